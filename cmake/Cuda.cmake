@@ -1,0 +1,33 @@
+# Enables the CUDA language when DLATTN_CUDA is ON and settles CMAKE_CUDA_ARCHITECTURES, which must be known before.
+if(NOT DLATTN_CUDA)
+  return()
+endif()
+
+include(CheckLanguage)
+set(_archs_given ${CMAKE_CUDA_ARCHITECTURES})
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+  message(FATAL_ERROR "dlattn: no CUDA compiler found. Install the CUDA toolkit (12.0 or later) or set CUDACXX; "
+                      "-DDLATTN_CUDA=OFF builds the CPU backend alone.")
+endif()
+
+if(_archs_given)
+  set(CMAKE_CUDA_ARCHITECTURES ${_archs_given})
+else()
+  execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --list-gpu-code OUTPUT_VARIABLE _gpu_code)
+  set(CMAKE_CUDA_ARCHITECTURES)
+  foreach(_arch 80 89 90 120)
+    if(_gpu_code MATCHES "sm_${_arch}\n")
+      list(APPEND CMAKE_CUDA_ARCHITECTURES ${_arch}-real)
+    endif()
+  endforeach()
+  list(APPEND CMAKE_CUDA_ARCHITECTURES 89-virtual)  # any GPU newer than these compiles it at load
+endif()
+foreach(_arch ${CMAKE_CUDA_ARCHITECTURES})
+  string(REGEX MATCH "^[0-9]+" _number "${_arch}")
+  if(_number AND _number LESS 80)
+    message(FATAL_ERROR "dlattn: CMAKE_CUDA_ARCHITECTURES has ${_arch}; the kernels need compute capability 8.0 or later.")
+  endif()
+endforeach()
+enable_language(CUDA)
+message(STATUS "dlattn: CUDA ${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")

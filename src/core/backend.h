@@ -1,0 +1,33 @@
+#pragma once
+
+#include <string>
+
+#include "dlattn/attention.h"
+
+// What core asks of the backends. src/cuda defines the cuda functions, or src/cuda/no_cuda.cpp in a build without nvcc,
+// so that callers need no #ifdef.
+namespace dlattn::cuda {
+
+bool compiled();
+const char* toolkit_version();  // "13.0"; "" without CUDA
+const char* archs();            // CMAKE_CUDA_ARCHITECTURES of this build, ';'-separated; "" without CUDA
+int device_count();
+std::string device_status();
+const DeviceInfo& device_info(int index);  // cached; throws DeviceError
+void merge_states(const MergeParams& params, void* stream);
+
+using Launcher = void (*)(const AttentionParams& params, const Plan& plan, void* stream);
+// The launcher of an instance that instances.cmake lists; null in a build without CUDA.
+Launcher find_launcher(Kernel kernel, DType dtype, int head_dim_tile);
+
+}  // namespace dlattn::cuda
+
+namespace dlattn::cpu {
+
+DeviceInfo device_info();
+// Fills the CPU fields of a plan.
+void plan(const AttentionParams& params, const DeviceInfo& device, int num_threads, Plan* plan);
+void forward(const AttentionParams& params, const Plan& plan);
+void merge_states(const MergeParams& params);
+
+}  // namespace dlattn::cpu

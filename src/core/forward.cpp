@@ -1,0 +1,113 @@
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+
+#include "core/backend.h"
+#include "core/plan.h"
+#include "core/validate.h"
+#include "dlattn/attention.h"
+
+namespace dlattn {
+namespace {
+
+// DLATTN_PRINT_PLAN=1 prints the plan of every call to stderr.
+bool print_plans() {
+  static const bool on = [] {
+    const char* value = std::getenv("DLATTN_PRINT_PLAN");
+    return value && *value && *value != '0';
+  }();
+  return on;
+}
+
+const DeviceInfo& cpu_info() {
+  static const DeviceInfo info = cpu::device_info();
+  return info;
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, ';');) parts.push_back(part);
+  return parts;
+}
+
+}  // namespace
+
+int device_count() { return cuda::device_count(); }
+std::string device_status() { return cuda::device_status(); }
+
+const DeviceInfo& device_info(Device device) {
+  return device.type == DeviceType::kCpu ? cpu_info() : cuda::device_info(device.index);
+}
+
+BuildInfo build_info() {
+  BuildInfo info;
+  info.cuda = cuda::compiled();
+  info.cuda_version = cuda::toolkit_version();
+  info.archs = split(cuda::archs());
+  info.kernels = {to_string(Kernel::kCpu)};
+  if (info.cuda) {
+    for (const Kernel kernel : {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem}) {
+      info.kernels.push_back(to_string(kernel));
+    }
+  }
+  return info;
+}
+
+Support supported(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
+  try {
+    core::validate(params);
+  } catch (const UnsupportedError& error) {
+    return {false, {error.what()}};
+  }
+  std::vector<std::string> reasons = core::refusals(params, device, options);
+  return {reasons.empty(), std::move(reasons)};
+}
+
+Plan plan(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
+  core::validate(params);
+  return core::make_plan(params, device, options);
+}
+
+std::string describe(const Plan& plan) {
+  std::ostringstream out;
+  out << "kernel: " << to_string(plan.kernel) << "\n"
+      << "dtype: " << to_string(plan.dtype) << "\n"
+      << "tile: " << plan.block_m << " queries x " << plan.block_n << " keys";
+  if (plan.head_dim_tile) out << ", head_dim <= " << plan.head_dim_tile;
+  out << "\n";
+  if (plan.kernel == Kernel::kCpu) {
+    out << "threads: " << plan.num_threads << ", " << plan.isa << ", " << plan.grid << " tasks\n";
+  } else {
+    out << "grid: " << plan.grid << " blocks of " << plan.num_warps << " warps\n"
+        << "shared memory: " << plan.smem_bytes << " bytes per block, " << plan.num_stages << " stage(s), copies of "
+        << plan.copy_bytes << " bytes\n";
+  }
+  out << "splits: " << plan.num_splits << ", workspace: " << plan.workspace_bytes << " bytes\n";
+  return out.str();
+}
+
+void forward(const AttentionParams& params, void* stream, const Options& options) {
+  core::validate(params);
+  const DeviceInfo& device = device_info(params.device);
+  const Plan plan = core::make_plan(params, device, options);
+  if (print_plans()) std::fprintf(stderr, "%s\n", describe(plan).c_str());
+  if (plan.grid == 0) return;
+  if (plan.kernel == Kernel::kCpu) {
+    cpu::forward(params, plan);
+    return;
+  }
+  cuda::find_launcher(plan.kernel, plan.dtype, plan.head_dim_tile)(params, plan, stream);
+}
+
+void merge_states(const MergeParams& params, void* stream) {
+  core::validate(params);
+  if (params.batch_size * params.seqlen_q == 0) return;
+  if (params.device.type == DeviceType::kCpu) {
+    cpu::merge_states(params);
+  } else {
+    cuda::merge_states(params, stream);
+  }
+}
+
+}  // namespace dlattn

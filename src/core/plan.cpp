@@ -1,0 +1,229 @@
+#include "core/plan.h"
+
+#include <cstdlib>
+#include <sstream>
+
+#include "core/backend.h"
+#include "core/registry.h"
+#include "cuda/scalar/traits.h"
+#include "cuda/wmma_qk/traits.h"
+#include "cuda/wmma_smem/traits.h"
+
+namespace dlattn::core {
+namespace {
+
+// Grids are one-dimensional: (m_block, head, batch) flattened.
+constexpr std::int64_t kMaxGrid = 2147483647;
+
+// Order of preference on a GPU, by measured speed.
+constexpr Kernel kCudaKernels[] = {Kernel::kWmmaSmem, Kernel::kScalar, Kernel::kWmmaQk};
+
+template <typename... Parts>
+std::string concat(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+std::int64_t larger_head_dim(const AttentionParams& p) {
+  return p.head_dim > p.head_dim_v ? p.head_dim : p.head_dim_v;
+}
+
+TileConfig tile_config(Kernel kernel, DType dtype, int head_dim_tile) {
+  switch (kernel) {
+    case Kernel::kWmmaQk: return wmma_qk::tile_config(head_dim_tile);
+    case Kernel::kWmmaSmem: return wmma_smem::tile_config(head_dim_tile);
+    default: return scalar::tile_config(static_cast<int>(size_of(dtype)), head_dim_tile);
+  }
+}
+
+std::int64_t num_blocks(const AttentionParams& p, int block_m) {
+  const std::int64_t m_blocks = (p.seqlen_q + block_m - 1) / block_m;
+  return m_blocks * p.num_heads * p.batch_size;
+}
+
+// The widest copy, in bytes, that every row of q, k and v is aligned to. Dimensions of one element do not count.
+int copy_bytes(const AttentionParams& p) {
+  const std::int64_t bytes = size_of(p.dtype);
+  const bool varlen = p.cu_seqlens_q != nullptr;
+  const std::int64_t rows_q = varlen ? p.total_q : p.seqlen_q;
+  const std::int64_t rows_k = varlen ? p.total_k : p.seqlen_k;
+  const std::int64_t batch = varlen ? 1 : p.batch_size;
+  std::uint64_t all = reinterpret_cast<std::uintptr_t>(p.q) | reinterpret_cast<std::uintptr_t>(p.k) |
+                      reinterpret_cast<std::uintptr_t>(p.v);
+  const auto add = [&](std::int64_t size, std::int64_t stride) {
+    if (size > 1) all |= static_cast<std::uint64_t>(stride * bytes);
+  };
+  add(batch, p.q_batch_stride), add(rows_q, p.q_row_stride), add(p.num_heads, p.q_head_stride);
+  add(batch, p.k_batch_stride), add(rows_k, p.k_row_stride), add(p.num_heads_kv, p.k_head_stride);
+  add(batch, p.v_batch_stride), add(rows_k, p.v_row_stride), add(p.num_heads_kv, p.v_head_stride);
+  // A row is copied in whole steps, so its length counts as well.
+  all |= static_cast<std::uint64_t>(p.head_dim * bytes) | static_cast<std::uint64_t>(p.head_dim_v * bytes);
+  for (int width = 16; width > bytes; width /= 2) {
+    if (all % width == 0) return width;
+  }
+  return static_cast<int>(bytes);
+}
+
+std::string cpu_refusal(const DeviceInfo& device) {
+  if (device.type == DeviceType::kCpu) return {};
+  return "cpu: the tensors are on a CUDA device";
+}
+
+std::string dtype_refusal(Kernel kernel, const AttentionParams& p) {
+  const bool half = p.dtype == DType::kFloat16 || p.dtype == DType::kBFloat16;
+  if (half) return {};
+  if (kernel != Kernel::kScalar) {
+    return concat(to_string(kernel), ": dtype is ", to_string(p.dtype), "; accepted: float16, bfloat16");
+  }
+  if (p.dtype == DType::kFloat64) {
+    return "scalar: dtype is float64; accepted on a GPU: float16, bfloat16, float32";
+  }
+  return {};
+}
+
+std::string head_dim_refusal(Kernel kernel, const AttentionParams& p) {
+  const bool wmma = kernel != Kernel::kScalar;
+  const struct {
+    const char* name;
+    std::int64_t value;
+  } dims[] = {{"head_dim", p.head_dim}, {"head_dim of v", p.head_dim_v}};
+  for (const auto& dim : dims) {
+    if (head_dim_tile(kernel, p.dtype, dim.value) == 0 || (wmma && dim.value % 16 != 0)) {
+      return concat(to_string(kernel), ": ", dim.name, " is ", dim.value,
+                    wmma ? "; accepted: multiples of 16 up to 128" : "; accepted: 1 to 256");
+    }
+  }
+  return {};
+}
+
+// The score features that a family's kernel does not compute.
+std::string feature_refusal(Kernel kernel, const AttentionParams& p) {
+  const struct {
+    bool used;
+    const char* name;
+  } features[] = {
+      {p.window_left >= 0 || p.window_right >= 0, "window"},
+      {p.softcap != 0.0, "softcap"},
+      {p.bias != nullptr, "bias"},
+      {p.mask != nullptr, "mask"},
+      {p.alibi_slopes != nullptr, "alibi_slopes"},
+      {p.sinks != nullptr, "sinks"},
+      {p.cu_seqlens_q != nullptr, "cu_seqlens_q (variable length)"},
+  };
+  for (const auto& feature : features) {
+    if (feature.used) return concat(to_string(kernel), ": does not implement ", feature.name);
+  }
+  return {};
+}
+
+std::string device_refusal(Kernel kernel, const DeviceInfo& device) {
+  if (device.type != DeviceType::kCuda) return concat(to_string(kernel), ": the tensors are on the CPU");
+  if (!device.unserved.empty()) return concat(to_string(kernel), ": ", device.unserved);
+  return {};
+}
+
+std::string launch_refusal(Kernel kernel, const AttentionParams& p, const DeviceInfo& device) {
+  const int tile = head_dim_tile(kernel, p.dtype, larger_head_dim(p));
+  const TileConfig config = tile_config(kernel, p.dtype, tile);
+  if (config.smem_bytes > device.max_smem_per_block) {
+    return concat(to_string(kernel), ": needs ", config.smem_bytes, " bytes of shared memory per block; ", device.name,
+                  " has ", device.max_smem_per_block);
+  }
+  if (num_blocks(p, config.block_m) > kMaxGrid) {
+    return concat(to_string(kernel), ": needs ", num_blocks(p, config.block_m), " thread blocks; accepted: up to ",
+                  kMaxGrid);
+  }
+  return {};
+}
+
+Plan cuda_plan(Kernel kernel, const AttentionParams& p) {
+  Plan plan;
+  plan.kernel = kernel;
+  plan.dtype = p.dtype;
+  plan.head_dim_tile = head_dim_tile(kernel, p.dtype, larger_head_dim(p));
+  const TileConfig config = tile_config(kernel, p.dtype, plan.head_dim_tile);
+  plan.block_m = config.block_m;
+  plan.block_n = config.block_n;
+  plan.num_warps = config.num_warps;
+  plan.num_stages = config.num_stages;
+  plan.smem_bytes = config.smem_bytes;
+  plan.copy_bytes = copy_bytes(p);
+  plan.grid = num_blocks(p, config.block_m);
+  return plan;
+}
+
+Plan cpu_plan(const AttentionParams& p, const DeviceInfo& device, const Options& options) {
+  Plan plan;
+  plan.kernel = Kernel::kCpu;
+  plan.dtype = p.dtype;
+  cpu::plan(p, device, options.num_threads, &plan);
+  return plan;
+}
+
+std::string join(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += (text.empty() ? "" : "; ") + line;
+  return text;
+}
+
+}  // namespace
+
+bool archs_serve(const std::string& archs, int compute_major, int compute_minor) {
+  const int wanted = compute_major * 10 + compute_minor;
+  std::istringstream list(archs);
+  for (std::string entry; std::getline(list, entry, ';');) {
+    const int arch = std::atoi(entry.c_str());
+    if (arch == 0) continue;
+    const bool real = entry.find("-virtual") == std::string::npos;
+    const bool ptx = entry.find("-real") == std::string::npos;
+    if (real && arch / 10 == compute_major && arch <= wanted) return true;
+    // Architecture-specific targets ("90a") serve their own compute capability only.
+    if (ptx && arch <= wanted && entry.find('a') == std::string::npos) return true;
+  }
+  return false;
+}
+
+std::string refusal(Kernel kernel, const AttentionParams& params, const DeviceInfo& device) {
+  if (kernel == Kernel::kCpu) return cpu_refusal(device);
+  std::string why = device_refusal(kernel, device);
+  if (why.empty()) why = dtype_refusal(kernel, params);
+  if (why.empty()) why = head_dim_refusal(kernel, params);
+  if (why.empty()) why = feature_refusal(kernel, params);
+  if (why.empty()) why = launch_refusal(kernel, params, device);
+  return why;
+}
+
+std::vector<std::string> refusals(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
+  std::vector<std::string> reasons;
+  const auto serves = [&](Kernel kernel) {
+    const std::string why = refusal(kernel, params, device);
+    if (!why.empty()) reasons.push_back(why);
+    return why.empty();
+  };
+  if (options.kernel != Kernel::kAuto) {
+    serves(options.kernel);
+    return reasons;
+  }
+  if (device.type == DeviceType::kCpu) {
+    serves(Kernel::kCpu);
+    return reasons;
+  }
+  for (const Kernel kernel : kCudaKernels) {
+    if (serves(kernel)) return {};
+  }
+  return reasons;
+}
+
+Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
+  if (device.type == DeviceType::kCpu && (options.kernel == Kernel::kAuto || options.kernel == Kernel::kCpu)) {
+    return cpu_plan(params, device, options);
+  }
+  for (const Kernel kernel : kCudaKernels) {
+    const bool wanted = options.kernel == Kernel::kAuto || options.kernel == kernel;
+    if (wanted && refusal(kernel, params, device).empty()) return cuda_plan(kernel, params);
+  }
+  throw UnsupportedError("no kernel can run this: " + join(refusals(params, device, options)));
+}
+
+}  // namespace dlattn::core

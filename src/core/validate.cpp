@@ -1,0 +1,183 @@
+#include "core/validate.h"
+
+#include <cmath>
+#include <sstream>
+
+namespace dlattn::core {
+namespace {
+
+template <typename... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::ostringstream message;
+  (message << ... << parts);
+  throw UnsupportedError(message.str());
+}
+
+// The stride of a dimension of one element is never used, so it may be anything.
+void check_stride(const char* name, const char* dim, std::int64_t size, std::int64_t stride) {
+  if (size > 1 && stride < 0) {
+    fail(name, ": the stride of dimension ", dim, " is ", stride, "; negative strides are not accepted");
+  }
+}
+
+// An output must not map two elements to one address. Strides of an injective layout, sorted, each reach past all
+// that the smaller ones span.
+void check_output_layout(const char* name, std::int64_t inner, const std::int64_t (&sizes)[3],
+                         const std::int64_t (&strides)[3]) {
+  std::int64_t extent = inner;
+  bool used[3] = {sizes[0] <= 1, sizes[1] <= 1, sizes[2] <= 1};
+  for (;;) {
+    int next = -1;
+    for (int i = 0; i < 3; ++i) {
+      if (!used[i] && (next < 0 || strides[i] < strides[next])) next = i;
+    }
+    if (next < 0) return;
+    if (strides[next] < extent) {
+      fail(name, ": a stride of ", strides[next], " elements makes elements share memory; out needs strides of at least ",
+           extent, " there");
+    }
+    extent += strides[next] * (sizes[next] - 1);
+    used[next] = true;
+  }
+}
+
+void check_at_least(const char* name, std::int64_t value, std::int64_t least) {
+  if (value < least) fail(name, " is ", value, "; accepted: at least ", least);
+}
+
+void check_window(const char* name, std::int64_t value) {
+  if (value < -1) fail(name, " is ", value, "; accepted: a number of tokens >= 0, or -1 for no limit");
+}
+
+void check_sizes(const AttentionParams& p) {
+  check_at_least("batch_size", p.batch_size, 0);
+  check_at_least("seqlen_q", p.seqlen_q, 0);
+  check_at_least("seqlen_k", p.seqlen_k, 0);
+  check_at_least("num_heads", p.num_heads, 1);
+  check_at_least("num_heads_kv", p.num_heads_kv, 1);
+  if (p.num_heads % p.num_heads_kv != 0) {
+    fail("k: num_heads_kv = ", p.num_heads_kv, " does not divide num_heads = ", p.num_heads, " of q");
+  }
+  check_at_least("head_dim", p.head_dim, 1);
+  check_at_least("head_dim of v", p.head_dim_v, 1);
+}
+
+void check_layouts(const AttentionParams& p) {
+  const bool varlen = p.cu_seqlens_q != nullptr;
+  const std::int64_t batch = varlen ? 1 : p.batch_size;
+  const std::int64_t rows_q = varlen ? p.total_q : p.seqlen_q;
+  const std::int64_t rows_k = varlen ? p.total_k : p.seqlen_k;
+  const struct {
+    const char* name;
+    std::int64_t rows, heads, batch_stride, row_stride, head_stride;
+  } tensors[] = {
+      {"q", rows_q, p.num_heads, p.q_batch_stride, p.q_row_stride, p.q_head_stride},
+      {"k", rows_k, p.num_heads_kv, p.k_batch_stride, p.k_row_stride, p.k_head_stride},
+      {"v", rows_k, p.num_heads_kv, p.v_batch_stride, p.v_row_stride, p.v_head_stride},
+  };
+  for (const auto& t : tensors) {
+    check_stride(t.name, "batch", batch, t.batch_stride);
+    check_stride(t.name, "seqlen", t.rows, t.row_stride);
+    check_stride(t.name, "num_heads", t.heads, t.head_stride);
+  }
+  const std::int64_t out_elements = batch * rows_q;
+  if (out_elements == 0) return;
+  check_output_layout("out", p.head_dim_v, {batch, rows_q, p.num_heads},
+                      {p.out_batch_stride, p.out_row_stride, p.out_head_stride});
+  if (p.lse) {
+    check_output_layout("lse", rows_q, {batch, p.num_heads, 1}, {p.lse_batch_stride, p.lse_head_stride, 0});
+  }
+}
+
+void check_pointers(const AttentionParams& p) {
+  const bool varlen = p.cu_seqlens_q != nullptr;
+  const std::int64_t rows_q = varlen ? p.total_q : p.batch_size * p.seqlen_q;
+  const std::int64_t rows_k = varlen ? p.total_k : p.batch_size * p.seqlen_k;
+  if (rows_q == 0) return;
+  if (!p.q) fail("q is null");
+  if (!p.out) fail("out is null");
+  if (rows_k > 0 && !p.k) fail("k is null");
+  if (rows_k > 0 && !p.v) fail("v is null");
+  if (p.out == p.q || (rows_k > 0 && (p.out == p.k || p.out == p.v))) {
+    fail("out shares its memory with an input; it needs memory of its own");
+  }
+}
+
+void check_scores(const AttentionParams& p) {
+  if (!std::isfinite(p.softmax_scale) || p.softmax_scale <= 0.0) {
+    fail("softmax_scale is ", p.softmax_scale, "; accepted: a finite number > 0");
+  }
+  if (!std::isfinite(p.softcap) || p.softcap < 0.0) {
+    fail("softcap is ", p.softcap, "; accepted: a finite number > 0, or 0 for none");
+  }
+  check_window("window left", p.window_left);
+  check_window("window right", p.window_right);
+  if (p.bias) {
+    if (p.bias_dtype != p.dtype && p.bias_dtype != DType::kFloat32) {
+      fail("bias: dtype is ", to_string(p.bias_dtype), "; accepted: ", to_string(p.dtype), " (that of q) or float32");
+    }
+    check_stride("bias", "batch", p.batch_size, p.bias_batch_stride);
+    check_stride("bias", "num_heads", p.num_heads, p.bias_head_stride);
+    check_stride("bias", "seqlen_q", p.seqlen_q, p.bias_row_stride);
+    check_stride("bias", "seqlen_k", p.seqlen_k, p.bias_col_stride);
+  }
+  if (p.mask) {
+    check_stride("mask", "batch", p.batch_size, p.mask_batch_stride);
+    check_stride("mask", "num_heads", p.num_heads, p.mask_head_stride);
+    check_stride("mask", "seqlen_q", p.seqlen_q, p.mask_row_stride);
+    check_stride("mask", "seqlen_k", p.seqlen_k, p.mask_col_stride);
+  }
+  if (p.alibi_slopes) {
+    check_stride("alibi_slopes", "batch", p.batch_size, p.alibi_batch_stride);
+    check_stride("alibi_slopes", "num_heads", p.num_heads, p.alibi_head_stride);
+  }
+  if (p.sinks) check_stride("sinks", "num_heads", p.num_heads, p.sinks_stride);
+}
+
+void check_varlen(const AttentionParams& p) {
+  if ((p.cu_seqlens_q == nullptr) != (p.cu_seqlens_k == nullptr)) {
+    fail(p.cu_seqlens_q ? "cu_seqlens_k" : "cu_seqlens_q", " is null; variable length needs both");
+  }
+  if (p.seqused_k && !p.cu_seqlens_k) fail("seqused_k needs cu_seqlens_q and cu_seqlens_k");
+  if (!p.cu_seqlens_q) return;
+  check_at_least("total_q", p.total_q, 0);
+  check_at_least("total_k", p.total_k, 0);
+}
+
+}  // namespace
+
+void validate(const AttentionParams& params) {
+  check_sizes(params);
+  check_varlen(params);
+  check_pointers(params);
+  check_layouts(params);
+  check_scores(params);
+}
+
+void validate(const MergeParams& p) {
+  if (p.num_states < 1 || p.num_states > kMaxMergeStates) {
+    fail("outs holds ", p.num_states, " parts; accepted: 1 to ", kMaxMergeStates);
+  }
+  check_at_least("batch_size", p.batch_size, 0);
+  check_at_least("seqlen_q", p.seqlen_q, 0);
+  check_at_least("num_heads", p.num_heads, 1);
+  check_at_least("head_dim of outs", p.head_dim_v, 1);
+  if (p.batch_size * p.seqlen_q == 0) return;
+  if (!p.out) fail("out is null");
+  if (!p.lse) fail("lse is null");
+  for (int n = 0; n < p.num_states; ++n) {
+    if (!p.outs[n]) fail("outs[", n, "] is null");
+    if (!p.lses[n]) fail("lses[", n, "] is null");
+    check_stride("outs", "batch", p.batch_size, p.outs_batch_stride[n]);
+    check_stride("outs", "seqlen", p.seqlen_q, p.outs_row_stride[n]);
+    check_stride("outs", "num_heads", p.num_heads, p.outs_head_stride[n]);
+    check_stride("lses", "batch", p.batch_size, p.lses_batch_stride[n]);
+    check_stride("lses", "num_heads", p.num_heads, p.lses_head_stride[n]);
+    check_stride("lses", "seqlen", p.seqlen_q, p.lses_row_stride[n]);
+  }
+  check_output_layout("out", p.head_dim_v, {p.batch_size, p.seqlen_q, p.num_heads},
+                      {p.out_batch_stride, p.out_row_stride, p.out_head_stride});
+  check_output_layout("lse", p.seqlen_q, {p.batch_size, p.num_heads, 1}, {p.lse_batch_stride, p.lse_head_stride, 0});
+}
+
+}  // namespace dlattn::core

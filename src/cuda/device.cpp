@@ -1,0 +1,91 @@
+// What the CUDA runtime says of the devices.
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/backend.h"
+#include "core/plan.h"
+
+namespace dlattn::cuda {
+namespace {
+
+struct Devices {
+  cudaError_t status = cudaSuccess;
+  int count = 0;
+};
+
+const Devices& devices() {
+  static const Devices found = [] {
+    Devices d;
+    d.status = cudaGetDeviceCount(&d.count);
+    if (d.status != cudaSuccess) {
+      d.count = 0;
+      cudaGetLastError();  // a missing driver must not look like an error of the caller's next CUDA call
+    }
+    return d;
+  }();
+  return found;
+}
+
+int attribute(cudaDeviceAttr attr, int index) {
+  int value = 0;
+  const cudaError_t error = cudaDeviceGetAttribute(&value, attr, index);
+  if (error != cudaSuccess) {
+    throw DeviceError(std::string("cuda:") + std::to_string(index) + ": " + cudaGetErrorString(error));
+  }
+  return value;
+}
+
+DeviceInfo query(int index) {
+  DeviceInfo info;
+  info.type = DeviceType::kCuda;
+  info.index = index;
+  cudaDeviceProp properties;
+  const cudaError_t error = cudaGetDeviceProperties(&properties, index);
+  if (error != cudaSuccess) {
+    throw DeviceError(std::string("cuda:") + std::to_string(index) + ": " + cudaGetErrorString(error));
+  }
+  info.name = properties.name;
+  info.compute_major = properties.major;
+  info.compute_minor = properties.minor;
+  info.num_sms = properties.multiProcessorCount;
+  info.max_smem_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
+  info.smem_per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, index);
+  info.l2_bytes = attribute(cudaDevAttrL2CacheSize, index);
+  if (!core::archs_serve(archs(), info.compute_major, info.compute_minor)) {
+    info.unserved = info.name + " has compute capability " + std::to_string(info.compute_major) + "." +
+                    std::to_string(info.compute_minor) + "; this build has kernels for " + archs();
+  }
+  return info;
+}
+
+}  // namespace
+
+bool compiled() { return true; }
+const char* toolkit_version() { return DLATTN_CUDA_VERSION; }
+const char* archs() { return DLATTN_CUDA_ARCHS; }
+
+int device_count() { return devices().count; }
+
+std::string device_status() {
+  const Devices& d = devices();
+  if (d.status != cudaSuccess) return std::string("no CUDA device: ") + cudaGetErrorString(d.status);
+  return d.count == 0 ? "no CUDA device" : "";
+}
+
+const DeviceInfo& device_info(int index) {
+  const int count = device_count();
+  if (index < 0 || index >= count) {
+    throw DeviceError("there is no device cuda:" + std::to_string(index) + "; devices found: " + std::to_string(count) +
+                      (count == 0 ? " (" + device_status() + ")" : ""));
+  }
+  static std::mutex mutex;
+  static std::vector<std::unique_ptr<DeviceInfo>> cache(count);
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (!cache[index]) cache[index] = std::make_unique<DeviceInfo>(query(index));
+  return *cache[index];
+}
+
+}  // namespace dlattn::cuda

@@ -1,0 +1,14 @@
+# The one list of kernel instances: dtype x head_dim tile x family. A problem runs on the smallest tile that holds both
+# of its head dims. From this list come one .cu file per line and the registry's tables.
+#
+#   dlattn_instance(<family> <dtype> <head_dim tiles, ascending>...)
+
+dlattn_instance(scalar float16 64 128 256)
+dlattn_instance(scalar bfloat16 64 128 256)
+dlattn_instance(scalar float32 64 128 256)
+
+dlattn_instance(wmma_qk float16 32 64 96 128)
+dlattn_instance(wmma_qk bfloat16 32 64 96 128)
+
+dlattn_instance(wmma_smem float16 32 64 96 128)
+dlattn_instance(wmma_smem bfloat16 32 64 96 128)

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "dlattn/export.h"
+
+namespace dlattn {
+
+// Element type of q, k, v and out (and of bias). Scores, softmax state and LSE are fp32, or fp64 for kFloat64.
+enum class DType : std::int8_t { kFloat16, kBFloat16, kFloat32, kFloat64 };
+
+enum class DeviceType : std::int8_t { kCpu, kCuda };
+
+struct Device {
+  DeviceType type = DeviceType::kCpu;
+  int index = 0;
+};
+
+// The kernel families. kAuto lets the plan choose; any other value forces that family or says why it cannot serve.
+enum class Kernel : std::int8_t { kAuto, kCpu, kScalar, kWmmaQk, kWmmaSmem };
+
+// Which keys a query may attend to. Query i stands at key position i + shift, shift = seqlen_k - seqlen_q for every
+// mode but kTopLeft, where it is 0. The causal modes allow keys j <= i + shift.
+enum class Causal : std::int8_t { kNone, kBottomRight, kTopLeft };
+
+// What every failing call of this library throws.
+class DLATTN_API Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+  ~Error() override;
+};
+
+// The arguments ask for something that is wrong or that no kernel provides. The message names the argument, the value
+// got and what is accepted. Thrown before anything is launched.
+class DLATTN_API UnsupportedError : public Error {
+ public:
+  using Error::Error;
+  ~UnsupportedError() override;
+};
+
+// The device, its driver or a launch failed.
+class DLATTN_API DeviceError : public Error {
+ public:
+  using Error::Error;
+  ~DeviceError() override;
+};
+
+DLATTN_API const char* to_string(DType dtype);        // "float16", ...
+DLATTN_API const char* to_string(DeviceType type);    // "cpu", "cuda"
+DLATTN_API const char* to_string(Kernel kernel);      // "auto", "cpu", "scalar", "wmma_qk", "wmma_smem"
+DLATTN_API std::int64_t size_of(DType dtype);         // bytes per element
+
+}  // namespace dlattn
