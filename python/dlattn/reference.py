@@ -1,7 +1,8 @@
 """Attention in plain NumPy: the float64 reference, and the error that a correct result may have.
 
-Nothing here is fast or clever. The reference writes the definition down: scores, score modifications, masks, softmax,
-product with V, one head at a time and a block of query rows at a time so that memory stays bounded.
+Nothing here is fast or clever. The reference writes the definition down: scores, modifications of
+the scores, masks, softmax, product with V; one head at a time and a block of query rows at a time, so
+that memory stays bounded.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ Array = NDArray[Any]
 
 _MAX_SCORES = 1 << 22  # elements of the score matrix that are alive at a time
 
-# The absolute term of the error bound, relative to the largest magnitude of the result (at least 1). The plain
-# computation is exact where a row sees a single key, and no implementation can be held to twice nothing.
+# The absolute term of the error bound, relative to the largest magnitude of the result (at least 1).
+# The plain computation is exact where a row sees a single key; nothing can be held to twice nothing.
 _ABSOLUTE_TERM = {"float16": 1e-5, "bfloat16": 1e-4, "float32": 2e-6, "float64": 1e-14}
 
 
@@ -73,9 +74,10 @@ def same_dtype_reference(
 ) -> tuple[Array, Array]:
     """What a plain implementation in `dtype` computes (default: the dtype of q).
 
-    Products accumulate in float32, as matrix units do; scores and softmax are float32, the probabilities are rounded to
-    `dtype` before they meet V, and so is the result. In float32 and float64 everything is of that type. `out` is
-    returned as float32 (float64 for float64), holding values of `dtype`.
+    Products accumulate in float32, as matrix units do; scores and softmax are float32, the
+    probabilities are rounded to `dtype` before they meet V, and so is the result. In float32 and
+    float64 everything is of that type. `out` is returned as float32 (float64 for float64), holding
+    values of `dtype`.
     """
     return _attention(q, k, v, dtype=dtype or dtype_name(q), **options)
 
@@ -105,7 +107,10 @@ def error_bound(
 
 
 def max_error(actual: Any, expected: Any) -> float:
-    """Largest absolute difference. Equal infinities do not differ; a NaN anywhere is an infinite error."""
+    """Largest absolute difference.
+
+    Equal infinities do not differ; a NaN anywhere is an infinite error.
+    """
     a, e = to_float64(actual), to_float64(expected)
     if a.shape != e.shape:
         raise ValueError(f"shapes differ: {a.shape} and {e.shape}")
@@ -131,10 +136,11 @@ def attention_varlen_reference(
     alibi_slopes: Any = None,
     **options: Any,
 ) -> tuple[Array, Array]:
-    """Attention over packed sequences, in float64: sequence b owns rows cu_seqlens[b] to cu_seqlens[b + 1].
+    """Attention over packed sequences, in float64.
 
-    q is (total_q, num_heads, head_dim), k and v are (total_k, num_heads_kv, .); returns `out` (total_q, num_heads,
-    head_dim_v) and `lse` (num_heads, total_q). Every sequence is a problem of its own, with its own shift; bias and mask
+    Sequence b owns rows cu_seqlens[b] to cu_seqlens[b + 1]. q is (total_q, num_heads, head_dim), k
+    and v are (total_k, num_heads_kv, .); returns `out` (total_q, num_heads, head_dim_v) and `lse`
+    (num_heads, total_q). Every sequence is a problem of its own, with its own shift; bias and mask
     broadcast to (batch, num_heads, max_seqlen_q, max_seqlen_k).
     """
     q, k, v = to_float64(q), to_float64(k), to_float64(v)
@@ -214,14 +220,12 @@ def to_float64(array: Any) -> Array:
 
 
 def round_to(array: Array, dtype: str) -> Array:
-    """Round float32 or float64 values to the nearest value of `dtype`; the array's own type stays."""
+    """Round values to the nearest one of `dtype`; the array's own type stays."""
     if dtype == "bfloat16":
         # The upper 16 bits of a float32, rounded to nearest even.
         bits = array.astype(np.float32).view(np.uint32)
-        rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(
-            0xFFFF0000
-        )
-        return rounded.view(np.float32).astype(array.dtype)
+        bits += np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+        return (bits & np.uint32(0xFFFF0000)).view(np.float32).astype(array.dtype)
     return array.astype(dtype).astype(array.dtype)
 
 
@@ -233,7 +237,7 @@ def allowed_keys(
     causal: Causal = False,
     window: Window = (None, None),
 ) -> Array:
-    """Which of the keys the query rows `rows` may attend to by causality and window: (len(rows), seqlen_k), bool."""
+    """Whether causality and window let query row i see key j: (len(rows), seqlen_k), bool."""
     position = rows[:, None] + _shift(seqlen_q, seqlen_k, causal)
     key = np.arange(seqlen_k)[None, :]
     allowed = np.ones((len(rows), seqlen_k), dtype=bool)
@@ -313,7 +317,7 @@ def _attention(
 
 
 def _softmax(scores: Array, sink: Any) -> tuple[Array, Array]:
-    """Softmax of each row with `sink` as one more logit in the denominator, and the log of that denominator."""
+    """Softmax of each row with `sink` as one more logit, and the log of the denominator."""
     top = np.maximum(np.max(scores, axis=1, initial=-np.inf), sink)
     top = np.where(np.isneginf(top), 0.0, top).astype(scores.dtype)
     weights = np.exp(scores - top[:, None])
@@ -323,8 +327,8 @@ def _softmax(scores: Array, sink: Any) -> tuple[Array, Array]:
     return weights / np.where(total == 0.0, 1.0, total).astype(scores.dtype)[:, None], lse
 
 
-def _to_bool(mask: Any) -> Array:
-    return to_float64(mask) != 0.0
+def _to_bool(mask: Any) -> NDArray[np.bool_]:
+    return to_float64(mask).astype(bool)
 
 
 def _magnitude(array: Array) -> float:
