@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+// Scalar conversions of the 16-bit types, rounding to nearest even. Internal linkage on purpose: this header is compiled
+// with different instruction sets, and the linker must not pick one copy for all.
+namespace dlattn::cpu {
+
+struct Half {
+  std::uint16_t bits;
+};
+struct BFloat16 {
+  std::uint16_t bits;
+};
+
+static inline std::uint32_t float_bits(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+static inline float float_from_bits(std::uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+static inline float to_float(BFloat16 value) {
+  return float_from_bits(static_cast<std::uint32_t>(value.bits) << 16);
+}
+
+static inline float to_float(Half value) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x8000u) << 16;
+  const std::uint32_t magnitude = value.bits & 0x7fffu;
+  if (magnitude >= 0x7c00u) return float_from_bits(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
+  // Exponent bias 15 to 127 by an exact multiplication, which also normalises subnormals.
+  const float scaled = float_from_bits(magnitude << 13) * 0x1p112f;
+  return float_from_bits(sign | float_bits(scaled));
+}
+
+static inline float to_float(float value) { return value; }
+static inline double to_float(double value) { return value; }
+
+static inline void from_float(float value, BFloat16* result) {
+  const std::uint32_t bits = float_bits(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) {  // NaN: rounding up could turn it into infinity
+    result->bits = static_cast<std::uint16_t>((bits >> 16) | 0x40u);
+    return;
+  }
+  result->bits = static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+static inline void from_float(float value, Half* result) {
+  const std::uint32_t bits = float_bits(value);
+  const std::uint32_t sign = (bits >> 16) & 0x8000u;
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  std::uint32_t half;
+  if (magnitude > 0x7f800000u) {
+    half = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+  } else if (magnitude >= 0x477ff000u) {  // rounds to 2^16 or more
+    half = 0x7c00u;
+  } else if (magnitude >= 0x38800000u) {  // normal in half precision
+    const std::uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
+    half = (rounded - 0x38000000u) >> 13;
+  } else {
+    // Adding 0.5 leaves the subnormal's bits, rounded, at the bottom of the fraction.
+    half = float_bits(float_from_bits(magnitude) + 0.5f) - 0x3f000000u;
+  }
+  result->bits = static_cast<std::uint16_t>(sign | half);
+}
+
+static inline void from_float(float value, float* result) { *result = value; }
+static inline void from_float(double value, double* result) { *result = value; }
+
+}  // namespace dlattn::cpu
