@@ -1,0 +1,26 @@
+# Installs the library, its headers and the CMake package that find_package(dlattn CONFIG) reads.
+include(CMakePackageConfigHelpers)
+set(_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/dlattn)
+
+install(TARGETS dlattn EXPORT dlattnTargets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/src/include/dlattn
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+install(EXPORT dlattnTargets NAMESPACE dlattn:: DESTINATION ${_package_dir})
+
+# A shared libdlattn carries all it needs; who links a static one links its dependencies too.
+set(DLATTN_NEEDS_THREADS OFF)
+set(DLATTN_NEEDS_CUDA OFF)
+if(NOT BUILD_SHARED_LIBS)
+  set(DLATTN_NEEDS_THREADS ON)
+  if(DLATTN_CUDA)
+    set(DLATTN_NEEDS_CUDA ON)
+  endif()
+endif()
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/dlattnConfig.cmake.in
+  ${PROJECT_BINARY_DIR}/dlattnConfig.cmake INSTALL_DESTINATION ${_package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/dlattnConfigVersion.cmake
+  COMPATIBILITY SameMinorVersion)  # before 1.0, a minor version may change the API
+install(FILES ${PROJECT_BINARY_DIR}/dlattnConfig.cmake ${PROJECT_BINARY_DIR}/dlattnConfigVersion.cmake
+  DESTINATION ${_package_dir})
