@@ -6,7 +6,7 @@
 // covers the thread's own groups only, so other threads see the data after a wait by the copier and then a barrier.
 namespace dlattn::ptx {
 
-// PTX ISA 9.7.9.25.3.1, cp.async. Copies kBytes (16, 8 or 4), or writes kBytes of zeros where `valid` is false, without
+// PTX ISA, "Data Movement and Conversion Instructions: cp.async". Copies kBytes (16, 8 or 4), or writes kBytes of zeros where `valid` is false, without
 // reading `gmem` then. Both addresses must be multiples of kBytes. 16-byte copies bypass L1 (.cg).
 template <int kBytes>
 __device__ __forceinline__ void cp_async(void* smem, const void* gmem, bool valid) {
@@ -21,10 +21,10 @@ __device__ __forceinline__ void cp_async(void* smem, const void* gmem, bool vali
   }
 }
 
-// PTX ISA 9.7.9.25.3.2, cp.async.commit_group.
+// PTX ISA, "Data Movement and Conversion Instructions: cp.async.commit_group".
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// PTX ISA 9.7.9.25.3.3, cp.async.wait_group: waits until at most kPending of the thread's latest groups are in flight.
+// PTX ISA, "Data Movement and Conversion Instructions: cp.async.wait_group". Waits until at most kPending of the thread's latest groups are in flight.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

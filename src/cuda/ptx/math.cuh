@@ -2,7 +2,7 @@
 
 namespace dlattn::ptx {
 
-// PTX ISA 9.7.3.21, ex2.approx.ftz.f32: 2^x with a relative error below 2^-22. 2^-inf = 0, 2^inf = inf, NaN stays NaN;
+// PTX ISA, "Floating Point Instructions: ex2". 2^x with a relative error below 2^-22. 2^-inf = 0, 2^inf = inf, NaN stays NaN;
 // subnormal inputs and results are flushed to zero.
 __device__ __forceinline__ float exp2(float x) {
   float y;

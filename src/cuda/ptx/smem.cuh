@@ -2,7 +2,7 @@
 
 namespace dlattn::ptx {
 
-// The thread block's dynamic shared memory, aligned to 1024 bytes. PTX ISA 5.1.8, state space .shared.
+// The thread block's dynamic shared memory, aligned to 1024 bytes.
 __device__ __forceinline__ unsigned char* dynamic_smem() {
   extern __shared__ __align__(1024) unsigned char dlattn_dynamic_smem[];
   return dlattn_dynamic_smem;

@@ -4,18 +4,41 @@
 
 namespace dlattn::scalar {
 
-// Keys per tile = lanes of a warp: a lane owns one key's score.
+// Keys per tile = lanes of a warp: a lane owns one key's scores.
 constexpr int kBlockN = 32;
 constexpr int kNumWarps = 4;
 
-// Rows are padded by 16 bytes so that 32 lanes reading one column of K hit different banks.
-constexpr int row_bytes(int element_bytes, int head_dim_tile) { return head_dim_tile * element_bytes + 16; }
+// fp32 rows of 256 would not fit 99 KB otherwise.
+constexpr int block_m(int element_bytes, int head_dim_tile) { return head_dim_tile * element_bytes > 512 ? 16 : 32; }
+
+// Elements from row to row of sK and sV: 16 bytes of padding, so that 32 lanes that read a column of K, 16 bytes each,
+// hit different banks.
+constexpr int row_elements(int element_bytes, int head_dim_tile) { return head_dim_tile + 16 / element_bytes; }
+
+// Byte offsets into dynamic shared memory.
+struct SmemMap {
+  int q;  // fp32 [block_m][head_dim_tile]
+  int k;  // [kBlockN][row_elements]
+  int v;  // [kBlockN][row_elements]
+  int p;  // fp32 [block_m][kBlockN]
+  int total;
+};
+
+constexpr SmemMap smem_map(int element_bytes, int head_dim_tile) {
+  const int rows = block_m(element_bytes, head_dim_tile);
+  const int kv_bytes = kBlockN * row_elements(element_bytes, head_dim_tile) * element_bytes;
+  SmemMap map{};
+  map.q = 0;
+  map.k = map.q + rows * head_dim_tile * 4;
+  map.v = map.k + kv_bytes;
+  map.p = map.v + kv_bytes;
+  map.total = map.p + rows * kBlockN * 4;
+  return map;
+}
 
 constexpr TileConfig tile_config(int element_bytes, int head_dim_tile) {
-  const int block_m = head_dim_tile * element_bytes > 512 ? 16 : 32;
-  const int rows = block_m + 2 * kBlockN;                    // sQ, sK, sV
-  const int smem_p = block_m * kBlockN * 4;                  // sP, fp32
-  return {block_m, kBlockN, kNumWarps, 1, rows * row_bytes(element_bytes, head_dim_tile) + smem_p};
+  return {block_m(element_bytes, head_dim_tile), kBlockN, kNumWarps, 1,
+          smem_map(element_bytes, head_dim_tile).total};
 }
 
 }  // namespace dlattn::scalar

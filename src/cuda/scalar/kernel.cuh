@@ -1,0 +1,146 @@
+#pragma once
+
+// Attention on CUDA cores: the correct baseline, and the oracle on the GPU for the tensor-core kernels.
+//
+// A thread block of 4 warps computes block_m query rows of one head; a warp owns block_m / 4 of them, start to end.
+// Per tile of 32 keys: lane j computes the scores of key j with all rows of its warp; the probabilities go through
+// shared memory; then lanes own columns of the output, held unnormalised in registers.
+// Shared memory: see SmemMap. Barriers per tile: one before K and V are overwritten, one after they have landed; between
+// a warp's writes and reads of its own rows of sP, a __syncwarp.
+
+#include "cuda/scalar/traits.h"
+#include "cuda/tile/columns.cuh"
+#include "cuda/tile/copy.cuh"
+#include "cuda/tile/mask.cuh"
+#include "cuda/tile/online_softmax.cuh"
+#include "cuda/tile/scheduler.cuh"
+#include "cuda/tile/seqlen.cuh"
+#include "cuda/tile/warp.cuh"
+#include "cuda/ptx/smem.cuh"
+
+namespace dlattn::scalar {
+
+constexpr int kNumThreads = kNumWarps * 32;
+
+template <typename T, int kHeadDim>
+struct Tiles {
+  static constexpr int kBlockM = block_m(sizeof(T), kHeadDim);
+  static constexpr int kRows = kBlockM / kNumWarps;  // per warp
+  static constexpr int kLd = row_elements(sizeof(T), kHeadDim);
+  static constexpr SmemMap kMap = smem_map(sizeof(T), kHeadDim);
+};
+
+// Q in fp32, so that the inner loop converts K alone. It arrives as it is, in K's place.
+template <typename T, int kHeadDim>
+__device__ __forceinline__ void load_q(float* sQ, T* staging, const T* q, std::int64_t row_stride, int rows, int head_dim,
+                                       int copy_bytes) {
+  using Tile = Tiles<T, kHeadDim>;
+  tile::copy_rows<Tile::kBlockM, kHeadDim, Tile::kLd, kNumThreads>(staging, q, row_stride, rows, head_dim, copy_bytes);
+  ptx::cp_async_commit();
+  ptx::cp_async_wait<0>();
+  __syncthreads();
+  for (int i = threadIdx.x; i < Tile::kBlockM * kHeadDim; i += kNumThreads) {
+    sQ[i] = tile::to_float(staging[i / kHeadDim * Tile::kLd + i % kHeadDim]);
+  }
+}
+
+// dot[r] = q_r . k of this lane's key. Both are zero past head_dim.
+template <int kRows, int kHeadDim, typename T>
+__device__ __forceinline__ void dot_products(float (&dot)[kRows], const float* sQ, const T* k, int head_dim) {
+  constexpr int kCount = 16 / static_cast<int>(sizeof(T));
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) dot[r] = 0.0f;
+#pragma unroll 2
+  for (int d = 0; d < head_dim; d += kCount) {
+    float rK[kCount];
+    tile::load(rK, k + d);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int part = 0; part < kCount; part += 4) {
+        float rQ[4];
+        tile::load(rQ, sQ + r * kHeadDim + d + part);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) dot[r] += rQ[i] * rK[part + i];
+      }
+    }
+  }
+}
+
+template <typename T, int kHeadDim>
+__global__ void __launch_bounds__(kNumThreads, kHeadDim == 64 ? 4 : 3)
+    kernel(const __grid_constant__ AttentionParams params, const __grid_constant__ LaunchShape shape) {
+  using Tile = Tiles<T, kHeadDim>;
+  using Columns = tile::LaneColumns<T, kHeadDim>;
+  constexpr int kRows = Tile::kRows;
+
+  const tile::Work work = tile::scheduled_work(params, shape);
+  const tile::Sequence<T> seq(params, shape, work);
+  const int m0 = work.m_block * Tile::kBlockM;
+  if (m0 >= seq.seqlen_q) return;
+
+  const int lane_idx = threadIdx.x % 32;
+  const int warp_row = threadIdx.x / 32 * kRows;  // first row of this warp in the tile
+  unsigned char* smem = ptx::dynamic_smem();
+  float* sQ = reinterpret_cast<float*>(smem + Tile::kMap.q) + warp_row * kHeadDim;
+  T* sK = reinterpret_cast<T*>(smem + Tile::kMap.k);
+  T* sV = reinterpret_cast<T*>(smem + Tile::kMap.v);
+  float* sP = reinterpret_cast<float*>(smem + Tile::kMap.p) + warp_row * kBlockN;
+
+  load_q<T, kHeadDim>(reinterpret_cast<float*>(smem + Tile::kMap.q), sK, seq.q + m0 * params.q_row_stride,
+                      params.q_row_stride, seq.seqlen_q - m0, static_cast<int>(params.head_dim), shape.copy_bytes);
+
+  const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
+  const tile::KeyRange keys = mask.any_row(m0, min(m0 + Tile::kBlockM, seq.seqlen_q) - 1);
+  const tile::KeyRange unmasked = mask.every_row(m0 + warp_row, m0 + warp_row + kRows - 1);
+
+  tile::OnlineSoftmax softmax[kRows];  // row_sum is this lane's part
+  float acc_o[kRows][Columns::kChunks][Columns::kRun] = {};
+
+  for (int n0 = keys.begin / kBlockN * kBlockN; n0 < keys.end; n0 += kBlockN) {
+    __syncthreads();  // all warps are done with the tile before
+    tile::copy_rows<kBlockN, kHeadDim, Tile::kLd, kNumThreads>(sK, seq.k + n0 * params.k_row_stride, params.k_row_stride,
+                                                               seq.seqlen_k - n0, static_cast<int>(params.head_dim),
+                                                               shape.copy_bytes);
+    tile::copy_rows<kBlockN, kHeadDim, Tile::kLd, kNumThreads>(sV, seq.v + n0 * params.v_row_stride, params.v_row_stride,
+                                                               seq.seqlen_k - n0, static_cast<int>(params.head_dim_v),
+                                                               shape.copy_bytes);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+
+    float score[kRows];
+    dot_products<kRows, kHeadDim>(score, sQ, sK + lane_idx * Tile::kLd, static_cast<int>(params.head_dim));
+    const bool masked = !tile::contains_all(unmasked, n0, kBlockN);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      float x = score[r] * shape.scale_log2;
+      if (masked && !tile::contains(mask.row(m0 + warp_row + r), n0 + lane_idx)) x = -INFINITY;
+      const float factor = softmax[r].raise_max(tile::reduce_max<32>(x));
+      const float p = softmax[r].probability(x);
+      softmax[r].row_sum += p;
+      sP[r * kBlockN + lane_idx] = p;
+#pragma unroll
+      for (int c = 0; c < Columns::kChunks; ++c) {
+#pragma unroll
+        for (int e = 0; e < Columns::kRun; ++e) acc_o[r][c][e] *= factor;
+      }
+    }
+    __syncwarp();
+    tile::accumulate_pv<kRows, kBlockN, kBlockN, Tile::kLd>(acc_o, sP, sV, lane_idx);
+  }
+
+  const float* sink = params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int row = m0 + warp_row + r;
+    softmax[r].row_sum = tile::reduce_sum<32>(softmax[r].row_sum);
+    if (row >= seq.seqlen_q) continue;
+    const tile::RowResult result = tile::finalize(softmax[r], sink);
+    Columns::store_row(seq.out + row * params.out_row_stride, acc_o[r], lane_idx, result.scale,
+                       static_cast<int>(params.head_dim_v), shape.store_bytes);
+    if (seq.lse && lane_idx == 0) seq.lse[row] = result.lse;
+  }
+}
+
+}  // namespace dlattn::scalar

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "dlattn/attention.h"
+
+// What the host works out once per launch, so that thread blocks do not: plain C++, shared by the launchers and by the
+// tests that run kernels on the CPU.
+namespace dlattn {
+
+// Longest sequence that kernels take: key positions, windows added, must fit 32 bits.
+constexpr std::int64_t kMaxSeqlen = (std::int64_t{1} << 30) - 1024;
+constexpr int kUnlimited = (1 << 30) - 1;  // a window wider than any sequence
+
+struct LaunchShape {
+  int num_m_blocks;       // per head
+  int heads_per_kv_head;  // query heads that share a head of k and v
+  int copy_bytes;         // per global-to-shared copy: 16, 8, 4 or one element
+  int store_bytes;        // the widest store that every row of out is aligned to: 16, 8, 4 or one element
+  int window_left;        // keys j >= i + shift - window_left
+  int window_right;       // keys j <= i + shift + window_right; causality is window_right = 0
+  float scale_log2;       // softmax_scale * log2(e): softmax works in base 2
+  bool longest_first;     // walk row blocks from last to first: under causality the last ones see most keys
+};
+
+// The widest store, up to 16 bytes, that every row of `out` is aligned to. Dimensions of one element do not count.
+inline int store_bytes(const AttentionParams& p) {
+  const std::int64_t bytes = size_of(p.dtype);
+  const bool varlen = p.cu_seqlens_q != nullptr;
+  std::uint64_t all = reinterpret_cast<std::uintptr_t>(p.out);
+  const auto add = [&](std::int64_t size, std::int64_t stride) {
+    if (size > 1) all |= static_cast<std::uint64_t>(stride * bytes);
+  };
+  add(varlen ? 1 : p.batch_size, p.out_batch_stride);
+  add(varlen ? p.total_q : p.seqlen_q, p.out_row_stride);
+  add(p.num_heads, p.out_head_stride);
+  int width = 16;
+  while (width > bytes && all % width != 0) width /= 2;
+  return width;
+}
+
+inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan) {
+  constexpr double kLog2e = 1.4426950408889634;
+  const auto window = [](std::int64_t tokens) {
+    return tokens < 0 ? kUnlimited : static_cast<int>(std::min<std::int64_t>(tokens, kUnlimited));
+  };
+  LaunchShape shape;
+  shape.num_m_blocks = static_cast<int>((p.seqlen_q + plan.block_m - 1) / plan.block_m);
+  shape.heads_per_kv_head = static_cast<int>(p.num_heads / p.num_heads_kv);
+  shape.copy_bytes = plan.copy_bytes;
+  shape.store_bytes = store_bytes(p);
+  shape.window_left = window(p.window_left);
+  shape.window_right = p.causal == Causal::kNone ? window(p.window_right) : 0;
+  shape.scale_log2 = static_cast<float>(p.softmax_scale * kLog2e);
+  shape.longest_first = p.causal != Causal::kNone;
+  return shape;
+}
+
+}  // namespace dlattn

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace dlattn::tile {
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(half x) { return __half2float(x); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename T>
+__device__ __forceinline__ T from_float(float x);
+template <>
+__device__ __forceinline__ float from_float<float>(float x) {
+  return x;
+}
+template <>
+__device__ __forceinline__ half from_float<half>(float x) {
+  return __float2half_rn(x);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+// kCount elements that are loaded or stored by one instruction.
+template <typename T, int kCount>
+struct alignas(sizeof(T) * kCount) Vec {
+  static_assert(sizeof(T) * kCount <= 16, "an access moves at most 16 bytes");
+  T x[kCount];
+};
+
+template <int kCount, typename T>
+__device__ __forceinline__ void load(float (&to)[kCount], const T* from) {
+  const Vec<T, kCount> vec = *reinterpret_cast<const Vec<T, kCount>*>(from);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) to[i] = to_float(vec.x[i]);
+}
+
+template <int kCount, typename T>
+__device__ __forceinline__ void store(T* to, const float (&from)[kCount]) {
+  Vec<T, kCount> vec;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) vec.x[i] = from_float<T>(from[i]);
+  *reinterpret_cast<Vec<T, kCount>*>(to) = vec;
+}
+
+}  // namespace dlattn::tile
