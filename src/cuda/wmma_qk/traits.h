@@ -8,13 +8,34 @@ constexpr int kBlockM = 64;
 constexpr int kBlockN = 64;
 constexpr int kNumWarps = kBlockM / 16;  // one exact 16-row stripe per warp
 
-constexpr int kPad = 8;       // elements: rows stay 16-byte aligned and ldmatrix rows spread over the banks
-constexpr int kScorePad = 4;  // floats
+// Padding keeps rows 16-byte aligned, as wmma's leading dimensions must be, and spreads them over the banks.
+constexpr int kPad = 8;                   // elements, of sQ, sK and sV
+constexpr int kScoreLd = kBlockN + 8;     // floats from row to row of sS
+
+constexpr int row_elements(int head_dim_tile) { return head_dim_tile + kPad; }
+
+// Byte offsets into dynamic shared memory. Every 16 x 16 operand in it starts at a multiple of 32 bytes, which wmma asks.
+struct SmemMap {
+  int q;  // [kBlockM][row_elements]
+  int k;  // [kBlockN][row_elements]
+  int v;  // [kBlockN][row_elements]
+  int s;  // fp32 [kBlockM][kScoreLd]: scores, then probabilities
+  int total;
+};
+
+constexpr SmemMap smem_map(int head_dim_tile) {
+  const int row_bytes = row_elements(head_dim_tile) * 2;
+  SmemMap map{};
+  map.q = 0;
+  map.k = map.q + kBlockM * row_bytes;
+  map.v = map.k + kBlockN * row_bytes;
+  map.s = map.v + kBlockN * row_bytes;
+  map.total = map.s + kBlockM * kScoreLd * 4;
+  return map;
+}
 
 constexpr TileConfig tile_config(int head_dim_tile) {
-  const int smem_qkv = (kBlockM + 2 * kBlockN) * (head_dim_tile + kPad) * 2;
-  const int smem_s = kBlockM * (kBlockN + kScorePad) * 4;
-  return {kBlockM, kBlockN, kNumWarps, 1, smem_qkv + smem_s};
+  return {kBlockM, kBlockN, kNumWarps, 1, smem_map(head_dim_tile).total};
 }
 
 }  // namespace dlattn::wmma_qk

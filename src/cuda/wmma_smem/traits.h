@@ -9,15 +9,37 @@ constexpr int kBlockN = 32;
 constexpr int kNumWarps = kBlockM / 16;  // one exact 16-row stripe per warp
 constexpr int kNumStages = 2;
 
-constexpr int kPad = 8;       // elements: rows stay 16-byte aligned and ldmatrix rows spread over the banks
-constexpr int kScorePad = 4;  // floats
+// Padding keeps rows 16-byte aligned, as wmma's leading dimensions must be, and spreads them over the banks.
+constexpr int kPad = 8;                // elements, of sQ, sK and sV
+constexpr int kScoreLd = kBlockN + 8;  // floats from row to row of sS
+constexpr int kProbLd = kBlockN + 8;   // elements from row to row of sP
+
+constexpr int row_elements(int head_dim_tile) { return head_dim_tile + kPad; }
+
+// Byte offsets into dynamic shared memory. Every 16 x 16 operand in it starts at a multiple of 32 bytes, which wmma asks.
+struct SmemMap {
+  int q;  // [kBlockM][row_elements]
+  int k;  // [kNumStages][kBlockN][row_elements]
+  int v;  // [kNumStages][kBlockN][row_elements]
+  int s;  // fp32 [kBlockM][kScoreLd]: scores, then rescale factors; at the end the output
+  int p;  // [kBlockM][kProbLd]
+  int total;
+};
+
+constexpr SmemMap smem_map(int head_dim_tile) {
+  const int row_bytes = row_elements(head_dim_tile) * 2;
+  SmemMap map{};
+  map.q = 0;
+  map.k = map.q + kBlockM * row_bytes;
+  map.v = map.k + kNumStages * kBlockN * row_bytes;
+  map.s = map.v + kNumStages * kBlockN * row_bytes;
+  map.p = map.s + kBlockM * kScoreLd * 4;
+  map.total = map.p + kBlockM * kProbLd * 2;
+  return map;
+}
 
 constexpr TileConfig tile_config(int head_dim_tile) {
-  const int smem_q = kBlockM * (head_dim_tile + kPad) * 2;
-  const int smem_kv = kNumStages * 2 * kBlockN * (head_dim_tile + kPad) * 2;
-  const int smem_s = kBlockM * (kBlockN + kScorePad) * 4;
-  const int smem_p = kBlockM * (kBlockN + kPad) * 2;
-  return {kBlockM, kBlockN, kNumWarps, kNumStages, smem_q + smem_kv + smem_s + smem_p};
+  return {kBlockM, kBlockN, kNumWarps, kNumStages, smem_map(head_dim_tile).total};
 }
 
 }  // namespace dlattn::wmma_smem

@@ -1,0 +1,91 @@
+#pragma once
+
+#include <mma.h>
+
+#include "cuda/tile/mask.cuh"
+#include "cuda/tile/online_softmax.cuh"
+#include "cuda/tile/vec.cuh"
+#include "cuda/tile/warp.cuh"
+
+// A warp's stripe of 16 query rows in the WMMA kernels. Fragment layouts are opaque, so scores pass through a stripe of
+// shared memory, where two lanes share a row: lane 2r + h has row r, and every other group of four keys, from 4h on.
+// Neighbouring groups of one row and the rows of a quarter warp then lie in different banks.
+namespace dlattn::tile {
+
+namespace wmma = nvcuda::wmma;
+
+constexpr int kStripeRows = 16;
+
+template <typename T>
+using FragmentA = wmma::fragment<wmma::matrix_a, 16, 16, 16, T, wmma::row_major>;
+template <typename T>
+using FragmentBCol = wmma::fragment<wmma::matrix_b, 16, 16, 16, T, wmma::col_major>;
+template <typename T>
+using FragmentBRow = wmma::fragment<wmma::matrix_b, 16, 16, 16, T, wmma::row_major>;
+using FragmentC = wmma::fragment<wmma::accumulator, 16, 16, 16, float>;
+
+__device__ __forceinline__ int stripe_row(int lane) { return lane / 2; }
+// The first key of a lane's i-th group of four.
+__device__ __forceinline__ int stripe_column(int lane, int i) { return (2 * i + lane % 2) * 4; }
+
+// sS[16][kKeys] = Q K^T of the warp's rows. K lies key by key, so K^T is a column-major operand, whose leading dimension
+// is the distance from column to column: the padded rows of sK.
+template <int kKeys, int kHeadDim, int kLd, int kScoreLd, typename T>
+__device__ __forceinline__ void stripe_scores(float* sS, const FragmentA<T> (&rQ)[kHeadDim / 16], const T* sK) {
+#pragma unroll
+  for (int n = 0; n < kKeys; n += 16) {
+    FragmentC acc_s;
+    wmma::fill_fragment(acc_s, 0.0f);
+#pragma unroll
+    for (int d = 0; d < kHeadDim; d += 16) {
+      FragmentBCol<T> rK;
+      wmma::load_matrix_sync(rK, sK + n * kLd + d, kLd);
+      wmma::mma_sync(acc_s, rQ[d / 16], rK, acc_s);
+    }
+    wmma::store_matrix_sync(sS + n, acc_s, kScoreLd, wmma::mem_row_major);
+  }
+  __syncwarp();
+}
+
+// This lane's scores of its row, in base 2, -inf where the row does not see the key. `n0` is the tile's first key.
+template <int kGroups>
+__device__ __forceinline__ void load_scores(float (&x)[kGroups][4], const float* row_scores, int lane, float scale_log2,
+                                            bool masked, const KeyRange& visible, int n0) {
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+    const int column = stripe_column(lane, i);
+    load(x[i], row_scores + column);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) x[i][e] *= scale_log2;
+    if (masked) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (!contains(visible, n0 + column + e)) x[i][e] = -INFINITY;
+      }
+    }
+  }
+}
+
+// Scores to probabilities, in place. `softmax` is the row's, with this lane's part of the sum; returns the factor for
+// what the row has accumulated so far.
+template <int kGroups>
+__device__ __forceinline__ float stripe_softmax(OnlineSoftmax& softmax, float (&x)[kGroups][4]) {
+  float tile_max = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) tile_max = fmaxf(tile_max, x[i][e]);
+  }
+  const float factor = softmax.raise_max(reduce_max<2>(tile_max));
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      x[i][e] = softmax.probability(x[i][e]);
+      softmax.row_sum += x[i][e];
+    }
+  }
+  return factor;
+}
+
+}  // namespace dlattn::tile

@@ -1,0 +1,114 @@
+#pragma once
+
+// Attention with Q K^T on tensor cores through nvcuda::wmma, and P V on CUDA cores.
+//
+// A thread block of 4 warps computes 64 query rows of one head; a warp owns one stripe of exactly 16, start to end, rows
+// past the sequence's end being zero. Per tile of 64 keys a warp computes its stripe's scores into shared memory, turns
+// them into fp32 probabilities there (two lanes a row), and multiplies them with V: a lane owns columns of the output for
+// all 16 rows, held unnormalised in registers.
+// Shared memory: see SmemMap. Barriers per tile: one before K and V are overwritten, one after they have landed; within a
+// warp, __syncwarp wherever lanes read what other lanes wrote to the stripe.
+
+#include "cuda/ptx/smem.cuh"
+#include "cuda/tile/columns.cuh"
+#include "cuda/tile/copy.cuh"
+#include "cuda/tile/scheduler.cuh"
+#include "cuda/tile/seqlen.cuh"
+#include "cuda/tile/stripe.cuh"
+#include "cuda/wmma_qk/traits.h"
+
+namespace dlattn::wmma_qk {
+
+constexpr int kNumThreads = kNumWarps * 32;
+constexpr int kRows = tile::kStripeRows;
+constexpr int kGroups = kBlockN / 8;  // groups of four keys per lane
+
+template <typename T, int kHeadDim>
+__global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 5 : 3)
+    kernel(const __grid_constant__ AttentionParams params, const __grid_constant__ LaunchShape shape) {
+  using Columns = tile::LaneColumns<T, kHeadDim>;
+  constexpr int kLd = row_elements(kHeadDim);
+  constexpr SmemMap kMap = smem_map(kHeadDim);
+
+  const tile::Work work = tile::scheduled_work(params, shape);
+  const tile::Sequence<T> seq(params, shape, work);
+  const int m0 = work.m_block * kBlockM;
+  if (m0 >= seq.seqlen_q) return;
+
+  const int lane_idx = threadIdx.x % 32;
+  const int warp_row = threadIdx.x / 32 * kRows;  // first row of this warp in the tile
+  unsigned char* smem = ptx::dynamic_smem();
+  T* sQ = reinterpret_cast<T*>(smem + kMap.q);
+  T* sK = reinterpret_cast<T*>(smem + kMap.k);
+  T* sV = reinterpret_cast<T*>(smem + kMap.v);
+  float* sS = reinterpret_cast<float*>(smem + kMap.s) + warp_row * kScoreLd;
+  float* row_scores = sS + tile::stripe_row(lane_idx) * kScoreLd;
+
+  const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
+  const int first_row = m0 + warp_row;
+  const tile::KeyRange keys = mask.any_row(m0, min(m0 + kBlockM, seq.seqlen_q) - 1);
+  const tile::KeyRange warp_keys = mask.any_row(first_row, first_row + kRows - 1);
+  const tile::KeyRange unmasked = mask.every_row(first_row, first_row + kRows - 1);
+  const tile::KeyRange visible = mask.row(first_row + tile::stripe_row(lane_idx));
+
+  const int n_begin = keys.begin / kBlockN * kBlockN;
+  if (n_begin < keys.end) {  // lands with the first tile
+    tile::copy_rows<kBlockM, kHeadDim, kLd, kNumThreads>(sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride,
+                                                         seq.seqlen_q - m0, static_cast<int>(params.head_dim),
+                                                         shape.copy_bytes);
+  }
+  tile::OnlineSoftmax softmax;  // of row stripe_row(lane_idx); row_sum is this lane's part
+  float acc_o[kRows][Columns::kChunks][Columns::kRun] = {};
+
+  for (int n0 = n_begin; n0 < keys.end; n0 += kBlockN) {
+    __syncthreads();  // all warps are done with the tile before
+    tile::copy_rows<kBlockN, kHeadDim, kLd, kNumThreads>(sK, seq.k + n0 * params.k_row_stride, params.k_row_stride,
+                                                         seq.seqlen_k - n0, static_cast<int>(params.head_dim),
+                                                         shape.copy_bytes);
+    tile::copy_rows<kBlockN, kHeadDim, kLd, kNumThreads>(sV, seq.v + n0 * params.v_row_stride, params.v_row_stride,
+                                                         seq.seqlen_k - n0, static_cast<int>(params.head_dim_v),
+                                                         shape.copy_bytes);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+    if (!tile::contains_any(warp_keys, n0, kBlockN)) continue;
+
+    tile::FragmentA<T> rQ[kHeadDim / 16];
+#pragma unroll
+    for (int d = 0; d < kHeadDim; d += 16) tile::wmma::load_matrix_sync(rQ[d / 16], sQ + warp_row * kLd + d, kLd);
+    tile::stripe_scores<kBlockN, kHeadDim, kLd, kScoreLd>(sS, rQ, sK);
+
+    float x[kGroups][4];
+    tile::load_scores(x, row_scores, lane_idx, shape.scale_log2, !tile::contains_all(unmasked, n0, kBlockN), visible, n0);
+    const float factor = tile::stripe_softmax(softmax, x);
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) tile::store(row_scores + tile::stripe_column(lane_idx, i), x[i]);
+    __syncwarp();
+
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float row_factor = __shfl_sync(tile::kFullMask, factor, 2 * r);
+#pragma unroll
+      for (int c = 0; c < Columns::kChunks; ++c) {
+#pragma unroll
+        for (int e = 0; e < Columns::kRun; ++e) acc_o[r][c][e] *= row_factor;
+      }
+    }
+    tile::accumulate_pv<kRows, kBlockN, kScoreLd, kLd>(acc_o, sS, sV, lane_idx);
+  }
+
+  softmax.row_sum = tile::reduce_sum<2>(softmax.row_sum);
+  const tile::RowResult result =
+      tile::finalize(softmax, params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr);
+  const int own_row = first_row + tile::stripe_row(lane_idx);
+  if (seq.lse && lane_idx % 2 == 0 && own_row < seq.seqlen_q) seq.lse[own_row] = result.lse;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const float scale = __shfl_sync(tile::kFullMask, result.scale, 2 * r);
+    if (first_row + r >= seq.seqlen_q) continue;
+    Columns::store_row(seq.out + (first_row + r) * params.out_row_stride, acc_o[r], lane_idx, scale,
+                       static_cast<int>(params.head_dim_v), shape.store_bytes);
+  }
+}
+
+}  // namespace dlattn::wmma_qk

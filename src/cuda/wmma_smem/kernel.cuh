@@ -1,0 +1,180 @@
+#pragma once
+
+// Attention with both products on tensor cores through nvcuda::wmma; scores and probabilities pass through shared memory.
+//
+// A thread block of 4 warps computes 64 query rows of one head; a warp owns one stripe of exactly 16, start to end, rows
+// past the sequence's end being zero. Q and the unnormalised fp32 output stay in fragments. Per tile of 32 keys:
+//   1. wait for the tile's K and V, one barrier, start the copy of the next tile into the other stage;
+//   2. S = Q K^T into the warp's stripe of sS; softmax, two lanes a row; P into the warp's stripe of sP;
+//   3. if any row's maximum has risen, O *= factors, loaded as a fragment (see rescale); then O += P V.
+// Shared memory: see SmemMap. The one barrier of a tile both publishes its K and V and frees the other stage; within a
+// warp, __syncwarp wherever lanes read what other lanes wrote to a stripe.
+
+#include "cuda/ptx/smem.cuh"
+#include "cuda/tile/copy.cuh"
+#include "cuda/tile/epilogue.cuh"
+#include "cuda/tile/scheduler.cuh"
+#include "cuda/tile/seqlen.cuh"
+#include "cuda/tile/stripe.cuh"
+#include "cuda/wmma_smem/traits.h"
+
+namespace dlattn::wmma_smem {
+
+namespace wmma = nvcuda::wmma;
+
+constexpr int kNumThreads = kNumWarps * 32;
+constexpr int kRows = tile::kStripeRows;
+constexpr int kGroups = kBlockN / 8;  // groups of four keys per lane
+
+// Starts the copy of keys n0 .. n0 + kBlockN - 1 as one group.
+template <typename T, int kHeadDim>
+__device__ __forceinline__ void start_copy(T* sK, T* sV, const tile::Sequence<T>& seq, const AttentionParams& params,
+                                           int copy_bytes, int n0) {
+  constexpr int kLd = row_elements(kHeadDim);
+  const int keys = seq.seqlen_k - n0;
+  tile::copy_rows<kBlockN, kHeadDim, kLd, kNumThreads>(sK, seq.k + n0 * params.k_row_stride, params.k_row_stride, keys,
+                                                       static_cast<int>(params.head_dim), copy_bytes);
+  tile::copy_rows<kBlockN, kHeadDim, kLd, kNumThreads>(sV, seq.v + n0 * params.v_row_stride, params.v_row_stride, keys,
+                                                       static_cast<int>(params.head_dim_v), copy_bytes);
+  ptx::cp_async_commit();
+}
+
+// Multiplies row r of the output by the factor of row r, which its two lanes hold. Which lane holds which element of a
+// fragment is wmma's secret, but two accumulators agree on it: so the factors are laid out as a matrix, each row constant,
+// in the warp's scores, and loaded as an accumulator.
+template <int kFragments>
+__device__ __forceinline__ void rescale(tile::FragmentC (&acc_o)[kFragments], float* sS, float factor, int lane) {
+  const float factors[4] = {factor, factor, factor, factor};
+  float* row = sS + tile::stripe_row(lane) * kScoreLd;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) tile::store(row + tile::stripe_column(lane, i), factors);
+  __syncwarp();
+  tile::FragmentC patch;
+  wmma::load_matrix_sync(patch, sS, kScoreLd, wmma::mem_row_major);
+#pragma unroll
+  for (int i = 0; i < kFragments; ++i) {
+#pragma unroll
+    for (int t = 0; t < patch.num_elements; ++t) acc_o[i].x[t] *= patch.x[t];
+  }
+}
+
+// O += P V of the warp's rows.
+template <int kHeadDim, typename T>
+__device__ __forceinline__ void multiply_pv(tile::FragmentC (&acc_o)[kHeadDim / 16], const T* sP, const T* sV) {
+  constexpr int kLd = row_elements(kHeadDim);
+#pragma unroll
+  for (int n = 0; n < kBlockN; n += 16) {
+    tile::FragmentA<T> rP;
+    wmma::load_matrix_sync(rP, sP + n, kProbLd);
+#pragma unroll
+    for (int d = 0; d < kHeadDim; d += 16) {
+      tile::FragmentBRow<T> rV;
+      wmma::load_matrix_sync(rV, sV + n * kLd + d, kLd);
+      wmma::mma_sync(acc_o[d / 16], rP, rV, acc_o[d / 16]);
+    }
+  }
+}
+
+// Stores the warp's rows, 32 columns at a time through its stripe of sS; the lanes of a row normalise it.
+template <int kHeadDim, typename T>
+__device__ __forceinline__ void store_output(T* out_row, bool row_exists, const tile::FragmentC (&acc_o)[kHeadDim / 16],
+                                             float* sS, float scale, int head_dim_v, int store_bytes, int lane) {
+  const float* row = sS + tile::stripe_row(lane) * kScoreLd;
+#pragma unroll
+  for (int d = 0; d < kHeadDim; d += 32) {
+    __syncwarp();  // the columns before have been read
+    wmma::store_matrix_sync(sS, acc_o[d / 16], kScoreLd, wmma::mem_row_major);
+    wmma::store_matrix_sync(sS + 16, acc_o[d / 16 + 1], kScoreLd, wmma::mem_row_major);
+    __syncwarp();
+    if (!row_exists) continue;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int column = (2 * i + lane % 2) * 8;
+      float x[8];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) x[e] = row[column + e];
+      tile::store_columns(out_row, d + column, x, scale, head_dim_v, store_bytes);
+    }
+  }
+}
+
+template <typename T, int kHeadDim>
+__global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 5 : 3)
+    kernel(const __grid_constant__ AttentionParams params, const __grid_constant__ LaunchShape shape) {
+  constexpr int kLd = row_elements(kHeadDim);
+  constexpr int kStage = kBlockN * kLd;  // elements
+  constexpr SmemMap kMap = smem_map(kHeadDim);
+
+  const tile::Work work = tile::scheduled_work(params, shape);
+  const tile::Sequence<T> seq(params, shape, work);
+  const int m0 = work.m_block * kBlockM;
+  if (m0 >= seq.seqlen_q) return;
+
+  const int lane_idx = threadIdx.x % 32;
+  const int warp_row = threadIdx.x / 32 * kRows;  // first row of this warp in the tile
+  unsigned char* smem = ptx::dynamic_smem();
+  T* sQ = reinterpret_cast<T*>(smem + kMap.q);
+  T* sK = reinterpret_cast<T*>(smem + kMap.k);
+  T* sV = reinterpret_cast<T*>(smem + kMap.v);
+  float* sS = reinterpret_cast<float*>(smem + kMap.s) + warp_row * kScoreLd;
+  T* sP = reinterpret_cast<T*>(smem + kMap.p) + warp_row * kProbLd;
+
+  const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
+  const int first_row = m0 + warp_row;
+  const int own_row = first_row + tile::stripe_row(lane_idx);
+  const tile::KeyRange keys = mask.any_row(m0, min(m0 + kBlockM, seq.seqlen_q) - 1);
+  const tile::KeyRange warp_keys = mask.any_row(first_row, first_row + kRows - 1);
+  const tile::KeyRange unmasked = mask.every_row(first_row, first_row + kRows - 1);
+  const tile::KeyRange visible = mask.row(own_row);
+
+  tile::OnlineSoftmax softmax;  // of own_row; row_sum is this lane's part
+  tile::FragmentC acc_o[kHeadDim / 16];
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 16; ++i) wmma::fill_fragment(acc_o[i], 0.0f);
+
+  const int n_begin = keys.begin / kBlockN * kBlockN;
+  if (n_begin < keys.end) {
+    tile::copy_rows<kBlockM, kHeadDim, kLd, kNumThreads>(sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride,
+                                                         seq.seqlen_q - m0, static_cast<int>(params.head_dim),
+                                                         shape.copy_bytes);
+    start_copy<T, kHeadDim>(sK, sV, seq, params, shape.copy_bytes, n_begin);
+  }
+  int stage = 0;
+  for (int n0 = n_begin; n0 < keys.end; n0 += kBlockN, stage ^= 1) {
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+    if (n0 + kBlockN < keys.end) {
+      const int next = (stage ^ 1) * kStage;
+      start_copy<T, kHeadDim>(sK + next, sV + next, seq, params, shape.copy_bytes, n0 + kBlockN);
+    }
+    if (!tile::contains_any(warp_keys, n0, kBlockN)) continue;
+
+    tile::FragmentA<T> rQ[kHeadDim / 16];
+#pragma unroll
+    for (int d = 0; d < kHeadDim; d += 16) wmma::load_matrix_sync(rQ[d / 16], sQ + warp_row * kLd + d, kLd);
+    tile::stripe_scores<kBlockN, kHeadDim, kLd, kScoreLd>(sS, rQ, sK + stage * kStage);
+
+    float x[kGroups][4];
+    tile::load_scores(x, sS + tile::stripe_row(lane_idx) * kScoreLd, lane_idx, shape.scale_log2,
+                      !tile::contains_all(unmasked, n0, kBlockN), visible, n0);
+    const float factor = tile::stripe_softmax(softmax, x);
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      tile::store(sP + tile::stripe_row(lane_idx) * kProbLd + tile::stripe_column(lane_idx, i), x[i]);
+    }
+    if (__any_sync(tile::kFullMask, factor != 1.0f)) rescale(acc_o, sS, factor, lane_idx);
+    __syncwarp();  // sP is complete
+    multiply_pv<kHeadDim>(acc_o, sP, sV + stage * kStage);
+    __syncwarp();  // sS and sP may be overwritten
+  }
+
+  softmax.row_sum = tile::reduce_sum<2>(softmax.row_sum);
+  const tile::RowResult result =
+      tile::finalize(softmax, params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr);
+  const bool row_exists = own_row < seq.seqlen_q;
+  if (seq.lse && lane_idx % 2 == 0 && row_exists) seq.lse[own_row] = result.lse;
+  store_output<kHeadDim>(seq.out + own_row * params.out_row_stride, row_exists, acc_o, sS, result.scale,
+                         static_cast<int>(params.head_dim_v), shape.store_bytes, lane_idx);
+}
+
+}  // namespace dlattn::wmma_smem
