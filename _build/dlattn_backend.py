@@ -1,10 +1,12 @@
-"""dlattn's build backend: scikit-build-core, plus nvcc from PyPI where the machine has no CUDA toolkit.
+"""dlattn's build backend: scikit-build-core, plus nvcc from PyPI where no CUDA toolkit is found.
 
-The CUDA compiler is looked for in CUDACXX, PATH, CUDA_HOME, CUDA_PATH, CUDAToolkit_ROOT and /usr/local/cuda. Where it
-is in none of them, the hooks that name build requirements add NVIDIA's compiler wheels, and the hooks that build point
-CMake at them. A build with DLATTN_CUDA=OFF asks for no compiler at all.
+The CUDA compiler is looked for in CUDACXX, PATH, CUDA_HOME, CUDA_PATH, CUDAToolkit_ROOT and
+/usr/local/cuda. Where it is in none of them, the hooks that name build requirements add NVIDIA's
+compiler wheels, and the hooks that build point CMake at them. A build with DLATTN_CUDA=OFF asks for
+no compiler at all.
 
-DLATTN_IGNORE_SYSTEM_CUDA=1 passes over an installed toolkit, to try the PyPI route on a machine that has one.
+DLATTN_IGNORE_SYSTEM_CUDA=1 passes over an installed toolkit, to try the PyPI route on a machine
+that has one.
 """
 
 from __future__ import annotations
@@ -15,15 +17,15 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Union
 
 from scikit_build_core import build as skbuild
 
-ConfigSettings = Mapping[str, Union[str, list[str]]]
+ConfigSettings = dict[str, str | list[str]]
 
-# All five of one CUDA minor: nvcc runs cicc of -nvvm, ptxas of its own, and includes headers of the other three.
+# All five of one CUDA minor: nvcc runs its own ptxas and the cicc of -nvvm, and includes headers of
+# the other three.
 CUDA_WHEEL_VERSION = "13.0"
 CUDA_WHEELS = [
     f"{name}=={CUDA_WHEEL_VERSION}.*"
@@ -38,15 +40,13 @@ CUDA_WHEELS = [
 MIN_CUDA = (12, 0)
 
 NO_COMPILER = f"""\
-dlattn: no CUDA compiler. Looked for nvcc {MIN_CUDA[0]}.{MIN_CUDA[1]} or later in CUDACXX, PATH, CUDA_HOME, CUDA_PATH,
-CUDAToolkit_ROOT and /usr/local/cuda, and for NVIDIA's wheels in this environment. Either
+dlattn: no CUDA compiler. Looked for nvcc {MIN_CUDA[0]}.{MIN_CUDA[1]} or later in CUDACXX, PATH,
+CUDA_HOME, CUDA_PATH, CUDAToolkit_ROOT and /usr/local/cuda, and for NVIDIA's wheels in this
+environment. Either
   - install the CUDA toolkit, or set CUDACXX to its nvcc;
   - build without --no-build-isolation, which brings nvcc from PyPI;
   - pip install {" ".join(repr(wheel) for wheel in CUDA_WHEELS)}; or
   - add -C cmake.define.DLATTN_CUDA=OFF for the CPU backend alone."""
-
-
-# --- What the caller asks for ---------------------------------------------------------------------------------------
 
 
 def _as_list(value: str | list[str]) -> list[str]:
@@ -68,7 +68,8 @@ def _definitions(config_settings: ConfigSettings | None) -> Iterator[tuple[str, 
             yield match[1], match[2]
     for key, value in settings.items():
         if key.startswith("cmake.define."):
-            yield key.removeprefix("cmake.define."), _as_list(value)[-1]
+            last = value if isinstance(value, str) else value[-1]
+            yield key.removeprefix("cmake.define."), last
 
 
 def _is_false(value: str) -> bool:
@@ -85,9 +86,6 @@ def wants_compiler(config_settings: ConfigSettings | None) -> bool:
     return not (
         _is_false(definitions.get("DLATTN_CUDA", "ON")) or definitions.get("CMAKE_CUDA_COMPILER")
     )
-
-
-# --- Where the compiler is ------------------------------------------------------------------------------------------
 
 
 def _cuda_version(nvcc: str) -> tuple[int, int]:
@@ -143,7 +141,7 @@ def _prepare(config_settings: ConfigSettings | None) -> None:
         raise SystemExit(NO_COMPILER)
     print(f"dlattn: no CUDA toolkit found; using nvcc from {root}", flush=True)
     os.environ["CUDACXX"] = str(root / "bin" / "nvcc")
-    os.environ["CUDAToolkit_ROOT"] = str(root)
+    os.environ["CUDAToolkit_ROOT"] = str(root)  # noqa: SIM112 (CMake's own spelling)
     _prepend("LIBRARY_PATH", str(root / "lib"))  # nvcc.profile names lib64, the wheels have lib
 
 
@@ -158,8 +156,6 @@ def _requirements(base: list[str], config_settings: ConfigSettings | None) -> li
         return [*base, *CUDA_WHEELS]
     return base
 
-
-# --- The hooks of PEP 517 and PEP 660 -------------------------------------------------------------------------------
 
 build_sdist = skbuild.build_sdist
 get_requires_for_build_sdist = skbuild.get_requires_for_build_sdist
