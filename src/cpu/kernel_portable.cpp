@@ -1,0 +1,8 @@
+#define DLATTN_CPU_ISA portable
+#include "cpu/kernel.h"
+
+namespace dlattn::cpu {
+
+const KernelSet& portable_kernels() { return portable::kKernels; }
+
+}  // namespace dlattn::cpu

@@ -1,0 +1,109 @@
+#pragma once
+
+#include "cpu/simd.h"
+
+// The matrix products. Queries stand in the SIMD lanes, so every operand that has queries in it is kept transposed
+// (Q^T, S^T, O^T, with block_m columns), and K and V are read where they are, an element at a time:
+//   S^T[key][query]  = sum_d   K[key][d]   * Q^T[d][query]
+//   O^T[d][query]    = O^T[d][query] * rescale[query] + sum_key V[key][d] * P^T[key][query]
+// Both are sums of outer products of a column of K or V^T with a row of Q^T or P^T. One call below keeps kRows x kCols
+// vectors of the result in registers; that many independent sums hide the latency of the multiply-adds, and one load
+// serves several of them.
+namespace dlattn::cpu::DLATTN_CPU_ISA {
+
+constexpr int kMaxCols = kNumRegisters == 32 ? 4 : 2;
+constexpr int kMaxRows = 12;
+
+// Rows of results that fit the registers beside kCols vectors of the right operand and one of the left.
+template <int kCols>
+constexpr int kRowsFor = (kNumRegisters == 32 ? 24 : 12) / kCols < kMaxRows
+                             ? (kNumRegisters == 32 ? 24 : 12) / kCols
+                             : kMaxRows;
+
+enum class Product { kScores, kOutput };
+
+template <typename T>
+struct ProductArgs {
+  const T* left;             // K or V
+  std::int64_t left_stride;  // between keys
+  const T* right;            // Q^T or P^T
+  std::int64_t depth;        // head_dim, or keys in the tile
+  T* result;                 // S^T or O^T
+  const T* rescale;          // kOutput only: [block_m]
+  std::int64_t block_m;      // columns of right and result
+};
+
+template <typename T, Product kProduct, int kRows, int kCols>
+void product_block(const ProductArgs<T>& args) {
+  constexpr bool kOutput = kProduct == Product::kOutput;
+  const std::int64_t ld = args.block_m;
+  const std::int64_t row_step = kOutput ? 1 : args.left_stride;
+  const std::int64_t depth_step = kOutput ? args.left_stride : 1;
+  Vec<T> sum[kRows][kCols];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kCols; ++c) {
+      const int lane = c * kWidth<T>;
+      sum[r][c] = kOutput ? load(args.result + r * ld + lane) * load(args.rescale + lane) : Vec<T>{};
+    }
+  }
+  const T* left = args.left;
+  const T* right = args.right;
+  for (std::int64_t x = 0; x < args.depth; ++x) {
+    Vec<T> row[kCols];
+#pragma GCC unroll 4
+    for (int c = 0; c < kCols; ++c) row[c] = load(right + c * kWidth<T>);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const Vec<T> factor = broadcast(left[r * row_step]);
+#pragma GCC unroll 4
+      for (int c = 0; c < kCols; ++c) sum[r][c] += factor * row[c];
+    }
+    left += depth_step;
+    right += ld;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kCols; ++c) store(args.result + r * ld + c * kWidth<T>, sum[r][c]);
+  }
+}
+
+// product_block for 1 .. kRowsFor<kCols> rows.
+template <typename T, Product kProduct, int kCols, int kRows = kRowsFor<kCols>>
+DLATTN_INLINE void product_rows(int rows, const ProductArgs<T>& args) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return product_rows<T, kProduct, kCols, kRows - 1>(rows, args);
+  }
+  product_block<T, kProduct, kRows, kCols>(args);
+}
+
+// All rows of the result for kCols vectors of queries. Rows are dealt out evenly: a last block of one or two rows would
+// have too few sums to hide latency.
+template <typename T, Product kProduct, int kCols>
+void product_columns(std::int64_t rows, ProductArgs<T> args) {
+  const std::int64_t num_blocks = (rows + kRowsFor<kCols> - 1) / kRowsFor<kCols>;
+  const std::int64_t row_step = kProduct == Product::kOutput ? 1 : args.left_stride;
+  for (std::int64_t block = 0; block < num_blocks; ++block) {
+    const int count = static_cast<int>(rows / num_blocks + (block < rows % num_blocks));
+    product_rows<T, kProduct, kCols>(count, args);
+    args.left += count * row_step;
+    args.result += count * args.block_m;
+  }
+}
+
+// The whole product: `rows` keys for kScores, `rows` elements of head_dim_v for kOutput.
+template <typename T, Product kProduct>
+void multiply(std::int64_t rows, ProductArgs<T> args) {
+  if (args.block_m == kWidth<T>) return product_columns<T, kProduct, 1>(rows, args);
+  if (args.block_m == 2 * kWidth<T>) return product_columns<T, kProduct, 2>(rows, args);
+  for (std::int64_t lane = 0; lane < args.block_m; lane += kMaxCols * kWidth<T>) {
+    product_columns<T, kProduct, kMaxCols>(rows, args);
+    args.right += kMaxCols * kWidth<T>;
+    args.result += kMaxCols * kWidth<T>;
+    args.rescale += kMaxCols * kWidth<T>;
+  }
+}
+
+}  // namespace dlattn::cpu::DLATTN_CPU_ISA

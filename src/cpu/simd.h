@@ -1,0 +1,133 @@
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/convert.h"
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+// SIMD vectors, as wide as the instruction set that this file is compiled for allows. They are the compiler's vector
+// extension, so arithmetic, comparison and selection are plain operators on every architecture; what follows adds only
+// what the operators lack.
+//
+// Every kernel_<isa>.cpp includes this with its own DLATTN_CPU_ISA. All that is defined here has internal linkage or
+// lives in that namespace, and nothing is called that other files might instantiate as well (no std:: templates): the
+// linker would keep one copy, and it might be the one with instructions that this processor lacks.
+namespace dlattn::cpu::DLATTN_CPU_ISA {
+
+#define DLATTN_INLINE static inline __attribute__((always_inline))
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+constexpr int kNumRegisters = 32;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+constexpr int kNumRegisters = 16;
+#elif defined(__aarch64__)
+constexpr int kVectorBytes = 16;
+constexpr int kNumRegisters = 32;
+#else
+constexpr int kVectorBytes = 16;
+constexpr int kNumRegisters = 16;
+#endif
+
+template <typename T>
+struct LaneIntOf;
+template <>
+struct LaneIntOf<float> {
+  using Type = std::int32_t;
+};
+template <>
+struct LaneIntOf<double> {
+  using Type = std::int64_t;
+};
+template <typename T>
+using LaneInt = typename LaneIntOf<T>::Type;
+
+template <typename T>
+struct VecOf {
+  typedef T Type __attribute__((vector_size(kVectorBytes), may_alias));
+};
+template <typename T>
+using Vec = typename VecOf<T>::Type;
+
+template <typename T>
+constexpr int kWidth = kVectorBytes / static_cast<int>(sizeof(T));
+
+template <typename T>
+DLATTN_INLINE Vec<T> load(const T* from) {  // of scratch memory: aligned to kVectorBytes
+  return *reinterpret_cast<const Vec<T>*>(from);
+}
+
+template <typename T>
+DLATTN_INLINE void store(T* to, Vec<T> value) {
+  *reinterpret_cast<Vec<T>*>(to) = value;
+}
+
+template <typename T>
+DLATTN_INLINE Vec<T> load_unaligned(const T* from) {
+  Vec<T> value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+template <typename T>
+DLATTN_INLINE void store_unaligned(T* to, Vec<T> value) {
+  std::memcpy(to, &value, sizeof(value));
+}
+
+template <typename T>
+DLATTN_INLINE Vec<T> broadcast(T value) {
+  return value - Vec<T>{};
+}
+
+// The larger of y and x; x where either is NaN.
+#if defined(__AVX512F__)  // GCC makes a comparison and a blend of the selection
+DLATTN_INLINE Vec<float> max(Vec<float> y, Vec<float> x) {
+  return reinterpret_cast<Vec<float>>(_mm512_max_ps(reinterpret_cast<__m512>(y), reinterpret_cast<__m512>(x)));
+}
+DLATTN_INLINE Vec<double> max(Vec<double> y, Vec<double> x) {
+  return reinterpret_cast<Vec<double>>(_mm512_max_pd(reinterpret_cast<__m512d>(y), reinterpret_cast<__m512d>(x)));
+}
+#else
+DLATTN_INLINE Vec<float> max(Vec<float> y, Vec<float> x) { return y > x ? y : x; }
+DLATTN_INLINE Vec<double> max(Vec<double> y, Vec<double> x) { return y > x ? y : x; }
+#endif
+
+// to[0 .. count) = from[0 .. count) in the type that is computed with.
+DLATTN_INLINE void convert_row(const BFloat16* from, std::int64_t count, float* to) {
+  constexpr int kStep = kWidth<float>;
+  typedef std::uint16_t Bits16 __attribute__((vector_size(kStep * 2)));
+  typedef std::uint32_t Bits32 __attribute__((vector_size(kVectorBytes)));
+  std::int64_t i = 0;
+  for (; i + kStep <= count; i += kStep) {
+    Bits16 bits;
+    std::memcpy(&bits, from + i, sizeof(bits));
+    store_unaligned(to + i, reinterpret_cast<Vec<float>>(__builtin_convertvector(bits, Bits32) << 16));
+  }
+  for (; i < count; ++i) to[i] = to_float(from[i]);
+}
+
+DLATTN_INLINE void convert_row(const Half* from, std::int64_t count, float* to) {
+  std::int64_t i = 0;
+#if defined(__AVX512F__)
+  for (; i + 16 <= count; i += 16) {
+    _mm512_storeu_ps(to + i, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i))));
+  }
+#elif defined(__F16C__)
+  for (; i + 8 <= count; i += 8) {
+    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
+  }
+#endif
+  for (; i < count; ++i) to[i] = to_float(from[i]);
+}
+
+template <typename T>
+DLATTN_INLINE void convert_row(const T* from, std::int64_t count, T* to) {
+  std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(T));
+}
+
+}  // namespace dlattn::cpu::DLATTN_CPU_ISA

@@ -1,0 +1,149 @@
+#include "cpu/thread_pool.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <list>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace dlattn::cpu {
+namespace {
+
+// One parallel_for. It lives on its caller's stack; the pool's mutex guards all but next_task.
+struct Job {
+  const std::function<void(std::int64_t, int)>* body;
+  std::int64_t num_tasks;
+  int helpers_wanted;   // threads that may still join
+  int next_worker = 1;  // 0 is the caller
+  int helpers_inside = 0;
+  std::exception_ptr error;
+  std::atomic<std::int64_t> next_task{0};
+  std::condition_variable helper_left;
+};
+
+class ThreadPool {
+ public:
+  ~ThreadPool() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      stopping_ = true;
+    }
+    job_added_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  void run(Job& job) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      grow(job.helpers_wanted);
+      jobs_.push_back(&job);
+    }
+    if (job.helpers_wanted == 1) {
+      job_added_.notify_one();
+    } else {
+      job_added_.notify_all();
+    }
+    work(job, 0);
+    std::unique_lock<std::mutex> lock(mutex_);
+    jobs_.remove(&job);
+    job.helper_left.wait(lock, [&] { return job.helpers_inside == 0; });
+  }
+
+ private:
+  // With the mutex held. A system that grants no more threads only makes the call slower.
+  void grow(int helpers) {
+    try {
+      while (static_cast<int>(threads_.size()) < helpers) threads_.emplace_back([this] { serve(); });
+    } catch (const std::system_error&) {
+    }
+  }
+
+  Job* next_job() {
+    for (Job* job : jobs_) {
+      if (job->helpers_wanted > 0) return job;
+    }
+    return nullptr;
+  }
+
+  void serve() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      Job* job = nullptr;
+      job_added_.wait(lock, [&] { return stopping_ || (job = next_job()) != nullptr; });
+      if (!job) return;
+      --job->helpers_wanted;
+      ++job->helpers_inside;
+      const int worker = job->next_worker++;
+      lock.unlock();
+      work(*job, worker);
+      lock.lock();
+      // Under the mutex, since the job is gone as soon as its caller sees the count.
+      if (--job->helpers_inside == 0) job->helper_left.notify_one();
+    }
+  }
+
+  void work(Job& job, int worker) {
+    try {
+      for (;;) {
+        const std::int64_t task = job.next_task.fetch_add(1, std::memory_order_relaxed);
+        if (task >= job.num_tasks) return;
+        (*job.body)(task, worker);
+      }
+    } catch (...) {
+      job.next_task.store(job.num_tasks, std::memory_order_relaxed);
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!job.error) job.error = std::current_exception();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable job_added_;
+  std::list<Job*> jobs_;
+  std::vector<std::thread> threads_;
+  bool stopping_ = false;
+};
+
+std::atomic<ThreadPool*> current_pool{nullptr};
+
+// The child has none of the pool's threads, and its mutex may be held by one that is not there: leave it alone.
+void forget_pool() { current_pool.store(nullptr, std::memory_order_relaxed); }
+
+struct PoolOwner {
+  PoolOwner() { pthread_atfork(nullptr, nullptr, forget_pool); }
+  ~PoolOwner() { delete current_pool.exchange(nullptr); }
+};
+
+ThreadPool& pool() {
+  static PoolOwner owner;
+  ThreadPool* pool = current_pool.load(std::memory_order_acquire);
+  if (!pool) {
+    auto* fresh = new ThreadPool;  // starts no thread yet
+    if (current_pool.compare_exchange_strong(pool, fresh, std::memory_order_acq_rel)) return *fresh;
+    delete fresh;
+  }
+  return *pool;
+}
+
+}  // namespace
+
+void parallel_for(std::int64_t num_tasks, int num_threads,
+                  const std::function<void(std::int64_t task, int worker)>& body) {
+  if (num_threads > num_tasks) num_threads = static_cast<int>(num_tasks);
+  if (num_threads <= 1) {
+    for (std::int64_t task = 0; task < num_tasks; ++task) body(task, 0);
+    return;
+  }
+  Job job;
+  job.body = &body;
+  job.num_tasks = num_tasks;
+  job.helpers_wanted = num_threads - 1;
+  pool().run(job);
+  if (job.error) std::rethrow_exception(job.error);
+}
+
+}  // namespace dlattn::cpu
