@@ -39,6 +39,7 @@ __device__ __forceinline__ void load_q(float* sQ, T* staging, const T* q, std::i
   ptx::cp_async_commit();
   ptx::cp_async_wait<0>();
   __syncthreads();
+#pragma unroll 4
   for (int i = threadIdx.x; i < Tile::kBlockM * kHeadDim; i += kNumThreads) {
     sQ[i] = tile::to_float(staging[i / kHeadDim * Tile::kLd + i % kHeadDim]);
   }
@@ -91,8 +92,8 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim == 64 ? 4 : 3)
                       params.q_row_stride, seq.seqlen_q - m0, static_cast<int>(params.head_dim), shape.copy_bytes);
 
   const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
-  const tile::KeyRange keys = mask.any_row(m0, min(m0 + Tile::kBlockM, seq.seqlen_q) - 1);
-  const tile::KeyRange unmasked = mask.every_row(m0 + warp_row, m0 + warp_row + kRows - 1);
+  const tile::Range keys = mask.any_row(m0, min(m0 + Tile::kBlockM, seq.seqlen_q) - 1);
+  const tile::Range unmasked = mask.every_row(m0 + warp_row, m0 + warp_row + kRows - 1);
 
   tile::OnlineSoftmax softmax[kRows];  // row_sum is this lane's part
   float acc_o[kRows][Columns::kChunks][Columns::kRun] = {};
@@ -112,10 +113,11 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim == 64 ? 4 : 3)
     float score[kRows];
     dot_products<kRows, kHeadDim>(score, sQ, sK + lane_idx * Tile::kLd, static_cast<int>(params.head_dim));
     const bool masked = !tile::contains_all(unmasked, n0, kBlockN);
+    const tile::Range seeing_rows = mask.column(n0 + lane_idx);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       float x = score[r] * shape.scale_log2;
-      if (masked && !tile::contains(mask.row(m0 + warp_row + r), n0 + lane_idx)) x = -INFINITY;
+      if (masked && !tile::contains(seeing_rows, m0 + warp_row + r)) x = -INFINITY;
       const float factor = softmax[r].raise_max(tile::reduce_max<32>(x));
       const float p = softmax[r].probability(x);
       softmax[r].row_sum += p;

@@ -40,7 +40,7 @@ __device__ __forceinline__ void accumulate_pv(float (&acc)[kRows][kChunks][kRun]
   using Columns = LaneColumns<T, 32 * kChunks * kRun>;
   static_assert(Columns::kRun == kRun);
   constexpr int kKeys = kChunks * kRun > 4 ? 2 : 4;  // per step: wide rows leave fewer registers for V
-#pragma unroll 2
+#pragma unroll 1
   for (int n = 0; n < kBlockN; n += kKeys) {
     float rV[kKeys][kChunks][kRun];
 #pragma unroll

@@ -18,30 +18,43 @@ struct RowCopy {
   int rows;     // of gmem; may be more than kRows
   int columns;  // of gmem, at most kColumns
 
-  template <int kBytes>
-  __device__ __forceinline__ void async() const {
-    constexpr int kCount = kBytes / static_cast<int>(sizeof(T));
+  // Both loops are rolled: unrolled ones keep an address per copy in registers for as long as the kernel runs.
+
+  // 16 bytes each. A thread stays in its column and walks down the rows.
+  __device__ __forceinline__ void wide() const {
+    constexpr int kCount = 16 / static_cast<int>(sizeof(T));
     constexpr int kPerRow = kColumns / kCount;
-    static_assert(kRows * kPerRow % kThreads == 0, "every thread copies equally often");
-    constexpr int kUnroll = kBytes == 16 ? 8 : 1;
-#pragma unroll kUnroll
-    for (int i = threadIdx.x; i < kRows * kPerRow; i += kThreads) {
-      const int row = i / kPerRow;
-      const int column = i % kPerRow * kCount;
-      const bool valid = row < rows && column < columns;
-      const T* from = valid ? gmem + row * row_stride + column : gmem;
-      ptx::cp_async<kBytes>(smem + row * kLd + column, from, valid);
+    constexpr int kStep = kThreads / kPerRow;
+    const int first = threadIdx.x / kPerRow;
+    const int column = threadIdx.x % kPerRow * kCount;
+    if (kThreads % kPerRow != 0 && first >= kStep) return;
+    const int end = column < columns ? rows : 0;
+    const T* from = gmem + first * row_stride + column;
+#pragma unroll 1
+    for (int row = first; row < kRows; row += kStep) {
+      ptx::cp_async<16>(smem + row * kLd + column, row < end ? from : gmem, row < end);
+      from += kStep * row_stride;
     }
   }
 
-  // Element by element, for rows that are not aligned to 4 bytes.
-  __device__ __forceinline__ void plain() const {
-#pragma unroll 4
-    for (int i = threadIdx.x; i < kRows * kColumns; i += kThreads) {
-      const int row = i / kColumns;
-      const int column = i % kColumns;
-      const bool valid = row < rows && column < columns;
-      smem[row * kLd + column] = valid ? gmem[row * row_stride + column] : from_float<T>(0.0f);
+  // 8 bytes, 4 bytes or one element each. A warp takes a row.
+  __device__ __forceinline__ void narrow(int copy_bytes) const {
+    const int count = copy_bytes / static_cast<int>(sizeof(T));
+#pragma unroll 1
+    for (int row = threadIdx.x / 32; row < kRows; row += kThreads / 32) {
+#pragma unroll 1
+      for (int column = threadIdx.x % 32 * count; column < kColumns; column += 32 * count) {
+        const bool valid = row < rows && column < columns;
+        const T* from = valid ? gmem + row * row_stride + column : gmem;
+        T* to = smem + row * kLd + column;
+        if (copy_bytes == 8) {
+          ptx::cp_async<8>(to, from, valid);
+        } else if (copy_bytes == 4) {
+          ptx::cp_async<4>(to, from, valid);
+        } else {
+          *to = valid ? *from : from_float<T>(0.0f);
+        }
+      }
     }
   }
 };
@@ -53,13 +66,9 @@ __device__ __forceinline__ void copy_rows(T* smem, const T* gmem, std::int64_t r
                                           int copy_bytes) {
   const RowCopy<T, kRows, kColumns, kLd, kThreads> copy{smem, gmem, row_stride, rows, columns};
   if (copy_bytes == 16) {
-    copy.template async<16>();
-  } else if (copy_bytes == 8) {
-    copy.template async<8>();
-  } else if (copy_bytes == 4) {
-    copy.template async<4>();
+    copy.wide();
   } else {
-    copy.plain();
+    copy.narrow(copy_bytes);
   }
 }
 

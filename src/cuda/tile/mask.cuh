@@ -4,8 +4,8 @@
 
 namespace dlattn::tile {
 
-// Keys begin .. end - 1.
-struct KeyRange {
+// Keys, or rows, begin .. end - 1; empty if end <= begin.
+struct Range {
   int begin;
   int end;
 };
@@ -21,26 +21,32 @@ struct Mask {
   __device__ __forceinline__ Mask(const LaunchShape& shape, int shift, int seqlen_k)
       : shift(shift), seqlen_k(seqlen_k), window_left(shape.window_left), window_right(shape.window_right) {}
 
-  // Empty (end <= begin) if the row sees nothing.
-  __device__ __forceinline__ KeyRange row(int i) const {
+  // The keys that row i sees.
+  __device__ __forceinline__ Range row(int i) const {
     const int position = i + shift;
     return {max(0, position - window_left), min(seqlen_k, position + window_right + 1)};
   }
 
+  // The rows that see key j.
+  __device__ __forceinline__ Range column(int j) const {
+    const int position = j - shift;
+    return {position - window_right, j < seqlen_k ? position + window_left + 1 : position - window_right};
+  }
+
   // The keys that at least one of rows first .. last sees.
-  __device__ __forceinline__ KeyRange any_row(int first, int last) const { return {row(first).begin, row(last).end}; }
+  __device__ __forceinline__ Range any_row(int first, int last) const { return {row(first).begin, row(last).end}; }
 
   // The keys that each of rows first .. last sees.
-  __device__ __forceinline__ KeyRange every_row(int first, int last) const { return {row(last).begin, row(first).end}; }
+  __device__ __forceinline__ Range every_row(int first, int last) const { return {row(last).begin, row(first).end}; }
 };
 
-__device__ __forceinline__ bool contains(const KeyRange& range, int key) { return key >= range.begin && key < range.end; }
+__device__ __forceinline__ bool contains(const Range& range, int i) { return i >= range.begin && i < range.end; }
 
-// Whether keys first .. first + count - 1 all are in the range; whether any of them is.
-__device__ __forceinline__ bool contains_all(const KeyRange& range, int first, int count) {
+// Whether first .. first + count - 1 all are in the range; whether any of them is.
+__device__ __forceinline__ bool contains_all(const Range& range, int first, int count) {
   return first >= range.begin && first + count <= range.end;
 }
-__device__ __forceinline__ bool contains_any(const KeyRange& range, int first, int count) {
+__device__ __forceinline__ bool contains_any(const Range& range, int first, int count) {
   return first < range.end && first + count > range.begin;
 }
 

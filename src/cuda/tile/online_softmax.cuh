@@ -44,7 +44,7 @@ __device__ __forceinline__ RowResult finalize(OnlineSoftmax softmax, const float
     factor = softmax.raise_max(score);
     softmax.row_sum += softmax.probability(score);
   }
-  const float scale = softmax.row_sum == 0.0f ? 0.0f : factor / softmax.row_sum;
+  const float scale = softmax.row_sum == 0.0f ? 0.0f : __fdividef(factor, softmax.row_sum);
   return {scale, softmax.reference() * kLn2 + logf(softmax.row_sum)};
 }
 

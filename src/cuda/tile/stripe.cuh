@@ -50,7 +50,7 @@ __device__ __forceinline__ void stripe_scores(float* sS, const FragmentA<T> (&rQ
 // This lane's scores of its row, in base 2, -inf where the row does not see the key. `n0` is the tile's first key.
 template <int kGroups>
 __device__ __forceinline__ void load_scores(float (&x)[kGroups][4], const float* row_scores, int lane, float scale_log2,
-                                            bool masked, const KeyRange& visible, int n0) {
+                                            bool masked, const Range& visible, int n0) {
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
     const int column = stripe_column(lane, i);

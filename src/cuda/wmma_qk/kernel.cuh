@@ -3,7 +3,7 @@
 // Attention with Q K^T on tensor cores through nvcuda::wmma, and P V on CUDA cores.
 //
 // A thread block of 4 warps computes 64 query rows of one head; a warp owns one stripe of exactly 16, start to end, rows
-// past the sequence's end being zero. Per tile of 64 keys a warp computes its stripe's scores into shared memory, turns
+// past the sequence's end being zero. Per tile of 32 keys a warp computes its stripe's scores into shared memory, turns
 // them into fp32 probabilities there (two lanes a row), and multiplies them with V: a lane owns columns of the output for
 // all 16 rows, held unnormalised in registers.
 // Shared memory: see SmemMap. Barriers per tile: one before K and V are overwritten, one after they have landed; within a
@@ -24,7 +24,7 @@ constexpr int kRows = tile::kStripeRows;
 constexpr int kGroups = kBlockN / 8;  // groups of four keys per lane
 
 template <typename T, int kHeadDim>
-__global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 5 : 3)
+__global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
     kernel(const __grid_constant__ AttentionParams params, const __grid_constant__ LaunchShape shape) {
   using Columns = tile::LaneColumns<T, kHeadDim>;
   constexpr int kLd = row_elements(kHeadDim);
@@ -46,10 +46,10 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 5 : 3)
 
   const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
   const int first_row = m0 + warp_row;
-  const tile::KeyRange keys = mask.any_row(m0, min(m0 + kBlockM, seq.seqlen_q) - 1);
-  const tile::KeyRange warp_keys = mask.any_row(first_row, first_row + kRows - 1);
-  const tile::KeyRange unmasked = mask.every_row(first_row, first_row + kRows - 1);
-  const tile::KeyRange visible = mask.row(first_row + tile::stripe_row(lane_idx));
+  const tile::Range keys = mask.any_row(m0, min(m0 + kBlockM, seq.seqlen_q) - 1);
+  const tile::Range warp_keys = mask.any_row(first_row, first_row + kRows - 1);
+  const tile::Range unmasked = mask.every_row(first_row, first_row + kRows - 1);
+  const tile::Range visible = mask.row(first_row + tile::stripe_row(lane_idx));
 
   const int n_begin = keys.begin / kBlockN * kBlockN;
   if (n_begin < keys.end) {  // lands with the first tile

@@ -5,7 +5,7 @@
 namespace dlattn::wmma_qk {
 
 constexpr int kBlockM = 64;
-constexpr int kBlockN = 64;
+constexpr int kBlockN = 32;
 constexpr int kNumWarps = kBlockM / 16;  // one exact 16-row stripe per warp
 
 // Padding keeps rows 16-byte aligned, as wmma's leading dimensions must be, and spreads them over the banks.

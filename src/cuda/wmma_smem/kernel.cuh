@@ -99,7 +99,7 @@ __device__ __forceinline__ void store_output(T* out_row, bool row_exists, const 
 }
 
 template <typename T, int kHeadDim>
-__global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 5 : 3)
+__global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
     kernel(const __grid_constant__ AttentionParams params, const __grid_constant__ LaunchShape shape) {
   constexpr int kLd = row_elements(kHeadDim);
   constexpr int kStage = kBlockN * kLd;  // elements
@@ -122,10 +122,10 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 5 : 3)
   const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
   const int first_row = m0 + warp_row;
   const int own_row = first_row + tile::stripe_row(lane_idx);
-  const tile::KeyRange keys = mask.any_row(m0, min(m0 + kBlockM, seq.seqlen_q) - 1);
-  const tile::KeyRange warp_keys = mask.any_row(first_row, first_row + kRows - 1);
-  const tile::KeyRange unmasked = mask.every_row(first_row, first_row + kRows - 1);
-  const tile::KeyRange visible = mask.row(own_row);
+  const tile::Range keys = mask.any_row(m0, min(m0 + kBlockM, seq.seqlen_q) - 1);
+  const tile::Range warp_keys = mask.any_row(first_row, first_row + kRows - 1);
+  const tile::Range unmasked = mask.every_row(first_row, first_row + kRows - 1);
+  const tile::Range visible = mask.row(own_row);
 
   tile::OnlineSoftmax softmax;  // of own_row; row_sum is this lane's part
   tile::FragmentC acc_o[kHeadDim / 16];
