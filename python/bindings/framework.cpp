@@ -1,0 +1,248 @@
+#include "framework.h"
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "errors.h"
+#include "options.h"
+
+namespace dlattn::python {
+namespace {
+
+bool exchange_api_on = true;
+
+using Cache = std::unordered_map<PyObject*, std::unique_ptr<TensorType>>;
+// Never destroyed: its references outlive the interpreter's shutdown. The GIL guards it.
+Cache& cache() {
+  static Cache* types = new Cache;
+  return *types;
+}
+
+nb::handle frameworks() {
+  static const nb::handle module = nb::module_::import_("dlattn._frameworks").release();
+  return module;
+}
+
+const dlpack::ExchangeApi* find_exchange_api(nb::handle type) {
+  if (!exchange_api_on) return nullptr;
+  const nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
+  if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
+  const auto* header = static_cast<const dlpack::ExchangeApiHeader*>(
+      PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  while (header && header->version.major != dlpack::kMajorVersion) header = header->previous;
+  return reinterpret_cast<const dlpack::ExchangeApi*>(header);
+}
+
+// Interned once: these are looked up on every call.
+PyObject* interned(const char* text) {
+  return PyUnicode_InternFromString(text);
+}
+
+// Calls a predicate method that takes no argument.
+bool call_predicate(nb::handle object, PyObject* method) {
+  const nb::object result =
+      nb::steal<nb::object>(PyObject_CallMethodObjArgs(object.ptr(), method, nullptr));
+  if (!result.is_valid()) throw nb::python_error();
+  return result.ptr() == Py_True;
+}
+
+// A torch tensor's memory does not tell the whole truth about it.
+void check_torch(nb::handle object, const char* name) {
+  static PyObject* const requires_grad = interned("requires_grad");
+  static PyObject* const is_neg = interned("is_neg");
+  static PyObject* const is_conj = interned("is_conj");
+  const nb::object grad = nb::steal<nb::object>(PyObject_GetAttr(object.ptr(), requires_grad));
+  if (!grad.is_valid()) throw nb::python_error();
+  if (grad.ptr() == Py_True && nb::cast<bool>(frameworks().attr("torch_grad_enabled")())) {
+    unsupported(name,
+                " requires grad, and dlattn computes no gradients; accepted: a tensor without "
+                "requires_grad. "
+                "Call it under torch.no_grad() or pass ",
+                name, ".detach()");
+  }
+  if (call_predicate(object, is_conj)) {
+    unsupported(name, " is a conjugated view; accepted: a plain tensor, ", name, ".resolve_conj()");
+  }
+  if (call_predicate(object, is_neg)) {
+    unsupported(name, " is a negated view; accepted: a plain tensor, ", name, ".resolve_neg()");
+  }
+}
+
+void check_device(const char* name, Device device, const Target& target) {
+  if (same(device, target.device)) return;
+  unsupported(name, " is on ", device_text(device), "; accepted: ", device_text(target.device),
+              ", where ", target.name, " is");
+}
+
+// A tensor that its own library refuses to describe is no dense tensor of numbers: sparse,
+// quantised, traced, ...
+template <typename Export>
+auto exported(nb::handle object, const char* name, Export&& export_it) {
+  try {
+    return export_it();
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_BufferError) && !error.matches(PyExc_RuntimeError) &&
+        !error.matches(PyExc_TypeError) && !error.matches(PyExc_ValueError)) {
+      throw;
+    }
+    const std::string why = nb::str(error.value()).c_str();
+    wrong_type_from(
+        error,
+        concat(name, ": ", type_text(object), " cannot be taken in through DLPack (",
+               why.substr(0, why.find('\n')), "); accepted: a dense tensor on the CPU or on CUDA"));
+  }
+}
+
+dlpack::DLDevice dlpack_device(nb::handle object, const char* name) {
+  return exported(object, name, [&]() -> dlpack::DLDevice {
+    const nb::object pair = object.attr("__dlpack_device__")();
+    return {nb::cast<std::int32_t>(nb::int_(pair[0])), nb::cast<std::int32_t>(nb::int_(pair[1]))};
+  });
+}
+
+// Errors that an allocator reports through a callback, which may hold no Python state.
+void set_allocation_error(void* context, const char* kind, const char* message) {
+  *static_cast<std::string*>(context) = concat(kind, ": ", message);
+}
+
+}  // namespace
+
+const TensorType& tensor_type(nb::handle object, const char* name) {
+  const nb::handle type = object.type();
+  const auto found = cache().find(type.ptr());
+  if (found != cache().end()) return *found->second;
+
+  auto made = std::make_unique<TensorType>();
+  made->adapter = frameworks().attr("find")(type, name);
+  const std::string kind = nb::cast<nb::str>(made->adapter.attr("name")).c_str();
+  made->torch = kind == "torch";
+  made->numpy = kind == "numpy";
+  made->deferred = kind == "jax";
+  if (!made->numpy && !made->deferred) made->api = find_exchange_api(type);
+  Py_INCREF(type.ptr());  // a cached address must not be taken over by another type
+  return *cache().emplace(type.ptr(), std::move(made)).first->second;
+}
+
+void use_exchange_api(bool on) {
+  exchange_api_on = on;
+  for (auto& entry : cache()) entry.second->api = on ? find_exchange_api(entry.first) : nullptr;
+}
+
+Target make_target(nb::handle like, const char* name) {
+  Target target;
+  target.like = like;
+  target.name = name;
+  target.type = &tensor_type(like, name);
+  if (target.type->numpy) return target;
+  if (target.type->api) {
+    target.device = exported(
+        like, name, [&] { return from_exchange_api(*target.type->api, like, name).device; });
+  } else {
+    target.type->adapter.attr("check")(like, name);
+    target.device = to_device(name, dlpack_device(like, name));
+  }
+  return target;
+}
+
+void set_stream(nb::handle stream, Target* target) {
+  if (target->device.type == DeviceType::kCpu) {
+    if (!stream.is_none())
+      unsupported("stream is ", repr_text(stream), "; accepted: None, as ", target->name,
+                  " is on the CPU");
+    return;
+  }
+  if (!stream.is_none()) {
+    target->stream = parse_stream(stream);
+  } else if (target->type->api) {
+    if (target->type->api->current_stream(dlpack::kCuda, target->device.index, &target->stream)) {
+      throw nb::python_error();
+    }
+  } else {
+    target->stream = parse_stream(
+        target->type->adapter.attr("current_stream")(target->like, target->device.index));
+  }
+}
+
+Tensor import_tensor(nb::handle object, const char* name, const Target& target) {
+  const TensorType& type = tensor_type(object, name);
+  if (type.torch) exported(object, name, [&] { check_torch(object, name); });
+  if (type.numpy) {
+    check_device(name, {}, target);
+    return from_array_struct(object, name);
+  }
+  // An exchange API orders nothing: right for the framework whose stream this is, and for memory
+  // that needs no stream.
+  if (type.api && (type.api == target.type->api || target.device.type == DeviceType::kCpu)) {
+    Tensor tensor =
+        exported(object, name, [&] { return from_exchange_api(*type.api, object, name); });
+    check_device(name, tensor.device, target);
+    return tensor;
+  }
+  type.adapter.attr("check")(object, name);
+  check_device(name, to_device(name, dlpack_device(object, name)), target);
+  const nb::object stream =
+      target.device.type == DeviceType::kCpu
+          ? nb::none()
+          : nb::object(nb::int_(reinterpret_cast<std::uintptr_t>(target.stream)));
+  const nb::object capsule =
+      exported(object, name, [&] { return frameworks().attr("export")(object, stream); });
+  Tensor tensor = from_capsule(capsule, name);
+  check_device(name, tensor.device, target);
+  return tensor;
+}
+
+Allocation::Allocation(Allocation&& other) noexcept
+    : tensor(std::move(other.tensor)), managed(other.managed), object(std::move(other.object)) {
+  other.managed = nullptr;
+}
+
+Allocation::~Allocation() {
+  if (managed && managed->deleter) managed->deleter(managed);
+}
+
+Allocation allocate(const Target& target, const char* name, const std::int64_t* shape, int ndim,
+                    DType dtype) {
+  Allocation made;
+  if (target.type->api) {
+    dlpack::DLTensor prototype{};
+    prototype.device = to_dlpack(target.device);
+    prototype.ndim = ndim;
+    prototype.dtype = to_dlpack(dtype);
+    prototype.shape = const_cast<std::int64_t*>(shape);
+    std::string error;
+    if (target.type->api->allocate(&prototype, &made.managed, &error, set_allocation_error)) {
+      if (PyErr_Occurred()) throw nb::python_error();
+      throw std::runtime_error(concat("allocating ", name, " failed: ", error));
+    }
+    const dlpack::DLTensor& tensor = made.managed->tensor;
+    made.tensor.name = name;
+    made.tensor.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+    made.tensor.dtype = tensor.dtype;
+    made.tensor.device = target.device;
+    made.tensor.ndim = ndim;
+    std::int64_t stride = 1;
+    for (int i = ndim - 1; i >= 0; --i) {
+      made.tensor.shape[i] = shape[i];
+      made.tensor.strides[i] = tensor.strides ? tensor.strides[i] : stride;
+      stride *= shape[i];
+    }
+    return made;
+  }
+  nb::list sizes;
+  for (int i = 0; i < ndim; ++i) sizes.append(shape[i]);
+  made.object = target.type->adapter.attr("empty")(target.like, nb::tuple(sizes), to_string(dtype));
+  made.tensor = import_tensor(made.object, name, target);
+  return made;
+}
+
+nb::object take(const Target& target, Allocation* allocation) {
+  if (!allocation->managed) return allocation->object;
+  void* object = nullptr;
+  dlpack::ManagedTensorVersioned* managed = allocation->managed;
+  allocation->managed = nullptr;  // the import owns it from here, even if it fails
+  if (target.type->api->import_managed(managed, &object)) throw nb::python_error();
+  return nb::steal<nb::object>(static_cast<PyObject*>(object));
+}
+
+}  // namespace dlattn::python

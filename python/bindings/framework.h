@@ -1,0 +1,62 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <vector>
+
+#include "tensor.h"
+
+// What the binding knows of the caller's tensor library. Two kinds: types with DLPack's C exchange
+// API are served without running any Python code; the others through an adapter object of
+// dlattn._frameworks.
+namespace dlattn::python {
+
+struct TensorType {
+  const dlpack::ExchangeApi* api = nullptr;  // null: use the adapter
+  nb::object adapter;                        // dlattn._frameworks.Framework
+  bool torch = false;     // has autograd, conjugate and negative bits to look out for
+  bool numpy = false;     // read through __array_struct__
+  bool deferred = false;  // tells its stream only while it takes the result in: JAX on a GPU
+};
+
+// Cached per type. Throws TypeError if objects of this type are no tensors.
+const TensorType& tensor_type(nb::handle object, const char* name);
+// Drops the cache and stops, or resumes, using exchange APIs, so that tests reach the other way in.
+void use_exchange_api(bool on);
+
+// Where a call computes: the framework, device and stream of its first tensor.
+struct Target {
+  nb::handle like;  // the first tensor
+  const char* name = "";
+  const TensorType* type = nullptr;
+  Device device;
+  void* stream = nullptr;
+};
+
+// Target of a call whose first tensor is `like`. Does not settle the stream.
+Target make_target(nb::handle like, const char* name);
+// The stream that the caller named, or the framework's current one.
+void set_stream(nb::handle stream, Target* target);
+
+// Takes a tensor in without a copy, ready to be used on the target's stream. Throws if it is on
+// another device.
+Tensor import_tensor(nb::handle object, const char* name, const Target& target);
+
+// A new tensor of the target's framework.
+struct Allocation {
+  Tensor tensor;
+  dlpack::ManagedTensorVersioned* managed =
+      nullptr;        // of an exchange API, until take() makes an object of it
+  nb::object object;  // of an adapter
+
+  Allocation() = default;
+  Allocation(Allocation&& other) noexcept;
+  Allocation& operator=(Allocation&&) = delete;
+  ~Allocation();
+};
+
+Allocation allocate(const Target& target, const char* name, const std::int64_t* shape, int ndim,
+                    DType dtype);
+nb::object take(const Target& target, Allocation* allocation);
+
+}  // namespace dlattn::python

@@ -1,0 +1,125 @@
+#include <string>
+#include <vector>
+
+#include "attention.h"
+#include "errors.h"
+
+namespace dlattn::python {
+namespace {
+
+constexpr dlpack::DLDataType kFloat32{dlpack::kFloat, 32, 1};
+
+// The parts of `outs` or `lses`: the tensors of a list, or the slices of a stacked tensor.
+std::vector<Tensor> import_parts(nb::handle parts, const char* name, const Target& target) {
+  std::vector<Tensor> tensors;
+  if (PyList_Check(parts.ptr()) || PyTuple_Check(parts.ptr())) {
+    for (const nb::handle part : nb::borrow<nb::object>(parts))
+      tensors.push_back(import_tensor(part, name, target));
+    return tensors;
+  }
+  const Tensor stacked = import_tensor(parts, name, target);
+  if (stacked.ndim == 0)
+    unsupported(name, " has no dimensions; accepted: a list, or a stack along dimension 0");
+  const std::int64_t count = std::min<std::int64_t>(stacked.shape[0], kMaxMergeStates + 1);
+  for (std::int64_t n = 0; n < count; ++n) {
+    Tensor part = stacked;
+    part.data = static_cast<char*>(stacked.data) + n * stacked.strides[0] * stacked.dtype.bits / 8;
+    part.ndim = stacked.ndim - 1;
+    for (int i = 0; i < part.ndim; ++i) {
+      part.shape[i] = stacked.shape[i + 1];
+      part.strides[i] = stacked.strides[i + 1];
+    }
+    tensors.push_back(std::move(part));
+  }
+  return tensors;
+}
+
+// The tensor that decides framework and device.
+nb::object first_part(nb::handle parts) {
+  if (!PyList_Check(parts.ptr()) && !PyTuple_Check(parts.ptr())) return nb::borrow(parts);
+  if (nb::len(parts) == 0) unsupported("outs is empty; accepted: 1 to ", kMaxMergeStates, " parts");
+  return parts[0];
+}
+
+Outcome compute(nb::handle outs_object, nb::handle lses_object, Layout layout,
+                const Target& target) {
+  const std::vector<Tensor> outs = import_parts(outs_object, "outs", target);
+  const std::vector<Tensor> lses = import_parts(lses_object, "lses", target);
+  if (outs.empty() || outs.size() > kMaxMergeStates) {
+    unsupported("outs holds ", outs.size(),
+                outs.size() > kMaxMergeStates ? " parts or more" : " parts", "; accepted: 1 to ",
+                kMaxMergeStates);
+  }
+  if (lses.size() != outs.size()) {
+    unsupported("lses holds ", lses.size(), " parts; accepted: ", outs.size(), ", as many as outs");
+  }
+  const Dims at = dims_of(layout);
+  check_rank(outs[0], 4, dims_text(layout));
+  const Shape shape = {4, {outs[0].shape[0], outs[0].shape[1], outs[0].shape[2], outs[0].shape[3]}};
+
+  MergeParams p;
+  p.num_states = static_cast<int>(outs.size());
+  p.dtype = to_dtype(outs[0], "float16, bfloat16, float32, float64");
+  p.device = target.device;
+  p.batch_size = shape.sizes[at.batch];
+  p.seqlen_q = shape.sizes[at.row];
+  p.num_heads = shape.sizes[at.head];
+  p.head_dim_v = shape.sizes[3];
+  const Shape lse_shape = {3, {p.batch_size, p.num_heads, p.seqlen_q}};
+  for (int n = 0; n < p.num_states; ++n) {
+    check_shape(outs[n], shape, "that of the first part");
+    if (!same(outs[n].dtype, outs[0].dtype)) {
+      unsupported("outs: a part's dtype is ", dtype_text(outs[n].dtype),
+                  "; accepted: ", dtype_text(outs[0].dtype), ", that of the first part");
+    }
+    check_last_stride(outs[n]);
+    check_shape(lses[n], lse_shape, "(batch, num_heads, seqlen_q)");
+    if (!same(lses[n].dtype, kFloat32)) {
+      unsupported("lses: a part's dtype is ", dtype_text(lses[n].dtype), "; accepted: float32");
+    }
+    p.outs[n] = outs[n].data;
+    p.outs_batch_stride[n] = outs[n].strides[at.batch];
+    p.outs_row_stride[n] = outs[n].strides[at.row];
+    p.outs_head_stride[n] = outs[n].strides[at.head];
+    p.lses[n] = static_cast<const float*>(lses[n].data);
+    p.lses_batch_stride[n] = lses[n].strides[0];
+    p.lses_head_stride[n] = lses[n].strides[1];
+    p.lses_row_stride[n] = lses[n].strides[2];
+  }
+
+  Allocation out = allocate(target, "out", shape.sizes, 4, p.dtype);
+  Allocation lse = allocate(target, "lse", lse_shape.sizes, 3, DType::kFloat32);
+  p.out = out.tensor.data;
+  p.out_batch_stride = out.tensor.strides[at.batch];
+  p.out_row_stride = out.tensor.strides[at.row];
+  p.out_head_stride = out.tensor.strides[at.head];
+  p.lse = static_cast<float*>(lse.tensor.data);
+  p.lse_batch_stride = lse.tensor.strides[0];
+  p.lse_head_stride = lse.tensor.strides[1];
+  {
+    nb::gil_scoped_release unlocked;
+    dlattn::merge_states(p, target.stream);
+  }
+  Outcome outcome;
+  outcome.outputs.append(take(target, &out));
+  outcome.outputs.append(take(target, &lse));
+  if (!target.type->deferred) return outcome;
+  for (const std::vector<Tensor>* tensors : {&outs, &lses}) {
+    for (const Tensor& tensor : *tensors) outcome.held.append(tensor.owner);
+  }
+  outcome.held.append(out.tensor.owner);
+  outcome.held.append(lse.tensor.owner);
+  return outcome;
+}
+
+}  // namespace
+
+nb::object merge_states(nb::handle outs, nb::handle lses, nb::handle layout, nb::handle stream) {
+  const Layout parsed = parse_layout(layout);
+  const nb::object first = first_part(outs);
+  Target target = make_target(first, "outs");
+  return run_on(target, stream, true,
+                [&](const Target& settled) { return compute(outs, lses, parsed, settled); });
+}
+
+}  // namespace dlattn::python

@@ -1,0 +1,148 @@
+#include "options.h"
+
+#include <cmath>
+#include <string>
+
+#include "errors.h"
+
+namespace dlattn::python {
+namespace {
+
+constexpr char kLayouts[] = "\"bshd\" or \"bhsd\"";
+constexpr char kCausals[] = "False, True, \"bottom_right\" or \"top_left\"";
+
+// Pointer equality first: the values a program passes are mostly interned.
+bool is_text(nb::handle value, const char* text) {
+  return PyUnicode_Check(value.ptr()) && PyUnicode_CompareWithASCIIString(value.ptr(), text) == 0;
+}
+
+// Whether `value` is a number of Python's tower, which no tensor is: reading one of those could
+// wait for a device.
+bool is_number(nb::handle value, const char* tower) {
+  if (PyBool_Check(value.ptr())) return false;
+  const int yes =
+      PyObject_IsInstance(value.ptr(), nb::module_::import_("numbers").attr(tower).ptr());
+  if (yes < 0) throw nb::python_error();
+  return yes;
+}
+
+bool is_int(nb::handle value) {
+  return (PyLong_Check(value.ptr()) && !PyBool_Check(value.ptr())) || is_number(value, "Integral");
+}
+
+// Saturates: no count of tokens is larger.
+std::int64_t to_int64(nb::handle value) {
+  const nb::object index = nb::steal<nb::object>(PyNumber_Index(value.ptr()));
+  if (!index.is_valid()) throw nb::python_error();
+  int overflow = 0;
+  const long long number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  if (number == -1 && !overflow && PyErr_Occurred()) throw nb::python_error();
+  return overflow > 0 ? INT64_MAX : overflow < 0 ? INT64_MIN : number;
+}
+
+std::int64_t window_side(nb::handle value, const char* side, nb::handle window) {
+  if (value.is_none()) return -1;
+  if (!is_int(value)) {
+    wrong_type("window is ", repr_text(window), ": its ", side, " side is of type ",
+               type_text(value), "; accepted: an int >= 0, or None for no limit");
+  }
+  const std::int64_t tokens = to_int64(value);
+  if (tokens < 0) {
+    unsupported("window is ", repr_text(window), ": its ", side,
+                " side is negative; accepted: an int >= 0, or None for no limit");
+  }
+  return tokens;
+}
+
+}  // namespace
+
+Layout parse_layout(nb::handle value) {
+  if (is_text(value, "bshd")) return Layout::kBshd;
+  if (is_text(value, "bhsd")) return Layout::kBhsd;
+  if (!PyUnicode_Check(value.ptr()))
+    wrong_type("layout is of type ", type_text(value), "; accepted: ", kLayouts);
+  unsupported("layout is ", repr_text(value), "; accepted: ", kLayouts);
+}
+
+Causal parse_causal(nb::handle value) {
+  if (value.ptr() == Py_False) return Causal::kNone;
+  if (value.ptr() == Py_True || is_text(value, "bottom_right")) return Causal::kBottomRight;
+  if (is_text(value, "top_left")) return Causal::kTopLeft;
+  if (!PyUnicode_Check(value.ptr()))
+    wrong_type("causal is of type ", type_text(value), "; accepted: ", kCausals);
+  unsupported("causal is ", repr_text(value), "; accepted: ", kCausals);
+}
+
+Kernel parse_kernel(nb::handle value) {
+  std::string accepted;
+  for (const Kernel kernel :
+       {Kernel::kAuto, Kernel::kCpu, Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem}) {
+    if (is_text(value, to_string(kernel))) return kernel;
+    accepted += concat(accepted.empty() ? "\"" : ", \"", to_string(kernel), "\"");
+  }
+  if (!PyUnicode_Check(value.ptr()))
+    wrong_type("kernel is of type ", type_text(value), "; accepted: ", accepted);
+  unsupported("kernel is ", repr_text(value), "; accepted: ", accepted);
+}
+
+bool parse_flag(nb::handle value, const char* name) {
+  if (!PyBool_Check(value.ptr()))
+    wrong_type(name, " is of type ", type_text(value), "; accepted: a bool");
+  return value.ptr() == Py_True;
+}
+
+double parse_number(nb::handle value, const char* name) {
+  const bool number = PyFloat_Check(value.ptr()) || is_int(value) || is_number(value, "Real");
+  if (!number) wrong_type(name, " is of type ", type_text(value), "; accepted: a float");
+  const double result = PyFloat_AsDouble(value.ptr());
+  if (result == -1.0 && PyErr_Occurred()) {
+    PyErr_Clear();  // an int beyond the floats
+    unsupported(name, " is ", repr_text(value), "; accepted: a finite number");
+  }
+  return result;
+}
+
+double parse_scale(nb::handle value, std::int64_t head_dim) {
+  if (value.is_none()) return 1.0 / std::sqrt(static_cast<double>(head_dim > 0 ? head_dim : 1));
+  return parse_number(value, "softmax_scale");
+}
+
+std::int64_t parse_count(nb::handle value, const char* name) {
+  if (!is_int(value)) wrong_type(name, " is of type ", type_text(value), "; accepted: an int >= 0");
+  const std::int64_t count = to_int64(value);
+  if (count < 0 || count > INT32_MAX)
+    unsupported(name, " is ", repr_text(value), "; accepted: an int from 0 to ", INT32_MAX);
+  return count;
+}
+
+void parse_window(nb::handle value, std::int64_t* left, std::int64_t* right) {
+  const bool sequence = PyTuple_Check(value.ptr()) || PyList_Check(value.ptr());
+  if (!sequence || nb::len(value) != 2) {
+    wrong_type("window is ", repr_text(value),
+               "; accepted: a pair (left, right) of int >= 0 or None");
+  }
+  *left = window_side(value[0], "left", value);
+  *right = window_side(value[1], "right", value);
+}
+
+void* parse_stream(nb::handle value) {
+  nb::object handle = nb::borrow(value);
+  if (nb::hasattr(value, "cuda_stream")) {
+    handle = value.attr("cuda_stream");
+  } else if (nb::hasattr(value, "__cuda_stream__")) {
+    const nb::object protocol = value.attr("__cuda_stream__");
+    handle = nb::object(PyCallable_Check(protocol.ptr()) ? nb::object(protocol()) : protocol)[1];
+  } else if (nb::hasattr(value, "ptr")) {
+    handle = value.attr("ptr");
+  }
+  if (!is_int(handle)) {
+    wrong_type("stream is of type ", type_text(value),
+               "; accepted: an int, or an object with cuda_stream, ptr or __cuda_stream__");
+  }
+  const std::int64_t number = to_int64(handle);
+  if (number < 0)
+    unsupported("stream is ", repr_text(value), "; accepted: the handle of a CUDA stream, >= 0");
+  return reinterpret_cast<void*>(static_cast<std::uintptr_t>(number));
+}
+
+}  // namespace dlattn::python

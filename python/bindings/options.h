@@ -1,0 +1,27 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "dlattn/attention.h"
+
+// The options of a call, from the Python objects that stand for them.
+namespace dlattn::python {
+
+namespace nb = nanobind;
+
+enum class Layout { kBshd, kBhsd };
+
+Layout parse_layout(nb::handle value);
+Causal parse_causal(nb::handle value);
+Kernel parse_kernel(nb::handle value);
+bool parse_flag(nb::handle value, const char* name);
+double parse_number(nb::handle value, const char* name);
+double parse_scale(nb::handle value, std::int64_t head_dim);   // None: 1 / sqrt(head_dim)
+std::int64_t parse_count(nb::handle value, const char* name);  // an int >= 0
+void parse_window(nb::handle value, std::int64_t* left, std::int64_t* right);  // -1: unlimited
+
+// A CUDA stream: an int, or an object with cuda_stream (torch), ptr (CuPy) or __cuda_stream__ (CUDA
+// Python).
+void* parse_stream(nb::handle value);
+
+}  // namespace dlattn::python

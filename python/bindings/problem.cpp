@@ -1,0 +1,287 @@
+#include "problem.h"
+
+#include <string>
+
+#include "errors.h"
+
+namespace dlattn::python {
+namespace {
+
+constexpr char kDTypes[] = "float16, bfloat16, float32, float64";
+constexpr dlpack::DLDataType kFloat32{dlpack::kFloat, 32, 1};
+constexpr dlpack::DLDataType kInt32{dlpack::kInt, 32, 1};
+constexpr dlpack::DLDataType kBool{dlpack::kBool, 8, 1};
+
+Tensor& take_in(nb::handle object, const char* name, const Target& target, Problem* problem) {
+  Tensor& tensor = problem->inputs[problem->num_inputs++];
+  tensor = import_tensor(object, name, target);
+  return tensor;
+}
+
+void check_dtype(const Tensor& tensor, dlpack::DLDataType accepted) {
+  if (same(tensor.dtype, accepted)) return;
+  unsupported(tensor.name, ": dtype is ", dtype_text(tensor.dtype),
+              "; accepted: ", dtype_text(accepted));
+}
+
+void check_size(const Tensor& tensor, int dim, const char* what, std::int64_t accepted,
+                const char* reason) {
+  if (tensor.shape[dim] == accepted) return;
+  unsupported(tensor.name, ": ", what, " is ", tensor.shape[dim], ", shape ",
+              shape_text(tensor.shape, tensor.ndim), "; accepted: ", accepted, ", ", reason);
+}
+
+// Strides of a tensor that broadcasts, right-aligned, to [batch_size, num_heads, seqlen_q,
+// seqlen_k].
+void broadcast(const Tensor& tensor, const AttentionParams& p, std::int64_t* (&strides)[4]) {
+  const std::int64_t full[4] = {p.batch_size, p.num_heads, p.seqlen_q, p.seqlen_k};
+  bool fits = tensor.ndim <= 4;
+  for (int i = 0; i < 4 && fits; ++i) {
+    const int dim = i - (4 - tensor.ndim);
+    *strides[i] = dim < 0 || tensor.shape[dim] == 1 ? 0 : tensor.strides[dim];
+    fits = dim < 0 || tensor.shape[dim] == 1 || tensor.shape[dim] == full[i];
+  }
+  if (fits) return;
+  unsupported(tensor.name, ": shape is ", shape_text(tensor.shape, tensor.ndim),
+              "; accepted: one that broadcasts to (batch, num_heads, seqlen_q, seqlen_k) = ",
+              shape_text(full, 4));
+}
+
+void read_bias(const AttentionCall& call, const Target& target, Problem* problem) {
+  AttentionParams& p = problem->params;
+  const Tensor& bias = take_in(call.bias, "bias", target, problem);
+  p.bias_dtype = to_dtype(bias, "that of q, or float32");
+  std::int64_t* strides[] = {&p.bias_batch_stride, &p.bias_head_stride, &p.bias_row_stride,
+                             &p.bias_col_stride};
+  broadcast(bias, p, strides);
+  p.bias = bias.data;
+}
+
+void read_mask(const AttentionCall& call, const Target& target, Problem* problem) {
+  AttentionParams& p = problem->params;
+  const Tensor& mask = take_in(call.mask, "mask", target, problem);
+  check_dtype(mask, kBool);
+  std::int64_t* strides[] = {&p.mask_batch_stride, &p.mask_head_stride, &p.mask_row_stride,
+                             &p.mask_col_stride};
+  broadcast(mask, p, strides);
+  p.mask = static_cast<const std::uint8_t*>(mask.data);
+}
+
+void read_alibi_slopes(const AttentionCall& call, const Target& target, Problem* problem) {
+  AttentionParams& p = problem->params;
+  const Tensor& slopes = take_in(call.alibi_slopes, "alibi_slopes", target, problem);
+  check_dtype(slopes, kFloat32);
+  const bool per_batch = slopes.ndim == 2;
+  const bool fits = (slopes.ndim == 1 || per_batch) &&
+                    slopes.shape[slopes.ndim - 1] == p.num_heads &&
+                    (!per_batch || slopes.shape[0] == p.batch_size);
+  if (!fits) {
+    unsupported("alibi_slopes: shape is ", shape_text(slopes.shape, slopes.ndim),
+                "; accepted: (num_heads,) = (", p.num_heads, ",) or (batch, num_heads) = (",
+                p.batch_size, ", ", p.num_heads, ")");
+  }
+  p.alibi_slopes = static_cast<const float*>(slopes.data);
+  p.alibi_batch_stride = per_batch ? slopes.strides[0] : 0;
+  p.alibi_head_stride = slopes.strides[slopes.ndim - 1];
+}
+
+void read_sinks(const AttentionCall& call, const Target& target, Problem* problem) {
+  AttentionParams& p = problem->params;
+  const Tensor& sinks = take_in(call.sinks, "sinks", target, problem);
+  check_dtype(sinks, kFloat32);
+  check_shape(sinks, {1, {p.num_heads}}, "(num_heads,)");
+  p.sinks = static_cast<const float*>(sinks.data);
+  p.sinks_stride = sinks.strides[0];
+}
+
+const std::int32_t* read_int32s(nb::handle object, const char* name, std::int64_t count,
+                                const char* dims, const Target& target, Problem* problem) {
+  const Tensor& tensor = take_in(object, name, target, problem);
+  check_dtype(tensor, kInt32);
+  if (count >= 0) {
+    check_shape(tensor, {1, {count}}, dims);
+  } else {
+    check_rank(tensor, 1, dims);
+    if (tensor.shape[0] == 0) unsupported(name, " is empty; accepted: shape ", dims);
+  }
+  check_last_stride(tensor);
+  return static_cast<const std::int32_t*>(tensor.data);
+}
+
+// Where the host can read the sequence lengths, it does: they decide which memory is touched.
+void check_sequences(const char* name, const std::int32_t* cu_seqlens, std::int64_t batch_size,
+                     std::int64_t total, std::int64_t longest, bool all) {
+  if (cu_seqlens[0] != 0) unsupported(name, "[0] is ", cu_seqlens[0], "; accepted: 0");
+  for (std::int64_t b = 0; b < batch_size; ++b) {
+    const std::int64_t length = std::int64_t{cu_seqlens[b + 1]} - cu_seqlens[b];
+    if (length < 0 || length > longest) {
+      unsupported(name, ": sequence ", b, " has ", length,
+                  " tokens; accepted: 0 to its max_seqlen, ", longest);
+    }
+  }
+  const std::int64_t end = cu_seqlens[batch_size];
+  if (all ? end != total : end > total) {
+    unsupported(name, " ends at ", end, "; accepted: ", all ? "" : "at most ", total,
+                ", the tokens there are");
+  }
+}
+
+void read_sequences(const AttentionCall& call, const Target& target, Problem* problem) {
+  AttentionParams& p = problem->params;
+  p.cu_seqlens_q =
+      read_int32s(call.cu_seqlens_q, "cu_seqlens_q", -1, "(batch + 1,)", target, problem);
+  p.batch_size = problem->inputs[problem->num_inputs - 1].shape[0] - 1;
+  p.cu_seqlens_k = read_int32s(call.cu_seqlens_k, "cu_seqlens_k", p.batch_size + 1, "(batch + 1,)",
+                               target, problem);
+  p.seqlen_q = parse_count(call.max_seqlen_q, "max_seqlen_q");
+  p.seqlen_k = parse_count(call.max_seqlen_k, "max_seqlen_k");
+  if (!call.seqused_k.is_none()) {
+    p.seqused_k =
+        read_int32s(call.seqused_k, "seqused_k", p.batch_size, "(batch,)", target, problem);
+  }
+  if (target.device.type != DeviceType::kCpu) return;
+  check_sequences("cu_seqlens_q", p.cu_seqlens_q, p.batch_size, p.total_q, p.seqlen_q, true);
+  check_sequences("cu_seqlens_k", p.cu_seqlens_k, p.batch_size, p.total_k, p.seqlen_k, false);
+  for (std::int64_t b = 0; p.seqused_k && b < p.batch_size; ++b) {
+    const std::int64_t there = p.cu_seqlens_k[b + 1] - p.cu_seqlens_k[b];
+    if (p.seqused_k[b] < 0 || p.seqused_k[b] > there) {
+      unsupported("seqused_k[", b, "] is ", p.seqused_k[b], "; accepted: 0 to ", there,
+                  ", the keys of that sequence");
+    }
+  }
+}
+
+// q, k and v of one problem: sizes and strides, checked against each other.
+void read_qkv(const AttentionCall& call, const Target& target, Problem* problem) {
+  AttentionParams& p = problem->params;
+  const bool varlen = call.varlen();
+  const Tensor& q = take_in(call.q, "q", target, problem);
+  const Tensor& k = take_in(call.k, "k", target, problem);
+  const Tensor& v = take_in(call.v, "v", target, problem);
+  const bool bshd = problem->layout == Layout::kBshd;
+  const char* names = !varlen ? dims_text(problem->layout)
+                      : bshd  ? "(total, num_heads, head_dim)"
+                              : "(num_heads, total, head_dim)";
+  const int skip = varlen ? 1 : 0;  // no batch dimension
+  const Dims at = {0, dims_of(problem->layout).row - skip, dims_of(problem->layout).head - skip};
+  const int last = 3 - skip;
+
+  p.dtype = to_dtype(q, kDTypes);
+  for (const Tensor* tensor : {&q, &k, &v}) {
+    check_rank(*tensor, 4 - skip, names);
+    if (!same(tensor->dtype, q.dtype)) {
+      unsupported(tensor->name, ": dtype is ", dtype_text(tensor->dtype),
+                  "; accepted: ", dtype_text(q.dtype), ", that of q");
+    }
+    check_last_stride(*tensor);
+  }
+  check_size(k, last, "head_dim", q.shape[last], "that of q");
+  check_size(v, at.head, "num_heads", k.shape[at.head], "that of k");
+  check_size(v, at.row, varlen ? "the number of tokens" : "seqlen", k.shape[at.row], "that of k");
+  if (!varlen) {
+    check_size(k, at.batch, "batch", q.shape[at.batch], "that of q");
+    check_size(v, at.batch, "batch", q.shape[at.batch], "that of q");
+    p.batch_size = q.shape[at.batch];
+    p.seqlen_q = q.shape[at.row];
+    p.seqlen_k = k.shape[at.row];
+    p.q_batch_stride = q.strides[at.batch];
+    p.k_batch_stride = k.strides[at.batch];
+    p.v_batch_stride = v.strides[at.batch];
+  }
+  p.total_q = varlen ? q.shape[at.row] : 0;
+  p.total_k = varlen ? k.shape[at.row] : 0;
+  p.num_heads = q.shape[at.head];
+  p.num_heads_kv = k.shape[at.head];
+  p.head_dim = q.shape[last];
+  p.head_dim_v = v.shape[last];
+  p.q = q.data, p.q_row_stride = q.strides[at.row], p.q_head_stride = q.strides[at.head];
+  p.k = k.data, p.k_row_stride = k.strides[at.row], p.k_head_stride = k.strides[at.head];
+  p.v = v.data, p.v_row_stride = v.strides[at.row], p.v_head_stride = v.strides[at.head];
+
+  problem->out.ndim = q.ndim;
+  for (int i = 0; i < last; ++i) problem->out.sizes[i] = q.shape[i];
+  problem->out.sizes[last] = p.head_dim_v;
+  problem->lse = varlen ? Shape{2, {p.num_heads, p.total_q}}
+                        : Shape{3, {p.batch_size, p.num_heads, p.seqlen_q}};
+}
+
+}  // namespace
+
+Dims dims_of(Layout layout) {
+  return layout == Layout::kBshd ? Dims{0, 1, 2} : Dims{0, 2, 1};
+}
+
+const char* dims_text(Layout layout) {
+  return layout == Layout::kBshd ? "(batch, seqlen, num_heads, head_dim)"
+                                 : "(batch, num_heads, seqlen, head_dim)";
+}
+
+void check_rank(const Tensor& tensor, int ndim, const char* dims) {
+  if (tensor.ndim == ndim) return;
+  unsupported(tensor.name, " has ", tensor.ndim, " dimensions, shape ",
+              shape_text(tensor.shape, tensor.ndim), "; accepted: ", ndim, ", ", dims);
+}
+
+void check_shape(const Tensor& tensor, const Shape& shape, const char* dims) {
+  bool fits = tensor.ndim == shape.ndim;
+  for (int i = 0; i < shape.ndim && fits; ++i) fits = tensor.shape[i] == shape.sizes[i];
+  if (fits) return;
+  unsupported(tensor.name, ": shape is ", shape_text(tensor.shape, tensor.ndim),
+              "; accepted: ", shape_text(shape.sizes, shape.ndim), ", ", dims);
+}
+
+void check_last_stride(const Tensor& tensor) {
+  const int last = tensor.ndim - 1;
+  if (tensor.strides[last] == 1 || tensor.shape[last] <= 1 || tensor.num_elements() == 0) return;
+  unsupported(tensor.name, ": the stride of the last dimension is ", tensor.strides[last],
+              "; accepted: 1 (elements of a row side by side)");
+}
+
+void check_writable(const Tensor& tensor) {
+  if (tensor.read_only)
+    unsupported(tensor.name, " is read-only; accepted: a tensor that can be written");
+}
+
+Problem read_problem(const AttentionCall& call, const Target& target) {
+  Problem problem;
+  AttentionParams& p = problem.params;
+  p.device = target.device;
+  problem.layout = parse_layout(call.layout);
+  problem.options.kernel = parse_kernel(call.kernel);
+  problem.return_lse = parse_flag(call.return_lse, "return_lse");
+  p.causal = parse_causal(call.causal);
+  p.softcap = parse_number(call.softcap, "softcap");
+  parse_window(call.window, &p.window_left, &p.window_right);
+  read_qkv(call, target, &problem);
+  p.softmax_scale = parse_scale(call.softmax_scale, p.head_dim);
+  if (call.varlen()) read_sequences(call, target, &problem);
+  if (!call.bias.is_none()) read_bias(call, target, &problem);
+  if (!call.mask.is_none()) read_mask(call, target, &problem);
+  if (!call.alibi_slopes.is_none()) read_alibi_slopes(call, target, &problem);
+  if (!call.sinks.is_none()) read_sinks(call, target, &problem);
+  return problem;
+}
+
+void set_out(const Tensor& out, Problem* problem) {
+  AttentionParams& p = problem->params;
+  const int skip = 4 - problem->out.ndim;
+  const Dims at = dims_of(problem->layout);
+  check_shape(out, problem->out, "that of q with the head_dim of v");
+  check_dtype(out, to_dlpack(p.dtype));
+  check_last_stride(out);
+  p.out = out.data;
+  p.out_batch_stride = skip ? 0 : out.strides[at.batch];
+  p.out_row_stride = out.strides[at.row - skip];
+  p.out_head_stride = out.strides[at.head - skip];
+}
+
+void set_lse(const Tensor& lse, Problem* problem) {
+  AttentionParams& p = problem->params;
+  check_shape(lse, problem->lse, "(batch, num_heads, seqlen_q)");
+  check_last_stride(lse);
+  p.lse = static_cast<float*>(lse.data);
+  p.lse_batch_stride = lse.ndim == 3 ? lse.strides[0] : 0;
+  p.lse_head_stride = lse.strides[lse.ndim - 2];
+}
+
+}  // namespace dlattn::python

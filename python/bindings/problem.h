@@ -1,0 +1,61 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "dlattn/attention.h"
+#include "framework.h"
+#include "options.h"
+#include "tensor.h"
+
+namespace dlattn::python {
+
+// The arguments of attention and attention_varlen, as Python passed them. Borrowed for the length
+// of the call.
+struct AttentionCall {
+  nb::handle q, k, v;
+  nb::handle causal, softmax_scale, window, softcap;
+  nb::handle bias, mask, alibi_slopes, sinks;
+  nb::handle layout, out, return_lse, stream, kernel;
+  // Variable length only, else null.
+  nb::handle cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k;
+
+  bool varlen() const { return cu_seqlens_q.is_valid(); }
+};
+
+// Sizes of a tensor of the caller's.
+struct Shape {
+  int ndim = 0;
+  std::int64_t sizes[4] = {};
+};
+
+// An AttentionCall with its tensors taken in and its arguments checked against each other; what is
+// left for dlattn::forward to check are the values in `params`.
+struct Problem {
+  AttentionParams params;
+  Options options;
+  Layout layout = Layout::kBshd;
+  bool return_lse = false;
+  Shape out;  // of the caller's out and lse
+  Shape lse;
+  Tensor inputs[10];  // in the order they came in, for the memory they own
+  int num_inputs = 0;
+};
+
+Problem read_problem(const AttentionCall& call, const Target& target);
+
+void set_out(const Tensor& out, Problem* problem);  // checks shape, dtype and writability
+void set_lse(const Tensor& lse, Problem* problem);
+
+// Offsets of a (batch, seqlen, num_heads) tensor's dimensions in `layout`.
+struct Dims {
+  int batch, row, head;
+};
+Dims dims_of(Layout layout);
+const char* dims_text(Layout layout);
+
+void check_rank(const Tensor& tensor, int ndim, const char* dims);
+void check_shape(const Tensor& tensor, const Shape& shape, const char* dims);
+void check_last_stride(const Tensor& tensor);
+void check_writable(const Tensor& tensor);
+
+}  // namespace dlattn::python

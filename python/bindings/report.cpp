@@ -1,0 +1,158 @@
+// What is told without computing anything: supported, plan, info, inspect.
+#include <string>
+#include <vector>
+
+#include "attention.h"
+#include "errors.h"
+
+namespace dlattn::python {
+namespace {
+
+// Stands for memory that is not allocated yet; nothing is launched on it.
+void* unallocated() {
+  return reinterpret_cast<void*>(std::uintptr_t{256});
+}
+
+// The problem of a call, with outputs as attention() would allocate them.
+Problem planned_problem(const AttentionCall& call) {
+  Target target = make_target(call.q, "q");
+  set_stream(call.stream, &target);
+  Problem problem = read_problem(call, target);
+  const auto stand_in = [&](const char* name, const Shape& shape, dlpack::DLDataType dtype) {
+    Tensor tensor;
+    tensor.name = name;
+    tensor.data = unallocated();
+    tensor.dtype = dtype;
+    tensor.device = target.device;
+    tensor.ndim = shape.ndim;
+    std::int64_t stride = 1;
+    for (int i = shape.ndim - 1; i >= 0; --i) {
+      tensor.shape[i] = shape.sizes[i];
+      tensor.strides[i] = stride;
+      stride *= shape.sizes[i];
+    }
+    return tensor;
+  };
+  if (call.out.is_none()) {
+    set_out(stand_in("out", problem.out, to_dlpack(problem.params.dtype)), &problem);
+  } else {
+    const Tensor out = import_tensor(call.out, "out", target);
+    check_writable(out);
+    set_out(out, &problem);
+  }
+  if (problem.return_lse)
+    set_lse(stand_in("lse", problem.lse, to_dlpack(DType::kFloat32)), &problem);
+  return problem;
+}
+
+nb::tuple to_tuple(const std::vector<std::string>& lines) {
+  nb::list list;
+  for (const std::string& line : lines) list.append(nb::str(line.c_str()));
+  return nb::tuple(list);
+}
+
+nb::dict device_dict(const DeviceInfo& device) {
+  nb::dict fields;
+  fields["index"] = device.index;
+  fields["name"] = nb::str(device.name.c_str());
+  fields["compute_capability"] = nb::make_tuple(device.compute_major, device.compute_minor);
+  fields["num_sms"] = device.num_sms;
+  fields["max_smem_per_block"] = device.max_smem_per_block;
+  fields["l2_bytes"] = device.l2_bytes;
+  fields["unserved"] = nb::str(device.unserved.c_str());
+  return fields;
+}
+
+}  // namespace
+
+nb::object supported(const AttentionCall& call) {
+  try {
+    const Problem problem = planned_problem(call);
+    const Support support =
+        dlattn::supported(problem.params, device_info(problem.params.device), problem.options);
+    return nb::make_tuple(support.ok, to_tuple(support.reasons));
+  } catch (const Error& error) {  // neither of its kinds is a mistake in how the question was put
+    return nb::make_tuple(false, to_tuple({error.what()}));
+  }
+}
+
+nb::object plan(const AttentionCall& call) {
+  const Problem problem = planned_problem(call);
+  const DeviceInfo& device = device_info(problem.params.device);
+  const Plan chosen = dlattn::plan(problem.params, device, problem.options);
+
+  std::vector<std::string> passed_over;  // why the other kernels of this device cannot run it
+  if (device.type == DeviceType::kCuda) {
+    for (const Kernel kernel : {Kernel::kWmmaSmem, Kernel::kWmmaQk, Kernel::kScalar}) {
+      if (kernel == chosen.kernel) continue;
+      Options forced = problem.options;
+      forced.kernel = kernel;
+      const Support support = dlattn::supported(problem.params, device, forced);
+      passed_over.insert(passed_over.end(), support.reasons.begin(), support.reasons.end());
+    }
+  }
+  nb::dict fields;
+  fields["kernel"] = to_string(chosen.kernel);
+  fields["dtype"] = to_string(chosen.dtype);
+  fields["device"] = nb::str(device_text(problem.params.device).c_str());
+  fields["head_dim_tile"] = chosen.head_dim_tile;
+  fields["block_m"] = chosen.block_m;
+  fields["block_n"] = chosen.block_n;
+  fields["num_warps"] = chosen.num_warps;
+  fields["num_stages"] = chosen.num_stages;
+  fields["copy_bytes"] = chosen.copy_bytes;
+  fields["grid"] = chosen.grid;
+  fields["smem_bytes"] = chosen.smem_bytes;
+  fields["num_splits"] = chosen.num_splits;
+  fields["workspace_bytes"] = chosen.workspace_bytes;
+  fields["num_threads"] = chosen.num_threads;
+  fields["isa"] = chosen.isa;
+  fields["passed_over"] = to_tuple(passed_over);
+  fields["text"] = nb::str(describe(chosen).c_str());
+  return fields;
+}
+
+nb::object info() {
+  const BuildInfo build = build_info();
+  nb::dict fields;
+  fields["version"] = build.version;
+  fields["cuda"] = build.cuda;
+  fields["cuda_version"] = build.cuda_version;
+  fields["archs"] = to_tuple(build.archs);
+  fields["kernels"] = to_tuple(build.kernels);
+  nb::list devices;
+  for (int i = 0; i < device_count(); ++i)
+    devices.append(device_dict(device_info({DeviceType::kCuda, i})));
+  fields["devices"] = nb::tuple(devices);
+  fields["device_status"] = nb::str(device_status().c_str());
+  const DeviceInfo& cpu = device_info({DeviceType::kCpu, 0});
+  fields["cpu_isa"] = cpu.isa;
+  fields["cpu_threads"] = cpu.num_threads;
+  return fields;
+}
+
+nb::object inspect(nb::handle object) {
+  const Target target = [&] {
+    Target found = make_target(object, "tensor");
+    set_stream(nb::none(), &found);
+    return found;
+  }();
+  const Tensor tensor = import_tensor(object, "tensor", target);
+  nb::list shape;
+  nb::list strides;
+  for (int i = 0; i < tensor.ndim; ++i) {
+    shape.append(tensor.shape[i]);
+    strides.append(tensor.strides[i]);
+  }
+  nb::dict fields;
+  fields["pointer"] = reinterpret_cast<std::uintptr_t>(tensor.data);
+  fields["dtype"] = nb::str(dtype_text(tensor.dtype).c_str());
+  fields["device"] = nb::str(device_text(tensor.device).c_str());
+  fields["shape"] = nb::tuple(shape);
+  fields["strides"] = nb::tuple(strides);
+  fields["read_only"] = tensor.read_only;
+  fields["exchange_api"] = target.type->api != nullptr;
+  return fields;
+}
+
+}  // namespace dlattn::python

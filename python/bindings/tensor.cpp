@@ -1,0 +1,296 @@
+#include "tensor.h"
+
+#include <cstring>
+
+#include "errors.h"
+
+namespace dlattn::python {
+namespace {
+
+const char* device_name(std::int32_t type) {
+  switch (type) {
+    case dlpack::kOpenCl:
+      return "OpenCL";
+    case dlpack::kVulkan:
+      return "Vulkan";
+    case dlpack::kMetal:
+      return "Metal";
+    case dlpack::kVpi:
+      return "VPI";
+    case dlpack::kRocm:
+    case dlpack::kRocmHost:
+      return "ROCm";
+    case dlpack::kExtDev:
+      return "extension device";
+    case dlpack::kOneApi:
+      return "oneAPI";
+    case dlpack::kWebGpu:
+      return "WebGPU";
+    case dlpack::kHexagon:
+      return "Hexagon";
+    case dlpack::kMaia:
+      return "MAIA";
+    case dlpack::kTrainium:
+      return "Trainium";
+    default:
+      return "unknown";
+  }
+}
+
+void contiguous_strides(Tensor* tensor) {
+  std::int64_t stride = 1;
+  for (int i = tensor->ndim - 1; i >= 0; --i) {
+    tensor->strides[i] = stride;
+    stride *= tensor->shape[i];
+  }
+}
+
+// Copies sizes, refusing what no honest exporter says. An empty tensor's strides mean nothing, so
+// they are replaced.
+void set_layout(Tensor* tensor, int ndim, const std::int64_t* shape, const std::int64_t* strides) {
+  if (ndim < 0 || ndim > kMaxDims) {
+    unsupported(tensor->name, " has ", ndim, " dimensions; accepted: at most ", kMaxDims);
+  }
+  if (ndim > 0 && !shape) wrong_type(tensor->name, ": its exporter gave no shape");
+  tensor->ndim = ndim;
+  std::int64_t elements = 1;
+  for (int i = 0; i < ndim; ++i) {
+    tensor->shape[i] = shape[i];
+    if (shape[i] < 0 || __builtin_mul_overflow(elements, shape[i], &elements)) {
+      wrong_type(tensor->name, ": its exporter gave the impossible shape ",
+                 shape_text(shape, ndim));
+    }
+  }
+  if (elements == 0 || !strides) {
+    for (int i = 0; i < ndim && elements == 0; ++i) tensor->strides[i] = 0;
+    if (elements > 0) contiguous_strides(tensor);
+  } else {
+    std::memcpy(tensor->strides, strides, sizeof(std::int64_t) * ndim);
+  }
+  if (elements > 0 && !tensor->data) wrong_type(tensor->name, ": its exporter gave a null pointer");
+}
+
+void read(const dlpack::DLTensor& from, Tensor* tensor) {
+  tensor->device = to_device(tensor->name, from.device);
+  tensor->dtype = from.dtype;
+  tensor->data = from.data ? static_cast<char*>(from.data) + from.byte_offset : nullptr;
+  set_layout(tensor, from.ndim, from.shape, from.strides);
+}
+
+template <typename Managed>
+nb::object own(Managed* managed) {
+  return nb::capsule(managed, [](void* p) noexcept {
+    auto* owned = static_cast<Managed*>(p);
+    if (owned->deleter) owned->deleter(owned);
+  });
+}
+
+// The array interface's C struct, https://numpy.org/doc/stable/reference/arrays.interface.html
+struct ArrayInterface {
+  int two;
+  int nd;
+  char typekind;
+  int itemsize;
+  int flags;
+  Py_ssize_t* shape;
+  Py_ssize_t* strides;  // in bytes
+  void* data;
+  PyObject* descr;
+};
+constexpr int kArrayNotSwapped = 0x200;
+constexpr int kArrayWriteable = 0x400;
+
+dlpack::DLDataType array_dtype(nb::handle array, const ArrayInterface& interface) {
+  const auto bits = static_cast<std::uint8_t>(interface.itemsize * 8);
+  switch (interface.typekind) {
+    case 'f':
+      return {dlpack::kFloat, bits, 1};
+    case 'i':
+      return {dlpack::kInt, bits, 1};
+    case 'u':
+      return {dlpack::kUInt, bits, 1};
+    case 'c':
+      return {dlpack::kComplex, bits, 1};
+    case 'b':
+      return {dlpack::kBool, bits, 1};
+    default:
+      break;
+  }
+  // NumPy has no bfloat16 of its own; ml_dtypes' is opaque bytes to the array interface, and a
+  // name.
+  const nb::object name = array.attr("dtype").attr("name");
+  if (interface.itemsize == 2 && nb::cast<nb::str>(name).equal(nb::str("bfloat16"))) {
+    return {dlpack::kBfloat, 16, 1};
+  }
+  return {0, 0, 0};
+}
+
+}  // namespace
+
+std::int64_t Tensor::num_elements() const {
+  std::int64_t count = 1;
+  for (int i = 0; i < ndim; ++i) count *= shape[i];
+  return count;
+}
+
+std::string shape_text(const std::int64_t* shape, int ndim) {
+  std::string text = "(";
+  for (int i = 0; i < ndim; ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + (ndim == 1 ? ",)" : ")");
+}
+
+std::string dtype_text(dlpack::DLDataType dtype) {
+  if (dtype.code == dlpack::kBool) return "bool";
+  const char* kind = nullptr;
+  switch (dtype.code) {
+    case dlpack::kInt:
+      kind = "int";
+      break;
+    case dlpack::kUInt:
+      kind = "uint";
+      break;
+    case dlpack::kFloat:
+      kind = "float";
+      break;
+    case dlpack::kBfloat:
+      kind = "bfloat";
+      break;
+    case dlpack::kComplex:
+      kind = "complex";
+      break;
+    default:
+      break;
+  }
+  std::string text =
+      kind ? kind + std::to_string(dtype.bits)
+           : concat("DLPack type code ", int{dtype.code}, " of ", int{dtype.bits}, " bits");
+  if (dtype.lanes != 1) text += " x " + std::to_string(dtype.lanes);
+  return text;
+}
+
+std::string device_text(Device device) {
+  return device.type == DeviceType::kCpu ? "cpu" : "cuda:" + std::to_string(device.index);
+}
+
+bool same(dlpack::DLDataType a, dlpack::DLDataType b) {
+  return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
+}
+
+bool same(Device a, Device b) {
+  return a.type == b.type && a.index == b.index;
+}
+
+dlpack::DLDataType to_dlpack(DType dtype) {
+  const std::uint8_t code = dtype == DType::kBFloat16 ? dlpack::kBfloat : dlpack::kFloat;
+  return {code, static_cast<std::uint8_t>(8 * size_of(dtype)), 1};
+}
+
+dlpack::DLDevice to_dlpack(Device device) {
+  return {device.type == DeviceType::kCpu ? dlpack::kCpu : dlpack::kCuda, device.index};
+}
+
+Device to_device(const char* name, dlpack::DLDevice device) {
+  switch (device.type) {
+    case dlpack::kCpu:
+    case dlpack::kCudaHost:
+      return {DeviceType::kCpu, 0};
+    case dlpack::kCuda:
+    case dlpack::kCudaManaged:
+      return {DeviceType::kCuda, device.id};
+    default:
+      unsupported(name, " is on a device of type ", device.type, " (", device_name(device.type),
+                  "); accepted: CPU and CUDA");
+  }
+}
+
+DType to_dtype(const Tensor& tensor, const char* accepted) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+    if (same(tensor.dtype, to_dlpack(dtype))) return dtype;
+  }
+  unsupported(tensor.name, ": dtype is ", dtype_text(tensor.dtype), "; accepted: ", accepted);
+}
+
+Tensor from_exchange_api(const dlpack::ExchangeApi& api, nb::handle object, const char* name) {
+  Tensor tensor;
+  tensor.name = name;
+  if (api.export_borrowed) {
+    dlpack::DLTensor borrowed{};
+    if (api.export_borrowed(object.ptr(), &borrowed)) throw nb::python_error();
+    read(borrowed, &tensor);
+    return tensor;
+  }
+  dlpack::ManagedTensorVersioned* managed = nullptr;
+  if (api.export_managed(object.ptr(), &managed)) throw nb::python_error();
+  return from_managed(managed, name);
+}
+
+Tensor from_managed(dlpack::ManagedTensorVersioned* managed, const char* name) {
+  Tensor tensor;
+  tensor.name = name;
+  tensor.owner = own(managed);
+  if (managed->version.major != dlpack::kMajorVersion) {
+    wrong_type(name, ": its exporter speaks DLPack ", managed->version.major, ".",
+               managed->version.minor, "; accepted: ", dlpack::kMajorVersion, ".x");
+  }
+  tensor.read_only = managed->flags & dlpack::kFlagReadOnly;
+  read(managed->tensor, &tensor);
+  return tensor;
+}
+
+Tensor from_array_struct(nb::handle array, const char* name) {
+  Tensor tensor;
+  tensor.name = name;
+  tensor.owner = array.attr("__array_struct__");
+  const auto* interface =
+      static_cast<const ArrayInterface*>(PyCapsule_GetPointer(tensor.owner.ptr(), nullptr));
+  if (!interface) throw nb::python_error();
+  const bool swapped = interface->itemsize > 1 && !(interface->flags & kArrayNotSwapped);
+  tensor.dtype = array_dtype(array, *interface);
+  if (tensor.dtype.lanes == 0 || swapped) {
+    const std::string dtype = nb::str(array.attr("dtype")).c_str();
+    unsupported(name, ": dtype is ", dtype, "; accepted: a number in the machine's byte order");
+  }
+  tensor.data = interface->data;
+  tensor.read_only = !(interface->flags & kArrayWriteable);
+  std::int64_t shape[kMaxDims];
+  std::int64_t strides[kMaxDims];
+  for (int i = 0; i < interface->nd && i < kMaxDims; ++i) {
+    shape[i] = interface->shape[i];
+    strides[i] = interface->strides[i] / interface->itemsize;
+    if (shape[i] > 1 && interface->strides[i] % interface->itemsize != 0) {
+      unsupported(name, ": the stride of dimension ", i, " is ", interface->strides[i],
+                  " bytes; accepted: multiples of the element's ", interface->itemsize);
+    }
+  }
+  set_layout(&tensor, interface->nd, shape, strides);
+  return tensor;
+}
+
+Tensor from_capsule(const nb::object& capsule, const char* name) {
+  PyObject* object = capsule.ptr();
+  if (PyCapsule_IsValid(object, "dltensor_versioned")) {
+    auto* managed = static_cast<dlpack::ManagedTensorVersioned*>(
+        PyCapsule_GetPointer(object, "dltensor_versioned"));
+    PyCapsule_SetName(object, "used_dltensor_versioned");
+    return from_managed(managed, name);
+  }
+  if (PyCapsule_IsValid(object, "dltensor")) {
+    auto* managed = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(object, "dltensor"));
+    PyCapsule_SetName(object, "used_dltensor");
+    Tensor tensor;
+    tensor.name = name;
+    tensor.owner = own(managed);
+    read(managed->tensor, &tensor);
+    return tensor;
+  }
+  if (PyCapsule_IsValid(object, "used_dltensor") ||
+      PyCapsule_IsValid(object, "used_dltensor_versioned")) {
+    unsupported(name,
+                ": its __dlpack__ returned a capsule that was used before; accepted: a new capsule "
+                "each time");
+  }
+  wrong_type(name, ": its __dlpack__ returned ", repr_text(capsule),
+             "; accepted: a capsule named \"dltensor\" or \"dltensor_versioned\"");
+}
+
+}  // namespace dlattn::python

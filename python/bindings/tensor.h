@@ -1,0 +1,54 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <string>
+
+#include "dlattn/types.h"
+#include "dlpack_abi.h"
+
+namespace dlattn::python {
+
+namespace nb = nanobind;
+
+constexpr int kMaxDims = 8;
+
+// A tensor of the caller's: what its exporter told of it, checked and copied out of the exporter's
+// hands.
+struct Tensor {
+  const char* name = "";  // the argument it came in as
+  void* data = nullptr;
+  dlpack::DLDataType dtype{};
+  Device device;
+  int ndim = 0;
+  std::int64_t shape[kMaxDims] = {};
+  std::int64_t strides[kMaxDims] = {};  // in elements
+  bool read_only = false;
+  nb::object owner;  // keeps the memory alive; none where the caller's own reference does
+
+  std::int64_t num_elements() const;
+};
+
+std::string shape_text(const std::int64_t* shape, int ndim);  // "(2, 8, 64)"
+std::string dtype_text(dlpack::DLDataType dtype);             // "float16", "uint8", ...
+std::string device_text(Device device);                       // "cpu", "cuda:1"
+
+bool same(dlpack::DLDataType a, dlpack::DLDataType b);
+bool same(Device a, Device b);
+dlpack::DLDataType to_dlpack(DType dtype);
+dlpack::DLDevice to_dlpack(Device device);
+
+// Pinned host memory counts as CPU, managed memory as CUDA. Throws for what is neither.
+Device to_device(const char* name, dlpack::DLDevice device);
+// The element type of attention; throws for any other, naming the `accepted` ones.
+DType to_dtype(const Tensor& tensor, const char* accepted);
+
+// The three ways in.
+Tensor from_exchange_api(const dlpack::ExchangeApi& api, nb::handle object, const char* name);
+Tensor from_array_struct(nb::handle array, const char* name);  // a numpy.ndarray
+Tensor from_capsule(const nb::object& capsule,
+                    const char* name);  // what __dlpack__ returned; consumes it
+
+Tensor from_managed(dlpack::ManagedTensorVersioned* managed, const char* name);  // takes ownership
+
+}  // namespace dlattn::python

@@ -1,0 +1,28 @@
+"""Attention with a streaming softmax on tensor cores, for any framework's tensors.
+
+    out = dlattn.attention(q, k, v, causal=True)
+
+takes torch, CuPy, JAX and NumPy arrays as they are, without a copy, and returns an array of the
+same kind on the same device.
+"""
+
+from dlattn._api import attention, attention_varlen, info, merge_states, plan, supported
+from dlattn._core import __version__
+from dlattn._errors import DeviceError, UnsupportedError
+from dlattn._types import DeviceInfo, Info, Plan, Support
+
+__all__ = [
+    "DeviceError",
+    "DeviceInfo",
+    "Info",
+    "Plan",
+    "Support",
+    "UnsupportedError",
+    "__version__",
+    "attention",
+    "attention_varlen",
+    "info",
+    "merge_states",
+    "plan",
+    "supported",
+]

@@ -1,0 +1,247 @@
+"""What dlattn must know of the tensor libraries whose types lack DLPack's C exchange API.
+
+No library is imported here before one of its own tensors has come in, by which time the caller
+has imported it. The native module calls `find` once per type and keeps what it returns.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dlattn._errors import UnsupportedError
+
+_TENSORS = "a torch, CuPy, JAX or NumPy array, or an object with __dlpack__"
+
+# Runs the computation on a stream; returns the outputs and the memory that it may still be using.
+Launch = Callable[[int | None], tuple[list[Any], list[Any]]]
+
+
+class Framework:
+    """A tensor library: how to find its stream and to make its tensors."""
+
+    name = "dlpack"
+
+    def check(self, x: Any, argument: str) -> None:
+        """Raise TypeError for a tensor that has no memory to compute on."""
+
+    def current_stream(self, x: Any, device: int) -> int:
+        """Return the CUDA stream that the library's own work on `device` would go to."""
+        raise UnsupportedError(
+            f"stream is None, and {_type_text(type(x))} does not tell its current stream; "
+            "accepted: the stream's handle"
+        )
+
+    def empty(self, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return a new tensor on the device of `like`, where its library's own would be."""
+        if int(like.__dlpack_device__()[0]) in (_DL_CPU, _DL_CUDA_HOST):
+            return _numpy_empty(shape, dtype)
+        raise UnsupportedError(
+            f"out is None, and dlattn cannot allocate for {_type_text(type(like))}; "
+            "accepted: a tensor to write to (and return_lse=False)"
+        )
+
+
+class NumPy(Framework):
+    name = "numpy"
+
+    def empty(self, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+        return _numpy_empty(shape, dtype)
+
+
+class Torch(Framework):
+    """torch before 2.10; later ones have the exchange API."""
+
+    name = "torch"
+
+    def current_stream(self, x: Any, device: int) -> int:
+        return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
+
+    def empty(self, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+        torch = sys.modules["torch"]
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+
+
+class CuPy(Framework):
+    name = "cupy"
+
+    def current_stream(self, x: Any, device: int) -> int:
+        return int(sys.modules["cupy"].cuda.get_current_stream(device).ptr)
+
+    def empty(self, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+        cupy = sys.modules["cupy"]
+        with cupy.cuda.Device(like.device.id):
+            return cupy.empty(shape, dtype=like.dtype if dtype == "bfloat16" else dtype)
+
+
+class Jax(Framework):
+    """JAX shows no current stream: it orders itself by events on its buffers.
+
+    jax.dlpack.from_dlpack names a stream to the exporter, then takes the memory to be ready when
+    all that is on that stream is done. So the launch happens inside the exporter's __dlpack__, on
+    the very stream that JAX named: nothing waits on the host, and JAX orders what follows.
+    """
+
+    name = "jax"
+
+    def __init__(self) -> None:
+        # Memory in use by kernels: (an array that is ready once the kernel is done, the memory).
+        # JAX does not know that dlattn still reads it, so dlattn must hold it until then.
+        self._in_flight: deque[tuple[Any, list[Any]]] = deque()
+
+    def check(self, x: Any, argument: str) -> None:
+        jax = sys.modules["jax"]
+        if isinstance(x, jax.core.Tracer):
+            raise TypeError(
+                f"{argument} is a JAX tracer, which has no memory yet; accepted: a concrete array "
+                "(call dlattn outside jax.jit, jax.grad and jax.vmap)"
+            )
+        if len(x.devices()) != 1:
+            raise TypeError(
+                f"{argument} is a JAX array spread over {len(x.devices())} devices; accepted: an "
+                "array on one device"
+            )
+
+    def current_stream(self, x: Any, device: int) -> int:
+        return int(_jax_device(x).get_stream_for_external_ready_events())
+
+    def empty(self, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+        if _jax_device(like).platform == "cpu":
+            # JAX takes this memory over later; an array of its own could not be written to.
+            from dlattn._core import HostBuffer
+
+            return HostBuffer(shape, dtype)
+        return sys.modules["jax"].numpy.empty(shape, dtype=dtype, device=_jax_device(like))
+
+    def run(self, like: Any, launch: Launch) -> list[Any]:
+        """Compute, and return the outputs as JAX arrays."""
+        from_dlpack = sys.modules["jax"].dlpack.from_dlpack
+        if _jax_device(like).platform == "cpu":
+            buffers, _ = launch(None)
+            return [from_dlpack(buffer) for buffer in buffers]
+
+        self._release()
+        exporter = _Launching(like, launch)
+        outputs = [from_dlpack(exporter)]
+        for buffer in exporter.buffers[1:]:
+            outputs.append(from_dlpack(_After(outputs[0], buffer)))
+        # An array of dlattn's own tells that the kernel is done: the caller may delete the outputs.
+        sentinel = self.empty(like, (1,), "float32")
+        self._in_flight.append((from_dlpack(_After(outputs[0], sentinel)), exporter.held))
+        return outputs
+
+    def _release(self) -> None:
+        while self._in_flight and self._in_flight[0][0].is_ready():
+            self._in_flight.popleft()
+
+
+class _Launching:
+    """Exports the first output, launching the computation when JAX has named its stream."""
+
+    def __init__(self, like: Any, launch: Launch) -> None:
+        self._like = like
+        self._launch = launch
+        self.buffers: list[Any] = []
+        self.held: list[Any] = []
+
+    def __dlpack_device__(self) -> Any:
+        return self._like.__dlpack_device__()
+
+    def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
+        self.buffers, self.held = self._launch(stream)
+        return self.buffers[0].__dlpack__(stream=stream)
+
+
+class _After:
+    """Exports `buffer`, written by the computation that wrote `output`, once that is ready."""
+
+    def __init__(self, output: Any, buffer: Any) -> None:
+        self._output = output
+        self._buffer = buffer
+
+    def __dlpack_device__(self) -> Any:
+        return self._buffer.__dlpack_device__()
+
+    def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
+        self._output.__dlpack__(stream=stream)  # makes the stream wait; the export is dropped
+        return self._buffer.__dlpack__(stream=stream)
+
+
+_DL_CPU = 1
+_DL_CUDA_HOST = 3
+
+_FRAMEWORKS: dict[str, Framework] = {
+    "numpy": NumPy(),
+    "torch": Torch(),
+    "cupy": CuPy(),
+    "jax": Jax(),
+    "jaxlib": Jax(),
+}
+_FRAMEWORKS["jaxlib"] = _FRAMEWORKS["jax"]
+_DLPACK = Framework()
+
+
+def find(kind: type, argument: str) -> Framework:
+    """Return the framework that tensors of type `kind` belong to; TypeError if they are none."""
+    for base in kind.__mro__:
+        root = base.__module__.partition(".")[0]
+        if root == "numpy" and base is not np.ndarray:
+            continue
+        if root == "torch" and base.__name__ != "Tensor":
+            continue
+        framework = _FRAMEWORKS.get(root)
+        if framework is not None:
+            _check_kind(kind, framework, argument)
+            return framework
+    if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
+        return _DLPACK
+    raise TypeError(f"{argument} is of type {_type_text(kind)}; accepted: {_TENSORS}")
+
+
+def export(x: Any, stream: int | None) -> Any:
+    """Return what x.__dlpack__ returns, asking for `stream` (a CUDA handle; None on the CPU)."""
+    if stream == 0:
+        stream = 1  # DLPack's name for the legacy default stream
+    try:
+        return x.__dlpack__(stream=stream, max_version=(1, 1))
+    except TypeError:  # an exporter older than DLPack 1.0
+        return x.__dlpack__(stream=stream) if stream is not None else x.__dlpack__()
+
+
+def torch_grad_enabled() -> bool:
+    return bool(sys.modules["torch"].is_grad_enabled())
+
+
+def _check_kind(kind: type, framework: Framework, argument: str) -> None:
+    if framework.name == "numpy" and issubclass(kind, np.ma.MaskedArray):
+        raise TypeError(
+            f"{argument} is a masked array, whose mask attention would not see; accepted: a plain "
+            "array, and the mask as mask="
+        )
+    if framework.name == "torch":
+        plain = sys.modules["torch"].Tensor.__torch_dispatch__
+        if getattr(kind, "__torch_dispatch__", plain) is not plain:
+            raise TypeError(
+                f"{argument} is a {_type_text(kind)}, which wraps other tensors or none at all "
+                "(as fake and distributed tensors do); accepted: a plain torch.Tensor"
+            )
+
+
+def _type_text(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else kind.__qualname__
+
+
+def _jax_device(x: Any) -> Any:
+    return next(iter(x.devices()))
+
+
+def _numpy_empty(shape: tuple[int, ...], dtype: str) -> Any:
+    if dtype == "bfloat16":
+        import ml_dtypes  # the caller's bfloat16 arrays are its
+
+        return np.empty(shape, dtype=ml_dtypes.bfloat16)
+    return np.empty(shape, dtype=dtype)

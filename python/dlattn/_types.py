@@ -1,0 +1,116 @@
+"""What `supported`, `plan` and `info` return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether a call would run. True or false in a condition."""
+
+    ok: bool
+    reasons: tuple[str, ...]
+    """Why it would not, one line per kernel or mistake; empty if it would."""
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        return "supported" if self.ok else "not supported:\n" + "\n".join(f"  {r}" for r in self.reasons)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a call would be computed. Sizes are per thread block; those of the other device are 0."""
+
+    kernel: str
+    dtype: str
+    device: str
+    head_dim_tile: int
+    """Both head dimensions rounded up to the kernel's instance that serves them."""
+    block_m: int
+    """Query rows per tile."""
+    block_n: int
+    """Keys per tile."""
+    num_warps: int
+    num_stages: int
+    """K/V tiles in flight."""
+    copy_bytes: int
+    """Bytes per global-to-shared copy, by the alignment of q, k and v."""
+    grid: int
+    """Thread blocks, or tasks on the CPU."""
+    smem_bytes: int
+    num_splits: int
+    """Parts into which the keys are split."""
+    workspace_bytes: int
+    """Memory beyond inputs, out and lse."""
+    num_threads: int
+    isa: str
+    """The CPU's instruction set in use."""
+    passed_over: tuple[str, ...]
+    """Why the other kernels of this device cannot run the call."""
+    text: str
+
+    def __str__(self) -> str:
+        lines = [self.text.rstrip()]
+        lines += [f"passed over: {reason}" for reason in self.passed_over]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """A CUDA device."""
+
+    index: int
+    name: str
+    compute_capability: tuple[int, int]
+    num_sms: int
+    max_smem_per_block: int
+    l2_bytes: int
+    unserved: str
+    """Why this build's kernels do not run on it; empty if they do."""
+
+    @property
+    def served(self) -> bool:
+        return not self.unserved
+
+    def __str__(self) -> str:
+        major, minor = self.compute_capability
+        status = "served" if self.served else f"not served: {self.unserved}"
+        return f"cuda:{self.index} {self.name}, compute capability {major}.{minor}, {status}"
+
+
+@dataclass(frozen=True)
+class Info:
+    """What this build contains and which devices it found."""
+
+    version: str
+    cuda: bool
+    """Whether the build has CUDA kernels."""
+    cuda_version: str
+    """Of the toolkit that compiled them."""
+    archs: tuple[str, ...]
+    """Machine code ("89-real") and PTX ("89-virtual") in this build."""
+    kernels: tuple[str, ...]
+    devices: tuple[DeviceInfo, ...]
+    device_status: str
+    """Why there are no devices; empty if there are."""
+    cpu_isa: str
+    cpu_threads: int
+
+    @property
+    def gpu(self) -> bool:
+        """Whether there is a CUDA device that this build's kernels run on."""
+        return any(device.served for device in self.devices)
+
+    def __str__(self) -> str:
+        built = f"CUDA {self.cuda_version} for {', '.join(self.archs)}" if self.cuda else "CPU only (built without CUDA)"
+        lines = [
+            f"dlattn {self.version}",
+            f"build: {built}",
+            f"kernels: {', '.join(self.kernels)}",
+            f"cpu: {self.cpu_isa}, {self.cpu_threads} threads",
+        ]
+        lines += [str(device) for device in self.devices] or [f"gpu: {self.device_status}"]
+        return "\n".join(lines)
