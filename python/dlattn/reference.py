@@ -227,7 +227,7 @@ def round_to(array: Array, dtype: str) -> Array:
         bits += np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
         return (bits & np.uint32(0xFFFF0000)).view(np.float32).astype(array.dtype)
     if dtype == "float16":
-        # NumPy's own conversion is some thirty times slower for subnormal results: multiples of 2^-24.
+        # NumPy's own conversion is some thirty times slower for subnormals, multiples of 2^-24.
         subnormal = np.abs(array) < 2.0**-14
         normals = np.where(subnormal, 0, array).astype(np.float16).astype(array.dtype)
         return np.where(subnormal, np.rint(array * 2.0**24) * 2.0**-24, normals).astype(array.dtype)

@@ -1,0 +1,56 @@
+"""The problems that are timed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlattn.cli.errors import CommandError
+
+Sizes = tuple[int, int, int, int]  # batch_size, num_heads, seqlen, head_dim
+
+MISSION: Sizes = (1, 8, 512, 64)
+SEED: tuple[Sizes, ...] = (MISSION, (2, 8, 2048, 64), (2, 8, 2048, 128))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem."""
+
+    sizes: Sizes
+    causal: bool
+    dtype: str
+
+    @property
+    def mask(self) -> str:
+        """In words."""
+        return "causal" if self.causal else "full"
+
+    @property
+    def flops(self) -> float:
+        """Both products; half of them when causal, as the field counts."""
+        batch_size, num_heads, seqlen, head_dim = self.sizes
+        return 4.0 * batch_size * num_heads * seqlen**2 * head_dim * (0.5 if self.causal else 1.0)
+
+
+def sweep(device: str) -> tuple[Sizes, ...]:
+    """Growing sequences at constant work per token: 16384 tokens and 2048 channels on a GPU."""
+    if device == "cpu":
+        return tuple((1, 8, seqlen, dim) for dim in (64, 128) for seqlen in (128, 512, 2048, 4096))
+    return tuple(
+        (16384 // seqlen, 2048 // dim, seqlen, dim)
+        for dim in (64, 128)
+        for seqlen in (512, 1024, 2048, 4096, 8192, 16384)
+    )
+
+
+def parse_shapes(text: str, device: str) -> tuple[Sizes, ...]:
+    """The shapes that `mission`, `seed`, `sweep` or `B,H,S,D` stand for."""
+    named = {"mission": (MISSION,), "seed": SEED, "sweep": sweep(device)}
+    if text in named:
+        return named[text]
+    parts = text.split(",")
+    if len(parts) == 4 and all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        return ((int(parts[0]), int(parts[1]), int(parts[2]), int(parts[3])),)
+    raise CommandError(
+        f"--shape is {text!r}; accepted: mission, seed, sweep, or B,H,S,D such as 2,8,2048,64"
+    )

@@ -1,0 +1,162 @@
+"""What a figure has to be read with: commit, machine, versions, ceilings."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dlattn
+from dlattn.bench.timing import Windows
+
+_MATMUL_SIZE = {"cuda": 8192, "cpu": 2048}
+_COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 28}
+
+
+def describe(device: str, commit: str | None) -> dict[str, Any]:
+    """Everything but the figures."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "git": _git(commit),
+        "machine": _machine(device),
+        "versions": _versions(device),
+    }
+
+
+def ceilings(device: str, dtype: str, windows: Windows) -> dict[str, Any]:
+    """The fastest matrix product and copy that this machine does, in this run."""
+    measure = _gpu_ceilings if device == "cuda" else _cpu_ceilings
+    return measure(dtype, windows)
+
+
+def _gpu_ceilings(dtype: str, windows: Windows) -> dict[str, Any]:
+    from dlattn.bench.timing import GpuClock
+
+    torch: Any = importlib.import_module("torch")
+    clock = GpuClock()
+    size = _MATMUL_SIZE["cuda"]
+    a, b = (torch.randn(size, size, device="cuda").to(getattr(torch, dtype)) for _ in range(2))
+    product = torch.empty_like(a)
+    seconds = np.median(clock.window(lambda: torch.matmul(a, b, out=product), 1, windows))
+    source = torch.randn(_COPY_BYTES["cuda"] // 4, device="cuda")
+    target = torch.empty_like(source)
+    copy_seconds = np.median(clock.window(lambda: target.copy_(source), 1, windows))
+    return {
+        "matmul": f"torch {dtype} {size}^3",
+        "tflops": 2.0 * size**3 / float(seconds) / 1e12,
+        "copy_gb_per_s": 2.0 * _COPY_BYTES["cuda"] / float(copy_seconds) / 1e9,
+    }
+
+
+def _cpu_ceilings(dtype: str, windows: Windows) -> dict[str, Any]:
+    """The CPU kernels compute in float32 (float64 for float64), whatever the tensors hold."""
+    compute = "float64" if dtype == "float64" else "float32"
+    size = _MATMUL_SIZE["cpu"]
+    try:
+        library: Any = importlib.import_module("torch")
+        a = library.rand(size, size, dtype=getattr(library, compute))
+        name = "torch"
+    except ImportError:
+        library, name = np, "numpy"
+        a = np.random.default_rng(0).random((size, size)).astype(compute)
+    seconds = _best_time(lambda: library.matmul(a, a), windows.measured_seconds)
+    source = np.ones(_COPY_BYTES["cpu"] // 4, dtype=np.float32)
+    target = np.empty_like(source)
+    copy_seconds = _best_time(lambda: np.copyto(target, source), windows.measured_seconds)
+    return {
+        "matmul": f"{name} {compute} {size}^3",
+        "tflops": 2.0 * size**3 / seconds / 1e12,
+        "copy_gb_per_s": 2.0 * _COPY_BYTES["cpu"] / copy_seconds / 1e9,
+    }
+
+
+def _best_time(call: Any, budget: float) -> float:
+    """A ceiling is what the machine can do, so the best of several."""
+    call()
+    times: list[float] = []
+    while len(times) < 5 or sum(times) < budget:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _git(commit: str | None) -> dict[str, Any]:
+    """The commit given, else that of the checkout in the working directory."""
+    if commit:
+        return {"sha": commit, "dirty": None}
+    try:
+        top = Path(_output("git", "rev-parse", "--show-toplevel"))
+        if not (top / "src" / "include" / "dlattn" / "version.h").is_file():
+            return {"sha": None, "dirty": None}
+        # What was run is code; notes and results lying about do not make it another program.
+        changes = _output("git", "status", "--porcelain", "--untracked-files=no")
+        return {"sha": _output("git", "rev-parse", "HEAD"), "dirty": bool(changes)}
+    except (OSError, subprocess.CalledProcessError):
+        return {"sha": None, "dirty": None}
+
+
+def _machine(device: str) -> dict[str, Any]:
+    machine: dict[str, Any] = {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average": round(os.getloadavg()[0], 2),
+        "system": platform.platform(),
+    }
+    if device == "cuda":
+        torch: Any = importlib.import_module("torch")
+        machine["gpu"] = torch.cuda.get_device_name()
+        machine["compute_capability"] = list(torch.cuda.get_device_capability())
+        machine["driver"] = _driver()
+    return machine
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _driver() -> str | None:
+    try:
+        query = "--query-gpu=driver_version"
+        return _output("nvidia-smi", query, "--format=csv,noheader").splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return None
+
+
+def _versions(device: str) -> dict[str, Any]:
+    versions: dict[str, Any] = {
+        "dlattn": dlattn.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
+    names = {"torch": ("torch",), "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy")}
+    for name, distributions in names.items():
+        for distribution in distributions:
+            try:
+                versions[name] = importlib.metadata.version(distribution)
+                break
+            except importlib.metadata.PackageNotFoundError:
+                continue
+    if device == "cuda":
+        torch: Any = importlib.import_module("torch")
+        versions["torch_cuda"] = torch.version.cuda
+        versions["cudnn"] = torch.backends.cudnn.version()
+    return versions
+
+
+def _output(*command: str) -> str:
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return done.stdout.strip()

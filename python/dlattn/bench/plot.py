@@ -1,0 +1,176 @@
+"""Figures of a benchmark: bars for a few shapes, lines for a sweep over sequence lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dlattn.bench.cases import Case
+from dlattn.bench.report import Result, from_json
+from dlattn.cli.errors import CommandError
+from dlattn.cli.text import shape
+
+# Ours in shades of one strong colour, peers in greys that still differ when printed.
+_OURS = ("#0b5fa5", "#3b8fd4", "#8cc0ea")
+_PEERS = ("#3d3d3d", "#6e6e6e", "#969696", "#bababa", "#d6d6d6")
+
+
+def require() -> None:
+    """Raise before an hour of measuring if nothing can be drawn after it."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise CommandError("--plot needs matplotlib: pip install 'dlattn[bench]'") from None
+
+
+def draw(document: dict[str, Any], path: Path) -> None:
+    """Draw what `report.to_json` wrote."""
+    require()
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    results = [result for result in from_json(document) if result.tflops is not None]
+    if not results:
+        raise CommandError("--plot: nothing was timed, so there is nothing to draw")
+    style: dict[Any, Any] = {
+        "font.size": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "savefig.bbox": "tight",
+        "svg.hashsalt": "dlattn",
+    }
+    with pyplot.rc_context(style):
+        figure = _lines(pyplot, results) if _is_sweep(results) else _bars(pyplot, results)
+        figure.suptitle(_title(document), x=0.01, ha="left", fontsize=13, fontweight="bold")
+        figure.text(0.01, -0.02, _footnote(document), fontsize=7.5, color="#666666", va="top")
+        try:
+            figure.savefig(path, dpi=180)
+        except (OSError, ValueError) as error:
+            raise CommandError(f"--plot {path}: {error}") from error
+        pyplot.close(figure)
+
+
+def _is_sweep(results: Sequence[Result]) -> bool:
+    by_panel: dict[Any, set[int]] = {}
+    for result in results:
+        panel = (result.case.sizes[3], result.case.causal)
+        by_panel.setdefault(panel, set()).add(result.case.sizes[2])
+    return all(len(lengths) >= 4 for lengths in by_panel.values())
+
+
+def _colours(results: Sequence[Result]) -> dict[str, str]:
+    colours = {}
+    for ours, palette in ((True, _OURS), (False, _PEERS)):
+        names = dict.fromkeys(r.contestant for r in results if r.ours is ours)
+        for i, name in enumerate(names):
+            colours[name] = palette[i % len(palette)]
+    return colours
+
+
+def _bars(pyplot: Any, results: Sequence[Result]) -> Any:
+    """A panel for each case: horizontal bars of time, each with its figure."""
+    cases = list(dict.fromkeys(result.case for result in results))
+    colours = _colours(results)
+    columns = min(2, len(cases))
+    rows = -(-len(cases) // columns)
+    bars_each = max(sum(r.case == case for r in results) for case in cases)
+    size = (5.6 * columns, rows * (0.75 + 0.27 * bars_each) + 0.5)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    for axis in axes.flat[len(cases) :]:
+        axis.set_visible(False)
+    for axis, case in zip(axes.flat, cases, strict=False):
+        group = sorted(
+            (r for r in results if r.case == case), key=lambda r: r.seconds or 0.0, reverse=True
+        )
+        factor, unit = _unit(max(r.seconds or 0.0 for r in group))
+        times = [(r.seconds or 0.0) * factor for r in group]
+        names = [r.contestant for r in group]
+        bars = axis.barh(names, times, color=[colours[name] for name in names], height=0.74)
+        rates = [f"({r.tflops:.3g} TFLOP/s)" for r in group]
+        labels = [f"{t:.3g} {unit}  {rate}" for t, rate in zip(times, rates, strict=True)]
+        axis.bar_label(bars, labels, padding=4, fontsize=8)
+        axis.set_xlim(0, max(times) * 1.45)
+        axis.set_xticks([])
+        axis.spines["bottom"].set_visible(False)
+        axis.tick_params(axis="y", length=0)
+        for label, result in zip(axis.get_yticklabels(), group, strict=True):
+            label.set_fontweight("bold" if result.ours else "normal")
+        axis.set_title(_case_name(case), loc="left", fontsize=10)
+    return figure
+
+
+def _lines(pyplot: Any, results: Sequence[Result]) -> Any:
+    """A panel for each head_dim and mask: TFLOP/s over sequence length."""
+    panels = sorted({(r.case.sizes[3], r.case.causal) for r in results})
+    colours = _colours(results)
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    size = (5.6 * columns, 3.2 * rows + 0.5)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (head_dim, causal) in zip(axes.flat, panels, strict=False):
+        panel = [r for r in results if (r.case.sizes[3], r.case.causal) == (head_dim, causal)]
+        for name in dict.fromkeys(r.contestant for r in panel):
+            line = sorted((r for r in panel if r.contestant == name), key=lambda r: r.case.sizes[2])
+            ours = line[0].ours
+            axis.plot(
+                [r.case.sizes[2] for r in line],
+                [r.tflops for r in line],
+                label=name,
+                color=colours[name],
+                marker="o" if ours else "s",
+                markersize=4.5 if ours else 3,
+                linewidth=2.2 if ours else 1.3,
+                zorder=3 if ours else 2,
+            )
+        lengths = sorted({r.case.sizes[2] for r in panel})
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(lengths, [_tokens(n) for n in lengths])
+        axis.minorticks_off()
+        axis.set_ylim(bottom=0)
+        axis.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+        axis.set_xlabel("sequence length")
+        axis.set_ylabel("TFLOP/s")
+        axis.set_title(
+            f"head_dim {head_dim}, {'causal' if causal else 'full'}", loc="left", fontsize=10
+        )
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    return figure
+
+
+def _title(document: dict[str, Any]) -> str:
+    machine = document["machine"]
+    dtype = document["results"][0]["dtype"]
+    return f"Attention forward, {dtype}: {machine.get('gpu') or machine['cpu']}"
+
+
+def _footnote(document: dict[str, Any]) -> str:
+    ceiling, git, versions = document["ceiling"], document["git"], document["versions"]
+    peers = [f"{name} {versions[name]}" for name in ("torch", "cupy", "numpy") if name in versions]
+    threads = document["protocol"]["threads"]
+    parts = [
+        f"{document['protocol']['method']}; contestants take turns in one run",
+        f"ceiling {ceiling['tflops']:.3g} TFLOP/s ({ceiling['matmul']})",
+        f"dlattn {versions['dlattn']} at {(git['sha'] or 'unknown')[:10]}, {', '.join(peers)}",
+        *([f"{threads} threads"] if threads else []),
+        document["date"][:10],
+    ]
+    return "\n".join(("; ".join(parts[:2]), "; ".join(parts[2:])))
+
+
+def _case_name(case: Case) -> str:
+    return f"(B,H,S,D) = {shape(case.sizes)}, {case.mask}"
+
+
+def _unit(seconds: float) -> tuple[float, str]:
+    return (1e3, "ms") if seconds >= 1e-3 else (1e6, "us")
+
+
+def _tokens(count: int) -> str:
+    return f"{count // 1024}k" if count >= 1024 and count % 1024 == 0 else str(count)

@@ -1,0 +1,103 @@
+"""The table of what is supported, asked of the planner itself with made-up problems and devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import pairwise
+
+from dlattn import _core
+from dlattn.cli.text import markdown_table, table
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+FEATURES = {  # as the planner is asked, and as people read it
+    "causal": "causal",
+    "gqa": "GQA/MQA",
+    "head_dim_v": "head_dim of v differs",
+    "window": "window",
+    "softcap": "softcap",
+    "bias": "bias",
+    "mask": "mask",
+    "alibi_slopes": "alibi_slopes",
+    "sinks": "sinks",
+    "varlen": "varlen",
+}
+KERNELS = ("cpu", "scalar", "wmma_qk", "wmma_smem")
+
+_CPU = 0
+_CAPABILITIES = (80, 86, 89, 90, 100, 120)
+_MOST_HEAD_DIM = 512  # as far as is asked
+_HEADERS = ("kernel", "runs on", "dtype", "head_dim", "features")
+
+
+def support_rows() -> list[list[str]]:
+    """A row for each kernel, and for each group of dtypes with the same head dims."""
+    rows = []
+    for kernel in KERNELS:
+        capabilities = [_CPU] if kernel == "cpu" else _where(kernel)
+        groups: dict[str, list[str]] = {}
+        for dtype in DTYPES:
+            dims = head_dims(kernel, dtype, capabilities)
+            if dims:
+                groups.setdefault(_ranges(dims), []).append(dtype)
+        for dims_text, dtypes in groups.items():
+            features = _features(kernel, dtypes[0], capabilities)
+            place = "CPU" if kernel == "cpu" else _capabilities_text(capabilities)
+            rows.append([kernel, place, ", ".join(dtypes), dims_text, ", ".join(features)])
+    return rows
+
+
+def support_table() -> str:
+    """For a terminal."""
+    return table(_HEADERS, support_rows())
+
+
+def support_markdown() -> str:
+    """For the README."""
+    rows = [[f"`{row[0]}`", *row[1:]] for row in support_rows()]
+    return markdown_table(_HEADERS, rows)
+
+
+def head_dims(kernel: str, dtype: str, capabilities: Iterable[int]) -> list[int]:
+    """The head dims that run on all of these devices."""
+    accepts = partial(_accepts, kernel, dtype, feature="", capabilities=list(capabilities))
+    return _all_that(accepts, range(1, _MOST_HEAD_DIM + 1))
+
+
+def _where(kernel: str) -> list[int]:
+    """The compute capabilities on which a kernel runs half precision of a common size."""
+    return [c for c in _CAPABILITIES if _accepts(kernel, "float16", 64, "", [c])]
+
+
+def _features(kernel: str, dtype: str, capabilities: list[int]) -> list[str]:
+    return [
+        name
+        for feature, name in FEATURES.items()
+        if _accepts(kernel, dtype, 64, feature, capabilities)
+    ]
+
+
+def _accepts(kernel: str, dtype: str, head_dim: int, feature: str, capabilities: list[int]) -> bool:
+    return all(_core.refusal(kernel, dtype, head_dim, feature, c) == "" for c in capabilities)
+
+
+def _all_that(accepts: Callable[[int], bool], values: Iterable[int]) -> list[int]:
+    return [value for value in values if accepts(value)]
+
+
+def _ranges(dims: list[int]) -> str:
+    """A sorted list of head dims in few words."""
+    if len(dims) == 1:
+        return str(dims[0])
+    step = dims[1] - dims[0]
+    if any(b - a != step for a, b in pairwise(dims)):
+        return ", ".join(map(str, dims))
+    if dims[0] == 1 and dims[-1] == _MOST_HEAD_DIM:
+        return "any"
+    if step == 1:
+        return f"{dims[0]} to {dims[-1]}"
+    return f"multiples of {step} up to {dims[-1]}" if dims[0] == step else ", ".join(map(str, dims))
+
+
+def _capabilities_text(capabilities: list[int]) -> str:
+    return "sm_" + ", ".join(map(str, capabilities))

@@ -1,0 +1,265 @@
+"""The float64 reference against cases by hand, torch in float64, and properties it must have."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dlattn.reference import (
+    allowed_keys,
+    attention_reference,
+    attention_varlen_reference,
+    error_bound,
+    max_error,
+    merge_states_reference,
+    round_to,
+    same_dtype_reference,
+)
+
+
+def draw(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).standard_normal(shape) + 0.25
+
+
+@pytest.fixture
+def qkv():
+    return draw(2, 5, 4, 8, seed=1), draw(2, 7, 2, 8, seed=2), draw(2, 7, 2, 6, seed=3)
+
+
+def test_two_keys_by_hand():
+    # Scores ln 3 and 0, so the weights are 3/4 and 1/4.
+    q = np.full((1, 1, 1, 1), math.log(3.0))
+    k = np.array([1.0, 0.0]).reshape(1, 2, 1, 1)
+    v = np.array([[8.0, 0.0], [0.0, 4.0]]).reshape(1, 2, 1, 2)
+    out, lse = attention_reference(q, k, v, softmax_scale=1.0)
+    np.testing.assert_allclose(out.ravel(), [6.0, 1.0], rtol=1e-15)
+    np.testing.assert_allclose(lse, [[[math.log(4.0)]]], rtol=1e-15)
+
+
+def test_scale_defaults_to_inverse_root_of_head_dim():
+    q, k, v = draw(1, 2, 1, 16), draw(1, 3, 1, 16, seed=1), draw(1, 3, 1, 4)
+    default = attention_reference(q, k, v)
+    np.testing.assert_array_equal(default[0], attention_reference(q, k, v, softmax_scale=0.25)[0])
+    assert max_error(default[0], attention_reference(q, k, v, softmax_scale=0.5)[0]) > 1e-3
+
+
+def test_softcap_by_hand():
+    q, k = np.full((1, 1, 1, 1), 3.0), np.array([2.0, -1.0]).reshape(1, 2, 1, 1)
+    lse = attention_reference(q, k, k, softmax_scale=1.0, softcap=5.0)[1]
+    scores = [5.0 * math.tanh(6.0 / 5.0), 5.0 * math.tanh(-3.0 / 5.0)]
+    np.testing.assert_allclose(lse.ravel(), [math.log(sum(map(math.exp, scores)))], rtol=1e-15)
+
+
+def test_sink_by_hand():
+    # One key with score 0 and a sink of ln 3: the key keeps a quarter of the weight.
+    q, k, v = np.zeros((1, 1, 1, 1)), np.ones((1, 1, 1, 1)), np.full((1, 1, 1, 1), 8.0)
+    out, lse = attention_reference(q, k, v, sinks=[math.log(3.0)])
+    np.testing.assert_allclose(out.ravel(), [2.0], rtol=1e-15)
+    np.testing.assert_allclose(lse.ravel(), [math.log(4.0)], rtol=1e-15)
+
+
+def test_alibi_by_hand():
+    # Query 1 of 2 over 3 keys stands at key 2: distances 2, 1, 0.
+    q, k = np.zeros((1, 2, 1, 1)), np.zeros((1, 3, 1, 1))
+    v = np.eye(3).reshape(1, 3, 1, 3)
+    out = attention_reference(q, k, v, alibi_slopes=[math.log(2.0)])[0]
+    np.testing.assert_allclose(out[0, 1, 0], np.array([1.0, 2.0, 4.0]) / 7.0, rtol=1e-14)
+    # Query 0 stands at key 1.
+    np.testing.assert_allclose(out[0, 0, 0], np.array([1.0, 2.0, 1.0]) / 4.0, rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ["11111", "11111", "11111"]),
+        ({"causal": True}, ["11100", "11110", "11111"]),
+        ({"causal": "bottom_right"}, ["11100", "11110", "11111"]),
+        ({"causal": "top_left"}, ["10000", "11000", "11100"]),
+        ({"window": (1, 0)}, ["01100", "00110", "00011"]),
+        ({"window": (None, 1)}, ["11110", "11111", "11111"]),
+        ({"window": (0, None)}, ["00111", "00011", "00001"]),
+        ({"causal": True, "window": (1, 5)}, ["01100", "00110", "00011"]),
+        ({"causal": "top_left", "window": (1, None)}, ["10000", "11000", "01100"]),
+    ],
+)
+def test_which_keys_a_query_sees(options, expected):
+    allowed = allowed_keys(np.arange(3), 3, 5, **options)
+    assert ["".join("01"[int(x)] for x in row) for row in allowed] == expected
+
+
+def test_rows_that_see_no_key(qkv):
+    q, k, v = qkv
+    mask = np.ones((5, 7), dtype=bool)
+    mask[3] = False
+    out, lse = attention_reference(q, k, v, mask=mask)
+    assert np.all(out[:, 3] == 0.0)
+    assert np.all(np.isneginf(lse[:, :, 3]))
+    assert np.all(np.isfinite(lse[:, :, [0, 1, 2, 4]]))
+
+    sinks = np.array([0.5, -1.0, 2.0, 0.0])
+    out, lse = attention_reference(q, k, v, mask=mask, sinks=sinks)
+    assert np.all(out[:, 3] == 0.0)
+    np.testing.assert_array_equal(lse[:, :, 3], np.broadcast_to(sinks, (2, 4)))
+
+
+def test_more_queries_than_keys_leaves_the_first_rows_empty():
+    q, k = draw(1, 4, 1, 2), draw(1, 2, 1, 2, seed=1)
+    lse = attention_reference(q, k, k, causal=True)[1]
+    assert np.isneginf(lse[0, 0]).tolist() == [True, True, False, False]
+
+
+def test_no_keys_at_all():
+    out, lse = attention_reference(draw(1, 3, 2, 4), draw(1, 0, 2, 4), draw(1, 0, 2, 5))
+    assert out.shape == (1, 3, 2, 5)
+    assert not out.any()
+    assert np.all(np.isneginf(lse))
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"sinks": [0.1, 0.2, -0.3, 4.0]}])
+def test_layouts_agree(qkv, options):
+    out, lse = attention_reference(*qkv, **options)
+    turned = [np.swapaxes(x, 1, 2) for x in qkv]
+    out_turned, lse_turned = attention_reference(*turned, layout="bhsd", **options)
+    np.testing.assert_array_equal(np.swapaxes(out_turned, 1, 2), out)
+    np.testing.assert_array_equal(lse_turned, lse)
+
+
+def test_query_heads_share_key_heads_in_groups(qkv):
+    q, k, v = qkv
+    repeated = attention_reference(q, np.repeat(k, 2, axis=2), np.repeat(v, 2, axis=2))
+    np.testing.assert_array_equal(attention_reference(q, k, v)[0], repeated[0])
+
+
+def test_blocks_of_rows_do_not_show(qkv, monkeypatch):
+    options = {"causal": True, "window": (3, None), "alibi_slopes": [0.1, 0.2, 0.3, 0.4]}
+    options["bias"] = draw(5, 7, seed=9)
+    whole = attention_reference(*qkv, **options)
+    monkeypatch.setattr("dlattn.reference._MAX_SCORES", 14)  # two rows at a time
+    pieces = attention_reference(*qkv, **options)
+    np.testing.assert_allclose(pieces[0], whole[0], rtol=1e-14)
+    np.testing.assert_allclose(pieces[1], whole[1], rtol=1e-14)
+
+
+def test_merge_of_parts_is_the_whole(qkv):
+    q, k, v = qkv
+    whole = attention_reference(q, k, v)
+    parts = [attention_reference(q, k[:, s], v[:, s]) for s in (slice(0, 2), slice(2, 7))]
+    out, lse = merge_states_reference(*zip(*parts, strict=True))
+    np.testing.assert_allclose(out, whole[0], rtol=1e-13)
+    np.testing.assert_allclose(lse, whole[1], rtol=1e-13)
+
+
+def test_merge_ignores_what_empty_parts_hold(qkv):
+    out, lse = attention_reference(*qkv)
+    garbage, nothing = np.full_like(out, np.nan), np.full_like(lse, -np.inf)
+    merged = merge_states_reference([garbage, out], [nothing, lse])
+    np.testing.assert_array_equal(merged[0], out)
+    np.testing.assert_array_equal(merged[1], lse)
+    empty = merge_states_reference([garbage, garbage], [nothing, nothing])
+    assert not empty[0].any()
+    assert np.all(np.isneginf(empty[1]))
+
+
+def test_adding_a_constant_to_the_scores_moves_only_lse(qkv):
+    out, lse = attention_reference(*qkv)
+    shifted = attention_reference(*qkv, bias=np.full((1,), 3.0))
+    np.testing.assert_allclose(shifted[0], out, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(shifted[1], lse + 3.0, rtol=1e-13)
+
+
+def test_varlen_is_every_sequence_on_its_own():
+    q, k, v = draw(9, 4, 8), draw(11, 2, 8, seed=1), draw(11, 2, 6, seed=2)
+    cu_q, cu_k, used = [0, 4, 4, 9], [0, 5, 8, 11], [5, 3, 2]
+    bias = draw(3, 1, 5, 5, seed=4)
+    out, lse = attention_varlen_reference(
+        q, k, v, cu_q, cu_k, 5, 5, seqused_k=used, causal=True, bias=bias
+    )
+    assert (out.shape, lse.shape) == ((9, 4, 6), (4, 9))
+    for b in range(3):
+        rows, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b] + used[b])
+        part = attention_reference(
+            q[None, rows],
+            k[None, keys],
+            v[None, keys],
+            causal=True,
+            bias=bias[b : b + 1, :, : rows.stop - rows.start, : used[b]],
+        )
+        np.testing.assert_array_equal(out[rows], part[0][0])
+        np.testing.assert_array_equal(lse[:, rows], part[1][0])
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"mask": True}, {"bias": True}])
+@pytest.mark.parametrize("num_heads_kv", [1, 2, 4])
+def test_against_torch(options, num_heads_kv):
+    torch = pytest.importorskip("torch")
+    q, k, v = draw(2, 6, 4, 8), draw(2, 6, num_heads_kv, 8, seed=1), draw(2, 6, num_heads_kv, 8)
+    extra = dict(options)
+    attn_mask = None
+    if "mask" in options:
+        extra["mask"] = draw(2, 1, 6, 6) > 0.0
+        extra["mask"][..., 0] = True
+        attn_mask = torch.from_numpy(extra["mask"])
+    if "bias" in options:
+        extra["bias"] = draw(1, 4, 6, 6)
+        attn_mask = torch.from_numpy(extra["bias"])
+    tensors = [torch.from_numpy(x).transpose(1, 2) for x in (q, k, v)]
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *tensors, attn_mask=attn_mask, is_causal="causal" in options, enable_gqa=True
+    )
+    out, _ = attention_reference(q, k, v, **extra)
+    np.testing.assert_allclose(out, expected.transpose(1, 2).numpy(), rtol=1e-12, atol=1e-14)
+
+
+def test_takes_torch_tensors():
+    torch = pytest.importorskip("torch")
+    q = torch.from_numpy(draw(1, 4, 2, 8)).to(torch.bfloat16).requires_grad_()
+    values = q.detach().double().numpy()
+    np.testing.assert_array_equal(
+        attention_reference(q, q, q)[0], attention_reference(values, values, values)[0]
+    )
+    assert error_bound(q, q, q) == error_bound(values, values, values, dtype="bfloat16")
+
+
+def test_rounding():
+    rng = np.random.default_rng(0)
+    values = (rng.standard_normal(100_000) * 10.0 ** rng.uniform(-9, 4, 100_000)).astype("f4")
+    values[:4] = [0.0, -0.0, np.inf, 2.0**-25]
+    np.testing.assert_array_equal(round_to(values, "float16"), values.astype("f2").astype("f4"))
+    np.testing.assert_array_equal(round_to(values, "float32"), values)
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    expected = values.astype(ml_dtypes.bfloat16).astype("f4")
+    np.testing.assert_array_equal(round_to(values, "bfloat16"), expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "digits"), [("float16", 11), ("bfloat16", 8), ("float32", 24), ("float64", 53)]
+)
+def test_bound_is_of_the_order_of_the_dtype(dtype, digits):
+    q, k, v = (round_to(draw(1, 64, 2, 32, seed=s).astype("f4"), dtype) for s in range(3))
+    bound = error_bound(q, k, v, dtype=dtype, causal=True)
+    unit = 2.0**-digits * np.abs(v).max()
+    assert unit / 8 < bound.out < 64 * unit
+    # It must be too tight for the next coarser type's result.
+    coarser = {"float16": "bfloat16", "float32": "float16", "float64": "float32"}.get(dtype)
+    if coarser:
+        wrong = same_dtype_reference(q, k, v, dtype=coarser, causal=True)[0]
+        assert max_error(wrong, attention_reference(q, k, v, causal=True)[0]) > bound.out
+
+
+def test_max_error():
+    assert max_error([1.0, -np.inf], [1.5, -np.inf]) == 0.5
+    assert max_error([np.nan, 1.0], [np.nan, 1.0]) == np.inf
+    assert max_error([np.inf], [-np.inf]) == np.inf
+    assert max_error([-np.inf], [0.0]) == np.inf
+    assert max_error(np.zeros((0, 3)), np.zeros((0, 3))) == 0.0
+    with pytest.raises(ValueError, match=r"shapes differ: \(2,\) and \(3,\)"):
+        max_error([1.0, 2.0], [1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"causal": "left"}, "causal is 'left'; accepted"), ({"layout": "sbhd"}, "layout is 'sbhd'")],
+)
+def test_wrong_options(qkv, options, message):
+    with pytest.raises(ValueError, match=message):
+        attention_reference(*qkv, **options)
