@@ -1,7 +1,6 @@
 #pragma once
 
-#include <mma.h>
-
+#include "cuda/ptx/wmma.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/vec.cuh"
@@ -39,7 +38,7 @@ __device__ __forceinline__ void stripe_scores(float* sS, const FragmentA<T> (&rQ
 #pragma unroll
     for (int d = 0; d < kHeadDim; d += 16) {
       FragmentBCol<T> rK;
-      wmma::load_matrix_sync(rK, sK + n * kLd + d, kLd);
+      ptx::load_matrix(rK, sK + n * kLd + d, kLd);
       wmma::mma_sync(acc_s, rQ[d / 16], rK, acc_s);
     }
     wmma::store_matrix_sync(sS + n, acc_s, kScoreLd, wmma::mem_row_major);

@@ -24,7 +24,7 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-// kCount elements that are loaded or stored by one instruction.
+// kCount elements that one instruction loads or stores.
 template <typename T, int kCount>
 struct alignas(sizeof(T) * kCount) Vec {
   static_assert(sizeof(T) * kCount <= 16, "an access moves at most 16 bytes");
@@ -33,9 +33,14 @@ struct alignas(sizeof(T) * kCount) Vec {
 
 template <int kCount, typename T>
 __device__ __forceinline__ void load(float (&to)[kCount], const T* from) {
-  const Vec<T, kCount> vec = *reinterpret_cast<const Vec<T, kCount>*>(from);
+  constexpr int kMax = 16 / static_cast<int>(sizeof(T));
+  constexpr int kStep = kCount < kMax ? kCount : kMax;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) to[i] = to_float(vec.x[i]);
+  for (int first = 0; first < kCount; first += kStep) {
+    const Vec<T, kStep> vec = *reinterpret_cast<const Vec<T, kStep>*>(from + first);
+#pragma unroll
+    for (int i = 0; i < kStep; ++i) to[first + i] = to_float(vec.x[i]);
+  }
 }
 
 template <int kCount, typename T>

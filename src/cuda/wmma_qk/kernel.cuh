@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
 
     tile::FragmentA<T> rQ[kHeadDim / 16];
 #pragma unroll
-    for (int d = 0; d < kHeadDim; d += 16) tile::wmma::load_matrix_sync(rQ[d / 16], sQ + warp_row * kLd + d, kLd);
+    for (int d = 0; d < kHeadDim; d += 16) ptx::load_matrix(rQ[d / 16], sQ + warp_row * kLd + d, kLd);
     tile::stripe_scores<kBlockN, kHeadDim, kLd, kScoreLd>(sS, rQ, sK);
 
     float x[kGroups][4];

@@ -65,11 +65,11 @@ __device__ __forceinline__ void multiply_pv(tile::FragmentC (&acc_o)[kHeadDim / 
 #pragma unroll
   for (int n = 0; n < kBlockN; n += 16) {
     tile::FragmentA<T> rP;
-    wmma::load_matrix_sync(rP, sP + n, kProbLd);
+    ptx::load_matrix(rP, sP + n, kProbLd);
 #pragma unroll
     for (int d = 0; d < kHeadDim; d += 16) {
       tile::FragmentBRow<T> rV;
-      wmma::load_matrix_sync(rV, sV + n * kLd + d, kLd);
+      ptx::load_matrix(rV, sV + n * kLd + d, kLd);
       wmma::mma_sync(acc_o[d / 16], rP, rV, acc_o[d / 16]);
     }
   }
@@ -91,8 +91,7 @@ __device__ __forceinline__ void store_output(T* out_row, bool row_exists, const 
     for (int i = 0; i < 2; ++i) {
       const int column = (2 * i + lane % 2) * 8;
       float x[8];
-#pragma unroll
-      for (int e = 0; e < 8; ++e) x[e] = row[column + e];
+      tile::load(x, row + column);
       tile::store_columns(out_row, d + column, x, scale, head_dim_v, store_bytes);
     }
   }
@@ -151,7 +150,7 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
 
     tile::FragmentA<T> rQ[kHeadDim / 16];
 #pragma unroll
-    for (int d = 0; d < kHeadDim; d += 16) wmma::load_matrix_sync(rQ[d / 16], sQ + warp_row * kLd + d, kLd);
+    for (int d = 0; d < kHeadDim; d += 16) ptx::load_matrix(rQ[d / 16], sQ + warp_row * kLd + d, kLd);
     tile::stripe_scores<kBlockN, kHeadDim, kLd, kScoreLd>(sS, rQ, sK + stage * kStage);
 
     float x[kGroups][4];
