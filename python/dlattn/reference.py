@@ -134,6 +134,7 @@ def attention_varlen_reference(
     bias: Any = None,
     mask: Any = None,
     alibi_slopes: Any = None,
+    layout: Layout = "bshd",
     **options: Any,
 ) -> tuple[Array, Array]:
     """Attention over packed sequences, in float64.
@@ -141,9 +142,13 @@ def attention_varlen_reference(
     Sequence b owns rows cu_seqlens[b] to cu_seqlens[b + 1]. q is (total_q, num_heads, head_dim), k
     and v are (total_k, num_heads_kv, .); returns `out` (total_q, num_heads, head_dim_v) and `lse`
     (num_heads, total_q). Every sequence is a problem of its own, with its own shift; bias and mask
-    broadcast to (batch, num_heads, max_seqlen_q, max_seqlen_k).
+    broadcast to (batch, num_heads, max_seqlen_q, max_seqlen_k). In the layout "bhsd" the heads of
+    q, k, v and out come first.
     """
+    _check_layout(layout)
     q, k, v = to_float64(q), to_float64(k), to_float64(v)
+    if layout == "bhsd":
+        q, k, v = (np.swapaxes(x, 0, 1) for x in (q, k, v))
     starts_q = [int(n) for n in np.asarray(cu_seqlens_q)]
     starts_k = [int(n) for n in np.asarray(cu_seqlens_k)]
     batch_size, num_heads = len(starts_q) - 1, q.shape[1]
@@ -179,7 +184,7 @@ def attention_varlen_reference(
         )
         out[rows] = part_out[0]
         lse[:, rows] = part_lse[0]
-    return out, lse
+    return (np.swapaxes(out, 0, 1) if layout == "bhsd" else out), lse
 
 
 def merge_states_reference(
@@ -256,6 +261,11 @@ def allowed_keys(
     return allowed
 
 
+def _check_layout(layout: str) -> None:
+    if layout not in ("bshd", "bhsd"):
+        raise ValueError(f"layout is {layout!r}; accepted: 'bshd', 'bhsd'")
+
+
 def _shift(seqlen_q: int, seqlen_k: int, causal: Causal) -> int:
     """Query i stands at key position i + shift."""
     if causal not in (False, True, "bottom_right", "top_left"):
@@ -279,8 +289,7 @@ def _attention(
     sinks: Any = None,
     layout: Layout = "bshd",
 ) -> tuple[Array, Array]:
-    if layout not in ("bshd", "bhsd"):
-        raise ValueError(f"layout is {layout!r}; accepted: 'bshd', 'bhsd'")
+    _check_layout(layout)
     compute: Any = np.float64 if dtype == "float64" else np.float32
     q, k, v = (to_float64(x).astype(compute) for x in (q, k, v))
     if layout == "bshd":

@@ -186,6 +186,12 @@ def test_varlen_is_every_sequence_on_its_own():
         )
         np.testing.assert_array_equal(out[rows], part[0][0])
         np.testing.assert_array_equal(lse[:, rows], part[1][0])
+    turned = [np.swapaxes(x, 0, 1) for x in (q, k, v)]
+    heads_first = attention_varlen_reference(
+        *turned, cu_q, cu_k, 5, 5, seqused_k=used, causal=True, bias=bias, layout="bhsd"
+    )
+    np.testing.assert_array_equal(np.swapaxes(heads_first[0], 0, 1), out)
+    np.testing.assert_array_equal(heads_first[1], lse)
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"mask": True}, {"bias": True}])
