@@ -10,7 +10,8 @@
 
 #include "dlattn/types.h"
 
-// What every family's launcher shares: the element types, the device, large shared memory and errors.
+// What every family's launcher shares: the element types, the device, large shared memory and
+// errors.
 namespace dlattn::cuda {
 
 template <DType dtype>
@@ -33,7 +34,8 @@ using Element = typename ElementOf<dtype>::Type;
 inline void check(cudaError_t error, const char* kernel_name, const char* what) {
   if (error == cudaSuccess) return;
   cudaGetLastError();  // ours is reported here; the caller's next CUDA call must not see it
-  throw DeviceError(std::string(kernel_name) + ": " + what + " failed: " + cudaGetErrorString(error));
+  throw DeviceError(std::string(kernel_name) + ": " + what +
+                    " failed: " + cudaGetErrorString(error));
 }
 
 // Makes `device` current for its lifetime; costs one query if it is current already.
@@ -56,30 +58,33 @@ class DeviceGuard {
   bool changed_ = false;
 };
 
-// A kernel gets more than 48 KB of dynamic shared memory only after asking for it, once per device. Two threads may both
-// ask, which does no harm. Devices from 64 on ask every time.
+// A kernel gets more than 48 KB of dynamic shared memory only after asking for it, once per device.
+// Two threads may both ask, which does no harm. Devices from 64 on ask every time.
 template <auto kernel>
 void allow_smem(int device, std::int64_t smem_bytes, const char* kernel_name) {
   if (smem_bytes <= 48 * 1024) return;
   static std::atomic<std::uint64_t> allowed{0};
   const std::uint64_t bit = device < 64 ? std::uint64_t{1} << device : 0;
   if (allowed.load(std::memory_order_relaxed) & bit) return;
-  check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+  check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                             cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(smem_bytes)),
         kernel_name, "asking for shared memory");
   allowed.fetch_or(bit, std::memory_order_relaxed);
 }
 
-// Enqueues `kernel`; never synchronises. `smem_bytes` must be the same in every launch of one kernel.
+// Enqueues `kernel`; never synchronises. `smem_bytes` must be the same in every launch of one
+// kernel.
 template <auto kernel, typename... Args>
-void launch_kernel(const char* kernel_name, int device, std::int64_t num_blocks, int num_threads, std::int64_t smem_bytes,
-                   void* stream, const Args&... args) {
+void launch_kernel(const char* kernel_name, int device, std::int64_t num_blocks, int num_threads,
+                   std::int64_t smem_bytes, void* stream, const Args&... args) {
   const DeviceGuard guard(device, kernel_name);
   allow_smem<kernel>(device, smem_bytes, kernel_name);
   void* arguments[] = {const_cast<void*>(static_cast<const void*>(&args))...};
-  check(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(num_blocks)),
-                         dim3(static_cast<unsigned>(num_threads)), arguments, static_cast<std::size_t>(smem_bytes),
-                         static_cast<cudaStream_t>(stream)),
+  check(cudaLaunchKernel(reinterpret_cast<const void*>(kernel),
+                         dim3(static_cast<unsigned>(num_blocks)),
+                         dim3(static_cast<unsigned>(num_threads)), arguments,
+                         static_cast<std::size_t>(smem_bytes), static_cast<cudaStream_t>(stream)),
         kernel_name, "launch");
 }
 

@@ -2,29 +2,37 @@
 
 #include <cstdint>
 
-// Asynchronous copies from global to shared memory. The copies of a thread since its last commit form a group; a wait
-// covers the thread's own groups only, so other threads see the data after a wait by the copier and then a barrier.
+// Asynchronous copies from global to shared memory. The copies of a thread since its last commit
+// form a group; a wait covers the thread's own groups only, so other threads see the data after a
+// wait by the copier and then a barrier.
 namespace dlattn::ptx {
 
-// PTX ISA, "Data Movement and Conversion Instructions: cp.async". Copies kBytes (16, 8 or 4), or writes kBytes of zeros where `valid` is false, without
-// reading `gmem` then. Both addresses must be multiples of kBytes. 16-byte copies bypass L1 (.cg).
+// PTX ISA, "Data Movement and Conversion Instructions: cp.async". Copies kBytes (16, 8 or 4), or
+// writes kBytes of zeros where `valid` is false, without reading `gmem` then. Both addresses must
+// be multiples of kBytes. 16-byte copies bypass L1 (.cg).
 template <int kBytes>
 __device__ __forceinline__ void cp_async(void* smem, const void* gmem, bool valid) {
   static_assert(kBytes == 16 || kBytes == 8 || kBytes == 4, "cp.async copies 16, 8 or 4 bytes");
   const std::uint32_t dst = static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
   const int src_bytes = valid ? kBytes : 0;
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(gmem), "r"(src_bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(gmem),
+                 "r"(src_bytes)
+                 : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(dst), "l"(gmem), "n"(kBytes), "r"(src_bytes)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(dst), "l"(gmem), "n"(kBytes),
+                 "r"(src_bytes)
                  : "memory");
   }
 }
 
 // PTX ISA, "Data Movement and Conversion Instructions: cp.async.commit_group".
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void cp_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
-// PTX ISA, "Data Movement and Conversion Instructions: cp.async.wait_group". Waits until at most kPending of the thread's latest groups are in flight.
+// PTX ISA, "Data Movement and Conversion Instructions: cp.async.wait_group". Waits until at most
+// kPending of the thread's latest groups are in flight.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

@@ -8,13 +8,14 @@
 
 namespace dlattn::ptx {
 
-// nvcuda::wmma::load_matrix_sync of an operand in shared memory. For half the compiler sees by itself that the pointer is
-// one to shared memory and loads with ldmatrix; for bfloat16 it does not, and generic loads and transposes come out. So
-// here the state space is spelt out: PTX ISA, "Warp-level Matrix Load Instruction: wmma.load", which loads an m16n16k16
-// operand of .bf16 as 4 registers a lane, in the order in which the fragment holds them.
+// nvcuda::wmma::load_matrix_sync of an operand in shared memory. For half the compiler sees by
+// itself that the pointer is one to shared memory and loads with ldmatrix; for bfloat16 it does
+// not, and generic loads and transposes come out. So here the state space is spelt out: PTX ISA,
+// "Warp-level Matrix Load Instruction: wmma.load", which loads an m16n16k16 operand of .bf16 as 4
+// registers a lane, in the order in which the fragment holds them.
 template <typename Use, typename T, typename Layout>
-__device__ __forceinline__ void load_matrix(nvcuda::wmma::fragment<Use, 16, 16, 16, T, Layout>& to, const T* smem,
-                                            unsigned ldm) {
+__device__ __forceinline__ void load_matrix(nvcuda::wmma::fragment<Use, 16, 16, 16, T, Layout>& to,
+                                            const T* smem, unsigned ldm) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     const std::uint32_t from = static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
     std::uint32_t r[4];

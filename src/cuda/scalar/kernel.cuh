@@ -1,22 +1,25 @@
 #pragma once
 
-// Attention on CUDA cores: the correct baseline, and the oracle on the GPU for the tensor-core kernels.
+// Attention on CUDA cores: the correct baseline, and the oracle on the GPU for the tensor-core
+// kernels.
 //
-// A thread block of 4 warps computes block_m query rows of one head; a warp owns block_m / 4 of them, start to end.
-// Per tile of 32 keys: lane j computes the scores of key j with all rows of its warp; the probabilities go through
-// shared memory; then lanes own columns of the output, held unnormalised in registers.
-// Shared memory: see SmemMap. Barriers per tile: one before K and V are overwritten, one after they have landed; between
-// a warp's writes and reads of its own rows of sP, a __syncwarp.
+// A thread block of 4 warps computes block_m query rows of one head; a warp owns block_m / 4 of
+// them, start to end. Per tile of 32 keys: lane j computes the scores of key j with all rows of its
+// warp; the probabilities go through shared memory; then lanes own columns of the output, held
+// unnormalised in registers. Shared memory: see SmemMap. Barriers per tile: one before K and V are
+// overwritten, one after they have landed; between a warp's writes and reads of its own rows of sP,
+// a __syncwarp.
 
+#include "cuda/ptx/smem.cuh"
 #include "cuda/scalar/traits.h"
 #include "cuda/tile/columns.cuh"
 #include "cuda/tile/copy.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/scheduler.cuh"
+#include "cuda/tile/score.cuh"
 #include "cuda/tile/seqlen.cuh"
 #include "cuda/tile/warp.cuh"
-#include "cuda/ptx/smem.cuh"
 
 namespace dlattn::scalar {
 
@@ -24,7 +27,7 @@ constexpr int kNumThreads = kNumWarps * 32;
 
 template <typename T, int kHeadDim>
 struct Tiles {
-  static constexpr int kBlockM = block_m(sizeof(T), kHeadDim);
+  static constexpr int kBlockM = block_m(kHeadDim);
   static constexpr int kRows = kBlockM / kNumWarps;  // per warp
   static constexpr int kLd = row_elements(sizeof(T), kHeadDim);
   static constexpr SmemMap kMap = smem_map(sizeof(T), kHeadDim);
@@ -32,10 +35,11 @@ struct Tiles {
 
 // Q in fp32, so that the inner loop converts K alone. It arrives as it is, in K's place.
 template <typename T, int kHeadDim>
-__device__ __forceinline__ void load_q(float* sQ, T* staging, const T* q, std::int64_t row_stride, int rows, int head_dim,
-                                       int copy_bytes) {
+__device__ __forceinline__ void load_q(float* sQ, T* staging, const T* q, std::int64_t row_stride,
+                                       int rows, int head_dim, int copy_bytes) {
   using Tile = Tiles<T, kHeadDim>;
-  tile::copy_rows<Tile::kBlockM, kHeadDim, Tile::kLd, kNumThreads>(staging, q, row_stride, rows, head_dim, copy_bytes);
+  tile::copy_rows<Tile::kBlockM, kHeadDim, Tile::kLd, kNumThreads>(staging, q, row_stride, rows,
+                                                                   head_dim, copy_bytes);
   ptx::cp_async_commit();
   ptx::cp_async_wait<0>();
   __syncthreads();
@@ -47,11 +51,12 @@ __device__ __forceinline__ void load_q(float* sQ, T* staging, const T* q, std::i
 
 // dot[r] = q_r . k of this lane's key. Both are zero past head_dim.
 template <int kRows, int kHeadDim, typename T>
-__device__ __forceinline__ void dot_products(float (&dot)[kRows], const float* sQ, const T* k, int head_dim) {
+__device__ __forceinline__ void dot_products(float (&dot)[kRows], const float* sQ, const T* k,
+                                             int head_dim) {
   constexpr int kCount = 16 / static_cast<int>(sizeof(T));
 #pragma unroll
   for (int r = 0; r < kRows; ++r) dot[r] = 0.0f;
-#pragma unroll 2
+#pragma unroll 1
   for (int d = 0; d < head_dim; d += kCount) {
     float rK[kCount];
     tile::load(rK, k + d);
@@ -68,9 +73,26 @@ __device__ __forceinline__ void dot_products(float (&dot)[kRows], const float* s
   }
 }
 
+// Scores with their terms, of key j and rows first_row and on. In a rolled loop over this lane's
+// column of sP: the terms are too much code, and take too many registers, to be repeated per row.
+template <int kRows, typename T>
+__device__ __forceinline__ void apply_terms(float (&score)[kRows], const tile::ScoreTerms<T>& terms,
+                                            float* column, int first_row, int j,
+                                            const tile::Sequence<T>& seq) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) column[r * kBlockN] = score[r];
+  const int rows = j < seq.seqlen_k ? min(kRows, seq.seqlen_q - first_row) : 0;
+#pragma unroll 1
+  for (int r = 0; r < rows; ++r)
+    column[r * kBlockN] = terms(column[r * kBlockN], first_row + r, j, seq.shift);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) score[r] = column[r * kBlockN];
+}
+
 template <typename T, int kHeadDim>
-__global__ void __launch_bounds__(kNumThreads, kHeadDim == 64 ? 4 : 3)
-    kernel(const __grid_constant__ AttentionParams params, const __grid_constant__ LaunchShape shape) {
+__global__ void __launch_bounds__(kNumThreads, 3)
+    kernel(const __grid_constant__ AttentionParams params,
+           const __grid_constant__ LaunchShape shape) {
   using Tile = Tiles<T, kHeadDim>;
   using Columns = tile::LaneColumns<T, kHeadDim>;
   constexpr int kRows = Tile::kRows;
@@ -88,9 +110,11 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim == 64 ? 4 : 3)
   T* sV = reinterpret_cast<T*>(smem + Tile::kMap.v);
   float* sP = reinterpret_cast<float*>(smem + Tile::kMap.p) + warp_row * kBlockN;
 
-  load_q<T, kHeadDim>(reinterpret_cast<float*>(smem + Tile::kMap.q), sK, seq.q + m0 * params.q_row_stride,
-                      params.q_row_stride, seq.seqlen_q - m0, static_cast<int>(params.head_dim), shape.copy_bytes);
+  load_q<T, kHeadDim>(reinterpret_cast<float*>(smem + Tile::kMap.q), sK,
+                      seq.q + m0 * params.q_row_stride, params.q_row_stride, seq.seqlen_q - m0,
+                      static_cast<int>(params.head_dim), shape.copy_bytes);
 
+  const tile::ScoreTerms<T> terms(params, work);
   const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
   const tile::Range keys = mask.any_row(m0, min(m0 + Tile::kBlockM, seq.seqlen_q) - 1);
   const tile::Range unmasked = mask.every_row(m0 + warp_row, m0 + warp_row + kRows - 1);
@@ -100,23 +124,30 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim == 64 ? 4 : 3)
 
   for (int n0 = keys.begin / kBlockN * kBlockN; n0 < keys.end; n0 += kBlockN) {
     __syncthreads();  // all warps are done with the tile before
-    tile::copy_rows<kBlockN, kHeadDim, Tile::kLd, kNumThreads>(sK, seq.k + n0 * params.k_row_stride, params.k_row_stride,
-                                                               seq.seqlen_k - n0, static_cast<int>(params.head_dim),
-                                                               shape.copy_bytes);
-    tile::copy_rows<kBlockN, kHeadDim, Tile::kLd, kNumThreads>(sV, seq.v + n0 * params.v_row_stride, params.v_row_stride,
-                                                               seq.seqlen_k - n0, static_cast<int>(params.head_dim_v),
-                                                               shape.copy_bytes);
+    tile::copy_rows<kBlockN, kHeadDim, Tile::kLd, kNumThreads>(
+        sK, seq.k + n0 * params.k_row_stride, params.k_row_stride, seq.seqlen_k - n0,
+        static_cast<int>(params.head_dim), shape.copy_bytes);
+    tile::copy_rows<kBlockN, kHeadDim, Tile::kLd, kNumThreads>(
+        sV, seq.v + n0 * params.v_row_stride, params.v_row_stride, seq.seqlen_k - n0,
+        static_cast<int>(params.head_dim_v), shape.copy_bytes);
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
     __syncthreads();
 
     float score[kRows];
-    dot_products<kRows, kHeadDim>(score, sQ, sK + lane_idx * Tile::kLd, static_cast<int>(params.head_dim));
+    dot_products<kRows, kHeadDim>(score, sQ, sK + lane_idx * Tile::kLd,
+                                  static_cast<int>(params.head_dim));
+    if (terms.any) {
+      apply_terms(score, terms, sP + lane_idx, m0 + warp_row, n0 + lane_idx, seq);
+    } else {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) score[r] *= shape.scale_log2;
+    }
     const bool masked = !tile::contains_all(unmasked, n0, kBlockN);
     const tile::Range seeing_rows = mask.column(n0 + lane_idx);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      float x = score[r] * shape.scale_log2;
+      float x = score[r];
       if (masked && !tile::contains(seeing_rows, m0 + warp_row + r)) x = -INFINITY;
       const float factor = softmax[r].raise_max(tile::reduce_max<32>(x));
       const float p = softmax[r].probability(x);

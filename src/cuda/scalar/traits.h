@@ -8,12 +8,16 @@ namespace dlattn::scalar {
 constexpr int kBlockN = 32;
 constexpr int kNumWarps = 4;
 
-// fp32 rows of 256 would not fit 99 KB otherwise.
-constexpr int block_m(int element_bytes, int head_dim_tile) { return head_dim_tile * element_bytes > 512 ? 16 : 32; }
+// With 32 rows, heads of 256 would neither fit 99 KB in fp32 nor leave registers to spare.
+constexpr int block_m(int head_dim_tile) {
+  return head_dim_tile > 128 ? 16 : 32;
+}
 
-// Elements from row to row of sK and sV: 16 bytes of padding, so that 32 lanes that read a column of K, 16 bytes each,
-// hit different banks.
-constexpr int row_elements(int element_bytes, int head_dim_tile) { return head_dim_tile + 16 / element_bytes; }
+// Elements from row to row of sK and sV: 16 bytes of padding, so that 32 lanes that read a column
+// of K, 16 bytes each, hit different banks.
+constexpr int row_elements(int element_bytes, int head_dim_tile) {
+  return head_dim_tile + 16 / element_bytes;
+}
 
 // Byte offsets into dynamic shared memory.
 struct SmemMap {
@@ -25,7 +29,7 @@ struct SmemMap {
 };
 
 constexpr SmemMap smem_map(int element_bytes, int head_dim_tile) {
-  const int rows = block_m(element_bytes, head_dim_tile);
+  const int rows = block_m(head_dim_tile);
   const int kv_bytes = kBlockN * row_elements(element_bytes, head_dim_tile) * element_bytes;
   SmemMap map{};
   map.q = 0;
@@ -37,7 +41,7 @@ constexpr SmemMap smem_map(int element_bytes, int head_dim_tile) {
 }
 
 constexpr TileConfig tile_config(int element_bytes, int head_dim_tile) {
-  return {block_m(element_bytes, head_dim_tile), kBlockN, kNumWarps, 1,
+  return {block_m(head_dim_tile), kBlockN, kNumWarps, 1,
           smem_map(element_bytes, head_dim_tile).total};
 }
 

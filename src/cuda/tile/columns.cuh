@@ -5,27 +5,34 @@
 
 namespace dlattn::tile {
 
-// How the lanes of a warp share the columns of an accumulator that is kHeadDim wide, in kernels whose P V runs on CUDA
-// cores: a lane owns kChunks runs of kRun adjacent columns, each run one aligned shared-memory access, and neighbouring
-// lanes own neighbouring runs.
+// How the lanes of a warp share the columns of an accumulator that is kHeadDim wide, in kernels
+// whose P V runs on CUDA cores: a lane owns kChunks runs of kRun adjacent columns, each run one
+// aligned shared-memory access, and neighbouring lanes own neighbouring runs.
 template <typename T, int kHeadDim>
 struct LaneColumns {
   static constexpr int kCount = kHeadDim / 32;
   static constexpr int kMaxRun = 16 / static_cast<int>(sizeof(T));
-  static constexpr int kRun = kCount % kMaxRun == 0 ? kMaxRun : kCount % 4 == 0 ? 4 : kCount % 2 == 0 ? 2 : 1;
+  static constexpr int kRun = kCount % kMaxRun == 0 ? kMaxRun
+                              : kCount % 4 == 0     ? 4
+                              : kCount % 2 == 0     ? 2
+                                                    : 1;
   static constexpr int kChunks = kCount / kRun;
   static_assert(kHeadDim % 32 == 0 && kRun <= kMaxRun);
 
-  __device__ __forceinline__ static int first_column(int chunk, int lane) { return (chunk * 32 + lane) * kRun; }
+  __device__ __forceinline__ static int first_column(int chunk, int lane) {
+    return (chunk * 32 + lane) * kRun;
+  }
 
   // This lane's columns of a row of V.
-  __device__ __forceinline__ static void load_row(float (&x)[kChunks][kRun], const T* row, int lane) {
+  __device__ __forceinline__ static void load_row(float (&x)[kChunks][kRun], const T* row,
+                                                  int lane) {
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) load(x[c], row + first_column(c, lane));
   }
 
-  __device__ __forceinline__ static void store_row(T* out_row, const float (&acc)[kChunks][kRun], int lane, float scale,
-                                                   int columns, int store_bytes) {
+  __device__ __forceinline__ static void store_row(T* out_row, const float (&acc)[kChunks][kRun],
+                                                   int lane, float scale, int columns,
+                                                   int store_bytes) {
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       store_columns(out_row, first_column(c, lane), acc[c], scale, columns, store_bytes);
@@ -33,13 +40,16 @@ struct LaneColumns {
   }
 };
 
-// acc[row] += p[row][key] * v[key] for kRows rows and the kBlockN keys of a tile. `p` is fp32 with kLdP floats from row
-// to row, read as broadcasts of four keys; `v` has kLdV elements from row to row.
+// acc[row] += p[row][key] * v[key] for kRows rows and the kBlockN keys of a tile. `p` is fp32 with
+// kLdP floats from row to row, read as broadcasts of four keys; `v` has kLdV elements from row to
+// row.
 template <int kRows, int kBlockN, int kLdP, int kLdV, typename T, int kChunks, int kRun>
-__device__ __forceinline__ void accumulate_pv(float (&acc)[kRows][kChunks][kRun], const float* p, const T* v, int lane) {
+__device__ __forceinline__ void accumulate_pv(float (&acc)[kRows][kChunks][kRun], const float* p,
+                                              const T* v, int lane) {
   using Columns = LaneColumns<T, 32 * kChunks * kRun>;
   static_assert(Columns::kRun == kRun);
-  constexpr int kKeys = kChunks * kRun > 4 ? 2 : 4;  // per step: wide rows leave fewer registers for V
+  constexpr int kKeys =
+      kChunks * kRun > 4 ? 2 : 4;  // per step: wide rows leave fewer registers for V
 #pragma unroll 1
   for (int n = 0; n < kBlockN; n += kKeys) {
     float rV[kKeys][kChunks][kRun];

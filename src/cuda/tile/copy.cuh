@@ -5,11 +5,12 @@
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/tile/vec.cuh"
 
-// Rows from global to shared memory, by all threads of a block. Nothing past `rows` or `columns` is read: the tile is
-// filled up with zeros, which matters, since 0 x garbage may be NaN.
+// Rows from global to shared memory, by all threads of a block. Nothing past `rows` or `columns` is
+// read: the tile is filled up with zeros, which matters, since 0 x garbage may be NaN.
 namespace dlattn::tile {
 
-// A tile of kRows x kColumns elements of T in shared memory, kLd elements from row to row, copied by kThreads threads.
+// A tile of kRows x kColumns elements of T in shared memory, kLd elements from row to row, copied
+// by kThreads threads.
 template <typename T, int kRows, int kColumns, int kLd, int kThreads>
 struct RowCopy {
   T* smem;
@@ -18,7 +19,8 @@ struct RowCopy {
   int rows;     // of gmem; may be more than kRows
   int columns;  // of gmem, at most kColumns
 
-  // Both loops are rolled: unrolled ones keep an address per copy in registers for as long as the kernel runs.
+  // Both loops are rolled: unrolled ones keep an address per copy in registers for as long as the
+  // kernel runs.
 
   // 16 bytes each. A thread stays in its column and walks down the rows.
   __device__ __forceinline__ void wide() const {
@@ -59,11 +61,11 @@ struct RowCopy {
   }
 };
 
-// Issues the copies. They are complete after cp_async_commit, a wait and a barrier. `copy_bytes` divides every address,
-// row stride and row length involved.
+// Issues the copies. They are complete after cp_async_commit, a wait and a barrier. `copy_bytes`
+// divides every address, row stride and row length involved.
 template <int kRows, int kColumns, int kLd, int kThreads, typename T>
-__device__ __forceinline__ void copy_rows(T* smem, const T* gmem, std::int64_t row_stride, int rows, int columns,
-                                          int copy_bytes) {
+__device__ __forceinline__ void copy_rows(T* smem, const T* gmem, std::int64_t row_stride, int rows,
+                                          int columns, int copy_bytes) {
   const RowCopy<T, kRows, kColumns, kLd, kThreads> copy{smem, gmem, row_stride, rows, columns};
   if (copy_bytes == 16) {
     copy.wide();

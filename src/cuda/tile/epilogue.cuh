@@ -4,11 +4,12 @@
 
 namespace dlattn::tile {
 
-// Stores columns column .. column + kCount - 1 of one row of out, as far as the row reaches, normalised by `scale`. By
-// one instruction if out is aligned to that (`store_bytes`), else element by element.
+// Stores columns column .. column + kCount - 1 of one row of out, as far as the row reaches,
+// normalised by `scale`. By one instruction if out is aligned to that (`store_bytes`), else element
+// by element.
 template <int kCount, typename T>
-__device__ __forceinline__ void store_columns(T* out_row, int column, const float (&acc)[kCount], float scale, int columns,
-                                              int store_bytes) {
+__device__ __forceinline__ void store_columns(T* out_row, int column, const float (&acc)[kCount],
+                                              float scale, int columns, int store_bytes) {
   float x[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) x[i] = scale == 0.0f ? 0.0f : acc[i] * scale;

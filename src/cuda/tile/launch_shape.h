@@ -5,8 +5,8 @@
 
 #include "dlattn/attention.h"
 
-// What the host works out once per launch, so that thread blocks do not: plain C++, shared by the launchers and by the
-// tests that run kernels on the CPU.
+// What the host works out once per launch, so that thread blocks do not: plain C++, shared by the
+// launchers and by the tests that run kernels on the CPU.
 namespace dlattn {
 
 // Longest sequence that kernels take: key positions, windows added, must fit 32 bits.
@@ -17,14 +17,16 @@ struct LaunchShape {
   int num_m_blocks;       // per head
   int heads_per_kv_head;  // query heads that share a head of k and v
   int copy_bytes;         // per global-to-shared copy: 16, 8, 4 or one element
-  int store_bytes;        // the widest store that every row of out is aligned to: 16, 8, 4 or one element
-  int window_left;        // keys j >= i + shift - window_left
-  int window_right;       // keys j <= i + shift + window_right; causality is window_right = 0
-  float scale_log2;       // softmax_scale * log2(e): softmax works in base 2
-  bool longest_first;     // walk row blocks from last to first: under causality the last ones see most keys
+  int store_bytes;  // the widest store that every row of out is aligned to: 16, 8, 4 or one element
+  int window_left;  // keys j >= i + shift - window_left
+  int window_right;    // keys j <= i + shift + window_right; causality is window_right = 0
+  float scale_log2;    // softmax_scale * log2(e): softmax works in base 2
+  bool longest_first;  // walk row blocks from last to first: under causality the last ones see most
+                       // keys
 };
 
-// The widest store, up to 16 bytes, that every row of `out` is aligned to. Dimensions of one element do not count.
+// The widest store, up to 16 bytes, that every row of `out` is aligned to. Dimensions of one
+// element do not count.
 inline int store_bytes(const AttentionParams& p) {
   const std::int64_t bytes = size_of(p.dtype);
   const bool varlen = p.cu_seqlens_q != nullptr;

@@ -10,8 +10,9 @@ struct Range {
   int end;
 };
 
-// Which keys a query row sees by position. Ragged ends, causality (both alignments) and windows all come down to one
-// range of keys per row, and both its ends never decrease from one row to the next.
+// Which keys a query row sees by position. Ragged ends, causality (both alignments) and windows all
+// come down to one range of keys per row, and both its ends never decrease from one row to the
+// next.
 struct Mask {
   int shift;
   int seqlen_k;
@@ -19,7 +20,10 @@ struct Mask {
   int window_right;
 
   __device__ __forceinline__ Mask(const LaunchShape& shape, int shift, int seqlen_k)
-      : shift(shift), seqlen_k(seqlen_k), window_left(shape.window_left), window_right(shape.window_right) {}
+      : shift(shift),
+        seqlen_k(seqlen_k),
+        window_left(shape.window_left),
+        window_right(shape.window_right) {}
 
   // The keys that row i sees.
   __device__ __forceinline__ Range row(int i) const {
@@ -30,17 +34,24 @@ struct Mask {
   // The rows that see key j.
   __device__ __forceinline__ Range column(int j) const {
     const int position = j - shift;
-    return {position - window_right, j < seqlen_k ? position + window_left + 1 : position - window_right};
+    return {position - window_right,
+            j < seqlen_k ? position + window_left + 1 : position - window_right};
   }
 
   // The keys that at least one of rows first .. last sees.
-  __device__ __forceinline__ Range any_row(int first, int last) const { return {row(first).begin, row(last).end}; }
+  __device__ __forceinline__ Range any_row(int first, int last) const {
+    return {row(first).begin, row(last).end};
+  }
 
   // The keys that each of rows first .. last sees.
-  __device__ __forceinline__ Range every_row(int first, int last) const { return {row(last).begin, row(first).end}; }
+  __device__ __forceinline__ Range every_row(int first, int last) const {
+    return {row(last).begin, row(first).end};
+  }
 };
 
-__device__ __forceinline__ bool contains(const Range& range, int i) { return i >= range.begin && i < range.end; }
+__device__ __forceinline__ bool contains(const Range& range, int i) {
+  return i >= range.begin && i < range.end;
+}
 
 // Whether first .. first + count - 1 all are in the range; whether any of them is.
 __device__ __forceinline__ bool contains_all(const Range& range, int first, int count) {

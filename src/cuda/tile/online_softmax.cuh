@@ -14,12 +14,15 @@ struct OnlineSoftmax {
   float row_max = -INFINITY;  // of the scores seen so far
   float row_sum = 0.0f;       // of 2^(score - row_max); may be one lane's part of it
 
-  // What scores are taken relative to. A row that has seen nothing but -inf has no maximum to subtract: -inf - -inf is
-  // NaN, whereas -inf - 0 gives the probability 0 that is meant.
-  __device__ __forceinline__ float reference() const { return row_max == -INFINITY ? 0.0f : row_max; }
+  // What scores are taken relative to. A row that has seen nothing but -inf has no maximum to
+  // subtract: -inf - -inf is NaN, whereas -inf - 0 gives the probability 0 that is meant.
+  __device__ __forceinline__ float reference() const {
+    return row_max == -INFINITY ? 0.0f : row_max;
+  }
 
-  // Takes in the maximum of a tile's scores. Returns the factor that what has been accumulated so far (by this row) must
-  // be multiplied with. A NaN score is no maximum, but its probability is NaN, so that it reaches sum and output.
+  // Takes in the maximum of a tile's scores. Returns the factor that what has been accumulated so
+  // far (by this row) must be multiplied with. A NaN score is no maximum, but its probability is
+  // NaN, so that it reaches sum and output.
   __device__ __forceinline__ float raise_max(float tile_max) {
     const float old_max = row_max;
     row_max = fmaxf(old_max, tile_max);
@@ -28,11 +31,14 @@ struct OnlineSoftmax {
     return factor;
   }
 
-  __device__ __forceinline__ float probability(float score) const { return ptx::exp2(score - reference()); }
+  __device__ __forceinline__ float probability(float score) const {
+    return ptx::exp2(score - reference());
+  }
 };
 
 struct RowResult {
-  float scale;  // out = scale * accumulator; 0 if the row attends to nothing: then out is 0 whatever was accumulated
+  float scale;  // out = scale * accumulator; 0 if the row attends to nothing: then out is 0
+                // whatever was accumulated
   float lse;    // natural log
 };
 

@@ -6,8 +6,8 @@
 
 namespace dlattn::tile {
 
-// One head of one sequence: its lengths and where its rows start. Offsets are 64-bit: tensors may hold more than 2^31
-// elements.
+// One head of one sequence: its lengths and where its rows start. Offsets are 64-bit: tensors may
+// hold more than 2^31 elements.
 template <typename T>
 struct Sequence {
   int seqlen_q;
@@ -19,7 +19,8 @@ struct Sequence {
   T* out;
   float* lse;  // null: not wanted
 
-  __device__ __forceinline__ Sequence(const AttentionParams& p, const LaunchShape& shape, const Work& work) {
+  __device__ __forceinline__ Sequence(const AttentionParams& p, const LaunchShape& shape,
+                                      const Work& work) {
     seqlen_q = static_cast<int>(p.seqlen_q);
     seqlen_k = static_cast<int>(p.seqlen_k);
     std::int64_t q_start, k_start, v_start, out_start, lse_start;

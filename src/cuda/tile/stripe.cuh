@@ -6,9 +6,10 @@
 #include "cuda/tile/vec.cuh"
 #include "cuda/tile/warp.cuh"
 
-// A warp's stripe of 16 query rows in the WMMA kernels. Fragment layouts are opaque, so scores pass through a stripe of
-// shared memory, where two lanes share a row: lane 2r + h has row r, and every other group of four keys, from 4h on.
-// Neighbouring groups of one row and the rows of a quarter warp then lie in different banks.
+// A warp's stripe of 16 query rows in the WMMA kernels. Fragment layouts are opaque, so scores pass
+// through a stripe of shared memory, where two lanes share a row: lane 2r + h has row r, and every
+// other group of four keys, from 4h on. Neighbouring groups of one row and the rows of a quarter
+// warp then lie in different banks.
 namespace dlattn::tile {
 
 namespace wmma = nvcuda::wmma;
@@ -23,14 +24,19 @@ template <typename T>
 using FragmentBRow = wmma::fragment<wmma::matrix_b, 16, 16, 16, T, wmma::row_major>;
 using FragmentC = wmma::fragment<wmma::accumulator, 16, 16, 16, float>;
 
-__device__ __forceinline__ int stripe_row(int lane) { return lane / 2; }
+__device__ __forceinline__ int stripe_row(int lane) {
+  return lane / 2;
+}
 // The first key of a lane's i-th group of four.
-__device__ __forceinline__ int stripe_column(int lane, int i) { return (2 * i + lane % 2) * 4; }
+__device__ __forceinline__ int stripe_column(int lane, int i) {
+  return (2 * i + lane % 2) * 4;
+}
 
-// sS[16][kKeys] = Q K^T of the warp's rows. K lies key by key, so K^T is a column-major operand, whose leading dimension
-// is the distance from column to column: the padded rows of sK.
+// sS[16][kKeys] = Q K^T of the warp's rows. K lies key by key, so K^T is a column-major operand,
+// whose leading dimension is the distance from column to column: the padded rows of sK.
 template <int kKeys, int kHeadDim, int kLd, int kScoreLd, typename T>
-__device__ __forceinline__ void stripe_scores(float* sS, const FragmentA<T> (&rQ)[kHeadDim / 16], const T* sK) {
+__device__ __forceinline__ void stripe_scores(float* sS, const FragmentA<T> (&rQ)[kHeadDim / 16],
+                                              const T* sK) {
 #pragma unroll
   for (int n = 0; n < kKeys; n += 16) {
     FragmentC acc_s;
@@ -46,10 +52,12 @@ __device__ __forceinline__ void stripe_scores(float* sS, const FragmentA<T> (&rQ
   __syncwarp();
 }
 
-// This lane's scores of its row, in base 2, -inf where the row does not see the key. `n0` is the tile's first key.
+// This lane's scores of its row, in base 2, -inf where the row does not see the key. `n0` is the
+// tile's first key.
 template <int kGroups>
-__device__ __forceinline__ void load_scores(float (&x)[kGroups][4], const float* row_scores, int lane, float scale_log2,
-                                            bool masked, const Range& visible, int n0) {
+__device__ __forceinline__ void load_scores(float (&x)[kGroups][4], const float* row_scores,
+                                            int lane, float scale_log2, bool masked,
+                                            const Range& visible, int n0) {
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
     const int column = stripe_column(lane, i);
@@ -65,8 +73,8 @@ __device__ __forceinline__ void load_scores(float (&x)[kGroups][4], const float*
   }
 }
 
-// Scores to probabilities, in place. `softmax` is the row's, with this lane's part of the sum; returns the factor for
-// what the row has accumulated so far.
+// Scores to probabilities, in place. `softmax` is the row's, with this lane's part of the sum;
+// returns the factor for what the row has accumulated so far.
 template <int kGroups>
 __device__ __forceinline__ float stripe_softmax(OnlineSoftmax& softmax, float (&x)[kGroups][4]) {
   float tile_max = -INFINITY;

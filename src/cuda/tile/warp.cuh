@@ -10,7 +10,8 @@ constexpr unsigned kFullMask = 0xffffffffu;
 template <int kLanes>
 __device__ __forceinline__ float reduce_max(float x) {
 #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(kFullMask, x, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2)
+    x = fmaxf(x, __shfl_xor_sync(kFullMask, x, offset));
   return x;
 }
 

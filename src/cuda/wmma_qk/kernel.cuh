@@ -2,12 +2,13 @@
 
 // Attention with Q K^T on tensor cores through nvcuda::wmma, and P V on CUDA cores.
 //
-// A thread block of 4 warps computes 64 query rows of one head; a warp owns one stripe of exactly 16, start to end, rows
-// past the sequence's end being zero. Per tile of 32 keys a warp computes its stripe's scores into shared memory, turns
-// them into fp32 probabilities there (two lanes a row), and multiplies them with V: a lane owns columns of the output for
-// all 16 rows, held unnormalised in registers.
-// Shared memory: see SmemMap. Barriers per tile: one before K and V are overwritten, one after they have landed; within a
-// warp, __syncwarp wherever lanes read what other lanes wrote to the stripe.
+// A thread block of 4 warps computes 64 query rows of one head; a warp owns one stripe of exactly
+// 16, start to end, rows past the sequence's end being zero. Per tile of 32 keys a warp computes
+// its stripe's scores into shared memory, turns them into fp32 probabilities there (two lanes a
+// row), and multiplies them with V: a lane owns columns of the output for all 16 rows, held
+// unnormalised in registers. Shared memory: see SmemMap. Barriers per tile: one before K and V are
+// overwritten, one after they have landed; within a warp, __syncwarp wherever lanes read what other
+// lanes wrote to the stripe.
 
 #include "cuda/ptx/smem.cuh"
 #include "cuda/tile/columns.cuh"
@@ -25,7 +26,8 @@ constexpr int kGroups = kBlockN / 8;  // groups of four keys per lane
 
 template <typename T, int kHeadDim>
 __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
-    kernel(const __grid_constant__ AttentionParams params, const __grid_constant__ LaunchShape shape) {
+    kernel(const __grid_constant__ AttentionParams params,
+           const __grid_constant__ LaunchShape shape) {
   using Columns = tile::LaneColumns<T, kHeadDim>;
   constexpr int kLd = row_elements(kHeadDim);
   constexpr SmemMap kMap = smem_map(kHeadDim);
@@ -53,21 +55,21 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
 
   const int n_begin = keys.begin / kBlockN * kBlockN;
   if (n_begin < keys.end) {  // lands with the first tile
-    tile::copy_rows<kBlockM, kHeadDim, kLd, kNumThreads>(sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride,
-                                                         seq.seqlen_q - m0, static_cast<int>(params.head_dim),
-                                                         shape.copy_bytes);
+    tile::copy_rows<kBlockM, kHeadDim, kLd, kNumThreads>(
+        sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride, seq.seqlen_q - m0,
+        static_cast<int>(params.head_dim), shape.copy_bytes);
   }
   tile::OnlineSoftmax softmax;  // of row stripe_row(lane_idx); row_sum is this lane's part
   float acc_o[kRows][Columns::kChunks][Columns::kRun] = {};
 
   for (int n0 = n_begin; n0 < keys.end; n0 += kBlockN) {
     __syncthreads();  // all warps are done with the tile before
-    tile::copy_rows<kBlockN, kHeadDim, kLd, kNumThreads>(sK, seq.k + n0 * params.k_row_stride, params.k_row_stride,
-                                                         seq.seqlen_k - n0, static_cast<int>(params.head_dim),
-                                                         shape.copy_bytes);
-    tile::copy_rows<kBlockN, kHeadDim, kLd, kNumThreads>(sV, seq.v + n0 * params.v_row_stride, params.v_row_stride,
-                                                         seq.seqlen_k - n0, static_cast<int>(params.head_dim_v),
-                                                         shape.copy_bytes);
+    tile::copy_rows<kBlockN, kHeadDim, kLd, kNumThreads>(
+        sK, seq.k + n0 * params.k_row_stride, params.k_row_stride, seq.seqlen_k - n0,
+        static_cast<int>(params.head_dim), shape.copy_bytes);
+    tile::copy_rows<kBlockN, kHeadDim, kLd, kNumThreads>(
+        sV, seq.v + n0 * params.v_row_stride, params.v_row_stride, seq.seqlen_k - n0,
+        static_cast<int>(params.head_dim_v), shape.copy_bytes);
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
     __syncthreads();
@@ -75,14 +77,17 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
 
     tile::FragmentA<T> rQ[kHeadDim / 16];
 #pragma unroll
-    for (int d = 0; d < kHeadDim; d += 16) ptx::load_matrix(rQ[d / 16], sQ + warp_row * kLd + d, kLd);
+    for (int d = 0; d < kHeadDim; d += 16)
+      ptx::load_matrix(rQ[d / 16], sQ + warp_row * kLd + d, kLd);
     tile::stripe_scores<kBlockN, kHeadDim, kLd, kScoreLd>(sS, rQ, sK);
 
     float x[kGroups][4];
-    tile::load_scores(x, row_scores, lane_idx, shape.scale_log2, !tile::contains_all(unmasked, n0, kBlockN), visible, n0);
+    tile::load_scores(x, row_scores, lane_idx, shape.scale_log2,
+                      !tile::contains_all(unmasked, n0, kBlockN), visible, n0);
     const float factor = tile::stripe_softmax(softmax, x);
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) tile::store(row_scores + tile::stripe_column(lane_idx, i), x[i]);
+    for (int i = 0; i < kGroups; ++i)
+      tile::store(row_scores + tile::stripe_column(lane_idx, i), x[i]);
     __syncwarp();
 
 #pragma unroll
@@ -98,8 +103,8 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
   }
 
   softmax.row_sum = tile::reduce_sum<2>(softmax.row_sum);
-  const tile::RowResult result =
-      tile::finalize(softmax, params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr);
+  const tile::RowResult result = tile::finalize(
+      softmax, params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr);
   const int own_row = first_row + tile::stripe_row(lane_idx);
   if (seq.lse && lane_idx % 2 == 0 && own_row < seq.seqlen_q) seq.lse[own_row] = result.lse;
 #pragma unroll

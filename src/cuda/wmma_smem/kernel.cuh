@@ -1,14 +1,19 @@
 #pragma once
 
-// Attention with both products on tensor cores through nvcuda::wmma; scores and probabilities pass through shared memory.
+// Attention with both products on tensor cores through nvcuda::wmma; scores and probabilities pass
+// through shared memory.
 //
-// A thread block of 4 warps computes 64 query rows of one head; a warp owns one stripe of exactly 16, start to end, rows
-// past the sequence's end being zero. Q and the unnormalised fp32 output stay in fragments. Per tile of 32 keys:
-//   1. wait for the tile's K and V, one barrier, start the copy of the next tile into the other stage;
-//   2. S = Q K^T into the warp's stripe of sS; softmax, two lanes a row; P into the warp's stripe of sP;
-//   3. if any row's maximum has risen, O *= factors, loaded as a fragment (see rescale); then O += P V.
-// Shared memory: see SmemMap. The one barrier of a tile both publishes its K and V and frees the other stage; within a
-// warp, __syncwarp wherever lanes read what other lanes wrote to a stripe.
+// A thread block of 4 warps computes 64 query rows of one head; a warp owns one stripe of exactly
+// 16, start to end, rows past the sequence's end being zero. Q and the unnormalised fp32 output
+// stay in fragments. Per tile of 32 keys:
+//   1. wait for the tile's K and V, one barrier, start the copy of the next tile into the other
+//   stage;
+//   2. S = Q K^T into the warp's stripe of sS; softmax, two lanes a row; P into the warp's stripe
+//   of sP;
+//   3. if any row's maximum has risen, O *= factors, loaded as a fragment (see rescale); then O +=
+//   P V.
+// Shared memory: see SmemMap. The one barrier of a tile both publishes its K and V and frees the
+// other stage; within a warp, __syncwarp wherever lanes read what other lanes wrote to a stripe.
 
 #include "cuda/ptx/smem.cuh"
 #include "cuda/tile/copy.cuh"
@@ -28,22 +33,25 @@ constexpr int kGroups = kBlockN / 8;  // groups of four keys per lane
 
 // Starts the copy of keys n0 .. n0 + kBlockN - 1 as one group.
 template <typename T, int kHeadDim>
-__device__ __forceinline__ void start_copy(T* sK, T* sV, const tile::Sequence<T>& seq, const AttentionParams& params,
-                                           int copy_bytes, int n0) {
+__device__ __forceinline__ void start_copy(T* sK, T* sV, const tile::Sequence<T>& seq,
+                                           const AttentionParams& params, int copy_bytes, int n0) {
   constexpr int kLd = row_elements(kHeadDim);
   const int keys = seq.seqlen_k - n0;
-  tile::copy_rows<kBlockN, kHeadDim, kLd, kNumThreads>(sK, seq.k + n0 * params.k_row_stride, params.k_row_stride, keys,
-                                                       static_cast<int>(params.head_dim), copy_bytes);
-  tile::copy_rows<kBlockN, kHeadDim, kLd, kNumThreads>(sV, seq.v + n0 * params.v_row_stride, params.v_row_stride, keys,
-                                                       static_cast<int>(params.head_dim_v), copy_bytes);
+  tile::copy_rows<kBlockN, kHeadDim, kLd, kNumThreads>(
+      sK, seq.k + n0 * params.k_row_stride, params.k_row_stride, keys,
+      static_cast<int>(params.head_dim), copy_bytes);
+  tile::copy_rows<kBlockN, kHeadDim, kLd, kNumThreads>(
+      sV, seq.v + n0 * params.v_row_stride, params.v_row_stride, keys,
+      static_cast<int>(params.head_dim_v), copy_bytes);
   ptx::cp_async_commit();
 }
 
-// Multiplies row r of the output by the factor of row r, which its two lanes hold. Which lane holds which element of a
-// fragment is wmma's secret, but two accumulators agree on it: so the factors are laid out as a matrix, each row constant,
-// in the warp's scores, and loaded as an accumulator.
+// Multiplies row r of the output by the factor of row r, which its two lanes hold. Which lane holds
+// which element of a fragment is wmma's secret, but two accumulators agree on it: so the factors
+// are laid out as a matrix, each row constant, in the warp's scores, and loaded as an accumulator.
 template <int kFragments>
-__device__ __forceinline__ void rescale(tile::FragmentC (&acc_o)[kFragments], float* sS, float factor, int lane) {
+__device__ __forceinline__ void rescale(tile::FragmentC (&acc_o)[kFragments], float* sS,
+                                        float factor, int lane) {
   const float factors[4] = {factor, factor, factor, factor};
   float* row = sS + tile::stripe_row(lane) * kScoreLd;
 #pragma unroll
@@ -60,7 +68,8 @@ __device__ __forceinline__ void rescale(tile::FragmentC (&acc_o)[kFragments], fl
 
 // O += P V of the warp's rows.
 template <int kHeadDim, typename T>
-__device__ __forceinline__ void multiply_pv(tile::FragmentC (&acc_o)[kHeadDim / 16], const T* sP, const T* sV) {
+__device__ __forceinline__ void multiply_pv(tile::FragmentC (&acc_o)[kHeadDim / 16], const T* sP,
+                                            const T* sV) {
   constexpr int kLd = row_elements(kHeadDim);
 #pragma unroll
   for (int n = 0; n < kBlockN; n += 16) {
@@ -75,10 +84,13 @@ __device__ __forceinline__ void multiply_pv(tile::FragmentC (&acc_o)[kHeadDim / 
   }
 }
 
-// Stores the warp's rows, 32 columns at a time through its stripe of sS; the lanes of a row normalise it.
+// Stores the warp's rows, 32 columns at a time through its stripe of sS; the lanes of a row
+// normalise it.
 template <int kHeadDim, typename T>
-__device__ __forceinline__ void store_output(T* out_row, bool row_exists, const tile::FragmentC (&acc_o)[kHeadDim / 16],
-                                             float* sS, float scale, int head_dim_v, int store_bytes, int lane) {
+__device__ __forceinline__ void store_output(T* out_row, bool row_exists,
+                                             const tile::FragmentC (&acc_o)[kHeadDim / 16],
+                                             float* sS, float scale, int head_dim_v,
+                                             int store_bytes, int lane) {
   const float* row = sS + tile::stripe_row(lane) * kScoreLd;
 #pragma unroll
   for (int d = 0; d < kHeadDim; d += 32) {
@@ -99,7 +111,8 @@ __device__ __forceinline__ void store_output(T* out_row, bool row_exists, const 
 
 template <typename T, int kHeadDim>
 __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
-    kernel(const __grid_constant__ AttentionParams params, const __grid_constant__ LaunchShape shape) {
+    kernel(const __grid_constant__ AttentionParams params,
+           const __grid_constant__ LaunchShape shape) {
   constexpr int kLd = row_elements(kHeadDim);
   constexpr int kStage = kBlockN * kLd;  // elements
   constexpr SmemMap kMap = smem_map(kHeadDim);
@@ -133,9 +146,9 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
 
   const int n_begin = keys.begin / kBlockN * kBlockN;
   if (n_begin < keys.end) {
-    tile::copy_rows<kBlockM, kHeadDim, kLd, kNumThreads>(sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride,
-                                                         seq.seqlen_q - m0, static_cast<int>(params.head_dim),
-                                                         shape.copy_bytes);
+    tile::copy_rows<kBlockM, kHeadDim, kLd, kNumThreads>(
+        sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride, seq.seqlen_q - m0,
+        static_cast<int>(params.head_dim), shape.copy_bytes);
     start_copy<T, kHeadDim>(sK, sV, seq, params, shape.copy_bytes, n_begin);
   }
   int stage = 0;
@@ -150,7 +163,8 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
 
     tile::FragmentA<T> rQ[kHeadDim / 16];
 #pragma unroll
-    for (int d = 0; d < kHeadDim; d += 16) ptx::load_matrix(rQ[d / 16], sQ + warp_row * kLd + d, kLd);
+    for (int d = 0; d < kHeadDim; d += 16)
+      ptx::load_matrix(rQ[d / 16], sQ + warp_row * kLd + d, kLd);
     tile::stripe_scores<kBlockN, kHeadDim, kLd, kScoreLd>(sS, rQ, sK + stage * kStage);
 
     float x[kGroups][4];
@@ -159,7 +173,8 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
     const float factor = tile::stripe_softmax(softmax, x);
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
-      tile::store(sP + tile::stripe_row(lane_idx) * kProbLd + tile::stripe_column(lane_idx, i), x[i]);
+      tile::store(sP + tile::stripe_row(lane_idx) * kProbLd + tile::stripe_column(lane_idx, i),
+                  x[i]);
     }
     if (__any_sync(tile::kFullMask, factor != 1.0f)) rescale(acc_o, sS, factor, lane_idx);
     __syncwarp();  // sP is complete
@@ -168,12 +183,13 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
   }
 
   softmax.row_sum = tile::reduce_sum<2>(softmax.row_sum);
-  const tile::RowResult result =
-      tile::finalize(softmax, params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr);
+  const tile::RowResult result = tile::finalize(
+      softmax, params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr);
   const bool row_exists = own_row < seq.seqlen_q;
   if (seq.lse && lane_idx % 2 == 0 && row_exists) seq.lse[own_row] = result.lse;
-  store_output<kHeadDim>(seq.out + own_row * params.out_row_stride, row_exists, acc_o, sS, result.scale,
-                         static_cast<int>(params.head_dim_v), shape.store_bytes, lane_idx);
+  store_output<kHeadDim>(seq.out + own_row * params.out_row_stride, row_exists, acc_o, sS,
+                         result.scale, static_cast<int>(params.head_dim_v), shape.store_bytes,
+                         lane_idx);
 }
 
 }  // namespace dlattn::wmma_smem

@@ -9,14 +9,18 @@ constexpr int kBlockN = 32;
 constexpr int kNumWarps = kBlockM / 16;  // one exact 16-row stripe per warp
 constexpr int kNumStages = 2;
 
-// Padding keeps rows 16-byte aligned, as wmma's leading dimensions must be, and spreads them over the banks.
+// Padding keeps rows 16-byte aligned, as wmma's leading dimensions must be, and spreads them over
+// the banks.
 constexpr int kPad = 8;                // elements, of sQ, sK and sV
 constexpr int kScoreLd = kBlockN + 8;  // floats from row to row of sS
 constexpr int kProbLd = kBlockN + 8;   // elements from row to row of sP
 
-constexpr int row_elements(int head_dim_tile) { return head_dim_tile + kPad; }
+constexpr int row_elements(int head_dim_tile) {
+  return head_dim_tile + kPad;
+}
 
-// Byte offsets into dynamic shared memory. Every 16 x 16 operand in it starts at a multiple of 32 bytes, which wmma asks.
+// Byte offsets into dynamic shared memory. Every 16 x 16 operand in it starts at a multiple of 32
+// bytes, which wmma asks.
 struct SmemMap {
   int q;  // [kBlockM][row_elements]
   int k;  // [kNumStages][kBlockN][row_elements]
