@@ -7,7 +7,7 @@
 namespace dlattn::python {
 namespace {
 
-Outcome compute(const AttentionCall& call, const Target& target) {
+Outcome compute(const AttentionCall& call, const Target& target, Held* held) {
   Problem problem = read_problem(call, target);
   const AttentionParams& params = problem.params;
 
@@ -30,13 +30,14 @@ Outcome compute(const AttentionCall& call, const Target& target) {
     nb::gil_scoped_release unlocked;
     forward(params, target.stream, problem.options);
   }
+  if (held) {
+    for (int i = 0; i < problem.num_inputs; ++i) held->push_back(problem.inputs[i].owner);
+    held->push_back(out->tensor.owner);
+    if (lse) held->push_back(lse->tensor.owner);
+  }
   Outcome outcome;
-  outcome.outputs.append(out ? take(target, &*out) : nb::borrow(call.out));
-  if (lse) outcome.outputs.append(take(target, &*lse));
-  if (!target.type->deferred) return outcome;
-  for (int i = 0; i < problem.num_inputs; ++i) outcome.held.append(problem.inputs[i].owner);
-  outcome.held.append(out->tensor.owner);
-  if (lse) outcome.held.append(lse->tensor.owner);
+  outcome.out = out ? take(target, &*out) : nb::borrow(call.out);
+  if (lse) outcome.lse = take(target, &*lse);
   return outcome;
 }
 
@@ -44,9 +45,8 @@ Outcome compute(const AttentionCall& call, const Target& target) {
 
 nb::object attention(const AttentionCall& call) {
   Target target = make_target(call.q, "q");
-  const bool return_lse = parse_flag(call.return_lse, "return_lse");
-  return run_on(target, call.stream, return_lse,
-                [&](const Target& settled) { return compute(call, settled); });
+  return run_on(target, call.stream,
+                [&](const Target& settled, Held* held) { return compute(call, settled, held); });
 }
 
 }  // namespace dlattn::python

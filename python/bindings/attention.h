@@ -2,6 +2,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <vector>
+
 #include "problem.h"
 
 namespace dlattn::python {
@@ -15,34 +17,46 @@ nb::object plan(
 nb::object info();                      // a dict: the build and the devices
 nb::object inspect(nb::handle tensor);  // a dict: how a tensor comes in
 
-// What a computation hands back: its outputs, and the input memory that must live until the device
-// is done with it.
+// What a computation hands back.
 struct Outcome {
-  nb::list outputs;
-  nb::list held;
+  nb::object out;
+  nb::object lse;  // null if not asked for
 };
 
-// Runs `compute` once, on the stream that the caller named or the framework's own, and returns its
-// outputs as the framework's tensors: one, or a tuple if `many`.
+// Memory of the inputs and outputs, for a framework that must be told when the device is done with
+// it.
+using Held = std::vector<nb::object>;
+
+// Runs `compute(target, held)` once, on the stream that the caller named or the framework's own,
+// and returns its outputs as the framework's tensors: out, or (out, lse).
 template <typename Compute>
-nb::object run_on(Target& target, nb::handle stream, bool many, Compute&& compute) {
+nb::object run_on(Target& target, nb::handle stream, Compute&& compute) {
   if (!target.type->deferred) {
     set_stream(stream, &target);
-    const Outcome outcome = compute(target);
-    return many ? nb::object(nb::tuple(outcome.outputs)) : nb::object(outcome.outputs[0]);
+    Outcome outcome = compute(target, static_cast<Held*>(nullptr));
+    return outcome.lse.is_valid() ? nb::make_tuple(outcome.out, outcome.lse) : outcome.out;
+  }
+  if (!stream.is_none()) {
+    throw UnsupportedError(
+        "stream is given; accepted: None for JAX arrays, as JAX orders its work itself");
   }
   const nb::object launch = nb::cpp_function(
       [&](nb::handle own_stream) {
         if (target.device.type == DeviceType::kCuda) set_stream(own_stream, &target);
-        const Outcome outcome = compute(target);
-        return nb::make_tuple(outcome.outputs, outcome.held);
+        Held held;
+        const Outcome outcome = compute(target, &held);
+        nb::list outputs;
+        outputs.append(outcome.out);
+        if (outcome.lse.is_valid()) outputs.append(outcome.lse);
+        nb::list memory;
+        for (const nb::object& owner : held) {
+          if (owner.is_valid()) memory.append(owner);
+        }
+        return nb::make_tuple(outputs, memory);
       },
       nb::arg("stream").none());
-  if (!stream.is_none()) {
-    throw UnsupportedError("stream: accepted: None for JAX arrays; JAX orders its work itself");
-  }
   const nb::object outputs = target.type->adapter.attr("run")(target.like, launch);
-  return many ? nb::object(nb::tuple(outputs)) : nb::object(outputs[0]);
+  return nb::len(outputs) > 1 ? nb::object(nb::tuple(outputs)) : nb::object(outputs[0]);
 }
 
 }  // namespace dlattn::python

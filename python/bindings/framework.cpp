@@ -48,7 +48,7 @@ bool call_predicate(nb::handle object, PyObject* method) {
 }
 
 // A torch tensor's memory does not tell the whole truth about it.
-void check_torch(nb::handle object, const char* name) {
+void check_torch(nb::handle object, const char* name, bool maybe_complex) {
   static PyObject* const requires_grad = interned("requires_grad");
   static PyObject* const is_neg = interned("is_neg");
   static PyObject* const is_conj = interned("is_conj");
@@ -57,12 +57,11 @@ void check_torch(nb::handle object, const char* name) {
   if (grad.ptr() == Py_True && nb::cast<bool>(frameworks().attr("torch_grad_enabled")())) {
     unsupported(name,
                 " requires grad, and dlattn computes no gradients; accepted: a tensor without "
-                "requires_grad. "
-                "Call it under torch.no_grad() or pass ",
+                "requires_grad. Call it under torch.no_grad() or pass ",
                 name, ".detach()");
   }
-  if (call_predicate(object, is_conj)) {
-    unsupported(name, " is a conjugated view; accepted: a plain tensor, ", name, ".resolve_conj()");
+  if (maybe_complex && call_predicate(object, is_conj)) {
+    unsupported(name, " is a conjugated view; accepted: a plain real tensor");
   }
   if (call_predicate(object, is_neg)) {
     unsupported(name, " is a negated view; accepted: a plain tensor, ", name, ".resolve_neg()");
@@ -166,7 +165,6 @@ void set_stream(nb::handle stream, Target* target) {
 
 Tensor import_tensor(nb::handle object, const char* name, const Target& target) {
   const TensorType& type = tensor_type(object, name);
-  if (type.torch) exported(object, name, [&] { check_torch(object, name); });
   if (type.numpy) {
     check_device(name, {}, target);
     return from_array_struct(object, name);
@@ -174,11 +172,15 @@ Tensor import_tensor(nb::handle object, const char* name, const Target& target) 
   // An exchange API orders nothing: right for the framework whose stream this is, and for memory
   // that needs no stream.
   if (type.api && (type.api == target.type->api || target.device.type == DeviceType::kCpu)) {
-    Tensor tensor =
-        exported(object, name, [&] { return from_exchange_api(*type.api, object, name); });
+    Tensor tensor = exported(object, name, [&] {
+      Tensor borrowed = from_exchange_api(*type.api, object, name);
+      if (type.torch) check_torch(object, name, borrowed.dtype.code == dlpack::kComplex);
+      return borrowed;
+    });
     check_device(name, tensor.device, target);
     return tensor;
   }
+  if (type.torch) exported(object, name, [&] { check_torch(object, name, true); });
   type.adapter.attr("check")(object, name);
   check_device(name, to_device(name, dlpack_device(object, name)), target);
   const nb::object stream =

@@ -41,8 +41,8 @@ nb::object first_part(nb::handle parts) {
   return parts[0];
 }
 
-Outcome compute(nb::handle outs_object, nb::handle lses_object, Layout layout,
-                const Target& target) {
+Outcome compute(nb::handle outs_object, nb::handle lses_object, Layout layout, const Target& target,
+                Held* held) {
   const std::vector<Tensor> outs = import_parts(outs_object, "outs", target);
   const std::vector<Tensor> lses = import_parts(lses_object, "lses", target);
   if (outs.empty() || outs.size() > kMaxMergeStates) {
@@ -100,16 +100,14 @@ Outcome compute(nb::handle outs_object, nb::handle lses_object, Layout layout,
     nb::gil_scoped_release unlocked;
     dlattn::merge_states(p, target.stream);
   }
-  Outcome outcome;
-  outcome.outputs.append(take(target, &out));
-  outcome.outputs.append(take(target, &lse));
-  if (!target.type->deferred) return outcome;
-  for (const std::vector<Tensor>* tensors : {&outs, &lses}) {
-    for (const Tensor& tensor : *tensors) outcome.held.append(tensor.owner);
+  if (held) {
+    for (const std::vector<Tensor>* tensors : {&outs, &lses}) {
+      for (const Tensor& tensor : *tensors) held->push_back(tensor.owner);
+    }
+    held->push_back(out.tensor.owner);
+    held->push_back(lse.tensor.owner);
   }
-  outcome.held.append(out.tensor.owner);
-  outcome.held.append(lse.tensor.owner);
-  return outcome;
+  return {take(target, &out), take(target, &lse)};
 }
 
 }  // namespace
@@ -118,8 +116,9 @@ nb::object merge_states(nb::handle outs, nb::handle lses, nb::handle layout, nb:
   const Layout parsed = parse_layout(layout);
   const nb::object first = first_part(outs);
   Target target = make_target(first, "outs");
-  return run_on(target, stream, true,
-                [&](const Target& settled) { return compute(outs, lses, parsed, settled); });
+  return run_on(target, stream, [&](const Target& settled, Held* held) {
+    return compute(outs, lses, parsed, settled, held);
+  });
 }
 
 }  // namespace dlattn::python

@@ -179,7 +179,6 @@ _FRAMEWORKS: dict[str, Framework] = {
     "torch": Torch(),
     "cupy": CuPy(),
     "jax": Jax(),
-    "jaxlib": Jax(),
 }
 _FRAMEWORKS["jaxlib"] = _FRAMEWORKS["jax"]
 _DLPACK = Framework()
@@ -206,6 +205,8 @@ def export(x: Any, stream: int | None) -> Any:
     """Return what x.__dlpack__ returns, asking for `stream` (a CUDA handle; None on the CPU)."""
     if stream == 0:
         stream = 1  # DLPack's name for the legacy default stream
+    if getattr(x, "requires_grad", False):
+        x = x.detach()  # torch would refuse, even where its gradients are off
     try:
         return x.__dlpack__(stream=stream, max_version=(1, 1))
     except TypeError:  # an exporter older than DLPack 1.0
