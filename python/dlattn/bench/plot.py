@@ -9,7 +9,7 @@ from typing import Any
 from dlattn.bench.cases import Case
 from dlattn.bench.report import Result, from_json
 from dlattn.cli.errors import CommandError
-from dlattn.cli.text import shape
+from dlattn.cli.text import rate, shape
 
 # Ours in shades of one strong colour, peers in greys that still differ when printed.
 _OURS = ("#0b5fa5", "#3b8fd4", "#8cc0ea")
@@ -90,8 +90,8 @@ def _bars(pyplot: Any, results: Sequence[Result]) -> Any:
         times = [(r.seconds or 0.0) * factor for r in group]
         names = [r.contestant for r in group]
         bars = axis.barh(names, times, color=[colours[name] for name in names], height=0.74)
-        rates = [f"({r.tflops:.3g} TFLOP/s)" for r in group]
-        labels = [f"{t:.3g} {unit}  {rate}" for t, rate in zip(times, rates, strict=True)]
+        rates = [f"({rate(r.tflops or 0.0)})" for r in group]
+        labels = [f"{t:.3g} {unit}  {text}" for t, text in zip(times, rates, strict=True)]
         axis.bar_label(bars, labels, padding=4, fontsize=8)
         axis.set_xlim(0, max(times) * 1.45)
         axis.set_xticks([])
@@ -156,7 +156,7 @@ def _footnote(document: dict[str, Any]) -> str:
     threads = document["protocol"]["threads"]
     parts = [
         f"{document['protocol']['method']}; contestants take turns in one run",
-        f"ceiling {ceiling['tflops']:.3g} TFLOP/s ({ceiling['matmul']})",
+        f"ceiling {rate(ceiling['tflops'])} ({ceiling['matmul']})",
         f"dlattn {versions['dlattn']} at {(git['sha'] or 'unknown')[:10]}, {', '.join(peers)}",
         *([f"{threads} threads"] if threads else []),
         document["date"][:10],

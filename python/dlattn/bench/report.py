@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dlattn.bench.cases import Case
-from dlattn.cli.text import duration, shape, table
+from dlattn.cli.text import duration, rate, shape, table
 
 SCHEMA = 1
 
@@ -50,11 +50,11 @@ def print_results(results: Sequence[Result], ceiling: dict[str, Any]) -> str:
         for result in group:
             rows.append([*_case_cells(result), *_figures(result, best, ceiling)])
         rows.append([""] * len(rows[0]))
-    headers = ["(B,H,S,D)", "mask", "dtype", "contestant", "time", "TFLOP/s", "vs best peer"]
+    headers = ["(B,H,S,D)", "mask", "dtype", "contestant", "time", "rate", "vs best peer"]
     headers += ["% ceiling", "error/bound", ""]
     lines = [table(headers, rows[:-1], right=(4, 5, 6, 7, 8)), ""]
     lines += [
-        f"Ceiling, measured in this run: {ceiling['tflops']:.3g} TFLOP/s ({ceiling['matmul']}); "
+        f"Ceiling, measured in this run: {rate(ceiling['tflops'])} ({ceiling['matmul']}); "
         f"copy {ceiling['copy_gb_per_s']:.3g} GB/s.",
         "vs best peer: above 1 is faster. error/bound: largest error against float64, over twice",
         "that of a plain same-dtype computation.",
@@ -137,7 +137,7 @@ def _figures(result: Result, best: float | None, ceiling: dict[str, Any]) -> lis
         return ["-", "-", "-", "-", ratio, note]
     return [
         duration(result.seconds),
-        f"{result.tflops:.3g}",
+        rate(result.tflops),
         "-" if best is None else f"{best / result.seconds:.2f}",
         f"{100 * result.tflops / ceiling['tflops']:.1f}",
         ratio,

@@ -38,6 +38,11 @@ def duration(seconds: float) -> str:
     return f"{_three_digits(seconds / 1e-6)} us"
 
 
+def rate(tflops: float) -> str:
+    """Operations per second in the unit that fits."""
+    return f"{tflops:.3g} TFLOP/s" if tflops >= 1.0 else f"{1e3 * tflops:.3g} GFLOP/s"
+
+
 def _three_digits(value: float) -> str:
     return f"{value:.{max(0, 2 - len(str(int(value))) + 1)}f}"
 

@@ -1,0 +1,70 @@
+"""Benchmark results as the README shows them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dlattn.bench.report import Result, best_peer, from_json
+from dlattn.cli.text import duration, markdown_table, rate, shape
+
+
+def figures_markdown(paths: Sequence[Path], root: Path) -> str:
+    """A section for each results file; links are relative to `root`."""
+    if not paths:
+        return "No results are committed yet."
+    return "\n\n".join(_section(path, root) for path in sorted(paths))
+
+
+def _section(path: Path, root: Path) -> str:
+    document = json.loads(path.read_text())
+    results = [result for result in from_json(document) if result.seconds is not None]
+    parts = [f"**{_where(document)}** ([{path.name}]({path.relative_to(root).as_posix()}))"]
+    plot = path.with_suffix(".png")
+    if plot.is_file():
+        parts.append(f"![{_where(document)}]({plot.relative_to(root).as_posix()})")
+    parts += [_table(results), _host_line(document), _small_print(document)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _table(results: Sequence[Result]) -> str:
+    names = list(dict.fromkeys(result.contestant for result in results))
+    rows = []
+    for case in dict.fromkeys(result.case for result in results):
+        group = {r.contestant: r for r in results if r.case == case}
+        seconds = {name: r.seconds for name, r in group.items() if r.seconds is not None}
+        ours = min((s for name, s in seconds.items() if group[name].ours), default=None)
+        best = best_peer(list(group.values()))
+        ratio = f"{best / ours:.2f}" if ours is not None and best is not None else ""
+        cells = [duration(seconds[name]) if name in seconds else "" for name in names]
+        rows.append([shape(case.sizes), case.mask, case.dtype, *cells, ratio])
+    headers = ["(B,H,S,D)", "mask", "dtype", *names, "best peer / best of ours"]
+    return markdown_table(headers, rows)
+
+
+def _host_line(document: dict[str, Any]) -> str:
+    times = document["host_seconds"].items()
+    told = [f"{name} {duration(seconds)}" for name, seconds in times if seconds is not None]
+    return f"Host time of an eager call: {', '.join(told)}." if told else ""
+
+
+def _small_print(document: dict[str, Any]) -> str:
+    git, ceiling, protocol = document["git"], document["ceiling"], document["protocol"]
+    machine = document["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+    driver = f", driver {machine['driver']}" if machine.get("driver") else ""
+    commit = (git["sha"] or "unknown")[:12] + (" with changes" if git["dirty"] else "")
+    return (
+        f"{document['date'][:10]}, commit {commit}{driver}, {versions}. "
+        f"Method: {protocol['method']}. Ceiling in the same run: "
+        f"{rate(ceiling['tflops'])} ({ceiling['matmul']}), "
+        f"copy {ceiling['copy_gb_per_s']:.3g} GB/s."
+    )
+
+
+def _where(document: dict[str, Any]) -> str:
+    machine, threads = document["machine"], document["protocol"]["threads"]
+    name = str(machine.get("gpu") or machine["cpu"])
+    return f"{name}, {threads} threads" if threads else name

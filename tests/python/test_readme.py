@@ -1,0 +1,109 @@
+"""The README: its examples run, its generated parts are what would be generated."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import dlattn
+from dlattn.reference import attention_reference, error_bound, max_error
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+
+
+def example(name: str) -> tuple[str, list[str]]:
+    """An example's source, and the words behind its name."""
+    pattern = rf"<!-- example: {name}( \w+)* -->\n```\w+\n(.*?)\n```"
+    found = re.findall(pattern, README, flags=re.DOTALL)
+    assert len(found) == 1, f"README.md has {len(found)} examples named {name}"
+    return found[0][1], found[0][0].split()
+
+
+def load_generator() -> ModuleType:
+    path = ROOT / "benchmarks" / "update_readme.py"
+    spec = importlib.util.spec_from_file_location("update_readme", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["torch", "cupy", "jax", "numpy"])
+def test_python_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = pytest.importorskip(name)
+    if name == "cupy" and not dlattn.info().gpu:
+        pytest.skip("CuPy arrays need a GPU")
+    code, words = example(name)
+    scope: dict[str, object] = {}
+    exec(compile(code, f"README.md: {name}", "exec"), scope)
+    q, k, v, out = (scope[key] for key in ("q", "k", "v", "out"))
+    assert isinstance(out, module.Tensor if name == "torch" else module.ndarray)
+    expected = attention_reference(q, k, v, causal="causal" in words)
+    bound = error_bound(q, k, v, expected=expected, causal="causal" in words)
+    assert max_error(out, expected[0]) <= bound.out
+    if "lse" in scope:
+        assert max_error(scope["lse"], expected[1]) <= bound.lse
+
+
+@pytest.mark.slow
+def test_cpp_example(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dlattn", "--cmake-dir"]
+    package = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    if not (Path(package) / "dlattnConfig.cmake").is_file():
+        pytest.skip("dlattn is imported from a build folder, which has no CMake package")
+    missing = [tool for tool in ("cmake", "ninja", "c++") if not shutil.which(tool, path=PATH)]
+    if missing:
+        pytest.skip(f"not found: {', '.join(missing)}")
+    (tmp_path / "main.cpp").write_text(example("cpp")[0] + "\n")
+    (tmp_path / "CMakeLists.txt").write_text(example("cmake")[0] + "\n")
+    build = tmp_path / "build"
+    for step in (
+        ["cmake", "-S", tmp_path, "-B", build, "-G", "Ninja", f"-Ddlattn_DIR={package}"],
+        ["cmake", "--build", build],
+    ):
+        done = subprocess.run(
+            step, env={**os.environ, "PATH": PATH}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    run = subprocess.run([build / "demo"], check=True, capture_output=True, text=True)
+    first, last = map(float, run.stdout.split())
+
+    q = np.sin(np.float32(0.37) * np.arange(128 * 4 * 64, dtype=np.float32))
+    q = q.reshape(1, 128, 4, 64)
+    expected = attention_reference(q, q, q, causal=True)[0].ravel()
+    # printf shows six digits.
+    np.testing.assert_allclose([first, last], expected[[0, -1]], rtol=1e-5, atol=1e-5)
+
+
+def test_generated_parts_are_current() -> None:
+    new = load_generator().fill(README)
+    assert new == README, "run: python benchmarks/update_readme.py"
+
+
+def test_generator_fills_what_is_stale() -> None:
+    stale = README.replace("| `cpu` | CPU |", "| `cpu` | nowhere |")
+    assert stale != README
+    assert load_generator().fill(stale) == README
+
+
+def test_generator_misses_no_marker() -> None:
+    with pytest.raises(SystemExit, match="0 places for the generated part 'figures'"):
+        load_generator().fill(README.replace("<!-- generated: figures -->", ""))
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        if "://" not in target:
+            assert (ROOT / target).exists(), target
