@@ -6,6 +6,7 @@
 #include "core/backend.h"
 #include "core/registry.h"
 #include "cuda/scalar/traits.h"
+#include "cuda/tile/launch_shape.h"
 #include "cuda/wmma_qk/traits.h"
 #include "cuda/wmma_smem/traits.h"
 
@@ -97,19 +98,17 @@ std::string head_dim_refusal(Kernel kernel, const AttentionParams& p) {
   return {};
 }
 
-// The score features that a family's kernel does not compute.
+// The score features that a family's kernel does not compute; scalar has them all.
 std::string feature_refusal(Kernel kernel, const AttentionParams& p) {
+  if (kernel == Kernel::kScalar) return {};
   const struct {
     bool used;
     const char* name;
   } features[] = {
-      {p.window_left >= 0 || p.window_right >= 0, "window"},
       {p.softcap != 0.0, "softcap"},
       {p.bias != nullptr, "bias"},
       {p.mask != nullptr, "mask"},
       {p.alibi_slopes != nullptr, "alibi_slopes"},
-      {p.sinks != nullptr, "sinks"},
-      {p.cu_seqlens_q != nullptr, "cu_seqlens_q (variable length)"},
   };
   for (const auto& feature : features) {
     if (feature.used) return concat(to_string(kernel), ": does not implement ", feature.name);
@@ -129,6 +128,15 @@ std::string launch_refusal(Kernel kernel, const AttentionParams& p, const Device
   if (config.smem_bytes > device.max_smem_per_block) {
     return concat(to_string(kernel), ": needs ", config.smem_bytes, " bytes of shared memory per block; ", device.name,
                   " has ", device.max_smem_per_block);
+  }
+  const struct {
+    const char* name;
+    std::int64_t value;
+  } lengths[] = {{"seqlen_q", p.seqlen_q}, {"seqlen_k", p.seqlen_k}};
+  for (const auto& length : lengths) {
+    if (length.value > kMaxSeqlen) {
+      return concat(to_string(kernel), ": ", length.name, " is ", length.value, "; accepted: up to ", kMaxSeqlen);
+    }
   }
   if (num_blocks(p, config.block_m) > kMaxGrid) {
     return concat(to_string(kernel), ": needs ", num_blocks(p, config.block_m), " thread blocks; accepted: up to ",
