@@ -1,0 +1,156 @@
+#pragma once
+
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "attention_case.h"
+#include "core/plan.h"
+#include "core/validate.h"
+#include "cuda/tile/launch_shape.h"
+#include "harness/launch.h"
+
+// Runs one family's kernels on cases and compares with float64. A family's test includes this, its
+// kernel, and calls run_attention_tests with what kernel<T, tile> is.
+namespace simt {
+
+#if defined(SIMT_TSAN)
+constexpr bool kThreadSanitizer = true;
+#else
+constexpr bool kThreadSanitizer = false;
+#endif
+
+// Any plan in it is one for sm_89: 99 KB of shared memory.
+inline dlattn::DeviceInfo ada() {
+  dlattn::DeviceInfo device;
+  device.type = dlattn::DeviceType::kCuda;
+  device.name = "NVIDIA L4";
+  device.compute_major = 8;
+  device.compute_minor = 9;
+  device.num_sms = 58;
+  device.max_smem_per_block = 101376;
+  device.smem_per_sm = 102400;
+  device.l2_bytes = 48 << 20;
+  return device;
+}
+
+template <typename T>
+struct DTypeOf;
+template <>
+struct DTypeOf<__half> {
+  static constexpr dlattn::DType value = dlattn::DType::kFloat16;
+};
+template <>
+struct DTypeOf<__nv_bfloat16> {
+  static constexpr dlattn::DType value = dlattn::DType::kBFloat16;
+};
+template <>
+struct DTypeOf<float> {
+  static constexpr dlattn::DType value = dlattn::DType::kFloat32;
+};
+
+struct Errors {
+  double out = 0.0, plain_out = 0.0, lse = 0.0, plain_lse = 0.0;
+};
+
+// |a - b|; a NaN counts as infinite, equal infinities as none.
+inline double distance(double a, double b) {
+  if (a == b) return 0.0;
+  const double d = std::abs(a - b);
+  return std::isnan(d) ? INFINITY : d;
+}
+
+template <typename T>
+Errors compare(const Case& c, const Tensors<T>& t) {
+  Errors e;
+  for (int batch = 0; batch < c.batch_size; ++batch) {
+    for (int head = 0; head < c.num_heads; ++head) {
+      const reference::Problem problem = make_problem(c, t, batch, head);
+      const reference::Result exact = reference::attention(problem);
+      const reference::Result plain = reference::plain_attention(
+          problem, [](float x) { return static_cast<float>(static_cast<T>(x)); });
+      for (int row = 0; row < c.seqlen_q; ++row) {
+        for (int d = 0; d < c.dim_v(); ++d) {
+          const std::size_t i = static_cast<std::size_t>(row) * c.dim_v() + d;
+          e.out = std::max(
+              e.out, distance(static_cast<float>(t.out.at(batch, row, head, d)), exact.out[i]));
+          e.plain_out = std::max(e.plain_out, distance(plain.out[i], exact.out[i]));
+        }
+        if (c.lse) e.lse = std::max(e.lse, distance(t.lse.at(batch, head, row, 0), exact.lse[row]));
+        e.plain_lse = std::max(e.plain_lse, distance(plain.lse[row], exact.lse[row]));
+      }
+    }
+  }
+  return e;
+}
+
+class Tests {
+ public:
+  // Runs only cases whose line contains `filter`.
+  explicit Tests(const char* family, const char* filter) : family_(family), filter_(filter) {}
+
+  // `run_kernel(head_dim_tile, params, shape)` runs in every thread of the launch.
+  template <typename T, typename RunKernel>
+  void run(dlattn::Kernel kernel, const Case& c, RunKernel run_kernel) {
+    constexpr dlattn::DType kDType = DTypeOf<T>::value;
+    const std::string name = family_ + " " + dlattn::to_string(kDType) + " " + c.name();
+    if (name.find(filter_) == std::string::npos) return;
+    Tensors<T> t = make_tensors<T>(c);
+    const dlattn::AttentionParams params = make_params(c, t, kDType);
+    dlattn::Options options;
+    options.kernel = kernel;
+    dlattn::core::validate(params);
+    const dlattn::Plan plan = dlattn::core::make_plan(params, ada(), options);
+    const dlattn::LaunchShape shape = dlattn::make_launch_shape(params, plan);
+    const Launch launch_shape{dim3(static_cast<unsigned>(plan.grid)), dim3(plan.num_warps * 32),
+                              static_cast<std::size_t>(plan.smem_bytes), 0};
+    std::vector<unsigned char> first_out;
+    std::string trouble;
+    for (const Schedule schedule : schedules()) {
+      t.out.poison(), t.lse.poison();
+      Launch launch_now = launch_shape;
+      launch_now.schedule = schedule;
+      if (plan.grid > 0) launch(launch_now, [&] { run_kernel(plan.head_dim_tile, params, shape); });
+      const std::vector<unsigned char> out = t.out.bytes();
+      if (first_out.empty()) first_out = out;
+      if (out != first_out) trouble = "out depends on the order of threads";
+      if (!t.out.gaps_intact() || !t.lse.gaps_intact())
+        trouble = "a write between the rows of out or lse";
+    }
+    report(name + ", copies of " + std::to_string(plan.copy_bytes), compare(c, t), kDType, trouble);
+  }
+
+  int finish() const {
+    std::printf("%d passed, %d failed\n", passed_, failed_);
+    return failed_ != 0 || passed_ == 0;
+  }
+
+ private:
+  static std::vector<Schedule> schedules() {
+#if defined(SIMT_TSAN)
+    return {3};  // races are races in any order
+#elif defined(SIMT_ASAN)
+    return {1, 2};
+#else
+    return {0, 1, 2, 3};
+#endif
+  }
+
+  void report(const std::string& name, const Errors& e, dlattn::DType dtype,
+              const std::string& trouble) {
+    const double tiny = dtype == dlattn::DType::kFloat32 ? 2e-6 : 1e-5;
+    const double bound = 2.0 * e.plain_out + tiny, lse_bound = 2.0 * e.plain_lse + 5e-6;
+    const bool ok = e.out <= bound && e.lse <= lse_bound && trouble.empty();
+    ++(ok ? passed_ : failed_);
+    std::printf("%s %s: error %.2e (bound %.2e), lse %.2e (%.2e) %s\n", ok ? "ok  " : "FAIL",
+                name.c_str(), e.out, bound, e.lse, lse_bound, trouble.c_str());
+    std::fflush(stdout);
+  }
+
+  std::string family_, filter_;
+  int passed_ = 0, failed_ = 0;
+};
+
+}  // namespace simt

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "block.h"
+
+// cp.async: what a copy writes is undefined from its issue to the issuing thread's wait. So the
+// destination is overwritten with NaNs at issue, which is also the first moment at which the write
+// may race with a reader, and gets its content at the wait, the last such moment.
+namespace simt {
+
+struct AsyncCopy {
+  void* dst;
+  const void* src;  // null: zeros
+  unsigned bytes;
+  int group;
+};
+
+struct AsyncState {
+  std::vector<AsyncCopy> copies;  // in flight, oldest first
+  int groups = 0;                 // committed so far
+};
+
+inline AsyncState async_states[kMaxThreads];
+inline AsyncState& async_state() {
+  return async_states[this_thread().index];
+}
+
+// Shows a read to the sanitizers.
+inline void touch(const void* memory, unsigned bytes) {
+  const volatile unsigned char* byte = static_cast<const unsigned char*>(memory);
+  for (unsigned i = 0; i < bytes; ++i) (void)byte[i];
+}
+
+inline void issue_async_copy(void* dst, const void* src, unsigned bytes, bool valid) {
+  if (reinterpret_cast<std::uintptr_t>(dst) % bytes != 0) {
+    die("cp.async of %u bytes to %p, which is not a multiple of that", bytes, dst);
+  }
+  if (reinterpret_cast<std::uintptr_t>(src) % bytes != 0) {
+    die("cp.async of %u bytes from %p, which is not a multiple of that", bytes, src);
+  }
+  if (valid) touch(src, bytes);
+  std::memset(dst, 0xFF, bytes);
+  AsyncState& state = async_state();
+  state.copies.push_back({dst, valid ? src : nullptr, bytes, state.groups});
+}
+
+inline void commit_async_copies() {
+  ++async_state().groups;
+}
+
+inline void wait_async_copies(int pending_groups) {
+  AsyncState& state = async_state();
+  std::size_t done = 0;
+  for (; done < state.copies.size(); ++done) {
+    const AsyncCopy& copy = state.copies[done];
+    if (copy.group >= state.groups - pending_groups) break;
+    if (copy.src) {
+      std::memcpy(copy.dst, copy.src, copy.bytes);
+    } else {
+      std::memset(copy.dst, 0, copy.bytes);
+    }
+  }
+  state.copies.erase(state.copies.begin(), state.copies.begin() + done);
+}
+
+// At a thread's end. A copy still in flight would write into memory that the block no longer owns.
+inline void finish_async_copies() {
+  AsyncState& state = async_state();
+  if (!state.copies.empty()) {
+    die("the thread ends with %zu cp.async copies that it never waited for", state.copies.size());
+  }
+  state.groups = 0;
+}
+
+}  // namespace simt

@@ -1,0 +1,431 @@
+// The scheduler. Compiled without instrumentation, and free of the standard library's containers,
+// whose instrumented copies the linker might choose instead.
+#include "block.h"
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "fiber.h"
+
+#if defined(SIMT_ASAN)
+#include <sanitizer/asan_interface.h>
+#endif
+
+namespace simt {
+namespace {
+
+constexpr int kMaxWarps = kMaxThreads / kWarpSize;
+constexpr int kMaxMasks = 64;          // different masks that one warp of one block may use
+constexpr std::size_t kGuard = 1024;   // bytes around the dynamic shared memory, and its alignment
+constexpr unsigned char kFill = 0xFF;  // NaN in float, half and bfloat16
+
+enum class State { kReady, kAtBarrier, kAtCollective, kDone };
+
+struct Worker {  // what the scheduler knows of a thread
+  Fiber fiber;
+  Thread thread;
+  State state = State::kDone;
+  const char* name = "";  // of the barrier or collective it waits at
+  const char* file = "";
+  int line = 0;
+  unsigned mask = 0;
+  Combine combine = nullptr;
+  void* operand = nullptr;
+  int barriers = 0;           // passed so far
+  int warp_syncs[kMaxMasks];  // passed so far, by index of the mask
+};
+
+// Addresses that carry happens-before edges. Two of each, used in turn: with one, a thread that is
+// late in leaving a barrier would acquire what others released on their way into the next, and
+// races would go unseen.
+struct SyncObjects {
+  long block[2];
+  long warp[kMaxWarps][kMaxMasks][2];
+};
+
+struct Block {
+  unsigned char* memory = nullptr;  // guard, shared memory, guard
+  SyncObjects* sync = nullptr;
+  Block* next = nullptr;
+};
+
+Worker workers[kMaxThreads];
+int num_made = 0;
+int num_threads = 0;
+int num_warps = 0;
+unsigned masks[kMaxWarps][kMaxMasks];
+int num_masks[kMaxWarps];
+
+Fiber host;
+Worker* current = nullptr;  // null: the host runs
+Block* block = nullptr;
+Launch shape;
+void (*thread_body)(void*) = nullptr;
+void* thread_context = nullptr;
+long launch_begin = 0;  // sync objects
+long launch_end = 0;
+
+// xorshift64*: a generator whose sequences are the same everywhere.
+struct Random {
+  std::uint64_t state;
+  unsigned below(unsigned n) {
+    state ^= state >> 12, state ^= state << 25, state ^= state >> 27;
+    return static_cast<unsigned>((state * 2685821657736338717ull) >> 33) % n;
+  }
+  void shuffle(int* items, int n) {
+    for (int i = n - 1; i > 0; --i) {
+      const int j = static_cast<int>(below(i + 1)), item = items[i];
+      items[i] = items[j], items[j] = item;
+    }
+  }
+};
+
+void to_host() {
+  Worker* me = current;
+  current = nullptr;
+  switch_fiber(&me->fiber, &host);
+}
+
+void fiber_entry() {
+  finish_first_switch(&host);
+  for (;;) {
+    tsan_acquire(&launch_begin);
+    thread_body(thread_context);
+    tsan_release(&launch_end);
+    current->state = State::kDone;
+    to_host();
+  }
+}
+
+void resume(Worker* worker) {
+  current = worker;
+  switch_fiber(&host, &worker->fiber);
+}
+
+void describe(const Worker& w) {
+  if (w.state == State::kDone) {
+    std::fprintf(stderr, "  thread %u has ended\n", w.thread.thread_idx.x);
+  } else {
+    std::fprintf(stderr, "  thread %u waits at %s", w.thread.thread_idx.x, w.name);
+    if (w.state == State::kAtBarrier) std::fprintf(stderr, " (%s:%d)", w.file, w.line);
+    if (w.state == State::kAtCollective) std::fprintf(stderr, " with mask %08x", w.mask);
+    std::fprintf(stderr, "\n");
+  }
+}
+
+bool same_place(const Worker& a, const Worker& b) {
+  if (a.state != b.state) return false;
+  if (a.state == State::kAtBarrier) return a.line == b.line && std::strcmp(a.file, b.file) == 0;
+  if (a.state == State::kAtCollective) return a.mask == b.mask && std::strcmp(a.name, b.name) == 0;
+  return true;
+}
+
+[[noreturn]] void die_stuck(const char* why) {
+  std::fprintf(stderr, "simt: %s\n", why);
+  for (int i = 0; i < num_threads; ++i) {  // the first of each run of threads at the same place
+    if (i == 0 || !same_place(workers[i], workers[i - 1])) describe(workers[i]);
+  }
+  std::fflush(nullptr);
+  std::_Exit(1);
+}
+
+// Lets the lanes go on that wait at a collective which all of its mask have reached.
+bool complete_collectives(int warp) {
+  Worker* lanes = workers + warp * kWarpSize;
+  const int num_lanes =
+      num_threads - warp * kWarpSize < kWarpSize ? num_threads - warp * kWarpSize : kWarpSize;
+  bool progress = false;
+  for (int i = 0; i < num_lanes; ++i) {
+    if (lanes[i].state != State::kAtCollective) continue;
+    unsigned arrived = 0;
+    void* operands[kWarpSize] = {};
+    for (int j = 0; j < num_lanes; ++j) {
+      if (!same_place(lanes[i], lanes[j])) continue;
+      arrived |= 1u << j;
+      operands[j] = lanes[j].operand;
+    }
+    if (arrived != lanes[i].mask) continue;
+    if (lanes[i].combine) {
+      current = &lanes[i];  // whose thread an error message names
+      lanes[i].combine(operands, arrived);
+      current = nullptr;
+    }
+    for (int j = 0; j < num_lanes; ++j) {
+      if (arrived >> j & 1) lanes[j].state = State::kReady;
+    }
+    progress = true;
+  }
+  return progress;
+}
+
+bool run_lanes(int warp, const int* lane_order) {
+  bool progress = false;
+  for (int i = 0; i < kWarpSize; ++i) {
+    const int thread = warp * kWarpSize + lane_order[i];
+    if (thread >= num_threads || workers[thread].state != State::kReady) continue;
+    resume(&workers[thread]);
+    progress = true;
+  }
+  return progress;
+}
+
+// Runs all threads until each has ended or waits at a barrier.
+void run_to_barrier(Random* random) {
+  int warp_order[kMaxWarps], lane_order[kWarpSize];
+  const bool reversed = shape.schedule == 1, shuffled = shape.schedule > 1;
+  const bool one_step = shuffled && shape.schedule % 2 == 1;
+  for (int i = 0; i < num_warps; ++i) warp_order[i] = reversed ? num_warps - 1 - i : i;
+  for (int i = 0; i < kWarpSize; ++i) lane_order[i] = reversed ? kWarpSize - 1 - i : i;
+  for (bool progress = true; progress;) {
+    progress = false;
+    if (shuffled) random->shuffle(warp_order, num_warps);
+    for (int i = 0; i < num_warps; ++i) {
+      for (bool again = true; again;) {
+        if (shuffled) random->shuffle(lane_order, kWarpSize);
+        again = run_lanes(warp_order[i], lane_order);
+        again |= complete_collectives(warp_order[i]);
+        progress |= again;
+        if (one_step) break;
+      }
+    }
+  }
+}
+
+// All threads have ended (true) or wait at one barrier, which then opens (false).
+bool pass_barrier() {
+  int ended = 0, waiting = 0;
+  for (int i = 0; i < num_threads; ++i) {
+    ended += workers[i].state == State::kDone;
+    waiting += workers[i].state == State::kAtBarrier;
+  }
+  if (ended == num_threads) return true;
+  if (ended + waiting == num_threads && ended > 0)
+    die_stuck("__syncthreads after some threads of the block have ended");
+  if (waiting < num_threads) die_stuck("a collective or barrier that some threads never reach");
+  for (int i = 0; i < num_threads; ++i) {
+    if (!same_place(workers[0], workers[i]))
+      die_stuck("threads of the block wait at different __syncthreads");
+  }
+  for (int i = 0; i < num_threads; ++i) workers[i].state = State::kReady;
+  return false;
+}
+
+Block* make_block() {
+  Block* made = static_cast<Block*>(std::calloc(1, sizeof(Block)));
+  made->sync = static_cast<SyncObjects*>(std::calloc(1, sizeof(SyncObjects)));
+  const std::size_t whole = (shape.smem_bytes + kGuard - 1) / kGuard * kGuard + 2 * kGuard;
+  made->memory = static_cast<unsigned char*>(std::aligned_alloc(kGuard, whole));
+  std::memset(made->memory, kFill, whole);
+#if defined(SIMT_ASAN)
+  __asan_poison_memory_region(made->memory, kGuard);
+  const std::size_t end = kGuard + shape.smem_bytes;
+  __asan_poison_memory_region(made->memory + end, whole - end);
+#endif
+  return made;
+}
+
+void check_guards() {
+#if !defined(SIMT_ASAN)
+  const unsigned char* after = block->memory + kGuard + shape.smem_bytes;
+  for (std::size_t i = 0; i < kGuard; ++i) {
+    if (block->memory[i] != kFill || after[i] != kFill) {
+      std::fprintf(stderr, "simt: a write outside the %zu bytes of dynamic shared memory\n",
+                   shape.smem_bytes);
+      std::_Exit(1);
+    }
+  }
+#endif
+}
+
+void free_block(Block* old) {
+#if defined(SIMT_ASAN)
+  const std::size_t whole = (shape.smem_bytes + kGuard - 1) / kGuard * kGuard + 2 * kGuard;
+  __asan_unpoison_memory_region(old->memory, whole);
+#endif
+  std::free(old->memory);
+  std::free(old->sync);
+  std::free(old);
+}
+
+void prepare_workers() {
+  for (; num_made < num_threads; ++num_made) make_fiber(&workers[num_made].fiber, fiber_entry);
+  std::memset(num_masks, 0, sizeof num_masks);
+}
+
+void prepare_worker(int i, const dim3& block_idx) {
+  Worker& w = workers[i];
+  const unsigned x = shape.block.x, y = shape.block.y;
+  w.thread.thread_idx = dim3(i % x, i / x % y, i / (x * y));
+  w.thread.block_idx = block_idx;
+  w.thread.block_dim = shape.block;
+  w.thread.grid_dim = shape.grid;
+  w.thread.index = i;
+  w.thread.warp = i / kWarpSize;
+  w.thread.lane = i % kWarpSize;
+  w.state = State::kReady;
+  w.name = "";
+  w.barriers = 0;
+  std::memset(w.warp_syncs, 0, sizeof w.warp_syncs);
+}
+
+void run_block(const dim3& block_idx, Random* random) {
+  Block* made = make_block();
+  made->next = block;
+  block = made;
+  prepare_workers();
+  for (int i = 0; i < num_threads; ++i) prepare_worker(i, block_idx);
+  tsan_release(&launch_begin);
+  do {
+    run_to_barrier(random);
+  } while (!pass_barrier());
+  check_guards();
+}
+
+void wait(State state, const char* name) {
+  current->state = state;
+  current->name = name;
+  to_host();
+}
+
+int index_of_mask(int warp, unsigned mask) {
+  int i = 0;
+  while (i < num_masks[warp] && masks[warp][i] != mask) ++i;
+  if (i == kMaxMasks) die("more than %d different masks in a warp", kMaxMasks);
+  if (i == num_masks[warp]) masks[warp][num_masks[warp]++] = mask;
+  return i;
+}
+
+}  // namespace
+
+const Thread& this_thread() {
+  return current->thread;
+}
+
+unsigned char* dynamic_smem() {
+  return block->memory + kGuard;
+}
+
+void die(const char* format, ...) {
+  std::fprintf(stderr, "simt: ");
+  va_list args;
+  va_start(args, format);
+  std::vfprintf(stderr, format, args);
+  va_end(args);
+  if (current) {
+    const Thread& t = current->thread;
+    std::fprintf(stderr, " (block %u,%u,%u thread %u)", t.block_idx.x, t.block_idx.y, t.block_idx.z,
+                 t.thread_idx.x);
+  }
+  std::fprintf(stderr, "\n");
+  std::fflush(nullptr);
+  std::_Exit(1);
+}
+
+void sync_threads(const char* file, int line) {
+  Worker* me = current;
+  long* object = &block->sync->block[me->barriers++ & 1];
+  me->file = file;
+  me->line = line;
+  tsan_release(object);
+  wait(State::kAtBarrier, "__syncthreads");
+  tsan_acquire(object);
+}
+
+void warp_collective(const char* name, unsigned mask, Combine combine, void* operand) {
+  Worker* me = current;
+  if (!(mask >> me->thread.lane & 1))
+    die("%s with mask %08x, which leaves out the calling lane", name, mask);
+  me->mask = mask;
+  me->combine = combine;
+  me->operand = operand;
+  wait(State::kAtCollective, name);
+}
+
+void sync_warp(unsigned mask) {
+  Worker* me = current;
+  const int warp = me->thread.warp, which = index_of_mask(warp, mask);
+  long* object = &block->sync->warp[warp][which][me->warp_syncs[which]++ & 1];
+  tsan_release(object);
+  warp_collective("__syncwarp", mask, nullptr, nullptr);
+  tsan_acquire(object);
+}
+
+void combine_shuffle(void* const (&operands)[kWarpSize], unsigned mask) {
+  for (int i = 0; i < kWarpSize; ++i) {
+    if (!(mask >> i & 1)) continue;
+    Shuffle* lane = static_cast<Shuffle*>(operands[i]);
+    if (!(mask >> lane->source & 1))
+      die("a shuffle reads lane %d, which its mask %08x leaves out", lane->source, mask);
+    lane->result = static_cast<Shuffle*>(operands[lane->source])->value;
+  }
+}
+
+void combine_vote(void* const (&operands)[kWarpSize], unsigned mask) {
+  unsigned ballot = 0;
+  for (int i = 0; i < kWarpSize; ++i) {
+    if (mask >> i & 1)
+      ballot |= static_cast<unsigned>(static_cast<Vote*>(operands[i])->predicate) << i;
+  }
+  for (int i = 0; i < kWarpSize; ++i) {
+    if (mask >> i & 1) static_cast<Vote*>(operands[i])->ballot = ballot;
+  }
+}
+
+void combine_matrix_access(void* const (&operands)[kWarpSize], unsigned) {
+  const MatrixAccess& first = *static_cast<MatrixAccess*>(operands[0]);
+  for (int i = 1; i < kWarpSize; ++i) {
+    const MatrixAccess& lane = *static_cast<MatrixAccess*>(operands[i]);
+    if (lane.pointer != first.pointer || lane.leading_dimension != first.leading_dimension ||
+        lane.layout != first.layout) {
+      die("the lanes of a warp load or store a matrix with different arguments");
+    }
+  }
+}
+
+void combine_matrix_product(void* const (&operands)[kWarpSize], unsigned) {
+  float a[256], b[256], c[256] = {};
+  for (int i = 0; i < kWarpSize; ++i) {
+    const MatrixProduct& lane = *static_cast<MatrixProduct*>(operands[i]);
+    for (int e = 0; e < lane.num_inputs; ++e) {
+      a[lane.places_a[e]] = lane.a[e];
+      b[lane.places_b[e]] = lane.b[e];
+    }
+    for (int e = 0; e < 8; ++e) c[lane.places_c[e]] = lane.c[e];
+  }
+  for (int row = 0; row < 16; ++row) {
+    for (int k = 0; k < 16; ++k) {
+      for (int column = 0; column < 16; ++column)
+        c[row * 16 + column] += a[row * 16 + k] * b[k * 16 + column];
+    }
+  }
+  for (int i = 0; i < kWarpSize; ++i) {
+    MatrixProduct& lane = *static_cast<MatrixProduct*>(operands[i]);
+    for (int e = 0; e < 8; ++e) lane.d[e] = c[lane.places_c[e]];
+  }
+}
+
+void run(const Launch& launch, void (*body)(void*), void* context) {
+  shape = launch;
+  num_threads = static_cast<int>(launch.block.x * launch.block.y * launch.block.z);
+  if (num_threads < 1 || num_threads > kMaxThreads) die("a block of %d threads", num_threads);
+  num_warps = (num_threads + kWarpSize - 1) / kWarpSize;
+  thread_body = body;
+  thread_context = context;
+  adopt_current(&host);
+  Random random{0x9E3779B97F4A7C15ull ^ launch.schedule};
+  const unsigned x = launch.grid.x, y = launch.grid.y, count = x * y * launch.grid.z;
+  for (unsigned n = 0; n < count; ++n) {
+    const unsigned i = launch.schedule == 1 ? count - 1 - n : n;
+    run_block(dim3(i % x, i / x % y, i / (x * y)), &random);
+  }
+  tsan_acquire(&launch_end);
+  while (block) {
+    Block* next = block->next;
+    free_block(block);
+    block = next;
+  }
+}
+
+}  // namespace simt

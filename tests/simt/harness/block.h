@@ -1,0 +1,103 @@
+#pragma once
+
+#include <vector_types.h>
+
+#include <cstddef>
+#include <cstdint>
+
+// Runs the thread blocks of a launch, one after another, each CUDA thread on a fiber of its own.
+// Threads switch at barriers and warp collectives only.
+//
+// What ThreadSanitizer is told (the memory model):
+//   __syncthreads   orders all threads of the block.
+//   __syncwarp      orders the lanes of its mask.
+//   shuffles, votes, wmma loads, stores and products exchange registers and order NO memory: a
+//   lane's plain store needs
+//                   a __syncwarp before another lane, or a wmma load, reads it, as the CUDA guide
+//                   demands.
+//   launch          everything before the launch is seen by all threads; after it the host sees
+//   everything. Blocks of
+//                   one launch are not ordered, so two blocks that write one address are a race
+//                   (unless the same thread index does it, for those share a fiber).
+// What ends the program, with a message: a barrier or collective that some thread of the block or
+// lane of the mask never reaches, __syncthreads at different places of the source, a lane that
+// calls a collective whose mask leaves it out, a wrong argument to a modelled instruction, a write
+// outside the dynamic shared memory.
+namespace simt {
+
+constexpr int kWarpSize = 32;
+constexpr int kMaxThreads = 1024;
+
+// Order in which runnable threads get their turn: 0 in order, 1 reversed, any other number shuffled
+// by that seed, odd ones switching between warps at every collective, even ones running a warp as
+// far as it gets.
+using Schedule = unsigned;
+
+struct Launch {
+  dim3 grid;
+  dim3 block;
+  std::size_t smem_bytes = 0;
+  Schedule schedule = 0;
+};
+
+struct Thread {
+  dim3 thread_idx;
+  dim3 block_idx;
+  dim3 block_dim;
+  dim3 grid_dim;
+  int index = 0;  // within the block
+  int warp = 0;
+  int lane = 0;
+};
+
+const Thread& this_thread();
+unsigned char* dynamic_smem();
+
+void sync_threads(const char* file, int line);
+void sync_warp(unsigned mask);
+
+// Waits until every lane of `mask` has called the collective called `name`, then `combine` runs
+// once over the lanes' operands (null for lanes outside the mask), and all go on. It orders no
+// memory. `combine` must be one of those below, for they are compiled without instrumentation.
+using Combine = void (*)(void* const (&operands)[kWarpSize], unsigned mask);
+void warp_collective(const char* name, unsigned mask, Combine combine, void* operand);
+
+struct Shuffle {
+  std::uint64_t value;
+  std::uint64_t result;
+  int source;  // lane
+};
+void combine_shuffle(void* const (&operands)[kWarpSize], unsigned mask);
+
+struct Vote {
+  bool predicate;
+  unsigned ballot;
+};
+void combine_vote(void* const (&operands)[kWarpSize], unsigned mask);
+
+struct MatrixAccess {
+  const void* pointer;
+  unsigned leading_dimension;
+  int layout;
+};
+void combine_matrix_access(void* const (&operands)[kWarpSize], unsigned mask);
+
+// d = a b + c of 16 x 16 matrices. The lane's elements stand at places (row * 16 + column) that
+// model/mma.h gives.
+struct MatrixProduct {
+  float a[16];
+  float b[16];
+  float c[8];
+  float d[8];
+  const std::uint8_t* places_a;
+  const std::uint8_t* places_b;
+  const std::uint8_t* places_c;
+  int num_inputs;  // elements of a and of b: 8, or 16 where every element is held twice
+};
+void combine_matrix_product(void* const (&operands)[kWarpSize], unsigned mask);
+
+[[noreturn]] void die(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+void run(const Launch& launch, void (*body)(void*), void* context);
+
+}  // namespace simt

@@ -1,0 +1,22 @@
+#pragma once
+
+#include "harness/async_copy.h"
+
+namespace dlattn::ptx {
+
+template <int kBytes>
+void cp_async(void* smem, const void* gmem, bool valid) {
+  static_assert(kBytes == 16 || kBytes == 8 || kBytes == 4, "cp.async copies 16, 8 or 4 bytes");
+  simt::issue_async_copy(smem, gmem, kBytes, valid);
+}
+
+inline void cp_async_commit() {
+  simt::commit_async_copies();
+}
+
+template <int kPending>
+void cp_async_wait() {
+  simt::wait_async_copies(kPending);
+}
+
+}  // namespace dlattn::ptx

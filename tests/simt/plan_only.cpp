@@ -1,0 +1,13 @@
+// plan.cpp asks the CPU backend for CPU plans; these tests make GPU plans alone and link no
+// backend.
+#include <cstdlib>
+
+#include "core/backend.h"
+
+namespace dlattn::cpu {
+
+void plan(const AttentionParams&, const DeviceInfo&, int, Plan*) {
+  std::abort();
+}
+
+}  // namespace dlattn::cpu

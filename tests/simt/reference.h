@@ -1,0 +1,32 @@
+#pragma once
+
+#include <vector>
+
+// Attention of one head of one batch entry, on the host: once in float64, and once as plainly as
+// the kernels' dtype allows.
+namespace simt::reference {
+
+struct Problem {
+  int seqlen_q = 0;
+  int seqlen_k = 0;
+  int head_dim = 0;
+  int head_dim_v = 0;
+  bool causal = false;
+  int shift = 0;  // query i stands at key position i + shift
+  double softmax_scale = 1.0;
+  std::vector<double> q;  // [seqlen_q][head_dim]
+  std::vector<double> k;  // [seqlen_k][head_dim]
+  std::vector<double> v;  // [seqlen_k][head_dim_v]
+};
+
+struct Result {
+  std::vector<double> out;  // [seqlen_q][head_dim_v]
+  std::vector<double> lse;  // [seqlen_q]
+};
+
+Result attention(const Problem& problem);
+
+// In fp32, with probabilities and output rounded to the inputs' dtype by `round`.
+Result plain_attention(const Problem& problem, float (*round)(float));
+
+}  // namespace simt::reference

@@ -1,0 +1,418 @@
+// Does the harness see what it is there to see? Small kernels, each right or with one bug. A bug
+// must end the program, so each case runs in a process of its own: this program, called again with
+// the case's name.
+#include <mma.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/smem.cuh"
+#include "cuda/tile/vec.cuh"
+#include "harness/launch.h"
+
+namespace ptx = dlattn::ptx;
+namespace wmma = nvcuda::wmma;
+
+namespace {
+
+#if defined(SIMT_ASAN)
+constexpr bool kAsan = true, kTsan = false;
+#elif defined(SIMT_TSAN)
+constexpr bool kAsan = false, kTsan = true;
+#else
+constexpr bool kAsan = false, kTsan = false;
+#endif
+
+constexpr int kThreads = 64;
+
+simt::Launch one_block(std::size_t smem_bytes, simt::Schedule schedule = 0) {
+  return {dim3(1), dim3(kThreads), smem_bytes, schedule};
+}
+
+template <typename T = float>
+T* smem() {
+  return reinterpret_cast<T*>(ptx::dynamic_smem());
+}
+
+[[noreturn]] void fail(const char* what) {
+  std::printf("wrong result: %s\n", what);
+  std::exit(1);
+}
+
+// Conversions to half return a struct, whose store GCC instruments only once the call is inlined.
+template <typename T>
+void converted_store() {
+  std::vector<float> out(kThreads, NAN);
+  simt::launch(one_block(kThreads * sizeof(T)), [&] {
+    const int i = threadIdx.x;
+    smem<T>()[i] = dlattn::tile::from_float<T>(1.0f);
+    out[i] = dlattn::tile::to_float(smem<T>()[i ^ 32]);
+  });
+  if (out[0] != 1.0f) fail("converted numbers");
+}
+
+// out[i] = in[kThreads - 1 - i], through shared memory.
+void reverse(bool barrier) {
+  std::vector<float> in(kThreads), out(kThreads, NAN);
+  for (int i = 0; i < kThreads; ++i) in[i] = static_cast<float>(i);
+  for (simt::Schedule schedule = 0; schedule < 6; ++schedule) {
+    simt::launch(one_block(kThreads * sizeof(float), schedule), [&] {
+      const int i = threadIdx.x;
+      smem()[i] = in[i];
+      if (barrier) __syncthreads();
+      out[i] = smem()[kThreads - 1 - i];
+    });
+    for (int i = 0; i < kThreads; ++i) {
+      if (!(out[i] == in[kThreads - 1 - i])) fail("reversed numbers");
+    }
+  }
+}
+
+// Two rounds through one buffer: without the second barrier a fast thread overwrites what a slow
+// one still reads.
+void two_rounds(bool second_barrier) {
+  std::vector<float> out(kThreads, 0.0f);
+  simt::launch(one_block(kThreads * sizeof(float)), [&] {
+    const int i = threadIdx.x;
+    for (int round = 0; round < 3; ++round) {
+      smem()[i] = static_cast<float>(i + round);
+      __syncthreads();
+      out[i] += smem()[i ^ 32];
+      if (second_barrier) __syncthreads();
+    }
+  });
+  for (int i = 0; i < kThreads; ++i) {
+    if (out[i] != 3.0f * (i ^ 32) + 3.0f) fail("sum of rounds");
+  }
+}
+
+enum class Wait { kRight, kNone, kTooFew };
+
+// Neighbours' halves of a global array, by cp.async in two groups.
+void async_copies(Wait wait, bool barrier, int misalign = 0) {
+  std::vector<float> in(8 * kThreads + 4, 1.0f), out(kThreads, NAN);
+  simt::launch(one_block(8 * kThreads * sizeof(float)), [&] {
+    const int i = threadIdx.x, j = i ^ 1;
+    ptx::cp_async<16>(smem() + 4 * i, &in[4 * i + misalign], true);
+    ptx::cp_async_commit();
+    ptx::cp_async<16>(smem() + 4 * (kThreads + i), &in[4 * (kThreads + i)], i % 2 == 0);
+    ptx::cp_async_commit();
+    if (wait == Wait::kRight) ptx::cp_async_wait<0>();
+    if (wait == Wait::kTooFew) ptx::cp_async_wait<1>();
+    if (barrier) __syncthreads();
+    out[i] = smem()[4 * j] + smem()[4 * (kThreads + j)];
+    if (wait == Wait::kTooFew) ptx::cp_async_wait<0>();
+  });
+  for (int i = 0; i < kThreads; ++i) {
+    if (!(out[i] == (i % 2 == 0 ? 1.0f : 2.0f))) fail("copied numbers");
+  }
+}
+
+// A copy into a buffer that other threads still read, though everybody waits for it properly
+// afterwards.
+void early_copy(bool barrier) {
+  std::vector<float> in(4 * kThreads, 2.0f), out(kThreads, NAN);
+  simt::launch(one_block(4 * kThreads * sizeof(float)), [&] {
+    const int i = threadIdx.x;
+    for (int e = 0; e < 4; ++e) smem()[4 * i + e] = 1.0f;
+    __syncthreads();
+    out[i] = smem()[4 * (i ^ 32)];
+    if (barrier) __syncthreads();
+    ptx::cp_async<16>(smem() + 4 * i, &in[4 * i], true);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+    out[i] += smem()[4 * (i ^ 32)];
+  });
+  for (int i = 0; i < kThreads; ++i) {
+    if (out[i] != 3.0f) fail("numbers before and after");
+  }
+}
+
+void unwaited_copy() {
+  std::vector<float> in(4 * kThreads, 2.0f);
+  simt::launch(one_block(4 * kThreads * sizeof(float)), [&] {
+    ptx::cp_async<16>(smem() + 4 * threadIdx.x, &in[4 * threadIdx.x], true);
+    ptx::cp_async_commit();
+  });
+}
+
+// The last thread writes `excess` floats past the dynamic shared memory's end; it ends amid a
+// granule of ASan's.
+void smem_bounds(int excess) {
+  simt::launch(one_block(kThreads * sizeof(float) - 4), [&] {
+    if (threadIdx.x + 1 < kThreads) smem()[threadIdx.x + excess] = 1.0f;
+  });
+}
+
+void uninitialised_smem() {
+  float out = 0.0f;
+  simt::launch(one_block(kThreads * sizeof(float)), [&] {
+    if (threadIdx.x == 0) out = smem()[7];
+  });
+  if (std::isnan(out)) fail("shared memory that nobody wrote");
+}
+
+void divergent_barrier() {
+  simt::launch(one_block(0), [&] {
+    if (threadIdx.x < 32) __syncthreads();
+    if (threadIdx.x >= 32) __syncthreads();
+  });
+}
+
+void exit_before_barrier() {
+  simt::launch(one_block(0), [&] {
+    if (threadIdx.x == 5) return;
+    __syncthreads();
+  });
+}
+
+void missing_lane() {
+  simt::launch(one_block(0), [&] {
+    if (threadIdx.x == 5) return;
+    __shfl_xor_sync(0xFFFFFFFFu, 1.0f, 1);
+  });
+}
+
+void lane_outside_mask() {
+  simt::launch(one_block(0), [&] { __shfl_sync(0xFFFFu, 1.0f, 0); });
+}
+
+void shuffles() {
+  bool right = true;
+  simt::launch(one_block(0, 3), [&] {
+    const int i = threadIdx.x, lane = i % 32;
+    bool ok = __shfl_sync(~0u, i, 3) == i - lane + 3;
+    ok &= __shfl_xor_sync(~0u, static_cast<float>(i), 5) == static_cast<float>(i ^ 5);
+    ok &= __shfl_down_sync(~0u, i, 8) == (lane < 24 ? i + 8 : i);
+    ok &= __shfl_sync(~0u, lane, 1, 8) == lane / 8 * 8 + 1;
+    ok &= __ballot_sync(~0u, lane < 4) == 15u;
+    ok &= __any_sync(~0u, lane == 31) && !__all_sync(~0u, lane == 31);
+    if (lane < 16) ok &= __shfl_xor_sync(0xFFFFu, lane, 8) == (lane ^ 8);
+    if (!ok) right = false;
+  });
+  if (!right) fail("shuffles and votes");
+}
+
+// A lane's plain stores, read by the other lanes: a shuffle in between orders nothing, __syncwarp
+// does.
+void warp_exchange(bool sync) {
+  std::vector<float> out(kThreads, NAN);
+  simt::launch(one_block(kThreads * sizeof(float)), [&] {
+    const int i = threadIdx.x;
+    smem()[i] = static_cast<float>(i);
+    if (sync) {
+      __syncwarp();
+    } else {
+      __shfl_xor_sync(0xFFFFFFFFu, 1.0f, 1);
+    }
+    out[i] = smem()[i ^ 1];
+  });
+  for (int i = 0; i < kThreads; ++i) {
+    if (out[i] != static_cast<float>(i ^ 1)) fail("exchanged numbers");
+  }
+}
+
+void two_blocks_one_address() {
+  float out = 0.0f;
+  simt::launch({dim3(2), dim3(kThreads), 0, 0}, [&] {
+    if (threadIdx.x == blockIdx.x) out = 1.0f;
+  });
+}
+
+template <typename T>
+T number(int i) {
+  return static_cast<T>(static_cast<float>(i % 11 - 5) * 0.25f);
+}
+
+struct WmmaBugs {
+  int ld_offset = 0;
+  int pointer_offset = 0;
+  bool no_sync_before_load = false;
+  bool no_sync_after_store = false;
+  bool no_fill = false;
+  bool wrong_layout = false;
+  bool assumes_places = false;
+};
+
+// c = a b^T by one warp; a and b are rows of 16 elements of T with 24 from row to row.
+template <typename T>
+void product(const WmmaBugs& bugs, simt::Schedule schedule = 0) {
+  constexpr int kLd = 24, kLdC = 20;
+  std::vector<float> out(256, NAN);
+  simt::launch({dim3(1), dim3(32), 32 * kLd * sizeof(T) + 16 * kLdC * sizeof(float) + 32, schedule},
+               [&] {
+                 T* a = smem<T>();
+                 T* b = a + 16 * kLd;
+                 float* c = reinterpret_cast<float*>(b + 16 * kLd);
+                 const int lane = threadIdx.x;
+                 for (int i = lane; i < 256; i += 32) {
+                   a[i / 16 * kLd + i % 16] = number<T>(7 * i + 3);
+                   b[i / 16 * kLd + i % 16] = number<T>(5 * i + 1);
+                 }
+                 if (!bugs.no_sync_before_load) __syncwarp();
+                 wmma::fragment<wmma::matrix_a, 16, 16, 16, T, wmma::row_major> rA;
+                 wmma::fragment<wmma::matrix_b, 16, 16, 16, T, wmma::col_major> rB;
+                 wmma::fragment<wmma::matrix_b, 16, 16, 16, T, wmma::row_major> wrong;
+                 wmma::fragment<wmma::accumulator, 16, 16, 16, float> rC;
+                 if (!bugs.no_fill) wmma::fill_fragment(rC, 0.0f);
+                 wmma::load_matrix_sync(rA, a + bugs.pointer_offset, kLd);
+                 wmma::load_matrix_sync(rB, b, kLd + bugs.ld_offset);
+                 wmma::load_matrix_sync(wrong, b, kLd);
+                 if (bugs.wrong_layout) {
+                   wmma::mma_sync(rC, rA, wrong, rC);
+                 } else {
+                   wmma::mma_sync(rC, rA, rB, rC);
+                 }
+                 for (float& x : rC.x) x *= 2.0f;
+                 if (bugs.assumes_places) rC.x[0] = lane < 8 ? 0.0f : rC.x[0];
+                 wmma::store_matrix_sync(c, rC, kLdC, wmma::mem_row_major);
+                 if (!bugs.no_sync_after_store) __syncwarp();
+                 for (int i = lane; i < 256; i += 32) out[i] = c[i / 16 * kLdC + i % 16];
+               });
+  for (int i = 0; i < 256; ++i) {
+    float sum = 0.0f;
+    for (int k = 0; k < 16; ++k) {
+      sum += static_cast<float>(number<T>(7 * (i / 16 * 16 + k) + 3)) *
+             static_cast<float>(number<T>(5 * (i % 16 * 16 + k) + 1));
+    }
+    if (!(out[i] == 2.0f * sum)) fail("matrix product");
+  }
+}
+
+void divergent_wmma() {
+  simt::launch({dim3(1), dim3(32), 1024, 0}, [&] {
+    wmma::fragment<wmma::accumulator, 16, 16, 16, float> f;
+    wmma::fill_fragment(f, 0.0f);
+    wmma::store_matrix_sync(smem() + (threadIdx.x < 16 ? 0 : 8), f, 16, wmma::mem_row_major);
+  });
+}
+
+struct Case {
+  std::string name;
+  void (*run)();
+  const char* expected;  // in the output; null: ends well
+  bool applies = true;
+};
+
+WmmaBugs bugs(void (*set)(WmmaBugs&)) {
+  WmmaBugs b;
+  set(b);
+  return b;
+}
+
+constexpr const char* kRace = "ThreadSanitizer: data race";
+constexpr const char* kWrong = "wrong result";
+
+const std::vector<Case> kCases = {
+    {"reverse", [] { reverse(true); }, nullptr},
+    {"reverse without __syncthreads", [] { reverse(false); }, kTsan ? kRace : kWrong},
+    {"store of half without __syncthreads", converted_store<half>, kTsan ? kRace : kWrong},
+    {"store of bfloat16 without __syncthreads", converted_store<__nv_bfloat16>,
+     kTsan ? kRace : kWrong},
+    {"two rounds", [] { two_rounds(true); }, nullptr},
+    {"two rounds without the second __syncthreads", [] { two_rounds(false); }, kRace, kTsan},
+    {"cp.async", [] { async_copies(Wait::kRight, true); }, nullptr},
+    {"cp.async without a wait", [] { async_copies(Wait::kNone, true); }, "never waited for"},
+    {"cp.async with one group too few", [] { async_copies(Wait::kTooFew, true); },
+     kTsan ? kRace : kWrong},
+    {"cp.async without a barrier", [] { async_copies(Wait::kRight, false); },
+     kTsan ? kRace : kWrong},
+    {"cp.async from an odd address", [] { async_copies(Wait::kRight, true, 1); }, "not a multiple"},
+    {"cp.async after a barrier", [] { early_copy(true); }, nullptr},
+    {"cp.async into a buffer still read", [] { early_copy(false); }, kTsan ? kRace : kWrong},
+    {"cp.async at the end", [] { unwaited_copy(); }, "never waited for"},
+    {"shared memory to its end", [] { smem_bounds(0); }, nullptr},
+    {"shared memory past its end", [] { smem_bounds(1); },
+     kAsan ? "AddressSanitizer: use-after-poison" : "outside the 252 bytes"},
+    {"shared memory before it is written", uninitialised_smem, kWrong},
+    {"divergent __syncthreads", divergent_barrier, "different __syncthreads"},
+    {"exit before __syncthreads", exit_before_barrier,
+     "after some threads of the block have ended"},
+    {"shuffle without one lane", missing_lane, "never reach"},
+    {"shuffle from outside its mask", lane_outside_mask, "leaves out the calling lane"},
+    {"shuffles and votes", shuffles, nullptr},
+    {"exchange within a warp", [] { warp_exchange(true); }, nullptr},
+    {"exchange within a warp without __syncwarp", [] { warp_exchange(false); }, kRace, kTsan},
+    {"two blocks write one address", two_blocks_one_address, kRace, kTsan},
+    {"wmma half",
+     [] {
+       for (int s = 0; s < 5; ++s) product<half>({}, s);
+     },
+     nullptr},
+    {"wmma bfloat16",
+     [] {
+       for (int s = 0; s < 5; ++s) product<__nv_bfloat16>({}, s);
+     },
+     nullptr},
+    {"wmma ldm below 16", [] { product<half>(bugs([](WmmaBugs& b) { b.ld_offset = -16; })); },
+     "less than 16"},
+    {"wmma ldm of 12 elements", [] { product<half>(bugs([](WmmaBugs& b) { b.ld_offset = -12; })); },
+     "not a multiple of 16 bytes"},
+    {"wmma wrong ldm", [] { product<half>(bugs([](WmmaBugs& b) { b.ld_offset = -8; })); }, kWrong},
+    {"wmma pointer of 16 bytes",
+     [] { product<half>(bugs([](WmmaBugs& b) { b.pointer_offset = 8; })); },
+     "not a multiple of 32 bytes"},
+    {"wmma without fill_fragment",
+     [] { product<half>(bugs([](WmmaBugs& b) { b.no_fill = true; })); }, kWrong},
+    {"wmma row for column", [] { product<half>(bugs([](WmmaBugs& b) { b.wrong_layout = true; })); },
+     kWrong},
+    {"wmma layout assumed",
+     [] { product<half>(bugs([](WmmaBugs& b) { b.assumes_places = true; })); }, kWrong},
+    {"wmma load without __syncwarp",
+     [] { product<half>(bugs([](WmmaBugs& b) { b.no_sync_before_load = true; })); }, kRace, kTsan},
+    {"wmma store without __syncwarp",
+     [] { product<half>(bugs([](WmmaBugs& b) { b.no_sync_after_store = true; })); }, kRace, kTsan},
+    {"wmma lanes disagree", divergent_wmma, "different arguments"},
+};
+
+// Output and exit status of this program run for one case.
+struct Outcome {
+  std::string output;
+  int status;
+};
+
+Outcome run_case(const std::string& program, const std::string& name) {
+  std::FILE* pipe = popen(("'" + program + "' '" + name + "' 2>&1").c_str(), "r");
+  if (!pipe) std::abort();
+  Outcome outcome{};
+  char buffer[4096];
+  for (std::size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;)
+    outcome.output.append(buffer, n);
+  outcome.status = pclose(pipe);
+  return outcome;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc > 1) {
+    for (const Case& c : kCases) {
+      if (c.name == argv[1]) return c.run(), 0;
+    }
+    std::printf("no case is called %s\n", argv[1]);
+    return 2;
+  }
+  int passed = 0, failed = 0;
+  for (const Case& c : kCases) {
+    // Processes start slowly under ThreadSanitizer, which adds nothing to what the others find.
+    const bool slow = kTsan && c.expected && c.expected != kRace;
+    if (!c.applies || slow) continue;
+    const Outcome outcome = run_case(argv[0], c.name);
+    const bool ok =
+        c.expected ? outcome.status != 0 && outcome.output.find(c.expected) != std::string::npos
+                   : outcome.status == 0;
+    std::printf("%s %s\n", ok ? "ok  " : "FAIL", c.name.c_str());
+    if (!ok) {
+      std::printf("  expected: %s\n  status %d, output: %s\n",
+                  c.expected ? c.expected : "a good end", outcome.status, outcome.output.c_str());
+    }
+    ++(ok ? passed : failed);
+  }
+  std::printf("%d passed, %d failed\n", passed, failed);
+  return failed != 0;
+}

@@ -1,0 +1,81 @@
+#include "attention_test.h"
+#include "cuda/scalar/kernel.cuh"
+
+namespace {
+
+using dlattn::DType;
+using dlattn::Kernel;
+using simt::Case;
+using simt::Layout;
+
+// The instance of instances.cmake that a plan names.
+template <typename T>
+void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
+                const dlattn::LaunchShape& shape) {
+#define DLATTN_INSTANCE(family, dtype, tile)                                                    \
+  if constexpr (Kernel::family == Kernel::kScalar && DType::dtype == simt::DTypeOf<T>::value) { \
+    if (head_dim_tile == tile) return dlattn::scalar::kernel<T, tile>(params, shape);           \
+  }
+#include "instances.inc"
+#undef DLATTN_INSTANCE
+  simt::die("no instance for head_dim_tile %d", head_dim_tile);
+}
+
+// Tiles are 32 keys by 32 rows (16 for wide fp32 rows), 8 (4) rows a warp.
+std::vector<Case> cases() {
+  constexpr simt::Causal kFull = simt::Causal::kNone, kCausal = simt::Causal::kBottomRight,
+                         kTopLeft = simt::Causal::kTopLeft;
+  std::vector<Case> cases = {
+      {1, 1, 1, kFull, 3},
+      {9, 33, 40, kCausal},
+      {33, 65, 64, kCausal},
+      {17, 31, 72, kTopLeft},
+      {15, 64, 128, kFull},
+      {5, 40, 256, kCausal},
+      {40, 20, 24, kCausal},  // rows that see nothing
+      {20, 0, 64, kCausal},
+      {0, 20, 64, kFull},
+      {20, 20, 64, kFull, 1, 1, Layout::kBshd, 0, 0},
+      {10, 40, 20, kCausal, 4, 2, Layout::kBshd, 72},
+      {10, 40, 72, kFull, 3, 1, Layout::kBhsd, 7, 2},
+      {10, 40, 32, kCausal, 2, 1, Layout::kAlign8},
+      {10, 40, 32, kFull, 2, 1, Layout::kAlign4},
+      {10, 40, 33, kCausal, 2, 1, Layout::kAlign2},
+      {10, 40, 32, kCausal, 2, 2, Layout::kPacked, 0, 2, false},
+      {10, 40, 32, kTopLeft, 2, 1, Layout::kBroadcast, 0, 2},
+  };
+  if (simt::kThreadSanitizer) return cases;
+  const std::vector<Case> more = {
+      {15, 15, 64, kFull},
+      {16, 16, 64, kCausal},
+      {31, 33, 64, kTopLeft},
+      {32, 32, 64, kCausal},
+      {63, 65, 64, kFull},
+      {1, 200, 64, kCausal},
+      {100, 1, 64, kFull},
+      {100, 173, 40, kCausal, 4, 2},
+      {100, 60, 64, kCausal, 2, 1},
+      {100, 60, 64, kTopLeft, 2, 1},
+      {33, 70, 256, kTopLeft, 2, 2},
+      {33, 70, 200, kFull, 4, 1},
+      {20, 50, 256, kCausal, 2, 1, Layout::kBshd, 1},
+      {20, 50, 1, kCausal, 2, 1, Layout::kBshd, 256},
+      {20, 50, 130, kCausal, 2, 1, Layout::kAlign4, 66},
+      {40, 50, 64, kCausal, 2, 2, Layout::kPacked, 0, 2},
+      {40, 50, 64, kCausal, 2, 2, Layout::kBhsd, 0, 2, false},
+  };
+  cases.insert(cases.end(), more.begin(), more.end());
+  return cases;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  simt::Tests tests("scalar", argc > 1 ? argv[1] : "");
+  for (const Case& c : cases()) {
+    tests.run<half>(Kernel::kScalar, c, run_kernel<half>);
+    tests.run<__nv_bfloat16>(Kernel::kScalar, c, run_kernel<__nv_bfloat16>);
+    if (c.layout != Layout::kAlign2) tests.run<float>(Kernel::kScalar, c, run_kernel<float>);
+  }
+  return tests.finish();
+}
