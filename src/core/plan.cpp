@@ -187,7 +187,8 @@ bool archs_serve(const std::string& archs, int compute_major, int compute_minor)
     const bool ptx = entry.find("-real") == std::string::npos;
     if (real && arch / 10 == compute_major && arch <= wanted) return true;
     // Architecture-specific targets ("90a") serve their own compute capability only.
-    if (ptx && arch <= wanted && entry.find('a') == std::string::npos) return true;
+    const bool specific = entry.find('a') < entry.find('-');
+    if (ptx && arch <= wanted && !specific) return true;
   }
   return false;
 }
