@@ -85,12 +85,12 @@ DLATTN_INLINE Vec<T> broadcast(T value) {
 }
 
 // The larger of y and x; x where either is NaN.
-#if defined(__AVX512F__)  // GCC makes a comparison and a blend of the selection
+#if defined(__AVX512F__)  // GCC makes a comparison and a blend of the selection, and warns about the unmasked intrinsics
 DLATTN_INLINE Vec<float> max(Vec<float> y, Vec<float> x) {
-  return reinterpret_cast<Vec<float>>(_mm512_max_ps(reinterpret_cast<__m512>(y), reinterpret_cast<__m512>(x)));
+  return reinterpret_cast<Vec<float>>(_mm512_maskz_max_ps(0xffff, reinterpret_cast<__m512>(y), reinterpret_cast<__m512>(x)));
 }
 DLATTN_INLINE Vec<double> max(Vec<double> y, Vec<double> x) {
-  return reinterpret_cast<Vec<double>>(_mm512_max_pd(reinterpret_cast<__m512d>(y), reinterpret_cast<__m512d>(x)));
+  return reinterpret_cast<Vec<double>>(_mm512_maskz_max_pd(0xff, reinterpret_cast<__m512d>(y), reinterpret_cast<__m512d>(x)));
 }
 #else
 DLATTN_INLINE Vec<float> max(Vec<float> y, Vec<float> x) { return y > x ? y : x; }
@@ -115,7 +115,7 @@ DLATTN_INLINE void convert_row(const Half* from, std::int64_t count, float* to) 
   std::int64_t i = 0;
 #if defined(__AVX512F__)
   for (; i + 16 <= count; i += 16) {
-    _mm512_storeu_ps(to + i, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i))));
+    _mm512_storeu_ps(to + i, _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i))));
   }
 #elif defined(__F16C__)
   for (; i + 8 <= count; i += 8) {

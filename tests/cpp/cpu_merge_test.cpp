@@ -1,0 +1,183 @@
+// merge_states on the CPU: parts over disjoint keys give what all keys give, for every dtype, stride and empty part.
+#include <cmath>
+#include <limits>
+
+#include "check.h"
+#include "problem.h"
+
+using namespace dlattn;
+using test::Buffer;
+
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr std::int64_t kBatch = 2, kRows = 5, kHeads = 3, kDim = 9;
+
+struct Parts {
+  Parts(DType dtype, int count, std::int64_t gap) {
+    std::mt19937 random(3);
+    params.dtype = dtype;
+    params.num_states = count;
+    params.batch_size = kBatch;
+    params.seqlen_q = kRows;
+    params.num_heads = kHeads;
+    params.head_dim_v = kDim;
+    const std::int64_t head = kDim + gap, row = kHeads * head + gap, batch = kRows * row + gap;
+    const std::int64_t lse_row = 1 + gap, lse_head = kRows * lse_row + gap, lse_batch = kHeads * lse_head + gap;
+    for (int n = 0; n < count; ++n) {
+      outs.emplace_back(dtype, kBatch * batch);
+      lses.emplace_back(DType::kFloat32, kBatch * lse_batch);
+      outs.back().fill_normal(random, 0.5, 1.0);
+      lses.back().fill_normal(random, 1.0, 3.0);
+    }
+    for (int n = 0; n < count; ++n) {
+      params.outs[n] = outs[n].data();
+      params.lses[n] = static_cast<const float*>(lses[n].data());
+      params.outs_batch_stride[n] = batch, params.outs_row_stride[n] = row, params.outs_head_stride[n] = head;
+      params.lses_batch_stride[n] = lse_batch, params.lses_head_stride[n] = lse_head;
+      params.lses_row_stride[n] = lse_row;
+    }
+    out = Buffer(dtype, kBatch * batch);
+    lse = Buffer(DType::kFloat32, kBatch * kHeads * (kRows + gap));
+    params.out = out.data();
+    params.lse = static_cast<float*>(lse.data());
+    params.out_batch_stride = batch, params.out_row_stride = row, params.out_head_stride = head;
+    params.lse_head_stride = kRows + gap;
+    params.lse_batch_stride = kHeads * params.lse_head_stride;
+  }
+  std::int64_t out_at(std::int64_t b, std::int64_t i, std::int64_t h) const {
+    return b * params.out_batch_stride + i * params.out_row_stride + h * params.out_head_stride;
+  }
+  std::int64_t lse_in(std::int64_t b, std::int64_t i, std::int64_t h) const {
+    return b * params.lses_batch_stride[0] + h * params.lses_head_stride[0] + i * params.lses_row_stride[0];
+  }
+  std::int64_t lse_out(std::int64_t b, std::int64_t i, std::int64_t h) const {
+    return b * params.lse_batch_stride + h * params.lse_head_stride + i;
+  }
+
+  MergeParams params;
+  std::vector<Buffer> outs, lses;
+  Buffer out, lse;
+};
+
+double unit(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16: return 0x1p-10;
+    case DType::kBFloat16: return 0x1p-7;
+    case DType::kFloat32: return 0x1p-23;
+    case DType::kFloat64: return 0x1p-50;  // the inputs' lse are fp32, but exact as such
+  }
+  return 0;
+}
+
+// Merges and compares every row with the formula in long double.
+void check(Parts& parts) {
+  merge_states(parts.params);
+  const int count = parts.params.num_states;
+  for (std::int64_t b = 0; b < kBatch; ++b) {
+    for (std::int64_t i = 0; i < kRows; ++i) {
+      for (std::int64_t h = 0; h < kHeads; ++h) {
+        long double sum = 0;
+        for (int n = 0; n < count; ++n) sum += std::exp(static_cast<long double>(parts.lses[n].get(parts.lse_in(b, i, h))));
+        const double want_lse = sum == 0 ? -kInf : static_cast<double>(std::log(sum));
+        const double got_lse = parts.lse.get(parts.lse_out(b, i, h));
+        CHECK(got_lse == want_lse || std::fabs(got_lse - want_lse) <= 1e-6 * (1 + std::fabs(want_lse)));
+        parts.lse.expect_write(parts.lse_out(b, i, h));
+        for (std::int64_t d = 0; d < kDim; ++d) {
+          long double want = 0;
+          for (int n = 0; n < count; ++n) {
+            const double lse = parts.lses[n].get(parts.lse_in(b, i, h));
+            if (lse == -kInf) continue;
+            want += std::exp(static_cast<long double>(lse)) / sum * parts.outs[n].get(parts.out_at(b, i, h) + d);
+          }
+          const double got = parts.out.get(parts.out_at(b, i, h) + d);
+          CHECK(std::fabs(got - static_cast<double>(want)) <= unit(parts.params.dtype) * (1 + std::fabs(got)));
+          parts.out.expect_write(parts.out_at(b, i, h) + d);
+        }
+      }
+    }
+  }
+  CHECK_EQ(parts.out.stray_writes(), 0);
+  CHECK_EQ(parts.lse.stray_writes(), 0);
+}
+
+void all_dtypes() {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+    for (const int count : {1, 2, 3, kMaxMergeStates}) {
+      for (const std::int64_t gap : {0, 3}) {
+        Parts parts(dtype, count, gap);
+        check(parts);
+      }
+    }
+  }
+}
+
+void empty_parts() {
+  Parts parts(DType::kFloat32, 3, 0);
+  for (std::int64_t h = 0; h < kHeads; ++h) {
+    parts.lses[1].set(parts.lse_in(0, 0, h), -kInf);  // what it holds does not count, were it NaN
+    for (std::int64_t d = 0; d < kDim; ++d) parts.outs[1].set(parts.out_at(0, 0, h) + d, std::nan(""));
+  }
+  for (int n = 0; n < 3; ++n) parts.lses[n].set(parts.lse_in(1, 2, 0), -kInf);  // a row that no part saw
+  for (int n = 0; n < 3; ++n) parts.lses[n].set(parts.lse_in(1, 3, 0), 1000.0 + n);  // beyond exp's range
+  merge_states(parts.params);
+  CHECK(parts.out.get(parts.out_at(1, 2, 0)) == 0.0);
+  CHECK(parts.lse.get(parts.lse_out(1, 2, 0)) == -kInf);
+  CHECK(std::isfinite(parts.out.get(parts.out_at(0, 0, 0))));
+  CHECK(std::isfinite(parts.out.get(parts.out_at(1, 3, 0))));
+  CHECK(std::fabs(parts.lse.get(parts.lse_out(1, 3, 0)) - 1002.4076) < 1e-3);
+}
+
+void nan_lse_reaches_the_result() {
+  Parts parts(DType::kFloat32, 2, 0);
+  parts.lses[1].set(parts.lse_in(0, 0, 0), std::nan(""));
+  merge_states(parts.params);
+  CHECK(std::isnan(parts.out.get(parts.out_at(0, 0, 0))));
+  CHECK(std::isnan(parts.lse.get(parts.lse_out(0, 0, 0))));
+}
+
+// Attention over keys [0, 30) and [30, 70), merged, is attention over all.
+void merges_attention() {
+  test::Spec spec;
+  test::Problem whole(spec);
+  const test::Reference reference(whole);
+  test::Problem parts[2] = {test::Problem(spec), test::Problem(spec)};
+  const std::int64_t first = 30;
+  parts[0].params.seqlen_k = first;
+  parts[1].params.seqlen_k = spec.seqlen_k - first;
+  parts[1].params.k = static_cast<const float*>(parts[1].params.k) + first * parts[1].params.k_row_stride;
+  parts[1].params.v = static_cast<const float*>(parts[1].params.v) + first * parts[1].params.v_row_stride;
+  const AttentionParams& p = whole.params;
+  MergeParams merge;
+  merge.num_states = 2;
+  merge.dtype = p.dtype;
+  merge.batch_size = p.batch_size, merge.seqlen_q = p.seqlen_q, merge.num_heads = p.num_heads;
+  merge.head_dim_v = p.head_dim_v;
+  for (int n = 0; n < 2; ++n) {
+    forward(parts[n].params);
+    merge.outs[n] = parts[n].params.out;
+    merge.lses[n] = parts[n].params.lse;
+    merge.outs_batch_stride[n] = p.out_batch_stride, merge.outs_row_stride[n] = p.out_row_stride;
+    merge.outs_head_stride[n] = p.out_head_stride;
+    merge.lses_batch_stride[n] = p.lse_batch_stride, merge.lses_head_stride[n] = p.lse_head_stride;
+    merge.lses_row_stride[n] = 1;
+  }
+  merge.out = p.out, merge.lse = p.lse;
+  merge.out_batch_stride = p.out_batch_stride, merge.out_row_stride = p.out_row_stride;
+  merge.out_head_stride = p.out_head_stride;
+  merge.lse_batch_stride = p.lse_batch_stride, merge.lse_head_stride = p.lse_head_stride;
+  merge_states(merge);
+  const test::Errors errors = test::errors_of(whole, reference);
+  CHECK(errors.out < 1e-6);
+  CHECK(errors.lse < 1e-6);
+}
+
+}  // namespace
+
+int main() {
+  all_dtypes();
+  empty_parts();
+  nan_lse_reaches_the_result();
+  merges_attention();
+  return test::summary();
+}

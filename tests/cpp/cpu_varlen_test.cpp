@@ -1,0 +1,86 @@
+// Packed sequences on the CPU: results as in problem.h's formula, and the checks of cu_seqlens and seqused_k.
+#include "check.h"
+#include "problem.h"
+
+using namespace dlattn;
+using test::Problem;
+using test::Spec;
+
+namespace {
+
+Spec packed() {
+  Spec spec;
+  spec.seqlen_q = spec.seqlen_k = 0;
+  spec.lengths_q = {5, 0, 70, 1, 33};
+  spec.lengths_k = {9, 4, 120, 0, 20};  // a sequence without keys, one with fewer keys than queries
+  return spec;
+}
+
+void check(const Spec& spec) {
+  Problem problem(spec);
+  const test::Reference reference(problem);
+  for (const char* isa : test::isas()) {
+    const std::string wrong = test::run_and_judge(problem, reference, isa, 2);
+    CHECK_FOR(wrong.empty(), wrong);
+  }
+}
+
+void results() {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+    for (const Causal causal : {Causal::kNone, Causal::kBottomRight, Causal::kTopLeft}) {
+      Spec spec = packed();
+      spec.dtype = dtype;
+      spec.causal = causal;
+      check(spec);
+      spec.layout = test::Layout::kPadded;
+      spec.used_k = {9, 0, 100, 0, 7};
+      check(spec);
+      spec.window_left = 30;
+      spec.softcap = 4.0;
+      spec.alibi = spec.sinks = spec.bias = spec.mask = true;
+      check(spec);
+    }
+  }
+  Spec longer = packed();  // max_seqlen may exceed every length
+  longer.seqlen_q = 200;
+  longer.seqlen_k = 300;
+  check(longer);
+  Spec nothing = packed();
+  nothing.lengths_q = {0, 0};
+  nothing.lengths_k = {3, 4};
+  check(nothing);
+}
+
+void refusals() {
+  Spec spec = packed();
+  spec.used_k = {9, 0, 100, 0, 7};
+  const auto refuses = [&](auto change, const std::string& message) {
+    Problem problem(spec);
+    change(problem);
+    CHECK_THROWS(forward(problem.params), UnsupportedError, message);
+    CHECK_EQ(problem.out.stray_writes(), 0);
+    for (std::int64_t i = 0; i < problem.out.size(); ++i) CHECK(problem.out.get(i) != problem.out.get(i));  // NaN still
+  };
+  refuses([](Problem& p) { p.cu_seqlens_q[0] = 1; }, "cu_seqlens_q[0] is 1; accepted: 0");
+  refuses([](Problem& p) { p.cu_seqlens_k[0] = -1; }, "cu_seqlens_k[0] is -1; accepted: 0");
+  refuses([](Problem& p) { p.cu_seqlens_q[1] = 6; },
+          "cu_seqlens_q[2] is 5, less than cu_seqlens_q[1] = 6; accepted: ascending offsets");
+  refuses([](Problem& p) { p.cu_seqlens_k[5] = 100; },
+          "cu_seqlens_k[5] is 100, less than cu_seqlens_k[4] = 133; accepted: ascending offsets");
+  refuses([](Problem& p) { p.cu_seqlens_q[5] += 1; }, "cu_seqlens_q[5] is 110; accepted: up to the 109 tokens of the tensor");
+  refuses([](Problem& p) { p.params.total_k -= 1; }, "cu_seqlens_k[5] is 153; accepted: up to the 152 tokens of the tensor");
+  refuses([](Problem& p) { p.params.seqlen_q = 69; }, "cu_seqlens_q: sequence 2 has 70 tokens, more than max_seqlen_q = 69");
+  refuses([](Problem& p) { p.params.seqlen_k = 119; },
+          "cu_seqlens_k: sequence 2 has 120 tokens, more than max_seqlen_k = 119");
+  refuses([](Problem& p) { p.spec.used_k[2] = 121; },
+          "seqused_k[2] is 121; accepted: 0 to 120, the length of the sequence");
+  refuses([](Problem& p) { p.spec.used_k[0] = -1; }, "seqused_k[0] is -1; accepted: 0 to 9, the length of the sequence");
+}
+
+}  // namespace
+
+int main() {
+  results();
+  refusals();
+  return test::summary();
+}

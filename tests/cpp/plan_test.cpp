@@ -1,0 +1,341 @@
+// Plans for made-up GPUs, the registry's tiles, and which architectures a build serves. Needs no GPU and no CUDA.
+#include "core/plan.h"
+
+#include "check.h"
+#include "core/registry.h"
+#include "cuda/scalar/traits.h"
+#include "cuda/wmma_qk/traits.h"
+#include "cuda/wmma_smem/traits.h"
+#include "dlattn/attention.h"
+
+using namespace dlattn;
+
+namespace {
+
+DeviceInfo gpu(const char* name, int major, int minor, int num_sms, std::int64_t smem_per_block) {
+  DeviceInfo device;
+  device.type = DeviceType::kCuda;
+  device.name = name;
+  device.compute_major = major;
+  device.compute_minor = minor;
+  device.num_sms = num_sms;
+  device.max_smem_per_block = smem_per_block;
+  return device;
+}
+
+std::vector<DeviceInfo> gpus() {
+  return {gpu("L4", 8, 9, 58, 101376), gpu("RTX 4090", 8, 9, 128, 101376), gpu("A100", 8, 0, 108, 166912),
+          gpu("H200", 9, 0, 132, 232448)};
+}
+
+alignas(16) char memory[4096];
+
+// Shape (2, 2048, 8, head_dim), contiguous bshd, at 16-byte aligned addresses.
+AttentionParams problem(DType dtype, std::int64_t head_dim) {
+  AttentionParams p;
+  p.device = {DeviceType::kCuda, 0};
+  p.q = memory, p.k = memory + 1024, p.v = memory + 2048, p.out = memory + 3072;
+  p.dtype = dtype;
+  p.batch_size = 2, p.seqlen_q = p.seqlen_k = 2048, p.num_heads = p.num_heads_kv = 8;
+  p.head_dim = p.head_dim_v = head_dim;
+  const std::int64_t row = 8 * head_dim;
+  p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = p.out_batch_stride = 2048 * row;
+  p.q_row_stride = p.k_row_stride = p.v_row_stride = p.out_row_stride = row;
+  p.q_head_stride = p.k_head_stride = p.v_head_stride = p.out_head_stride = head_dim;
+  p.softmax_scale = 0.125;
+  return p;
+}
+
+Options force(Kernel kernel) {
+  Options options;
+  options.kernel = kernel;
+  return options;
+}
+
+constexpr DType kHalves[] = {DType::kFloat16, DType::kBFloat16};
+
+void automatic_choice() {
+  for (const DeviceInfo& device : gpus()) {
+    for (const DType dtype : kHalves) {
+      for (const int head_dim : {16, 32, 64, 80, 96, 112, 128}) {
+        const AttentionParams p = problem(dtype, head_dim);
+        const Plan plan = dlattn::plan(p, device);
+        CHECK(plan.kernel == Kernel::kWmmaSmem);
+        CHECK(plan.dtype == dtype);
+        const int tile = (head_dim + 31) / 32 * 32;
+        CHECK_EQ(plan.head_dim_tile, tile);
+        const TileConfig config = wmma_smem::tile_config(tile);
+        CHECK_EQ(plan.block_m, config.block_m);
+        CHECK_EQ(plan.block_n, config.block_n);
+        CHECK_EQ(plan.num_warps, config.num_warps);
+        CHECK_EQ(plan.num_stages, config.num_stages);
+        CHECK_EQ(plan.smem_bytes, config.smem_bytes);
+        CHECK_EQ(plan.grid, 2048 / config.block_m * 8 * 2);
+        CHECK_EQ(plan.copy_bytes, 16);
+        CHECK_EQ(plan.num_splits, 1);
+        CHECK_EQ(plan.workspace_bytes, 0);
+        CHECK(supported(p, device).ok);
+      }
+      // What the WMMA kernels lack goes to scalar.
+      for (const int head_dim : {1, 8, 20, 72, 130, 144, 200, 256}) {
+        const Plan plan = dlattn::plan(problem(dtype, head_dim), device);
+        CHECK(plan.kernel == Kernel::kScalar);
+        CHECK_EQ(plan.head_dim_tile, head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256);
+        CHECK_EQ(plan.smem_bytes, scalar::tile_config(2, plan.head_dim_tile).smem_bytes);
+      }
+    }
+    const Plan fp32 = dlattn::plan(problem(DType::kFloat32, 64), device);
+    CHECK(fp32.kernel == Kernel::kScalar);
+    CHECK_EQ(fp32.smem_bytes, scalar::tile_config(4, 64).smem_bytes);
+    // The larger of the two head dims chooses the tile.
+    AttentionParams p = problem(DType::kFloat16, 64);
+    p.head_dim_v = 112;
+    p.out_head_stride = 112, p.out_row_stride = 8 * 112, p.out_batch_stride = 2048 * 8 * 112;
+    CHECK_EQ(dlattn::plan(p, device).head_dim_tile, 128);
+  }
+}
+
+// Every instance fits the 99 KB of the smallest device, so a plan never depends on which GPU it is.
+void shared_memory_of_every_instance() {
+  for (const int tile : {64, 128, 256}) {
+    for (const int bytes : {2, 4}) CHECK(scalar::tile_config(bytes, tile).smem_bytes <= 101376);
+  }
+  for (const int tile : {32, 64, 96, 128}) {
+    CHECK(wmma_qk::tile_config(tile).smem_bytes <= 101376);
+    CHECK(wmma_smem::tile_config(tile).smem_bytes <= 101376);
+  }
+}
+
+void forced_kernels() {
+  for (const DeviceInfo& device : gpus()) {
+    for (const Kernel kernel : {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem}) {
+      const Plan plan = dlattn::plan(problem(DType::kFloat16, 64), device, force(kernel));
+      CHECK(plan.kernel == kernel);
+    }
+    const struct {
+      Kernel kernel;
+      DType dtype;
+      int head_dim;
+      const char* why;
+    } refused[] = {
+        {Kernel::kWmmaQk, DType::kFloat32, 64, "wmma_qk: dtype is float32; accepted: float16, bfloat16"},
+        {Kernel::kWmmaSmem, DType::kFloat64, 64, "wmma_smem: dtype is float64; accepted: float16, bfloat16"},
+        {Kernel::kScalar, DType::kFloat64, 64, "scalar: dtype is float64; accepted on a GPU: float16, bfloat16, float32"},
+        {Kernel::kWmmaQk, DType::kFloat16, 20, "wmma_qk: head_dim is 20; accepted: multiples of 16 up to 128"},
+        {Kernel::kWmmaSmem, DType::kFloat16, 144, "wmma_smem: head_dim is 144; accepted: multiples of 16 up to 128"},
+        {Kernel::kScalar, DType::kFloat16, 257, "scalar: head_dim is 257; accepted: 1 to 256"},
+        {Kernel::kCpu, DType::kFloat16, 64, "cpu: the tensors are on a CUDA device"},
+    };
+    for (const auto& r : refused) {
+      const AttentionParams p = problem(r.dtype, r.head_dim);
+      CHECK_THROWS(dlattn::plan(p, device, force(r.kernel)), UnsupportedError,
+                   std::string("no kernel can run this: ") + r.why);
+      const Support support = supported(p, device, force(r.kernel));
+      CHECK(!support.ok && support.reasons.size() == 1 && support.reasons[0] == r.why);
+    }
+    AttentionParams p = problem(DType::kFloat16, 64);
+    p.head_dim_v = 40;  // rows of out may lie apart
+    CHECK_THROWS(dlattn::plan(p, device, force(Kernel::kWmmaQk)), UnsupportedError,
+                 "no kernel can run this: wmma_qk: head_dim of v is 40; accepted: multiples of 16 up to 128");
+  }
+  DeviceInfo cpu;
+  cpu.isa = "portable";
+  cpu.num_threads = 1;
+  for (const Kernel kernel : {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem}) {
+    CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), cpu, force(kernel)), UnsupportedError,
+                 std::string("no kernel can run this: ") + to_string(kernel) + ": the tensors are on the CPU");
+  }
+}
+
+// A feature that a family lacks is refused by name when that family is forced, and goes elsewhere when it is not.
+void features() {
+  const DeviceInfo device = gpus()[0];
+  static const float numbers[64] = {};
+  static const std::uint8_t bools[64] = {};
+  const struct {
+    const char* name;
+    void (*set)(AttentionParams&);
+  } features[] = {
+      {"softcap", [](AttentionParams& p) { p.softcap = 30.0; }},
+      {"bias", [](AttentionParams& p) { p.bias = numbers; }},
+      {"mask", [](AttentionParams& p) { p.mask = bools; }},
+      {"alibi_slopes", [](AttentionParams& p) { p.alibi_slopes = numbers; }},
+  };
+  for (const auto& feature : features) {
+    AttentionParams p = problem(DType::kFloat16, 64);
+    feature.set(p);
+    for (const Kernel kernel : {Kernel::kWmmaQk, Kernel::kWmmaSmem}) {
+      CHECK_THROWS(dlattn::plan(p, device, force(kernel)), UnsupportedError,
+                   std::string("no kernel can run this: ") + to_string(kernel) + ": does not implement " + feature.name);
+    }
+    CHECK(dlattn::plan(p, device).kernel == Kernel::kScalar);
+  }
+}
+
+// With no kernel left, the message names every family's reason.
+void all_reasons() {
+  const Support support = supported(problem(DType::kFloat16, 300), gpus()[0]);
+  CHECK_EQ(support.reasons.size(), 3u);
+  CHECK_THROWS(dlattn::plan(problem(DType::kFloat64, 64), gpus()[0]), UnsupportedError,
+               "no kernel can run this: wmma_smem: dtype is float64; accepted: float16, bfloat16; "
+               "scalar: dtype is float64; accepted on a GPU: float16, bfloat16, float32; "
+               "wmma_qk: dtype is float64; accepted: float16, bfloat16");
+}
+
+void copy_bytes() {
+  const DeviceInfo device = gpus()[0];
+  const auto bytes = [&](auto change) {
+    AttentionParams p = problem(DType::kFloat16, 64);
+    change(p);
+    return dlattn::plan(p, device).copy_bytes;
+  };
+  CHECK_EQ(bytes([](auto&) {}), 16);
+  CHECK_EQ(bytes([](auto& p) { p.q = memory + 8; }), 8);
+  CHECK_EQ(bytes([](auto& p) { p.k = memory + 4; }), 4);
+  CHECK_EQ(bytes([](auto& p) { p.v = memory + 2; }), 2);
+  CHECK_EQ(bytes([](auto& p) { p.k_row_stride += 4; }), 8);
+  CHECK_EQ(bytes([](auto& p) { p.v_head_stride += 2; }), 4);
+  CHECK_EQ(bytes([](auto& p) { p.q_batch_stride += 1; }), 2);
+  CHECK_EQ(bytes([](auto& p) { p.q_batch_stride += 1, p.batch_size = 1; }), 16);  // a stride that is never taken
+  CHECK_EQ(bytes([](auto& p) { p.k_row_stride = 0; }), 16);
+  CHECK_EQ(dlattn::plan(problem(DType::kFloat16, 20), device).copy_bytes, 8);  // rows of 40 bytes
+  CHECK_EQ(dlattn::plan(problem(DType::kFloat16, 7), device).copy_bytes, 2);
+  CHECK_EQ(dlattn::plan(problem(DType::kFloat32, 7), device).copy_bytes, 4);
+}
+
+void too_little_shared_memory() {
+  const DeviceInfo small = gpu("a small GPU", 8, 6, 10, 49152);
+  const auto needs = [](const char* kernel, int bytes) {
+    return std::string(kernel) + ": needs " + std::to_string(bytes) +
+           " bytes of shared memory per block; a small GPU has 49152";
+  };
+  // head_dim 256 in fp32 is beyond 48 KB, and no other kernel takes it.
+  const int fp32_bytes = scalar::tile_config(4, 256).smem_bytes;
+  CHECK(fp32_bytes > 49152);
+  CHECK_THROWS(dlattn::plan(problem(DType::kFloat32, 256), small, force(Kernel::kScalar)), UnsupportedError,
+               "no kernel can run this: " + needs("scalar", fp32_bytes));
+  const int smem_bytes = wmma_smem::tile_config(128).smem_bytes;
+  CHECK(smem_bytes > 49152);
+  CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 128), small, force(Kernel::kWmmaSmem)), UnsupportedError,
+               "no kernel can run this: " + needs("wmma_smem", smem_bytes));
+  // A smaller head still fits.
+  CHECK(dlattn::plan(problem(DType::kFloat16, 32), small).kernel == Kernel::kWmmaSmem);
+  // At exactly what it needs it runs, one byte less it does not.
+  const AttentionParams p = problem(DType::kFloat16, 64);
+  const int exact = wmma_smem::tile_config(64).smem_bytes;
+  CHECK(supported(p, gpu("x", 8, 9, 1, exact), force(Kernel::kWmmaSmem)).ok);
+  CHECK(!supported(p, gpu("x", 8, 9, 1, exact - 1), force(Kernel::kWmmaSmem)).ok);
+}
+
+// Grids are one-dimensional, so 65,535 is no limit; 2^31 - 1 is.
+void grids() {
+  AttentionParams p = problem(DType::kFloat16, 64);
+  p.batch_size = 70000;
+  p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = 0;
+  p.seqlen_q = p.seqlen_k = 64;
+  CHECK_EQ(dlattn::plan(p, gpus()[0]).grid, 70000 * 8);
+  p.batch_size = 300000000;
+  CHECK_THROWS(dlattn::plan(p, gpus()[0], force(Kernel::kWmmaSmem)), UnsupportedError,
+               "no kernel can run this: wmma_smem: needs 2400000000 thread blocks; accepted: up to 2147483647");
+  p.batch_size = 0;
+  CHECK_EQ(dlattn::plan(p, gpus()[0]).grid, 0);
+}
+
+void unserved_devices() {
+  DeviceInfo turing = gpu("Tesla T4", 7, 5, 40, 65536);
+  turing.unserved = "Tesla T4 has compute capability 7.5; this build serves 8.0 and later";
+  const Support support = supported(problem(DType::kFloat16, 64), turing);
+  CHECK(!support.ok);
+  CHECK_EQ(support.reasons.size(), 3u);
+  CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), turing, force(Kernel::kScalar)), UnsupportedError,
+               "no kernel can run this: scalar: Tesla T4 has compute capability 7.5; this build serves 8.0 and later");
+}
+
+void archs() {
+  using core::archs_serve;
+  const char* release = "80-real;89-real;90-real;120-real;89-virtual";
+  CHECK(!archs_serve(release, 7, 5));
+  CHECK(archs_serve(release, 8, 0));
+  CHECK(archs_serve(release, 8, 6));   // machine code for 8.0
+  CHECK(archs_serve(release, 8, 9));
+  CHECK(archs_serve(release, 9, 0));
+  CHECK(archs_serve(release, 10, 0));  // PTX for 8.9
+  CHECK(archs_serve(release, 12, 1));
+  CHECK(!archs_serve("89-real", 8, 6));  // machine code does not run on older minors
+  CHECK(!archs_serve("89-real", 9, 0));  // nor on another major
+  CHECK(archs_serve("89-virtual", 9, 0));
+  CHECK(!archs_serve("89-virtual", 8, 6));
+  CHECK(archs_serve("89", 8, 9));  // without a suffix: both
+  CHECK(archs_serve("89", 12, 0));
+  CHECK(archs_serve("90a", 9, 0));
+  CHECK(!archs_serve("90a", 10, 0));
+  CHECK(!archs_serve("90a-virtual", 10, 0));
+  CHECK(!archs_serve("", 8, 9));
+  CHECK(!archs_serve("native", 8, 9));
+}
+
+void registry() {
+  using core::head_dim_tile;
+  CHECK_EQ(head_dim_tile(Kernel::kScalar, DType::kFloat16, 1), 64);
+  CHECK_EQ(head_dim_tile(Kernel::kScalar, DType::kFloat32, 64), 64);
+  CHECK_EQ(head_dim_tile(Kernel::kScalar, DType::kBFloat16, 65), 128);
+  CHECK_EQ(head_dim_tile(Kernel::kScalar, DType::kFloat16, 256), 256);
+  CHECK_EQ(head_dim_tile(Kernel::kScalar, DType::kFloat16, 257), 0);
+  CHECK_EQ(head_dim_tile(Kernel::kScalar, DType::kFloat64, 64), 0);
+  for (const Kernel kernel : {Kernel::kWmmaQk, Kernel::kWmmaSmem}) {
+    for (const DType dtype : kHalves) {
+      CHECK_EQ(head_dim_tile(kernel, dtype, 16), 32);
+      CHECK_EQ(head_dim_tile(kernel, dtype, 33), 64);
+      CHECK_EQ(head_dim_tile(kernel, dtype, 96), 96);
+      CHECK_EQ(head_dim_tile(kernel, dtype, 128), 128);
+      CHECK_EQ(head_dim_tile(kernel, dtype, 129), 0);
+    }
+    CHECK_EQ(head_dim_tile(kernel, DType::kFloat32, 64), 0);
+  }
+  CHECK_EQ(head_dim_tile(Kernel::kCpu, DType::kFloat32, 64), 0);
+}
+
+void descriptions() {
+  const std::string text = describe(dlattn::plan(problem(DType::kFloat16, 64), gpus()[0]));
+  for (const char* part : {"kernel: wmma_smem\n", "dtype: float16\n", "tile: ", "grid: ", "shared memory: ", "splits: 1"}) {
+    CHECK_FOR(text.find(part) != std::string::npos, part);
+  }
+  AttentionParams p = problem(DType::kFloat64, 64);
+  p.device = {};
+  DeviceInfo cpu;
+  cpu.isa = "portable";
+  cpu.num_threads = 3;
+  const std::string cpu_text = describe(dlattn::plan(p, cpu));
+  for (const char* part : {"kernel: cpu\n", "dtype: float64\n", "threads: 3, portable, "}) {
+    CHECK_FOR(cpu_text.find(part) != std::string::npos, part);
+  }
+}
+
+void names() {
+  CHECK_EQ(std::string(to_string(DType::kBFloat16)) == "bfloat16", true);
+  CHECK_EQ(std::string(to_string(DeviceType::kCuda)) == "cuda", true);
+  CHECK_EQ(std::string(to_string(Kernel::kWmmaSmem)) == "wmma_smem", true);
+  CHECK_EQ(size_of(DType::kFloat16), 2);
+  CHECK_EQ(size_of(DType::kBFloat16), 2);
+  CHECK_EQ(size_of(DType::kFloat32), 4);
+  CHECK_EQ(size_of(DType::kFloat64), 8);
+}
+
+}  // namespace
+
+int main() {
+  automatic_choice();
+  shared_memory_of_every_instance();
+  forced_kernels();
+  features();
+  all_reasons();
+  copy_bytes();
+  too_little_shared_memory();
+  grids();
+  unserved_devices();
+  archs();
+  registry();
+  descriptions();
+  names();
+  return test::summary();
+}

@@ -1,0 +1,244 @@
+// Every message of core/validate: what is wrong, the value got, what is accepted.
+#include "core/validate.h"
+
+#include <cmath>
+#include <limits>
+
+#include "check.h"
+#include "dlattn/attention.h"
+
+using namespace dlattn;
+
+namespace {
+
+// Never read: validation looks at addresses only.
+char memory[64];
+float lse[64];
+float numbers[8];
+const std::int32_t used[2] = {1, 1};
+
+AttentionParams good() {
+  AttentionParams p;
+  p.q = memory, p.k = memory + 16, p.v = memory + 32, p.out = memory + 48;
+  p.dtype = DType::kFloat32;
+  p.batch_size = 2, p.seqlen_q = 3, p.seqlen_k = 5, p.num_heads = 4, p.num_heads_kv = 2;
+  p.head_dim = 8, p.head_dim_v = 8;
+  p.q_batch_stride = 3 * 32, p.q_row_stride = 32, p.q_head_stride = 8;
+  p.k_batch_stride = 5 * 16, p.k_row_stride = 16, p.k_head_stride = 8;
+  p.v_batch_stride = 5 * 16, p.v_row_stride = 16, p.v_head_stride = 8;
+  p.out_batch_stride = 3 * 32, p.out_row_stride = 32, p.out_head_stride = 8;
+  p.softmax_scale = 0.5;
+  return p;
+}
+
+AttentionParams good_varlen() {
+  static const std::int32_t offsets[3] = {0, 1, 3};
+  AttentionParams p = good();
+  p.cu_seqlens_q = p.cu_seqlens_k = offsets;
+  p.total_q = p.total_k = 3;
+  return p;
+}
+
+template <typename Change>
+void refuses(Change change, const std::string& message, AttentionParams p = good()) {
+  change(p);
+  CHECK_THROWS(core::validate(p), UnsupportedError, message);
+  const Support support = supported(p, DeviceInfo{});
+  CHECK(!support.ok && support.reasons.size() == 1 && support.reasons[0] == message);
+}
+
+template <typename Change>
+void accepts(Change change, AttentionParams p = good()) {
+  change(p);
+  CHECK_THROWS(core::validate(p), UnsupportedError, "(nothing thrown)");
+}
+
+void sizes() {
+  refuses([](auto& p) { p.batch_size = -1; }, "batch_size is -1; accepted: at least 0");
+  refuses([](auto& p) { p.seqlen_q = -2; }, "seqlen_q is -2; accepted: at least 0");
+  refuses([](auto& p) { p.seqlen_k = -3; }, "seqlen_k is -3; accepted: at least 0");
+  refuses([](auto& p) { p.num_heads = 0; }, "num_heads is 0; accepted: at least 1");
+  refuses([](auto& p) { p.num_heads_kv = 0; }, "num_heads_kv is 0; accepted: at least 1");
+  refuses([](auto& p) { p.num_heads_kv = 3; }, "k: num_heads_kv = 3 does not divide num_heads = 4 of q");
+  refuses([](auto& p) { p.num_heads_kv = 8; }, "k: num_heads_kv = 8 does not divide num_heads = 4 of q");
+  refuses([](auto& p) { p.head_dim = 0; }, "head_dim is 0; accepted: at least 1");
+  refuses([](auto& p) { p.head_dim_v = 0; }, "head_dim of v is 0; accepted: at least 1");
+  accepts([](auto& p) { p.batch_size = 0; });
+  accepts([](auto& p) { p.seqlen_q = 0; });
+  accepts([](auto& p) { p.seqlen_k = 0, p.k = p.v = nullptr; });
+}
+
+void strides() {
+  const struct {
+    const char* name;
+    std::int64_t AttentionParams::*batch;
+    std::int64_t AttentionParams::*row;
+    std::int64_t AttentionParams::*head;
+  } tensors[] = {
+      {"q", &AttentionParams::q_batch_stride, &AttentionParams::q_row_stride, &AttentionParams::q_head_stride},
+      {"k", &AttentionParams::k_batch_stride, &AttentionParams::k_row_stride, &AttentionParams::k_head_stride},
+      {"v", &AttentionParams::v_batch_stride, &AttentionParams::v_row_stride, &AttentionParams::v_head_stride},
+  };
+  const char* end = " is -8; negative strides are not accepted";
+  for (const auto& t : tensors) {
+    const std::string start = std::string(t.name) + ": the stride of dimension ";
+    refuses([&](auto& p) { p.*t.batch = -8; }, start + "batch" + end);
+    refuses([&](auto& p) { p.*t.row = -8; }, start + "seqlen" + end);
+    refuses([&](auto& p) { p.*t.head = -8; }, start + "num_heads" + end);
+    accepts([&](auto& p) { p.*t.batch = p.*t.row = p.*t.head = 0; });
+  }
+  // Dimensions of one element may have any stride.
+  accepts([](auto& p) {
+    p.batch_size = p.num_heads = p.num_heads_kv = 1;
+    p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = p.out_batch_stride = -5;
+    p.q_head_stride = p.k_head_stride = p.v_head_stride = p.out_head_stride = -7;
+  });
+}
+
+void outputs() {
+  const auto overlap = [](int stride, int least) {
+    return "out: a stride of " + std::to_string(stride) +
+           " elements makes elements share memory; out needs strides of at least " + std::to_string(least) + " there";
+  };
+  refuses([](auto& p) { p.out_head_stride = 7; }, overlap(7, 8));
+  refuses([](auto& p) { p.out_head_stride = 0; }, overlap(0, 8));
+  refuses([](auto& p) { p.out_row_stride = 31; }, overlap(31, 32));
+  refuses([](auto& p) { p.out_batch_stride = 95; }, overlap(95, 96));
+  refuses([](auto& p) { p.out_batch_stride = -96; }, overlap(-96, 8));
+  accepts([](auto& p) { p.out_head_stride = 24, p.out_row_stride = 8; });  // bhsd
+  accepts([](auto& p) { p.out_head_stride = 9, p.out_row_stride = 40, p.out_batch_stride = 1000; });
+
+  const auto lse_overlap = [](int stride, int least) {
+    return "lse: a stride of " + std::to_string(stride) +
+           " elements makes elements share memory; out needs strides of at least " + std::to_string(least) + " there";
+  };
+  refuses([](auto& p) { p.lse = lse, p.lse_head_stride = 2, p.lse_batch_stride = 12; }, lse_overlap(2, 3));
+  refuses([](auto& p) { p.lse = lse, p.lse_head_stride = 3, p.lse_batch_stride = 11; }, lse_overlap(11, 12));
+  accepts([](auto& p) { p.lse = lse, p.lse_head_stride = 3, p.lse_batch_stride = 12; });
+}
+
+void pointers() {
+  refuses([](auto& p) { p.q = nullptr; }, "q is null");
+  refuses([](auto& p) { p.k = nullptr; }, "k is null");
+  refuses([](auto& p) { p.v = nullptr; }, "v is null");
+  refuses([](auto& p) { p.out = nullptr; }, "out is null");
+  const char* shared = "out shares its memory with an input; it needs memory of its own";
+  refuses([](auto& p) { p.q = p.out; }, shared);
+  refuses([](auto& p) { p.k = p.out; }, shared);
+  refuses([](auto& p) { p.v = p.out; }, shared);
+  accepts([](auto& p) { p.batch_size = 0, p.q = p.k = p.v = p.out = nullptr; });
+}
+
+void scores() {
+  const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
+  for (const auto& [value, text] :
+       {std::pair<double, std::string>{0.0, "0"}, {-0.5, "-0.5"}, {nan, "nan"}, {inf, "inf"}, {-inf, "-inf"}}) {
+    const double v = value;
+    refuses([v](auto& p) { p.softmax_scale = v; }, "softmax_scale is " + text + "; accepted: a finite number > 0");
+    if (v == 0.0) continue;
+    refuses([v](auto& p) { p.softcap = v; }, "softcap is " + text + "; accepted: a finite number > 0, or 0 for none");
+  }
+  refuses([](auto& p) { p.window_left = -2; },
+          "window left is -2; accepted: a number of tokens >= 0, or -1 for no limit");
+  refuses([](auto& p) { p.window_right = -7; },
+          "window right is -7; accepted: a number of tokens >= 0, or -1 for no limit");
+  refuses([](auto& p) { p.bias = memory, p.bias_dtype = DType::kFloat16; },
+          "bias: dtype is float16; accepted: float32 (that of q) or float32");
+  refuses([](auto& p) { p.dtype = DType::kBFloat16, p.bias = memory, p.bias_dtype = DType::kFloat64; },
+          "bias: dtype is float64; accepted: bfloat16 (that of q) or float32");
+  accepts([](auto& p) { p.dtype = DType::kBFloat16, p.bias = memory, p.bias_dtype = DType::kBFloat16; });
+
+  const struct {
+    const char* dim;
+    std::int64_t AttentionParams::*bias;
+    std::int64_t AttentionParams::*mask;
+  } dims[] = {
+      {"batch", &AttentionParams::bias_batch_stride, &AttentionParams::mask_batch_stride},
+      {"num_heads", &AttentionParams::bias_head_stride, &AttentionParams::mask_head_stride},
+      {"seqlen_q", &AttentionParams::bias_row_stride, &AttentionParams::mask_row_stride},
+      {"seqlen_k", &AttentionParams::bias_col_stride, &AttentionParams::mask_col_stride},
+  };
+  const std::string end = " is -1; negative strides are not accepted";
+  for (const auto& d : dims) {
+    const std::string middle = std::string(": the stride of dimension ") + d.dim + end;
+    refuses([&](auto& p) { p.bias = memory, p.*d.bias = -1; }, "bias" + middle);
+    refuses([&](auto& p) { p.mask = reinterpret_cast<std::uint8_t*>(memory), p.*d.mask = -1; }, "mask" + middle);
+  }
+  refuses([](auto& p) { p.alibi_slopes = numbers, p.alibi_batch_stride = -1; },
+          "alibi_slopes: the stride of dimension batch" + end);
+  refuses([](auto& p) { p.alibi_slopes = numbers, p.alibi_head_stride = -1; },
+          "alibi_slopes: the stride of dimension num_heads" + end);
+  refuses([](auto& p) { p.sinks = numbers, p.sinks_stride = -1; }, "sinks: the stride of dimension num_heads" + end);
+}
+
+void varlen() {
+  accepts([](auto&) {}, good_varlen());
+  refuses([](auto& p) { p.cu_seqlens_k = nullptr; }, "cu_seqlens_k is null; variable length needs both", good_varlen());
+  refuses([](auto& p) { p.cu_seqlens_q = nullptr; }, "cu_seqlens_q is null; variable length needs both", good_varlen());
+  refuses([](auto& p) { p.seqused_k = used; }, "seqused_k needs cu_seqlens_q and cu_seqlens_k");
+  accepts([](auto& p) { p.seqused_k = used; }, good_varlen());
+  refuses([](auto& p) { p.total_q = -1; }, "total_q is -1; accepted: at least 0", good_varlen());
+  refuses([](auto& p) { p.total_k = -1; }, "total_k is -1; accepted: at least 0", good_varlen());
+}
+
+MergeParams good_merge() {
+  static float numbers[256];
+  MergeParams p;
+  p.num_states = 2;
+  p.dtype = DType::kFloat32;
+  p.batch_size = 2, p.seqlen_q = 3, p.num_heads = 4, p.head_dim_v = 8;
+  for (int n = 0; n < 2; ++n) {
+    p.outs[n] = numbers, p.lses[n] = numbers;
+    p.outs_batch_stride[n] = 96, p.outs_row_stride[n] = 32, p.outs_head_stride[n] = 8;
+    p.lses_batch_stride[n] = 12, p.lses_head_stride[n] = 3, p.lses_row_stride[n] = 1;
+  }
+  p.out = numbers + 1, p.lse = numbers;
+  p.out_batch_stride = 96, p.out_row_stride = 32, p.out_head_stride = 8;
+  p.lse_batch_stride = 12, p.lse_head_stride = 3;
+  return p;
+}
+
+template <typename Change>
+void merge_refuses(Change change, const std::string& message) {
+  MergeParams p = good_merge();
+  change(p);
+  CHECK_THROWS(core::validate(p), UnsupportedError, message);
+}
+
+void merges() {
+  merge_refuses([](auto&) {}, "(nothing thrown)");
+  merge_refuses([](auto& p) { p.num_states = 0; }, "outs holds 0 parts; accepted: 1 to 32");
+  merge_refuses([](auto& p) { p.num_states = 33; }, "outs holds 33 parts; accepted: 1 to 32");
+  merge_refuses([](auto& p) { p.batch_size = -1; }, "batch_size is -1; accepted: at least 0");
+  merge_refuses([](auto& p) { p.seqlen_q = -1; }, "seqlen_q is -1; accepted: at least 0");
+  merge_refuses([](auto& p) { p.num_heads = 0; }, "num_heads is 0; accepted: at least 1");
+  merge_refuses([](auto& p) { p.head_dim_v = 0; }, "head_dim of outs is 0; accepted: at least 1");
+  merge_refuses([](auto& p) { p.out = nullptr; }, "out is null");
+  merge_refuses([](auto& p) { p.lse = nullptr; }, "lse is null");
+  merge_refuses([](auto& p) { p.outs[1] = nullptr; }, "outs[1] is null");
+  merge_refuses([](auto& p) { p.lses[0] = nullptr; }, "lses[0] is null");
+  const std::string end = " is -1; negative strides are not accepted";
+  merge_refuses([](auto& p) { p.outs_batch_stride[1] = -1; }, "outs: the stride of dimension batch" + end);
+  merge_refuses([](auto& p) { p.outs_row_stride[0] = -1; }, "outs: the stride of dimension seqlen" + end);
+  merge_refuses([](auto& p) { p.outs_head_stride[0] = -1; }, "outs: the stride of dimension num_heads" + end);
+  merge_refuses([](auto& p) { p.lses_batch_stride[0] = -1; }, "lses: the stride of dimension batch" + end);
+  merge_refuses([](auto& p) { p.lses_head_stride[0] = -1; }, "lses: the stride of dimension num_heads" + end);
+  merge_refuses([](auto& p) { p.lses_row_stride[1] = -1; }, "lses: the stride of dimension seqlen" + end);
+  merge_refuses([](auto& p) { p.out_head_stride = 7; },
+                "out: a stride of 7 elements makes elements share memory; out needs strides of at least 8 there");
+  merge_refuses([](auto& p) { p.lse_head_stride = 2; },
+                "lse: a stride of 2 elements makes elements share memory; out needs strides of at least 3 there");
+}
+
+}  // namespace
+
+int main() {
+  sizes();
+  strides();
+  outputs();
+  pointers();
+  scores();
+  varlen();
+  merges();
+  return test::summary();
+}
