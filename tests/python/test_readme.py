@@ -49,7 +49,8 @@ def test_python_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     scope: dict[str, object] = {}
     exec(compile(code, f"README.md: {name}", "exec"), scope)
     q, k, v, out = (scope[key] for key in ("q", "k", "v", "out"))
-    assert isinstance(out, module.Tensor if name == "torch" else module.ndarray)
+    kinds = {"torch": "Tensor", "jax": "Array"}
+    assert isinstance(out, getattr(module, kinds.get(name, "ndarray")))
     expected = attention_reference(q, k, v, causal="causal" in words)
     bound = error_bound(q, k, v, expected=expected, causal="causal" in words)
     assert max_error(out, expected[0]) <= bound.out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -94,6 +95,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0 if everything passed, else 1."""
+    if args.json and not args.json.parent.is_dir():
+        raise CommandError(f"--json {args.json}: no such folder")
     plans, remarks = _what_to_check(args.kernel, args.device)
     _say_where(plans, remarks)
     results = list(_check(plans))
@@ -248,9 +251,18 @@ def _write_json(
         "dlattn": dlattn.__version__,
         "devices": [device.label for device, _ in plans],
         "passed": all(result.passed for result in results),
-        "results": [asdict(result) | {"passed": result.passed} for result in results],
+        "results": [_entry(result) for result in results],
     }
     try:
-        path.write_text(json.dumps(document, indent=1) + "\n")
+        path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
     except OSError as error:
         raise CommandError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _entry(result: Result) -> dict[str, Any]:
+    """A result as JSON can hold it, which knows no infinity: null."""
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in asdict(result).items()
+    }
+    return finite | {"passed": result.passed}

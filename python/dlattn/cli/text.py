@@ -31,7 +31,9 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 
 
 def duration(seconds: float) -> str:
-    """Three significant digits in the unit that fits."""
+    """Three significant digits in the unit that fits; a dash where nothing was measured."""
+    if math.isnan(seconds):
+        return "-"
     for unit, factor in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= factor:
             return f"{_three_digits(seconds / factor)} {unit}"
