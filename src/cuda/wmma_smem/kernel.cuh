@@ -4,14 +4,11 @@
 // through shared memory.
 //
 // A thread block of 4 warps computes 64 query rows of one head; a warp owns one stripe of exactly
-// 16, start to end, rows past the sequence's end being zero. Q and the unnormalised fp32 output
-// stay in fragments. Per tile of 32 keys:
-//   1. wait for the tile's K and V, one barrier, start the copy of the next tile into the other
-//   stage;
-//   2. S = Q K^T into the warp's stripe of sS; softmax, two lanes a row; P into the warp's stripe
-//   of sP;
-//   3. if any row's maximum has risen, O *= factors, loaded as a fragment (see rescale); then O +=
-//   P V.
+// 16, start to end, rows past the sequence's end being zero. The unnormalised fp32 output stays in
+// fragments. Per tile of 32 keys:
+//   1. wait for K and V, one barrier, start the copy of the next tile into the other stage;
+//   2. S = Q K^T into the warp's stripe of sS; softmax, two lanes a row; P into its stripe of sP;
+//   3. if a row's maximum has risen, O *= factors, loaded as a fragment; then O += P V.
 // Shared memory: see SmemMap. The one barrier of a tile both publishes its K and V and frees the
 // other stage; within a warp, __syncwarp wherever lanes read what other lanes wrote to a stripe.
 
@@ -46,23 +43,25 @@ __device__ __forceinline__ void start_copy(T* sK, T* sV, const tile::Sequence<T>
   ptx::cp_async_commit();
 }
 
-// Multiplies row r of the output by the factor of row r, which its two lanes hold. Which lane holds
-// which element of a fragment is wmma's secret, but two accumulators agree on it: so the factors
-// are laid out as a matrix, each row constant, in the warp's scores, and loaded as an accumulator.
-template <int kFragments>
-__device__ __forceinline__ void rescale(tile::FragmentC (&acc_o)[kFragments], float* sS,
-                                        float factor, int lane) {
+// Multiplying row r of the output by the factor of row r, which its two lanes hold. Which lane
+// holds which element of a fragment is wmma's secret, but two accumulators agree on it: so the
+// factors are laid out as a 16 x 16 matrix with constant rows, in place of the scores that have
+// just been read, and loaded as an accumulator.
+__device__ __forceinline__ void write_factors(float* sS, float factor, int lane) {
   const float factors[4] = {factor, factor, factor, factor};
   float* row = sS + tile::stripe_row(lane) * kScoreLd;
 #pragma unroll
   for (int i = 0; i < 2; ++i) tile::store(row + tile::stripe_column(lane, i), factors);
-  __syncwarp();
-  tile::FragmentC patch;
-  wmma::load_matrix_sync(patch, sS, kScoreLd, wmma::mem_row_major);
+}
+
+template <int kFragments>
+__device__ __forceinline__ void rescale(tile::FragmentC (&acc_o)[kFragments], const float* sS) {
+  tile::FragmentC factors;
+  wmma::load_matrix_sync(factors, sS, kScoreLd, wmma::mem_row_major);
 #pragma unroll
   for (int i = 0; i < kFragments; ++i) {
 #pragma unroll
-    for (int t = 0; t < patch.num_elements; ++t) acc_o[i].x[t] *= patch.x[t];
+    for (int t = 0; t < factors.num_elements; ++t) acc_o[i].x[t] *= factors.x[t];
   }
 }
 
@@ -176,10 +175,11 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
       tile::store(sP + tile::stripe_row(lane_idx) * kProbLd + tile::stripe_column(lane_idx, i),
                   x[i]);
     }
-    if (__any_sync(tile::kFullMask, factor != 1.0f)) rescale(acc_o, sS, factor, lane_idx);
-    __syncwarp();  // sP is complete
+    const bool rescales = __any_sync(tile::kFullMask, factor != 1.0f);
+    if (rescales) write_factors(sS, factor, lane_idx);
+    __syncwarp();  // the stripes are complete
+    if (rescales) rescale(acc_o, sS);
     multiply_pv<kHeadDim>(acc_o, sP, sV + stage * kStage);
-    __syncwarp();  // sS and sP may be overwritten
   }
 
   softmax.row_sum = tile::reduce_sum<2>(softmax.row_sum);
