@@ -173,7 +173,7 @@ def test_exported_symbols_are_the_public_api(library: Path) -> None:
     inner = re.compile(r"dlattn::(core|cpu|cuda|scalar|wmma_qk|wmma_smem)::")
     assert not [name for name in names if inner.search(name)]
     headers = "".join(header.read_text() for header in HEADERS)
-    functions = set(re.findall(r"DLATTN_API [\w:&*<> ]+?(\w+)\(", headers))
+    functions = set(re.findall(r"DLATTN_API [\w:&*<> ]+?\b(?!__)(\w+)\(", headers))
     assert "forward" in functions
     assert functions == {
         m[1] for name in names if (m := re.match(r"dlattn::([a-z]\w*)[(\[]", name))
