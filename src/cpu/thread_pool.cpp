@@ -43,11 +43,7 @@ class ThreadPool {
       grow(job.helpers_wanted);
       jobs_.push_back(&job);
     }
-    if (job.helpers_wanted == 1) {
-      job_added_.notify_one();
-    } else {
-      job_added_.notify_all();
-    }
+    job_added_.notify_all();
     work(job, 0);
     std::unique_lock<std::mutex> lock(mutex_);
     jobs_.remove(&job);
