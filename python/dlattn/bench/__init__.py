@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -27,9 +28,9 @@ from dlattn.bench.peers import (
     gpu_contestants,
     gpu_problem,
 )
-from dlattn.bench.timing import QUICK, SUSTAINED, Call, Clock, CpuClock, GpuClock, Windows
+from dlattn.bench.timing import QUICK, SUSTAINED, Clock, CpuClock, GpuClock, Prepared, Windows
 from dlattn.cli.devices import gpu_status
-from dlattn.cli.errors import CommandError
+from dlattn.cli.errors import CommandError, first_line
 from dlattn.cli.text import Progress, shape
 
 _HOST_SIZES = {"cuda": (1, 8, 128, 64), "cpu": (1, 1, 16, 64)}
@@ -60,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command; 1 if one of our kernels is wrong."""
     device = args.device or ("cpu" if gpu_status() else "cuda")
+    for option, path in (("--json", args.json), ("--plot", args.plot)):
+        if path and not path.parent.is_dir():
+            raise CommandError(f"{option} {path}: no such folder")
     if args.plot:
         plot.require()
     session = _Session(device, QUICK if args.quick else SUSTAINED, args.kernels, args.peers)
@@ -89,7 +93,7 @@ def main(args: argparse.Namespace) -> int:
     print(report.print_host_times(host))
     document = report.to_json(about, session.protocol(), ceiling, results, host)
     if args.json:
-        _write(args.json, json.dumps(document, indent=1) + "\n")
+        _write(args.json, json.dumps(document, indent=1, allow_nan=False) + "\n")
     if args.plot:
         plot.draw(document, args.plot)
     return 1 if any(result.ours and result.wrong for result in results) else 0
@@ -122,7 +126,7 @@ class _Session:
         expected = expect(case, *inputs)
         problem = self._problem(case, inputs)
         results = []
-        ready: list[tuple[report.Result, Bound, Call, int]] = []
+        ready: list[tuple[report.Result, Bound, Prepared]] = []
         for contestant in self.contestants:
             result = report.Result(case, contestant.name, contestant.ours)
             results.append(result)
@@ -134,18 +138,21 @@ class _Session:
                     result.max_error, result.bound_ratio = measure(out, expected)
                     if result.wrong and result.ours:
                         continue
-                    prepared, calls, result.note = self.clock.prepare(bound.call)
+                    prepared = self.clock.prepare(bound.call)
+                    result.note = prepared.note
             except UnavailableError as error:
                 result.note = str(error)
-            except (RuntimeError, MemoryError) as error:  # refused by the peer, or out of memory
-                result.note = str(error).splitlines()[0]
+            except Exception as error:  # every library refuses in its own way
+                result.note = first_line(error)
+                if result.ours:
+                    result.bound_ratio = math.inf
             else:
-                ready.append((result, bound, prepared, calls))
+                ready.append((result, bound, prepared))
         for turn in range(self.windows.rounds):
             order = ready if turn % 2 == 0 else ready[::-1]
-            for result, bound, prepared, calls in order:
+            for result, bound, prepared in order:
                 with bound.context():
-                    seconds = self.clock.window(prepared, calls, self.windows)
+                    seconds = self.clock.window(prepared, self.windows)
                 result.times.append(statistics.median(seconds))
         return results
 
@@ -159,7 +166,7 @@ class _Session:
                 bound = contestant.bind(problem)
                 with bound.context():
                     host[contestant.name] = self.clock.host(bound.call, self.windows)
-            except (UnavailableError, RuntimeError):
+            except Exception:  # its cases say why
                 host[contestant.name] = None
         return host
 
@@ -175,7 +182,10 @@ class _Session:
         }
 
     def _problem(self, case: Case, inputs: tuple[Any, Any, Any]) -> Problem:
-        return (gpu_problem if self.device == "cuda" else cpu_problem)(case, *inputs)
+        if self.device == "cpu":
+            return cpu_problem(case, *inputs)
+        importlib.import_module("torch").cuda.empty_cache()  # what the last case's graphs held
+        return gpu_problem(case, *inputs)
 
     def _poison(self, problem: Problem) -> None:
         """Leave NaN in the memory that the allocator is likely to hand out for a result."""

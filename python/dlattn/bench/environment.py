@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import dlattn
-from dlattn.bench.timing import Windows
+from dlattn.bench.timing import GpuClock, Prepared, Windows
 
 _MATMUL_SIZE = {"cuda": 8192, "cpu": 2048}
 _COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 28}
@@ -38,17 +38,15 @@ def ceilings(device: str, dtype: str, windows: Windows) -> dict[str, Any]:
 
 
 def _gpu_ceilings(dtype: str, windows: Windows) -> dict[str, Any]:
-    from dlattn.bench.timing import GpuClock
-
     torch: Any = importlib.import_module("torch")
     clock = GpuClock()
     size = _MATMUL_SIZE["cuda"]
     a, b = (torch.randn(size, size, device="cuda").to(getattr(torch, dtype)) for _ in range(2))
     product = torch.empty_like(a)
-    seconds = np.median(clock.window(lambda: torch.matmul(a, b, out=product), 1, windows))
+    seconds = np.median(clock.window(Prepared(lambda: torch.matmul(a, b, out=product), 1), windows))
     source = torch.randn(_COPY_BYTES["cuda"] // 4, device="cuda")
     target = torch.empty_like(source)
-    copy_seconds = np.median(clock.window(lambda: target.copy_(source), 1, windows))
+    copy_seconds = np.median(clock.window(Prepared(lambda: target.copy_(source), 1), windows))
     return {
         "matmul": f"torch {dtype} {size}^3",
         "tflops": 2.0 * size**3 / float(seconds) / 1e12,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -98,8 +99,9 @@ def to_json(
                 "seconds": result.seconds,
                 "window_seconds": result.times,
                 "tflops": result.tflops,
-                "max_error": result.max_error,
-                "bound_ratio": result.bound_ratio,
+                "max_error": _finite(result.max_error),
+                "bound_ratio": _finite(result.bound_ratio),
+                "wrong": result.wrong,
                 "note": result.note,
             }
             for result in results
@@ -117,12 +119,17 @@ def from_json(document: dict[str, Any]) -> list[Result]:
             contestant=entry["contestant"],
             ours=entry["ours"],
             max_error=entry["max_error"],
-            bound_ratio=entry["bound_ratio"],
+            bound_ratio=math.inf if entry["wrong"] else entry["bound_ratio"],
             times=entry["window_seconds"],
             note=entry["note"],
         )
         for entry in document["results"]
     ]
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON knows no infinity, which stands for a NaN in a result."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _case_cells(result: Result) -> list[str]:
@@ -132,7 +139,7 @@ def _case_cells(result: Result) -> list[str]:
 
 def _figures(result: Result, best: float | None, ceiling: dict[str, Any]) -> list[str]:
     ratio = "-" if result.bound_ratio is None else f"{result.bound_ratio:.2f}"
-    note = "WRONG" if result.wrong and result.ours else result.note
+    note = f"WRONG {result.note}".rstrip() if result.wrong and result.ours else result.note
     if result.seconds is None or result.tflops is None:
         return ["-", "-", "-", "-", ratio, note]
     return [

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 Call = Callable[[], object]
 
 _LAUNCHES_PER_GRAPH = 10
+_LONG_CALL_SECONDS = 5e-3  # from here on a graph of one call has no overhead to speak of
 _QUEUED_CALLS = 50  # fewer than a stream's queue holds, so that no launch waits for room in it
 _BUSY_SECONDS = 0.02  # how long the stream is kept busy while calls queue up behind
 
@@ -32,18 +33,27 @@ SUSTAINED = Windows(rounds=3, warmup_seconds=0.12, measured_seconds=0.28, host_c
 QUICK = Windows(rounds=2, warmup_seconds=0.01, measured_seconds=0.03, host_calls=200)
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What to time."""
+
+    run: Call
+    calls: int  # that it makes
+    note: str = ""  # if the method is not the usual one
+
+
 class Clock(Protocol):
     """Times calls on one device."""
 
     method: str
 
-    def prepare(self, call: Call) -> tuple[Call, int, str]:
-        """What to time, how many calls it makes, and a note if it is not the usual method."""
+    def prepare(self, call: Call) -> Prepared:
+        """Get ready to time a call."""
 
-    def window(self, prepared: Call, calls: int, protocol: Windows) -> list[float]:
+    def window(self, prepared: Prepared, windows: Windows) -> list[float]:
         """Seconds per call, one figure for each repetition within a measured window."""
 
-    def host(self, call: Call, protocol: Windows) -> float:
+    def host(self, call: Call, windows: Windows) -> float:
         """Median seconds until an eager call returns, whatever the device does."""
 
 
@@ -56,76 +66,76 @@ class GpuClock:
         """Find out how many cycles keep the stream busy long enough."""
         self._torch: Any = importlib.import_module("torch")
         cycles = 1_000_000
-        once = self._between_events(lambda: self._torch.cuda._sleep(cycles))
+        once = self._seconds(lambda: self._torch.cuda._sleep(cycles))
         self._busy_cycles = int(cycles * _BUSY_SECONDS / once)
 
-    def prepare(self, call: Call) -> tuple[Call, int, str]:
-        """Capture; calls that cannot be captured are timed as ten launches in a row."""
+    def prepare(self, call: Call) -> Prepared:
+        """Capture; what cannot be captured is timed as launches in a row."""
         torch = self._torch
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
+        calls = 1 if self._seconds(call) > _LONG_CALL_SECONDS else _LAUNCHES_PER_GRAPH
+
+        def launches() -> None:
+            for _ in range(calls):
                 call()
-        torch.cuda.current_stream().wait_stream(side)
+
+        # One stream for both: an allocator that keeps blocks by stream finds them while capturing.
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            launches()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
-                for _ in range(_LAUNCHES_PER_GRAPH):
-                    call()
+            with torch.cuda.graph(graph, stream=stream):
+                launches()
         except Exception:  # whatever a peer raises when it cannot be captured
             torch.cuda.synchronize()
+            return Prepared(launches, calls, "not captured: eager launches")
+        return Prepared(graph.replay, calls)
 
-            def launches() -> None:
-                for _ in range(_LAUNCHES_PER_GRAPH):
-                    call()
-
-            return launches, _LAUNCHES_PER_GRAPH, "not captured: eager launches"
-        return graph.replay, _LAUNCHES_PER_GRAPH, ""
-
-    def window(self, prepared: Call, calls: int, protocol: Windows) -> list[float]:
+    def window(self, prepared: Prepared, windows: Windows) -> list[float]:
         """Replay for the warm-up, then measure each replay."""
         torch = self._torch
-        once = max(self._between_events(prepared), 1e-6)
-        for _ in range(int(protocol.warmup_seconds / once) + 1):
-            prepared()
-        count = max(3, int(protocol.measured_seconds / once) + 1)
+        once = max(self._seconds(prepared.run), 1e-6)
+        for _ in range(int(windows.warmup_seconds / once)):
+            prepared.run()
+        count = int(windows.measured_seconds / once) + 1
         events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
         events[0].record()
         for event in events[1:]:
-            prepared()
+            prepared.run()
             event.record()
         torch.cuda.synchronize()
-        return [start.elapsed_time(end) * 1e-3 / calls for start, end in pairwise(events)]
+        return [start.elapsed_time(end) * 1e-3 / prepared.calls for start, end in pairwise(events)]
 
-    def host(self, call: Call, protocol: Windows) -> float:
+    def host(self, call: Call, windows: Windows) -> float:
         """Queue calls behind a busy stream, so that no kernel can hold them up."""
         torch = self._torch
         for _ in range(10):
             call()
         seconds: list[float] = []
-        while len(seconds) < protocol.host_calls:
+        while len(seconds) < windows.host_calls:
             torch.cuda.synchronize()
             torch.cuda._sleep(self._busy_cycles)
-            for _ in range(_QUEUED_CALLS):
-                start = time.perf_counter()
-                call()
-                seconds.append(time.perf_counter() - start)
+            seconds += _wall_times(call, _QUEUED_CALLS)
         torch.cuda.synchronize()
         return statistics.median(seconds)
 
-    def _between_events(self, call: Call) -> float:
+    def _seconds(self, call: Call) -> float:
+        """Time on the device; of the second call, unless the first says that it takes long."""
         torch = self._torch
-        call()
-        torch.cuda.synchronize()
-        start = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
-        start.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        return float(start.elapsed_time(end)) * 1e-3
+        seconds = 0.0
+        for _ in range(2):
+            start = torch.cuda.Event(enable_timing=True)
+            end = torch.cuda.Event(enable_timing=True)
+            start.record()
+            call()
+            end.record()
+            torch.cuda.synchronize()
+            seconds = float(start.elapsed_time(end)) * 1e-3
+            if seconds > 10 * _LONG_CALL_SECONDS:
+                break
+        return seconds
 
 
 class CpuClock:
@@ -133,30 +143,31 @@ class CpuClock:
 
     method = "wall time of each call, median"
 
-    def prepare(self, call: Call) -> tuple[Call, int, str]:
+    def prepare(self, call: Call) -> Prepared:
         """Nothing to prepare."""
-        return call, 1, ""
+        return Prepared(call, 1)
 
-    def window(self, prepared: Call, calls: int, protocol: Windows) -> list[float]:
+    def window(self, prepared: Prepared, windows: Windows) -> list[float]:
         """Call for the warm-up, then measure each call."""
-        deadline = time.perf_counter() + protocol.warmup_seconds
-        prepared()
+        deadline = time.perf_counter() + windows.warmup_seconds
+        prepared.run()
         while time.perf_counter() < deadline:
-            prepared()
+            prepared.run()
         seconds: list[float] = []
-        while len(seconds) < 3 or sum(seconds) < protocol.measured_seconds:
-            start = time.perf_counter()
-            prepared()
-            seconds.append(time.perf_counter() - start)
+        while len(seconds) < 3 or sum(seconds) < windows.measured_seconds:
+            seconds += _wall_times(prepared.run, 1)
         return seconds
 
-    def host(self, call: Call, protocol: Windows) -> float:
+    def host(self, call: Call, windows: Windows) -> float:
         """Median time of a call, which must be of a tiny problem to mean anything."""
-        for _ in range(10):
-            call()
-        seconds = []
-        for _ in range(protocol.host_calls):
-            start = time.perf_counter()
-            call()
-            seconds.append(time.perf_counter() - start)
-        return statistics.median(seconds)
+        _wall_times(call, 10)
+        return statistics.median(_wall_times(call, windows.host_calls))
+
+
+def _wall_times(call: Call, count: int) -> list[float]:
+    seconds = []
+    for _ in range(count):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return seconds

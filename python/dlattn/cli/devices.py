@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dlattn
-from dlattn.cli.errors import CommandError
+from dlattn.cli.errors import CommandError, first_line
 
 Array = NDArray[Any]
 Call = Callable[[], object]
@@ -204,7 +204,7 @@ def find_gpu() -> Device:
         except ImportError:
             attempts.append(f"{name} is not installed")
         except Exception as error:  # each framework has errors of its own
-            attempts.append(f"{name} cannot use it ({str(error).splitlines()[0]})")
+            attempts.append(f"{name} cannot use it ({first_line(error)})")
         else:
             return device
     raise CommandError(

@@ -1,0 +1,506 @@
+"""The benchmark: right before fast, taking turns, what it writes down. No test looks at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dlattn
+from dlattn import bench
+from dlattn.bench import correctness, environment, figures, peers, plot, report, timing
+from dlattn.bench.cases import MISSION, SEED, Case, parse_shapes, sweep
+from dlattn.cli import main
+from dlattn.cli.errors import CommandError
+
+Captured = pytest.CaptureFixture[str]
+
+INSTANT = timing.Windows(rounds=2, warmup_seconds=0.0, measured_seconds=0.0, host_calls=3)
+
+
+@pytest.fixture(autouse=True)
+def instant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One repetition each, and small ceilings."""
+    monkeypatch.setattr(bench, "QUICK", INSTANT)
+    monkeypatch.setattr(environment, "_MATMUL_SIZE", {"cpu": 64, "cuda": 256})
+    monkeypatch.setattr(environment, "_COPY_BYTES", {"cpu": 1 << 16, "cuda": 1 << 20})
+
+
+def run_bench(*arguments: str | Path) -> int:
+    return main(["bench", "--quick", "--device", "cpu", *map(str, arguments)])
+
+
+def run_to_json(tmp_path: Path, *arguments: str) -> Any:
+    path = tmp_path / "bench.json"
+    assert run_bench("--json", path, *arguments) == 0
+    return json.loads(path.read_text(), parse_constant=pytest.fail)
+
+
+# Cases
+
+
+def test_shapes() -> None:
+    assert parse_shapes("mission", "cuda") == (MISSION,)
+    assert parse_shapes("seed", "cpu") == SEED
+    assert parse_shapes("2,4,100,32", "cpu") == ((2, 4, 100, 32),)
+    for batch_size, num_heads, seqlen, head_dim in sweep("cuda"):
+        assert batch_size * seqlen == 16384
+        assert num_heads * head_dim == 2048
+
+
+@pytest.mark.parametrize("text", ["1,2,3", "1,2,3,4,5", "1,2,x,4", "0,2,3,4", "-1,2,3,4", "big"])
+def test_wrong_shapes(text: str) -> None:
+    with pytest.raises(CommandError, match="accepted: mission, seed, sweep, or B,H,S,D"):
+        parse_shapes(text, "cpu")
+
+
+def test_operations_are_counted_as_the_field_does() -> None:
+    assert Case(MISSION, False, "float16").flops == 4 * 8 * 512 * 512 * 64
+    assert Case(MISSION, True, "float16").flops == 2 * 8 * 512 * 512 * 64
+
+
+# A whole run
+
+
+def test_run(tmp_path: Path, capsys: Captured) -> None:
+    document = run_to_json(tmp_path, "--shape", "1,2,33,16")
+    printed = capsys.readouterr().out
+    assert "(1,2,33,16)  full    float32  dlattn cpu" in printed
+    assert "(1,2,33,16)  causal  float32  numpy" in printed
+    assert "GFLOP/s" in printed and "host time of a call" in printed
+
+    assert document["schema"] == 1
+    assert document["versions"]["numpy"] == np.__version__
+    assert document["versions"]["dlattn"] == dlattn.__version__
+    assert document["protocol"]["threads"] == dlattn.info().cpu_threads
+    assert document["protocol"]["rounds"] == 2
+    assert document["ceiling"]["tflops"] > 0
+    assert set(document["machine"]) >= {"cpu", "cores", "load_average"}
+    assert document["host_seconds"]["dlattn cpu"] > 0
+    results = {(r["contestant"], r["causal"]): r for r in document["results"]}
+    for causal in (False, True):
+        ours, numpy = results["dlattn cpu", causal], results["numpy", causal]
+        for result in (ours, numpy):
+            assert result["max_error"] > 0
+            assert 0 < result["bound_ratio"] <= 1
+            assert len(result["window_seconds"]) == 2
+            assert result["seconds"] > 0
+        assert (ours["ours"], numpy["ours"]) == (True, False)
+        flops = (2 if causal else 4) * 2 * 33 * 33 * 16
+        assert ours["tflops"] == pytest.approx(flops / ours["seconds"] / 1e12)
+
+
+def test_choices(tmp_path: Path) -> None:
+    arguments = ["--shape", "1,1,16,8", "--causal", "--dtype", "float16", "--peers", "numpy"]
+    document = run_to_json(tmp_path, *arguments)
+    assert [r["contestant"] for r in document["results"]] == ["dlattn cpu", "numpy"]
+    assert all(r["causal"] and r["dtype"] == "float16" for r in document["results"])
+    document = run_to_json(tmp_path, "--shape", "1,1,16,8", "--full", "--peers")
+    assert [r["contestant"] for r in document["results"]] == ["dlattn cpu"]
+    assert not document["results"][0]["causal"]
+
+
+def test_torch_takes_part_with_as_many_threads(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    for dtype in ("float32", "bfloat16"):
+        if dtype == "bfloat16":
+            pytest.importorskip("ml_dtypes")
+        document = run_to_json(tmp_path, "--shape", "1,2,24,16", "--dtype", dtype)
+        result = next(r for r in document["results"] if r["contestant"] == "torch")
+        assert result["seconds"] > 0, result["note"]
+        assert result["bound_ratio"] < 4
+    assert torch.get_num_threads() == dlattn.info().cpu_threads
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--peers", "jax"], "--peers jax; accepted here: torch, numpy"),
+        (["--kernels", "wmma_smem"], "--kernels wmma_smem; accepted here: cpu"),
+        (["--kernels", "--peers"], "leave nobody to time"),
+        (["--shape", "huge"], "--shape is 'huge'"),
+        (["--json", "no/such/folder/f.json"], "no such folder"),
+        (["--plot", "no/such/folder/f.png"], "no such folder"),
+        (["--causal", "--full"], "not allowed with argument"),
+    ],
+)
+def test_wrong_use(arguments: list[str], message: str, capsys: Captured) -> None:
+    try:
+        assert run_bench(*arguments) == 2
+    except SystemExit as exit_:  # from argparse
+        assert exit_.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_gpu_that_is_not_there(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "gpu_status", lambda: "none was found")
+    assert main(["bench", "--device", "cuda"]) == 2
+    assert "--device cuda: none was found" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_run_on_a_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "bench.json"
+    arguments = ["bench", "--quick", "--device", "cuda", "--shape", "1,2,128,64"]
+    assert main([*arguments, "--json", str(path)]) == 0
+    document = json.loads(path.read_text())
+    assert document["machine"]["gpu"] and document["machine"]["driver"]
+    results = {(r["contestant"], r["causal"]): r for r in document["results"]}
+    for kernel in peers.GPU_KERNELS:
+        for causal in (False, True):
+            result = results[f"dlattn {kernel}", causal]
+            assert result["bound_ratio"] <= 1
+            assert result["note"] == ""  # captured in a graph
+            assert result["seconds"] > 0
+        assert document["host_seconds"][f"dlattn {kernel}"] > 0
+    assert results["torch-math", False]["seconds"] > 0
+
+
+# Right before fast
+
+
+def wrong_by(change: Callable[[Any], Any]) -> Callable[..., Any]:
+    attention = dlattn.attention
+    return lambda *args, **options: change(attention(*args, **options))
+
+
+@pytest.mark.parametrize("change", [lambda out: out * 1.01, lambda out: out * np.nan])
+def test_a_wrong_kernel_is_not_timed(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, change: Any
+) -> None:
+    monkeypatch.setattr(dlattn, "attention", wrong_by(change))
+    path = tmp_path / "bench.json"
+    assert run_bench("--shape", "1,1,16,8", "--peers", "numpy", "--json", path) == 1
+    assert "WRONG" in capsys.readouterr().out
+    document = json.loads(path.read_text(), parse_constant=pytest.fail)
+    ours = document["results"][0]
+    assert (ours["contestant"], ours["wrong"], ours["seconds"]) == ("dlattn cpu", True, None)
+    assert document["results"][1]["seconds"] > 0
+    assert report.from_json(document)[0].wrong
+
+
+def test_a_kernel_that_raises_is_an_error(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **options: Any) -> Any:
+        raise dlattn.DeviceError("the device is on fire\nand more")
+
+    monkeypatch.setattr(dlattn, "attention", fail)
+    assert run_bench("--shape", "1,1,16,8", "--peers", "numpy") == 1
+    assert "WRONG the device is on fire\n" in capsys.readouterr().out
+
+
+def test_a_missing_peer_is_named(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it now raises ImportError
+    assert run_bench("--shape", "1,1,16,8", "--full") == 0
+    assert "torch is not installed" in capsys.readouterr().out
+
+
+def test_large_problems_are_checked_on_rows_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    for causal in (False, True):
+        case = Case((2, 3, 40, 8), causal, "float32")
+        inputs = correctness.draw(case)
+        (whole,) = correctness.expect(case, *inputs)
+        monkeypatch.setattr(correctness, "_ALL_SCORES", 100)
+        monkeypatch.setattr(correctness, "_SAMPLE_ROWS", 6)
+        samples = correctness.expect(case, *inputs)
+        monkeypatch.undo()
+        assert len(samples) == 4
+        for sample in samples:
+            assert sample.out.shape == (1, 1, 6, 8)
+            np.testing.assert_allclose(sample.out, whole.out[sample.where], rtol=1e-12)
+        assert correctness.measure(whole.out, samples)[1] < 1e-3
+        broken = whole.out.copy()
+        broken[1, 2, 39, 0] += 1e-3
+        assert correctness.measure(broken, samples)[1] > 1
+
+
+def test_inputs_are_not_zero_nor_centred() -> None:
+    q, k, v = correctness.draw(Case((1, 8, 256, 64), False, "float16"))
+    for x in (q, k, v):
+        assert x.dtype == np.float16
+        assert abs(float(x.astype("f8").mean()) - 0.25) < 0.02
+    assert not np.array_equal(q, k)
+
+
+# Clocks
+
+
+class FakeTorch:
+    """Just enough of torch.cuda for the clock: a stream's time is what calls add to `now`."""
+
+    def __init__(self, refuses_capture: bool = False) -> None:
+        self.now = 0.0
+        self.capturing: list[Callable[[], object]] | None = None
+        self.refuses_capture = refuses_capture
+        fake = self
+
+        class Event:
+            def __init__(self, enable_timing: bool = False) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                self.time = fake.now
+
+            def elapsed_time(self, end: Any) -> float:
+                return float(end.time - self.time) * 1e3
+
+        class Stream:
+            def wait_stream(self, other: Any) -> None:
+                pass
+
+        class Graph:
+            launches = 0
+
+            def replay(self) -> None:
+                for _ in range(self.launches):
+                    fake.work()
+
+        class Use:
+            def __init__(self, *args: Any, stream: Any = None) -> None:
+                self.graph = args[0]
+
+            def __enter__(self) -> None:
+                if isinstance(self.graph, Graph):
+                    fake.capturing = []
+
+            def __exit__(self, *error: Any) -> None:
+                if isinstance(self.graph, Graph):
+                    assert fake.capturing is not None
+                    self.graph.launches = len(fake.capturing)
+                    fake.capturing = None
+
+        self.cuda = SimpleNamespace(
+            Event=Event,
+            Stream=Stream,
+            CUDAGraph=Graph,
+            graph=Use,
+            stream=Use,
+            current_stream=Stream,
+            synchronize=lambda: None,
+            _sleep=self.sleep,
+        )
+
+    def sleep(self, cycles: int) -> None:
+        self.now += cycles * 1e-9
+
+    def work(self, seconds: float = 1e-3) -> None:
+        if self.capturing is None:
+            self.now += seconds
+        elif self.refuses_capture:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        else:
+            self.capturing.append(self.work)
+
+
+@pytest.fixture
+def fake_torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
+    fake = FakeTorch(**getattr(request, "param", {}))
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    return fake
+
+
+def test_gpu_clock_replays_a_graph(fake_torch: FakeTorch) -> None:
+    clock = timing.GpuClock()
+    prepared = clock.prepare(fake_torch.work)
+    assert (prepared.calls, prepared.note) == (10, "")
+    start = fake_torch.now
+    windows = timing.Windows(1, warmup_seconds=0.12, measured_seconds=0.28, host_calls=1)
+    times = clock.window(prepared, windows)
+    assert times == pytest.approx([1e-3] * len(times))
+    assert sum(times) * 10 >= 0.28
+    assert fake_torch.now - start >= 0.12 + 0.28
+
+
+def test_gpu_clock_takes_long_calls_one_by_one(fake_torch: FakeTorch) -> None:
+    clock = timing.GpuClock()
+    prepared = clock.prepare(lambda: [fake_torch.work() for _ in range(2000)])
+    assert prepared.calls == 1
+    start = fake_torch.now
+    assert clock.window(prepared, timing.SUSTAINED) == pytest.approx([2.0])
+    assert fake_torch.now - start == pytest.approx(4.0)  # the first one was the warm-up
+
+
+@pytest.mark.parametrize("fake_torch", [{"refuses_capture": True}], indirect=True)
+def test_gpu_clock_times_what_cannot_be_captured(fake_torch: FakeTorch) -> None:
+    clock = timing.GpuClock()
+    prepared = clock.prepare(fake_torch.work)
+    assert (prepared.calls, prepared.note) == (10, "not captured: eager launches")
+    fake_torch.capturing = None
+    assert clock.window(prepared, INSTANT) == pytest.approx([1e-3])
+
+
+def test_gpu_clock_keeps_the_stream_busy_for_host_times(fake_torch: FakeTorch) -> None:
+    clock = timing.GpuClock()
+    start = fake_torch.now
+    assert clock.host(lambda: None, timing.Windows(1, 0.0, 0.0, host_calls=120)) > 0
+    assert fake_torch.now - start == pytest.approx(3 * 0.02, rel=1e-3)  # 50 calls at a time
+
+
+def test_cpu_clock_counts_calls() -> None:
+    calls: list[int] = []
+    clock = timing.CpuClock()
+    prepared = clock.prepare(lambda: calls.append(1))
+    assert len(clock.window(prepared, INSTANT)) == 3
+    assert len(calls) == 4  # one to warm up
+
+
+def test_contestants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[str] = []
+
+    class Clock(timing.CpuClock):
+        def prepare(self, call: Any) -> timing.Prepared:
+            return timing.Prepared(call, 1, note=str(len(prepared)))
+
+        def window(self, prepared: timing.Prepared, windows: timing.Windows) -> list[float]:
+            turns.append(prepared.note)
+            return [1.0]
+
+    prepared: list[Any] = []
+    session = bench._Session("cpu", timing.Windows(3, 0, 0, 1), None, ["numpy"])
+    session.clock = Clock()
+    original = session.clock.prepare
+    monkeypatch.setattr(
+        session.clock, "prepare", lambda call: (prepared.append(call), original(call))[1]
+    )
+    results = session.time(Case((1, 1, 8, 8), False, "float32"))
+    assert turns == ["1", "2", "2", "1", "1", "2"]
+    assert [result.seconds for result in results] == [1.0, 1.0]
+
+
+# What is written down
+
+
+def example(name: str = "AMD", *, gpu: bool = False, lengths: tuple[int, ...] = (512,)) -> Any:
+    """A document as `report.to_json` makes it."""
+    results = []
+    for seqlen in lengths:
+        for causal in (False, True):
+            case = Case((1, 8, seqlen, 64), causal, "float16")
+            results += [
+                report.Result(case, "dlattn scalar", True, 1e-3, 0.5, [2e-5, 3e-5, 4e-5]),
+                report.Result(case, "dlattn wmma_smem", True, 1e-3, 0.5, [2e-5]),
+                report.Result(case, "torch-flash", False, 1e-3, 0.5, [1e-5]),
+                report.Result(case, "torch-wrong", False, 1.0, 9.0, [1e-6]),
+                report.Result(case, "cupy", False, note="CuPy is not installed"),
+            ]
+    machine = {"cpu": name} | ({"gpu": "NVIDIA X", "driver": "580.1"} if gpu else {})
+    return report.to_json(
+        {
+            "date": "2026-01-02T03:04:05+00:00",
+            "git": {"sha": "0123456789abcdef", "dirty": False},
+            "machine": machine,
+            "versions": {"dlattn": "0.1.0", "torch": "2.11"},
+        },
+        {"method": "a graph", "device": "cuda", "threads": None if gpu else 2, "rounds": 3},
+        {"matmul": "torch float16 8192^3", "tflops": 700.0, "copy_gb_per_s": 4000.0},
+        results,
+        {"dlattn scalar": 5e-6, "torch-flash": 2.5e-5, "cupy": None},
+    )
+
+
+def test_results_survive_json() -> None:
+    document = json.loads(json.dumps(example()))
+    results = report.from_json(document)
+    assert results[0].seconds == 3e-5  # the median window
+    again = report.to_json(
+        {key: document[key] for key in ("date", "git", "machine", "versions")},
+        document["protocol"],
+        document["ceiling"],
+        [*results[:3], *results[4:5], *results[5:8], *results[9:]],
+        document["host_seconds"],
+    )
+    assert again["results"] == [r for r in document["results"] if not r["wrong"]]
+    with pytest.raises(ValueError, match="schema is 7; accepted: 1"):
+        report.from_json({"schema": 7})
+
+
+def test_table_compares_with_the_fastest_right_peer() -> None:
+    document = example()
+    lines = report.print_results(report.from_json(document), document["ceiling"]).splitlines()
+    ours = next(line for line in lines if "dlattn wmma_smem" in line and " full " in line)
+    # 20 us against 10 us; the faster peer is wrong and does not count. 4 * 8 * 512^2 * 64 / 20 us.
+    assert "20.0 us  26.8 TFLOP/s          0.50        3.8" in ours
+    assert "CuPy is not installed" in next(line for line in lines if "cupy" in line)
+
+
+def test_figures(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    (folder / "a.json").write_text(json.dumps(example(gpu=True)))
+    (folder / "b.json").write_text(json.dumps(example("EPYC")))
+    (folder / "a.png").write_bytes(b"")
+    text = figures.figures_markdown(sorted(folder.glob("*.json")), tmp_path)
+    assert "**NVIDIA X** ([a.json](results/a.json))" in text
+    assert "![NVIDIA X](results/a.png)" in text
+    assert "**EPYC, 2 threads** ([b.json](results/b.json))" in text
+    assert "results/b.png" not in text
+    assert (
+        "| (1,8,512,64) | full | float16 | 30.0 us | 20.0 us | 10.0 us | 1.00 us | 0.50 |" in text
+    )
+    assert "Host time of an eager call: dlattn scalar 5.00 us, torch-flash 25.0 us." in text
+    assert "2026-01-02, commit 0123456789ab, driver 580.1, dlattn 0.1.0, torch 2.11." in text
+    assert "700 TFLOP/s (torch float16 8192^3)" in text
+    assert figures.figures_markdown([], tmp_path) == "No results are committed yet."
+
+
+@pytest.mark.parametrize("lengths", [(512,), (128, 256, 512, 1024)], ids=["bars", "lines"])
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_plot(tmp_path: Path, lengths: tuple[int, ...], suffix: str) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"plot{suffix}"
+    plot.draw(example(gpu=True, lengths=lengths), path)
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG" if suffix == ".png" else b"<?xml")
+    assert len(content) > 10_000
+
+
+def test_plot_of_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    document = example()
+    document["results"] = [r for r in document["results"] if r["seconds"] is None]
+    with pytest.raises(CommandError, match="nothing was timed"):
+        plot.draw(document, tmp_path / "plot.png")
+    with pytest.raises(CommandError, match=r"--plot .*plot\.xyz"):
+        plot.draw(example(), tmp_path / "plot.xyz")
+
+
+def test_plot_without_matplotlib(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run_bench("--shape", "1,1,16,8", "--plot", "plot.png") == 2
+    assert "--plot needs matplotlib: pip install" in capsys.readouterr().err
+
+
+def test_commit_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert environment.describe("cpu", "abc")["git"] == {"sha": "abc", "dirty": None}
+    monkeypatch.chdir(tmp_path)  # no checkout of this project
+    assert environment.describe("cpu", None)["git"] == {"sha": None, "dirty": None}
+
+    (tmp_path / "src" / "include" / "dlattn").mkdir(parents=True)
+    (tmp_path / "src" / "include" / "dlattn" / "version.h").touch()
+    answers = {
+        "rev-parse --show-toplevel": str(tmp_path),
+        "rev-parse HEAD": "f00",
+        "status": " M x",
+    }
+
+    def git(*command: str) -> str:
+        return next(text for start, text in answers.items() if start in " ".join(command))
+
+    monkeypatch.setattr(environment, "_output", git)
+    assert environment.describe("cpu", None)["git"] == {"sha": "f00", "dirty": True}
+
+
+def test_infinite_errors_are_null_in_json() -> None:
+    result = report.Result(Case((1, 1, 8, 8), False, "float32"), "x", True, math.inf, math.inf)
+    document = report.to_json({}, {}, {}, [result], {})
+    assert document["results"][0]["max_error"] is None
+    assert document["results"][0]["wrong"] is True
