@@ -30,11 +30,15 @@ template <typename... Parts>
   throw nb::type_error(concat(parts...).c_str());
 }
 
+std::string text(nb::handle object);       // as str() gives it
 std::string type_text(nb::handle object);  // "list", "numpy.ndarray"
 std::string repr_text(nb::handle object);  // as Python prints it, shortened
 
 // Raises `message` as a TypeError caused by the Python exception that is being handled.
 [[noreturn]] void wrong_type_from(nb::python_error& cause, const std::string& message);
+
+// Whether Python code raised dlattn.UnsupportedError or DeviceError.
+bool is_own(const nb::python_error& error);
 
 // Makes dlattn::UnsupportedError and dlattn::DeviceError the Python classes of dlattn._errors.
 void register_errors();

@@ -85,7 +85,7 @@ auto exported(nb::handle object, const char* name, Export&& export_it) {
         !error.matches(PyExc_TypeError) && !error.matches(PyExc_ValueError)) {
       throw;
     }
-    const std::string why = nb::str(error.value()).c_str();
+    const std::string why = text(error.value());
     wrong_type_from(
         error,
         concat(name, ": ", type_text(object), " cannot be taken in through DLPack (",
@@ -114,7 +114,7 @@ const TensorType& tensor_type(nb::handle object, const char* name) {
 
   auto made = std::make_unique<TensorType>();
   made->adapter = frameworks().attr("find")(type, name);
-  const std::string kind = nb::cast<nb::str>(made->adapter.attr("name")).c_str();
+  const std::string kind = text(nb::object(made->adapter.attr("name")));
   made->torch = kind == "torch";
   made->numpy = kind == "numpy";
   made->deferred = kind == "jax";

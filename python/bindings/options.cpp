@@ -1,6 +1,8 @@
 #include "options.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <string>
 
 #include "errors.h"
@@ -9,6 +11,8 @@ namespace dlattn::python {
 namespace {
 
 constexpr char kLayouts[] = "\"bshd\" or \"bhsd\"";
+// More tokens than any sequence has, and few enough that positions can be added to them.
+constexpr std::int64_t kMaxWindow = std::int64_t{1} << 40;
 constexpr char kCausals[] = "False, True, \"bottom_right\" or \"top_left\"";
 
 // Pointer equality first: the values a program passes are mostly interned.
@@ -30,7 +34,7 @@ bool is_int(nb::handle value) {
   return (PyLong_Check(value.ptr()) && !PyBool_Check(value.ptr())) || is_number(value, "Integral");
 }
 
-// Saturates: no count of tokens is larger.
+// Saturates.
 std::int64_t to_int64(nb::handle value) {
   const nb::object index = nb::steal<nb::object>(PyNumber_Index(value.ptr()));
   if (!index.is_valid()) throw nb::python_error();
@@ -51,7 +55,7 @@ std::int64_t window_side(nb::handle value, const char* side, nb::handle window) 
     unsupported("window is ", repr_text(window), ": its ", side,
                 " side is negative; accepted: an int >= 0, or None for no limit");
   }
-  return tokens;
+  return std::min(tokens, kMaxWindow);
 }
 
 }  // namespace

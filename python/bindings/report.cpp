@@ -73,6 +73,9 @@ nb::object supported(const AttentionCall& call) {
     return nb::make_tuple(support.ok, to_tuple(support.reasons));
   } catch (const Error& error) {  // neither of its kinds is a mistake in how the question was put
     return nb::make_tuple(false, to_tuple({error.what()}));
+  } catch (const nb::python_error& error) {
+    if (!is_own(error)) throw;
+    return nb::make_tuple(false, to_tuple({text(error.value())}));
   }
 }
 

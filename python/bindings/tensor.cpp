@@ -119,7 +119,7 @@ dlpack::DLDataType array_dtype(nb::handle array, const ArrayInterface& interface
   // NumPy has no bfloat16 of its own; ml_dtypes' is opaque bytes to the array interface, and a
   // name.
   const nb::object name = array.attr("dtype").attr("name");
-  if (interface.itemsize == 2 && nb::cast<nb::str>(name).equal(nb::str("bfloat16"))) {
+  if (interface.itemsize == 2 && text(name) == "bfloat16") {
     return {dlpack::kBfloat, 16, 1};
   }
   return {0, 0, 0};
@@ -247,7 +247,7 @@ Tensor from_array_struct(nb::handle array, const char* name) {
   const bool swapped = interface->itemsize > 1 && !(interface->flags & kArrayNotSwapped);
   tensor.dtype = array_dtype(array, *interface);
   if (tensor.dtype.lanes == 0 || swapped) {
-    const std::string dtype = nb::str(array.attr("dtype")).c_str();
+    const std::string dtype = text(nb::object(array.attr("dtype")));
     unsupported(name, ": dtype is ", dtype, "; accepted: a number in the machine's byte order");
   }
   tensor.data = interface->data;

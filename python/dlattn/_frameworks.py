@@ -233,7 +233,11 @@ def _check_kind(kind: type, framework: Framework, argument: str) -> None:
 
 
 def _type_text(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else kind.__qualname__
+    return (
+        f"{kind.__module__}.{kind.__qualname__}"
+        if kind.__module__ != "builtins"
+        else kind.__qualname__
+    )
 
 
 def _jax_device(x: Any) -> Any:

@@ -17,7 +17,11 @@ class Support:
         return self.ok
 
     def __str__(self) -> str:
-        return "supported" if self.ok else "not supported:\n" + "\n".join(f"  {r}" for r in self.reasons)
+        return (
+            "supported"
+            if self.ok
+            else "not supported:\n" + "\n".join(f"  {r}" for r in self.reasons)
+        )
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,11 @@ class Info:
         return any(device.served for device in self.devices)
 
     def __str__(self) -> str:
-        built = f"CUDA {self.cuda_version} for {', '.join(self.archs)}" if self.cuda else "CPU only (built without CUDA)"
+        built = (
+            f"CUDA {self.cuda_version} for {', '.join(self.archs)}"
+            if self.cuda
+            else "CPU only (built without CUDA)"
+        )
         lines = [
             f"dlattn {self.version}",
             f"build: {built}",

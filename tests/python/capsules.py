@@ -1,0 +1,166 @@
+"""DLPack exporters made by hand with ctypes, honest and not."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+_READ_ONLY = 1
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
+
+
+class _ManagedVersioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", _Deleter),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+
+_exported: dict[int, Any] = {}  # what a capsule points to, until its deleter is called
+
+
+def make_capsule(
+    pointer: int,
+    shape: Sequence[int],
+    strides: Sequence[int] | None,
+    dtype: tuple[int, int, int],
+    *,
+    device: tuple[int, int] = (1, 0),
+    byte_offset: int = 0,
+    version: tuple[int, int] | None = None,
+    flags: int = 0,
+    on_delete: Callable[[], None] = lambda: None,
+) -> Any:
+    """A capsule of a tensor; with a version, "dltensor_versioned"."""
+    managed = _Managed() if version is None else _ManagedVersioned()
+    if version is not None:
+        managed.major, managed.minor = version
+        managed.flags = flags
+    tensor = managed.tensor
+    tensor.data = pointer
+    tensor.device_type, tensor.device_id = device
+    tensor.ndim = len(shape)
+    tensor.code, tensor.bits, tensor.lanes = dtype
+    tensor.byte_offset = byte_offset
+    tensor.shape = (ctypes.c_int64 * len(shape))(*shape)
+    if strides is not None:
+        tensor.strides = (ctypes.c_int64 * len(shape))(*strides)
+    address = ctypes.addressof(managed)
+
+    def delete(_: int) -> None:
+        on_delete()
+        del _exported[address]
+
+    managed.deleter = _Deleter(delete)
+    _exported[address] = (managed, tensor.shape, tensor.strides)
+    name = b"dltensor" if version is None else b"dltensor_versioned"
+    return _new_capsule(address, name, None)
+
+
+class Exporter:
+    """Exports a NumPy array, with whatever the arguments say instead of the truth."""
+
+    def __init__(
+        self,
+        array: np.ndarray,
+        *,
+        shape: Sequence[int] | None = None,
+        strides: Sequence[int] | str | None = "true",
+        pointer: int | None = None,
+        dtype: tuple[int, int, int] | None = None,
+        device: tuple[int, int] = (1, 0),
+        capsule_device: tuple[int, int] | None = None,
+        byte_offset: int = 0,
+        version: tuple[int, int] | None = (1, 1),
+        read_only: bool = False,
+        capsule: Any = None,
+        error: Exception | None = None,
+    ) -> None:
+        self.array = array
+        self.alive = 0  # capsules handed out and not yet deleted
+        self.streams: list[Any] = []  # the streams that were asked for
+        self.capsule = capsule
+        self._error = error
+        self._device = device
+        self._version = version
+        self._arguments: dict[str, Any] = {
+            "pointer": array.ctypes.data if pointer is None else pointer,
+            "shape": array.shape if shape is None else shape,
+            "strides": [s // array.itemsize for s in array.strides]
+            if strides == "true"
+            else strides,
+            "dtype": dtype or (_CODES[array.dtype.kind], 8 * array.itemsize, 1),
+            "device": capsule_device or device,
+            "byte_offset": byte_offset,
+            "flags": _READ_ONLY if read_only else 0,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
+
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: tuple[int, int] | None = None, **_: Any
+    ) -> Any:
+        self.streams.append(stream)
+        if self._error is not None:
+            raise self._error
+        if self.capsule is not None:
+            return self.capsule
+        self.alive += 1
+        version = self._version if max_version else None
+        return make_capsule(**self._arguments, version=version, on_delete=self._deleted)
+
+    def _deleted(self) -> None:
+        self.alive -= 1
+
+
+class OldExporter(Exporter):
+    """An exporter from before DLPack 1.0, which knows no max_version."""
+
+    def __dlpack__(self, stream: Any = None) -> Any:  # type: ignore[override]
+        return super().__dlpack__(stream=stream)
+
+
+class OldestExporter(Exporter):
+    """An exporter that knows no streams either."""
+
+    def __dlpack__(self) -> Any:  # type: ignore[override]
+        return super().__dlpack__()
+
+
+def device_tensor(device_type: int, device_id: int, array: np.ndarray) -> Exporter:
+    """Host memory that claims to be on a device; for calls that must fail before they touch it."""
+    return Exporter(array, device=(device_type, device_id))

@@ -1,0 +1,583 @@
+"""Wrong calls: each raises the right exception, naming the argument, the value and what is accepted."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays import normal, poisoned, qkv
+from capsules import Exporter, device_tensor
+
+import dlattn
+from dlattn import UnsupportedError
+
+Q, K, V = qkv()  # (2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8)
+HALF = qkv(dtype="float16")
+
+
+@dataclass
+class Wrong:
+    """A call of attention(Q, K, V) with some arguments changed, and what its message must hold."""
+
+    changes: dict[str, Any]
+    words: tuple[str, ...]
+    error: type[Exception] = UnsupportedError
+    defaults: dict[str, Any] = field(default_factory=lambda: {"q": Q, "k": K, "v": V})
+
+    def call(self, function: Any) -> Any:
+        arguments = {**self.defaults, **self.changes}
+        arguments = {
+            name: value() if inspect.isfunction(value) else value
+            for name, value in arguments.items()
+        }
+        return function(**arguments)
+
+
+def read_only(x: np.ndarray) -> np.ndarray:
+    x.flags.writeable = False
+    return x
+
+
+def used_capsule() -> Exporter:
+    exporter = Exporter(Q)
+    exporter.capsule = exporter.__dlpack__()
+    dlattn._core.inspect(exporter)
+    return exporter
+
+
+def misaligned() -> np.ndarray:
+    record = np.zeros((2, 5, 4, 8), dtype=np.dtype([("pad", "i1"), ("x", "<f4")], align=False))
+    return record["x"]
+
+
+WRONG = {
+    # no tensors
+    "q a list": Wrong({"q": [[1.0]]}, ("q is of type list", "torch", "NumPy"), TypeError),
+    "k None": Wrong({"k": None}, ("k is of type NoneType", "accepted"), TypeError),
+    "v a float": Wrong({"v": 1.0}, ("v is of type float", "accepted"), TypeError),
+    "q a NumPy scalar": Wrong(
+        {"q": np.float32(1)}, ("q is of type numpy.float32", "accepted"), TypeError
+    ),
+    "q a type": Wrong({"q": np.ndarray}, ("q is of type type", "accepted"), TypeError),
+    "mask a string": Wrong({"mask": "causal"}, ("mask is of type str", "accepted"), TypeError),
+    "q a masked array": Wrong(
+        {"q": np.ma.masked_array(Q)}, ("q is a masked array", "accepted", "mask="), TypeError
+    ),
+    "q a bare capsule": Wrong(
+        {"q": lambda: Exporter(Q).__dlpack__()},
+        ("q is of type PyCapsule", "__dlpack__", "accepted"),
+        TypeError,
+    ),
+    "q a used capsule": Wrong({"q": used_capsule}, ("q", "used before", "accepted")),
+    "__dlpack__ returns no capsule": Wrong(
+        {"k": lambda: Exporter(K, capsule="capsule")},
+        ("k", "'capsule'", "accepted", "dltensor"),
+        TypeError,
+    ),
+    "__dlpack__ raises": Wrong(
+        {"k": lambda: Exporter(K, error=BufferError("no memory to show"))},
+        ("k", "no memory to show", "accepted: a dense tensor"),
+        TypeError,
+    ),
+    "an unknown DLPack version": Wrong(
+        {"q": lambda: Exporter(Q, version=(2, 0))}, ("q", "DLPack 2.0", "accepted: 1.x"), TypeError
+    ),
+    # dtypes
+    "q int32": Wrong(
+        {"q": np.ones((2, 5, 4, 8), np.int32)}, ("q: dtype is int32", "accepted", "bfloat16")
+    ),
+    "q complex64": Wrong({"q": Q.astype(np.complex64)}, ("q: dtype is complex64", "accepted")),
+    "q bool": Wrong({"q": Q > 0}, ("q: dtype is bool", "accepted", "float16")),
+    "q of objects": Wrong({"q": Q.astype(object)}, ("q: dtype is object", "accepted")),
+    "q of structures": Wrong(
+        {"q": np.zeros((2, 5, 4, 8), [("a", "f4")])}, ("q: dtype is [('a'", "accepted")
+    ),
+    "q big-endian": Wrong({"q": Q.astype(">f4")}, ("q: dtype is >f4", "accepted", "byte order")),
+    "q longdouble": Wrong({"q": Q.astype(np.longdouble)}, ("q: dtype is float128", "accepted")),
+    "k float64": Wrong(
+        {"k": K.astype(np.float64)}, ("k: dtype is float64", "accepted: float32, that of q")
+    ),
+    "v float16": Wrong({"v": HALF[2]}, ("v: dtype is float16", "accepted: float32, that of q")),
+    "bias float64": Wrong(
+        {"bias": np.ones((5, 7))}, ("bias: dtype is float64", "accepted: float32")
+    ),
+    "bias int": Wrong(
+        {"bias": np.ones((5, 7), np.int64)}, ("bias: dtype is int64", "accepted", "float32")
+    ),
+    "mask float": Wrong({"mask": normal(5, 7)}, ("mask: dtype is float32", "accepted: bool")),
+    "mask uint8": Wrong(
+        {"mask": np.ones((5, 7), np.uint8)}, ("mask: dtype is uint8", "accepted: bool")
+    ),
+    "alibi_slopes float64": Wrong(
+        {"alibi_slopes": np.ones(4)}, ("alibi_slopes: dtype is float64", "accepted: float32")
+    ),
+    "sinks float16": Wrong(
+        {"sinks": np.ones(4, np.float16)}, ("sinks: dtype is float16", "accepted: float32")
+    ),
+    # shapes
+    "q of rank 3": Wrong(
+        {"q": Q[0]}, ("q has 3 dimensions", "(5, 4, 8)", "accepted: 4", "num_heads")
+    ),
+    "k of rank 5": Wrong({"k": K[None]}, ("k has 5 dimensions", "accepted: 4")),
+    "v of rank 0": Wrong({"v": np.array(1, np.float32)}, ("v has 0 dimensions", "accepted: 4")),
+    "k of rank 12": Wrong({"k": np.zeros((1,) * 12, np.float32)}, ("k has 12 dimensions", "accep")),
+    "batch of k": Wrong({"k": K[:1]}, ("k: batch is 1", "(1, 7, 2, 8)", "accepted: 2")),
+    "batch of v": Wrong({"v": V[:1]}, ("v: batch is 1", "accepted: 2")),
+    "seqlen of v": Wrong({"v": V[:, :6]}, ("v: seqlen is 6", "accepted: 7, that of k")),
+    "head_dim of k": Wrong({"k": K[..., :7]}, ("k: head_dim is 7", "accepted: 8, that of q")),
+    "num_heads of v": Wrong({"v": V[:, :, :1]}, ("v: num_heads is 1", "accepted: 2, that of k")),
+    "num_heads that do not divide": Wrong(
+        {"k": normal(2, 7, 3, 8), "v": normal(2, 7, 3, 8)},
+        ("k: num_heads_kv = 3", "num_heads = 4"),
+    ),
+    "no heads": Wrong({"q": Q[:, :, :0]}, ("num_heads is 0", "accepted: at least 1")),
+    "no heads of k": Wrong(
+        {"k": K[:, :, :0], "v": V[:, :, :0]}, ("num_heads_kv is 0", "accepted: at least 1")
+    ),
+    "head_dim 0": Wrong(
+        {"q": Q[..., :0], "k": K[..., :0]}, ("head_dim is 0", "accepted: at least 1")
+    ),
+    "head_dim of v 0": Wrong({"v": V[..., :0]}, ("head_dim of v is 0", "accepted: at least 1")),
+    "bias that does not broadcast": Wrong(
+        {"bias": normal(5, 6)}, ("bias: shape is (5, 6)", "accepted", "(2, 4, 5, 7)")
+    ),
+    "bias of rank 5": Wrong(
+        {"bias": normal(1, 2, 4, 5, 7)}, ("bias: shape is (1, 2, 4, 5, 7)", "accepted")
+    ),
+    "mask that does not broadcast": Wrong(
+        {"mask": np.ones((3, 1, 1, 7), bool)}, ("mask: shape is (3, 1, 1, 7)", "(2, 4, 5, 7)")
+    ),
+    "alibi_slopes of the wrong size": Wrong(
+        {"alibi_slopes": normal(2)}, ("alibi_slopes: shape is (2,)", "accepted", "(4,)", "(2, 4)")
+    ),
+    "sinks of the wrong size": Wrong(
+        {"sinks": normal(5)}, ("sinks: shape is (5,)", "accepted: (4,)")
+    ),
+    "impossible shape": Wrong(
+        {"q": lambda: Exporter(Q, shape=(2, -5, 4, 8))}, ("q", "(2, -5, 4, 8)"), TypeError
+    ),
+    "shape beyond 64 bits": Wrong(
+        {"q": lambda: Exporter(Q, shape=(2**40, 2**40, 4, 8))}, ("q", "impossible shape"), TypeError
+    ),
+    "null pointer": Wrong({"q": lambda: Exporter(Q, pointer=0)}, ("q", "null pointer"), TypeError),
+    # strides
+    "last dimension of q strided": Wrong(
+        {"q": normal(2, 5, 4, 16)[..., ::2]},
+        ("q: the stride of the last dimension is 2", "accepted: 1"),
+    ),
+    "last dimension of k reversed": Wrong(
+        {"k": K[..., ::-1]}, ("k: the stride of the last dimension is -1", "accepted: 1")
+    ),
+    "v transposed": Wrong(
+        {"v": np.asfortranarray(V)}, ("v: the stride of the last dimension", "accepted: 1")
+    ),
+    "sequence of q reversed": Wrong(
+        {"q": Q[:, ::-1]}, ("q: the stride of dimension seqlen is -32", "negative")
+    ),
+    "heads of k reversed": Wrong(
+        {"k": K[:, :, ::-1]}, ("k: the stride of dimension num_heads is -8", "negative")
+    ),
+    "mask reversed": Wrong(
+        {"mask": np.ones((5, 7), bool)[::-1]}, ("mask: the stride of", "negative")
+    ),
+    "strides within an element": Wrong(
+        {"q": misaligned}, ("q: the stride of dimension", "bytes", "accepted: multiples")
+    ),
+    # devices
+    "k on a CUDA device": Wrong(
+        {"k": lambda: device_tensor(2, 1, K)}, ("k is on cuda:1", "accepted: cpu, where q is")
+    ),
+    "mask on a CUDA device": Wrong(
+        {"mask": lambda: device_tensor(2, 0, np.ones((5, 7), bool))},
+        ("mask is on cuda:0", "accepted: cpu"),
+    ),
+    "q on a Metal device": Wrong(
+        {"q": lambda: device_tensor(8, 0, Q)}, ("q is on a device of type 8", "Metal", "CUDA")
+    ),
+    "q on a device of a type to come": Wrong(
+        {"q": lambda: device_tensor(99, 0, Q)}, ("q is on a device of type 99", "accepted")
+    ),
+    # out
+    "out read-only": Wrong(
+        {"out": lambda: read_only(np.zeros((2, 5, 4, 8), np.float32))},
+        ("out is read-only", "accepted"),
+    ),
+    "out read-only by DLPack": Wrong(
+        {"out": lambda: Exporter(np.zeros((2, 5, 4, 8), np.float32), read_only=True)},
+        ("out is read-only", "accepted"),
+    ),
+    "out of the wrong shape": Wrong(
+        {"out": poisoned(2, 5, 4, 7)}, ("out: shape is (2, 5, 4, 7)", "accepted: (2, 5, 4, 8)")
+    ),
+    "out of the wrong rank": Wrong({"out": poisoned(5, 4, 8)}, ("out: shape is (5, 4, 8)", "acce")),
+    "out of the wrong dtype": Wrong(
+        {"out": np.zeros((2, 5, 4, 8))}, ("out: dtype is float64", "accepted: float32")
+    ),
+    "out with a strided last dimension": Wrong(
+        {"out": poisoned(2, 5, 4, 16)[..., ::2]},
+        ("out: the stride of the last dimension is 2", "accepted: 1"),
+    ),
+    "out that overlaps itself": Wrong(
+        {"out": np.lib.stride_tricks.as_strided(poisoned(8), (2, 5, 4, 8), (0, 0, 0, 4))},
+        ("out: a stride of 0", "at least 8"),
+    ),
+    "out that is q": Wrong({"out": Q}, ("out shares its memory with an input", "of its own")),
+    "out no tensor": Wrong({"out": True}, ("out is of type bool", "accepted"), TypeError),
+    # options
+    "layout unknown": Wrong({"layout": "sbhd"}, ("layout is 'sbhd'", '"bshd" or "bhsd"')),
+    "layout no text": Wrong({"layout": 3}, ("layout is of type int", '"bshd"'), TypeError),
+    "kernel unknown": Wrong({"kernel": "flash"}, ("kernel is 'flash'", '"auto"', '"wmma_smem"')),
+    "kernel long and not ASCII": Wrong(
+        {"kernel": "x" + "é" * 200}, ("kernel is 'xé", "é...", '"auto"')
+    ),
+    "kernel no text": Wrong({"kernel": None}, ("kernel is of type NoneType", '"cpu"'), TypeError),
+    "kernel of the GPU": Wrong({"kernel": "wmma_smem"}, ("wmma_smem", "CPU")),
+    "causal unknown": Wrong({"causal": "upper"}, ("causal is 'upper'", '"top_left"', "True")),
+    "causal an int": Wrong({"causal": 1}, ("causal is of type int", '"bottom_right"'), TypeError),
+    "scale NaN": Wrong({"softmax_scale": math.nan}, ("softmax_scale is nan", "finite number > 0")),
+    "scale infinite": Wrong({"softmax_scale": math.inf}, ("softmax_scale is inf", "finite")),
+    "scale negative": Wrong({"softmax_scale": -0.5}, ("softmax_scale is -0.5", "> 0")),
+    "scale zero": Wrong({"softmax_scale": 0.0}, ("softmax_scale is 0", "> 0")),
+    "scale beyond floats": Wrong({"softmax_scale": 10**400}, ("softmax_scale is 1000", "finite")),
+    "scale text": Wrong(
+        {"softmax_scale": "1"}, ("softmax_scale is of type str", "accepted: a float"), TypeError
+    ),
+    "scale a bool": Wrong({"softmax_scale": True}, ("softmax_scale is of type bool",), TypeError),
+    "scale an array": Wrong(
+        {"softmax_scale": np.ones(1)}, ("softmax_scale is of type numpy.ndarray",), TypeError
+    ),
+    "softcap negative": Wrong({"softcap": -1.0}, ("softcap is -1", "accepted", "> 0")),
+    "softcap NaN": Wrong({"softcap": math.nan}, ("softcap is nan", "finite")),
+    "softcap None": Wrong({"softcap": None}, ("softcap is of type NoneType", "float"), TypeError),
+    "window an int": Wrong({"window": 4}, ("window is 4", "accepted: a pair"), TypeError),
+    "window None": Wrong({"window": None}, ("window is None", "accepted: a pair"), TypeError),
+    "window of three": Wrong({"window": (1, 2, 3)}, ("window is (1, 2, 3)", "a pair"), TypeError),
+    "window of floats": Wrong(
+        {"window": (1.0, None)}, ("window is (1.0, None)", "left", "float", "int >= 0"), TypeError
+    ),
+    "window of bools": Wrong(
+        {"window": (None, True)}, ("window is (None, True)", "right", "bool", "int"), TypeError
+    ),
+    "window negative": Wrong(
+        {"window": (-1, None)}, ("window is (-1, None)", "left", "int >= 0, or None")
+    ),
+    "return_lse an int": Wrong(
+        {"return_lse": 1}, ("return_lse is of type int", "accepted: a bool"), TypeError
+    ),
+    "stream on the CPU": Wrong({"stream": 0}, ("stream is 0", "accepted: None", "CPU")),
+    "unknown keyword": Wrong(
+        {"dropout": 0.1}, ("unexpected keyword argument 'dropout'",), TypeError
+    ),
+}
+
+
+def check(wrong: Wrong, function: Any) -> None:
+    with pytest.raises((UnsupportedError, TypeError)) as caught:
+        wrong.call(function)
+    assert type(caught.value) is wrong.error
+    for word in wrong.words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_call(name):
+    check(WRONG[name], dlattn.attention)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_supported_tells_the_same(name):
+    wrong = WRONG[name]
+    if wrong.error is TypeError:
+        check(wrong, dlattn.supported)
+        return
+    support = wrong.call(dlattn.supported)
+    assert not support
+    for word in wrong.words:
+        assert word in str(support)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_plan_raises_the_same(name):
+    check(WRONG[name], dlattn.plan)
+
+
+def test_wrong_calls_write_nothing():
+    out = poisoned(2, 5, 4, 8)
+    for wrong in WRONG.values():
+        if "out" not in wrong.changes:
+            with pytest.raises((UnsupportedError, TypeError)):
+                Wrong({**wrong.changes, "out": out}, ()).call(dlattn.attention)
+    assert np.isnan(out).all()
+
+
+def varlen(**changes: Any) -> Wrong:
+    words = changes.pop("words")
+    error = changes.pop("error", UnsupportedError)
+    defaults = {
+        "q": normal(10, 4, 8, seed=1),
+        "k": normal(14, 2, 8, seed=2),
+        "v": normal(14, 2, 8, seed=3),
+        "cu_seqlens_q": np.array([0, 3, 10], np.int32),
+        "cu_seqlens_k": np.array([0, 5, 14], np.int32),
+        "max_seqlen_q": 7,
+        "max_seqlen_k": 9,
+    }
+    return Wrong(changes, words, error, defaults)
+
+
+def int32(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+WRONG_VARLEN = {
+    "q of rank 4": varlen(q=Q, words=("q has 4 dimensions", "accepted: 3", "total")),
+    "cu_seqlens_q int64": varlen(
+        cu_seqlens_q=np.array([0, 3, 10]), words=("cu_seqlens_q: dtype is int64", "int32")
+    ),
+    "cu_seqlens_q of rank 2": varlen(
+        cu_seqlens_q=int32(0, 3, 10)[None], words=("cu_seqlens_q has 2 dim", "(batch + 1,)")
+    ),
+    "cu_seqlens_q empty": varlen(cu_seqlens_q=int32(), words=("cu_seqlens_q is empty", "accepted")),
+    "cu_seqlens_k of another batch": varlen(
+        cu_seqlens_k=int32(0, 14), words=("cu_seqlens_k: shape is (2,)", "accepted: (3,)")
+    ),
+    "cu_seqlens_k strided": varlen(
+        cu_seqlens_k=int32(0, 0, 5, 0, 14)[::2], words=("cu_seqlens_k: the stride", "accepted: 1")
+    ),
+    "cu_seqlens_q None": varlen(
+        cu_seqlens_q=None, words=("cu_seqlens_q is of type NoneType",), error=TypeError
+    ),
+    "cu_seqlens_q not from 0": varlen(
+        cu_seqlens_q=int32(1, 3, 10), words=("cu_seqlens_q[0] is 1", "accepted: 0")
+    ),
+    "cu_seqlens_q descending": varlen(
+        cu_seqlens_q=int32(0, 11, 10), words=("cu_seqlens_q: sequence 0 has 11", "accepted: 0 to")
+    ),
+    "cu_seqlens_k negative length": varlen(
+        cu_seqlens_k=int32(0, 5, 3), words=("cu_seqlens_k: sequence 1 has -2 tokens", "accepted")
+    ),
+    "cu_seqlens_q short of total": varlen(
+        cu_seqlens_q=int32(0, 3, 9), words=("cu_seqlens_q ends at 9", "accepted: 10")
+    ),
+    "cu_seqlens_k beyond total": varlen(
+        cu_seqlens_k=int32(0, 6, 15), words=("cu_seqlens_k ends at 15", "accepted: at most 14")
+    ),
+    "max_seqlen_q too small": varlen(
+        max_seqlen_q=6, words=("cu_seqlens_q: sequence 1 has 7 tokens", "max_seqlen, 6")
+    ),
+    "max_seqlen_k negative": varlen(
+        max_seqlen_k=-1, words=("max_seqlen_k is -1", "accepted: an int from 0")
+    ),
+    "max_seqlen_q a float": varlen(
+        max_seqlen_q=7.0, words=("max_seqlen_q is of type float", "int >= 0"), error=TypeError
+    ),
+    "max_seqlen_q beyond 32 bits": varlen(
+        max_seqlen_q=2**40, words=("max_seqlen_q is 1099511627776", "accepted")
+    ),
+    "seqused_k too large": varlen(
+        seqused_k=int32(6, 1), words=("seqused_k[0] is 6", "accepted: 0 to 5")
+    ),
+    "seqused_k negative": varlen(seqused_k=int32(1, -1), words=("seqused_k[1] is -1", "0 to 9")),
+    "seqused_k of another batch": varlen(
+        seqused_k=int32(1), words=("seqused_k: shape is (1,)", "accepted: (2,)")
+    ),
+    "v of other tokens": varlen(v=normal(13, 2, 8), words=("v: the number of tokens is 13", "14")),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_VARLEN)
+def test_wrong_varlen_call(name):
+    check(WRONG_VARLEN[name], dlattn.attention_varlen)
+
+
+OUTS = [normal(2, 5, 4, 8, seed=n) for n in range(2)]
+LSES = [normal(2, 4, 5, seed=n) for n in range(2)]
+WRONG_MERGES = {
+    "no parts": ([], [], ("outs is empty", "accepted: 1 to 32"), UnsupportedError),
+    "a stack of none": (np.stack(OUTS)[:0], np.stack(LSES)[:0], ("outs", "1 to 32"), UnsupportedError),
+    "33 parts": (OUTS[:1] * 33, LSES[:1] * 33, ("outs holds 33", "1 to 32"), UnsupportedError),
+    "a stack of 40": (
+        np.stack(OUTS * 20), np.stack(LSES * 20), ("outs holds 33 parts or more", "32"), UnsupportedError
+    ),
+    "fewer lses": (OUTS, LSES[:1], ("lses holds 1 parts", "accepted: 2"), UnsupportedError),
+    "outs of rank 3": (OUTS[0], LSES[0], ("outs has 3 dimensions", "accepted: 4"), UnsupportedError),
+    "outs of two shapes": (
+        [OUTS[0], OUTS[1][:, :4]], LSES, ("outs: shape is (2, 4, 4, 8)", "(2, 5, 4, 8)"), UnsupportedError
+    ),
+    "outs of two dtypes": (
+        [OUTS[0], OUTS[1].astype(np.float16)], LSES, ("outs", "float16", "float32"), UnsupportedError
+    ),
+    "outs of ints": (
+        [OUTS[0].astype(np.int32)], LSES[:1], ("outs: dtype is int32", "accepted"), UnsupportedError
+    ),
+    "outs strided": (
+        [normal(2, 5, 4, 16)[..., ::2]], LSES[:1], ("outs: the stride", "accepted: 1"), UnsupportedError
+    ),
+    "lses of the wrong shape": (
+        OUTS, [x[:, :, :4] for x in LSES], ("lses: shape is (2, 4, 4)", "(2, 4, 5)"), UnsupportedError
+    ),
+    "lses float64": (
+        OUTS, [x.astype(np.float64) for x in LSES], ("lses", "float64", "float32"), UnsupportedError
+    ),
+    "lses no tensors": (OUTS, [1.0, 2.0], ("lses is of type float", "accepted"), TypeError),
+    "outs a set": (set(), LSES, ("outs is of type set", "accepted"), TypeError),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_MERGES)
+def test_wrong_merge(name):
+    outs, lses, words, error = WRONG_MERGES[name]
+    with pytest.raises((UnsupportedError, TypeError)) as caught:
+        dlattn.merge_states(outs, lses)
+    assert type(caught.value) is error
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_errors_are_of_python_kinds():
+    assert issubclass(dlattn.UnsupportedError, ValueError)
+    assert issubclass(dlattn.DeviceError, RuntimeError)
+    assert repr(dlattn.UnsupportedError) == "<class 'dlattn.UnsupportedError'>"
+
+
+def test_the_cause_of_a_failed_export_is_kept():
+    cause = BufferError("no memory to show")
+    with pytest.raises(TypeError) as caught:
+        dlattn.attention(Exporter(Q, error=cause), K, V)
+    assert caught.value.__cause__ is cause
+
+
+def test_other_exceptions_of_an_exporter_pass_through():
+    with pytest.raises(KeyError, match="mine"):
+        dlattn.attention(Exporter(Q, error=KeyError("mine")), K, V)
+
+
+class TestTorch:
+    @pytest.fixture(params=["exchange API", "__dlpack__"], autouse=True)
+    def setup(self, request):
+        self.torch = pytest.importorskip("torch")
+        self.q, self.k, self.v = (self.torch.from_numpy(x) for x in (Q, K, V))
+        dlattn._core.use_exchange_api(request.param == "exchange API")
+        yield
+        dlattn._core.use_exchange_api(True)
+
+    def raises(self, error, *words, **changes):
+        wrong = Wrong(changes, words, error, {"q": self.q, "k": self.k, "v": self.v})
+        check(wrong, dlattn.attention)
+
+    def test_requires_grad(self):
+        k = self.k.clone().requires_grad_()
+        self.raises(UnsupportedError, "k requires grad", "torch.no_grad()", "k.detach()", k=k)
+        with self.torch.no_grad():
+            dlattn.attention(self.q, k, self.v)
+        dlattn.attention(self.q, k.detach(), self.v)
+
+    def test_a_parameter_counts_as_a_tensor(self):
+        q = self.torch.nn.Parameter(self.q)
+        self.raises(UnsupportedError, "q requires grad", "accepted", q=q)
+        with self.torch.inference_mode():
+            assert type(dlattn.attention(q, self.k, self.v)) is self.torch.Tensor
+
+    def test_conjugated(self):
+        q = self.q.to(self.torch.complex64).conj()
+        self.raises(UnsupportedError, "q is a conjugated view", "accepted", q=q)
+
+    def test_negated(self):
+        q = self.torch.complex(self.q, self.q).conj().imag
+        assert q.is_neg()
+        self.raises(UnsupportedError, "q is a negated view", "resolve_neg()", q=q)
+
+    def test_sparse(self):
+        self.raises(TypeError, "v: torch.Tensor", "accepted: a dense", v=self.v.to_sparse())
+
+    def test_meta(self):
+        self.raises(TypeError, "q: torch.Tensor", "meta", "accepted", q=self.q.to("meta"))
+
+    def test_fake(self):
+        with pytest.importorskip("torch._subclasses").FakeTensorMode():
+            q = self.torch.randn(2, 5, 4, 8)
+        self.raises(TypeError, "q is a torch._subclasses", "accepted: a plain torch.Tensor", q=q)
+
+    @pytest.mark.filterwarnings("ignore::UserWarning")
+    def test_nested(self):
+        q = self.torch.nested.nested_tensor([self.q[0], self.q[0]])
+        self.raises(TypeError, "q: torch.Tensor", "accepted: a dense", q=q)
+
+    def test_inside_vmap(self):
+        with pytest.raises(TypeError, match=r"q: torch\.Tensor.*accepted: a dense"):
+            self.torch.func.vmap(lambda q: dlattn.attention(q, self.k, self.v))(self.q[None])
+
+    def test_float8(self):
+        q = self.q.to(self.torch.float8_e4m3fn)
+        self.raises(UnsupportedError, "q: dtype is", "8 bits", "accepted: float16", q=q)
+
+    def test_an_expanded_out_overlaps_itself(self):
+        out = self.torch.empty(1, 5, 4, 8).expand(2, 5, 4, 8)
+        self.raises(UnsupportedError, "out: a stride of 0", "at least", out=out)
+
+
+class TestJax:
+    @pytest.fixture(autouse=True)
+    def setup(self):
+        self.jax = pytest.importorskip("jax")
+        self.arrays = [self.jax.numpy.asarray(x) for x in (Q, K, V)]
+
+    def test_out(self):
+        with pytest.raises(UnsupportedError, match="out: JAX arrays are immutable; accepted: None"):
+            dlattn.attention(*self.arrays, out=self.arrays[0])
+
+    def test_tracer(self):
+        with pytest.raises(TypeError, match=r"q is a JAX tracer.*accepted: a concrete array"):
+            self.jax.jit(lambda q: dlattn.attention(q, *self.arrays[1:]))(self.arrays[0])
+        with pytest.raises(TypeError, match="k is a JAX tracer"):
+            self.jax.vmap(lambda k: dlattn.attention(self.arrays[0], k, self.arrays[2]))(
+                self.arrays[1][None]
+            )
+
+    def test_stream(self):
+        with pytest.raises(UnsupportedError, match=r"stream.*accepted: None"):
+            dlattn.attention(*self.arrays, stream=1)
+
+    def test_deleted(self):
+        q = self.arrays[0] + 1
+        q.delete()
+        with pytest.raises((TypeError, RuntimeError), match=r"delete"):
+            dlattn.attention(q, *self.arrays[1:])
+
+
+@pytest.mark.skipif(bool(dlattn.info().devices), reason="there is a CUDA device")
+def test_cuda_tensors_without_a_device():
+    arrays = [device_tensor(2, 0, x) for x in (Q, K, V)]
+    out = device_tensor(2, 0, poisoned(2, 5, 4, 8))
+    with pytest.raises(dlattn.DeviceError, match="CUDA"):
+        dlattn.attention(*arrays, out=out, stream=0)
+    assert "CUDA" in str(dlattn.supported(*arrays, out=out, stream=0))
+
+
+@pytest.mark.skipif(bool(dlattn.info().devices), reason="it would be used")
+def test_stream_of_the_wrong_kind():
+    arrays = [device_tensor(2, 0, x) for x in (Q, K, V)]
+    out = device_tensor(2, 0, poisoned(2, 5, 4, 8))
+    for stream, error, words in [
+        ("0", TypeError, ("stream is of type str", "cuda_stream, ptr or __cuda_stream__")),
+        (1.5, TypeError, ("stream is of type float", "accepted: an int")),
+        (True, TypeError, ("stream is of type bool", "accepted: an int")),
+        (-1, UnsupportedError, ("stream is -1", "accepted", ">= 0")),
+        (None, UnsupportedError, ("stream is None", "does not tell", "accepted")),
+    ]:
+        with pytest.raises(error) as caught:
+            dlattn.attention(*arrays, out=out, stream=stream)
+        assert type(caught.value) is error
+        for word in words:
+            assert word in str(caught.value)
+
+
+@pytest.mark.skipif(bool(dlattn.info().devices), reason="it would be used")
+def test_no_way_to_allocate():
+    arrays = [device_tensor(2, 0, x) for x in (Q, K, V)]
+    with pytest.raises(UnsupportedError, match=r"out is None.*accepted: a tensor to write to"):
+        dlattn.attention(*arrays, stream=0)
