@@ -1,7 +1,9 @@
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -24,6 +26,8 @@ enum class Layout {
   kBroadcast,  // one batch entry of k and v for all
 };
 
+enum class Bias { kNone, kOwnDType, kFloat32 };
+
 // One attention problem.
 struct Case {
   int seqlen_q = 1;
@@ -36,28 +40,81 @@ struct Case {
   int head_dim_v = 0;  // 0: head_dim
   int batch_size = 1;
   bool lse = true;
+  // Score features.
+  int window_left = -1;
+  int window_right = -1;
+  bool sinks = false;
+  double softcap = 0.0;
+  bool alibi = false;
+  Bias bias = Bias::kNone;
+  bool mask = false;
+  // Variable length, if any: seqlen_q and seqlen_k are the longest, batch_size the number of these.
+  std::vector<int> seqlens_q = {}, seqlens_k = {}, seqused_k = {};
 
   int dim_v() const { return head_dim_v ? head_dim_v : head_dim; }
+  bool varlen() const { return !seqlens_q.empty(); }
+  int rows_q(int batch) const { return varlen() ? seqlens_q[batch] : seqlen_q; }
+  int rows_k(int batch) const {
+    return !seqused_k.empty() ? seqused_k[batch] : varlen() ? seqlens_k[batch] : seqlen_k;
+  }
+  // Where a sequence's tensors stand: batch index and first row.
+  int batch_index(int batch) const { return varlen() ? 0 : batch; }
+  int start_q(int batch) const { return start(seqlens_q, batch); }
+  int start_k(int batch) const { return start(seqlens_k, batch); }
 
-  std::string name() const {
-    static const char* const kCausal[] = {"full", "causal", "top-left"};
-    static const char* const kLayout[] = {"bshd",   "bhsd",   "packed",   "align8",
-                                          "align4", "align2", "broadcast"};
-    std::ostringstream out;
-    out << "b" << batch_size << " q" << seqlen_q << " k" << seqlen_k << " h" << num_heads << "/"
-        << num_heads_kv << " d" << head_dim;
-    if (head_dim_v) out << "/" << head_dim_v;
-    out << " " << kCausal[static_cast<int>(causal)] << " " << kLayout[static_cast<int>(layout)];
-    if (!lse) out << " no lse";
-    return out.str();
+  std::string name() const;
+
+ private:
+  int start(const std::vector<int>& lengths, int batch) const {
+    return varlen() ? std::accumulate(lengths.begin(), lengths.begin() + batch, 0) : 0;
   }
 };
 
-// The tensors of a case, all [batch, rows, heads, dim].
+// Sets further fields of a case.
+template <typename Set>
+Case with(Case c, Set set) {
+  set(c);
+  return c;
+}
+
+inline Case varlen(Case c, std::vector<int> seqlens_q, std::vector<int> seqlens_k) {
+  c.seqlens_q = std::move(seqlens_q), c.seqlens_k = std::move(seqlens_k);
+  c.batch_size = static_cast<int>(c.seqlens_q.size());
+  c.seqlen_q = *std::max_element(c.seqlens_q.begin(), c.seqlens_q.end());
+  c.seqlen_k = *std::max_element(c.seqlens_k.begin(), c.seqlens_k.end());
+  return c;
+}
+
+inline std::string Case::name() const {
+  static const char* const kCausal[] = {"full", "causal", "top-left"};
+  static const char* const kLayout[] = {"bshd",   "bhsd",   "packed",   "align8",
+                                        "align4", "align2", "broadcast"};
+  std::ostringstream out;
+  out << "b" << batch_size << " q" << seqlen_q << " k" << seqlen_k << " h" << num_heads << "/"
+      << num_heads_kv << " d" << head_dim;
+  if (head_dim_v) out << "/" << head_dim_v;
+  out << " " << kCausal[static_cast<int>(causal)] << " " << kLayout[static_cast<int>(layout)];
+  if (!lse) out << " no-lse";
+  if (window_left >= 0 || window_right >= 0) {
+    out << " window " << window_left << ":" << window_right;
+  }
+  if (sinks) out << " sinks";
+  if (softcap != 0.0) out << " softcap";
+  if (alibi) out << " alibi";
+  if (bias != Bias::kNone) out << (bias == Bias::kFloat32 ? " bias-float32" : " bias");
+  if (mask) out << " mask";
+  if (varlen()) out << (seqused_k.empty() ? " varlen" : " varlen seqused");
+  return out.str();
+}
+
+// The tensors of a case. q, k, v and out are [batch, rows, heads, dim].
 template <typename T>
 struct Tensors {
-  Tensor<T> q, k, v, out;
+  Tensor<T> q, k, v, out, bias;
   Tensor<float> lse;  // [batch, heads, rows, 1]
+  Tensor<float> bias_float32, alibi, sinks;
+  Tensor<std::uint8_t> mask;
+  std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;
 };
 
 // Elements from row to row that `layout` adds, and by which the first element is off its block's
@@ -79,32 +136,56 @@ template <typename T>
 void allocate(Tensor<T>* tensor, Layout layout, std::int64_t batch, std::int64_t rows,
               std::int64_t heads, std::int64_t dim) {
   const std::int64_t off = misalignment(layout, sizeof(T));
-  const std::int64_t sizes[] = {batch, rows, heads, dim};
   std::int64_t row = heads * dim + off, head = dim;
   std::int64_t per_batch = rows * row;
   if (layout == Layout::kBhsd) row = dim, head = rows * dim;
   if (layout == Layout::kPacked) row = 3 * heads * dim + 16, per_batch = rows * row;
   if (layout == Layout::kBroadcast) per_batch = 0;
-  const std::int64_t strides[] = {per_batch, row, head, 1};
-  tensor->allocate(sizes, strides, off);
+  tensor->allocate({batch, rows, heads, dim}, {per_batch, row, head, 1}, off);
+}
+
+// [batch, heads, seqlen_q, seqlen_k] with one batch entry or one head for all.
+template <typename T>
+void allocate_scores(Tensor<T>* tensor, const Case& c, bool per_batch, bool per_head) {
+  const std::int64_t matrix = static_cast<std::int64_t>(c.seqlen_q) * c.seqlen_k;
+  tensor->allocate({c.batch_size, c.num_heads, c.seqlen_q, c.seqlen_k},
+                   {per_batch ? matrix * (per_head ? c.num_heads : 1) : 0, per_head ? matrix : 0,
+                    c.seqlen_k, 1});
 }
 
 template <typename T>
 Tensors<T> make_tensors(const Case& c) {
   Tensors<T> t;
-  allocate(&t.q, c.layout == Layout::kBroadcast ? Layout::kBshd : c.layout, c.batch_size,
-           c.seqlen_q, c.num_heads, c.head_dim);
-  allocate(&t.k, c.layout, c.batch_size, c.seqlen_k, c.num_heads_kv, c.head_dim);
-  allocate(&t.v, c.layout, c.batch_size, c.seqlen_k, c.num_heads_kv, c.dim_v());
-  allocate(&t.out, c.layout == Layout::kBroadcast ? Layout::kBshd : c.layout, c.batch_size,
-           c.seqlen_q, c.num_heads, c.dim_v());
-  allocate(&t.lse, Layout::kBshd, c.batch_size, c.num_heads, c.seqlen_q, 1);
+  const int batch = c.varlen() ? 1 : c.batch_size;
+  const int rows_q = c.varlen() ? c.start_q(c.batch_size) : c.seqlen_q;
+  const int rows_k = c.varlen() ? c.start_k(c.batch_size) : c.seqlen_k;
+  const Layout layout_q = c.layout == Layout::kBroadcast ? Layout::kBshd : c.layout;
+  allocate(&t.q, layout_q, batch, rows_q, c.num_heads, c.head_dim);
+  allocate(&t.k, c.layout, batch, rows_k, c.num_heads_kv, c.head_dim);
+  allocate(&t.v, c.layout, batch, rows_k, c.num_heads_kv, c.dim_v());
+  allocate(&t.out, layout_q, batch, rows_q, c.num_heads, c.dim_v());
+  allocate(&t.lse, Layout::kBshd, batch, c.num_heads, rows_q, 1);
   std::mt19937 random(7 * c.seqlen_q + c.seqlen_k + 1000 * c.head_dim);
   // Wide scores: the maximum of a row keeps rising from tile to tile, and some keys weigh much more
   // than others.
   t.q.fill(&random, 1.5, 0.25);
   t.k.fill(&random, 1.5, 0.25);
   t.v.fill(&random, 1.0, 0.5);
+  if (c.sinks) t.sinks.allocate({1, c.num_heads, 1, 1}, {0, 1, 0, 0});
+  if (c.alibi) t.alibi.allocate({c.batch_size, c.num_heads, 1, 1}, {0, 1, 0, 0});
+  if (c.bias == Bias::kOwnDType) allocate_scores(&t.bias, c, true, false);
+  if (c.bias == Bias::kFloat32) allocate_scores(&t.bias_float32, c, false, true);
+  if (c.mask) allocate_scores(&t.mask, c, true, true);
+  t.sinks.fill(&random, 1.0, 1.0);
+  t.alibi.fill(&random, 0.05, 0.25);
+  t.bias.fill(&random, 1.0, 0.5);
+  t.bias_float32.fill(&random, 1.0, 0.5);
+  t.mask.for_each([&](std::uint8_t& m) { m = random() % 4 ? 1 + random() % 255 : 0; });
+  for (int j = 0; c.mask && j < c.seqlen_k; ++j) t.mask.at(0, 0, 0, j) = 0;  // one row sees nothing
+  for (int b = 0; c.varlen() && b <= c.batch_size; ++b) {
+    t.cu_seqlens_q.push_back(c.start_q(b));
+    t.cu_seqlens_k.push_back(c.start_k(b));
+  }
   return t;
 }
 
@@ -121,34 +202,67 @@ dlattn::AttentionParams make_params(const Case& c, const Tensors<T>& t, dlattn::
   p.q_batch_stride = t.q.stride(0), p.q_row_stride = t.q.stride(1), p.q_head_stride = t.q.stride(2);
   p.k_batch_stride = t.k.stride(0), p.k_row_stride = t.k.stride(1), p.k_head_stride = t.k.stride(2);
   p.v_batch_stride = t.v.stride(0), p.v_row_stride = t.v.stride(1), p.v_head_stride = t.v.stride(2);
-  p.out_batch_stride = t.out.stride(0), p.out_row_stride = t.out.stride(1),
+  p.out_batch_stride = t.out.stride(0), p.out_row_stride = t.out.stride(1);
   p.out_head_stride = t.out.stride(2);
   p.lse_batch_stride = t.lse.stride(0), p.lse_head_stride = t.lse.stride(1);
   p.softmax_scale = 1.0 / std::sqrt(static_cast<double>(c.head_dim));
+  p.softcap = c.softcap;
   p.causal = c.causal;
+  p.window_left = c.window_left, p.window_right = c.window_right;
+  p.sinks = t.sinks.data(), p.sinks_stride = t.sinks.stride(1);
+  p.alibi_slopes = t.alibi.data(), p.alibi_head_stride = t.alibi.stride(1);
+  const auto set_bias = [&p](const auto& bias, dlattn::DType bias_dtype) {
+    p.bias = bias.data(), p.bias_dtype = bias_dtype;
+    p.bias_batch_stride = bias.stride(0), p.bias_head_stride = bias.stride(1);
+    p.bias_row_stride = bias.stride(2), p.bias_col_stride = bias.stride(3);
+  };
+  if (c.bias == Bias::kOwnDType) set_bias(t.bias, dtype);
+  if (c.bias == Bias::kFloat32) set_bias(t.bias_float32, dlattn::DType::kFloat32);
+  p.mask = t.mask.data();
+  p.mask_batch_stride = t.mask.stride(0), p.mask_head_stride = t.mask.stride(1);
+  p.mask_row_stride = t.mask.stride(2), p.mask_col_stride = t.mask.stride(3);
+  if (c.varlen()) {
+    p.cu_seqlens_q = t.cu_seqlens_q.data(), p.cu_seqlens_k = t.cu_seqlens_k.data();
+    p.seqused_k = c.seqused_k.empty() ? nullptr : c.seqused_k.data();
+    p.total_q = t.cu_seqlens_q.back(), p.total_k = t.cu_seqlens_k.back();
+  }
   return p;
 }
 
 template <typename T>
 reference::Problem make_problem(const Case& c, const Tensors<T>& t, int batch, int head) {
   reference::Problem p;
-  p.seqlen_q = c.seqlen_q, p.seqlen_k = c.seqlen_k, p.head_dim = c.head_dim,
-  p.head_dim_v = c.dim_v();
+  p.seqlen_q = c.rows_q(batch), p.seqlen_k = c.rows_k(batch);
+  p.head_dim = c.head_dim, p.head_dim_v = c.dim_v();
   p.causal = c.causal != Causal::kNone;
-  p.shift = c.causal == Causal::kTopLeft ? 0 : c.seqlen_k - c.seqlen_q;
+  p.shift = c.causal == Causal::kTopLeft ? 0 : p.seqlen_k - p.seqlen_q;
+  p.window_left = c.window_left, p.window_right = c.window_right;
   p.softmax_scale = 1.0 / std::sqrt(static_cast<double>(c.head_dim));
-  const auto gather = [batch](const Tensor<T>& tensor, int rows, int h, int dim) {
+  p.softcap = c.softcap;
+  if (c.sinks) p.sink = t.sinks.at(0, head, 0, 0);
+  if (c.alibi) p.alibi_slope = t.alibi.at(batch, head, 0, 0);
+  const auto gather = [&c, batch](const Tensor<T>& tensor, int start, int rows, int h, int dim) {
     std::vector<double> values;
-    for (int row = 0; row < rows; ++row) {
-      for (int d = 0; d < dim; ++d)
-        values.push_back(static_cast<double>(static_cast<float>(tensor.at(batch, row, h, d))));
+    for (int row = start; row < start + rows; ++row) {
+      for (int d = 0; d < dim; ++d) {
+        values.push_back(static_cast<float>(tensor.at(c.batch_index(batch), row, h, d)));
+      }
     }
     return values;
   };
   const int head_kv = head / (c.num_heads / c.num_heads_kv);
-  p.q = gather(t.q, c.seqlen_q, head, c.head_dim);
-  p.k = gather(t.k, c.seqlen_k, head_kv, c.head_dim);
-  p.v = gather(t.v, c.seqlen_k, head_kv, c.dim_v());
+  p.q = gather(t.q, c.start_q(batch), p.seqlen_q, head, c.head_dim);
+  p.k = gather(t.k, c.start_k(batch), p.seqlen_k, head_kv, c.head_dim);
+  p.v = gather(t.v, c.start_k(batch), p.seqlen_k, head_kv, c.dim_v());
+  for (int i = 0; i < p.seqlen_q; ++i) {
+    for (int j = 0; j < p.seqlen_k; ++j) {
+      if (c.bias == Bias::kOwnDType) {
+        p.bias.push_back(static_cast<float>(t.bias.at(batch, head, i, j)));
+      }
+      if (c.bias == Bias::kFloat32) p.bias.push_back(t.bias_float32.at(batch, head, i, j));
+      if (c.mask) p.mask.push_back(t.mask.at(batch, head, i, j) != 0);
+    }
+  }
   return p;
 }
 

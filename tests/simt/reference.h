@@ -1,9 +1,10 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
-// Attention of one head of one batch entry, on the host: once in float64, and once as plainly as
-// the kernels' dtype allows.
+// Attention of one head of one sequence, on the host: once in float64, and once as plainly as the
+// kernels' dtype allows.
 namespace simt::reference {
 
 struct Problem {
@@ -11,12 +12,19 @@ struct Problem {
   int seqlen_k = 0;
   int head_dim = 0;
   int head_dim_v = 0;
-  bool causal = false;
   int shift = 0;  // query i stands at key position i + shift
+  bool causal = false;
+  long window_left = -1;  // tokens; -1: unlimited
+  long window_right = -1;
   double softmax_scale = 1.0;
-  std::vector<double> q;  // [seqlen_q][head_dim]
-  std::vector<double> k;  // [seqlen_k][head_dim]
-  std::vector<double> v;  // [seqlen_k][head_dim_v]
+  double softcap = 0.0;
+  double alibi_slope = 0.0;
+  std::optional<double> sink;
+  std::vector<double> q;     // [seqlen_q][head_dim]
+  std::vector<double> k;     // [seqlen_k][head_dim]
+  std::vector<double> v;     // [seqlen_k][head_dim_v]
+  std::vector<double> bias;  // [seqlen_q][seqlen_k], or empty
+  std::vector<bool> mask;    // [seqlen_q][seqlen_k], true: attend; or empty
 };
 
 struct Result {

@@ -1,37 +1,33 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <random>
-#include <utility>
 #include <vector>
 
 namespace simt {
 
-// A tensor of up to four dimensions in a heap block that ends where the tensor ends, so that
+// A tensor of four dimensions in a heap block that ends where the tensor ends, so that
 // AddressSanitizer sees the first element too far. Every byte that is no element stays 0xFF (a
 // NaN), as do elements until they are written.
 template <typename T>
 class Tensor {
  public:
-  using Dims = std::int64_t[4];
+  using Dims = std::array<std::int64_t, 4>;
 
   // The element at index 0 stands `offset` elements into the block.
   void allocate(const Dims& sizes, const Dims& strides, std::int64_t offset = 0) {
-    std::copy(sizes, sizes + 4, sizes_);
-    std::copy(strides, strides + 4, strides_);
-    offset_ = offset;
-    empty_ = false;
+    sizes_ = sizes, strides_ = strides, offset_ = offset;
+    empty_ = std::count(sizes.begin(), sizes.end(), 0) > 0;
+    if (empty_) return;
     std::int64_t last = offset;
-    for (int i = 0; i < 4; ++i) {
-      empty_ |= sizes[i] == 0;
-      last += (sizes[i] - 1) * strides[i];
-    }
-    bytes_ = empty_ ? 0 : static_cast<std::size_t>(last + 1) * sizeof(T);
-    block_.reset(empty_ ? nullptr : static_cast<unsigned char*>(std::malloc(bytes_)));
+    for (int i = 0; i < 4; ++i) last += (sizes[i] - 1) * strides[i];
+    bytes_ = static_cast<std::size_t>(last + 1) * sizeof(T);
+    block_.reset(static_cast<unsigned char*>(std::malloc(bytes_)));
     poison();
   }
 
@@ -64,16 +60,16 @@ class Tensor {
   }
 
   std::vector<unsigned char> bytes() const {
-    return empty_ ? std::vector<unsigned char>()
-                  : std::vector<unsigned char>(block_.get(), block_.get() + bytes_);
+    if (empty_) return {};
+    return std::vector<unsigned char>(block_.get(), block_.get() + bytes_);
   }
 
-  // Whether a byte that is no element was written.
+  // Whether no byte but those of elements was written.
   bool gaps_intact() const {
     std::vector<unsigned char> rest = bytes();
     for_each([&](T& x) {
-      std::memset(rest.data() + (reinterpret_cast<unsigned char*>(&x) - block_.get()), 0xFF,
-                  sizeof(T));
+      const std::size_t at = reinterpret_cast<unsigned char*>(&x) - block_.get();
+      std::memset(rest.data() + at, 0xFF, sizeof(T));
     });
     return std::all_of(rest.begin(), rest.end(), [](unsigned char byte) { return byte == 0xFF; });
   }

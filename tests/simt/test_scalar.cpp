@@ -1,5 +1,6 @@
 #include "attention_test.h"
 #include "cuda/scalar/kernel.cuh"
+#include "feature_cases.h"
 
 namespace {
 
@@ -19,6 +20,24 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
 #include "instances.inc"
 #undef DLATTN_INSTANCE
   simt::die("no instance for head_dim_tile %d", head_dim_tile);
+}
+
+// The score features that scalar alone has: each by itself, then all of them.
+std::vector<Case> score_cases() {
+  const Case base = {20, 50, 40, simt::Causal::kBottomRight, 2, 1, Layout::kBshd, 0, 2};
+  return {
+      simt::with(base, [](Case& c) { c.softcap = 1.5; }),
+      simt::with(base, [](Case& c) { c.alibi = true; }),
+      simt::with(base, [](Case& c) { c.bias = simt::Bias::kOwnDType; }),
+      simt::with(base, [](Case& c) { c.bias = simt::Bias::kFloat32; }),
+      simt::with(base, [](Case& c) { c.mask = true; }),
+      simt::with(simt::varlen(base, {9, 40}, {33, 20}),
+                 [](Case& c) {
+                   c.causal = simt::Causal::kNone, c.softcap = 2.0, c.alibi = true;
+                   c.bias = simt::Bias::kFloat32, c.mask = true, c.sinks = true;
+                   c.window_left = 15;
+                 }),
+  };
 }
 
 // Tiles are 32 keys by 32 rows (16 for wide fp32 rows), 8 (4) rows a warp.
@@ -44,6 +63,8 @@ std::vector<Case> cases() {
       {10, 40, 32, kCausal, 2, 2, Layout::kPacked, 0, 2, false},
       {10, 40, 32, kTopLeft, 2, 1, Layout::kBroadcast, 0, 2},
   };
+  for (const Case& c : simt::feature_cases(24)) cases.push_back(c);
+  for (const Case& c : score_cases()) cases.push_back(c);
   if (simt::kThreadSanitizer) return cases;
   const std::vector<Case> more = {
       {15, 15, 64, kFull},

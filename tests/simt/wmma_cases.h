@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "attention_case.h"
+#include "feature_cases.h"
 
 namespace simt {
 
@@ -36,6 +37,7 @@ inline std::vector<Case> wmma_cases(bool thread_sanitizer) {
       {20, 50, 32, kCausal, 2, 2, Layout::kPacked, 0, 2, false},
       {20, 50, 32, kTopLeft, 2, 1, Layout::kBroadcast, 0, 2},
   };
+  for (const Case& c : feature_cases(32)) cases.push_back(c);
   if (thread_sanitizer) return cases;
   const std::vector<Case> more = {
       {15, 15, 64, kFull},
