@@ -1,0 +1,157 @@
+"""What the tests of the CUDA kernels share: a float64 reference on the GPU, the bound, inputs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+import dlattn
+
+torch = pytest.importorskip("torch")
+
+DEVICE = "cuda"
+HALF = ["float16", "bfloat16"]
+# Pairs of a kernel and a dtype that it serves.
+SERVED = [
+    ("scalar", "float32"),
+    *((kernel, dtype) for kernel in ("scalar", "wmma_qk", "wmma_smem") for dtype in HALF),
+]
+CAUSAL = [False, "bottom_right", "top_left"]
+ABSOLUTE = {"float16": 1e-5, "bfloat16": 1e-4, "float32": 1e-5}
+
+every_kernel = pytest.mark.parametrize(("kernel", "dtype"), SERVED)
+
+
+def visible_keys(seqlen_q: int, seqlen_k: int, causal: Any, window: Any) -> Any:
+    shift = 0 if causal == "top_left" else seqlen_k - seqlen_q
+    position = torch.arange(seqlen_q, device=DEVICE)[:, None] + shift
+    key = torch.arange(seqlen_k, device=DEVICE)[None, :]
+    seen = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=DEVICE)
+    left, right = window
+    if causal:
+        seen &= key <= position
+    if left is not None:
+        seen &= key >= position - left
+    if right is not None:
+        seen &= key <= position + right
+    return seen
+
+
+def attend(
+    q: Any,
+    k: Any,
+    v: Any,
+    compute: Any,
+    *,
+    causal: Any = False,
+    softmax_scale: float | None = None,
+    window: Any = (None, None),
+    softcap: float = 0.0,
+    bias: Any = None,
+    mask: Any = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+) -> tuple[Any, Any]:
+    """Attention as it is defined, in the dtype `compute`; (batch, seqlen, heads, dim) in and out.
+
+    In float32 the probabilities and the result are rounded to q's dtype: the plain computation.
+    """
+    dtype = q.dtype
+    group = q.shape[2] // k.shape[2]
+    q, k, v = (x.transpose(1, 2).to(compute) for x in (q, k, v))
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    seqlen_q, seqlen_k = q.shape[2], k.shape[2]
+    scores = q @ k.transpose(2, 3) * (softmax_scale or 1 / math.sqrt(q.shape[3]))
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if alibi_slopes is not None:
+        shift = 0 if causal == "top_left" else seqlen_k - seqlen_q
+        position = torch.arange(seqlen_q, device=DEVICE)[:, None] + shift
+        distance = (position - torch.arange(seqlen_k, device=DEVICE)[None, :]).abs()
+        scores = scores - alibi_slopes.to(compute)[..., None, None] * distance
+    if bias is not None:
+        scores = scores + bias.to(compute)
+    seen = visible_keys(seqlen_q, seqlen_k, causal, window).expand(scores.shape)
+    if mask is not None:
+        seen = seen & mask
+    scores = torch.where(seen, scores, -math.inf)
+    if sinks is not None:
+        sink = sinks.to(compute)[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sink], dim=3)
+    lse = (
+        torch.logsumexp(scores, dim=3)
+        if scores.shape[3]
+        else scores.new_full(q.shape[:3], -math.inf)
+    )
+    p = torch.exp(scores - torch.where(lse == -math.inf, 0, lse)[..., None])[..., :seqlen_k]
+    if compute == torch.float32:
+        p = p.to(dtype).to(compute)
+    out = (p @ v).transpose(1, 2)
+    return (out.to(dtype) if compute == torch.float32 else out), lse
+
+
+def assert_close(got: Any, want: Any, plain: Any, dtype: str, what: str) -> None:
+    want = want.double()
+    got, plain = got.double(), plain.double()
+    finite = want.isfinite()
+    special = torch.where(finite, 0, want)
+    assert torch.equal(
+        torch.where(finite, 0, got).nan_to_num(nan=7.0), special.nan_to_num(nan=7.0)
+    ), f"{what}: NaN or inf in other places than the reference"
+    if not finite.any():
+        return
+    want, got, plain = want[finite], got[finite], plain[finite]
+    bound = 2 * (plain - want).abs().max() + ABSOLUTE[dtype] * max(1.0, want.abs().max())
+    errors = (got - want).abs()
+    assert not errors.isnan().any(), f"{what}: NaN where the reference is finite"
+    assert errors.max() <= bound, f"{what}: error {errors.max():.3e}, bound {bound:.3e}"
+
+
+def check(kernel: str, q: Any, k: Any, v: Any, out: Any = None, **options: Any) -> None:
+    """Run `kernel` on (batch, seqlen, heads, dim) views and compare out and lse."""
+    dtype = str(q.dtype).removeprefix("torch.")
+    if out is None:
+        out = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype, device=DEVICE)
+    out.fill_(math.nan)
+    _, lse = dlattn.attention(q, k, v, kernel=kernel, out=out, return_lse=True, **options)
+    want_out, want_lse = attend(q, k, v, torch.float64, **options)
+    plain_out, plain_lse = attend(q, k, v, torch.float32, **options)
+    assert_close(out, want_out, plain_out, dtype, "out")
+    assert_close(lse, want_lse, plain_lse, "float32", "lse")
+
+
+def normal(*shape: int, dtype: str, seed: int, offset: float = 0.3) -> Any:
+    """Random normal plus an offset, so that outputs do not cancel and hide wrong indices."""
+    generator = torch.Generator(device=DEVICE).manual_seed(seed)
+    x = torch.randn(*shape, device=DEVICE, generator=generator) + offset
+    return x.to(getattr(torch, dtype))
+
+
+def qkv(
+    dtype: str,
+    seqlen_q: int,
+    seqlen_k: int,
+    *,
+    batch: int = 2,
+    heads: int = 4,
+    heads_kv: int = 2,
+    dim: int = 64,
+    dim_v: int | None = None,
+    seed: int = 0,
+) -> tuple[Any, Any, Any]:
+    return (
+        normal(batch, seqlen_q, heads, dim, dtype=dtype, seed=seed),
+        normal(batch, seqlen_k, heads_kv, dim, dtype=dtype, seed=seed + 1),
+        normal(batch, seqlen_k, heads_kv, dim_v or dim, dtype=dtype, seed=seed + 2, offset=0.5),
+    )
+
+
+def padded(x: Any, pad: int, start: int = 0) -> Any:
+    """The same values in rows that are `pad` elements longer, `start` elements into memory."""
+    shape = (*x.shape[:3], x.shape[3] + pad)
+    flat = torch.full((math.prod(shape) + start,), math.nan, dtype=x.dtype, device=x.device)
+    view = flat[start:].view(shape)[..., : x.shape[3]]
+    view.copy_(x)
+    return view
