@@ -87,7 +87,8 @@ def attention(
     References:
         [1] Milakov, Gimelshein. Online normalizer calculation for softmax. arXiv:1805.02867, 2018.
         [2] Rabe, Staats. Self-attention does not need O(n²) memory. arXiv:2112.05682, 2021.
-        [3] Dao et al. FlashAttention. arXiv:2205.14135, 2022; FlashAttention-2. arXiv:2307.08691, 2023.
+        [3] Dao et al. FlashAttention. arXiv:2205.14135, 2022; Dao. FlashAttention-2.
+            arXiv:2307.08691, 2023.
         [4] Shazeer. Fast transformer decoding. arXiv:1911.02150, 2019; Ainslie et al. GQA.
             arXiv:2305.13245, 2023.
         [5] Press, Smith, Lewis. Train short, test long. arXiv:2108.12409, 2021.

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from arrays import FRAMEWORKS, Framework
 
 import dlattn
+
+# JAX would take most of a GPU's memory, which torch's tests need too.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""How tensors come in and go out: without a copy, whatever their strides, from whoever exports them."""
+"""How tensors come in and go out: without a copy, in any strides, from whoever exports them."""
 
 from __future__ import annotations
 
@@ -393,7 +393,7 @@ def test_two_threads_at_once():
     q, k, v = qkv(2, 65, 130, 4, 2, 32)
     torch = FRAMEWORKS["torch"]()
     want = {causal: dlattn.attention(q, k, v, causal=causal) for causal in (False, True)}
-    start = threading.Barrier(4)
+    start = threading.Barrier(4, timeout=60)
     failures: list[BaseException] = []
 
     def work(causal: bool, array: Any) -> None:

@@ -38,10 +38,12 @@ def laid_out(draw: Any, shape: tuple[int, ...], dtype: str, seed: int) -> np.nda
     spacing = draw(st.lists(st.integers(1, 3), min_size=len(shape), max_size=len(shape)))
     repeat = draw(st.sets(st.sampled_from(range(last)))) if draw(st.booleans()) else set()
     stored = [1 if i in repeat else shape[i] for i in order]
-    values = np.random.default_rng(seed).standard_normal([n * s for n, s in zip(stored, spacing)])
+    values = np.random.default_rng(seed).standard_normal(
+        [n * s for n, s in zip(stored, spacing, strict=True)]
+    )
     values = NumPy().array(values + 0.25, dtype)
     cut = tuple(slice(0, n) if i == last else slice(0, None, s)
-                for i, n, s in zip(order, stored, spacing))  # fmt: skip
+                for i, n, s in zip(order, stored, spacing, strict=True))  # fmt: skip
     view = values[cut].transpose(np.argsort(order))
     return np.broadcast_to(view, shape)
 
@@ -108,7 +110,7 @@ class TestFuzz:
     def test_distorted_calls_raise_what_they_should(self, call, data):
         """One tensor is replaced by one of another shape, dtype, device or exporter."""
         arrays, options = call
-        tensors: dict[str, Any] = dict(zip("qkv", arrays))
+        tensors: dict[str, Any] = dict(zip("qkv", arrays, strict=True))
         tensors |= {
             n: options[n] for n in ("bias", "mask", "alibi_slopes", "sinks") if n in options
         }
