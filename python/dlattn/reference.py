@@ -226,6 +226,8 @@ def to_float64(array: Any) -> Array:
 
 def round_to(array: Array, dtype: str) -> Array:
     """Round values to the nearest one of `dtype`; the array's own type stays."""
+    if array.dtype.name == dtype:
+        return array
     if dtype == "bfloat16":
         # The upper 16 bits of a float32, rounded to nearest even.
         bits = array.astype(np.float32).view(np.uint32)

@@ -237,6 +237,15 @@ def test_rounding():
     np.testing.assert_array_equal(round_to(values, "bfloat16"), expected)
 
 
+def test_plain_computation_rounds_the_probabilities():
+    # Weights 1/10 and 9/10 and values 9 and -1 cancel, but for the rounding of the weights.
+    q, k = np.full((1, 1, 1, 1), math.log(9.0)), np.array([0.0, 1.0]).reshape(1, 2, 1, 1)
+    v = np.array([9.0, -1.0]).reshape(1, 2, 1, 1)
+    out = same_dtype_reference(q, k, v, dtype="float16", softmax_scale=1.0)[0]
+    assert out.item() == 9 * float(np.float16(0.1)) - float(np.float16(0.9))
+    assert abs(same_dtype_reference(q, k, v, dtype="float32")[0].item()) < 1e-6
+
+
 @pytest.mark.parametrize(
     ("dtype", "digits"), [("float16", 11), ("bfloat16", 8), ("float32", 24), ("float64", 53)]
 )
