@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def package_dir() -> Path:
     """Where the package is installed; the headers and the CMake package lie inside."""
-    return Path(dlattn.__file__).absolute().parent
+    return Path(dlattn._core.__file__).absolute().parent  # an editable install has it elsewhere
 
 
 def _parser() -> argparse.ArgumentParser:
