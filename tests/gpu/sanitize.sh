@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Runs the short GPU suite under each tool of compute-sanitizer. Needs a GPU and the CUDA toolkit.
+#   tests/gpu/sanitize.sh [build folder]
+set -euo pipefail
+source_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+build=${1:-$(mktemp -d)}
+
+cmake -S "$source_dir" -B "$build" -DDLATTN_TESTS=ON -DCMAKE_CUDA_ARCHITECTURES="${DLATTN_ARCHS:-native}" >/dev/null
+cmake --build "$build" --target gpu_short_suite -j "$(nproc)" >/dev/null
+suite=$(find "$build" -name gpu_short_suite -type f)
+
+"$suite"
+for tool in memcheck racecheck synccheck initcheck; do
+  echo "== $tool"
+  compute-sanitizer --tool "$tool" --error-exitcode 1 --print-limit 5 "$suite"
+done
