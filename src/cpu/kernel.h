@@ -76,7 +76,7 @@ class TaskKernel {
     s_t_ = arena_.take<T>(block_n_ * ld_);
     k_tile_ = arena_.take<T>(kConverts ? block_n_ * p_.head_dim : 0);
     v_tile_ = arena_.take<T>(kConverts ? block_n_ * p_.head_dim_v : 0);
-    row_ = arena_.take<T>(p_.head_dim);
+    row_ = arena_.take<T>(max_int(p_.head_dim, p_.head_dim_v));
     row_max_ = arena_.take<T>(ld_);
     row_base_ = arena_.take<T>(ld_);
     row_sum_ = arena_.take<T>(ld_);
@@ -96,7 +96,7 @@ class TaskKernel {
     start();
     const std::int64_t begin = clamp_int(min_position_ - left_, 0, t_.len_k);
     const std::int64_t end = clamp_int(max_position_ + right_ + 1, 0, t_.len_k);
-    for (std::int64_t j = begin; j < end; j += block_n_) tile(j, min_int(block_n_, end - j));
+    for (std::int64_t j = begin; j < end; j += block_n_) tile(j, min_int(block_n_, end - j), min_int(block_n_, max_int(0, end - j - block_n_)));
     finish();
   }
 
@@ -156,8 +156,16 @@ class TaskKernel {
     }
   }
 
-  // Keys [j, j + count).
-  void tile(std::int64_t j, std::int64_t count) {
+  Upcoming upcoming(const void* data, std::int64_t batch_stride, std::int64_t row_stride, std::int64_t head_stride,
+                    std::int64_t width, std::int64_t j, std::int64_t count) const {
+    const In* rows = static_cast<const In*>(data) + (varlen() ? 0 : t_.batch * batch_stride) +
+                     (t_.first_k + j) * row_stride + t_.head_kv * head_stride;
+    const std::int64_t size = sizeof(In);
+    return {reinterpret_cast<const char*>(rows), row_stride * size, width * size, count};
+  }
+
+  // Keys [j, j + count), with `next` keys to follow.
+  void tile(std::int64_t j, std::int64_t count, std::int64_t next) {
     ProductArgs<T> args;
     args.block_m = ld_;
     args.rescale = rescale_;
@@ -168,6 +176,7 @@ class TaskKernel {
     args.right = q_t_;
     args.depth = p_.head_dim;
     args.result = s_t_;
+    args.upcoming = upcoming(p_.v, p_.v_batch_stride, p_.v_row_stride, p_.v_head_stride, p_.head_dim_v, j, count);
     multiply<T, Product::kScores>(count, args);
 
     if (adjusts_) adjust(j, count);
@@ -180,6 +189,8 @@ class TaskKernel {
     args.right = s_t_;
     args.depth = count;
     args.result = o_t_;
+    args.upcoming =
+        upcoming(p_.k, p_.k_batch_stride, p_.k_row_stride, p_.k_head_stride, p_.head_dim, j + count, next);
     multiply<T, Product::kOutput>(p_.head_dim_v, args);
   }
 
@@ -228,6 +239,7 @@ class TaskKernel {
   // -inf where causality or the window forbid the key.
   void hide(std::int64_t j, std::int64_t count) {
     typedef LaneInt<T> Int __attribute__((vector_size(kVectorBytes)));
+    const Vec<T> minus_inf = broadcast(-static_cast<T>(INFINITY));
     for (std::int64_t r = 0; r < ld_; ++r) {
       first_key_[r] = static_cast<LaneInt<T>>(clamp_int(position_[r] - left_ - j, 0, count));
       end_key_[r] = static_cast<LaneInt<T>>(clamp_int(position_[r] + right_ + 1 - j, 0, count));
@@ -238,8 +250,9 @@ class TaskKernel {
       std::memcpy(&end, end_key_ + lane, sizeof(end));
       for (std::int64_t n = 0; n < count; ++n) {
         const Int key = Int{} + static_cast<LaneInt<T>>(n);
+        const Int seen = (key >= first) & (key < end);
         const Vec<T> score = load(s_t_ + n * ld_ + lane);
-        store(s_t_ + n * ld_ + lane, (key >= first) & (key < end) ? score : broadcast(-static_cast<T>(INFINITY)));
+        store(s_t_ + n * ld_ + lane, seen ? score : minus_inf);
       }
     }
   }
@@ -298,8 +311,9 @@ class TaskKernel {
               (t_.first_q + query_[r]) * p_.out_row_stride + head_[r] * p_.out_head_stride;
     const T scale = static_cast<T>(factor);
     for (std::int64_t d = 0; d < p_.head_dim_v; ++d) {
-      from_float(factor == 0.0 ? T(0) : o_t_[d * ld_ + r] * scale, &out[d]);
+      row_[d] = factor == 0.0 ? T(0) : o_t_[d * ld_ + r] * scale;
     }
+    convert_row(row_, p_.head_dim_v, out);
   }
 
   const AttentionParams& p_;
@@ -314,7 +328,7 @@ class TaskKernel {
   T to_log2_ = 0;  // what turns the scores in s_t_ into powers of two
 
   T *q_t_, *o_t_, *s_t_;        // [head_dim, block_m], [head_dim_v, block_m], [block_n, block_m]
-  T *k_tile_, *v_tile_, *row_;  // [block_n, head_dim], [block_n, head_dim_v], [head_dim]
+  T *k_tile_, *v_tile_, *row_;  // [block_n, head_dim], [block_n, head_dim_v], [either head dim]
   // All [block_m]:
   T *row_max_, *row_base_, *row_sum_, *rescale_;
   T *slope_, *distance_;

@@ -3,6 +3,7 @@
 
 #include "core/backend.h"
 #include "cpu/convert.h"
+#include "cpu/thread_pool.h"
 
 namespace dlattn::cpu {
 namespace {
@@ -59,11 +60,19 @@ void merge_row(const MergeParams& p, std::int64_t b, std::int64_t h, std::int64_
 
 template <typename T>
 void merge_all(const MergeParams& p) {
-  for (std::int64_t b = 0; b < p.batch_size; ++b) {
-    for (std::int64_t h = 0; h < p.num_heads; ++h) {
-      for (std::int64_t i = 0; i < p.seqlen_q; ++i) merge_row<T>(p, b, h, i);
+  // Enough rows a task that handing it out costs little.
+  const std::int64_t rows_per_task = 1 + 65536 / (p.num_states * p.head_dim_v);
+  const std::int64_t rows = p.batch_size * p.num_heads * p.seqlen_q;
+  const std::int64_t num_tasks = (rows + rows_per_task - 1) / rows_per_task;
+  const int num_threads = num_tasks > 1 ? dlattn::device_info(p.device).num_threads : 1;
+  parallel_for(num_tasks, num_threads, [&](std::int64_t task, int) {
+    const std::int64_t begin = task * rows_per_task;
+    const std::int64_t end = begin + rows_per_task < rows ? begin + rows_per_task : rows;
+    for (std::int64_t row = begin; row < end; ++row) {
+      const std::int64_t i = row % p.seqlen_q, h = row / p.seqlen_q % p.num_heads;
+      merge_row<T>(p, row / p.seqlen_q / p.num_heads, h, i);
     }
-  }
+  });
 }
 
 }  // namespace

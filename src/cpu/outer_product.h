@@ -22,6 +22,21 @@ constexpr int kRowsFor = (kNumRegisters == 32 ? 24 : 12) / kCols < kMaxRows
 
 enum class Product { kScores, kOutput };
 
+// Rows that will be needed soon. A product asks for them bit by bit, so that memory works while it computes: with few
+// queries that is most of the time.
+struct Upcoming {
+  const char* rows = nullptr;
+  std::int64_t stride = 0;     // bytes
+  std::int64_t row_bytes = 0;
+  std::int64_t num_rows = 0;
+
+  void prefetch(std::int64_t begin, std::int64_t end) const {
+    for (std::int64_t n = begin; n < end; ++n) {
+      for (std::int64_t at = 0; at < row_bytes; at += 64) __builtin_prefetch(rows + n * stride + at);
+    }
+  }
+};
+
 template <typename T>
 struct ProductArgs {
   const T* left;             // K or V
@@ -31,6 +46,7 @@ struct ProductArgs {
   T* result;                 // S^T or O^T
   const T* rescale;          // kOutput only: [block_m]
   std::int64_t block_m;      // columns of right and result
+  Upcoming upcoming;
 };
 
 template <typename T, Product kProduct, int kRows, int kCols>
@@ -87,6 +103,7 @@ void product_columns(std::int64_t rows, ProductArgs<T> args) {
   const std::int64_t row_step = kProduct == Product::kOutput ? 1 : args.left_stride;
   for (std::int64_t block = 0; block < num_blocks; ++block) {
     const int count = static_cast<int>(rows / num_blocks + (block < rows % num_blocks));
+    args.upcoming.prefetch(args.upcoming.num_rows * block / num_blocks, args.upcoming.num_rows * (block + 1) / num_blocks);
     product_rows<T, kProduct, kCols>(count, args);
     args.left += count * row_step;
     args.result += count * args.block_m;
@@ -103,6 +120,7 @@ void multiply(std::int64_t rows, ProductArgs<T> args) {
     args.right += kMaxCols * kWidth<T>;
     args.result += kMaxCols * kWidth<T>;
     args.rescale += kMaxCols * kWidth<T>;
+    args.upcoming.num_rows = 0;
   }
 }
 

@@ -125,6 +125,33 @@ DLATTN_INLINE void convert_row(const Half* from, std::int64_t count, float* to) 
   for (; i < count; ++i) to[i] = to_float(from[i]);
 }
 
+// And back, rounding to nearest even.
+DLATTN_INLINE void convert_row(const float* from, std::int64_t count, BFloat16* to) {
+  constexpr int kStep = kWidth<float>;
+  typedef std::uint16_t Bits16 __attribute__((vector_size(kStep * 2)));
+  typedef std::uint32_t Bits32 __attribute__((vector_size(kVectorBytes)));
+  std::int64_t i = 0;
+  for (; i + kStep <= count; i += kStep) {
+    const Vec<float> value = load_unaligned(from + i);
+    const Bits32 bits = reinterpret_cast<Bits32>(value);
+    const Bits32 rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    const Bits32 nan = bits | 0x400000;  // rounding up could turn it into infinity
+    const Bits16 result = __builtin_convertvector((value == value ? rounded : nan) >> 16, Bits16);
+    std::memcpy(to + i, &result, sizeof(result));
+  }
+  for (; i < count; ++i) from_float(from[i], &to[i]);
+}
+
+DLATTN_INLINE void convert_row(const float* from, std::int64_t count, Half* to) {
+  std::int64_t i = 0;
+#if defined(__F16C__)
+  for (; i + 8 <= count; i += 8) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(from + i), 0));
+  }
+#endif
+  for (; i < count; ++i) from_float(from[i], &to[i]);
+}
+
 template <typename T>
 DLATTN_INLINE void convert_row(const T* from, std::int64_t count, T* to) {
   std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(T));

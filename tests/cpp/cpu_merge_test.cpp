@@ -11,19 +11,19 @@ using test::Buffer;
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr std::int64_t kBatch = 2, kRows = 5, kHeads = 3, kDim = 9;
+constexpr std::int64_t kBatch = 2, kHeads = 3, kDim = 9;
 
 struct Parts {
-  Parts(DType dtype, int count, std::int64_t gap) {
+  Parts(DType dtype, int count, std::int64_t gap, std::int64_t rows = 5) {
     std::mt19937 random(3);
     params.dtype = dtype;
     params.num_states = count;
     params.batch_size = kBatch;
-    params.seqlen_q = kRows;
+    params.seqlen_q = rows;
     params.num_heads = kHeads;
     params.head_dim_v = kDim;
-    const std::int64_t head = kDim + gap, row = kHeads * head + gap, batch = kRows * row + gap;
-    const std::int64_t lse_row = 1 + gap, lse_head = kRows * lse_row + gap, lse_batch = kHeads * lse_head + gap;
+    const std::int64_t head = kDim + gap, row = kHeads * head + gap, batch = rows * row + gap;
+    const std::int64_t lse_row = 1 + gap, lse_head = rows * lse_row + gap, lse_batch = kHeads * lse_head + gap;
     for (int n = 0; n < count; ++n) {
       outs.emplace_back(dtype, kBatch * batch);
       lses.emplace_back(DType::kFloat32, kBatch * lse_batch);
@@ -38,11 +38,11 @@ struct Parts {
       params.lses_row_stride[n] = lse_row;
     }
     out = Buffer(dtype, kBatch * batch);
-    lse = Buffer(DType::kFloat32, kBatch * kHeads * (kRows + gap));
+    lse = Buffer(DType::kFloat32, kBatch * kHeads * (rows + gap));
     params.out = out.data();
     params.lse = static_cast<float*>(lse.data());
     params.out_batch_stride = batch, params.out_row_stride = row, params.out_head_stride = head;
-    params.lse_head_stride = kRows + gap;
+    params.lse_head_stride = rows + gap;
     params.lse_batch_stride = kHeads * params.lse_head_stride;
   }
   std::int64_t out_at(std::int64_t b, std::int64_t i, std::int64_t h) const {
@@ -75,7 +75,7 @@ void check(Parts& parts) {
   merge_states(parts.params);
   const int count = parts.params.num_states;
   for (std::int64_t b = 0; b < kBatch; ++b) {
-    for (std::int64_t i = 0; i < kRows; ++i) {
+    for (std::int64_t i = 0; i < parts.params.seqlen_q; ++i) {
       for (std::int64_t h = 0; h < kHeads; ++h) {
         long double sum = 0;
         for (int n = 0; n < count; ++n) sum += std::exp(static_cast<long double>(parts.lses[n].get(parts.lse_in(b, i, h))));
@@ -110,6 +110,12 @@ void all_dtypes() {
       }
     }
   }
+}
+
+// Enough rows for several threads.
+void many_rows() {
+  Parts parts(DType::kFloat32, kMaxMergeStates, 0, 700);
+  check(parts);
 }
 
 void empty_parts() {
@@ -176,6 +182,7 @@ void merges_attention() {
 
 int main() {
   all_dtypes();
+  many_rows();
   empty_parts();
   nan_lse_reaches_the_result();
   merges_attention();

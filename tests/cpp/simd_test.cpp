@@ -100,6 +100,21 @@ void conversions() {
   }
   CHECK_EQ(wrong, 0);
   CHECK_EQ(wrong_back, 0);
+
+  // From float, vectors and scalars agree on everything, halfway cases and overflow included.
+  static In rounded[kCount + 3];
+  for (int i = 0; i < kCount + 3; ++i) {
+    to[i] = dlattn::cpu::float_from_bits(static_cast<std::uint32_t>(i) << 16 | (i * 40503u & 0xf000u));
+  }
+  simd::convert_row(to, kCount + 3, rounded);
+  int wrong_rounded = 0;
+  for (int i = 0; i < kCount + 3; ++i) {
+    In scalar;
+    dlattn::cpu::from_float(to[i], &scalar);
+    const float a = dlattn::cpu::to_float(rounded[i]), b = dlattn::cpu::to_float(scalar);
+    wrong_rounded += std::isnan(b) ? !std::isnan(a) : rounded[i].bits != scalar.bits;
+  }
+  CHECK_EQ(wrong_rounded, 0);
 }
 
 template <typename In>
