@@ -514,6 +514,7 @@ def test_durations(seconds: float, text: str) -> None:
 
 def test_rates_and_shapes() -> None:
     assert rate(12.34) == "12.3 TFLOP/s"
+    assert rate(7.1) == "7.10 TFLOP/s"
     assert rate(0.1234) == "123 GFLOP/s"
     assert shape((1, 8, 512, 64)) == "(1,8,512,64)"
 

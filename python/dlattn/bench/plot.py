@@ -9,11 +9,15 @@ from typing import Any
 from dlattn.bench.cases import Case
 from dlattn.bench.report import Result, from_json
 from dlattn.cli.errors import CommandError
-from dlattn.cli.text import rate, shape
+from dlattn.cli.text import duration, rate, shape
 
-# Ours in shades of one strong colour, peers in greys that still differ when printed.
-_OURS = ("#0b5fa5", "#3b8fd4", "#8cc0ea")
+# Ours in shades of one strong colour, the last kernel, our best, in the strongest; peers in greys
+# that still differ when printed.
+_OURS = ("#0b5fa5", "#4d9bdb", "#9ccaf0")
 _PEERS = ("#3d3d3d", "#6e6e6e", "#969696", "#bababa", "#d6d6d6")
+
+# Inches above and below the panels, for the title, the small print and a legend.
+_TOP, _BOTTOM, _LEGEND = 0.4, 0.45, 0.5
 
 
 def require() -> None:
@@ -45,8 +49,8 @@ def draw(document: dict[str, Any], path: Path) -> None:
     }
     with pyplot.rc_context(style):
         figure = _lines(pyplot, results) if _is_sweep(results) else _bars(pyplot, results)
-        figure.suptitle(_title(document), x=0.01, ha="left", fontsize=13, fontweight="bold")
-        figure.text(0.01, -0.02, _footnote(document), fontsize=7.5, color="#666666", va="top")
+        figure.text(0.01, 0.99, _title(document), fontsize=13, fontweight="bold", va="top")
+        figure.text(0.01, 0.01, _footnote(document), fontsize=7.5, color="#666666", va="bottom")
         try:
             figure.savefig(path, dpi=180)
         except (OSError, ValueError) as error:
@@ -65,35 +69,32 @@ def _is_sweep(results: Sequence[Result]) -> bool:
 def _colours(results: Sequence[Result]) -> dict[str, str]:
     colours = {}
     for ours, palette in ((True, _OURS), (False, _PEERS)):
-        names = dict.fromkeys(r.contestant for r in results if r.ours is ours)
-        for i, name in enumerate(names):
+        names = list(dict.fromkeys(r.contestant for r in results if r.ours is ours))
+        for i, name in enumerate(reversed(names) if ours else names):
             colours[name] = palette[i % len(palette)]
     return colours
 
 
 def _bars(pyplot: Any, results: Sequence[Result]) -> Any:
-    """A panel for each case: horizontal bars of time, each with its figure."""
+    """A panel for each case: bars of speed, the fastest on top, each with its figures."""
     cases = list(dict.fromkeys(result.case for result in results))
     colours = _colours(results)
     columns = min(2, len(cases))
     rows = -(-len(cases) // columns)
     bars_each = max(sum(r.case == case for r in results) for case in cases)
-    size = (5.6 * columns, rows * (0.75 + 0.27 * bars_each) + 0.5)
+    size = (5.6 * columns, rows * (0.55 + 0.27 * bars_each) + _TOP + _BOTTOM)
     figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    _reserve(figure, _BOTTOM)
     for axis in axes.flat[len(cases) :]:
         axis.set_visible(False)
     for axis, case in zip(axes.flat, cases, strict=False):
-        group = sorted(
-            (r for r in results if r.case == case), key=lambda r: r.seconds or 0.0, reverse=True
-        )
-        factor, unit = _unit(max(r.seconds or 0.0 for r in group))
-        times = [(r.seconds or 0.0) * factor for r in group]
+        group = sorted((r for r in results if r.case == case), key=lambda r: r.tflops or 0.0)
         names = [r.contestant for r in group]
-        bars = axis.barh(names, times, color=[colours[name] for name in names], height=0.74)
-        rates = [f"({rate(r.tflops or 0.0)})" for r in group]
-        labels = [f"{t:.3g} {unit}  {text}" for t, text in zip(times, rates, strict=True)]
+        rates = [r.tflops or 0.0 for r in group]
+        bars = axis.barh(names, rates, color=[colours[name] for name in names], height=0.74)
+        labels = [f"{duration(r.seconds or 0.0)}, {rate(r.tflops or 0.0)}" for r in group]
         axis.bar_label(bars, labels, padding=4, fontsize=8)
-        axis.set_xlim(0, max(times) * 1.45)
+        axis.set_xlim(0, max(rates) * 1.45)
         axis.set_xticks([])
         axis.spines["bottom"].set_visible(False)
         axis.tick_params(axis="y", length=0)
@@ -109,8 +110,9 @@ def _lines(pyplot: Any, results: Sequence[Result]) -> Any:
     colours = _colours(results)
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
-    size = (5.6 * columns, 3.2 * rows + 0.5)
+    size = (5.6 * columns, 3.0 * rows + _TOP + _LEGEND + _BOTTOM)
     figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    _reserve(figure, _LEGEND + _BOTTOM)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     for axis, (head_dim, causal) in zip(axes.flat, panels, strict=False):
@@ -140,8 +142,24 @@ def _lines(pyplot: Any, results: Sequence[Result]) -> Any:
             f"head_dim {head_dim}, {'causal' if causal else 'full'}", loc="left", fontsize=10
         )
     handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    place = (0.5, _BOTTOM / size[1])
+    figure.legend(
+        handles,
+        labels,
+        loc="lower center",
+        bbox_to_anchor=place,
+        ncols=4,
+        frameon=False,
+        fontsize=9,
+    )
     return figure
+
+
+def _reserve(figure: Any, bottom: float) -> None:
+    """Keep inches free for the title above and for legend and small print below."""
+    height = figure.get_size_inches()[1]
+    rect = (0.0, bottom / height, 1.0, 1.0 - (_TOP + bottom) / height)
+    figure.get_layout_engine().set(rect=rect)
 
 
 def _title(document: dict[str, Any]) -> str:
@@ -166,10 +184,6 @@ def _footnote(document: dict[str, Any]) -> str:
 
 def _case_name(case: Case) -> str:
     return f"(B,H,S,D) = {shape(case.sizes)}, {case.mask}"
-
-
-def _unit(seconds: float) -> tuple[float, str]:
-    return (1e3, "ms") if seconds >= 1e-3 else (1e6, "us")
 
 
 def _tokens(count: int) -> str:

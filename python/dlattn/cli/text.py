@@ -42,7 +42,9 @@ def duration(seconds: float) -> str:
 
 def rate(tflops: float) -> str:
     """Operations per second in the unit that fits."""
-    return f"{tflops:.3g} TFLOP/s" if tflops >= 1.0 else f"{1e3 * tflops:.3g} GFLOP/s"
+    if tflops >= 1.0:
+        return f"{_three_digits(tflops)} TFLOP/s"
+    return f"{_three_digits(1e3 * tflops)} GFLOP/s"
 
 
 def _three_digits(value: float) -> str:
