@@ -1,0 +1,276 @@
+"""Shows that the simt tests bite: breaks the kernels in one place at a time and demands a red test.
+
+Mutants are made in a copy of src/: every ``__syncthreads()``, ``__syncwarp()`` and cp.async wait of
+each kernel family (its folder and what it includes of tile/) removed in turn, every such wait made
+one group short, and the bugs of seed_bugs.py put back. Each is compiled into the family's test, under ThreadSanitizer,
+AddressSanitizer or neither, until one of them fails. A mutant that survives all three, or an edit
+that does not apply, makes the exit status 1.
+
+    python mutate.py --config <build folder>/tests/simt/simt.json [--quick] [--table MUTANTS.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from seed_bugs import SEED_BUGS, SeedBug
+
+FAMILIES = ("scalar", "wmma_qk", "wmma_smem", "merge")
+TIMEOUT_S = 300
+
+# What is changed (pattern, replacement) wherever it occurs.
+SYNCHRONISATION = {
+    "no __syncthreads": (r"__syncthreads\(\);", ";"),
+    "no __syncwarp": (r"__syncwarp\([^;]*\);", ";"),
+    "no cp.async wait": (r"ptx::cp_async_wait<[^;]*\(\);", ";"),
+    "cp.async wait one group short": (
+        r"ptx::cp_async_wait<([^;]*)>\(\);",
+        r"ptx::cp_async_wait<\1 + 1>();",
+    ),
+}
+
+# The variants that are tried, likeliest first.
+RACES_FIRST = ("tsan", "asan", "plain")
+NUMBERS_FIRST = ("plain", "asan", "tsan")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    family: str
+    file: str  # under src/cuda
+    line: int
+    kind: str
+    text: str  # the whole mutated file
+    variants: tuple[str, ...]
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.family}, {self.kind}, {self.place}"
+
+
+def without_comments(source: str) -> str:
+    """The source with comments blanked out, every other character in its place."""
+    return re.sub(r"//[^\n]*", lambda m: " " * len(m.group()), source)
+
+
+def included(cuda: Path, file: str, seen: set[str]) -> None:
+    """Adds ``file`` and all that it includes of src/cuda to ``seen``."""
+    if file in seen or not (cuda / file).exists():
+        return
+    seen.add(file)
+    for other in re.findall(r'#include "cuda/([^"]+)"', (cuda / file).read_text()):
+        included(cuda, other, seen)
+
+
+def line_of(source: str, position: int) -> int:
+    return source.count("\n", 0, position) + 1
+
+
+def synchronisation_mutants(cuda: Path) -> Iterator[Mutant]:
+    for family in FAMILIES:
+        files: set[str] = set()
+        included(cuda, f"{family}/kernel.cuh", files)
+        for file in sorted(files):
+            if file.startswith("ptx/"):
+                continue
+            source = (cuda / file).read_text()
+            for kind, (pattern, replacement) in SYNCHRONISATION.items():
+                for match in re.finditer(pattern, without_comments(source)):
+                    changed = match.expand(replacement)
+                    mutated = source[: match.start()] + changed + source[match.end() :]
+                    line = line_of(source, match.start())
+                    yield Mutant(family, file, line, kind, mutated, RACES_FIRST)
+
+
+def pattern_of(text: str) -> str:
+    """A pattern for ``text`` whatever white space the source has between its tokens."""
+    return r"\s*".join(re.escape(token) for token in re.findall(r"\w+|[^\w\s]", text))
+
+
+def seed_mutants(cuda: Path, bug: SeedBug) -> Iterator[Mutant]:
+    source = (cuda / bug.file).read_text()
+    matches = list(re.finditer(pattern_of(bug.search), source))
+    if len(matches) != 1:
+        sys.exit(f"{bug.kind}: {len(matches)} places, not 1, in {bug.file} have: {bug.search}")
+    start, end = matches[0].span()
+    mutated = source[:start] + bug.replace + source[end:]
+    for family in bug.families:
+        yield Mutant(family, bug.file, line_of(source, start), bug.kind, mutated, NUMBERS_FIRST)
+
+
+def all_mutants(cuda: Path) -> list[Mutant]:
+    mutants = list(synchronisation_mutants(cuda))
+    for bug in SEED_BUGS:
+        mutants += seed_mutants(cuda, bug)
+    return mutants
+
+
+def one_of_each_kind(mutants: list[Mutant]) -> list[Mutant]:
+    """The last mutant of each kind of changed synchronisation, and a seed bug of each family."""
+    removed = {m.kind: m for m in mutants if m.variants == RACES_FIRST}
+    seeds = {m.family: m for m in mutants if m.variants == NUMBERS_FIRST}
+    return list(removed.values()) + list(seeds.values())
+
+
+class Bench:
+    """Builds and runs a family's test on a copy of the source."""
+
+    def __init__(self, config: dict[str, Any], scratch: Path, check_baselines: bool) -> None:
+        self.config = config
+        self.scratch = scratch
+        self.check_baselines = check_baselines
+        self.baselines: dict[tuple[str, str], str | None] = {}
+        self.lock = Lock()
+
+    def outcome(self, source: Path, family: str, variant: str, work: Path) -> str | None:
+        """How the test fails; None if it passes."""
+        c = self.config
+        binary = work / f"test_{variant}"
+        includes = [f"{c['tests']}/model", c["tests"], source, source / "include", c["generated"]]
+        command = [c["compiler"], *c["flags"], *c["variants"][variant]["flags"]]
+        command += [f"-I{path}" for path in includes]
+        command += [f"-isystem{path}" for path in c["system_includes"]]
+        command += ["-include", f"{c['tests']}/prelude.h", f"{c['tests']}/test_{family}.cpp"]
+        command += [*c["objects"], c["variants"][variant]["library"], "-o", str(binary)]
+        built = subprocess.run(command, capture_output=True, text=True, check=False)
+        if built.returncode != 0:
+            sys.exit(f"{family} under {variant} does not compile:\n{built.stderr}")
+        try:
+            ran = subprocess.run(
+                [str(binary)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"no end within {TIMEOUT_S} s"
+        return None if ran.returncode == 0 else evidence(ran.stdout)
+
+    def check_baseline(self, family: str, variant: str) -> None:
+        """The unchanged source must pass, or a red test would mean nothing."""
+        if not self.check_baselines:
+            return
+        with self.lock:
+            key = (family, variant)
+            if key not in self.baselines:
+                work = Path(tempfile.mkdtemp(dir=self.scratch))
+                source = Path(self.config["source"])
+                self.baselines[key] = self.outcome(source, family, variant, work)
+                shutil.rmtree(work)
+            if self.baselines[key] is not None:
+                sys.exit(f"{family} under {variant} fails unchanged: {self.baselines[key]}")
+
+    def try_mutant(self, mutant: Mutant) -> str | None:
+        """Which variant caught it, and how; None if it survives."""
+        work = Path(tempfile.mkdtemp(dir=self.scratch))
+        source = work / "src"
+        shutil.copytree(self.config["source"], source)
+        (source / "cuda" / mutant.file).write_text(mutant.text)
+        caught = None
+        for variant in mutant.variants:
+            self.check_baseline(mutant.family, variant)
+            how = self.outcome(source, mutant.family, variant, work)
+            if how is not None:
+                caught = f"{variant}: {how}"
+                break
+        shutil.rmtree(work)
+        return caught
+
+
+def evidence(output: str) -> str:
+    """A short account of why a test failed."""
+    race = re.search(r"ThreadSanitizer: data race(.*?)\n\n(.*?)\n\n", output, re.DOTALL)
+    if race:
+        places = [place_of(race.group(1)), place_of(race.group(2))]
+        return "data race, " + " with ".join(places)
+    error = re.search(r"AddressSanitizer: (\S+)(.*?)\n\n", output, re.DOTALL)
+    if error:
+        return f"{error.group(1)}, {place_of(error.group(2))}"
+    error = re.search(r"(\w+/\w+\.\w+:\d+):\d+: runtime error: ([^\n]*)", output)
+    if error:
+        return f"{error.group(2)}, {error.group(1)}"
+    error = re.search(r"^simt: ([^\n(]*)", output, re.MULTILINE)
+    if error:
+        return error.group(1).strip()
+    failures = len(re.findall(r"^FAIL ", output, re.MULTILINE))
+    return f"wrong results in {failures} cases" if failures else "it ends early"
+
+
+def place_of(stack: str) -> str:
+    """The innermost frame in the kernels' source, or in the model of an instruction."""
+    frames = re.findall(r"/src/cuda/(\S+?:\d+)", stack) or re.findall(r"/simt/(\S+?:\d+)", stack)
+    return frames[0] if frames else "unknown place"
+
+
+def table(results: list[tuple[Mutant, str | None]]) -> str:
+    caught = sum(how is not None for _, how in results)
+    lines = [
+        "# Mutants of the kernels",
+        "",
+        "Generated by `mutate.py`. Each row is one change of the kernels' source and the first",
+        "of the variants that turned red: `tsan`, `asan` (which includes UBSan) or `plain`.",
+        "",
+        f"{caught} of {len(results)} caught.",
+        "",
+        "| family | change | place | caught by |",
+        "|---|---|---|---|",
+    ]
+    for m, how in results:
+        lines.append(f"| {m.family} | {m.kind} | {m.place} | {how or '**survives**'} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Mutation test of the simt tests.")
+    parser.add_argument("--config", type=Path, required=True, help="simt.json of the build folder")
+    parser.add_argument("--quick", action="store_true", help="one mutant of each kind")
+    parser.add_argument("--only", default="", help="only mutants whose name contains this")
+    parser.add_argument("--list", action="store_true", help="name the mutants, run nothing")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--table", type=Path, help="write the results there, as Markdown")
+    args = parser.parse_args()
+
+    config = json.loads(args.config.read_text())
+    mutants = all_mutants(Path(config["source"]) / "cuda")
+    if args.quick:
+        mutants = one_of_each_kind(mutants)
+    mutants = [m for m in mutants if args.only in m.name]
+    if args.list:
+        print("\n".join(m.name for m in mutants))
+        return 0
+
+    results: list[tuple[Mutant, str | None]] = []
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(args.jobs) as pool:
+        # The quick run is a test beside the tests themselves, which show that the source passes.
+        bench = Bench(config, Path(scratch), check_baselines=not args.quick)
+        for mutant, how in zip(mutants, pool.map(bench.try_mutant, mutants), strict=True):
+            results.append((mutant, how))
+            print(f"{'ok  ' if how else 'FAIL'} {mutant.name}: {how or 'survives'}", flush=True)
+    if args.table:
+        args.table.write_text(table(results))
+    caught = sum(how is not None for _, how in results)
+    print(f"{caught} passed, {len(results) - caught} failed")
+    return 0 if results and caught == len(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
