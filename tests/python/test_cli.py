@@ -448,11 +448,11 @@ def two(path: Path) -> Path:
     return path
 
 
-def test_run_on_a_full_or_missing_folder(
+def test_run_into_a_missing_folder(
     files: dict[str, Path], tmp_path: Path, capsys: Captured
 ) -> None:
     out = tmp_path / "no" / "such" / "folder" / "out.npy"
-    assert "cannot be written" in refuses(capsys, *run_arguments(files, "-o", out))
+    assert "cannot be written: no such folder" in refuses(capsys, *run_arguments(files, "-o", out))
 
 
 def test_run_needs_safetensors_for_its_files(
@@ -461,8 +461,10 @@ def test_run_needs_safetensors_for_its_files(
     monkeypatch.setitem(sys.modules, "safetensors", None)
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
     files["q"] = write(tmp_path / "q.safetensors", b"")
-    error = refuses(capsys, *run_arguments(files, "-o", tmp_path / "out.npy"))
-    assert "pip install safetensors" in error
+    for out in ("out.npy", "out.safetensors"):
+        error = refuses(capsys, *run_arguments(files, "-o", tmp_path / out))
+        assert "pip install safetensors" in error
+        files["q"] = files["k"]
 
 
 def test_run_with_half_a_window(files: dict[str, Path], tmp_path: Path, capsys: Captured) -> None:

@@ -241,9 +241,10 @@ def _match_threads() -> None:
 def _print_head(about: dict[str, Any], session: _Session) -> None:
     machine, versions, git = about["machine"], about["versions"], about["git"]
     where = machine.get("gpu") or machine["cpu"]
-    sha = (git["sha"] or "unknown commit")[:12] + (" with changes" if git["dirty"] else "")
+    commit = f"commit {git['sha'][:12]}" if git["sha"] else "unknown commit"
+    commit += " with changes" if git["dirty"] else ""
     print(f"{where}; " + ", ".join(f"{name} {version}" for name, version in versions.items()))
-    print(f"commit {sha}; {session.clock.method}")
+    print(f"{commit}; {session.clock.method}")
     if session.device == "cpu":
         print(f"{_threads()} threads, load average {machine['load_average']}")
     print(flush=True)

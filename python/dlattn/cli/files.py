@@ -61,6 +61,14 @@ def load(place: Place) -> Array:
         raise CommandError(f"{place}: cannot be read: {error}") from error
 
 
+def check_writable(place: Place) -> None:
+    """Raise before anything is computed if its result could not be written."""
+    if not place.path.parent.is_dir():
+        raise CommandError(f"{place.path}: cannot be written: no such folder")
+    if place.path.suffix == ".safetensors":
+        _safetensors()
+
+
 def save(arrays: Iterable[tuple[Place, str, Array]]) -> None:
     """Write arrays given as (place, key if the place has none, array).
 

@@ -10,7 +10,7 @@ import numpy as np
 import dlattn
 from dlattn.cli.devices import find_device
 from dlattn.cli.errors import CommandError
-from dlattn.cli.files import Place, load, same_file, save
+from dlattn.cli.files import Place, check_writable, load, same_file, save
 
 FILES = ".npy, .npz (file.npz:key) or .safetensors (file.safetensors:name)"
 
@@ -52,6 +52,8 @@ def main(args: argparse.Namespace) -> int:
     inputs = _places(args, "q", "k", "v", "bias", "mask")
     outputs = _places(args, "out", "lse")
     _refuse_overlaps(inputs, outputs)
+    for place in outputs.values():
+        check_writable(place)
 
     device = find_device(args.device)
     arrays: dict[str, Any] = {name: device.put(load(place)) for name, place in inputs.items()}
