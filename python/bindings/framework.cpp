@@ -24,8 +24,9 @@ nb::handle frameworks() {
   return module;
 }
 
-const dlpack::ExchangeApi* find_exchange_api(nb::handle type) {
-  if (!exchange_api_on) return nullptr;
+const dlpack::ExchangeApi* find_exchange_api(nb::handle type, const TensorType& known) {
+  // NumPy's arrays need less by their own interface; JAX has an order of its own to keep.
+  if (!exchange_api_on || known.numpy || known.deferred) return nullptr;
   const nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
   if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
   const auto* header = static_cast<const dlpack::ExchangeApiHeader*>(
@@ -118,14 +119,14 @@ const TensorType& tensor_type(nb::handle object, const char* name) {
   made->torch = kind == "torch";
   made->numpy = kind == "numpy";
   made->deferred = kind == "jax";
-  if (!made->numpy && !made->deferred) made->api = find_exchange_api(type);
+  made->api = find_exchange_api(type, *made);
   Py_INCREF(type.ptr());  // a cached address must not be taken over by another type
   return *cache().emplace(type.ptr(), std::move(made)).first->second;
 }
 
 void use_exchange_api(bool on) {
   exchange_api_on = on;
-  for (auto& entry : cache()) entry.second->api = on ? find_exchange_api(entry.first) : nullptr;
+  for (auto& [type, known] : cache()) known->api = find_exchange_api(type, *known);
 }
 
 Target make_target(nb::handle like, const char* name) {
@@ -146,10 +147,9 @@ Target make_target(nb::handle like, const char* name) {
 
 void set_stream(nb::handle stream, Target* target) {
   if (target->device.type == DeviceType::kCpu) {
-    if (!stream.is_none())
-      unsupported("stream is ", repr_text(stream), "; accepted: None, as ", target->name,
-                  " is on the CPU");
-    return;
+    if (stream.is_none()) return;
+    unsupported("stream is ", repr_text(stream), "; accepted: None, as ", target->name,
+                " is on the CPU");
   }
   if (!stream.is_none()) {
     target->stream = parse_stream(stream);

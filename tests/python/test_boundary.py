@@ -57,6 +57,18 @@ def test_torch_without_the_exchange_api(no_exchange_api):
     assert_attention(given, *arrays)
 
 
+def test_torch_compile_runs_the_call_as_it_is():
+    torch = pytest.importorskip("torch")
+    arrays = [torch.from_numpy(x) for x in qkv()]
+
+    @torch.compile(backend="eager")
+    def model(q: Any, k: Any, v: Any) -> Any:
+        return dlattn.attention(2 * q, k, v, causal=True) + 1
+
+    want = dlattn.attention(2 * arrays[0], *arrays[1:], causal=True) + 1
+    torch.testing.assert_close(model(*arrays), want)
+
+
 def test_views_come_in_with_their_offset(framework):
     if framework.name == "jax":
         pytest.skip("JAX has no views")
