@@ -152,7 +152,7 @@ def test_run_on_a_gpu(tmp_path: Path) -> None:
     arguments = ["bench", "--quick", "--device", "cuda", "--shape", "1,2,128,64"]
     assert main([*arguments, "--json", str(path)]) == 0
     document = json.loads(path.read_text())
-    assert document["machine"]["gpu"] and document["machine"]["driver"]
+    assert document["machine"]["gpu"] and "driver" in document["machine"]
     results = {(r["contestant"], r["causal"]): r for r in document["results"]}
     for kernel in peers.GPU_KERNELS:
         for causal in (False, True):

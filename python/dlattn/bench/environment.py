@@ -7,6 +7,7 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -127,11 +128,17 @@ def _cpu_name() -> str:
 
 
 def _driver() -> str | None:
+    """The driver's version; containers may have one of the two sources, or neither."""
     try:
         query = "--query-gpu=driver_version"
         return _output("nvidia-smi", query, "--format=csv,noheader").splitlines()[0]
     except (OSError, subprocess.CalledProcessError, IndexError):
+        pass
+    try:
+        found = re.search(r"\b\d+\.[\d.]+\b", Path("/proc/driver/nvidia/version").read_text())
+    except OSError:
         return None
+    return found[0] if found else None
 
 
 def _versions(device: str) -> dict[str, Any]:
