@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import dlattn
+from dlattn.cli import _parser
 from dlattn.reference import attention_reference, error_bound, max_error
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,3 +110,12 @@ def test_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         if "://" not in target:
             assert (ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize("name", ["README.md", "benchmarks/README.md", "CONTRIBUTING.md"])
+def test_commands_that_are_shown_exist(name: str) -> None:
+    text = (ROOT / name).read_text()
+    lines = re.findall(r"^(?:.*&& )?python -m dlattn (.*)$", text, flags=re.MULTILINE)
+    assert lines or name == "CONTRIBUTING.md"
+    for line in lines:
+        _parser().parse_args(shlex.split(line, comments=True))  # exits if an option is unknown
