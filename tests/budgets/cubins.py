@@ -1,0 +1,249 @@
+"""Reads what the compiled kernels need: registers, stack, shared memory, and their machine code.
+
+The kernels come from a library: that of DLATTN_BUILD_DIR, else that of the installed package; where
+neither has CUDA kernels, nvcc compiles them for sm_89. `python tests/budgets/cubins.py --write`
+records the registers as the new budgets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUDGETS = Path(__file__).with_name("budgets.json")
+SM_89 = "sm_89"
+
+_TYPES = {"6__half": "float16", "13__nv_bfloat16": "bfloat16", "f": "float32"}
+_ENUMS = {"float16": "kFloat16", "bfloat16": "kBFloat16", "float32": "kFloat32"}
+_KERNEL = re.compile(r"_ZN6dlattn\d+(\w+?)6kernelI(6__half|13__nv_bfloat16|f)(?:Li(\d+)E)?EEv\w+")
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+
+
+class NoTools(Exception):
+    """What is needed to look at kernels is not on this machine."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one kernel needs on one architecture, without its dynamic shared memory."""
+
+    registers: int
+    stack: int
+    static_smem: int
+    local: int
+
+
+def tool(name: str) -> str:
+    """A program of the CUDA toolkit, or of NVIDIA's wheels on PyPI."""
+    found = shutil.which(name)
+    if found:
+        return found
+    places = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin"]
+    nvidia = importlib.util.find_spec("nvidia")
+    for folder in (nvidia.submodule_search_locations or []) if nvidia else []:
+        places += Path(folder).glob("*/bin")
+    for place in places:
+        if (place / name).is_file():
+            return str(place / name)
+    raise NoTools(f"{name} is not installed (CUDA toolkit, or pip install nvidia-cuda-{name})")
+
+
+def _run(*command: str) -> str:
+    # cuobjdump runs the nvdisasm that it finds on the path.
+    path = os.pathsep.join([str(Path(tool("nvdisasm")).parent), os.environ.get("PATH", "")])
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "PATH": path}
+    )
+    return done.stdout
+
+
+def instances() -> list[tuple[str, str, int]]:
+    """The (family, dtype, head_dim tile) of instances.cmake."""
+    text = (ROOT / "src/cuda/instances.cmake").read_text()
+    found = []
+    for family, dtype, tiles in re.findall(r"^dlattn_instance\((\w+) (\w+) ([\d ]+)\)", text, re.M):
+        found += [(family, dtype, int(tile)) for tile in tiles.split()]
+    return found
+
+
+def kernel_name(family: str, dtype: str, tile: int | str | None) -> str:
+    return "_".join(str(part) for part in (family, dtype, tile) if part)
+
+
+def expected_kernels() -> list[str]:
+    merges = [kernel_name("merge", dtype, None) for dtype in _ENUMS]
+    return [kernel_name(*instance) for instance in instances()] + merges
+
+
+def _installed_library() -> Path | None:
+    spec = importlib.util.find_spec("dlattn")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for library in sorted(Path(folder).rglob("libdlattn.so*")):
+            return library
+    return None
+
+
+def _compile(folder: Path) -> list[Path]:
+    """The instances as sm_89 cubins."""
+    nvcc = tool("nvcc")
+    template = (ROOT / "src/cuda/instance.cu.in").read_text()
+    sources = {}
+    for family, dtype, tile in instances():
+        source = folder / f"{kernel_name(family, dtype, tile)}.cu"
+        text = template.replace("@DLATTN_FAMILY@", family).replace("@DLATTN_TILE@", str(tile))
+        source.write_text(text.replace("@DLATTN_DTYPE@", _ENUMS[dtype]))
+        sources[source] = source.with_suffix(".cubin")
+    sources[ROOT / "src/cuda/merge/merge.cu"] = folder / "merge.cubin"
+
+    def build(source: Path) -> None:
+        flags = ["-std=c++17", "--expt-relaxed-constexpr", f"-arch={SM_89}", "-cubin"]
+        includes = [f"-I{ROOT / 'src'}", f"-I{ROOT / 'src/include'}"]
+        subprocess.run(
+            [nvcc, *flags, *includes, "-o", str(sources[source]), str(source)], check=True
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(build, sources))
+    return list(sources.values())
+
+
+@dataclass
+class Kernels:
+    """The kernels of one build."""
+
+    usage: dict[str, dict[str, Usage]]  # by kernel, then by architecture
+    code: dict[str, str]  # machine code for sm_89, as text
+    source: str  # where they come from
+
+
+def _usage(binary: Path) -> Iterator[tuple[str, str, Usage]]:
+    arch = name = ""
+    for line in _run(tool("cuobjdump"), "--dump-resource-usage", str(binary)).splitlines():
+        # A fat binary names the architecture; a bare cubin leaves it to its file's maker.
+        if match := re.match(r"arch = (sm_\w+)", line):
+            arch = match[1]
+        elif match := re.search(r"Function (\w+):", line):
+            name = match[1]
+        elif (match := _USAGE.search(line)) and (kernel := _KERNEL.fullmatch(name)):
+            registers, stack, shared, local = map(int, match.groups())
+            family, element, tile = kernel.groups()
+            yield (
+                kernel_name(family, _TYPES[element], tile),
+                arch or SM_89,
+                Usage(registers, stack, shared, local),
+            )
+
+
+def _code(binary: Path) -> Iterator[tuple[str, str]]:
+    name, lines = "", []
+    options = [] if binary.suffix == ".cubin" else ["-arch", SM_89]
+    for line in _run(tool("cuobjdump"), "-sass", *options, str(binary)).splitlines():
+        if match := re.search(r"Function : (\w+)", line):
+            if name:
+                yield name, "\n".join(lines)
+            kernel = _KERNEL.fullmatch(match[1])
+            name = kernel_name(kernel[1], _TYPES[kernel[2]], kernel[3]) if kernel else ""
+            lines = []
+        else:
+            lines.append(line)
+    if name:
+        yield name, "\n".join(lines)
+
+
+def _read(binaries: list[Path], source: str) -> Kernels:
+    kernels = Kernels({}, {}, source)
+    for binary in binaries:
+        for name, arch, usage in _usage(binary):
+            kernels.usage.setdefault(name, {})[arch] = usage
+        if any(SM_89 in archs for archs in kernels.usage.values()):
+            kernels.code.update(_code(binary))
+    return kernels
+
+
+def load() -> Kernels:
+    """The kernels to check. Raises NoTools."""
+    if folder := os.environ.get("DLATTN_BUILD_DIR"):
+        library = Path(folder) / "libdlattn.so"
+        if not library.exists():
+            raise FileNotFoundError(f"DLATTN_BUILD_DIR: there is no {library}")
+        return _read([library], str(library))
+    installed = _installed_library()
+    if installed:
+        kernels = _read([installed], str(installed))
+        if kernels.usage:
+            return kernels
+    with tempfile.TemporaryDirectory() as temporary:
+        return _read(_compile(Path(temporary)), "compiled for sm_89 by nvcc")
+
+
+def dynamic_smem() -> dict[str, int]:
+    """Bytes of dynamic shared memory of each instance, from the traits that the plan reads."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if not compiler:
+        raise NoTools("no C++ compiler is installed")
+    families = sorted({family for family, _, _ in instances()})
+    lines = [f'#include "cuda/{family}/traits.h"' for family in families]
+    lines += ["#include <cstdio>", "int main() {"]
+    for family, dtype, tile in instances():
+        size = 4 if dtype == "float32" else 2
+        arguments = f"{size}, {tile}" if family == "scalar" else str(tile)
+        config = f"dlattn::{family}::tile_config({arguments})"
+        lines.append(
+            f'std::printf("{kernel_name(family, dtype, tile)} %d\\n", {config}.smem_bytes);'
+        )
+    lines.append("}")
+    with tempfile.TemporaryDirectory() as temporary:
+        source, program = Path(temporary) / "smem.cpp", Path(temporary) / "smem"
+        source.write_text("\n".join(lines))
+        command = [compiler, "-std=c++17", f"-I{ROOT / 'src'}", "-o", str(program), str(source)]
+        subprocess.run(command, check=True)
+        done = subprocess.run([str(program)], capture_output=True, text=True, check=True)
+    return {name: int(size) for name, size in (line.split() for line in done.stdout.splitlines())}
+
+
+def cuda_version() -> str:
+    """Of the compiler that made the kernels: the installed package's, else that of nvcc."""
+    if not os.environ.get("DLATTN_BUILD_DIR") and _installed_library():
+        import dlattn
+
+        if dlattn.info().cuda:
+            return str(dlattn.info().cuda_version)
+    match = re.search(r"release (\d+\.\d+)", _run(tool("nvcc"), "--version"))
+    return match[1] if match else "unknown"
+
+
+def write() -> None:
+    kernels, smem = load(), dynamic_smem()
+    budgets = {
+        name: {
+            "dynamic_smem": smem.get(name, 0),
+            "registers": {arch: use.registers for arch, use in sorted(archs.items())},
+        }
+        for name, archs in sorted(kernels.usage.items())
+    }
+    document = {"cuda": cuda_version(), "kernels": budgets}
+    BUDGETS.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"{BUDGETS}: {len(budgets)} kernels, {kernels.source}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Registers and shared memory of the kernels")
+    parser.add_argument("--write", action="store_true", help="record them as the new budgets")
+    if parser.parse_args().write:
+        write()
+        sys.exit()
+    for kernel, archs in sorted(load().usage.items()):
+        for arch, use in sorted(archs.items()):
+            print(f"{kernel:24} {arch:7} {use}")

@@ -1,0 +1,78 @@
+"""What the compiled kernels need: no spills on sm_89, recorded registers."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import cubins
+import pytest
+
+MAX_SMEM = 99 * 1024  # per block on sm_89
+MAX_LADDER_REGISTERS = 120  # of the WMMA kernels at head_dim 64
+LADDER = ("wmma_qk", "wmma_smem")
+
+BUDGETS = json.loads(cubins.BUDGETS.read_text())
+
+
+@pytest.fixture(scope="module")
+def kernels() -> cubins.Kernels:
+    try:
+        return cubins.load()
+    except cubins.NoTools as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="module")
+def smem() -> dict[str, int]:
+    try:
+        return cubins.dynamic_smem()
+    except cubins.NoTools as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.mark.parametrize("kernel", cubins.expected_kernels())
+def test_kernel_is_there(kernels: cubins.Kernels, kernel: str) -> None:
+    assert cubins.SM_89 in kernels.usage.get(kernel, {}), f"not in {kernels.source}"
+    assert kernel in BUDGETS["kernels"], "no budget: run tests/budgets/cubins.py --write"
+
+
+@pytest.mark.parametrize("kernel", cubins.expected_kernels())
+def test_no_spills(kernels: cubins.Kernels, kernel: str) -> None:
+    usage = kernels.usage[kernel][cubins.SM_89]
+    assert (usage.stack, usage.local) == (0, 0)
+    spills = re.findall(r"\b(?:LDL|STL)\b[^;]*;", kernels.code[kernel])
+    assert not spills, f"local memory: {spills[0]}"
+
+
+@pytest.mark.parametrize("kernel", cubins.expected_kernels())
+def test_registers(kernels: cubins.Kernels, kernel: str) -> None:
+    usage = kernels.usage[kernel]
+    if kernel.startswith(LADDER) and kernel.endswith("_64"):
+        assert usage[cubins.SM_89].registers <= MAX_LADDER_REGISTERS
+    if BUDGETS["cuda"] != cubins.cuda_version():
+        pytest.skip(f"budgets are those of CUDA {BUDGETS['cuda']}")
+    budget = BUDGETS["kernels"][kernel]["registers"]
+    over = {
+        arch: (use.registers, budget[arch])
+        for arch, use in usage.items()
+        if arch in budget and use.registers > budget[arch]
+    }
+    assert not over, f"registers over budget (now, budget): {over}"
+
+
+@pytest.mark.parametrize("kernel", sorted(BUDGETS["kernels"]))
+def test_shared_memory(kernels: cubins.Kernels, smem: dict[str, int], kernel: str) -> None:
+    dynamic = smem.get(kernel, 0)
+    assert dynamic == BUDGETS["kernels"][kernel]["dynamic_smem"]
+    assert dynamic + kernels.usage[kernel][cubins.SM_89].static_smem <= MAX_SMEM
+
+
+@pytest.mark.parametrize("kernel", [k for k in cubins.expected_kernels() if k.startswith(LADDER)])
+def test_tensor_cores_are_fed_by_ldmatrix(kernels: cubins.Kernels, kernel: str) -> None:
+    code = kernels.code[kernel]
+    assert re.search(r"\bHMMA\.", code), "no tensor core instruction"
+    assert re.search(r"\bLDSM\.", code), "no ldmatrix"
+    assert not re.search(r"\bLD\.", code), "a generic load: shared memory that nvcc did not see"
+    # Half as many matrix loads as products is what fragments take; without ldmatrix it is far more.
+    assert len(re.findall(r"\bLDSM\.", code)) <= len(re.findall(r"\bHMMA\.", code))

@@ -1,0 +1,97 @@
+"""Rules that the sources keep, read from the text: no compiler needed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).resolve().parents[2] / "src"
+SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".in"}
+
+
+def sources(*folders: str) -> Iterator[Path]:
+    for folder in folders:
+        files = [p for p in sorted((SOURCES / folder).rglob("*")) if p.suffix in SUFFIXES]
+        assert files, f"nothing in {folder}"
+        yield from files
+
+
+def code(text: str) -> str:
+    """Without comments and the contents of string literals."""
+    pattern = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"'
+    return re.sub(pattern, lambda m: '""' if m[0][0] == '"' else " ", text, flags=re.S)
+
+
+def includes(text: str) -> list[str]:
+    return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', text, re.M)
+
+
+ASM = re.compile(r"\b(?:asm|__asm__)\b")
+HOST_ONLY = re.compile(
+    r"^(?:cuda|cudart|curand|crt/|mma\.h|cub/|thrust/|Python\.h|nanobind|torch|ATen)"
+)
+# Plain C++ beside the kernels, which the plan reads.
+SHARED_WITH_KERNELS = re.compile(r"^cuda/(?:\w+/traits|tile/config|tile/launch_shape)\.h$")
+BUILT_INS = re.compile(r"\b(?:threadIdx|blockIdx|__global__|__device__|__shared__)\b")
+
+
+def test_asm_stands_under_ptx_only() -> None:
+    guilty = [
+        str(path.relative_to(SOURCES))
+        for path in sources(".")
+        if ASM.search(code(path.read_text())) and path.parent != SOURCES / "cuda" / "ptx"
+    ]
+    assert not guilty
+
+
+def test_public_and_core_headers_are_plain_cpp() -> None:
+    for path in sources("include", "core", "cpu"):
+        for name in includes(path.read_text()):
+            allowed = SHARED_WITH_KERNELS.match(name)
+            assert allowed or not HOST_ONLY.match(name), f"{path} includes {name}"
+
+
+def test_what_core_shares_with_the_kernels_is_plain_cpp() -> None:
+    for path in sources("cuda"):
+        name = str(path.relative_to(SOURCES))
+        if not SHARED_WITH_KERNELS.match(name):
+            continue
+        text = path.read_text()
+        assert not BUILT_INS.search(code(text)), f"{name} has device code"
+        for included in includes(text):
+            allowed = SHARED_WITH_KERNELS.match(included)
+            assert allowed or not HOST_ONLY.match(included), f"{name} includes {included}"
+
+
+def test_kernels_include_from_the_root_of_the_sources() -> None:
+    """So that the CPU tests of the kernels can put their models in front."""
+    for path in sources("cuda"):
+        for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', path.read_text(), re.M):
+            known = (SOURCES / name, SOURCES / "include" / name)
+            assert any(p.is_file() for p in known) or name == "instances.inc" or "@" in name, (
+                f"{path}: {name} is not a path from src/"
+            )
+
+
+def test_shared_memory_is_dynamic() -> None:
+    for path in sources("cuda"):
+        if path.parent.name != "ptx":
+            assert "__shared__" not in code(path.read_text()), f"{path} has static shared memory"
+
+
+@pytest.mark.parametrize("name", ["torch", "ATen", "cupy", "jax", "Python.h", "nanobind"])
+def test_no_framework_in_the_library(name: str) -> None:
+    for path in sources("."):
+        assert not any(name in included for included in includes(path.read_text())), path
+
+
+def test_the_rules_see_what_they_forbid() -> None:
+    assert ASM.search(code('int x; asm volatile("nop;");'))
+    assert not ASM.search(code('// asm\nconst char* s = "asm";'))
+    assert HOST_ONLY.match("cuda_fp16.h")
+    assert HOST_ONLY.match("cuda/ptx/math.cuh")
+    assert not SHARED_WITH_KERNELS.match("cuda/ptx/math.cuh")
+    assert includes('#include "cuda/x.h"\n# include <mma.h>\n') == ["cuda/x.h", "mma.h"]
