@@ -22,7 +22,8 @@ const Devices& devices() {
     d.status = cudaGetDeviceCount(&d.count);
     if (d.status != cudaSuccess) {
       d.count = 0;
-      cudaGetLastError();  // a missing driver must not look like an error of the caller's next CUDA call
+      cudaGetLastError();  // a missing driver must not look like an error of the caller's next CUDA
+                           // call
     }
     return d;
   }();
@@ -33,7 +34,8 @@ int attribute(cudaDeviceAttr attr, int index) {
   int value = 0;
   const cudaError_t error = cudaDeviceGetAttribute(&value, attr, index);
   if (error != cudaSuccess) {
-    throw DeviceError(std::string("cuda:") + std::to_string(index) + ": " + cudaGetErrorString(error));
+    throw DeviceError(std::string("cuda:") + std::to_string(index) + ": " +
+                      cudaGetErrorString(error));
   }
   return value;
 }
@@ -45,7 +47,8 @@ DeviceInfo query(int index) {
   cudaDeviceProp properties;
   const cudaError_t error = cudaGetDeviceProperties(&properties, index);
   if (error != cudaSuccess) {
-    throw DeviceError(std::string("cuda:") + std::to_string(index) + ": " + cudaGetErrorString(error));
+    throw DeviceError(std::string("cuda:") + std::to_string(index) + ": " +
+                      cudaGetErrorString(error));
   }
   info.name = properties.name;
   info.compute_major = properties.major;
@@ -55,31 +58,41 @@ DeviceInfo query(int index) {
   info.smem_per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, index);
   info.l2_bytes = attribute(cudaDevAttrL2CacheSize, index);
   if (!core::archs_serve(archs(), info.compute_major, info.compute_minor)) {
-    info.unserved = info.name + " has compute capability " + std::to_string(info.compute_major) + "." +
-                    std::to_string(info.compute_minor) + "; this build has kernels for " + archs();
+    info.unserved = info.name + " has compute capability " + std::to_string(info.compute_major) +
+                    "." + std::to_string(info.compute_minor) + "; this build has kernels for " +
+                    archs();
   }
   return info;
 }
 
 }  // namespace
 
-bool compiled() { return true; }
-const char* toolkit_version() { return DLATTN_CUDA_VERSION; }
-const char* archs() { return DLATTN_CUDA_ARCHS; }
+bool compiled() {
+  return true;
+}
+const char* toolkit_version() {
+  return DLATTN_CUDA_VERSION;
+}
+const char* archs() {
+  return DLATTN_CUDA_ARCHS;
+}
 
-int device_count() { return devices().count; }
+int device_count() {
+  return devices().count;
+}
 
 std::string device_status() {
   const Devices& d = devices();
-  if (d.status != cudaSuccess) return std::string("no CUDA device: ") + cudaGetErrorString(d.status);
+  if (d.status != cudaSuccess)
+    return std::string("no CUDA device: ") + cudaGetErrorString(d.status);
   return d.count == 0 ? "no CUDA device" : "";
 }
 
 const DeviceInfo& device_info(int index) {
   const int count = device_count();
   if (index < 0 || index >= count) {
-    throw DeviceError("there is no device cuda:" + std::to_string(index) + "; devices found: " + std::to_string(count) +
-                      (count == 0 ? " (" + device_status() + ")" : ""));
+    throw DeviceError("there is no device cuda:" + std::to_string(index) + "; devices found: " +
+                      std::to_string(count) + (count == 0 ? " (" + device_status() + ")" : ""));
   }
   static std::mutex mutex;
   static std::vector<std::unique_ptr<DeviceInfo>> cache(count);

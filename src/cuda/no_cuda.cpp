@@ -4,16 +4,33 @@
 namespace dlattn::cuda {
 
 namespace {
-constexpr char kNoCuda[] = "this build of dlattn has no CUDA kernels; rebuild it without DLATTN_CUDA=OFF";
+constexpr char kNoCuda[] =
+    "this build of dlattn has no CUDA kernels; rebuild it without DLATTN_CUDA=OFF";
 }
 
-bool compiled() { return false; }
-const char* toolkit_version() { return ""; }
-const char* archs() { return ""; }
-int device_count() { return 0; }
-std::string device_status() { return kNoCuda; }
-const DeviceInfo& device_info(int) { throw DeviceError(kNoCuda); }
-void merge_states(const MergeParams&, void*) { throw DeviceError(kNoCuda); }
-Launcher find_launcher(Kernel, DType, int) { return nullptr; }
+bool compiled() {
+  return false;
+}
+const char* toolkit_version() {
+  return "";
+}
+const char* archs() {
+  return "";
+}
+int device_count() {
+  return 0;
+}
+std::string device_status() {
+  return kNoCuda;
+}
+const DeviceInfo& device_info(int) {
+  throw DeviceError(kNoCuda);
+}
+void merge_states(const MergeParams&, void*) {
+  throw DeviceError(kNoCuda);
+}
+Launcher find_launcher(Kernel, DType, int) {
+  return nullptr;
+}
 
 }  // namespace dlattn::cuda

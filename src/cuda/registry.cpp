@@ -3,10 +3,10 @@
 
 namespace dlattn {
 
-#define DLATTN_FAMILY(family)                                       \
-  namespace family {                                                \
-  template <DType, int>                                             \
-  void launch(const AttentionParams&, const Plan&, void* stream);   \
+#define DLATTN_FAMILY(family)                                     \
+  namespace family {                                              \
+  template <DType, int>                                           \
+  void launch(const AttentionParams&, const Plan&, void* stream); \
   }
 DLATTN_FAMILY(scalar)
 DLATTN_FAMILY(wmma_qk)
@@ -45,7 +45,8 @@ constexpr Entry kEntries[] = {
 
 Launcher find_launcher(Kernel kernel, DType dtype, int head_dim_tile) {
   for (const Entry& entry : kEntries) {
-    if (entry.kernel == kernel && entry.dtype == dtype && entry.head_dim_tile == head_dim_tile) return entry.launch;
+    if (entry.kernel == kernel && entry.dtype == dtype && entry.head_dim_tile == head_dim_tile)
+      return entry.launch;
   }
   return nullptr;
 }
