@@ -3,8 +3,9 @@
 #include <cstdint>
 #include <cstring>
 
-// Scalar conversions of the 16-bit types, rounding to nearest even. Internal linkage on purpose: this header is compiled
-// with different instruction sets, and the linker must not pick one copy for all.
+// Scalar conversions of the 16-bit types, rounding to nearest even. Internal linkage on purpose:
+// this header is compiled with different instruction sets, and the linker must not pick one copy
+// for all.
 namespace dlattn::cpu {
 
 struct Half {
@@ -33,14 +34,19 @@ static inline float to_float(BFloat16 value) {
 static inline float to_float(Half value) {
   const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x8000u) << 16;
   const std::uint32_t magnitude = value.bits & 0x7fffu;
-  if (magnitude >= 0x7c00u) return float_from_bits(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
+  if (magnitude >= 0x7c00u)
+    return float_from_bits(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
   // Exponent bias 15 to 127 by an exact multiplication, which also normalises subnormals.
   const float scaled = float_from_bits(magnitude << 13) * 0x1p112f;
   return float_from_bits(sign | float_bits(scaled));
 }
 
-static inline float to_float(float value) { return value; }
-static inline double to_float(double value) { return value; }
+static inline float to_float(float value) {
+  return value;
+}
+static inline double to_float(double value) {
+  return value;
+}
 
 static inline void from_float(float value, BFloat16* result) {
   const std::uint32_t bits = float_bits(value);
@@ -70,7 +76,11 @@ static inline void from_float(float value, Half* result) {
   result->bits = static_cast<std::uint16_t>(sign | half);
 }
 
-static inline void from_float(float value, float* result) { *result = value; }
-static inline void from_float(double value, double* result) { *result = value; }
+static inline void from_float(float value, float* result) {
+  *result = value;
+}
+static inline void from_float(double value, double* result) {
+  *result = value;
+}
 
 }  // namespace dlattn::cpu

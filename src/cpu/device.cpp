@@ -26,7 +26,8 @@ const Isa* isas(int* count) {
 #if defined(__x86_64__)
       {"avx512", __builtin_cpu_supports("avx512f") != 0, avx512_kernels},
       {"avx2",
-       __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 && __builtin_cpu_supports("f16c") != 0,
+       __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
+           __builtin_cpu_supports("f16c") != 0,
        avx2_kernels},
 #endif
       {"portable", true, portable_kernels},
@@ -46,7 +47,8 @@ const char* choose_isa() {
     if (!wanted || !*wanted || std::strcmp(wanted, table[i].name) == 0) return table[i].name;
     accepted += (accepted.empty() ? "" : ", ") + std::string(table[i].name);
   }
-  throw UnsupportedError(std::string("DLATTN_CPU_ISA is \"") + wanted + "\"; accepted on this processor: " + accepted);
+  throw UnsupportedError(std::string("DLATTN_CPU_ISA is \"") + wanted +
+                         "\"; accepted on this processor: " + accepted);
 }
 
 // Respects CPU affinity, as set by taskset, a job scheduler or a container.
@@ -65,7 +67,8 @@ int default_num_threads() {
   char* end = nullptr;
   const long count = std::strtol(value, &end, 10);
   if (*end != '\0' || count < 1 || count > 4096) {
-    throw UnsupportedError(std::string("DLATTN_NUM_THREADS is \"") + value + "\"; accepted: 1 to 4096");
+    throw UnsupportedError(std::string("DLATTN_NUM_THREADS is \"") + value +
+                           "\"; accepted: 1 to 4096");
   }
   return static_cast<int>(count);
 }
@@ -86,7 +89,8 @@ const KernelSet& kernels_for(const char* isa) {
   for (int i = 0; i < count; ++i) {
     if (table[i].available && std::strcmp(isa, table[i].name) == 0) return table[i].kernels();
   }
-  throw UnsupportedError(std::string("isa is \"") + isa + "\", which this processor or this build does not have");
+  throw UnsupportedError(std::string("isa is \"") + isa +
+                         "\", which this processor or this build does not have");
 }
 
 }  // namespace dlattn::cpu

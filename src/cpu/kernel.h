@@ -3,15 +3,17 @@
 #include <math.h>
 
 #include "cpu/outer_product.h"
+#include "cpu/scratch.h"
 #include "cpu/simd_math.h"
 #include "cpu/task.h"
 
-// The CPU kernel: attention of block_m queries, one key tile after the other, with a streaming softmax. Included by
-// kernel_<isa>.cpp, see simd.h.
+// The CPU kernel: attention of block_m queries, one key tile after the other, with a streaming
+// softmax. Included by kernel_<isa>.cpp, see simd.h.
 //
-// Scores of a tile stand transposed, keys in rows and queries in lanes, so the softmax runs down the rows without a
-// reduction across lanes. The state per query is the running maximum `row_base`, as a power of two, the sum of
-// 2^(score - row_base) and the unnormalised output; all three are rescaled when a tile raises the maximum.
+// Scores of a tile stand transposed, keys in rows and queries in lanes, so the softmax runs down
+// the rows without a reduction across lanes. The state per query is the running maximum `row_base`,
+// as a power of two, the sum of 2^(score - row_base) and the unnormalised output; all three are
+// rescaled when a tile raises the maximum.
 namespace dlattn::cpu::DLATTN_CPU_ISA {
 
 template <typename In>
@@ -30,8 +32,12 @@ constexpr int kBlockN = sizeof(T) == 4 ? 96 : 48;
 
 constexpr std::int64_t kUnlimited = INT64_MAX / 4;  // a window's side; sums of two do not overflow
 
-DLATTN_INLINE std::int64_t min_int(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
-DLATTN_INLINE std::int64_t max_int(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
+DLATTN_INLINE std::int64_t min_int(std::int64_t a, std::int64_t b) {
+  return a < b ? a : b;
+}
+DLATTN_INLINE std::int64_t max_int(std::int64_t a, std::int64_t b) {
+  return a > b ? a : b;
+}
 DLATTN_INLINE std::int64_t clamp_int(std::int64_t x, std::int64_t low, std::int64_t high) {
   return max_int(low, min_int(x, high));
 }
@@ -45,41 +51,26 @@ Tiles tiles_for(std::int64_t rows) {
   return tiles;
 }
 
-// Scratch memory of one thread, dealt out in order. With a null base it only adds up sizes.
-class Arena {
- public:
-  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
-  template <typename U>
-  U* take(std::int64_t count) {
-    U* result = base_ ? reinterpret_cast<U*>(base_ + used_) : nullptr;
-    used_ += (count * static_cast<std::int64_t>(sizeof(U)) + 63) / 64 * 64;
-    return result;
-  }
-  std::int64_t used() const { return used_; }
-
- private:
-  char* base_;
-  std::int64_t used_ = 0;
-};
-
 template <typename In>
 class TaskKernel {
-  using T = typename ComputeTypeOf<In>::Type;
-  static constexpr bool kConverts = sizeof(In) == 2;
-  static constexpr int kStep = kWidth<T>;
-
  public:
-  TaskKernel(const AttentionParams& params, const Tiles& tiles, const Task& task, void* scratch)
-      : p_(params), t_(task), ld_(tiles.block_m), block_n_(tiles.block_n), arena_(scratch) {
+  using T = typename ComputeTypeOf<In>::Type;
+
+  // `states` holds the parts of the task if its keys are split, and is null otherwise.
+  TaskKernel(const AttentionParams& params, const Tiles& tiles, const Task& task, void* scratch,
+             void* states)
+      : p_(params),
+        t_(task),
+        ld_(tiles.block_m),
+        block_n_(tiles.block_n),
+        arena_(scratch),
+        states_(static_cast<char*>(states)),
+        state_(part(task.split)) {
     q_t_ = arena_.take<T>(p_.head_dim * ld_);
-    o_t_ = arena_.take<T>(p_.head_dim_v * ld_);
     s_t_ = arena_.take<T>(block_n_ * ld_);
     k_tile_ = arena_.take<T>(kConverts ? block_n_ * p_.head_dim : 0);
     v_tile_ = arena_.take<T>(kConverts ? block_n_ * p_.head_dim_v : 0);
     row_ = arena_.take<T>(max_int(p_.head_dim, p_.head_dim_v));
-    row_max_ = arena_.take<T>(ld_);
-    row_base_ = arena_.take<T>(ld_);
-    row_sum_ = arena_.take<T>(ld_);
     rescale_ = arena_.take<T>(ld_);
     slope_ = arena_.take<T>(ld_);
     distance_ = arena_.take<T>(ld_);
@@ -93,17 +84,44 @@ class TaskKernel {
   std::int64_t scratch_bytes() const { return arena_.used(); }
 
   void run() {
-    start();
-    const std::int64_t begin = clamp_int(min_position_ - left_, 0, t_.len_k);
-    const std::int64_t end = clamp_int(max_position_ + right_ + 1, 0, t_.len_k);
-    for (std::int64_t j = begin; j < end; j += block_n_) tile(j, min_int(block_n_, end - j), min_int(block_n_, max_int(0, end - j - block_n_)));
+    locate_rows();
+    load_queries();
+    clear_state();
+    std::int64_t begin = clamp_int(min_position_ - left_, 0, t_.len_k);
+    std::int64_t end = clamp_int(max_position_ + right_ + 1, 0, t_.len_k);
+    if (t_.num_splits > 1) {
+      const std::int64_t tiles = (max_int(0, end - begin) + block_n_ - 1) / block_n_;
+      const std::int64_t keys = (tiles + t_.num_splits - 1) / t_.num_splits * block_n_;
+      begin += t_.split * keys;
+      end = min_int(end, begin + keys);
+    }
+    for (std::int64_t j = begin; j < end; j += block_n_)
+      tile(j, min_int(block_n_, end - j), min_int(block_n_, max_int(0, end - j - block_n_)));
+    if (t_.num_splits == 1) finish();
+  }
+
+  // Adds the other parts to part 0, in order, and finishes it.
+  void merge() {
+    locate_rows();
+    for (int split = 1; split < t_.num_splits; ++split) add(part(split));
     finish();
   }
 
  private:
+  static constexpr bool kConverts = sizeof(In) == 2;
+  static constexpr int kStep = kWidth<T>;
+
+  State<T> part(int split) {
+    if (!states_) return State<T>(p_, ld_, &arena_);
+    Arena sizes(nullptr);
+    State<T>(p_, ld_, &sizes);
+    Arena memory(states_ + split * sizes.used());
+    return State<T>(p_, ld_, &memory);
+  }
+
   bool varlen() const { return p_.cu_seqlens_q != nullptr; }
 
-  void start() {
+  void locate_rows() {
     const std::int64_t group = p_.num_heads / p_.num_heads_kv;
     const std::int64_t shift = p_.causal == Causal::kTopLeft ? 0 : t_.len_k - t_.len_q;
     left_ = p_.window_left < 0 ? kUnlimited : min_int(p_.window_left, kUnlimited);
@@ -119,20 +137,25 @@ class TaskKernel {
       query_[r] = row / group;
       head_[r] = t_.head_kv * group + row % group;
       position_[r] = query_[r] + shift;
-      slope_[r] = p_.alibi_slopes
-                      ? T(p_.alibi_slopes[t_.batch * p_.alibi_batch_stride + head_[r] * p_.alibi_head_stride])
-                      : T(0);
-      row_max_[r] = row_base_[r] = -static_cast<T>(INFINITY);
-      row_sum_[r] = T(0);
+      slope_[r] = p_.alibi_slopes ? T(p_.alibi_slopes[t_.batch * p_.alibi_batch_stride +
+                                                      head_[r] * p_.alibi_head_stride])
+                                  : T(0);
     }
     min_position_ = position_[0];
     max_position_ = position_[ld_ - 1];
-    load_queries();
-    std::memset(o_t_, 0, static_cast<std::size_t>(p_.head_dim_v * ld_) * sizeof(T));
+  }
+
+  void clear_state() {
+    for (std::int64_t r = 0; r < ld_; ++r) {
+      state_.row_max[r] = state_.row_base[r] = -static_cast<T>(INFINITY);
+      state_.row_sum[r] = T(0);
+    }
+    std::memset(state_.o_t, 0, static_cast<std::size_t>(p_.head_dim_v * ld_) * sizeof(T));
   }
 
   void load_queries() {
-    if (t_.num_rows < ld_) std::memset(q_t_, 0, static_cast<std::size_t>(p_.head_dim * ld_) * sizeof(T));
+    if (t_.num_rows < ld_)
+      std::memset(q_t_, 0, static_cast<std::size_t>(p_.head_dim * ld_) * sizeof(T));
     for (std::int64_t r = 0; r < t_.num_rows; ++r) {
       const In* q = static_cast<const In*>(p_.q) + (varlen() ? 0 : t_.batch * p_.q_batch_stride) +
                     (t_.first_q + query_[r]) * p_.q_row_stride + head_[r] * p_.q_head_stride;
@@ -142,12 +165,14 @@ class TaskKernel {
   }
 
   // Rows [j, j + count) of K or V as T: in place, or converted to `tile`.
-  const T* rows_of(const void* data, std::int64_t batch_stride, std::int64_t row_stride, std::int64_t head_stride,
-                   std::int64_t width, std::int64_t j, std::int64_t count, T* tile, std::int64_t* stride) {
+  const T* rows_of(const void* data, std::int64_t batch_stride, std::int64_t row_stride,
+                   std::int64_t head_stride, std::int64_t width, std::int64_t j, std::int64_t count,
+                   T* tile, std::int64_t* stride) {
     const In* rows = static_cast<const In*>(data) + (varlen() ? 0 : t_.batch * batch_stride) +
                      (t_.first_k + j) * row_stride + t_.head_kv * head_stride;
     if constexpr (kConverts) {
-      for (std::int64_t n = 0; n < count; ++n) convert_row(rows + n * row_stride, width, tile + n * width);
+      for (std::int64_t n = 0; n < count; ++n)
+        convert_row(rows + n * row_stride, width, tile + n * width);
       *stride = width;
       return tile;
     } else {
@@ -156,8 +181,9 @@ class TaskKernel {
     }
   }
 
-  Upcoming upcoming(const void* data, std::int64_t batch_stride, std::int64_t row_stride, std::int64_t head_stride,
-                    std::int64_t width, std::int64_t j, std::int64_t count) const {
+  Upcoming upcoming(const void* data, std::int64_t batch_stride, std::int64_t row_stride,
+                    std::int64_t head_stride, std::int64_t width, std::int64_t j,
+                    std::int64_t count) const {
     const In* rows = static_cast<const In*>(data) + (varlen() ? 0 : t_.batch * batch_stride) +
                      (t_.first_k + j) * row_stride + t_.head_kv * head_stride;
     const std::int64_t size = sizeof(In);
@@ -171,12 +197,13 @@ class TaskKernel {
     args.rescale = rescale_;
 
     // S^T = K Q^T
-    args.left = rows_of(p_.k, p_.k_batch_stride, p_.k_row_stride, p_.k_head_stride, p_.head_dim, j, count, k_tile_,
-                        &args.left_stride);
+    args.left = rows_of(p_.k, p_.k_batch_stride, p_.k_row_stride, p_.k_head_stride, p_.head_dim, j,
+                        count, k_tile_, &args.left_stride);
     args.right = q_t_;
     args.depth = p_.head_dim;
     args.result = s_t_;
-    args.upcoming = upcoming(p_.v, p_.v_batch_stride, p_.v_row_stride, p_.v_head_stride, p_.head_dim_v, j, count);
+    args.upcoming = upcoming(p_.v, p_.v_batch_stride, p_.v_row_stride, p_.v_head_stride,
+                             p_.head_dim_v, j, count);
     multiply<T, Product::kScores>(count, args);
 
     if (adjusts_) adjust(j, count);
@@ -184,13 +211,13 @@ class TaskKernel {
     softmax(count);
 
     // O^T = O^T rescaled + V^T P^T
-    args.left = rows_of(p_.v, p_.v_batch_stride, p_.v_row_stride, p_.v_head_stride, p_.head_dim_v, j, count, v_tile_,
-                        &args.left_stride);
+    args.left = rows_of(p_.v, p_.v_batch_stride, p_.v_row_stride, p_.v_head_stride, p_.head_dim_v,
+                        j, count, v_tile_, &args.left_stride);
     args.right = s_t_;
     args.depth = count;
-    args.result = o_t_;
-    args.upcoming =
-        upcoming(p_.k, p_.k_batch_stride, p_.k_row_stride, p_.k_head_stride, p_.head_dim, j + count, next);
+    args.result = state_.o_t;
+    args.upcoming = upcoming(p_.k, p_.k_batch_stride, p_.k_row_stride, p_.k_head_stride,
+                             p_.head_dim, j + count, next);
     multiply<T, Product::kOutput>(p_.head_dim_v, args);
   }
 
@@ -210,8 +237,10 @@ class TaskKernel {
         store(s_t_ + n * ld_ + lane, score);
       }
     }
-    if (p_.bias && p_.bias_dtype == DType::kFloat32) add_bias(static_cast<const float*>(p_.bias), j, count);
-    if (p_.bias && p_.bias_dtype != DType::kFloat32) add_bias(static_cast<const In*>(p_.bias), j, count);
+    if (p_.bias && p_.bias_dtype == DType::kFloat32)
+      add_bias(static_cast<const float*>(p_.bias), j, count);
+    if (p_.bias && p_.bias_dtype != DType::kFloat32)
+      add_bias(static_cast<const In*>(p_.bias), j, count);
     if (p_.mask) apply_mask(j, count);
   }
 
@@ -228,8 +257,9 @@ class TaskKernel {
 
   void apply_mask(std::int64_t j, std::int64_t count) {
     for (std::int64_t r = 0; r < t_.num_rows; ++r) {
-      const std::uint8_t* row = p_.mask + t_.batch * p_.mask_batch_stride + head_[r] * p_.mask_head_stride +
-                                query_[r] * p_.mask_row_stride + j * p_.mask_col_stride;
+      const std::uint8_t* row = p_.mask + t_.batch * p_.mask_batch_stride +
+                                head_[r] * p_.mask_head_stride + query_[r] * p_.mask_row_stride +
+                                j * p_.mask_col_stride;
       for (std::int64_t n = 0; n < count; ++n) {
         if (!row[n * p_.mask_col_stride]) s_t_[n * ld_ + r] = -static_cast<T>(INFINITY);
       }
@@ -261,30 +291,46 @@ class TaskKernel {
   void softmax(std::int64_t count) {
     const Vec<T> minus_inf = broadcast(-static_cast<T>(INFINITY));
     for (std::int64_t lane = 0; lane < ld_; lane += kStep) {
-      Vec<T> row_max = load(row_max_ + lane);
+      Vec<T> row_max = load(state_.row_max + lane);
       for (std::int64_t n = 0; n < count; ++n) row_max = max(load(s_t_ + n * ld_ + lane), row_max);
-      store(row_max_ + lane, row_max);
-      // Rounded once: the same base goes into the weights, the rescaling and the LSE, so its rounding cancels out.
-      Vec<T> base = row_max * to_log2_;
-      store(rescale_ + lane, base);
-      base = row_max == minus_inf ? Vec<T>{} : base;
-      const Vec<T> rescale = exp2<T>(load(row_base_ + lane) - base);
-      store(row_base_ + lane, row_max == minus_inf ? minus_inf : base);
+      store(state_.row_max + lane, row_max);
+      // Rounded once: the same base goes into the weights, the rescaling and the LSE, so its
+      // rounding cancels out.
+      const Vec<T> base = row_max == minus_inf ? Vec<T>{} : row_max * to_log2_;
+      const Vec<T> rescale = exp2<T>(load(state_.row_base + lane) - base);
+      store(state_.row_base + lane, row_max == minus_inf ? minus_inf : base);
       store(rescale_ + lane, rescale);
-      Vec<T> sum = load(row_sum_ + lane) * rescale;
+      Vec<T> sum = load(state_.row_sum + lane) * rescale;
       for (std::int64_t n = 0; n < count; ++n) {
         const Vec<T> weight = exp2<T>(load(s_t_ + n * ld_ + lane) * to_log2_ - base);
         store(s_t_ + n * ld_ + lane, weight);
         sum += weight;
       }
-      store(row_sum_ + lane, sum);
+      store(state_.row_sum + lane, sum);
+    }
+  }
+
+  void add(const State<T>& other) {
+    const Vec<T> minus_inf = broadcast(-static_cast<T>(INFINITY));
+    for (std::int64_t lane = 0; lane < ld_; lane += kStep) {
+      const Vec<T> base = max(load(state_.row_base + lane), load(other.row_base + lane));
+      const Vec<T> finite = base == minus_inf ? Vec<T>{} : base;
+      const Vec<T> weight = exp2<T>(load(state_.row_base + lane) - finite);
+      const Vec<T> other_weight = exp2<T>(load(other.row_base + lane) - finite);
+      store(state_.row_base + lane, base);
+      store(state_.row_sum + lane,
+            load(state_.row_sum + lane) * weight + load(other.row_sum + lane) * other_weight);
+      for (std::int64_t d = 0; d < p_.head_dim_v; ++d) {
+        T* o = state_.o_t + d * ld_ + lane;
+        store(o, load(o) * weight + load(other.o_t + d * ld_ + lane) * other_weight);
+      }
     }
   }
 
   void finish() {
     for (std::int64_t r = 0; r < t_.num_rows; ++r) {
-      const double sum = row_sum_[r];
-      double base = static_cast<double>(row_base_[r]) / MathConstants<double>::kLog2E;
+      const double sum = state_.row_sum[r];
+      double base = static_cast<double>(state_.row_base[r]) / MathConstants<double>::kLog2E;
       double total = sum;
       double weight = 1.0;  // of the sum, once the sink may have raised the maximum
       if (p_.sinks) {
@@ -298,20 +344,21 @@ class TaskKernel {
       }
       write_row(r, sum == 0.0 ? 0.0 : weight / total);
       if (p_.lse) {
-        float* lse = p_.lse + (varlen() ? 0 : t_.batch * p_.lse_batch_stride) + head_[r] * p_.lse_head_stride +
-                     t_.first_q + query_[r];
+        float* lse = p_.lse + (varlen() ? 0 : t_.batch * p_.lse_batch_stride) +
+                     head_[r] * p_.lse_head_stride + t_.first_q + query_[r];
         *lse = total == 0.0 ? -INFINITY : static_cast<float>(base + ::log(total));
       }
     }
   }
 
-  // A row that saw no key has a factor of 0; what the tile gave it (0 times V, a NaN perhaps) does not count.
+  // A row that saw no key has a factor of 0; what the tile gave it (0 times V, a NaN perhaps) does
+  // not count.
   void write_row(std::int64_t r, double factor) {
     In* out = static_cast<In*>(p_.out) + (varlen() ? 0 : t_.batch * p_.out_batch_stride) +
               (t_.first_q + query_[r]) * p_.out_row_stride + head_[r] * p_.out_head_stride;
     const T scale = static_cast<T>(factor);
     for (std::int64_t d = 0; d < p_.head_dim_v; ++d) {
-      row_[d] = factor == 0.0 ? T(0) : o_t_[d * ld_ + r] * scale;
+      row_[d] = factor == 0.0 ? T(0) : state_.o_t[d * ld_ + r] * scale;
     }
     convert_row(row_, p_.head_dim_v, out);
   }
@@ -321,54 +368,20 @@ class TaskKernel {
   const std::int64_t ld_;  // block_m
   const std::int64_t block_n_;
   Arena arena_;
+  char* const states_;
+  const State<T> state_;
 
   std::int64_t left_ = 0, right_ = 0;  // the window about a row's position, causality included
   std::int64_t min_position_ = 0, max_position_ = 0;
   bool adjusts_ = false;
   T to_log2_ = 0;  // what turns the scores in s_t_ into powers of two
 
-  T *q_t_, *o_t_, *s_t_;        // [head_dim, block_m], [head_dim_v, block_m], [block_n, block_m]
+  T *q_t_, *s_t_;               // [head_dim, block_m], [block_n, block_m]
   T *k_tile_, *v_tile_, *row_;  // [block_n, head_dim], [block_n, head_dim_v], [either head dim]
   // All [block_m]:
-  T *row_max_, *row_base_, *row_sum_, *rescale_;
-  T *slope_, *distance_;
-  LaneInt<T>*first_key_, *end_key_;            // the keys of the tile that a row may see
+  T *rescale_, *slope_, *distance_;
+  LaneInt<T>*first_key_, *end_key_;  // the keys of the tile that a row may see
   std::int64_t *query_, *head_, *position_;
 };
-
-template <typename In>
-void run_task(const AttentionParams& params, const Tiles& tiles, const Task& task, void* scratch) {
-  TaskKernel<In>(params, tiles, task, scratch).run();
-}
-
-template <typename In>
-std::int64_t bytes_for(const AttentionParams& params, const Tiles& tiles) {
-  return TaskKernel<In>(params, tiles, Task{}, nullptr).scratch_bytes();
-}
-
-static void run(const AttentionParams& params, const Tiles& tiles, const Task& task, void* scratch) {
-  switch (params.dtype) {
-    case DType::kFloat16: return run_task<Half>(params, tiles, task, scratch);
-    case DType::kBFloat16: return run_task<BFloat16>(params, tiles, task, scratch);
-    case DType::kFloat32: return run_task<float>(params, tiles, task, scratch);
-    case DType::kFloat64: return run_task<double>(params, tiles, task, scratch);
-  }
-}
-
-static std::int64_t scratch_bytes(const AttentionParams& params, const Tiles& tiles) {
-  switch (params.dtype) {
-    case DType::kFloat16: return bytes_for<Half>(params, tiles);
-    case DType::kBFloat16: return bytes_for<BFloat16>(params, tiles);
-    case DType::kFloat32: return bytes_for<float>(params, tiles);
-    case DType::kFloat64: return bytes_for<double>(params, tiles);
-  }
-  return 0;
-}
-
-static Tiles tiles(DType dtype, std::int64_t rows) {
-  return dtype == DType::kFloat64 ? tiles_for<double>(rows) : tiles_for<float>(rows);
-}
-
-static const KernelSet kKernels = {tiles, scratch_bytes, run};
 
 }  // namespace dlattn::cpu::DLATTN_CPU_ISA

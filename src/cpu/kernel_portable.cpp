@@ -1,8 +1,10 @@
 #define DLATTN_CPU_ISA portable
-#include "cpu/kernel.h"
+#include "cpu/kernel_set.h"
 
 namespace dlattn::cpu {
 
-const KernelSet& portable_kernels() { return portable::kKernels; }
+const KernelSet& portable_kernels() {
+  return portable::kKernels;
+}
 
 }  // namespace dlattn::cpu

@@ -19,8 +19,8 @@ Weights weights_of_row(const MergeParams& p, std::int64_t b, std::int64_t h, std
   Weights w;
   double max = -kInf;
   for (int n = 0; n < p.num_states; ++n) {
-    const double lse =
-        p.lses[n][b * p.lses_batch_stride[n] + h * p.lses_head_stride[n] + i * p.lses_row_stride[n]];
+    const double lse = p.lses[n][b * p.lses_batch_stride[n] + h * p.lses_head_stride[n] +
+                                 i * p.lses_row_stride[n]];
     w.weight[n] = lse;
     // A NaN wins, so that it reaches the result.
     if (lse > max || std::isnan(lse)) max = lse;
@@ -44,13 +44,14 @@ Weights weights_of_row(const MergeParams& p, std::int64_t b, std::int64_t h, std
 template <typename T>
 void merge_row(const MergeParams& p, std::int64_t b, std::int64_t h, std::int64_t i) {
   const Weights w = weights_of_row(p, b, h, i);
-  T* out = static_cast<T*>(p.out) + b * p.out_batch_stride + i * p.out_row_stride + h * p.out_head_stride;
+  T* out = static_cast<T*>(p.out) + b * p.out_batch_stride + i * p.out_row_stride +
+           h * p.out_head_stride;
   for (std::int64_t d = 0; d < p.head_dim_v; ++d) {
     double sum = 0.0;
     for (int n = 0; n < p.num_states; ++n) {
       if (w.weight[n] == 0.0) continue;  // an empty part contributes nothing, whatever it holds
-      const T* part = static_cast<const T*>(p.outs[n]) + b * p.outs_batch_stride[n] + i * p.outs_row_stride[n] +
-                      h * p.outs_head_stride[n];
+      const T* part = static_cast<const T*>(p.outs[n]) + b * p.outs_batch_stride[n] +
+                      i * p.outs_row_stride[n] + h * p.outs_head_stride[n];
       sum += w.weight[n] * static_cast<double>(to_float(part[d]));
     }
     from_float(static_cast<decltype(to_float(T{}))>(sum), &out[d]);
@@ -79,10 +80,14 @@ void merge_all(const MergeParams& p) {
 
 void merge_states(const MergeParams& params) {
   switch (params.dtype) {
-    case DType::kFloat16: return merge_all<Half>(params);
-    case DType::kBFloat16: return merge_all<BFloat16>(params);
-    case DType::kFloat32: return merge_all<float>(params);
-    case DType::kFloat64: return merge_all<double>(params);
+    case DType::kFloat16:
+      return merge_all<Half>(params);
+    case DType::kBFloat16:
+      return merge_all<BFloat16>(params);
+    case DType::kFloat32:
+      return merge_all<float>(params);
+    case DType::kFloat64:
+      return merge_all<double>(params);
   }
 }
 

@@ -2,37 +2,40 @@
 
 #include "cpu/simd.h"
 
-// The matrix products. Queries stand in the SIMD lanes, so every operand that has queries in it is kept transposed
-// (Q^T, S^T, O^T, with block_m columns), and K and V are read where they are, an element at a time:
+// The matrix products. Queries stand in the SIMD lanes, so every operand that has queries in it is
+// kept transposed (Q^T, S^T, O^T, with block_m columns), and K and V are read where they are, an
+// element at a time:
 //   S^T[key][query]  = sum_d   K[key][d]   * Q^T[d][query]
 //   O^T[d][query]    = O^T[d][query] * rescale[query] + sum_key V[key][d] * P^T[key][query]
-// Both are sums of outer products of a column of K or V^T with a row of Q^T or P^T. One call below keeps kRows x kCols
-// vectors of the result in registers; that many independent sums hide the latency of the multiply-adds, and one load
-// serves several of them.
+// Both are sums of outer products of a column of K or V^T with a row of Q^T or P^T. One call below
+// keeps kRows x kCols vectors of the result in registers; that many independent sums hide the
+// latency of the multiply-adds, and one load serves several of them.
 namespace dlattn::cpu::DLATTN_CPU_ISA {
 
 constexpr int kMaxCols = kNumRegisters == 32 ? 4 : 2;
 constexpr int kMaxRows = 12;
 
-// Rows of results that fit the registers beside kCols vectors of the right operand and one of the left.
+// Rows of results that fit the registers beside kCols vectors of the right operand and one of the
+// left.
 template <int kCols>
-constexpr int kRowsFor = (kNumRegisters == 32 ? 24 : 12) / kCols < kMaxRows
-                             ? (kNumRegisters == 32 ? 24 : 12) / kCols
-                             : kMaxRows;
+constexpr int kRowsFor =
+    (kNumRegisters == 32 ? 24 : 12) / kCols < kMaxRows ? (kNumRegisters == 32 ? 24 : 12) / kCols
+                                                       : kMaxRows;
 
 enum class Product { kScores, kOutput };
 
-// Rows that will be needed soon. A product asks for them bit by bit, so that memory works while it computes: with few
-// queries that is most of the time.
+// Rows that will be needed soon. A product asks for them bit by bit, so that memory works while it
+// computes: with few queries that is most of the time.
 struct Upcoming {
   const char* rows = nullptr;
-  std::int64_t stride = 0;     // bytes
+  std::int64_t stride = 0;  // bytes
   std::int64_t row_bytes = 0;
   std::int64_t num_rows = 0;
 
   void prefetch(std::int64_t begin, std::int64_t end) const {
     for (std::int64_t n = begin; n < end; ++n) {
-      for (std::int64_t at = 0; at < row_bytes; at += 64) __builtin_prefetch(rows + n * stride + at);
+      for (std::int64_t at = 0; at < row_bytes; at += 64)
+        __builtin_prefetch(rows + n * stride + at);
     }
   }
 };
@@ -61,7 +64,8 @@ void product_block(const ProductArgs<T>& args) {
 #pragma GCC unroll 4
     for (int c = 0; c < kCols; ++c) {
       const int lane = c * kWidth<T>;
-      sum[r][c] = kOutput ? load(args.result + r * ld + lane) * load(args.rescale + lane) : Vec<T>{};
+      sum[r][c] =
+          kOutput ? load(args.result + r * ld + lane) * load(args.rescale + lane) : Vec<T>{};
     }
   }
   const T* left = args.left;
@@ -95,15 +99,16 @@ DLATTN_INLINE void product_rows(int rows, const ProductArgs<T>& args) {
   product_block<T, kProduct, kRows, kCols>(args);
 }
 
-// All rows of the result for kCols vectors of queries. Rows are dealt out evenly: a last block of one or two rows would
-// have too few sums to hide latency.
+// All rows of the result for kCols vectors of queries. Rows are dealt out evenly: a last block of
+// one or two rows would have too few sums to hide latency.
 template <typename T, Product kProduct, int kCols>
 void product_columns(std::int64_t rows, ProductArgs<T> args) {
   const std::int64_t num_blocks = (rows + kRowsFor<kCols> - 1) / kRowsFor<kCols>;
   const std::int64_t row_step = kProduct == Product::kOutput ? 1 : args.left_stride;
   for (std::int64_t block = 0; block < num_blocks; ++block) {
     const int count = static_cast<int>(rows / num_blocks + (block < rows % num_blocks));
-    args.upcoming.prefetch(args.upcoming.num_rows * block / num_blocks, args.upcoming.num_rows * (block + 1) / num_blocks);
+    args.upcoming.prefetch(args.upcoming.num_rows * block / num_blocks,
+                           args.upcoming.num_rows * (block + 1) / num_blocks);
     product_rows<T, kProduct, kCols>(count, args);
     args.left += count * row_step;
     args.result += count * args.block_m;

@@ -9,13 +9,14 @@
 #include <immintrin.h>
 #endif
 
-// SIMD vectors, as wide as the instruction set that this file is compiled for allows. They are the compiler's vector
-// extension, so arithmetic, comparison and selection are plain operators on every architecture; what follows adds only
-// what the operators lack.
+// SIMD vectors, as wide as the instruction set that this file is compiled for allows. They are the
+// compiler's vector extension, so arithmetic, comparison and selection are plain operators on every
+// architecture; what follows adds only what the operators lack.
 //
-// Every kernel_<isa>.cpp includes this with its own DLATTN_CPU_ISA. All that is defined here has internal linkage or
-// lives in that namespace, and nothing is called that other files might instantiate as well (no std:: templates): the
-// linker would keep one copy, and it might be the one with instructions that this processor lacks.
+// Every kernel_<isa>.cpp includes this with its own DLATTN_CPU_ISA. All that is defined here has
+// internal linkage or lives in that namespace, and nothing is called that other files might
+// instantiate as well (no std:: templates): the linker would keep one copy, and it might be the one
+// with instructions that this processor lacks.
 namespace dlattn::cpu::DLATTN_CPU_ISA {
 
 #define DLATTN_INLINE static inline __attribute__((always_inline))
@@ -85,16 +86,23 @@ DLATTN_INLINE Vec<T> broadcast(T value) {
 }
 
 // The larger of y and x; x where either is NaN.
-#if defined(__AVX512F__)  // GCC makes a comparison and a blend of the selection, and warns about the unmasked intrinsics
+#if defined(__AVX512F__)  // GCC makes a comparison and a blend of the selection, and warns about
+                          // the unmasked intrinsics
 DLATTN_INLINE Vec<float> max(Vec<float> y, Vec<float> x) {
-  return reinterpret_cast<Vec<float>>(_mm512_maskz_max_ps(0xffff, reinterpret_cast<__m512>(y), reinterpret_cast<__m512>(x)));
+  return reinterpret_cast<Vec<float>>(
+      _mm512_maskz_max_ps(0xffff, reinterpret_cast<__m512>(y), reinterpret_cast<__m512>(x)));
 }
 DLATTN_INLINE Vec<double> max(Vec<double> y, Vec<double> x) {
-  return reinterpret_cast<Vec<double>>(_mm512_maskz_max_pd(0xff, reinterpret_cast<__m512d>(y), reinterpret_cast<__m512d>(x)));
+  return reinterpret_cast<Vec<double>>(
+      _mm512_maskz_max_pd(0xff, reinterpret_cast<__m512d>(y), reinterpret_cast<__m512d>(x)));
 }
 #else
-DLATTN_INLINE Vec<float> max(Vec<float> y, Vec<float> x) { return y > x ? y : x; }
-DLATTN_INLINE Vec<double> max(Vec<double> y, Vec<double> x) { return y > x ? y : x; }
+DLATTN_INLINE Vec<float> max(Vec<float> y, Vec<float> x) {
+  return y > x ? y : x;
+}
+DLATTN_INLINE Vec<double> max(Vec<double> y, Vec<double> x) {
+  return y > x ? y : x;
+}
 #endif
 
 // to[0 .. count) = from[0 .. count) in the type that is computed with.
@@ -106,7 +114,8 @@ DLATTN_INLINE void convert_row(const BFloat16* from, std::int64_t count, float* 
   for (; i + kStep <= count; i += kStep) {
     Bits16 bits;
     std::memcpy(&bits, from + i, sizeof(bits));
-    store_unaligned(to + i, reinterpret_cast<Vec<float>>(__builtin_convertvector(bits, Bits32) << 16));
+    store_unaligned(to + i,
+                    reinterpret_cast<Vec<float>>(__builtin_convertvector(bits, Bits32) << 16));
   }
   for (; i < count; ++i) to[i] = to_float(from[i]);
 }
@@ -115,11 +124,14 @@ DLATTN_INLINE void convert_row(const Half* from, std::int64_t count, float* to) 
   std::int64_t i = 0;
 #if defined(__AVX512F__)
   for (; i + 16 <= count; i += 16) {
-    _mm512_storeu_ps(to + i, _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i))));
+    _mm512_storeu_ps(to + i,
+                     _mm512_maskz_cvtph_ps(
+                         0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i))));
   }
 #elif defined(__F16C__)
   for (; i + 8 <= count; i += 8) {
-    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
+    _mm256_storeu_ps(to + i,
+                     _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
   }
 #endif
   for (; i < count; ++i) to[i] = to_float(from[i]);
@@ -146,7 +158,8 @@ DLATTN_INLINE void convert_row(const float* from, std::int64_t count, Half* to) 
   std::int64_t i = 0;
 #if defined(__F16C__)
   for (; i + 8 <= count; i += 8) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(from + i), 0));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i),
+                     _mm256_cvtps_ph(_mm256_loadu_ps(from + i), 0));
   }
 #endif
   for (; i < count; ++i) from_float(from[i], &to[i]);

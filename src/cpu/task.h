@@ -4,12 +4,12 @@
 
 #include "dlattn/attention.h"
 
-// The seam between forward.cpp, which splits a problem into tasks, and the kernels, which are compiled once per
-// instruction set.
+// The seam between forward.cpp, which splits a problem into tasks, and the kernels, which are
+// compiled once per instruction set.
 namespace dlattn::cpu {
 
-// Queries that read the same keys are computed together: row r of (batch, KV head) is query r / group of head
-// head_kv * group + r % group, group = num_heads / num_heads_kv.
+// Queries that read the same keys are computed together: row r of (batch, KV head) is query r /
+// group of head head_kv * group + r % group, group = num_heads / num_heads_kv.
 struct Task {
   std::int64_t batch = 0;
   std::int64_t head_kv = 0;
@@ -19,6 +19,8 @@ struct Task {
   std::int64_t first_k = 0;
   std::int64_t len_q = 0;
   std::int64_t len_k = 0;
+  int split = 0;  // which of num_splits parts of the keys
+  int num_splits = 1;
 };
 
 struct Tiles {
@@ -29,9 +31,16 @@ struct Tiles {
 struct KernelSet {
   // The tiles for `rows` rows per KV head.
   Tiles (*tiles)(DType dtype, std::int64_t rows);
-  // Bytes of scratch memory, aligned to 64, that one thread needs.
+  // Bytes of scratch memory that one thread needs, and of the state of one part of a task whose
+  // keys are split. Both multiples of 64, as their addresses must be.
   std::int64_t (*scratch_bytes)(const AttentionParams& params, const Tiles& tiles);
-  void (*run)(const AttentionParams& params, const Tiles& tiles, const Task& task, void* scratch);
+  std::int64_t (*state_bytes)(const AttentionParams& params, const Tiles& tiles);
+  // Computes a task: with num_splits == 1 (and null states) to the end, else one part of it into
+  // its place in states [num_splits], which merge() then turns into the output.
+  void (*run)(const AttentionParams& params, const Tiles& tiles, const Task& task, void* scratch,
+              void* states);
+  void (*merge)(const AttentionParams& params, const Tiles& tiles, const Task& task, void* scratch,
+                void* states);
 };
 
 const KernelSet& portable_kernels();

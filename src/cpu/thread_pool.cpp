@@ -54,7 +54,8 @@ class ThreadPool {
   // With the mutex held. A system that grants no more threads only makes the call slower.
   void grow(int helpers) {
     try {
-      while (static_cast<int>(threads_.size()) < helpers) threads_.emplace_back([this] { serve(); });
+      while (static_cast<int>(threads_.size()) < helpers)
+        threads_.emplace_back([this] { serve(); });
     } catch (const std::system_error&) {
     }
   }
@@ -106,8 +107,11 @@ class ThreadPool {
 
 std::atomic<ThreadPool*> current_pool{nullptr};
 
-// The child has none of the pool's threads, and its mutex may be held by one that is not there: leave it alone.
-void forget_pool() { current_pool.store(nullptr, std::memory_order_relaxed); }
+// The child has none of the pool's threads, and its mutex may be held by one that is not there:
+// leave it alone.
+void forget_pool() {
+  current_pool.store(nullptr, std::memory_order_relaxed);
+}
 
 struct PoolOwner {
   PoolOwner() { pthread_atfork(nullptr, nullptr, forget_pool); }

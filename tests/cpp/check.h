@@ -27,18 +27,22 @@ inline int summary() {
 
 #define CHECK(condition) test::report((condition), __FILE__, __LINE__, #condition)
 // With words of what was computed, for checks within a loop.
-#define CHECK_FOR(condition, what) test::report((condition), __FILE__, __LINE__, std::string(#condition " for ") + (what))
-#define CHECK_EQ(a, b) \
-  test::report((a) == (b), __FILE__, __LINE__, std::string(#a " == " #b ", got ") + std::to_string(a) + " and " + std::to_string(b))
+#define CHECK_FOR(condition, what) \
+  test::report((condition), __FILE__, __LINE__, std::string(#condition " for ") + (what))
+#define CHECK_EQ(a, b)                \
+  test::report(                       \
+      (a) == (b), __FILE__, __LINE__, \
+      std::string(#a " == " #b ", got ") + std::to_string(a) + " and " + std::to_string(b))
 // `statement` must throw `Exception` with exactly this message.
-#define CHECK_THROWS(statement, Exception, message)                                                       \
-  do {                                                                                                    \
-    std::string got_ = "(nothing thrown)";                                                                \
-    try {                                                                                                 \
-      statement;                                                                                          \
-    } catch (const Exception& error_) {                                                                   \
-      got_ = error_.what();                                                                               \
-    }                                                                                                     \
-    test::report(got_ == (message), __FILE__, __LINE__,                                                   \
-                 std::string(#statement) + "\n    throws:  " + got_ + "\n    instead: " + (message));     \
+#define CHECK_THROWS(statement, Exception, message)                                          \
+  do {                                                                                       \
+    std::string got_ = "(nothing thrown)";                                                   \
+    try {                                                                                    \
+      statement;                                                                             \
+    } catch (const Exception& error_) {                                                      \
+      got_ = error_.what();                                                                  \
+    }                                                                                        \
+    test::report(                                                                            \
+        got_ == (message), __FILE__, __LINE__,                                               \
+        std::string(#statement) + "\n    throws:  " + got_ + "\n    instead: " + (message)); \
   } while (false)

@@ -1,4 +1,5 @@
-// The CPU kernels against the plain formula: shapes, layouts, dtypes, features, instruction sets, thread counts.
+// The CPU kernels against the plain formula: shapes, layouts, dtypes, features, instruction sets,
+// thread counts.
 #include "check.h"
 #include "problem.h"
 
@@ -58,7 +59,8 @@ void head_dims() {
 
 void heads_and_layouts() {
   for (const DType dtype : kDTypes) {
-    for (const Layout layout : {Layout::kBshd, Layout::kBhsd, Layout::kPadded, Layout::kBroadcast}) {
+    for (const Layout layout :
+         {Layout::kBshd, Layout::kBhsd, Layout::kPadded, Layout::kBroadcast}) {
       for (const std::int64_t num_heads_kv : {1, 2, 3, 6}) {
         Spec spec;
         spec.dtype = dtype;
@@ -144,6 +146,29 @@ void scales() {
   }
 }
 
+// Few queries and many keys, so that the plan splits the keys.
+void split_keys() {
+  std::mt19937 random(11);
+  for (int round = 0; round < 24; ++round) {
+    Spec spec;
+    spec.dtype = kDTypes[round % 4];
+    spec.batch_size = 1;
+    spec.seqlen_q = 1 + random() % 20;
+    spec.seqlen_k = 1024 + random() % 1000;
+    spec.num_heads_kv = 1 + random() % 2;
+    spec.num_heads = spec.num_heads_kv * (1 + random() % 4);
+    spec.head_dim = spec.head_dim_v = 16;
+    test::Problem problem(spec);
+    CHECK(plan(problem.params, test::cpu_device("portable")).num_splits > 1);
+    check(spec);
+    spec.causal =
+        round % 2 ? Causal::kBottomRight : Causal::kTopLeft;  // top left: most parts see nothing
+    spec.window_left = round % 3 ? -1 : 300;
+    spec.sinks = round % 5 == 0;
+    check(spec);
+  }
+}
+
 void seed_shape() {
   Spec spec;
   spec.batch_size = 1;
@@ -164,6 +189,7 @@ int main() {
   features();
   windows();
   scales();
+  split_keys();
   seed_shape();
   return test::summary();
 }

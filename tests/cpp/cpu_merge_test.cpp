@@ -1,4 +1,5 @@
-// merge_states on the CPU: parts over disjoint keys give what all keys give, for every dtype, stride and empty part.
+// merge_states on the CPU: parts over disjoint keys give what all keys give, for every dtype,
+// stride and empty part.
 #include <cmath>
 #include <limits>
 
@@ -23,7 +24,8 @@ struct Parts {
     params.num_heads = kHeads;
     params.head_dim_v = kDim;
     const std::int64_t head = kDim + gap, row = kHeads * head + gap, batch = rows * row + gap;
-    const std::int64_t lse_row = 1 + gap, lse_head = rows * lse_row + gap, lse_batch = kHeads * lse_head + gap;
+    const std::int64_t lse_row = 1 + gap, lse_head = rows * lse_row + gap,
+                       lse_batch = kHeads * lse_head + gap;
     for (int n = 0; n < count; ++n) {
       outs.emplace_back(dtype, kBatch * batch);
       lses.emplace_back(DType::kFloat32, kBatch * lse_batch);
@@ -33,7 +35,8 @@ struct Parts {
     for (int n = 0; n < count; ++n) {
       params.outs[n] = outs[n].data();
       params.lses[n] = static_cast<const float*>(lses[n].data());
-      params.outs_batch_stride[n] = batch, params.outs_row_stride[n] = row, params.outs_head_stride[n] = head;
+      params.outs_batch_stride[n] = batch, params.outs_row_stride[n] = row,
+      params.outs_head_stride[n] = head;
       params.lses_batch_stride[n] = lse_batch, params.lses_head_stride[n] = lse_head;
       params.lses_row_stride[n] = lse_row;
     }
@@ -49,7 +52,8 @@ struct Parts {
     return b * params.out_batch_stride + i * params.out_row_stride + h * params.out_head_stride;
   }
   std::int64_t lse_in(std::int64_t b, std::int64_t i, std::int64_t h) const {
-    return b * params.lses_batch_stride[0] + h * params.lses_head_stride[0] + i * params.lses_row_stride[0];
+    return b * params.lses_batch_stride[0] + h * params.lses_head_stride[0] +
+           i * params.lses_row_stride[0];
   }
   std::int64_t lse_out(std::int64_t b, std::int64_t i, std::int64_t h) const {
     return b * params.lse_batch_stride + h * params.lse_head_stride + i;
@@ -62,10 +66,14 @@ struct Parts {
 
 double unit(DType dtype) {
   switch (dtype) {
-    case DType::kFloat16: return 0x1p-10;
-    case DType::kBFloat16: return 0x1p-7;
-    case DType::kFloat32: return 0x1p-23;
-    case DType::kFloat64: return 0x1p-50;  // the inputs' lse are fp32, but exact as such
+    case DType::kFloat16:
+      return 0x1p-10;
+    case DType::kBFloat16:
+      return 0x1p-7;
+    case DType::kFloat32:
+      return 0x1p-23;
+    case DType::kFloat64:
+      return 0x1p-50;  // the inputs' lse are fp32, but exact as such
   }
   return 0;
 }
@@ -78,20 +86,24 @@ void check(Parts& parts) {
     for (std::int64_t i = 0; i < parts.params.seqlen_q; ++i) {
       for (std::int64_t h = 0; h < kHeads; ++h) {
         long double sum = 0;
-        for (int n = 0; n < count; ++n) sum += std::exp(static_cast<long double>(parts.lses[n].get(parts.lse_in(b, i, h))));
+        for (int n = 0; n < count; ++n)
+          sum += std::exp(static_cast<long double>(parts.lses[n].get(parts.lse_in(b, i, h))));
         const double want_lse = sum == 0 ? -kInf : static_cast<double>(std::log(sum));
         const double got_lse = parts.lse.get(parts.lse_out(b, i, h));
-        CHECK(got_lse == want_lse || std::fabs(got_lse - want_lse) <= 1e-6 * (1 + std::fabs(want_lse)));
+        CHECK(got_lse == want_lse ||
+              std::fabs(got_lse - want_lse) <= 1e-6 * (1 + std::fabs(want_lse)));
         parts.lse.expect_write(parts.lse_out(b, i, h));
         for (std::int64_t d = 0; d < kDim; ++d) {
           long double want = 0;
           for (int n = 0; n < count; ++n) {
             const double lse = parts.lses[n].get(parts.lse_in(b, i, h));
             if (lse == -kInf) continue;
-            want += std::exp(static_cast<long double>(lse)) / sum * parts.outs[n].get(parts.out_at(b, i, h) + d);
+            want += std::exp(static_cast<long double>(lse)) / sum *
+                    parts.outs[n].get(parts.out_at(b, i, h) + d);
           }
           const double got = parts.out.get(parts.out_at(b, i, h) + d);
-          CHECK(std::fabs(got - static_cast<double>(want)) <= unit(parts.params.dtype) * (1 + std::fabs(got)));
+          CHECK(std::fabs(got - static_cast<double>(want)) <=
+                unit(parts.params.dtype) * (1 + std::fabs(got)));
           parts.out.expect_write(parts.out_at(b, i, h) + d);
         }
       }
@@ -122,10 +134,13 @@ void empty_parts() {
   Parts parts(DType::kFloat32, 3, 0);
   for (std::int64_t h = 0; h < kHeads; ++h) {
     parts.lses[1].set(parts.lse_in(0, 0, h), -kInf);  // what it holds does not count, were it NaN
-    for (std::int64_t d = 0; d < kDim; ++d) parts.outs[1].set(parts.out_at(0, 0, h) + d, std::nan(""));
+    for (std::int64_t d = 0; d < kDim; ++d)
+      parts.outs[1].set(parts.out_at(0, 0, h) + d, std::nan(""));
   }
-  for (int n = 0; n < 3; ++n) parts.lses[n].set(parts.lse_in(1, 2, 0), -kInf);  // a row that no part saw
-  for (int n = 0; n < 3; ++n) parts.lses[n].set(parts.lse_in(1, 3, 0), 1000.0 + n);  // beyond exp's range
+  for (int n = 0; n < 3; ++n)
+    parts.lses[n].set(parts.lse_in(1, 2, 0), -kInf);  // a row that no part saw
+  for (int n = 0; n < 3; ++n)
+    parts.lses[n].set(parts.lse_in(1, 3, 0), 1000.0 + n);  // beyond exp's range
   merge_states(parts.params);
   CHECK(parts.out.get(parts.out_at(1, 2, 0)) == 0.0);
   CHECK(parts.lse.get(parts.lse_out(1, 2, 0)) == -kInf);
@@ -151,8 +166,10 @@ void merges_attention() {
   const std::int64_t first = 30;
   parts[0].params.seqlen_k = first;
   parts[1].params.seqlen_k = spec.seqlen_k - first;
-  parts[1].params.k = static_cast<const float*>(parts[1].params.k) + first * parts[1].params.k_row_stride;
-  parts[1].params.v = static_cast<const float*>(parts[1].params.v) + first * parts[1].params.v_row_stride;
+  parts[1].params.k =
+      static_cast<const float*>(parts[1].params.k) + first * parts[1].params.k_row_stride;
+  parts[1].params.v =
+      static_cast<const float*>(parts[1].params.v) + first * parts[1].params.v_row_stride;
   const AttentionParams& p = whole.params;
   MergeParams merge;
   merge.num_states = 2;

@@ -1,4 +1,5 @@
-// What the CPU kernels do at the edges: empty problems, infinities and NaN, thread counts, plans, environment.
+// What the CPU kernels do at the edges: empty problems, infinities and NaN, thread counts, plans,
+// environment.
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -48,7 +49,8 @@ void non_finite_inputs() {
       check_changed(spec, [&](Problem& p) { p.v.set(100 * p.params.v_row_stride + 5, bad); });
     }
     check_changed(spec, [&](Problem& p) { p.k.set(100 * p.params.k_row_stride + 5, kNaN); });
-    // A key at infinity scores plus or minus infinity by the sign of q; only minus infinity is a weight.
+    // A key at infinity scores plus or minus infinity by the sign of q; only minus infinity is a
+    // weight.
     check_changed(spec, [&](Problem& p) {
       for (std::int64_t i = 0; i < p.q.size(); ++i) p.q.set(i, std::fabs(p.q.get(i)) + 0.1);
       p.k.set(100 * p.params.k_row_stride + 5, -kInf);
@@ -64,8 +66,10 @@ void infinite_bias() {
     spec.sinks = sinks;
     // One row whose keys are all at -inf sees nothing; others lose some keys.
     check_changed(spec, [](Problem& p) {
-      for (std::int64_t j = 0; j < p.params.seqlen_k; ++j) p.bias.set(2 * p.params.bias_row_stride + j, -kInf);
-      for (std::int64_t j = 0; j < p.params.seqlen_k; j += 3) p.bias.set(4 * p.params.bias_row_stride + j, -kInf);
+      for (std::int64_t j = 0; j < p.params.seqlen_k; ++j)
+        p.bias.set(2 * p.params.bias_row_stride + j, -kInf);
+      for (std::int64_t j = 0; j < p.params.seqlen_k; j += 3)
+        p.bias.set(4 * p.params.bias_row_stride + j, -kInf);
     });
   }
 }
@@ -94,7 +98,8 @@ void nan_behind_a_mask() {
   for (const char* isa : test::isas()) {
     problem.poison();
     run(problem, isa);
-    for (std::int64_t i = 0; i < 190; ++i) CHECK(problem.out.get(problem.out_index(0, i, 0, 0)) == 0.0);
+    for (std::int64_t i = 0; i < 190; ++i)
+      CHECK(problem.out.get(problem.out_index(0, i, 0, 0)) == 0.0);
     CHECK(std::isnan(problem.out.get(problem.out_index(0, 190, 0, 0))));
   }
 }
@@ -112,7 +117,8 @@ void empty_problems() {
   spec.seqlen_k = 0;
   for (const bool sinks : {false, true}) {
     spec.sinks = sinks;
-    check_changed(spec, [](Problem& p) { CHECK(plan(p.params, test::cpu_device("portable")).grid > 0); });
+    check_changed(spec,
+                  [](Problem& p) { CHECK(plan(p.params, test::cpu_device("portable")).grid > 0); });
   }
   spec.seqlen_k = 5;
   spec.seqlen_q = 0;
@@ -150,7 +156,8 @@ void determinism() {
   }
 }
 
-// Offsets beyond 2^31 elements: two batch entries whose strides span them, of which only the used rows are touched.
+// Offsets beyond 2^31 elements: two batch entries whose strides span them, of which only the used
+// rows are touched.
 void wide_strides() {
   constexpr std::int64_t kFar = (std::int64_t{1} << 31) + 128;
   Spec spec;
@@ -165,11 +172,13 @@ void wide_strides() {
   // calloc of this size maps pages on demand; only a few are ever touched.
   char* memory = static_cast<char*>(std::calloc(1, static_cast<std::size_t>(bytes)));
   if (!memory) {
-    std::printf("wide_strides: skipped, %lld bytes of address space are not to be had\n", static_cast<long long>(bytes));
+    std::printf("wide_strides: skipped, %lld bytes of address space are not to be had\n",
+                static_cast<long long>(bytes));
     return;
   }
   for (int b = 0; b < 2; ++b) {
-    std::memcpy(memory + b * kFar * 2, static_cast<const char*>(near.params.k) + b * near.params.k_batch_stride * 2,
+    std::memcpy(memory + b * kFar * 2,
+                static_cast<const char*>(near.params.k) + b * near.params.k_batch_stride * 2,
                 20 * 32 * 2);
   }
   near.params.k = memory;
@@ -210,8 +219,8 @@ void plan_fields() {
   }
   Options options;
   options.num_threads = -1;
-  CHECK_THROWS(dlattn::plan(problem.params, test::cpu_device("portable"), options), UnsupportedError,
-               "num_threads is -1; accepted: at least 1, or 0 for the default");
+  CHECK_THROWS(dlattn::plan(problem.params, test::cpu_device("portable"), options),
+               UnsupportedError, "num_threads is -1; accepted: at least 1, or 0 for the default");
   CHECK_THROWS(dlattn::plan(problem.params, test::cpu_device("mmx")), UnsupportedError,
                "isa is \"mmx\", which this processor or this build does not have");
 }
@@ -228,7 +237,8 @@ void environment() {
   }
   setenv("DLATTN_CPU_ISA", "sse9", 1);
   std::string accepted;
-  for (std::size_t i = test::isas().size(); i-- > 0;) accepted += test::isas()[i] + std::string(i ? ", " : "");
+  for (std::size_t i = test::isas().size(); i-- > 0;)
+    accepted += test::isas()[i] + std::string(i ? ", " : "");
   CHECK_THROWS(cpu::device_info(), UnsupportedError,
                "DLATTN_CPU_ISA is \"sse9\"; accepted on this processor: " + accepted);
   unsetenv("DLATTN_CPU_ISA");

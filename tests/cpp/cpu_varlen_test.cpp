@@ -1,4 +1,5 @@
-// Packed sequences on the CPU: results as in problem.h's formula, and the checks of cu_seqlens and seqused_k.
+// Packed sequences on the CPU: results as in problem.h's formula, and the checks of cu_seqlens and
+// seqused_k.
 #include "check.h"
 #include "problem.h"
 
@@ -45,6 +46,12 @@ void results() {
   longer.seqlen_q = 200;
   longer.seqlen_k = 300;
   check(longer);
+  Spec split;  // few queries, many keys: the plan splits the keys
+  split.seqlen_q = split.seqlen_k = 0;
+  split.lengths_q = {1, 3};
+  split.lengths_k = {2100, 40};
+  CHECK(plan(Problem(split).params, test::cpu_device("portable")).num_splits > 1);
+  check(split);
   Spec nothing = packed();
   nothing.lengths_q = {0, 0};
   nothing.lengths_k = {3, 4};
@@ -59,7 +66,8 @@ void refusals() {
     change(problem);
     CHECK_THROWS(forward(problem.params), UnsupportedError, message);
     CHECK_EQ(problem.out.stray_writes(), 0);
-    for (std::int64_t i = 0; i < problem.out.size(); ++i) CHECK(problem.out.get(i) != problem.out.get(i));  // NaN still
+    for (std::int64_t i = 0; i < problem.out.size(); ++i)
+      CHECK(problem.out.get(i) != problem.out.get(i));  // NaN still
   };
   refuses([](Problem& p) { p.cu_seqlens_q[0] = 1; }, "cu_seqlens_q[0] is 1; accepted: 0");
   refuses([](Problem& p) { p.cu_seqlens_k[0] = -1; }, "cu_seqlens_k[0] is -1; accepted: 0");
@@ -67,14 +75,18 @@ void refusals() {
           "cu_seqlens_q[2] is 5, less than cu_seqlens_q[1] = 6; accepted: ascending offsets");
   refuses([](Problem& p) { p.cu_seqlens_k[5] = 100; },
           "cu_seqlens_k[5] is 100, less than cu_seqlens_k[4] = 133; accepted: ascending offsets");
-  refuses([](Problem& p) { p.cu_seqlens_q[5] += 1; }, "cu_seqlens_q[5] is 110; accepted: up to the 109 tokens of the tensor");
-  refuses([](Problem& p) { p.params.total_k -= 1; }, "cu_seqlens_k[5] is 153; accepted: up to the 152 tokens of the tensor");
-  refuses([](Problem& p) { p.params.seqlen_q = 69; }, "cu_seqlens_q: sequence 2 has 70 tokens, more than max_seqlen_q = 69");
+  refuses([](Problem& p) { p.cu_seqlens_q[5] += 1; },
+          "cu_seqlens_q[5] is 110; accepted: up to the 109 tokens of the tensor");
+  refuses([](Problem& p) { p.params.total_k -= 1; },
+          "cu_seqlens_k[5] is 153; accepted: up to the 152 tokens of the tensor");
+  refuses([](Problem& p) { p.params.seqlen_q = 69; },
+          "cu_seqlens_q: sequence 2 has 70 tokens, more than max_seqlen_q = 69");
   refuses([](Problem& p) { p.params.seqlen_k = 119; },
           "cu_seqlens_k: sequence 2 has 120 tokens, more than max_seqlen_k = 119");
   refuses([](Problem& p) { p.spec.used_k[2] = 121; },
           "seqused_k[2] is 121; accepted: 0 to 120, the length of the sequence");
-  refuses([](Problem& p) { p.spec.used_k[0] = -1; }, "seqused_k[0] is -1; accepted: 0 to 9, the length of the sequence");
+  refuses([](Problem& p) { p.spec.used_k[0] = -1; },
+          "seqused_k[0] is -1; accepted: 0 to 9, the length of the sequence");
 }
 
 }  // namespace

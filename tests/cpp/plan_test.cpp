@@ -1,4 +1,5 @@
-// Plans for made-up GPUs, the registry's tiles, and which architectures a build serves. Needs no GPU and no CUDA.
+// Plans for made-up GPUs, the registry's tiles, and which architectures a build serves. Needs no
+// GPU and no CUDA.
 #include "core/plan.h"
 
 #include "check.h"
@@ -24,8 +25,8 @@ DeviceInfo gpu(const char* name, int major, int minor, int num_sms, std::int64_t
 }
 
 std::vector<DeviceInfo> gpus() {
-  return {gpu("L4", 8, 9, 58, 101376), gpu("RTX 4090", 8, 9, 128, 101376), gpu("A100", 8, 0, 108, 166912),
-          gpu("H200", 9, 0, 132, 232448)};
+  return {gpu("L4", 8, 9, 58, 101376), gpu("RTX 4090", 8, 9, 128, 101376),
+          gpu("A100", 8, 0, 108, 166912), gpu("H200", 9, 0, 132, 232448)};
 }
 
 alignas(16) char memory[4096];
@@ -118,11 +119,16 @@ void forced_kernels() {
       int head_dim;
       const char* why;
     } refused[] = {
-        {Kernel::kWmmaQk, DType::kFloat32, 64, "wmma_qk: dtype is float32; accepted: float16, bfloat16"},
-        {Kernel::kWmmaSmem, DType::kFloat64, 64, "wmma_smem: dtype is float64; accepted: float16, bfloat16"},
-        {Kernel::kScalar, DType::kFloat64, 64, "scalar: dtype is float64; accepted on a GPU: float16, bfloat16, float32"},
-        {Kernel::kWmmaQk, DType::kFloat16, 20, "wmma_qk: head_dim is 20; accepted: multiples of 16 up to 128"},
-        {Kernel::kWmmaSmem, DType::kFloat16, 144, "wmma_smem: head_dim is 144; accepted: multiples of 16 up to 128"},
+        {Kernel::kWmmaQk, DType::kFloat32, 64,
+         "wmma_qk: dtype is float32; accepted: float16, bfloat16"},
+        {Kernel::kWmmaSmem, DType::kFloat64, 64,
+         "wmma_smem: dtype is float64; accepted: float16, bfloat16"},
+        {Kernel::kScalar, DType::kFloat64, 64,
+         "scalar: dtype is float64; accepted on a GPU: float16, bfloat16, float32"},
+        {Kernel::kWmmaQk, DType::kFloat16, 20,
+         "wmma_qk: head_dim is 20; accepted: multiples of 16 up to 128"},
+        {Kernel::kWmmaSmem, DType::kFloat16, 144,
+         "wmma_smem: head_dim is 144; accepted: multiples of 16 up to 128"},
         {Kernel::kScalar, DType::kFloat16, 257, "scalar: head_dim is 257; accepted: 1 to 256"},
         {Kernel::kCpu, DType::kFloat16, 64, "cpu: the tensors are on a CUDA device"},
     };
@@ -136,18 +142,21 @@ void forced_kernels() {
     AttentionParams p = problem(DType::kFloat16, 64);
     p.head_dim_v = 40;  // rows of out may lie apart
     CHECK_THROWS(dlattn::plan(p, device, force(Kernel::kWmmaQk)), UnsupportedError,
-                 "no kernel can run this: wmma_qk: head_dim of v is 40; accepted: multiples of 16 up to 128");
+                 "no kernel can run this: wmma_qk: head_dim of v is 40; accepted: multiples of 16 "
+                 "up to 128");
   }
   DeviceInfo cpu;
   cpu.isa = "portable";
   cpu.num_threads = 1;
   for (const Kernel kernel : {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem}) {
     CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), cpu, force(kernel)), UnsupportedError,
-                 std::string("no kernel can run this: ") + to_string(kernel) + ": the tensors are on the CPU");
+                 std::string("no kernel can run this: ") + to_string(kernel) +
+                     ": the tensors are on the CPU");
   }
 }
 
-// A feature that a family lacks is refused by name when that family is forced, and goes elsewhere when it is not.
+// A feature that a family lacks is refused by name when that family is forced, and goes elsewhere
+// when it is not.
 void features() {
   const DeviceInfo device = gpus()[0];
   static const float numbers[64] = {};
@@ -166,7 +175,8 @@ void features() {
     feature.set(p);
     for (const Kernel kernel : {Kernel::kWmmaQk, Kernel::kWmmaSmem}) {
       CHECK_THROWS(dlattn::plan(p, device, force(kernel)), UnsupportedError,
-                   std::string("no kernel can run this: ") + to_string(kernel) + ": does not implement " + feature.name);
+                   std::string("no kernel can run this: ") + to_string(kernel) +
+                       ": does not implement " + feature.name);
     }
     CHECK(dlattn::plan(p, device).kernel == Kernel::kScalar);
   }
@@ -196,7 +206,8 @@ void copy_bytes() {
   CHECK_EQ(bytes([](auto& p) { p.k_row_stride += 4; }), 8);
   CHECK_EQ(bytes([](auto& p) { p.v_head_stride += 2; }), 4);
   CHECK_EQ(bytes([](auto& p) { p.q_batch_stride += 1; }), 2);
-  CHECK_EQ(bytes([](auto& p) { p.q_batch_stride += 1, p.batch_size = 1; }), 16);  // a stride that is never taken
+  CHECK_EQ(bytes([](auto& p) { p.q_batch_stride += 1, p.batch_size = 1; }),
+           16);  // a stride that is never taken
   CHECK_EQ(bytes([](auto& p) { p.k_row_stride = 0; }), 16);
   CHECK_EQ(dlattn::plan(problem(DType::kFloat16, 20), device).copy_bytes, 8);  // rows of 40 bytes
   CHECK_EQ(dlattn::plan(problem(DType::kFloat16, 7), device).copy_bytes, 2);
@@ -212,12 +223,12 @@ void too_little_shared_memory() {
   // head_dim 256 in fp32 is beyond 48 KB, and no other kernel takes it.
   const int fp32_bytes = scalar::tile_config(4, 256).smem_bytes;
   CHECK(fp32_bytes > 49152);
-  CHECK_THROWS(dlattn::plan(problem(DType::kFloat32, 256), small, force(Kernel::kScalar)), UnsupportedError,
-               "no kernel can run this: " + needs("scalar", fp32_bytes));
+  CHECK_THROWS(dlattn::plan(problem(DType::kFloat32, 256), small, force(Kernel::kScalar)),
+               UnsupportedError, "no kernel can run this: " + needs("scalar", fp32_bytes));
   const int smem_bytes = wmma_smem::tile_config(128).smem_bytes;
   CHECK(smem_bytes > 49152);
-  CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 128), small, force(Kernel::kWmmaSmem)), UnsupportedError,
-               "no kernel can run this: " + needs("wmma_smem", smem_bytes));
+  CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 128), small, force(Kernel::kWmmaSmem)),
+               UnsupportedError, "no kernel can run this: " + needs("wmma_smem", smem_bytes));
   // A smaller head still fits.
   CHECK(dlattn::plan(problem(DType::kFloat16, 32), small).kernel == Kernel::kWmmaSmem);
   // At exactly what it needs it runs, one byte less it does not.
@@ -236,7 +247,8 @@ void grids() {
   CHECK_EQ(dlattn::plan(p, gpus()[0]).grid, 70000 * 8);
   p.batch_size = 300000000;
   CHECK_THROWS(dlattn::plan(p, gpus()[0], force(Kernel::kWmmaSmem)), UnsupportedError,
-               "no kernel can run this: wmma_smem: needs 2400000000 thread blocks; accepted: up to 2147483647");
+               "no kernel can run this: wmma_smem: needs 2400000000 thread blocks; accepted: up to "
+               "2147483647");
   p.batch_size = 0;
   CHECK_EQ(dlattn::plan(p, gpus()[0]).grid, 0);
 }
@@ -247,8 +259,10 @@ void unserved_devices() {
   const Support support = supported(problem(DType::kFloat16, 64), turing);
   CHECK(!support.ok);
   CHECK_EQ(support.reasons.size(), 3u);
-  CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), turing, force(Kernel::kScalar)), UnsupportedError,
-               "no kernel can run this: scalar: Tesla T4 has compute capability 7.5; this build serves 8.0 and later");
+  CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), turing, force(Kernel::kScalar)),
+               UnsupportedError,
+               "no kernel can run this: scalar: Tesla T4 has compute capability 7.5; this build "
+               "serves 8.0 and later");
 }
 
 void archs() {
@@ -256,7 +270,7 @@ void archs() {
   const char* release = "80-real;89-real;90-real;120-real;89-virtual";
   CHECK(!archs_serve(release, 7, 5));
   CHECK(archs_serve(release, 8, 0));
-  CHECK(archs_serve(release, 8, 6));   // machine code for 8.0
+  CHECK(archs_serve(release, 8, 6));  // machine code for 8.0
   CHECK(archs_serve(release, 8, 9));
   CHECK(archs_serve(release, 9, 0));
   CHECK(archs_serve(release, 10, 0));  // PTX for 8.9
@@ -297,7 +311,8 @@ void registry() {
 
 void descriptions() {
   const std::string text = describe(dlattn::plan(problem(DType::kFloat16, 64), gpus()[0]));
-  for (const char* part : {"kernel: wmma_smem\n", "dtype: float16\n", "tile: ", "grid: ", "shared memory: ", "splits: 1"}) {
+  for (const char* part : {"kernel: wmma_smem\n", "dtype: float16\n",
+                           "tile: ", "grid: ", "shared memory: ", "splits: 1"}) {
     CHECK_FOR(text.find(part) != std::string::npos, part);
   }
   AttentionParams p = problem(DType::kFloat64, 64);

@@ -45,23 +45,26 @@ Row<R> attend(const Problem& problem, std::int64_t b, std::int64_t i, std::int64
   for (std::int64_t j = 0; j < len_k; ++j) {
     R s = 0;
     for (std::int64_t d = 0; d < p.head_dim; ++d) {
-      s += R(problem.q.get(batch * p.q_batch_stride + (first_q + i) * p.q_row_stride + h * p.q_head_stride + d)) *
-           R(problem.k.get(batch * p.k_batch_stride + (first_k + j) * p.k_row_stride + h_kv * p.k_head_stride + d));
+      s += R(problem.q.get(batch * p.q_batch_stride + (first_q + i) * p.q_row_stride +
+                           h * p.q_head_stride + d)) *
+           R(problem.k.get(batch * p.k_batch_stride + (first_k + j) * p.k_row_stride +
+                           h_kv * p.k_head_stride + d));
     }
     s *= R(p.softmax_scale);
     if (p.softcap > 0) s = R(p.softcap) * std::tanh(s / R(p.softcap));
     if (p.alibi_slopes) {
-      s -= R(problem.alibi.get(b * p.alibi_batch_stride + h * p.alibi_head_stride)) * R(std::llabs(position - j));
+      s -= R(problem.alibi.get(b * p.alibi_batch_stride + h * p.alibi_head_stride)) *
+           R(std::llabs(position - j));
     }
     if (p.bias) {
-      s += R(problem.bias.get(b * p.bias_batch_stride + h * p.bias_head_stride + i * p.bias_row_stride +
-                              j * p.bias_col_stride));
+      s += R(problem.bias.get(b * p.bias_batch_stride + h * p.bias_head_stride +
+                              i * p.bias_row_stride + j * p.bias_col_stride));
     }
     bool seen = p.causal == Causal::kNone || j <= position;
     seen = seen && (p.window_left < 0 || j >= position - p.window_left);
     seen = seen && (p.window_right < 0 || j <= position + p.window_right);
-    seen = seen && (!p.mask || p.mask[b * p.mask_batch_stride + h * p.mask_head_stride + i * p.mask_row_stride +
-                                      j * p.mask_col_stride]);
+    seen = seen && (!p.mask || p.mask[b * p.mask_batch_stride + h * p.mask_head_stride +
+                                      i * p.mask_row_stride + j * p.mask_col_stride]);
     score[j] = seen ? s : R(-kInf);
     if (score[j] > max) max = score[j];
     if (score[j] != R(-kInf)) nothing_seen = false;  // so does a NaN
@@ -75,8 +78,8 @@ Row<R> attend(const Problem& problem, std::int64_t b, std::int64_t i, std::int64
   for (std::int64_t j = 0; j < len_k; ++j) {
     for (std::int64_t d = 0; d < p.head_dim_v; ++d) {
       row.out[d] +=
-          score[j] *
-          R(problem.v.get(batch * p.v_batch_stride + (first_k + j) * p.v_row_stride + h_kv * p.v_head_stride + d));
+          score[j] * R(problem.v.get(batch * p.v_batch_stride + (first_k + j) * p.v_row_stride +
+                                     h_kv * p.v_head_stride + d));
     }
   }
   for (R& o : row.out) o /= sum;
@@ -107,7 +110,8 @@ void fill(const Problem& problem, Reference* reference) {
         const Row<Plain> plain = attend<Plain>(problem, b, i, h);
         for (std::int64_t d = 0; d < p.head_dim_v; ++d) {
           reference->out.push_back(static_cast<double>(exact.out[d]));
-          const double error = difference(rounded(p.dtype, static_cast<double>(plain.out[d])), reference->out.back());
+          const double error = difference(rounded(p.dtype, static_cast<double>(plain.out[d])),
+                                          reference->out.back());
           if (error > reference->plain_error) reference->plain_error = error;
         }
         reference->lse.push_back(static_cast<double>(exact.lse));
@@ -120,10 +124,14 @@ void fill(const Problem& problem, Reference* reference) {
 
 const char* name(Layout layout) {
   switch (layout) {
-    case Layout::kBshd: return "bshd";
-    case Layout::kBhsd: return "bhsd";
-    case Layout::kPadded: return "padded";
-    case Layout::kBroadcast: return "broadcast";
+    case Layout::kBshd:
+      return "bshd";
+    case Layout::kBhsd:
+      return "bhsd";
+    case Layout::kPadded:
+      return "padded";
+    case Layout::kBroadcast:
+      return "broadcast";
   }
   return "";
 }
@@ -132,9 +140,11 @@ struct Strides {
   std::int64_t batch, row, head, size;
 };
 
-Strides strides(Layout layout, bool output, std::int64_t batch, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+Strides strides(Layout layout, bool output, std::int64_t batch, std::int64_t rows,
+                std::int64_t heads, std::int64_t dim) {
   switch (layout) {
-    case Layout::kBhsd: return {heads * rows * dim, dim, rows * dim, batch * heads * rows * dim};
+    case Layout::kBhsd:
+      return {heads * rows * dim, dim, rows * dim, batch * heads * rows * dim};
     case Layout::kPadded: {
       const std::int64_t head = dim + 3, row = heads * head + 5, all = rows * row + 7;
       return {all, row, head, batch * all};
@@ -142,7 +152,8 @@ Strides strides(Layout layout, bool output, std::int64_t batch, std::int64_t row
     case Layout::kBroadcast:
       if (!output) return {0, dim, 0, rows * dim};
       [[fallthrough]];
-    case Layout::kBshd: return {rows * heads * dim, heads * dim, dim, batch * rows * heads * dim};
+    case Layout::kBshd:
+      return {rows * heads * dim, heads * dim, dim, batch * rows * heads * dim};
   }
   return {};
 }
@@ -164,10 +175,14 @@ Buffer::Buffer(DType dtype, std::int64_t elements, std::int64_t offset)
 double Buffer::get(std::int64_t index) const {
   const char* base = static_cast<const char*>(data());
   switch (dtype_) {
-    case DType::kFloat16: return cpu::to_float(reinterpret_cast<const cpu::Half*>(base)[index]);
-    case DType::kBFloat16: return cpu::to_float(reinterpret_cast<const cpu::BFloat16*>(base)[index]);
-    case DType::kFloat32: return reinterpret_cast<const float*>(base)[index];
-    case DType::kFloat64: return reinterpret_cast<const double*>(base)[index];
+    case DType::kFloat16:
+      return cpu::to_float(reinterpret_cast<const cpu::Half*>(base)[index]);
+    case DType::kBFloat16:
+      return cpu::to_float(reinterpret_cast<const cpu::BFloat16*>(base)[index]);
+    case DType::kFloat32:
+      return reinterpret_cast<const float*>(base)[index];
+    case DType::kFloat64:
+      return reinterpret_cast<const double*>(base)[index];
   }
   return 0;
 }
@@ -175,12 +190,18 @@ double Buffer::get(std::int64_t index) const {
 void Buffer::set(std::int64_t index, double value) {
   char* base = static_cast<char*>(data());
   switch (dtype_) {
-    case DType::kFloat16: cpu::from_float(static_cast<float>(value), &reinterpret_cast<cpu::Half*>(base)[index]); break;
+    case DType::kFloat16:
+      cpu::from_float(static_cast<float>(value), &reinterpret_cast<cpu::Half*>(base)[index]);
+      break;
     case DType::kBFloat16:
       cpu::from_float(static_cast<float>(value), &reinterpret_cast<cpu::BFloat16*>(base)[index]);
       break;
-    case DType::kFloat32: reinterpret_cast<float*>(base)[index] = static_cast<float>(value); break;
-    case DType::kFloat64: reinterpret_cast<double*>(base)[index] = value; break;
+    case DType::kFloat32:
+      reinterpret_cast<float*>(base)[index] = static_cast<float>(value);
+      break;
+    case DType::kFloat64:
+      reinterpret_cast<double*>(base)[index] = value;
+      break;
   }
 }
 
@@ -202,9 +223,10 @@ std::int64_t Buffer::stray_writes() const {
 
 std::string Spec::describe() const {
   std::ostringstream text;
-  text << to_string(dtype) << " b" << batch_size << " q" << seqlen_q << " k" << seqlen_k << " h" << num_heads << "/"
-       << num_heads_kv << " d" << head_dim << "/" << head_dim_v << " " << name(layout) << " causal "
-       << static_cast<int>(causal) << " window " << window_left << "," << window_right << " softcap " << softcap;
+  text << to_string(dtype) << " b" << batch_size << " q" << seqlen_q << " k" << seqlen_k << " h"
+       << num_heads << "/" << num_heads_kv << " d" << head_dim << "/" << head_dim_v << " "
+       << name(layout) << " causal " << static_cast<int>(causal) << " window " << window_left << ","
+       << window_right << " softcap " << softcap;
   if (bias) text << " bias" << (bias_fp32 ? "32" : "") << (bias_broadcast ? "*" : "");
   if (mask) text << " mask" << (mask_broadcast ? "*" : "");
   if (alibi) text << " alibi";
@@ -222,8 +244,10 @@ Problem::Problem(const Spec& wanted) : spec(wanted) {
     spec.batch_size = static_cast<std::int64_t>(spec.lengths_q.size());
     cu_seqlens_q = offsets(spec.lengths_q);
     cu_seqlens_k = offsets(spec.lengths_k);
-    for (const std::int32_t length : spec.lengths_q) spec.seqlen_q = std::max<std::int64_t>(spec.seqlen_q, length);
-    for (const std::int32_t length : spec.lengths_k) spec.seqlen_k = std::max<std::int64_t>(spec.seqlen_k, length);
+    for (const std::int32_t length : spec.lengths_q)
+      spec.seqlen_q = std::max<std::int64_t>(spec.seqlen_q, length);
+    for (const std::int32_t length : spec.lengths_k)
+      spec.seqlen_k = std::max<std::int64_t>(spec.seqlen_k, length);
     p.cu_seqlens_q = cu_seqlens_q.data();
     p.cu_seqlens_k = cu_seqlens_k.data();
     p.seqused_k = spec.used_k.empty() ? nullptr : spec.used_k.data();
@@ -238,7 +262,8 @@ Problem::Problem(const Spec& wanted) : spec(wanted) {
   p.num_heads_kv = spec.num_heads_kv;
   p.head_dim = spec.head_dim;
   p.head_dim_v = spec.head_dim_v;
-  p.softmax_scale = spec.softmax_scale > 0 ? spec.softmax_scale : 1.0 / std::sqrt(static_cast<double>(spec.head_dim));
+  p.softmax_scale = spec.softmax_scale > 0 ? spec.softmax_scale
+                                           : 1.0 / std::sqrt(static_cast<double>(spec.head_dim));
   p.softcap = spec.softcap;
   p.causal = spec.causal;
   p.window_left = spec.window_left;
@@ -332,15 +357,18 @@ std::int64_t Problem::keys(std::int64_t b) const {
   return spec.lengths_q.empty() ? params.seqlen_k : cu_seqlens_k[b + 1] - cu_seqlens_k[b];
 }
 
-std::int64_t Problem::out_index(std::int64_t b, std::int64_t i, std::int64_t h, std::int64_t d) const {
+std::int64_t Problem::out_index(std::int64_t b, std::int64_t i, std::int64_t h,
+                                std::int64_t d) const {
   const bool varlen = !spec.lengths_q.empty();
-  return (varlen ? 0 : b * params.out_batch_stride) + ((varlen ? cu_seqlens_q[b] : 0) + i) * params.out_row_stride +
-         h * params.out_head_stride + d;
+  return (varlen ? 0 : b * params.out_batch_stride) +
+         ((varlen ? cu_seqlens_q[b] : 0) + i) * params.out_row_stride + h * params.out_head_stride +
+         d;
 }
 
 std::int64_t Problem::lse_index(std::int64_t b, std::int64_t h, std::int64_t i) const {
   const bool varlen = !spec.lengths_q.empty();
-  return (varlen ? 0 : b * params.lse_batch_stride) + h * params.lse_head_stride + (varlen ? cu_seqlens_q[b] : 0) + i;
+  return (varlen ? 0 : b * params.lse_batch_stride) + h * params.lse_head_stride +
+         (varlen ? cu_seqlens_q[b] : 0) + i;
 }
 
 Reference::Reference(const Problem& problem) {
@@ -359,7 +387,8 @@ Errors errors_of(const Problem& problem, const Reference& reference) {
     for (std::int64_t i = 0; i < problem.rows(b); ++i) {
       for (std::int64_t h = 0; h < p.num_heads; ++h) {
         for (std::int64_t d = 0; d < p.head_dim_v; ++d) {
-          const double error = difference(problem.out.get(problem.out_index(b, i, h, d)), reference.out[at++]);
+          const double error =
+              difference(problem.out.get(problem.out_index(b, i, h, d)), reference.out[at++]);
           if (error > errors.out) errors.out = error;
         }
         const double want = reference.lse[row++];
@@ -372,7 +401,8 @@ Errors errors_of(const Problem& problem, const Reference& reference) {
   return errors;
 }
 
-std::string run_and_judge(Problem& problem, const Reference& reference, const char* isa, int num_threads) {
+std::string run_and_judge(Problem& problem, const Reference& reference, const char* isa,
+                          int num_threads) {
   problem.poison();
   const DType dtype = problem.params.dtype;
   Options options;
@@ -381,20 +411,26 @@ std::string run_and_judge(Problem& problem, const Reference& reference, const ch
   const Plan plan = core::make_plan(problem.params, cpu_device(isa), options);
   cpu::forward(problem.params, plan);
 
-  // Twice the error of the plain formula in the same arithmetic, plus a few roundings for where that had luck.
+  // Twice the error of the plain formula in the same arithmetic, plus a few roundings for where
+  // that had luck.
   const double unit = dtype == DType::kFloat64 ? 0x1p-52 : 0x1p-23;
   const Errors errors = errors_of(problem, reference);
   std::ostringstream wrong;
   if (!(errors.out <= 2 * reference.plain_error + 8 * unit)) {
-    wrong << "out is off by " << errors.out << ", the plain formula by " << reference.plain_error << "; ";
+    wrong << "out is off by " << errors.out << ", the plain formula by " << reference.plain_error
+          << "; ";
   }
   if (!(errors.lse <= 2 * reference.plain_lse_error + 8 * 0x1p-23)) {
-    wrong << "lse is off by " << errors.lse << ", the plain formula by " << reference.plain_lse_error << "; ";
+    wrong << "lse is off by " << errors.lse << ", the plain formula by "
+          << reference.plain_lse_error << "; ";
   }
-  if (problem.out.stray_writes()) wrong << problem.out.stray_writes() << " bytes about out were overwritten; ";
-  if (problem.lse.stray_writes()) wrong << problem.lse.stray_writes() << " bytes about lse were overwritten; ";
+  if (problem.out.stray_writes())
+    wrong << problem.out.stray_writes() << " bytes about out were overwritten; ";
+  if (problem.lse.stray_writes())
+    wrong << problem.lse.stray_writes() << " bytes about lse were overwritten; ";
   if (wrong.str().empty()) return {};
-  return problem.spec.describe() + " on " + isa + ", " + std::to_string(num_threads) + " thread(s): " + wrong.str();
+  return problem.spec.describe() + " on " + isa + ", " + std::to_string(num_threads) +
+         " thread(s): " + wrong.str();
 }
 
 DeviceInfo cpu_device(const char* isa) {

@@ -13,7 +13,8 @@ namespace test {
 class Buffer {
  public:
   Buffer() = default;
-  // `elements` of dtype, `offset` elements past an aligned address, all bytes 0xff, which is NaN in every dtype.
+  // `elements` of dtype, `offset` elements past an aligned address, all bytes 0xff, which is NaN in
+  // every dtype.
   Buffer(dlattn::DType dtype, std::int64_t elements, std::int64_t offset = 0);
   void* data() { return bytes_.data() + kGuard + first_; }
   const void* data() const { return bytes_.data() + kGuard + first_; }
@@ -21,7 +22,8 @@ class Buffer {
   void set(std::int64_t index, double value);  // rounds to dtype
   void fill_normal(std::mt19937& random, double mean, double deviation);
   std::int64_t size() const { return elements_; }
-  // Marks an element as one that may be written. stray_writes() counts the bytes of others that are no longer 0xff.
+  // Marks an element as one that may be written. stray_writes() counts the bytes of others that are
+  // no longer 0xff.
   void expect_write(std::int64_t index);
   std::int64_t stray_writes() const;
 
@@ -54,7 +56,7 @@ struct Spec {
   bool mask = false, mask_broadcast = false;
   bool alibi = false, sinks = false;
   bool lse = true;
-  double softmax_scale = 0.0;  // 0: 1 / sqrt(head_dim)
+  double softmax_scale = 0.0;                              // 0: 1 / sqrt(head_dim)
   std::vector<std::int32_t> lengths_q, lengths_k, used_k;  // variable length, where given
 
   std::string describe() const;
@@ -78,11 +80,13 @@ struct Problem {
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;
 };
 
-// The formula of params.h, written plainly and computed in double, or in long double for float64 problems.
+// The formula of params.h, written plainly and computed in double, or in long double for float64
+// problems.
 struct Reference {
   explicit Reference(const Problem& problem);
-  std::vector<double> out, lse;                // exact enough to judge by; [b][i][h][d] and [b][h][i] in order
-  double plain_error = 0, plain_lse_error = 0;  // largest of the same formula in the dtype that kernels compute in
+  std::vector<double> out, lse;  // exact enough to judge by; [b][i][h][d] and [b][h][i] in order
+  double plain_error = 0,
+         plain_lse_error = 0;  // largest of the same formula in the dtype that kernels compute in
 };
 
 struct Errors {
@@ -90,8 +94,10 @@ struct Errors {
 };
 Errors errors_of(const Problem& problem, const Reference& reference);
 
-// Runs on the CPU kernels of one instruction set, and checks outputs and guards. Returns what is wrong, or "".
-std::string run_and_judge(Problem& problem, const Reference& reference, const char* isa, int num_threads);
+// Runs on the CPU kernels of one instruction set, and checks outputs and guards. Returns what is
+// wrong, or "".
+std::string run_and_judge(Problem& problem, const Reference& reference, const char* isa,
+                          int num_threads);
 
 // The instruction sets that this processor has.
 std::vector<const char*> isas();

@@ -1,4 +1,5 @@
-// exp2, tanh and the conversions of cpu/simd*.h, for the instruction set that this file is compiled for.
+// exp2, tanh and the conversions of cpu/simd*.h, for the instruction set that this file is compiled
+// for.
 #if defined(__AVX512F__)
 #define DLATTN_CPU_ISA avx512
 #elif defined(__AVX2__)
@@ -20,7 +21,8 @@ bool available() {
 #if defined(__AVX512F__)
   return __builtin_cpu_supports("avx512f");
 #elif defined(__AVX2__)
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c");
 #else
   return true;
 #endif
@@ -43,8 +45,10 @@ double worst_ulps(T low, T high, int steps, Got got, Want want) {
   for (int i = 0; i <= steps; ++i) {
     const T x = low + (high - low) * static_cast<T>(i) / static_cast<T>(steps);
     const long double exact = want(static_cast<long double>(x));
-    const long double unit = std::ldexp(static_cast<long double>(std::numeric_limits<T>::epsilon()), std::ilogb(exact));
-    const double ulps = static_cast<double>(std::fabs((static_cast<long double>(got(x)) - exact) / unit));
+    const long double unit =
+        std::ldexp(static_cast<long double>(std::numeric_limits<T>::epsilon()), std::ilogb(exact));
+    const double ulps =
+        static_cast<double>(std::fabs((static_cast<long double>(got(x)) - exact) / unit));
     if (!(ulps <= worst)) worst = ulps;
   }
   return worst;
@@ -104,7 +108,8 @@ void conversions() {
   // From float, vectors and scalars agree on everything, halfway cases and overflow included.
   static In rounded[kCount + 3];
   for (int i = 0; i < kCount + 3; ++i) {
-    to[i] = dlattn::cpu::float_from_bits(static_cast<std::uint32_t>(i) << 16 | (i * 40503u & 0xf000u));
+    to[i] =
+        dlattn::cpu::float_from_bits(static_cast<std::uint32_t>(i) << 16 | (i * 40503u & 0xf000u));
   }
   simd::convert_row(to, kCount + 3, rounded);
   int wrong_rounded = 0;

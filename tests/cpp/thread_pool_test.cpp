@@ -23,7 +23,8 @@ bool runs_all(std::int64_t num_tasks, int num_threads) {
   std::vector<std::atomic<bool>> busy(num_threads > 0 ? num_threads : 1);
   std::atomic<bool> good{true};
   parallel_for(num_tasks, num_threads, [&](std::int64_t task, int worker) {
-    if (worker < 0 || worker >= static_cast<int>(busy.size()) || busy[worker].exchange(true)) good = false;
+    if (worker < 0 || worker >= static_cast<int>(busy.size()) || busy[worker].exchange(true))
+      good = false;
     ++runs[task];
     busy[worker] = false;
   });
@@ -36,7 +37,8 @@ bool runs_all(std::int64_t num_tasks, int num_threads) {
 void every_task_once() {
   for (const int threads : {1, 2, 5, 16}) {
     for (const std::int64_t tasks : {0, 1, 2, 7, 1000}) {
-      CHECK_FOR(runs_all(tasks, threads), std::to_string(tasks) + " tasks, " + std::to_string(threads) + " threads");
+      CHECK_FOR(runs_all(tasks, threads),
+                std::to_string(tasks) + " tasks, " + std::to_string(threads) + " threads");
     }
   }
 }
@@ -97,7 +99,8 @@ void fork_gets_fresh_threads() {
   CHECK(runs_all(100, 3));
   const pid_t child = fork();
   if (child == 0) {
-    // Without a fresh pool the two tasks would wait for each other for good, and alarm would end the process.
+    // Without a fresh pool the two tasks would wait for each other for good, and alarm would end
+    // the process.
     alarm(20);
     std::atomic<int> arrived{0};
     parallel_for(2, 2, [&](std::int64_t, int) {

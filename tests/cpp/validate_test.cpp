@@ -59,8 +59,10 @@ void sizes() {
   refuses([](auto& p) { p.seqlen_k = -3; }, "seqlen_k is -3; accepted: at least 0");
   refuses([](auto& p) { p.num_heads = 0; }, "num_heads is 0; accepted: at least 1");
   refuses([](auto& p) { p.num_heads_kv = 0; }, "num_heads_kv is 0; accepted: at least 1");
-  refuses([](auto& p) { p.num_heads_kv = 3; }, "k: num_heads_kv = 3 does not divide num_heads = 4 of q");
-  refuses([](auto& p) { p.num_heads_kv = 8; }, "k: num_heads_kv = 8 does not divide num_heads = 4 of q");
+  refuses([](auto& p) { p.num_heads_kv = 3; },
+          "k: num_heads_kv = 3 does not divide num_heads = 4 of q");
+  refuses([](auto& p) { p.num_heads_kv = 8; },
+          "k: num_heads_kv = 8 does not divide num_heads = 4 of q");
   refuses([](auto& p) { p.head_dim = 0; }, "head_dim is 0; accepted: at least 1");
   refuses([](auto& p) { p.head_dim_v = 0; }, "head_dim of v is 0; accepted: at least 1");
   accepts([](auto& p) { p.batch_size = 0; });
@@ -71,13 +73,16 @@ void sizes() {
 void strides() {
   const struct {
     const char* name;
-    std::int64_t AttentionParams::*batch;
-    std::int64_t AttentionParams::*row;
-    std::int64_t AttentionParams::*head;
+    std::int64_t AttentionParams::* batch;
+    std::int64_t AttentionParams::* row;
+    std::int64_t AttentionParams::* head;
   } tensors[] = {
-      {"q", &AttentionParams::q_batch_stride, &AttentionParams::q_row_stride, &AttentionParams::q_head_stride},
-      {"k", &AttentionParams::k_batch_stride, &AttentionParams::k_row_stride, &AttentionParams::k_head_stride},
-      {"v", &AttentionParams::v_batch_stride, &AttentionParams::v_row_stride, &AttentionParams::v_head_stride},
+      {"q", &AttentionParams::q_batch_stride, &AttentionParams::q_row_stride,
+       &AttentionParams::q_head_stride},
+      {"k", &AttentionParams::k_batch_stride, &AttentionParams::k_row_stride,
+       &AttentionParams::k_head_stride},
+      {"v", &AttentionParams::v_batch_stride, &AttentionParams::v_row_stride,
+       &AttentionParams::v_head_stride},
   };
   const char* end = " is -8; negative strides are not accepted";
   for (const auto& t : tensors) {
@@ -98,7 +103,8 @@ void strides() {
 void outputs() {
   const auto overlap = [](int stride, int least) {
     return "out: a stride of " + std::to_string(stride) +
-           " elements makes elements share memory; out needs strides of at least " + std::to_string(least) + " there";
+           " elements makes elements share memory; out needs strides of at least " +
+           std::to_string(least) + " there";
   };
   refuses([](auto& p) { p.out_head_stride = 7; }, overlap(7, 8));
   refuses([](auto& p) { p.out_head_stride = 0; }, overlap(0, 8));
@@ -110,10 +116,13 @@ void outputs() {
 
   const auto lse_overlap = [](int stride, int least) {
     return "lse: a stride of " + std::to_string(stride) +
-           " elements makes elements share memory; out needs strides of at least " + std::to_string(least) + " there";
+           " elements makes elements share memory; out needs strides of at least " +
+           std::to_string(least) + " there";
   };
-  refuses([](auto& p) { p.lse = lse, p.lse_head_stride = 2, p.lse_batch_stride = 12; }, lse_overlap(2, 3));
-  refuses([](auto& p) { p.lse = lse, p.lse_head_stride = 3, p.lse_batch_stride = 11; }, lse_overlap(11, 12));
+  refuses([](auto& p) { p.lse = lse, p.lse_head_stride = 2, p.lse_batch_stride = 12; },
+          lse_overlap(2, 3));
+  refuses([](auto& p) { p.lse = lse, p.lse_head_stride = 3, p.lse_batch_stride = 11; },
+          lse_overlap(11, 12));
   accepts([](auto& p) { p.lse = lse, p.lse_head_stride = 3, p.lse_batch_stride = 12; });
 }
 
@@ -131,12 +140,17 @@ void pointers() {
 
 void scores() {
   const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
-  for (const auto& [value, text] :
-       {std::pair<double, std::string>{0.0, "0"}, {-0.5, "-0.5"}, {nan, "nan"}, {inf, "inf"}, {-inf, "-inf"}}) {
+  for (const auto& [value, text] : {std::pair<double, std::string>{0.0, "0"},
+                                    {-0.5, "-0.5"},
+                                    {nan, "nan"},
+                                    {inf, "inf"},
+                                    {-inf, "-inf"}}) {
     const double v = value;
-    refuses([v](auto& p) { p.softmax_scale = v; }, "softmax_scale is " + text + "; accepted: a finite number > 0");
+    refuses([v](auto& p) { p.softmax_scale = v; },
+            "softmax_scale is " + text + "; accepted: a finite number > 0");
     if (v == 0.0) continue;
-    refuses([v](auto& p) { p.softcap = v; }, "softcap is " + text + "; accepted: a finite number > 0, or 0 for none");
+    refuses([v](auto& p) { p.softcap = v; },
+            "softcap is " + text + "; accepted: a finite number > 0, or 0 for none");
   }
   refuses([](auto& p) { p.window_left = -2; },
           "window left is -2; accepted: a number of tokens >= 0, or -1 for no limit");
@@ -144,14 +158,17 @@ void scores() {
           "window right is -7; accepted: a number of tokens >= 0, or -1 for no limit");
   refuses([](auto& p) { p.bias = memory, p.bias_dtype = DType::kFloat16; },
           "bias: dtype is float16; accepted: float32 (that of q) or float32");
-  refuses([](auto& p) { p.dtype = DType::kBFloat16, p.bias = memory, p.bias_dtype = DType::kFloat64; },
-          "bias: dtype is float64; accepted: bfloat16 (that of q) or float32");
-  accepts([](auto& p) { p.dtype = DType::kBFloat16, p.bias = memory, p.bias_dtype = DType::kBFloat16; });
+  refuses(
+      [](auto& p) { p.dtype = DType::kBFloat16, p.bias = memory, p.bias_dtype = DType::kFloat64; },
+      "bias: dtype is float64; accepted: bfloat16 (that of q) or float32");
+  accepts([](auto& p) {
+    p.dtype = DType::kBFloat16, p.bias = memory, p.bias_dtype = DType::kBFloat16;
+  });
 
   const struct {
     const char* dim;
-    std::int64_t AttentionParams::*bias;
-    std::int64_t AttentionParams::*mask;
+    std::int64_t AttentionParams::* bias;
+    std::int64_t AttentionParams::* mask;
   } dims[] = {
       {"batch", &AttentionParams::bias_batch_stride, &AttentionParams::mask_batch_stride},
       {"num_heads", &AttentionParams::bias_head_stride, &AttentionParams::mask_head_stride},
@@ -162,19 +179,23 @@ void scores() {
   for (const auto& d : dims) {
     const std::string middle = std::string(": the stride of dimension ") + d.dim + end;
     refuses([&](auto& p) { p.bias = memory, p.*d.bias = -1; }, "bias" + middle);
-    refuses([&](auto& p) { p.mask = reinterpret_cast<std::uint8_t*>(memory), p.*d.mask = -1; }, "mask" + middle);
+    refuses([&](auto& p) { p.mask = reinterpret_cast<std::uint8_t*>(memory), p.*d.mask = -1; },
+            "mask" + middle);
   }
   refuses([](auto& p) { p.alibi_slopes = numbers, p.alibi_batch_stride = -1; },
           "alibi_slopes: the stride of dimension batch" + end);
   refuses([](auto& p) { p.alibi_slopes = numbers, p.alibi_head_stride = -1; },
           "alibi_slopes: the stride of dimension num_heads" + end);
-  refuses([](auto& p) { p.sinks = numbers, p.sinks_stride = -1; }, "sinks: the stride of dimension num_heads" + end);
+  refuses([](auto& p) { p.sinks = numbers, p.sinks_stride = -1; },
+          "sinks: the stride of dimension num_heads" + end);
 }
 
 void varlen() {
   accepts([](auto&) {}, good_varlen());
-  refuses([](auto& p) { p.cu_seqlens_k = nullptr; }, "cu_seqlens_k is null; variable length needs both", good_varlen());
-  refuses([](auto& p) { p.cu_seqlens_q = nullptr; }, "cu_seqlens_q is null; variable length needs both", good_varlen());
+  refuses([](auto& p) { p.cu_seqlens_k = nullptr; },
+          "cu_seqlens_k is null; variable length needs both", good_varlen());
+  refuses([](auto& p) { p.cu_seqlens_q = nullptr; },
+          "cu_seqlens_q is null; variable length needs both", good_varlen());
   refuses([](auto& p) { p.seqused_k = used; }, "seqused_k needs cu_seqlens_q and cu_seqlens_k");
   accepts([](auto& p) { p.seqused_k = used; }, good_varlen());
   refuses([](auto& p) { p.total_q = -1; }, "total_q is -1; accepted: at least 0", good_varlen());
@@ -218,16 +239,24 @@ void merges() {
   merge_refuses([](auto& p) { p.outs[1] = nullptr; }, "outs[1] is null");
   merge_refuses([](auto& p) { p.lses[0] = nullptr; }, "lses[0] is null");
   const std::string end = " is -1; negative strides are not accepted";
-  merge_refuses([](auto& p) { p.outs_batch_stride[1] = -1; }, "outs: the stride of dimension batch" + end);
-  merge_refuses([](auto& p) { p.outs_row_stride[0] = -1; }, "outs: the stride of dimension seqlen" + end);
-  merge_refuses([](auto& p) { p.outs_head_stride[0] = -1; }, "outs: the stride of dimension num_heads" + end);
-  merge_refuses([](auto& p) { p.lses_batch_stride[0] = -1; }, "lses: the stride of dimension batch" + end);
-  merge_refuses([](auto& p) { p.lses_head_stride[0] = -1; }, "lses: the stride of dimension num_heads" + end);
-  merge_refuses([](auto& p) { p.lses_row_stride[1] = -1; }, "lses: the stride of dimension seqlen" + end);
+  merge_refuses([](auto& p) { p.outs_batch_stride[1] = -1; },
+                "outs: the stride of dimension batch" + end);
+  merge_refuses([](auto& p) { p.outs_row_stride[0] = -1; },
+                "outs: the stride of dimension seqlen" + end);
+  merge_refuses([](auto& p) { p.outs_head_stride[0] = -1; },
+                "outs: the stride of dimension num_heads" + end);
+  merge_refuses([](auto& p) { p.lses_batch_stride[0] = -1; },
+                "lses: the stride of dimension batch" + end);
+  merge_refuses([](auto& p) { p.lses_head_stride[0] = -1; },
+                "lses: the stride of dimension num_heads" + end);
+  merge_refuses([](auto& p) { p.lses_row_stride[1] = -1; },
+                "lses: the stride of dimension seqlen" + end);
   merge_refuses([](auto& p) { p.out_head_stride = 7; },
-                "out: a stride of 7 elements makes elements share memory; out needs strides of at least 8 there");
+                "out: a stride of 7 elements makes elements share memory; out needs strides of at "
+                "least 8 there");
   merge_refuses([](auto& p) { p.lse_head_stride = 2; },
-                "lse: a stride of 2 elements makes elements share memory; out needs strides of at least 3 there");
+                "lse: a stride of 2 elements makes elements share memory; out needs strides of at "
+                "least 3 there");
 }
 
 }  // namespace
