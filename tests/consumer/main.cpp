@@ -1,4 +1,5 @@
-// One query, two keys with scores log(3) and 0: the weights are 3/4 and 1/4, the softmax's denominator is 4.
+// One query, two keys with scores log(3) and 0: the weights are 3/4 and 1/4, the softmax's
+// denominator is 4.
 #include <dlattn/attention.h>
 
 #include <cmath>
