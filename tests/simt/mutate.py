@@ -2,9 +2,9 @@
 
 Mutants are made in a copy of src/: every ``__syncthreads()``, ``__syncwarp()`` and cp.async wait of
 each kernel family (its folder and what it includes of tile/) removed in turn, every such wait made
-one group short, and the bugs of seed_bugs.py put back. Each is compiled into the family's test, under ThreadSanitizer,
-AddressSanitizer or neither, until one of them fails. A mutant that survives all three, or an edit
-that does not apply, makes the exit status 1.
+one group short, and the bugs of seed_bugs.py put back. Each is compiled into the family's test,
+under ThreadSanitizer, AddressSanitizer or neither, until one of them fails. A mutant that survives
+all three, or an edit that does not apply, makes the exit status 1.
 
     python mutate.py --config <build folder>/tests/simt/simt.json [--quick] [--table MUTANTS.md]
 """
@@ -131,8 +131,11 @@ def one_of_each_kind(mutants: list[Mutant]) -> list[Mutant]:
 class Bench:
     """Builds and runs a family's test on a copy of the source."""
 
-    def __init__(self, config: dict[str, Any], scratch: Path, check_baselines: bool) -> None:
+    def __init__(
+        self, config: dict[str, Any], source: Path, scratch: Path, check_baselines: bool
+    ) -> None:
         self.config = config
+        self.source = source
         self.scratch = scratch
         self.check_baselines = check_baselines
         self.baselines: dict[tuple[str, str], str | None] = {}
@@ -150,7 +153,8 @@ class Bench:
         command += [*c["objects"], c["variants"][variant]["library"], "-o", str(binary)]
         built = subprocess.run(command, capture_output=True, text=True, check=False)
         if built.returncode != 0:
-            sys.exit(f"{family} under {variant} does not compile:\n{built.stderr}")
+            first_errors = "\n".join(built.stderr.splitlines()[:20])
+            sys.exit(f"{family} under {variant} does not compile:\n{first_errors}")
         try:
             ran = subprocess.run(
                 [str(binary)],
@@ -173,8 +177,7 @@ class Bench:
             key = (family, variant)
             if key not in self.baselines:
                 work = Path(tempfile.mkdtemp(dir=self.scratch))
-                source = Path(self.config["source"])
-                self.baselines[key] = self.outcome(source, family, variant, work)
+                self.baselines[key] = self.outcome(self.source, family, variant, work)
                 shutil.rmtree(work)
             if self.baselines[key] is not None:
                 sys.exit(f"{family} under {variant} fails unchanged: {self.baselines[key]}")
@@ -183,7 +186,7 @@ class Bench:
         """Which variant caught it, and how; None if it survives."""
         work = Path(tempfile.mkdtemp(dir=self.scratch))
         source = work / "src"
-        shutil.copytree(self.config["source"], source)
+        shutil.copytree(self.source, source)
         (source / "cuda" / mutant.file).write_text(mutant.text)
         caught = None
         for variant in mutant.variants:
@@ -250,18 +253,19 @@ def main() -> int:
     args = parser.parse_args()
 
     config = json.loads(args.config.read_text())
-    mutants = all_mutants(Path(config["source"]) / "cuda")
-    if args.quick:
-        mutants = one_of_each_kind(mutants)
-    mutants = [m for m in mutants if args.only in m.name]
-    if args.list:
-        print("\n".join(m.name for m in mutants))
-        return 0
-
     results: list[tuple[Mutant, str | None]] = []
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(args.jobs) as pool:
+        # A copy, so that edits of the source during a long run do not mix with the mutants.
+        source = Path(scratch) / "unchanged"
+        shutil.copytree(config["source"], source)
+        mutants = [m for m in all_mutants(source / "cuda") if args.only in m.name]
+        if args.quick:
+            mutants = one_of_each_kind(mutants)
+        if args.list:
+            print("\n".join(m.name for m in mutants))
+            return 0
         # The quick run is a test beside the tests themselves, which show that the source passes.
-        bench = Bench(config, Path(scratch), check_baselines=not args.quick)
+        bench = Bench(config, source, Path(scratch), check_baselines=not args.quick)
         for mutant, how in zip(mutants, pool.map(bench.try_mutant, mutants), strict=True):
             results.append((mutant, how))
             print(f"{'ok  ' if how else 'FAIL'} {mutant.name}: {how or 'survives'}", flush=True)
