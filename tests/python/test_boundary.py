@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -18,9 +19,10 @@ import dlattn
 from dlattn import _core
 
 
-def resident_bytes() -> int:
+def memory_bytes(kind: str) -> int:
+    """Memory of this process: "resident" in the machine's, or "virtual", touched or not."""
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
+        return int(file.read().split()[kind == "resident"]) * os.sysconf("SC_PAGESIZE")
 
 
 # No copy
@@ -394,11 +396,26 @@ def test_no_leak_over_many_calls(name):
 
     run(200)
     gc.collect()
-    objects, before = len(gc.get_objects()), resident_bytes()
+    objects, before = len(gc.get_objects()), memory_bytes("resident")
     run(calls)
     gc.collect()
-    assert resident_bytes() - before < 100 * 65536
+    assert memory_bytes("resident") - before < 100 * 65536
     assert len(gc.get_objects()) - objects < 100
+
+
+def test_a_refused_call_gives_its_output_back(framework):
+    """What is wrong with the numbers is found when the output is there already."""
+    arrays = [framework.array(x) for x in qkv(1, 512, 2, 8, 8, 64)]  # out: 1 MB, never touched
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            with pytest.raises(dlattn.UnsupportedError, match="softmax_scale"):
+                dlattn.attention(*arrays, softmax_scale=-1.0)
+
+    run(20)
+    before = memory_bytes("virtual")
+    run(500)
+    assert memory_bytes("virtual") - before < 200 << 20
 
 
 def test_two_threads_at_once():

@@ -233,6 +233,7 @@ class TestFuzz:
             assert bool(dlattn.supported(*arguments, **options)) == (raised is None)
 
 
+@pytest.mark.slow
 def test_fuzz_in_a_process_of_its_own():
     command = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-q", "-x", "-p",
                "no:cacheprovider", __file__, "-k", "TestFuzz"]  # fmt: skip
