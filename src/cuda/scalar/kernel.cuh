@@ -13,7 +13,7 @@
 #include "cuda/ptx/smem.cuh"
 #include "cuda/scalar/traits.h"
 #include "cuda/tile/columns.cuh"
-#include "cuda/tile/copy.cuh"
+#include "cuda/tile/load.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/scheduler.cuh"
@@ -35,11 +35,12 @@ struct Tiles {
 
 // Q in fp32, so that the inner loop converts K alone. It arrives as it is, in K's place.
 template <typename T, int kHeadDim>
-__device__ __forceinline__ void load_q(float* sQ, T* staging, const T* q, std::int64_t row_stride,
-                                       int rows, int head_dim, int copy_bytes) {
+__device__ __forceinline__ void load_q(float* sQ, T* staging, const tile::Sequence<T>& seq,
+                                       const AttentionParams& params, const LaunchShape& shape,
+                                       int m0) {
   using Tile = Tiles<T, kHeadDim>;
-  tile::copy_rows<Tile::kBlockM, kHeadDim, Tile::kLd, kNumThreads>(staging, q, row_stride, rows,
-                                                                   head_dim, copy_bytes);
+  tile::start_q_copy<Tile::kBlockM, kHeadDim, Tile::kLd, kNumThreads>(staging, seq, params, shape,
+                                                                      m0);
   ptx::cp_async_commit();
   ptx::cp_async_wait<0>();
   __syncthreads();
@@ -110,9 +111,7 @@ __global__ void __launch_bounds__(kNumThreads, 3)
   T* sV = reinterpret_cast<T*>(smem + Tile::kMap.v);
   float* sP = reinterpret_cast<float*>(smem + Tile::kMap.p) + warp_row * kBlockN;
 
-  load_q<T, kHeadDim>(reinterpret_cast<float*>(smem + Tile::kMap.q), sK,
-                      seq.q + m0 * params.q_row_stride, params.q_row_stride, seq.seqlen_q - m0,
-                      static_cast<int>(params.head_dim), shape.copy_bytes);
+  load_q<T, kHeadDim>(reinterpret_cast<float*>(smem + Tile::kMap.q), sK, seq, params, shape, m0);
 
   const tile::ScoreTerms<T> terms(params, work);
   const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
@@ -124,13 +123,8 @@ __global__ void __launch_bounds__(kNumThreads, 3)
 
   for (int n0 = keys.begin / kBlockN * kBlockN; n0 < keys.end; n0 += kBlockN) {
     __syncthreads();  // all warps are done with the tile before
-    tile::copy_rows<kBlockN, kHeadDim, Tile::kLd, kNumThreads>(
-        sK, seq.k + n0 * params.k_row_stride, params.k_row_stride, seq.seqlen_k - n0,
-        static_cast<int>(params.head_dim), shape.copy_bytes);
-    tile::copy_rows<kBlockN, kHeadDim, Tile::kLd, kNumThreads>(
-        sV, seq.v + n0 * params.v_row_stride, params.v_row_stride, seq.seqlen_k - n0,
-        static_cast<int>(params.head_dim_v), shape.copy_bytes);
-    ptx::cp_async_commit();
+    tile::start_kv_copy<kBlockN, kHeadDim, Tile::kLd, kNumThreads>(sK, sV, seq, params, shape, n0,
+                                                                   keys.end);
     ptx::cp_async_wait<0>();
     __syncthreads();
 
@@ -163,16 +157,16 @@ __global__ void __launch_bounds__(kNumThreads, 3)
     tile::accumulate_pv<kRows, kBlockN, kBlockN, Tile::kLd>(acc_o, sP, sV, lane_idx);
   }
 
-  const float* sink = params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr;
+  const tile::Result<T> to(params, work);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int row = m0 + warp_row + r;
     softmax[r].row_sum = tile::reduce_sum<32>(softmax[r].row_sum);
     if (row >= seq.seqlen_q) continue;
-    const tile::RowResult result = tile::finalize(softmax[r], sink);
-    Columns::store_row(seq.out + row * params.out_row_stride, acc_o[r], lane_idx, result.scale,
+    const tile::RowResult result = tile::finalize(softmax[r], to.sink);
+    Columns::store_row(to.out + row * params.out_row_stride, acc_o[r], lane_idx, result.scale,
                        static_cast<int>(params.head_dim_v), shape.store_bytes);
-    if (seq.lse && lane_idx == 0) seq.lse[row] = result.lse;
+    if (to.lse && lane_idx == 0) to.lse[row] = result.lse;
   }
 }
 

@@ -53,12 +53,9 @@ __device__ __forceinline__ bool contains(const Range& range, int i) {
   return i >= range.begin && i < range.end;
 }
 
-// Whether first .. first + count - 1 all are in the range; whether any of them is.
+// Whether all of first .. first + count - 1 are in the range.
 __device__ __forceinline__ bool contains_all(const Range& range, int first, int count) {
   return first >= range.begin && first + count <= range.end;
-}
-__device__ __forceinline__ bool contains_any(const Range& range, int first, int count) {
-  return first < range.end && first + count > range.begin;
 }
 
 }  // namespace dlattn::tile

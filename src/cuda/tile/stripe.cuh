@@ -56,19 +56,21 @@ __device__ __forceinline__ void stripe_scores(float* sS, const FragmentA<T> (&rQ
 // tile's first key.
 template <int kGroups>
 __device__ __forceinline__ void load_scores(float (&x)[kGroups][4], const float* row_scores,
-                                            int lane, float scale_log2, bool masked,
-                                            const Range& visible, int n0) {
+                                            int lane, float scale_log2, const Range& visible,
+                                            int n0) {
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
-    const int column = stripe_column(lane, i);
-    load(x[i], row_scores + column);
+    load(x[i], row_scores + stripe_column(lane, i));
 #pragma unroll
     for (int e = 0; e < 4; ++e) x[i][e] *= scale_log2;
-    if (masked) {
+  }
+  // Few tiles need it, so a warp decides as one.
+  if (!__any_sync(kFullMask, !contains_all(visible, n0, 8 * kGroups))) return;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (!contains(visible, n0 + column + e)) x[i][e] = -INFINITY;
-      }
+  for (int i = 0; i < kGroups; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (!contains(visible, n0 + stripe_column(lane, i) + e)) x[i][e] = -INFINITY;
     }
   }
 }

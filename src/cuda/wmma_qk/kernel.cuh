@@ -12,7 +12,7 @@
 
 #include "cuda/ptx/smem.cuh"
 #include "cuda/tile/columns.cuh"
-#include "cuda/tile/copy.cuh"
+#include "cuda/tile/load.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/seqlen.cuh"
 #include "cuda/tile/stripe.cuh"
@@ -49,31 +49,21 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
   const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
   const int first_row = m0 + warp_row;
   const tile::Range keys = mask.any_row(m0, min(m0 + kBlockM, seq.seqlen_q) - 1);
-  const tile::Range warp_keys = mask.any_row(first_row, first_row + kRows - 1);
-  const tile::Range unmasked = mask.every_row(first_row, first_row + kRows - 1);
   const tile::Range visible = mask.row(first_row + tile::stripe_row(lane_idx));
 
   const int n_begin = keys.begin / kBlockN * kBlockN;
   if (n_begin < keys.end) {  // lands with the first tile
-    tile::copy_rows<kBlockM, kHeadDim, kLd, kNumThreads>(
-        sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride, seq.seqlen_q - m0,
-        static_cast<int>(params.head_dim), shape.copy_bytes);
+    tile::start_q_copy<kBlockM, kHeadDim, kLd, kNumThreads>(sQ, seq, params, shape, m0);
   }
   tile::OnlineSoftmax softmax;  // of row stripe_row(lane_idx); row_sum is this lane's part
   float acc_o[kRows][Columns::kChunks][Columns::kRun] = {};
 
   for (int n0 = n_begin; n0 < keys.end; n0 += kBlockN) {
     __syncthreads();  // all warps are done with the tile before
-    tile::copy_rows<kBlockN, kHeadDim, kLd, kNumThreads>(
-        sK, seq.k + n0 * params.k_row_stride, params.k_row_stride, seq.seqlen_k - n0,
-        static_cast<int>(params.head_dim), shape.copy_bytes);
-    tile::copy_rows<kBlockN, kHeadDim, kLd, kNumThreads>(
-        sV, seq.v + n0 * params.v_row_stride, params.v_row_stride, seq.seqlen_k - n0,
-        static_cast<int>(params.head_dim_v), shape.copy_bytes);
-    ptx::cp_async_commit();
+    tile::start_kv_copy<kBlockN, kHeadDim, kLd, kNumThreads>(sK, sV, seq, params, shape, n0,
+                                                             keys.end);
     ptx::cp_async_wait<0>();
     __syncthreads();
-    if (!tile::contains_any(warp_keys, n0, kBlockN)) continue;
 
     tile::FragmentA<T> rQ[kHeadDim / 16];
 #pragma unroll
@@ -82,8 +72,7 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
     tile::stripe_scores<kBlockN, kHeadDim, kLd, kScoreLd>(sS, rQ, sK);
 
     float x[kGroups][4];
-    tile::load_scores(x, row_scores, lane_idx, shape.scale_log2,
-                      !tile::contains_all(unmasked, n0, kBlockN), visible, n0);
+    tile::load_scores(x, row_scores, lane_idx, shape.scale_log2, visible, n0);
     const float factor = tile::stripe_softmax(softmax, x);
 #pragma unroll
     for (int i = 0; i < kGroups; ++i)
@@ -103,15 +92,15 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
   }
 
   softmax.row_sum = tile::reduce_sum<2>(softmax.row_sum);
-  const tile::RowResult result = tile::finalize(
-      softmax, params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr);
+  const tile::Result<T> to(params, work);
+  const tile::RowResult result = tile::finalize(softmax, to.sink);
   const int own_row = first_row + tile::stripe_row(lane_idx);
-  if (seq.lse && lane_idx % 2 == 0 && own_row < seq.seqlen_q) seq.lse[own_row] = result.lse;
+  if (to.lse && lane_idx % 2 == 0 && own_row < seq.seqlen_q) to.lse[own_row] = result.lse;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const float scale = __shfl_sync(tile::kFullMask, result.scale, 2 * r);
     if (first_row + r >= seq.seqlen_q) continue;
-    Columns::store_row(seq.out + (first_row + r) * params.out_row_stride, acc_o[r], lane_idx, scale,
+    Columns::store_row(to.out + (first_row + r) * params.out_row_stride, acc_o[r], lane_idx, scale,
                        static_cast<int>(params.head_dim_v), shape.store_bytes);
   }
 }

@@ -4,17 +4,19 @@
 // through shared memory.
 //
 // A thread block of 4 warps computes 64 query rows of one head; a warp owns one stripe of exactly
-// 16, start to end, rows past the sequence's end being zero. The unnormalised fp32 output stays in
-// fragments. Per tile of 32 keys:
-//   1. wait for K and V, one barrier, start the copy of the next tile into the other stage;
-//   2. S = Q K^T into the warp's stripe of sS; softmax, two lanes a row; P into its stripe of sP;
+// 16, start to end, rows past the sequence's end being zero. Q and the unnormalised fp32 output
+// stay in fragments. Per tile of 32 keys:
+//   1. wait for K and V, one barrier, start the copy of the next tile into the other stage (where Q
+//      was before the first tile);
+//   2. S = Q K^T into the warp's stripe of sS; softmax, two lanes a row; P in place of S;
 //   3. if a row's maximum has risen, O *= factors, loaded as a fragment; then O += P V.
 // Shared memory: see SmemMap. The one barrier of a tile both publishes its K and V and frees the
-// other stage; within a warp, __syncwarp wherever lanes read what other lanes wrote to a stripe.
+// other stage; within a warp, __syncwarp wherever lanes read or overwrite what other lanes wrote to
+// or read from the stripe.
 
 #include "cuda/ptx/smem.cuh"
-#include "cuda/tile/copy.cuh"
 #include "cuda/tile/epilogue.cuh"
+#include "cuda/tile/load.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/seqlen.cuh"
 #include "cuda/tile/stripe.cuh"
@@ -28,21 +30,6 @@ constexpr int kNumThreads = kNumWarps * 32;
 constexpr int kRows = tile::kStripeRows;
 constexpr int kGroups = kBlockN / 8;  // groups of four keys per lane
 
-// Starts the copy of keys n0 .. n0 + kBlockN - 1 as one group.
-template <typename T, int kHeadDim>
-__device__ __forceinline__ void start_copy(T* sK, T* sV, const tile::Sequence<T>& seq,
-                                           const AttentionParams& params, int copy_bytes, int n0) {
-  constexpr int kLd = row_elements(kHeadDim);
-  const int keys = seq.seqlen_k - n0;
-  tile::copy_rows<kBlockN, kHeadDim, kLd, kNumThreads>(
-      sK, seq.k + n0 * params.k_row_stride, params.k_row_stride, keys,
-      static_cast<int>(params.head_dim), copy_bytes);
-  tile::copy_rows<kBlockN, kHeadDim, kLd, kNumThreads>(
-      sV, seq.v + n0 * params.v_row_stride, params.v_row_stride, keys,
-      static_cast<int>(params.head_dim_v), copy_bytes);
-  ptx::cp_async_commit();
-}
-
 // Multiplying row r of the output by the factor of row r, which its two lanes hold. Which lane
 // holds which element of a fragment is wmma's secret, but two accumulators agree on it: so the
 // factors are laid out as a 16 x 16 matrix with constant rows, in place of the scores that have
@@ -51,13 +38,15 @@ __device__ __forceinline__ void write_factors(float* sS, float factor, int lane)
   const float factors[4] = {factor, factor, factor, factor};
   float* row = sS + tile::stripe_row(lane) * kScoreLd;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) tile::store(row + tile::stripe_column(lane, i), factors);
+  for (int i = 0; i < 2; ++i) {
+    tile::store(row + kFactorColumn + tile::stripe_column(lane, i), factors);
+  }
 }
 
 template <int kFragments>
 __device__ __forceinline__ void rescale(tile::FragmentC (&acc_o)[kFragments], const float* sS) {
   tile::FragmentC factors;
-  wmma::load_matrix_sync(factors, sS, kScoreLd, wmma::mem_row_major);
+  wmma::load_matrix_sync(factors, sS + kFactorColumn, kScoreLd, wmma::mem_row_major);
 #pragma unroll
   for (int i = 0; i < kFragments; ++i) {
 #pragma unroll
@@ -70,7 +59,7 @@ template <int kHeadDim, typename T>
 __device__ __forceinline__ void multiply_pv(tile::FragmentC (&acc_o)[kHeadDim / 16], const T* sP,
                                             const T* sV) {
   constexpr int kLd = row_elements(kHeadDim);
-#pragma unroll
+#pragma unroll 1  // unrolled, it loads fragments of V ahead into registers that are not there
   for (int n = 0; n < kBlockN; n += 16) {
     tile::FragmentA<T> rP;
     ptx::load_matrix(rP, sP + n, kProbLd);
@@ -113,8 +102,8 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
     kernel(const __grid_constant__ AttentionParams params,
            const __grid_constant__ LaunchShape shape) {
   constexpr int kLd = row_elements(kHeadDim);
-  constexpr int kStage = kBlockN * kLd;  // elements
   constexpr SmemMap kMap = smem_map(kHeadDim);
+  constexpr int kStage = kMap.stage / static_cast<int>(sizeof(T));  // elements
 
   const tile::Work work = tile::scheduled_work(params, shape);
   const tile::Sequence<T> seq(params, shape, work);
@@ -128,14 +117,12 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
   T* sK = reinterpret_cast<T*>(smem + kMap.k);
   T* sV = reinterpret_cast<T*>(smem + kMap.v);
   float* sS = reinterpret_cast<float*>(smem + kMap.s) + warp_row * kScoreLd;
-  T* sP = reinterpret_cast<T*>(smem + kMap.p) + warp_row * kProbLd;
+  T* sP = reinterpret_cast<T*>(sS);
 
   const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
   const int first_row = m0 + warp_row;
   const int own_row = first_row + tile::stripe_row(lane_idx);
   const tile::Range keys = mask.any_row(m0, min(m0 + kBlockM, seq.seqlen_q) - 1);
-  const tile::Range warp_keys = mask.any_row(first_row, first_row + kRows - 1);
-  const tile::Range unmasked = mask.every_row(first_row, first_row + kRows - 1);
   const tile::Range visible = mask.row(own_row);
 
   tile::OnlineSoftmax softmax;  // of own_row; row_sum is this lane's part
@@ -143,12 +130,18 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
 #pragma unroll
   for (int i = 0; i < kHeadDim / 16; ++i) wmma::fill_fragment(acc_o[i], 0.0f);
 
+  tile::FragmentA<T> rQ[kHeadDim / 16];
   const int n_begin = keys.begin / kBlockN * kBlockN;
   if (n_begin < keys.end) {
-    tile::copy_rows<kBlockM, kHeadDim, kLd, kNumThreads>(
-        sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride, seq.seqlen_q - m0,
-        static_cast<int>(params.head_dim), shape.copy_bytes);
-    start_copy<T, kHeadDim>(sK, sV, seq, params, shape.copy_bytes, n_begin);
+    tile::start_q_copy<kBlockM, kHeadDim, kLd, kNumThreads>(sQ, seq, params, shape, m0);
+    tile::start_kv_copy<kBlockN, kHeadDim, kLd, kNumThreads>(sK, sV, seq, params, shape, n_begin,
+                                                             keys.end);
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+#pragma unroll
+    for (int d = 0; d < kHeadDim; d += 16) {
+      ptx::load_matrix(rQ[d / 16], sQ + warp_row * kLd + d, kLd);
+    }
   }
   int stage = 0;
   for (int n0 = n_begin; n0 < keys.end; n0 += kBlockN, stage ^= 1) {
@@ -156,19 +149,16 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
     __syncthreads();
     if (n0 + kBlockN < keys.end) {
       const int next = (stage ^ 1) * kStage;
-      start_copy<T, kHeadDim>(sK + next, sV + next, seq, params, shape.copy_bytes, n0 + kBlockN);
+      tile::start_kv_copy<kBlockN, kHeadDim, kLd, kNumThreads>(sK + next, sV + next, seq, params,
+                                                               shape, n0 + kBlockN, keys.end);
     }
-    if (!tile::contains_any(warp_keys, n0, kBlockN)) continue;
 
-    tile::FragmentA<T> rQ[kHeadDim / 16];
-#pragma unroll
-    for (int d = 0; d < kHeadDim; d += 16)
-      ptx::load_matrix(rQ[d / 16], sQ + warp_row * kLd + d, kLd);
     tile::stripe_scores<kBlockN, kHeadDim, kLd, kScoreLd>(sS, rQ, sK + stage * kStage);
 
     float x[kGroups][4];
     tile::load_scores(x, sS + tile::stripe_row(lane_idx) * kScoreLd, lane_idx, shape.scale_log2,
-                      !tile::contains_all(unmasked, n0, kBlockN), visible, n0);
+                      visible, n0);
+    __syncwarp();  // both lanes of a row have read its scores
     const float factor = tile::stripe_softmax(softmax, x);
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
@@ -177,17 +167,17 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
     }
     const bool rescales = __any_sync(tile::kFullMask, factor != 1.0f);
     if (rescales) write_factors(sS, factor, lane_idx);
-    __syncwarp();  // the stripes are complete
+    __syncwarp();  // the stripe is complete
     if (rescales) rescale(acc_o, sS);
     multiply_pv<kHeadDim>(acc_o, sP, sV + stage * kStage);
   }
 
   softmax.row_sum = tile::reduce_sum<2>(softmax.row_sum);
-  const tile::RowResult result = tile::finalize(
-      softmax, params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr);
+  const tile::Result<T> to(params, work);
+  const tile::RowResult result = tile::finalize(softmax, to.sink);
   const bool row_exists = own_row < seq.seqlen_q;
-  if (seq.lse && lane_idx % 2 == 0 && row_exists) seq.lse[own_row] = result.lse;
-  store_output<kHeadDim>(seq.out + own_row * params.out_row_stride, row_exists, acc_o, sS,
+  if (to.lse && lane_idx % 2 == 0 && row_exists) to.lse[own_row] = result.lse;
+  store_output<kHeadDim>(to.out + own_row * params.out_row_stride, row_exists, acc_o, sS,
                          result.scale, static_cast<int>(params.head_dim_v), shape.store_bytes,
                          lane_idx);
 }

@@ -13,7 +13,10 @@ constexpr int kNumStages = 2;
 // the banks.
 constexpr int kPad = 8;                // elements, of sQ, sK and sV
 constexpr int kScoreLd = kBlockN + 8;  // floats from row to row of sS
-constexpr int kProbLd = kBlockN + 8;   // elements from row to row of sP
+
+// Probabilities take the first half of each row of scores, the second is free for rescale factors.
+constexpr int kProbLd = 2 * kScoreLd;       // elements
+constexpr int kFactorColumn = kBlockN / 2;  // floats
 
 constexpr int row_elements(int head_dim_tile) {
   return head_dim_tile + kPad;
@@ -22,25 +25,26 @@ constexpr int row_elements(int head_dim_tile) {
 // Byte offsets into dynamic shared memory. Every 16 x 16 operand in it starts at a multiple of 32
 // bytes, which wmma asks.
 struct SmemMap {
-  int q;  // [kBlockM][row_elements]
-  int k;  // [kNumStages][kBlockN][row_elements]
-  int v;  // [kNumStages][kBlockN][row_elements]
-  int s;  // fp32 [kBlockM][kScoreLd]: scores, then rescale factors; at the end the output
-  int p;  // [kBlockM][kProbLd]
+  int k;      // [kBlockN][row_elements] of stage 0; stage i is i * stage bytes further
+  int v;      // [kBlockN][row_elements] of stage 0
+  int stage;  // bytes from stage to stage
+  int q;      // [kBlockM][row_elements], in place of the last stage until it is in registers
+  int s;      // fp32 [kBlockM][kScoreLd]: scores, then probabilities; at the end the output
   int total;
 };
 
 constexpr SmemMap smem_map(int head_dim_tile) {
   const int row_bytes = row_elements(head_dim_tile) * 2;
   SmemMap map{};
-  map.q = 0;
-  map.k = map.q + kBlockM * row_bytes;
-  map.v = map.k + kNumStages * kBlockN * row_bytes;
-  map.s = map.v + kNumStages * kBlockN * row_bytes;
-  map.p = map.s + kBlockM * kScoreLd * 4;
-  map.total = map.p + kBlockM * kProbLd * 2;
+  map.k = 0;
+  map.v = map.k + kBlockN * row_bytes;
+  map.stage = 2 * kBlockN * row_bytes;
+  map.q = (kNumStages - 1) * map.stage;
+  map.s = kNumStages * map.stage;
+  map.total = map.s + kBlockM * kScoreLd * 4;
   return map;
 }
+static_assert(kBlockM <= 2 * kBlockN, "Q fits a stage");
 
 constexpr TileConfig tile_config(int head_dim_tile) {
   return {kBlockM, kBlockN, kNumWarps, kNumStages, smem_map(head_dim_tile).total};
