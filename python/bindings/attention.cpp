@@ -17,7 +17,7 @@ Outcome compute(const AttentionCall& call, const Target& target, Held* held) {
     out.emplace(allocate(target, "out", problem.out.sizes, problem.out.ndim, params.dtype));
   } else {
     if (target.type->deferred) unsupported("out: JAX arrays are immutable; accepted: None");
-    given = import_tensor(call.out, "out", target);
+    given = import_tensor(call.out, "out", target, true);
     check_writable(given);
   }
   set_out(out ? out->tensor : given, &problem);

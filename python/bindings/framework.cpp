@@ -137,7 +137,7 @@ Target make_target(nb::handle like, const char* name) {
   if (target.type->numpy) return target;
   if (target.type->api) {
     target.device = exported(
-        like, name, [&] { return from_exchange_api(*target.type->api, like, name).device; });
+        like, name, [&] { return from_exchange_api(*target.type->api, like, name, false).device; });
   } else {
     target.type->adapter.attr("check")(like, name);
     target.device = to_device(name, dlpack_device(like, name));
@@ -163,7 +163,7 @@ void set_stream(nb::handle stream, Target* target) {
   }
 }
 
-Tensor import_tensor(nb::handle object, const char* name, const Target& target) {
+Tensor import_tensor(nb::handle object, const char* name, const Target& target, bool to_write) {
   const TensorType& type = tensor_type(object, name);
   if (type.numpy) {
     check_device(name, {}, target);
@@ -173,7 +173,8 @@ Tensor import_tensor(nb::handle object, const char* name, const Target& target) 
   // that needs no stream.
   if (type.api && (type.api == target.type->api || target.device.type == DeviceType::kCpu)) {
     Tensor tensor = exported(object, name, [&] {
-      Tensor borrowed = from_exchange_api(*type.api, object, name);
+      // Only an owning export tells what is read-only, which nothing of torch's is.
+      Tensor borrowed = from_exchange_api(*type.api, object, name, to_write && !type.torch);
       if (type.torch) check_torch(object, name, borrowed.dtype.code == dlpack::kComplex);
       return borrowed;
     });

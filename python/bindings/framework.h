@@ -40,7 +40,8 @@ void set_stream(nb::handle stream, Target* target);
 
 // Takes a tensor in without a copy, ready to be used on the target's stream. Throws if it is on
 // another device.
-Tensor import_tensor(nb::handle object, const char* name, const Target& target);
+Tensor import_tensor(nb::handle object, const char* name, const Target& target,
+                     bool to_write = false);
 
 // A new tensor of the target's framework.
 struct Allocation {

@@ -36,7 +36,7 @@ Problem planned_problem(const AttentionCall& call) {
   if (call.out.is_none()) {
     set_out(stand_in("out", problem.out, to_dlpack(problem.params.dtype)), &problem);
   } else {
-    const Tensor out = import_tensor(call.out, "out", target);
+    const Tensor out = import_tensor(call.out, "out", target, true);
     check_writable(out);
     set_out(out, &problem);
   }

@@ -210,10 +210,11 @@ DType to_dtype(const Tensor& tensor, const char* accepted) {
   unsupported(tensor.name, ": dtype is ", dtype_text(tensor.dtype), "; accepted: ", accepted);
 }
 
-Tensor from_exchange_api(const dlpack::ExchangeApi& api, nb::handle object, const char* name) {
+Tensor from_exchange_api(const dlpack::ExchangeApi& api, nb::handle object, const char* name,
+                         bool owning) {
   Tensor tensor;
   tensor.name = name;
-  if (api.export_borrowed) {
+  if (api.export_borrowed && !owning) {
     dlpack::DLTensor borrowed{};
     if (api.export_borrowed(object.ptr(), &borrowed)) throw nb::python_error();
     read(borrowed, &tensor);

@@ -44,7 +44,8 @@ Device to_device(const char* name, dlpack::DLDevice device);
 DType to_dtype(const Tensor& tensor, const char* accepted);
 
 // The three ways in.
-Tensor from_exchange_api(const dlpack::ExchangeApi& api, nb::handle object, const char* name);
+Tensor from_exchange_api(const dlpack::ExchangeApi& api, nb::handle object, const char* name,
+                         bool owning);
 Tensor from_array_struct(nb::handle array, const char* name);  // a numpy.ndarray
 Tensor from_capsule(const nb::object& capsule,
                     const char* name);  // what __dlpack__ returned; consumes it

@@ -12,7 +12,7 @@ _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 _READ_ONLY = 1
 
 
-class _Tensor(ctypes.Structure):
+class DLTensor(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("device_type", ctypes.c_int32),
@@ -31,28 +31,28 @@ _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class _Managed(ctypes.Structure):
-    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
+    _fields_ = (("tensor", DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
 
 
-class _ManagedVersioned(ctypes.Structure):
+class ManagedVersioned(ctypes.Structure):
     _fields_ = (
         ("major", ctypes.c_uint32),
         ("minor", ctypes.c_uint32),
         ("context", ctypes.c_void_p),
         ("deleter", _Deleter),
         ("flags", ctypes.c_uint64),
-        ("tensor", _Tensor),
+        ("tensor", DLTensor),
     )
 
 
-_new_capsule = ctypes.pythonapi.PyCapsule_New
-_new_capsule.restype = ctypes.py_object
-_new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+new_capsule = ctypes.pythonapi.PyCapsule_New
+new_capsule.restype = ctypes.py_object
+new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
-_exported: dict[int, Any] = {}  # what a capsule points to, until its deleter is called
+_exported: dict[int, Any] = {}  # what an export points to, until its deleter is called
 
 
-def make_capsule(
+def make_managed(
     pointer: int,
     shape: Sequence[int],
     strides: Sequence[int] | None,
@@ -63,9 +63,10 @@ def make_capsule(
     version: tuple[int, int] | None = None,
     flags: int = 0,
     on_delete: Callable[[], None] = lambda: None,
-) -> Any:
-    """A capsule of a tensor; with a version, "dltensor_versioned"."""
-    managed = _Managed() if version is None else _ManagedVersioned()
+    keep: Any = None,
+) -> int:
+    """The address of a managed tensor, which lives, as `keep` does, until its deleter is called."""
+    managed = _Managed() if version is None else ManagedVersioned()
     if version is not None:
         managed.major, managed.minor = version
         managed.flags = flags
@@ -85,9 +86,19 @@ def make_capsule(
         del _exported[address]
 
     managed.deleter = _Deleter(delete)
-    _exported[address] = (managed, tensor.shape, tensor.strides)
+    _exported[address] = (managed, keep)
+    return address
+
+
+def kept(address: int) -> Any:
+    """What make_managed was given to keep."""
+    return _exported[address][1]
+
+
+def make_capsule(*arguments: Any, version: tuple[int, int] | None = None, **more: Any) -> Any:
+    """A capsule of a tensor as of make_managed; with a version, "dltensor_versioned"."""
     name = b"dltensor" if version is None else b"dltensor_versioned"
-    return _new_capsule(address, name, None)
+    return new_capsule(make_managed(*arguments, version=version, **more), name, None)
 
 
 class Exporter:
@@ -116,7 +127,7 @@ class Exporter:
         self._error = error
         self._device = device
         self._version = version
-        self._arguments: dict[str, Any] = {
+        self.arguments: dict[str, Any] = {
             "pointer": array.ctypes.data if pointer is None else pointer,
             "shape": array.shape if shape is None else shape,
             "strides": [s // array.itemsize for s in array.strides]
@@ -141,7 +152,7 @@ class Exporter:
             return self.capsule
         self.alive += 1
         version = self._version if max_version else None
-        return make_capsule(**self._arguments, version=version, on_delete=self._deleted)
+        return make_capsule(**self.arguments, version=version, on_delete=self._deleted)
 
     def _deleted(self) -> None:
         self.alive -= 1

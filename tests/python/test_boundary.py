@@ -170,6 +170,24 @@ def test_broadcast_by_zero_strides():
     assert_attention(dlattn.attention(q, k, v, bias=bias, mask=mask), q, k, v, bias=bias, mask=mask)
 
 
+def test_offsets_beyond_32_bits():
+    """Batches more than 2^31 elements apart, in memory that is mapped but hardly touched."""
+    far = 2**31 + 4096
+    memory = np.empty(far + (1 << 20), np.float16)
+
+    def place(x: np.ndarray, offset: int) -> np.ndarray:
+        view = np.lib.stride_tricks.as_strided(
+            memory[offset:], x.shape, (2 * far, *x[0].strides), writeable=True
+        )
+        view[...] = x
+        return view
+
+    arrays = [place(x, 8192 * n) for n, x in enumerate(qkv(2, 33, 40, 2, 2, 32, dtype="float16"))]
+    out = place(poisoned(2, 33, 2, 32, dtype="float16"), 4 * 8192)
+    dlattn.attention(*arrays, out=out, causal=True)
+    assert_attention(out, *arrays, causal=True)
+
+
 def test_bias_and_mask_of_any_strides():
     q, k, v = qkv()
     bias = normal(2, 7, 4, 10, seed=5).transpose(0, 2, 3, 1)[:, :, ::-2][:, :, ::-1]
