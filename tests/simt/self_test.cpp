@@ -11,6 +11,7 @@
 
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/smem.cuh"
+#include "cuda/ptx/wmma.cuh"
 #include "cuda/tile/vec.cuh"
 #include "harness/launch.h"
 
@@ -131,6 +132,22 @@ void early_copy(bool barrier) {
   for (int i = 0; i < kThreads; ++i) {
     if (out[i] != 3.0f) fail("numbers before and after");
   }
+}
+
+void copy_outside_smem() {
+  std::vector<float> in(4 * kThreads, 2.0f), out(4 * kThreads);
+  simt::launch(one_block(4 * kThreads * sizeof(float)), [&] {
+    ptx::cp_async<16>(&out[4 * threadIdx.x], &in[4 * threadIdx.x], true);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+  });
+}
+
+void load_matrix_past_smem() {
+  simt::launch({dim3(1), dim3(32), 16 * 24 * sizeof(half), 0}, [] {
+    wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> f;
+    ptx::load_matrix(f, smem<half>() + 16, 24);
+  });
 }
 
 void unwaited_copy() {
@@ -326,6 +343,8 @@ const std::vector<Case> kCases = {
     {"cp.async after a barrier", [] { early_copy(true); }, nullptr},
     {"cp.async into a buffer still read", [] { early_copy(false); }, kTsan ? kRace : kWrong},
     {"cp.async at the end", [] { unwaited_copy(); }, "never waited for"},
+    {"cp.async to global memory", copy_outside_smem, "not in shared memory"},
+    {"load_matrix past shared memory", load_matrix_past_smem, "not all of them in shared memory"},
     {"shared memory to its end", [] { smem_bounds(0); }, nullptr},
     {"shared memory past its end", [] { smem_bounds(1); },
      kAsan ? "AddressSanitizer: use-after-poison" : "outside the 252 bytes"},

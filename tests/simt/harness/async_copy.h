@@ -41,6 +41,7 @@ inline void issue_async_copy(void* dst, const void* src, unsigned bytes, bool va
   if (reinterpret_cast<std::uintptr_t>(src) % bytes != 0) {
     die("cp.async of %u bytes from %p, which is not a multiple of that", bytes, src);
   }
+  if (!in_dynamic_smem(dst, bytes)) die("cp.async to %p, which is not in shared memory", dst);
   if (valid) touch(src, bytes);
   std::memset(dst, 0xFF, bytes);
   AsyncState& state = async_state();

@@ -307,6 +307,12 @@ unsigned char* dynamic_smem() {
   return block->memory + kGuard;
 }
 
+bool in_dynamic_smem(const void* memory, std::size_t bytes) {
+  const std::uintptr_t first = reinterpret_cast<std::uintptr_t>(memory);
+  const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(dynamic_smem());
+  return first >= begin && first + bytes <= begin + shape.smem_bytes;
+}
+
 void die(const char* format, ...) {
   std::fprintf(stderr, "simt: ");
   va_list args;

@@ -52,6 +52,7 @@ struct Thread {
 
 const Thread& this_thread();
 unsigned char* dynamic_smem();
+bool in_dynamic_smem(const void* memory, std::size_t bytes);
 
 void sync_threads(const char* file, int line);
 void sync_warp(unsigned mask);
