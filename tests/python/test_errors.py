@@ -581,6 +581,9 @@ def test_stream_of_the_wrong_kind():
         assert type(caught.value) is error
         for word in words:
             assert word in str(caught.value)
+    assert "stream is None" in str(dlattn.supported(*arrays, out=out))
+    with pytest.raises(TypeError, match="stream is of type str"):
+        dlattn.supported(*arrays, out=out, stream="0")
 
 
 @pytest.mark.skipif(bool(dlattn.info().devices), reason="it would be used")
