@@ -82,14 +82,16 @@ def line_of(source: str, position: int) -> int:
     return source.count("\n", 0, position) + 1
 
 
+def sources(cuda: Path, family: str) -> dict[str, str]:
+    """The files that make up a family's kernel, without the wrappers of instructions."""
+    files: set[str] = set()
+    included(cuda, f"{family}/kernel.cuh", files)
+    return {f: (cuda / f).read_text() for f in sorted(files) if not f.startswith("ptx/")}
+
+
 def synchronisation_mutants(cuda: Path) -> Iterator[Mutant]:
     for family in FAMILIES:
-        files: set[str] = set()
-        included(cuda, f"{family}/kernel.cuh", files)
-        for file in sorted(files):
-            if file.startswith("ptx/"):
-                continue
-            source = (cuda / file).read_text()
+        for file, source in sources(cuda, family).items():
             for kind, (pattern, replacement) in SYNCHRONISATION.items():
                 for match in re.finditer(pattern, without_comments(source)):
                     changed = match.expand(replacement)
@@ -104,14 +106,18 @@ def pattern_of(text: str) -> str:
 
 
 def seed_mutants(cuda: Path, bug: SeedBug) -> Iterator[Mutant]:
-    source = (cuda / bug.file).read_text()
-    matches = list(re.finditer(pattern_of(bug.search), source))
-    if len(matches) != 1:
-        sys.exit(f"{bug.kind}: {len(matches)} places, not 1, in {bug.file} have: {bug.search}")
-    start, end = matches[0].span()
-    mutated = source[:start] + bug.replace + source[end:]
     for family in bug.families:
-        yield Mutant(family, bug.file, line_of(source, start), bug.kind, mutated, NUMBERS_FIRST)
+        found = [
+            (file, source, match)
+            for file, source in sources(cuda, family).items()
+            for match in re.finditer(pattern_of(bug.search), source)
+        ]
+        if len(found) != 1:
+            sys.exit(f"{bug.kind}: {len(found)} places, not 1, in {family} have: {bug.search}")
+        file, source, match = found[0]
+        mutated = source[: match.start()] + bug.replace + source[match.end() :]
+        line = line_of(source, match.start())
+        yield Mutant(family, file, line, bug.kind, mutated, NUMBERS_FIRST)
 
 
 def all_mutants(cuda: Path) -> list[Mutant]:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SCALAR = "scalar/kernel.cuh"
-QK = "wmma_qk/kernel.cuh"
-SMEM = "wmma_smem/kernel.cuh"
-STRIPE = "tile/stripe.cuh"
-COPY = "tile/copy.cuh"
-WMMA = ("wmma_qk", "wmma_smem")
+SCALAR = ("scalar",)
+QK = ("wmma_qk",)
+SMEM = ("wmma_smem",)
+WMMA = QK + SMEM
+ALL = SCALAR + WMMA
 
 
 @dataclass(frozen=True)
 class SeedBug:
-    """Replaces ``search`` in ``file`` (under src/cuda), which must occur exactly once there.
+    """Replaces ``search``, which must occur exactly once in what a family's kernel includes.
 
     White space in ``search`` matches any white space, so that formatting the source breaks nothing.
     """
 
     kind: str
-    file: str
     families: tuple[str, ...]
     search: str
     replace: str
@@ -31,21 +29,12 @@ SEED_BUGS = (
     SeedBug(
         "rows left uncomputed",
         SCALAR,
-        ("scalar",),
         "if (row >= seq.seqlen_q) continue;",
         "if (row >= seq.seqlen_q || r > 0) continue;",
     ),
     SeedBug(
         "rows left uncomputed",
-        QK,
-        ("wmma_qk",),
-        "const int warp_row = threadIdx.x / 32 * kRows;",
-        "const int warp_row = 0;",
-    ),
-    SeedBug(
-        "rows left uncomputed",
-        SMEM,
-        ("wmma_smem",),
+        WMMA,
         "const int warp_row = threadIdx.x / 32 * kRows;",
         "const int warp_row = 0;",
     ),
@@ -53,65 +42,38 @@ SEED_BUGS = (
     SeedBug(
         "accumulator lost between tiles",
         SCALAR,
-        ("scalar",),
         "acc_o[r][c][e] *= factor;",
         "acc_o[r][c][e] = 0.0f * factor;",
     ),
     SeedBug(
         "accumulator lost between tiles",
         QK,
-        ("wmma_qk",),
         "acc_o[r][c][e] *= row_factor;",
         "acc_o[r][c][e] = 0.0f * row_factor;",
     ),
     SeedBug(
         "accumulator lost between tiles",
         SMEM,
-        ("wmma_smem",),
         "acc_o[i].x[t] *= factors.x[t];",
         "acc_o[i].x[t] = 0.0f * factors.x[t];",
     ),
     # It was kept, but not rescaled when a row's maximum rose.
-    SeedBug(
-        "accumulator not rescaled",
-        SCALAR,
-        ("scalar",),
-        "acc_o[r][c][e] *= factor;",
-        "(void)factor;",
-    ),
-    SeedBug(
-        "accumulator not rescaled",
-        QK,
-        ("wmma_qk",),
-        "acc_o[r][c][e] *= row_factor;",
-        "(void)row_factor;",
-    ),
-    SeedBug(
-        "accumulator not rescaled",
-        SMEM,
-        ("wmma_smem",),
-        "acc_o[i].x[t] *= factors.x[t];",
-        "(void)factors;",
-    ),
+    SeedBug("accumulator not rescaled", SCALAR, "acc_o[r][c][e] *= factor;", "(void)factor;"),
+    SeedBug("accumulator not rescaled", QK, "acc_o[r][c][e] *= row_factor;", "(void)row_factor;"),
+    SeedBug("accumulator not rescaled", SMEM, "acc_o[i].x[t] *= factors.x[t];", "(void)factors;"),
     # Once where the product was stored and again where the softmax read it.
     SeedBug(
         "score scaled twice",
         SCALAR,
-        ("scalar",),
         "score[r] *= shape.scale_log2;",
         "score[r] *= shape.scale_log2 * static_cast<float>(params.softmax_scale);",
     ),
     SeedBug(
-        "score scaled twice",
-        STRIPE,
-        WMMA,
-        "x[i][e] *= scale_log2;",
-        "x[i][e] *= scale_log2 * scale_log2;",
+        "score scaled twice", WMMA, "x[i][e] *= scale_log2;", "x[i][e] *= scale_log2 * scale_log2;"
     ),
     # A column-major operand's leading dimension is its rows, padded; it was given its columns.
     SeedBug(
         "wrong leading dimension for K",
-        STRIPE,
         WMMA,
         "ptx::load_matrix(rK, sK + n * kLd + d, kLd);",
         "ptx::load_matrix(rK, sK + n * kLd + d, kKeys);",
@@ -120,38 +82,21 @@ SEED_BUGS = (
     SeedBug(
         "partial stripe skipped",
         QK,
-        ("wmma_qk",),
         "if (first_row + r >= seq.seqlen_q) continue;",
         "if (first_row + kRows > seq.seqlen_q) continue;",
     ),
     SeedBug(
         "partial stripe skipped",
         SMEM,
-        ("wmma_smem",),
         "const bool row_exists = own_row < seq.seqlen_q;",
         "const bool row_exists = first_row + kRows <= seq.seqlen_q;",
     ),
-    SeedBug("partial stripe read whole", SCALAR, ("scalar",), "seq.seqlen_q - m0", "Tile::kBlockM"),
-    SeedBug("partial stripe read whole", QK, ("wmma_qk",), "seq.seqlen_q - m0", "kBlockM"),
-    SeedBug("partial stripe read whole", SMEM, ("wmma_smem",), "seq.seqlen_q - m0", "kBlockM"),
-    SeedBug(
-        "partial stripe stored whole",
-        SCALAR,
-        ("scalar",),
-        "if (row >= seq.seqlen_q) continue;",
-        ";",
-    ),
-    SeedBug(
-        "partial stripe stored whole",
-        QK,
-        ("wmma_qk",),
-        "if (first_row + r >= seq.seqlen_q) continue;",
-        ";",
-    ),
+    SeedBug("partial stripe read whole", ALL, "seq.seqlen_q - m0", "kBlockM"),
+    SeedBug("partial stripe stored whole", SCALAR, "if (row >= seq.seqlen_q) continue;", ";"),
+    SeedBug("partial stripe stored whole", QK, "if (first_row + r >= seq.seqlen_q) continue;", ";"),
     SeedBug(
         "partial stripe stored whole",
         SMEM,
-        ("wmma_smem",),
         "const bool row_exists = own_row < seq.seqlen_q;",
         "const bool row_exists = true;",
     ),
@@ -159,15 +104,18 @@ SEED_BUGS = (
     SeedBug(
         "scores of absent keys used",
         SCALAR,
-        ("scalar",),
         "const bool masked = !tile::contains_all(unmasked, n0, kBlockN);",
         "const bool masked = false;",
     ),
-    SeedBug("scores of absent keys used", STRIPE, WMMA, "if (masked) {", "if (false) {"),
+    SeedBug(
+        "scores of absent keys used",
+        WMMA,
+        "if (!contains(visible, n0 + stripe_column(lane, i) + e)) x[i][e] = -INFINITY;",
+        ";",
+    ),
     SeedBug(
         "absent keys left uninitialised",
-        COPY,
-        ("scalar", *WMMA),
+        ALL,
         "for (int row = first; row < kRows; row += kStep)",
         "for (int row = first; row < min(end, kRows); row += kStep)",
     ),
@@ -175,42 +123,25 @@ SEED_BUGS = (
     SeedBug(
         "maximum not broadcast",
         SCALAR,
-        ("scalar",),
         "softmax[r].raise_max(tile::reduce_max<32>(x))",
         "softmax[r].raise_max(x)",
     ),
     SeedBug(
         "maximum not broadcast",
-        STRIPE,
         WMMA,
         "softmax.raise_max(reduce_max<2>(tile_max))",
         "softmax.raise_max(tile_max)",
     ),
-    SeedBug(
-        "factor not broadcast",
-        QK,
-        ("wmma_qk",),
-        "__shfl_sync(tile::kFullMask, factor, 2 * r)",
-        "factor",
-    ),
+    SeedBug("factor not broadcast", QK, "__shfl_sync(tile::kFullMask, factor, 2 * r)", "factor"),
     SeedBug(
         "sum not broadcast",
         SCALAR,
-        ("scalar",),
         "softmax[r].row_sum = tile::reduce_sum<32>(softmax[r].row_sum);",
         ";",
     ),
     SeedBug(
         "sum not broadcast",
-        QK,
-        ("wmma_qk",),
-        "softmax.row_sum = tile::reduce_sum<2>(softmax.row_sum);",
-        ";",
-    ),
-    SeedBug(
-        "sum not broadcast",
-        SMEM,
-        ("wmma_smem",),
+        WMMA,
         "softmax.row_sum = tile::reduce_sum<2>(softmax.row_sum);",
         ";",
     ),
