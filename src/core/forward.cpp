@@ -92,11 +92,11 @@ void forward(const AttentionParams& params, void* stream, const Options& options
   const DeviceInfo& device = device_info(params.device);
   const Plan plan = core::make_plan(params, device, options);
   if (print_plans()) std::fprintf(stderr, "%s\n", describe(plan).c_str());
-  if (plan.grid == 0) return;
   if (plan.kernel == Kernel::kCpu) {
     cpu::forward(params, plan);
     return;
   }
+  if (plan.grid == 0) return;
   cuda::find_launcher(plan.kernel, plan.dtype, plan.head_dim_tile)(params, plan, stream);
 }
 

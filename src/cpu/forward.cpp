@@ -69,9 +69,9 @@ struct Free {
 }  // namespace
 
 void plan(const AttentionParams& params, const DeviceInfo& device, int num_threads, Plan* plan) {
-  if (num_threads < 0) {
+  if (num_threads < 0 || num_threads > 4096) {
     throw UnsupportedError("num_threads is " + std::to_string(num_threads) +
-                           "; accepted: at least 1, or 0 for the default");
+                           "; accepted: 1 to 4096, or 0 for the default");
   }
   const KernelSet& kernels = kernels_for(device.isa);
   const Tiles tiles = kernels.tiles(params.dtype, rows_per_kv_head(params));

@@ -8,7 +8,7 @@
 #include "cpu/task.h"
 
 // The CPU kernel: attention of block_m queries, one key tile after the other, with a streaming
-// softmax. Included by kernel_<isa>.cpp, see simd.h.
+// softmax.
 //
 // Scores of a tile stand transposed, keys in rows and queries in lanes, so the softmax runs down
 // the rows without a reduction across lanes. The state per query is the running maximum `row_base`,
@@ -128,8 +128,12 @@ class TaskKernel {
     right_ = p_.window_right < 0 ? kUnlimited : min_int(p_.window_right, kUnlimited);
     if (p_.causal != Causal::kNone) right_ = min_int(right_, 0);
     adjusts_ = p_.softcap > 0 || p_.alibi_slopes || p_.bias || p_.mask;
-    to_log2_ = adjusts_ ? MathConstants<T>::kLog2E
-                        : static_cast<T>(p_.softmax_scale * MathConstants<double>::kLog2E);
+    to_log2_ = MathConstants<T>::kLog2E;
+    if (!adjusts_) {
+      // At least the smallest normal number: 0 times -inf would be NaN.
+      to_log2_ = static_cast<T>(p_.softmax_scale * MathConstants<double>::kLog2E);
+      if (to_log2_ < MathConstants<T>::kSmallest) to_log2_ = MathConstants<T>::kSmallest;
+    }
 
     for (std::int64_t r = 0; r < ld_; ++r) {
       // Lanes beyond the task's rows repeat the last one, so that no tile is visited for them.

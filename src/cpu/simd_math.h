@@ -11,6 +11,7 @@ struct MathConstants;
 
 template <>
 struct MathConstants<float> {
+  static constexpr float kSmallest = 0x1p-126f;  // normal number
   static constexpr float kLog2E = 0x1.715476p+0f;
   // Adding it to a number of magnitude < 2^22 leaves that number, rounded, plus the exponent's bias
   // in the low bits.
@@ -28,6 +29,7 @@ struct MathConstants<float> {
 
 template <>
 struct MathConstants<double> {
+  static constexpr double kSmallest = 0x1p-1022;
   static constexpr double kLog2E = 0x1.71547652b82fep+0;
   static constexpr double kRound = 0x1.8p52 + 1023.0;
   static constexpr int kMantissaBits = 52;

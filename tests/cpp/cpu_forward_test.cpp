@@ -137,9 +137,10 @@ void windows() {
 }
 
 void scales() {
-  for (const double scale : {1e-3, 1.0, 20.0}) {
+  for (const double scale : {1e-60, 1e-3, 1.0, 20.0}) {
     Spec spec;
     spec.softmax_scale = scale;
+    spec.causal = Causal::kBottomRight;
     check(spec);
     spec.softcap = 5.0;
     check(spec);

@@ -217,10 +217,13 @@ void plan_fields() {
     CHECK(dlattn::plan(problem.params, test::cpu_device(isa), options).kernel == Kernel::kCpu);
     CHECK(supported(problem.params, test::cpu_device(isa), options).ok);
   }
-  Options options;
-  options.num_threads = -1;
-  CHECK_THROWS(dlattn::plan(problem.params, test::cpu_device("portable"), options),
-               UnsupportedError, "num_threads is -1; accepted: at least 1, or 0 for the default");
+  for (const int wrong : {-1, 4097}) {
+    Options options;
+    options.num_threads = wrong;
+    CHECK_THROWS(
+        dlattn::plan(problem.params, test::cpu_device("portable"), options), UnsupportedError,
+        "num_threads is " + std::to_string(wrong) + "; accepted: 1 to 4096, or 0 for the default");
+  }
   CHECK_THROWS(dlattn::plan(problem.params, test::cpu_device("mmx")), UnsupportedError,
                "isa is \"mmx\", which this processor or this build does not have");
 }

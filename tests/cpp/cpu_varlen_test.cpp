@@ -79,6 +79,8 @@ void refusals() {
           "cu_seqlens_q[5] is 110; accepted: up to the 109 tokens of the tensor");
   refuses([](Problem& p) { p.params.total_k -= 1; },
           "cu_seqlens_k[5] is 153; accepted: up to the 152 tokens of the tensor");
+  refuses([](Problem& p) { p.params.seqlen_q = 0; },
+          "cu_seqlens_q: sequence 0 has 5 tokens, more than max_seqlen_q = 0");
   refuses([](Problem& p) { p.params.seqlen_q = 69; },
           "cu_seqlens_q: sequence 2 has 70 tokens, more than max_seqlen_q = 69");
   refuses([](Problem& p) { p.params.seqlen_k = 119; },
