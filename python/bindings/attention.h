@@ -11,11 +11,12 @@ namespace dlattn::python {
 nb::object attention(const AttentionCall& call);  // out, or (out, lse)
 nb::object merge_states(nb::handle outs, nb::handle lses, nb::handle layout, nb::handle stream);
 
-nb::object supported(const AttentionCall& call);  // (ok, reasons)
-nb::object plan(
-    const AttentionCall& call);         // a dict: Plan's fields, its text, why not other kernels
-nb::object info();                      // a dict: the build and the devices
-nb::object inspect(nb::handle tensor);  // a dict: how a tensor comes in
+// (ok, reasons), and dicts: a plan's fields, its text and why not other kernels; the build and the
+// devices; how a tensor comes in.
+nb::object supported(const AttentionCall& call);
+nb::object plan(const AttentionCall& call);
+nb::object info();
+nb::object inspect(nb::handle tensor);
 
 // What a computation hands back.
 struct Outcome {
