@@ -84,8 +84,9 @@ __device__ __forceinline__ void apply_terms(float (&score)[kRows], const tile::S
   for (int r = 0; r < kRows; ++r) column[r * kBlockN] = score[r];
   const int rows = j < seq.seqlen_k ? min(kRows, seq.seqlen_q - first_row) : 0;
 #pragma unroll 1
-  for (int r = 0; r < rows; ++r)
+  for (int r = 0; r < rows; ++r) {
     column[r * kBlockN] = terms(column[r * kBlockN], first_row + r, j, seq.shift);
+  }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) score[r] = column[r * kBlockN];
 }

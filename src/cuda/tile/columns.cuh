@@ -41,15 +41,14 @@ struct LaneColumns {
 };
 
 // acc[row] += p[row][key] * v[key] for kRows rows and the kBlockN keys of a tile. `p` is fp32 with
-// kLdP floats from row to row, read as broadcasts of four keys; `v` has kLdV elements from row to
+// kLdP floats from row to row, read as broadcasts of kKeys keys; `v` has kLdV elements from row to
 // row.
 template <int kRows, int kBlockN, int kLdP, int kLdV, typename T, int kChunks, int kRun>
 __device__ __forceinline__ void accumulate_pv(float (&acc)[kRows][kChunks][kRun], const float* p,
                                               const T* v, int lane) {
   using Columns = LaneColumns<T, 32 * kChunks * kRun>;
   static_assert(Columns::kRun == kRun);
-  constexpr int kKeys =
-      kChunks * kRun > 4 ? 2 : 4;  // per step: wide rows leave fewer registers for V
+  constexpr int kKeys = kChunks * kRun > 4 ? 2 : 4;  // per step; wide rows leave V fewer registers
 #pragma unroll 1
   for (int n = 0; n < kBlockN; n += kKeys) {
     float rV[kKeys][kChunks][kRun];

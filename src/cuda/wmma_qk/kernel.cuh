@@ -67,16 +67,18 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
 
     tile::FragmentA<T> rQ[kHeadDim / 16];
 #pragma unroll
-    for (int d = 0; d < kHeadDim; d += 16)
+    for (int d = 0; d < kHeadDim; d += 16) {
       ptx::load_matrix(rQ[d / 16], sQ + warp_row * kLd + d, kLd);
+    }
     tile::stripe_scores<kBlockN, kHeadDim, kLd, kScoreLd>(sS, rQ, sK);
 
     float x[kGroups][4];
     tile::load_scores(x, row_scores, lane_idx, shape.scale_log2, visible, n0);
     const float factor = tile::stripe_softmax(softmax, x);
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i)
+    for (int i = 0; i < kGroups; ++i) {
       tile::store(row_scores + tile::stripe_column(lane_idx, i), x[i]);
+    }
     __syncwarp();
 
 #pragma unroll
