@@ -16,12 +16,13 @@ template <typename... Parts>
 // The stride of a dimension of one element is never used, so it may be anything.
 void check_stride(const char* name, const char* dim, std::int64_t size, std::int64_t stride) {
   if (size > 1 && stride < 0) {
-    fail(name, ": the stride of dimension ", dim, " is ", stride, "; negative strides are not accepted");
+    fail(name, ": the stride of dimension ", dim, " is ", stride,
+         "; negative strides are not accepted");
   }
 }
 
-// An output must not map two elements to one address. Strides of an injective layout, sorted, each reach past all
-// that the smaller ones span.
+// An output must not map two elements to one address. Strides of an injective layout, sorted, each
+// reach past all that the smaller ones span.
 void check_output_layout(const char* name, std::int64_t inner, const std::int64_t (&sizes)[3],
                          const std::int64_t (&strides)[3]) {
   std::int64_t extent = inner;
@@ -33,8 +34,9 @@ void check_output_layout(const char* name, std::int64_t inner, const std::int64_
     }
     if (next < 0) return;
     if (strides[next] < extent) {
-      fail(name, ": a stride of ", strides[next], " elements makes elements share memory; out needs strides of at least ",
-           extent, " there");
+      fail(name, ": a stride of ", strides[next],
+           " elements makes elements share memory; out needs strides of at least ", extent,
+           " there");
     }
     extent += strides[next] * (sizes[next] - 1);
     used[next] = true;
@@ -45,8 +47,13 @@ void check_at_least(const char* name, std::int64_t value, std::int64_t least) {
   if (value < least) fail(name, " is ", value, "; accepted: at least ", least);
 }
 
+// Wider than any sequence, and small enough that positions can be added to it.
+constexpr std::int64_t kMaxWindow = std::int64_t{1} << 40;
+
 void check_window(const char* name, std::int64_t value) {
-  if (value < -1) fail(name, " is ", value, "; accepted: a number of tokens >= 0, or -1 for no limit");
+  if (value < -1 || value > kMaxWindow) {
+    fail(name, " is ", value, "; accepted: 0 to ", kMaxWindow, " tokens, or -1 for no limit");
+  }
 }
 
 void check_sizes(const AttentionParams& p) {
@@ -56,7 +63,8 @@ void check_sizes(const AttentionParams& p) {
   check_at_least("num_heads", p.num_heads, 1);
   check_at_least("num_heads_kv", p.num_heads_kv, 1);
   if (p.num_heads % p.num_heads_kv != 0) {
-    fail("k: num_heads_kv = ", p.num_heads_kv, " does not divide num_heads = ", p.num_heads, " of q");
+    fail("k: num_heads_kv = ", p.num_heads_kv, " does not divide num_heads = ", p.num_heads,
+         " of q");
   }
   check_at_least("head_dim", p.head_dim, 1);
   check_at_least("head_dim of v", p.head_dim_v, 1);
@@ -85,7 +93,8 @@ void check_layouts(const AttentionParams& p) {
   check_output_layout("out", p.head_dim_v, {batch, rows_q, p.num_heads},
                       {p.out_batch_stride, p.out_row_stride, p.out_head_stride});
   if (p.lse) {
-    check_output_layout("lse", rows_q, {batch, p.num_heads, 1}, {p.lse_batch_stride, p.lse_head_stride, 0});
+    check_output_layout("lse", rows_q, {batch, p.num_heads, 1},
+                        {p.lse_batch_stride, p.lse_head_stride, 0});
   }
 }
 
@@ -114,7 +123,8 @@ void check_scores(const AttentionParams& p) {
   check_window("window right", p.window_right);
   if (p.bias) {
     if (p.bias_dtype != p.dtype && p.bias_dtype != DType::kFloat32) {
-      fail("bias: dtype is ", to_string(p.bias_dtype), "; accepted: ", to_string(p.dtype), " (that of q) or float32");
+      fail("bias: dtype is ", to_string(p.bias_dtype), "; accepted: ", to_string(p.dtype),
+           " (that of q) or float32");
     }
     check_stride("bias", "batch", p.batch_size, p.bias_batch_stride);
     check_stride("bias", "num_heads", p.num_heads, p.bias_head_stride);
@@ -177,7 +187,8 @@ void validate(const MergeParams& p) {
   }
   check_output_layout("out", p.head_dim_v, {p.batch_size, p.seqlen_q, p.num_heads},
                       {p.out_batch_stride, p.out_row_stride, p.out_head_stride});
-  check_output_layout("lse", p.seqlen_q, {p.batch_size, p.num_heads, 1}, {p.lse_batch_stride, p.lse_head_stride, 0});
+  check_output_layout("lse", p.seqlen_q, {p.batch_size, p.num_heads, 1},
+                      {p.lse_batch_stride, p.lse_head_stride, 0});
 }
 
 }  // namespace dlattn::core

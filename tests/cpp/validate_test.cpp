@@ -153,9 +153,12 @@ void scores() {
             "softcap is " + text + "; accepted: a finite number > 0, or 0 for none");
   }
   refuses([](auto& p) { p.window_left = -2; },
-          "window left is -2; accepted: a number of tokens >= 0, or -1 for no limit");
+          "window left is -2; accepted: 0 to 1099511627776 tokens, or -1 for no limit");
   refuses([](auto& p) { p.window_right = -7; },
-          "window right is -7; accepted: a number of tokens >= 0, or -1 for no limit");
+          "window right is -7; accepted: 0 to 1099511627776 tokens, or -1 for no limit");
+  refuses([](auto& p) { p.window_right = INT64_MAX; },
+          "window right is 9223372036854775807; accepted: 0 to 1099511627776 tokens, or -1 for no "
+          "limit");
   refuses([](auto& p) { p.bias = memory, p.bias_dtype = DType::kFloat16; },
           "bias: dtype is float16; accepted: float32 (that of q) or float32");
   refuses(
