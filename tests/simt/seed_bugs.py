@@ -116,8 +116,8 @@ SEED_BUGS = (
     SeedBug(
         "absent keys left uninitialised",
         ALL,
-        "for (int row = first; row < kRows; row += kStep)",
-        "for (int row = first; row < min(end, kRows); row += kStep)",
+        "ptx::cp_async<16>(",
+        "if (row < end) ptx::cp_async<16>(",
     ),
     # Only some lanes held a row's result, and others went on with their own part.
     SeedBug(
@@ -144,5 +144,18 @@ SEED_BUGS = (
         WMMA,
         "softmax.row_sum = tile::reduce_sum<2>(softmax.row_sum);",
         ";",
+    ),
+    # cp.async moves 4, 8 or 16 bytes between addresses aligned to that; stores are no different.
+    SeedBug(
+        "copies wider than aligned",
+        ALL,
+        "shape.copy_bytes = plan.copy_bytes;",
+        "shape.copy_bytes = 16;",
+    ),
+    SeedBug(
+        "stores wider than aligned",
+        ALL,
+        "shape.store_bytes = store_bytes(p);",
+        "shape.store_bytes = 16;",
     ),
 )
