@@ -11,9 +11,9 @@
 // softmax.
 //
 // Scores of a tile stand transposed, keys in rows and queries in lanes, so the softmax runs down
-// the rows without a reduction across lanes. The state per query is the running maximum `row_base`,
-// as a power of two, the sum of 2^(score - row_base) and the unnormalised output; all three are
-// rescaled when a tile raises the maximum.
+// the rows without a reduction across lanes. The state per query is the running maximum, the sum
+// of 2^(score - maximum) and the unnormalised output; the latter two are rescaled when a tile
+// raises the maximum.
 namespace dlattn::cpu::DLATTN_CPU_ISA {
 
 template <typename In>
@@ -168,30 +168,45 @@ class TaskKernel {
     }
   }
 
-  // Rows [j, j + count) of K or V as T: in place, or converted to `tile`.
-  const T* rows_of(const void* data, std::int64_t batch_stride, std::int64_t row_stride,
-                   std::int64_t head_stride, std::int64_t width, std::int64_t j, std::int64_t count,
-                   T* tile, std::int64_t* stride) {
-    const In* rows = static_cast<const In*>(data) + (varlen() ? 0 : t_.batch * batch_stride) +
-                     (t_.first_k + j) * row_stride + t_.head_kv * head_stride;
+  // K or V of the task's KV head.
+  struct Rows {
+    const In* first;  // the sequence's first key
+    std::int64_t stride;
+    std::int64_t width;
+  };
+
+  Rows k_rows() const {
+    const In* k = static_cast<const In*>(p_.k) + (varlen() ? 0 : t_.batch * p_.k_batch_stride);
+    return {k + t_.first_k * p_.k_row_stride + t_.head_kv * p_.k_head_stride, p_.k_row_stride,
+            p_.head_dim};
+  }
+
+  Rows v_rows() const {
+    const In* v = static_cast<const In*>(p_.v) + (varlen() ? 0 : t_.batch * p_.v_batch_stride);
+    return {v + t_.first_k * p_.v_row_stride + t_.head_kv * p_.v_head_stride, p_.v_row_stride,
+            p_.head_dim_v};
+  }
+
+  // Makes keys [j, j + count) the left operand: in place, or converted to `tile`.
+  void set_left(const Rows& rows, std::int64_t j, std::int64_t count, T* tile,
+                ProductArgs<T>* args) {
+    const In* from = rows.first + j * rows.stride;
     if constexpr (kConverts) {
-      for (std::int64_t n = 0; n < count; ++n)
-        convert_row(rows + n * row_stride, width, tile + n * width);
-      *stride = width;
-      return tile;
+      for (std::int64_t n = 0; n < count; ++n) {
+        convert_row(from + n * rows.stride, rows.width, tile + n * rows.width);
+      }
+      args->left = tile;
+      args->left_stride = rows.width;
     } else {
-      *stride = row_stride;
-      return rows;
+      args->left = from;
+      args->left_stride = rows.stride;
     }
   }
 
-  Upcoming upcoming(const void* data, std::int64_t batch_stride, std::int64_t row_stride,
-                    std::int64_t head_stride, std::int64_t width, std::int64_t j,
-                    std::int64_t count) const {
-    const In* rows = static_cast<const In*>(data) + (varlen() ? 0 : t_.batch * batch_stride) +
-                     (t_.first_k + j) * row_stride + t_.head_kv * head_stride;
+  Upcoming upcoming(const Rows& rows, std::int64_t j, std::int64_t count) const {
     const std::int64_t size = sizeof(In);
-    return {reinterpret_cast<const char*>(rows), row_stride * size, width * size, count};
+    return {reinterpret_cast<const char*>(rows.first + j * rows.stride), rows.stride * size,
+            rows.width * size, count};
   }
 
   // Keys [j, j + count), with `next` keys to follow.
@@ -201,13 +216,11 @@ class TaskKernel {
     args.rescale = rescale_;
 
     // S^T = K Q^T
-    args.left = rows_of(p_.k, p_.k_batch_stride, p_.k_row_stride, p_.k_head_stride, p_.head_dim, j,
-                        count, k_tile_, &args.left_stride);
+    set_left(k_rows(), j, count, k_tile_, &args);
     args.right = q_t_;
     args.depth = p_.head_dim;
     args.result = s_t_;
-    args.upcoming = upcoming(p_.v, p_.v_batch_stride, p_.v_row_stride, p_.v_head_stride,
-                             p_.head_dim_v, j, count);
+    args.upcoming = upcoming(v_rows(), j, count);
     multiply<T, Product::kScores>(count, args);
 
     if (adjusts_) adjust(j, count);
@@ -215,13 +228,11 @@ class TaskKernel {
     softmax(count);
 
     // O^T = O^T rescaled + V^T P^T
-    args.left = rows_of(p_.v, p_.v_batch_stride, p_.v_row_stride, p_.v_head_stride, p_.head_dim_v,
-                        j, count, v_tile_, &args.left_stride);
+    set_left(v_rows(), j, count, v_tile_, &args);
     args.right = s_t_;
     args.depth = count;
     args.result = state_.o_t;
-    args.upcoming = upcoming(p_.k, p_.k_batch_stride, p_.k_row_stride, p_.k_head_stride,
-                             p_.head_dim, j + count, next);
+    args.upcoming = next > 0 ? upcoming(k_rows(), j + count, next) : Upcoming();
     multiply<T, Product::kOutput>(p_.head_dim_v, args);
   }
 
