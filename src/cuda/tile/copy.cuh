@@ -19,10 +19,9 @@ struct RowCopy {
   int rows;     // of gmem; may be more than kRows
   int columns;  // of gmem, at most kColumns
 
-  // Both loops are rolled: unrolled ones keep an address per copy in registers for as long as the
-  // kernel runs.
-
-  // 16 bytes each. A thread stays in its column and walks down the rows.
+  // 16 bytes each. A thread stays in its column and walks down the rows by a running pointer: with
+  // an address computed per row, the compiler keeps them all in registers for as long as the kernel
+  // runs.
   __device__ __forceinline__ void wide() const {
     constexpr int kCount = 16 / static_cast<int>(sizeof(T));
     constexpr int kPerRow = kColumns / kCount;
@@ -32,14 +31,18 @@ struct RowCopy {
     if (kThreads % kPerRow != 0 && first >= kStep) return;
     const int end = column < columns ? rows : 0;
     const T* from = gmem + first * row_stride + column;
-#pragma unroll 1
-    for (int row = first; row < kRows; row += kStep) {
-      ptx::cp_async<16>(smem + row * kLd + column, row < end ? from : gmem, row < end);
+    T* to = smem + first * kLd + column;
+#pragma unroll
+    for (int i = 0; i < (kRows + kStep - 1) / kStep; ++i) {
+      const int row = first + i * kStep;
+      if (kRows % kStep == 0 || row < kRows) {
+        ptx::cp_async<16>(to + i * kStep * kLd, row < end ? from : gmem, row < end);
+      }
       from += kStep * row_stride;
     }
   }
 
-  // 8 bytes, 4 bytes or one element each. A warp takes a row.
+  // 8 bytes, 4 bytes or one element each, rolled for the same reason. A warp takes a row.
   __device__ __forceinline__ void narrow(int copy_bytes) const {
     const int count = copy_bytes / static_cast<int>(sizeof(T));
 #pragma unroll 1
