@@ -1,7 +1,7 @@
 """Reads what the compiled kernels need: registers, stack, shared memory, and their machine code.
 
 The kernels come from a library: that of DLATTN_BUILD_DIR, else that of the installed package; where
-neither has CUDA kernels, nvcc compiles them for sm_89. `python tests/budgets/cubins.py --write`
+it has none for sm_89, nvcc compiles them. `python tests/budgets/cubins.py --write`
 records the registers as the new budgets.
 """
 
@@ -182,7 +182,7 @@ def load() -> Kernels:
     installed = _installed_library()
     if installed:
         kernels = _read([installed], str(installed))
-        if kernels.usage:
+        if any(SM_89 in archs for archs in kernels.usage.values()):
             return kernels
     with tempfile.TemporaryDirectory() as temporary:
         return _read(_compile(Path(temporary)), "compiled for sm_89 by nvcc")
