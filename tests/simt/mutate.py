@@ -15,6 +15,7 @@ import argparse
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -173,7 +174,7 @@ class Bench:
             )
         except subprocess.TimeoutExpired:
             return f"no end within {TIMEOUT_S} s"
-        return None if ran.returncode == 0 else evidence(ran.stdout)
+        return None if ran.returncode == 0 else evidence(ran.stdout, ran.returncode)
 
     def check_baseline(self, family: str, variant: str) -> None:
         """The unchanged source must pass, or a red test would mean nothing."""
@@ -205,8 +206,9 @@ class Bench:
         return caught
 
 
-def evidence(output: str) -> str:
+def evidence(output: str, status: int) -> str:
     """A short account of why a test failed."""
+    output = re.sub(r"0x[0-9a-f]{6,}", "an address", output)
     race = re.search(r"ThreadSanitizer: data race(.*?)\n\n(.*?)\n\n", output, re.DOTALL)
     if race:
         places = [place_of(race.group(1)), place_of(race.group(2))]
@@ -221,7 +223,9 @@ def evidence(output: str) -> str:
     if error:
         return error.group(1).strip()
     failures = len(re.findall(r"^FAIL ", output, re.MULTILINE))
-    return f"wrong results in {failures} cases" if failures else "it ends early"
+    if failures:
+        return f"wrong results in {failures} cases"
+    return f"ended by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
 
 
 def place_of(stack: str) -> str:
