@@ -210,6 +210,9 @@ void copy_bytes() {
            16);  // a stride that is never taken
   CHECK_EQ(bytes([](auto& p) { p.k_row_stride = 0; }), 16);
   CHECK_EQ(dlattn::plan(problem(DType::kFloat16, 20), device).copy_bytes, 8);  // rows of 40 bytes
+  // The length of a row counts, however well the rows are spaced.
+  CHECK_EQ(bytes([](auto& p) { p.head_dim = 20; }), 8);
+  CHECK_EQ(bytes([](auto& p) { p.head_dim_v = 18; }), 4);
   CHECK_EQ(dlattn::plan(problem(DType::kFloat16, 7), device).copy_bytes, 2);
   CHECK_EQ(dlattn::plan(problem(DType::kFloat32, 7), device).copy_bytes, 4);
 }
