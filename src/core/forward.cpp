@@ -47,7 +47,7 @@ BuildInfo build_info() {
   info.archs = split(cuda::archs());
   info.kernels = {to_string(Kernel::kCpu)};
   if (info.cuda) {
-    for (const Kernel kernel : {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem}) {
+    for (const Kernel kernel : {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem, Kernel::kWmma}) {
       info.kernels.push_back(to_string(kernel));
     }
   }

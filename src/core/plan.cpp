@@ -7,6 +7,7 @@
 #include "core/registry.h"
 #include "cuda/scalar/traits.h"
 #include "cuda/tile/launch_shape.h"
+#include "cuda/wmma/traits.h"
 #include "cuda/wmma_qk/traits.h"
 #include "cuda/wmma_smem/traits.h"
 
@@ -17,7 +18,7 @@ namespace {
 constexpr std::int64_t kMaxGrid = 2147483647;
 
 // Order of preference on a GPU, by measured speed.
-constexpr Kernel kCudaKernels[] = {Kernel::kWmmaSmem, Kernel::kScalar, Kernel::kWmmaQk};
+constexpr Kernel kCudaKernels[] = {Kernel::kWmma, Kernel::kWmmaSmem, Kernel::kScalar, Kernel::kWmmaQk};
 
 template <typename... Parts>
 std::string concat(const Parts&... parts) {
@@ -30,9 +31,10 @@ std::int64_t larger_head_dim(const AttentionParams& p) {
   return p.head_dim > p.head_dim_v ? p.head_dim : p.head_dim_v;
 }
 
-TileConfig tile_config(Kernel kernel, DType dtype, int head_dim_tile) {
+TileConfig tile_config(Kernel kernel, DType dtype, int head_dim_tile, int variant) {
   switch (kernel) {
     case Kernel::kWmmaQk: return wmma_qk::tile_config(head_dim_tile);
+    case Kernel::kWmma: return wmma::tile_config(head_dim_tile, variant);
     case Kernel::kWmmaSmem: return wmma_smem::tile_config(head_dim_tile);
     default: return scalar::tile_config(static_cast<int>(size_of(dtype)), head_dim_tile);
   }
@@ -41,6 +43,27 @@ TileConfig tile_config(Kernel kernel, DType dtype, int head_dim_tile) {
 std::int64_t num_blocks(const AttentionParams& p, int block_m) {
   const std::int64_t m_blocks = (p.seqlen_q + block_m - 1) / block_m;
   return m_blocks * p.num_heads * p.batch_size;
+}
+
+// Which of wmma's tile shapes a problem runs on. Wide ones do more with each byte that they read from shared memory, and
+// need two blocks on an SM to hide their latencies; where those do not fit, or where so few blocks come of it that SMs
+// would idle, the narrow ones are faster.
+int wmma_variant(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile) {
+  constexpr std::int64_t kReservedSmem = 1024;  // bytes per block that CUDA takes for itself
+  constexpr double kNarrowCost = 1.2;           // time per row on narrow tiles, relative to wide ones
+  const TileConfig wide = wmma::tile_config(head_dim_tile, wmma::kWide);
+  const TileConfig narrow = wmma::tile_config(head_dim_tile, wmma::kNarrow);
+  if (wide.smem_bytes > device.max_smem_per_block) return wmma::kNarrow;
+  if (2 * (wide.smem_bytes + kReservedSmem) > device.smem_per_sm) return wmma::kNarrow;
+  const auto busiest_sm_rows = [&](const TileConfig& config) {
+    const std::int64_t sms = device.num_sms > 0 ? device.num_sms : 1;
+    return static_cast<double>((num_blocks(p, config.block_m) + sms - 1) / sms * config.block_m);
+  };
+  return kNarrowCost * busiest_sm_rows(narrow) < busiest_sm_rows(wide) ? wmma::kNarrow : wmma::kWide;
+}
+
+int choose_variant(Kernel kernel, const AttentionParams& p, const DeviceInfo& device, int head_dim_tile) {
+  return kernel == Kernel::kWmma ? wmma_variant(p, device, head_dim_tile) : 0;
 }
 
 // The widest copy, in bytes, that every row of q, k and v is aligned to. Dimensions of one element do not count.
@@ -84,15 +107,17 @@ std::string dtype_refusal(Kernel kernel, const AttentionParams& p) {
 }
 
 std::string head_dim_refusal(Kernel kernel, const AttentionParams& p) {
-  const bool wmma = kernel != Kernel::kScalar;
+  // Columns of the instructions' operands; wmma fills up what is missing in shared memory, as far as its copies allow.
+  const int step = kernel == Kernel::kScalar ? 1 : kernel == Kernel::kWmma ? 8 : 16;
   const struct {
     const char* name;
     std::int64_t value;
   } dims[] = {{"head_dim", p.head_dim}, {"head_dim of v", p.head_dim_v}};
   for (const auto& dim : dims) {
-    if (head_dim_tile(kernel, p.dtype, dim.value) == 0 || (wmma && dim.value % 16 != 0)) {
-      return concat(to_string(kernel), ": ", dim.name, " is ", dim.value,
-                    wmma ? "; accepted: multiples of 16 up to 128" : "; accepted: 1 to 256");
+    if (head_dim_tile(kernel, p.dtype, dim.value) == 0 || dim.value % step != 0) {
+      if (kernel == Kernel::kScalar) return concat("scalar: ", dim.name, " is ", dim.value, "; accepted: 1 to 256");
+      return concat(to_string(kernel), ": ", dim.name, " is ", dim.value, "; accepted: multiples of ", step,
+                    " up to 128");
     }
   }
   return {};
@@ -116,6 +141,11 @@ std::string feature_refusal(Kernel kernel, const AttentionParams& p) {
   return {};
 }
 
+std::string alignment_refusal(Kernel kernel, const AttentionParams& p) {
+  if (kernel != Kernel::kWmma || copy_bytes(p) == 16) return {};
+  return concat("wmma: rows of q, k and v are aligned to ", copy_bytes(p), " bytes; accepted: 16");
+}
+
 std::string device_refusal(Kernel kernel, const DeviceInfo& device) {
   if (device.type != DeviceType::kCuda) return concat(to_string(kernel), ": the tensors are on the CPU");
   if (!device.unserved.empty()) return concat(to_string(kernel), ": ", device.unserved);
@@ -124,7 +154,7 @@ std::string device_refusal(Kernel kernel, const DeviceInfo& device) {
 
 std::string launch_refusal(Kernel kernel, const AttentionParams& p, const DeviceInfo& device) {
   const int tile = head_dim_tile(kernel, p.dtype, larger_head_dim(p));
-  const TileConfig config = tile_config(kernel, p.dtype, tile);
+  const TileConfig config = tile_config(kernel, p.dtype, tile, choose_variant(kernel, p, device, tile));
   if (config.smem_bytes > device.max_smem_per_block) {
     return concat(to_string(kernel), ": needs ", config.smem_bytes, " bytes of shared memory per block; ", device.name,
                   " has ", device.max_smem_per_block);
@@ -145,22 +175,6 @@ std::string launch_refusal(Kernel kernel, const AttentionParams& p, const Device
   return {};
 }
 
-Plan cuda_plan(Kernel kernel, const AttentionParams& p) {
-  Plan plan;
-  plan.kernel = kernel;
-  plan.dtype = p.dtype;
-  plan.head_dim_tile = head_dim_tile(kernel, p.dtype, larger_head_dim(p));
-  const TileConfig config = tile_config(kernel, p.dtype, plan.head_dim_tile);
-  plan.block_m = config.block_m;
-  plan.block_n = config.block_n;
-  plan.num_warps = config.num_warps;
-  plan.num_stages = config.num_stages;
-  plan.smem_bytes = config.smem_bytes;
-  plan.copy_bytes = copy_bytes(p);
-  plan.grid = num_blocks(p, config.block_m);
-  return plan;
-}
-
 Plan cpu_plan(const AttentionParams& p, const DeviceInfo& device, const Options& options) {
   Plan plan;
   plan.kernel = Kernel::kCpu;
@@ -176,6 +190,28 @@ std::string join(const std::vector<std::string>& lines) {
 }
 
 }  // namespace
+
+Plan cuda_plan(Kernel kernel, const AttentionParams& p, const DeviceInfo& device) {
+  const int tile = head_dim_tile(kernel, p.dtype, larger_head_dim(p));
+  return cuda_plan(kernel, p, choose_variant(kernel, p, device, tile));
+}
+
+Plan cuda_plan(Kernel kernel, const AttentionParams& p, int variant) {
+  Plan plan;
+  plan.kernel = kernel;
+  plan.dtype = p.dtype;
+  plan.head_dim_tile = head_dim_tile(kernel, p.dtype, larger_head_dim(p));
+  plan.variant = variant;
+  const TileConfig config = tile_config(kernel, p.dtype, plan.head_dim_tile, variant);
+  plan.block_m = config.block_m;
+  plan.block_n = config.block_n;
+  plan.num_warps = config.num_warps;
+  plan.num_stages = config.num_stages;
+  plan.smem_bytes = config.smem_bytes;
+  plan.copy_bytes = copy_bytes(p);
+  plan.grid = num_blocks(p, config.block_m);
+  return plan;
+}
 
 bool archs_serve(const std::string& archs, int compute_major, int compute_minor) {
   const int wanted = compute_major * 10 + compute_minor;
@@ -199,6 +235,7 @@ std::string refusal(Kernel kernel, const AttentionParams& params, const DeviceIn
   if (why.empty()) why = dtype_refusal(kernel, params);
   if (why.empty()) why = head_dim_refusal(kernel, params);
   if (why.empty()) why = feature_refusal(kernel, params);
+  if (why.empty()) why = alignment_refusal(kernel, params);
   if (why.empty()) why = launch_refusal(kernel, params, device);
   return why;
 }
@@ -230,7 +267,7 @@ Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Op
   }
   for (const Kernel kernel : kCudaKernels) {
     const bool wanted = options.kernel == Kernel::kAuto || options.kernel == kernel;
-    if (wanted && refusal(kernel, params, device).empty()) return cuda_plan(kernel, params);
+    if (wanted && refusal(kernel, params, device).empty()) return cuda_plan(kernel, params, device);
   }
   throw UnsupportedError("no kernel can run this: " + join(refusals(params, device, options)));
 }

@@ -27,6 +27,7 @@ const char* to_string(Kernel kernel) {
     case Kernel::kScalar: return "scalar";
     case Kernel::kWmmaQk: return "wmma_qk";
     case Kernel::kWmmaSmem: return "wmma_smem";
+    case Kernel::kWmma: return "wmma";
   }
   return "unknown";
 }

@@ -11,6 +11,7 @@ namespace dlattn {
 DLATTN_FAMILY(scalar)
 DLATTN_FAMILY(wmma_qk)
 DLATTN_FAMILY(wmma_smem)
+DLATTN_FAMILY(wmma)
 #undef DLATTN_FAMILY
 
 namespace cuda {
@@ -22,6 +23,8 @@ constexpr Launcher launcher() {
     return wmma_qk::launch<dtype, tile>;
   } else if constexpr (kernel == Kernel::kWmmaSmem) {
     return wmma_smem::launch<dtype, tile>;
+  } else if constexpr (kernel == Kernel::kWmma) {
+    return wmma::launch<dtype, tile>;
   } else {
     return scalar::launch<dtype, tile>;
   }

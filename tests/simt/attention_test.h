@@ -106,18 +106,21 @@ class Tests {
   // Runs only cases whose line contains `filter`.
   Tests(const char* family, const char* filter) : family_(family), filter_(filter) {}
 
-  // `run_kernel(head_dim_tile, params, shape)` runs in every thread of the launch.
+  // `run_kernel(head_dim_tile, params, shape)` runs in every thread of the launch. `variant`: of
+  // the family's tile shapes; -1: what the plan chooses.
   template <typename T, typename RunKernel>
-  void run(dlattn::Kernel kernel, const Case& c, RunKernel run_kernel) {
+  void run(dlattn::Kernel kernel, const Case& c, RunKernel run_kernel, int variant = -1) {
     constexpr dlattn::DType kDType = DTypeOf<T>::value;
-    const std::string name = family_ + " " + dlattn::to_string(kDType) + " " + c.name();
+    std::string name = family_ + " " + dlattn::to_string(kDType) + " " + c.name();
+    if (variant >= 0) name += " variant " + std::to_string(variant);
     if (name.find(filter_) == std::string::npos) return;
     Tensors<T> t = make_tensors<T>(c);
     const dlattn::AttentionParams params = make_params(c, t, kDType);
     dlattn::Options options;
     options.kernel = kernel;
     dlattn::core::validate(params);
-    const dlattn::Plan plan = dlattn::core::make_plan(params, ada(), options);
+    dlattn::Plan plan = dlattn::core::make_plan(params, ada(), options);
+    if (variant >= 0) plan = dlattn::core::cuda_plan(kernel, params, variant);
     const dlattn::LaunchShape shape = dlattn::make_launch_shape(params, plan);
     std::vector<unsigned char> first_out;
     std::string trouble;

@@ -28,7 +28,7 @@ from typing import Any
 
 from seed_bugs import SEED_BUGS, SeedBug
 
-FAMILIES = ("scalar", "wmma_qk", "wmma_smem", "merge")
+FAMILIES = ("scalar", "wmma_qk", "wmma_smem", "wmma", "merge")
 TIMEOUT_S = 300
 
 # What is changed (pattern, replacement) wherever it occurs.

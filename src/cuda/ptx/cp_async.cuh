@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "cuda/ptx/smem.cuh"
+
 // Asynchronous copies from global to shared memory. The copies of a thread since its last commit
 // form a group; a wait covers the thread's own groups only, so other threads see the data after a
 // wait by the copier and then a barrier.
@@ -11,9 +13,8 @@ namespace dlattn::ptx {
 // writes kBytes of zeros where `valid` is false, without reading `gmem` then. Both addresses must
 // be multiples of kBytes. 16-byte copies bypass L1 (.cg).
 template <int kBytes>
-__device__ __forceinline__ void cp_async(void* smem, const void* gmem, bool valid) {
+__device__ __forceinline__ void cp_async(SmemAddress dst, const void* gmem, bool valid) {
   static_assert(kBytes == 16 || kBytes == 8 || kBytes == 4, "cp.async copies 16, 8 or 4 bytes");
-  const std::uint32_t dst = static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
   const int src_bytes = valid ? kBytes : 0;
   if constexpr (kBytes == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(gmem),
@@ -24,6 +25,11 @@ __device__ __forceinline__ void cp_async(void* smem, const void* gmem, bool vali
                  "r"(src_bytes)
                  : "memory");
   }
+}
+
+template <int kBytes>
+__device__ __forceinline__ void cp_async(void* smem, const void* gmem, bool valid) {
+  cp_async<kBytes>(smem_address(smem), gmem, valid);
 }
 
 // PTX ISA, "Data Movement and Conversion Instructions: cp.async.commit_group".

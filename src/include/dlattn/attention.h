@@ -40,6 +40,7 @@ struct Plan {
   Kernel kernel = Kernel::kAuto;
   DType dtype = DType::kFloat16;
   int head_dim_tile = 0;  // both head dims rounded up to the instance that serves them
+  int variant = 0;        // which tile shape, of a family that has several
   int block_m = 0;        // query rows per tile
   int block_n = 0;        // keys per tile
   int num_warps = 0;      // per thread block

@@ -412,6 +412,29 @@ void combine_matrix_product(void* const (&operands)[kWarpSize], unsigned) {
   }
 }
 
+void combine_gather(void* const (&operands)[kWarpSize], unsigned) {
+  std::uint64_t values[kWarpSize];
+  for (int i = 0; i < kWarpSize; ++i) values[i] = static_cast<Gather*>(operands[i])->value;
+  for (int i = 0; i < kWarpSize; ++i)
+    std::memcpy(static_cast<Gather*>(operands[i])->all, values, sizeof values);
+}
+
+void combine_small_product(void* const (&operands)[kWarpSize], unsigned) {
+  float a[16][16], b[16][8];
+  for (int i = 0; i < kWarpSize; ++i) {
+    const SmallProduct& lane = *static_cast<SmallProduct*>(operands[i]);
+    for (int e = 0; e < 8; ++e) a[i / 4 + e / 2 % 2 * 8][i % 4 * 2 + e % 2 + e / 4 * 8] = lane.a[e];
+    for (int e = 0; e < 4; ++e) b[i % 4 * 2 + e % 2 + e / 2 * 8][i / 4] = lane.b[e];
+  }
+  for (int i = 0; i < kWarpSize; ++i) {
+    SmallProduct& lane = *static_cast<SmallProduct*>(operands[i]);
+    for (int e = 0; e < 4; ++e) {
+      const int row = i / 4 + e / 2 * 8, column = i % 4 * 2 + e % 2;
+      for (int k = 0; k < 16; ++k) lane.d[e] += a[row][k] * b[k][column];
+    }
+  }
+}
+
 void run(const Launch& launch, void (*body)(void*), void* context) {
   shape = launch;
   num_threads = static_cast<int>(launch.block.x * launch.block.y * launch.block.z);

@@ -97,6 +97,22 @@ struct MatrixProduct {
 };
 void combine_matrix_product(void* const (&operands)[kWarpSize], unsigned mask);
 
+// Every lane gets what all lanes gave.
+struct Gather {
+  std::uint64_t value;
+  std::uint64_t all[kWarpSize];
+};
+void combine_gather(void* const (&operands)[kWarpSize], unsigned mask);
+
+// d += a b of 16 x 16 and 16 x 8 matrices; who holds what is as the PTX manual has it
+// (src/cuda/ptx/mma.cuh). The inputs are given as numbers.
+struct SmallProduct {
+  float a[8];
+  float b[4];
+  float d[4];
+};
+void combine_small_product(void* const (&operands)[kWarpSize], unsigned mask);
+
 [[noreturn]] void die(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 void run(const Launch& launch, void (*body)(void*), void* context);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/ptx/smem.cuh"
 #include "harness/async_copy.h"
 
 namespace dlattn::ptx {
@@ -8,6 +9,11 @@ template <int kBytes>
 void cp_async(void* smem, const void* gmem, bool valid) {
   static_assert(kBytes == 16 || kBytes == 8 || kBytes == 4, "cp.async copies 16, 8 or 4 bytes");
   simt::issue_async_copy(smem, gmem, kBytes, valid);
+}
+
+template <int kBytes>
+void cp_async(SmemAddress smem, const void* gmem, bool valid) {
+  cp_async<kBytes>(at_smem_address(smem), gmem, valid);
 }
 
 inline void cp_async_commit() {

@@ -1,0 +1,70 @@
+#pragma once
+
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/tile/swizzle.cuh"
+
+namespace dlattn::wmma {
+
+// Copies of whole tiles from global to swizzled shared memory, by all threads of a block, 16 bytes
+// each. A thread keeps to one chunk of one segment and walks down the rows in steps that leave its
+// place in the swizzle as it is; the other segments of its row are immediate offsets away. Columns
+// past `columns` are filled up with zeros.
+template <typename T, int kColumns, int kThreads>
+struct TileCopy {
+  using Rows = tile::SwizzledRows<kColumns>;
+  static constexpr int kStep = kThreads / Rows::kChunks;  // rows from pass to pass
+  static constexpr int kSegmentColumns = Rows::kSegmentBytes / 2;
+  static_assert(sizeof(T) == 2 && kStep % 8 == 0);
+
+  __device__ __forceinline__ static int first_row() { return threadIdx.x / Rows::kChunks; }
+  __device__ __forceinline__ static int first_column() { return threadIdx.x % Rows::kChunks * 8; }
+  // This thread's place in a tile, in bytes.
+  __device__ __forceinline__ static int place() {
+    return Rows::offset(first_row(), threadIdx.x % Rows::kChunks);
+  }
+
+  // Of kRows rows from `gmem` on, the first `rows` of which exist; the others are filled with zeros.
+  template <int kRows>
+  __device__ __forceinline__ static void edge(ptx::SmemAddress smem, const T* gmem,
+                                              std::int64_t row_stride, int rows, int columns) {
+    static_assert(kRows % kStep == 0);
+#pragma unroll
+    for (int first = 0; first < kRows; first += kStep) {
+      const int row = first + first_row();
+      const T* from = gmem + (row < rows ? row : 0) * row_stride;
+      copy_row(smem + place() + first * Rows::kRowBytes, from + first_column(),
+               row < rows ? columns : 0);
+    }
+  }
+
+  // Of kRows rows that all exist. `from` is this thread's chunk of its last row of the tile, and is
+  // left there for the tile before.
+  template <int kRows>
+  __device__ __forceinline__ static void whole(ptx::SmemAddress smem, const T*& from,
+                                               std::int64_t row_stride, int columns) {
+#pragma unroll
+    for (int first = kRows - kStep; first >= 0; first -= kStep) {
+      copy_row(smem + place() + first * Rows::kRowBytes, from, columns);
+      from -= kStep * row_stride;
+    }
+  }
+
+  // Where whole() begins in a tile of kRows rows that starts at row `row`, which need not exist.
+  template <int kRows>
+  __device__ __forceinline__ static const T* last_row(const T* gmem, std::int64_t row_stride,
+                                                      int row) {
+    return gmem + (row + kRows - kStep + first_row()) * row_stride + first_column();
+  }
+
+ private:
+  __device__ __forceinline__ static void copy_row(ptx::SmemAddress smem, const T* from,
+                                                  int columns) {
+#pragma unroll
+    for (int s = 0; s < Rows::kSegments; ++s) {
+      ptx::cp_async<16>(smem + s * Rows::kSegmentBytes, from + s * kSegmentColumns,
+                        first_column() + s * kSegmentColumns < columns);
+    }
+  }
+};
+
+}  // namespace dlattn::wmma

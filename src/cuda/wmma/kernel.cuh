@@ -1,0 +1,252 @@
+#pragma once
+
+// Attention on tensor cores with warp-level instructions (mma.sync, ldmatrix, cp.async); scores and
+// probabilities never leave registers.
+//
+// A thread block of 4 warps computes block_m query rows of one head; a warp owns 16 or 32 of them,
+// start to end, with the unnormalised fp32 output in registers. Tiles of block_n keys are walked
+// from the last to the first: so ragged and causal edges come first, and the long loop after them
+// has no mask and no bounds. (A window brings masked tiles at the end as well.) Per tile:
+//   1. wait for K and V, one barrier, start the copy of the next tile into the other stage;
+//   2. S = Q K^T; mask, on edge tiles;
+//   3. if a score has outgrown its row's reference, raise that and rescale (LazySoftmax);
+//   4. per slice of keys: probabilities, packed as operands where they are, then O += P V.
+// At the end a row's sum is reduced over its four lanes, and the output goes through the warp's own
+// rows of shared memory into 16-byte stores.
+// Shared memory: see SmemMap. The one barrier of a tile both publishes its K and V and frees the
+// other stage.
+
+#include <utility>
+
+#include "cuda/tile/epilogue.cuh"
+#include "cuda/tile/mask.cuh"
+#include "cuda/tile/scheduler.cuh"
+#include "cuda/tile/seqlen.cuh"
+#include "cuda/wmma/copy.cuh"
+#include "cuda/wmma/products.cuh"
+#include "cuda/wmma/softmax.cuh"
+#include "cuda/wmma/traits.h"
+
+namespace dlattn::wmma {
+
+constexpr int kNumThreads = kNumWarps * 32;
+
+// Scores of keys that their rows do not see become -inf. `first_row` is this lane's first.
+template <int kRowTiles, int kGroups>
+__device__ __forceinline__ void apply_mask(float (&acc_s)[kRowTiles][kGroups][4],
+                                           const tile::Mask& mask, int first_row, int n0,
+                                           int lane) {
+  const int first_key = n0 + lane % 4 * 2;
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      tile::Range visible = mask.row(first_row + 16 * m + 8 * h);
+      visible.begin -= first_key, visible.end -= first_key;  // the rest are constants
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (!tile::contains(visible, 8 * j + e)) acc_s[m][j][2 * h + e] = -INFINITY;
+        }
+      }
+    }
+  }
+}
+
+// The tiles of a block, numbered by n0 / block_n, from the last to the first: masked ones from
+// `end` - 1 down to `full_end`, then ones that every row sees whole down to `full_begin`, then
+// masked ones down to `begin`.
+struct TileRange {
+  int begin, full_begin, full_end, end;
+
+  __device__ __forceinline__ TileRange(const tile::Mask& mask, int first_row, int last_row,
+                                       int block_n) {
+    const tile::Range any = mask.any_row(first_row, last_row);
+    const tile::Range every = mask.every_row(first_row, last_row);
+    begin = any.begin / block_n;
+    end = any.end > any.begin ? (any.end + block_n - 1) / block_n : begin;
+    full_end = min(max(max(every.end, 0) / block_n, begin), end);
+    full_begin = min(max((every.begin + block_n - 1) / block_n, begin), full_end);
+  }
+};
+
+// Normalises the warp's rows and stores them, by way of `sO`, the warp's own swizzled rows.
+template <int kHeadDim, int kRowTiles, typename T>
+__device__ __forceinline__ void store_output(T* out, std::int64_t row_stride, int num_rows,
+                                             const float (&acc_o)[kRowTiles][kHeadDim / 8][4],
+                                             const float (&scales)[kRowTiles][2],
+                                             unsigned char* sO, int columns, int store_bytes,
+                                             int lane) {
+  using Rows = tile::SwizzledRows<kHeadDim>;
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float scale = scales[m][h];
+#pragma unroll
+      for (int j = 0; j < kHeadDim / 8; ++j) {
+        const float low = scale == 0.0f ? 0.0f : acc_o[m][j][2 * h] * scale;
+        const float high = scale == 0.0f ? 0.0f : acc_o[m][j][2 * h + 1] * scale;
+        unsigned char* to = sO + Rows::offset(16 * m + 8 * h + lane / 4, j) + lane % 4 * 4;
+        *reinterpret_cast<std::uint32_t*>(to) = tile::pack<T>(low, high);
+      }
+    }
+  }
+  __syncwarp();
+  constexpr int kChunksOfRow = kHeadDim / 8;
+#pragma unroll 4
+  for (int i = lane; i < kRowTiles * 16 * kChunksOfRow; i += 32) {
+    const int row = i / kChunksOfRow, chunk = i % kChunksOfRow;
+    if (row >= num_rows || chunk * 8 >= columns) continue;
+    using Chunk = tile::Vec<T, 8>;
+    const Chunk x = *reinterpret_cast<const Chunk*>(sO + Rows::offset(row, chunk));
+    T* to = out + row * row_stride + chunk * 8;
+    if (store_bytes == 16) {
+      *reinterpret_cast<Chunk*>(to) = x;
+    } else {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) to[e] = x.x[e];
+    }
+  }
+}
+
+template <typename Slice, int... kIndices>
+__device__ __forceinline__ void for_each_slice(Slice slice,
+                                               std::integer_sequence<int, kIndices...>) {
+  (slice(std::integral_constant<int, kIndices>{}), ...);
+}
+
+template <typename T, int kHeadDim, int kVariant>
+__global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).blocks_per_sm)
+    kernel(const __grid_constant__ AttentionParams params,
+           const __grid_constant__ LaunchShape shape) {
+  constexpr TileShape kShape = tile_shape(kHeadDim, kVariant);
+  constexpr SmemMap kMap = smem_map(kHeadDim, kVariant);
+  constexpr QueryPlace kQueryPlace = kShape.query_place;
+  constexpr int kRowTiles = kShape.row_tiles;
+  constexpr int kBlockM = block_m(kShape);
+  constexpr int kBlockN = kShape.block_n;
+  constexpr int kStage = kBlockN * kHeadDim * 2;  // bytes
+  constexpr int kSliceKeys = kBlockN / kShape.slices;
+  using Copy = TileCopy<T, kHeadDim, kNumThreads>;
+
+  const tile::Work work = tile::scheduled_work(params, shape);
+  const tile::Sequence<T> seq(params, shape, work);
+  const int m0 = work.m_block * kBlockM;
+  if (m0 >= seq.seqlen_q) return;
+
+  const int lane_idx = threadIdx.x % 32;
+  const int warp_row = threadIdx.x / 32 * kRowTiles * 16;  // first row of this warp in the tile
+  const int first_row = m0 + warp_row + lane_idx / 4;      // of this lane
+  const int head_dim = static_cast<int>(params.head_dim);
+  const int head_dim_v = static_cast<int>(params.head_dim_v);
+  unsigned char* smem = ptx::dynamic_smem();
+  const ptx::SmemAddress sQ = ptx::smem_address(smem) + kMap.q;
+  const ptx::SmemAddress sK = ptx::smem_address(smem) + kMap.k;
+  const ptx::SmemAddress sV = ptx::smem_address(smem) + kMap.v;
+  const ptx::SmemAddress lane_q =
+      sQ + warp_row * kHeadDim * 2 + lane_place_down<kHeadDim>(lane_idx);
+
+  const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
+  const TileRange tiles(mask, m0, min(m0 + kBlockM, seq.seqlen_q) - 1, kBlockN);
+
+  LazySoftmax<kRowTiles> softmax;
+  float acc_o[kRowTiles][kHeadDim / 8][4] = {};
+  std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];  // unless Q is read from shared memory
+
+  // Q and the last tile of K and V, the only ones that may be ragged.
+  const auto copy_last_tile = [&] {
+    const std::int64_t n0 = (tiles.end - 1) * kBlockN;
+    const int keys = seq.seqlen_k - static_cast<int>(n0);
+    Copy::template edge<kBlockN>(sK, seq.k + n0 * params.k_row_stride, params.k_row_stride, keys,
+                                 head_dim);
+    Copy::template edge<kBlockN>(sV, seq.v + n0 * params.v_row_stride, params.v_row_stride, keys,
+                                 head_dim_v);
+    ptx::cp_async_commit();
+  };
+  const T* next_k = nullptr;  // where the copy of the next tile begins
+  const T* next_v = nullptr;
+  if (tiles.begin < tiles.end) {
+    Copy::template edge<kBlockM>(sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride,
+                                 seq.seqlen_q - m0, head_dim);
+    if constexpr (kQueryPlace != QueryPlace::kRegistersOverlaid) copy_last_tile();
+    if constexpr (kQueryPlace != QueryPlace::kSmem) {
+      ptx::cp_async_commit();
+      ptx::cp_async_wait<0>();
+      __syncthreads();
+#pragma unroll
+      for (int d = 0; d < kHeadDim; d += 16) load_q<kHeadDim>(rQ[d / 16], lane_q, d);
+    }
+    if constexpr (kQueryPlace == QueryPlace::kRegistersOverlaid) {
+      __syncthreads();  // all warps have Q: K and V may overwrite it
+      copy_last_tile();
+    }
+    const int next = (tiles.end - 2) * kBlockN;
+    next_k = Copy::template last_row<kBlockN>(seq.k, params.k_row_stride, next);
+    next_v = Copy::template last_row<kBlockN>(seq.v, params.v_row_stride, next);
+  }
+  int stage = 0;  // in bytes
+
+  const auto attend = [&](int n, auto masked) {
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+    if (n > tiles.begin) {
+      Copy::template whole<kBlockN>(sK + (kStage - stage), next_k, params.k_row_stride, head_dim);
+      Copy::template whole<kBlockN>(sV + (kStage - stage), next_v, params.v_row_stride, head_dim_v);
+      ptx::cp_async_commit();
+    }
+    float acc_s[kRowTiles][kBlockN / 8][4];
+    multiply_qk<T, kHeadDim, kBlockN>(
+        acc_s, sK + stage + lane_place_across<kHeadDim>(lane_idx),
+        [&](std::uint32_t(&a)[kRowTiles][4], int d) {
+          if constexpr (kQueryPlace == QueryPlace::kSmem) {
+            load_q<kHeadDim>(a, lane_q, d);
+          } else {
+            memcpy(a, rQ[d / 16], sizeof a);
+          }
+        });
+    if constexpr (masked) apply_mask(acc_s, mask, first_row, n * kBlockN, lane_idx);
+    if (__any_sync(tile::kFullMask, softmax.outgrown(acc_s, shape.scale_log2)))
+      softmax.raise(acc_s, shape.scale_log2, acc_o);
+    const ptx::SmemAddress lane_v = sV + stage + lane_place_down<kHeadDim>(lane_idx);
+    const auto slice = [&](auto index) {
+      constexpr int kFirst = decltype(index)::value * kSliceKeys;
+      std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
+      softmax.template probabilities<T, kFirst, kSliceKeys>(acc_s, shape.scale_log2, rP);
+      multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v);
+    };
+    for_each_slice(slice, std::make_integer_sequence<int, kShape.slices>{});
+    stage = kStage - stage;
+  };
+  int n = tiles.end - 1;
+  for (int masked_until = tiles.full_end; n >= tiles.begin; masked_until = tiles.begin) {
+    for (; n >= masked_until; --n) attend(n, std::true_type{});
+#pragma unroll 1
+    for (; n >= tiles.full_begin; --n) attend(n, std::false_type{});
+  }
+
+  float scales[kRowTiles][2];
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const tile::RowResult result = tile::finalize(
+          softmax.row(m, h), params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr);
+      const int row = first_row + 16 * m + 8 * h;
+      if (seq.lse && lane_idx % 4 == 0 && row < seq.seqlen_q) seq.lse[row] = result.lse;
+      scales[m][h] = result.scale;
+    }
+  }
+  if constexpr (kQueryPlace == QueryPlace::kRegistersOverlaid) {
+    __syncthreads();  // no warp reads K or V any more
+  } else {
+    __syncwarp();  // nor this one its rows of Q
+  }
+  store_output<kHeadDim>(seq.out + (m0 + warp_row) * params.out_row_stride, params.out_row_stride,
+                         seq.seqlen_q - m0 - warp_row, acc_o, scales,
+                         smem + kMap.q + warp_row * kHeadDim * 2, head_dim_v, shape.store_bytes,
+                         lane_idx);
+}
+
+}  // namespace dlattn::wmma
