@@ -111,13 +111,14 @@ def test_support_table(capsys: Captured) -> None:
     assert main(["info", "--support"]) == 0
     lines = capsys.readouterr().out.splitlines()
     by_kernel = {line.split()[0]: line for line in lines[2:]}
-    assert set(by_kernel) == {"cpu", "scalar", "wmma_qk", "wmma_smem"}
+    assert set(by_kernel) == {"cpu", "scalar", "wmma_qk", "wmma_smem", "wmma"}
     assert "sinks, varlen" in by_kernel["cpu"] and " any " in by_kernel["cpu"]
     assert "1 to 256" in by_kernel["scalar"] and "float32" in by_kernel["scalar"]
     for kernel in ("wmma_qk", "wmma_smem"):
         assert "multiples of 16 up to 128" in by_kernel[kernel]
         assert "sm_80" in by_kernel[kernel]
         assert "float32" not in by_kernel[kernel]
+    assert "multiples of 8 up to 128" in by_kernel["wmma"]
 
 
 def test_support_table_agrees_with_supported() -> None:

@@ -91,7 +91,7 @@ def test_torch(torch, either_way, dtype, causal, layout):
     assert_attention((out, lse), *arrays, causal=causal, layout=layout)
 
 
-@pytest.mark.parametrize("kernel", ["auto", "scalar", "wmma_qk", "wmma_smem"])
+@pytest.mark.parametrize("kernel", ["auto", "scalar", "wmma_qk", "wmma_smem", "wmma"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_kernels_by_name(torch, dtype, kernel):
     arrays = on_gpu(torch, *qkv(2, 70, 90, 4, 2, 64), dtype=dtype)
@@ -104,7 +104,7 @@ def test_kernels_by_name(torch, dtype, kernel):
 def test_plan_tells_which_kernels_were_passed_over(torch):
     arrays = on_gpu(torch, *qkv(head_dim=24))
     plan = dlattn.plan(*arrays)
-    assert plan.kernel == "scalar"
+    assert plan.kernel == "wmma"
     assert any("wmma_smem: head_dim is 24" in reason for reason in plan.passed_over)
     assert "passed over: wmma_smem" in str(plan)
 
@@ -144,7 +144,7 @@ def test_offsets_beyond_32_bits(torch):
         offset += x[0].numel()
     out = memory.as_strided((2, 64, 2, 64), (far, 128, 64, 1), offset)
     out.fill_(torch.nan)
-    for kernel in ("scalar", "wmma_qk", "wmma_smem"):
+    for kernel in ("scalar", "wmma_qk", "wmma_smem", "wmma"):
         dlattn.attention(*arrays, out=out, kernel=kernel)
         assert_attention(out, *arrays)
         out.fill_(torch.nan)
@@ -182,7 +182,7 @@ FEATURES = {
 }
 
 
-@pytest.mark.parametrize("kernel", ["auto", "scalar", "wmma_qk", "wmma_smem"])
+@pytest.mark.parametrize("kernel", ["auto", "scalar", "wmma_qk", "wmma_smem", "wmma"])
 @pytest.mark.parametrize("name", FEATURES)
 def test_features_work_or_are_refused_by_name(torch, name, kernel):
     arrays = on_gpu(torch, *qkv(head_dim=16), dtype="float16")
@@ -214,7 +214,7 @@ def test_tensors_come_in_where_they_are(torch, either_way):
 
 
 @pytest.mark.parametrize("return_lse", [False, True])
-@pytest.mark.parametrize("kernel", ["auto", "scalar", "wmma_qk", "wmma_smem"])
+@pytest.mark.parametrize("kernel", ["auto", "scalar", "wmma_qk", "wmma_smem", "wmma"])
 def test_peak_memory_is_what_the_plan_says(torch, either_way, kernel, return_lse):
     arrays = mission(torch)
     dlattn.attention(*arrays, kernel=kernel, return_lse=return_lse)
@@ -362,7 +362,7 @@ def test_torch_and_cupy_tensors_in_one_call(torch, cupy):
 # CUDA graphs
 
 
-@pytest.mark.parametrize("kernel", ["auto", "scalar", "wmma_qk", "wmma_smem"])
+@pytest.mark.parametrize("kernel", ["auto", "scalar", "wmma_qk", "wmma_smem", "wmma"])
 def test_graph_capture_and_replay(torch, either_way, kernel):
     arrays = mission(torch)
     stream = torch.cuda.Stream()

@@ -54,6 +54,22 @@ def test_head_dim_of_v(kernel: str, dtype: str, dim: int, dim_v: int) -> None:
     check(kernel, *qkv(dtype, 75, 90, dim=dim, dim_v=dim_v), causal=True)
 
 
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("dim", "dim_v"), [(8, 8), (24, 40), (56, 104), (104, 72), (120, 8)])
+def test_head_dims_between_on_wmma(dtype: str, causal: bool, dim: int, dim_v: int) -> None:
+    check("wmma", *qkv(dtype, 75, 90, dim=dim, dim_v=dim_v), causal=causal)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("causal", CAUSAL)
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("batch", [1, 64])  # few and many row blocks: both tile shapes of wmma
+def test_long_walks_on_wmma(dtype: str, causal: Any, dim: int, batch: int) -> None:
+    inputs = qkv(dtype, 333, 457, batch=batch, heads=8, heads_kv=4, dim=dim)
+    check("wmma", *inputs, causal=causal, window=(200, None))
+
+
 @pytest.mark.parametrize("dtype", ["float32", *HALF])
 @pytest.mark.parametrize(
     ("dim", "dim_v"),
@@ -178,6 +194,11 @@ def test_alignment_of_rows(kernel: str, dtype: str, align: int, dim: int) -> Non
         for start in (0, pad):
             inputs = list(qkv(dtype, 70, 90, dim=dim))
             inputs[moved] = padded(inputs[moved], pad, start)
+            if kernel == "wmma" and align < 16:
+                with pytest.raises(dlattn.UnsupportedError, match=f"aligned to {align} bytes"):
+                    dlattn.plan(*inputs, kernel=kernel)
+                assert dlattn.plan(*inputs).kernel == "wmma_smem"
+                continue
             assert dlattn.plan(*inputs, kernel=kernel).copy_bytes == align
             check(kernel, *inputs, causal=True)
 

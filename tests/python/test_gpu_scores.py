@@ -77,7 +77,7 @@ def test_bias_of_minus_infinity() -> None:
     assert (dlattn.attention(q, k, v, bias=bias, kernel="scalar")[:, 3] == 0).all()
 
 
-@pytest.mark.parametrize("kernel", ["wmma_qk", "wmma_smem"])
+@pytest.mark.parametrize("kernel", ["wmma_qk", "wmma_smem", "wmma"])
 @pytest.mark.parametrize("feature", ["softcap", "bias", "mask", "alibi_slopes"])
 def test_what_the_wmma_kernels_lack(kernel: str, feature: str) -> None:
     options = {
@@ -199,7 +199,7 @@ def test_kernels_agree() -> None:
     for causal in (False, True):
         q, k, v = qkv("float16", 300, 333, dim=96)
         oracle = dlattn.attention(q, k, v, causal=causal, kernel="scalar").float()
-        for kernel in ("wmma_qk", "wmma_smem"):
+        for kernel in ("wmma_qk", "wmma_smem", "wmma"):
             out = dlattn.attention(q, k, v, causal=causal, kernel=kernel).float()
             assert (out - oracle).abs().max() <= 4e-3
 

@@ -18,7 +18,7 @@ from dlattn.bench.cases import Case
 Array = NDArray[Any]
 Call = Callable[[], Any]
 
-GPU_KERNELS = ("scalar", "wmma_qk", "wmma_smem")
+GPU_KERNELS = ("scalar", "wmma_qk", "wmma_smem", "wmma")
 CPU_KERNELS = ("cpu",)
 
 

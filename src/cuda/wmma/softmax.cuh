@@ -47,8 +47,10 @@ struct LazySoftmax {
     return any;
   }
 
-  // Raises the references to the maxima seen, and scales what has been accumulated to them. A NaN
-  // score is no maximum, but its probability is NaN, so that it reaches sum and output.
+  // Raises the references of the rows that have outgrown them to the maxima seen, and scales what
+  // those rows have accumulated. Each row decides for itself, so that its result does not depend on
+  // its neighbours. A NaN score is no maximum, but its probability is NaN, so that it reaches sum
+  // and output.
   template <int kGroups, int kOutGroups>
   __device__ __forceinline__ void raise(const float (&acc_s)[kRowTiles][kGroups][4], float scale,
                                         float (&acc_o)[kRowTiles][kOutGroups][4]) {
@@ -58,7 +60,7 @@ struct LazySoftmax {
       for (int h = 0; h < 2; ++h) {
         const float row_max = tile::reduce_max<4>(lane_max(acc_s[m], h));
         const float old = neg_reference[m][h];
-        neg_reference[m][h] = row_max == -INFINITY ? old : fminf(old, -row_max * scale);
+        if (fmaf(row_max, scale, old) > kSlack) neg_reference[m][h] = -row_max * scale;
         const float factor = ptx::exp2(neg_reference[m][h] - old);
         row_sum[m][h] *= factor;
 #pragma unroll
