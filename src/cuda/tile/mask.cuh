@@ -25,10 +25,11 @@ struct Mask {
         window_left(shape.window_left),
         window_right(shape.window_right) {}
 
-  // The keys that row i sees.
-  __device__ __forceinline__ Range row(int i) const {
-    const int position = i + shift;
-    return {max(0, position - window_left), min(seqlen_k, position + window_right + 1)};
+  // The keys that row i sees, counted from key `origin`.
+  __device__ __forceinline__ Range row(int i, int origin = 0) const {
+    const int position = i + shift - origin;
+    return {max(-origin, position - window_left),
+            min(seqlen_k - origin, position + window_right + 1)};
   }
 
   // The rows that see key j.

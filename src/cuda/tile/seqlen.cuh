@@ -6,6 +6,25 @@
 
 namespace dlattn::tile {
 
+// Where the results of one head of one sequence go. Apart from Sequence for kernels that work it out
+// only when they have results: registers are scarce until then.
+template <typename T>
+struct OutputRows {
+  T* out;
+  float* lse;  // null: not wanted
+
+  __device__ __forceinline__ OutputRows(const AttentionParams& p, const Work& work) {
+    std::int64_t out_start = work.batch * p.out_batch_stride;
+    std::int64_t lse_start = work.batch * p.lse_batch_stride;
+    if (p.cu_seqlens_q) {
+      lse_start = p.cu_seqlens_q[work.batch];
+      out_start = lse_start * p.out_row_stride;
+    }
+    out = static_cast<T*>(p.out) + out_start + work.head * p.out_head_stride;
+    lse = p.lse ? p.lse + lse_start + work.head * p.lse_head_stride : nullptr;
+  }
+};
+
 // One head of one sequence: its lengths and where its rows start. Offsets are 64-bit: tensors may
 // hold more than 2^31 elements.
 template <typename T>

@@ -41,8 +41,8 @@ __device__ __forceinline__ void apply_mask(float (&acc_s)[kRowTiles][kGroups][4]
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      tile::Range visible = mask.row(first_row + 16 * m + 8 * h);
-      visible.begin -= first_key, visible.end -= first_key;  // the rest are constants
+      // Counted from this lane's first key: the rest are constants, and nothing outlives a tile.
+      const tile::Range visible = mask.row(first_row + 16 * m + 8 * h, first_key);
 #pragma unroll
       for (int j = 0; j < kGroups; ++j) {
 #pragma unroll
@@ -226,16 +226,17 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
     for (; n >= tiles.full_begin; --n) attend(n, std::false_type{});
   }
 
+  const tile::OutputRows<T> result(params, work);
   float scales[kRowTiles][2];
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const tile::RowResult result = tile::finalize(
+      const tile::RowResult row_result = tile::finalize(
           softmax.row(m, h), params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr);
       const int row = first_row + 16 * m + 8 * h;
-      if (seq.lse && lane_idx % 4 == 0 && row < seq.seqlen_q) seq.lse[row] = result.lse;
-      scales[m][h] = result.scale;
+      if (result.lse && lane_idx % 4 == 0 && row < seq.seqlen_q) result.lse[row] = row_result.lse;
+      scales[m][h] = row_result.scale;
     }
   }
   if constexpr (kQueryPlace == QueryPlace::kRegistersOverlaid) {
@@ -243,7 +244,7 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
   } else {
     __syncwarp();  // nor this one its rows of Q
   }
-  store_output<kHeadDim>(seq.out + (m0 + warp_row) * params.out_row_stride, params.out_row_stride,
+  store_output<kHeadDim>(result.out + (m0 + warp_row) * params.out_row_stride, params.out_row_stride,
                          seq.seqlen_q - m0 - warp_row, acc_o, scales,
                          smem + kMap.q + warp_row * kHeadDim * 2, head_dim_v, shape.store_bytes,
                          lane_idx);
