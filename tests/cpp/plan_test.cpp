@@ -5,6 +5,7 @@
 #include "check.h"
 #include "core/registry.h"
 #include "cuda/scalar/traits.h"
+#include "cuda/wmma/traits.h"
 #include "cuda/wmma_qk/traits.h"
 #include "cuda/wmma_smem/traits.h"
 #include "dlattn/attention.h"
@@ -13,6 +14,7 @@ using namespace dlattn;
 
 namespace {
 
+// An SM has 1 KB of shared memory more than a block may have.
 DeviceInfo gpu(const char* name, int major, int minor, int num_sms, std::int64_t smem_per_block) {
   DeviceInfo device;
   device.type = DeviceType::kCuda;
@@ -21,6 +23,7 @@ DeviceInfo gpu(const char* name, int major, int minor, int num_sms, std::int64_t
   device.compute_minor = minor;
   device.num_sms = num_sms;
   device.max_smem_per_block = smem_per_block;
+  device.smem_per_sm = smem_per_block + 1024;
   return device;
 }
 
@@ -58,14 +61,14 @@ constexpr DType kHalves[] = {DType::kFloat16, DType::kBFloat16};
 void automatic_choice() {
   for (const DeviceInfo& device : gpus()) {
     for (const DType dtype : kHalves) {
-      for (const int head_dim : {16, 32, 64, 80, 96, 112, 128}) {
+      for (const int head_dim : {8, 16, 40, 64, 72, 96, 112, 128}) {
         const AttentionParams p = problem(dtype, head_dim);
         const Plan plan = dlattn::plan(p, device);
-        CHECK(plan.kernel == Kernel::kWmmaSmem);
+        CHECK(plan.kernel == Kernel::kWmma);
         CHECK(plan.dtype == dtype);
-        const int tile = (head_dim + 31) / 32 * 32;
+        const int tile = head_dim <= 64 ? 64 : 128;
         CHECK_EQ(plan.head_dim_tile, tile);
-        const TileConfig config = wmma_smem::tile_config(tile);
+        const TileConfig config = wmma::tile_config(tile, plan.variant);
         CHECK_EQ(plan.block_m, config.block_m);
         CHECK_EQ(plan.block_n, config.block_n);
         CHECK_EQ(plan.num_warps, config.num_warps);
@@ -78,7 +81,7 @@ void automatic_choice() {
         CHECK(supported(p, device).ok);
       }
       // What the WMMA kernels lack goes to scalar.
-      for (const int head_dim : {1, 8, 20, 72, 130, 144, 200, 256}) {
+      for (const int head_dim : {1, 20, 130, 144, 200, 256}) {
         const Plan plan = dlattn::plan(problem(dtype, head_dim), device);
         CHECK(plan.kernel == Kernel::kScalar);
         CHECK_EQ(plan.head_dim_tile, head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256);
@@ -96,7 +99,7 @@ void automatic_choice() {
   }
 }
 
-// Every instance fits the 99 KB of the smallest device, so a plan never depends on which GPU it is.
+// Every instance fits the 99 KB of the smallest device.
 void shared_memory_of_every_instance() {
   for (const int tile : {64, 128, 256}) {
     for (const int bytes : {2, 4}) CHECK(scalar::tile_config(bytes, tile).smem_bytes <= 101376);
@@ -104,12 +107,43 @@ void shared_memory_of_every_instance() {
   for (const int tile : {32, 64, 96, 128}) {
     CHECK(wmma_qk::tile_config(tile).smem_bytes <= 101376);
     CHECK(wmma_smem::tile_config(tile).smem_bytes <= 101376);
+    for (const int variant : {wmma::kWide, wmma::kNarrow}) {
+      CHECK(wmma::tile_config(tile, variant).smem_bytes <= 101376);
+    }
   }
+}
+
+// wmma's tiles: wide ones where two blocks of them fit an SM and every SM gets its share, narrow
+// ones elsewhere.
+void tile_shapes() {
+  const auto variant = [](const DeviceInfo& device, std::int64_t batch_size, std::int64_t seqlen,
+                          int head_dim) {
+    AttentionParams p = problem(DType::kFloat16, head_dim);
+    p.batch_size = batch_size, p.seqlen_q = p.seqlen_k = seqlen;
+    p.out_batch_stride = seqlen * 8 * head_dim;
+    return dlattn::plan(p, device).variant;
+  };
+  const std::vector<DeviceInfo> all = gpus();
+  const DeviceInfo &l4 = all[0], &rtx4090 = all[1], &a100 = all[2], &h200 = all[3];
+  for (const DeviceInfo& device : all) {
+    CHECK_EQ(variant(device, 16, 4096, 64), wmma::kWide);
+    CHECK_EQ(variant(device, 1, 1, 64), wmma::kNarrow);
+    CHECK_EQ(variant(device, 1, 1, 128), wmma::kNarrow);
+  }
+  // 8 heads of 512 rows: 32 wide blocks, 64 narrow ones.
+  CHECK_EQ(variant(h200, 1, 512, 64), wmma::kNarrow);
+  CHECK_EQ(variant(rtx4090, 1, 512, 64), wmma::kNarrow);
+  CHECK_EQ(variant(l4, 1, 512, 64), wmma::kWide);  // 58 SMs: a second narrow block on 6 of them
+  // Two wide blocks of head_dim 128 need 194 KB of an SM.
+  CHECK_EQ(variant(h200, 16, 4096, 128), wmma::kWide);
+  for (const DeviceInfo& device : {l4, rtx4090, a100})
+    CHECK_EQ(variant(device, 16, 4096, 128), wmma::kNarrow);
 }
 
 void forced_kernels() {
   for (const DeviceInfo& device : gpus()) {
-    for (const Kernel kernel : {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem}) {
+    for (const Kernel kernel :
+         {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem, Kernel::kWmma}) {
       const Plan plan = dlattn::plan(problem(DType::kFloat16, 64), device, force(kernel));
       CHECK(plan.kernel == kernel);
     }
@@ -129,6 +163,11 @@ void forced_kernels() {
          "wmma_qk: head_dim is 20; accepted: multiples of 16 up to 128"},
         {Kernel::kWmmaSmem, DType::kFloat16, 144,
          "wmma_smem: head_dim is 144; accepted: multiples of 16 up to 128"},
+        {Kernel::kWmma, DType::kFloat32, 64, "wmma: dtype is float32; accepted: float16, bfloat16"},
+        {Kernel::kWmma, DType::kFloat16, 20,
+         "wmma: head_dim is 20; accepted: multiples of 8 up to 128"},
+        {Kernel::kWmma, DType::kFloat16, 136,
+         "wmma: head_dim is 136; accepted: multiples of 8 up to 128"},
         {Kernel::kScalar, DType::kFloat16, 257, "scalar: head_dim is 257; accepted: 1 to 256"},
         {Kernel::kCpu, DType::kFloat16, 64, "cpu: the tensors are on a CUDA device"},
     };
@@ -148,7 +187,7 @@ void forced_kernels() {
   DeviceInfo cpu;
   cpu.isa = "portable";
   cpu.num_threads = 1;
-  for (const Kernel kernel : {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem}) {
+  for (const Kernel kernel : {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem, Kernel::kWmma}) {
     CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), cpu, force(kernel)), UnsupportedError,
                  std::string("no kernel can run this: ") + to_string(kernel) +
                      ": the tensors are on the CPU");
@@ -173,7 +212,7 @@ void features() {
   for (const auto& feature : features) {
     AttentionParams p = problem(DType::kFloat16, 64);
     feature.set(p);
-    for (const Kernel kernel : {Kernel::kWmmaQk, Kernel::kWmmaSmem}) {
+    for (const Kernel kernel : {Kernel::kWmmaQk, Kernel::kWmmaSmem, Kernel::kWmma}) {
       CHECK_THROWS(dlattn::plan(p, device, force(kernel)), UnsupportedError,
                    std::string("no kernel can run this: ") + to_string(kernel) +
                        ": does not implement " + feature.name);
@@ -185,9 +224,10 @@ void features() {
 // With no kernel left, the message names every family's reason.
 void all_reasons() {
   const Support support = supported(problem(DType::kFloat16, 300), gpus()[0]);
-  CHECK_EQ(support.reasons.size(), 3u);
+  CHECK_EQ(support.reasons.size(), 4u);
   CHECK_THROWS(dlattn::plan(problem(DType::kFloat64, 64), gpus()[0]), UnsupportedError,
-               "no kernel can run this: wmma_smem: dtype is float64; accepted: float16, bfloat16; "
+               "no kernel can run this: wmma: dtype is float64; accepted: float16, bfloat16; "
+               "wmma_smem: dtype is float64; accepted: float16, bfloat16; "
                "scalar: dtype is float64; accepted on a GPU: float16, bfloat16, float32; "
                "wmma_qk: dtype is float64; accepted: float16, bfloat16");
 }
@@ -209,6 +249,13 @@ void copy_bytes() {
   CHECK_EQ(bytes([](auto& p) { p.q_batch_stride += 1, p.batch_size = 1; }),
            16);  // a stride that is never taken
   CHECK_EQ(bytes([](auto& p) { p.k_row_stride = 0; }), 16);
+  // Rows that are aligned to less than 16 bytes are not for wmma.
+  AttentionParams p = problem(DType::kFloat16, 64);
+  p.k = memory + 8;
+  CHECK(dlattn::plan(p, device).kernel == Kernel::kWmmaSmem);
+  CHECK_THROWS(
+      dlattn::plan(p, device, force(Kernel::kWmma)), UnsupportedError,
+      "no kernel can run this: wmma: rows of q, k and v are aligned to 8 bytes; accepted: 16");
   CHECK_EQ(dlattn::plan(problem(DType::kFloat16, 20), device).copy_bytes, 8);  // rows of 40 bytes
   // The length of a row counts, however well the rows are spaced.
   CHECK_EQ(bytes([](auto& p) { p.head_dim = 20; }), 8);
@@ -261,7 +308,7 @@ void unserved_devices() {
   turing.unserved = "Tesla T4 has compute capability 7.5; this build serves 8.0 and later";
   const Support support = supported(problem(DType::kFloat16, 64), turing);
   CHECK(!support.ok);
-  CHECK_EQ(support.reasons.size(), 3u);
+  CHECK_EQ(support.reasons.size(), 4u);
   CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), turing, force(Kernel::kScalar)),
                UnsupportedError,
                "no kernel can run this: scalar: Tesla T4 has compute capability 7.5; this build "
@@ -314,8 +361,8 @@ void registry() {
 
 void descriptions() {
   const std::string text = describe(dlattn::plan(problem(DType::kFloat16, 64), gpus()[0]));
-  for (const char* part : {"kernel: wmma_smem\n", "dtype: float16\n",
-                           "tile: ", "grid: ", "shared memory: ", "splits: 1"}) {
+  for (const char* part :
+       {"kernel: wmma\n", "dtype: float16\n", "tile: ", "grid: ", "shared memory: ", "splits: 1"}) {
     CHECK_FOR(text.find(part) != std::string::npos, part);
   }
   AttentionParams p = problem(DType::kFloat64, 64);
@@ -333,6 +380,7 @@ void names() {
   CHECK_EQ(std::string(to_string(DType::kBFloat16)) == "bfloat16", true);
   CHECK_EQ(std::string(to_string(DeviceType::kCuda)) == "cuda", true);
   CHECK_EQ(std::string(to_string(Kernel::kWmmaSmem)) == "wmma_smem", true);
+  CHECK_EQ(std::string(to_string(Kernel::kWmma)) == "wmma", true);
   CHECK_EQ(size_of(DType::kFloat16), 2);
   CHECK_EQ(size_of(DType::kBFloat16), 2);
   CHECK_EQ(size_of(DType::kFloat32), 4);
@@ -344,6 +392,7 @@ void names() {
 int main() {
   automatic_choice();
   shared_memory_of_every_instance();
+  tile_shapes();
   forced_kernels();
   features();
   all_reasons();
