@@ -10,14 +10,17 @@ namespace dlattn::tile {
 // only when they have results: registers are scarce until then.
 template <typename T>
 struct OutputRows {
+  int seqlen_q;
   T* out;
   float* lse;  // null: not wanted
 
   __device__ __forceinline__ OutputRows(const AttentionParams& p, const Work& work) {
+    seqlen_q = static_cast<int>(p.seqlen_q);
     std::int64_t out_start = work.batch * p.out_batch_stride;
     std::int64_t lse_start = work.batch * p.lse_batch_stride;
     if (p.cu_seqlens_q) {
       lse_start = p.cu_seqlens_q[work.batch];
+      seqlen_q = static_cast<int>(p.cu_seqlens_q[work.batch + 1] - lse_start);
       out_start = lse_start * p.out_row_stride;
     }
     out = static_cast<T*>(p.out) + out_start + work.head * p.out_head_stride;

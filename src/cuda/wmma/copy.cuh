@@ -28,12 +28,13 @@ struct TileCopy {
   __device__ __forceinline__ static void edge(ptx::SmemAddress smem, const T* gmem,
                                               std::int64_t row_stride, int rows, int columns) {
     static_assert(kRows % kStep == 0);
+    const T* from = gmem + first_row() * row_stride + first_column();
 #pragma unroll
     for (int first = 0; first < kRows; first += kStep) {
-      const int row = first + first_row();
-      const T* from = gmem + (row < rows ? row : 0) * row_stride;
-      copy_row(smem + place() + first * Rows::kRowBytes, from + first_column(),
-               row < rows ? columns : 0);
+      const bool exists = first + first_row() < rows;
+      copy_row(smem + place() + first * Rows::kRowBytes, exists ? from : gmem,
+               exists ? columns : 0);
+      from += kStep * row_stride;
     }
   }
 

@@ -18,6 +18,7 @@
 
 #include <utility>
 
+#include "cuda/ptx/special.cuh"
 #include "cuda/tile/epilogue.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/scheduler.cuh"
@@ -151,7 +152,7 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
   const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
   const TileRange tiles(mask, m0, min(m0 + kBlockM, seq.seqlen_q) - 1, kBlockN);
 
-  LazySoftmax<kRowTiles> softmax;
+  SpeculativeSoftmax<kRowTiles> softmax;
   float acc_o[kRowTiles][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];  // unless Q is read from shared memory
 
@@ -207,13 +208,11 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
           }
         });
     if constexpr (masked) apply_mask(acc_s, mask, first_row, n * kBlockN, lane_idx);
-    if (__any_sync(tile::kFullMask, softmax.outgrown(acc_s, shape.scale_log2)))
-      softmax.raise(acc_s, shape.scale_log2, acc_o);
     const ptx::SmemAddress lane_v = sV + stage + lane_place_down<kHeadDim>(lane_idx);
     const auto slice = [&](auto index) {
       constexpr int kFirst = decltype(index)::value * kSliceKeys;
       std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
-      softmax.template probabilities<T, kFirst, kSliceKeys>(acc_s, shape.scale_log2, rP);
+      softmax.template probabilities<T, kFirst, kSliceKeys>(acc_s, shape.scale_log2, rP, acc_o);
       multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v);
     };
     for_each_slice(slice, std::make_integer_sequence<int, kShape.slices>{});
@@ -226,16 +225,19 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
     for (; n >= tiles.full_begin; --n) attend(n, std::false_type{});
   }
 
-  const tile::OutputRows<T> result(params, work);
+  // Worked out again rather than kept: there is no register to spare in the loop.
+  const tile::Work done = tile::scheduled_work(params, shape, ptx::reread_block_index());
+  const tile::OutputRows<T> result(params, done);
+  const int out_row = done.m_block * kBlockM + warp_row;
   float scales[kRowTiles][2];
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const tile::RowResult row_result = tile::finalize(
-          softmax.row(m, h), params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr);
-      const int row = first_row + 16 * m + 8 * h;
-      if (result.lse && lane_idx % 4 == 0 && row < seq.seqlen_q) result.lse[row] = row_result.lse;
+          softmax.row(m, h), params.sinks ? params.sinks + done.head * params.sinks_stride : nullptr);
+      const int row = out_row + lane_idx / 4 + 16 * m + 8 * h;
+      if (result.lse && lane_idx % 4 == 0 && row < result.seqlen_q) result.lse[row] = row_result.lse;
       scales[m][h] = row_result.scale;
     }
   }
@@ -244,8 +246,8 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
   } else {
     __syncwarp();  // nor this one its rows of Q
   }
-  store_output<kHeadDim>(result.out + (m0 + warp_row) * params.out_row_stride, params.out_row_stride,
-                         seq.seqlen_q - m0 - warp_row, acc_o, scales,
+  store_output<kHeadDim>(result.out + out_row * params.out_row_stride, params.out_row_stride,
+                         result.seqlen_q - out_row, acc_o, scales,
                          smem + kMap.q + warp_row * kHeadDim * 2, head_dim_v, shape.store_bytes,
                          lane_idx);
 }

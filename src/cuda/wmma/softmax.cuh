@@ -11,21 +11,27 @@ namespace dlattn::wmma {
 template <int kRowTiles, int kColumns>
 using Accumulators = float[kRowTiles][kColumns / 8][4];
 
-// The streaming softmax of a warp's rows with a lazy maximum. Probabilities are taken relative to a
-// reference that is raised to the row's maximum only when a score exceeds it by more than 8 in base
-// 2; until then probabilities grow to at most 2^8, which neither 16-bit type nor the fp32 sums
-// mind, and the output needs no rescaling. The reference cancels in out and lse, so the result is
-// the plain softmax's. Scores here are raw products q.k; `scale` is softmax_scale * log2(e).
+// The streaming softmax of a warp's rows, with a reference in place of the running maximum.
+//
+// Probabilities are taken relative to the row's reference as it stands: 2^(score - reference), with
+// no maximum worked out first. Their sum, which is needed anyway, tells whether the reference still
+// fits. Where a lane's sum over a slice of keys exceeds kMaxSum, the row's reference is raised to
+// the maximum of the slice, what has been accumulated is scaled to it, and the probabilities are
+// made again from the scores, which are still in registers. So no probability exceeds kMaxSum,
+// which 16-bit types and fp32 sums do not mind; the reference cancels in out and lse, and the
+// result is the plain softmax's. Each row decides for itself, so that its result does not depend on
+// its neighbours. Scores here are raw products q.k; `scale` is softmax_scale * log2(e).
 template <int kRowTiles>
-struct LazySoftmax {
-  static constexpr float kSlack = 8.0f;
-  // -reference of a row that has seen nothing: any finite score outgrows it, and -inf + it is -inf.
+struct SpeculativeSoftmax {
+  static constexpr float kMaxSum = 4096.0f;
+  // -reference of a row that has seen nothing: with it any finite score is too large, and -inf
+  // gives 0.
   static constexpr float kNothing = 3.402823466e+38f;
 
   float neg_reference[kRowTiles][2];
   float row_sum[kRowTiles][2];  // this lane's part
 
-  __device__ __forceinline__ LazySoftmax() {
+  __device__ __forceinline__ SpeculativeSoftmax() {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -33,67 +39,25 @@ struct LazySoftmax {
     }
   }
 
-  // Whether some score of this lane exceeds its row's reference by more than the slack.
-  template <int kGroups>
-  __device__ __forceinline__ bool outgrown(const float (&acc_s)[kRowTiles][kGroups][4],
-                                           float scale) const {
-    bool any = false;
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-        any |= fmaf(lane_max(acc_s[m], h), scale, neg_reference[m][h]) > kSlack;
-    }
-    return any;
-  }
-
-  // Raises the references of the rows that have outgrown them to the maxima seen, and scales what
-  // those rows have accumulated. Each row decides for itself, so that its result does not depend on
-  // its neighbours. A NaN score is no maximum, but its probability is NaN, so that it reaches sum
-  // and output.
-  template <int kGroups, int kOutGroups>
-  __device__ __forceinline__ void raise(const float (&acc_s)[kRowTiles][kGroups][4], float scale,
-                                        float (&acc_o)[kRowTiles][kOutGroups][4]) {
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float row_max = tile::reduce_max<4>(lane_max(acc_s[m], h));
-        const float old = neg_reference[m][h];
-        if (fmaf(row_max, scale, old) > kSlack) neg_reference[m][h] = -row_max * scale;
-        const float factor = ptx::exp2(neg_reference[m][h] - old);
-        row_sum[m][h] *= factor;
-#pragma unroll
-        for (int j = 0; j < kOutGroups; ++j)
-          acc_o[m][j][2 * h] *= factor, acc_o[m][j][2 * h + 1] *= factor;
-      }
-    }
-  }
-
   // The probabilities of keys kFirst .. kFirst + kKeys - 1 of the tile, added to the sums, as the
-  // operands of products with V. The accumulators of two neighbouring groups of 8 keys are, packed,
-  // the 16 x 16 operand of the lane: no data moves between lanes.
-  template <typename T, int kFirst, int kKeys, int kGroups>
+  // operands of products with V. All lanes call it.
+  template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups>
   __device__ __forceinline__ void probabilities(
       const float (&acc_s)[kRowTiles][kGroups][4], float scale,
-      std::uint32_t (&rP)[kRowTiles][kKeys / 16][4]) {
+      std::uint32_t (&rP)[kRowTiles][kKeys / 16][4], float (&acc_o)[kRowTiles][kOutGroups][4]) {
+    float sums[kRowTiles][2];
+    exponentiate<T, kFirst, kKeys>(acc_s, scale, rP, sums);
+    bool outgrown = false;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) outgrown |= sums[m][0] > kMaxSum || sums[m][1] > kMaxSum;
+    if (__any_sync(tile::kFullMask, outgrown)) {
+      raise<kFirst, kKeys>(acc_s, scale, sums, acc_o);
+      exponentiate<T, kFirst, kKeys>(acc_s, scale, rP, sums);
+    }
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
-      float sum[2] = {0.0f, 0.0f};
 #pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) {
-        float p[4];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          p[e] = ptx::exp2(fmaf(acc_s[m][kFirst / 8 + j][e], scale, neg_reference[m][e / 2]));
-          sum[e / 2] += p[e];
-        }
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-          rP[m][j / 2][j % 2 * 2 + h] = tile::pack<T>(p[2 * h], p[2 * h + 1]);
-      }
-#pragma unroll
-      for (int h = 0; h < 2; ++h) row_sum[m][h] += sum[h];
+      for (int h = 0; h < 2; ++h) row_sum[m][h] += sums[m][h];
     }
   }
 
@@ -104,12 +68,55 @@ struct LazySoftmax {
   }
 
  private:
-  template <int kGroups>
-  __device__ __forceinline__ static float lane_max(const float (&acc)[kGroups][4], int h) {
-    float x = acc[0][2 * h];
+  // The accumulators of two neighbouring groups of 8 keys are, packed, the 16 x 16 operand of the
+  // lane: no data moves between lanes.
+  template <typename T, int kFirst, int kKeys, int kGroups>
+  __device__ __forceinline__ void exponentiate(const float (&acc_s)[kRowTiles][kGroups][4],
+                                               float scale,
+                                               std::uint32_t (&rP)[kRowTiles][kKeys / 16][4],
+                                               float (&sums)[kRowTiles][2]) const {
 #pragma unroll
-    for (int j = 0; j < kGroups; ++j) x = fmaxf(x, fmaxf(acc[j][2 * h], acc[j][2 * h + 1]));
-    return x;
+    for (int m = 0; m < kRowTiles; ++m) {
+      sums[m][0] = sums[m][1] = 0.0f;
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j) {
+        float p[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          p[e] = ptx::exp2(fmaf(acc_s[m][kFirst / 8 + j][e], scale, neg_reference[m][e / 2]));
+          sums[m][e / 2] += p[e];
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          rP[m][j / 2][j % 2 * 2 + h] = tile::pack<T>(p[2 * h], p[2 * h + 1]);
+      }
+    }
+  }
+
+  // Raises the references of the rows that have outgrown them. A NaN score is no maximum, but its
+  // probability is NaN, so that it reaches sum and output.
+  template <int kFirst, int kKeys, int kGroups, int kOutGroups>
+  __device__ __forceinline__ void raise(const float (&acc_s)[kRowTiles][kGroups][4], float scale,
+                                        const float (&sums)[kRowTiles][2],
+                                        float (&acc_o)[kRowTiles][kOutGroups][4]) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float row_max = -INFINITY;
+#pragma unroll
+        for (int j = kFirst / 8; j < (kFirst + kKeys) / 8; ++j)
+          row_max = fmaxf(row_max, fmaxf(acc_s[m][j][2 * h], acc_s[m][j][2 * h + 1]));
+        row_max = tile::reduce_max<4>(row_max);
+        const float old = neg_reference[m][h];
+        if (tile::reduce_max<4>(sums[m][h]) > kMaxSum) neg_reference[m][h] = -row_max * scale;
+        const float factor = ptx::exp2(neg_reference[m][h] - old);
+        row_sum[m][h] *= factor;
+#pragma unroll
+        for (int j = 0; j < kOutGroups; ++j)
+          acc_o[m][j][2 * h] *= factor, acc_o[m][j][2 * h + 1] *= factor;
+      }
+    }
   }
 };
 

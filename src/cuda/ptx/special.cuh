@@ -1,0 +1,13 @@
+#pragma once
+
+namespace dlattn::ptx {
+
+// PTX ISA, "Special Registers: %ctaid". blockIdx.x, read anew: what is worked out from it is not
+// taken for the same as what was worked out before, and so not kept in registers in between.
+__device__ __forceinline__ unsigned reread_block_index() {
+  unsigned x;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+  return x;
+}
+
+}  // namespace dlattn::ptx
