@@ -27,7 +27,10 @@ SM_89 = "sm_89"
 
 _TYPES = {"6__half": "float16", "13__nv_bfloat16": "bfloat16", "f": "float32"}
 _ENUMS = {"float16": "kFloat16", "bfloat16": "kBFloat16", "float32": "kFloat32"}
-_KERNEL = re.compile(r"_ZN6dlattn\d+(\w+?)6kernelI(6__half|13__nv_bfloat16|f)(?:Li(\d+)E)?EEv\w+")
+_VARIANTS = {"wmma": ("wide", "narrow")}  # tile shapes of the families that have several, in order
+_KERNEL = re.compile(
+    r"_ZN6dlattn\d+(\w+?)6kernelI(6__half|13__nv_bfloat16|f)(?:Li(\d+)E)?(?:Li(\d+)E)?EEv\w+"
+)
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
 
@@ -78,13 +81,28 @@ def instances() -> list[tuple[str, str, int]]:
     return found
 
 
-def kernel_name(family: str, dtype: str, tile: int | str | None) -> str:
-    return "_".join(str(part) for part in (family, dtype, tile) if part)
+def kernel_name(family: str, dtype: str, tile: int | str | None, variant: str = "") -> str:
+    return "_".join(str(part) for part in (family, dtype, tile, variant) if part)
+
+
+def variants(family: str) -> tuple[str, ...]:
+    return _VARIANTS.get(family, ("",))
 
 
 def expected_kernels() -> list[str]:
     merges = [kernel_name("merge", dtype, None) for dtype in _ENUMS]
-    return [kernel_name(*instance) for instance in instances()] + merges
+    return [
+        kernel_name(*instance, variant)
+        for instance in instances()
+        for variant in variants(instance[0])
+    ] + merges
+
+
+def _parsed_name(match: re.Match[str]) -> str:
+    family, element, tile, variant = match.groups()
+    return kernel_name(
+        family, _TYPES[element], tile, variants(family)[int(variant)] if variant else ""
+    )
 
 
 def _installed_library() -> Path | None:
@@ -138,9 +156,8 @@ def _usage(binary: Path) -> Iterator[tuple[str, str, Usage]]:
             name = match[1]
         elif (match := _USAGE.search(line)) and (kernel := _KERNEL.fullmatch(name)):
             registers, stack, shared, local = map(int, match.groups())
-            family, element, tile = kernel.groups()
             yield (
-                kernel_name(family, _TYPES[element], tile),
+                _parsed_name(kernel),
                 arch or SM_89,
                 Usage(registers, stack, shared, local),
             )
@@ -154,7 +171,7 @@ def _code(binary: Path) -> Iterator[tuple[str, str]]:
             if name:
                 yield name, "\n".join(lines)
             kernel = _KERNEL.fullmatch(match[1])
-            name = kernel_name(kernel[1], _TYPES[kernel[2]], kernel[3]) if kernel else ""
+            name = _parsed_name(kernel) if kernel else ""
             lines = []
         else:
             lines.append(line)
@@ -198,11 +215,13 @@ def dynamic_smem() -> dict[str, int]:
     lines += ["#include <cstdio>", "int main() {"]
     for family, dtype, tile in instances():
         size = 4 if dtype == "float32" else 2
-        arguments = f"{size}, {tile}" if family == "scalar" else str(tile)
-        config = f"dlattn::{family}::tile_config({arguments})"
-        lines.append(
-            f'std::printf("{kernel_name(family, dtype, tile)} %d\\n", {config}.smem_bytes);'
-        )
+        for index, variant in enumerate(variants(family)):
+            arguments = f"{size}, {tile}" if family == "scalar" else str(tile)
+            if variant:
+                arguments += f", {index}"
+            config = f"dlattn::{family}::tile_config({arguments})"
+            name = kernel_name(family, dtype, tile, variant)
+            lines.append(f'std::printf("{name} %d\\n", {config}.smem_bytes);')
     lines.append("}")
     with tempfile.TemporaryDirectory() as temporary:
         source, program = Path(temporary) / "smem.cpp", Path(temporary) / "smem"

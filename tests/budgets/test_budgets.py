@@ -11,6 +11,7 @@ import pytest
 MAX_SMEM = 99 * 1024  # per block on sm_89
 MAX_LADDER_REGISTERS = 120  # of the WMMA kernels at head_dim 64
 LADDER = ("wmma_qk", "wmma_smem")
+BLOCKS_PER_SM = {"wide_64": 2, "wide_128": 1, "narrow_64": 3, "narrow_128": 3}  # of wmma on sm_89
 
 BUDGETS = json.loads(cubins.BUDGETS.read_text())
 
@@ -61,6 +62,17 @@ def test_registers(kernels: cubins.Kernels, kernel: str) -> None:
     assert not over, f"registers over budget (now, budget): {over}"
 
 
+@pytest.mark.parametrize(
+    "kernel", [k for k in cubins.expected_kernels() if k.endswith(("wide", "narrow"))]
+)
+def test_occupancy(kernels: cubins.Kernels, smem: dict[str, int], kernel: str) -> None:
+    _, _, tile, variant = kernel.split("_")
+    blocks = BLOCKS_PER_SM[f"{variant}_{tile}"]
+    registers = -(-kernels.usage[kernel][cubins.SM_89].registers // 8) * 8
+    assert blocks * registers * 128 <= 65536
+    assert blocks * (smem[kernel] + 1024) <= 100 * 1024
+
+
 @pytest.mark.parametrize("kernel", sorted(BUDGETS["kernels"]))
 def test_shared_memory(kernels: cubins.Kernels, smem: dict[str, int], kernel: str) -> None:
     dynamic = smem.get(kernel, 0)
@@ -68,7 +80,7 @@ def test_shared_memory(kernels: cubins.Kernels, smem: dict[str, int], kernel: st
     assert dynamic + kernels.usage[kernel][cubins.SM_89].static_smem <= MAX_SMEM
 
 
-@pytest.mark.parametrize("kernel", [k for k in cubins.expected_kernels() if k.startswith(LADDER)])
+@pytest.mark.parametrize("kernel", [k for k in cubins.expected_kernels() if k.startswith("wmma")])
 def test_tensor_cores_are_fed_by_ldmatrix(kernels: cubins.Kernels, kernel: str) -> None:
     code = kernels.code[kernel]
     assert re.search(r"\bHMMA\.", code), "no tensor core instruction"
