@@ -6,8 +6,8 @@
 
 namespace dlattn::tile {
 
-// Where the results of one head of one sequence go. Apart from Sequence for kernels that work it out
-// only when they have results: registers are scarce until then.
+// Where the results of one head of one sequence go. Apart from Sequence for kernels that work it
+// out only when they have results: registers are scarce until then.
 template <typename T>
 struct OutputRows {
   int seqlen_q;

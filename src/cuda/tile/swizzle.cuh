@@ -26,8 +26,7 @@ struct SwizzledRows {
 
   // Bytes from the tile's start to a chunk of a row.
   __device__ __forceinline__ static int offset(int row, int chunk) {
-    return row * kRowBytes + chunk / kChunks * kSegmentBytes +
-           ((chunk % kChunks) ^ key(row)) * 16;
+    return row * kRowBytes + chunk / kChunks * kSegmentBytes + ((chunk % kChunks) ^ key(row)) * 16;
   }
 
   // From the address of chunk 0 or 1 of row r to that of the same chunk of the 16-column block
@@ -37,8 +36,7 @@ struct SwizzledRows {
                                                            int column) {
     constexpr int kBlocks = kSegmentBytes / 32;  // of a segment
     const int block = column / 16;
-    return (address ^ (block % kBlocks * 32)) + block / kBlocks * kSegmentBytes +
-           rows * kRowBytes;
+    return (address ^ (block % kBlocks * 32)) + block / kBlocks * kSegmentBytes + rows * kRowBytes;
   }
 };
 

@@ -23,7 +23,8 @@ struct TileCopy {
     return Rows::offset(first_row(), threadIdx.x % Rows::kChunks);
   }
 
-  // Of kRows rows from `gmem` on, the first `rows` of which exist; the others are filled with zeros.
+  // Of kRows rows from `gmem` on, the first `rows` of which exist; the others are filled with
+  // zeros.
   template <int kRows>
   __device__ __forceinline__ static void edge(ptx::SmemAddress smem, const T* gmem,
                                               std::int64_t row_stride, int rows, int columns) {

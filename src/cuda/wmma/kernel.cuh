@@ -76,9 +76,8 @@ struct TileRange {
 template <int kHeadDim, int kRowTiles, typename T>
 __device__ __forceinline__ void store_output(T* out, std::int64_t row_stride, int num_rows,
                                              const float (&acc_o)[kRowTiles][kHeadDim / 8][4],
-                                             const float (&scales)[kRowTiles][2],
-                                             unsigned char* sO, int columns, int store_bytes,
-                                             int lane) {
+                                             const float (&scales)[kRowTiles][2], unsigned char* sO,
+                                             int columns, int store_bytes, int lane) {
   using Rows = tile::SwizzledRows<kHeadDim>;
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
@@ -198,15 +197,14 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
       ptx::cp_async_commit();
     }
     float acc_s[kRowTiles][kBlockN / 8][4];
-    multiply_qk<T, kHeadDim, kBlockN>(
-        acc_s, sK + stage + lane_place_across<kHeadDim>(lane_idx),
-        [&](std::uint32_t(&a)[kRowTiles][4], int d) {
-          if constexpr (kQueryPlace == QueryPlace::kSmem) {
-            load_q<kHeadDim>(a, lane_q, d);
-          } else {
-            memcpy(a, rQ[d / 16], sizeof a);
-          }
-        });
+    multiply_qk<T, kHeadDim, kBlockN>(acc_s, sK + stage + lane_place_across<kHeadDim>(lane_idx),
+                                      [&](std::uint32_t (&a)[kRowTiles][4], int d) {
+                                        if constexpr (kQueryPlace == QueryPlace::kSmem) {
+                                          load_q<kHeadDim>(a, lane_q, d);
+                                        } else {
+                                          memcpy(a, rQ[d / 16], sizeof a);
+                                        }
+                                      });
     if constexpr (masked) apply_mask(acc_s, mask, first_row, n * kBlockN, lane_idx);
     const ptx::SmemAddress lane_v = sV + stage + lane_place_down<kHeadDim>(lane_idx);
     const auto slice = [&](auto index) {
@@ -234,10 +232,12 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const tile::RowResult row_result = tile::finalize(
-          softmax.row(m, h), params.sinks ? params.sinks + done.head * params.sinks_stride : nullptr);
+      const tile::RowResult row_result =
+          tile::finalize(softmax.row(m, h),
+                         params.sinks ? params.sinks + done.head * params.sinks_stride : nullptr);
       const int row = out_row + lane_idx / 4 + 16 * m + 8 * h;
-      if (result.lse && lane_idx % 4 == 0 && row < result.seqlen_q) result.lse[row] = row_result.lse;
+      if (result.lse && lane_idx % 4 == 0 && row < result.seqlen_q)
+        result.lse[row] = row_result.lse;
       scales[m][h] = row_result.scale;
     }
   }

@@ -42,9 +42,10 @@ struct SpeculativeSoftmax {
   // The probabilities of keys kFirst .. kFirst + kKeys - 1 of the tile, added to the sums, as the
   // operands of products with V. All lanes call it.
   template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups>
-  __device__ __forceinline__ void probabilities(
-      const float (&acc_s)[kRowTiles][kGroups][4], float scale,
-      std::uint32_t (&rP)[kRowTiles][kKeys / 16][4], float (&acc_o)[kRowTiles][kOutGroups][4]) {
+  __device__ __forceinline__ void probabilities(const float (&acc_s)[kRowTiles][kGroups][4],
+                                                float scale,
+                                                std::uint32_t (&rP)[kRowTiles][kKeys / 16][4],
+                                                float (&acc_o)[kRowTiles][kOutGroups][4]) {
     float sums[kRowTiles][2];
     exponentiate<T, kFirst, kKeys>(acc_s, scale, rP, sums);
     bool outgrown = false;

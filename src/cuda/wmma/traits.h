@@ -14,11 +14,11 @@ constexpr int kNarrow = 1;  // 16 rows per warp: small blocks, for small grids a
 constexpr int kNumVariants = 2;
 
 struct TileShape {
-  int row_tiles;         // per warp, of 16 query rows
-  int block_n;           // keys per tile
-  int slices;            // in which a tile's probabilities are made and multiplied with V
+  int row_tiles;  // per warp, of 16 query rows
+  int block_n;    // keys per tile
+  int slices;     // in which a tile's probabilities are made and multiplied with V
   QueryPlace query_place;
-  int blocks_per_sm;     // that registers must leave room for
+  int blocks_per_sm;  // that registers must leave room for
 };
 
 constexpr int kNumWarps = 4;
