@@ -55,9 +55,10 @@ __device__ __forceinline__ void apply_mask(float (&acc_s)[kRowTiles][kGroups][4]
   }
 }
 
-// The tiles of a block, numbered by n0 / block_n, from the last to the first: masked ones from
-// `end` - 1 down to `full_end`, then ones that every row sees whole down to `full_begin`, then
-// masked ones down to `begin`.
+// The tiles of a block, numbered by n0 / block_n, from the last to the first: edge tiles from `end`
+// - 1 down to `full_end`, then ones that every row sees whole down to `full_begin`, then edge tiles
+// down to `begin`. Edge tiles are those that may need a mask, and the first tile of the walk, which
+// gives the rows their references.
 struct TileRange {
   int begin, full_begin, full_end, end;
 
@@ -67,7 +68,7 @@ struct TileRange {
     const tile::Range every = mask.every_row(first_row, last_row);
     begin = any.begin / block_n;
     end = any.end > any.begin ? (any.end + block_n - 1) / block_n : begin;
-    full_end = min(max(max(every.end, 0) / block_n, begin), end);
+    full_end = max(min(max(every.end, 0) / block_n, end - 1), begin);
     full_begin = min(max((every.begin + block_n - 1) / block_n, begin), full_end);
   }
 };
@@ -138,7 +139,6 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
 
   const int lane_idx = threadIdx.x % 32;
   const int warp_row = threadIdx.x / 32 * kRowTiles * 16;  // first row of this warp in the tile
-  const int first_row = m0 + warp_row + lane_idx / 4;      // of this lane
   const int head_dim = static_cast<int>(params.head_dim);
   const int head_dim_v = static_cast<int>(params.head_dim_v);
   unsigned char* smem = ptx::dynamic_smem();
@@ -148,8 +148,8 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
   const ptx::SmemAddress lane_q =
       sQ + warp_row * kHeadDim * 2 + lane_place_down<kHeadDim>(lane_idx);
 
-  const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
-  const TileRange tiles(mask, m0, min(m0 + kBlockM, seq.seqlen_q) - 1, kBlockN);
+  const TileRange tiles(tile::Mask(shape, seq.shift, seq.seqlen_k), m0,
+                        min(m0 + kBlockM, seq.seqlen_q) - 1, kBlockN);
 
   SpeculativeSoftmax<kRowTiles> softmax;
   float acc_o[kRowTiles][kHeadDim / 8][4] = {};
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
   }
   int stage = 0;  // in bytes
 
-  const auto attend = [&](int n, auto masked) {
+  const auto attend = [&](int n, auto edge) {
     ptx::cp_async_wait<0>();
     __syncthreads();
     if (n > tiles.begin) {
@@ -205,11 +205,23 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
                                           memcpy(a, rQ[d / 16], sizeof a);
                                         }
                                       });
-    if constexpr (masked) apply_mask(acc_s, mask, first_row, n * kBlockN, lane_idx);
+    if constexpr (edge) {
+      // The mask is worked out again rather than kept: there is no register to spare in the loop.
+      const tile::Work same = tile::scheduled_work(params, shape, ptx::reread_block_index());
+      const tile::Sequence<T> sequence(params, shape, same);
+      const tile::Mask mask(shape, sequence.shift, sequence.seqlen_k);
+      const int first_row = same.m_block * kBlockM + warp_row;
+      if (!tile::contains_all(mask.every_row(first_row, first_row + kRowTiles * 16 - 1),
+                              n * kBlockN, kBlockN)) {
+        apply_mask(acc_s, mask, first_row + lane_idx / 4, n * kBlockN, lane_idx);
+      }
+    }
     const ptx::SmemAddress lane_v = sV + stage + lane_place_down<kHeadDim>(lane_idx);
     const auto slice = [&](auto index) {
       constexpr int kFirst = decltype(index)::value * kSliceKeys;
       std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
+      if constexpr (edge)
+        softmax.template anticipate<kFirst, kSliceKeys>(acc_s, shape.scale_log2, acc_o);
       softmax.template probabilities<T, kFirst, kSliceKeys>(acc_s, shape.scale_log2, rP, acc_o);
       multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v);
     };
@@ -217,8 +229,8 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
     stage = kStage - stage;
   };
   int n = tiles.end - 1;
-  for (int masked_until = tiles.full_end; n >= tiles.begin; masked_until = tiles.begin) {
-    for (; n >= masked_until; --n) attend(n, std::true_type{});
+  for (int edges_until = tiles.full_end; n >= tiles.begin; edges_until = tiles.begin) {
+    for (; n >= edges_until; --n) attend(n, std::true_type{});
 #pragma unroll 1
     for (; n >= tiles.full_begin; --n) attend(n, std::false_type{});
   }

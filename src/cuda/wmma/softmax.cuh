@@ -39,6 +39,18 @@ struct SpeculativeSoftmax {
     }
   }
 
+  // Raises the references to the slice's maxima beforehand, where rows are likely to outgrow them:
+  // then no probability is made twice.
+  template <int kFirst, int kKeys, int kGroups, int kOutGroups>
+  __device__ __forceinline__ void anticipate(const float (&acc_s)[kRowTiles][kGroups][4],
+                                             float scale,
+                                             float (&acc_o)[kRowTiles][kOutGroups][4]) {
+    constexpr float kSlack = 8.0f;
+    raise<kFirst, kKeys>(acc_s, scale, acc_o, [&](int m, int h, float row_max) {
+      return fmaf(row_max, scale, neg_reference[m][h]) > kSlack;
+    });
+  }
+
   // The probabilities of keys kFirst .. kFirst + kKeys - 1 of the tile, added to the sums, as the
   // operands of products with V. All lanes call it.
   template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups>
@@ -52,7 +64,9 @@ struct SpeculativeSoftmax {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) outgrown |= sums[m][0] > kMaxSum || sums[m][1] > kMaxSum;
     if (__any_sync(tile::kFullMask, outgrown)) {
-      raise<kFirst, kKeys>(acc_s, scale, sums, acc_o);
+      raise<kFirst, kKeys>(acc_s, scale, acc_o, [&](int m, int h, float) {
+        return tile::reduce_max<4>(sums[m][h]) > kMaxSum;
+      });
       exponentiate<T, kFirst, kKeys>(acc_s, scale, rP, sums);
     }
 #pragma unroll
@@ -94,12 +108,13 @@ struct SpeculativeSoftmax {
     }
   }
 
-  // Raises the references of the rows that have outgrown them. A NaN score is no maximum, but its
-  // probability is NaN, so that it reaches sum and output.
-  template <int kFirst, int kKeys, int kGroups, int kOutGroups>
+  // Raises the references of the rows for which `outgrown(m, h, row_max)` holds to row_max, the
+  // maximum of keys kFirst .. kFirst + kKeys - 1, and scales what these rows have accumulated. A
+  // NaN score is no maximum, but its probability is NaN, so that it reaches sum and output.
+  template <int kFirst, int kKeys, int kGroups, int kOutGroups, typename Outgrown>
   __device__ __forceinline__ void raise(const float (&acc_s)[kRowTiles][kGroups][4], float scale,
-                                        const float (&sums)[kRowTiles][2],
-                                        float (&acc_o)[kRowTiles][kOutGroups][4]) {
+                                        float (&acc_o)[kRowTiles][kOutGroups][4],
+                                        Outgrown outgrown) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -110,7 +125,7 @@ struct SpeculativeSoftmax {
           row_max = fmaxf(row_max, fmaxf(acc_s[m][j][2 * h], acc_s[m][j][2 * h + 1]));
         row_max = tile::reduce_max<4>(row_max);
         const float old = neg_reference[m][h];
-        if (tile::reduce_max<4>(sums[m][h]) > kMaxSum) neg_reference[m][h] = -row_max * scale;
+        if (outgrown(m, h, row_max)) neg_reference[m][h] = -row_max * scale;
         const float factor = ptx::exp2(neg_reference[m][h] - old);
         row_sum[m][h] *= factor;
 #pragma unroll
