@@ -129,7 +129,6 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
   constexpr int kBlockM = block_m(kShape);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kStage = kBlockN * kHeadDim * 2;  // bytes
-  constexpr int kSliceKeys = kBlockN / kShape.slices;
   using Copy = TileCopy<T, kHeadDim, kNumThreads>;
 
   const tile::Work work = tile::scheduled_work(params, shape);
@@ -217,6 +216,8 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
       }
     }
     const ptx::SmemAddress lane_v = sV + stage + lane_place_down<kHeadDim>(lane_idx);
+    constexpr int kSlices = edge ? kShape.edge_slices : kShape.slices;
+    constexpr int kSliceKeys = kBlockN / kSlices;
     const auto slice = [&](auto index) {
       constexpr int kFirst = decltype(index)::value * kSliceKeys;
       std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
@@ -225,14 +226,13 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
       softmax.template probabilities<T, kFirst, kSliceKeys>(acc_s, shape.scale_log2, rP, acc_o);
       multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v);
     };
-    for_each_slice(slice, std::make_integer_sequence<int, kShape.slices>{});
+    for_each_slice(slice, std::make_integer_sequence<int, kSlices>{});
     stage = kStage - stage;
   };
-  int n = tiles.end - 1;
-  for (int edges_until = tiles.full_end; n >= tiles.begin; edges_until = tiles.begin) {
-    for (; n >= edges_until; --n) attend(n, std::true_type{});
+  for (int n = tiles.end - 1; n >= tiles.begin; --n) {
 #pragma unroll 1
-    for (; n >= tiles.full_begin; --n) attend(n, std::false_type{});
+    for (; n >= tiles.full_begin && n < tiles.full_end; --n) attend(n, std::false_type{});
+    if (n >= tiles.begin) attend(n, std::true_type{});
   }
 
   // Worked out again rather than kept: there is no register to spare in the loop.

@@ -14,9 +14,10 @@ constexpr int kNarrow = 1;  // 16 rows per warp: small blocks, for small grids a
 constexpr int kNumVariants = 2;
 
 struct TileShape {
-  int row_tiles;  // per warp, of 16 query rows
-  int block_n;    // keys per tile
-  int slices;     // in which a tile's probabilities are made and multiplied with V
+  int row_tiles;    // per warp, of 16 query rows
+  int block_n;      // keys per tile
+  int slices;       // in which a tile's probabilities are made and multiplied with V
+  int edge_slices;  // the same of edge tiles, which need more registers
   QueryPlace query_place;
   int blocks_per_sm;  // that registers must leave room for
 };
@@ -26,11 +27,11 @@ constexpr int kNumStages = 2;
 
 constexpr TileShape tile_shape(int head_dim_tile, int variant) {
   if (variant == kWide) {
-    return head_dim_tile <= 64 ? TileShape{2, 64, 2, QueryPlace::kRegisters, 2}
-                               : TileShape{2, 64, 4, QueryPlace::kSmem, 2};
+    return head_dim_tile <= 64 ? TileShape{2, 64, 1, 2, QueryPlace::kRegisters, 2}
+                               : TileShape{2, 64, 1, 4, QueryPlace::kSmem, 2};
   }
-  return head_dim_tile <= 64 ? TileShape{1, 64, 2, QueryPlace::kRegistersOverlaid, 3}
-                             : TileShape{1, 32, 2, QueryPlace::kRegistersOverlaid, 3};
+  return head_dim_tile <= 64 ? TileShape{1, 64, 2, 2, QueryPlace::kRegistersOverlaid, 3}
+                             : TileShape{1, 32, 2, 2, QueryPlace::kRegistersOverlaid, 3};
 }
 
 constexpr int block_m(const TileShape& shape) {
