@@ -203,6 +203,14 @@ def find(kind: type, argument: str) -> Framework:
 
 def export(x: Any, stream: int | None) -> Any:
     """Return what x.__dlpack__ returns, asking for `stream` (a CUDA handle; None on the CPU)."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor) and x.is_cuda:
+        with torch.cuda.device(x.device):  # torch exports from its current device only
+            return _export(x, stream)
+    return _export(x, stream)
+
+
+def _export(x: Any, stream: int | None) -> Any:
     if stream == 0:
         stream = 1  # DLPack's name for the legacy default stream
     if getattr(x, "requires_grad", False):

@@ -98,6 +98,30 @@ void check_layouts(const AttentionParams& p) {
   }
 }
 
+// A GPU faults at an element that lies across its own size, and takes the process' context along.
+void check_address(const char* name, const void* address, std::int64_t element_bytes) {
+  const std::int64_t past =
+      reinterpret_cast<std::intptr_t>(address) & (element_bytes - 1);  // a power of two
+  if (past == 0) return;
+  fail(name, ": its address is ", past, " byte(s) past a multiple of ", element_bytes,
+       "; accepted: multiples of the element's size");
+}
+
+void check_addresses(const AttentionParams& p) {
+  const std::int64_t bytes = size_of(p.dtype);
+  check_address("q", p.q, bytes);
+  check_address("k", p.k, bytes);
+  check_address("v", p.v, bytes);
+  check_address("out", p.out, bytes);
+  check_address("lse", p.lse, sizeof(float));
+  check_address("bias", p.bias, size_of(p.bias_dtype));
+  check_address("alibi_slopes", p.alibi_slopes, sizeof(float));
+  check_address("sinks", p.sinks, sizeof(float));
+  check_address("cu_seqlens_q", p.cu_seqlens_q, sizeof(std::int32_t));
+  check_address("cu_seqlens_k", p.cu_seqlens_k, sizeof(std::int32_t));
+  check_address("seqused_k", p.seqused_k, sizeof(std::int32_t));
+}
+
 void check_pointers(const AttentionParams& p) {
   const bool varlen = p.cu_seqlens_q != nullptr;
   const std::int64_t rows_q = varlen ? p.total_q : p.batch_size * p.seqlen_q;
@@ -160,6 +184,7 @@ void validate(const AttentionParams& params) {
   check_sizes(params);
   check_varlen(params);
   check_pointers(params);
+  check_addresses(params);
   check_layouts(params);
   check_scores(params);
 }
@@ -178,6 +203,8 @@ void validate(const MergeParams& p) {
   for (int n = 0; n < p.num_states; ++n) {
     if (!p.outs[n]) fail("outs[", n, "] is null");
     if (!p.lses[n]) fail("lses[", n, "] is null");
+    check_address("outs", p.outs[n], size_of(p.dtype));
+    check_address("lses", p.lses[n], sizeof(float));
     check_stride("outs", "batch", p.batch_size, p.outs_batch_stride[n]);
     check_stride("outs", "seqlen", p.seqlen_q, p.outs_row_stride[n]);
     check_stride("outs", "num_heads", p.num_heads, p.outs_head_stride[n]);

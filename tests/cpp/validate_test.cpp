@@ -12,7 +12,7 @@ using namespace dlattn;
 namespace {
 
 // Never read: validation looks at addresses only.
-char memory[64];
+alignas(16) char memory[64];
 float lse[64];
 float numbers[8];
 const std::int32_t used[2] = {1, 1};
@@ -131,6 +131,18 @@ void pointers() {
   refuses([](auto& p) { p.k = nullptr; }, "k is null");
   refuses([](auto& p) { p.v = nullptr; }, "v is null");
   refuses([](auto& p) { p.out = nullptr; }, "out is null");
+  const std::string past =
+      ": its address is 2 byte(s) past a multiple of 4; accepted: multiples of the element's size";
+  refuses([](auto& p) { p.q = memory + 2; }, "q" + past);
+  refuses([](auto& p) { p.k = memory + 18; }, "k" + past);
+  refuses([](auto& p) { p.v = memory + 34; }, "v" + past);
+  refuses([](auto& p) { p.out = memory + 50; }, "out" + past);
+  refuses([](auto& p) { p.lse = reinterpret_cast<float*>(memory + 2); }, "lse" + past);
+  refuses([](auto& p) { p.bias = memory + 2; }, "bias" + past);
+  refuses([](auto& p) { p.alibi_slopes = reinterpret_cast<const float*>(memory + 2); },
+          "alibi_slopes" + past);
+  refuses([](auto& p) { p.sinks = reinterpret_cast<const float*>(memory + 2); }, "sinks" + past);
+  accepts([](auto& p) { p.dtype = DType::kFloat16, p.q = memory + 2; });
   const char* shared = "out shares its memory with an input; it needs memory of its own";
   refuses([](auto& p) { p.q = p.out; }, shared);
   refuses([](auto& p) { p.k = p.out; }, shared);
@@ -241,6 +253,9 @@ void merges() {
   merge_refuses([](auto& p) { p.lse = nullptr; }, "lse is null");
   merge_refuses([](auto& p) { p.outs[1] = nullptr; }, "outs[1] is null");
   merge_refuses([](auto& p) { p.lses[0] = nullptr; }, "lses[0] is null");
+  merge_refuses([](auto& p) { p.lses[0] = reinterpret_cast<const float*>(memory + 2); },
+                "lses: its address is 2 byte(s) past a multiple of 4; accepted: multiples of the "
+                "element's size");
   const std::string end = " is -1; negative strides are not accepted";
   merge_refuses([](auto& p) { p.outs_batch_stride[1] = -1; },
                 "outs: the stride of dimension batch" + end);

@@ -54,6 +54,11 @@ def misaligned() -> np.ndarray:
     return record["x"]
 
 
+def odd_address() -> np.ndarray:
+    memory = bytearray(Q.nbytes + 1)
+    return np.frombuffer(memory, dtype=Q.dtype, offset=1).reshape(Q.shape)
+
+
 WRONG = {
     # no tensors
     "q a list": Wrong({"q": [[1.0]]}, ("q is of type list", "torch", "NumPy"), TypeError),
@@ -186,6 +191,9 @@ WRONG = {
     ),
     "strides within an element": Wrong(
         {"q": misaligned}, ("q: the stride of dimension", "bytes", "accepted: multiples")
+    ),
+    "an odd address": Wrong(
+        {"q": odd_address}, ("q: its address is", "past a multiple of 4", "accepted: multiples")
     ),
     # devices
     "k on a CUDA device": Wrong(

@@ -1,0 +1,86 @@
+// What warp collectives do with their lanes' operands. Compiled without instrumentation: the
+// scheduler runs these over the registers of all lanes, which is an exchange and no data race.
+#include "block.h"
+
+#include <cstring>
+
+namespace simt {
+
+void combine_shuffle(void* const (&operands)[kWarpSize], unsigned mask) {
+  for (int i = 0; i < kWarpSize; ++i) {
+    if (!(mask >> i & 1)) continue;
+    Shuffle* lane = static_cast<Shuffle*>(operands[i]);
+    if (!(mask >> lane->source & 1))
+      die("a shuffle reads lane %d, which its mask %08x leaves out", lane->source, mask);
+    lane->result = static_cast<Shuffle*>(operands[lane->source])->value;
+  }
+}
+
+void combine_vote(void* const (&operands)[kWarpSize], unsigned mask) {
+  unsigned ballot = 0;
+  for (int i = 0; i < kWarpSize; ++i) {
+    if (mask >> i & 1)
+      ballot |= static_cast<unsigned>(static_cast<Vote*>(operands[i])->predicate) << i;
+  }
+  for (int i = 0; i < kWarpSize; ++i) {
+    if (mask >> i & 1) static_cast<Vote*>(operands[i])->ballot = ballot;
+  }
+}
+
+void combine_matrix_access(void* const (&operands)[kWarpSize], unsigned) {
+  const MatrixAccess& first = *static_cast<MatrixAccess*>(operands[0]);
+  for (int i = 1; i < kWarpSize; ++i) {
+    const MatrixAccess& lane = *static_cast<MatrixAccess*>(operands[i]);
+    if (lane.pointer != first.pointer || lane.leading_dimension != first.leading_dimension ||
+        lane.layout != first.layout) {
+      die("the lanes of a warp load or store a matrix with different arguments");
+    }
+  }
+}
+
+void combine_matrix_product(void* const (&operands)[kWarpSize], unsigned) {
+  float a[256], b[256], c[256] = {};
+  for (int i = 0; i < kWarpSize; ++i) {
+    const MatrixProduct& lane = *static_cast<MatrixProduct*>(operands[i]);
+    for (int e = 0; e < lane.num_inputs; ++e) {
+      a[lane.places_a[e]] = lane.a[e];
+      b[lane.places_b[e]] = lane.b[e];
+    }
+    for (int e = 0; e < 8; ++e) c[lane.places_c[e]] = lane.c[e];
+  }
+  for (int row = 0; row < 16; ++row) {
+    for (int k = 0; k < 16; ++k) {
+      for (int column = 0; column < 16; ++column)
+        c[row * 16 + column] += a[row * 16 + k] * b[k * 16 + column];
+    }
+  }
+  for (int i = 0; i < kWarpSize; ++i) {
+    MatrixProduct& lane = *static_cast<MatrixProduct*>(operands[i]);
+    for (int e = 0; e < 8; ++e) lane.d[e] = c[lane.places_c[e]];
+  }
+}
+
+void combine_gather(void* const (&operands)[kWarpSize], unsigned) {
+  std::uint64_t values[kWarpSize];
+  for (int i = 0; i < kWarpSize; ++i) values[i] = static_cast<Gather*>(operands[i])->value;
+  for (int i = 0; i < kWarpSize; ++i)
+    std::memcpy(static_cast<Gather*>(operands[i])->all, values, sizeof values);
+}
+
+void combine_small_product(void* const (&operands)[kWarpSize], unsigned) {
+  float a[16][16], b[16][8];
+  for (int i = 0; i < kWarpSize; ++i) {
+    const SmallProduct& lane = *static_cast<SmallProduct*>(operands[i]);
+    for (int e = 0; e < 8; ++e) a[i / 4 + e / 2 % 2 * 8][i % 4 * 2 + e % 2 + e / 4 * 8] = lane.a[e];
+    for (int e = 0; e < 4; ++e) b[i % 4 * 2 + e % 2 + e / 2 * 8][i / 4] = lane.b[e];
+  }
+  for (int i = 0; i < kWarpSize; ++i) {
+    SmallProduct& lane = *static_cast<SmallProduct*>(operands[i]);
+    for (int e = 0; e < 4; ++e) {
+      const int row = i / 4 + e / 2 * 8, column = i % 4 * 2 + e % 2;
+      for (int k = 0; k < 16; ++k) lane.d[e] += a[row][k] * b[k][column];
+    }
+  }
+}
+
+}  // namespace simt
