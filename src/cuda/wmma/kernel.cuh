@@ -187,6 +187,20 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
   }
   int stage = 0;  // in bytes
 
+  // What is needed after the loop or seldom in it is worked out again rather than kept, where there
+  // is no register to spare in the loop.
+  constexpr bool kScarce = kQueryPlace == QueryPlace::kSmem;
+  const auto recall_work = [&] {
+    return kScarce ? tile::scheduled_work(params, shape, ptx::reread_block_index()) : work;
+  };
+  const auto recall_sequence = [&] {
+    if constexpr (kScarce) {
+      return tile::Sequence<T>(params, shape, recall_work());
+    } else {
+      return seq;
+    }
+  };
+
   const auto attend = [&](int n, auto edge) {
     ptx::cp_async_wait<0>();
     __syncthreads();
@@ -205,11 +219,9 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
                                         }
                                       });
     if constexpr (edge) {
-      // The mask is worked out again rather than kept: there is no register to spare in the loop.
-      const tile::Work same = tile::scheduled_work(params, shape, ptx::reread_block_index());
-      const tile::Sequence<T> sequence(params, shape, same);
-      const tile::Mask mask(shape, sequence.shift, sequence.seqlen_k);
-      const int first_row = same.m_block * kBlockM + warp_row;
+      const tile::Sequence<T> same = recall_sequence();
+      const tile::Mask mask(shape, same.shift, same.seqlen_k);
+      const int first_row = recall_work().m_block * kBlockM + warp_row;
       if (!tile::contains_all(mask.every_row(first_row, first_row + kRowTiles * 16 - 1),
                               n * kBlockN, kBlockN)) {
         apply_mask(acc_s, mask, first_row + lane_idx / 4, n * kBlockN, lane_idx);
@@ -221,9 +233,12 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
     const auto slice = [&](auto index) {
       constexpr int kFirst = decltype(index)::value * kSliceKeys;
       std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
-      if constexpr (edge)
-        softmax.template anticipate<kFirst, kSliceKeys>(acc_s, shape.scale_log2, acc_o);
-      softmax.template probabilities<T, kFirst, kSliceKeys>(acc_s, shape.scale_log2, rP, acc_o);
+      if constexpr (edge) {
+        softmax.template first_probabilities<T, kFirst, kSliceKeys>(acc_s, shape.scale_log2, rP,
+                                                                    acc_o);
+      } else {
+        softmax.template probabilities<T, kFirst, kSliceKeys>(acc_s, shape.scale_log2, rP, acc_o);
+      }
       multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v);
     };
     for_each_slice(slice, std::make_integer_sequence<int, kSlices>{});
@@ -235,8 +250,7 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
     if (n >= tiles.begin) attend(n, std::true_type{});
   }
 
-  // Worked out again rather than kept: there is no register to spare in the loop.
-  const tile::Work done = tile::scheduled_work(params, shape, ptx::reread_block_index());
+  const tile::Work done = recall_work();
   const tile::OutputRows<T> result(params, done);
   const int out_row = done.m_block * kBlockM + warp_row;
   float scales[kRowTiles][2];

@@ -39,18 +39,6 @@ struct SpeculativeSoftmax {
     }
   }
 
-  // Raises the references to the slice's maxima beforehand, where rows are likely to outgrow them:
-  // then no probability is made twice.
-  template <int kFirst, int kKeys, int kGroups, int kOutGroups>
-  __device__ __forceinline__ void anticipate(const float (&acc_s)[kRowTiles][kGroups][4],
-                                             float scale,
-                                             float (&acc_o)[kRowTiles][kOutGroups][4]) {
-    constexpr float kSlack = 8.0f;
-    raise<kFirst, kKeys>(acc_s, scale, acc_o, [&](int m, int h, float row_max) {
-      return fmaf(row_max, scale, neg_reference[m][h]) > kSlack;
-    });
-  }
-
   // The probabilities of keys kFirst .. kFirst + kKeys - 1 of the tile, added to the sums, as the
   // operands of products with V. All lanes call it.
   template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups>
@@ -69,11 +57,30 @@ struct SpeculativeSoftmax {
       });
       exponentiate<T, kFirst, kKeys>(acc_s, scale, rP, sums);
     }
+    add(sums);
+  }
+
+  // The same where rows are likely to outgrow their references: those are raised beforehand, to the
+  // maxima, where a score exceeds them by more than kSlack.
+  template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups>
+  __device__ __forceinline__ void first_probabilities(const float (&acc_s)[kRowTiles][kGroups][4],
+                                                      float scale,
+                                                      std::uint32_t (&rP)[kRowTiles][kKeys / 16][4],
+                                                      float (&acc_o)[kRowTiles][kOutGroups][4]) {
+    constexpr float kSlack = 8.0f;
+    const auto exceeds = [&](int m, int h, float score) {
+      return fmaf(score, scale, neg_reference[m][h]) > kSlack;
+    };
+    bool outgrown = false;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) row_sum[m][h] += sums[m][h];
+      for (int h = 0; h < 2; ++h) outgrown |= exceeds(m, h, lane_max<kFirst, kKeys>(acc_s[m], h));
     }
+    if (__any_sync(tile::kFullMask, outgrown)) raise<kFirst, kKeys>(acc_s, scale, acc_o, exceeds);
+    float sums[kRowTiles][2];
+    exponentiate<T, kFirst, kKeys>(acc_s, scale, rP, sums);
+    add(sums);
   }
 
   // A row's state, with the whole row's sum. All lanes call it.
@@ -83,6 +90,23 @@ struct SpeculativeSoftmax {
   }
 
  private:
+  __device__ __forceinline__ void add(const float (&sums)[kRowTiles][2]) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) row_sum[m][h] += sums[m][h];
+    }
+  }
+
+  template <int kFirst, int kKeys, int kGroups>
+  __device__ __forceinline__ static float lane_max(const float (&acc)[kGroups][4], int h) {
+    float x = acc[kFirst / 8][2 * h];
+#pragma unroll
+    for (int j = kFirst / 8; j < (kFirst + kKeys) / 8; ++j)
+      x = fmaxf(x, fmaxf(acc[j][2 * h], acc[j][2 * h + 1]));
+    return x;
+  }
+
   // The accumulators of two neighbouring groups of 8 keys are, packed, the 16 x 16 operand of the
   // lane: no data moves between lanes.
   template <typename T, int kFirst, int kKeys, int kGroups>
@@ -119,11 +143,7 @@ struct SpeculativeSoftmax {
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        float row_max = -INFINITY;
-#pragma unroll
-        for (int j = kFirst / 8; j < (kFirst + kKeys) / 8; ++j)
-          row_max = fmaxf(row_max, fmaxf(acc_s[m][j][2 * h], acc_s[m][j][2 * h + 1]));
-        row_max = tile::reduce_max<4>(row_max);
+        const float row_max = tile::reduce_max<4>(lane_max<kFirst, kKeys>(acc_s[m], h));
         const float old = neg_reference[m][h];
         if (outgrown(m, h, row_max)) neg_reference[m][h] = -row_max * scale;
         const float factor = ptx::exp2(neg_reference[m][h] - old);

@@ -27,10 +27,10 @@ constexpr int kNumStages = 2;
 
 constexpr TileShape tile_shape(int head_dim_tile, int variant) {
   if (variant == kWide) {
-    return head_dim_tile <= 64 ? TileShape{2, 64, 1, 2, QueryPlace::kRegisters, 2}
+    return head_dim_tile <= 64 ? TileShape{2, 64, 1, 1, QueryPlace::kRegisters, 2}
                                : TileShape{2, 64, 1, 4, QueryPlace::kSmem, 2};
   }
-  return head_dim_tile <= 64 ? TileShape{1, 64, 2, 2, QueryPlace::kRegistersOverlaid, 3}
+  return head_dim_tile <= 64 ? TileShape{1, 64, 2, 1, QueryPlace::kRegistersOverlaid, 3}
                              : TileShape{1, 32, 2, 2, QueryPlace::kRegistersOverlaid, 3};
 }
 

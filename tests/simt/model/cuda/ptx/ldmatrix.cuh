@@ -6,26 +6,29 @@
 #include "cuda/ptx/smem.cuh"
 #include "harness/block.h"
 
-// ldmatrix: a collective of the whole warp, then plain reads of shared memory by the lanes that get
-// the elements; it orders no memory.
+// ldmatrix: each lane plainly reads the row that it names, then the warp exchanges elements, which
+// orders no memory.
 namespace dlattn::ptx {
 
 namespace model {
 
-struct MatrixRows {
-  simt::Gather addresses;
-
-  explicit MatrixRows(SmemAddress own) : addresses{own, {}} {
+class MatrixRows {
+ public:
+  explicit MatrixRows(SmemAddress own) {
     if (own % 16 != 0) simt::die("ldmatrix at %u, which is not a multiple of 16 bytes", own);
-    simt::warp_collective("ldmatrix", 0xFFFFFFFFu, simt::combine_gather, &addresses);
+    for (int half = 0; half < 2; ++half) {
+      std::memcpy(&halves_[half].value, at_smem_address(own) + 8 * half, 8);
+      simt::warp_collective("ldmatrix", 0xFFFFFFFFu, simt::combine_gather, &halves_[half]);
+    }
   }
 
   std::uint16_t element(int matrix, int row, int column) const {
-    const auto address = static_cast<SmemAddress>(addresses.all[8 * matrix + row]);
-    std::uint16_t x;
-    std::memcpy(&x, at_smem_address(address) + 2 * column, sizeof x);
-    return x;
+    const std::uint64_t half = halves_[column / 4].all[8 * matrix + row];
+    return static_cast<std::uint16_t>(half >> (column % 4 * 16));
   }
+
+ private:
+  simt::Gather halves_[2];
 };
 
 }  // namespace model
