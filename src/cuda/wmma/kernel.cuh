@@ -5,12 +5,13 @@
 //
 // A thread block of 4 warps computes block_m query rows of one head; a warp owns 16 or 32 of them,
 // start to end, with the unnormalised fp32 output in registers. Tiles of block_n keys are walked
-// from the last to the first: so ragged and causal edges come first, and the long loop after them
-// has no mask and no bounds. (A window brings masked tiles at the end as well.) Per tile:
+// from the last to the first: so ragged and causal edges come first, as edge tiles, and the long
+// loop after them has no mask and no bounds. (A window brings edge tiles at the end as well.) Per
+// tile:
 //   1. wait for K and V, one barrier, start the copy of the next tile into the other stage;
-//   2. S = Q K^T; mask, on edge tiles;
-//   3. if a score has outgrown its row's reference, raise that and rescale (LazySoftmax);
-//   4. per slice of keys: probabilities, packed as operands where they are, then O += P V.
+//   2. S = Q K^T; on edge tiles the mask;
+//   3. per slice of keys: probabilities, packed as operands where they are (SpeculativeSoftmax),
+//      then O += P V.
 // At the end a row's sum is reduced over its four lanes, and the output goes through the warp's own
 // rows of shared memory into 16-byte stores.
 // Shared memory: see SmemMap. The one barrier of a tile both publishes its K and V and frees the
