@@ -79,8 +79,8 @@ Causal parse_causal(nb::handle value) {
 
 Kernel parse_kernel(nb::handle value) {
   std::string accepted;
-  for (const Kernel kernel :
-       {Kernel::kAuto, Kernel::kCpu, Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem, Kernel::kWmma}) {
+  for (const Kernel kernel : {Kernel::kAuto, Kernel::kCpu, Kernel::kScalar, Kernel::kWmmaQk,
+                              Kernel::kWmmaSmem, Kernel::kWmma}) {
     if (is_text(value, to_string(kernel))) return kernel;
     accepted += concat(accepted.empty() ? "\"" : ", \"", to_string(kernel), "\"");
   }

@@ -4,13 +4,13 @@
 
 #include "dlattn/attention.h"
 
-// What core asks of the backends. src/cuda defines the cuda functions, or src/cuda/no_cuda.cpp in a build without nvcc,
-// so that callers need no #ifdef.
+// What core asks of the backends. src/cuda defines the cuda functions, or src/cuda/no_cuda.cpp in a
+// build without nvcc, so that callers need no #ifdef.
 namespace dlattn::cuda {
 
 bool compiled();
 const char* toolkit_version();  // "13.0"; "" without CUDA
-const char* archs();            // CMAKE_CUDA_ARCHITECTURES of this build, ';'-separated; "" without CUDA
+const char* archs();  // CMAKE_CUDA_ARCHITECTURES of this build, ';'-separated; "" without CUDA
 int device_count();
 std::string device_status();
 const DeviceInfo& device_info(int index);  // cached; throws DeviceError

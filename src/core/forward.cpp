@@ -33,8 +33,12 @@ std::vector<std::string> split(const std::string& text) {
 
 }  // namespace
 
-int device_count() { return cuda::device_count(); }
-std::string device_status() { return cuda::device_status(); }
+int device_count() {
+  return cuda::device_count();
+}
+std::string device_status() {
+  return cuda::device_status();
+}
 
 const DeviceInfo& device_info(Device device) {
   return device.type == DeviceType::kCpu ? cpu_info() : cuda::device_info(device.index);
@@ -47,7 +51,8 @@ BuildInfo build_info() {
   info.archs = split(cuda::archs());
   info.kernels = {to_string(Kernel::kCpu)};
   if (info.cuda) {
-    for (const Kernel kernel : {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem, Kernel::kWmma}) {
+    for (const Kernel kernel :
+         {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem, Kernel::kWmma}) {
       info.kernels.push_back(to_string(kernel));
     }
   }
@@ -80,8 +85,8 @@ std::string describe(const Plan& plan) {
     out << "threads: " << plan.num_threads << ", " << plan.isa << ", " << plan.grid << " tasks\n";
   } else {
     out << "grid: " << plan.grid << " blocks of " << plan.num_warps << " warps\n"
-        << "shared memory: " << plan.smem_bytes << " bytes per block, " << plan.num_stages << " stage(s), copies of "
-        << plan.copy_bytes << " bytes\n";
+        << "shared memory: " << plan.smem_bytes << " bytes per block, " << plan.num_stages
+        << " stage(s), copies of " << plan.copy_bytes << " bytes\n";
   }
   out << "splits: " << plan.num_splits << ", workspace: " << plan.workspace_bytes << " bytes\n";
   return out.str();

@@ -18,7 +18,8 @@ namespace {
 constexpr std::int64_t kMaxGrid = 2147483647;
 
 // Order of preference on a GPU, by measured speed.
-constexpr Kernel kCudaKernels[] = {Kernel::kWmma, Kernel::kWmmaSmem, Kernel::kScalar, Kernel::kWmmaQk};
+constexpr Kernel kCudaKernels[] = {Kernel::kWmma, Kernel::kWmmaSmem, Kernel::kScalar,
+                                   Kernel::kWmmaQk};
 
 template <typename... Parts>
 std::string concat(const Parts&... parts) {
@@ -33,10 +34,14 @@ std::int64_t larger_head_dim(const AttentionParams& p) {
 
 TileConfig tile_config(Kernel kernel, DType dtype, int head_dim_tile, int variant) {
   switch (kernel) {
-    case Kernel::kWmmaQk: return wmma_qk::tile_config(head_dim_tile);
-    case Kernel::kWmma: return wmma::tile_config(head_dim_tile, variant);
-    case Kernel::kWmmaSmem: return wmma_smem::tile_config(head_dim_tile);
-    default: return scalar::tile_config(static_cast<int>(size_of(dtype)), head_dim_tile);
+    case Kernel::kWmmaQk:
+      return wmma_qk::tile_config(head_dim_tile);
+    case Kernel::kWmma:
+      return wmma::tile_config(head_dim_tile, variant);
+    case Kernel::kWmmaSmem:
+      return wmma_smem::tile_config(head_dim_tile);
+    default:
+      return scalar::tile_config(static_cast<int>(size_of(dtype)), head_dim_tile);
   }
 }
 
@@ -45,12 +50,12 @@ std::int64_t num_blocks(const AttentionParams& p, int block_m) {
   return m_blocks * p.num_heads * p.batch_size;
 }
 
-// Which of wmma's tile shapes a problem runs on. Wide ones do more with each byte that they read from shared memory, and
-// need two blocks on an SM to hide their latencies; where those do not fit, or where so few blocks come of it that SMs
-// would idle, the narrow ones are faster.
+// Which of wmma's tile shapes a problem runs on. Wide ones do more with each byte that they read
+// from shared memory, and need two blocks on an SM to hide their latencies; where those do not fit,
+// or where so few blocks come of it that SMs would idle, the narrow ones are faster.
 int wmma_variant(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile) {
   constexpr std::int64_t kReservedSmem = 1024;  // bytes per block that CUDA takes for itself
-  constexpr double kNarrowCost = 1.2;           // time per row on narrow tiles, relative to wide ones
+  constexpr double kNarrowCost = 1.2;  // time per row on narrow tiles, relative to wide ones
   const TileConfig wide = wmma::tile_config(head_dim_tile, wmma::kWide);
   const TileConfig narrow = wmma::tile_config(head_dim_tile, wmma::kNarrow);
   if (wide.smem_bytes > device.max_smem_per_block) return wmma::kNarrow;
@@ -59,22 +64,25 @@ int wmma_variant(const AttentionParams& p, const DeviceInfo& device, int head_di
     const std::int64_t sms = device.num_sms > 0 ? device.num_sms : 1;
     return static_cast<double>((num_blocks(p, config.block_m) + sms - 1) / sms * config.block_m);
   };
-  return kNarrowCost * busiest_sm_rows(narrow) < busiest_sm_rows(wide) ? wmma::kNarrow : wmma::kWide;
+  return kNarrowCost * busiest_sm_rows(narrow) < busiest_sm_rows(wide) ? wmma::kNarrow
+                                                                       : wmma::kWide;
 }
 
-int choose_variant(Kernel kernel, const AttentionParams& p, const DeviceInfo& device, int head_dim_tile) {
+int choose_variant(Kernel kernel, const AttentionParams& p, const DeviceInfo& device,
+                   int head_dim_tile) {
   return kernel == Kernel::kWmma ? wmma_variant(p, device, head_dim_tile) : 0;
 }
 
-// The widest copy, in bytes, that every row of q, k and v is aligned to. Dimensions of one element do not count.
+// The widest copy, in bytes, that every row of q, k and v is aligned to. Dimensions of one element
+// do not count.
 int copy_bytes(const AttentionParams& p) {
   const std::int64_t bytes = size_of(p.dtype);
   const bool varlen = p.cu_seqlens_q != nullptr;
   const std::int64_t rows_q = varlen ? p.total_q : p.seqlen_q;
   const std::int64_t rows_k = varlen ? p.total_k : p.seqlen_k;
   const std::int64_t batch = varlen ? 1 : p.batch_size;
-  std::uint64_t all = reinterpret_cast<std::uintptr_t>(p.q) | reinterpret_cast<std::uintptr_t>(p.k) |
-                      reinterpret_cast<std::uintptr_t>(p.v);
+  std::uint64_t all = reinterpret_cast<std::uintptr_t>(p.q) |
+                      reinterpret_cast<std::uintptr_t>(p.k) | reinterpret_cast<std::uintptr_t>(p.v);
   const auto add = [&](std::int64_t size, std::int64_t stride) {
     if (size > 1) all |= static_cast<std::uint64_t>(stride * bytes);
   };
@@ -82,7 +90,8 @@ int copy_bytes(const AttentionParams& p) {
   add(batch, p.k_batch_stride), add(rows_k, p.k_row_stride), add(p.num_heads_kv, p.k_head_stride);
   add(batch, p.v_batch_stride), add(rows_k, p.v_row_stride), add(p.num_heads_kv, p.v_head_stride);
   // A row is copied in whole steps, so its length counts as well.
-  all |= static_cast<std::uint64_t>(p.head_dim * bytes) | static_cast<std::uint64_t>(p.head_dim_v * bytes);
+  all |= static_cast<std::uint64_t>(p.head_dim * bytes) |
+         static_cast<std::uint64_t>(p.head_dim_v * bytes);
   for (int width = 16; width > bytes; width /= 2) {
     if (all % width == 0) return width;
   }
@@ -98,7 +107,8 @@ std::string dtype_refusal(Kernel kernel, const AttentionParams& p) {
   const bool half = p.dtype == DType::kFloat16 || p.dtype == DType::kBFloat16;
   if (half) return {};
   if (kernel != Kernel::kScalar) {
-    return concat(to_string(kernel), ": dtype is ", to_string(p.dtype), "; accepted: float16, bfloat16");
+    return concat(to_string(kernel), ": dtype is ", to_string(p.dtype),
+                  "; accepted: float16, bfloat16");
   }
   if (p.dtype == DType::kFloat64) {
     return "scalar: dtype is float64; accepted on a GPU: float16, bfloat16, float32";
@@ -107,7 +117,8 @@ std::string dtype_refusal(Kernel kernel, const AttentionParams& p) {
 }
 
 std::string head_dim_refusal(Kernel kernel, const AttentionParams& p) {
-  // Columns of the instructions' operands; wmma fills up what is missing in shared memory, as far as its copies allow.
+  // Columns of the instructions' operands; wmma fills up what is missing in shared memory, as far
+  // as its copies allow.
   const int step = kernel == Kernel::kScalar ? 1 : kernel == Kernel::kWmma ? 8 : 16;
   const struct {
     const char* name;
@@ -115,9 +126,10 @@ std::string head_dim_refusal(Kernel kernel, const AttentionParams& p) {
   } dims[] = {{"head_dim", p.head_dim}, {"head_dim of v", p.head_dim_v}};
   for (const auto& dim : dims) {
     if (head_dim_tile(kernel, p.dtype, dim.value) == 0 || dim.value % step != 0) {
-      if (kernel == Kernel::kScalar) return concat("scalar: ", dim.name, " is ", dim.value, "; accepted: 1 to 256");
-      return concat(to_string(kernel), ": ", dim.name, " is ", dim.value, "; accepted: multiples of ", step,
-                    " up to 128");
+      if (kernel == Kernel::kScalar)
+        return concat("scalar: ", dim.name, " is ", dim.value, "; accepted: 1 to 256");
+      return concat(to_string(kernel), ": ", dim.name, " is ", dim.value,
+                    "; accepted: multiples of ", step, " up to 128");
     }
   }
   return {};
@@ -147,17 +159,20 @@ std::string alignment_refusal(Kernel kernel, const AttentionParams& p) {
 }
 
 std::string device_refusal(Kernel kernel, const DeviceInfo& device) {
-  if (device.type != DeviceType::kCuda) return concat(to_string(kernel), ": the tensors are on the CPU");
+  if (device.type != DeviceType::kCuda)
+    return concat(to_string(kernel), ": the tensors are on the CPU");
   if (!device.unserved.empty()) return concat(to_string(kernel), ": ", device.unserved);
   return {};
 }
 
 std::string launch_refusal(Kernel kernel, const AttentionParams& p, const DeviceInfo& device) {
   const int tile = head_dim_tile(kernel, p.dtype, larger_head_dim(p));
-  const TileConfig config = tile_config(kernel, p.dtype, tile, choose_variant(kernel, p, device, tile));
+  const TileConfig config =
+      tile_config(kernel, p.dtype, tile, choose_variant(kernel, p, device, tile));
   if (config.smem_bytes > device.max_smem_per_block) {
-    return concat(to_string(kernel), ": needs ", config.smem_bytes, " bytes of shared memory per block; ", device.name,
-                  " has ", device.max_smem_per_block);
+    return concat(to_string(kernel), ": needs ", config.smem_bytes,
+                  " bytes of shared memory per block; ", device.name, " has ",
+                  device.max_smem_per_block);
   }
   const struct {
     const char* name;
@@ -165,12 +180,13 @@ std::string launch_refusal(Kernel kernel, const AttentionParams& p, const Device
   } lengths[] = {{"seqlen_q", p.seqlen_q}, {"seqlen_k", p.seqlen_k}};
   for (const auto& length : lengths) {
     if (length.value > kMaxSeqlen) {
-      return concat(to_string(kernel), ": ", length.name, " is ", length.value, "; accepted: up to ", kMaxSeqlen);
+      return concat(to_string(kernel), ": ", length.name, " is ", length.value,
+                    "; accepted: up to ", kMaxSeqlen);
     }
   }
   if (num_blocks(p, config.block_m) > kMaxGrid) {
-    return concat(to_string(kernel), ": needs ", num_blocks(p, config.block_m), " thread blocks; accepted: up to ",
-                  kMaxGrid);
+    return concat(to_string(kernel), ": needs ", num_blocks(p, config.block_m),
+                  " thread blocks; accepted: up to ", kMaxGrid);
   }
   return {};
 }
@@ -240,7 +256,8 @@ std::string refusal(Kernel kernel, const AttentionParams& params, const DeviceIn
   return why;
 }
 
-std::vector<std::string> refusals(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
+std::vector<std::string> refusals(const AttentionParams& params, const DeviceInfo& device,
+                                  const Options& options) {
   std::vector<std::string> reasons;
   const auto serves = [&](Kernel kernel) {
     const std::string why = refusal(kernel, params, device);
@@ -262,7 +279,8 @@ std::vector<std::string> refusals(const AttentionParams& params, const DeviceInf
 }
 
 Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
-  if (device.type == DeviceType::kCpu && (options.kernel == Kernel::kAuto || options.kernel == Kernel::kCpu)) {
+  if (device.type == DeviceType::kCpu &&
+      (options.kernel == Kernel::kAuto || options.kernel == Kernel::kCpu)) {
     return cpu_plan(params, device, options);
   }
   for (const Kernel kernel : kCudaKernels) {

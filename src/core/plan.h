@@ -10,18 +10,22 @@ namespace dlattn::core {
 // Why `kernel` cannot run a valid problem on `device`; empty if it can.
 std::string refusal(Kernel kernel, const AttentionParams& params, const DeviceInfo& device);
 
-// The plan of a valid problem; throws UnsupportedError if no kernel, or not the one asked for, can run it.
+// The plan of a valid problem; throws UnsupportedError if no kernel, or not the one asked for, can
+// run it.
 Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Options& options);
 
-// The plan of a problem that a CUDA family accepts, on the tile shape that suits the device or on a given one.
+// The plan of a problem that a CUDA family accepts, on the tile shape that suits the device or on a
+// given one.
 Plan cuda_plan(Kernel kernel, const AttentionParams& params, const DeviceInfo& device);
 Plan cuda_plan(Kernel kernel, const AttentionParams& params, int variant);
 
 // Why none of the kernels that `options` admits can run a valid problem; empty if one can.
-std::vector<std::string> refusals(const AttentionParams& params, const DeviceInfo& device, const Options& options);
+std::vector<std::string> refusals(const AttentionParams& params, const DeviceInfo& device,
+                                  const Options& options);
 
-// Whether machine code and PTX for `archs` (CMAKE_CUDA_ARCHITECTURES, ';'-separated) serve a compute capability.
-// Machine code for X.Y runs on X.Z with Z >= Y; PTX for X.Y on anything from X.Y up.
+// Whether machine code and PTX for `archs` (CMAKE_CUDA_ARCHITECTURES, ';'-separated) serve a
+// compute capability. Machine code for X.Y runs on X.Z with Z >= Y; PTX for X.Y on anything from
+// X.Y up.
 bool archs_serve(const std::string& archs, int compute_major, int compute_minor);
 
 }  // namespace dlattn::core

@@ -20,7 +20,8 @@ constexpr Instance kInstances[] = {
 
 int head_dim_tile(Kernel kernel, DType dtype, std::int64_t head_dim) {
   for (const Instance& instance : kInstances) {
-    if (instance.kernel == kernel && instance.dtype == dtype && head_dim <= instance.head_dim_tile) {
+    if (instance.kernel == kernel && instance.dtype == dtype &&
+        head_dim <= instance.head_dim_tile) {
       return instance.head_dim_tile;
     }
   }

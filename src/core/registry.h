@@ -2,7 +2,8 @@
 
 #include "dlattn/types.h"
 
-// The instances that src/cuda/instances.cmake lists, known to the plan in every build, with CUDA or without.
+// The instances that src/cuda/instances.cmake lists, known to the plan in every build, with CUDA or
+// without.
 namespace dlattn::core {
 
 // The smallest tile of an instance of `kernel` and `dtype` that holds `head_dim`, 0 if none does.

@@ -8,10 +8,14 @@ DeviceError::~DeviceError() = default;
 
 const char* to_string(DType dtype) {
   switch (dtype) {
-    case DType::kFloat16: return "float16";
-    case DType::kBFloat16: return "bfloat16";
-    case DType::kFloat32: return "float32";
-    case DType::kFloat64: return "float64";
+    case DType::kFloat16:
+      return "float16";
+    case DType::kBFloat16:
+      return "bfloat16";
+    case DType::kFloat32:
+      return "float32";
+    case DType::kFloat64:
+      return "float64";
   }
   return "unknown";
 }
@@ -22,12 +26,18 @@ const char* to_string(DeviceType type) {
 
 const char* to_string(Kernel kernel) {
   switch (kernel) {
-    case Kernel::kAuto: return "auto";
-    case Kernel::kCpu: return "cpu";
-    case Kernel::kScalar: return "scalar";
-    case Kernel::kWmmaQk: return "wmma_qk";
-    case Kernel::kWmmaSmem: return "wmma_smem";
-    case Kernel::kWmma: return "wmma";
+    case Kernel::kAuto:
+      return "auto";
+    case Kernel::kCpu:
+      return "cpu";
+    case Kernel::kScalar:
+      return "scalar";
+    case Kernel::kWmmaQk:
+      return "wmma_qk";
+    case Kernel::kWmmaSmem:
+      return "wmma_smem";
+    case Kernel::kWmma:
+      return "wmma";
   }
   return "unknown";
 }
@@ -35,9 +45,12 @@ const char* to_string(Kernel kernel) {
 std::int64_t size_of(DType dtype) {
   switch (dtype) {
     case DType::kFloat16:
-    case DType::kBFloat16: return 2;
-    case DType::kFloat32: return 4;
-    case DType::kFloat64: return 8;
+    case DType::kBFloat16:
+      return 2;
+    case DType::kFloat32:
+      return 4;
+    case DType::kFloat64:
+      return 8;
   }
   return 0;
 }

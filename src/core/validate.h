@@ -4,8 +4,8 @@
 
 namespace dlattn::core {
 
-// Throws UnsupportedError for a problem that is wrong whatever computes it: sizes, strides, ranges. What one kernel
-// family lacks is that family's refusal (plan.h), not an error here.
+// Throws UnsupportedError for a problem that is wrong whatever computes it: sizes, strides, ranges.
+// What one kernel family lacks is that family's refusal (plan.h), not an error here.
 void validate(const AttentionParams& params);
 void validate(const MergeParams& params);
 

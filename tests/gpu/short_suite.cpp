@@ -1,5 +1,6 @@
-// Every CUDA kernel on small problems, in device memory of exactly the tensors' sizes, so that compute-sanitizer sees
-// any access beyond them. Prints 'N passed, N failed'; exit code 77 where there is no GPU.
+// Every CUDA kernel on small problems, in device memory of exactly the tensors' sizes, so that
+// compute-sanitizer sees any access beyond them. Prints 'N passed, N failed'; exit code 77 where
+// there is no GPU.
 #include <cuda_runtime_api.h>
 
 #include <cmath>
@@ -48,8 +49,9 @@ std::int64_t bytes_of(const Buffer& buffer, DType dtype) {
   return buffer.size() * size_of(dtype);
 }
 
-// Rounding the probabilities and the output to `dtype` moves an output by up to half a unit of max |v| + |out|; a plain
-// computation does both. Twice that, and twice what fp32 arithmetic costs it, is accepted.
+// Rounding the probabilities and the output to `dtype` moves an output by up to half a unit of max
+// |v| + |out|; a plain computation does both. Twice that, and twice what fp32 arithmetic costs it,
+// is accepted.
 double accepted(const test::Problem& problem, const test::Reference& reference) {
   double largest = 0;
   for (std::int64_t i = 0; i < problem.v.size(); ++i) {
@@ -103,7 +105,8 @@ void run(const Spec& spec, Kernel kernel) {
 
   const test::Errors errors = test::errors_of(problem, reference);
   const std::string what = spec.describe() + " with " + to_string(kernel);
-  CHECK_FOR(errors.out <= accepted(problem, reference), what + ": out is off by " + std::to_string(errors.out));
+  CHECK_FOR(errors.out <= accepted(problem, reference),
+            what + ": out is off by " + std::to_string(errors.out));
   CHECK_FOR(errors.lse <= 2 * reference.plain_lse_error + 0x1p-16,
             what + ": lse is off by " + std::to_string(errors.lse));
   CHECK_FOR(problem.out.stray_writes() == 0, what + ": wrote between rows of out");
@@ -112,7 +115,8 @@ void run(const Spec& spec, Kernel kernel) {
 // Features of every family; those of the scalar kernel alone come after.
 std::vector<Spec> plain_specs(DType dtype) {
   std::vector<Spec> specs;
-  const auto add = [&](std::int64_t rows, std::int64_t keys, std::int64_t dim, Causal causal, Layout layout) {
+  const auto add = [&](std::int64_t rows, std::int64_t keys, std::int64_t dim, Causal causal,
+                       Layout layout) {
     Spec spec;
     spec.dtype = dtype;
     spec.batch_size = 1;
@@ -204,7 +208,9 @@ void merge(DType dtype) {
   require(cudaDeviceSynchronize());
   out_copy.copy_back(out.data());
   lse_copy.copy_back(lse.data());
-  const double unit = dtype == DType::kFloat32 ? 0x1p-21 : dtype == DType::kFloat16 ? 0x1p-10 : 0x1p-7;
+  const double unit = dtype == DType::kFloat32   ? 0x1p-21
+                      : dtype == DType::kFloat16 ? 0x1p-10
+                                                 : 0x1p-7;
   for (std::int64_t i = 0; i < kRows; ++i) {
     for (std::int64_t h = 0; h < kHeads; ++h) {
       const double a = lses[0].get(h * kRows + i), b = lses[1].get(h * kRows + i);
@@ -212,7 +218,8 @@ void merge(DType dtype) {
       CHECK(std::abs(lse.get(h * kRows + i) - total) <= 0x1p-20 * (1 + std::abs(total)));
       for (std::int64_t d = 0; d < kDim; ++d) {
         const std::int64_t at = (i * kHeads + h) * kDim + d;
-        const double expected = std::exp(a - total) * parts[0].get(at) + std::exp(b - total) * parts[1].get(at);
+        const double expected =
+            std::exp(a - total) * parts[0].get(at) + std::exp(b - total) * parts[1].get(at);
         CHECK(std::abs(out.get(at) - expected) <= unit * (1 + std::abs(expected)));
       }
     }
@@ -227,7 +234,8 @@ int main() {
     return 77;
   }
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
-    for (const Kernel kernel : {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem, Kernel::kWmma}) {
+    for (const Kernel kernel :
+         {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem, Kernel::kWmma}) {
       if (kernel != Kernel::kScalar && dtype == DType::kFloat32) continue;
       for (const Spec& spec : plain_specs(dtype)) {
         const bool aligned = spec.layout != Layout::kPadded;

@@ -9,7 +9,8 @@
 #include "dlattn/types.h"
 #include "dlattn/version.h"
 
-// dlattn: attention with a streaming softmax. Fill an AttentionParams, call forward. All functions are thread-safe.
+// dlattn: attention with a streaming softmax. Fill an AttentionParams, call forward. All functions
+// are thread-safe.
 namespace dlattn {
 
 // What the plan needs to know of a device.
@@ -26,8 +27,8 @@ struct DeviceInfo {
   std::int64_t l2_bytes = 0;
   std::string unserved;  // why the kernels of this build do not run on it; empty if they do
   // CPU
-  int num_threads = 0;      // DLATTN_NUM_THREADS, else the cores this process may run on
-  const char* isa = "";     // "avx512", "avx2" or "portable"
+  int num_threads = 0;   // DLATTN_NUM_THREADS, else the cores this process may run on
+  const char* isa = "";  // "avx512", "avx2" or "portable"
 };
 
 struct Options {
@@ -39,14 +40,14 @@ struct Options {
 struct Plan {
   Kernel kernel = Kernel::kAuto;
   DType dtype = DType::kFloat16;
-  int head_dim_tile = 0;  // both head dims rounded up to the instance that serves them
-  int variant = 0;        // which tile shape, of a family that has several
-  int block_m = 0;        // query rows per tile
-  int block_n = 0;        // keys per tile
-  int num_warps = 0;      // per thread block
-  int num_stages = 0;     // K/V tiles in flight
-  int copy_bytes = 0;     // bytes per global-to-shared copy, by alignment: 16, 8, 4 or 2
-  std::int64_t grid = 0;  // thread blocks (CUDA) or tasks (CPU)
+  int head_dim_tile = 0;             // both head dims rounded up to the instance that serves them
+  int variant = 0;                   // which tile shape, of a family that has several
+  int block_m = 0;                   // query rows per tile
+  int block_n = 0;                   // keys per tile
+  int num_warps = 0;                 // per thread block
+  int num_stages = 0;                // K/V tiles in flight
+  int copy_bytes = 0;                // bytes per global-to-shared copy, by alignment: 16, 8, 4 or 2
+  std::int64_t grid = 0;             // thread blocks (CUDA) or tasks (CPU)
   std::int64_t smem_bytes = 0;       // dynamic shared memory per thread block
   int num_splits = 1;                // parts into which the keys are split
   std::int64_t workspace_bytes = 0;  // memory beyond inputs, out and lse
@@ -62,13 +63,15 @@ struct Support {
 // What this build contains.
 struct BuildInfo {
   const char* version = DLATTN_VERSION;
-  bool cuda = false;           // compiled with CUDA kernels
+  bool cuda = false;              // compiled with CUDA kernels
   const char* cuda_version = "";  // of the toolkit that compiled them, "13.0"
-  std::vector<std::string> archs;  // "80-real", "89-virtual", ...: machine code and PTX in this build
+  std::vector<std::string>
+      archs;  // "80-real", "89-virtual", ...: machine code and PTX in this build
   std::vector<std::string> kernels;  // families in this build
 };
 
-// Number of CUDA devices; 0 where there is no GPU, no driver or no CUDA in this build. Never throws.
+// Number of CUDA devices; 0 where there is no GPU, no driver or no CUDA in this build. Never
+// throws.
 DLATTN_API int device_count();
 // Why device_count() is 0, in words; empty if it is not.
 DLATTN_API std::string device_status();
@@ -77,15 +80,19 @@ DLATTN_API const DeviceInfo& device_info(Device device);
 DLATTN_API BuildInfo build_info();
 
 // Whether forward() would run `params` on `device`; never launches, never throws for wrong params.
-DLATTN_API Support supported(const AttentionParams& params, const DeviceInfo& device, const Options& options = {});
+DLATTN_API Support supported(const AttentionParams& params, const DeviceInfo& device,
+                             const Options& options = {});
 // The plan that forward() would follow on `device`. Throws UnsupportedError.
-DLATTN_API Plan plan(const AttentionParams& params, const DeviceInfo& device, const Options& options = {});
+DLATTN_API Plan plan(const AttentionParams& params, const DeviceInfo& device,
+                     const Options& options = {});
 DLATTN_API std::string describe(const Plan& plan);  // one field a line
 
-// Computes attention. On CUDA the work is enqueued on `stream` (a cudaStream_t; null is the legacy default stream) and
-// the call returns; on the CPU it is done when the call returns. Allocates no device memory and never synchronises.
-// Throws UnsupportedError before anything is launched, DeviceError if the launch fails.
-DLATTN_API void forward(const AttentionParams& params, void* stream = nullptr, const Options& options = {});
+// Computes attention. On CUDA the work is enqueued on `stream` (a cudaStream_t; null is the legacy
+// default stream) and the call returns; on the CPU it is done when the call returns. Allocates no
+// device memory and never synchronises. Throws UnsupportedError before anything is launched,
+// DeviceError if the launch fails.
+DLATTN_API void forward(const AttentionParams& params, void* stream = nullptr,
+                        const Options& options = {});
 
 // Merges partial attention results; stream and errors as forward().
 DLATTN_API void merge_states(const MergeParams& params, void* stream = nullptr);

@@ -1,7 +1,7 @@
 #pragma once
 
-// DLATTN_API marks the symbols of the public C++ API. Consumers of the static library define DLATTN_STATIC, which
-// the CMake target does for them.
+// DLATTN_API marks the symbols of the public C++ API. Consumers of the static library define
+// DLATTN_STATIC, which the CMake target does for them.
 #if defined(DLATTN_STATIC)
 #define DLATTN_API
 #else

@@ -8,10 +8,11 @@ namespace dlattn {
 
 // One attention problem: out = softmax(score(q k^T)) v, per batch entry and head, where
 //   score = softcap(softmax_scale * q.k) - alibi_slope * |i + shift - j| + bias,
-// then -inf where causality, window or mask forbid the key, then softmax with the head's sink in the denominator.
+// then -inf where causality, window or mask forbid the key, then softmax with the head's sink in
+// the denominator.
 //
-// A plain struct that kernels take by value. Strides count elements. The last dimension of q, k, v and out is
-// contiguous; every other stride is free (0 broadcasts an input).
+// A plain struct that kernels take by value. Strides count elements. The last dimension of q, k, v
+// and out is contiguous; every other stride is free (0 broadcasts an input).
 struct AttentionParams {
   const void* q = nullptr;  // [batch_size, seqlen_q, num_heads, head_dim]
   const void* k = nullptr;  // [batch_size, seqlen_k, num_heads_kv, head_dim]
@@ -26,7 +27,8 @@ struct AttentionParams {
   std::int64_t seqlen_q = 0;  // variable length: the longest
   std::int64_t seqlen_k = 0;  // variable length: the longest
   std::int64_t num_heads = 0;
-  std::int64_t num_heads_kv = 0;  // divides num_heads; query head h reads head h / (num_heads / num_heads_kv)
+  std::int64_t num_heads_kv =
+      0;  // divides num_heads; query head h reads head h / (num_heads / num_heads_kv)
   std::int64_t head_dim = 0;
   std::int64_t head_dim_v = 0;
 
@@ -42,12 +44,16 @@ struct AttentionParams {
   std::int64_t window_left = -1;   // keys j >= i + shift - window_left; -1: unlimited
   std::int64_t window_right = -1;  // keys j <= i + shift + window_right; -1: unlimited
 
-  const void* bias = nullptr;  // [batch_size, num_heads, seqlen_q, seqlen_k] of bias_dtype; null: none
+  const void* bias =
+      nullptr;  // [batch_size, num_heads, seqlen_q, seqlen_k] of bias_dtype; null: none
   DType bias_dtype = DType::kFloat32;  // dtype, or kFloat32
-  std::int64_t bias_batch_stride = 0, bias_head_stride = 0, bias_row_stride = 0, bias_col_stride = 0;
+  std::int64_t bias_batch_stride = 0, bias_head_stride = 0, bias_row_stride = 0,
+               bias_col_stride = 0;
 
-  const std::uint8_t* mask = nullptr;  // [batch_size, num_heads, seqlen_q, seqlen_k], non-zero: attend; null: none
-  std::int64_t mask_batch_stride = 0, mask_head_stride = 0, mask_row_stride = 0, mask_col_stride = 0;
+  const std::uint8_t* mask =
+      nullptr;  // [batch_size, num_heads, seqlen_q, seqlen_k], non-zero: attend; null: none
+  std::int64_t mask_batch_stride = 0, mask_head_stride = 0, mask_row_stride = 0,
+               mask_col_stride = 0;
 
   const float* alibi_slopes = nullptr;  // [batch_size, num_heads]; null: none
   std::int64_t alibi_batch_stride = 0, alibi_head_stride = 0;
@@ -55,12 +61,13 @@ struct AttentionParams {
   const float* sinks = nullptr;  // [num_heads], a logit each; null: none
   std::int64_t sinks_stride = 0;
 
-  // Variable length ("packed", "THD"): q and out are [total_q, num_heads, .], k and v [total_k, num_heads_kv, .], and
-  // sequence b owns rows cu_seqlens[b] .. cu_seqlens[b + 1]. The batch strides of q, k, v and out are ignored; lse is
-  // [num_heads, total_q], so lse_batch_stride is ignored too. Both null: fixed length.
+  // Variable length ("packed", "THD"): q and out are [total_q, num_heads, .], k and v [total_k,
+  // num_heads_kv, .], and sequence b owns rows cu_seqlens[b] .. cu_seqlens[b + 1]. The batch
+  // strides of q, k, v and out are ignored; lse is [num_heads, total_q], so lse_batch_stride is
+  // ignored too. Both null: fixed length.
   const std::int32_t* cu_seqlens_q = nullptr;  // [batch_size + 1]
   const std::int32_t* cu_seqlens_k = nullptr;  // [batch_size + 1]
-  const std::int32_t* seqused_k = nullptr;     // [batch_size], keys of each sequence in use; null: all
+  const std::int32_t* seqused_k = nullptr;  // [batch_size], keys of each sequence in use; null: all
   std::int64_t total_q = 0;
   std::int64_t total_k = 0;
 };
@@ -69,9 +76,10 @@ constexpr int kMaxMergeStates = 32;
 
 // Merge of partial attention results over disjoint sets of keys, exact up to rounding:
 //   lse = log sum_n exp(lse_n),  out = sum_n exp(lse_n - lse) out_n.
-// A part with lse_n = -inf contributes nothing, whatever its out_n holds; if every part is empty, out = 0, lse = -inf.
+// A part with lse_n = -inf contributes nothing, whatever its out_n holds; if every part is empty,
+// out = 0, lse = -inf.
 struct MergeParams {
-  int num_states = 0;  // 1 .. kMaxMergeStates
+  int num_states = 0;                       // 1 .. kMaxMergeStates
   const void* outs[kMaxMergeStates] = {};   // each [batch_size, seqlen_q, num_heads, head_dim_v]
   const float* lses[kMaxMergeStates] = {};  // each [batch_size, num_heads, seqlen_q]
   std::int64_t outs_batch_stride[kMaxMergeStates] = {};

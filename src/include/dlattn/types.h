@@ -8,7 +8,8 @@
 
 namespace dlattn {
 
-// Element type of q, k, v and out (and of bias). Scores, softmax state and LSE are fp32, or fp64 for kFloat64.
+// Element type of q, k, v and out (and of bias). Scores, softmax state and LSE are fp32, or fp64
+// for kFloat64.
 enum class DType : std::int8_t { kFloat16, kBFloat16, kFloat32, kFloat64 };
 
 enum class DeviceType : std::int8_t { kCpu, kCuda };
@@ -18,11 +19,12 @@ struct Device {
   int index = 0;
 };
 
-// The kernel families. kAuto lets the plan choose; any other value forces that family or says why it cannot serve.
+// The kernel families. kAuto lets the plan choose; any other value forces that family or says why
+// it cannot serve.
 enum class Kernel : std::int8_t { kAuto, kCpu, kScalar, kWmmaQk, kWmmaSmem, kWmma };
 
-// Which keys a query may attend to. Query i stands at key position i + shift, shift = seqlen_k - seqlen_q for every
-// mode but kTopLeft, where it is 0. The causal modes allow keys j <= i + shift.
+// Which keys a query may attend to. Query i stands at key position i + shift, shift = seqlen_k -
+// seqlen_q for every mode but kTopLeft, where it is 0. The causal modes allow keys j <= i + shift.
 enum class Causal : std::int8_t { kNone, kBottomRight, kTopLeft };
 
 // What every failing call of this library throws.
@@ -32,8 +34,8 @@ class DLATTN_API Error : public std::runtime_error {
   ~Error() override;
 };
 
-// The arguments ask for something that is wrong or that no kernel provides. The message names the argument, the value
-// got and what is accepted. Thrown before anything is launched.
+// The arguments ask for something that is wrong or that no kernel provides. The message names the
+// argument, the value got and what is accepted. Thrown before anything is launched.
 class DLATTN_API UnsupportedError : public Error {
  public:
   using Error::Error;
@@ -47,9 +49,10 @@ class DLATTN_API DeviceError : public Error {
   ~DeviceError() override;
 };
 
-DLATTN_API const char* to_string(DType dtype);        // "float16", ...
-DLATTN_API const char* to_string(DeviceType type);    // "cpu", "cuda"
-DLATTN_API const char* to_string(Kernel kernel);      // "auto", "cpu", "scalar", "wmma_qk", "wmma_smem", "wmma"
-DLATTN_API std::int64_t size_of(DType dtype);         // bytes per element
+DLATTN_API const char* to_string(DType dtype);      // "float16", ...
+DLATTN_API const char* to_string(DeviceType type);  // "cpu", "cuda"
+DLATTN_API const char* to_string(
+    Kernel kernel);  // "auto", "cpu", "scalar", "wmma_qk", "wmma_smem", "wmma"
+DLATTN_API std::int64_t size_of(DType dtype);  // bytes per element
 
 }  // namespace dlattn

@@ -1,8 +1,8 @@
 // What warp collectives do with their lanes' operands. Compiled without instrumentation: the
 // scheduler runs these over the registers of all lanes, which is an exchange and no data race.
-#include "block.h"
-
 #include <cstring>
+
+#include "block.h"
 
 namespace simt {
 
