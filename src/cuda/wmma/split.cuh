@@ -20,11 +20,11 @@
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/seqlen.cuh"
 #include "cuda/wmma/copy.cuh"
-#include "cuda/wmma/kernel.cuh"
 #include "cuda/wmma/merge.cuh"
 #include "cuda/wmma/products.cuh"
 #include "cuda/wmma/softmax.cuh"
 #include "cuda/wmma/split_traits.h"
+#include "cuda/wmma/tiles.cuh"
 
 namespace dlattn::wmma {
 

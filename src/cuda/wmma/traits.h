@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/tile/config.h"
+#include "cuda/wmma/split_traits.h"
 
 namespace dlattn::wmma {
 
@@ -11,8 +12,9 @@ enum class QueryPlace { kSmem, kRegisters, kRegistersOverlaid };
 // Tile shapes per head_dim tile, between which the plan chooses.
 constexpr int kWide = 0;    // as many rows as registers hold: each fragment of K and V feeds most
 constexpr int kNarrow = 1;  // 16 rows per warp: small blocks, for small grids and small SMs
-constexpr int kNumVariants = 2;
-constexpr const char* kVariantNames[kNumVariants] = {"wide", "narrow"};
+constexpr int kSplit = 2;   // keys divided among the warps (split.cuh): for smaller grids still
+constexpr int kNumVariants = 3;
+constexpr const char* kVariantNames[kNumVariants] = {"wide", "narrow", "split"};
 
 struct TileShape {
   int num_warps;
@@ -43,7 +45,8 @@ constexpr TileShape tile_shape(int head_dim_tile, int variant) {
 }
 
 // Whether there is a kernel of this shape.
-constexpr bool has_variant(int, int variant) {
+constexpr bool has_variant(int head_dim_tile, int variant) {
+  if (variant == kSplit) return head_dim_tile <= 128;
   return 0 <= variant && variant < kNumVariants;
 }
 
@@ -72,6 +75,7 @@ constexpr SmemMap smem_map(int head_dim_tile, int variant) {
 }
 
 constexpr TileConfig tile_config(int head_dim_tile, int variant) {
+  if (variant == kSplit) return split_tile_config(head_dim_tile);
   const TileShape shape = tile_shape(head_dim_tile, variant);
   return {block_m(shape), shape.block_n, shape.num_warps, kNumStages,
           smem_map(head_dim_tile, variant).total};
