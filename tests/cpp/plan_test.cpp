@@ -313,7 +313,7 @@ void too_little_shared_memory() {
   CHECK(smem_bytes > most);
   CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 128), small, force(Kernel::kWmmaSmem)),
                UnsupportedError, "no kernel can run this: " + needs("wmma_smem", smem_bytes));
-  CHECK(dlattn::plan(problem(DType::kFloat16, 32), small).kernel == Kernel::kWmmaSmem);
+  CHECK(dlattn::plan(problem(DType::kFloat16, 32), small).variant == wmma::kNarrow);
   // At exactly what it needs it runs, one byte less it does not.
   const AttentionParams p = problem(DType::kFloat16, 64);
   const int exact = wmma_smem::tile_config(64).smem_bytes;
@@ -395,7 +395,7 @@ void registry() {
 void descriptions() {
   const std::string text = describe(dlattn::plan(problem(DType::kFloat16, 64), gpus()[0]));
   for (const char* part :
-       {"kernel: wmma\n", "dtype: float16\n", "tile: ", "grid: ", "shared memory: ", "splits: 1"}) {
+       {"kernel: wmma:wide\n", "dtype: float16\n", "tile: ", "grid: ", "shared memory: ", "splits: 1"}) {
     CHECK_FOR(text.find(part) != std::string::npos, part);
   }
   AttentionParams p = problem(DType::kFloat64, 64);
