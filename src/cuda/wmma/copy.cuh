@@ -6,9 +6,9 @@
 namespace dlattn::wmma {
 
 // Copies of whole tiles from global to swizzled shared memory, 16 bytes each, by all threads of a
-// block or, kGrouped, by a group of kThreads among several. A thread keeps to one chunk of one segment and walks down the rows in steps that leave its
-// place in the swizzle as it is; the other segments of its row are immediate offsets away. Columns
-// past `columns` are filled up with zeros.
+// block or, kGrouped, by a group of kThreads among several. A thread keeps to one chunk of one
+// segment and walks down the rows in steps that leave its place in the swizzle as it is; the other
+// segments of its row are immediate offsets away. Columns past `columns` are filled up with zeros.
 template <typename T, int kColumns, int kThreads, bool kGrouped = false>
 struct TileCopy {
   using Rows = tile::SwizzledRows<kColumns>;

@@ -90,9 +90,9 @@ __device__ __forceinline__ void store_merged(T* out_row, const RowMerge<kParts>&
 #pragma unroll
     for (int piece = 0; piece < 2; ++piece) {
       float of_part[4];
-      tile::load(of_part, reinterpret_cast<const float*>(
-                              parts + g * part_bytes +
-                              PartRows<kHeadDim>::offset(row, unit, piece)));
+      tile::load(of_part,
+                 reinterpret_cast<const float*>(parts + g * part_bytes +
+                                                PartRows<kHeadDim>::offset(row, unit, piece)));
 #pragma unroll
       for (int e = 0; e < 4; ++e)
         x[4 * piece + e] = fmaf(merge.weights[g], of_part[e], x[4 * piece + e]);

@@ -12,9 +12,9 @@
 //   2. probabilities, packed as operands where they are (SpeculativeSoftmax);
 //   3. wait for V, barrier, start a copy into the slot of K; O += P V.
 // At the end every group leaves its part of the output in its slots and its rows' statistics beside
-// them, and after one barrier all threads merge 8 columns of a row each, in the order of the groups.
-// Shared memory: see SplitSmemMap. A barrier of a group both publishes the tile that has landed and
-// frees the slot before; the first is the whole block's, for Q.
+// them, and after one barrier all threads merge 8 columns of a row each, in the order of the
+// groups. Shared memory: see SplitSmemMap. A barrier of a group both publishes the tile that has
+// landed and frees the slot before; the first is the whole block's, for Q.
 
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/tile/scheduler.cuh"
@@ -87,9 +87,7 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
   TileCopy<T, kHeadDim, kNumThreads>::template edge<kBlockM>(
       sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride, seq.seqlen_q - m0, head_dim);
   for_each_slice(
-      [&](auto i) {
-        start_copy(i, std::integral_constant<bool, i % 2 == 1>{}, slots + i * kSlot);
-      },
+      [&](auto i) { start_copy(i, std::integral_constant<bool, i % 2 == 1>{}, slots + i * kSlot); },
       std::make_integer_sequence<int, kSlots>{});
 
   SpeculativeSoftmax<kRowTiles> softmax;

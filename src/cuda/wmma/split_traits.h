@@ -8,11 +8,11 @@ namespace dlattn::wmma {
 // warps, each with tiles of keys of its own, and in each group a warp per row_tiles x 16 query rows
 // of the block.
 struct SplitShape {
-  int row_groups;   // warps of a group
-  int key_groups;   // groups
-  int row_tiles;    // per warp, of 16 query rows
-  int block_n;      // keys per tile
-  int slots;        // of a group in shared memory, for tiles of K and V in turn
+  int row_groups;     // warps of a group
+  int key_groups;     // groups
+  int row_tiles;      // per warp, of 16 query rows
+  int block_n;        // keys per tile
+  int slots;          // of a group in shared memory, for tiles of K and V in turn
   int blocks_per_sm;  // that registers must leave room for
 };
 
