@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/tile/config.h"
+#include "cuda/wmma/split_traits.h"
 
 namespace dlattn::wmma {
 
@@ -14,9 +15,10 @@ enum class Handover { kBlockBarrier, kMbarrier };
 // Tile shapes per head_dim tile, between which the plan chooses.
 constexpr int kWide = 0;    // as many rows as registers hold: each fragment of K and V feeds most
 constexpr int kNarrow = 1;  // 16 rows per warp: small blocks, for small grids and small SMs
-constexpr int kAhead = 2;   // as wide, with mbarriers, by which warps may run ahead of each other
-constexpr int kNumVariants = 3;
-constexpr const char* kVariantNames[kNumVariants] = {"wide", "narrow", "ahead"};
+constexpr int kSplit = 2;   // keys divided among the warps (split.cuh): for smaller grids still
+constexpr int kAhead = 3;   // as wide, with mbarriers, by which warps may run ahead of each other
+constexpr int kNumVariants = 4;
+constexpr const char* kVariantNames[kNumVariants] = {"wide", "narrow", "split", "ahead"};
 
 struct TileShape {
   int num_warps;
@@ -56,6 +58,7 @@ constexpr TileShape tile_shape(int head_dim_tile, int variant) {
 
 // Whether there is a kernel of this shape.
 constexpr bool has_variant(int head_dim_tile, int variant) {
+  if (variant == kSplit) return head_dim_tile <= 128;
   return variant == kWide || variant == kNarrow || (variant == kAhead && head_dim_tile > 128);
 }
 
@@ -86,6 +89,7 @@ constexpr SmemMap smem_map(int head_dim_tile, int variant) {
 }
 
 constexpr TileConfig tile_config(int head_dim_tile, int variant) {
+  if (variant == kSplit) return split_tile_config(head_dim_tile);
   const TileShape shape = tile_shape(head_dim_tile, variant);
   return {block_m(shape), shape.block_n, shape.num_warps, kNumStages,
           smem_map(head_dim_tile, variant).total};
