@@ -119,8 +119,9 @@ class Tests {
     dlattn::Options options;
     options.kernel = kernel;
     dlattn::core::validate(params);
-    dlattn::Plan plan = dlattn::core::make_plan(params, ada(), options);
-    if (variant >= 0) plan = dlattn::core::cuda_plan(kernel, params, variant);
+    const dlattn::Plan plan = variant >= 0
+                                  ? dlattn::core::cuda_plan(kernel, params, variant)
+                                  : dlattn::core::make_plan(params, ada(), options);
     const dlattn::LaunchShape shape = dlattn::make_launch_shape(params, plan);
     std::vector<unsigned char> first_out;
     std::string trouble;

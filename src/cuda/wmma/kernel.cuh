@@ -74,8 +74,9 @@ struct TileRange {
   }
 };
 
-// Normalises the warp's rows and stores them, by way of `sO`, the warp's own swizzled rows.
-template <int kHeadDim, int kRowTiles, typename T>
+// Normalises the warp's rows and stores them, by way of `sO`, the warp's own swizzled rows. `columns`
+// is a multiple of 8 unless kAnyColumns.
+template <int kHeadDim, bool kAnyColumns, int kRowTiles, typename T>
 __device__ __forceinline__ void store_output(T* out, std::int64_t row_stride, int num_rows,
                                              const float (&acc_o)[kRowTiles][kHeadDim / 8][4],
                                              const float (&scales)[kRowTiles][2], unsigned char* sO,
@@ -104,11 +105,13 @@ __device__ __forceinline__ void store_output(T* out, std::int64_t row_stride, in
     using Chunk = tile::Vec<T, 8>;
     const Chunk x = *reinterpret_cast<const Chunk*>(sO + Rows::offset(row, chunk));
     T* to = out + row * row_stride + chunk * 8;
-    if (store_bytes == 16) {
+    if (store_bytes == 16 && (!kAnyColumns || chunk * 8 + 8 <= columns)) {
       *reinterpret_cast<Chunk*>(to) = x;
     } else {
 #pragma unroll
-      for (int e = 0; e < 8; ++e) to[e] = x.x[e];
+      for (int e = 0; e < 8; ++e) {
+        if (!kAnyColumns || chunk * 8 + e < columns) to[e] = x.x[e];
+      }
     }
   }
 }
@@ -273,7 +276,7 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
   } else {
     __syncwarp();  // nor this one its rows of Q
   }
-  store_output<kHeadDim>(result.out + out_row * params.out_row_stride, params.out_row_stride,
+  store_output<kHeadDim, false>(result.out + out_row * params.out_row_stride, params.out_row_stride,
                          result.seqlen_q - out_row, acc_o, scales,
                          smem + kMap.q + warp_row * kHeadDim * 2, head_dim_v, shape.store_bytes,
                          lane_idx);

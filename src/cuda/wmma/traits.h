@@ -11,7 +11,8 @@ enum class QueryPlace { kSmem, kRegisters, kRegistersOverlaid };
 // Two tile shapes per head_dim tile, between which the plan chooses.
 constexpr int kWide = 0;    // 32 rows per warp: every fragment of K and V feeds four products
 constexpr int kNarrow = 1;  // 16 rows per warp: small blocks, for small grids and small SMs
-constexpr int kNumVariants = 2;
+constexpr int kGeneral = 2;  // all features, any alignment and head dim
+constexpr int kNumVariants = 3;
 
 struct TileShape {
   int row_tiles;    // per warp, of 16 query rows
@@ -26,6 +27,10 @@ constexpr int kNumWarps = 4;
 constexpr int kNumStages = 2;
 
 constexpr TileShape tile_shape(int head_dim_tile, int variant) {
+  if (variant == kGeneral) {
+    return head_dim_tile <= 64 ? TileShape{1, 64, 1, 1, QueryPlace::kRegistersOverlaid, 3}
+                               : TileShape{1, 32, 1, 1, QueryPlace::kRegistersOverlaid, 3};
+  }
   if (variant == kWide) {
     return head_dim_tile <= 64 ? TileShape{2, 64, 1, 1, QueryPlace::kRegisters, 2}
                                : TileShape{2, 64, 1, 4, QueryPlace::kSmem, 2};
