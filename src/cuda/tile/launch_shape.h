@@ -18,8 +18,8 @@ struct LaunchShape {
   int heads_per_kv_head;  // query heads that share a head of k and v
   int copy_bytes;         // per global-to-shared copy: 16, 8, 4 or one element
   int store_bytes;  // the widest store that every row of out is aligned to: 16, 8, 4 or one element
-  int bias_load_bytes;  // the widest load that all rows of bias are aligned to, 16 at most; 1: its
-                        // keys are no neighbours in memory; 0: a row's keys share one element
+  int bias_load_bytes;  // the widest load that all rows of bias are aligned to, up to 16; 0: a row's
+                        // keys share one element; -1: they are no neighbours in memory
   int mask_load_bytes;  // the same of mask
   int window_left;  // keys j >= i + shift - window_left
   int window_right;    // keys j <= i + shift + window_right; causality is window_right = 0
@@ -50,7 +50,7 @@ inline int score_load_bytes(const AttentionParams& p, const void* data, std::int
                             std::int64_t batch_stride, std::int64_t head_stride,
                             std::int64_t row_stride, std::int64_t col_stride) {
   if (col_stride == 0) return 0;
-  if (col_stride != 1) return 1;
+  if (col_stride != 1) return -1;
   std::uint64_t all = reinterpret_cast<std::uintptr_t>(data);
   const auto add = [&](std::int64_t size, std::int64_t stride) {
     if (size > 1) all |= static_cast<std::uint64_t>(stride * bytes);

@@ -31,11 +31,13 @@ __device__ __forceinline__ void copy_any_rows(unsigned char* smem, const T* gmem
 }
 
 template <typename T, int kHeadDim>
-__global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kGeneral).blocks_per_sm)
+__global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
+                                  tile_shape(kHeadDim, kGeneral).blocks_per_sm)
     general_kernel(const __grid_constant__ AttentionParams params,
                    const __grid_constant__ LaunchShape shape) {
   constexpr TileShape kShape = tile_shape(kHeadDim, kGeneral);
   constexpr SmemMap kMap = smem_map(kHeadDim, kGeneral);
+  constexpr int kNumThreads = kShape.num_warps * 32;
   constexpr int kRowTiles = kShape.row_tiles;
   constexpr int kBlockM = block_m(kShape);
   constexpr int kBlockN = kShape.block_n;
@@ -64,7 +66,7 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kGeneral).bl
   const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
   const TileRange tiles(mask, m0, min(m0 + kBlockM, seq.seqlen_q) - 1, kBlockN);
   const int lane_row = m0 + warp_row + lane_idx / 4;  // its first
-  const Terms terms(params, shape, work, lane_row, seq.seqlen_q - 1);
+  const Terms terms(params, shape, work, lane_row, seq.seqlen_q);
   const float scale_log2 = terms.scale_log2();
 
   SpeculativeSoftmax<kRowTiles> softmax;
@@ -74,6 +76,10 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kGeneral).bl
   using KeyCopy = TileCopy<T, kHeadDim, kNumThreads, RowsByLane<kBlockN>>;
   const T* next_k = nullptr;  // where the copy of the next tile begins, of rows aligned to 16 bytes
   const T* next_v = nullptr;
+  // What is needed seldom is worked out again rather than kept: registers are scarce.
+  const auto recall_work = [&] {
+    return tile::scheduled_work(params, shape, ptx::reread_block_index());
+  };
   // The last tile is the only one that may be ragged.
   const auto copy_tile = [&](int n, int stage, bool last) {
     unsigned char* sK = smem + kMap.k + stage;
@@ -84,11 +90,12 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kGeneral).bl
       KeyCopy::template whole<kBlockN>(ptx::smem_address(sV), next_v, params.v_row_stride,
                                        head_dim_v);
     } else {
+      const tile::Sequence<T> same(params, shape, recall_work());
       const std::int64_t n0 = n * kBlockN;
-      const int keys = seq.seqlen_k - static_cast<int>(n0);
-      copy_any_rows<KeyCopy, kBlockN>(sK, seq.k + n0 * params.k_row_stride, params.k_row_stride,
+      const int keys = same.seqlen_k - static_cast<int>(n0);
+      copy_any_rows<KeyCopy, kBlockN>(sK, same.k + n0 * params.k_row_stride, params.k_row_stride,
                                       keys, head_dim, shape.copy_bytes);
-      copy_any_rows<KeyCopy, kBlockN>(sV, seq.v + n0 * params.v_row_stride, params.v_row_stride,
+      copy_any_rows<KeyCopy, kBlockN>(sV, same.v + n0 * params.v_row_stride, params.v_row_stride,
                                       keys, head_dim_v, shape.copy_bytes);
     }
     ptx::cp_async_commit();
@@ -152,8 +159,9 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kGeneral).bl
     stage = kStage - stage;
   }
 
-  const tile::OutputRows<T> result(params, work);
-  const int out_row = m0 + warp_row;
+  const tile::Work done = recall_work();
+  const tile::OutputRows<T> result(params, done);
+  const int out_row = done.m_block * kBlockM + warp_row;
   float scales[kRowTiles][2];
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
@@ -161,7 +169,7 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kGeneral).bl
     for (int h = 0; h < 2; ++h) {
       const tile::RowResult row_result =
           tile::finalize(softmax.row(m, h),
-                         params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr);
+                         params.sinks ? params.sinks + done.head * params.sinks_stride : nullptr);
       const int row = out_row + lane_idx / 4 + 16 * m + 8 * h;
       if (result.lse && lane_idx % 4 == 0 && row < result.seqlen_q)
         result.lse[row] = row_result.lse;

@@ -1,24 +1,42 @@
 #pragma once
 
 #include "cuda/launch.cuh"
+#include "cuda/wmma/general.cuh"
 #include "cuda/wmma/kernel.cuh"
 
 namespace dlattn::wmma {
 
+// The kernel of a variant.
+template <typename T, int kTile, int kVariant>
+constexpr auto variant_kernel() {
+  if constexpr (kVariant == kGeneral) {
+    return general_kernel<T, kTile>;
+  } else {
+    return kernel<T, kTile, kVariant>;
+  }
+}
+
 template <DType dtype, int kTile, int kVariant>
 void launch_variant(const AttentionParams& params, const Plan& plan, void* stream) {
-  cuda::launch_kernel<kernel<cuda::Element<dtype>, kTile, kVariant>>(
+  cuda::launch_kernel<variant_kernel<cuda::Element<dtype>, kTile, kVariant>()>(
       "wmma", params.device.index, plan.grid, plan.num_warps * 32, plan.smem_bytes, stream, params,
       make_launch_shape(params, plan));
 }
 
+template <DType dtype, int kTile, int kVariant = 0>
+void launch_planned(const AttentionParams& params, const Plan& plan, void* stream) {
+  if constexpr (kVariant < kNumVariants) {
+    if constexpr (has_variant(kTile, kVariant)) {
+      if (plan.variant == kVariant)
+        return launch_variant<dtype, kTile, kVariant>(params, plan, stream);
+    }
+    launch_planned<dtype, kTile, kVariant + 1>(params, plan, stream);
+  }
+}
+
 template <DType dtype, int kTile>
 void launch(const AttentionParams& params, const Plan& plan, void* stream) {
-  if (plan.variant == kWide) {
-    launch_variant<dtype, kTile, kWide>(params, plan, stream);
-  } else {
-    launch_variant<dtype, kTile, kNarrow>(params, plan, stream);
-  }
+  launch_planned<dtype, kTile>(params, plan, stream);
 }
 
 }  // namespace dlattn::wmma

@@ -24,29 +24,41 @@ struct Run {
   static constexpr int kWide = kBytes < 16 ? kBytes : 16;  // of a load, at most
   static_assert(kBytes % 8 == 0);
 
-  // By loads of kLoad bytes.
-  template <int kLoad>
-  __device__ __forceinline__ static void load_words(std::uint32_t* words, const Element* from) {
-    using Words = tile::Vec<std::uint32_t, kLoad / 4>;
+  // By the widest loads; `from` is a multiple of kWide bytes.
+  __device__ __forceinline__ static void load_wide(std::uint32_t* words, const Element* from) {
+    using Words = tile::Vec<std::uint32_t, kWide / 4>;
 #pragma unroll
-    for (int i = 0; i < kBytes / kLoad; ++i) {
+    for (int i = 0; i < kBytes / kWide; ++i) {
       const Words x = reinterpret_cast<const Words*>(from)[i];
 #pragma unroll
-      for (int w = 0; w < kLoad / 4; ++w) words[i * (kLoad / 4) + w] = x.x[w];
+      for (int w = 0; w < kWide / 4; ++w) words[i * (kWide / 4) + w] = x.x[w];
     }
   }
 
-  // One by one, as far as they exist; the others are 0.
-  __device__ __forceinline__ static void load_elements(std::uint32_t* words, const Element* from,
-                                                       std::int64_t stride, int exist) {
+  // By loads of 4 bytes, from wherever the run begins. Unless it begins at a multiple of 4 bytes,
+  // up to 3 bytes before and after it are read too.
+  __device__ __forceinline__ static void load_words(std::uint32_t* words, const Element* from) {
+    const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(from);
+    const std::uint32_t* aligned =
+        reinterpret_cast<const std::uint32_t*>(address - address % 4);
+    const int shift = static_cast<int>(address % 4) * 8;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) words[w] = aligned[w];
+    const std::uint32_t rest = shift != 0 ? aligned[kWords] : 0;
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
-      words[w] = 0;
+      const std::uint64_t next = w + 1 < kWords ? words[w + 1] : rest;
+      words[w] = static_cast<std::uint32_t>((next << 32 | words[w]) >> shift);
+    }
+  }
+
+  // Moves the run by one element to the front and puts `x` at its end.
+  __device__ __forceinline__ static void push(std::uint32_t* words, Element x) {
+    constexpr int kBits = 32 / kPerWord;
 #pragma unroll
-      for (int e = 0; e < kPerWord; ++e) {
-        const int i = w * kPerWord + e;
-        if (i < exist) words[w] |= bits(from[i * stride]) << e * (32 / kPerWord);
-      }
+    for (int w = 0; w < kWords; ++w) {
+      const std::uint64_t next = w + 1 < kWords ? words[w + 1] : bits(x);
+      words[w] = static_cast<std::uint32_t>((next << 32 | words[w]) >> kBits);
     }
   }
 
@@ -99,33 +111,28 @@ struct LaneTerms {
 
   const AttentionParams& params;
   const LaunchShape& shape;
-  // Where the lane's rows begin. Rows that do not exist are the last one.
-  const unsigned char* mask_rows[kRowTiles][2];
-  const unsigned char* bias_rows[kRowTiles][2];
+  // Where the lane's first row begins. A row that does not exist is taken for the lane's first, and
+  // that, if it does not, for the last.
+  const unsigned char* mask_row;
+  const unsigned char* bias_row;
   float alibi_slope;
+  int rows_left;  // from this lane's first one on
 
   __device__ __forceinline__ LaneTerms(const AttentionParams& p, const LaunchShape& shape,
-                                       const tile::Work& work, int row, int last_row)
+                                       const tile::Work& work, int row, int seqlen_q)
       : params(p),
         shape(shape),
         alibi_slope(p.alibi_slopes ? p.alibi_slopes[work.batch * p.alibi_batch_stride +
                                                     work.head * p.alibi_head_stride]
-                                   : 0.0f) {
-    const std::int64_t mask_start =
-        work.batch * p.mask_batch_stride + work.head * p.mask_head_stride;
-    const std::int64_t bias_start =
-        work.batch * p.bias_batch_stride + work.head * p.bias_head_stride;
-    const int bias_bytes = p.bias_dtype == DType::kFloat32 ? 4 : 2;
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int i = min(row + 16 * m + 8 * h, last_row);
-        mask_rows[m][h] = p.mask + (mask_start + i * p.mask_row_stride);
-        bias_rows[m][h] = static_cast<const unsigned char*>(p.bias) +
-                          (bias_start + i * p.bias_row_stride) * bias_bytes;
-      }
-    }
+                                   : 0.0f),
+        rows_left(seqlen_q - row) {
+    const int i = min(row, seqlen_q - 1);
+    mask_row = p.mask + work.batch * p.mask_batch_stride + work.head * p.mask_head_stride +
+               i * p.mask_row_stride;
+    bias_row = static_cast<const unsigned char*>(p.bias) +
+               (work.batch * p.bias_batch_stride + work.head * p.bias_head_stride +
+                i * p.bias_row_stride) *
+                   (p.bias_dtype == DType::kFloat32 ? 4 : 2);
   }
 
   // What scores must be multiplied with after apply() to be in base 2.
@@ -138,15 +145,15 @@ struct LaneTerms {
   // first key is `key`.
   __device__ __forceinline__ void load(Fetched& to, int n0, int key, int seqlen_k) const {
     if (params.mask) {
-      fetch<Mask>(to.mask, mask_rows, params.mask_col_stride, shape.mask_load_bytes, n0, key,
-                  seqlen_k);
+      fetch<Mask>(to.mask, mask_row, params.mask_row_stride, params.mask_col_stride,
+                  shape.mask_load_bytes, n0, key, seqlen_k);
     }
     if (params.bias && params.bias_dtype == DType::kFloat32) {
-      fetch<WideBias>(to.bias, bias_rows, params.bias_col_stride, shape.bias_load_bytes, n0, key,
-                      seqlen_k);
+      fetch<WideBias>(to.bias, bias_row, params.bias_row_stride, params.bias_col_stride,
+                      shape.bias_load_bytes, n0, key, seqlen_k);
     } else if (params.bias) {
-      fetch<Bias>(to.bias, bias_rows, params.bias_col_stride, shape.bias_load_bytes, n0, key,
-                  seqlen_k);
+      fetch<Bias>(to.bias, bias_row, params.bias_row_stride, params.bias_col_stride,
+                  shape.bias_load_bytes, n0, key, seqlen_k);
     }
   }
 
@@ -203,34 +210,39 @@ struct LaneTerms {
 
  private:
   template <typename AnyRun, int kWords>
-  __device__ __forceinline__ static void fetch(std::uint32_t (&words)[kRowTiles][2][kWords],
-                                               const unsigned char* const (&rows)[kRowTiles][2],
-                                               std::int64_t col_stride, int load_bytes, int n0,
-                                               int key, int seqlen_k) {
+  __device__ __forceinline__ void fetch(std::uint32_t (&words)[kRowTiles][2][kWords],
+                                        const unsigned char* first_row, std::int64_t row_stride,
+                                        std::int64_t col_stride, int load_bytes, int n0,
+                                        int key, int seqlen_k) const {
     using Element = typename AnyRun::Type;
     const auto for_each_row = [&](auto load) {
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) load(words[m][h], reinterpret_cast<const Element*>(rows[m][h]));
+        for (int h = 0; h < 2; ++h) {
+          const int row = 16 * m + 8 * h;
+          load(words[m][h], reinterpret_cast<const Element*>(first_row) +
+                                (row < rows_left ? row * row_stride : 0));
+        }
       }
     };
+    // Inside a row, what a run's words hold beyond the run may be read.
+    const bool inside = n0 > 0 && n0 + kBlockN + 4 <= seqlen_k;
     const bool whole = n0 + kBlockN <= seqlen_k;
     if (whole && load_bytes >= AnyRun::kWide) {
-      for_each_row([&](auto& to, const Element* row) {
-        AnyRun::template load_words<AnyRun::kWide>(to, row + key);
-      });
-    } else if (whole && load_bytes >= 4) {
-      for_each_row(
-          [&](auto& to, const Element* row) { AnyRun::template load_words<4>(to, row + key); });
+      for_each_row([&](auto& to, const Element* row) { AnyRun::load_wide(to, row + key); });
+    } else if (load_bytes >= 4 ? whole : inside && load_bytes > 0) {
+      for_each_row([&](auto& to, const Element* row) { AnyRun::load_words(to, row + key); });
     } else if (load_bytes == 0) {
       for_each_row([&](auto& to, const Element* row) { AnyRun::load_same(to, row); });
     } else {
-      // Of a lane whose keys do not exist no address is formed outside the tensor.
-      const std::int64_t first = min(key, seqlen_k - 1) * col_stride;
-      for_each_row([&](auto& to, const Element* row) {
-        AnyRun::load_elements(to, row + first, col_stride, seqlen_k - key);
-      });
+      // Rolled: registers are scarce, and this is no fast path.
+#pragma unroll 1
+      for (int i = key; i < key + kCount; ++i) {
+        for_each_row([&](auto& to, const Element* row) {
+          AnyRun::push(to, i < seqlen_k ? row[i * col_stride] : Element{});
+        });
+      }
     }
   }
 
