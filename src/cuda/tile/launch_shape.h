@@ -18,12 +18,12 @@ struct LaunchShape {
   int heads_per_kv_head;  // query heads that share a head of k and v
   int copy_bytes;         // per global-to-shared copy: 16, 8, 4 or one element
   int store_bytes;  // the widest store that every row of out is aligned to: 16, 8, 4 or one element
-  int bias_load_bytes;  // the widest load that all rows of bias are aligned to, up to 16; 0: a row's
-                        // keys share one element; -1: they are no neighbours in memory
+  int bias_load_bytes;  // the widest load that all rows of bias are aligned to, up to 16; 0: a
+                        // row's keys share one element; -1: they are no neighbours in memory
   int mask_load_bytes;  // the same of mask
-  int window_left;  // keys j >= i + shift - window_left
-  int window_right;    // keys j <= i + shift + window_right; causality is window_right = 0
-  float scale_log2;    // softmax_scale * log2(e): softmax works in base 2
+  int window_left;      // keys j >= i + shift - window_left
+  int window_right;     // keys j <= i + shift + window_right; causality is window_right = 0
+  float scale_log2;     // softmax_scale * log2(e): softmax works in base 2
   bool longest_first;  // walk row blocks from last to first: under causality the last ones see most
                        // keys
 };
@@ -71,12 +71,11 @@ inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan)
   shape.heads_per_kv_head = static_cast<int>(p.num_heads / p.num_heads_kv);
   shape.copy_bytes = plan.copy_bytes;
   shape.store_bytes = store_bytes(p);
-  shape.bias_load_bytes = score_load_bytes(p, p.bias, size_of(p.bias_dtype), p.bias_batch_stride,
-                                           p.bias_head_stride, p.bias_row_stride,
-                                           p.bias_col_stride);
-  shape.mask_load_bytes =
-      score_load_bytes(p, p.mask, 1, p.mask_batch_stride, p.mask_head_stride, p.mask_row_stride,
-                       p.mask_col_stride);
+  shape.bias_load_bytes =
+      score_load_bytes(p, p.bias, size_of(p.bias_dtype), p.bias_batch_stride, p.bias_head_stride,
+                       p.bias_row_stride, p.bias_col_stride);
+  shape.mask_load_bytes = score_load_bytes(p, p.mask, 1, p.mask_batch_stride, p.mask_head_stride,
+                                           p.mask_row_stride, p.mask_col_stride);
   shape.window_left = window(p.window_left);
   shape.window_right = p.causal == Causal::kNone ? window(p.window_right) : 0;
   shape.scale_log2 = static_cast<float>(p.softmax_scale * kLog2e);

@@ -72,8 +72,8 @@ struct TileRange {
   }
 };
 
-// Normalises the warp's rows and stores them, by way of `sO`, the warp's own swizzled rows. `columns`
-// is a multiple of 8 unless kAnyColumns.
+// Normalises the warp's rows and stores them, by way of `sO`, the warp's own swizzled rows.
+// `columns` is a multiple of 8 unless kAnyColumns.
 template <int kHeadDim, bool kAnyColumns, int kRowTiles, typename T>
 __device__ __forceinline__ void store_output(T* out, std::int64_t row_stride, int num_rows,
                                              const float (&acc_o)[kRowTiles][kHeadDim / 8][4],
@@ -276,9 +276,9 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
     __syncwarp();  // nor this one its rows of Q
   }
   store_output<kHeadDim, false>(result.out + out_row * params.out_row_stride, params.out_row_stride,
-                         result.seqlen_q - out_row, acc_o, scales,
-                         smem + kMap.q + warp_row * kHeadDim * 2, head_dim_v, shape.store_bytes,
-                         lane_idx);
+                                result.seqlen_q - out_row, acc_o, scales,
+                                smem + kMap.q + warp_row * kHeadDim * 2, head_dim_v,
+                                shape.store_bytes, lane_idx);
 }
 
 }  // namespace dlattn::wmma

@@ -39,8 +39,7 @@ struct Run {
   // up to 3 bytes before and after it are read too.
   __device__ __forceinline__ static void load_words(std::uint32_t* words, const Element* from) {
     const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(from);
-    const std::uint32_t* aligned =
-        reinterpret_cast<const std::uint32_t*>(address - address % 4);
+    const std::uint32_t* aligned = reinterpret_cast<const std::uint32_t*>(address - address % 4);
     const int shift = static_cast<int>(address % 4) * 8;
 #pragma unroll
     for (int w = 0; w < kWords; ++w) words[w] = aligned[w];
@@ -212,8 +211,8 @@ struct LaneTerms {
   template <typename AnyRun, int kWords>
   __device__ __forceinline__ void fetch(std::uint32_t (&words)[kRowTiles][2][kWords],
                                         const unsigned char* first_row, std::int64_t row_stride,
-                                        std::int64_t col_stride, int load_bytes, int n0,
-                                        int key, int seqlen_k) const {
+                                        std::int64_t col_stride, int load_bytes, int n0, int key,
+                                        int seqlen_k) const {
     using Element = typename AnyRun::Type;
     const auto for_each_row = [&](auto load) {
 #pragma unroll

@@ -9,8 +9,8 @@ namespace dlattn::wmma {
 enum class QueryPlace { kSmem, kRegisters, kRegistersOverlaid };
 
 // Tile shapes per head_dim tile, between which the plan chooses.
-constexpr int kWide = 0;    // as many rows as registers hold: each fragment of K and V feeds most
-constexpr int kNarrow = 1;  // 16 rows per warp: small blocks, for small grids and small SMs
+constexpr int kWide = 0;     // as many rows as registers hold: each fragment of K and V feeds most
+constexpr int kNarrow = 1;   // 16 rows per warp: small blocks, for small grids and small SMs
 constexpr int kGeneral = 2;  // whatever the others lack (general.cuh)
 constexpr int kNumVariants = 3;
 constexpr const char* kVariantNames[kNumVariants] = {"wide", "narrow", "general"};
