@@ -24,6 +24,9 @@ struct LaunchShape {
   int window_left;      // keys j >= i + shift - window_left
   int window_right;     // keys j <= i + shift + window_right; causality is window_right = 0
   float scale_log2;     // softmax_scale * log2(e): softmax works in base 2
+  float softmax_scale;
+  float softcap;       // 0: off
+  bool natural;        // scores get terms beside the scale, so they are natural until the softmax
   bool longest_first;  // walk row blocks from last to first: under causality the last ones see most
                        // keys
 };
@@ -79,6 +82,9 @@ inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan)
   shape.window_left = window(p.window_left);
   shape.window_right = p.causal == Causal::kNone ? window(p.window_right) : 0;
   shape.scale_log2 = static_cast<float>(p.softmax_scale * kLog2e);
+  shape.softmax_scale = static_cast<float>(p.softmax_scale);
+  shape.softcap = static_cast<float>(p.softcap);
+  shape.natural = p.softcap != 0.0 || p.alibi_slopes || p.bias;
   shape.longest_first = p.causal != Causal::kNone;
   return shape;
 }

@@ -136,8 +136,7 @@ struct LaneTerms {
 
   // What scores must be multiplied with after apply() to be in base 2.
   __device__ __forceinline__ float scale_log2() const {
-    const bool natural = params.softcap != 0.0 || params.alibi_slopes || params.bias;
-    return natural ? tile::kLog2e : shape.scale_log2;
+    return shape.natural ? tile::kLog2e : shape.scale_log2;
   }
 
   // Starts the loads of a tile that begins at key n0, of which seqlen_k - n0 exist. This lane's
@@ -161,10 +160,10 @@ struct LaneTerms {
   // first key.
   __device__ __forceinline__ void apply(float (&acc_s)[kRowTiles][kBlockN / 8][4],
                                         const Fetched& fetched, int position) const {
-    float scale = static_cast<float>(params.softmax_scale);  // left to be applied
-    if (params.softcap != 0.0) {
-      const float cap = static_cast<float>(params.softcap);
-      const float factor = 2.0f * tile::kLog2e * scale / cap;
+    float scale = shape.softmax_scale;  // left to be applied
+    if (shape.softcap != 0.0f) {
+      const float cap = shape.softcap;
+      const float factor = 2.0f * __fdividef(shape.scale_log2, cap);
       for_each(acc_s, [&](float x, int, int, int) { return softcap(x * factor, cap); });
       scale = 1.0f;
     }
