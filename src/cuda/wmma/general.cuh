@@ -12,8 +12,17 @@
 // neighbouring keys, of which bias and mask are read by wide loads, straight from global memory.
 // Shared memory and barriers are those of the fast kernel.
 
-#include "cuda/wmma/kernel.cuh"
+#include "cuda/ptx/special.cuh"
+#include "cuda/tile/mask.cuh"
+#include "cuda/tile/scheduler.cuh"
+#include "cuda/tile/seqlen.cuh"
+#include "cuda/wmma/copy.cuh"
+#include "cuda/wmma/output.cuh"
+#include "cuda/wmma/products.cuh"
 #include "cuda/wmma/score.cuh"
+#include "cuda/wmma/softmax.cuh"
+#include "cuda/wmma/tiles.cuh"
+#include "cuda/wmma/traits.h"
 
 namespace dlattn::wmma {
 
@@ -73,7 +82,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   float acc_o[kRowTiles][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];  // unless Q is read from shared memory
 
-  using KeyCopy = TileCopy<T, kHeadDim, kNumThreads, RowsByLane<kBlockN>>;
+  using KeyCopy = TileCopy<T, kHeadDim, kNumThreads, false, RowsByLane<kBlockN>>;
   const T* next_k = nullptr;  // where the copy of the next tile begins, of rows aligned to 16 bytes
   const T* next_v = nullptr;
   // What is needed seldom is worked out again rather than kept: registers are scarce.

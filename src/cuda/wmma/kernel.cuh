@@ -17,108 +17,18 @@
 // Shared memory: see SmemMap. The one barrier of a tile both publishes its K and V and frees the
 // other stage.
 
-#include <utility>
-
 #include "cuda/ptx/special.cuh"
 #include "cuda/tile/epilogue.cuh"
-#include "cuda/tile/mask.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/seqlen.cuh"
 #include "cuda/wmma/copy.cuh"
+#include "cuda/wmma/output.cuh"
 #include "cuda/wmma/products.cuh"
 #include "cuda/wmma/softmax.cuh"
+#include "cuda/wmma/tiles.cuh"
 #include "cuda/wmma/traits.h"
 
 namespace dlattn::wmma {
-
-// Scores of keys that their rows do not see become -inf. `first_row` is this lane's first.
-template <int kRowTiles, int kGroups>
-__device__ __forceinline__ void apply_mask(float (&acc_s)[kRowTiles][kGroups][4],
-                                           const tile::Mask& mask, int first_row, int n0,
-                                           int lane) {
-  const int first_key = n0 + lane % 4 * 2;
-#pragma unroll
-  for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      // Counted from this lane's first key: the rest are constants, and nothing outlives a tile.
-      const tile::Range visible = mask.row(first_row + 16 * m + 8 * h, first_key);
-#pragma unroll
-      for (int j = 0; j < kGroups; ++j) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          if (!tile::contains(visible, 8 * j + e)) acc_s[m][j][2 * h + e] = -INFINITY;
-        }
-      }
-    }
-  }
-}
-
-// The tiles of a block, numbered by n0 / block_n, from the last to the first: edge tiles from `end`
-// - 1 down to `full_end`, then ones that every row sees whole down to `full_begin`, then edge tiles
-// down to `begin`. Edge tiles are those that may need a mask, and the first tile of the walk, which
-// gives the rows their references.
-struct TileRange {
-  int begin, full_begin, full_end, end;
-
-  __device__ __forceinline__ TileRange(const tile::Mask& mask, int first_row, int last_row,
-                                       int block_n) {
-    const tile::Range any = mask.any_row(first_row, last_row);
-    const tile::Range every = mask.every_row(first_row, last_row);
-    begin = any.begin / block_n;
-    end = any.end > any.begin ? (any.end + block_n - 1) / block_n : begin;
-    full_end = max(min(max(every.end, 0) / block_n, end - 1), begin);
-    full_begin = min(max((every.begin + block_n - 1) / block_n, begin), full_end);
-  }
-};
-
-// Normalises the warp's rows and stores them, by way of `sO`, the warp's own swizzled rows.
-// `columns` is a multiple of 8 unless kAnyColumns.
-template <int kHeadDim, bool kAnyColumns, int kRowTiles, typename T>
-__device__ __forceinline__ void store_output(T* out, std::int64_t row_stride, int num_rows,
-                                             const float (&acc_o)[kRowTiles][kHeadDim / 8][4],
-                                             const float (&scales)[kRowTiles][2], unsigned char* sO,
-                                             int columns, int store_bytes, int lane) {
-  using Rows = tile::SwizzledRows<kHeadDim>;
-#pragma unroll
-  for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float scale = scales[m][h];
-#pragma unroll
-      for (int j = 0; j < kHeadDim / 8; ++j) {
-        const float low = scale == 0.0f ? 0.0f : acc_o[m][j][2 * h] * scale;
-        const float high = scale == 0.0f ? 0.0f : acc_o[m][j][2 * h + 1] * scale;
-        unsigned char* to = sO + Rows::offset(16 * m + 8 * h + lane / 4, j) + lane % 4 * 4;
-        *reinterpret_cast<std::uint32_t*>(to) = tile::pack<T>(low, high);
-      }
-    }
-  }
-  __syncwarp();
-  constexpr int kChunksOfRow = kHeadDim / 8;
-#pragma unroll 4
-  for (int i = lane; i < kRowTiles * 16 * kChunksOfRow; i += 32) {
-    const int row = i / kChunksOfRow, chunk = i % kChunksOfRow;
-    if (row >= num_rows || chunk * 8 >= columns) continue;
-    using Chunk = tile::Vec<T, 8>;
-    const Chunk x = *reinterpret_cast<const Chunk*>(sO + Rows::offset(row, chunk));
-    T* to = out + row * row_stride + chunk * 8;
-    if (store_bytes == 16 && (!kAnyColumns || chunk * 8 + 8 <= columns)) {
-      *reinterpret_cast<Chunk*>(to) = x;
-    } else {
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        if (!kAnyColumns || chunk * 8 + e < columns) to[e] = x.x[e];
-      }
-    }
-  }
-}
-
-template <typename Slice, int... kIndices>
-__device__ __forceinline__ void for_each_slice(Slice slice,
-                                               std::integer_sequence<int, kIndices...>) {
-  (slice(std::integral_constant<int, kIndices>{}), ...);
-}
 
 template <typename T, int kHeadDim, int kVariant>
 __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,

@@ -3,13 +3,16 @@
 #include "cuda/launch.cuh"
 #include "cuda/wmma/general.cuh"
 #include "cuda/wmma/kernel.cuh"
+#include "cuda/wmma/split.cuh"
 
 namespace dlattn::wmma {
 
 // The kernel of a variant.
 template <typename T, int kTile, int kVariant>
 constexpr auto variant_kernel() {
-  if constexpr (kVariant == kGeneral) {
+  if constexpr (kVariant == kSplit) {
+    return split_kernel<T, kTile>;
+  } else if constexpr (kVariant == kGeneral) {
     return general_kernel<T, kTile>;
   } else {
     return kernel<T, kTile, kVariant>;

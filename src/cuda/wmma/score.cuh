@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "cuda/ptx/math.cuh"
+#include "cuda/tile/mask.cuh"
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/vec.cuh"

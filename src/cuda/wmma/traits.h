@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/tile/config.h"
+#include "cuda/wmma/split_traits.h"
 
 namespace dlattn::wmma {
 
@@ -9,11 +10,13 @@ namespace dlattn::wmma {
 enum class QueryPlace { kSmem, kRegisters, kRegistersOverlaid };
 
 // Tile shapes per head_dim tile, between which the plan chooses.
-constexpr int kWide = 0;     // as many rows as registers hold: each fragment of K and V feeds most
-constexpr int kNarrow = 1;   // 16 rows per warp: small blocks, for small grids and small SMs
-constexpr int kGeneral = 2;  // whatever the others lack (general.cuh)
-constexpr int kNumVariants = 3;
-constexpr const char* kVariantNames[kNumVariants] = {"wide", "narrow", "general"};
+constexpr int kWide = 0;    // as many rows as registers hold: each fragment of K and V feeds most
+constexpr int kNarrow = 1;  // 16 rows per warp: small blocks, for small grids and small SMs
+constexpr int kSplit = 2;   // keys divided among the warps (split.cuh): for smaller grids still
+constexpr int kGeneral =
+    3;  // what the others lack (general.cuh): terms, odd head dims, narrow copies
+constexpr int kNumVariants = 4;
+constexpr const char* kVariantNames[kNumVariants] = {"wide", "narrow", "split", "general"};
 
 struct TileShape {
   int num_warps;
@@ -40,7 +43,7 @@ constexpr TileShape narrow_shape(int head_dim_tile) {
 }
 
 constexpr TileShape general_shape(int head_dim_tile) {
-  if (head_dim_tile <= 64) return {4, 1, 64, 1, 1, QueryPlace::kRegistersOverlaid, 3};
+  if (head_dim_tile <= 64) return {4, 1, 64, 2, 1, QueryPlace::kRegistersOverlaid, 3};
   if (head_dim_tile <= 96) return {4, 1, 32, 1, 1, QueryPlace::kRegistersOverlaid, 3};
   if (head_dim_tile <= 128) return {4, 1, 32, 1, 1, QueryPlace::kSmem, 3};
   if (head_dim_tile <= 192) return {4, 1, 32, 1, 1, QueryPlace::kRegistersOverlaid, 2};
@@ -53,7 +56,8 @@ constexpr TileShape tile_shape(int head_dim_tile, int variant) {
 }
 
 // Whether there is a kernel of this shape.
-constexpr bool has_variant(int, int variant) {
+constexpr bool has_variant(int head_dim_tile, int variant) {
+  if (variant == kSplit) return head_dim_tile <= 128;
   return 0 <= variant && variant < kNumVariants;
 }
 
@@ -82,6 +86,7 @@ constexpr SmemMap smem_map(int head_dim_tile, int variant) {
 }
 
 constexpr TileConfig tile_config(int head_dim_tile, int variant) {
+  if (variant == kSplit) return split_tile_config(head_dim_tile);
   const TileShape shape = tile_shape(head_dim_tile, variant);
   return {block_m(shape), shape.block_n, shape.num_warps, kNumStages,
           smem_map(head_dim_tile, variant).total};
