@@ -25,6 +25,7 @@
 #include "cuda/wmma/output.cuh"
 #include "cuda/wmma/products.cuh"
 #include "cuda/wmma/softmax.cuh"
+#include "cuda/wmma/stages.cuh"
 #include "cuda/wmma/tiles.cuh"
 #include "cuda/wmma/traits.h"
 
@@ -43,6 +44,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   constexpr int kBlockN = kShape.block_n;
   constexpr int kStage = kBlockN * kHeadDim * 2;  // bytes
   using Copy = TileCopy<T, kHeadDim, kShape.num_warps * 32>;
+  // Where warps run ahead of each other, none waits for its stage to be free before it must.
+  constexpr bool kCopyLate = kShape.handover == Handover::kMbarrier;
 
   const tile::Work work = tile::scheduled_work(params, shape);
   const tile::Sequence<T> seq(params, shape, work);
@@ -63,6 +66,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   const TileRange tiles(tile::Mask(shape, seq.shift, seq.seqlen_k), m0,
                         min(m0 + kBlockM, seq.seqlen_q) - 1, kBlockN);
 
+  const Stages<kShape.num_warps, kShape.handover> stages(ptx::smem_address(smem) + kMap.mbarriers);
   SpeculativeSoftmax<kRowTiles> softmax;
   float acc_o[kRowTiles][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];  // unless Q is read from shared memory
@@ -71,11 +75,12 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   const auto copy_last_tile = [&] {
     const std::int64_t n0 = (tiles.end - 1) * kBlockN;
     const int keys = seq.seqlen_k - static_cast<int>(n0);
-    Copy::template edge<kBlockN>(sK, seq.k + n0 * params.k_row_stride, params.k_row_stride, keys,
-                                 head_dim);
-    Copy::template edge<kBlockN>(sV, seq.v + n0 * params.v_row_stride, params.v_row_stride, keys,
-                                 head_dim_v);
-    ptx::cp_async_commit();
+    const int stage = (tiles.end - 1) % kNumStages * kStage;
+    Copy::template edge<kBlockN>(sK + stage, seq.k + n0 * params.k_row_stride, params.k_row_stride,
+                                 keys, head_dim);
+    Copy::template edge<kBlockN>(sV + stage, seq.v + n0 * params.v_row_stride, params.v_row_stride,
+                                 keys, head_dim_v);
+    stages.publish(0);
   };
   const T* next_k = nullptr;  // where the copy of the next tile begins
   const T* next_v = nullptr;
@@ -98,11 +103,11 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
     next_k = Copy::template last_row<kBlockN>(seq.k, params.k_row_stride, next);
     next_v = Copy::template last_row<kBlockN>(seq.v, params.v_row_stride, next);
   }
-  int stage = 0;  // in bytes
+  int i = 0;  // how many tiles have been walked
 
   // What is needed after the loop or seldom in it is worked out again rather than kept, where there
   // is no register to spare in the loop.
-  constexpr bool kScarce = kQueryPlace == QueryPlace::kSmem || kHeadDim > 192;
+  constexpr bool kScarce = kHeadDim > 64;
   const auto recall_work = [&] {
     return kScarce ? tile::scheduled_work(params, shape, ptx::reread_block_index()) : work;
   };
@@ -115,47 +120,61 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   };
 
   const auto attend = [&](int n, auto edge) {
-    ptx::cp_async_wait<0>();
-    __syncthreads();
-    if (n > tiles.begin) {
+    const int stage = n % kNumStages * kStage;  // in bytes
+    const auto copy_next_tile = [&] {
+      if (n <= tiles.begin) return;
+      if (i > 0) stages.wait_empty(i - 1);
       Copy::template whole<kBlockN>(sK + (kStage - stage), next_k, params.k_row_stride, head_dim);
       Copy::template whole<kBlockN>(sV + (kStage - stage), next_v, params.v_row_stride, head_dim_v);
-      ptx::cp_async_commit();
-    }
-    float acc_s[kRowTiles][kBlockN / 8][4];
-    multiply_qk<T, kHeadDim, kBlockN>(acc_s, sK + stage + lane_place_across<kHeadDim>(lane_idx),
-                                      [&](std::uint32_t (&a)[kRowTiles][4], int d) {
-                                        if constexpr (kQueryPlace == QueryPlace::kSmem) {
-                                          load_q<kHeadDim>(a, lane_q, d);
-                                        } else {
-                                          memcpy(a, rQ[d / 16], sizeof a);
-                                        }
-                                      });
+      stages.publish(i + 1);
+    };
+    stages.wait_full(i);
+    if constexpr (!kCopyLate) copy_next_tile();
+    const auto load_q_block = [&](std::uint32_t (&a)[kRowTiles][4], int d) {
+      if constexpr (kQueryPlace == QueryPlace::kSmem) {
+        load_q<kHeadDim>(a, lane_q, d);
+      } else {
+        memcpy(a, rQ[d / 16], sizeof a);
+      }
+    };
+    const ptx::SmemAddress lane_k = sK + stage + lane_place_across<kHeadDim>(lane_idx);
+    const ptx::SmemAddress lane_v = sV + stage + lane_place_down<kHeadDim>(lane_idx);
     if constexpr (edge) {
+      // In slices of keys, without those that the warp's rows do not see.
+      constexpr int kSliceKeys = kShape.edge_keys;
       const tile::Sequence<T> same = recall_sequence();
       const tile::Mask mask(shape, same.shift, same.seqlen_k);
       const int first_row = recall_work().m_block * kBlockM + warp_row;
-      if (!tile::contains_all(mask.every_row(first_row, first_row + kRowTiles * 16 - 1),
-                              n * kBlockN, kBlockN)) {
-        apply_mask(acc_s, mask, first_row + lane_idx / 4, n * kBlockN, lane_idx);
+      const int last_row = first_row + kRowTiles * 16 - 1;
+#pragma unroll 1
+      for (int first = kBlockN - kSliceKeys; first >= 0; first -= kSliceKeys) {
+        const int n0 = n * kBlockN + first;
+        const tile::Range any = mask.any_row(first_row, last_row);
+        if (any.begin >= n0 + kSliceKeys || any.end <= n0) continue;
+        float acc_s[kRowTiles][kSliceKeys / 8][4];
+        multiply_qk<T, kHeadDim, kSliceKeys>(acc_s, lane_k + first * kHeadDim * 2, load_q_block);
+        if (!tile::contains_all(mask.every_row(first_row, last_row), n0, kSliceKeys))
+          apply_mask(acc_s, mask, first_row + lane_idx / 4, n0, lane_idx);
+        std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
+        softmax.template first_probabilities<T, 0, kSliceKeys>(acc_s, shape.scale_log2, rP, acc_o);
+        multiply_pv<T, kHeadDim, 0, kSliceKeys>(acc_o, rP, lane_v + first * kHeadDim * 2);
       }
-    }
-    const ptx::SmemAddress lane_v = sV + stage + lane_place_down<kHeadDim>(lane_idx);
-    constexpr int kSlices = edge ? kShape.edge_slices : kShape.slices;
-    constexpr int kSliceKeys = kBlockN / kSlices;
-    const auto slice = [&](auto index) {
-      constexpr int kFirst = decltype(index)::value * kSliceKeys;
-      std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
-      if constexpr (edge) {
-        softmax.template first_probabilities<T, kFirst, kSliceKeys>(acc_s, shape.scale_log2, rP,
-                                                                    acc_o);
-      } else {
+      if constexpr (kCopyLate) copy_next_tile();
+    } else {
+      float acc_s[kRowTiles][kBlockN / 8][4];
+      multiply_qk<T, kHeadDim, kBlockN>(acc_s, lane_k, load_q_block);
+      constexpr int kSliceKeys = kBlockN / kShape.slices;
+      const auto slice = [&](auto index) {
+        constexpr int kFirst = decltype(index)::value * kSliceKeys;
+        std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
         softmax.template probabilities<T, kFirst, kSliceKeys>(acc_s, shape.scale_log2, rP, acc_o);
-      }
-      multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v);
-    };
-    for_each_slice(slice, std::make_integer_sequence<int, kSlices>{});
-    stage = kStage - stage;
+        if constexpr (kCopyLate && kFirst == 0) copy_next_tile();
+        multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v);
+      };
+      for_each_slice(slice, std::make_integer_sequence<int, kShape.slices>{});
+    }
+    stages.release(i, lane_idx);
+    ++i;
   };
   for (int n = tiles.end - 1; n >= tiles.begin; --n) {
 #pragma unroll 1
