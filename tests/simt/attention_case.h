@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <numeric>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -50,6 +51,8 @@ struct Case {
   bool mask = false;
   // Variable length, if any: seqlen_q and seqlen_k are the longest, batch_size the number of these.
   std::vector<int> seqlens_q = {}, seqlens_k = {}, seqused_k = {};
+  // Of a random problem, which not every family serves.
+  std::optional<unsigned> seed = {};
 
   int dim_v() const { return head_dim_v ? head_dim_v : head_dim; }
   bool varlen() const { return !seqlens_q.empty(); }
@@ -104,6 +107,7 @@ inline std::string Case::name() const {
   if (bias != Bias::kNone) out << (bias == Bias::kFloat32 ? " bias-float32" : " bias");
   if (mask) out << " mask";
   if (varlen()) out << (seqused_k.empty() ? " varlen" : " varlen seqused");
+  if (seed) out << " seed " << *seed;
   return out.str();
 }
 
