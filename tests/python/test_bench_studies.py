@@ -72,7 +72,7 @@ def test_head_dims_can_be_chosen(tmp_path: Path, capsys: Captured) -> None:
 def test_a_kernel_may_name_its_shape(capsys: Captured) -> None:
     command = ["bench", "--quick", "--device", "cpu", "--shape", "1,1,16,8", "--peers"]
     assert main([*command, "--kernels", "cpu:wide", "auto"]) == 0
-    assert "kernel is 'cpu:wide'; accepted:" in capsys.readouterr().out
+    assert "cpu: variant is wide; accepted: none" in capsys.readouterr().out
 
 
 def test_summary() -> None:
