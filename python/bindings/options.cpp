@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <string>
 
 #include "errors.h"
@@ -77,16 +78,32 @@ Causal parse_causal(nb::handle value) {
   unsupported("causal is ", repr_text(value), "; accepted: ", kCausals);
 }
 
-Kernel parse_kernel(nb::handle value) {
-  std::string accepted;
-  for (const Kernel kernel : {Kernel::kAuto, Kernel::kCpu, Kernel::kScalar, Kernel::kWmmaQk,
-                              Kernel::kWmmaSmem, Kernel::kWmma}) {
-    if (is_text(value, to_string(kernel))) return kernel;
-    accepted += concat(accepted.empty() ? "\"" : ", \"", to_string(kernel), "\"");
+void parse_kernel(nb::handle value, Options* options) {
+  constexpr Kernel kKernels[] = {Kernel::kAuto,   Kernel::kCpu,      Kernel::kScalar,
+                                 Kernel::kWmmaQk, Kernel::kWmmaSmem, Kernel::kWmma};
+  for (const Kernel kernel : kKernels) {
+    if (is_text(value, to_string(kernel))) {
+      options->kernel = kernel;
+      return;
+    }
   }
+  std::string accepted;
+  for (const Kernel kernel : kKernels)
+    accepted += concat(accepted.empty() ? "\"" : ", \"", to_string(kernel), "\"");
   if (!PyUnicode_Check(value.ptr()))
     wrong_type("kernel is of type ", type_text(value), "; accepted: ", accepted);
-  unsupported("kernel is ", repr_text(value), "; accepted: ", accepted);
+  const char* text = PyUnicode_AsUTF8AndSize(value.ptr(), nullptr);  // lives as long as `value`
+  if (!text) throw nb::python_error();
+  const char* colon = std::strchr(text, ':');
+  for (const Kernel kernel : kKernels) {
+    if (colon && std::string(text, colon) == to_string(kernel)) {
+      options->kernel = kernel;
+      options->variant = colon + 1;
+      return;
+    }
+  }
+  unsupported("kernel is ", repr_text(value), "; accepted: ", accepted,
+              ", or a kernel and its variant, as in \"wmma:narrow\"");
 }
 
 bool parse_flag(nb::handle value, const char* name) {

@@ -13,7 +13,8 @@ enum class Layout { kBshd, kBhsd };
 
 Layout parse_layout(nb::handle value);
 Causal parse_causal(nb::handle value);
-Kernel parse_kernel(nb::handle value);
+// "wmma", or "wmma:narrow": a kernel and one of its variants, whose name is borrowed from `value`.
+void parse_kernel(nb::handle value, Options* options);
 bool parse_flag(nb::handle value, const char* name);
 double parse_number(nb::handle value, const char* name);
 double parse_scale(nb::handle value, std::int64_t head_dim);   // None: 1 / sqrt(head_dim)

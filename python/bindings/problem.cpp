@@ -247,7 +247,7 @@ Problem read_problem(const AttentionCall& call, const Target& target) {
   AttentionParams& p = problem.params;
   p.device = target.device;
   problem.layout = parse_layout(call.layout);
-  problem.options.kernel = parse_kernel(call.kernel);
+  parse_kernel(call.kernel, &problem.options);
   problem.return_lse = parse_flag(call.return_lse, "return_lse");
   p.causal = parse_causal(call.causal);
   p.softcap = parse_number(call.softcap, "softcap");

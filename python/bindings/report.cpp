@@ -90,13 +90,14 @@ nb::object plan(const AttentionCall& call) {
          {Kernel::kWmma, Kernel::kWmmaSmem, Kernel::kWmmaQk, Kernel::kScalar}) {
       if (kernel == chosen.kernel) continue;
       Options forced = problem.options;
-      forced.kernel = kernel;
+      forced.kernel = kernel, forced.variant = nullptr;
       const Support support = dlattn::supported(problem.params, device, forced);
       passed_over.insert(passed_over.end(), support.reasons.begin(), support.reasons.end());
     }
   }
   nb::dict fields;
   fields["kernel"] = to_string(chosen.kernel);
+  fields["variant"] = chosen.variant_name;
   fields["dtype"] = to_string(chosen.dtype);
   fields["device"] = nb::str(device_text(problem.params.device).c_str());
   fields["head_dim_tile"] = chosen.head_dim_tile;

@@ -13,7 +13,7 @@ Tensor: TypeAlias = Any
 Causal: TypeAlias = bool | Literal["bottom_right", "top_left"]
 Window: TypeAlias = tuple[int | None, int | None]
 Layout: TypeAlias = Literal["bshd", "bhsd"]
-Kernel: TypeAlias = Literal["auto", "cpu", "scalar", "wmma_qk", "wmma_smem", "wmma"]
+Kernel: TypeAlias = str
 
 _NO_WINDOW: Window = (None, None)
 
@@ -72,7 +72,8 @@ def attention(
         stream: The CUDA stream to enqueue on: a handle, or a torch, CuPy or CUDA Python stream.
             None: the current stream of q's framework. Order other streams against it as you would
             for any kernel. Not for JAX, which orders its work itself.
-        kernel: "auto", or the one kernel to use: "cpu", "scalar", "wmma_qk", "wmma_smem", "wmma".
+        kernel: "auto", or the one kernel to use: "cpu", "scalar", "wmma_qk", "wmma_smem", "wmma";
+            or one of its tile shapes: "wmma:narrow" (see `Plan.variant`).
 
     Returns:
         out, of q's shape with head_dim_v for head_dim; with `return_lse`, the pair (out, lse), lse

@@ -29,6 +29,8 @@ class Plan:
     """How a call would be computed. Sizes are per thread block; those of the other device are 0."""
 
     kernel: str
+    variant: str
+    """Which of the kernel's tile shapes; empty if it has one alone."""
     dtype: str
     device: str
     head_dim_tile: int

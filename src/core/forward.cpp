@@ -76,7 +76,8 @@ Plan plan(const AttentionParams& params, const DeviceInfo& device, const Options
 
 std::string describe(const Plan& plan) {
   std::ostringstream out;
-  out << "kernel: " << to_string(plan.kernel) << "\n"
+  out << "kernel: " << to_string(plan.kernel) << (*plan.variant_name ? ":" : "")
+      << plan.variant_name << "\n"
       << "dtype: " << to_string(plan.dtype) << "\n"
       << "tile: " << plan.block_m << " queries x " << plan.block_n << " keys";
   if (plan.head_dim_tile) out << ", head_dim <= " << plan.head_dim_tile;

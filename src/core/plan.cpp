@@ -1,10 +1,12 @@
 #include "core/plan.h"
 
 #include <cstdlib>
+#include <cstring>
 #include <sstream>
 
 #include "core/backend.h"
 #include "core/registry.h"
+#include "core/wmma_plan.h"
 #include "cuda/scalar/traits.h"
 #include "cuda/tile/launch_shape.h"
 #include "cuda/wmma/traits.h"
@@ -50,27 +52,31 @@ std::int64_t num_blocks(const AttentionParams& p, int block_m) {
   return m_blocks * p.num_heads * p.batch_size;
 }
 
-// Which of wmma's tile shapes a problem runs on. Wide ones do more with each byte that they read
-// from shared memory, and need two blocks on an SM to hide their latencies; where those do not fit,
-// or where so few blocks come of it that SMs would idle, the narrow ones are faster.
-int wmma_variant(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile) {
-  constexpr std::int64_t kReservedSmem = 1024;  // bytes per block that CUDA takes for itself
-  constexpr double kNarrowCost = 1.2;  // time per row on narrow tiles, relative to wide ones
-  const TileConfig wide = wmma::tile_config(head_dim_tile, wmma::kWide);
-  const TileConfig narrow = wmma::tile_config(head_dim_tile, wmma::kNarrow);
-  if (wide.smem_bytes > device.max_smem_per_block) return wmma::kNarrow;
-  if (2 * (wide.smem_bytes + kReservedSmem) > device.smem_per_sm) return wmma::kNarrow;
-  const auto busiest_sm_rows = [&](const TileConfig& config) {
-    const std::int64_t sms = device.num_sms > 0 ? device.num_sms : 1;
-    return static_cast<double>((num_blocks(p, config.block_m) + sms - 1) / sms * config.block_m);
-  };
-  return kNarrowCost * busiest_sm_rows(narrow) < busiest_sm_rows(wide) ? wmma::kNarrow
-                                                                       : wmma::kWide;
+struct Variants {
+  const char* const* names = nullptr;
+  int count = 0;
+};
+
+// The tile shapes of a family that has several, by number.
+Variants variants(Kernel kernel) {
+  if (kernel == Kernel::kWmma) return {wmma::kVariantNames, wmma::kNumVariants};
+  return {};
+}
+
+// -1 if the family has no such variant.
+int find_variant(Kernel kernel, const char* name) {
+  const Variants all = variants(kernel);
+  for (int i = 0; i < all.count; ++i) {
+    if (std::strcmp(all.names[i], name) == 0) return i;
+  }
+  return -1;
 }
 
 int choose_variant(Kernel kernel, const AttentionParams& p, const DeviceInfo& device,
-                   int head_dim_tile) {
-  return kernel == Kernel::kWmma ? wmma_variant(p, device, head_dim_tile) : 0;
+                   const Options& options) {
+  if (options.variant) return find_variant(kernel, options.variant);
+  if (kernel != Kernel::kWmma) return 0;
+  return choose_wmma_variant(p, device, head_dim_tile(kernel, p.dtype, larger_head_dim(p)));
 }
 
 // The widest copy, in bytes, that every row of q, k and v is aligned to. Dimensions of one element
@@ -129,7 +135,8 @@ std::string head_dim_refusal(Kernel kernel, const AttentionParams& p) {
       if (kernel == Kernel::kScalar)
         return concat("scalar: ", dim.name, " is ", dim.value, "; accepted: 1 to 256");
       return concat(to_string(kernel), ": ", dim.name, " is ", dim.value,
-                    "; accepted: multiples of ", step, " up to 128");
+                    "; accepted: multiples of ", step, " up to ",
+                    kernel == Kernel::kWmma ? 256 : 128);
     }
   }
   return {};
@@ -165,10 +172,26 @@ std::string device_refusal(Kernel kernel, const DeviceInfo& device) {
   return {};
 }
 
-std::string launch_refusal(Kernel kernel, const AttentionParams& p, const DeviceInfo& device) {
+std::string variant_refusal(Kernel kernel, const AttentionParams& p, const Options& options) {
+  if (!options.variant) return {};
+  const int variant = find_variant(kernel, options.variant);
+  if (variant < 0) {
+    const Variants all = variants(kernel);
+    std::string accepted;
+    for (int i = 0; i < all.count; ++i) accepted += concat(i ? ", " : "", all.names[i]);
+    return concat(to_string(kernel), ": variant is ", options.variant,
+                  "; accepted: ", all.count ? accepted : "none, this kernel has one tile shape");
+  }
+  const int tile = head_dim_tile(kernel, p.dtype, larger_head_dim(p));
+  const std::string why = wmma_variant_refusal(p, tile, variant);
+  return why.empty() ? why : concat(to_string(kernel), ": ", why);
+}
+
+std::string launch_refusal(Kernel kernel, const AttentionParams& p, const DeviceInfo& device,
+                           const Options& options) {
   const int tile = head_dim_tile(kernel, p.dtype, larger_head_dim(p));
   const TileConfig config =
-      tile_config(kernel, p.dtype, tile, choose_variant(kernel, p, device, tile));
+      tile_config(kernel, p.dtype, tile, choose_variant(kernel, p, device, options));
   if (config.smem_bytes > device.max_smem_per_block) {
     return concat(to_string(kernel), ": needs ", config.smem_bytes,
                   " bytes of shared memory per block; ", device.name, " has ",
@@ -207,17 +230,13 @@ std::string join(const std::vector<std::string>& lines) {
 
 }  // namespace
 
-Plan cuda_plan(Kernel kernel, const AttentionParams& p, const DeviceInfo& device) {
-  const int tile = head_dim_tile(kernel, p.dtype, larger_head_dim(p));
-  return cuda_plan(kernel, p, choose_variant(kernel, p, device, tile));
-}
-
 Plan cuda_plan(Kernel kernel, const AttentionParams& p, int variant) {
   Plan plan;
   plan.kernel = kernel;
   plan.dtype = p.dtype;
   plan.head_dim_tile = head_dim_tile(kernel, p.dtype, larger_head_dim(p));
   plan.variant = variant;
+  plan.variant_name = variants(kernel).count ? variants(kernel).names[variant] : "";
   const TileConfig config = tile_config(kernel, p.dtype, plan.head_dim_tile, variant);
   plan.block_m = config.block_m;
   plan.block_n = config.block_n;
@@ -245,14 +264,19 @@ bool archs_serve(const std::string& archs, int compute_major, int compute_minor)
   return false;
 }
 
-std::string refusal(Kernel kernel, const AttentionParams& params, const DeviceInfo& device) {
-  if (kernel == Kernel::kCpu) return cpu_refusal(device);
+std::string refusal(Kernel kernel, const AttentionParams& params, const DeviceInfo& device,
+                    const Options& options) {
+  if (kernel == Kernel::kCpu) {
+    const std::string why = cpu_refusal(device);
+    return why.empty() ? variant_refusal(kernel, params, options) : why;
+  }
   std::string why = device_refusal(kernel, device);
   if (why.empty()) why = dtype_refusal(kernel, params);
   if (why.empty()) why = head_dim_refusal(kernel, params);
   if (why.empty()) why = feature_refusal(kernel, params);
   if (why.empty()) why = alignment_refusal(kernel, params);
-  if (why.empty()) why = launch_refusal(kernel, params, device);
+  if (why.empty()) why = variant_refusal(kernel, params, options);
+  if (why.empty()) why = launch_refusal(kernel, params, device, options);
   return why;
 }
 
@@ -260,7 +284,7 @@ std::vector<std::string> refusals(const AttentionParams& params, const DeviceInf
                                   const Options& options) {
   std::vector<std::string> reasons;
   const auto serves = [&](Kernel kernel) {
-    const std::string why = refusal(kernel, params, device);
+    const std::string why = refusal(kernel, params, device, options);
     if (!why.empty()) reasons.push_back(why);
     return why.empty();
   };
@@ -280,12 +304,13 @@ std::vector<std::string> refusals(const AttentionParams& params, const DeviceInf
 
 Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
   if (device.type == DeviceType::kCpu &&
-      (options.kernel == Kernel::kAuto || options.kernel == Kernel::kCpu)) {
+      (options.kernel == Kernel::kAuto || options.kernel == Kernel::kCpu) && !options.variant) {
     return cpu_plan(params, device, options);
   }
   for (const Kernel kernel : kCudaKernels) {
     const bool wanted = options.kernel == Kernel::kAuto || options.kernel == kernel;
-    if (wanted && refusal(kernel, params, device).empty()) return cuda_plan(kernel, params, device);
+    if (wanted && refusal(kernel, params, device, options).empty())
+      return cuda_plan(kernel, params, choose_variant(kernel, params, device, options));
   }
   throw UnsupportedError("no kernel can run this: " + join(refusals(params, device, options)));
 }

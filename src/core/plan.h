@@ -7,16 +7,16 @@
 
 namespace dlattn::core {
 
-// Why `kernel` cannot run a valid problem on `device`; empty if it can.
-std::string refusal(Kernel kernel, const AttentionParams& params, const DeviceInfo& device);
+// Why `kernel` cannot run a valid problem on `device`; empty if it can. Of `options` only the
+// variant counts.
+std::string refusal(Kernel kernel, const AttentionParams& params, const DeviceInfo& device,
+                    const Options& options = {});
 
 // The plan of a valid problem; throws UnsupportedError if no kernel, or not the one asked for, can
 // run it.
 Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Options& options);
 
-// The plan of a problem that a CUDA family accepts, on the tile shape that suits the device or on a
-// given one.
-Plan cuda_plan(Kernel kernel, const AttentionParams& params, const DeviceInfo& device);
+// The plan of a problem that a CUDA family accepts, on one of its tile shapes.
 Plan cuda_plan(Kernel kernel, const AttentionParams& params, int variant);
 
 // Why none of the kernels that `options` admits can run a valid problem; empty if one can.

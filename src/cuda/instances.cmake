@@ -13,5 +13,5 @@ dlattn_instance(wmma_qk bfloat16 32 64 96 128)
 dlattn_instance(wmma_smem float16 32 64 96 128)
 dlattn_instance(wmma_smem bfloat16 32 64 96 128)
 
-dlattn_instance(wmma float16 64 128)
-dlattn_instance(wmma bfloat16 64 128)
+dlattn_instance(wmma float16 32 64 96 128 192 256)
+dlattn_instance(wmma bfloat16 32 64 96 128 192 256)

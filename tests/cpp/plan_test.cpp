@@ -61,12 +61,17 @@ constexpr DType kHalves[] = {DType::kFloat16, DType::kBFloat16};
 void automatic_choice() {
   for (const DeviceInfo& device : gpus()) {
     for (const DType dtype : kHalves) {
-      for (const int head_dim : {8, 16, 40, 64, 72, 96, 112, 128}) {
+      for (const int head_dim : {8, 32, 40, 64, 72, 96, 112, 128, 136, 192, 200, 256}) {
         const AttentionParams p = problem(dtype, head_dim);
         const Plan plan = dlattn::plan(p, device);
         CHECK(plan.kernel == Kernel::kWmma);
         CHECK(plan.dtype == dtype);
-        const int tile = head_dim <= 64 ? 64 : 128;
+        const int tile = head_dim <= 32    ? 32
+                         : head_dim <= 64  ? 64
+                         : head_dim <= 96  ? 96
+                         : head_dim <= 128 ? 128
+                         : head_dim <= 192 ? 192
+                                           : 256;
         CHECK_EQ(plan.head_dim_tile, tile);
         const TileConfig config = wmma::tile_config(tile, plan.variant);
         CHECK_EQ(plan.block_m, config.block_m);
@@ -81,7 +86,7 @@ void automatic_choice() {
         CHECK(supported(p, device).ok);
       }
       // What the WMMA kernels lack goes to scalar.
-      for (const int head_dim : {1, 20, 130, 144, 200, 256}) {
+      for (const int head_dim : {1, 20, 130, 250}) {
         const Plan plan = dlattn::plan(problem(dtype, head_dim), device);
         CHECK(plan.kernel == Kernel::kScalar);
         CHECK_EQ(plan.head_dim_tile, head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256);
@@ -107,8 +112,11 @@ void shared_memory_of_every_instance() {
   for (const int tile : {32, 64, 96, 128}) {
     CHECK(wmma_qk::tile_config(tile).smem_bytes <= 101376);
     CHECK(wmma_smem::tile_config(tile).smem_bytes <= 101376);
-    for (const int variant : {wmma::kWide, wmma::kNarrow}) {
-      CHECK(wmma::tile_config(tile, variant).smem_bytes <= 101376);
+  }
+  for (const int tile : {32, 64, 96, 128, 192, 256}) {
+    for (int variant = 0; variant < wmma::kNumVariants; ++variant) {
+      if (wmma::has_variant(tile, variant))
+        CHECK(wmma::tile_config(tile, variant).smem_bytes <= 101376);
     }
   }
 }
@@ -140,6 +148,31 @@ void tile_shapes() {
     CHECK_EQ(variant(device, 16, 4096, 128), wmma::kNarrow);
 }
 
+void forced_variants() {
+  const DeviceInfo device = gpus()[0];
+  const AttentionParams p = problem(DType::kFloat16, 64);
+  Options options = force(Kernel::kWmma);
+  for (int variant = 0; variant < wmma::kNumVariants; ++variant) {
+    if (!wmma::has_variant(64, variant)) continue;
+    options.variant = wmma::kVariantNames[variant];
+    const Plan plan = dlattn::plan(p, device, options);
+    CHECK_EQ(plan.variant, variant);
+    CHECK(std::string(plan.variant_name) == wmma::kVariantNames[variant]);
+    CHECK_EQ(plan.block_m, wmma::tile_config(64, variant).block_m);
+    CHECK(describe(plan).find(std::string("kernel: wmma:") + plan.variant_name) == 0);
+  }
+  options.variant = "huge";
+  const Support unknown = supported(p, device, options);
+  CHECK(!unknown.ok);
+  CHECK(unknown.reasons.at(0).find("wmma: variant is huge; accepted: wide, narrow") == 0);
+  options.kernel = Kernel::kScalar, options.variant = "narrow";
+  CHECK_THROWS(dlattn::plan(p, device, options), UnsupportedError,
+               "no kernel can run this: scalar: variant is narrow; accepted: none, this kernel has "
+               "one tile shape");
+  options.kernel = Kernel::kAuto;  // the only family that has it
+  CHECK(dlattn::plan(p, device, options).kernel == Kernel::kWmma);
+}
+
 void forced_kernels() {
   for (const DeviceInfo& device : gpus()) {
     for (const Kernel kernel :
@@ -165,9 +198,9 @@ void forced_kernels() {
          "wmma_smem: head_dim is 144; accepted: multiples of 16 up to 128"},
         {Kernel::kWmma, DType::kFloat32, 64, "wmma: dtype is float32; accepted: float16, bfloat16"},
         {Kernel::kWmma, DType::kFloat16, 20,
-         "wmma: head_dim is 20; accepted: multiples of 8 up to 128"},
-        {Kernel::kWmma, DType::kFloat16, 136,
-         "wmma: head_dim is 136; accepted: multiples of 8 up to 128"},
+         "wmma: head_dim is 20; accepted: multiples of 8 up to 256"},
+        {Kernel::kWmma, DType::kFloat16, 260,
+         "wmma: head_dim is 260; accepted: multiples of 8 up to 256"},
         {Kernel::kScalar, DType::kFloat16, 257, "scalar: head_dim is 257; accepted: 1 to 256"},
         {Kernel::kCpu, DType::kFloat16, 64, "cpu: the tensors are on a CUDA device"},
     };
@@ -280,7 +313,7 @@ void too_little_shared_memory() {
   CHECK(smem_bytes > most);
   CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 128), small, force(Kernel::kWmmaSmem)),
                UnsupportedError, "no kernel can run this: " + needs("wmma_smem", smem_bytes));
-  CHECK(dlattn::plan(problem(DType::kFloat16, 32), small).kernel == Kernel::kWmmaSmem);
+  CHECK(dlattn::plan(problem(DType::kFloat16, 32), small).variant == wmma::kNarrow);
   // At exactly what it needs it runs, one byte less it does not.
   const AttentionParams p = problem(DType::kFloat16, 64);
   const int exact = wmma_smem::tile_config(64).smem_bytes;
@@ -362,7 +395,7 @@ void registry() {
 void descriptions() {
   const std::string text = describe(dlattn::plan(problem(DType::kFloat16, 64), gpus()[0]));
   for (const char* part :
-       {"kernel: wmma\n", "dtype: float16\n", "tile: ", "grid: ", "shared memory: ", "splits: 1"}) {
+       {"kernel: wmma:wide\n", "dtype: float16\n", "tile: ", "grid: ", "shared memory: ", "splits: 1"}) {
     CHECK_FOR(text.find(part) != std::string::npos, part);
   }
   AttentionParams p = problem(DType::kFloat64, 64);
@@ -393,6 +426,7 @@ int main() {
   automatic_choice();
   shared_memory_of_every_instance();
   tile_shapes();
+  forced_variants();
   forced_kernels();
   features();
   all_reasons();

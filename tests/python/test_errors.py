@@ -243,6 +243,10 @@ WRONG = {
         {"kernel": "x" + "é" * 200}, ("kernel is 'xé", "é...", '"auto"')
     ),
     "kernel no text": Wrong({"kernel": None}, ("kernel is of type NoneType", '"cpu"'), TypeError),
+    "kernel without variants": Wrong({"kernel": "cpu:wide"}, ("cpu: variant is wide", "none")),
+    "variant of no kernel": Wrong(
+        {"kernel": "flash:wide"}, ("kernel is 'flash:wide'", "wmma:narrow")
+    ),
     "kernel of the GPU": Wrong({"kernel": "wmma_smem"}, ("wmma_smem", "CPU")),
     "causal unknown": Wrong({"causal": "upper"}, ("causal is 'upper'", '"top_left"', "True")),
     "causal an int": Wrong({"causal": 1}, ("causal is of type int", '"bottom_right"'), TypeError),

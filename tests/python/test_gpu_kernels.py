@@ -56,18 +56,21 @@ def test_head_dim_of_v(kernel: str, dtype: str, dim: int, dim_v: int) -> None:
 
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("dim", "dim_v"), [(8, 8), (24, 40), (56, 104), (104, 72), (120, 8)])
+@pytest.mark.parametrize(
+    ("dim", "dim_v"),
+    [(8, 8), (24, 40), (56, 104), (104, 72), (120, 8), (192, 128), (168, 136), (256, 200)],
+)
 def test_head_dims_between_on_wmma(dtype: str, causal: bool, dim: int, dim_v: int) -> None:
     check("wmma", *qkv(dtype, 75, 90, dim=dim, dim_v=dim_v), causal=causal)
 
 
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("causal", CAUSAL)
-@pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("batch", [1, 64])  # few and many row blocks: both tile shapes of wmma
-def test_long_walks_on_wmma(dtype: str, causal: Any, dim: int, batch: int) -> None:
-    inputs = qkv(dtype, 333, 457, batch=batch, heads=8, heads_kv=4, dim=dim)
-    check("wmma", *inputs, causal=causal, window=(200, None))
+@pytest.mark.parametrize("dim", [32, 64, 96, 128, 192, 256])
+@pytest.mark.parametrize("variant", ["wide", "narrow"])
+def test_long_walks_on_wmma(dtype: str, causal: Any, dim: int, variant: str) -> None:
+    inputs = qkv(dtype, 333, 457, batch=2, heads=8, heads_kv=4, dim=dim)
+    check(f"wmma:{variant}", *inputs, causal=causal, window=(200, None))
 
 
 @pytest.mark.parametrize("dtype", ["float32", *HALF])

@@ -106,21 +106,25 @@ class Tests {
   // Runs only cases whose line contains `filter`.
   Tests(const char* family, const char* filter) : family_(family), filter_(filter) {}
 
-  // `run_kernel(head_dim_tile, params, shape)` runs in every thread of the launch. `variant`: of
-  // the family's tile shapes; -1: what the plan chooses.
+  // `run_kernel(head_dim_tile, params, shape)` runs in every thread of the launch. `variant`: which
+  // of the family's tile shapes; null: what the plan chooses. Problems that this one does not serve
+  // are passed over.
   template <typename T, typename RunKernel>
-  void run(dlattn::Kernel kernel, const Case& c, RunKernel run_kernel, int variant = -1) {
+  void run(dlattn::Kernel kernel, const Case& c, RunKernel run_kernel,
+           const char* variant = nullptr) {
     constexpr dlattn::DType kDType = DTypeOf<T>::value;
     std::string name = family_ + " " + dlattn::to_string(kDType) + " " + c.name();
-    if (variant >= 0) name += " variant " + std::to_string(variant);
+    if (variant) name += std::string(" ") + variant;
     if (name.find(filter_) == std::string::npos) return;
     Tensors<T> t = make_tensors<T>(c);
     const dlattn::AttentionParams params = make_params(c, t, kDType);
     dlattn::Options options;
     options.kernel = kernel;
     dlattn::core::validate(params);
-    dlattn::Plan plan = dlattn::core::make_plan(params, ada(), options);
-    if (variant >= 0) plan = dlattn::core::cuda_plan(kernel, params, variant);
+    dlattn::core::make_plan(params, ada(), options);  // some variant serves it
+    options.variant = variant;
+    if (!dlattn::core::refusals(params, ada(), options).empty()) return;
+    const dlattn::Plan plan = dlattn::core::make_plan(params, ada(), options);
     const dlattn::LaunchShape shape = dlattn::make_launch_shape(params, plan);
     std::vector<unsigned char> first_out;
     std::string trouble;

@@ -13,9 +13,11 @@ using simt::Layout;
 template <typename T, int kVariant>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
-#define DLATTN_INSTANCE(family, dtype, tile)                                                  \
-  if constexpr (Kernel::family == Kernel::kWmma && DType::dtype == simt::DTypeOf<T>::value) { \
-    if (head_dim_tile == tile) return dlattn::wmma::kernel<T, tile, kVariant>(params, shape); \
+#define DLATTN_INSTANCE(family, dtype, tile)                                                    \
+  if constexpr (Kernel::family == Kernel::kWmma && DType::dtype == simt::DTypeOf<T>::value) {   \
+    if constexpr (dlattn::wmma::has_variant(tile, kVariant)) {                                  \
+      if (head_dim_tile == tile) return dlattn::wmma::kernel<T, tile, kVariant>(params, shape); \
+    }                                                                                           \
   }
 #include "instances.inc"
 #undef DLATTN_INSTANCE
@@ -34,6 +36,10 @@ std::vector<Case> cases() {
       {15, 64, 72, kTopLeft},
       {31, 63, 104, kFull},
       {66, 97, 128, kCausal},
+      {40, 70, 96, kTopLeft},
+      {33, 65, 192, kCausal, 1, 1, Layout::kBshd, 128},
+      {66, 97, 256, kCausal},
+      {31, 70, 168, kFull},
       // Rows that see nothing: some of a warp's, whole warps', a whole tile's.
       {150, 40, 32, kCausal},
       // No keys, no queries, an empty batch.
@@ -75,16 +81,21 @@ std::vector<Case> cases() {
   return cases;
 }
 
+template <typename T, int kVariant = 0>
+void run_variants(simt::Tests& tests, const Case& c) {
+  if constexpr (kVariant < dlattn::wmma::kNumVariants) {
+    tests.run<T>(Kernel::kWmma, c, run_kernel<T, kVariant>, dlattn::wmma::kVariantNames[kVariant]);
+    run_variants<T, kVariant + 1>(tests, c);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   simt::Tests tests("wmma", argc > 1 ? argv[1] : "");
   for (const Case& c : cases()) {
-    using dlattn::wmma::kNarrow, dlattn::wmma::kWide;
-    tests.run<half>(Kernel::kWmma, c, run_kernel<half, kWide>, kWide);
-    tests.run<half>(Kernel::kWmma, c, run_kernel<half, kNarrow>, kNarrow);
-    tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16, kWide>, kWide);
-    tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16, kNarrow>, kNarrow);
+    run_variants<half>(tests, c);
+    run_variants<__nv_bfloat16>(tests, c);
   }
   return tests.finish();
 }

@@ -3,11 +3,11 @@
 // Attention on tensor cores with warp-level instructions (mma.sync, ldmatrix, cp.async); scores and
 // probabilities never leave registers.
 //
-// A thread block of 4 warps computes block_m query rows of one head; a warp owns 16 or 32 of them,
-// start to end, with the unnormalised fp32 output in registers. Tiles of block_n keys are walked
-// from the last to the first: so ragged and causal edges come first, as edge tiles, and the long
-// loop after them has no mask and no bounds. (A window brings edge tiles at the end as well.) Per
-// tile:
+// A thread block of 4 or 8 warps computes block_m query rows of one head; a warp owns 16 or 32 of
+// them, start to end, with the unnormalised fp32 output in registers. Tiles of block_n keys are
+// walked from the last to the first: so ragged and causal edges come first, as edge tiles, and the
+// long loop after them has no mask and no bounds. (A window brings edge tiles at the end as well.)
+// Per tile:
 //   1. wait for K and V, one barrier, start the copy of the next tile into the other stage;
 //   2. S = Q K^T; on edge tiles the mask;
 //   3. per slice of keys: probabilities, packed as operands where they are (SpeculativeSoftmax),
@@ -30,8 +30,6 @@
 #include "cuda/wmma/traits.h"
 
 namespace dlattn::wmma {
-
-constexpr int kNumThreads = kNumWarps * 32;
 
 // Scores of keys that their rows do not see become -inf. `first_row` is this lane's first.
 template <int kRowTiles, int kGroups>
@@ -120,7 +118,8 @@ __device__ __forceinline__ void for_each_slice(Slice slice,
 }
 
 template <typename T, int kHeadDim, int kVariant>
-__global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).blocks_per_sm)
+__global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
+                                  tile_shape(kHeadDim, kVariant).blocks_per_sm)
     kernel(const __grid_constant__ AttentionParams params,
            const __grid_constant__ LaunchShape shape) {
   constexpr TileShape kShape = tile_shape(kHeadDim, kVariant);
@@ -130,7 +129,7 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
   constexpr int kBlockM = block_m(kShape);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kStage = kBlockN * kHeadDim * 2;  // bytes
-  using Copy = TileCopy<T, kHeadDim, kNumThreads>;
+  using Copy = TileCopy<T, kHeadDim, kShape.num_warps * 32>;
 
   const tile::Work work = tile::scheduled_work(params, shape);
   const tile::Sequence<T> seq(params, shape, work);
@@ -190,7 +189,7 @@ __global__ void __launch_bounds__(kNumThreads, tile_shape(kHeadDim, kVariant).bl
 
   // What is needed after the loop or seldom in it is worked out again rather than kept, where there
   // is no register to spare in the loop.
-  constexpr bool kScarce = kQueryPlace == QueryPlace::kSmem;
+  constexpr bool kScarce = kQueryPlace == QueryPlace::kSmem || kHeadDim > 192;
   const auto recall_work = [&] {
     return kScarce ? tile::scheduled_work(params, shape, ptx::reread_block_index()) : work;
   };

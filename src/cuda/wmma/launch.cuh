@@ -12,13 +12,20 @@ void launch_variant(const AttentionParams& params, const Plan& plan, void* strea
       make_launch_shape(params, plan));
 }
 
+template <DType dtype, int kTile, int kVariant = 0>
+void launch_planned(const AttentionParams& params, const Plan& plan, void* stream) {
+  if constexpr (kVariant < kNumVariants) {
+    if constexpr (has_variant(kTile, kVariant)) {
+      if (plan.variant == kVariant)
+        return launch_variant<dtype, kTile, kVariant>(params, plan, stream);
+    }
+    launch_planned<dtype, kTile, kVariant + 1>(params, plan, stream);
+  }
+}
+
 template <DType dtype, int kTile>
 void launch(const AttentionParams& params, const Plan& plan, void* stream) {
-  if (plan.variant == kWide) {
-    launch_variant<dtype, kTile, kWide>(params, plan, stream);
-  } else {
-    launch_variant<dtype, kTile, kNarrow>(params, plan, stream);
-  }
+  launch_planned<dtype, kTile>(params, plan, stream);
 }
 
 }  // namespace dlattn::wmma

@@ -8,12 +8,14 @@ namespace dlattn::wmma {
 // once; then K and V may be laid over Q's shared memory.
 enum class QueryPlace { kSmem, kRegisters, kRegistersOverlaid };
 
-// Two tile shapes per head_dim tile, between which the plan chooses.
-constexpr int kWide = 0;    // 32 rows per warp: every fragment of K and V feeds four products
+// Tile shapes per head_dim tile, between which the plan chooses.
+constexpr int kWide = 0;    // as many rows as registers hold: each fragment of K and V feeds most
 constexpr int kNarrow = 1;  // 16 rows per warp: small blocks, for small grids and small SMs
 constexpr int kNumVariants = 2;
+constexpr const char* kVariantNames[kNumVariants] = {"wide", "narrow"};
 
 struct TileShape {
+  int num_warps;
   int row_tiles;    // per warp, of 16 query rows
   int block_n;      // keys per tile
   int slices;       // in which a tile's probabilities are made and multiplied with V
@@ -22,20 +24,31 @@ struct TileShape {
   int blocks_per_sm;  // that registers must leave room for
 };
 
-constexpr int kNumWarps = 4;
 constexpr int kNumStages = 2;
 
+constexpr TileShape wide_shape(int head_dim_tile) {
+  if (head_dim_tile <= 64) return {4, 2, 64, 1, 1, QueryPlace::kRegisters, 2};
+  if (head_dim_tile <= 128) return {4, 2, 64, 1, 4, QueryPlace::kSmem, 2};
+  return {8, 1, 32, 2, 2, QueryPlace::kRegistersOverlaid, 1};
+}
+
+constexpr TileShape narrow_shape(int head_dim_tile) {
+  if (head_dim_tile <= 64) return {4, 1, 64, 2, 1, QueryPlace::kRegistersOverlaid, 3};
+  if (head_dim_tile <= 128) return {4, 1, 32, 2, 2, QueryPlace::kRegistersOverlaid, 3};
+  return {4, 1, 32, 2, 2, QueryPlace::kRegistersOverlaid, 2};
+}
+
 constexpr TileShape tile_shape(int head_dim_tile, int variant) {
-  if (variant == kWide) {
-    return head_dim_tile <= 64 ? TileShape{2, 64, 1, 1, QueryPlace::kRegisters, 2}
-                               : TileShape{2, 64, 1, 4, QueryPlace::kSmem, 2};
-  }
-  return head_dim_tile <= 64 ? TileShape{1, 64, 2, 1, QueryPlace::kRegistersOverlaid, 3}
-                             : TileShape{1, 32, 2, 2, QueryPlace::kRegistersOverlaid, 3};
+  return variant == kWide ? wide_shape(head_dim_tile) : narrow_shape(head_dim_tile);
+}
+
+// Whether there is a kernel of this shape.
+constexpr bool has_variant(int, int variant) {
+  return 0 <= variant && variant < kNumVariants;
 }
 
 constexpr int block_m(const TileShape& shape) {
-  return kNumWarps * shape.row_tiles * 16;
+  return shape.num_warps * shape.row_tiles * 16;
 }
 
 // Byte offsets into dynamic shared memory; rows as in tile::SwizzledRows.
@@ -60,7 +73,7 @@ constexpr SmemMap smem_map(int head_dim_tile, int variant) {
 
 constexpr TileConfig tile_config(int head_dim_tile, int variant) {
   const TileShape shape = tile_shape(head_dim_tile, variant);
-  return {block_m(shape), shape.block_n, kNumWarps, kNumStages,
+  return {block_m(shape), shape.block_n, shape.num_warps, kNumStages,
           smem_map(head_dim_tile, variant).total};
 }
 

@@ -33,6 +33,8 @@ struct DeviceInfo {
 
 struct Options {
   Kernel kernel = Kernel::kAuto;
+  const char* variant = nullptr;  // which tile shape of `kernel`, by name (Plan::variant_name);
+                                  // null: the plan chooses
   int num_threads = 0;  // CPU only; 0: DeviceInfo::num_threads
 };
 
@@ -42,6 +44,7 @@ struct Plan {
   DType dtype = DType::kFloat16;
   int head_dim_tile = 0;             // both head dims rounded up to the instance that serves them
   int variant = 0;                   // which tile shape, of a family that has several
+  const char* variant_name = "";     // its name; "" where there is one alone
   int block_m = 0;                   // query rows per tile
   int block_n = 0;                   // keys per tile
   int num_warps = 0;                 // per thread block
