@@ -482,3 +482,40 @@ def test_half_precision_torch_tensors():
         assert out.dtype == dmask.dtype == dtype and lse.dtype == torch.float32
         want = dlattn.attention(*qkv.unbind(2), causal=True)
         assert torch.equal(out, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", [(130, 130), (90, 200), (200, 70)])
+@pytest.mark.parametrize("window", [(-1, -1), (40, -1), (50, 20), (70, 70)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_on_a_gpu(causal, window, lengths):
+    torch = pytest.importorskip("torch")
+    arrays = arrays_of(2, *lengths, head_dim=64)
+    tensors = [torch.from_numpy(x).half().cuda() for x in arrays]
+    options = {"causal": causal, "window_size": window}
+    out, lse, dmask = flash_attn.flash_attn_func(*tensors, **options, return_attn_probs=True)
+    assert out.is_cuda and lse.is_cuda and dmask.is_cuda and dmask.dtype == torch.float16
+    for b in range(2):
+        want = flash_reference(*(x[b] for x in tensors), **options)
+        assert max_error(out[b], want[0]) <= 4e-3
+        assert max_error(lse[b], want[1]) <= 4e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("library", ["torch", "cupy"])
+def test_packed_on_a_gpu(library):
+    module = pytest.importorskip(library)
+    if library == "torch":
+        qkv = module.from_numpy(normal(300, 3, 4, 64, seed=1)).half().cuda()
+        cu = module.tensor([0, 1, 130, 300], dtype=module.int32, device="cuda")
+    else:
+        qkv = module.asarray(normal(300, 3, 4, 64, seed=1).astype("f2"))
+        cu = module.asarray([0, 1, 130, 300], dtype="i4")
+    out, lse, _ = flash_attn.flash_attn_varlen_qkvpacked_func(
+        qkv, cu, 170, causal=True, return_attn_probs=True
+    )
+    for begin, end in ((0, 1), (1, 130), (130, 300)):
+        part = [qkv[begin:end, n] for n in range(3)]
+        want = flash_reference(*part, causal=True)
+        assert max_error(out[begin:end], want[0]) <= 4e-3
+        assert max_error(lse[:, begin:end], want[1]) <= 4e-3

@@ -342,3 +342,26 @@ def test_tensors_that_require_grad(name):
     assert f"pass {name}.detach()" in str(caught.value)
     with torch.no_grad():
         scaled_dot_product_attention(**tensors)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("shapes", "mask", "options"),
+    [
+        ([(2, 4, 130, 64), (2, 4, 200, 64), (2, 4, 200, 64)], None, {"is_causal": True}),
+        ([(2, 4, 130, 64), (2, 2, 70, 64), (2, 2, 70, 64)], None, {"enable_gqa": True}),
+        ([(3, 130, 64), (3, 70, 64), (3, 70, 64)], (130, 70), {}),
+        ([(2, 3, 4, 90, 64), (2, 3, 4, 90, 64), (2, 3, 4, 90, 64)], (2, 3, 1, 90, 90), {}),
+    ],
+)
+def test_on_a_gpu(shapes, mask, options, dtype):
+    tensors = [torch.from_numpy(normal(*s, seed=n)) for n, s in enumerate(shapes)]
+    tensors = [x.to(getattr(torch, dtype)).cuda() for x in tensors]
+    hidden = None if mask is None else torch.from_numpy(normal(*mask, seed=9) > 0)
+    for attn_mask in (hidden, None if hidden is None else torch.where(hidden, 0.5, -math.inf)):
+        on_gpu = None if attn_mask is None else attn_mask.cuda()
+        got = scaled_dot_product_attention(*tensors, on_gpu, **options)
+        assert got.is_cuda and got.dtype == tensors[0].dtype
+        want = reference(*tensors, None if attn_mask is None else attn_mask.numpy(), **options)
+        assert max_error(got, want) <= {"float16": 4e-3, "bfloat16": 3e-2}[dtype]
