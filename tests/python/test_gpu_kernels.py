@@ -197,7 +197,7 @@ def test_alignment_of_rows(kernel: str, dtype: str, align: int, dim: int) -> Non
         for start in (0, pad):
             inputs = list(qkv(dtype, 70, 90, dim=dim))
             inputs[moved] = padded(inputs[moved], pad, start)
-            if kernel == "wmma" and align < 16:
+            if kernel in ("wmma", "wmma:split") and align < 16:
                 with pytest.raises(dlattn.UnsupportedError, match=f"aligned to {align} bytes"):
                     dlattn.plan(*inputs, kernel=kernel)
                 assert dlattn.plan(*inputs).kernel == "wmma_smem"

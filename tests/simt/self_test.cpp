@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/smem.cuh"
 #include "cuda/ptx/wmma.cuh"
@@ -188,6 +189,44 @@ void exit_before_barrier() {
   });
 }
 
+enum class Groups { kRight, kNoBarrier, kOneBarrier, kUneven };
+
+// Four groups of two warps reverse their numbers, each within itself and as often as its number
+// says, with barriers of their own.
+void reverse_in_groups(Groups groups) {
+  constexpr int kGroup = 64;
+  std::vector<float> out(4 * kGroup, NAN);
+  for (simt::Schedule schedule = 0; schedule < 6; ++schedule) {
+    simt::launch({dim3(1), dim3(4 * kGroup), 4 * kGroup * sizeof(float), schedule}, [&] {
+      const int i = threadIdx.x, group = i / kGroup, first = group * kGroup;
+      const int id = groups == Groups::kOneBarrier ? 1 : 1 + group;
+      for (int round = 0; round <= group; ++round) {
+        smem()[i] = static_cast<float>(i + round);
+        if (groups != Groups::kNoBarrier) ptx::barrier_sync(id, kGroup);
+        out[i] = smem()[first + kGroup - 1 - i % kGroup];
+        if (groups != Groups::kUneven || round < 2) ptx::barrier_sync(id, kGroup);
+      }
+    });
+    for (int i = 0; i < 4 * kGroup; ++i) {
+      const int group = i / kGroup;
+      if (!(out[i] == static_cast<float>(group * kGroup + kGroup - 1 - i % kGroup + group)))
+        fail("numbers reversed in groups");
+    }
+  }
+}
+
+// Threads from kFirst on meet at a barrier of kCount.
+template <int kFirst, int kCount>
+void lone_barrier() {
+  simt::launch(one_block(0), [&] {
+    if (threadIdx.x >= kFirst) ptx::barrier_sync(1, kCount);
+  });
+}
+
+void differing_barrier() {
+  simt::launch(one_block(0), [&] { ptx::barrier_sync(1, threadIdx.x < 32 ? 64 : 32); });
+}
+
 void missing_lane() {
   simt::launch(one_block(0), [&] {
     if (threadIdx.x == 5) return;
@@ -352,6 +391,18 @@ const std::vector<Case> kCases = {
     {"divergent __syncthreads", divergent_barrier, "different __syncthreads"},
     {"exit before __syncthreads", exit_before_barrier,
      "after some threads of the block have ended"},
+    {"groups with barriers of their own", [] { reverse_in_groups(Groups::kRight); }, nullptr},
+    {"groups without the barrier between", [] { reverse_in_groups(Groups::kNoBarrier); },
+     kTsan ? kRace : kWrong},
+    {"groups with one barrier for all", [] { reverse_in_groups(Groups::kOneBarrier); },
+     kTsan ? kRace : kWrong},
+    {"groups without the barrier behind", [] { reverse_in_groups(Groups::kUneven); }, kRace, kTsan},
+    {"bar.sync of all", lone_barrier<0, 64>, nullptr},
+    {"bar.sync that one warp does not reach", lone_barrier<32, 64>, "never reach"},
+    {"bar.sync of a part of a warp", lone_barrier<48, 32>, "never reach"},
+    {"bar.sync of more than it asks for", lone_barrier<16, 32>, "more threads wait"},
+    {"bar.sync of no whole warps", lone_barrier<0, 48>, "not a number of warps"},
+    {"bar.sync of different numbers", differing_barrier, "different numbers"},
     {"shuffle without one lane", missing_lane, "never reach"},
     {"shuffle from outside its mask", lane_outside_mask, "leaves out the calling lane"},
     {"shuffles and votes", shuffles, nullptr},

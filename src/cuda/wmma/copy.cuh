@@ -5,22 +5,25 @@
 
 namespace dlattn::wmma {
 
-// Copies of whole tiles from global to swizzled shared memory, by all threads of a block, 16 bytes
-// each. A thread keeps to one chunk of one segment and walks down the rows in steps that leave its
-// place in the swizzle as it is; the other segments of its row are immediate offsets away. Columns
-// past `columns` are filled up with zeros.
-template <typename T, int kColumns, int kThreads>
+// Copies of whole tiles from global to swizzled shared memory, 16 bytes each, by all threads of a
+// block or, kGrouped, by a group of kThreads among several. A thread keeps to one chunk of one
+// segment and walks down the rows in steps that leave its place in the swizzle as it is; the other
+// segments of its row are immediate offsets away. Columns past `columns` are filled up with zeros.
+template <typename T, int kColumns, int kThreads, bool kGrouped = false>
 struct TileCopy {
   using Rows = tile::SwizzledRows<kColumns>;
   static constexpr int kStep = kThreads / Rows::kChunks;  // rows from pass to pass
   static constexpr int kSegmentColumns = Rows::kSegmentBytes / 2;
   static_assert(sizeof(T) == 2 && kStep % 8 == 0);
 
-  __device__ __forceinline__ static int first_row() { return threadIdx.x / Rows::kChunks; }
-  __device__ __forceinline__ static int first_column() { return threadIdx.x % Rows::kChunks * 8; }
+  __device__ __forceinline__ static int thread() {
+    return kGrouped ? threadIdx.x % kThreads : threadIdx.x;
+  }
+  __device__ __forceinline__ static int first_row() { return thread() / Rows::kChunks; }
+  __device__ __forceinline__ static int first_column() { return thread() % Rows::kChunks * 8; }
   // This thread's place in a tile, in bytes.
   __device__ __forceinline__ static int place() {
-    return Rows::offset(first_row(), threadIdx.x % Rows::kChunks);
+    return Rows::offset(first_row(), thread() % Rows::kChunks);
   }
 
   // Of kRows rows from `gmem` on, the first `rows` of which exist; the others are filled with
@@ -28,7 +31,8 @@ struct TileCopy {
   template <int kRows>
   __device__ __forceinline__ static void edge(ptx::SmemAddress smem, const T* gmem,
                                               std::int64_t row_stride, int rows, int columns) {
-    static_assert(kRows % kStep == 0);
+    static_assert(kRows % kStep == 0 || kStep % kRows == 0);
+    if (kStep > kRows && first_row() >= kRows) return;
     const T* from = gmem + first_row() * row_stride + first_column();
 #pragma unroll
     for (int first = 0; first < kRows; first += kStep) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/tile/config.h"
+#include "cuda/wmma/split_traits.h"
 
 namespace dlattn::wmma {
 
@@ -8,43 +9,57 @@ namespace dlattn::wmma {
 // once; then K and V may be laid over Q's shared memory.
 enum class QueryPlace { kSmem, kRegisters, kRegistersOverlaid };
 
+// How warps hand the stages of K and V over to each other (stages.cuh).
+enum class Handover { kBlockBarrier, kMbarrier };
+
 // Tile shapes per head_dim tile, between which the plan chooses.
 constexpr int kWide = 0;    // as many rows as registers hold: each fragment of K and V feeds most
 constexpr int kNarrow = 1;  // 16 rows per warp: small blocks, for small grids and small SMs
-constexpr int kNumVariants = 2;
-constexpr const char* kVariantNames[kNumVariants] = {"wide", "narrow"};
+constexpr int kSplit = 2;   // keys divided among the warps (split.cuh): for smaller grids still
+constexpr int kAhead = 3;   // as wide, with mbarriers, by which warps may run ahead of each other
+constexpr int kNumVariants = 4;
+constexpr const char* kVariantNames[kNumVariants] = {"wide", "narrow", "split", "ahead"};
 
 struct TileShape {
   int num_warps;
-  int row_tiles;    // per warp, of 16 query rows
-  int block_n;      // keys per tile
-  int slices;       // in which a tile's probabilities are made and multiplied with V
-  int edge_slices;  // the same of edge tiles, which need more registers
+  int row_tiles;  // per warp, of 16 query rows
+  int block_n;    // keys per tile
+  int slices;     // in which a tile's probabilities are made and multiplied with V
+  int edge_keys;  // of an edge tile that are worked on at a time
   QueryPlace query_place;
   int blocks_per_sm;  // that registers must leave room for
+  Handover handover = Handover::kBlockBarrier;
 };
 
 constexpr int kNumStages = 2;
 
 constexpr TileShape wide_shape(int head_dim_tile) {
-  if (head_dim_tile <= 64) return {4, 2, 64, 1, 1, QueryPlace::kRegisters, 2};
-  if (head_dim_tile <= 128) return {4, 2, 64, 1, 4, QueryPlace::kSmem, 2};
-  return {8, 1, 32, 2, 2, QueryPlace::kRegistersOverlaid, 1};
+  if (head_dim_tile <= 64) return {4, 2, 64, 1, 32, QueryPlace::kRegisters, 2};
+  if (head_dim_tile <= 128) return {4, 2, 64, 1, 32, QueryPlace::kSmem, 2};
+  return {8, 1, 32, 2, 32, QueryPlace::kRegistersOverlaid, 1};
 }
 
 constexpr TileShape narrow_shape(int head_dim_tile) {
-  if (head_dim_tile <= 64) return {4, 1, 64, 2, 1, QueryPlace::kRegistersOverlaid, 3};
-  if (head_dim_tile <= 128) return {4, 1, 32, 2, 2, QueryPlace::kRegistersOverlaid, 3};
-  return {4, 1, 32, 2, 2, QueryPlace::kRegistersOverlaid, 2};
+  if (head_dim_tile <= 64) return {4, 1, 64, 2, 32, QueryPlace::kRegistersOverlaid, 3};
+  if (head_dim_tile <= 128) return {4, 1, 32, 2, 32, QueryPlace::kRegistersOverlaid, 3};
+  return {4, 1, 32, 2, 32, QueryPlace::kRegistersOverlaid, 2};
+}
+
+constexpr TileShape ahead_shape(int head_dim_tile) {
+  TileShape shape = wide_shape(head_dim_tile);
+  shape.handover = Handover::kMbarrier;
+  return shape;
 }
 
 constexpr TileShape tile_shape(int head_dim_tile, int variant) {
-  return variant == kWide ? wide_shape(head_dim_tile) : narrow_shape(head_dim_tile);
+  if (variant == kWide) return wide_shape(head_dim_tile);
+  return variant == kNarrow ? narrow_shape(head_dim_tile) : ahead_shape(head_dim_tile);
 }
 
 // Whether there is a kernel of this shape.
-constexpr bool has_variant(int, int variant) {
-  return 0 <= variant && variant < kNumVariants;
+constexpr bool has_variant(int head_dim_tile, int variant) {
+  if (variant == kSplit) return head_dim_tile <= 128;
+  return variant == kWide || variant == kNarrow || (variant == kAhead && head_dim_tile > 128);
 }
 
 constexpr int block_m(const TileShape& shape) {
@@ -56,6 +71,7 @@ struct SmemMap {
   int q;  // [block_m] rows, later those of out
   int k;  // [kNumStages][block_n] rows
   int v;  // [kNumStages][block_n] rows
+  int mbarriers;
   int total;
 };
 
@@ -67,11 +83,13 @@ constexpr SmemMap smem_map(int head_dim_tile, int variant) {
   map.q = 0;
   map.k = shape.query_place == QueryPlace::kRegistersOverlaid ? 0 : q_bytes;
   map.v = map.k + k_bytes;
-  map.total = map.v + k_bytes > q_bytes ? map.v + k_bytes : q_bytes;
+  map.mbarriers = map.v + k_bytes > q_bytes ? map.v + k_bytes : q_bytes;
+  map.total = map.mbarriers + (shape.handover == Handover::kMbarrier ? kNumStages * 2 * 8 : 0);
   return map;
 }
 
 constexpr TileConfig tile_config(int head_dim_tile, int variant) {
+  if (variant == kSplit) return split_tile_config(head_dim_tile);
   const TileShape shape = tile_shape(head_dim_tile, variant);
   return {block_m(shape), shape.block_n, shape.num_warps, kNumStages,
           smem_map(head_dim_tile, variant).total};

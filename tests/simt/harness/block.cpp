@@ -21,7 +21,7 @@ constexpr int kMaxMasks = 64;          // different masks that one warp of one b
 constexpr std::size_t kGuard = 1024;   // bytes around the dynamic shared memory, and its alignment
 constexpr unsigned char kFill = 0xFF;  // NaN in float, half and bfloat16
 
-enum class State { kReady, kAtBarrier, kAtCollective, kDone };
+enum class State { kReady, kAtBarrier, kAtNamedBarrier, kAtCollective, kDone };
 
 struct Worker {  // what the scheduler knows of a thread
   Fiber fiber;
@@ -33,6 +33,8 @@ struct Worker {  // what the scheduler knows of a thread
   unsigned mask = 0;
   Combine combine = nullptr;
   void* operand = nullptr;
+  int barrier_id = 0;  // of the bar.sync it waits at, and the number of threads it waits for
+  int barrier_count = 0;
   int barriers = 0;           // passed so far
   int warp_syncs[kMaxMasks];  // passed so far, by index of the mask
 };
@@ -42,6 +44,7 @@ struct Worker {  // what the scheduler knows of a thread
 // races would go unseen.
 struct SyncObjects {
   long block[2];
+  long named[kNumBarriers][2];
   long warp[kMaxWarps][kMaxMasks][2];
 };
 
@@ -57,6 +60,7 @@ int num_threads = 0;
 int num_warps = 0;
 unsigned masks[kMaxWarps][kMaxMasks];
 int num_masks[kMaxWarps];
+int openings[kNumBarriers];  // how often each bar.sync has let its threads go on
 
 Fiber host;
 Worker* current = nullptr;  // null: the host runs
@@ -111,6 +115,8 @@ void describe(const Worker& w) {
     std::fprintf(stderr, "  thread %u waits at %s", w.thread.thread_idx.x, w.name);
     if (w.state == State::kAtBarrier) std::fprintf(stderr, " (%s:%d)", w.file, w.line);
     if (w.state == State::kAtCollective) std::fprintf(stderr, " with mask %08x", w.mask);
+    if (w.state == State::kAtNamedBarrier)
+      std::fprintf(stderr, " %d of %d threads", w.barrier_id, w.barrier_count);
     std::fprintf(stderr, "\n");
   }
 }
@@ -118,6 +124,8 @@ void describe(const Worker& w) {
 bool same_place(const Worker& a, const Worker& b) {
   if (a.state != b.state) return false;
   if (a.state == State::kAtBarrier) return a.line == b.line && std::strcmp(a.file, b.file) == 0;
+  if (a.state == State::kAtNamedBarrier)
+    return a.barrier_id == b.barrier_id && a.barrier_count == b.barrier_count;
   if (a.state == State::kAtCollective) return a.mask == b.mask && std::strcmp(a.name, b.name) == 0;
   return true;
 }
@@ -160,6 +168,34 @@ bool complete_collectives(int warp) {
   return progress;
 }
 
+// Lets the threads go on that wait at a bar.sync which as many as it asks for have reached.
+bool complete_barriers() {
+  int waiting[kNumBarriers] = {}, count[kNumBarriers] = {}, lanes[kNumBarriers][kMaxWarps] = {};
+  for (int i = 0; i < num_threads; ++i) {
+    const Worker& w = workers[i];
+    if (w.state != State::kAtNamedBarrier) continue;
+    if (waiting[w.barrier_id]++ == 0) count[w.barrier_id] = w.barrier_count;
+    if (count[w.barrier_id] != w.barrier_count)
+      die_stuck("threads that meet at one bar.sync ask for different numbers of threads");
+    ++lanes[w.barrier_id][w.thread.warp];
+  }
+  bool progress = false;
+  for (int id = 0; id < kNumBarriers; ++id) {
+    if (waiting[id] == 0 || waiting[id] < count[id]) continue;
+    if (waiting[id] > count[id]) die_stuck("more threads wait at a bar.sync than it asks for");
+    for (int warp = 0; warp < num_warps; ++warp) {
+      if (lanes[id][warp] % kWarpSize != 0) die_stuck("a bar.sync of a part of a warp");
+    }
+    for (int i = 0; i < num_threads; ++i) {
+      Worker& w = workers[i];
+      if (w.state == State::kAtNamedBarrier && w.barrier_id == id) w.state = State::kReady;
+    }
+    ++openings[id];
+    progress = true;
+  }
+  return progress;
+}
+
 bool run_lanes(int warp, const int* lane_order) {
   bool progress = false;
   for (int i = 0; i < kWarpSize; ++i) {
@@ -186,6 +222,7 @@ void run_to_barrier(Random* random) {
         if (shuffled) random->shuffle(lane_order, kWarpSize);
         again = run_lanes(warp_order[i], lane_order);
         again |= complete_collectives(warp_order[i]);
+        again |= complete_barriers();
         progress |= again;
         if (one_step) break;
       }
@@ -252,6 +289,7 @@ void free_block(Block* old) {
 void prepare_workers() {
   for (; num_made < num_threads; ++num_made) make_fiber(&workers[num_made].fiber, fiber_entry);
   std::memset(num_masks, 0, sizeof num_masks);
+  std::memset(openings, 0, sizeof openings);
 }
 
 void prepare_worker(int i, const dim3& block_idx) {
@@ -336,6 +374,19 @@ void sync_threads(const char* file, int line) {
   me->line = line;
   tsan_release(object);
   wait(State::kAtBarrier, "__syncthreads");
+  tsan_acquire(object);
+}
+
+void sync_barrier(int id, int count) {
+  if (id < 1 || id >= kNumBarriers) die("bar.sync %d; 1 to %d are free", id, kNumBarriers - 1);
+  if (count < kWarpSize || count % kWarpSize != 0)
+    die("bar.sync of %d threads, which is not a number of warps", count);
+  Worker* me = current;
+  long* object = &block->sync->named[id][openings[id] & 1];
+  me->barrier_id = id;
+  me->barrier_count = count;
+  tsan_release(object);
+  wait(State::kAtNamedBarrier, "bar.sync");
   tsan_acquire(object);
 }
 
