@@ -27,10 +27,19 @@ SM_89 = "sm_89"
 
 _TYPES = {"6__half": "float16", "13__nv_bfloat16": "bfloat16", "f": "float32"}
 _ENUMS = {"float16": "kFloat16", "bfloat16": "kBFloat16", "float32": "kFloat32"}
-# Tile shapes of the families that have several, in the traits' order, each with its largest tile.
-_VARIANTS = {"wmma": {"wide": 256, "narrow": 256, "split": 128}}
+# Tile shapes of the families that have several, in the traits' order, each with the tiles it has.
+_ALL = range(1, 257)
+_VARIANTS = {
+    "wmma": {
+        "wide": _ALL,
+        "narrow": _ALL,
+        "split": range(1, 129),
+        "ahead": range(129, 257),
+        "general": _ALL,
+    }
+}
 _KERNEL = re.compile(
-    r"_ZN6dlattn\d+([a-z_]+?)(?:6|\d\d(split)_)kernelI(6__half|13__nv_bfloat16|f)"
+    r"_ZN6dlattn\d+([a-z_]+?)(?:6|\d\d(split|general)_)kernelI(6__half|13__nv_bfloat16|f)"
     r"(?:Li(\d+)E)?(?:Li(\d+)E)?EEv\w+"
 )
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
@@ -87,9 +96,12 @@ def kernel_name(family: str, dtype: str, tile: int | str | None, variant: str = 
     return "_".join(str(part) for part in (family, dtype, tile, variant) if part)
 
 
-def variants(family: str, tile: int = 0) -> list[str]:
-    """The names of a family's tile shapes that serve a head_dim tile."""
-    return [name for name, largest in _VARIANTS.get(family, {"": tile}).items() if tile <= largest]
+def variants(family: str, tile: int | None = None) -> list[str]:
+    """The names of a family's tile shapes, all or those that serve a head_dim tile."""
+    named = _VARIANTS.get(family)
+    if named is None:
+        return [""]
+    return [name for name, tiles in named.items() if tile is None or tile in tiles]
 
 
 def expected_kernels() -> list[str]:

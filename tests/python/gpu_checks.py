@@ -18,7 +18,7 @@ SERVED = [
     ("scalar", "float32"),
     *(
         (kernel, dtype)
-        for kernel in ("scalar", "wmma_qk", "wmma_smem", "wmma", "wmma:split")
+        for kernel in ("scalar", "wmma_qk", "wmma_smem", "wmma", "wmma:split", "wmma:general")
         for dtype in HALF
     ),
 ]

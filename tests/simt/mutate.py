@@ -35,6 +35,7 @@ FAMILIES = {
     "wmma_smem": "wmma_smem/kernel.cuh",
     "wmma": "wmma/kernel.cuh",
     "wmma_split": "wmma/split.cuh",
+    "wmma_general": "wmma/general.cuh",
     "merge": "merge/kernel.cuh",
 }
 TIMEOUT_S = 300

@@ -2,14 +2,35 @@
 
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/tile/swizzle.cuh"
+#include "cuda/tile/vec.cuh"
 
 namespace dlattn::wmma {
+
+// Which row of its source a row of a tile in shared memory holds: the same one.
+struct RowsInOrder {
+  __device__ __forceinline__ static int source(int row) { return row; }
+  // How far apart in the source are rows of the tile that are `rows`, a multiple of 8, apart.
+  static constexpr int step(int rows) { return rows; }
+};
+
+// For tiles of kBlockN keys: the order in which the keys whose scores a lane gets, columns
+// 2 (lane % 4) and the next of every 8, are neighbours in the source: keys kBlockN / 4 (lane % 4)
+// and on.
+template <int kBlockN>
+struct RowsByLane {
+  static constexpr int kLaneKeys = kBlockN / 4;
+  __device__ __forceinline__ static int source(int row) {
+    return row % 8 / 2 * kLaneKeys + row / 8 * 2 + row % 2;
+  }
+  static constexpr int step(int rows) { return rows / 4; }
+};
 
 // Copies of whole tiles from global to swizzled shared memory, 16 bytes each, by all threads of a
 // block or, kGrouped, by a group of kThreads among several. A thread keeps to one chunk of one
 // segment and walks down the rows in steps that leave its place in the swizzle as it is; the other
 // segments of its row are immediate offsets away. Columns past `columns` are filled up with zeros.
-template <typename T, int kColumns, int kThreads, bool kGrouped = false>
+template <typename T, int kColumns, int kThreads, bool kGrouped = false,
+          typename Order = RowsInOrder>
 struct TileCopy {
   using Rows = tile::SwizzledRows<kColumns>;
   static constexpr int kStep = kThreads / Rows::kChunks;  // rows from pass to pass
@@ -33,13 +54,40 @@ struct TileCopy {
                                               std::int64_t row_stride, int rows, int columns) {
     static_assert(kRows % kStep == 0 || kStep % kRows == 0);
     if (kStep > kRows && first_row() >= kRows) return;
-    const T* from = gmem + first_row() * row_stride + first_column();
+    const int source = Order::source(first_row());
+    const T* from = gmem + source * row_stride + first_column();
 #pragma unroll
     for (int first = 0; first < kRows; first += kStep) {
-      const bool exists = first + first_row() < rows;
+      const bool exists = Order::step(first) + source < rows;
       copy_row(smem + place() + first * Rows::kRowBytes, exists ? from : gmem,
                exists ? columns : 0);
-      from += kStep * row_stride;
+      from += Order::step(kStep) * row_stride;
+    }
+  }
+
+  // The same for rows that are aligned to `copy_bytes` of 8, 4 or 2: elements one by one then,
+  // which are in shared memory at once. Rolled: registers are scarce, and this is no fast path.
+  template <int kRows>
+  __device__ __forceinline__ static void unaligned(unsigned char* smem, const T* gmem,
+                                                   std::int64_t row_stride, int rows, int columns,
+                                                   int copy_bytes) {
+    const int count = copy_bytes / static_cast<int>(sizeof(T));
+#pragma unroll 1
+    for (int row = threadIdx.x / 32; row < kRows; row += kThreads / 32) {
+      const int source = Order::source(row);
+#pragma unroll 1
+      for (int column = threadIdx.x % 32 * count; column < kColumns; column += 32 * count) {
+        const bool exists = source < rows && column < columns;
+        const T* from = exists ? gmem + source * row_stride + column : gmem;
+        unsigned char* to = smem + Rows::offset(row, column / 8) + column % 8 * 2;
+        if (copy_bytes == 8) {
+          ptx::cp_async<8>(to, from, exists);
+        } else if (copy_bytes == 4) {
+          ptx::cp_async<4>(to, from, exists);
+        } else {
+          *reinterpret_cast<T*>(to) = exists ? *from : tile::from_float<T>(0.0f);
+        }
+      }
     }
   }
 
@@ -74,15 +122,17 @@ struct TileCopy {
 #pragma unroll
     for (int first = kRows - kStep; first >= 0; first -= kStep) {
       copy_row(smem + place() + first * Rows::kRowBytes, from, columns);
-      from -= kStep * row_stride;
+      from -= Order::step(kStep) * row_stride;
     }
+    if constexpr (Order::step(kRows) != kRows) from -= (kRows - Order::step(kRows)) * row_stride;
   }
 
   // Where whole() begins in a tile of kRows rows that starts at row `row`, which need not exist.
   template <int kRows>
   __device__ __forceinline__ static const T* last_row(const T* gmem, std::int64_t row_stride,
                                                       int row) {
-    return gmem + (row + kRows - kStep + first_row()) * row_stride + first_column();
+    return gmem + (row + Order::step(kRows - kStep) + Order::source(first_row())) * row_stride +
+           first_column();
   }
 
  private:

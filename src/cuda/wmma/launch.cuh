@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/launch.cuh"
+#include "cuda/wmma/general.cuh"
 #include "cuda/wmma/kernel.cuh"
 #include "cuda/wmma/split.cuh"
 
@@ -11,6 +12,8 @@ template <typename T, int kTile, int kVariant>
 constexpr auto variant_kernel() {
   if constexpr (kVariant == kSplit) {
     return split_kernel<T, kTile>;
+  } else if constexpr (kVariant == kGeneral) {
+    return general_kernel<T, kTile>;
   } else {
     return kernel<T, kTile, kVariant>;
   }

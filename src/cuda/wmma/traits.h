@@ -13,12 +13,13 @@ enum class QueryPlace { kSmem, kRegisters, kRegistersOverlaid };
 enum class Handover { kBlockBarrier, kMbarrier };
 
 // Tile shapes per head_dim tile, between which the plan chooses.
-constexpr int kWide = 0;    // as many rows as registers hold: each fragment of K and V feeds most
-constexpr int kNarrow = 1;  // 16 rows per warp: small blocks, for small grids and small SMs
-constexpr int kSplit = 2;   // keys divided among the warps (split.cuh): for smaller grids still
-constexpr int kAhead = 3;   // as wide, with mbarriers, by which warps may run ahead of each other
-constexpr int kNumVariants = 4;
-constexpr const char* kVariantNames[kNumVariants] = {"wide", "narrow", "split", "ahead"};
+constexpr int kWide = 0;     // as many rows as registers hold: each fragment of K and V feeds most
+constexpr int kNarrow = 1;   // 16 rows per warp: small blocks, for small grids and small SMs
+constexpr int kSplit = 2;    // keys divided among the warps (split.cuh): for smaller grids still
+constexpr int kAhead = 3;    // as wide, with mbarriers, by which warps may run ahead of each other
+constexpr int kGeneral = 4;  // what the others lack: score terms, odd head dims (general.cuh)
+constexpr int kNumVariants = 5;
+constexpr const char* kVariantNames[kNumVariants] = {"wide", "narrow", "split", "ahead", "general"};
 
 struct TileShape {
   int num_warps;
@@ -51,7 +52,16 @@ constexpr TileShape ahead_shape(int head_dim_tile) {
   return shape;
 }
 
+constexpr TileShape general_shape(int head_dim_tile) {
+  if (head_dim_tile <= 64) return {4, 1, 64, 2, 64, QueryPlace::kRegistersOverlaid, 3};
+  if (head_dim_tile <= 96) return {4, 1, 32, 1, 32, QueryPlace::kRegistersOverlaid, 3};
+  if (head_dim_tile <= 128) return {4, 1, 32, 1, 32, QueryPlace::kSmem, 3};
+  if (head_dim_tile <= 192) return {4, 1, 32, 1, 32, QueryPlace::kRegistersOverlaid, 2};
+  return {4, 1, 32, 1, 32, QueryPlace::kSmem, 2};
+}
+
 constexpr TileShape tile_shape(int head_dim_tile, int variant) {
+  if (variant == kGeneral) return general_shape(head_dim_tile);
   if (variant == kWide) return wide_shape(head_dim_tile);
   return variant == kNarrow ? narrow_shape(head_dim_tile) : ahead_shape(head_dim_tile);
 }
@@ -59,7 +69,8 @@ constexpr TileShape tile_shape(int head_dim_tile, int variant) {
 // Whether there is a kernel of this shape.
 constexpr bool has_variant(int head_dim_tile, int variant) {
   if (variant == kSplit) return head_dim_tile <= 128;
-  return variant == kWide || variant == kNarrow || (variant == kAhead && head_dim_tile > 128);
+  if (variant == kAhead) return head_dim_tile > 128;
+  return 0 <= variant && variant < kNumVariants;
 }
 
 constexpr int block_m(const TileShape& shape) {
