@@ -53,6 +53,9 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   constexpr int kStage = kBlockN * kHeadDim * 2;  // bytes
   constexpr bool kQueryInRegisters = kShape.query_place != QueryPlace::kSmem;
   constexpr bool kOverlaid = kShape.query_place == QueryPlace::kRegistersOverlaid;
+  // When the copies of the next tile's terms start: after this one's are read, or, where registers
+  // are scarce, at its end.
+  constexpr bool kTermsLate = kHeadDim > 192;
   using Terms = LaneTerms<T, kRowTiles, kBlockN, kNumThreads>;
 
   const tile::Work work = tile::scheduled_work(params, shape);
@@ -154,7 +157,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
     const int n0 = n * kBlockN;
     ptx::cp_async_wait<1>();  // all but the next tile of K and V
     terms.apply(acc_s, lane_row + seq.shift - n0 - terms.lane_key);
-    if (n > tiles.begin) copy_terms(n - 1);
+    if (!kTermsLate && n > tiles.begin) copy_terms(n - 1);
     const bool edge = n >= tiles.full_end || n < tiles.full_begin;
     if (edge) terms.apply_mask(acc_s, mask, lane_row, n0);
     constexpr int kSlices = kShape.slices;
@@ -170,6 +173,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
       multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v + stage);
     };
     for_each_slice(slice, std::make_integer_sequence<int, kSlices>{});
+    if (kTermsLate && n > tiles.begin) copy_terms(n - 1);
     stage = kStage - stage;
   }
 

@@ -9,6 +9,7 @@
 // without registers.
 
 #include <cmath>
+#include <type_traits>
 
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/math.cuh"
@@ -39,12 +40,15 @@ struct RunSlots {
     return slots + ((slot * kPieces + i) * kThreads + threadIdx.x) * kPiece;
   }
 
-  // Each piece by one copy. Pieces exist as a whole or not at all.
+  // By copies of kCopyBytes, which the run is aligned to; or zeros if it does not exist.
+  template <int kCopyBytes>
   __device__ __forceinline__ static void copy(unsigned char* slots, int slot, const Element* from,
                                               bool exists) {
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i)
-      ptx::cp_async<kPiece>(piece(slots, slot, i), from + i * (kRunKeys / kPieces), exists);
+    for (int at = 0; at < kBytes; at += kCopyBytes) {
+      ptx::cp_async<kCopyBytes>(piece(slots, slot, at / kPiece) + at % kPiece,
+                                reinterpret_cast<const unsigned char*>(from) + at, exists);
+    }
   }
 
   // From wherever the run begins. Up to 3 bytes before and after it are read too, unless it begins
@@ -270,12 +274,19 @@ struct LaneTerms {
       const int i = 16 * m + 8 * h;
       return first_row + (i < rows_left ? i * row_stride : 0);
     };
-    if (load_bytes >= Slots::kPiece && (whole || seqlen_k % kRunKeys == 0)) {
+    const bool runs_whole = whole || seqlen_k % kRunKeys == 0;
+    const auto copy_runs = [&](auto bytes) {
       for_each_run([&](int m, int h, int run) {
         const bool exists = key + 32 * run < seqlen_k;
-        Slots::copy(slots, slot(m, h, run), row(m, h) + (exists ? key + 32 * run : 0), exists);
+        Slots::template copy<decltype(bytes)::value>(
+            slots, slot(m, h, run), row(m, h) + (exists ? key + 32 * run : 0), exists);
       });
-    } else if (load_bytes >= 4 ? whole : inside && load_bytes > 0) {
+    };
+    if (load_bytes >= Slots::kPiece && runs_whole) {
+      copy_runs(std::integral_constant<int, Slots::kPiece>{});
+    } else if (load_bytes >= 4 && runs_whole) {
+      copy_runs(std::integral_constant<int, 4>{});
+    } else if (sizeof(Element) < 4 && inside && load_bytes > 0) {
       for_each_run([&](int m, int h, int run) {
         Slots::shift(slots, slot(m, h, run), row(m, h) + key + 32 * run);
       });

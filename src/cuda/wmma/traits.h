@@ -57,7 +57,7 @@ constexpr TileShape general_shape(int head_dim_tile) {
   if (head_dim_tile <= 96) return {4, 1, 32, 1, 32, QueryPlace::kRegistersOverlaid, 3};
   if (head_dim_tile <= 128) return {4, 1, 32, 1, 32, QueryPlace::kSmem, 3};
   if (head_dim_tile <= 192) return {4, 1, 32, 1, 32, QueryPlace::kRegistersOverlaid, 2};
-  return {4, 1, 32, 1, 32, QueryPlace::kRegistersOverlaid, 2};
+  return {4, 1, 32, 2, 32, QueryPlace::kRegistersOverlaid, 2};
 }
 
 constexpr TileShape tile_shape(int head_dim_tile, int variant) {
