@@ -196,6 +196,41 @@ void forced_variants() {
   CHECK(dlattn::plan(p, device, options).kernel == Kernel::kWmma);
 }
 
+// batch_invariant: what surrounds a sequence changes neither kernel nor tile shape.
+void batch_invariance() {
+  static const std::int32_t offsets[2] = {};
+  Options options;
+  options.batch_invariant = true;
+  bool matters = false;
+  for (const DeviceInfo& device : gpus()) {
+    for (const int head_dim : {32, 64, 96, 128, 192, 256}) {
+      AttentionParams p = problem(DType::kFloat16, head_dim);
+      p.num_heads = p.num_heads_kv = 64, p.batch_size = 64, p.seqlen_q = p.seqlen_k = 8192;
+      p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = 0;
+      const Plan large = core::make_plan(p, device, {});
+      for (const std::int64_t batch_size : {1, 3, 64}) {
+        for (const std::int64_t seqlen : {1, 100, 512, 8192}) {
+          for (const std::int64_t num_heads : {1, 8, 64}) {
+            for (const bool varlen : {false, true}) {
+              p.batch_size = batch_size, p.seqlen_q = p.seqlen_k = seqlen;
+              p.num_heads = p.num_heads_kv = num_heads;
+              p.cu_seqlens_q = p.cu_seqlens_k = varlen ? offsets : nullptr;
+              p.total_q = p.total_k = varlen ? batch_size * seqlen : 0;
+              const Plan plan = core::make_plan(p, device, options);
+              CHECK(plan.kernel == large.kernel);
+              CHECK_EQ(plan.variant, large.variant);
+              CHECK_EQ(plan.block_m, large.block_m);
+              CHECK_EQ(plan.num_splits, 1);
+              matters |= core::make_plan(p, device, {}).variant != large.variant;
+            }
+          }
+        }
+      }
+    }
+  }
+  CHECK(matters);
+}
+
 void forced_kernels() {
   for (const DeviceInfo& device : gpus()) {
     for (const Kernel kernel :
@@ -441,6 +476,7 @@ int main() {
   shared_memory_of_every_instance();
   tile_shapes();
   forced_variants();
+  batch_invariance();
   forced_kernels();
   features();
   all_reasons();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -71,7 +72,7 @@ def test_head_dims_can_be_chosen(tmp_path: Path, capsys: Captured) -> None:
 def test_a_kernel_may_name_its_shape(capsys: Captured) -> None:
     command = ["bench", "--quick", "--device", "cpu", "--shape", "1,1,16,8", "--peers"]
     assert main([*command, "--kernels", "cpu:wide", "auto"]) == 0
-    assert "kernel is 'cpu:wide'; accepted:" in capsys.readouterr().out
+    assert "cpu: variant is wide; accepted: none" in capsys.readouterr().out
 
 
 def test_summary() -> None:
@@ -278,8 +279,11 @@ def follow_slowly(walk: scores.Walk, x: Any, causal: bool) -> tuple[int, int, in
         references = dict.fromkeys(rows, -math.inf)
         for n in reversed(range(end)):
             edge = n == end - 1 or (n + 1) * walk.block_n > seen_by_all
-            width = walk.block_n // (walk.edge_slices if edge else walk.slices)
-            for start in range(n * walk.block_n, (n + 1) * walk.block_n, width):
+            width = walk.edge_keys if edge else walk.block_n // walk.slices
+            starts = range(n * walk.block_n, (n + 1) * walk.block_n, width)
+            for start in starts[::-1] if edge else starts:
+                if edge and start >= (rows[-1] + 1 if causal else num_keys):
+                    continue
                 outgrown = []
                 for row in rows:
                     lanes = [0.0] * 4
@@ -301,7 +305,7 @@ def follow_slowly(walk: scores.Walk, x: Any, causal: bool) -> tuple[int, int, in
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     "walk",
-    [scores.Walk(32, 16, 16, 1, 2), scores.Walk(64, 16, 32, 2, 1)],
+    [scores.Walk(32, 16, 16, 1, 8), scores.Walk(64, 16, 32, 2, 16)],
     ids=["16 rows", "32 rows"],
 )
 def test_the_rule_is_followed(walk: scores.Walk, causal: bool) -> None:
@@ -315,7 +319,7 @@ def test_the_rule_is_followed(walk: scores.Walk, causal: bool) -> None:
 
 
 def test_which_scores_break_the_rule() -> None:
-    walk = scores.Walk(128, 64, 32, 1, 1)
+    walk = scores.Walk(128, 64, 32, 1, 32)
 
     def redone(kind: str) -> float:
         q, k, _ = scores.make(kind, Case((1, 2, 1024, 64), False, "float16"), "cpu")
@@ -328,11 +332,20 @@ def test_which_scores_break_the_rule() -> None:
     assert redone("distant") > 0.3
 
 
-def test_the_walk_of_a_plan() -> None:
-    wide = SimpleNamespace(num_warps=4, block_m=128, block_n=64, head_dim_tile=128)
-    assert scores.walk_of(wide) == scores.Walk(128, 64, 32, 1, 4)
-    narrow = SimpleNamespace(num_warps=4, block_m=64, block_n=64, head_dim_tile=64)
-    assert scores.walk_of(narrow) == scores.Walk(64, 64, 16, 2, 1)
+@pytest.mark.parametrize("variant", ["wide", "narrow"])
+def test_the_walk_of_a_plan(variant: str) -> None:
+    source = (Path(__file__).parents[2] / "src" / "cuda" / "wmma" / "traits.h").read_text()
+    body = re.search(rf"TileShape {variant}_shape\(int head_dim_tile\) {{(.*?)\n}}", source, re.S)
+    assert body is not None
+    shapes = re.findall(r"return {([^}]*)}", body[1])
+    assert len(shapes) == 3
+    for head_dim_tile, shape in zip((64, 128, 256), shapes, strict=True):
+        warps, row_tiles, block_n, slices, edge_keys = map(int, shape.split(",")[:5])
+        rows = 16 * row_tiles
+        plan = SimpleNamespace(
+            num_warps=warps, block_m=warps * rows, block_n=block_n, head_dim_tile=head_dim_tile
+        )
+        assert scores.walk_of(plan) == scores.Walk(warps * rows, block_n, rows, slices, edge_keys)
 
 
 # The ceiling

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <numeric>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -60,6 +61,8 @@ struct Case {
   ScoreLayout score_layout = ScoreLayout::kRows;
   // Variable length, if any: seqlen_q and seqlen_k are the longest, batch_size the number of these.
   std::vector<int> seqlens_q = {}, seqlens_k = {}, seqused_k = {};
+  // Of a random problem, which not every family serves.
+  std::optional<unsigned> seed = {};
 
   int dim_v() const { return head_dim_v ? head_dim_v : head_dim; }
   bool varlen() const { return !seqlens_q.empty(); }
@@ -116,6 +119,7 @@ inline std::string Case::name() const {
   static const char* const kScores[] = {"", " aligned", " one-row", " one-key", " columns"};
   out << kScores[static_cast<int>(score_layout)];
   if (varlen()) out << (seqused_k.empty() ? " varlen" : " varlen seqused");
+  if (seed) out << " seed " << *seed;
   return out.str();
 }
 

@@ -11,6 +11,7 @@
 
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/smem.cuh"
 #include "cuda/ptx/wmma.cuh"
 #include "cuda/tile/vec.cuh"
@@ -340,6 +341,51 @@ void product(const WmmaBugs& bugs, simt::Schedule schedule = 0) {
   }
 }
 
+// Sums six tiles that pass through a ring of two stages, each with an mbarrier for "full" and one
+// for "empty".
+enum class Ring { kRight, kNoInit, kNoFull, kNoEmpty, kNoRelease, kWrongParity, kManyArrivals };
+
+void ring(Ring bug, simt::Schedule schedule = 0) {
+  constexpr int kTiles = 6, kTile = kThreads * 4, kBarriers = 2 * kTile * 4;  // floats, bytes
+  std::vector<float> in(kTiles * kTile), out(kThreads, 0.0f);
+  for (int i = 0; i < kTiles * kTile; ++i) in[i] = 1.0f + i % 7;
+  simt::launch(one_block(kBarriers + 32, schedule), [&] {
+    const int thread = threadIdx.x;
+    const auto full = [&](int i) { return ptx::smem_address(smem()) + kBarriers + i % 2 * 16; };
+    const auto empty = [&](int i) { return full(i) + 8; };
+    const auto copy = [&](int i) {
+      if (i >= kTiles) return;
+      if (i >= 2 && bug != Ring::kNoEmpty) ptx::mbarrier_wait(empty(i), (i / 2 + 1) % 2);
+      ptx::cp_async<16>(smem() + i % 2 * kTile + thread * 4, &in[i * kTile + thread * 4], true);
+      ptx::mbarrier_arrive_after_copies(full(i));
+    };
+    if (thread == 0 && bug != Ring::kNoInit) {
+      for (int i = 0; i < 2; ++i) {
+        ptx::mbarrier_init(full(i), kThreads - (bug == Ring::kManyArrivals));
+        ptx::mbarrier_init(empty(i), kThreads / 32);
+      }
+    }
+    __syncthreads();
+    copy(0);
+    for (int i = 0; i < kTiles; ++i) {
+      copy(i + 1);
+      if (bug != Ring::kNoFull || i != kTiles - 2 || thread < 32)
+        ptx::mbarrier_wait(full(i), (i / 2 + (bug == Ring::kWrongParity)) % 2);
+      for (int j = 0; j < 4; ++j)
+        out[thread] += smem()[i % 2 * kTile + (thread * 4 + 80 + j) % kTile];
+      __syncwarp();
+      if (thread % 32 == 0 && bug != Ring::kNoRelease) ptx::mbarrier_arrive(empty(i));
+    }
+  });
+  for (int thread = 0; thread < kThreads; ++thread) {
+    float sum = 0.0f;
+    for (int i = 0; i < kTiles; ++i) {
+      for (int j = 0; j < 4; ++j) sum += in[i * kTile + (thread * 4 + 80 + j) % kTile];
+    }
+    if (out[thread] != sum) fail("the sum of a ring's tiles");
+  }
+}
+
 void divergent_wmma() {
   simt::launch({dim3(1), dim3(32), 1024, 0}, [&] {
     wmma::fragment<wmma::accumulator, 16, 16, 16, float> f;
@@ -403,6 +449,17 @@ const std::vector<Case> kCases = {
     {"bar.sync of more than it asks for", lone_barrier<16, 32>, "more threads wait"},
     {"bar.sync of no whole warps", lone_barrier<0, 48>, "not a number of warps"},
     {"bar.sync of different numbers", differing_barrier, "different numbers"},
+    {"ring of mbarriers",
+     [] {
+       for (int s = 0; s < 5; ++s) ring(Ring::kRight, s);
+     },
+     nullptr},
+    {"mbarriers that nobody initialises", [] { ring(Ring::kNoInit); }, "not initialised"},
+    {"ring without a wait for a full stage", [] { ring(Ring::kNoFull); }, kTsan ? kRace : kWrong},
+    {"ring without waits for empty stages", [] { ring(Ring::kNoEmpty); }, kTsan ? kRace : kWrong},
+    {"ring whose stages are never released", [] { ring(Ring::kNoRelease); }, "never reach"},
+    {"ring with the wrong parity", [] { ring(Ring::kWrongParity); }, "more arrivals"},
+    {"more arrivals than an mbarrier takes", [] { ring(Ring::kManyArrivals); }, "more arrivals"},
     {"shuffle without one lane", missing_lane, "never reach"},
     {"shuffle from outside its mask", lane_outside_mask, "leaves out the calling lane"},
     {"shuffles and votes", shuffles, nullptr},

@@ -96,8 +96,9 @@ void run_variants(simt::Tests& tests, const Case& c) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  simt::Tests tests("wmma", argc > 1 ? argv[1] : "");
-  for (const Case& c : cases()) {
+  const simt::Arguments arguments(argc, argv);
+  simt::Tests tests("wmma", arguments);
+  for (const Case& c : arguments.cases(cases())) {
     run_variants<half>(tests, c);
     run_variants<__nv_bfloat16>(tests, c);
   }

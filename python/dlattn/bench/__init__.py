@@ -20,6 +20,10 @@ from dlattn.cli.errors import CommandError
 from dlattn.cli.text import Progress
 
 _STUDIES = ("features", "scores")  # on torch tensors, with contestants and baselines of their own
+_PEERS = {  # that a set of shapes is about, on a GPU; all others take part if they are named
+    "sweep": ["torch-flash", "torch-cudnn"],
+    "small": ["torch-flash", "torch-efficient"],
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,9 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="K",
         help="of ours: auto, a kernel, or a kernel and its shape such as wmma:wide; default: all, "
-        "or auto for small, features and scores",
+        "or auto for sweep, small, features and scores",
     )
-    parser.add_argument("--peers", nargs="*", metavar="P", help="default: all that are installed")
+    parser.add_argument(
+        "--peers",
+        nargs="*",
+        metavar="P",
+        help="default: all that are installed; for sweep, small, features and scores those that "
+        "these are about",
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
     parser.add_argument("--quick", action="store_true", help="short windows: a first impression")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
@@ -99,14 +109,14 @@ def main(args: argparse.Namespace) -> int:
 def _session(args: argparse.Namespace, device: str) -> Session:
     """With the contestants that were asked for, or those that a set of shapes is about."""
     kernels, peers = args.kernels, args.peers
-    if args.shape in (*_STUDIES, "small"):
+    if args.shape in (*_STUDIES, *_PEERS):
         kernels = ["auto"] if kernels is None else kernels
     if args.shape in _STUDIES:
         if importlib.util.find_spec("torch") is None:
             raise CommandError(f"--shape {args.shape} needs torch, which holds its tensors")
         peers = [] if peers is None else peers
-    elif args.shape == "small" and device == "cuda" and peers is None:
-        peers = ["torch-flash", "torch-efficient"]
+    elif device == "cuda" and peers is None:
+        peers = _PEERS.get(args.shape)
     return Session(device, QUICK if args.quick else SUSTAINED, kernels, peers)
 
 

@@ -175,8 +175,8 @@ class Walk:
     block_m: int
     block_n: int
     warp_rows: int  # that vote together
-    slices: int  # of a tile, each with a vote
-    edge_slices: int
+    slices: int  # of a tile of the long loop, from its first keys on, each with a vote
+    edge_keys: int  # of an edge tile that are worked on at a time, from its last keys on
 
 
 @dataclass(frozen=True)
@@ -189,16 +189,9 @@ class Rates:
 
 
 def walk_of(plan: Any) -> Walk:
-    """The walk that a plan of `wmma` stands for."""
+    """The walk that a plan of `wmma` (wide, narrow, ahead) stands for: src/cuda/wmma/traits.h."""
     rows = plan.block_m // plan.num_warps
-    wide, large = rows == 32, plan.head_dim_tile > 64
-    return Walk(
-        plan.block_m,
-        plan.block_n,
-        rows,
-        slices=1 if wide else 2,
-        edge_slices=(4 if large else 1) if wide else (2 if large else 1),
-    )
+    return Walk(plan.block_m, plan.block_n, rows, slices=1 if rows == 32 else 2, edge_keys=32)
 
 
 def facts_of(problem: Problem, kernel: Any) -> dict[str, float]:
@@ -208,7 +201,7 @@ def facts_of(problem: Problem, kernel: Any) -> dict[str, float]:
     if not dlattn.supported(*inputs, **options):
         return {}
     plan = dlattn.plan(*inputs, **options)
-    if plan.kernel != "wmma":
+    if plan.kernel != "wmma" or plan.variant not in ("wide", "narrow", "ahead"):
         return {}
     rates = follow(walk_of(plan), _some_scores(problem.q, problem.k), problem.case.causal)
     return {"redone": rates.redone, "raised on edges": rates.raised_on_edges}
@@ -227,7 +220,7 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
     As SpeculativeSoftmax does: on edge tiles a row whose maximum exceeds its reference by more than
     SLACK gets the maximum as its reference, a row that has seen nothing always; on the others a row
     of which a lane's sum exceeds MAX_SUM does, and its warp makes the slice's probabilities again.
-    Queries and keys are equally many.
+    Warps pass over the slices of edge tiles that they do not see. As many queries as keys.
     """
     torch = tensors.torch_module()
     heads, num_rows, num_keys = scores.shape
@@ -247,12 +240,13 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
     reference = torch.full((heads, num_rows), -math.inf, device=scores.device)
     counts = dict.fromkeys(("redone", "long", "raised", "edge"), 0.0)
     for n in range(int(end.max()) - 1, -1, -1):
-        for edge, slices in ((True, walk.edge_slices), (False, walk.slices)):
+        for edge in (True, False):
             inside = (n < end) & ((n >= full_end) if edge else (n < full_end))
             if not bool(inside.any()):
                 continue
-            width = walk.block_n // slices
-            for first_key in range(n * walk.block_n, (n + 1) * walk.block_n, width):
+            width = walk.edge_keys if edge else walk.block_n // walk.slices
+            slices = range(n * walk.block_n, (n + 1) * walk.block_n, width)
+            for first_key in reversed(slices) if edge else slices:
                 part = scores[:, :, first_key : first_key + width]
                 top = part.amax(2)
                 if edge:
@@ -265,7 +259,8 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
                 reference = torch.where(outgrown, top, reference)
                 voted = _warps(outgrown, walk.warp_rows)
                 counts["raised" if edge else "redone"] += float(voted.sum())
-                voting = _warps(inside.expand(heads, -1), walk.warp_rows)
+                seen = inside & (top > -math.inf) if edge else inside.expand(heads, -1)
+                voting = _warps(seen, walk.warp_rows)
                 counts["edge" if edge else "long"] += float(voting.sum())
     both = counts["edge"] + counts["long"]
     return Rates(

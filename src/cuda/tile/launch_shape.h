@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/tile/divider.h"
 #include "dlattn/attention.h"
 
 // What the host works out once per launch, so that thread blocks do not: plain C++, shared by the
@@ -14,9 +15,10 @@ constexpr std::int64_t kMaxSeqlen = (std::int64_t{1} << 30) - 1024;
 constexpr int kUnlimited = (1 << 30) - 1;  // a window wider than any sequence
 
 struct LaunchShape {
-  int num_m_blocks;       // per head
-  int heads_per_kv_head;  // query heads that share a head of k and v
-  int copy_bytes;         // per global-to-shared copy: 16, 8, 4 or one element
+  Divider num_m_blocks;       // per head
+  Divider num_heads;          // of q
+  Divider heads_per_kv_head;  // query heads that share a head of k and v
+  int copy_bytes;             // per global-to-shared copy: 16, 8, 4 or one element
   int store_bytes;  // the widest store that every row of out is aligned to: 16, 8, 4 or one element
   int bias_load_bytes;  // the widest load that all rows of bias are aligned to, up to 16; 0: a
                         // row's keys share one element; -1: they are no neighbours in memory
@@ -70,8 +72,13 @@ inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan)
     return tokens < 0 ? kUnlimited : static_cast<int>(std::min<std::int64_t>(tokens, kUnlimited));
   };
   LaunchShape shape;
-  shape.num_m_blocks = static_cast<int>((p.seqlen_q + plan.block_m - 1) / plan.block_m);
-  shape.heads_per_kv_head = static_cast<int>(p.num_heads / p.num_heads_kv);
+  // An empty problem has no blocks to divide.
+  const auto divider = [](std::int64_t n) {
+    return Divider(static_cast<std::uint32_t>(std::max<std::int64_t>(n, 1)));
+  };
+  shape.num_m_blocks = divider((p.seqlen_q + plan.block_m - 1) / plan.block_m);
+  shape.num_heads = divider(p.num_heads);
+  shape.heads_per_kv_head = divider(p.num_heads / std::max<std::int64_t>(p.num_heads_kv, 1));
   shape.copy_bytes = plan.copy_bytes;
   shape.store_bytes = store_bytes(p);
   shape.bias_load_bytes =

@@ -34,14 +34,14 @@ struct TileCopy {
   static constexpr int kSegmentColumns = Rows::kSegmentBytes / 2;
   static_assert(sizeof(T) == 2 && kStep % 8 == 0);
 
-  __device__ __forceinline__ static int thread() {
+  __device__ __forceinline__ static unsigned thread() {
     return kGrouped ? threadIdx.x % kThreads : threadIdx.x;
   }
   __device__ __forceinline__ static int first_row() { return thread() / Rows::kChunks; }
   __device__ __forceinline__ static int first_column() { return thread() % Rows::kChunks * 8; }
   // This thread's place in a tile, in bytes.
   __device__ __forceinline__ static int place() {
-    return Rows::offset(first_row(), thread() % Rows::kChunks);
+    return Rows::offset(first_row(), static_cast<int>(thread() % Rows::kChunks));
   }
 
   // Of kRows rows from `gmem` on, the first `rows` of which exist; the others are filled with
@@ -85,6 +85,29 @@ struct TileCopy {
           *reinterpret_cast<T*>(to) = exists ? *from : tile::from_float<T>(0.0f);
         }
       }
+    }
+  }
+
+  // The same with fewer instructions: what is filled with zeros has addresses all the same,
+  // wherever they point.
+  template <int kRows>
+  __device__ __forceinline__ static void ragged(ptx::SmemAddress smem, const T* gmem,
+                                                std::int64_t row_stride, int rows, int columns) {
+    static_assert(kRows % kStep == 0 || kStep % kRows == 0);
+    if (kStep > kRows && first_row() >= kRows) return;
+    int rows_left[Rows::kSegments];  // from this thread's first on
+#pragma unroll
+    for (int s = 0; s < Rows::kSegments; ++s)
+      rows_left[s] = first_column() + s * kSegmentColumns < columns ? rows - first_row() : 0;
+    const T* from = gmem + first_row() * row_stride + first_column();
+#pragma unroll
+    for (int first = 0; first < kRows; first += kStep) {
+#pragma unroll
+      for (int s = 0; s < Rows::kSegments; ++s) {
+        ptx::cp_async<16>(smem + place() + first * Rows::kRowBytes + s * Rows::kSegmentBytes,
+                          from + s * kSegmentColumns, first < rows_left[s]);
+      }
+      from += kStep * row_stride;
     }
   }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include "cuda/tile/epilogue.cuh"
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/vec.cuh"
 
@@ -50,17 +49,16 @@ __device__ __forceinline__ void store_part(unsigned char* part, int first_row,
   }
 }
 
-// The weights of a row's parts, for out = sum of weight x part, and its lse.
+// What a row's parts add up to.
 template <int kParts>
 struct RowMerge {
-  float weights[kParts];
-  float lse;
-  bool empty;  // the row attends to nothing
+  float weights[kParts];  // out = sum of weight x part
+  tile::OnlineSoftmax whole;
+  bool empty;  // the row attends to nothing: out is 0 whatever the parts hold
 
   // `stats` holds the row's statistics in part 0; those of the next part are `stride` further.
   __device__ __forceinline__ RowMerge(const PartStats* stats, int stride, const float* sink) {
     PartStats part[kParts];
-    tile::OnlineSoftmax whole;
 #pragma unroll
     for (int g = 0; g < kParts; ++g) {
       part[g] = stats[g * stride];
@@ -69,13 +67,12 @@ struct RowMerge {
 #pragma unroll
     for (int g = 0; g < kParts; ++g) {
       weights[g] = whole.probability(part[g].row_max);
-      whole.row_sum += weights[g] * part[g].row_sum;
+      whole.row_sum = fmaf(weights[g], part[g].row_sum, whole.row_sum);
     }
-    const tile::RowResult result = tile::finalize(whole, sink);
+    const float scale = tile::finalize(whole, sink).scale;
 #pragma unroll
-    for (int g = 0; g < kParts; ++g) weights[g] *= result.scale;
-    lse = result.lse;
-    empty = result.scale == 0.0f;
+    for (int g = 0; g < kParts; ++g) weights[g] *= scale;
+    empty = scale == 0.0f;
   }
 };
 
@@ -84,21 +81,31 @@ template <typename T, int kHeadDim, int kParts>
 __device__ __forceinline__ void store_merged(T* out_row, const RowMerge<kParts>& merge,
                                              const unsigned char* parts, int part_bytes, int row,
                                              int unit, int columns, int store_bytes) {
+  using Rows = PartRows<kHeadDim>;
   float x[8] = {};
 #pragma unroll
   for (int g = 0; g < kParts; ++g) {
 #pragma unroll
     for (int piece = 0; piece < 2; ++piece) {
+      const unsigned char* from = parts + g * part_bytes + Rows::offset(row, unit, piece);
       float of_part[4];
-      tile::load(of_part,
-                 reinterpret_cast<const float*>(parts + g * part_bytes +
-                                                PartRows<kHeadDim>::offset(row, unit, piece)));
+      tile::load(of_part, reinterpret_cast<const float*>(from));
 #pragma unroll
       for (int e = 0; e < 4; ++e)
         x[4 * piece + e] = fmaf(merge.weights[g], of_part[e], x[4 * piece + e]);
     }
   }
-  tile::store_columns(out_row, 8 * unit, x, merge.empty ? 0.0f : 1.0f, columns, store_bytes);
+  if (8 * unit >= columns) return;
+  tile::Vec<T, 8> chunk;
+#pragma unroll
+  for (int e = 0; e < 8; ++e) chunk.x[e] = tile::from_float<T>(merge.empty ? 0.0f : x[e]);
+  T* to = out_row + 8 * unit;
+  if (store_bytes == 16) {
+    *reinterpret_cast<tile::Vec<T, 8>*>(to) = chunk;
+  } else {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) to[e] = chunk.x[e];
+  }
 }
 
 }  // namespace dlattn::wmma

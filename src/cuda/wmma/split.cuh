@@ -79,16 +79,20 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
     const int n0 = tiles.tile(i / 2) * kBlockN;
     if (i / 2 < tiles.count) {
       const std::int64_t stride = is_v ? params.v_row_stride : params.k_row_stride;
-      GroupCopy::template edge<kBlockN>(slot, (is_v ? seq.v : seq.k) + n0 * stride, stride,
-                                        seq.seqlen_k - n0, is_v ? head_dim_v : head_dim);
+      GroupCopy::template ragged<kBlockN>(slot, (is_v ? seq.v : seq.k) + n0 * stride, stride,
+                                          seq.seqlen_k - n0, is_v ? head_dim_v : head_dim);
     }
     ptx::cp_async_commit();
   };
-  TileCopy<T, kHeadDim, kNumThreads>::template edge<kBlockM>(
+  TileCopy<T, kHeadDim, kNumThreads>::template ragged<kBlockM>(
       sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride, seq.seqlen_q - m0, head_dim);
   for_each_slice(
       [&](auto i) { start_copy(i, std::integral_constant<bool, i % 2 == 1>{}, slots + i * kSlot); },
       std::make_integer_sequence<int, kSlots>{});
+
+  // Where the results go, worked out while the copies are on their way.
+  const tile::OutputRows<T> result(params, work);
+  const float* sink = params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr;
 
   SpeculativeSoftmax<kRowTiles> softmax;
   float acc_o[kRowTiles][kHeadDim / 8][4] = {};
@@ -149,15 +153,13 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
     }
   }
   __syncthreads();
-  const tile::OutputRows<T> result(params, work);
-  const float* sink = params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr;
-  constexpr int kUnits = kHeadDim / 8;  // of a row
+  constexpr unsigned kUnits = kHeadDim / 8;  // of a row
 #pragma unroll 1
-  for (int i = threadIdx.x; i < kBlockM * kUnits; i += kNumThreads) {
-    const int row = i / kUnits, unit = i % kUnits;
+  for (unsigned i = threadIdx.x; i < kBlockM * kUnits; i += kNumThreads) {
+    const int row = static_cast<int>(i / kUnits), unit = static_cast<int>(i % kUnits);
     if (m0 + row >= result.seqlen_q) break;
     const RowMerge<kShape.key_groups> merge(stats + row, kBlockM, sink);
-    if (result.lse && unit == 0) result.lse[m0 + row] = merge.lse;
+    if (result.lse && unit == 0) result.lse[m0 + row] = tile::finalize(merge.whole, sink).lse;
     store_merged<T, kHeadDim>(result.out + (m0 + row) * params.out_row_stride, merge, parts,
                               kMap.group, row, unit, head_dim_v, shape.store_bytes);
   }

@@ -63,6 +63,19 @@ void sync_warp(unsigned mask);
 constexpr int kNumBarriers = 16;
 void sync_barrier(int id, int count);
 
+// mbarriers, by the address of their 8 bytes of shared memory. Arrivals release, waits acquire.
+constexpr int kMaxMbarriers = 16;  // of a block
+
+void mbarrier_init(void* memory, int count);
+void mbarrier_arrive(void* memory);
+// An arrival that will come with asynchronous copies. Whoever waits for nothing else any more
+// completes them and arrives in their place.
+void mbarrier_promise(void* memory);
+// Waits until the phase of this parity is complete, or all that it lacks is promised: whether it is
+// the latter.
+bool mbarrier_wait(void* memory, int parity);
+int mbarrier_number(void* memory);  // which of the block's mbarriers
+
 // Waits until every lane of `mask` has called the collective called `name`, then `combine` runs
 // once over the lanes' operands (null for lanes outside the mask), and all go on. It orders no
 // memory. `combine` must be one of those below, for they are compiled without instrumentation.
