@@ -19,23 +19,8 @@ void def_call(nb::module_& m, const char* name, const char* name_varlen) {
   m.def(
       name,
       [](H q, H k, H v, H causal, H softmax_scale, H window, H softcap, H bias, H mask,
-         H alibi_slopes, H sinks, H layout, H out, H return_lse, H stream, H kernel) {
-        return function({q,      k,       v,    causal,     softmax_scale,
-                         window, softcap, bias, mask,       alibi_slopes,
-                         sinks,  layout,  out,  return_lse, stream,
-                         kernel, {},      {},   {},         {},
-                         {}});
-      },
-      nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("causal").none(),
-      nb::arg("softmax_scale").none(), nb::arg("window").none(), nb::arg("softcap").none(),
-      nb::arg("bias").none(), nb::arg("mask").none(), nb::arg("alibi_slopes").none(),
-      nb::arg("sinks").none(), nb::arg("layout").none(), nb::arg("out").none(),
-      nb::arg("return_lse").none(), nb::arg("stream").none(), nb::arg("kernel").none());
-  m.def(
-      name_varlen,
-      [](H q, H k, H v, H cu_seqlens_q, H cu_seqlens_k, H max_seqlen_q, H max_seqlen_k, H seqused_k,
-         H causal, H softmax_scale, H window, H softcap, H bias, H mask, H alibi_slopes, H sinks,
-         H layout, H out, H return_lse, H stream, H kernel) {
+         H alibi_slopes, H sinks, H layout, H out, H return_lse, H stream, H kernel,
+         H batch_invariant) {
         return function({q,
                          k,
                          v,
@@ -52,6 +37,41 @@ void def_call(nb::module_& m, const char* name, const char* name_varlen) {
                          return_lse,
                          stream,
                          kernel,
+                         batch_invariant,
+                         {},
+                         {},
+                         {},
+                         {},
+                         {}});
+      },
+      nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("causal").none(),
+      nb::arg("softmax_scale").none(), nb::arg("window").none(), nb::arg("softcap").none(),
+      nb::arg("bias").none(), nb::arg("mask").none(), nb::arg("alibi_slopes").none(),
+      nb::arg("sinks").none(), nb::arg("layout").none(), nb::arg("out").none(),
+      nb::arg("return_lse").none(), nb::arg("stream").none(), nb::arg("kernel").none(),
+      nb::arg("batch_invariant").none());
+  m.def(
+      name_varlen,
+      [](H q, H k, H v, H cu_seqlens_q, H cu_seqlens_k, H max_seqlen_q, H max_seqlen_k, H seqused_k,
+         H causal, H softmax_scale, H window, H softcap, H bias, H mask, H alibi_slopes, H sinks,
+         H layout, H out, H return_lse, H stream, H kernel, H batch_invariant) {
+        return function({q,
+                         k,
+                         v,
+                         causal,
+                         softmax_scale,
+                         window,
+                         softcap,
+                         bias,
+                         mask,
+                         alibi_slopes,
+                         sinks,
+                         layout,
+                         out,
+                         return_lse,
+                         stream,
+                         kernel,
+                         batch_invariant,
                          cu_seqlens_q,
                          cu_seqlens_k,
                          max_seqlen_q,
@@ -64,7 +84,8 @@ void def_call(nb::module_& m, const char* name, const char* name_varlen) {
       nb::arg("softmax_scale").none(), nb::arg("window").none(), nb::arg("softcap").none(),
       nb::arg("bias").none(), nb::arg("mask").none(), nb::arg("alibi_slopes").none(),
       nb::arg("sinks").none(), nb::arg("layout").none(), nb::arg("out").none(),
-      nb::arg("return_lse").none(), nb::arg("stream").none(), nb::arg("kernel").none());
+      nb::arg("return_lse").none(), nb::arg("stream").none(), nb::arg("kernel").none(),
+      nb::arg("batch_invariant").none());
 }
 
 }  // namespace

@@ -248,6 +248,7 @@ Problem read_problem(const AttentionCall& call, const Target& target) {
   p.device = target.device;
   problem.layout = parse_layout(call.layout);
   parse_kernel(call.kernel, &problem.options);
+  problem.options.batch_invariant = parse_flag(call.batch_invariant, "batch_invariant");
   problem.return_lse = parse_flag(call.return_lse, "return_lse");
   p.causal = parse_causal(call.causal);
   p.softcap = parse_number(call.softcap, "softcap");

@@ -15,7 +15,7 @@ struct AttentionCall {
   nb::handle q, k, v;
   nb::handle causal, softmax_scale, window, softcap;
   nb::handle bias, mask, alibi_slopes, sinks;
-  nb::handle layout, out, return_lse, stream, kernel;
+  nb::handle layout, out, return_lse, stream, kernel, batch_invariant;
   // Variable length only, else null.
   nb::handle cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k;
 

@@ -6,9 +6,11 @@ takes torch, CuPy, JAX and NumPy arrays as they are, without a copy, and returns
 same kind on the same device.
 """
 
+from dlattn import flash_attn
 from dlattn._api import attention, attention_varlen, info, merge_states, plan, supported
 from dlattn._core import __version__
 from dlattn._errors import DeviceError, UnsupportedError
+from dlattn._sdpa import scaled_dot_product_attention
 from dlattn._types import DeviceInfo, Info, Plan, Support
 
 __all__ = [
@@ -21,8 +23,10 @@ __all__ = [
     "__version__",
     "attention",
     "attention_varlen",
+    "flash_attn",
     "info",
     "merge_states",
     "plan",
+    "scaled_dot_product_attention",
     "supported",
 ]

@@ -36,6 +36,7 @@ def attention(
     return_lse: bool = False,
     stream: Any = None,
     kernel: Kernel = "auto",
+    batch_invariant: bool = False,
 ) -> Any:
     """Attention: softmax(softmax_scale * q kᵀ, modified and masked) v.
 
@@ -74,6 +75,12 @@ def attention(
             for any kernel. Not for JAX, which orders its work itself.
         kernel: "auto", or the one kernel to use: "cpu", "scalar", "wmma_qk", "wmma_smem", "wmma";
             or one of its tile shapes: "wmma:narrow" (see `Plan.variant`).
+        batch_invariant: Give a sequence the same bits alone, in any batch and in any pack of
+            `attention_varlen`, on the same device, as long as its rows are aligned alike. Without
+            it the same call gives the same bits each time, but two choices of the plan follow
+            batch size, numbers of heads and lengths: on a GPU the tile shape of "wmma", on the CPU
+            into how many parts the keys of few queries are split. With it both are made as for a
+            large batch, which is slower for a small one, most of all with few queries.
 
     Returns:
         out, of q's shape with head_dim_v for head_dim; with `return_lse`, the pair (out, lse), lse
@@ -113,6 +120,7 @@ def attention(
         return_lse,
         stream,
         kernel,
+        batch_invariant,
     )
 
 
@@ -139,6 +147,7 @@ def attention_varlen(
     return_lse: bool = False,
     stream: Any = None,
     kernel: Kernel = "auto",
+    batch_invariant: bool = False,
 ) -> Any:
     """Attention within each of several sequences, packed one after the other without padding.
 
@@ -187,6 +196,7 @@ def attention_varlen(
         return_lse,
         stream,
         kernel,
+        batch_invariant,
     )
 
 
@@ -243,6 +253,7 @@ def supported(
     return_lse: bool = False,
     stream: Any = None,
     kernel: Kernel = "auto",
+    batch_invariant: bool = False,
 ) -> Support:
     """Tell whether `attention` would run with these arguments, and if not, why.
 
@@ -264,6 +275,7 @@ def supported(
         return_lse,
         stream,
         kernel,
+        batch_invariant,
     )
     packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k)
     if all(argument is None for argument in packing):
@@ -294,6 +306,7 @@ def plan(
     return_lse: bool = False,
     stream: Any = None,
     kernel: Kernel = "auto",
+    batch_invariant: bool = False,
 ) -> Plan:
     """Tell how `attention` would compute this: kernel, tile, grid, shared memory, splits.
 
@@ -318,6 +331,7 @@ def plan(
         return_lse,
         stream,
         kernel,
+        batch_invariant,
     )
     packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k)
     if all(argument is None for argument in packing):

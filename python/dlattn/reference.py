@@ -23,7 +23,7 @@ _MAX_SCORES = 1 << 22  # elements of the score matrix that are alive at a time
 
 # The absolute term of the bound, relative to the largest magnitude of the result (at least 1).
 # The plain computation is exact where a row sees one key; nothing can be held to twice nothing.
-_ABSOLUTE_TERM = {"float16": 1e-5, "bfloat16": 1e-4, "float32": 2e-6, "float64": 1e-14}
+ABSOLUTE_TERM = {"float16": 1e-5, "bfloat16": 1e-4, "float32": 2e-6, "float64": 1e-14}
 
 
 class Bound(NamedTuple):
@@ -100,9 +100,9 @@ def error_bound(
     out, lse = same_dtype_reference(q, k, v, dtype=dtype, **options)
     lse_dtype = dtype if dtype == "float64" else "float32"
     return Bound(
-        out=2 * max_error(out, want_out) + _ABSOLUTE_TERM[dtype] * max(1.0, _magnitude(want_out)),
+        out=2 * max_error(out, want_out) + ABSOLUTE_TERM[dtype] * max(1.0, _magnitude(want_out)),
         lse=2 * max_error(lse, want_lse)
-        + _ABSOLUTE_TERM[lse_dtype] * max(1.0, _magnitude(want_lse)),
+        + ABSOLUTE_TERM[lse_dtype] * max(1.0, _magnitude(want_lse)),
     )
 
 

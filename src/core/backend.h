@@ -26,7 +26,8 @@ namespace dlattn::cpu {
 
 DeviceInfo device_info();
 // Fills the CPU fields of a plan.
-void plan(const AttentionParams& params, const DeviceInfo& device, int num_threads, Plan* plan);
+void plan(const AttentionParams& params, const DeviceInfo& device, const Options& options,
+          Plan* plan);
 void forward(const AttentionParams& params, const Plan& plan);
 void merge_states(const MergeParams& params);
 

@@ -76,32 +76,8 @@ int choose_variant(Kernel kernel, const AttentionParams& p, const DeviceInfo& de
                    const Options& options) {
   if (options.variant) return find_variant(kernel, options.variant);
   if (kernel != Kernel::kWmma) return 0;
-  return choose_wmma_variant(p, device, head_dim_tile(kernel, p.dtype, larger_head_dim(p)));
-}
-
-// The widest copy, in bytes, that every row of q, k and v is aligned to. Dimensions of one element
-// do not count.
-int copy_bytes(const AttentionParams& p) {
-  const std::int64_t bytes = size_of(p.dtype);
-  const bool varlen = p.cu_seqlens_q != nullptr;
-  const std::int64_t rows_q = varlen ? p.total_q : p.seqlen_q;
-  const std::int64_t rows_k = varlen ? p.total_k : p.seqlen_k;
-  const std::int64_t batch = varlen ? 1 : p.batch_size;
-  std::uint64_t all = reinterpret_cast<std::uintptr_t>(p.q) |
-                      reinterpret_cast<std::uintptr_t>(p.k) | reinterpret_cast<std::uintptr_t>(p.v);
-  const auto add = [&](std::int64_t size, std::int64_t stride) {
-    if (size > 1) all |= static_cast<std::uint64_t>(stride * bytes);
-  };
-  add(batch, p.q_batch_stride), add(rows_q, p.q_row_stride), add(p.num_heads, p.q_head_stride);
-  add(batch, p.k_batch_stride), add(rows_k, p.k_row_stride), add(p.num_heads_kv, p.k_head_stride);
-  add(batch, p.v_batch_stride), add(rows_k, p.v_row_stride), add(p.num_heads_kv, p.v_head_stride);
-  // A row is copied in whole steps, so its length counts as well.
-  all |= static_cast<std::uint64_t>(p.head_dim * bytes) |
-         static_cast<std::uint64_t>(p.head_dim_v * bytes);
-  for (int width = 16; width > bytes; width /= 2) {
-    if (all % width == 0) return width;
-  }
-  return static_cast<int>(bytes);
+  const int tile = head_dim_tile(kernel, p.dtype, larger_head_dim(p));
+  return choose_wmma_variant(p, device, tile, options.batch_invariant);
 }
 
 std::string cpu_refusal(const DeviceInfo& device) {
@@ -123,46 +99,26 @@ std::string dtype_refusal(Kernel kernel, const AttentionParams& p) {
 }
 
 std::string head_dim_refusal(Kernel kernel, const AttentionParams& p) {
-  // Columns of the instructions' operands; wmma fills up what is missing in shared memory, as far
-  // as its copies allow.
-  const int step = kernel == Kernel::kScalar ? 1 : kernel == Kernel::kWmma ? 8 : 16;
+  // Columns of the instructions' operands, which scalar has not and wmma fills up by itself.
+  const int step = kernel == Kernel::kScalar || kernel == Kernel::kWmma ? 1 : 16;
   const struct {
     const char* name;
     std::int64_t value;
   } dims[] = {{"head_dim", p.head_dim}, {"head_dim of v", p.head_dim_v}};
   for (const auto& dim : dims) {
     if (head_dim_tile(kernel, p.dtype, dim.value) == 0 || dim.value % step != 0) {
-      if (kernel == Kernel::kScalar)
-        return concat("scalar: ", dim.name, " is ", dim.value, "; accepted: 1 to 256");
       return concat(to_string(kernel), ": ", dim.name, " is ", dim.value,
-                    "; accepted: multiples of ", step, " up to ",
-                    kernel == Kernel::kWmma ? 256 : 128);
+                    "; accepted: ", step == 1 ? "1 to 256" : "multiples of 16 up to 128");
     }
   }
   return {};
 }
 
-// The score features that a family's kernel does not compute; scalar has them all.
+// The score features that a family does not compute; scalar and wmma have them all.
 std::string feature_refusal(Kernel kernel, const AttentionParams& p) {
-  if (kernel == Kernel::kScalar) return {};
-  const struct {
-    bool used;
-    const char* name;
-  } features[] = {
-      {p.softcap != 0.0, "softcap"},
-      {p.bias != nullptr, "bias"},
-      {p.mask != nullptr, "mask"},
-      {p.alibi_slopes != nullptr, "alibi_slopes"},
-  };
-  for (const auto& feature : features) {
-    if (feature.used) return concat(to_string(kernel), ": does not implement ", feature.name);
-  }
-  return {};
-}
-
-std::string alignment_refusal(Kernel kernel, const AttentionParams& p) {
-  if (kernel != Kernel::kWmma || copy_bytes(p) == 16) return {};
-  return concat("wmma: rows of q, k and v are aligned to ", copy_bytes(p), " bytes; accepted: 16");
+  if (kernel == Kernel::kScalar || kernel == Kernel::kWmma) return {};
+  const char* feature = score_feature(p);
+  return feature ? concat(to_string(kernel), ": does not implement ", feature) : std::string();
 }
 
 std::string device_refusal(Kernel kernel, const DeviceInfo& device) {
@@ -218,7 +174,7 @@ Plan cpu_plan(const AttentionParams& p, const DeviceInfo& device, const Options&
   Plan plan;
   plan.kernel = Kernel::kCpu;
   plan.dtype = p.dtype;
-  cpu::plan(p, device, options.num_threads, &plan);
+  cpu::plan(p, device, options, &plan);
   return plan;
 }
 
@@ -229,6 +185,36 @@ std::string join(const std::vector<std::string>& lines) {
 }
 
 }  // namespace
+
+int copy_bytes(const AttentionParams& p) {
+  const std::int64_t bytes = size_of(p.dtype);
+  const bool varlen = p.cu_seqlens_q != nullptr;
+  const std::int64_t rows_q = varlen ? p.total_q : p.seqlen_q;
+  const std::int64_t rows_k = varlen ? p.total_k : p.seqlen_k;
+  const std::int64_t batch = varlen ? 1 : p.batch_size;
+  std::uint64_t all = reinterpret_cast<std::uintptr_t>(p.q) |
+                      reinterpret_cast<std::uintptr_t>(p.k) | reinterpret_cast<std::uintptr_t>(p.v);
+  const auto add = [&](std::int64_t size, std::int64_t stride) {
+    if (size > 1) all |= static_cast<std::uint64_t>(stride * bytes);
+  };
+  add(batch, p.q_batch_stride), add(rows_q, p.q_row_stride), add(p.num_heads, p.q_head_stride);
+  add(batch, p.k_batch_stride), add(rows_k, p.k_row_stride), add(p.num_heads_kv, p.k_head_stride);
+  add(batch, p.v_batch_stride), add(rows_k, p.v_row_stride), add(p.num_heads_kv, p.v_head_stride);
+  // A row is copied in whole steps, so its length counts as well.
+  all |= static_cast<std::uint64_t>(p.head_dim * bytes) |
+         static_cast<std::uint64_t>(p.head_dim_v * bytes);
+  for (int width = 16; width > bytes; width /= 2) {
+    if (all % width == 0) return width;
+  }
+  return static_cast<int>(bytes);
+}
+
+const char* score_feature(const AttentionParams& p) {
+  if (p.softcap != 0.0) return "softcap";
+  if (p.bias) return "bias";
+  if (p.mask) return "mask";
+  return p.alibi_slopes ? "alibi_slopes" : nullptr;
+}
 
 Plan cuda_plan(Kernel kernel, const AttentionParams& p, int variant) {
   Plan plan;
@@ -274,7 +260,6 @@ std::string refusal(Kernel kernel, const AttentionParams& params, const DeviceIn
   if (why.empty()) why = dtype_refusal(kernel, params);
   if (why.empty()) why = head_dim_refusal(kernel, params);
   if (why.empty()) why = feature_refusal(kernel, params);
-  if (why.empty()) why = alignment_refusal(kernel, params);
   if (why.empty()) why = variant_refusal(kernel, params, options);
   if (why.empty()) why = launch_refusal(kernel, params, device, options);
   return why;

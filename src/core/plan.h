@@ -12,6 +12,13 @@ namespace dlattn::core {
 std::string refusal(Kernel kernel, const AttentionParams& params, const DeviceInfo& device,
                     const Options& options = {});
 
+// The widest copy, in bytes, that every row of q, k and v is aligned to. Dimensions of one element
+// do not count.
+int copy_bytes(const AttentionParams& params);
+
+// The name of a score feature (softcap, bias, mask, alibi_slopes) that a problem uses; null: none.
+const char* score_feature(const AttentionParams& params);
+
 // The plan of a valid problem; throws UnsupportedError if no kernel, or not the one asked for, can
 // run it.
 Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Options& options);

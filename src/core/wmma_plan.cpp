@@ -1,5 +1,8 @@
 #include "core/wmma_plan.h"
 
+#include <sstream>
+
+#include "core/plan.h"
 #include "cuda/wmma/traits.h"
 
 namespace dlattn::core {
@@ -17,12 +20,44 @@ bool blocks_fit(const TileConfig& config, const DeviceInfo& device, int count) {
          count * (config.smem_bytes + kReservedSmem) <= device.smem_per_sm;
 }
 
+// What Options::batch_invariant has the plan chosen for: rows enough to fill any device, of heads
+// like the problem's. Nothing in its sizes depends on what else is in the batch.
+AttentionParams large_batch_of(const AttentionParams& p) {
+  AttentionParams large = p;
+  large.batch_size = 1024;
+  large.seqlen_q = large.seqlen_k = 4096;
+  large.num_heads = p.num_heads / p.num_heads_kv;
+  large.num_heads_kv = 1;
+  large.cu_seqlens_q = large.cu_seqlens_k = large.seqused_k = nullptr;
+  return large;
+}
+
+// Why the kernels without score terms, whose copies are of 16 bytes, do not serve a problem; empty
+// if they do.
+std::string fast_refusal(const AttentionParams& p) {
+  std::ostringstream why;
+  if (const char* feature = score_feature(p)) {
+    why << "does not implement " << feature;
+  } else if (p.head_dim % 8 != 0) {
+    why << "head_dim is " << p.head_dim << "; accepted: multiples of 8";
+  } else if (p.head_dim_v % 8 != 0) {
+    why << "head_dim of v is " << p.head_dim_v << "; accepted: multiples of 8";
+  } else if (copy_bytes(p) != 16) {
+    why << "rows of q, k and v are aligned to " << copy_bytes(p) << " bytes; accepted: 16";
+  }
+  return why.str();
+}
+
 }  // namespace
 
-// Wide shapes do more with each byte that they read from shared memory, and need 8 warps on an SM
-// to hide their latencies; where those do not fit, or where so few blocks come of it that SMs would
-// idle, the narrow ones are faster.
-int choose_wmma_variant(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile) {
+// The general kernel takes what the others do not serve. Of those, wide shapes do more with each
+// byte that they read from shared memory, and need 8 warps on an SM to hide their latencies; where
+// those do not fit, or where so few blocks come of it that SMs would idle, the narrow ones are
+// faster.
+int choose_wmma_variant(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
+                        bool batch_invariant) {
+  if (!fast_refusal(params).empty()) return wmma::kGeneral;
+  const AttentionParams p = batch_invariant ? large_batch_of(params) : params;
   constexpr double kNarrowCost = 1.2;  // time per row on narrow tiles, relative to wide ones
   const TileConfig wide = wmma::tile_config(head_dim_tile, wmma::kWide);
   const TileConfig narrow = wmma::tile_config(head_dim_tile, wmma::kNarrow);
@@ -35,10 +70,12 @@ int choose_wmma_variant(const AttentionParams& p, const DeviceInfo& device, int 
                                                                        : wmma::kWide;
 }
 
-std::string wmma_variant_refusal(const AttentionParams&, int head_dim_tile, int variant) {
-  if (wmma::has_variant(head_dim_tile, variant)) return {};
-  return std::string("variant ") + wmma::kVariantNames[variant] +
-         " has no instance for this head_dim";
+std::string wmma_variant_refusal(const AttentionParams& p, int head_dim_tile, int variant) {
+  const std::string name = std::string("variant ") + wmma::kVariantNames[variant];
+  if (!wmma::has_variant(head_dim_tile, variant))
+    return name + " has no instance for this head_dim";
+  const std::string why = variant == wmma::kGeneral ? std::string() : fast_refusal(p);
+  return why.empty() ? why : name + ": " + why;
 }
 
 }  // namespace dlattn::core

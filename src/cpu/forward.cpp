@@ -68,7 +68,9 @@ struct Free {
 
 }  // namespace
 
-void plan(const AttentionParams& params, const DeviceInfo& device, int num_threads, Plan* plan) {
+void plan(const AttentionParams& params, const DeviceInfo& device, const Options& options,
+          Plan* plan) {
+  const int num_threads = options.num_threads;
   if (num_threads < 0 || num_threads > 4096) {
     throw UnsupportedError("num_threads is " + std::to_string(num_threads) +
                            "; accepted: 1 to 4096, or 0 for the default");
@@ -80,7 +82,7 @@ void plan(const AttentionParams& params, const DeviceInfo& device, int num_threa
   plan->block_n = tiles.block_n;
   const std::int64_t num_tiles =
       num_m_blocks(params, *plan) * params.num_heads_kv * params.batch_size;
-  plan->num_splits = num_splits(params, num_tiles);
+  plan->num_splits = options.batch_invariant ? 1 : num_splits(params, num_tiles);
   plan->grid = num_tiles * plan->num_splits;
   plan->num_threads = num_threads > 0 ? num_threads : device.num_threads;
   if (plan->num_threads > plan->grid)

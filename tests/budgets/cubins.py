@@ -27,9 +27,20 @@ SM_89 = "sm_89"
 
 _TYPES = {"6__half": "float16", "13__nv_bfloat16": "bfloat16", "f": "float32"}
 _ENUMS = {"float16": "kFloat16", "bfloat16": "kBFloat16", "float32": "kFloat32"}
-_VARIANTS = {"wmma": ("wide", "narrow")}  # tile shapes of the families that have several, in order
+# Tile shapes of the families that have several, in the traits' order, each with the tiles it has.
+_ALL = range(1, 257)
+_VARIANTS = {
+    "wmma": {
+        "wide": _ALL,
+        "narrow": _ALL,
+        "split": range(1, 129),
+        "ahead": range(129, 257),
+        "general": _ALL,
+    }
+}
 _KERNEL = re.compile(
-    r"_ZN6dlattn\d+(\w+?)6kernelI(6__half|13__nv_bfloat16|f)(?:Li(\d+)E)?(?:Li(\d+)E)?EEv\w+"
+    r"_ZN6dlattn\d+([a-z_]+?)(?:6|\d\d(split|general)_)kernelI(6__half|13__nv_bfloat16|f)"
+    r"(?:Li(\d+)E)?(?:Li(\d+)E)?EEv\w+"
 )
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
@@ -85,8 +96,12 @@ def kernel_name(family: str, dtype: str, tile: int | str | None, variant: str = 
     return "_".join(str(part) for part in (family, dtype, tile, variant) if part)
 
 
-def variants(family: str) -> tuple[str, ...]:
-    return _VARIANTS.get(family, ("",))
+def variants(family: str, tile: int | None = None) -> list[str]:
+    """The names of a family's tile shapes, all or those that serve a head_dim tile."""
+    named = _VARIANTS.get(family)
+    if named is None:
+        return [""]
+    return [name for name, tiles in named.items() if tile is None or tile in tiles]
 
 
 def expected_kernels() -> list[str]:
@@ -94,15 +109,15 @@ def expected_kernels() -> list[str]:
     return [
         kernel_name(*instance, variant)
         for instance in instances()
-        for variant in variants(instance[0])
+        for variant in variants(instance[0], instance[2])
     ] + merges
 
 
 def _parsed_name(match: re.Match[str]) -> str:
-    family, element, tile, variant = match.groups()
-    return kernel_name(
-        family, _TYPES[element], tile, variants(family)[int(variant)] if variant else ""
-    )
+    family, name, element, tile, variant = match.groups()
+    if variant:
+        name = variants(family)[int(variant)]
+    return kernel_name(family, _TYPES[element], tile, name or "")
 
 
 def installed_library() -> Path | None:
@@ -219,10 +234,10 @@ def dynamic_smem() -> dict[str, int]:
     lines += ["#include <cstdio>", "int main() {"]
     for family, dtype, tile in instances():
         size = 4 if dtype == "float32" else 2
-        for index, variant in enumerate(variants(family)):
+        for variant in variants(family, tile):
             arguments = f"{size}, {tile}" if family == "scalar" else str(tile)
             if variant:
-                arguments += f", {index}"
+                arguments += f", {variants(family).index(variant)}"
             config = f"dlattn::{family}::tile_config({arguments})"
             name = kernel_name(family, dtype, tile, variant)
             lines.append(f'std::printf("{name} %d\\n", {config}.smem_bytes);')

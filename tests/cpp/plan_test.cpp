@@ -85,12 +85,19 @@ void automatic_choice() {
         CHECK_EQ(plan.workspace_bytes, 0);
         CHECK(supported(p, device).ok);
       }
-      // What the WMMA kernels lack goes to scalar.
-      for (const int head_dim : {1, 20, 130, 250}) {
+      // The general kernel serves the head dims between.
+      for (const int head_dim : {1, 20, 65, 90, 130, 250}) {
         const Plan plan = dlattn::plan(problem(dtype, head_dim), device);
-        CHECK(plan.kernel == Kernel::kScalar);
-        CHECK_EQ(plan.head_dim_tile, head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256);
-        CHECK_EQ(plan.smem_bytes, scalar::tile_config(2, plan.head_dim_tile).smem_bytes);
+        CHECK(plan.kernel == Kernel::kWmma);
+        CHECK_EQ(plan.variant, wmma::kGeneral);
+        const int tile = head_dim <= 32    ? 32
+                         : head_dim <= 64  ? 64
+                         : head_dim <= 96  ? 96
+                         : head_dim <= 128 ? 128
+                         : head_dim <= 192 ? 192
+                                           : 256;
+        CHECK_EQ(plan.head_dim_tile, tile);
+        CHECK_EQ(plan.smem_bytes, wmma::tile_config(tile, wmma::kGeneral).smem_bytes);
       }
     }
     const Plan fp32 = dlattn::plan(problem(DType::kFloat32, 64), device);
@@ -160,6 +167,22 @@ void forced_variants() {
     CHECK(std::string(plan.variant_name) == wmma::kVariantNames[variant]);
     CHECK_EQ(plan.block_m, wmma::tile_config(64, variant).block_m);
     CHECK(describe(plan).find(std::string("kernel: wmma:") + plan.variant_name) == 0);
+    // The general kernel alone has score terms, odd head dims and narrow copies.
+    if (variant == wmma::kGeneral) continue;
+    const std::string name = std::string("wmma: variant ") + plan.variant_name;
+    const auto refused = [&](auto change, const char* why) {
+      AttentionParams odd = p;
+      change(odd);
+      CHECK_EQ(dlattn::plan(odd, device).variant, wmma::kGeneral);
+      CHECK_THROWS(dlattn::plan(odd, device, options), UnsupportedError,
+                   "no kernel can run this: " + name + why);
+    };
+    refused([](auto& odd) { odd.softcap = 2.0; }, ": does not implement softcap");
+    refused([](auto& odd) { odd.head_dim = 36; }, ": head_dim is 36; accepted: multiples of 8");
+    refused([](auto& odd) { odd.head_dim_v = 20; },
+            ": head_dim of v is 20; accepted: multiples of 8");
+    refused([](auto& odd) { odd.v = memory + 4; },
+            ": rows of q, k and v are aligned to 4 bytes; accepted: 16");
   }
   options.variant = "huge";
   const Support unknown = supported(p, device, options);
@@ -171,6 +194,47 @@ void forced_variants() {
                "one tile shape");
   options.kernel = Kernel::kAuto;  // the only family that has it
   CHECK(dlattn::plan(p, device, options).kernel == Kernel::kWmma);
+}
+
+// batch_invariant: what surrounds a sequence changes neither kernel nor tile shape.
+void batch_invariance() {
+  static const std::int32_t offsets[2] = {};
+  Options options;
+  options.batch_invariant = true;
+  bool matters = false;
+  for (const DeviceInfo& device : gpus()) {
+    for (const int head_dim : {32, 64, 96, 128, 192, 256}) {
+      AttentionParams p = problem(DType::kFloat16, head_dim);
+      p.num_heads = p.num_heads_kv = 64, p.batch_size = 64, p.seqlen_q = p.seqlen_k = 8192;
+      p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = 0;
+      const Plan large = core::make_plan(p, device, {});
+      for (const std::int64_t batch_size : {1, 3, 64}) {
+        for (const std::int64_t seqlen : {1, 100, 512, 8192}) {
+          for (const std::int64_t num_heads : {1, 8, 64}) {
+            for (const bool varlen : {false, true}) {
+              p.batch_size = batch_size, p.seqlen_q = p.seqlen_k = seqlen;
+              p.num_heads = p.num_heads_kv = num_heads;
+              p.cu_seqlens_q = p.cu_seqlens_k = varlen ? offsets : nullptr;
+              p.total_q = p.total_k = varlen ? batch_size * seqlen : 0;
+              const Plan plan = core::make_plan(p, device, options);
+              CHECK(plan.kernel == large.kernel);
+              CHECK_EQ(plan.variant, large.variant);
+              CHECK_EQ(plan.block_m, large.block_m);
+              CHECK_EQ(plan.num_splits, 1);
+              matters |= core::make_plan(p, device, {}).variant != large.variant;
+            }
+          }
+        }
+      }
+    }
+  }
+  CHECK(matters);
+  // Alignment is that of the rows there are: of neither less nor more.
+  AttentionParams p = problem(DType::kFloat16, 64);
+  p.batch_size = 1, p.q_batch_stride = 1;
+  CHECK_EQ(core::make_plan(p, gpus()[0], options).variant, wmma::kWide);
+  p.q_head_stride = 65;
+  CHECK_EQ(core::make_plan(p, gpus()[0], options).variant, wmma::kGeneral);
 }
 
 void forced_kernels() {
@@ -197,10 +261,7 @@ void forced_kernels() {
         {Kernel::kWmmaSmem, DType::kFloat16, 144,
          "wmma_smem: head_dim is 144; accepted: multiples of 16 up to 128"},
         {Kernel::kWmma, DType::kFloat32, 64, "wmma: dtype is float32; accepted: float16, bfloat16"},
-        {Kernel::kWmma, DType::kFloat16, 20,
-         "wmma: head_dim is 20; accepted: multiples of 8 up to 256"},
-        {Kernel::kWmma, DType::kFloat16, 260,
-         "wmma: head_dim is 260; accepted: multiples of 8 up to 256"},
+        {Kernel::kWmma, DType::kFloat16, 257, "wmma: head_dim is 257; accepted: 1 to 256"},
         {Kernel::kScalar, DType::kFloat16, 257, "scalar: head_dim is 257; accepted: 1 to 256"},
         {Kernel::kCpu, DType::kFloat16, 64, "cpu: the tensors are on a CUDA device"},
     };
@@ -245,12 +306,13 @@ void features() {
   for (const auto& feature : features) {
     AttentionParams p = problem(DType::kFloat16, 64);
     feature.set(p);
-    for (const Kernel kernel : {Kernel::kWmmaQk, Kernel::kWmmaSmem, Kernel::kWmma}) {
+    for (const Kernel kernel : {Kernel::kWmmaQk, Kernel::kWmmaSmem}) {
       CHECK_THROWS(dlattn::plan(p, device, force(kernel)), UnsupportedError,
                    std::string("no kernel can run this: ") + to_string(kernel) +
                        ": does not implement " + feature.name);
     }
-    CHECK(dlattn::plan(p, device).kernel == Kernel::kScalar);
+    CHECK(dlattn::plan(p, device).kernel == Kernel::kWmma);
+    CHECK_EQ(dlattn::plan(p, device).variant, wmma::kGeneral);
   }
 }
 
@@ -282,13 +344,6 @@ void copy_bytes() {
   CHECK_EQ(bytes([](auto& p) { p.q_batch_stride += 1, p.batch_size = 1; }),
            16);  // a stride that is never taken
   CHECK_EQ(bytes([](auto& p) { p.k_row_stride = 0; }), 16);
-  // Rows that are aligned to less than 16 bytes are not for wmma.
-  AttentionParams p = problem(DType::kFloat16, 64);
-  p.k = memory + 8;
-  CHECK(dlattn::plan(p, device).kernel == Kernel::kWmmaSmem);
-  CHECK_THROWS(
-      dlattn::plan(p, device, force(Kernel::kWmma)), UnsupportedError,
-      "no kernel can run this: wmma: rows of q, k and v are aligned to 8 bytes; accepted: 16");
   CHECK_EQ(dlattn::plan(problem(DType::kFloat16, 20), device).copy_bytes, 8);  // rows of 40 bytes
   // The length of a row counts, however well the rows are spaced.
   CHECK_EQ(bytes([](auto& p) { p.head_dim = 20; }), 8);
@@ -394,8 +449,8 @@ void registry() {
 
 void descriptions() {
   const std::string text = describe(dlattn::plan(problem(DType::kFloat16, 64), gpus()[0]));
-  for (const char* part :
-       {"kernel: wmma:wide\n", "dtype: float16\n", "tile: ", "grid: ", "shared memory: ", "splits: 1"}) {
+  for (const char* part : {"kernel: wmma:wide\n", "dtype: float16\n",
+                           "tile: ", "grid: ", "shared memory: ", "splits: 1"}) {
     CHECK_FOR(text.find(part) != std::string::npos, part);
   }
   AttentionParams p = problem(DType::kFloat64, 64);
@@ -427,6 +482,7 @@ int main() {
   shared_memory_of_every_instance();
   tile_shapes();
   forced_variants();
+  batch_invariance();
   forced_kernels();
   features();
   all_reasons();

@@ -16,7 +16,11 @@ HALF = ["float16", "bfloat16"]
 # Pairs of a kernel and a dtype that it serves.
 SERVED = [
     ("scalar", "float32"),
-    *((kernel, dtype) for kernel in ("scalar", "wmma_qk", "wmma_smem", "wmma") for dtype in HALF),
+    *(
+        (kernel, dtype)
+        for kernel in ("scalar", "wmma_qk", "wmma_smem", "wmma", "wmma:split", "wmma:general")
+        for dtype in HALF
+    ),
 ]
 CAUSAL = [False, "bottom_right", "top_left"]
 ABSOLUTE = {"float16": 1e-5, "bfloat16": 1e-4, "float32": 1e-5}

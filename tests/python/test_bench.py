@@ -15,7 +15,7 @@ import pytest
 
 import dlattn
 from dlattn import bench
-from dlattn.bench import correctness, environment, figures, peers, plot, report, timing
+from dlattn.bench import correctness, environment, figures, peers, plot, report, session, timing
 from dlattn.bench.cases import MISSION, SEED, Case, parse_shapes, sweep
 from dlattn.cli import main
 from dlattn.cli.errors import CommandError
@@ -57,7 +57,9 @@ def test_shapes() -> None:
 
 @pytest.mark.parametrize("text", ["1,2,3", "1,2,3,4,5", "1,2,x,4", "0,2,3,4", "-1,2,3,4", "big"])
 def test_wrong_shapes(text: str) -> None:
-    with pytest.raises(CommandError, match="accepted: mission, seed, sweep, or B,H,S,D"):
+    with pytest.raises(
+        CommandError, match="accepted: mission, seed, sweep, small, features, scores, or B,H,S,D"
+    ):
         parse_shapes(text, "cpu")
 
 
@@ -123,7 +125,7 @@ def test_torch_takes_part_with_as_many_threads(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--peers", "jax"], "--peers jax; accepted here: torch, numpy"),
-        (["--kernels", "wmma_smem"], "--kernels wmma_smem; accepted here: cpu"),
+        (["--kernels", "wmma_smem"], "--kernels wmma_smem; accepted here: auto, cpu"),
         (["--kernels", "--peers"], "leave nobody to time"),
         (["--shape", "huge"], "--shape is 'huge'"),
         (["--json", "no/such/folder/f.json"], "no such folder"),
@@ -140,7 +142,7 @@ def test_wrong_use(arguments: list[str], message: str, capsys: Captured) -> None
 
 
 def test_a_gpu_that_is_not_there(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "gpu_status", lambda: "none was found")
+    monkeypatch.setattr(session, "gpu_status", lambda: "none was found")
     assert main(["bench", "--device", "cuda"]) == 2
     assert "--device cuda: none was found" in capsys.readouterr().err
 
@@ -365,13 +367,13 @@ def test_contestants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
             return [1.0]
 
     prepared: list[Any] = []
-    session = bench._Session("cpu", timing.Windows(3, 0, 0, 1), None, ["numpy"])
-    session.clock = Clock()
-    original = session.clock.prepare
+    run = session.Session("cpu", timing.Windows(3, 0, 0, 1), None, ["numpy"])
+    run.clock = Clock()
+    original = run.clock.prepare
     monkeypatch.setattr(
-        session.clock, "prepare", lambda call: (prepared.append(call), original(call))[1]
+        run.clock, "prepare", lambda call: (prepared.append(call), original(call))[1]
     )
-    results = session.time(Case((1, 1, 8, 8), False, "float32"))
+    results = run.time(run.of_case(Case((1, 1, 8, 8), False, "float32")))
     assert turns == ["1", "2", "2", "1", "1", "2"]
     assert [result.seconds for result in results] == [1.0, 1.0]
 

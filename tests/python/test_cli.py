@@ -118,7 +118,8 @@ def test_support_table(capsys: Captured) -> None:
         assert "multiples of 16 up to 128" in by_kernel[kernel]
         assert "sm_80" in by_kernel[kernel]
         assert "float32" not in by_kernel[kernel]
-    assert "multiples of 8 up to 256" in by_kernel["wmma"]
+    assert "1 to 256" in by_kernel["wmma"]
+    assert "alibi_slopes" in by_kernel["wmma"]
 
 
 def test_support_table_agrees_with_supported() -> None:

@@ -58,16 +58,22 @@ def test_head_dim_of_v(kernel: str, dtype: str, dim: int, dim_v: int) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     ("dim", "dim_v"),
-    [(8, 8), (24, 40), (56, 104), (104, 72), (120, 8), (192, 128), (168, 136), (256, 200)],
+    [
+        *[(8, 8), (24, 40), (56, 104), (104, 72), (120, 8), (192, 128), (168, 136), (256, 200)],
+        *((dim, dim) for dim in (1, 7, 20, 33, 63, 65, 90, 100, 127, 129, 161, 191, 193, 250, 255)),
+        *[(1, 256), (256, 1), (40, 73), (65, 8), (190, 127)],
+    ],
 )
 def test_head_dims_between_on_wmma(dtype: str, causal: bool, dim: int, dim_v: int) -> None:
     check("wmma", *qkv(dtype, 75, 90, dim=dim, dim_v=dim_v), causal=causal)
+    inputs = qkv(dtype, 75, 190, dim=dim, dim_v=dim_v)
+    check("wmma:general", *inputs, causal=causal, window=(120, None))
 
 
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("causal", CAUSAL)
 @pytest.mark.parametrize("dim", [32, 64, 96, 128, 192, 256])
-@pytest.mark.parametrize("variant", ["wide", "narrow"])
+@pytest.mark.parametrize("variant", ["wide", "narrow", "general"])
 def test_long_walks_on_wmma(dtype: str, causal: Any, dim: int, variant: str) -> None:
     inputs = qkv(dtype, 333, 457, batch=2, heads=8, heads_kv=4, dim=dim)
     check(f"wmma:{variant}", *inputs, causal=causal, window=(200, None))
@@ -197,11 +203,13 @@ def test_alignment_of_rows(kernel: str, dtype: str, align: int, dim: int) -> Non
         for start in (0, pad):
             inputs = list(qkv(dtype, 70, 90, dim=dim))
             inputs[moved] = padded(inputs[moved], pad, start)
-            if kernel == "wmma" and align < 16:
+            if kernel in ("wmma", "wmma:split") and align < 16:
+                fast = "wmma:narrow" if kernel == "wmma" else kernel
                 with pytest.raises(dlattn.UnsupportedError, match=f"aligned to {align} bytes"):
-                    dlattn.plan(*inputs, kernel=kernel)
-                assert dlattn.plan(*inputs).kernel == "wmma_smem"
-                continue
+                    dlattn.plan(*inputs, kernel=fast)
+                assert dlattn.plan(*inputs).variant == "general"
+                if kernel == fast:
+                    continue
             assert dlattn.plan(*inputs, kernel=kernel).copy_bytes == align
             check(kernel, *inputs, causal=True)
 

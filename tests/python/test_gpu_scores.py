@@ -46,9 +46,16 @@ def test_sinks(kernel: str, dtype: str) -> None:
     check(kernel, *qkv(dtype, 30, 0), sinks=sinks)
 
 
-@pytest.mark.parametrize("dtype", ["float32", *HALF])
+# Pairs of a kernel that has all score features and a dtype that it serves.
+scored = pytest.mark.parametrize(
+    ("kernel", "dtype"),
+    [("scalar", "float32"), *((kernel, dtype) for kernel in ("scalar", "wmma") for dtype in HALF)],
+)
+
+
+@scored
 @pytest.mark.parametrize("causal", CAUSAL)
-def test_score_features(dtype: str, causal: Any) -> None:
+def test_score_features(kernel: str, dtype: str, causal: Any) -> None:
     q, k, v = qkv(dtype, 70, 90)
     bias = normal(2, 1, 70, 90, dtype=dtype, seed=5)
     bias_row = normal(4, 1, 90, dtype="float32", seed=6)
@@ -57,6 +64,7 @@ def test_score_features(dtype: str, causal: Any) -> None:
     slopes = torch.tensor([0.5, 0.1, 0.0, 1.0], device=DEVICE)
     for options in [
         {"softcap": 2.0},
+        {"softcap": 50.0},
         {"bias": bias},
         {"bias": bias_row},
         {"mask": mask},
@@ -65,21 +73,71 @@ def test_score_features(dtype: str, causal: Any) -> None:
         {"alibi_slopes": torch.stack([slopes, slopes.flip(0)])},
         {"softcap": 3.0, "bias": bias, "mask": mask, "alibi_slopes": slopes, "window": (50, 20)},
     ]:
-        check("scalar", q, k, v, causal=causal, **options)
+        check(kernel, q, k, v, causal=causal, **options)
 
 
-def test_bias_of_minus_infinity() -> None:
-    q, k, v = qkv("float16", 70, 90)
-    bias = torch.zeros(70, 90, device=DEVICE)
-    bias[:, 5:60] = -math.inf
+@scored
+@pytest.mark.parametrize("dim", [20, 64, 96, 128, 130, 256])
+@pytest.mark.parametrize("seqlen_k", [192, 200, 206, 211])  # rows aligned to 16, 8, 2 and 1 bytes
+def test_score_features_of_long_walks(kernel: str, dtype: str, dim: int, seqlen_k: int) -> None:
+    q, k, v = qkv(dtype, 150, seqlen_k, dim=dim)
+    shape = (2, 4, 150, seqlen_k)
+    bias = normal(*shape, dtype=dtype, seed=5)
+    mask = torch.rand(shape, device=DEVICE) < 0.7
+    mask[:, 0, :, 60:] = False  # rows whose last tiles hide every key, and their first ones
+    mask[:, 1, 20:90, :100] = False
+    mask[0, 2, 70] = False
+    by_query = torch.rand(2, 1, 150, 1, device=DEVICE) < 0.7
+    transposed = normal(2, 4, seqlen_k, 150, dtype="float32", seed=6).transpose(2, 3)
+    for options in [
+        {"mask": mask},
+        {"mask": by_query.expand(shape)},
+        {"mask": mask.transpose(2, 3).contiguous().transpose(2, 3)},
+        {"mask": mask, "bias": bias, "causal": True},
+        {"bias": bias},
+        {"bias": bias.float()},
+        {"bias": bias[:, :, :, 3:].expand(2, 4, 150, -1), "seqlen": seqlen_k - 3},
+        {"bias": transposed, "mask": mask, "softcap": 4.0},
+    ]:
+        keys = options.pop("seqlen", seqlen_k)
+        check(kernel, q, k[:, :keys], v[:, :keys], **options)
+
+
+@scored
+def test_alibi_of_long_walks(kernel: str, dtype: str) -> None:
+    slopes = torch.tensor([0.5, 4.0, 0.0, -0.01], device=DEVICE)
+    for causal in CAUSAL:
+        check(kernel, *qkv(dtype, 300, 500), alibi_slopes=slopes, causal=causal)
+
+
+@scored
+def test_special_biases(kernel: str, dtype: str) -> None:
+    q, k, v = qkv(dtype, 70, 190)
+    bias = torch.zeros(70, 190, device=DEVICE)
+    bias[:, 5:160] = -math.inf
     bias[3] = -math.inf
-    check("scalar", q, k, v, bias=bias)
-    assert (dlattn.attention(q, k, v, bias=bias, kernel="scalar")[:, 3] == 0).all()
+    check(kernel, q, k, v, bias=bias)
+    assert (dlattn.attention(q, k, v, bias=bias, kernel=kernel)[:, 3] == 0).all()
+    clean = dlattn.attention(q, k, v, bias=bias, kernel=kernel)
+    for special in (math.nan, math.inf):
+        spoilt = bias.clone()
+        spoilt[7, 2] = special
+        out, lse = dlattn.attention(q, k, v, bias=spoilt, kernel=kernel, return_lse=True)
+        assert out[:, 7].isnan().all() and lse[:, :, 7].isnan().all()
+        out[:, 7] = clean[:, 7]
+        assert torch.equal(out, clean)
+    hidden = torch.ones(70, 190, dtype=torch.bool, device=DEVICE)
+    hidden[7, 2] = False  # a masked key's bias does not matter
+    check(kernel, q, k, v, bias=torch.where(hidden, bias, 0.0), mask=hidden)
+    spoilt = torch.where(hidden, bias, math.nan)
+    got = dlattn.attention(q, k, v, bias=spoilt, mask=hidden, kernel=kernel)
+    want = dlattn.attention(q, k, v, bias=bias, mask=hidden, kernel=kernel)
+    assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("kernel", ["wmma_qk", "wmma_smem", "wmma"])
+@pytest.mark.parametrize("kernel", ["wmma_qk", "wmma_smem", "wmma:wide"])
 @pytest.mark.parametrize("feature", ["softcap", "bias", "mask", "alibi_slopes"])
-def test_what_the_wmma_kernels_lack(kernel: str, feature: str) -> None:
+def test_what_the_other_kernels_lack(kernel: str, feature: str) -> None:
     options = {
         "softcap": 2.0,
         "bias": torch.zeros(70, 90, device=DEVICE),
@@ -88,9 +146,10 @@ def test_what_the_wmma_kernels_lack(kernel: str, feature: str) -> None:
     }
     q, k, v = qkv("float16", 70, 90)
     asked = {feature: options[feature]}
-    with pytest.raises(dlattn.UnsupportedError, match=f"{kernel}: does not implement {feature}"):
+    with pytest.raises(dlattn.UnsupportedError, match=f"does not implement {feature}"):
         dlattn.attention(q, k, v, kernel=kernel, **asked)
-    assert dlattn.plan(q, k, v, **asked).kernel == "scalar"
+    plan = dlattn.plan(q, k, v, **asked)
+    assert (plan.kernel, plan.variant) == ("wmma", "general")
 
 
 @every_kernel

@@ -12,6 +12,7 @@ import sys
 import sysconfig
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,6 +59,23 @@ def test_python_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert max_error(out, expected[0]) <= bound.out
     if "lse" in scope:
         assert max_error(scope["lse"], expected[1]) <= bound.lse
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("switch_flash_attn", {"causal": True, "window": (128, None)}),
+        ("switch_torch", {"causal": "top_left", "layout": "bhsd"}),
+    ],
+)
+def test_switching_example(name: str, options: dict[str, Any]) -> None:
+    pytest.importorskip("torch")
+    scope: dict[str, Any] = {}
+    exec(compile(example(name)[0], f"README.md: {name}", "exec"), scope)
+    q, k, v, out = (scope[key] for key in ("q", "k", "v", "out"))
+    expected = attention_reference(q, k, v, **options)
+    bound = error_bound(q, k, v, expected=expected, **options)
+    assert max_error(out, expected[0]) <= bound.out
 
 
 @pytest.mark.slow

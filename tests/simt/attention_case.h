@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <numeric>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -28,6 +29,15 @@ enum class Layout {
 
 enum class Bias { kNone, kOwnDType, kFloat32 };
 
+// Of bias and mask.
+enum class ScoreLayout {
+  kRows,     // contiguous
+  kAligned,  // rows begin at multiples of 16 elements
+  kOneRow,   // one row for all queries
+  kOneKey,   // one element for all keys of a row
+  kColumns,  // transposed: queries are neighbours in memory, keys are not
+};
+
 // One attention problem.
 struct Case {
   int seqlen_q = 1;
@@ -48,8 +58,11 @@ struct Case {
   bool alibi = false;
   Bias bias = Bias::kNone;
   bool mask = false;
+  ScoreLayout score_layout = ScoreLayout::kRows;
   // Variable length, if any: seqlen_q and seqlen_k are the longest, batch_size the number of these.
   std::vector<int> seqlens_q = {}, seqlens_k = {}, seqused_k = {};
+  // Of a random problem, which not every family serves.
+  std::optional<unsigned> seed = {};
 
   int dim_v() const { return head_dim_v ? head_dim_v : head_dim; }
   bool varlen() const { return !seqlens_q.empty(); }
@@ -103,7 +116,10 @@ inline std::string Case::name() const {
   if (alibi) out << " alibi";
   if (bias != Bias::kNone) out << (bias == Bias::kFloat32 ? " bias-float32" : " bias");
   if (mask) out << " mask";
+  static const char* const kScores[] = {"", " aligned", " one-row", " one-key", " columns"};
+  out << kScores[static_cast<int>(score_layout)];
   if (varlen()) out << (seqused_k.empty() ? " varlen" : " varlen seqused");
+  if (seed) out << " seed " << *seed;
   return out.str();
 }
 
@@ -147,10 +163,15 @@ void allocate(Tensor<T>* tensor, Layout layout, std::int64_t batch, std::int64_t
 // [batch, heads, seqlen_q, seqlen_k] with one batch entry or one head for all.
 template <typename T>
 void allocate_scores(Tensor<T>* tensor, const Case& c, bool per_batch, bool per_head) {
-  const std::int64_t matrix = static_cast<std::int64_t>(c.seqlen_q) * c.seqlen_k;
-  tensor->allocate({c.batch_size, c.num_heads, c.seqlen_q, c.seqlen_k},
-                   {per_batch ? matrix * (per_head ? c.num_heads : 1) : 0, per_head ? matrix : 0,
-                    c.seqlen_k, 1});
+  std::int64_t row = c.seqlen_k, column = 1;
+  if (c.score_layout == ScoreLayout::kAligned) row = (row + 15) / 16 * 16;
+  std::int64_t matrix = c.seqlen_q * row;
+  if (c.score_layout == ScoreLayout::kOneRow) matrix = row, row = 0;
+  if (c.score_layout == ScoreLayout::kOneKey) matrix = c.seqlen_q, row = 1, column = 0;
+  if (c.score_layout == ScoreLayout::kColumns) row = 1, column = c.seqlen_q;
+  tensor->allocate(
+      {c.batch_size, c.num_heads, c.seqlen_q, c.seqlen_k},
+      {per_batch ? matrix * (per_head ? c.num_heads : 1) : 0, per_head ? matrix : 0, row, column});
 }
 
 template <typename T>
@@ -181,7 +202,10 @@ Tensors<T> make_tensors(const Case& c) {
   t.bias.fill(&random, 1.0, 0.5);
   t.bias_float32.fill(&random, 1.0, 0.5);
   t.mask.for_each([&](std::uint8_t& m) { m = random() % 4 ? 1 + random() % 255 : 0; });
-  for (int j = 0; c.mask && j < c.seqlen_k; ++j) t.mask.at(0, 0, 0, j) = 0;  // one row sees nothing
+  // One row sees nothing, some see nothing in whole tiles.
+  for (int i = 0; c.mask && i < std::min(c.seqlen_q, 4); ++i) {
+    for (int j = i == 0 ? 0 : 5; j < c.seqlen_k; ++j) t.mask.at(0, 0, i, j) = 0;
+  }
   for (int b = 0; c.varlen() && b <= c.batch_size; ++b) {
     t.cu_seqlens_q.push_back(c.start_q(b));
     t.cu_seqlens_k.push_back(c.start_k(b));

@@ -1,10 +1,10 @@
 """Shows that the simt tests bite: breaks the kernels in one place at a time and demands a red test.
 
-Mutants are made in a copy of src/: every ``__syncthreads()``, ``__syncwarp()`` and cp.async wait of
-each kernel family (its folder and what it includes of tile/) removed in turn, every such wait made
-one group short, and the bugs of seed_bugs.py put back. Each is compiled into the family's test,
-under ThreadSanitizer, AddressSanitizer or neither, until one of them fails. A mutant that survives
-all three, or an edit that does not apply, makes the exit status 1.
+Mutants are made in a copy of src/: every ``__syncthreads()``, ``__syncwarp()``, bar.sync and
+cp.async wait of each kernel family (its kernel and what that includes) removed in turn, every such
+wait made one group short, and the bugs of seed_bugs.py put back. Each is compiled into the family's
+test, under ThreadSanitizer, AddressSanitizer or neither, until one of them fails. A mutant that
+survives all three, or an edit that does not apply, makes the exit status 1.
 
     python mutate.py --config <build folder>/tests/simt/simt.json [--quick] [--table MUTANTS.md]
 """
@@ -28,13 +28,23 @@ from typing import Any
 
 from seed_bugs import SEED_BUGS, SeedBug
 
-FAMILIES = ("scalar", "wmma_qk", "wmma_smem", "wmma", "merge")
+# Each with its kernel's file; test_<name>.cpp tests it.
+FAMILIES = {
+    "scalar": "scalar/kernel.cuh",
+    "wmma_qk": "wmma_qk/kernel.cuh",
+    "wmma_smem": "wmma_smem/kernel.cuh",
+    "wmma": "wmma/kernel.cuh",
+    "wmma_split": "wmma/split.cuh",
+    "wmma_general": "wmma/general.cuh",
+    "merge": "merge/kernel.cuh",
+}
 TIMEOUT_S = 300
 
 # What is changed (pattern, replacement) wherever it occurs.
 SYNCHRONISATION = {
     "no __syncthreads": (r"__syncthreads\(\);", ";"),
     "no __syncwarp": (r"__syncwarp\([^;]*\);", ";"),
+    "no bar.sync": (r"ptx::barrier_sync\([^;]*\);", ";"),
     "no cp.async wait": (r"ptx::cp_async_wait<[^;]*\(\);", ";"),
     "cp.async wait one group short": (
         r"ptx::cp_async_wait<([^;]*)>\(\);",
@@ -86,7 +96,7 @@ def line_of(source: str, position: int) -> int:
 def sources(cuda: Path, family: str) -> dict[str, str]:
     """The files that make up a family's kernel, without the wrappers of instructions."""
     files: set[str] = set()
-    included(cuda, f"{family}/kernel.cuh", files)
+    included(cuda, FAMILIES[family], files)
     return {f: (cuda / f).read_text() for f in sorted(files) if not f.startswith("ptx/")}
 
 

@@ -6,7 +6,7 @@
 
 namespace dlattn::cpu {
 
-void plan(const AttentionParams&, const DeviceInfo&, int, Plan*) {
+void plan(const AttentionParams&, const DeviceInfo&, const Options&, Plan*) {
   std::abort();
 }
 

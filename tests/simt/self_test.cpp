@@ -9,7 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/smem.cuh"
 #include "cuda/ptx/wmma.cuh"
 #include "cuda/tile/vec.cuh"
@@ -188,6 +190,44 @@ void exit_before_barrier() {
   });
 }
 
+enum class Groups { kRight, kNoBarrier, kOneBarrier, kUneven };
+
+// Four groups of two warps reverse their numbers, each within itself and as often as its number
+// says, with barriers of their own.
+void reverse_in_groups(Groups groups) {
+  constexpr int kGroup = 64;
+  std::vector<float> out(4 * kGroup, NAN);
+  for (simt::Schedule schedule = 0; schedule < 6; ++schedule) {
+    simt::launch({dim3(1), dim3(4 * kGroup), 4 * kGroup * sizeof(float), schedule}, [&] {
+      const int i = threadIdx.x, group = i / kGroup, first = group * kGroup;
+      const int id = groups == Groups::kOneBarrier ? 1 : 1 + group;
+      for (int round = 0; round <= group; ++round) {
+        smem()[i] = static_cast<float>(i + round);
+        if (groups != Groups::kNoBarrier) ptx::barrier_sync(id, kGroup);
+        out[i] = smem()[first + kGroup - 1 - i % kGroup];
+        if (groups != Groups::kUneven || round < 2) ptx::barrier_sync(id, kGroup);
+      }
+    });
+    for (int i = 0; i < 4 * kGroup; ++i) {
+      const int group = i / kGroup;
+      if (!(out[i] == static_cast<float>(group * kGroup + kGroup - 1 - i % kGroup + group)))
+        fail("numbers reversed in groups");
+    }
+  }
+}
+
+// Threads from kFirst on meet at a barrier of kCount.
+template <int kFirst, int kCount>
+void lone_barrier() {
+  simt::launch(one_block(0), [&] {
+    if (threadIdx.x >= kFirst) ptx::barrier_sync(1, kCount);
+  });
+}
+
+void differing_barrier() {
+  simt::launch(one_block(0), [&] { ptx::barrier_sync(1, threadIdx.x < 32 ? 64 : 32); });
+}
+
 void missing_lane() {
   simt::launch(one_block(0), [&] {
     if (threadIdx.x == 5) return;
@@ -301,6 +341,51 @@ void product(const WmmaBugs& bugs, simt::Schedule schedule = 0) {
   }
 }
 
+// Sums six tiles that pass through a ring of two stages, each with an mbarrier for "full" and one
+// for "empty".
+enum class Ring { kRight, kNoInit, kNoFull, kNoEmpty, kNoRelease, kWrongParity, kManyArrivals };
+
+void ring(Ring bug, simt::Schedule schedule = 0) {
+  constexpr int kTiles = 6, kTile = kThreads * 4, kBarriers = 2 * kTile * 4;  // floats, bytes
+  std::vector<float> in(kTiles * kTile), out(kThreads, 0.0f);
+  for (int i = 0; i < kTiles * kTile; ++i) in[i] = 1.0f + i % 7;
+  simt::launch(one_block(kBarriers + 32, schedule), [&] {
+    const int thread = threadIdx.x;
+    const auto full = [&](int i) { return ptx::smem_address(smem()) + kBarriers + i % 2 * 16; };
+    const auto empty = [&](int i) { return full(i) + 8; };
+    const auto copy = [&](int i) {
+      if (i >= kTiles) return;
+      if (i >= 2 && bug != Ring::kNoEmpty) ptx::mbarrier_wait(empty(i), (i / 2 + 1) % 2);
+      ptx::cp_async<16>(smem() + i % 2 * kTile + thread * 4, &in[i * kTile + thread * 4], true);
+      ptx::mbarrier_arrive_after_copies(full(i));
+    };
+    if (thread == 0 && bug != Ring::kNoInit) {
+      for (int i = 0; i < 2; ++i) {
+        ptx::mbarrier_init(full(i), kThreads - (bug == Ring::kManyArrivals));
+        ptx::mbarrier_init(empty(i), kThreads / 32);
+      }
+    }
+    __syncthreads();
+    copy(0);
+    for (int i = 0; i < kTiles; ++i) {
+      copy(i + 1);
+      if (bug != Ring::kNoFull || i != kTiles - 2 || thread < 32)
+        ptx::mbarrier_wait(full(i), (i / 2 + (bug == Ring::kWrongParity)) % 2);
+      for (int j = 0; j < 4; ++j)
+        out[thread] += smem()[i % 2 * kTile + (thread * 4 + 80 + j) % kTile];
+      __syncwarp();
+      if (thread % 32 == 0 && bug != Ring::kNoRelease) ptx::mbarrier_arrive(empty(i));
+    }
+  });
+  for (int thread = 0; thread < kThreads; ++thread) {
+    float sum = 0.0f;
+    for (int i = 0; i < kTiles; ++i) {
+      for (int j = 0; j < 4; ++j) sum += in[i * kTile + (thread * 4 + 80 + j) % kTile];
+    }
+    if (out[thread] != sum) fail("the sum of a ring's tiles");
+  }
+}
+
 void divergent_wmma() {
   simt::launch({dim3(1), dim3(32), 1024, 0}, [&] {
     wmma::fragment<wmma::accumulator, 16, 16, 16, float> f;
@@ -352,6 +437,29 @@ const std::vector<Case> kCases = {
     {"divergent __syncthreads", divergent_barrier, "different __syncthreads"},
     {"exit before __syncthreads", exit_before_barrier,
      "after some threads of the block have ended"},
+    {"groups with barriers of their own", [] { reverse_in_groups(Groups::kRight); }, nullptr},
+    {"groups without the barrier between", [] { reverse_in_groups(Groups::kNoBarrier); },
+     kTsan ? kRace : kWrong},
+    {"groups with one barrier for all", [] { reverse_in_groups(Groups::kOneBarrier); },
+     kTsan ? kRace : kWrong},
+    {"groups without the barrier behind", [] { reverse_in_groups(Groups::kUneven); }, kRace, kTsan},
+    {"bar.sync of all", lone_barrier<0, 64>, nullptr},
+    {"bar.sync that one warp does not reach", lone_barrier<32, 64>, "never reach"},
+    {"bar.sync of a part of a warp", lone_barrier<48, 32>, "never reach"},
+    {"bar.sync of more than it asks for", lone_barrier<16, 32>, "more threads wait"},
+    {"bar.sync of no whole warps", lone_barrier<0, 48>, "not a number of warps"},
+    {"bar.sync of different numbers", differing_barrier, "different numbers"},
+    {"ring of mbarriers",
+     [] {
+       for (int s = 0; s < 5; ++s) ring(Ring::kRight, s);
+     },
+     nullptr},
+    {"mbarriers that nobody initialises", [] { ring(Ring::kNoInit); }, "not initialised"},
+    {"ring without a wait for a full stage", [] { ring(Ring::kNoFull); }, kTsan ? kRace : kWrong},
+    {"ring without waits for empty stages", [] { ring(Ring::kNoEmpty); }, kTsan ? kRace : kWrong},
+    {"ring whose stages are never released", [] { ring(Ring::kNoRelease); }, "never reach"},
+    {"ring with the wrong parity", [] { ring(Ring::kWrongParity); }, "more arrivals"},
+    {"more arrivals than an mbarrier takes", [] { ring(Ring::kManyArrivals); }, "more arrivals"},
     {"shuffle without one lane", missing_lane, "never reach"},
     {"shuffle from outside its mask", lane_outside_mask, "leaves out the calling lane"},
     {"shuffles and votes", shuffles, nullptr},

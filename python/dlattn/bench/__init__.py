@@ -3,43 +3,42 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import json
-import math
-import statistics
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import dlattn
-from dlattn.bench import environment, plot, report
+from dlattn.bench import environment, features, plot, report, scores
 from dlattn.bench.cases import Case, parse_shapes
-from dlattn.bench.correctness import draw, expect, measure
-from dlattn.bench.peers import (
-    Bound,
-    Contestant,
-    Problem,
-    UnavailableError,
-    cpu_contestants,
-    cpu_problem,
-    gpu_contestants,
-    gpu_problem,
-)
-from dlattn.bench.timing import QUICK, SUSTAINED, Clock, CpuClock, GpuClock, Prepared, Windows
+from dlattn.bench.session import Entrant, Session
+from dlattn.bench.timing import QUICK, SUSTAINED
 from dlattn.cli.devices import gpu_status
-from dlattn.cli.errors import CommandError, first_line
-from dlattn.cli.text import Progress, shape
+from dlattn.cli.errors import CommandError
+from dlattn.cli.text import Progress
 
-_HOST_SIZES = {"cuda": (1, 8, 128, 64), "cpu": (1, 1, 16, 64)}
+_STUDIES = ("features", "scores")  # on torch tensors, with contestants and baselines of their own
+_PEERS = {  # that a set of shapes is about, on a GPU; all others take part if they are named
+    "sweep": ["torch-flash", "torch-cudnn"],
+    "small": ["torch-flash", "torch-efficient"],
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument(
-        "--shape", default="seed", metavar="WHICH", help="mission, seed (default), sweep or B,H,S,D"
+        "--shape",
+        default="seed",
+        metavar="WHICH",
+        help="mission, seed (default), sweep, small, features, scores or B,H,S,D",
+    )
+    parser.add_argument(
+        "--head-dim", nargs="*", type=int, metavar="D", help="only shapes of these head_dims"
+    )
+    parser.add_argument(
+        "--only", nargs="*", metavar="GROUP", help="of features and scores, only these groups"
     )
     masks = parser.add_mutually_exclusive_group()
     masks.add_argument("--causal", action="store_true", help="causal only; default: both")
@@ -49,8 +48,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("float16", "bfloat16", "float32"),
         help="default: float16 on a GPU, float32 on the CPU",
     )
-    parser.add_argument("--kernels", nargs="*", metavar="K", help="of ours; default: all")
-    parser.add_argument("--peers", nargs="*", metavar="P", help="default: all that are installed")
+    parser.add_argument(
+        "--kernels",
+        nargs="*",
+        metavar="K",
+        help="of ours: auto, a kernel, or a kernel and its shape such as wmma:wide; default: all, "
+        "or auto for sweep, small, features and scores",
+    )
+    parser.add_argument(
+        "--peers",
+        nargs="*",
+        metavar="P",
+        help="default: all that are installed; for sweep, small, features and scores those that "
+        "these are about",
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
     parser.add_argument("--quick", action="store_true", help="short windows: a first impression")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
@@ -66,24 +77,20 @@ def main(args: argparse.Namespace) -> int:
             raise CommandError(f"{option} {path}: no such folder")
     if args.plot:
         plot.require()
-    session = _Session(device, QUICK if args.quick else SUSTAINED, args.kernels, args.peers)
+    session = _session(args, device)
     dtype = args.dtype or ("float16" if device == "cuda" else "float32")
-    masks = [causal for causal, wanted in ((False, args.full), (True, args.causal)) if wanted]
-    cases = [
-        Case(sizes, causal, dtype)
-        for sizes in parse_shapes(args.shape, device)
-        for causal in masks or (False, True)
-    ]
+    groups = _groups(args, session, dtype)
     about = environment.describe(device, args.commit)
     _print_head(about, session)
 
-    progress = Progress(len(cases) + 2)
+    progress = Progress(len(groups) + 2)
     progress.step("ceilings: matrix product, copy")
     ceiling = environment.ceilings(device, dtype, session.windows)
     results = []
-    for case in cases:
-        progress.step(f"{shape(case.sizes)} {case.mask} {dtype}")
-        results += session.time(case)
+    for name, group in groups:
+        progress.step(name)
+        results += session.time(group())
+        session.release()
     progress.step("host time of a call")
     host = session.host_times(dtype)
     progress.close()
@@ -99,146 +106,61 @@ def main(args: argparse.Namespace) -> int:
     return 1 if any(result.ours and result.wrong for result in results) else 0
 
 
-class _Session:
-    """The contestants on one device and how they are timed."""
-
-    def __init__(
-        self,
-        device: str,
-        windows: Windows,
-        kernels: Sequence[str] | None,
-        peers: Sequence[str] | None,
-    ) -> None:
-        self.device = device
-        self.windows = windows
-        self.clock: Clock
-        if device == "cuda":
-            _require_torch()
-            self.clock, everybody = GpuClock(), gpu_contestants()
-        else:
-            _match_threads()
-            self.clock, everybody = CpuClock(), cpu_contestants()
-        self.contestants = _choose(everybody, kernels, peers)
-
-    def time(self, case: Case) -> list[report.Result]:
-        """Check everybody, then let them take turns."""
-        inputs = draw(case)
-        expected = expect(case, *inputs)
-        problem = self._problem(case, inputs)
-        results = []
-        ready: list[tuple[report.Result, Bound, Prepared]] = []
-        for contestant in self.contestants:
-            result = report.Result(case, contestant.name, contestant.ours)
-            results.append(result)
-            try:
-                bound = contestant.bind(problem)
-                with bound.context():
-                    self._poison(problem)
-                    out = contestant.to_host((bound.checked or bound.call)())
-                    result.max_error, result.bound_ratio = measure(out, expected)
-                    if result.wrong and result.ours:
-                        continue
-                    prepared = self.clock.prepare(bound.call)
-                    result.note = prepared.note
-            except UnavailableError as error:
-                result.note = str(error)
-            except Exception as error:  # every library refuses in its own way
-                result.note = first_line(error)
-                if result.ours:
-                    result.bound_ratio = math.inf
-            else:
-                ready.append((result, bound, prepared))
-        for turn in range(self.windows.rounds):
-            order = ready if turn % 2 == 0 else ready[::-1]
-            for result, bound, prepared in order:
-                with bound.context():
-                    seconds = self.clock.window(prepared, self.windows)
-                result.times.append(statistics.median(seconds))
-        return results
-
-    def host_times(self, dtype: str) -> dict[str, float | None]:
-        """The eager call's host time, on a problem too small to matter."""
-        case = Case(_HOST_SIZES[self.device], False, dtype)
-        problem = self._problem(case, draw(case))
-        host: dict[str, float | None] = {}
-        for contestant in self.contestants:
-            try:
-                bound = contestant.bind(problem)
-                with bound.context():
-                    host[contestant.name] = self.clock.host(bound.call, self.windows)
-            except Exception:  # its cases say why
-                host[contestant.name] = None
-        return host
-
-    def protocol(self) -> dict[str, Any]:
-        """How the times were taken."""
-        return {
-            "method": self.clock.method,
-            "device": self.device,
-            "inputs": "normal plus 0.25, (batch, num_heads, seqlen, head_dim) contiguous",
-            "host_shape": list(_HOST_SIZES[self.device]),
-            "threads": _threads() if self.device == "cpu" else None,
-            **asdict(self.windows),
-        }
-
-    def _problem(self, case: Case, inputs: tuple[Any, Any, Any]) -> Problem:
-        if self.device == "cpu":
-            return cpu_problem(case, *inputs)
-        importlib.import_module("torch").cuda.empty_cache()  # what the last case's graphs held
-        return gpu_problem(case, *inputs)
-
-    def _poison(self, problem: Problem) -> None:
-        """Leave NaN in the memory that the allocator is likely to hand out for a result."""
-        if self.device == "cuda":
-            importlib.import_module("torch").full_like(problem.q, float("nan"))
-        else:
-            np.full_like(problem.q, np.nan)
+def _session(args: argparse.Namespace, device: str) -> Session:
+    """With the contestants that were asked for, or those that a set of shapes is about."""
+    kernels, peers = args.kernels, args.peers
+    if args.shape in (*_STUDIES, *_PEERS):
+        kernels = ["auto"] if kernels is None else kernels
+    if args.shape in _STUDIES:
+        if importlib.util.find_spec("torch") is None:
+            raise CommandError(f"--shape {args.shape} needs torch, which holds its tensors")
+        peers = [] if peers is None else peers
+    elif device == "cuda" and peers is None:
+        peers = _PEERS.get(args.shape)
+    return Session(device, QUICK if args.quick else SUSTAINED, kernels, peers)
 
 
-def _choose(
-    everybody: list[Contestant], kernels: Sequence[str] | None, peers: Sequence[str] | None
-) -> list[Contestant]:
-    ours = {c.name.removeprefix("dlattn "): c for c in everybody if c.ours}
-    theirs = {c.name: c for c in everybody if not c.ours}
-    chosen = []
-    for option, names, available in (("--kernels", kernels, ours), ("--peers", peers, theirs)):
-        for name in available if names is None else names:
-            if name not in available:
-                raise CommandError(f"{option} {name}; accepted here: {', '.join(available)}")
-            chosen.append(available[name])
+def _groups(
+    args: argparse.Namespace, session: Session, dtype: str
+) -> list[tuple[str, Callable[[], list[Entrant]]]]:
+    """Who takes turns with whom, each with a name; tensors are made when it is their turn."""
+    masks = [causal for causal, wanted in ((False, args.full), (True, args.causal)) if wanted]
+    if args.shape in _STUDIES:
+        return _study(args, session, dtype, masks or [False, True])
+    if args.only is not None:
+        raise CommandError(f"--only is for --shape {' and '.join(_STUDIES)}")
+    cases = [
+        Case(sizes, causal, dtype)
+        for sizes in parse_shapes(args.shape, session.device)
+        if args.head_dim is None or sizes[3] in args.head_dim
+        for causal in masks or (False, True)
+    ]
+    if not cases:
+        raise CommandError(f"--head-dim {args.head_dim} leaves no shape of {args.shape}")
+    return [(f"{case.label} {case.mask} {dtype}", partial(session.of_case, case)) for case in cases]
+
+
+def _study(
+    args: argparse.Namespace, session: Session, dtype: str, masks: list[bool]
+) -> list[tuple[str, Callable[[], list[Entrant]]]]:
+    ours = [contestant for contestant in session.contestants if contestant.ours]
+    context = features.Context(session.device, dtype, ours, args.peers, masks, args.head_dim)
+    named = (features if args.shape == "features" else scores).groups(context)
+    for name in args.only or ():
+        if name not in named:
+            raise CommandError(f"--only {name}; accepted here: {', '.join(named)}")
+    chosen = [
+        (name, group)
+        for name, members in named.items()
+        if args.only is None or name in args.only
+        for group in members
+    ]
     if not chosen:
-        raise CommandError("--kernels and --peers leave nobody to time")
+        raise CommandError(f"--head-dim, --only and masks leave nothing of {args.shape}")
     return chosen
 
 
-def _require_torch() -> None:
-    status = gpu_status()
-    if status:
-        raise CommandError(f"--device cuda: {status}")
-    try:
-        torch: Any = importlib.import_module("torch")
-    except ImportError:
-        raise CommandError(
-            "timing on a GPU needs torch: it holds the tensors, captures the graphs and is a peer"
-        ) from None
-    if not torch.cuda.is_available():
-        raise CommandError("timing on a GPU needs a torch that can use it; this one cannot")
-
-
-def _threads() -> int:
-    return int(dlattn.info().cpu_threads)
-
-
-def _match_threads() -> None:
-    """Give torch as many threads as this library takes."""
-    try:
-        torch: Any = importlib.import_module("torch")
-    except ImportError:
-        return
-    torch.set_num_threads(_threads())
-
-
-def _print_head(about: dict[str, Any], session: _Session) -> None:
+def _print_head(about: dict[str, Any], session: Session) -> None:
     machine, versions, git = about["machine"], about["versions"], about["git"]
     where = machine.get("gpu") or machine["cpu"]
     commit = f"commit {git['sha'][:12]}" if git["sha"] else "unknown commit"
@@ -246,7 +168,7 @@ def _print_head(about: dict[str, Any], session: _Session) -> None:
     print(f"{where}; " + ", ".join(f"{name} {version}" for name, version in versions.items()))
     print(f"{commit}; {session.clock.method}")
     if session.device == "cpu":
-        print(f"{_threads()} threads, load average {machine['load_average']}")
+        print(f"{dlattn.info().cpu_threads} threads, load average {machine['load_average']}")
     print(flush=True)
 
 

@@ -19,6 +19,20 @@ class Case:
     sizes: Sizes
     causal: bool
     dtype: str
+    num_heads_kv: int = 0  # 0: num_heads
+    variant: str = ""  # what is asked for beyond that, in words
+
+    @property
+    def heads_kv(self) -> int:
+        """Heads of keys and values."""
+        return self.num_heads_kv or self.sizes[1]
+
+    @property
+    def label(self) -> str:
+        """The sizes as people write them, (4,32/8,4096,128) for grouped heads."""
+        batch_size, num_heads, seqlen, head_dim = self.sizes
+        heads = f"{num_heads}/{self.num_heads_kv}" if self.num_heads_kv else num_heads
+        return f"({batch_size},{heads},{seqlen},{head_dim})"
 
     @property
     def mask(self) -> str:
@@ -38,19 +52,27 @@ def sweep(device: str) -> tuple[Sizes, ...]:
         return tuple((1, 8, seqlen, dim) for dim in (64, 128) for seqlen in (128, 512, 2048, 4096))
     return tuple(
         (16384 // seqlen, 2048 // dim, seqlen, dim)
-        for dim in (64, 128)
+        for dim in (64, 128, 256)
         for seqlen in (512, 1024, 2048, 4096, 8192, 16384)
     )
 
 
+def small(device: str) -> tuple[Sizes, ...]:
+    """Few heads, short sequences: grids that leave streaming multiprocessors idle."""
+    heads = ((1, 64),) if device == "cpu" else ((8, 64), (8, 128), (32, 128))
+    lengths = (128, 256, 512) if device == "cpu" else (128, 256, 512, 1024, 2048, 4096)
+    return tuple((1, num_heads, seqlen, dim) for num_heads, dim in heads for seqlen in lengths)
+
+
 def parse_shapes(text: str, device: str) -> tuple[Sizes, ...]:
-    """The shapes that `mission`, `seed`, `sweep` or `B,H,S,D` stand for."""
-    named = {"mission": (MISSION,), "seed": SEED, "sweep": sweep(device)}
+    """The shapes that `mission`, `seed`, `sweep`, `small` or `B,H,S,D` stand for."""
+    named = {"mission": (MISSION,), "seed": SEED, "sweep": sweep(device), "small": small(device)}
     if text in named:
         return named[text]
     parts = text.split(",")
     if len(parts) == 4 and all(part.strip().isdigit() and int(part) > 0 for part in parts):
         return ((int(parts[0]), int(parts[1]), int(parts[2]), int(parts[3])),)
     raise CommandError(
-        f"--shape is {text!r}; accepted: mission, seed, sweep, or B,H,S,D such as 2,8,2048,64"
+        f"--shape is {text!r}; accepted: mission, seed, sweep, small, features, scores, or B,H,S,D "
+        "such as 2,8,2048,64"
     )

@@ -1,4 +1,4 @@
-"""Every contestant is right before it is timed."""
+"""Every contestant is right before it is timed: NumPy arrays."""
 
 from __future__ import annotations
 
@@ -58,6 +58,18 @@ def measure(out: Array, expected: list[Expected]) -> tuple[float, float]:
     """Largest error, and the largest error in units of its bound."""
     errors = [(max_error(out[e.where], e.out), e.bound) for e in expected]
     return max(error for error, _ in errors), max(error / bound for error, bound in errors)
+
+
+class Expectations:
+    """What `expect` says, as the GPU's counterpart in `tensors` offers it."""
+
+    def __init__(self, case: Case, q: Array, k: Array, v: Array) -> None:
+        """Compute it."""
+        self._expected = expect(case, q, k, v)
+
+    def errors(self, out: Array) -> tuple[float, float]:
+        """Largest error, and the largest error in units of its bound."""
+        return measure(out, self._expected)
 
 
 def _samples(case: Case) -> Iterator[tuple[slice, slice, slice, slice]]:

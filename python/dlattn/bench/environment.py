@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import dlattn
+from dlattn.bench import mma_ceiling
 from dlattn.bench.timing import GpuClock, Prepared, Windows
 
 _MATMUL_SIZE = {"cuda": 8192, "cpu": 2048}
@@ -33,7 +34,7 @@ def describe(device: str, commit: str | None) -> dict[str, Any]:
 
 
 def ceilings(device: str, dtype: str, windows: Windows) -> dict[str, Any]:
-    """The fastest matrix product and copy that this machine does, in this run."""
+    """The fastest matrix products and copy that this machine does, in this run."""
     measure = _gpu_ceilings if device == "cuda" else _cpu_ceilings
     return measure(dtype, windows)
 
@@ -51,8 +52,17 @@ def _gpu_ceilings(dtype: str, windows: Windows) -> dict[str, Any]:
     return {
         "matmul": f"torch {dtype} {size}^3",
         "tflops": 2.0 * size**3 / float(seconds) / 1e12,
+        "mma_sync_tflops": _mma_sync(dtype, windows),
         "copy_gb_per_s": 2.0 * _COPY_BYTES["cuda"] / float(copy_seconds) / 1e9,
     }
+
+
+def _mma_sync(dtype: str, windows: Windows) -> float | None:
+    """None where the driver does not let itself be asked."""
+    try:
+        return mma_ceiling.measure(dtype, windows)
+    except (OSError, RuntimeError):
+        return None
 
 
 def _cpu_ceilings(dtype: str, windows: Windows) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dlattn.bench.report import Result, best_peer, from_json
-from dlattn.cli.text import duration, markdown_table, rate, shape
+from dlattn.bench.report import Result, best_peer, ceiling_text, from_json
+from dlattn.cli.text import duration, markdown_table, rate
 
 
 def figures_markdown(paths: Sequence[Path], root: Path) -> str:
@@ -25,7 +25,9 @@ def _section(path: Path, root: Path) -> str:
     plot = path.with_suffix(".png")
     if plot.is_file():
         parts.append(f"![{_where(document)}]({plot.relative_to(root).as_posix()})")
-    parts += [_table(results), _host_line(document), _small_print(document)]
+    compared = any(result.baseline for result in results)
+    parts.append(_comparisons(results) if compared else _table(results))
+    parts += [_host_line(document), _small_print(document)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -39,9 +41,35 @@ def _table(results: Sequence[Result]) -> str:
         best = best_peer(list(group.values()))
         ratio = f"{best / ours:.2f}" if ours is not None and best is not None else ""
         cells = [duration(seconds[name]) if name in seconds else "" for name in names]
-        rows.append([shape(case.sizes), case.mask, case.dtype, *cells, ratio])
+        rows.append([case.label, case.mask, case.dtype, *cells, ratio])
     headers = ["(B,H,S,D)", "mask", "dtype", *names, "best peer / best of ours"]
     return markdown_table(headers, rows)
+
+
+def _comparisons(results: Sequence[Result]) -> str:
+    """What is measured by a baseline, in operations per second over the baseline's."""
+    rows = []
+    facts = list(dict.fromkeys(name for result in results for name in result.facts))
+    for result in results:
+        if result.seconds is None or result.tflops is None or result.vs_baseline is None:
+            continue
+        case = result.case
+        rows.append(
+            [
+                case.variant or "-",
+                case.label,
+                case.mask,
+                case.dtype,
+                result.contestant,
+                duration(result.seconds),
+                rate(result.tflops),
+                f"{result.vs_baseline:.2f}",
+                result.baseline,
+                *(f"{result.facts[name]:.3f}" if name in result.facts else "" for name in facts),
+            ]
+        )
+    headers = ["what", "(B,H,S,D)", "mask", "dtype", "contestant", "time", "rate"]
+    return markdown_table([*headers, "vs baseline", "baseline", *facts], rows)
 
 
 def _host_line(document: dict[str, Any]) -> str:
@@ -59,8 +87,7 @@ def _small_print(document: dict[str, Any]) -> str:
     return (
         f"{document['date'][:10]}, commit {commit}{driver}, {versions}. "
         f"Method: {protocol['method']}. Ceiling in the same run: "
-        f"{rate(ceiling['tflops'])} ({ceiling['matmul']}), "
-        f"copy {ceiling['copy_gb_per_s']:.3g} GB/s."
+        f"{ceiling_text(ceiling)}, copy {ceiling['copy_gb_per_s']:.3g} GB/s."
     )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,13 +27,23 @@ class UnavailableError(Exception):
 
 
 @dataclass(frozen=True)
+class Packed:
+    """Sequences one after the other, without padding; q, k and v are (total, heads, dim)."""
+
+    lengths: tuple[int, ...]
+    cu_seqlens: Any
+
+
+@dataclass(frozen=True)
 class Problem:
-    """One case and its inputs: (batch, num_heads, seqlen, head_dim), contiguous, for everybody."""
+    """One case and its inputs, the same for everybody: (batch, num_heads, seqlen, head_dim)."""
 
     case: Case
     q: Any
     k: Any
     v: Any
+    options: Mapping[str, Any] = field(default_factory=dict)  # of dlattn.attention, causal apart
+    packed: Packed | None = None
 
 
 @dataclass(frozen=True)
@@ -55,75 +65,111 @@ class Contestant:
     name: str
     ours: bool
     bind: Callable[[Problem], Bound]  # raises UnavailableError
-    to_host: Callable[[Any], Array]
 
 
 def gpu_contestants() -> list[Contestant]:
     """All that could run on a GPU with torch tensors."""
-    ours = [_ours(kernel, _torch_to_host) for kernel in GPU_KERNELS]
-    backends = (
-        ("torch-flash", "FLASH_ATTENTION"),
-        ("torch-cudnn", "CUDNN_ATTENTION"),
-        ("torch-efficient", "EFFICIENT_ATTENTION"),
-        ("torch-math", "MATH"),
-    )
-    sdpa = [Contestant(name, False, _sdpa(backend), _torch_to_host) for name, backend in backends]
-    return [*ours, *sdpa, Contestant("cupy", False, _cupy_composition, _cupy_to_host)]
+    peers = [Contestant(name, False, bind) for name, bind in TORCH_PEERS.items()]
+    ours = [ours_with(kernel) for kernel in GPU_KERNELS]
+    return [*ours, *peers, Contestant("cupy", False, _cupy_composition)]
 
 
 def cpu_contestants() -> list[Contestant]:
     """All that could run on the CPU with NumPy arrays."""
     return [
-        *(_ours(kernel, np.asarray) for kernel in CPU_KERNELS),
-        Contestant("torch", False, _torch_cpu, _torch_to_host),
-        Contestant("numpy", False, _numpy_composition, np.asarray),
+        *(ours_with(kernel) for kernel in CPU_KERNELS),
+        Contestant("torch", False, _torch_cpu),
+        Contestant("numpy", False, _numpy_composition),
     ]
 
 
-def gpu_problem(case: Case, q: Array, k: Array, v: Array) -> Problem:
-    """The inputs as torch CUDA tensors."""
-    torch: Any = importlib.import_module("torch")
-    dtype = getattr(torch, case.dtype)
-    tensors = [torch.from_numpy(x.astype(np.float32)).cuda().to(dtype) for x in (q, k, v)]
-    return Problem(case, *tensors)
+def ours_with(kernel: Any) -> Contestant:
+    """This library with `kernel`, any string that `dlattn.attention` takes."""
 
-
-def cpu_problem(case: Case, q: Array, k: Array, v: Array) -> Problem:
-    """The inputs as NumPy arrays."""
-    return Problem(case, q, k, v)
-
-
-def _ours(kernel: Any, to_host: Callable[[Any], Array]) -> Contestant:
     def bind(problem: Problem) -> Bound:
-        q, k, v, causal = problem.q, problem.k, problem.v, problem.case.causal
-        support = dlattn.supported(q, k, v, causal=causal, layout="bhsd", kernel=kernel)
+        q, k, v, options = problem.q, problem.k, problem.v, dict(problem.options)
+        options.update(causal=problem.case.causal, kernel=kernel)
+        arguments: tuple[Any, ...] = (q, k, v)
+        function: Any = dlattn.attention
+        if problem.packed is None:
+            options["layout"] = "bhsd"
+        else:
+            packing, longest = problem.packed.cu_seqlens, max(problem.packed.lengths)
+            arguments = (q, k, v, packing, packing, longest, longest)
+            function = dlattn.attention_varlen
+        support = dlattn.supported(*arguments, **options)
         if not support.ok:
             raise UnavailableError("; ".join(support.reasons))
 
-        def once(out: Any = None) -> Any:
-            return dlattn.attention(q, k, v, causal=causal, layout="bhsd", kernel=kernel, out=out)
+        def checked() -> Any:
+            result = function(*arguments, out=_poisoned(v, q), **options)
+            return result[0] if isinstance(result, tuple) else result
 
-        return Bound(once, checked=lambda: once(_poisoned(problem.v)))
+        return Bound(lambda: function(*arguments, **options), checked=checked)
 
-    return Contestant(f"dlattn {kernel}", True, bind, to_host)
-
-
-def _poisoned(like: Any) -> Any:
-    """An array of NaN of the same kind."""
-    return np.full_like(like, np.nan) if isinstance(like, np.ndarray) else like * float("nan")
+    return Contestant(f"dlattn {kernel}", True, bind)
 
 
-def _sdpa(backend: str) -> Callable[[Problem], Bound]:
+def _poisoned(like: Any, q: Any) -> Any:
+    """An array of NaN for a result: of q's heads and v's columns."""
+    if isinstance(like, np.ndarray):
+        return np.full((*q.shape[:-1], like.shape[-1]), np.nan, like.dtype)
+    return like.new_full((*q.shape[:-1], like.shape[-1]), float("nan"))
+
+
+def _sdpa(backend: str | None) -> Callable[[Problem], Bound]:
     def bind(problem: Problem) -> Bound:
         torch: Any = importlib.import_module("torch")
-        attention: Any = importlib.import_module("torch.nn.attention")
         sdpa = torch.nn.functional.scaled_dot_product_attention
-        q, k, v, causal = problem.q, problem.k, problem.v, problem.case.causal
+        q, k, v = problem.q, problem.k, problem.v
+        asked: dict[str, Any] = {"is_causal": problem.case.causal}
+        if problem.case.num_heads_kv:
+            asked["enable_gqa"] = True
+        for name, value in problem.options.items():
+            if name not in ("bias", "mask"):
+                raise UnavailableError(f"does not take {name}")
+            asked["attn_mask"] = value
+        if problem.packed is not None:
+            raise UnavailableError("does not take packed sequences")
+        if backend is None:
+            return Bound(lambda: sdpa(q, k, v, **asked))
+        attention: Any = importlib.import_module("torch.nn.attention")
         pinned = getattr(attention.SDPBackend, backend)
         # Entered once around many calls: choosing the backend is no part of a call's host time.
-        return Bound(lambda: sdpa(q, k, v, is_causal=causal), lambda: attention.sdpa_kernel(pinned))
+        return Bound(lambda: sdpa(q, k, v, **asked), lambda: attention.sdpa_kernel(pinned))
 
     return bind
+
+
+def _flash_varlen(problem: Problem) -> Bound:
+    """FlashAttention-2 over packed sequences, as torch has it."""
+    torch: Any = importlib.import_module("torch")
+    if problem.packed is None or problem.options:
+        raise UnavailableError("takes plain packed sequences only")
+    packing, longest = problem.packed.cu_seqlens, max(problem.packed.lengths)
+    arguments = (problem.q, problem.k, problem.v, packing, packing, longest, longest)
+    forward, causal = torch.ops.aten._flash_attention_forward, problem.case.causal
+    return Bound(lambda: forward(*arguments, 0.0, causal, False)[0])
+
+
+TORCH_PEERS: dict[str, Callable[[Problem], Bound]] = {
+    "torch-flash": _sdpa("FLASH_ATTENTION"),
+    "torch-cudnn": _sdpa("CUDNN_ATTENTION"),
+    "torch-efficient": _sdpa("EFFICIENT_ATTENTION"),
+    "torch-math": _sdpa("MATH"),
+}
+TORCH_FLASH_VARLEN = Contestant("torch-flash varlen", False, _flash_varlen)
+TORCH_SDPA = Contestant("torch", False, _sdpa(None))
+
+
+def gpu_problem(case: Case, q: Any, k: Any, v: Any) -> Problem:
+    """The inputs, torch tensors, as they are."""
+    return Problem(case, q, k, v)
+
+
+def cpu_problem(case: Case, q: Array, k: Array, v: Array) -> Problem:
+    """The inputs, NumPy arrays, as they are."""
+    return Problem(case, q, k, v)
 
 
 def _torch_cpu(problem: Problem) -> Bound:
@@ -184,13 +230,3 @@ def _numpy_composition(problem: Problem) -> Bound:
         return np.matmul(scores, v).astype(problem.q.dtype, copy=False)
 
     return Bound(once)
-
-
-def _torch_to_host(tensor: Any) -> Array:
-    host: Array = tensor.float().cpu().numpy()
-    return host
-
-
-def _cupy_to_host(array: Any) -> Array:
-    host: Array = array.get()
-    return host

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from dlattn.bench.cases import Case
-from dlattn.bench.report import Result, from_json
+from dlattn.bench.report import Result, ceiling_text, from_json
 from dlattn.cli.errors import CommandError
-from dlattn.cli.text import duration, rate, shape
+from dlattn.cli.text import duration, rate
 
 # Ours in shades of one strong colour, the last kernel, our best, in the strongest; peers in greys
 # that still differ when printed.
@@ -48,7 +48,10 @@ def draw(document: dict[str, Any], path: Path) -> None:
         "svg.hashsalt": "dlattn",
     }
     with pyplot.rc_context(style):
-        figure = _lines(pyplot, results) if _is_sweep(results) else _bars(pyplot, results)
+        if any(result.vs_baseline is not None for result in results):
+            figure = _ratios(pyplot, results)
+        else:
+            figure = _lines(pyplot, results) if _is_sweep(results) else _bars(pyplot, results)
         figure.text(0.01, 0.99, _title(document), fontsize=13, fontweight="bold", va="top")
         figure.text(0.01, 0.01, _footnote(document), fontsize=7.5, color="#666666", va="bottom")
         try:
@@ -155,6 +158,29 @@ def _lines(pyplot: Any, results: Sequence[Result]) -> Any:
     return figure
 
 
+def _ratios(pyplot: Any, results: Sequence[Result]) -> Any:
+    """Bars of speed over the baseline's, in operations per second, in the order of the table."""
+    compared = [result for result in results if result.vs_baseline is not None]
+    names = [
+        f"{r.case.label} {r.case.mask} {r.case.dtype}: {_entrant(r)} over {r.baseline}"
+        for r in compared
+    ]
+    ratios = [r.vs_baseline or 0.0 for r in compared]
+    size = (11.2, 0.6 + 0.24 * len(compared) + _TOP + _BOTTOM)
+    figure, axes = pyplot.subplots(1, 1, figsize=size, squeeze=False, layout="constrained")
+    _reserve(figure, _BOTTOM)
+    axis = axes[0, 0]
+    places = range(len(compared))
+    bars = axis.barh(places, ratios, color=_OURS[0], height=0.74)
+    axis.bar_label(bars, [f"{ratio:.2f}" for ratio in ratios], padding=4, fontsize=8)
+    axis.axvline(1.0, color="#3d3d3d", linewidth=0.8)
+    axis.set_yticks(places, names, fontsize=8)
+    axis.invert_yaxis()
+    axis.set_xlim(0, max(ratios) * 1.1)
+    axis.tick_params(axis="y", length=0)
+    return figure
+
+
 def _reserve(figure: Any, bottom: float) -> None:
     """Keep inches free for the title above and for legend and small print below."""
     height = figure.get_size_inches()[1]
@@ -174,7 +200,7 @@ def _footnote(document: dict[str, Any]) -> str:
     threads = document["protocol"]["threads"]
     parts = [
         f"{document['protocol']['method']}; contestants take turns in one run",
-        f"ceiling {rate(ceiling['tflops'])} ({ceiling['matmul']})",
+        f"ceiling {ceiling_text(ceiling)}",
         f"dlattn {versions['dlattn']} at {(git['sha'] or 'unknown')[:10]}, {', '.join(peers)}",
         *([f"{threads} threads"] if threads else []),
         document["date"][:10],
@@ -183,7 +209,12 @@ def _footnote(document: dict[str, Any]) -> str:
 
 
 def _case_name(case: Case) -> str:
-    return f"(B,H,S,D) = {shape(case.sizes)}, {case.mask}"
+    return f"(B,H,S,D) = {case.label}, {case.mask}"
+
+
+def _entrant(result: Result) -> str:
+    variant = result.case.variant
+    return f"{result.contestant}, {variant}" if variant else result.contestant
 
 
 def _tokens(count: int) -> str:

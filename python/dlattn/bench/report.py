@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dlattn.bench.cases import Case
-from dlattn.cli.text import duration, rate, shape, table
+from dlattn.cli.text import duration, rate, table
 
 SCHEMA = 1
 
@@ -25,6 +25,10 @@ class Result:
     bound_ratio: float | None = None  # error in units of the bound: right up to 1
     times: list[float] = field(default_factory=list)  # seconds per call, one for each window
     note: str = ""
+    operations: float | None = None  # of a call, where the case's count does not say it
+    baseline: str = ""  # whom its speed is compared with
+    vs_baseline: float | None = None  # operations per second over the baseline's
+    facts: dict[str, float] = field(default_factory=dict)  # of its problem
 
     @property
     def seconds(self) -> float | None:
@@ -34,7 +38,10 @@ class Result:
     @property
     def tflops(self) -> float | None:
         """Rate by the field's count of operations."""
-        return None if self.seconds is None else self.case.flops / self.seconds / 1e12
+        if self.seconds is None:
+            return None
+        operations = self.case.flops if self.operations is None else self.operations
+        return operations / self.seconds / 1e12
 
     @property
     def wrong(self) -> bool:
@@ -44,23 +51,89 @@ class Result:
 
 def print_results(results: Sequence[Result], ceiling: dict[str, Any]) -> str:
     """The table: each case's contestants together, the fastest peer as the measure."""
+    compared = any(result.baseline for result in results)
     rows = []
     for case in dict.fromkeys(result.case for result in results):
         group = [result for result in results if result.case == case]
         best = best_peer(group)
         for result in group:
-            rows.append([*_case_cells(result), *_figures(result, best, ceiling)])
-        rows.append([""] * len(rows[0]))
-    headers = ["(B,H,S,D)", "mask", "dtype", "contestant", "time", "rate", "vs best peer"]
+            rows.append([*_case_cells(result), *_figures(result, best, ceiling, compared)])
+        if not compared:
+            rows.append([""] * len(rows[0]))
+    headers = ["(B,H,S,D)", "mask", "dtype", "contestant", "time", "rate"]
+    headers += ["vs baseline", "baseline"] if compared else ["vs best peer"]
     headers += ["% ceiling", "error/bound", ""]
-    lines = [table(headers, rows[:-1], right=(4, 5, 6, 7, 8)), ""]
+    right = (4, 5, 6, 8, 9) if compared else (4, 5, 6, 7, 8)
+    lines = [table(headers, rows if compared else rows[:-1], right=right), ""]
     lines += [
-        f"Ceiling, measured in this run: {rate(ceiling['tflops'])} ({ceiling['matmul']}); "
+        f"Ceiling, measured in this run: {ceiling_text(ceiling)}; "
         f"copy {ceiling['copy_gb_per_s']:.3g} GB/s.",
-        "vs best peer: above 1 is faster. error/bound: largest error against float64, over twice",
-        "that of a plain same-dtype computation.",
+        "vs baseline: operations per second over the baseline's, above 1 is faster."
+        if compared
+        else "vs best peer: above 1 is faster.",
+        "error/bound: largest error against float64, over twice that of a plain same-dtype "
+        "computation.",
     ]
+    if not compared:
+        lines += summary_lines(results)
     return "\n".join(lines)
+
+
+def ceiling_text(ceiling: dict[str, Any]) -> str:
+    """The fastest matrix product, and what warp-level matrix instructions reach if that is known.
+
+    The percentages are of the latter: no kernel made of such instructions can do more.
+    """
+    text = f"{rate(ceiling['tflops'])} ({ceiling['matmul']})"
+    if ceiling.get("mma_sync_tflops"):
+        text += f", {rate(ceiling['mma_sync_tflops'])} (mma.sync on registers, the 100%)"
+    return text
+
+
+def summary(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Our speed relative to each peer, and to the best of them, over the cases that both did."""
+    by_case: dict[Case, dict[str, Result]] = {}
+    for result in results:
+        if result.seconds is not None and not result.wrong:
+            by_case.setdefault(result.case, {})[result.contestant] = result
+    names = list(dict.fromkeys(result.contestant for result in results))
+    ours = {result.contestant for result in results if result.ours}
+    lines = []
+    for name in (name for name in names if name in ours):
+        for peer in (*(name for name in names if name not in ours), "best peer"):
+            ratios: dict[Case, float] = {}
+            for case, group in by_case.items():
+                own = group.get(name)
+                other = group.get(peer)
+                theirs = best_peer(list(group.values())) if other is None else other.seconds
+                if peer != "best peer" and other is None:
+                    continue
+                if own is not None and own.seconds and theirs is not None:
+                    ratios[case] = theirs / own.seconds
+            if ratios:
+                least = min(ratios, key=lambda case: ratios[case])
+                lines.append(
+                    {
+                        "contestant": name,
+                        "peer": peer,
+                        "cases": len(ratios),
+                        "geometric_mean": statistics.geometric_mean(ratios.values()),
+                        "least": ratios[least],
+                        "least_case": f"{least.label} {least.mask} {least.dtype}",
+                        "below_1": sum(ratio < 1.0 for ratio in ratios.values()),
+                    }
+                )
+    return lines
+
+
+def summary_lines(results: Sequence[Result]) -> list[str]:
+    """The summary in words."""
+    return [
+        f"{line['contestant']} is {line['geometric_mean']:.3f} times as fast as {line['peer']} "
+        f"(geometric mean of {line['cases']} cases; least {line['least']:.3f}, at "
+        f"{line['least_case']}; {line['below_1']} below 1)."
+        for line in summary(results)
+    ]
 
 
 def print_host_times(host: dict[str, float | None]) -> str:
@@ -89,16 +162,23 @@ def to_json(
         "protocol": protocol,
         "ceiling": ceiling,
         "host_seconds": host,
+        "summary": [] if any(result.baseline for result in results) else summary(results),
         "results": [
             {
                 "shape": list(result.case.sizes),
                 "causal": result.case.causal,
                 "dtype": result.case.dtype,
+                "num_heads_kv": result.case.heads_kv,
+                "variant": result.case.variant,
                 "contestant": result.contestant,
                 "ours": result.ours,
                 "seconds": result.seconds,
                 "window_seconds": result.times,
                 "tflops": result.tflops,
+                "operations": result.operations,
+                "baseline": result.baseline,
+                "vs_baseline": result.vs_baseline,
+                "facts": result.facts,
                 "max_error": _finite(result.max_error),
                 "bound_ratio": _finite(result.bound_ratio),
                 "wrong": result.wrong,
@@ -115,16 +195,33 @@ def from_json(document: dict[str, Any]) -> list[Result]:
         raise ValueError(f"schema is {document.get('schema')!r}; accepted: {SCHEMA}")
     return [
         Result(
-            case=Case(tuple(entry["shape"]), entry["causal"], entry["dtype"]),
+            case=_case_of(entry),
             contestant=entry["contestant"],
             ours=entry["ours"],
             max_error=entry["max_error"],
             bound_ratio=math.inf if entry["wrong"] else entry["bound_ratio"],
             times=entry["window_seconds"],
             note=entry["note"],
+            operations=entry.get("operations"),
+            baseline=entry.get("baseline", ""),
+            vs_baseline=entry.get("vs_baseline"),
+            facts=entry.get("facts", {}),
         )
         for entry in document["results"]
     ]
+
+
+def _case_of(entry: dict[str, Any]) -> Case:
+    """Older documents have neither grouped heads nor variants."""
+    sizes = tuple(entry["shape"])
+    heads_kv = entry.get("num_heads_kv", sizes[1])
+    return Case(
+        sizes,
+        entry["causal"],
+        entry["dtype"],
+        0 if heads_kv == sizes[1] else heads_kv,
+        entry.get("variant", ""),
+    )
 
 
 def _finite(value: float | None) -> float | None:
@@ -134,19 +231,32 @@ def _finite(value: float | None) -> float | None:
 
 def _case_cells(result: Result) -> list[str]:
     case = result.case
-    return [shape(case.sizes), case.mask, case.dtype, result.contestant]
+    name = f"{result.contestant}, {case.variant}" if case.variant else result.contestant
+    return [case.label, case.mask, case.dtype, name]
 
 
-def _figures(result: Result, best: float | None, ceiling: dict[str, Any]) -> list[str]:
-    ratio = "-" if result.bound_ratio is None else f"{result.bound_ratio:.2f}"
+def _figures(
+    result: Result, best: float | None, ceiling: dict[str, Any], compared: bool
+) -> list[str]:
+    bound_ratio = "-" if result.bound_ratio is None else f"{result.bound_ratio:.2f}"
     note = f"WRONG {result.note}".rstrip() if result.wrong and result.ours else result.note
+    facts = ", ".join(f"{name} {value:.3g}" for name, value in result.facts.items())
+    note = "; ".join(part for part in (note, facts) if part)
+    if compared:
+        ratio = "-" if result.vs_baseline is None else f"{result.vs_baseline:.3f}"
+        comparison = [ratio, result.baseline]
+    elif best is None or result.seconds is None:
+        comparison = ["-"]
+    else:
+        comparison = [f"{best / result.seconds:.2f}"]
     if result.seconds is None or result.tflops is None:
-        return ["-", "-", "-", "-", ratio, note]
+        return ["-", "-", *comparison, "-", bound_ratio, note]
+    top = ceiling.get("mma_sync_tflops") or ceiling["tflops"]
     return [
         duration(result.seconds),
         rate(result.tflops),
-        "-" if best is None else f"{best / result.seconds:.2f}",
-        f"{100 * result.tflops / ceiling['tflops']:.1f}",
-        ratio,
+        *comparison,
+        f"{100 * result.tflops / top:.1f}",
+        bound_ratio,
         note,
     ]

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/tile/divider.h"
 #include "dlattn/attention.h"
 
 // What the host works out once per launch, so that thread blocks do not: plain C++, shared by the
@@ -14,13 +15,20 @@ constexpr std::int64_t kMaxSeqlen = (std::int64_t{1} << 30) - 1024;
 constexpr int kUnlimited = (1 << 30) - 1;  // a window wider than any sequence
 
 struct LaunchShape {
-  int num_m_blocks;       // per head
-  int heads_per_kv_head;  // query heads that share a head of k and v
-  int copy_bytes;         // per global-to-shared copy: 16, 8, 4 or one element
+  Divider num_m_blocks;       // per head
+  Divider num_heads;          // of q
+  Divider heads_per_kv_head;  // query heads that share a head of k and v
+  int copy_bytes;             // per global-to-shared copy: 16, 8, 4 or one element
   int store_bytes;  // the widest store that every row of out is aligned to: 16, 8, 4 or one element
-  int window_left;  // keys j >= i + shift - window_left
-  int window_right;    // keys j <= i + shift + window_right; causality is window_right = 0
-  float scale_log2;    // softmax_scale * log2(e): softmax works in base 2
+  int bias_load_bytes;  // the widest load that all rows of bias are aligned to, up to 16; 0: a
+                        // row's keys share one element; -1: they are no neighbours in memory
+  int mask_load_bytes;  // the same of mask
+  int window_left;      // keys j >= i + shift - window_left
+  int window_right;     // keys j <= i + shift + window_right; causality is window_right = 0
+  float scale_log2;     // softmax_scale * log2(e): softmax works in base 2
+  float softmax_scale;
+  float softcap;       // 0: off
+  bool natural;        // scores get terms beside the scale, so they are natural until the softmax
   bool longest_first;  // walk row blocks from last to first: under causality the last ones see most
                        // keys
 };
@@ -42,19 +50,48 @@ inline int store_bytes(const AttentionParams& p) {
   return width;
 }
 
+// See LaunchShape.
+inline int score_load_bytes(const AttentionParams& p, const void* data, std::int64_t bytes,
+                            std::int64_t batch_stride, std::int64_t head_stride,
+                            std::int64_t row_stride, std::int64_t col_stride) {
+  if (col_stride == 0) return 0;
+  if (col_stride != 1) return -1;
+  std::uint64_t all = reinterpret_cast<std::uintptr_t>(data);
+  const auto add = [&](std::int64_t size, std::int64_t stride) {
+    if (size > 1) all |= static_cast<std::uint64_t>(stride * bytes);
+  };
+  add(p.batch_size, batch_stride), add(p.num_heads, head_stride), add(p.seqlen_q, row_stride);
+  int width = 16;
+  while (width > bytes && all % width != 0) width /= 2;
+  return width;
+}
+
 inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan) {
   constexpr double kLog2e = 1.4426950408889634;
   const auto window = [](std::int64_t tokens) {
     return tokens < 0 ? kUnlimited : static_cast<int>(std::min<std::int64_t>(tokens, kUnlimited));
   };
   LaunchShape shape;
-  shape.num_m_blocks = static_cast<int>((p.seqlen_q + plan.block_m - 1) / plan.block_m);
-  shape.heads_per_kv_head = static_cast<int>(p.num_heads / p.num_heads_kv);
+  // An empty problem has no blocks to divide.
+  const auto divider = [](std::int64_t n) {
+    return Divider(static_cast<std::uint32_t>(std::max<std::int64_t>(n, 1)));
+  };
+  shape.num_m_blocks = divider((p.seqlen_q + plan.block_m - 1) / plan.block_m);
+  shape.num_heads = divider(p.num_heads);
+  shape.heads_per_kv_head = divider(p.num_heads / std::max<std::int64_t>(p.num_heads_kv, 1));
   shape.copy_bytes = plan.copy_bytes;
   shape.store_bytes = store_bytes(p);
+  shape.bias_load_bytes =
+      score_load_bytes(p, p.bias, size_of(p.bias_dtype), p.bias_batch_stride, p.bias_head_stride,
+                       p.bias_row_stride, p.bias_col_stride);
+  shape.mask_load_bytes = score_load_bytes(p, p.mask, 1, p.mask_batch_stride, p.mask_head_stride,
+                                           p.mask_row_stride, p.mask_col_stride);
   shape.window_left = window(p.window_left);
   shape.window_right = p.causal == Causal::kNone ? window(p.window_right) : 0;
   shape.scale_log2 = static_cast<float>(p.softmax_scale * kLog2e);
+  shape.softmax_scale = static_cast<float>(p.softmax_scale);
+  shape.softcap = static_cast<float>(p.softcap);
+  shape.natural = p.softcap != 0.0 || p.alibi_slopes || p.bias;
   shape.longest_first = p.causal != Causal::kNone;
   return shape;
 }

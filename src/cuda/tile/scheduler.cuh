@@ -18,20 +18,26 @@ struct Work {
 __device__ __forceinline__ Work scheduled_work(const AttentionParams& params,
                                                const LaunchShape& shape, unsigned block) {
   constexpr unsigned kHeadsTogether = 8;
-  const unsigned m_blocks = static_cast<unsigned>(shape.num_m_blocks);
-  const unsigned heads = static_cast<unsigned>(params.num_heads);
-  unsigned m_block = block % m_blocks;
-  unsigned head_of_batch = block / m_blocks;
+  unsigned head_of_batch = shape.num_m_blocks.quotient(block);
+  unsigned m_block = block - head_of_batch * shape.num_m_blocks.divisor();
   if (shape.longest_first) {
+    const unsigned m_blocks = shape.num_m_blocks.divisor();
+    const unsigned heads = shape.num_heads.divisor() * static_cast<unsigned>(params.batch_size);
     const unsigned first_head = head_of_batch / kHeadsTogether * kHeadsTogether;
-    const unsigned together =
-        min(kHeadsTogether, heads * static_cast<unsigned>(params.batch_size) - first_head);
     const unsigned block_of_group = block - first_head * m_blocks;
-    m_block = m_blocks - 1 - block_of_group / together;
-    head_of_batch = first_head + block_of_group % together;
+    unsigned from_last = block_of_group / kHeadsTogether;
+    unsigned head_of_group = block_of_group % kHeadsTogether;
+    if (heads - first_head < kHeadsTogether) {
+      from_last = block_of_group / (heads - first_head);
+      head_of_group = block_of_group % (heads - first_head);
+    }
+    m_block = m_blocks - 1 - from_last;
+    head_of_batch = first_head + head_of_group;
   }
-  return {static_cast<int>(m_block), static_cast<int>(head_of_batch % heads),
-          static_cast<int>(head_of_batch / heads)};
+  const unsigned batch = shape.num_heads.quotient(head_of_batch);
+  return {static_cast<int>(m_block),
+          static_cast<int>(head_of_batch - batch * shape.num_heads.divisor()),
+          static_cast<int>(batch)};
 }
 __device__ __forceinline__ Work scheduled_work(const AttentionParams& params,
                                                const LaunchShape& shape) {

@@ -41,7 +41,7 @@ struct Sequence {
 
   __device__ __forceinline__ Sequence(const AttentionParams& p, const LaunchShape& shape,
                                       const Work& work) {
-    const int head_kv = work.head / shape.heads_per_kv_head;
+    const int head_kv = static_cast<int>(shape.heads_per_kv_head.quotient(work.head));
     seqlen_q = static_cast<int>(p.seqlen_q);
     seqlen_k = static_cast<int>(p.seqlen_k);
     q = static_cast<const T*>(p.q) + work.head * p.q_head_stride;

@@ -17,105 +17,19 @@
 // Shared memory: see SmemMap. The one barrier of a tile both publishes its K and V and frees the
 // other stage.
 
-#include <utility>
-
 #include "cuda/ptx/special.cuh"
 #include "cuda/tile/epilogue.cuh"
-#include "cuda/tile/mask.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/seqlen.cuh"
 #include "cuda/wmma/copy.cuh"
+#include "cuda/wmma/output.cuh"
 #include "cuda/wmma/products.cuh"
 #include "cuda/wmma/softmax.cuh"
+#include "cuda/wmma/stages.cuh"
+#include "cuda/wmma/tiles.cuh"
 #include "cuda/wmma/traits.h"
 
 namespace dlattn::wmma {
-
-// Scores of keys that their rows do not see become -inf. `first_row` is this lane's first.
-template <int kRowTiles, int kGroups>
-__device__ __forceinline__ void apply_mask(float (&acc_s)[kRowTiles][kGroups][4],
-                                           const tile::Mask& mask, int first_row, int n0,
-                                           int lane) {
-  const int first_key = n0 + lane % 4 * 2;
-#pragma unroll
-  for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      // Counted from this lane's first key: the rest are constants, and nothing outlives a tile.
-      const tile::Range visible = mask.row(first_row + 16 * m + 8 * h, first_key);
-#pragma unroll
-      for (int j = 0; j < kGroups; ++j) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          if (!tile::contains(visible, 8 * j + e)) acc_s[m][j][2 * h + e] = -INFINITY;
-        }
-      }
-    }
-  }
-}
-
-// The tiles of a block, numbered by n0 / block_n, from the last to the first: edge tiles from `end`
-// - 1 down to `full_end`, then ones that every row sees whole down to `full_begin`, then edge tiles
-// down to `begin`. Edge tiles are those that may need a mask, and the first tile of the walk, which
-// gives the rows their references.
-struct TileRange {
-  int begin, full_begin, full_end, end;
-
-  __device__ __forceinline__ TileRange(const tile::Mask& mask, int first_row, int last_row,
-                                       int block_n) {
-    const tile::Range any = mask.any_row(first_row, last_row);
-    const tile::Range every = mask.every_row(first_row, last_row);
-    begin = any.begin / block_n;
-    end = any.end > any.begin ? (any.end + block_n - 1) / block_n : begin;
-    full_end = max(min(max(every.end, 0) / block_n, end - 1), begin);
-    full_begin = min(max((every.begin + block_n - 1) / block_n, begin), full_end);
-  }
-};
-
-// Normalises the warp's rows and stores them, by way of `sO`, the warp's own swizzled rows.
-template <int kHeadDim, int kRowTiles, typename T>
-__device__ __forceinline__ void store_output(T* out, std::int64_t row_stride, int num_rows,
-                                             const float (&acc_o)[kRowTiles][kHeadDim / 8][4],
-                                             const float (&scales)[kRowTiles][2], unsigned char* sO,
-                                             int columns, int store_bytes, int lane) {
-  using Rows = tile::SwizzledRows<kHeadDim>;
-#pragma unroll
-  for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float scale = scales[m][h];
-#pragma unroll
-      for (int j = 0; j < kHeadDim / 8; ++j) {
-        const float low = scale == 0.0f ? 0.0f : acc_o[m][j][2 * h] * scale;
-        const float high = scale == 0.0f ? 0.0f : acc_o[m][j][2 * h + 1] * scale;
-        unsigned char* to = sO + Rows::offset(16 * m + 8 * h + lane / 4, j) + lane % 4 * 4;
-        *reinterpret_cast<std::uint32_t*>(to) = tile::pack<T>(low, high);
-      }
-    }
-  }
-  __syncwarp();
-  constexpr int kChunksOfRow = kHeadDim / 8;
-#pragma unroll 4
-  for (int i = lane; i < kRowTiles * 16 * kChunksOfRow; i += 32) {
-    const int row = i / kChunksOfRow, chunk = i % kChunksOfRow;
-    if (row >= num_rows || chunk * 8 >= columns) continue;
-    using Chunk = tile::Vec<T, 8>;
-    const Chunk x = *reinterpret_cast<const Chunk*>(sO + Rows::offset(row, chunk));
-    T* to = out + row * row_stride + chunk * 8;
-    if (store_bytes == 16) {
-      *reinterpret_cast<Chunk*>(to) = x;
-    } else {
-#pragma unroll
-      for (int e = 0; e < 8; ++e) to[e] = x.x[e];
-    }
-  }
-}
-
-template <typename Slice, int... kIndices>
-__device__ __forceinline__ void for_each_slice(Slice slice,
-                                               std::integer_sequence<int, kIndices...>) {
-  (slice(std::integral_constant<int, kIndices>{}), ...);
-}
 
 template <typename T, int kHeadDim, int kVariant>
 __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
@@ -130,6 +44,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   constexpr int kBlockN = kShape.block_n;
   constexpr int kStage = kBlockN * kHeadDim * 2;  // bytes
   using Copy = TileCopy<T, kHeadDim, kShape.num_warps * 32>;
+  // Where warps run ahead of each other, none waits for its stage to be free before it must.
+  constexpr bool kCopyLate = kShape.handover == Handover::kMbarrier;
 
   const tile::Work work = tile::scheduled_work(params, shape);
   const tile::Sequence<T> seq(params, shape, work);
@@ -150,6 +66,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   const TileRange tiles(tile::Mask(shape, seq.shift, seq.seqlen_k), m0,
                         min(m0 + kBlockM, seq.seqlen_q) - 1, kBlockN);
 
+  const Stages<kShape.num_warps, kShape.handover> stages(ptx::smem_address(smem) + kMap.mbarriers);
   SpeculativeSoftmax<kRowTiles> softmax;
   float acc_o[kRowTiles][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];  // unless Q is read from shared memory
@@ -158,11 +75,12 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   const auto copy_last_tile = [&] {
     const std::int64_t n0 = (tiles.end - 1) * kBlockN;
     const int keys = seq.seqlen_k - static_cast<int>(n0);
-    Copy::template edge<kBlockN>(sK, seq.k + n0 * params.k_row_stride, params.k_row_stride, keys,
-                                 head_dim);
-    Copy::template edge<kBlockN>(sV, seq.v + n0 * params.v_row_stride, params.v_row_stride, keys,
-                                 head_dim_v);
-    ptx::cp_async_commit();
+    const int stage = (tiles.end - 1) % kNumStages * kStage;
+    Copy::template edge<kBlockN>(sK + stage, seq.k + n0 * params.k_row_stride, params.k_row_stride,
+                                 keys, head_dim);
+    Copy::template edge<kBlockN>(sV + stage, seq.v + n0 * params.v_row_stride, params.v_row_stride,
+                                 keys, head_dim_v);
+    stages.publish(0);
   };
   const T* next_k = nullptr;  // where the copy of the next tile begins
   const T* next_v = nullptr;
@@ -185,11 +103,11 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
     next_k = Copy::template last_row<kBlockN>(seq.k, params.k_row_stride, next);
     next_v = Copy::template last_row<kBlockN>(seq.v, params.v_row_stride, next);
   }
-  int stage = 0;  // in bytes
+  int i = 0;  // how many tiles have been walked
 
   // What is needed after the loop or seldom in it is worked out again rather than kept, where there
   // is no register to spare in the loop.
-  constexpr bool kScarce = kQueryPlace == QueryPlace::kSmem || kHeadDim > 192;
+  constexpr bool kScarce = kHeadDim > 64;
   const auto recall_work = [&] {
     return kScarce ? tile::scheduled_work(params, shape, ptx::reread_block_index()) : work;
   };
@@ -202,47 +120,61 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   };
 
   const auto attend = [&](int n, auto edge) {
-    ptx::cp_async_wait<0>();
-    __syncthreads();
-    if (n > tiles.begin) {
+    const int stage = n % kNumStages * kStage;  // in bytes
+    const auto copy_next_tile = [&] {
+      if (n <= tiles.begin) return;
+      if (i > 0) stages.wait_empty(i - 1);
       Copy::template whole<kBlockN>(sK + (kStage - stage), next_k, params.k_row_stride, head_dim);
       Copy::template whole<kBlockN>(sV + (kStage - stage), next_v, params.v_row_stride, head_dim_v);
-      ptx::cp_async_commit();
-    }
-    float acc_s[kRowTiles][kBlockN / 8][4];
-    multiply_qk<T, kHeadDim, kBlockN>(acc_s, sK + stage + lane_place_across<kHeadDim>(lane_idx),
-                                      [&](std::uint32_t (&a)[kRowTiles][4], int d) {
-                                        if constexpr (kQueryPlace == QueryPlace::kSmem) {
-                                          load_q<kHeadDim>(a, lane_q, d);
-                                        } else {
-                                          memcpy(a, rQ[d / 16], sizeof a);
-                                        }
-                                      });
+      stages.publish(i + 1);
+    };
+    stages.wait_full(i);
+    if constexpr (!kCopyLate) copy_next_tile();
+    const auto load_q_block = [&](std::uint32_t (&a)[kRowTiles][4], int d) {
+      if constexpr (kQueryPlace == QueryPlace::kSmem) {
+        load_q<kHeadDim>(a, lane_q, d);
+      } else {
+        memcpy(a, rQ[d / 16], sizeof a);
+      }
+    };
+    const ptx::SmemAddress lane_k = sK + stage + lane_place_across<kHeadDim>(lane_idx);
+    const ptx::SmemAddress lane_v = sV + stage + lane_place_down<kHeadDim>(lane_idx);
     if constexpr (edge) {
+      // In slices of keys, without those that the warp's rows do not see.
+      constexpr int kSliceKeys = kShape.edge_keys;
       const tile::Sequence<T> same = recall_sequence();
       const tile::Mask mask(shape, same.shift, same.seqlen_k);
       const int first_row = recall_work().m_block * kBlockM + warp_row;
-      if (!tile::contains_all(mask.every_row(first_row, first_row + kRowTiles * 16 - 1),
-                              n * kBlockN, kBlockN)) {
-        apply_mask(acc_s, mask, first_row + lane_idx / 4, n * kBlockN, lane_idx);
+      const int last_row = first_row + kRowTiles * 16 - 1;
+#pragma unroll 1
+      for (int first = kBlockN - kSliceKeys; first >= 0; first -= kSliceKeys) {
+        const int n0 = n * kBlockN + first;
+        const tile::Range any = mask.any_row(first_row, last_row);
+        if (any.begin >= n0 + kSliceKeys || any.end <= n0) continue;
+        float acc_s[kRowTiles][kSliceKeys / 8][4];
+        multiply_qk<T, kHeadDim, kSliceKeys>(acc_s, lane_k + first * kHeadDim * 2, load_q_block);
+        if (!tile::contains_all(mask.every_row(first_row, last_row), n0, kSliceKeys))
+          apply_mask(acc_s, mask, first_row + lane_idx / 4, n0, lane_idx);
+        std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
+        softmax.template first_probabilities<T, 0, kSliceKeys>(acc_s, shape.scale_log2, rP, acc_o);
+        multiply_pv<T, kHeadDim, 0, kSliceKeys>(acc_o, rP, lane_v + first * kHeadDim * 2);
       }
-    }
-    const ptx::SmemAddress lane_v = sV + stage + lane_place_down<kHeadDim>(lane_idx);
-    constexpr int kSlices = edge ? kShape.edge_slices : kShape.slices;
-    constexpr int kSliceKeys = kBlockN / kSlices;
-    const auto slice = [&](auto index) {
-      constexpr int kFirst = decltype(index)::value * kSliceKeys;
-      std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
-      if constexpr (edge) {
-        softmax.template first_probabilities<T, kFirst, kSliceKeys>(acc_s, shape.scale_log2, rP,
-                                                                    acc_o);
-      } else {
+      if constexpr (kCopyLate) copy_next_tile();
+    } else {
+      float acc_s[kRowTiles][kBlockN / 8][4];
+      multiply_qk<T, kHeadDim, kBlockN>(acc_s, lane_k, load_q_block);
+      constexpr int kSliceKeys = kBlockN / kShape.slices;
+      const auto slice = [&](auto index) {
+        constexpr int kFirst = decltype(index)::value * kSliceKeys;
+        std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
         softmax.template probabilities<T, kFirst, kSliceKeys>(acc_s, shape.scale_log2, rP, acc_o);
-      }
-      multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v);
-    };
-    for_each_slice(slice, std::make_integer_sequence<int, kSlices>{});
-    stage = kStage - stage;
+        if constexpr (kCopyLate && kFirst == 0) copy_next_tile();
+        multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v);
+      };
+      for_each_slice(slice, std::make_integer_sequence<int, kShape.slices>{});
+    }
+    stages.release(i, lane_idx);
+    ++i;
   };
   for (int n = tiles.end - 1; n >= tiles.begin; --n) {
 #pragma unroll 1
@@ -272,10 +204,10 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   } else {
     __syncwarp();  // nor this one its rows of Q
   }
-  store_output<kHeadDim>(result.out + out_row * params.out_row_stride, params.out_row_stride,
-                         result.seqlen_q - out_row, acc_o, scales,
-                         smem + kMap.q + warp_row * kHeadDim * 2, head_dim_v, shape.store_bytes,
-                         lane_idx);
+  store_output<kHeadDim, false>(result.out + out_row * params.out_row_stride, params.out_row_stride,
+                                result.seqlen_q - out_row, acc_o, scales,
+                                smem + kMap.q + warp_row * kHeadDim * 2, head_dim_v,
+                                shape.store_bytes, lane_idx);
 }
 
 }  // namespace dlattn::wmma

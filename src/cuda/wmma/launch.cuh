@@ -1,13 +1,27 @@
 #pragma once
 
 #include "cuda/launch.cuh"
+#include "cuda/wmma/general.cuh"
 #include "cuda/wmma/kernel.cuh"
+#include "cuda/wmma/split.cuh"
 
 namespace dlattn::wmma {
 
+// The kernel of a variant.
+template <typename T, int kTile, int kVariant>
+constexpr auto variant_kernel() {
+  if constexpr (kVariant == kSplit) {
+    return split_kernel<T, kTile>;
+  } else if constexpr (kVariant == kGeneral) {
+    return general_kernel<T, kTile>;
+  } else {
+    return kernel<T, kTile, kVariant>;
+  }
+}
+
 template <DType dtype, int kTile, int kVariant>
 void launch_variant(const AttentionParams& params, const Plan& plan, void* stream) {
-  cuda::launch_kernel<kernel<cuda::Element<dtype>, kTile, kVariant>>(
+  cuda::launch_kernel<variant_kernel<cuda::Element<dtype>, kTile, kVariant>()>(
       "wmma", params.device.index, plan.grid, plan.num_warps * 32, plan.smem_bytes, stream, params,
       make_launch_shape(params, plan));
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/tile/config.h"
+#include "cuda/wmma/split_traits.h"
 
 namespace dlattn::wmma {
 
@@ -8,42 +9,67 @@ namespace dlattn::wmma {
 // once; then K and V may be laid over Q's shared memory.
 enum class QueryPlace { kSmem, kRegisters, kRegistersOverlaid };
 
+// How warps hand the stages of K and V over to each other (stages.cuh).
+enum class Handover { kBlockBarrier, kMbarrier };
+
 // Tile shapes per head_dim tile, between which the plan chooses.
-constexpr int kWide = 0;    // as many rows as registers hold: each fragment of K and V feeds most
-constexpr int kNarrow = 1;  // 16 rows per warp: small blocks, for small grids and small SMs
-constexpr int kNumVariants = 2;
-constexpr const char* kVariantNames[kNumVariants] = {"wide", "narrow"};
+constexpr int kWide = 0;     // as many rows as registers hold: each fragment of K and V feeds most
+constexpr int kNarrow = 1;   // 16 rows per warp: small blocks, for small grids and small SMs
+constexpr int kSplit = 2;    // keys divided among the warps (split.cuh): for smaller grids still
+constexpr int kAhead = 3;    // as wide, with mbarriers, by which warps may run ahead of each other
+constexpr int kGeneral = 4;  // what the others lack: score terms, odd head dims (general.cuh)
+constexpr int kNumVariants = 5;
+constexpr const char* kVariantNames[kNumVariants] = {"wide", "narrow", "split", "ahead", "general"};
 
 struct TileShape {
   int num_warps;
-  int row_tiles;    // per warp, of 16 query rows
-  int block_n;      // keys per tile
-  int slices;       // in which a tile's probabilities are made and multiplied with V
-  int edge_slices;  // the same of edge tiles, which need more registers
+  int row_tiles;  // per warp, of 16 query rows
+  int block_n;    // keys per tile
+  int slices;     // in which a tile's probabilities are made and multiplied with V
+  int edge_keys;  // of an edge tile that are worked on at a time
   QueryPlace query_place;
   int blocks_per_sm;  // that registers must leave room for
+  Handover handover = Handover::kBlockBarrier;
 };
 
 constexpr int kNumStages = 2;
 
 constexpr TileShape wide_shape(int head_dim_tile) {
-  if (head_dim_tile <= 64) return {4, 2, 64, 1, 1, QueryPlace::kRegisters, 2};
-  if (head_dim_tile <= 128) return {4, 2, 64, 1, 4, QueryPlace::kSmem, 2};
-  return {8, 1, 32, 2, 2, QueryPlace::kRegistersOverlaid, 1};
+  if (head_dim_tile <= 64) return {4, 2, 64, 1, 32, QueryPlace::kRegisters, 2};
+  if (head_dim_tile <= 128) return {4, 2, 64, 1, 32, QueryPlace::kSmem, 2};
+  return {8, 1, 32, 2, 32, QueryPlace::kRegistersOverlaid, 1};
 }
 
 constexpr TileShape narrow_shape(int head_dim_tile) {
-  if (head_dim_tile <= 64) return {4, 1, 64, 2, 1, QueryPlace::kRegistersOverlaid, 3};
-  if (head_dim_tile <= 128) return {4, 1, 32, 2, 2, QueryPlace::kRegistersOverlaid, 3};
-  return {4, 1, 32, 2, 2, QueryPlace::kRegistersOverlaid, 2};
+  if (head_dim_tile <= 64) return {4, 1, 64, 2, 32, QueryPlace::kRegistersOverlaid, 3};
+  if (head_dim_tile <= 128) return {4, 1, 32, 2, 32, QueryPlace::kRegistersOverlaid, 3};
+  return {4, 1, 32, 2, 32, QueryPlace::kRegistersOverlaid, 2};
+}
+
+constexpr TileShape ahead_shape(int head_dim_tile) {
+  TileShape shape = wide_shape(head_dim_tile);
+  shape.handover = Handover::kMbarrier;
+  return shape;
+}
+
+constexpr TileShape general_shape(int head_dim_tile) {
+  if (head_dim_tile <= 64) return {4, 2, 64, 1, 32, QueryPlace::kRegistersOverlaid, 2};
+  if (head_dim_tile <= 96) return {4, 1, 32, 1, 32, QueryPlace::kRegistersOverlaid, 3};
+  if (head_dim_tile <= 128) return {4, 1, 32, 1, 32, QueryPlace::kSmem, 3};
+  if (head_dim_tile <= 192) return {4, 1, 32, 1, 32, QueryPlace::kRegistersOverlaid, 2};
+  return {4, 1, 32, 2, 32, QueryPlace::kRegistersOverlaid, 2};
 }
 
 constexpr TileShape tile_shape(int head_dim_tile, int variant) {
-  return variant == kWide ? wide_shape(head_dim_tile) : narrow_shape(head_dim_tile);
+  if (variant == kGeneral) return general_shape(head_dim_tile);
+  if (variant == kWide) return wide_shape(head_dim_tile);
+  return variant == kNarrow ? narrow_shape(head_dim_tile) : ahead_shape(head_dim_tile);
 }
 
 // Whether there is a kernel of this shape.
-constexpr bool has_variant(int, int variant) {
+constexpr bool has_variant(int head_dim_tile, int variant) {
+  if (variant == kSplit) return head_dim_tile <= 128;
+  if (variant == kAhead) return head_dim_tile > 128;
   return 0 <= variant && variant < kNumVariants;
 }
 
@@ -51,11 +77,19 @@ constexpr int block_m(const TileShape& shape) {
   return shape.num_warps * shape.row_tiles * 16;
 }
 
+// Scores' terms: a lane's neighbouring keys of a row, and a byte or element for each in shared
+// memory.
+constexpr int kRunKeys = 8;
+constexpr int mask_slot_bytes(int row_tiles, int block_n, int num_threads) {
+  return row_tiles * 2 * (block_n / 32) * kRunKeys * num_threads;
+}
+
 // Byte offsets into dynamic shared memory; rows as in tile::SwizzledRows.
 struct SmemMap {
   int q;  // [block_m] rows, later those of out
   int k;  // [kNumStages][block_n] rows
   int v;  // [kNumStages][block_n] rows
+  int mbarriers;
   int total;
 };
 
@@ -67,14 +101,25 @@ constexpr SmemMap smem_map(int head_dim_tile, int variant) {
   map.q = 0;
   map.k = shape.query_place == QueryPlace::kRegistersOverlaid ? 0 : q_bytes;
   map.v = map.k + k_bytes;
-  map.total = map.v + k_bytes > q_bytes ? map.v + k_bytes : q_bytes;
+  map.mbarriers = map.v + k_bytes > q_bytes ? map.v + k_bytes : q_bytes;
+  map.total = map.mbarriers + (shape.handover == Handover::kMbarrier ? kNumStages * 2 * 8 : 0);
   return map;
 }
 
+// Of the general kernel for a problem with or without a mask and a bias of so many bytes per
+// element. Slots of both lie behind K and V.
+constexpr int general_smem_bytes(int head_dim_tile, bool mask, int bias_bytes) {
+  const TileShape shape = tile_shape(head_dim_tile, kGeneral);
+  const int slots = mask_slot_bytes(shape.row_tiles, shape.block_n, shape.num_warps * 32);
+  return smem_map(head_dim_tile, kGeneral).total + slots * ((mask ? 1 : 0) + bias_bytes);
+}
+
 constexpr TileConfig tile_config(int head_dim_tile, int variant) {
+  if (variant == kSplit) return split_tile_config(head_dim_tile);
   const TileShape shape = tile_shape(head_dim_tile, variant);
-  return {block_m(shape), shape.block_n, shape.num_warps, kNumStages,
-          smem_map(head_dim_tile, variant).total};
+  const int smem_bytes = variant == kGeneral ? general_smem_bytes(head_dim_tile, true, 4)
+                                             : smem_map(head_dim_tile, variant).total;
+  return {block_m(shape), shape.block_n, shape.num_warps, kNumStages, smem_bytes};
 }
 
 }  // namespace dlattn::wmma

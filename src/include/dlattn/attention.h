@@ -35,7 +35,11 @@ struct Options {
   Kernel kernel = Kernel::kAuto;
   const char* variant = nullptr;  // which tile shape of `kernel`, by name (Plan::variant_name);
                                   // null: the plan chooses
-  int num_threads = 0;  // CPU only; 0: DeviceInfo::num_threads
+  int num_threads = 0;            // CPU only; 0: DeviceInfo::num_threads
+  // Plan without regard to batch size, numbers of heads, lengths and packing, as for a large batch:
+  // a sequence then gives the same bits alone, in any batch and in any pack on the same device, if
+  // its rows are aligned alike. Costs speed where the batch is small, most of all with few queries.
+  bool batch_invariant = false;
 };
 
 // How a problem will be computed. A plain struct: making one costs no allocation.

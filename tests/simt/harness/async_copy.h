@@ -21,6 +21,9 @@ struct AsyncCopy {
 struct AsyncState {
   std::vector<AsyncCopy> copies;  // in flight, oldest first
   int groups = 0;                 // committed so far
+  // Whose completion an mbarrier waits for, by the mbarrier's number. Its phases order the accesses
+  // of different threads to them.
+  std::vector<AsyncCopy> promised[kMaxMbarriers];
 };
 
 inline AsyncState async_states[kMaxThreads];
@@ -34,6 +37,17 @@ inline void touch(const void* memory, unsigned bytes) {
   for (unsigned i = 0; i < bytes; ++i) (void)byte[i];
 }
 
+// Writes in a way that the sanitizers see: of a call of memset or memcpy with a constant size that
+// the compiler expands itself they see nothing.
+inline void overwrite(void* dst, const void* src, unsigned bytes, std::uint32_t otherwise) {
+  volatile std::uint32_t* to = static_cast<std::uint32_t*>(dst);
+  for (unsigned i = 0; i < bytes / 4; ++i) {
+    std::uint32_t word = otherwise;
+    if (src) std::memcpy(&word, static_cast<const unsigned char*>(src) + 4 * i, 4);
+    to[i] = word;
+  }
+}
+
 inline void issue_async_copy(void* dst, const void* src, unsigned bytes, bool valid) {
   if (reinterpret_cast<std::uintptr_t>(dst) % bytes != 0) {
     die("cp.async of %u bytes to %p, which is not a multiple of that", bytes, dst);
@@ -43,7 +57,7 @@ inline void issue_async_copy(void* dst, const void* src, unsigned bytes, bool va
   }
   if (!in_dynamic_smem(dst, bytes)) die("cp.async to %p, which is not in shared memory", dst);
   if (valid) touch(src, bytes);
-  std::memset(dst, 0xFF, bytes);
+  overwrite(dst, nullptr, bytes, 0xFFFFFFFFu);
   AsyncState& state = async_state();
   state.copies.push_back({dst, valid ? src : nullptr, bytes, state.groups});
 }
@@ -52,17 +66,38 @@ inline void commit_async_copies() {
   ++async_state().groups;
 }
 
+inline void complete(const AsyncCopy& copy) {
+  overwrite(copy.dst, copy.src, copy.bytes, 0);
+}
+
+// Their arrival at an mbarrier is the only moment known at which copies are complete.
+inline void promise_async_copies(void* mbarrier) {
+  touch(mbarrier, 8);
+  AsyncState& state = async_state();
+  if (state.copies.empty()) return mbarrier_arrive(mbarrier);
+  state.promised[mbarrier_number(mbarrier)].swap(state.copies);
+  mbarrier_promise(mbarrier);
+}
+
+inline void wait_at_mbarrier(void* mbarrier, int parity) {
+  touch(mbarrier, 8);
+  if (!mbarrier_wait(mbarrier, parity)) return;
+  const int number = mbarrier_number(mbarrier);
+  for (AsyncState& state : async_states) {
+    if (state.promised[number].empty()) continue;
+    for (const AsyncCopy& copy : state.promised[number]) complete(copy);
+    state.promised[number].clear();
+    mbarrier_arrive(mbarrier);
+  }
+}
+
 inline void wait_async_copies(int pending_groups) {
   AsyncState& state = async_state();
   std::size_t done = 0;
   for (; done < state.copies.size(); ++done) {
     const AsyncCopy& copy = state.copies[done];
     if (copy.group >= state.groups - pending_groups) break;
-    if (copy.src) {
-      std::memcpy(copy.dst, copy.src, copy.bytes);
-    } else {
-      std::memset(copy.dst, 0, copy.bytes);
-    }
+    complete(copy);
   }
   state.copies.erase(state.copies.begin(), state.copies.begin() + done);
 }
@@ -72,6 +107,12 @@ inline void finish_async_copies() {
   AsyncState& state = async_state();
   if (!state.copies.empty()) {
     die("the thread ends with %zu cp.async copies that it never waited for", state.copies.size());
+  }
+  for (const std::vector<AsyncCopy>& promised : state.promised) {
+    if (!promised.empty()) {
+      die("the thread ends with %zu cp.async copies whose mbarrier nobody waited for",
+          promised.size());
+    }
   }
   state.groups = 0;
 }

@@ -21,7 +21,7 @@ constexpr int kMaxMasks = 64;          // different masks that one warp of one b
 constexpr std::size_t kGuard = 1024;   // bytes around the dynamic shared memory, and its alignment
 constexpr unsigned char kFill = 0xFF;  // NaN in float, half and bfloat16
 
-enum class State { kReady, kAtBarrier, kAtCollective, kDone };
+enum class State { kReady, kAtBarrier, kAtNamedBarrier, kAtMbarrier, kAtCollective, kDone };
 
 struct Worker {  // what the scheduler knows of a thread
   Fiber fiber;
@@ -33,6 +33,10 @@ struct Worker {  // what the scheduler knows of a thread
   unsigned mask = 0;
   Combine combine = nullptr;
   void* operand = nullptr;
+  int barrier_id = 0;  // of the bar.sync it waits at, and the number of threads it waits for
+  int barrier_count = 0;
+  int mbarrier = 0;  // that it waits at, and the parity
+  int parity = 0;
   int barriers = 0;           // passed so far
   int warp_syncs[kMaxMasks];  // passed so far, by index of the mask
 };
@@ -42,7 +46,17 @@ struct Worker {  // what the scheduler knows of a thread
 // races would go unseen.
 struct SyncObjects {
   long block[2];
+  long named[kNumBarriers][2];
+  long mbarriers[kMaxMbarriers][2];
   long warp[kMaxWarps][kMaxMasks][2];
+};
+
+struct Mbarrier {
+  const void* memory;
+  int count;       // arrivals of a phase
+  int arrived;     // in this phase
+  int promised;    // further ones, that asynchronous copies will bring
+  unsigned phase;  // from 0
 };
 
 struct Block {
@@ -57,6 +71,9 @@ int num_threads = 0;
 int num_warps = 0;
 unsigned masks[kMaxWarps][kMaxMasks];
 int num_masks[kMaxWarps];
+Mbarrier mbarriers[kMaxMbarriers];
+int num_mbarriers = 0;
+int openings[kNumBarriers];  // how often each bar.sync has let its threads go on
 
 Fiber host;
 Worker* current = nullptr;  // null: the host runs
@@ -111,6 +128,8 @@ void describe(const Worker& w) {
     std::fprintf(stderr, "  thread %u waits at %s", w.thread.thread_idx.x, w.name);
     if (w.state == State::kAtBarrier) std::fprintf(stderr, " (%s:%d)", w.file, w.line);
     if (w.state == State::kAtCollective) std::fprintf(stderr, " with mask %08x", w.mask);
+    if (w.state == State::kAtNamedBarrier)
+      std::fprintf(stderr, " %d of %d threads", w.barrier_id, w.barrier_count);
     std::fprintf(stderr, "\n");
   }
 }
@@ -118,6 +137,8 @@ void describe(const Worker& w) {
 bool same_place(const Worker& a, const Worker& b) {
   if (a.state != b.state) return false;
   if (a.state == State::kAtBarrier) return a.line == b.line && std::strcmp(a.file, b.file) == 0;
+  if (a.state == State::kAtNamedBarrier)
+    return a.barrier_id == b.barrier_id && a.barrier_count == b.barrier_count;
   if (a.state == State::kAtCollective) return a.mask == b.mask && std::strcmp(a.name, b.name) == 0;
   return true;
 }
@@ -160,6 +181,55 @@ bool complete_collectives(int warp) {
   return progress;
 }
 
+// Lets the threads go on that wait at a bar.sync which as many as it asks for have reached.
+bool complete_barriers() {
+  int waiting[kNumBarriers] = {}, count[kNumBarriers] = {}, lanes[kNumBarriers][kMaxWarps] = {};
+  for (int i = 0; i < num_threads; ++i) {
+    const Worker& w = workers[i];
+    if (w.state != State::kAtNamedBarrier) continue;
+    if (waiting[w.barrier_id]++ == 0) count[w.barrier_id] = w.barrier_count;
+    if (count[w.barrier_id] != w.barrier_count)
+      die_stuck("threads that meet at one bar.sync ask for different numbers of threads");
+    ++lanes[w.barrier_id][w.thread.warp];
+  }
+  bool progress = false;
+  for (int id = 0; id < kNumBarriers; ++id) {
+    if (waiting[id] == 0 || waiting[id] < count[id]) continue;
+    if (waiting[id] > count[id]) die_stuck("more threads wait at a bar.sync than it asks for");
+    for (int warp = 0; warp < num_warps; ++warp) {
+      if (lanes[id][warp] % kWarpSize != 0) die_stuck("a bar.sync of a part of a warp");
+    }
+    for (int i = 0; i < num_threads; ++i) {
+      Worker& w = workers[i];
+      if (w.state == State::kAtNamedBarrier && w.barrier_id == id) w.state = State::kReady;
+    }
+    ++openings[id];
+    progress = true;
+  }
+  return progress;
+}
+
+bool phase_complete(const Mbarrier& m, int parity) {
+  return static_cast<int>(m.phase & 1) != parity;
+}
+bool lacks_promises_alone(const Mbarrier& m) {
+  return m.promised > 0 && m.arrived + m.promised == m.count;
+}
+
+// Lets the threads of a warp go on that wait for a phase which is complete, or which they complete.
+bool pass_mbarriers(int warp) {
+  bool progress = false;
+  for (int i = warp * kWarpSize; i < num_threads && i < (warp + 1) * kWarpSize; ++i) {
+    Worker& w = workers[i];
+    if (w.state != State::kAtMbarrier) continue;
+    const Mbarrier& m = mbarriers[w.mbarrier];
+    if (!phase_complete(m, w.parity) && !lacks_promises_alone(m)) continue;
+    w.state = State::kReady;
+    progress = true;
+  }
+  return progress;
+}
+
 bool run_lanes(int warp, const int* lane_order) {
   bool progress = false;
   for (int i = 0; i < kWarpSize; ++i) {
@@ -184,8 +254,10 @@ void run_to_barrier(Random* random) {
     for (int i = 0; i < num_warps; ++i) {
       for (bool again = true; again;) {
         if (shuffled) random->shuffle(lane_order, kWarpSize);
-        again = run_lanes(warp_order[i], lane_order);
+        again = pass_mbarriers(warp_order[i]);
+        again |= run_lanes(warp_order[i], lane_order);
         again |= complete_collectives(warp_order[i]);
+        again |= complete_barriers();
         progress |= again;
         if (one_step) break;
       }
@@ -252,6 +324,8 @@ void free_block(Block* old) {
 void prepare_workers() {
   for (; num_made < num_threads; ++num_made) make_fiber(&workers[num_made].fiber, fiber_entry);
   std::memset(num_masks, 0, sizeof num_masks);
+  num_mbarriers = 0;
+  std::memset(openings, 0, sizeof openings);
 }
 
 void prepare_worker(int i, const dim3& block_idx) {
@@ -287,6 +361,13 @@ void wait(State state, const char* name) {
   current->state = state;
   current->name = name;
   to_host();
+}
+
+int find_mbarrier(const void* memory, const char* what) {
+  for (int i = 0; i < num_mbarriers; ++i) {
+    if (mbarriers[i].memory == memory) return i;
+  }
+  die("%s of an mbarrier that is not initialised", what);
 }
 
 int index_of_mask(int warp, unsigned mask) {
@@ -337,6 +418,61 @@ void sync_threads(const char* file, int line) {
   tsan_release(object);
   wait(State::kAtBarrier, "__syncthreads");
   tsan_acquire(object);
+}
+
+void sync_barrier(int id, int count) {
+  if (id < 1 || id >= kNumBarriers) die("bar.sync %d; 1 to %d are free", id, kNumBarriers - 1);
+  if (count < kWarpSize || count % kWarpSize != 0)
+    die("bar.sync of %d threads, which is not a number of warps", count);
+  Worker* me = current;
+  long* object = &block->sync->named[id][openings[id] & 1];
+  me->barrier_id = id;
+  me->barrier_count = count;
+  tsan_release(object);
+  wait(State::kAtNamedBarrier, "bar.sync");
+  tsan_acquire(object);
+}
+
+void mbarrier_init(void* memory, int count) {
+  if (reinterpret_cast<std::uintptr_t>(memory) % 8 != 0) die("an mbarrier at %p", memory);
+  if (!in_dynamic_smem(memory, 8)) die("an mbarrier outside shared memory");
+  if (count < 1) die("an mbarrier of %d arrivals", count);
+  if (num_mbarriers == kMaxMbarriers) die("more than %d mbarriers", kMaxMbarriers);
+  mbarriers[num_mbarriers++] = {memory, count, 0, 0, 0};
+}
+
+void mbarrier_arrive(void* memory) {
+  const int i = find_mbarrier(memory, "an arrival");
+  Mbarrier& m = mbarriers[i];
+  tsan_release(&block->sync->mbarriers[i][m.phase & 1]);
+  if (++m.arrived < m.count) return;
+  m.arrived = 0;
+  ++m.phase;
+}
+
+void mbarrier_promise(void* memory) {
+  const int i = find_mbarrier(memory, "an arrival after copies");
+  Mbarrier& m = mbarriers[i];
+  if (m.arrived + m.promised == m.count) die("more arrivals than the mbarrier's phase takes");
+  tsan_release(&block->sync->mbarriers[i][m.phase & 1]);
+  ++m.promised;
+}
+
+int mbarrier_number(void* memory) {
+  return find_mbarrier(memory, "a use");
+}
+
+bool mbarrier_wait(void* memory, int parity) {
+  const int i = find_mbarrier(memory, "a wait");
+  const Mbarrier& m = mbarriers[i];
+  Worker* me = current;
+  me->mbarrier = i;
+  me->parity = parity;
+  wait(State::kAtMbarrier, "an mbarrier");
+  tsan_acquire(&block->sync->mbarriers[i][parity]);
+  if (phase_complete(m, parity)) return false;
+  mbarriers[i].promised = 0;  // the caller keeps them, before any other thread runs
+  return true;
 }
 
 void warp_collective(const char* name, unsigned mask, Combine combine, void* operand) {

@@ -10,6 +10,7 @@
 //
 // What ThreadSanitizer is told (the memory model):
 //   __syncthreads   orders all threads of the block.
+//   bar.sync        orders the threads that meet at it.
 //   __syncwarp      orders the lanes of its mask.
 //   shuffles, votes, wmma loads, stores and products exchange registers and order NO memory: a
 //   lane's plain store needs
@@ -20,7 +21,8 @@
 //                   one launch are not ordered, so two blocks that write one address are a race
 //                   (unless the same thread index does it, for those share a fiber).
 // What ends the program, with a message: a barrier or collective that some thread of the block or
-// lane of the mask never reaches, __syncthreads at different places of the source, a lane that
+// lane of the mask never reaches, __syncthreads at different places of the source, a bar.sync whose
+// threads disagree about their number or are not whole warps, a lane that
 // calls a collective whose mask leaves it out, a wrong argument to a modelled instruction, a write
 // outside the dynamic shared memory.
 namespace simt {
@@ -56,6 +58,23 @@ bool in_dynamic_smem(const void* memory, std::size_t bytes);
 
 void sync_threads(const char* file, int line);
 void sync_warp(unsigned mask);
+
+// bar.sync: waits until `count` threads, whole warps, have called it with this `id`, 1 to 15.
+constexpr int kNumBarriers = 16;
+void sync_barrier(int id, int count);
+
+// mbarriers, by the address of their 8 bytes of shared memory. Arrivals release, waits acquire.
+constexpr int kMaxMbarriers = 16;  // of a block
+
+void mbarrier_init(void* memory, int count);
+void mbarrier_arrive(void* memory);
+// An arrival that will come with asynchronous copies. Whoever waits for nothing else any more
+// completes them and arrives in their place.
+void mbarrier_promise(void* memory);
+// Waits until the phase of this parity is complete, or all that it lacks is promised: whether it is
+// the latter.
+bool mbarrier_wait(void* memory, int parity);
+int mbarrier_number(void* memory);  // which of the block's mbarriers
 
 // Waits until every lane of `mask` has called the collective called `name`, then `combine` runs
 // once over the lanes' operands (null for lanes outside the mask), and all go on. It orders no

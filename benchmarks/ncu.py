@@ -1,0 +1,195 @@
+"""Profile a kernel with Nsight Compute: pipes, stalls, registers, shared memory, as JSON.
+
+python benchmarks/ncu.py --json ncu.json      # wmma, head_dim 64 and 128, 4096 tokens
+python benchmarks/ncu.py --kernel wmma:narrow --head-dim 128 --causal
+
+Needs `ncu` on the PATH (it comes with the CUDA toolkit), torch or CuPy, and leave to read the GPU's
+performance counters: as root, or with the driver's NVreg_RestrictProfilingToAdminUsers=0; in a
+container also with the capability SYS_ADMIN. Says so, and ends with 3, where that is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SECTIONS = (
+    "SpeedOfLight",
+    "ComputeWorkloadAnalysis",
+    "MemoryWorkloadAnalysis",
+    "MemoryWorkloadAnalysis_Tables",
+    "SchedulerStats",
+    "WarpStateStats",
+    "LaunchStats",
+    "Occupancy",
+)
+TOKENS, CHANNELS, SEQLEN = 16384, 2048, 4096
+WARMUP = 3  # calls before the one that is profiled, to load code and to warm the L2
+
+# What is kept of some hundred metrics, under a name of its own or the metric's.
+PICKED = (
+    (r"gpu__time_duration\.sum", "duration"),
+    (r"launch__registers_per_thread", "registers per thread"),
+    (r"launch__shared_mem_per_block_dynamic", "dynamic shared memory per block"),
+    (r"launch__grid_size", "blocks"),
+    (r"launch__block_size", "threads per block"),
+    (r"launch__occupancy_limit_(\w+)", "blocks per SM by {}"),
+    (r"sm__warps_active\.avg\.pct_of_peak_sustained_active", "warps active %"),
+    (r"sm(?:sp)?__issue_active\.avg\.pct(?:_of_peak_sustained_active)?", "issue slots busy %"),
+    (
+        r"sm__(?:inst_executed_)?pipe_(\w*tensor\w*?)(?:_cycles_active)?\.\w+"
+        r"\.pct_of_peak_sustained_(?:active|elapsed)",
+        None,
+    ),
+    (r"sm__inst_executed_pipe_(\w+)\.\w+\.pct_of_peak_sustained_active", "pipe {} %"),
+    (r"sm__throughput\.avg\.pct_of_peak_sustained_elapsed", "SM throughput %"),
+    (r"l1tex__data_pipe\w*_mem_shared\w*\.\w+(?:\.\w+)?", None),
+    (r"l1tex__data_bank_conflicts\w*_mem_shared\w*\.sum", None),
+    (r"l1tex__data_bank_(?:reads|writes)\.\w+\.pct\w*", None),
+    (r"lts__t_sector_hit_rate\.pct", "L2 hit rate %"),
+    (r"dram__throughput\.avg\.pct_of_peak_sustained_elapsed", "DRAM throughput %"),
+    (r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio", "stall {}"),
+    (r"smsp__average_warps?_latency_issue_stalled_(\w+)\.ratio", "stall {}"),
+)
+
+
+class ProfileError(Exception):
+    """No profile, and why."""
+
+
+def target(kernel: str, head_dim: int, causal: bool) -> None:
+    """What is profiled: a few calls, on torch tensors or CuPy arrays."""
+    import dlattn
+
+    shape = (TOKENS // SEQLEN, SEQLEN, CHANNELS // head_dim, head_dim)
+    try:
+        import torch
+
+        make: Any = lambda: torch.randn(shape, device="cuda", dtype=torch.float16) + 0.25  # noqa: E731
+        runtime: Any = torch.cuda.cudart()
+    except ImportError:
+        import cupy
+
+        make = lambda: (cupy.random.standard_normal(shape) + 0.25).astype("f2")  # noqa: E731
+        runtime = cupy.cuda.runtime
+    q, k, v = (make() for _ in range(3))
+    start, stop = (
+        getattr(runtime, f"cudaProfiler{word}", None) or getattr(runtime, f"profiler{word}")
+        for word in ("Start", "Stop")
+    )
+    for call in range(WARMUP + 1):
+        if call == WARMUP:
+            start()
+        dlattn.attention(q, k, v, causal=causal, kernel=kernel)
+    stop()
+
+
+def profile(kernel: str, head_dim: int, causal: bool) -> dict[str, Any]:
+    """The picked metrics of one launch."""
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        raise ProfileError("there is no ncu on the PATH: it comes with the CUDA toolkit")
+    command = [ncu, "--csv", "--page", "raw", "--profile-from-start", "off"]
+    command += ["--launch-count", "1"]
+    for section in SECTIONS:
+        command += ["--section", section]
+    command += [sys.executable, str(Path(__file__).resolve()), "--target", "--kernel", kernel]
+    command += ["--head-dim", str(head_dim), *(["--causal"] if causal else [])]
+    done = subprocess.run(command, capture_output=True, text=True)
+    text = done.stdout + done.stderr
+    if "ERR_NVGPUCTRPERM" in text:
+        raise ProfileError(
+            "this user may not read the GPU's performance counters (ERR_NVGPUCTRPERM): run as "
+            "root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
+        )
+    metrics = parse(done.stdout)
+    if done.returncode != 0 or not metrics:
+        last = "\n".join(text.strip().splitlines()[-8:])
+        raise ProfileError(f"ncu ended with {done.returncode} and without a profile:\n{last}")
+    shape = [TOKENS // SEQLEN, CHANNELS // head_dim, SEQLEN, head_dim]
+    return {"kernel": kernel, "shape": shape, "causal": causal, "metrics": pick(metrics)}
+
+
+def parse(text: str) -> dict[str, tuple[str, str]]:
+    """Metric to value and unit, from ncu's raw page: lines of names, of units and of values."""
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    rows = list(csv.reader(io.StringIO("\n".join(lines))))
+    if len(rows) < 3 or "ID" not in rows[0]:
+        return {}
+    names, units, values = rows[0], rows[1], rows[-1]
+    return {
+        name: (value, unit) for name, unit, value in zip(names, units, values, strict=False) if name
+    }
+
+
+def pick(metrics: dict[str, tuple[str, str]]) -> dict[str, Any]:
+    """What is asked for, in the order of PICKED; the largest stalls first."""
+    picked: dict[str, Any] = {}
+    for pattern, name in PICKED:
+        found = []
+        for metric, (value, unit) in metrics.items():
+            match = re.fullmatch(pattern, metric)
+            number = _number(value)
+            if match is None or number is None:
+                continue
+            label = metric if name is None else name.format(*match.groups())
+            found.append((label, number, unit))
+        if "stall" in pattern:
+            found.sort(key=lambda entry: -entry[1])
+        for label, number, unit in found:
+            picked.setdefault(label, {"value": number, "unit": unit})
+    return picked
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+def show(entry: dict[str, Any]) -> None:
+    """As a table."""
+    mask = "causal" if entry["causal"] else "full"
+    print(f"{entry['kernel']} {tuple(entry['shape'])} {mask}")
+    for name, figure in entry["metrics"].items():
+        if not (name.startswith("stall") and figure["value"] < 0.02):
+            print(f"  {figure['value']:14.6g} {figure['unit']:<12} {name}")
+    print(flush=True)
+
+
+def main() -> int:
+    """3 if there can be no profile here."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kernel", default="wmma")
+    parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--causal", action="store_true")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--target", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.target:
+        target(args.kernel, args.head_dim[0], args.causal)
+        return 0
+    entries = []
+    try:
+        for head_dim in args.head_dim:
+            entries.append(profile(args.kernel, head_dim, args.causal))
+            show(entries[-1])
+    except ProfileError as error:
+        print(f"ncu.py: {error}", file=sys.stderr)
+        return 3
+    if args.json:
+        args.json.write_text(json.dumps(entries, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

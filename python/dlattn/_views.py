@@ -1,0 +1,118 @@
+"""What the functions with other libraries' signatures share: views of arrays, names in errors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from dlattn import _frameworks
+from dlattn._errors import UnsupportedError
+
+Shape = tuple[int, ...]
+
+
+def refuse_dropout(dropout_p: Any) -> None:
+    if dropout_p != 0:
+        raise UnsupportedError(
+            f"dropout_p is {dropout_p!r}, and dlattn computes the forward pass without dropout; "
+            "accepted: 0.0"
+        )
+
+
+def check_flag(value: Any, name: str) -> None:
+    if value is not True and value is not False:
+        kind = type(value).__qualname__
+        raise TypeError(f"{name} is of type {kind}; accepted: a bool")
+
+
+def rename(error: Exception, names: Mapping[str, str]) -> None:
+    """Put the caller's argument names in place of those of `attention` in the error's message."""
+    words = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+    error.args = (words.sub(lambda found: names[found[0]], str(error)),)
+
+
+def shape_of(x: Any, name: str) -> Shape:
+    try:
+        return tuple(x.shape)
+    except (AttributeError, TypeError):
+        _frameworks.find(type(x), name)  # raises TypeError for what is no tensor
+        raise TypeError(
+            f"{name} is of type {type(x).__qualname__}, which has no shape; accepted: a torch, "
+            "CuPy, JAX or NumPy array"
+        ) from None
+
+
+def parts(packed: Any, name: str, axis: int, count: int, dims: str) -> tuple[Any, ...]:
+    """Views of what lies packed along `axis`, `count` of them; the array's shape is `dims`."""
+    shape = shape_of(packed, name)
+    if len(shape) != axis + 3 or shape[axis] != count:
+        raise UnsupportedError(f"{name}: shape is {shape}; accepted: {dims}")
+    library = _check_views(
+        packed, name, "accepted: a torch, CuPy or NumPy array, or q, k and v unpacked"
+    )
+    if library == "torch":
+        return packed.unbind(axis)  # a third of the time of as many indexings
+    before = (slice(None),) * axis
+    return tuple(packed[(*before, index)] for index in range(count))
+
+
+def as_leading(x: Any, name: str, shape: Shape, size: int) -> Any:
+    """View `x` with the dimensions before its last two broadcast to `shape`, then made `size`.
+
+    Too many of them become one by merging the first ones, too few more by adding ones of 1.
+    """
+    full = (*shape, *x.shape[len(x.shape) - 2 :])
+    if full == x.shape and len(shape) == size:
+        return x
+    library = _check_views(
+        x, name, f"accepted: {size + 2} dimensions, equal in all but sequence and head_dim"
+    )
+    if full != tuple(x.shape):
+        if library == "torch":
+            x = x.expand(full)
+        else:
+            x = (np if library == "numpy" else sys.modules["cupy"]).broadcast_to(x, full)
+    extra = len(shape) - size
+    if extra <= 0:
+        return x[(None,) * -extra] if extra else x
+    strides = x.stride() if library == "torch" else x.strides
+    if not _mergeable(full[: extra + 1], strides[: extra + 1]):
+        raise UnsupportedError(
+            f"{name}: its leading dimensions {full[: extra + 1]} have the strides "
+            f"{tuple(strides[: extra + 1])}, of which no view makes one dimension; accepted: "
+            "dimensions that lie in memory one within the other"
+        )
+    merged = (math.prod(full[: extra + 1]), *full[extra + 1 :])
+    return x.view(merged) if library == "torch" else x.reshape(merged)
+
+
+def _mergeable(sizes: Shape, strides: Shape) -> bool:
+    """Whether dimensions are one dimension, cut up: each steps over all of the next."""
+    if 0 in sizes:
+        return True
+    used = [pair for pair in zip(sizes, strides, strict=True) if pair[0] > 1]
+    return all(outer[1] == inner[0] * inner[1] for outer, inner in itertools.pairwise(used))
+
+
+def _check_views(x: Any, name: str, accepted: str) -> str:
+    """Return the library of `x`, one whose arrays have views."""
+    kind: Any = type(x)
+    library = _library(kind, name)
+    if library not in ("numpy", "torch", "cupy"):
+        raise UnsupportedError(
+            f"{name} is of type {kind.__qualname__}, of which no view can be taken, and dlattn "
+            f"makes no copies; {accepted}"
+        )
+    return library
+
+
+@lru_cache(maxsize=64)
+def _library(kind: type, name: str) -> str:
+    return _frameworks.find(kind, name).name

@@ -1,0 +1,220 @@
+"""Inputs, exact results and errors on torch tensors, wherever these are: on a GPU in milliseconds.
+
+The definitions are those of `dlattn.reference`, which a test compares with this.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dlattn.bench.cases import Case
+from dlattn.reference import ABSOLUTE_TERM
+
+OFFSET = 0.25  # a mean that is not zero, so that an indexing error cannot cancel out
+
+_SCORES_AT_A_TIME = 1 << 25
+_ALL_SCORES = 1 << 27  # problems with more scores than this are checked on a sample of rows
+_SAMPLE_ROWS = 256
+
+Tensor = Any
+Options = Mapping[str, Any]
+
+
+def torch_module() -> Any:
+    """The module, imported when it is needed."""
+    return importlib.import_module("torch")
+
+
+def draw(case: Case, device: str, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Normal inputs with a mean that is not zero, (batch, num_heads, seqlen, head_dim)."""
+    torch = torch_module()
+    batch_size, num_heads, seqlen, head_dim = case.sizes
+    generator = torch.Generator(device=device).manual_seed(seed)
+    tensors = []
+    for heads in (num_heads, case.heads_kv, case.heads_kv):
+        sizes = (batch_size, heads, seqlen, head_dim)
+        x = torch.randn(sizes, device=device, generator=generator) + OFFSET
+        tensors.append(x.to(getattr(torch, case.dtype)))
+    return tensors[0], tensors[1], tensors[2]
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    plain: bool = False,
+    rows: slice = slice(None),
+    causal: Any = False,
+    softmax_scale: float | None = None,
+    window: tuple[int | None, int | None] = (None, None),
+    softcap: float = 0.0,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`out` and `lse` of the query rows `rows`; arguments mean what they mean to dlattn.
+
+    q, k and v are (batch, heads, seqlen, dim). In float64; if `plain`, what a plain implementation
+    in q's dtype computes: scores and softmax in float32, probabilities and result rounded.
+    """
+    torch = torch_module()
+    compute = torch.float32 if plain and q.dtype != torch.float64 else torch.float64
+    batch_size, num_heads, seqlen_q, head_dim = q.shape
+    seqlen_k = k.shape[2]
+    first, last, _ = rows.indices(seqlen_q)
+    full = (batch_size, num_heads, seqlen_q, seqlen_k)
+    scores = {
+        "bias": None if bias is None else bias.expand(full),
+        "mask": None if mask is None else mask.expand(full),
+    }
+    shift = 0 if causal == "top_left" else seqlen_k - seqlen_q
+    group = num_heads // k.shape[1]
+    k, v = (x.to(compute).repeat_interleave(group, 1) for x in (k, v))
+    scale = 1.0 / math.sqrt(head_dim) if softmax_scale is None else softmax_scale
+    step = max(1, _SCORES_AT_A_TIME // max(1, batch_size * num_heads * seqlen_k))
+    outs, lses = [], []
+    for start in range(first, max(last, first + 1), step):
+        block = slice(start, min(start + step, last))
+        x = (q[:, :, block].to(compute) @ k.transpose(2, 3)) * scale
+        if softcap > 0.0:
+            x = softcap * torch.tanh(x / softcap)
+        position = torch.arange(block.start, block.stop, device=q.device)[:, None] + shift
+        key = torch.arange(seqlen_k, device=q.device)[None, :]
+        if alibi_slopes is not None:
+            slopes = alibi_slopes.to(compute).expand(batch_size, num_heads)
+            x = x - slopes[..., None, None] * (position - key).abs()
+        if scores["bias"] is not None:
+            x = x + scores["bias"][:, :, block].to(compute)
+        seen = torch.ones_like(x, dtype=torch.bool)
+        if causal:
+            seen &= key <= position
+        if window[0] is not None:
+            seen &= key >= position - window[0]
+        if window[1] is not None:
+            seen &= key <= position + window[1]
+        if scores["mask"] is not None:
+            seen &= scores["mask"][:, :, block]
+        x = torch.where(seen, x, -math.inf)
+        out, lse = _softmax_times(x, v, sinks, q.dtype if plain else None)
+        outs.append(out)
+        lses.append(lse)
+    return torch.cat(outs, 2), torch.cat(lses, 2)
+
+
+def _softmax_times(x: Tensor, v: Tensor, sinks: Tensor | None, dtype: Any) -> tuple[Tensor, Tensor]:
+    """Softmax of the rows of `x`, times `v`; probabilities and result rounded to `dtype` if any."""
+    torch = torch_module()
+    one_each = (*x.shape[:3], 1)
+    if sinks is None:
+        sink = x.new_full(one_each, -math.inf)
+    else:
+        sink = sinks.to(x.dtype)[None, :, None, None].expand(one_each)
+    top = torch.cat([x, sink], 3).amax(3, keepdim=True)
+    top = torch.where(top == -math.inf, 0, top)
+    weights = torch.exp(x - top)
+    total = weights.sum(3, keepdim=True) + torch.exp(sink - top)
+    lse = (top + torch.log(total))[..., 0]
+    probabilities = weights / torch.where(total == 0, 1, total)
+    if dtype is None:
+        return probabilities @ v, lse
+    out = probabilities.to(dtype).to(x.dtype) @ v
+    return out.to(dtype).to(x.dtype), lse
+
+
+def samples(batch_size: int, num_heads: int, seqlen_q: int, seqlen_k: int) -> Iterator[Any]:
+    """Which (batch entries, heads, query rows) to check: all, or those at the ends of many."""
+    whole = slice(None)
+    if batch_size * num_heads * seqlen_q * seqlen_k <= _ALL_SCORES:
+        yield whole, whole, whole
+        return
+    count = min(_SAMPLE_ROWS, seqlen_q)
+    for b, h in sorted({(0, 0), (batch_size - 1, num_heads - 1)}):
+        for rows in (slice(0, count), slice(seqlen_q - count, seqlen_q)):
+            yield slice(b, b + 1), slice(h, h + 1), rows
+
+
+class Expected:
+    """The right values of some rows, and how far off a correct result may be there."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, options: Options) -> None:
+        """Compute them; q, k and v are (batch, heads, seqlen, dim)."""
+        self._parts = []
+        group = q.shape[1] // k.shape[1]
+        dtype = str(q.dtype).removeprefix("torch.")
+        for batch, heads, rows in samples(q.shape[0], q.shape[1], q.shape[2], k.shape[2]):
+            heads_kv = heads
+            if heads != slice(None):
+                heads_kv = slice(heads.start // group, heads.start // group + 1)
+            part = (q[batch, heads], k[batch, heads_kv], v[batch, heads_kv])
+            chosen = _of_part(options, batch, heads)
+            exact, _ = attention(*part, rows=rows, **chosen)
+            plain, _ = attention(*part, rows=rows, plain=True, **chosen)
+            bound = 2 * largest(plain.double() - exact)
+            bound += ABSOLUTE_TERM[dtype] * max(1.0, largest(exact))
+            self._parts.append(((batch, heads, rows), exact, bound))
+
+    def errors(self, out: Tensor) -> tuple[float, float]:
+        """Largest error, and the largest error in units of its bound."""
+        found = [(largest(out[at].double() - exact), bound) for at, exact, bound in self._parts]
+        return max(error for error, _ in found), max(error / bound for error, bound in found)
+
+
+class ExpectedPacked:
+    """The same for packed sequences, (total, heads, dim): the longest, shortest, first and last."""
+
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], options: Options
+    ) -> None:
+        """Compute them for the first and the last head."""
+        self._sequences = []
+        heads = sorted({0, q.shape[1] - 1})
+        group = q.shape[1] // k.shape[1]
+        heads_kv = [h // group for h in heads]
+        last = len(lengths) - 1
+        chosen = {0, last, lengths.index(max(lengths)), lengths.index(min(lengths))}
+        for b in sorted(chosen):
+            start = sum(lengths[:b])
+            rows = slice(start, start + lengths[b])
+            part = [
+                x[rows][:, of].transpose(0, 1)[None]
+                for x, of in ((q, heads), (k, heads_kv), (v, heads_kv))
+            ]
+            self._sequences.append((rows, heads, Expected(part[0], part[1], part[2], options)))
+
+    def errors(self, out: Tensor) -> tuple[float, float]:
+        """Largest error, and the largest error in units of its bound."""
+        found = [
+            expected.errors(out[rows][:, heads].transpose(0, 1)[None])
+            for rows, heads, expected in self._sequences
+        ]
+        return max(error for error, _ in found), max(ratio for _, ratio in found)
+
+
+def largest(x: Tensor) -> float:
+    """The largest magnitude; infinite if there is a NaN."""
+    if x.numel() == 0:
+        return 0.0
+    value = float(x.abs().max())
+    return math.inf if math.isnan(value) else value
+
+
+def _of_part(options: Options, batch: slice, heads: slice) -> dict[str, Any]:
+    """The options as they hold for some batch entries and heads."""
+    chosen = dict(options)
+    for name in ("bias", "mask"):
+        if chosen.get(name) is not None:
+            x = chosen[name]
+            x = x[(None,) * (4 - x.dim())]
+            x = x[batch] if x.shape[0] > 1 else x
+            chosen[name] = x[:, heads] if x.shape[1] > 1 else x
+    if chosen.get("alibi_slopes") is not None:
+        slopes = chosen["alibi_slopes"]
+        chosen["alibi_slopes"] = slopes[heads] if slopes.dim() == 1 else slopes[batch, heads]
+    if chosen.get("sinks") is not None:
+        chosen["sinks"] = chosen["sinks"][heads]
+    return chosen

@@ -1,0 +1,367 @@
+"""`attention` under the names and signatures of the package flash-attn, version 2.8; forward only.
+
+    from dlattn.flash_attn import flash_attn_func
+
+Arguments mean what they mean there, and are passed in the same order:
+
+    dropout_p: 0.0.
+    softmax_scale: Factor of q·k, finite and > 0. None: 1 / sqrt(head_dim).
+    causal: Query i attends to keys j <= i + seqlen_k - seqlen_q, so that the last query sees the
+        last key. A query before the first key sees nothing.
+    window_size: (left, right): keys from i + seqlen_k - seqlen_q - left to i + seqlen_k - seqlen_q
+        + right; a negative number is no limit. With causal, right counts as 0. A side of at least
+        seqlen_k (max_seqlen_k for packed sequences) is no limit either; and where left alone is
+        limited, right is seqlen_k, not infinite, as in flash-attn's own code. Both can matter only
+        to queries that stand before the first key.
+    softcap: If > 0, scores become softcap * tanh(score / softcap); else it does nothing.
+    alibi_slopes: float32, (num_heads,) or (batch, num_heads): slope * |i + seqlen_k - seqlen_q - j|
+        is subtracted from the scores.
+    deterministic: Ignored. It chooses flash-attn's backward pass; the forward pass gives the same
+        bits each time in both packages. For bits that do not depend on the rest of the batch see
+        `dlattn.attention`.
+    return_attn_probs: Return (out, softmax_lse, S_dmask). softmax_lse is the log of the softmax's
+        denominator, float32, and +inf for a query that sees no key (where `attention` tells -inf);
+        out is 0 there. S_dmask is what flash-attn returns when nothing is dropped: an empty array.
+
+It differs in these points: float32 (and on the CPU float64), any head_dim that a kernel has, and
+head_dim_v are accepted too; so are the arrays of CuPy, NumPy and, where nothing is packed, JAX.
+An array whose last dimension is not contiguous is refused and never copied. With alibi_slopes and
+causal, flash-attn leaves a constant of each row, slope * (i + seqlen_k - seqlen_q), out of its
+softmax_lse; here softmax_lse is that of the scores as described. flash_attn_with_kvcache is absent.
+
+All functions raise UnsupportedError, TypeError and DeviceError as `attention` does, among others
+for dropout_p other than 0 and for a tensor that requires grad while gradients are on.
+
+Source: Dao. FlashAttention-2. arXiv:2307.08691, 2023; https://github.com/Dao-AILab/flash-attention.
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral
+from typing import Any
+
+from dlattn import _views
+from dlattn._api import attention, attention_varlen
+from dlattn._errors import UnsupportedError
+
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+]
+
+_NO_WINDOW = (-1, -1)
+
+
+def flash_attn_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = _NO_WINDOW,
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Attention of q over k and v. The module tells what the arguments mean.
+
+    Args:
+        q: (batch, seqlen_q, num_heads, head_dim).
+        k: (batch, seqlen_k, num_heads_kv, head_dim); num_heads_kv divides num_heads.
+        v: (batch, seqlen_k, num_heads_kv, head_dim_v).
+
+    Returns:
+        out, (batch, seqlen_q, num_heads, head_dim_v); with return_attn_probs the triple (out,
+        softmax_lse, S_dmask), softmax_lse being (batch, num_heads, seqlen_q).
+    """
+    options = _options(dropout_p, causal, softcap, return_attn_probs)
+    if window_size is not _NO_WINDOW:
+        shape = _views.shape_of(k, "k")
+        options["window"] = _window(window_size, causal, shape[1] if len(shape) == 4 else 0)
+    result = attention(q, k, v, softmax_scale=softmax_scale, alibi_slopes=alibi_slopes, **options)
+    return _triple(*result) if return_attn_probs else result
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = _NO_WINDOW,
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Attention among the tokens of qkv, of which it takes views.
+
+    Args:
+        qkv: (batch, seqlen, 3, num_heads, head_dim); not of JAX, whose arrays have no views.
+
+    Returns:
+        As flash_attn_func.
+    """
+    q, k, v = _views.parts(qkv, "qkv", 2, 3, "(batch, seqlen, 3, num_heads, head_dim)")
+    try:
+        return flash_attn_func(
+            q,
+            k,
+            v,
+            dropout_p,
+            softmax_scale,
+            causal,
+            window_size,
+            softcap,
+            alibi_slopes,
+            deterministic,
+            return_attn_probs,
+        )
+    except (UnsupportedError, TypeError) as error:
+        _views.rename(error, {"q": "qkv[:, :, 0]", "k": "qkv[:, :, 1]", "v": "qkv[:, :, 2]"})
+        raise
+
+
+def flash_attn_kvpacked_func(
+    q: Any,
+    kv: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = _NO_WINDOW,
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Attention of q over the keys and values of kv, of which it takes views.
+
+    Args:
+        q: (batch, seqlen_q, num_heads, head_dim).
+        kv: (batch, seqlen_k, 2, num_heads_kv, head_dim); not of JAX, whose arrays have no views.
+
+    Returns:
+        As flash_attn_func.
+    """
+    k, v = _views.parts(kv, "kv", 2, 2, "(batch, seqlen_k, 2, num_heads_kv, head_dim)")
+    try:
+        return flash_attn_func(
+            q,
+            k,
+            v,
+            dropout_p,
+            softmax_scale,
+            causal,
+            window_size,
+            softcap,
+            alibi_slopes,
+            deterministic,
+            return_attn_probs,
+        )
+    except (UnsupportedError, TypeError) as error:
+        _views.rename(error, {"k": "kv[:, :, 0]", "v": "kv[:, :, 1]"})
+        raise
+
+
+def flash_attn_varlen_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = _NO_WINDOW,
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Any = None,
+) -> Any:
+    """Attention within each of several sequences, packed one after the other without padding.
+
+    Args:
+        q: (total_q, num_heads, head_dim).
+        k: (total_k, num_heads_kv, head_dim); num_heads_kv divides num_heads.
+        v: (total_k, num_heads_kv, head_dim_v).
+        cu_seqlens_q: int32, (batch + 1,): where each sequence's queries begin, and total_q.
+        cu_seqlens_k: The same for keys and values.
+        max_seqlen_q: At least the length of the longest sequence of queries; an int.
+        max_seqlen_k: The same for keys.
+        block_table: None; there are no paged caches.
+
+    Returns:
+        out, (total_q, num_heads, head_dim_v); with return_attn_probs the triple (out, softmax_lse,
+        S_dmask), softmax_lse being (num_heads, total_q).
+    """
+    if block_table is not None:
+        raise UnsupportedError(
+            f"block_table is of type {type(block_table).__qualname__}, and dlattn has no paged "
+            "caches; accepted: None"
+        )
+    options = _options(dropout_p, causal, softcap, return_attn_probs)
+    if window_size is not _NO_WINDOW:
+        known = max_seqlen_k if isinstance(max_seqlen_k, int) else 0  # else refused later on
+        options["window"] = _window(window_size, causal, known)
+    result = attention_varlen(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        softmax_scale=softmax_scale,
+        alibi_slopes=alibi_slopes,
+        **options,
+    )
+    return _triple(*result) if return_attn_probs else result
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Any,
+    cu_seqlens: Any,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = _NO_WINDOW,
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Attention within each of several sequences packed in qkv, of which it takes views.
+
+    Args:
+        qkv: (total, 3, num_heads, head_dim); not of JAX, whose arrays have no views.
+        cu_seqlens: int32, (batch + 1,): where each sequence begins, and total.
+        max_seqlen: At least the length of the longest sequence; an int.
+
+    Returns:
+        As flash_attn_varlen_func.
+    """
+    q, k, v = _views.parts(qkv, "qkv", 1, 3, "(total, 3, num_heads, head_dim)")
+    try:
+        return flash_attn_varlen_func(
+            q,
+            k,
+            v,
+            cu_seqlens,
+            cu_seqlens,
+            max_seqlen,
+            max_seqlen,
+            dropout_p,
+            softmax_scale,
+            causal,
+            window_size,
+            softcap,
+            alibi_slopes,
+            deterministic,
+            return_attn_probs,
+        )
+    except (UnsupportedError, TypeError) as error:
+        names = {"q": "qkv[:, 0]", "k": "qkv[:, 1]", "v": "qkv[:, 2]"}
+        names |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), "cu_seqlens")
+        names |= dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), "max_seqlen")
+        _views.rename(error, names)
+        raise
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Any,
+    kv: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = _NO_WINDOW,
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Attention within each of several sequences, keys and values packed in kv: it takes views.
+
+    Args:
+        q: (total_q, num_heads, head_dim).
+        kv: (total_k, 2, num_heads_kv, head_dim); not of JAX, whose arrays have no views.
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: As for flash_attn_varlen_func.
+
+    Returns:
+        As flash_attn_varlen_func.
+    """
+    k, v = _views.parts(kv, "kv", 1, 2, "(total_k, 2, num_heads_kv, head_dim)")
+    try:
+        return flash_attn_varlen_func(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            dropout_p,
+            softmax_scale,
+            causal,
+            window_size,
+            softcap,
+            alibi_slopes,
+            deterministic,
+            return_attn_probs,
+        )
+    except (UnsupportedError, TypeError) as error:
+        _views.rename(error, {"k": "kv[:, 0]", "v": "kv[:, 1]"})
+        raise
+
+
+def _options(dropout_p: Any, causal: Any, softcap: Any, return_attn_probs: Any) -> dict[str, Any]:
+    """Return the keywords of `attention` for arguments that need no array."""
+    _views.refuse_dropout(dropout_p)
+    _views.check_flag(causal, "causal")
+    _views.check_flag(return_attn_probs, "return_attn_probs")
+    if isinstance(softcap, (int, float)) and softcap <= 0:
+        softcap = 0.0
+    return {"causal": causal, "softcap": softcap, "return_lse": return_attn_probs}
+
+
+def _window(window_size: Any, causal: bool, seqlen_k: int) -> tuple[int | None, int | None]:
+    """Return attention's `window` for flash-attn's, as its host code settles the two sides."""
+    pair = isinstance(window_size, (tuple, list)) and len(window_size) == 2
+    if not pair or not all(_is_int(side) for side in window_size):
+        raise TypeError(
+            f"window_size is {window_size!r}; accepted: a pair (left, right) of int, negative for "
+            "no limit"
+        )
+    left, right = (-1 if side >= seqlen_k else side for side in window_size)
+    if left >= 0 and right < 0:
+        right = seqlen_k  # causal limits it to 0 anyway
+    return (None if left < 0 else left, None if right < 0 else right)
+
+
+def _is_int(value: Any) -> bool:
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+
+
+def _triple(out: Any, lse: Any) -> tuple[Any, Any, Any]:
+    """Return what flash-attn returns for return_attn_probs; `lse` is changed in place."""
+    hidden = lse == -math.inf
+    if hasattr(lse, "masked_fill_"):  # torch: indexing would make a tensor of the value
+        lse.masked_fill_(hidden, math.inf)
+    elif hasattr(lse, "at"):  # JAX
+        lse = lse.at[hidden].set(math.inf)
+    else:
+        lse[hidden] = math.inf
+    return out, lse, out[:0].reshape(0)

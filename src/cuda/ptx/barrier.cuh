@@ -1,0 +1,12 @@
+#pragma once
+
+namespace dlattn::ptx {
+
+// PTX ISA, "Parallel Synchronization and Communication Instructions: bar". A barrier of
+// `num_threads` of the block's threads, whole warps, told apart by `id` from the block's other
+// barriers; 0 is that of __syncthreads. Orders memory among those threads.
+__device__ __forceinline__ void barrier_sync(int id, int num_threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
+}
+
+}  // namespace dlattn::ptx

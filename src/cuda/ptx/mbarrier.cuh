@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/smem.cuh"
+
+// Barriers that live in shared memory, 8 bytes each. A phase completes when `count` arrivals have
+// come, and the next begins. Phases are told apart by their parity: the first has parity 0.
+namespace dlattn::ptx {
+
+constexpr int kMbarrierBytes = 8;
+
+// PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier.init". By one thread;
+// the others may use it after a barrier of the block.
+__device__ __forceinline__ void mbarrier_init(SmemAddress mbarrier, int count) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(mbarrier), "r"(count) : "memory");
+}
+
+// PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier.arrive". Releases
+// what the thread has done.
+__device__ __forceinline__ void mbarrier_arrive(SmemAddress mbarrier) {
+  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(mbarrier)
+               : "memory");
+}
+
+// PTX ISA, "Parallel Synchronization and Communication Instructions: cp.async.mbarrier.arrive".
+// Arrives when all copies that this thread has started by cp.async are complete; `count` includes
+// it.
+__device__ __forceinline__ void mbarrier_arrive_after_copies(SmemAddress mbarrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(mbarrier) : "memory");
+}
+
+// PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier.test_wait". Waits
+// until the current or the last phase, whichever has this parity, is complete, and acquires what
+// was released by its arrivals.
+__device__ __forceinline__ void mbarrier_wait(SmemAddress mbarrier, int parity) {
+  asm volatile(
+      "{ .reg .pred complete;\n"
+      "again_%=: mbarrier.test_wait.parity.shared.b64 complete, [%0], %1;\n"
+      "@!complete bra again_%=; }" ::"r"(mbarrier),
+      "r"(parity)
+      : "memory");
+}
+
+}  // namespace dlattn::ptx

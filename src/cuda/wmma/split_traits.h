@@ -1,0 +1,58 @@
+#pragma once
+
+#include "cuda/tile/config.h"
+
+namespace dlattn::wmma {
+
+// The tile shape of the kernel that divides the keys among the warps of a thread block: groups of
+// warps, each with tiles of keys of its own, and in each group a warp per row_tiles x 16 query rows
+// of the block.
+struct SplitShape {
+  int row_groups;     // warps of a group
+  int key_groups;     // groups
+  int row_tiles;      // per warp, of 16 query rows
+  int block_n;        // keys per tile
+  int slots;          // of a group in shared memory, for tiles of K and V in turn
+  int blocks_per_sm;  // that registers must leave room for
+};
+
+constexpr SplitShape split_shape(int head_dim_tile) {
+  if (head_dim_tile <= 32) return {2, 4, 1, 64, 4, 2};
+  if (head_dim_tile <= 64) return {2, 4, 1, 32, 5, 2};
+  return {2, 4, 1, 16, 5, 1};
+}
+
+constexpr int num_warps(const SplitShape& shape) {
+  return shape.row_groups * shape.key_groups;
+}
+constexpr int block_m(const SplitShape& shape) {
+  return shape.row_groups * shape.row_tiles * 16;
+}
+
+// Byte offsets into dynamic shared memory.
+struct SplitSmemMap {
+  int q;      // [block_m] rows as in tile::SwizzledRows
+  int slots;  // [key_groups][slots][block_n] rows; a group's later hold its part of out
+  int group;  // bytes of a group's slots
+  int stats;  // [key_groups][block_m] PartStats
+  int total;
+};
+
+constexpr SplitSmemMap split_smem_map(int head_dim_tile) {
+  const SplitShape shape = split_shape(head_dim_tile);
+  SplitSmemMap map{};
+  map.q = 0;
+  map.slots = block_m(shape) * head_dim_tile * 2;
+  map.group = shape.slots * shape.block_n * head_dim_tile * 2;
+  map.stats = map.slots + shape.key_groups * map.group;
+  map.total = map.stats + shape.key_groups * block_m(shape) * 8;
+  return map;
+}
+
+constexpr TileConfig split_tile_config(int head_dim_tile) {
+  const SplitShape shape = split_shape(head_dim_tile);
+  return {block_m(shape), shape.block_n, num_warps(shape), shape.slots,
+          split_smem_map(head_dim_tile).total};
+}
+
+}  // namespace dlattn::wmma

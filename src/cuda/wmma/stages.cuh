@@ -1,0 +1,70 @@
+#pragma once
+
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/wmma/traits.h"
+
+// How the warps of a block agree on the two stages of K and V. Tiles are counted in the order of
+// the walk from 0 on; tile i lies in stage i % 2.
+namespace dlattn::wmma {
+
+template <int kNumWarps, Handover kHandover>
+struct Stages;
+
+// One barrier of the block a tile: when it opens, the tile has landed and the stage of the tile
+// before is free.
+template <int kNumWarps>
+struct Stages<kNumWarps, Handover::kBlockBarrier> {
+  __device__ __forceinline__ explicit Stages(ptx::SmemAddress) {}
+  // By all threads, after they have started the copies of tile `i`.
+  __device__ __forceinline__ void publish(int) const { ptx::cp_async_commit(); }
+  // Until tile `i` has landed.
+  __device__ __forceinline__ void wait_full(int) const {
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+  }
+  // Until the stage of tile `i` may be overwritten.
+  __device__ __forceinline__ void wait_empty(int) const {}
+  // By all lanes of a warp that has read tile `i`.
+  __device__ __forceinline__ void release(int, int) const {}
+};
+
+// Two mbarriers a stage, "full" and "empty": a warp may run ahead of the others by the better part
+// of a tile.
+template <int kNumWarps>
+struct Stages<kNumWarps, Handover::kMbarrier> {
+  ptx::SmemAddress mbarriers;  // full, empty of stage 0, then of stage 1
+
+  __device__ __forceinline__ explicit Stages(ptx::SmemAddress memory) : mbarriers(memory) {
+    if (threadIdx.x == 0) {
+      for (int stage = 0; stage < kNumStages; ++stage) {
+        ptx::mbarrier_init(full(stage), kNumWarps * 32);
+        ptx::mbarrier_init(empty(stage), kNumWarps);
+      }
+    }
+    __syncthreads();
+  }
+  __device__ __forceinline__ void publish(int i) const {
+    ptx::mbarrier_arrive_after_copies(full(i));
+  }
+  __device__ __forceinline__ void wait_full(int i) const {
+    ptx::mbarrier_wait(full(i), i / kNumStages % 2);
+  }
+  __device__ __forceinline__ void wait_empty(int i) const {
+    ptx::mbarrier_wait(empty(i), i / kNumStages % 2);
+  }
+  __device__ __forceinline__ void release(int i, int lane) const {
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(empty(i));
+  }
+
+ private:
+  __device__ __forceinline__ ptx::SmemAddress full(int i) const {
+    return mbarriers + i % kNumStages * 2 * ptx::kMbarrierBytes;
+  }
+  __device__ __forceinline__ ptx::SmemAddress empty(int i) const {
+    return full(i) + ptx::kMbarrierBytes;
+  }
+};
+
+}  // namespace dlattn::wmma

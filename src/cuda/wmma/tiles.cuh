@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cmath>
+#include <utility>
+
+#include "cuda/tile/mask.cuh"
+
+// Which tiles of keys a block walks, and what of them its rows see.
+namespace dlattn::wmma {
+
+// Scores of keys that their rows do not see become -inf. `first_row` is this lane's first.
+template <int kRowTiles, int kGroups>
+__device__ __forceinline__ void apply_mask(float (&acc_s)[kRowTiles][kGroups][4],
+                                           const tile::Mask& mask, int first_row, int n0,
+                                           int lane) {
+  const int first_key = n0 + lane % 4 * 2;
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      // Counted from this lane's first key: the rest are constants, and nothing outlives a tile.
+      const tile::Range visible = mask.row(first_row + 16 * m + 8 * h, first_key);
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (!tile::contains(visible, 8 * j + e)) acc_s[m][j][2 * h + e] = -INFINITY;
+        }
+      }
+    }
+  }
+}
+
+// The tiles of a block, numbered by n0 / block_n, from the last to the first: edge tiles from `end`
+// - 1 down to `full_end`, then ones that every row sees whole down to `full_begin`, then edge tiles
+// down to `begin`. Edge tiles are those that may need a mask, and the first tile of the walk, which
+// gives the rows their references.
+struct TileRange {
+  int begin, full_begin, full_end, end;
+
+  __device__ __forceinline__ TileRange(const tile::Mask& mask, int first_row, int last_row,
+                                       int block_n) {
+    const tile::Range any = mask.any_row(first_row, last_row);
+    const tile::Range every = mask.every_row(first_row, last_row);
+    begin = any.begin / block_n;
+    end = any.end > any.begin ? (any.end + block_n - 1) / block_n : begin;
+    full_end = max(min(max(every.end, 0) / block_n, end - 1), begin);
+    full_begin = min(max((every.begin + block_n - 1) / block_n, begin), full_end);
+  }
+};
+
+// Calls slice(integral_constant<int, i>) for every i of the sequence.
+template <typename Slice, int... kIndices>
+__device__ __forceinline__ void for_each_slice(Slice slice,
+                                               std::integer_sequence<int, kIndices...>) {
+  (slice(std::integral_constant<int, kIndices>{}), ...);
+}
+
+}  // namespace dlattn::wmma

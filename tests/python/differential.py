@@ -1,0 +1,465 @@
+"""Every kernel that serves a random problem, against float64.
+
+    python tests/python/differential.py --seconds 60               # a GPU if there is one, else CPU
+    python tests/python/differential.py --seed 1234 --count 1      # one problem again
+
+Problem i has the seed --seed + i, printed where it fails. The error may be twice that of a plain
+computation in the same dtype, which counts as at least one rounding of the probabilities and of the
+result; a call must also give the same bits twice and write nothing beside its result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from random_problems import Placed, Problem, draw
+
+import dlattn
+from dlattn.reference import (
+    ABSOLUTE_TERM,
+    attention_reference,
+    max_error,
+    same_dtype_reference,
+    to_float64,
+)
+
+KERNELS = {
+    "cpu": ("cpu",),
+    "cuda": (
+        "scalar",
+        "wmma",
+        "wmma:wide",
+        "wmma:narrow",
+        "wmma:split",
+        "wmma:ahead",
+        "wmma:general",
+        "wmma_smem",
+        "wmma_qk",
+    ),
+}
+DTYPES = {
+    "cpu": ("float16", "bfloat16", "float32", "float64"),
+    "cuda": (*("float16",) * 4, *("bfloat16",) * 4, "float32"),
+}
+MOST_SCORES = {"cpu": 1 << 18, "cuda": 1 << 22}
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-22, "float64": 2.0**-51}
+SPECIAL = ("bias", "mask", "alibi_slopes", "sinks")
+
+
+class NumPyArrays:
+    """Arrays and the reference on the CPU."""
+
+    device = "cpu"
+
+    def make(self, values: np.ndarray, place: Placed, dtype: str) -> Any:
+        """The values at their place, in a block that holds NaN (or True) elsewhere."""
+        return self._view(self.block(values, place, dtype), place)
+
+    def block(self, values: np.ndarray, place: Placed, dtype: str) -> Any:
+        """That block."""
+        block = np.full(place.block, True if dtype == "bool" else np.nan, self._dtype(dtype))
+        self._view(block, place)[...] = values
+        return block
+
+    def poisoned(self, place: Placed, dtype: str) -> tuple[Any, Any]:
+        """A view full of NaN, and its block."""
+        block = np.full(place.block, np.nan, self._dtype(dtype))
+        return self._view(block, place), block
+
+    def ints(self, values: Any) -> Any:
+        return np.array(values, np.int32)
+
+    def swap_heads(self, x: Any) -> Any:
+        return x.swapaxes(-2, -3)
+
+    def untouched(self, block: Any, place: Placed) -> bool:
+        """Whether all but the view is NaN still."""
+        inside = np.zeros(place.block, bool)
+        self._view(inside, place)[...] = True
+        return bool(np.isnan(block.astype(np.float64))[~inside].all())
+
+    def expand(self, x: Any, sizes: tuple[int, ...]) -> Any:
+        return np.broadcast_to(x, sizes)
+
+    def attend(self, q: Any, k: Any, v: Any, options: dict[str, Any], plain: bool) -> Any:
+        """(batch, rows, heads, dim)."""
+        if plain:
+            return same_dtype_reference(q, k, v, **options)
+        return attention_reference(q, k, v, **options)
+
+    def magnitude(self, x: Any) -> float:
+        x = np.abs(to_float64(x))
+        return float(np.max(x[np.isfinite(x)], initial=0.0))
+
+    def longest(self, x: Any) -> float:
+        """The largest norm of a row."""
+        return float(np.max(np.linalg.norm(to_float64(x), axis=-1), initial=0.0))
+
+    def error(self, actual: Any, expected: Any) -> float:
+        return max_error(actual, expected)
+
+    def same(self, a: Any, b: Any) -> bool:
+        return bool(np.array_equal(to_float64(a), to_float64(b), equal_nan=True))
+
+    @staticmethod
+    def _dtype(dtype: str) -> Any:
+        if dtype == "bfloat16":
+            import ml_dtypes
+
+            return ml_dtypes.bfloat16
+        return np.dtype(dtype)
+
+    @staticmethod
+    def _view(block: Any, place: Placed) -> Any:
+        strides = [s * block.itemsize for s in place.strides]
+        return np.lib.stride_tricks.as_strided(block[place.offset :], place.sizes, strides)
+
+
+class TorchArrays:
+    """Tensors and the reference on a GPU."""
+
+    def __init__(self, device: str = "cuda") -> None:
+        import torch
+
+        from dlattn.bench import tensors
+
+        self.device = device
+        self.torch: Any = torch
+        self.tensors: Any = tensors
+
+    def make(self, values: np.ndarray, place: Placed, dtype: str) -> Any:
+        """The values at their place, in a block that holds NaN (or True) elsewhere."""
+        block = NumPyArrays().block(values, place, "bool" if dtype == "bool" else "float32")
+        there = self.torch.from_numpy(block).to(self.device).to(getattr(self.torch, dtype))
+        return there.as_strided(place.sizes, place.strides, place.offset)
+
+    def poisoned(self, place: Placed, dtype: str) -> tuple[Any, Any]:
+        """A view full of NaN, and its block."""
+        kind = getattr(self.torch, dtype)
+        block = self.torch.full((place.block,), math.nan, dtype=kind, device=self.device)
+        return block.as_strided(place.sizes, place.strides, place.offset), block
+
+    def ints(self, values: Any) -> Any:
+        return self.torch.tensor(values, dtype=self.torch.int32, device=self.device)
+
+    def swap_heads(self, x: Any) -> Any:
+        return x.transpose(-2, -3)
+
+    def untouched(self, block: Any, place: Placed) -> bool:
+        """Whether all but the view is NaN still."""
+        inside = self.torch.zeros_like(block, dtype=self.torch.bool)
+        inside.as_strided(place.sizes, place.strides, place.offset).fill_(True)
+        return bool((block.isnan() | inside).all())
+
+    def expand(self, x: Any, sizes: tuple[int, ...]) -> Any:
+        return x.expand(sizes)
+
+    def attend(self, q: Any, k: Any, v: Any, options: dict[str, Any], plain: bool) -> Any:
+        """(batch, rows, heads, dim)."""
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out, lse = self.tensors.attention(q, k, v, plain=plain, **options)
+        return out.transpose(1, 2), lse
+
+    def magnitude(self, x: Any) -> float:
+        x = x.double().abs()
+        return float(self.torch.where(x.isfinite(), x, 0).max()) if x.numel() else 0.0
+
+    def longest(self, x: Any) -> float:
+        """The largest norm of a row."""
+        return float(x.double().norm(dim=-1).max()) if x.numel() else 0.0
+
+    def error(self, actual: Any, expected: Any) -> float:
+        a, e = actual.double(), expected.double()
+        if a.shape != e.shape:
+            raise ValueError(f"shapes differ: {a.shape} and {e.shape}")
+        difference = self.torch.where(a == e, 0.0, (a - e).abs())
+        return float(difference.nan_to_num(nan=math.inf).max()) if a.numel() else 0.0
+
+    def same(self, a: Any, b: Any) -> bool:
+        return bool(self.torch.equal(a.nan_to_num(nan=7.0), b.nan_to_num(nan=7.0)))
+
+
+@dataclass
+class Tally:
+    """What one kernel made of the problems."""
+
+    runs: int = 0
+    passed_over: int = 0
+    failures: int = 0
+    worst_out: tuple[float, int] = (0.0, -1)  # error over bound, and the problem's seed
+    worst_lse: tuple[float, int] = (0.0, -1)
+
+
+@dataclass
+class Summary:
+    """All of a run."""
+
+    device: str
+    first_seed: int
+    problems: int = 0
+    seconds: float = 0.0
+    features: Counter[str] = field(default_factory=Counter)
+    served_features: dict[str, Counter[str]] = field(default_factory=dict)  # by kernel
+    kernels: dict[str, Tally] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """With the versions of what was run."""
+        return {
+            "dlattn": dlattn.__version__,
+            "device": self.device,
+            "seeds": [self.first_seed, self.first_seed + self.problems],
+            "problems": self.problems,
+            "seconds": round(self.seconds, 1),
+            "features": dict(sorted(self.features.items())),
+            "kernels": {
+                name: {
+                    "runs": tally.runs,
+                    "passed_over": tally.passed_over,
+                    "failures": tally.failures,
+                    "worst_out": _told(tally.worst_out),
+                    "worst_lse": _told(tally.worst_lse),
+                    "features": dict(sorted(self.served_features[name].items())),
+                }
+                for name, tally in self.kernels.items()
+            },
+            "failures": self.failures,
+        }
+
+
+def _told(worst: tuple[float, int]) -> dict[str, Any]:
+    """JSON knows no infinity."""
+    ratio = worst[0] if math.isfinite(worst[0]) else None
+    return {"error_over_bound": ratio, "seed": worst[1]}
+
+
+class Run:
+    """One problem on every kernel that serves it."""
+
+    def __init__(self, arrays: Any, problem: Problem) -> None:
+        self.arrays = arrays
+        self.problem = problem
+        made = {}
+        for name, (values, place) in problem.tensors.items():
+            dtype = problem.dtype
+            if name in ("alibi_slopes", "sinks") or (name == "bias" and problem.seed % 2):
+                dtype = "float32"
+            made[name] = arrays.make(values, place, "bool" if name == "mask" else dtype)
+        self.inputs = [made[name] for name in "qkv"]
+        self.special = {name: made[name] for name in SPECIAL if name in made}
+        self._expect()
+
+    def served(self, kernel: str) -> bool:
+        """Whether the kernel says that it serves the problem."""
+        arguments, options = self._call(None)
+        return bool(dlattn.supported(*arguments, kernel=kernel, **options))
+
+    def check(self, kernel: str) -> tuple[float, float, str]:
+        """Errors of out and lse over their bounds, and what else is wrong."""
+        arrays, problem = self.arrays, self.problem
+        results = []
+        for _ in range(2):
+            view, block = None, None
+            if problem.out is not None:
+                view, block = arrays.poisoned(problem.out, problem.dtype)
+            else:  # memory that a new result may be given
+                sizes = (*self.inputs[0].shape[:-1], self.inputs[2].shape[-1])
+                arrays.poisoned(Placed.of(sizes, [1] * len(sizes)), problem.dtype)
+            arguments, options = self._call(view)
+            function = dlattn.attention_varlen if problem.varlen else dlattn.attention
+            result = function(*arguments, kernel=kernel, **options)
+            out, lse = result if problem.options["return_lse"] else (result, None)
+            if block is not None and not arrays.untouched(block, problem.out):
+                return math.inf, 0.0, "a write beside out"
+            results.append((arrays.swap_heads(out) if problem.layout == "bhsd" else out, lse))
+        (out, lse), (again, lse_again) = results
+        if not arrays.same(out, again) or (lse is not None and not arrays.same(lse, lse_again)):
+            return math.inf, 0.0, "other bits the second time"
+        return *self._errors(out, lse), ""
+
+    def _call(self, out: Any) -> tuple[list[Any], dict[str, Any]]:
+        arrays, problem = self.arrays, self.problem
+        swapped = problem.layout == "bhsd"
+        arguments = [arrays.swap_heads(x) if swapped else x for x in self.inputs]
+        options = {**problem.options, **self.special, "layout": problem.layout}
+        if out is not None:
+            options["out"] = arrays.swap_heads(out) if swapped else out
+        if problem.varlen:
+            for lengths in (problem.lengths_q, problem.lengths_k):
+                arguments.append(arrays.ints(np.cumsum([0, *lengths]).tolist()))
+            arguments += [problem.max_seqlen_q, problem.max_seqlen_k]
+            if problem.seqused_k:
+                options["seqused_k"] = arrays.ints(problem.seqused_k)
+        return arguments, options
+
+    def _expect(self) -> None:
+        """Exact and plain results of every sequence, and the bounds over all of them."""
+        arrays, problem = self.arrays, self.problem
+        options = {n: x for n, x in problem.options.items() if n != "return_lse"}
+        self._parts = []
+        worst_out = worst_lse = most_out = most_lse = weighed = scores = 0.0
+        for at, inputs, special in self._sequences():
+            q, k, v = inputs
+            exact = arrays.attend(q, k, v, {**options, **special}, False)
+            plain = arrays.attend(q, k, v, {**options, **special}, True)
+            self._parts.append((at, exact))
+            worst_out = max(worst_out, arrays.error(plain[0], exact[0]))
+            worst_lse = max(worst_lse, arrays.error(plain[1], exact[1]))
+            most_out = max(most_out, arrays.magnitude(exact[0]))
+            most_lse = max(most_lse, arrays.magnitude(exact[1]))
+            by_magnitude = arrays.attend(q, k, abs(v), {**options, **special}, False)[0]
+            weighed = max(weighed, arrays.magnitude(by_magnitude))
+            scores = max(scores, self._score_size(q, k))
+        dtype = problem.dtype
+        rounding = ROUNDING[dtype]
+        lse_dtype = "float32"  # of lse, even of a computation in float64
+        self.bound_out = 2 * max(worst_out, rounding * weighed)
+        self.bound_out += ABSOLUTE_TERM[dtype] * max(1.0, most_out)
+        self.bound_lse = 2 * max(worst_lse, 2.0**-22 * scores)
+        self.bound_lse += ABSOLUTE_TERM[lse_dtype] * max(1.0, most_lse)
+
+    def _score_size(self, q: Any, k: Any) -> float:
+        """At least the magnitude of the largest score: what float32 rounds."""
+        scale = self.problem.options["softmax_scale"] or q.shape[-1] ** -0.5
+        size = scale * self.arrays.longest(q) * self.arrays.longest(k)
+        if "bias" in self.special:
+            size += self.arrays.magnitude(self.special["bias"])
+        if "alibi_slopes" in self.special:
+            size += max(q.shape[1], k.shape[1]) * self.arrays.magnitude(
+                self.special["alibi_slopes"]
+            )
+        return size
+
+    def _sequences(self) -> Any:
+        """Where each stands, its q, k and v as a batch of one, and its share of the rest."""
+        problem, arrays = self.problem, self.arrays
+        q, k, v = self.inputs
+        if not problem.varlen:
+            yield None, (q, k, v), self.special
+            return
+        batch, heads = len(problem.lengths_q), q.shape[1]
+        full = (batch, heads, problem.max_seqlen_q, problem.max_seqlen_k)
+        used = problem.seqused_k or problem.lengths_k
+        start_q = start_k = 0
+        for b, (length_q, length_k) in enumerate(
+            zip(problem.lengths_q, problem.lengths_k, strict=True)
+        ):
+            rows, keys = slice(start_q, start_q + length_q), slice(start_k, start_k + used[b])
+            special = dict(self.special)
+            for name in ("bias", "mask"):
+                if name in special:
+                    of_sequence = arrays.expand(special[name], full)[b : b + 1]
+                    special[name] = of_sequence[:, :, :length_q, : used[b]]
+            if "alibi_slopes" in special:
+                special["alibi_slopes"] = arrays.expand(special["alibi_slopes"], full[:2])[b]
+            if length_q:
+                yield rows, (q[None, rows], k[None, keys], v[None, keys]), special
+            start_q, start_k = start_q + length_q, start_k + length_k
+
+    def _errors(self, out: Any, lse: Any) -> tuple[float, float]:
+        worst_out = worst_lse = 0.0
+        for rows, (exact_out, exact_lse) in self._parts:
+            part = out if rows is None else out[None, rows]
+            worst_out = max(worst_out, self.arrays.error(part, exact_out))
+            if lse is not None:
+                part = lse if rows is None else lse[None, :, rows]
+                worst_lse = max(worst_lse, self.arrays.error(part, exact_lse))
+        return worst_out / self.bound_out, worst_lse / self.bound_lse
+
+
+def run(
+    arrays: Any,
+    kernels: tuple[str, ...],
+    seed: int,
+    count: int | None = None,
+    seconds: float | None = None,
+    dtypes: tuple[str, ...] = (),
+) -> Summary:
+    """Problems of seeds from `seed` on, as many as asked for or as time allows."""
+    summary = Summary(arrays.device, seed)
+    for kernel in kernels:
+        summary.kernels[kernel], summary.served_features[kernel] = Tally(), Counter()
+    start = time.monotonic()
+    dtypes = dtypes or DTYPES[arrays.device]
+    while count is None or summary.problems < count:
+        if seconds is not None and time.monotonic() - start >= seconds:
+            break
+        problem = draw(seed + summary.problems, dtypes, MOST_SCORES[arrays.device])
+        summary.problems += 1
+        features = problem.features()
+        summary.features.update(features)
+        attempt = Run(arrays, problem)
+        for kernel in kernels:
+            tally = summary.kernels[kernel]
+            if not attempt.served(kernel):
+                tally.passed_over += 1
+                continue
+            try:
+                out, lse, trouble = attempt.check(kernel)
+            except Exception as error:  # what a kernel that promised to serve should not do
+                out, lse, trouble = math.inf, math.inf, f"{type(error).__name__}: {error}"
+            tally.runs += 1
+            summary.served_features[kernel].update(features)
+            tally.worst_out = max(tally.worst_out, (out, problem.seed))
+            tally.worst_lse = max(tally.worst_lse, (lse, problem.seed))
+            if trouble or not (out <= 1 and lse <= 1):
+                tally.failures += 1
+                text = f"{kernel}: out {out:.2f}, lse {lse:.2f} of the bound {trouble}; "
+                summary.failures.append(text + problem.describe())
+                print(f"FAIL {summary.failures[-1]}", flush=True)
+    summary.seconds = time.monotonic() - start
+    return summary
+
+
+def report(summary: Summary) -> None:
+    """The table."""
+    print(
+        f"{summary.problems} problems, seeds {summary.first_seed} to "
+        f"{summary.first_seed + summary.problems - 1}, {summary.seconds:.0f} s"
+    )
+    for name, count in sorted(summary.features.items()):
+        print(f"  {count:6d}  {name}")
+    print("kernel            runs  passed over  failures  worst out (seed)     worst lse (seed)")
+    for name, t in summary.kernels.items():
+        print(
+            f"{name:14s} {t.runs:7d} {t.passed_over:12d} {t.failures:9d}  "
+            f"{t.worst_out[0]:.3f} ({t.worst_out[1]})  {t.worst_lse[0]:.3f} ({t.worst_lse[1]})"
+        )
+
+
+def main() -> int:
+    """Exit code 1 if a kernel failed, 2 if none served anything."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
+    parser.add_argument("--seed", type=int, default=0, help="of the first problem")
+    parser.add_argument("--count", type=int, help="how many; default: as --seconds says, or 200")
+    parser.add_argument("--seconds", type=float, help="stop after so many")
+    parser.add_argument("--kernels", nargs="+", help="default: all of the device")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary there")
+    args = parser.parse_args()
+    device = args.device or ("cuda" if dlattn.info().gpu else "cpu")
+    arrays = NumPyArrays() if device == "cpu" else TorchArrays()
+    if args.count is None and args.seconds is None:
+        args.count = 200
+    kernels = tuple(args.kernels or KERNELS[device])
+    summary = run(arrays, kernels, args.seed, args.count, args.seconds)
+    report(summary)
+    if args.json:
+        args.json.write_text(json.dumps(summary.to_json(), indent=1, allow_nan=False) + "\n")
+    if summary.failures:
+        print(f"again: python {sys.argv[0]} --device {device} --seed <seed> --count 1")
+        return 1
+    return 0 if any(tally.runs for tally in summary.kernels.values()) else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

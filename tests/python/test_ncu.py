@@ -1,0 +1,85 @@
+"""The profiling script: what it reads from Nsight Compute, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+TENSOR = "sm__inst_executed_pipe_tensor_op_hmma.avg.pct_of_peak_sustained_active"
+COLUMNS = (
+    ("ID", "", "0"),
+    ("Kernel Name", "", "kernel"),
+    ("gpu__time_duration.sum", "us", "1,540.25"),
+    ("launch__registers_per_thread", "register/thread", "255"),
+    (TENSOR, "%", "61.5"),
+    (STALL.format("wait"), "inst", "0.5"),
+    (STALL.format("math_pipe_throttle"), "inst", "1.75"),
+    ("launch__occupancy_limit_registers", "block", "many"),
+)
+LINES = [",".join(f'"{cell}"' for cell in line) for line in zip(*COLUMNS, strict=True)]
+FAKE = "\n".join(["#!/bin/sh", "echo '==PROF== Connected'", "cat <<'END'", *LINES, "END", ""])
+
+
+@pytest.fixture
+def ncu() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("ncu_script", ROOT / "benchmarks" / "ncu.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def install(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "ncu"
+    path.write_text(script)
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+def test_a_profile(ncu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, FAKE, monkeypatch)
+    words = ["ncu.py", "--head-dim", "64", "--json", str(tmp_path / "ncu.json")]
+    monkeypatch.setattr(sys, "argv", words)
+    assert ncu.main() == 0
+    (entry,) = json.loads((tmp_path / "ncu.json").read_text())
+    assert (entry["kernel"], entry["shape"]) == ("wmma", [4, 32, 4096, 64])
+    metrics = entry["metrics"]
+    assert metrics["duration"] == {"value": 1540.25, "unit": "us"}
+    assert metrics["registers per thread"]["value"] == 255
+    assert metrics[TENSOR]["value"] == 61.5
+    assert not any(name.startswith("blocks per SM") for name in metrics)  # no number
+    stalls = [name for name in metrics if name.startswith("stall")]
+    assert stalls == ["stall math_pipe_throttle", "stall wait"]  # the largest first
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("#!/bin/sh\necho '==ERROR== ERR_NVGPUCTRPERM - no permission'; exit 1\n", "may not read"),
+        ("#!/bin/sh\necho 'out of luck' >&2; exit 9\n", "ended with 9 and without a profile"),
+        (None, "there is no ncu on the PATH"),
+    ],
+)
+def test_no_profile(
+    ncu: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    script: str | None,
+    message: str,
+) -> None:
+    if script is None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    else:
+        install(tmp_path, script, monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["ncu.py"])
+    assert ncu.main() == 3
+    assert message in capsys.readouterr().err

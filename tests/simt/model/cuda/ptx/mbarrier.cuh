@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstring>
+
+#include "cuda/ptx/smem.cuh"
+#include "harness/async_copy.h"
+
+namespace dlattn::ptx {
+
+constexpr int kMbarrierBytes = 8;
+
+inline void mbarrier_init(SmemAddress mbarrier, int count) {
+  simt::mbarrier_init(at_smem_address(mbarrier), count);
+  std::memset(at_smem_address(mbarrier), 0, kMbarrierBytes);  // a store that others must not race
+}
+
+inline void mbarrier_arrive(SmemAddress mbarrier) {
+  simt::touch(at_smem_address(mbarrier), kMbarrierBytes);
+  simt::mbarrier_arrive(at_smem_address(mbarrier));
+}
+
+inline void mbarrier_arrive_after_copies(SmemAddress mbarrier) {
+  simt::promise_async_copies(at_smem_address(mbarrier));
+}
+
+inline void mbarrier_wait(SmemAddress mbarrier, int parity) {
+  simt::wait_at_mbarrier(at_smem_address(mbarrier), parity);
+}
+
+}  // namespace dlattn::ptx

@@ -1,0 +1,121 @@
+#include "attention_test.h"
+#include "cuda/wmma/general.cuh"
+#include "feature_cases.h"
+
+namespace {
+
+using dlattn::DType;
+using dlattn::Kernel;
+using simt::Case;
+using simt::Layout;
+
+// The instance of instances.cmake that a plan names.
+template <typename T>
+void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
+                const dlattn::LaunchShape& shape) {
+#define DLATTN_INSTANCE(family, dtype, tile)                                                  \
+  if constexpr (Kernel::family == Kernel::kWmma && DType::dtype == simt::DTypeOf<T>::value) { \
+    if (head_dim_tile == tile) return dlattn::wmma::general_kernel<T, tile>(params, shape);   \
+  }
+#include "instances.inc"
+#undef DLATTN_INSTANCE
+  simt::die("no instance for head_dim_tile %d", head_dim_tile);
+}
+
+// The score features by themselves, with rows and columns of every kind, then together. Tiles are
+// 64 rows by 64 or 32 keys; a run of a lane's keys is 16 or 8.
+std::vector<Case> score_cases() {
+  using simt::Bias, simt::ScoreLayout;
+  const Case base = {70, 150, 40, simt::Causal::kBottomRight, 2, 1, Layout::kBshd, 0, 2};
+  const auto bias = [&](Bias bias, ScoreLayout layout, int seqlen_k) {
+    return simt::with(
+        base, [=](Case& c) { c.bias = bias, c.score_layout = layout, c.seqlen_k = seqlen_k; });
+  };
+  const auto mask = [&](ScoreLayout layout, int seqlen_k) {
+    return simt::with(
+        base, [=](Case& c) { c.mask = true, c.score_layout = layout, c.seqlen_k = seqlen_k; });
+  };
+  return {
+      simt::with(base, [](Case& c) { c.softcap = 1.5; }),
+      simt::with(base, [](Case& c) { c.alibi = true, c.causal = simt::Causal::kNone; }),
+      bias(Bias::kOwnDType, ScoreLayout::kAligned, 150),
+      bias(Bias::kOwnDType, ScoreLayout::kRows, 150),
+      bias(Bias::kOwnDType, ScoreLayout::kRows, 149),
+      bias(Bias::kFloat32, ScoreLayout::kRows, 149),
+      bias(Bias::kFloat32, ScoreLayout::kOneRow, 160),
+      mask(ScoreLayout::kAligned, 150),
+      mask(ScoreLayout::kRows, 149),
+      mask(ScoreLayout::kOneRow, 150),
+      mask(ScoreLayout::kOneKey, 150),
+      mask(ScoreLayout::kColumns, 150),
+  };
+}
+
+std::vector<Case> combined_cases(int head_dim) {
+  const Case base = {70, 150, head_dim, simt::Causal::kNone, 2, 1, Layout::kBshd, 0, 2};
+  return {
+      simt::with(simt::varlen(base, {9, 70}, {133, 90}),
+                 [](Case& c) {
+                   c.softcap = 2.0, c.alibi = true, c.bias = simt::Bias::kFloat32;
+                   c.mask = true, c.sinks = true, c.window_left = 15;
+                 }),
+      simt::with(base,
+                 [](Case& c) {
+                   c.bias = simt::Bias::kOwnDType, c.mask = true, c.sinks = true;
+                   c.causal = simt::Causal::kTopLeft;
+                   c.score_layout = simt::ScoreLayout::kAligned;
+                 }),
+  };
+}
+
+std::vector<Case> cases() {
+  constexpr simt::Causal kFull = simt::Causal::kNone, kCausal = simt::Causal::kBottomRight,
+                         kTopLeft = simt::Causal::kTopLeft;
+  std::vector<Case> cases = {
+      {1, 1, 1, kFull, 3},
+      {17, 31, 23, kCausal},
+      {33, 65, 64, kFull},
+      {15, 64, 73, kTopLeft},
+      {66, 97, 127, kCausal},
+      {31, 63, 161, kFull},
+      {66, 97, 249, kCausal},
+      // Rows that see nothing; no keys; no queries.
+      {150, 40, 31, kCausal},
+      {20, 0, 60, kCausal},
+      {0, 20, 60, kFull},
+      // Heads, and v wider or narrower than q.
+      {10, 40, 20, kCausal, 4, 2, Layout::kBshd, 72},
+      {10, 40, 72, kFull, 3, 1, Layout::kBhsd, 7, 2},
+      // Rows aligned to 8, 4 and 2 bytes, with several tiles of keys.
+      {40, 150, 32, kCausal, 2, 1, Layout::kAlign8},
+      {40, 150, 64, kFull, 2, 1, Layout::kAlign4},
+      {40, 150, 33, kCausal, 2, 1, Layout::kAlign2},
+      {20, 100, 250, kCausal, 2, 1, Layout::kAlign4, 130},
+      {20, 50, 33, kCausal, 2, 2, Layout::kPacked, 0, 2, false},
+      {20, 50, 32, kTopLeft, 2, 1, Layout::kBroadcast, 0, 2},
+  };
+  for (const Case& c : simt::feature_cases(36)) cases.push_back(c);
+  for (const Case& c : score_cases()) cases.push_back(c);
+  for (const Case& c : combined_cases(128)) cases.push_back(c);
+  if (simt::kThreadSanitizer) return cases;
+  for (const int head_dim : {20, 64, 88, 180, 256}) {
+    for (const Case& c : combined_cases(head_dim)) cases.push_back(c);
+  }
+  for (Case c : score_cases()) {
+    c.head_dim = 96;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const simt::Arguments arguments(argc, argv);
+  simt::Tests tests("wmma_general", arguments);
+  for (const Case& c : arguments.cases(cases())) {
+    tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "general");
+    tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "general");
+  }
+  return tests.finish();
+}

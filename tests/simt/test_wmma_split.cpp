@@ -1,0 +1,96 @@
+#include "attention_test.h"
+#include "cuda/wmma/split.cuh"
+#include "cuda/wmma/traits.h"
+#include "feature_cases.h"
+
+namespace {
+
+using dlattn::DType;
+using dlattn::Kernel;
+using simt::Case;
+using simt::Layout;
+
+// The instance of instances.cmake that a plan names.
+template <typename T>
+void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
+                const dlattn::LaunchShape& shape) {
+#define DLATTN_INSTANCE(family, dtype, tile)                                                  \
+  if constexpr (Kernel::family == Kernel::kWmma && DType::dtype == simt::DTypeOf<T>::value) { \
+    if constexpr (dlattn::wmma::has_variant(tile, dlattn::wmma::kSplit)) {                    \
+      if (head_dim_tile == tile) return dlattn::wmma::split_kernel<T, tile>(params, shape);   \
+    }                                                                                         \
+  }
+#include "instances.inc"
+#undef DLATTN_INSTANCE
+  simt::die("no instance for head_dim_tile %d", head_dim_tile);
+}
+
+// Tiles are 16 to 64 keys by 32 rows; 4 groups take them in turn.
+std::vector<Case> cases() {
+  constexpr simt::Causal kFull = simt::Causal::kNone, kCausal = simt::Causal::kBottomRight,
+                         kTopLeft = simt::Causal::kTopLeft;
+  std::vector<Case> cases = {
+      // One key, one tile, groups without tiles, with one tile, with one more than others, with so
+      // many that their slots are used again.
+      {1, 1, 8, kFull},
+      {17, 31, 24, kCausal},
+      {33, 65, 64, kFull},
+      {40, 200, 64, kCausal},
+      {20, 500, 64, kFull},
+      {15, 64, 72, kTopLeft},
+      {31, 63, 104, kFull},
+      {40, 97, 128, kCausal},
+      {40, 400, 128, kFull},
+      {33, 400, 96, kCausal},
+      {20, 700, 32, kFull},
+      // Rows that see nothing: some of a warp's, whole warps', a whole block's.
+      {110, 40, 32, kCausal},
+      {75, 20, 128, kCausal},
+      // No keys, no queries, an empty batch.
+      {20, 0, 64, kCausal},
+      {0, 20, 64, kFull},
+      {20, 20, 64, kFull, 1, 1, Layout::kBshd, 0, 0},
+      // Heads, and v wider or narrower than q.
+      {40, 70, 32, kCausal, 4, 2, Layout::kBshd, 8},
+      {20, 70, 16, kFull, 3, 1, Layout::kBhsd, 112, 2},
+      // Other strides.
+      {20, 50, 32, kCausal, 2, 2, Layout::kPacked, 0, 2, false},
+      {20, 50, 32, kTopLeft, 2, 1, Layout::kBroadcast, 0, 2},
+      // Masked tiles at both ends of a walk.
+      simt::with({40, 600, 64, kCausal, 2, 1}, [](Case& c) { c.window_left = 300; }),
+  };
+  for (const Case& c : simt::feature_cases(40)) cases.push_back(c);
+  if (simt::kThreadSanitizer) return cases;
+  const std::vector<Case> more = {
+      {15, 15, 64, kFull},
+      {32, 128, 64, kCausal},
+      {33, 129, 64, kTopLeft},
+      {64, 64, 128, kCausal},
+      {65, 33, 128, kFull},
+      {1, 300, 64, kCausal},
+      {100, 1, 64, kFull},
+      {3, 300, 128, kFull},
+      {50, 173, 64, kCausal, 4, 2},
+      {83, 50, 128, kTopLeft, 2, 1},
+      {50, 173, 96, kFull, 4, 1},
+      {50, 90, 128, kCausal, 2, 1, Layout::kBshd, 16},
+      {50, 90, 16, kCausal, 2, 1, Layout::kBshd, 128},
+      {40, 90, 120, kCausal, 2, 2, Layout::kBhsd, 0, 2, false},
+      simt::with({40, 300, 128, kFull, 2, 1},
+                 [](Case& c) { c.window_left = 100, c.window_right = 40; }),
+  };
+  cases.insert(cases.end(), more.begin(), more.end());
+  return cases;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const simt::Arguments arguments(argc, argv);
+  simt::Tests tests("wmma_split", arguments);
+  for (const Case& c : arguments.cases(cases())) {
+    tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "split");
+    tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "split");
+  }
+  return tests.finish();
+}
