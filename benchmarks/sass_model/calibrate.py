@@ -39,7 +39,7 @@ def measured_cases(path: Path) -> list[tuple[Problem, float]]:
     """Of a results file: the wmma kernel's float16 problems and seconds."""
     cases = []
     for result in json.loads(path.read_text())["results"]:
-        ours = result["contestant"] in ("dlattn wmma", "dlattn auto")
+        ours = result["contestant"] == "dlattn wmma"
         if ours and result["dtype"] == "float16" and not result["wrong"]:
             batch, heads, seqlen, head_dim = result["shape"]
             problem = Problem(batch, heads, seqlen, head_dim, result["causal"])
@@ -53,7 +53,7 @@ def compare(
     """Predicts measured cases on the variant that the plan takes."""
     device = DEVICES[MEASURED_ON]
     by_name = {k.name: k for k in kernels}
-    variants = planned_variants([(device, p.shape) for p, _ in cases])
+    variants = planned_variants([(device, p.shape, p.causal) for p, _ in cases])
     found = []
     for (problem, seconds), variant in zip(cases, variants, strict=True):
         name = f"{problem.head_dim} {variant}"

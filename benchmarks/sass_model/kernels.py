@@ -20,7 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "budgets"))
 import cubins  # noqa: E402
 
-_SYMBOL = re.compile(r"_ZN6dlattn4wmma6kernelI6__halfLi(\d+)ELi(\d+)E\w*")
+_SYMBOL = re.compile(
+    r"_ZN6dlattn4wmma\d+(?:(split|general)_)?kernelI6__halfLi(\d+)E(?:Li(\d+)E)?E\w*"
+)
+_CORE = ("types", "validate", "registry", "plan", "wmma_plan")
 _REGISTERS_PER_SM = 65536
 _RESERVED_SMEM = 1024  # bytes per block that CUDA takes for itself
 
@@ -36,11 +39,17 @@ class Shape:
     block_n: int
     num_warps: int
     smem_bytes: int
+    key_groups: int = 1  # that a block's warps form, each with tiles of keys of its own
+
+    @property
+    def rows_per_warp(self) -> int:
+        """Query rows."""
+        return self.block_m * self.key_groups // self.num_warps
 
     @property
     def products_per_warp(self) -> int:
         """HMMA that Q·Kᵀ and P·V of a tile take per warp."""
-        return 2 * self.block_m * self.block_n * self.head_dim // (16 * 8 * 16) // self.num_warps
+        return 2 * self.rows_per_warp * self.block_n * self.head_dim // (16 * 8 * 16)
 
 
 @dataclass(frozen=True)
@@ -80,7 +89,7 @@ class Kernel:
         )
 
 
-def _run_cpp(text: str, *sources: Path) -> str:
+def _run_cpp(text: str, *sources: Path, headers: dict[str, str] | None = None) -> str:
     """Compiles a small host program and returns what it prints."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if not compiler:
@@ -88,48 +97,96 @@ def _run_cpp(text: str, *sources: Path) -> str:
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder) / "main.cpp", Path(folder) / "main"
         source.write_text(text)
-        includes = [f"-I{ROOT / 'src'}", f"-I{ROOT / 'src/include'}", "-DDLATTN_STATIC"]
+        for name, content in (headers or {}).items():
+            (Path(folder) / name).write_text(content)
+        includes = [
+            f"-I{folder}",
+            f"-I{ROOT / 'src'}",
+            f"-I{ROOT / 'src/include'}",
+            "-DDLATTN_STATIC",
+        ]
         files = [str(source), *map(str, sources)]
         subprocess.run([compiler, "-std=c++17", *includes, "-o", str(program), *files], check=True)
         return subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout
 
 
-def tile_shapes() -> dict[tuple[int, int], Shape]:
+def tile_shapes() -> dict[tuple[int, str], Shape]:
     """The shapes of every instance, by head_dim tile and variant, from traits.h itself."""
     tiles = sorted({tile for family, _, tile in cubins.instances() if family == "wmma"})
-    text = '#include "cuda/wmma/traits.h"\n#include <cstdio>\n#include <initializer_list>\n'
-    text += "int main() {\nusing namespace dlattn::wmma;\n"
-    text += f"for (int tile : {{{', '.join(map(str, tiles))}}})\n"
-    text += "for (int v = 0; v < kNumVariants; ++v) {\nif (!has_variant(tile, v)) continue;\n"
-    text += "const auto c = tile_config(tile, v);\n"
-    text += 'std::printf("%d %d %s %d %d %d %d\\n", tile, v, kVariantNames[v], c.block_m, '
-    text += "c.block_n, c.num_warps, c.smem_bytes);\n}\n}\n"
+    text = f"""
+        #include "cuda/wmma/traits.h"
+        #include <cstdio>
+        #include <initializer_list>
+        using namespace dlattn::wmma;
+        int main() {{
+          for (int tile : {{{", ".join(map(str, tiles))}}})
+            for (int v = 0; v < kNumVariants; ++v) {{
+              if (!has_variant(tile, v)) continue;
+              const auto c = tile_config(tile, v);
+              std::printf("%d %d %s %d %d %d %d %d\\n", tile, v, kVariantNames[v], c.block_m,
+                          c.block_n, c.num_warps, c.smem_bytes,
+                          v == kSplit ? split_shape(tile).key_groups : 1);
+            }}
+        }}"""
     shapes = {}
     for line in _run_cpp(text).splitlines():
         tile, variant, name, *rest = line.split()
-        shapes[int(tile), int(variant)] = Shape(int(tile), int(variant), name, *map(int, rest))
+        shapes[int(tile), name] = Shape(int(tile), int(variant), name, *map(int, rest))
     return shapes
 
 
-def planned_variants(problems: list[tuple[Device, tuple[int, int, int, int]]]) -> list[str]:
-    """The variant that the plan takes for (batch, heads, seqlen, head_dim) on a device, by name."""
-    text = '#include "core/wmma_plan.h"\n#include "cuda/wmma/traits.h"\n#include <cstdio>\n'
-    text += "int main() {\nusing namespace dlattn;\n"
-    for device, (batch, heads, seqlen, head_dim) in problems:
-        text += "{ AttentionParams p{}; DeviceInfo d; d.type = DeviceType::kCuda;\n"
-        text += f"d.compute_major = {device.arch[3:-1]}; d.compute_minor = {device.arch[-1]};\n"
-        text += f"d.num_sms = {device.num_sms}; d.smem_per_sm = {device.smem_per_sm};\n"
-        text += f"d.max_smem_per_block = {device.smem_per_sm - _RESERVED_SMEM};\n"
-        text += f"d.l2_bytes = {device.l2_bytes};\n"
-        text += f"p.batch_size = {batch}; p.num_heads = p.num_heads_kv = {heads};\n"
-        text += f"p.seqlen_q = p.seqlen_k = {seqlen}; p.head_dim = p.head_dim_v = {head_dim};\n"
-        text += "p.dtype = DType::kFloat16;\n"
-        text += f"const int v = core::choose_wmma_variant(p, d, {head_dim});\n"
-        text += "std::puts(wmma::kVariantNames[v]); }\n"
-    return _run_cpp(text + "}\n", ROOT / "src/core/wmma_plan.cpp").split()
+def planned_variants(
+    problems: list[tuple[Device, tuple[int, int, int, int], bool]],
+) -> list[str]:
+    """The variants that the plan takes for (batch, heads, seqlen, head_dim) on devices, by name.
+
+    The bool: whether causal.
+    """
+    cases = []
+    for device, (batch, heads, seqlen, head_dim), causal in problems:
+        cases.append(
+            f"show({device.arch[3:-1]}, {device.arch[-1]}, {device.num_sms}, {device.smem_per_sm}, "
+            f"{device.l2_bytes}, {batch}, {heads}, {seqlen}, {head_dim}, {int(causal)});"
+        )
+    text = f"""
+        #include "core/plan.h"
+        #include <cstdio>
+        using namespace dlattn;
+        void show(int major, int minor, int sms, int smem, int l2, int batch, int heads, int seqlen,
+                  int dim, int causal) {{
+          AttentionParams p;
+          p.dtype = DType::kFloat16;
+          p.batch_size = batch, p.num_heads = p.num_heads_kv = heads;
+          p.seqlen_q = p.seqlen_k = seqlen, p.head_dim = p.head_dim_v = dim;
+          p.q_row_stride = p.k_row_stride = p.v_row_stride = p.out_row_stride = dim;
+          p.q_head_stride = p.k_head_stride = p.v_head_stride = p.out_head_stride = seqlen * dim;
+          p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = p.out_batch_stride =
+              std::int64_t{{heads}} * seqlen * dim;
+          if (causal) p.window_right = 0;
+          DeviceInfo d;
+          d.type = DeviceType::kCuda;
+          d.compute_major = major, d.compute_minor = minor, d.num_sms = sms;
+          d.smem_per_sm = smem, d.max_smem_per_block = smem - {_RESERVED_SMEM}, d.l2_bytes = l2;
+          p.device.type = DeviceType::kCuda;
+          Options options;
+          options.kernel = Kernel::kWmma;
+          std::puts(core::make_plan(p, d, options).variant_name);
+        }}
+        int main() {{
+          {" ".join(cases)}
+        }}"""
+    enums = {"float16": "kFloat16", "bfloat16": "kBFloat16", "float32": "kFloat32"}
+    instances = "".join(
+        f"DLATTN_INSTANCE(k{''.join(w.capitalize() for w in family.split('_'))}, "
+        f"{enums[dtype]}, {tile})\n"
+        for family, dtype, tile in cubins.instances()
+    )
+    sources = [ROOT / f"src/core/{name}.cpp" for name in _CORE]
+    sources.append(ROOT / "tests/simt/plan_only.cpp")
+    return _run_cpp(text, *sources, headers={"instances.inc": instances}).split()
 
 
-def _kernels_of(binary: Path, arch: str, shapes: dict[tuple[int, int], Shape]) -> Iterator[Kernel]:
+def _kernels_of(binary: Path, arch: str, shapes: dict[tuple[int, str], Shape]) -> Iterator[Kernel]:
     bare = binary.suffix == ".cubin"
     usage = {
         symbol: use
@@ -140,7 +197,9 @@ def _kernels_of(binary: Path, arch: str, shapes: dict[tuple[int, int], Shape]) -
         return
     for symbol, listing in cubins.listings(binary, arch):
         if match := _SYMBOL.fullmatch(symbol):
-            shape = shapes[int(match[1]), int(match[2])]
+            kind, tile, variant = match.groups()
+            names = {s.variant: s.name for s in shapes.values()}
+            shape = shapes[int(tile), kind or names[int(variant)]]
             yield Kernel(shape, arch, usage[symbol].registers, listing)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from sass_model.devices import LAUNCH_SECONDS, WRITE_LATENCY, Device
 from sass_model.kernels import Kernel, Shape
-from sass_model.sass import WARP_LANES
+from sass_model.sass import WARP_LANES, Instruction
 from sass_model.simulate import Run, once, simulate
 
 _HEADS_TOGETHER = 8  # of tile/scheduler.cuh
@@ -63,6 +63,11 @@ def pace(kernel: Kernel, device: Device) -> Pace:
     """Simulates the pieces of a kernel."""
     paths, shape = kernel.paths, kernel.shape
     residents = range(1, kernel.blocks_per_sm(device) + 1)
+    meeting = shape.num_warps // shape.key_groups
+
+    def run(code: list[Instruction], blocks: int) -> Run:
+        return simulate(code, device, blocks, shape.num_warps, meeting=meeting)
+
     cold = replace(device, memory_latency=device.dram_latency)
     stored = sum(
         i.bytes_per_lane for i in paths.epilogue_loop if i.name == "STG" and i.bytes_per_lane == 16
@@ -70,8 +75,8 @@ def pace(kernel: Kernel, device: Device) -> Pace:
     rows_bytes = shape.block_m * shape.head_dim * 2 / shape.num_warps
     more_passes = max(0.0, rows_bytes / (stored * WARP_LANES) - 1) if stored else 0.0
     return Pace(
-        main=tuple(simulate(paths.main, device, r, shape.num_warps) for r in residents),
-        edge=tuple(simulate(paths.edge, device, r, shape.num_warps) for r in residents),
+        main=tuple(run(paths.main, blocks) for blocks in residents),
+        edge=tuple(run(paths.edge, blocks) for blocks in residents),
         start=once(paths.prologue, cold, shape.num_warps),
         end=once(paths.epilogue, device, shape.num_warps)
         + more_passes * once(paths.epilogue_loop, device, shape.num_warps)
@@ -90,7 +95,9 @@ def blocks_of(problem: Problem, shape: Shape) -> Iterator[tuple[int, int]]:
         seen_by_all = min(n, first + 1) if problem.causal else n
         end = -(-seen_by_any // keys)
         full_end = max(0, min(seen_by_all // keys, end - 1))
-        tiles.append((end - full_end, full_end))
+        # Groups of warps take tiles in turn: the first group has the most, edge tiles included.
+        edge = -(-(end - full_end) // shape.key_groups)
+        tiles.append((edge, -(-end // shape.key_groups) - edge))
     all_heads = problem.batch * problem.heads
     if not problem.causal:
         for _ in range(all_heads):

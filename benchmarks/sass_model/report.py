@@ -37,7 +37,7 @@ def counts_table(kernels: Sequence[Kernel]) -> str:
             i.bytes_per_lane * 32 for i in main if i.name in ("LDSM", "LDGSTS") and not i.never_runs
         )
         shape = kernel.shape
-        tile = f"{shape.num_warps} × {shape.block_m // shape.num_warps} × {shape.block_n}"
+        tile = f"{shape.num_warps} × {shape.rows_per_warp} × {shape.block_n}"
         rows.append(
             [kernel.name, tile, *map(str, named), str(rest), str(len(main)), f"{port // 1024} KB"]
         )

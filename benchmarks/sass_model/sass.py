@@ -308,12 +308,9 @@ def find_paths(instructions: list[Instruction]) -> Paths:
     outer = flow.enclosing(main)
     everything = set(range(len(flow.blocks)))
     main_path = flow.path([main.header], main.latches, set(main.blocks), short_path)
-    around = outer or main
-    edge_path = (
-        flow.path([outer.header], outer.latches, set(outer.blocks - main.blocks), long_path)
-        if outer
-        else main_path
-    )
+    around = outer or main  # where there is one loop alone, edge tiles go through it too
+    edge_blocks = around.blocks - main.blocks if outer else main.blocks
+    edge_path = flow.path([around.header], around.latches, set(edge_blocks), long_path)
     before = everything - around.blocks
     entries = [b for b in before if around.header in flow.blocks[b].successors]
     prologue = flow.path([0], entries, before, short_path)

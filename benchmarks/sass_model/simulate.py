@@ -68,6 +68,7 @@ def prepare(code: list[Instruction], device: Device) -> list[Step]:
 @dataclass(eq=False)
 class _Warp:
     block: int
+    group: int  # of the block's warps that meet at a barrier
     next_step: int = 0
     ready: float = 0.0
     scoreboards: list[float] = field(default_factory=lambda: [0.0] * 6)
@@ -88,13 +89,19 @@ class Run:
 
 class _Multiprocessor:
     def __init__(
-        self, steps: list[Step], device: Device, blocks: int, warps: int, take_turns: bool = False
+        self,
+        steps: list[Step],
+        device: Device,
+        blocks: int,
+        warps: int,
+        meeting: int,
+        take_turns: bool = False,
     ) -> None:
         self.steps = steps
+        self.meeting = meeting
         self.take_turns = take_turns
         self.device = device
-        self.warps_per_block = warps
-        self.warps = [_Warp(b) for b in range(blocks) for _ in range(warps)]
+        self.warps = [_Warp(b, w // meeting) for b in range(blocks) for w in range(warps)]
         self.of_scheduler: list[list[_Warp]] = [[] for _ in range(SUB_PARTITIONS)]
         for index, warp in enumerate(self.warps):
             self.of_scheduler[index % SUB_PARTITIONS].append(warp)
@@ -103,7 +110,7 @@ class _Multiprocessor:
         self.l2_free = 0.0
         self.last: list[_Warp | None] = [None] * SUB_PARTITIONS  # that a scheduler issued from
         self.wake = [0.0] * SUB_PARTITIONS  # when each scheduler looks again
-        self.barrier: dict[int, list[_Warp]] = {}
+        self.barrier: dict[tuple[int, int], list[_Warp]] = {}
 
     def earliest(self, scheduler: int, warp: _Warp) -> float:
         """When a warp may issue its next instruction."""
@@ -155,10 +162,10 @@ class _Multiprocessor:
         warp.next_step = warp.issued % len(self.steps)
 
     def _arrive(self, warp: _Warp, t: float) -> None:
-        waiting = self.barrier.setdefault(warp.block, [])
+        waiting = self.barrier.setdefault((warp.block, warp.group), [])
         waiting.append(warp)
         warp.arrived = True
-        if len(waiting) == self.warps_per_block:
+        if len(waiting) == self.meeting:
             for other in waiting:
                 other.arrived = False
                 other.ready = max(other.ready, t + BARRIER_LATENCY)
@@ -208,17 +215,18 @@ def simulate(
     blocks: int,
     warps: int,
     *,
+    meeting: int | None = None,
     take_turns: bool = False,
     warm_up: int = 3,
     passes: int = 12,
 ) -> Run:
     """`blocks` blocks of `warps` warps run `code` over and over on one multiprocessor.
 
-    They start evenly apart, as blocks that began at different times do. Counted is the time in
+    `meeting` warps meet at a barrier, all of a block by default. They start evenly apart, as blocks that began at different times do. Counted is the time in
     which all warps run and make `passes` passes, after `warm_up` passes.
     """
     steps = prepare(code, device)
-    sm = _Multiprocessor(steps, device, blocks, warps, take_turns)
+    sm = _Multiprocessor(steps, device, blocks, warps, meeting or warps, take_turns)
     products = sum(s.clocks for s in steps if s.pipe == 0)
     alone = max(products, float(sum(s.stall for s in steps)))
     for warp in sm.warps:
@@ -242,6 +250,6 @@ def once(code: list[Instruction], device: Device, warps: int) -> float:
     """Clocks from a block's first instruction to its last, copies landed, on an idle SM."""
     if not code:
         return 0.0
-    sm = _Multiprocessor(prepare(code, device), device, 1, warps)
+    sm = _Multiprocessor(prepare(code, device), device, 1, warps, warps)
     end = sm.run(1)
     return max(end, *(max([w.copies, *w.groups]) for w in sm.warps))
