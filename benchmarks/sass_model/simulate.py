@@ -222,8 +222,9 @@ def simulate(
 ) -> Run:
     """`blocks` blocks of `warps` warps run `code` over and over on one multiprocessor.
 
-    `meeting` warps meet at a barrier, all of a block by default. They start evenly apart, as blocks that began at different times do. Counted is the time in
-    which all warps run and make `passes` passes, after `warm_up` passes.
+    `meeting` warps meet at a barrier, all of a block by default. The blocks start evenly apart, as
+    ones that began at different times do. Counted is the time in which all warps run and make
+    `passes` passes, after `warm_up` passes.
     """
     steps = prepare(code, device)
     sm = _Multiprocessor(steps, device, blocks, warps, meeting or warps, take_turns)
