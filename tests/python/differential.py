@@ -4,7 +4,7 @@
     python tests/python/differential.py --seed 1234 --count 1      # one problem again
 
 Problem i has the seed --seed + i, printed where it fails. The error may be twice that of a plain
-computation in the same dtype, which counts as at least one rounding of the probabilities and of the
+computation in the same dtype, which counts as at least one rounding of scores, probabilities and
 result; a call must also give the same bits twice and write nothing beside its result.
 """
 
@@ -320,7 +320,8 @@ class Run:
             weighed = max(weighed, arrays.magnitude(by_magnitude))
             scores = max(scores, self._score_size(q, k))
         dtype = problem.dtype
-        rounding = ROUNDING[dtype]
+        # Of probabilities and result, and of scores, whose error is the probabilities' own.
+        rounding = ROUNDING[dtype] + (0.0 if dtype == "float64" else 2.0**-23) * scores
         lse_dtype = "float32"  # of lse, even of a computation in float64
         self.bound_out = 2 * max(worst_out, rounding * weighed)
         self.bound_out += ABSOLUTE_TERM[dtype] * max(1.0, most_out)

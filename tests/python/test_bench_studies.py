@@ -147,6 +147,14 @@ def test_errors_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     assert expected.errors(broken)[1] == math.inf
 
 
+def test_a_rounding_of_the_largest_probability_is_no_error() -> None:
+    q, k, v = (torch.zeros(1, 1, 1, 8), torch.zeros(1, 1, 2, 8), torch.full((1, 1, 2, 8), 1.5))
+    q[..., 0] = k[..., 0, 0] = 4.0  # most of the weight, and v is the same for both keys
+    expected = tensors.Expected(q.half(), k.half(), v.half(), {})
+    exact, _ = tensors.attention(q, k, v)
+    assert expected.errors(exact + 1.5 * 2.0**-11)[1] < 1 < expected.errors(exact + 0.005)[1]
+
+
 def test_errors_of_packed_sequences() -> None:
     lengths = (5, 1, 9, 3)
     q, k, v = (normal(18, 4, 8, seed=i) for i in range(3))
