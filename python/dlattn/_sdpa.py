@@ -53,7 +53,8 @@ def scaled_dot_product_attention(
 
     Returns:
         out, (..., num_heads, seqlen_q, head_dim_v). A query from which attn_mask hides every key,
-        by False or by -inf, gets 0. So do torch's kernels, up to those that gave NaN before 2.5.
+        by False or by -inf, gets 0, as in torch since 2.5 (before that some of its kernels gave
+        NaN).
 
     Raises:
         UnsupportedError: A value is wrong, a tensor requires grad while gradients are on, no view

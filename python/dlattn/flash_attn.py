@@ -346,10 +346,8 @@ def _window(window_size: Any, causal: bool, seqlen_k: int) -> tuple[int | None, 
             "no limit"
         )
     left, right = (-1 if side >= seqlen_k else side for side in window_size)
-    if causal:
-        right = 0
-    elif left >= 0 and right < 0:
-        right = seqlen_k
+    if left >= 0 and right < 0:
+        right = seqlen_k  # causal limits it to 0 anyway
     return (None if left < 0 else left, None if right < 0 else right)
 
 

@@ -72,24 +72,12 @@ int find_variant(Kernel kernel, const char* name) {
   return -1;
 }
 
-// What Options::batch_invariant has the plan chosen for: rows enough to fill any device, of heads
-// like the problem's. Nothing in it depends on what else is in the batch.
-AttentionParams large_batch_of(const AttentionParams& p) {
-  AttentionParams large = p;
-  large.batch_size = 1024;
-  large.seqlen_q = large.seqlen_k = 4096;
-  large.num_heads = p.num_heads / p.num_heads_kv;
-  large.num_heads_kv = 1;
-  large.cu_seqlens_q = large.cu_seqlens_k = large.seqused_k = nullptr;
-  return large;
-}
-
 int choose_variant(Kernel kernel, const AttentionParams& p, const DeviceInfo& device,
                    const Options& options) {
   if (options.variant) return find_variant(kernel, options.variant);
   if (kernel != Kernel::kWmma) return 0;
   const int tile = head_dim_tile(kernel, p.dtype, larger_head_dim(p));
-  return choose_wmma_variant(options.batch_invariant ? large_batch_of(p) : p, device, tile);
+  return choose_wmma_variant(p, device, tile, options.batch_invariant);
 }
 
 std::string cpu_refusal(const DeviceInfo& device) {

@@ -20,6 +20,18 @@ bool blocks_fit(const TileConfig& config, const DeviceInfo& device, int count) {
          count * (config.smem_bytes + kReservedSmem) <= device.smem_per_sm;
 }
 
+// What Options::batch_invariant has the plan chosen for: rows enough to fill any device, of heads
+// like the problem's. Nothing in its sizes depends on what else is in the batch.
+AttentionParams large_batch_of(const AttentionParams& p) {
+  AttentionParams large = p;
+  large.batch_size = 1024;
+  large.seqlen_q = large.seqlen_k = 4096;
+  large.num_heads = p.num_heads / p.num_heads_kv;
+  large.num_heads_kv = 1;
+  large.cu_seqlens_q = large.cu_seqlens_k = large.seqused_k = nullptr;
+  return large;
+}
+
 // Why the kernels without score terms, whose copies are of 16 bytes, do not serve a problem; empty
 // if they do.
 std::string fast_refusal(const AttentionParams& p) {
@@ -42,8 +54,10 @@ std::string fast_refusal(const AttentionParams& p) {
 // byte that they read from shared memory, and need 8 warps on an SM to hide their latencies; where
 // those do not fit, or where so few blocks come of it that SMs would idle, the narrow ones are
 // faster.
-int choose_wmma_variant(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile) {
-  if (!fast_refusal(p).empty()) return wmma::kGeneral;
+int choose_wmma_variant(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
+                        bool batch_invariant) {
+  if (!fast_refusal(params).empty()) return wmma::kGeneral;
+  const AttentionParams p = batch_invariant ? large_batch_of(params) : params;
   constexpr double kNarrowCost = 1.2;  // time per row on narrow tiles, relative to wide ones
   const TileConfig wide = wmma::tile_config(head_dim_tile, wmma::kWide);
   const TileConfig narrow = wmma::tile_config(head_dim_tile, wmma::kNarrow);

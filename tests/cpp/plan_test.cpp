@@ -229,6 +229,12 @@ void batch_invariance() {
     }
   }
   CHECK(matters);
+  // Alignment is that of the rows there are: of neither less nor more.
+  AttentionParams p = problem(DType::kFloat16, 64);
+  p.batch_size = 1, p.q_batch_stride = 1;
+  CHECK_EQ(core::make_plan(p, gpus()[0], options).variant, wmma::kWide);
+  p.q_head_stride = 65;
+  CHECK_EQ(core::make_plan(p, gpus()[0], options).variant, wmma::kGeneral);
 }
 
 void forced_kernels() {

@@ -40,6 +40,7 @@ KERNELS = {
         "wmma:wide",
         "wmma:narrow",
         "wmma:split",
+        "wmma:ahead",
         "wmma:general",
         "wmma_smem",
         "wmma_qk",

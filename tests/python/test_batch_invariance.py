@@ -94,20 +94,29 @@ def test_batch_invariant_of_another_type(function):
         getattr(dlattn, function)(q, k, v, batch_invariant=1)
 
 
-KERNELS = ["scalar", "wmma_qk", "wmma_smem", "wmma", "auto"]
+KERNELS = [
+    *("auto", "scalar", "wmma_qk", "wmma_smem"),
+    *("wmma", "wmma:wide", "wmma:narrow", "wmma:split", "wmma:general"),
+]
 GPU_LENGTHS = [(1, 300), (17, 17), (300, 511), (511, 300), (64, 1024), (1, 1), (130, 129)]
 GPU_OPTIONS = {
     "plain": {},
     "causal": {"causal": True},
     "window": {"causal": True, "window": (100, None)},
+    "softcap": {"causal": True, "softcap": 5.0},
 }
+GPU_CASES = [
+    (kernel, name)
+    for kernel in KERNELS
+    for name in GPU_OPTIONS
+    if name != "softcap" or kernel in ("auto", "scalar", "wmma", "wmma:general")
+]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("name", GPU_OPTIONS)
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("kernel", "name"), GPU_CASES)
 def test_on_a_gpu(kernel, name, head_dim, dtype):
     """A sequence alone, in batches that fill the GPU, and in a pack."""
     torch = pytest.importorskip("torch")

@@ -40,6 +40,8 @@ class RandomCase {
     c.alibi = feature();
     c.bias = feature() ? pick({Bias::kOwnDType, Bias::kFloat32}) : Bias::kNone;
     c.mask = feature();
+    c.score_layout = pick({ScoreLayout::kRows, ScoreLayout::kRows, ScoreLayout::kAligned,
+                           ScoreLayout::kOneRow, ScoreLayout::kOneKey, ScoreLayout::kColumns});
     if (feature()) draw_varlen(&c);
     return c;
   }

@@ -111,8 +111,9 @@ std::vector<Case> cases() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  simt::Tests tests("wmma_general", argc > 1 ? argv[1] : "");
-  for (const Case& c : cases()) {
+  const simt::Arguments arguments(argc, argv);
+  simt::Tests tests("wmma_general", arguments);
+  for (const Case& c : arguments.cases(cases())) {
     tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "general");
     tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "general");
   }

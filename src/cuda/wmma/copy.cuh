@@ -9,20 +9,17 @@ namespace dlattn::wmma {
 // Which row of its source a row of a tile in shared memory holds: the same one.
 struct RowsInOrder {
   __device__ __forceinline__ static int source(int row) { return row; }
-  // How far apart in the source are rows of the tile that are `rows`, a multiple of 8, apart.
-  static constexpr int step(int rows) { return rows; }
+  // source(row + rows) - source(row) for rows below `kStep` of TileCopy, and multiples of it.
+  static constexpr int offset(int rows) { return rows; }
 };
 
-// For tiles of kBlockN keys: the order in which the keys whose scores a lane gets, columns
-// 2 (lane % 4) and the next of every 8, are neighbours in the source: keys kBlockN / 4 (lane % 4)
-// and on.
-template <int kBlockN>
+// For tiles of keys: of every 32 scores of a row that a lane quad has in accumulators, a lane's 8
+// belong to neighbouring keys.
 struct RowsByLane {
-  static constexpr int kLaneKeys = kBlockN / 4;
   __device__ __forceinline__ static int source(int row) {
-    return row % 8 / 2 * kLaneKeys + row / 8 * 2 + row % 2;
+    return row / 32 * 32 + row % 8 / 2 * 8 + row % 32 / 8 * 2 + row % 2;
   }
-  static constexpr int step(int rows) { return rows / 4; }
+  static constexpr int offset(int rows) { return rows / 32 * 32 + rows % 32 / 8 * 2; }
 };
 
 // Copies of whole tiles from global to swizzled shared memory, 16 bytes each, by all threads of a
@@ -58,10 +55,10 @@ struct TileCopy {
     const T* from = gmem + source * row_stride + first_column();
 #pragma unroll
     for (int first = 0; first < kRows; first += kStep) {
-      const bool exists = Order::step(first) + source < rows;
+      const bool exists = Order::offset(first) + source < rows;
       copy_row(smem + place() + first * Rows::kRowBytes, exists ? from : gmem,
                exists ? columns : 0);
-      from += Order::step(kStep) * row_stride;
+      from += (Order::offset(first + kStep) - Order::offset(first)) * row_stride;
     }
   }
 
@@ -119,19 +116,20 @@ struct TileCopy {
   template <int kRows>
   __device__ __forceinline__ static void whole(ptx::SmemAddress smem, const T*& from,
                                                std::int64_t row_stride, int columns) {
+    constexpr int kLast = Order::offset(kRows - kStep);
 #pragma unroll
     for (int first = kRows - kStep; first >= 0; first -= kStep) {
       copy_row(smem + place() + first * Rows::kRowBytes, from, columns);
-      from -= Order::step(kStep) * row_stride;
+      const int next = first > 0 ? Order::offset(first - kStep) : kLast - kRows;
+      from -= (Order::offset(first) - next) * row_stride;
     }
-    if constexpr (Order::step(kRows) != kRows) from -= (kRows - Order::step(kRows)) * row_stride;
   }
 
   // Where whole() begins in a tile of kRows rows that starts at row `row`, which need not exist.
   template <int kRows>
   __device__ __forceinline__ static const T* last_row(const T* gmem, std::int64_t row_stride,
                                                       int row) {
-    return gmem + (row + Order::step(kRows - kStep) + Order::source(first_row())) * row_stride +
+    return gmem + (row + Order::offset(kRows - kStep) + Order::source(first_row())) * row_stride +
            first_column();
   }
 

@@ -53,7 +53,10 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   constexpr int kStage = kBlockN * kHeadDim * 2;  // bytes
   constexpr bool kQueryInRegisters = kShape.query_place != QueryPlace::kSmem;
   constexpr bool kOverlaid = kShape.query_place == QueryPlace::kRegistersOverlaid;
-  using Terms = LaneTerms<T, kRowTiles, kBlockN>;
+  // When the copies of the next tile's terms start: after this one's are read, or, where registers
+  // are scarce, at its end.
+  constexpr bool kTermsLate = kHeadDim > 192;
+  using Terms = LaneTerms<T, kRowTiles, kBlockN, kNumThreads>;
 
   const tile::Work work = tile::scheduled_work(params, shape);
   const tile::Sequence<T> seq(params, shape, work);
@@ -75,14 +78,14 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
   const TileRange tiles(mask, m0, min(m0 + kBlockM, seq.seqlen_q) - 1, kBlockN);
   const int lane_row = m0 + warp_row + lane_idx / 4;  // its first
-  const Terms terms(params, shape, work, lane_row, seq.seqlen_q);
+  const Terms terms(params, shape, work, lane_row, seq.seqlen_q, lane_idx, smem + kMap.total);
   const float scale_log2 = terms.scale_log2();
 
   SpeculativeSoftmax<kRowTiles> softmax;
   float acc_o[kRowTiles][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];  // unless Q is read from shared memory
 
-  using KeyCopy = TileCopy<T, kHeadDim, kNumThreads, false, RowsByLane<kBlockN>>;
+  using KeyCopy = TileCopy<T, kHeadDim, kNumThreads, false, RowsByLane>;
   const T* next_k = nullptr;  // where the copy of the next tile begins, of rows aligned to 16 bytes
   const T* next_v = nullptr;
   // What is needed seldom is worked out again rather than kept: registers are scarce.
@@ -107,6 +110,9 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
       copy_any_rows<KeyCopy, kBlockN>(sV, same.v + n0 * params.v_row_stride, params.v_row_stride,
                                       keys, head_dim_v, shape.copy_bytes);
     }
+  };
+  const auto copy_terms = [&](int n) {
+    terms.copy(n * kBlockN, seq.seqlen_k, n == tiles.end - 1);
     ptx::cp_async_commit();
   };
   if (tiles.begin < tiles.end) {
@@ -114,8 +120,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
         smem + kMap.q, seq.q + m0 * params.q_row_stride, params.q_row_stride, seq.seqlen_q - m0,
         head_dim, shape.copy_bytes);
     if constexpr (!kOverlaid) copy_tile(tiles.end - 1, 0, true);
+    ptx::cp_async_commit();
     if constexpr (kQueryInRegisters) {
-      ptx::cp_async_commit();
       ptx::cp_async_wait<0>();
       __syncthreads();
 #pragma unroll
@@ -124,7 +130,9 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
     if constexpr (kOverlaid) {
       __syncthreads();  // all warps have Q: K and V may overwrite it
       copy_tile(tiles.end - 1, 0, true);
+      ptx::cp_async_commit();
     }
+    copy_terms(tiles.end - 1);
     const int next = (tiles.end - 2) * kBlockN;
     next_k = KeyCopy::template last_row<kBlockN>(seq.k, params.k_row_stride, next);
     next_v = KeyCopy::template last_row<kBlockN>(seq.v, params.v_row_stride, next);
@@ -133,13 +141,10 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   int stage = 0;  // in bytes
 #pragma unroll 1
   for (int n = tiles.end - 1; n >= tiles.begin; --n) {
-    const int n0 = n * kBlockN;
-    const int lane_key = n0 + lane_idx % 4 * Terms::kCount;
-    typename Terms::Fetched fetched;
-    terms.load(fetched, n0, lane_key, seq.seqlen_k);
-    ptx::cp_async_wait<0>();
+    ptx::cp_async_wait<1>();  // all but the terms of this tile
     __syncthreads();
     if (n > tiles.begin) copy_tile(n - 1, kStage - stage, false);
+    ptx::cp_async_commit();
     float acc_s[kRowTiles][kBlockN / 8][4];
     multiply_qk<T, kHeadDim, kBlockN>(acc_s, lane_k + stage,
                                       [&](std::uint32_t (&a)[kRowTiles][4], int d) {
@@ -149,9 +154,12 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
                                           load_q<kHeadDim>(a, lane_q, d);
                                         }
                                       });
-    terms.apply(acc_s, fetched, lane_row + seq.shift - lane_key);
+    const int n0 = n * kBlockN;
+    ptx::cp_async_wait<1>();  // all but the next tile of K and V
+    terms.apply(acc_s, lane_row + seq.shift - n0 - terms.lane_key);
+    if (!kTermsLate && n > tiles.begin) copy_terms(n - 1);
     const bool edge = n >= tiles.full_end || n < tiles.full_begin;
-    if (edge) terms.apply_mask(acc_s, mask, lane_row, lane_key);
+    if (edge) terms.apply_mask(acc_s, mask, lane_row, n0);
     constexpr int kSlices = kShape.slices;
     constexpr int kSliceKeys = kBlockN / kSlices;
     const auto slice = [&](auto index) {
@@ -165,6 +173,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
       multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v + stage);
     };
     for_each_slice(slice, std::make_integer_sequence<int, kSlices>{});
+    if (kTermsLate && n > tiles.begin) copy_terms(n - 1);
     stage = kStage - stage;
   }
 

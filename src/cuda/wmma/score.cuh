@@ -1,91 +1,99 @@
 #pragma once
 
-// What may stand between q.k and the softmax besides the scale, on scores in accumulators whose
-// columns hold the keys in the order of RowsByLane: a lane's keys of a row are neighbours, so that
-// it reads its part of a row of bias or mask by one or two wide loads. (Softcap, ALiBi, bias, then
-// the mask, as params.h says.)
+// What may stand between q.k and the softmax besides the scale, in the order of params.h: softcap,
+// ALiBi, bias, then the mask.
+//
+// Scores are in accumulators whose columns hold the keys in the order of RowsByLane, so that of
+// every row and 32 keys a lane has a run of 8 neighbours. Its runs of bias and mask come to slots
+// in shared memory that nobody else touches: asynchronously, a tile ahead, without barriers and
+// without registers.
 
 #include <cmath>
+#include <type_traits>
 
+#include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/vec.cuh"
+#include "cuda/wmma/traits.h"
 
 namespace dlattn::wmma {
 
-// kCount neighbouring elements of a row, as they lie in memory.
-template <typename Element, int kCount>
-struct Run {
-  using Type = Element;
-  static constexpr int kBytes = kCount * static_cast<int>(sizeof(Element));
-  static constexpr int kWords = kBytes / 4;
-  static constexpr int kPerWord = 4 / static_cast<int>(sizeof(Element));
-  static constexpr int kWide = kBytes < 16 ? kBytes : 16;  // of a load, at most
-  static_assert(kBytes % 8 == 0);
+// How runs of kRunKeys elements come to their slots.
+template <typename Element, int kThreads>
+struct RunSlots {
+  static constexpr int kBytes = kRunKeys * static_cast<int>(sizeof(Element));
+  static constexpr int kPiece = kBytes < 16 ? kBytes : 16;  // of one access
+  static constexpr int kPieces = kBytes / kPiece;
 
-  // By the widest loads; `from` is a multiple of kWide bytes.
-  __device__ __forceinline__ static void load_wide(std::uint32_t* words, const Element* from) {
-    using Words = tile::Vec<std::uint32_t, kWide / 4>;
+  // A row of a source: its element at this lane's first key of a tile.
+  struct Row {
+    const Element* from;
+    std::int64_t stride;  // from key to key
+    int exist;            // how many keys there are from this lane's first on
+  };
+
+  // Piece `i` of this thread's slot `slot`. Those of neighbouring threads are neighbours.
+  __device__ __forceinline__ static unsigned char* piece(unsigned char* slots, int slot, int i) {
+    return slots + ((slot * kPieces + i) * kThreads + threadIdx.x) * kPiece;
+  }
+
+  // By copies of kCopyBytes, which the run is aligned to; or zeros if it does not exist.
+  template <int kCopyBytes>
+  __device__ __forceinline__ static void copy(unsigned char* slots, int slot, const Element* from,
+                                              bool exists) {
 #pragma unroll
-    for (int i = 0; i < kBytes / kWide; ++i) {
-      const Words x = reinterpret_cast<const Words*>(from)[i];
-#pragma unroll
-      for (int w = 0; w < kWide / 4; ++w) words[i * (kWide / 4) + w] = x.x[w];
+    for (int at = 0; at < kBytes; at += kCopyBytes) {
+      ptx::cp_async<kCopyBytes>(piece(slots, slot, at / kPiece) + at % kPiece,
+                                reinterpret_cast<const unsigned char*>(from) + at, exists);
     }
   }
 
-  // By loads of 4 bytes, from wherever the run begins. Unless it begins at a multiple of 4 bytes,
-  // up to 3 bytes before and after it are read too.
-  __device__ __forceinline__ static void load_words(std::uint32_t* words, const Element* from) {
+  // From wherever the run begins. Up to 3 bytes before and after it are read too, unless it begins
+  // at a multiple of 4.
+  __device__ __forceinline__ static void shift(unsigned char* slots, int slot,
+                                               const Element* from) {
+    constexpr int kWords = kBytes / 4;
     const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(from);
     const std::uint32_t* aligned = reinterpret_cast<const std::uint32_t*>(address - address % 4);
-    const int shift = static_cast<int>(address % 4) * 8;
+    const int off = static_cast<int>(address % 4) * 8;  // bits
+    std::uint32_t words[kWords + 1];
 #pragma unroll
     for (int w = 0; w < kWords; ++w) words[w] = aligned[w];
-    const std::uint32_t rest = shift != 0 ? aligned[kWords] : 0;
+    words[kWords] = off != 0 ? aligned[kWords] : 0;
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      const std::uint64_t next = w + 1 < kWords ? words[w + 1] : rest;
-      words[w] = static_cast<std::uint32_t>((next << 32 | words[w]) >> shift);
+    for (int i = 0; i < kPieces; ++i) {
+      tile::Vec<std::uint32_t, kPiece / 4> x;
+#pragma unroll
+      for (int w = 0; w < kPiece / 4; ++w) {
+        const std::uint32_t* pair = words + i * (kPiece / 4) + w;
+        x.x[w] = static_cast<std::uint32_t>((std::uint64_t{pair[1]} << 32 | pair[0]) >> off);
+      }
+      *reinterpret_cast<tile::Vec<std::uint32_t, kPiece / 4>*>(piece(slots, slot, i)) = x;
     }
   }
 
-  // Moves the run by one element to the front and puts `x` at its end.
-  __device__ __forceinline__ static void push(std::uint32_t* words, Element x) {
-    constexpr int kBits = 32 / kPerWord;
+  // One by one, as far as they exist.
+  __device__ __forceinline__ static void store(unsigned char* slots, int slot, const Row& row) {
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      const std::uint64_t next = w + 1 < kWords ? words[w + 1] : bits(x);
-      words[w] = static_cast<std::uint32_t>((next << 32 | words[w]) >> kBits);
+    for (int i = 0; i < kRunKeys; ++i) {
+      constexpr int kPerPiece = kRunKeys / kPieces;
+      Element* to = reinterpret_cast<Element*>(piece(slots, slot, i / kPerPiece)) + i % kPerPiece;
+      if (i < row.exist) *to = row.from[i * row.stride];
     }
   }
 
-  // All the same.
-  __device__ __forceinline__ static void load_same(std::uint32_t* words, const Element* from) {
-    std::uint32_t word = bits(*from);
+  __device__ __forceinline__ static void load(Element (&to)[kRunKeys], unsigned char* slots,
+                                              int slot) {
 #pragma unroll
-    for (int shift = 32 / kPerWord; shift < 32; shift *= 2) word |= word << shift;
+    for (int i = 0; i < kPieces; ++i) {
+      using Piece = tile::Vec<Element, kRunKeys / kPieces>;
+      const Piece x = *reinterpret_cast<const Piece*>(piece(slots, slot, i));
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) words[w] = word;
-  }
-
-  __device__ __forceinline__ static Element element(const std::uint32_t* words, int i) {
-    if constexpr (kPerWord == 4) {
-      return static_cast<Element>(words[i / 4] >> i % 4 * 8);
-    } else {
-      tile::Vec<Element, kPerWord> in_word;
-      memcpy(&in_word, &words[i / kPerWord], sizeof in_word);
-      return in_word.x[i % kPerWord];
+      for (int e = 0; e < kRunKeys / kPieces; ++e) to[i * (kRunKeys / kPieces) + e] = x.x[e];
     }
-  }
-
- private:
-  __device__ __forceinline__ static std::uint32_t bits(Element x) {
-    std::uint32_t word = 0;
-    memcpy(&word, &x, sizeof x);
-    return word;
   }
 };
 
@@ -94,38 +102,38 @@ __device__ __forceinline__ float softcap(float exponent, float cap) {
   return cap - __fdividef(2.0f * cap, 1.0f + ptx::exp2(exponent));
 }
 
-// The score terms of a lane's rows: row_tiles x 2 of them, 8 apart from `row` on, and kBlockN / 4
-// neighbouring keys of each tile.
-template <typename T, int kRowTiles, int kBlockN>
+// The score terms of a lane's rows, kRowTiles x 2 of them, 8 apart, in tiles of kBlockN keys.
+template <typename T, int kRowTiles, int kBlockN, int kThreads>
 struct LaneTerms {
-  static constexpr int kCount = kBlockN / 4;  // keys per row and tile
-  using Mask = Run<std::uint8_t, kCount>;
-  using Bias = Run<T, kCount>;
-  using WideBias = Run<float, kCount>;
-
-  // What load() has fetched: mask bytes, and bias of its dtype.
-  struct Fetched {
-    std::uint32_t mask[kRowTiles][2][Mask::kBytes / 4];
-    std::uint32_t bias[kRowTiles][2][WideBias::kBytes / 4];
-  };
+  static constexpr int kRuns = kBlockN / 32;  // per row and tile
+  using MaskSlots = RunSlots<std::uint8_t, kThreads>;
+  using BiasSlots = RunSlots<T, kThreads>;
+  using WideBiasSlots = RunSlots<float, kThreads>;
 
   const AttentionParams& params;
   const LaunchShape& shape;
-  // Where the lane's first row begins. A row that does not exist is taken for the lane's first, and
-  // that, if it does not, for the last.
+  unsigned char* mask_slots;
+  unsigned char* bias_slots;
+  // Where the lane's first row begins, at its first key of a tile that begins at key 0. A row that
+  // does not exist is taken for the lane's first, and that, if it does not, for the last.
   const unsigned char* mask_row;
   const unsigned char* bias_row;
   float alibi_slope;
   int rows_left;  // from this lane's first one on
+  int lane_key;   // this lane's first of a tile
 
   __device__ __forceinline__ LaneTerms(const AttentionParams& p, const LaunchShape& shape,
-                                       const tile::Work& work, int row, int seqlen_q)
+                                       const tile::Work& work, int row, int seqlen_q, int lane,
+                                       unsigned char* slots)
       : params(p),
         shape(shape),
+        mask_slots(slots),
+        bias_slots(slots + (p.mask ? mask_slot_bytes(kRowTiles, kBlockN, kThreads) : 0)),
         alibi_slope(p.alibi_slopes ? p.alibi_slopes[work.batch * p.alibi_batch_stride +
                                                     work.head * p.alibi_head_stride]
                                    : 0.0f),
-        rows_left(seqlen_q - row) {
+        rows_left(seqlen_q - row),
+        lane_key(lane % 4 * kRunKeys) {
     const int i = min(row, seqlen_q - 1);
     mask_row = p.mask + work.batch * p.mask_batch_stride + work.head * p.mask_head_stride +
                i * p.mask_row_stride;
@@ -140,19 +148,21 @@ struct LaneTerms {
     return shape.natural ? tile::kLog2e : shape.scale_log2;
   }
 
-  // Starts the loads of a tile that begins at key n0, of which seqlen_k - n0 exist. This lane's
-  // first key is `key`.
-  __device__ __forceinline__ void load(Fetched& to, int n0, int key, int seqlen_k) const {
+  // Starts the copies of a tile that begins at key n0. They are complete after a commit and a wait.
+  // `first`: of the walk.
+  __device__ __forceinline__ void copy(int n0, int seqlen_k, bool first) const {
     if (params.mask) {
-      fetch<Mask>(to.mask, mask_row, params.mask_row_stride, params.mask_col_stride,
-                  shape.mask_load_bytes, n0, key, seqlen_k);
+      copy_tile<MaskSlots>(mask_slots, reinterpret_cast<const std::uint8_t*>(mask_row),
+                           params.mask_row_stride, params.mask_col_stride, shape.mask_load_bytes,
+                           n0, seqlen_k, first);
     }
     if (params.bias && params.bias_dtype == DType::kFloat32) {
-      fetch<WideBias>(to.bias, bias_row, params.bias_row_stride, params.bias_col_stride,
-                      shape.bias_load_bytes, n0, key, seqlen_k);
+      copy_tile<WideBiasSlots>(bias_slots, reinterpret_cast<const float*>(bias_row),
+                               params.bias_row_stride, params.bias_col_stride,
+                               shape.bias_load_bytes, n0, seqlen_k, first);
     } else if (params.bias) {
-      fetch<Bias>(to.bias, bias_row, params.bias_row_stride, params.bias_col_stride,
-                  shape.bias_load_bytes, n0, key, seqlen_k);
+      copy_tile<BiasSlots>(bias_slots, reinterpret_cast<const T*>(bias_row), params.bias_row_stride,
+                           params.bias_col_stride, shape.bias_load_bytes, n0, seqlen_k, first);
     }
   }
 
@@ -160,104 +170,135 @@ struct LaneTerms {
   // nothing to apply, else natural ones. `position` is that of this lane's first row minus its
   // first key.
   __device__ __forceinline__ void apply(float (&acc_s)[kRowTiles][kBlockN / 8][4],
-                                        const Fetched& fetched, int position) const {
+                                        int position) const {
     float scale = shape.softmax_scale;  // left to be applied
     if (shape.softcap != 0.0f) {
       const float cap = shape.softcap;
       const float factor = 2.0f * __fdividef(shape.scale_log2, cap);
-      for_each(acc_s, [&](float x, int, int, int) { return softcap(x * factor, cap); });
+      for_each_run([&](int m, int h, int run) {
+#pragma unroll
+        for (int i = 0; i < kRunKeys; ++i) {
+          float& x = score(acc_s, m, h, run, i);
+          x = softcap(x * factor, cap);
+        }
+      });
       scale = 1.0f;
     }
     if (params.alibi_slopes) {
-      for_each(acc_s, [&](float x, int m, int h, int i) {
-        const float distance = fabsf(static_cast<float>(position + 16 * m + 8 * h) - i);
-        return fmaf(x, scale, -alibi_slope * distance);
+      for_each_run([&](int m, int h, int run) {
+        const float first = static_cast<float>(position + 16 * m + 8 * h - 32 * run);
+#pragma unroll
+        for (int i = 0; i < kRunKeys; ++i) {
+          float& x = score(acc_s, m, h, run, i);
+          x = fmaf(x, scale, -alibi_slope * fabsf(first - i));
+        }
       });
       scale = 1.0f;
     }
     if (params.bias && params.bias_dtype == DType::kFloat32) {
-      for_each(acc_s, [&](float x, int m, int h, int i) {
-        return fmaf(x, scale, WideBias::element(fetched.bias[m][h], i));
-      });
+      add_bias<WideBiasSlots, float>(acc_s, scale);
     } else if (params.bias) {
-      for_each(acc_s, [&](float x, int m, int h, int i) {
-        return fmaf(x, scale, tile::to_float(Bias::element(fetched.bias[m][h], i)));
-      });
+      add_bias<BiasSlots, T>(acc_s, scale);
     }
     if (params.mask) {
-      for_each(acc_s, [&](float x, int m, int h, int i) {
-        return Mask::element(fetched.mask[m][h], i) == 0 ? -INFINITY : x;
+      for_each_run([&](int m, int h, int run) {
+        std::uint8_t visible[kRunKeys];
+        MaskSlots::load(visible, mask_slots, slot(m, h, run));
+#pragma unroll
+        for (int i = 0; i < kRunKeys; ++i) {
+          if (visible[i] == 0) score(acc_s, m, h, run, i) = -INFINITY;
+        }
       });
     }
   }
 
-  // Scores of keys that their rows do not see by position become -inf.
+  // Scores of keys that their rows do not see by position become -inf. `row` is this lane's first.
   __device__ __forceinline__ void apply_mask(float (&acc_s)[kRowTiles][kBlockN / 8][4],
-                                             const tile::Mask& mask, int row, int key) const {
+                                             const tile::Mask& mask, int row, int n0) const {
+    for_each_run([&](int m, int h, int run) {
+      const tile::Range visible = mask.row(row + 16 * m + 8 * h, n0 + lane_key);
+#pragma unroll
+      for (int i = 0; i < kRunKeys; ++i) {
+        if (!tile::contains(visible, 32 * run + i)) score(acc_s, m, h, run, i) = -INFINITY;
+      }
+    });
+  }
+
+ private:
+  __device__ __forceinline__ static int slot(int m, int h, int run) {
+    return (m * 2 + h) * kRuns + run;
+  }
+
+  // Of row 16 m + 8 h, of the keys of a run the i-th.
+  __device__ __forceinline__ static float& score(float (&acc_s)[kRowTiles][kBlockN / 8][4], int m,
+                                                 int h, int run, int i) {
+    return acc_s[m][run * 4 + i / 2][2 * h + i % 2];
+  }
+
+  template <typename Visit>
+  __device__ __forceinline__ static void for_each_run(Visit visit) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const tile::Range visible = mask.row(row + 16 * m + 8 * h, key);
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-          if (!tile::contains(visible, i)) acc_s[m][i / 2][2 * h + i % 2] = -INFINITY;
-        }
+        for (int run = 0; run < kRuns; ++run) visit(m, h, run);
       }
     }
   }
 
- private:
-  template <typename AnyRun, int kWords>
-  __device__ __forceinline__ void fetch(std::uint32_t (&words)[kRowTiles][2][kWords],
-                                        const unsigned char* first_row, std::int64_t row_stride,
-                                        std::int64_t col_stride, int load_bytes, int n0, int key,
-                                        int seqlen_k) const {
-    using Element = typename AnyRun::Type;
-    const auto for_each_row = [&](auto load) {
+  template <typename Slots, typename Element>
+  __device__ __forceinline__ void add_bias(float (&acc_s)[kRowTiles][kBlockN / 8][4],
+                                           float scale) const {
+    for_each_run([&](int m, int h, int run) {
+      Element bias[kRunKeys];
+      Slots::load(bias, bias_slots, slot(m, h, run));
 #pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const int row = 16 * m + 8 * h;
-          load(words[m][h], reinterpret_cast<const Element*>(first_row) +
-                                (row < rows_left ? row * row_stride : 0));
-        }
+      for (int i = 0; i < kRunKeys; ++i) {
+        float& x = score(acc_s, m, h, run, i);
+        x = fmaf(x, scale, tile::to_float(bias[i]));
       }
-    };
-    // Inside a row, what a run's words hold beyond the run may be read.
-    const bool inside = n0 > 0 && n0 + kBlockN + 4 <= seqlen_k;
+    });
+  }
+
+  template <typename Slots, typename Element>
+  __device__ __forceinline__ void copy_tile(unsigned char* slots, const Element* first_row,
+                                            std::int64_t row_stride, std::int64_t col_stride,
+                                            int load_bytes, int n0, int seqlen_k,
+                                            bool first) const {
+    const int key = n0 + lane_key;
     const bool whole = n0 + kBlockN <= seqlen_k;
-    if (whole && load_bytes >= AnyRun::kWide) {
-      for_each_row([&](auto& to, const Element* row) { AnyRun::load_wide(to, row + key); });
-    } else if (load_bytes >= 4 ? whole : inside && load_bytes > 0) {
-      for_each_row([&](auto& to, const Element* row) { AnyRun::load_words(to, row + key); });
-    } else if (load_bytes == 0) {
-      for_each_row([&](auto& to, const Element* row) { AnyRun::load_same(to, row); });
-    } else {
-      // Rolled: registers are scarce, and this is no fast path.
+    // Inside a row, what the words of a run hold beyond it may be read.
+    const bool inside = n0 > 0 && n0 + kBlockN + 4 <= seqlen_k;
+    const auto row = [&](int m, int h) {
+      const int i = 16 * m + 8 * h;
+      return first_row + (i < rows_left ? i * row_stride : 0);
+    };
+    const bool runs_whole = whole || seqlen_k % kRunKeys == 0;
+    const auto copy_runs = [&](auto bytes) {
+      for_each_run([&](int m, int h, int run) {
+        const bool exists = key + 32 * run < seqlen_k;
+        Slots::template copy<decltype(bytes)::value>(
+            slots, slot(m, h, run), row(m, h) + (exists ? key + 32 * run : 0), exists);
+      });
+    };
+    if (load_bytes >= Slots::kPiece && runs_whole) {
+      copy_runs(std::integral_constant<int, Slots::kPiece>{});
+    } else if (load_bytes >= 4 && runs_whole) {
+      copy_runs(std::integral_constant<int, 4>{});
+    } else if (sizeof(Element) < 4 && inside && load_bytes > 0) {
+      for_each_run([&](int m, int h, int run) {
+        Slots::shift(slots, slot(m, h, run), row(m, h) + key + 32 * run);
+      });
+    } else if (load_bytes != 0 || first) {  // else all tiles are alike
+                                            // Rolled: this is no fast path.
 #pragma unroll 1
-      for (int i = key; i < key + kCount; ++i) {
-        for_each_row([&](auto& to, const Element* row) {
-          AnyRun::push(to, i < seqlen_k ? row[i * col_stride] : Element{});
-        });
-      }
-    }
-  }
-
-  // `term(score, m, h, i)`: of row 16 m + 8 h and this lane's key i.
-  template <typename Term>
-  __device__ __forceinline__ static void for_each(float (&acc_s)[kRowTiles][kBlockN / 8][4],
-                                                  Term term) {
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          float& x = acc_s[m][i / 2][2 * h + i % 2];
-          x = term(x, m, h, i);
-        }
+      for (int i = 0; i < kRowTiles * 2 * kRuns; ++i) {
+        const int run_key = key + i % kRuns * 32;
+        const int exist = load_bytes == 0 ? kRunKeys : seqlen_k - run_key;
+        const Element* from =
+            row(i / kRuns / 2, i / kRuns % 2) + min(run_key, seqlen_k) * col_stride;
+        Slots::store(slots, i, {from, col_stride, exist});
       }
     }
   }

@@ -53,11 +53,11 @@ constexpr TileShape ahead_shape(int head_dim_tile) {
 }
 
 constexpr TileShape general_shape(int head_dim_tile) {
-  if (head_dim_tile <= 64) return {4, 1, 64, 2, 64, QueryPlace::kRegistersOverlaid, 3};
+  if (head_dim_tile <= 64) return {4, 2, 64, 1, 32, QueryPlace::kRegistersOverlaid, 2};
   if (head_dim_tile <= 96) return {4, 1, 32, 1, 32, QueryPlace::kRegistersOverlaid, 3};
   if (head_dim_tile <= 128) return {4, 1, 32, 1, 32, QueryPlace::kSmem, 3};
   if (head_dim_tile <= 192) return {4, 1, 32, 1, 32, QueryPlace::kRegistersOverlaid, 2};
-  return {4, 1, 32, 1, 32, QueryPlace::kSmem, 2};
+  return {4, 1, 32, 2, 32, QueryPlace::kRegistersOverlaid, 2};
 }
 
 constexpr TileShape tile_shape(int head_dim_tile, int variant) {
@@ -75,6 +75,13 @@ constexpr bool has_variant(int head_dim_tile, int variant) {
 
 constexpr int block_m(const TileShape& shape) {
   return shape.num_warps * shape.row_tiles * 16;
+}
+
+// Scores' terms: a lane's neighbouring keys of a row, and a byte or element for each in shared
+// memory.
+constexpr int kRunKeys = 8;
+constexpr int mask_slot_bytes(int row_tiles, int block_n, int num_threads) {
+  return row_tiles * 2 * (block_n / 32) * kRunKeys * num_threads;
 }
 
 // Byte offsets into dynamic shared memory; rows as in tile::SwizzledRows.
@@ -99,11 +106,20 @@ constexpr SmemMap smem_map(int head_dim_tile, int variant) {
   return map;
 }
 
+// Of the general kernel for a problem with or without a mask and a bias of so many bytes per
+// element. Slots of both lie behind K and V.
+constexpr int general_smem_bytes(int head_dim_tile, bool mask, int bias_bytes) {
+  const TileShape shape = tile_shape(head_dim_tile, kGeneral);
+  const int slots = mask_slot_bytes(shape.row_tiles, shape.block_n, shape.num_warps * 32);
+  return smem_map(head_dim_tile, kGeneral).total + slots * ((mask ? 1 : 0) + bias_bytes);
+}
+
 constexpr TileConfig tile_config(int head_dim_tile, int variant) {
   if (variant == kSplit) return split_tile_config(head_dim_tile);
   const TileShape shape = tile_shape(head_dim_tile, variant);
-  return {block_m(shape), shape.block_n, shape.num_warps, kNumStages,
-          smem_map(head_dim_tile, variant).total};
+  const int smem_bytes = variant == kGeneral ? general_smem_bytes(head_dim_tile, true, 4)
+                                             : smem_map(head_dim_tile, variant).total;
+  return {block_m(shape), shape.block_n, shape.num_warps, kNumStages, smem_bytes};
 }
 
 }  // namespace dlattn::wmma
