@@ -60,13 +60,22 @@ struct SpeculativeSoftmax {
     add(sums);
   }
 
-  // The same where rows are likely to outgrow their references: those are raised beforehand, to the
-  // maxima, where a score exceeds them by more than kSlack.
+  // The same where rows are likely to outgrow their references: those are raised beforehand.
   template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups>
   __device__ __forceinline__ void first_probabilities(const float (&acc_s)[kRowTiles][kGroups][4],
                                                       float scale,
                                                       std::uint32_t (&rP)[kRowTiles][kKeys / 16][4],
                                                       float (&acc_o)[kRowTiles][kOutGroups][4]) {
+    raise_references<kFirst, kKeys>(acc_s, scale, acc_o);
+    safe_probabilities<T, kFirst, kKeys>(acc_s, scale, rP);
+  }
+
+  // Raises references to the maxima where a score exceeds them by more than kSlack. All lanes call
+  // it.
+  template <int kFirst, int kKeys, int kGroups, int kOutGroups>
+  __device__ __forceinline__ void raise_references(const float (&acc_s)[kRowTiles][kGroups][4],
+                                                   float scale,
+                                                   float (&acc_o)[kRowTiles][kOutGroups][4]) {
     constexpr float kSlack = 8.0f;
     const auto exceeds = [&](int m, int h, float score) {
       return fmaf(score, scale, neg_reference[m][h]) > kSlack;
@@ -78,6 +87,27 @@ struct SpeculativeSoftmax {
       for (int h = 0; h < 2; ++h) outgrown |= exceeds(m, h, lane_max<kFirst, kKeys>(acc_s[m], h));
     }
     if (__any_sync(tile::kFullMask, outgrown)) raise<kFirst, kKeys>(acc_s, scale, acc_o, exceeds);
+  }
+
+  // The same before anything has been accumulated. All lanes call it.
+  template <int kFirst, int kKeys, int kGroups>
+  __device__ __forceinline__ void set_references(const float (&acc_s)[kRowTiles][kGroups][4],
+                                                 float scale) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float row_max = tile::reduce_max<4>(lane_max<kFirst, kKeys>(acc_s[m], h));
+        neg_reference[m][h] = row_max == -INFINITY ? kNothing : -row_max * scale;
+      }
+    }
+  }
+
+  // Probabilities that no reference needs raising for.
+  template <typename T, int kFirst, int kKeys, int kGroups>
+  __device__ __forceinline__ void safe_probabilities(
+      const float (&acc_s)[kRowTiles][kGroups][4], float scale,
+      std::uint32_t (&rP)[kRowTiles][kKeys / 16][4]) {
     float sums[kRowTiles][2];
     exponentiate<T, kFirst, kKeys>(acc_s, scale, rP, sums);
     add(sums);

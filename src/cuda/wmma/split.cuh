@@ -128,7 +128,12 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
     if (!tile::contains_all(mask.every_row(first_row, first_row + kRowTiles * 16 - 1), n0, kBlockN))
       apply_mask(acc_s, mask, first_row + lane_idx / 4, n0, lane_idx);
     std::uint32_t rP[kRowTiles][kBlockN / 16][4];
-    softmax.template first_probabilities<T, 0, kBlockN>(acc_s, shape.scale_log2, rP, acc_o);
+    if (i == 0) {
+      softmax.template set_references<0, kBlockN>(acc_s, shape.scale_log2);
+    } else {
+      softmax.template raise_references<0, kBlockN>(acc_s, shape.scale_log2, acc_o);
+    }
+    softmax.template safe_probabilities<T, 0, kBlockN>(acc_s, shape.scale_log2, rP);
     advance(2 * i + kSlots, OddSlots{});
     multiply_pv<T, kHeadDim, 0, kBlockN>(acc_o, rP,
                                          slots + slot + lane_place_down<kHeadDim>(lane_idx));
