@@ -202,11 +202,12 @@ struct LaneTerms {
     }
     if (params.mask) {
       for_each_run([&](int m, int h, int run) {
-        std::uint8_t visible[kRunKeys];
-        MaskSlots::load(visible, mask_slots, slot(m, h, run));
+        using Words = tile::Vec<std::uint32_t, kRunKeys / 4>;
+        const Words visible =
+            *reinterpret_cast<const Words*>(MaskSlots::piece(mask_slots, slot(m, h, run), 0));
 #pragma unroll
         for (int i = 0; i < kRunKeys; ++i) {
-          if (visible[i] == 0) score(acc_s, m, h, run, i) = -INFINITY;
+          if ((visible.x[i / 4] & 0xffu << i % 4 * 8) == 0) score(acc_s, m, h, run, i) = -INFINITY;
         }
       });
     }
