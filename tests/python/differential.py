@@ -24,6 +24,7 @@ import numpy as np
 from random_problems import Placed, Problem, draw
 
 import dlattn
+from dlattn.bench.environment import describe
 from dlattn.reference import (
     ABSOLUTE_TERM,
     attention_reference,
@@ -213,9 +214,8 @@ class Summary:
     failures: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """With the versions of what was run."""
+        """As JSON can hold it."""
         return {
-            "dlattn": dlattn.__version__,
             "device": self.device,
             "seeds": [self.first_seed, self.first_seed + self.problems],
             "problems": self.problems,
@@ -472,6 +472,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="stop after so many")
     parser.add_argument("--kernels", nargs="+", help="default: all of the device")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary there")
+    parser.add_argument("--commit", metavar="SHA", help="to record; default: ask git, here")
     args = parser.parse_args()
     device = args.device or ("cuda" if dlattn.info().gpu else "cpu")
     arrays = NumPyArrays() if device == "cpu" else TorchArrays()
@@ -481,7 +482,8 @@ def main() -> int:
     summary = run(arrays, kernels, args.seed, args.count, args.seconds)
     report(summary)
     if args.json:
-        args.json.write_text(json.dumps(summary.to_json(), indent=1, allow_nan=False) + "\n")
+        document = {**describe(device, args.commit), **summary.to_json()}
+        args.json.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
     if summary.failures:
         print(f"again: python {sys.argv[0]} --device {device} --seed <seed> --count 1")
         return 1

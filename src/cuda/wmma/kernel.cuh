@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
                         min(m0 + kBlockM, seq.seqlen_q) - 1, kBlockN);
 
   const Stages<kShape.num_warps, kShape.handover> stages(ptx::smem_address(smem) + kMap.mbarriers);
-  SpeculativeSoftmax<kRowTiles> softmax;
+  SpeculativeSoftmax<kRowTiles, kHeadDim <= 64> softmax;
   float acc_o[kRowTiles][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];  // unless Q is read from shared memory
 

@@ -79,12 +79,12 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
     const int n0 = tiles.tile(i / 2) * kBlockN;
     if (i / 2 < tiles.count) {
       const std::int64_t stride = is_v ? params.v_row_stride : params.k_row_stride;
-      GroupCopy::template ragged<kBlockN>(slot, (is_v ? seq.v : seq.k) + n0 * stride, stride,
-                                          seq.seqlen_k - n0, is_v ? head_dim_v : head_dim);
+      GroupCopy::template edge<kBlockN>(slot, (is_v ? seq.v : seq.k) + n0 * stride, stride,
+                                        seq.seqlen_k - n0, is_v ? head_dim_v : head_dim);
     }
     ptx::cp_async_commit();
   };
-  TileCopy<T, kHeadDim, kNumThreads>::template ragged<kBlockM>(
+  TileCopy<T, kHeadDim, kNumThreads>::template edge<kBlockM>(
       sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride, seq.seqlen_q - m0, head_dim);
   for_each_slice(
       [&](auto i) { start_copy(i, std::integral_constant<bool, i % 2 == 1>{}, slots + i * kSlot); },
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
   const tile::OutputRows<T> result(params, work);
   const float* sink = params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr;
 
-  SpeculativeSoftmax<kRowTiles> softmax;
+  SpeculativeSoftmax<kRowTiles, false> softmax;
   float acc_o[kRowTiles][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];
   ptx::cp_async_wait<kSlots - 1>();
