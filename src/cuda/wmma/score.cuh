@@ -40,14 +40,16 @@ struct RunSlots {
     return slots + ((slot * kPieces + i) * kThreads + threadIdx.x) * kPiece;
   }
 
-  // By copies of kCopyBytes, which the run is aligned to; or zeros if it does not exist.
+  // By copies of kCopyBytes, which the run is aligned to; or zeros if it does not exist. Where the
+  // copies of a sector of 32 bytes are several, L1 spares L2 the second.
   template <int kCopyBytes>
   __device__ __forceinline__ static void copy(unsigned char* slots, int slot, const Element* from,
                                               bool exists) {
 #pragma unroll
     for (int at = 0; at < kBytes; at += kCopyBytes) {
-      ptx::cp_async<kCopyBytes>(piece(slots, slot, at / kPiece) + at % kPiece,
-                                reinterpret_cast<const unsigned char*>(from) + at, exists);
+      ptx::cp_async<kCopyBytes, kCopyBytes == 16 && kPieces == 1>(
+          piece(slots, slot, at / kPiece) + at % kPiece,
+          reinterpret_cast<const unsigned char*>(from) + at, exists);
     }
   }
 
