@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   const Terms terms(params, shape, work, lane_row, seq.seqlen_q, lane_idx, smem + kMap.total);
   const float scale_log2 = terms.scale_log2();
 
-  SpeculativeSoftmax<kRowTiles, false> softmax;
+  SpeculativeSoftmax<kRowTiles> softmax;
   float acc_o[kRowTiles][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];  // unless Q is read from shared memory
 

@@ -27,11 +27,7 @@ constexpr float kMaxSum<__nv_bfloat16> = 0x1p60f;
 // made again from the scores, which are still in registers. So no probability exceeds kMaxSum,
 // which T and fp32 sums do not mind; the reference cancels in out and lse, and the result is the
 // plain softmax's. Scores here are raw products q.k; `scale` is softmax_scale * log2(e).
-//
-// kAnticipate: after a slice that outgrew a reference, the next one's maximum is worked out first,
-// until references hold again, so that no data cost much more than the plain softmax. It costs a
-// register and a branch, which the smaller shapes have to spare.
-template <int kRowTiles, bool kAnticipate>
+template <int kRowTiles>
 struct SpeculativeSoftmax {
   // -reference of a row that has seen nothing: with it any finite score is too large, and -inf
   // gives 0.
@@ -39,7 +35,6 @@ struct SpeculativeSoftmax {
 
   float neg_reference[kRowTiles][2];
   float row_sum[kRowTiles][2];  // this lane's part
-  bool rising = false;          // the last slice outgrew a reference
 
   __device__ __forceinline__ SpeculativeSoftmax() {
 #pragma unroll
@@ -50,51 +45,44 @@ struct SpeculativeSoftmax {
   }
 
   // The probabilities of keys kFirst .. kFirst + kKeys - 1 of the tile, added to the sums, as the
-  // operands of products with V. All lanes call it.
+  // operands of products with V. All lanes call it. Whether a row had outgrown its reference.
   template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups>
-  __device__ __forceinline__ void probabilities(const float (&acc_s)[kRowTiles][kGroups][4],
+  __device__ __forceinline__ bool probabilities(const float (&acc_s)[kRowTiles][kGroups][4],
                                                 float scale,
                                                 std::uint32_t (&rP)[kRowTiles][kKeys / 16][4],
                                                 float (&acc_o)[kRowTiles][kOutGroups][4]) {
     float sums[kRowTiles][2];
+    exponentiate<T, kFirst, kKeys>(acc_s, scale, rP, sums);
     bool outgrown = false;
-    if (!kAnticipate || !rising) {
-      exponentiate<T, kFirst, kKeys>(acc_s, scale, rP, sums);
 #pragma unroll
-      for (int m = 0; m < kRowTiles; ++m)
-        outgrown |= sums[m][0] > kMaxSum<T> || sums[m][1] > kMaxSum<T>;
-    }
-    if (__any_sync(tile::kFullMask, outgrown) || (kAnticipate && rising)) {
-      rising = false;
-      raise<kFirst, kKeys>(acc_s, scale, acc_o, [&](int m, int h, float row_max) {
-        if constexpr (kAnticipate) {
-          const bool raised = exceeds(m, h, row_max, scale);
-          rising |= raised;
-          return raised;
-        } else {
-          return tile::reduce_max<4>(sums[m][h]) > kMaxSum<T>;
-        }
+    for (int m = 0; m < kRowTiles; ++m)
+      outgrown |= sums[m][0] > kMaxSum<T> || sums[m][1] > kMaxSum<T>;
+    outgrown = __any_sync(tile::kFullMask, outgrown);
+    if (outgrown) {
+      raise<kFirst, kKeys>(acc_s, scale, acc_o, [&](int m, int h, float) {
+        return tile::reduce_max<4>(sums[m][h]) > kMaxSum<T>;
       });
-      if constexpr (kAnticipate) rising = __any_sync(tile::kFullMask, rising);
       exponentiate<T, kFirst, kKeys>(acc_s, scale, rP, sums);
     }
     add(sums);
+    return outgrown;
   }
 
   // The same where rows are likely to outgrow their references: those are raised beforehand.
   template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups>
-  __device__ __forceinline__ void first_probabilities(const float (&acc_s)[kRowTiles][kGroups][4],
+  __device__ __forceinline__ bool first_probabilities(const float (&acc_s)[kRowTiles][kGroups][4],
                                                       float scale,
                                                       std::uint32_t (&rP)[kRowTiles][kKeys / 16][4],
                                                       float (&acc_o)[kRowTiles][kOutGroups][4]) {
-    raise_references<kFirst, kKeys>(acc_s, scale, acc_o);
+    const bool raised = raise_references<kFirst, kKeys>(acc_s, scale, acc_o);
     safe_probabilities<T, kFirst, kKeys>(acc_s, scale, rP);
+    return raised;
   }
 
   // Raises references to the maxima where a score exceeds them by more than kSlack. All lanes call
-  // it.
+  // it. Whether one was raised.
   template <int kFirst, int kKeys, int kGroups, int kOutGroups>
-  __device__ __forceinline__ void raise_references(const float (&acc_s)[kRowTiles][kGroups][4],
+  __device__ __forceinline__ bool raise_references(const float (&acc_s)[kRowTiles][kGroups][4],
                                                    float scale,
                                                    float (&acc_o)[kRowTiles][kOutGroups][4]) {
     bool outgrown = false;
@@ -104,11 +92,13 @@ struct SpeculativeSoftmax {
       for (int h = 0; h < 2; ++h)
         outgrown |= exceeds(m, h, lane_max<kFirst, kKeys>(acc_s[m], h), scale);
     }
-    if (__any_sync(tile::kFullMask, outgrown)) {
+    outgrown = __any_sync(tile::kFullMask, outgrown);
+    if (outgrown) {
       raise<kFirst, kKeys>(acc_s, scale, acc_o, [&](int m, int h, float row_max) {
         return exceeds(m, h, row_max, scale);
       });
     }
+    return outgrown;
   }
 
   // The same before anything has been accumulated. All lanes call it.

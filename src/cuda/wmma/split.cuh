@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
   const tile::OutputRows<T> result(params, work);
   const float* sink = params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr;
 
-  SpeculativeSoftmax<kRowTiles, false> softmax;
+  SpeculativeSoftmax<kRowTiles> softmax;
   float acc_o[kRowTiles][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];
   ptx::cp_async_wait<kSlots - 1>();
