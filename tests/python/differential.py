@@ -358,6 +358,8 @@ class Run:
         """At least the magnitude of the largest score: what float32 rounds."""
         scale = self.problem.options["softmax_scale"] or q.shape[-1] ** -0.5
         size = scale * self.arrays.longest(q) * self.arrays.longest(k)
+        # A tanh near 0 made of exponentials has an error relative to 1, times the cap.
+        size = max(size, self.problem.options["softcap"])
         if "bias" in self.special:
             size += self.arrays.magnitude(self.special["bias"])
         if "alibi_slopes" in self.special:

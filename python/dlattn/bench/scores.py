@@ -1,9 +1,11 @@
 """What the data does to a softmax whose reference is seldom raised: `wmma`'s, src/cuda/wmma.
 
 That softmax takes a row's probabilities relative to a reference, the row's maximum as it was when
-last raised, and makes those of a tile again where a lane's sum of them exceeds 2^12. How often that
-happens depends on the scores alone. So queries and keys are made here whose scores have statistics
-as models produce them, and the rate is counted by following the rule over the scores in float32.
+last raised, and makes those of a tile again where a lane's sum of them exceeds 2^15 (2^60 in
+bfloat16). Up to head_dim 64, warps that raised a reference work the maximum of the next tile out
+first, until a tile raises none. How often that happens depends on the scores alone. So queries and
+keys are made here whose scores have statistics as models produce them, and the rates are counted by
+following the rule over the scores in float32.
 
 Statistics, in natural logits after scaling. Noise is that of normal q and k, of deviation about 1:
 
@@ -36,7 +38,7 @@ from dlattn.bench.session import Entrant
 
 Tensor = Any
 
-MAX_SUM = 4096.0  # of a lane's probabilities, beyond which they are made again
+MAX_SUM = {"float16": 2.0**15, "bfloat16": 2.0**60}  # of a lane's probabilities
 SLACK = 8.0  # of an edge tile's scores over the reference, in powers of 2
 _TILE = 64  # keys in which the drifts are told
 _LANES = 4  # that share a row: lane l has columns 2 l and 2 l + 1 of every 8
@@ -177,6 +179,8 @@ class Walk:
     warp_rows: int  # that vote together
     slices: int  # of a tile of the long loop, from its first keys on, each with a vote
     edge_keys: int  # of an edge tile that are worked on at a time, from its last keys on
+    anticipates: bool = False  # works the maximum out first while tiles raise references
+    max_sum: float = MAX_SUM["float16"]
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,7 @@ class Rates:
     """How often the rule was broken, over warps, tiles and slices."""
 
     redone: float  # probabilities made again, of the long loop's
+    max_first: float  # made after the maximum was worked out, of the long loop's
     raised_on_edges: float  # references raised, of edge tiles
     long_tiles: float  # the long loop's share of all tiles
 
@@ -191,7 +196,15 @@ class Rates:
 def walk_of(plan: Any) -> Walk:
     """The walk that a plan of `wmma` (wide, narrow, ahead) stands for: src/cuda/wmma/traits.h."""
     rows = plan.block_m // plan.num_warps
-    return Walk(plan.block_m, plan.block_n, rows, slices=1 if rows == 32 else 2, edge_keys=32)
+    return Walk(
+        plan.block_m,
+        plan.block_n,
+        rows,
+        slices=1 if rows == 32 else 2,
+        edge_keys=32,
+        anticipates=plan.head_dim_tile <= 64,
+        max_sum=MAX_SUM[plan.dtype],
+    )
 
 
 def facts_of(problem: Problem, kernel: Any) -> dict[str, float]:
@@ -204,7 +217,11 @@ def facts_of(problem: Problem, kernel: Any) -> dict[str, float]:
     if plan.kernel != "wmma" or plan.variant not in ("wide", "narrow", "ahead"):
         return {}
     rates = follow(walk_of(plan), _some_scores(problem.q, problem.k), problem.case.causal)
-    return {"redone": rates.redone, "raised on edges": rates.raised_on_edges}
+    return {
+        "redone": rates.redone,
+        "maximum first": rates.max_first,
+        "raised on edges": rates.raised_on_edges,
+    }
 
 
 def _some_scores(q: Tensor, k: Tensor) -> Tensor:
@@ -219,7 +236,8 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
 
     As SpeculativeSoftmax does: on edge tiles a row whose maximum exceeds its reference by more than
     SLACK gets the maximum as its reference, a row that has seen nothing always; on the others a row
-    of which a lane's sum exceeds MAX_SUM does, and its warp makes the slice's probabilities again.
+    of which a lane's sum exceeds max_sum does, and its warp makes the slice's probabilities again.
+    If the walk anticipates, the next tile of a warp that raised a reference goes like an edge tile.
     Warps pass over the slices of edge tiles that they do not see. As many queries as keys.
     """
     torch = tensors.torch_module()
@@ -238,40 +256,54 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
     pad = -num_keys % walk.block_n
     scores = torch.nn.functional.pad(scores, (0, pad), value=-math.inf)
     reference = torch.full((heads, num_rows), -math.inf, device=scores.device)
-    counts = dict.fromkeys(("redone", "long", "raised", "edge"), 0.0)
+    rising = torch.zeros((heads, num_rows), dtype=torch.bool, device=scores.device)
+    counts = dict.fromkeys(("redone", "first", "long", "raised", "edge"), 0.0)
     for n in range(int(end.max()) - 1, -1, -1):
         for edge in (True, False):
             inside = (n < end) & ((n >= full_end) if edge else (n < full_end))
             if not bool(inside.any()):
                 continue
+            raised = torch.zeros_like(rising)
             width = walk.edge_keys if edge else walk.block_n // walk.slices
             slices = range(n * walk.block_n, (n + 1) * walk.block_n, width)
             for first_key in reversed(slices) if edge else slices:
                 part = scores[:, :, first_key : first_key + width]
                 top = part.amax(2)
-                if edge:
-                    outgrown = top > reference + SLACK
-                else:
+                outgrown = top > reference + SLACK
+                if not edge:
                     weights = torch.exp2(part - reference[..., None])
                     by_lane = weights.view(heads, num_rows, width // 8, _LANES, 2).sum((2, 4))
-                    outgrown = by_lane.amax(2) > MAX_SUM
+                    outgrown = torch.where(rising, outgrown, by_lane.amax(2) > walk.max_sum)
                 outgrown &= inside
                 reference = torch.where(outgrown, top, reference)
-                voted = _warps(outgrown, walk.warp_rows)
-                counts["raised" if edge else "redone"] += float(voted.sum())
+                raised |= outgrown
                 seen = inside & (top > -math.inf) if edge else inside.expand(heads, -1)
-                voting = _warps(seen, walk.warp_rows)
-                counts["edge" if edge else "long"] += float(voting.sum())
+                counts["edge" if edge else "long"] += _warps(seen, walk.warp_rows)
+                if edge:
+                    counts["raised"] += _warps(outgrown, walk.warp_rows)
+                else:
+                    counts["redone"] += _warps(outgrown & ~rising, walk.warp_rows)
+                    counts["first"] += _warps(inside & rising, walk.warp_rows)
+            if walk.anticipates and not edge:
+                rising = torch.where(inside, _by_warp(raised, walk.warp_rows), rising)
     both = counts["edge"] + counts["long"]
     return Rates(
         counts["redone"] / max(1.0, counts["long"]),
+        counts["first"] / max(1.0, counts["long"]),
         counts["raised"] / max(1.0, counts["edge"]),
         counts["long"] / max(1.0, both),
     )
 
 
-def _warps(of_rows: Tensor, warp_rows: int) -> Tensor:
-    """Whether it holds for any row of a warp: (heads, warps)."""
+def _by_warp(of_rows: Tensor, warp_rows: int) -> Tensor:
+    """For each row, (heads, rows), whether it holds for any row of its warp."""
     torch = tensors.torch_module()
-    padded = torch.nn.functional.pad(of_rows.float(), (0, -of_rows.shape[1] % warp_rows))
-    return padded.view(of_rows.shape[0], -1, warp_rows).amax(2)
+    num_rows = of_rows.shape[1]
+    padded = torch.nn.functional.pad(of_rows.float(), (0, -num_rows % warp_rows))
+    by_warp = padded.view(of_rows.shape[0], -1, warp_rows).amax(2) > 0
+    return by_warp.repeat_interleave(warp_rows, 1)[:, :num_rows]
+
+
+def _warps(of_rows: Tensor, warp_rows: int) -> float:
+    """For how many warps it holds in any row."""
+    return float(_by_warp(of_rows, warp_rows)[:, ::warp_rows].sum())

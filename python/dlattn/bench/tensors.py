@@ -147,10 +147,9 @@ def samples(batch_size: int, num_heads: int, seqlen_q: int, seqlen_k: int) -> It
 class Expected:
     """The right values of some rows, and how far off a correct result may be there.
 
-    That is twice the error of a plain computation in the same dtype. But a plain computation may
-    be exact by luck where one key outweighs the others, as it is where that key's probability is 1
-    before it is normalised: its error counts as one rounding of the largest probability times v at
-    least.
+    That is twice the error of a plain computation in the same dtype, but no less than what rounding
+    once the largest probability times v, and once the result, may amount to: where one key
+    outweighs the others a plain computation may be exact by luck.
     """
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, options: Options) -> None:
@@ -167,8 +166,8 @@ class Expected:
             terms: list[float] = []
             exact, _ = attention(*part, rows=rows, terms=terms, **chosen)
             plain, _ = attention(*part, rows=rows, plain=True, **chosen)
-            rounding = ROUNDING[dtype] * max(terms, default=0.0)
-            bound = 2 * max(largest(plain.double() - exact), rounding)
+            rounding = ROUNDING[dtype] * (max(terms, default=0.0) + largest(exact))
+            bound = max(2 * largest(plain.double() - exact), rounding)
             bound += ABSOLUTE_TERM[dtype] * max(1.0, largest(exact))
             self._parts.append(((batch, heads, rows), exact, bound))
 
