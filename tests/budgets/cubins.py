@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +120,7 @@ def _parsed_name(match: re.Match[str]) -> str:
     return kernel_name(family, _TYPES[element], tile, name or "")
 
 
-def _installed_library() -> Path | None:
+def installed_library() -> Path | None:
     spec = importlib.util.find_spec("dlattn")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         for library in sorted(Path(folder).rglob("libdlattn.so*")):
@@ -128,20 +128,25 @@ def _installed_library() -> Path | None:
     return None
 
 
-def _compile(folder: Path) -> list[Path]:
-    """The instances as sm_89 cubins."""
+def compile_instances(
+    folder: Path, arch: str = SM_89, wanted: Container[tuple[str, str, int]] | None = None
+) -> list[Path]:
+    """The instances, or those wanted of them, as cubins of an architecture."""
     nvcc = tool("nvcc")
     template = (ROOT / "src/cuda/instance.cu.in").read_text()
     sources = {}
     for family, dtype, tile in instances():
+        if wanted is not None and (family, dtype, tile) not in wanted:
+            continue
         source = folder / f"{kernel_name(family, dtype, tile)}.cu"
         text = template.replace("@DLATTN_FAMILY@", family).replace("@DLATTN_TILE@", str(tile))
         source.write_text(text.replace("@DLATTN_DTYPE@", _ENUMS[dtype]))
         sources[source] = source.with_suffix(".cubin")
-    sources[ROOT / "src/cuda/merge/merge.cu"] = folder / "merge.cubin"
+    if wanted is None:
+        sources[ROOT / "src/cuda/merge/merge.cu"] = folder / "merge.cubin"
 
     def build(source: Path) -> None:
-        flags = ["-std=c++17", "--expt-relaxed-constexpr", f"-arch={SM_89}", "-cubin"]
+        flags = ["-std=c++17", "--expt-relaxed-constexpr", f"-arch={arch}", "-cubin"]
         includes = [f"-I{ROOT / 'src'}", f"-I{ROOT / 'src/include'}"]
         subprocess.run(
             [nvcc, *flags, *includes, "-o", str(sources[source]), str(source)], check=True
@@ -161,7 +166,8 @@ class Kernels:
     source: str  # where they come from
 
 
-def _usage(binary: Path) -> Iterator[tuple[str, str, Usage]]:
+def usage_of_symbols(binary: Path) -> Iterator[tuple[str, str, Usage]]:
+    """(mangled name, architecture, what it needs) of each kernel of a library or cubin."""
     arch = name = ""
     for line in _run(tool("cuobjdump"), "--dump-resource-usage", str(binary)).splitlines():
         # A fat binary names the architecture; a bare cubin leaves it to its file's maker.
@@ -169,25 +175,20 @@ def _usage(binary: Path) -> Iterator[tuple[str, str, Usage]]:
             arch = match[1]
         elif match := re.search(r"Function (\w+):", line):
             name = match[1]
-        elif (match := _USAGE.search(line)) and (kernel := _KERNEL.fullmatch(name)):
-            registers, stack, shared, local = map(int, match.groups())
-            yield (
-                _parsed_name(kernel),
-                arch or SM_89,
-                Usage(registers, stack, shared, local),
-            )
+        elif match := _USAGE.search(line):
+            yield name, arch or SM_89, Usage(*map(int, match.groups()))
 
 
-def _code(binary: Path) -> Iterator[tuple[str, str]]:
-    name, lines = "", []
-    options = [] if binary.suffix == ".cubin" else ["-arch", SM_89]
+def listings(binary: Path, arch: str = SM_89) -> Iterator[tuple[str, str]]:
+    """(mangled name, machine code as text) of each kernel of a library or cubin."""
+    name = ""
+    lines: list[str] = []
+    options = [] if binary.suffix == ".cubin" else ["-arch", arch]
     for line in _run(tool("cuobjdump"), "-sass", *options, str(binary)).splitlines():
         if match := re.search(r"Function : (\w+)", line):
             if name:
                 yield name, "\n".join(lines)
-            kernel = _KERNEL.fullmatch(match[1])
-            name = _parsed_name(kernel) if kernel else ""
-            lines = []
+            name, lines = match[1], []
         else:
             lines.append(line)
     if name:
@@ -197,10 +198,13 @@ def _code(binary: Path) -> Iterator[tuple[str, str]]:
 def _read(binaries: list[Path], source: str) -> Kernels:
     kernels = Kernels({}, {}, source)
     for binary in binaries:
-        for name, arch, usage in _usage(binary):
-            kernels.usage.setdefault(name, {})[arch] = usage
+        for symbol, arch, usage in usage_of_symbols(binary):
+            if match := _KERNEL.fullmatch(symbol):
+                kernels.usage.setdefault(_parsed_name(match), {})[arch] = usage
         if any(SM_89 in archs for archs in kernels.usage.values()):
-            kernels.code.update(_code(binary))
+            for symbol, code in listings(binary):
+                if match := _KERNEL.fullmatch(symbol):
+                    kernels.code[_parsed_name(match)] = code
     return kernels
 
 
@@ -211,13 +215,13 @@ def load() -> Kernels:
         if not library.exists():
             raise FileNotFoundError(f"DLATTN_BUILD_DIR: there is no {library}")
         return _read([library], str(library))
-    installed = _installed_library()
+    installed = installed_library()
     if installed:
         kernels = _read([installed], str(installed))
         if any(SM_89 in archs for archs in kernels.usage.values()):
             return kernels
     with tempfile.TemporaryDirectory() as temporary:
-        return _read(_compile(Path(temporary)), "compiled for sm_89 by nvcc")
+        return _read(compile_instances(Path(temporary)), "compiled for sm_89 by nvcc")
 
 
 def dynamic_smem() -> dict[str, int]:
@@ -249,7 +253,7 @@ def dynamic_smem() -> dict[str, int]:
 
 def cuda_version() -> str:
     """Of the compiler that made the kernels: the installed package's, else that of nvcc."""
-    if not os.environ.get("DLATTN_BUILD_DIR") and _installed_library():
+    if not os.environ.get("DLATTN_BUILD_DIR") and installed_library():
         import dlattn
 
         if dlattn.info().cuda:

@@ -79,12 +79,12 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
     const int n0 = tiles.tile(i / 2) * kBlockN;
     if (i / 2 < tiles.count) {
       const std::int64_t stride = is_v ? params.v_row_stride : params.k_row_stride;
-      GroupCopy::template ragged<kBlockN>(slot, (is_v ? seq.v : seq.k) + n0 * stride, stride,
-                                          seq.seqlen_k - n0, is_v ? head_dim_v : head_dim);
+      GroupCopy::template edge<kBlockN>(slot, (is_v ? seq.v : seq.k) + n0 * stride, stride,
+                                        seq.seqlen_k - n0, is_v ? head_dim_v : head_dim);
     }
     ptx::cp_async_commit();
   };
-  TileCopy<T, kHeadDim, kNumThreads>::template ragged<kBlockM>(
+  TileCopy<T, kHeadDim, kNumThreads>::template edge<kBlockM>(
       sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride, seq.seqlen_q - m0, head_dim);
   for_each_slice(
       [&](auto i) { start_copy(i, std::integral_constant<bool, i % 2 == 1>{}, slots + i * kSlot); },

@@ -1,0 +1,140 @@
+"""Predict the wmma kernels' speed on Ada GPUs from their machine code.
+
+python benchmarks/ada_model.py                                  # compiles what it needs, prints
+DLATTN_BUILD_DIR=build python benchmarks/ada_model.py           # reads a build's libdlattn.so
+python benchmarks/ada_model.py --json benchmarks/results/model/ada.json
+
+Needs cuobjdump and nvdisasm (CUDA toolkit or PyPI), a C++ compiler, and nvcc for architectures that
+the library has no code for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from sass_model import calibrate, kernels, report
+from sass_model.devices import DEVICES, Device
+from sass_model.predict import Pace, Problem, pace, predict
+from sass_model.simulate import Run, simulate
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+ADA = [d for d in DEVICES.values() if d.arch == "sm_89"]
+
+
+def problems() -> list[Problem]:
+    """The mission shape, small grids, and the sweep's shapes at 512 and 4096 tokens."""
+    found = []
+    for causal in (False, True):
+        found += [Problem(1, 8, 512, 64, causal), Problem(2, 8, 2048, 64, causal)]
+        for head_dim in (64, 128, 256):
+            for seqlen in (512, 4096):
+                found.append(Problem(16384 // seqlen, 2048 // head_dim, seqlen, head_dim, causal))
+    return found
+
+
+def rows_of(
+    found: list[kernels.Kernel], paces: dict[tuple[str, str], Pace], devices: list[Device]
+) -> list[report.Row]:
+    """Every variant for every problem."""
+    asked = [(device, problem) for device in devices for problem in problems()]
+    planned = kernels.planned_variants([(d, p.shape, p.causal) for d, p in asked])
+    rows = []
+    for (device, problem), variant in zip(asked, planned, strict=True):
+        for kernel in found:
+            fast = kernel.shape.name != "general"  # which serves what the others lack
+            if fast and kernel.shape.head_dim == problem.head_dim:
+                prediction = predict(kernel, paces[device.name, kernel.name], device, problem)
+                rows.append((device, problem, kernel, prediction, kernel.shape.name == variant))
+    return rows
+
+
+def in_clocks(device: Device) -> Device:
+    """What matters to a multiprocessor alone: L4 and L40S are the same then."""
+    return replace(
+        device, name="", num_sms=0, clock_hz=0.0, dram_bytes_per_second=0.0, l2_bytes=0, source=""
+    )
+
+
+def paces_of(
+    found: list[kernels.Kernel], devices: list[Device]
+) -> tuple[dict[tuple[str, str], Pace], dict[tuple[str, str], Run]]:
+    """The clocks of every kernel's pieces, and its long loop where warps take turns."""
+    done: dict[tuple[Device, str], tuple[Pace, Run]] = {}
+    paces, turns = {}, {}
+    for device in devices:
+        for kernel in found:
+            key = in_clocks(device), kernel.name
+            if key not in done:
+                own = pace(kernel, device)
+                loop, shape = kernel.paths.main, kernel.shape
+                meeting = shape.num_warps // shape.key_groups
+                turn = simulate(
+                    loop, device, own.resident, shape.num_warps, meeting=meeting, take_turns=True
+                )
+                done[key] = own, turn
+            paces[device.name, kernel.name], turns[device.name, kernel.name] = done[key]
+    return paces, turns
+
+
+def about() -> dict[str, Any]:
+    """Where the figures come from."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    sha = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    nvcc = subprocess.run(
+        [kernels.cubins.tool("nvcc"), "--version"], capture_output=True, text=True
+    ).stdout
+    release = re.search(r"release ([\d.]+)", nvcc)
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "git": sha,
+        "nvcc": release[1] if release else None,
+        "made_by": "benchmarks/ada_model.py: a model, no measurement",
+    }
+
+
+def main() -> int:
+    """Print the tables; write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", type=Path, help="libdlattn.so; else DLATTN_BUILD_DIR's")
+    parser.add_argument("--tiles", type=int, nargs="+", help="head_dim tiles; all by default")
+    parser.add_argument("--json", type=Path, help="write everything there")
+    parser.add_argument("--published", type=Path, help="folder of listings, see calibrate.py")
+    args = parser.parse_args()
+
+    measured_on = DEVICES[calibrate.MEASURED_ON]
+    ada = kernels.load("sm_89", args.library, args.tiles)
+    hopper = kernels.load(measured_on.arch, args.library, args.tiles)
+    paces, turns = paces_of(ada, ADA)
+    hopper_paces = {k.name: pace(k, measured_on) for k in hopper}
+    cases = []
+    for name in ("h200-sweep.json", "h200-seed.json"):
+        cases += calibrate.measured_cases(RESULTS / name)
+    comparisons = calibrate.compare(cases, hopper, hopper_paces)
+    published = calibrate.compare_published(args.published) if args.published else []
+    rows = rows_of(ada, paces, ADA)
+
+    print(report.counts_table(ada))
+    print("\n" + report.loops_table(ada, paces, turns, ADA))
+    print("\n" + report.predictions_table(rows))
+    print("\n" + report.calibration_text(comparisons))
+    if published:
+        print("\n" + report.published_table(published))
+    if args.json:
+        paces |= {(measured_on.name, name): p for name, p in hopper_paces.items()}
+        document = report.document([*ada, *hopper], paces, rows, comparisons, published, about())
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+"""Fetches the machine code of the wmma kernels, with the tile shapes that the plan reads."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from sass_model.devices import SUB_PARTITIONS, Device
+from sass_model.sass import WARP_LANES, Paths, count, find_paths, parse
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "budgets"))
+import cubins  # noqa: E402
+
+_SYMBOL = re.compile(
+    r"_ZN6dlattn4wmma\d+(?:(split|general)_)?kernelI6__halfLi(\d+)E(?:Li(\d+)E)?E\w*"
+)
+_CORE = ("types", "validate", "registry", "plan", "wmma_plan")
+_REGISTERS_PER_SM = 65536
+_RESERVED_SMEM = 1024  # bytes per block that CUDA takes for itself
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tile shape of traits.h."""
+
+    head_dim: int  # tile
+    variant: int
+    name: str  # "wide", ...
+    block_m: int
+    block_n: int
+    num_warps: int
+    smem_bytes: int
+    key_groups: int = 1  # that a block's warps form, each with tiles of keys of its own
+
+    @property
+    def rows_per_warp(self) -> int:
+        """Query rows."""
+        return self.block_m * self.key_groups // self.num_warps
+
+    @property
+    def products_per_warp(self) -> int:
+        """HMMA that Q·Kᵀ and P·V of a tile take per warp."""
+        return 2 * self.rows_per_warp * self.block_n * self.head_dim // (16 * 8 * 16)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One instance on one architecture."""
+
+    shape: Shape
+    arch: str
+    registers: int
+    listing: str
+
+    @property
+    def name(self) -> str:
+        """As "128 wide"."""
+        return f"{self.shape.head_dim} {self.shape.name}"
+
+    @cached_property
+    def paths(self) -> Paths:
+        """The pieces of the code. Raises ValueError if the long loop is not what the tile asks."""
+        paths = find_paths(parse(self.listing))
+        found, expected = count(paths.main, "HMMA"), self.shape.products_per_warp
+        if found != expected:
+            raise ValueError(
+                f"{self.name}, {self.arch}: the long loop has {found} HMMA, its tile {expected}"
+            )
+        return paths
+
+    def blocks_per_sm(self, device: Device) -> int:
+        """How many blocks registers, shared memory and warps leave room for."""
+        warps = self.shape.num_warps
+        registers = -(-self.registers // 8) * 8 * WARP_LANES
+        per_sub_partition = _REGISTERS_PER_SM // SUB_PARTITIONS // registers
+        return min(
+            per_sub_partition * SUB_PARTITIONS // warps,
+            device.smem_per_sm // (self.shape.smem_bytes + _RESERVED_SMEM),
+            device.max_warps_per_sm // warps,
+        )
+
+
+def _run_cpp(text: str, *sources: Path, headers: dict[str, str] | None = None) -> str:
+    """Compiles a small host program and returns what it prints."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if not compiler:
+        raise cubins.NoTools("no C++ compiler is installed")
+    with tempfile.TemporaryDirectory() as folder:
+        source, program = Path(folder) / "main.cpp", Path(folder) / "main"
+        source.write_text(text)
+        for name, content in (headers or {}).items():
+            (Path(folder) / name).write_text(content)
+        includes = [
+            f"-I{folder}",
+            f"-I{ROOT / 'src'}",
+            f"-I{ROOT / 'src/include'}",
+            "-DDLATTN_STATIC",
+        ]
+        files = [str(source), *map(str, sources)]
+        subprocess.run([compiler, "-std=c++17", *includes, "-o", str(program), *files], check=True)
+        return subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout
+
+
+def tile_shapes() -> dict[tuple[int, str], Shape]:
+    """The shapes of every instance, by head_dim tile and variant, from traits.h itself."""
+    tiles = sorted({tile for family, _, tile in cubins.instances() if family == "wmma"})
+    text = f"""
+        #include "cuda/wmma/traits.h"
+        #include <cstdio>
+        #include <initializer_list>
+        using namespace dlattn::wmma;
+        int main() {{
+          for (int tile : {{{", ".join(map(str, tiles))}}})
+            for (int v = 0; v < kNumVariants; ++v) {{
+              if (!has_variant(tile, v)) continue;
+              const auto c = tile_config(tile, v);
+              std::printf("%d %d %s %d %d %d %d %d\\n", tile, v, kVariantNames[v], c.block_m,
+                          c.block_n, c.num_warps, c.smem_bytes,
+                          v == kSplit ? split_shape(tile).key_groups : 1);
+            }}
+        }}"""
+    shapes = {}
+    for line in _run_cpp(text).splitlines():
+        tile, variant, name, *rest = line.split()
+        shapes[int(tile), name] = Shape(int(tile), int(variant), name, *map(int, rest))
+    return shapes
+
+
+def planned_variants(
+    problems: list[tuple[Device, tuple[int, int, int, int], bool]],
+) -> list[str]:
+    """The variants that the plan takes for (batch, heads, seqlen, head_dim) on devices, by name.
+
+    The bool: whether causal.
+    """
+    cases = []
+    for device, (batch, heads, seqlen, head_dim), causal in problems:
+        cases.append(
+            f"show({device.arch[3:-1]}, {device.arch[-1]}, {device.num_sms}, {device.smem_per_sm}, "
+            f"{device.l2_bytes}, {batch}, {heads}, {seqlen}, {head_dim}, {int(causal)});"
+        )
+    text = f"""
+        #include "core/plan.h"
+        #include <cstdio>
+        using namespace dlattn;
+        void show(int major, int minor, int sms, int smem, int l2, int batch, int heads, int seqlen,
+                  int dim, int causal) {{
+          AttentionParams p;
+          p.dtype = DType::kFloat16;
+          p.batch_size = batch, p.num_heads = p.num_heads_kv = heads;
+          p.seqlen_q = p.seqlen_k = seqlen, p.head_dim = p.head_dim_v = dim;
+          p.q_row_stride = p.k_row_stride = p.v_row_stride = p.out_row_stride = dim;
+          p.q_head_stride = p.k_head_stride = p.v_head_stride = p.out_head_stride = seqlen * dim;
+          p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = p.out_batch_stride =
+              std::int64_t{{heads}} * seqlen * dim;
+          if (causal) p.window_right = 0;
+          DeviceInfo d;
+          d.type = DeviceType::kCuda;
+          d.compute_major = major, d.compute_minor = minor, d.num_sms = sms;
+          d.smem_per_sm = smem, d.max_smem_per_block = smem - {_RESERVED_SMEM}, d.l2_bytes = l2;
+          p.device.type = DeviceType::kCuda;
+          Options options;
+          options.kernel = Kernel::kWmma;
+          std::puts(core::make_plan(p, d, options).variant_name);
+        }}
+        int main() {{
+          {" ".join(cases)}
+        }}"""
+    enums = {"float16": "kFloat16", "bfloat16": "kBFloat16", "float32": "kFloat32"}
+    instances = "".join(
+        f"DLATTN_INSTANCE(k{''.join(w.capitalize() for w in family.split('_'))}, "
+        f"{enums[dtype]}, {tile})\n"
+        for family, dtype, tile in cubins.instances()
+    )
+    sources = [ROOT / f"src/core/{name}.cpp" for name in _CORE]
+    sources.append(ROOT / "tests/simt/plan_only.cpp")
+    return _run_cpp(text, *sources, headers={"instances.inc": instances}).split()
+
+
+def _kernels_of(binary: Path, arch: str, shapes: dict[tuple[int, str], Shape]) -> Iterator[Kernel]:
+    bare = binary.suffix == ".cubin"
+    usage = {
+        symbol: use
+        for symbol, its_arch, use in cubins.usage_of_symbols(binary)
+        if bare or its_arch == arch
+    }
+    if not usage:
+        return
+    for symbol, listing in cubins.listings(binary, arch):
+        if match := _SYMBOL.fullmatch(symbol):
+            kind, tile, variant = match.groups()
+            names = {s.variant: s.name for s in shapes.values()}
+            shape = shapes[int(tile), kind or names[int(variant)]]
+            yield Kernel(shape, arch, usage[symbol].registers, listing)
+
+
+def load(arch: str, library: Path | None = None, tiles: list[int] | None = None) -> list[Kernel]:
+    """The float16 instances for an architecture.
+
+    From a library if it has code for it (where none is given, DLATTN_BUILD_DIR's or the installed
+    package's), else compiled here. Raises cubins.NoTools where neither can be had.
+    """
+    shapes = tile_shapes()
+    if library is None:
+        build = os.environ.get("DLATTN_BUILD_DIR")
+        library = Path(build) / "libdlattn.so" if build else cubins.installed_library()
+    found = list(_kernels_of(library, arch, shapes)) if library else []
+    if not found:
+        wanted = {("wmma", "float16", t) for t in tiles or {tile for tile, _ in shapes}}
+        with tempfile.TemporaryDirectory() as folder:
+            for cubin in cubins.compile_instances(Path(folder), arch, wanted):
+                found += _kernels_of(cubin, arch, shapes)
+    order = sorted(found, key=lambda k: (k.shape.head_dim, k.shape.variant))
+    return [k for k in order if tiles is None or k.shape.head_dim in tiles]

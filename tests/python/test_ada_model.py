@@ -1,0 +1,300 @@
+"""The model of the wmma kernels' speed: its reader of machine code, its rates, its arithmetic."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from sass_model import kernels, sass
+from sass_model.devices import DEVICES, use_of
+from sass_model.predict import Pace, Problem, _Walk, blocks_of
+from sass_model.simulate import Run, once, simulate
+
+L4 = DEVICES["L4"]
+
+
+def listing(*lines: str | tuple[str, dict[str, int]]) -> str:
+    """As cuobjdump prints it: each line is an instruction and, if wanted, its control word."""
+    text = []
+    for index, line in enumerate(lines):
+        code, control = line if isinstance(line, tuple) else (line, {})
+        bits = control.get("stall", 1) | control.get("write", 7) << 5
+        bits |= control.get("read", 7) << 8 | control.get("wait", 0) << 11
+        text.append(f"        /*{index * 16:04x}*/    {code} ;    /* 0x{index:016x} */")
+        text.append(f"                                /* 0x{bits << 41 | index:016x} */")
+    return "\n".join(text)
+
+
+# An outer loop (0x30 to 0x150) over a long loop (0x50 to 0xd0) with a seldom block (0x90, 0xa0),
+# then an edge tile with a mask (0x100, 0x110) that it may skip.
+NESTED = listing(
+    "S2R R0, SR_TID.X",
+    "@!P1 EXIT",
+    "LDGSTS.E.BYPASS.128 [R5], [R8.64]",
+    "ISETP.GE.AND P0, PT, R1, R2, PT",
+    "@P0 BRA 0xe0",
+    ("HMMA.16816.F32 R16, R4, R8, R16", {"stall": 8}),
+    "LDGSTS.E.BYPASS.128 [R5], [R8.64]",
+    ("VOTE.ANY P0, P0", {"stall": 4}),
+    "@!P0 BRA 0xb0",
+    "FMUL R20, R20, R3",
+    "FMUL R21, R21, R3",
+    "HMMA.16816.F32 R20, R4, R10, R20",
+    "ISETP.GT.AND P0, PT, R1, R2, PT",
+    "@!P0 BRA P1, 0x50",
+    "HMMA.16816.F32 R16, R4, R8, R16",
+    "@P3 BRA 0x120",
+    "FSEL R16, R16, -INF , P0",
+    "FSEL R17, R17, -INF , P0",
+    "HMMA.16816.F32 R20, R4, R10, R20",
+    "ISETP.GT.AND P0, PT, R1, R2, PT",
+    "@!P0 CALL.REL.NOINC 0x160",
+    "BRA 0x30",
+    "FMUL R16, R16, R3",
+    "STG.E.128 [R2.64], R16",
+    "@P0 BRA 0x160",
+    "EXIT",
+    "BRA 0x1a0",
+)
+
+
+def addresses(code: list[sass.Instruction]) -> list[int]:
+    return [i.address for i in code]
+
+
+def test_instructions_are_read() -> None:
+    first, second, third = sass.parse(
+        listing(
+            ("@!P0 LDSM.16.MT88.4 R124, [R146+UR4+0x8000]", {"stall": 3, "write": 1}),
+            ("MUFU.EX2 R5, R6", {"wait": 0b100010, "read": 4}),
+            "@!PT LDS RZ, [RZ]",
+        )
+    )
+    assert (first.predicate, first.name, first.opcode) == ("@!P0", "LDSM", "LDSM.16.MT88.4")
+    assert (first.stall, first.write_scoreboard, first.read_scoreboard) == (3, 1, None)
+    assert first.bytes_per_lane == 16
+    assert second.waits == (1, 5)
+    assert second.read_scoreboard == 4
+    assert third.never_runs and not first.never_runs
+
+
+@pytest.mark.parametrize(
+    ("code", "size"),
+    [
+        ("LDGSTS.E.BYPASS.128 [R5], [R8.64]", 16),
+        ("LDGSTS.E.64 [R5], [R8.64]", 8),
+        ("LDS R4, [R5]", 4),
+        ("STG.E.U16 [R2.64], R4", 2),
+        ("LDSM.16.M88.2 R4, [R5]", 8),
+    ],
+)
+def test_bytes_of_an_access(code: str, size: int) -> None:
+    assert sass.parse(listing(code))[0].bytes_per_lane == size
+
+
+def test_registers_of_a_product() -> None:
+    product, other = sass.parse(
+        listing("HMMA.16816.F32 R16, R4.reuse, R8, RZ", "FFMA R1, R16, c[0x0][0x328], R10")
+    )
+    assert set(product.registers) == {*range(16, 20), *range(4, 8), 8, 9}
+    assert set(other.registers) == {1, 16, 10}
+
+
+def test_branches() -> None:
+    code = sass.parse(NESTED)
+    by_address = {i.address: i for i in code}
+    assert by_address[0xD0].target == 0x50 and by_address[0xD0].falls_through
+    assert by_address[0x140].target == 0x160 and by_address[0x140].falls_through
+    assert by_address[0x150].target == 0x30 and not by_address[0x150].falls_through
+    assert by_address[0x10].target is None and by_address[0x10].falls_through
+    assert not by_address[0x190].falls_through
+
+
+def test_half_an_encoding_is_an_error() -> None:
+    text = listing("HMMA.16816.F32 R16, R4, R8, R16").splitlines()[0]
+    with pytest.raises(ValueError, match="second half of the encoding"):
+        sass.parse(text)
+
+
+def test_paths() -> None:
+    paths = sass.find_paths(sass.parse(NESTED))
+    # Without the seldom block; with both products and the copy.
+    assert addresses(paths.main) == [0x50, 0x60, 0x70, 0x80, 0xB0, 0xC0, 0xD0]
+    # Without the long loop; with the mask.
+    assert addresses(paths.edge) == [0x30, 0x40, *range(0xE0, 0x160, 0x10)]
+    assert addresses(paths.prologue) == [0x00, 0x10, 0x20]
+    assert addresses(paths.epilogue) == [0x160, 0x170, 0x180, 0x190]
+    assert addresses(paths.epilogue_loop) == [0x160, 0x170, 0x180]
+    assert paths.counts()["HMMA"] == 2
+
+
+def test_no_products_no_loop() -> None:
+    with pytest.raises(ValueError, match="no loop has a tensor core instruction"):
+        sass.find_paths(sass.parse(listing("FADD R1, R2, R3", "@P0 BRA 0x0", "EXIT")))
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [("L4", 121.0), ("L40S", 366.5), ("RTX 4090", 165.2), ("RTX 5090", 209.5), ("H200", 640.0)],
+)
+def test_peaks_are_those_of_the_documents(name: str, tflops: float) -> None:
+    assert DEVICES[name].peak_flops / 1e12 == pytest.approx(tflops, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("code", "pipe", "clocks"),
+    [
+        ("HMMA.16816.F32 R16, R4, R8, R16", "tensor", 16),
+        ("MUFU.EX2 R5, R6", "mufu", 8),
+        ("FFMA R1, R2, R3, R4", "fma", 1),
+        ("IMAD.MOV.U32 R1, RZ, RZ, R2", "fma", 2),
+        ("F2FP.F16.F32.PACK_AB R1, R2, R3", "alu", 2),
+        ("LDSM.16.M88.4 R4, [R8]", "memory", 4),
+        ("LDGSTS.E.BYPASS.128 [R5], [R8.64]", "memory", 4),
+        ("@!PT LDS RZ, [RZ]", "", 0),
+        ("BRA 0x0", "", 0),
+    ],
+)
+def test_pipes(code: str, pipe: str, clocks: float) -> None:
+    use = use_of(sass.parse(listing(code))[0], L4)
+    assert (use.pipe, use.clocks) == (pipe, clocks)
+
+
+def products(count: int) -> list[str]:
+    return [f"HMMA.16816.F32 R{16 + 4 * (i % 16)}, R4, R8, RZ" for i in range(count)]
+
+
+def test_products_take_turns_on_the_tensor_core() -> None:
+    code = sass.parse(listing(*products(16)))
+    for blocks in (1, 2, 3):
+        run = simulate(code, L4, blocks, 4)
+        assert run.clocks_per_pass == pytest.approx(16 * 16 * blocks, rel=0.02)
+        assert run.busy["tensor"] == pytest.approx(1, rel=0.02)
+    slower = simulate(code, DEVICES["RTX 4090"], 1, 4)
+    assert slower.clocks_per_pass == pytest.approx(32 * 16, rel=0.02)
+
+
+def test_a_dependent_product_waits() -> None:
+    chain = ["HMMA.16816.F32 R16, R4, R8, R16"] * 8
+    run = simulate(sass.parse(listing(*chain)), L4, 1, 4)
+    assert run.clocks_per_pass == pytest.approx(8 * L4.hmma_latency, rel=0.02)
+
+
+def softmax_and_products() -> list[sass.Instruction]:
+    chain = [("MUFU.EX2 R5, R5", {"write": 0, "wait": 1, "stall": 2})] * 10
+    return sass.parse(listing(*chain, *products(12)))
+
+
+def test_one_warps_softmax_hides_behind_anothers_products() -> None:
+    code = softmax_and_products()
+    alone = simulate(code, L4, 1, 4)
+    together = simulate(code, L4, 2, 4)
+    assert alone.busy["tensor"] < 0.6
+    assert together.busy["tensor"] > 1.5 * alone.busy["tensor"]
+
+
+def test_barriers_hold_warps_back() -> None:
+    """Two warps on a scheduler that cannot drift apart do not hide each other's softmax."""
+    free = softmax_and_products()
+    barrier = sass.parse(listing("BAR.SYNC.DEFER_BLOCKING 0x0"))
+    apart = simulate(free, L4, 1, 8).busy["tensor"]
+    assert simulate(barrier + free, L4, 1, 8).busy["tensor"] < apart - 0.1
+
+
+def test_copies_are_waited_for() -> None:
+    copies = sass.parse(
+        listing(
+            "LDGSTS.E.BYPASS.128 [R5], [R8.64]",
+            ("LDGDEPBAR", {"write": 0}),
+            ("DEPBAR.LE SB0, 0x0", {"stall": 4}),
+            "BAR.SYNC.DEFER_BLOCKING 0x0",
+        )
+    )
+    assert once(copies, L4, 4) > L4.memory_latency
+    outstanding = [replace(i, operands=i.operands.replace("0x0", "0x1")) for i in copies]
+    assert once(outstanding[:3] * 2, L4, 4) < 3 * L4.memory_latency
+
+
+def make_shape(block_m: int, block_n: int) -> kernels.Shape:
+    return kernels.Shape(64, 0, "wide", block_m, block_n, 4, 49152)
+
+
+def test_products_of_a_tile() -> None:
+    assert make_shape(128, 64).products_per_warp == 2 * (2 * 8 * 4)
+    assert make_shape(64, 32).products_per_warp == 2 * (1 * 4 * 4)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("seqlen", "heads"), [(512, 8), (500, 3), (64, 20)])
+def test_blocks_see_every_tile(seqlen: int, heads: int, causal: bool) -> None:
+    shape = make_shape(128, 64)
+    blocks = list(blocks_of(Problem(1, heads, seqlen, 64, causal), shape))
+    assert len(blocks) == -(-seqlen // 128) * heads
+    expected = 0
+    for m0 in range(0, seqlen, 128):
+        last = min(m0 + 127, seqlen - 1) if causal else seqlen - 1
+        expected += heads * (last // 64 + 1)
+    assert sum(edge + main for edge, main in blocks) == expected
+    assert all(edge >= 1 for edge, _ in blocks)
+    if causal:
+        assert blocks[0] == max(blocks, key=sum)  # longest first
+
+
+def paces(*clocks: float) -> Pace:
+    runs = tuple(Run(c, {"tensor": 0.5}) for c in clocks)
+    return Pace(main=runs, edge=runs, start=100.0, end=50.0)
+
+
+def walk(pace: Pace, sms: int, blocks: list[tuple[int, int]]) -> float:
+    return _Walk(pace, replace(L4, num_sms=sms), iter(blocks)).clocks()
+
+
+def test_waves() -> None:
+    one_at_a_time = paces(10.0)
+    block = (1, 9)
+    assert walk(one_at_a_time, 4, [block] * 4) == pytest.approx(250)
+    assert walk(one_at_a_time, 4, [block] * 5) == pytest.approx(500)
+    two_at_a_time = paces(10.0, 16.0)
+    # Five blocks on four: one SM has two, at the pace of two.
+    assert walk(two_at_a_time, 4, [block] * 5) == pytest.approx(310)
+    # A block that is left alone goes on at the pace of one.
+    assert walk(two_at_a_time, 1, [(1, 9), (1, 19)]) == pytest.approx(100 + 160 + 100 + 50)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Iterator[list[kernels.Kernel]]:
+    try:
+        yield kernels.load("sm_89")
+    except kernels.cubins.NoTools as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.mark.slow
+def test_every_long_loop_is_found(compiled: list[kernels.Kernel]) -> None:
+    """Its products are those of the tile, its copies those of K and V."""
+    assert {(k.shape.head_dim, k.shape.name) for k in compiled} == set(kernels.tile_shapes())
+    for kernel in compiled:
+        shape, paths = kernel.shape, kernel.paths
+        assert sass.count(paths.main, "HMMA") == shape.products_per_warp, kernel.name
+        copied = 2 * shape.block_n * shape.head_dim * 2 * shape.key_groups
+        if shape.name != "general":  # which copies bias and mask as well
+            assert sass.copied_bytes(paths.main) * shape.num_warps == copied, kernel.name
+        exponentials = shape.rows_per_warp * shape.block_n // 32
+        assert sass.count(paths.main, "MUFU") >= exponentials, kernel.name
+        assert sass.count(paths.edge, "HMMA") == shape.products_per_warp, kernel.name
+        assert any(i.name == "STG" for i in paths.epilogue), kernel.name
+        assert kernel.blocks_per_sm(L4) >= 1, kernel.name
+
+
+@pytest.mark.slow
+def test_the_plan_is_asked(compiled: list[kernels.Kernel]) -> None:
+    names = {k.shape.name for k in compiled}
+    problem = (4, 16, 4096, 128)
+    problems = [(L4, problem, False), (DEVICES["H200"], problem, True)]
+    assert set(kernels.planned_variants(problems)) <= names
