@@ -124,6 +124,7 @@ def main() -> int:
 
     print(report.counts_table(ada))
     print("\n" + report.loops_table(ada, paces, turns, ADA))
+    print("\n" + report.summary_table(rows))
     print("\n" + report.predictions_table(rows))
     print("\n" + report.calibration_text(comparisons))
     if published:
