@@ -34,26 +34,29 @@ SECTIONS = (
 TOKENS, CHANNELS, SEQLEN = 16384, 2048, 4096
 WARMUP = 3  # calls before the one that is profiled, to load code and to warm the L2
 
-# What is kept of some hundred metrics, under a name of its own or the metric's.
+# What is kept of some hundred metrics, and under which name.
 PICKED = (
     (r"gpu__time_duration\.sum", "duration"),
+    (r"sm__pipe_tensor_cycles_active\.avg\.pct_of_peak_sustained_active", "tensor pipe active %"),
+    (r"sm__pipe_tensor_op_hmma_cycles_active\.avg\.pct_of_peak_sustained_active", "HMMA active %"),
+    (r"sm(?:sp)?__issue_active\.avg\.pct(?:_of_peak_sustained_active)?", "issue slots busy %"),
+    (r"sm__inst_executed_pipe_(\w+)\.(?:avg|sum)\.pct_of_peak_sustained_active", "issued to {} %"),
+    (r"sm__throughput\.avg\.pct_of_peak_sustained_elapsed", "SM throughput %"),
     (r"launch__registers_per_thread", "registers per thread"),
     (r"launch__shared_mem_per_block_dynamic", "dynamic shared memory per block"),
     (r"launch__grid_size", "blocks"),
     (r"launch__block_size", "threads per block"),
     (r"launch__occupancy_limit_(\w+)", "blocks per SM by {}"),
     (r"sm__warps_active\.avg\.pct_of_peak_sustained_active", "warps active %"),
-    (r"sm(?:sp)?__issue_active\.avg\.pct(?:_of_peak_sustained_active)?", "issue slots busy %"),
     (
-        r"sm__(?:inst_executed_)?pipe_(\w*tensor\w*?)(?:_cycles_active)?\.\w+"
-        r"\.pct_of_peak_sustained_(?:active|elapsed)",
-        None,
+        r"l1tex__data_pipe_lsu_wavefronts_mem_shared(_op_ld|_op_st)?\.sum"
+        r"\.pct_of_peak_sustained_elapsed",
+        "shared memory wavefronts{} %",
     ),
-    (r"sm__inst_executed_pipe_(\w+)\.\w+\.pct_of_peak_sustained_active", "pipe {} %"),
-    (r"sm__throughput\.avg\.pct_of_peak_sustained_elapsed", "SM throughput %"),
-    (r"l1tex__data_pipe\w*_mem_shared\w*\.\w+(?:\.\w+)?", None),
-    (r"l1tex__data_bank_conflicts\w*_mem_shared\w*\.sum", None),
-    (r"l1tex__data_bank_(?:reads|writes)\.\w+\.pct\w*", None),
+    (
+        r"l1tex__data_bank_conflicts_pipe_lsu_mem_shared(_op_ld|_op_st|_op_ldgsts)?\.sum",
+        "bank conflicts{}",
+    ),
     (r"lts__t_sector_hit_rate\.pct", "L2 hit rate %"),
     (r"dram__throughput\.avg\.pct_of_peak_sustained_elapsed", "DRAM throughput %"),
     (r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio", "stall {}"),
@@ -140,8 +143,9 @@ def pick(metrics: dict[str, tuple[str, str]]) -> dict[str, Any]:
             number = _number(value)
             if match is None or number is None:
                 continue
-            label = metric if name is None else name.format(*match.groups())
-            found.append((label, number, unit))
+            words = ((group or "").replace("_op_", " ") for group in match.groups())
+            if not (name.startswith("issued") and number == 0):
+                found.append((name.format(*words), number, unit))
         if "stall" in pattern:
             found.sort(key=lambda entry: -entry[1])
         for label, number, unit in found:

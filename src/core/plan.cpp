@@ -34,16 +34,22 @@ std::int64_t larger_head_dim(const AttentionParams& p) {
   return p.head_dim > p.head_dim_v ? p.head_dim : p.head_dim_v;
 }
 
-TileConfig tile_config(Kernel kernel, DType dtype, int head_dim_tile, int variant) {
+TileConfig tile_config(Kernel kernel, const AttentionParams& p, int head_dim_tile, int variant) {
   switch (kernel) {
     case Kernel::kWmmaQk:
       return wmma_qk::tile_config(head_dim_tile);
-    case Kernel::kWmma:
-      return wmma::tile_config(head_dim_tile, variant);
+    case Kernel::kWmma: {
+      TileConfig config = wmma::tile_config(head_dim_tile, variant);
+      if (variant == wmma::kGeneral) {
+        const int bias_bytes = p.bias ? static_cast<int>(size_of(p.bias_dtype)) : 0;
+        config.smem_bytes = wmma::general_smem_bytes(head_dim_tile, p.mask != nullptr, bias_bytes);
+      }
+      return config;
+    }
     case Kernel::kWmmaSmem:
       return wmma_smem::tile_config(head_dim_tile);
     default:
-      return scalar::tile_config(static_cast<int>(size_of(dtype)), head_dim_tile);
+      return scalar::tile_config(static_cast<int>(size_of(p.dtype)), head_dim_tile);
   }
 }
 
@@ -147,7 +153,7 @@ std::string launch_refusal(Kernel kernel, const AttentionParams& p, const Device
                            const Options& options) {
   const int tile = head_dim_tile(kernel, p.dtype, larger_head_dim(p));
   const TileConfig config =
-      tile_config(kernel, p.dtype, tile, choose_variant(kernel, p, device, options));
+      tile_config(kernel, p, tile, choose_variant(kernel, p, device, options));
   if (config.smem_bytes > device.max_smem_per_block) {
     return concat(to_string(kernel), ": needs ", config.smem_bytes,
                   " bytes of shared memory per block; ", device.name, " has ",
@@ -223,7 +229,7 @@ Plan cuda_plan(Kernel kernel, const AttentionParams& p, int variant) {
   plan.head_dim_tile = head_dim_tile(kernel, p.dtype, larger_head_dim(p));
   plan.variant = variant;
   plan.variant_name = variants(kernel).count ? variants(kernel).names[variant] : "";
-  const TileConfig config = tile_config(kernel, p.dtype, plan.head_dim_tile, variant);
+  const TileConfig config = tile_config(kernel, p, plan.head_dim_tile, variant);
   plan.block_m = config.block_m;
   plan.block_n = config.block_n;
   plan.num_warps = config.num_warps;

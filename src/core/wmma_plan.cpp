@@ -1,7 +1,5 @@
 #include "core/wmma_plan.h"
 
-#include <sstream>
-
 #include "core/plan.h"
 #include "cuda/wmma/traits.h"
 
@@ -35,17 +33,15 @@ AttentionParams large_batch_of(const AttentionParams& p) {
 // Why the kernels without score terms, whose copies are of 16 bytes, do not serve a problem; empty
 // if they do.
 std::string fast_refusal(const AttentionParams& p) {
-  std::ostringstream why;
-  if (const char* feature = score_feature(p)) {
-    why << "does not implement " << feature;
-  } else if (p.head_dim % 8 != 0) {
-    why << "head_dim is " << p.head_dim << "; accepted: multiples of 8";
-  } else if (p.head_dim_v % 8 != 0) {
-    why << "head_dim of v is " << p.head_dim_v << "; accepted: multiples of 8";
-  } else if (copy_bytes(p) != 16) {
-    why << "rows of q, k and v are aligned to " << copy_bytes(p) << " bytes; accepted: 16";
-  }
-  return why.str();
+  const auto head_dim_text = [](const char* name, std::int64_t head_dim) {
+    return std::string(name) + " is " + std::to_string(head_dim) + "; accepted: multiples of 8";
+  };
+  if (const char* feature = score_feature(p)) return std::string("does not implement ") + feature;
+  if (p.head_dim % 8 != 0) return head_dim_text("head_dim", p.head_dim);
+  if (p.head_dim_v % 8 != 0) return head_dim_text("head_dim of v", p.head_dim_v);
+  const int bytes = copy_bytes(p);
+  if (bytes == 16) return {};
+  return "rows of q, k and v are aligned to " + std::to_string(bytes) + " bytes; accepted: 16";
 }
 
 }  // namespace

@@ -73,13 +73,13 @@ void allow_smem(int device, std::int64_t smem_bytes, const char* kernel_name) {
   allowed.fetch_or(bit, std::memory_order_relaxed);
 }
 
-// Enqueues `kernel`; never synchronises. `smem_bytes` must be the same in every launch of one
-// kernel.
-template <auto kernel, typename... Args>
+// Enqueues `kernel`; never synchronises. `smem_bytes` is at most kMaxSmem, or, without one, the
+// same in every launch of one kernel.
+template <auto kernel, int kMaxSmem = 0, typename... Args>
 void launch_kernel(const char* kernel_name, int device, std::int64_t num_blocks, int num_threads,
                    std::int64_t smem_bytes, void* stream, const Args&... args) {
   const DeviceGuard guard(device, kernel_name);
-  allow_smem<kernel>(device, smem_bytes, kernel_name);
+  allow_smem<kernel>(device, kMaxSmem ? kMaxSmem : smem_bytes, kernel_name);
   void* arguments[] = {const_cast<void*>(static_cast<const void*>(&args))...};
   check(cudaLaunchKernel(reinterpret_cast<const void*>(kernel),
                          dim3(static_cast<unsigned>(num_blocks)),

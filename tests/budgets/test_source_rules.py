@@ -34,7 +34,9 @@ HOST_ONLY = re.compile(
     r"^(?:cuda|cudart|curand|crt/|mma\.h|cub/|thrust/|Python\.h|nanobind|torch|ATen)"
 )
 # Plain C++ beside the kernels, which the plan reads.
-SHARED_WITH_KERNELS = re.compile(r"^cuda/(?:\w+/traits|tile/config|tile/launch_shape)\.h$")
+SHARED_WITH_KERNELS = re.compile(
+    r"^cuda/(?:\w+/(?:\w+_)?traits|tile/(?:config|divider|launch_shape))\.h$"
+)
 BUILT_INS = re.compile(r"\b(?:threadIdx|blockIdx|__global__|__device__|__shared__)\b")
 
 

@@ -97,7 +97,7 @@ void automatic_choice() {
                          : head_dim <= 192 ? 192
                                            : 256;
         CHECK_EQ(plan.head_dim_tile, tile);
-        CHECK_EQ(plan.smem_bytes, wmma::tile_config(tile, wmma::kGeneral).smem_bytes);
+        CHECK_EQ(plan.smem_bytes, wmma::general_smem_bytes(tile, false, 0));
       }
     }
     const Plan fp32 = dlattn::plan(problem(DType::kFloat32, 64), device);
@@ -313,6 +313,9 @@ void features() {
     }
     CHECK(dlattn::plan(p, device).kernel == Kernel::kWmma);
     CHECK_EQ(dlattn::plan(p, device).variant, wmma::kGeneral);
+    // Bias and mask pass through shared memory of their own.
+    CHECK_EQ(dlattn::plan(p, device).smem_bytes,
+             wmma::general_smem_bytes(64, p.mask != nullptr, p.bias ? 4 : 0));
   }
 }
 

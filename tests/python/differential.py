@@ -4,7 +4,7 @@
     python tests/python/differential.py --seed 1234 --count 1      # one problem again
 
 Problem i has the seed --seed + i, printed where it fails. The error may be twice that of a plain
-computation in the same dtype, which counts as at least one rounding of the probabilities and of the
+computation in the same dtype, which counts as at least one rounding of scores, probabilities and
 result; a call must also give the same bits twice and write nothing beside its result.
 """
 
@@ -24,6 +24,7 @@ import numpy as np
 from random_problems import Placed, Problem, draw
 
 import dlattn
+from dlattn.bench.environment import describe
 from dlattn.reference import (
     ABSOLUTE_TERM,
     attention_reference,
@@ -213,9 +214,8 @@ class Summary:
     failures: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """With the versions of what was run."""
+        """As JSON can hold it."""
         return {
-            "dlattn": dlattn.__version__,
             "device": self.device,
             "seeds": [self.first_seed, self.first_seed + self.problems],
             "problems": self.problems,
@@ -284,7 +284,32 @@ class Run:
         (out, lse), (again, lse_again) = results
         if not arrays.same(out, again) or (lse is not None and not arrays.same(lse, lse_again)):
             return math.inf, 0.0, "other bits the second time"
+        if problem.options["batch_invariant"] and "rows off 16 bytes" not in problem.features():
+            alone = self._first_alone(kernel)
+            if alone is not None and not arrays.same(alone, out[: alone.shape[0]]):
+                return math.inf, 0.0, "other bits alone than in a batch"
         return *self._errors(out, lse), ""
+
+    def _first_alone(self, kernel: str) -> Any:
+        """The first batch entry or sequence without the others; None if there are no others."""
+        arrays, problem = self.arrays, self.problem
+        special = dict(self.special)
+        for name in SPECIAL[:3]:
+            if name in special and special[name].ndim == (2 if name == "alibi_slopes" else 4):
+                special[name] = special[name][:1]
+        options = {**problem.options, **special, "kernel": kernel, "return_lse": False}
+        q, k, v = self.inputs
+        if not problem.varlen:
+            if q.shape[0] < 2:
+                return None
+            return dlattn.attention(q[:1], k[:1], v[:1], **options)
+        length_q, length_k = problem.lengths_q[0], problem.lengths_k[0]
+        starts = [arrays.ints([0, length]) for length in (length_q, length_k)]
+        longest = [problem.max_seqlen_q, problem.max_seqlen_k]
+        if problem.seqused_k:
+            options["seqused_k"] = arrays.ints(problem.seqused_k[:1])
+        inputs = (q[:length_q], k[:length_k], v[:length_k])
+        return dlattn.attention_varlen(*inputs, *starts, *longest, **options)
 
     def _call(self, out: Any) -> tuple[list[Any], dict[str, Any]]:
         arrays, problem = self.arrays, self.problem
@@ -304,7 +329,8 @@ class Run:
     def _expect(self) -> None:
         """Exact and plain results of every sequence, and the bounds over all of them."""
         arrays, problem = self.arrays, self.problem
-        options = {n: x for n, x in problem.options.items() if n != "return_lse"}
+        not_of_values = ("return_lse", "batch_invariant")
+        options = {n: x for n, x in problem.options.items() if n not in not_of_values}
         self._parts = []
         worst_out = worst_lse = most_out = most_lse = weighed = scores = 0.0
         for at, inputs, special in self._sequences():
@@ -320,7 +346,8 @@ class Run:
             weighed = max(weighed, arrays.magnitude(by_magnitude))
             scores = max(scores, self._score_size(q, k))
         dtype = problem.dtype
-        rounding = ROUNDING[dtype]
+        # Of probabilities and result, and of scores, whose error is the probabilities' own.
+        rounding = ROUNDING[dtype] + (0.0 if dtype == "float64" else 2.0**-23) * scores
         lse_dtype = "float32"  # of lse, even of a computation in float64
         self.bound_out = 2 * max(worst_out, rounding * weighed)
         self.bound_out += ABSOLUTE_TERM[dtype] * max(1.0, most_out)
@@ -445,6 +472,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="stop after so many")
     parser.add_argument("--kernels", nargs="+", help="default: all of the device")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary there")
+    parser.add_argument("--commit", metavar="SHA", help="to record; default: ask git, here")
     args = parser.parse_args()
     device = args.device or ("cuda" if dlattn.info().gpu else "cpu")
     arrays = NumPyArrays() if device == "cpu" else TorchArrays()
@@ -454,7 +482,8 @@ def main() -> int:
     summary = run(arrays, kernels, args.seed, args.count, args.seconds)
     report(summary)
     if args.json:
-        args.json.write_text(json.dumps(summary.to_json(), indent=1, allow_nan=False) + "\n")
+        document = {**describe(device, args.commit), **summary.to_json()}
+        args.json.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
     if summary.failures:
         print(f"again: python {sys.argv[0]} --device {device} --seed <seed> --count 1")
         return 1

@@ -70,6 +70,7 @@ class Problem:
             "softmax_scale": options["softmax_scale"] is not None,
             "softcap": options["softcap"] > 0,
             "lse": options["return_lse"],
+            "batch_invariant": options["batch_invariant"],
             "grouped heads": q[-2] != k[-2],
             "head_dim_v": q[-1] != v[-1],
             "varlen": self.varlen,
@@ -184,6 +185,7 @@ class Draw:
             "softmax_scale": rng.choice((0.03, 0.3, 1.0)) if self._some(0.5) else None,
             "softcap": rng.choice((0.5, 3.0, 30.0)) if self._some() else 0.0,
             "return_lse": rng.random() < 0.7,
+            "batch_invariant": rng.random() < 0.15,
         }
 
     def _values(self, name: str, sizes: tuple[int, ...]) -> np.ndarray:

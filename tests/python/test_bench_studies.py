@@ -147,6 +147,14 @@ def test_errors_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     assert expected.errors(broken)[1] == math.inf
 
 
+def test_a_rounding_of_the_largest_probability_is_no_error() -> None:
+    q, k, v = (torch.zeros(1, 1, 1, 8), torch.zeros(1, 1, 2, 8), torch.full((1, 1, 2, 8), 1.5))
+    q[..., 0] = k[..., 0, 0] = 4.0  # most of the weight, and v is the same for both keys
+    expected = tensors.Expected(q.half(), k.half(), v.half(), {})
+    exact, _ = tensors.attention(q, k, v)
+    assert expected.errors(exact + 1.5 * 2.0**-11)[1] < 1 < expected.errors(exact + 0.005)[1]
+
+
 def test_errors_of_packed_sequences() -> None:
     lengths = (5, 1, 9, 3)
     q, k, v = (normal(18, 4, 8, seed=i) for i in range(3))
@@ -322,13 +330,13 @@ def test_which_scores_break_the_rule() -> None:
     walk = scores.Walk(128, 64, 32, 1, 32)
 
     def redone(kind: str) -> float:
-        q, k, _ = scores.make(kind, Case((1, 2, 1024, 64), False, "float16"), "cpu")
+        q, k, _ = scores.make(kind, Case((1, 2, 512, 64), False, "float16"), "cpu")
         return scores.follow(walk, scores._some_scores(q, k), False).redone
 
     assert redone("noise") == 0
     assert redone("recent") == 0
     assert redone("adversarial") == 1
-    assert redone("sink") == pytest.approx(1 / 15, abs=0.01)  # the tile of key 0
+    assert redone("sink") == pytest.approx(1 / 7, abs=0.01)  # the tile of key 0
     assert redone("distant") > 0.3
 
 

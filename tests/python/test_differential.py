@@ -67,8 +67,8 @@ def test_what_is_drawn() -> None:
             features[name] = features.get(name, 0) + 1
     wanted = ("causal bottom-right", "causal top-left", "window", "softcap", "alibi_slopes", "bias",
               "mask", "sinks", "varlen", "varlen with an empty sequence", "seqused_k", "lse", "out",
-              "grouped heads", "head_dim_v", "rows off 16 bytes", "no keys",
-              "layout bhsd")  # fmt: skip
+              "grouped heads", "head_dim_v", "rows off 16 bytes", "no keys", "layout bhsd",
+              "batch_invariant")  # fmt: skip
     assert all(features.get(name, 0) >= 3 for name in wanted), features
 
 
@@ -158,6 +158,24 @@ def test_other_bits_the_second_time_fail(monkeypatch: pytest.MonkeyPatch) -> Non
         and not p.options["causal"] and "mask" not in p.tensors
     )  # fmt: skip
     assert Run(NumPyArrays(), problem).check("cpu")[2] == "other bits the second time"
+
+
+def test_other_bits_alone_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = dlattn.attention
+
+    def of_batch(*arguments: Any, **options: Any) -> Any:
+        result = attention(*arguments, **options)
+        out = result[0] if isinstance(result, tuple) else result
+        out *= np.float32(arguments[0].shape[0])
+        return result
+
+    monkeypatch.setattr(dlattn, "attention", of_batch)
+    troubles = set()
+    for seed in range(300):
+        problem = draw(seed, ("float32",), 1 << 12)
+        if problem.options["batch_invariant"] and not problem.varlen:
+            troubles.add(Run(NumPyArrays(), problem).check("cpu")[2])
+    assert "other bits alone than in a batch" in troubles
 
 
 def test_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

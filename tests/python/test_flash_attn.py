@@ -519,3 +519,37 @@ def test_packed_on_a_gpu(library):
         want = flash_reference(*part, causal=True)
         assert max_error(out[begin:end], want[0]) <= 4e-3
         assert max_error(lse[:, begin:end], want[1]) <= 4e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", [(130, 130), (90, 200), (200, 90), (300, 70)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_against_the_kernel_in_torch(causal, lengths):
+    """torch carries flash-attn's own kernel and host code: the same masks, to the last row."""
+    torch = pytest.importorskip("torch")
+    kernel = torch.ops.aten._flash_attention_forward
+    q, k, v = (torch.from_numpy(x).half().cuda() for x in arrays_of(2, *lengths, head_dim=64))
+    sizes = (None, None, q.shape[1], k.shape[1])
+    for left, right in [
+        (-1, -1),
+        (-1, 20),
+        (40, -1),
+        (0, -1),
+        (50, 20),
+        (70, 70),
+        (90, 0),
+        (-3, 5),
+    ]:
+        try:
+            want, want_lse, *_ = kernel(
+                *(q, k, v, *sizes, 0.0, causal, False),
+                window_size_left=left,
+                window_size_right=right,
+            )
+        except (RuntimeError, TypeError) as error:
+            pytest.skip(f"this torch has no such kernel: {error}")
+        out, lse, _ = flash_attn.flash_attn_func(
+            q, k, v, causal=causal, window_size=(left, right), return_attn_probs=True
+        )
+        assert max_error(out, to_float64(want)) <= 4e-3
+        assert max_error(lse, to_float64(want_lse)) <= 4e-3

@@ -13,13 +13,19 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
-TENSOR = "sm__inst_executed_pipe_tensor_op_hmma.avg.pct_of_peak_sustained_active"
+TENSOR = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
+SHARED = "l1tex__data_pipe_lsu_wavefronts_mem_shared{}.sum.pct_of_peak_sustained_elapsed"
 COLUMNS = (
     ("ID", "", "0"),
     ("Kernel Name", "", "kernel"),
     ("gpu__time_duration.sum", "us", "1,540.25"),
     ("launch__registers_per_thread", "register/thread", "255"),
     (TENSOR, "%", "61.5"),
+    (TENSOR.replace("avg", "max"), "%", "99"),
+    (SHARED.format(""), "%", "56"),
+    (SHARED.format("_op_ld"), "%", "55"),
+    ("sm__inst_executed_pipe_fma.sum.pct_of_peak_sustained_active", "%", "8"),
+    ("sm__inst_executed_pipe_tex.sum.pct_of_peak_sustained_active", "%", "0"),
     (STALL.format("wait"), "inst", "0.5"),
     (STALL.format("math_pipe_throttle"), "inst", "1.75"),
     ("launch__occupancy_limit_registers", "block", "many"),
@@ -54,7 +60,10 @@ def test_a_profile(ncu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     metrics = entry["metrics"]
     assert metrics["duration"] == {"value": 1540.25, "unit": "us"}
     assert metrics["registers per thread"]["value"] == 255
-    assert metrics[TENSOR]["value"] == 61.5
+    assert metrics["tensor pipe active %"]["value"] == 61.5
+    assert metrics["shared memory wavefronts %"]["value"] == 56
+    assert metrics["shared memory wavefronts ld %"]["value"] == 55
+    assert [name for name in metrics if name.startswith("issued")] == ["issued to fma %"]
     assert not any(name.startswith("blocks per SM") for name in metrics)  # no number
     stalls = [name for name in metrics if name.startswith("stall")]
     assert stalls == ["stall math_pipe_throttle", "stall wait"]  # the largest first

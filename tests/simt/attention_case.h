@@ -59,6 +59,8 @@ struct Case {
   Bias bias = Bias::kNone;
   bool mask = false;
   ScoreLayout score_layout = ScoreLayout::kRows;
+  // By how much scores rise from key to key towards the first, in the middle half of the keys.
+  double rise = 0.0;
   // Variable length, if any: seqlen_q and seqlen_k are the longest, batch_size the number of these.
   std::vector<int> seqlens_q = {}, seqlens_k = {}, seqused_k = {};
   // Of a random problem, which not every family serves.
@@ -119,6 +121,7 @@ inline std::string Case::name() const {
   static const char* const kScores[] = {"", " aligned", " one-row", " one-key", " columns"};
   out << kScores[static_cast<int>(score_layout)];
   if (varlen()) out << (seqused_k.empty() ? " varlen" : " varlen seqused");
+  if (rise != 0.0) out << " rising";
   if (seed) out << " seed " << *seed;
   return out.str();
 }
@@ -174,6 +177,23 @@ void allocate_scores(Tensor<T>* tensor, const Case& c, bool per_batch, bool per_
       {per_batch ? matrix * (per_head ? c.num_heads : 1) : 0, per_head ? matrix : 0, row, column});
 }
 
+// Of a problem of one batch entry and fixed length.
+template <typename T>
+void raise_scores(const Case& c, const Tensors<T>& t) {
+  constexpr float kQuery = 2.0f;
+  const double step = c.rise * std::sqrt(static_cast<double>(c.head_dim)) / kQuery;
+  for (int h = 0; h < c.num_heads; ++h) {
+    for (int i = 0; i < c.seqlen_q; ++i) t.q.at(0, i, h, 0) = static_cast<T>(kQuery);
+  }
+  for (int h = 0; h < c.num_heads_kv; ++h) {
+    for (int j = 0; j < c.seqlen_k; ++j) {
+      const int from = c.seqlen_k / 4, to = c.seqlen_k * 3 / 4;
+      t.k.at(0, j, h, 0) =
+          static_cast<T>(static_cast<float>(step * (to - std::clamp(j, from, to))));
+    }
+  }
+}
+
 template <typename T>
 Tensors<T> make_tensors(const Case& c) {
   Tensors<T> t;
@@ -192,6 +212,7 @@ Tensors<T> make_tensors(const Case& c) {
   t.q.fill(&random, 1.5, 0.25);
   t.k.fill(&random, 1.5, 0.25);
   t.v.fill(&random, 1.0, 0.5);
+  if (c.rise != 0.0) raise_scores(c, t);
   if (c.sinks) t.sinks.allocate({1, c.num_heads, 1, 1}, {0, 1, 0, 0});
   if (c.alibi) t.alibi.allocate({c.batch_size, c.num_heads, 1, 1}, {0, 1, 0, 0});
   if (c.bias == Bias::kOwnDType) allocate_scores(&t.bias, c, true, false);

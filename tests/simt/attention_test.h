@@ -114,6 +114,27 @@ Errors compare(const Case& c, const Tensors<T>& t) {
   return e;
 }
 
+// Sequence `b` of a batch or a pack as a problem of its own, at the same addresses.
+template <typename T>
+dlattn::AttentionParams alone(const Case& c, const dlattn::AttentionParams& all, int b) {
+  dlattn::AttentionParams p = all;
+  p.batch_size = 1, p.seqlen_q = c.rows_q(b), p.seqlen_k = c.rows_k(b);
+  p.cu_seqlens_q = p.cu_seqlens_k = p.seqused_k = nullptr;
+  const int entry = c.batch_index(b), start_q = c.start_q(b), start_k = c.start_k(b);
+  p.q = static_cast<const T*>(p.q) + entry * p.q_batch_stride + start_q * p.q_row_stride;
+  p.k = static_cast<const T*>(p.k) + entry * p.k_batch_stride + start_k * p.k_row_stride;
+  p.v = static_cast<const T*>(p.v) + entry * p.v_batch_stride + start_k * p.v_row_stride;
+  p.out = static_cast<T*>(p.out) + entry * p.out_batch_stride + start_q * p.out_row_stride;
+  if (p.lse) p.lse += entry * p.lse_batch_stride + start_q;
+  if (p.bias) {
+    const std::int64_t bytes = b * p.bias_batch_stride * dlattn::size_of(p.bias_dtype);
+    p.bias = static_cast<const char*>(p.bias) + bytes;
+  }
+  if (p.mask) p.mask += b * p.mask_batch_stride;
+  if (p.alibi_slopes) p.alibi_slopes += b * p.alibi_batch_stride;
+  return p;
+}
+
 // Runs cases and counts.
 class Tests {
  public:
@@ -143,18 +164,25 @@ class Tests {
     options.variant = variant;
     if (!dlattn::core::refusals(params, ada(), options).empty()) return;
     const dlattn::Plan plan = dlattn::core::make_plan(params, ada(), options);
-    const dlattn::LaunchShape shape = dlattn::make_launch_shape(params, plan);
     std::vector<unsigned char> first_out;
     std::string trouble;
     for (const Schedule schedule : schedules()) {
       t.out.poison(), t.lse.poison();
-      const Launch threads{dim3(static_cast<unsigned>(plan.grid)), dim3(plan.num_warps * 32),
-                           static_cast<std::size_t>(plan.smem_bytes), schedule};
-      if (plan.grid > 0) launch(threads, [&] { run_kernel(plan.head_dim_tile, params, shape); });
+      run_plan(params, plan, schedule, run_kernel);
       const std::vector<unsigned char> out = t.out.bytes();
       if (first_out.empty()) first_out = out;
       if (out != first_out) trouble = "out depends on the order of threads";
       if (!t.out.gaps_intact() || !t.lse.gaps_intact()) trouble = "a write outside out or lse";
+    }
+    if (!kThreadSanitizer && (c.batch_size > 1 || c.varlen())) {
+      const std::vector<unsigned char> lse = t.lse.bytes();
+      t.out.poison(), t.lse.poison();
+      for (int b = 0; b < c.batch_size; ++b) {
+        const dlattn::AttentionParams own = alone<T>(c, params, b);
+        run_plan(own, dlattn::core::make_plan(own, ada(), options), schedules()[0], run_kernel);
+      }
+      if (t.out.bytes() != first_out) trouble = "out depends on the other sequences";
+      if (t.lse.bytes() != lse) trouble = "lse depends on the other sequences";
     }
     report(name + ", copies of " + std::to_string(plan.copy_bytes), compare(c, t), kDType, trouble);
   }
@@ -177,6 +205,15 @@ class Tests {
   }
 
  private:
+  template <typename RunKernel>
+  static void run_plan(const dlattn::AttentionParams& params, const dlattn::Plan& plan,
+                       Schedule schedule, RunKernel run_kernel) {
+    const dlattn::LaunchShape shape = dlattn::make_launch_shape(params, plan);
+    const Launch threads{dim3(static_cast<unsigned>(plan.grid)), dim3(plan.num_warps * 32),
+                         static_cast<std::size_t>(plan.smem_bytes), schedule};
+    if (plan.grid > 0) launch(threads, [&] { run_kernel(plan.head_dim_tile, params, shape); });
+  }
+
   bool time_is_up() const {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count() >
            seconds_;

@@ -45,6 +45,14 @@ def summarise(lines: list[str]) -> dict[str, Any]:
     return summary
 
 
+def commit() -> str:
+    """Of the checkout that this file is in, with a word if it has changes."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    words = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty= with changes"]
+    done = subprocess.run([*git, *words], capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
 def main() -> int:
     """Exit code 1 if anything failed or a program ended in another way."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -56,7 +64,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1e6, help="for each program at most")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    document: dict[str, Any] = {"seeds": [args.seed, args.seed + args.count], "programs": {}}
+    document: dict[str, Any] = {
+        "commit": commit(),
+        "seeds": [args.seed, args.seed + args.count],
+        "programs": {},
+    }
     failed = False
     for test in args.tests:
         for variant in args.variants:

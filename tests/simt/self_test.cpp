@@ -216,6 +216,30 @@ void reverse_in_groups(Groups groups) {
   }
 }
 
+enum class Handover { kRight, kNoArrival, kNoWait, kTwice };
+
+// The first warp leaves numbers to the second and goes on with its own work, which never waits.
+void hand_over(Handover handover) {
+  std::vector<float> out(32, NAN);
+  for (simt::Schedule schedule = 0; schedule < 6; ++schedule) {
+    simt::launch(one_block(kThreads * sizeof(float), schedule), [&] {
+      const int i = threadIdx.x;
+      if (i < 32) {
+        smem()[i] = static_cast<float>(i);
+        if (handover != Handover::kNoArrival) ptx::barrier_arrive(1, kThreads);
+        if (handover == Handover::kTwice) ptx::barrier_arrive(1, kThreads);
+        smem()[32 + i] = 1.0f;
+      } else {
+        if (handover != Handover::kNoWait) ptx::barrier_sync(1, kThreads);
+        out[i - 32] = smem()[i - 32];
+      }
+    });
+    for (int i = 0; i < 32; ++i) {
+      if (out[i] != static_cast<float>(i)) fail("numbers handed over");
+    }
+  }
+}
+
 // Threads from kFirst on meet at a barrier of kCount.
 template <int kFirst, int kCount>
 void lone_barrier() {
@@ -443,10 +467,15 @@ const std::vector<Case> kCases = {
     {"groups with one barrier for all", [] { reverse_in_groups(Groups::kOneBarrier); },
      kTsan ? kRace : kWrong},
     {"groups without the barrier behind", [] { reverse_in_groups(Groups::kUneven); }, kRace, kTsan},
+    {"bar.arrive", [] { hand_over(Handover::kRight); }, nullptr},
+    {"bar.sync without bar.arrive", [] { hand_over(Handover::kNoArrival); }, "never reach"},
+    {"bar.arrive without bar.sync", [] { hand_over(Handover::kNoWait); },
+     kTsan ? kRace : "never opened"},
+    {"bar.arrive twice", [] { hand_over(Handover::kTwice); }, "never reach"},
     {"bar.sync of all", lone_barrier<0, 64>, nullptr},
     {"bar.sync that one warp does not reach", lone_barrier<32, 64>, "never reach"},
     {"bar.sync of a part of a warp", lone_barrier<48, 32>, "never reach"},
-    {"bar.sync of more than it asks for", lone_barrier<16, 32>, "more threads wait"},
+    {"bar.sync of more than it asks for", lone_barrier<16, 32>, "more threads meet"},
     {"bar.sync of no whole warps", lone_barrier<0, 48>, "not a number of warps"},
     {"bar.sync of different numbers", differing_barrier, "different numbers"},
     {"ring of mbarriers",

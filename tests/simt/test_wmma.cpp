@@ -55,6 +55,9 @@ std::vector<Case> cases() {
       // Masked tiles at both ends of a long walk.
       simt::with({70, 400, 64, kCausal, 2, 1}, [](Case& c) { c.window_left = 200; }),
   };
+  // Each tile's scores outgrow what the one before it has set as the rows' references, and do not.
+  for (const int head_dim : {64, 128, 256})
+    cases.push_back(simt::with({20, 600, head_dim, kFull}, [](Case& c) { c.rise = 1.0; }));
   for (const Case& c : simt::feature_cases(40)) cases.push_back(c);
   if (simt::kThreadSanitizer) return cases;
   const std::vector<Case> more = {

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dlattn.bench.report import Result, best_peer, ceiling_text, from_json
+from dlattn.bench.report import Result, best_peer, ceiling_text, from_json, summary_lines
 from dlattn.cli.text import duration, markdown_table, rate
+
+_MOST_ROWS = 12  # of a table that the README shows without being asked
 
 
 def figures_markdown(paths: Sequence[Path], root: Path) -> str:
@@ -25,8 +27,15 @@ def _section(path: Path, root: Path) -> str:
     plot = path.with_suffix(".png")
     if plot.is_file():
         parts.append(f"![{_where(document)}]({plot.relative_to(root).as_posix()})")
-    compared = any(result.baseline for result in results)
-    parts.append(_comparisons(results) if compared else _table(results))
+    if any(result.baseline for result in results):
+        tables, headline = _comparisons(results), ""
+    else:
+        tables, headline = _table(results), "\n".join(f"- {x}" for x in summary_lines(results))
+    rows = tables.count("\n") - 1
+    if rows > _MOST_ROWS:
+        parts += [headline, f"<details><summary>All {rows} rows</summary>", tables, "</details>"]
+    else:
+        parts.append(tables)
     parts += [_host_line(document), _small_print(document)]
     return "\n\n".join(part for part in parts if part)
 

@@ -50,8 +50,10 @@ def draw(document: dict[str, Any], path: Path) -> None:
     with pyplot.rc_context(style):
         if any(result.vs_baseline is not None for result in results):
             figure = _ratios(pyplot, results)
+        elif _is_sweep(results):
+            figure = _lines(pyplot, results, document["ceiling"].get("mma_sync_tflops"))
         else:
-            figure = _lines(pyplot, results) if _is_sweep(results) else _bars(pyplot, results)
+            figure = _bars(pyplot, results)
         figure.text(0.01, 0.99, _title(document), fontsize=13, fontweight="bold", va="top")
         figure.text(0.01, 0.01, _footnote(document), fontsize=7.5, color="#666666", va="bottom")
         try:
@@ -107,8 +109,8 @@ def _bars(pyplot: Any, results: Sequence[Result]) -> Any:
     return figure
 
 
-def _lines(pyplot: Any, results: Sequence[Result]) -> Any:
-    """A panel for each head_dim and mask: TFLOP/s over sequence length."""
+def _lines(pyplot: Any, results: Sequence[Result], ceiling: float | None) -> Any:
+    """A panel for each head_dim and mask: TFLOP/s over sequence length, and the ceiling if any."""
     panels = sorted({(r.case.sizes[3], r.case.causal) for r in results})
     colours = _colours(results)
     columns = min(2, len(panels))
@@ -132,6 +134,10 @@ def _lines(pyplot: Any, results: Sequence[Result]) -> Any:
                 markersize=4.5 if ours else 3,
                 linewidth=2.2 if ours else 1.3,
                 zorder=3 if ours else 2,
+            )
+        if ceiling is not None:
+            axis.axhline(
+                ceiling, color=_OURS[0], linewidth=1, linestyle=":", label="mma.sync ceiling"
             )
         lengths = sorted({r.case.sizes[2] for r in panel})
         axis.set_xscale("log", base=2)
@@ -175,8 +181,9 @@ def _ratios(pyplot: Any, results: Sequence[Result]) -> Any:
     axis.bar_label(bars, [f"{ratio:.2f}" for ratio in ratios], padding=4, fontsize=8)
     axis.axvline(1.0, color="#3d3d3d", linewidth=0.8)
     axis.set_yticks(places, names, fontsize=8)
-    axis.invert_yaxis()
+    axis.set_ylim(len(compared) - 0.4, -0.6)  # the first on top
     axis.set_xlim(0, max(ratios) * 1.1)
+    axis.set_xlabel("operations per second over the baseline's")
     axis.tick_params(axis="y", length=0)
     return figure
 

@@ -15,6 +15,9 @@ from dlattn.reference import ABSOLUTE_TERM
 
 OFFSET = 0.25  # a mean that is not zero, so that an indexing error cannot cancel out
 
+# Largest error, relative, of rounding to a dtype.
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+
 _SCORES_AT_A_TIME = 1 << 25
 _ALL_SCORES = 1 << 27  # problems with more scores than this are checked on a sample of rows
 _SAMPLE_ROWS = 256
@@ -56,11 +59,13 @@ def attention(
     mask: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    terms: list[float] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`out` and `lse` of the query rows `rows`; arguments mean what they mean to dlattn.
 
     q, k and v are (batch, heads, seqlen, dim). In float64; if `plain`, what a plain implementation
-    in q's dtype computes: scores and softmax in float32, probabilities and result rounded.
+    in q's dtype computes: scores and softmax in float32, probabilities and result rounded. `terms`
+    gets the largest magnitude of a probability times an element of v, for each block of rows.
     """
     torch = torch_module()
     compute = torch.float32 if plain and q.dtype != torch.float64 else torch.float64
@@ -100,14 +105,20 @@ def attention(
         if scores["mask"] is not None:
             seen &= scores["mask"][:, :, block]
         x = torch.where(seen, x, -math.inf)
-        out, lse = _softmax_times(x, v, sinks, q.dtype if plain else None)
+        probabilities, lse = _softmax(x, sinks)
+        if terms is not None and seqlen_k:
+            terms.append(largest(probabilities * v.abs().amax(3)[:, :, None, :]))
+        if plain:
+            out = (probabilities.to(q.dtype).to(compute) @ v).to(q.dtype).to(compute)
+        else:
+            out = probabilities @ v
         outs.append(out)
         lses.append(lse)
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
-def _softmax_times(x: Tensor, v: Tensor, sinks: Tensor | None, dtype: Any) -> tuple[Tensor, Tensor]:
-    """Softmax of the rows of `x`, times `v`; probabilities and result rounded to `dtype` if any."""
+def _softmax(x: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Softmax of the rows of `x`, and the log of its denominator."""
     torch = torch_module()
     one_each = (*x.shape[:3], 1)
     if sinks is None:
@@ -118,12 +129,7 @@ def _softmax_times(x: Tensor, v: Tensor, sinks: Tensor | None, dtype: Any) -> tu
     top = torch.where(top == -math.inf, 0, top)
     weights = torch.exp(x - top)
     total = weights.sum(3, keepdim=True) + torch.exp(sink - top)
-    lse = (top + torch.log(total))[..., 0]
-    probabilities = weights / torch.where(total == 0, 1, total)
-    if dtype is None:
-        return probabilities @ v, lse
-    out = probabilities.to(dtype).to(x.dtype) @ v
-    return out.to(dtype).to(x.dtype), lse
+    return weights / torch.where(total == 0, 1, total), (top + torch.log(total))[..., 0]
 
 
 def samples(batch_size: int, num_heads: int, seqlen_q: int, seqlen_k: int) -> Iterator[Any]:
@@ -139,7 +145,13 @@ def samples(batch_size: int, num_heads: int, seqlen_q: int, seqlen_k: int) -> It
 
 
 class Expected:
-    """The right values of some rows, and how far off a correct result may be there."""
+    """The right values of some rows, and how far off a correct result may be there.
+
+    That is twice the error of a plain computation in the same dtype. But a plain computation may
+    be exact by luck where one key outweighs the others, as it is where that key's probability is 1
+    before it is normalised: its error counts as one rounding of the largest probability times v at
+    least.
+    """
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, options: Options) -> None:
         """Compute them; q, k and v are (batch, heads, seqlen, dim)."""
@@ -152,9 +164,11 @@ class Expected:
                 heads_kv = slice(heads.start // group, heads.start // group + 1)
             part = (q[batch, heads], k[batch, heads_kv], v[batch, heads_kv])
             chosen = _of_part(options, batch, heads)
-            exact, _ = attention(*part, rows=rows, **chosen)
+            terms: list[float] = []
+            exact, _ = attention(*part, rows=rows, terms=terms, **chosen)
             plain, _ = attention(*part, rows=rows, plain=True, **chosen)
-            bound = 2 * largest(plain.double() - exact)
+            rounding = ROUNDING[dtype] * max(terms, default=0.0)
+            bound = 2 * max(largest(plain.double() - exact), rounding)
             bound += ABSOLUTE_TERM[dtype] * max(1.0, largest(exact))
             self._parts.append(((batch, heads, rows), exact, bound))
 

@@ -11,12 +11,13 @@ namespace dlattn::ptx {
 
 // PTX ISA, "Data Movement and Conversion Instructions: cp.async". Copies kBytes (16, 8 or 4), or
 // writes kBytes of zeros where `valid` is false, without reading `gmem` then. Both addresses must
-// be multiples of kBytes. 16-byte copies bypass L1 (.cg).
-template <int kBytes>
+// be multiples of kBytes. 16-byte copies may bypass L1 (.cg), others pass through it (.ca).
+template <int kBytes, bool kBypassL1 = kBytes == 16>
 __device__ __forceinline__ void cp_async(SmemAddress dst, const void* gmem, bool valid) {
+  static_assert(kBytes == 16 || !kBypassL1, "only 16-byte copies bypass L1");
   static_assert(kBytes == 16 || kBytes == 8 || kBytes == 4, "cp.async copies 16, 8 or 4 bytes");
   const int src_bytes = valid ? kBytes : 0;
-  if constexpr (kBytes == 16) {
+  if constexpr (kBypassL1) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(gmem),
                  "r"(src_bytes)
                  : "memory");
@@ -27,9 +28,9 @@ __device__ __forceinline__ void cp_async(SmemAddress dst, const void* gmem, bool
   }
 }
 
-template <int kBytes>
+template <int kBytes, bool kBypassL1 = kBytes == 16>
 __device__ __forceinline__ void cp_async(void* smem, const void* gmem, bool valid) {
-  cp_async<kBytes>(smem_address(smem), gmem, valid);
+  cp_async<kBytes, kBypassL1>(smem_address(smem), gmem, valid);
 }
 
 // PTX ISA, "Data Movement and Conversion Instructions: cp.async.commit_group".

@@ -68,46 +68,31 @@ struct TileCopy {
   __device__ __forceinline__ static void unaligned(unsigned char* smem, const T* gmem,
                                                    std::int64_t row_stride, int rows, int columns,
                                                    int copy_bytes) {
-    const int count = copy_bytes / static_cast<int>(sizeof(T));
+    if (kStep > kRows && first_row() >= kRows) return;
+    constexpr int kPasses = kRows > kStep ? kRows / kStep : 1;
 #pragma unroll 1
-    for (int row = threadIdx.x / 32; row < kRows; row += kThreads / 32) {
-      const int source = Order::source(row);
+    for (int i = 0; i < kPasses * Rows::kSegments; ++i) {
+      const int first = i / Rows::kSegments * kStep, segment = i % Rows::kSegments;
+      const int source = Order::source(first_row()) + Order::offset(first);
+      const int column = first_column() + segment * kSegmentColumns;
+      const int exist = source < rows ? columns - column : 0;
+      const T* from = gmem + source * row_stride + column;
+      unsigned char* to = smem + place() + first * Rows::kRowBytes + segment * Rows::kSegmentBytes;
+      if (copy_bytes == 8) {
+        copy_parts<8>(to, from, gmem, exist);
+      } else if (copy_bytes == 4) {
+        copy_parts<4>(to, from, gmem, exist);
+      } else {
+        constexpr int kCount = kColumns > 192 ? 4 : 8;  // at a time
 #pragma unroll 1
-      for (int column = threadIdx.x % 32 * count; column < kColumns; column += 32 * count) {
-        const bool exists = source < rows && column < columns;
-        const T* from = exists ? gmem + source * row_stride + column : gmem;
-        unsigned char* to = smem + Rows::offset(row, column / 8) + column % 8 * 2;
-        if (copy_bytes == 8) {
-          ptx::cp_async<8>(to, from, exists);
-        } else if (copy_bytes == 4) {
-          ptx::cp_async<4>(to, from, exists);
-        } else {
-          *reinterpret_cast<T*>(to) = exists ? *from : tile::from_float<T>(0.0f);
+        for (int part = 0; part < 8; part += kCount) {
+          tile::Vec<T, kCount> x;
+#pragma unroll
+          for (int e = 0; e < kCount; ++e)
+            x.x[e] = part + e < exist ? from[part + e] : tile::from_float<T>(0.0f);
+          *reinterpret_cast<tile::Vec<T, kCount>*>(to + part * sizeof(T)) = x;
         }
       }
-    }
-  }
-
-  // The same with fewer instructions: what is filled with zeros has addresses all the same,
-  // wherever they point.
-  template <int kRows>
-  __device__ __forceinline__ static void ragged(ptx::SmemAddress smem, const T* gmem,
-                                                std::int64_t row_stride, int rows, int columns) {
-    static_assert(kRows % kStep == 0 || kStep % kRows == 0);
-    if (kStep > kRows && first_row() >= kRows) return;
-    int rows_left[Rows::kSegments];  // from this thread's first on
-#pragma unroll
-    for (int s = 0; s < Rows::kSegments; ++s)
-      rows_left[s] = first_column() + s * kSegmentColumns < columns ? rows - first_row() : 0;
-    const T* from = gmem + first_row() * row_stride + first_column();
-#pragma unroll
-    for (int first = 0; first < kRows; first += kStep) {
-#pragma unroll
-      for (int s = 0; s < Rows::kSegments; ++s) {
-        ptx::cp_async<16>(smem + place() + first * Rows::kRowBytes + s * Rows::kSegmentBytes,
-                          from + s * kSegmentColumns, first < rows_left[s]);
-      }
-      from += kStep * row_stride;
     }
   }
 
@@ -134,6 +119,17 @@ struct TileCopy {
   }
 
  private:
+  // A chunk by copies of kBytes, the first `exist` elements of which exist. `gmem` is some valid
+  // address.
+  template <int kBytes>
+  __device__ __forceinline__ static void copy_parts(unsigned char* to, const T* from, const T* gmem,
+                                                    int exist) {
+    constexpr int kCount = kBytes / static_cast<int>(sizeof(T));
+#pragma unroll
+    for (int e = 0; e < 8; e += kCount)
+      ptx::cp_async<kBytes>(to + e * sizeof(T), e < exist ? from + e : gmem, e < exist);
+  }
+
   __device__ __forceinline__ static void copy_row(ptx::SmemAddress smem, const T* from,
                                                   int columns) {
 #pragma unroll

@@ -53,10 +53,11 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   constexpr int kStage = kBlockN * kHeadDim * 2;  // bytes
   constexpr bool kQueryInRegisters = kShape.query_place != QueryPlace::kSmem;
   constexpr bool kOverlaid = kShape.query_place == QueryPlace::kRegistersOverlaid;
-  // When the copies of the next tile's terms start: after this one's are read, or, where registers
-  // are scarce, at its end.
-  constexpr bool kTermsLate = kHeadDim > 192;
-  using Terms = LaneTerms<T, kRowTiles, kBlockN, kNumThreads>;
+  // Whether registers are: then the copies of the next tile's terms start at the end of this one,
+  // not when this one's are read, where K and V are is worked out anew for every tile, and edge
+  // tiles have no softmax of their own.
+  constexpr bool kScarce = kHeadDim > 192;
+  using Terms = LaneTerms<T, kRowTiles, kBlockN, kNumThreads, kScarce>;
 
   const tile::Work work = tile::scheduled_work(params, shape);
   const tile::Sequence<T> seq(params, shape, work);
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   const auto copy_tile = [&](int n, int stage, bool last) {
     unsigned char* sK = smem + kMap.k + stage;
     unsigned char* sV = smem + kMap.v + stage;
-    if (!last && shape.copy_bytes == 16) {
+    if (!kScarce && !last && shape.copy_bytes == 16) {
       KeyCopy::template whole<kBlockN>(ptx::smem_address(sK), next_k, params.k_row_stride,
                                        head_dim);
       KeyCopy::template whole<kBlockN>(ptx::smem_address(sV), next_v, params.v_row_stride,
@@ -157,7 +158,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
     const int n0 = n * kBlockN;
     ptx::cp_async_wait<1>();  // all but the next tile of K and V
     terms.apply(acc_s, lane_row + seq.shift - n0 - terms.lane_key);
-    if (!kTermsLate && n > tiles.begin) copy_terms(n - 1);
+    if (!kScarce && n > tiles.begin) copy_terms(n - 1);
     const bool edge = n >= tiles.full_end || n < tiles.full_begin;
     if (edge) terms.apply_mask(acc_s, mask, lane_row, n0);
     constexpr int kSlices = kShape.slices;
@@ -165,7 +166,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
     const auto slice = [&](auto index) {
       constexpr int kFirst = decltype(index)::value * kSliceKeys;
       std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
-      if (edge) {
+      if (!kScarce && edge) {
         softmax.template first_probabilities<T, kFirst, kSliceKeys>(acc_s, scale_log2, rP, acc_o);
       } else {
         softmax.template probabilities<T, kFirst, kSliceKeys>(acc_s, scale_log2, rP, acc_o);
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
       multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v + stage);
     };
     for_each_slice(slice, std::make_integer_sequence<int, kSlices>{});
-    if (kTermsLate && n > tiles.begin) copy_terms(n - 1);
+    if (kScarce && n > tiles.begin) copy_terms(n - 1);
     stage = kStage - stage;
   }
 

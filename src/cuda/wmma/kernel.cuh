@@ -31,6 +31,10 @@
 
 namespace dlattn::wmma {
 
+// How a tile is gone about: as an edge tile; as one that every row sees whole, with references that
+// are likely to hold; or as such a one with references that are likely not to.
+enum class Walk { kEdge, kFull, kRising };
+
 template <typename T, int kHeadDim, int kVariant>
 __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
                                   tile_shape(kHeadDim, kVariant).blocks_per_sm)
@@ -119,7 +123,16 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
     }
   };
 
-  const auto attend = [&](int n, auto edge) {
+  // Whether warps go about tiles that outgrow references in a way of their own, so that no data
+  // cost much more than the plain softmax. Beyond this, registers are too scarce, and less is lost.
+  constexpr bool kAnticipate = kHeadDim <= 64;
+  constexpr std::integral_constant<Walk, Walk::kEdge> kEdge{};
+  constexpr std::integral_constant<Walk, Walk::kFull> kFull{};
+  constexpr std::integral_constant<Walk, Walk::kRising> kRising{};
+
+  // Whether references had to be raised.
+  const auto attend = [&](int n, auto walk) {
+    bool raised = false;
     const int stage = n % kNumStages * kStage;  // in bytes
     const auto copy_next_tile = [&] {
       if (n <= tiles.begin) return;
@@ -139,7 +152,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
     };
     const ptx::SmemAddress lane_k = sK + stage + lane_place_across<kHeadDim>(lane_idx);
     const ptx::SmemAddress lane_v = sV + stage + lane_place_down<kHeadDim>(lane_idx);
-    if constexpr (edge) {
+    if constexpr (walk == Walk::kEdge) {
       // In slices of keys, without those that the warp's rows do not see.
       constexpr int kSliceKeys = kShape.edge_keys;
       const tile::Sequence<T> same = recall_sequence();
@@ -156,7 +169,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
         if (!tile::contains_all(mask.every_row(first_row, last_row), n0, kSliceKeys))
           apply_mask(acc_s, mask, first_row + lane_idx / 4, n0, lane_idx);
         std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
-        softmax.template first_probabilities<T, 0, kSliceKeys>(acc_s, shape.scale_log2, rP, acc_o);
+        raised |= softmax.template first_probabilities<T, 0, kSliceKeys>(acc_s, shape.scale_log2,
+                                                                         rP, acc_o);
         multiply_pv<T, kHeadDim, 0, kSliceKeys>(acc_o, rP, lane_v + first * kHeadDim * 2);
       }
       if constexpr (kCopyLate) copy_next_tile();
@@ -167,7 +181,13 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
       const auto slice = [&](auto index) {
         constexpr int kFirst = decltype(index)::value * kSliceKeys;
         std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
-        softmax.template probabilities<T, kFirst, kSliceKeys>(acc_s, shape.scale_log2, rP, acc_o);
+        if constexpr (walk == Walk::kRising) {
+          raised |= softmax.template first_probabilities<T, kFirst, kSliceKeys>(
+              acc_s, shape.scale_log2, rP, acc_o);
+        } else {
+          raised |= softmax.template probabilities<T, kFirst, kSliceKeys>(acc_s, shape.scale_log2,
+                                                                          rP, acc_o);
+        }
         if constexpr (kCopyLate && kFirst == 0) copy_next_tile();
         multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v);
       };
@@ -175,11 +195,24 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
     }
     stages.release(i, lane_idx);
     ++i;
+    return raised;
   };
   for (int n = tiles.end - 1; n >= tiles.begin; --n) {
+    const auto is_full = [&] { return n >= tiles.full_begin && n < tiles.full_end; };
+    if constexpr (kAnticipate) {
+      while (is_full()) {
+        // Once a tile has outgrown a reference the next ones are likely to, until one does not.
+        bool rising = false;
 #pragma unroll 1
-    for (; n >= tiles.full_begin && n < tiles.full_end; --n) attend(n, std::false_type{});
-    if (n >= tiles.begin) attend(n, std::true_type{});
+        for (; n >= tiles.full_begin && !rising; --n) rising = attend(n, kFull);
+#pragma unroll 1
+        for (; n >= tiles.full_begin && rising; --n) rising = attend(n, kRising);
+      }
+    } else {
+#pragma unroll 1
+      for (; is_full(); --n) attend(n, kFull);
+    }
+    if (n >= tiles.begin) attend(n, kEdge);
   }
 
   const tile::Work done = recall_work();

@@ -21,9 +21,11 @@ constexpr auto variant_kernel() {
 
 template <DType dtype, int kTile, int kVariant>
 void launch_variant(const AttentionParams& params, const Plan& plan, void* stream) {
-  cuda::launch_kernel<variant_kernel<cuda::Element<dtype>, kTile, kVariant>()>(
-      "wmma", params.device.index, plan.grid, plan.num_warps * 32, plan.smem_bytes, stream, params,
-      make_launch_shape(params, plan));
+  constexpr auto kKernel = variant_kernel<cuda::Element<dtype>, kTile, kVariant>();
+  constexpr int kMaxSmem = tile_config(kTile, kVariant).smem_bytes;
+  cuda::launch_kernel<kKernel, kMaxSmem>("wmma", params.device.index, plan.grid,
+                                         plan.num_warps * 32, plan.smem_bytes, stream, params,
+                                         make_launch_shape(params, plan));
 }
 
 template <DType dtype, int kTile, int kVariant = 0>

@@ -40,14 +40,16 @@ struct RunSlots {
     return slots + ((slot * kPieces + i) * kThreads + threadIdx.x) * kPiece;
   }
 
-  // By copies of kCopyBytes, which the run is aligned to; or zeros if it does not exist.
+  // By copies of kCopyBytes, which the run is aligned to; or zeros if it does not exist. Where the
+  // copies of a sector of 32 bytes are several, L1 spares L2 the second.
   template <int kCopyBytes>
   __device__ __forceinline__ static void copy(unsigned char* slots, int slot, const Element* from,
                                               bool exists) {
 #pragma unroll
     for (int at = 0; at < kBytes; at += kCopyBytes) {
-      ptx::cp_async<kCopyBytes>(piece(slots, slot, at / kPiece) + at % kPiece,
-                                reinterpret_cast<const unsigned char*>(from) + at, exists);
+      ptx::cp_async<kCopyBytes, kCopyBytes == 16 && kPieces == 1>(
+          piece(slots, slot, at / kPiece) + at % kPiece,
+          reinterpret_cast<const unsigned char*>(from) + at, exists);
     }
   }
 
@@ -56,9 +58,10 @@ struct RunSlots {
   __device__ __forceinline__ static void shift(unsigned char* slots, int slot,
                                                const Element* from) {
     constexpr int kWords = kBytes / 4;
-    const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(from);
-    const std::uint32_t* aligned = reinterpret_cast<const std::uint32_t*>(address - address % 4);
-    const int off = static_cast<int>(address % 4) * 8;  // bits
+    const int past = static_cast<int>(reinterpret_cast<std::uintptr_t>(from) % 4);  // bytes
+    const auto* aligned =
+        reinterpret_cast<const std::uint32_t*>(reinterpret_cast<const unsigned char*>(from) - past);
+    const int off = past * 8;
     std::uint32_t words[kWords + 1];
 #pragma unroll
     for (int w = 0; w < kWords; ++w) words[w] = aligned[w];
@@ -103,7 +106,8 @@ __device__ __forceinline__ float softcap(float exponent, float cap) {
 }
 
 // The score terms of a lane's rows, kRowTiles x 2 of them, 8 apart, in tiles of kBlockN keys.
-template <typename T, int kRowTiles, int kBlockN, int kThreads>
+// kScarce: registers are.
+template <typename T, int kRowTiles, int kBlockN, int kThreads, bool kScarce>
 struct LaneTerms {
   static constexpr int kRuns = kBlockN / 32;  // per row and tile
   using MaskSlots = RunSlots<std::uint8_t, kThreads>;
@@ -202,11 +206,12 @@ struct LaneTerms {
     }
     if (params.mask) {
       for_each_run([&](int m, int h, int run) {
-        std::uint8_t visible[kRunKeys];
-        MaskSlots::load(visible, mask_slots, slot(m, h, run));
+        using Words = tile::Vec<std::uint32_t, kRunKeys / 4>;
+        const Words visible =
+            *reinterpret_cast<const Words*>(MaskSlots::piece(mask_slots, slot(m, h, run), 0));
 #pragma unroll
         for (int i = 0; i < kRunKeys; ++i) {
-          if (visible[i] == 0) score(acc_s, m, h, run, i) = -INFINITY;
+          if ((visible.x[i / 4] & 0xffu << i % 4 * 8) == 0) score(acc_s, m, h, run, i) = -INFINITY;
         }
       });
     }
@@ -286,12 +291,12 @@ struct LaneTerms {
       copy_runs(std::integral_constant<int, Slots::kPiece>{});
     } else if (load_bytes >= 4 && runs_whole) {
       copy_runs(std::integral_constant<int, 4>{});
-    } else if (sizeof(Element) < 4 && inside && load_bytes > 0) {
+    } else if (!kScarce && sizeof(Element) < 4 && inside && load_bytes > 0) {
       for_each_run([&](int m, int h, int run) {
         Slots::shift(slots, slot(m, h, run), row(m, h) + key + 32 * run);
       });
-    } else if (load_bytes != 0 || first) {  // else all tiles are alike
-                                            // Rolled: this is no fast path.
+    } else if (load_bytes != 0 || first) {
+      // Rolled: this is no fast path. Rows of one element are so for all tiles.
 #pragma unroll 1
       for (int i = 0; i < kRowTiles * 2 * kRuns; ++i) {
         const int run_key = key + i % kRuns * 32;

@@ -11,6 +11,13 @@ namespace dlattn::wmma {
 template <int kRowTiles, int kColumns>
 using Accumulators = float[kRowTiles][kColumns / 8][4];
 
+// The most that a lane's probabilities of a slice may come to: what T, which holds each of them,
+// has room for. Of bfloat16's room, which is fp32's, enough is left for V and for the sums.
+template <typename T>
+constexpr float kMaxSum = 0x1p15f;
+template <>
+constexpr float kMaxSum<__nv_bfloat16> = 0x1p60f;
+
 // The streaming softmax of a warp's rows, with a reference in place of the running maximum.
 //
 // Probabilities are taken relative to the row's reference as it stands: 2^(score - reference), with
@@ -18,12 +25,10 @@ using Accumulators = float[kRowTiles][kColumns / 8][4];
 // fits. Where a lane's sum over a slice of keys exceeds kMaxSum, the row's reference is raised to
 // the maximum of the slice, what has been accumulated is scaled to it, and the probabilities are
 // made again from the scores, which are still in registers. So no probability exceeds kMaxSum,
-// which 16-bit types and fp32 sums do not mind; the reference cancels in out and lse, and the
-// result is the plain softmax's. Each row decides for itself, so that its result does not depend on
-// its neighbours. Scores here are raw products q.k; `scale` is softmax_scale * log2(e).
+// which T and fp32 sums do not mind; the reference cancels in out and lse, and the result is the
+// plain softmax's. Scores here are raw products q.k; `scale` is softmax_scale * log2(e).
 template <int kRowTiles>
 struct SpeculativeSoftmax {
-  static constexpr float kMaxSum = 4096.0f;
   // -reference of a row that has seen nothing: with it any finite score is too large, and -inf
   // gives 0.
   static constexpr float kNothing = 3.402823466e+38f;
@@ -40,9 +45,9 @@ struct SpeculativeSoftmax {
   }
 
   // The probabilities of keys kFirst .. kFirst + kKeys - 1 of the tile, added to the sums, as the
-  // operands of products with V. All lanes call it.
+  // operands of products with V. All lanes call it. Whether a row had outgrown its reference.
   template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups>
-  __device__ __forceinline__ void probabilities(const float (&acc_s)[kRowTiles][kGroups][4],
+  __device__ __forceinline__ bool probabilities(const float (&acc_s)[kRowTiles][kGroups][4],
                                                 float scale,
                                                 std::uint32_t (&rP)[kRowTiles][kKeys / 16][4],
                                                 float (&acc_o)[kRowTiles][kOutGroups][4]) {
@@ -50,34 +55,71 @@ struct SpeculativeSoftmax {
     exponentiate<T, kFirst, kKeys>(acc_s, scale, rP, sums);
     bool outgrown = false;
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) outgrown |= sums[m][0] > kMaxSum || sums[m][1] > kMaxSum;
-    if (__any_sync(tile::kFullMask, outgrown)) {
+    for (int m = 0; m < kRowTiles; ++m)
+      outgrown |= sums[m][0] > kMaxSum<T> || sums[m][1] > kMaxSum<T>;
+    outgrown = __any_sync(tile::kFullMask, outgrown);
+    if (outgrown) {
       raise<kFirst, kKeys>(acc_s, scale, acc_o, [&](int m, int h, float) {
-        return tile::reduce_max<4>(sums[m][h]) > kMaxSum;
+        return tile::reduce_max<4>(sums[m][h]) > kMaxSum<T>;
       });
       exponentiate<T, kFirst, kKeys>(acc_s, scale, rP, sums);
     }
     add(sums);
+    return outgrown;
   }
 
-  // The same where rows are likely to outgrow their references: those are raised beforehand, to the
-  // maxima, where a score exceeds them by more than kSlack.
+  // The same where rows are likely to outgrow their references: those are raised beforehand.
   template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups>
-  __device__ __forceinline__ void first_probabilities(const float (&acc_s)[kRowTiles][kGroups][4],
+  __device__ __forceinline__ bool first_probabilities(const float (&acc_s)[kRowTiles][kGroups][4],
                                                       float scale,
                                                       std::uint32_t (&rP)[kRowTiles][kKeys / 16][4],
                                                       float (&acc_o)[kRowTiles][kOutGroups][4]) {
-    constexpr float kSlack = 8.0f;
-    const auto exceeds = [&](int m, int h, float score) {
-      return fmaf(score, scale, neg_reference[m][h]) > kSlack;
-    };
+    const bool raised = raise_references<kFirst, kKeys>(acc_s, scale, acc_o);
+    safe_probabilities<T, kFirst, kKeys>(acc_s, scale, rP);
+    return raised;
+  }
+
+  // Raises references to the maxima where a score exceeds them by more than kSlack. All lanes call
+  // it. Whether one was raised.
+  template <int kFirst, int kKeys, int kGroups, int kOutGroups>
+  __device__ __forceinline__ bool raise_references(const float (&acc_s)[kRowTiles][kGroups][4],
+                                                   float scale,
+                                                   float (&acc_o)[kRowTiles][kOutGroups][4]) {
     bool outgrown = false;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) outgrown |= exceeds(m, h, lane_max<kFirst, kKeys>(acc_s[m], h));
+      for (int h = 0; h < 2; ++h)
+        outgrown |= exceeds(m, h, lane_max<kFirst, kKeys>(acc_s[m], h), scale);
     }
-    if (__any_sync(tile::kFullMask, outgrown)) raise<kFirst, kKeys>(acc_s, scale, acc_o, exceeds);
+    outgrown = __any_sync(tile::kFullMask, outgrown);
+    if (outgrown) {
+      raise<kFirst, kKeys>(acc_s, scale, acc_o, [&](int m, int h, float row_max) {
+        return exceeds(m, h, row_max, scale);
+      });
+    }
+    return outgrown;
+  }
+
+  // The same before anything has been accumulated. All lanes call it.
+  template <int kFirst, int kKeys, int kGroups>
+  __device__ __forceinline__ void set_references(const float (&acc_s)[kRowTiles][kGroups][4],
+                                                 float scale) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float row_max = tile::reduce_max<4>(lane_max<kFirst, kKeys>(acc_s[m], h));
+        neg_reference[m][h] = row_max == -INFINITY ? kNothing : -row_max * scale;
+      }
+    }
+  }
+
+  // Probabilities that no reference needs raising for.
+  template <typename T, int kFirst, int kKeys, int kGroups>
+  __device__ __forceinline__ void safe_probabilities(
+      const float (&acc_s)[kRowTiles][kGroups][4], float scale,
+      std::uint32_t (&rP)[kRowTiles][kKeys / 16][4]) {
     float sums[kRowTiles][2];
     exponentiate<T, kFirst, kKeys>(acc_s, scale, rP, sums);
     add(sums);
@@ -90,6 +132,12 @@ struct SpeculativeSoftmax {
   }
 
  private:
+  // Whether a score is so far above the row's reference that this is worth raising.
+  __device__ __forceinline__ bool exceeds(int m, int h, float score, float scale) const {
+    constexpr float kSlack = 8.0f;
+    return fmaf(score, scale, neg_reference[m][h]) > kSlack;
+  }
+
   __device__ __forceinline__ void add(const float (&sums)[kRowTiles][2]) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {

@@ -79,12 +79,12 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
     const int n0 = tiles.tile(i / 2) * kBlockN;
     if (i / 2 < tiles.count) {
       const std::int64_t stride = is_v ? params.v_row_stride : params.k_row_stride;
-      GroupCopy::template ragged<kBlockN>(slot, (is_v ? seq.v : seq.k) + n0 * stride, stride,
-                                          seq.seqlen_k - n0, is_v ? head_dim_v : head_dim);
+      GroupCopy::template edge<kBlockN>(slot, (is_v ? seq.v : seq.k) + n0 * stride, stride,
+                                        seq.seqlen_k - n0, is_v ? head_dim_v : head_dim);
     }
     ptx::cp_async_commit();
   };
-  TileCopy<T, kHeadDim, kNumThreads>::template ragged<kBlockM>(
+  TileCopy<T, kHeadDim, kNumThreads>::template edge<kBlockM>(
       sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride, seq.seqlen_q - m0, head_dim);
   for_each_slice(
       [&](auto i) { start_copy(i, std::integral_constant<bool, i % 2 == 1>{}, slots + i * kSlot); },
@@ -128,7 +128,12 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
     if (!tile::contains_all(mask.every_row(first_row, first_row + kRowTiles * 16 - 1), n0, kBlockN))
       apply_mask(acc_s, mask, first_row + lane_idx / 4, n0, lane_idx);
     std::uint32_t rP[kRowTiles][kBlockN / 16][4];
-    softmax.template first_probabilities<T, 0, kBlockN>(acc_s, shape.scale_log2, rP, acc_o);
+    if (i == 0) {
+      softmax.template set_references<0, kBlockN>(acc_s, shape.scale_log2);
+    } else {
+      softmax.template raise_references<0, kBlockN>(acc_s, shape.scale_log2, acc_o);
+    }
+    softmax.template safe_probabilities<T, 0, kBlockN>(acc_s, shape.scale_log2, rP);
     advance(2 * i + kSlots, OddSlots{});
     multiply_pv<T, kHeadDim, 0, kBlockN>(acc_o, rP,
                                          slots + slot + lane_place_down<kHeadDim>(lane_idx));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/wmma/traits.h"
@@ -7,6 +8,8 @@
 // How the warps of a block agree on the two stages of K and V. Tiles are counted in the order of
 // the walk from 0 on; tile i lies in stage i % 2.
 namespace dlattn::wmma {
+
+constexpr int kTileBarrier = 1;
 
 template <int kNumWarps, Handover kHandover>
 struct Stages;
@@ -21,7 +24,7 @@ struct Stages<kNumWarps, Handover::kBlockBarrier> {
   // Until tile `i` has landed.
   __device__ __forceinline__ void wait_full(int) const {
     ptx::cp_async_wait<0>();
-    __syncthreads();
+    ptx::barrier_sync(kTileBarrier, kNumWarps * 32);  // warps come to it from different loops
   }
   // Until the stage of tile `i` may be overwritten.
   __device__ __forceinline__ void wait_empty(int) const {}

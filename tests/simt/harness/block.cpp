@@ -73,7 +73,11 @@ unsigned masks[kMaxWarps][kMaxMasks];
 int num_masks[kMaxWarps];
 Mbarrier mbarriers[kMaxMbarriers];
 int num_mbarriers = 0;
-int openings[kNumBarriers];  // how often each bar.sync has let its threads go on
+// Of each bar.sync: how often it has let its threads go on, the threads that have arrived at it
+// without waiting since, by warp, and how many they ask for.
+int openings[kNumBarriers];
+int arrived[kNumBarriers][kMaxWarps];
+int arrived_count[kNumBarriers];
 
 Fiber host;
 Worker* current = nullptr;  // null: the host runs
@@ -183,19 +187,22 @@ bool complete_collectives(int warp) {
 
 // Lets the threads go on that wait at a bar.sync which as many as it asks for have reached.
 bool complete_barriers() {
-  int waiting[kNumBarriers] = {}, count[kNumBarriers] = {}, lanes[kNumBarriers][kMaxWarps] = {};
+  int lanes[kNumBarriers][kMaxWarps], count[kNumBarriers], all[kNumBarriers] = {};
+  std::memcpy(lanes, arrived, sizeof lanes);
+  std::memcpy(count, arrived_count, sizeof count);
   for (int i = 0; i < num_threads; ++i) {
     const Worker& w = workers[i];
     if (w.state != State::kAtNamedBarrier) continue;
-    if (waiting[w.barrier_id]++ == 0) count[w.barrier_id] = w.barrier_count;
+    if (count[w.barrier_id] == 0) count[w.barrier_id] = w.barrier_count;
     if (count[w.barrier_id] != w.barrier_count)
       die_stuck("threads that meet at one bar.sync ask for different numbers of threads");
     ++lanes[w.barrier_id][w.thread.warp];
   }
   bool progress = false;
   for (int id = 0; id < kNumBarriers; ++id) {
-    if (waiting[id] == 0 || waiting[id] < count[id]) continue;
-    if (waiting[id] > count[id]) die_stuck("more threads wait at a bar.sync than it asks for");
+    for (int warp = 0; warp < num_warps; ++warp) all[id] += lanes[id][warp];
+    if (all[id] == 0 || all[id] < count[id]) continue;
+    if (all[id] > count[id]) die_stuck("more threads meet at a bar.sync than it asks for");
     for (int warp = 0; warp < num_warps; ++warp) {
       if (lanes[id][warp] % kWarpSize != 0) die_stuck("a bar.sync of a part of a warp");
     }
@@ -203,6 +210,8 @@ bool complete_barriers() {
       Worker& w = workers[i];
       if (w.state == State::kAtNamedBarrier && w.barrier_id == id) w.state = State::kReady;
     }
+    std::memset(arrived[id], 0, sizeof arrived[id]);
+    arrived_count[id] = 0;
     ++openings[id];
     progress = true;
   }
@@ -272,7 +281,12 @@ bool pass_barrier() {
     ended += workers[i].state == State::kDone;
     waiting += workers[i].state == State::kAtBarrier;
   }
-  if (ended == num_threads) return true;
+  if (ended == num_threads) {
+    for (const int count : arrived_count) {
+      if (count != 0) die_stuck("threads arrived at a bar.sync that never opened");
+    }
+    return true;
+  }
   if (ended + waiting == num_threads && ended > 0)
     die_stuck("__syncthreads after some threads of the block have ended");
   if (waiting < num_threads) die_stuck("a collective or barrier that some threads never reach");
@@ -326,6 +340,8 @@ void prepare_workers() {
   std::memset(num_masks, 0, sizeof num_masks);
   num_mbarriers = 0;
   std::memset(openings, 0, sizeof openings);
+  std::memset(arrived, 0, sizeof arrived);
+  std::memset(arrived_count, 0, sizeof arrived_count);
 }
 
 void prepare_worker(int i, const dim3& block_idx) {
@@ -378,6 +394,12 @@ int index_of_mask(int warp, unsigned mask) {
   return i;
 }
 
+void check_barrier(int id, int count) {
+  if (id < 1 || id >= kNumBarriers) die("bar.sync %d; 1 to %d are free", id, kNumBarriers - 1);
+  if (count < kWarpSize || count % kWarpSize != 0)
+    die("bar.sync of %d threads, which is not a number of warps", count);
+}
+
 }  // namespace
 
 const Thread& this_thread() {
@@ -421,9 +443,7 @@ void sync_threads(const char* file, int line) {
 }
 
 void sync_barrier(int id, int count) {
-  if (id < 1 || id >= kNumBarriers) die("bar.sync %d; 1 to %d are free", id, kNumBarriers - 1);
-  if (count < kWarpSize || count % kWarpSize != 0)
-    die("bar.sync of %d threads, which is not a number of warps", count);
+  check_barrier(id, count);
   Worker* me = current;
   long* object = &block->sync->named[id][openings[id] & 1];
   me->barrier_id = id;
@@ -431,6 +451,15 @@ void sync_barrier(int id, int count) {
   tsan_release(object);
   wait(State::kAtNamedBarrier, "bar.sync");
   tsan_acquire(object);
+}
+
+void arrive_at_barrier(int id, int count) {
+  check_barrier(id, count);
+  if (arrived_count[id] != 0 && arrived_count[id] != count)
+    die_stuck("threads that meet at one bar.sync ask for different numbers of threads");
+  tsan_release(&block->sync->named[id][openings[id] & 1]);
+  arrived_count[id] = count;
+  ++arrived[id][current->thread.warp];
 }
 
 void mbarrier_init(void* memory, int count) {

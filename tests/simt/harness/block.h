@@ -10,7 +10,7 @@
 //
 // What ThreadSanitizer is told (the memory model):
 //   __syncthreads   orders all threads of the block.
-//   bar.sync        orders the threads that meet at it.
+//   bar.sync        orders the threads that meet at it; those that bar.arrive, before it.
 //   __syncwarp      orders the lanes of its mask.
 //   shuffles, votes, wmma loads, stores and products exchange registers and order NO memory: a
 //   lane's plain store needs
@@ -62,6 +62,8 @@ void sync_warp(unsigned mask);
 // bar.sync: waits until `count` threads, whole warps, have called it with this `id`, 1 to 15.
 constexpr int kNumBarriers = 16;
 void sync_barrier(int id, int count);
+// bar.arrive: counts as one of them and goes on.
+void arrive_at_barrier(int id, int count);
 
 // mbarriers, by the address of their 8 bytes of shared memory. Arrivals release, waits acquire.
 constexpr int kMaxMbarriers = 16;  // of a block
