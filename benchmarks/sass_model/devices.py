@@ -154,7 +154,7 @@ _WAITS = frozenset({"BAR", "DEPBAR", "LDGDEPBAR", "NOP", "ERRBAR", "MEMBAR"})
 _CONSTANT = frozenset({"LDC", "ULDC", "S2R", "S2UR", "CS2R"})
 
 MUFU_LATENCY = 20.0
-SMEM_LATENCY = 33.0  # a chain of ldmatrix.x4 and address arithmetic takes 41.5 on an H200
+SMEM_LATENCY = 33.0  # inferred: ldmatrix.x4 with address arithmetic takes 41.5 on an H200
 CONSTANT_LATENCY = 30.0
 BARRIER_LATENCY = 20.0
 WRITE_LATENCY = 400.0  # until a block's last stores have left and another may take its place
