@@ -128,31 +128,64 @@ void shared_memory_of_every_instance() {
   }
 }
 
-// wmma's tiles: wide ones where two blocks of them fit an SM and every SM gets its share, narrow
-// ones elsewhere.
+// The tile shapes of wmma that its cost model chooses.
 void tile_shapes() {
-  const auto variant = [](const DeviceInfo& device, std::int64_t batch_size, std::int64_t seqlen,
-                          int head_dim) {
-    AttentionParams p = problem(DType::kFloat16, head_dim);
-    p.batch_size = batch_size, p.seqlen_q = p.seqlen_k = seqlen;
-    p.out_batch_stride = seqlen * 8 * head_dim;
-    return dlattn::plan(p, device).variant;
+  constexpr int kW = wmma::kWide, kN = wmma::kNarrow, kS = wmma::kSplit, kA = wmma::kAhead;
+  const struct {
+    std::int64_t batch_size, heads, seqlen;
+    int head_dim;
+    bool causal;
+    int l4, rtx4090, a100, h200;
+  } cases[] = {
+      // Few rows: keys are divided among the warps where blocks of few rows find an SM each.
+      {1, 8, 128, 64, false, kS, kS, kS, kS},
+      {1, 8, 128, 128, false, kS, kS, kS, kS},
+      {1, 8, 512, 64, false, kN, kS, kN, kS},
+      {1, 8, 512, 64, true, kN, kS, kN, kS},
+      {1, 8, 512, 128, false, kN, kS, kN, kS},
+      {1, 32, 256, 128, false, kN, kN, kN, kN},
+      {1, 8, 1024, 64, true, kN, kS, kN, kS},
+      // Blocks enough for every SM, not for several rounds: causality leaves the long ones alone.
+      {1, 8, 2048, 64, false, kN, kN, kN, kN},
+      {1, 8, 4096, 64, false, kN, kW, kN, kW},
+      {1, 8, 4096, 64, true, kN, kN, kN, kN},
+      {1, 8, 4096, 128, false, kN, kN, kN, kW},
+      {1, 32, 1024, 128, true, kN, kN, kN, kN},
+      // Many rows. Two wide blocks of head_dim 128 need 194 KB of an SM.
+      {32, 32, 512, 64, false, kW, kW, kW, kW},
+      {4, 32, 4096, 64, true, kW, kW, kW, kW},
+      {4, 16, 4096, 128, false, kN, kN, kN, kW},
+      {4, 16, 4096, 128, true, kN, kN, kN, kW},
+      // Registers leave one wide block of head_dim 256 to an SM.
+      {1, 8, 1024, 256, false, kN, kN, kN, kN},
+      {4, 8, 4096, 256, false, kW, kW, kN, kA},
+      {4, 8, 4096, 192, true, kN, kN, kN, kA},
   };
-  const std::vector<DeviceInfo> all = gpus();
-  const DeviceInfo &l4 = all[0], &rtx4090 = all[1], &a100 = all[2], &h200 = all[3];
-  for (const DeviceInfo& device : all) {
-    CHECK_EQ(variant(device, 16, 4096, 64), wmma::kWide);
-    CHECK_EQ(variant(device, 1, 1, 64), wmma::kNarrow);
-    CHECK_EQ(variant(device, 1, 1, 128), wmma::kNarrow);
+  const std::vector<DeviceInfo> devices = gpus();
+  for (const auto& c : cases) {
+    AttentionParams p = problem(DType::kFloat16, c.head_dim);
+    p.batch_size = c.batch_size, p.seqlen_q = p.seqlen_k = c.seqlen;
+    p.num_heads = p.num_heads_kv = c.heads;
+    p.out_row_stride = c.heads * c.head_dim;
+    p.out_batch_stride = c.seqlen * p.out_row_stride;
+    p.causal = c.causal ? Causal::kBottomRight : Causal::kNone;
+    const int expected[] = {c.l4, c.rtx4090, c.a100, c.h200};
+    for (int i = 0; i < 4; ++i) {
+      const Plan plan = dlattn::plan(p, devices[i]);
+      CHECK_FOR(plan.variant == expected[i],
+                devices[i].name + " head_dim " + std::to_string(c.head_dim) + " seqlen " +
+                    std::to_string(c.seqlen) + ": " + plan.variant_name);
+    }
   }
-  // 8 heads of 512 rows: 32 wide blocks, 64 narrow ones.
-  CHECK_EQ(variant(h200, 1, 512, 64), wmma::kNarrow);
-  CHECK_EQ(variant(rtx4090, 1, 512, 64), wmma::kNarrow);
-  CHECK_EQ(variant(l4, 1, 512, 64), wmma::kWide);  // 58 SMs: a second narrow block on 6 of them
-  // Two wide blocks of head_dim 128 need 194 KB of an SM.
-  CHECK_EQ(variant(h200, 16, 4096, 128), wmma::kWide);
-  for (const DeviceInfo& device : {l4, rtx4090, a100})
-    CHECK_EQ(variant(device, 16, 4096, 128), wmma::kNarrow);
+  // Packed sequences count by their tokens, not by the longest: few of them leave SMs idle.
+  AttentionParams packed = problem(DType::kFloat16, 64);
+  const std::int32_t starts[] = {0, 1, 2};
+  packed.cu_seqlens_q = packed.cu_seqlens_k = starts;
+  packed.seqlen_q = packed.seqlen_k = 2048;
+  packed.total_q = packed.total_k = 64;
+  CHECK_EQ(dlattn::plan(packed, devices[3]).variant, kS);
+  packed.total_q = packed.total_k = 4096;
+  CHECK(dlattn::plan(packed, devices[3]).variant != kS);
 }
 
 void forced_variants() {
@@ -452,7 +485,7 @@ void registry() {
 
 void descriptions() {
   const std::string text = describe(dlattn::plan(problem(DType::kFloat16, 64), gpus()[0]));
-  for (const char* part : {"kernel: wmma:wide\n", "dtype: float16\n",
+  for (const char* part : {"kernel: wmma:narrow\n", "dtype: float16\n",
                            "tile: ", "grid: ", "shared memory: ", "splits: 1"}) {
     CHECK_FOR(text.find(part) != std::string::npos, part);
   }

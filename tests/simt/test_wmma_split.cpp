@@ -25,7 +25,7 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
   simt::die("no instance for head_dim_tile %d", head_dim_tile);
 }
 
-// Tiles are 16 to 64 keys by 32 rows; 4 groups take them in turn.
+// Tiles are 32 or 64 keys by 32 rows; 4 groups take them in turn.
 std::vector<Case> cases() {
   constexpr simt::Causal kFull = simt::Causal::kNone, kCausal = simt::Causal::kBottomRight,
                          kTopLeft = simt::Causal::kTopLeft;

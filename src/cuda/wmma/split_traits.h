@@ -17,9 +17,9 @@ struct SplitShape {
 };
 
 constexpr SplitShape split_shape(int head_dim_tile) {
-  if (head_dim_tile <= 32) return {2, 4, 1, 64, 4, 2};
-  if (head_dim_tile <= 64) return {2, 4, 1, 32, 5, 2};
-  return {2, 4, 1, 16, 5, 1};
+  if (head_dim_tile <= 32) return {2, 4, 1, 64, 2, 2};
+  if (head_dim_tile <= 64) return {2, 4, 1, 64, 2, 1};
+  return {2, 4, 1, 32, 2, 1};
 }
 
 constexpr int num_warps(const SplitShape& shape) {
