@@ -138,7 +138,7 @@ void tile_shapes() {
     int l4, rtx4090, a100, h200;
   } cases[] = {
       // Few rows: keys are divided among the warps where blocks of few rows find an SM each.
-      {1, 8, 1, 64, false, kS, kS, kS, kS},
+      {1, 8, 128, 64, false, kS, kS, kS, kS},
       {1, 8, 128, 128, false, kS, kS, kS, kS},
       {1, 8, 512, 64, false, kN, kS, kN, kS},
       {1, 8, 512, 64, true, kN, kS, kN, kS},
