@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from sass_model.devices import LAUNCH_SECONDS, WRITE_LATENCY, Device
 from sass_model.kernels import Kernel, Shape
-from sass_model.sass import WARP_LANES, Instruction
+from sass_model.sass import WARP_LANES, Instruction, count, stored_bytes
 from sass_model.simulate import Run, once, simulate
 
 _HEADS_TOGETHER = 8  # of tile/scheduler.cuh
@@ -59,6 +59,11 @@ class Pace:
         return len(self.main)
 
 
+def repeated(run: Run, times: float) -> Run:
+    """A pass that is made up of several of these."""
+    return replace(run, clocks_per_pass=run.clocks_per_pass * times)
+
+
 def pace(kernel: Kernel, device: Device) -> Pace:
     """Simulates the pieces of a kernel."""
     paths, shape = kernel.paths, kernel.shape
@@ -69,14 +74,14 @@ def pace(kernel: Kernel, device: Device) -> Pace:
         return simulate(code, device, blocks, shape.num_warps, meeting=meeting)
 
     cold = replace(device, memory_latency=device.dram_latency)
-    stored = sum(
-        i.bytes_per_lane for i in paths.epilogue_loop if i.name == "STG" and i.bytes_per_lane == 16
-    )
+    stored = stored_bytes(paths.epilogue_loop)
+    # An edge tile may be worked on a part at a time, in a loop of its own.
+    parts = shape.products_per_warp / count(paths.edge, "HMMA")
     rows_bytes = shape.block_m * shape.head_dim * 2 / shape.num_warps
     more_passes = max(0.0, rows_bytes / (stored * WARP_LANES) - 1) if stored else 0.0
     return Pace(
         main=tuple(run(paths.main, blocks) for blocks in residents),
-        edge=tuple(run(paths.edge, blocks) for blocks in residents),
+        edge=tuple(repeated(run(paths.edge, blocks), parts) for blocks in residents),
         start=once(paths.prologue, cold, shape.num_warps),
         end=once(paths.epilogue, device, shape.num_warps)
         + more_passes * once(paths.epilogue_loop, device, shape.num_warps)

@@ -156,9 +156,14 @@ def short_path(block: list[Instruction]) -> tuple[int, ...]:
     return (count(block, "HMMA"), copied_bytes(block), -len(block))
 
 
+def stored_bytes(instructions: Iterable[Instruction]) -> int:
+    """Bytes that a lane stores to global memory."""
+    return sum(i.bytes_per_lane for i in instructions if i.name == "STG")
+
+
 def stores_path(block: list[Instruction]) -> tuple[int, ...]:
-    """The widest stores, and the least of everything else."""
-    return (sum(i.name == "STG" and i.bytes_per_lane == 16 for i in block), -len(block))
+    """All stores, in as few instructions as possible."""
+    return (stored_bytes(block), -count(block, "STG"), -len(block))
 
 
 class Flow:

@@ -134,6 +134,23 @@ def test_paths() -> None:
     assert paths.counts()["HMMA"] == 2
 
 
+def test_the_path_of_stores_is_the_one_that_stores() -> None:
+    """Not the one of warps that have nothing to store, and by the widest instructions."""
+    code = sass.parse(
+        listing(
+            "HMMA.16816.F32 R16, R4, R8, R16",
+            "@P0 BRA 0x0",
+            "@P1 EXIT",
+            "@P2 BRA 0x60",
+            "STG.E.U16 [R2.64], R16",
+            "BRA 0x70",
+            "STG.E.64 [R2.64], R16",
+            "EXIT",
+        )
+    )
+    assert addresses(sass.find_paths(code).epilogue) == [0x20, 0x30, 0x60, 0x70]
+
+
 def test_no_products_no_loop() -> None:
     with pytest.raises(ValueError, match="no loop has a tensor core instruction"):
         sass.find_paths(sass.parse(listing("FADD R1, R2, R3", "@P0 BRA 0x0", "EXIT")))
@@ -287,7 +304,9 @@ def test_every_long_loop_is_found(compiled: list[kernels.Kernel]) -> None:
             assert sass.copied_bytes(paths.main) * shape.num_warps == copied, kernel.name
         exponentials = shape.rows_per_warp * shape.block_n // 32
         assert sass.count(paths.main, "MUFU") >= exponentials, kernel.name
-        assert sass.count(paths.edge, "HMMA") == shape.products_per_warp, kernel.name
+        # Some go through an edge tile 32 keys at a time.
+        parts = shape.products_per_warp / sass.count(paths.edge, "HMMA")
+        assert parts == 1 or parts == shape.block_n / 32, kernel.name
         assert any(i.name == "STG" for i in paths.epilogue), kernel.name
         assert kernel.blocks_per_sm(L4) >= 1, kernel.name
 
