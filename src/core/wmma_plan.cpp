@@ -1,22 +1,13 @@
 #include "core/wmma_plan.h"
 
+#include <limits>
+
 #include "core/plan.h"
+#include "core/wmma_cost.h"
 #include "cuda/wmma/traits.h"
 
 namespace dlattn::core {
 namespace {
-
-std::int64_t num_blocks(const AttentionParams& p, int block_m) {
-  const std::int64_t m_blocks = (p.seqlen_q + block_m - 1) / block_m;
-  return m_blocks * p.num_heads * p.batch_size;
-}
-
-// Whether `count` blocks of a tile shape fit an SM's shared memory.
-bool blocks_fit(const TileConfig& config, const DeviceInfo& device, int count) {
-  constexpr std::int64_t kReservedSmem = 1024;  // bytes per block that CUDA takes for itself
-  return config.smem_bytes <= device.max_smem_per_block &&
-         count * (config.smem_bytes + kReservedSmem) <= device.smem_per_sm;
-}
 
 // What Options::batch_invariant has the plan chosen for: rows enough to fill any device, of heads
 // like the problem's. Nothing in its sizes depends on what else is in the batch.
@@ -46,24 +37,22 @@ std::string fast_refusal(const AttentionParams& p) {
 
 }  // namespace
 
-// The general kernel takes what the others do not serve. Of those, wide shapes do more with each
-// byte that they read from shared memory, and need 8 warps on an SM to hide their latencies; where
-// those do not fit, or where so few blocks come of it that SMs would idle, the narrow ones are
-// faster.
+// The general kernel takes what the others do not serve; of those, the fastest by prediction. On
+// devices before compute capability 9.0 an mbarrier's arrival is a fence and an atomic, so kAhead
+// is not for them. Of equal ones the first is taken.
 int choose_wmma_variant(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
                         bool batch_invariant) {
   if (!fast_refusal(params).empty()) return wmma::kGeneral;
   const AttentionParams p = batch_invariant ? large_batch_of(params) : params;
-  constexpr double kNarrowCost = 1.2;  // time per row on narrow tiles, relative to wide ones
-  const TileConfig wide = wmma::tile_config(head_dim_tile, wmma::kWide);
-  const TileConfig narrow = wmma::tile_config(head_dim_tile, wmma::kNarrow);
-  if (!blocks_fit(wide, device, 8 / wide.num_warps)) return wmma::kNarrow;
-  const auto busiest_sm_rows = [&](const TileConfig& config) {
-    const std::int64_t sms = device.num_sms > 0 ? device.num_sms : 1;
-    return static_cast<double>((num_blocks(p, config.block_m) + sms - 1) / sms * config.block_m);
-  };
-  return kNarrowCost * busiest_sm_rows(narrow) < busiest_sm_rows(wide) ? wmma::kNarrow
-                                                                       : wmma::kWide;
+  int best = wmma::kNarrow;
+  double least = std::numeric_limits<double>::infinity();
+  for (const int variant : {wmma::kWide, wmma::kNarrow, wmma::kSplit, wmma::kAhead}) {
+    if (!wmma::has_variant(head_dim_tile, variant)) continue;
+    if (variant == wmma::kAhead && device.compute_major < 9) continue;
+    const double cost = wmma_cost(p, device, head_dim_tile, variant);
+    if (cost < least) best = variant, least = cost;
+  }
+  return best;
 }
 
 std::string wmma_variant_refusal(const AttentionParams& p, int head_dim_tile, int variant) {
