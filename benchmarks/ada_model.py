@@ -85,6 +85,13 @@ def paces_of(
     return paces, turns
 
 
+def changed_since(path: Path) -> bool:
+    """Whether the kernels have changed since a results file was measured."""
+    sha = json.loads(path.read_text())["git"]["sha"]
+    command = ["git", "-C", str(ROOT), "diff", "--quiet", sha, "--", "src/cuda/wmma"]
+    return subprocess.run(command, stderr=subprocess.DEVNULL).returncode != 0
+
+
 def about() -> dict[str, Any]:
     """Where the figures come from."""
     command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
@@ -124,13 +131,18 @@ def main() -> int:
 
     print(report.counts_table(ada))
     print("\n" + report.loops_table(ada, paces, turns, ADA))
+    print("\n" + report.summary_table(rows))
     print("\n" + report.predictions_table(rows))
     print("\n" + report.calibration_text(comparisons))
+    changed = changed_since(RESULTS / "h200-sweep.json")
+    if changed:
+        print("\nThe kernels have changed since: part of the error is theirs.")
     if published:
         print("\n" + report.published_table(published))
     if args.json:
         paces |= {(measured_on.name, name): p for name, p in hopper_paces.items()}
         document = report.document([*ada, *hopper], paces, rows, comparisons, published, about())
+        document["calibration"]["kernels_changed_since_measured"] = changed
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0

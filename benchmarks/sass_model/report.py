@@ -91,6 +91,33 @@ def predictions_table(rows: Sequence[Row]) -> str:
     return table(["GPU", "(B,H,S,D)", "variant", "time", "of tensor peak", "bound"], cells)
 
 
+def summary_table(rows: Sequence[Row]) -> str:
+    """A line per GPU and problem: the plan's choice, and a faster variant if there is one."""
+    groups: dict[tuple[str, Problem], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row[0].name, row[1]), []).append(row)
+    cells = []
+    for (gpu, problem), group in groups.items():
+        planned = next((row for row in group if row[4]), group[0])
+        fastest = min(group, key=lambda row: row[3].seconds)
+        gain = planned[3].seconds / fastest[3].seconds - 1
+        other = f"{fastest[2].shape.name}, {fastest[3].seconds * 1e6:.4g} us"
+        shape = ", ".join(map(str, problem.shape))
+        cells.append(
+            [
+                gpu,
+                f"({shape}){' causal' if problem.causal else ''}",
+                planned[2].shape.name,
+                f"{planned[3].seconds * 1e6:.4g} us",
+                _percent(planned[3].peak_share),
+                planned[3].bound,
+                other if gain > 0.02 else "",
+            ]
+        )
+    headers = ["GPU", "(B,H,S,D)", "plan", "time", "of tensor peak", "bound", "faster"]
+    return table(headers, cells)
+
+
 def calibration_text(comparisons: Sequence[Comparison]) -> str:
     """One line on the error, and the cases."""
     found = summary(list(comparisons))

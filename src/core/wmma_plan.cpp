@@ -1,13 +1,128 @@
 #include "core/wmma_plan.h"
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "core/plan.h"
-#include "core/wmma_cost.h"
 #include "cuda/wmma/traits.h"
 
 namespace dlattn::core {
 namespace {
+
+// What a tile shape takes, in nanoseconds, measured on an H200 (benchmarks/results: small grids,
+// and batches that fill it), a block per SM and as many as fit.
+struct Speed {
+  double fixed;  // of a block beside its walk: launch, first copies, epilogue
+  double alone;  // per key, a block that has its SM to itself: latencies
+  double busy;   // per key and block, blocks that fill their SM
+};
+
+Speed speed(int head_dim_tile, int variant) {
+  switch (variant) {
+    case wmma::kWide:
+      if (head_dim_tile <= 32) return {3400, 12.5, 9.5};
+      if (head_dim_tile <= 64) return {4200, 15.1, 11.9};
+      if (head_dim_tile <= 96) return {4500, 22.0, 16.5};
+      if (head_dim_tile <= 128) return {5000, 25.1, 20.3};
+      if (head_dim_tile <= 192) return {6000, 36.0, 36.0};
+      return {6900, 50.6, 50.0};
+    case wmma::kNarrow:
+      if (head_dim_tile <= 32) return {3000, 9.1, 5.6};
+      if (head_dim_tile <= 64) return {3100, 10.1, 6.9};
+      if (head_dim_tile <= 96) return {3400, 16.3, 11.5};
+      if (head_dim_tile <= 128) return {3500, 18.1, 12.5};
+      if (head_dim_tile <= 192) return {4900, 24.0, 18.0};
+      return {5500, 33.0, 24.0};
+    case wmma::kSplit:
+      if (head_dim_tile <= 32) return {2600, 5.2, 3.0};
+      if (head_dim_tile <= 64) return {3600, 3.7, 3.7};
+      if (head_dim_tile <= 96) return {3200, 10.1, 8.5};
+      return {3400, 12.8, 11.3};
+    default:  // kAhead
+      return head_dim_tile <= 192 ? Speed{7300, 31.0, 31.0} : Speed{8600, 43.5, 44.0};
+  }
+}
+
+constexpr double kH200Rate = 4850.0;
+
+// Products of mma.sync per SM, in operations per nanosecond, by data sheet but for the H200, where
+// it was measured. Of devices of one compute capability the rates differ by up to two; on the slow
+// ones of 8.6 and later the tensor cores bound every shape, which compare alike then.
+double matrix_rate(const DeviceInfo& device) {
+  if (device.compute_major == 9) return kH200Rate;
+  return device.compute_major == 8 && device.compute_minor == 0 ? 2889.0 : 1700.0;
+}
+
+// How many blocks of a tile shape an SM holds.
+std::int64_t blocks_per_sm(const TileConfig& config, const DeviceInfo& device, int head_dim_tile,
+                           int variant) {
+  constexpr std::int64_t kReservedSmem = 1024;  // bytes per block that CUDA takes for itself
+  if (config.smem_bytes > device.max_smem_per_block) return 0;
+  const std::int64_t by_smem = device.smem_per_sm / (config.smem_bytes + kReservedSmem);
+  return std::min<std::int64_t>(by_smem, wmma::blocks_per_sm(head_dim_tile, variant));
+}
+
+// Blocks of a problem, and the keys that they walk: on average, and the longest.
+struct Walk {
+  double blocks, mean, longest;
+};
+
+Walk walk(const AttentionParams& p, int block_m) {
+  const bool varlen = p.cu_seqlens_q != nullptr;
+  const double batch = static_cast<double>(std::max<std::int64_t>(p.batch_size, 1));
+  const double rows = varlen ? p.total_q / batch : static_cast<double>(p.seqlen_q);
+  const double keys = varlen ? p.total_k / batch : static_cast<double>(p.seqlen_k);
+  const double longest = static_cast<double>(p.seqlen_k);
+  Walk walk;
+  walk.blocks = std::ceil(std::max(rows, 1.0) / block_m) * p.num_heads * batch;
+  walk.mean = keys, walk.longest = longest;
+  const bool causal = p.causal != Causal::kNone;
+  if (causal) {
+    // The last row sees all keys, the first as many fewer as there are rows; a block walks those of
+    // its last one.
+    const double first = std::max(keys - rows, 0.0);
+    walk.mean = std::min(keys, (first + keys) / 2 + block_m / 2.0);
+  }
+  const std::int64_t right = causal ? 0 : p.window_right;
+  if (p.window_left >= 0 && right >= 0) {
+    const double span = static_cast<double>(p.window_left + right + 1 + block_m);
+    walk.mean = std::min(walk.mean, span), walk.longest = std::min(walk.longest, span);
+  }
+  return walk;
+}
+
+// Nanoseconds that a problem takes on a tile shape: the busiest SM works its blocks off in rounds
+// of as many as it holds. Per key a round takes what a block alone does, or what all of them need
+// of the SM. Infinite where the shape does not fit.
+double predicted_time(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile,
+                      int variant) {
+  const TileConfig config = wmma::tile_config(head_dim_tile, variant);
+  const double resident =
+      static_cast<double>(blocks_per_sm(config, device, head_dim_tile, variant));
+  if (resident == 0) return std::numeric_limits<double>::infinity();
+  const Speed measured = speed(head_dim_tile, variant);
+  // Where tensor cores are slower than an H200's, a block alone waits for them so much longer, and
+  // they bound a full SM, on small shapes with somewhat more beside the products.
+  const bool wide = variant == wmma::kWide || variant == wmma::kAhead;
+  const double tensor_bound = wide ? 1.08 : variant == wmma::kNarrow ? 1.12 : 1.2;
+  const double products = 4.0 * head_dim_tile * config.block_m;  // operations per key
+  const double tensor = products / matrix_rate(device);
+  const double alone = measured.alone + std::max(tensor - products / kH200Rate, 0.0);
+  const double busy = std::max(measured.busy, tensor_bound * tensor);
+  const auto per_key = [&](double blocks) { return std::max(alone, blocks * busy); };
+
+  const Walk w = walk(p, config.block_m);
+  const double sms = device.num_sms > 0 ? device.num_sms : 1;
+  const double on_busiest = std::ceil(w.blocks / sms);
+  if (on_busiest <= resident) {  // the longest block goes on alone
+    return measured.fixed + w.mean * per_key(on_busiest) + (w.longest - w.mean) * alone;
+  }
+  const double rounds = std::floor(on_busiest / resident);
+  const double rest = on_busiest - rounds * resident;
+  return std::ceil(on_busiest / resident) * measured.fixed +
+         w.mean * (rounds * per_key(resident) + (rest > 0 ? per_key(rest) : 0.0));
+}
 
 // What Options::batch_invariant has the plan chosen for: rows enough to fill any device, of heads
 // like the problem's. Nothing in its sizes depends on what else is in the batch.
@@ -37,20 +152,20 @@ std::string fast_refusal(const AttentionParams& p) {
 
 }  // namespace
 
-// The general kernel takes what the others do not serve; of those, the fastest by prediction. On
-// devices before compute capability 9.0 an mbarrier's arrival is a fence and an atomic, so kAhead
-// is not for them. Of equal ones the first is taken.
+// The general kernel takes what the others do not serve; of those, the one that is predicted to be
+// the fastest. By mbarriers warps hand over well from compute capability 9.0 on; before it an
+// arrival costs a fence and an atomic.
 int choose_wmma_variant(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
                         bool batch_invariant) {
   if (!fast_refusal(params).empty()) return wmma::kGeneral;
   const AttentionParams p = batch_invariant ? large_batch_of(params) : params;
-  int best = wmma::kNarrow;
+  int best = wmma::kNarrow;  // the one that needs least shared memory
   double least = std::numeric_limits<double>::infinity();
-  for (const int variant : {wmma::kWide, wmma::kNarrow, wmma::kSplit, wmma::kAhead}) {
+  for (const int variant : {wmma::kAhead, wmma::kWide, wmma::kNarrow, wmma::kSplit}) {
     if (!wmma::has_variant(head_dim_tile, variant)) continue;
     if (variant == wmma::kAhead && device.compute_major < 9) continue;
-    const double cost = wmma_cost(p, device, head_dim_tile, variant);
-    if (cost < least) best = variant, least = cost;
+    const double time = predicted_time(p, device, head_dim_tile, variant);
+    if (time < least) least = time, best = variant;
   }
   return best;
 }

@@ -17,6 +17,7 @@ struct SplitShape {
 };
 
 constexpr SplitShape split_shape(int head_dim_tile) {
+  if (head_dim_tile <= 32) return {2, 4, 1, 64, 2, 2};
   if (head_dim_tile <= 64) return {2, 4, 1, 64, 2, 1};
   return {2, 4, 1, 32, 2, 1};
 }

@@ -114,6 +114,12 @@ constexpr int general_smem_bytes(int head_dim_tile, bool mask, int bias_bytes) {
   return smem_map(head_dim_tile, kGeneral).total + slots * ((mask ? 1 : 0) + bias_bytes);
 }
 
+// Blocks per SM that a shape's registers leave room for.
+constexpr int blocks_per_sm(int head_dim_tile, int variant) {
+  if (variant == kSplit) return split_shape(head_dim_tile).blocks_per_sm;
+  return tile_shape(head_dim_tile, variant).blocks_per_sm;
+}
+
 constexpr TileConfig tile_config(int head_dim_tile, int variant) {
   if (variant == kSplit) return split_tile_config(head_dim_tile);
   const TileShape shape = tile_shape(head_dim_tile, variant);
