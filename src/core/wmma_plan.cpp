@@ -33,7 +33,7 @@ Speed speed(int head_dim_tile, int variant) {
       if (head_dim_tile <= 96) return {3400, 16.3, 11.5};
       if (head_dim_tile <= 128) return {3500, 18.1, 12.5};
       if (head_dim_tile <= 192) return {4900, 24.0, 18.0};
-      return {8000, 33.0, 24.0};
+      return {7000, 33.0, 24.0};
     case wmma::kSplit:
       if (head_dim_tile <= 32) return {2600, 5.2, 3.0};
       if (head_dim_tile <= 64) return {3600, 3.7, 3.7};
