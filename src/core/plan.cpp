@@ -149,15 +149,12 @@ std::string variant_refusal(Kernel kernel, const AttentionParams& p, const Optio
   return why.empty() ? why : concat(to_string(kernel), ": ", why);
 }
 
-std::string launch_refusal(Kernel kernel, const AttentionParams& p, const DeviceInfo& device,
-                           const Options& options) {
-  const int tile = head_dim_tile(kernel, p.dtype, larger_head_dim(p));
-  const TileConfig config =
-      tile_config(kernel, p, tile, choose_variant(kernel, p, device, options));
-  if (config.smem_bytes > device.max_smem_per_block) {
-    return concat(to_string(kernel), ": needs ", config.smem_bytes,
-                  " bytes of shared memory per block; ", device.name, " has ",
-                  device.max_smem_per_block);
+// What a plan asks of the device that it does not have.
+std::string launch_refusal(const Plan& plan, const AttentionParams& p, const DeviceInfo& device) {
+  const char* kernel = to_string(plan.kernel);
+  if (plan.smem_bytes > device.max_smem_per_block) {
+    return concat(kernel, ": needs ", plan.smem_bytes, " bytes of shared memory per block; ",
+                  device.name, " has ", device.max_smem_per_block);
   }
   const struct {
     const char* name;
@@ -165,13 +162,12 @@ std::string launch_refusal(Kernel kernel, const AttentionParams& p, const Device
   } lengths[] = {{"seqlen_q", p.seqlen_q}, {"seqlen_k", p.seqlen_k}};
   for (const auto& length : lengths) {
     if (length.value > kMaxSeqlen) {
-      return concat(to_string(kernel), ": ", length.name, " is ", length.value,
-                    "; accepted: up to ", kMaxSeqlen);
+      return concat(kernel, ": ", length.name, " is ", length.value, "; accepted: up to ",
+                    kMaxSeqlen);
     }
   }
-  if (num_blocks(p, config.block_m) > kMaxGrid) {
-    return concat(to_string(kernel), ": needs ", num_blocks(p, config.block_m),
-                  " thread blocks; accepted: up to ", kMaxGrid);
+  if (plan.grid > kMaxGrid) {
+    return concat(kernel, ": needs ", plan.grid, " thread blocks; accepted: up to ", kMaxGrid);
   }
   return {};
 }
@@ -222,6 +218,9 @@ const char* score_feature(const AttentionParams& p) {
   return p.alibi_slopes ? "alibi_slopes" : nullptr;
 }
 
+namespace {
+
+// The plan of a problem that a CUDA family accepts, on one of its tile shapes.
 Plan cuda_plan(Kernel kernel, const AttentionParams& p, int variant) {
   Plan plan;
   plan.kernel = kernel;
@@ -239,6 +238,21 @@ Plan cuda_plan(Kernel kernel, const AttentionParams& p, int variant) {
   plan.grid = num_blocks(p, config.block_m);
   return plan;
 }
+
+// Why a CUDA family cannot run a problem; empty if it can, and then `plan` is how.
+std::string plan_on(Kernel kernel, const AttentionParams& params, const DeviceInfo& device,
+                    const Options& options, Plan* plan) {
+  std::string why = device_refusal(kernel, device);
+  if (why.empty()) why = dtype_refusal(kernel, params);
+  if (why.empty()) why = head_dim_refusal(kernel, params);
+  if (why.empty()) why = feature_refusal(kernel, params);
+  if (why.empty()) why = variant_refusal(kernel, params, options);
+  if (!why.empty()) return why;
+  *plan = cuda_plan(kernel, params, choose_variant(kernel, params, device, options));
+  return launch_refusal(*plan, params, device);
+}
+
+}  // namespace
 
 bool archs_serve(const std::string& archs, int compute_major, int compute_minor) {
   const int wanted = compute_major * 10 + compute_minor;
@@ -262,13 +276,8 @@ std::string refusal(Kernel kernel, const AttentionParams& params, const DeviceIn
     const std::string why = cpu_refusal(device);
     return why.empty() ? variant_refusal(kernel, params, options) : why;
   }
-  std::string why = device_refusal(kernel, device);
-  if (why.empty()) why = dtype_refusal(kernel, params);
-  if (why.empty()) why = head_dim_refusal(kernel, params);
-  if (why.empty()) why = feature_refusal(kernel, params);
-  if (why.empty()) why = variant_refusal(kernel, params, options);
-  if (why.empty()) why = launch_refusal(kernel, params, device, options);
-  return why;
+  Plan plan;
+  return plan_on(kernel, params, device, options, &plan);
 }
 
 std::vector<std::string> refusals(const AttentionParams& params, const DeviceInfo& device,
@@ -300,8 +309,8 @@ Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Op
   }
   for (const Kernel kernel : kCudaKernels) {
     const bool wanted = options.kernel == Kernel::kAuto || options.kernel == kernel;
-    if (wanted && refusal(kernel, params, device, options).empty())
-      return cuda_plan(kernel, params, choose_variant(kernel, params, device, options));
+    Plan plan;
+    if (wanted && plan_on(kernel, params, device, options, &plan).empty()) return plan;
   }
   throw UnsupportedError("no kernel can run this: " + join(refusals(params, device, options)));
 }

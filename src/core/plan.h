@@ -23,9 +23,6 @@ const char* score_feature(const AttentionParams& params);
 // run it.
 Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Options& options);
 
-// The plan of a problem that a CUDA family accepts, on one of its tile shapes.
-Plan cuda_plan(Kernel kernel, const AttentionParams& params, int variant);
-
 // Why none of the kernels that `options` admits can run a valid problem; empty if one can.
 std::vector<std::string> refusals(const AttentionParams& params, const DeviceInfo& device,
                                   const Options& options);
