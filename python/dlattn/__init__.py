@@ -6,12 +6,18 @@ takes torch, CuPy, JAX and NumPy arrays as they are, without a copy, and returns
 same kind on the same device.
 """
 
-from dlattn import flash_attn
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from dlattn._api import attention, attention_varlen, info, merge_states, plan, supported
 from dlattn._core import __version__
 from dlattn._errors import DeviceError, UnsupportedError
-from dlattn._sdpa import scaled_dot_product_attention
 from dlattn._types import DeviceInfo, Info, Plan, Support
+
+if TYPE_CHECKING:
+    from dlattn import flash_attn
+    from dlattn._sdpa import scaled_dot_product_attention
 
 __all__ = [
     "DeviceError",
@@ -30,3 +36,17 @@ __all__ = [
     "scaled_dot_product_attention",
     "supported",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The other libraries' signatures, on first use: NumPy, which they need, loads slowly."""
+    if name == "flash_attn":
+        import importlib
+
+        return importlib.import_module("dlattn.flash_attn")
+    if name == "scaled_dot_product_attention":
+        from dlattn._sdpa import scaled_dot_product_attention
+
+        globals()[name] = scaled_dot_product_attention
+        return scaled_dot_product_attention
+    raise AttributeError(f"module 'dlattn' has no attribute {name!r}")
