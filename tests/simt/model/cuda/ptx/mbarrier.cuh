@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "cuda/ptx/smem.cuh"
-#include "harness/async_copy.h"
+#include "harness/mbarrier.h"
 
 namespace dlattn::ptx {
 
