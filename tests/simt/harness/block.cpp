@@ -65,8 +65,8 @@ struct Mbarrier {
 };
 
 struct Block {
-  unsigned char* memory = nullptr;  // guard, shared memory, guard
-  unsigned char* async_view = nullptr;  // of the shared memory; null until something needs it
+  unsigned char* memory = nullptr;      // guard, shared memory, guard
+  unsigned char* async_view = nullptr;  // of the shared memory
   SyncObjects* sync = nullptr;
   Block* next = nullptr;
 };
@@ -86,6 +86,7 @@ int arrived[kNumBarriers][kMaxWarps];
 int arrived_count[kNumBarriers];
 
 Fiber copy_engines[kMaxMbarriers];
+BulkLoads bulk_loads[kMaxMbarriers];
 Fiber host;
 Worker* current = nullptr;  // null: the host runs
 Block* block = nullptr;
@@ -143,8 +144,8 @@ void describe(const Worker& w) {
       std::fprintf(stderr, " %d of %d threads", w.barrier_id, w.barrier_count);
     if (w.state == State::kAtMbarrier) {
       const Mbarrier& m = mbarriers[w.mbarrier];
-      std::fprintf(stderr, " %d for parity %d: phase %u has %d of %d arrivals", w.mbarrier, w.parity,
-                   m.phase, m.arrived, m.count);
+      std::fprintf(stderr, " %d for parity %d: phase %u has %d of %d arrivals", w.mbarrier,
+                   w.parity, m.phase, m.arrived, m.count);
       if (m.expected != 0 || m.started != 0)
         std::fprintf(stderr, ", lacks %ld bytes, %ld on their way", m.expected, m.started);
     }
@@ -325,6 +326,8 @@ Block* make_block() {
   const std::size_t whole = (shape.smem_bytes + kGuard - 1) / kGuard * kGuard + 2 * kGuard;
   made->memory = static_cast<unsigned char*>(std::aligned_alloc(kGuard, whole));
   std::memset(made->memory, kFill, whole);
+  made->async_view = static_cast<unsigned char*>(std::malloc(shape.smem_bytes + 1));
+  std::memset(made->async_view, kFill, shape.smem_bytes);
 #if defined(SIMT_ASAN)
   __asan_poison_memory_region(made->memory, kGuard);
   const std::size_t end = kGuard + shape.smem_bytes;
@@ -400,6 +403,13 @@ void check_registers() {
     die("setmaxnreg asks for %d registers, the block has %d", all, at_launch * num_threads);
 }
 
+void check_bulk_loads() {
+  for (int i = 0; i < num_mbarriers; ++i) {
+    if (bulk_loads[i].count != 0)
+      die("the block ends with %d bulk loads that nobody waited for", bulk_loads[i].count);
+  }
+}
+
 void run_block(const dim3& block_idx, Random* random) {
   Block* made = make_block();
   made->next = block;
@@ -412,12 +422,30 @@ void run_block(const dim3& block_idx, Random* random) {
   } while (!pass_barrier());
   check_guards();
   check_registers();
+  check_bulk_loads();
 }
 
 void wait(State state, const char* name) {
   current->state = state;
   current->name = name;
   to_host();
+}
+
+// What a copy engine has to do for the current thread.
+struct CopyJob {
+  int mbarrier;
+  void (*complete)(const BulkLoads& loads);
+} copy_job;
+
+void copy_engine_entry() {
+  finish_first_switch(&current->fiber);
+  for (;;) {
+    const int i = copy_job.mbarrier;
+    tsan_acquire(&block->sync->copy_engines[i]);
+    copy_job.complete(bulk_loads[i]);
+    tsan_release(&block->sync->mbarriers[i][mbarriers[i].phase & 1]);
+    switch_fiber(&copy_engines[i], &current->fiber);
+  }
 }
 
 int find_mbarrier(const void* memory, const char* what) {
@@ -546,10 +574,10 @@ void mbarrier_start_bytes(void* memory, std::uint32_t bytes) {
   check_bytes(m);
 }
 
-void mbarrier_complete_bytes(void* memory, std::uint32_t bytes) {
+void mbarrier_complete_bytes(void* memory) {
   Mbarrier& m = mbarriers[find_mbarrier(memory, "a copy's completion")];
-  m.started -= bytes;
-  m.expected -= bytes;
+  m.expected -= m.started;
+  m.started = 0;
   end_phase_if_complete(&m);
 }
 
@@ -558,15 +586,16 @@ void fence_mbarrier_init() {
 }
 
 const unsigned char* async_view(const void* smem) {
-  if (!block->async_view) {
-    block->async_view = static_cast<unsigned char*>(std::malloc(shape.smem_bytes));
-    std::memset(block->async_view, kFill, shape.smem_bytes);
-  }
   return block->async_view + (static_cast<const unsigned char*>(smem) - dynamic_smem());
 }
 
+// Not by memcpy, which ThreadSanitizer sees.
 void write_async_view(void* smem, const void* from, std::size_t bytes) {
-  std::memcpy(const_cast<unsigned char*>(async_view(smem)), from, bytes);
+  unsigned char* to = const_cast<unsigned char*>(async_view(smem));
+  const auto* words = static_cast<const volatile std::uint64_t*>(from);
+  std::size_t i = 0;
+  for (; i + 8 <= bytes; i += 8) *reinterpret_cast<std::uint64_t*>(to + i) = words[i / 8];
+  for (; i < bytes; ++i) to[i] = static_cast<const volatile unsigned char*>(from)[i];
 }
 
 void fence_async_proxy() {
@@ -574,17 +603,21 @@ void fence_async_proxy() {
   write_async_view(dynamic_smem(), dynamic_smem(), shape.smem_bytes);
 }
 
-void release_to_copy_engine(void* mbarrier) {
-  tsan_release(&block->sync->copy_engines[find_mbarrier(mbarrier, "a copy's completion")]);
+void add_bulk_load(void* mbarrier, const BulkCopy& load) {
+  const int i = find_mbarrier(mbarrier, "a copy's completion");
+  BulkLoads& loads = bulk_loads[i];
+  if (loads.count == BulkLoads::kMax) die("more than %d bulk loads in flight", BulkLoads::kMax);
+  loads.loads[loads.count++] = load;
+  tsan_release(&block->sync->copy_engines[i]);
 }
 
-void run_as_copy_engine(void* mbarrier, void (*copy)(void*), void* context) {
+void run_copy_engine(void* mbarrier, void (*complete)(const BulkLoads& loads)) {
   const int i = find_mbarrier(mbarrier, "a copy's completion");
-  enter_tsan_fiber(&copy_engines[i]);
-  tsan_acquire(&block->sync->copy_engines[i]);
-  copy(context);
-  tsan_release(&block->sync->mbarriers[i][mbarriers[i].phase & 1]);
-  leave_tsan_fiber(&current->fiber);
+  if (bulk_loads[i].count == 0) return;
+  if (!copy_engines[i].stack) make_fiber(&copy_engines[i], copy_engine_entry);
+  copy_job = {i, complete};
+  switch_fiber(&current->fiber, &copy_engines[i]);
+  bulk_loads[i].count = 0;
 }
 
 void set_max_registers(int count, bool increase) {

@@ -80,7 +80,7 @@ void mbarrier_promise(void* memory);
 void mbarrier_expect(void* memory, std::uint32_t bytes);
 // A copy that will bring so many of them. Whoever waits for nothing else any more completes it.
 void mbarrier_start_bytes(void* memory, std::uint32_t bytes);
-void mbarrier_complete_bytes(void* memory, std::uint32_t bytes);
+void mbarrier_complete_bytes(void* memory);  // all that are on their way
 // Waits until the phase of this parity is complete, or all that it lacks is promised: whether it is
 // the latter.
 bool mbarrier_wait(void* memory, int parity);
@@ -96,10 +96,27 @@ void fence_async_proxy();
 const unsigned char* async_view(const void* smem);
 void write_async_view(void* smem, const void* from, std::size_t bytes);
 
-// Runs `copy` as the engine that brings bytes to this mbarrier: to ThreadSanitizer a thread of its
-// own, after all that was released to the engine, and before whoever waits at the mbarrier.
-void release_to_copy_engine(void* mbarrier);
-void run_as_copy_engine(void* mbarrier, void (*copy)(void*), void* context);
+// A bulk copy in flight.
+constexpr int kMaxRank = 5;
+struct TensorMap;
+struct BulkCopy {
+  const TensorMap* map;
+  unsigned char* smem;
+  int coordinates[kMaxRank];
+  int group;               // of a store
+  std::uint64_t checksum;  // of a store's source
+};
+struct BulkLoads {
+  static constexpr int kMax = 64;
+  BulkCopy loads[kMax];
+  int count;
+};
+// The loads in flight whose bytes count for this mbarrier; what the caller has done is ordered
+// before what the engine does.
+void add_bulk_load(void* mbarrier, const BulkCopy& load);
+// Has them completed by the mbarrier's copy engine: to ThreadSanitizer a thread of its own, and
+// ordered before whoever waits at the mbarrier.
+void run_copy_engine(void* mbarrier, void (*complete)(const BulkLoads& loads));
 
 // setmaxnreg by the calling thread's warp. At the block's end the warps of each warpgroup must have
 // asked for the same number, and all together for no more than the block was launched with.
@@ -174,6 +191,10 @@ struct WgmmaOperations {
   const WgmmaOperation* operations;
   int count;
 };
+// What the warps of a warpgroup issue must be the same: that this warp's number `index` is this
+// one, and, at a warp's end, that it has issued as many as the others.
+void log_wgmma(int index, const WgmmaOperation& operation);
+void end_wgmma_log(int issued);
 void combine_wgmma(void* const (&operands)[kWarpSize], unsigned mask);
 
 // 16 bytes of an operand in shared memory, a matrix of k = 16 by rows (M or N). K-major: chunk c

@@ -12,8 +12,6 @@
 // thread's wait, and is done there: the source must still be what it was at the issue.
 namespace simt {
 
-constexpr int kMaxRank = 5;
-
 // What a tensor map says. Fits in the 128 bytes of the opaque one.
 struct TensorMap {
   unsigned char* address;
@@ -91,20 +89,11 @@ void for_each_chunk(const TensorMap& map, unsigned char* smem, const int* coordi
   }
 }
 
-struct BulkCopy {
-  const TensorMap* map;
-  unsigned char* smem;
-  int coordinates[kMaxRank];
-  int group;               // of a store
-  std::uint64_t checksum;  // of a store's source
-};
-
 struct BulkState {
   std::vector<BulkCopy> stores;  // in flight, oldest first
   int groups = 0;                // committed so far
 };
 
-inline std::vector<BulkCopy> bulk_loads[kMaxMbarriers];
 inline BulkState bulk_states[kMaxThreads];
 inline BulkState& bulk_state() {
   return bulk_states[this_thread().index];
@@ -134,26 +123,22 @@ inline void issue_bulk_load(const TensorMap* map, unsigned char* smem, void* mba
     overwrite(chunk.smem, nullptr, 16, 0xFFFFFFFFu);
     write_async_view(chunk.smem, chunk.smem, 16);
   });
-  release_to_copy_engine(mbarrier);
-  bulk_loads[mbarrier_number(mbarrier)].push_back(copy);
+  add_bulk_load(mbarrier, copy);
 }
 
 inline void complete_bulk_loads(void* mbarrier) {
-  std::vector<BulkCopy>& loads = bulk_loads[mbarrier_number(mbarrier)];
-  if (loads.empty()) return;
-  const auto copy_all = [](void* context) {
-    for (const BulkCopy& load : *static_cast<std::vector<BulkCopy>*>(context)) {
+  run_copy_engine(mbarrier, [](const BulkLoads& all) {
+    for (int i = 0; i < all.count; ++i) {
+      const BulkCopy& load = all.loads[i];
       for_each_chunk(*load.map, load.smem, load.coordinates, [](const BoxChunk& chunk) {
         unsigned char content[16] = {};  // zeros where the tensor ends
-        for (int i = chunk.begin; i < chunk.end; ++i) content[i] = chunk.global[i - chunk.begin];
+        for (int b = chunk.begin; b < chunk.end; ++b) content[b] = chunk.global[b - chunk.begin];
         overwrite(chunk.smem, content, 16, 0);
         write_async_view(chunk.smem, content, 16);
       });
     }
-  };
-  run_as_copy_engine(mbarrier, copy_all, &loads);
-  for (const BulkCopy& load : loads) mbarrier_complete_bytes(mbarrier, box_bytes(*load.map));
-  loads.clear();
+  });
+  mbarrier_complete_bytes(mbarrier);
 }
 
 inline std::uint64_t checksum_of_source(const BulkCopy& copy) {
@@ -203,13 +188,6 @@ inline void finish_bulk_stores() {
     die("the thread ends with %zu bulk stores that it never waited for",
         bulk_state().stores.size());
   bulk_state().groups = 0;
-}
-
-// At a block's end.
-inline void finish_bulk_loads() {
-  for (const std::vector<BulkCopy>& loads : bulk_loads) {
-    if (!loads.empty()) die("the block ends with %zu bulk loads in flight", loads.size());
-  }
 }
 
 }  // namespace simt

@@ -154,23 +154,6 @@ void switch_fiber(Fiber* from, Fiber* to) {
 #endif
 }
 
-void enter_tsan_fiber(Fiber* fiber) {
-#if defined(SIMT_TSAN)
-  if (!fiber->tsan_fiber) fiber->tsan_fiber = __tsan_create_fiber(0);
-  __tsan_switch_to_fiber(fiber->tsan_fiber, __tsan_switch_to_fiber_no_sync);
-#else
-  (void)fiber;
-#endif
-}
-
-void leave_tsan_fiber(Fiber* own) {
-#if defined(SIMT_TSAN)
-  __tsan_switch_to_fiber(own->tsan_fiber, __tsan_switch_to_fiber_no_sync);
-#else
-  (void)own;
-#endif
-}
-
 void tsan_release(void* object) {
 #if defined(SIMT_TSAN)
   __tsan_release(object);

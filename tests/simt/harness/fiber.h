@@ -26,11 +26,6 @@ void finish_first_switch(Fiber* from);
 // Saves the running fiber in `from` and runs `to`. Returns when somebody switches back to `from`.
 void switch_fiber(Fiber* from, Fiber* to);
 
-// Lets the running stack count as `fiber` to ThreadSanitizer, and as the fiber that it belongs to
-// again. `fiber` needs no stack.
-void enter_tsan_fiber(Fiber* fiber);
-void leave_tsan_fiber(Fiber* own);
-
 // Happens-before edges for ThreadSanitizer; nothing in other builds.
 void tsan_release(void* object);
 void tsan_acquire(void* object);

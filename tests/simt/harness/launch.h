@@ -17,7 +17,6 @@ void launch(const Launch& shape, Body body) {
     finish_wgmma();
   };
   run(shape, thread, &body);
-  finish_bulk_loads();
 }
 
 }  // namespace simt

@@ -1,6 +1,7 @@
 // wgmma's products and operands in shared memory. Compiled without instrumentation: the scheduler
 // runs the products over the registers of all lanes, which show the sanitizers what they read
 // themselves.
+#include <cstdlib>
 #include <cstring>
 
 #include "block.h"
@@ -87,7 +88,52 @@ void multiply(const WgmmaOperations* const (&lanes)[kWarpSize], int index, int w
   }
 }
 
+// What the warps of each warpgroup have issued.
+struct Log {
+  std::uint64_t* operations;
+  int count, capacity;
+  int warps_ended;
+};
+constexpr int kWarpgroup = 4;
+Log logs[kMaxThreads / kWarpSize / kWarpgroup];
+Log& current_log() {
+  return logs[this_thread().warp / kWarpgroup];
+}
+
+std::uint64_t hash(const WgmmaOperation& o) {
+  const std::uint64_t flags = static_cast<std::uint64_t>(o.n) << 8 | o.a_in_registers << 4 |
+                              o.a_mn_major << 3 | o.b_mn_major << 2 | o.bfloat16 << 1 |
+                              o.accumulate;
+  constexpr std::uint64_t kOdd = 0x9E3779B97F4A7C15ull;
+  return ((o.descriptor_a * kOdd + o.descriptor_b) * kOdd ^ flags) * kOdd;
+}
+
 }  // namespace
+
+void log_wgmma(int index, const WgmmaOperation& operation) {
+  Log& log = current_log();
+  if (index == log.count) {
+    if (log.warps_ended > 0) die("a wgmma that another warp of the warpgroup has not issued");
+    if (log.count == log.capacity) {
+      log.capacity = 2 * log.capacity + 64;
+      log.operations = static_cast<std::uint64_t*>(
+          std::realloc(log.operations, log.capacity * sizeof(std::uint64_t)));
+    }
+    log.operations[log.count++] = hash(operation);
+  }
+  if (log.operations[index] != hash(operation))
+    die("the warps of a warpgroup issue different wgmma operations");
+}
+
+void end_wgmma_log(int issued) {
+  Log& log = current_log();
+  if (issued != log.count)
+    die("the warps of a warpgroup issue different numbers of wgmma operations");
+  const int warps = num_block_threads() / kWarpSize;
+  const int first = this_thread().warp / kWarpgroup * kWarpgroup;
+  const int members = warps - first < kWarpgroup ? warps - first : kWarpgroup;
+  if (++log.warps_ended == members) log.count = log.warps_ended = 0;
+}
 
 const unsigned char* wgmma_chunk(std::uint64_t descriptor, bool mn_major, int chunk) {
   const auto field = [&](int bit, int bits) {

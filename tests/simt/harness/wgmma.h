@@ -8,10 +8,10 @@
 #include "block.h"
 #include "memory.h"
 
-// wgmma: a product is computed at the last moment, the wait for its group. From its issue until then
-// its accumulators hold a NaN of their own, and its operands, in registers and in shared memory,
-// must stay what they were. Each lane reads its share of the operands at both ends, which is where
-// ThreadSanitizer sees them.
+// wgmma: a product is computed at the last moment, the wait for its group. From its issue until
+// then its accumulators hold a NaN of their own, and its operands, in registers and in shared
+// memory, must stay what they were. Each lane reads its share of the operands at both ends, which
+// is where ThreadSanitizer sees them.
 namespace simt {
 
 struct WgmmaInFlight {
@@ -33,7 +33,7 @@ struct WgmmaState {
   std::vector<WgmmaAccumulators> accumulators;
   int groups = 0;  // committed so far
   bool fenced = false;
-  std::size_t issued = 0;
+  int issued = 0;
 };
 
 inline WgmmaState wgmma_states[kMaxThreads];
@@ -41,43 +41,14 @@ inline WgmmaState& wgmma_state() {
   return wgmma_states[this_thread().index];
 }
 
-// What the warps of each warpgroup have issued, which must be the same.
-struct WarpgroupLog {
-  std::vector<WgmmaOperation> operations;
-  int warps_ended = 0;
-};
-constexpr int kWarpgroup = 4;
-inline WarpgroupLog warpgroup_logs[kMaxThreads / kWarpSize / kWarpgroup];
-inline WarpgroupLog& warpgroup_log() {
-  return warpgroup_logs[this_thread().warp / kWarpgroup];
-}
-
 constexpr std::uint32_t kInFlight = 0x7FC0DEADu;  // a NaN
-
-inline bool same_operation(const WgmmaOperation& a, const WgmmaOperation& b) {
-  return a.descriptor_a == b.descriptor_a && a.descriptor_b == b.descriptor_b && a.n == b.n &&
-         a.a_in_registers == b.a_in_registers && a.a_mn_major == b.a_mn_major &&
-         a.b_mn_major == b.b_mn_major && a.bfloat16 == b.bfloat16 && a.accumulate == b.accumulate;
-}
-
-inline void log_operation(const WgmmaOperation& operation) {
-  WgmmaState& state = wgmma_state();
-  std::vector<WgmmaOperation>& log = warpgroup_log().operations;
-  if (state.issued == log.size()) {
-    if (warpgroup_log().warps_ended > 0) die("a wgmma that another warp has not issued");
-    log.push_back(operation);
-  }
-  if (!same_operation(log[state.issued++], operation))
-    die("the warps of a warpgroup issue different wgmma operations");
-}
 
 // Reads the lane's share of the warp's operands, and calls visit(chunk) for each.
 template <typename Visit>
 void for_each_shared_chunk(const WgmmaOperation& o, Visit visit) {
-  const int lane = this_thread().lane, warp = this_thread().warp % kWarpgroup;
+  const int lane = this_thread().lane, warp = this_thread().warp % 4;
   constexpr int kChunksA = 32;  // of the warp's 16 rows
-  if (!o.a_in_registers)
-    visit(wgmma_chunk(o.descriptor_a, o.a_mn_major, warp * kChunksA + lane));
+  if (!o.a_in_registers) visit(wgmma_chunk(o.descriptor_a, o.a_mn_major, warp * kChunksA + lane));
   for (int chunk = lane; chunk < 2 * o.n; chunk += kWarpSize)
     visit(wgmma_chunk(o.descriptor_b, o.b_mn_major, chunk));
 }
@@ -115,7 +86,7 @@ inline float* take_accumulators(float* registers, int count) {
 inline void issue_wgmma(WgmmaOperation operation, float* accumulators,
                         const std::uint32_t* registers_a) {
   WgmmaState& state = wgmma_state();
-  if (num_block_threads() % (kWarpgroup * kWarpSize) != 0) die("wgmma in a part of a warpgroup");
+  if (num_block_threads() % (4 * kWarpSize) != 0) die("wgmma in a part of a warpgroup");
   if (operation.n < 8 || operation.n > 256 || operation.n % 8 != 0)
     die("a wgmma of n = %d", operation.n);
   if (!state.fenced) die("wgmma without wgmma.fence after registers may have changed");
@@ -126,7 +97,7 @@ inline void issue_wgmma(WgmmaOperation operation, float* accumulators,
     if (std::memcmp(chunk, async_view(chunk), 16) != 0)
       die("wgmma reads what threads wrote without fence.proxy.async");
   });
-  if (this_thread().lane == 0) log_operation(operation);
+  if (this_thread().lane == 0) log_wgmma(state.issued++, operation);
   state.operations.push_back(
       {operation, registers_a, state.groups, checksum_of_operands(operation)});
 }
@@ -160,8 +131,8 @@ inline void wait_wgmma(int pending_groups) {
   std::vector<WgmmaOperation> done;
   for (const WgmmaInFlight& o : state.operations) {
     if (o.group >= state.groups - pending_groups) break;
-    if (o.registers_a && std::memcmp(o.registers_a, o.operation.registers_a,
-                                     sizeof o.operation.registers_a) != 0) {
+    if (o.registers_a &&
+        std::memcmp(o.registers_a, o.operation.registers_a, sizeof o.operation.registers_a) != 0) {
       die("registers of a that a wgmma in flight reads were written");
     }
     if (checksum_of_operands(o.operation) != o.checksum)
@@ -180,15 +151,7 @@ inline void finish_wgmma() {
   WgmmaState& state = wgmma_state();
   if (!state.operations.empty())
     die("the thread ends with %zu wgmma operations in flight", state.operations.size());
-  if (this_thread().lane == 0) {
-    WarpgroupLog& log = warpgroup_log();
-    if (state.issued != log.operations.size())
-      die("the warps of a warpgroup issue different numbers of wgmma operations");
-    const int warps = num_block_threads() / kWarpSize;
-    const int first = this_thread().warp / kWarpgroup * kWarpgroup;
-    const int whole = warps - first < kWarpgroup ? warps - first : kWarpgroup;
-    if (++log.warps_ended == whole) log = {};
-  }
+  if (this_thread().lane == 0) end_wgmma_log(state.issued);
   state.groups = 0;
   state.fenced = false;
   state.issued = 0;
