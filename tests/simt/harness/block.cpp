@@ -667,11 +667,15 @@ void warp_collective(const char* name, unsigned mask, Combine combine, void* ope
 }
 
 void sync_warp(unsigned mask) {
+  ordering_collective("__syncwarp", mask, nullptr, nullptr);
+}
+
+void ordering_collective(const char* name, unsigned mask, Combine combine, void* operand) {
   Worker* me = current;
   const int warp = me->thread.warp, which = index_of_mask(warp, mask);
   long* object = &block->sync->warp[warp][which][me->warp_syncs[which]++ & 1];
   tsan_release(object);
-  warp_collective("__syncwarp", mask, nullptr, nullptr);
+  warp_collective(name, mask, combine, operand);
   tsan_acquire(object);
 }
 

@@ -12,6 +12,8 @@
 //   __syncthreads   orders all threads of the block.
 //   bar.sync        orders the threads that meet at it; those that bar.arrive, before it.
 //   __syncwarp      orders the lanes of its mask.
+//   wgmma.wait_group orders the lanes of its warp: what one of them does after it comes after all
+//                   that the warp's products read.
 //   shuffles, votes, wmma loads, stores and products exchange registers and order NO memory: a
 //   lane's plain store needs
 //                   a __syncwarp before another lane, or a wmma load, reads it, as the CUDA guide
@@ -127,6 +129,8 @@ void set_max_registers(int count, bool increase);
 // memory. `combine` must be one of those below, for they are compiled without instrumentation.
 using Combine = void (*)(void* const (&operands)[kWarpSize], unsigned mask);
 void warp_collective(const char* name, unsigned mask, Combine combine, void* operand);
+// The same, ordering the lanes' memory as __syncwarp does.
+void ordering_collective(const char* name, unsigned mask, Combine combine, void* operand);
 
 struct Shuffle {
   std::uint64_t value;

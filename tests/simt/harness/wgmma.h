@@ -140,7 +140,7 @@ inline void wait_wgmma(int pending_groups) {
     done.push_back(o.operation);
   }
   WgmmaOperations operand{done.data(), static_cast<int>(done.size())};
-  warp_collective("wgmma.wait_group", 0xFFFFFFFFu, combine_wgmma, &operand);
+  ordering_collective("wgmma.wait_group", 0xFFFFFFFFu, combine_wgmma, &operand);
   state.operations.erase(state.operations.begin(), state.operations.begin() + operand.count);
   return_accumulators();
   state.fenced = false;
