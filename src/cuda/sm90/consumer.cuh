@@ -69,22 +69,16 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       turns.pass();
       ptx::wgmma_wait<1>();
       float sums[2], factors[2];
-      bool raised = true;
-      if constexpr (edge) {
-        release(shared.keys, use + 1);
-        apply_mask(acc_s, mask, lane_row, n * kBlockN, lane);
+      if constexpr (edge) apply_mask(acc_s, mask, lane_row, n * kBlockN, lane);
+      softmax.exponentiate(acc_s, scale, sums);
+      const bool raised = Softmax::outgrown<T>(sums);
+      if (raised) {
+        recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1), warp, lane);
+        if constexpr (edge) apply_mask(acc_s, mask, lane_row, n * kBlockN, lane);
         softmax.raise(acc_s, scale, factors);
         softmax.exponentiate(acc_s, scale, sums);
-      } else {
-        softmax.exponentiate(acc_s, scale, sums);
-        raised = Softmax::outgrown<T>(sums);
-        if (raised) {
-          recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1), warp, lane);
-          softmax.raise(acc_s, scale, factors);
-          softmax.exponentiate(acc_s, scale, sums);
-        }
-        release(shared.keys, use + 1);
       }
+      release(shared.keys, use + 1);
       softmax.add(sums);
       ptx::wgmma_wait<0>();
       release(shared.values, use);
@@ -95,6 +89,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
 
     shared.queries.wait_full(query_use);
     int n = all.end - 1;
+#pragma unroll 1
     for (; n >= all.begin && n >= tiles.end; --n) pass_over();
     if (tiles.begin < tiles.end) {
       // The first tile: its scores and probabilities alone.
@@ -127,6 +122,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       release(shared.values, use);
       ++use;
     }
+#pragma unroll 1
     for (; n >= all.begin; --n) pass_over();
 
     const bool stored = store_results<T, kHeadDim>(params, maps, work, first_row, consumer, sQ,

@@ -51,6 +51,13 @@ struct FullTiles {
   }
 };
 
+// Whether at least one of a warp's 16 rows sees one of the keys from n0 on.
+__device__ __forceinline__ bool sees_any(const tile::Mask& mask, int warp_row, int seqlen_q, int n0,
+                                         int keys) {
+  const tile::Range any = mask.any_row(warp_row, min(warp_row + 16, seqlen_q) - 1);
+  return any.begin < min(any.end, n0 + keys) && any.end > n0;
+}
+
 // Scores of keys that their rows do not see become -inf. `row` is this lane's first, `n0` the
 // tile's first key.
 template <int kScores>
