@@ -18,7 +18,7 @@ from dlattn.bench.cases import Case
 Array = NDArray[Any]
 Call = Callable[[], Any]
 
-GPU_KERNELS = ("scalar", "wmma_qk", "wmma_smem", "wmma")
+GPU_KERNELS = ("scalar", "wmma_qk", "wmma_smem", "wmma", "sm90")
 CPU_KERNELS = ("cpu",)
 
 

@@ -49,17 +49,4 @@ inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
                      p.out_head_stride, p.batch_size, p.out_batch_stride, kWarpgroupRows)};
 }
 
-// What of a tensor the copy engine cannot serve; null if it can.
-inline const char* misfit(const TensorBox& box) {
-  constexpr std::int64_t kMaxStride = std::int64_t{1} << 40;
-  if (reinterpret_cast<std::uintptr_t>(box.data) % 16 != 0)
-    return "does not begin at a multiple of 16 bytes";
-  for (int i = 1; i < 4; ++i) {
-    const std::int64_t stride = box.strides[i];
-    if (stride % 16 != 0) return "has a stride that is no multiple of 16 bytes";
-    if (stride <= 0 || stride >= kMaxStride) return "has a stride of zero, below zero or above 1 TB";
-  }
-  return nullptr;
-}
-
 }  // namespace dlattn::sm90

@@ -8,9 +8,9 @@
 
 namespace dlattn::sm90 {
 
-// A consumer warpgroup's 64 query rows of one work item after the other. A step starts the scores of
-// the next tile ahead of this tile's product with V, and works out the probabilities of the former
-// while the latter runs.
+// A consumer warpgroup's 64 query rows of one work item after the other. A step starts the scores
+// of the next tile ahead of this tile's product with V, and works out the probabilities of the
+// former while the latter runs.
 template <typename T, int kHeadDim>
 __device__ __forceinline__ void consume(const AttentionParams& params, const LaunchShape& shape,
                                         const TensorMaps& maps, const Shared<kHeadDim>& shared,
@@ -125,8 +125,8 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
 #pragma unroll 1
     for (; n >= all.begin; --n) pass_over();
 
-    const bool stored = store_results<T, kHeadDim>(params, maps, work, first_row, consumer, sQ,
-                                                   softmax, acc_o);
+    const bool stored =
+        store_results<T, kHeadDim>(params, maps, work, first_row, consumer, sQ, softmax, acc_o);
     if (stored) shared.queries.release(query_use);
   }
   turns.end();

@@ -10,13 +10,12 @@
 namespace dlattn::sm90 {
 
 // Normalises a consumer's rows and stores them, by way of its rows of Q's shared memory `sO`, which
-// the copy engine has read when the thread for which this returns true may release them. `first_row`
-// is the consumer's.
+// the copy engine has read when the thread for which this returns true may release them.
+// `first_row` is the consumer's.
 template <typename T, int kHeadDim>
-__device__ __forceinline__ bool store_results(const AttentionParams& params,
-                                              const TensorMaps& maps, const tile::Work& work,
-                                              int first_row, int consumer, ptx::SmemAddress sO,
-                                              const Softmax& softmax,
+__device__ __forceinline__ bool store_results(const AttentionParams& params, const TensorMaps& maps,
+                                              const tile::Work& work, int first_row, int consumer,
+                                              ptx::SmemAddress sO, const Softmax& softmax,
                                               const float (&acc_o)[kHeadDim / 2]) {
   const int thread = threadIdx.x % kWarpgroupThreads;
   const int warp = thread / 32, lane = thread % 32;
@@ -50,8 +49,7 @@ __device__ __forceinline__ bool store_results(const AttentionParams& params,
 #pragma unroll
     for (int d = 0; d < kHeadDim; d += kBlockColumns) {
       if (d < params.head_dim_v) {
-        ptx::tma_store(maps.out, sO + d * kBlockRowBytes,
-                       {d, first_row, work.head, work.batch});
+        ptx::tma_store(maps.out, sO + d * kBlockRowBytes, {d, first_row, work.head, work.batch});
       }
     }
     ptx::tma_store_commit();

@@ -3,10 +3,10 @@
 // Attention on Hopper (compute capability 9.0): wgmma, TMA, mbarriers, warp specialisation.
 //
 // A thread block has a producer warpgroup, one thread of which starts all copies of Q, K and V, and
-// 2 or 4 consumer warpgroups, each of which computes 64 query rows of one head from start to end. It
-// takes one work item (block_m rows of a head) after the other; with two stages of Q the next item's
-// copies run under this one's products. Tiles of block_n keys are walked from the last to the first:
-// so ragged and causal edges come first, and the long loop after them has no mask.
+// 2 or 4 consumer warpgroups, each of which computes 64 query rows of one head from start to end.
+// It takes one work item (block_m rows of a head) after the other; with two stages of Q the next
+// item's copies run under this one's products. Tiles of block_n keys are walked from the last to
+// the first: so ragged and causal edges come first, and the long loop after them has no mask.
 // Shared memory: SmemMap, in swizzled tiles. Barriers: an mbarrier "full" and one "empty" for each
 // stage of Q, K and V (Ring); named barriers for the consumers' turns and for each consumer's own
 // threads (setup.cuh).

@@ -60,11 +60,11 @@ __device__ __forceinline__ void recompute_scores(float (&acc_s)[kBlockN / 2], pt
 #pragma unroll
     for (int n = 0; n < kBlockN; n += 16) {
       std::uint32_t rK[4];
-      ptx::ldmatrix_x4(rK, sK + swizzled_offset(n + lane / 16 * 8 + lane % 8,
-                                                d / 8 + lane / 8 % 2, kBlockN));
+      ptx::ldmatrix_x4(
+          rK, sK + swizzled_offset(n + lane / 16 * 8 + lane % 8, d / 8 + lane / 8 % 2, kBlockN));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float (&c)[4] = *reinterpret_cast<float(*)[4]>(&acc_s[n / 2 + 4 * half]);
+        float (&c)[4] = *reinterpret_cast<float (*)[4]>(&acc_s[n / 2 + 4 * half]);
         ptx::mma_m16n8k16<T>(c, rQ, rK[2 * half], rK[2 * half + 1]);
       }
     }

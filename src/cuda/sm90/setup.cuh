@@ -95,7 +95,7 @@ struct Shared {
 };
 
 // The block's named barriers.
-constexpr int kTurnBarrier = 1;        // + consumer: its turn, passed on by the one before
+constexpr int kTurnBarrier = 1;       // + consumer: its turn, passed on by the one before
 constexpr int kWarpgroupBarrier = 8;  // + consumer: its own threads
 
 // Turns: consumer c starts its products of a tile after consumer c - 1 has, so that one's softmax
@@ -111,8 +111,7 @@ struct Turns {
     }
   }
   __device__ __forceinline__ void wait() const {
-    if constexpr (kTakesTurns)
-      ptx::barrier_sync(kTurnBarrier + consumer, 2 * kWarpgroupThreads);
+    if constexpr (kTakesTurns) ptx::barrier_sync(kTurnBarrier + consumer, 2 * kWarpgroupThreads);
   }
   __device__ __forceinline__ void pass() const {
     if constexpr (kTakesTurns) {

@@ -38,8 +38,8 @@ struct TileRange {
   }
 };
 
-// Of a consumer's tiles: those that all its rows see whole, and after whose predecessors in the walk
-// every row has met a key. The others, the first of the walk among them, are edge tiles.
+// Of a consumer's tiles: those that all its rows see whole, and after whose predecessors in the
+// walk every row has met a key. The others, the first of the walk among them, are edge tiles.
 struct FullTiles {
   int begin, end;
 

@@ -10,11 +10,11 @@ constexpr int kBlockColumns = 64;    // tiles lie in shared memory in blocks of 
 constexpr int kBlockRowBytes = 128;  // whose rows are as long as the widest swizzle
 
 struct TileShape {
-  int num_consumers;   // warpgroups beside the producer's
-  int block_n;         // keys per tile
-  int num_stages;      // tiles of K, and as many of V, in shared memory; a power of two
-  int query_stages;    // tiles of Q; with two, the next one's copy runs under this one's products
-  bool takes_turns;    // consumers start their products one after the other
+  int num_consumers;  // warpgroups beside the producer's
+  int block_n;        // keys per tile
+  int num_stages;     // tiles of K, and as many of V, in shared memory; a power of two
+  int query_stages;   // tiles of Q; with two, the next one's copy runs under this one's products
+  bool takes_turns;   // consumers start their products one after the other
   int producer_registers, consumer_registers;  // per thread, of the 504 that a lane of every
                                                // scheduler has; see DESIGN.md
 };
