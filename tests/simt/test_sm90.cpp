@@ -58,7 +58,6 @@ std::vector<Case> cases() {
       {20, 70, 16, kFull, 3, 1, Layout::kBhsd, 112, 2},
       // Other strides.
       {20, 150, 32, kCausal, 2, 2, Layout::kPacked, 0, 2, false},
-      {20, 50, 32, kTopLeft, 2, 1, Layout::kBroadcast, 0, 2},
       // Masked tiles at both ends of a long walk.
       simt::with({70, 400, 64, kCausal, 2, 1}, [](Case& c) { c.window_left = 200; }),
       simt::with({200, 400, 128, kFull}, [](Case& c) { c.window_left = 10, c.window_right = 3; }),
