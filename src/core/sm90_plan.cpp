@@ -27,9 +27,9 @@ std::string misfit(const sm90::TensorBox& box) {
   const char* const names[] = {"column", "row", "head", "batch"};
   for (int i = 1; i < 4; ++i) {
     const std::int64_t stride = box.strides[i];
-    if (stride % 16 != 0 || stride <= 0 || stride > kMaxStride) {
+    if (stride % 16 != 0 || stride < 0 || stride > kMaxStride) {
       return concat(box.name, " has a ", names[i], " stride of ", stride,
-                    " bytes; accepted: multiples of 16 from 16 to ", kMaxStride);
+                    " bytes; accepted: multiples of 16 from 0 to ", kMaxStride);
     }
   }
   return {};
@@ -52,13 +52,6 @@ std::string sm90_device_refusal(const DeviceInfo& device) {
 }
 
 std::string sm90_tensor_refusal(const AttentionParams& p) {
-  const struct {
-    const char* name;
-    std::int64_t value;
-  } sizes[] = {{"batch_size", p.batch_size}, {"seqlen_q", p.seqlen_q}, {"seqlen_k", p.seqlen_k}};
-  for (const auto& size : sizes) {
-    if (size.value == 0) return concat("sm90: ", size.name, " is 0; accepted: 1 and more");
-  }
   const sm90::TensorBoxes boxes = sm90::tensor_boxes(p, kAnyTile);
   for (const sm90::TensorBox* box : {&boxes.q, &boxes.k, &boxes.v, &boxes.out}) {
     const std::string why = misfit(*box);

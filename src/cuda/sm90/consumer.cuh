@@ -18,13 +18,14 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
   constexpr TileShape kShape = tile_shape(kHeadDim);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kBlockM = block_m(kShape);
+  constexpr std::bool_constant<kShape.speculates_on_edges> kSpeculateOnEdges{};
   const int warp = threadIdx.x % kWarpgroupThreads / 32, lane = threadIdx.x % 32;
   const tile::Mask mask = position_mask(params, shape);
   const int seqlen_q = static_cast<int>(params.seqlen_q);
   const float scale = shape.scale_log2;
   const Turns<kShape.num_consumers, kShape.takes_turns> turns{consumer};
-  int use = 0;        // of the stages of K and V
-  int query_use = 0;  // of those of Q
+  unsigned use = 0;        // of the stages of K and V
+  unsigned query_use = 0;  // of those of Q
 
   turns.begin();
   const unsigned works = num_works(params, shape);
@@ -46,7 +47,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
 #pragma unroll
     for (int d = 0; d < kHeadDim / 2; ++d) acc_o[d] = 0.0f;
 
-    const auto release = [&](const auto& ring, int use) {
+    const auto release = [&](const auto& ring, unsigned use) {
       if (lane == 0) ring.release(use);
     };
     // A tile that other consumers see.
@@ -60,7 +61,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       ++use;
     };
     // Of tile n; the one before it in the walk, n + 1, is use `use`.
-    const auto step = [&](int n, auto edge) {
+    const auto step = [&](int n, auto edge, auto speculate) {
       shared.keys.wait_full(use + 1);
       turns.wait();
       start_qk<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
@@ -70,13 +71,17 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       ptx::wgmma_wait<1>();
       float sums[2], factors[2];
       if constexpr (edge) apply_mask(acc_s, mask, lane_row, n * kBlockN, lane);
+      bool raised = !speculate;
+      if constexpr (!speculate) softmax.raise(acc_s, scale, factors);
       softmax.exponentiate(acc_s, scale, sums);
-      const bool raised = Softmax::outgrown<T>(sums);
-      if (raised) {
-        recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1), warp, lane);
-        if constexpr (edge) apply_mask(acc_s, mask, lane_row, n * kBlockN, lane);
-        softmax.raise(acc_s, scale, factors);
-        softmax.exponentiate(acc_s, scale, sums);
+      if constexpr (speculate) {
+        raised = Softmax::outgrown<T>(sums);
+        if (raised) {
+          recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
+          if constexpr (edge) apply_mask(acc_s, mask, lane_row, n * kBlockN, lane);
+          softmax.raise(acc_s, scale, factors);
+          softmax.exponentiate(acc_s, scale, sums);
+        }
       }
       release(shared.keys, use + 1);
       softmax.add(sums);
@@ -111,9 +116,9 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       while (n >= tiles.begin) {
         const int edge_end = n >= full.end ? full.end : tiles.begin;
 #pragma unroll 1
-        for (; n >= edge_end; --n) step(n, std::true_type{});
+        for (; n >= edge_end; --n) step(n, std::true_type{}, kSpeculateOnEdges);
 #pragma unroll 1
-        for (; n >= full.begin; --n) step(n, std::false_type{});
+        for (; n >= full.begin; --n) step(n, std::false_type{}, std::true_type{});
       }
       // The last tile's product with V.
       shared.values.wait_full(use);

@@ -21,8 +21,8 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
   ptx::prefetch_tensor_map(maps.out);
   const tile::Mask mask = position_mask(params, shape);
   const int seqlen_q = static_cast<int>(params.seqlen_q);
-  int use = 0;        // of the stages of K and V
-  int query_use = 0;  // of those of Q
+  unsigned use = 0;        // of the stages of K and V
+  unsigned query_use = 0;  // of those of Q
   const unsigned works = num_works(params, shape);
   for (unsigned i = blockIdx.x; i < works; i += gridDim.x) {
     const tile::Work work = tile::scheduled_work(params, shape, i);
@@ -49,10 +49,10 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
                       {b * kBlockColumns, n * kBlockN, head_kv, work.batch});
       }
     };
-    const auto load_k = [&](int n, int use) {
+    const auto load_k = [&](int n, unsigned use) {
       load(maps.k, shared.k(use), shared.keys.begin_fill(use, shared.kKeyBytes), n);
     };
-    const auto load_v = [&](int n, int use) {
+    const auto load_v = [&](int n, unsigned use) {
       load(maps.v, shared.v(use), shared.values.begin_fill(use, shared.kKeyBytes), n);
     };
     if (tiles.begin < tiles.end) load_k(tiles.end - 1, use);

@@ -2,6 +2,7 @@
 
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/special.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/traits.h"
 
@@ -49,19 +50,23 @@ __device__ __forceinline__ void start_pv(float (&acc_o)[kHeadDim / 2],
 // tiles, and their accumulators have the same layout.
 template <typename T, int kHeadDim, int kBlockN>
 __device__ __forceinline__ void recompute_scores(float (&acc_s)[kBlockN / 2], ptx::SmemAddress sQ,
-                                                 ptx::SmemAddress sK, int warp, int lane) {
+                                                 ptx::SmemAddress sK) {
 #pragma unroll
   for (int i = 0; i < kBlockN / 2; ++i) acc_s[i] = 0.0f;
+  // Worked out again rather than kept in registers through the loop that seldom comes here.
+  const int thread = static_cast<int>(ptx::reread_thread_index());
+  const int warp = thread % kWarpgroupThreads / 32, lane = thread % 32;
+  // Rows 8 apart are swizzled alike.
+  const int q_row = warp * 16 + lane % 16, k_row = lane / 16 * 8 + lane % 8;
 #pragma unroll 1
   for (int d = 0; d < kHeadDim; d += 16) {
     std::uint32_t rQ[4];
-    ptx::ldmatrix_x4(
-        rQ, sQ + swizzled_offset(warp * 16 + lane % 16, d / 8 + lane / 16, kWarpgroupRows));
+    ptx::ldmatrix_x4(rQ, sQ + swizzled_offset(q_row, d / 8 + lane / 16, kWarpgroupRows));
+    const ptx::SmemAddress lane_k = sK + swizzled_offset(k_row, d / 8 + lane / 8 % 2, kBlockN);
 #pragma unroll
     for (int n = 0; n < kBlockN; n += 16) {
       std::uint32_t rK[4];
-      ptx::ldmatrix_x4(
-          rK, sK + swizzled_offset(n + lane / 16 * 8 + lane % 8, d / 8 + lane / 8 % 2, kBlockN));
+      ptx::ldmatrix_x4(rK, lane_k + n * kBlockRowBytes);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float (&c)[4] = *reinterpret_cast<float (*)[4]>(&acc_s[n / 2 + 4 * half]);

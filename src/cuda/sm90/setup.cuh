@@ -34,21 +34,24 @@ struct Ring {
     }
   }
 
-  __device__ __forceinline__ static int stage(int use) { return use % kStages; }
+  __device__ __forceinline__ static int stage(unsigned use) {
+    return static_cast<int>(use % kStages);
+  }
 
   // The producer's side: waits until the use before is over, and expects the bytes of this one.
-  __device__ __forceinline__ ptx::SmemAddress begin_fill(int use, int bytes) const {
+  __device__ __forceinline__ ptx::SmemAddress begin_fill(unsigned use, int bytes) const {
     const int offset = stage(use) * ptx::kMbarrierBytes;
-    ptx::mbarrier_sleep(empty + offset, use / kStages % 2 ^ 1);
+    ptx::mbarrier_sleep(empty + offset, static_cast<int>(use / kStages % 2 ^ 1));
     ptx::mbarrier_arrive_expect_tx(full + offset, bytes);
     return full + offset;
   }
 
   // The consumers' side.
-  __device__ __forceinline__ void wait_full(int use) const {
-    ptx::mbarrier_sleep(full + stage(use) * ptx::kMbarrierBytes, use / kStages % 2);
+  __device__ __forceinline__ void wait_full(unsigned use) const {
+    ptx::mbarrier_sleep(full + stage(use) * ptx::kMbarrierBytes,
+                        static_cast<int>(use / kStages % 2));
   }
-  __device__ __forceinline__ void release(int use) const {
+  __device__ __forceinline__ void release(unsigned use) const {
     ptx::mbarrier_arrive(empty + stage(use) * ptx::kMbarrierBytes);
   }
 };
@@ -71,13 +74,13 @@ struct Shared {
         keys(base + kMap.mbarriers + queries.kBytes),
         values(base + kMap.mbarriers + queries.kBytes + keys.kBytes) {}
 
-  __device__ __forceinline__ ptx::SmemAddress q(int use, int consumer) const {
+  __device__ __forceinline__ ptx::SmemAddress q(unsigned use, int consumer) const {
     return base + kMap.q + queries.stage(use) * kQueryBytes + consumer * kRowsBytes;
   }
-  __device__ __forceinline__ ptx::SmemAddress k(int use) const {
+  __device__ __forceinline__ ptx::SmemAddress k(unsigned use) const {
     return base + kMap.k + keys.stage(use) * kKeyBytes;
   }
-  __device__ __forceinline__ ptx::SmemAddress v(int use) const {
+  __device__ __forceinline__ ptx::SmemAddress v(unsigned use) const {
     return base + kMap.v + values.stage(use) * kKeyBytes;
   }
 
