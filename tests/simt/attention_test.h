@@ -50,13 +50,13 @@ inline dlattn::DeviceInfo ada() {
 }
 
 // The device of the plans for sm_90: 227 KB.
-inline dlattn::DeviceInfo hopper() {
+inline dlattn::DeviceInfo hopper(int num_sms) {
   dlattn::DeviceInfo device;
   device.type = dlattn::DeviceType::kCuda;
   device.name = "NVIDIA H200";
   device.compute_major = 9;
   device.compute_minor = 0;
-  device.num_sms = 132;
+  device.num_sms = num_sms;
   device.max_smem_per_block = 232448;
   device.smem_per_sm = 233472;
   device.l2_bytes = 60 << 20;

@@ -37,6 +37,9 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
   });
 }
 
+// So few that a block computes several tiles one after the other where the plan lets it.
+constexpr int kNumSms = 2;
+
 // Tiles are 64 or 128 keys by 128 or 256 rows, 64 rows a warpgroup.
 std::vector<Case> cases() {
   constexpr simt::Causal kFull = simt::Causal::kNone, kCausal = simt::Causal::kBottomRight,
@@ -53,11 +56,16 @@ std::vector<Case> cases() {
       // Rows that see nothing: some of a warp's, whole warpgroups', a whole tile's.
       {300, 40, 64, kCausal},
       {300, 70, 128, kCausal},
+      // No keys, no queries, an empty batch.
+      {20, 0, 64, kCausal, 2, 1},
+      {0, 20, 64, kFull},
+      {20, 20, 64, kFull, 1, 1, Layout::kBshd, 0, 0},
       // Heads, and v wider or narrower than q.
       {40, 70, 32, kCausal, 4, 2, Layout::kBshd, 8},
       {20, 70, 16, kFull, 3, 1, Layout::kBhsd, 112, 2},
       // Other strides.
       {20, 150, 32, kCausal, 2, 2, Layout::kPacked, 0, 2, false},
+      {20, 50, 32, kTopLeft, 2, 1, Layout::kBroadcast, 0, 2},
       // Masked tiles at both ends of a long walk.
       simt::with({70, 400, 64, kCausal, 2, 1}, [](Case& c) { c.window_left = 200; }),
       simt::with({200, 400, 128, kFull}, [](Case& c) { c.window_left = 10, c.window_right = 3; }),
@@ -97,7 +105,7 @@ std::vector<Case> cases() {
 
 int main(int argc, char** argv) {
   const simt::Arguments arguments(argc, argv);
-  simt::Tests tests("sm90", arguments, simt::hopper());
+  simt::Tests tests("sm90", arguments, simt::hopper(kNumSms));
   for (const Case& c : arguments.cases(cases())) {
     tests.run<half>(Kernel::kSm90, c, run_kernel<half>);
     tests.run<__nv_bfloat16>(Kernel::kSm90, c, run_kernel<__nv_bfloat16>);
