@@ -140,6 +140,11 @@ inline std::uint64_t checksum_of_source(const BulkCopy& copy) {
 inline void issue_bulk_store(const TensorMap& map, unsigned char* smem, const int* coordinates,
                              int rank) {
   BulkCopy copy = make_bulk_copy(map, smem, coordinates, rank);
+  for (int i = 0; i < rank; ++i) {
+    if (coordinates[i] < 0) die("a bulk store at a coordinate of %d", coordinates[i]);
+  }
+  if (coordinates[0] * map.element_bytes % 16 != 0)
+    die("a bulk store at column %d, amid 16 bytes: not modelled", coordinates[0]);
   for_each_chunk(map, smem, coordinates, [](const BoxChunk& chunk) {
     if (chunk.global && std::memcmp(chunk.smem, async_view(chunk.smem), 16) != 0)
       die("a bulk store of what threads wrote without fence.proxy.async");
@@ -153,7 +158,9 @@ inline void commit_bulk_stores() {
   ++bulk_state().groups;
 }
 
-// Both forms of the wait: that for the source to be read and that for the tensor to be written.
+// 16 bytes that begin within the tensor are stored whole, beyond its last column too: a GPU does
+// that. Both forms of the wait: that for the source to be read and that for the tensor to be
+// written.
 inline void wait_bulk_stores(int pending_groups) {
   BulkState& state = bulk_state();
   std::size_t done = 0;
@@ -163,8 +170,7 @@ inline void wait_bulk_stores(int pending_groups) {
     if (checksum_of_source(store) != store.checksum)
       die("the source of a bulk store changed before the store was waited for");
     for_each_chunk(store.map, store.smem, store.coordinates, [](const BoxChunk& chunk) {
-      volatile unsigned char* to = chunk.global;
-      for (int i = chunk.begin; i < chunk.end; ++i) to[i - chunk.begin] = chunk.smem[i];
+      if (chunk.global) overwrite(chunk.global, chunk.smem, 16, 0);
     });
   }
   state.stores.erase(state.stores.begin(), state.stores.begin() + done);
