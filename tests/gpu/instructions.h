@@ -54,9 +54,26 @@ inline int swizzled(int offset, int span) {
 
 class Checks {
  public:
-  void expect(bool right, const std::string& what) {
-    ++(right ? passed_ : failed_);
-    if (!right && failed_ < 30) std::printf("FAIL %s\n", what.c_str());
+  // Runs only what `filter` is a part of.
+  explicit Checks(const char* filter) : filter_(filter) {}
+  bool wants(const std::string& what) const { return what.find(filter_) != std::string::npos; }
+
+  // Compares `count` numbers; `name` is the test's.
+  template <typename T>
+  void expect_equal(const T* got, const T* expected, std::int64_t count, const std::string& name) {
+    std::int64_t wrong = 0, first = 0;
+    for (std::int64_t i = count - 1; i >= 0; --i) {
+      if (!(got[i] == expected[i])) ++wrong, first = i;
+    }
+    ++(wrong == 0 ? passed_ : failed_);
+    std::printf("%s %s\n", wrong == 0 ? "ok  " : "FAIL", name.c_str());
+    if (wrong != 0) {
+      std::printf("  %lld of %lld differ, the first is %lld: %g, not %g\n",
+                  static_cast<long long>(wrong), static_cast<long long>(count),
+                  static_cast<long long>(first), static_cast<double>(got[first]),
+                  static_cast<double>(expected[first]));
+    }
+    std::fflush(stdout);
   }
   int finish() const {
     std::printf("%d passed, %d failed\n", passed_, failed_);
@@ -64,6 +81,7 @@ class Checks {
   }
 
  private:
+  std::string filter_;
   int passed_ = 0, failed_ = 0;
 };
 
@@ -141,42 +159,51 @@ void for_each_of_box(const TestTensor& t, const int (&at)[4], Visit visit) {
 }
 
 // Within the tensor, over its end in each dimension and in the midst of a chunk, before its start.
-constexpr int kBoxesAt[][4] = {
-    {0, 0, 0, 0}, {8, 10, 1, 1}, {64, 30, 2, 1}, {-8, -5, -1, 0}, {0, 45, 0, 2}};
+constexpr int kBoxesAt[][4] = {{0, 0, 0, 0},  {8, 10, 1, 1},  {64, 30, 2, 1},
+                               {-8, 0, 0, 0}, {0, -5, -1, 0}, {0, 45, 0, 2}};
+
+template <typename World>
+void test_load(World& world, Checks* checks, const TestTensor& t, const int (&at)[4],
+               const std::string& name) {
+  if (!checks->wants(name)) return;
+  const int elements = t.box_elements();
+  ptx::TensorMap map;
+  world.encode(&map, t);
+  auto* out = world.template allocate<std::uint16_t>(elements);
+  std::memset(out, 0xFF, elements * 2);
+  std::vector<std::uint16_t> expected(elements);
+  for_each_of_box(t, at, [&](int i, std::int64_t index) {
+    expected[i] = index < 0 ? std::uint16_t{0} : t.data[index];
+  });
+  world.launch(LoadTile{map, {at[0], at[1], at[2], at[3]}, elements, out});
+  checks->expect_equal<std::uint16_t>(out, expected.data(), elements, name);
+}
+
+template <typename World>
+void test_store(World& world, Checks* checks, TestTensor t, const int (&at)[4],
+                const std::string& name) {
+  if (!checks->wants(name)) return;
+  t.data = world.template allocate<std::uint16_t>(t.count());
+  std::memset(t.data, 0xFF, t.count() * 2);
+  ptx::TensorMap map;
+  world.encode(&map, t);
+  std::vector<std::uint16_t> expected(t.count(), 0xFFFF);
+  for_each_of_box(t, at, [&](int i, std::int64_t index) {
+    if (index >= 0) expected[index] = static_cast<std::uint16_t>(i);
+  });
+  world.launch(StoreTile{map, {at[0], at[1], at[2], at[3]}, t.box_elements()});
+  checks->expect_equal<std::uint16_t>(t.data, expected.data(), t.count(), name);
+}
 
 template <typename World>
 void test_bulk_copies(World& world, Checks* checks) {
   for (const int swizzle : {128, 64, 32, 0}) {
     const TestTensor t = make_tensor(world, swizzle);
-    ptx::TensorMap map;
-    world.encode(&map, t);
-    const int elements = t.box_elements();
-    auto* out = world.template allocate<std::uint16_t>(elements);
     for (const auto& at : kBoxesAt) {
-      const std::string where = " of 128-, 64-, 32- or un-swizzled (" + std::to_string(swizzle) +
-                                ") box at column " + std::to_string(at[0]) + ", row " +
-                                std::to_string(at[1]);
-      const ptx::BoxAt box{at[0], at[1], at[2], at[3]};
-      std::memset(out, 0xFF, elements * 2);
-      world.launch(LoadTile{map, box, elements, out});
-      bool right = true;
-      for_each_of_box(t, at, [&](int i, std::int64_t index) {
-        right &= out[i] == (index < 0 ? 0 : t.data[index]);
-      });
-      checks->expect(right, "load" + where);
-
-      TestTensor target = t;
-      target.data = world.template allocate<std::uint16_t>(t.count());
-      std::memset(target.data, 0xFF, t.count() * 2);
-      ptx::TensorMap target_map;
-      world.encode(&target_map, target);
-      std::vector<std::uint16_t> expected(t.count(), 0xFFFF);
-      for_each_of_box(t, at, [&](int i, std::int64_t index) {
-        if (index >= 0) expected[index] = static_cast<std::uint16_t>(i);
-      });
-      world.launch(StoreTile{target_map, box, elements});
-      checks->expect(std::memcmp(target.data, expected.data(), t.count() * 2) == 0,
-                     "store" + where);
+      std::string where = " swizzle " + std::to_string(swizzle) + " at";
+      for (const int x : at) where += " " + std::to_string(x);
+      test_load(world, checks, t, at, "load" + where);
+      test_store(world, checks, t, at, "store" + where);
     }
   }
 }
@@ -232,6 +259,8 @@ struct Ring {
 
 template <typename World>
 void test_ring(World& world, Checks* checks) {
+  const char* const name = "ring of a producer and two consumers";
+  if (!checks->wants(name)) return;
   constexpr int kRows = 32 * Ring::kTiles;
   TestTensor t{nullptr, {64, kRows, 1, 1}, 64, {64, 16, 1, 1}, 128};
   t.data = world.template allocate<std::uint16_t>(t.count());
@@ -240,17 +269,14 @@ void test_ring(World& world, Checks* checks) {
   Ring ring{};
   world.encode(&ring.map, t);
   ring.out = world.template allocate<float>(256);
-  world.launch(ring);
-  for (int i = 0; i < 256; ++i) {
-    float sum = 0.0f;
-    for (int tile = 0; tile < Ring::kTiles; ++tile) {
-      for (int e = 0; e < 16; ++e) {
-        const int at = swizzled((i % 128 * 16 + e) * 2, 128) / 2;
-        sum += static_cast<float>(tile + 1) * __half2float(elements[tile * 32 * 64 + at]);
-      }
-    }
-    checks->expect(ring.out[i] == sum, "the ring's sum of thread " + std::to_string(i));
+  std::vector<float> expected(256);
+  for (int i = 0; i < 256 * Ring::kTiles * 16; ++i) {
+    const int thread = i / (Ring::kTiles * 16), tile = i / 16 % Ring::kTiles, e = i % 16;
+    const int at = swizzled((thread % 128 * 16 + e) * 2, 128) / 2;
+    expected[thread] += static_cast<float>(tile + 1) * __half2float(elements[tile * 32 * 64 + at]);
   }
+  world.launch(ring);
+  checks->expect_equal(ring.out, expected.data(), 256, name);
 }
 
 // ---- stmatrix and ldmatrix ----
@@ -281,19 +307,22 @@ struct Matrices {
 
 template <typename World>
 void test_matrices(World& world, Checks* checks) {
+  if (!checks->wants("stmatrix") && !checks->wants("ldmatrix")) return;
   Matrices matrices{world.template allocate<std::uint16_t>(256),
                     world.template allocate<std::uint32_t>(128)};
-  world.launch(matrices);
+  std::vector<std::uint16_t> stored(256);
+  std::vector<std::uint32_t> loaded(128);
   for (int i = 0; i < 256; ++i) {
     const int row = i / 16, column = i % 16, matrix = row / 8 * 2 + column / 8;
-    checks->expect(matrices.stored[i] == 64 * matrix + row % 8 * 8 + column % 8,
-                   "stmatrix, element " + std::to_string(i));
+    stored[i] = static_cast<std::uint16_t>(64 * matrix + row % 8 * 8 + column % 8);
   }
   for (int i = 0; i < 128; ++i) {
     const std::uint32_t first = 64 * (i % 4) + i / 4 / 4 * 8 + i / 4 % 4 * 2;
-    checks->expect(matrices.loaded[i] == ((first + 1) << 16 | first),
-                   "ldmatrix, register " + std::to_string(i));
+    loaded[i] = (first + 1) << 16 | first;
   }
+  world.launch(matrices);
+  checks->expect_equal(matrices.stored, stored.data(), 256, "stmatrix");
+  checks->expect_equal(matrices.loaded, loaded.data(), 128, "ldmatrix");
 }
 
 }  // namespace dlattn::test

@@ -73,6 +73,7 @@ __device__ __forceinline__ void recompute_scores(float (&acc_s)[kBlockN / 2], pt
       }
     }
   }
+  __syncwarp();  // one lane will release the tile for all
 }
 
 }  // namespace dlattn::sm90
