@@ -5,6 +5,7 @@
 #include "check.h"
 #include "core/registry.h"
 #include "cuda/scalar/traits.h"
+#include "cuda/sm90/traits.h"
 #include "cuda/wmma/traits.h"
 #include "cuda/wmma_qk/traits.h"
 #include "cuda/wmma_smem/traits.h"
@@ -232,6 +233,86 @@ void forced_variants() {
                "one tile shape");
   options.kernel = Kernel::kAuto;  // the only family that has it
   CHECK(dlattn::plan(p, device, options).kernel == Kernel::kWmma);
+}
+
+// Whether this build has sm90: all have it that have no kernels, and those for 9.0.
+bool has_sm90() {
+  const BuildInfo build = build_info();
+  bool found = !build.cuda;
+  for (const std::string& arch : build.archs) found |= arch.find("90a") == 0;
+  return found;
+}
+
+void sm90_plans() {
+  const DeviceInfo h200 = gpus()[3];
+  for (const DeviceInfo& device : gpus()) {
+    const Support support = supported(problem(DType::kFloat16, 64), device, force(Kernel::kSm90));
+    CHECK_EQ(support.ok, device.compute_major == 9 && has_sm90());
+    if (device.compute_major == 9) continue;
+    CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), device, force(Kernel::kSm90)),
+                 UnsupportedError,
+                 "no kernel can run this: sm90: needs compute capability 9.0; " + device.name +
+                     " has 8." + std::to_string(device.compute_minor));
+  }
+  if (!has_sm90()) return;
+  for (const int head_dim : {8, 40, 64, 72, 96, 128, 136, 192, 256}) {
+    const Plan plan = dlattn::plan(problem(DType::kBFloat16, head_dim), h200, force(Kernel::kSm90));
+    const int tile = head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
+    CHECK(plan.kernel == Kernel::kSm90);
+    CHECK_EQ(plan.head_dim_tile, tile);
+    const TileConfig config = sm90::tile_config(tile);
+    CHECK_EQ(plan.block_m, config.block_m);
+    CHECK_EQ(plan.block_n, config.block_n);
+    CHECK_EQ(plan.num_warps, config.num_warps);
+    CHECK_EQ(plan.smem_bytes, config.smem_bytes);
+    CHECK(plan.smem_bytes <= h200.max_smem_per_block);
+    CHECK(plan.grid > 0 && plan.grid <= 2048 / config.block_m * 8 * 2);
+  }
+  static const float numbers[64] = {};
+  static const std::uint8_t bools[64] = {};
+  static const std::int32_t offsets[3] = {0, 1, 2};
+  const struct {
+    void (*change)(AttentionParams&);
+    const char* why;
+  } refused[] = {
+      {[](AttentionParams& p) { p.softcap = 30.0; }, "does not implement softcap"},
+      {[](AttentionParams& p) { p.bias = numbers; }, "does not implement bias"},
+      {[](AttentionParams& p) { p.mask = bools; }, "does not implement mask"},
+      {[](AttentionParams& p) { p.alibi_slopes = numbers; }, "does not implement alibi_slopes"},
+      {[](AttentionParams& p) {
+         p.cu_seqlens_q = p.cu_seqlens_k = offsets, p.total_q = p.total_k = 2;
+       },
+       "does not implement cu_seqlens_q"},
+      {[](AttentionParams& p) { p.head_dim = 20; },
+       "head_dim is 20; accepted: multiples of 8 up to 256"},
+      {[](AttentionParams& p) { p.head_dim_v = 60; },
+       "head_dim of v is 60; accepted: multiples of 8 up to 256"},
+      {[](AttentionParams& p) { p.k_row_stride = 516; },
+       "k has a row stride of 1032 bytes; accepted: multiples of 16 from 0 to 1099511627760"},
+      {[](AttentionParams& p) { p.q_batch_stride = std::int64_t{1} << 39; },
+       "q has a batch stride of 1099511627776 bytes; accepted: multiples of 16 from 0 to "
+       "1099511627760"},
+  };
+  for (const auto& r : refused) {
+    AttentionParams p = problem(DType::kFloat16, 64);
+    r.change(p);
+    CHECK_THROWS(dlattn::plan(p, h200, force(Kernel::kSm90)), UnsupportedError,
+                 std::string("no kernel can run this: sm90: ") + r.why);
+    CHECK(dlattn::plan(p, h200).kernel == Kernel::kWmma);  // it goes elsewhere by itself
+  }
+  AttentionParams odd = problem(DType::kFloat16, 64);
+  odd.out = memory + 8;
+  const Support support = supported(odd, h200, force(Kernel::kSm90));
+  CHECK(!support.ok && support.reasons[0].find("sm90: out begins at ") == 0);
+  CHECK(support.reasons[0].find("; accepted: multiples of 16 bytes") != std::string::npos);
+  // Sequences in packs run elsewhere, and must give the same bits as in batches.
+  Options invariant;
+  invariant.batch_invariant = true;
+  CHECK(dlattn::plan(problem(DType::kFloat16, 64), h200, invariant).kernel == Kernel::kWmma);
+  // A dimension of one element has no stride; without keys there is nothing to copy.
+  AttentionParams p = problem(DType::kFloat16, 64);
+  p.batch_size = 1, p.q_batch_stride = 3, p.seqlen_k = 0, p.k = p.v = nullptr, p.k_row_stride = 1;
+  CHECK(supported(p, h200, force(Kernel::kSm90)).ok);
 }
 
 // batch_invariant: what surrounds a sequence changes neither kernel nor tile shape.
@@ -523,6 +604,7 @@ int main() {
   shared_memory_of_every_instance();
   tile_shapes();
   forced_variants();
+  sm90_plans();
   batch_invariance();
   forced_kernels();
   features();

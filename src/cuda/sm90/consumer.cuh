@@ -19,7 +19,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
   constexpr int kBlockN = kShape.block_n;
   constexpr int kBlockM = block_m(kShape);
   constexpr std::bool_constant<kShape.speculates_on_edges> kSpeculateOnEdges{};
-  const int warp = threadIdx.x % kWarpgroupThreads / 32, lane = threadIdx.x % 32;
+  const bool first_lane = threadIdx.x % 32 == 0;
   const tile::Mask mask = position_mask(params, shape);
   const int seqlen_q = static_cast<int>(params.seqlen_q);
   const float scale = shape.scale_log2;
@@ -34,7 +34,6 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
     const int m0 = work.m_block * kBlockM;
     const int first_row = m0 + consumer * kWarpgroupRows;
     const int last_row = min(first_row + kWarpgroupRows, seqlen_q) - 1;
-    const int lane_row = first_row + warp * 16 + lane / 4;
     const TileRange all(mask, m0, min(m0 + kBlockM, seqlen_q) - 1, kBlockN);
     const TileRange tiles(mask, first_row, last_row, kBlockN);
     const FullTiles full(mask, tiles, first_row, last_row, kBlockN);
@@ -48,7 +47,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
     for (int d = 0; d < kHeadDim / 2; ++d) acc_o[d] = 0.0f;
 
     const auto release = [&](const auto& ring, unsigned use) {
-      if (lane == 0) ring.release(use);
+      if (first_lane) ring.release(use);
     };
     // A tile that other consumers see.
     const auto pass_over = [&] {
@@ -70,7 +69,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       turns.pass();
       ptx::wgmma_wait<1>();
       float sums[2], factors[2];
-      if constexpr (edge) apply_mask(acc_s, mask, lane_row, n * kBlockN, lane);
+      if constexpr (edge) apply_mask(acc_s, mask, first_row, n * kBlockN);
       bool raised = !speculate;
       if constexpr (!speculate) softmax.raise(acc_s, scale, factors);
       softmax.exponentiate(acc_s, scale, sums);
@@ -78,7 +77,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
         raised = Softmax::outgrown<T>(sums);
         if (raised) {
           recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
-          if constexpr (edge) apply_mask(acc_s, mask, lane_row, n * kBlockN, lane);
+          if constexpr (edge) apply_mask(acc_s, mask, first_row, n * kBlockN);
           softmax.raise(acc_s, scale, factors);
           softmax.exponentiate(acc_s, scale, sums);
         }
@@ -104,7 +103,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       turns.pass();
       ptx::wgmma_wait<0>();
       release(shared.keys, use);
-      apply_mask(acc_s, mask, lane_row, n * kBlockN, lane);
+      apply_mask(acc_s, mask, first_row, n * kBlockN);
       float sums[2], factors[2];
       softmax.raise(acc_s, scale, factors);
       softmax.exponentiate(acc_s, scale, sums);

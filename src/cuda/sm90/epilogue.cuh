@@ -17,8 +17,8 @@ __device__ __forceinline__ bool store_results(const AttentionParams& params, con
                                               const tile::Work& work, int first_row, int consumer,
                                               ptx::SmemAddress sO, const Softmax& softmax,
                                               const float (&acc_o)[kHeadDim / 2]) {
-  const int thread = threadIdx.x % kWarpgroupThreads;
-  const int warp = thread / 32, lane = thread % 32;
+  const Place place;
+  const int warp = place.warp, lane = place.lane;
   const tile::Result<T> result(params, work);
   float scales[2];
 #pragma unroll
@@ -44,7 +44,7 @@ __device__ __forceinline__ bool store_results(const AttentionParams& params, con
   }
   ptx::fence_proxy_async();
   ptx::barrier_sync(kWarpgroupBarrier + consumer, kWarpgroupThreads);
-  if (thread != 0) return false;
+  if (place.thread != 0) return false;
   if (first_row < params.seqlen_q) {
 #pragma unroll
     for (int d = 0; d < kHeadDim; d += kBlockColumns) {

@@ -2,8 +2,8 @@
 
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mma.cuh"
-#include "cuda/ptx/special.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/setup.cuh"
 #include "cuda/sm90/traits.h"
 
 // Both matrix products of a consumer: its 64 rows with the keys of a tile. Started here, in flight
@@ -53,9 +53,8 @@ __device__ __forceinline__ void recompute_scores(float (&acc_s)[kBlockN / 2], pt
                                                  ptx::SmemAddress sK) {
 #pragma unroll
   for (int i = 0; i < kBlockN / 2; ++i) acc_s[i] = 0.0f;
-  // Worked out again rather than kept in registers through the loop that seldom comes here.
-  const int thread = static_cast<int>(ptx::reread_thread_index());
-  const int warp = thread % kWarpgroupThreads / 32, lane = thread % 32;
+  const Place place;
+  const int warp = place.warp, lane = place.lane;
   // Rows 8 apart are swizzled alike.
   const int q_row = warp * 16 + lane % 16, k_row = lane / 16 * 8 + lane % 8;
 #pragma unroll 1

@@ -2,6 +2,7 @@
 
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/special.cuh"
 #include "cuda/ptx/tensor_map.cuh"
 #include "cuda/sm90/traits.h"
 
@@ -95,6 +96,17 @@ struct Shared {
     }
     __syncthreads();
   }
+};
+
+// A thread's place in its warpgroup, read anew, and so not kept in registers, which are scarce,
+// from one use to the next.
+struct Place {
+  int thread, warp, lane;
+
+  __device__ __forceinline__ Place()
+      : thread(static_cast<int>(ptx::reread_thread_index()) % kWarpgroupThreads),
+        warp(thread / 32),
+        lane(thread % 32) {}
 };
 
 // The block's named barriers.

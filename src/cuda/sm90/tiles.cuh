@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "cuda/sm90/setup.cuh"
 #include "cuda/sm90/traits.h"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/scheduler.cuh"
@@ -58,12 +59,14 @@ __device__ __forceinline__ bool sees_any(const tile::Mask& mask, int warp_row, i
   return any.begin < min(any.end, n0 + keys) && any.end > n0;
 }
 
-// Scores of keys that their rows do not see become -inf. `row` is this lane's first, `n0` the
-// tile's first key.
+// Scores of keys that their rows do not see become -inf. `first_row` is the
+// consumer's, `n0` the tile's first key.
 template <int kScores>
-__device__ __forceinline__ void apply_mask(float (&acc_s)[kScores], const tile::Mask& mask, int row,
-                                           int n0, int lane) {
-  const int first_key = n0 + lane % 4 * 2;
+__device__ __forceinline__ void apply_mask(float (&acc_s)[kScores], const tile::Mask& mask,
+                                           int first_row, int n0) {
+  const Place place;
+  const int row = first_row + place.warp * 16 + place.lane / 4;  // this lane's first
+  const int first_key = n0 + place.lane % 4 * 2;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     // Counted from this lane's first key: the rest are constants.
