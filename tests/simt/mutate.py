@@ -8,11 +8,15 @@ test, under ThreadSanitizer, AddressSanitizer or neither, until one of them fail
 survives all three, or an edit that does not apply, makes the exit status 1.
 
     python mutate.py --config <build folder>/tests/simt/simt.json [--quick] [--table MUTANTS.md]
+
+A full run takes an hour or so. With ``--state FILE`` what was found is kept there, and a mutant
+of which nothing that its test is compiled from has changed since is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 import shutil
@@ -186,17 +190,39 @@ class Bench:
         self.scratch = scratch
         self.check_baselines = check_baselines
         self.baselines: dict[tuple[str, str], str | None] = {}
+        self.digests: dict[str, str] = {}
         self.lock = Lock()
+
+    def command(self, source: Path, family: str, variant: str) -> list[str]:
+        """What compiles the test of a family, but for libraries and output."""
+        c = self.config
+        includes = [f"{c['tests']}/model", c["tests"], source, source / "include", c["generated"]]
+        command = [c["compiler"], *c["flags"], *c["variants"][variant]["flags"]]
+        command += [f"-I{path}" for path in includes]
+        command += [f"-isystem{path}" for path in c["system_includes"]]
+        return [*command, "-include", f"{c['tests']}/prelude.h", f"{c['tests']}/test_{family}.cpp"]
+
+    def inputs(self, mutant: Mutant) -> str:
+        """A digest of the mutant and of all that its test is compiled from."""
+        with self.lock:
+            if mutant.family not in self.digests:
+                command = [*self.command(self.source, mutant.family, "plain"), "-M"]
+                listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+                files = {
+                    Path(name) for name in listed.partition(":")[2].replace("\\\n", "").split()
+                }
+                files |= {x for x in Path(self.config["tests"]).rglob("harness/*") if x.is_file()}
+                digest = hashlib.sha256()
+                for content in sorted(path.read_bytes() for path in files):
+                    digest.update(content)
+                self.digests[mutant.family] = digest.hexdigest()
+        return hashlib.sha256((self.digests[mutant.family] + mutant.text).encode()).hexdigest()
 
     def outcome(self, source: Path, family: str, variant: str, work: Path) -> str | None:
         """How the test fails; None if it passes."""
         c = self.config
         binary = work / f"test_{variant}"
-        includes = [f"{c['tests']}/model", c["tests"], source, source / "include", c["generated"]]
-        command = [c["compiler"], *c["flags"], *c["variants"][variant]["flags"]]
-        command += [f"-I{path}" for path in includes]
-        command += [f"-isystem{path}" for path in c["system_includes"]]
-        command += ["-include", f"{c['tests']}/prelude.h", f"{c['tests']}/test_{family}.cpp"]
+        command = self.command(source, family, variant)
         command += [*c["objects"], c["variants"][variant]["library"], "-o", str(binary)]
         built = subprocess.run(command, capture_output=True, text=True, check=False)
         if built.returncode != 0:
@@ -300,6 +326,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="name the mutants, run nothing")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--table", type=Path, help="write the results there, as Markdown")
+    parser.add_argument("--state", type=Path, help="keep results there, and do not repeat them")
     args = parser.parse_args()
 
     config = json.loads(args.config.read_text())
@@ -316,8 +343,17 @@ def main() -> int:
             return 0
         # The quick run is a test beside the tests themselves, which show that the source passes.
         bench = Bench(config, source, Path(scratch), check_baselines=not args.quick)
-        for mutant, how in zip(mutants, pool.map(bench.try_mutant, mutants), strict=True):
+        known = json.loads(args.state.read_text()) if args.state and args.state.exists() else {}
+
+        def find_out(mutant: Mutant) -> str | None:
+            key = bench.inputs(mutant) if args.state else ""
+            return known[key] if key in known else bench.try_mutant(mutant)
+
+        for mutant, how in zip(mutants, pool.map(find_out, mutants), strict=True):
             results.append((mutant, how))
+            if args.state and how:
+                known[bench.inputs(mutant)] = how
+                args.state.write_text(json.dumps(known, indent=1) + "\n")
             print(f"{'ok  ' if how else 'FAIL'} {mutant.name}: {how or 'survives'}", flush=True)
     if args.table:
         args.table.write_text(table(results))
