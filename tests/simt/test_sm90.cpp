@@ -31,9 +31,9 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
   simt::with_instance<Kernel::kSm90, T>(head_dim_tile, [&](auto tile) {
     const dlattn::sm90::TensorBoxes boxes = dlattn::sm90::tensor_boxes(params, tile);
-    const dlattn::sm90::TensorMaps maps = {encode(boxes.q), encode(boxes.k), encode(boxes.v),
-                                           encode(boxes.out)};
-    dlattn::sm90::kernel<T, tile>(params, shape, maps);
+    const dlattn::sm90::Launch launch = {encode(boxes.q), encode(boxes.k), encode(boxes.v),
+                                         encode(boxes.out), dlattn::sm90::num_works(params, tile)};
+    dlattn::sm90::kernel<T, tile>(params, shape, launch);
   });
 }
 
