@@ -37,9 +37,6 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
   });
 }
 
-// So few that a block computes several tiles one after the other where the plan lets it.
-constexpr int kNumSms = 2;
-
 // Tiles are 64 or 128 keys by 128 or 256 rows, 64 rows a warpgroup.
 std::vector<Case> cases() {
   constexpr simt::Causal kFull = simt::Causal::kNone, kCausal = simt::Causal::kBottomRight,
@@ -108,7 +105,9 @@ std::vector<Case> cases() {
 
 int main(int argc, char** argv) {
   const simt::Arguments arguments(argc, argv);
-  simt::Tests tests("sm90", arguments, simt::hopper(kNumSms));
+  simt::Tests tests("sm90", arguments, simt::hopper());
+  constexpr int kBlocks = 2;  // so few that they compute several tiles one after the other
+  tests.limit_blocks(kBlocks);
   for (const Case& c : arguments.cases(cases())) {
     tests.run<half>(Kernel::kSm90, c, run_kernel<half>);
     tests.run<__nv_bfloat16>(Kernel::kSm90, c, run_kernel<__nv_bfloat16>);
