@@ -45,6 +45,7 @@ KERNELS = {
         "wmma:general",
         "wmma_smem",
         "wmma_qk",
+        "sm90",
     ),
 }
 DTYPES = {
