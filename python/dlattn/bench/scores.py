@@ -210,7 +210,7 @@ def walk_of(plan: Any) -> Walk:
             edge_keys=plan.block_n,
             max_sum=MAX_SUM[plan.dtype],
             slack=0.0,
-            speculates_on_edges=plan.head_dim_tile > 64,
+            speculates_on_edges=True,
             raises_together=True,
         )
     rows = plan.block_m // plan.num_warps
