@@ -1,10 +1,13 @@
 #pragma once
 
+#include <cstring>
+
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/vec.cuh"
 
 // How the groups of a thread block that divides the keys put their results together: each leaves
-// its unnormalised fp32 output and its rows' statistics in shared memory, and all threads merge.
+// its unnormalised fp32 output and its rows' statistics in shared memory, and then each merges a
+// share of the columns.
 namespace dlattn::wmma {
 
 // Of one row in one group, to be stored as one access.
@@ -13,40 +16,16 @@ struct alignas(8) PartStats {
   float row_sum;
 };
 
-// Rows of kColumns fp32 in shared memory. A row is made of units of 8 columns (two pieces of 16
-// bytes) whose places are XORed with the row's number, so that 4 rows of one unit, which half a
-// warp stores, lie in different banks; and the pieces of every other 4 units change places, so that
-// the first pieces of 8 units, which a quarter of a warp loads, do too.
-template <int kColumns>
-struct PartRows {
-  static_assert(kColumns % 32 == 0, "units are permuted in fours");
-  static constexpr int kRowBytes = kColumns * 4;
+// A warp's accumulators of 16 rows by 8 columns in shared memory: as they are, so that both those
+// who store and those who load touch 16 bytes per lane, one behind the other.
+using PartTile = tile::Vec<float, 4>[32];
 
-  // Bytes from the start to columns 8 unit + 4 piece .. + 3 of a row.
-  __device__ __forceinline__ static int offset(int row, int unit, int piece) {
-    return row * kRowBytes + (unit ^ row % 4) * 32 + (piece ^ unit / 4 % 2) * 16;
-  }
-};
-
-// Stores the output of a warp's rows, from row `first_row` of the part on.
-template <int kHeadDim, int kRowTiles>
-__device__ __forceinline__ void store_part(unsigned char* part, int first_row,
-                                           const float (&acc_o)[kRowTiles][kHeadDim / 8][4],
+// Stores the output of a warp's rows, kTiles tiles.
+template <int kTiles>
+__device__ __forceinline__ void store_part(PartTile* part, const float (&acc_o)[kTiles][4],
                                            int lane) {
-  using Rows = PartRows<kHeadDim>;
 #pragma unroll
-  for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = first_row + 16 * m + 8 * h + lane / 4;
-#pragma unroll
-      for (int j = 0; j < kHeadDim / 8; ++j) {
-        const float pair[2] = {acc_o[m][j][2 * h], acc_o[m][j][2 * h + 1]};
-        unsigned char* to = part + Rows::offset(row, j, lane % 4 / 2) + lane % 2 * 8;
-        tile::store(reinterpret_cast<float*>(to), pair);
-      }
-    }
-  }
+  for (int j = 0; j < kTiles; ++j) tile::store(part[j][lane].x, acc_o[j]);
 }
 
 // What a row's parts add up to.
@@ -76,36 +55,46 @@ struct RowMerge {
   }
 };
 
-// Columns 8 unit .. + 7 of a row of the output: the parts, `part_bytes` apart, in their order.
-template <typename T, int kHeadDim, int kParts>
-__device__ __forceinline__ void store_merged(T* out_row, const RowMerge<kParts>& merge,
-                                             const unsigned char* parts, int part_bytes, int row,
-                                             int unit, int columns, int store_bytes) {
-  using Rows = PartRows<kHeadDim>;
-  float x[8] = {};
+// kTiles tiles of a warp's rows in all parts, a group's parts being `part_bytes` apart.
+template <int kParts, int kTiles>
+struct MergeTiles {
+  float x[kParts][kTiles][4];
+
+  __device__ __forceinline__ MergeTiles(const PartTile* first_part, int part_bytes, int lane) {
 #pragma unroll
-  for (int g = 0; g < kParts; ++g) {
+    for (int g = 0; g < kParts; ++g) {
+      const PartTile* part = reinterpret_cast<const PartTile*>(
+          reinterpret_cast<const unsigned char*>(first_part) + g * part_bytes);
 #pragma unroll
-    for (int piece = 0; piece < 2; ++piece) {
-      const unsigned char* from = parts + g * part_bytes + Rows::offset(row, unit, piece);
-      float of_part[4];
-      tile::load(of_part, reinterpret_cast<const float*>(from));
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        x[4 * piece + e] = fmaf(merge.weights[g], of_part[e], x[4 * piece + e]);
+      for (int j = 0; j < kTiles; ++j) tile::load(x[g][j], part[j][lane].x);
     }
   }
-  if (8 * unit >= columns) return;
-  tile::Vec<T, 8> chunk;
+
+  // Merges and stores this lane's columns of a row, h = 0 or 1 of the lane's two, in the order of
+  // the parts. `out` stands at column 0 of the first tile, of which `columns` exist.
+  template <typename T>
+  __device__ __forceinline__ void store_row(T* out, int h, const RowMerge<kParts>& merge,
+                                            int columns, int store_bytes, int lane) const {
 #pragma unroll
-  for (int e = 0; e < 8; ++e) chunk.x[e] = tile::from_float<T>(merge.empty ? 0.0f : x[e]);
-  T* to = out_row + 8 * unit;
-  if (store_bytes == 16) {
-    *reinterpret_cast<tile::Vec<T, 8>*>(to) = chunk;
-  } else {
+    for (int j = 0; j < kTiles; ++j) {
+      if (8 * j >= columns) break;
+      float low = 0.0f, high = 0.0f;
 #pragma unroll
-    for (int e = 0; e < 8; ++e) to[e] = chunk.x[e];
+      for (int g = 0; g < kParts; ++g) {
+        low = fmaf(merge.weights[g], x[g][j][2 * h], low);
+        high = fmaf(merge.weights[g], x[g][j][2 * h + 1], high);
+      }
+      const std::uint32_t pair = merge.empty ? 0 : tile::pack<T>(low, high);
+      T* to = out + 8 * j + lane % 4 * 2;
+      if (store_bytes >= 4) {
+        *reinterpret_cast<std::uint32_t*>(to) = pair;
+      } else {
+        T elements[2];
+        memcpy(elements, &pair, sizeof pair);
+        to[0] = elements[0], to[1] = elements[1];
+      }
+    }
   }
-}
+};
 
 }  // namespace dlattn::wmma

@@ -5,16 +5,17 @@
 //
 // A block computes block_m query rows of one head. Its warps form key_groups groups of row_groups
 // warps; tile n of the visible keys belongs to group (end - 1 - n) mod key_groups, and a warp has
-// row_tiles x 16 of the rows, with its group's share of the output in registers. Groups share Q and
-// nothing else until the end: each copies its own tiles, K and V in turn, into its own ring of
-// slots, and has a barrier of its own. Per tile:
-//   1. wait for K, barrier, start a copy into the slot read last; S = Q K^T, mask on edge tiles;
-//   2. probabilities, packed as operands where they are (SpeculativeSoftmax);
-//   3. wait for V, barrier, start a copy into the slot of K; O += P V.
-// At the end every group leaves its part of the output in its slots and its rows' statistics beside
-// them, and after one barrier all threads merge 8 columns of a row each, in the order of the
-// groups. Shared memory: see SplitSmemMap. A barrier of a group both publishes the tile that has
-// landed and frees the slot before; the first is the whole block's, for Q.
+// 16 of the rows, with its group's share of the output in registers. Groups share Q and nothing
+// else until the end: each copies its own tiles into its own ring of stages, and has a barrier of
+// its own. Stage i holds V of the group's tile i and K of tile i + 1 (K of tile 0 comes alone, into
+// the last stage). Per tile i:
+//   1. wait for stage i, barrier, start the copy of a stage into the one before it, which is free;
+//   2. S of tile i + 1 = Q K^T, with the exponentials of tile i between its products;
+//   3. O += P V of tile i;
+//   4. mask on edge tiles and references for tile i + 1 (SpeculativeSoftmax).
+// At the end every group leaves its part of the output in its stages and its rows' statistics
+// behind them, and after the block's barrier each merges a share of the columns, in the order of
+// the groups. Shared memory: see SplitSmemMap.
 
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/tile/scheduler.cuh"
@@ -48,18 +49,19 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
                  const __grid_constant__ LaunchShape shape) {
   constexpr SplitShape kShape = split_shape(kHeadDim);
   constexpr SplitSmemMap kMap = split_smem_map(kHeadDim);
-  constexpr int kRowTiles = kShape.row_tiles;
   constexpr int kBlockM = block_m(kShape);
   constexpr int kBlockN = kShape.block_n;
-  constexpr int kSlots = kShape.slots;
-  constexpr int kSlot = kBlockN * kHeadDim * 2;  // bytes
+  constexpr int kStages = kShape.stages;
+  constexpr int kStage = 2 * kMap.tile;  // bytes
   constexpr int kGroupThreads = kShape.row_groups * 32;
   constexpr int kNumThreads = kShape.key_groups * kGroupThreads;
   using GroupCopy = TileCopy<T, kHeadDim, kGroupThreads, true>;
+  using BlockCopy = TileCopy<T, kHeadDim, kNumThreads>;
 
   const int group = threadIdx.x / kGroupThreads;
+  const int row_group = threadIdx.x / 32 % kShape.row_groups;
   const int lane_idx = threadIdx.x % 32;
-  const int warp_row = threadIdx.x / 32 % kShape.row_groups * kRowTiles * 16;
+  const int warp_row = row_group * 16;
   const tile::Work work = tile::scheduled_work(params, shape);
   const tile::Sequence<T> seq(params, shape, work);
   const int m0 = work.m_block * kBlockM;
@@ -67,37 +69,45 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
 
   unsigned char* smem = ptx::dynamic_smem();
   const ptx::SmemAddress sQ = ptx::smem_address(smem) + kMap.q;
-  const ptx::SmemAddress slots = ptx::smem_address(smem) + kMap.slots + group * kMap.group;
+  const ptx::SmemAddress stages = ptx::smem_address(smem) + kMap.stages + group * kMap.group;
   const int head_dim = static_cast<int>(params.head_dim);
   const int head_dim_v = static_cast<int>(params.head_dim_v);
   const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
   const GroupTiles<kShape.key_groups> tiles(
       TileRange(mask, m0, min(m0 + kBlockM, seq.seqlen_q) - 1, kBlockN), group);
 
-  // Starts the copy of item `i` of the group, K or V of its tile i / 2, into a slot.
-  const auto start_copy = [&](int i, auto is_v, ptx::SmemAddress slot) {
-    const int n0 = tiles.tile(i / 2) * kBlockN;
-    if (i / 2 < tiles.count) {
-      const std::int64_t stride = is_v ? params.v_row_stride : params.k_row_stride;
-      GroupCopy::template edge<kBlockN>(slot, (is_v ? seq.v : seq.k) + n0 * stride, stride,
-                                        seq.seqlen_k - n0, is_v ? head_dim_v : head_dim);
-    }
+  const T* const k_chunk = GroupCopy::chunk(seq.k, params.k_row_stride);
+  const T* const v_chunk = GroupCopy::chunk(seq.v, params.v_row_stride);
+  const auto start_k = [&](int i, int stage) {
+    if (i >= tiles.count) return;
+    const int n0 = tiles.tile(i) * kBlockN;
+    GroupCopy::template ragged<kBlockN>(stages + stage + kMap.tile,
+                                        k_chunk + n0 * params.k_row_stride, params.k_row_stride,
+                                        seq.seqlen_k - n0, head_dim);
+  };
+  const auto start_v = [&](int i, int stage) {
+    if (i >= tiles.count) return;
+    const int n0 = tiles.tile(i) * kBlockN;
+    GroupCopy::template ragged<kBlockN>(stages + stage, v_chunk + n0 * params.v_row_stride,
+                                        params.v_row_stride, seq.seqlen_k - n0, head_dim_v);
+  };
+  const auto start_stage = [&](int i, int stage) {
+    start_v(i, stage);
+    start_k(i + 1, stage);
     ptx::cp_async_commit();
   };
-  TileCopy<T, kHeadDim, kNumThreads>::template edge<kBlockM>(
-      sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride, seq.seqlen_q - m0, head_dim);
-  for_each_slice(
-      [&](auto i) { start_copy(i, std::integral_constant<bool, i % 2 == 1>{}, slots + i * kSlot); },
-      std::make_integer_sequence<int, kSlots>{});
+  BlockCopy::template ragged<kBlockM>(
+      sQ, BlockCopy::chunk(seq.q + m0 * params.q_row_stride, params.q_row_stride),
+      params.q_row_stride, seq.seqlen_q - m0, head_dim);
+  start_k(0, (kStages - 1) * kStage);
+  ptx::cp_async_commit();
+  for_each_slice([&](auto i) { start_stage(i, i * kStage); },
+                 std::make_integer_sequence<int, kStages - 1>{});
 
-  // Where the results go, worked out while the copies are on their way.
-  const tile::OutputRows<T> result(params, work);
-  const float* sink = params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr;
-
-  SpeculativeSoftmax<kRowTiles> softmax;
-  float acc_o[kRowTiles][kHeadDim / 8][4] = {};
-  std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];
-  ptx::cp_async_wait<kSlots - 1>();
+  SpeculativeSoftmax<1> softmax;
+  float acc_o[1][kHeadDim / 8][4] = {};
+  std::uint32_t rQ[kHeadDim / 16][1][4];
+  ptx::cp_async_wait<kStages - 1>();
   __syncthreads();
 #pragma unroll
   for (int d = 0; d < kHeadDim; d += 16) {
@@ -105,68 +115,78 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
                      d);
   }
 
-  // Waits for the next item and starts the copy of the one that takes the slot before it.
-  int slot = 0;  // of the item, in bytes
-  const auto advance = [&](int next_item, auto is_v) {
-    const int free = slot;
-    slot = slot == (kSlots - 1) * kSlot ? 0 : slot + kSlot;
-    ptx::cp_async_wait<kSlots - 2>();
-    ptx::barrier_sync(1 + group, kGroupThreads);
-    start_copy(next_item, is_v, slots + free);
-  };
-  using OddSlots = std::integral_constant<bool, kSlots % 2 == 1>;
-  using EvenSlots = std::integral_constant<bool, kSlots % 2 == 0>;
-#pragma unroll 1
-  for (int i = 0; i < tiles.count; ++i) {
-    if (i > 0) advance(2 * i - 1 + kSlots, EvenSlots{});
-    float acc_s[kRowTiles][kBlockN / 8][4];
+  const auto multiply_k = [&](float (&acc_s)[1][kBlockN / 8][4], int stage) {
     multiply_qk<T, kHeadDim, kBlockN>(
-        acc_s, slots + slot + lane_place_across<kHeadDim>(lane_idx),
-        [&](std::uint32_t (&a)[kRowTiles][4], int d) { memcpy(a, rQ[d / 16], sizeof a); });
-    const int n0 = tiles.tile(i) * kBlockN;
-    const int first_row = m0 + warp_row;
-    if (!tile::contains_all(mask.every_row(first_row, first_row + kRowTiles * 16 - 1), n0, kBlockN))
+        acc_s, stages + stage + kMap.tile + lane_place_across<kHeadDim>(lane_idx),
+        [&](std::uint32_t (&a)[1][4], int d) { memcpy(a, rQ[d / 16], sizeof a); });
+  };
+  const auto multiply_v = [&](const std::uint32_t (&rP)[1][kBlockN / 16][4], int stage) {
+    multiply_pv<T, kHeadDim, 0, kBlockN>(acc_o, rP,
+                                         stages + stage + lane_place_down<kHeadDim>(lane_idx));
+  };
+  const auto hide_unseen = [&](float (&acc_s)[1][kBlockN / 8][4], int i) {
+    const int n0 = tiles.tile(i) * kBlockN, first_row = m0 + warp_row;
+    if (!tile::contains_all(mask.every_row(first_row, first_row + 15), n0, kBlockN))
       apply_mask(acc_s, mask, first_row + lane_idx / 4, n0, lane_idx);
-    std::uint32_t rP[kRowTiles][kBlockN / 16][4];
-    if (i == 0) {
-      softmax.template set_references<0, kBlockN>(acc_s, shape.scale_log2);
-    } else {
-      softmax.template raise_references<0, kBlockN>(acc_s, shape.scale_log2, acc_o);
+  };
+  if (tiles.count > 0) {
+    float acc_s[1][kBlockN / 8][4];
+    std::uint32_t rP[1][kBlockN / 16][4];
+    multiply_k(acc_s, (kStages - 1) * kStage);
+    hide_unseen(acc_s, 0);
+    softmax.template set_references<0, kBlockN>(acc_s, shape.scale_log2);
+    int stage = 0, free = (kStages - 1) * kStage;
+#pragma unroll 1
+    for (int i = 0; i < tiles.count - 1; ++i) {
+      ptx::cp_async_wait<kStages - 2>();
+      ptx::barrier_sync(1 + group, kGroupThreads);
+      start_stage(i + kStages - 1, free);
+      float next_s[1][kBlockN / 8][4];
+      multiply_k(next_s, stage);
+      softmax.template safe_probabilities<T, 0, kBlockN>(acc_s, shape.scale_log2, rP);
+      multiply_v(rP, stage);
+      hide_unseen(next_s, i + 1);
+      softmax.template raise_references<0, kBlockN>(next_s, shape.scale_log2, acc_o);
+      memcpy(acc_s, next_s, sizeof acc_s);
+      free = stage;
+      stage = stage == (kStages - 1) * kStage ? 0 : stage + kStage;
     }
     softmax.template safe_probabilities<T, 0, kBlockN>(acc_s, shape.scale_log2, rP);
-    advance(2 * i + kSlots, OddSlots{});
-    multiply_pv<T, kHeadDim, 0, kBlockN>(acc_o, rP,
-                                         slots + slot + lane_place_down<kHeadDim>(lane_idx));
+    ptx::cp_async_wait<0>();
+    ptx::barrier_sync(1 + group, kGroupThreads);
+    multiply_v(rP, stage);
   }
 
-  constexpr int kPart = kBlockM * kHeadDim * 4;  // bytes
-  static_assert(kPart <= kSlots * kSlot);
-  // The last V stands in an odd slot if their number is even; everything else has been read.
-  if (kSlots % 2 != 0 || kPart > kSlot) ptx::barrier_sync(1 + group, kGroupThreads);
-  unsigned char* parts = smem + kMap.slots;
-  store_part<kHeadDim>(parts + group * kMap.group, warp_row, acc_o, lane_idx);
-  PartStats* stats = reinterpret_cast<PartStats*>(smem + kMap.stats);
+  // The other warps of the group may still read its last V.
+  ptx::barrier_sync(1 + group, kGroupThreads);
+  constexpr int kTiles = kHeadDim / 8;  // of 8 columns
+  constexpr int kOwnTiles = kTiles / kShape.key_groups;
+  static_assert(kTiles % kShape.key_groups == 0 && kBlockM * kHeadDim * 4 <= kMap.group);
+  const auto part = [&](int of_group) {
+    return reinterpret_cast<PartTile*>(smem + kMap.stages + of_group * kMap.group) +
+           row_group * kTiles;
+  };
+  PartStats* stats = reinterpret_cast<PartStats*>(smem + kMap.stats) + warp_row + lane_idx / 4;
+  store_part(part(group), acc_o[0], lane_idx);
 #pragma unroll
-  for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const tile::OnlineSoftmax row = softmax.row(m, h);
-      if (lane_idx % 4 == 0) {
-        stats[group * kBlockM + warp_row + 16 * m + 8 * h + lane_idx / 4] = {row.row_max,
-                                                                             row.row_sum};
-      }
-    }
+  for (int h = 0; h < 2; ++h) {
+    const tile::OnlineSoftmax row = softmax.row(0, h);
+    if (lane_idx % 4 == 0) stats[group * kBlockM + 8 * h] = {row.row_max, row.row_sum};
   }
+  const tile::OutputRows<T> result(params, work);
+  const float* sink = params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr;
   __syncthreads();
-  constexpr unsigned kUnits = kHeadDim / 8;  // of a row
-#pragma unroll 1
-  for (unsigned i = threadIdx.x; i < kBlockM * kUnits; i += kNumThreads) {
-    const int row = static_cast<int>(i / kUnits), unit = static_cast<int>(i % kUnits);
-    if (m0 + row >= result.seqlen_q) break;
-    const RowMerge<kShape.key_groups> merge(stats + row, kBlockM, sink);
-    if (result.lse && unit == 0) result.lse[m0 + row] = tile::finalize(merge.whole, sink).lse;
-    store_merged<T, kHeadDim>(result.out + (m0 + row) * params.out_row_stride, merge, parts,
-                              kMap.group, row, unit, head_dim_v, shape.store_bytes);
+  const int first_tile = group * kOwnTiles;
+  const MergeTiles<kShape.key_groups, kOwnTiles> merged(part(0) + first_tile, kMap.group, lane_idx);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = m0 + warp_row + 8 * h + lane_idx / 4;
+    if (row >= result.seqlen_q) break;
+    const RowMerge<kShape.key_groups> merge(stats + 8 * h, kBlockM, sink);
+    if (result.lse && group == 0 && lane_idx % 4 == 0)
+      result.lse[row] = tile::finalize(merge.whole, sink).lse;
+    merged.store_row(result.out + row * params.out_row_stride + first_tile * 8, h, merge,
+                     head_dim_v - first_tile * 8, shape.store_bytes, lane_idx);
   }
 }
 
