@@ -1,32 +1,45 @@
 #pragma once
 
+#include <cstdint>
 #include <cstring>
 
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/vec.cuh"
 
 // How the groups of a thread block that divides the keys put their results together: each leaves
-// its unnormalised fp32 output and its rows' statistics in shared memory, and then each merges a
-// share of the columns.
+// its unnormalised fp32 output and its rows' statistics in shared memory, and then a warp merges 8
+// rows, a share of the columns.
 namespace dlattn::wmma {
 
-// Of one row in one group, to be stored as one access.
-struct alignas(8) PartStats {
-  float row_max;  // what the group's output is relative to; -inf: it saw nothing
-  float row_sum;
-};
+// What a lane of a warp has of a row in two neighbouring tiles of 8 columns. Parts are arrays of
+// these for a whole warp, so that those who store and those who load touch 16 bytes a lane, one
+// behind the other. Of 16 rows by kHeadDim columns: [row half h][pair of column tiles].
+using PartPair = tile::Vec<float, 4>[32];
 
-// A warp's accumulators of 16 rows by 8 columns in shared memory: as they are, so that both those
-// who store and those who load touch 16 bytes per lane, one behind the other.
-using PartTile = tile::Vec<float, 4>[32];
+template <int kHeadDim>
+constexpr int kPartPairs = kHeadDim / 16;  // of a row
 
-// Stores the output of a warp's rows, kTiles tiles.
-template <int kTiles>
-__device__ __forceinline__ void store_part(PartTile* part, const float (&acc_o)[kTiles][4],
+// Stores the output of a warp's 16 rows.
+template <int kHeadDim>
+__device__ __forceinline__ void store_part(PartPair* part, const float (&acc_o)[kHeadDim / 8][4],
                                            int lane) {
 #pragma unroll
-  for (int j = 0; j < kTiles; ++j) tile::store(part[j][lane].x, acc_o[j]);
+  for (int h = 0; h < 2; ++h) {
+#pragma unroll
+    for (int i = 0; i < kPartPairs<kHeadDim>; ++i) {
+      const float x[4] = {acc_o[2 * i][2 * h], acc_o[2 * i][2 * h + 1], acc_o[2 * i + 1][2 * h],
+                          acc_o[2 * i + 1][2 * h + 1]};
+      tile::store(part[h * kPartPairs<kHeadDim> + i][lane].x, x);
+    }
+  }
 }
+
+// Statistics of one row in one group: what the group's output is relative to (-inf: it saw nothing)
+// and the sum. In shared memory a row's of all groups stand side by side.
+struct alignas(8) PartStats {
+  float row_max;
+  float row_sum;
+};
 
 // What a row's parts add up to.
 template <int kParts>
@@ -35,18 +48,15 @@ struct RowMerge {
   tile::OnlineSoftmax whole;
   bool empty;  // the row attends to nothing: out is 0 whatever the parts hold
 
-  // `stats` holds the row's statistics in part 0; those of the next part are `stride` further.
-  __device__ __forceinline__ RowMerge(const PartStats* stats, int stride, const float* sink) {
-    PartStats part[kParts];
+  __device__ __forceinline__ RowMerge(const PartStats* stats, const float* sink) {
+    float part[2 * kParts];
+    tile::load(part, &stats->row_max);
+#pragma unroll
+    for (int g = 0; g < kParts; ++g) whole.row_max = fmaxf(whole.row_max, part[2 * g]);
 #pragma unroll
     for (int g = 0; g < kParts; ++g) {
-      part[g] = stats[g * stride];
-      whole.row_max = fmaxf(whole.row_max, part[g].row_max);
-    }
-#pragma unroll
-    for (int g = 0; g < kParts; ++g) {
-      weights[g] = whole.probability(part[g].row_max);
-      whole.row_sum = fmaf(weights[g], part[g].row_sum, whole.row_sum);
+      weights[g] = whole.probability(part[2 * g]);
+      whole.row_sum = fmaf(weights[g], part[2 * g + 1], whole.row_sum);
     }
     const float scale = tile::finalize(whole, sink).scale;
 #pragma unroll
@@ -55,43 +65,47 @@ struct RowMerge {
   }
 };
 
-// kTiles tiles of a warp's rows in all parts, a group's parts being `part_bytes` apart.
-template <int kParts, int kTiles>
-struct MergeTiles {
-  float x[kParts][kTiles][4];
+// A lane's columns of a row in all parts: kPairs pairs of column tiles.
+template <int kParts, int kPairs>
+struct RowParts {
+  float x[kParts][kPairs][4];
 
-  __device__ __forceinline__ MergeTiles(const PartTile* first_part, int part_bytes, int lane) {
+  // `part` holds them in part 0; those of the next part are `part_bytes` further.
+  __device__ __forceinline__ RowParts(const PartPair* part, int part_bytes, int lane) {
 #pragma unroll
     for (int g = 0; g < kParts; ++g) {
-      const PartTile* part = reinterpret_cast<const PartTile*>(
-          reinterpret_cast<const unsigned char*>(first_part) + g * part_bytes);
+      const auto* from = reinterpret_cast<const PartPair*>(
+          reinterpret_cast<const unsigned char*>(part) + g * part_bytes);
 #pragma unroll
-      for (int j = 0; j < kTiles; ++j) tile::load(x[g][j], part[j][lane].x);
+      for (int i = 0; i < kPairs; ++i) tile::load(x[g][i], from[i][lane].x);
     }
   }
 
-  // Merges and stores this lane's columns of a row, h = 0 or 1 of the lane's two, in the order of
-  // the parts. `out` stands at column 0 of the first tile, of which `columns` exist.
+  // Merges them in the order of the parts and stores them. `out` is where the row's first column
+  // tile stands, from which on it has `columns`.
   template <typename T>
-  __device__ __forceinline__ void store_row(T* out, int h, const RowMerge<kParts>& merge,
-                                            int columns, int store_bytes, int lane) const {
+  __device__ __forceinline__ void store(T* out, const RowMerge<kParts>& merge, int columns,
+                                        int store_bytes, int lane) const {
 #pragma unroll
-    for (int j = 0; j < kTiles; ++j) {
-      if (8 * j >= columns) break;
-      float low = 0.0f, high = 0.0f;
+    for (int i = 0; i < kPairs; ++i) {
 #pragma unroll
-      for (int g = 0; g < kParts; ++g) {
-        low = fmaf(merge.weights[g], x[g][j][2 * h], low);
-        high = fmaf(merge.weights[g], x[g][j][2 * h + 1], high);
-      }
-      const std::uint32_t pair = merge.empty ? 0 : tile::pack<T>(low, high);
-      T* to = out + 8 * j + lane % 4 * 2;
-      if (store_bytes >= 4) {
-        *reinterpret_cast<std::uint32_t*>(to) = pair;
-      } else {
-        T elements[2];
-        memcpy(elements, &pair, sizeof pair);
-        to[0] = elements[0], to[1] = elements[1];
+      for (int e = 0; e < 2; ++e) {
+        float low = 0.0f, high = 0.0f;
+#pragma unroll
+        for (int g = 0; g < kParts; ++g) {
+          low = fmaf(merge.weights[g], x[g][i][2 * e], low);
+          high = fmaf(merge.weights[g], x[g][i][2 * e + 1], high);
+        }
+        const std::uint32_t pair = merge.empty ? 0 : tile::pack<T>(low, high);
+        T* to = out + 16 * i + 8 * e + lane % 4 * 2;
+        if (16 * i + 8 * e >= columns) continue;
+        if (store_bytes >= 4) {
+          *reinterpret_cast<std::uint32_t*>(to) = pair;
+        } else {
+          T elements[2];
+          memcpy(elements, &pair, sizeof pair);
+          to[0] = elements[0], to[1] = elements[1];
+        }
       }
     }
   }

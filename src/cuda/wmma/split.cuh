@@ -10,12 +10,12 @@
 // its own. Stage i holds V of the group's tile i and K of tile i + 1 (K of tile 0 comes alone, into
 // the last stage). Per tile i:
 //   1. wait for stage i, barrier, start the copy of a stage into the one before it, which is free;
-//   2. S of tile i + 1 = Q K^T, with the exponentials of tile i between its products;
+//   2. probabilities of tile i and, between them, S of tile i + 1 = Q K^T;
 //   3. O += P V of tile i;
 //   4. mask on edge tiles and references for tile i + 1 (SpeculativeSoftmax).
 // At the end every group leaves its part of the output in its stages and its rows' statistics
-// behind them, and after the block's barrier each merges a share of the columns, in the order of
-// the groups. Shared memory: see SplitSmemMap.
+// behind them, and after the block's barrier each warp merges 8 rows, half of the columns, in the
+// order of the groups. Shared memory: see SplitSmemMap.
 
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/tile/scheduler.cuh"
@@ -99,10 +99,16 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
   BlockCopy::template ragged<kBlockM>(
       sQ, BlockCopy::chunk(seq.q + m0 * params.q_row_stride, params.q_row_stride),
       params.q_row_stride, seq.seqlen_q - m0, head_dim);
-  start_k(0, (kStages - 1) * kStage);
+  // The last tile's stage is number 0, so that a part may be left in those behind it.
+  const auto stage_of = [&](int i) { return (tiles.count + kStages - 1 - i) % kStages * kStage; };
+  start_k(0, stage_of(-1));
   ptx::cp_async_commit();
-  for_each_slice([&](auto i) { start_stage(i, i * kStage); },
+  for_each_slice([&](auto i) { start_stage(i, stage_of(i)); },
                  std::make_integer_sequence<int, kStages - 1>{});
+
+  // Where the results go, worked out while the copies are on their way.
+  const tile::OutputRows<T> result(params, work);
+  const float* sink = params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr;
 
   SpeculativeSoftmax<1> softmax;
   float acc_o[1][kHeadDim / 8][4] = {};
@@ -129,65 +135,71 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
     if (!tile::contains_all(mask.every_row(first_row, first_row + 15), n0, kBlockN))
       apply_mask(acc_s, mask, first_row + lane_idx / 4, n0, lane_idx);
   };
+  std::uint32_t rP[1][kBlockN / 16][4];
   if (tiles.count > 0) {
     float acc_s[1][kBlockN / 8][4];
-    std::uint32_t rP[1][kBlockN / 16][4];
-    multiply_k(acc_s, (kStages - 1) * kStage);
+    multiply_k(acc_s, stage_of(-1));
     hide_unseen(acc_s, 0);
     softmax.template set_references<0, kBlockN>(acc_s, shape.scale_log2);
-    int stage = 0, free = (kStages - 1) * kStage;
+    int stage = stage_of(0), free = stage_of(-1);
 #pragma unroll 1
     for (int i = 0; i < tiles.count - 1; ++i) {
       ptx::cp_async_wait<kStages - 2>();
       ptx::barrier_sync(1 + group, kGroupThreads);
       start_stage(i + kStages - 1, free);
+      softmax.template safe_probabilities<T, 0, kBlockN>(acc_s, shape.scale_log2, rP);
       float next_s[1][kBlockN / 8][4];
       multiply_k(next_s, stage);
-      softmax.template safe_probabilities<T, 0, kBlockN>(acc_s, shape.scale_log2, rP);
       multiply_v(rP, stage);
       hide_unseen(next_s, i + 1);
       softmax.template raise_references<0, kBlockN>(next_s, shape.scale_log2, acc_o);
       memcpy(acc_s, next_s, sizeof acc_s);
       free = stage;
-      stage = stage == (kStages - 1) * kStage ? 0 : stage + kStage;
+      stage = stage == 0 ? (kStages - 1) * kStage : stage - kStage;
     }
     softmax.template safe_probabilities<T, 0, kBlockN>(acc_s, shape.scale_log2, rP);
-    ptx::cp_async_wait<0>();
-    ptx::barrier_sync(1 + group, kGroupThreads);
-    multiply_v(rP, stage);
   }
 
-  // The other warps of the group may still read its last V.
-  ptx::barrier_sync(1 + group, kGroupThreads);
-  constexpr int kTiles = kHeadDim / 8;  // of 8 columns
-  constexpr int kOwnTiles = kTiles / kShape.key_groups;
-  static_assert(kTiles % kShape.key_groups == 0 && kBlockM * kHeadDim * 4 <= kMap.group);
-  const auto part = [&](int of_group) {
-    return reinterpret_cast<PartTile*>(smem + kMap.stages + of_group * kMap.group) +
-           row_group * kTiles;
-  };
-  PartStats* stats = reinterpret_cast<PartStats*>(smem + kMap.stats) + warp_row + lane_idx / 4;
-  store_part(part(group), acc_o[0], lane_idx);
+  constexpr int kGroups = kShape.key_groups;
+  PartStats* stats =
+      reinterpret_cast<PartStats*>(smem + kMap.stats) + (warp_row + lane_idx / 4) * kGroups;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const tile::OnlineSoftmax row = softmax.row(0, h);
-    if (lane_idx % 4 == 0) stats[group * kBlockM + 8 * h] = {row.row_max, row.row_sum};
+    if (lane_idx % 4 == 0) stats[8 * h * kGroups + group] = {row.row_max, row.row_sum};
   }
-  const tile::OutputRows<T> result(params, work);
-  const float* sink = params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr;
+  if (tiles.count > 0) {
+    ptx::cp_async_wait<0>();
+    ptx::barrier_sync(1 + group, kGroupThreads);
+    multiply_v(rP, 0);
+  }
+
+  constexpr int kPart = kBlockM * kHeadDim * 4;  // bytes
+  constexpr int kPartOffset = kPart <= kMap.group - kStage ? kStage : 0;
+  static_assert(kPart <= kMap.group);
+  // Where a part reaches into the last stage, another warp of the group may still read V there.
+  if (kPartOffset == 0) ptx::barrier_sync(1 + group, kGroupThreads);
+  const auto part = [&](int of_group) {
+    return reinterpret_cast<PartPair*>(smem + kMap.stages + of_group * kMap.group + kPartOffset) +
+           row_group * 2 * kPartPairs<kHeadDim>;
+  };
+  store_part<kHeadDim>(part(group), acc_o[0], lane_idx);
   __syncthreads();
-  const int first_tile = group * kOwnTiles;
-  const MergeTiles<kShape.key_groups, kOwnTiles> merged(part(0) + first_tile, kMap.group, lane_idx);
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = m0 + warp_row + 8 * h + lane_idx / 4;
-    if (row >= result.seqlen_q) break;
-    const RowMerge<kShape.key_groups> merge(stats + 8 * h, kBlockM, sink);
-    if (result.lse && group == 0 && lane_idx % 4 == 0)
-      result.lse[row] = tile::finalize(merge.whole, sink).lse;
-    merged.store_row(result.out + row * params.out_row_stride + first_tile * 8, h, merge,
-                     head_dim_v - first_tile * 8, shape.store_bytes, lane_idx);
-  }
+
+  // A warp merges 8 rows of its row group.
+  constexpr int kShares = kGroups / 2;  // of the columns
+  constexpr int kPairs = kPartPairs<kHeadDim> / kShares;
+  static_assert(kPartPairs<kHeadDim> % kShares == 0);
+  const int h = group % 2, share = group / 2, column = share * kPairs * 16;
+  const RowParts<kGroups, kPairs> parts(part(0) + h * kPartPairs<kHeadDim> + share * kPairs,
+                                        kMap.group, lane_idx);
+  const RowMerge<kGroups> merge(stats + 8 * h * kGroups, sink);
+  const int row = m0 + warp_row + 8 * h + lane_idx / 4;
+  if (row >= result.seqlen_q) return;
+  if (result.lse && share == 0 && lane_idx % 4 == 0)
+    result.lse[row] = tile::finalize(merge.whole, sink).lse;
+  parts.store(result.out + row * params.out_row_stride + column, merge, head_dim_v - column,
+              shape.store_bytes, lane_idx);
 }
 
 }  // namespace dlattn::wmma

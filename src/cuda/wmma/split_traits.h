@@ -16,8 +16,7 @@ struct SplitShape {
 };
 
 constexpr SplitShape split_shape(int head_dim_tile) {
-  if (head_dim_tile <= 32) return {2, 4, 32, 2, 2};
-  if (head_dim_tile <= 64) return {2, 4, 32, 2, 1};
+  if (head_dim_tile <= 64) return {2, 4, 32, 2, 2};
   return {2, 4, 16, 2, 1};
 }
 
@@ -35,7 +34,7 @@ struct SplitSmemMap {
                // part of out
   int tile;    // bytes of a tile of K or V
   int group;   // bytes of a group's stages
-  int stats;   // [key_groups][block_m] PartStats
+  int stats;   // [block_m][key_groups] PartStats
   int total;
 };
 
