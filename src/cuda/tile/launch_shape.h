@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/tile/alignment.h"
 #include "cuda/tile/divider.h"
 #include "dlattn/attention.h"
 
@@ -33,21 +34,15 @@ struct LaunchShape {
                        // keys
 };
 
-// The widest store, up to 16 bytes, that every row of `out` is aligned to. Dimensions of one
-// element do not count.
+// The widest store, up to 16 bytes, that every row of `out` is aligned to.
 inline int store_bytes(const AttentionParams& p) {
-  const std::int64_t bytes = size_of(p.dtype);
   const bool varlen = p.cu_seqlens_q != nullptr;
-  std::uint64_t all = reinterpret_cast<std::uintptr_t>(p.out);
-  const auto add = [&](std::int64_t size, std::int64_t stride) {
-    if (size > 1) all |= static_cast<std::uint64_t>(stride * bytes);
-  };
-  add(varlen ? 1 : p.batch_size, p.out_batch_stride);
-  add(varlen ? p.total_q : p.seqlen_q, p.out_row_stride);
-  add(p.num_heads, p.out_head_stride);
-  int width = 16;
-  while (width > bytes && all % width != 0) width /= 2;
-  return width;
+  Alignment rows(size_of(p.dtype));
+  rows.add_address(p.out);
+  rows.add_stride(varlen ? 1 : p.batch_size, p.out_batch_stride);
+  rows.add_stride(varlen ? p.total_q : p.seqlen_q, p.out_row_stride);
+  rows.add_stride(p.num_heads, p.out_head_stride);
+  return rows.bytes();
 }
 
 // See LaunchShape.
@@ -56,14 +51,12 @@ inline int score_load_bytes(const AttentionParams& p, const void* data, std::int
                             std::int64_t row_stride, std::int64_t col_stride) {
   if (col_stride == 0) return 0;
   if (col_stride != 1) return -1;
-  std::uint64_t all = reinterpret_cast<std::uintptr_t>(data);
-  const auto add = [&](std::int64_t size, std::int64_t stride) {
-    if (size > 1) all |= static_cast<std::uint64_t>(stride * bytes);
-  };
-  add(p.batch_size, batch_stride), add(p.num_heads, head_stride), add(p.seqlen_q, row_stride);
-  int width = 16;
-  while (width > bytes && all % width != 0) width /= 2;
-  return width;
+  Alignment rows(bytes);
+  rows.add_address(data);
+  rows.add_stride(p.batch_size, batch_stride);
+  rows.add_stride(p.num_heads, head_stride);
+  rows.add_stride(p.seqlen_q, row_stride);
+  return rows.bytes();
 }
 
 inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan) {

@@ -2,8 +2,11 @@
 
 #include <cstdint>
 
+#include "cuda/tile/online_softmax.cuh"
+#include "cuda/tile/seqlen.cuh"
 #include "cuda/tile/swizzle.cuh"
 #include "cuda/tile/vec.cuh"
+#include "cuda/wmma/softmax.cuh"
 
 namespace dlattn::wmma {
 
@@ -47,6 +50,37 @@ __device__ __forceinline__ void store_output(T* out, std::int64_t row_stride, in
       }
     }
   }
+}
+
+// The results of a warp's rows, row `first_row` of the sequence the first of them: lse and out.
+// `sO`, the warp's own rows of shared memory, is where its rows of Q stood; K and V of all warps as
+// well if kOverlaid.
+template <int kHeadDim, bool kAnyColumns, bool kOverlaid, int kRowTiles, typename T>
+__device__ __forceinline__ void write_results(
+    const AttentionParams& params, const LaunchShape& shape, const tile::OutputRows<T>& result,
+    int head, int first_row, const SpeculativeSoftmax<kRowTiles>& softmax,
+    const float (&acc_o)[kRowTiles][kHeadDim / 8][4], unsigned char* sO, int lane) {
+  float scales[kRowTiles][2];
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const tile::RowResult row_result = tile::finalize(
+          softmax.row(m, h), params.sinks ? params.sinks + head * params.sinks_stride : nullptr);
+      const int row = first_row + lane / 4 + 16 * m + 8 * h;
+      if (result.lse && lane % 4 == 0 && row < result.seqlen_q) result.lse[row] = row_result.lse;
+      scales[m][h] = row_result.scale;
+    }
+  }
+  if constexpr (kOverlaid) {
+    __syncthreads();  // no warp reads K or V any more
+  } else {
+    __syncwarp();  // nor this one its rows of Q
+  }
+  store_output<kHeadDim, kAnyColumns>(result.out + first_row * params.out_row_stride,
+                                      params.out_row_stride, result.seqlen_q - first_row, acc_o,
+                                      scales, sO, static_cast<int>(params.head_dim_v),
+                                      shape.store_bytes, lane);
 }
 
 }  // namespace dlattn::wmma
