@@ -14,7 +14,7 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
   simt::with_instance<Kernel::kWmma, T>(head_dim_tile, [&](auto tile) {
     if constexpr (dlattn::wmma::has_variant(tile, dlattn::wmma::kSplit))
-      dlattn::wmma::split_kernel<T, tile>(params, shape);
+      dlattn::wmma::split_kernel<T, tile>(dlattn::wmma::make_split_params(params, shape));
   });
 }
 

@@ -62,13 +62,9 @@ struct TileCopy {
     }
   }
 
-  // This thread's chunk of the first of some rows.
-  __device__ __forceinline__ static const T* chunk(const T* gmem, std::int64_t row_stride) {
-    return gmem + Order::source(first_row()) * row_stride + first_column();
-  }
-
-  // As edge(), from chunk() of the first row on. Fewer instructions, which count where they are
-  // fetched for the first time; what does not exist is not read, though its addresses are formed.
+  // As edge(), where `from` is this thread's chunk of the first of its rows. Fewer instructions,
+  // which count where they are fetched for the first time; what does not exist is not read, though
+  // its addresses are formed.
   template <int kRows>
   __device__ __forceinline__ static void ragged(ptx::SmemAddress smem, const T* from,
                                                 std::int64_t row_stride, int rows, int columns) {

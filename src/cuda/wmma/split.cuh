@@ -24,6 +24,7 @@
 #include "cuda/wmma/merge.cuh"
 #include "cuda/wmma/products.cuh"
 #include "cuda/wmma/softmax.cuh"
+#include "cuda/wmma/split_params.h"
 #include "cuda/wmma/split_traits.h"
 #include "cuda/wmma/tiles.cuh"
 
@@ -42,11 +43,64 @@ struct GroupTiles {
   __device__ __forceinline__ int tile(int i) const { return first - i * kKeyGroups; }
 };
 
+// tile::scheduled_work without a division.
+__device__ __forceinline__ tile::Work split_work(const SplitParams& params) {
+  const unsigned m_blocks = params.num_m_blocks.divisor();
+  unsigned head = params.num_m_blocks.quotient(blockIdx.x);
+  unsigned m_block = blockIdx.x - head * m_blocks;
+  if (params.longest_first) {
+    const unsigned first_head = head / kSplitHeadsTogether * kSplitHeadsTogether;
+    const unsigned block = blockIdx.x - first_head * m_blocks;
+    const bool all = first_head < params.heads_in_groups;
+    const unsigned from_last =
+        all ? block / kSplitHeadsTogether : params.heads_left.quotient(block);
+    head = first_head + block -
+           from_last * (all ? kSplitHeadsTogether : params.heads_left.divisor());
+    m_block = m_blocks - 1 - from_last;
+  }
+  const unsigned batch = params.num_heads.quotient(head);
+  return {static_cast<int>(m_block),
+          static_cast<int>(head - batch * params.num_heads.divisor()), static_cast<int>(batch)};
+}
+
+// tile::Sequence in chunks.
+struct SplitSequence {
+  int seqlen_q;
+  int seqlen_k;
+  int shift;    // query i stands at key position i + shift
+  int q, k, v;  // where its rows start
+
+  __device__ __forceinline__ SplitSequence(const SplitParams& p, const tile::Work& work) {
+    const int head_kv = static_cast<int>(p.heads_per_kv_head.quotient(work.head));
+    seqlen_q = p.seqlen_q;
+    seqlen_k = p.seqlen_k;
+    q = work.head * p.q_stride.head + work.batch * p.q_stride.batch;
+    k = head_kv * p.k_stride.head + work.batch * p.k_stride.batch;
+    v = head_kv * p.v_stride.head + work.batch * p.v_stride.batch;
+    if (p.cu_seqlens_q) {
+      const int row_q = p.cu_seqlens_q[work.batch];
+      const int row_k = p.cu_seqlens_k[work.batch];
+      seqlen_q = p.cu_seqlens_q[work.batch + 1] - row_q;
+      seqlen_k = p.cu_seqlens_k[work.batch + 1] - row_k;
+      if (p.seqused_k) seqlen_k = min(seqlen_k, p.seqused_k[work.batch]);
+      q += row_q * p.q_stride.row;
+      k += row_k * p.k_stride.row;
+      v += row_k * p.v_stride.row;
+    }
+    shift = p.top_left ? 0 : seqlen_k - seqlen_q;
+  }
+};
+
+// The address of a chunk.
+template <typename T>
+__device__ __forceinline__ const T* chunk_at(const void* gmem, int offset) {
+  return static_cast<const T*>(gmem) + static_cast<std::int64_t>(offset) * kChunkElements;
+}
+
 template <typename T, int kHeadDim>
 __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
                                   split_shape(kHeadDim).blocks_per_sm)
-    split_kernel(const __grid_constant__ AttentionParams params,
-                 const __grid_constant__ LaunchShape shape) {
+    split_kernel(const __grid_constant__ SplitParams params) {
   constexpr SplitShape kShape = split_shape(kHeadDim);
   constexpr SplitSmemMap kMap = split_smem_map(kHeadDim);
   constexpr int kBlockM = block_m(kShape);
@@ -62,34 +116,38 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
   const int row_group = threadIdx.x / 32 % kShape.row_groups;
   const int lane_idx = threadIdx.x % 32;
   const int warp_row = row_group * 16;
-  const tile::Work work = tile::scheduled_work(params, shape);
-  const tile::Sequence<T> seq(params, shape, work);
+  const tile::Work work = split_work(params);
+  const SplitSequence seq(params, work);
   const int m0 = work.m_block * kBlockM;
   if (m0 >= seq.seqlen_q) return;
 
   unsigned char* smem = ptx::dynamic_smem();
   const ptx::SmemAddress sQ = ptx::smem_address(smem) + kMap.q;
   const ptx::SmemAddress stages = ptx::smem_address(smem) + kMap.stages + group * kMap.group;
-  const int head_dim = static_cast<int>(params.head_dim);
-  const int head_dim_v = static_cast<int>(params.head_dim_v);
-  const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
+  const tile::Mask mask(params, seq.shift, seq.seqlen_k);
   const GroupTiles<kShape.key_groups> tiles(
       TileRange(mask, m0, min(m0 + kBlockM, seq.seqlen_q) - 1, kBlockN), group);
 
-  const T* const k_chunk = GroupCopy::chunk(seq.k, params.k_row_stride);
-  const T* const v_chunk = GroupCopy::chunk(seq.v, params.v_row_stride);
+  // This thread's chunks of the first tiles, and from one tile to the next.
+  const int first_row = tiles.first * kBlockN + GroupCopy::first_row();
+  const int first_chunk = GroupCopy::first_column() / kChunkElements;
+  const int k_chunk = seq.k + first_row * params.k_stride.row + first_chunk;
+  const int v_chunk = seq.v + first_row * params.v_stride.row + first_chunk;
+  const int k_tile = kShape.key_groups * kBlockN * params.k_stride.row;
+  const int v_tile = kShape.key_groups * kBlockN * params.v_stride.row;
   const auto start_k = [&](int i, int stage) {
     if (i >= tiles.count) return;
-    const int n0 = tiles.tile(i) * kBlockN;
-    GroupCopy::template ragged<kBlockN>(stages + stage + kMap.tile,
-                                        k_chunk + n0 * params.k_row_stride, params.k_row_stride,
-                                        seq.seqlen_k - n0, head_dim);
+    GroupCopy::template ragged<kBlockN>(
+        stages + stage + kMap.tile, chunk_at<T>(params.k, k_chunk - i * k_tile),
+        params.k_stride.row * kChunkElements, seq.seqlen_k - tiles.tile(i) * kBlockN,
+        params.head_dim);
   };
   const auto start_v = [&](int i, int stage) {
     if (i >= tiles.count) return;
-    const int n0 = tiles.tile(i) * kBlockN;
-    GroupCopy::template ragged<kBlockN>(stages + stage, v_chunk + n0 * params.v_row_stride,
-                                        params.v_row_stride, seq.seqlen_k - n0, head_dim_v);
+    GroupCopy::template ragged<kBlockN>(
+        stages + stage, chunk_at<T>(params.v, v_chunk - i * v_tile),
+        params.v_stride.row * kChunkElements, seq.seqlen_k - tiles.tile(i) * kBlockN,
+        params.head_dim_v);
   };
   const auto start_stage = [&](int i, int stage) {
     start_v(i, stage);
@@ -97,8 +155,10 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
     ptx::cp_async_commit();
   };
   BlockCopy::template ragged<kBlockM>(
-      sQ, BlockCopy::chunk(seq.q + m0 * params.q_row_stride, params.q_row_stride),
-      params.q_row_stride, seq.seqlen_q - m0, head_dim);
+      sQ,
+      chunk_at<T>(params.q, seq.q + (m0 + BlockCopy::first_row()) * params.q_stride.row +
+                                BlockCopy::first_column() / kChunkElements),
+      params.q_stride.row * kChunkElements, seq.seqlen_q - m0, params.head_dim);
   // The last tile's stage is number 0, so that a part may be left in those behind it.
   const auto stage_of = [&](int i) { return (tiles.count + kStages - 1 - i) % kStages * kStage; };
   start_k(0, stage_of(-1));
@@ -131,33 +191,33 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
                                          stages + stage + lane_place_down<kHeadDim>(lane_idx));
   };
   const auto hide_unseen = [&](float (&acc_s)[1][kBlockN / 8][4], int i) {
-    const int n0 = tiles.tile(i) * kBlockN, first_row = m0 + warp_row;
-    if (!tile::contains_all(mask.every_row(first_row, first_row + 15), n0, kBlockN))
-      apply_mask(acc_s, mask, first_row + lane_idx / 4, n0, lane_idx);
+    const int n0 = tiles.tile(i) * kBlockN, row = m0 + warp_row;
+    if (!tile::contains_all(mask.every_row(row, row + 15), n0, kBlockN))
+      apply_mask(acc_s, mask, row + lane_idx / 4, n0, lane_idx);
   };
   std::uint32_t rP[1][kBlockN / 16][4];
   if (tiles.count > 0) {
     float acc_s[1][kBlockN / 8][4];
     multiply_k(acc_s, stage_of(-1));
     hide_unseen(acc_s, 0);
-    softmax.template set_references<0, kBlockN>(acc_s, shape.scale_log2);
+    softmax.template set_references<0, kBlockN>(acc_s, params.scale_log2);
     int stage = stage_of(0), free = stage_of(-1);
 #pragma unroll 1
     for (int i = 0; i < tiles.count - 1; ++i) {
       ptx::cp_async_wait<kStages - 2>();
       ptx::barrier_sync(1 + group, kGroupThreads);
       start_stage(i + kStages - 1, free);
-      softmax.template safe_probabilities<T, 0, kBlockN>(acc_s, shape.scale_log2, rP);
+      softmax.template safe_probabilities<T, 0, kBlockN>(acc_s, params.scale_log2, rP);
       float next_s[1][kBlockN / 8][4];
       multiply_k(next_s, stage);
       multiply_v(rP, stage);
       hide_unseen(next_s, i + 1);
-      softmax.template raise_references<0, kBlockN>(next_s, shape.scale_log2, acc_o);
+      softmax.template raise_references<0, kBlockN>(next_s, params.scale_log2, acc_o);
       memcpy(acc_s, next_s, sizeof acc_s);
       free = stage;
       stage = stage == 0 ? (kStages - 1) * kStage : stage - kStage;
     }
-    softmax.template safe_probabilities<T, 0, kBlockN>(acc_s, shape.scale_log2, rP);
+    softmax.template safe_probabilities<T, 0, kBlockN>(acc_s, params.scale_log2, rP);
   }
 
   constexpr int kGroups = kShape.key_groups;
@@ -198,8 +258,8 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
   if (row >= result.seqlen_q) return;
   if (result.lse && share == 0 && lane_idx % 4 == 0)
     result.lse[row] = tile::finalize(merge.whole, sink).lse;
-  parts.store(result.out + row * params.out_row_stride + column, merge, head_dim_v - column,
-              shape.store_bytes, lane_idx);
+  parts.store(result.out + row * params.out_row_stride + column, merge, params.head_dim_v - column,
+              params.store_bytes, lane_idx);
 }
 
 }  // namespace dlattn::wmma
