@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/plan.h"
+#include "cuda/wmma/split_params.h"
 #include "cuda/wmma/traits.h"
 
 namespace dlattn::core {
@@ -164,6 +165,7 @@ int choose_wmma_variant(const AttentionParams& params, const DeviceInfo& device,
   for (const int variant : {wmma::kAhead, wmma::kWide, wmma::kNarrow, wmma::kSplit}) {
     if (!wmma::has_variant(head_dim_tile, variant)) continue;
     if (variant == wmma::kAhead && device.compute_major < 9) continue;
+    if (variant == wmma::kSplit && !wmma::split_offsets_fit(params)) continue;
     const double time = predicted_time(p, device, head_dim_tile, variant);
     if (time < least) least = time, best = variant;
   }
@@ -174,7 +176,9 @@ std::string wmma_variant_refusal(const AttentionParams& p, int head_dim_tile, in
   const std::string name = std::string("variant ") + wmma::kVariantNames[variant];
   if (!wmma::has_variant(head_dim_tile, variant))
     return name + " has no instance for this head_dim";
-  const std::string why = variant == wmma::kGeneral ? std::string() : fast_refusal(p);
+  std::string why = variant == wmma::kGeneral ? std::string() : fast_refusal(p);
+  if (why.empty() && variant == wmma::kSplit && !wmma::split_offsets_fit(p))
+    why = "q, k or v spans 32 GiB or more; accepted: less";
   return why.empty() ? why : name + ": " + why;
 }
 

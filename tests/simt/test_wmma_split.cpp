@@ -18,13 +18,13 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
   });
 }
 
-// Tiles are 32 or 64 keys by 32 rows; 4 groups take them in turn.
+// Tiles are 16 or 32 keys by 32 rows; 4 groups take them in turn, with two stages each.
 std::vector<Case> cases() {
   constexpr simt::Causal kFull = simt::Causal::kNone, kCausal = simt::Causal::kBottomRight,
                          kTopLeft = simt::Causal::kTopLeft;
   std::vector<Case> cases = {
       // One key, one tile, groups without tiles, with one tile, with one more than others, with so
-      // many that their slots are used again.
+      // many that their stages are used again.
       {1, 1, 8, kFull},
       {17, 31, 24, kCausal},
       {33, 65, 64, kFull},

@@ -54,13 +54,13 @@ __device__ __forceinline__ tile::Work split_work(const SplitParams& params) {
     const bool all = first_head < params.heads_in_groups;
     const unsigned from_last =
         all ? block / kSplitHeadsTogether : params.heads_left.quotient(block);
-    head = first_head + block -
-           from_last * (all ? kSplitHeadsTogether : params.heads_left.divisor());
+    head =
+        first_head + block - from_last * (all ? kSplitHeadsTogether : params.heads_left.divisor());
     m_block = m_blocks - 1 - from_last;
   }
   const unsigned batch = params.num_heads.quotient(head);
-  return {static_cast<int>(m_block),
-          static_cast<int>(head - batch * params.num_heads.divisor()), static_cast<int>(batch)};
+  return {static_cast<int>(m_block), static_cast<int>(head - batch * params.num_heads.divisor()),
+          static_cast<int>(batch)};
 }
 
 // tile::Sequence in chunks.
@@ -137,17 +137,16 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
   const int v_tile = kShape.key_groups * kBlockN * params.v_stride.row;
   const auto start_k = [&](int i, int stage) {
     if (i >= tiles.count) return;
-    GroupCopy::template ragged<kBlockN>(
-        stages + stage + kMap.tile, chunk_at<T>(params.k, k_chunk - i * k_tile),
-        params.k_stride.row * kChunkElements, seq.seqlen_k - tiles.tile(i) * kBlockN,
-        params.head_dim);
+    GroupCopy::template ragged<kBlockN>(stages + stage + kMap.tile,
+                                        chunk_at<T>(params.k, k_chunk - i * k_tile),
+                                        params.k_stride.row * kChunkElements,
+                                        seq.seqlen_k - tiles.tile(i) * kBlockN, params.head_dim);
   };
   const auto start_v = [&](int i, int stage) {
     if (i >= tiles.count) return;
-    GroupCopy::template ragged<kBlockN>(
-        stages + stage, chunk_at<T>(params.v, v_chunk - i * v_tile),
-        params.v_stride.row * kChunkElements, seq.seqlen_k - tiles.tile(i) * kBlockN,
-        params.head_dim_v);
+    GroupCopy::template ragged<kBlockN>(stages + stage, chunk_at<T>(params.v, v_chunk - i * v_tile),
+                                        params.v_stride.row * kChunkElements,
+                                        seq.seqlen_k - tiles.tile(i) * kBlockN, params.head_dim_v);
   };
   const auto start_stage = [&](int i, int stage) {
     start_v(i, stage);
