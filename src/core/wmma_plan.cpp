@@ -37,9 +37,9 @@ Speed speed(int head_dim_tile, int variant) {
       return {7000, 33.0, 24.0};
     case wmma::kSplit:
       if (head_dim_tile <= 32) return {2600, 5.2, 3.0};
-      if (head_dim_tile <= 64) return {3600, 3.7, 3.7};
+      if (head_dim_tile <= 64) return {2700, 4.9, 4.1};
       if (head_dim_tile <= 96) return {3200, 10.1, 8.5};
-      return {3400, 12.8, 11.3};
+      return {3400, 8.8, 8.3};
     default:  // kAhead
       return head_dim_tile <= 192 ? Speed{7300, 31.0, 31.0} : Speed{8600, 43.5, 44.0};
   }

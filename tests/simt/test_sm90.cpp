@@ -31,14 +31,11 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
   simt::with_instance<Kernel::kSm90, T>(head_dim_tile, [&](auto tile) {
     const dlattn::sm90::TensorBoxes boxes = dlattn::sm90::tensor_boxes(params, tile);
-    const dlattn::sm90::TensorMaps maps = {encode(boxes.q), encode(boxes.k), encode(boxes.v),
-                                           encode(boxes.out)};
-    dlattn::sm90::kernel<T, tile>(params, shape, maps);
+    const dlattn::sm90::Launch launch = {encode(boxes.q), encode(boxes.k), encode(boxes.v),
+                                         encode(boxes.out), dlattn::sm90::num_works(params, tile)};
+    dlattn::sm90::kernel<T, tile>(params, shape, launch);
   });
 }
-
-// So few that a block computes several tiles one after the other where the plan lets it.
-constexpr int kNumSms = 2;
 
 // Tiles are 64 or 128 keys by 128 or 256 rows, 64 rows a warpgroup.
 std::vector<Case> cases() {
@@ -71,6 +68,9 @@ std::vector<Case> cases() {
       simt::with({200, 400, 128, kFull}, [](Case& c) { c.window_left = 10, c.window_right = 3; }),
       simt::with({40, 70, 64, kCausal, 2, 1}, [](Case& c) { c.sinks = true; }),
   };
+  // Works enough for blocks that stay for several of them.
+  cases.push_back({20, 130, 64, kCausal, 9, 3, Layout::kBshd, 0, 2});
+  cases.push_back({130, 150, 128, kFull, 4, 2, Layout::kBshd, 0, 2});
   // Each tile's scores outgrow what the one before it has set as the rows' references, and do not.
   for (const int head_dim : {64, 128, 256})
     cases.push_back(simt::with({20, 600, head_dim, kFull}, [](Case& c) { c.rise = 1.0; }));
@@ -105,7 +105,9 @@ std::vector<Case> cases() {
 
 int main(int argc, char** argv) {
   const simt::Arguments arguments(argc, argv);
-  simt::Tests tests("sm90", arguments, simt::hopper(kNumSms));
+  simt::Tests tests("sm90", arguments, simt::hopper());
+  constexpr int kBlocks = 2;  // so few that they compute several tiles one after the other
+  tests.limit_blocks(kBlocks);
   for (const Case& c : arguments.cases(cases())) {
     tests.run<half>(Kernel::kSm90, c, run_kernel<half>);
     tests.run<__nv_bfloat16>(Kernel::kSm90, c, run_kernel<__nv_bfloat16>);

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/vec.cuh"
@@ -102,8 +101,7 @@ struct RowParts {
         if (store_bytes >= 4) {
           *reinterpret_cast<std::uint32_t*>(to) = pair;
         } else {
-          T elements[2];
-          memcpy(elements, &pair, sizeof pair);
+          const T* elements = reinterpret_cast<const T*>(&pair);
           to[0] = elements[0], to[1] = elements[1];
         }
       }
