@@ -32,9 +32,9 @@ struct SplitSmemMap {
   int q;       // [block_m] rows as in tile::SwizzledRows
   int stages;  // [key_groups][stages] of V and K, [block_n] rows each; at the end a group's hold
                // its part of out
-  int tile;   // bytes of a tile of K or V
-  int group;  // bytes of a group's stages
-  int stats;  // [block_m][key_groups] PartStats
+  int tile;    // bytes of a tile of K or V
+  int group;   // bytes of a group's stages
+  int stats;   // [block_m][key_groups] PartStats
   int total;
 };
 
