@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/plan.h"
+#include "cuda/wmma/split_params.h"
 #include "cuda/wmma/traits.h"
 
 namespace dlattn::core {
@@ -36,9 +37,9 @@ Speed speed(int head_dim_tile, int variant) {
       return {7000, 33.0, 24.0};
     case wmma::kSplit:
       if (head_dim_tile <= 32) return {2600, 5.2, 3.0};
-      if (head_dim_tile <= 64) return {3600, 3.7, 3.7};
+      if (head_dim_tile <= 64) return {2700, 4.9, 4.1};
       if (head_dim_tile <= 96) return {3200, 10.1, 8.5};
-      return {3400, 12.8, 11.3};
+      return {3400, 8.8, 8.3};
     default:  // kAhead
       return head_dim_tile <= 192 ? Speed{7300, 31.0, 31.0} : Speed{8600, 43.5, 44.0};
   }
@@ -164,6 +165,7 @@ int choose_wmma_variant(const AttentionParams& params, const DeviceInfo& device,
   for (const int variant : {wmma::kAhead, wmma::kWide, wmma::kNarrow, wmma::kSplit}) {
     if (!wmma::has_variant(head_dim_tile, variant)) continue;
     if (variant == wmma::kAhead && device.compute_major < 9) continue;
+    if (variant == wmma::kSplit && !wmma::split_offsets_fit(params)) continue;
     const double time = predicted_time(p, device, head_dim_tile, variant);
     if (time < least) least = time, best = variant;
   }
@@ -174,7 +176,9 @@ std::string wmma_variant_refusal(const AttentionParams& p, int head_dim_tile, in
   const std::string name = std::string("variant ") + wmma::kVariantNames[variant];
   if (!wmma::has_variant(head_dim_tile, variant))
     return name + " has no instance for this head_dim";
-  const std::string why = variant == wmma::kGeneral ? std::string() : fast_refusal(p);
+  std::string why = variant == wmma::kGeneral ? std::string() : fast_refusal(p);
+  if (why.empty() && variant == wmma::kSplit && !wmma::split_offsets_fit(p))
+    why = "q, k or v spans 32 GiB or more; accepted: less";
   return why.empty() ? why : name + ": " + why;
 }
 

@@ -146,11 +146,11 @@ void tile_shapes() {
       // Few rows: keys are divided among the warps where blocks of few rows find an SM each.
       {1, 8, 128, 64, false, kS, kS, kS, kS},
       {1, 8, 128, 128, false, kS, kS, kS, kS},
-      {1, 8, 512, 64, false, kN, kS, kN, kS},
-      {1, 8, 512, 64, true, kN, kS, kN, kS},
+      {1, 8, 512, 64, false, kN, kS, kS, kS},
+      {1, 8, 512, 64, true, kN, kS, kS, kS},
       {1, 8, 512, 128, false, kN, kS, kN, kS},
       {1, 32, 256, 128, false, kN, kN, kN, kN},
-      {1, 8, 1024, 64, true, kN, kS, kN, kS},
+      {1, 8, 1024, 64, true, kN, kS, kS, kS},
       // Blocks enough for every SM, not for several rounds: causality leaves the long ones alone.
       {1, 8, 2048, 64, false, kN, kN, kN, kN},
       {1, 8, 4096, 64, false, kN, kW, kN, kW},
@@ -223,6 +223,17 @@ void forced_variants() {
     refused([](auto& odd) { odd.v = memory + 4; },
             ": rows of q, k and v are aligned to 4 bytes; accepted: 16");
   }
+  // Split counts offsets in 32 bits.
+  AttentionParams far = p;
+  far.k_row_stride = std::int64_t{1} << 32;
+  options.variant = "split";
+  CHECK_THROWS(dlattn::plan(far, device, options), UnsupportedError,
+               "no kernel can run this: wmma: variant split: q, k or v spans 32 GiB or more; "
+               "accepted: less");
+  far.k_row_stride = p.k_row_stride, far.seqlen_q = far.seqlen_k = 128;
+  CHECK_EQ(dlattn::plan(far, gpus()[3], force(Kernel::kWmma)).variant, wmma::kSplit);
+  far.v_head_stride = std::int64_t{1} << 35;
+  CHECK(dlattn::plan(far, gpus()[3], force(Kernel::kWmma)).variant != wmma::kSplit);
   options.variant = "huge";
   const Support unknown = supported(p, device, options);
   CHECK(!unknown.ok);

@@ -14,17 +14,17 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
   simt::with_instance<Kernel::kWmma, T>(head_dim_tile, [&](auto tile) {
     if constexpr (dlattn::wmma::has_variant(tile, dlattn::wmma::kSplit))
-      dlattn::wmma::split_kernel<T, tile>(params, shape);
+      dlattn::wmma::split_kernel<T, tile>(dlattn::wmma::make_split_params(params, shape));
   });
 }
 
-// Tiles are 32 or 64 keys by 32 rows; 4 groups take them in turn.
+// Tiles are 16 or 32 keys by 32 rows; 4 groups take them in turn, with two stages each.
 std::vector<Case> cases() {
   constexpr simt::Causal kFull = simt::Causal::kNone, kCausal = simt::Causal::kBottomRight,
                          kTopLeft = simt::Causal::kTopLeft;
   std::vector<Case> cases = {
       // One key, one tile, groups without tiles, with one tile, with one more than others, with so
-      // many that their slots are used again.
+      // many that their stages are used again.
       {1, 1, 8, kFull},
       {17, 31, 24, kCausal},
       {33, 65, 64, kFull},

@@ -23,9 +23,16 @@ template <DType dtype, int kTile, int kVariant>
 void launch_variant(const AttentionParams& params, const Plan& plan, void* stream) {
   constexpr auto kKernel = variant_kernel<cuda::Element<dtype>, kTile, kVariant>();
   constexpr int kMaxSmem = tile_config(kTile, kVariant).smem_bytes;
-  cuda::launch_kernel<kKernel, kMaxSmem>("wmma", params.device.index, plan.grid,
-                                         plan.num_warps * 32, plan.smem_bytes, stream, params,
-                                         make_launch_shape(params, plan));
+  const LaunchShape shape = make_launch_shape(params, plan);
+  const auto launch = [&](const auto&... args) {
+    cuda::launch_kernel<kKernel, kMaxSmem>("wmma", params.device.index, plan.grid,
+                                           plan.num_warps * 32, plan.smem_bytes, stream, args...);
+  };
+  if constexpr (kVariant == kSplit) {
+    launch(make_split_params(params, shape));
+  } else {
+    launch(params, shape);
+  }
 }
 
 template <DType dtype, int kTile, int kVariant = 0>
