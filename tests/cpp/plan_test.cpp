@@ -229,6 +229,72 @@ void forced_variants() {
   CHECK(dlattn::plan(p, device, options).kernel == Kernel::kWmma);
 }
 
+// A decoding step: one query, 32 heads of q and 8 of k and v.
+AttentionParams decode_problem(std::int64_t batch_size, std::int64_t head_dim) {
+  AttentionParams p = problem(DType::kFloat16, head_dim);
+  p.batch_size = batch_size, p.num_heads = 32, p.num_heads_kv = 8;
+  p.seqlen_q = 1, p.seqlen_k = 4096, p.causal = Causal::kBottomRight;
+  p.q_row_stride = p.out_row_stride = 32 * head_dim;
+  p.q_batch_stride = p.out_batch_stride = p.q_row_stride;
+  return p;
+}
+
+// Query heads of one KV head as rows of the same tiles.
+void packed_heads() {
+  static float numbers[64] = {};
+  const auto request = [](const char* variant) {
+    Options options;
+    options.kernel = Kernel::kWmma, options.variant = variant;
+    return options;
+  };
+  for (const DeviceInfo& device : gpus()) {
+    const AttentionParams p = decode_problem(16, 128);
+    const Plan packed = dlattn::plan(p, device),
+               unpacked = dlattn::plan(p, device, request("unpacked"));
+    CHECK_EQ(packed.packed_heads, 4);
+    CHECK_EQ(packed.grid, 16 * 8);  // a block each, for its rows are 4
+    CHECK_EQ(unpacked.packed_heads, 1);
+    CHECK_EQ(unpacked.grid, 16 * 32);
+    CHECK(describe(packed).find(", rows of 4 heads\n") != std::string::npos);
+    CHECK(describe(unpacked).find("heads") == std::string::npos);
+    // Every tile shape can be told to.
+    for (const char* variant : {"wide+packed", "narrow+packed", "split+packed", "general+packed"}) {
+      const Plan plan = dlattn::plan(p, device, request(variant));
+      CHECK_EQ(plan.packed_heads, 4);
+      CHECK(std::string(variant).find(plan.variant_name) == 0);
+      CHECK_EQ(plan.grid, 16 * 8);
+    }
+    CHECK_EQ(dlattn::plan(p, device, request("narrow+unpacked")).packed_heads, 1);
+    // The general kernel packs where strides alone can say it.
+    AttentionParams general = p;
+    general.softcap = 30.0;
+    CHECK_EQ(dlattn::plan(general, device).packed_heads, 4);
+    general.alibi_slopes = numbers;
+    CHECK_EQ(dlattn::plan(general, device).packed_heads, 1);
+    // Nothing to pack, and nothing to gain from it.
+    AttentionParams other = p;
+    other.num_heads = 8;
+    CHECK_EQ(dlattn::plan(other, device).packed_heads, 1);
+    other = p, other.seqlen_q = 4096, other.out_batch_stride *= 4096;
+    CHECK_EQ(dlattn::plan(other, device).packed_heads, 1);
+    // Neither does it depend on lengths if bits must not.
+    Options invariant;
+    invariant.batch_invariant = true;
+    CHECK_EQ(dlattn::plan(p, device, invariant).packed_heads, 1);
+  }
+  AttentionParams alone = decode_problem(16, 128);
+  alone.num_heads = 8;
+  CHECK_THROWS(dlattn::plan(alone, gpus()[0], request("packed")), UnsupportedError,
+               "no kernel can run this: wmma: packed: every query head has a head of k and v to "
+               "itself");
+  for (const char* wrong : {"", "+packed", "packed+split", "split+", "split+packed+packed"}) {
+    CHECK_THROWS(dlattn::plan(alone, gpus()[0], request(wrong)), UnsupportedError,
+                 std::string("no kernel can run this: wmma: variant is ") + wrong +
+                     "; accepted: wide, narrow, split, ahead, general, packed, unpacked, or one of "
+                     "each as in narrow+packed");
+  }
+}
+
 // batch_invariant: what surrounds a sequence changes neither kernel nor tile shape.
 void batch_invariance() {
   static const std::int32_t offsets[2] = {};
@@ -518,6 +584,7 @@ int main() {
   shared_memory_of_every_instance();
   tile_shapes();
   forced_variants();
+  packed_heads();
   batch_invariance();
   forced_kernels();
   features();

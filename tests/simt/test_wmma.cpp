@@ -105,5 +105,13 @@ int main(int argc, char** argv) {
     run_variants<half>(tests, c);
     run_variants<__nv_bfloat16>(tests, c);
   }
+  for (const int head_dim : {64, 104, 200}) {
+    for (const Case& c : arguments.cases(simt::packed_cases(head_dim))) {
+      using dlattn::wmma::kNarrow;
+      tests.run<half>(Kernel::kWmma, c, run_kernel<half, kNarrow>, "narrow+packed");
+      tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16, kNarrow>,
+                               "narrow+packed");
+    }
+  }
   return tests.finish();
 }

@@ -92,5 +92,11 @@ int main(int argc, char** argv) {
     tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "split");
     tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "split");
   }
+  for (const int head_dim : {64, 104}) {
+    for (const Case& c : arguments.cases(simt::packed_cases(head_dim))) {
+      tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "split+packed");
+      tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "split+packed");
+    }
+  }
   return tests.finish();
 }

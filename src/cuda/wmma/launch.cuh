@@ -3,6 +3,7 @@
 #include "cuda/launch.cuh"
 #include "cuda/wmma/general.cuh"
 #include "cuda/wmma/kernel.cuh"
+#include "cuda/wmma/packing.h"
 #include "cuda/wmma/split.cuh"
 
 namespace dlattn::wmma {
@@ -20,28 +21,32 @@ constexpr auto variant_kernel() {
 }
 
 template <DType dtype, int kTile, int kVariant>
-void launch_variant(const AttentionParams& params, const Plan& plan, void* stream) {
+void launch_variant(const AttentionParams& params, const LaunchShape& shape, const Plan& plan,
+                    void* stream) {
   constexpr auto kKernel = variant_kernel<cuda::Element<dtype>, kTile, kVariant>();
   constexpr int kMaxSmem = tile_config(kTile, kVariant).smem_bytes;
   cuda::launch_kernel<kKernel, kMaxSmem>("wmma", params.device.index, plan.grid,
                                          plan.num_warps * 32, plan.smem_bytes, stream, params,
-                                         make_launch_shape(params, plan));
+                                         shape);
 }
 
 template <DType dtype, int kTile, int kVariant = 0>
-void launch_planned(const AttentionParams& params, const Plan& plan, void* stream) {
+void launch_planned(const AttentionParams& params, const LaunchShape& shape, const Plan& plan,
+                    void* stream) {
   if constexpr (kVariant < kNumVariants) {
     if constexpr (has_variant(kTile, kVariant)) {
       if (plan.variant == kVariant)
-        return launch_variant<dtype, kTile, kVariant>(params, plan, stream);
+        return launch_variant<dtype, kTile, kVariant>(params, shape, plan, stream);
     }
-    launch_planned<dtype, kTile, kVariant + 1>(params, plan, stream);
+    launch_planned<dtype, kTile, kVariant + 1>(params, shape, plan, stream);
   }
 }
 
 template <DType dtype, int kTile>
 void launch(const AttentionParams& params, const Plan& plan, void* stream) {
-  launch_planned<dtype, kTile>(params, plan, stream);
+  as_launched(params, plan, [&](const AttentionParams& launched, const LaunchShape& shape) {
+    launch_planned<dtype, kTile>(launched, shape, plan, stream);
+  });
 }
 
 }  // namespace dlattn::wmma
