@@ -156,12 +156,26 @@ std::string fast_refusal(const AttentionParams& p) {
 }
 
 // Why the query heads of a KV head cannot be rows of the same tiles; empty if they can.
-std::string packing_refusal(const AttentionParams& p) {
+std::string packing_refusal(const AttentionParams& p, int variant) {
   if (wmma::group_size(p) == 1) return "every query head has a head of k and v to itself";
-  if (!wmma::heads_fold_into_rows(p)) {
-    return "accepted: seqlen_q of 1 and fixed length, no sinks and no alibi_slopes";
+  if (p.seqlen_q * wmma::group_size(p) > kMaxSeqlen) {
+    return "seqlen_q x heads of a group is " + std::to_string(p.seqlen_q * wmma::group_size(p)) +
+           "; accepted: up to " + std::to_string(kMaxSeqlen);
+  }
+  if (!wmma::packs_heads(variant) && !wmma::heads_fold_into_rows(p)) {
+    return std::string("variant ") + wmma::kVariantNames[variant] +
+           " packs heads of one query (seqlen_q = 1) in problems of fixed length, without sinks "
+           "and alibi_slopes";
   }
   return {};
+}
+
+// Whether packing is worth its rows' addresses: it is where one tile takes all rows of a KV head,
+// whose keys are read once then, and where it saves a share of the time.
+bool packing_pays(const AttentionParams& p, int block_m, double packed, double unpacked) {
+  constexpr double kShare = 0.05;
+  const bool one_tile = !p.cu_seqlens_q && p.seqlen_q * wmma::group_size(p) <= block_m;
+  return packed <= unpacked * (one_tile ? 1.0 : 1.0 - kShare);
 }
 
 }  // namespace
@@ -199,37 +213,45 @@ WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, 
   using Packing = WmmaRequest::Packing;
   const AttentionParams p = batch_invariant ? large_batch_of(params) : params;
   const int group = static_cast<int>(wmma::group_size(params));
-  // Whether heads are packed must not depend on lengths for a sequence's bits not to.
-  const bool may_pack =
-      request.packing == Packing::kPacked ||
-      (request.packing == Packing::kAny && !batch_invariant && packing_refusal(params).empty());
   const bool must_pack = request.packing == Packing::kPacked;
-  const bool only_general = request.variant == wmma::kGeneral || !fast_refusal(params).empty();
-  if (only_general) return {wmma::kGeneral, may_pack ? group : 1};
+  // Lengths must not decide whether heads are packed where bits must not depend on them.
+  const auto may_pack = [&](int variant) {
+    if (!packing_refusal(params, variant).empty()) return false;
+    return must_pack || (request.packing == Packing::kAny && !batch_invariant);
+  };
+  if (request.variant == wmma::kGeneral || !fast_refusal(params).empty())
+    return {wmma::kGeneral, may_pack(wmma::kGeneral) ? group : 1};
 
-  WmmaChoice best = {wmma::kNarrow, must_pack ? group : 1};  // it needs least shared memory
-  if (request.variant != WmmaRequest::kAnyVariant) best.variant = request.variant;
+  const bool any = request.variant == WmmaRequest::kAnyVariant;
+  // The one that needs least shared memory.
+  WmmaChoice best = {any ? wmma::kNarrow : request.variant, must_pack ? group : 1};
   double least = std::numeric_limits<double>::infinity();
   for (const int variant : {wmma::kAhead, wmma::kWide, wmma::kNarrow, wmma::kSplit}) {
-    if (!wmma::has_variant(head_dim_tile, variant)) continue;
-    if (request.variant == WmmaRequest::kAnyVariant) {
-      if (variant == wmma::kAhead && device.compute_major < 9) continue;
-    } else if (variant != request.variant) {
+    if (!wmma::has_variant(head_dim_tile, variant) || (!any && variant != request.variant))
       continue;
+    if (any && variant == wmma::kAhead && device.compute_major < 9) continue;
+    if (must_pack && !may_pack(variant)) continue;
+    const double unpacked = predicted_time(p, device, head_dim_tile, {variant, 1});
+    WmmaChoice choice = {variant, 1};
+    double time = unpacked;
+    if (may_pack(variant)) {
+      const double packed = predicted_time(p, device, head_dim_tile, {variant, group});
+      const int block_m = wmma::tile_config(head_dim_tile, variant).block_m;
+      if (must_pack || packing_pays(p, block_m, packed, unpacked))
+        choice.packed_heads = group, time = packed;
     }
-    for (const bool packed : {true, false}) {
-      if (packed ? !may_pack : must_pack) continue;
-      const WmmaChoice choice = {variant, packed ? group : 1};
-      const double time = predicted_time(p, device, head_dim_tile, choice);
-      if (time < least) least = time, best = choice;
-    }
+    if (time < least) least = time, best = choice;
   }
   return best;
 }
 
 std::string wmma_refusal(const AttentionParams& p, int head_dim_tile, const WmmaRequest& request) {
   if (request.packing == WmmaRequest::Packing::kPacked) {
-    const std::string why = packing_refusal(p);
+    const bool general = request.variant == wmma::kGeneral || !fast_refusal(p).empty();
+    const int variant = general                                       ? wmma::kGeneral
+                        : request.variant == WmmaRequest::kAnyVariant ? wmma::kNarrow
+                                                                      : request.variant;
+    const std::string why = packing_refusal(p, variant);
     if (!why.empty()) return "packed: " + why;
   }
   if (request.variant == WmmaRequest::kAnyVariant) return {};

@@ -18,7 +18,11 @@ struct LaunchShape {
   Divider num_m_blocks;       // per head
   Divider num_heads;          // of q
   Divider heads_per_kv_head;  // query heads that share a head of k and v
-  int copy_bytes;             // per global-to-shared copy: 16, 8, 4 or one element
+  // Query heads whose rows a tile holds in turn, in kernels that pack them (tile/rows.cuh), and
+  // from one to the next of them the elements. They are one of `num_heads`.
+  Divider packed_heads;
+  std::int64_t q_packed_stride, out_packed_stride, lse_packed_stride, sinks_packed_stride;
+  int copy_bytes;   // per global-to-shared copy: 16, 8, 4 or one element
   int store_bytes;  // the widest store that every row of out is aligned to: 16, 8, 4 or one element
   int bias_load_bytes;  // the widest load that all rows of bias are aligned to, up to 16; 0: a
                         // row's keys share one element; -1: they are no neighbours in memory
@@ -66,7 +70,9 @@ inline int score_load_bytes(const AttentionParams& p, const void* data, std::int
   return width;
 }
 
-inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan) {
+// A head of `p` is `packed_heads` of q that the kernel packs.
+inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan,
+                                     std::int64_t packed_heads = 1) {
   constexpr double kLog2e = 1.4426950408889634;
   const auto window = [](std::int64_t tokens) {
     return tokens < 0 ? kUnlimited : static_cast<int>(std::min<std::int64_t>(tokens, kUnlimited));
@@ -76,9 +82,14 @@ inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan)
   const auto divider = [](std::int64_t n) {
     return Divider(static_cast<std::uint32_t>(std::max<std::int64_t>(n, 1)));
   };
-  shape.num_m_blocks = divider((p.seqlen_q + plan.block_m - 1) / plan.block_m);
+  shape.num_m_blocks = divider((p.seqlen_q * packed_heads + plan.block_m - 1) / plan.block_m);
   shape.num_heads = divider(p.num_heads);
   shape.heads_per_kv_head = divider(p.num_heads / std::max<std::int64_t>(p.num_heads_kv, 1));
+  shape.packed_heads = divider(packed_heads);
+  shape.q_packed_stride = p.q_head_stride / packed_heads;
+  shape.out_packed_stride = p.out_head_stride / packed_heads;
+  shape.lse_packed_stride = p.lse_head_stride / packed_heads;
+  shape.sinks_packed_stride = p.sinks_stride / packed_heads;
   shape.copy_bytes = plan.copy_bytes;
   shape.store_bytes = store_bytes(p);
   shape.bias_load_bytes =

@@ -62,6 +62,20 @@ struct TileCopy {
     }
   }
 
+  // The same of rows that lie anywhere: row_address(row) is where one begins.
+  template <int kRows, typename RowAddress>
+  __device__ __forceinline__ static void gather(ptx::SmemAddress smem, RowAddress row_address,
+                                                int rows, int columns) {
+    if (kStep > kRows && first_row() >= kRows) return;
+#pragma unroll
+    for (int first = 0; first < kRows; first += kStep) {
+      const int row = first + first_row();
+      const bool exists = row < rows;
+      copy_row(smem + place() + first * Rows::kRowBytes,
+               row_address(exists ? row : 0) + first_column(), exists ? columns : 0);
+    }
+  }
+
   // The same for rows that are aligned to `copy_bytes` of 8, 4 or 2: elements one by one then,
   // which are in shared memory at once. Rolled: registers are scarce, and this is no fast path.
   template <int kRows>

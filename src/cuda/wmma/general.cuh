@@ -200,10 +200,10 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   } else {
     __syncwarp();  // nor this one its rows of Q
   }
-  store_output<kHeadDim, true>(result.out + out_row * params.out_row_stride, params.out_row_stride,
-                               result.seqlen_q - out_row, acc_o, scales,
-                               smem + kMap.q + warp_row * kHeadDim * 2, head_dim_v,
-                               shape.store_bytes, lane_idx);
+  T* out = result.out + out_row * params.out_row_stride;
+  store_output<T, kHeadDim, true>(
+      [&](int row) { return out + row * params.out_row_stride; }, result.seqlen_q - out_row, acc_o,
+      scales, smem + kMap.q + warp_row * kHeadDim * 2, head_dim_v, shape.store_bytes, lane_idx);
 }
 
 }  // namespace dlattn::wmma

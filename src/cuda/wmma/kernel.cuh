@@ -19,6 +19,7 @@
 
 #include "cuda/ptx/special.cuh"
 #include "cuda/tile/epilogue.cuh"
+#include "cuda/tile/rows.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/seqlen.cuh"
 #include "cuda/wmma/copy.cuh"
@@ -47,14 +48,18 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   constexpr int kBlockM = block_m(kShape);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kStage = kBlockN * kHeadDim * 2;  // bytes
+  constexpr bool kPacked = packs_heads(kVariant);
+  using Mask = tile::RowMask<kPacked>;
   using Copy = TileCopy<T, kHeadDim, kShape.num_warps * 32>;
   // Where warps run ahead of each other, none waits for its stage to be free before it must.
   constexpr bool kCopyLate = kShape.handover == Handover::kMbarrier;
 
   const tile::Work work = tile::scheduled_work(params, shape);
   const tile::Sequence<T> seq(params, shape, work);
+  const tile::Rows<kPacked> rows{shape};
   const int m0 = work.m_block * kBlockM;
-  if (m0 >= seq.seqlen_q) return;
+  const int num_rows = rows.count(seq.seqlen_q);
+  if (m0 >= num_rows) return;
 
   const int lane_idx = threadIdx.x % 32;
   const int warp_row = threadIdx.x / 32 * kRowTiles * 16;  // first row of this warp in the tile
@@ -67,8 +72,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   const ptx::SmemAddress lane_q =
       sQ + warp_row * kHeadDim * 2 + lane_place_down<kHeadDim>(lane_idx);
 
-  const TileRange tiles(tile::Mask(shape, seq.shift, seq.seqlen_k), m0,
-                        min(m0 + kBlockM, seq.seqlen_q) - 1, kBlockN);
+  const TileRange tiles(Mask(shape, seq.shift, seq.seqlen_k), m0, min(m0 + kBlockM, num_rows) - 1,
+                        kBlockN);
 
   const Stages<kShape.num_warps, kShape.handover> stages(ptx::smem_address(smem) + kMap.mbarriers);
   SpeculativeSoftmax<kRowTiles> softmax;
@@ -89,8 +94,15 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   const T* next_k = nullptr;  // where the copy of the next tile begins
   const T* next_v = nullptr;
   if (tiles.begin < tiles.end) {
-    Copy::template edge<kBlockM>(sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride,
-                                 seq.seqlen_q - m0, head_dim);
+    if constexpr (kPacked) {
+      const auto row_address = [&](int row) {
+        return seq.q + rows.offset(m0 + row, params.q_row_stride, shape.q_packed_stride);
+      };
+      Copy::template gather<kBlockM>(sQ, row_address, num_rows - m0, head_dim);
+    } else {
+      Copy::template edge<kBlockM>(sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride,
+                                   num_rows - m0, head_dim);
+    }
     if constexpr (kQueryPlace != QueryPlace::kRegistersOverlaid) copy_last_tile();
     if constexpr (kQueryPlace != QueryPlace::kSmem) {
       ptx::cp_async_commit();
@@ -156,7 +168,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
       // In slices of keys, without those that the warp's rows do not see.
       constexpr int kSliceKeys = kShape.edge_keys;
       const tile::Sequence<T> same = recall_sequence();
-      const tile::Mask mask(shape, same.shift, same.seqlen_k);
+      const Mask mask(shape, same.shift, same.seqlen_k);
       const int first_row = recall_work().m_block * kBlockM + warp_row;
       const int last_row = first_row + kRowTiles * 16 - 1;
 #pragma unroll 1
@@ -218,17 +230,21 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   const tile::Work done = recall_work();
   const tile::OutputRows<T> result(params, done);
   const int out_row = done.m_block * kBlockM + warp_row;
+  const int rows_left = rows.count(result.seqlen_q) - out_row;
   float scales[kRowTiles][2];
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const tile::RowResult row_result =
-          tile::finalize(softmax.row(m, h),
-                         params.sinks ? params.sinks + done.head * params.sinks_stride : nullptr);
-      const int row = out_row + lane_idx / 4 + 16 * m + 8 * h;
-      if (result.lse && lane_idx % 4 == 0 && row < result.seqlen_q)
-        result.lse[row] = row_result.lse;
+      const int row = lane_idx / 4 + 16 * m + 8 * h;
+      const float* sink = nullptr;
+      if (params.sinks) {
+        sink = params.sinks + done.head * params.sinks_stride +
+               rows.head(out_row + row) * shape.sinks_packed_stride;
+      }
+      const tile::RowResult row_result = tile::finalize(softmax.row(m, h), sink);
+      if (result.lse && lane_idx % 4 == 0 && row < rows_left)
+        result.lse[rows.offset(out_row + row, 1, shape.lse_packed_stride)] = row_result.lse;
       scales[m][h] = row_result.scale;
     }
   }
@@ -237,10 +253,12 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   } else {
     __syncwarp();  // nor this one its rows of Q
   }
-  store_output<kHeadDim, false>(result.out + out_row * params.out_row_stride, params.out_row_stride,
-                                result.seqlen_q - out_row, acc_o, scales,
-                                smem + kMap.q + warp_row * kHeadDim * 2, head_dim_v,
-                                shape.store_bytes, lane_idx);
+  const auto out_address = [&](int row) {
+    return result.out + rows.offset(out_row + row, params.out_row_stride, shape.out_packed_stride);
+  };
+  store_output<T, kHeadDim, false>(out_address, rows_left, acc_o, scales,
+                                   smem + kMap.q + warp_row * kHeadDim * 2, head_dim_v,
+                                   shape.store_bytes, lane_idx);
 }
 
 }  // namespace dlattn::wmma

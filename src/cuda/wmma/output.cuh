@@ -8,9 +8,10 @@
 namespace dlattn::wmma {
 
 // Normalises the warp's rows and stores them, by way of `sO`, the warp's own swizzled rows.
-// `columns` is a multiple of 8 unless kAnyColumns.
-template <int kHeadDim, bool kAnyColumns, int kRowTiles, typename T>
-__device__ __forceinline__ void store_output(T* out, std::int64_t row_stride, int num_rows,
+// row_address(row) is where one of them begins, the first `num_rows` of which exist. `columns` is a
+// multiple of 8 unless kAnyColumns.
+template <typename T, int kHeadDim, bool kAnyColumns, int kRowTiles, typename RowAddress>
+__device__ __forceinline__ void store_output(RowAddress row_address, int num_rows,
                                              const float (&acc_o)[kRowTiles][kHeadDim / 8][4],
                                              const float (&scales)[kRowTiles][2], unsigned char* sO,
                                              int columns, int store_bytes, int lane) {
@@ -37,7 +38,7 @@ __device__ __forceinline__ void store_output(T* out, std::int64_t row_stride, in
     if (row >= num_rows || chunk * 8 >= columns) continue;
     using Chunk = tile::Vec<T, 8>;
     const Chunk x = *reinterpret_cast<const Chunk*>(sO + Rows::offset(row, chunk));
-    T* to = out + row * row_stride + chunk * 8;
+    T* to = row_address(row) + chunk * 8;
     if (store_bytes == 16 && (!kAnyColumns || chunk * 8 + 8 <= columns)) {
       *reinterpret_cast<Chunk*>(to) = x;
     } else {

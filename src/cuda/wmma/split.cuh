@@ -17,6 +17,7 @@
 // landed and frees the slot before; the first is the whole block's, for Q.
 
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/tile/rows.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/seqlen.cuh"
 #include "cuda/wmma/copy.cuh"
@@ -62,17 +63,19 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
   const int warp_row = threadIdx.x / 32 % kShape.row_groups * kRowTiles * 16;
   const tile::Work work = tile::scheduled_work(params, shape);
   const tile::Sequence<T> seq(params, shape, work);
+  const tile::Rows<true> rows{shape};
   const int m0 = work.m_block * kBlockM;
-  if (m0 >= seq.seqlen_q) return;
+  const int num_rows = rows.count(seq.seqlen_q);
+  if (m0 >= num_rows) return;
 
   unsigned char* smem = ptx::dynamic_smem();
   const ptx::SmemAddress sQ = ptx::smem_address(smem) + kMap.q;
   const ptx::SmemAddress slots = ptx::smem_address(smem) + kMap.slots + group * kMap.group;
   const int head_dim = static_cast<int>(params.head_dim);
   const int head_dim_v = static_cast<int>(params.head_dim_v);
-  const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
+  const tile::RowMask<true> mask(shape, seq.shift, seq.seqlen_k);
   const GroupTiles<kShape.key_groups> tiles(
-      TileRange(mask, m0, min(m0 + kBlockM, seq.seqlen_q) - 1, kBlockN), group);
+      TileRange(mask, m0, min(m0 + kBlockM, num_rows) - 1, kBlockN), group);
 
   // Starts the copy of item `i` of the group, K or V of its tile i / 2, into a slot.
   const auto start_copy = [&](int i, auto is_v, ptx::SmemAddress slot) {
@@ -84,15 +87,18 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
     }
     ptx::cp_async_commit();
   };
-  TileCopy<T, kHeadDim, kNumThreads>::template edge<kBlockM>(
-      sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride, seq.seqlen_q - m0, head_dim);
+  const auto q_address = [&](int row) {
+    return seq.q + rows.offset(m0 + row, params.q_row_stride, shape.q_packed_stride);
+  };
+  TileCopy<T, kHeadDim, kNumThreads>::template gather<kBlockM>(sQ, q_address, num_rows - m0,
+                                                               head_dim);
   for_each_slice(
       [&](auto i) { start_copy(i, std::integral_constant<bool, i % 2 == 1>{}, slots + i * kSlot); },
       std::make_integer_sequence<int, kSlots>{});
 
   // Where the results go, worked out while the copies are on their way.
   const tile::OutputRows<T> result(params, work);
-  const float* sink = params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr;
+  const float* sinks = params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr;
 
   SpeculativeSoftmax<kRowTiles> softmax;
   float acc_o[kRowTiles][kHeadDim / 8][4] = {};
@@ -162,11 +168,16 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
 #pragma unroll 1
   for (unsigned i = threadIdx.x; i < kBlockM * kUnits; i += kNumThreads) {
     const int row = static_cast<int>(i / kUnits), unit = static_cast<int>(i % kUnits);
-    if (m0 + row >= result.seqlen_q) break;
+    if (m0 + row >= num_rows) break;
+    const float* sink = sinks ? sinks + rows.head(m0 + row) * shape.sinks_packed_stride : nullptr;
     const RowMerge<kShape.key_groups> merge(stats + row, kBlockM, sink);
-    if (result.lse && unit == 0) result.lse[m0 + row] = tile::finalize(merge.whole, sink).lse;
-    store_merged<T, kHeadDim>(result.out + (m0 + row) * params.out_row_stride, merge, parts,
-                              kMap.group, row, unit, head_dim_v, shape.store_bytes);
+    if (result.lse && unit == 0) {
+      result.lse[rows.offset(m0 + row, 1, shape.lse_packed_stride)] =
+          tile::finalize(merge.whole, sink).lse;
+    }
+    T* out_row = result.out + rows.offset(m0 + row, params.out_row_stride, shape.out_packed_stride);
+    store_merged<T, kHeadDim>(out_row, merge, parts, kMap.group, row, unit, head_dim_v,
+                              shape.store_bytes);
   }
 }
 

@@ -66,6 +66,11 @@ constexpr TileShape tile_shape(int head_dim_tile, int variant) {
   return variant == kNarrow ? narrow_shape(head_dim_tile) : ahead_shape(head_dim_tile);
 }
 
+// Whether the kernel packs query heads (tile/rows.cuh): those for few rows do.
+constexpr bool packs_heads(int variant) {
+  return variant == kNarrow || variant == kSplit;
+}
+
 // Whether there is a kernel of this shape.
 constexpr bool has_variant(int head_dim_tile, int variant) {
   if (variant == kSplit) return head_dim_tile <= 128;
