@@ -7,6 +7,7 @@
 #include "core/registry.h"
 #include "core/wmma_plan.h"
 #include "cuda/scalar/traits.h"
+#include "cuda/tile/alignment.h"
 #include "cuda/tile/launch_shape.h"
 #include "cuda/wmma/traits.h"
 #include "cuda/wmma_qk/traits.h"
@@ -158,26 +159,25 @@ std::string join(const std::vector<std::string>& lines) {
 }  // namespace
 
 int copy_bytes(const AttentionParams& p) {
-  const std::int64_t bytes = size_of(p.dtype);
   const bool varlen = p.cu_seqlens_q != nullptr;
   const std::int64_t rows_q = varlen ? p.total_q : p.seqlen_q;
   const std::int64_t rows_k = varlen ? p.total_k : p.seqlen_k;
   const std::int64_t batch = varlen ? 1 : p.batch_size;
-  std::uint64_t all = reinterpret_cast<std::uintptr_t>(p.q) |
-                      reinterpret_cast<std::uintptr_t>(p.k) | reinterpret_cast<std::uintptr_t>(p.v);
-  const auto add = [&](std::int64_t size, std::int64_t stride) {
-    if (size > 1) all |= static_cast<std::uint64_t>(stride * bytes);
+  Alignment all(size_of(p.dtype));
+  const auto add = [&](const void* data, std::int64_t batch_stride, std::int64_t rows,
+                       std::int64_t row_stride, std::int64_t heads, std::int64_t head_stride) {
+    all.add_address(data);
+    all.add_stride(batch, batch_stride);
+    all.add_stride(rows, row_stride);
+    all.add_stride(heads, head_stride);
   };
-  add(batch, p.q_batch_stride), add(rows_q, p.q_row_stride), add(p.num_heads, p.q_head_stride);
-  add(batch, p.k_batch_stride), add(rows_k, p.k_row_stride), add(p.num_heads_kv, p.k_head_stride);
-  add(batch, p.v_batch_stride), add(rows_k, p.v_row_stride), add(p.num_heads_kv, p.v_head_stride);
+  add(p.q, p.q_batch_stride, rows_q, p.q_row_stride, p.num_heads, p.q_head_stride);
+  add(p.k, p.k_batch_stride, rows_k, p.k_row_stride, p.num_heads_kv, p.k_head_stride);
+  add(p.v, p.v_batch_stride, rows_k, p.v_row_stride, p.num_heads_kv, p.v_head_stride);
   // A row is copied in whole steps, so its length counts as well.
-  all |= static_cast<std::uint64_t>(p.head_dim * bytes) |
-         static_cast<std::uint64_t>(p.head_dim_v * bytes);
-  for (int width = 16; width > bytes; width /= 2) {
-    if (all % width == 0) return width;
-  }
-  return static_cast<int>(bytes);
+  all.add_length(p.head_dim);
+  all.add_length(p.head_dim_v);
+  return all.bytes();
 }
 
 const char* score_feature(const AttentionParams& p) {

@@ -174,7 +174,7 @@ std::string packing_refusal(const AttentionParams& p, int variant) {
 // whose keys are read once then, and where it saves a share of the time.
 bool packing_pays(const AttentionParams& p, int block_m, double packed, double unpacked) {
   constexpr double kShare = 0.05;
-  const bool one_tile = !p.cu_seqlens_q && p.seqlen_q * wmma::group_size(p) <= block_m;
+  const bool one_tile = p.seqlen_q * wmma::group_size(p) <= block_m;
   return packed <= unpacked * (one_tile ? 1.0 : 1.0 - kShare);
 }
 

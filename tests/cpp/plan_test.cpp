@@ -5,6 +5,7 @@
 #include "check.h"
 #include "core/registry.h"
 #include "cuda/scalar/traits.h"
+#include "cuda/wmma/packing.h"
 #include "cuda/wmma/traits.h"
 #include "cuda/wmma_qk/traits.h"
 #include "cuda/wmma_smem/traits.h"
@@ -271,9 +272,20 @@ void packed_heads() {
     CHECK_EQ(dlattn::plan(general, device).packed_heads, 4);
     general.alibi_slopes = numbers;
     CHECK_EQ(dlattn::plan(general, device).packed_heads, 1);
-    // Nothing to pack, and nothing to gain from it.
+    // A few queries, as when a draft is verified: a tile takes them all.
     AttentionParams other = p;
-    other.num_heads = 8;
+    other.seqlen_q = 8, other.out_batch_stride *= 8;
+    CHECK_EQ(dlattn::plan(other, device).packed_heads, 4);
+    CHECK_EQ(dlattn::plan(other, device).grid, 16 * 8);
+    // Sinks, which single queries on the general kernel stop at, and packed sequences.
+    other.sinks = numbers;
+    CHECK_EQ(dlattn::plan(other, device).packed_heads, 4);
+    static const std::int32_t offsets[17] = {};
+    other.cu_seqlens_q = other.cu_seqlens_k = offsets;
+    other.total_q = 16 * 8, other.total_k = 16 * 4096;
+    CHECK_EQ(dlattn::plan(other, device).packed_heads, 4);
+    // Nothing to pack, and nothing to gain from it.
+    other = p, other.num_heads = 8;
     CHECK_EQ(dlattn::plan(other, device).packed_heads, 1);
     other = p, other.seqlen_q = 4096, other.out_batch_stride *= 4096;
     CHECK_EQ(dlattn::plan(other, device).packed_heads, 1);
@@ -287,12 +299,57 @@ void packed_heads() {
   CHECK_THROWS(dlattn::plan(alone, gpus()[0], request("packed")), UnsupportedError,
                "no kernel can run this: wmma: packed: every query head has a head of k and v to "
                "itself");
+  AttentionParams drafted = decode_problem(16, 128);
+  drafted.seqlen_q = 8, drafted.out_batch_stride *= 8, drafted.softcap = 30.0;
+  CHECK_EQ(dlattn::plan(drafted, gpus()[0]).packed_heads, 1);
+  CHECK_THROWS(dlattn::plan(drafted, gpus()[0], request("packed")), UnsupportedError,
+               "no kernel can run this: wmma: packed: variant general packs heads of one query "
+               "(seqlen_q = 1) in problems of fixed length, without sinks and alibi_slopes");
+  AttentionParams huge = decode_problem(16, 128);
+  huge.seqlen_q = std::int64_t{1} << 29, huge.out_batch_stride *= huge.seqlen_q;
+  CHECK_THROWS(dlattn::plan(huge, gpus()[0], request("packed")), UnsupportedError,
+               "no kernel can run this: wmma: packed: seqlen_q x heads of a group is 2147483648; "
+               "accepted: up to 1073740800");
   for (const char* wrong : {"", "+packed", "packed+split", "split+", "split+packed+packed"}) {
     CHECK_THROWS(dlattn::plan(alone, gpus()[0], request(wrong)), UnsupportedError,
                  std::string("no kernel can run this: wmma: variant is ") + wrong +
                      "; accepted: wide, narrow, split, ahead, general, packed, unpacked, or one of "
                      "each as in narrow+packed");
   }
+}
+
+// What kernels are told of a problem whose heads are packed.
+void packed_launches() {
+  const DeviceInfo device = gpus()[0];
+  const auto launched = [&](const AttentionParams& p, const char* variant, auto check) {
+    Options options = force(Kernel::kWmma);
+    options.variant = variant;
+    wmma::as_launched(p, dlattn::plan(p, device, options), check);
+  };
+  AttentionParams p = decode_problem(2, 64);
+  p.num_heads_kv = 1, p.seqlen_q = 3, p.out_batch_stride *= 3;
+  p.out_head_stride = 65, p.out_row_stride = 32 * 72, p.out_batch_stride = 3 * p.out_row_stride;
+  p.lse_head_stride = 3, p.sinks_stride = 2;
+  launched(p, "narrow+packed", [](const AttentionParams& to, const LaunchShape& shape) {
+    CHECK_EQ(to.num_heads, 32);
+    CHECK_EQ(shape.num_heads.divisor(), 1u);
+    CHECK_EQ(shape.num_m_blocks.divisor(), 2u);  // 96 rows
+    CHECK_EQ(shape.packed_heads.divisor(), 32u);
+    CHECK_EQ(shape.store_bytes, 2);  // one head of K and V, but 32 of out
+  });
+  // Windows become keys of a single query: those it sees are all there are.
+  p = decode_problem(2, 64);
+  p.window_left = 9;
+  const AttentionParams folded = wmma::folded_heads(p);
+  CHECK_EQ(folded.seqlen_q, 4);
+  CHECK_EQ(folded.num_heads, 8);
+  CHECK_EQ(folded.seqlen_k, 10);
+  CHECK(folded.k == static_cast<const char*>(p.k) + 4086 * p.k_row_stride * 2);
+  CHECK(folded.v == static_cast<const char*>(p.v) + 4086 * p.v_row_stride * 2);
+  CHECK(folded.causal == Causal::kNone && folded.window_left < 0 && folded.window_right < 0);
+  p.causal = Causal::kTopLeft;
+  CHECK_EQ(wmma::folded_heads(p).seqlen_k, 1);
+  CHECK(wmma::folded_heads(p).k == p.k);
 }
 
 // batch_invariant: what surrounds a sequence changes neither kernel nor tile shape.
@@ -585,6 +642,7 @@ int main() {
   tile_shapes();
   forced_variants();
   packed_heads();
+  packed_launches();
   batch_invariance();
   forced_kernels();
   features();

@@ -64,6 +64,19 @@ struct DTypeOf<float> {
   static constexpr dlattn::DType value = dlattn::DType::kFloat32;
 };
 
+// Calls run(tile) with the instance of instances.cmake that a plan names by its head_dim_tile, as a
+// compile-time constant.
+template <dlattn::Kernel kKernel, typename T, typename Run>
+void with_instance(int head_dim_tile, Run run) {
+#define DLATTN_INSTANCE(family, dtype, tile)                                                      \
+  if constexpr (dlattn::Kernel::family == kKernel && dlattn::DType::dtype == DTypeOf<T>::value) { \
+    if (head_dim_tile == tile) return run(std::integral_constant<int, tile>{});                   \
+  }
+#include "instances.inc"
+#undef DLATTN_INSTANCE
+  die("no instance for head_dim_tile %d", head_dim_tile);
+}
+
 struct Errors {
   double out = 0.0, plain_out = 0.0, lse = 0.0, plain_lse = 0.0;
   // Of a random problem: what one rounding of the largest sum of weighted magnitudes amounts to.

@@ -4,22 +4,15 @@
 
 namespace {
 
-using dlattn::DType;
 using dlattn::Kernel;
 using simt::Case;
 using simt::Layout;
 
-// The instance of instances.cmake that a plan names.
 template <typename T>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
-#define DLATTN_INSTANCE(family, dtype, tile)                                                  \
-  if constexpr (Kernel::family == Kernel::kWmma && DType::dtype == simt::DTypeOf<T>::value) { \
-    if (head_dim_tile == tile) return dlattn::wmma::general_kernel<T, tile>(params, shape);   \
-  }
-#include "instances.inc"
-#undef DLATTN_INSTANCE
-  simt::die("no instance for head_dim_tile %d", head_dim_tile);
+  simt::with_instance<Kernel::kWmma, T>(
+      head_dim_tile, [&](auto tile) { dlattn::wmma::general_kernel<T, tile>(params, shape); });
 }
 
 // The score features by themselves, with rows and columns of every kind, then together. Tiles are

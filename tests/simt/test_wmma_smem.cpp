@@ -4,20 +4,13 @@
 
 namespace {
 
-using dlattn::DType;
 using dlattn::Kernel;
 
-// The instance of instances.cmake that a plan names.
 template <typename T>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
-#define DLATTN_INSTANCE(family, dtype, tile)                                                      \
-  if constexpr (Kernel::family == Kernel::kWmmaSmem && DType::dtype == simt::DTypeOf<T>::value) { \
-    if (head_dim_tile == tile) return dlattn::wmma_smem::kernel<T, tile>(params, shape);          \
-  }
-#include "instances.inc"
-#undef DLATTN_INSTANCE
-  simt::die("no instance for head_dim_tile %d", head_dim_tile);
+  simt::with_instance<Kernel::kWmmaSmem, T>(
+      head_dim_tile, [&](auto tile) { dlattn::wmma_smem::kernel<T, tile>(params, shape); });
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/tile/alignment.h"
 #include "cuda/tile/divider.h"
 #include "dlattn/attention.h"
 
@@ -16,13 +17,9 @@ constexpr int kUnlimited = (1 << 30) - 1;  // a window wider than any sequence
 
 struct LaunchShape {
   Divider num_m_blocks;       // per head
-  Divider num_heads;          // of q
+  Divider num_heads;          // of q, packed ones as one
   Divider heads_per_kv_head;  // query heads that share a head of k and v
-  // Query heads whose rows a tile holds in turn, in kernels that pack them (tile/rows.cuh), and
-  // from one to the next of them the elements. They are one of `num_heads`.
-  Divider packed_heads;
-  std::int64_t q_packed_stride, out_packed_stride, lse_packed_stride, sinks_packed_stride;
-  int copy_bytes;   // per global-to-shared copy: 16, 8, 4 or one element
+  int copy_bytes;             // per global-to-shared copy: 16, 8, 4 or one element
   int store_bytes;  // the widest store that every row of out is aligned to: 16, 8, 4 or one element
   int bias_load_bytes;  // the widest load that all rows of bias are aligned to, up to 16; 0: a
                         // row's keys share one element; -1: they are no neighbours in memory
@@ -35,23 +32,18 @@ struct LaunchShape {
   bool natural;        // scores get terms beside the scale, so they are natural until the softmax
   bool longest_first;  // walk row blocks from last to first: under causality the last ones see most
                        // keys
+  Divider packed_heads;  // query heads whose rows tiles hold in turn (tile/rows.cuh)
 };
 
-// The widest store, up to 16 bytes, that every row of `out` is aligned to. Dimensions of one
-// element do not count.
+// The widest store, up to 16 bytes, that every row of `out` is aligned to.
 inline int store_bytes(const AttentionParams& p) {
-  const std::int64_t bytes = size_of(p.dtype);
   const bool varlen = p.cu_seqlens_q != nullptr;
-  std::uint64_t all = reinterpret_cast<std::uintptr_t>(p.out);
-  const auto add = [&](std::int64_t size, std::int64_t stride) {
-    if (size > 1) all |= static_cast<std::uint64_t>(stride * bytes);
-  };
-  add(varlen ? 1 : p.batch_size, p.out_batch_stride);
-  add(varlen ? p.total_q : p.seqlen_q, p.out_row_stride);
-  add(p.num_heads, p.out_head_stride);
-  int width = 16;
-  while (width > bytes && all % width != 0) width /= 2;
-  return width;
+  Alignment rows(size_of(p.dtype));
+  rows.add_address(p.out);
+  rows.add_stride(varlen ? 1 : p.batch_size, p.out_batch_stride);
+  rows.add_stride(varlen ? p.total_q : p.seqlen_q, p.out_row_stride);
+  rows.add_stride(p.num_heads, p.out_head_stride);
+  return rows.bytes();
 }
 
 // See LaunchShape.
@@ -60,17 +52,15 @@ inline int score_load_bytes(const AttentionParams& p, const void* data, std::int
                             std::int64_t row_stride, std::int64_t col_stride) {
   if (col_stride == 0) return 0;
   if (col_stride != 1) return -1;
-  std::uint64_t all = reinterpret_cast<std::uintptr_t>(data);
-  const auto add = [&](std::int64_t size, std::int64_t stride) {
-    if (size > 1) all |= static_cast<std::uint64_t>(stride * bytes);
-  };
-  add(p.batch_size, batch_stride), add(p.num_heads, head_stride), add(p.seqlen_q, row_stride);
-  int width = 16;
-  while (width > bytes && all % width != 0) width /= 2;
-  return width;
+  Alignment rows(bytes);
+  rows.add_address(data);
+  rows.add_stride(p.batch_size, batch_stride);
+  rows.add_stride(p.num_heads, head_stride);
+  rows.add_stride(p.seqlen_q, row_stride);
+  return rows.bytes();
 }
 
-// A head of `p` is `packed_heads` of q that the kernel packs.
+// `packed_heads`: those that the kernel itself packs.
 inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan,
                                      std::int64_t packed_heads = 1) {
   constexpr double kLog2e = 1.4426950408889634;
@@ -83,13 +73,9 @@ inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan,
     return Divider(static_cast<std::uint32_t>(std::max<std::int64_t>(n, 1)));
   };
   shape.num_m_blocks = divider((p.seqlen_q * packed_heads + plan.block_m - 1) / plan.block_m);
-  shape.num_heads = divider(p.num_heads);
+  shape.num_heads = divider(p.num_heads / packed_heads);
   shape.heads_per_kv_head = divider(p.num_heads / std::max<std::int64_t>(p.num_heads_kv, 1));
   shape.packed_heads = divider(packed_heads);
-  shape.q_packed_stride = p.q_head_stride / packed_heads;
-  shape.out_packed_stride = p.out_head_stride / packed_heads;
-  shape.lse_packed_stride = p.lse_head_stride / packed_heads;
-  shape.sinks_packed_stride = p.sinks_stride / packed_heads;
   shape.copy_bytes = plan.copy_bytes;
   shape.store_bytes = store_bytes(p);
   shape.bias_load_bytes =

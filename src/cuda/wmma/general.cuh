@@ -179,31 +179,10 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   }
 
   const tile::Work done = recall_work();
-  const tile::OutputRows<T> result(params, done);
-  const int out_row = done.m_block * kBlockM + warp_row;
-  float scales[kRowTiles][2];
-#pragma unroll
-  for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const tile::RowResult row_result =
-          tile::finalize(softmax.row(m, h),
-                         params.sinks ? params.sinks + done.head * params.sinks_stride : nullptr);
-      const int row = out_row + lane_idx / 4 + 16 * m + 8 * h;
-      if (result.lse && lane_idx % 4 == 0 && row < result.seqlen_q)
-        result.lse[row] = row_result.lse;
-      scales[m][h] = row_result.scale;
-    }
-  }
-  if constexpr (kOverlaid) {
-    __syncthreads();  // no warp reads K or V any more
-  } else {
-    __syncwarp();  // nor this one its rows of Q
-  }
-  T* out = result.out + out_row * params.out_row_stride;
-  store_output<T, kHeadDim, true>(
-      [&](int row) { return out + row * params.out_row_stride; }, result.seqlen_q - out_row, acc_o,
-      scales, smem + kMap.q + warp_row * kHeadDim * 2, head_dim_v, shape.store_bytes, lane_idx);
+  write_results<kHeadDim, true, kOverlaid>(params, shape, tile::OutputRows<T>(params, done),
+                                           tile::Rows<false>{shape}, done.head,
+                                           done.m_block * kBlockM + warp_row, softmax, acc_o,
+                                           smem + kMap.q + warp_row * kHeadDim * 2, lane_idx);
 }
 
 }  // namespace dlattn::wmma

@@ -18,7 +18,6 @@
 // other stage.
 
 #include "cuda/ptx/special.cuh"
-#include "cuda/tile/epilogue.cuh"
 #include "cuda/tile/rows.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/seqlen.cuh"
@@ -48,15 +47,15 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   constexpr int kBlockM = block_m(kShape);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kStage = kBlockN * kHeadDim * 2;  // bytes
-  constexpr bool kPacked = packs_heads(kVariant);
-  using Mask = tile::RowMask<kPacked>;
+  constexpr bool kPacks = packs_heads(kVariant);
+  using Mask = tile::RowMask<kPacks>;
   using Copy = TileCopy<T, kHeadDim, kShape.num_warps * 32>;
   // Where warps run ahead of each other, none waits for its stage to be free before it must.
   constexpr bool kCopyLate = kShape.handover == Handover::kMbarrier;
 
-  const tile::Work work = tile::scheduled_work(params, shape);
+  const tile::Rows<kPacks> rows{shape};
+  const tile::Work work = rows.work(blockIdx.x, params);
   const tile::Sequence<T> seq(params, shape, work);
-  const tile::Rows<kPacked> rows{shape};
   const int m0 = work.m_block * kBlockM;
   const int num_rows = rows.count(seq.seqlen_q);
   if (m0 >= num_rows) return;
@@ -94,9 +93,9 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   const T* next_k = nullptr;  // where the copy of the next tile begins
   const T* next_v = nullptr;
   if (tiles.begin < tiles.end) {
-    if constexpr (kPacked) {
+    if (rows.packed()) {
       const auto row_address = [&](int row) {
-        return seq.q + rows.offset(m0 + row, params.q_row_stride, shape.q_packed_stride);
+        return seq.q + rows.offset(m0 + row, params.q_row_stride, params.q_head_stride);
       };
       Copy::template gather<kBlockM>(sQ, row_address, num_rows - m0, head_dim);
     } else {
@@ -125,7 +124,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   // is no register to spare in the loop.
   constexpr bool kScarce = kHeadDim > 64;
   const auto recall_work = [&] {
-    return kScarce ? tile::scheduled_work(params, shape, ptx::reread_block_index()) : work;
+    return kScarce ? rows.work(ptx::reread_block_index(), params) : work;
   };
   const auto recall_sequence = [&] {
     if constexpr (kScarce) {
@@ -228,37 +227,10 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   }
 
   const tile::Work done = recall_work();
-  const tile::OutputRows<T> result(params, done);
-  const int out_row = done.m_block * kBlockM + warp_row;
-  const int rows_left = rows.count(result.seqlen_q) - out_row;
-  float scales[kRowTiles][2];
-#pragma unroll
-  for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = lane_idx / 4 + 16 * m + 8 * h;
-      const float* sink = nullptr;
-      if (params.sinks) {
-        sink = params.sinks + done.head * params.sinks_stride +
-               rows.head(out_row + row) * shape.sinks_packed_stride;
-      }
-      const tile::RowResult row_result = tile::finalize(softmax.row(m, h), sink);
-      if (result.lse && lane_idx % 4 == 0 && row < rows_left)
-        result.lse[rows.offset(out_row + row, 1, shape.lse_packed_stride)] = row_result.lse;
-      scales[m][h] = row_result.scale;
-    }
-  }
-  if constexpr (kQueryPlace == QueryPlace::kRegistersOverlaid) {
-    __syncthreads();  // no warp reads K or V any more
-  } else {
-    __syncwarp();  // nor this one its rows of Q
-  }
-  const auto out_address = [&](int row) {
-    return result.out + rows.offset(out_row + row, params.out_row_stride, shape.out_packed_stride);
-  };
-  store_output<T, kHeadDim, false>(out_address, rows_left, acc_o, scales,
-                                   smem + kMap.q + warp_row * kHeadDim * 2, head_dim_v,
-                                   shape.store_bytes, lane_idx);
+  write_results<kHeadDim, false, kQueryPlace == QueryPlace::kRegistersOverlaid>(
+      params, shape, tile::OutputRows<T>(params, done), rows, done.head,
+      done.m_block * kBlockM + warp_row, softmax, acc_o, smem + kMap.q + warp_row * kHeadDim * 2,
+      lane_idx);
 }
 
 }  // namespace dlattn::wmma

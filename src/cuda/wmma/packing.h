@@ -59,26 +59,11 @@ inline AttentionParams folded_heads(const AttentionParams& p) {
   return folded;
 }
 
-// The problem as kernels that pack heads see it: its heads are those of K and V.
-inline AttentionParams merged_heads(const AttentionParams& p) {
-  const std::int64_t group = group_size(p);
-  AttentionParams merged = p;
-  merged.num_heads = p.num_heads_kv;
-  merged.q_head_stride *= group, merged.out_head_stride *= group;
-  merged.lse_head_stride *= group, merged.sinks_stride *= group;
-  return merged;
-}
-
 // Calls launch(params, shape) with what kernels are given for a problem and its plan.
 template <typename Launch>
 void as_launched(const AttentionParams& p, const Plan& plan, Launch launch) {
-  if (plan.packed_heads == 1) {
-    launch(p, make_launch_shape(p, plan));
-  } else if (packs_heads(plan.variant)) {
-    const AttentionParams merged = merged_heads(p);
-    LaunchShape shape = make_launch_shape(merged, plan, plan.packed_heads);
-    shape.store_bytes = store_bytes(p);
-    launch(merged, shape);
+  if (plan.packed_heads == 1 || packs_heads(plan.variant)) {
+    launch(p, make_launch_shape(p, plan, plan.packed_heads));
   } else {
     const AttentionParams folded = folded_heads(p);
     launch(folded, make_launch_shape(folded, plan));

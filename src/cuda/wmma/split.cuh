@@ -61,9 +61,9 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
   const int group = threadIdx.x / kGroupThreads;
   const int lane_idx = threadIdx.x % 32;
   const int warp_row = threadIdx.x / 32 % kShape.row_groups * kRowTiles * 16;
-  const tile::Work work = tile::scheduled_work(params, shape);
-  const tile::Sequence<T> seq(params, shape, work);
   const tile::Rows<true> rows{shape};
+  const tile::Work work = rows.work(blockIdx.x, params);
+  const tile::Sequence<T> seq(params, shape, work);
   const int m0 = work.m_block * kBlockM;
   const int num_rows = rows.count(seq.seqlen_q);
   if (m0 >= num_rows) return;
@@ -87,11 +87,16 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
     }
     ptx::cp_async_commit();
   };
-  const auto q_address = [&](int row) {
-    return seq.q + rows.offset(m0 + row, params.q_row_stride, shape.q_packed_stride);
-  };
-  TileCopy<T, kHeadDim, kNumThreads>::template gather<kBlockM>(sQ, q_address, num_rows - m0,
-                                                               head_dim);
+  using QueryCopy = TileCopy<T, kHeadDim, kNumThreads>;
+  if (rows.packed()) {
+    const auto row_address = [&](int row) {
+      return seq.q + rows.offset(m0 + row, params.q_row_stride, params.q_head_stride);
+    };
+    QueryCopy::template gather<kBlockM>(sQ, row_address, num_rows - m0, head_dim);
+  } else {
+    QueryCopy::template edge<kBlockM>(sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride,
+                                      num_rows - m0, head_dim);
+  }
   for_each_slice(
       [&](auto i) { start_copy(i, std::integral_constant<bool, i % 2 == 1>{}, slots + i * kSlot); },
       std::make_integer_sequence<int, kSlots>{});
@@ -120,6 +125,8 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
     ptx::barrier_sync(1 + group, kGroupThreads);
     start_copy(next_item, is_v, slots + free);
   };
+  const int first_row = m0 + warp_row;
+  const tile::Range seen_by_all = mask.every_row(first_row, first_row + kRowTiles * 16 - 1);
   using OddSlots = std::integral_constant<bool, kSlots % 2 == 1>;
   using EvenSlots = std::integral_constant<bool, kSlots % 2 == 0>;
 #pragma unroll 1
@@ -130,8 +137,7 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
         acc_s, slots + slot + lane_place_across<kHeadDim>(lane_idx),
         [&](std::uint32_t (&a)[kRowTiles][4], int d) { memcpy(a, rQ[d / 16], sizeof a); });
     const int n0 = tiles.tile(i) * kBlockN;
-    const int first_row = m0 + warp_row;
-    if (!tile::contains_all(mask.every_row(first_row, first_row + kRowTiles * 16 - 1), n0, kBlockN))
+    if (!tile::contains_all(seen_by_all, n0, kBlockN))
       apply_mask(acc_s, mask, first_row + lane_idx / 4, n0, lane_idx);
     std::uint32_t rP[kRowTiles][kBlockN / 16][4];
     if (i == 0) {
@@ -169,13 +175,14 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
   for (unsigned i = threadIdx.x; i < kBlockM * kUnits; i += kNumThreads) {
     const int row = static_cast<int>(i / kUnits), unit = static_cast<int>(i % kUnits);
     if (m0 + row >= num_rows) break;
-    const float* sink = sinks ? sinks + rows.head(m0 + row) * shape.sinks_packed_stride : nullptr;
+    const float* sink = sinks;
+    if (rows.packed() && sink) sink += rows.head(m0 + row) * params.sinks_stride;
     const RowMerge<kShape.key_groups> merge(stats + row, kBlockM, sink);
     if (result.lse && unit == 0) {
-      result.lse[rows.offset(m0 + row, 1, shape.lse_packed_stride)] =
+      result.lse[rows.offset(m0 + row, 1, params.lse_head_stride)] =
           tile::finalize(merge.whole, sink).lse;
     }
-    T* out_row = result.out + rows.offset(m0 + row, params.out_row_stride, shape.out_packed_stride);
+    T* out_row = result.out + rows.offset(m0 + row, params.out_row_stride, params.out_head_stride);
     store_merged<T, kHeadDim>(out_row, merge, parts, kMap.group, row, unit, head_dim_v,
                               shape.store_bytes);
   }
