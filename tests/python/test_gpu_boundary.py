@@ -299,12 +299,13 @@ def test_stream_argument(torch, either_way, kind):
     out = torch.full_like(expected, torch.nan)
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
-    if kind == "handle":
-        argument: Any = stream.cuda_stream
+    if kind == "cupy":
+        argument: Any = pytest.importorskip("cupy").cuda.Stream(non_blocking=True)
+        stream = torch.cuda.ExternalStream(argument.ptr)
+    elif kind == "handle":
+        argument = stream.cuda_stream
     elif kind == "torch":
         argument = stream
-    elif kind == "cupy":
-        argument = pytest.importorskip("cupy").cuda.ExternalStream(stream.cuda_stream)
     else:
         argument = type("Stream", (), {"__cuda_stream__": lambda self: (0, stream.cuda_stream)})()
     with torch.cuda.stream(stream):

@@ -1,6 +1,6 @@
-// Does the harness see what it is there to see? Small kernels, each right or with one bug. A bug
-// must end the program, so each case runs in a process of its own: this program, called again with
-// the case's name.
+// Does the harness see what it is there to see?
+#include "self_test.h"
+
 #include <mma.h>
 
 #include <cmath>
@@ -19,16 +19,9 @@
 
 namespace ptx = dlattn::ptx;
 namespace wmma = nvcuda::wmma;
+using namespace simt::self_test;
 
 namespace {
-
-#if defined(SIMT_ASAN)
-constexpr bool kAsan = true, kTsan = false;
-#elif defined(SIMT_TSAN)
-constexpr bool kAsan = false, kTsan = true;
-#else
-constexpr bool kAsan = false, kTsan = false;
-#endif
 
 constexpr int kThreads = 64;
 
@@ -39,11 +32,6 @@ simt::Launch one_block(std::size_t smem_bytes, simt::Schedule schedule = 0) {
 template <typename T = float>
 T* smem() {
   return reinterpret_cast<T*>(ptx::dynamic_smem());
-}
-
-[[noreturn]] void fail(const char* what) {
-  std::printf("wrong result: %s\n", what);
-  std::exit(1);
 }
 
 // Conversions to half return a struct, whose store GCC instruments only once the call is inlined.
@@ -418,21 +406,11 @@ void divergent_wmma() {
   });
 }
 
-struct Case {
-  std::string name;
-  void (*run)();
-  const char* expected;  // in the output; null: ends well
-  bool applies = true;
-};
-
 WmmaBugs bugs(void (*set)(WmmaBugs&)) {
   WmmaBugs b;
   set(b);
   return b;
 }
-
-constexpr const char* kRace = "ThreadSanitizer: data race";
-constexpr const char* kWrong = "wrong result";
 
 const std::vector<Case> kCases = {
     {"reverse", [] { reverse(true); }, nullptr},
@@ -526,49 +504,8 @@ const std::vector<Case> kCases = {
     {"wmma lanes disagree", divergent_wmma, "different arguments"},
 };
 
-// Output and exit status of this program run for one case.
-struct Outcome {
-  std::string output;
-  int status;
-};
-
-Outcome run_case(const std::string& program, const std::string& name) {
-  std::FILE* pipe = popen(("'" + program + "' '" + name + "' 2>&1").c_str(), "r");
-  if (!pipe) std::abort();
-  Outcome outcome{};
-  char buffer[4096];
-  for (std::size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;)
-    outcome.output.append(buffer, n);
-  outcome.status = pclose(pipe);
-  return outcome;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc > 1) {
-    for (const Case& c : kCases) {
-      if (c.name == argv[1]) return c.run(), 0;
-    }
-    std::printf("no case is called %s\n", argv[1]);
-    return 2;
-  }
-  int passed = 0, failed = 0;
-  for (const Case& c : kCases) {
-    // Processes start slowly under ThreadSanitizer, which adds nothing to what the others find.
-    const bool slow = kTsan && c.expected && c.expected != kRace;
-    if (!c.applies || slow) continue;
-    const Outcome outcome = run_case(argv[0], c.name);
-    const bool ok =
-        c.expected ? outcome.status != 0 && outcome.output.find(c.expected) != std::string::npos
-                   : outcome.status == 0;
-    std::printf("%s %s\n", ok ? "ok  " : "FAIL", c.name.c_str());
-    if (!ok) {
-      std::printf("  expected: %s\n  status %d, output: %s\n",
-                  c.expected ? c.expected : "a good end", outcome.status, outcome.output.c_str());
-    }
-    ++(ok ? passed : failed);
-  }
-  std::printf("%d passed, %d failed\n", passed, failed);
-  return failed != 0;
+  return run_self_tests(kCases, argc, argv);
 }

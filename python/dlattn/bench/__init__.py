@@ -21,7 +21,7 @@ from dlattn.cli.text import Progress
 
 _STUDIES = ("features", "scores")  # on torch tensors, with contestants and baselines of their own
 _PEERS = {  # that a set of shapes is about, on a GPU; all others take part if they are named
-    "sweep": ["torch-flash", "torch-cudnn"],
+    "sweep": ["torch-flash", "torch-cudnn", "fa4"],
     "small": ["torch-flash", "torch-efficient"],
 }
 

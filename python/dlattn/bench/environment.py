@@ -158,6 +158,7 @@ def _versions(device: str) -> dict[str, Any]:
         "numpy": np.__version__,
     }
     names = {"torch": ("torch",), "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy")}
+    names["fa4"] = ("flash-attn-4",)
     for name, distributions in names.items():
         for distribution in distributions:
             try:

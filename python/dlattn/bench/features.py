@@ -41,7 +41,7 @@ SCALES = {
     "cuda": Scale(
         scores=((4, 32, 4096, 64), (4, 16, 4096, 128)),
         grouped=((4, 32, 4096, 128), 8),
-        masked=((2, 32, 4096, 64), (2, 16, 4096, 128)),
+        masked=((2, 32, 4096, 64), (2, 16, 4096, 128), (2, 8, 4096, 256)),
         packed=((32, 64), (16, 128)),
         lengths=(64, 16, 4096),
         window=1024,
@@ -117,11 +117,12 @@ def groups(context: Context) -> dict[str, list[Group]]:
 
 
 def grouped(context: Context, causal: bool) -> list[Entrant]:
-    """Grouped heads, against FlashAttention-2."""
+    """Grouped heads, against FlashAttention-2, others beside it."""
     sizes, heads_kv = context.scale.grouped
     case = Case(sizes, causal, context.dtype, heads_kv)
     problem = Problem(case, *tensors.draw(case, context.device))
-    peers = [Entrant(peer, problem) for peer in context.peer("torch-flash")]
+    names = ("torch-flash", "torch-cudnn", "fa4") if context.device == "cuda" else ("torch",)
+    peers = [Entrant(peer, problem) for name in names for peer in context.peer(name)]
     against = peers[0] if peers else None
     return [*(Entrant(own, problem, against) for own in context.ours), *peers]
 

@@ -7,13 +7,14 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 import dlattn
 from dlattn.bench.cases import Case
+from dlattn.cli.errors import first_line
 
 Array = NDArray[Any]
 Call = Callable[[], Any]
@@ -51,11 +52,13 @@ class Bound:
     """A contestant with a problem: the call to time, and the context it has to be made in.
 
     `checked` does the same into memory full of NaN, for those who can write where they are told.
+    `plan` is the kernel that the call takes, and its shape if it has several: "wmma:wide".
     """
 
     call: Call
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     checked: Call | None = None
+    plan: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,9 @@ def ours_with(kernel: Any) -> Contestant:
             result = function(*arguments, out=_poisoned(v, q), **options)
             return result[0] if isinstance(result, tuple) else result
 
-        return Bound(lambda: function(*arguments, **options), checked=checked)
+        plan = dlattn.plan(*arguments, **options)
+        taken = f"{plan.kernel}:{plan.variant}" if plan.variant else plan.kernel
+        return Bound(lambda: function(*arguments, **options), checked=checked, plan=taken)
 
     return Contestant(f"dlattn {kernel}", True, bind)
 
@@ -141,6 +146,24 @@ def _sdpa(backend: str | None) -> Callable[[Problem], Bound]:
     return bind
 
 
+def _flash_4(problem: Problem) -> Bound:
+    """FlashAttention-4, which compiles its kernel for a problem in the first call."""
+    try:
+        module: Any = importlib.import_module("flash_attn.cute")
+    except ImportError as error:
+        raise UnavailableError(f"flash-attn-4 is not installed: {first_line(error)}") from error
+    if problem.options or problem.packed is not None:
+        raise UnavailableError("is timed on plain problems only")
+    q, k, v = (x.transpose(1, 2) for x in (problem.q, problem.k, problem.v))
+    causal = problem.case.causal
+
+    def once() -> Any:
+        result = module.flash_attn_func(q, k, v, causal=causal)
+        return (result[0] if isinstance(result, tuple) else result).transpose(1, 2)
+
+    return Bound(once)
+
+
 def _flash_varlen(problem: Problem) -> Bound:
     """FlashAttention-2 over packed sequences, as torch has it."""
     torch: Any = importlib.import_module("torch")
@@ -157,6 +180,7 @@ TORCH_PEERS: dict[str, Callable[[Problem], Bound]] = {
     "torch-cudnn": _sdpa("CUDNN_ATTENTION"),
     "torch-efficient": _sdpa("EFFICIENT_ATTENTION"),
     "torch-math": _sdpa("MATH"),
+    "fa4": _flash_4,
 }
 TORCH_FLASH_VARLEN = Contestant("torch-flash varlen", False, _flash_varlen)
 TORCH_SDPA = Contestant("torch", False, _sdpa(None))
@@ -193,15 +217,13 @@ def _cupy_composition(problem: Problem) -> Bound:
         raise UnavailableError("CuPy is not installed") from error
     if problem.case.dtype != "float16":
         raise UnavailableError(f"dtype is {problem.case.dtype}; composed for float16 only")
-    torch: Any = importlib.import_module("torch")
     q, k, v = (cupy.from_dlpack(x) for x in (problem.q, problem.k, problem.v))
     seqlen, head_dim = problem.case.sizes[2:]
     scale = cupy.float32(1.0 / math.sqrt(head_dim))
     later = cupy.triu(cupy.ones((seqlen, seqlen), dtype=bool), 1) if problem.case.causal else None
 
     def once() -> Any:
-        # torch times and captures its own stream, so CuPy must work on that one.
-        with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+        with _torch_stream(cupy):
             scores = cupy.matmul(q, k.swapaxes(2, 3)).astype(cupy.float32) * scale
             if later is not None:
                 scores = cupy.where(later, cupy.float32(-cupy.inf), scores)
@@ -210,6 +232,26 @@ def _cupy_composition(problem: Problem) -> Bound:
             return cupy.matmul(weights.astype(cupy.float16), v)
 
     return Bound(once)
+
+
+class _TorchStream:
+    """torch's current stream, by the protocol that CuPy reads."""
+
+    def __init__(self) -> None:
+        torch: Any = importlib.import_module("torch")
+        self.handle = int(torch.cuda.current_stream().cuda_stream)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The protocol's version and the handle."""
+        return 0, self.handle
+
+
+def _torch_stream(cupy: Any) -> AbstractContextManager[Any]:
+    """torch times and captures a stream of its own, so CuPy must work on that one."""
+    stream = _TorchStream()
+    if hasattr(cupy.cuda.Stream, "from_external"):  # CuPy 14
+        return cast("AbstractContextManager[Any]", cupy.cuda.Stream.from_external(stream))
+    return cast("AbstractContextManager[Any]", cupy.cuda.ExternalStream(stream.handle))
 
 
 def _numpy_composition(problem: Problem) -> Bound:

@@ -29,6 +29,7 @@ class Result:
     baseline: str = ""  # whom its speed is compared with
     vs_baseline: float | None = None  # operations per second over the baseline's
     facts: dict[str, float] = field(default_factory=dict)  # of its problem
+    plan: str = ""  # the kernel that a call of ours took, with its shape: "wmma:wide"
 
     @property
     def seconds(self) -> float | None:
@@ -91,7 +92,18 @@ def ceiling_text(ceiling: dict[str, Any]) -> str:
 
 
 def summary(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Our speed relative to each peer, and to the best of them, over the cases that both did."""
+    """Our speed relative to each peer, and to the best of them, over the cases that both did.
+
+    All cases together, then those of each head_dim if there are several.
+    """
+    lines = _summary(results, None)
+    head_dims = sorted({result.case.sizes[3] for result in results})
+    for head_dim in head_dims if len(head_dims) > 1 else ():
+        lines += _summary([r for r in results if r.case.sizes[3] == head_dim], head_dim)
+    return lines
+
+
+def _summary(results: Sequence[Result], head_dim: int | None) -> list[dict[str, Any]]:
     by_case: dict[Case, dict[str, Result]] = {}
     for result in results:
         if result.seconds is not None and not result.wrong:
@@ -116,6 +128,7 @@ def summary(results: Sequence[Result]) -> list[dict[str, Any]]:
                     {
                         "contestant": name,
                         "peer": peer,
+                        "head_dim": head_dim,
                         "cases": len(ratios),
                         "geometric_mean": statistics.geometric_mean(ratios.values()),
                         "least": ratios[least],
@@ -127,12 +140,14 @@ def summary(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def summary_lines(results: Sequence[Result]) -> list[str]:
-    """The summary in words."""
+    """The summary in words: every peer over all cases, the best of them for each head_dim."""
     return [
         f"{line['contestant']} is {line['geometric_mean']:.3f} times as fast as {line['peer']} "
-        f"(geometric mean of {line['cases']} cases; least {line['least']:.3f}, at "
+        + (f"at head_dim {line['head_dim']} " if line["head_dim"] else "")
+        + f"(geometric mean of {line['cases']} cases; least {line['least']:.3f}, at "
         f"{line['least_case']}; {line['below_1']} below 1)."
         for line in summary(results)
+        if line["head_dim"] is None or line["peer"] == "best peer"
     ]
 
 
@@ -172,6 +187,7 @@ def to_json(
                 "variant": result.case.variant,
                 "contestant": result.contestant,
                 "ours": result.ours,
+                "plan": result.plan,
                 "seconds": result.seconds,
                 "window_seconds": result.times,
                 "tflops": result.tflops,
@@ -206,6 +222,7 @@ def from_json(document: dict[str, Any]) -> list[Result]:
             baseline=entry.get("baseline", ""),
             vs_baseline=entry.get("vs_baseline"),
             facts=entry.get("facts", {}),
+            plan=entry.get("plan", ""),
         )
         for entry in document["results"]
     ]
@@ -232,7 +249,8 @@ def _finite(value: float | None) -> float | None:
 def _case_cells(result: Result) -> list[str]:
     case = result.case
     name = f"{result.contestant}, {case.variant}" if case.variant else result.contestant
-    return [case.label, case.mask, case.dtype, name]
+    chosen = result.plan and f"dlattn {result.plan}" != result.contestant
+    return [case.label, case.mask, case.dtype, f"{name} ({result.plan})" if chosen else name]
 
 
 def _figures(

@@ -27,7 +27,7 @@ from dlattn.bench.peers import (
     gpu_problem,
     ours_with,
 )
-from dlattn.bench.report import Result
+from dlattn.bench.report import Result, best_peer
 from dlattn.bench.timing import Clock, CpuClock, GpuClock, Prepared, Windows
 from dlattn.cli.devices import gpu_status
 from dlattn.cli.errors import CommandError, first_line
@@ -89,6 +89,7 @@ class Session:
             results.append(result)
             try:
                 bound = contestant.bind(problem)
+                result.plan = bound.plan
                 with bound.context():
                     self._poison(problem)
                     out = (bound.checked or bound.call)()
@@ -193,6 +194,12 @@ def _compare(entrants: Sequence[Entrant], results: Sequence[Result]) -> None:
         baseline = by_entrant[id(entrant.against)]
         if result.tflops is not None and baseline.tflops is not None:
             result.vs_baseline = result.tflops / baseline.tflops
+        # A case may have more peers than the one that it is measured by.
+        rivals = [r for e, r in zip(entrants, results, strict=True) if e.problem is entrant.problem]
+        if sum(not rival.ours for rival in rivals) > 1:
+            best = best_peer(rivals)
+            if result.seconds is not None and best is not None:
+                result.facts["vs best peer"] = best / result.seconds
 
 
 def _choose(

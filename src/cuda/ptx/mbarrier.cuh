@@ -42,4 +42,28 @@ __device__ __forceinline__ void mbarrier_wait(SmemAddress mbarrier, int parity) 
       : "memory");
 }
 
+// The same section, mbarrier.try_wait: the same for compute capability 9.0 and later, where a
+// waiting thread sleeps instead of asking again and again.
+__device__ __forceinline__ void mbarrier_sleep(SmemAddress mbarrier, int parity) {
+  asm volatile(
+      "{ .reg .pred complete;\n"
+      "again_%=: mbarrier.try_wait.parity.shared::cta.b64 complete, [%0], %1;\n"
+      "@!complete bra again_%=; }" ::"r"(mbarrier),
+      "r"(parity)
+      : "memory");
+}
+
+// PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier.arrive" with
+// .expect_tx. Arrives; the phase then completes only when `bytes` more have been copied, too.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(SmemAddress mbarrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mbarrier), "r"(bytes)
+               : "memory");
+}
+
+// PTX ISA, "Parallel Synchronization and Communication Instructions: fence.mbarrier_init". After
+// mbarrier_init, so that the copy engine too sees the barriers; then a barrier of the block.
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
 }  // namespace dlattn::ptx

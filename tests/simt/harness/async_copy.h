@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "block.h"
+#include "memory.h"
 
 // cp.async: what a copy writes is undefined from its issue to the issuing thread's wait. So the
 // destination is overwritten with NaNs at issue, which is also the first moment at which the write
@@ -29,23 +30,6 @@ struct AsyncState {
 inline AsyncState async_states[kMaxThreads];
 inline AsyncState& async_state() {
   return async_states[this_thread().index];
-}
-
-// Shows a read to the sanitizers.
-inline void touch(const void* memory, unsigned bytes) {
-  const volatile unsigned char* byte = static_cast<const unsigned char*>(memory);
-  for (unsigned i = 0; i < bytes; ++i) (void)byte[i];
-}
-
-// Writes in a way that the sanitizers see: of a call of memset or memcpy with a constant size that
-// the compiler expands itself they see nothing.
-inline void overwrite(void* dst, const void* src, unsigned bytes, std::uint32_t otherwise) {
-  volatile std::uint32_t* to = static_cast<std::uint32_t*>(dst);
-  for (unsigned i = 0; i < bytes / 4; ++i) {
-    std::uint32_t word = otherwise;
-    if (src) std::memcpy(&word, static_cast<const unsigned char*>(src) + 4 * i, 4);
-    to[i] = word;
-  }
 }
 
 inline void issue_async_copy(void* dst, const void* src, unsigned bytes, bool valid) {
@@ -79,9 +63,8 @@ inline void promise_async_copies(void* mbarrier) {
   mbarrier_promise(mbarrier);
 }
 
-inline void wait_at_mbarrier(void* mbarrier, int parity) {
-  touch(mbarrier, 8);
-  if (!mbarrier_wait(mbarrier, parity)) return;
+// Those that an mbarrier waits for alone.
+inline void complete_promised_copies(void* mbarrier) {
   const int number = mbarrier_number(mbarrier);
   for (AsyncState& state : async_states) {
     if (state.promised[number].empty()) continue;

@@ -39,6 +39,7 @@ struct Worker {  // what the scheduler knows of a thread
   int parity = 0;
   int barriers = 0;           // passed so far
   int warp_syncs[kMaxMasks];  // passed so far, by index of the mask
+  int registers = 0;          // that it has asked for, 0: not yet
 };
 
 // Addresses that carry happens-before edges. Two of each, used in turn: with one, a thread that is
@@ -48,6 +49,7 @@ struct SyncObjects {
   long block[2];
   long named[kNumBarriers][2];
   long mbarriers[kMaxMbarriers][2];
+  long copy_engines[kMaxMbarriers];
   long warp[kMaxWarps][kMaxMasks][2];
 };
 
@@ -57,10 +59,14 @@ struct Mbarrier {
   int arrived;     // in this phase
   int promised;    // further ones, that asynchronous copies will bring
   unsigned phase;  // from 0
+  long expected;   // bytes that the phase lacks
+  long started;    // bytes that copies in flight will bring
+  bool fenced;     // whether asynchronous copies see that it is initialised
 };
 
 struct Block {
-  unsigned char* memory = nullptr;  // guard, shared memory, guard
+  unsigned char* memory = nullptr;      // guard, shared memory, guard
+  unsigned char* async_view = nullptr;  // of the shared memory
   SyncObjects* sync = nullptr;
   Block* next = nullptr;
 };
@@ -79,6 +85,8 @@ int openings[kNumBarriers];
 int arrived[kNumBarriers][kMaxWarps];
 int arrived_count[kNumBarriers];
 
+Fiber copy_engines[kMaxMbarriers];
+BulkLoads bulk_loads[kMaxMbarriers];
 Fiber host;
 Worker* current = nullptr;  // null: the host runs
 Block* block = nullptr;
@@ -134,6 +142,13 @@ void describe(const Worker& w) {
     if (w.state == State::kAtCollective) std::fprintf(stderr, " with mask %08x", w.mask);
     if (w.state == State::kAtNamedBarrier)
       std::fprintf(stderr, " %d of %d threads", w.barrier_id, w.barrier_count);
+    if (w.state == State::kAtMbarrier) {
+      const Mbarrier& m = mbarriers[w.mbarrier];
+      std::fprintf(stderr, " %d for parity %d: phase %u has %d of %d arrivals", w.mbarrier,
+                   w.parity, m.phase, m.arrived, m.count);
+      if (m.expected != 0 || m.started != 0)
+        std::fprintf(stderr, ", lacks %ld bytes, %ld on their way", m.expected, m.started);
+    }
     std::fprintf(stderr, "\n");
   }
 }
@@ -143,6 +158,7 @@ bool same_place(const Worker& a, const Worker& b) {
   if (a.state == State::kAtBarrier) return a.line == b.line && std::strcmp(a.file, b.file) == 0;
   if (a.state == State::kAtNamedBarrier)
     return a.barrier_id == b.barrier_id && a.barrier_count == b.barrier_count;
+  if (a.state == State::kAtMbarrier) return a.mbarrier == b.mbarrier && a.parity == b.parity;
   if (a.state == State::kAtCollective) return a.mask == b.mask && std::strcmp(a.name, b.name) == 0;
   return true;
 }
@@ -222,7 +238,13 @@ bool phase_complete(const Mbarrier& m, int parity) {
   return static_cast<int>(m.phase & 1) != parity;
 }
 bool lacks_promises_alone(const Mbarrier& m) {
-  return m.promised > 0 && m.arrived + m.promised == m.count;
+  return (m.promised > 0 || m.started > 0) && m.arrived + m.promised == m.count &&
+         m.expected == m.started;
+}
+void end_phase_if_complete(Mbarrier* m) {
+  if (m->arrived < m->count || m->expected != 0) return;
+  m->arrived = 0;
+  ++m->phase;
 }
 
 // Lets the threads of a warp go on that wait for a phase which is complete, or which they complete.
@@ -304,6 +326,8 @@ Block* make_block() {
   const std::size_t whole = (shape.smem_bytes + kGuard - 1) / kGuard * kGuard + 2 * kGuard;
   made->memory = static_cast<unsigned char*>(std::aligned_alloc(kGuard, whole));
   std::memset(made->memory, kFill, whole);
+  made->async_view = static_cast<unsigned char*>(std::malloc(shape.smem_bytes + 1));
+  std::memset(made->async_view, kFill, shape.smem_bytes);
 #if defined(SIMT_ASAN)
   __asan_poison_memory_region(made->memory, kGuard);
   const std::size_t end = kGuard + shape.smem_bytes;
@@ -331,6 +355,7 @@ void free_block(Block* old) {
   __asan_unpoison_memory_region(old->memory, whole);
 #endif
   std::free(old->memory);
+  std::free(old->async_view);
   std::free(old->sync);
   std::free(old);
 }
@@ -357,7 +382,32 @@ void prepare_worker(int i, const dim3& block_idx) {
   w.state = State::kReady;
   w.name = "";
   w.barriers = 0;
+  w.registers = 0;
   std::memset(w.warp_syncs, 0, sizeof w.warp_syncs);
+}
+
+// setmaxnreg waits for registers that others give back; more than those of the launch never come.
+void check_registers() {
+  constexpr int kRegisters = 65536, kGranularity = 8, kGroup = 4 * kWarpSize;
+  const int at_launch = kRegisters / num_threads / kGranularity * kGranularity;
+  int all = 0;
+  bool asked = false;
+  for (int i = 0; i < num_threads; ++i) {
+    const int registers = workers[i].registers;
+    if (registers != workers[i / kGroup * kGroup].registers)
+      die("the warps of a warpgroup ask for different numbers of registers");
+    all += registers ? registers : at_launch;
+    asked |= registers != 0;
+  }
+  if (asked && all > at_launch * num_threads)
+    die("setmaxnreg asks for %d registers, the block has %d", all, at_launch * num_threads);
+}
+
+void check_bulk_loads() {
+  for (int i = 0; i < num_mbarriers; ++i) {
+    if (bulk_loads[i].count != 0)
+      die("the block ends with %d bulk loads that nobody waited for", bulk_loads[i].count);
+  }
 }
 
 void run_block(const dim3& block_idx, Random* random) {
@@ -371,12 +421,31 @@ void run_block(const dim3& block_idx, Random* random) {
     run_to_barrier(random);
   } while (!pass_barrier());
   check_guards();
+  check_registers();
+  check_bulk_loads();
 }
 
 void wait(State state, const char* name) {
   current->state = state;
   current->name = name;
   to_host();
+}
+
+// What a copy engine has to do for the current thread.
+struct CopyJob {
+  int mbarrier;
+  void (*complete)(const BulkLoads& loads);
+} copy_job;
+
+void copy_engine_entry() {
+  finish_first_switch(&current->fiber);
+  for (;;) {
+    const int i = copy_job.mbarrier;
+    tsan_acquire(&block->sync->copy_engines[i]);
+    copy_job.complete(bulk_loads[i]);
+    tsan_release(&block->sync->mbarriers[i][mbarriers[i].phase & 1]);
+    switch_fiber(&copy_engines[i], &current->fiber);
+  }
 }
 
 int find_mbarrier(const void* memory, const char* what) {
@@ -394,6 +463,12 @@ int index_of_mask(int warp, unsigned mask) {
   return i;
 }
 
+// Once all have arrived, nothing can raise the number of bytes any more.
+void check_bytes(const Mbarrier& m) {
+  if (m.arrived == m.count && m.started > m.expected)
+    die("copies bring %ld bytes to an mbarrier that expects %ld", m.started, m.expected);
+}
+
 void check_barrier(int id, int count) {
   if (id < 1 || id >= kNumBarriers) die("bar.sync %d; 1 to %d are free", id, kNumBarriers - 1);
   if (count < kWarpSize || count % kWarpSize != 0)
@@ -408,6 +483,10 @@ const Thread& this_thread() {
 
 unsigned char* dynamic_smem() {
   return block->memory + kGuard;
+}
+
+int num_block_threads() {
+  return num_threads;
 }
 
 bool in_dynamic_smem(const void* memory, std::size_t bytes) {
@@ -467,16 +546,85 @@ void mbarrier_init(void* memory, int count) {
   if (!in_dynamic_smem(memory, 8)) die("an mbarrier outside shared memory");
   if (count < 1) die("an mbarrier of %d arrivals", count);
   if (num_mbarriers == kMaxMbarriers) die("more than %d mbarriers", kMaxMbarriers);
-  mbarriers[num_mbarriers++] = {memory, count, 0, 0, 0};
+  mbarriers[num_mbarriers++] = {memory, count, 0, 0, 0, 0, 0, false};
 }
 
 void mbarrier_arrive(void* memory) {
   const int i = find_mbarrier(memory, "an arrival");
   Mbarrier& m = mbarriers[i];
+  if (m.arrived == m.count) die("more arrivals than the mbarrier's phase takes");
   tsan_release(&block->sync->mbarriers[i][m.phase & 1]);
-  if (++m.arrived < m.count) return;
-  m.arrived = 0;
-  ++m.phase;
+  ++m.arrived;
+  check_bytes(m);
+  end_phase_if_complete(&m);
+}
+
+void mbarrier_expect(void* memory, std::uint32_t bytes) {
+  constexpr long kMost = (1 << 20) - 1;
+  Mbarrier& m = mbarriers[find_mbarrier(memory, "an expect_tx")];
+  if (m.arrived == m.count) die("an expect_tx after the mbarrier's last arrival");
+  m.expected += bytes;
+  if (m.expected > kMost) die("an mbarrier that expects %ld bytes", m.expected);
+}
+
+void mbarrier_start_bytes(void* memory, std::uint32_t bytes) {
+  Mbarrier& m = mbarriers[find_mbarrier(memory, "a copy's completion")];
+  if (!m.fenced) die("a copy to an mbarrier without a fence after its initialisation");
+  m.started += bytes;
+  check_bytes(m);
+}
+
+void mbarrier_complete_bytes(void* memory) {
+  Mbarrier& m = mbarriers[find_mbarrier(memory, "a copy's completion")];
+  m.expected -= m.started;
+  m.started = 0;
+  end_phase_if_complete(&m);
+}
+
+void fence_mbarrier_init() {
+  for (int i = 0; i < num_mbarriers; ++i) mbarriers[i].fenced = true;
+}
+
+const unsigned char* async_view(const void* smem) {
+  return block->async_view + (static_cast<const unsigned char*>(smem) - dynamic_smem());
+}
+
+// Not by memcpy, which ThreadSanitizer sees.
+void write_async_view(void* smem, const void* from, std::size_t bytes) {
+  unsigned char* to = const_cast<unsigned char*>(async_view(smem));
+  const auto* words = static_cast<const volatile std::uint64_t*>(from);
+  std::size_t i = 0;
+  for (; i + 8 <= bytes; i += 8) *reinterpret_cast<std::uint64_t*>(to + i) = words[i / 8];
+  for (; i < bytes; ++i) to[i] = static_cast<const volatile unsigned char*>(from)[i];
+}
+
+void fence_async_proxy() {
+  fence_mbarrier_init();
+  write_async_view(dynamic_smem(), dynamic_smem(), shape.smem_bytes);
+}
+
+void add_bulk_load(void* mbarrier, const BulkCopy& load) {
+  const int i = find_mbarrier(mbarrier, "a copy's completion");
+  BulkLoads& loads = bulk_loads[i];
+  if (loads.count == BulkLoads::kMax) die("more than %d bulk loads in flight", BulkLoads::kMax);
+  loads.loads[loads.count++] = load;
+  tsan_release(&block->sync->copy_engines[i]);
+}
+
+void run_copy_engine(void* mbarrier, void (*complete)(const BulkLoads& loads)) {
+  const int i = find_mbarrier(mbarrier, "a copy's completion");
+  if (bulk_loads[i].count == 0) return;
+  if (!copy_engines[i].stack) make_fiber(&copy_engines[i], copy_engine_entry);
+  copy_job = {i, complete};
+  switch_fiber(&current->fiber, &copy_engines[i]);
+  bulk_loads[i].count = 0;
+}
+
+void set_max_registers(int count, bool increase) {
+  Worker* me = current;
+  if (me->registers != 0 && (count > me->registers) != increase)
+    die("setmaxnreg.%s from %d to %d", increase ? "inc" : "dec", me->registers, count);
+  me->registers = count;
 }
 
 void mbarrier_promise(void* memory) {
@@ -504,6 +652,10 @@ bool mbarrier_wait(void* memory, int parity) {
   return true;
 }
 
+void mbarrier_acquire(void* memory, int parity) {
+  tsan_acquire(&block->sync->mbarriers[find_mbarrier(memory, "a wait")][parity]);
+}
+
 void warp_collective(const char* name, unsigned mask, Combine combine, void* operand) {
   Worker* me = current;
   if (!(mask >> me->thread.lane & 1))
@@ -515,11 +667,15 @@ void warp_collective(const char* name, unsigned mask, Combine combine, void* ope
 }
 
 void sync_warp(unsigned mask) {
+  ordering_collective("__syncwarp", mask, nullptr, nullptr);
+}
+
+void ordering_collective(const char* name, unsigned mask, Combine combine, void* operand) {
   Worker* me = current;
   const int warp = me->thread.warp, which = index_of_mask(warp, mask);
   long* object = &block->sync->warp[warp][which][me->warp_syncs[which]++ & 1];
   tsan_release(object);
-  warp_collective("__syncwarp", mask, nullptr, nullptr);
+  warp_collective(name, mask, combine, operand);
   tsan_acquire(object);
 }
 

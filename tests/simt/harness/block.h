@@ -12,6 +12,8 @@
 //   __syncthreads   orders all threads of the block.
 //   bar.sync        orders the threads that meet at it; those that bar.arrive, before it.
 //   __syncwarp      orders the lanes of its mask.
+//   wgmma.wait_group orders the lanes of its warp: what one of them does after it comes after all
+//                   that the warp's products read.
 //   shuffles, votes, wmma loads, stores and products exchange registers and order NO memory: a
 //   lane's plain store needs
 //                   a __syncwarp before another lane, or a wmma load, reads it, as the CUDA guide
@@ -53,8 +55,11 @@ struct Thread {
 };
 
 const Thread& this_thread();
+// Addresses of shared memory count from here, and not from 0, so that a forgotten base shows.
+constexpr std::uint32_t kSmemBase = 1024;
 unsigned char* dynamic_smem();
 bool in_dynamic_smem(const void* memory, std::size_t bytes);
+int num_block_threads();
 
 void sync_threads(const char* file, int line);
 void sync_warp(unsigned mask);
@@ -66,23 +71,66 @@ void sync_barrier(int id, int count);
 void arrive_at_barrier(int id, int count);
 
 // mbarriers, by the address of their 8 bytes of shared memory. Arrivals release, waits acquire.
-constexpr int kMaxMbarriers = 16;  // of a block
+constexpr int kMaxMbarriers = 64;  // of a block
 
 void mbarrier_init(void* memory, int count);
 void mbarrier_arrive(void* memory);
 // An arrival that will come with asynchronous copies. Whoever waits for nothing else any more
 // completes them and arrives in their place.
 void mbarrier_promise(void* memory);
+// Raises the number of bytes that copies must bring before the current phase can complete.
+void mbarrier_expect(void* memory, std::uint32_t bytes);
+// A copy that will bring so many of them. Whoever waits for nothing else any more completes it.
+void mbarrier_start_bytes(void* memory, std::uint32_t bytes);
+void mbarrier_complete_bytes(void* memory);  // all that are on their way
 // Waits until the phase of this parity is complete, or all that it lacks is promised: whether it is
 // the latter.
 bool mbarrier_wait(void* memory, int parity);
+// What the caller has completed itself since is ordered before what follows.
+void mbarrier_acquire(void* memory, int parity);
 int mbarrier_number(void* memory);  // which of the block's mbarriers
+// Makes the initialisation of all mbarriers so far visible to asynchronous copies.
+void fence_mbarrier_init();
+
+// The asynchronous proxy: a second view of the dynamic shared memory, which bulk copies and wgmma
+// read. Bulk copies write both views; what threads store appears in it by a fence alone.
+void fence_async_proxy();
+const unsigned char* async_view(const void* smem);
+void write_async_view(void* smem, const void* from, std::size_t bytes);
+
+// A bulk copy in flight.
+constexpr int kMaxRank = 5;
+struct TensorMap;
+struct BulkCopy {
+  const TensorMap* map;
+  unsigned char* smem;
+  int coordinates[kMaxRank];
+  int group;               // of a store
+  std::uint64_t checksum;  // of a store's source
+};
+struct BulkLoads {
+  static constexpr int kMax = 64;
+  BulkCopy loads[kMax];
+  int count;
+};
+// The loads in flight whose bytes count for this mbarrier; what the caller has done is ordered
+// before what the engine does.
+void add_bulk_load(void* mbarrier, const BulkCopy& load);
+// Has them completed by the mbarrier's copy engine: to ThreadSanitizer a thread of its own, and
+// ordered before whoever waits at the mbarrier.
+void run_copy_engine(void* mbarrier, void (*complete)(const BulkLoads& loads));
+
+// setmaxnreg by the calling thread's warp. At the block's end the warps of each warpgroup must have
+// asked for the same number, and all together for no more than the block was launched with.
+void set_max_registers(int count, bool increase);
 
 // Waits until every lane of `mask` has called the collective called `name`, then `combine` runs
 // once over the lanes' operands (null for lanes outside the mask), and all go on. It orders no
 // memory. `combine` must be one of those below, for they are compiled without instrumentation.
 using Combine = void (*)(void* const (&operands)[kWarpSize], unsigned mask);
 void warp_collective(const char* name, unsigned mask, Combine combine, void* operand);
+// The same, ordering the lanes' memory as __syncwarp does.
+void ordering_collective(const char* name, unsigned mask, Combine combine, void* operand);
 
 struct Shuffle {
   std::uint64_t value;
@@ -133,6 +181,29 @@ struct SmallProduct {
   float d[4];
 };
 void combine_small_product(void* const (&operands)[kWarpSize], unsigned mask);
+
+// wgmma.wait_group: the products of a warp that its lanes have waited for, oldest first.
+struct WgmmaOperation {
+  std::uint64_t descriptor_a, descriptor_b;
+  std::uint32_t registers_a[4];  // where a_in_registers
+  float* accumulators;           // the lane's n / 2
+  int n;
+  bool a_in_registers, a_mn_major, b_mn_major, bfloat16;
+  bool accumulate;  // false: d = a b
+};
+struct WgmmaOperations {
+  const WgmmaOperation* operations;
+  int count;
+};
+// What the warps of a warpgroup issue must be the same: that this warp's number `index` is this
+// one, and, at a warp's end, that it has issued as many as the others.
+void log_wgmma(int index, const WgmmaOperation& operation);
+void end_wgmma_log(int issued);
+void combine_wgmma(void* const (&operands)[kWarpSize], unsigned mask);
+
+// 16 bytes of an operand in shared memory, a matrix of k = 16 by rows (M or N). K-major: chunk c
+// holds 8 k of row c / 2. MN-major: 8 rows from c / 16 * 8 on of k = c % 16.
+const unsigned char* wgmma_chunk(std::uint64_t descriptor, bool mn_major, int chunk);
 
 [[noreturn]] void die(const char* format, ...) __attribute__((format(printf, 1, 2)));
 

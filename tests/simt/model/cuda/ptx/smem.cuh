@@ -12,8 +12,7 @@ inline unsigned char* dynamic_smem() {
 
 using SmemAddress = std::uint32_t;
 
-// Counted from the start of dynamic shared memory, but not from 0, so that a forgotten base shows.
-constexpr SmemAddress kSmemBase = 1024;
+using simt::kSmemBase;
 
 inline SmemAddress smem_address(const void* smem) {
   return kSmemBase +

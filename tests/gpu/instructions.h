@@ -1,0 +1,299 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/ldmatrix.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/registers.cuh"
+#include "cuda/ptx/smem.cuh"
+#include "cuda/ptx/stmatrix.cuh"
+#include "cuda/ptx/tensor_map.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/ptx/wgmma.cuh"
+
+// What Hopper's instructions do, by small kernels whose results are known exactly. Compiled twice
+// with the same expectations: by nvcc for a GPU (instructions.cu), which says whether they are
+// right, and as host C++ (tests/simt), which says whether the models are.
+//
+// A world has
+//   allocate<T>(count)                 memory that host and kernels see
+//   launch(kernel)                     runs kernel() in Kernel::kThreads threads of one block
+//   encode(map, tensor)                the tensor map of a TestTensor
+namespace dlattn::test {
+
+constexpr int kTileAt = 1024;  // barriers before it, the tile from there on
+
+// 16-bit elements, dimensions {column, row, head, batch}.
+struct TestTensor {
+  std::uint16_t* data;
+  int sizes[4];
+  int pitch;  // elements from head to head of a row
+  int box[4];
+  int swizzle;  // in bytes; 0: none
+
+  std::int64_t stride(int dim) const {  // in elements
+    return dim == 0 ? 1 : dim == 2 ? pitch : dim == 1 ? pitch * sizes[2] : stride(1) * sizes[1];
+  }
+  std::int64_t count() const { return stride(3) * sizes[3]; }
+  int box_elements() const { return box[0] * box[1] * box[2] * box[3]; }
+};
+
+// Where byte `offset` of a tile lies that is swizzled in rows of `span` bytes: the 16-byte chunks
+// of a row change places by the number of the 128-byte line they are in.
+inline int swizzled(int offset, int span) {
+  return span == 0 ? offset : offset ^ (offset / 128 % (span / 16)) * 16;
+}
+
+class Checks {
+ public:
+  void expect(bool right, const std::string& what) {
+    ++(right ? passed_ : failed_);
+    if (!right && failed_ < 30) std::printf("FAIL %s\n", what.c_str());
+  }
+  int finish() const {
+    std::printf("%d passed, %d failed\n", passed_, failed_);
+    return failed_ != 0 || passed_ == 0;
+  }
+
+ private:
+  int passed_ = 0, failed_ = 0;
+};
+
+// ---- bulk copies ----
+
+struct LoadTile {
+  static constexpr int kThreads = 128;
+  ptx::TensorMap map;
+  ptx::BoxAt at;
+  int elements;
+  std::uint16_t* out;
+
+  int smem_bytes() const { return kTileAt + elements * 2; }
+  __device__ void operator()() const {
+    const ptx::SmemAddress barrier = ptx::smem_address(ptx::dynamic_smem());
+    auto* tile = reinterpret_cast<std::uint16_t*>(ptx::dynamic_smem() + kTileAt);
+    if (threadIdx.x == 0) {
+      ptx::mbarrier_init(barrier, 1);
+      ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      ptx::prefetch_tensor_map(map);
+      ptx::mbarrier_arrive_expect_tx(barrier, elements * 2);
+      ptx::tma_load(ptx::smem_address(tile), map, barrier, at);
+    }
+    ptx::mbarrier_sleep(barrier, 0);
+    for (int i = static_cast<int>(threadIdx.x); i < elements; i += kThreads) out[i] = tile[i];
+  }
+};
+
+// The tile holds its own elements' numbers.
+struct StoreTile {
+  static constexpr int kThreads = 128;
+  ptx::TensorMap map;
+  ptx::BoxAt at;
+  int elements;
+
+  int smem_bytes() const { return kTileAt + elements * 2; }
+  __device__ void operator()() const {
+    auto* tile = reinterpret_cast<std::uint16_t*>(ptx::dynamic_smem() + kTileAt);
+    for (int i = static_cast<int>(threadIdx.x); i < elements; i += kThreads)
+      tile[i] = static_cast<std::uint16_t>(i);
+    ptx::fence_proxy_async();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      ptx::tma_store(map, ptx::smem_address(tile), at);
+      ptx::tma_store_commit();
+      ptx::tma_store_wait_read();
+    }
+  }
+};
+
+template <typename World>
+TestTensor make_tensor(World& world, int swizzle) {
+  TestTensor t{nullptr, {84, 50, 3, 2}, 88, {swizzle ? swizzle / 2 : 24, 40, 2, 1}, swizzle};
+  t.data = world.template allocate<std::uint16_t>(t.count());
+  for (std::int64_t i = 0; i < t.count(); ++i) t.data[i] = static_cast<std::uint16_t>(i % 65521);
+  return t;
+}
+
+// Calls visit(element of the tile, index of the tensor's element or -1 where there is none).
+template <typename Visit>
+void for_each_of_box(const TestTensor& t, const int (&at)[4], Visit visit) {
+  for (int i = 0; i < t.box_elements(); ++i) {
+    std::int64_t index = 0;
+    bool inside = true;
+    for (int dim = 0, rest = i; dim < 4; rest /= t.box[dim++]) {
+      const int x = at[dim] + rest % t.box[dim];
+      inside &= x >= 0 && x < t.sizes[dim];
+      index += x * t.stride(dim);
+    }
+    visit(swizzled(2 * i, t.swizzle) / 2, inside ? index : -1);
+  }
+}
+
+// Within the tensor, over its end in each dimension and in the midst of a chunk, before its start.
+constexpr int kBoxesAt[][4] = {
+    {0, 0, 0, 0}, {8, 10, 1, 1}, {64, 30, 2, 1}, {-8, -5, -1, 0}, {0, 45, 0, 2}};
+
+template <typename World>
+void test_bulk_copies(World& world, Checks* checks) {
+  for (const int swizzle : {128, 64, 32, 0}) {
+    const TestTensor t = make_tensor(world, swizzle);
+    ptx::TensorMap map;
+    world.encode(&map, t);
+    const int elements = t.box_elements();
+    auto* out = world.template allocate<std::uint16_t>(elements);
+    for (const auto& at : kBoxesAt) {
+      const std::string where = " of 128-, 64-, 32- or un-swizzled (" + std::to_string(swizzle) +
+                                ") box at column " + std::to_string(at[0]) + ", row " +
+                                std::to_string(at[1]);
+      const ptx::BoxAt box{at[0], at[1], at[2], at[3]};
+      std::memset(out, 0xFF, elements * 2);
+      world.launch(LoadTile{map, box, elements, out});
+      bool right = true;
+      for_each_of_box(t, at, [&](int i, std::int64_t index) {
+        right &= out[i] == (index < 0 ? 0 : t.data[index]);
+      });
+      checks->expect(right, "load" + where);
+
+      TestTensor target = t;
+      target.data = world.template allocate<std::uint16_t>(t.count());
+      std::memset(target.data, 0xFF, t.count() * 2);
+      ptx::TensorMap target_map;
+      world.encode(&target_map, target);
+      std::vector<std::uint16_t> expected(t.count(), 0xFFFF);
+      for_each_of_box(t, at, [&](int i, std::int64_t index) {
+        if (index >= 0) expected[index] = static_cast<std::uint16_t>(i);
+      });
+      world.launch(StoreTile{target_map, box, elements});
+      checks->expect(std::memcmp(target.data, expected.data(), t.count() * 2) == 0,
+                     "store" + where);
+    }
+  }
+}
+
+// ---- a ring of stages: a producer and two consumer warpgroups ----
+
+struct Ring {
+  static constexpr int kThreads = 384, kStages = 2, kTiles = 5, kStage = 64 * 32 * 2;
+  ptx::TensorMap map;  // boxes of 64 columns, 32 rows
+  float* out;          // [2, 128]
+
+  int smem_bytes() const { return kTileAt + kStages * kStage; }
+  __device__ void operator()() const {
+    const ptx::SmemAddress base = ptx::smem_address(ptx::dynamic_smem());
+    const auto full = [&](int i) { return base + 8 * (i % kStages); };
+    const auto empty = [&](int i) { return base + 8 * (kStages + i % kStages); };
+    const int group = static_cast<int>(threadIdx.x) / 128;
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kStages; ++i) {
+        ptx::mbarrier_init(full(i), 1);
+        ptx::mbarrier_init(empty(i), 8);
+      }
+      ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+    if (group == 0) {
+      ptx::lower_registers<24>();
+      for (int i = 0; i < kTiles && threadIdx.x == 0; ++i) {
+        ptx::mbarrier_sleep(empty(i), (i / kStages + 1) % 2);
+        ptx::mbarrier_arrive_expect_tx(full(i), kStage);
+        // Two copies for one phase.
+        const ptx::SmemAddress stage = base + kTileAt + i % kStages * kStage;
+        ptx::tma_load(stage, map, full(i), {0, 32 * i, 0, 0});
+        ptx::tma_load(stage + kStage / 2, map, full(i), {0, 32 * i + 16, 0, 0});
+      }
+      return;
+    }
+    ptx::raise_registers<240>();
+    const int thread = static_cast<int>(threadIdx.x) % 128;
+    float sum = 0.0f;
+    for (int i = 0; i < kTiles; ++i) {
+      ptx::mbarrier_sleep(full(i), i / kStages % 2);
+      const auto* stage =
+          reinterpret_cast<const half*>(ptx::dynamic_smem() + kTileAt + i % kStages * kStage);
+      for (int e = 0; e < 16; ++e)
+        sum += static_cast<float>(i + 1) * __half2float(stage[thread * 16 + e]);
+      __syncwarp();
+      if (thread % 32 == 0) ptx::mbarrier_arrive(empty(i));
+    }
+    out[(group - 1) * 128 + thread] = sum;
+  }
+};
+
+template <typename World>
+void test_ring(World& world, Checks* checks) {
+  constexpr int kRows = 32 * Ring::kTiles;
+  TestTensor t{nullptr, {64, kRows, 1, 1}, 64, {64, 16, 1, 1}, 128};
+  t.data = world.template allocate<std::uint16_t>(t.count());
+  auto* elements = reinterpret_cast<half*>(t.data);
+  for (int i = 0; i < 64 * kRows; ++i) elements[i] = __float2half(static_cast<float>(i * 7 % 31));
+  Ring ring{};
+  world.encode(&ring.map, t);
+  ring.out = world.template allocate<float>(256);
+  world.launch(ring);
+  for (int i = 0; i < 256; ++i) {
+    float sum = 0.0f;
+    for (int tile = 0; tile < Ring::kTiles; ++tile) {
+      for (int e = 0; e < 16; ++e) {
+        const int at = swizzled((i % 128 * 16 + e) * 2, 128) / 2;
+        sum += static_cast<float>(tile + 1) * __half2float(elements[tile * 32 * 64 + at]);
+      }
+    }
+    checks->expect(ring.out[i] == sum, "the ring's sum of thread " + std::to_string(i));
+  }
+}
+
+// ---- stmatrix and ldmatrix ----
+
+struct Matrices {
+  static constexpr int kThreads = 32;
+  std::uint16_t* stored;  // [16, 16], the four matrices as quarters
+  std::uint32_t* loaded;  // [32, 4]
+
+  int smem_bytes() const { return 512; }
+  __device__ void operator()() const {
+    const int lane = static_cast<int>(threadIdx.x);
+    std::uint32_t r[4];
+    for (int i = 0; i < 4; ++i) {  // element (row, column) of matrix i is 64 i + 8 row + column
+      const std::uint32_t first = 64 * i + lane / 4 * 8 + lane % 4 * 2;
+      r[i] = (first + 1) << 16 | first;
+    }
+    const int row = lane % 8 + lane / 16 * 8, column = lane / 8 % 2 * 8;
+    const ptx::SmemAddress at = ptx::smem_address(ptx::dynamic_smem()) + row * 32 + column * 2;
+    ptx::stmatrix_x4(at, r);
+    __syncwarp();
+    const auto* tile = reinterpret_cast<const std::uint16_t*>(ptx::dynamic_smem());
+    for (int i = lane; i < 256; i += 32) stored[i] = tile[i];
+    ptx::ldmatrix_x4(r, at);
+    for (int i = 0; i < 4; ++i) loaded[lane * 4 + i] = r[i];
+  }
+};
+
+template <typename World>
+void test_matrices(World& world, Checks* checks) {
+  Matrices matrices{world.template allocate<std::uint16_t>(256),
+                    world.template allocate<std::uint32_t>(128)};
+  world.launch(matrices);
+  for (int i = 0; i < 256; ++i) {
+    const int row = i / 16, column = i % 16, matrix = row / 8 * 2 + column / 8;
+    checks->expect(matrices.stored[i] == 64 * matrix + row % 8 * 8 + column % 8,
+                   "stmatrix, element " + std::to_string(i));
+  }
+  for (int i = 0; i < 128; ++i) {
+    const std::uint32_t first = 64 * (i % 4) + i / 4 / 4 * 8 + i / 4 % 4 * 2;
+    checks->expect(matrices.loaded[i] == ((first + 1) << 16 | first),
+                   "ldmatrix, register " + std::to_string(i));
+  }
+}
+
+}  // namespace dlattn::test

@@ -1,0 +1,193 @@
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "block.h"
+#include "memory.h"
+
+// Bulk copies of tensor tiles (TMA). What a load writes holds NaNs from its issue until somebody
+// waits for it at its mbarrier, and the content then. A store reads its source until the issuing
+// thread's wait, and is done there: the source must still be what it was at the issue.
+namespace simt {
+
+// What a tensor map says. Fits in the 128 bytes of the opaque one.
+struct TensorMap {
+  unsigned char* address;
+  std::int64_t strides[kMaxRank];  // in bytes; the innermost is that of an element
+  std::uint32_t sizes[kMaxRank];
+  std::uint16_t box[kMaxRank];
+  std::uint8_t rank;
+  std::uint8_t element_bytes;
+  std::uint8_t swizzle;  // bytes of a row that are permuted: 128, 64, 32, or 0
+};
+static_assert(sizeof(TensorMap) <= 128);
+
+// The encoding's demands, then those of this model.
+inline void check_tensor_map(const TensorMap& map) {
+  if (map.rank < 1 || map.rank > kMaxRank) die("a tensor map of rank %d", map.rank);
+  if (reinterpret_cast<std::uintptr_t>(map.address) % 16 != 0)
+    die("a tensor map of the address %p, which is not a multiple of 16", map.address);
+  for (int i = 0; i < map.rank; ++i) {
+    if (map.sizes[i] < 1) die("a tensor map whose dimension %d is empty", i);
+    if (map.box[i] < 1 || map.box[i] > 256) die("a tensor map with a box of %d", map.box[i]);
+    if (i > 0 && (map.strides[i] % 16 != 0 || map.strides[i] < 0 || map.strides[i] >> 40 != 0))
+      die("a tensor map with a stride of %lld bytes", static_cast<long long>(map.strides[i]));
+  }
+  const int row = map.box[0] * map.element_bytes;
+  if (row % 16 != 0) die("a tensor map with box rows of %d bytes", row);
+  if (map.swizzle != 0 && row > map.swizzle)
+    die("a tensor map with box rows of %d bytes, which swizzles %d", row, map.swizzle);
+  if (map.swizzle != 0 && row != map.swizzle)
+    die("a tensor map with box rows shorter than the %d bytes it swizzles: not modelled",
+        map.swizzle);
+}
+
+inline std::uint32_t box_bytes(const TensorMap& map) {
+  std::uint32_t bytes = map.element_bytes;
+  for (int i = 0; i < map.rank; ++i) bytes *= map.box[i];
+  return bytes;
+}
+
+// 16 bytes of a box: where they lie in shared memory, and the part [begin, end) of them that the
+// tensor has, from `global` on.
+struct BoxChunk {
+  unsigned char* smem;
+  unsigned char* global;
+  int begin, end;
+};
+
+template <typename Visit>
+void for_each_chunk(const TensorMap& map, unsigned char* smem, const int* coordinates,
+                    Visit visit) {
+  constexpr int kChunk = 16;
+  const int row_bytes = map.box[0] * map.element_bytes;
+  const int rows = static_cast<int>(box_bytes(map)) / row_bytes;
+  for (int row = 0; row < rows; ++row) {
+    bool inside = true;
+    std::int64_t offset = 0;
+    for (int i = 1, rest = row; i < map.rank; rest /= map.box[i++]) {
+      const std::int64_t at = coordinates[i] + std::int64_t{rest % map.box[i]};
+      inside &= at >= 0 && at < std::int64_t{map.sizes[i]};
+      offset += at * map.strides[i];
+    }
+    const std::int64_t size = std::int64_t{map.sizes[0]} * map.element_bytes;
+    for (int x = 0; x < row_bytes; x += kChunk) {
+      const std::int64_t first = std::int64_t{coordinates[0]} * map.element_bytes + x;
+      BoxChunk chunk{nullptr, nullptr, 0, 0};
+      if (inside && first < size && first + kChunk > 0) {
+        chunk.begin = static_cast<int>(first < 0 ? -first : 0);
+        chunk.end = static_cast<int>(first + kChunk > size ? size - first : kChunk);
+        chunk.global = map.address + offset + first + chunk.begin;
+      }
+      std::uintptr_t at = static_cast<std::uintptr_t>(smem - dynamic_smem()) + row * row_bytes + x;
+      if (map.swizzle != 0) at ^= (at >> 7 & (map.swizzle / kChunk - 1)) << 4;
+      chunk.smem = dynamic_smem() + at;
+      visit(chunk);
+    }
+  }
+}
+
+struct BulkState {
+  std::vector<BulkCopy> stores;  // in flight, oldest first
+  int groups = 0;                // committed so far
+};
+
+inline BulkState bulk_states[kMaxThreads];
+inline BulkState& bulk_state() {
+  return bulk_states[this_thread().index];
+}
+
+inline BulkCopy make_bulk_copy(const TensorMap* map, unsigned char* smem, const int* coordinates,
+                               int rank) {
+  check_tensor_map(*map);
+  if (rank != map->rank) die("%d coordinates for a tensor map of rank %d", rank, map->rank);
+  const std::size_t unit = map->swizzle ? 8 * map->swizzle : 128;
+  if ((smem - dynamic_smem()) % unit != 0)
+    die("a bulk copy at shared memory's byte %td, not a multiple of %zu", smem - dynamic_smem(),
+        unit);
+  if (!in_dynamic_smem(smem, box_bytes(*map))) die("a bulk copy beyond shared memory");
+  BulkCopy copy{map, smem, {}, 0, 0};
+  std::memcpy(copy.coordinates, coordinates, rank * sizeof(int));
+  return copy;
+}
+
+inline void issue_bulk_load(const TensorMap* map, unsigned char* smem, void* mbarrier,
+                            const int* coordinates, int rank) {
+  const BulkCopy copy = make_bulk_copy(map, smem, coordinates, rank);
+  touch(mbarrier, 8);
+  mbarrier_start_bytes(mbarrier, box_bytes(*map));
+  for_each_chunk(*map, smem, coordinates, [](const BoxChunk& chunk) {
+    if (chunk.global) touch(chunk.global, chunk.end - chunk.begin);
+    overwrite(chunk.smem, nullptr, 16, 0xFFFFFFFFu);
+    write_async_view(chunk.smem, chunk.smem, 16);
+  });
+  add_bulk_load(mbarrier, copy);
+}
+
+inline void complete_bulk_loads(void* mbarrier) {
+  run_copy_engine(mbarrier, [](const BulkLoads& all) {
+    for (int i = 0; i < all.count; ++i) {
+      const BulkCopy& load = all.loads[i];
+      for_each_chunk(*load.map, load.smem, load.coordinates, [](const BoxChunk& chunk) {
+        unsigned char content[16] = {};  // zeros where the tensor ends
+        for (int b = chunk.begin; b < chunk.end; ++b) content[b] = chunk.global[b - chunk.begin];
+        overwrite(chunk.smem, content, 16, 0);
+        write_async_view(chunk.smem, content, 16);
+      });
+    }
+  });
+  mbarrier_complete_bytes(mbarrier);
+}
+
+inline std::uint64_t checksum_of_source(const BulkCopy& copy) {
+  std::uint64_t sum = 0;
+  for_each_chunk(*copy.map, copy.smem, copy.coordinates, [&](const BoxChunk& chunk) {
+    if (chunk.global) sum = sum * 31 + checksum(chunk.smem);
+  });
+  return sum;
+}
+
+inline void issue_bulk_store(const TensorMap* map, unsigned char* smem, const int* coordinates,
+                             int rank) {
+  BulkCopy copy = make_bulk_copy(map, smem, coordinates, rank);
+  for_each_chunk(*map, smem, coordinates, [](const BoxChunk& chunk) {
+    if (chunk.global && std::memcmp(chunk.smem, async_view(chunk.smem), 16) != 0)
+      die("a bulk store of what threads wrote without fence.proxy.async");
+  });
+  copy.group = bulk_state().groups;
+  copy.checksum = checksum_of_source(copy);
+  bulk_state().stores.push_back(copy);
+}
+
+inline void commit_bulk_stores() {
+  ++bulk_state().groups;
+}
+
+// Both forms of the wait: that for the source to be read and that for the tensor to be written.
+inline void wait_bulk_stores(int pending_groups) {
+  BulkState& state = bulk_state();
+  std::size_t done = 0;
+  for (; done < state.stores.size(); ++done) {
+    const BulkCopy& store = state.stores[done];
+    if (store.group >= state.groups - pending_groups) break;
+    if (checksum_of_source(store) != store.checksum)
+      die("the source of a bulk store changed before the store was waited for");
+    for_each_chunk(*store.map, store.smem, store.coordinates, [](const BoxChunk& chunk) {
+      volatile unsigned char* to = chunk.global;
+      for (int i = chunk.begin; i < chunk.end; ++i) to[i - chunk.begin] = chunk.smem[i];
+    });
+  }
+  state.stores.erase(state.stores.begin(), state.stores.begin() + done);
+}
+
+// At a thread's end: a store would read shared memory that the block no longer owns.
+inline void finish_bulk_stores() {
+  if (!bulk_state().stores.empty())
+    die("the thread ends with %zu bulk stores that it never waited for",
+        bulk_state().stores.size());
+  bulk_state().groups = 0;
+}
+
+}  // namespace simt

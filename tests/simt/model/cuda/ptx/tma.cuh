@@ -1,0 +1,37 @@
+#pragma once
+
+#include "cuda/ptx/smem.cuh"
+#include "cuda/ptx/tensor_map.cuh"
+
+namespace dlattn::ptx {
+
+struct BoxAt {
+  int column, row, head, batch;
+};
+
+inline void tma_load(SmemAddress dst, const TensorMap& map, SmemAddress mbarrier, BoxAt at) {
+  const int coordinates[4] = {at.column, at.row, at.head, at.batch};
+  simt::issue_bulk_load(model::decoded(map), at_smem_address(dst), at_smem_address(mbarrier),
+                        coordinates, 4);
+}
+
+inline void tma_store(const TensorMap& map, SmemAddress src, BoxAt at) {
+  const int coordinates[4] = {at.column, at.row, at.head, at.batch};
+  simt::issue_bulk_store(model::decoded(map), at_smem_address(src), coordinates, 4);
+}
+
+inline void tma_store_commit() {
+  simt::commit_bulk_stores();
+}
+
+inline void tma_store_wait_read() {
+  simt::wait_bulk_stores(0);
+}
+
+inline void prefetch_tensor_map(const TensorMap&) {}
+
+inline void fence_proxy_async() {
+  simt::fence_async_proxy();
+}
+
+}  // namespace dlattn::ptx
