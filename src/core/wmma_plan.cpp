@@ -170,13 +170,9 @@ std::string packing_refusal(const AttentionParams& p, int variant) {
   return {};
 }
 
-// Whether packing is worth its rows' addresses: it is where one tile takes all rows of a KV head,
-// whose keys are read once then, and where it saves a share of the time.
-bool packing_pays(const AttentionParams& p, int block_m, double packed, double unpacked) {
-  constexpr double kShare = 0.05;
-  const bool one_tile = p.seqlen_q * wmma::group_size(p) <= block_m;
-  return packed <= unpacked * (one_tile ? 1.0 : 1.0 - kShare);
-}
+// The share of its time that packing must be predicted to save. Where it saves none, as with blocks
+// for but a few SMs, it may lose: fewer blocks then share the work of storing results.
+constexpr double kPackingGain = 0.02;
 
 }  // namespace
 
@@ -236,8 +232,7 @@ WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, 
     double time = unpacked;
     if (may_pack(variant)) {
       const double packed = predicted_time(p, device, head_dim_tile, {variant, group});
-      const int block_m = wmma::tile_config(head_dim_tile, variant).block_m;
-      if (must_pack || packing_pays(p, block_m, packed, unpacked))
+      if (must_pack || packed < (1.0 - kPackingGain) * unpacked)
         choice.packed_heads = group, time = packed;
     }
     if (time < least) least = time, best = choice;
