@@ -82,6 +82,15 @@ def same_dtype_reference(
     return _attention(q, k, v, dtype=dtype or dtype_name(q), **options)
 
 
+def bound_of(dtype: str, plain_error: float, largest: float, allowance: float = 0.0) -> float:
+    """The largest error that a correct result may have: the one rule that all checks go by.
+
+    Twice the error of the plain same-dtype computation, and, as that may be right by luck, what
+    `allowance` says or a tiny term relative to the result's largest magnitude, whichever is more.
+    """
+    return 2 * plain_error + max(allowance, ABSOLUTE_TERM[dtype] * max(1.0, largest))
+
+
 def error_bound(
     q: Any,
     k: Any,
@@ -91,7 +100,7 @@ def error_bound(
     expected: tuple[Array, Array] | None = None,
     **options: Any,
 ) -> Bound:
-    """Twice the error of the plain same-dtype computation, plus a tiny absolute term.
+    """How far off the results of a problem may be, by the rule of `bound_of`.
 
     `expected` is the result of `attention_reference`, computed here if it is not given.
     """
@@ -100,9 +109,8 @@ def error_bound(
     out, lse = same_dtype_reference(q, k, v, dtype=dtype, **options)
     lse_dtype = dtype if dtype == "float64" else "float32"
     return Bound(
-        out=2 * max_error(out, want_out) + ABSOLUTE_TERM[dtype] * max(1.0, _magnitude(want_out)),
-        lse=2 * max_error(lse, want_lse)
-        + ABSOLUTE_TERM[lse_dtype] * max(1.0, _magnitude(want_lse)),
+        out=bound_of(dtype, max_error(out, want_out), _magnitude(want_out)),
+        lse=bound_of(lse_dtype, max_error(lse, want_lse), _magnitude(want_lse)),
     )
 
 

@@ -26,8 +26,8 @@ from random_problems import Placed, Problem, draw
 import dlattn
 from dlattn.bench.environment import describe
 from dlattn.reference import (
-    ABSOLUTE_TERM,
     attention_reference,
+    bound_of,
     max_error,
     same_dtype_reference,
     to_float64,
@@ -350,10 +350,8 @@ class Run:
         # Of probabilities and result, and of scores, whose error is the probabilities' own.
         rounding = ROUNDING[dtype] + (0.0 if dtype == "float64" else 2.0**-23) * scores
         lse_dtype = "float32"  # of lse, even of a computation in float64
-        self.bound_out = 2 * max(worst_out, rounding * weighed)
-        self.bound_out += ABSOLUTE_TERM[dtype] * max(1.0, most_out)
-        self.bound_lse = 2 * max(worst_lse, 2.0**-22 * scores)
-        self.bound_lse += ABSOLUTE_TERM[lse_dtype] * max(1.0, most_lse)
+        self.bound_out = bound_of(dtype, max(worst_out, rounding * weighed), most_out)
+        self.bound_lse = bound_of(lse_dtype, max(worst_lse, 2.0**-22 * scores), most_lse)
 
     def _score_size(self, q: Any, k: Any) -> float:
         """At least the magnitude of the largest score: what float32 rounds."""

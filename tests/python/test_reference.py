@@ -9,6 +9,7 @@ from dlattn.reference import (
     allowed_keys,
     attention_reference,
     attention_varlen_reference,
+    bound_of,
     error_bound,
     max_error,
     merge_states_reference,
@@ -259,6 +260,13 @@ def test_bound_is_of_the_order_of_the_dtype(dtype, digits):
     if coarser:
         wrong = same_dtype_reference(q, k, v, dtype=coarser, causal=True)[0]
         assert max_error(wrong, attention_reference(q, k, v, causal=True)[0]) > bound.out
+
+
+def test_the_rule_of_the_bound():
+    assert bound_of("float16", 3e-4, 0.5) == pytest.approx(6e-4 + 1e-5)
+    assert bound_of("float16", 3e-4, 20.0) == pytest.approx(6e-4 + 2e-4)
+    assert bound_of("float16", 3e-4, 20.0, 5e-4) == pytest.approx(6e-4 + 5e-4)
+    assert bound_of("float16", 3e-4, 20.0, 1e-4) == pytest.approx(6e-4 + 2e-4)
 
 
 def test_max_error():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -161,6 +162,9 @@ def _flash_4(problem: Problem) -> Bound:
         result = module.flash_attn_func(q, k, v, causal=causal)
         return (result[0] if isinstance(result, tuple) else result).transpose(1, 2)
 
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what its compiler says about the package's own code
+        once()
     return Bound(once)
 
 

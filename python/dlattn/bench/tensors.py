@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dlattn.bench.cases import Case
-from dlattn.reference import ABSOLUTE_TERM
+from dlattn.reference import bound_of
 
 OFFSET = 0.25  # a mean that is not zero, so that an indexing error cannot cancel out
 
@@ -167,8 +167,8 @@ class Expected:
             exact, _ = attention(*part, rows=rows, terms=terms, **chosen)
             plain, _ = attention(*part, rows=rows, plain=True, **chosen)
             rounding = ROUNDING[dtype] * (max(terms, default=0.0) + largest(exact))
-            bound = max(2 * largest(plain.double() - exact), rounding)
-            bound += ABSOLUTE_TERM[dtype] * max(1.0, largest(exact))
+            error = max(largest(plain.double() - exact), rounding / 2)
+            bound = bound_of(dtype, error, largest(exact))
             self._parts.append(((batch, heads, rows), exact, bound))
 
     def errors(self, out: Tensor) -> tuple[float, float]:

@@ -1,0 +1,94 @@
+#pragma once
+
+// The plain streaming softmax in the place of wmma's own: the kernels' source, compiled with this
+// folder in front of src, is the same but for it. For benchmarks/softmax_forms.py alone.
+
+#include "cuda/tile/online_softmax.cuh"
+#include "cuda/tile/vec.cuh"
+#include "cuda/tile/warp.cuh"
+
+namespace dlattn::wmma {
+
+// Of each tile the rows' maxima are worked out first and what has been accumulated is scaled to
+// them, whatever the scores. Nothing is said to outgrow a reference, so that kernels which would go
+// about such tiles in another way do not.
+template <int kRowTiles>
+struct PlainSoftmax {
+  // -maximum of a row that has seen nothing: with it -inf gives 0.
+  static constexpr float kNothing = 3.402823466e+38f;
+
+  float neg_max[kRowTiles][2];  // in powers of 2
+  float row_sum[kRowTiles][2];  // this lane's part
+
+  __device__ __forceinline__ PlainSoftmax() {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) neg_max[m][h] = kNothing, row_sum[m][h] = 0.0f;
+    }
+  }
+
+  // As of wmma's own. A tile that is gone through in slices has its maximum taken once.
+  template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups>
+  __device__ __forceinline__ bool probabilities(const float (&acc_s)[kRowTiles][kGroups][4],
+                                                float scale,
+                                                std::uint32_t (&rP)[kRowTiles][kKeys / 16][4],
+                                                float (&acc_o)[kRowTiles][kOutGroups][4]) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+      if constexpr (kFirst == 0) raise(m, acc_s[m], scale, acc_o[m]);
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j) {
+        float p[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          p[e] = ptx::exp2(fmaf(acc_s[m][kFirst / 8 + j][e], scale, neg_max[m][e / 2]));
+          row_sum[m][e / 2] += p[e];
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          rP[m][j / 2][j % 2 * 2 + h] = tile::pack<T>(p[2 * h], p[2 * h + 1]);
+      }
+    }
+    return false;
+  }
+
+  template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups>
+  __device__ __forceinline__ bool first_probabilities(const float (&acc_s)[kRowTiles][kGroups][4],
+                                                      float scale,
+                                                      std::uint32_t (&rP)[kRowTiles][kKeys / 16][4],
+                                                      float (&acc_o)[kRowTiles][kOutGroups][4]) {
+    return probabilities<T, kFirst, kKeys>(acc_s, scale, rP, acc_o);
+  }
+
+  // A row's state, with the whole row's sum. All lanes call it.
+  __device__ __forceinline__ tile::OnlineSoftmax row(int m, int h) const {
+    const float row_max = -neg_max[m][h];
+    return {row_max == -kNothing ? -INFINITY : row_max, tile::reduce_sum<4>(row_sum[m][h])};
+  }
+
+ private:
+  // Takes in the maxima of all scores of row tile m.
+  template <int kGroups, int kOutGroups>
+  __device__ __forceinline__ void raise(int m, const float (&acc_s)[kGroups][4], float scale,
+                                        float (&acc_o)[kOutGroups][4]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float tile_max = acc_s[0][2 * h];
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j)
+        tile_max = fmaxf(tile_max, fmaxf(acc_s[j][2 * h], acc_s[j][2 * h + 1]));
+      const float old = neg_max[m][h];
+      neg_max[m][h] = fminf(old, -tile::reduce_max<4>(tile_max) * scale);
+      const float factor = ptx::exp2(neg_max[m][h] - old);
+      row_sum[m][h] *= factor;
+#pragma unroll
+      for (int j = 0; j < kOutGroups; ++j) acc_o[j][2 * h] *= factor, acc_o[j][2 * h + 1] *= factor;
+    }
+  }
+};
+
+template <int kRowTiles>
+using SpeculativeSoftmax = PlainSoftmax<kRowTiles>;
+
+}  // namespace dlattn::wmma

@@ -1,0 +1,69 @@
+"""The benchmark of wmma's softmax against the plain one: what is compiled, and what is told."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlattn.bench import report
+from dlattn.bench.cases import Case
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import softmax_forms  # noqa: E402
+
+LOG = """\
+ptxas info    : Compiling entry function '6kernelI6__halfLi64ELi0E' for 'sm_90'
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 254 registers, used 2 barriers
+ptxas info    : Compiling entry function '6kernelI6__halfLi128ELi1E' for 'sm_90'
+    8 bytes stack frame, 16 bytes spill stores, 8 bytes spill loads
+ptxas info    : Used 168 registers, used 2 barriers
+"""
+
+
+@pytest.mark.parametrize("form", softmax_forms.FORMS)
+def test_each_form_has_its_softmax(form: str, tmp_path: Path) -> None:
+    if shutil.which("nvcc") is None:
+        pytest.skip("no nvcc")
+    command = softmax_forms.compile_command(form, "sm_90", tmp_path / "files.d")
+    command[command.index("-shared")] = "-M"
+    subprocess.run(command[:-1], check=True)  # without the host's source
+    files = (tmp_path / "files.d").read_text()
+    assert ("softmax_forms/plain/cuda/wmma/softmax.cuh" in files) == (form == "plain")
+    assert ("src/cuda/wmma/softmax.cuh" in files) == (form == "wmma")
+
+
+def test_resources_are_read() -> None:
+    assert softmax_forms.resources(LOG) == {
+        "64 wide": "254 registers, 0 bytes of spill stores, 0 of spill loads",
+        "128 narrow": "168 registers, 16 bytes of spill stores, 8 of spill loads",
+    }
+
+
+def test_shapes_are_numbered_as_in_the_source() -> None:
+    text = (BENCHMARKS.parent / "src/cuda/wmma/traits.h").read_text()
+    for number, name in enumerate(softmax_forms.VARIANTS):
+        assert f"constexpr int k{name.capitalize()} = {number};" in text
+
+
+def test_the_slowest_is_told() -> None:
+    results = []
+    for variant, ratio in (("noise", 1.2), ("distant", 0.85)):
+        case = Case((4, 32, 4096, 64), True, "float16", variant=variant)
+        results += [
+            report.Result(case, "wmma softmax", True, vs_baseline=ratio),
+            report.Result(case, "plain softmax", True),
+        ]
+    assert softmax_forms.slowest(results) == {
+        "least": 0.85,
+        "least_case": "(4,32,4096,64) causal distant",
+        "cases": 2,
+        "below_0.9": 1,
+    }
+    assert softmax_forms.slowest(results[1:2]) == {}
