@@ -1,14 +1,17 @@
 # Turns src/cuda/instances.cmake into files in the build folder:
 #   instances.inc     DLATTN_INSTANCE(kScalar, kFloat16, 64) ... for the registry's tables
-#   <instance>.cu     one explicit instantiation of a family's launcher each; listed in DLATTN_INSTANCE_SOURCES
+#   <instance>.cu     one explicit instantiation of a family's launcher each; listed in DLATTN_INSTANCE_SOURCES, those
+#                     of sm90 in DLATTN_SM90_SOURCES
 set(DLATTN_GENERATED_DIR ${PROJECT_BINARY_DIR}/generated)
 set(DLATTN_INSTANCE_SOURCES)
+set(DLATTN_SM90_SOURCES)
 set(_instances_inc "// Generated from src/cuda/instances.cmake.\n")
 
 set(_enum_scalar kScalar)
 set(_enum_wmma_qk kWmmaQk)
 set(_enum_wmma_smem kWmmaSmem)
 set(_enum_wmma kWmma)
+set(_enum_sm90 kSm90)
 set(_enum_float16 kFloat16)
 set(_enum_bfloat16 kBFloat16)
 set(_enum_float32 kFloat32)
@@ -21,10 +24,15 @@ function(dlattn_instance family dtype)
     set(DLATTN_TILE ${tile})
     set(source ${DLATTN_GENERATED_DIR}/${family}_${dtype}_${tile}.cu)
     configure_file(${PROJECT_SOURCE_DIR}/src/cuda/instance.cu.in ${source} @ONLY)
-    list(APPEND DLATTN_INSTANCE_SOURCES ${source})
+    if(family STREQUAL "sm90")
+      list(APPEND DLATTN_SM90_SOURCES ${source})
+    else()
+      list(APPEND DLATTN_INSTANCE_SOURCES ${source})
+    endif()
   endforeach()
   set(_instances_inc "${_instances_inc}" PARENT_SCOPE)
   set(DLATTN_INSTANCE_SOURCES ${DLATTN_INSTANCE_SOURCES} PARENT_SCOPE)
+  set(DLATTN_SM90_SOURCES ${DLATTN_SM90_SOURCES} PARENT_SCOPE)
 endfunction()
 
 include(${PROJECT_SOURCE_DIR}/src/cuda/instances.cmake)

@@ -79,8 +79,8 @@ Causal parse_causal(nb::handle value) {
 }
 
 void parse_kernel(nb::handle value, Options* options) {
-  constexpr Kernel kKernels[] = {Kernel::kAuto,   Kernel::kCpu,      Kernel::kScalar,
-                                 Kernel::kWmmaQk, Kernel::kWmmaSmem, Kernel::kWmma};
+  constexpr Kernel kKernels[] = {Kernel::kAuto,     Kernel::kCpu,  Kernel::kScalar, Kernel::kWmmaQk,
+                                 Kernel::kWmmaSmem, Kernel::kWmma, Kernel::kSm90};
   for (const Kernel kernel : kKernels) {
     if (is_text(value, to_string(kernel))) {
       options->kernel = kernel;

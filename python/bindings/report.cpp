@@ -87,7 +87,7 @@ nb::object plan(const AttentionCall& call) {
   std::vector<std::string> passed_over;  // why the other kernels of this device cannot run it
   if (device.type == DeviceType::kCuda) {
     for (const Kernel kernel :
-         {Kernel::kWmma, Kernel::kWmmaSmem, Kernel::kWmmaQk, Kernel::kScalar}) {
+         {Kernel::kSm90, Kernel::kWmma, Kernel::kWmmaSmem, Kernel::kWmmaQk, Kernel::kScalar}) {
       if (kernel == chosen.kernel) continue;
       Options forced = problem.options;
       forced.kernel = kernel, forced.variant = nullptr;

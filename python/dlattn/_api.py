@@ -73,9 +73,10 @@ def attention(
         stream: The CUDA stream to enqueue on: a handle, or a torch, CuPy or CUDA Python stream.
             None: the current stream of q's framework. Order other streams against it as you would
             for any kernel. Not for JAX, which orders its work itself.
-        kernel: "auto", or the one kernel to use: "cpu", "scalar", "wmma_qk", "wmma_smem", "wmma";
-            or one of its tile shapes: "wmma:narrow" (see `Plan.variant`); or with query heads
-            packed or not: "wmma:packed", "wmma:narrow+unpacked" (see `Plan.packed_heads`).
+        kernel: "auto", or the one kernel to use: "cpu", "scalar", "wmma_qk", "wmma_smem", "wmma",
+            "sm90"; or one of the tile shapes of "wmma": "wmma:narrow" (see `Plan.variant`); or it
+            with query heads packed or not: "wmma:packed", "wmma:narrow+unpacked" (see
+            `Plan.packed_heads`).
         batch_invariant: Give a sequence the same bits alone, in any batch and in any pack of
             `attention_varlen`, on the same device, as long as its rows are aligned alike. Without
             it the same call gives the same bits each time, but two choices of the plan follow

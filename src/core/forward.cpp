@@ -52,7 +52,7 @@ BuildInfo build_info() {
   info.kernels = {to_string(Kernel::kCpu)};
   if (info.cuda) {
     for (const Kernel kernel :
-         {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem, Kernel::kWmma}) {
+         {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem, Kernel::kWmma, Kernel::kSm90}) {
       info.kernels.push_back(to_string(kernel));
     }
   }

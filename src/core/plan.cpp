@@ -5,8 +5,10 @@
 
 #include "core/backend.h"
 #include "core/registry.h"
+#include "core/sm90_plan.h"
 #include "core/wmma_plan.h"
 #include "cuda/scalar/traits.h"
+#include "cuda/sm90/traits.h"
 #include "cuda/tile/alignment.h"
 #include "cuda/tile/launch_shape.h"
 #include "cuda/wmma/traits.h"
@@ -19,9 +21,16 @@ namespace {
 // Grids are one-dimensional: (m_block, head, batch) flattened.
 constexpr std::int64_t kMaxGrid = 2147483647;
 
-// Order of preference on a GPU, by measured speed.
-constexpr Kernel kCudaKernels[] = {Kernel::kWmma, Kernel::kWmmaSmem, Kernel::kScalar,
+// Order of preference on a GPU, by measured speed; sm90 only where sm90_preferred() says so.
+constexpr Kernel kCudaKernels[] = {Kernel::kSm90, Kernel::kWmma, Kernel::kWmmaSmem, Kernel::kScalar,
                                    Kernel::kWmmaQk};
+
+// Whether `options` admit a kernel.
+bool admits(const Options& options, Kernel kernel, const AttentionParams& p,
+            const DeviceInfo& device) {
+  if (options.kernel != Kernel::kAuto) return options.kernel == kernel;
+  return kernel != Kernel::kSm90 || sm90_preferred(p, device, options);
+}
 
 template <typename... Parts>
 std::string concat(const Parts&... parts) {
@@ -48,6 +57,8 @@ TileConfig tile_config(Kernel kernel, const AttentionParams& p, int head_dim_til
     }
     case Kernel::kWmmaSmem:
       return wmma_smem::tile_config(head_dim_tile);
+    case Kernel::kSm90:
+      return sm90::tile_config(head_dim_tile);
     default:
       return scalar::tile_config(static_cast<int>(size_of(p.dtype)), head_dim_tile);
   }
@@ -78,15 +89,18 @@ std::string dtype_refusal(Kernel kernel, const AttentionParams& p) {
 
 std::string head_dim_refusal(Kernel kernel, const AttentionParams& p) {
   // Columns of the instructions' operands, which scalar has not and wmma fills up by itself.
-  const int step = kernel == Kernel::kScalar || kernel == Kernel::kWmma ? 1 : 16;
+  const bool steps = kernel == Kernel::kWmmaQk || kernel == Kernel::kWmmaSmem;
+  const int step = steps ? 16 : kernel == Kernel::kSm90 ? 8 : 1;
   const struct {
     const char* name;
     std::int64_t value;
   } dims[] = {{"head_dim", p.head_dim}, {"head_dim of v", p.head_dim_v}};
   for (const auto& dim : dims) {
     if (head_dim_tile(kernel, p.dtype, dim.value) == 0 || dim.value % step != 0) {
-      return concat(to_string(kernel), ": ", dim.name, " is ", dim.value,
-                    "; accepted: ", step == 1 ? "1 to 256" : "multiples of 16 up to 128");
+      return concat(to_string(kernel), ": ", dim.name, " is ", dim.value, "; accepted: ",
+                    step == 1   ? "1 to 256"
+                    : step == 8 ? "multiples of 8 up to 256"
+                                : "multiples of 16 up to 128");
     }
   }
   return {};
@@ -96,6 +110,7 @@ std::string head_dim_refusal(Kernel kernel, const AttentionParams& p) {
 std::string feature_refusal(Kernel kernel, const AttentionParams& p) {
   if (kernel == Kernel::kScalar || kernel == Kernel::kWmma) return {};
   const char* feature = score_feature(p);
+  if (!feature && kernel == Kernel::kSm90 && p.cu_seqlens_q) feature = "cu_seqlens_q";
   return feature ? concat(to_string(kernel), ": does not implement ", feature) : std::string();
 }
 
@@ -213,6 +228,7 @@ Plan cuda_plan(Kernel kernel, const AttentionParams& p, const DeviceInfo& device
   plan.smem_bytes = config.smem_bytes;
   plan.copy_bytes = copy_bytes(p);
   plan.grid = num_blocks(p, config.block_m, plan.packed_heads);
+  if (kernel == Kernel::kSm90) plan.grid = sm90_grid(p, device, plan.grid);
   return plan;
 }
 
@@ -220,9 +236,11 @@ Plan cuda_plan(Kernel kernel, const AttentionParams& p, const DeviceInfo& device
 std::string plan_on(Kernel kernel, const AttentionParams& params, const DeviceInfo& device,
                     const Options& options, Plan* plan) {
   std::string why = device_refusal(kernel, device);
+  if (why.empty() && kernel == Kernel::kSm90) why = sm90_device_refusal(device);
   if (why.empty()) why = dtype_refusal(kernel, params);
   if (why.empty()) why = head_dim_refusal(kernel, params);
   if (why.empty()) why = feature_refusal(kernel, params);
+  if (why.empty() && kernel == Kernel::kSm90) why = sm90_tensor_refusal(params);
   if (why.empty()) why = variant_refusal(kernel, params, options);
   if (!why.empty()) return why;
   *plan = cuda_plan(kernel, params, device, options);
@@ -274,7 +292,7 @@ std::vector<std::string> refusals(const AttentionParams& params, const DeviceInf
     return reasons;
   }
   for (const Kernel kernel : kCudaKernels) {
-    if (serves(kernel)) return {};
+    if (admits(options, kernel, params, device) && serves(kernel)) return {};
   }
   return reasons;
 }
@@ -285,9 +303,10 @@ Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Op
     return cpu_plan(params, device, options);
   }
   for (const Kernel kernel : kCudaKernels) {
-    const bool wanted = options.kernel == Kernel::kAuto || options.kernel == kernel;
     Plan plan;
-    if (wanted && plan_on(kernel, params, device, options, &plan).empty()) return plan;
+    if (admits(options, kernel, params, device) &&
+        plan_on(kernel, params, device, options, &plan).empty())
+      return plan;
   }
   throw UnsupportedError("no kernel can run this: " + join(refusals(params, device, options)));
 }

@@ -38,6 +38,8 @@ const char* to_string(Kernel kernel) {
       return "wmma_smem";
     case Kernel::kWmma:
       return "wmma";
+    case Kernel::kSm90:
+      return "sm90";
   }
   return "unknown";
 }

@@ -12,6 +12,7 @@ DLATTN_FAMILY(scalar)
 DLATTN_FAMILY(wmma_qk)
 DLATTN_FAMILY(wmma_smem)
 DLATTN_FAMILY(wmma)
+DLATTN_FAMILY(sm90)
 #undef DLATTN_FAMILY
 
 namespace cuda {
@@ -25,6 +26,12 @@ constexpr Launcher launcher() {
     return wmma_smem::launch<dtype, tile>;
   } else if constexpr (kernel == Kernel::kWmma) {
     return wmma::launch<dtype, tile>;
+  } else if constexpr (kernel == Kernel::kSm90) {
+#ifdef DLATTN_SM90
+    return sm90::launch<dtype, tile>;
+#else
+    return nullptr;  // refused by the plan
+#endif
   } else {
     return scalar::launch<dtype, tile>;
   }

@@ -24,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = Path(__file__).with_name("budgets.json")
 SM_89 = "sm_89"
+SM_90A = "sm_90a"
 
 _TYPES = {"6__half": "float16", "13__nv_bfloat16": "bfloat16", "f": "float32"}
 _ENUMS = {"float16": "kFloat16", "bfloat16": "kBFloat16", "float32": "kFloat32"}
@@ -39,7 +40,7 @@ _VARIANTS = {
     }
 }
 _KERNEL = re.compile(
-    r"_ZN6dlattn\d+([a-z_]+?)(?:6|\d\d(split|general)_)kernelI(6__half|13__nv_bfloat16|f)"
+    r"_ZN6dlattn\d+(sm90|[a-z_]+?)(?:6|\d\d(split|general)_)kernelI(6__half|13__nv_bfloat16|f)"
     r"(?:Li(\d+)E)?(?:Li(\d+)E)?EEv\w+"
 )
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
@@ -90,6 +91,11 @@ def instances() -> list[tuple[str, str, int]]:
     for family, dtype, tiles in re.findall(r"^dlattn_instance\((\w+) (\w+) ([\d ]+)\)", text, re.M):
         found += [(family, dtype, int(tile)) for tile in tiles.split()]
     return found
+
+
+def arch_of(kernel: str) -> str:
+    """The architecture that a kernel's budget is about."""
+    return SM_90A if kernel.startswith("sm90_") else SM_89
 
 
 def kernel_name(family: str, dtype: str, tile: int | str | None, variant: str = "") -> str:
@@ -146,7 +152,9 @@ def compile_instances(
         sources[ROOT / "src/cuda/merge/merge.cu"] = folder / "merge.cubin"
 
     def build(source: Path) -> None:
-        flags = ["-std=c++17", "--expt-relaxed-constexpr", f"-arch={arch}", "-cubin"]
+        number = (SM_90A if arch_of(source.stem) == SM_90A else arch).removeprefix("sm_")
+        code = f"arch=compute_{number},code=sm_{number}"
+        flags = ["-std=c++17", "--expt-relaxed-constexpr", "-gencode", code, "-cubin"]
         includes = [f"-I{ROOT / 'src'}", f"-I{ROOT / 'src/include'}"]
         subprocess.run(
             [nvcc, *flags, *includes, "-o", str(sources[source]), str(source)], check=True
@@ -162,7 +170,7 @@ class Kernels:
     """The kernels of one build."""
 
     usage: dict[str, dict[str, Usage]]  # by kernel, then by architecture
-    code: dict[str, str]  # machine code for sm_89, as text
+    code: dict[str, str]  # machine code for the architecture of its budget, as text
     source: str  # where they come from
 
 
@@ -176,7 +184,7 @@ def usage_of_symbols(binary: Path) -> Iterator[tuple[str, str, Usage]]:
         elif match := re.search(r"Function (\w+):", line):
             name = match[1]
         elif match := _USAGE.search(line):
-            yield name, arch or SM_89, Usage(*map(int, match.groups()))
+            yield name, arch or arch_of(binary.stem), Usage(*map(int, match.groups()))
 
 
 def listings(binary: Path, arch: str = SM_89) -> Iterator[tuple[str, str]]:
@@ -201,9 +209,12 @@ def _read(binaries: list[Path], source: str) -> Kernels:
         for symbol, arch, usage in usage_of_symbols(binary):
             if match := _KERNEL.fullmatch(symbol):
                 kernels.usage.setdefault(_parsed_name(match), {})[arch] = usage
-        if any(SM_89 in archs for archs in kernels.usage.values()):
-            for symbol, code in listings(binary):
-                if match := _KERNEL.fullmatch(symbol):
+        for arch in (SM_89, SM_90A):
+            if not any(arch in archs for archs in kernels.usage.values()):
+                continue
+            for symbol, code in listings(binary, arch):
+                match = _KERNEL.fullmatch(symbol)
+                if match and arch_of(_parsed_name(match)) == arch:
                     kernels.code[_parsed_name(match)] = code
     return kernels
 
@@ -221,7 +232,7 @@ def load() -> Kernels:
         if any(SM_89 in archs for archs in kernels.usage.values()):
             return kernels
     with tempfile.TemporaryDirectory() as temporary:
-        return _read(compile_instances(Path(temporary)), "compiled for sm_89 by nvcc")
+        return _read(compile_instances(Path(temporary)), "compiled by nvcc")
 
 
 def dynamic_smem() -> dict[str, int]:

@@ -5,6 +5,7 @@
 #include "check.h"
 #include "core/registry.h"
 #include "cuda/scalar/traits.h"
+#include "cuda/sm90/traits.h"
 #include "cuda/wmma/packing.h"
 #include "cuda/wmma/traits.h"
 #include "cuda/wmma_qk/traits.h"
@@ -57,6 +58,11 @@ Options force(Kernel kernel) {
   return options;
 }
 
+// Leaves the choice to the plan, but for devices that sm90 is made for.
+Options below_sm90(const DeviceInfo& device) {
+  return device.compute_major == 9 ? force(Kernel::kWmma) : Options{};
+}
+
 constexpr DType kHalves[] = {DType::kFloat16, DType::kBFloat16};
 
 void automatic_choice() {
@@ -64,7 +70,7 @@ void automatic_choice() {
     for (const DType dtype : kHalves) {
       for (const int head_dim : {8, 32, 40, 64, 72, 96, 112, 128, 136, 192, 200, 256}) {
         const AttentionParams p = problem(dtype, head_dim);
-        const Plan plan = dlattn::plan(p, device);
+        const Plan plan = dlattn::plan(p, device, below_sm90(device));
         CHECK(plan.kernel == Kernel::kWmma);
         CHECK(plan.dtype == dtype);
         const int tile = head_dim <= 32    ? 32
@@ -172,7 +178,7 @@ void tile_shapes() {
     p.causal = c.causal ? Causal::kBottomRight : Causal::kNone;
     const int expected[] = {c.l4, c.rtx4090, c.a100, c.h200};
     for (int i = 0; i < 4; ++i) {
-      const Plan plan = dlattn::plan(p, devices[i]);
+      const Plan plan = dlattn::plan(p, devices[i], force(Kernel::kWmma));
       CHECK_FOR(plan.variant == expected[i],
                 devices[i].name + " head_dim " + std::to_string(c.head_dim) + " seqlen " +
                     std::to_string(c.seqlen) + ": " + plan.variant_name);
@@ -352,6 +358,86 @@ void packed_launches() {
   CHECK(wmma::folded_heads(p).k == p.k);
 }
 
+// Whether this build has sm90: all have it that have no kernels, and those for 9.0.
+bool has_sm90() {
+  const BuildInfo build = build_info();
+  bool found = !build.cuda;
+  for (const std::string& arch : build.archs) found |= arch.find("90a") == 0;
+  return found;
+}
+
+void sm90_plans() {
+  const DeviceInfo h200 = gpus()[3];
+  for (const DeviceInfo& device : gpus()) {
+    const Support support = supported(problem(DType::kFloat16, 64), device, force(Kernel::kSm90));
+    CHECK_EQ(support.ok, device.compute_major == 9 && has_sm90());
+    if (device.compute_major == 9) continue;
+    CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), device, force(Kernel::kSm90)),
+                 UnsupportedError,
+                 "no kernel can run this: sm90: needs compute capability 9.0; " + device.name +
+                     " has 8." + std::to_string(device.compute_minor));
+  }
+  if (!has_sm90()) return;
+  for (const int head_dim : {8, 40, 64, 72, 96, 128, 136, 192, 256}) {
+    const Plan plan = dlattn::plan(problem(DType::kBFloat16, head_dim), h200, force(Kernel::kSm90));
+    const int tile = head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
+    CHECK(plan.kernel == Kernel::kSm90);
+    CHECK_EQ(plan.head_dim_tile, tile);
+    const TileConfig config = sm90::tile_config(tile);
+    CHECK_EQ(plan.block_m, config.block_m);
+    CHECK_EQ(plan.block_n, config.block_n);
+    CHECK_EQ(plan.num_warps, config.num_warps);
+    CHECK_EQ(plan.smem_bytes, config.smem_bytes);
+    CHECK(plan.smem_bytes <= h200.max_smem_per_block);
+    CHECK(plan.grid > 0 && plan.grid <= 2048 / config.block_m * 8 * 2);
+  }
+  static const float numbers[64] = {};
+  static const std::uint8_t bools[64] = {};
+  static const std::int32_t offsets[3] = {0, 1, 2};
+  const struct {
+    void (*change)(AttentionParams&);
+    const char* why;
+  } refused[] = {
+      {[](AttentionParams& p) { p.softcap = 30.0; }, "does not implement softcap"},
+      {[](AttentionParams& p) { p.bias = numbers; }, "does not implement bias"},
+      {[](AttentionParams& p) { p.mask = bools; }, "does not implement mask"},
+      {[](AttentionParams& p) { p.alibi_slopes = numbers; }, "does not implement alibi_slopes"},
+      {[](AttentionParams& p) {
+         p.cu_seqlens_q = p.cu_seqlens_k = offsets, p.total_q = p.total_k = 2;
+       },
+       "does not implement cu_seqlens_q"},
+      {[](AttentionParams& p) { p.head_dim = 20; },
+       "head_dim is 20; accepted: multiples of 8 up to 256"},
+      {[](AttentionParams& p) { p.head_dim_v = 60; },
+       "head_dim of v is 60; accepted: multiples of 8 up to 256"},
+      {[](AttentionParams& p) { p.k_row_stride = 516; },
+       "k has a row stride of 1032 bytes; accepted: multiples of 16 from 0 to 1099511627760"},
+      {[](AttentionParams& p) { p.q_batch_stride = std::int64_t{1} << 39; },
+       "q has a batch stride of 1099511627776 bytes; accepted: multiples of 16 from 0 to "
+       "1099511627760"},
+  };
+  for (const auto& r : refused) {
+    AttentionParams p = problem(DType::kFloat16, 64);
+    r.change(p);
+    CHECK_THROWS(dlattn::plan(p, h200, force(Kernel::kSm90)), UnsupportedError,
+                 std::string("no kernel can run this: sm90: ") + r.why);
+    CHECK(dlattn::plan(p, h200).kernel == Kernel::kWmma);  // it goes elsewhere by itself
+  }
+  AttentionParams odd = problem(DType::kFloat16, 64);
+  odd.out = memory + 8;
+  const Support support = supported(odd, h200, force(Kernel::kSm90));
+  CHECK(!support.ok && support.reasons[0].find("sm90: out begins at ") == 0);
+  CHECK(support.reasons[0].find("; accepted: multiples of 16 bytes") != std::string::npos);
+  // Sequences in packs run elsewhere, and must give the same bits as in batches.
+  Options invariant;
+  invariant.batch_invariant = true;
+  CHECK(dlattn::plan(problem(DType::kFloat16, 64), h200, invariant).kernel == Kernel::kWmma);
+  // A dimension of one element has no stride; without keys there is nothing to copy.
+  AttentionParams p = problem(DType::kFloat16, 64);
+  p.batch_size = 1, p.q_batch_stride = 3, p.seqlen_k = 0, p.k = p.v = nullptr, p.k_row_stride = 1;
+  CHECK(supported(p, h200, force(Kernel::kSm90)).ok);
+}
+
 // batch_invariant: what surrounds a sequence changes neither kernel nor tile shape.
 void batch_invariance() {
   static const std::int32_t offsets[2] = {};
@@ -363,7 +449,7 @@ void batch_invariance() {
       AttentionParams p = problem(DType::kFloat16, head_dim);
       p.num_heads = p.num_heads_kv = 64, p.batch_size = 64, p.seqlen_q = p.seqlen_k = 8192;
       p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = 0;
-      const Plan large = core::make_plan(p, device, {});
+      const Plan large = core::make_plan(p, device, below_sm90(device));
       for (const std::int64_t batch_size : {1, 3, 64}) {
         for (const std::int64_t seqlen : {1, 100, 512, 8192}) {
           for (const std::int64_t num_heads : {1, 8, 64}) {
@@ -377,7 +463,7 @@ void batch_invariance() {
               CHECK_EQ(plan.variant, large.variant);
               CHECK_EQ(plan.block_m, large.block_m);
               CHECK_EQ(plan.num_splits, 1);
-              matters |= core::make_plan(p, device, {}).variant != large.variant;
+              matters |= core::make_plan(p, device, below_sm90(device)).variant != large.variant;
             }
           }
         }
@@ -643,6 +729,7 @@ int main() {
   forced_variants();
   packed_heads();
   packed_launches();
+  sm90_plans();
   batch_invariance();
   forced_kernels();
   features();

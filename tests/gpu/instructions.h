@@ -39,10 +39,13 @@ struct TestTensor {
   int box[4];
   int swizzle;  // in bytes; 0: none
 
+  bool broadcast = false;  // one batch entry for all
+
   std::int64_t stride(int dim) const {  // in elements
+    if (dim == 3 && broadcast) return 0;
     return dim == 0 ? 1 : dim == 2 ? pitch : dim == 1 ? pitch * sizes[2] : stride(1) * sizes[1];
   }
-  std::int64_t count() const { return stride(3) * sizes[3]; }
+  std::int64_t count() const { return stride(1) * sizes[1] * sizes[3]; }
   int box_elements() const { return box[0] * box[1] * box[2] * box[3]; }
 };
 
@@ -54,9 +57,26 @@ inline int swizzled(int offset, int span) {
 
 class Checks {
  public:
-  void expect(bool right, const std::string& what) {
-    ++(right ? passed_ : failed_);
-    if (!right && failed_ < 30) std::printf("FAIL %s\n", what.c_str());
+  // Runs only what `filter` is a part of.
+  explicit Checks(const char* filter) : filter_(filter) {}
+  bool wants(const std::string& what) const { return what.find(filter_) != std::string::npos; }
+
+  // Compares `count` numbers; `name` is the test's.
+  template <typename T>
+  void expect_equal(const T* got, const T* expected, std::int64_t count, const std::string& name) {
+    std::int64_t wrong = 0, first = 0;
+    for (std::int64_t i = count - 1; i >= 0; --i) {
+      if (!(got[i] == expected[i])) ++wrong, first = i;
+    }
+    ++(wrong == 0 ? passed_ : failed_);
+    std::printf("%s %s\n", wrong == 0 ? "ok  " : "FAIL", name.c_str());
+    if (wrong != 0) {
+      std::printf("  %lld of %lld differ, the first is %lld: %g, not %g\n",
+                  static_cast<long long>(wrong), static_cast<long long>(count),
+                  static_cast<long long>(first), static_cast<double>(got[first]),
+                  static_cast<double>(expected[first]));
+    }
+    std::fflush(stdout);
   }
   int finish() const {
     std::printf("%d passed, %d failed\n", passed_, failed_);
@@ -64,6 +84,7 @@ class Checks {
   }
 
  private:
+  std::string filter_;
   int passed_ = 0, failed_ = 0;
 };
 
@@ -119,21 +140,23 @@ struct StoreTile {
 
 template <typename World>
 TestTensor make_tensor(World& world, int swizzle) {
-  TestTensor t{nullptr, {84, 50, 3, 2}, 88, {swizzle ? swizzle / 2 : 24, 40, 2, 1}, swizzle};
+  TestTensor t{nullptr, {84, 50, 3, 2}, 88, {swizzle ? swizzle / 2 : 24, 40, 2, 1}, swizzle, false};
   t.data = world.template allocate<std::uint16_t>(t.count());
   for (std::int64_t i = 0; i < t.count(); ++i) t.data[i] = static_cast<std::uint16_t>(i % 65521);
   return t;
 }
 
-// Calls visit(element of the tile, index of the tensor's element or -1 where there is none).
+// Calls visit(element of the tile, index of the tensor's element or -1 where there is none). Rows
+// of the tensor go on to multiples of `unit` elements.
 template <typename Visit>
-void for_each_of_box(const TestTensor& t, const int (&at)[4], Visit visit) {
+void for_each_of_box(const TestTensor& t, const int (&at)[4], int unit, Visit visit) {
   for (int i = 0; i < t.box_elements(); ++i) {
     std::int64_t index = 0;
     bool inside = true;
     for (int dim = 0, rest = i; dim < 4; rest /= t.box[dim++]) {
       const int x = at[dim] + rest % t.box[dim];
-      inside &= x >= 0 && x < t.sizes[dim];
+      const int size = dim == 0 ? (t.sizes[dim] + unit - 1) / unit * unit : t.sizes[dim];
+      inside &= x >= 0 && x < size;
       index += x * t.stride(dim);
     }
     visit(swizzled(2 * i, t.swizzle) / 2, inside ? index : -1);
@@ -141,44 +164,61 @@ void for_each_of_box(const TestTensor& t, const int (&at)[4], Visit visit) {
 }
 
 // Within the tensor, over its end in each dimension and in the midst of a chunk, before its start.
-constexpr int kBoxesAt[][4] = {
-    {0, 0, 0, 0}, {8, 10, 1, 1}, {64, 30, 2, 1}, {-8, -5, -1, 0}, {0, 45, 0, 2}};
+// Those after kNumStores are for loads alone: to a store a negative coordinate is an illegal
+// instruction.
+constexpr int kNumStores = 4;
+constexpr int kBoxesAt[][4] = {{0, 0, 0, 0},  {8, 10, 1, 1},  {64, 30, 2, 1}, {0, 45, 0, 2},
+                               {-8, 0, 0, 0}, {0, -5, -1, 0}, {28, 3, 1, 0}};
+
+template <typename World>
+void test_load(World& world, Checks* checks, const TestTensor& t, const int (&at)[4],
+               const std::string& name) {
+  if (!checks->wants(name)) return;
+  const int elements = t.box_elements();
+  ptx::TensorMap map;
+  world.encode(&map, t);
+  auto* out = world.template allocate<std::uint16_t>(elements);
+  std::memset(out, 0xFF, elements * 2);
+  std::vector<std::uint16_t> expected(elements);
+  for_each_of_box(t, at, 1, [&](int i, std::int64_t index) {
+    expected[i] = index < 0 ? std::uint16_t{0} : t.data[index];
+  });
+  world.launch(LoadTile{map, {at[0], at[1], at[2], at[3]}, elements, out});
+  checks->expect_equal<std::uint16_t>(out, expected.data(), elements, name);
+}
+
+template <typename World>
+void test_store(World& world, Checks* checks, TestTensor t, const int (&at)[4],
+                const std::string& name) {
+  if (!checks->wants(name)) return;
+  t.data = world.template allocate<std::uint16_t>(t.count());
+  std::memset(t.data, 0xFF, t.count() * 2);
+  ptx::TensorMap map;
+  world.encode(&map, t);
+  std::vector<std::uint16_t> expected(t.count(), 0xFFFF);
+  constexpr int kUnit = 8;  // 16 bytes are stored whole or not at all
+  for_each_of_box(t, at, kUnit, [&](int i, std::int64_t index) {
+    if (index >= 0) expected[index] = static_cast<std::uint16_t>(i);
+  });
+  world.launch(StoreTile{map, {at[0], at[1], at[2], at[3]}, t.box_elements()});
+  checks->expect_equal<std::uint16_t>(t.data, expected.data(), t.count(), name);
+}
 
 template <typename World>
 void test_bulk_copies(World& world, Checks* checks) {
   for (const int swizzle : {128, 64, 32, 0}) {
     const TestTensor t = make_tensor(world, swizzle);
-    ptx::TensorMap map;
-    world.encode(&map, t);
-    const int elements = t.box_elements();
-    auto* out = world.template allocate<std::uint16_t>(elements);
+    int number = 0;
     for (const auto& at : kBoxesAt) {
-      const std::string where = " of 128-, 64-, 32- or un-swizzled (" + std::to_string(swizzle) +
-                                ") box at column " + std::to_string(at[0]) + ", row " +
-                                std::to_string(at[1]);
-      const ptx::BoxAt box{at[0], at[1], at[2], at[3]};
-      std::memset(out, 0xFF, elements * 2);
-      world.launch(LoadTile{map, box, elements, out});
-      bool right = true;
-      for_each_of_box(t, at, [&](int i, std::int64_t index) {
-        right &= out[i] == (index < 0 ? 0 : t.data[index]);
-      });
-      checks->expect(right, "load" + where);
-
-      TestTensor target = t;
-      target.data = world.template allocate<std::uint16_t>(t.count());
-      std::memset(target.data, 0xFF, t.count() * 2);
-      ptx::TensorMap target_map;
-      world.encode(&target_map, target);
-      std::vector<std::uint16_t> expected(t.count(), 0xFFFF);
-      for_each_of_box(t, at, [&](int i, std::int64_t index) {
-        if (index >= 0) expected[index] = static_cast<std::uint16_t>(i);
-      });
-      world.launch(StoreTile{target_map, box, elements});
-      checks->expect(std::memcmp(target.data, expected.data(), t.count() * 2) == 0,
-                     "store" + where);
+      std::string where = " swizzle " + std::to_string(swizzle) + " at";
+      for (const int x : at) where += " " + std::to_string(x);
+      test_load(world, checks, t, at, "load" + where);
+      if (number++ < kNumStores) test_store(world, checks, t, at, "store" + where);
     }
   }
+  TestTensor broadcast = make_tensor(world, 128);
+  broadcast.broadcast = true;
+  test_load(world, checks, broadcast, {8, 10, 1, 1}, "load of a broadcast tensor");
 }
 
 // ---- a ring of stages: a producer and two consumer warpgroups ----
@@ -232,25 +272,24 @@ struct Ring {
 
 template <typename World>
 void test_ring(World& world, Checks* checks) {
+  const char* const name = "ring of a producer and two consumers";
+  if (!checks->wants(name)) return;
   constexpr int kRows = 32 * Ring::kTiles;
-  TestTensor t{nullptr, {64, kRows, 1, 1}, 64, {64, 16, 1, 1}, 128};
+  TestTensor t{nullptr, {64, kRows, 1, 1}, 64, {64, 16, 1, 1}, 128, false};
   t.data = world.template allocate<std::uint16_t>(t.count());
   auto* elements = reinterpret_cast<half*>(t.data);
   for (int i = 0; i < 64 * kRows; ++i) elements[i] = __float2half(static_cast<float>(i * 7 % 31));
   Ring ring{};
   world.encode(&ring.map, t);
   ring.out = world.template allocate<float>(256);
-  world.launch(ring);
-  for (int i = 0; i < 256; ++i) {
-    float sum = 0.0f;
-    for (int tile = 0; tile < Ring::kTiles; ++tile) {
-      for (int e = 0; e < 16; ++e) {
-        const int at = swizzled((i % 128 * 16 + e) * 2, 128) / 2;
-        sum += static_cast<float>(tile + 1) * __half2float(elements[tile * 32 * 64 + at]);
-      }
-    }
-    checks->expect(ring.out[i] == sum, "the ring's sum of thread " + std::to_string(i));
+  std::vector<float> expected(256);
+  for (int i = 0; i < 256 * Ring::kTiles * 16; ++i) {
+    const int thread = i / (Ring::kTiles * 16), tile = i / 16 % Ring::kTiles, e = i % 16;
+    const int at = swizzled((thread % 128 * 16 + e) * 2, 128) / 2;
+    expected[thread] += static_cast<float>(tile + 1) * __half2float(elements[tile * 32 * 64 + at]);
   }
+  world.launch(ring);
+  checks->expect_equal(ring.out, expected.data(), 256, name);
 }
 
 // ---- stmatrix and ldmatrix ----
@@ -281,19 +320,22 @@ struct Matrices {
 
 template <typename World>
 void test_matrices(World& world, Checks* checks) {
+  if (!checks->wants("stmatrix") && !checks->wants("ldmatrix")) return;
   Matrices matrices{world.template allocate<std::uint16_t>(256),
                     world.template allocate<std::uint32_t>(128)};
-  world.launch(matrices);
+  std::vector<std::uint16_t> stored(256);
+  std::vector<std::uint32_t> loaded(128);
   for (int i = 0; i < 256; ++i) {
     const int row = i / 16, column = i % 16, matrix = row / 8 * 2 + column / 8;
-    checks->expect(matrices.stored[i] == 64 * matrix + row % 8 * 8 + column % 8,
-                   "stmatrix, element " + std::to_string(i));
+    stored[i] = static_cast<std::uint16_t>(64 * matrix + row % 8 * 8 + column % 8);
   }
   for (int i = 0; i < 128; ++i) {
     const std::uint32_t first = 64 * (i % 4) + i / 4 / 4 * 8 + i / 4 % 4 * 2;
-    checks->expect(matrices.loaded[i] == ((first + 1) << 16 | first),
-                   "ldmatrix, register " + std::to_string(i));
+    loaded[i] = (first + 1) << 16 | first;
   }
+  world.launch(matrices);
+  checks->expect_equal(matrices.stored, stored.data(), 256, "stmatrix");
+  checks->expect_equal(matrices.loaded, loaded.data(), 128, "ldmatrix");
 }
 
 }  // namespace dlattn::test

@@ -98,6 +98,10 @@ std::uint16_t bits_of(T x) {
 template <typename T, int kCount, bool kTransposeB, bool kRegisters, typename World>
 void test_product(World& world, Checks* checks, int span) {
   constexpr int kN = 2 * kCount;
+  const std::string name = "wgmma n " + std::to_string(kN) + (kTransposeB ? ", b along n" : "") +
+                           (kRegisters ? ", a in registers" : "") + ", rows of " +
+                           std::to_string(span) + " bytes";
+  if (!checks->wants(name)) return;
   const Layout layout_a{64, false, span}, layout_b{kN, kTransposeB, span};
   const auto a = [](int row, int k) { return small_number<T>(row * 31 + k * 17 + row * k % 7); };
   const auto b = [](int n, int k) { return small_number<T>(n * 13 + k * 29 + n * k % 11); };
@@ -127,21 +131,16 @@ void test_product(World& world, Checks* checks, int span) {
     product.advance_a[step] = layout_a.advance(step);
     product.advance_b[step] = layout_b.advance(step);
   }
-  world.launch(product);
-  bool right = true;
+  std::vector<float> expected(128 * kCount);
   for (int i = 0; i < 128 * kCount; ++i) {
     const int thread = i / kCount, e = i % kCount, lane = thread % 32;
     const int row = thread / 32 * 16 + lane / 4 + e / 2 % 2 * 8;
     const int n = e / 4 * 8 + lane % 4 * 2 + e % 2;
-    float sum = 0.0f;
     for (int k = 0; k < kDepth; ++k)
-      sum += static_cast<float>(a(row, k)) * static_cast<float>(b(n, k));
-    right &= product.out[i] == sum;
+      expected[i] += static_cast<float>(a(row, k)) * static_cast<float>(b(n, k));
   }
-  checks->expect(right, std::string("wgmma of n = ") + std::to_string(kN) +
-                            (kTransposeB ? ", b along n" : ", b along k") +
-                            (kRegisters ? ", a in registers" : "") + ", rows of " +
-                            std::to_string(span) + " bytes");
+  world.launch(product);
+  checks->expect_equal(product.out, expected.data(), 128 * kCount, name);
 }
 
 // Two groups in flight at once: s = a b, and o += p b with p in registers; s is used while o runs.
@@ -189,20 +188,19 @@ struct TwoGroups {
 
 template <typename World>
 void test_two_groups(World& world, Checks* checks) {
+  const char* const name = "wgmma, two groups";
+  if (!checks->wants(name)) return;
   TwoGroups groups{world.template allocate<float>(128 * 64)};
-  world.launch(groups);
-  bool right_s = true, right_o = true;
+  std::vector<float> expected(128 * 64);
   for (int i = 0; i < 128 * 32; ++i) {
     const int thread = i / 32, e = i % 32, lane = thread % 32;
     const int row = thread / 32 * 16 + lane / 4 + e / 2 % 2 * 8;
     const int n = e / 4 * 8 + lane % 4 * 2 + e % 2;
-    const float s = row <= n ? static_cast<float>((row % 4 + 1) * (n % 8)) : 0.0f;
-    const float o = 3.0f + static_cast<float>(n % 8 * (n + 1));
-    right_s &= groups.out[thread * 64 + e] == s;
-    right_o &= groups.out[thread * 64 + 32 + e] == o;
+    expected[thread * 64 + e] = row <= n ? static_cast<float>((row % 4 + 1) * (n % 8)) : 0.0f;
+    expected[thread * 64 + 32 + e] = 3.0f + static_cast<float>(n % 8 * (n + 1));
   }
-  checks->expect(right_s, "the first of two groups");
-  checks->expect(right_o, "the second of two groups");
+  world.launch(groups);
+  checks->expect_equal(groups.out, expected.data(), 128 * 64, name);
 }
 
 template <int kCount, typename World>
@@ -214,8 +212,8 @@ void test_products_of(World& world, Checks* checks) {
 }
 
 template <typename World>
-int test_instructions(World& world) {
-  Checks checks;
+int test_instructions(World& world, const char* filter) {
+  Checks checks(filter);
   test_bulk_copies(world, &checks);
   test_ring(world, &checks);
   test_matrices(world, &checks);

@@ -46,6 +46,7 @@ KERNELS = {
         "wmma:packed",
         "wmma_smem",
         "wmma_qk",
+        "sm90",
     ),
 }
 DTYPES = {

@@ -14,6 +14,12 @@ torch = pytest.importorskip("torch")
 
 DEVICE = "cuda"
 HALF = ["float16", "bfloat16"]
+# sm90 is for compute capability 9.0, and builds for others lack it.
+HOPPER = (
+    torch.cuda.is_available()
+    and torch.cuda.get_device_capability() == (9, 0)
+    and not dlattn._core.refusal("sm90", "float16", 64, "", 90)
+)
 # Pairs of a kernel and a dtype that it serves.
 SERVED = [
     ("scalar", "float32"),
@@ -22,10 +28,14 @@ SERVED = [
         for kernel in ("scalar", "wmma_qk", "wmma_smem", "wmma", "wmma:split", "wmma:general")
         for dtype in HALF
     ),
+    *(("sm90", dtype) for dtype in HALF if HOPPER),
 ]
 CAUSAL = [False, "bottom_right", "top_left"]
 
 every_kernel = pytest.mark.parametrize(("kernel", "dtype"), SERVED)
+every_kernel_of_packs = pytest.mark.parametrize(
+    ("kernel", "dtype"), [served for served in SERVED if served[0] != "sm90"]
+)
 
 
 def visible_keys(seqlen_q: int, seqlen_k: int, causal: Any, window: Any) -> Any:
@@ -126,11 +136,23 @@ def check(kernel: str, q: Any, k: Any, v: Any, out: Any = None, **options: Any) 
     if out is None:
         out = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype, device=DEVICE)
     out.fill_(math.nan)
+    if kernel == "sm90" and not all(copied_in_boxes(x) for x in (q, k, v, out)):
+        with pytest.raises(dlattn.UnsupportedError, match="sm90: .*accepted: multiples of 16"):
+            dlattn.attention(q, k, v, kernel=kernel, out=out, **options)
+        return
     _, lse = dlattn.attention(q, k, v, kernel=kernel, out=out, return_lse=True, **options)
     want_out, want_lse = attend(q, k, v, torch.float64, **options)
     plain_out, plain_lse = attend(q, k, v, torch.float32, **options)
     assert_close(out, want_out, plain_out, dtype, "out")
     assert_close(lse, want_lse, plain_lse, "float32", "lse")
+
+
+def copied_in_boxes(x: Any) -> bool:
+    """Whether the copy engine, which sm90 copies with, takes a tensor: rows of 16-byte steps."""
+    if x.numel() == 0:
+        return True
+    taken = [n for size, n in zip(x.shape[:3], x.stride()[:3], strict=True) if size > 1]
+    return all(n % 8 == 0 for n in taken) and x.data_ptr() % 16 == 0
 
 
 def normal(*shape: int, dtype: str, seed: int, offset: float = 0.3) -> Any:

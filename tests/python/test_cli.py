@@ -111,7 +111,7 @@ def test_support_table(capsys: Captured) -> None:
     assert main(["info", "--support"]) == 0
     lines = capsys.readouterr().out.splitlines()
     by_kernel = {line.split()[0]: line for line in lines[2:]}
-    assert set(by_kernel) == {"cpu", "scalar", "wmma_qk", "wmma_smem", "wmma"}
+    assert set(by_kernel) == {"cpu", "scalar", "wmma_qk", "wmma_smem", "wmma", "sm90"}
     assert "sinks, varlen" in by_kernel["cpu"] and " any " in by_kernel["cpu"]
     assert "1 to 256" in by_kernel["scalar"] and "float32" in by_kernel["scalar"]
     for kernel in ("wmma_qk", "wmma_smem"):
@@ -120,6 +120,7 @@ def test_support_table(capsys: Captured) -> None:
         assert "float32" not in by_kernel[kernel]
     assert "1 to 256" in by_kernel["wmma"]
     assert "alibi_slopes" in by_kernel["wmma"]
+    assert "multiples of 8 up to 256" in by_kernel["sm90"] and " sm_90 " in by_kernel["sm90"]
 
 
 def test_support_table_agrees_with_supported() -> None:
@@ -130,6 +131,7 @@ def test_support_table_agrees_with_supported() -> None:
     assert "does not implement softcap" in refusal("wmma_smem", "float16", 64, "softcap", 89)
     assert "the tensors are on the CPU" in refusal("scalar", "float16", 64, "", 0)
     assert "head_dim is 24" in refusal("wmma_smem", "float16", 24, "", 89)
+    assert "needs compute capability 9.0" in refusal("sm90", "float16", 64, "", 89)
     with pytest.raises(dlattn.UnsupportedError, match="feature is dropout; accepted: causal"):
         refusal("cpu", "float16", 24, "dropout", 0)
     with pytest.raises(dlattn.UnsupportedError, match="dtype is int8; accepted: float16"):

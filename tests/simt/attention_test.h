@@ -49,6 +49,20 @@ inline dlattn::DeviceInfo ada() {
   return device;
 }
 
+// The device of the plans for sm_90: 227 KB.
+inline dlattn::DeviceInfo hopper(int num_sms) {
+  dlattn::DeviceInfo device;
+  device.type = dlattn::DeviceType::kCuda;
+  device.name = "NVIDIA H200";
+  device.compute_major = 9;
+  device.compute_minor = 0;
+  device.num_sms = num_sms;
+  device.max_smem_per_block = 232448;
+  device.smem_per_sm = 233472;
+  device.l2_bytes = 60 << 20;
+  return device;
+}
+
 template <typename T>
 struct DTypeOf;
 template <>
@@ -154,8 +168,11 @@ class Tests {
   // Runs only cases whose line contains `filter`.
   Tests(const char* family, const char* filter) : family_(family), filter_(filter) {}
   // Runs what the arguments ask for.
-  Tests(const char* family, const Arguments& arguments)
-      : family_(family), filter_(arguments.filter()), seconds_(arguments.seconds()) {}
+  Tests(const char* family, const Arguments& arguments, const dlattn::DeviceInfo& device = ada())
+      : family_(family),
+        filter_(arguments.filter()),
+        device_(device),
+        seconds_(arguments.seconds()) {}
 
   // `run_kernel(head_dim_tile, params, shape)` runs in every thread of the launch. `variant`: which
   // of the family's tile shapes; null: what the plan chooses. Problems that this one does not serve
@@ -173,10 +190,10 @@ class Tests {
     dlattn::Options options;
     options.kernel = kernel;
     dlattn::core::validate(params);
-    if (!c.seed) dlattn::core::make_plan(params, ada(), options);  // some variant serves it
+    if (!c.seed) dlattn::core::make_plan(params, device_, options);  // some variant serves it
     options.variant = variant;
-    if (!dlattn::core::refusals(params, ada(), options).empty()) return;
-    const dlattn::Plan plan = dlattn::core::make_plan(params, ada(), options);
+    if (!dlattn::core::refusals(params, device_, options).empty()) return;
+    const dlattn::Plan plan = dlattn::core::make_plan(params, device_, options);
     std::vector<unsigned char> first_out;
     std::string trouble;
     for (const Schedule schedule : schedules()) {
@@ -196,7 +213,7 @@ class Tests {
       if (kernel == dlattn::Kernel::kWmma) options.variant = tiles.c_str();
       for (int b = 0; b < c.batch_size; ++b) {
         const dlattn::AttentionParams own = alone<T>(c, params, b);
-        run_plan(own, dlattn::core::make_plan(own, ada(), options), schedules()[0], run_kernel);
+        run_plan(own, dlattn::core::make_plan(own, device_, options), schedules()[0], run_kernel);
       }
       if (t.out.bytes() != first_out) trouble = "out depends on the other sequences";
       if (t.lse.bytes() != lse) trouble = "lse depends on the other sequences";
@@ -241,6 +258,7 @@ class Tests {
   }
 
   std::string family_, filter_;
+  dlattn::DeviceInfo device_ = ada();
   double seconds_ = 1e9;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   int passed_ = 0, failed_ = 0;

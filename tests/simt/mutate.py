@@ -2,16 +2,21 @@
 
 Mutants are made in a copy of src/: every ``__syncthreads()``, ``__syncwarp()``, bar.sync and
 cp.async wait of each kernel family (its kernel and what that includes) removed in turn, every such
-wait made one group short, and the bugs of seed_bugs.py put back. Each is compiled into the family's
+wait made one group short, the same for what orders asynchronous copies and products on Hopper, and
+the bugs of seed_bugs.py put back. Each is compiled into the family's
 test, under ThreadSanitizer, AddressSanitizer or neither, until one of them fails. A mutant that
 survives all three, or an edit that does not apply, makes the exit status 1.
 
     python mutate.py --config <build folder>/tests/simt/simt.json [--quick] [--table MUTANTS.md]
+
+A full run takes an hour or so. With ``--state FILE`` what was found is kept there, and a mutant
+of which nothing that its test is compiled from has changed since is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 import shutil
@@ -36,6 +41,7 @@ FAMILIES = {
     "wmma": "wmma/kernel.cuh",
     "wmma_split": "wmma/split.cuh",
     "wmma_general": "wmma/general.cuh",
+    "sm90": "sm90/kernel.cuh",
     "merge": "merge/kernel.cuh",
 }
 TIMEOUT_S = 300
@@ -45,11 +51,39 @@ SYNCHRONISATION = {
     "no __syncthreads": (r"__syncthreads\(\);", ";"),
     "no __syncwarp": (r"__syncwarp\([^;]*\);", ";"),
     "no bar.sync": (r"ptx::barrier_sync\([^;]*\);", ";"),
+    "no bar.arrive": (r"ptx::barrier_arrive\([^;]*\);", ";"),
     "no cp.async wait": (r"ptx::cp_async_wait<[^;]*\(\);", ";"),
     "cp.async wait one group short": (
         r"ptx::cp_async_wait<([^;]*)>\(\);",
         r"ptx::cp_async_wait<\1 + 1>();",
     ),
+    "no mbarrier wait": (r"ptx::mbarrier_(?:wait|sleep)\([^;]*\);", ";"),
+    "mbarrier parity flipped": (r"(ptx::mbarrier_(?:wait|sleep)\([^;]*)\);", r"\1 ^ 1);"),
+    "no wait for a stage": (r"\b[\w.]+\.wait_full\([^;]*\);", ";"),
+    "no release of a stage": (r"\b(?:[\w.]+\.)?release\(shared[^;]*\);", ";"),
+    "expect_tx of too few bytes": (r"(ptx::mbarrier_arrive_expect_tx\([^;]*)\);", r"\1 - 16);"),
+    "expect_tx of too many bytes": (r"(ptx::mbarrier_arrive_expect_tx\([^;]*)\);", r"\1 + 16);"),
+    "no fence after mbarrier.init": (r"ptx::fence_mbarrier_init\(\);", ";"),
+    "no fence of the async proxy": (r"ptx::fence_proxy_async\(\);", ";"),
+    "no wait for bulk stores": (r"ptx::tma_store_wait_read\(\);", ";"),
+    "no wgmma fence": (r"ptx::wgmma_fence\(\);", ";"),
+    "no wgmma commit": (r"ptx::wgmma_commit\(\);", ";"),
+    "no wgmma wait": (r"ptx::wgmma_wait<[^;]*\(\);", ";"),
+    "wgmma wait one group short": (
+        r"ptx::wgmma_wait<([^;]*)>\(\);",
+        r"ptx::wgmma_wait<\1 + 1>();",
+    ),
+}
+# Those that the quick run takes one of each of, beside a seed bug of each family.
+QUICK = {
+    "no __syncthreads",
+    "no __syncwarp",
+    "no bar.sync",
+    "no cp.async wait",
+    "cp.async wait one group short",
+    "mbarrier parity flipped",
+    "no release of a stage",
+    "wgmma wait one group short",
 }
 
 # The variants that are tried, likeliest first.
@@ -139,8 +173,8 @@ def all_mutants(cuda: Path) -> list[Mutant]:
 
 
 def one_of_each_kind(mutants: list[Mutant]) -> list[Mutant]:
-    """The last mutant of each kind of changed synchronisation, and a seed bug of each family."""
-    removed = {m.kind: m for m in mutants if m.variants == RACES_FIRST}
+    """The last mutant of each kind in QUICK, and a seed bug of each family."""
+    removed = {m.kind: m for m in mutants if m.kind in QUICK}
     seeds = {m.family: m for m in mutants if m.variants == NUMBERS_FIRST}
     return list(removed.values()) + list(seeds.values())
 
@@ -156,17 +190,39 @@ class Bench:
         self.scratch = scratch
         self.check_baselines = check_baselines
         self.baselines: dict[tuple[str, str], str | None] = {}
+        self.digests: dict[str, str] = {}
         self.lock = Lock()
+
+    def command(self, source: Path, family: str, variant: str) -> list[str]:
+        """What compiles the test of a family, but for libraries and output."""
+        c = self.config
+        includes = [f"{c['tests']}/model", c["tests"], source, source / "include", c["generated"]]
+        command = [c["compiler"], *c["flags"], *c["variants"][variant]["flags"]]
+        command += [f"-I{path}" for path in includes]
+        command += [f"-isystem{path}" for path in c["system_includes"]]
+        return [*command, "-include", f"{c['tests']}/prelude.h", f"{c['tests']}/test_{family}.cpp"]
+
+    def inputs(self, mutant: Mutant) -> str:
+        """A digest of the mutant and of all that its test is compiled from."""
+        with self.lock:
+            if mutant.family not in self.digests:
+                command = [*self.command(self.source, mutant.family, "plain"), "-M"]
+                listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+                files = {
+                    Path(name) for name in listed.partition(":")[2].replace("\\\n", "").split()
+                }
+                files |= {x for x in Path(self.config["tests"]).rglob("harness/*") if x.is_file()}
+                digest = hashlib.sha256()
+                for content in sorted(path.read_bytes() for path in files):
+                    digest.update(content)
+                self.digests[mutant.family] = digest.hexdigest()
+        return hashlib.sha256((self.digests[mutant.family] + mutant.text).encode()).hexdigest()
 
     def outcome(self, source: Path, family: str, variant: str, work: Path) -> str | None:
         """How the test fails; None if it passes."""
         c = self.config
         binary = work / f"test_{variant}"
-        includes = [f"{c['tests']}/model", c["tests"], source, source / "include", c["generated"]]
-        command = [c["compiler"], *c["flags"], *c["variants"][variant]["flags"]]
-        command += [f"-I{path}" for path in includes]
-        command += [f"-isystem{path}" for path in c["system_includes"]]
-        command += ["-include", f"{c['tests']}/prelude.h", f"{c['tests']}/test_{family}.cpp"]
+        command = self.command(source, family, variant)
         command += [*c["objects"], c["variants"][variant]["library"], "-o", str(binary)]
         built = subprocess.run(command, capture_output=True, text=True, check=False)
         if built.returncode != 0:
@@ -270,6 +326,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="name the mutants, run nothing")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--table", type=Path, help="write the results there, as Markdown")
+    parser.add_argument("--state", type=Path, help="keep results there, and do not repeat them")
     args = parser.parse_args()
 
     config = json.loads(args.config.read_text())
@@ -286,8 +343,17 @@ def main() -> int:
             return 0
         # The quick run is a test beside the tests themselves, which show that the source passes.
         bench = Bench(config, source, Path(scratch), check_baselines=not args.quick)
-        for mutant, how in zip(mutants, pool.map(bench.try_mutant, mutants), strict=True):
+        known = json.loads(args.state.read_text()) if args.state and args.state.exists() else {}
+
+        def find_out(mutant: Mutant) -> str | None:
+            key = bench.inputs(mutant) if args.state else ""
+            return known[key] if key in known else bench.try_mutant(mutant)
+
+        for mutant, how in zip(mutants, pool.map(find_out, mutants), strict=True):
             results.append((mutant, how))
+            if args.state and how:
+                known[bench.inputs(mutant)] = how
+                args.state.write_text(json.dumps(known, indent=1) + "\n")
             print(f"{'ok  ' if how else 'FAIL'} {mutant.name}: {how or 'survives'}", flush=True)
     if args.table:
         args.table.write_text(table(results))

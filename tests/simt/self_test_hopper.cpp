@@ -43,6 +43,7 @@ enum class Bug {
   kNoStoreWait,
   kChangedSource,
   kStoreBeyondSmem,
+  kStoreBeforeTensor,
   kLoadOffItsAtom,
 };
 
@@ -135,7 +136,7 @@ void store(const float (&d)[32], const Operands& maps, ptx::SmemAddress tile, Bu
   if (bug != Bug::kNoBarrierBeforeStore) ptx::barrier_sync(1, 128);
   if (thread != 0) return;
   ptx::tma_store(maps.out, tile + (bug == Bug::kStoreBeyondSmem ? 3 * kTileBytes : 0),
-                 {0, 0, 0, 0});
+                 {0, bug == Bug::kStoreBeforeTensor ? -1 : 0, 0, 0});
   ptx::tma_store_commit();
   if (bug == Bug::kChangedSource) ptx::at_smem_address(tile)[5] ^= 1;
   if (bug != Bug::kNoStoreWait) ptx::tma_store_wait_read();
@@ -250,6 +251,7 @@ const std::vector<Case> kCases = {
     {"store whose source changes", [] { multiply(Bug::kChangedSource); }, "source of a bulk store"},
     {"store from beyond shared memory", [] { multiply(Bug::kStoreBeyondSmem); },
      "beyond shared memory"},
+    {"store at a negative row", [] { multiply(Bug::kStoreBeforeTensor); }, "a coordinate of -1"},
     {"load to the midst of a swizzle", [] { multiply(Bug::kLoadOffItsAtom); }, "not a multiple"},
     {"product of registers", [] { multiply_registers(Bug::kNone); }, nullptr},
     {"registers of a changed too early", [] { multiply_registers(Bug::kChangedA); },

@@ -40,7 +40,7 @@ struct Model {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
   Model model;
-  return dlattn::test::test_instructions(model);
+  return dlattn::test::test_instructions(model, argc > 1 ? argv[1] : "");
 }

@@ -20,7 +20,7 @@ from dlattn.cli.errors import first_line
 Array = NDArray[Any]
 Call = Callable[[], Any]
 
-GPU_KERNELS = ("scalar", "wmma_qk", "wmma_smem", "wmma")
+GPU_KERNELS = ("scalar", "wmma_qk", "wmma_smem", "wmma", "sm90")
 CPU_KERNELS = ("cpu",)
 
 

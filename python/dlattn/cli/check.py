@@ -22,7 +22,7 @@ from dlattn.reference import attention_reference, error_bound, max_error
 Array = NDArray[Any]
 
 CPU_KERNELS = ("cpu",)
-GPU_KERNELS = ("scalar", "wmma_qk", "wmma_smem", "wmma")
+GPU_KERNELS = ("scalar", "wmma_qk", "wmma_smem", "wmma", "sm90")
 DTYPES = {"cpu": ("float32", "float16"), "cuda": ("float16",)}
 OFFSET = 0.25  # a mean that is not zero, so that an indexing error cannot cancel out
 

@@ -10,4 +10,11 @@ __device__ __forceinline__ unsigned reread_block_index() {
   return x;
 }
 
+// PTX ISA, "Special Registers: %tid". threadIdx.x, likewise.
+__device__ __forceinline__ unsigned reread_thread_index() {
+  unsigned x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+
 }  // namespace dlattn::ptx

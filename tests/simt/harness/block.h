@@ -98,11 +98,23 @@ void fence_async_proxy();
 const unsigned char* async_view(const void* smem);
 void write_async_view(void* smem, const void* from, std::size_t bytes);
 
-// A bulk copy in flight.
 constexpr int kMaxRank = 5;
-struct TensorMap;
+
+// What a tensor map says. Fits in the 128 bytes of the opaque one.
+struct TensorMap {
+  unsigned char* address;
+  std::int64_t strides[kMaxRank];  // in bytes; the innermost is that of an element
+  std::uint32_t sizes[kMaxRank];
+  std::uint16_t box[kMaxRank];
+  std::uint8_t rank;
+  std::uint8_t element_bytes;
+  std::uint8_t swizzle;  // bytes of a row that are permuted: 128, 64, 32, or 0
+};
+static_assert(sizeof(TensorMap) <= 128);
+
+// A bulk copy in flight.
 struct BulkCopy {
-  const TensorMap* map;
+  TensorMap map;
   unsigned char* smem;
   int coordinates[kMaxRank];
   int group;               // of a store

@@ -12,18 +12,6 @@
 // thread's wait, and is done there: the source must still be what it was at the issue.
 namespace simt {
 
-// What a tensor map says. Fits in the 128 bytes of the opaque one.
-struct TensorMap {
-  unsigned char* address;
-  std::int64_t strides[kMaxRank];  // in bytes; the innermost is that of an element
-  std::uint32_t sizes[kMaxRank];
-  std::uint16_t box[kMaxRank];
-  std::uint8_t rank;
-  std::uint8_t element_bytes;
-  std::uint8_t swizzle;  // bytes of a row that are permuted: 128, 64, 32, or 0
-};
-static_assert(sizeof(TensorMap) <= 128);
-
 // The encoding's demands, then those of this model.
 inline void check_tensor_map(const TensorMap& map) {
   if (map.rank < 1 || map.rank > kMaxRank) die("a tensor map of rank %d", map.rank);
@@ -99,26 +87,26 @@ inline BulkState& bulk_state() {
   return bulk_states[this_thread().index];
 }
 
-inline BulkCopy make_bulk_copy(const TensorMap* map, unsigned char* smem, const int* coordinates,
+inline BulkCopy make_bulk_copy(const TensorMap& map, unsigned char* smem, const int* coordinates,
                                int rank) {
-  check_tensor_map(*map);
-  if (rank != map->rank) die("%d coordinates for a tensor map of rank %d", rank, map->rank);
-  const std::size_t unit = map->swizzle ? 8 * map->swizzle : 128;
+  check_tensor_map(map);
+  if (rank != map.rank) die("%d coordinates for a tensor map of rank %d", rank, map.rank);
+  const std::size_t unit = map.swizzle ? 8 * map.swizzle : 128;
   if ((smem - dynamic_smem()) % unit != 0)
     die("a bulk copy at shared memory's byte %td, not a multiple of %zu", smem - dynamic_smem(),
         unit);
-  if (!in_dynamic_smem(smem, box_bytes(*map))) die("a bulk copy beyond shared memory");
+  if (!in_dynamic_smem(smem, box_bytes(map))) die("a bulk copy beyond shared memory");
   BulkCopy copy{map, smem, {}, 0, 0};
   std::memcpy(copy.coordinates, coordinates, rank * sizeof(int));
   return copy;
 }
 
-inline void issue_bulk_load(const TensorMap* map, unsigned char* smem, void* mbarrier,
+inline void issue_bulk_load(const TensorMap& map, unsigned char* smem, void* mbarrier,
                             const int* coordinates, int rank) {
   const BulkCopy copy = make_bulk_copy(map, smem, coordinates, rank);
   touch(mbarrier, 8);
-  mbarrier_start_bytes(mbarrier, box_bytes(*map));
-  for_each_chunk(*map, smem, coordinates, [](const BoxChunk& chunk) {
+  mbarrier_start_bytes(mbarrier, box_bytes(map));
+  for_each_chunk(map, smem, coordinates, [](const BoxChunk& chunk) {
     if (chunk.global) touch(chunk.global, chunk.end - chunk.begin);
     overwrite(chunk.smem, nullptr, 16, 0xFFFFFFFFu);
     write_async_view(chunk.smem, chunk.smem, 16);
@@ -130,7 +118,7 @@ inline void complete_bulk_loads(void* mbarrier) {
   run_copy_engine(mbarrier, [](const BulkLoads& all) {
     for (int i = 0; i < all.count; ++i) {
       const BulkCopy& load = all.loads[i];
-      for_each_chunk(*load.map, load.smem, load.coordinates, [](const BoxChunk& chunk) {
+      for_each_chunk(load.map, load.smem, load.coordinates, [](const BoxChunk& chunk) {
         unsigned char content[16] = {};  // zeros where the tensor ends
         for (int b = chunk.begin; b < chunk.end; ++b) content[b] = chunk.global[b - chunk.begin];
         overwrite(chunk.smem, content, 16, 0);
@@ -143,16 +131,21 @@ inline void complete_bulk_loads(void* mbarrier) {
 
 inline std::uint64_t checksum_of_source(const BulkCopy& copy) {
   std::uint64_t sum = 0;
-  for_each_chunk(*copy.map, copy.smem, copy.coordinates, [&](const BoxChunk& chunk) {
+  for_each_chunk(copy.map, copy.smem, copy.coordinates, [&](const BoxChunk& chunk) {
     if (chunk.global) sum = sum * 31 + checksum(chunk.smem);
   });
   return sum;
 }
 
-inline void issue_bulk_store(const TensorMap* map, unsigned char* smem, const int* coordinates,
+inline void issue_bulk_store(const TensorMap& map, unsigned char* smem, const int* coordinates,
                              int rank) {
   BulkCopy copy = make_bulk_copy(map, smem, coordinates, rank);
-  for_each_chunk(*map, smem, coordinates, [](const BoxChunk& chunk) {
+  for (int i = 0; i < rank; ++i) {
+    if (coordinates[i] < 0) die("a bulk store at a coordinate of %d", coordinates[i]);
+  }
+  if (coordinates[0] * map.element_bytes % 16 != 0)
+    die("a bulk store at column %d, amid 16 bytes: not modelled", coordinates[0]);
+  for_each_chunk(map, smem, coordinates, [](const BoxChunk& chunk) {
     if (chunk.global && std::memcmp(chunk.smem, async_view(chunk.smem), 16) != 0)
       die("a bulk store of what threads wrote without fence.proxy.async");
   });
@@ -165,7 +158,9 @@ inline void commit_bulk_stores() {
   ++bulk_state().groups;
 }
 
-// Both forms of the wait: that for the source to be read and that for the tensor to be written.
+// 16 bytes that begin within the tensor are stored whole, beyond its last column too: a GPU does
+// that. Both forms of the wait: that for the source to be read and that for the tensor to be
+// written.
 inline void wait_bulk_stores(int pending_groups) {
   BulkState& state = bulk_state();
   std::size_t done = 0;
@@ -174,9 +169,8 @@ inline void wait_bulk_stores(int pending_groups) {
     if (store.group >= state.groups - pending_groups) break;
     if (checksum_of_source(store) != store.checksum)
       die("the source of a bulk store changed before the store was waited for");
-    for_each_chunk(*store.map, store.smem, store.coordinates, [](const BoxChunk& chunk) {
-      volatile unsigned char* to = chunk.global;
-      for (int i = chunk.begin; i < chunk.end; ++i) to[i - chunk.begin] = chunk.smem[i];
+    for_each_chunk(store.map, store.smem, store.coordinates, [](const BoxChunk& chunk) {
+      if (chunk.global) overwrite(chunk.global, chunk.smem, 16, 0);
     });
   }
   state.stores.erase(state.stores.begin(), state.stores.begin() + done);

@@ -8,4 +8,8 @@ inline unsigned reread_block_index() {
   return simt::this_thread().block_idx.x;
 }
 
+inline unsigned reread_thread_index() {
+  return simt::this_thread().thread_idx.x;
+}
+
 }  // namespace dlattn::ptx

@@ -11,8 +11,8 @@ struct alignas(64) TensorMap {
 
 namespace model {
 
-inline const simt::TensorMap* decoded(const TensorMap& map) {
-  return reinterpret_cast<const simt::TensorMap*>(map.encoded);
+inline const simt::TensorMap& decoded(const TensorMap& map) {
+  return *reinterpret_cast<const simt::TensorMap*>(map.encoded);
 }
 
 }  // namespace model

@@ -1,0 +1,87 @@
+#include "core/sm90_plan.h"
+
+#include <algorithm>
+#include <cstring>
+#include <sstream>
+
+#include "core/backend.h"
+#include "core/plan.h"
+#include "core/registry.h"
+#include "core/wmma_plan.h"
+#include "cuda/sm90/boxes.h"
+
+namespace dlattn::core {
+namespace {
+
+constexpr int kAnyTile = 64;               // boxes' sizes do not matter to what is refused
+constexpr std::int64_t kPackedRows = 128;  // of one of sm90's tiles
+
+template <typename... Parts>
+std::string concat(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+// What of a tensor the copy engine cannot be told; empty if it can.
+std::string misfit(const sm90::TensorBox& box) {
+  constexpr std::int64_t kMaxStride = (std::int64_t{1} << 40) - 16;
+  if (reinterpret_cast<std::uintptr_t>(box.data) % 16 != 0)
+    return concat(box.name, " begins at ", box.data, "; accepted: multiples of 16 bytes");
+  const char* const names[] = {"column", "row", "head", "batch"};
+  for (int i = 1; i < 4; ++i) {
+    const std::int64_t stride = box.strides[i];
+    if (stride % 16 != 0 || stride < 0 || stride > kMaxStride) {
+      return concat(box.name, " has a ", names[i], " stride of ", stride,
+                    " bytes; accepted: multiples of 16 from 0 to ", kMaxStride);
+    }
+  }
+  return {};
+}
+
+// Whether the query heads of a KV head have so few rows together that wmma, which packs them,
+// leaves less of its tiles empty.
+bool better_packed(const AttentionParams& p, const DeviceInfo& device) {
+  const std::int64_t group = p.num_heads / p.num_heads_kv;
+  if (group == 1 || p.seqlen_q * group > kPackedRows) return false;
+  const int tile = head_dim_tile(Kernel::kWmma, p.dtype, std::max(p.head_dim, p.head_dim_v));
+  return tile > 0 && choose_wmma(p, device, tile, {}, false).packed_heads > 1;
+}
+
+}  // namespace
+
+bool is_sm90(const DeviceInfo& device) {
+  return device.compute_major == 9 && device.compute_minor == 0;
+}
+
+std::string sm90_device_refusal(const DeviceInfo& device) {
+  if (!is_sm90(device)) {
+    return concat("sm90: needs compute capability 9.0; ", device.name, " has ",
+                  device.compute_major, ".", device.compute_minor);
+  }
+  if (cuda::compiled() && !std::strstr(cuda::archs(), "90a"))
+    return concat("sm90: needs kernels for 90a; this build has kernels for ", cuda::archs());
+  return {};
+}
+
+std::string sm90_tensor_refusal(const AttentionParams& p) {
+  const sm90::TensorBoxes boxes = sm90::tensor_boxes(p, kAnyTile);
+  for (const sm90::TensorBox* box : {&boxes.q, &boxes.k, &boxes.v, &boxes.out}) {
+    const std::string why = misfit(*box);
+    if (!why.empty()) return "sm90: " + why;
+  }
+  return {};
+}
+
+bool sm90_preferred(const AttentionParams& params, const DeviceInfo& device,
+                    const Options& options) {
+  // A packed sequence must give the same bits as one in a batch, and packs run elsewhere.
+  if (!is_sm90(device) || options.batch_invariant) return false;
+  return params.seqlen_q > 0 && !better_packed(params, device);
+}
+
+std::int64_t sm90_grid(const AttentionParams&, const DeviceInfo&, std::int64_t num_works) {
+  return num_works;
+}
+
+}  // namespace dlattn::core

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/sm90/traits.h"
+#include "dlattn/params.h"
+
+// What the copy engine is told of the tensors, as plain host code: the plan asks whether it can be
+// told, the launch tells it.
+namespace dlattn::sm90 {
+
+// A tensor of 16-bit elements and the box of it that one copy moves: kBlockColumns by `box_rows`.
+struct TensorBox {
+  const char* name;
+  const void* data;
+  std::int64_t sizes[4];    // columns, rows, heads, batch; at least 1
+  std::int64_t strides[4];  // in bytes; of a dimension of one element, any that is accepted
+  int box_rows;
+};
+
+struct TensorBoxes {
+  TensorBox q, k, v, out;
+};
+
+inline TensorBox tensor_box(const char* name, const void* data, std::int64_t columns,
+                            std::int64_t rows, std::int64_t row_stride, std::int64_t heads,
+                            std::int64_t head_stride, std::int64_t batch, std::int64_t batch_stride,
+                            int box_rows) {
+  constexpr std::int64_t kAnyStride = 16;
+  const auto stride = [rows](std::int64_t size, std::int64_t elements) {
+    return size > 1 && rows > 0 ? elements * 2 : kAnyStride;
+  };
+  return {name,
+          data,
+          {columns, rows > 0 ? rows : 1, heads, batch > 0 ? batch : 1},
+          {2, stride(rows, row_stride), stride(heads, head_stride), stride(batch, batch_stride)},
+          box_rows};
+}
+
+inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
+  const int block_n = tile_shape(head_dim_tile).block_n;
+  // Without keys nothing is copied, but an address must be told.
+  const void* k = p.seqlen_k > 0 ? p.k : p.q;
+  const void* v = p.seqlen_k > 0 ? p.v : p.q;
+  return {tensor_box("q", p.q, p.head_dim, p.seqlen_q, p.q_row_stride, p.num_heads, p.q_head_stride,
+                     p.batch_size, p.q_batch_stride, kWarpgroupRows),
+          tensor_box("k", k, p.head_dim, p.seqlen_k, p.k_row_stride, p.num_heads_kv,
+                     p.k_head_stride, p.batch_size, p.k_batch_stride, block_n),
+          tensor_box("v", v, p.head_dim_v, p.seqlen_k, p.v_row_stride, p.num_heads_kv,
+                     p.v_head_stride, p.batch_size, p.v_batch_stride, block_n),
+          tensor_box("out", p.out, p.head_dim_v, p.seqlen_q, p.out_row_stride, p.num_heads,
+                     p.out_head_stride, p.batch_size, p.out_batch_stride, kWarpgroupRows)};
+}
+
+}  // namespace dlattn::sm90

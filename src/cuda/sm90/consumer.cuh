@@ -1,0 +1,139 @@
+#pragma once
+
+#include "cuda/sm90/epilogue.cuh"
+#include "cuda/sm90/products.cuh"
+#include "cuda/sm90/setup.cuh"
+#include "cuda/sm90/softmax.cuh"
+#include "cuda/sm90/tiles.cuh"
+
+namespace dlattn::sm90 {
+
+// A consumer warpgroup's 64 query rows of one work item after the other. A step starts the scores
+// of the next tile ahead of this tile's product with V, and works out the probabilities of the
+// former while the latter runs.
+template <typename T, int kHeadDim>
+__device__ __forceinline__ void consume(const AttentionParams& params, const LaunchShape& shape,
+                                        const TensorMaps& maps, const Shared<kHeadDim>& shared,
+                                        int consumer) {
+  constexpr TileShape kShape = tile_shape(kHeadDim);
+  constexpr int kBlockN = kShape.block_n;
+  constexpr int kBlockM = block_m(kShape);
+  constexpr std::bool_constant<kShape.speculates_on_edges> kSpeculateOnEdges{};
+  const bool first_lane = threadIdx.x % 32 == 0;
+  const tile::Mask mask = position_mask(params, shape);
+  const int seqlen_q = static_cast<int>(params.seqlen_q);
+  const float scale = shape.scale_log2;
+  const Turns<kShape.num_consumers, kShape.takes_turns> turns{consumer};
+  unsigned use = 0;        // of the stages of K and V
+  unsigned query_use = 0;  // of those of Q
+
+  turns.begin();
+  const unsigned works = num_works(params, shape);
+  for (unsigned i = blockIdx.x; i < works; i += gridDim.x, ++query_use) {
+    const tile::Work work = tile::scheduled_work(params, shape, i);
+    const int m0 = work.m_block * kBlockM;
+    const int first_row = m0 + consumer * kWarpgroupRows;
+    const int last_row = min(first_row + kWarpgroupRows, seqlen_q) - 1;
+    const TileRange all(mask, m0, min(m0 + kBlockM, seqlen_q) - 1, kBlockN);
+    const TileRange tiles(mask, first_row, last_row, kBlockN);
+    const FullTiles full(mask, tiles, first_row, last_row, kBlockN);
+    const ptx::SmemAddress sQ = shared.q(query_use, consumer);
+
+    float acc_o[kHeadDim / 2];
+    float acc_s[kBlockN / 2];
+    std::uint32_t rP[kBlockN / 16][4];
+    Softmax softmax;
+#pragma unroll
+    for (int d = 0; d < kHeadDim / 2; ++d) acc_o[d] = 0.0f;
+
+    const auto release = [&](const auto& ring, unsigned use) {
+      if (first_lane) ring.release(use);
+    };
+    // A tile that other consumers see.
+    const auto pass_over = [&] {
+      turns.wait();
+      turns.pass();
+      shared.keys.wait_full(use);
+      release(shared.keys, use);
+      shared.values.wait_full(use);
+      release(shared.values, use);
+      ++use;
+    };
+    // Of tile n; the one before it in the walk, n + 1, is use `use`.
+    const auto step = [&](int n, auto edge, auto speculate) {
+      shared.keys.wait_full(use + 1);
+      turns.wait();
+      start_qk<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
+      shared.values.wait_full(use);
+      start_pv<T, kHeadDim, kBlockN>(acc_o, rP, shared.v(use));
+      turns.pass();
+      ptx::wgmma_wait<1>();
+      float sums[2], factors[2];
+      if constexpr (edge) apply_mask(acc_s, mask, first_row, n * kBlockN);
+      bool raised = !speculate;
+      if constexpr (!speculate) softmax.raise(acc_s, scale, factors);
+      softmax.exponentiate(acc_s, scale, sums);
+      if constexpr (speculate) {
+        raised = Softmax::outgrown<T>(sums);
+        if (raised) {
+          recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
+          if constexpr (edge) apply_mask(acc_s, mask, first_row, n * kBlockN);
+          softmax.raise(acc_s, scale, factors);
+          softmax.exponentiate(acc_s, scale, sums);
+        }
+      }
+      release(shared.keys, use + 1);
+      softmax.add(sums);
+      ptx::wgmma_wait<0>();
+      release(shared.values, use);
+      if (raised) rescale(acc_o, factors);
+      pack_probabilities<T>(rP, acc_s);  // only now: products in flight may still read rP
+      ++use;
+    };
+
+    shared.queries.wait_full(query_use);
+    int n = all.end - 1;
+#pragma unroll 1
+    for (; n >= all.begin && n >= tiles.end; --n) pass_over();
+    if (tiles.begin < tiles.end) {
+      // The first tile: its scores and probabilities alone.
+      shared.keys.wait_full(use);
+      turns.wait();
+      start_qk<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use));
+      turns.pass();
+      ptx::wgmma_wait<0>();
+      release(shared.keys, use);
+      apply_mask(acc_s, mask, first_row, n * kBlockN);
+      float sums[2], factors[2];
+      softmax.raise(acc_s, scale, factors);
+      softmax.exponentiate(acc_s, scale, sums);
+      softmax.add(sums);
+      pack_probabilities<T>(rP, acc_s);
+      --n;
+      // Edge tiles, full ones, and, where there is a window, edge tiles again.
+#pragma unroll 1
+      while (n >= tiles.begin) {
+        const int edge_end = n >= full.end ? full.end : tiles.begin;
+#pragma unroll 1
+        for (; n >= edge_end; --n) step(n, std::true_type{}, kSpeculateOnEdges);
+#pragma unroll 1
+        for (; n >= full.begin; --n) step(n, std::false_type{}, std::true_type{});
+      }
+      // The last tile's product with V.
+      shared.values.wait_full(use);
+      start_pv<T, kHeadDim, kBlockN>(acc_o, rP, shared.v(use));
+      ptx::wgmma_wait<0>();
+      release(shared.values, use);
+      ++use;
+    }
+#pragma unroll 1
+    for (; n >= all.begin; --n) pass_over();
+
+    const bool stored =
+        store_results<T, kHeadDim>(params, maps, work, first_row, consumer, sQ, softmax, acc_o);
+    if (stored) shared.queries.release(query_use);
+  }
+  turns.end();
+}
+
+}  // namespace dlattn::sm90

@@ -1,0 +1,61 @@
+#pragma once
+
+#include "cuda/ptx/stmatrix.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/sm90/products.cuh"
+#include "cuda/sm90/setup.cuh"
+#include "cuda/sm90/softmax.cuh"
+#include "cuda/tile/seqlen.cuh"
+
+namespace dlattn::sm90 {
+
+// Normalises a consumer's rows and stores them, by way of its rows of Q's shared memory `sO`, which
+// the copy engine has read when the thread for which this returns true may release them.
+// `first_row` is the consumer's.
+template <typename T, int kHeadDim>
+__device__ __forceinline__ bool store_results(const AttentionParams& params, const TensorMaps& maps,
+                                              const tile::Work& work, int first_row, int consumer,
+                                              ptx::SmemAddress sO, const Softmax& softmax,
+                                              const float (&acc_o)[kHeadDim / 2]) {
+  const Place place;
+  const int warp = place.warp, lane = place.lane;
+  const tile::Result<T> result(params, work);
+  float scales[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const tile::RowResult row = tile::finalize(softmax.row(h), result.sink);
+    scales[h] = row.scale;
+    const int i = first_row + warp * 16 + 8 * h + lane / 4;
+    if (result.lse && lane % 4 == 0 && i < params.seqlen_q) result.lse[i] = row.lse;
+  }
+  ptx::barrier_sync(kWarpgroupBarrier + consumer, kWarpgroupThreads);  // all have done with Q
+#pragma unroll
+  for (int d = 0; d < kHeadDim; d += 16) {
+    std::uint32_t rO[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float scale = scales[e % 2];
+      const float low = scale == 0.0f ? 0.0f : acc_o[d / 2 + 2 * e] * scale;
+      const float high = scale == 0.0f ? 0.0f : acc_o[d / 2 + 2 * e + 1] * scale;
+      rO[e] = tile::pack<T>(low, high);
+    }
+    const int row = warp * 16 + lane % 16;
+    ptx::stmatrix_x4(sO + swizzled_offset(row, d / 8 + lane / 16, kWarpgroupRows), rO);
+  }
+  ptx::fence_proxy_async();
+  ptx::barrier_sync(kWarpgroupBarrier + consumer, kWarpgroupThreads);
+  if (place.thread != 0) return false;
+  if (first_row < params.seqlen_q) {
+#pragma unroll
+    for (int d = 0; d < kHeadDim; d += kBlockColumns) {
+      if (d < params.head_dim_v) {
+        ptx::tma_store(maps.out, sO + d * kBlockRowBytes, {d, first_row, work.head, work.batch});
+      }
+    }
+    ptx::tma_store_commit();
+    ptx::tma_store_wait_read();
+  }
+  return true;
+}
+
+}  // namespace dlattn::sm90

@@ -1,0 +1,39 @@
+#pragma once
+
+// Attention on Hopper (compute capability 9.0): wgmma, TMA, mbarriers, warp specialisation.
+//
+// A thread block has a producer warpgroup, one thread of which starts all copies of Q, K and V, and
+// 2 or 4 consumer warpgroups, each of which computes 64 query rows of one head from start to end.
+// It takes one work item (block_m rows of a head) after the other; with two stages of Q the next
+// item's copies run under this one's products. Tiles of block_n keys are walked from the last to
+// the first: so ragged and causal edges come first, and the long loop after them has no mask.
+// Shared memory: SmemMap, in swizzled tiles. Barriers: an mbarrier "full" and one "empty" for each
+// stage of Q, K and V (Ring); named barriers for the consumers' turns and for each consumer's own
+// threads (setup.cuh).
+
+#include "cuda/ptx/registers.cuh"
+#include "cuda/sm90/consumer.cuh"
+#include "cuda/sm90/producer.cuh"
+
+namespace dlattn::sm90 {
+
+template <typename T, int kHeadDim>
+__global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim)), 1)
+    kernel(const __grid_constant__ AttentionParams params,
+           const __grid_constant__ LaunchShape shape, const __grid_constant__ TensorMaps maps) {
+  constexpr TileShape kShape = tile_shape(kHeadDim);
+  const Shared<kHeadDim> shared(ptx::smem_address(ptx::dynamic_smem()));
+  shared.init();
+  // The same in all lanes, and by this the compiler knows.
+  const int warpgroup =
+      __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
+  if (warpgroup == 0) {
+    ptx::lower_registers<kShape.producer_registers>();
+    if (threadIdx.x == 0) produce<kHeadDim>(params, shape, maps, shared);
+  } else {
+    ptx::raise_registers<kShape.consumer_registers>();
+    consume<T, kHeadDim>(params, shape, maps, shared, warpgroup - 1);
+  }
+}
+
+}  // namespace dlattn::sm90

@@ -1,0 +1,145 @@
+#pragma once
+
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/special.cuh"
+#include "cuda/ptx/tensor_map.cuh"
+#include "cuda/sm90/traits.h"
+
+// What producer and consumers share: tensor maps, shared memory and the barriers between them.
+namespace dlattn::sm90 {
+
+// One box: 64 columns of a warpgroup's rows of q and out, or of a tile's keys of k and v.
+struct TensorMaps {
+  ptx::TensorMap q, k, v, out;
+};
+
+// Buffers that a producer fills and consumers empty in turn, by the number of their use: use i is
+// in stage i % kStages.
+template <int kStages>
+struct Ring {
+  static_assert((kStages & (kStages - 1)) == 0, "stages are told apart by a few bits");
+  static constexpr int kBytes = 2 * kStages * ptx::kMbarrierBytes;
+
+  ptx::SmemAddress full, empty;  // kStages mbarriers each
+
+  __device__ __forceinline__ explicit Ring(ptx::SmemAddress mbarriers)
+      : full(mbarriers), empty(mbarriers + kStages * ptx::kMbarrierBytes) {}
+
+  // By one thread. `releases`: arrivals that make a stage empty.
+  __device__ __forceinline__ void init(int releases) const {
+#pragma unroll
+    for (int i = 0; i < kStages; ++i) {
+      ptx::mbarrier_init(full + i * ptx::kMbarrierBytes, 1);
+      ptx::mbarrier_init(empty + i * ptx::kMbarrierBytes, releases);
+    }
+  }
+
+  __device__ __forceinline__ static int stage(unsigned use) {
+    return static_cast<int>(use % kStages);
+  }
+
+  // The producer's side: waits until the use before is over, and expects the bytes of this one.
+  __device__ __forceinline__ ptx::SmemAddress begin_fill(unsigned use, int bytes) const {
+    const int offset = stage(use) * ptx::kMbarrierBytes;
+    ptx::mbarrier_sleep(empty + offset, static_cast<int>(use / kStages % 2 ^ 1));
+    ptx::mbarrier_arrive_expect_tx(full + offset, bytes);
+    return full + offset;
+  }
+
+  // The consumers' side.
+  __device__ __forceinline__ void wait_full(unsigned use) const {
+    ptx::mbarrier_sleep(full + stage(use) * ptx::kMbarrierBytes,
+                        static_cast<int>(use / kStages % 2));
+  }
+  __device__ __forceinline__ void release(unsigned use) const {
+    ptx::mbarrier_arrive(empty + stage(use) * ptx::kMbarrierBytes);
+  }
+};
+
+template <int kHeadDim>
+struct Shared {
+  static constexpr TileShape kShape = tile_shape(kHeadDim);
+  static constexpr SmemMap kMap = smem_map(kHeadDim);
+  static constexpr int kRowsBytes = kWarpgroupRows * kHeadDim * 2;  // of a warpgroup's rows of Q
+  static constexpr int kQueryBytes = kShape.num_consumers * kRowsBytes;
+  static constexpr int kKeyBytes = kShape.block_n * kHeadDim * 2;  // of a tile of K, or of V
+
+  ptx::SmemAddress base;
+  Ring<kShape.query_stages> queries;
+  Ring<kShape.num_stages> keys, values;
+
+  __device__ __forceinline__ explicit Shared(ptx::SmemAddress base)
+      : base(base),
+        queries(base + kMap.mbarriers),
+        keys(base + kMap.mbarriers + queries.kBytes),
+        values(base + kMap.mbarriers + queries.kBytes + keys.kBytes) {}
+
+  __device__ __forceinline__ ptx::SmemAddress q(unsigned use, int consumer) const {
+    return base + kMap.q + queries.stage(use) * kQueryBytes + consumer * kRowsBytes;
+  }
+  __device__ __forceinline__ ptx::SmemAddress k(unsigned use) const {
+    return base + kMap.k + keys.stage(use) * kKeyBytes;
+  }
+  __device__ __forceinline__ ptx::SmemAddress v(unsigned use) const {
+    return base + kMap.v + values.stage(use) * kKeyBytes;
+  }
+
+  // By all threads of the block, before anything else: a consumer releases Q's rows as a whole, K
+  // and V warp by warp.
+  __device__ __forceinline__ void init() const {
+    if (threadIdx.x == 0) {
+      queries.init(kShape.num_consumers);
+      keys.init(kShape.num_consumers * 4);
+      values.init(kShape.num_consumers * 4);
+      ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+  }
+};
+
+// A thread's place in its warpgroup, read anew, and so not kept in registers, which are scarce,
+// from one use to the next.
+struct Place {
+  int thread, warp, lane;
+
+  __device__ __forceinline__ Place()
+      : thread(static_cast<int>(ptx::reread_thread_index()) % kWarpgroupThreads),
+        warp(thread / 32),
+        lane(thread % 32) {}
+};
+
+// The block's named barriers.
+constexpr int kTurnBarrier = 1;       // + consumer: its turn, passed on by the one before
+constexpr int kWarpgroupBarrier = 8;  // + consumer: its own threads
+
+// Turns: consumer c starts its products of a tile after consumer c - 1 has, so that one's softmax
+// runs while the other's products do. Consumers take as many turns each.
+template <int kConsumers, bool kTakesTurns>
+struct Turns {
+  int consumer;
+
+  // The first turn is consumer 0's.
+  __device__ __forceinline__ void begin() const {
+    if constexpr (kTakesTurns) {
+      if (consumer == kConsumers - 1) pass();
+    }
+  }
+  __device__ __forceinline__ void wait() const {
+    if constexpr (kTakesTurns) ptx::barrier_sync(kTurnBarrier + consumer, 2 * kWarpgroupThreads);
+  }
+  __device__ __forceinline__ void pass() const {
+    if constexpr (kTakesTurns) {
+      const int next = consumer == kConsumers - 1 ? 0 : consumer + 1;
+      ptx::barrier_arrive(kTurnBarrier + next, 2 * kWarpgroupThreads);
+    }
+  }
+  // The turn that is left over.
+  __device__ __forceinline__ void end() const {
+    if constexpr (kTakesTurns) {
+      if (consumer == 0) wait();
+    }
+  }
+};
+
+}  // namespace dlattn::sm90

@@ -1,0 +1,62 @@
+// cuTensorMapEncodeTiled, found at run time: linked against, a machine without a driver could not
+// load the library.
+#include "cuda/tensor_map.h"
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+#include <string>
+
+namespace dlattn::cuda {
+namespace {
+
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+Encode find_encode() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                             12000, cudaEnableDefault, &found);
+#else
+  const cudaError_t error =
+      cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
+#endif
+  if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) {
+    cudaGetLastError();  // ours is reported here; the caller's next CUDA call must not see it
+    throw DeviceError("sm90: the driver has no cuTensorMapEncodeTiled; it came with CUDA 12.0");
+  }
+  return reinterpret_cast<Encode>(function);
+}
+
+}  // namespace
+
+ptx::TensorMap encode_tensor_map(const sm90::TensorBox& box, DType dtype) {
+  static const Encode encode = find_encode();
+  constexpr int kRank = 4;
+  CUtensorMap map;
+  cuuint64_t sizes[kRank], strides[kRank - 1];
+  for (int i = 0; i < kRank; ++i) sizes[i] = static_cast<cuuint64_t>(box.sizes[i]);
+  for (int i = 1; i < kRank; ++i) strides[i - 1] = static_cast<cuuint64_t>(box.strides[i]);
+  const cuuint32_t box_sizes[kRank] = {sm90::kBlockColumns, static_cast<cuuint32_t>(box.box_rows),
+                                       1, 1};
+  const cuuint32_t steps[kRank] = {1, 1, 1, 1};
+  const CUresult result = encode(
+      &map,
+      dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+      kRank, const_cast<void*>(box.data), sizes, strides, box_sizes, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    throw DeviceError(std::string("sm90: cuTensorMapEncodeTiled of ") + box.name +
+                      " failed: error " + std::to_string(result));
+  }
+  ptx::TensorMap encoded;
+  static_assert(sizeof encoded == sizeof map && alignof(ptx::TensorMap) >= alignof(CUtensorMap),
+                "TensorMap is the driver's CUtensorMap");
+  std::memcpy(&encoded, &map, sizeof map);
+  return encoded;
+}
+
+}  // namespace dlattn::cuda

@@ -1,0 +1,12 @@
+#pragma once
+
+#include "cuda/ptx/tensor_map.cuh"
+#include "cuda/sm90/boxes.h"
+#include "dlattn/types.h"
+
+namespace dlattn::cuda {
+
+// What the copy engine reads of a tensor, encoded by the driver, without which it throws.
+ptx::TensorMap encode_tensor_map(const sm90::TensorBox& box, DType dtype);
+
+}  // namespace dlattn::cuda

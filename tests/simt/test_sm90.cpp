@@ -1,0 +1,114 @@
+#include "attention_test.h"
+#include "cuda/sm90/boxes.h"
+#include "cuda/sm90/kernel.cuh"
+#include "feature_cases.h"
+
+namespace {
+
+using dlattn::Kernel;
+using simt::Case;
+using simt::Layout;
+
+dlattn::ptx::TensorMap encode(const dlattn::sm90::TensorBox& box) {
+  simt::TensorMap map{};
+  map.address = static_cast<unsigned char*>(const_cast<void*>(box.data));
+  map.rank = 4;
+  map.element_bytes = 2;
+  map.swizzle = dlattn::sm90::kBlockRowBytes;
+  const int sizes[4] = {dlattn::sm90::kBlockColumns, box.box_rows, 1, 1};
+  for (int i = 0; i < 4; ++i) {
+    map.sizes[i] = static_cast<std::uint32_t>(box.sizes[i]);
+    map.strides[i] = box.strides[i];
+    map.box[i] = static_cast<std::uint16_t>(sizes[i]);
+  }
+  dlattn::ptx::TensorMap encoded;
+  std::memcpy(encoded.encoded, &map, sizeof map);
+  return encoded;
+}
+
+template <typename T>
+void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
+                const dlattn::LaunchShape& shape) {
+  simt::with_instance<Kernel::kSm90, T>(head_dim_tile, [&](auto tile) {
+    const dlattn::sm90::TensorBoxes boxes = dlattn::sm90::tensor_boxes(params, tile);
+    const dlattn::sm90::TensorMaps maps = {encode(boxes.q), encode(boxes.k), encode(boxes.v),
+                                           encode(boxes.out)};
+    dlattn::sm90::kernel<T, tile>(params, shape, maps);
+  });
+}
+
+// So few that a block computes several tiles one after the other where the plan lets it.
+constexpr int kNumSms = 2;
+
+// Tiles are 64 or 128 keys by 128 or 256 rows, 64 rows a warpgroup.
+std::vector<Case> cases() {
+  constexpr simt::Causal kFull = simt::Causal::kNone, kCausal = simt::Causal::kBottomRight,
+                         kTopLeft = simt::Causal::kTopLeft;
+  std::vector<Case> cases = {
+      {1, 1, 64, kFull},
+      {17, 31, 24, kCausal},
+      {130, 200, 64, kCausal},
+      {300, 300, 64, kCausal},
+      {15, 64, 72, kTopLeft},
+      {129, 300, 128, kCausal},
+      {66, 97, 256, kCausal},
+      {65, 130, 192, kFull, 1, 1, Layout::kBshd, 128},
+      // Rows that see nothing: some of a warp's, whole warpgroups', a whole tile's.
+      {300, 40, 64, kCausal},
+      {300, 70, 128, kCausal},
+      // No keys, no queries, an empty batch.
+      {20, 0, 64, kCausal, 2, 1},
+      {0, 20, 64, kFull},
+      {20, 20, 64, kFull, 1, 1, Layout::kBshd, 0, 0},
+      // Heads, and v wider or narrower than q.
+      {40, 70, 32, kCausal, 4, 2, Layout::kBshd, 8},
+      {20, 70, 16, kFull, 3, 1, Layout::kBhsd, 112, 2},
+      // Other strides.
+      {20, 150, 32, kCausal, 2, 2, Layout::kPacked, 0, 2, false},
+      {20, 50, 32, kTopLeft, 2, 1, Layout::kBroadcast, 0, 2},
+      // Masked tiles at both ends of a long walk.
+      simt::with({70, 400, 64, kCausal, 2, 1}, [](Case& c) { c.window_left = 200; }),
+      simt::with({200, 400, 128, kFull}, [](Case& c) { c.window_left = 10, c.window_right = 3; }),
+      simt::with({40, 70, 64, kCausal, 2, 1}, [](Case& c) { c.sinks = true; }),
+  };
+  // Each tile's scores outgrow what the one before it has set as the rows' references, and do not.
+  for (const int head_dim : {64, 128, 256})
+    cases.push_back(simt::with({20, 600, head_dim, kFull}, [](Case& c) { c.rise = 1.0; }));
+  if (simt::kThreadSanitizer) return cases;
+  const std::vector<Case> more = {
+      {64, 64, 64, kFull},
+      {256, 128, 64, kCausal},
+      {257, 127, 64, kTopLeft},
+      {128, 128, 128, kCausal},
+      {129, 129, 128, kFull},
+      {65, 33, 128, kFull},
+      {1, 600, 64, kCausal},
+      {200, 1, 64, kFull},
+      {3, 700, 128, kFull},
+      {300, 173, 128, kTopLeft, 2, 1},
+      {100, 373, 96, kFull, 4, 1},
+      {50, 90, 128, kCausal, 2, 1, Layout::kBshd, 16},
+      {50, 90, 16, kCausal, 2, 1, Layout::kBshd, 128},
+      {150, 290, 64, kCausal, 2, 2, Layout::kPacked, 0, 2},
+      {70, 90, 120, kCausal, 2, 2, Layout::kBhsd, 0, 2, false},
+      {130, 190, 248, kTopLeft, 2, 2, Layout::kBhsd, 0, 2},
+      simt::with({70, 500, 128, kFull, 2, 1},
+                 [](Case& c) { c.window_left = 100, c.window_right = 140; }),
+      simt::with({150, 500, 64, kFull, 2, 1},
+                 [](Case& c) { c.window_left = 30, c.window_right = 20; }),
+  };
+  cases.insert(cases.end(), more.begin(), more.end());
+  return cases;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const simt::Arguments arguments(argc, argv);
+  simt::Tests tests("sm90", arguments, simt::hopper(kNumSms));
+  for (const Case& c : arguments.cases(cases())) {
+    tests.run<half>(Kernel::kSm90, c, run_kernel<half>);
+    tests.run<__nv_bfloat16>(Kernel::kSm90, c, run_kernel<__nv_bfloat16>);
+  }
+  return tests.finish();
+}
