@@ -261,8 +261,11 @@ class Run:
         self._expect()
 
     def served(self, kernel: str) -> bool:
-        """Whether the kernel says that it serves the problem."""
-        arguments, options = self._call(None)
+        """Whether the kernel says that it serves the problem, where out lies included."""
+        out = None
+        if self.problem.out is not None:
+            out, _ = self.arrays.poisoned(self.problem.out, self.problem.dtype)
+        arguments, options = self._call(out)
         return bool(dlattn.supported(*arguments, kernel=kernel, **options))
 
     def check(self, kernel: str) -> tuple[float, float, str]:
