@@ -9,12 +9,12 @@ using dlattn::Kernel;
 using simt::Case;
 using simt::Layout;
 
-template <typename T>
+template <typename T, bool kPacked = false>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
   simt::with_instance<Kernel::kWmma, T>(head_dim_tile, [&](auto tile) {
     if constexpr (dlattn::wmma::has_variant(tile, dlattn::wmma::kSplit))
-      dlattn::wmma::split_kernel<T, tile>(params, shape);
+      dlattn::wmma::split_kernel<T, tile, kPacked>(params, shape);
   });
 }
 
@@ -82,14 +82,14 @@ int main(int argc, char** argv) {
   const simt::Arguments arguments(argc, argv);
   simt::Tests tests("wmma_split", arguments);
   for (const Case& c : arguments.cases(cases())) {
-    tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "split");
-    tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "split");
+    tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "split+unpacked");
+    tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "split+unpacked");
   }
   for (const int head_dim : {64, 104}) {
     if (simt::kThreadSanitizer && head_dim != 64) continue;
     for (const Case& c : arguments.cases(simt::packed_cases(head_dim))) {
-      tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "split+packed");
-      tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "split+packed");
+      tests.run<half>(Kernel::kWmma, c, run_kernel<half, true>, "split+packed");
+      tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16, true>, "split+packed");
     }
   }
   return tests.finish();

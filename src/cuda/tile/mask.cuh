@@ -52,7 +52,7 @@ struct Mask {
   }
 };
 
-// The same in kernels that pack heads.
+// The same where rows are those of packed heads.
 struct PackedMask : Mask {
   Divider packed_heads;
 
@@ -73,8 +73,8 @@ struct PackedMask : Mask {
   }
 };
 
-template <bool kPacks>
-using RowMask = std::conditional_t<kPacks, PackedMask, Mask>;
+template <bool kPacked>
+using RowMask = std::conditional_t<kPacked, PackedMask, Mask>;
 
 __device__ __forceinline__ bool contains(const Range& range, int i) {
   return i >= range.begin && i < range.end;

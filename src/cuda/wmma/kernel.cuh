@@ -35,7 +35,7 @@ namespace dlattn::wmma {
 // are likely to hold; or as such a one with references that are likely not to.
 enum class Walk { kEdge, kFull, kRising };
 
-template <typename T, int kHeadDim, int kVariant>
+template <typename T, int kHeadDim, int kVariant, bool kPacked = false>
 __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
                                   tile_shape(kHeadDim, kVariant).blocks_per_sm)
     kernel(const __grid_constant__ AttentionParams params,
@@ -47,13 +47,13 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   constexpr int kBlockM = block_m(kShape);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kStage = kBlockN * kHeadDim * 2;  // bytes
-  constexpr bool kPacks = packs_heads(kVariant);
-  using Mask = tile::RowMask<kPacks>;
+  static_assert(!kPacked || packs_heads(kVariant));
+  using Mask = tile::RowMask<kPacked>;
   using Copy = TileCopy<T, kHeadDim, kShape.num_warps * 32>;
   // Where warps run ahead of each other, none waits for its stage to be free before it must.
   constexpr bool kCopyLate = kShape.handover == Handover::kMbarrier;
 
-  const tile::Rows<kPacks> rows{shape};
+  const tile::Rows<kPacked> rows{shape};
   const tile::Work work = rows.work(blockIdx.x, params);
   const tile::Sequence<T> seq(params, shape, work);
   const int m0 = work.m_block * kBlockM;
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   const T* next_k = nullptr;  // where the copy of the next tile begins
   const T* next_v = nullptr;
   if (tiles.begin < tiles.end) {
-    if (rows.packed()) {
+    if constexpr (kPacked) {
       const auto row_address = [&](int row) {
         return seq.q + rows.offset(m0 + row, params.q_row_stride, params.q_head_stride);
       };

@@ -9,21 +9,21 @@
 namespace dlattn::wmma {
 
 // The kernel of a variant.
-template <typename T, int kTile, int kVariant>
+template <typename T, int kTile, int kVariant, bool kPacked>
 constexpr auto variant_kernel() {
   if constexpr (kVariant == kSplit) {
-    return split_kernel<T, kTile>;
+    return split_kernel<T, kTile, kPacked>;
   } else if constexpr (kVariant == kGeneral) {
     return general_kernel<T, kTile>;
   } else {
-    return kernel<T, kTile, kVariant>;
+    return kernel<T, kTile, kVariant, kPacked>;
   }
 }
 
-template <DType dtype, int kTile, int kVariant>
+template <DType dtype, int kTile, int kVariant, bool kPacked = false>
 void launch_variant(const AttentionParams& params, const LaunchShape& shape, const Plan& plan,
                     void* stream) {
-  constexpr auto kKernel = variant_kernel<cuda::Element<dtype>, kTile, kVariant>();
+  constexpr auto kKernel = variant_kernel<cuda::Element<dtype>, kTile, kVariant, kPacked>();
   constexpr int kMaxSmem = tile_config(kTile, kVariant).smem_bytes;
   cuda::launch_kernel<kKernel, kMaxSmem>("wmma", params.device.index, plan.grid,
                                          plan.num_warps * 32, plan.smem_bytes, stream, params,
@@ -35,6 +35,10 @@ void launch_planned(const AttentionParams& params, const LaunchShape& shape, con
                     void* stream) {
   if constexpr (kVariant < kNumVariants) {
     if constexpr (has_variant(kTile, kVariant)) {
+      if constexpr (packs_heads(kVariant)) {
+        if (plan.variant == kVariant && plan.packed_heads > 1)
+          return launch_variant<dtype, kTile, kVariant, true>(params, shape, plan, stream);
+      }
       if (plan.variant == kVariant)
         return launch_variant<dtype, kTile, kVariant>(params, shape, plan, stream);
     }

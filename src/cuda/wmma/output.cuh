@@ -63,10 +63,10 @@ __device__ __forceinline__ void store_rows(RowAddress row_address, int num_rows,
 // The results of a warp's rows, row `first_row` of the work item's head the first of them: lse and
 // out. `sO`, the warp's own rows of shared memory, is where its rows of Q stood; K and V of all
 // warps as well if kOverlaid.
-template <int kHeadDim, bool kAnyColumns, bool kOverlaid, int kRowTiles, typename T, bool kPacks>
+template <int kHeadDim, bool kAnyColumns, bool kOverlaid, int kRowTiles, typename T, bool kPacked>
 __device__ __forceinline__ void write_results(
     const AttentionParams& params, const LaunchShape& shape, const tile::OutputRows<T>& result,
-    const tile::Rows<kPacks>& rows, int head, int first_row,
+    const tile::Rows<kPacked>& rows, int head, int first_row,
     const SpeculativeSoftmax<kRowTiles>& softmax, const float (&acc_o)[kRowTiles][kHeadDim / 8][4],
     unsigned char* sO, int lane) {
   const int num_rows = rows.count(result.seqlen_q);
@@ -75,9 +75,9 @@ __device__ __forceinline__ void write_results(
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float* sink = params.sinks ? params.sinks + head * params.sinks_stride : nullptr;
       const int row = first_row + lane / 4 + 16 * m + 8 * h;
-      if (rows.packed() && sink) sink += rows.head(row) * params.sinks_stride;
+      const float* sink = params.sinks ? params.sinks + head * params.sinks_stride : nullptr;
+      if (kPacked && sink) sink += rows.head(row) * params.sinks_stride;
       const tile::RowResult row_result = tile::finalize(softmax.row(m, h), sink);
       if (result.lse && lane % 4 == 0 && row < num_rows)
         result.lse[rows.offset(row, 1, params.lse_head_stride)] = row_result.lse;
@@ -89,21 +89,15 @@ __device__ __forceinline__ void write_results(
   } else {
     __syncwarp();  // nor this one its rows of Q
   }
-  const int columns = static_cast<int>(params.head_dim_v);
   stage_output<T, kHeadDim>(acc_o, scales, sO, lane);
-  if (rows.packed()) {
-    const auto row_address = [&](int row) {
-      return result.out +
-             rows.offset(first_row + row, params.out_row_stride, params.out_head_stride);
-    };
-    store_rows<T, kHeadDim, kAnyColumns, kRowTiles>(row_address, num_rows - first_row, sO, columns,
-                                                    shape.store_bytes, lane);
-  } else {
-    T* out = result.out + first_row * params.out_row_stride;
-    store_rows<T, kHeadDim, kAnyColumns, kRowTiles>(
-        [&](int row) { return out + row * params.out_row_stride; }, num_rows - first_row, sO,
-        columns, shape.store_bytes, lane);
-  }
+  T* out = result.out + (kPacked ? 0 : first_row * params.out_row_stride);
+  const auto row_address = [&](int row) {
+    if constexpr (!kPacked) return out + row * params.out_row_stride;
+    return out + rows.offset(first_row + row, params.out_row_stride, params.out_head_stride);
+  };
+  store_rows<T, kHeadDim, kAnyColumns, kRowTiles>(row_address, num_rows - first_row, sO,
+                                                  static_cast<int>(params.head_dim_v),
+                                                  shape.store_bytes, lane);
 }
 
 }  // namespace dlattn::wmma

@@ -42,7 +42,7 @@ struct GroupTiles {
   __device__ __forceinline__ int tile(int i) const { return first - i * kKeyGroups; }
 };
 
-template <typename T, int kHeadDim>
+template <typename T, int kHeadDim, bool kPacked = false>
 __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
                                   split_shape(kHeadDim).blocks_per_sm)
     split_kernel(const __grid_constant__ AttentionParams params,
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
   const int group = threadIdx.x / kGroupThreads;
   const int lane_idx = threadIdx.x % 32;
   const int warp_row = threadIdx.x / 32 % kShape.row_groups * kRowTiles * 16;
-  const tile::Rows<true> rows{shape};
+  const tile::Rows<kPacked> rows{shape};
   const tile::Work work = rows.work(blockIdx.x, params);
   const tile::Sequence<T> seq(params, shape, work);
   const int m0 = work.m_block * kBlockM;
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
   const ptx::SmemAddress slots = ptx::smem_address(smem) + kMap.slots + group * kMap.group;
   const int head_dim = static_cast<int>(params.head_dim);
   const int head_dim_v = static_cast<int>(params.head_dim_v);
-  const tile::RowMask<true> mask(shape, seq.shift, seq.seqlen_k);
+  const tile::RowMask<kPacked> mask(shape, seq.shift, seq.seqlen_k);
   const GroupTiles<kShape.key_groups> tiles(
       TileRange(mask, m0, min(m0 + kBlockM, num_rows) - 1, kBlockN), group);
 
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
     ptx::cp_async_commit();
   };
   using QueryCopy = TileCopy<T, kHeadDim, kNumThreads>;
-  if (rows.packed()) {
+  if constexpr (kPacked) {
     const auto row_address = [&](int row) {
       return seq.q + rows.offset(m0 + row, params.q_row_stride, params.q_head_stride);
     };
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
     const int row = static_cast<int>(i / kUnits), unit = static_cast<int>(i % kUnits);
     if (m0 + row >= num_rows) break;
     const float* sink = sinks;
-    if (rows.packed() && sink) sink += rows.head(m0 + row) * params.sinks_stride;
+    if (kPacked && sink) sink += rows.head(m0 + row) * params.sinks_stride;
     const RowMerge<kShape.key_groups> merge(stats + row, kBlockM, sink);
     if (result.lse && unit == 0) {
       result.lse[rows.offset(m0 + row, 1, params.lse_head_stride)] =

@@ -66,7 +66,8 @@ constexpr TileShape tile_shape(int head_dim_tile, int variant) {
   return variant == kNarrow ? narrow_shape(head_dim_tile) : ahead_shape(head_dim_tile);
 }
 
-// Whether the kernel packs query heads (tile/rows.cuh): those for few rows do.
+// Whether there is a kernel of the shape that packs query heads too (tile/rows.cuh): there is of
+// those for few rows.
 constexpr bool packs_heads(int variant) {
   return variant == kNarrow || variant == kSplit;
 }
