@@ -34,9 +34,9 @@ DeviceInfo made_up_device(int compute_capability) {
   device.compute_major = compute_capability / 10;
   device.compute_minor = compute_capability % 10;
   device.num_sms = 64;
-  const bool large =
-      compute_capability == 80 || compute_capability / 10 == 9 || compute_capability / 10 == 10;
-  device.max_smem_per_block = large ? 163 * 1024 : 99 * 1024;
+  const bool datacenter = device.compute_major == 9 || device.compute_major == 10;
+  const int smem_kb = datacenter ? 227 : compute_capability == 80 ? 163 : 99;
+  device.max_smem_per_block = smem_kb * 1024;
   device.smem_per_sm = device.max_smem_per_block + 1024;
   return device;
 }

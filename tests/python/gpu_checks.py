@@ -137,7 +137,7 @@ def check(kernel: str, q: Any, k: Any, v: Any, out: Any = None, **options: Any) 
         out = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype, device=DEVICE)
     out.fill_(math.nan)
     if kernel == "sm90" and not all(copied_in_boxes(x) for x in (q, k, v, out)):
-        with pytest.raises(dlattn.UnsupportedError, match="sm90: .*accepted: multiples of 16"):
+        with pytest.raises(dlattn.UnsupportedError, match=r"sm90: .*accepted: multiples of 16"):
             dlattn.attention(q, k, v, kernel=kernel, out=out, **options)
         return
     _, lse = dlattn.attention(q, k, v, kernel=kernel, out=out, return_lse=True, **options)

@@ -50,13 +50,13 @@ inline dlattn::DeviceInfo ada() {
 }
 
 // The device of the plans for sm_90: 227 KB.
-inline dlattn::DeviceInfo hopper(int num_sms) {
+inline dlattn::DeviceInfo hopper() {
   dlattn::DeviceInfo device;
   device.type = dlattn::DeviceType::kCuda;
   device.name = "NVIDIA H200";
   device.compute_major = 9;
   device.compute_minor = 0;
-  device.num_sms = num_sms;
+  device.num_sms = 132;
   device.max_smem_per_block = 232448;
   device.smem_per_sm = 233472;
   device.l2_bytes = 60 << 20;
@@ -174,6 +174,9 @@ class Tests {
         device_(device),
         seconds_(arguments.seconds()) {}
 
+  // For kernels whose blocks take one tile of queries after the other: no more blocks than this.
+  void limit_blocks(std::int64_t most) { most_blocks_ = most; }
+
   // `run_kernel(head_dim_tile, params, shape)` runs in every thread of the launch. `variant`: which
   // of the family's tile shapes; null: what the plan chooses. Problems that this one does not serve
   // are passed over.
@@ -240,9 +243,10 @@ class Tests {
 
  private:
   template <typename RunKernel>
-  static void run_plan(const dlattn::AttentionParams& params, const dlattn::Plan& plan,
-                       Schedule schedule, RunKernel run_kernel) {
-    const Launch threads{dim3(static_cast<unsigned>(plan.grid)), dim3(plan.num_warps * 32),
+  void run_plan(const dlattn::AttentionParams& params, const dlattn::Plan& plan, Schedule schedule,
+                RunKernel run_kernel) const {
+    const auto blocks = static_cast<unsigned>(std::min(plan.grid, most_blocks_));
+    const Launch threads{dim3(blocks), dim3(plan.num_warps * 32),
                          static_cast<std::size_t>(plan.smem_bytes), schedule};
     if (plan.grid == 0) return;
     dlattn::wmma::as_launched(
@@ -259,6 +263,7 @@ class Tests {
 
   std::string family_, filter_;
   dlattn::DeviceInfo device_ = ada();
+  std::int64_t most_blocks_ = INT64_MAX;
   double seconds_ = 1e9;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   int passed_ = 0, failed_ = 0;

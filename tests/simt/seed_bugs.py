@@ -9,6 +9,7 @@ QK = ("wmma_qk",)
 SMEM = ("wmma_smem",)
 WMMA = QK + SMEM
 ALL = SCALAR + WMMA
+SM90 = ("sm90",)
 
 
 @dataclass(frozen=True)
@@ -157,5 +158,43 @@ SEED_BUGS = (
         ALL,
         "shape.store_bytes = store_bytes(p);",
         "shape.store_bytes = 16;",
+    ),
+    # sm90: operands and registers of asynchronous products, and references that rows outgrow.
+    SeedBug(
+        "wrong leading dimension for V",
+        SM90,
+        "ptx::wgmma_descriptor(sV, kBlockN * kBlockRowBytes)",
+        "ptx::wgmma_descriptor(sV, kHeadDim * kBlockRowBytes)",
+    ),
+    SeedBug(
+        "wrong step along K",
+        SM90,
+        "ptx::wgmma_advance(k, block * kBlockN * kBlockRowBytes + byte)",
+        "ptx::wgmma_advance(k, block * kBlockN * kBlockRowBytes)",
+    ),
+    SeedBug(
+        "probabilities packed while the product reads them",
+        SM90,
+        "softmax.add(sums); ptx::wgmma_wait<0>();",
+        "softmax.add(sums); pack_probabilities<T>(rP, acc_s); ptx::wgmma_wait<0>();",
+    ),
+    SeedBug(
+        "outgrown reference kept",
+        SM90,
+        "raised = Softmax::outgrown<T>(sums);",
+        "raised = false;",
+    ),
+    SeedBug("accumulator not rescaled", SM90, "if (raised) rescale(acc_o, factors);", ";"),
+    SeedBug(
+        "scores of absent keys used",
+        SM90,
+        "if (!tile::contains(visible, 8 * j + e)) acc_s[4 * j + 2 * h + e] = -INFINITY;",
+        ";",
+    ),
+    SeedBug(
+        "tile stored unswizzled",
+        SM90,
+        "sO + swizzled_offset(row, d / 8 + lane / 16, kWarpgroupRows)",
+        "sO + d * 128 + row * 128 + lane / 16 * 16",
     ),
 )

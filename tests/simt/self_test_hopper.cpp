@@ -38,6 +38,7 @@ enum class Bug {
   kEarlyWrite,
   kChangedA,
   kOneWarpLess,
+  kEarlyOverwrite,
   kNoProxyFence,
   kNoBarrierBeforeStore,
   kNoStoreWait,
@@ -45,6 +46,7 @@ enum class Bug {
   kStoreBeyondSmem,
   kStoreBeforeTensor,
   kLoadOffItsAtom,
+  kLoadAtOddColumn,
 };
 
 ptx::TensorMap tile_map(half* data, int rows, int rows_of_tensor) {
@@ -79,7 +81,7 @@ struct Operands {
 void produce(const Operands& maps, Barriers barriers, ptx::SmemAddress tiles, Bug bug) {
   ptx::mbarrier_arrive_expect_tx(barriers.a(), kTileBytes);
   ptx::tma_load(tiles + (bug == Bug::kLoadOffItsAtom ? 256 : 0), maps.a, barriers.a(),
-                {0, 0, 0, 0});
+                {bug == Bug::kLoadAtOddColumn ? 4 : 0, 0, 0, 0});
   for (int i = 0; i < kTiles; ++i) {
     if (bug != Bug::kNoEmptyWait) ptx::mbarrier_sleep(barriers.empty(i), (i / kStages + 1) % 2);
     const int wrong = bug == Bug::kFewBytes ? -16 : bug == Bug::kManyBytes ? 16 : 0;
@@ -170,7 +172,7 @@ void multiply(Bug bug, simt::Schedule schedule = 0) {
     }
     float d[32];
     consume(d, barriers, tiles, bug);
-    if (bug == Bug::kNoBarrierBeforeStore || bug == Bug::kNoProxyFence) ptx::barrier_sync(2, 128);
+    if (bug != Bug::kEarlyOverwrite) ptx::barrier_sync(2, 128);
     store(d, maps, tiles, bug);
   });
   for (int i = 0; i < kTile * kTile; ++i) {
@@ -243,6 +245,8 @@ const std::vector<Case> kCases = {
     {"accumulators read too early", [] { multiply(Bug::kEarlyRead); }, kWrong},
     {"accumulators written too early", [] { multiply(Bug::kEarlyWrite); }, "were written"},
     {"one warp without a wgmma", [] { multiply(Bug::kOneWarpLess); }, "of a warpgroup"},
+    {"operand a overwritten while another warp may read it",
+     [] { multiply(Bug::kEarlyOverwrite, 3); }, kRace, kTsan},
     {"store without fence.proxy.async", [] { multiply(Bug::kNoProxyFence); },
      "without fence.proxy.async"},
     {"store without a barrier", [] { multiply(Bug::kNoBarrierBeforeStore); },
@@ -253,6 +257,7 @@ const std::vector<Case> kCases = {
      "beyond shared memory"},
     {"store at a negative row", [] { multiply(Bug::kStoreBeforeTensor); }, "a coordinate of -1"},
     {"load to the midst of a swizzle", [] { multiply(Bug::kLoadOffItsAtom); }, "not a multiple"},
+    {"load at an odd column", [] { multiply(Bug::kLoadAtOddColumn); }, "midst of 16 bytes"},
     {"product of registers", [] { multiply_registers(Bug::kNone); }, nullptr},
     {"registers of a changed too early", [] { multiply_registers(Bug::kChangedA); },
      "registers of a"},

@@ -31,14 +31,11 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
   simt::with_instance<Kernel::kSm90, T>(head_dim_tile, [&](auto tile) {
     const dlattn::sm90::TensorBoxes boxes = dlattn::sm90::tensor_boxes(params, tile);
-    const dlattn::sm90::TensorMaps maps = {encode(boxes.q), encode(boxes.k), encode(boxes.v),
-                                           encode(boxes.out)};
-    dlattn::sm90::kernel<T, tile>(params, shape, maps);
+    const dlattn::sm90::Launch launch = {encode(boxes.q), encode(boxes.k), encode(boxes.v),
+                                         encode(boxes.out), dlattn::sm90::num_works(params, tile)};
+    dlattn::sm90::kernel<T, tile>(params, shape, launch);
   });
 }
-
-// So few that a block computes several tiles one after the other where the plan lets it.
-constexpr int kNumSms = 2;
 
 // Tiles are 64 or 128 keys by 128 or 256 rows, 64 rows a warpgroup.
 std::vector<Case> cases() {
@@ -105,7 +102,9 @@ std::vector<Case> cases() {
 
 int main(int argc, char** argv) {
   const simt::Arguments arguments(argc, argv);
-  simt::Tests tests("sm90", arguments, simt::hopper(kNumSms));
+  simt::Tests tests("sm90", arguments, simt::hopper());
+  constexpr int kBlocks = 2;  // so few that they compute several tiles one after the other
+  tests.limit_blocks(kBlocks);
   for (const Case& c : arguments.cases(cases())) {
     tests.run<half>(Kernel::kSm90, c, run_kernel<half>);
     tests.run<__nv_bfloat16>(Kernel::kSm90, c, run_kernel<__nv_bfloat16>);

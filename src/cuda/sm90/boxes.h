@@ -27,19 +27,20 @@ inline TensorBox tensor_box(const char* name, const void* data, std::int64_t col
                             std::int64_t head_stride, std::int64_t batch, std::int64_t batch_stride,
                             int box_rows) {
   constexpr std::int64_t kAnyStride = 16;
-  const auto stride = [rows](std::int64_t size, std::int64_t elements) {
-    return size > 1 && rows > 0 ? elements * 2 : kAnyStride;
+  if (rows == 0) rows = heads = batch = 1;  // never copied, but something must be told
+  const auto stride = [](std::int64_t size, std::int64_t elements) {
+    return size > 1 ? elements * 2 : kAnyStride;
   };
   return {name,
           data,
-          {columns, rows > 0 ? rows : 1, heads, batch > 0 ? batch : 1},
+          {columns, rows, heads, batch},
           {2, stride(rows, row_stride), stride(heads, head_stride), stride(batch, batch_stride)},
           box_rows};
 }
 
 inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
   const int block_n = tile_shape(head_dim_tile).block_n;
-  // Without keys nothing is copied, but an address must be told.
+  // Without keys there may be no address.
   const void* k = p.seqlen_k > 0 ? p.k : p.q;
   const void* v = p.seqlen_k > 0 ? p.v : p.q;
   return {tensor_box("q", p.q, p.head_dim, p.seqlen_q, p.q_row_stride, p.num_heads, p.q_head_stride,
@@ -50,6 +51,12 @@ inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
                      p.v_head_stride, p.batch_size, p.v_batch_stride, block_n),
           tensor_box("out", p.out, p.head_dim_v, p.seqlen_q, p.out_row_stride, p.num_heads,
                      p.out_head_stride, p.batch_size, p.out_batch_stride, kWarpgroupRows)};
+}
+
+// Blocks of query rows of the whole problem.
+inline unsigned num_works(const AttentionParams& p, int head_dim_tile) {
+  const int rows = block_m(tile_shape(head_dim_tile));
+  return static_cast<unsigned>((p.seqlen_q + rows - 1) / rows * p.num_heads * p.batch_size);
 }
 
 }  // namespace dlattn::sm90

@@ -13,12 +13,11 @@ namespace dlattn::sm90 {
 // former while the latter runs.
 template <typename T, int kHeadDim>
 __device__ __forceinline__ void consume(const AttentionParams& params, const LaunchShape& shape,
-                                        const TensorMaps& maps, const Shared<kHeadDim>& shared,
+                                        const Launch& launch, const Shared<kHeadDim>& shared,
                                         int consumer) {
   constexpr TileShape kShape = tile_shape(kHeadDim);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kBlockM = block_m(kShape);
-  constexpr std::bool_constant<kShape.speculates_on_edges> kSpeculateOnEdges{};
   const bool first_lane = threadIdx.x % 32 == 0;
   const tile::Mask mask = position_mask(params, shape);
   const int seqlen_q = static_cast<int>(params.seqlen_q);
@@ -28,15 +27,14 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
   unsigned query_use = 0;  // of those of Q
 
   turns.begin();
-  const unsigned works = num_works(params, shape);
-  for (unsigned i = blockIdx.x; i < works; i += gridDim.x, ++query_use) {
+  for (unsigned i = blockIdx.x; i < launch.num_works; i += gridDim.x, ++query_use) {
     const tile::Work work = tile::scheduled_work(params, shape, i);
     const int m0 = work.m_block * kBlockM;
     const int first_row = m0 + consumer * kWarpgroupRows;
     const int last_row = min(first_row + kWarpgroupRows, seqlen_q) - 1;
     const TileRange all(mask, m0, min(m0 + kBlockM, seqlen_q) - 1, kBlockN);
     const TileRange tiles(mask, first_row, last_row, kBlockN);
-    const FullTiles full(mask, tiles, first_row, last_row, kBlockN);
+    const WholeTiles whole(mask, first_row, kBlockN);
     const ptx::SmemAddress sQ = shared.q(query_use, consumer);
 
     float acc_o[kHeadDim / 2];
@@ -60,7 +58,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       ++use;
     };
     // Of tile n; the one before it in the walk, n + 1, is use `use`.
-    const auto step = [&](int n, auto edge, auto speculate) {
+    const auto step = [&](int n) {
       shared.keys.wait_full(use + 1);
       turns.wait();
       start_qk<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
@@ -68,19 +66,16 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       start_pv<T, kHeadDim, kBlockN>(acc_o, rP, shared.v(use));
       turns.pass();
       ptx::wgmma_wait<1>();
+      if (n < whole.begin || n >= whole.end) apply_mask(acc_s, mask, first_row, n * kBlockN);
       float sums[2], factors[2];
-      if constexpr (edge) apply_mask(acc_s, mask, first_row, n * kBlockN);
-      bool raised = !speculate;
-      if constexpr (!speculate) softmax.raise(acc_s, scale, factors);
       softmax.exponentiate(acc_s, scale, sums);
-      if constexpr (speculate) {
-        raised = Softmax::outgrown<T>(sums);
-        if (raised) {
-          recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
-          if constexpr (edge) apply_mask(acc_s, mask, first_row, n * kBlockN);
-          softmax.raise(acc_s, scale, factors);
-          softmax.exponentiate(acc_s, scale, sums);
-        }
+      // This branch also keeps the compiler from waiting for the product with V any earlier.
+      const bool raised = Softmax::outgrown<T>(sums);
+      if (raised) {
+        recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
+        apply_mask(acc_s, mask, first_row, n * kBlockN);
+        softmax.raise(acc_s, scale, factors);
+        softmax.exponentiate(acc_s, scale, sums);
       }
       release(shared.keys, use + 1);
       softmax.add(sums);
@@ -110,15 +105,8 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       softmax.add(sums);
       pack_probabilities<T>(rP, acc_s);
       --n;
-      // Edge tiles, full ones, and, where there is a window, edge tiles again.
 #pragma unroll 1
-      while (n >= tiles.begin) {
-        const int edge_end = n >= full.end ? full.end : tiles.begin;
-#pragma unroll 1
-        for (; n >= edge_end; --n) step(n, std::true_type{}, kSpeculateOnEdges);
-#pragma unroll 1
-        for (; n >= full.begin; --n) step(n, std::false_type{}, std::true_type{});
-      }
+      for (; n >= tiles.begin; --n) step(n);
       // The last tile's product with V.
       shared.values.wait_full(use);
       start_pv<T, kHeadDim, kBlockN>(acc_o, rP, shared.v(use));
@@ -130,7 +118,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
     for (; n >= all.begin; --n) pass_over();
 
     const bool stored =
-        store_results<T, kHeadDim>(params, maps, work, first_row, consumer, sQ, softmax, acc_o);
+        store_results<T, kHeadDim>(params, launch, work, first_row, consumer, sQ, softmax, acc_o);
     if (stored) shared.queries.release(query_use);
   }
   turns.end();

@@ -13,7 +13,7 @@ namespace dlattn::sm90 {
 // the copy engine has read when the thread for which this returns true may release them.
 // `first_row` is the consumer's.
 template <typename T, int kHeadDim>
-__device__ __forceinline__ bool store_results(const AttentionParams& params, const TensorMaps& maps,
+__device__ __forceinline__ bool store_results(const AttentionParams& params, const Launch& launch,
                                               const tile::Work& work, int first_row, int consumer,
                                               ptx::SmemAddress sO, const Softmax& softmax,
                                               const float (&acc_o)[kHeadDim / 2]) {
@@ -49,7 +49,7 @@ __device__ __forceinline__ bool store_results(const AttentionParams& params, con
 #pragma unroll
     for (int d = 0; d < kHeadDim; d += kBlockColumns) {
       if (d < params.head_dim_v) {
-        ptx::tma_store(maps.out, sO + d * kBlockRowBytes, {d, first_row, work.head, work.batch});
+        ptx::tma_store(launch.out, sO + d * kBlockRowBytes, {d, first_row, work.head, work.batch});
       }
     }
     ptx::tma_store_commit();

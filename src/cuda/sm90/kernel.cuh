@@ -20,19 +20,19 @@ namespace dlattn::sm90 {
 template <typename T, int kHeadDim>
 __global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim)), 1)
     kernel(const __grid_constant__ AttentionParams params,
-           const __grid_constant__ LaunchShape shape, const __grid_constant__ TensorMaps maps) {
+           const __grid_constant__ LaunchShape shape, const __grid_constant__ Launch launch) {
   constexpr TileShape kShape = tile_shape(kHeadDim);
   const Shared<kHeadDim> shared(ptx::smem_address(ptx::dynamic_smem()));
   shared.init();
-  // The same in all lanes, and by this the compiler knows.
-  const int warpgroup =
-      __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
-  if (warpgroup == 0) {
+  if (threadIdx.x < kWarpgroupThreads) {
     ptx::lower_registers<kShape.producer_registers>();
-    if (threadIdx.x == 0) produce<kHeadDim>(params, shape, maps, shared);
+    if (threadIdx.x == 0) produce<kHeadDim>(params, shape, launch, shared);
   } else {
     ptx::raise_registers<kShape.consumer_registers>();
-    consume<T, kHeadDim>(params, shape, maps, shared, warpgroup - 1);
+    // The same in all lanes, and by this the compiler knows.
+    const int warpgroup =
+        __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
+    consume<T, kHeadDim>(params, shape, launch, shared, warpgroup - 1);
   }
 }
 

@@ -10,21 +10,20 @@ namespace dlattn::sm90 {
 // the V of this one, as the consumers want them: K[n], K[n - 1], V[n], K[n - 2], V[n - 1], ...
 template <int kHeadDim>
 __device__ __forceinline__ void produce(const AttentionParams& params, const LaunchShape& shape,
-                                        const TensorMaps& maps, const Shared<kHeadDim>& shared) {
+                                        const Launch& launch, const Shared<kHeadDim>& shared) {
   constexpr TileShape kShape = tile_shape(kHeadDim);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kBlockM = block_m(kShape);
   constexpr int kColumnBlocks = kHeadDim / kBlockColumns;
-  ptx::prefetch_tensor_map(maps.q);
-  ptx::prefetch_tensor_map(maps.k);
-  ptx::prefetch_tensor_map(maps.v);
-  ptx::prefetch_tensor_map(maps.out);
+  ptx::prefetch_tensor_map(launch.q);
+  ptx::prefetch_tensor_map(launch.k);
+  ptx::prefetch_tensor_map(launch.v);
+  ptx::prefetch_tensor_map(launch.out);
   const tile::Mask mask = position_mask(params, shape);
   const int seqlen_q = static_cast<int>(params.seqlen_q);
   unsigned use = 0;        // of the stages of K and V
   unsigned query_use = 0;  // of those of Q
-  const unsigned works = num_works(params, shape);
-  for (unsigned i = blockIdx.x; i < works; i += gridDim.x) {
+  for (unsigned i = blockIdx.x; i < launch.num_works; i += gridDim.x) {
     const tile::Work work = tile::scheduled_work(params, shape, i);
     const int head_kv = static_cast<int>(shape.heads_per_kv_head.quotient(work.head));
     const int m0 = work.m_block * kBlockM;
@@ -35,8 +34,8 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
     for (int c = 0; c < kShape.num_consumers; ++c) {
 #pragma unroll
       for (int b = 0; b < kColumnBlocks; ++b) {
-        ptx::tma_load(shared.q(query_use, c) + b * kWarpgroupRows * kBlockRowBytes, maps.q, arrived,
-                      {b * kBlockColumns, m0 + c * kWarpgroupRows, work.head, work.batch});
+        ptx::tma_load(shared.q(query_use, c) + b * kWarpgroupRows * kBlockRowBytes, launch.q,
+                      arrived, {b * kBlockColumns, m0 + c * kWarpgroupRows, work.head, work.batch});
       }
     }
     ++query_use;
@@ -50,10 +49,10 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
       }
     };
     const auto load_k = [&](int n, unsigned use) {
-      load(maps.k, shared.k(use), shared.keys.begin_fill(use, shared.kKeyBytes), n);
+      load(launch.k, shared.k(use), shared.keys.begin_fill(use, shared.kKeyBytes), n);
     };
     const auto load_v = [&](int n, unsigned use) {
-      load(maps.v, shared.v(use), shared.values.begin_fill(use, shared.kKeyBytes), n);
+      load(launch.v, shared.v(use), shared.values.begin_fill(use, shared.kKeyBytes), n);
     };
     if (tiles.begin < tiles.end) load_k(tiles.end - 1, use);
     for (int n = tiles.end - 1; n >= tiles.begin; --n, ++use) {

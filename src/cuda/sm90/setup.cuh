@@ -9,9 +9,11 @@
 // What producer and consumers share: tensor maps, shared memory and the barriers between them.
 namespace dlattn::sm90 {
 
-// One box: 64 columns of a warpgroup's rows of q and out, or of a tile's keys of k and v.
-struct TensorMaps {
+// What a launch is told beside the parameters.
+struct Launch {
+  // One box: 64 columns of a warpgroup's rows of q and out, or of a tile's keys of k and v.
   ptx::TensorMap q, k, v, out;
+  unsigned num_works;  // row blocks of the whole problem; a thread block takes every gridDim.x-th
 };
 
 // Buffers that a producer fills and consumers empty in turn, by the number of their use: use i is

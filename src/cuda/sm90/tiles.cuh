@@ -10,13 +10,6 @@
 // Which tiles of keys are walked, and what of them rows see.
 namespace dlattn::sm90 {
 
-// Work items of the whole problem; a thread block takes every gridDim.x-th.
-__device__ __forceinline__ unsigned num_works(const AttentionParams& params,
-                                              const LaunchShape& shape) {
-  return shape.num_m_blocks.divisor() * shape.num_heads.divisor() *
-         static_cast<unsigned>(params.batch_size);
-}
-
 __device__ __forceinline__ tile::Mask position_mask(const AttentionParams& params,
                                                     const LaunchShape& shape) {
   const int seqlen_k = static_cast<int>(params.seqlen_k);
@@ -39,37 +32,28 @@ struct TileRange {
   }
 };
 
-// Of a consumer's tiles: those that all its rows see whole, and after whose predecessors in the
-// walk every row has met a key. The others, the first of the walk among them, are edge tiles.
-struct FullTiles {
+// The tiles that each of a consumer's rows sees whole; the others are edge tiles. Rows beyond the
+// last count too: what they need is known before what seqlen_q is.
+struct WholeTiles {
   int begin, end;
 
-  __device__ __forceinline__ FullTiles(const tile::Mask& mask, const TileRange& tiles,
-                                       int first_row, int last_row, int block_n) {
-    const tile::Range every = mask.every_row(first_row, last_row);
-    end = max(min((every.end - 1) / block_n, tiles.end - 1), tiles.begin);
-    begin = min(max((every.begin + block_n - 1) / block_n, tiles.begin), end);
+  __device__ __forceinline__ WholeTiles(const tile::Mask& mask, int first_row, int block_n) {
+    const tile::Range every = mask.every_row(first_row, first_row + kWarpgroupRows - 1);
+    begin = (max(every.begin, 0) + block_n - 1) / block_n;
+    end = max(every.end, 0) / block_n;
   }
 };
-
-// Whether at least one of a warp's 16 rows sees one of the keys from n0 on.
-__device__ __forceinline__ bool sees_any(const tile::Mask& mask, int warp_row, int seqlen_q, int n0,
-                                         int keys) {
-  const tile::Range any = mask.any_row(warp_row, min(warp_row + 16, seqlen_q) - 1);
-  return any.begin < min(any.end, n0 + keys) && any.end > n0;
-}
 
 // Scores of keys that their rows do not see become -inf. `first_row` is the
 // consumer's, `n0` the tile's first key.
 template <int kScores>
 __device__ __forceinline__ void apply_mask(float (&acc_s)[kScores], const tile::Mask& mask,
                                            int first_row, int n0) {
-  const Place place;
-  const int row = first_row + place.warp * 16 + place.lane / 4;  // this lane's first
-  const int first_key = n0 + place.lane % 4 * 2;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    // Counted from this lane's first key: the rest are constants.
+    const Place place;  // for each of the two rows anew: registers are scarce here
+    const int row = first_row + place.warp * 16 + place.lane / 4;
+    const int first_key = n0 + place.lane % 4 * 2;
     const tile::Range visible = mask.row(row + 8 * h, first_key);
 #pragma unroll
     for (int j = 0; j < kScores / 4; ++j) {

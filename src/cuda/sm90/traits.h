@@ -15,15 +15,14 @@ struct TileShape {
   int num_stages;     // tiles of K, and as many of V, in shared memory; a power of two
   int query_stages;   // tiles of Q; with two, the next one's copy runs under this one's products
   bool takes_turns;   // consumers start their products one after the other
-  bool speculates_on_edges;                    // as on other tiles (softmax.cuh)
   int producer_registers, consumer_registers;  // per thread, of the 504 that a lane of every
                                                // scheduler has; see DESIGN.md
 };
 
 constexpr TileShape tile_shape(int head_dim_tile) {
-  if (head_dim_tile <= 64) return {4, 64, 4, 2, true, false, 24, 112};
-  if (head_dim_tile <= 128) return {2, 128, 2, 2, true, true, 24, 240};
-  return {2, 64, 2, 1, false, true, 24, 240};
+  if (head_dim_tile <= 64) return {4, 64, 4, 2, true, 24, 112};
+  if (head_dim_tile <= 128) return {2, 128, 2, 2, true, 24, 240};
+  return {2, 64, 2, 1, false, 24, 240};
 }
 
 constexpr int block_m(const TileShape& shape) {

@@ -96,6 +96,9 @@ inline BulkCopy make_bulk_copy(const TensorMap& map, unsigned char* smem, const 
     die("a bulk copy at shared memory's byte %td, not a multiple of %zu", smem - dynamic_smem(),
         unit);
   if (!in_dynamic_smem(smem, box_bytes(map))) die("a bulk copy beyond shared memory");
+  // As a GPU, which takes it for an illegal instruction.
+  if (coordinates[0] * map.element_bytes % 16 != 0)
+    die("a bulk copy at column %d, in the midst of 16 bytes", coordinates[0]);
   BulkCopy copy{map, smem, {}, 0, 0};
   std::memcpy(copy.coordinates, coordinates, rank * sizeof(int));
   return copy;
@@ -143,8 +146,6 @@ inline void issue_bulk_store(const TensorMap& map, unsigned char* smem, const in
   for (int i = 0; i < rank; ++i) {
     if (coordinates[i] < 0) die("a bulk store at a coordinate of %d", coordinates[i]);
   }
-  if (coordinates[0] * map.element_bytes % 16 != 0)
-    die("a bulk store at column %d, amid 16 bytes: not modelled", coordinates[0]);
   for_each_chunk(map, smem, coordinates, [](const BoxChunk& chunk) {
     if (chunk.global && std::memcmp(chunk.smem, async_view(chunk.smem), 16) != 0)
       die("a bulk store of what threads wrote without fence.proxy.async");

@@ -43,12 +43,14 @@ inline WgmmaState& wgmma_state() {
 
 constexpr std::uint32_t kInFlight = 0x7FC0DEADu;  // a NaN
 
-// Reads the lane's share of the warp's operands, and calls visit(chunk) for each.
+// Reads the lane's share of the operands, and calls visit(chunk) for each. Which rows of a the
+// hardware reads for which warp is not specified, so every warp reads all of them.
 template <typename Visit>
 void for_each_shared_chunk(const WgmmaOperation& o, Visit visit) {
-  const int lane = this_thread().lane, warp = this_thread().warp % 4;
-  constexpr int kChunksA = 32;  // of the warp's 16 rows
-  if (!o.a_in_registers) visit(wgmma_chunk(o.descriptor_a, o.a_mn_major, warp * kChunksA + lane));
+  const int lane = this_thread().lane;
+  constexpr int kChunksA = 2 * 64;
+  for (int chunk = lane; chunk < kChunksA && !o.a_in_registers; chunk += kWarpSize)
+    visit(wgmma_chunk(o.descriptor_a, o.a_mn_major, chunk));
   for (int chunk = lane; chunk < 2 * o.n; chunk += kWarpSize)
     visit(wgmma_chunk(o.descriptor_b, o.b_mn_major, chunk));
 }
