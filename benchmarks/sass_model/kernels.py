@@ -23,7 +23,7 @@ import cubins  # noqa: E402
 _SYMBOL = re.compile(
     r"_ZN6dlattn4wmma\d+(?:(split|general)_)?kernelI6__halfLi(\d+)E(?:Li(\d+)E)?(?:Lb0E)?E\w*"
 )
-_CORE = ("types", "validate", "registry", "plan", "wmma_plan")
+_CORE = ("types", "validate", "registry", "plan", "sm90_plan", "wmma_plan")
 _REGISTERS_PER_SM = 65536
 _RESERVED_SMEM = 1024  # bytes per block that CUDA takes for itself
 

@@ -228,7 +228,10 @@ Plan cuda_plan(Kernel kernel, const AttentionParams& p, const DeviceInfo& device
   plan.smem_bytes = config.smem_bytes;
   plan.copy_bytes = copy_bytes(p);
   plan.grid = num_blocks(p, config.block_m, plan.packed_heads);
-  if (kernel == Kernel::kSm90) plan.grid = sm90_grid(p, device, plan.grid);
+  if (kernel == Kernel::kSm90 && plan.grid <= kMaxGrid) {
+    const int query_stages = sm90::tile_shape(plan.head_dim_tile).query_stages;
+    plan.grid = sm90_grid(p, device, query_stages, plan.grid);
+  }
   return plan;
 }
 

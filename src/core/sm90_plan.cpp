@@ -77,11 +77,25 @@ bool sm90_preferred(const AttentionParams& params, const DeviceInfo& device,
                     const Options& options) {
   // A packed sequence must give the same bits as one in a batch, and packs run elsewhere.
   if (!is_sm90(device) || options.batch_invariant) return false;
-  return params.seqlen_q > 0 && !better_packed(params, device);
+  if (better_packed(params, device)) return false;
+  // Its blocks are large, one on an SM: where they leave SMs idle, smaller ones are faster.
+  const std::int64_t head_dim = std::max(params.head_dim, params.head_dim_v);
+  const std::int64_t rows = sm90::block_m(sm90::tile_shape(static_cast<int>(head_dim)));
+  const std::int64_t num_works =
+      (params.seqlen_q + rows - 1) / rows * params.num_heads * params.batch_size;
+  return 4 * num_works >= 3 * device.num_sms;
 }
 
-std::int64_t sm90_grid(const AttentionParams&, const DeviceInfo&, std::int64_t num_works) {
-  return num_works;
+std::int64_t sm90_grid(const AttentionParams& params, const DeviceInfo& device, int query_stages,
+                       std::int64_t num_works) {
+  // A block that stays for several works hides the next one's first copies and its own set-up: what
+  // counts where works are short. It takes a fixed share, though, which the hardware's order of
+  // blocks spreads more evenly: what counts where works are long, or few.
+  constexpr std::int64_t kShortKeys = 1024;
+  constexpr std::int64_t kManyRounds = 8;
+  const bool short_works = params.seqlen_k <= kShortKeys && query_stages > 1;
+  const bool many = num_works >= kManyRounds * device.num_sms;
+  return short_works && many ? device.num_sms : num_works;
 }
 
 }  // namespace dlattn::core

@@ -21,8 +21,9 @@ std::string sm90_tensor_refusal(const AttentionParams& params);
 bool sm90_preferred(const AttentionParams& params, const DeviceInfo& device,
                     const Options& options);
 
-// Thread blocks for so many work items.
-std::int64_t sm90_grid(const AttentionParams& params, const DeviceInfo& device,
+// Thread blocks for `num_works` blocks of query rows; `query_stages` as in the instance's
+// TileShape.
+std::int64_t sm90_grid(const AttentionParams& params, const DeviceInfo& device, int query_stages,
                        std::int64_t num_works);
 
 }  // namespace dlattn::core

@@ -428,6 +428,37 @@ void sm90_plans() {
   const Support support = supported(odd, h200, force(Kernel::kSm90));
   CHECK(!support.ok && support.reasons[0].find("sm90: out begins at ") == 0);
   CHECK(support.reasons[0].find("; accepted: multiples of 16 bytes") != std::string::npos);
+  // By itself the plan takes it where its large blocks find an SM each, and has blocks stay for
+  // several works where those are short and many.
+  const struct {
+    std::int64_t batch_size, heads, seqlen;
+    int head_dim;
+    Kernel kernel;
+    std::int64_t grid;
+  } choices[] = {
+      {1, 8, 512, 64, Kernel::kWmma, 0},
+      {1, 8, 2048, 64, Kernel::kWmma, 0},
+      {1, 32, 1024, 64, Kernel::kSm90, 128},
+      {1, 8, 2048, 128, Kernel::kSm90, 128},
+      {4, 32, 4096, 64, Kernel::kSm90, 2048},
+      {32, 32, 512, 64, Kernel::kSm90, 132},
+      {16, 16, 1024, 128, Kernel::kSm90, 132},
+      {1, 32, 1024, 128, Kernel::kSm90, 256},
+      {4, 16, 4096, 128, Kernel::kSm90, 2048},
+      {32, 8, 512, 256, Kernel::kSm90, 1024},
+      {70000, 8, 4096, 128, Kernel::kSm90, 17920000},
+  };
+  for (const auto& c : choices) {
+    AttentionParams q = problem(DType::kFloat16, c.head_dim);
+    q.batch_size = c.batch_size, q.num_heads = q.num_heads_kv = c.heads;
+    q.seqlen_q = q.seqlen_k = c.seqlen;
+    const std::string name = "heads " + std::to_string(c.heads) + ", seqlen " +
+                             std::to_string(c.seqlen) + ", head_dim " + std::to_string(c.head_dim);
+    const Plan plan = core::make_plan(q, h200, {});
+    CHECK_FOR(plan.kernel == c.kernel, name);
+    if (c.kernel == Kernel::kSm90) CHECK_FOR(plan.grid == c.grid, name);
+    CHECK(core::make_plan(q, gpus()[0], {}).kernel == Kernel::kWmma);
+  }
   // Sequences in packs run elsewhere, and must give the same bits as in batches.
   Options invariant;
   invariant.batch_invariant = true;

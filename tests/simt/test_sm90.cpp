@@ -68,6 +68,9 @@ std::vector<Case> cases() {
       simt::with({200, 400, 128, kFull}, [](Case& c) { c.window_left = 10, c.window_right = 3; }),
       simt::with({40, 70, 64, kCausal, 2, 1}, [](Case& c) { c.sinks = true; }),
   };
+  // Works enough for blocks that stay for several of them.
+  cases.push_back({20, 130, 64, kCausal, 9, 3, Layout::kBshd, 0, 2});
+  cases.push_back({130, 150, 128, kFull, 4, 2, Layout::kBshd, 0, 2});
   // Each tile's scores outgrow what the one before it has set as the rows' references, and do not.
   for (const int head_dim : {64, 128, 256})
     cases.push_back(simt::with({20, 600, head_dim, kFull}, [](Case& c) { c.rise = 1.0; }));

@@ -14,10 +14,10 @@ template <>
 constexpr float kMaxSum<__nv_bfloat16> = 0x1p60f;
 
 // The streaming softmax of this lane's two rows of its warp's 16, with a reference in place of the
-// running maximum: probabilities are 2^(score - reference). In an edge tile references are raised
-// to the maxima first, which is the plain softmax. In the others they are taken as they stand, with
-// no maximum worked out; the sums, which are needed anyway, tell whether a row has outgrown its
-// reference. The reference cancels in out and lse. Scores here are raw products q.k; `scale` is
+// running maximum: probabilities are 2^(score - reference), with references as they stand and no
+// maximum worked out. The sums, which are needed anyway, tell whether a row has outgrown its
+// reference; then references are raised to the maxima and the tile is done again, which is the
+// plain softmax. The reference cancels in out and lse. Scores here are raw products q.k; `scale` is
 // softmax_scale * log2(e). kScores: the lane's scores of a tile, [4 j + 2 h + e] of row h.
 struct Softmax {
   // -reference of a row that has seen nothing: with it any finite score is too large, and -inf

@@ -15,8 +15,8 @@ struct TileShape {
   int num_stages;     // tiles of K, and as many of V, in shared memory; a power of two
   int query_stages;   // tiles of Q; with two, the next one's copy runs under this one's products
   bool takes_turns;   // consumers start their products one after the other
-  int producer_registers, consumer_registers;  // per thread, of the 504 that a lane of every
-                                               // scheduler has; see DESIGN.md
+  // Per thread; together no more than the block has at launch (DESIGN.md).
+  int producer_registers, consumer_registers;
 };
 
 constexpr TileShape tile_shape(int head_dim_tile) {

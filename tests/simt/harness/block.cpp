@@ -7,69 +7,25 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "fiber.h"
+#include "scheduler.h"
 
 #if defined(SIMT_ASAN)
 #include <sanitizer/asan_interface.h>
 #endif
 
 namespace simt {
+
+using namespace internal;
+
+namespace internal {
+
+Worker* current = nullptr;
+Block* block = nullptr;
+Launch shape;
+
+}  // namespace internal
+
 namespace {
-
-constexpr int kMaxWarps = kMaxThreads / kWarpSize;
-constexpr int kMaxMasks = 64;          // different masks that one warp of one block may use
-constexpr std::size_t kGuard = 1024;   // bytes around the dynamic shared memory, and its alignment
-constexpr unsigned char kFill = 0xFF;  // NaN in float, half and bfloat16
-
-enum class State { kReady, kAtBarrier, kAtNamedBarrier, kAtMbarrier, kAtCollective, kDone };
-
-struct Worker {  // what the scheduler knows of a thread
-  Fiber fiber;
-  Thread thread;
-  State state = State::kDone;
-  const char* name = "";  // of the barrier or collective it waits at
-  const char* file = "";
-  int line = 0;
-  unsigned mask = 0;
-  Combine combine = nullptr;
-  void* operand = nullptr;
-  int barrier_id = 0;  // of the bar.sync it waits at, and the number of threads it waits for
-  int barrier_count = 0;
-  int mbarrier = 0;  // that it waits at, and the parity
-  int parity = 0;
-  int barriers = 0;           // passed so far
-  int warp_syncs[kMaxMasks];  // passed so far, by index of the mask
-  int registers = 0;          // that it has asked for, 0: not yet
-};
-
-// Addresses that carry happens-before edges. Two of each, used in turn: with one, a thread that is
-// late in leaving a barrier would acquire what others released on their way into the next, and
-// races would go unseen.
-struct SyncObjects {
-  long block[2];
-  long named[kNumBarriers][2];
-  long mbarriers[kMaxMbarriers][2];
-  long copy_engines[kMaxMbarriers];
-  long warp[kMaxWarps][kMaxMasks][2];
-};
-
-struct Mbarrier {
-  const void* memory;
-  int count;       // arrivals of a phase
-  int arrived;     // in this phase
-  int promised;    // further ones, that asynchronous copies will bring
-  unsigned phase;  // from 0
-  long expected;   // bytes that the phase lacks
-  long started;    // bytes that copies in flight will bring
-  bool fenced;     // whether asynchronous copies see that it is initialised
-};
-
-struct Block {
-  unsigned char* memory = nullptr;      // guard, shared memory, guard
-  unsigned char* async_view = nullptr;  // of the shared memory
-  SyncObjects* sync = nullptr;
-  Block* next = nullptr;
-};
 
 Worker workers[kMaxThreads];
 int num_made = 0;
@@ -77,20 +33,13 @@ int num_threads = 0;
 int num_warps = 0;
 unsigned masks[kMaxWarps][kMaxMasks];
 int num_masks[kMaxWarps];
-Mbarrier mbarriers[kMaxMbarriers];
-int num_mbarriers = 0;
 // Of each bar.sync: how often it has let its threads go on, the threads that have arrived at it
 // without waiting since, by warp, and how many they ask for.
 int openings[kNumBarriers];
 int arrived[kNumBarriers][kMaxWarps];
 int arrived_count[kNumBarriers];
 
-Fiber copy_engines[kMaxMbarriers];
-BulkLoads bulk_loads[kMaxMbarriers];
 Fiber host;
-Worker* current = nullptr;  // null: the host runs
-Block* block = nullptr;
-Launch shape;
 void (*thread_body)(void*) = nullptr;
 void* thread_context = nullptr;
 long launch_begin = 0;  // sync objects
@@ -232,19 +181,6 @@ bool complete_barriers() {
     progress = true;
   }
   return progress;
-}
-
-bool phase_complete(const Mbarrier& m, int parity) {
-  return static_cast<int>(m.phase & 1) != parity;
-}
-bool lacks_promises_alone(const Mbarrier& m) {
-  return (m.promised > 0 || m.started > 0) && m.arrived + m.promised == m.count &&
-         m.expected == m.started;
-}
-void end_phase_if_complete(Mbarrier* m) {
-  if (m->arrived < m->count || m->expected != 0) return;
-  m->arrived = 0;
-  ++m->phase;
 }
 
 // Lets the threads of a warp go on that wait for a phase which is complete, or which they complete.
@@ -403,13 +339,6 @@ void check_registers() {
     die("setmaxnreg asks for %d registers, the block has %d", all, at_launch * num_threads);
 }
 
-void check_bulk_loads() {
-  for (int i = 0; i < num_mbarriers; ++i) {
-    if (bulk_loads[i].count != 0)
-      die("the block ends with %d bulk loads that nobody waited for", bulk_loads[i].count);
-  }
-}
-
 void run_block(const dim3& block_idx, Random* random) {
   Block* made = make_block();
   made->next = block;
@@ -425,48 +354,12 @@ void run_block(const dim3& block_idx, Random* random) {
   check_bulk_loads();
 }
 
-void wait(State state, const char* name) {
-  current->state = state;
-  current->name = name;
-  to_host();
-}
-
-// What a copy engine has to do for the current thread.
-struct CopyJob {
-  int mbarrier;
-  void (*complete)(const BulkLoads& loads);
-} copy_job;
-
-void copy_engine_entry() {
-  finish_first_switch(&current->fiber);
-  for (;;) {
-    const int i = copy_job.mbarrier;
-    tsan_acquire(&block->sync->copy_engines[i]);
-    copy_job.complete(bulk_loads[i]);
-    tsan_release(&block->sync->mbarriers[i][mbarriers[i].phase & 1]);
-    switch_fiber(&copy_engines[i], &current->fiber);
-  }
-}
-
-int find_mbarrier(const void* memory, const char* what) {
-  for (int i = 0; i < num_mbarriers; ++i) {
-    if (mbarriers[i].memory == memory) return i;
-  }
-  die("%s of an mbarrier that is not initialised", what);
-}
-
 int index_of_mask(int warp, unsigned mask) {
   int i = 0;
   while (i < num_masks[warp] && masks[warp][i] != mask) ++i;
   if (i == kMaxMasks) die("more than %d different masks in a warp", kMaxMasks);
   if (i == num_masks[warp]) masks[warp][num_masks[warp]++] = mask;
   return i;
-}
-
-// Once all have arrived, nothing can raise the number of bytes any more.
-void check_bytes(const Mbarrier& m) {
-  if (m.arrived == m.count && m.started > m.expected)
-    die("copies bring %ld bytes to an mbarrier that expects %ld", m.started, m.expected);
 }
 
 void check_barrier(int id, int count) {
@@ -476,6 +369,16 @@ void check_barrier(int id, int count) {
 }
 
 }  // namespace
+
+namespace internal {
+
+void wait(State state, const char* name) {
+  current->state = state;
+  current->name = name;
+  to_host();
+}
+
+}  // namespace internal
 
 const Thread& this_thread() {
   return current->thread;
@@ -541,119 +444,11 @@ void arrive_at_barrier(int id, int count) {
   ++arrived[id][current->thread.warp];
 }
 
-void mbarrier_init(void* memory, int count) {
-  if (reinterpret_cast<std::uintptr_t>(memory) % 8 != 0) die("an mbarrier at %p", memory);
-  if (!in_dynamic_smem(memory, 8)) die("an mbarrier outside shared memory");
-  if (count < 1) die("an mbarrier of %d arrivals", count);
-  if (num_mbarriers == kMaxMbarriers) die("more than %d mbarriers", kMaxMbarriers);
-  mbarriers[num_mbarriers++] = {memory, count, 0, 0, 0, 0, 0, false};
-}
-
-void mbarrier_arrive(void* memory) {
-  const int i = find_mbarrier(memory, "an arrival");
-  Mbarrier& m = mbarriers[i];
-  if (m.arrived == m.count) die("more arrivals than the mbarrier's phase takes");
-  tsan_release(&block->sync->mbarriers[i][m.phase & 1]);
-  ++m.arrived;
-  check_bytes(m);
-  end_phase_if_complete(&m);
-}
-
-void mbarrier_expect(void* memory, std::uint32_t bytes) {
-  constexpr long kMost = (1 << 20) - 1;
-  Mbarrier& m = mbarriers[find_mbarrier(memory, "an expect_tx")];
-  if (m.arrived == m.count) die("an expect_tx after the mbarrier's last arrival");
-  m.expected += bytes;
-  if (m.expected > kMost) die("an mbarrier that expects %ld bytes", m.expected);
-}
-
-void mbarrier_start_bytes(void* memory, std::uint32_t bytes) {
-  Mbarrier& m = mbarriers[find_mbarrier(memory, "a copy's completion")];
-  if (!m.fenced) die("a copy to an mbarrier without a fence after its initialisation");
-  m.started += bytes;
-  check_bytes(m);
-}
-
-void mbarrier_complete_bytes(void* memory) {
-  Mbarrier& m = mbarriers[find_mbarrier(memory, "a copy's completion")];
-  m.expected -= m.started;
-  m.started = 0;
-  end_phase_if_complete(&m);
-}
-
-void fence_mbarrier_init() {
-  for (int i = 0; i < num_mbarriers; ++i) mbarriers[i].fenced = true;
-}
-
-const unsigned char* async_view(const void* smem) {
-  return block->async_view + (static_cast<const unsigned char*>(smem) - dynamic_smem());
-}
-
-// Not by memcpy, which ThreadSanitizer sees.
-void write_async_view(void* smem, const void* from, std::size_t bytes) {
-  unsigned char* to = const_cast<unsigned char*>(async_view(smem));
-  const auto* words = static_cast<const volatile std::uint64_t*>(from);
-  std::size_t i = 0;
-  for (; i + 8 <= bytes; i += 8) *reinterpret_cast<std::uint64_t*>(to + i) = words[i / 8];
-  for (; i < bytes; ++i) to[i] = static_cast<const volatile unsigned char*>(from)[i];
-}
-
-void fence_async_proxy() {
-  fence_mbarrier_init();
-  write_async_view(dynamic_smem(), dynamic_smem(), shape.smem_bytes);
-}
-
-void add_bulk_load(void* mbarrier, const BulkCopy& load) {
-  const int i = find_mbarrier(mbarrier, "a copy's completion");
-  BulkLoads& loads = bulk_loads[i];
-  if (loads.count == BulkLoads::kMax) die("more than %d bulk loads in flight", BulkLoads::kMax);
-  loads.loads[loads.count++] = load;
-  tsan_release(&block->sync->copy_engines[i]);
-}
-
-void run_copy_engine(void* mbarrier, void (*complete)(const BulkLoads& loads)) {
-  const int i = find_mbarrier(mbarrier, "a copy's completion");
-  if (bulk_loads[i].count == 0) return;
-  if (!copy_engines[i].stack) make_fiber(&copy_engines[i], copy_engine_entry);
-  copy_job = {i, complete};
-  switch_fiber(&current->fiber, &copy_engines[i]);
-  bulk_loads[i].count = 0;
-}
-
 void set_max_registers(int count, bool increase) {
   Worker* me = current;
   if (me->registers != 0 && (count > me->registers) != increase)
     die("setmaxnreg.%s from %d to %d", increase ? "inc" : "dec", me->registers, count);
   me->registers = count;
-}
-
-void mbarrier_promise(void* memory) {
-  const int i = find_mbarrier(memory, "an arrival after copies");
-  Mbarrier& m = mbarriers[i];
-  if (m.arrived + m.promised == m.count) die("more arrivals than the mbarrier's phase takes");
-  tsan_release(&block->sync->mbarriers[i][m.phase & 1]);
-  ++m.promised;
-}
-
-int mbarrier_number(void* memory) {
-  return find_mbarrier(memory, "a use");
-}
-
-bool mbarrier_wait(void* memory, int parity) {
-  const int i = find_mbarrier(memory, "a wait");
-  const Mbarrier& m = mbarriers[i];
-  Worker* me = current;
-  me->mbarrier = i;
-  me->parity = parity;
-  wait(State::kAtMbarrier, "an mbarrier");
-  tsan_acquire(&block->sync->mbarriers[i][parity]);
-  if (phase_complete(m, parity)) return false;
-  mbarriers[i].promised = 0;  // the caller keeps them, before any other thread runs
-  return true;
-}
-
-void mbarrier_acquire(void* memory, int parity) {
-  tsan_acquire(&block->sync->mbarriers[find_mbarrier(memory, "a wait")][parity]);
 }
 
 void warp_collective(const char* name, unsigned mask, Combine combine, void* operand) {
