@@ -89,8 +89,15 @@ def pace(kernel: Kernel, device: Device) -> Pace:
     )
 
 
-def blocks_of(problem: Problem, shape: Shape) -> Iterator[tuple[int, int]]:
-    """(edge tiles, long-loop tiles) of each block, in the order in which they start."""
+def tiles_outside(kernel: Kernel) -> int:
+    """Of each group of warps: a kernel whose long loop works out the scores of a tile beside P V of
+    the one before has the first scores in its prologue and the last P V in its epilogue."""
+    return 1 if count(kernel.paths.prologue, "HMMA") else 0
+
+
+def blocks_of(problem: Problem, shape: Shape, outside: int = 0) -> Iterator[tuple[int, int]]:
+    """(edge tiles, long-loop tiles) of each block, in the order in which they start, `outside` of
+    them left out."""
     rows, keys, n = shape.block_m, shape.block_n, problem.seqlen
     m_blocks = -(-n // rows)
     tiles = []
@@ -102,7 +109,7 @@ def blocks_of(problem: Problem, shape: Shape) -> Iterator[tuple[int, int]]:
         full_end = max(0, min(seen_by_all // keys, end - 1))
         # Groups of warps take tiles in turn: the first group has the most, edge tiles included.
         edge = -(-(end - full_end) // shape.key_groups)
-        tiles.append((edge, -(-end // shape.key_groups) - edge))
+        tiles.append((edge - outside, -(-end // shape.key_groups) - edge))
     all_heads = problem.batch * problem.heads
     if not problem.causal:
         for _ in range(all_heads):
@@ -206,17 +213,17 @@ def dram_seconds(problem: Problem, device: Device, shape: Shape) -> float:
 
 def predict(kernel: Kernel, pace_: Pace, device: Device, problem: Problem) -> Prediction:
     """The time of a problem, and what holds it up."""
-    shape = kernel.shape
-    clocks = _Walk(pace_, device, blocks_of(problem, shape)).clocks()
+    shape, outside = kernel.shape, tiles_outside(kernel)
+    clocks = _Walk(pace_, device, blocks_of(problem, shape, outside)).clocks()
     computing = clocks / device.clock_hz
     memory = dram_seconds(problem, device, shape)
     seconds = max(computing, memory) + LAUNCH_SECONDS
     full = pace_.main[-1]
-    tiles = sum(edge + main for edge, main in blocks_of(problem, shape))
+    tiles = sum(edge + main for edge, main in blocks_of(problem, shape, outside))
     spread_evenly = tiles * full.clocks_per_pass / pace_.resident / device.num_sms
     if memory > computing:
         bound = "DRAM"
-    elif sum(1 for _ in blocks_of(problem, shape)) < device.num_sms * pace_.resident:
+    elif sum(1 for _ in blocks_of(problem, shape, outside)) < device.num_sms * pace_.resident:
         bound = "too few blocks"
     elif spread_evenly < _FULL * clocks:
         bound = "tail and edges"

@@ -7,6 +7,7 @@
 
 #include "core/plan.h"
 #include "cuda/wmma/packing.h"
+#include "cuda/wmma/split_params.h"
 #include "cuda/wmma/traits.h"
 
 namespace dlattn::core {
@@ -226,6 +227,7 @@ WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, 
     if (!wmma::has_variant(head_dim_tile, variant) || (!any && variant != request.variant))
       continue;
     if (any && variant == wmma::kAhead && device.compute_major < 9) continue;
+    if (any && variant == wmma::kSplit && !wmma::split_offsets_fit(params)) continue;
     if (must_pack && !may_pack(variant)) continue;
     const double unpacked = predicted_time(p, device, head_dim_tile, {variant, 1});
     WmmaChoice choice = {variant, 1};
@@ -253,7 +255,9 @@ std::string wmma_refusal(const AttentionParams& p, int head_dim_tile, const Wmma
   const std::string name = std::string("variant ") + wmma::kVariantNames[request.variant];
   if (!wmma::has_variant(head_dim_tile, request.variant))
     return name + " has no instance for this head_dim";
-  const std::string why = request.variant == wmma::kGeneral ? std::string() : fast_refusal(p);
+  std::string why = request.variant == wmma::kGeneral ? std::string() : fast_refusal(p);
+  if (why.empty() && request.variant == wmma::kSplit && !wmma::split_offsets_fit(p))
+    why = "q, k or v spans 32 GiB or more; accepted: less";
   return why.empty() ? why : name + ": " + why;
 }
 

@@ -39,7 +39,7 @@ _VARIANTS = {
         "general": _ALL,
     }
 }
-_PACKED = ("narrow", "split")  # of which there are kernels that pack heads beside
+_PACKED = ("narrow",)  # of which there are kernels that pack heads beside
 _KERNEL = re.compile(
     r"_ZN6dlattn\d+(sm90|[a-z_]+?)(?:6|\d\d(split|general)_)kernelI(6__half|13__nv_bfloat16|f)"
     r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?EEv\w+"

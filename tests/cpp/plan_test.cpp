@@ -224,6 +224,17 @@ void forced_variants() {
     refused([](auto& odd) { odd.v = memory + 4; },
             ": rows of q, k and v are aligned to 4 bytes; accepted: 16");
   }
+  // Split counts offsets in 32 bits.
+  AttentionParams far = p;
+  far.k_row_stride = std::int64_t{1} << 32;
+  options.variant = "split";
+  CHECK_THROWS(dlattn::plan(far, device, options), UnsupportedError,
+               "no kernel can run this: wmma: variant split: q, k or v spans 32 GiB or more; "
+               "accepted: less");
+  far.k_row_stride = p.k_row_stride, far.seqlen_q = far.seqlen_k = 128;
+  CHECK_EQ(dlattn::plan(far, gpus()[3]).variant, wmma::kSplit);
+  far.v_head_stride = std::int64_t{1} << 35;
+  CHECK(dlattn::plan(far, gpus()[3]).variant != wmma::kSplit);
   options.variant = "huge";
   const Support unknown = supported(p, device, options);
   CHECK(!unknown.ok);

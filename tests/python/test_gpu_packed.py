@@ -1,4 +1,4 @@
-"""Query heads of one KV head as rows of the same tiles (wmma's narrow and split), against float64.
+"""Query heads of one KV head as rows of the same tiles (wmma's narrow), against float64.
 
 Rows of a tile are then (query, head) pairs: what depends on one of the two must not follow the
 other.
@@ -16,7 +16,7 @@ import dlattn
 
 pytestmark = pytest.mark.gpu
 
-PACKED = ["wmma:narrow+packed", "wmma:split+packed"]
+PACKED = ["wmma:narrow+packed"]
 GROUPS = [(4, 2), (8, 2), (8, 1), (7, 1)]
 
 packed = pytest.mark.parametrize("kernel", PACKED)
@@ -38,8 +38,6 @@ def test_groups(kernel: str, dtype: str, causal: Any, heads: int, heads_kv: int)
 @pytest.mark.parametrize("dim", [32, 64, 96, 128, 192, 256])
 @pytest.mark.parametrize("window", [(None, None), (31, None), (300, 5), (0, 0), (None, 40)])
 def test_windows_and_head_dims(kernel: str, dtype: str, dim: int, window: Any) -> None:
-    if dim > 128 and "split" in kernel:
-        pytest.skip("split serves head dims up to 128")
     for seqlen_q in (1, 5, 70):
         inputs = qkv(dtype, seqlen_q, 700, heads=6, heads_kv=2, dim=dim, dim_v=dim - 8)
         check(kernel, *inputs, window=window)

@@ -9,22 +9,22 @@ using dlattn::Kernel;
 using simt::Case;
 using simt::Layout;
 
-template <typename T, bool kPacked = false>
+template <typename T>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
   simt::with_instance<Kernel::kWmma, T>(head_dim_tile, [&](auto tile) {
     if constexpr (dlattn::wmma::has_variant(tile, dlattn::wmma::kSplit))
-      dlattn::wmma::split_kernel<T, tile, kPacked>(params, shape);
+      dlattn::wmma::split_kernel<T, tile>(dlattn::wmma::make_split_params(params, shape));
   });
 }
 
-// Tiles are 32 or 64 keys by 32 rows; 4 groups take them in turn.
+// Tiles are 16 or 32 keys by 32 rows; 4 groups take them in turn, with two stages each.
 std::vector<Case> cases() {
   constexpr simt::Causal kFull = simt::Causal::kNone, kCausal = simt::Causal::kBottomRight,
                          kTopLeft = simt::Causal::kTopLeft;
   std::vector<Case> cases = {
       // One key, one tile, groups without tiles, with one tile, with one more than others, with so
-      // many that their slots are used again.
+      // many that their stages are used again.
       {1, 1, 8, kFull},
       {17, 31, 24, kCausal},
       {33, 65, 64, kFull},
@@ -88,8 +88,8 @@ int main(int argc, char** argv) {
   for (const int head_dim : {64, 104}) {
     if (simt::kThreadSanitizer && head_dim != 64) continue;
     for (const Case& c : arguments.cases(simt::packed_cases(head_dim))) {
-      tests.run<half>(Kernel::kWmma, c, run_kernel<half, true>, "split+packed");
-      tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16, true>, "split+packed");
+      tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "split+packed");
+      tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "split+packed");
     }
   }
   return tests.finish();

@@ -21,7 +21,8 @@ struct Mask {
   int window_left;
   int window_right;
 
-  __device__ __forceinline__ Mask(const LaunchShape& shape, int shift, int seqlen_k)
+  template <typename Shape>  // LaunchShape, or what has its windows
+  __device__ __forceinline__ Mask(const Shape& shape, int shift, int seqlen_k)
       : shift(shift),
         seqlen_k(seqlen_k),
         window_left(shape.window_left),

@@ -14,7 +14,8 @@ struct OutputRows {
   T* out;
   float* lse;  // null: not wanted
 
-  __device__ __forceinline__ OutputRows(const AttentionParams& p, const Work& work) {
+  template <typename Params>  // AttentionParams, or what has the members of it that are needed
+  __device__ __forceinline__ OutputRows(const Params& p, const Work& work) {
     seqlen_q = static_cast<int>(p.seqlen_q);
     std::int64_t out_start = work.batch * p.out_batch_stride;
     std::int64_t lse_start = work.batch * p.lse_batch_stride;

@@ -76,7 +76,29 @@ struct TileCopy {
     }
   }
 
-  // The same for rows that are aligned to `copy_bytes` of 8, 4 or 2: elements one by one then,
+  // As edge(), where `from` is this thread's chunk of the first of its rows. Fewer instructions,
+  // which count where they are fetched for the first time; what does not exist is not read, though
+  // its addresses are formed.
+  template <int kRows>
+  __device__ __forceinline__ static void ragged(ptx::SmemAddress smem, const T* from,
+                                                std::int64_t row_stride, int rows, int columns) {
+    static_assert(kRows % kStep == 0 || kStep % kRows == 0);
+    if (kStep > kRows && first_row() >= kRows) return;
+    const int source = Order::source(first_row());
+#pragma unroll
+    for (int first = 0; first < kRows; first += kStep) {
+#pragma unroll
+      for (int s = 0; s < Rows::kSegments; ++s) {
+        ptx::cp_async<16>(
+            smem + place() + first * Rows::kRowBytes + s * Rows::kSegmentBytes,
+            from + s * kSegmentColumns,
+            Order::offset(first) + source < rows && first_column() + s * kSegmentColumns < columns);
+      }
+      from += (Order::offset(first + kStep) - Order::offset(first)) * row_stride;
+    }
+  }
+
+  // As edge() for rows that are aligned to `copy_bytes` of 8, 4 or 2: elements one by one then,
   // which are in shared memory at once. Rolled: registers are scarce, and this is no fast path.
   template <int kRows>
   __device__ __forceinline__ static void unaligned(unsigned char* smem, const T* gmem,

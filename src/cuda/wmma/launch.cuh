@@ -12,7 +12,7 @@ namespace dlattn::wmma {
 template <typename T, int kTile, int kVariant, bool kPacked>
 constexpr auto variant_kernel() {
   if constexpr (kVariant == kSplit) {
-    return split_kernel<T, kTile, kPacked>;
+    return split_kernel<T, kTile>;
   } else if constexpr (kVariant == kGeneral) {
     return general_kernel<T, kTile>;
   } else {
@@ -25,9 +25,15 @@ void launch_variant(const AttentionParams& params, const LaunchShape& shape, con
                     void* stream) {
   constexpr auto kKernel = variant_kernel<cuda::Element<dtype>, kTile, kVariant, kPacked>();
   constexpr int kMaxSmem = tile_config(kTile, kVariant).smem_bytes;
-  cuda::launch_kernel<kKernel, kMaxSmem>("wmma", params.device.index, plan.grid,
-                                         plan.num_warps * 32, plan.smem_bytes, stream, params,
-                                         shape);
+  const auto launch = [&](const auto&... args) {
+    cuda::launch_kernel<kKernel, kMaxSmem>("wmma", params.device.index, plan.grid,
+                                           plan.num_warps * 32, plan.smem_bytes, stream, args...);
+  };
+  if constexpr (kVariant == kSplit) {
+    launch(make_split_params(params, shape));
+  } else {
+    launch(params, shape);
+  }
 }
 
 template <DType dtype, int kTile, int kVariant = 0>

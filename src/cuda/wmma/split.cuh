@@ -5,25 +5,26 @@
 //
 // A block computes block_m query rows of one head. Its warps form key_groups groups of row_groups
 // warps; tile n of the visible keys belongs to group (end - 1 - n) mod key_groups, and a warp has
-// row_tiles x 16 of the rows, with its group's share of the output in registers. Groups share Q and
-// nothing else until the end: each copies its own tiles, K and V in turn, into its own ring of
-// slots, and has a barrier of its own. Per tile:
-//   1. wait for K, barrier, start a copy into the slot read last; S = Q K^T, mask on edge tiles;
-//   2. probabilities, packed as operands where they are (SpeculativeSoftmax);
-//   3. wait for V, barrier, start a copy into the slot of K; O += P V.
-// At the end every group leaves its part of the output in its slots and its rows' statistics beside
-// them, and after one barrier all threads merge 8 columns of a row each, in the order of the
-// groups. Shared memory: see SplitSmemMap. A barrier of a group both publishes the tile that has
-// landed and frees the slot before; the first is the whole block's, for Q.
+// 16 of the rows, with its group's share of the output in registers. Groups share Q and nothing
+// else until the end: each copies its own tiles into its own ring of stages, and has a barrier of
+// its own. Stage i holds V of the group's tile i and K of tile i + 1 (K of tile 0 comes alone, into
+// the last stage). Per tile i:
+//   1. wait for stage i, barrier, start the copy of a stage into the one before it, which is free;
+//   2. probabilities of tile i and, between them, S of tile i + 1 = Q K^T;
+//   3. O += P V of tile i;
+//   4. mask on edge tiles and references for tile i + 1 (SpeculativeSoftmax).
+// At the end every group leaves its part of the output in its stages and its rows' statistics
+// behind them, and after the block's barrier each warp merges 8 rows, half of the columns, in the
+// order of the groups. Shared memory: see SplitSmemMap.
 
 #include "cuda/ptx/barrier.cuh"
-#include "cuda/tile/rows.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/seqlen.cuh"
 #include "cuda/wmma/copy.cuh"
 #include "cuda/wmma/merge.cuh"
 #include "cuda/wmma/products.cuh"
 #include "cuda/wmma/softmax.cuh"
+#include "cuda/wmma/split_params.h"
 #include "cuda/wmma/split_traits.h"
 #include "cuda/wmma/tiles.cuh"
 
@@ -42,73 +43,136 @@ struct GroupTiles {
   __device__ __forceinline__ int tile(int i) const { return first - i * kKeyGroups; }
 };
 
-template <typename T, int kHeadDim, bool kPacked = false>
+// tile::scheduled_work without a division.
+__device__ __forceinline__ tile::Work split_work(const SplitParams& params) {
+  const unsigned m_blocks = params.num_m_blocks.divisor();
+  unsigned head = params.num_m_blocks.quotient(blockIdx.x);
+  unsigned m_block = blockIdx.x - head * m_blocks;
+  if (params.longest_first) {
+    const unsigned first_head = head / kSplitHeadsTogether * kSplitHeadsTogether;
+    const unsigned block = blockIdx.x - first_head * m_blocks;
+    const bool all = first_head < params.heads_in_groups;
+    const unsigned from_last =
+        all ? block / kSplitHeadsTogether : params.heads_left.quotient(block);
+    head =
+        first_head + block - from_last * (all ? kSplitHeadsTogether : params.heads_left.divisor());
+    m_block = m_blocks - 1 - from_last;
+  }
+  const unsigned batch = params.num_heads.quotient(head);
+  return {static_cast<int>(m_block), static_cast<int>(head - batch * params.num_heads.divisor()),
+          static_cast<int>(batch)};
+}
+
+// tile::Sequence in chunks.
+struct SplitSequence {
+  int seqlen_q;
+  int seqlen_k;
+  int shift;    // query i stands at key position i + shift
+  int q, k, v;  // where its rows start
+
+  __device__ __forceinline__ SplitSequence(const SplitParams& p, const tile::Work& work) {
+    const int head_kv = static_cast<int>(p.heads_per_kv_head.quotient(work.head));
+    seqlen_q = p.seqlen_q;
+    seqlen_k = p.seqlen_k;
+    q = work.head * p.q_stride.head + work.batch * p.q_stride.batch;
+    k = head_kv * p.k_stride.head + work.batch * p.k_stride.batch;
+    v = head_kv * p.v_stride.head + work.batch * p.v_stride.batch;
+    if (p.cu_seqlens_q) {
+      const int row_q = p.cu_seqlens_q[work.batch];
+      const int row_k = p.cu_seqlens_k[work.batch];
+      seqlen_q = p.cu_seqlens_q[work.batch + 1] - row_q;
+      seqlen_k = p.cu_seqlens_k[work.batch + 1] - row_k;
+      if (p.seqused_k) seqlen_k = min(seqlen_k, p.seqused_k[work.batch]);
+      q += row_q * p.q_stride.row;
+      k += row_k * p.k_stride.row;
+      v += row_k * p.v_stride.row;
+    }
+    shift = p.top_left ? 0 : seqlen_k - seqlen_q;
+  }
+};
+
+// The address of a chunk.
+template <typename T>
+__device__ __forceinline__ const T* chunk_at(const void* gmem, int offset) {
+  return static_cast<const T*>(gmem) + static_cast<std::int64_t>(offset) * kChunkElements;
+}
+
+template <typename T, int kHeadDim>
 __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
                                   split_shape(kHeadDim).blocks_per_sm)
-    split_kernel(const __grid_constant__ AttentionParams params,
-                 const __grid_constant__ LaunchShape shape) {
+    split_kernel(const __grid_constant__ SplitParams params) {
   constexpr SplitShape kShape = split_shape(kHeadDim);
   constexpr SplitSmemMap kMap = split_smem_map(kHeadDim);
-  constexpr int kRowTiles = kShape.row_tiles;
   constexpr int kBlockM = block_m(kShape);
   constexpr int kBlockN = kShape.block_n;
-  constexpr int kSlots = kShape.slots;
-  constexpr int kSlot = kBlockN * kHeadDim * 2;  // bytes
+  constexpr int kStages = kShape.stages;
+  constexpr int kStage = 2 * kMap.tile;  // bytes
   constexpr int kGroupThreads = kShape.row_groups * 32;
   constexpr int kNumThreads = kShape.key_groups * kGroupThreads;
   using GroupCopy = TileCopy<T, kHeadDim, kGroupThreads, true>;
+  using BlockCopy = TileCopy<T, kHeadDim, kNumThreads>;
 
   const int group = threadIdx.x / kGroupThreads;
+  const int row_group = threadIdx.x / 32 % kShape.row_groups;
   const int lane_idx = threadIdx.x % 32;
-  const int warp_row = threadIdx.x / 32 % kShape.row_groups * kRowTiles * 16;
-  const tile::Rows<kPacked> rows{shape};
-  const tile::Work work = rows.work(blockIdx.x, params);
-  const tile::Sequence<T> seq(params, shape, work);
+  const int warp_row = row_group * 16;
+  const tile::Work work = split_work(params);
+  const SplitSequence seq(params, work);
   const int m0 = work.m_block * kBlockM;
-  const int num_rows = rows.count(seq.seqlen_q);
-  if (m0 >= num_rows) return;
+  if (m0 >= seq.seqlen_q) return;
 
   unsigned char* smem = ptx::dynamic_smem();
   const ptx::SmemAddress sQ = ptx::smem_address(smem) + kMap.q;
-  const ptx::SmemAddress slots = ptx::smem_address(smem) + kMap.slots + group * kMap.group;
-  const int head_dim = static_cast<int>(params.head_dim);
-  const int head_dim_v = static_cast<int>(params.head_dim_v);
-  const tile::RowMask<kPacked> mask(shape, seq.shift, seq.seqlen_k);
+  const ptx::SmemAddress stages = ptx::smem_address(smem) + kMap.stages + group * kMap.group;
+  const tile::Mask mask(params, seq.shift, seq.seqlen_k);
   const GroupTiles<kShape.key_groups> tiles(
-      TileRange(mask, m0, min(m0 + kBlockM, num_rows) - 1, kBlockN), group);
+      TileRange(mask, m0, min(m0 + kBlockM, seq.seqlen_q) - 1, kBlockN), group);
 
-  // Starts the copy of item `i` of the group, K or V of its tile i / 2, into a slot.
-  const auto start_copy = [&](int i, auto is_v, ptx::SmemAddress slot) {
-    const int n0 = tiles.tile(i / 2) * kBlockN;
-    if (i / 2 < tiles.count) {
-      const std::int64_t stride = is_v ? params.v_row_stride : params.k_row_stride;
-      GroupCopy::template edge<kBlockN>(slot, (is_v ? seq.v : seq.k) + n0 * stride, stride,
-                                        seq.seqlen_k - n0, is_v ? head_dim_v : head_dim);
-    }
+  // This thread's chunks of the first tiles, and from one tile to the next.
+  const int first_row = tiles.first * kBlockN + GroupCopy::first_row();
+  const int first_chunk = GroupCopy::first_column() / kChunkElements;
+  const int k_chunk = seq.k + first_row * params.k_stride.row + first_chunk;
+  const int v_chunk = seq.v + first_row * params.v_stride.row + first_chunk;
+  const int k_tile = kShape.key_groups * kBlockN * params.k_stride.row;
+  const int v_tile = kShape.key_groups * kBlockN * params.v_stride.row;
+  const auto start_k = [&](int i, int stage) {
+    if (i >= tiles.count) return;
+    GroupCopy::template ragged<kBlockN>(stages + stage + kMap.tile,
+                                        chunk_at<T>(params.k, k_chunk - i * k_tile),
+                                        params.k_stride.row * kChunkElements,
+                                        seq.seqlen_k - tiles.tile(i) * kBlockN, params.head_dim);
+  };
+  const auto start_v = [&](int i, int stage) {
+    if (i >= tiles.count) return;
+    GroupCopy::template ragged<kBlockN>(stages + stage, chunk_at<T>(params.v, v_chunk - i * v_tile),
+                                        params.v_stride.row * kChunkElements,
+                                        seq.seqlen_k - tiles.tile(i) * kBlockN, params.head_dim_v);
+  };
+  const auto start_stage = [&](int i, int stage) {
+    start_v(i, stage);
+    start_k(i + 1, stage);
     ptx::cp_async_commit();
   };
-  using QueryCopy = TileCopy<T, kHeadDim, kNumThreads>;
-  if constexpr (kPacked) {
-    const auto row_address = [&](int row) {
-      return seq.q + rows.offset(m0 + row, params.q_row_stride, params.q_head_stride);
-    };
-    QueryCopy::template gather<kBlockM>(sQ, row_address, num_rows - m0, head_dim);
-  } else {
-    QueryCopy::template edge<kBlockM>(sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride,
-                                      num_rows - m0, head_dim);
-  }
-  for_each_slice(
-      [&](auto i) { start_copy(i, std::integral_constant<bool, i % 2 == 1>{}, slots + i * kSlot); },
-      std::make_integer_sequence<int, kSlots>{});
+  BlockCopy::template ragged<kBlockM>(
+      sQ,
+      chunk_at<T>(params.q, seq.q + (m0 + BlockCopy::first_row()) * params.q_stride.row +
+                                BlockCopy::first_column() / kChunkElements),
+      params.q_stride.row * kChunkElements, seq.seqlen_q - m0, params.head_dim);
+  // The last tile's stage is number 0, so that a part may be left in those behind it.
+  const auto stage_of = [&](int i) { return (tiles.count + kStages - 1 - i) % kStages * kStage; };
+  start_k(0, stage_of(-1));
+  ptx::cp_async_commit();
+  for_each_slice([&](auto i) { start_stage(i, stage_of(i)); },
+                 std::make_integer_sequence<int, kStages - 1>{});
 
   // Where the results go, worked out while the copies are on their way.
   const tile::OutputRows<T> result(params, work);
-  const float* sinks = params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr;
+  const float* sink = params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr;
 
-  SpeculativeSoftmax<kRowTiles> softmax;
-  float acc_o[kRowTiles][kHeadDim / 8][4] = {};
-  std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];
-  ptx::cp_async_wait<kSlots - 1>();
+  SpeculativeSoftmax<1> softmax;
+  float acc_o[1][kHeadDim / 8][4] = {};
+  std::uint32_t rQ[kHeadDim / 16][1][4];
+  ptx::cp_async_wait<kStages - 1>();
   __syncthreads();
 #pragma unroll
   for (int d = 0; d < kHeadDim; d += 16) {
@@ -116,76 +180,85 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
                      d);
   }
 
-  // Waits for the next item and starts the copy of the one that takes the slot before it.
-  int slot = 0;  // of the item, in bytes
-  const auto advance = [&](int next_item, auto is_v) {
-    const int free = slot;
-    slot = slot == (kSlots - 1) * kSlot ? 0 : slot + kSlot;
-    ptx::cp_async_wait<kSlots - 2>();
-    ptx::barrier_sync(1 + group, kGroupThreads);
-    start_copy(next_item, is_v, slots + free);
-  };
-  const int first_row = m0 + warp_row;
-  const tile::Range seen_by_all = mask.every_row(first_row, first_row + kRowTiles * 16 - 1);
-  using OddSlots = std::integral_constant<bool, kSlots % 2 == 1>;
-  using EvenSlots = std::integral_constant<bool, kSlots % 2 == 0>;
-#pragma unroll 1
-  for (int i = 0; i < tiles.count; ++i) {
-    if (i > 0) advance(2 * i - 1 + kSlots, EvenSlots{});
-    float acc_s[kRowTiles][kBlockN / 8][4];
+  const auto multiply_k = [&](float (&acc_s)[1][kBlockN / 8][4], int stage) {
     multiply_qk<T, kHeadDim, kBlockN>(
-        acc_s, slots + slot + lane_place_across<kHeadDim>(lane_idx),
-        [&](std::uint32_t (&a)[kRowTiles][4], int d) { memcpy(a, rQ[d / 16], sizeof a); });
-    const int n0 = tiles.tile(i) * kBlockN;
-    if (!tile::contains_all(seen_by_all, n0, kBlockN))
-      apply_mask(acc_s, mask, first_row + lane_idx / 4, n0, lane_idx);
-    std::uint32_t rP[kRowTiles][kBlockN / 16][4];
-    if (i == 0) {
-      softmax.template set_references<0, kBlockN>(acc_s, shape.scale_log2);
-    } else {
-      softmax.template raise_references<0, kBlockN>(acc_s, shape.scale_log2, acc_o);
-    }
-    softmax.template safe_probabilities<T, 0, kBlockN>(acc_s, shape.scale_log2, rP);
-    advance(2 * i + kSlots, OddSlots{});
+        acc_s, stages + stage + kMap.tile + lane_place_across<kHeadDim>(lane_idx),
+        [&](std::uint32_t (&a)[1][4], int d) { memcpy(a, rQ[d / 16], sizeof a); });
+  };
+  const auto multiply_v = [&](const std::uint32_t (&rP)[1][kBlockN / 16][4], int stage) {
     multiply_pv<T, kHeadDim, 0, kBlockN>(acc_o, rP,
-                                         slots + slot + lane_place_down<kHeadDim>(lane_idx));
+                                         stages + stage + lane_place_down<kHeadDim>(lane_idx));
+  };
+  const auto hide_unseen = [&](float (&acc_s)[1][kBlockN / 8][4], int i) {
+    const int n0 = tiles.tile(i) * kBlockN, row = m0 + warp_row;
+    if (!tile::contains_all(mask.every_row(row, row + 15), n0, kBlockN))
+      apply_mask(acc_s, mask, row + lane_idx / 4, n0, lane_idx);
+  };
+  std::uint32_t rP[1][kBlockN / 16][4];
+  if (tiles.count > 0) {
+    float acc_s[1][kBlockN / 8][4];
+    multiply_k(acc_s, stage_of(-1));
+    hide_unseen(acc_s, 0);
+    softmax.template set_references<0, kBlockN>(acc_s, params.scale_log2);
+    int stage = stage_of(0), free = stage_of(-1);
+#pragma unroll 1
+    for (int i = 0; i < tiles.count - 1; ++i) {
+      ptx::cp_async_wait<kStages - 2>();
+      ptx::barrier_sync(1 + group, kGroupThreads);
+      start_stage(i + kStages - 1, free);
+      softmax.template safe_probabilities<T, 0, kBlockN>(acc_s, params.scale_log2, rP);
+      float next_s[1][kBlockN / 8][4];
+      multiply_k(next_s, stage);
+      multiply_v(rP, stage);
+      hide_unseen(next_s, i + 1);
+      softmax.template raise_references<0, kBlockN>(next_s, params.scale_log2, acc_o);
+      memcpy(acc_s, next_s, sizeof acc_s);
+      free = stage;
+      stage = stage == 0 ? (kStages - 1) * kStage : stage - kStage;
+    }
+    softmax.template safe_probabilities<T, 0, kBlockN>(acc_s, params.scale_log2, rP);
+  }
+
+  constexpr int kGroups = kShape.key_groups;
+  PartStats* stats =
+      reinterpret_cast<PartStats*>(smem + kMap.stats) + (warp_row + lane_idx / 4) * kGroups;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const tile::OnlineSoftmax row = softmax.row(0, h);
+    if (lane_idx % 4 == 0) stats[8 * h * kGroups + group] = {row.row_max, row.row_sum};
+  }
+  if (tiles.count > 0) {
+    ptx::cp_async_wait<0>();
+    ptx::barrier_sync(1 + group, kGroupThreads);
+    multiply_v(rP, 0);
   }
 
   constexpr int kPart = kBlockM * kHeadDim * 4;  // bytes
-  static_assert(kPart <= kSlots * kSlot);
-  // The last V stands in an odd slot if their number is even; everything else has been read.
-  if (kSlots % 2 != 0 || kPart > kSlot) ptx::barrier_sync(1 + group, kGroupThreads);
-  unsigned char* parts = smem + kMap.slots;
-  store_part<kHeadDim>(parts + group * kMap.group, warp_row, acc_o, lane_idx);
-  PartStats* stats = reinterpret_cast<PartStats*>(smem + kMap.stats);
-#pragma unroll
-  for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const tile::OnlineSoftmax row = softmax.row(m, h);
-      if (lane_idx % 4 == 0) {
-        stats[group * kBlockM + warp_row + 16 * m + 8 * h + lane_idx / 4] = {row.row_max,
-                                                                             row.row_sum};
-      }
-    }
-  }
+  constexpr int kPartOffset = kPart <= kMap.group - kStage ? kStage : 0;
+  static_assert(kPart <= kMap.group);
+  // Where a part reaches into the last stage, another warp of the group may still read V there.
+  if (kPartOffset == 0) ptx::barrier_sync(1 + group, kGroupThreads);
+  const auto part = [&](int of_group) {
+    return reinterpret_cast<PartPair*>(smem + kMap.stages + of_group * kMap.group + kPartOffset) +
+           row_group * 2 * kPartPairs<kHeadDim>;
+  };
+  store_part<kHeadDim>(part(group), acc_o[0], lane_idx);
   __syncthreads();
-  constexpr unsigned kUnits = kHeadDim / 8;  // of a row
-#pragma unroll 1
-  for (unsigned i = threadIdx.x; i < kBlockM * kUnits; i += kNumThreads) {
-    const int row = static_cast<int>(i / kUnits), unit = static_cast<int>(i % kUnits);
-    if (m0 + row >= num_rows) break;
-    const float* sink = sinks;
-    if (kPacked && sink) sink += rows.head(m0 + row) * params.sinks_stride;
-    const RowMerge<kShape.key_groups> merge(stats + row, kBlockM, sink);
-    if (result.lse && unit == 0) {
-      result.lse[rows.offset(m0 + row, 1, params.lse_head_stride)] =
-          tile::finalize(merge.whole, sink).lse;
-    }
-    T* out_row = result.out + rows.offset(m0 + row, params.out_row_stride, params.out_head_stride);
-    store_merged<T, kHeadDim>(out_row, merge, parts, kMap.group, row, unit, head_dim_v,
-                              shape.store_bytes);
-  }
+
+  // A warp merges 8 rows of its row group.
+  constexpr int kShares = kGroups / 2;  // of the columns
+  constexpr int kPairs = kPartPairs<kHeadDim> / kShares;
+  static_assert(kPartPairs<kHeadDim> % kShares == 0);
+  const int h = group % 2, share = group / 2, column = share * kPairs * 16;
+  const RowParts<kGroups, kPairs> parts(part(0) + h * kPartPairs<kHeadDim> + share * kPairs,
+                                        kMap.group, lane_idx);
+  const RowMerge<kGroups> merge(stats + 8 * h * kGroups, sink);
+  const int row = m0 + warp_row + 8 * h + lane_idx / 4;
+  if (row >= result.seqlen_q) return;
+  if (result.lse && share == 0 && lane_idx % 4 == 0)
+    result.lse[row] = tile::finalize(merge.whole, sink).lse;
+  parts.store(result.out + row * params.out_row_stride + column, merge, params.head_dim_v - column,
+              params.store_bytes, lane_idx);
 }
 
 }  // namespace dlattn::wmma

@@ -5,36 +5,36 @@
 namespace dlattn::wmma {
 
 // The tile shape of the kernel that divides the keys among the warps of a thread block: groups of
-// warps, each with tiles of keys of its own, and in each group a warp per row_tiles x 16 query rows
-// of the block.
+// warps, each with tiles of keys of its own, and in each group a warp per 16 query rows of the
+// block.
 struct SplitShape {
   int row_groups;     // warps of a group
   int key_groups;     // groups
-  int row_tiles;      // per warp, of 16 query rows
   int block_n;        // keys per tile
-  int slots;          // of a group in shared memory, for tiles of K and V in turn
+  int stages;         // of a group in shared memory, a tile of V and a tile of K each
   int blocks_per_sm;  // that registers must leave room for
 };
 
 constexpr SplitShape split_shape(int head_dim_tile) {
-  if (head_dim_tile <= 32) return {2, 4, 1, 64, 2, 2};
-  if (head_dim_tile <= 64) return {2, 4, 1, 64, 2, 1};
-  return {2, 4, 1, 32, 2, 1};
+  if (head_dim_tile <= 64) return {2, 4, 32, 2, 2};
+  return {2, 4, 16, 2, 1};
 }
 
 constexpr int num_warps(const SplitShape& shape) {
   return shape.row_groups * shape.key_groups;
 }
 constexpr int block_m(const SplitShape& shape) {
-  return shape.row_groups * shape.row_tiles * 16;
+  return shape.row_groups * 16;
 }
 
 // Byte offsets into dynamic shared memory.
 struct SplitSmemMap {
-  int q;      // [block_m] rows as in tile::SwizzledRows
-  int slots;  // [key_groups][slots][block_n] rows; a group's later hold its part of out
-  int group;  // bytes of a group's slots
-  int stats;  // [key_groups][block_m] PartStats
+  int q;       // [block_m] rows as in tile::SwizzledRows
+  int stages;  // [key_groups][stages] of V and K, [block_n] rows each; at the end a group's hold
+               // its part of out
+  int tile;   // bytes of a tile of K or V
+  int group;  // bytes of a group's stages
+  int stats;  // [block_m][key_groups] PartStats
   int total;
 };
 
@@ -42,16 +42,17 @@ constexpr SplitSmemMap split_smem_map(int head_dim_tile) {
   const SplitShape shape = split_shape(head_dim_tile);
   SplitSmemMap map{};
   map.q = 0;
-  map.slots = block_m(shape) * head_dim_tile * 2;
-  map.group = shape.slots * shape.block_n * head_dim_tile * 2;
-  map.stats = map.slots + shape.key_groups * map.group;
+  map.stages = block_m(shape) * head_dim_tile * 2;
+  map.tile = shape.block_n * head_dim_tile * 2;
+  map.group = shape.stages * 2 * map.tile;
+  map.stats = map.stages + shape.key_groups * map.group;
   map.total = map.stats + shape.key_groups * block_m(shape) * 8;
   return map;
 }
 
 constexpr TileConfig split_tile_config(int head_dim_tile) {
   const SplitShape shape = split_shape(head_dim_tile);
-  return {block_m(shape), shape.block_n, num_warps(shape), shape.slots,
+  return {block_m(shape), shape.block_n, num_warps(shape), shape.stages,
           split_smem_map(head_dim_tile).total};
 }
 

@@ -67,9 +67,9 @@ constexpr TileShape tile_shape(int head_dim_tile, int variant) {
 }
 
 // Whether there is a kernel of the shape that packs query heads too (tile/rows.cuh): there is of
-// those for few rows.
+// that for few rows.
 constexpr bool packs_heads(int variant) {
-  return variant == kNarrow || variant == kSplit;
+  return variant == kNarrow;
 }
 
 // Whether there is a kernel of this shape.

@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/tile/launch_shape.h"
+
+namespace dlattn::wmma {
+
+// What the split kernel needs to know of a problem. Its blocks are short: a parameter's first read
+// and every instruction before the first copy are felt. So the parameters are few and stand in the
+// order of their use, and offsets into q, k and v count in 32 bits, in chunks of 16 bytes.
+struct ChunkStrides {
+  int batch, head, row;
+};
+
+struct SplitParams {
+  const void *k, *v, *q;
+  Divider num_m_blocks, num_heads;  // as in LaunchShape
+  Divider heads_per_kv_head;
+  ChunkStrides k_stride, v_stride, q_stride;
+  int seqlen_q, seqlen_k;
+  int window_left, window_right;
+  float scale_log2;
+  int head_dim, head_dim_v;
+  bool longest_first, top_left;
+  std::uint32_t heads_in_groups;  // of all batch entries, those in full groups of the schedule
+  Divider heads_left;             // that are not
+  const std::int32_t *cu_seqlens_q, *cu_seqlens_k, *seqused_k;
+
+  void* out;
+  std::int64_t out_batch_stride, out_head_stride, out_row_stride;
+  float* lse;
+  std::int64_t lse_batch_stride, lse_head_stride;
+  const float* sinks;
+  std::int64_t sinks_stride;
+  int store_bytes;
+};
+
+// Heads that a schedule with the longest row blocks first walks together.
+constexpr int kSplitHeadsTogether = 8;
+
+constexpr int kChunkElements = 8;
+
+// Whether 32 bits hold every offset: whether q, k and v span less than 32 GiB each.
+inline bool split_offsets_fit(const AttentionParams& p) {
+  const bool varlen = p.cu_seqlens_q != nullptr;
+  const auto fits = [&](std::int64_t rows, std::int64_t heads, std::int64_t batch_stride,
+                        std::int64_t head_stride, std::int64_t row_stride) {
+    const auto span = [](std::int64_t size, std::int64_t stride) {
+      const double elements = static_cast<double>(size) * static_cast<double>(stride);
+      return elements < 0 ? -elements : elements;
+    };
+    // Row blocks and tiles reach beyond the last row.
+    constexpr std::int64_t kMoreRows = 1024;
+    return span(varlen ? 0 : p.batch_size - 1, batch_stride) + span(heads - 1, head_stride) +
+               span(rows + kMoreRows, row_stride) <
+           kChunkElements * 2147483648.0;
+  };
+  return fits(varlen ? p.total_q : p.seqlen_q, p.num_heads, p.q_batch_stride, p.q_head_stride,
+              p.q_row_stride) &&
+         fits(varlen ? p.total_k : p.seqlen_k, p.num_heads_kv, p.k_batch_stride, p.k_head_stride,
+              p.k_row_stride) &&
+         fits(varlen ? p.total_k : p.seqlen_k, p.num_heads_kv, p.v_batch_stride, p.v_head_stride,
+              p.v_row_stride);
+}
+
+inline SplitParams make_split_params(const AttentionParams& p, const LaunchShape& shape) {
+  const auto chunks = [&](std::int64_t batch, std::int64_t head, std::int64_t row) {
+    const auto of = [](std::int64_t stride) { return static_cast<int>(stride / kChunkElements); };
+    return ChunkStrides{of(p.cu_seqlens_q ? 0 : batch), of(head), of(row)};
+  };
+  const std::uint32_t heads = static_cast<std::uint32_t>(p.num_heads * p.batch_size);
+  const std::uint32_t left = heads % kSplitHeadsTogether;
+  SplitParams s{};
+  s.k = p.k, s.v = p.v, s.q = p.q;
+  s.num_m_blocks = shape.num_m_blocks, s.num_heads = shape.num_heads;
+  s.heads_per_kv_head = shape.heads_per_kv_head;
+  s.k_stride = chunks(p.k_batch_stride, p.k_head_stride, p.k_row_stride);
+  s.v_stride = chunks(p.v_batch_stride, p.v_head_stride, p.v_row_stride);
+  s.q_stride = chunks(p.q_batch_stride, p.q_head_stride, p.q_row_stride);
+  s.seqlen_q = static_cast<int>(p.seqlen_q), s.seqlen_k = static_cast<int>(p.seqlen_k);
+  s.window_left = shape.window_left, s.window_right = shape.window_right;
+  s.scale_log2 = shape.scale_log2;
+  s.head_dim = static_cast<int>(p.head_dim), s.head_dim_v = static_cast<int>(p.head_dim_v);
+  s.longest_first = shape.longest_first, s.top_left = p.causal == Causal::kTopLeft;
+  s.heads_in_groups = heads - left, s.heads_left = Divider(left > 0 ? left : 1);
+  s.cu_seqlens_q = p.cu_seqlens_q, s.cu_seqlens_k = p.cu_seqlens_k, s.seqused_k = p.seqused_k;
+  s.out = p.out;
+  s.out_batch_stride = p.out_batch_stride, s.out_head_stride = p.out_head_stride;
+  s.out_row_stride = p.out_row_stride;
+  s.lse = p.lse, s.lse_batch_stride = p.lse_batch_stride, s.lse_head_stride = p.lse_head_stride;
+  s.sinks = p.sinks, s.sinks_stride = p.sinks_stride;
+  s.store_bytes = shape.store_bytes;
+  return s;
+}
+
+}  // namespace dlattn::wmma
