@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "tests" / "budgets"))
 import cubins  # noqa: E402
 
 _SYMBOL = re.compile(
-    r"_ZN6dlattn4wmma\d+(?:(split|general)_)?kernelI6__halfLi(\d+)E(?:Li(\d+)E)?E\w*"
+    r"_ZN6dlattn4wmma\d+(?:(split|general)_)?kernelI6__halfLi(\d+)E(?:Li(\d+)E)?(?:Lb0E)?E\w*"
 )
 _CORE = ("types", "validate", "registry", "plan", "sm90_plan", "wmma_plan")
 _REGISTERS_PER_SM = 65536

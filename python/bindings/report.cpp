@@ -101,6 +101,7 @@ nb::object plan(const AttentionCall& call) {
   fields["dtype"] = to_string(chosen.dtype);
   fields["device"] = nb::str(device_text(problem.params.device).c_str());
   fields["head_dim_tile"] = chosen.head_dim_tile;
+  fields["packed_heads"] = chosen.packed_heads;
   fields["block_m"] = chosen.block_m;
   fields["block_n"] = chosen.block_n;
   fields["num_warps"] = chosen.num_warps;

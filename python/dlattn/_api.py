@@ -74,13 +74,16 @@ def attention(
             None: the current stream of q's framework. Order other streams against it as you would
             for any kernel. Not for JAX, which orders its work itself.
         kernel: "auto", or the one kernel to use: "cpu", "scalar", "wmma_qk", "wmma_smem", "wmma",
-            "sm90"; or one of its tile shapes: "wmma:narrow" (see `Plan.variant`).
+            "sm90"; or one of the tile shapes of "wmma": "wmma:narrow" (see `Plan.variant`); or it
+            with query heads packed or not: "wmma:packed", "wmma:narrow+unpacked" (see
+            `Plan.packed_heads`).
         batch_invariant: Give a sequence the same bits alone, in any batch and in any pack of
             `attention_varlen`, on the same device, as long as its rows are aligned alike. Without
             it the same call gives the same bits each time, but two choices of the plan follow
-            batch size, numbers of heads and lengths: on a GPU the tile shape of "wmma", on the CPU
-            into how many parts the keys of few queries are split. With it both are made as for a
-            large batch, which is slower for a small one, most of all with few queries.
+            batch size, numbers of heads and lengths: on a GPU the tile shape of "wmma" and whether
+            it packs heads, on the CPU into how many parts the keys of few queries are split. With
+            it both are made as for a large batch of long sequences, which is slower for a small
+            one, most of all with few queries.
 
     Returns:
         out, of q's shape with head_dim_v for head_dim; with `return_lse`, the pair (out, lse), lse

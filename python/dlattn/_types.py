@@ -35,6 +35,8 @@ class Plan:
     device: str
     head_dim_tile: int
     """Both head dimensions rounded up to the kernel's instance that serves them."""
+    packed_heads: int
+    """How many query heads of one KV head are rows of the same tiles; 1: heads are not packed."""
     block_m: int
     """Query rows per tile."""
     block_n: int

@@ -81,6 +81,7 @@ std::string describe(const Plan& plan) {
       << "dtype: " << to_string(plan.dtype) << "\n"
       << "tile: " << plan.block_m << " queries x " << plan.block_n << " keys";
   if (plan.head_dim_tile) out << ", head_dim <= " << plan.head_dim_tile;
+  if (plan.packed_heads > 1) out << ", rows of " << plan.packed_heads << " heads";
   out << "\n";
   if (plan.kernel == Kernel::kCpu) {
     out << "threads: " << plan.num_threads << ", " << plan.isa << ", " << plan.grid << " tasks\n";

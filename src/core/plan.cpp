@@ -1,7 +1,6 @@
 #include "core/plan.h"
 
 #include <cstdlib>
-#include <cstring>
 #include <sstream>
 
 #include "core/backend.h"
@@ -65,37 +64,9 @@ TileConfig tile_config(Kernel kernel, const AttentionParams& p, int head_dim_til
   }
 }
 
-std::int64_t num_blocks(const AttentionParams& p, int block_m) {
-  const std::int64_t m_blocks = (p.seqlen_q + block_m - 1) / block_m;
-  return m_blocks * p.num_heads * p.batch_size;
-}
-
-struct Variants {
-  const char* const* names = nullptr;
-  int count = 0;
-};
-
-// The tile shapes of a family that has several, by number.
-Variants variants(Kernel kernel) {
-  if (kernel == Kernel::kWmma) return {wmma::kVariantNames, wmma::kNumVariants};
-  return {};
-}
-
-// -1 if the family has no such variant.
-int find_variant(Kernel kernel, const char* name) {
-  const Variants all = variants(kernel);
-  for (int i = 0; i < all.count; ++i) {
-    if (std::strcmp(all.names[i], name) == 0) return i;
-  }
-  return -1;
-}
-
-int choose_variant(Kernel kernel, const AttentionParams& p, const DeviceInfo& device,
-                   const Options& options) {
-  if (options.variant) return find_variant(kernel, options.variant);
-  if (kernel != Kernel::kWmma) return 0;
-  const int tile = head_dim_tile(kernel, p.dtype, larger_head_dim(p));
-  return choose_wmma_variant(p, device, tile, options.batch_invariant);
+std::int64_t num_blocks(const AttentionParams& p, int block_m, int packed_heads) {
+  const std::int64_t m_blocks = (p.seqlen_q * packed_heads + block_m - 1) / block_m;
+  return m_blocks * (p.num_heads / packed_heads) * p.batch_size;
 }
 
 std::string cpu_refusal(const DeviceInfo& device) {
@@ -152,16 +123,14 @@ std::string device_refusal(Kernel kernel, const DeviceInfo& device) {
 
 std::string variant_refusal(Kernel kernel, const AttentionParams& p, const Options& options) {
   if (!options.variant) return {};
-  const int variant = find_variant(kernel, options.variant);
-  if (variant < 0) {
-    const Variants all = variants(kernel);
-    std::string accepted;
-    for (int i = 0; i < all.count; ++i) accepted += concat(i ? ", " : "", all.names[i]);
-    return concat(to_string(kernel), ": variant is ", options.variant,
-                  "; accepted: ", all.count ? accepted : "none, this kernel has one tile shape");
+  WmmaRequest request;
+  if (kernel != Kernel::kWmma || !parse_wmma_request(options.variant, &request)) {
+    return concat(to_string(kernel), ": variant is ", options.variant, "; accepted: ",
+                  kernel == Kernel::kWmma ? accepted_wmma_requests()
+                                          : "none, this kernel has one tile shape");
   }
   const int tile = head_dim_tile(kernel, p.dtype, larger_head_dim(p));
-  const std::string why = wmma_variant_refusal(p, tile, variant);
+  const std::string why = wmma_refusal(p, tile, request);
   return why.empty() ? why : concat(to_string(kernel), ": ", why);
 }
 
@@ -235,22 +204,30 @@ const char* score_feature(const AttentionParams& p) {
 
 namespace {
 
-// The plan of a problem that a CUDA family accepts, on one of its tile shapes.
-Plan cuda_plan(Kernel kernel, const AttentionParams& p, const DeviceInfo& device, int variant) {
+// The plan of a problem that a CUDA family accepts as `options` ask.
+Plan cuda_plan(Kernel kernel, const AttentionParams& p, const DeviceInfo& device,
+               const Options& options) {
   Plan plan;
   plan.kernel = kernel;
   plan.dtype = p.dtype;
   plan.head_dim_tile = head_dim_tile(kernel, p.dtype, larger_head_dim(p));
-  plan.variant = variant;
-  plan.variant_name = variants(kernel).count ? variants(kernel).names[variant] : "";
-  const TileConfig config = tile_config(kernel, p, plan.head_dim_tile, variant);
+  if (kernel == Kernel::kWmma) {
+    WmmaRequest request;
+    parse_wmma_request(options.variant, &request);
+    const WmmaChoice choice =
+        choose_wmma(p, device, plan.head_dim_tile, request, options.batch_invariant);
+    plan.variant = choice.variant;
+    plan.variant_name = wmma::kVariantNames[choice.variant];
+    plan.packed_heads = choice.packed_heads;
+  }
+  const TileConfig config = tile_config(kernel, p, plan.head_dim_tile, plan.variant);
   plan.block_m = config.block_m;
   plan.block_n = config.block_n;
   plan.num_warps = config.num_warps;
   plan.num_stages = config.num_stages;
   plan.smem_bytes = config.smem_bytes;
   plan.copy_bytes = copy_bytes(p);
-  plan.grid = num_blocks(p, config.block_m);
+  plan.grid = num_blocks(p, config.block_m, plan.packed_heads);
   if (kernel == Kernel::kSm90 && plan.grid <= kMaxGrid) {
     const int query_stages = sm90::tile_shape(plan.head_dim_tile).query_stages;
     plan.grid = sm90_grid(p, device, query_stages, plan.grid);
@@ -269,7 +246,7 @@ std::string plan_on(Kernel kernel, const AttentionParams& params, const DeviceIn
   if (why.empty() && kernel == Kernel::kSm90) why = sm90_tensor_refusal(params);
   if (why.empty()) why = variant_refusal(kernel, params, options);
   if (!why.empty()) return why;
-  *plan = cuda_plan(kernel, params, device, choose_variant(kernel, params, device, options));
+  *plan = cuda_plan(kernel, params, device, options);
   return launch_refusal(*plan, params, device);
 }
 

@@ -6,12 +6,15 @@
 
 #include "core/backend.h"
 #include "core/plan.h"
+#include "core/registry.h"
+#include "core/wmma_plan.h"
 #include "cuda/sm90/boxes.h"
 
 namespace dlattn::core {
 namespace {
 
-constexpr int kAnyTile = 64;  // boxes' sizes do not matter to what is refused
+constexpr int kAnyTile = 64;               // boxes' sizes do not matter to what is refused
+constexpr std::int64_t kPackedRows = 128;  // of one of sm90's tiles
 
 template <typename... Parts>
 std::string concat(const Parts&... parts) {
@@ -34,6 +37,15 @@ std::string misfit(const sm90::TensorBox& box) {
     }
   }
   return {};
+}
+
+// Whether the query heads of a KV head have so few rows together that wmma, which packs them,
+// leaves less of its tiles empty.
+bool better_packed(const AttentionParams& p, const DeviceInfo& device) {
+  const std::int64_t group = p.num_heads / p.num_heads_kv;
+  if (group == 1 || p.seqlen_q * group > kPackedRows) return false;
+  const int tile = head_dim_tile(Kernel::kWmma, p.dtype, std::max(p.head_dim, p.head_dim_v));
+  return tile > 0 && choose_wmma(p, device, tile, {}, false).packed_heads > 1;
 }
 
 }  // namespace
@@ -65,8 +77,13 @@ bool sm90_preferred(const AttentionParams& params, const DeviceInfo& device,
                     const Options& options) {
   // A packed sequence must give the same bits as one in a batch, and packs run elsewhere.
   if (!is_sm90(device) || options.batch_invariant) return false;
+<<<<<<< HEAD
   // Its blocks are large, one on an SM: where they leave SMs idle, or most of their rows, smaller
   // ones are faster.
+=======
+  if (better_packed(params, device)) return false;
+  // Its blocks are large, one on an SM: where they leave SMs idle, smaller ones are faster.
+>>>>>>> cd5cdef56c8d8b3f587ad45061fba37eb3fee110
   const std::int64_t head_dim = std::max(params.head_dim, params.head_dim_v);
   const std::int64_t rows = sm90::block_m(sm90::tile_shape(static_cast<int>(head_dim)));
   const std::int64_t m_blocks = (params.seqlen_q + rows - 1) / rows;

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string_view>
 
 #include "core/plan.h"
+#include "cuda/wmma/packing.h"
 #include "cuda/wmma/split_params.h"
 #include "cuda/wmma/traits.h"
 
@@ -69,25 +71,27 @@ struct Walk {
   double blocks, mean, longest;
 };
 
-Walk walk(const AttentionParams& p, int block_m) {
+Walk walk(const AttentionParams& p, int block_m, int packed_heads) {
   const bool varlen = p.cu_seqlens_q != nullptr;
   const double batch = static_cast<double>(std::max<std::int64_t>(p.batch_size, 1));
-  const double rows = varlen ? p.total_q / batch : static_cast<double>(p.seqlen_q);
+  const double queries = varlen ? p.total_q / batch : static_cast<double>(p.seqlen_q);
   const double keys = varlen ? p.total_k / batch : static_cast<double>(p.seqlen_k);
   const double longest = static_cast<double>(p.seqlen_k);
+  const double heads = static_cast<double>(p.num_heads / packed_heads);
+  const double block_queries = static_cast<double>(block_m) / packed_heads;
   Walk walk;
-  walk.blocks = std::ceil(std::max(rows, 1.0) / block_m) * p.num_heads * batch;
+  walk.blocks = std::ceil(std::max(queries, 1.0) / block_queries) * heads * batch;
   walk.mean = keys, walk.longest = longest;
   const bool causal = p.causal != Causal::kNone;
   if (causal) {
-    // The last row sees all keys, the first as many fewer as there are rows; a block walks those of
-    // its last one.
-    const double first = std::max(keys - rows, 0.0);
-    walk.mean = std::min(keys, (first + keys) / 2 + block_m / 2.0);
+    // The last query sees all keys, the first as many fewer as there are queries; a block walks
+    // those of its last one.
+    const double first = std::max(keys - queries, 0.0);
+    walk.mean = std::min(keys, (first + keys) / 2 + block_queries / 2);
   }
   const std::int64_t right = causal ? 0 : p.window_right;
   if (p.window_left >= 0 && right >= 0) {
-    const double span = static_cast<double>(p.window_left + right + 1 + block_m);
+    const double span = static_cast<double>(p.window_left + right + 1) + block_queries;
     walk.mean = std::min(walk.mean, span), walk.longest = std::min(walk.longest, span);
   }
   return walk;
@@ -97,7 +101,8 @@ Walk walk(const AttentionParams& p, int block_m) {
 // of as many as it holds. Per key a round takes what a block alone does, or what all of them need
 // of the SM. Infinite where the shape does not fit.
 double predicted_time(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile,
-                      int variant) {
+                      const WmmaChoice& choice) {
+  const int variant = choice.variant;
   const TileConfig config = wmma::tile_config(head_dim_tile, variant);
   const double resident =
       static_cast<double>(blocks_per_sm(config, device, head_dim_tile, variant));
@@ -113,7 +118,7 @@ double predicted_time(const AttentionParams& p, const DeviceInfo& device, int he
   const double busy = std::max(measured.busy, tensor_bound * tensor);
   const auto per_key = [&](double blocks) { return std::max(alone, blocks * busy); };
 
-  const Walk w = walk(p, config.block_m);
+  const Walk w = walk(p, config.block_m, choice.packed_heads);
   const double sms = device.num_sms > 0 ? device.num_sms : 1;
   const double on_busiest = std::ceil(w.blocks / sms);
   if (on_busiest <= resident) {  // the longest block goes on alone
@@ -151,33 +156,107 @@ std::string fast_refusal(const AttentionParams& p) {
   return "rows of q, k and v are aligned to " + std::to_string(bytes) + " bytes; accepted: 16";
 }
 
+// Why the query heads of a KV head cannot be rows of the same tiles; empty if they can.
+std::string packing_refusal(const AttentionParams& p, int variant) {
+  if (wmma::group_size(p) == 1) return "every query head has a head of k and v to itself";
+  if (p.seqlen_q * wmma::group_size(p) > kMaxSeqlen) {
+    return "seqlen_q x heads of a group is " + std::to_string(p.seqlen_q * wmma::group_size(p)) +
+           "; accepted: up to " + std::to_string(kMaxSeqlen);
+  }
+  if (!wmma::packs_heads(variant) && !wmma::heads_fold_into_rows(p)) {
+    return std::string("variant ") + wmma::kVariantNames[variant] +
+           " packs heads of one query (seqlen_q = 1) in problems of fixed length, without sinks "
+           "and alibi_slopes";
+  }
+  return {};
+}
+
+// The share of its time that packing must be predicted to save. Where it saves none, as with blocks
+// for but a few SMs, it may lose: fewer blocks then share the work of storing results.
+constexpr double kPackingGain = 0.02;
+
 }  // namespace
+
+bool parse_wmma_request(const char* text, WmmaRequest* request) {
+  *request = {};
+  if (!text) return true;
+  const std::string_view all = text;
+  const std::size_t plus = all.find('+');
+  const std::string_view first = all.substr(0, plus);
+  const auto set_packing = [request](std::string_view word) {
+    if (word == "packed") request->packing = WmmaRequest::Packing::kPacked;
+    if (word == "unpacked") request->packing = WmmaRequest::Packing::kUnpacked;
+    return request->packing != WmmaRequest::Packing::kAny;
+  };
+  for (int i = 0; i < wmma::kNumVariants; ++i) {
+    if (first == wmma::kVariantNames[i]) request->variant = i;
+  }
+  if (request->variant == WmmaRequest::kAnyVariant)
+    return plus == std::string_view::npos && set_packing(first);
+  return plus == std::string_view::npos || set_packing(all.substr(plus + 1));
+}
+
+std::string accepted_wmma_requests() {
+  std::string names;
+  for (const char* name : wmma::kVariantNames) names += std::string(name) + ", ";
+  return names + "packed, unpacked, or one of each as in narrow+packed";
+}
 
 // The general kernel takes what the others do not serve; of those, the one that is predicted to be
 // the fastest. By mbarriers warps hand over well from compute capability 9.0 on; before it an
 // arrival costs a fence and an atomic.
-int choose_wmma_variant(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
-                        bool batch_invariant) {
-  if (!fast_refusal(params).empty()) return wmma::kGeneral;
+WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
+                       const WmmaRequest& request, bool batch_invariant) {
+  using Packing = WmmaRequest::Packing;
   const AttentionParams p = batch_invariant ? large_batch_of(params) : params;
-  int best = wmma::kNarrow;  // the one that needs least shared memory
+  const int group = static_cast<int>(wmma::group_size(params));
+  const bool must_pack = request.packing == Packing::kPacked;
+  // Lengths must not decide whether heads are packed where bits must not depend on them.
+  const auto may_pack = [&](int variant) {
+    if (!packing_refusal(params, variant).empty()) return false;
+    return must_pack || (request.packing == Packing::kAny && !batch_invariant);
+  };
+  if (request.variant == wmma::kGeneral || !fast_refusal(params).empty())
+    return {wmma::kGeneral, may_pack(wmma::kGeneral) ? group : 1};
+
+  const bool any = request.variant == WmmaRequest::kAnyVariant;
+  // The one that needs least shared memory.
+  WmmaChoice best = {any ? wmma::kNarrow : request.variant, must_pack ? group : 1};
   double least = std::numeric_limits<double>::infinity();
   for (const int variant : {wmma::kAhead, wmma::kWide, wmma::kNarrow, wmma::kSplit}) {
-    if (!wmma::has_variant(head_dim_tile, variant)) continue;
-    if (variant == wmma::kAhead && device.compute_major < 9) continue;
-    if (variant == wmma::kSplit && !wmma::split_offsets_fit(params)) continue;
-    const double time = predicted_time(p, device, head_dim_tile, variant);
-    if (time < least) least = time, best = variant;
+    if (!wmma::has_variant(head_dim_tile, variant) || (!any && variant != request.variant))
+      continue;
+    if (any && variant == wmma::kAhead && device.compute_major < 9) continue;
+    if (any && variant == wmma::kSplit && !wmma::split_offsets_fit(params)) continue;
+    if (must_pack && !may_pack(variant)) continue;
+    const double unpacked = predicted_time(p, device, head_dim_tile, {variant, 1});
+    WmmaChoice choice = {variant, 1};
+    double time = unpacked;
+    if (may_pack(variant)) {
+      const double packed = predicted_time(p, device, head_dim_tile, {variant, group});
+      if (must_pack || packed < (1.0 - kPackingGain) * unpacked)
+        choice.packed_heads = group, time = packed;
+    }
+    if (time < least) least = time, best = choice;
   }
   return best;
 }
 
-std::string wmma_variant_refusal(const AttentionParams& p, int head_dim_tile, int variant) {
-  const std::string name = std::string("variant ") + wmma::kVariantNames[variant];
-  if (!wmma::has_variant(head_dim_tile, variant))
+std::string wmma_refusal(const AttentionParams& p, int head_dim_tile, const WmmaRequest& request) {
+  if (request.packing == WmmaRequest::Packing::kPacked) {
+    const bool general = request.variant == wmma::kGeneral || !fast_refusal(p).empty();
+    const int variant = general                                       ? wmma::kGeneral
+                        : request.variant == WmmaRequest::kAnyVariant ? wmma::kNarrow
+                                                                      : request.variant;
+    const std::string why = packing_refusal(p, variant);
+    if (!why.empty()) return "packed: " + why;
+  }
+  if (request.variant == WmmaRequest::kAnyVariant) return {};
+  const std::string name = std::string("variant ") + wmma::kVariantNames[request.variant];
+  if (!wmma::has_variant(head_dim_tile, request.variant))
     return name + " has no instance for this head_dim";
-  std::string why = variant == wmma::kGeneral ? std::string() : fast_refusal(p);
-  if (why.empty() && variant == wmma::kSplit && !wmma::split_offsets_fit(p))
+  std::string why = request.variant == wmma::kGeneral ? std::string() : fast_refusal(p);
+  if (why.empty() && request.variant == wmma::kSplit && !wmma::split_offsets_fit(p))
     why = "q, k or v spans 32 GiB or more; accepted: less";
   return why.empty() ? why : name + ": " + why;
 }

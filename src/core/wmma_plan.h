@@ -6,13 +6,32 @@
 
 namespace dlattn::core {
 
-// Which of wmma's tile shapes ("variants", src/cuda/wmma/traits.h) a problem that the family
-// accepts runs on. `head_dim_tile` is the instance's.
-// For `batch_invariant` see Options.
-int choose_wmma_variant(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
-                        bool batch_invariant);
+// What of wmma's choices Options::variant asks for.
+struct WmmaRequest {
+  enum class Packing { kAny, kPacked, kUnpacked };
+  static constexpr int kAnyVariant = -1;
 
-// Why a given variant cannot run the problem, without the family's name; empty if it can.
-std::string wmma_variant_refusal(const AttentionParams& params, int head_dim_tile, int variant);
+  int variant = kAnyVariant;  // src/cuda/wmma/traits.h
+  Packing packing = Packing::kAny;
+};
+
+// Null asks for nothing. Whether `text` is a request.
+bool parse_wmma_request(const char* text, WmmaRequest* request);
+// What requests may say, for messages.
+std::string accepted_wmma_requests();
+
+// Why wmma cannot run a problem as asked, without the family's name; empty if it can.
+std::string wmma_refusal(const AttentionParams& params, int head_dim_tile,
+                         const WmmaRequest& request);
+
+struct WmmaChoice {
+  int variant;
+  int packed_heads;
+};
+
+// Which of wmma's tile shapes a problem runs on that the family accepts as asked, and whether query
+// heads are packed. `head_dim_tile` is the instance's. For `batch_invariant` see Options.
+WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
+                       const WmmaRequest& request, bool batch_invariant);
 
 }  // namespace dlattn::core

@@ -39,9 +39,10 @@ _VARIANTS = {
         "general": _ALL,
     }
 }
+_PACKED = ("narrow",)  # of which there are kernels that pack heads beside
 _KERNEL = re.compile(
     r"_ZN6dlattn\d+(sm90|[a-z_]+?)(?:6|\d\d(split|general)_)kernelI(6__half|13__nv_bfloat16|f)"
-    r"(?:Li(\d+)E)?(?:Li(\d+)E)?EEv\w+"
+    r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?EEv\w+"
 )
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
@@ -113,17 +114,19 @@ def variants(family: str, tile: int | None = None) -> list[str]:
 def expected_kernels() -> list[str]:
     merges = [kernel_name("merge", dtype, None) for dtype in _ENUMS]
     return [
-        kernel_name(*instance, variant)
+        kernel_name(*instance, name)
         for instance in instances()
         for variant in variants(instance[0], instance[2])
+        for name in ((variant, f"{variant}_packed") if variant in _PACKED else (variant,))
     ] + merges
 
 
 def _parsed_name(match: re.Match[str]) -> str:
-    family, name, element, tile, variant = match.groups()
+    family, name, element, tile, variant, packed = match.groups()
     if variant:
         name = variants(family)[int(variant)]
-    return kernel_name(family, _TYPES[element], tile, name or "")
+    name = (name or "") + ("_packed" if packed == "1" else "")
+    return kernel_name(family, _TYPES[element], tile, name)
 
 
 def installed_library() -> Path | None:
@@ -250,8 +253,9 @@ def dynamic_smem() -> dict[str, int]:
             if variant:
                 arguments += f", {variants(family).index(variant)}"
             config = f"dlattn::{family}::tile_config({arguments})"
-            name = kernel_name(family, dtype, tile, variant)
-            lines.append(f'std::printf("{name} %d\\n", {config}.smem_bytes);')
+            for name in (variant, f"{variant}_packed") if variant in _PACKED else (variant,):
+                whole = kernel_name(family, dtype, tile, name)
+                lines.append(f'std::printf("{whole} %d\\n", {config}.smem_bytes);')
     lines.append("}")
     with tempfile.TemporaryDirectory() as temporary:
         source, program = Path(temporary) / "smem.cpp", Path(temporary) / "smem"

@@ -6,6 +6,7 @@
 #include "core/registry.h"
 #include "cuda/scalar/traits.h"
 #include "cuda/sm90/traits.h"
+#include "cuda/wmma/packing.h"
 #include "cuda/wmma/traits.h"
 #include "cuda/wmma_qk/traits.h"
 #include "cuda/wmma_smem/traits.h"
@@ -244,6 +245,128 @@ void forced_variants() {
                "one tile shape");
   options.kernel = Kernel::kAuto;  // the only family that has it
   CHECK(dlattn::plan(p, device, options).kernel == Kernel::kWmma);
+}
+
+// A decoding step: one query, 32 heads of q and 8 of k and v.
+AttentionParams decode_problem(std::int64_t batch_size, std::int64_t head_dim) {
+  AttentionParams p = problem(DType::kFloat16, head_dim);
+  p.batch_size = batch_size, p.num_heads = 32, p.num_heads_kv = 8;
+  p.seqlen_q = 1, p.seqlen_k = 4096, p.causal = Causal::kBottomRight;
+  p.q_row_stride = p.out_row_stride = 32 * head_dim;
+  p.q_batch_stride = p.out_batch_stride = p.q_row_stride;
+  return p;
+}
+
+// Query heads of one KV head as rows of the same tiles.
+void packed_heads() {
+  static float numbers[64] = {};
+  const auto request = [](const char* variant) {
+    Options options;
+    options.kernel = Kernel::kWmma, options.variant = variant;
+    return options;
+  };
+  for (const DeviceInfo& device : gpus()) {
+    const AttentionParams p = decode_problem(16, 128);
+    const Plan packed = dlattn::plan(p, device),
+               unpacked = dlattn::plan(p, device, request("unpacked"));
+    CHECK_EQ(packed.packed_heads, 4);
+    CHECK_EQ(packed.grid, 16 * 8);  // a block each, for its rows are 4
+    CHECK_EQ(unpacked.packed_heads, 1);
+    CHECK_EQ(unpacked.grid, 16 * 32);
+    CHECK(describe(packed).find(", rows of 4 heads\n") != std::string::npos);
+    CHECK(describe(unpacked).find("heads") == std::string::npos);
+    // Every tile shape can be told to.
+    for (const char* variant : {"wide+packed", "narrow+packed", "split+packed", "general+packed"}) {
+      const Plan plan = dlattn::plan(p, device, request(variant));
+      CHECK_EQ(plan.packed_heads, 4);
+      CHECK(std::string(variant).find(plan.variant_name) == 0);
+      CHECK_EQ(plan.grid, 16 * 8);
+    }
+    CHECK_EQ(dlattn::plan(p, device, request("narrow+unpacked")).packed_heads, 1);
+    // The general kernel packs where strides alone can say it.
+    AttentionParams general = p;
+    general.softcap = 30.0;
+    CHECK_EQ(dlattn::plan(general, device).packed_heads, 4);
+    general.alibi_slopes = numbers;
+    CHECK_EQ(dlattn::plan(general, device).packed_heads, 1);
+    // A few queries, as when a draft is verified: a tile takes them all.
+    AttentionParams other = p;
+    other.seqlen_q = 8, other.out_batch_stride *= 8;
+    CHECK_EQ(dlattn::plan(other, device).packed_heads, 4);
+    CHECK_EQ(dlattn::plan(other, device).grid, 16 * 8);
+    // Sinks, which single queries on the general kernel stop at, and packed sequences.
+    other.sinks = numbers;
+    CHECK_EQ(dlattn::plan(other, device).packed_heads, 4);
+    static const std::int32_t offsets[17] = {};
+    other.cu_seqlens_q = other.cu_seqlens_k = offsets;
+    other.total_q = 16 * 8, other.total_k = 16 * 4096;
+    CHECK_EQ(dlattn::plan(other, device).packed_heads, 4);
+    // Nothing to pack, and nothing to gain from it.
+    other = p, other.num_heads = 8;
+    CHECK_EQ(dlattn::plan(other, device).packed_heads, 1);
+    other = p, other.seqlen_q = 4096, other.out_batch_stride *= 4096;
+    CHECK_EQ(dlattn::plan(other, device).packed_heads, 1);
+    // Neither does it depend on lengths if bits must not.
+    Options invariant;
+    invariant.batch_invariant = true;
+    CHECK_EQ(dlattn::plan(p, device, invariant).packed_heads, 1);
+  }
+  AttentionParams alone = decode_problem(16, 128);
+  alone.num_heads = 8;
+  CHECK_THROWS(dlattn::plan(alone, gpus()[0], request("packed")), UnsupportedError,
+               "no kernel can run this: wmma: packed: every query head has a head of k and v to "
+               "itself");
+  AttentionParams drafted = decode_problem(16, 128);
+  drafted.seqlen_q = 8, drafted.out_batch_stride *= 8, drafted.softcap = 30.0;
+  CHECK_EQ(dlattn::plan(drafted, gpus()[0]).packed_heads, 1);
+  CHECK_THROWS(dlattn::plan(drafted, gpus()[0], request("packed")), UnsupportedError,
+               "no kernel can run this: wmma: packed: variant general packs heads of one query "
+               "(seqlen_q = 1) in problems of fixed length, without sinks and alibi_slopes");
+  AttentionParams huge = decode_problem(16, 128);
+  huge.seqlen_q = std::int64_t{1} << 29, huge.out_batch_stride *= huge.seqlen_q;
+  CHECK_THROWS(dlattn::plan(huge, gpus()[0], request("packed")), UnsupportedError,
+               "no kernel can run this: wmma: packed: seqlen_q x heads of a group is 2147483648; "
+               "accepted: up to 1073740800");
+  for (const char* wrong : {"", "+packed", "packed+split", "split+", "split+packed+packed"}) {
+    CHECK_THROWS(dlattn::plan(alone, gpus()[0], request(wrong)), UnsupportedError,
+                 std::string("no kernel can run this: wmma: variant is ") + wrong +
+                     "; accepted: wide, narrow, split, ahead, general, packed, unpacked, or one of "
+                     "each as in narrow+packed");
+  }
+}
+
+// What kernels are told of a problem whose heads are packed.
+void packed_launches() {
+  const DeviceInfo device = gpus()[0];
+  const auto launched = [&](const AttentionParams& p, const char* variant, auto check) {
+    Options options = force(Kernel::kWmma);
+    options.variant = variant;
+    wmma::as_launched(p, dlattn::plan(p, device, options), check);
+  };
+  AttentionParams p = decode_problem(2, 64);
+  p.num_heads_kv = 1, p.seqlen_q = 3, p.out_batch_stride *= 3;
+  p.out_head_stride = 65, p.out_row_stride = 32 * 72, p.out_batch_stride = 3 * p.out_row_stride;
+  p.lse_head_stride = 3, p.sinks_stride = 2;
+  launched(p, "narrow+packed", [](const AttentionParams& to, const LaunchShape& shape) {
+    CHECK_EQ(to.num_heads, 32);
+    CHECK_EQ(shape.num_heads.divisor(), 1u);
+    CHECK_EQ(shape.num_m_blocks.divisor(), 2u);  // 96 rows
+    CHECK_EQ(shape.packed_heads.divisor(), 32u);
+    CHECK_EQ(shape.store_bytes, 2);  // one head of K and V, but 32 of out
+  });
+  // Windows become keys of a single query: those it sees are all there are.
+  p = decode_problem(2, 64);
+  p.window_left = 9;
+  const AttentionParams folded = wmma::folded_heads(p);
+  CHECK_EQ(folded.seqlen_q, 4);
+  CHECK_EQ(folded.num_heads, 8);
+  CHECK_EQ(folded.seqlen_k, 10);
+  CHECK(folded.k == static_cast<const char*>(p.k) + 4086 * p.k_row_stride * 2);
+  CHECK(folded.v == static_cast<const char*>(p.v) + 4086 * p.v_row_stride * 2);
+  CHECK(folded.causal == Causal::kNone && folded.window_left < 0 && folded.window_right < 0);
+  p.causal = Causal::kTopLeft;
+  CHECK_EQ(wmma::folded_heads(p).seqlen_k, 1);
+  CHECK(wmma::folded_heads(p).k == p.k);
 }
 
 // Whether this build has sm90: all have it that have no kernels, and those for 9.0.
@@ -651,6 +774,8 @@ int main() {
   shared_memory_of_every_instance();
   tile_shapes();
   forced_variants();
+  packed_heads();
+  packed_launches();
   sm90_plans();
   batch_invariance();
   forced_kernels();

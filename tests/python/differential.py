@@ -43,6 +43,7 @@ KERNELS = {
         "wmma:split",
         "wmma:ahead",
         "wmma:general",
+        "wmma:packed",
         "wmma_smem",
         "wmma_qk",
         "sm90",

@@ -10,7 +10,7 @@
 #include "attention_case.h"
 #include "core/plan.h"
 #include "core/validate.h"
-#include "cuda/tile/launch_shape.h"
+#include "cuda/wmma/packing.h"
 #include "harness/launch.h"
 #include "random_cases.h"
 
@@ -210,6 +210,10 @@ class Tests {
     if (!kThreadSanitizer && (c.batch_size > 1 || c.varlen())) {
       const std::vector<unsigned char> lse = t.lse.bytes();
       t.out.poison(), t.lse.poison();
+      // In the same tiles: bits may depend on whether heads are packed.
+      const std::string tiles =
+          std::string(plan.variant_name) + (plan.packed_heads > 1 ? "+packed" : "+unpacked");
+      if (kernel == dlattn::Kernel::kWmma) options.variant = tiles.c_str();
       for (int b = 0; b < c.batch_size; ++b) {
         const dlattn::AttentionParams own = alone<T>(c, params, b);
         run_plan(own, dlattn::core::make_plan(own, device_, options), schedules()[0], run_kernel);
@@ -241,11 +245,15 @@ class Tests {
   template <typename RunKernel>
   void run_plan(const dlattn::AttentionParams& params, const dlattn::Plan& plan, Schedule schedule,
                 RunKernel run_kernel) const {
-    const dlattn::LaunchShape shape = dlattn::make_launch_shape(params, plan);
     const auto blocks = static_cast<unsigned>(std::min(plan.grid, most_blocks_));
     const Launch threads{dim3(blocks), dim3(plan.num_warps * 32),
                          static_cast<std::size_t>(plan.smem_bytes), schedule};
-    if (plan.grid > 0) launch(threads, [&] { run_kernel(plan.head_dim_tile, params, shape); });
+    if (plan.grid == 0) return;
+    dlattn::wmma::as_launched(
+        params, plan,
+        [&](const dlattn::AttentionParams& launched, const dlattn::LaunchShape& shape) {
+          launch(threads, [&] { run_kernel(plan.head_dim_tile, launched, shape); });
+        });
   }
 
   bool time_is_up() const {

@@ -25,4 +25,38 @@ inline std::vector<Case> feature_cases(int head_dim) {
   };
 }
 
+// Query heads that share tiles, for the tile shapes that pack them. `head_dim` is a multiple of 8.
+inline std::vector<Case> packed_cases(int head_dim) {
+  constexpr Causal kFull = Causal::kNone, kCausal = Causal::kBottomRight,
+                   kTopLeft = Causal::kTopLeft;
+  const Case one = {1, 90, head_dim, kCausal, 4, 1};
+  const Case few = {3, 90, head_dim, kCausal, 8, 2};
+  std::vector<Case> cases = {
+      // One query: groups of 2, 4, 8 and 7, and more rows than a tile has.
+      {1, 70, head_dim, kFull, 4, 2, Layout::kBshd, 0, 2},
+      {1, 170, head_dim, kCausal, 7, 1, Layout::kBhsd},
+      {1, 33, head_dim, kTopLeft, 8, 1, Layout::kPacked},
+      {1, 65, head_dim, kCausal, 70, 1, Layout::kBshd, 16},
+      {1, 0, head_dim, kCausal, 4, 1},
+      with(one, [](Case& c) { c.window_left = 20; }),
+      with(one, [](Case& c) { c.window_left = 3, c.causal = kTopLeft; }),
+      with(one, [](Case& c) { c.window_right = 5, c.causal = kFull; }),
+      with(one, [](Case& c) { c.sinks = true, c.lse = false; }),
+      // A few.
+      {2, 70, head_dim, kCausal, 4, 2, Layout::kBshd, 0, 2},
+      {3, 170, head_dim, kCausal, 7, 1, Layout::kBhsd, 40},
+      {17, 100, head_dim, kTopLeft, 8, 1, Layout::kPacked},
+      {33, 70, head_dim, kFull, 4, 2, Layout::kBroadcast, 0, 2},
+      // Rows that see nothing, whole blocks of them.
+      {40, 5, head_dim, kCausal, 4, 1},
+      with(few, [](Case& c) { c.window_left = 20; }),
+      with(few, [](Case& c) { c.window_left = 10, c.window_right = 5, c.causal = kFull; }),
+      with(few, [](Case& c) { c.sinks = true; }),
+      varlen(few, {1, 17, 0, 3, 5}, {40, 17, 8, 65, 0}),
+      with(varlen(few, {2, 40}, {65, 31}),
+           [](Case& c) { c.seqused_k = {40, 0}, c.sinks = true, c.window_left = 9; }),
+  };
+  return cases;
+}
+
 }  // namespace simt

@@ -8,12 +8,12 @@ using dlattn::Kernel;
 using simt::Case;
 using simt::Layout;
 
-template <typename T, int kVariant>
+template <typename T, int kVariant, bool kPacked = false>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
   simt::with_instance<Kernel::kWmma, T>(head_dim_tile, [&](auto tile) {
     if constexpr (dlattn::wmma::has_variant(tile, kVariant))
-      dlattn::wmma::kernel<T, tile, kVariant>(params, shape);
+      dlattn::wmma::kernel<T, tile, kVariant, kPacked>(params, shape);
   });
 }
 
@@ -83,7 +83,7 @@ void run_variants(simt::Tests& tests, const Case& c) {
     // test_wmma_split.cpp, test_wmma_general.cpp
     if constexpr (kVariant != dlattn::wmma::kSplit && kVariant != dlattn::wmma::kGeneral) {
       tests.run<T>(Kernel::kWmma, c, run_kernel<T, kVariant>,
-                   dlattn::wmma::kVariantNames[kVariant]);
+                   (std::string(dlattn::wmma::kVariantNames[kVariant]) + "+unpacked").c_str());
     }
     run_variants<T, kVariant + 1>(tests, c);
   }
@@ -97,6 +97,15 @@ int main(int argc, char** argv) {
   for (const Case& c : arguments.cases(cases())) {
     run_variants<half>(tests, c);
     run_variants<__nv_bfloat16>(tests, c);
+  }
+  for (const int head_dim : {64, 104, 200}) {
+    if (simt::kThreadSanitizer && head_dim != 64) continue;
+    for (const Case& c : arguments.cases(simt::packed_cases(head_dim))) {
+      using dlattn::wmma::kNarrow;
+      tests.run<half>(Kernel::kWmma, c, run_kernel<half, kNarrow, true>, "narrow+packed");
+      tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16, kNarrow, true>,
+                               "narrow+packed");
+    }
   }
   return tests.finish();
 }

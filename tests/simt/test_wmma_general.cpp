@@ -101,6 +101,20 @@ std::vector<Case> cases() {
   return cases;
 }
 
+// The one query of each sequence, with what every row of its heads needs by itself.
+std::vector<Case> packed_cases() {
+  std::vector<Case> cases = simt::packed_cases(48);
+  const Case base = {1, 150, 60, simt::Causal::kBottomRight, 8, 2, Layout::kAlign8, 0, 2};
+  for (const auto layout :
+       {simt::ScoreLayout::kRows, simt::ScoreLayout::kColumns, simt::ScoreLayout::kOneRow}) {
+    cases.push_back(simt::with(base, [=](Case& c) {
+      c.softcap = 2.0, c.bias = simt::Bias::kFloat32, c.mask = true, c.window_left = 70;
+      c.score_layout = layout;
+    }));
+  }
+  return cases;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -109,6 +123,10 @@ int main(int argc, char** argv) {
   for (const Case& c : arguments.cases(cases())) {
     tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "general");
     tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "general");
+  }
+  for (const Case& c : arguments.cases(packed_cases())) {
+    tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "general+packed");
+    tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "general+packed");
   }
   return tests.finish();
 }

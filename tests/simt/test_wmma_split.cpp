@@ -82,8 +82,15 @@ int main(int argc, char** argv) {
   const simt::Arguments arguments(argc, argv);
   simt::Tests tests("wmma_split", arguments);
   for (const Case& c : arguments.cases(cases())) {
-    tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "split");
-    tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "split");
+    tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "split+unpacked");
+    tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "split+unpacked");
+  }
+  for (const int head_dim : {64, 104}) {
+    if (simt::kThreadSanitizer && head_dim != 64) continue;
+    for (const Case& c : arguments.cases(simt::packed_cases(head_dim))) {
+      tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "split+packed");
+      tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "split+packed");
+    }
   }
   return tests.finish();
 }

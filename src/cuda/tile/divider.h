@@ -16,21 +16,23 @@ class Divider {
   Divider() = default;
   // 1 <= divisor < 2^31.
   constexpr explicit Divider(std::uint32_t divisor) : divisor_(divisor) {
-    while ((std::uint64_t{1} << (shift_ - 31)) < divisor) ++shift_;
+    while ((std::uint64_t{1} << shift_) < divisor) ++shift_;
     multiplier_ =
-        static_cast<std::uint32_t>(((std::uint64_t{1} << shift_) + divisor - 1) / divisor);
+        static_cast<std::uint32_t>(((std::uint64_t{1} << (31 + shift_)) + divisor - 1) / divisor);
   }
 
   constexpr std::uint32_t divisor() const { return divisor_; }
   constexpr std::uint32_t quotient(std::uint32_t n) const {
-    return static_cast<std::uint32_t>((static_cast<std::uint64_t>(n) * multiplier_) >> shift_);
+    // The high word first: 64-bit shifts take several instructions.
+    return static_cast<std::uint32_t>((static_cast<std::uint64_t>(2 * n) * multiplier_) >> 32) >>
+           shift_;
   }
   constexpr std::uint32_t remainder(std::uint32_t n) const { return n - quotient(n) * divisor_; }
 
  private:
   std::uint32_t divisor_ = 1;
   std::uint32_t multiplier_ = std::uint32_t{1} << 31;
-  int shift_ = 31;
+  int shift_ = 0;
 };
 
 }  // namespace dlattn

@@ -17,7 +17,7 @@ constexpr int kUnlimited = (1 << 30) - 1;  // a window wider than any sequence
 
 struct LaunchShape {
   Divider num_m_blocks;       // per head
-  Divider num_heads;          // of q
+  Divider num_heads;          // of q, packed ones as one
   Divider heads_per_kv_head;  // query heads that share a head of k and v
   int copy_bytes;             // per global-to-shared copy: 16, 8, 4 or one element
   int store_bytes;  // the widest store that every row of out is aligned to: 16, 8, 4 or one element
@@ -32,6 +32,7 @@ struct LaunchShape {
   bool natural;        // scores get terms beside the scale, so they are natural until the softmax
   bool longest_first;  // walk row blocks from last to first: under causality the last ones see most
                        // keys
+  Divider packed_heads;  // query heads whose rows tiles hold in turn (tile/rows.cuh)
 };
 
 // The widest store, up to 16 bytes, that every row of `out` is aligned to.
@@ -59,7 +60,9 @@ inline int score_load_bytes(const AttentionParams& p, const void* data, std::int
   return rows.bytes();
 }
 
-inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan) {
+// `packed_heads`: those that the kernel itself packs.
+inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan,
+                                     std::int64_t packed_heads = 1) {
   constexpr double kLog2e = 1.4426950408889634;
   const auto window = [](std::int64_t tokens) {
     return tokens < 0 ? kUnlimited : static_cast<int>(std::min<std::int64_t>(tokens, kUnlimited));
@@ -69,9 +72,10 @@ inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan)
   const auto divider = [](std::int64_t n) {
     return Divider(static_cast<std::uint32_t>(std::max<std::int64_t>(n, 1)));
   };
-  shape.num_m_blocks = divider((p.seqlen_q + plan.block_m - 1) / plan.block_m);
-  shape.num_heads = divider(p.num_heads);
+  shape.num_m_blocks = divider((p.seqlen_q * packed_heads + plan.block_m - 1) / plan.block_m);
+  shape.num_heads = divider(p.num_heads / packed_heads);
   shape.heads_per_kv_head = divider(p.num_heads / std::max<std::int64_t>(p.num_heads_kv, 1));
+  shape.packed_heads = divider(packed_heads);
   shape.copy_bytes = plan.copy_bytes;
   shape.store_bytes = store_bytes(p);
   shape.bias_load_bytes =

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/tile/launch_shape.h"
 
 namespace dlattn::tile {
@@ -50,6 +52,30 @@ struct Mask {
     return {row(last).begin, row(first).end};
   }
 };
+
+// The same where rows are those of packed heads.
+struct PackedMask : Mask {
+  Divider packed_heads;
+
+  __device__ __forceinline__ PackedMask(const LaunchShape& shape, int shift, int seqlen_k)
+      : Mask(shape, shift, seqlen_k), packed_heads(shape.packed_heads) {}
+
+  __device__ __forceinline__ int query(int row) const {
+    return static_cast<int>(packed_heads.quotient(static_cast<unsigned>(row)));
+  }
+  __device__ __forceinline__ Range row(int i, int origin = 0) const {
+    return Mask::row(query(i), origin);
+  }
+  __device__ __forceinline__ Range any_row(int first, int last) const {
+    return Mask::any_row(query(first), query(last));
+  }
+  __device__ __forceinline__ Range every_row(int first, int last) const {
+    return Mask::every_row(query(first), query(last));
+  }
+};
+
+template <bool kPacked>
+using RowMask = std::conditional_t<kPacked, PackedMask, Mask>;
 
 __device__ __forceinline__ bool contains(const Range& range, int i) {
   return i >= range.begin && i < range.end;

@@ -62,6 +62,20 @@ struct TileCopy {
     }
   }
 
+  // The same of rows that lie anywhere: row_address(row) is where one begins.
+  template <int kRows, typename RowAddress>
+  __device__ __forceinline__ static void gather(ptx::SmemAddress smem, RowAddress row_address,
+                                                int rows, int columns) {
+    if (kStep > kRows && first_row() >= kRows) return;
+#pragma unroll
+    for (int first = 0; first < kRows; first += kStep) {
+      const int row = first + first_row();
+      const bool exists = row < rows;
+      copy_row(smem + place() + first * Rows::kRowBytes,
+               row_address(exists ? row : 0) + first_column(), exists ? columns : 0);
+    }
+  }
+
   // As edge(), where `from` is this thread's chunk of the first of its rows. Fewer instructions,
   // which count where they are fetched for the first time; what does not exist is not read, though
   // its addresses are formed.

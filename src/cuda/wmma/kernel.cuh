@@ -18,6 +18,7 @@
 // other stage.
 
 #include "cuda/ptx/special.cuh"
+#include "cuda/tile/rows.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/seqlen.cuh"
 #include "cuda/wmma/copy.cuh"
@@ -34,7 +35,7 @@ namespace dlattn::wmma {
 // are likely to hold; or as such a one with references that are likely not to.
 enum class Walk { kEdge, kFull, kRising };
 
-template <typename T, int kHeadDim, int kVariant>
+template <typename T, int kHeadDim, int kVariant, bool kPacked = false>
 __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
                                   tile_shape(kHeadDim, kVariant).blocks_per_sm)
     kernel(const __grid_constant__ AttentionParams params,
@@ -46,14 +47,18 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   constexpr int kBlockM = block_m(kShape);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kStage = kBlockN * kHeadDim * 2;  // bytes
+  static_assert(!kPacked || packs_heads(kVariant));
+  using Mask = tile::RowMask<kPacked>;
   using Copy = TileCopy<T, kHeadDim, kShape.num_warps * 32>;
   // Where warps run ahead of each other, none waits for its stage to be free before it must.
   constexpr bool kCopyLate = kShape.handover == Handover::kMbarrier;
 
-  const tile::Work work = tile::scheduled_work(params, shape);
+  const tile::Rows<kPacked> rows{shape};
+  const tile::Work work = rows.work(blockIdx.x, params);
   const tile::Sequence<T> seq(params, shape, work);
   const int m0 = work.m_block * kBlockM;
-  if (m0 >= seq.seqlen_q) return;
+  const int num_rows = rows.count(seq.seqlen_q);
+  if (m0 >= num_rows) return;
 
   const int lane_idx = threadIdx.x % 32;
   const int warp_row = threadIdx.x / 32 * kRowTiles * 16;  // first row of this warp in the tile
@@ -66,8 +71,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   const ptx::SmemAddress lane_q =
       sQ + warp_row * kHeadDim * 2 + lane_place_down<kHeadDim>(lane_idx);
 
-  const TileRange tiles(tile::Mask(shape, seq.shift, seq.seqlen_k), m0,
-                        min(m0 + kBlockM, seq.seqlen_q) - 1, kBlockN);
+  const TileRange tiles(Mask(shape, seq.shift, seq.seqlen_k), m0, min(m0 + kBlockM, num_rows) - 1,
+                        kBlockN);
 
   const Stages<kShape.num_warps, kShape.handover> stages(ptx::smem_address(smem) + kMap.mbarriers);
   SpeculativeSoftmax<kRowTiles> softmax;
@@ -88,8 +93,15 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   const T* next_k = nullptr;  // where the copy of the next tile begins
   const T* next_v = nullptr;
   if (tiles.begin < tiles.end) {
-    Copy::template edge<kBlockM>(sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride,
-                                 seq.seqlen_q - m0, head_dim);
+    if constexpr (kPacked) {
+      const auto row_address = [&](int row) {
+        return seq.q + rows.offset(m0 + row, params.q_row_stride, params.q_head_stride);
+      };
+      Copy::template gather<kBlockM>(sQ, row_address, num_rows - m0, head_dim);
+    } else {
+      Copy::template edge<kBlockM>(sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride,
+                                   num_rows - m0, head_dim);
+    }
     if constexpr (kQueryPlace != QueryPlace::kRegistersOverlaid) copy_last_tile();
     if constexpr (kQueryPlace != QueryPlace::kSmem) {
       ptx::cp_async_commit();
@@ -112,7 +124,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   // is no register to spare in the loop.
   constexpr bool kScarce = kHeadDim > 64;
   const auto recall_work = [&] {
-    return kScarce ? tile::scheduled_work(params, shape, ptx::reread_block_index()) : work;
+    return kScarce ? rows.work(ptx::reread_block_index(), params) : work;
   };
   const auto recall_sequence = [&] {
     if constexpr (kScarce) {
@@ -155,7 +167,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
       // In slices of keys, without those that the warp's rows do not see.
       constexpr int kSliceKeys = kShape.edge_keys;
       const tile::Sequence<T> same = recall_sequence();
-      const tile::Mask mask(shape, same.shift, same.seqlen_k);
+      const Mask mask(shape, same.shift, same.seqlen_k);
       const int first_row = recall_work().m_block * kBlockM + warp_row;
       const int last_row = first_row + kRowTiles * 16 - 1;
 #pragma unroll 1
@@ -216,7 +228,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
 
   const tile::Work done = recall_work();
   write_results<kHeadDim, false, kQueryPlace == QueryPlace::kRegistersOverlaid>(
-      params, shape, tile::OutputRows<T>(params, done), done.head,
+      params, shape, tile::OutputRows<T>(params, done), rows, done.head,
       done.m_block * kBlockM + warp_row, softmax, acc_o, smem + kMap.q + warp_row * kHeadDim * 2,
       lane_idx);
 }

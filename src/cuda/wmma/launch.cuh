@@ -3,27 +3,28 @@
 #include "cuda/launch.cuh"
 #include "cuda/wmma/general.cuh"
 #include "cuda/wmma/kernel.cuh"
+#include "cuda/wmma/packing.h"
 #include "cuda/wmma/split.cuh"
 
 namespace dlattn::wmma {
 
 // The kernel of a variant.
-template <typename T, int kTile, int kVariant>
+template <typename T, int kTile, int kVariant, bool kPacked>
 constexpr auto variant_kernel() {
   if constexpr (kVariant == kSplit) {
     return split_kernel<T, kTile>;
   } else if constexpr (kVariant == kGeneral) {
     return general_kernel<T, kTile>;
   } else {
-    return kernel<T, kTile, kVariant>;
+    return kernel<T, kTile, kVariant, kPacked>;
   }
 }
 
-template <DType dtype, int kTile, int kVariant>
-void launch_variant(const AttentionParams& params, const Plan& plan, void* stream) {
-  constexpr auto kKernel = variant_kernel<cuda::Element<dtype>, kTile, kVariant>();
+template <DType dtype, int kTile, int kVariant, bool kPacked = false>
+void launch_variant(const AttentionParams& params, const LaunchShape& shape, const Plan& plan,
+                    void* stream) {
+  constexpr auto kKernel = variant_kernel<cuda::Element<dtype>, kTile, kVariant, kPacked>();
   constexpr int kMaxSmem = tile_config(kTile, kVariant).smem_bytes;
-  const LaunchShape shape = make_launch_shape(params, plan);
   const auto launch = [&](const auto&... args) {
     cuda::launch_kernel<kKernel, kMaxSmem>("wmma", params.device.index, plan.grid,
                                            plan.num_warps * 32, plan.smem_bytes, stream, args...);
@@ -36,19 +37,26 @@ void launch_variant(const AttentionParams& params, const Plan& plan, void* strea
 }
 
 template <DType dtype, int kTile, int kVariant = 0>
-void launch_planned(const AttentionParams& params, const Plan& plan, void* stream) {
+void launch_planned(const AttentionParams& params, const LaunchShape& shape, const Plan& plan,
+                    void* stream) {
   if constexpr (kVariant < kNumVariants) {
     if constexpr (has_variant(kTile, kVariant)) {
+      if constexpr (packs_heads(kVariant)) {
+        if (plan.variant == kVariant && plan.packed_heads > 1)
+          return launch_variant<dtype, kTile, kVariant, true>(params, shape, plan, stream);
+      }
       if (plan.variant == kVariant)
-        return launch_variant<dtype, kTile, kVariant>(params, plan, stream);
+        return launch_variant<dtype, kTile, kVariant>(params, shape, plan, stream);
     }
-    launch_planned<dtype, kTile, kVariant + 1>(params, plan, stream);
+    launch_planned<dtype, kTile, kVariant + 1>(params, shape, plan, stream);
   }
 }
 
 template <DType dtype, int kTile>
 void launch(const AttentionParams& params, const Plan& plan, void* stream) {
-  launch_planned<dtype, kTile>(params, plan, stream);
+  as_launched(params, plan, [&](const AttentionParams& launched, const LaunchShape& shape) {
+    launch_planned<dtype, kTile>(launched, shape, plan, stream);
+  });
 }
 
 }  // namespace dlattn::wmma

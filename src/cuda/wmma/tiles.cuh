@@ -9,10 +9,9 @@
 namespace dlattn::wmma {
 
 // Scores of keys that their rows do not see become -inf. `first_row` is this lane's first.
-template <int kRowTiles, int kGroups>
-__device__ __forceinline__ void apply_mask(float (&acc_s)[kRowTiles][kGroups][4],
-                                           const tile::Mask& mask, int first_row, int n0,
-                                           int lane) {
+template <int kRowTiles, int kGroups, typename Mask>
+__device__ __forceinline__ void apply_mask(float (&acc_s)[kRowTiles][kGroups][4], const Mask& mask,
+                                           int first_row, int n0, int lane) {
   const int first_key = n0 + lane % 4 * 2;
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
@@ -38,8 +37,8 @@ __device__ __forceinline__ void apply_mask(float (&acc_s)[kRowTiles][kGroups][4]
 struct TileRange {
   int begin, full_begin, full_end, end;
 
-  __device__ __forceinline__ TileRange(const tile::Mask& mask, int first_row, int last_row,
-                                       int block_n) {
+  template <typename Mask>
+  __device__ __forceinline__ TileRange(const Mask& mask, int first_row, int last_row, int block_n) {
     const tile::Range any = mask.any_row(first_row, last_row);
     const tile::Range every = mask.every_row(first_row, last_row);
     begin = any.begin / block_n;

@@ -66,6 +66,12 @@ constexpr TileShape tile_shape(int head_dim_tile, int variant) {
   return variant == kNarrow ? narrow_shape(head_dim_tile) : ahead_shape(head_dim_tile);
 }
 
+// Whether there is a kernel of the shape that packs query heads too (tile/rows.cuh): there is of
+// that for few rows.
+constexpr bool packs_heads(int variant) {
+  return variant == kNarrow;
+}
+
 // Whether there is a kernel of this shape.
 constexpr bool has_variant(int head_dim_tile, int variant) {
   if (variant == kSplit) return head_dim_tile <= 128;

@@ -33,9 +33,11 @@ struct DeviceInfo {
 
 struct Options {
   Kernel kernel = Kernel::kAuto;
-  const char* variant = nullptr;  // which tile shape of `kernel`, by name (Plan::variant_name);
-                                  // null: the plan chooses
-  int num_threads = 0;            // CPU only; 0: DeviceInfo::num_threads
+  // Which tile shape of `kernel`, by name (Plan::variant_name), and whether heads are packed
+  // (Plan::packed_heads): "split", "packed", "unpacked", "split+packed". Null: the plan chooses, as
+  // it does what is not said.
+  const char* variant = nullptr;
+  int num_threads = 0;  // CPU only; 0: DeviceInfo::num_threads
   // Plan without regard to batch size, numbers of heads, lengths and packing, as for a large batch:
   // a sequence then gives the same bits alone, in any batch and in any pack on the same device, if
   // its rows are aligned alike. Costs speed where the batch is small, most of all with few queries.
@@ -49,6 +51,7 @@ struct Plan {
   int head_dim_tile = 0;             // both head dims rounded up to the instance that serves them
   int variant = 0;                   // which tile shape, of a family that has several
   const char* variant_name = "";     // its name; "" where there is one alone
+  int packed_heads = 1;              // query heads of a KV head that are rows of the same tiles
   int block_m = 0;                   // query rows per tile
   int block_n = 0;                   // keys per tile
   int num_warps = 0;                 // per thread block
