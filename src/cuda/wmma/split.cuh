@@ -125,8 +125,6 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
     ptx::barrier_sync(1 + group, kGroupThreads);
     start_copy(next_item, is_v, slots + free);
   };
-  const int first_row = m0 + warp_row;
-  const tile::Range seen_by_all = mask.every_row(first_row, first_row + kRowTiles * 16 - 1);
   using OddSlots = std::integral_constant<bool, kSlots % 2 == 1>;
   using EvenSlots = std::integral_constant<bool, kSlots % 2 == 0>;
 #pragma unroll 1
@@ -137,7 +135,8 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
         acc_s, slots + slot + lane_place_across<kHeadDim>(lane_idx),
         [&](std::uint32_t (&a)[kRowTiles][4], int d) { memcpy(a, rQ[d / 16], sizeof a); });
     const int n0 = tiles.tile(i) * kBlockN;
-    if (!tile::contains_all(seen_by_all, n0, kBlockN))
+    const int first_row = m0 + warp_row;
+    if (!tile::contains_all(mask.every_row(first_row, first_row + kRowTiles * 16 - 1), n0, kBlockN))
       apply_mask(acc_s, mask, first_row + lane_idx / 4, n0, lane_idx);
     std::uint32_t rP[kRowTiles][kBlockN / 16][4];
     if (i == 0) {
@@ -174,7 +173,7 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
 #pragma unroll 1
   for (unsigned i = threadIdx.x; i < kBlockM * kUnits; i += kNumThreads) {
     const int row = static_cast<int>(i / kUnits), unit = static_cast<int>(i % kUnits);
-    if (m0 + row >= num_rows) break;
+    if (m0 + row >= rows.count(result.seqlen_q)) break;
     const float* sink = sinks;
     if (kPacked && sink) sink += rows.head(m0 + row) * params.sinks_stride;
     const RowMerge<kShape.key_groups> merge(stats + row, kBlockM, sink);
