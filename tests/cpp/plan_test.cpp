@@ -459,6 +459,11 @@ void sm90_plans() {
     if (c.kernel == Kernel::kSm90) CHECK_FOR(plan.grid == c.grid, name);
     CHECK(core::make_plan(q, gpus()[0], {}).kernel == Kernel::kWmma);
   }
+  AttentionParams few = problem(DType::kFloat16, 128);  // rows of queries, in blocks of 128
+  few.batch_size = 64, few.seqlen_q = 63;
+  CHECK(core::make_plan(few, h200, {}).kernel == Kernel::kWmma);
+  few.seqlen_q = 64;
+  CHECK(core::make_plan(few, h200, {}).kernel == Kernel::kSm90);
   // Sequences in packs run elsewhere, and must give the same bits as in batches.
   Options invariant;
   invariant.batch_invariant = true;

@@ -157,6 +157,9 @@ def test_run_on_a_gpu(tmp_path: Path) -> None:
     assert document["machine"]["gpu"] and "driver" in document["machine"]
     results = {(r["contestant"], r["causal"]): r for r in document["results"]}
     for kernel in peers.GPU_KERNELS:
+        if kernel == "sm90" and results["dlattn sm90", False]["seconds"] is None:
+            assert "sm90: needs " in results["dlattn sm90", False]["note"]  # not for this GPU
+            continue
         for causal in (False, True):
             result = results[f"dlattn {kernel}", causal]
             assert result["bound_ratio"] <= 1

@@ -123,13 +123,15 @@ def _what_to_check(
     if not wants_cpu and not wants_gpu:
         raise CommandError(f"--kernel {kernel} does not run on --device {device}")
     plans: list[tuple[Device, tuple[str, ...]]] = []
-    remarks = []
+    remarks: list[str] = []
     if wants_cpu:
         plans.append((CpuDevice(), CPU_KERNELS))
     if wants_gpu:
         try:
             if not wants_cpu or not gpu_status():
-                plans.append((find_gpu(), GPU_KERNELS if kernel is None else (kernel,)))
+                gpu = find_gpu()
+                kernels = (kernel,) if kernel else _kernels_of(gpu, remarks)
+                plans.append((gpu, kernels))
             else:
                 remarks.append(f"GPU not checked: {gpu_status()}")
         except CommandError as error:
@@ -137,6 +139,19 @@ def _what_to_check(
                 raise
             remarks.append(f"GPU not checked: {error}")
     return plans, remarks
+
+
+def _kernels_of(gpu: Device, remarks: list[str]) -> tuple[str, ...]:
+    """Those made for this GPU; why not the others, into `remarks`."""
+    x = gpu.put(np.ones((1, 16, 1, 64), np.float16))
+    kernels = []
+    for kernel in GPU_KERNELS:
+        support = dlattn.supported(x, x, x, kernel=kernel)
+        if support:
+            kernels.append(kernel)
+        else:
+            remarks.append(f"not checked: {'; '.join(support.reasons)}")
+    return tuple(kernels)
 
 
 def _say_where(plans: Iterable[tuple[Device, tuple[str, ...]]], remarks: Iterable[str]) -> None:
