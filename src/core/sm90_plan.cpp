@@ -77,13 +77,9 @@ bool sm90_preferred(const AttentionParams& params, const DeviceInfo& device,
                     const Options& options) {
   // A packed sequence must give the same bits as one in a batch, and packs run elsewhere.
   if (!is_sm90(device) || options.batch_invariant) return false;
-<<<<<<< HEAD
+  if (better_packed(params, device)) return false;
   // Its blocks are large, one on an SM: where they leave SMs idle, or most of their rows, smaller
   // ones are faster.
-=======
-  if (better_packed(params, device)) return false;
-  // Its blocks are large, one on an SM: where they leave SMs idle, smaller ones are faster.
->>>>>>> cd5cdef56c8d8b3f587ad45061fba37eb3fee110
   const std::int64_t head_dim = std::max(params.head_dim, params.head_dim_v);
   const std::int64_t rows = sm90::block_m(sm90::tile_shape(static_cast<int>(head_dim)));
   const std::int64_t m_blocks = (params.seqlen_q + rows - 1) / rows;
