@@ -287,7 +287,8 @@ def follow_slowly(walk: scores.Walk, x: Any, causal: bool) -> tuple[int, ...]:
         references = dict.fromkeys(rows, -math.inf)
         rising = False
         for n in reversed(range(end)):
-            edge = n == end - 1 or (n + 1) * walk.block_n > seen_by_all
+            masked = (n + 1) * walk.block_n > seen_by_all
+            edge = n == end - 1 or (masked and not walk.speculates_on_edges)
             width = walk.edge_keys if edge else walk.block_n // walk.slices
             starts = range(n * walk.block_n, (n + 1) * walk.block_n, width)
             tile_raised = False
@@ -295,6 +296,7 @@ def follow_slowly(walk: scores.Walk, x: Any, causal: bool) -> tuple[int, ...]:
                 if edge and start >= (rows[-1] + 1 if causal else num_keys):
                     continue
                 outgrown = []
+                tops = {}
                 for row in rows:
                     lanes = [0.0] * 4
                     top = -math.inf
@@ -305,9 +307,16 @@ def follow_slowly(walk: scores.Walk, x: Any, causal: bool) -> tuple[int, ...]:
                         if not edge:
                             lanes[key % 8 // 2] += 2.0 ** (float(x[row, key]) - references[row])
                     by_maximum = edge or rising
-                    if top > references[row] + 8 if by_maximum else max(lanes) > walk.max_sum:
+                    tops[row] = top
+                    if (
+                        top > references[row] + walk.slack
+                        if by_maximum
+                        else max(lanes) > walk.max_sum
+                    ):
                         outgrown.append(row)
-                        references[row] = top
+                together = bool(outgrown) and not edge and walk.raises_together
+                for row in rows if together else outgrown:
+                    references[row] = max(references[row], tops[row])
                 tile_raised |= bool(outgrown)
                 if edge:
                     raised, edges = raised + bool(outgrown), edges + 1
@@ -326,8 +335,20 @@ def follow_slowly(walk: scores.Walk, x: Any, causal: bool) -> tuple[int, ...]:
         scores.Walk(32, 16, 16, 1, 8, max_sum=4096),
         scores.Walk(64, 16, 32, 2, 16, max_sum=4096),
         scores.Walk(32, 16, 16, 2, 8, anticipates=True, max_sum=4096),
+        scores.Walk(16, 16, 16, 1, 16, max_sum=4096, slack=0.0, raises_together=True),
+        scores.Walk(
+            16,
+            16,
+            16,
+            1,
+            16,
+            max_sum=4096,
+            slack=0.0,
+            speculates_on_edges=True,
+            raises_together=True,
+        ),
     ],
-    ids=["16 rows", "32 rows", "anticipating"],
+    ids=["16 rows", "32 rows", "anticipating", "together", "speculating on edges"],
 )
 def test_the_rule_is_followed(walk: scores.Walk, causal: bool) -> None:
     x = 5.0 * torch.randn(2, 90, 90, generator=torch.Generator().manual_seed(1))
@@ -366,19 +387,43 @@ def test_the_walk_of_a_plan(variant: str) -> None:
         warps, row_tiles, block_n, slices, edge_keys = map(int, shape.split(",")[:5])
         rows = 16 * row_tiles
         plan = SimpleNamespace(
-            num_warps=warps, block_m=warps * rows, block_n=block_n, head_dim_tile=head_dim_tile,
-            dtype="bfloat16",
+            kernel="wmma", num_warps=warps, block_m=warps * rows, block_n=block_n,
+            head_dim_tile=head_dim_tile, dtype="bfloat16",
         )  # fmt: skip
         assert scores.walk_of(plan) == scores.Walk(
             warps * rows, block_n, rows, slices, edge_keys, head_dim_tile <= 64, 2.0**60
         )
-    limits = re.findall(r"kMaxSum(?:<__nv_bfloat16>)? = 0x1p(\d+)f", _softmax_source())
-    assert [2.0 ** int(n) for n in limits] == list(scores.MAX_SUM.values())
-    assert f"kSlack = {scores.SLACK}f" in _softmax_source()
+    assert _most_sums("wmma") == list(scores.MAX_SUM.values())
+    assert f"kSlack = {scores.SLACK}f" in _source("wmma/softmax.cuh")
 
 
-def _softmax_source() -> str:
-    return (Path(__file__).parents[2] / "src" / "cuda" / "wmma" / "softmax.cuh").read_text()
+def test_the_walk_of_a_plan_on_hopper() -> None:
+    body = re.search(
+        r"TileShape tile_shape\(int head_dim_tile\) {(.*?)\n}", _source("sm90/traits.h"), re.S
+    )
+    assert body is not None
+    shapes = re.findall(r"return {([^}]*)}", body[1])
+    assert len(shapes) == 3
+    for head_dim_tile, shape in zip((64, 128, 256), shapes, strict=True):
+        fields = [field.strip() for field in shape.split(",")]
+        plan = SimpleNamespace(
+            kernel="sm90", block_n=int(fields[1]), head_dim_tile=head_dim_tile, dtype="float16"
+        )
+        walk = scores.walk_of(plan)
+        assert (walk.block_n, walk.edge_keys) == (plan.block_n, plan.block_n)
+    assert "kWarpgroupRows = 64;" in _source("sm90/traits.h")
+    assert _most_sums("sm90") == list(scores.MAX_SUM.values())
+
+
+def _most_sums(family: str) -> list[float]:
+    limits = re.findall(
+        r"kMaxSum(?:<__nv_bfloat16>)? = 0x1p(\d+)f", _source(f"{family}/softmax.cuh")
+    )
+    return [2.0 ** int(n) for n in limits]
+
+
+def _source(path: str) -> str:
+    return (Path(__file__).parents[2] / "src" / "cuda" / path).read_text()
 
 
 # The ceiling

@@ -1,11 +1,11 @@
-"""What the data does to a softmax whose reference is seldom raised: `wmma`'s, src/cuda/wmma.
+"""What the data does to a softmax whose reference is seldom raised: `wmma`'s and `sm90`'s.
 
 That softmax takes a row's probabilities relative to a reference, the row's maximum as it was when
 last raised, and makes those of a tile again where a lane's sum of them exceeds 2^15 (2^60 in
 bfloat16). Up to head_dim 64, warps that raised a reference work the maximum of the next tile out
-first, until a tile raises none. How often that happens depends on the scores alone. So queries and
-keys are made here whose scores have statistics as models produce them, and the rates are counted by
-following the rule over the scores in float32.
+first, until a tile raises none (`wmma`). How often that happens depends on the scores alone. So
+queries and keys are made here whose scores have statistics as models produce them, and the rates
+are counted by following the rule over the scores in float32.
 
 Statistics, in natural logits after scaling. Noise is that of normal q and k, of deviation about 1:
 
@@ -181,6 +181,9 @@ class Walk:
     edge_keys: int  # of an edge tile that are worked on at a time, from its last keys on
     anticipates: bool = False  # works the maximum out first while tiles raise references
     max_sum: float = MAX_SUM["float16"]
+    slack: float = SLACK
+    speculates_on_edges: bool = False  # on all edge tiles but the walk's first
+    raises_together: bool = False  # all of a warp's rows if one has outgrown its reference
 
 
 @dataclass(frozen=True)
@@ -194,7 +197,22 @@ class Rates:
 
 
 def walk_of(plan: Any) -> Walk:
-    """The walk that a plan of `wmma` (wide, narrow, ahead) stands for: src/cuda/wmma/traits.h."""
+    """The walk that a plan stands for, of `wmma` (wide, narrow, ahead) or `sm90`: their traits.h.
+
+    What `sm90` walks together are the 64 rows of a warpgroup.
+    """
+    if plan.kernel == "sm90":
+        return Walk(
+            64,
+            plan.block_n,
+            16,
+            slices=1,
+            edge_keys=plan.block_n,
+            max_sum=MAX_SUM[plan.dtype],
+            slack=0.0,
+            speculates_on_edges=True,
+            raises_together=True,
+        )
     rows = plan.block_m // plan.num_warps
     return Walk(
         plan.block_m,
@@ -208,13 +226,14 @@ def walk_of(plan: Any) -> Walk:
 
 
 def facts_of(problem: Problem, kernel: Any) -> dict[str, float]:
-    """What the rule does to a problem on `wmma`; nothing where another kernel computes it."""
+    """What the rule does to a problem; nothing where a kernel computes it that has no such rule."""
     inputs = (problem.q, problem.k, problem.v)
     options = {"causal": problem.case.causal, "layout": "bhsd", "kernel": kernel}
     if not dlattn.supported(*inputs, **options):
         return {}
     plan = dlattn.plan(*inputs, **options)
-    if plan.kernel != "wmma" or plan.variant not in ("wide", "narrow", "ahead"):
+    speculates = plan.kernel == "wmma" and plan.variant in ("wide", "narrow", "ahead")
+    if not speculates and plan.kernel != "sm90":
         return {}
     rates = follow(walk_of(plan), _some_scores(problem.q, problem.k), problem.case.causal)
     return {
@@ -234,9 +253,10 @@ def _some_scores(q: Tensor, k: Tensor) -> Tensor:
 def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
     """Follow the rule over scores, (heads, rows, keys) in powers of 2, from the last tile on.
 
-    As SpeculativeSoftmax does: on edge tiles a row whose maximum exceeds its reference by more than
-    SLACK gets the maximum as its reference, a row that has seen nothing always; on the others a row
-    of which a lane's sum exceeds max_sum does, and its warp makes the slice's probabilities again.
+    As the softmaxes of src/cuda/wmma and src/cuda/sm90 do: on edge tiles a row whose maximum
+    exceeds its reference by more than the slack gets the maximum as its reference, a row that has
+    seen nothing always; on the others a row of which a lane's sum exceeds max_sum does, and its
+    warp makes the slice's probabilities again.
     If the walk anticipates, the next tile of a warp that raised a reference goes like an edge tile.
     Warps pass over the slices of edge tiles that they do not see. As many queries as keys.
     """
@@ -251,7 +271,9 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
     end = (last + 1 if causal else torch.full_like(rows, num_keys)) + walk.block_n - 1
     end = end // walk.block_n
     every = first + 1 if causal else torch.full_like(rows, num_keys)
-    full_end = torch.minimum(every // walk.block_n, end - 1)  # the walk's first tile is an edge
+    full_end = end - 1  # the walk's first tile is an edge in any case
+    if not walk.speculates_on_edges:
+        full_end = torch.minimum(every // walk.block_n, full_end)
 
     pad = -num_keys % walk.block_n
     scores = torch.nn.functional.pad(scores, (0, pad), value=-math.inf)
@@ -269,13 +291,16 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
             for first_key in reversed(slices) if edge else slices:
                 part = scores[:, :, first_key : first_key + width]
                 top = part.amax(2)
-                outgrown = top > reference + SLACK
+                outgrown = top > reference + walk.slack
                 if not edge:
                     weights = torch.exp2(part - reference[..., None])
                     by_lane = weights.view(heads, num_rows, width // 8, _LANES, 2).sum((2, 4))
                     outgrown = torch.where(rising, outgrown, by_lane.amax(2) > walk.max_sum)
                 outgrown &= inside
-                reference = torch.where(outgrown, top, reference)
+                raises = outgrown
+                if walk.raises_together and not edge:
+                    raises = _by_warp(outgrown, walk.warp_rows) & (top > reference)
+                reference = torch.where(raises, top, reference)
                 raised |= outgrown
                 seen = inside & (top > -math.inf) if edge else inside.expand(heads, -1)
                 counts["edge" if edge else "long"] += _warps(seen, walk.warp_rows)

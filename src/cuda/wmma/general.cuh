@@ -179,10 +179,9 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   }
 
   const tile::Work done = recall_work();
-  write_results<kHeadDim, true, kOverlaid>(params, shape, tile::OutputRows<T>(params, done),
-                                           done.head, done.m_block * kBlockM + warp_row, softmax,
-                                           acc_o, smem + kMap.q + warp_row * kHeadDim * 2,
-                                           lane_idx);
+  write_results_through<kHeadDim, kOverlaid>(
+      smem + kMap.q + warp_row * kHeadDim * 2, params, shape, tile::OutputRows<T>(params, done),
+      done.head, done.m_block * kBlockM + warp_row, softmax, acc_o, lane_idx);
 }
 
 }  // namespace dlattn::wmma

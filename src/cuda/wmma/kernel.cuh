@@ -6,14 +6,14 @@
 // A thread block of 4 or 8 warps computes block_m query rows of one head; a warp owns 16 or 32 of
 // them, start to end, with the unnormalised fp32 output in registers. Tiles of block_n keys are
 // walked from the last to the first: so ragged and causal edges come first, as edge tiles, and the
-// long loop after them has no mask and no bounds. (A window brings edge tiles at the end as well.)
-// Per tile:
+// long loop after them, or from the start, has no mask and no bounds. (A window brings edge tiles
+// at the end as well.) Per tile:
 //   1. wait for K and V, one barrier, start the copy of the next tile into the other stage;
 //   2. S = Q K^T; on edge tiles the mask;
 //   3. per slice of keys: probabilities, packed as operands where they are (SpeculativeSoftmax),
 //      then O += P V.
-// At the end a row's sum is reduced over its four lanes, and the output goes through the warp's own
-// rows of shared memory into 16-byte stores.
+// At the end a row's sum is reduced over its four lanes, and the output is handed around lane quads
+// into 16-byte stores.
 // Shared memory: see SmemMap. The one barrier of a tile both publishes its K and V and frees the
 // other stage.
 
@@ -67,7 +67,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
       sQ + warp_row * kHeadDim * 2 + lane_place_down<kHeadDim>(lane_idx);
 
   const TileRange tiles(tile::Mask(shape, seq.shift, seq.seqlen_k), m0,
-                        min(m0 + kBlockM, seq.seqlen_q) - 1, kBlockN);
+                        min(m0 + kBlockM, seq.seqlen_q) - 1, kBlockN,
+                        /*first_is_edge=*/false);
 
   const Stages<kShape.num_warps, kShape.handover> stages(ptx::smem_address(smem) + kMap.mbarriers);
   SpeculativeSoftmax<kRowTiles> softmax;
@@ -200,8 +201,9 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
     const auto is_full = [&] { return n >= tiles.full_begin && n < tiles.full_end; };
     if constexpr (kAnticipate) {
       while (is_full()) {
-        // Once a tile has outgrown a reference the next ones are likely to, until one does not.
-        bool rising = false;
+        // The first tile of all outgrows every reference. Once one has, the next ones are likely
+        // to, until one does not.
+        bool rising = n == tiles.end - 1;
 #pragma unroll 1
         for (; n >= tiles.full_begin && !rising; --n) rising = attend(n, kFull);
 #pragma unroll 1
@@ -215,10 +217,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   }
 
   const tile::Work done = recall_work();
-  write_results<kHeadDim, false, kQueryPlace == QueryPlace::kRegistersOverlaid>(
-      params, shape, tile::OutputRows<T>(params, done), done.head,
-      done.m_block * kBlockM + warp_row, softmax, acc_o, smem + kMap.q + warp_row * kHeadDim * 2,
-      lane_idx);
+  write_results<kHeadDim>(params, shape, tile::OutputRows<T>(params, done), done.head,
+                          done.m_block * kBlockM + warp_row, softmax, acc_o, lane_idx);
 }
 
 }  // namespace dlattn::wmma

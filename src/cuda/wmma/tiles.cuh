@@ -33,18 +33,18 @@ __device__ __forceinline__ void apply_mask(float (&acc_s)[kRowTiles][kGroups][4]
 
 // The tiles of a block, numbered by n0 / block_n, from the last to the first: edge tiles from `end`
 // - 1 down to `full_end`, then ones that every row sees whole down to `full_begin`, then edge tiles
-// down to `begin`. Edge tiles are those that may need a mask, and the first tile of the walk, which
-// gives the rows their references.
+// down to `begin`. Edge tiles are those that may need a mask and, where `first_is_edge`, the first
+// tile of the walk, which gives the rows their references.
 struct TileRange {
   int begin, full_begin, full_end, end;
 
   __device__ __forceinline__ TileRange(const tile::Mask& mask, int first_row, int last_row,
-                                       int block_n) {
+                                       int block_n, bool first_is_edge = true) {
     const tile::Range any = mask.any_row(first_row, last_row);
     const tile::Range every = mask.every_row(first_row, last_row);
     begin = any.begin / block_n;
     end = any.end > any.begin ? (any.end + block_n - 1) / block_n : begin;
-    full_end = max(min(max(every.end, 0) / block_n, end - 1), begin);
+    full_end = max(min(max(every.end, 0) / block_n, first_is_edge ? end - 1 : end), begin);
     full_begin = min(max((every.begin + block_n - 1) / block_n, begin), full_end);
   }
 };

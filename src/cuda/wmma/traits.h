@@ -86,7 +86,7 @@ constexpr int mask_slot_bytes(int row_tiles, int block_n, int num_threads) {
 
 // Byte offsets into dynamic shared memory; rows as in tile::SwizzledRows.
 struct SmemMap {
-  int q;  // [block_m] rows, later those of out
+  int q;  // [block_m] rows; in the general kernel later those of out
   int k;  // [kNumStages][block_n] rows
   int v;  // [kNumStages][block_n] rows
   int mbarriers;
