@@ -34,8 +34,8 @@ struct Softmax {
   float neg_reference[2] = {kNothing, kNothing};
   float row_sum[2] = {0.0f, 0.0f};  // this lane's part
 
-  // Raises the references that a score exceeds to kHeadroom above the row's maximum. `factors`: what
-  // the rows have accumulated must be multiplied with; the sums are. All lanes call it.
+  // Raises the references that a score exceeds to kHeadroom above the row's maximum. `factors`:
+  // what the rows have accumulated must be multiplied with; the sums are. All lanes call it.
   template <typename T, int kScores>
   __device__ __forceinline__ void raise(const float (&acc_s)[kScores], float scale,
                                         float (&factors)[2]) {
