@@ -74,7 +74,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       if (raised) {
         recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
         apply_mask(acc_s, mask, first_row, n * kBlockN);
-        softmax.raise(acc_s, scale, factors);
+        softmax.raise<T>(acc_s, scale, factors);
         softmax.exponentiate(acc_s, scale, sums);
       }
       release(shared.keys, use + 1);
@@ -100,7 +100,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       release(shared.keys, use);
       apply_mask(acc_s, mask, first_row, n * kBlockN);
       float sums[2], factors[2];
-      softmax.raise(acc_s, scale, factors);
+      softmax.raise<T>(acc_s, scale, factors);
       softmax.exponentiate(acc_s, scale, sums);
       softmax.add(sums);
       pack_probabilities<T>(rP, acc_s);

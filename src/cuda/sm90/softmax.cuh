@@ -13,6 +13,13 @@ constexpr float kMaxSum = 0x1p15f;
 template <>
 constexpr float kMaxSum<__nv_bfloat16> = 0x1p60f;
 
+// How far above the maximum a reference is raised, in powers of two: so much the later it is
+// outgrown. Probabilities of half then begin at 2^-6, far from where they lose bits.
+template <typename T>
+constexpr float kHeadroom = 6.0f;
+template <>
+constexpr float kHeadroom<__nv_bfloat16> = 0.0f;
+
 // The streaming softmax of this lane's two rows of its warp's 16, with a reference in place of the
 // running maximum: probabilities are 2^(score - reference), with references as they stand and no
 // maximum worked out. The sums, which are needed anyway, tell whether a row has outgrown its
@@ -27,9 +34,9 @@ struct Softmax {
   float neg_reference[2] = {kNothing, kNothing};
   float row_sum[2] = {0.0f, 0.0f};  // this lane's part
 
-  // Raises references to the scores' maxima. `factors`: what the rows have accumulated must be
-  // multiplied with; the sums are. All lanes call it.
-  template <int kScores>
+  // Raises the references that a score exceeds to kHeadroom above the row's maximum. `factors`:
+  // what the rows have accumulated must be multiplied with; the sums are. All lanes call it.
+  template <typename T, int kScores>
   __device__ __forceinline__ void raise(const float (&acc_s)[kScores], float scale,
                                         float (&factors)[2]) {
 #pragma unroll
@@ -43,7 +50,8 @@ struct Softmax {
       const float row_max = tile::reduce_max<4>(fmaxf(even, odd));
       const float old = neg_reference[h];
       // A row without a finite maximum keeps what it has.
-      neg_reference[h] = fminf(old, -row_max * scale);
+      const float neg_max = -row_max * scale;
+      neg_reference[h] = neg_max < old ? neg_max - kHeadroom<T> : old;
       factors[h] = ptx::exp2(neg_reference[h] - old);
       row_sum[h] *= factors[h];
     }
