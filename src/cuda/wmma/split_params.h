@@ -51,7 +51,7 @@ inline bool split_offsets_fit(const AttentionParams& p) {
       return elements < 0 ? -elements : elements;
     };
     // Row blocks and tiles reach beyond the last row.
-    constexpr std::int64_t kMoreRows = 1024;
+    constexpr std::int64_t kMoreRows = 128;
     return span(varlen ? 0 : p.batch_size - 1, batch_stride) + span(heads - 1, head_stride) +
                span(rows + kMoreRows, row_stride) <
            kChunkElements * 2147483648.0;
