@@ -98,6 +98,7 @@ void run(const Spec& spec, Kernel kernel) {
 
   Options options;
   options.kernel = kernel;
+  if (kernel == Kernel::kSm90 && !supported(params, device_info(params.device), options).ok) return;
   forward(params, nullptr, options);
   require(cudaDeviceSynchronize());
   out.copy_back(problem.out.data());
@@ -235,7 +236,7 @@ int main() {
   }
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
     for (const Kernel kernel :
-         {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem, Kernel::kWmma}) {
+         {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem, Kernel::kWmma, Kernel::kSm90}) {
       if (kernel != Kernel::kScalar && dtype == DType::kFloat32) continue;
       for (const Spec& spec : plain_specs(dtype)) {
         const bool aligned = spec.layout != Layout::kPadded;
