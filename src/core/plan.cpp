@@ -1,9 +1,9 @@
 #include "core/plan.h"
 
 #include <cstdlib>
-#include <sstream>
 
 #include "core/backend.h"
+#include "core/concat.h"
 #include "core/registry.h"
 #include "core/sm90_plan.h"
 #include "core/wmma_plan.h"
@@ -30,13 +30,6 @@ bool admits(const Options& options, Kernel kernel, const AttentionParams& p,
             const DeviceInfo& device) {
   if (options.kernel != Kernel::kAuto) return options.kernel == kernel;
   return kernel != Kernel::kSm90 || sm90_preferred(p, device, options);
-}
-
-template <typename... Parts>
-std::string concat(const Parts&... parts) {
-  std::ostringstream out;
-  (out << ... << parts);
-  return out.str();
 }
 
 std::int64_t larger_head_dim(const AttentionParams& p) {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <sstream>
 
 #include "core/backend.h"
+#include "core/concat.h"
 #include "core/plan.h"
 #include "core/registry.h"
 #include "core/wmma_plan.h"
@@ -15,13 +15,6 @@ namespace {
 
 constexpr int kAnyTile = 64;               // boxes' sizes do not matter to what is refused
 constexpr std::int64_t kPackedRows = 128;  // of one of sm90's tiles
-
-template <typename... Parts>
-std::string concat(const Parts&... parts) {
-  std::ostringstream out;
-  (out << ... << parts);
-  return out.str();
-}
 
 // What of a tensor the copy engine cannot be told; empty if it can.
 std::string misfit(const sm90::TensorBox& box) {

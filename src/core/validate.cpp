@@ -1,16 +1,15 @@
 #include "core/validate.h"
 
 #include <cmath>
-#include <sstream>
+
+#include "core/concat.h"
 
 namespace dlattn::core {
 namespace {
 
 template <typename... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
-  std::ostringstream message;
-  (message << ... << parts);
-  throw UnsupportedError(message.str());
+  throw UnsupportedError(concat(parts...));
 }
 
 // The stride of a dimension of one element is never used, so it may be anything.

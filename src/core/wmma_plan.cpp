@@ -213,8 +213,9 @@ WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, 
   const bool must_pack = request.packing == Packing::kPacked;
   // Lengths must not decide whether heads are packed where bits must not depend on them.
   const auto may_pack = [&](int variant) {
-    if (!packing_refusal(params, variant).empty()) return false;
-    return must_pack || (request.packing == Packing::kAny && !batch_invariant);
+    const bool wanted =
+        must_pack || (request.packing == Packing::kAny && group > 1 && !batch_invariant);
+    return wanted && packing_refusal(params, variant).empty();
   };
   if (request.variant == wmma::kGeneral || !fast_refusal(params).empty())
     return {wmma::kGeneral, may_pack(wmma::kGeneral) ? group : 1};
