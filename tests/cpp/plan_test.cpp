@@ -10,24 +10,13 @@
 #include "cuda/wmma/traits.h"
 #include "cuda/wmma_qk/traits.h"
 #include "cuda/wmma_smem/traits.h"
+#include "devices.h"
 #include "dlattn/attention.h"
 
 using namespace dlattn;
+using test::gpu;
 
 namespace {
-
-// An SM has 1 KB of shared memory more than a block may have.
-DeviceInfo gpu(const char* name, int major, int minor, int num_sms, std::int64_t smem_per_block) {
-  DeviceInfo device;
-  device.type = DeviceType::kCuda;
-  device.name = name;
-  device.compute_major = major;
-  device.compute_minor = minor;
-  device.num_sms = num_sms;
-  device.max_smem_per_block = smem_per_block;
-  device.smem_per_sm = smem_per_block + 1024;
-  return device;
-}
 
 std::vector<DeviceInfo> gpus() {
   return {gpu("L4", 8, 9, 58, 101376), gpu("RTX 4090", 8, 9, 128, 101376),

@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "../cpp/devices.h"
 #include "attention_case.h"
 #include "core/plan.h"
 #include "core/validate.h"
@@ -35,32 +36,12 @@ inline std::vector<Schedule> schedules() {
 #endif
 }
 
-// The device that plans are made for: sm_89, 99 KB of shared memory.
+// The devices that plans are made for: sm_89, 99 KB of shared memory, and sm_90, 227 KB.
 inline dlattn::DeviceInfo ada() {
-  dlattn::DeviceInfo device;
-  device.type = dlattn::DeviceType::kCuda;
-  device.name = "NVIDIA L4";
-  device.compute_major = 8;
-  device.compute_minor = 9;
-  device.num_sms = 58;
-  device.max_smem_per_block = 101376;
-  device.smem_per_sm = 102400;
-  device.l2_bytes = 48 << 20;
-  return device;
+  return test::gpu("NVIDIA L4", 8, 9, 58, 101376);
 }
-
-// The device of the plans for sm_90: 227 KB.
 inline dlattn::DeviceInfo hopper() {
-  dlattn::DeviceInfo device;
-  device.type = dlattn::DeviceType::kCuda;
-  device.name = "NVIDIA H200";
-  device.compute_major = 9;
-  device.compute_minor = 0;
-  device.num_sms = 132;
-  device.max_smem_per_block = 232448;
-  device.smem_per_sm = 233472;
-  device.l2_bytes = 60 << 20;
-  return device;
+  return test::gpu("NVIDIA H200", 9, 0, 132, 232448);
 }
 
 template <typename T>
