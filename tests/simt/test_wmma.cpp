@@ -33,6 +33,11 @@ std::vector<Case> cases() {
       {33, 65, 192, kCausal, 1, 1, Layout::kBshd, 128},
       {66, 97, 256, kCausal},
       {31, 70, 168, kFull},
+      // Whole tiles from the first on.
+      {20, 128, 32, kFull},
+      {33, 192, 64, kFull},
+      {130, 128, 128, kFull},
+      {20, 128, 256, kFull},
       // Rows that see nothing: some of a warp's, whole warps', a whole tile's.
       {150, 40, 32, kCausal},
       // No keys, no queries, an empty batch.
@@ -49,8 +54,10 @@ std::vector<Case> cases() {
       simt::with({70, 400, 64, kCausal, 2, 1}, [](Case& c) { c.window_left = 200; }),
   };
   // Each tile's scores outgrow what the one before it has set as the rows' references, and do not.
-  for (const int head_dim : {64, 128, 256})
-    cases.push_back(simt::with({20, 600, head_dim, kFull}, [](Case& c) { c.rise = 1.0; }));
+  for (const int head_dim : {64, 128, 256}) {
+    for (const int keys : {600, 256})
+      cases.push_back(simt::with({20, keys, head_dim, kFull}, [](Case& c) { c.rise = 1.0; }));
+  }
   for (const Case& c : simt::feature_cases(40)) cases.push_back(c);
   if (simt::kThreadSanitizer) return cases;
   const std::vector<Case> more = {
