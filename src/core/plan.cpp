@@ -8,6 +8,7 @@
 #include "core/sm90_plan.h"
 #include "core/wmma_plan.h"
 #include "cuda/scalar/traits.h"
+#include "cuda/sm90/score_params.h"
 #include "cuda/sm90/traits.h"
 #include "cuda/tile/alignment.h"
 #include "cuda/tile/launch_shape.h"
@@ -51,7 +52,7 @@ TileConfig tile_config(Kernel kernel, const AttentionParams& p, int head_dim_til
     case Kernel::kWmmaSmem:
       return wmma_smem::tile_config(head_dim_tile);
     case Kernel::kSm90:
-      return sm90::tile_config(head_dim_tile);
+      return sm90::tile_config(head_dim_tile, static_cast<sm90::Terms>(variant));
     default:
       return scalar::tile_config(static_cast<int>(size_of(p.dtype)), head_dim_tile);
   }
@@ -103,7 +104,9 @@ std::string head_dim_refusal(Kernel kernel, const AttentionParams& p) {
 std::string feature_refusal(Kernel kernel, const AttentionParams& p) {
   if (kernel == Kernel::kScalar || kernel == Kernel::kWmma) return {};
   const char* feature = score_feature(p);
-  if (!feature && kernel == Kernel::kSm90 && p.cu_seqlens_q) feature = "cu_seqlens_q";
+  if (kernel == Kernel::kSm90) {
+    feature = p.bias ? "bias" : p.mask ? "mask" : p.cu_seqlens_q ? "cu_seqlens_q" : nullptr;
+  }
   return feature ? concat(to_string(kernel), ": does not implement ", feature) : std::string();
 }
 
@@ -213,6 +216,10 @@ Plan cuda_plan(Kernel kernel, const AttentionParams& p, const DeviceInfo& device
     plan.variant_name = wmma::kVariantNames[choice.variant];
     plan.packed_heads = choice.packed_heads;
   }
+  if (kernel == Kernel::kSm90) {
+    plan.variant = static_cast<int>(sm90::terms_of(p));
+    plan.variant_name = sm90::kTermsNames[plan.variant];
+  }
   const TileConfig config = tile_config(kernel, p, plan.head_dim_tile, plan.variant);
   plan.block_m = config.block_m;
   plan.block_n = config.block_n;
@@ -222,7 +229,7 @@ Plan cuda_plan(Kernel kernel, const AttentionParams& p, const DeviceInfo& device
   plan.copy_bytes = copy_bytes(p);
   plan.grid = num_blocks(p, config.block_m, plan.packed_heads);
   if (kernel == Kernel::kSm90 && plan.grid <= kMaxGrid) {
-    const int query_stages = sm90::tile_shape(plan.head_dim_tile).query_stages;
+    const int query_stages = sm90::tile_shape(plan.head_dim_tile, sm90::terms_of(p)).query_stages;
     plan.grid = sm90_grid(p, device, query_stages, plan.grid);
   }
   return plan;
@@ -237,6 +244,7 @@ std::string plan_on(Kernel kernel, const AttentionParams& params, const DeviceIn
   if (why.empty()) why = head_dim_refusal(kernel, params);
   if (why.empty()) why = feature_refusal(kernel, params);
   if (why.empty() && kernel == Kernel::kSm90) why = sm90_tensor_refusal(params);
+  if (why.empty() && kernel == Kernel::kSm90) why = sm90_score_refusal(params);
   if (why.empty()) why = variant_refusal(kernel, params, options);
   if (!why.empty()) return why;
   *plan = cuda_plan(kernel, params, device, options);

@@ -9,6 +9,7 @@
 #include "core/registry.h"
 #include "core/wmma_plan.h"
 #include "cuda/sm90/boxes.h"
+#include "cuda/sm90/score_params.h"
 
 namespace dlattn::core {
 namespace {
@@ -66,6 +67,19 @@ std::string sm90_tensor_refusal(const AttentionParams& p) {
   return {};
 }
 
+std::string sm90_score_refusal(const AttentionParams& p) {
+  const double cap = p.softcap / p.softmax_scale;
+  if (p.softcap != 0.0 && !(cap >= sm90::kLeastCap && cap <= sm90::kLargestCap)) {
+    return concat("sm90: softcap / softmax_scale is ", cap, "; accepted: ", sm90::kLeastCap, " to ",
+                  sm90::kLargestCap);
+  }
+  if (p.alibi_slopes && p.softmax_scale < sm90::kLeastScale) {
+    return concat("sm90: softmax_scale is ", p.softmax_scale, "; accepted with alibi_slopes: from ",
+                  sm90::kLeastScale);
+  }
+  return {};
+}
+
 bool sm90_preferred(const AttentionParams& params, const DeviceInfo& device,
                     const Options& options) {
   // A packed sequence must give the same bits as one in a batch, and packs run elsewhere.
@@ -74,10 +88,11 @@ bool sm90_preferred(const AttentionParams& params, const DeviceInfo& device,
   // Its blocks are large, one on an SM: where they leave SMs idle, or most of their rows, smaller
   // ones are faster. How idle is too idle was measured for each tile, on an H200.
   const std::int64_t head_dim = std::max(params.head_dim, params.head_dim_v);
-  const std::int64_t rows = sm90::block_m(sm90::tile_shape(static_cast<int>(head_dim)));
+  const std::int64_t rows =
+      sm90::block_m(sm90::tile_shape(static_cast<int>(head_dim), sm90::terms_of(params)));
   const std::int64_t m_blocks = (params.seqlen_q + rows - 1) / rows;
   if (2 * params.seqlen_q < m_blocks * rows) return false;
-  const int least_percent = rows == 256 ? 75 : head_dim <= 128 ? 40 : 20;
+  const int least_percent = head_dim <= 64 ? 75 : head_dim <= 128 ? 40 : 20;
   return 100 * m_blocks * params.num_heads * params.batch_size >= least_percent * device.num_sms;
 }
 

@@ -17,6 +17,9 @@ std::string sm90_device_refusal(const DeviceInfo& device);
 // Why the copy engine cannot be told of a problem's tensors; empty if it can.
 std::string sm90_tensor_refusal(const AttentionParams& params);
 
+// Why the kernels for score terms cannot take a problem's; empty if they can.
+std::string sm90_score_refusal(const AttentionParams& params);
+
 // Whether it is the fastest family for a problem that it accepts.
 bool sm90_preferred(const AttentionParams& params, const DeviceInfo& device,
                     const Options& options);

@@ -398,14 +398,18 @@ void sm90_plans() {
     void (*change)(AttentionParams&);
     const char* why;
   } refused[] = {
-      {[](AttentionParams& p) { p.softcap = 30.0; }, "does not implement softcap"},
       {[](AttentionParams& p) { p.bias = numbers; }, "does not implement bias"},
       {[](AttentionParams& p) { p.mask = bools; }, "does not implement mask"},
-      {[](AttentionParams& p) { p.alibi_slopes = numbers; }, "does not implement alibi_slopes"},
       {[](AttentionParams& p) {
          p.cu_seqlens_q = p.cu_seqlens_k = offsets, p.total_q = p.total_k = 2;
        },
        "does not implement cu_seqlens_q"},
+      {[](AttentionParams& p) { p.softcap = 1e5; },
+       "softcap / softmax_scale is 800000; accepted: 1.52588e-05 to 65536"},
+      {[](AttentionParams& p) { p.softcap = 1e-6; },
+       "softcap / softmax_scale is 8e-06; accepted: 1.52588e-05 to 65536"},
+      {[](AttentionParams& p) { p.alibi_slopes = numbers, p.softmax_scale = 1e-20; },
+       "softmax_scale is 1e-20; accepted with alibi_slopes: from 9.09495e-13"},
       {[](AttentionParams& p) { p.head_dim = 20; },
        "head_dim is 20; accepted: multiples of 8 up to 256"},
       {[](AttentionParams& p) { p.head_dim_v = 60; },
@@ -422,6 +426,21 @@ void sm90_plans() {
     CHECK_THROWS(dlattn::plan(p, h200, force(Kernel::kSm90)), UnsupportedError,
                  std::string("no kernel can run this: sm90: ") + r.why);
     CHECK(dlattn::plan(p, h200).kernel == Kernel::kWmma);  // it goes elsewhere by itself
+  }
+  // Score terms have kernels of their own.
+  for (const int head_dim : {64, 128, 256}) {
+    for (const bool alibi : {false, true}) {
+      AttentionParams p = problem(DType::kFloat16, head_dim);
+      if (alibi) p.alibi_slopes = numbers;
+      if (!alibi) p.softcap = 30.0;
+      const Plan plan = dlattn::plan(p, h200);
+      CHECK(plan.kernel == Kernel::kSm90);
+      CHECK(std::string(plan.variant_name) == "computed");
+      const TileConfig config = sm90::tile_config(head_dim, sm90::Terms::kComputed);
+      CHECK_EQ(plan.block_m, config.block_m);
+      CHECK_EQ(plan.smem_bytes, config.smem_bytes);
+      CHECK_EQ(plan.num_warps, config.num_warps);
+    }
   }
   AttentionParams odd = problem(DType::kFloat16, 64);
   odd.out = memory + 8;

@@ -6,6 +6,7 @@
 namespace {
 
 using dlattn::Kernel;
+using dlattn::sm90::Terms;
 using simt::Case;
 using simt::Layout;
 
@@ -31,9 +32,17 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
   simt::with_instance<Kernel::kSm90, T>(head_dim_tile, [&](auto tile) {
     const dlattn::sm90::TensorBoxes boxes = dlattn::sm90::tensor_boxes(params, tile);
-    const dlattn::sm90::Launch launch = {encode(boxes.q), encode(boxes.k), encode(boxes.v),
-                                         encode(boxes.out), dlattn::sm90::num_works(params, tile)};
-    dlattn::sm90::kernel<T, tile>(params, shape, launch);
+    const dlattn::sm90::Launch launch = {encode(boxes.q),
+                                         encode(boxes.k),
+                                         encode(boxes.v),
+                                         encode(boxes.out),
+                                         dlattn::sm90::num_works(params, tile),
+                                         dlattn::sm90::score_params(params)};
+    if (dlattn::sm90::terms_of(params) == Terms::kNone) {
+      dlattn::sm90::kernel<T, tile, Terms::kNone>(params, shape, launch);
+    } else {
+      dlattn::sm90::kernel<T, tile, Terms::kComputed>(params, shape, launch);
+    }
   });
 }
 
@@ -67,6 +76,19 @@ std::vector<Case> cases() {
       simt::with({70, 400, 64, kCausal, 2, 1}, [](Case& c) { c.window_left = 200; }),
       simt::with({200, 400, 128, kFull}, [](Case& c) { c.window_left = 10, c.window_right = 3; }),
       simt::with({40, 70, 64, kCausal, 2, 1}, [](Case& c) { c.sinks = true; }),
+      // Score terms: softcap of small scores and of large ones, slopes on either side of a row.
+      simt::with({150, 200, 64, kCausal, 2, 1}, [](Case& c) { c.softcap = 30.0; }),
+      simt::with({100, 300, 128, kFull, 2, 1}, [](Case& c) { c.softcap = 3.0, c.sinks = true; }),
+      simt::with({66, 150, 256, kTopLeft}, [](Case& c) { c.softcap = 0.5, c.alibi = true; }),
+      simt::with({200, 290, 64, kFull, 2, 1}, [](Case& c) { c.alibi = true; }),
+      simt::with({150, 150, 128, kCausal, 2, 2, Layout::kBhsd, 0, 2},
+                 [](Case& c) { c.alibi = true, c.softcap = 10.0; }),
+      simt::with({130, 330, 256, kTopLeft}, [](Case& c) { c.alibi = true, c.sinks = true; }),
+      simt::with({200, 400, 64, kFull},
+                 [](Case& c) { c.alibi = true, c.window_left = 100, c.window_right = 70; }),
+      simt::with({300, 40, 64, kCausal}, [](Case& c) { c.alibi = true, c.softcap = 5.0; }),
+      simt::with({20, 600, 64, kFull}, [](Case& c) { c.rise = 1.0, c.softcap = 300.0; }),
+      simt::with({20, 600, 128, kFull}, [](Case& c) { c.rise = 1.0, c.alibi = true; }),
   };
   // Works enough for blocks that stay for several of them.
   cases.push_back({20, 130, 64, kCausal, 9, 3, Layout::kBshd, 0, 2});

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "cuda/sm90/score_params.h"
 #include "cuda/sm90/traits.h"
 #include "dlattn/params.h"
 
@@ -39,7 +40,7 @@ inline TensorBox tensor_box(const char* name, const void* data, std::int64_t col
 }
 
 inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
-  const int block_n = tile_shape(head_dim_tile).block_n;
+  const int block_n = tile_shape(head_dim_tile, terms_of(p)).block_n;
   // Without keys there may be no address.
   const void* k = p.seqlen_k > 0 ? p.k : p.q;
   const void* v = p.seqlen_k > 0 ? p.v : p.q;
@@ -55,7 +56,7 @@ inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
 
 // Blocks of query rows of the whole problem.
 inline unsigned num_works(const AttentionParams& p, int head_dim_tile) {
-  const int rows = block_m(tile_shape(head_dim_tile));
+  const int rows = block_m(tile_shape(head_dim_tile, terms_of(p)));
   return static_cast<unsigned>((p.seqlen_q + rows - 1) / rows * p.num_heads * p.batch_size);
 }
 

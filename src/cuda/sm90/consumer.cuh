@@ -2,6 +2,7 @@
 
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/products.cuh"
+#include "cuda/sm90/score.cuh"
 #include "cuda/sm90/setup.cuh"
 #include "cuda/sm90/softmax.cuh"
 #include "cuda/sm90/tiles.cuh"
@@ -11,11 +12,11 @@ namespace dlattn::sm90 {
 // A consumer warpgroup's 64 query rows of one work item after the other. A step starts the scores
 // of the next tile ahead of this tile's product with V, and works out the probabilities of the
 // former while the latter runs.
-template <typename T, int kHeadDim>
+template <typename T, int kHeadDim, Terms kTerms>
 __device__ __forceinline__ void consume(const AttentionParams& params, const LaunchShape& shape,
-                                        const Launch& launch, const Shared<kHeadDim>& shared,
-                                        int consumer) {
-  constexpr TileShape kShape = tile_shape(kHeadDim);
+                                        const Launch& launch,
+                                        const Shared<kHeadDim, kTerms>& shared, int consumer) {
+  constexpr TileShape kShape = tile_shape(kHeadDim, kTerms);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kBlockM = block_m(kShape);
   const bool first_lane = threadIdx.x % 32 == 0;
@@ -36,6 +37,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
     const TileRange tiles(mask, first_row, last_row, kBlockN);
     const WholeTiles whole(mask, first_row, kBlockN);
     const ptx::SmemAddress sQ = shared.q(query_use, consumer);
+    LaneTerms<kTerms> terms(params, shape, launch.score, work, first_row + mask.shift);
 
     float acc_o[kHeadDim / 2];
     float acc_s[kBlockN / 2];
@@ -66,13 +68,16 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       start_pv<T, kHeadDim, kBlockN>(acc_o, rP, shared.v(use));
       turns.pass();
       ptx::wgmma_wait<1>();
+      const Applied<kTerms> applied =
+          terms.apply_quickly(acc_s, n * kBlockN, softmax.neg_reference);
       if (n < whole.begin || n >= whole.end) apply_mask(acc_s, mask, first_row, n * kBlockN);
       float sums[2], factors[2];
-      softmax.exponentiate(acc_s, scale, sums);
+      Softmax::exponentiate(acc_s, scale, applied.neg_references, sums);
       // This branch also keeps the compiler from waiting for the product with V any earlier.
-      const bool raised = Softmax::outgrown<T>(sums);
+      const bool raised = Softmax::outgrown<T>(sums, applied.void_scores);
       if (raised) {
         recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
+        terms.apply(acc_s, n * kBlockN);
         apply_mask(acc_s, mask, first_row, n * kBlockN);
         softmax.raise<T>(acc_s, scale, factors);
         softmax.exponentiate(acc_s, scale, sums);
@@ -98,6 +103,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       turns.pass();
       ptx::wgmma_wait<0>();
       release(shared.keys, use);
+      terms.apply(acc_s, n * kBlockN);
       apply_mask(acc_s, mask, first_row, n * kBlockN);
       float sums[2], factors[2];
       softmax.raise<T>(acc_s, scale, factors);

@@ -4,6 +4,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/ptx/tensor_map.cuh"
+#include "cuda/sm90/score_params.h"
 #include "cuda/sm90/traits.h"
 
 // What producer and consumers share: tensor maps, shared memory and the barriers between them.
@@ -14,6 +15,7 @@ struct Launch {
   // One box: 64 columns of a warpgroup's rows of q and out, or of a tile's keys of k and v.
   ptx::TensorMap q, k, v, out;
   unsigned num_works;  // row blocks of the whole problem; a thread block takes every gridDim.x-th
+  ScoreParams score;
 };
 
 // Buffers that a producer fills and consumers empty in turn, by the number of their use: use i is
@@ -59,10 +61,10 @@ struct Ring {
   }
 };
 
-template <int kHeadDim>
+template <int kHeadDim, Terms kTerms>
 struct Shared {
-  static constexpr TileShape kShape = tile_shape(kHeadDim);
-  static constexpr SmemMap kMap = smem_map(kHeadDim);
+  static constexpr TileShape kShape = tile_shape(kHeadDim, kTerms);
+  static constexpr SmemMap kMap = smem_map(kHeadDim, kTerms);
   static constexpr int kRowsBytes = kWarpgroupRows * kHeadDim * 2;  // of a warpgroup's rows of Q
   static constexpr int kQueryBytes = kShape.num_consumers * kRowsBytes;
   static constexpr int kKeyBytes = kShape.block_n * kHeadDim * 2;  // of a tile of K, or of V

@@ -61,6 +61,12 @@ struct Softmax {
   template <int kScores>
   __device__ __forceinline__ void exponentiate(float (&acc_s)[kScores], float scale,
                                                float (&sums)[2]) const {
+    exponentiate(acc_s, scale, neg_reference, sums);
+  }
+  template <int kScores>
+  __device__ __forceinline__ static void exponentiate(float (&acc_s)[kScores], float scale,
+                                                      const float (&neg_reference)[2],
+                                                      float (&sums)[2]) {
     float parts[4] = {};
 #pragma unroll
     for (int j = 0; j < kScores / 4; ++j) {
@@ -74,10 +80,12 @@ struct Softmax {
     sums[1] = parts[2] + parts[3];
   }
 
-  // Whether a row of the warp has outgrown its reference. All lanes call it.
+  // Whether a row of the warp has outgrown its reference, or `void_scores` in a lane. All lanes
+  // call it.
   template <typename T>
-  __device__ __forceinline__ static bool outgrown(const float (&sums)[2]) {
-    return __any_sync(tile::kFullMask, sums[0] > kMaxSum<T> || sums[1] > kMaxSum<T>);
+  __device__ __forceinline__ static bool outgrown(const float (&sums)[2],
+                                                  bool void_scores = false) {
+    return __any_sync(tile::kFullMask, void_scores || sums[0] > kMaxSum<T> || sums[1] > kMaxSum<T>);
   }
 
   __device__ __forceinline__ void add(const float (&sums)[2]) {

@@ -9,6 +9,13 @@ constexpr int kWarpgroupRows = 64;   // of queries, per consumer
 constexpr int kBlockColumns = 64;    // tiles lie in shared memory in blocks of 64 columns,
 constexpr int kBlockRowBytes = 128;  // whose rows are as long as the widest swizzle
 
+// What beside the scale stands between q.k and the softmax; kernels of their own.
+enum class Terms {
+  kNone,
+  kComputed,  // softcap, ALiBi
+};
+constexpr const char* kTermsNames[] = {"", "computed"};
+
 struct TileShape {
   int num_consumers;  // warpgroups beside the producer's
   int block_n;        // keys per tile
@@ -19,7 +26,8 @@ struct TileShape {
   int producer_registers, consumer_registers;
 };
 
-constexpr TileShape tile_shape(int head_dim_tile) {
+constexpr TileShape tile_shape(int head_dim_tile, Terms terms = Terms::kNone) {
+  if (head_dim_tile <= 64 && terms != Terms::kNone) return {3, 64, 4, 2, true, 24, 160};
   if (head_dim_tile <= 64) return {4, 64, 4, 2, true, 24, 112};
   if (head_dim_tile <= 128) return {2, 128, 2, 2, true, 24, 240};
   return {2, 64, 2, 1, false, 24, 240};
@@ -42,8 +50,8 @@ struct SmemMap {
   int total;
 };
 
-constexpr SmemMap smem_map(int head_dim_tile) {
-  const TileShape shape = tile_shape(head_dim_tile);
+constexpr SmemMap smem_map(int head_dim_tile, Terms terms = Terms::kNone) {
+  const TileShape shape = tile_shape(head_dim_tile, terms);
   SmemMap map{};
   map.q = 0;
   map.k = map.q + shape.query_stages * block_m(shape) * head_dim_tile * 2;
@@ -53,10 +61,10 @@ constexpr SmemMap smem_map(int head_dim_tile) {
   return map;
 }
 
-constexpr TileConfig tile_config(int head_dim_tile) {
-  const TileShape shape = tile_shape(head_dim_tile);
+constexpr TileConfig tile_config(int head_dim_tile, Terms terms = Terms::kNone) {
+  const TileShape shape = tile_shape(head_dim_tile, terms);
   return {block_m(shape), shape.block_n, num_threads(shape) / 32, shape.num_stages,
-          smem_map(head_dim_tile).total};
+          smem_map(head_dim_tile, terms).total};
 }
 
 }  // namespace dlattn::sm90

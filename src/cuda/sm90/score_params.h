@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cmath>
+
+#include "cuda/sm90/traits.h"
+#include "dlattn/params.h"
+
+// What the kernels with score terms are told of them: plain host code, which the plan asks too.
+namespace dlattn::sm90 {
+
+inline Terms terms_of(const AttentionParams& p) {
+  return p.softcap != 0.0 || p.alibi_slopes ? Terms::kComputed : Terms::kNone;
+}
+
+// In the kernels scores are products q.k until the softmax, and so are the terms.
+struct ScoreParams {
+  float cap;       // softcap in these units; 0: off
+  float exponent;  // 2 log2(e) / cap
+  // tanh(x) / x of x = score / cap, where x is small: a polynomial in score^2 + bias, whose
+  // exponent, in binary, is that of `bias` unless x is too large (score.cuh).
+  float bias;
+  float polynomial[4];
+  float slope_scale;  // of ALiBi's slopes
+};
+
+// Scores up to which magnitude, as a part of cap, the polynomial is good for: to 1.3e-7 of cap.
+constexpr double kSmallTanh = 0.5;
+// Least-maximum fit of tanh(x) / x, in powers of x^2, over that range.
+constexpr double kTanh[] = {0.9999976761831236, -0.33320655180290376, 0.13145145295309965,
+                            -0.043372474100809195};
+
+// Ratios of softcap to softmax_scale that the polynomial's coefficients do not overflow with.
+constexpr double kLeastCap = 0x1p-16, kLargestCap = 0x1p16;
+// And the least softmax_scale for which slopes, in the kernels' units, do not.
+constexpr double kLeastScale = 0x1p-40;
+
+inline ScoreParams score_params(const AttentionParams& p) {
+  constexpr double kLog2e = 1.4426950408889634;
+  ScoreParams s{};
+  s.slope_scale = static_cast<float>(1.0 / p.softmax_scale);
+  if (p.softcap == 0.0) return s;
+  const double cap = p.softcap / p.softmax_scale;
+  const double bias = std::exp2(std::floor(std::log2(kSmallTanh * kSmallTanh * cap * cap)));
+  // With w = score^2 + bias, x^2 = step w - start.
+  const double step = 1.0 / (cap * cap), start = bias * step;
+  const double* a = kTanh;
+  s.cap = static_cast<float>(cap);
+  s.exponent = static_cast<float>(2.0 * kLog2e / cap);
+  s.bias = static_cast<float>(bias);
+  s.polynomial[0] = static_cast<float>(a[0] - start * (a[1] - start * (a[2] - start * a[3])));
+  s.polynomial[1] = static_cast<float>(step * (a[1] - start * (2 * a[2] - start * 3 * a[3])));
+  s.polynomial[2] = static_cast<float>(step * step * (a[2] - 3 * start * a[3]));
+  s.polynomial[3] = static_cast<float>(step * step * step * a[3]);
+  return s;
+}
+
+}  // namespace dlattn::sm90
