@@ -51,8 +51,12 @@ TileConfig tile_config(Kernel kernel, const AttentionParams& p, int head_dim_til
     }
     case Kernel::kWmmaSmem:
       return wmma_smem::tile_config(head_dim_tile);
-    case Kernel::kSm90:
-      return sm90::tile_config(head_dim_tile, static_cast<sm90::Terms>(variant));
+    case Kernel::kSm90: {
+      const auto terms = static_cast<sm90::Terms>(variant);
+      TileConfig config = sm90::tile_config(head_dim_tile, terms);
+      if (terms == sm90::Terms::kLoaded) config.smem_bytes += sm90::term_bytes(p, head_dim_tile);
+      return config;
+    }
     default:
       return scalar::tile_config(static_cast<int>(size_of(p.dtype)), head_dim_tile);
   }
@@ -105,7 +109,7 @@ std::string feature_refusal(Kernel kernel, const AttentionParams& p) {
   if (kernel == Kernel::kScalar || kernel == Kernel::kWmma) return {};
   const char* feature = score_feature(p);
   if (kernel == Kernel::kSm90) {
-    feature = p.bias ? "bias" : p.mask ? "mask" : p.cu_seqlens_q ? "cu_seqlens_q" : nullptr;
+    feature = p.cu_seqlens_q ? "cu_seqlens_q" : nullptr;
   }
   return feature ? concat(to_string(kernel), ": does not implement ", feature) : std::string();
 }

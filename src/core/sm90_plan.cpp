@@ -60,7 +60,8 @@ std::string sm90_device_refusal(const DeviceInfo& device) {
 
 std::string sm90_tensor_refusal(const AttentionParams& p) {
   const sm90::TensorBoxes boxes = sm90::tensor_boxes(p, kAnyTile);
-  for (const sm90::TensorBox* box : {&boxes.q, &boxes.k, &boxes.v, &boxes.out}) {
+  for (const sm90::TensorBox* box :
+       {&boxes.q, &boxes.k, &boxes.v, &boxes.out, &boxes.bias, &boxes.mask}) {
     const std::string why = misfit(*box);
     if (!why.empty()) return "sm90: " + why;
   }
@@ -68,6 +69,17 @@ std::string sm90_tensor_refusal(const AttentionParams& p) {
 }
 
 std::string sm90_score_refusal(const AttentionParams& p) {
+  const struct {
+    const char* name;
+    const void* data;
+    std::int64_t col_stride;
+  } loaded[] = {{"bias", p.bias, p.bias_col_stride}, {"mask", p.mask, p.mask_col_stride}};
+  for (const auto& x : loaded) {
+    if (x.data && p.seqlen_k > 1 && x.col_stride != 1) {
+      return concat("sm90: ", x.name, " has a column stride of ", x.col_stride,
+                    " elements; accepted: 1");
+    }
+  }
   const double cap = p.softcap / p.softmax_scale;
   if (p.softcap != 0.0 && !(cap >= sm90::kLeastCap && cap <= sm90::kLargestCap)) {
     return concat("sm90: softcap / softmax_scale is ", cap, "; accepted: ", sm90::kLeastCap, " to ",

@@ -22,7 +22,8 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
   const bool first_lane = threadIdx.x % 32 == 0;
   const tile::Mask mask = position_mask(params, shape);
   const int seqlen_q = static_cast<int>(params.seqlen_q);
-  const float scale = shape.scale_log2;
+  const float scale = score_scale<kTerms>(params, shape);
+  TermTiles<kTerms> loaded(launch.score, shared, consumer);
   const Turns<kShape.num_consumers, kShape.takes_turns> turns{consumer};
   unsigned use = 0;        // of the stages of K and V
   unsigned query_use = 0;  // of those of Q
@@ -37,7 +38,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
     const TileRange tiles(mask, first_row, last_row, kBlockN);
     const WholeTiles whole(mask, first_row, kBlockN);
     const ptx::SmemAddress sQ = shared.q(query_use, consumer);
-    LaneTerms<kTerms> terms(params, shape, launch.score, work, first_row + mask.shift);
+    LaneTerms<T, kTerms> terms(params, shape, launch.score, work, first_row + mask.shift, loaded);
 
     float acc_o[kHeadDim / 2];
     float acc_s[kBlockN / 2];
@@ -68,6 +69,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       start_pv<T, kHeadDim, kBlockN>(acc_o, rP, shared.v(use));
       turns.pass();
       ptx::wgmma_wait<1>();
+      loaded.wait_full();
       const Applied<kTerms> applied =
           terms.apply_quickly(acc_s, n * kBlockN, softmax.neg_reference);
       if (n < whole.begin || n >= whole.end) apply_mask(acc_s, mask, first_row, n * kBlockN);
@@ -83,6 +85,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
         softmax.exponentiate(acc_s, scale, sums);
       }
       release(shared.keys, use + 1);
+      loaded.release();
       softmax.add(sums);
       ptx::wgmma_wait<0>();
       release(shared.values, use);
@@ -103,7 +106,9 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       turns.pass();
       ptx::wgmma_wait<0>();
       release(shared.keys, use);
+      loaded.wait_full();
       terms.apply(acc_s, n * kBlockN);
+      loaded.release();
       apply_mask(acc_s, mask, first_row, n * kBlockN);
       float sums[2], factors[2];
       softmax.raise<T>(acc_s, scale, factors);

@@ -27,6 +27,12 @@ __global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim, kTerms)), 1)
   if (threadIdx.x < kWarpgroupThreads) {
     ptx::lower_registers<kShape.producer_registers>();
     if (threadIdx.x == 0) produce(params, shape, launch, shared);
+    if constexpr (kTerms == Terms::kLoaded) {
+      static_assert(kShape.num_consumers <= 3, "a warp of the producer's for each");
+      const int consumer = static_cast<int>(threadIdx.x) / 32 - 1;
+      if (threadIdx.x % 32 == 0 && consumer >= 0 && consumer < kShape.num_consumers)
+        produce_terms(params, shape, launch, shared, consumer);
+    }
   } else {
     ptx::raise_registers<kShape.consumer_registers>();
     // The same in all lanes, and by this the compiler knows.

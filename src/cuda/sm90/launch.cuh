@@ -14,7 +14,9 @@ void launch_kernel(const AttentionParams& params, const Plan& plan, void* stream
                          cuda::encode_tensor_map(boxes.v, dtype),
                          cuda::encode_tensor_map(boxes.out, dtype),
                          num_works(params, kTile),
-                         score_params(params)};
+                         score_params(params, kTile),
+                         cuda::encode_tensor_map(boxes.bias, dtype),
+                         cuda::encode_tensor_map(boxes.mask, dtype)};
   cuda::launch_kernel<kernel<cuda::Element<dtype>, kTile, kTerms>>(
       "sm90", params.device.index, plan.grid, plan.num_warps * 32, plan.smem_bytes, stream, params,
       make_launch_shape(params, plan), launch);
@@ -27,6 +29,8 @@ void launch(const AttentionParams& params, const Plan& plan, void* stream) {
       return launch_kernel<dtype, kTile, Terms::kNone>(params, plan, stream);
     case Terms::kComputed:
       return launch_kernel<dtype, kTile, Terms::kComputed>(params, plan, stream);
+    case Terms::kLoaded:
+      return launch_kernel<dtype, kTile, Terms::kLoaded>(params, plan, stream);
   }
 }
 

@@ -5,14 +5,15 @@
 #include <cstring>
 
 #include "cuda/ptx/math.cuh"
+#include "cuda/sm90/loaded_terms.cuh"
 #include "cuda/sm90/score_params.h"
 #include "cuda/sm90/setup.cuh"
-#include "cuda/tile/mask.cuh"
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/warp.cuh"
 
-// What beside the scale stands between q.k and the softmax: softcap, then ALiBi.
+// What beside the scale stands between q.k and the softmax: softcap, then bias and ALiBi, then the
+// caller's mask.
 namespace dlattn::sm90 {
 
 // cap * tanh(x / cap), given 2 log2(e) / cap; its error is some 2^-22 of cap.
@@ -25,6 +26,12 @@ __device__ __forceinline__ std::uint32_t exponent_bits(float x) {
   std::uint32_t bits;
   memcpy(&bits, &x, sizeof bits);
   return bits & 0x7f800000u;
+}
+
+// What scores must be multiplied with, once their terms are applied, to be in base 2.
+template <Terms kTerms>
+__device__ __forceinline__ float score_scale(const AttentionParams& p, const LaunchShape& shape) {
+  return kTerms == Terms::kLoaded && p.bias ? tile::kLog2e : shape.scale_log2;
 }
 
 // What became of a lane's scores: the references that their exponentials are relative to, negative,
@@ -40,11 +47,15 @@ struct Applied<Terms::kNone> {
   static constexpr bool void_scores = false;
 };
 
-// The score terms of a lane's two rows of its warp's 16, in units of q.k.
-template <Terms kTerms>
+// The score terms of a lane's two rows of its warp's 16, in units of q.k, or natural ones where
+// there is a bias.
+template <typename T, Terms kTerms>
 struct LaneTerms {
+  const AttentionParams& all;
   const ScoreParams& params;
-  float scale;         // from units of q.k to base 2
+  TermTiles<kTerms>& loaded;  // bias and mask of the tile at hand
+  float softmax_scale;
+  float scale;         // from what these units are to base 2
   int first_position;  // of the consumer's first row
   bool one_side;       // whether rows see no keys beyond them
   bool large = false;  // whether softcap has met scores of this warp that are not small
@@ -52,9 +63,12 @@ struct LaneTerms {
 
   __device__ __forceinline__ LaneTerms(const AttentionParams& p, const LaunchShape& shape,
                                        const ScoreParams& params, const tile::Work& work,
-                                       int first_position)
-      : params(params),
-        scale(shape.scale_log2),
+                                       int first_position, TermTiles<kTerms>& loaded)
+      : all(p),
+        params(params),
+        loaded(loaded),
+        softmax_scale(shape.softmax_scale),
+        scale(score_scale<kTerms>(p, shape)),
         first_position(first_position),
         one_side(shape.window_right <= 0),
         slope(p.alibi_slopes ? p.alibi_slopes[work.batch * p.alibi_batch_stride +
@@ -74,6 +88,7 @@ struct LaneTerms {
       }
       large |= __any_sync(tile::kFullMask, exponents != exponent_bits(params.bias));
     }
+    apply_loaded(acc_s);
     if (slope != 0.0f) add_distances(acc_s, lane_position(n0));
   }
 
@@ -91,6 +106,7 @@ struct LaneTerms {
         applied.void_scores = cap_small(acc_s);
       }
     }
+    apply_loaded(acc_s);
     if (slope != 0.0f) {
       constexpr int kBlockN = kScores * 2;
       const bool after = first_position + kWarpgroupRows <= n0;
@@ -128,6 +144,16 @@ struct LaneTerms {
       acc_s[i] = fmaf(-slope, fabsf(position + static_cast<float>(row(i) - key(i))), acc_s[i]);
   }
 
+  template <int kScores>
+  __device__ __forceinline__ void apply_loaded(float (&acc_s)[kScores]) const {
+    if constexpr (kTerms == Terms::kLoaded) {
+      static_assert(kScores == kTermKeys / 2, "tiles of terms are those of scores");
+      if (params.bias_bytes == 2) add_bias<T>(acc_s, softmax_scale, loaded.bias());
+      if (params.bias_bytes == 4) add_wide_bias(acc_s, softmax_scale, loaded.base, loaded.bias());
+      if (all.mask) hide(acc_s, loaded.base, loaded.mask());
+    }
+  }
+
   // softcap of scores of which none is large, without exponentials; else true, and they are void.
   template <int kScores>
   __device__ __forceinline__ bool cap_small(float (&acc_s)[kScores]) const {
@@ -146,10 +172,11 @@ struct LaneTerms {
   }
 };
 
-template <>
-struct LaneTerms<Terms::kNone> {
+template <typename T>
+struct LaneTerms<T, Terms::kNone> {
   __device__ __forceinline__ LaneTerms(const AttentionParams&, const LaunchShape&,
-                                       const ScoreParams&, const tile::Work&, int) {}
+                                       const ScoreParams&, const tile::Work&, int, const NoTiles&) {
+  }
   template <int kScores>
   __device__ __forceinline__ void apply(float (&)[kScores], int) const {}
   template <int kScores>

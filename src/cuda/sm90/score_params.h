@@ -9,10 +9,12 @@
 namespace dlattn::sm90 {
 
 inline Terms terms_of(const AttentionParams& p) {
+  if (p.bias || p.mask) return Terms::kLoaded;
   return p.softcap != 0.0 || p.alibi_slopes ? Terms::kComputed : Terms::kNone;
 }
 
-// In the kernels scores are products q.k until the softmax, and so are the terms.
+// In the kernels scores are products q.k until the softmax, and so are the terms; but natural from
+// the bias on, if there is one.
 struct ScoreParams {
   float cap;       // softcap in these units; 0: off
   float exponent;  // 2 log2(e) / cap
@@ -21,6 +23,10 @@ struct ScoreParams {
   float bias;
   float polynomial[4];
   float slope_scale;  // of ALiBi's slopes
+  // Of bias and mask.
+  int bias_bytes;   // of an element, 0: no bias
+  int stage_bytes;  // of a consumer's tiles
+  int stages;       // of them
 };
 
 // Scores up to which magnitude, as a part of cap, the polynomial is good for: to 1.3e-7 of cap.
@@ -34,10 +40,35 @@ constexpr double kLeastCap = 0x1p-16, kLargestCap = 0x1p16;
 // And the least softmax_scale for which slopes, in the kernels' units, do not.
 constexpr double kLeastScale = 0x1p-40;
 
-inline ScoreParams score_params(const AttentionParams& p) {
+// Bytes of a consumer's tiles of bias and mask.
+inline int stage_bytes(const AttentionParams& p) {
+  const int bias_bytes = p.bias ? static_cast<int>(size_of(p.bias_dtype)) : 0;
+  return kTermRows * kTermKeys * (bias_bytes + (p.mask ? 1 : 0));
+}
+
+// How many of them are in flight: what a thread block has room for.
+inline int term_stages(const AttentionParams& p, int head_dim_tile) {
+  constexpr int kMaxSmem = 227 * 1024;
+  const int consumers = tile_shape(head_dim_tile, Terms::kLoaded).num_consumers;
+  const int room = kMaxSmem - smem_map(head_dim_tile, Terms::kLoaded).total;
+  return room >= kTermStages * consumers * stage_bytes(p) ? kTermStages : 1;
+}
+
+// Bytes of shared memory for them.
+inline int term_bytes(const AttentionParams& p, int head_dim_tile) {
+  const int consumers = tile_shape(head_dim_tile, Terms::kLoaded).num_consumers;
+  return term_stages(p, head_dim_tile) * consumers * stage_bytes(p);
+}
+
+inline ScoreParams score_params(const AttentionParams& p, int head_dim_tile) {
   constexpr double kLog2e = 1.4426950408889634;
   ScoreParams s{};
-  s.slope_scale = static_cast<float>(1.0 / p.softmax_scale);
+  s.slope_scale = p.bias ? 1.0f : static_cast<float>(1.0 / p.softmax_scale);
+  if (p.bias || p.mask) {
+    s.bias_bytes = p.bias ? static_cast<int>(size_of(p.bias_dtype)) : 0;
+    s.stage_bytes = stage_bytes(p);
+    s.stages = term_stages(p, head_dim_tile);
+  }
   if (p.softcap == 0.0) return s;
   const double cap = p.softcap / p.softmax_scale;
   const double bias = std::exp2(std::floor(std::log2(kSmallTanh * kSmallTanh * cap * cap)));

@@ -16,6 +16,7 @@ struct Launch {
   ptx::TensorMap q, k, v, out;
   unsigned num_works;  // row blocks of the whole problem; a thread block takes every gridDim.x-th
   ScoreParams score;
+  ptx::TensorMap bias, mask;  // one box: a consumer's tile, of fp32 half of one
 };
 
 // Buffers that a producer fills and consumers empty in turn, by the number of their use: use i is
@@ -89,6 +90,12 @@ struct Shared {
     return base + kMap.v + values.stage(use) * kKeyBytes;
   }
 
+  // Of a consumer's tiles of bias and mask: [kTermStages] full, then as many empty.
+  __device__ __forceinline__ ptx::SmemAddress term_mbarriers(int consumer) const {
+    return base + kMap.mbarriers + queries.kBytes + keys.kBytes + values.kBytes +
+           consumer * 2 * kTermStages * ptx::kMbarrierBytes;
+  }
+
   // By all threads of the block, before anything else: a consumer releases Q's rows as a whole, K
   // and V warp by warp.
   __device__ __forceinline__ void init() const {
@@ -96,6 +103,10 @@ struct Shared {
       queries.init(kShape.num_consumers);
       keys.init(kShape.num_consumers * 4);
       values.init(kShape.num_consumers * 4);
+      if constexpr (kTerms == Terms::kLoaded) {
+#pragma unroll
+        for (int c = 0; c < kShape.num_consumers; ++c) Ring<kTermStages>(term_mbarriers(c)).init(4);
+      }
       ptx::fence_mbarrier_init();
     }
     __syncthreads();

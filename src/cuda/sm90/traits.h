@@ -13,8 +13,12 @@ constexpr int kBlockRowBytes = 128;  // whose rows are as long as the widest swi
 enum class Terms {
   kNone,
   kComputed,  // softcap, ALiBi
+  kLoaded,    // bias, mask; those as well
 };
-constexpr const char* kTermsNames[] = {"", "computed"};
+constexpr const char* kTermsNames[] = {"", "computed", "loaded"};
+
+// A consumer's tiles of bias and mask, and how many there are barriers for.
+constexpr int kTermRows = kWarpgroupRows, kTermKeys = 64, kTermStages = 2;
 
 struct TileShape {
   int num_consumers;  // warpgroups beside the producer's
@@ -27,6 +31,11 @@ struct TileShape {
 };
 
 constexpr TileShape tile_shape(int head_dim_tile, Terms terms = Terms::kNone) {
+  if (terms == Terms::kLoaded) {
+    if (head_dim_tile <= 64) return {3, kTermKeys, 4, 2, true, 32, 160};
+    if (head_dim_tile <= 128) return {2, kTermKeys, 2, 2, true, 40, 232};
+    return {2, kTermKeys, 2, 1, false, 24, 240};
+  }
   if (head_dim_tile <= 64 && terms != Terms::kNone) return {3, 64, 4, 2, true, 24, 160};
   if (head_dim_tile <= 64) return {4, 64, 4, 2, true, 24, 112};
   if (head_dim_tile <= 128) return {2, 128, 2, 2, true, 24, 240};
@@ -47,7 +56,8 @@ struct SmemMap {
   int k;  // [num_stages] tiles of block_n rows
   int v;  // the same
   int mbarriers;
-  int total;
+  int terms;  // bias and mask, [num_consumers][stages] tiles; as many bytes as these take
+  int total;  // without those
 };
 
 constexpr SmemMap smem_map(int head_dim_tile, Terms terms = Terms::kNone) {
@@ -58,6 +68,10 @@ constexpr SmemMap smem_map(int head_dim_tile, Terms terms = Terms::kNone) {
   map.v = map.k + shape.num_stages * shape.block_n * head_dim_tile * 2;
   map.mbarriers = map.v + shape.num_stages * shape.block_n * head_dim_tile * 2;
   map.total = map.mbarriers + (2 * shape.query_stages + 4 * shape.num_stages) * 8;
+  if (terms == Terms::kLoaded) {
+    map.total += 2 * kTermStages * shape.num_consumers * 8;
+    map.terms = map.total = (map.total + 1023) / 1024 * 1024;
+  }
   return map;
 }
 
