@@ -37,12 +37,13 @@ _VARIANTS = {
         "split": range(1, 129),
         "ahead": range(129, 257),
         "general": _ALL,
-    }
+    },
+    "sm90": {"": _ALL, "computed": _ALL, "loaded": _ALL},  # by the terms of scores
 }
 _PACKED = ("narrow",)  # of which there are kernels that pack heads beside
 _KERNEL = re.compile(
     r"_ZN6dlattn\d+(sm90|[a-z_]+?)(?:6|\d\d(split|general)_)kernelI(6__half|13__nv_bfloat16|f)"
-    r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?EEv\w+"
+    r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:LNS0_5TermsE([0-2])E)?EEv\w+"
 )
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
@@ -122,7 +123,8 @@ def expected_kernels() -> list[str]:
 
 
 def _parsed_name(match: re.Match[str]) -> str:
-    family, name, element, tile, variant, packed = match.groups()
+    family, name, element, tile, variant, packed, terms = match.groups()
+    variant = variant or terms
     if variant:
         name = variants(family)[int(variant)]
     name = (name or "") + ("_packed" if packed == "1" else "")
@@ -251,7 +253,8 @@ def dynamic_smem() -> dict[str, int]:
         for variant in variants(family, tile):
             arguments = f"{size}, {tile}" if family == "scalar" else str(tile)
             if variant:
-                arguments += f", {variants(family).index(variant)}"
+                index = str(variants(family).index(variant))
+                arguments += f", dlattn::sm90::Terms({index})" if family == "sm90" else f", {index}"
             config = f"dlattn::{family}::tile_config({arguments})"
             for name in (variant, f"{variant}_packed") if variant in _PACKED else (variant,):
                 whole = kernel_name(family, dtype, tile, name)
