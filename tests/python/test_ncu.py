@@ -69,11 +69,29 @@ def test_a_profile(ncu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert stalls == ["stall math_pipe_throttle", "stall wait"]  # the largest first
 
 
+def test_profiles_of_several_launches(
+    ncu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = LINES[-1].replace("61.5", "70.25")
+    install(tmp_path, FAKE.replace(LINES[-1], f"{LINES[-1]}\n{second}"), monkeypatch)
+    words = ["ncu.py", "--kernel", "sm90", "--head-dim", "256", "--causal", "both"]
+    kept, raw = tmp_path / "ncu.json", tmp_path / "ncu.csv"
+    monkeypatch.setattr(sys, "argv", [*words, "--json", str(kept), "--raw", str(raw)])
+    assert ncu.main() == 0
+    full, causal = json.loads(kept.read_text())
+    assert (full["kernel"], full["shape"], full["causal"]) == ("sm90", [4, 8, 4096, 256], False)
+    assert (causal["shape"], causal["causal"]) == ([4, 8, 4096, 256], True)
+    assert full["metrics"]["tensor pipe active %"]["value"] == 61.5
+    assert causal["metrics"]["tensor pipe active %"]["value"] == 70.25
+    assert second in raw.read_text()
+
+
 @pytest.mark.parametrize(
     ("script", "message"),
     [
         ("#!/bin/sh\necho '==ERROR== ERR_NVGPUCTRPERM - no permission'; exit 1\n", "may not read"),
-        ("#!/bin/sh\necho 'out of luck' >&2; exit 9\n", "ended with 9 and without a profile"),
+        ("#!/bin/sh\necho 'out of luck' >&2; exit 9\n", "ended with 9 and 0 profiles of 2"),
+        (FAKE, "ended with 0 and 1 profiles of 2"),
         (None, "there is no ncu on the PATH"),
     ],
 )
