@@ -1,7 +1,6 @@
 #include "core/sm90_plan.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/backend.h"
 #include "core/concat.h"
@@ -52,9 +51,7 @@ std::string sm90_device_refusal(const DeviceInfo& device) {
     return concat("sm90: needs compute capability 9.0; ", device.name, " has ",
                   device.compute_major, ".", device.compute_minor);
   }
-  if (cuda::compiled() && !std::strstr(cuda::archs(), "90a"))
-    return concat("sm90: needs kernels for 90a; this build has kernels for ", cuda::archs());
-  return {};
+  return device.sm90_unserved.empty() ? "" : concat("sm90: ", device.sm90_unserved);
 }
 
 std::string sm90_tensor_refusal(const AttentionParams& p) {

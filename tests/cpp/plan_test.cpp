@@ -358,26 +358,27 @@ void packed_launches() {
   CHECK(wmma::folded_heads(p).k == p.k);
 }
 
-// Whether this build has sm90: all have it that have no kernels, and those for 9.0.
-bool has_sm90() {
-  const BuildInfo build = build_info();
-  bool found = !build.cuda;
-  for (const std::string& arch : build.archs) found |= arch.find("90a") == 0;
-  return found;
-}
-
 void sm90_plans() {
   const DeviceInfo h200 = gpus()[3];
   for (const DeviceInfo& device : gpus()) {
     const Support support = supported(problem(DType::kFloat16, 64), device, force(Kernel::kSm90));
-    CHECK_EQ(support.ok, device.compute_major == 9 && has_sm90());
+    CHECK_EQ(support.ok, device.compute_major == 9);
     if (device.compute_major == 9) continue;
     CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), device, force(Kernel::kSm90)),
                  UnsupportedError,
                  "no kernel can run this: sm90: needs compute capability 9.0; " + device.name +
                      " has 8." + std::to_string(device.compute_minor));
   }
-  if (!has_sm90()) return;
+  DeviceInfo without = h200;
+  without.sm90_unserved = "needs kernels for 90a; this build has kernels for 89-real";
+  CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), without, force(Kernel::kSm90)),
+               UnsupportedError,
+               "no kernel can run this: sm90: needs kernels for 90a; this build has kernels for "
+               "89-real");
+  AttentionParams large = problem(DType::kFloat16, 128);
+  large.batch_size = 64;
+  CHECK(dlattn::plan(large, h200).kernel == Kernel::kSm90);
+  CHECK(dlattn::plan(large, without).kernel == Kernel::kWmma);
   for (const int head_dim : {8, 40, 64, 72, 96, 128, 136, 192, 256}) {
     const Plan plan = dlattn::plan(problem(DType::kBFloat16, head_dim), h200, force(Kernel::kSm90));
     const int tile = head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
