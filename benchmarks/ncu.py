@@ -117,7 +117,9 @@ def target(cases: list[Case]) -> None:
         stop()
 
 
-def profile(cases: list[Case], options: list[str], raw: Path | None) -> list[dict[str, Any]]:
+def profile(
+    cases: list[Case], options: list[str], raw: Path | None, commit: str | None
+) -> list[dict[str, Any]]:
     """The picked metrics of one launch per case. `options` give this script the same cases."""
     ncu = shutil.which("ncu")
     if ncu is None:
@@ -147,6 +149,8 @@ def profile(cases: list[Case], options: list[str], raw: Path | None) -> list[dic
             "kernel": case.kernel,
             "shape": [BATCH_SIZE, case.heads, SEQLEN, case.head_dim],
             "causal": case.causal,
+            "device": metrics.get("device__attribute_display_name", ("", ""))[0],
+            "commit": commit,
             "metrics": pick(metrics),
         }
         for case, metrics in zip(cases, launches, strict=True)
@@ -190,6 +194,15 @@ def pick(metrics: dict[str, tuple[str, str]]) -> dict[str, Any]:
     return picked
 
 
+def _commit() -> str | None:
+    root = Path(__file__).resolve().parent
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
+    except OSError:
+        return None
+
+
 def _number(text: str) -> float | None:
     try:
         return float(text.replace(",", ""))
@@ -214,6 +227,7 @@ def main() -> int:
     parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--causal", nargs="?", const="yes", default="no", choices=MASKS)
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--commit", metavar="SHA", help="where there is no git")
     parser.add_argument("--raw", type=Path, metavar="FILE", help="keep everything that ncu said")
     parser.add_argument("--target", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -228,7 +242,7 @@ def main() -> int:
     options = ["--kernel", args.kernel, "--causal", args.causal]
     options += ["--head-dim", *map(str, args.head_dim)]
     try:
-        entries = profile(cases, options, args.raw)
+        entries = profile(cases, options, args.raw, args.commit or _commit())
     except ProfileError as error:
         print(f"ncu.py: {error}", file=sys.stderr)
         return 3

@@ -18,6 +18,7 @@ SHARED = "l1tex__data_pipe_lsu_wavefronts_mem_shared{}.sum.pct_of_peak_sustained
 COLUMNS = (
     ("ID", "", "0"),
     ("Kernel Name", "", "kernel"),
+    ("device__attribute_display_name", "", "NVIDIA Model"),
     ("gpu__time_duration.sum", "us", "1,540.25"),
     ("launch__registers_per_thread", "register/thread", "255"),
     (TENSOR, "%", "61.5"),
@@ -52,11 +53,12 @@ def install(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_profile(ncu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, FAKE, monkeypatch)
-    words = ["ncu.py", "--head-dim", "64", "--json", str(tmp_path / "ncu.json")]
+    words = ["ncu.py", "--head-dim", "64", "--json", str(tmp_path / "ncu.json"), "--commit", "abc"]
     monkeypatch.setattr(sys, "argv", words)
     assert ncu.main() == 0
     (entry,) = json.loads((tmp_path / "ncu.json").read_text())
     assert (entry["kernel"], entry["shape"]) == ("wmma", [4, 32, 4096, 64])
+    assert (entry["device"], entry["commit"]) == ("NVIDIA Model", "abc")
     metrics = entry["metrics"]
     assert metrics["duration"] == {"value": 1540.25, "unit": "us"}
     assert metrics["registers per thread"]["value"] == 255
