@@ -71,9 +71,12 @@ std::vector<Case> cases() {
   // Works enough for blocks that stay for several of them.
   cases.push_back({20, 130, 64, kCausal, 9, 3, Layout::kBshd, 0, 2});
   cases.push_back({130, 150, 128, kFull, 4, 2, Layout::kBshd, 0, 2});
-  // Each tile's scores outgrow what the one before it has set as the rows' references, and do not.
-  for (const int head_dim : {64, 128, 256})
-    cases.push_back(simt::with({20, 600, head_dim, kFull}, [](Case& c) { c.rise = 1.0; }));
+  // Each tile's scores outgrow what the one before it has set as the rows' references, and do not:
+  // by so much that probabilities are scaled down, and by more than fp32 holds.
+  for (const int head_dim : {64, 128, 256}) {
+    for (const double rise : {0.4, 2.0})
+      cases.push_back(simt::with({20, 600, head_dim, kFull}, [=](Case& c) { c.rise = rise; }));
+  }
   if (simt::kThreadSanitizer) return cases;
   const std::vector<Case> more = {
       {64, 64, 64, kFull},

@@ -41,6 +41,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
     float acc_s[kBlockN / 2];
     std::uint32_t rP[kBlockN / 16][4];
     Softmax softmax;
+    bool leaping = false;  // scores, from tile to tile, beyond what fp32 makes of them
 #pragma unroll
     for (int d = 0; d < kHeadDim / 2; ++d) acc_o[d] = 0.0f;
 
@@ -68,14 +69,22 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       ptx::wgmma_wait<1>();
       if (n < whole.begin || n >= whole.end) apply_mask(acc_s, mask, first_row, n * kBlockN);
       float sums[2], factors[2];
-      softmax.exponentiate(acc_s, scale, sums);
-      // This branch also keeps the compiler from waiting for the product with V any earlier.
-      const bool raised = Softmax::outgrown<T>(sums);
-      if (raised) {
+      bool raised = false;
+      while (true) {
+        const bool maximum_first = leaping;
+        if (maximum_first) {
+          softmax.raise(acc_s, scale, factors);
+          leaping = Softmax::leapt(factors);
+          raised = true;
+        }
+        softmax.exponentiate(acc_s, scale, sums);
+        // This branch also keeps the compiler from waiting for the product with V any earlier.
+        if (maximum_first || !softmax.outgrown<T>(sums)) break;
+        raised = true;
+        if (softmax.scale_down(acc_s, sums, factors)) break;
         recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
         apply_mask(acc_s, mask, first_row, n * kBlockN);
-        softmax.raise<T>(acc_s, scale, factors);
-        softmax.exponentiate(acc_s, scale, sums);
+        leaping = true;
       }
       release(shared.keys, use + 1);
       softmax.add(sums);
@@ -100,7 +109,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       release(shared.keys, use);
       apply_mask(acc_s, mask, first_row, n * kBlockN);
       float sums[2], factors[2];
-      softmax.raise<T>(acc_s, scale, factors);
+      softmax.raise(acc_s, scale, factors);
       softmax.exponentiate(acc_s, scale, sums);
       softmax.add(sums);
       pack_probabilities<T>(rP, acc_s);
