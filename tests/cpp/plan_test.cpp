@@ -2,6 +2,8 @@
 // GPU and no CUDA.
 #include "core/plan.h"
 
+#include <algorithm>
+
 #include "check.h"
 #include "core/registry.h"
 #include "cuda/scalar/traits.h"
@@ -379,12 +381,21 @@ void sm90_plans() {
   large.batch_size = 64;
   CHECK(dlattn::plan(large, h200).kernel == Kernel::kSm90);
   CHECK(dlattn::plan(large, without).kernel == Kernel::kWmma);
-  for (const int head_dim : {8, 40, 64, 72, 96, 128, 136, 192, 256}) {
-    const Plan plan = dlattn::plan(problem(DType::kBFloat16, head_dim), h200, force(Kernel::kSm90));
-    const int tile = head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
+  const struct {
+    int head_dim, head_dim_v, tile, tile_v;
+  } dims[] = {
+      {8, 8, 64, 64},       {64, 64, 64, 64},     {72, 72, 96, 96},     {96, 96, 96, 96},
+      {96, 104, 128, 128},  {128, 128, 128, 128}, {136, 136, 192, 192}, {192, 192, 192, 192},
+      {192, 136, 192, 192}, {192, 128, 192, 128}, {136, 8, 192, 128},   {128, 192, 192, 192},
+      {200, 128, 256, 256}, {256, 256, 256, 256},
+  };
+  for (const auto& d : dims) {
+    AttentionParams p = problem(DType::kBFloat16, std::max(d.head_dim, d.head_dim_v));
+    p.head_dim = d.head_dim, p.head_dim_v = d.head_dim_v;
+    const Plan plan = dlattn::plan(p, h200, force(Kernel::kSm90));
     CHECK(plan.kernel == Kernel::kSm90);
-    CHECK_EQ(plan.head_dim_tile, tile);
-    const TileConfig config = sm90::tile_config(tile);
+    CHECK_EQ(plan.head_dim_tile, d.tile);
+    const TileConfig config = sm90::tile_config(d.tile, d.tile_v);
     CHECK_EQ(plan.block_m, config.block_m);
     CHECK_EQ(plan.block_n, config.block_n);
     CHECK_EQ(plan.num_warps, config.num_warps);
