@@ -18,6 +18,7 @@
 // order of the groups. Shared memory: see SplitSmemMap.
 
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/seqlen.cuh"
 #include "cuda/wmma/copy.cuh"
@@ -63,7 +64,7 @@ __device__ __forceinline__ tile::Work split_work(const SplitParams& params) {
           static_cast<int>(batch)};
 }
 
-// tile::Sequence in chunks.
+// tile::Sequence in chunks. Waits for the grids ahead where lengths are in memory.
 struct SplitSequence {
   int seqlen_q;
   int seqlen_k;
@@ -78,6 +79,7 @@ struct SplitSequence {
     k = head_kv * p.k_stride.head + work.batch * p.k_stride.batch;
     v = head_kv * p.v_stride.head + work.batch * p.v_stride.batch;
     if (p.cu_seqlens_q) {
+      ptx::wait_for_grids_ahead();
       const int row_q = p.cu_seqlens_q[work.batch];
       const int row_k = p.cu_seqlens_k[work.batch];
       seqlen_q = p.cu_seqlens_q[work.batch + 1] - row_q;
@@ -153,6 +155,8 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
     start_k(i + 1, stage);
     ptx::cp_async_commit();
   };
+  ptx::wait_for_grids_ahead();
+  if (!params.longest_first) ptx::let_next_grid_start();
   BlockCopy::template ragged<kBlockM>(
       sQ,
       chunk_at<T>(params.q, seq.q + (m0 + BlockCopy::first_row()) * params.q_stride.row +
