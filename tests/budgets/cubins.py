@@ -37,6 +37,7 @@ _VARIANTS = {
         "split": range(1, 129),
         "ahead": range(129, 257),
         "general": _ALL,
+        "whole": (64,),
     }
 }
 _PACKED = ("narrow",)  # of which there are kernels that pack heads beside

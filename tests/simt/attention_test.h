@@ -168,6 +168,9 @@ class Tests {
   // For kernels whose blocks take one tile of queries after the other: no more blocks than this.
   void limit_blocks(std::int64_t most) { most_blocks_ = most; }
 
+  // Plans are made for this device from now on.
+  void plan_for(const dlattn::DeviceInfo& device) { device_ = device; }
+
   // `run_kernel(head_dim_tile, params, shape)` runs in every thread of the launch. `variant`: which
   // of the family's tile shapes; null: what the plan chooses. Problems that this one does not serve
   // are passed over.
