@@ -37,6 +37,7 @@ _VARIANTS = {
         "split": range(1, 129),
         "ahead": range(129, 257),
         "general": _ALL,
+        "whole": (64,),
     },
     "sm90": {"": _ALL, "v128": range(129, 193)},  # by the tile of v's head_dim
 }

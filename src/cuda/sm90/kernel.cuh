@@ -11,6 +11,7 @@
 // stage of Q, K and V (Ring); named barriers for the consumers' turns and for each consumer's own
 // threads (setup.cuh).
 
+#include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/consumer.cuh"
 #include "cuda/sm90/producer.cuh"
@@ -24,6 +25,8 @@ __global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim, kHeadDimV)), 
   constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV);
   const Shared<kHeadDim, kHeadDimV> shared(ptx::smem_address(ptx::dynamic_smem()));
   shared.init();
+  ptx::wait_for_grids_ahead();
+  ptx::let_next_grid_start();
   if (threadIdx.x < kWarpgroupThreads) {
     ptx::lower_registers<kShape.producer_registers>();
     if (threadIdx.x == 0) produce<kHeadDim, kHeadDimV>(params, shape, launch, shared);
