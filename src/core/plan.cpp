@@ -8,8 +8,7 @@
 #include "core/sm90_plan.h"
 #include "core/wmma_plan.h"
 #include "cuda/scalar/traits.h"
-#include "cuda/sm90/score_params.h"
-#include "cuda/sm90/traits.h"
+#include "cuda/sm90/boxes.h"
 #include "cuda/tile/alignment.h"
 #include "cuda/tile/launch_shape.h"
 #include "cuda/wmma/traits.h"
@@ -51,12 +50,8 @@ TileConfig tile_config(Kernel kernel, const AttentionParams& p, int head_dim_til
     }
     case Kernel::kWmmaSmem:
       return wmma_smem::tile_config(head_dim_tile);
-    case Kernel::kSm90: {
-      const auto terms = static_cast<sm90::Terms>(variant);
-      TileConfig config = sm90::tile_config(head_dim_tile, terms);
-      if (terms == sm90::Terms::kLoaded) config.smem_bytes += sm90::term_bytes(p, head_dim_tile);
-      return config;
-    }
+    case Kernel::kSm90:
+      return sm90_tile_config(p, head_dim_tile);
     default:
       return scalar::tile_config(static_cast<int>(size_of(p.dtype)), head_dim_tile);
   }
@@ -108,9 +103,7 @@ std::string head_dim_refusal(Kernel kernel, const AttentionParams& p) {
 std::string feature_refusal(Kernel kernel, const AttentionParams& p) {
   if (kernel == Kernel::kScalar || kernel == Kernel::kWmma) return {};
   const char* feature = score_feature(p);
-  if (kernel == Kernel::kSm90) {
-    feature = p.cu_seqlens_q ? "cu_seqlens_q" : nullptr;
-  }
+  if (kernel == Kernel::kSm90) feature = p.cu_seqlens_q ? "cu_seqlens_q" : nullptr;
   return feature ? concat(to_string(kernel), ": does not implement ", feature) : std::string();
 }
 
@@ -233,7 +226,7 @@ Plan cuda_plan(Kernel kernel, const AttentionParams& p, const DeviceInfo& device
   plan.copy_bytes = copy_bytes(p);
   plan.grid = num_blocks(p, config.block_m, plan.packed_heads);
   if (kernel == Kernel::kSm90 && plan.grid <= kMaxGrid) {
-    const int query_stages = sm90::tile_shape(plan.head_dim_tile, sm90::terms_of(p)).query_stages;
+    const int query_stages = sm90::tile_shape(p, plan.head_dim_tile).query_stages;
     plan.grid = sm90_grid(p, device, query_stages, plan.grid);
   }
   return plan;

@@ -1,7 +1,6 @@
 #include "core/sm90_plan.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/backend.h"
 #include "core/concat.h"
@@ -53,9 +52,7 @@ std::string sm90_device_refusal(const DeviceInfo& device) {
     return concat("sm90: needs compute capability 9.0; ", device.name, " has ",
                   device.compute_major, ".", device.compute_minor);
   }
-  if (cuda::compiled() && !std::strstr(cuda::archs(), "90a"))
-    return concat("sm90: needs kernels for 90a; this build has kernels for ", cuda::archs());
-  return {};
+  return device.sm90_unserved.empty() ? "" : concat("sm90: ", device.sm90_unserved);
 }
 
 std::string sm90_tensor_refusal(const AttentionParams& p) {
@@ -66,6 +63,14 @@ std::string sm90_tensor_refusal(const AttentionParams& p) {
     if (!why.empty()) return "sm90: " + why;
   }
   return {};
+}
+
+TileConfig sm90_tile_config(const AttentionParams& p, int head_dim_tile) {
+  const sm90::Terms terms = sm90::terms_of(p);
+  TileConfig config =
+      sm90::tile_config(head_dim_tile, sm90::head_dim_v_tile(head_dim_tile, p.head_dim_v), terms);
+  if (terms == sm90::Terms::kLoaded) config.smem_bytes += sm90::term_bytes(p, head_dim_tile);
+  return config;
 }
 
 std::string sm90_score_refusal(const AttentionParams& p) {
@@ -99,9 +104,8 @@ bool sm90_preferred(const AttentionParams& params, const DeviceInfo& device,
   if (better_packed(params, device)) return false;
   // Its blocks are large, one on an SM: where they leave SMs idle, or most of their rows, smaller
   // ones are faster. How idle is too idle was measured for each tile, on an H200.
-  const std::int64_t head_dim = std::max(params.head_dim, params.head_dim_v);
-  const std::int64_t rows =
-      sm90::block_m(sm90::tile_shape(static_cast<int>(head_dim), sm90::terms_of(params)));
+  const int head_dim = static_cast<int>(std::max(params.head_dim, params.head_dim_v));
+  const std::int64_t rows = sm90::block_m(sm90::tile_shape(params, head_dim));
   const std::int64_t m_blocks = (params.seqlen_q + rows - 1) / rows;
   if (2 * params.seqlen_q < m_blocks * rows) return false;
   const int least_percent = head_dim <= 64 ? 75 : head_dim <= 128 ? 40 : 20;

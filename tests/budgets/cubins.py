@@ -30,6 +30,7 @@ _TYPES = {"6__half": "float16", "13__nv_bfloat16": "bfloat16", "f": "float32"}
 _ENUMS = {"float16": "kFloat16", "bfloat16": "kBFloat16", "float32": "kFloat32"}
 # Tile shapes of the families that have several, in the traits' order, each with the tiles it has.
 _ALL = range(1, 257)
+_TERMS = ("", "computed", "loaded")  # of sm90
 _VARIANTS = {
     "wmma": {
         "wide": _ALL,
@@ -37,8 +38,14 @@ _VARIANTS = {
         "split": range(1, 129),
         "ahead": range(129, 257),
         "general": _ALL,
+        "whole": (64,),
     },
-    "sm90": {"": _ALL, "computed": _ALL, "loaded": _ALL},  # by the terms of scores
+    # By the tile of v's head_dim, then by the terms of scores.
+    "sm90": {
+        f"{v}{terms}": tiles
+        for v, tiles in (("", _ALL), ("v128", range(129, 193)))
+        for terms in _TERMS
+    },
 }
 _PACKED = ("narrow",)  # of which there are kernels that pack heads beside
 _KERNEL = re.compile(
@@ -124,8 +131,9 @@ def expected_kernels() -> list[str]:
 
 def _parsed_name(match: re.Match[str]) -> str:
     family, name, element, tile, variant, packed, terms = match.groups()
-    variant = variant or terms
-    if variant:
+    if family == "sm90":
+        name = (f"v{variant}" if variant != tile else "") + _TERMS[int(terms)]
+    elif variant:
         name = variants(family)[int(variant)]
     name = (name or "") + ("_packed" if packed == "1" else "")
     return kernel_name(family, _TYPES[element], tile, name)
@@ -252,9 +260,12 @@ def dynamic_smem() -> dict[str, int]:
         size = 4 if dtype == "float32" else 2
         for variant in variants(family, tile):
             arguments = f"{size}, {tile}" if family == "scalar" else str(tile)
-            if variant:
-                index = str(variants(family).index(variant))
-                arguments += f", dlattn::sm90::Terms({index})" if family == "sm90" else f", {index}"
+            if family == "sm90":
+                tile_v = 128 if variant.startswith("v128") else tile
+                terms = _TERMS.index(variant.removeprefix("v128"))
+                arguments += f", {tile_v}, dlattn::sm90::Terms({terms})"
+            elif variant:
+                arguments += f", {variants(family).index(variant)}"
             config = f"dlattn::{family}::tile_config({arguments})"
             for name in (variant, f"{variant}_packed") if variant in _PACKED else (variant,):
                 whole = kernel_name(family, dtype, tile, name)

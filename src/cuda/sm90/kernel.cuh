@@ -11,19 +11,22 @@
 // stage of Q, K and V (Ring); named barriers for the consumers' turns and for each consumer's own
 // threads (setup.cuh).
 
+#include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/consumer.cuh"
 #include "cuda/sm90/producer.cuh"
 
 namespace dlattn::sm90 {
 
-template <typename T, int kHeadDim, Terms kTerms>
-__global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim, kTerms)), 1)
+template <typename T, int kHeadDim, int kHeadDimV, Terms kTerms>
+__global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim, kHeadDimV, kTerms)), 1)
     kernel(const __grid_constant__ AttentionParams params,
            const __grid_constant__ LaunchShape shape, const __grid_constant__ Launch launch) {
-  constexpr TileShape kShape = tile_shape(kHeadDim, kTerms);
-  const Shared<kHeadDim, kTerms> shared(ptx::smem_address(ptx::dynamic_smem()));
+  constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kTerms);
+  const Shared<kHeadDim, kHeadDimV, kTerms> shared(ptx::smem_address(ptx::dynamic_smem()));
   shared.init();
+  ptx::wait_for_grids_ahead();
+  ptx::let_next_grid_start();
   if (threadIdx.x < kWarpgroupThreads) {
     ptx::lower_registers<kShape.producer_registers>();
     if (threadIdx.x == 0) produce(params, shape, launch, shared);

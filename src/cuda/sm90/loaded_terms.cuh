@@ -24,9 +24,9 @@ struct LoadedTiles {
   ptx::SmemAddress base, tiles, mbarriers;
   unsigned use = 0;
 
-  template <int kHeadDim>
+  template <int kHeadDim, int kHeadDimV>
   __device__ __forceinline__ LoadedTiles(const ScoreParams& params,
-                                         const Shared<kHeadDim, Terms::kLoaded>& shared,
+                                         const Shared<kHeadDim, kHeadDimV, Terms::kLoaded>& shared,
                                          int consumer)
       : params(params),
         base(shared.base),
@@ -78,11 +78,10 @@ template <Terms kTerms>
 using TermTiles = std::conditional_t<kTerms == Terms::kLoaded, LoadedTiles, NoTiles>;
 
 // Starts the copies of a consumer's tiles, in the order of its walk.
-template <int kHeadDim>
-__device__ __forceinline__ void produce_terms(const AttentionParams& params,
-                                              const LaunchShape& shape, const Launch& launch,
-                                              const Shared<kHeadDim, Terms::kLoaded>& shared,
-                                              int consumer) {
+template <int kHeadDim, int kHeadDimV>
+__device__ __forceinline__ void produce_terms(
+    const AttentionParams& params, const LaunchShape& shape, const Launch& launch,
+    const Shared<kHeadDim, kHeadDimV, Terms::kLoaded>& shared, int consumer) {
   constexpr int kBlockM = block_m(shared.kShape);
   constexpr int kWideColumns = kBlockRowBytes / 4;
   const tile::Mask mask = position_mask(params, shape);

@@ -8,6 +8,7 @@
 #include "cuda/sm90/loaded_terms.cuh"
 #include "cuda/sm90/score_params.h"
 #include "cuda/sm90/setup.cuh"
+#include "cuda/sm90/softmax.cuh"
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/warp.cuh"
@@ -34,104 +35,107 @@ __device__ __forceinline__ float score_scale(const AttentionParams& p, const Lau
   return kTerms == Terms::kLoaded && p.bias ? tile::kLog2e : shape.scale_log2;
 }
 
-// What became of a lane's scores: the references that their exponentials are relative to, negative,
-// and whether the scores are void.
-template <Terms kTerms>
-struct Applied {
-  float neg_references[2];
-  bool void_scores;
-};
-template <>
-struct Applied<Terms::kNone> {
-  const float (&neg_references)[2];
-  static constexpr bool void_scores = false;
-};
-
 // The score terms of a lane's two rows of its warp's 16, in units of q.k, or natural ones where
 // there is a bias.
 template <typename T, Terms kTerms>
 struct LaneTerms {
+  static constexpr bool kMayLeap = false;  // whether many tiles in a row take their maxima first
+
   const AttentionParams& all;
   const ScoreParams& params;
   TermTiles<kTerms>& loaded;  // bias and mask of the tile at hand
   float softmax_scale;
   float scale;         // from what these units are to base 2
-  int first_position;  // of the consumer's first row
   bool one_side;       // whether rows see no keys beyond them
-  bool large = false;  // whether softcap has met scores of this warp that are not small
+  bool large = false;  // whether softcap may have met scores of this warp that are not small
   float slope;         // ALiBi's
+  // Of the scores at hand:
+  float shift[2];  // base 2, what is still to be added to all of a row's
+  bool uncapped;   // softcap is left to exponentiate()
+  bool beyond;     // softcap took for small what was not
 
   __device__ __forceinline__ LaneTerms(const AttentionParams& p, const LaunchShape& shape,
                                        const ScoreParams& params, const tile::Work& work,
-                                       int first_position, TermTiles<kTerms>& loaded)
+                                       TermTiles<kTerms>& loaded)
       : all(p),
         params(params),
         loaded(loaded),
         softmax_scale(shape.softmax_scale),
         scale(score_scale<kTerms>(p, shape)),
-        first_position(first_position),
         one_side(shape.window_right <= 0),
         slope(p.alibi_slopes ? p.alibi_slopes[work.batch * p.alibi_batch_stride +
                                               work.head * p.alibi_head_stride] *
                                    params.slope_scale
                              : 0.0f) {}
 
-  // All terms, on any scores of a tile that begins at key n0. All lanes call it.
+  // All terms, on any scores. `position` is that of the consumer's first row, counted from the
+  // tile's first key. All lanes call it.
   template <int kScores>
-  __device__ __forceinline__ void apply(float (&acc_s)[kScores], int n0) {
+  __device__ __forceinline__ void apply(float (&acc_s)[kScores], int position) {
+    shift[0] = shift[1] = 0.0f;
+    uncapped = beyond = false;
     if (params.cap != 0.0f) {
-      std::uint32_t exponents = 0;
 #pragma unroll
-      for (int i = 0; i < kScores; ++i) {
-        exponents |= exponent_bits(fmaf(acc_s[i], acc_s[i], params.bias));
-        acc_s[i] = softcap(acc_s[i], params.exponent, params.cap);
-      }
-      large |= __any_sync(tile::kFullMask, exponents != exponent_bits(params.bias));
+      for (int i = 0; i < kScores; ++i) acc_s[i] = softcap(acc_s[i], params.exponent, params.cap);
     }
     apply_loaded(acc_s);
-    if (slope != 0.0f) add_distances(acc_s, lane_position(n0));
+    if (slope != 0.0f) add_distances(acc_s, lane_position(position));
   }
 
-  // The same with less work: what ALiBi has for a row as a whole goes to its reference, and softcap
-  // takes scores for small ones until it has met others.
+  // The same with less work: what ALiBi has for a row as a whole is left to exponentiate(), and
+  // softcap takes scores for small ones until it has met others; alone, on a tile that is no edge,
+  // it is done under the exponentials.
   template <int kScores>
-  __device__ __forceinline__ Applied<kTerms> apply_quickly(float (&acc_s)[kScores], int n0,
-                                                           const float (&neg_references)[2]) const {
-    Applied<kTerms> applied{{neg_references[0], neg_references[1]}, false};
-    if (params.cap != 0.0f) {
+  __device__ __forceinline__ void apply_quickly(float (&acc_s)[kScores], int position, bool edge) {
+    shift[0] = shift[1] = 0.0f;
+    beyond = false;
+    uncapped = kTerms == Terms::kComputed && params.cap != 0.0f && slope == 0.0f && !large && !edge;
+    if (params.cap != 0.0f && !uncapped) {
       if (large) {
 #pragma unroll
         for (int i = 0; i < kScores; ++i) acc_s[i] = softcap(acc_s[i], params.exponent, params.cap);
       } else {
-        applied.void_scores = cap_small(acc_s);
+        std::uint32_t exponents = 0;
+#pragma unroll
+        for (int i = 0; i < kScores; ++i)
+          acc_s[i] *= small_tanh(acc_s[i], params.polynomial, &exponents);
+        beyond = exponents != exponent_bits(params.bias);
       }
     }
     apply_loaded(acc_s);
     if (slope != 0.0f) {
       constexpr int kBlockN = kScores * 2;
-      const bool after = first_position + kWarpgroupRows <= n0;
-      const float lane = lane_position(n0);
-      if (one_side || after || first_position >= n0 + kBlockN - 1) {
+      const bool after = position + kWarpgroupRows <= 0;
+      const float lane = lane_position(position);
+      if (one_side || after || position >= kBlockN - 1) {
         const float rising = after ? -slope : slope;
 #pragma unroll
         for (int i = 0; i < kScores; ++i)
           acc_s[i] = fmaf(rising, static_cast<float>(key(i)), acc_s[i]);
-        const float per_row = -rising * scale;
-        applied.neg_references[0] = fmaf(per_row, lane, neg_references[0]);
-        applied.neg_references[1] = fmaf(per_row, lane + 8.0f, neg_references[1]);
+        shift[0] = -rising * scale * lane;
+        shift[1] = -rising * scale * (lane + 8.0f);
       } else {
         add_distances(acc_s, lane);
       }
     }
-    return applied;
+  }
+
+  // As Softmax::exponentiate; sums tell of scores that are void, as of outgrown references.
+  template <int kScores>
+  __device__ __forceinline__ void exponentiate(float (&acc_s)[kScores], const Softmax& softmax,
+                                               float scale, float (&sums)[2]) {
+    if (uncapped) return exponentiate_capped(acc_s, softmax, sums);
+    const float neg_references[2] = {softmax.neg_reference[0] + shift[0],
+                                     softmax.neg_reference[1] + shift[1]};
+    Softmax::exponentiate(acc_s, scale, neg_references, sums);
+    if (beyond) sums[0] = INFINITY;
   }
 
  private:
   // Of this lane's first row, minus its first key.
-  __device__ __forceinline__ float lane_position(int n0) const {
+  __device__ __forceinline__ static float lane_position(int position) {
     const Place place;
-    return static_cast<float>(first_position - n0 + place.warp * 16 + place.lane / 4 -
-                              place.lane % 4 * 2);
+    return static_cast<float>(position + place.warp * 16 + place.lane / 4 - place.lane % 4 * 2);
   }
   // Of a lane's score, counted from its first.
   __device__ __forceinline__ static constexpr int key(int i) { return i / 4 * 8 + i % 2; }
@@ -154,35 +158,48 @@ struct LaneTerms {
     }
   }
 
-  // softcap of scores of which none is large, without exponentials; else true, and they are void.
+  // cap * tanh(x / cap) / x of an x that is small, without exponentials, times the scale of `a`;
+  // `exponents` tells of one that is not.
+  __device__ __forceinline__ float small_tanh(float x, const float (&a)[4],
+                                              std::uint32_t* exponents) const {
+    // From bias to twice that as long as scores are small, so that they share its exponent.
+    const float w = fmaf(x, x, params.bias);
+    *exponents |= exponent_bits(w);
+    return fmaf(w, fmaf(w, fmaf(w, a[3], a[2]), a[1]), a[0]);
+  }
+
   template <int kScores>
-  __device__ __forceinline__ bool cap_small(float (&acc_s)[kScores]) const {
+  __device__ __forceinline__ void exponentiate_capped(float (&acc_s)[kScores],
+                                                      const Softmax& softmax, float (&sums)[2]) {
+    float parts[4] = {};
     std::uint32_t exponents = 0;
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
-      // From bias to twice that as long as scores are small, so that they share its exponent.
-      const float w = fmaf(acc_s[i], acc_s[i], params.bias);
-      exponents |= exponent_bits(w);
-      float y = fmaf(w, params.polynomial[3], params.polynomial[2]);
-      y = fmaf(w, y, params.polynomial[1]);
-      y = fmaf(w, y, params.polynomial[0]);
-      acc_s[i] *= y;
+      const float ratio = small_tanh(acc_s[i], params.polynomial_log2, &exponents);
+      acc_s[i] = ptx::exp2(fmaf(acc_s[i], ratio, softmax.neg_reference[i / 2 % 2]));
+      parts[i % 4] += acc_s[i];
     }
-    return exponents != exponent_bits(params.bias);
+    sums[0] = parts[0] + parts[1];
+    sums[1] = parts[2] + parts[3];
+    if (exponents != exponent_bits(params.bias)) sums[0] = INFINITY;
   }
 };
 
 template <typename T>
 struct LaneTerms<T, Terms::kNone> {
+  static constexpr bool kMayLeap = true;
+  bool large;  // of no interest
+
   __device__ __forceinline__ LaneTerms(const AttentionParams&, const LaunchShape&,
-                                       const ScoreParams&, const tile::Work&, int, const NoTiles&) {
-  }
+                                       const ScoreParams&, const tile::Work&, const NoTiles&) {}
   template <int kScores>
   __device__ __forceinline__ void apply(float (&)[kScores], int) const {}
   template <int kScores>
-  __device__ __forceinline__ Applied<Terms::kNone> apply_quickly(
-      float (&)[kScores], int, const float (&neg_references)[2]) const {
-    return {neg_references};
+  __device__ __forceinline__ void apply_quickly(float (&)[kScores], int, bool) const {}
+  template <int kScores>
+  __device__ __forceinline__ void exponentiate(float (&acc_s)[kScores], const Softmax& softmax,
+                                               float scale, float (&sums)[2]) const {
+    softmax.exponentiate(acc_s, scale, sums);
   }
 };
 

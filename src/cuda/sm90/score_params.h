@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "cuda/sm90/traits.h"
 #include "dlattn/params.h"
@@ -13,6 +14,19 @@ inline Terms terms_of(const AttentionParams& p) {
   return p.softcap != 0.0 || p.alibi_slopes ? Terms::kComputed : Terms::kNone;
 }
 
+// Calls run(terms) with them, as a compile-time constant.
+template <typename Run>
+void with_terms(const AttentionParams& p, Run run) {
+  switch (terms_of(p)) {
+    case Terms::kNone:
+      return run(std::integral_constant<Terms, Terms::kNone>{});
+    case Terms::kComputed:
+      return run(std::integral_constant<Terms, Terms::kComputed>{});
+    case Terms::kLoaded:
+      return run(std::integral_constant<Terms, Terms::kLoaded>{});
+  }
+}
+
 // In the kernels scores are products q.k until the softmax, and so are the terms; but natural from
 // the bias on, if there is one.
 struct ScoreParams {
@@ -21,8 +35,8 @@ struct ScoreParams {
   // tanh(x) / x of x = score / cap, where x is small: a polynomial in score^2 + bias, whose
   // exponent, in binary, is that of `bias` unless x is too large (score.cuh).
   float bias;
-  float polynomial[4];
-  float slope_scale;  // of ALiBi's slopes
+  float polynomial[4], polynomial_log2[4];  // the latter times softmax_scale * log2(e)
+  float slope_scale;                        // of ALiBi's slopes
   // Of bias and mask.
   int bias_bytes;   // of an element, 0: no bias
   int stage_bytes;  // of a consumer's tiles
@@ -48,15 +62,16 @@ inline int stage_bytes(const AttentionParams& p) {
 
 // How many of them are in flight: what a thread block has room for.
 inline int term_stages(const AttentionParams& p, int head_dim_tile) {
-  constexpr int kMaxSmem = 227 * 1024;
-  const int consumers = tile_shape(head_dim_tile, Terms::kLoaded).num_consumers;
-  const int room = kMaxSmem - smem_map(head_dim_tile, Terms::kLoaded).total;
+  const int tile_v = head_dim_v_tile(head_dim_tile, p.head_dim_v);
+  const int consumers = tile_shape(head_dim_tile, tile_v, Terms::kLoaded).num_consumers;
+  const int room = kMaxSmem - smem_map(head_dim_tile, tile_v, Terms::kLoaded).total;
   return room >= kTermStages * consumers * stage_bytes(p) ? kTermStages : 1;
 }
 
 // Bytes of shared memory for them.
 inline int term_bytes(const AttentionParams& p, int head_dim_tile) {
-  const int consumers = tile_shape(head_dim_tile, Terms::kLoaded).num_consumers;
+  const int tile_v = head_dim_v_tile(head_dim_tile, p.head_dim_v);
+  const int consumers = tile_shape(head_dim_tile, tile_v, Terms::kLoaded).num_consumers;
   return term_stages(p, head_dim_tile) * consumers * stage_bytes(p);
 }
 
@@ -78,10 +93,16 @@ inline ScoreParams score_params(const AttentionParams& p, int head_dim_tile) {
   s.cap = static_cast<float>(cap);
   s.exponent = static_cast<float>(2.0 * kLog2e / cap);
   s.bias = static_cast<float>(bias);
-  s.polynomial[0] = static_cast<float>(a[0] - start * (a[1] - start * (a[2] - start * a[3])));
-  s.polynomial[1] = static_cast<float>(step * (a[1] - start * (2 * a[2] - start * 3 * a[3])));
-  s.polynomial[2] = static_cast<float>(step * step * (a[2] - 3 * start * a[3]));
-  s.polynomial[3] = static_cast<float>(step * step * step * a[3]);
+  const double polynomial[4] = {
+      a[0] - start * (a[1] - start * (a[2] - start * a[3])),
+      step * (a[1] - start * (2 * a[2] - start * 3 * a[3])),
+      step * step * (a[2] - 3 * start * a[3]),
+      step * step * step * a[3],
+  };
+  for (int i = 0; i < 4; ++i) {
+    s.polynomial[i] = static_cast<float>(polynomial[i]);
+    s.polynomial_log2[i] = static_cast<float>(polynomial[i] * p.softmax_scale * kLog2e);
+  }
   return s;
 }
 

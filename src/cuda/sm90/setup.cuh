@@ -62,13 +62,14 @@ struct Ring {
   }
 };
 
-template <int kHeadDim, Terms kTerms>
+template <int kHeadDim, int kHeadDimV, Terms kTerms>
 struct Shared {
-  static constexpr TileShape kShape = tile_shape(kHeadDim, kTerms);
-  static constexpr SmemMap kMap = smem_map(kHeadDim, kTerms);
-  static constexpr int kRowsBytes = kWarpgroupRows * kHeadDim * 2;  // of a warpgroup's rows of Q
+  static constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kTerms);
+  static constexpr SmemMap kMap = smem_map(kHeadDim, kHeadDimV, kTerms);
+  static constexpr int kRowsBytes = tile_bytes(kWarpgroupRows, kHeadDim);  // a warpgroup's, of Q
   static constexpr int kQueryBytes = kShape.num_consumers * kRowsBytes;
-  static constexpr int kKeyBytes = kShape.block_n * kHeadDim * 2;  // of a tile of K, or of V
+  static constexpr int kKeyBytes = tile_bytes(kShape.block_n, kHeadDim);
+  static constexpr int kValueBytes = tile_bytes(kShape.block_n, kHeadDimV);
 
   ptx::SmemAddress base;
   Ring<kShape.query_stages> queries;
@@ -87,7 +88,7 @@ struct Shared {
     return base + kMap.k + keys.stage(use) * kKeyBytes;
   }
   __device__ __forceinline__ ptx::SmemAddress v(unsigned use) const {
-    return base + kMap.v + values.stage(use) * kKeyBytes;
+    return base + kMap.v + values.stage(use) * kValueBytes;
   }
 
   // Of a consumer's tiles of bias and mask: [kTermStages] full, then as many empty.
