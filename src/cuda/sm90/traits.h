@@ -52,14 +52,17 @@ void with_head_dim_v_tile(std::int64_t head_dim_v, Run run) {
   }
 }
 
+// Of bias and mask. Threads of the producer's bring them to the consumers.
+constexpr TileShape loaded_shape(int head_dim_tile) {
+  if (head_dim_tile <= 64) return {3, kTermKeys, 4, 2, true, 32, 160};
+  if (head_dim_tile <= 128) return {2, kTermKeys, 2, 2, true, 40, 232};
+  if (head_dim_tile <= 192) return {2, kTermKeys, 2, 1, true, 40, 232};
+  return {2, kTermKeys, 2, 1, false, 56, 224};
+}
+
 constexpr TileShape tile_shape(int head_dim_tile, int head_dim_v_tile, Terms terms = Terms::kNone) {
-  if (terms == Terms::kLoaded) {
-    if (head_dim_tile <= 64) return {3, kTermKeys, 4, 2, true, 32, 160};
-    if (head_dim_tile <= 128) return {2, kTermKeys, 2, 2, true, 40, 232};
-    if (head_dim_tile <= 192) return {2, kTermKeys, 2, 1, true, 40, 232};
-    return {2, kTermKeys, 2, 1, false, 56, 224};
-  }
-  if (head_dim_tile <= 64 && terms == Terms::kComputed) return {3, 128, 2, 2, true, 24, 160};
+  if (terms == Terms::kLoaded) return loaded_shape(head_dim_tile);
+  if (terms == Terms::kComputed && head_dim_tile <= 64) return {3, 128, 2, 2, true, 24, 160};
   if (head_dim_tile <= 64) return {4, 64, 4, 2, true, 24, 112};
   if (head_dim_tile <= 128) return {2, 128, 2, 2, true, 24, 240};
   if (head_dim_tile <= 192 && head_dim_v_tile <= 128) return {2, 128, 2, 1, true, 24, 240};
