@@ -70,8 +70,8 @@ bool sm90_preferred(const AttentionParams& params, const DeviceInfo& device,
   if (better_packed(params, device)) return false;
   // Its blocks are large, one on an SM: where they leave SMs idle, or most of their rows, smaller
   // ones are faster. How idle is too idle was measured for each tile, on an H200.
-  const std::int64_t head_dim = std::max(params.head_dim, params.head_dim_v);
-  const std::int64_t rows = sm90::block_m(sm90::tile_shape(static_cast<int>(head_dim)));
+  const int head_dim = static_cast<int>(std::max(params.head_dim, params.head_dim_v));
+  const std::int64_t rows = sm90::block_m(sm90::tile_shape(params, head_dim));
   const std::int64_t m_blocks = (params.seqlen_q + rows - 1) / rows;
   if (2 * params.seqlen_q < m_blocks * rows) return false;
   const int least_percent = rows == 256 ? 75 : head_dim <= 128 ? 40 : 20;

@@ -37,7 +37,9 @@ _VARIANTS = {
         "split": range(1, 129),
         "ahead": range(129, 257),
         "general": _ALL,
-    }
+        "whole": (64,),
+    },
+    "sm90": {"": _ALL, "v128": range(129, 193)},  # by the tile of v's head_dim
 }
 _PACKED = ("narrow",)  # of which there are kernels that pack heads beside
 _KERNEL = re.compile(
@@ -123,7 +125,9 @@ def expected_kernels() -> list[str]:
 
 def _parsed_name(match: re.Match[str]) -> str:
     family, name, element, tile, variant, packed = match.groups()
-    if variant:
+    if family == "sm90":
+        name = f"v{variant}" if variant != tile else ""
+    elif variant:
         name = variants(family)[int(variant)]
     name = (name or "") + ("_packed" if packed == "1" else "")
     return kernel_name(family, _TYPES[element], tile, name)
@@ -250,7 +254,9 @@ def dynamic_smem() -> dict[str, int]:
         size = 4 if dtype == "float32" else 2
         for variant in variants(family, tile):
             arguments = f"{size}, {tile}" if family == "scalar" else str(tile)
-            if variant:
+            if family == "sm90":
+                arguments += f", {variant[1:] or tile}"
+            elif variant:
                 arguments += f", {variants(family).index(variant)}"
             config = f"dlattn::{family}::tile_config({arguments})"
             for name in (variant, f"{variant}_packed") if variant in _PACKED else (variant,):

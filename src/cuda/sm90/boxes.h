@@ -38,8 +38,13 @@ inline TensorBox tensor_box(const char* name, const void* data, std::int64_t col
           box_rows};
 }
 
+// The shape that a problem has in the instance of a tile.
+inline TileShape tile_shape(const AttentionParams& p, int head_dim_tile) {
+  return tile_shape(head_dim_tile, head_dim_v_tile(head_dim_tile, p.head_dim_v));
+}
+
 inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
-  const int block_n = tile_shape(head_dim_tile).block_n;
+  const int block_n = tile_shape(p, head_dim_tile).block_n;
   // Without keys there may be no address.
   const void* k = p.seqlen_k > 0 ? p.k : p.q;
   const void* v = p.seqlen_k > 0 ? p.v : p.q;
@@ -55,7 +60,7 @@ inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
 
 // Blocks of query rows of the whole problem.
 inline unsigned num_works(const AttentionParams& p, int head_dim_tile) {
-  const int rows = block_m(tile_shape(head_dim_tile));
+  const int rows = block_m(tile_shape(p, head_dim_tile));
   return static_cast<unsigned>((p.seqlen_q + rows - 1) / rows * p.num_heads * p.batch_size);
 }
 

@@ -8,21 +8,23 @@ namespace dlattn::sm90 {
 
 // One thread starts all copies of the block, as stages become free. The next tile of K comes before
 // the V of this one, as the consumers want them: K[n], K[n - 1], V[n], K[n - 2], V[n - 1], ...
-template <int kHeadDim>
+template <int kHeadDim, int kHeadDimV>
 __device__ __forceinline__ void produce(const AttentionParams& params, const LaunchShape& shape,
-                                        const Launch& launch, const Shared<kHeadDim>& shared) {
-  constexpr TileShape kShape = tile_shape(kHeadDim);
+                                        const Launch& launch,
+                                        const Shared<kHeadDim, kHeadDimV>& shared) {
+  constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kBlockM = block_m(kShape);
-  constexpr int kColumnBlocks = kHeadDim / kBlockColumns;
   ptx::prefetch_tensor_map(launch.q);
   ptx::prefetch_tensor_map(launch.k);
   ptx::prefetch_tensor_map(launch.v);
   ptx::prefetch_tensor_map(launch.out);
   const tile::Mask mask = position_mask(params, shape);
   const int seqlen_q = static_cast<int>(params.seqlen_q);
-  unsigned use = 0;        // of the stages of K and V
-  unsigned query_use = 0;  // of those of Q
+  const int head_dim_v = static_cast<int>(params.head_dim_v);
+  const int value_bytes = tile_bytes(kBlockN, head_dim_v);  // further columns are never stored
+  unsigned use = 0;                                         // of the stages of K and V
+  unsigned query_use = 0;                                   // of those of Q
   for (unsigned i = blockIdx.x; i < launch.num_works; i += gridDim.x) {
     const tile::Work work = tile::scheduled_work(params, shape, i);
     const int head_kv = static_cast<int>(shape.heads_per_kv_head.quotient(work.head));
@@ -33,26 +35,28 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
 #pragma unroll
     for (int c = 0; c < kShape.num_consumers; ++c) {
 #pragma unroll
-      for (int b = 0; b < kColumnBlocks; ++b) {
-        ptx::tma_load(shared.q(query_use, c) + b * kWarpgroupRows * kBlockRowBytes, launch.q,
-                      arrived, {b * kBlockColumns, m0 + c * kWarpgroupRows, work.head, work.batch});
+      for (int d = 0; d < kHeadDim; d += kBlockColumns) {
+        ptx::tma_load(shared.q(query_use, c) + tile_bytes(kWarpgroupRows, d), launch.q, arrived,
+                      {d, m0 + c * kWarpgroupRows, work.head, work.batch});
       }
     }
     ++query_use;
 
     const auto load = [&](const ptx::TensorMap& map, ptx::SmemAddress to, ptx::SmemAddress full,
-                          int n) {
+                          int n, int columns) {
 #pragma unroll
-      for (int b = 0; b < kColumnBlocks; ++b) {
-        ptx::tma_load(to + b * kBlockN * kBlockRowBytes, map, full,
-                      {b * kBlockColumns, n * kBlockN, head_kv, work.batch});
+      for (int d = 0; d < kHeadDim; d += kBlockColumns) {
+        if (d < columns) {
+          ptx::tma_load(to + tile_bytes(kBlockN, d), map, full,
+                        {d, n * kBlockN, head_kv, work.batch});
+        }
       }
     };
     const auto load_k = [&](int n, unsigned use) {
-      load(launch.k, shared.k(use), shared.keys.begin_fill(use, shared.kKeyBytes), n);
+      load(launch.k, shared.k(use), shared.keys.begin_fill(use, shared.kKeyBytes), n, kHeadDim);
     };
     const auto load_v = [&](int n, unsigned use) {
-      load(launch.v, shared.v(use), shared.values.begin_fill(use, shared.kKeyBytes), n);
+      load(launch.v, shared.v(use), shared.values.begin_fill(use, value_bytes), n, head_dim_v);
     };
     if (tiles.begin < tiles.end) load_k(tiles.end - 1, use);
     for (int n = tiles.end - 1; n >= tiles.begin; --n, ++use) {
