@@ -19,7 +19,7 @@ void run(const AttentionParams& params, std::int64_t grid, void* stream) {
   plan.num_stages = kConfig.num_stages;
   plan.smem_bytes = kConfig.smem_bytes;
   plan.grid = grid;
-  launch<DType::kFloat16, kTile>(params, plan, stream);
+  launch_tile<DType::kFloat16, kTile, kTile, Terms::kNone>(params, plan, stream);
 }
 
 }  // namespace

@@ -16,9 +16,10 @@ struct Softmax {
   // -maximum of a row that has seen nothing: with it -inf gives 0.
   static constexpr float kNothing = 3.402823466e+38f;
 
-  float neg_max[2] = {kNothing, kNothing};  // in powers of 2
-  float row_sum[2] = {0.0f, 0.0f};          // this lane's part
-  float tile_factors[2] = {1.0f, 1.0f};     // by which the last tile's maxima exceeded the rest
+  // Mutable: to the kernel, exponentiate() changes nothing.
+  mutable float neg_reference[2] = {kNothing, kNothing};  // -maxima in powers of 2
+  mutable float row_sum[2] = {0.0f, 0.0f};                // this lane's part
+  mutable float tile_factors[2] = {1.0f, 1.0f};           // what the last tile's maxima call for
 
   // As of sm90's own. exponentiate() raises.
   template <int kScores>
@@ -30,7 +31,7 @@ struct Softmax {
 
   template <int kScores>
   __device__ __forceinline__ void exponentiate(float (&acc_s)[kScores], float scale,
-                                               float (&sums)[2]) {
+                                               float (&sums)[2]) const {
     float parts[4] = {};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -40,16 +41,16 @@ struct Softmax {
         even = fmaxf(even, acc_s[4 * j + 2 * h]);
         odd = fmaxf(odd, acc_s[4 * j + 2 * h + 1]);
       }
-      const float old = neg_max[h];
-      neg_max[h] = fminf(old, -tile::reduce_max<4>(fmaxf(even, odd)) * scale);
-      tile_factors[h] = ptx::exp2(neg_max[h] - old);
+      const float old = neg_reference[h];
+      neg_reference[h] = fminf(old, -tile::reduce_max<4>(fmaxf(even, odd)) * scale);
+      tile_factors[h] = ptx::exp2(neg_reference[h] - old);
       row_sum[h] *= tile_factors[h];
     }
 #pragma unroll
     for (int j = 0; j < kScores / 4; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        acc_s[4 * j + e] = ptx::exp2(fmaf(acc_s[4 * j + e], scale, neg_max[e / 2]));
+        acc_s[4 * j + e] = ptx::exp2(fmaf(acc_s[4 * j + e], scale, neg_reference[e / 2]));
         parts[e] += acc_s[4 * j + e];
       }
     }
@@ -79,7 +80,7 @@ struct Softmax {
 
   // A row's state, with the whole row's sum. All lanes call it.
   __device__ __forceinline__ tile::OnlineSoftmax row(int h) const {
-    const float row_max = -neg_max[h];
+    const float row_max = -neg_reference[h];
     return {row_max == -kNothing ? -INFINITY : row_max, tile::reduce_sum<4>(row_sum[h])};
   }
 };
