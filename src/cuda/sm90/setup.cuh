@@ -88,11 +88,11 @@ struct Shared {
     return base + kMap.v + values.stage(use) * kValueBytes;
   }
 
-  // By all threads of the block, before anything else: a consumer releases Q's rows as a whole, K
-  // and V warp by warp.
+  // By all threads of the block, before anything else: stages are released warp by warp, but for Q
+  // where results go by way of it.
   __device__ __forceinline__ void init() const {
     if (threadIdx.x == 0) {
-      queries.init(kShape.num_consumers);
+      queries.init(kShape.num_consumers * (stores_from_registers(kHeadDim) ? 4 : 1));
       keys.init(kShape.num_consumers * 4);
       values.init(kShape.num_consumers * 4);
       ptx::fence_mbarrier_init();
