@@ -8,6 +8,7 @@
 #include "core/registry.h"
 #include "core/wmma_plan.h"
 #include "cuda/sm90/boxes.h"
+#include "cuda/sm90/score_params.h"
 
 namespace dlattn::core {
 namespace {
@@ -56,9 +57,42 @@ std::string sm90_device_refusal(const DeviceInfo& device) {
 
 std::string sm90_tensor_refusal(const AttentionParams& p) {
   const sm90::TensorBoxes boxes = sm90::tensor_boxes(p, kAnyTile);
-  for (const sm90::TensorBox* box : {&boxes.q, &boxes.k, &boxes.v, &boxes.out}) {
+  for (const sm90::TensorBox* box :
+       {&boxes.q, &boxes.k, &boxes.v, &boxes.out, &boxes.bias, &boxes.mask}) {
     const std::string why = misfit(*box);
     if (!why.empty()) return "sm90: " + why;
+  }
+  return {};
+}
+
+TileConfig sm90_tile_config(const AttentionParams& p, int head_dim_tile) {
+  const sm90::Terms terms = sm90::terms_of(p);
+  TileConfig config =
+      sm90::tile_config(head_dim_tile, sm90::head_dim_v_tile(head_dim_tile, p.head_dim_v), terms);
+  if (terms == sm90::Terms::kLoaded) config.smem_bytes += sm90::term_bytes(p, head_dim_tile);
+  return config;
+}
+
+std::string sm90_score_refusal(const AttentionParams& p) {
+  const struct {
+    const char* name;
+    const void* data;
+    std::int64_t col_stride;
+  } loaded[] = {{"bias", p.bias, p.bias_col_stride}, {"mask", p.mask, p.mask_col_stride}};
+  for (const auto& x : loaded) {
+    if (x.data && p.seqlen_k > 1 && x.col_stride != 1) {
+      return concat("sm90: ", x.name, " has a column stride of ", x.col_stride,
+                    " elements; accepted: 1");
+    }
+  }
+  const double cap = p.softcap / p.softmax_scale;
+  if (p.softcap != 0.0 && !(cap >= sm90::kLeastCap && cap <= sm90::kLargestCap)) {
+    return concat("sm90: softcap / softmax_scale is ", cap, "; accepted: ", sm90::kLeastCap, " to ",
+                  sm90::kLargestCap);
+  }
+  if (p.alibi_slopes && p.softmax_scale < sm90::kLeastScale) {
+    return concat("sm90: softmax_scale is ", p.softmax_scale, "; accepted with alibi_slopes: from ",
+                  sm90::kLeastScale);
   }
   return {};
 }
@@ -74,7 +108,9 @@ bool sm90_preferred(const AttentionParams& params, const DeviceInfo& device,
   const std::int64_t rows = sm90::block_m(sm90::tile_shape(params, head_dim));
   const std::int64_t m_blocks = (params.seqlen_q + rows - 1) / rows;
   if (2 * params.seqlen_q < m_blocks * rows) return false;
-  const int least_percent = rows == 256 ? 75 : head_dim <= 128 ? 40 : 20;
+  // With softcap or ALiBi it is twice as fast as wmma on all grids that were measured.
+  const bool computed = sm90::terms_of(params) == sm90::Terms::kComputed;
+  const int least_percent = computed ? 15 : head_dim <= 64 ? 75 : head_dim <= 128 ? 40 : 20;
   return 100 * m_blocks * params.num_heads * params.batch_size >= least_percent * device.num_sms;
 }
 
@@ -86,6 +122,8 @@ std::int64_t sm90_grid(const AttentionParams& params, const DeviceInfo& device, 
   // different lengths, of which a share of few rounds does not have all.
   constexpr std::int64_t kManyRounds = 7;
   if (num_works < kManyRounds * device.num_sms) return num_works;
+  // One stage of Q is free for the next work only after results that go by way of it.
+  if (query_stages == 1 && sm90::terms_of(params) != sm90::Terms::kNone) return num_works;
   if (params.causal == Causal::kNone) return params.seqlen_k <= 2048 ? device.num_sms : num_works;
   const std::int64_t works_of_head =
       num_works / std::max<std::int64_t>(params.num_heads * params.batch_size, 1);

@@ -2,6 +2,7 @@
 
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/products.cuh"
+#include "cuda/sm90/score.cuh"
 #include "cuda/sm90/setup.cuh"
 #include "cuda/sm90/softmax.cuh"
 #include "cuda/sm90/tiles.cuh"
@@ -11,18 +12,20 @@ namespace dlattn::sm90 {
 // A consumer warpgroup's 64 query rows of one work item after the other. A step starts the scores
 // of the next tile ahead of this tile's product with V, and works out the probabilities of the
 // former while the latter runs.
-template <typename T, int kHeadDim, int kHeadDimV>
+template <typename T, int kHeadDim, int kHeadDimV, Terms kTerms>
 __device__ __forceinline__ void consume(const AttentionParams& params, const LaunchShape& shape,
                                         const Launch& launch,
-                                        const Shared<kHeadDim, kHeadDimV>& shared, int consumer) {
-  constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV);
+                                        const Shared<kHeadDim, kHeadDimV, kTerms>& shared,
+                                        int consumer) {
+  constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kTerms);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kBlockM = block_m(kShape);
-  constexpr bool kFromRegisters = stores_from_registers(kHeadDim);
+  constexpr bool kFromRegisters = stores_from_registers(kHeadDim, kTerms);
   const bool first_lane = threadIdx.x % 32 == 0;
   const tile::Mask mask = position_mask(params, shape);
   const int seqlen_q = static_cast<int>(params.seqlen_q);
-  const float scale = shape.scale_log2;
+  const float scale = score_scale<kTerms>(params, shape);
+  TermTiles<kTerms> loaded(launch.score, shared, consumer);
   const Turns<kShape.num_consumers, kShape.takes_turns> turns{consumer};
   unsigned use = 0;        // of the stages of K and V
   unsigned query_use = 0;  // of those of Q
@@ -37,6 +40,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
     const TileRange tiles(mask, first_row, last_row, kBlockN);
     const WholeTiles whole(mask, first_row, kBlockN);
     const ptx::SmemAddress sQ = shared.q(query_use, consumer);
+    LaneTerms<T, kTerms> terms(params, shape, launch.score, work, loaded);
 
     float acc_o[kHeadDimV / 2];
     float acc_s[kBlockN / 2];
@@ -68,6 +72,9 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       start_pv<T, kHeadDimV, kBlockN>(acc_o, rP, shared.v(use));
       turns.pass();
       ptx::wgmma_wait<1>();
+      loaded.wait_full();
+      terms.apply_quickly(acc_s, first_row + mask.shift - n * kBlockN,
+                          n < whole.begin || n >= whole.end);
       if (n < whole.begin || n >= whole.end) apply_mask(acc_s, mask, first_row, n * kBlockN);
       float sums[2], factors[2];
       bool raised = false;
@@ -75,19 +82,22 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
         const bool maximum_first = leaping;
         if (maximum_first) {
           softmax.raise(acc_s, scale, factors);
-          leaping = Softmax::leapt(factors);
+          leaping = terms.kMayLeap && Softmax::leapt(factors);
           raised = true;
         }
-        softmax.exponentiate(acc_s, scale, sums);
+        terms.exponentiate(acc_s, softmax, scale, sums);
         // This branch also keeps the compiler from waiting for the product with V any earlier.
         if (maximum_first || !softmax.outgrown<T>(sums)) break;
         raised = true;
         if (softmax.scale_down(acc_s, sums, factors)) break;
         recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
+        terms.large = true;
+        terms.apply(acc_s, first_row + mask.shift - n * kBlockN);
         apply_mask(acc_s, mask, first_row, n * kBlockN);
         leaping = true;
       }
       release(shared.keys, use + 1);
+      loaded.release();
       softmax.add(sums);
       ptx::wgmma_wait<0>();
       release(shared.values, use);
@@ -108,6 +118,9 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       turns.pass();
       ptx::wgmma_wait<0>();
       release(shared.keys, use);
+      loaded.wait_full();
+      terms.apply(acc_s, first_row + mask.shift - n * kBlockN);
+      loaded.release();
       apply_mask(acc_s, mask, first_row, n * kBlockN);
       float sums[2], factors[2];
       softmax.raise(acc_s, scale, factors);
