@@ -103,7 +103,6 @@ std::string head_dim_refusal(Kernel kernel, const AttentionParams& p) {
 std::string feature_refusal(Kernel kernel, const AttentionParams& p) {
   if (kernel == Kernel::kScalar || kernel == Kernel::kWmma) return {};
   const char* feature = score_feature(p);
-  if (!feature && kernel == Kernel::kSm90 && p.cu_seqlens_q) feature = "cu_seqlens_q";
   return feature ? concat(to_string(kernel), ": does not implement ", feature) : std::string();
 }
 
@@ -221,10 +220,7 @@ Plan cuda_plan(Kernel kernel, const AttentionParams& p, const DeviceInfo& device
   plan.smem_bytes = config.smem_bytes;
   plan.copy_bytes = copy_bytes(p);
   plan.grid = num_blocks(p, config.block_m, plan.packed_heads);
-  if (kernel == Kernel::kSm90 && plan.grid <= kMaxGrid) {
-    const int query_stages = sm90::tile_shape(plan.head_dim_tile).query_stages;
-    plan.grid = sm90_grid(p, device, query_stages, plan.grid);
-  }
+  if (kernel == Kernel::kSm90) plan.grid = sm90_grid(p, device, plan.head_dim_tile, kMaxGrid);
   return plan;
 }
 

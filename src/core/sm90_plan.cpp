@@ -81,16 +81,18 @@ bool sm90_preferred(const AttentionParams& params, const DeviceInfo& device,
   return 100 * m_blocks * params.num_heads * params.batch_size >= least_percent * device.num_sms;
 }
 
-std::int64_t sm90_grid(const AttentionParams& params, const DeviceInfo& device, int query_stages,
-                       std::int64_t num_works) {
+std::int64_t sm90_grid(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
+                       std::int64_t most) {
   // A block that stays for several works hides the next one's first copies and its own set-up: what
   // counts where works are short. It takes a fixed share, though, which the hardware's order of
   // blocks spreads more evenly: what counts where works are long, or few.
   constexpr std::int64_t kShortKeys = 1024;
   constexpr std::int64_t kManyRounds = 8;
-  const bool short_works = params.seqlen_k <= kShortKeys && query_stages > 1;
-  const bool many = num_works >= kManyRounds * device.num_sms;
-  return short_works && many ? device.num_sms : num_works;
+  const sm90::TileShape shape = sm90::tile_shape(head_dim_tile);
+  const std::int64_t num_items = sm90::num_items(params, sm90::block_m(shape));
+  const bool short_works = params.seqlen_k <= kShortKeys && shape.query_stages > 1;
+  const bool many = num_items >= kManyRounds * device.num_sms;
+  return short_works && many && num_items <= most ? device.num_sms : num_items;
 }
 
 }  // namespace dlattn::core

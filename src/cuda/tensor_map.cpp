@@ -45,7 +45,7 @@ ptx::TensorMap encode_tensor_map(const sm90::TensorBox& box, DType dtype) {
   const CUresult result = encode(
       &map,
       dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-      kRank, const_cast<void*>(box.data), sizes, strides, box_sizes, steps,
+      kRank, const_cast<void*>(box.start()), sizes, strides, box_sizes, steps,
       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {

@@ -11,7 +11,7 @@ using simt::Layout;
 
 dlattn::ptx::TensorMap encode(const dlattn::sm90::TensorBox& box) {
   simt::TensorMap map{};
-  map.address = static_cast<unsigned char*>(const_cast<void*>(box.data));
+  map.address = static_cast<unsigned char*>(const_cast<void*>(box.start()));
   map.rank = 4;
   map.element_bytes = 2;
   map.swizzle = dlattn::sm90::kBlockRowBytes;
@@ -31,9 +31,15 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
   simt::with_instance<Kernel::kSm90, T>(head_dim_tile, [&](auto tile) {
     const dlattn::sm90::TensorBoxes boxes = dlattn::sm90::tensor_boxes(params, tile);
-    const dlattn::sm90::Launch launch = {encode(boxes.q), encode(boxes.k), encode(boxes.v),
-                                         encode(boxes.out), dlattn::sm90::num_works(params, tile)};
-    dlattn::sm90::kernel<T, tile>(params, shape, launch);
+    constexpr int kBlockM = dlattn::sm90::block_m(dlattn::sm90::tile_shape(tile));
+    const dlattn::sm90::Launch launch = {
+        encode(boxes.q), encode(boxes.k), encode(boxes.v), encode(boxes.out),
+        static_cast<unsigned>(dlattn::sm90::num_items(params, kBlockM))};
+    if (params.cu_seqlens_q) {
+      dlattn::sm90::kernel<T, tile, true>(params, shape, launch);
+    } else {
+      dlattn::sm90::kernel<T, tile, false>(params, shape, launch);
+    }
   });
 }
 
@@ -68,6 +74,21 @@ std::vector<Case> cases() {
       simt::with({200, 400, 128, kFull}, [](Case& c) { c.window_left = 10, c.window_right = 3; }),
       simt::with({40, 70, 64, kCausal, 2, 1}, [](Case& c) { c.sinks = true; }),
   };
+  // Packed sequences, empty ones among them, that begin and end amid tiles and boxes.
+  const Case packed = {1, 1, 64, kCausal, 2, 1};
+  cases.push_back(simt::varlen(packed, {130, 0, 64, 1, 300, 3}, {200, 17, 0, 65, 63, 128}));
+  cases.push_back(simt::with(simt::varlen({1, 1, 128, kFull, 2, 2, Layout::kPacked, 64},
+                                          {70, 129, 5}, {140, 128, 300}),
+                             [](Case& c) { c.seqused_k = {129, 128, 70}, c.sinks = true; }));
+  cases.push_back(simt::with(
+      simt::varlen({1, 1, 256, kTopLeft, 1, 1, Layout::kBhsd}, {40, 150}, {70, 200}),
+      [](Case& c) { c.seqused_k = {0, 150}, c.window_left = 60; }));
+  // So many that they are searched for in several rounds, and heads in groups.
+  std::vector<int> seqlens_q, seqlens_k;
+  for (int i = 0; i < 13; ++i) {
+    seqlens_q.push_back(i * 5 % 7 * 9), seqlens_k.push_back(i * 3 % 11 * 8);
+  }
+  cases.push_back(simt::varlen({1, 1, 16, kCausal, 9, 3}, seqlens_q, seqlens_k));
   // Works enough for blocks that stay for several of them.
   cases.push_back({20, 130, 64, kCausal, 9, 3, Layout::kBshd, 0, 2});
   cases.push_back({130, 150, 128, kFull, 4, 2, Layout::kBshd, 0, 2});

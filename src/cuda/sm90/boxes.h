@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "cuda/sm90/traits.h"
@@ -16,12 +17,19 @@ struct TensorBox {
   std::int64_t sizes[4];    // columns, rows, heads, batch; at least 1
   std::int64_t strides[4];  // in bytes; of a dimension of one element, any that is accepted
   int box_rows;
+  int rows_before = 0;  // by how many rows the tensor begins before `data`
+
+  const void* start() const {
+    return reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(data) -
+                                         static_cast<std::uintptr_t>(rows_before * strides[1]));
+  }
 };
 
 struct TensorBoxes {
   TensorBox q, k, v, out;
 };
 
+// Rows of all sequences of one length: [batch][heads][rows][columns].
 inline TensorBox tensor_box(const char* name, const void* data, std::int64_t columns,
                             std::int64_t rows, std::int64_t row_stride, std::int64_t heads,
                             std::int64_t head_stride, std::int64_t batch, std::int64_t batch_stride,
@@ -38,11 +46,40 @@ inline TensorBox tensor_box(const char* name, const void* data, std::int64_t col
           box_rows};
 }
 
+// Rows of packed sequences. A box must end with its sequence: what follows in memory is another's,
+// or nobody's. So the dimension of rows has no more of them than a box, the last one walks along
+// the pack in steps of a row, and a box that is to hold its first r rows alone lies at row box_rows
+// - r, r rows further along: what is beyond it the copy engine takes for the tensor's end. For that
+// the tensor begins box_rows rows early; what lies before it is never copied.
+inline TensorBox packed_box(const char* name, const void* data, std::int64_t columns,
+                            std::int64_t rows, std::int64_t row_stride, std::int64_t heads,
+                            std::int64_t head_stride, int box_rows) {
+  TensorBox box = tensor_box(name, data, columns, rows, row_stride, heads, head_stride, 1, 0,
+                             box_rows);
+  box.sizes[1] = box_rows;
+  box.sizes[3] = std::max<std::int64_t>(rows, 1) + box_rows;
+  box.strides[3] = box.strides[1];
+  box.rows_before = box_rows;
+  return box;
+}
+
 inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
   const int block_n = tile_shape(head_dim_tile).block_n;
+  const bool varlen = p.cu_seqlens_q != nullptr;
+  const std::int64_t rows_k = varlen ? p.total_k : p.seqlen_k;
   // Without keys there may be no address.
-  const void* k = p.seqlen_k > 0 ? p.k : p.q;
-  const void* v = p.seqlen_k > 0 ? p.v : p.q;
+  const void* k = rows_k > 0 ? p.k : p.q;
+  const void* v = rows_k > 0 ? p.v : p.q;
+  if (varlen) {
+    return {packed_box("q", p.q, p.head_dim, p.total_q, p.q_row_stride, p.num_heads,
+                       p.q_head_stride, kWarpgroupRows),
+            packed_box("k", k, p.head_dim, rows_k, p.k_row_stride, p.num_heads_kv, p.k_head_stride,
+                       block_n),
+            packed_box("v", v, p.head_dim_v, rows_k, p.v_row_stride, p.num_heads_kv,
+                       p.v_head_stride, block_n),
+            packed_box("out", p.out, p.head_dim_v, p.total_q, p.out_row_stride, p.num_heads,
+                       p.out_head_stride, kWarpgroupRows)};
+  }
   return {tensor_box("q", p.q, p.head_dim, p.seqlen_q, p.q_row_stride, p.num_heads, p.q_head_stride,
                      p.batch_size, p.q_batch_stride, kWarpgroupRows),
           tensor_box("k", k, p.head_dim, p.seqlen_k, p.k_row_stride, p.num_heads_kv,
@@ -53,10 +90,17 @@ inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
                      p.out_head_stride, p.batch_size, p.out_batch_stride, kWarpgroupRows)};
 }
 
-// Blocks of query rows of the whole problem.
-inline unsigned num_works(const AttentionParams& p, int head_dim_tile) {
-  const int rows = block_m(tile_shape(head_dim_tile));
-  return static_cast<unsigned>((p.seqlen_q + rows - 1) / rows * p.num_heads * p.batch_size);
+// Where the items of a pack's sequence begin, which has first row `start` of q. Rounded, so that it
+// takes no sum over the sequences before: of the items up to the next one's up to num_heads are
+// none.
+constexpr unsigned first_item(int start, int sequence, int num_heads, int block_m) {
+  return static_cast<unsigned>(start / block_m + sequence) * static_cast<unsigned>(num_heads);
+}
+
+// Work items of the whole problem: blocks of query rows, of a pack at most.
+inline std::int64_t num_items(const AttentionParams& p, int block_m) {
+  if (p.cu_seqlens_q) return (p.total_q / block_m + p.batch_size) * p.num_heads;
+  return (p.seqlen_q + block_m - 1) / block_m * p.num_heads * p.batch_size;
 }
 
 }  // namespace dlattn::sm90

@@ -17,7 +17,7 @@
 
 namespace dlattn::sm90 {
 
-template <typename T, int kHeadDim>
+template <typename T, int kHeadDim, bool kVarlen>
 __global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim)), 1)
     kernel(const __grid_constant__ AttentionParams params,
            const __grid_constant__ LaunchShape shape, const __grid_constant__ Launch launch) {
@@ -26,13 +26,13 @@ __global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim)), 1)
   shared.init();
   if (threadIdx.x < kWarpgroupThreads) {
     ptx::lower_registers<kShape.producer_registers>();
-    if (threadIdx.x == 0) produce<kHeadDim>(params, shape, launch, shared);
+    if (threadIdx.x == 0) produce<kHeadDim, kVarlen>(params, shape, launch, shared);
   } else {
     ptx::raise_registers<kShape.consumer_registers>();
     // The same in all lanes, and by this the compiler knows.
     const int warpgroup =
         __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
-    consume<T, kHeadDim>(params, shape, launch, shared, warpgroup - 1);
+    consume<T, kHeadDim, kVarlen>(params, shape, launch, shared, warpgroup - 1);
   }
 }
 

@@ -8,6 +8,7 @@ constexpr int kWarpgroupThreads = 128;
 constexpr int kWarpgroupRows = 64;   // of queries, per consumer
 constexpr int kBlockColumns = 64;    // tiles lie in shared memory in blocks of 64 columns,
 constexpr int kBlockRowBytes = 128;  // whose rows are as long as the widest swizzle
+constexpr int kItemBytes = 32;
 
 struct TileShape {
   int num_consumers;  // warpgroups beside the producer's
@@ -39,6 +40,7 @@ struct SmemMap {
   int k;  // [num_stages] tiles of block_n rows
   int v;  // the same
   int mbarriers;
+  int items;  // [query_stages] of kItemBytes: which rows Q's are, where the lengths tell
   int total;
 };
 
@@ -49,7 +51,8 @@ constexpr SmemMap smem_map(int head_dim_tile) {
   map.k = map.q + shape.query_stages * block_m(shape) * head_dim_tile * 2;
   map.v = map.k + shape.num_stages * shape.block_n * head_dim_tile * 2;
   map.mbarriers = map.v + shape.num_stages * shape.block_n * head_dim_tile * 2;
-  map.total = map.mbarriers + (2 * shape.query_stages + 4 * shape.num_stages) * 8;
+  map.items = map.mbarriers + (2 * shape.query_stages + 4 * shape.num_stages) * 8;
+  map.total = map.items + shape.query_stages * kItemBytes;
   return map;
 }
 
