@@ -13,7 +13,6 @@
 namespace dlattn::core {
 namespace {
 
-constexpr int kAnyTile = 64;               // boxes' sizes do not matter to what is refused
 constexpr std::int64_t kPackedRows = 128;  // of one of sm90's tiles
 
 // What of a tensor the copy engine cannot be told; empty if it can.
@@ -29,14 +28,31 @@ std::string misfit(const sm90::TensorBox& box) {
                     " bytes; accepted: multiples of 16 from 0 to ", kMaxStride);
     }
   }
+  if (box.rows_before == 0) return {};
+  // A pack's coordinates along its rows, those before it included, are of 32 bits.
+  const std::int64_t most_rows = (std::int64_t{1} << 31) - 1 - box.rows_before;
+  const std::int64_t rows = box.sizes[3] - box.rows_before;
+  if (rows > most_rows)
+    return concat(box.name, " has ", rows, " tokens; accepted: up to ", most_rows);
+  if (reinterpret_cast<std::uintptr_t>(box.data) / box.rows_before <=
+      static_cast<std::uintptr_t>(box.strides[1])) {
+    return concat(box.name, " begins at ", box.data, " and has a row stride of ", box.strides[1],
+                  " bytes; accepted: addresses beyond that of row ", box.rows_before);
+  }
   return {};
+}
+
+// Queries of a sequence; of packed ones, whose lengths the host does not know, on average.
+std::int64_t mean_seqlen_q(const AttentionParams& p) {
+  if (!p.cu_seqlens_q || p.batch_size == 0) return p.seqlen_q;
+  return (p.total_q + p.batch_size - 1) / p.batch_size;
 }
 
 // Whether the query heads of a KV head have so few rows together that wmma, which packs them,
 // leaves less of its tiles empty.
 bool better_packed(const AttentionParams& p, const DeviceInfo& device) {
   const std::int64_t group = p.num_heads / p.num_heads_kv;
-  if (group == 1 || p.seqlen_q * group > kPackedRows) return false;
+  if (group == 1 || mean_seqlen_q(p) * group > kPackedRows) return false;
   const int tile = head_dim_tile(Kernel::kWmma, p.dtype, std::max(p.head_dim, p.head_dim_v));
   return tile > 0 && choose_wmma(p, device, tile, {}, false).packed_heads > 1;
 }
@@ -58,7 +74,8 @@ std::string sm90_device_refusal(const DeviceInfo& device) {
 }
 
 std::string sm90_tensor_refusal(const AttentionParams& p) {
-  const sm90::TensorBoxes boxes = sm90::tensor_boxes(p, kAnyTile);
+  const int tile = static_cast<int>(std::max(p.head_dim, p.head_dim_v));
+  const sm90::TensorBoxes boxes = sm90::tensor_boxes(p, tile);
   for (const sm90::TensorBox* box : {&boxes.q, &boxes.k, &boxes.v, &boxes.out}) {
     const std::string why = misfit(*box);
     if (!why.empty()) return "sm90: " + why;
@@ -68,15 +85,17 @@ std::string sm90_tensor_refusal(const AttentionParams& p) {
 
 bool sm90_preferred(const AttentionParams& params, const DeviceInfo& device,
                     const Options& options) {
-  // A packed sequence must give the same bits as one in a batch, and packs run elsewhere.
-  if (!is_sm90(device) || options.batch_invariant) return false;
+  if (!is_sm90(device)) return false;
+  // What it does to a sequence depends on that alone; what is faster does not.
+  if (options.batch_invariant) return true;
   if (better_packed(params, device)) return false;
   // Its blocks are large, one on an SM: where they leave SMs idle, or most of their rows, smaller
   // ones are faster. How idle is too idle was measured for each tile, on an H200.
   const std::int64_t head_dim = std::max(params.head_dim, params.head_dim_v);
   const std::int64_t rows = sm90::block_m(sm90::tile_shape(static_cast<int>(head_dim)));
-  const std::int64_t m_blocks = (params.seqlen_q + rows - 1) / rows;
-  if (2 * params.seqlen_q < m_blocks * rows) return false;
+  const std::int64_t seqlen_q = mean_seqlen_q(params);
+  const std::int64_t m_blocks = (seqlen_q + rows - 1) / rows;
+  if (2 * seqlen_q < m_blocks * rows) return false;
   const int least_percent = rows == 256 ? 75 : head_dim <= 128 ? 40 : 20;
   return 100 * m_blocks * params.num_heads * params.batch_size >= least_percent * device.num_sms;
 }

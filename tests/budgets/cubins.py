@@ -39,7 +39,8 @@ _VARIANTS = {
         "general": _ALL,
     }
 }
-_PACKED = ("narrow",)  # of which there are kernels that pack heads beside
+# Kernels of which there is another beside: those that pack heads, those for packed sequences.
+_TWINS = {("wmma", "narrow"): "packed", ("sm90", ""): "varlen"}
 _KERNEL = re.compile(
     r"_ZN6dlattn\d+(sm90|[a-z_]+?)(?:6|\d\d(split|general)_)kernelI(6__half|13__nv_bfloat16|f)"
     r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?EEv\w+"
@@ -111,21 +112,27 @@ def variants(family: str, tile: int | None = None) -> list[str]:
     return [name for name, tiles in named.items() if tile is None or tile in tiles]
 
 
+def names(family: str, variant: str) -> list[str]:
+    """Those of the kernels of a tile shape, apart from family, dtype and tile."""
+    twin = _TWINS.get((family, variant))
+    return [variant, f"{variant}_{twin}".lstrip("_")] if twin else [variant]
+
+
 def expected_kernels() -> list[str]:
     merges = [kernel_name("merge", dtype, None) for dtype in _ENUMS]
     return [
         kernel_name(*instance, name)
         for instance in instances()
         for variant in variants(instance[0], instance[2])
-        for name in ((variant, f"{variant}_packed") if variant in _PACKED else (variant,))
+        for name in names(instance[0], variant)
     ] + merges
 
 
 def _parsed_name(match: re.Match[str]) -> str:
-    family, name, element, tile, variant, packed = match.groups()
+    family, name, element, tile, variant, twin = match.groups()
     if variant:
         name = variants(family)[int(variant)]
-    name = (name or "") + ("_packed" if packed == "1" else "")
+    name = names(family, name or "")[twin == "1"]
     return kernel_name(family, _TYPES[element], tile, name)
 
 
@@ -253,7 +260,7 @@ def dynamic_smem() -> dict[str, int]:
             if variant:
                 arguments += f", {variants(family).index(variant)}"
             config = f"dlattn::{family}::tile_config({arguments})"
-            for name in (variant, f"{variant}_packed") if variant in _PACKED else (variant,):
+            for name in names(family, variant):
                 whole = kernel_name(family, dtype, tile, name)
                 lines.append(f'std::printf("{whole} %d\\n", {config}.smem_bytes);')
     lines.append("}")

@@ -393,7 +393,6 @@ void sm90_plans() {
   }
   static const float numbers[64] = {};
   static const std::uint8_t bools[64] = {};
-  static const std::int32_t offsets[3] = {0, 1, 2};
   const struct {
     void (*change)(AttentionParams&);
     const char* why;
@@ -402,10 +401,6 @@ void sm90_plans() {
       {[](AttentionParams& p) { p.bias = numbers; }, "does not implement bias"},
       {[](AttentionParams& p) { p.mask = bools; }, "does not implement mask"},
       {[](AttentionParams& p) { p.alibi_slopes = numbers; }, "does not implement alibi_slopes"},
-      {[](AttentionParams& p) {
-         p.cu_seqlens_q = p.cu_seqlens_k = offsets, p.total_q = p.total_k = 2;
-       },
-       "does not implement cu_seqlens_q"},
       {[](AttentionParams& p) { p.head_dim = 20; },
        "head_dim is 20; accepted: multiples of 8 up to 256"},
       {[](AttentionParams& p) { p.head_dim_v = 60; },
@@ -468,14 +463,60 @@ void sm90_plans() {
   CHECK(core::make_plan(few, h200, {}).kernel == Kernel::kWmma);
   few.seqlen_q = 64;
   CHECK(core::make_plan(few, h200, {}).kernel == Kernel::kSm90);
-  // Sequences in packs run elsewhere, and must give the same bits as in batches.
-  Options invariant;
-  invariant.batch_invariant = true;
-  CHECK(dlattn::plan(problem(DType::kFloat16, 64), h200, invariant).kernel == Kernel::kWmma);
   // A dimension of one element has no stride; without keys there is nothing to copy.
   AttentionParams p = problem(DType::kFloat16, 64);
   p.batch_size = 1, p.q_batch_stride = 3, p.seqlen_k = 0, p.k = p.v = nullptr, p.k_row_stride = 1;
   CHECK(supported(p, h200, force(Kernel::kSm90)).ok);
+}
+
+// Packs on sm90: what decides is the tokens, not the longest sequence.
+void sm90_packs() {
+  if (!has_sm90()) return;
+  static const std::int32_t offsets[2] = {};
+  const DeviceInfo h200 = gpus().back();
+  const auto pack = [](std::int64_t sequences, std::int64_t tokens, std::int64_t longest,
+                       int head_dim) {
+    AttentionParams p = problem(DType::kFloat16, head_dim);
+    p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = p.out_batch_stride = 3;  // ignored
+    p.cu_seqlens_q = p.cu_seqlens_k = offsets;
+    p.batch_size = sequences, p.total_q = p.total_k = tokens, p.seqlen_q = p.seqlen_k = longest;
+    return p;
+  };
+  const struct {
+    std::int64_t sequences, tokens, longest;
+    int head_dim;
+    Kernel kernel;
+    std::int64_t grid;
+  } choices[] = {
+      {64, 131584, 4096, 128, Kernel::kSm90, (131584 / 128 + 64) * 8},
+      {64, 131584, 4096, 64, Kernel::kSm90, (131584 / 256 + 64) * 8},
+      {1000, 1000, 1, 128, Kernel::kWmma, 0},
+      {1000, 1000 + 8192, 8192, 128, Kernel::kWmma, 0},
+      {100, 100 * 63, 4096, 128, Kernel::kWmma, 0},
+      {100, 100 * 64, 4096, 128, Kernel::kSm90, (6400 / 128 + 100) * 8},
+      {256, 256 * 300, 1000, 128, Kernel::kSm90, 132},
+      {1, 0, 0, 128, Kernel::kWmma, 0},
+  };
+  for (const auto& c : choices) {
+    const Plan plan = dlattn::plan(pack(c.sequences, c.tokens, c.longest, c.head_dim), h200);
+    const std::string name = std::to_string(c.sequences) + " sequences, " +
+                             std::to_string(c.tokens) + " tokens, head_dim " +
+                             std::to_string(c.head_dim);
+    CHECK_FOR(plan.kernel == c.kernel, name);
+    if (c.kernel == Kernel::kSm90) CHECK_FOR(plan.grid == c.grid, name);
+  }
+  // What the copy engine's map of a pack cannot hold.
+  AttentionParams p = pack(2, 3000000000, 4096, 64);
+  CHECK_THROWS(dlattn::plan(p, h200, force(Kernel::kSm90)), UnsupportedError,
+               "no kernel can run this: sm90: q has 3000000000 tokens; accepted: up to 2147483583");
+  p = pack(2, 4096, 4096, 128);
+  p.v_row_stride = (std::int64_t{1} << 39) - 8;
+  const Support support = supported(p, h200, force(Kernel::kSm90));
+  CHECK(!support.ok);
+  const std::string why = support.ok ? "" : support.reasons[0];
+  CHECK(why.find("sm90: v begins at ") == 0);
+  CHECK(why.find(" and has a row stride of 1099511627760 bytes; accepted: "
+                                "addresses beyond that of row 128") != std::string::npos);
 }
 
 // batch_invariant: what surrounds a sequence changes neither kernel nor tile shape.
@@ -489,7 +530,7 @@ void batch_invariance() {
       AttentionParams p = problem(DType::kFloat16, head_dim);
       p.num_heads = p.num_heads_kv = 64, p.batch_size = 64, p.seqlen_q = p.seqlen_k = 8192;
       p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = 0;
-      const Plan large = core::make_plan(p, device, below_sm90(device));
+      const Plan large = core::make_plan(p, device, {});
       for (const std::int64_t batch_size : {1, 3, 64}) {
         for (const std::int64_t seqlen : {1, 100, 512, 8192}) {
           for (const std::int64_t num_heads : {1, 8, 64}) {
@@ -503,7 +544,8 @@ void batch_invariance() {
               CHECK_EQ(plan.variant, large.variant);
               CHECK_EQ(plan.block_m, large.block_m);
               CHECK_EQ(plan.num_splits, 1);
-              matters |= core::make_plan(p, device, below_sm90(device)).variant != large.variant;
+              const Plan fastest = core::make_plan(p, device, {});
+              matters |= fastest.variant != large.variant || fastest.kernel != large.kernel;
             }
           }
         }
@@ -770,6 +812,7 @@ int main() {
   packed_heads();
   packed_launches();
   sm90_plans();
+  sm90_packs();
   batch_invariance();
   forced_kernels();
   features();
