@@ -17,27 +17,17 @@ constexpr std::int64_t kPackedRows = 128;  // of one of sm90's tiles
 
 // What of a tensor the copy engine cannot be told; empty if it can.
 std::string misfit(const sm90::TensorBox& box) {
-  constexpr std::int64_t kMaxStride = (std::int64_t{1} << 40) - 16;
+  constexpr std::int64_t kMaxStride = std::int64_t{1} << 40;
+  const std::int64_t most_bytes = (box.rank == 5 ? sm90::kPackTurn : kMaxStride) - 16;
   if (reinterpret_cast<std::uintptr_t>(box.data) % 16 != 0)
     return concat(box.name, " begins at ", box.data, "; accepted: multiples of 16 bytes");
   const char* const names[] = {"column", "row", "head", "batch"};
   for (int i = 1; i < 4; ++i) {
     const std::int64_t stride = box.strides[i];
-    if (stride % 16 != 0 || stride < 0 || stride > kMaxStride) {
+    if (stride % 16 != 0 || stride < 0 || stride > most_bytes) {
       return concat(box.name, " has a ", names[i], " stride of ", stride,
-                    " bytes; accepted: multiples of 16 from 0 to ", kMaxStride);
+                    " bytes; accepted: multiples of 16 from 0 to ", most_bytes);
     }
-  }
-  if (box.rows_before == 0) return {};
-  // A pack's coordinates along its rows, those before it included, are of 32 bits.
-  const std::int64_t most_rows = (std::int64_t{1} << 31) - 1 - box.rows_before;
-  const std::int64_t rows = box.sizes[3] - box.rows_before;
-  if (rows > most_rows)
-    return concat(box.name, " has ", rows, " tokens; accepted: up to ", most_rows);
-  if (reinterpret_cast<std::uintptr_t>(box.data) / box.rows_before <=
-      static_cast<std::uintptr_t>(box.strides[1])) {
-    return concat(box.name, " begins at ", box.data, " and has a row stride of ", box.strides[1],
-                  " bytes; accepted: addresses beyond that of row ", box.rows_before);
   }
   return {};
 }

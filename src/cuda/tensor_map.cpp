@@ -34,20 +34,20 @@ Encode find_encode() {
 
 ptx::TensorMap encode_tensor_map(const sm90::TensorBox& box, DType dtype) {
   static const Encode encode = find_encode();
-  constexpr int kRank = 4;
+  constexpr int kMaxRank = 5;
   CUtensorMap map;
-  cuuint64_t sizes[kRank], strides[kRank - 1];
-  for (int i = 0; i < kRank; ++i) sizes[i] = static_cast<cuuint64_t>(box.sizes[i]);
-  for (int i = 1; i < kRank; ++i) strides[i - 1] = static_cast<cuuint64_t>(box.strides[i]);
-  const cuuint32_t box_sizes[kRank] = {sm90::kBlockColumns, static_cast<cuuint32_t>(box.box_rows),
-                                       1, 1};
-  const cuuint32_t steps[kRank] = {1, 1, 1, 1};
+  cuuint64_t sizes[kMaxRank], strides[kMaxRank - 1];
+  for (int i = 0; i < box.rank; ++i) sizes[i] = static_cast<cuuint64_t>(box.sizes[i]);
+  for (int i = 1; i < box.rank; ++i) strides[i - 1] = static_cast<cuuint64_t>(box.strides[i]);
+  const cuuint32_t box_sizes[kMaxRank] = {sm90::kBlockColumns,
+                                          static_cast<cuuint32_t>(box.box_rows), 1, 1, 1};
+  const cuuint32_t steps[kMaxRank] = {1, 1, 1, 1, 1};
   const CUresult result = encode(
       &map,
       dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-      kRank, const_cast<void*>(box.start()), sizes, strides, box_sizes, steps,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      static_cast<cuuint32_t>(box.rank), const_cast<void*>(box.data), sizes, strides, box_sizes,
+      steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw DeviceError(std::string("sm90: cuTensorMapEncodeTiled of ") + box.name +
                       " failed: error " + std::to_string(result));

@@ -16,8 +16,11 @@ import pytest
 
 import dlattn
 from dlattn import bench
-from dlattn.bench import environment, features, figures, mma_ceiling, plot, report, timing
+from dlattn.bench import environment, features, figures, mma_ceiling, peers, plot, report, timing
+from dlattn.bench import session as sessions
 from dlattn.bench.cases import Case, small, sweep
+from dlattn.bench.report import Result
+from dlattn.bench.session import TILES, Entrant
 from dlattn.cli import main
 from dlattn.reference import attention_reference, same_dtype_reference
 
@@ -223,10 +226,10 @@ def test_times_of_tiles_are_compared() -> None:
     plain = Entrant(contestant, problem)
     entrants = [plain, Entrant(contestant, problem, plain)]
     results = [Result(case, "dlattn cpu", True, times=[seconds]) for seconds in (4.0, 3.0)]
-    session_module._compare(entrants, results)
+    sessions._compare(entrants, results)
     assert not results[1].facts
     results[0].facts, results[1].facts = {TILES: 100}, {TILES: 60}
-    session_module._compare(entrants, results)
+    sessions._compare(entrants, results)
     assert results[1].facts["time a tile over the baseline's"] == pytest.approx(1.25)
 
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/sm90/traits.h"
+#include "cuda/tile/launch_shape.h"
 #include "dlattn/params.h"
 
 // What the copy engine is told of the tensors, as plain host code: the plan asks whether it can be
@@ -14,15 +15,10 @@ namespace dlattn::sm90 {
 struct TensorBox {
   const char* name;
   const void* data;
-  std::int64_t sizes[4];    // columns, rows, heads, batch; at least 1
-  std::int64_t strides[4];  // in bytes; of a dimension of one element, any that is accepted
+  std::int64_t sizes[5];    // columns, rows, heads, batch; at least 1; of a pack, see packed_box
+  std::int64_t strides[5];  // in bytes; of a dimension of one element, any that is accepted
   int box_rows;
-  int rows_before = 0;  // by how many rows the tensor begins before `data`
-
-  const void* start() const {
-    return reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(data) -
-                                         static_cast<std::uintptr_t>(rows_before * strides[1]));
-  }
+  int rank = 4;
 };
 
 struct TensorBoxes {
@@ -47,19 +43,26 @@ inline TensorBox tensor_box(const char* name, const void* data, std::int64_t col
 }
 
 // Rows of packed sequences. A box must end with its sequence: what follows in memory is another's,
-// or nobody's. So the dimension of rows has no more of them than a box, the last one walks along
-// the pack in steps of a row, and a box that is to hold its first r rows alone lies at row box_rows
-// - r, r rows further along: what is beyond it the copy engine takes for the tensor's end. For that
-// the tensor begins box_rows rows early; what lies before it is never copied.
+// or nobody's. So rows are counted from the end of their dimension: a box whose sequence has r more
+// rows begins at row kPackEnd - r, and there the copy engine takes the tensor to end. The fourth
+// dimension walks along the pack in steps of a row, too, to where the sequence ends; and the last
+// one takes the kPackEnd rows back, for its coordinate kPackEnd stands for 2^64 - kPackEnd rows,
+// and addresses wrap.
+constexpr std::int64_t kPackEnd = std::int64_t{1} << 30;
+constexpr std::int64_t kPackTurn = std::int64_t{1} << 34;  // 2^64 / kPackEnd
+static_assert(kPackEnd > kMaxSeqlen);
+
 inline TensorBox packed_box(const char* name, const void* data, std::int64_t columns,
                             std::int64_t rows, std::int64_t row_stride, std::int64_t heads,
                             std::int64_t head_stride, int box_rows) {
-  TensorBox box = tensor_box(name, data, columns, rows, row_stride, heads, head_stride, 1, 0,
-                             box_rows);
-  box.sizes[1] = box_rows;
-  box.sizes[3] = std::max<std::int64_t>(rows, 1) + box_rows;
+  TensorBox box =
+      tensor_box(name, data, columns, rows, row_stride, heads, head_stride, 1, 0, box_rows);
+  box.rank = 5;
+  box.sizes[1] = kPackEnd;
+  box.sizes[3] = std::max<std::int64_t>(rows, 1) + 1;
+  box.sizes[4] = kPackEnd + 1;
   box.strides[3] = box.strides[1];
-  box.rows_before = box_rows;
+  box.strides[4] = kPackTurn - box.strides[1];
   return box;
 }
 

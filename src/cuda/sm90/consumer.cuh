@@ -15,9 +15,8 @@ __device__ __forceinline__ Item received_item(const Shared<kHeadDim>& shared, un
   shared.queries.wait_full(query_use);
   const auto uniform = [](int x) { return __shfl_sync(tile::kFullMask, x, 0); };
   const Item item = *shared.item(query_use);
-  return {uniform(item.m_block), item.head,
-          item.batch,            item.start_q,
-          uniform(item.seqlen_q), uniform(item.seqlen_k)};
+  return {uniform(item.m_block), item.head, item.batch, item.start_q, uniform(item.seqlen_q),
+          uniform(item.seqlen_k)};
 }
 
 // A consumer warpgroup's 64 query rows of one work item after the other. A step starts the scores
@@ -136,8 +135,8 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
 #pragma unroll 1
     for (; n >= all.begin; --n) pass_over();
 
-    const bool stored =
-        store_results<T, kHeadDim, kVarlen>(params, launch, item, first_row, consumer, sQ, softmax, acc_o);
+    const bool stored = store_results<T, kHeadDim, kVarlen>(params, launch, item, first_row,
+                                                            consumer, sQ, softmax, acc_o);
     if (stored) shared.queries.release(query_use);
   }
   turns.end();

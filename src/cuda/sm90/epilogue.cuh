@@ -47,12 +47,11 @@ __device__ __forceinline__ bool store_results(const AttentionParams& params, con
   ptx::barrier_sync(kWarpgroupBarrier + consumer, kWarpgroupThreads);
   if (place.thread != 0) return false;
   if (first_row < item.seqlen_q) {
-    const BoxRows rows =
-        box_rows<kVarlen>(item, item.start_q, item.seqlen_q, first_row, kWarpgroupRows);
+    const BoxRows rows = box_rows<kVarlen>(item, item.start_q, item.seqlen_q, first_row);
 #pragma unroll
     for (int d = 0; d < kHeadDim; d += kBlockColumns) {
       if (d < params.head_dim_v) {
-        ptx::tma_store(launch.out, sO + d * kBlockRowBytes, {d, rows.row, item.head, rows.batch});
+        store_box<kVarlen>(launch.out, sO + d * kBlockRowBytes, d, rows, item.head);
       }
     }
     ptx::tma_store_commit();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/ptx/tma.cuh"
 #include "cuda/sm90/boxes.h"
 #include "cuda/sm90/setup.cuh"
 #include "cuda/tile/scheduler.cuh"
@@ -78,14 +79,35 @@ struct BoxRows {
   int row, batch;
 };
 
-// Of `rows` rows from the sequence's row `first` on, those before row `end`; `start`: the
-// sequence's first row of a pack's.
+// From the sequence's row `first` on, as far as row `end`; `start`: the sequence's first row of a
+// pack's.
 template <bool kVarlen>
-__device__ __forceinline__ BoxRows box_rows(const Item& item, int start, int end, int first,
-                                            int rows) {
+__device__ __forceinline__ BoxRows box_rows(const Item& item, int start, int end, int first) {
   if constexpr (!kVarlen) return {first, item.batch};
-  const int inside = min(end - first, rows);
-  return {rows - inside, start + first + inside};
+  return {static_cast<int>(kPackEnd) - (end - first), start + end};
+}
+
+// Moves a box between the tensor and its place in shared memory.
+template <bool kVarlen>
+__device__ __forceinline__ void load_box(ptx::SmemAddress to, const ptx::TensorMap& map,
+                                         ptx::SmemAddress mbarrier, int column, BoxRows rows,
+                                         int head) {
+  const ptx::BoxAt at = {column, rows.row, head, rows.batch};
+  if constexpr (kVarlen) {
+    ptx::tma_load(to, map, mbarrier, at, static_cast<int>(kPackEnd));
+  } else {
+    ptx::tma_load(to, map, mbarrier, at);
+  }
+}
+template <bool kVarlen>
+__device__ __forceinline__ void store_box(const ptx::TensorMap& map, ptx::SmemAddress from,
+                                          int column, BoxRows rows, int head) {
+  const ptx::BoxAt at = {column, rows.row, head, rows.batch};
+  if constexpr (kVarlen) {
+    ptx::tma_store(map, from, at, static_cast<int>(kPackEnd));
+  } else {
+    ptx::tma_store(map, from, at);
+  }
 }
 
 }  // namespace dlattn::sm90

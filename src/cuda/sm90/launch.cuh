@@ -9,10 +9,10 @@ namespace dlattn::sm90 {
 template <DType dtype, int kTile, bool kVarlen>
 void launch_kernel(const AttentionParams& params, const Plan& plan, void* stream) {
   const TensorBoxes boxes = tensor_boxes(params, kTile);
-  const Launch launch = {cuda::encode_tensor_map(boxes.q, dtype),
-                         cuda::encode_tensor_map(boxes.k, dtype),
-                         cuda::encode_tensor_map(boxes.v, dtype),
-                         cuda::encode_tensor_map(boxes.out, dtype), static_cast<unsigned>(num_items(params, plan.block_m))};
+  const Launch launch = {
+      cuda::encode_tensor_map(boxes.q, dtype), cuda::encode_tensor_map(boxes.k, dtype),
+      cuda::encode_tensor_map(boxes.v, dtype), cuda::encode_tensor_map(boxes.out, dtype),
+      static_cast<unsigned>(num_items(params, plan.block_m))};
   cuda::launch_kernel<kernel<cuda::Element<dtype>, kTile, kVarlen>>(
       "sm90", params.device.index, plan.grid, plan.num_warps * 32, plan.smem_bytes, stream, params,
       make_launch_shape(params, plan), launch);
@@ -20,8 +20,8 @@ void launch_kernel(const AttentionParams& params, const Plan& plan, void* stream
 
 template <DType dtype, int kTile>
 void launch(const AttentionParams& params, const Plan& plan, void* stream) {
-  const auto launch = params.cu_seqlens_q ? launch_kernel<dtype, kTile, true>
-                                          : launch_kernel<dtype, kTile, false>;
+  const auto launch =
+      params.cu_seqlens_q ? launch_kernel<dtype, kTile, true> : launch_kernel<dtype, kTile, false>;
   launch(params, plan, stream);
 }
 

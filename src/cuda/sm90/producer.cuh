@@ -1,6 +1,5 @@
 #pragma once
 
-#include "cuda/ptx/tma.cuh"
 #include "cuda/sm90/items.cuh"
 #include "cuda/sm90/setup.cuh"
 #include "cuda/sm90/tiles.cuh"
@@ -48,24 +47,23 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
     const ptx::SmemAddress arrived = shared.queries.begin_fill(query_use, shared.kQueryBytes);
 #pragma unroll
     for (int c = 0; c < kShape.num_consumers; ++c) {
-      const BoxRows rows = box_rows<kVarlen>(item, item.start_q, item.seqlen_q,
-                                             m0 + c * kWarpgroupRows, kWarpgroupRows);
+      const BoxRows rows =
+          box_rows<kVarlen>(item, item.start_q, item.seqlen_q, m0 + c * kWarpgroupRows);
 #pragma unroll
       for (int b = 0; b < kColumnBlocks; ++b) {
-        ptx::tma_load(shared.q(query_use, c) + b * kWarpgroupRows * kBlockRowBytes, launch.q,
-                      arrived, {b * kBlockColumns, rows.row, item.head, rows.batch});
+        load_box<kVarlen>(shared.q(query_use, c) + b * kWarpgroupRows * kBlockRowBytes, launch.q,
+                          arrived, b * kBlockColumns, rows, item.head);
       }
     }
     ++query_use;
 
     const auto load = [&](const ptx::TensorMap& map, ptx::SmemAddress to, ptx::SmemAddress full,
                           int n) {
-      const BoxRows rows =
-          box_rows<kVarlen>(item, start_k, item.seqlen_k, n * kBlockN, kBlockN);
+      const BoxRows rows = box_rows<kVarlen>(item, start_k, item.seqlen_k, n * kBlockN);
 #pragma unroll
       for (int b = 0; b < kColumnBlocks; ++b) {
-        ptx::tma_load(to + b * kBlockN * kBlockRowBytes, map, full,
-                      {b * kBlockColumns, rows.row, head_kv, rows.batch});
+        load_box<kVarlen>(to + b * kBlockN * kBlockRowBytes, map, full, b * kBlockColumns, rows,
+                          head_kv);
       }
     };
     const auto load_k = [&](int n, unsigned use) {
