@@ -125,7 +125,7 @@ def tile_shapes() -> dict[tuple[int, str], Shape]:
               const auto c = tile_config(tile, v);
               std::printf("%d %d %s %d %d %d %d %d\\n", tile, v, kVariantNames[v], c.block_m,
                           c.block_n, c.num_warps, c.smem_bytes,
-                          v == kSplit ? split_shape(tile).key_groups : 1);
+                          splits_keys(v) ? split_shape(tile, v == kWhole).key_groups : 1);
             }}
         }}"""
     shapes = {}
@@ -199,7 +199,9 @@ def _kernels_of(binary: Path, arch: str, shapes: dict[tuple[int, str], Shape]) -
         if match := _SYMBOL.fullmatch(symbol):
             kind, tile, variant = match.groups()
             names = {s.variant: s.name for s in shapes.values()}
-            shape = shapes[int(tile), kind or names[int(variant)]]
+            shape = shapes[int(tile), names[int(variant)] if variant else kind]
+            if shape.name == "whole":  # has no loop, and asks for more than Ada's shared memory
+                continue
             yield Kernel(shape, arch, usage[symbol].registers, listing)
 
 

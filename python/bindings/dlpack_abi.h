@@ -47,6 +47,7 @@ enum TypeCode : std::uint8_t {
   kBfloat = 4,
   kComplex = 5,
   kBool = 6,
+  kFloat8E3m4 = 7,  // the first of eleven types of 8, 6 and 4 bits
 };
 
 struct DLDataType {

@@ -1,6 +1,7 @@
 #include "tensor.h"
 
 #include <cstring>
+#include <iterator>
 
 #include "errors.h"
 
@@ -140,6 +141,11 @@ std::string shape_text(const std::int64_t* shape, int ndim) {
 }
 
 std::string dtype_text(dlpack::DLDataType dtype) {
+  // The types from kFloat8E3m4 on, each a code of its own.
+  static constexpr const char* kSmallFloats[] = {
+      "float8_e3m4",     "float8_e4m3",   "float8_e4m3b11fnuz", "float8_e4m3fn",
+      "float8_e4m3fnuz", "float8_e5m2",   "float8_e5m2fnuz",    "float8_e8m0fnu",
+      "float6_e2m3fn",   "float6_e3m2fn", "float4_e2m1fn"};
   if (dtype.code == dlpack::kBool) return "bool";
   const char* kind = nullptr;
   switch (dtype.code) {
@@ -161,9 +167,12 @@ std::string dtype_text(dlpack::DLDataType dtype) {
     default:
       break;
   }
+  const std::size_t small = dtype.code - std::size_t{dlpack::kFloat8E3m4};
   std::string text =
       kind ? kind + std::to_string(dtype.bits)
-           : concat("DLPack type code ", int{dtype.code}, " of ", int{dtype.bits}, " bits");
+      : small < std::size(kSmallFloats)
+          ? kSmallFloats[small]
+          : concat("DLPack type code ", int{dtype.code}, " of ", int{dtype.bits}, " bits");
   if (dtype.lanes != 1) text += " x " + std::to_string(dtype.lanes);
   return text;
 }
@@ -249,7 +258,9 @@ Tensor from_array_struct(nb::handle array, const char* name) {
   tensor.dtype = array_dtype(array, *interface);
   if (tensor.dtype.lanes == 0 || swapped) {
     const std::string dtype = text(nb::object(array.attr("dtype")));
-    unsupported(name, ": dtype is ", dtype, "; accepted: a number in the machine's byte order");
+    unsupported(name, ": dtype is ", dtype, "; accepted: ",
+                swapped ? "a number in the machine's byte order"
+                        : "bool, bfloat16, or NumPy's numbers of up to 64 bits");
   }
   tensor.data = interface->data;
   tensor.read_only = !(interface->flags & kArrayWriteable);

@@ -50,11 +50,9 @@ BuildInfo build_info() {
   info.cuda_version = cuda::toolkit_version();
   info.archs = split(cuda::archs());
   info.kernels = {to_string(Kernel::kCpu)};
-  if (info.cuda) {
-    for (const Kernel kernel :
-         {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem, Kernel::kWmma, Kernel::kSm90}) {
-      info.kernels.push_back(to_string(kernel));
-    }
+  for (const Kernel kernel :
+       {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem, Kernel::kWmma, Kernel::kSm90}) {
+    if (cuda::find_launcher(kernel, DType::kFloat16, 64)) info.kernels.push_back(to_string(kernel));
   }
   return info;
 }

@@ -8,7 +8,7 @@
 #include "core/sm90_plan.h"
 #include "core/wmma_plan.h"
 #include "cuda/scalar/traits.h"
-#include "cuda/sm90/traits.h"
+#include "cuda/sm90/boxes.h"
 #include "cuda/tile/alignment.h"
 #include "cuda/tile/launch_shape.h"
 #include "cuda/wmma/traits.h"
@@ -51,7 +51,7 @@ TileConfig tile_config(Kernel kernel, const AttentionParams& p, int head_dim_til
     case Kernel::kWmmaSmem:
       return wmma_smem::tile_config(head_dim_tile);
     case Kernel::kSm90:
-      return sm90::tile_config(head_dim_tile);
+      return sm90::tile_config(head_dim_tile, sm90::head_dim_v_tile(head_dim_tile, p.head_dim_v));
     default:
       return scalar::tile_config(static_cast<int>(size_of(p.dtype)), head_dim_tile);
   }

@@ -1,7 +1,6 @@
 #include "core/sm90_plan.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/backend.h"
 #include "core/concat.h"
@@ -58,9 +57,7 @@ std::string sm90_device_refusal(const DeviceInfo& device) {
     return concat("sm90: needs compute capability 9.0; ", device.name, " has ",
                   device.compute_major, ".", device.compute_minor);
   }
-  if (cuda::compiled() && !std::strstr(cuda::archs(), "90a"))
-    return concat("sm90: needs kernels for 90a; this build has kernels for ", cuda::archs());
-  return {};
+  return device.sm90_unserved.empty() ? "" : concat("sm90: ", device.sm90_unserved);
 }
 
 std::string sm90_tensor_refusal(const AttentionParams& p) {
@@ -81,8 +78,8 @@ bool sm90_preferred(const AttentionParams& params, const DeviceInfo& device,
   if (better_packed(params, device)) return false;
   // Its blocks are large, one on an SM: where they leave SMs idle, or most of their rows, smaller
   // ones are faster. How idle is too idle was measured for each tile, on an H200.
-  const std::int64_t head_dim = std::max(params.head_dim, params.head_dim_v);
-  const std::int64_t rows = sm90::block_m(sm90::tile_shape(static_cast<int>(head_dim)));
+  const int head_dim = static_cast<int>(std::max(params.head_dim, params.head_dim_v));
+  const std::int64_t rows = sm90::block_m(sm90::tile_shape(params, head_dim));
   const std::int64_t seqlen_q = mean_seqlen_q(params);
   const std::int64_t m_blocks = (seqlen_q + rows - 1) / rows;
   if (2 * seqlen_q < m_blocks * rows) return false;
@@ -97,9 +94,9 @@ std::int64_t sm90_grid(const AttentionParams& params, const DeviceInfo& device, 
   // blocks spreads more evenly: what counts where works are long, or few.
   constexpr std::int64_t kShortKeys = 1024;
   constexpr std::int64_t kManyRounds = 8;
-  const sm90::TileShape shape = sm90::tile_shape(head_dim_tile);
-  const std::int64_t num_items = sm90::num_items(params, sm90::block_m(shape));
-  const bool short_works = params.seqlen_k <= kShortKeys && shape.query_stages > 1;
+  const int query_stages = sm90::tile_shape(params, head_dim_tile).query_stages;
+  const std::int64_t num_items = sm90::num_items(params, head_dim_tile);
+  const bool short_works = params.seqlen_k <= kShortKeys && query_stages > 1;
   const bool many = num_items >= kManyRounds * device.num_sms;
   return short_works && many && num_items <= most ? device.num_sms : num_items;
 }

@@ -146,8 +146,9 @@ void check_scores(const AttentionParams& p) {
   check_window("window right", p.window_right);
   if (p.bias) {
     if (p.bias_dtype != p.dtype && p.bias_dtype != DType::kFloat32) {
-      fail("bias: dtype is ", to_string(p.bias_dtype), "; accepted: ", to_string(p.dtype),
-           " (that of q) or float32");
+      fail("bias: dtype is ", to_string(p.bias_dtype), "; accepted: ",
+           p.dtype == DType::kFloat32 ? "" : concat(to_string(p.dtype), " (that of q) or "),
+           "float32");
     }
     check_stride("bias", "batch", p.batch_size, p.bias_batch_stride);
     check_stride("bias", "num_heads", p.num_heads, p.bias_head_stride);

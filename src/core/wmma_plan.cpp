@@ -42,6 +42,8 @@ Speed speed(int head_dim_tile, int variant) {
       if (head_dim_tile <= 64) return {2700, 4.9, 4.1};
       if (head_dim_tile <= 96) return {3200, 10.1, 8.5};
       return {3400, 8.8, 8.3};
+    case wmma::kWhole:
+      return {2900, 4.0, 4.0};
     default:  // kAhead
       return head_dim_tile <= 192 ? Speed{7300, 31.0, 31.0} : Speed{8600, 43.5, 44.0};
   }
@@ -156,6 +158,17 @@ std::string fast_refusal(const AttentionParams& p) {
   return "rows of q, k and v are aligned to " + std::to_string(bytes) + " bytes; accepted: 16";
 }
 
+// Why the kernels that divide keys among a block's warps do not serve a problem that the fast ones
+// serve; empty if they do.
+std::string split_refusal(const AttentionParams& p, int head_dim_tile, int variant) {
+  if (!wmma::split_offsets_fit(p)) return "q, k or v spans 32 GiB or more; accepted: less";
+  if (variant != wmma::kWhole) return {};
+  if (p.cu_seqlens_q) return "does not implement cu_seqlens_q";
+  const std::int64_t most = wmma::whole_keys(wmma::split_shape(head_dim_tile, true));
+  if (p.seqlen_k <= most) return {};
+  return "seqlen_k is " + std::to_string(p.seqlen_k) + "; accepted: up to " + std::to_string(most);
+}
+
 // Why the query heads of a KV head cannot be rows of the same tiles; empty if they can.
 std::string packing_refusal(const AttentionParams& p, int variant) {
   if (wmma::group_size(p) == 1) return "every query head has a head of k and v to itself";
@@ -224,11 +237,12 @@ WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, 
   // The one that needs least shared memory.
   WmmaChoice best = {any ? wmma::kNarrow : request.variant, must_pack ? group : 1};
   double least = std::numeric_limits<double>::infinity();
-  for (const int variant : {wmma::kAhead, wmma::kWide, wmma::kNarrow, wmma::kSplit}) {
+  for (const int variant : {wmma::kAhead, wmma::kWide, wmma::kNarrow, wmma::kSplit, wmma::kWhole}) {
     if (!wmma::has_variant(head_dim_tile, variant) || (!any && variant != request.variant))
       continue;
     if (any && variant == wmma::kAhead && device.compute_major < 9) continue;
-    if (any && variant == wmma::kSplit && !wmma::split_offsets_fit(params)) continue;
+    if (any && wmma::splits_keys(variant) && !split_refusal(params, head_dim_tile, variant).empty())
+      continue;
     if (must_pack && !may_pack(variant)) continue;
     const double unpacked = predicted_time(p, device, head_dim_tile, {variant, 1});
     WmmaChoice choice = {variant, 1};
@@ -257,8 +271,8 @@ std::string wmma_refusal(const AttentionParams& p, int head_dim_tile, const Wmma
   if (!wmma::has_variant(head_dim_tile, request.variant))
     return name + " has no instance for this head_dim";
   std::string why = request.variant == wmma::kGeneral ? std::string() : fast_refusal(p);
-  if (why.empty() && request.variant == wmma::kSplit && !wmma::split_offsets_fit(p))
-    why = "q, k or v spans 32 GiB or more; accepted: less";
+  if (why.empty() && wmma::splits_keys(request.variant))
+    why = split_refusal(p, head_dim_tile, request.variant);
   return why.empty() ? why : name + ": " + why;
 }
 

@@ -62,6 +62,9 @@ DeviceInfo query(int index) {
                     "." + std::to_string(info.compute_minor) + "; this build has kernels for " +
                     archs();
   }
+  if (!find_launcher(Kernel::kSm90, DType::kFloat16, 64))
+    info.sm90_unserved =
+        std::string("needs kernels for 90a; this build has kernels for ") + archs();
   return info;
 }
 

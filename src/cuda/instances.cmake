@@ -17,5 +17,5 @@ dlattn_instance(wmma float16 32 64 96 128 192 256)
 dlattn_instance(wmma bfloat16 32 64 96 128 192 256)
 
 # Only for compute capability 9.0, and by its own instructions, so compiled for sm_90a alone (src/cuda/CMakeLists.txt).
-dlattn_instance(sm90 float16 64 128 256)
-dlattn_instance(sm90 bfloat16 64 128 256)
+dlattn_instance(sm90 float16 64 96 128 192 256)
+dlattn_instance(sm90 bfloat16 64 96 128 192 256)

@@ -73,19 +73,50 @@ void allow_smem(int device, std::int64_t smem_bytes, const char* kernel_name) {
   allowed.fetch_or(bit, std::memory_order_relaxed);
 }
 
-// Enqueues `kernel`; never synchronises. `smem_bytes` is at most kMaxSmem, or, without one, the
-// same in every launch of one kernel.
+// Whether a launch of `kernel` may start before the grid ahead of it in its stream is over: where
+// the code that runs has kernels' wait for it (ptx/grid_dependency.cuh), and graphs can be captured
+// with such launches. PTX for an older compute capability, translated by the driver, has not. Asked
+// of CUDA once per device.
+template <auto kernel>
+bool waits_for_grids_ahead(int device, const char* kernel_name) {
+  constexpr int kPtxVersion = 90, kDriverVersion = 12030;
+  static std::atomic<std::uint64_t> asked{0}, waits{0};
+  const std::uint64_t bit = device < 64 ? std::uint64_t{1} << device : 0;
+  if (asked.load(std::memory_order_acquire) & bit)
+    return waits.load(std::memory_order_relaxed) & bit;
+  cudaFuncAttributes code;
+  check(cudaFuncGetAttributes(&code, reinterpret_cast<const void*>(kernel)), kernel_name,
+        "asking for the code's version");
+  int driver = 0;
+  check(cudaDriverGetVersion(&driver), kernel_name, "asking for the driver's version");
+  const bool answer = code.ptxVersion >= kPtxVersion && driver >= kDriverVersion;
+  if (answer) waits.fetch_or(bit, std::memory_order_relaxed);
+  asked.fetch_or(bit, std::memory_order_release);
+  return answer;
+}
+
+// Enqueues `kernel`; never synchronises. Every thread of every block of it waits for the grids
+// ahead before it accesses global memory, so that its end implies theirs, and lets the next grid
+// start only then, so that at most two overlap. `smem_bytes` is at most kMaxSmem, or, without one,
+// the same in every launch of one kernel.
 template <auto kernel, int kMaxSmem = 0, typename... Args>
 void launch_kernel(const char* kernel_name, int device, std::int64_t num_blocks, int num_threads,
                    std::int64_t smem_bytes, void* stream, const Args&... args) {
   const DeviceGuard guard(device, kernel_name);
   allow_smem<kernel>(device, kMaxSmem ? kMaxSmem : smem_bytes, kernel_name);
   void* arguments[] = {const_cast<void*>(static_cast<const void*>(&args))...};
-  check(cudaLaunchKernel(reinterpret_cast<const void*>(kernel),
-                         dim3(static_cast<unsigned>(num_blocks)),
-                         dim3(static_cast<unsigned>(num_threads)), arguments,
-                         static_cast<std::size_t>(smem_bytes), static_cast<cudaStream_t>(stream)),
-        kernel_name, "launch");
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(num_blocks));
+  config.blockDim = dim3(static_cast<unsigned>(num_threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(smem_bytes);
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &early;
+  config.numAttrs = waits_for_grids_ahead<kernel>(device, kernel_name) ? 1 : 0;
+  check(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments), kernel_name,
+        "launch");
 }
 
 }  // namespace dlattn::cuda

@@ -37,10 +37,12 @@ _VARIANTS = {
         "split": range(1, 129),
         "ahead": range(129, 257),
         "general": _ALL,
-    }
+        "whole": (64,),
+    },
+    "sm90": {"": _ALL, "v128": range(129, 193)},  # by the tile of v's head_dim
 }
 # Kernels of which there is another beside: those that pack heads, those for packed sequences.
-_TWINS = {("wmma", "narrow"): "packed", ("sm90", ""): "varlen"}
+_TWINS = {("wmma", "narrow"): "packed", ("sm90", ""): "varlen", ("sm90", "v128"): "varlen"}
 _KERNEL = re.compile(
     r"_ZN6dlattn\d+(sm90|[a-z_]+?)(?:6|\d\d(split|general)_)kernelI(6__half|13__nv_bfloat16|f)"
     r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?EEv\w+"
@@ -130,7 +132,9 @@ def expected_kernels() -> list[str]:
 
 def _parsed_name(match: re.Match[str]) -> str:
     family, name, element, tile, variant, twin = match.groups()
-    if variant:
+    if family == "sm90":
+        name = f"v{variant}" if variant != tile else ""
+    elif variant:
         name = variants(family)[int(variant)]
     name = names(family, name or "")[twin == "1"]
     return kernel_name(family, _TYPES[element], tile, name)
@@ -257,7 +261,9 @@ def dynamic_smem() -> dict[str, int]:
         size = 4 if dtype == "float32" else 2
         for variant in variants(family, tile):
             arguments = f"{size}, {tile}" if family == "scalar" else str(tile)
-            if variant:
+            if family == "sm90":
+                arguments += f", {variant[1:] or tile}"
+            elif variant:
                 arguments += f", {variants(family).index(variant)}"
             config = f"dlattn::{family}::tile_config({arguments})"
             for name in names(family, variant):

@@ -2,6 +2,8 @@
 // GPU and no CUDA.
 #include "core/plan.h"
 
+#include <algorithm>
+
 #include "check.h"
 #include "core/registry.h"
 #include "cuda/scalar/traits.h"
@@ -118,15 +120,18 @@ void shared_memory_of_every_instance() {
   }
   for (const int tile : {32, 64, 96, 128, 192, 256}) {
     for (int variant = 0; variant < wmma::kNumVariants; ++variant) {
-      if (wmma::has_variant(tile, variant))
-        CHECK(wmma::tile_config(tile, variant).smem_bytes <= 101376);
+      if (!wmma::has_variant(tile, variant)) continue;
+      // Whole is for devices with more, of which compute capability 8.0 has least.
+      const int most = variant == wmma::kWhole ? 166912 : 101376;
+      CHECK(wmma::tile_config(tile, variant).smem_bytes <= most);
     }
   }
 }
 
 // The tile shapes of wmma that its cost model chooses.
 void tile_shapes() {
-  constexpr int kW = wmma::kWide, kN = wmma::kNarrow, kS = wmma::kSplit, kA = wmma::kAhead;
+  constexpr int kW = wmma::kWide, kN = wmma::kNarrow, kS = wmma::kSplit, kA = wmma::kAhead,
+                kAll = wmma::kWhole;
   const struct {
     std::int64_t batch_size, heads, seqlen;
     int head_dim;
@@ -136,8 +141,12 @@ void tile_shapes() {
       // Few rows: keys are divided among the warps where blocks of few rows find an SM each.
       {1, 8, 128, 64, false, kS, kS, kS, kS},
       {1, 8, 128, 128, false, kS, kS, kS, kS},
-      {1, 8, 512, 64, false, kN, kS, kS, kS},
-      {1, 8, 512, 64, true, kN, kS, kS, kS},
+      // All keys at once where the blocks have an SM each, with that much shared memory.
+      {1, 8, 256, 64, false, kN, kS, kAll, kAll},
+      {1, 4, 512, 64, false, kN, kS, kAll, kAll},
+      {1, 8, 512, 64, false, kN, kS, kS, kAll},
+      {1, 8, 512, 64, true, kN, kS, kS, kAll},
+      {1, 32, 256, 64, false, kN, kN, kN, kS},
       {1, 8, 512, 128, false, kN, kS, kN, kS},
       {1, 32, 256, 128, false, kN, kN, kN, kN},
       {1, 8, 1024, 64, true, kN, kS, kS, kS},
@@ -186,10 +195,10 @@ void tile_shapes() {
 
 void forced_variants() {
   const DeviceInfo device = gpus()[0];
-  const AttentionParams p = problem(DType::kFloat16, 64);
+  AttentionParams p = problem(DType::kFloat16, 64);
   Options options = force(Kernel::kWmma);
   for (int variant = 0; variant < wmma::kNumVariants; ++variant) {
-    if (!wmma::has_variant(64, variant)) continue;
+    if (!wmma::has_variant(64, variant) || variant == wmma::kWhole) continue;
     options.variant = wmma::kVariantNames[variant];
     const Plan plan = dlattn::plan(p, device, options);
     CHECK_EQ(plan.variant, variant);
@@ -213,6 +222,21 @@ void forced_variants() {
     refused([](auto& odd) { odd.v = memory + 4; },
             ": rows of q, k and v are aligned to 4 bytes; accepted: 16");
   }
+  // Whole needs room for all keys.
+  options.variant = "whole";
+  CHECK_THROWS(
+      dlattn::plan(p, gpus()[3], options), UnsupportedError,
+      "no kernel can run this: wmma: variant whole: seqlen_k is 2048; accepted: up to 512");
+  p.seqlen_q = p.seqlen_k = 512;
+  CHECK_EQ(dlattn::plan(p, gpus()[3], options).smem_bytes, 136192);
+  CHECK_THROWS(dlattn::plan(p, device, options), UnsupportedError,
+               "no kernel can run this: wmma: needs 136192 bytes of shared memory per block; " +
+                   device.name + " has 101376");
+  const std::int32_t starts[] = {0, 1, 2};
+  p.cu_seqlens_q = p.cu_seqlens_k = starts, p.total_q = p.total_k = 2;
+  CHECK_THROWS(dlattn::plan(p, gpus()[3], options), UnsupportedError,
+               "no kernel can run this: wmma: variant whole: does not implement cu_seqlens_q");
+  p = problem(DType::kFloat16, 64);
   // Split counts offsets in 32 bits.
   AttentionParams far = p;
   far.k_row_stride = std::int64_t{1} << 32;
@@ -319,8 +343,8 @@ void packed_heads() {
   for (const char* wrong : {"", "+packed", "packed+split", "split+", "split+packed+packed"}) {
     CHECK_THROWS(dlattn::plan(alone, gpus()[0], request(wrong)), UnsupportedError,
                  std::string("no kernel can run this: wmma: variant is ") + wrong +
-                     "; accepted: wide, narrow, split, ahead, general, packed, unpacked, or one of "
-                     "each as in narrow+packed");
+                     "; accepted: wide, narrow, split, ahead, general, whole, packed, unpacked, or "
+                     "one of each as in narrow+packed");
   }
 }
 
@@ -358,32 +382,42 @@ void packed_launches() {
   CHECK(wmma::folded_heads(p).k == p.k);
 }
 
-// Whether this build has sm90: all have it that have no kernels, and those for 9.0.
-bool has_sm90() {
-  const BuildInfo build = build_info();
-  bool found = !build.cuda;
-  for (const std::string& arch : build.archs) found |= arch.find("90a") == 0;
-  return found;
-}
-
 void sm90_plans() {
   const DeviceInfo h200 = gpus()[3];
   for (const DeviceInfo& device : gpus()) {
     const Support support = supported(problem(DType::kFloat16, 64), device, force(Kernel::kSm90));
-    CHECK_EQ(support.ok, device.compute_major == 9 && has_sm90());
+    CHECK_EQ(support.ok, device.compute_major == 9);
     if (device.compute_major == 9) continue;
     CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), device, force(Kernel::kSm90)),
                  UnsupportedError,
                  "no kernel can run this: sm90: needs compute capability 9.0; " + device.name +
                      " has 8." + std::to_string(device.compute_minor));
   }
-  if (!has_sm90()) return;
-  for (const int head_dim : {8, 40, 64, 72, 96, 128, 136, 192, 256}) {
-    const Plan plan = dlattn::plan(problem(DType::kBFloat16, head_dim), h200, force(Kernel::kSm90));
-    const int tile = head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
+  DeviceInfo without = h200;
+  without.sm90_unserved = "needs kernels for 90a; this build has kernels for 89-real";
+  CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), without, force(Kernel::kSm90)),
+               UnsupportedError,
+               "no kernel can run this: sm90: needs kernels for 90a; this build has kernels for "
+               "89-real");
+  AttentionParams large = problem(DType::kFloat16, 128);
+  large.batch_size = 64;
+  CHECK(dlattn::plan(large, h200).kernel == Kernel::kSm90);
+  CHECK(dlattn::plan(large, without).kernel == Kernel::kWmma);
+  const struct {
+    int head_dim, head_dim_v, tile, tile_v;
+  } dims[] = {
+      {8, 8, 64, 64},       {64, 64, 64, 64},     {72, 72, 96, 96},     {96, 96, 96, 96},
+      {96, 104, 128, 128},  {128, 128, 128, 128}, {136, 136, 192, 192}, {192, 192, 192, 192},
+      {192, 136, 192, 192}, {192, 128, 192, 128}, {136, 8, 192, 128},   {128, 192, 192, 192},
+      {200, 128, 256, 256}, {256, 256, 256, 256},
+  };
+  for (const auto& d : dims) {
+    AttentionParams p = problem(DType::kBFloat16, std::max(d.head_dim, d.head_dim_v));
+    p.head_dim = d.head_dim, p.head_dim_v = d.head_dim_v;
+    const Plan plan = dlattn::plan(p, h200, force(Kernel::kSm90));
     CHECK(plan.kernel == Kernel::kSm90);
-    CHECK_EQ(plan.head_dim_tile, tile);
-    const TileConfig config = sm90::tile_config(tile);
+    CHECK_EQ(plan.head_dim_tile, d.tile);
+    const TileConfig config = sm90::tile_config(d.tile, d.tile_v);
     CHECK_EQ(plan.block_m, config.block_m);
     CHECK_EQ(plan.block_n, config.block_n);
     CHECK_EQ(plan.num_warps, config.num_warps);
@@ -471,7 +505,6 @@ void sm90_plans() {
 
 // Packs on sm90: what decides is the tokens, not the longest sequence.
 void sm90_packs() {
-  if (!has_sm90()) return;
   static const std::int32_t offsets[2] = {};
   const DeviceInfo h200 = gpus().back();
   const auto pack = [](std::int64_t sequences, std::int64_t tokens, std::int64_t longest,

@@ -172,7 +172,7 @@ void scores() {
           "window right is 9223372036854775807; accepted: 0 to 1099511627776 tokens, or -1 for no "
           "limit");
   refuses([](auto& p) { p.bias = memory, p.bias_dtype = DType::kFloat16; },
-          "bias: dtype is float16; accepted: float32 (that of q) or float32");
+          "bias: dtype is float16; accepted: float32");
   refuses(
       [](auto& p) { p.dtype = DType::kBFloat16, p.bias = memory, p.bias_dtype = DType::kFloat64; },
       "bias: dtype is float64; accepted: bfloat16 (that of q) or float32");

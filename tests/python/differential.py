@@ -41,6 +41,7 @@ KERNELS = {
         "wmma:wide",
         "wmma:narrow",
         "wmma:split",
+        "wmma:whole",
         "wmma:ahead",
         "wmma:general",
         "wmma:packed",

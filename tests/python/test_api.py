@@ -296,6 +296,8 @@ def test_info():
     assert info.version == dlattn.__version__ and "cpu" in info.kernels
     assert info.cpu_threads >= 1 and info.cpu_isa in ("avx512", "avx2", "portable")
     assert info.cuda == bool(info.archs) == bool(info.cuda_version)
+    assert ("scalar" in info.kernels) == info.cuda
+    assert ("sm90" in info.kernels) == any(arch.startswith("90a") for arch in info.archs)
     assert info.gpu == any(device.served for device in info.devices)
     assert bool(info.devices) != bool(info.device_status)
     text = str(info)

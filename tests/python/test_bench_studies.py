@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,18 @@ import pytest
 
 import dlattn
 from dlattn import bench
-from dlattn.bench import environment, features, figures, mma_ceiling, peers, plot, report, timing
-from dlattn.bench import session as sessions
+from dlattn.bench import (
+    environment,
+    features,
+    figures,
+    mma_ceiling,
+    plot,
+    report,
+    session,
+    timing,
+)
 from dlattn.bench.cases import Case, small, sweep
-from dlattn.bench.report import Result
+from dlattn.bench.peers import cpu_problem, ours_with
 from dlattn.bench.session import TILES, Entrant
 from dlattn.cli import main
 from dlattn.reference import attention_reference, same_dtype_reference
@@ -197,10 +206,12 @@ def test_features(tmp_path: Path, capsys: Captured) -> None:
             result = ours[f"{kind} {shape}"]
             assert result["baseline"].startswith("torch")
             assert result["vs_baseline"] > 0
+            assert result["facts"]["vs plain"] > 0
     (grouped, *_) = [r for r in results if r["num_heads_kv"] == 2 and r["shape"][1] == 4]
     assert grouped["baseline"] == "torch"
+    assert all(r["baseline_plan"] == "cpu" for r in results if r["baseline"].startswith("dlattn"))
     one = ours["lse"]
-    base = next(r for r in results if r["variant"] == "plain")
+    base = next(r for r in results if r["variant"] == "plain" and r["causal"])
     assert one["vs_baseline"] == pytest.approx(base["seconds"] / one["seconds"])
     again = report.from_json(document)
     assert report.to_json({}, {}, {}, again, {})["results"] == results
@@ -221,16 +232,65 @@ def test_tiles_of_windows() -> None:
 
 def test_times_of_tiles_are_compared() -> None:
     case = Case((1, 1, 64, 8), True, "float16")
-    contestant = peers.ours_with("cpu")
-    problem = peers.cpu_problem(case, *3 * (np.zeros((1, 1, 64, 8), np.float16),))
+    contestant = ours_with("cpu")
+    problem = cpu_problem(case, *3 * (np.zeros((1, 1, 64, 8), np.float16),))
     plain = Entrant(contestant, problem)
     entrants = [plain, Entrant(contestant, problem, plain)]
-    results = [Result(case, "dlattn cpu", True, times=[seconds]) for seconds in (4.0, 3.0)]
-    sessions._compare(entrants, results)
+    results = [report.Result(case, "dlattn cpu", True, times=[seconds]) for seconds in (4.0, 3.0)]
+    session._compare(entrants, results)
     assert not results[1].facts
     results[0].facts, results[1].facts = {TILES: 100}, {TILES: 60}
-    sessions._compare(entrants, results)
+    session._compare(entrants, results)
     assert results[1].facts["time a tile over the baseline's"] == pytest.approx(1.25)
+
+
+def test_ours_are_compared_with_the_same_kernel_and_with_wmma(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What times, plans and problems become; `sm90`, `auto` and `wmma` are made up."""
+    case = Case((1, 1, 64, 8), False, "float16")
+    bare = cpu_problem(case, *3 * (np.zeros((1, 1, 64, 8), np.float16),))
+    masked = replace(bare, options={"mask": True})
+    entrants, results = [], []
+    for name, plans, seconds in (
+        ("auto", ("wmma:general", "sm90"), (3.0, 1.0)),
+        ("sm90", ("sm90", "sm90"), (1.5, 1.2)),
+        ("wmma", ("wmma:general", "wmma:wide"), (3.0, 2.0)),
+    ):
+        plain = Entrant(ours_with(name), bare)
+        own = Entrant(ours_with(name), masked, plain, plain=plain)
+        for entrant, plan, time in zip((own, plain), plans, seconds, strict=True):
+            entrants.append(entrant)
+            results.append(
+                report.Result(case, entrant.contestant.name, True, times=[time], plan=plan)
+            )
+    session._compare(entrants, results)
+    session._compare_ours(entrants, results)
+    auto, _, sm90, sm90_plain, wmma, _ = results
+    assert "vs plain" not in auto.facts  # its plain one is another kernel
+    assert auto.baseline_plan == "sm90" and auto.facts["vs wmma"] == pytest.approx(1.0)
+    assert sm90.facts == {"vs plain": pytest.approx(0.8), "vs wmma": pytest.approx(2.0)}
+    assert sm90_plain.facts == {"vs wmma": pytest.approx(2 / 1.2)}
+    assert wmma.facts == {"vs plain": pytest.approx(2 / 3)}
+    ceiling = {"tflops": 1.0, "matmul": "made up", "copy_gb_per_s": 1.0}
+    table = report.print_results(results, ceiling)
+    assert "dlattn auto (sm90)" in table and "dlattn sm90 (sm90)" not in table
+
+
+@pytest.mark.parametrize(
+    ("capability", "contestants"),
+    [((9, 0), ["dlattn auto", "dlattn wmma"]), ((8, 9), ["dlattn auto"])],
+)
+def test_wmma_takes_part_in_features_on_hopper(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], contestants: list[str]
+) -> None:
+    device = dlattn.DeviceInfo(0, "A GPU", capability, 132, 227 << 10, 50 << 20, "")
+    monkeypatch.setattr(dlattn, "info", lambda: SimpleNamespace(devices=(device,)))
+    monkeypatch.setattr(session, "_require_torch", lambda: None)
+    monkeypatch.setattr(session, "GpuClock", lambda: None)
+    args = SimpleNamespace(shape="features", kernels=None, peers=None, quick=True)
+    chosen = bench._session(args, "cuda").contestants
+    assert [contestant.name for contestant in chosen] == contestants
 
 
 def test_a_wrong_feature_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,12 +489,13 @@ def test_the_walk_of_a_plan(variant: str) -> None:
 
 def test_the_walk_of_a_plan_on_hopper() -> None:
     body = re.search(
-        r"TileShape tile_shape\(int head_dim_tile\) {(.*?)\n}", _source("sm90/traits.h"), re.S
+        r"TileShape tile_shape\(int head_dim_tile, int head_dim_v_tile\) {(.*?)\n}",
+        _source("sm90/traits.h"),
+        re.S,
     )
     assert body is not None
     shapes = re.findall(r"return {([^}]*)}", body[1])
-    assert len(shapes) == 3
-    for head_dim_tile, shape in zip((64, 128, 256), shapes, strict=True):
+    for head_dim_tile, shape in zip((64, 128, 192, 192, 256), shapes, strict=True):
         fields = [field.strip() for field in shape.split(",")]
         plan = SimpleNamespace(
             kernel="sm90", block_n=int(fields[1]), head_dim_tile=head_dim_tile, dtype="float16"

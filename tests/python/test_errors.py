@@ -103,12 +103,20 @@ WRONG = {
     ),
     "q big-endian": Wrong({"q": Q.astype(">f4")}, ("q: dtype is >f4", "accepted", "byte order")),
     "q longdouble": Wrong({"q": Q.astype(np.longdouble)}, ("q: dtype is float128", "accepted")),
+    "q float8": Wrong(
+        {"q": lambda: Q.astype(pytest.importorskip("ml_dtypes").float8_e4m3fn)},
+        ("q: dtype is float8_e4m3fn", "accepted", "up to 64 bits"),
+    ),
     "k float64": Wrong(
         {"k": K.astype(np.float64)}, ("k: dtype is float64", "accepted: float32, that of q")
     ),
     "v float16": Wrong({"v": HALF[2]}, ("v: dtype is float16", "accepted: float32, that of q")),
     "bias float64": Wrong(
         {"bias": np.ones((5, 7))}, ("bias: dtype is float64", "accepted: float32")
+    ),
+    "bias float64 to half": Wrong(
+        {"q": HALF[0], "k": HALF[1], "v": HALF[2], "bias": np.ones((5, 7))},
+        ("bias: dtype is float64", "accepted: float16 (that of q) or float32"),
     ),
     "bias int": Wrong(
         {"bias": np.ones((5, 7), np.int64)}, ("bias: dtype is int64", "accepted", "float32")
@@ -531,8 +539,9 @@ class TestTorch:
             self.torch.func.vmap(lambda q: dlattn.attention(q, self.k, self.v))(self.q[None])
 
     def test_float8(self):
-        q = self.q.to(self.torch.float8_e4m3fn)
-        self.raises(UnsupportedError, "q: dtype is", "8 bits", "accepted: float16", q=q)
+        for name in ("float8_e4m3fn", "float8_e5m2"):
+            q = self.q.to(getattr(self.torch, name))
+            self.raises(UnsupportedError, f"q: dtype is {name}; accepted: float16", q=q)
 
     def test_an_expanded_out_overlaps_itself(self):
         out = self.torch.empty(1, 5, 4, 8).expand(2, 5, 4, 8)

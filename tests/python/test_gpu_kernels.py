@@ -11,7 +11,18 @@ import random
 from typing import Any
 
 import pytest
-from gpu_checks import CAUSAL, DEVICE, HALF, check, every_kernel, normal, padded, qkv, torch
+from gpu_checks import (
+    CAUSAL,
+    DEVICE,
+    HALF,
+    HOPPER,
+    check,
+    every_kernel,
+    normal,
+    padded,
+    qkv,
+    torch,
+)
 
 import dlattn
 
@@ -68,6 +79,22 @@ def test_head_dims_between_on_wmma(dtype: str, causal: bool, dim: int, dim_v: in
     check("wmma", *qkv(dtype, 75, 90, dim=dim, dim_v=dim_v), causal=causal)
     inputs = qkv(dtype, 75, 190, dim=dim, dim_v=dim_v)
     check("wmma:general", *inputs, causal=causal, window=(120, None))
+
+
+@pytest.mark.skipif(not HOPPER, reason="needs compute capability 9.0 and its kernels")
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("causal", CAUSAL)
+@pytest.mark.parametrize(
+    ("dim", "dim_v"),
+    [
+        *((dim, dim) for dim in (8, 72, 88, 96, 104, 136, 160, 184, 192, 200, 256)),
+        *[(192, 128), (192, 136), (192, 8), (136, 120), (128, 192), (96, 24), (64, 96), (256, 72)],
+    ],
+)
+def test_head_dims_on_sm90(dtype: str, causal: Any, dim: int, dim_v: int) -> None:
+    check("sm90", *qkv(dtype, 75, 90, dim=dim, dim_v=dim_v), causal=causal)
+    inputs = qkv(dtype, 333, 457, batch=2, heads=8, heads_kv=4, dim=dim, dim_v=dim_v)
+    check("sm90", *inputs, causal=causal, window=(200, None))
 
 
 @pytest.mark.parametrize("dtype", HALF)

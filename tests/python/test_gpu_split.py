@@ -1,4 +1,4 @@
-"""The variant of wmma that divides keys among the warps of a thread block, against float64.
+"""The variants of wmma that divide keys among the warps of a thread block, against float64.
 
 What every kernel must pass, test_gpu_kernels.py and test_gpu_scores.py ask of it too. Here: lengths
 at which its groups of warps have no tile, one tile, one more than others, or so many that their
@@ -58,3 +58,52 @@ def test_bits_depend_on_nothing_else(dtype: str, causal: bool) -> None:
         assert torch.equal(first, dlattn.attention(q, k, v, causal=causal, kernel=KERNEL))
     alone = dlattn.attention(q[2:3], k[2:3], v[2:3], causal=causal, kernel=KERNEL)
     assert torch.equal(first[2:3], alone)
+
+
+# Whole: all keys on their way at once, which takes more shared memory than some devices have.
+WHOLE = "wmma:whole"
+
+
+def check_whole(q: Any, k: Any, v: Any, **options: Any) -> None:
+    support = dlattn.supported(q, k, v, kernel=WHOLE)
+    if not support.ok:
+        assert "of shared memory per block" in str(support)
+        pytest.skip(str(support))
+    check(WHOLE, q, k, v, **options)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("causal", CAUSAL)
+@pytest.mark.parametrize("seqlen_q", [1, 33, 512])
+def test_whole(dtype: str, causal: Any, seqlen_q: int) -> None:
+    for seqlen_k in (1, 63, 64, 65, 128, 200, 256, 257, 320, 383, 449, 511, 512):
+        check_whole(*qkv(dtype, seqlen_q, seqlen_k), causal=causal)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("window", [(0, 0), (31, None), (300, 5), (None, 40)])
+def test_whole_with_windows(dtype: str, window: Any) -> None:
+    for dim, dim_v in ((64, 64), (40, 64), (56, 8)):
+        check_whole(*qkv(dtype, 333, 500, dim=dim, dim_v=dim_v), window=window)
+        check_whole(*qkv(dtype, 500, 333, dim=dim, dim_v=dim_v), window=window, causal=True)
+
+
+def test_whole_with_scores_that_rise_in_one_group_alone() -> None:
+    for hot in (0, 64, 255, 256, 511):
+        q, k, v = qkv("float16", 64, 512)
+        k[:, hot] *= 20
+        check_whole(q, k, v)
+        check_whole(q, k, v, sinks=torch.linspace(-3, 9, q.shape[2], device="cuda"))
+
+
+def test_whole_is_what_the_plan_takes_where_it_fits() -> None:
+    q, k, v = qkv("float16", 512, 512, batch=1, heads=8, heads_kv=8)
+    properties = torch.cuda.get_device_properties(0)
+    if properties.multi_processor_count < 128 or not dlattn.supported(q, k, v, kernel=WHOLE).ok:
+        pytest.skip("the blocks have no SM each, or less shared memory than they need")
+    assert dlattn.plan(q, k, v, kernel="wmma").variant == "whole"
+    first = dlattn.attention(q, k, v, kernel="wmma")
+    for _ in range(20):
+        assert torch.equal(first, dlattn.attention(q, k, v, kernel="wmma"))
+    alone = dlattn.attention(q[:, :, 3:4], k[:, :, 3:4], v[:, :, 3:4], kernel=WHOLE)
+    assert torch.equal(first[:, :, 3:4], alone)

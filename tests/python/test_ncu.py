@@ -18,6 +18,7 @@ SHARED = "l1tex__data_pipe_lsu_wavefronts_mem_shared{}.sum.pct_of_peak_sustained
 COLUMNS = (
     ("ID", "", "0"),
     ("Kernel Name", "", "kernel"),
+    ("device__attribute_display_name", "", "NVIDIA Model"),
     ("gpu__time_duration.sum", "us", "1,540.25"),
     ("launch__registers_per_thread", "register/thread", "255"),
     (TENSOR, "%", "61.5"),
@@ -52,11 +53,12 @@ def install(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_profile(ncu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, FAKE, monkeypatch)
-    words = ["ncu.py", "--head-dim", "64", "--json", str(tmp_path / "ncu.json")]
+    words = ["ncu.py", "--head-dim", "64", "--json", str(tmp_path / "ncu.json"), "--commit", "abc"]
     monkeypatch.setattr(sys, "argv", words)
     assert ncu.main() == 0
     (entry,) = json.loads((tmp_path / "ncu.json").read_text())
     assert (entry["kernel"], entry["shape"]) == ("wmma", [4, 32, 4096, 64])
+    assert (entry["device"], entry["commit"]) == ("NVIDIA Model", "abc")
     metrics = entry["metrics"]
     assert metrics["duration"] == {"value": 1540.25, "unit": "us"}
     assert metrics["registers per thread"]["value"] == 255
@@ -69,11 +71,29 @@ def test_a_profile(ncu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert stalls == ["stall math_pipe_throttle", "stall wait"]  # the largest first
 
 
+def test_profiles_of_several_launches(
+    ncu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = LINES[-1].replace("61.5", "70.25")
+    install(tmp_path, FAKE.replace(LINES[-1], f"{LINES[-1]}\n{second}"), monkeypatch)
+    words = ["ncu.py", "--kernel", "sm90", "--head-dim", "256", "--causal", "both"]
+    kept, raw = tmp_path / "ncu.json", tmp_path / "ncu.csv"
+    monkeypatch.setattr(sys, "argv", [*words, "--json", str(kept), "--raw", str(raw)])
+    assert ncu.main() == 0
+    full, causal = json.loads(kept.read_text())
+    assert (full["kernel"], full["shape"], full["causal"]) == ("sm90", [4, 8, 4096, 256], False)
+    assert (causal["shape"], causal["causal"]) == ([4, 8, 4096, 256], True)
+    assert full["metrics"]["tensor pipe active %"]["value"] == 61.5
+    assert causal["metrics"]["tensor pipe active %"]["value"] == 70.25
+    assert second in raw.read_text()
+
+
 @pytest.mark.parametrize(
     ("script", "message"),
     [
         ("#!/bin/sh\necho '==ERROR== ERR_NVGPUCTRPERM - no permission'; exit 1\n", "may not read"),
-        ("#!/bin/sh\necho 'out of luck' >&2; exit 9\n", "ended with 9 and without a profile"),
+        ("#!/bin/sh\necho 'out of luck' >&2; exit 9\n", "ended with 9 and 0 profiles of 2"),
+        (FAKE, "ended with 0 and 1 profiles of 2"),
         (None, "there is no ncu on the PATH"),
     ],
 )

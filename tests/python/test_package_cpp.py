@@ -92,6 +92,7 @@ def test_ctest(
         print("", *re.findall(r"^.* Test +#.*$|^.*tests passed.*$", output, re.MULTILINE), sep="\n")
 
 
+@pytest.mark.slow
 def test_every_ctest_is_in_a_suite(static_build: tuple[Path, Path]) -> None:
     names = re.findall(r"Test +#\d+: (\S+)", run("ctest", "--test-dir", static_build[0], "-N"))
     assert names and not [name for name in names if not name.startswith(("cpp.", "simt."))]

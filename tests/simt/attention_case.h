@@ -136,6 +136,26 @@ struct Tensors {
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;
 };
 
+// Writes to every element what it holds.
+template <typename T>
+void rewrite(const Tensor<T>& tensor) {
+  tensor.for_each([](T& x) {
+    volatile unsigned char* bytes = reinterpret_cast<unsigned char*>(&x);
+    for (std::size_t i = 0; i < sizeof(T); ++i) bytes[i] = bytes[i];
+  });
+}
+inline void rewrite(const std::vector<std::int32_t>& lengths) {
+  for (const std::int32_t& x : lengths) const_cast<volatile std::int32_t&>(x) = x;
+}
+
+// What a grid ahead of a launch may do to its tensors, lengths of sequences included.
+template <typename T>
+void rewrite(const Tensors<T>& t) {
+  rewrite(t.q), rewrite(t.k), rewrite(t.v), rewrite(t.out), rewrite(t.lse);
+  rewrite(t.bias), rewrite(t.bias_float32), rewrite(t.mask), rewrite(t.alibi), rewrite(t.sinks);
+  rewrite(t.cu_seqlens_q), rewrite(t.cu_seqlens_k);
+}
+
 // Elements from row to row that `layout` adds, and by which the first element is off its block's
 // start.
 inline std::int64_t misalignment(Layout layout, std::size_t element_bytes) {

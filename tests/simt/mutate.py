@@ -66,6 +66,7 @@ SYNCHRONISATION = {
     "no fence after mbarrier.init": (r"ptx::fence_mbarrier_init\(\);", ";"),
     "no fence of the async proxy": (r"ptx::fence_proxy_async\(\);", ";"),
     "no wait for bulk stores": (r"ptx::tma_store_wait_read\(\);", ";"),
+    "no wait for the grids ahead": (r"ptx::wait_for_grids_ahead\(\);", ";"),
     "no wgmma fence": (r"ptx::wgmma_fence\(\);", ";"),
     "no wgmma commit": (r"ptx::wgmma_commit\(\);", ";"),
     "no wgmma wait": (r"ptx::wgmma_wait<[^;]*\(\);", ";"),

@@ -181,8 +181,28 @@ SEED_BUGS = (
     SeedBug(
         "outgrown reference kept",
         SM90,
-        "raised = Softmax::outgrown<T>(sums);",
-        "raised = false;",
+        "if (maximum_first || !softmax.outgrown<T>(sums)) break;",
+        "break;",
+    ),
+    SeedBug(
+        "scores made again not masked",
+        SM90,
+        "apply_mask(acc_s, mask, first_row, n * kBlockN); leaping = true;",
+        "leaping = true;",
+    ),
+    SeedBug("probabilities not scaled down", SM90, "rescale(probabilities, factors);", ";"),
+    SeedBug("tile's sum not scaled down", SM90, "sums[h] *= factors[h];", ";"),
+    SeedBug(
+        "reference of each lane's own",
+        SM90,
+        "{tile::reduce_sum<4>(sums[0]), tile::reduce_sum<4>(sums[1])}",
+        "{sums[0], sums[1]}",
+    ),
+    SeedBug(
+        "overflown sums scaled down",
+        SM90,
+        "row_sums[0] > kLargest || row_sums[1] > kLargest",
+        "false",
     ),
     SeedBug("accumulator not rescaled", SM90, "if (raised) rescale(acc_o, factors);", ";"),
     SeedBug(

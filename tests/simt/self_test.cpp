@@ -11,6 +11,7 @@
 
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/smem.cuh"
 #include "cuda/ptx/wmma.cuh"
@@ -293,6 +294,36 @@ void two_blocks_one_address() {
   });
 }
 
+enum class GridAhead { kWait, kOneThread, kNone, kLateWait, kEarlyStart };
+
+// The grid ahead writes `in`; blocks copy it, by cp.async or by loads.
+void dependent_grid(GridAhead kind, bool asynchronous) {
+  std::vector<float> in(kThreads), out(kThreads, NAN);
+  simt::Launch launch = one_block(kThreads * sizeof(float), 1);
+  launch.grid_ahead = [](void* context) {
+    float* x = static_cast<float*>(context);
+    for (int i = 0; i < kThreads; ++i) x[i] = static_cast<float>(i);
+  };
+  launch.grid_ahead_context = in.data();
+  simt::launch(launch, [&] {
+    const int i = threadIdx.x;
+    const bool waits = kind == GridAhead::kOneThread ? i == 0 : kind != GridAhead::kNone;
+    if (kind == GridAhead::kEarlyStart) ptx::let_next_grid_start();
+    if (waits && kind != GridAhead::kLateWait) ptx::wait_for_grids_ahead();
+    if (kind == GridAhead::kWait) ptx::let_next_grid_start();
+    if (asynchronous) {
+      ptx::cp_async<4>(smem() + i, &in[i], true);
+      ptx::cp_async_commit();
+      ptx::cp_async_wait<0>();
+    } else {
+      smem()[i] = in[i];
+    }
+    out[i] = smem()[i];
+    if (kind == GridAhead::kLateWait) ptx::wait_for_grids_ahead();
+  });
+  if (out[5] != 5.0f) fail("numbers of the grid ahead");
+}
+
 template <typename T>
 T number(int i) {
   return static_cast<T>(static_cast<float>(i % 11 - 5) * 0.25f);
@@ -467,6 +498,16 @@ const std::vector<Case> kCases = {
     {"ring whose stages are never released", [] { ring(Ring::kNoRelease); }, "never reach"},
     {"ring with the wrong parity", [] { ring(Ring::kWrongParity); }, "more arrivals"},
     {"more arrivals than an mbarrier takes", [] { ring(Ring::kManyArrivals); }, "more arrivals"},
+    {"a wait for the grid ahead", [] { dependent_grid(GridAhead::kWait, true); }, nullptr},
+    {"no wait for the grid ahead", [] { dependent_grid(GridAhead::kNone, false); },
+     kTsan ? kRace : "without waiting for the grids ahead"},
+    {"a wait of one thread alone", [] { dependent_grid(GridAhead::kOneThread, false); },
+     kTsan ? kRace : "without waiting for the grids ahead"},
+    {"loads before the wait", [] { dependent_grid(GridAhead::kLateWait, false); }, kRace, kTsan},
+    {"cp.async before the wait", [] { dependent_grid(GridAhead::kLateWait, true); },
+     "before the wait for the grids ahead"},
+    {"start of the next grid before the wait", [] { dependent_grid(GridAhead::kEarlyStart, true); },
+     "before griddepcontrol.wait"},
     {"shuffle without one lane", missing_lane, "never reach"},
     {"shuffle from outside its mask", lane_outside_mask, "leaves out the calling lane"},
     {"shuffles and votes", shuffles, nullptr},

@@ -121,6 +121,21 @@ simt::Errors compare(const MergeCase& c, const Parts<T>& parts, const simt::Tens
   return e;
 }
 
+// All tensors of a call.
+template <typename T>
+struct All {
+  const Parts<T>& parts;
+  const simt::Tensor<T>& out;
+  const simt::Tensor<float>& lse;
+};
+
+template <typename T>
+void rewrite(const All<T>& all) {
+  for (const auto& part : all.parts.outs) simt::rewrite(part);
+  for (const auto& part : all.parts.lses) simt::rewrite(part);
+  simt::rewrite(all.out), simt::rewrite(all.lse);
+}
+
 template <typename T>
 void run(simt::Tests* tests, const MergeCase& c) {
   const Parts<T> parts = make_parts<T>(c);
@@ -131,10 +146,12 @@ void run(simt::Tests* tests, const MergeCase& c) {
   const dlattn::MergeParams params = make_merge_params(c, parts, out, lse);
   dlattn::core::validate(params);
   std::string trouble;
+  const All<T> all{parts, out, lse};
   for (const simt::Schedule schedule : simt::schedules()) {
     out.poison(), lse.poison();
-    simt::launch({dim3(c.num_blocks), dim3(dlattn::merge::kNumThreads), 0, schedule},
-                 [&] { dlattn::merge::kernel<T>(params); });
+    simt::Launch launch{dim3(c.num_blocks), dim3(dlattn::merge::kNumThreads), 0, schedule};
+    simt::start_early(&launch, all);
+    simt::launch(launch, [&] { dlattn::merge::kernel<T>(params); });
     if (!out.gaps_intact() || !lse.gaps_intact()) trouble = "a write outside out or lse";
   }
   const std::string name = std::string("merge ") + dlattn::to_string(params.dtype) + " " +

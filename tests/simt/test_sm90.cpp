@@ -31,19 +31,20 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
   simt::with_instance<Kernel::kSm90, T>(head_dim_tile, [&](auto tile) {
     const dlattn::sm90::TensorBoxes boxes = dlattn::sm90::tensor_boxes(params, tile);
-    constexpr int kBlockM = dlattn::sm90::block_m(dlattn::sm90::tile_shape(tile));
     const dlattn::sm90::Launch launch = {
         encode(boxes.q), encode(boxes.k), encode(boxes.v), encode(boxes.out),
-        static_cast<unsigned>(dlattn::sm90::num_items(params, kBlockM))};
-    if (params.cu_seqlens_q) {
-      dlattn::sm90::kernel<T, tile, true>(params, shape, launch);
-    } else {
-      dlattn::sm90::kernel<T, tile, false>(params, shape, launch);
-    }
+        static_cast<unsigned>(dlattn::sm90::num_items(params, tile))};
+    dlattn::sm90::with_head_dim_v_tile<tile>(params.head_dim_v, [&](auto tile_v) {
+      if (params.cu_seqlens_q) {
+        dlattn::sm90::kernel<T, tile, tile_v, true>(params, shape, launch);
+      } else {
+        dlattn::sm90::kernel<T, tile, tile_v, false>(params, shape, launch);
+      }
+    });
   });
 }
 
-// Tiles are 64 or 128 keys by 128 or 256 rows, 64 rows a warpgroup.
+// Tiles are 64, 96 or 128 keys by 128 or 256 rows, 64 rows a warpgroup.
 std::vector<Case> cases() {
   constexpr simt::Causal kFull = simt::Causal::kNone, kCausal = simt::Causal::kBottomRight,
                          kTopLeft = simt::Causal::kTopLeft;
@@ -53,9 +54,11 @@ std::vector<Case> cases() {
       {130, 200, 64, kCausal},
       {300, 300, 64, kCausal},
       {15, 64, 72, kTopLeft},
+      {129, 100, 96, kCausal},
+      {66, 97, 192, kCausal},
       {129, 300, 128, kCausal},
       {66, 97, 256, kCausal},
-      {65, 130, 192, kFull, 1, 1, Layout::kBshd, 128},
+      {65, 129, 192, kFull, 1, 1, Layout::kBshd, 128},
       // Rows that see nothing: some of a warp's, whole warpgroups', a whole tile's.
       {300, 40, 64, kCausal},
       {300, 70, 128, kCausal},
@@ -92,9 +95,14 @@ std::vector<Case> cases() {
   // Works enough for blocks that stay for several of them.
   cases.push_back({20, 130, 64, kCausal, 9, 3, Layout::kBshd, 0, 2});
   cases.push_back({130, 150, 128, kFull, 4, 2, Layout::kBshd, 0, 2});
-  // Each tile's scores outgrow what the one before it has set as the rows' references, and do not.
-  for (const int head_dim : {64, 128, 256})
-    cases.push_back(simt::with({20, 600, head_dim, kFull}, [](Case& c) { c.rise = 1.0; }));
+  // Each tile's scores outgrow what the one before it has set as the rows' references, and do not:
+  // by so much that probabilities are scaled down, and by more than fp32 holds.
+  for (const int head_dim : {64, 96, 128, 192, 256}) {
+    for (const double rise : {0.4, 2.0})
+      cases.push_back(simt::with({20, 600, head_dim, kFull}, [=](Case& c) { c.rise = rise; }));
+  }
+  cases.push_back(
+      simt::with({20, 600, 192, kCausal, 1, 1, Layout::kBshd, 128}, [](Case& c) { c.rise = 0.4; }));
   if (simt::kThreadSanitizer) return cases;
   const std::vector<Case> more = {
       {64, 64, 64, kFull},
@@ -108,6 +116,18 @@ std::vector<Case> cases() {
       {3, 700, 128, kFull},
       {300, 173, 128, kTopLeft, 2, 1},
       {100, 373, 96, kFull, 4, 1},
+      {128, 128, 96, kFull},
+      {300, 257, 88, kTopLeft},
+      {130, 192, 192, kFull},
+      {128, 193, 160, kCausal, 2, 1},
+      {130, 256, 192, kCausal, 2, 1, Layout::kBshd, 128},
+      // V's tile is narrower than Q's, or as wide; some of its blocks are not copied.
+      {70, 150, 192, kFull, 1, 1, Layout::kBshd, 56},
+      {70, 150, 192, kFull, 1, 1, Layout::kBshd, 136},
+      {70, 150, 152, kCausal, 2, 1, Layout::kBhsd, 184, 2},
+      {70, 150, 64, kFull, 1, 1, Layout::kBshd, 96},
+      {70, 150, 96, kFull, 1, 1, Layout::kBshd, 24},
+      {70, 150, 256, kFull, 1, 1, Layout::kBshd, 72},
       {50, 90, 128, kCausal, 2, 1, Layout::kBshd, 16},
       {50, 90, 16, kCausal, 2, 1, Layout::kBshd, 128},
       {150, 290, 64, kCausal, 2, 2, Layout::kPacked, 0, 2},

@@ -9,13 +9,45 @@ using dlattn::Kernel;
 using simt::Case;
 using simt::Layout;
 
-template <typename T>
+using dlattn::wmma::kSplit;
+using dlattn::wmma::kWhole;
+
+template <typename T, int kVariant>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
   simt::with_instance<Kernel::kWmma, T>(head_dim_tile, [&](auto tile) {
-    if constexpr (dlattn::wmma::has_variant(tile, dlattn::wmma::kSplit))
-      dlattn::wmma::split_kernel<T, tile>(dlattn::wmma::make_split_params(params, shape));
+    if constexpr (dlattn::wmma::has_variant(tile, kVariant))
+      dlattn::wmma::split_kernel<T, tile, kVariant>(dlattn::wmma::make_split_params(params, shape));
   });
+}
+
+// Whole: groups without tiles, with one and with two; the last of 512 keys; masks at both ends of a
+// walk, rows that see nothing.
+std::vector<Case> whole_cases() {
+  constexpr simt::Causal kFull = simt::Causal::kNone, kCausal = simt::Causal::kBottomRight,
+                         kTopLeft = simt::Causal::kTopLeft;
+  std::vector<Case> cases = {
+      {1, 1, 64, kFull},
+      {33, 130, 40, kTopLeft},
+      {40, 300, 64, kCausal, 4, 2},
+      {20, 511, 64, kFull, 2, 1, Layout::kPacked},
+      {20, 512, 64, kCausal, 1, 1, Layout::kBshd, 48},
+      {20, 0, 64, kCausal},
+      {110, 40, 64, kCausal},
+      simt::with({60, 500, 56, kCausal, 2, 1}, [](Case& c) { c.window_left = 300; }),
+  };
+  for (const Case& c : simt::feature_cases(64)) cases.push_back(c);
+  if (simt::kThreadSanitizer) return cases;
+  const std::vector<Case> more = {
+      {33, 64, 64, kFull},
+      {33, 257, 64, kFull},
+      {129, 384, 64, kCausal, 2, 2, Layout::kBhsd, 0, 2, false},
+      {3, 449, 64, kTopLeft, 2, 1, Layout::kBroadcast, 0, 2},
+      simt::with({40, 512, 64, kFull, 2, 1},
+                 [](Case& c) { c.window_left = 100, c.window_right = 40; }),
+  };
+  cases.insert(cases.end(), more.begin(), more.end());
+  return cases;
 }
 
 // Tiles are 16 or 32 keys by 32 rows; 4 groups take them in turn, with two stages each.
@@ -76,20 +108,30 @@ std::vector<Case> cases() {
   return cases;
 }
 
+// `packing` is part of the variant's name.
+template <int kVariant>
+void run(simt::Tests& tests, const Case& c, const std::string& packing) {
+  tests.plan_for(kVariant == kWhole ? simt::hopper() : simt::ada());
+  const std::string variant = dlattn::wmma::kVariantNames[kVariant] + packing;
+  tests.run<half>(Kernel::kWmma, c, run_kernel<half, kVariant>, variant.c_str());
+  tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16, kVariant>, variant.c_str());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const simt::Arguments arguments(argc, argv);
   simt::Tests tests("wmma_split", arguments);
   for (const Case& c : arguments.cases(cases())) {
-    tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "split+unpacked");
-    tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "split+unpacked");
+    run<kSplit>(tests, c, "+unpacked");
+    if (c.seed) run<kWhole>(tests, c, "+unpacked");
   }
+  for (const Case& c : arguments.cases(whole_cases())) run<kWhole>(tests, c, "+unpacked");
   for (const int head_dim : {64, 104}) {
     if (simt::kThreadSanitizer && head_dim != 64) continue;
     for (const Case& c : arguments.cases(simt::packed_cases(head_dim))) {
-      tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "split+packed");
-      tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "split+packed");
+      run<kSplit>(tests, c, "+packed");
+      run<kWhole>(tests, c, "+packed");
     }
   }
   return tests.finish();

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="K",
         help="of ours: auto, a kernel, or a kernel and its shape such as wmma:wide; default: all, "
-        "or auto for sweep, small, features and scores",
+        "or auto for sweep, small, features and scores, and wmma too for features on Hopper",
     )
     parser.add_argument(
         "--peers",
@@ -109,8 +109,10 @@ def main(args: argparse.Namespace) -> int:
 def _session(args: argparse.Namespace, device: str) -> Session:
     """With the contestants that were asked for, or those that a set of shapes is about."""
     kernels, peers = args.kernels, args.peers
-    if args.shape in (*_STUDIES, *_PEERS):
-        kernels = ["auto"] if kernels is None else kernels
+    if args.shape in (*_STUDIES, *_PEERS) and kernels is None:
+        kernels = ["auto"]
+        if args.shape == "features" and device == "cuda" and _on_hopper():
+            kernels.append("wmma")  # which auto takes beside sm90, and sm90 is measured by
     if args.shape in _STUDIES:
         if importlib.util.find_spec("torch") is None:
             raise CommandError(f"--shape {args.shape} needs torch, which holds its tensors")
@@ -118,6 +120,10 @@ def _session(args: argparse.Namespace, device: str) -> Session:
     elif device == "cuda" and peers is None:
         peers = _PEERS.get(args.shape)
     return Session(device, QUICK if args.quick else SUSTAINED, kernels, peers)
+
+
+def _on_hopper() -> bool:
+    return any(device.compute_capability == (9, 0) for device in dlattn.info().devices)
 
 
 def _groups(

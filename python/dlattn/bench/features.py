@@ -207,7 +207,10 @@ def masked(context: Context, sizes: Sizes, kind: str, each_head: bool) -> list[E
         for peer in context.peer("torch-efficient")
     ]
     against = peers[0] if peers else None
-    entrants += [Entrant(own, ours, against) for own in context.ours]
+    without = replace(ours, case=replace(case, variant="plain"), options={})
+    for own in context.ours:
+        plain = Entrant(own, without)
+        entrants += [Entrant(own, ours, against, plain=plain), plain]
     return [*entrants, *peers, *converting]
 
 

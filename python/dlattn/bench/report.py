@@ -27,6 +27,7 @@ class Result:
     note: str = ""
     operations: float | None = None  # of a call, where the case's count does not say it
     baseline: str = ""  # whom its speed is compared with
+    baseline_plan: str = ""  # what that took, if it is ours
     vs_baseline: float | None = None  # operations per second over the baseline's
     facts: dict[str, float] = field(default_factory=dict)  # of its problem
     plan: str = ""  # the kernel that a call of ours took, with its shape: "wmma:wide"
@@ -43,6 +44,11 @@ class Result:
             return None
         operations = self.case.flops if self.operations is None else self.operations
         return operations / self.seconds / 1e12
+
+    @property
+    def kernel(self) -> str:
+        """The family that a call of ours took."""
+        return self.plan.partition(":")[0]
 
     @property
     def wrong(self) -> bool:
@@ -193,6 +199,7 @@ def to_json(
                 "tflops": result.tflops,
                 "operations": result.operations,
                 "baseline": result.baseline,
+                "baseline_plan": result.baseline_plan,
                 "vs_baseline": result.vs_baseline,
                 "facts": result.facts,
                 "max_error": _finite(result.max_error),
@@ -220,6 +227,7 @@ def from_json(document: dict[str, Any]) -> list[Result]:
             note=entry["note"],
             operations=entry.get("operations"),
             baseline=entry.get("baseline", ""),
+            baseline_plan=entry.get("baseline_plan", ""),
             vs_baseline=entry.get("vs_baseline"),
             facts=entry.get("facts", {}),
             plan=entry.get("plan", ""),
@@ -262,7 +270,10 @@ def _figures(
     note = "; ".join(part for part in (note, facts) if part)
     if compared:
         ratio = "-" if result.vs_baseline is None else f"{result.vs_baseline:.3f}"
-        comparison = [ratio, result.baseline]
+        # A baseline on another kernel is no measure of the feature.
+        other = result.baseline_plan.partition(":")[0] != result.kernel
+        measure = f"{result.baseline} ({result.baseline_plan})"
+        comparison = [ratio, measure if result.baseline_plan and other else result.baseline]
     elif best is None or result.seconds is None:
         comparison = ["-"]
     else:

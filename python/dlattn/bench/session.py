@@ -34,6 +34,7 @@ from dlattn.cli.errors import CommandError, first_line
 
 # Of an entrant and of its baseline, a fact by which their times are compared as well.
 TILES = "tiles"
+_WMMA = "dlattn wmma"
 _HOST_SIZES = {"cuda": (1, 8, 128, 64), "cpu": (1, 1, 16, 64)}
 
 
@@ -46,6 +47,7 @@ class Entrant:
     against: Entrant | None = None  # its baseline, one of those that it takes turns with
     operations: float | None = None  # where the case's count does not say it
     facts: Mapping[str, float] = field(default_factory=dict)  # to record beside the times
+    plain: Entrant | None = None  # itself without the feature, where that is not its baseline
 
     @property
     def label(self) -> str:
@@ -114,6 +116,7 @@ class Session:
                 ready.append((result, bound, prepared))
         self._take_turns(ready)
         _compare(entrants, results)
+        _compare_ours(entrants, results)
         return results
 
     def _take_turns(self, ready: Sequence[tuple[Result, Bound, Prepared]]) -> None:
@@ -207,6 +210,29 @@ def _compare(entrants: Sequence[Entrant], results: Sequence[Result]) -> None:
             best = best_peer(rivals)
             if result.seconds is not None and best is not None:
                 result.facts["vs best peer"] = best / result.seconds
+
+
+def _compare_ours(entrants: Sequence[Entrant], results: Sequence[Result]) -> None:
+    """Tell ours relative to the same kernel without the feature, and to wmma on the same problem.
+
+    Both are facts, above 1 is faster. What `auto` takes for either may be another kernel: that is
+    no figure of the feature, and left out.
+    """
+    by_entrant = {id(entrant): result for entrant, result in zip(entrants, results, strict=True)}
+    for entrant, result in zip(entrants, results, strict=True):
+        if not result.ours or result.seconds is None or result.tflops is None:
+            continue
+        if entrant.against is not None and entrant.against.contestant.ours:
+            result.baseline_plan = by_entrant[id(entrant.against)].plan
+        plain = by_entrant[id(entrant.plain)] if entrant.plain is not None else None
+        if plain is not None and plain.tflops is not None and plain.kernel == result.kernel:
+            result.facts["vs plain"] = result.tflops / plain.tflops
+        if result.contestant == _WMMA:
+            continue
+        for other, rival in zip(entrants, results, strict=True):
+            same = other.problem is entrant.problem and rival.contestant == _WMMA
+            if same and rival.seconds is not None:
+                result.facts["vs wmma"] = rival.seconds / result.seconds
 
 
 def _choose(

@@ -10,6 +10,7 @@
 // overwritten, one after they have landed; between a warp's writes and reads of its own rows of sP,
 // a __syncwarp.
 
+#include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/smem.cuh"
 #include "cuda/scalar/traits.h"
 #include "cuda/tile/columns.cuh"
@@ -100,6 +101,7 @@ __global__ void __launch_bounds__(kNumThreads, 3)
   constexpr int kRows = Tile::kRows;
 
   const tile::Work work = tile::scheduled_work(params, shape);
+  ptx::wait_for_grids_ahead();
   const tile::Sequence<T> seq(params, shape, work);
   const int m0 = work.m_block * Tile::kBlockM;
   if (m0 >= seq.seqlen_q) return;

@@ -66,8 +66,13 @@ inline TensorBox packed_box(const char* name, const void* data, std::int64_t col
   return box;
 }
 
+// The shape that a problem has in the instance of a tile.
+inline TileShape tile_shape(const AttentionParams& p, int head_dim_tile) {
+  return tile_shape(head_dim_tile, head_dim_v_tile(head_dim_tile, p.head_dim_v));
+}
+
 inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
-  const int block_n = tile_shape(head_dim_tile).block_n;
+  const int block_n = tile_shape(p, head_dim_tile).block_n;
   const bool varlen = p.cu_seqlens_q != nullptr;
   const std::int64_t rows_k = varlen ? p.total_k : p.seqlen_k;
   // Without keys there may be no address.
@@ -101,9 +106,10 @@ constexpr unsigned first_item(int start, int sequence, int num_heads, int block_
 }
 
 // Work items of the whole problem: blocks of query rows, of a pack at most.
-inline std::int64_t num_items(const AttentionParams& p, int block_m) {
-  if (p.cu_seqlens_q) return (p.total_q / block_m + p.batch_size) * p.num_heads;
-  return (p.seqlen_q + block_m - 1) / block_m * p.num_heads * p.batch_size;
+inline std::int64_t num_items(const AttentionParams& p, int head_dim_tile) {
+  const int rows = block_m(tile_shape(p, head_dim_tile));
+  if (p.cu_seqlens_q) return (p.total_q / rows + p.batch_size) * p.num_heads;
+  return (p.seqlen_q + rows - 1) / rows * p.num_heads * p.batch_size;
 }
 
 }  // namespace dlattn::sm90

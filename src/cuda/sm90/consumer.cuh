@@ -10,8 +10,9 @@
 namespace dlattn::sm90 {
 
 // The item that comes with Q, the same in all lanes, and by this the compiler knows.
-template <int kHeadDim>
-__device__ __forceinline__ Item received_item(const Shared<kHeadDim>& shared, unsigned query_use) {
+template <int kHeadDim, int kHeadDimV>
+__device__ __forceinline__ Item received_item(const Shared<kHeadDim, kHeadDimV>& shared,
+                                              unsigned query_use) {
   shared.queries.wait_full(query_use);
   const auto uniform = [](int x) { return __shfl_sync(tile::kFullMask, x, 0); };
   const Item item = *shared.item(query_use);
@@ -22,11 +23,11 @@ __device__ __forceinline__ Item received_item(const Shared<kHeadDim>& shared, un
 // A consumer warpgroup's 64 query rows of one work item after the other. A step starts the scores
 // of the next tile ahead of this tile's product with V, and works out the probabilities of the
 // former while the latter runs.
-template <typename T, int kHeadDim, bool kVarlen>
+template <typename T, int kHeadDim, int kHeadDimV, bool kVarlen>
 __device__ __forceinline__ void consume(const AttentionParams& params, const LaunchShape& shape,
-                                        const Launch& launch, const Shared<kHeadDim>& shared,
-                                        int consumer) {
-  constexpr TileShape kShape = tile_shape(kHeadDim);
+                                        const Launch& launch,
+                                        const Shared<kHeadDim, kHeadDimV>& shared, int consumer) {
+  constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kBlockM = block_m(kShape);
   const bool first_lane = threadIdx.x % 32 == 0;
@@ -55,12 +56,13 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
     const WholeTiles whole(mask, first_row, kBlockN);
     const ptx::SmemAddress sQ = shared.q(query_use, consumer);
 
-    float acc_o[kHeadDim / 2];
+    float acc_o[kHeadDimV / 2];
     float acc_s[kBlockN / 2];
     std::uint32_t rP[kBlockN / 16][4];
     Softmax softmax;
+    bool leaping = false;  // scores, from tile to tile, beyond what fp32 makes of them
 #pragma unroll
-    for (int d = 0; d < kHeadDim / 2; ++d) acc_o[d] = 0.0f;
+    for (int d = 0; d < kHeadDimV / 2; ++d) acc_o[d] = 0.0f;
 
     const auto release = [&](const auto& ring, unsigned use) {
       if (first_lane) ring.release(use);
@@ -81,19 +83,27 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       turns.wait();
       start_qk<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
       shared.values.wait_full(use);
-      start_pv<T, kHeadDim, kBlockN>(acc_o, rP, shared.v(use));
+      start_pv<T, kHeadDimV, kBlockN>(acc_o, rP, shared.v(use));
       turns.pass();
       ptx::wgmma_wait<1>();
       if (n < whole.begin || n >= whole.end) apply_mask(acc_s, mask, first_row, n * kBlockN);
       float sums[2], factors[2];
-      softmax.exponentiate(acc_s, scale, sums);
-      // This branch also keeps the compiler from waiting for the product with V any earlier.
-      const bool raised = Softmax::outgrown<T>(sums);
-      if (raised) {
+      bool raised = false;
+      while (true) {
+        const bool maximum_first = leaping;
+        if (maximum_first) {
+          softmax.raise(acc_s, scale, factors);
+          leaping = Softmax::leapt(factors);
+          raised = true;
+        }
+        softmax.exponentiate(acc_s, scale, sums);
+        // This branch also keeps the compiler from waiting for the product with V any earlier.
+        if (maximum_first || !softmax.outgrown<T>(sums)) break;
+        raised = true;
+        if (softmax.scale_down(acc_s, sums, factors)) break;
         recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
         apply_mask(acc_s, mask, first_row, n * kBlockN);
-        softmax.raise<T>(acc_s, scale, factors);
-        softmax.exponentiate(acc_s, scale, sums);
+        leaping = true;
       }
       release(shared.keys, use + 1);
       softmax.add(sums);
@@ -118,7 +128,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       release(shared.keys, use);
       apply_mask(acc_s, mask, first_row, n * kBlockN);
       float sums[2], factors[2];
-      softmax.raise<T>(acc_s, scale, factors);
+      softmax.raise(acc_s, scale, factors);
       softmax.exponentiate(acc_s, scale, sums);
       softmax.add(sums);
       pack_probabilities<T>(rP, acc_s);
@@ -127,7 +137,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       for (; n >= tiles.begin; --n) step(n);
       // The last tile's product with V.
       shared.values.wait_full(use);
-      start_pv<T, kHeadDim, kBlockN>(acc_o, rP, shared.v(use));
+      start_pv<T, kHeadDimV, kBlockN>(acc_o, rP, shared.v(use));
       ptx::wgmma_wait<0>();
       release(shared.values, use);
       ++use;
@@ -135,8 +145,8 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
 #pragma unroll 1
     for (; n >= all.begin; --n) pass_over();
 
-    const bool stored = store_results<T, kHeadDim, kVarlen>(params, launch, item, first_row,
-                                                            consumer, sQ, softmax, acc_o);
+    const bool stored = store_results<T, kHeadDimV, kVarlen>(params, launch, item, first_row,
+                                                             consumer, sQ, softmax, acc_o);
     if (stored) shared.queries.release(query_use);
   }
   turns.end();

@@ -11,28 +11,31 @@
 // stage of Q, K and V (Ring); named barriers for the consumers' turns and for each consumer's own
 // threads (setup.cuh).
 
+#include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/consumer.cuh"
 #include "cuda/sm90/producer.cuh"
 
 namespace dlattn::sm90 {
 
-template <typename T, int kHeadDim, bool kVarlen>
-__global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim)), 1)
+template <typename T, int kHeadDim, int kHeadDimV, bool kVarlen>
+__global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim, kHeadDimV)), 1)
     kernel(const __grid_constant__ AttentionParams params,
            const __grid_constant__ LaunchShape shape, const __grid_constant__ Launch launch) {
-  constexpr TileShape kShape = tile_shape(kHeadDim);
-  const Shared<kHeadDim> shared(ptx::smem_address(ptx::dynamic_smem()));
+  constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV);
+  const Shared<kHeadDim, kHeadDimV> shared(ptx::smem_address(ptx::dynamic_smem()));
   shared.init();
+  ptx::wait_for_grids_ahead();
+  ptx::let_next_grid_start();
   if (threadIdx.x < kWarpgroupThreads) {
     ptx::lower_registers<kShape.producer_registers>();
-    if (threadIdx.x == 0) produce<kHeadDim, kVarlen>(params, shape, launch, shared);
+    if (threadIdx.x == 0) produce<kHeadDim, kHeadDimV, kVarlen>(params, shape, launch, shared);
   } else {
     ptx::raise_registers<kShape.consumer_registers>();
     // The same in all lanes, and by this the compiler knows.
     const int warpgroup =
         __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
-    consume<T, kHeadDim, kVarlen>(params, shape, launch, shared, warpgroup - 1);
+    consume<T, kHeadDim, kHeadDimV, kVarlen>(params, shape, launch, shared, warpgroup - 1);
   }
 }
 

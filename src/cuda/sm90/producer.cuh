@@ -7,28 +7,30 @@
 namespace dlattn::sm90 {
 
 // The consumers find an item when its Q has arrived.
-template <int kHeadDim>
-__device__ __forceinline__ void hand_over(const Shared<kHeadDim>& shared, unsigned query_use,
-                                          const Item& item) {
+template <int kHeadDim, int kHeadDimV>
+__device__ __forceinline__ void hand_over(const Shared<kHeadDim, kHeadDimV>& shared,
+                                          unsigned query_use, const Item& item) {
   shared.queries.wait_empty(query_use);
   *shared.item(query_use) = item;
 }
 
 // One thread starts all copies of the block, as stages become free. The next tile of K comes before
 // the V of this one, as the consumers want them: K[n], K[n - 1], V[n], K[n - 2], V[n - 1], ...
-template <int kHeadDim, bool kVarlen>
+template <int kHeadDim, int kHeadDimV, bool kVarlen>
 __device__ __forceinline__ void produce(const AttentionParams& params, const LaunchShape& shape,
-                                        const Launch& launch, const Shared<kHeadDim>& shared) {
-  constexpr TileShape kShape = tile_shape(kHeadDim);
+                                        const Launch& launch,
+                                        const Shared<kHeadDim, kHeadDimV>& shared) {
+  constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kBlockM = block_m(kShape);
-  constexpr int kColumnBlocks = kHeadDim / kBlockColumns;
   ptx::prefetch_tensor_map(launch.q);
   ptx::prefetch_tensor_map(launch.k);
   ptx::prefetch_tensor_map(launch.v);
   ptx::prefetch_tensor_map(launch.out);
-  unsigned use = 0;        // of the stages of K and V
-  unsigned query_use = 0;  // of those of Q
+  const int head_dim_v = static_cast<int>(params.head_dim_v);
+  const int value_bytes = tile_bytes(kBlockN, head_dim_v);  // further columns are never stored
+  unsigned use = 0;                                         // of the stages of K and V
+  unsigned query_use = 0;                                   // of those of Q
   for (unsigned i = blockIdx.x; i < launch.num_works; i += gridDim.x) {
     int start_k = 0;
     Item item;
@@ -50,27 +52,27 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
       const BoxRows rows =
           box_rows<kVarlen>(item, item.start_q, item.seqlen_q, m0 + c * kWarpgroupRows);
 #pragma unroll
-      for (int b = 0; b < kColumnBlocks; ++b) {
-        load_box<kVarlen>(shared.q(query_use, c) + b * kWarpgroupRows * kBlockRowBytes, launch.q,
-                          arrived, b * kBlockColumns, rows, item.head);
+      for (int d = 0; d < kHeadDim; d += kBlockColumns) {
+        load_box<kVarlen>(shared.q(query_use, c) + tile_bytes(kWarpgroupRows, d), launch.q, arrived,
+                          d, rows, item.head);
       }
     }
     ++query_use;
 
     const auto load = [&](const ptx::TensorMap& map, ptx::SmemAddress to, ptx::SmemAddress full,
-                          int n) {
+                          int n, int columns) {
       const BoxRows rows = box_rows<kVarlen>(item, start_k, item.seqlen_k, n * kBlockN);
 #pragma unroll
-      for (int b = 0; b < kColumnBlocks; ++b) {
-        load_box<kVarlen>(to + b * kBlockN * kBlockRowBytes, map, full, b * kBlockColumns, rows,
-                          head_kv);
+      for (int d = 0; d < kHeadDim; d += kBlockColumns) {
+        if (d < columns)
+          load_box<kVarlen>(to + tile_bytes(kBlockN, d), map, full, d, rows, head_kv);
       }
     };
     const auto load_k = [&](int n, unsigned use) {
-      load(launch.k, shared.k(use), shared.keys.begin_fill(use, shared.kKeyBytes), n);
+      load(launch.k, shared.k(use), shared.keys.begin_fill(use, shared.kKeyBytes), n, kHeadDim);
     };
     const auto load_v = [&](int n, unsigned use) {
-      load(launch.v, shared.v(use), shared.values.begin_fill(use, shared.kKeyBytes), n);
+      load(launch.v, shared.v(use), shared.values.begin_fill(use, value_bytes), n, head_dim_v);
     };
     if (tiles.begin < tiles.end) load_k(tiles.end - 1, use);
     for (int n = tiles.end - 1; n >= tiles.begin; --n, ++use) {

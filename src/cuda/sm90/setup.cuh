@@ -71,13 +71,14 @@ struct Item {
   int seqlen_q, seqlen_k;  // 0 queries: no item at all
 };
 
-template <int kHeadDim>
+template <int kHeadDim, int kHeadDimV>
 struct Shared {
-  static constexpr TileShape kShape = tile_shape(kHeadDim);
-  static constexpr SmemMap kMap = smem_map(kHeadDim);
-  static constexpr int kRowsBytes = kWarpgroupRows * kHeadDim * 2;  // of a warpgroup's rows of Q
+  static constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV);
+  static constexpr SmemMap kMap = smem_map(kHeadDim, kHeadDimV);
+  static constexpr int kRowsBytes = tile_bytes(kWarpgroupRows, kHeadDim);  // a warpgroup's, of Q
   static constexpr int kQueryBytes = kShape.num_consumers * kRowsBytes;
-  static constexpr int kKeyBytes = kShape.block_n * kHeadDim * 2;  // of a tile of K, or of V
+  static constexpr int kKeyBytes = tile_bytes(kShape.block_n, kHeadDim);
+  static constexpr int kValueBytes = tile_bytes(kShape.block_n, kHeadDimV);
 
   ptx::SmemAddress base;
   Ring<kShape.query_stages> queries;
@@ -96,7 +97,7 @@ struct Shared {
     return base + kMap.k + keys.stage(use) * kKeyBytes;
   }
   __device__ __forceinline__ ptx::SmemAddress v(unsigned use) const {
-    return base + kMap.v + values.stage(use) * kKeyBytes;
+    return base + kMap.v + values.stage(use) * kValueBytes;
   }
 
   // The work item that Q's rows are of, where the lengths tell (items.cuh).

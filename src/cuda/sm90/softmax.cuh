@@ -13,30 +13,34 @@ constexpr float kMaxSum = 0x1p15f;
 template <>
 constexpr float kMaxSum<__nv_bfloat16> = 0x1p60f;
 
-// How far above the maximum a reference is raised, in powers of two: so much the later it is
-// outgrown. Probabilities of half then begin at 2^-6, far from where they lose bits.
-template <typename T>
-constexpr float kHeadroom = 6.0f;
-template <>
-constexpr float kHeadroom<__nv_bfloat16> = 0.0f;
+// Multiplies each row of accumulators with its factor.
+template <int kCount>
+__device__ __forceinline__ void rescale(float (&acc)[kCount], const float (&factors)[2]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) acc[i] *= factors[i / 2 % 2];
+}
 
 // The streaming softmax of this lane's two rows of its warp's 16, with a reference in place of the
 // running maximum: probabilities are 2^(score - reference), with references as they stand and no
 // maximum worked out. The sums, which are needed anyway, tell whether a row has outgrown its
-// reference; then references are raised to the maxima and the tile is done again, which is the
-// plain softmax. The reference cancels in out and lse. Scores here are raw products q.k; `scale` is
-// softmax_scale * log2(e). kScores: the lane's scores of a tile, [4 j + 2 h + e] of row h.
+// reference, and by how much: then references are raised and the probabilities, still in fp32,
+// scaled down. Where fp32 was too small for them, the tile is done again with references raised to
+// the maxima, which is the plain softmax, and so are the next ones while such leaps go on. The
+// reference cancels in out and lse. Scores here are raw products q.k; `scale` is softmax_scale *
+// log2(e). kScores: the lane's scores of a tile, [4 j + 2 h + e] of row h.
 struct Softmax {
   // -reference of a row that has seen nothing: with it any finite score is too large, and -inf
   // gives 0.
   static constexpr float kNothing = 3.402823466e+38f;
+  // The largest sum of a row that is scaled down: by a factor that is no subnormal.
+  static constexpr float kLargest = 0x1p120f;
 
   float neg_reference[2] = {kNothing, kNothing};
   float row_sum[2] = {0.0f, 0.0f};  // this lane's part
 
-  // Raises the references that a score exceeds to kHeadroom above the row's maximum. `factors`:
-  // what the rows have accumulated must be multiplied with; the sums are. All lanes call it.
-  template <typename T, int kScores>
+  // Raises the references that a score exceeds to the row's maximum. `factors`: what the rows have
+  // accumulated must be multiplied with; the sums are. All lanes call it.
+  template <int kScores>
   __device__ __forceinline__ void raise(const float (&acc_s)[kScores], float scale,
                                         float (&factors)[2]) {
 #pragma unroll
@@ -49,12 +53,18 @@ struct Softmax {
       }
       const float row_max = tile::reduce_max<4>(fmaxf(even, odd));
       const float old = neg_reference[h];
-      // A row without a finite maximum keeps what it has.
-      const float neg_max = -row_max * scale;
-      neg_reference[h] = neg_max < old ? neg_max - kHeadroom<T> : old;
+      // A row that sees nothing, or NaN alone, keeps what it has.
+      neg_reference[h] = fminf(old, -row_max * scale);
       factors[h] = ptx::exp2(neg_reference[h] - old);
       row_sum[h] *= factors[h];
     }
+  }
+
+  // Whether a reference of the warp's was raised so far that the next tile's scores may well be
+  // beyond what fp32 holds of them. All lanes call it.
+  __device__ __forceinline__ static bool leapt(const float (&factors)[2]) {
+    constexpr float kLeap = 0x1p-60f;
+    return __any_sync(tile::kFullMask, factors[0] < kLeap || factors[1] < kLeap);
   }
 
   // Scores to probabilities, in place, and their sums.
@@ -76,8 +86,30 @@ struct Softmax {
 
   // Whether a row of the warp has outgrown its reference. All lanes call it.
   template <typename T>
-  __device__ __forceinline__ static bool outgrown(const float (&sums)[2]) {
+  __device__ __forceinline__ bool outgrown(const float (&sums)[2]) const {
     return __any_sync(tile::kFullMask, sums[0] > kMaxSum<T> || sums[1] > kMaxSum<T>);
+  }
+
+  // Raises the references of the rows whose sums are 2 or more, so far that these come to 1 or a
+  // little more, and scales probabilities and sums to them. `factors` as above. Does nothing and
+  // returns false where a sum of the warp's is too large for that. All lanes call it.
+  template <int kScores>
+  __device__ __forceinline__ bool scale_down(float (&probabilities)[kScores], float (&sums)[2],
+                                             float (&factors)[2]) {
+    const float row_sums[2] = {tile::reduce_sum<4>(sums[0]), tile::reduce_sum<4>(sums[1])};
+    if (__any_sync(tile::kFullMask, row_sums[0] > kLargest || row_sums[1] > kLargest)) return false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int exponent = tile::exponent(row_sums[h]);
+      const int shift = 0 < exponent && exponent < 128 ? exponent : 0;  // 0 of a NaN
+      const float old = neg_reference[h];
+      neg_reference[h] = old - static_cast<float>(shift);
+      factors[h] = ptx::exp2(neg_reference[h] - old);
+      row_sum[h] *= factors[h];
+      sums[h] *= factors[h];
+    }
+    rescale(probabilities, factors);
+    return true;
   }
 
   __device__ __forceinline__ void add(const float (&sums)[2]) {
@@ -103,13 +135,6 @@ __device__ __forceinline__ void pack_probabilities(std::uint32_t (&rP)[kScores /
     for (int e = 0; e < 4; ++e)
       rP[i][e] = tile::pack<T>(acc_s[8 * i + 2 * e], acc_s[8 * i + 2 * e + 1]);
   }
-}
-
-// Multiplies each row of accumulators with its factor.
-template <int kCount>
-__device__ __forceinline__ void rescale(float (&acc)[kCount], const float (&factors)[2]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) acc[i] *= factors[i / 2 % 2];
 }
 
 }  // namespace dlattn::sm90

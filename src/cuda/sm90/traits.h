@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstdint>
+#include <type_traits>
+
 #include "cuda/tile/config.h"
 
 namespace dlattn::sm90 {
@@ -20,9 +23,28 @@ struct TileShape {
   int producer_registers, consumer_registers;
 };
 
-constexpr TileShape tile_shape(int head_dim_tile) {
+// The tile of V's head dim, in the instance whose tile holds both head dims: multi-head latent
+// attention has 192 and 128.
+constexpr int head_dim_v_tile(int head_dim_tile, std::int64_t head_dim_v) {
+  return head_dim_tile == 192 && head_dim_v <= 128 ? 128 : head_dim_tile;
+}
+
+// Calls run(tile) with it, as a compile-time constant.
+template <int kHeadDim, typename Run>
+void with_head_dim_v_tile(std::int64_t head_dim_v, Run run) {
+  constexpr int kNarrowest = head_dim_v_tile(kHeadDim, 1);
+  if (head_dim_v_tile(kHeadDim, head_dim_v) == kNarrowest) {
+    run(std::integral_constant<int, kNarrowest>{});
+  } else {
+    run(std::integral_constant<int, kHeadDim>{});
+  }
+}
+
+constexpr TileShape tile_shape(int head_dim_tile, int head_dim_v_tile) {
   if (head_dim_tile <= 64) return {4, 64, 4, 2, true, 24, 112};
   if (head_dim_tile <= 128) return {2, 128, 2, 2, true, 24, 240};
+  if (head_dim_tile <= 192 && head_dim_v_tile <= 128) return {2, 128, 2, 1, true, 24, 240};
+  if (head_dim_tile <= 192) return {2, 96, 2, 1, true, 24, 240};
   return {2, 64, 2, 1, false, 24, 240};
 }
 
@@ -33,33 +55,38 @@ constexpr int num_threads(const TileShape& shape) {
   return (shape.num_consumers + 1) * kWarpgroupThreads;
 }
 
-// Byte offsets into dynamic shared memory. Tiles are [head_dim_tile / 64] blocks of [rows][64]
-// elements, swizzled.
+// Bytes of `rows` rows in shared memory: blocks of [rows][64] elements, swizzled, the last of which
+// may be wider than its columns.
+constexpr int tile_bytes(int rows, int head_dim_tile) {
+  return (head_dim_tile + kBlockColumns - 1) / kBlockColumns * rows * kBlockRowBytes;
+}
+
+// Byte offsets into dynamic shared memory.
 struct SmemMap {
   int q;  // [query_stages][num_consumers] tiles of 64 rows, later those of out
   int k;  // [num_stages] tiles of block_n rows
-  int v;  // the same
+  int v;  // the same of V
   int mbarriers;
   int items;  // [query_stages] of kItemBytes: which rows Q's are, where the lengths tell
   int total;
 };
 
-constexpr SmemMap smem_map(int head_dim_tile) {
-  const TileShape shape = tile_shape(head_dim_tile);
+constexpr SmemMap smem_map(int head_dim_tile, int head_dim_v_tile) {
+  const TileShape shape = tile_shape(head_dim_tile, head_dim_v_tile);
   SmemMap map{};
   map.q = 0;
-  map.k = map.q + shape.query_stages * block_m(shape) * head_dim_tile * 2;
-  map.v = map.k + shape.num_stages * shape.block_n * head_dim_tile * 2;
-  map.mbarriers = map.v + shape.num_stages * shape.block_n * head_dim_tile * 2;
+  map.k = map.q + shape.query_stages * tile_bytes(block_m(shape), head_dim_tile);
+  map.v = map.k + shape.num_stages * tile_bytes(shape.block_n, head_dim_tile);
+  map.mbarriers = map.v + shape.num_stages * tile_bytes(shape.block_n, head_dim_v_tile);
   map.items = map.mbarriers + (2 * shape.query_stages + 4 * shape.num_stages) * 8;
   map.total = map.items + shape.query_stages * kItemBytes;
   return map;
 }
 
-constexpr TileConfig tile_config(int head_dim_tile) {
-  const TileShape shape = tile_shape(head_dim_tile);
+constexpr TileConfig tile_config(int head_dim_tile, int head_dim_v_tile) {
+  const TileShape shape = tile_shape(head_dim_tile, head_dim_v_tile);
   return {block_m(shape), shape.block_n, num_threads(shape) / 32, shape.num_stages,
-          smem_map(head_dim_tile).total};
+          smem_map(head_dim_tile, head_dim_v_tile).total};
 }
 
 }  // namespace dlattn::sm90

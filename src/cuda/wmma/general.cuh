@@ -12,6 +12,7 @@
 // neighbouring keys, of which bias and mask are read by wide loads, straight from global memory.
 // Shared memory and barriers are those of the fast kernel.
 
+#include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/scheduler.cuh"
@@ -60,6 +61,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   using Terms = LaneTerms<T, kRowTiles, kBlockN, kNumThreads, kScarce>;
 
   const tile::Work work = tile::scheduled_work(params, shape);
+  ptx::wait_for_grids_ahead();
+  if (!shape.longest_first) ptx::let_next_grid_start();
   const tile::Sequence<T> seq(params, shape, work);
   const int m0 = work.m_block * kBlockM;
   if (m0 >= seq.seqlen_q) return;

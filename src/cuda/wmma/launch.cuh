@@ -11,8 +11,8 @@ namespace dlattn::wmma {
 // The kernel of a variant.
 template <typename T, int kTile, int kVariant, bool kPacked>
 constexpr auto variant_kernel() {
-  if constexpr (kVariant == kSplit) {
-    return split_kernel<T, kTile>;
+  if constexpr (splits_keys(kVariant)) {
+    return split_kernel<T, kTile, kVariant>;
   } else if constexpr (kVariant == kGeneral) {
     return general_kernel<T, kTile>;
   } else {
@@ -29,7 +29,7 @@ void launch_variant(const AttentionParams& params, const LaunchShape& shape, con
     cuda::launch_kernel<kKernel, kMaxSmem>("wmma", params.device.index, plan.grid,
                                            plan.num_warps * 32, plan.smem_bytes, stream, args...);
   };
-  if constexpr (kVariant == kSplit) {
+  if constexpr (splits_keys(kVariant)) {
     launch(make_split_params(params, shape));
   } else {
     launch(params, shape);

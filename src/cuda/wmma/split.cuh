@@ -15,9 +15,11 @@
 //   4. mask on edge tiles and references for tile i + 1 (SpeculativeSoftmax).
 // At the end every group leaves its part of the output in its stages and its rows' statistics
 // behind them, and after the block's barrier each warp merges 8 rows, half of the columns, in the
-// order of the groups. Shared memory: see SplitSmemMap.
+// order of the groups. Where a shape is whole, a group has two tiles at most, whose copies all
+// start before the first product. Shared memory: see SplitSmemMap.
 
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/seqlen.cuh"
 #include "cuda/wmma/copy.cuh"
@@ -25,8 +27,8 @@
 #include "cuda/wmma/products.cuh"
 #include "cuda/wmma/softmax.cuh"
 #include "cuda/wmma/split_params.h"
-#include "cuda/wmma/split_traits.h"
 #include "cuda/wmma/tiles.cuh"
+#include "cuda/wmma/traits.h"
 
 namespace dlattn::wmma {
 
@@ -43,12 +45,14 @@ struct GroupTiles {
   __device__ __forceinline__ int tile(int i) const { return first - i * kKeyGroups; }
 };
 
-// tile::scheduled_work without a division.
+// tile::scheduled_work without a division. Of a whole shape's few blocks all run at once, in any
+// order.
+template <bool kWholeShape>
 __device__ __forceinline__ tile::Work split_work(const SplitParams& params) {
   const unsigned m_blocks = params.num_m_blocks.divisor();
   unsigned head = params.num_m_blocks.quotient(blockIdx.x);
   unsigned m_block = blockIdx.x - head * m_blocks;
-  if (params.longest_first) {
+  if (!kWholeShape && params.longest_first) {
     const unsigned first_head = head / kSplitHeadsTogether * kSplitHeadsTogether;
     const unsigned block = blockIdx.x - first_head * m_blocks;
     const bool all = first_head < params.heads_in_groups;
@@ -63,7 +67,9 @@ __device__ __forceinline__ tile::Work split_work(const SplitParams& params) {
           static_cast<int>(batch)};
 }
 
-// tile::Sequence in chunks.
+// tile::Sequence in chunks. Waits for the grids ahead where lengths are in memory. A whole shape
+// takes problems of fixed length alone.
+template <bool kWholeShape>
 struct SplitSequence {
   int seqlen_q;
   int seqlen_k;
@@ -77,7 +83,8 @@ struct SplitSequence {
     q = work.head * p.q_stride.head + work.batch * p.q_stride.batch;
     k = head_kv * p.k_stride.head + work.batch * p.k_stride.batch;
     v = head_kv * p.v_stride.head + work.batch * p.v_stride.batch;
-    if (p.cu_seqlens_q) {
+    if (!kWholeShape && p.cu_seqlens_q) {
+      ptx::wait_for_grids_ahead();
       const int row_q = p.cu_seqlens_q[work.batch];
       const int row_k = p.cu_seqlens_k[work.batch];
       seqlen_q = p.cu_seqlens_q[work.batch + 1] - row_q;
@@ -97,15 +104,17 @@ __device__ __forceinline__ const T* chunk_at(const void* gmem, int offset) {
   return static_cast<const T*>(gmem) + static_cast<std::int64_t>(offset) * kChunkElements;
 }
 
-template <typename T, int kHeadDim>
-__global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
-                                  split_shape(kHeadDim).blocks_per_sm)
+template <typename T, int kHeadDim, int kVariant>
+__global__ void __launch_bounds__(num_warps(split_shape(kHeadDim, kVariant == kWhole)) * 32,
+                                  split_shape(kHeadDim, kVariant == kWhole).blocks_per_sm)
     split_kernel(const __grid_constant__ SplitParams params) {
-  constexpr SplitShape kShape = split_shape(kHeadDim);
-  constexpr SplitSmemMap kMap = split_smem_map(kHeadDim);
+  constexpr SplitShape kShape = split_shape(kHeadDim, kVariant == kWhole);
+  constexpr SplitSmemMap kMap = split_smem_map(kHeadDim, kVariant == kWhole);
   constexpr int kBlockM = block_m(kShape);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kStages = kShape.stages;
+  constexpr int kFirstStages = kShape.whole ? kStages : kStages - 1;  // copied at once
+  static_assert(!kShape.whole || kStages == 2);
   constexpr int kStage = 2 * kMap.tile;  // bytes
   constexpr int kGroupThreads = kShape.row_groups * 32;
   constexpr int kNumThreads = kShape.key_groups * kGroupThreads;
@@ -116,8 +125,8 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
   const int row_group = threadIdx.x / 32 % kShape.row_groups;
   const int lane_idx = threadIdx.x % 32;
   const int warp_row = row_group * 16;
-  const tile::Work work = split_work(params);
-  const SplitSequence seq(params, work);
+  const tile::Work work = split_work<kShape.whole>(params);
+  const SplitSequence<kShape.whole> seq(params, work);
   const int m0 = work.m_block * kBlockM;
   if (m0 >= seq.seqlen_q) return;
 
@@ -153,6 +162,9 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
     start_k(i + 1, stage);
     ptx::cp_async_commit();
   };
+  ptx::wait_for_grids_ahead();
+  // Blocks of unequal length that share SMs are best placed while all SMs are free.
+  if (kShape.blocks_per_sm == 1 || !params.longest_first) ptx::let_next_grid_start();
   BlockCopy::template ragged<kBlockM>(
       sQ,
       chunk_at<T>(params.q, seq.q + (m0 + BlockCopy::first_row()) * params.q_stride.row +
@@ -163,7 +175,7 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
   start_k(0, stage_of(-1));
   ptx::cp_async_commit();
   for_each_slice([&](auto i) { start_stage(i, stage_of(i)); },
-                 std::make_integer_sequence<int, kStages - 1>{});
+                 std::make_integer_sequence<int, kFirstStages>{});
 
   // Where the results go, worked out while the copies are on their way.
   const tile::OutputRows<T> result(params, work);
@@ -172,7 +184,7 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
   SpeculativeSoftmax<1> softmax;
   float acc_o[1][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][1][4];
-  ptx::cp_async_wait<kStages - 1>();
+  ptx::cp_async_wait<kFirstStages>();
   __syncthreads();
 #pragma unroll
   for (int d = 0; d < kHeadDim; d += 16) {
@@ -203,9 +215,9 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
     int stage = stage_of(0), free = stage_of(-1);
 #pragma unroll 1
     for (int i = 0; i < tiles.count - 1; ++i) {
-      ptx::cp_async_wait<kStages - 2>();
+      ptx::cp_async_wait<kFirstStages - 1>();
       ptx::barrier_sync(1 + group, kGroupThreads);
-      start_stage(i + kStages - 1, free);
+      if constexpr (!kShape.whole) start_stage(i + kStages - 1, free);
       softmax.template safe_probabilities<T, 0, kBlockN>(acc_s, params.scale_log2, rP);
       float next_s[1][kBlockN / 8][4];
       multiply_k(next_s, stage);
@@ -213,6 +225,7 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim)) * 32,
       hide_unseen(next_s, i + 1);
       softmax.template raise_references<0, kBlockN>(next_s, params.scale_log2, acc_o);
       memcpy(acc_s, next_s, sizeof acc_s);
+      if constexpr (kShape.whole) break;  // there are two tiles at most
       free = stage;
       stage = stage == 0 ? (kStages - 1) * kStage : stage - kStage;
     }

@@ -18,8 +18,14 @@ constexpr int kNarrow = 1;   // 16 rows per warp: small blocks, for small grids 
 constexpr int kSplit = 2;    // keys divided among the warps (split.cuh): for smaller grids still
 constexpr int kAhead = 3;    // as wide, with mbarriers, by which warps may run ahead of each other
 constexpr int kGeneral = 4;  // what the others lack: score terms, odd head dims (general.cuh)
-constexpr int kNumVariants = 5;
-constexpr const char* kVariantNames[kNumVariants] = {"wide", "narrow", "split", "ahead", "general"};
+constexpr int kWhole = 5;    // split with all keys on their way at once: more shared memory
+constexpr int kNumVariants = 6;
+constexpr const char* kVariantNames[kNumVariants] = {"wide",  "narrow",  "split",
+                                                     "ahead", "general", "whole"};
+
+constexpr bool splits_keys(int variant) {
+  return variant == kSplit || variant == kWhole;
+}
 
 struct TileShape {
   int num_warps;
@@ -76,6 +82,7 @@ constexpr bool packs_heads(int variant) {
 constexpr bool has_variant(int head_dim_tile, int variant) {
   if (variant == kSplit) return head_dim_tile <= 128;
   if (variant == kAhead) return head_dim_tile > 128;
+  if (variant == kWhole) return head_dim_tile == 64;
   return 0 <= variant && variant < kNumVariants;
 }
 
@@ -122,12 +129,12 @@ constexpr int general_smem_bytes(int head_dim_tile, bool mask, int bias_bytes) {
 
 // Blocks per SM that a shape's registers leave room for.
 constexpr int blocks_per_sm(int head_dim_tile, int variant) {
-  if (variant == kSplit) return split_shape(head_dim_tile).blocks_per_sm;
+  if (splits_keys(variant)) return split_shape(head_dim_tile, variant == kWhole).blocks_per_sm;
   return tile_shape(head_dim_tile, variant).blocks_per_sm;
 }
 
 constexpr TileConfig tile_config(int head_dim_tile, int variant) {
-  if (variant == kSplit) return split_tile_config(head_dim_tile);
+  if (splits_keys(variant)) return split_tile_config(head_dim_tile, variant == kWhole);
   const TileShape shape = tile_shape(head_dim_tile, variant);
   const int smem_bytes = variant == kGeneral ? general_smem_bytes(head_dim_tile, true, 4)
                                              : smem_map(head_dim_tile, variant).total;

@@ -10,6 +10,7 @@
 // overwritten, one after they have landed; within a warp, __syncwarp wherever lanes read what other
 // lanes wrote to the stripe.
 
+#include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/smem.cuh"
 #include "cuda/tile/columns.cuh"
 #include "cuda/tile/load.cuh"
@@ -33,6 +34,7 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
   constexpr SmemMap kMap = smem_map(kHeadDim);
 
   const tile::Work work = tile::scheduled_work(params, shape);
+  ptx::wait_for_grids_ahead();
   const tile::Sequence<T> seq(params, shape, work);
   const int m0 = work.m_block * kBlockM;
   if (m0 >= seq.seqlen_q) return;

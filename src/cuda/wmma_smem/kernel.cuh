@@ -14,6 +14,7 @@
 // other stage; within a warp, __syncwarp wherever lanes read or overwrite what other lanes wrote to
 // or read from the stripe.
 
+#include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/smem.cuh"
 #include "cuda/tile/epilogue.cuh"
 #include "cuda/tile/load.cuh"
@@ -106,6 +107,7 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
   constexpr int kStage = kMap.stage / static_cast<int>(sizeof(T));  // elements
 
   const tile::Work work = tile::scheduled_work(params, shape);
+  ptx::wait_for_grids_ahead();
   const tile::Sequence<T> seq(params, shape, work);
   const int m0 = work.m_block * kBlockM;
   if (m0 >= seq.seqlen_q) return;

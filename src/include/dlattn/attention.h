@@ -25,7 +25,8 @@ struct DeviceInfo {
   std::int64_t max_smem_per_block = 0;  // bytes, with opt-in
   std::int64_t smem_per_sm = 0;         // bytes
   std::int64_t l2_bytes = 0;
-  std::string unserved;  // why the kernels of this build do not run on it; empty if they do
+  std::string unserved;       // why the kernels of this build do not run on it; empty if they do
+  std::string sm90_unserved;  // why "sm90" is not among those that do; empty if it is
   // CPU
   int num_threads = 0;   // DLATTN_NUM_THREADS, else the cores this process may run on
   const char* isa = "";  // "avx512", "avx2" or "portable"

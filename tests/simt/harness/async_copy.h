@@ -40,6 +40,7 @@ inline void issue_async_copy(void* dst, const void* src, unsigned bytes, bool va
     die("cp.async of %u bytes from %p, which is not a multiple of that", bytes, src);
   }
   if (!in_dynamic_smem(dst, bytes)) die("cp.async to %p, which is not in shared memory", dst);
+  check_global_access();
   if (valid) touch(src, bytes);
   overwrite(dst, nullptr, bytes, 0xFFFFFFFFu);
   AsyncState& state = async_state();

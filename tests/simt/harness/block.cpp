@@ -44,6 +44,9 @@ void (*thread_body)(void*) = nullptr;
 void* thread_context = nullptr;
 long launch_begin = 0;  // sync objects
 long launch_end = 0;
+Fiber ahead;
+bool made_ahead = false;
+long ahead_end = 0;
 
 // xorshift64*: a generator whose sequences are the same everywhere.
 struct Random {
@@ -80,6 +83,24 @@ void fiber_entry() {
 void resume(Worker* worker) {
   current = worker;
   switch_fiber(&host, &worker->fiber);
+}
+
+void ahead_entry() {
+  finish_first_switch(&host);
+  for (;;) {
+    tsan_acquire(&launch_begin);
+    shape.grid_ahead(shape.grid_ahead_context);
+    tsan_release(&ahead_end);
+    switch_fiber(&ahead, &host);
+  }
+}
+
+// On a fiber of its own, which nothing but the threads' wait orders before them.
+void run_grid_ahead() {
+  if (!made_ahead) make_fiber(&ahead, ahead_entry);
+  made_ahead = true;
+  tsan_release(&launch_begin);
+  switch_fiber(&host, &ahead);
 }
 
 void describe(const Worker& w) {
@@ -319,6 +340,7 @@ void prepare_worker(int i, const dim3& block_idx) {
   w.name = "";
   w.barriers = 0;
   w.registers = 0;
+  w.grids_ahead_over = shape.grid_ahead == nullptr;
   std::memset(w.warp_syncs, 0, sizeof w.warp_syncs);
 }
 
@@ -339,6 +361,14 @@ void check_registers() {
     die("setmaxnreg asks for %d registers, the block has %d", all, at_launch * num_threads);
 }
 
+// Else the grid might be over before the one ahead of it, and the next one start too early.
+void check_order_of_grids() {
+  for (int i = 0; i < num_threads; ++i) {
+    if (!workers[i].grids_ahead_over)
+      die_stuck("a thread has ended without waiting for the grids ahead");
+  }
+}
+
 void run_block(const dim3& block_idx, Random* random) {
   Block* made = make_block();
   made->next = block;
@@ -351,6 +381,7 @@ void run_block(const dim3& block_idx, Random* random) {
   } while (!pass_barrier());
   check_guards();
   check_registers();
+  check_order_of_grids();
   check_bulk_loads();
 }
 
@@ -444,6 +475,21 @@ void arrive_at_barrier(int id, int count) {
   ++arrived[id][current->thread.warp];
 }
 
+void wait_for_grids_ahead() {
+  current->grids_ahead_over = true;
+  tsan_acquire(&ahead_end);
+}
+
+void check_global_access() {
+  if (!current->grids_ahead_over)
+    die("an access to global memory before the wait for the grids ahead");
+}
+
+void let_next_grid_start() {
+  if (!current->grids_ahead_over)
+    die("griddepcontrol.launch_dependents before griddepcontrol.wait");
+}
+
 void set_max_registers(int count, bool increase) {
   Worker* me = current;
   if (me->registers != 0 && (count > me->registers) != increase)
@@ -482,6 +528,7 @@ void run(const Launch& launch, void (*body)(void*), void* context) {
   thread_body = body;
   thread_context = context;
   adopt_current(&host);
+  if (launch.grid_ahead) run_grid_ahead();
   Random random{0x9E3779B97F4A7C15ull ^ launch.schedule};
   const unsigned x = launch.grid.x, y = launch.grid.y, count = x * y * launch.grid.z;
   for (unsigned n = 0; n < count; ++n) {

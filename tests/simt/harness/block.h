@@ -18,6 +18,7 @@
 //   lane's plain store needs
 //                   a __syncwarp before another lane, or a wmma load, reads it, as the CUDA guide
 //                   demands.
+//   griddepcontrol.wait orders what the grid ahead does before what follows.
 //   launch          everything before the launch is seen by all threads; after it the host sees
 //   everything. Blocks of
 //                   one launch are not ordered, so two blocks that write one address are a race
@@ -42,6 +43,10 @@ struct Launch {
   dim3 block;
   std::size_t smem_bytes = 0;
   Schedule schedule = 0;
+  // What the grid ahead does at its end, in a launch that may start before that; null: all ahead is
+  // over.
+  void (*grid_ahead)(void*) = nullptr;
+  void* grid_ahead_context = nullptr;
 };
 
 struct Thread {
@@ -69,6 +74,13 @@ constexpr int kNumBarriers = 16;
 void sync_barrier(int id, int count);
 // bar.arrive: counts as one of them and goes on.
 void arrive_at_barrier(int id, int count);
+
+// griddepcontrol.wait: what the grid ahead does is ordered before what follows. Every thread of a
+// launch with one must call it, and access no global memory before.
+void wait_for_grids_ahead();
+void check_global_access();  // that the caller may
+// griddepcontrol.launch_dependents, after the wait alone: so at most two grids overlap.
+void let_next_grid_start();
 
 // mbarriers, by the address of their 8 bytes of shared memory. Arrivals release, waits acquire.
 constexpr int kMaxMbarriers = 64;  // of a block

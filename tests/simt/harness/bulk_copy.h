@@ -100,6 +100,7 @@ inline BulkCopy make_bulk_copy(const TensorMap& map, unsigned char* smem, const 
   // As a GPU, which takes it for an illegal instruction.
   if (coordinates[0] * map.element_bytes % 16 != 0)
     die("a bulk copy at column %d, in the midst of 16 bytes", coordinates[0]);
+  check_global_access();
   BulkCopy copy{map, smem, {}, 0, 0};
   std::memcpy(copy.coordinates, coordinates, rank * sizeof(int));
   return copy;

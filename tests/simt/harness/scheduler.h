@@ -30,9 +30,10 @@ struct Worker {  // what the scheduler knows of a thread
   int barrier_count = 0;
   int mbarrier = 0;  // that it waits at, and the parity
   int parity = 0;
-  int barriers = 0;           // passed so far
-  int warp_syncs[kMaxMasks];  // passed so far, by index of the mask
-  int registers = 0;          // that it has asked for, 0: not yet
+  int barriers = 0;               // passed so far
+  int warp_syncs[kMaxMasks];      // passed so far, by index of the mask
+  int registers = 0;              // that it has asked for, 0: not yet
+  bool grids_ahead_over = false;  // whether it has waited for them
 };
 
 // Addresses that carry happens-before edges. Two of each, used in turn: with one, a thread that is

@@ -1,0 +1,23 @@
+#pragma once
+
+// Programmatic dependent launch: a grid launched so may start before the one ahead of it in its
+// stream is over. In a grid launched otherwise, and before compute capability 9.0, both do nothing.
+namespace dlattn::ptx {
+
+// PTX ISA, "Parallel Synchronization and Communication Instructions: griddepcontrol", .wait. Waits
+// until the grids ahead are complete and all that they have written is visible.
+__device__ __forceinline__ void wait_for_grids_ahead() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The same section, .launch_dependents. Lets the next grid start once every block of this one has
+// called it or ended. It orders no memory: the next grid's wait does.
+__device__ __forceinline__ void let_next_grid_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+}  // namespace dlattn::ptx

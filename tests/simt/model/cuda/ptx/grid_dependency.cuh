@@ -1,0 +1,15 @@
+#pragma once
+
+#include "harness/block.h"
+
+namespace dlattn::ptx {
+
+inline void wait_for_grids_ahead() {
+  simt::wait_for_grids_ahead();
+}
+
+inline void let_next_grid_start() {
+  simt::let_next_grid_start();
+}
+
+}  // namespace dlattn::ptx
