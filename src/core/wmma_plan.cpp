@@ -43,7 +43,7 @@ Speed speed(int head_dim_tile, int variant) {
       if (head_dim_tile <= 96) return {3200, 10.1, 8.5};
       return {3400, 8.8, 8.3};
     case wmma::kWhole:
-      return {2900, 4.0, 4.0};
+      return {2800, 4.0, 4.0};
     default:  // kAhead
       return head_dim_tile <= 192 ? Speed{7300, 31.0, 31.0} : Speed{8600, 43.5, 44.0};
   }

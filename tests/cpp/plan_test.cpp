@@ -139,9 +139,10 @@ void tile_shapes() {
     int l4, rtx4090, a100, h200;
   } cases[] = {
       // Few rows: keys are divided among the warps where blocks of few rows find an SM each.
-      {1, 8, 128, 64, false, kS, kS, kS, kS},
+      {1, 8, 96, 64, false, kS, kS, kS, kS},
       {1, 8, 128, 128, false, kS, kS, kS, kS},
       // All keys at once where the blocks have an SM each, with that much shared memory.
+      {1, 8, 128, 64, false, kS, kS, kAll, kAll},
       {1, 8, 256, 64, false, kN, kS, kAll, kAll},
       {1, 4, 512, 64, false, kN, kS, kAll, kAll},
       {1, 8, 512, 64, false, kN, kS, kS, kAll},
@@ -244,7 +245,7 @@ void forced_variants() {
   CHECK_THROWS(dlattn::plan(far, device, options), UnsupportedError,
                "no kernel can run this: wmma: variant split: q, k or v spans 32 GiB or more; "
                "accepted: less");
-  far.k_row_stride = p.k_row_stride, far.seqlen_q = far.seqlen_k = 128;
+  far.k_row_stride = p.k_row_stride, far.seqlen_q = far.seqlen_k = 96;
   CHECK_EQ(dlattn::plan(far, gpus()[3], force(Kernel::kWmma)).variant, wmma::kSplit);
   far.v_head_stride = std::int64_t{1} << 35;
   CHECK(dlattn::plan(far, gpus()[3], force(Kernel::kWmma)).variant != wmma::kSplit);

@@ -295,7 +295,8 @@ def compiled() -> Iterator[list[kernels.Kernel]]:
 @pytest.mark.slow
 def test_every_long_loop_is_found(compiled: list[kernels.Kernel]) -> None:
     """Its products are those of the tile, its copies those of K and V."""
-    assert {(k.shape.head_dim, k.shape.name) for k in compiled} == set(kernels.tile_shapes())
+    shapes = {shape for shape in kernels.tile_shapes() if shape[1] != "whole"}
+    assert {(k.shape.head_dim, k.shape.name) for k in compiled} == shapes
     for kernel in compiled:
         shape, paths = kernel.shape, kernel.paths
         assert sass.count(paths.main, "HMMA") == shape.products_per_warp, kernel.name

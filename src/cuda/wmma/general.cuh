@@ -62,7 +62,6 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
 
   const tile::Work work = tile::scheduled_work(params, shape);
   ptx::wait_for_grids_ahead();
-  if (!shape.longest_first) ptx::let_next_grid_start();
   const tile::Sequence<T> seq(params, shape, work);
   const int m0 = work.m_block * kBlockM;
   if (m0 >= seq.seqlen_q) return;

@@ -57,7 +57,6 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   const tile::Rows<kPacked> rows{shape};
   const tile::Work work = rows.work(blockIdx.x, params);
   ptx::wait_for_grids_ahead();
-  if (!shape.longest_first) ptx::let_next_grid_start();
   const tile::Sequence<T> seq(params, shape, work);
   const int m0 = work.m_block * kBlockM;
   const int num_rows = rows.count(seq.seqlen_q);

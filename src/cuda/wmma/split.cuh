@@ -163,8 +163,8 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim, kVariant == kW
     ptx::cp_async_commit();
   };
   ptx::wait_for_grids_ahead();
-  // Blocks of unequal length that share SMs are best placed while all SMs are free.
-  if (kShape.blocks_per_sm == 1 || !params.longest_first) ptx::let_next_grid_start();
+  // Where an SM has room for several blocks, the next grid's would crowd where it is free first.
+  if (kShape.blocks_per_sm == 1) ptx::let_next_grid_start();
   BlockCopy::template ragged<kBlockM>(
       sQ,
       chunk_at<T>(params.q, seq.q + (m0 + BlockCopy::first_row()) * params.q_stride.row +
