@@ -63,7 +63,6 @@ AttentionParams made_up_problem(DType dtype, std::int64_t head_dim) {
 void add_feature(const std::string& feature, AttentionParams* p) {
   static const std::int32_t cu_seqlens[2] = {0, kSeqlen};
   static const float floats[1] = {0.0f};
-  static const std::uint8_t bytes[1] = {1};
   if (feature.empty()) return;
   if (feature == "causal") {
     p->causal = Causal::kBottomRight;
@@ -79,9 +78,11 @@ void add_feature(const std::string& feature, AttentionParams* p) {
   } else if (feature == "softcap") {
     p->softcap = 30.0;
   } else if (feature == "bias") {
-    p->bias = floats;
+    p->bias = memory;
+    p->bias_col_stride = 1;
   } else if (feature == "mask") {
-    p->mask = bytes;
+    p->mask = reinterpret_cast<const std::uint8_t*>(memory);
+    p->mask_col_stride = 1;
   } else if (feature == "alibi_slopes") {
     p->alibi_slopes = floats;
   } else if (feature == "sinks") {

@@ -51,7 +51,7 @@ TileConfig tile_config(Kernel kernel, const AttentionParams& p, int head_dim_til
     case Kernel::kWmmaSmem:
       return wmma_smem::tile_config(head_dim_tile);
     case Kernel::kSm90:
-      return sm90::tile_config(head_dim_tile, sm90::head_dim_v_tile(head_dim_tile, p.head_dim_v));
+      return sm90_tile_config(p, head_dim_tile);
     default:
       return scalar::tile_config(static_cast<int>(size_of(p.dtype)), head_dim_tile);
   }
@@ -103,6 +103,11 @@ std::string head_dim_refusal(Kernel kernel, const AttentionParams& p) {
 std::string feature_refusal(Kernel kernel, const AttentionParams& p) {
   if (kernel == Kernel::kScalar || kernel == Kernel::kWmma) return {};
   const char* feature = score_feature(p);
+  if (kernel == Kernel::kSm90) {
+    feature = nullptr;
+    if (p.cu_seqlens_q && p.bias) feature = "bias with cu_seqlens_q";
+    if (p.cu_seqlens_q && p.mask) feature = "mask with cu_seqlens_q";
+  }
   return feature ? concat(to_string(kernel), ": does not implement ", feature) : std::string();
 }
 
@@ -212,6 +217,10 @@ Plan cuda_plan(Kernel kernel, const AttentionParams& p, const DeviceInfo& device
     plan.variant_name = wmma::kVariantNames[choice.variant];
     plan.packed_heads = choice.packed_heads;
   }
+  if (kernel == Kernel::kSm90) {
+    plan.variant = static_cast<int>(sm90::terms_of(p));
+    plan.variant_name = sm90::kTermsNames[plan.variant];
+  }
   const TileConfig config = tile_config(kernel, p, plan.head_dim_tile, plan.variant);
   plan.block_m = config.block_m;
   plan.block_n = config.block_n;
@@ -233,6 +242,7 @@ std::string plan_on(Kernel kernel, const AttentionParams& params, const DeviceIn
   if (why.empty()) why = head_dim_refusal(kernel, params);
   if (why.empty()) why = feature_refusal(kernel, params);
   if (why.empty() && kernel == Kernel::kSm90) why = sm90_tensor_refusal(params);
+  if (why.empty() && kernel == Kernel::kSm90) why = sm90_score_refusal(params);
   if (why.empty()) why = variant_refusal(kernel, params, options);
   if (!why.empty()) return why;
   *plan = cuda_plan(kernel, params, device, options);

@@ -8,6 +8,7 @@
 #include "core/registry.h"
 #include "core/wmma_plan.h"
 #include "cuda/sm90/boxes.h"
+#include "cuda/sm90/score_params.h"
 
 namespace dlattn::core {
 namespace {
@@ -63,9 +64,42 @@ std::string sm90_device_refusal(const DeviceInfo& device) {
 std::string sm90_tensor_refusal(const AttentionParams& p) {
   const int tile = static_cast<int>(std::max(p.head_dim, p.head_dim_v));
   const sm90::TensorBoxes boxes = sm90::tensor_boxes(p, tile);
-  for (const sm90::TensorBox* box : {&boxes.q, &boxes.k, &boxes.v, &boxes.out}) {
+  for (const sm90::TensorBox* box :
+       {&boxes.q, &boxes.k, &boxes.v, &boxes.out, &boxes.bias, &boxes.mask}) {
     const std::string why = misfit(*box);
     if (!why.empty()) return "sm90: " + why;
+  }
+  return {};
+}
+
+TileConfig sm90_tile_config(const AttentionParams& p, int head_dim_tile) {
+  const sm90::Terms terms = sm90::terms_of(p);
+  TileConfig config =
+      sm90::tile_config(head_dim_tile, sm90::head_dim_v_tile(head_dim_tile, p.head_dim_v), terms);
+  if (terms == sm90::Terms::kLoaded) config.smem_bytes += sm90::term_bytes(p, head_dim_tile);
+  return config;
+}
+
+std::string sm90_score_refusal(const AttentionParams& p) {
+  const struct {
+    const char* name;
+    const void* data;
+    std::int64_t col_stride;
+  } loaded[] = {{"bias", p.bias, p.bias_col_stride}, {"mask", p.mask, p.mask_col_stride}};
+  for (const auto& x : loaded) {
+    if (x.data && p.seqlen_k > 1 && x.col_stride != 1) {
+      return concat("sm90: ", x.name, " has a column stride of ", x.col_stride,
+                    " elements; accepted: 1");
+    }
+  }
+  const double cap = p.softcap / p.softmax_scale;
+  if (p.softcap != 0.0 && !(cap >= sm90::kLeastCap && cap <= sm90::kLargestCap)) {
+    return concat("sm90: softcap / softmax_scale is ", cap, "; accepted: ", sm90::kLeastCap, " to ",
+                  sm90::kLargestCap);
+  }
+  if (p.alibi_slopes && p.softmax_scale < sm90::kLeastScale) {
+    return concat("sm90: softmax_scale is ", p.softmax_scale, "; accepted with alibi_slopes: from ",
+                  sm90::kLeastScale);
   }
   return {};
 }
@@ -74,7 +108,8 @@ bool sm90_preferred(const AttentionParams& params, const DeviceInfo& device,
                     const Options& options) {
   if (!is_sm90(device)) return false;
   // What it does to a sequence depends on that alone; what is faster does not.
-  if (options.batch_invariant) return true;
+  // Bias and mask it takes for batches alone.
+  if (options.batch_invariant) return !params.bias && !params.mask;
   if (better_packed(params, device)) return false;
   // Its blocks are large, one on an SM: where they leave SMs idle, or most of their rows, smaller
   // ones are faster. How idle is too idle was measured for each tile, on an H200.
@@ -83,7 +118,7 @@ bool sm90_preferred(const AttentionParams& params, const DeviceInfo& device,
   const std::int64_t seqlen_q = mean_seqlen_q(params);
   const std::int64_t m_blocks = (seqlen_q + rows - 1) / rows;
   if (2 * seqlen_q < m_blocks * rows) return false;
-  const int least_percent = rows == 256 ? 75 : head_dim <= 128 ? 40 : 20;
+  const int least_percent = head_dim <= 64 ? 75 : head_dim <= 128 ? 40 : 20;
   return 100 * m_blocks * params.num_heads * params.batch_size >= least_percent * device.num_sms;
 }
 

@@ -6,7 +6,8 @@
 
 namespace dlattn::cuda {
 
-// What the copy engine reads of a tensor, encoded by the driver, without which it throws.
+// What the copy engine reads of a tensor, whose elements of 16 bits are of `dtype`; nothing of one
+// without data. Encoded by the driver, without which it throws.
 ptx::TensorMap encode_tensor_map(const sm90::TensorBox& box, DType dtype);
 
 }  // namespace dlattn::cuda

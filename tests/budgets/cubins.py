@@ -30,6 +30,7 @@ _TYPES = {"6__half": "float16", "13__nv_bfloat16": "bfloat16", "f": "float32"}
 _ENUMS = {"float16": "kFloat16", "bfloat16": "kBFloat16", "float32": "kFloat32"}
 # Tile shapes of the families that have several, in the traits' order, each with the tiles it has.
 _ALL = range(1, 257)
+_TERMS = ("", "computed", "loaded")  # of sm90
 _VARIANTS = {
     "wmma": {
         "wide": _ALL,
@@ -39,13 +40,21 @@ _VARIANTS = {
         "general": _ALL,
         "whole": (64,),
     },
-    "sm90": {"": _ALL, "v128": range(129, 193)},  # by the tile of v's head_dim
+    # By the tile of v's head_dim, then by the terms of scores.
+    "sm90": {
+        f"{v}{terms}": tiles
+        for v, tiles in (("", _ALL), ("v128", range(129, 193)))
+        for terms in _TERMS
+    },
 }
 # Kernels of which there is another beside: those that pack heads, those for packed sequences.
-_TWINS = {("wmma", "narrow"): "packed", ("sm90", ""): "varlen", ("sm90", "v128"): "varlen"}
+_TWINS = {
+    ("wmma", "narrow"): "packed",
+    **{("sm90", f"{v}{terms}"): "varlen" for v in ("", "v128") for terms in _TERMS[:2]},
+}
 _KERNEL = re.compile(
     r"_ZN6dlattn\d+(sm90|[a-z_]+?)(?:6|\d\d(split|general)_)kernelI(6__half|13__nv_bfloat16|f)"
-    r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?EEv\w+"
+    r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:LNS0_5TermsE([0-2])ELb([01])E)?EEv\w+"
 )
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
@@ -131,9 +140,9 @@ def expected_kernels() -> list[str]:
 
 
 def _parsed_name(match: re.Match[str]) -> str:
-    family, name, element, tile, variant, twin = match.groups()
+    family, name, element, tile, variant, twin, terms, varlen = match.groups()
     if family == "sm90":
-        name = f"v{variant}" if variant != tile else ""
+        name, twin = (f"v{variant}" if variant != tile else "") + _TERMS[int(terms)], varlen
     elif variant:
         name = variants(family)[int(variant)]
     name = names(family, name or "")[twin == "1"]
@@ -262,7 +271,9 @@ def dynamic_smem() -> dict[str, int]:
         for variant in variants(family, tile):
             arguments = f"{size}, {tile}" if family == "scalar" else str(tile)
             if family == "sm90":
-                arguments += f", {variant[1:] or tile}"
+                tile_v = 128 if variant.startswith("v128") else tile
+                terms = _TERMS.index(variant.removeprefix("v128"))
+                arguments += f", {tile_v}, dlattn::sm90::Terms({terms})"
             elif variant:
                 arguments += f", {variants(family).index(variant)}"
             config = f"dlattn::{family}::tile_config({arguments})"

@@ -426,16 +426,39 @@ void sm90_plans() {
     CHECK(plan.smem_bytes <= h200.max_smem_per_block);
     CHECK(plan.grid > 0 && plan.grid <= 2048 / config.block_m * 8 * 2);
   }
-  static const float numbers[64] = {};
-  static const std::uint8_t bools[64] = {};
+  alignas(16) static const float numbers[64] = {};
+  alignas(16) static const std::uint8_t bools[64] = {};
+  static const std::int32_t offsets[3] = {0, 1, 2};
   const struct {
     void (*change)(AttentionParams&);
     const char* why;
   } refused[] = {
-      {[](AttentionParams& p) { p.softcap = 30.0; }, "does not implement softcap"},
-      {[](AttentionParams& p) { p.bias = numbers; }, "does not implement bias"},
-      {[](AttentionParams& p) { p.mask = bools; }, "does not implement mask"},
-      {[](AttentionParams& p) { p.alibi_slopes = numbers; }, "does not implement alibi_slopes"},
+      {[](AttentionParams& p) { p.bias = numbers; },
+       "bias has a column stride of 0 elements; accepted: 1"},
+      {[](AttentionParams& p) { p.mask = bools, p.mask_col_stride = 2048; },
+       "mask has a column stride of 2048 elements; accepted: 1"},
+      {[](AttentionParams& p) {
+         p.bias = numbers, p.bias_col_stride = 1, p.bias_row_stride = 2046;
+       },
+       "bias has a row stride of 8184 bytes; accepted: multiples of 16 from 0 to 1099511627760"},
+      {[](AttentionParams& p) { p.mask = bools, p.mask_col_stride = 1, p.mask_head_stride = 8; },
+       "mask has a head stride of 8 bytes; accepted: multiples of 16 from 0 to 1099511627760"},
+      {[](AttentionParams& p) {
+         p.head_dim = 256, p.bias = numbers, p.bias_col_stride = 1, p.mask = bools;
+         p.mask_col_stride = 1;
+       },
+       "needs 238592 bytes of shared memory per block; H200 has 232448"},
+      {[](AttentionParams& p) {
+         p.cu_seqlens_q = p.cu_seqlens_k = offsets, p.total_q = p.total_k = 2;
+         p.mask = bools, p.mask_col_stride = 1;
+       },
+       "does not implement mask with cu_seqlens_q"},
+      {[](AttentionParams& p) { p.softcap = 1e5; },
+       "softcap / softmax_scale is 800000; accepted: 1.52588e-05 to 65536"},
+      {[](AttentionParams& p) { p.softcap = 1e-6; },
+       "softcap / softmax_scale is 8e-06; accepted: 1.52588e-05 to 65536"},
+      {[](AttentionParams& p) { p.alibi_slopes = numbers, p.softmax_scale = 1e-20; },
+       "softmax_scale is 1e-20; accepted with alibi_slopes: from 9.09495e-13"},
       {[](AttentionParams& p) { p.head_dim = 20; },
        "head_dim is 20; accepted: multiples of 8 up to 256"},
       {[](AttentionParams& p) { p.head_dim_v = 60; },
@@ -452,6 +475,41 @@ void sm90_plans() {
     CHECK_THROWS(dlattn::plan(p, h200, force(Kernel::kSm90)), UnsupportedError,
                  std::string("no kernel can run this: sm90: ") + r.why);
     CHECK(dlattn::plan(p, h200).kernel == Kernel::kWmma);  // it goes elsewhere by itself
+  }
+  // Score terms have kernels of their own.
+  for (const int head_dim : {64, 128, 256}) {
+    for (const bool alibi : {false, true}) {
+      AttentionParams p = problem(DType::kFloat16, head_dim);
+      if (alibi) p.alibi_slopes = numbers;
+      if (!alibi) p.softcap = 30.0;
+      const Plan plan = dlattn::plan(p, h200);
+      CHECK(plan.kernel == Kernel::kSm90);
+      CHECK(std::string(plan.variant_name) == "computed");
+      const TileConfig config = sm90::tile_config(head_dim, head_dim, sm90::Terms::kComputed);
+      CHECK_EQ(plan.block_m, config.block_m);
+      CHECK_EQ(plan.smem_bytes, config.smem_bytes);
+      CHECK_EQ(plan.num_warps, config.num_warps);
+    }
+  }
+  // Bias and mask take two stages of shared memory where there is room, else one.
+  const struct {
+    int head_dim;
+    bool wide, mask;
+    int stages;
+  } loaded[] = {{64, false, true, 2},   {64, true, true, 1},   {128, true, true, 2},
+                {256, false, false, 2}, {256, false, true, 1}, {256, true, false, 1}};
+  for (const auto& c : loaded) {
+    AttentionParams p = problem(DType::kFloat16, c.head_dim);
+    p.bias = numbers, p.bias_col_stride = 1;
+    p.bias_dtype = c.wide ? DType::kFloat32 : DType::kFloat16;
+    if (c.mask) p.mask = bools, p.mask_col_stride = 1;
+    const Plan plan = dlattn::plan(p, h200);
+    CHECK(plan.kernel == Kernel::kSm90);
+    CHECK(std::string(plan.variant_name) == "loaded");
+    const int tiles = (plan.block_m * plan.block_n) * ((c.wide ? 4 : 2) + (c.mask ? 1 : 0));
+    const TileConfig config = sm90::tile_config(c.head_dim, c.head_dim, sm90::Terms::kLoaded);
+    CHECK_EQ(plan.smem_bytes, config.smem_bytes + c.stages * tiles);
+    CHECK(plan.smem_bytes <= h200.max_smem_per_block);
   }
   AttentionParams odd = problem(DType::kFloat16, 64);
   odd.out = memory + 8;
@@ -646,8 +704,8 @@ void forced_kernels() {
 // when it is not.
 void features() {
   const DeviceInfo device = gpus()[0];
-  static const float numbers[64] = {};
-  static const std::uint8_t bools[64] = {};
+  alignas(16) static const float numbers[64] = {};
+  alignas(16) static const std::uint8_t bools[64] = {};
   const struct {
     const char* name;
     void (*set)(AttentionParams&);

@@ -133,8 +133,10 @@ def check(kernel: str, q: Any, k: Any, v: Any, out: Any = None, **options: Any) 
     if out is None:
         out = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype, device=DEVICE)
     out.fill_(math.nan)
-    if kernel == "sm90" and not all(copied_in_boxes(x) for x in (q, k, v, out)):
-        with pytest.raises(dlattn.UnsupportedError, match=r"sm90: .*accepted: multiples of 16"):
+    terms = [options[name] for name in ("bias", "mask") if options.get(name) is not None]
+    if kernel == "sm90" and not all(copied_in_boxes(x) for x in (q, k, v, out, *terms)):
+        lacks = r"sm90: .*accepted: (multiples of (8|16)|1$)|sm90: needs .* bytes of shared memory"
+        with pytest.raises(dlattn.UnsupportedError, match=lacks):
             dlattn.attention(q, k, v, kernel=kernel, out=out, **options)
         return
     _, lse = dlattn.attention(q, k, v, kernel=kernel, out=out, return_lse=True, **options)
@@ -148,8 +150,10 @@ def copied_in_boxes(x: Any) -> bool:
     """Whether the copy engine, which sm90 copies with, takes a tensor: rows of 16-byte steps."""
     if x.numel() == 0:
         return True
-    taken = [n for size, n in zip(x.shape[:3], x.stride()[:3], strict=True) if size > 1]
-    return all(n % 8 == 0 for n in taken) and x.data_ptr() % 16 == 0
+    *outer, columns = zip(x.shape, x.stride(), strict=True)
+    steps = [stride * x.element_size() for size, stride in outer if size > 1]
+    neighbours = columns[0] == 1 or columns[1] == 1
+    return neighbours and all(n % 16 == 0 for n in steps) and x.data_ptr() % 16 == 0
 
 
 def normal(*shape: int, dtype: str, seed: int, offset: float = 0.3) -> Any:

@@ -489,12 +489,13 @@ def test_the_walk_of_a_plan(variant: str) -> None:
 
 def test_the_walk_of_a_plan_on_hopper() -> None:
     body = re.search(
-        r"TileShape tile_shape\(int head_dim_tile, int head_dim_v_tile\) {(.*?)\n}",
+        r"TileShape tile_shape\(int head_dim_tile, int head_dim_v_tile, .*?\) {(.*?)\n}",
         _source("sm90/traits.h"),
         re.S,
     )
     assert body is not None
-    shapes = re.findall(r"return {([^}]*)}", body[1])
+    plain = [line for line in body[1].splitlines() if "terms" not in line]
+    shapes = re.findall(r"return {([^}]*)}", "".join(plain))
     for head_dim_tile, shape in zip((64, 128, 192, 192, 256), shapes, strict=True):
         fields = [field.strip() for field in shape.split(",")]
         plan = SimpleNamespace(

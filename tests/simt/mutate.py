@@ -60,7 +60,7 @@ SYNCHRONISATION = {
     "no mbarrier wait": (r"ptx::mbarrier_(?:wait|sleep)\([^;]*\);", ";"),
     "mbarrier parity flipped": (r"(ptx::mbarrier_(?:wait|sleep)\([^;]*)\);", r"\1 ^ 1);"),
     "no wait for a stage": (r"\b[\w.]+\.wait_full\([^;]*\);", ";"),
-    "no release of a stage": (r"\b(?:[\w.]+\.)?release\(shared[^;]*\);", ";"),
+    "no release of a stage": (r"\b(?:[\w.]+\.)?release\((?:shared[^;]*)?\);", ";"),
     "expect_tx of too few bytes": (r"(ptx::mbarrier_arrive_expect_tx\([^;]*)\);", r"\1 - 16);"),
     "expect_tx of too many bytes": (r"(ptx::mbarrier_arrive_expect_tx\([^;]*)\);", r"\1 + 16);"),
     "no fence after mbarrier.init": (r"ptx::fence_mbarrier_init\(\);", ";"),

@@ -217,4 +217,44 @@ SEED_BUGS = (
         "sO + swizzled_offset(row, d / 8 + lane / 16, kWarpgroupRows)",
         "sO + d * 128 + row * 128 + lane / 16 * 16",
     ),
+    # Its score terms.
+    SeedBug(
+        "large scores capped as small ones",
+        SM90,
+        "applied.void_scores = cap_small(acc_s);",
+        "cap_small(acc_s);",
+    ),
+    SeedBug(
+        "second row's distance that of the first",
+        SM90,
+        "fmaf(per_row, lane + 8.0f, neg_references[1])",
+        "fmaf(per_row, lane, neg_references[1])",
+    ),
+    SeedBug(
+        "slopes of keys after their rows as of those before",
+        SM90,
+        "const float rising = after ? -slope : slope;",
+        "const float rising = slope;",
+    ),
+    SeedBug(
+        "terms left out where a tile is done again",
+        SM90,
+        "terms.apply(acc_s, n * kBlockN); apply_mask(acc_s, mask, first_row, n * kBlockN); "
+        "softmax.raise<T>(acc_s, scale, factors); softmax.exponentiate(acc_s, scale, sums); }",
+        "apply_mask(acc_s, mask, first_row, n * kBlockN); "
+        "softmax.raise<T>(acc_s, scale, factors); softmax.exponentiate(acc_s, scale, sums); }",
+    ),
+    SeedBug(
+        "bias and mask released before they are used again",
+        SM90,
+        "float sums[2], factors[2]; Softmax::exponentiate(",
+        "loaded.release(); --loaded.use; float sums[2], factors[2]; Softmax::exponentiate(",
+    ),
+    SeedBug(
+        "second half of a wide bias taken from the first",
+        SM90,
+        "{n0 + kWideColumns, first_row,",
+        "{n0, first_row,",
+    ),
+    SeedBug("mask read unswizzled", SM90, "^ (row / 2 % 4)", "^ 0"),
 )

@@ -11,11 +11,12 @@ using simt::Layout;
 
 dlattn::ptx::TensorMap encode(const dlattn::sm90::TensorBox& box) {
   simt::TensorMap map{};
+  if (!box.data) return {};
   map.address = static_cast<unsigned char*>(const_cast<void*>(box.data));
   map.rank = box.rank;
-  map.element_bytes = 2;
-  map.swizzle = dlattn::sm90::kBlockRowBytes;
-  const int sizes[] = {dlattn::sm90::kBlockColumns, box.box_rows, 1, 1, 1};
+  map.element_bytes = box.element_bytes;
+  map.swizzle = box.box_columns * box.element_bytes;
+  const int sizes[] = {box.box_columns, box.box_rows, 1, 1, 1};
   for (int i = 0; i < box.rank; ++i) {
     map.sizes[i] = static_cast<std::uint32_t>(box.sizes[i]);
     map.strides[i] = box.strides[i];
@@ -32,14 +33,18 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
   simt::with_instance<Kernel::kSm90, T>(head_dim_tile, [&](auto tile) {
     const dlattn::sm90::TensorBoxes boxes = dlattn::sm90::tensor_boxes(params, tile);
     const dlattn::sm90::Launch launch = {
-        encode(boxes.q), encode(boxes.k), encode(boxes.v), encode(boxes.out),
-        static_cast<unsigned>(dlattn::sm90::num_items(params, tile))};
+        encode(boxes.q),
+        encode(boxes.k),
+        encode(boxes.v),
+        encode(boxes.out),
+        static_cast<unsigned>(dlattn::sm90::num_items(params, tile)),
+        dlattn::sm90::score_params(params, tile),
+        encode(boxes.bias),
+        encode(boxes.mask)};
     dlattn::sm90::with_head_dim_v_tile<tile>(params.head_dim_v, [&](auto tile_v) {
-      if (params.cu_seqlens_q) {
-        dlattn::sm90::kernel<T, tile, tile_v, true>(params, shape, launch);
-      } else {
-        dlattn::sm90::kernel<T, tile, tile_v, false>(params, shape, launch);
-      }
+      dlattn::sm90::with_kernel(params, [&](auto terms, auto varlen) {
+        dlattn::sm90::kernel<T, tile, tile_v, terms, varlen>(params, shape, launch);
+      });
     });
   });
 }
@@ -48,6 +53,12 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
 std::vector<Case> cases() {
   constexpr simt::Causal kFull = simt::Causal::kNone, kCausal = simt::Causal::kBottomRight,
                          kTopLeft = simt::Causal::kTopLeft;
+  const auto bias = [](Case& c) { c.bias = simt::Bias::kOwnDType; };
+  const auto wide_bias = [](Case& c) { c.bias = simt::Bias::kFloat32; };
+  const auto mask = [](Case& c) { c.mask = true; };
+  const auto everything = [](Case& c) {
+    c.bias = simt::Bias::kOwnDType, c.mask = c.alibi = c.sinks = true, c.softcap = 8.0;
+  };
   std::vector<Case> cases = {
       {1, 1, 64, kFull},
       {17, 31, 24, kCausal},
@@ -76,6 +87,34 @@ std::vector<Case> cases() {
       simt::with({70, 400, 64, kCausal, 2, 1}, [](Case& c) { c.window_left = 200; }),
       simt::with({200, 400, 128, kFull}, [](Case& c) { c.window_left = 10, c.window_right = 3; }),
       simt::with({40, 70, 64, kCausal, 2, 1}, [](Case& c) { c.sinks = true; }),
+      // Score terms: softcap of small scores and of large ones, slopes on either side of a row.
+      simt::with({150, 200, 64, kCausal, 2, 1}, [](Case& c) { c.softcap = 30.0; }),
+      simt::with({100, 300, 128, kFull, 2, 1}, [](Case& c) { c.softcap = 3.0, c.sinks = true; }),
+      simt::with({66, 150, 256, kTopLeft}, [](Case& c) { c.softcap = 0.5, c.alibi = true; }),
+      simt::with({200, 290, 64, kFull, 2, 1}, [](Case& c) { c.alibi = true; }),
+      simt::with({150, 150, 128, kCausal, 2, 2, Layout::kBhsd, 0, 2},
+                 [](Case& c) { c.alibi = true, c.softcap = 10.0; }),
+      simt::with({130, 330, 256, kTopLeft}, [](Case& c) { c.alibi = true, c.sinks = true; }),
+      simt::with({200, 400, 64, kFull},
+                 [](Case& c) { c.alibi = true, c.window_left = 100, c.window_right = 70; }),
+      simt::with({300, 40, 64, kCausal}, [](Case& c) { c.alibi = true, c.softcap = 5.0; }),
+      simt::with({20, 600, 64, kFull}, [](Case& c) { c.rise = 1.0, c.softcap = 300.0; }),
+      simt::with({20, 600, 128, kFull}, [](Case& c) { c.rise = 1.0, c.alibi = true; }),
+      // Bias and mask: of whole tiles and of ragged ones, over rows that see nothing, alone and
+      // all.
+      simt::with({150, 272, 64, kCausal, 2, 1}, mask),
+      simt::with({100, 160, 128, kFull, 2, 1}, bias),
+      simt::with({100, 136, 64, kTopLeft, 2, 1, Layout::kBhsd, 0, 2}, bias),
+      simt::with({66, 152, 256, kFull}, wide_bias),
+      simt::with({130, 132, 64, kCausal}, wide_bias),
+      simt::with({150, 160, 128, kCausal, 2, 1, Layout::kBshd, 0, 2},
+                 [&](Case& c) { everything(c), c.bias = simt::Bias::kFloat32; }),
+      simt::with({70, 96, 256, kCausal}, [&](Case& c) { everything(c), c.window_left = 40; }),
+      simt::with({300, 48, 64, kCausal}, everything),
+      simt::with({20, 600, 128, kFull}, [&](Case& c) { bias(c), c.rise = 1.0; }),
+      simt::with({20, 608, 64, kFull}, [&](Case& c) { mask(c), c.rise = 1.0; }),
+      simt::with({50, 160, 128, kFull, 2, 1, Layout::kBshd, 0, 2},
+                 [&](Case& c) { everything(c), c.score_layout = simt::ScoreLayout::kOneRow; }),
   };
   // Packed sequences, empty ones among them, that begin and end amid tiles and boxes.
   const Case packed = {1, 1, 64, kCausal, 2, 1};
@@ -86,6 +125,8 @@ std::vector<Case> cases() {
   cases.push_back(
       simt::with(simt::varlen({1, 1, 256, kTopLeft, 1, 1, Layout::kBhsd}, {40, 150}, {70, 200}),
                  [](Case& c) { c.seqused_k = {0, 150}, c.window_left = 60; }));
+  cases.push_back(simt::with(simt::varlen({1, 1, 64, kCausal, 2, 1}, {70, 0, 200}, {130, 9, 200}),
+                             [](Case& c) { c.softcap = 3.0, c.alibi = true; }));
   // So many that they are searched for in several rounds, and heads in groups.
   std::vector<int> seqlens_q, seqlens_k;
   for (int i = 0; i < 13; ++i) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/sm90/score_params.h"
 #include "cuda/sm90/traits.h"
 #include "cuda/tile/launch_shape.h"
 #include "dlattn/params.h"
@@ -11,35 +12,42 @@
 // told, the launch tells it.
 namespace dlattn::sm90 {
 
-// A tensor of 16-bit elements and the box of it that one copy moves: kBlockColumns by `box_rows`.
+// A tensor and the box of it that one copy moves.
 struct TensorBox {
   const char* name;
   const void* data;
   std::int64_t sizes[5];    // columns, rows, heads, batch; at least 1; of a pack, see packed_box
   std::int64_t strides[5];  // in bytes; of a dimension of one element, any that is accepted
   int box_rows;
+  int element_bytes = 2;
+  int box_columns = kBlockColumns;  // which fill a row of the swizzle's
   int rank = 4;
 };
 
 struct TensorBoxes {
   TensorBox q, k, v, out;
+  TensorBox bias, mask;  // without data if there is none
 };
 
 // Rows of all sequences of one length: [batch][heads][rows][columns].
 inline TensorBox tensor_box(const char* name, const void* data, std::int64_t columns,
                             std::int64_t rows, std::int64_t row_stride, std::int64_t heads,
                             std::int64_t head_stride, std::int64_t batch, std::int64_t batch_stride,
-                            int box_rows) {
+                            int box_rows, int element_bytes = 2) {
   constexpr std::int64_t kAnyStride = 16;
-  if (rows == 0) rows = heads = batch = 1;  // never copied, but something must be told
-  const auto stride = [](std::int64_t size, std::int64_t elements) {
-    return size > 1 ? elements * 2 : kAnyStride;
+  if (rows == 0 || columns == 0)  // never copied, but something must be told
+    columns = rows = heads = batch = 1;
+  const auto stride = [=](std::int64_t size, std::int64_t elements) {
+    return size > 1 ? elements * element_bytes : kAnyStride;
   };
   return {name,
           data,
           {columns, rows, heads, batch},
-          {2, stride(rows, row_stride), stride(heads, head_stride), stride(batch, batch_stride)},
-          box_rows};
+          {element_bytes, stride(rows, row_stride), stride(heads, head_stride),
+           stride(batch, batch_stride)},
+          box_rows,
+          element_bytes,
+          element_bytes == 4 ? kBlockRowBytes / 4 : kBlockColumns};
 }
 
 // Rows of packed sequences. A box must end with its sequence: what follows in memory is another's,
@@ -68,7 +76,7 @@ inline TensorBox packed_box(const char* name, const void* data, std::int64_t col
 
 // The shape that a problem has in the instance of a tile.
 inline TileShape tile_shape(const AttentionParams& p, int head_dim_tile) {
-  return tile_shape(head_dim_tile, head_dim_v_tile(head_dim_tile, p.head_dim_v));
+  return tile_shape(head_dim_tile, head_dim_v_tile(head_dim_tile, p.head_dim_v), terms_of(p));
 }
 
 inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
@@ -86,16 +94,31 @@ inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
             packed_box("v", v, p.head_dim_v, rows_k, p.v_row_stride, p.num_heads_kv,
                        p.v_head_stride, block_n),
             packed_box("out", p.out, p.head_dim_v, p.total_q, p.out_row_stride, p.num_heads,
-                       p.out_head_stride, kWarpgroupRows)};
+                       p.out_head_stride, kWarpgroupRows),
+            {},
+            {}};
   }
-  return {tensor_box("q", p.q, p.head_dim, p.seqlen_q, p.q_row_stride, p.num_heads, p.q_head_stride,
-                     p.batch_size, p.q_batch_stride, kWarpgroupRows),
-          tensor_box("k", k, p.head_dim, p.seqlen_k, p.k_row_stride, p.num_heads_kv,
-                     p.k_head_stride, p.batch_size, p.k_batch_stride, block_n),
-          tensor_box("v", v, p.head_dim_v, p.seqlen_k, p.v_row_stride, p.num_heads_kv,
-                     p.v_head_stride, p.batch_size, p.v_batch_stride, block_n),
-          tensor_box("out", p.out, p.head_dim_v, p.seqlen_q, p.out_row_stride, p.num_heads,
-                     p.out_head_stride, p.batch_size, p.out_batch_stride, kWarpgroupRows)};
+  TensorBoxes boxes = {
+      tensor_box("q", p.q, p.head_dim, p.seqlen_q, p.q_row_stride, p.num_heads, p.q_head_stride,
+                 p.batch_size, p.q_batch_stride, kWarpgroupRows),
+      tensor_box("k", k, p.head_dim, p.seqlen_k, p.k_row_stride, p.num_heads_kv, p.k_head_stride,
+                 p.batch_size, p.k_batch_stride, block_n),
+      tensor_box("v", v, p.head_dim_v, p.seqlen_k, p.v_row_stride, p.num_heads_kv, p.v_head_stride,
+                 p.batch_size, p.v_batch_stride, block_n),
+      tensor_box("out", p.out, p.head_dim_v, p.seqlen_q, p.out_row_stride, p.num_heads,
+                 p.out_head_stride, p.batch_size, p.out_batch_stride, kWarpgroupRows),
+      {},
+      {}};
+  if (p.bias) {
+    boxes.bias = tensor_box("bias", p.bias, p.seqlen_k, p.seqlen_q, p.bias_row_stride, p.num_heads,
+                            p.bias_head_stride, p.batch_size, p.bias_batch_stride, kTermRows,
+                            static_cast<int>(size_of(p.bias_dtype)));
+  }
+  if (p.mask) {
+    boxes.mask = tensor_box("mask", p.mask, p.seqlen_k, p.seqlen_q, p.mask_row_stride, p.num_heads,
+                            p.mask_head_stride, p.batch_size, p.mask_batch_stride, kTermRows, 1);
+  }
+  return boxes;
 }
 
 // Where the items of a pack's sequence begin, which has first row `start` of q. Rounded, so that it

@@ -3,6 +3,7 @@
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/items.cuh"
 #include "cuda/sm90/products.cuh"
+#include "cuda/sm90/score.cuh"
 #include "cuda/sm90/setup.cuh"
 #include "cuda/sm90/softmax.cuh"
 #include "cuda/sm90/tiles.cuh"
@@ -10,9 +11,8 @@
 namespace dlattn::sm90 {
 
 // The item that comes with Q, the same in all lanes, and by this the compiler knows.
-template <int kHeadDim, int kHeadDimV>
-__device__ __forceinline__ Item received_item(const Shared<kHeadDim, kHeadDimV>& shared,
-                                              unsigned query_use) {
+template <typename Shared>
+__device__ __forceinline__ Item received_item(const Shared& shared, unsigned query_use) {
   shared.queries.wait_full(query_use);
   const auto uniform = [](int x) { return __shfl_sync(tile::kFullMask, x, 0); };
   const Item item = *shared.item(query_use);
@@ -23,17 +23,19 @@ __device__ __forceinline__ Item received_item(const Shared<kHeadDim, kHeadDimV>&
 // A consumer warpgroup's 64 query rows of one work item after the other. A step starts the scores
 // of the next tile ahead of this tile's product with V, and works out the probabilities of the
 // former while the latter runs.
-template <typename T, int kHeadDim, int kHeadDimV, bool kVarlen>
+template <typename T, bool kVarlen, int kHeadDim, int kHeadDimV, Terms kTerms>
 __device__ __forceinline__ void consume(const AttentionParams& params, const LaunchShape& shape,
                                         const Launch& launch,
-                                        const Shared<kHeadDim, kHeadDimV>& shared, int consumer) {
-  constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV);
+                                        const Shared<kHeadDim, kHeadDimV, kTerms>& shared,
+                                        int consumer) {
+  constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kTerms);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kBlockM = block_m(kShape);
   const bool first_lane = threadIdx.x % 32 == 0;
   // Of one length for all, so not worked out for every item, where it takes a register more.
   const tile::Mask fixed_mask = position_mask(params, shape, fixed_lengths(params));
-  const float scale = shape.scale_log2;
+  const float scale = score_scale<kTerms>(params, shape);
+  TermTiles<kTerms> loaded(launch.score, shared, consumer);
   const Turns<kShape.num_consumers, kShape.takes_turns> turns{consumer};
   unsigned use = 0;        // of the stages of K and V
   unsigned query_use = 0;  // of those of Q
@@ -55,6 +57,8 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
     const TileRange tiles(mask, first_row, last_row, kBlockN);
     const WholeTiles whole(mask, first_row, kBlockN);
     const ptx::SmemAddress sQ = shared.q(query_use, consumer);
+    LaneTerms<T, kTerms> terms(params, shape, launch.score, {item.m_block, item.head, item.batch},
+                               loaded);
 
     float acc_o[kHeadDimV / 2];
     float acc_s[kBlockN / 2];
@@ -86,6 +90,9 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       start_pv<T, kHeadDimV, kBlockN>(acc_o, rP, shared.v(use));
       turns.pass();
       ptx::wgmma_wait<1>();
+      loaded.wait_full();
+      terms.apply_quickly(acc_s, first_row + mask.shift - n * kBlockN,
+                          n < whole.begin || n >= whole.end);
       if (n < whole.begin || n >= whole.end) apply_mask(acc_s, mask, first_row, n * kBlockN);
       float sums[2], factors[2];
       bool raised = false;
@@ -93,19 +100,22 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
         const bool maximum_first = leaping;
         if (maximum_first) {
           softmax.raise(acc_s, scale, factors);
-          leaping = Softmax::leapt(factors);
+          leaping = terms.kMayLeap && Softmax::leapt(factors);
           raised = true;
         }
-        softmax.exponentiate(acc_s, scale, sums);
+        terms.exponentiate(acc_s, softmax, scale, sums);
         // This branch also keeps the compiler from waiting for the product with V any earlier.
         if (maximum_first || !softmax.outgrown<T>(sums)) break;
         raised = true;
         if (softmax.scale_down(acc_s, sums, factors)) break;
         recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
+        terms.large = true;
+        terms.apply(acc_s, first_row + mask.shift - n * kBlockN);
         apply_mask(acc_s, mask, first_row, n * kBlockN);
         leaping = true;
       }
       release(shared.keys, use + 1);
+      loaded.release();
       softmax.add(sums);
       ptx::wgmma_wait<0>();
       release(shared.values, use);
@@ -126,6 +136,9 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       turns.pass();
       ptx::wgmma_wait<0>();
       release(shared.keys, use);
+      loaded.wait_full();
+      terms.apply(acc_s, first_row + mask.shift - n * kBlockN);
+      loaded.release();
       apply_mask(acc_s, mask, first_row, n * kBlockN);
       float sums[2], factors[2];
       softmax.raise(acc_s, scale, factors);

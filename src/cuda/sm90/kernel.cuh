@@ -18,24 +18,30 @@
 
 namespace dlattn::sm90 {
 
-template <typename T, int kHeadDim, int kHeadDimV, bool kVarlen>
-__global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim, kHeadDimV)), 1)
+template <typename T, int kHeadDim, int kHeadDimV, Terms kTerms, bool kVarlen>
+__global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim, kHeadDimV, kTerms)), 1)
     kernel(const __grid_constant__ AttentionParams params,
            const __grid_constant__ LaunchShape shape, const __grid_constant__ Launch launch) {
-  constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV);
-  const Shared<kHeadDim, kHeadDimV> shared(ptx::smem_address(ptx::dynamic_smem()));
+  constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kTerms);
+  const Shared<kHeadDim, kHeadDimV, kTerms> shared(ptx::smem_address(ptx::dynamic_smem()));
   shared.init();
   ptx::wait_for_grids_ahead();
   ptx::let_next_grid_start();
   if (threadIdx.x < kWarpgroupThreads) {
     ptx::lower_registers<kShape.producer_registers>();
-    if (threadIdx.x == 0) produce<kHeadDim, kHeadDimV, kVarlen>(params, shape, launch, shared);
+    if (threadIdx.x == 0) produce<kVarlen>(params, shape, launch, shared);
+    if constexpr (kTerms == Terms::kLoaded) {
+      static_assert(kShape.num_consumers <= 3, "a warp of the producer's for each");
+      const int consumer = static_cast<int>(threadIdx.x) / 32 - 1;
+      if (threadIdx.x % 32 == 0 && consumer >= 0 && consumer < kShape.num_consumers)
+        produce_terms(params, shape, launch, shared, consumer);
+    }
   } else {
     ptx::raise_registers<kShape.consumer_registers>();
     // The same in all lanes, and by this the compiler knows.
     const int warpgroup =
         __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
-    consume<T, kHeadDim, kHeadDimV, kVarlen>(params, shape, launch, shared, warpgroup - 1);
+    consume<T, kVarlen>(params, shape, launch, shared, warpgroup - 1);
   }
 }
 

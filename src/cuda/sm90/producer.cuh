@@ -7,20 +7,20 @@
 namespace dlattn::sm90 {
 
 // The consumers find an item when its Q has arrived.
-template <int kHeadDim, int kHeadDimV>
-__device__ __forceinline__ void hand_over(const Shared<kHeadDim, kHeadDimV>& shared,
-                                          unsigned query_use, const Item& item) {
+template <typename Shared>
+__device__ __forceinline__ void hand_over(const Shared& shared, unsigned query_use,
+                                          const Item& item) {
   shared.queries.wait_empty(query_use);
   *shared.item(query_use) = item;
 }
 
 // One thread starts all copies of the block, as stages become free. The next tile of K comes before
 // the V of this one, as the consumers want them: K[n], K[n - 1], V[n], K[n - 2], V[n - 1], ...
-template <int kHeadDim, int kHeadDimV, bool kVarlen>
+template <bool kVarlen, int kHeadDim, int kHeadDimV, Terms kTerms>
 __device__ __forceinline__ void produce(const AttentionParams& params, const LaunchShape& shape,
                                         const Launch& launch,
-                                        const Shared<kHeadDim, kHeadDimV>& shared) {
-  constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV);
+                                        const Shared<kHeadDim, kHeadDimV, kTerms>& shared) {
+  constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kTerms);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kBlockM = block_m(kShape);
   ptx::prefetch_tensor_map(launch.q);

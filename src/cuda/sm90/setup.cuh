@@ -4,6 +4,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/ptx/tensor_map.cuh"
+#include "cuda/sm90/score_params.h"
 #include "cuda/sm90/traits.h"
 
 // What producer and consumers share: tensor maps, shared memory and the barriers between them.
@@ -14,6 +15,8 @@ struct Launch {
   // One box: 64 columns of a warpgroup's rows of q and out, or of a tile's keys of k and v.
   ptx::TensorMap q, k, v, out;
   unsigned num_works;  // items of the whole problem; a thread block takes every gridDim.x-th
+  ScoreParams score;
+  ptx::TensorMap bias, mask;  // one box: a consumer's tile, of fp32 half of one
 };
 
 // Buffers that a producer fills and consumers empty in turn, by the number of their use: use i is
@@ -71,10 +74,10 @@ struct Item {
   int seqlen_q, seqlen_k;  // 0 queries: no item at all
 };
 
-template <int kHeadDim, int kHeadDimV>
+template <int kHeadDim, int kHeadDimV, Terms kTerms>
 struct Shared {
-  static constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV);
-  static constexpr SmemMap kMap = smem_map(kHeadDim, kHeadDimV);
+  static constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kTerms);
+  static constexpr SmemMap kMap = smem_map(kHeadDim, kHeadDimV, kTerms);
   static constexpr int kRowsBytes = tile_bytes(kWarpgroupRows, kHeadDim);  // a warpgroup's, of Q
   static constexpr int kQueryBytes = kShape.num_consumers * kRowsBytes;
   static constexpr int kKeyBytes = tile_bytes(kShape.block_n, kHeadDim);
@@ -107,6 +110,12 @@ struct Shared {
                                    queries.stage(use) * kItemBytes);
   }
 
+  // Of a consumer's tiles of bias and mask: [kTermStages] full, then as many empty.
+  __device__ __forceinline__ ptx::SmemAddress term_mbarriers(int consumer) const {
+    return base + kMap.mbarriers + queries.kBytes + keys.kBytes + values.kBytes +
+           consumer * 2 * kTermStages * ptx::kMbarrierBytes;
+  }
+
   // By all threads of the block, before anything else: a consumer releases Q's rows as a whole, K
   // and V warp by warp.
   __device__ __forceinline__ void init() const {
@@ -114,6 +123,10 @@ struct Shared {
       queries.init(kShape.num_consumers);
       keys.init(kShape.num_consumers * 4);
       values.init(kShape.num_consumers * 4);
+      if constexpr (kTerms == Terms::kLoaded) {
+#pragma unroll
+        for (int c = 0; c < kShape.num_consumers; ++c) Ring<kTermStages>(term_mbarriers(c)).init(4);
+      }
       ptx::fence_mbarrier_init();
     }
     __syncthreads();

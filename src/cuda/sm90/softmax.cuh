@@ -71,6 +71,12 @@ struct Softmax {
   template <int kScores>
   __device__ __forceinline__ void exponentiate(float (&acc_s)[kScores], float scale,
                                                float (&sums)[2]) const {
+    exponentiate(acc_s, scale, neg_reference, sums);
+  }
+  template <int kScores>
+  __device__ __forceinline__ static void exponentiate(float (&acc_s)[kScores], float scale,
+                                                      const float (&neg_reference)[2],
+                                                      float (&sums)[2]) {
     float parts[4] = {};
 #pragma unroll
     for (int j = 0; j < kScores / 4; ++j) {

@@ -13,6 +13,19 @@ constexpr int kBlockColumns = 64;    // tiles lie in shared memory in blocks of 
 constexpr int kBlockRowBytes = 128;  // whose rows are as long as the widest swizzle
 constexpr int kItemBytes = 32;
 
+// What beside the scale stands between q.k and the softmax; kernels of their own.
+enum class Terms {
+  kNone,
+  kComputed,  // softcap, ALiBi
+  kLoaded,    // bias, mask; those as well
+};
+constexpr const char* kTermsNames[] = {"", "computed", "loaded"};
+
+// A consumer's tiles of bias and mask, and how many there are barriers for.
+constexpr int kMaxSmem = 227 * 1024;  // of a block, with opt-in
+
+constexpr int kTermRows = kWarpgroupRows, kTermKeys = 64, kTermStages = 2;
+
 struct TileShape {
   int num_consumers;  // warpgroups beside the producer's
   int block_n;        // keys per tile
@@ -40,7 +53,17 @@ void with_head_dim_v_tile(std::int64_t head_dim_v, Run run) {
   }
 }
 
-constexpr TileShape tile_shape(int head_dim_tile, int head_dim_v_tile) {
+// Of bias and mask. Threads of the producer's bring them to the consumers.
+constexpr TileShape loaded_shape(int head_dim_tile) {
+  if (head_dim_tile <= 64) return {3, kTermKeys, 4, 2, true, 32, 160};
+  if (head_dim_tile <= 128) return {2, kTermKeys, 2, 2, true, 40, 232};
+  if (head_dim_tile <= 192) return {2, kTermKeys, 2, 1, true, 40, 232};
+  return {2, kTermKeys, 2, 1, false, 56, 224};
+}
+
+constexpr TileShape tile_shape(int head_dim_tile, int head_dim_v_tile, Terms terms = Terms::kNone) {
+  if (terms == Terms::kLoaded) return loaded_shape(head_dim_tile);
+  if (terms == Terms::kComputed && head_dim_tile <= 64) return {3, 128, 2, 2, true, 24, 160};
   if (head_dim_tile <= 64) return {4, 64, 4, 2, true, 24, 112};
   if (head_dim_tile <= 128) return {2, 128, 2, 2, true, 24, 240};
   if (head_dim_tile <= 192 && head_dim_v_tile <= 128) return {2, 128, 2, 1, true, 24, 240};
@@ -68,25 +91,29 @@ struct SmemMap {
   int v;  // the same of V
   int mbarriers;
   int items;  // [query_stages] of kItemBytes: which rows Q's are, where the lengths tell
-  int total;
+  int terms;  // bias and mask, [num_consumers][stages] tiles; as many bytes as these take
+  int total;  // without those
 };
 
-constexpr SmemMap smem_map(int head_dim_tile, int head_dim_v_tile) {
-  const TileShape shape = tile_shape(head_dim_tile, head_dim_v_tile);
+constexpr SmemMap smem_map(int head_dim_tile, int head_dim_v_tile, Terms terms = Terms::kNone) {
+  const TileShape shape = tile_shape(head_dim_tile, head_dim_v_tile, terms);
   SmemMap map{};
   map.q = 0;
   map.k = map.q + shape.query_stages * tile_bytes(block_m(shape), head_dim_tile);
   map.v = map.k + shape.num_stages * tile_bytes(shape.block_n, head_dim_tile);
   map.mbarriers = map.v + shape.num_stages * tile_bytes(shape.block_n, head_dim_v_tile);
   map.items = map.mbarriers + (2 * shape.query_stages + 4 * shape.num_stages) * 8;
+  if (terms == Terms::kLoaded) map.items += 2 * kTermStages * shape.num_consumers * 8;
   map.total = map.items + shape.query_stages * kItemBytes;
+  if (terms == Terms::kLoaded) map.terms = map.total = (map.total + 1023) / 1024 * 1024;
   return map;
 }
 
-constexpr TileConfig tile_config(int head_dim_tile, int head_dim_v_tile) {
-  const TileShape shape = tile_shape(head_dim_tile, head_dim_v_tile);
+constexpr TileConfig tile_config(int head_dim_tile, int head_dim_v_tile,
+                                 Terms terms = Terms::kNone) {
+  const TileShape shape = tile_shape(head_dim_tile, head_dim_v_tile, terms);
   return {block_m(shape), shape.block_n, num_threads(shape) / 32, shape.num_stages,
-          smem_map(head_dim_tile, head_dim_v_tile).total};
+          smem_map(head_dim_tile, head_dim_v_tile, terms).total};
 }
 
 }  // namespace dlattn::sm90
