@@ -32,10 +32,22 @@ std::string misfit(const sm90::TensorBox& box) {
   return {};
 }
 
-// Queries of a sequence; of packed ones, whose lengths the host does not know, on average.
+// Queries and keys of a sequence; of packed ones, whose lengths the host does not know, on average.
+std::int64_t mean(std::int64_t total, const AttentionParams& p) {
+  return (total + p.batch_size - 1) / std::max<std::int64_t>(p.batch_size, 1);
+}
 std::int64_t mean_seqlen_q(const AttentionParams& p) {
-  if (!p.cu_seqlens_q || p.batch_size == 0) return p.seqlen_q;
-  return (p.total_q + p.batch_size - 1) / p.batch_size;
+  return p.cu_seqlens_q ? mean(p.total_q, p) : p.seqlen_q;
+}
+std::int64_t mean_seqlen_k(const AttentionParams& p) {
+  return p.cu_seqlens_q ? mean(p.total_k, p) : p.seqlen_k;
+}
+
+// The most keys that a block of `rows` queries walks.
+std::int64_t longest_walk(const AttentionParams& p, std::int64_t rows) {
+  const std::int64_t right = p.causal == Causal::kNone ? p.window_right : 0;
+  if (p.window_left < 0 || right < 0) return p.seqlen_k;
+  return std::min(p.seqlen_k, p.window_left + right + rows);
 }
 
 // Whether the query heads of a KV head have so few rows together that wmma, which packs them,
@@ -117,9 +129,17 @@ bool sm90_preferred(const AttentionParams& params, const DeviceInfo& device,
   const std::int64_t rows = sm90::block_m(sm90::tile_shape(params, head_dim));
   const std::int64_t seqlen_q = mean_seqlen_q(params);
   const std::int64_t m_blocks = (seqlen_q + rows - 1) / rows;
-  if (2 * seqlen_q < m_blocks * rows) return false;
-  const int least_percent = head_dim <= 64 ? 75 : head_dim <= 128 ? 40 : 20;
-  return 100 * m_blocks * params.num_heads * params.batch_size >= least_percent * device.num_sms;
+  const std::int64_t items = m_blocks * params.num_heads * params.batch_size;
+  // Up to half full they are ahead in the widest tile alone, and while each has an SM to itself.
+  const bool narrow = head_dim <= 192;
+  if (2 * seqlen_q <= m_blocks * rows && (narrow || items > device.num_sms)) return false;
+  // Of a tile of keys or less there is nothing to overlap.
+  constexpr std::int64_t kFewKeys = 64;
+  const bool causal = params.causal != Causal::kNone;
+  if (mean_seqlen_k(params) <= kFewKeys && seqlen_q > rows && head_dim > 64 && (narrow || causal))
+    return false;
+  const int least_percent = head_dim <= 64 ? 75 : head_dim <= 128 ? 40 : head_dim <= 192 ? 20 : 5;
+  return 100 * items >= least_percent * device.num_sms;
 }
 
 std::int64_t sm90_grid(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
@@ -131,7 +151,8 @@ std::int64_t sm90_grid(const AttentionParams& params, const DeviceInfo& device, 
   constexpr std::int64_t kManyRounds = 8;
   const int query_stages = sm90::tile_shape(params, head_dim_tile).query_stages;
   const std::int64_t num_items = sm90::num_items(params, head_dim_tile);
-  const bool short_works = params.seqlen_k <= kShortKeys && query_stages > 1;
+  const std::int64_t rows = sm90::block_m(sm90::tile_shape(params, head_dim_tile));
+  const bool short_works = longest_walk(params, rows) <= kShortKeys && query_stages > 1;
   const bool many = num_items >= kManyRounds * device.num_sms;
   return short_works && many && num_items <= most ? device.num_sms : num_items;
 }

@@ -531,7 +531,14 @@ void sm90_plans() {
       {1, 8, 512, 128, Kernel::kWmma, 0},
       {1, 8, 1024, 128, Kernel::kSm90, 64},
       {1, 8, 512, 256, Kernel::kSm90, 32},
-      {1, 8, 256, 256, Kernel::kWmma, 0},
+      {1, 8, 256, 256, Kernel::kSm90, 16},
+      // Blocks that are up to half full, and few keys.
+      {8, 32, 64, 128, Kernel::kWmma, 0},
+      {8, 32, 128, 128, Kernel::kSm90, 256},
+      {8, 32, 128, 64, Kernel::kWmma, 0},
+      {8, 32, 192, 64, Kernel::kSm90, 256},
+      {4, 32, 64, 256, Kernel::kSm90, 128},
+      {8, 32, 64, 256, Kernel::kWmma, 0},
       {4, 32, 4096, 64, Kernel::kSm90, 2048},
       {32, 32, 512, 64, Kernel::kSm90, 132},
       {16, 16, 1024, 128, Kernel::kSm90, 132},
@@ -552,10 +559,26 @@ void sm90_plans() {
     CHECK(core::make_plan(q, gpus()[0], {}).kernel == Kernel::kWmma);
   }
   AttentionParams few = problem(DType::kFloat16, 128);  // rows of queries, in blocks of 128
-  few.batch_size = 64, few.seqlen_q = 63;
+  few.batch_size = 64, few.seqlen_q = 64;
   CHECK(core::make_plan(few, h200, {}).kernel == Kernel::kWmma);
-  few.seqlen_q = 64;
+  few.seqlen_q = 65;
   CHECK(core::make_plan(few, h200, {}).kernel == Kernel::kSm90);
+  few.seqlen_q = 512, few.seqlen_k = 64;
+  CHECK(core::make_plan(few, h200, {}).kernel == Kernel::kWmma);
+  few.seqlen_k = 128;
+  CHECK(core::make_plan(few, h200, {}).kernel == Kernel::kSm90);
+  // A window makes walks short, so blocks stay for several of them.
+  AttentionParams narrow = problem(DType::kFloat16, 128);
+  narrow.batch_size = 16, narrow.seqlen_q = narrow.seqlen_k = 4096, narrow.causal = Causal::kBottomRight;
+  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 4096);
+  narrow.window_left = 1024;
+  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 4096);
+  narrow.window_left = 512;
+  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 132);
+  narrow.causal = Causal::kNone;
+  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 4096);
+  narrow.window_right = 100;
+  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 132);
   // A dimension of one element has no stride; without keys there is nothing to copy.
   AttentionParams p = problem(DType::kFloat16, 64);
   p.batch_size = 1, p.q_batch_stride = 3, p.seqlen_k = 0, p.k = p.v = nullptr, p.k_row_stride = 1;
@@ -584,8 +607,8 @@ void sm90_packs() {
       {64, 131584, 4096, 64, Kernel::kSm90, (131584 / 256 + 64) * 8},
       {1000, 1000, 1, 128, Kernel::kWmma, 0},
       {1000, 1000 + 8192, 8192, 128, Kernel::kWmma, 0},
-      {100, 100 * 63, 4096, 128, Kernel::kWmma, 0},
-      {100, 100 * 64, 4096, 128, Kernel::kSm90, (6400 / 128 + 100) * 8},
+      {100, 100 * 64, 4096, 128, Kernel::kWmma, 0},
+      {100, 100 * 65, 4096, 128, Kernel::kSm90, (6500 / 128 + 100) * 8},
       {256, 256 * 300, 1000, 128, Kernel::kSm90, 132},
       {1, 0, 0, 128, Kernel::kWmma, 0},
   };

@@ -119,6 +119,35 @@ def test_merge_of_parts_just_made(kernel: str, dtype: str) -> None:
     check_chain(chain, [x], x)
 
 
+@every_kernel
+def test_streams_that_part_and_meet(kernel: str, dtype: str) -> None:
+    """A call that depends on kernels of two streams, and two streams that depend on a call."""
+    inputs = [normal(1, 512, 8, 64, dtype=dtype, seed=seed) for seed in range(3)]
+    buffers = [torch.empty_like(inputs[0]) for _ in range(4)]
+    side = torch.cuda.Stream()
+
+    def attend(q: Any, k: Any, v: Any, out: Any) -> None:
+        dlattn.attention(q, k, v, softmax_scale=1.0, kernel=kernel, out=out)
+
+    def chain(pause: Callable[[], object]) -> None:
+        left, right, met, x = buffers
+        x.copy_(inputs[0])
+        for _ in range(3):
+            pause()
+            main = torch.cuda.current_stream()
+            side.wait_stream(main)
+            attend(x, inputs[1], inputs[2], left)
+            with torch.cuda.stream(side):
+                attend(inputs[0], x, inputs[2], right)
+            pause()
+            main.wait_stream(side)
+            attend(left, inputs[1], right, met)
+            pause()
+            x.copy_(met)
+
+    check_chain(chain, buffers, buffers[3])
+
+
 @pytest.mark.parametrize("kernel", ["wmma", "sm90"] if HOPPER else ["wmma"])
 def test_first_call_of_a_process_within_a_capture(kernel: str) -> None:
     """What is asked of CUDA once per kernel may be asked while a stream is being captured."""

@@ -74,7 +74,6 @@ template <typename T>
 __global__ void __launch_bounds__(kNumThreads) kernel(const __grid_constant__ MergeParams params) {
   const std::int64_t num_rows = params.batch_size * params.seqlen_q * params.num_heads;
   ptx::wait_for_grids_ahead();
-  ptx::let_next_grid_start();
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kNumWarps;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kNumWarps + threadIdx.x / 32;
        i < num_rows; i += step) {

@@ -45,14 +45,12 @@ struct GroupTiles {
   __device__ __forceinline__ int tile(int i) const { return first - i * kKeyGroups; }
 };
 
-// tile::scheduled_work without a division. Of a whole shape's few blocks all run at once, in any
-// order.
-template <bool kWholeShape>
+// tile::scheduled_work without a division.
 __device__ __forceinline__ tile::Work split_work(const SplitParams& params) {
   const unsigned m_blocks = params.num_m_blocks.divisor();
   unsigned head = params.num_m_blocks.quotient(blockIdx.x);
   unsigned m_block = blockIdx.x - head * m_blocks;
-  if (!kWholeShape && params.longest_first) {
+  if (params.longest_first) {
     const unsigned first_head = head / kSplitHeadsTogether * kSplitHeadsTogether;
     const unsigned block = blockIdx.x - first_head * m_blocks;
     const bool all = first_head < params.heads_in_groups;
@@ -67,9 +65,7 @@ __device__ __forceinline__ tile::Work split_work(const SplitParams& params) {
           static_cast<int>(batch)};
 }
 
-// tile::Sequence in chunks. Waits for the grids ahead where lengths are in memory. A whole shape
-// takes problems of fixed length alone.
-template <bool kWholeShape>
+// tile::Sequence in chunks. Waits for the grids ahead where lengths are in memory.
 struct SplitSequence {
   int seqlen_q;
   int seqlen_k;
@@ -83,7 +79,7 @@ struct SplitSequence {
     q = work.head * p.q_stride.head + work.batch * p.q_stride.batch;
     k = head_kv * p.k_stride.head + work.batch * p.k_stride.batch;
     v = head_kv * p.v_stride.head + work.batch * p.v_stride.batch;
-    if (!kWholeShape && p.cu_seqlens_q) {
+    if (p.cu_seqlens_q) {
       ptx::wait_for_grids_ahead();
       const int row_q = p.cu_seqlens_q[work.batch];
       const int row_k = p.cu_seqlens_k[work.batch];
@@ -125,8 +121,8 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim, kVariant == kW
   const int row_group = threadIdx.x / 32 % kShape.row_groups;
   const int lane_idx = threadIdx.x % 32;
   const int warp_row = row_group * 16;
-  const tile::Work work = split_work<kShape.whole>(params);
-  const SplitSequence<kShape.whole> seq(params, work);
+  const tile::Work work = split_work(params);
+  const SplitSequence seq(params, work);
   const int m0 = work.m_block * kBlockM;
   if (m0 >= seq.seqlen_q) return;
 
