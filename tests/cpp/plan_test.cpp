@@ -569,7 +569,8 @@ void sm90_plans() {
   CHECK(core::make_plan(few, h200, {}).kernel == Kernel::kSm90);
   // A window makes walks short, so blocks stay for several of them.
   AttentionParams narrow = problem(DType::kFloat16, 128);
-  narrow.batch_size = 16, narrow.seqlen_q = narrow.seqlen_k = 4096, narrow.causal = Causal::kBottomRight;
+  narrow.batch_size = 16, narrow.seqlen_q = narrow.seqlen_k = 4096,
+  narrow.causal = Causal::kBottomRight;
   CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 4096);
   narrow.window_left = 1024;
   CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 4096);
