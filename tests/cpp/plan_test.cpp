@@ -491,6 +491,14 @@ void sm90_plans() {
       CHECK_EQ(plan.num_warps, config.num_warps);
     }
   }
+  // Those of small grids too, for which wmma has no tiles but its general ones.
+  for (const std::int64_t seqlen : {256, 512}) {
+    AttentionParams p = problem(DType::kFloat16, 64);
+    p.batch_size = 1, p.seqlen_q = p.seqlen_k = seqlen, p.softcap = 30.0;
+    CHECK(dlattn::plan(p, h200).kernel == (seqlen == 512 ? Kernel::kSm90 : Kernel::kWmma));
+    p.softcap = 0.0;
+    CHECK(dlattn::plan(p, h200).kernel == Kernel::kWmma);
+  }
   // Bias and mask take two stages of shared memory where there is room, else one.
   const struct {
     int head_dim;

@@ -90,6 +90,7 @@ QUICK = {
     "mbarrier parity flipped",
     "no release of a stage",
     "wgmma wait one group short",
+    "no wait for the grids ahead",
 }
 
 # The variants that are tried, likeliest first.
