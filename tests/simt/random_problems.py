@@ -1,4 +1,4 @@
-"""Run random problems on wmma's kernels under simt, and sum up what came of them.
+"""Run random problems on the kernels of wmma and sm90 under simt, and sum up what came of them.
 
 python tests/simt/random_problems.py --build build --count 1000 --variants plain asan
 
@@ -16,22 +16,25 @@ import time
 from pathlib import Path
 from typing import Any
 
-TESTS = ["test_wmma", "test_wmma_split", "test_wmma_general"]
+TESTS = ["test_wmma", "test_wmma_split", "test_wmma_general", "test_sm90"]
 
 LINE = re.compile(
-    r"(?P<outcome>ok  |FAIL) \w+ \w+ .* seed (?P<seed>\d+)(?P<variant>[ \w]*),.*"
+    r"(?P<outcome>ok  |FAIL) (?P<family>\w+) \w+ .* seed (?P<seed>\d+)(?P<variant>[ \w]*),.*"
     r"error (?P<error>\S+) \(bound (?P<bound>\S+)\), lse (?P<lse>\S+) \((?P<lse_bound>[^)]+)\)"
 )
 
 
 def summarise(lines: list[str]) -> dict[str, Any]:
-    """By family and variant: runs, failures, the worst errors over their bounds, with seeds."""
+    """Runs, failures, the worst errors over their bounds with seeds, for each tile shape.
+
+    Or for the family, where it has one tile shape alone.
+    """
     summary: dict[str, Any] = {}
     for line in lines:
         match = LINE.match(line)
         if match is None:
             continue
-        name = match["variant"].strip()
+        name = match["variant"].strip() or match["family"]
         entry = summary.setdefault(
             name, {"runs": 0, "failures": [], "worst_out": [0.0, -1], "worst_lse": [0.0, -1]}
         )
@@ -58,7 +61,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=Path, required=True, help="the CMake build folder")
     parser.add_argument("--variants", nargs="+", default=["plain"], help="plain, asan, tsan")
-    parser.add_argument("--tests", nargs="+", default=TESTS, help="default: wmma's")
+    parser.add_argument("--tests", nargs="+", default=TESTS, help=f"default: {' '.join(TESTS)}")
     parser.add_argument("--seed", type=int, default=0, help="of the first problem")
     parser.add_argument("--count", type=int, default=1000, help="how many, served or not")
     parser.add_argument("--seconds", type=float, default=1e6, help="for each program at most")

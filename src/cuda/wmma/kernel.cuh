@@ -29,12 +29,9 @@
 #include "cuda/wmma/stages.cuh"
 #include "cuda/wmma/tiles.cuh"
 #include "cuda/wmma/traits.h"
+#include "cuda/wmma/walk.cuh"
 
 namespace dlattn::wmma {
-
-// How a tile is gone about: as an edge tile; as one that every row sees whole, with references that
-// are likely to hold; or as such a one with references that are likely not to.
-enum class Walk { kEdge, kFull, kRising };
 
 template <typename T, int kHeadDim, int kVariant, bool kPacked = false>
 __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
@@ -136,13 +133,6 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
     }
   };
 
-  // Whether warps go about tiles that outgrow references in a way of their own, so that no data
-  // cost much more than the plain softmax. Beyond this, registers are too scarce, and less is lost.
-  constexpr bool kAnticipate = kHeadDim <= 64;
-  constexpr std::integral_constant<Walk, Walk::kEdge> kEdge{};
-  constexpr std::integral_constant<Walk, Walk::kFull> kFull{};
-  constexpr std::integral_constant<Walk, Walk::kRising> kRising{};
-
   // Whether references had to be raised.
   const auto attend = [&](int n, auto walk) {
     bool raised = false;
@@ -166,26 +156,12 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
     const ptx::SmemAddress lane_k = sK + stage + lane_place_across<kHeadDim>(lane_idx);
     const ptx::SmemAddress lane_v = sV + stage + lane_place_down<kHeadDim>(lane_idx);
     if constexpr (walk == Walk::kEdge) {
-      // In slices of keys, without those that the warp's rows do not see.
-      constexpr int kSliceKeys = kShape.edge_keys;
       const tile::Sequence<T> same = recall_sequence();
       const Mask mask(shape, same.shift, same.seqlen_k);
       const int first_row = recall_work().m_block * kBlockM + warp_row;
-      const int last_row = first_row + kRowTiles * 16 - 1;
-#pragma unroll 1
-      for (int first = kBlockN - kSliceKeys; first >= 0; first -= kSliceKeys) {
-        const int n0 = n * kBlockN + first;
-        const tile::Range any = mask.any_row(first_row, last_row);
-        if (any.begin >= n0 + kSliceKeys || any.end <= n0) continue;
-        float acc_s[kRowTiles][kSliceKeys / 8][4];
-        multiply_qk<T, kHeadDim, kSliceKeys>(acc_s, lane_k + first * kHeadDim * 2, load_q_block);
-        if (!tile::contains_all(mask.every_row(first_row, last_row), n0, kSliceKeys))
-          apply_mask(acc_s, mask, first_row + lane_idx / 4, n0, lane_idx);
-        std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
-        raised |= softmax.template first_probabilities<T, 0, kSliceKeys>(acc_s, shape.scale_log2,
-                                                                         rP, acc_o);
-        multiply_pv<T, kHeadDim, 0, kSliceKeys>(acc_o, rP, lane_v + first * kHeadDim * 2);
-      }
+      raised = attend_edge<T, kHeadDim, kBlockN, kShape.edge_keys>(
+          softmax, acc_o, mask, first_row, n, lane_k, lane_v, shape.scale_log2, lane_idx,
+          load_q_block);
       if constexpr (kCopyLate) copy_next_tile();
     } else {
       float acc_s[kRowTiles][kBlockN / 8][4];
@@ -210,23 +186,9 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
     ++i;
     return raised;
   };
-  for (int n = tiles.end - 1; n >= tiles.begin; --n) {
-    const auto is_full = [&] { return n >= tiles.full_begin && n < tiles.full_end; };
-    if constexpr (kAnticipate) {
-      while (is_full()) {
-        // Once a tile has outgrown a reference the next ones are likely to, until one does not.
-        bool rising = false;
-#pragma unroll 1
-        for (; n >= tiles.full_begin && !rising; --n) rising = attend(n, kFull);
-#pragma unroll 1
-        for (; n >= tiles.full_begin && rising; --n) rising = attend(n, kRising);
-      }
-    } else {
-#pragma unroll 1
-      for (; is_full(); --n) attend(n, kFull);
-    }
-    if (n >= tiles.begin) attend(n, kEdge);
-  }
+  // Beyond this head_dim registers are too scarce to anticipate, and less is lost.
+  constexpr bool kAnticipate = kHeadDim <= 64;
+  walk_tiles<kAnticipate>(tiles, attend);
 
   const tile::Work done = recall_work();
   write_results<kHeadDim, false, kQueryPlace == QueryPlace::kRegistersOverlaid>(

@@ -11,6 +11,10 @@
 
 // dlattn: attention with a streaming softmax. Fill an AttentionParams, call forward. All functions
 // are thread-safe.
+//
+// Sources: Milakov, Gimelshein. Online normalizer calculation for softmax. arXiv:1805.02867, 2018;
+// Dao. FlashAttention-2. arXiv:2307.08691, 2023. Those of the features stand in the documentation
+// of the Python function dlattn.attention.
 namespace dlattn {
 
 // What the plan needs to know of a device.
@@ -74,11 +78,10 @@ struct Support {
 // What this build contains.
 struct BuildInfo {
   const char* version = DLATTN_VERSION;
-  bool cuda = false;              // compiled with CUDA kernels
-  const char* cuda_version = "";  // of the toolkit that compiled them, "13.0"
-  std::vector<std::string>
-      archs;  // "80-real", "89-virtual", ...: machine code and PTX in this build
-  std::vector<std::string> kernels;  // families in this build
+  bool cuda = false;                 // compiled with CUDA kernels
+  const char* cuda_version = "";     // of the toolkit that compiled them, "13.0"
+  std::vector<std::string> archs;    // machine code and PTX: "80-real", "89-virtual", ...
+  std::vector<std::string> kernels;  // families
 };
 
 // Number of CUDA devices; 0 where there is no GPU, no driver or no CUDA in this build. Never
@@ -86,7 +89,7 @@ struct BuildInfo {
 DLATTN_API int device_count();
 // Why device_count() is 0, in words; empty if it is not.
 DLATTN_API std::string device_status();
-// Throws DeviceError if there is no such device.
+// Asked of the device once and kept. Throws DeviceError if there is no such device.
 DLATTN_API const DeviceInfo& device_info(Device device);
 DLATTN_API BuildInfo build_info();
 

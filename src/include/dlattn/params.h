@@ -27,8 +27,8 @@ struct AttentionParams {
   std::int64_t seqlen_q = 0;  // variable length: the longest
   std::int64_t seqlen_k = 0;  // variable length: the longest
   std::int64_t num_heads = 0;
-  std::int64_t num_heads_kv =
-      0;  // divides num_heads; query head h reads head h / (num_heads / num_heads_kv)
+  // Divides num_heads: query head h reads key head h / (num_heads / num_heads_kv).
+  std::int64_t num_heads_kv = 0;
   std::int64_t head_dim = 0;
   std::int64_t head_dim_v = 0;
 
@@ -44,16 +44,16 @@ struct AttentionParams {
   std::int64_t window_left = -1;   // keys j >= i + shift - window_left; -1: unlimited
   std::int64_t window_right = -1;  // keys j <= i + shift + window_right; -1: unlimited
 
-  const void* bias =
-      nullptr;  // [batch_size, num_heads, seqlen_q, seqlen_k] of bias_dtype; null: none
-  DType bias_dtype = DType::kFloat32;  // dtype, or kFloat32
-  std::int64_t bias_batch_stride = 0, bias_head_stride = 0, bias_row_stride = 0,
-               bias_col_stride = 0;
+  // Null: none. A stride of 0 broadcasts.
+  const void* bias = nullptr;          // [batch_size, num_heads, seqlen_q, seqlen_k]
+  DType bias_dtype = DType::kFloat32;  // that, or dtype
+  std::int64_t bias_batch_stride = 0, bias_head_stride = 0;
+  std::int64_t bias_row_stride = 0, bias_col_stride = 0;
 
-  const std::uint8_t* mask =
-      nullptr;  // [batch_size, num_heads, seqlen_q, seqlen_k], non-zero: attend; null: none
-  std::int64_t mask_batch_stride = 0, mask_head_stride = 0, mask_row_stride = 0,
-               mask_col_stride = 0;
+  // Null: none. A stride of 0 broadcasts.
+  const std::uint8_t* mask = nullptr;  // [batch_size, num_heads, seqlen_q, seqlen_k]; 0: not seen
+  std::int64_t mask_batch_stride = 0, mask_head_stride = 0;
+  std::int64_t mask_row_stride = 0, mask_col_stride = 0;
 
   const float* alibi_slopes = nullptr;  // [batch_size, num_heads]; null: none
   std::int64_t alibi_batch_stride = 0, alibi_head_stride = 0;

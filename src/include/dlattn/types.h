@@ -8,8 +8,8 @@
 
 namespace dlattn {
 
-// Element type of q, k, v and out (and of bias). Scores, softmax state and LSE are fp32, or fp64
-// for kFloat64.
+// Element type of q, k, v and out (and of bias). Scores and softmax state are fp32, or fp64 for
+// kFloat64; the LSE is stored as fp32 for all.
 enum class DType : std::int8_t { kFloat16, kBFloat16, kFloat32, kFloat64 };
 
 enum class DeviceType : std::int8_t { kCpu, kCuda };
@@ -51,8 +51,7 @@ class DLATTN_API DeviceError : public Error {
 
 DLATTN_API const char* to_string(DType dtype);      // "float16", ...
 DLATTN_API const char* to_string(DeviceType type);  // "cpu", "cuda"
-DLATTN_API const char* to_string(
-    Kernel kernel);  // "auto", "cpu", "scalar", "wmma_qk", "wmma_smem", "wmma", "sm90"
-DLATTN_API std::int64_t size_of(DType dtype);  // bytes per element
+DLATTN_API const char* to_string(Kernel kernel);    // "auto", "cpu", "scalar", ..., "sm90"
+DLATTN_API std::int64_t size_of(DType dtype);       // bytes per element
 
 }  // namespace dlattn
