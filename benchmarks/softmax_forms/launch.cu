@@ -22,7 +22,8 @@ void run(const AttentionParams& params, void* stream) {
   plan.copy_bytes = 16;
   plan.grid =
       (params.seqlen_q + plan.block_m - 1) / plan.block_m * params.num_heads * params.batch_size;
-  launch_variant<DType::kFloat16, kTile, kVariant>(params, plan, stream);
+  launch_variant<DType::kFloat16, kTile, kVariant>(params, make_launch_shape(params, plan), plan,
+                                                   stream);
 }
 
 }  // namespace
@@ -34,7 +35,7 @@ void run(const AttentionParams& params, void* stream) {
 extern "C" __attribute__((visibility("default"))) int launch(
     const void* q, const void* k, const void* v, void* out, std::int64_t batch_size,
     std::int64_t num_heads, std::int64_t seqlen, std::int64_t head_dim, double softmax_scale,
-    int causal, int variant, int device, void* stream) {
+    int causal, std::int64_t variant, int device, void* stream) {
   using namespace dlattn;
   AttentionParams p;
   p.q = q, p.k = k, p.v = v, p.out = out;

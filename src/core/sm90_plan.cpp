@@ -149,15 +149,25 @@ std::int64_t sm90_grid(const AttentionParams& params, const DeviceInfo& device, 
                        std::int64_t most) {
   // A block that stays for several works hides the next one's first copies and its own set-up: what
   // counts where works are short. It takes a fixed share, though, which the hardware's order of
-  // blocks spreads more evenly: what counts where works are long, or few.
-  constexpr std::int64_t kShortKeys = 1024;
-  constexpr std::int64_t kManyRounds = 8;
-  const int query_stages = sm90::tile_shape(params, head_dim_tile).query_stages;
+  // blocks spreads more evenly: what counts where works are long, few, or, under causality, of
+  // different lengths, of which a share of few rounds does not have all.
+  constexpr std::int64_t kManyRounds = 7;
+  const sm90::TileShape shape = sm90::tile_shape(params, head_dim_tile);
   const std::int64_t num_items = sm90::num_items(params, head_dim_tile);
-  const std::int64_t rows = sm90::block_m(sm90::tile_shape(params, head_dim_tile));
-  const bool short_works = longest_walk(params, rows) <= kShortKeys && query_stages > 1;
-  const bool many = num_items >= kManyRounds * device.num_sms;
-  return short_works && many && num_items <= most ? device.num_sms : num_items;
+  if (num_items < kManyRounds * device.num_sms || num_items > most) return num_items;
+  // One stage of Q is free for the next work only after results that go by way of it.
+  if (shape.query_stages == 1 && sm90::terms_of(params) != sm90::Terms::kNone) return num_items;
+  const std::int64_t walk = longest_walk(params, sm90::block_m(shape));
+  const bool short_walk = walk <= (shape.query_stages > 1 ? 1024 : 512);
+  const bool causal = params.causal != Causal::kNone;
+  // A window makes works alike, and causality does not; packed sequences are not in any case.
+  if (walk < params.seqlen_k || (params.cu_seqlens_q && !causal))
+    return short_walk ? device.num_sms : num_items;
+  if (!causal) return walk <= 2048 ? device.num_sms : num_items;
+  const std::int64_t works_of_head =
+      num_items / std::max<std::int64_t>(params.num_heads * params.batch_size, 1);
+  const std::int64_t rounds = (num_items + device.num_sms - 1) / device.num_sms;
+  return short_walk && rounds >= 2 * works_of_head ? device.num_sms : num_items;
 }
 
 }  // namespace dlattn::core

@@ -367,7 +367,7 @@ def test_scores_have_the_statistics_that_are_stated(head_dim: int) -> None:
 def follow_slowly(walk: scores.Walk, x: Any, causal: bool) -> tuple[int, ...]:
     """The rule for one head, a warp and a slice at a time."""
     num_rows, num_keys = x.shape
-    redone = max_first = long = raised = edges = 0
+    redone = max_first = long = raised = edges = scaled = 0
     for first in range(0, num_rows, walk.warp_rows):
         rows = range(first, min(first + walk.warp_rows, num_rows))
         block = first // walk.block_m * walk.block_m
@@ -387,6 +387,7 @@ def follow_slowly(walk: scores.Walk, x: Any, causal: bool) -> tuple[int, ...]:
                     continue
                 outgrown = []
                 tops = {}
+                sums = {}
                 for row in rows:
                     lanes = [0.0] * 4
                     top = -math.inf
@@ -397,25 +398,37 @@ def follow_slowly(walk: scores.Walk, x: Any, causal: bool) -> tuple[int, ...]:
                         if not edge:
                             lanes[key % 8 // 2] += 2.0 ** (float(x[row, key]) - references[row])
                     by_maximum = edge or rising
-                    tops[row] = top
+                    tops[row], sums[row] = top, sum(lanes)
                     if (
                         top > references[row] + walk.slack
                         if by_maximum
                         else max(lanes) > walk.max_sum
                     ):
                         outgrown.append(row)
-                together = bool(outgrown) and not edge and walk.raises_together
-                for row in rows if together else outgrown:
-                    references[row] = max(references[row], tops[row])
-                tile_raised |= bool(outgrown)
+                by_sums = walk.raises_by_sums and not edge
+                overflown = by_sums and not rising and max(sums.values()) > scores.LARGEST
+                leap = 0.0
+                for row in rows if by_sums and (outgrown or rising) else outgrown:
+                    old = references[row]
+                    if by_sums and not rising and not overflown:
+                        references[row] += max(0, math.frexp(sums[row])[1] - 1)
+                    else:
+                        references[row] = max(old, tops[row])
+                    leap = max(leap, references[row] - old)
+                if walk.raises_by_sums:
+                    tile_raised = overflown or (rising and leap > scores.LEAP)
+                else:
+                    tile_raised |= walk.anticipates and bool(outgrown)
                 if edge:
                     raised, edges = raised + bool(outgrown), edges + 1
                 else:
                     long, max_first = long + 1, max_first + rising
-                    redone += bool(outgrown) and not rising
+                    again = bool(outgrown) and not rising
+                    redone += again and (overflown or not by_sums)
+                    scaled += again and by_sums and not overflown
             if not edge:
-                rising = walk.anticipates and tile_raised
-    return redone, max_first, long, raised, edges
+                rising = tile_raised
+    return redone, max_first, long, raised, edges, scaled
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -425,7 +438,7 @@ def follow_slowly(walk: scores.Walk, x: Any, causal: bool) -> tuple[int, ...]:
         scores.Walk(32, 16, 16, 1, 8, max_sum=4096),
         scores.Walk(64, 16, 32, 2, 16, max_sum=4096),
         scores.Walk(32, 16, 16, 2, 8, anticipates=True, max_sum=4096),
-        scores.Walk(16, 16, 16, 1, 16, max_sum=4096, slack=0.0, raises_together=True),
+        scores.Walk(16, 16, 16, 1, 16, max_sum=4096, slack=0.0, raises_by_sums=True),
         scores.Walk(
             16,
             16,
@@ -435,18 +448,22 @@ def follow_slowly(walk: scores.Walk, x: Any, causal: bool) -> tuple[int, ...]:
             max_sum=4096,
             slack=0.0,
             speculates_on_edges=True,
-            raises_together=True,
+            raises_by_sums=True,
         ),
     ],
     ids=["16 rows", "32 rows", "anticipating", "together", "speculating on edges"],
 )
 def test_the_rule_is_followed(walk: scores.Walk, causal: bool) -> None:
     x = 5.0 * torch.randn(2, 90, 90, generator=torch.Generator().manual_seed(1))
+    if walk.raises_by_sums:
+        x[1] *= 16  # beyond what is scaled down, again and again
     counts = np.sum([follow_slowly(walk, head, causal) for head in x], 0)
     assert 0 < counts[0] < counts[2]
-    assert bool(counts[1]) == walk.anticipates
+    assert bool(counts[1]) == (walk.anticipates or walk.raises_by_sums)
+    assert bool(counts[5]) == walk.raises_by_sums
     rates = scores.follow(walk, x, causal)
     assert rates.redone == pytest.approx(counts[0] / counts[2])
+    assert rates.scaled == pytest.approx(counts[5] / counts[2])
     assert rates.max_first == pytest.approx(counts[1] / counts[2])
     assert rates.raised_on_edges == pytest.approx(counts[3] / counts[4])
     assert rates.long_tiles == pytest.approx(counts[2] / (counts[2] + counts[4]))
@@ -505,6 +522,10 @@ def test_the_walk_of_a_plan_on_hopper() -> None:
         assert (walk.block_n, walk.edge_keys) == (plan.block_n, plan.block_n)
     assert "kWarpgroupRows = 64;" in _source("sm90/traits.h")
     assert _most_sums("sm90") == list(scores.MAX_SUM.values())
+    largest = re.search(r"kLargest = 0x1p(\d+)f", _source("sm90/softmax.cuh"))
+    leap = re.search(r"kLeap = 0x1p-(\d+)f", _source("sm90/softmax.cuh"))
+    assert largest and 2.0 ** int(largest[1]) == scores.LARGEST
+    assert leap and int(leap[1]) == scores.LEAP
 
 
 def _most_sums(family: str) -> list[float]:

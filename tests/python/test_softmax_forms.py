@@ -1,4 +1,4 @@
-"""The benchmark of wmma's softmax against the plain one: what is compiled, and what is told."""
+"""The benchmark of softmaxes against the plain one: what is compiled, and what is told."""
 
 from __future__ import annotations
 
@@ -18,31 +18,38 @@ sys.path.insert(0, str(BENCHMARKS))
 import softmax_forms  # noqa: E402
 
 LOG = """\
-ptxas info    : Compiling entry function '6kernelI6__halfLi64ELi0E' for 'sm_90'
+ptxas info    : Compiling entry function '4wmma6kernelI6__halfLi64ELi0ELb0E' for 'sm_90'
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 254 registers, used 2 barriers
-ptxas info    : Compiling entry function '6kernelI6__halfLi128ELi1E' for 'sm_90'
+ptxas info    : Compiling entry function '4wmma6kernelI6__halfLi128ELi1ELb0E' for 'sm_90'
     8 bytes stack frame, 16 bytes spill stores, 8 bytes spill loads
 ptxas info    : Used 168 registers, used 2 barriers
+ptxas info    : Compiling entry function '4sm906kernelI6__halfLi256ELi256E' for 'sm_90a'
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 168 registers, used 16 barriers
 """
 
 
+@pytest.mark.parametrize("kernel", softmax_forms.FAMILIES)
 @pytest.mark.parametrize("form", softmax_forms.FORMS)
-def test_each_form_has_its_softmax(form: str, tmp_path: Path) -> None:
+def test_each_form_has_its_softmax(kernel: str, form: str, tmp_path: Path) -> None:
     if shutil.which("nvcc") is None:
         pytest.skip("no nvcc")
-    command = softmax_forms.compile_command(form, "sm_90", tmp_path / "files.d")
+    family = softmax_forms.FAMILIES[kernel]
+    command = softmax_forms.compile_command(family, form, "sm_90", tmp_path / "files.d")
     command[command.index("-shared")] = "-M"
-    subprocess.run(command[:-1], check=True)  # without the host's source
+    others = len(family.sources) - 1  # the host's
+    subprocess.run(command[:-others], check=True)
     files = (tmp_path / "files.d").read_text()
-    assert ("softmax_forms/plain/cuda/wmma/softmax.cuh" in files) == (form == "plain")
-    assert ("src/cuda/wmma/softmax.cuh" in files) == (form == "wmma")
+    assert (f"softmax_forms/plain/cuda/{kernel}/softmax.cuh" in files) == (form == "plain")
+    assert (f"src/cuda/{kernel}/softmax.cuh" in files) == (form == "own")
 
 
 def test_resources_are_read() -> None:
     assert softmax_forms.resources(LOG) == {
         "64 wide": "254 registers, 0 bytes of spill stores, 0 of spill loads",
         "128 narrow": "168 registers, 16 bytes of spill stores, 8 of spill loads",
+        "256": "168 registers, 0 bytes of spill stores, 0 of spill loads",
     }
 
 

@@ -1,9 +1,12 @@
 """What the data does to a softmax whose reference is seldom raised: `wmma`'s and `sm90`'s.
 
 That softmax takes a row's probabilities relative to a reference, the row's maximum as it was when
-last raised, and makes those of a tile again where a lane's sum of them exceeds 2^15 (2^60 in
-bfloat16). Up to head_dim 64, warps that raised a reference work the maximum of the next tile out
-first, until a tile raises none (`wmma`). How often that happens depends on the scores alone. So
+last raised, and raises it where a lane's sum of them over a tile exceeds 2^15 (2^60 in bfloat16).
+`wmma` then makes the tile's probabilities again; up to head_dim 64, warps that raised a reference
+work the maximum of the next tile out first, until a tile raises none. `sm90` raises references by
+what the sums say and scales the probabilities, and makes a tile again only where a sum exceeds
+2^120, after which the maximum comes first until no reference is raised by 2^60 or more. How often
+that happens depends on the scores alone. So
 queries and keys are made here whose scores have statistics as models produce them, and the rates
 are counted by following the rule over the scores in float32.
 
@@ -40,6 +43,8 @@ Tensor = Any
 
 MAX_SUM = {"float16": 2.0**15, "bfloat16": 2.0**60}  # of a lane's probabilities
 SLACK = 8.0  # of an edge tile's scores over the reference, in powers of 2
+LARGEST = 2.0**120  # sum of a row that is scaled down
+LEAP = 60.0  # of a reference, in powers of 2, after which the next tile's maximum comes first
 _TILE = 64  # keys in which the drifts are told
 _LANES = 4  # that share a row: lane l has columns 2 l and 2 l + 1 of every 8
 _SIZES: dict[str, tuple[Sizes, ...]] = {
@@ -183,7 +188,7 @@ class Walk:
     max_sum: float = MAX_SUM["float16"]
     slack: float = SLACK
     speculates_on_edges: bool = False  # on all edge tiles but the walk's first
-    raises_together: bool = False  # all of a warp's rows if one has outgrown its reference
+    raises_by_sums: bool = False  # all of a warp's rows, if one has outgrown its reference
 
 
 @dataclass(frozen=True)
@@ -191,6 +196,7 @@ class Rates:
     """How often the rule was broken, over warps, tiles and slices."""
 
     redone: float  # probabilities made again, of the long loop's
+    scaled: float  # scaled down to references raised by the sums, of the long loop's
     max_first: float  # made after the maximum was worked out, of the long loop's
     raised_on_edges: float  # references raised, of edge tiles
     long_tiles: float  # the long loop's share of all tiles
@@ -211,7 +217,7 @@ def walk_of(plan: Any) -> Walk:
             max_sum=MAX_SUM[plan.dtype],
             slack=0.0,
             speculates_on_edges=True,
-            raises_together=True,
+            raises_by_sums=True,
         )
     rows = plan.block_m // plan.num_warps
     return Walk(
@@ -238,6 +244,7 @@ def facts_of(problem: Problem, kernel: Any) -> dict[str, float]:
     rates = follow(walk_of(plan), _some_scores(problem.q, problem.k), problem.case.causal)
     return {
         "redone": rates.redone,
+        "scaled": rates.scaled,
         "maximum first": rates.max_first,
         "raised on edges": rates.raised_on_edges,
     }
@@ -258,6 +265,8 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
     seen nothing always; on the others a row of which a lane's sum exceeds max_sum does, and its
     warp makes the slice's probabilities again.
     If the walk anticipates, the next tile of a warp that raised a reference goes like an edge tile.
+    If it raises by sums, all rows of such a warp raise their references by the exponent of their
+    sum, or to the maximum if a sum exceeds LARGEST.
     Warps pass over the slices of edge tiles that they do not see. As many queries as keys.
     """
     torch = tensors.torch_module()
@@ -279,45 +288,67 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
     scores = torch.nn.functional.pad(scores, (0, pad), value=-math.inf)
     reference = torch.full((heads, num_rows), -math.inf, device=scores.device)
     rising = torch.zeros((heads, num_rows), dtype=torch.bool, device=scores.device)
-    counts = dict.fromkeys(("redone", "first", "long", "raised", "edge"), 0.0)
+    counts = dict.fromkeys(("redone", "scaled", "first", "long", "raised", "edge"), 0.0)
     for n in range(int(end.max()) - 1, -1, -1):
         for edge in (True, False):
             inside = (n < end) & ((n >= full_end) if edge else (n < full_end))
             if not bool(inside.any()):
                 continue
             raised = torch.zeros_like(rising)
+            leapt = torch.zeros_like(rising)
             width = walk.edge_keys if edge else walk.block_n // walk.slices
             slices = range(n * walk.block_n, (n + 1) * walk.block_n, width)
             for first_key in reversed(slices) if edge else slices:
                 part = scores[:, :, first_key : first_key + width]
                 top = part.amax(2)
                 outgrown = top > reference + walk.slack
+                overflown = torch.zeros_like(outgrown)
                 if not edge:
-                    weights = torch.exp2(part - reference[..., None])
-                    by_lane = weights.view(heads, num_rows, width // 8, _LANES, 2).sum((2, 4))
+                    by_lane = _sums_by_lane(part, reference)
                     outgrown = torch.where(rising, outgrown, by_lane.amax(2) > walk.max_sum)
                 outgrown &= inside
-                raises = outgrown
-                if walk.raises_together and not edge:
-                    raises = _by_warp(outgrown, walk.warp_rows) & (top > reference)
-                reference = torch.where(raises, top, reference)
+                if walk.raises_by_sums and not edge:
+                    sums = by_lane.sum(2)
+                    outgrown = torch.where(rising, inside, _by_warp(outgrown, walk.warp_rows))
+                    overflown = _by_warp(outgrown & ~rising & (sums > LARGEST), walk.warp_rows)
+                    by_sums = reference + sums.clamp(min=1.0).frexp().exponent - 1
+                    raised_to = torch.where(rising | overflown, reference.maximum(top), by_sums)
+                    far = outgrown & (raised_to - reference > LEAP)
+                    leapt = overflown | (rising & _by_warp(far, walk.warp_rows))
+                    reference = torch.where(outgrown, raised_to, reference)
+                else:
+                    reference = torch.where(outgrown, top, reference)
                 raised |= outgrown
                 seen = inside & (top > -math.inf) if edge else inside.expand(heads, -1)
                 counts["edge" if edge else "long"] += _warps(seen, walk.warp_rows)
                 if edge:
                     counts["raised"] += _warps(outgrown, walk.warp_rows)
                 else:
-                    counts["redone"] += _warps(outgrown & ~rising, walk.warp_rows)
+                    again = outgrown & ~rising
+                    scaled = again & ~overflown if walk.raises_by_sums else again & False
+                    counts["redone"] += _warps(again & ~scaled, walk.warp_rows)
+                    counts["scaled"] += _warps(scaled, walk.warp_rows)
                     counts["first"] += _warps(inside & rising, walk.warp_rows)
             if walk.anticipates and not edge:
                 rising = torch.where(inside, _by_warp(raised, walk.warp_rows), rising)
+            elif walk.raises_by_sums and not edge:
+                rising = torch.where(inside, leapt, rising)
     both = counts["edge"] + counts["long"]
     return Rates(
         counts["redone"] / max(1.0, counts["long"]),
+        counts["scaled"] / max(1.0, counts["long"]),
         counts["first"] / max(1.0, counts["long"]),
         counts["raised"] / max(1.0, counts["edge"]),
         counts["long"] / max(1.0, both),
     )
+
+
+def _sums_by_lane(part: Tensor, reference: Tensor) -> Tensor:
+    """What each lane of a row adds up of a slice's probabilities: (heads, rows, lanes)."""
+    torch = tensors.torch_module()
+    weights = torch.where(part > -math.inf, torch.exp2(part - reference[..., None]), 0.0)
+    heads, num_rows, width = part.shape
+    return weights.view(heads, num_rows, width // 8, _LANES, 2).sum((2, 4))
 
 
 def _by_warp(of_rows: Tensor, warp_rows: int) -> Tensor:

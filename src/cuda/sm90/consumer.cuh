@@ -16,6 +16,7 @@ __device__ __forceinline__ Item received_item(const Shared& shared, unsigned que
   shared.queries.wait_full(query_use);
   const auto uniform = [](int x) { return __shfl_sync(tile::kFullMask, x, 0); };
   const Item item = *shared.item(query_use);
+  __syncwarp();  // one lane will release it for all
   return {uniform(item.m_block), item.head, item.batch, item.start_q, uniform(item.seqlen_q),
           uniform(item.seqlen_k)};
 }
@@ -31,6 +32,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
   constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kTerms);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kBlockM = block_m(kShape);
+  constexpr bool kFromRegisters = stores_from_registers(kHeadDim, kTerms);
   const bool first_lane = threadIdx.x % 32 == 0;
   // Of one length for all, so not worked out for every item, where it takes a register more.
   const tile::Mask fixed_mask = position_mask(params, shape, fixed_lengths(params));
@@ -148,19 +150,26 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       --n;
 #pragma unroll 1
       for (; n >= tiles.begin; --n) step(n);
+      if (kFromRegisters) release(shared.queries, query_use);
       // The last tile's product with V.
       shared.values.wait_full(use);
       start_pv<T, kHeadDimV, kBlockN>(acc_o, rP, shared.v(use));
       ptx::wgmma_wait<0>();
       release(shared.values, use);
       ++use;
+    } else if (kFromRegisters) {
+      release(shared.queries, query_use);
     }
 #pragma unroll 1
     for (; n >= all.begin; --n) pass_over();
 
-    const bool stored = store_results<T, kHeadDimV, kVarlen>(params, launch, item, first_row,
-                                                             consumer, sQ, softmax, acc_o);
-    if (stored) shared.queries.release(query_use);
+    if constexpr (kFromRegisters) {
+      store_from_registers<T, kHeadDimV>(params, item, first_row, softmax, acc_o);
+    } else {
+      const bool stored = store_results<T, kHeadDimV, kVarlen>(params, launch, item, first_row,
+                                                               consumer, sQ, softmax, acc_o);
+      if (stored) shared.queries.release(query_use);
+    }
   }
   turns.end();
 }

@@ -1,0 +1,106 @@
+#pragma once
+
+// The plain streaming softmax in the place of sm90's own: the kernels' source, compiled with this
+// folder in front of src, is the same but for it. For benchmarks/softmax_forms.py alone.
+
+#include "cuda/tile/online_softmax.cuh"
+#include "cuda/tile/vec.cuh"
+#include "cuda/tile/warp.cuh"
+
+namespace dlattn::sm90 {
+
+// Of each tile the rows' maxima are worked out first. What has been accumulated is scaled to them
+// where one of the warp's rises, which takes a vote and a branch, as every known kernel for Hopper
+// has it: that branch is the consumer's for rows that have outgrown their references.
+struct Softmax {
+  // -maximum of a row that has seen nothing: with it -inf gives 0.
+  static constexpr float kNothing = 3.402823466e+38f;
+
+  // Mutable: to the kernel, exponentiate() changes nothing.
+  mutable float neg_reference[2] = {kNothing, kNothing};  // -maxima in powers of 2
+  mutable float row_sum[2] = {0.0f, 0.0f};                // this lane's part
+  mutable float tile_factors[2] = {1.0f, 1.0f};           // what the last tile's maxima call for
+
+  // As of sm90's own. exponentiate() raises.
+  template <int kScores>
+  __device__ __forceinline__ void raise(const float (&)[kScores], float, float (&factors)[2]) {
+    factors[0] = factors[1] = 1.0f;
+  }
+
+  __device__ __forceinline__ static bool leapt(const float (&)[2]) { return false; }
+
+  template <int kScores>
+  __device__ __forceinline__ void exponentiate(float (&acc_s)[kScores], float scale,
+                                               float (&sums)[2]) const {
+    float parts[4] = {};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float even = acc_s[2 * h], odd = acc_s[2 * h + 1];
+#pragma unroll
+      for (int j = 1; j < kScores / 4; ++j) {
+        even = fmaxf(even, acc_s[4 * j + 2 * h]);
+        odd = fmaxf(odd, acc_s[4 * j + 2 * h + 1]);
+      }
+      const float old = neg_reference[h];
+      neg_reference[h] = fminf(old, -tile::reduce_max<4>(fmaxf(even, odd)) * scale);
+      tile_factors[h] = ptx::exp2(neg_reference[h] - old);
+      row_sum[h] *= tile_factors[h];
+    }
+#pragma unroll
+    for (int j = 0; j < kScores / 4; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        acc_s[4 * j + e] = ptx::exp2(fmaf(acc_s[4 * j + e], scale, neg_reference[e / 2]));
+        parts[e] += acc_s[4 * j + e];
+      }
+    }
+    sums[0] = parts[0] + parts[1];
+    sums[1] = parts[2] + parts[3];
+  }
+
+  template <typename T>
+  __device__ __forceinline__ bool outgrown(const float (&)[2]) const {
+    return __any_sync(tile::kFullMask, tile_factors[0] < 1.0f || tile_factors[1] < 1.0f);
+  }
+
+  // False never, but that is for the compiler not to know: the consumer's branch keeps it from
+  // waiting for the product with V too early.
+  template <int kScores>
+  __device__ __forceinline__ bool scale_down(float (&)[kScores], float (&sums)[2],
+                                             float (&factors)[2]) const {
+    factors[0] = tile_factors[0], factors[1] = tile_factors[1];
+    constexpr float kImpossible = 0x1p100f;
+    return !__any_sync(tile::kFullMask, sums[0] > kImpossible || sums[1] > kImpossible);
+  }
+
+  __device__ __forceinline__ void add(const float (&sums)[2]) {
+    row_sum[0] += sums[0];
+    row_sum[1] += sums[1];
+  }
+
+  // A row's state, with the whole row's sum. All lanes call it.
+  __device__ __forceinline__ tile::OnlineSoftmax row(int h) const {
+    const float row_max = -neg_reference[h];
+    return {row_max == -kNothing ? -INFINITY : row_max, tile::reduce_sum<4>(row_sum[h])};
+  }
+};
+
+// As sm90's own.
+template <typename T, int kScores>
+__device__ __forceinline__ void pack_probabilities(std::uint32_t (&rP)[kScores / 8][4],
+                                                   const float (&acc_s)[kScores]) {
+#pragma unroll
+  for (int i = 0; i < kScores / 8; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      rP[i][e] = tile::pack<T>(acc_s[8 * i + 2 * e], acc_s[8 * i + 2 * e + 1]);
+  }
+}
+
+template <int kCount>
+__device__ __forceinline__ void rescale(float (&acc)[kCount], const float (&factors)[2]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) acc[i] *= factors[i / 2 % 2];
+}
+
+}  // namespace dlattn::sm90
