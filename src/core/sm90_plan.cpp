@@ -118,12 +118,18 @@ std::int64_t sm90_grid(const AttentionParams& params, const DeviceInfo& device, 
                        std::int64_t num_works) {
   // A block that stays for several works hides the next one's first copies and its own set-up: what
   // counts where works are short. It takes a fixed share, though, which the hardware's order of
-  // blocks spreads more evenly: what counts where works are long, or few.
-  constexpr std::int64_t kShortKeys = 1024;
-  constexpr std::int64_t kManyRounds = 8;
-  const bool short_works = params.seqlen_k <= kShortKeys && query_stages > 1;
-  const bool many = num_works >= kManyRounds * device.num_sms;
-  return short_works && many ? device.num_sms : num_works;
+  // blocks spreads more evenly: what counts where works are long, few, or, under causality, of
+  // different lengths, of which a share of few rounds does not have all.
+  constexpr std::int64_t kManyRounds = 7;
+  if (num_works < kManyRounds * device.num_sms) return num_works;
+  // One stage of Q is free for the next work only after results that go by way of it.
+  if (query_stages == 1 && sm90::terms_of(params) != sm90::Terms::kNone) return num_works;
+  if (params.causal == Causal::kNone) return params.seqlen_k <= 2048 ? device.num_sms : num_works;
+  const std::int64_t works_of_head =
+      num_works / std::max<std::int64_t>(params.num_heads * params.batch_size, 1);
+  const std::int64_t rounds = (num_works + device.num_sms - 1) / device.num_sms;
+  const bool short_works = params.seqlen_k <= (query_stages > 1 ? 1024 : 512);
+  return short_works && rounds >= 2 * works_of_head ? device.num_sms : num_works;
 }
 
 }  // namespace dlattn::core

@@ -530,6 +530,7 @@ void sm90_plans() {
     int head_dim;
     Kernel kernel;
     std::int64_t grid;
+    std::int64_t causal_grid = 0;  // where it differs
   } choices[] = {
       {1, 8, 512, 64, Kernel::kWmma, 0},
       {1, 8, 2048, 64, Kernel::kWmma, 0},
@@ -542,9 +543,15 @@ void sm90_plans() {
       {4, 32, 4096, 64, Kernel::kSm90, 2048},
       {32, 32, 512, 64, Kernel::kSm90, 132},
       {16, 16, 1024, 128, Kernel::kSm90, 132},
+      {8, 32, 512, 128, Kernel::kSm90, 132},
+      {8, 16, 1024, 128, Kernel::kSm90, 132, 1024},  // shares of 8 works, of 8 lengths
+      {8, 16, 2048, 128, Kernel::kSm90, 132, 2048},
+      {16, 8, 1024, 256, Kernel::kSm90, 132, 1024},
+      {16, 16, 1024, 256, Kernel::kSm90, 132, 2048},  // one stage of Q
       {1, 32, 1024, 128, Kernel::kSm90, 256},
       {4, 16, 4096, 128, Kernel::kSm90, 2048},
-      {32, 8, 512, 256, Kernel::kSm90, 1024},
+      {32, 8, 512, 256, Kernel::kSm90, 132},
+      {16, 8, 512, 256, Kernel::kSm90, 512},
       {70000, 8, 4096, 128, Kernel::kSm90, 17920000},
   };
   for (const auto& c : choices) {
@@ -555,7 +562,12 @@ void sm90_plans() {
                              std::to_string(c.seqlen) + ", head_dim " + std::to_string(c.head_dim);
     const Plan plan = core::make_plan(q, h200, {});
     CHECK_FOR(plan.kernel == c.kernel, name);
-    if (c.kernel == Kernel::kSm90) CHECK_FOR(plan.grid == c.grid, name);
+    if (c.kernel == Kernel::kSm90) {
+      CHECK_FOR(plan.grid == c.grid, name);
+      q.causal = Causal::kBottomRight;
+      const std::int64_t grid = core::make_plan(q, h200, {}).grid;
+      CHECK_FOR(grid == (c.causal_grid ? c.causal_grid : c.grid), name + ", causal");
+    }
     CHECK(core::make_plan(q, gpus()[0], {}).kernel == Kernel::kWmma);
   }
   AttentionParams few = problem(DType::kFloat16, 128);  // rows of queries, in blocks of 128

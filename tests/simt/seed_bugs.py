@@ -221,14 +221,20 @@ SEED_BUGS = (
     SeedBug(
         "large scores capped as small ones",
         SM90,
-        "applied.void_scores = cap_small(acc_s);",
-        "cap_small(acc_s);",
+        "if (exponents != exponent_bits(params.bias)) sums[0] = INFINITY;",
+        ";",
+    ),
+    SeedBug(
+        "large scores capped as small ones where softcap is not alone",
+        SM90,
+        "if (beyond) sums[0] = INFINITY;",
+        ";",
     ),
     SeedBug(
         "second row's distance that of the first",
         SM90,
-        "fmaf(per_row, lane + 8.0f, neg_references[1])",
-        "fmaf(per_row, lane, neg_references[1])",
+        "shift[1] = -rising * scale * (lane + 8.0f);",
+        "shift[1] = shift[0];",
     ),
     SeedBug(
         "slopes of keys after their rows as of those before",
@@ -239,16 +245,14 @@ SEED_BUGS = (
     SeedBug(
         "terms left out where a tile is done again",
         SM90,
-        "terms.apply(acc_s, n * kBlockN); apply_mask(acc_s, mask, first_row, n * kBlockN); "
-        "softmax.raise<T>(acc_s, scale, factors); softmax.exponentiate(acc_s, scale, sums); }",
-        "apply_mask(acc_s, mask, first_row, n * kBlockN); "
-        "softmax.raise<T>(acc_s, scale, factors); softmax.exponentiate(acc_s, scale, sums); }",
+        "terms.large = true; terms.apply(acc_s, first_row + mask.shift - n * kBlockN);",
+        "terms.large = true;",
     ),
     SeedBug(
         "bias and mask released before they are used again",
         SM90,
-        "float sums[2], factors[2]; Softmax::exponentiate(",
-        "loaded.release(); --loaded.use; float sums[2], factors[2]; Softmax::exponentiate(",
+        "float sums[2], factors[2]; bool raised = false;",
+        "loaded.release(); --loaded.use; float sums[2], factors[2]; bool raised = false;",
     ),
     SeedBug(
         "second half of a wide bias taken from the first",

@@ -20,6 +20,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
   constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kTerms);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kBlockM = block_m(kShape);
+  constexpr bool kFromRegisters = stores_from_registers(kHeadDim, kTerms);
   const bool first_lane = threadIdx.x % 32 == 0;
   const tile::Mask mask = position_mask(params, shape);
   const int seqlen_q = static_cast<int>(params.seqlen_q);
@@ -129,19 +130,26 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       --n;
 #pragma unroll 1
       for (; n >= tiles.begin; --n) step(n);
+      if (kFromRegisters) release(shared.queries, query_use);
       // The last tile's product with V.
       shared.values.wait_full(use);
       start_pv<T, kHeadDimV, kBlockN>(acc_o, rP, shared.v(use));
       ptx::wgmma_wait<0>();
       release(shared.values, use);
       ++use;
+    } else if (kFromRegisters) {
+      release(shared.queries, query_use);
     }
 #pragma unroll 1
     for (; n >= all.begin; --n) pass_over();
 
-    const bool stored =
-        store_results<T, kHeadDimV>(params, launch, work, first_row, consumer, sQ, softmax, acc_o);
-    if (stored) shared.queries.release(query_use);
+    if constexpr (kFromRegisters) {
+      store_from_registers<T, kHeadDimV>(params, work, first_row, softmax, acc_o);
+    } else {
+      const bool stored = store_results<T, kHeadDimV>(params, launch, work, first_row, consumer, sQ,
+                                                      softmax, acc_o);
+      if (stored) shared.queries.release(query_use);
+    }
   }
   turns.end();
 }

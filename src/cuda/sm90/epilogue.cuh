@@ -58,4 +58,54 @@ __device__ __forceinline__ bool store_results(const AttentionParams& params, con
   return true;
 }
 
+// Transposes 4 x 4 words over a lane quad: word r of lane c becomes word c of lane r.
+__device__ __forceinline__ void transpose_in_quad(std::uint32_t (&words)[4], int lane) {
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    const bool upper = lane & step;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & step) continue;
+      const std::uint32_t given = upper ? words[i] : words[i + step];
+      const std::uint32_t got = __shfl_xor_sync(tile::kFullMask, given, step);
+      (upper ? words[i] : words[i + step]) = got;
+    }
+  }
+}
+
+// Normalises a consumer's rows and stores them, 16 bytes a lane, without shared memory.
+// `first_row` is the consumer's.
+template <typename T, int kHeadDim>
+__device__ __forceinline__ void store_from_registers(const AttentionParams& params,
+                                                     const tile::Work& work, int first_row,
+                                                     const Softmax& softmax,
+                                                     const float (&acc_o)[kHeadDim / 2]) {
+  static_assert(kHeadDim % 32 == 0, "a lane quad stores 32 columns of a row at once");
+  const Place place;
+  const int lane = place.lane;
+  const tile::Result<T> result(params, work);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const tile::RowResult row = tile::finalize(softmax.row(h), result.sink);
+    const int i = first_row + place.warp * 16 + 8 * h + lane / 4;
+    const bool exists = i < params.seqlen_q;
+    if (result.lse && lane % 4 == 0 && exists) result.lse[i] = row.lse;
+    T* out = result.out + i * params.out_row_stride + lane % 4 * 8;
+    const int columns = exists ? static_cast<int>(params.head_dim_v) - lane % 4 * 8 : 0;
+    const auto scaled = [&](float x) { return row.scale == 0.0f ? 0.0f : x * row.scale; };
+#pragma unroll
+    for (int d = 0; d < kHeadDim; d += 32) {
+      // Two columns of each 8, and then, of one 8, all.
+      tile::Vec<std::uint32_t, 4> words;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int first = d / 2 + 4 * e + 2 * h;
+        words.x[e] = tile::pack<T>(scaled(acc_o[first]), scaled(acc_o[first + 1]));
+      }
+      transpose_in_quad(words.x, lane);
+      if (d < columns) *reinterpret_cast<tile::Vec<std::uint32_t, 4>*>(out + d) = words;
+    }
+  }
+}
+
 }  // namespace dlattn::sm90

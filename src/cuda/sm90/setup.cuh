@@ -97,11 +97,11 @@ struct Shared {
            consumer * 2 * kTermStages * ptx::kMbarrierBytes;
   }
 
-  // By all threads of the block, before anything else: a consumer releases Q's rows as a whole, K
-  // and V warp by warp.
+  // By all threads of the block, before anything else: stages are released warp by warp, but for Q
+  // where results go by way of it.
   __device__ __forceinline__ void init() const {
     if (threadIdx.x == 0) {
-      queries.init(kShape.num_consumers);
+      queries.init(kShape.num_consumers * (stores_from_registers(kHeadDim, kTerms) ? 4 : 1));
       keys.init(kShape.num_consumers * 4);
       values.init(kShape.num_consumers * 4);
       if constexpr (kTerms == Terms::kLoaded) {

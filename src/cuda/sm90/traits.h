@@ -70,6 +70,12 @@ constexpr TileShape tile_shape(int head_dim_tile, int head_dim_v_tile, Terms ter
   return {2, 64, 2, 1, false, 24, 240};
 }
 
+// Whether results go from registers to global memory, so that Q's stage is free after its last
+// product, or by way of that stage, which takes fewer registers.
+constexpr bool stores_from_registers(int head_dim_tile, Terms terms) {
+  return head_dim_tile > 96 && terms == Terms::kNone;
+}
+
 constexpr int block_m(const TileShape& shape) {
   return shape.num_consumers * kWarpgroupRows;
 }
