@@ -92,6 +92,9 @@ std::vector<Case> cases() {
       simt::with({100, 300, 128, kFull, 2, 1}, [](Case& c) { c.softcap = 3.0, c.sinks = true; }),
       simt::with({66, 150, 256, kTopLeft}, [](Case& c) { c.softcap = 0.5, c.alibi = true; }),
       simt::with({200, 290, 64, kFull, 2, 1}, [](Case& c) { c.alibi = true; }),
+      // Keys after their rows in tiles that are not the walk's first.
+      simt::with({300, 200, 64, kFull}, [](Case& c) { c.alibi = true; }),
+      simt::with({200, 200, 256, kFull}, [](Case& c) { c.alibi = true; }),
       simt::with({150, 150, 128, kCausal, 2, 2, Layout::kBhsd, 0, 2},
                  [](Case& c) { c.alibi = true, c.softcap = 10.0; }),
       simt::with({130, 330, 256, kTopLeft}, [](Case& c) { c.alibi = true, c.sinks = true; }),
