@@ -249,10 +249,10 @@ SEED_BUGS = (
         "terms.large = true;",
     ),
     SeedBug(
-        "bias and mask released before they are used again",
+        "bias and mask released before they are used",
         SM90,
-        "float sums[2], factors[2]; bool raised = false;",
-        "loaded.release(); --loaded.use; float sums[2], factors[2]; bool raised = false;",
+        "loaded.wait_full(); terms.apply_quickly(",
+        "loaded.wait_full(); loaded.release(); terms.apply_quickly(",
     ),
     SeedBug(
         "second half of a wide bias taken from the first",
