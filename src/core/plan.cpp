@@ -103,7 +103,11 @@ std::string head_dim_refusal(Kernel kernel, const AttentionParams& p) {
 std::string feature_refusal(Kernel kernel, const AttentionParams& p) {
   if (kernel == Kernel::kScalar || kernel == Kernel::kWmma) return {};
   const char* feature = score_feature(p);
-  if (kernel == Kernel::kSm90) feature = p.cu_seqlens_q ? "cu_seqlens_q" : nullptr;
+  if (kernel == Kernel::kSm90) {
+    feature = nullptr;
+    if (p.cu_seqlens_q && p.bias) feature = "bias with cu_seqlens_q";
+    if (p.cu_seqlens_q && p.mask) feature = "mask with cu_seqlens_q";
+  }
   return feature ? concat(to_string(kernel), ": does not implement ", feature) : std::string();
 }
 
@@ -225,10 +229,7 @@ Plan cuda_plan(Kernel kernel, const AttentionParams& p, const DeviceInfo& device
   plan.smem_bytes = config.smem_bytes;
   plan.copy_bytes = copy_bytes(p);
   plan.grid = num_blocks(p, config.block_m, plan.packed_heads);
-  if (kernel == Kernel::kSm90 && plan.grid <= kMaxGrid) {
-    const int query_stages = sm90::tile_shape(p, plan.head_dim_tile).query_stages;
-    plan.grid = sm90_grid(p, device, query_stages, plan.grid);
-  }
+  if (kernel == Kernel::kSm90) plan.grid = sm90_grid(p, device, plan.head_dim_tile, kMaxGrid);
   return plan;
 }
 

@@ -13,30 +13,48 @@
 namespace dlattn::core {
 namespace {
 
-constexpr int kAnyTile = 64;               // boxes' sizes do not matter to what is refused
 constexpr std::int64_t kPackedRows = 128;  // of one of sm90's tiles
 
 // What of a tensor the copy engine cannot be told; empty if it can.
 std::string misfit(const sm90::TensorBox& box) {
-  constexpr std::int64_t kMaxStride = (std::int64_t{1} << 40) - 16;
+  constexpr std::int64_t kMaxStride = std::int64_t{1} << 40;
+  const std::int64_t most_bytes = (box.rank == 5 ? sm90::kPackTurn : kMaxStride) - 16;
   if (reinterpret_cast<std::uintptr_t>(box.data) % 16 != 0)
     return concat(box.name, " begins at ", box.data, "; accepted: multiples of 16 bytes");
   const char* const names[] = {"column", "row", "head", "batch"};
   for (int i = 1; i < 4; ++i) {
     const std::int64_t stride = box.strides[i];
-    if (stride % 16 != 0 || stride < 0 || stride > kMaxStride) {
+    if (stride % 16 != 0 || stride < 0 || stride > most_bytes) {
       return concat(box.name, " has a ", names[i], " stride of ", stride,
-                    " bytes; accepted: multiples of 16 from 0 to ", kMaxStride);
+                    " bytes; accepted: multiples of 16 from 0 to ", most_bytes);
     }
   }
   return {};
+}
+
+// Queries and keys of a sequence; of packed ones, whose lengths the host does not know, on average.
+std::int64_t mean(std::int64_t total, const AttentionParams& p) {
+  return (total + p.batch_size - 1) / std::max<std::int64_t>(p.batch_size, 1);
+}
+std::int64_t mean_seqlen_q(const AttentionParams& p) {
+  return p.cu_seqlens_q ? mean(p.total_q, p) : p.seqlen_q;
+}
+std::int64_t mean_seqlen_k(const AttentionParams& p) {
+  return p.cu_seqlens_q ? mean(p.total_k, p) : p.seqlen_k;
+}
+
+// The most keys that a block of `rows` queries walks.
+std::int64_t longest_walk(const AttentionParams& p, std::int64_t rows) {
+  const std::int64_t right = p.causal == Causal::kNone ? p.window_right : 0;
+  if (p.window_left < 0 || right < 0) return p.seqlen_k;
+  return std::min(p.seqlen_k, p.window_left + right + rows);
 }
 
 // Whether the query heads of a KV head have so few rows together that wmma, which packs them,
 // leaves less of its tiles empty.
 bool better_packed(const AttentionParams& p, const DeviceInfo& device) {
   const std::int64_t group = p.num_heads / p.num_heads_kv;
-  if (group == 1 || p.seqlen_q * group > kPackedRows) return false;
+  if (group == 1 || mean_seqlen_q(p) * group > kPackedRows) return false;
   const int tile = head_dim_tile(Kernel::kWmma, p.dtype, std::max(p.head_dim, p.head_dim_v));
   return tile > 0 && choose_wmma(p, device, tile, {}, false).packed_heads > 1;
 }
@@ -56,7 +74,8 @@ std::string sm90_device_refusal(const DeviceInfo& device) {
 }
 
 std::string sm90_tensor_refusal(const AttentionParams& p) {
-  const sm90::TensorBoxes boxes = sm90::tensor_boxes(p, kAnyTile);
+  const int tile = static_cast<int>(std::max(p.head_dim, p.head_dim_v));
+  const sm90::TensorBoxes boxes = sm90::tensor_boxes(p, tile);
   for (const sm90::TensorBox* box :
        {&boxes.q, &boxes.k, &boxes.v, &boxes.out, &boxes.bias, &boxes.mask}) {
     const std::string why = misfit(*box);
@@ -99,37 +118,56 @@ std::string sm90_score_refusal(const AttentionParams& p) {
 
 bool sm90_preferred(const AttentionParams& params, const DeviceInfo& device,
                     const Options& options) {
-  // A packed sequence must give the same bits as one in a batch, and packs run elsewhere.
-  if (!is_sm90(device) || options.batch_invariant) return false;
+  if (!is_sm90(device)) return false;
+  // What it does to a sequence depends on that alone; what is faster does not.
+  // Bias and mask it takes for batches alone.
+  if (options.batch_invariant) return !params.bias && !params.mask;
   if (better_packed(params, device)) return false;
   // Its blocks are large, one on an SM: where they leave SMs idle, or most of their rows, smaller
   // ones are faster. How idle is too idle was measured for each tile, on an H200.
   const int head_dim = static_cast<int>(std::max(params.head_dim, params.head_dim_v));
   const std::int64_t rows = sm90::block_m(sm90::tile_shape(params, head_dim));
-  const std::int64_t m_blocks = (params.seqlen_q + rows - 1) / rows;
-  if (2 * params.seqlen_q < m_blocks * rows) return false;
+  const std::int64_t seqlen_q = mean_seqlen_q(params);
+  const std::int64_t m_blocks = (seqlen_q + rows - 1) / rows;
+  const std::int64_t items = m_blocks * params.num_heads * params.batch_size;
+  // Up to half full they are ahead in the widest tile alone, and while each has an SM to itself.
+  const bool narrow = head_dim <= 192;
+  if (2 * seqlen_q <= m_blocks * rows && (narrow || items > device.num_sms)) return false;
+  // Of a tile of keys or less there is nothing to overlap.
+  constexpr std::int64_t kFewKeys = 64;
+  const bool causal = params.causal != Causal::kNone;
+  if (mean_seqlen_k(params) <= kFewKeys && seqlen_q > rows && head_dim > 64 && (narrow || causal))
+    return false;
   // With softcap or ALiBi it is twice as fast as wmma on all grids that were measured.
   const bool computed = sm90::terms_of(params) == sm90::Terms::kComputed;
-  const int least_percent = computed ? 15 : head_dim <= 64 ? 75 : head_dim <= 128 ? 40 : 20;
-  return 100 * m_blocks * params.num_heads * params.batch_size >= least_percent * device.num_sms;
+  int least_percent = head_dim <= 64 ? 75 : head_dim <= 128 ? 40 : head_dim <= 192 ? 20 : 5;
+  if (computed) least_percent = std::min(least_percent, 15);
+  return 100 * items >= least_percent * device.num_sms;
 }
 
-std::int64_t sm90_grid(const AttentionParams& params, const DeviceInfo& device, int query_stages,
-                       std::int64_t num_works) {
+std::int64_t sm90_grid(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
+                       std::int64_t most) {
   // A block that stays for several works hides the next one's first copies and its own set-up: what
   // counts where works are short. It takes a fixed share, though, which the hardware's order of
   // blocks spreads more evenly: what counts where works are long, few, or, under causality, of
   // different lengths, of which a share of few rounds does not have all.
   constexpr std::int64_t kManyRounds = 7;
-  if (num_works < kManyRounds * device.num_sms) return num_works;
+  const sm90::TileShape shape = sm90::tile_shape(params, head_dim_tile);
+  const std::int64_t num_items = sm90::num_items(params, head_dim_tile);
+  if (num_items < kManyRounds * device.num_sms || num_items > most) return num_items;
   // One stage of Q is free for the next work only after results that go by way of it.
-  if (query_stages == 1 && sm90::terms_of(params) != sm90::Terms::kNone) return num_works;
-  if (params.causal == Causal::kNone) return params.seqlen_k <= 2048 ? device.num_sms : num_works;
+  if (shape.query_stages == 1 && sm90::terms_of(params) != sm90::Terms::kNone) return num_items;
+  const std::int64_t walk = longest_walk(params, sm90::block_m(shape));
+  const bool short_walk = walk <= (shape.query_stages > 1 ? 1024 : 512);
+  const bool causal = params.causal != Causal::kNone;
+  // A window makes works alike, and causality does not; packed sequences are not in any case.
+  if (walk < params.seqlen_k || (params.cu_seqlens_q && !causal))
+    return short_walk ? device.num_sms : num_items;
+  if (!causal) return walk <= 2048 ? device.num_sms : num_items;
   const std::int64_t works_of_head =
-      num_works / std::max<std::int64_t>(params.num_heads * params.batch_size, 1);
-  const std::int64_t rounds = (num_works + device.num_sms - 1) / device.num_sms;
-  const bool short_works = params.seqlen_k <= (query_stages > 1 ? 1024 : 512);
-  return short_works && rounds >= 2 * works_of_head ? device.num_sms : num_works;
+      num_items / std::max<std::int64_t>(params.num_heads * params.batch_size, 1);
+  const std::int64_t rounds = (num_items + device.num_sms - 1) / device.num_sms;
+  return short_walk && rounds >= 2 * works_of_head ? device.num_sms : num_items;
 }
 
 }  // namespace dlattn::core

@@ -28,9 +28,8 @@ std::string sm90_score_refusal(const AttentionParams& params);
 bool sm90_preferred(const AttentionParams& params, const DeviceInfo& device,
                     const Options& options);
 
-// Thread blocks for `num_works` blocks of query rows; `query_stages` as in the instance's
-// TileShape.
-std::int64_t sm90_grid(const AttentionParams& params, const DeviceInfo& device, int query_stages,
-                       std::int64_t num_works);
+// Thread blocks for a problem; as many as it has work items where those are more than `most`.
+std::int64_t sm90_grid(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
+                       std::int64_t most);
 
 }  // namespace dlattn::core

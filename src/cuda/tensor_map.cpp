@@ -42,21 +42,21 @@ CUtensorMapDataType data_type(const sm90::TensorBox& box, DType dtype) {
 ptx::TensorMap encode_tensor_map(const sm90::TensorBox& box, DType dtype) {
   if (!box.data) return {};
   static const Encode encode = find_encode();
-  constexpr int kRank = 4;
+  constexpr int kMaxRank = 5;
   CUtensorMap map;
-  cuuint64_t sizes[kRank], strides[kRank - 1];
-  for (int i = 0; i < kRank; ++i) sizes[i] = static_cast<cuuint64_t>(box.sizes[i]);
-  for (int i = 1; i < kRank; ++i) strides[i - 1] = static_cast<cuuint64_t>(box.strides[i]);
-  const cuuint32_t box_sizes[kRank] = {static_cast<cuuint32_t>(box.box_columns),
-                                       static_cast<cuuint32_t>(box.box_rows), 1, 1};
+  cuuint64_t sizes[kMaxRank], strides[kMaxRank - 1];
+  for (int i = 0; i < box.rank; ++i) sizes[i] = static_cast<cuuint64_t>(box.sizes[i]);
+  for (int i = 1; i < box.rank; ++i) strides[i - 1] = static_cast<cuuint64_t>(box.strides[i]);
+  const cuuint32_t box_sizes[kMaxRank] = {static_cast<cuuint32_t>(box.box_columns),
+                                          static_cast<cuuint32_t>(box.box_rows), 1, 1, 1};
   const CUtensorMapSwizzle swizzle = box.box_columns * box.element_bytes == sm90::kBlockRowBytes
                                          ? CU_TENSOR_MAP_SWIZZLE_128B
                                          : CU_TENSOR_MAP_SWIZZLE_64B;
-  const cuuint32_t steps[kRank] = {1, 1, 1, 1};
-  const CUresult result =
-      encode(&map, data_type(box, dtype), kRank, const_cast<void*>(box.data), sizes, strides,
-             box_sizes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const cuuint32_t steps[kMaxRank] = {1, 1, 1, 1, 1};
+  const CUresult result = encode(
+      &map, data_type(box, dtype), static_cast<cuuint32_t>(box.rank), const_cast<void*>(box.data),
+      sizes, strides, box_sizes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw DeviceError(std::string("sm90: cuTensorMapEncodeTiled of ") + box.name +
                       " failed: error " + std::to_string(result));

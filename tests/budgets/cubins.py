@@ -47,10 +47,14 @@ _VARIANTS = {
         for terms in _TERMS
     },
 }
-_PACKED = ("narrow",)  # of which there are kernels that pack heads beside
+# Kernels of which there is another beside: those that pack heads, those for packed sequences.
+_TWINS = {
+    ("wmma", "narrow"): "packed",
+    **{("sm90", f"{v}{terms}"): "varlen" for v in ("", "v128") for terms in _TERMS[:2]},
+}
 _KERNEL = re.compile(
     r"_ZN6dlattn\d+(sm90|[a-z_]+?)(?:6|\d\d(split|general)_)kernelI(6__half|13__nv_bfloat16|f)"
-    r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:LNS0_5TermsE([0-2])E)?EEv\w+"
+    r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:LNS0_5TermsE([0-2])ELb([01])E)?EEv\w+"
 )
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
@@ -119,23 +123,29 @@ def variants(family: str, tile: int | None = None) -> list[str]:
     return [name for name, tiles in named.items() if tile is None or tile in tiles]
 
 
+def names(family: str, variant: str) -> list[str]:
+    """Those of the kernels of a tile shape, apart from family, dtype and tile."""
+    twin = _TWINS.get((family, variant))
+    return [variant, f"{variant}_{twin}".lstrip("_")] if twin else [variant]
+
+
 def expected_kernels() -> list[str]:
     merges = [kernel_name("merge", dtype, None) for dtype in _ENUMS]
     return [
         kernel_name(*instance, name)
         for instance in instances()
         for variant in variants(instance[0], instance[2])
-        for name in ((variant, f"{variant}_packed") if variant in _PACKED else (variant,))
+        for name in names(instance[0], variant)
     ] + merges
 
 
 def _parsed_name(match: re.Match[str]) -> str:
-    family, name, element, tile, variant, packed, terms = match.groups()
+    family, name, element, tile, variant, twin, terms, varlen = match.groups()
     if family == "sm90":
-        name = (f"v{variant}" if variant != tile else "") + _TERMS[int(terms)]
+        name, twin = (f"v{variant}" if variant != tile else "") + _TERMS[int(terms)], varlen
     elif variant:
         name = variants(family)[int(variant)]
-    name = (name or "") + ("_packed" if packed == "1" else "")
+    name = names(family, name or "")[twin == "1"]
     return kernel_name(family, _TYPES[element], tile, name)
 
 
@@ -267,7 +277,7 @@ def dynamic_smem() -> dict[str, int]:
             elif variant:
                 arguments += f", {variants(family).index(variant)}"
             config = f"dlattn::{family}::tile_config({arguments})"
-            for name in (variant, f"{variant}_packed") if variant in _PACKED else (variant,):
+            for name in names(family, variant):
                 whole = kernel_name(family, dtype, tile, name)
                 lines.append(f'std::printf("{whole} %d\\n", {config}.smem_bytes);')
     lines.append("}")

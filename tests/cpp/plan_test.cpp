@@ -450,8 +450,9 @@ void sm90_plans() {
        "needs 238592 bytes of shared memory per block; H200 has 232448"},
       {[](AttentionParams& p) {
          p.cu_seqlens_q = p.cu_seqlens_k = offsets, p.total_q = p.total_k = 2;
+         p.mask = bools, p.mask_col_stride = 1;
        },
-       "does not implement cu_seqlens_q"},
+       "does not implement mask with cu_seqlens_q"},
       {[](AttentionParams& p) { p.softcap = 1e5; },
        "softcap / softmax_scale is 800000; accepted: 1.52588e-05 to 65536"},
       {[](AttentionParams& p) { p.softcap = 1e-6; },
@@ -539,7 +540,14 @@ void sm90_plans() {
       {1, 8, 512, 128, Kernel::kWmma, 0},
       {1, 8, 1024, 128, Kernel::kSm90, 64},
       {1, 8, 512, 256, Kernel::kSm90, 32},
-      {1, 8, 256, 256, Kernel::kWmma, 0},
+      {1, 8, 256, 256, Kernel::kSm90, 16},
+      // Blocks that are up to half full, and few keys.
+      {8, 32, 64, 128, Kernel::kWmma, 0},
+      {8, 32, 128, 128, Kernel::kSm90, 256},
+      {8, 32, 128, 64, Kernel::kWmma, 0},
+      {8, 32, 192, 64, Kernel::kSm90, 256},
+      {4, 32, 64, 256, Kernel::kSm90, 128},
+      {8, 32, 64, 256, Kernel::kWmma, 0},
       {4, 32, 4096, 64, Kernel::kSm90, 2048},
       {32, 32, 512, 64, Kernel::kSm90, 132},
       {16, 16, 1024, 128, Kernel::kSm90, 132},
@@ -571,17 +579,75 @@ void sm90_plans() {
     CHECK(core::make_plan(q, gpus()[0], {}).kernel == Kernel::kWmma);
   }
   AttentionParams few = problem(DType::kFloat16, 128);  // rows of queries, in blocks of 128
-  few.batch_size = 64, few.seqlen_q = 63;
+  few.batch_size = 64, few.seqlen_q = 64;
   CHECK(core::make_plan(few, h200, {}).kernel == Kernel::kWmma);
-  few.seqlen_q = 64;
+  few.seqlen_q = 65;
   CHECK(core::make_plan(few, h200, {}).kernel == Kernel::kSm90);
-  // Sequences in packs run elsewhere, and must give the same bits as in batches.
-  Options invariant;
-  invariant.batch_invariant = true;
-  CHECK(dlattn::plan(problem(DType::kFloat16, 64), h200, invariant).kernel == Kernel::kWmma);
+  few.seqlen_q = 512, few.seqlen_k = 64;
+  CHECK(core::make_plan(few, h200, {}).kernel == Kernel::kWmma);
+  few.seqlen_k = 128;
+  CHECK(core::make_plan(few, h200, {}).kernel == Kernel::kSm90);
+  // A window makes walks short, so blocks stay for several of them.
+  AttentionParams narrow = problem(DType::kFloat16, 128);
+  narrow.batch_size = 16, narrow.seqlen_q = narrow.seqlen_k = 4096,
+  narrow.causal = Causal::kBottomRight;
+  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 4096);
+  narrow.window_left = 1024;
+  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 4096);
+  narrow.window_left = 512;
+  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 132);
+  narrow.causal = Causal::kNone;
+  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 4096);
+  narrow.window_right = 100;
+  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 132);
   // A dimension of one element has no stride; without keys there is nothing to copy.
   AttentionParams p = problem(DType::kFloat16, 64);
   p.batch_size = 1, p.q_batch_stride = 3, p.seqlen_k = 0, p.k = p.v = nullptr, p.k_row_stride = 1;
+  CHECK(supported(p, h200, force(Kernel::kSm90)).ok);
+}
+
+// Packs on sm90: what decides is the tokens, not the longest sequence.
+void sm90_packs() {
+  static const std::int32_t offsets[2] = {};
+  const DeviceInfo h200 = gpus().back();
+  const auto pack = [](std::int64_t sequences, std::int64_t tokens, std::int64_t longest,
+                       int head_dim) {
+    AttentionParams p = problem(DType::kFloat16, head_dim);
+    p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = p.out_batch_stride = 3;  // ignored
+    p.cu_seqlens_q = p.cu_seqlens_k = offsets;
+    p.batch_size = sequences, p.total_q = p.total_k = tokens, p.seqlen_q = p.seqlen_k = longest;
+    return p;
+  };
+  const struct {
+    std::int64_t sequences, tokens, longest;
+    int head_dim;
+    Kernel kernel;
+    std::int64_t grid;
+  } choices[] = {
+      {64, 131584, 4096, 128, Kernel::kSm90, (131584 / 128 + 64) * 8},
+      {64, 131584, 4096, 64, Kernel::kSm90, (131584 / 256 + 64) * 8},
+      {1000, 1000, 1, 128, Kernel::kWmma, 0},
+      {1000, 1000 + 8192, 8192, 128, Kernel::kWmma, 0},
+      {100, 100 * 64, 4096, 128, Kernel::kWmma, 0},
+      {100, 100 * 65, 4096, 128, Kernel::kSm90, (6500 / 128 + 100) * 8},
+      {256, 256 * 300, 1000, 128, Kernel::kSm90, 132},
+      {1, 0, 0, 128, Kernel::kWmma, 0},
+  };
+  for (const auto& c : choices) {
+    const Plan plan = dlattn::plan(pack(c.sequences, c.tokens, c.longest, c.head_dim), h200);
+    const std::string name = std::to_string(c.sequences) + " sequences, " +
+                             std::to_string(c.tokens) + " tokens, head_dim " +
+                             std::to_string(c.head_dim);
+    CHECK_FOR(plan.kernel == c.kernel, name);
+    if (c.kernel == Kernel::kSm90) CHECK_FOR(plan.grid == c.grid, name);
+  }
+  // A pack's tensor maps hold shorter steps than a batch's.
+  AttentionParams p = pack(2, 4096, 4096, 128);
+  p.v_row_stride = std::int64_t{1} << 33;
+  CHECK_THROWS(dlattn::plan(p, h200, force(Kernel::kSm90)), UnsupportedError,
+               "no kernel can run this: sm90: v has a row stride of 17179869184 bytes; accepted: "
+               "multiples of 16 from 0 to 17179869168");
+  p.v_row_stride = 0;
   CHECK(supported(p, h200, force(Kernel::kSm90)).ok);
 }
 
@@ -596,7 +662,7 @@ void batch_invariance() {
       AttentionParams p = problem(DType::kFloat16, head_dim);
       p.num_heads = p.num_heads_kv = 64, p.batch_size = 64, p.seqlen_q = p.seqlen_k = 8192;
       p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = 0;
-      const Plan large = core::make_plan(p, device, below_sm90(device));
+      const Plan large = core::make_plan(p, device, {});
       for (const std::int64_t batch_size : {1, 3, 64}) {
         for (const std::int64_t seqlen : {1, 100, 512, 8192}) {
           for (const std::int64_t num_heads : {1, 8, 64}) {
@@ -610,7 +676,8 @@ void batch_invariance() {
               CHECK_EQ(plan.variant, large.variant);
               CHECK_EQ(plan.block_m, large.block_m);
               CHECK_EQ(plan.num_splits, 1);
-              matters |= core::make_plan(p, device, below_sm90(device)).variant != large.variant;
+              const Plan fastest = core::make_plan(p, device, {});
+              matters |= fastest.variant != large.variant || fastest.kernel != large.kernel;
             }
           }
         }
@@ -877,6 +944,7 @@ int main() {
   packed_heads();
   packed_launches();
   sm90_plans();
+  sm90_packs();
   batch_invariance();
   forced_kernels();
   features();

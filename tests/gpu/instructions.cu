@@ -47,9 +47,9 @@ struct Gpu {
       return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
     }();
     CUtensorMap encoded;
-    cuuint64_t sizes[4], strides[3];
-    cuuint32_t box[4], steps[4] = {1, 1, 1, 1};
-    for (int i = 0; i < 4; ++i) {
+    cuuint64_t sizes[5], strides[4];
+    cuuint32_t box[5], steps[5] = {1, 1, 1, 1, 1};
+    for (int i = 0; i < t.rank; ++i) {
       sizes[i] = static_cast<cuuint64_t>(t.sizes[i]);
       box[i] = static_cast<cuuint32_t>(t.box[i]);
       if (i > 0) strides[i - 1] = static_cast<cuuint64_t>(t.stride(i) * 2);
@@ -59,7 +59,7 @@ struct Gpu {
                                        : t.swizzle == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
                                                          : CU_TENSOR_MAP_SWIZZLE_NONE;
     const CUresult result =
-        encode_tiled(&encoded, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, t.data, sizes, strides, box,
+        encode_tiled(&encoded, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, t.rank, t.data, sizes, strides, box,
                      steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_NONE,
                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS) {

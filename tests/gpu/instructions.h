@@ -34,18 +34,26 @@ constexpr int kTileAt = 1024;  // barriers before it, the tile from there on
 // 16-bit elements, dimensions {column, row, head, batch}.
 struct TestTensor {
   std::uint16_t* data;
-  int sizes[4];
+  int sizes[5];
   int pitch;  // elements from head to head of a row
-  int box[4];
+  int box[5];
   int swizzle;  // in bytes; 0: none
 
   bool broadcast = false;  // one batch entry for all
+  // Five dimensions: kFar rows, batch entries that begin at every row, and kFar steps of 2^34 bytes
+  // less a row. So row kFar - n of entry m and kFar of the last is row m - n, for addresses wrap.
+  int rank = 4;
+  static constexpr int kFar = 1 << 30;
 
   std::int64_t stride(int dim) const {  // in elements
     if (dim == 3 && broadcast) return 0;
+    if (dim == 3 && rank == 5) return stride(1);
+    if (dim == 4) return (std::int64_t{1} << 33) - stride(1);
     return dim == 0 ? 1 : dim == 2 ? pitch : dim == 1 ? pitch * sizes[2] : stride(1) * sizes[1];
   }
-  std::int64_t count() const { return stride(1) * sizes[1] * sizes[3]; }
+  std::int64_t count() const {
+    return rank == 5 ? stride(1) * sizes[3] : stride(1) * sizes[1] * sizes[3];
+  }
   int box_elements() const { return box[0] * box[1] * box[2] * box[3]; }
 };
 
@@ -94,6 +102,7 @@ struct LoadTile {
   static constexpr int kThreads = 128;
   ptx::TensorMap map;
   ptx::BoxAt at;
+  int last;  // coordinate of a fifth dimension; negative: of four
   int elements;
   std::uint16_t* out;
 
@@ -109,7 +118,11 @@ struct LoadTile {
     if (threadIdx.x == 0) {
       ptx::prefetch_tensor_map(map);
       ptx::mbarrier_arrive_expect_tx(barrier, elements * 2);
-      ptx::tma_load(ptx::smem_address(tile), map, barrier, at);
+      if (last < 0) {
+        ptx::tma_load(ptx::smem_address(tile), map, barrier, at);
+      } else {
+        ptx::tma_load(ptx::smem_address(tile), map, barrier, at, last);
+      }
     }
     ptx::mbarrier_sleep(barrier, 0);
     for (int i = static_cast<int>(threadIdx.x); i < elements; i += kThreads) out[i] = tile[i];
@@ -121,6 +134,7 @@ struct StoreTile {
   static constexpr int kThreads = 128;
   ptx::TensorMap map;
   ptx::BoxAt at;
+  int last;
   int elements;
 
   int smem_bytes() const { return kTileAt + elements * 2; }
@@ -131,7 +145,11 @@ struct StoreTile {
     ptx::fence_proxy_async();
     __syncthreads();
     if (threadIdx.x == 0) {
-      ptx::tma_store(map, ptx::smem_address(tile), at);
+      if (last < 0) {
+        ptx::tma_store(map, ptx::smem_address(tile), at);
+      } else {
+        ptx::tma_store(map, ptx::smem_address(tile), at, last);
+      }
       ptx::tma_store_commit();
       ptx::tma_store_wait_read();
     }
@@ -140,7 +158,7 @@ struct StoreTile {
 
 template <typename World>
 TestTensor make_tensor(World& world, int swizzle) {
-  TestTensor t{nullptr, {84, 50, 3, 2}, 88, {swizzle ? swizzle / 2 : 24, 40, 2, 1}, swizzle, false};
+  TestTensor t{nullptr, {84, 50, 3, 2}, 88, {swizzle ? swizzle / 2 : 24, 40, 2, 1}, swizzle};
   t.data = world.template allocate<std::uint16_t>(t.count());
   for (std::int64_t i = 0; i < t.count(); ++i) t.data[i] = static_cast<std::uint16_t>(i % 65521);
   return t;
@@ -149,17 +167,17 @@ TestTensor make_tensor(World& world, int swizzle) {
 // Calls visit(element of the tile, index of the tensor's element or -1 where there is none). Rows
 // of the tensor go on to multiples of `unit` elements.
 template <typename Visit>
-void for_each_of_box(const TestTensor& t, const int (&at)[4], int unit, Visit visit) {
+void for_each_of_box(const TestTensor& t, const int (&at)[5], int unit, Visit visit) {
   for (int i = 0; i < t.box_elements(); ++i) {
-    std::int64_t index = 0;
+    std::uint64_t byte = 0;  // wraps
     bool inside = true;
-    for (int dim = 0, rest = i; dim < 4; rest /= t.box[dim++]) {
+    for (int dim = 0, rest = i; dim < t.rank; rest /= t.box[dim++]) {
       const int x = at[dim] + rest % t.box[dim];
       const int size = dim == 0 ? (t.sizes[dim] + unit - 1) / unit * unit : t.sizes[dim];
       inside &= x >= 0 && x < size;
-      index += x * t.stride(dim);
+      byte += static_cast<std::uint64_t>(x) * static_cast<std::uint64_t>(t.stride(dim)) * 2;
     }
-    visit(swizzled(2 * i, t.swizzle) / 2, inside ? index : -1);
+    visit(swizzled(2 * i, t.swizzle) / 2, inside ? static_cast<std::int64_t>(byte / 2) : -1);
   }
 }
 
@@ -167,13 +185,21 @@ void for_each_of_box(const TestTensor& t, const int (&at)[4], int unit, Visit vi
 // Columns are multiples of 8, 16 bytes: another is an illegal instruction. So is, to a store, a
 // negative coordinate: the boxes after kNumStores are for loads alone.
 constexpr int kNumStores = 4;
-constexpr int kBoxesAt[][4] = {{0, 0, 0, 0},  {8, 10, 1, 1}, {64, 30, 2, 1},
+constexpr int kBoxesAt[][5] = {{0, 0, 0, 0},  {8, 10, 1, 1}, {64, 30, 2, 1},
                                {0, 45, 0, 2}, {-8, 0, 0, 0}, {0, -5, -1, 0}};
+// Of rank 5, rows up to a sequence's end amid the tensor: fewer than a box has, more, all, none.
+constexpr int kFar = TestTensor::kFar;
+constexpr int kPackedBoxesAt[][5] = {{0, kFar - 7, 0, 7, kFar},
+                                     {8, kFar - 11, 1, 30, kFar},
+                                     {64, kFar - 70, 2, 90, kFar},
+                                     {0, kFar - 40, 0, 99, kFar},
+                                     {0, kFar + 3, 0, 50, kFar}};
 
 template <typename World>
-void test_load(World& world, Checks* checks, const TestTensor& t, const int (&at)[4],
+void test_load(World& world, Checks* checks, const TestTensor& t, const int (&at)[5],
                const std::string& name) {
   if (!checks->wants(name)) return;
+  const int last = t.rank == 5 ? at[4] : -1;
   const int elements = t.box_elements();
   ptx::TensorMap map;
   world.encode(&map, t);
@@ -183,12 +209,12 @@ void test_load(World& world, Checks* checks, const TestTensor& t, const int (&at
   for_each_of_box(t, at, 1, [&](int i, std::int64_t index) {
     expected[i] = index < 0 ? std::uint16_t{0} : t.data[index];
   });
-  world.launch(LoadTile{map, {at[0], at[1], at[2], at[3]}, elements, out});
+  world.launch(LoadTile{map, {at[0], at[1], at[2], at[3]}, last, elements, out});
   checks->expect_equal<std::uint16_t>(out, expected.data(), elements, name);
 }
 
 template <typename World>
-void test_store(World& world, Checks* checks, TestTensor t, const int (&at)[4],
+void test_store(World& world, Checks* checks, TestTensor t, const int (&at)[5],
                 const std::string& name) {
   if (!checks->wants(name)) return;
   t.data = world.template allocate<std::uint16_t>(t.count());
@@ -200,7 +226,8 @@ void test_store(World& world, Checks* checks, TestTensor t, const int (&at)[4],
   for_each_of_box(t, at, kUnit, [&](int i, std::int64_t index) {
     if (index >= 0) expected[index] = static_cast<std::uint16_t>(i);
   });
-  world.launch(StoreTile{map, {at[0], at[1], at[2], at[3]}, t.box_elements()});
+  const int last = t.rank == 5 ? at[4] : -1;
+  world.launch(StoreTile{map, {at[0], at[1], at[2], at[3]}, last, t.box_elements()});
   checks->expect_equal<std::uint16_t>(t.data, expected.data(), t.count(), name);
 }
 
@@ -211,7 +238,7 @@ void test_bulk_copies(World& world, Checks* checks) {
     int number = 0;
     for (const auto& at : kBoxesAt) {
       std::string where = " swizzle " + std::to_string(swizzle) + " at";
-      for (const int x : at) where += " " + std::to_string(x);
+      for (int dim = 0; dim < 4; ++dim) where += " " + std::to_string(at[dim]);
       test_load(world, checks, t, at, "load" + where);
       if (number++ < kNumStores) test_store(world, checks, t, at, "store" + where);
     }
@@ -219,6 +246,17 @@ void test_bulk_copies(World& world, Checks* checks) {
   TestTensor broadcast = make_tensor(world, 128);
   broadcast.broadcast = true;
   test_load(world, checks, broadcast, {8, 10, 1, 1}, "load of a broadcast tensor");
+  constexpr int kPackRows = 100;
+  TestTensor pack{nullptr, {84, kFar, 3, kPackRows, kFar + 1}, 88, {64, 40, 2, 1, 1}, 128};
+  pack.rank = 5;
+  pack.data = world.template allocate<std::uint16_t>(pack.count());
+  for (std::int64_t i = 0; i < pack.count(); ++i)
+    pack.data[i] = static_cast<std::uint16_t>(i % 65521);
+  for (const auto& at : kPackedBoxesAt) {
+    const std::string where = " of a pack " + std::to_string(at[0]) + " " + std::to_string(at[3]);
+    test_load(world, checks, pack, at, "load" + where);
+    test_store(world, checks, pack, at, "store" + where);
+  }
 }
 
 // ---- a ring of stages: a producer and two consumer warpgroups ----

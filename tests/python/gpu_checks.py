@@ -33,9 +33,6 @@ SERVED = [
 CAUSAL = [False, "bottom_right", "top_left"]
 
 every_kernel = pytest.mark.parametrize(("kernel", "dtype"), SERVED)
-every_kernel_of_packs = pytest.mark.parametrize(
-    ("kernel", "dtype"), [served for served in SERVED if served[0] != "sm90"]
-)
 
 
 def visible_keys(seqlen_q: int, seqlen_k: int, causal: Any, window: Any) -> Any:

@@ -96,7 +96,7 @@ def test_batch_invariant_of_another_type(function):
 
 KERNELS = [
     *("auto", "scalar", "wmma_qk", "wmma_smem"),
-    *("wmma", "wmma:wide", "wmma:narrow", "wmma:split", "wmma:ahead", "wmma:general"),
+    *("wmma", "wmma:wide", "wmma:narrow", "wmma:split", "wmma:ahead", "wmma:general", "sm90"),
 ]
 GPU_LENGTHS = [(1, 300), (17, 17), (300, 511), (511, 300), (64, 1024), (1, 1), (130, 129)]
 GPU_OPTIONS = {
@@ -136,7 +136,7 @@ def test_on_a_gpu(kernel, name, head_dim, dtype):
     q = random(sum(lengths_q), 8, head_dim)
     k, v = random(sum(lengths_k), 2, head_dim), random(sum(lengths_k), 2, head_dim)
     if not dlattn.supported(q[None], k[None], v[None], kernel=kernel):
-        pytest.skip(f"{kernel} has no instance for head_dim {head_dim}")
+        pytest.skip(f"{kernel} is not for head_dim {head_dim}, or not for this GPU")
     starts_q, starts_k = (np.cumsum([0, *x]) for x in (lengths_q, lengths_k))
     cu_q, cu_k = (torch.tensor(x, dtype=torch.int32, device="cuda") for x in (starts_q, starts_k))
     packed, packed_lse = dlattn.attention_varlen(

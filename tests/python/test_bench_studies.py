@@ -29,7 +29,7 @@ from dlattn.bench import (
 )
 from dlattn.bench.cases import Case, small, sweep
 from dlattn.bench.peers import cpu_problem, ours_with
-from dlattn.bench.session import Entrant
+from dlattn.bench.session import TILES, Entrant
 from dlattn.cli import main
 from dlattn.reference import attention_reference, same_dtype_reference
 
@@ -215,6 +215,33 @@ def test_features(tmp_path: Path, capsys: Captured) -> None:
     assert one["vs_baseline"] == pytest.approx(base["seconds"] / one["seconds"])
     again = report.from_json(document)
     assert report.to_json({}, {}, {}, again, {})["results"] == results
+
+
+def test_tiles_of_windows() -> None:
+    def seen(rows: int, keys: int, seqlen: int, left: int | None) -> int:
+        i, j = torch.arange(seqlen)[:, None], torch.arange(seqlen)[None]
+        visible = (j <= i) & (j >= i - (seqlen if left is None else left))
+        return sum(
+            bool(part.any()) for row in visible.split(rows) for part in row.split(keys, dim=1)
+        )
+
+    for case in ((64, 64, 512, None), (64, 128, 1024, 256), (128, 64, 600, 100), (64, 64, 200, 0)):
+        assert features.tiles_walked(*case) == seen(*case)
+    assert features.tiles_walked(64, 64, 512, None) == 36
+
+
+def test_times_of_tiles_are_compared() -> None:
+    case = Case((1, 1, 64, 8), True, "float16")
+    contestant = ours_with("cpu")
+    problem = cpu_problem(case, *3 * (np.zeros((1, 1, 64, 8), np.float16),))
+    plain = Entrant(contestant, problem)
+    entrants = [plain, Entrant(contestant, problem, plain)]
+    results = [report.Result(case, "dlattn cpu", True, times=[seconds]) for seconds in (4.0, 3.0)]
+    session._compare(entrants, results)
+    assert not results[1].facts
+    results[0].facts, results[1].facts = {TILES: 100}, {TILES: 60}
+    session._compare(entrants, results)
+    assert results[1].facts["time a tile over the baseline's"] == pytest.approx(1.25)
 
 
 def test_ours_are_compared_with_the_same_kernel_and_with_wmma(

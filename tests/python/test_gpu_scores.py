@@ -18,7 +18,6 @@ from gpu_checks import (
     attend,
     check,
     every_kernel,
-    every_kernel_of_packs,
     normal,
     qkv,
     torch,
@@ -161,7 +160,7 @@ def test_what_the_other_kernels_lack(kernel: str, feature: str) -> None:
     assert (plan.kernel, plan.variant) == ("wmma", "general")
 
 
-@every_kernel_of_packs
+@every_kernel
 @pytest.mark.parametrize("causal", CAUSAL)
 @pytest.mark.parametrize("used", [False, True])
 def test_variable_length(kernel: str, dtype: str, causal: Any, used: bool) -> None:

@@ -233,6 +233,15 @@ Tensors<T> make_tensors(const Case& c) {
   t.k.fill(&random, 1.5, 0.25);
   t.v.fill(&random, 1.0, 0.5);
   if (c.rise != 0.0) raise_scores(c, t);
+  // Keys that are not in use may hold anything.
+  for (int b = 0; b < static_cast<int>(c.seqused_k.size()); ++b) {
+    for (int row = c.start_k(b) + c.seqused_k[b]; row < c.start_k(b + 1); ++row) {
+      for (int h = 0; h < c.num_heads_kv; ++h) {
+        for (int d = 0; d < c.head_dim; ++d) t.k.at(0, row, h, d) = static_cast<T>(NAN);
+        for (int d = 0; d < c.dim_v(); ++d) t.v.at(0, row, h, d) = static_cast<T>(NAN);
+      }
+    }
+  }
   if (c.sinks) t.sinks.allocate({1, c.num_heads, 1, 1}, {0, 1, 0, 0});
   if (c.alibi) t.alibi.allocate({c.batch_size, c.num_heads, 1, 1}, {0, 1, 0, 0});
   if (c.bias == Bias::kOwnDType) allocate_scores(&t.bias, c, true, false);

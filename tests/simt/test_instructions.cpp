@@ -24,10 +24,10 @@ struct Model {
   void encode(dlattn::ptx::TensorMap* map, const dlattn::test::TestTensor& t) {
     simt::TensorMap model{};
     model.address = reinterpret_cast<unsigned char*>(t.data);
-    model.rank = 4;
+    model.rank = t.rank;
     model.element_bytes = 2;
     model.swizzle = static_cast<std::uint8_t>(t.swizzle);
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < t.rank; ++i) {
       model.sizes[i] = static_cast<std::uint32_t>(t.sizes[i]);
       model.strides[i] = t.stride(i) * 2;
       model.box[i] = static_cast<std::uint16_t>(t.box[i]);

@@ -13,11 +13,11 @@ dlattn::ptx::TensorMap encode(const dlattn::sm90::TensorBox& box) {
   simt::TensorMap map{};
   if (!box.data) return {};
   map.address = static_cast<unsigned char*>(const_cast<void*>(box.data));
-  map.rank = 4;
+  map.rank = box.rank;
   map.element_bytes = box.element_bytes;
   map.swizzle = box.box_columns * box.element_bytes;
-  const int sizes[4] = {box.box_columns, box.box_rows, 1, 1};
-  for (int i = 0; i < 4; ++i) {
+  const int sizes[] = {box.box_columns, box.box_rows, 1, 1, 1};
+  for (int i = 0; i < box.rank; ++i) {
     map.sizes[i] = static_cast<std::uint32_t>(box.sizes[i]);
     map.strides[i] = box.strides[i];
     map.box[i] = static_cast<std::uint16_t>(sizes[i]);
@@ -32,17 +32,18 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
   simt::with_instance<Kernel::kSm90, T>(head_dim_tile, [&](auto tile) {
     const dlattn::sm90::TensorBoxes boxes = dlattn::sm90::tensor_boxes(params, tile);
-    const dlattn::sm90::Launch launch = {encode(boxes.q),
-                                         encode(boxes.k),
-                                         encode(boxes.v),
-                                         encode(boxes.out),
-                                         dlattn::sm90::num_works(params, tile),
-                                         dlattn::sm90::score_params(params, tile),
-                                         encode(boxes.bias),
-                                         encode(boxes.mask)};
+    const dlattn::sm90::Launch launch = {
+        encode(boxes.q),
+        encode(boxes.k),
+        encode(boxes.v),
+        encode(boxes.out),
+        static_cast<unsigned>(dlattn::sm90::num_items(params, tile)),
+        dlattn::sm90::score_params(params, tile),
+        encode(boxes.bias),
+        encode(boxes.mask)};
     dlattn::sm90::with_head_dim_v_tile<tile>(params.head_dim_v, [&](auto tile_v) {
-      dlattn::sm90::with_terms(params, [&](auto terms) {
-        dlattn::sm90::kernel<T, tile, tile_v, terms>(params, shape, launch);
+      dlattn::sm90::with_kernel(params, [&](auto terms, auto varlen) {
+        dlattn::sm90::kernel<T, tile, tile_v, terms, varlen>(params, shape, launch);
       });
     });
   });
@@ -115,6 +116,23 @@ std::vector<Case> cases() {
       simt::with({50, 160, 128, kFull, 2, 1, Layout::kBshd, 0, 2},
                  [&](Case& c) { everything(c), c.score_layout = simt::ScoreLayout::kOneRow; }),
   };
+  // Packed sequences, empty ones among them, that begin and end amid tiles and boxes.
+  const Case packed = {1, 1, 64, kCausal, 2, 1};
+  cases.push_back(simt::varlen(packed, {130, 0, 64, 1, 300, 3}, {200, 17, 0, 65, 63, 128}));
+  cases.push_back(simt::with(
+      simt::varlen({1, 1, 128, kFull, 2, 2, Layout::kPacked, 64}, {70, 129, 5}, {140, 128, 300}),
+      [](Case& c) { c.seqused_k = {129, 128, 70}, c.sinks = true; }));
+  cases.push_back(
+      simt::with(simt::varlen({1, 1, 256, kTopLeft, 1, 1, Layout::kBhsd}, {40, 150}, {70, 200}),
+                 [](Case& c) { c.seqused_k = {0, 150}, c.window_left = 60; }));
+  cases.push_back(simt::with(simt::varlen({1, 1, 64, kCausal, 2, 1}, {70, 0, 200}, {130, 9, 200}),
+                             [](Case& c) { c.softcap = 3.0, c.alibi = true; }));
+  // So many that they are searched for in several rounds, and heads in groups.
+  std::vector<int> seqlens_q, seqlens_k;
+  for (int i = 0; i < 13; ++i) {
+    seqlens_q.push_back(i * 5 % 7 * 9), seqlens_k.push_back(i * 3 % 11 * 8);
+  }
+  cases.push_back(simt::varlen({1, 1, 16, kCausal, 9, 3}, seqlens_q, seqlens_k));
   // Works enough for blocks that stay for several of them.
   cases.push_back({20, 130, 64, kCausal, 9, 3, Layout::kBshd, 0, 2});
   cases.push_back({130, 150, 128, kFull, 4, 2, Layout::kBshd, 0, 2});

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+import dlattn
 from dlattn.bench import tensors
 from dlattn.bench.cases import Case, Sizes
 from dlattn.bench.peers import (
@@ -20,8 +21,9 @@ from dlattn.bench.peers import (
     Packed,
     Problem,
 )
-from dlattn.bench.session import Entrant
+from dlattn.bench.session import TILES, Entrant
 
+SM90_ROWS = 64  # that a warpgroup of sm90 walks with
 Group = Callable[[], list[Entrant]]
 
 
@@ -212,6 +214,34 @@ def masked(context: Context, sizes: Sizes, kind: str, each_head: bool) -> list[E
     return [*entrants, *peers, *converting]
 
 
+def tiles_walked(rows: int, keys: int, seqlen: int, left: int | None) -> int:
+    """Tiles of `rows` by `keys` that a causal walk of one head takes, with a window or without.
+
+    More than the visible keys would fill: those at both ends of a window are seen in part.
+    """
+    walked = 0
+    for first in range(0, seqlen, rows):
+        end = min(first + rows, seqlen)
+        begin = 0 if left is None else max(0, first - left)
+        walked += -(-end // keys) - begin // keys
+    return walked
+
+
+def _walk_facts(own: Contestant, problem: Problem, left: int | None) -> dict[str, float]:
+    """The tiles of a call on a GPU, by its plan; nothing for kernels whose walk is another one."""
+    inputs = (problem.q, problem.k, problem.v)
+    asked: dict[str, Any] = {"causal": True, "layout": "bhsd", **problem.options}
+    asked["kernel"] = own.name.removeprefix("dlattn ")
+    if not dlattn.supported(*inputs, **asked):
+        return {}
+    plan = dlattn.plan(*inputs, **asked)
+    if plan.kernel != "sm90" and plan.variant not in ("wide", "narrow", "ahead"):
+        return {}
+    batch_size, num_heads, seqlen, _ = problem.case.sizes
+    rows = SM90_ROWS if plan.kernel == "sm90" else plan.block_m
+    return {TILES: batch_size * num_heads * tiles_walked(rows, plan.block_n, seqlen, left)}
+
+
 def score(context: Context, sizes: Sizes) -> list[Entrant]:
     """What changes scores, strides or outputs under causality, against the same kernel without."""
     torch = tensors.torch_module()
@@ -242,13 +272,15 @@ def score(context: Context, sizes: Sizes) -> list[Entrant]:
     in_window = 4.0 * batch_size * num_heads * head_dim * seen
     entrants = []
     for own in context.ours:
-        baseline = Entrant(own, plain)
+        baseline = Entrant(own, plain, facts=_walk_facts(own, plain, None))
         entrants.append(baseline)
         rows = Entrant(own, problems[-1])  # the baseline of packed rows, which comes before it
         for problem in problems[:-1]:
             strided = problem.case.variant == "packed qkv"
-            count = in_window if "window" in problem.options else None
-            entrants.append(Entrant(own, problem, rows if strided else baseline, count))
+            count, facts = None, {}
+            if "window" in problem.options:
+                count, facts = in_window, _walk_facts(own, problem, context.scale.window)
+            entrants.append(Entrant(own, problem, rows if strided else baseline, count, facts))
         entrants.append(rows)
     return entrants
 

@@ -32,6 +32,8 @@ from dlattn.bench.timing import Clock, CpuClock, GpuClock, Prepared, Windows
 from dlattn.cli.devices import gpu_status
 from dlattn.cli.errors import CommandError, first_line
 
+# Of an entrant and of its baseline, a fact by which their times are compared as well.
+TILES = "tiles"
 _WMMA = "dlattn wmma"
 _HOST_SIZES = {"cuda": (1, 8, 128, 64), "cpu": (1, 1, 16, 64)}
 
@@ -197,6 +199,11 @@ def _compare(entrants: Sequence[Entrant], results: Sequence[Result]) -> None:
         baseline = by_entrant[id(entrant.against)]
         if result.tflops is not None and baseline.tflops is not None:
             result.vs_baseline = result.tflops / baseline.tflops
+        if result.seconds and baseline.seconds and {TILES} <= result.facts.keys() & baseline.facts:
+            tiles = result.facts[TILES] / baseline.facts[TILES]
+            result.facts["time a tile over the baseline's"] = (
+                result.seconds / baseline.seconds / tiles
+            )
         # A case may have more peers than the one that it is measured by.
         rivals = [r for e, r in zip(entrants, results, strict=True) if e.problem is entrant.problem]
         if sum(not rival.ours for rival in rivals) > 1:

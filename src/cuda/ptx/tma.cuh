@@ -24,12 +24,32 @@ __device__ __forceinline__ void tma_load(SmemAddress dst, const TensorMap& map,
       : "memory");
 }
 
+// The same for a tensor of five dimensions; `last`: the coordinate in the last one.
+__device__ __forceinline__ void tma_load(SmemAddress dst, const TensorMap& map,
+                                         SmemAddress mbarrier, BoxAt at, int last) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(dst),
+      "l"(&map), "r"(mbarrier), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(last)
+      : "memory");
+}
+
 // The same section. Shared to global memory, in the thread's current bulk group.
 __device__ __forceinline__ void tma_store(const TensorMap& map, SmemAddress src, BoxAt at) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
           &map),
       "r"(src), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch)
+      : "memory");
+}
+
+// The same for a tensor of five dimensions.
+__device__ __forceinline__ void tma_store(const TensorMap& map, SmemAddress src, BoxAt at,
+                                          int last) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::
+          "l"(&map),
+      "r"(src), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(last)
       : "memory");
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/sm90/epilogue.cuh"
+#include "cuda/sm90/items.cuh"
 #include "cuda/sm90/products.cuh"
 #include "cuda/sm90/score.cuh"
 #include "cuda/sm90/setup.cuh"
@@ -9,10 +10,21 @@
 
 namespace dlattn::sm90 {
 
+// The item that comes with Q, the same in all lanes, and by this the compiler knows.
+template <typename Shared>
+__device__ __forceinline__ Item received_item(const Shared& shared, unsigned query_use) {
+  shared.queries.wait_full(query_use);
+  const auto uniform = [](int x) { return __shfl_sync(tile::kFullMask, x, 0); };
+  const Item item = *shared.item(query_use);
+  __syncwarp();  // one lane will release it for all
+  return {uniform(item.m_block), item.head, item.batch, item.start_q, uniform(item.seqlen_q),
+          uniform(item.seqlen_k)};
+}
+
 // A consumer warpgroup's 64 query rows of one work item after the other. A step starts the scores
 // of the next tile ahead of this tile's product with V, and works out the probabilities of the
 // former while the latter runs.
-template <typename T, int kHeadDim, int kHeadDimV, Terms kTerms>
+template <typename T, bool kVarlen, int kHeadDim, int kHeadDimV, Terms kTerms>
 __device__ __forceinline__ void consume(const AttentionParams& params, const LaunchShape& shape,
                                         const Launch& launch,
                                         const Shared<kHeadDim, kHeadDimV, kTerms>& shared,
@@ -22,8 +34,8 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
   constexpr int kBlockM = block_m(kShape);
   constexpr bool kFromRegisters = stores_from_registers(kHeadDim, kTerms);
   const bool first_lane = threadIdx.x % 32 == 0;
-  const tile::Mask mask = position_mask(params, shape);
-  const int seqlen_q = static_cast<int>(params.seqlen_q);
+  // Of one length for all, so not worked out for every item, where it takes a register more.
+  const tile::Mask fixed_mask = position_mask(params, shape, fixed_lengths(params));
   const float scale = score_scale<kTerms>(params, shape);
   TermTiles<kTerms> loaded(launch.score, shared, consumer);
   const Turns<kShape.num_consumers, kShape.takes_turns> turns{consumer};
@@ -31,16 +43,24 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
   unsigned query_use = 0;  // of those of Q
 
   turns.begin();
-  for (unsigned i = blockIdx.x; i < launch.num_works; i += gridDim.x, ++query_use) {
-    const tile::Work work = tile::scheduled_work(params, shape, i);
-    const int m0 = work.m_block * kBlockM;
+  for (unsigned i = blockIdx.x; kVarlen || i < launch.num_works; i += gridDim.x, ++query_use) {
+    Item item;
+    if constexpr (kVarlen) {
+      item = received_item(shared, query_use);
+      if (item.seqlen_q == 0) break;
+    } else {
+      item = fixed_item(params, shape, i);
+    }
+    const tile::Mask mask = kVarlen ? position_mask(params, shape, item) : fixed_mask;
+    const int m0 = item.m_block * kBlockM;
     const int first_row = m0 + consumer * kWarpgroupRows;
-    const int last_row = min(first_row + kWarpgroupRows, seqlen_q) - 1;
-    const TileRange all(mask, m0, min(m0 + kBlockM, seqlen_q) - 1, kBlockN);
+    const int last_row = min(first_row + kWarpgroupRows, item.seqlen_q) - 1;
+    const TileRange all(mask, m0, min(m0 + kBlockM, item.seqlen_q) - 1, kBlockN);
     const TileRange tiles(mask, first_row, last_row, kBlockN);
     const WholeTiles whole(mask, first_row, kBlockN);
     const ptx::SmemAddress sQ = shared.q(query_use, consumer);
-    LaneTerms<T, kTerms> terms(params, shape, launch.score, work, loaded);
+    LaneTerms<T, kTerms> terms(params, shape, launch.score, {item.m_block, item.head, item.batch},
+                               loaded);
 
     float acc_o[kHeadDimV / 2];
     float acc_s[kBlockN / 2];
@@ -106,7 +126,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
       ++use;
     };
 
-    shared.queries.wait_full(query_use);
+    if constexpr (!kVarlen) shared.queries.wait_full(query_use);
     int n = all.end - 1;
 #pragma unroll 1
     for (; n >= all.begin && n >= tiles.end; --n) pass_over();
@@ -144,10 +164,10 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
     for (; n >= all.begin; --n) pass_over();
 
     if constexpr (kFromRegisters) {
-      store_from_registers<T, kHeadDimV>(params, work, first_row, softmax, acc_o);
+      store_from_registers<T, kHeadDimV>(params, item, first_row, softmax, acc_o);
     } else {
-      const bool stored = store_results<T, kHeadDimV>(params, launch, work, first_row, consumer, sQ,
-                                                      softmax, acc_o);
+      const bool stored = store_results<T, kHeadDimV, kVarlen>(params, launch, item, first_row,
+                                                               consumer, sQ, softmax, acc_o);
       if (stored) shared.queries.release(query_use);
     }
   }

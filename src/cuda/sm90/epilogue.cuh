@@ -2,6 +2,7 @@
 
 #include "cuda/ptx/stmatrix.cuh"
 #include "cuda/ptx/tma.cuh"
+#include "cuda/sm90/items.cuh"
 #include "cuda/sm90/products.cuh"
 #include "cuda/sm90/setup.cuh"
 #include "cuda/sm90/softmax.cuh"
@@ -12,21 +13,21 @@ namespace dlattn::sm90 {
 // Normalises a consumer's rows and stores them, by way of its rows of Q's shared memory `sO`, which
 // the copy engine has read when the thread for which this returns true may release them.
 // `first_row` is the consumer's.
-template <typename T, int kHeadDim>
+template <typename T, int kHeadDim, bool kVarlen>
 __device__ __forceinline__ bool store_results(const AttentionParams& params, const Launch& launch,
-                                              const tile::Work& work, int first_row, int consumer,
+                                              const Item& item, int first_row, int consumer,
                                               ptx::SmemAddress sO, const Softmax& softmax,
                                               const float (&acc_o)[kHeadDim / 2]) {
   const Place place;
   const int warp = place.warp, lane = place.lane;
-  const tile::Result<T> result(params, work);
+  const tile::Result<T> result(params, {item.m_block, item.head, item.batch});
   float scales[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const tile::RowResult row = tile::finalize(softmax.row(h), result.sink);
     scales[h] = row.scale;
     const int i = first_row + warp * 16 + 8 * h + lane / 4;
-    if (result.lse && lane % 4 == 0 && i < params.seqlen_q) result.lse[i] = row.lse;
+    if (result.lse && lane % 4 == 0 && i < item.seqlen_q) result.lse[i] = row.lse;
   }
   ptx::barrier_sync(kWarpgroupBarrier + consumer, kWarpgroupThreads);  // all have done with Q
 #pragma unroll
@@ -45,11 +46,12 @@ __device__ __forceinline__ bool store_results(const AttentionParams& params, con
   ptx::fence_proxy_async();
   ptx::barrier_sync(kWarpgroupBarrier + consumer, kWarpgroupThreads);
   if (place.thread != 0) return false;
-  if (first_row < params.seqlen_q) {
+  if (first_row < item.seqlen_q) {
+    const BoxRows rows = box_rows<kVarlen>(item, item.start_q, item.seqlen_q, first_row);
 #pragma unroll
     for (int d = 0; d < kHeadDim; d += kBlockColumns) {
       if (d < params.head_dim_v) {
-        ptx::tma_store(launch.out, sO + d * kBlockRowBytes, {d, first_row, work.head, work.batch});
+        store_box<kVarlen>(launch.out, sO + d * kBlockRowBytes, d, rows, item.head);
       }
     }
     ptx::tma_store_commit();
@@ -77,18 +79,18 @@ __device__ __forceinline__ void transpose_in_quad(std::uint32_t (&words)[4], int
 // `first_row` is the consumer's.
 template <typename T, int kHeadDim>
 __device__ __forceinline__ void store_from_registers(const AttentionParams& params,
-                                                     const tile::Work& work, int first_row,
+                                                     const Item& item, int first_row,
                                                      const Softmax& softmax,
                                                      const float (&acc_o)[kHeadDim / 2]) {
   static_assert(kHeadDim % 32 == 0, "a lane quad stores 32 columns of a row at once");
   const Place place;
   const int lane = place.lane;
-  const tile::Result<T> result(params, work);
+  const tile::Result<T> result(params, {item.m_block, item.head, item.batch});
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const tile::RowResult row = tile::finalize(softmax.row(h), result.sink);
     const int i = first_row + place.warp * 16 + 8 * h + lane / 4;
-    const bool exists = i < params.seqlen_q;
+    const bool exists = i < item.seqlen_q;
     if (result.lse && lane % 4 == 0 && exists) result.lse[i] = row.lse;
     T* out = result.out + i * params.out_row_stride + lane % 4 * 8;
     const int columns = exists ? static_cast<int>(params.head_dim_v) - lane % 4 * 8 : 0;

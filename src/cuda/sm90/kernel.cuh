@@ -18,7 +18,7 @@
 
 namespace dlattn::sm90 {
 
-template <typename T, int kHeadDim, int kHeadDimV, Terms kTerms>
+template <typename T, int kHeadDim, int kHeadDimV, Terms kTerms, bool kVarlen>
 __global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim, kHeadDimV, kTerms)), 1)
     kernel(const __grid_constant__ AttentionParams params,
            const __grid_constant__ LaunchShape shape, const __grid_constant__ Launch launch) {
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim, kHeadDimV, kT
   ptx::let_next_grid_start();
   if (threadIdx.x < kWarpgroupThreads) {
     ptx::lower_registers<kShape.producer_registers>();
-    if (threadIdx.x == 0) produce(params, shape, launch, shared);
+    if (threadIdx.x == 0) produce<kVarlen>(params, shape, launch, shared);
     if constexpr (kTerms == Terms::kLoaded) {
       static_assert(kShape.num_consumers <= 3, "a warp of the producer's for each");
       const int consumer = static_cast<int>(threadIdx.x) / 32 - 1;
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim, kHeadDimV, kT
     // The same in all lanes, and by this the compiler knows.
     const int warpgroup =
         __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
-    consume<T>(params, shape, launch, shared, warpgroup - 1);
+    consume<T, kVarlen>(params, shape, launch, shared, warpgroup - 1);
   }
 }
 

@@ -6,28 +6,30 @@
 
 namespace dlattn::sm90 {
 
-template <DType dtype, int kHeadDim, int kHeadDimV, Terms kTerms>
+template <DType dtype, int kHeadDim, int kHeadDimV, Terms kTerms, bool kVarlen>
 void launch_tile(const AttentionParams& params, const Plan& plan, void* stream) {
   const TensorBoxes boxes = tensor_boxes(params, kHeadDim);
   const Launch launch = {cuda::encode_tensor_map(boxes.q, dtype),
                          cuda::encode_tensor_map(boxes.k, dtype),
                          cuda::encode_tensor_map(boxes.v, dtype),
                          cuda::encode_tensor_map(boxes.out, dtype),
-                         num_works(params, kHeadDim),
+                         static_cast<unsigned>(num_items(params, kHeadDim)),
                          score_params(params, kHeadDim),
                          cuda::encode_tensor_map(boxes.bias, dtype),
                          cuda::encode_tensor_map(boxes.mask, dtype)};
   constexpr int kMostSmem = kTerms == Terms::kLoaded ? kMaxSmem : 0;
-  cuda::launch_kernel<kernel<cuda::Element<dtype>, kHeadDim, kHeadDimV, kTerms>, kMostSmem>(
-      "sm90", params.device.index, plan.grid, plan.num_warps * 32, plan.smem_bytes, stream, params,
-      make_launch_shape(params, plan), launch);
+  cuda::launch_kernel<kernel<cuda::Element<dtype>, kHeadDim, kHeadDimV, kTerms, kVarlen>,
+                      kMostSmem>("sm90", params.device.index, plan.grid, plan.num_warps * 32,
+                                 plan.smem_bytes, stream, params, make_launch_shape(params, plan),
+                                 launch);
 }
 
 template <DType dtype, int kTile>
 void launch(const AttentionParams& params, const Plan& plan, void* stream) {
   with_head_dim_v_tile<kTile>(params.head_dim_v, [&](auto tile_v) {
-    with_terms(params,
-               [&](auto terms) { launch_tile<dtype, kTile, tile_v, terms>(params, plan, stream); });
+    with_kernel(params, [&](auto terms, auto varlen) {
+      launch_tile<dtype, kTile, tile_v, terms, varlen>(params, plan, stream);
+    });
   });
 }
 

@@ -8,6 +8,7 @@
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
+#include "cuda/sm90/items.cuh"
 #include "cuda/sm90/products.cuh"
 #include "cuda/sm90/setup.cuh"
 #include "cuda/sm90/tiles.cuh"
@@ -84,7 +85,7 @@ __device__ __forceinline__ void produce_terms(
     const Shared<kHeadDim, kHeadDimV, Terms::kLoaded>& shared, int consumer) {
   constexpr int kBlockM = block_m(shared.kShape);
   constexpr int kWideColumns = kBlockRowBytes / 4;
-  const tile::Mask mask = position_mask(params, shape);
+  const tile::Mask mask = position_mask(params, shape, fixed_lengths(params));
   const int seqlen_q = static_cast<int>(params.seqlen_q);
   LoadedTiles loaded(launch.score, shared, consumer);
   for (unsigned i = blockIdx.x; i < launch.num_works; i += gridDim.x) {

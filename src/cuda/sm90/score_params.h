@@ -14,16 +14,20 @@ inline Terms terms_of(const AttentionParams& p) {
   return p.softcap != 0.0 || p.alibi_slopes ? Terms::kComputed : Terms::kNone;
 }
 
-// Calls run(terms) with them, as a compile-time constant.
+// Calls run(terms, varlen) with them and whether sequences are packed, as compile-time constants.
 template <typename Run>
-void with_terms(const AttentionParams& p, Run run) {
+void with_kernel(const AttentionParams& p, Run run) {
+  const auto with_terms = [&](auto terms) {
+    if (p.cu_seqlens_q) return run(terms, std::true_type{});
+    run(terms, std::false_type{});
+  };
   switch (terms_of(p)) {
     case Terms::kNone:
-      return run(std::integral_constant<Terms, Terms::kNone>{});
+      return with_terms(std::integral_constant<Terms, Terms::kNone>{});
     case Terms::kComputed:
-      return run(std::integral_constant<Terms, Terms::kComputed>{});
-    case Terms::kLoaded:
-      return run(std::integral_constant<Terms, Terms::kLoaded>{});
+      return with_terms(std::integral_constant<Terms, Terms::kComputed>{});
+    case Terms::kLoaded:  // of packed sequences the plan refuses them
+      return run(std::integral_constant<Terms, Terms::kLoaded>{}, std::false_type{});
   }
 }
 

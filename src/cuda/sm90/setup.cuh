@@ -14,7 +14,7 @@ namespace dlattn::sm90 {
 struct Launch {
   // One box: 64 columns of a warpgroup's rows of q and out, or of a tile's keys of k and v.
   ptx::TensorMap q, k, v, out;
-  unsigned num_works;  // row blocks of the whole problem; a thread block takes every gridDim.x-th
+  unsigned num_works;  // items of the whole problem; a thread block takes every gridDim.x-th
   ScoreParams score;
   ptx::TensorMap bias, mask;  // one box: a consumer's tile, of fp32 half of one
 };
@@ -45,11 +45,15 @@ struct Ring {
   }
 
   // The producer's side: waits until the use before is over, and expects the bytes of this one.
+  __device__ __forceinline__ void wait_empty(unsigned use) const {
+    ptx::mbarrier_sleep(empty + stage(use) * ptx::kMbarrierBytes,
+                        static_cast<int>(use / kStages % 2 ^ 1));
+  }
   __device__ __forceinline__ ptx::SmemAddress begin_fill(unsigned use, int bytes) const {
-    const int offset = stage(use) * ptx::kMbarrierBytes;
-    ptx::mbarrier_sleep(empty + offset, static_cast<int>(use / kStages % 2 ^ 1));
-    ptx::mbarrier_arrive_expect_tx(full + offset, bytes);
-    return full + offset;
+    wait_empty(use);
+    const ptx::SmemAddress mbarrier = full + stage(use) * ptx::kMbarrierBytes;
+    ptx::mbarrier_arrive_expect_tx(mbarrier, bytes);
+    return mbarrier;
   }
 
   // The consumers' side.
@@ -60,6 +64,14 @@ struct Ring {
   __device__ __forceinline__ void release(unsigned use) const {
     ptx::mbarrier_arrive(empty + stage(use) * ptx::kMbarrierBytes);
   }
+};
+
+// A work item: block_m query rows of one head of one sequence.
+struct Item {
+  int m_block, head;
+  int batch;               // the sequence
+  int start_q;             // its first row of a pack's
+  int seqlen_q, seqlen_k;  // 0 queries: no item at all
 };
 
 template <int kHeadDim, int kHeadDimV, Terms kTerms>
@@ -89,6 +101,13 @@ struct Shared {
   }
   __device__ __forceinline__ ptx::SmemAddress v(unsigned use) const {
     return base + kMap.v + values.stage(use) * kValueBytes;
+  }
+
+  // The work item that Q's rows are of, where the lengths tell (items.cuh).
+  __device__ __forceinline__ Item* item(unsigned use) const {
+    static_assert(sizeof(Item) <= kItemBytes);
+    return reinterpret_cast<Item*>(ptx::dynamic_smem() + kMap.items +
+                                   queries.stage(use) * kItemBytes);
   }
 
   // Of a consumer's tiles of bias and mask: [kTermStages] full, then as many empty.

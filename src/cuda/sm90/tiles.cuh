@@ -11,11 +11,9 @@
 namespace dlattn::sm90 {
 
 __device__ __forceinline__ tile::Mask position_mask(const AttentionParams& params,
-                                                    const LaunchShape& shape) {
-  const int seqlen_k = static_cast<int>(params.seqlen_k);
-  const int shift =
-      params.causal == Causal::kTopLeft ? 0 : seqlen_k - static_cast<int>(params.seqlen_q);
-  return tile::Mask(shape, shift, seqlen_k);
+                                                    const LaunchShape& shape, const Item& item) {
+  const int shift = params.causal == Causal::kTopLeft ? 0 : item.seqlen_k - item.seqlen_q;
+  return tile::Mask(shape, shift, item.seqlen_k);
 }
 
 // The tiles that at least one of rows first .. last sees, numbered by n0 / block_n and walked from

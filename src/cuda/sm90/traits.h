@@ -11,6 +11,7 @@ constexpr int kWarpgroupThreads = 128;
 constexpr int kWarpgroupRows = 64;   // of queries, per consumer
 constexpr int kBlockColumns = 64;    // tiles lie in shared memory in blocks of 64 columns,
 constexpr int kBlockRowBytes = 128;  // whose rows are as long as the widest swizzle
+constexpr int kItemBytes = 32;
 
 // What beside the scale stands between q.k and the softmax; kernels of their own.
 enum class Terms {
@@ -95,6 +96,7 @@ struct SmemMap {
   int k;  // [num_stages] tiles of block_n rows
   int v;  // the same of V
   int mbarriers;
+  int items;  // [query_stages] of kItemBytes: which rows Q's are, where the lengths tell
   int terms;  // bias and mask, [num_consumers][stages] tiles; as many bytes as these take
   int total;  // without those
 };
@@ -106,11 +108,10 @@ constexpr SmemMap smem_map(int head_dim_tile, int head_dim_v_tile, Terms terms =
   map.k = map.q + shape.query_stages * tile_bytes(block_m(shape), head_dim_tile);
   map.v = map.k + shape.num_stages * tile_bytes(shape.block_n, head_dim_tile);
   map.mbarriers = map.v + shape.num_stages * tile_bytes(shape.block_n, head_dim_v_tile);
-  map.total = map.mbarriers + (2 * shape.query_stages + 4 * shape.num_stages) * 8;
-  if (terms == Terms::kLoaded) {
-    map.total += 2 * kTermStages * shape.num_consumers * 8;
-    map.terms = map.total = (map.total + 1023) / 1024 * 1024;
-  }
+  map.items = map.mbarriers + (2 * shape.query_stages + 4 * shape.num_stages) * 8;
+  if (terms == Terms::kLoaded) map.items += 2 * kTermStages * shape.num_consumers * 8;
+  map.total = map.items + shape.query_stages * kItemBytes;
+  if (terms == Terms::kLoaded) map.terms = map.total = (map.total + 1023) / 1024 * 1024;
   return map;
 }
 

@@ -54,11 +54,11 @@ void for_each_chunk(const TensorMap& map, unsigned char* smem, const int* coordi
   const int rows = static_cast<int>(box_bytes(map)) / row_bytes;
   for (int row = 0; row < rows; ++row) {
     bool inside = true;
-    std::int64_t offset = 0;
+    std::uint64_t offset = 0;  // addresses wrap
     for (int i = 1, rest = row; i < map.rank; rest /= map.box[i++]) {
       const std::int64_t at = coordinates[i] + std::int64_t{rest % map.box[i]};
       inside &= at >= 0 && at < std::int64_t{map.sizes[i]};
-      offset += at * map.strides[i];
+      offset += static_cast<std::uint64_t>(at) * static_cast<std::uint64_t>(map.strides[i]);
     }
     const std::int64_t size = std::int64_t{map.sizes[0]} * map.element_bytes;
     for (int x = 0; x < row_bytes; x += kChunk) {
@@ -67,7 +67,8 @@ void for_each_chunk(const TensorMap& map, unsigned char* smem, const int* coordi
       if (inside && first < size && first + kChunk > 0) {
         chunk.begin = static_cast<int>(first < 0 ? -first : 0);
         chunk.end = static_cast<int>(first + kChunk > size ? size - first : kChunk);
-        chunk.global = map.address + offset + first + chunk.begin;
+        chunk.global = reinterpret_cast<unsigned char*>(
+            reinterpret_cast<std::uintptr_t>(map.address) + offset + first + chunk.begin);
       }
       std::uintptr_t at = static_cast<std::uintptr_t>(smem - dynamic_smem()) + row * row_bytes + x;
       if (map.swizzle != 0) at ^= (at >> 7 & (map.swizzle / kChunk - 1)) << 4;

@@ -15,6 +15,18 @@ inline void tma_load(SmemAddress dst, const TensorMap& map, SmemAddress mbarrier
                         coordinates, 4);
 }
 
+inline void tma_load(SmemAddress dst, const TensorMap& map, SmemAddress mbarrier, BoxAt at,
+                     int last) {
+  const int coordinates[5] = {at.column, at.row, at.head, at.batch, last};
+  simt::issue_bulk_load(model::decoded(map), at_smem_address(dst), at_smem_address(mbarrier),
+                        coordinates, 5);
+}
+
+inline void tma_store(const TensorMap& map, SmemAddress src, BoxAt at, int last) {
+  const int coordinates[5] = {at.column, at.row, at.head, at.batch, last};
+  simt::issue_bulk_store(model::decoded(map), at_smem_address(src), coordinates, 5);
+}
+
 inline void tma_store(const TensorMap& map, SmemAddress src, BoxAt at) {
   const int coordinates[4] = {at.column, at.row, at.head, at.batch};
   simt::issue_bulk_store(model::decoded(map), at_smem_address(src), coordinates, 4);

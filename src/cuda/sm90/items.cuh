@@ -1,0 +1,113 @@
+#pragma once
+
+#include "cuda/ptx/tma.cuh"
+#include "cuda/sm90/boxes.h"
+#include "cuda/sm90/setup.cuh"
+#include "cuda/tile/scheduler.cuh"
+
+// Which work items there are, and where their rows. The lengths of packed sequences are known on
+// the device alone: there the producer finds the items, and hands them to the consumers with their
+// Q.
+namespace dlattn::sm90 {
+
+// Item `i` of a problem of one length.
+__device__ __forceinline__ Item fixed_lengths(const AttentionParams& params) {
+  return {0, 0, 0, 0, static_cast<int>(params.seqlen_q), static_cast<int>(params.seqlen_k)};
+}
+__device__ __forceinline__ Item fixed_item(const AttentionParams& params, const LaunchShape& shape,
+                                           unsigned i) {
+  const tile::Work work = tile::scheduled_work(params, shape, i);
+  Item item = fixed_lengths(params);
+  item.m_block = work.m_block, item.head = work.head, item.batch = work.batch;
+  return item;
+}
+
+// The last of a pack's sequences whose items begin at or before `i`, by one thread: among eighths
+// of the candidates at a time, whose bounds are on their way together.
+__device__ __forceinline__ int find_sequence(const AttentionParams& params, int num_heads,
+                                             int block_m, unsigned i) {
+  constexpr int kParts = 8;
+  int first = 0, count = static_cast<int>(params.batch_size);
+#pragma unroll 1
+  while (count > 1) {
+    const int step = (count + kParts - 1) / kParts;
+    int begun = 0;  // parts beside the first that begin at or before i
+#pragma unroll
+    for (int part = 1; part < kParts; ++part) {
+      const int b = first + part * step;
+      if (part * step < count && first_item(params.cu_seqlens_q[b], b, num_heads, block_m) <= i)
+        ++begun;
+    }
+    first += begun * step;
+    count = min(step, count - begun * step);
+  }
+  return first;
+}
+
+// Item `i` of a pack, and its sequence's first row of K and V. In the order of tile::scheduled_work
+// within a sequence.
+__device__ __forceinline__ Item packed_item(const AttentionParams& params, const LaunchShape& shape,
+                                            int block_m, unsigned i, int* start_k) {
+  const int num_heads = static_cast<int>(shape.num_heads.divisor());
+  Item item{};
+  item.batch = find_sequence(params, num_heads, block_m, i);
+  item.start_q = params.cu_seqlens_q[item.batch];
+  const int seqlen_q = params.cu_seqlens_q[item.batch + 1] - item.start_q;
+  *start_k = params.cu_seqlens_k[item.batch];
+  item.seqlen_k = params.cu_seqlens_k[item.batch + 1] - *start_k;
+  if (params.seqused_k) item.seqlen_k = min(item.seqlen_k, params.seqused_k[item.batch]);
+
+  const int m_blocks = (seqlen_q + block_m - 1) / block_m;
+  int left = static_cast<int>(i - first_item(item.start_q, item.batch, num_heads, block_m));
+  if (left >= num_heads * m_blocks) return item;
+  item.seqlen_q = seqlen_q;
+  item.head = left / m_blocks;
+  item.m_block = left % m_blocks;
+  if (shape.longest_first) {
+    constexpr int kHeadsTogether = 8;
+    const int first_head = item.head / kHeadsTogether * kHeadsTogether;
+    const int heads = min(kHeadsTogether, num_heads - first_head);
+    left -= first_head * m_blocks;
+    item.head = first_head + left % heads;
+    item.m_block = m_blocks - 1 - left / heads;
+  }
+  return item;
+}
+
+// Where a box's rows are, as the tensor maps count them (boxes.h).
+struct BoxRows {
+  int row, batch;
+};
+
+// From the sequence's row `first` on, as far as row `end`; `start`: the sequence's first row of a
+// pack's.
+template <bool kVarlen>
+__device__ __forceinline__ BoxRows box_rows(const Item& item, int start, int end, int first) {
+  if constexpr (!kVarlen) return {first, item.batch};
+  return {static_cast<int>(kPackEnd) - (end - first), start + end};
+}
+
+// Moves a box between the tensor and its place in shared memory.
+template <bool kVarlen>
+__device__ __forceinline__ void load_box(ptx::SmemAddress to, const ptx::TensorMap& map,
+                                         ptx::SmemAddress mbarrier, int column, BoxRows rows,
+                                         int head) {
+  const ptx::BoxAt at = {column, rows.row, head, rows.batch};
+  if constexpr (kVarlen) {
+    ptx::tma_load(to, map, mbarrier, at, static_cast<int>(kPackEnd));
+  } else {
+    ptx::tma_load(to, map, mbarrier, at);
+  }
+}
+template <bool kVarlen>
+__device__ __forceinline__ void store_box(const ptx::TensorMap& map, ptx::SmemAddress from,
+                                          int column, BoxRows rows, int head) {
+  const ptx::BoxAt at = {column, rows.row, head, rows.batch};
+  if constexpr (kVarlen) {
+    ptx::tma_store(map, from, at, static_cast<int>(kPackEnd));
+  } else {
+    ptx::tma_store(map, from, at);
+  }
+}
+
+}  // namespace dlattn::sm90
