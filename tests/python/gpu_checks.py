@@ -18,7 +18,7 @@ HALF = ["float16", "bfloat16"]
 HOPPER = (
     torch.cuda.is_available()
     and torch.cuda.get_device_capability() == (9, 0)
-    and not dlattn._core.refusal("sm90", "float16", 64, "", 90)
+    and "sm90" in dlattn.info().kernels
 )
 # Pairs of a kernel and a dtype that it serves.
 SERVED = [

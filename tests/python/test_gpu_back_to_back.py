@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from gpu_checks import DEVICE, HOPPER, every_kernel, every_kernel_of_packs, normal, torch
+from gpu_checks import DEVICE, HOPPER, every_kernel, normal, torch
 
 import dlattn
 
@@ -74,7 +74,7 @@ def test_attention_of_attention(
     check_chain(chain, ring, ring[(LINKS - 1) % 3])
 
 
-@every_kernel_of_packs
+@every_kernel
 def test_lengths_from_the_kernel_ahead(kernel: str, dtype: str) -> None:
     q = normal(300, 4, 64, dtype=dtype, seed=1)
     lengths = torch.tensor([0, 40, 41, 300], dtype=torch.int32, device=DEVICE)

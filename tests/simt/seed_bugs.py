@@ -204,6 +204,20 @@ SEED_BUGS = (
         "row_sums[0] > kLargest || row_sums[1] > kLargest",
         "false",
     ),
+    SeedBug(
+        "Q's stage released before its last product",
+        SM90,
+        "for (; n >= tiles.begin; --n) step(n); "
+        "if (kFromRegisters) release(shared.queries, query_use);",
+        "if (kFromRegisters) release(shared.queries, query_use); "
+        "for (; n >= tiles.begin; --n) step(n);",
+    ),
+    SeedBug(
+        "results of other columns",
+        SM90,
+        "transpose_in_quad(words.x, lane);",
+        ";",
+    ),
     SeedBug("accumulator not rescaled", SM90, "if (raised) rescale(acc_o, factors);", ";"),
     SeedBug(
         "scores of absent keys used",
