@@ -78,7 +78,7 @@ def test_run(tmp_path: Path, capsys: Captured) -> None:
     assert "(1,2,33,16)  causal  float32  numpy" in printed
     assert "GFLOP/s" in printed and "host time of a call" in printed
 
-    assert document["schema"] == 1
+    assert document["schema"] == 1 and document["complete"]
     assert document["versions"]["numpy"] == np.__version__
     assert document["versions"]["dlattn"] == dlattn.__version__
     assert document["protocol"]["threads"] == dlattn.info().cpu_threads
@@ -97,6 +97,25 @@ def test_run(tmp_path: Path, capsys: Captured) -> None:
         assert (ours["ours"], numpy["ours"]) == (True, False)
         flops = (2 if causal else 4) * 2 * 33 * 33 * 16
         assert ours["tflops"] == pytest.approx(flops / ours["seconds"] / 1e12)
+
+
+def test_cut_off_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = session.Session.time
+    cases: list[Case] = []
+
+    def interrupted(self: session.Session, entrants: Any) -> list[report.Result]:
+        if cases:
+            raise KeyboardInterrupt
+        results = measure(self, entrants)
+        cases.extend(result.case for result in results)
+        return results
+
+    monkeypatch.setattr(session.Session, "time", interrupted)
+    path = tmp_path / "bench.json"
+    assert run_bench("--json", path, "--shape", "1,1,16,8") == 130
+    document = json.loads(path.read_text())
+    assert not document["complete"]
+    assert [result.case for result in report.from_json(document)] == cases
 
 
 def test_choices(tmp_path: Path) -> None:

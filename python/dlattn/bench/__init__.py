@@ -13,6 +13,7 @@ from typing import Any
 import dlattn
 from dlattn.bench import environment, features, plot, report, scores
 from dlattn.bench.cases import Case, parse_shapes
+from dlattn.bench.report import Result
 from dlattn.bench.session import Entrant, Session
 from dlattn.bench.timing import QUICK, SUSTAINED
 from dlattn.cli.devices import gpu_status
@@ -86,11 +87,20 @@ def main(args: argparse.Namespace) -> int:
     progress = Progress(len(groups) + 2)
     progress.step("ceilings: matrix product, copy")
     ceiling = environment.ceilings(device, dtype, session.windows)
-    results = []
+    results: list[Result] = []
+    host: dict[str, float | None] = {}
+
+    def save(complete: bool) -> dict[str, Any]:
+        document = report.to_json(about, session.protocol(), ceiling, results, host, complete)
+        if args.json:
+            _write(args.json, json.dumps(document, indent=1, allow_nan=False) + "\n")
+        return document
+
     for name, group in groups:
         progress.step(name)
         results += session.time(group())
         session.release()
+        save(complete=False)  # a long run that is cut off keeps what it has measured
     progress.step("host time of a call")
     host = session.host_times(dtype)
     progress.close()
@@ -98,9 +108,7 @@ def main(args: argparse.Namespace) -> int:
     print(report.print_results(results, ceiling))
     print()
     print(report.print_host_times(host))
-    document = report.to_json(about, session.protocol(), ceiling, results, host)
-    if args.json:
-        _write(args.json, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    document = save(complete=True)
     if args.plot:
         plot.draw(document, args.plot)
     return 1 if any(result.ours and result.wrong for result in results) else 0

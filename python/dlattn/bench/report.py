@@ -175,10 +175,12 @@ def to_json(
     ceiling: dict[str, Any],
     results: Sequence[Result],
     host: dict[str, float | None],
+    complete: bool = True,
 ) -> dict[str, Any]:
-    """Everything, in SI units but for what a name says."""
+    """Everything, in SI units but for what a name says; `complete`: of all that was asked for."""
     return {
         "schema": SCHEMA,
+        "complete": complete,
         **environment,
         "protocol": protocol,
         "ceiling": ceiling,
