@@ -19,7 +19,7 @@ from typing import Any
 TESTS = ["test_wmma", "test_wmma_split", "test_wmma_general", "test_sm90"]
 
 LINE = re.compile(
-    r"(?P<outcome>ok  |FAIL) (?P<family>\w+) \w+ .* seed (?P<seed>\d+)(?P<variant>[ \w]*),.*"
+    r"(?P<outcome>ok  |FAIL) (?P<family>\w+) \w+ .* seed (?P<seed>\d+)(?P<variant>[ \w+]*),.*"
     r"error (?P<error>\S+) \(bound (?P<bound>\S+)\), lse (?P<lse>\S+) \((?P<lse_bound>[^)]+)\)"
 )
 
@@ -85,7 +85,7 @@ def main() -> int:
                 "seconds": round(time.monotonic() - start, 1),
                 "kernels": kernels,
             }
-            failed |= done.returncode != 0
+            failed |= done.returncode != 0 or not kernels  # nothing that the summary knows
             print(f"{program.name}: exit code {done.returncode}")
             if done.returncode != 0:
                 print("\n".join([*done.stdout.splitlines()[-3:], done.stderr[-2000:]]))
