@@ -192,8 +192,11 @@ def all_mutants(cuda: Path) -> list[Mutant]:
 
 
 def one_of_each_kind(mutants: list[Mutant]) -> list[Mutant]:
-    """The last mutant of each kind in QUICK, and a seed bug of each family."""
-    removed = {m.kind: m for m in mutants if m.kind in QUICK}
+    """The first mutant of each kind in QUICK, and a seed bug of each family.
+
+    The first families are the quickest to compile and run.
+    """
+    removed = {m.kind: m for m in reversed(mutants) if m.kind in QUICK}
     seeds = {m.family: m for m in mutants if m.variants == NUMBERS_FIRST}
     return list(removed.values()) + list(seeds.values())
 
