@@ -92,8 +92,6 @@ QUICK = {
     "no cp.async wait",
     "cp.async wait one group short",
     "mbarrier parity flipped",
-    "no release of a stage",
-    "wgmma wait one group short",
     "no wait for the grids ahead",
 }
 
