@@ -1,7 +1,7 @@
 #pragma once
 
+#include "cuda/sm90/accumulators.cuh"
 #include "cuda/tile/online_softmax.cuh"
-#include "cuda/tile/vec.cuh"
 #include "cuda/tile/warp.cuh"
 
 namespace dlattn::sm90 {
@@ -12,13 +12,6 @@ template <typename T>
 constexpr float kMaxSum = 0x1p15f;
 template <>
 constexpr float kMaxSum<__nv_bfloat16> = 0x1p60f;
-
-// Multiplies each row of accumulators with its factor.
-template <int kCount>
-__device__ __forceinline__ void rescale(float (&acc)[kCount], const float (&factors)[2]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) acc[i] *= factors[i / 2 % 2];
-}
 
 // The streaming softmax of this lane's two rows of its warp's 16, with a reference in place of the
 // running maximum: probabilities are 2^(score - reference), with references as they stand and no
@@ -129,18 +122,5 @@ struct Softmax {
     return {reference == -kNothing ? -INFINITY : reference, tile::reduce_sum<4>(row_sum[h])};
   }
 };
-
-// Probabilities as the operand of the product with V: the accumulators of two neighbouring groups
-// of 8 keys are, packed, what the lane holds of the 16 x 16 operand.
-template <typename T, int kScores>
-__device__ __forceinline__ void pack_probabilities(std::uint32_t (&rP)[kScores / 8][4],
-                                                   const float (&acc_s)[kScores]) {
-#pragma unroll
-  for (int i = 0; i < kScores / 8; ++i) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-      rP[i][e] = tile::pack<T>(acc_s[8 * i + 2 * e], acc_s[8 * i + 2 * e + 1]);
-  }
-}
 
 }  // namespace dlattn::sm90

@@ -3,8 +3,8 @@
 // The plain streaming softmax in the place of sm90's own: the kernels' source, compiled with this
 // folder in front of src, is the same but for it. For benchmarks/softmax_forms.py alone.
 
+#include "cuda/sm90/accumulators.cuh"
 #include "cuda/tile/online_softmax.cuh"
-#include "cuda/tile/vec.cuh"
 #include "cuda/tile/warp.cuh"
 
 namespace dlattn::sm90 {
@@ -84,23 +84,5 @@ struct Softmax {
     return {row_max == -kNothing ? -INFINITY : row_max, tile::reduce_sum<4>(row_sum[h])};
   }
 };
-
-// As sm90's own.
-template <typename T, int kScores>
-__device__ __forceinline__ void pack_probabilities(std::uint32_t (&rP)[kScores / 8][4],
-                                                   const float (&acc_s)[kScores]) {
-#pragma unroll
-  for (int i = 0; i < kScores / 8; ++i) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-      rP[i][e] = tile::pack<T>(acc_s[8 * i + 2 * e], acc_s[8 * i + 2 * e + 1]);
-  }
-}
-
-template <int kCount>
-__device__ __forceinline__ void rescale(float (&acc)[kCount], const float (&factors)[2]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) acc[i] *= factors[i / 2 % 2];
-}
 
 }  // namespace dlattn::sm90

@@ -1,0 +1,43 @@
+#pragma once
+
+#include "cuda/tile/config.h"
+#include "dlattn/attention.h"
+
+// What the launchers of the softmax's forms share.
+namespace dlattn {
+
+// q, k, v and out are contiguous, (batch_size, num_heads, seqlen, head_dim), of float16.
+inline AttentionParams contiguous_problem(const void* q, const void* k, const void* v, void* out,
+                                          std::int64_t batch_size, std::int64_t num_heads,
+                                          std::int64_t seqlen, std::int64_t head_dim,
+                                          double softmax_scale, bool causal, int device) {
+  AttentionParams p;
+  p.q = q, p.k = k, p.v = v, p.out = out;
+  p.device = {DeviceType::kCuda, device};
+  p.batch_size = batch_size, p.num_heads = p.num_heads_kv = num_heads;
+  p.seqlen_q = p.seqlen_k = seqlen, p.head_dim = p.head_dim_v = head_dim;
+  p.q_row_stride = p.k_row_stride = p.v_row_stride = p.out_row_stride = head_dim;
+  p.q_head_stride = p.k_head_stride = p.v_head_stride = p.out_head_stride = seqlen * head_dim;
+  p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = p.out_batch_stride =
+      num_heads * seqlen * head_dim;
+  p.softmax_scale = softmax_scale;
+  p.causal = causal ? Causal::kBottomRight : Causal::kNone;
+  return p;
+}
+
+// The plan of a tile, but for its grid.
+inline Plan plan_of(Kernel kernel, const AttentionParams& params, int head_dim_tile,
+                    const TileConfig& config) {
+  Plan plan;
+  plan.kernel = kernel;
+  plan.dtype = params.dtype;
+  plan.head_dim_tile = head_dim_tile;
+  plan.block_m = config.block_m;
+  plan.block_n = config.block_n;
+  plan.num_warps = config.num_warps;
+  plan.num_stages = config.num_stages;
+  plan.smem_bytes = config.smem_bytes;
+  return plan;
+}
+
+}  // namespace dlattn

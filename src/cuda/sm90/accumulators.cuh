@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/tile/vec.cuh"
+
+// What a lane does with all the accumulators of a product that it holds, whichever softmax is
+// between the products.
+namespace dlattn::sm90 {
+
+// Multiplies each row of accumulators with its factor.
+template <int kCount>
+__device__ __forceinline__ void rescale(float (&acc)[kCount], const float (&factors)[2]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) acc[i] *= factors[i / 2 % 2];
+}
+
+// Probabilities as the operand of the product with V: the accumulators of two neighbouring groups
+// of 8 keys are, packed, what the lane holds of the 16 x 16 operand.
+template <typename T, int kScores>
+__device__ __forceinline__ void pack_probabilities(std::uint32_t (&rP)[kScores / 8][4],
+                                                   const float (&acc_s)[kScores]) {
+#pragma unroll
+  for (int i = 0; i < kScores / 8; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      rP[i][e] = tile::pack<T>(acc_s[8 * i + 2 * e], acc_s[8 * i + 2 * e + 1]);
+  }
+}
+
+}  // namespace dlattn::sm90
