@@ -99,15 +99,17 @@ std::string head_dim_refusal(Kernel kernel, const AttentionParams& p) {
   return {};
 }
 
+// What of a problem's features sm90 takes for sequences of one length alone; null if none.
+const char* packed_feature(const AttentionParams& p) {
+  if (!p.cu_seqlens_q) return nullptr;
+  if (p.mask) return "mask with cu_seqlens_q";
+  return p.bias ? "bias with cu_seqlens_q" : nullptr;
+}
+
 // The score features that a family does not compute; scalar and wmma have them all.
 std::string feature_refusal(Kernel kernel, const AttentionParams& p) {
   if (kernel == Kernel::kScalar || kernel == Kernel::kWmma) return {};
-  const char* feature = score_feature(p);
-  if (kernel == Kernel::kSm90) {
-    feature = nullptr;
-    if (p.cu_seqlens_q && p.bias) feature = "bias with cu_seqlens_q";
-    if (p.cu_seqlens_q && p.mask) feature = "mask with cu_seqlens_q";
-  }
+  const char* feature = kernel == Kernel::kSm90 ? packed_feature(p) : score_feature(p);
   return feature ? concat(to_string(kernel), ": does not implement ", feature) : std::string();
 }
 

@@ -43,7 +43,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
   unsigned query_use = 0;  // of those of Q
 
   turns.begin();
-  for (unsigned i = blockIdx.x; kVarlen || i < launch.num_works; i += gridDim.x, ++query_use) {
+  for (unsigned i = blockIdx.x; kVarlen || i < launch.num_items; i += gridDim.x, ++query_use) {
     Item item;
     if constexpr (kVarlen) {
       item = received_item(shared, query_use);

@@ -10,10 +10,11 @@
 // Q.
 namespace dlattn::sm90 {
 
-// Item `i` of a problem of one length.
+// The lengths of a problem of one length.
 __device__ __forceinline__ Item fixed_lengths(const AttentionParams& params) {
   return {0, 0, 0, 0, static_cast<int>(params.seqlen_q), static_cast<int>(params.seqlen_k)};
 }
+// Item `i` of one.
 __device__ __forceinline__ Item fixed_item(const AttentionParams& params, const LaunchShape& shape,
                                            unsigned i) {
   const tile::Work work = tile::scheduled_work(params, shape, i);
@@ -64,9 +65,9 @@ __device__ __forceinline__ Item packed_item(const AttentionParams& params, const
   item.head = left / m_blocks;
   item.m_block = left % m_blocks;
   if (shape.longest_first) {
-    constexpr int kHeadsTogether = 8;
-    const int first_head = item.head / kHeadsTogether * kHeadsTogether;
-    const int heads = min(kHeadsTogether, num_heads - first_head);
+    constexpr int kTogether = static_cast<int>(tile::kHeadsTogether);
+    const int first_head = item.head / kTogether * kTogether;
+    const int heads = min(kTogether, num_heads - first_head);
     left -= first_head * m_blocks;
     item.head = first_head + left % heads;
     item.m_block = m_blocks - 1 - left / heads;

@@ -58,10 +58,14 @@ constexpr double kLeastCap = 0x1p-16, kLargestCap = 0x1p16;
 // And the least softmax_scale for which slopes, in the kernels' units, do not.
 constexpr double kLeastScale = 0x1p-40;
 
+// Bytes of an element of bias; 0 without one.
+inline int bias_bytes(const AttentionParams& p) {
+  return p.bias ? static_cast<int>(size_of(p.bias_dtype)) : 0;
+}
+
 // Bytes of a consumer's tiles of bias and mask.
 inline int stage_bytes(const AttentionParams& p) {
-  const int bias_bytes = p.bias ? static_cast<int>(size_of(p.bias_dtype)) : 0;
-  return kTermRows * kTermKeys * (bias_bytes + (p.mask ? 1 : 0));
+  return kTermRows * kTermKeys * (bias_bytes(p) + (p.mask ? 1 : 0));
 }
 
 // How many of them are in flight: what a thread block has room for.
@@ -84,7 +88,7 @@ inline ScoreParams score_params(const AttentionParams& p, int head_dim_tile) {
   ScoreParams s{};
   s.slope_scale = p.bias ? 1.0f : static_cast<float>(1.0 / p.softmax_scale);
   if (p.bias || p.mask) {
-    s.bias_bytes = p.bias ? static_cast<int>(size_of(p.bias_dtype)) : 0;
+    s.bias_bytes = bias_bytes(p);
     s.stage_bytes = stage_bytes(p);
     s.stages = term_stages(p, head_dim_tile);
   }

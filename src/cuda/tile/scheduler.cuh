@@ -11,13 +11,15 @@ struct Work {
   int batch;
 };
 
+// Heads that are walked together, longest first.
+constexpr unsigned kHeadsTogether = 8;
+
 // The grid is one-dimensional, which no problem outgrows: row blocks vary fastest, so that blocks
 // running side by side read the same keys, then heads, then batch entries. Longest first, a few
 // heads are walked together, all their last row blocks before the ones before those: then the grid
 // ends with the short blocks of all of them. `block`: blockIdx.x.
 __device__ __forceinline__ Work scheduled_work(const AttentionParams& params,
                                                const LaunchShape& shape, unsigned block) {
-  constexpr unsigned kHeadsTogether = 8;
   unsigned head_of_batch = shape.num_m_blocks.quotient(block);
   unsigned m_block = block - head_of_batch * shape.num_m_blocks.divisor();
   if (shape.longest_first) {
