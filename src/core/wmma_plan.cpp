@@ -44,6 +44,10 @@ Speed speed(int head_dim_tile, int variant) {
       return {3400, 8.8, 8.3};
     case wmma::kWhole:
       return {2800, 4.0, 4.0};
+    case wmma::kTurns:
+      if (head_dim_tile <= 128) return {7200, 39.0, 39.0};
+      if (head_dim_tile <= 192) return {7000, 27.6, 27.6};
+      return {7800, 42.8, 43.2};
     default:  // kAhead
       return head_dim_tile <= 192 ? Speed{7300, 31.0, 31.0} : Speed{8600, 43.5, 44.0};
   }
@@ -112,7 +116,7 @@ double predicted_time(const AttentionParams& p, const DeviceInfo& device, int he
   const Speed measured = speed(head_dim_tile, variant);
   // Where tensor cores are slower than an H200's, a block alone waits for them so much longer, and
   // they bound a full SM, on small shapes with somewhat more beside the products.
-  const bool wide = variant == wmma::kWide || variant == wmma::kAhead;
+  const bool wide = variant == wmma::kWide || variant == wmma::kAhead || variant == wmma::kTurns;
   const double tensor_bound = wide ? 1.08 : variant == wmma::kNarrow ? 1.12 : 1.2;
   const double products = 4.0 * head_dim_tile * config.block_m;  // operations per key
   const double tensor = products / matrix_rate(device);
@@ -188,6 +192,10 @@ std::string packing_refusal(const AttentionParams& p, int variant) {
 // for but a few SMs, it may lose: fewer blocks then share the work of storing results.
 constexpr double kPackingGain = 0.02;
 
+bool hands_over_by_mbarriers(int variant) {
+  return variant == wmma::kAhead || variant == wmma::kTurns;
+}
+
 }  // namespace
 
 bool parse_wmma_request(const char* text, WmmaRequest* request) {
@@ -237,10 +245,13 @@ WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, 
   // The one that needs least shared memory.
   WmmaChoice best = {any ? wmma::kNarrow : request.variant, must_pack ? group : 1};
   double least = std::numeric_limits<double>::infinity();
-  for (const int variant : {wmma::kAhead, wmma::kWide, wmma::kNarrow, wmma::kSplit, wmma::kWhole}) {
+  for (const int variant :
+       {wmma::kTurns, wmma::kAhead, wmma::kWide, wmma::kNarrow, wmma::kSplit, wmma::kWhole}) {
     if (!wmma::has_variant(head_dim_tile, variant) || (!any && variant != request.variant))
       continue;
-    if (any && variant == wmma::kAhead && device.compute_major < 9) continue;
+    if (any && hands_over_by_mbarriers(variant) && device.compute_major < 9) continue;
+    // Of its blocks, the largest, short sequences of a pack leave most rows empty.
+    if (any && variant == wmma::kTurns && p.cu_seqlens_q) continue;
     if (any && wmma::splits_keys(variant) && !split_refusal(params, head_dim_tile, variant).empty())
       continue;
     if (must_pack && !may_pack(variant)) continue;

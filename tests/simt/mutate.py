@@ -42,6 +42,7 @@ FAMILIES = {
     "wmma": "wmma/kernel.cuh",
     "wmma_split": "wmma/split.cuh",
     "wmma_general": "wmma/general.cuh",
+    "wmma_turns": "wmma/turns.cuh",
     "sm90": "sm90/kernel.cuh",
     "merge": "merge/kernel.cuh",
 }

@@ -30,20 +30,9 @@ __device__ __forceinline__ void mbarrier_arrive_after_copies(SmemAddress mbarrie
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(mbarrier) : "memory");
 }
 
-// PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier.test_wait". Waits
-// until the current or the last phase, whichever has this parity, is complete, and acquires what
-// was released by its arrivals.
-__device__ __forceinline__ void mbarrier_wait(SmemAddress mbarrier, int parity) {
-  asm volatile(
-      "{ .reg .pred complete;\n"
-      "again_%=: mbarrier.test_wait.parity.shared.b64 complete, [%0], %1;\n"
-      "@!complete bra again_%=; }" ::"r"(mbarrier),
-      "r"(parity)
-      : "memory");
-}
-
-// The same section, mbarrier.try_wait: the same for compute capability 9.0 and later, where a
-// waiting thread sleeps instead of asking again and again.
+// PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier.try_wait", for
+// compute capability 9.0 and later. Waits until the current or the last phase, whichever has this
+// parity, is complete, and acquires what was released by its arrivals.
 __device__ __forceinline__ void mbarrier_sleep(SmemAddress mbarrier, int parity) {
   asm volatile(
       "{ .reg .pred complete;\n"
@@ -51,6 +40,21 @@ __device__ __forceinline__ void mbarrier_sleep(SmemAddress mbarrier, int parity)
       "@!complete bra again_%=; }" ::"r"(mbarrier),
       "r"(parity)
       : "memory");
+}
+
+// The same section, mbarrier.test_wait: the same for all, where a waiting thread below 9.0 asks
+// again and again, at the cost of those that have work to do.
+__device__ __forceinline__ void mbarrier_wait(SmemAddress mbarrier, int parity) {
+#if __CUDA_ARCH__ >= 900
+  mbarrier_sleep(mbarrier, parity);
+#else
+  asm volatile(
+      "{ .reg .pred complete;\n"
+      "again_%=: mbarrier.test_wait.parity.shared.b64 complete, [%0], %1;\n"
+      "@!complete bra again_%=; }" ::"r"(mbarrier),
+      "r"(parity)
+      : "memory");
+#endif
 }
 
 // PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier.arrive" with

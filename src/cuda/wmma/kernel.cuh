@@ -44,6 +44,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   constexpr int kRowTiles = kShape.row_tiles;
   constexpr int kBlockM = block_m(kShape);
   constexpr int kBlockN = kShape.block_n;
+  constexpr int kStages = kShape.stages;
   constexpr int kStage = kBlockN * kHeadDim * 2;  // bytes
   static_assert(!kPacked || packs_heads(kVariant));
   using Mask = tile::RowMask<kPacked>;
@@ -73,7 +74,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   const TileRange tiles(Mask(shape, seq.shift, seq.seqlen_k), m0, min(m0 + kBlockM, num_rows) - 1,
                         kBlockN);
 
-  const Stages<kShape.num_warps, kShape.handover> stages(ptx::smem_address(smem) + kMap.mbarriers);
+  const Stages<kShape.num_warps, kShape.handover, kStages> stages(ptx::smem_address(smem) +
+                                                                  kMap.mbarriers);
   SpeculativeSoftmax<kRowTiles> softmax;
   float acc_o[kRowTiles][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];  // unless Q is read from shared memory
@@ -82,7 +84,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   const auto copy_last_tile = [&] {
     const std::int64_t n0 = (tiles.end - 1) * kBlockN;
     const int keys = seq.seqlen_k - static_cast<int>(n0);
-    const int stage = (tiles.end - 1) % kNumStages * kStage;
+    const int stage = (tiles.end - 1) % kStages * kStage;
     Copy::template edge<kBlockN>(sK + stage, seq.k + n0 * params.k_row_stride, params.k_row_stride,
                                  keys, head_dim);
     Copy::template edge<kBlockN>(sV + stage, seq.v + n0 * params.v_row_stride, params.v_row_stride,
@@ -136,7 +138,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   // Whether references had to be raised.
   const auto attend = [&](int n, auto walk) {
     bool raised = false;
-    const int stage = n % kNumStages * kStage;  // in bytes
+    const int stage = n % kStages * kStage;  // in bytes
     const auto copy_next_tile = [&] {
       if (n <= tiles.begin) return;
       if (i > 0) stages.wait_empty(i - 1);

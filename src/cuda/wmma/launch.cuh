@@ -5,6 +5,7 @@
 #include "cuda/wmma/kernel.cuh"
 #include "cuda/wmma/packing.h"
 #include "cuda/wmma/split.cuh"
+#include "cuda/wmma/turns.cuh"
 
 namespace dlattn::wmma {
 
@@ -15,6 +16,8 @@ constexpr auto variant_kernel() {
     return split_kernel<T, kTile, kVariant>;
   } else if constexpr (kVariant == kGeneral) {
     return general_kernel<T, kTile>;
+  } else if constexpr (kVariant == kTurns) {
+    return turns_kernel<T, kTile>;
   } else {
     return kernel<T, kTile, kVariant, kPacked>;
   }

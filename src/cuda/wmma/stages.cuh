@@ -5,19 +5,19 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/wmma/traits.h"
 
-// How the warps of a block agree on the two stages of K and V. Tiles are counted in the order of
-// the walk from 0 on; tile i lies in stage i % 2.
+// How the warps of a block agree on the stages of K and V. Tiles are counted in the order of the
+// walk from 0 on; tile i lies in stage i % kStages.
 namespace dlattn::wmma {
 
 constexpr int kTileBarrier = 1;
 
-template <int kNumWarps, Handover kHandover>
+template <int kNumWarps, Handover kHandover, int kStages>
 struct Stages;
 
 // One barrier of the block a tile: when it opens, the tile has landed and the stage of the tile
-// before is free.
+// before, of two, is free.
 template <int kNumWarps>
-struct Stages<kNumWarps, Handover::kBlockBarrier> {
+struct Stages<kNumWarps, Handover::kBlockBarrier, 2> {
   __device__ __forceinline__ explicit Stages(ptx::SmemAddress) {}
   // By all threads, after they have started the copies of tile `i`.
   __device__ __forceinline__ void publish(int) const { ptx::cp_async_commit(); }
@@ -33,39 +33,39 @@ struct Stages<kNumWarps, Handover::kBlockBarrier> {
 };
 
 // Two mbarriers a stage, "full" and "empty": a warp may run ahead of the others by the better part
-// of a tile.
-template <int kNumWarps>
-struct Stages<kNumWarps, Handover::kMbarrier> {
-  ptx::SmemAddress mbarriers;  // full, empty of stage 0, then of stage 1
+// of a tile where there are two stages, by more where there are more.
+template <int kNumWarps, int kStages>
+struct Stages<kNumWarps, Handover::kMbarrier, kStages> {
+  ptx::SmemAddress mbarriers;  // full, empty of stage 0, then of stage 1 and so on
 
   __device__ __forceinline__ explicit Stages(ptx::SmemAddress memory) : mbarriers(memory) {
     if (threadIdx.x == 0) {
-      for (int stage = 0; stage < kNumStages; ++stage) {
+      for (int stage = 0; stage < kStages; ++stage) {
         ptx::mbarrier_init(full(stage), kNumWarps * 32);
         ptx::mbarrier_init(empty(stage), kNumWarps);
       }
     }
     __syncthreads();
   }
-  __device__ __forceinline__ void publish(int i) const {
+  __device__ __forceinline__ void publish(unsigned i) const {
     ptx::mbarrier_arrive_after_copies(full(i));
   }
-  __device__ __forceinline__ void wait_full(int i) const {
-    ptx::mbarrier_wait(full(i), i / kNumStages % 2);
+  __device__ __forceinline__ void wait_full(unsigned i) const {
+    ptx::mbarrier_wait(full(i), i / kStages % 2);
   }
-  __device__ __forceinline__ void wait_empty(int i) const {
-    ptx::mbarrier_wait(empty(i), i / kNumStages % 2);
+  __device__ __forceinline__ void wait_empty(unsigned i) const {
+    ptx::mbarrier_wait(empty(i), i / kStages % 2);
   }
-  __device__ __forceinline__ void release(int i, int lane) const {
+  __device__ __forceinline__ void release(unsigned i, int lane) const {
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(empty(i));
   }
 
  private:
-  __device__ __forceinline__ ptx::SmemAddress full(int i) const {
-    return mbarriers + i % kNumStages * 2 * ptx::kMbarrierBytes;
+  __device__ __forceinline__ ptx::SmemAddress full(unsigned i) const {
+    return mbarriers + i % kStages * 2 * ptx::kMbarrierBytes;
   }
-  __device__ __forceinline__ ptx::SmemAddress empty(int i) const {
+  __device__ __forceinline__ ptx::SmemAddress empty(unsigned i) const {
     return full(i) + ptx::kMbarrierBytes;
   }
 };

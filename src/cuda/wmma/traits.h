@@ -19,9 +19,10 @@ constexpr int kSplit = 2;    // keys divided among the warps (split.cuh): for sm
 constexpr int kAhead = 3;    // as wide, with mbarriers, by which warps may run ahead of each other
 constexpr int kGeneral = 4;  // what the others lack: score terms, odd head dims (general.cuh)
 constexpr int kWhole = 5;    // split with all keys on their way at once: more shared memory
-constexpr int kNumVariants = 6;
-constexpr const char* kVariantNames[kNumVariants] = {"wide",  "narrow",  "split",
-                                                     "ahead", "general", "whole"};
+constexpr int kTurns = 6;    // two warps on each scheduler take turns at products (turns.cuh)
+constexpr int kNumVariants = 7;
+constexpr const char* kVariantNames[kNumVariants] = {"wide",    "narrow", "split", "ahead",
+                                                     "general", "whole",  "turns"};
 
 constexpr bool splits_keys(int variant) {
   return variant == kSplit || variant == kWhole;
@@ -36,9 +37,8 @@ struct TileShape {
   QueryPlace query_place;
   int blocks_per_sm;  // that registers must leave room for
   Handover handover = Handover::kBlockBarrier;
+  int stages = 2;  // tiles of K and V in shared memory
 };
-
-constexpr int kNumStages = 2;
 
 constexpr TileShape wide_shape(int head_dim_tile) {
   if (head_dim_tile <= 64) return {4, 2, 64, 1, 32, QueryPlace::kRegisters, 2};
@@ -58,6 +58,14 @@ constexpr TileShape ahead_shape(int head_dim_tile) {
   return shape;
 }
 
+// An SM holds one such block: there is room for stages that no warp waits for.
+constexpr TileShape turns_shape(int head_dim_tile) {
+  if (head_dim_tile <= 64)
+    return {8, 2, 64, 1, 32, QueryPlace::kRegisters, 1, Handover::kMbarrier, 4};
+  if (head_dim_tile <= 128) return {8, 2, 64, 1, 32, QueryPlace::kSmem, 1, Handover::kMbarrier, 4};
+  return {8, 1, 32, 1, 32, QueryPlace::kRegistersOverlaid, 1, Handover::kMbarrier, 4};
+}
+
 constexpr TileShape general_shape(int head_dim_tile) {
   if (head_dim_tile <= 64) return {4, 2, 64, 1, 32, QueryPlace::kRegistersOverlaid, 2};
   if (head_dim_tile <= 96) return {4, 2, 32, 1, 32, QueryPlace::kRegistersOverlaid, 2};
@@ -69,6 +77,7 @@ constexpr TileShape general_shape(int head_dim_tile) {
 constexpr TileShape tile_shape(int head_dim_tile, int variant) {
   if (variant == kGeneral) return general_shape(head_dim_tile);
   if (variant == kWide) return wide_shape(head_dim_tile);
+  if (variant == kTurns) return turns_shape(head_dim_tile);
   return variant == kNarrow ? narrow_shape(head_dim_tile) : ahead_shape(head_dim_tile);
 }
 
@@ -83,6 +92,7 @@ constexpr bool has_variant(int head_dim_tile, int variant) {
   if (variant == kSplit) return head_dim_tile <= 128;
   if (variant == kAhead) return head_dim_tile > 128;
   if (variant == kWhole) return head_dim_tile == 64;
+  if (variant == kTurns) return head_dim_tile >= 128;
   return 0 <= variant && variant < kNumVariants;
 }
 
@@ -100,8 +110,8 @@ constexpr int mask_slot_bytes(int row_tiles, int block_n, int num_threads) {
 // Byte offsets into dynamic shared memory; rows as in tile::SwizzledRows.
 struct SmemMap {
   int q;  // [block_m] rows, later those of out
-  int k;  // [kNumStages][block_n] rows
-  int v;  // [kNumStages][block_n] rows
+  int k;  // [stages][block_n] rows
+  int v;  // [stages][block_n] rows
   int mbarriers;
   int total;
 };
@@ -109,13 +119,13 @@ struct SmemMap {
 constexpr SmemMap smem_map(int head_dim_tile, int variant) {
   const TileShape shape = tile_shape(head_dim_tile, variant);
   const int q_bytes = block_m(shape) * head_dim_tile * 2;
-  const int k_bytes = kNumStages * shape.block_n * head_dim_tile * 2;
+  const int k_bytes = shape.stages * shape.block_n * head_dim_tile * 2;
   SmemMap map{};
   map.q = 0;
   map.k = shape.query_place == QueryPlace::kRegistersOverlaid ? 0 : q_bytes;
   map.v = map.k + k_bytes;
   map.mbarriers = map.v + k_bytes > q_bytes ? map.v + k_bytes : q_bytes;
-  map.total = map.mbarriers + (shape.handover == Handover::kMbarrier ? kNumStages * 2 * 8 : 0);
+  map.total = map.mbarriers + (shape.handover == Handover::kMbarrier ? shape.stages * 2 * 8 : 0);
   return map;
 }
 
@@ -138,7 +148,7 @@ constexpr TileConfig tile_config(int head_dim_tile, int variant) {
   const TileShape shape = tile_shape(head_dim_tile, variant);
   const int smem_bytes = variant == kGeneral ? general_smem_bytes(head_dim_tile, true, 4)
                                              : smem_map(head_dim_tile, variant).total;
-  return {block_m(shape), shape.block_n, shape.num_warps, kNumStages, smem_bytes};
+  return {block_m(shape), shape.block_n, shape.num_warps, shape.stages, smem_bytes};
 }
 
 }  // namespace dlattn::wmma

@@ -1,0 +1,233 @@
+#pragma once
+
+// As kernel.cuh, with two warps on each of an SM's four schedulers that take turns at the tensor
+// cores: left to themselves, both come to work on products at the same time, and then on
+// exponentials.
+//
+// The loop over tiles that all rows see is rotated: a turn is the product of a tile's probabilities
+// with V and the scores of the next tile, and the next tile's probabilities fall into the other
+// warp's turn. As the former are used up before the latter come, that takes no further registers.
+// There is one block per SM, and shared memory for more stages than are on their way: so a warp
+// finds the stage that it copies to free, though the other's turn ends half a tile after its own.
+
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/grid_dependency.cuh"
+#include "cuda/ptx/special.cuh"
+#include "cuda/tile/rows.cuh"
+#include "cuda/tile/scheduler.cuh"
+#include "cuda/tile/seqlen.cuh"
+#include "cuda/wmma/copy.cuh"
+#include "cuda/wmma/output.cuh"
+#include "cuda/wmma/products.cuh"
+#include "cuda/wmma/softmax.cuh"
+#include "cuda/wmma/stages.cuh"
+#include "cuda/wmma/tiles.cuh"
+#include "cuda/wmma/traits.h"
+#include "cuda/wmma/walk.cuh"
+
+namespace dlattn::wmma {
+
+// Warps w and w + 4 are on the same scheduler. Both take as many turns; the first is warp w's.
+struct WarpTurns {
+  int warp;
+
+  __device__ __forceinline__ void begin() const {
+    if (warp >= 4) pass();
+  }
+  __device__ __forceinline__ void wait() const { ptx::barrier_sync(kTurnBarrier + warp, 64); }
+  __device__ __forceinline__ void pass() const {
+    ptx::barrier_arrive(kTurnBarrier + (warp ^ 4), 64);
+  }
+  // The turn that is left over.
+  __device__ __forceinline__ void end() const {
+    if (warp < 4) wait();
+  }
+
+ private:
+  static constexpr int kTurnBarrier = 1;  // and the next seven
+};
+
+template <typename T, int kHeadDim>
+__global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1)
+    turns_kernel(const __grid_constant__ AttentionParams params,
+                 const __grid_constant__ LaunchShape shape) {
+  constexpr TileShape kShape = tile_shape(kHeadDim, kTurns);
+  constexpr SmemMap kMap = smem_map(kHeadDim, kTurns);
+  constexpr QueryPlace kQueryPlace = kShape.query_place;
+  constexpr int kRowTiles = kShape.row_tiles;
+  constexpr int kBlockM = block_m(kShape);
+  constexpr int kBlockN = kShape.block_n;
+  constexpr int kStages = kShape.stages;
+  constexpr int kStage = kBlockN * kHeadDim * 2;  // bytes
+  constexpr int kLookahead = 2;                   // tiles on their way
+  static_assert(kShape.num_warps == 8 && kLookahead < kStages);
+  using Mask = tile::RowMask<false>;
+  using Copy = TileCopy<T, kHeadDim, kShape.num_warps * 32>;
+
+  const tile::Rows<false> rows{shape};
+  const tile::Work work = rows.work(blockIdx.x, params);
+  ptx::wait_for_grids_ahead();
+  const tile::Sequence<T> seq(params, shape, work);
+  const int m0 = work.m_block * kBlockM;
+  const int num_rows = rows.count(seq.seqlen_q);
+  if (m0 >= num_rows) return;
+
+  const int lane_idx = threadIdx.x % 32;
+  const WarpTurns turns{static_cast<int>(threadIdx.x / 32)};
+  // Under causality the first rows see least of the edge tiles, the last ones most: a scheduler
+  // gets some of both.
+  const int strip = turns.warp < 4 ? turns.warp : 11 - turns.warp;
+  const int warp_row = strip * kRowTiles * 16;  // first row of this warp in the tile
+  const int head_dim = static_cast<int>(params.head_dim);
+  const int head_dim_v = static_cast<int>(params.head_dim_v);
+  unsigned char* smem = ptx::dynamic_smem();
+  const ptx::SmemAddress sQ = ptx::smem_address(smem) + kMap.q;
+  const ptx::SmemAddress sK = ptx::smem_address(smem) + kMap.k;
+  const ptx::SmemAddress sV = ptx::smem_address(smem) + kMap.v;
+  const ptx::SmemAddress lane_q =
+      sQ + warp_row * kHeadDim * 2 + lane_place_down<kHeadDim>(lane_idx);
+
+  const TileRange tiles(Mask(shape, seq.shift, seq.seqlen_k), m0, min(m0 + kBlockM, num_rows) - 1,
+                        kBlockN);
+  // Counted in the order of the walk, from 0 on.
+  const unsigned num_tiles = tiles.end - tiles.begin;
+  const unsigned first_whole = tiles.end - tiles.full_end;
+  const unsigned end_whole = tiles.end - tiles.full_begin;
+  const Stages<kShape.num_warps, kShape.handover, kStages> stages(ptx::smem_address(smem) +
+                                                                  kMap.mbarriers);
+  SpeculativeSoftmax<kRowTiles> softmax;
+  float acc_o[kRowTiles][kHeadDim / 8][4] = {};
+  std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];  // unless Q is read from shared memory
+
+  // Tiles are counted in the order of the walk from here on. All but the first, which may be
+  // ragged, are whole.
+  const T* next_k = nullptr;  // where the copy of the next tile begins
+  const T* next_v = nullptr;
+  const auto copy_tile = [&](unsigned i) {
+    if (i >= num_tiles) return;
+    if (i >= kStages) stages.wait_empty(i - kStages);
+    const int stage = i % kStages * kStage;
+    Copy::template whole<kBlockN>(sK + stage, next_k, params.k_row_stride, head_dim);
+    Copy::template whole<kBlockN>(sV + stage, next_v, params.v_row_stride, head_dim_v);
+    stages.publish(i);
+  };
+  const auto copy_first_tiles = [&] {
+    const std::int64_t n0 = (tiles.end - 1) * kBlockN;
+    const int keys = seq.seqlen_k - static_cast<int>(n0);
+    Copy::template edge<kBlockN>(sK, seq.k + n0 * params.k_row_stride, params.k_row_stride, keys,
+                                 head_dim);
+    Copy::template edge<kBlockN>(sV, seq.v + n0 * params.v_row_stride, params.v_row_stride, keys,
+                                 head_dim_v);
+    stages.publish(0);
+    const int next = (tiles.end - 2) * kBlockN;
+    next_k = Copy::template last_row<kBlockN>(seq.k, params.k_row_stride, next);
+    next_v = Copy::template last_row<kBlockN>(seq.v, params.v_row_stride, next);
+#pragma unroll
+    for (int i = 1; i < kLookahead; ++i) copy_tile(i);
+  };
+  if (num_tiles > 0) {
+    Copy::template edge<kBlockM>(sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride,
+                                 num_rows - m0, head_dim);
+    // Otherwise Q has arrived when the first tile has: its mbarrier counts all copies before it.
+    if constexpr (kQueryPlace == QueryPlace::kRegistersOverlaid) {
+      ptx::cp_async_commit();
+      ptx::cp_async_wait<0>();
+      __syncthreads();
+#pragma unroll
+      for (int d = 0; d < kHeadDim; d += 16) load_q<kHeadDim>(rQ[d / 16], lane_q, d);
+      __syncthreads();  // all warps have Q: K and V may overwrite it
+    }
+    copy_first_tiles();
+    if constexpr (kQueryPlace == QueryPlace::kRegisters) {
+      stages.wait_full(0);
+#pragma unroll
+      for (int d = 0; d < kHeadDim; d += 16) load_q<kHeadDim>(rQ[d / 16], lane_q, d);
+    }
+  }
+
+  // What is needed after the loop or seldom in it is worked out again rather than kept, where there
+  // is no register to spare in the loop.
+  constexpr bool kScarce = kHeadDim > 64;
+  const auto recall_work = [&] {
+    return kScarce ? rows.work(ptx::reread_block_index(), params) : work;
+  };
+  const auto recall_sequence = [&] {
+    if constexpr (kScarce) {
+      return tile::Sequence<T>(params, shape, recall_work());
+    } else {
+      return seq;
+    }
+  };
+  const auto load_q_block = [&](std::uint32_t (&a)[kRowTiles][4], int d) {
+    if constexpr (kQueryPlace == QueryPlace::kSmem) {
+      load_q<kHeadDim>(a, lane_q, d);
+    } else {
+      memcpy(a, rQ[d / 16], sizeof a);
+    }
+  };
+  const auto lane_k = [&](unsigned i) {
+    return sK + i % kStages * kStage + lane_place_across<kHeadDim>(lane_idx);
+  };
+  const auto lane_v = [&](unsigned i) {
+    return sV + i % kStages * kStage + lane_place_down<kHeadDim>(lane_idx);
+  };
+
+  unsigned i = 0;
+  const auto attend_edge_tile = [&] {
+    stages.wait_full(i);
+    copy_tile(i + kLookahead);
+    const tile::Sequence<T> same = recall_sequence();
+    const Mask mask(shape, same.shift, same.seqlen_k);
+    const int first_row = recall_work().m_block * kBlockM + warp_row;
+    attend_edge<T, kHeadDim, kBlockN, kShape.edge_keys>(
+        softmax, acc_o, mask, first_row, tiles.end - 1 - static_cast<int>(i), lane_k(i), lane_v(i),
+        shape.scale_log2, lane_idx, load_q_block);
+  };
+  // All but the release of the last one.
+  const auto attend_whole_tiles = [&] {
+    float acc_s[kRowTiles][kBlockN / 8][4];
+    std::uint32_t rP[kRowTiles][kBlockN / 16][4];
+    stages.wait_full(i);
+    turns.wait();
+    multiply_qk<T, kHeadDim, kBlockN>(acc_s, lane_k(i), load_q_block);
+    turns.pass();
+#pragma unroll 1
+    while (true) {
+      softmax.template probabilities<T, 0, kBlockN>(acc_s, shape.scale_log2, rP, acc_o);
+      copy_tile(i + kLookahead);
+      if (i + 1 == end_whole) break;
+      stages.wait_full(i + 1);
+      turns.wait();
+      multiply_pv<T, kHeadDim, 0, kBlockN>(acc_o, rP, lane_v(i));
+      multiply_qk<T, kHeadDim, kBlockN>(acc_s, lane_k(i + 1), load_q_block);
+      stages.release(i, lane_idx);
+      turns.pass();
+      ++i;
+    }
+    turns.wait();
+    multiply_pv<T, kHeadDim, 0, kBlockN>(acc_o, rP, lane_v(i));
+    turns.pass();
+  };
+  turns.begin();
+  for (unsigned end_edge = first_whole;; end_edge = num_tiles) {
+    for (; i < end_edge; ++i) {
+      attend_edge_tile();
+      stages.release(i, lane_idx);
+    }
+    if (i == num_tiles) break;
+    if (i < end_whole) {
+      attend_whole_tiles();
+      stages.release(i, lane_idx);
+      ++i;
+    }
+  }
+  turns.end();
+
+  const tile::Work done = recall_work();
+  write_results<kHeadDim, false, kQueryPlace == QueryPlace::kRegistersOverlaid>(
+      params, shape, tile::OutputRows<T>(params, done), rows, done.head,
+      done.m_block * kBlockM + warp_row, softmax, acc_o, smem + kMap.q + warp_row * kHeadDim * 2,
+      lane_idx);
+}
+
+}  // namespace dlattn::wmma

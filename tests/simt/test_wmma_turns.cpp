@@ -1,0 +1,63 @@
+#include "attention_test.h"
+#include "cuda/wmma/turns.cuh"
+#include "feature_cases.h"
+
+namespace {
+
+using dlattn::Kernel;
+using simt::Case;
+using simt::kCausal;
+using simt::kFull;
+using simt::kTopLeft;
+using simt::Layout;
+
+template <typename T>
+void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
+                const dlattn::LaunchShape& shape) {
+  simt::with_instance<Kernel::kWmma, T>(head_dim_tile, [&](auto tile) {
+    if constexpr (dlattn::wmma::has_variant(tile, dlattn::wmma::kTurns))
+      dlattn::wmma::turns_kernel<T, tile>(params, shape);
+  });
+}
+
+// Tiles are 64 keys by 256 rows up to head_dim 128, above 32 by 128, in four stages.
+std::vector<Case> cases() {
+  std::vector<Case> cases = {
+      {1, 1, 72, kFull},
+      {31, 63, 104, kFull},
+      {66, 97, 128, kCausal},
+      {40, 70, 96, kTopLeft},
+      {33, 65, 192, kCausal, 1, 1, Layout::kBshd, 128},
+      {31, 70, 168, kFull},
+      // Several row blocks; stages used once, twice and three times.
+      {270, 320, 80, kCausal},
+      {130, 128, 256, kCausal},
+      {40, 600, 128, kFull, 2, 1},
+      {20, 400, 200, kFull},
+      // No keys, no queries.
+      {20, 0, 128, kCausal},
+      {0, 20, 128, kFull},
+      // Rows that see nothing: whole warps', a whole tile's.
+      {300, 40, 128, kCausal},
+      // Edge tiles at both ends of a long walk.
+      simt::with({70, 700, 128, kCausal, 2, 1}, [](Case& c) { c.window_left = 400; }),
+      simt::with({70, 400, 256, kCausal, 2, 1}, [](Case& c) { c.window_left = 200; }),
+  };
+  // Each tile's scores outgrow what the one before it has set as the rows' references.
+  for (const int head_dim : {128, 256})
+    cases.push_back(simt::with({20, 300, head_dim, kFull}, [](Case& c) { c.rise = 1.0; }));
+  simt::append(&cases, simt::feature_cases(128));
+  return cases;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const simt::Arguments arguments(argc, argv);
+  simt::Tests tests("wmma_turns", arguments, simt::hopper());
+  for (const Case& c : arguments.cases(cases())) {
+    tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "turns+unpacked");
+    tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "turns+unpacked");
+  }
+  return tests.finish();
+}
