@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from quick_bench import INSTANT, run_bench, run_to_json
 
 import dlattn
-from dlattn import bench
 from dlattn.bench import correctness, environment, figures, peers, plot, report, session, timing
 from dlattn.bench.cases import MISSION, SEED, Case, parse_shapes, sweep
 from dlattn.cli import main
@@ -22,25 +22,7 @@ from dlattn.cli.errors import CommandError
 
 Captured = pytest.CaptureFixture[str]
 
-INSTANT = timing.Windows(rounds=2, warmup_seconds=0.0, measured_seconds=0.0, host_calls=3)
-
-
-@pytest.fixture(autouse=True)
-def instant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One repetition each, and small ceilings."""
-    monkeypatch.setattr(bench, "QUICK", INSTANT)
-    monkeypatch.setattr(environment, "_MATMUL_SIZE", {"cpu": 64, "cuda": 256})
-    monkeypatch.setattr(environment, "_COPY_BYTES", {"cpu": 1 << 16, "cuda": 1 << 20})
-
-
-def run_bench(*arguments: str | Path) -> int:
-    return main(["bench", "--quick", "--device", "cpu", *map(str, arguments)])
-
-
-def run_to_json(tmp_path: Path, *arguments: str) -> Any:
-    path = tmp_path / "bench.json"
-    assert run_bench("--json", path, *arguments) == 0
-    return json.loads(path.read_text(), parse_constant=pytest.fail)
+pytestmark = pytest.mark.usefixtures("instant")
 
 
 # Cases
