@@ -9,7 +9,8 @@ import cubins
 import pytest
 
 MAX_SMEM = {cubins.SM_89: 99 * 1024, cubins.SM_90A: 227 * 1024}  # per block
-WHOLE_SMEM = 163 * 1024  # what compute capability 8.0 has; no plan takes this variant on 8.9
+# Of variants that no plan takes on 8.9: what compute capability 8.0 has, and 9.0.
+BEYOND_ADA = {"whole": 163 * 1024, "turns": 227 * 1024}
 MAX_LADDER_REGISTERS = 120  # of the WMMA kernels at head_dim 64
 LADDER = ("wmma_qk", "wmma_smem")
 # Of wmma on sm_89: warps of a block, and blocks that an SM holds.
@@ -70,6 +71,12 @@ def test_kernel_is_there(kernels: cubins.Kernels, kernel: str) -> None:
 @pytest.mark.parametrize("kernel", cubins.expected_kernels())
 def test_no_spills(kernels: cubins.Kernels, kernel: str) -> None:
     usage = needs(kernels, kernel)
+    if kernel.endswith("_128_turns"):  # 194 KB of shared memory: nothing runs the code for 8.9
+        if "sm_90" not in kernels.usage[kernel]:
+            pytest.skip(f"no code for sm_90 in {kernels.source}")
+        usage = kernels.usage[kernel]["sm_90"]
+        assert (usage.stack, usage.local) == (0, 0)
+        return
     assert (usage.stack, usage.local) == (0, 0)
     spills = re.findall(r"\b(?:LDL|STL)\b[^;]*;", kernels.code[kernel])
     assert not spills, f"local memory: {spills[0]}"
@@ -107,7 +114,7 @@ def test_occupancy(kernels: cubins.Kernels, smem: dict[str, int], kernel: str) -
 def test_shared_memory(kernels: cubins.Kernels, smem: dict[str, int], kernel: str) -> None:
     dynamic = smem.get(kernel, 0)
     assert dynamic == BUDGETS["kernels"][kernel]["dynamic_smem"]
-    most = WHOLE_SMEM if kernel.endswith("_whole") else MAX_SMEM[cubins.arch_of(kernel)]
+    most = BEYOND_ADA.get(kernel.split("_")[-1], MAX_SMEM[cubins.arch_of(kernel)])
     assert dynamic + needs(kernels, kernel).static_smem <= most
 
 

@@ -17,7 +17,7 @@ namespace {
 
 // The tile shapes of wmma that its cost model chooses.
 void tile_shapes() {
-  constexpr int kW = wmma::kWide, kN = wmma::kNarrow, kS = wmma::kSplit, kA = wmma::kAhead,
+  constexpr int kW = wmma::kWide, kN = wmma::kNarrow, kS = wmma::kSplit, kT = wmma::kTurns,
                 kAll = wmma::kWhole;
   const struct {
     std::int64_t batch_size, heads, seqlen;
@@ -42,17 +42,19 @@ void tile_shapes() {
       {1, 8, 2048, 64, false, kN, kN, kN, kN},
       {1, 8, 4096, 64, false, kN, kW, kN, kW},
       {1, 8, 4096, 64, true, kN, kN, kN, kN},
-      {1, 8, 4096, 128, false, kN, kN, kN, kW},
+      {1, 8, 4096, 128, false, kN, kN, kN, kT},
       {1, 32, 1024, 128, true, kN, kN, kN, kN},
       // Many rows. Two wide blocks of head_dim 128 need 194 KB of an SM.
       {32, 32, 512, 64, false, kW, kW, kW, kW},
       {4, 32, 4096, 64, true, kW, kW, kW, kW},
-      {4, 16, 4096, 128, false, kN, kN, kN, kW},
-      {4, 16, 4096, 128, true, kN, kN, kN, kW},
+      {32, 16, 512, 128, true, kN, kN, kN, kW},
+      // Turns where an SM holds their 194 KB, and 129 KB of head_dim 256.
+      {4, 16, 4096, 128, false, kN, kN, kN, kT},
+      {4, 16, 4096, 128, true, kN, kN, kN, kT},
       // Registers leave one wide block of head_dim 256 to an SM.
       {1, 8, 1024, 256, false, kN, kN, kN, kN},
-      {4, 8, 4096, 256, false, kW, kW, kN, kA},
-      {4, 8, 4096, 192, true, kN, kN, kN, kA},
+      {4, 8, 4096, 256, false, kW, kW, kN, kT},
+      {4, 8, 4096, 192, true, kN, kN, kN, kT},
   };
   const std::vector<DeviceInfo> devices = gpus();
   for (const auto& c : cases) {
@@ -229,10 +231,11 @@ void packed_heads() {
                "no kernel can run this: wmma: packed: seqlen_q x heads of a group is 2147483648; "
                "accepted: up to 1073740800");
   for (const char* wrong : {"", "+packed", "packed+split", "split+", "split+packed+packed"}) {
-    CHECK_THROWS(dlattn::plan(alone, gpus()[0], request(wrong)), UnsupportedError,
-                 std::string("no kernel can run this: wmma: variant is ") + wrong +
-                     "; accepted: wide, narrow, split, ahead, general, whole, packed, unpacked, or "
-                     "one of each as in narrow+packed");
+    CHECK_THROWS(
+        dlattn::plan(alone, gpus()[0], request(wrong)), UnsupportedError,
+        std::string("no kernel can run this: wmma: variant is ") + wrong +
+            "; accepted: wide, narrow, split, ahead, general, whole, turns, packed, unpacked, or "
+            "one of each as in narrow+packed");
   }
 }
 

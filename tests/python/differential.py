@@ -43,6 +43,7 @@ KERNELS = {
         "wmma:split",
         "wmma:whole",
         "wmma:ahead",
+        "wmma:turns",
         "wmma:general",
         "wmma:packed",
         "wmma_smem",

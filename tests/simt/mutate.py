@@ -101,6 +101,8 @@ QUICK = {
 ONE_TILE = " 64"
 RACES_FIRST = ("tsan" + ONE_TILE, "tsan", "asan", "plain")
 NUMBERS_FIRST = ("plain" + ONE_TILE, "plain", "asan", "tsan")
+# Where there is no such tile.
+NO_ONE_TILE = ("wmma_turns",)
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,8 @@ def synchronisation_mutants(cuda: Path) -> Iterator[Mutant]:
                     changed = match.expand(replacement)
                     mutated = source[: match.start()] + changed + source[match.end() :]
                     line = line_of(source, match.start())
-                    yield Mutant(family, file, line, kind, mutated, RACES_FIRST)
+                    variants = RACES_FIRST[1:] if family in NO_ONE_TILE else RACES_FIRST
+                    yield Mutant(family, file, line, kind, mutated, variants)
 
 
 def pattern_of(text: str) -> str:

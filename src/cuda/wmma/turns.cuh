@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
                  const __grid_constant__ LaunchShape shape) {
   constexpr TileShape kShape = tile_shape(kHeadDim, kTurns);
   constexpr SmemMap kMap = smem_map(kHeadDim, kTurns);
-  constexpr QueryPlace kQueryPlace = kShape.query_place;
+  constexpr bool kOverlaid = kShape.query_place == QueryPlace::kRegistersOverlaid;
   constexpr int kRowTiles = kShape.row_tiles;
   constexpr int kBlockM = block_m(kShape);
   constexpr int kBlockN = kShape.block_n;
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
 
   const TileRange tiles(Mask(shape, seq.shift, seq.seqlen_k), m0, min(m0 + kBlockM, num_rows) - 1,
                         kBlockN);
-  // Counted in the order of the walk, from 0 on.
+  // Tiles are counted in the order of the walk from here on.
   const unsigned num_tiles = tiles.end - tiles.begin;
   const unsigned first_whole = tiles.end - tiles.full_end;
   const unsigned end_whole = tiles.end - tiles.full_begin;
@@ -99,8 +99,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
   float acc_o[kRowTiles][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];  // unless Q is read from shared memory
 
-  // Tiles are counted in the order of the walk from here on. All but the first, which may be
-  // ragged, are whole.
+  // All tiles but the first have all their keys.
   const T* next_k = nullptr;  // where the copy of the next tile begins
   const T* next_v = nullptr;
   const auto copy_tile = [&](unsigned i) {
@@ -129,7 +128,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
     Copy::template edge<kBlockM>(sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride,
                                  num_rows - m0, head_dim);
     // Otherwise Q has arrived when the first tile has: its mbarrier counts all copies before it.
-    if constexpr (kQueryPlace == QueryPlace::kRegistersOverlaid) {
+    if constexpr (kOverlaid) {
       ptx::cp_async_commit();
       ptx::cp_async_wait<0>();
       __syncthreads();
@@ -138,31 +137,16 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
       __syncthreads();  // all warps have Q: K and V may overwrite it
     }
     copy_first_tiles();
-    if constexpr (kQueryPlace == QueryPlace::kRegisters) {
-      stages.wait_full(0);
-#pragma unroll
-      for (int d = 0; d < kHeadDim; d += 16) load_q<kHeadDim>(rQ[d / 16], lane_q, d);
-    }
   }
 
-  // What is needed after the loop or seldom in it is worked out again rather than kept, where there
-  // is no register to spare in the loop.
-  constexpr bool kScarce = kHeadDim > 64;
-  const auto recall_work = [&] {
-    return kScarce ? rows.work(ptx::reread_block_index(), params) : work;
-  };
-  const auto recall_sequence = [&] {
-    if constexpr (kScarce) {
-      return tile::Sequence<T>(params, shape, recall_work());
-    } else {
-      return seq;
-    }
-  };
+  // What is needed after the loop or seldom in it is worked out again rather than kept: there is no
+  // register to spare in the loop.
+  const auto recall_work = [&] { return rows.work(ptx::reread_block_index(), params); };
   const auto load_q_block = [&](std::uint32_t (&a)[kRowTiles][4], int d) {
-    if constexpr (kQueryPlace == QueryPlace::kSmem) {
-      load_q<kHeadDim>(a, lane_q, d);
-    } else {
+    if constexpr (kOverlaid) {
       memcpy(a, rQ[d / 16], sizeof a);
+    } else {
+      load_q<kHeadDim>(a, lane_q, d);
     }
   };
   const auto lane_k = [&](unsigned i) {
@@ -172,18 +156,18 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
     return sV + i % kStages * kStage + lane_place_down<kHeadDim>(lane_idx);
   };
 
-  unsigned i = 0;
+  unsigned i = 0;  // the tile
   const auto attend_edge_tile = [&] {
     stages.wait_full(i);
     copy_tile(i + kLookahead);
-    const tile::Sequence<T> same = recall_sequence();
+    const tile::Sequence<T> same(params, shape, recall_work());
     const Mask mask(shape, same.shift, same.seqlen_k);
     const int first_row = recall_work().m_block * kBlockM + warp_row;
     attend_edge<T, kHeadDim, kBlockN, kShape.edge_keys>(
         softmax, acc_o, mask, first_row, tiles.end - 1 - static_cast<int>(i), lane_k(i), lane_v(i),
         shape.scale_log2, lane_idx, load_q_block);
   };
-  // All but the release of the last one.
+  // All that every row sees whole, but for the release of the last one.
   const auto attend_whole_tiles = [&] {
     float acc_s[kRowTiles][kBlockN / 8][4];
     std::uint32_t rP[kRowTiles][kBlockN / 16][4];
@@ -224,10 +208,10 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
   turns.end();
 
   const tile::Work done = recall_work();
-  write_results<kHeadDim, false, kQueryPlace == QueryPlace::kRegistersOverlaid>(
-      params, shape, tile::OutputRows<T>(params, done), rows, done.head,
-      done.m_block * kBlockM + warp_row, softmax, acc_o, smem + kMap.q + warp_row * kHeadDim * 2,
-      lane_idx);
+  write_results<kHeadDim, false, kOverlaid>(params, shape, tile::OutputRows<T>(params, done), rows,
+                                            done.head, done.m_block * kBlockM + warp_row, softmax,
+                                            acc_o, smem + kMap.q + warp_row * kHeadDim * 2,
+                                            lane_idx);
 }
 
 }  // namespace dlattn::wmma
