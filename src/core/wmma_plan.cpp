@@ -46,6 +46,7 @@ Speed speed(int head_dim_tile, int variant) {
       return {2800, 4.0, 4.0};
     case wmma::kTurns:
       // Of 256 rows' diagonal its warps leave out more than the walk below takes them to.
+      if (head_dim_tile <= 64) return {3500, 23.0, 23.0};
       if (head_dim_tile <= 128) return {4200, 37.5, 37.5};
       return head_dim_tile <= 192 ? Speed{5900, 28.3, 28.3} : Speed{7600, 43.0, 43.0};
     default:  // kAhead
@@ -192,8 +193,10 @@ std::string packing_refusal(const AttentionParams& p, int variant) {
 // for but a few SMs, it may lose: fewer blocks then share the work of storing results.
 constexpr double kPackingGain = 0.02;
 
-bool hands_over_by_mbarriers(int variant) {
-  return variant == wmma::kAhead || variant == wmma::kTurns;
+// Where tensor cores are slow, they bound every shape and have no idle time to lose. Of the blocks
+// with turns, the largest, a pack's short sequences leave most rows empty.
+bool turns_pay(const AttentionParams& p, const DeviceInfo& device) {
+  return matrix_rate(device) >= kH200Rate && !p.cu_seqlens_q;
 }
 
 }  // namespace
@@ -249,9 +252,8 @@ WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, 
        {wmma::kTurns, wmma::kAhead, wmma::kWide, wmma::kNarrow, wmma::kSplit, wmma::kWhole}) {
     if (!wmma::has_variant(head_dim_tile, variant) || (!any && variant != request.variant))
       continue;
-    if (any && hands_over_by_mbarriers(variant) && device.compute_major < 9) continue;
-    // Of its blocks, the largest, short sequences of a pack leave most rows empty.
-    if (any && variant == wmma::kTurns && p.cu_seqlens_q) continue;
+    if (any && variant == wmma::kAhead && device.compute_major < 9) continue;
+    if (any && variant == wmma::kTurns && !turns_pay(p, device)) continue;
     if (any && wmma::splits_keys(variant) && !split_refusal(params, head_dim_tile, variant).empty())
       continue;
     if (must_pack && !may_pack(variant)) continue;

@@ -101,8 +101,6 @@ QUICK = {
 ONE_TILE = " 64"
 RACES_FIRST = ("tsan" + ONE_TILE, "tsan", "asan", "plain")
 NUMBERS_FIRST = ("plain" + ONE_TILE, "plain", "asan", "tsan")
-# Where there is no such tile.
-NO_ONE_TILE = ("wmma_turns",)
 
 
 @dataclass(frozen=True)
@@ -158,8 +156,7 @@ def synchronisation_mutants(cuda: Path) -> Iterator[Mutant]:
                     changed = match.expand(replacement)
                     mutated = source[: match.start()] + changed + source[match.end() :]
                     line = line_of(source, match.start())
-                    variants = RACES_FIRST[1:] if family in NO_ONE_TILE else RACES_FIRST
-                    yield Mutant(family, file, line, kind, mutated, variants)
+                    yield Mutant(family, file, line, kind, mutated, RACES_FIRST)
 
 
 def pattern_of(text: str) -> str:

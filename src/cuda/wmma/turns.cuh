@@ -53,7 +53,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
                  const __grid_constant__ LaunchShape shape) {
   constexpr TileShape kShape = tile_shape(kHeadDim, kTurns);
   constexpr SmemMap kMap = smem_map(kHeadDim, kTurns);
-  constexpr bool kOverlaid = kShape.query_place == QueryPlace::kRegistersOverlaid;
+  constexpr QueryPlace kQueryPlace = kShape.query_place;
+  constexpr bool kOverlaid = kQueryPlace == QueryPlace::kRegistersOverlaid;
   constexpr int kRowTiles = kShape.row_tiles;
   constexpr int kBlockM = block_m(kShape);
   constexpr int kBlockN = kShape.block_n;
@@ -137,16 +138,21 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
       __syncthreads();  // all warps have Q: K and V may overwrite it
     }
     copy_first_tiles();
+    if constexpr (kQueryPlace == QueryPlace::kRegisters) {
+      stages.wait_full(0);
+#pragma unroll
+      for (int d = 0; d < kHeadDim; d += 16) load_q<kHeadDim>(rQ[d / 16], lane_q, d);
+    }
   }
 
   // What is needed after the loop or seldom in it is worked out again rather than kept: there is no
   // register to spare in the loop.
   const auto recall_work = [&] { return rows.work(ptx::reread_block_index(), params); };
   const auto load_q_block = [&](std::uint32_t (&a)[kRowTiles][4], int d) {
-    if constexpr (kOverlaid) {
-      memcpy(a, rQ[d / 16], sizeof a);
-    } else {
+    if constexpr (kQueryPlace == QueryPlace::kSmem) {
       load_q<kHeadDim>(a, lane_q, d);
+    } else {
+      memcpy(a, rQ[d / 16], sizeof a);
     }
   };
   const auto lane_k = [&](unsigned i) {
@@ -163,11 +169,16 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
     const tile::Sequence<T> same(params, shape, recall_work());
     const Mask mask(shape, same.shift, same.seqlen_k);
     const int first_row = recall_work().m_block * kBlockM + warp_row;
-    attend_edge<T, kHeadDim, kBlockN, kShape.edge_keys>(
+    return attend_edge<T, kHeadDim, kBlockN, kShape.edge_keys>(
         softmax, acc_o, mask, first_row, tiles.end - 1 - static_cast<int>(i), lane_k(i), lane_v(i),
         shape.scale_log2, lane_idx, load_q_block);
   };
-  // All that every row sees whole, but for the release of the last one.
+  // Once a tile has outgrown references, the next ones are likely to, and are gone about as edge
+  // tiles until one has not. Beyond this head_dim registers are too scarce for it, and less is
+  // lost.
+  constexpr bool kAnticipate = kHeadDim <= 64;
+  bool rising = false;
+  // From this tile on those that every row sees whole, but for the release of the last one.
   const auto attend_whole_tiles = [&] {
     float acc_s[kRowTiles][kBlockN / 8][4];
     std::uint32_t rP[kRowTiles][kBlockN / 16][4];
@@ -177,9 +188,11 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
     turns.pass();
 #pragma unroll 1
     while (true) {
-      softmax.template probabilities<T, 0, kBlockN>(acc_s, shape.scale_log2, rP, acc_o);
+      const bool raised =
+          softmax.template probabilities<T, 0, kBlockN>(acc_s, shape.scale_log2, rP, acc_o);
       copy_tile(i + kLookahead);
-      if (i + 1 == end_whole) break;
+      rising = kAnticipate && raised;
+      if (i + 1 == end_whole || rising) break;
       stages.wait_full(i + 1);
       turns.wait();
       multiply_pv<T, kHeadDim, 0, kBlockN>(acc_o, rP, lane_v(i));
@@ -193,16 +206,34 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
     turns.pass();
   };
   turns.begin();
-  for (unsigned end_edge = first_whole;; end_edge = num_tiles) {
-    for (; i < end_edge; ++i) {
-      attend_edge_tile();
-      stages.release(i, lane_idx);
-    }
-    if (i == num_tiles) break;
-    if (i < end_whole) {
-      attend_whole_tiles();
+  if constexpr (kAnticipate) {
+    while (i < num_tiles) {
+      const bool whole = i >= first_whole && i < end_whole;
+      if (whole && !rising) {
+        attend_whole_tiles();
+      } else {
+        rising = attend_edge_tile() && whole;
+        // As many turns as with all whole tiles in one walk.
+        if (whole && (rising || i + 1 == end_whole)) {
+          turns.wait();
+          turns.pass();
+        }
+      }
       stages.release(i, lane_idx);
       ++i;
+    }
+  } else {
+    for (unsigned end_edge = first_whole;; end_edge = num_tiles) {
+      for (; i < end_edge; ++i) {
+        attend_edge_tile();
+        stages.release(i, lane_idx);
+      }
+      if (i == num_tiles) break;
+      if (i < end_whole) {
+        attend_whole_tiles();
+        stages.release(i, lane_idx);
+        ++i;
+      }
     }
   }
   turns.end();
