@@ -41,7 +41,8 @@ __global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim, kHeadDimV, kT
     // The same in all lanes, and by this the compiler knows.
     const int warpgroup =
         __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
-    consume<T, kVarlen>(params, shape, launch, shared, warpgroup - 1);
+    Consumer<T, kVarlen, kHeadDim, kHeadDimV, kTerms>(params, shape, launch, shared, warpgroup - 1)
+        .run();
   }
 }
 
