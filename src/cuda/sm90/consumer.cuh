@@ -111,7 +111,7 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
         raised = true;
         if (softmax.scale_down(acc_s, sums, factors)) break;
         recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
-        terms.large = true;
+        terms.expect_larger();
         terms.apply(acc_s, first_row + mask.shift - n * kBlockN);
         apply_mask(acc_s, mask, first_row, n * kBlockN);
         leaping = true;
@@ -166,6 +166,8 @@ __device__ __forceinline__ void consume(const AttentionParams& params, const Lau
     if constexpr (kFromRegisters) {
       store_from_registers<T, kHeadDimV>(params, item, first_row, softmax, acc_o);
     } else {
+      // Read again: with score terms registers are scarce on the way here.
+      if constexpr (kVarlen && kTerms != Terms::kNone) item = *shared.item(query_use);
       const bool stored = store_results<T, kHeadDimV, kVarlen>(params, launch, item, first_row,
                                                                consumer, sQ, softmax, acc_o);
       if (stored) shared.queries.release(query_use);
