@@ -4,6 +4,7 @@
 
 #include "attention.h"
 #include "errors.h"
+#include "export.h"
 #include "host_buffer.h"
 #include "support.h"
 
@@ -103,6 +104,8 @@ NB_MODULE(_core, m) {
   def_call<plan>(m, "plan", "plan_varlen");
   m.def("merge_states", merge_states, nb::arg("outs").none(), nb::arg("lses").none(),
         nb::arg("layout").none(), nb::arg("stream").none());
+  m.def("relay", relay, nb::arg("capsule"),
+        "A DLPack capsule of another one's memory, which any thread may let go of.");
   m.def("info", info);
   m.def("inspect", inspect, nb::arg("tensor").none(),
         "How a tensor comes in: pointer, strides, device.");

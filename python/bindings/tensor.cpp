@@ -38,14 +38,6 @@ const char* device_name(std::int32_t type) {
   }
 }
 
-void contiguous_strides(Tensor* tensor) {
-  std::int64_t stride = 1;
-  for (int i = tensor->ndim - 1; i >= 0; --i) {
-    tensor->strides[i] = stride;
-    stride *= tensor->shape[i];
-  }
-}
-
 // Copies sizes, refusing what no honest exporter says. An empty tensor's strides mean nothing, so
 // they are replaced.
 void set_layout(Tensor* tensor, int ndim, const std::int64_t* shape, const std::int64_t* strides) {
@@ -132,6 +124,14 @@ std::int64_t Tensor::num_elements() const {
   std::int64_t count = 1;
   for (int i = 0; i < ndim; ++i) count *= shape[i];
   return count;
+}
+
+void contiguous_strides(Tensor* tensor) {
+  std::int64_t stride = 1;
+  for (int i = tensor->ndim - 1; i >= 0; --i) {
+    tensor->strides[i] = stride;
+    stride *= tensor->shape[i];
+  }
 }
 
 std::string shape_text(const std::int64_t* shape, int ndim) {

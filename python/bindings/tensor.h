@@ -29,6 +29,8 @@ struct Tensor {
   std::int64_t num_elements() const;
 };
 
+void contiguous_strides(Tensor* tensor);  // sets them
+
 std::string shape_text(const std::int64_t* shape, int ndim);  // "(2, 8, 64)"
 std::string dtype_text(dlpack::DLDataType dtype);             // "float16", "uint8", ...
 std::string device_text(Device device);                       // "cpu", "cuda:1"

@@ -135,8 +135,14 @@ class Jax(Framework):
         return outputs
 
     def _release(self) -> None:
-        while self._in_flight and self._in_flight[0][0].is_ready():
-            self._in_flight.popleft()
+        while self._in_flight:
+            try:
+                entry = self._in_flight.popleft()  # from here on, no other thread looks at it
+            except IndexError:
+                return
+            if not entry[0].is_ready():
+                self._in_flight.appendleft(entry)
+                return
 
 
 class _Launching:
@@ -153,7 +159,7 @@ class _Launching:
 
     def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
         self.buffers, self.held = self._launch(stream)
-        return self.buffers[0].__dlpack__(stream=stream)
+        return _lend(self.buffers[0], stream)
 
 
 class _After:
@@ -168,7 +174,19 @@ class _After:
 
     def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
         self._output.__dlpack__(stream=stream)  # makes the stream wait; the export is dropped
-        return self._buffer.__dlpack__(stream=stream)
+        return _lend(self._buffer, stream)
+
+
+def _lend(buffer: Any, stream: int | None) -> Any:
+    """Export a JAX array for JAX to take over.
+
+    It lets go of what it has taken over in a thread of its own, when the GPU is done. Its exports
+    must not be let go of there: they put the array among JAX's garbage before they let go of its
+    memory, and any thread may clear that garbage away in between.
+    """
+    from dlattn._core import relay
+
+    return relay(buffer.__dlpack__(stream=stream))
 
 
 _DL_CPU = 1

@@ -1,5 +1,5 @@
 # The one list of kernel instances: dtype x head_dim tile x family. A problem runs on the smallest tile that holds both
-# of its head dims. From this list come one .cu file per line and the registry's tables.
+# of its head dims. From this list come the .cu files that instantiate the launchers and the registry's tables.
 #
 #   dlattn_instance(<family> <dtype> <head_dim tiles, ascending>...)
 

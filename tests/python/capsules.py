@@ -30,7 +30,7 @@ class DLTensor(ctypes.Structure):
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-class _Managed(ctypes.Structure):
+class Managed(ctypes.Structure):
     _fields_ = (("tensor", DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
 
 
@@ -49,6 +49,12 @@ new_capsule = ctypes.pythonapi.PyCapsule_New
 new_capsule.restype = ctypes.py_object
 new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
+capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+capsule_pointer.restype = ctypes.c_void_p
+capsule_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+set_capsule_name = ctypes.pythonapi.PyCapsule_SetName
+set_capsule_name.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
 _exported: dict[int, Any] = {}  # what an export points to, until its deleter is called
 
 
@@ -66,7 +72,7 @@ def make_managed(
     keep: Any = None,
 ) -> int:
     """The address of a managed tensor, which lives, as `keep` does, until its deleter is called."""
-    managed = _Managed() if version is None else ManagedVersioned()
+    managed = Managed() if version is None else ManagedVersioned()
     if version is not None:
         managed.major, managed.minor = version
         managed.flags = flags

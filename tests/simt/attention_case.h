@@ -16,6 +16,8 @@
 namespace simt {
 
 using dlattn::Causal;
+inline constexpr Causal kFull = Causal::kNone, kCausal = Causal::kBottomRight,
+                        kTopLeft = Causal::kTopLeft;
 
 enum class Layout {
   kBshd,    // contiguous
@@ -43,7 +45,7 @@ struct Case {
   int seqlen_q = 1;
   int seqlen_k = 1;
   int head_dim = 64;
-  Causal causal = Causal::kNone;
+  Causal causal = kFull;
   int num_heads = 1;
   int num_heads_kv = 1;
   Layout layout = Layout::kBshd;
@@ -100,15 +102,19 @@ inline Case varlen(Case c, std::vector<int> seqlens_q, std::vector<int> seqlens_
   return c;
 }
 
+inline void append(std::vector<Case>* cases, const std::vector<Case>& more) {
+  cases->insert(cases->end(), more.begin(), more.end());
+}
+
 inline std::string Case::name() const {
-  static const char* const kCausal[] = {"full", "causal", "top-left"};
+  static const char* const kMasks[] = {"full", "causal", "top-left"};
   static const char* const kLayout[] = {"bshd",   "bhsd",   "packed",   "align8",
                                         "align4", "align2", "broadcast"};
   std::ostringstream out;
   out << "b" << batch_size << " q" << seqlen_q << " k" << seqlen_k << " h" << num_heads << "/"
       << num_heads_kv << " d" << head_dim;
   if (head_dim_v) out << "/" << head_dim_v;
-  out << " " << kCausal[static_cast<int>(causal)] << " " << kLayout[static_cast<int>(layout)];
+  out << " " << kMasks[static_cast<int>(causal)] << " " << kLayout[static_cast<int>(layout)];
   if (!lse) out << " no-lse";
   if (window_left >= 0 || window_right >= 0) {
     out << " window " << window_left << ":" << window_right;
@@ -308,8 +314,8 @@ reference::Problem make_problem(const Case& c, const Tensors<T>& t, int batch, i
   reference::Problem p;
   p.seqlen_q = c.rows_q(batch), p.seqlen_k = c.rows_k(batch);
   p.head_dim = c.head_dim, p.head_dim_v = c.dim_v();
-  p.causal = c.causal != Causal::kNone;
-  p.shift = c.causal == Causal::kTopLeft ? 0 : p.seqlen_k - p.seqlen_q;
+  p.causal = c.causal != kFull;
+  p.shift = c.causal == kTopLeft ? 0 : p.seqlen_k - p.seqlen_q;
   p.window_left = c.window_left, p.window_right = c.window_right;
   p.softmax_scale = 1.0 / std::sqrt(static_cast<double>(c.head_dim));
   p.softcap = c.softcap;

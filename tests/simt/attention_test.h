@@ -15,8 +15,8 @@
 #include "harness/launch.h"
 #include "random_cases.h"
 
-// Runs one family's kernels on cases and compares with float64. A family's test includes this, its
-// kernel, and calls run_attention_tests with what kernel<T, tile> is.
+// Runs one family's kernels on cases and compares with float64. A family's test includes this and
+// its kernel, and tells Tests how to run kernel<T, tile>.
 namespace simt {
 
 #if defined(SIMT_TSAN)
@@ -59,12 +59,27 @@ struct DTypeOf<float> {
   static constexpr dlattn::DType value = dlattn::DType::kFloat32;
 };
 
+// Whether this build has the instance of a dtype and a tile of head_dim. The plain one has all. Of
+// the sanitizers', which take their time to compile, each has a tile in one 16-bit dtype alone:
+// where that is float16 in the one it is bfloat16 in the other. SIMT_TILE leaves a single tile.
+constexpr bool is_built([[maybe_unused]] dlattn::DType dtype, [[maybe_unused]] int tile) {
+#if defined(SIMT_TILE)
+  return dtype == dlattn::DType::kFloat16 && tile == SIMT_TILE;
+#elif defined(SIMT_ASAN) || defined(SIMT_TSAN)
+  const bool in_float16 = (tile / 64 % 2 == 1) != kThreadSanitizer;
+  return dtype != (in_float16 ? dlattn::DType::kBFloat16 : dlattn::DType::kFloat16);
+#else
+  return true;
+#endif
+}
+
 // Calls run(tile) with the instance of instances.cmake that a plan names by its head_dim_tile, as a
-// compile-time constant.
+// compile-time constant. It must be one that is built.
 template <dlattn::Kernel kKernel, typename T, typename Run>
 void with_instance(int head_dim_tile, Run run) {
 #define DLATTN_INSTANCE(family, dtype, tile)                                                      \
-  if constexpr (dlattn::Kernel::family == kKernel && dlattn::DType::dtype == DTypeOf<T>::value) { \
+  if constexpr (dlattn::Kernel::family == kKernel && dlattn::DType::dtype == DTypeOf<T>::value && \
+                is_built(DTypeOf<T>::value, tile)) {                                              \
     if (head_dim_tile == tile) return run(std::integral_constant<int, tile>{});                   \
   }
 #include "instances.inc"
@@ -172,8 +187,8 @@ class Tests {
   void plan_for(const dlattn::DeviceInfo& device) { device_ = device; }
 
   // `run_kernel(head_dim_tile, params, shape)` runs in every thread of the launch. `variant`: which
-  // of the family's tile shapes; null: what the plan chooses. Problems that this one does not serve
-  // are passed over.
+  // of the family's tile shapes; null: what the plan chooses. Problems that this one does not
+  // serve, or of an instance that is not built, are passed over.
   template <typename T, typename RunKernel>
   void run(dlattn::Kernel kernel, const Case& c, RunKernel run_kernel,
            const char* variant = nullptr) {
@@ -191,6 +206,7 @@ class Tests {
     options.variant = variant;
     if (!dlattn::core::refusals(params, device_, options).empty()) return;
     const dlattn::Plan plan = dlattn::core::make_plan(params, device_, options);
+    if (!is_built(kDType, plan.head_dim_tile)) return;
     std::vector<unsigned char> first_out;
     std::string trouble;
     for (const Schedule schedule : schedules()) {

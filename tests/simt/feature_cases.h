@@ -6,9 +6,24 @@
 
 namespace simt {
 
+// Nothing to compute, heads, and strides, for kernels whose rows are aligned to 16 bytes.
+inline std::vector<Case> shape_cases() {
+  return {
+      // No keys, no queries, an empty batch.
+      {20, 0, 64, kCausal},
+      {0, 20, 64, kFull},
+      {20, 20, 64, kFull, 1, 1, Layout::kBshd, 0, 0},
+      // Heads, and v wider or narrower than q.
+      {40, 70, 32, kCausal, 4, 2, Layout::kBshd, 8},
+      {20, 70, 16, kFull, 3, 1, Layout::kBhsd, 112, 2},
+      // Other strides.
+      {20, 50, 32, kCausal, 2, 2, Layout::kPacked, 0, 2, false},
+      {20, 50, 32, kTopLeft, 2, 1, Layout::kBroadcast, 0, 2},
+  };
+}
+
 // Windows, sinks and variable length, which every family has.
 inline std::vector<Case> feature_cases(int head_dim) {
-  constexpr Causal kFull = Causal::kNone, kCausal = Causal::kBottomRight;
   const Case heads = {40, 90, head_dim, kFull, 2, 1};
   const Case causal_heads = {40, 90, head_dim, kCausal, 2, 1};
   return {
@@ -27,8 +42,6 @@ inline std::vector<Case> feature_cases(int head_dim) {
 
 // Query heads that share tiles, for the tile shapes that pack them. `head_dim` is a multiple of 8.
 inline std::vector<Case> packed_cases(int head_dim) {
-  constexpr Causal kFull = Causal::kNone, kCausal = Causal::kBottomRight,
-                   kTopLeft = Causal::kTopLeft;
   const Case one = {1, 90, head_dim, kCausal, 4, 1};
   const Case few = {3, 90, head_dim, kCausal, 8, 2};
   std::vector<Case> cases = {

@@ -29,7 +29,7 @@ class RandomCase {
     if (c.head_dim == 0) c.head_dim = between(1, some(0.7) ? 64 : 256);
     if (some(0.4)) c.head_dim_v = some(0.6) ? pick({8, 16, 64, 80, 128}) : between(1, 128);
     c.seqlen_q = length(), c.seqlen_k = length();
-    c.causal = pick({Causal::kNone, Causal::kBottomRight, Causal::kTopLeft});
+    c.causal = pick({kFull, kCausal, kTopLeft});
     c.layout = pick({Layout::kBshd, Layout::kBshd, Layout::kBshd, Layout::kBhsd, Layout::kPacked,
                      Layout::kAlign8, Layout::kAlign4, Layout::kAlign2, Layout::kBroadcast});
     c.lse = some(0.8);

@@ -6,6 +6,9 @@ namespace {
 
 using dlattn::Kernel;
 using simt::Case;
+using simt::kCausal;
+using simt::kFull;
+using simt::kTopLeft;
 using simt::Layout;
 
 template <typename T>
@@ -17,7 +20,7 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
 
 // The score features that scalar alone has: each by itself, then all of them.
 std::vector<Case> score_cases() {
-  const Case base = {20, 50, 40, simt::Causal::kBottomRight, 2, 1, Layout::kBshd, 0, 2};
+  const Case base = {20, 50, 40, kCausal, 2, 1, Layout::kBshd, 0, 2};
   return {
       simt::with(base, [](Case& c) { c.softcap = 1.5; }),
       simt::with(base, [](Case& c) { c.alibi = true; }),
@@ -26,7 +29,7 @@ std::vector<Case> score_cases() {
       simt::with(base, [](Case& c) { c.mask = true; }),
       simt::with(simt::varlen(base, {9, 40}, {33, 20}),
                  [](Case& c) {
-                   c.causal = simt::Causal::kNone, c.softcap = 2.0, c.alibi = true;
+                   c.causal = kFull, c.softcap = 2.0, c.alibi = true;
                    c.bias = simt::Bias::kFloat32, c.mask = true, c.sinks = true;
                    c.window_left = 15;
                  }),
@@ -35,8 +38,6 @@ std::vector<Case> score_cases() {
 
 // Tiles are 32 keys by 32 rows (16 for wide fp32 rows), 8 (4) rows a warp.
 std::vector<Case> cases() {
-  constexpr simt::Causal kFull = simt::Causal::kNone, kCausal = simt::Causal::kBottomRight,
-                         kTopLeft = simt::Causal::kTopLeft;
   std::vector<Case> cases = {
       {1, 1, 1, kFull, 3},
       {9, 33, 40, kCausal},
@@ -56,8 +57,8 @@ std::vector<Case> cases() {
       {10, 40, 32, kCausal, 2, 2, Layout::kPacked, 0, 2, false},
       {10, 40, 32, kTopLeft, 2, 1, Layout::kBroadcast, 0, 2},
   };
-  for (const Case& c : simt::feature_cases(24)) cases.push_back(c);
-  for (const Case& c : score_cases()) cases.push_back(c);
+  simt::append(&cases, simt::feature_cases(24));
+  simt::append(&cases, score_cases());
   if (simt::kThreadSanitizer) return cases;
   const std::vector<Case> more = {
       {15, 15, 64, kFull},
@@ -78,7 +79,7 @@ std::vector<Case> cases() {
       {40, 50, 64, kCausal, 2, 2, Layout::kPacked, 0, 2},
       {40, 50, 64, kCausal, 2, 2, Layout::kBhsd, 0, 2, false},
   };
-  cases.insert(cases.end(), more.begin(), more.end());
+  simt::append(&cases, more);
   return cases;
 }
 

@@ -7,6 +7,9 @@ namespace {
 
 using dlattn::Kernel;
 using simt::Case;
+using simt::kCausal;
+using simt::kFull;
+using simt::kTopLeft;
 using simt::Layout;
 
 dlattn::ptx::TensorMap encode(const dlattn::sm90::TensorBox& box) {
@@ -51,8 +54,6 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
 
 // Tiles are 64, 96 or 128 keys by 128 or 256 rows, 64 rows a warpgroup.
 std::vector<Case> cases() {
-  constexpr simt::Causal kFull = simt::Causal::kNone, kCausal = simt::Causal::kBottomRight,
-                         kTopLeft = simt::Causal::kTopLeft;
   const auto bias = [](Case& c) { c.bias = simt::Bias::kOwnDType; };
   const auto wide_bias = [](Case& c) { c.bias = simt::Bias::kFloat32; };
   const auto mask = [](Case& c) { c.mask = true; };
@@ -184,7 +185,7 @@ std::vector<Case> cases() {
       simt::with({150, 500, 64, kFull, 2, 1},
                  [](Case& c) { c.window_left = 30, c.window_right = 20; }),
   };
-  cases.insert(cases.end(), more.begin(), more.end());
+  simt::append(&cases, more);
   return cases;
 }
 

@@ -6,6 +6,9 @@ namespace {
 
 using dlattn::Kernel;
 using simt::Case;
+using simt::kCausal;
+using simt::kFull;
+using simt::kTopLeft;
 using simt::Layout;
 
 template <typename T, int kVariant, bool kPacked = false>
@@ -19,8 +22,6 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
 
 // Tiles are 64 or 32 keys by 64 or 128 rows, 16 or 32 rows a warp.
 std::vector<Case> cases() {
-  constexpr simt::Causal kFull = simt::Causal::kNone, kCausal = simt::Causal::kBottomRight,
-                         kTopLeft = simt::Causal::kTopLeft;
   std::vector<Case> cases = {
       {1, 1, 8, kFull},
       {17, 31, 24, kCausal},
@@ -40,16 +41,6 @@ std::vector<Case> cases() {
       {20, 128, 256, kFull},
       // Rows that see nothing: some of a warp's, whole warps', a whole tile's.
       {150, 40, 32, kCausal},
-      // No keys, no queries, an empty batch.
-      {20, 0, 64, kCausal},
-      {0, 20, 64, kFull},
-      {20, 20, 64, kFull, 1, 1, Layout::kBshd, 0, 0},
-      // Heads, and v wider or narrower than q.
-      {40, 70, 32, kCausal, 4, 2, Layout::kBshd, 8},
-      {20, 70, 16, kFull, 3, 1, Layout::kBhsd, 112, 2},
-      // Other strides.
-      {20, 50, 32, kCausal, 2, 2, Layout::kPacked, 0, 2, false},
-      {20, 50, 32, kTopLeft, 2, 1, Layout::kBroadcast, 0, 2},
       // Masked tiles at both ends of a long walk.
       simt::with({70, 400, 64, kCausal, 2, 1}, [](Case& c) { c.window_left = 200; }),
   };
@@ -58,7 +49,8 @@ std::vector<Case> cases() {
     for (const int keys : {600, 256})
       cases.push_back(simt::with({20, keys, head_dim, kFull}, [](Case& c) { c.rise = 1.0; }));
   }
-  for (const Case& c : simt::feature_cases(40)) cases.push_back(c);
+  simt::append(&cases, simt::shape_cases());
+  simt::append(&cases, simt::feature_cases(40));
   if (simt::kThreadSanitizer) return cases;
   const std::vector<Case> more = {
       {15, 15, 64, kFull},
@@ -80,7 +72,7 @@ std::vector<Case> cases() {
       simt::with({70, 300, 128, kFull, 2, 1},
                  [](Case& c) { c.window_left = 100, c.window_right = 40; }),
   };
-  cases.insert(cases.end(), more.begin(), more.end());
+  simt::append(&cases, more);
   return cases;
 }
 

@@ -6,6 +6,9 @@ namespace {
 
 using dlattn::Kernel;
 using simt::Case;
+using simt::kCausal;
+using simt::kFull;
+using simt::kTopLeft;
 using simt::Layout;
 
 template <typename T>
@@ -19,7 +22,7 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
 // 64 rows by 64 or 32 keys; a run of a lane's keys is 16 or 8.
 std::vector<Case> score_cases() {
   using simt::Bias, simt::ScoreLayout;
-  const Case base = {70, 150, 40, simt::Causal::kBottomRight, 2, 1, Layout::kBshd, 0, 2};
+  const Case base = {70, 150, 40, kCausal, 2, 1, Layout::kBshd, 0, 2};
   const auto bias = [&](Bias bias, ScoreLayout layout, int seqlen_k) {
     return simt::with(
         base, [=](Case& c) { c.bias = bias, c.score_layout = layout, c.seqlen_k = seqlen_k; });
@@ -30,7 +33,7 @@ std::vector<Case> score_cases() {
   };
   return {
       simt::with(base, [](Case& c) { c.softcap = 1.5; }),
-      simt::with(base, [](Case& c) { c.alibi = true, c.causal = simt::Causal::kNone; }),
+      simt::with(base, [](Case& c) { c.alibi = true, c.causal = kFull; }),
       bias(Bias::kOwnDType, ScoreLayout::kAligned, 150),
       bias(Bias::kOwnDType, ScoreLayout::kRows, 150),
       bias(Bias::kOwnDType, ScoreLayout::kRows, 149),
@@ -45,7 +48,7 @@ std::vector<Case> score_cases() {
 }
 
 std::vector<Case> combined_cases(int head_dim) {
-  const Case base = {70, 150, head_dim, simt::Causal::kNone, 2, 1, Layout::kBshd, 0, 2};
+  const Case base = {70, 150, head_dim, kFull, 2, 1, Layout::kBshd, 0, 2};
   return {
       simt::with(simt::varlen(base, {9, 70}, {133, 90}),
                  [](Case& c) {
@@ -55,15 +58,13 @@ std::vector<Case> combined_cases(int head_dim) {
       simt::with(base,
                  [](Case& c) {
                    c.bias = simt::Bias::kOwnDType, c.mask = true, c.sinks = true;
-                   c.causal = simt::Causal::kTopLeft;
+                   c.causal = kTopLeft;
                    c.score_layout = simt::ScoreLayout::kAligned;
                  }),
   };
 }
 
 std::vector<Case> cases() {
-  constexpr simt::Causal kFull = simt::Causal::kNone, kCausal = simt::Causal::kBottomRight,
-                         kTopLeft = simt::Causal::kTopLeft;
   std::vector<Case> cases = {
       {1, 1, 1, kFull, 3},
       {17, 31, 23, kCausal},
@@ -87,12 +88,12 @@ std::vector<Case> cases() {
       {20, 50, 33, kCausal, 2, 2, Layout::kPacked, 0, 2, false},
       {20, 50, 32, kTopLeft, 2, 1, Layout::kBroadcast, 0, 2},
   };
-  for (const Case& c : simt::feature_cases(36)) cases.push_back(c);
-  for (const Case& c : score_cases()) cases.push_back(c);
-  for (const Case& c : combined_cases(128)) cases.push_back(c);
+  simt::append(&cases, simt::feature_cases(36));
+  simt::append(&cases, score_cases());
+  simt::append(&cases, combined_cases(128));
   if (simt::kThreadSanitizer) return cases;
   for (const int head_dim : {20, 64, 88, 180, 256}) {
-    for (const Case& c : combined_cases(head_dim)) cases.push_back(c);
+    simt::append(&cases, combined_cases(head_dim));
   }
   for (Case c : score_cases()) {
     c.head_dim = 96;
@@ -104,7 +105,7 @@ std::vector<Case> cases() {
 // The one query of each sequence, with what every row of its heads needs by itself.
 std::vector<Case> packed_cases() {
   std::vector<Case> cases = simt::packed_cases(48);
-  const Case base = {1, 150, 60, simt::Causal::kBottomRight, 8, 2, Layout::kAlign8, 0, 2};
+  const Case base = {1, 150, 60, kCausal, 8, 2, Layout::kAlign8, 0, 2};
   for (const auto layout :
        {simt::ScoreLayout::kRows, simt::ScoreLayout::kColumns, simt::ScoreLayout::kOneRow}) {
     cases.push_back(simt::with(base, [=](Case& c) {

@@ -7,6 +7,9 @@ namespace {
 
 using dlattn::Kernel;
 using simt::Case;
+using simt::kCausal;
+using simt::kFull;
+using simt::kTopLeft;
 using simt::Layout;
 
 using dlattn::wmma::kSplit;
@@ -24,8 +27,6 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
 // Whole: groups without tiles, with one and with two; the last of 512 keys; masks at both ends of a
 // walk, rows that see nothing.
 std::vector<Case> whole_cases() {
-  constexpr simt::Causal kFull = simt::Causal::kNone, kCausal = simt::Causal::kBottomRight,
-                         kTopLeft = simt::Causal::kTopLeft;
   std::vector<Case> cases = {
       {1, 1, 64, kFull},
       {33, 130, 40, kTopLeft},
@@ -36,7 +37,7 @@ std::vector<Case> whole_cases() {
       {110, 40, 64, kCausal},
       simt::with({60, 500, 56, kCausal, 2, 1}, [](Case& c) { c.window_left = 300; }),
   };
-  for (const Case& c : simt::feature_cases(64)) cases.push_back(c);
+  simt::append(&cases, simt::feature_cases(64));
   if (simt::kThreadSanitizer) return cases;
   const std::vector<Case> more = {
       {33, 64, 64, kFull},
@@ -46,14 +47,12 @@ std::vector<Case> whole_cases() {
       simt::with({40, 512, 64, kFull, 2, 1},
                  [](Case& c) { c.window_left = 100, c.window_right = 40; }),
   };
-  cases.insert(cases.end(), more.begin(), more.end());
+  simt::append(&cases, more);
   return cases;
 }
 
 // Tiles are 16 or 32 keys by 32 rows; 4 groups take them in turn, with two stages each.
 std::vector<Case> cases() {
-  constexpr simt::Causal kFull = simt::Causal::kNone, kCausal = simt::Causal::kBottomRight,
-                         kTopLeft = simt::Causal::kTopLeft;
   std::vector<Case> cases = {
       // One key, one tile, groups without tiles, with one tile, with one more than others, with so
       // many that their stages are used again.
@@ -71,20 +70,11 @@ std::vector<Case> cases() {
       // Rows that see nothing: some of a warp's, whole warps', a whole block's.
       {110, 40, 32, kCausal},
       {75, 20, 128, kCausal},
-      // No keys, no queries, an empty batch.
-      {20, 0, 64, kCausal},
-      {0, 20, 64, kFull},
-      {20, 20, 64, kFull, 1, 1, Layout::kBshd, 0, 0},
-      // Heads, and v wider or narrower than q.
-      {40, 70, 32, kCausal, 4, 2, Layout::kBshd, 8},
-      {20, 70, 16, kFull, 3, 1, Layout::kBhsd, 112, 2},
-      // Other strides.
-      {20, 50, 32, kCausal, 2, 2, Layout::kPacked, 0, 2, false},
-      {20, 50, 32, kTopLeft, 2, 1, Layout::kBroadcast, 0, 2},
       // Masked tiles at both ends of a walk.
       simt::with({40, 600, 64, kCausal, 2, 1}, [](Case& c) { c.window_left = 300; }),
   };
-  for (const Case& c : simt::feature_cases(40)) cases.push_back(c);
+  simt::append(&cases, simt::shape_cases());
+  simt::append(&cases, simt::feature_cases(40));
   if (simt::kThreadSanitizer) return cases;
   const std::vector<Case> more = {
       {15, 15, 64, kFull},
@@ -104,7 +94,7 @@ std::vector<Case> cases() {
       simt::with({40, 300, 128, kFull, 2, 1},
                  [](Case& c) { c.window_left = 100, c.window_right = 40; }),
   };
-  cases.insert(cases.end(), more.begin(), more.end());
+  simt::append(&cases, more);
   return cases;
 }
 

@@ -9,8 +9,6 @@ namespace simt {
 
 // For the kernels whose warps own stripes of 16 rows of a tile of 64, with tiles of 32 or 64 keys.
 inline std::vector<Case> wmma_cases(bool thread_sanitizer) {
-  constexpr Causal kFull = Causal::kNone, kCausal = Causal::kBottomRight,
-                   kTopLeft = Causal::kTopLeft;
   std::vector<Case> cases = {
       // Every head_dim once, with lengths at the edges of stripes and tiles.
       {1, 1, 16, kFull},
@@ -37,7 +35,7 @@ inline std::vector<Case> wmma_cases(bool thread_sanitizer) {
       {20, 50, 32, kCausal, 2, 2, Layout::kPacked, 0, 2, false},
       {20, 50, 32, kTopLeft, 2, 1, Layout::kBroadcast, 0, 2},
   };
-  for (const Case& c : feature_cases(32)) cases.push_back(c);
+  append(&cases, feature_cases(32));
   if (thread_sanitizer) return cases;
   const std::vector<Case> more = {
       {15, 15, 64, kFull},
@@ -61,7 +59,7 @@ inline std::vector<Case> wmma_cases(bool thread_sanitizer) {
       {70, 90, 64, kCausal, 2, 2, Layout::kPacked, 0, 2},
       {70, 90, 64, kCausal, 2, 2, Layout::kBhsd, 0, 2, false},
   };
-  cases.insert(cases.end(), more.begin(), more.end());
+  append(&cases, more);
   return cases;
 }
 

@@ -1,0 +1,99 @@
+#include "export.h"
+
+#include <algorithm>
+#include <iterator>
+#include <mutex>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace dlattn::python {
+namespace {
+
+// An export, which may outlive every Python object.
+template <typename Managed>
+struct Export {
+  Managed managed{};
+  std::int64_t shape[kMaxDims];
+  std::int64_t strides[kMaxDims];
+  std::shared_ptr<void> memory;
+};
+
+template <typename Managed>
+nb::object make(const Tensor& tensor, std::shared_ptr<void> memory, const char* name) {
+  auto made = std::make_unique<Export<Managed>>();
+  std::copy(std::begin(tensor.shape), std::end(tensor.shape), made->shape);
+  std::copy(std::begin(tensor.strides), std::end(tensor.strides), made->strides);
+  made->memory = std::move(memory);
+  Managed& managed = made->managed;
+  if constexpr (std::is_same_v<Managed, dlpack::ManagedTensorVersioned>) {
+    managed.version = {dlpack::kMajorVersion, dlpack::kMinorVersion};
+  }
+  managed.tensor = {tensor.data,
+                    to_dlpack(tensor.device),
+                    tensor.ndim,
+                    tensor.dtype,
+                    made->shape,
+                    made->strides,
+                    0};
+  managed.context = made.get();
+  managed.deleter = [](Managed* self) { delete static_cast<Export<Managed>*>(self->context); };
+  PyObject* capsule = PyCapsule_New(&managed, name, [](PyObject* object) {
+    for (const char* unused : {"dltensor", "dltensor_versioned"}) {
+      if (!PyCapsule_IsValid(object, unused)) continue;
+      auto* left = static_cast<Managed*>(PyCapsule_GetPointer(object, unused));
+      left->deleter(left);
+    }
+  });
+  if (!capsule) throw nb::python_error();
+  made.release();
+  return nb::steal<nb::object>(capsule);
+}
+
+// References that threads without the GIL have given up.
+struct GivenUp {
+  std::mutex mutex;
+  std::vector<PyObject*> objects;
+};
+// Never destroyed: those threads may outlive the interpreter.
+GivenUp& given_up() {
+  static auto* all = new GivenUp;
+  return *all;
+}
+
+// Needs the GIL.
+int drop_given_up(void*) {
+  std::vector<PyObject*> objects;
+  {
+    const std::lock_guard lock(given_up().mutex);
+    objects.swap(given_up().objects);
+  }
+  for (PyObject* object : objects) Py_DECREF(object);
+  return 0;
+}
+
+// Needs no GIL.
+void give_up(void* object) {
+  {
+    const std::lock_guard lock(given_up().mutex);
+    given_up().objects.push_back(static_cast<PyObject*>(object));
+  }
+  // Where Python's queue is full, the next relay sees to it.
+  if (Py_IsInitialized()) Py_AddPendingCall(drop_given_up, nullptr);
+}
+
+}  // namespace
+
+nb::object make_capsule(const Tensor& tensor, std::shared_ptr<void> memory, bool versioned) {
+  return versioned
+             ? make<dlpack::ManagedTensorVersioned>(tensor, std::move(memory), "dltensor_versioned")
+             : make<dlpack::ManagedTensor>(tensor, std::move(memory), "dltensor");
+}
+
+nb::object relay(const nb::object& capsule) {
+  drop_given_up(nullptr);
+  Tensor tensor = from_capsule(capsule, "capsule");
+  return make_capsule(tensor, {tensor.owner.release().ptr(), give_up}, false);
+}
+
+}  // namespace dlattn::python
