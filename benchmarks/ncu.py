@@ -25,6 +25,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dlattn.bench import environment
+
 SECTIONS = (
     "SpeedOfLight",
     "ComputeWorkloadAnalysis",
@@ -194,15 +196,6 @@ def pick(metrics: dict[str, tuple[str, str]]) -> dict[str, Any]:
     return picked
 
 
-def _commit() -> str | None:
-    root = Path(__file__).resolve().parent
-    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
-    except OSError:
-        return None
-
-
 def _number(text: str) -> float | None:
     try:
         return float(text.replace(",", ""))
@@ -242,7 +235,7 @@ def main() -> int:
     options = ["--kernel", args.kernel, "--causal", args.causal]
     options += ["--head-dim", *map(str, args.head_dim)]
     try:
-        entries = profile(cases, options, args.raw, args.commit or _commit())
+        entries = profile(cases, options, args.raw, environment.git_state(args.commit)["sha"])
     except ProfileError as error:
         print(f"ncu.py: {error}", file=sys.stderr)
         return 3

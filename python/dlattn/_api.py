@@ -79,11 +79,11 @@ def attention(
             `Plan.packed_heads`).
         batch_invariant: Give a sequence the same bits alone, in any batch and in any pack of
             `attention_varlen`, on the same device, as long as its rows are aligned alike. Without
-            it the same call gives the same bits each time, but two choices of the plan follow
-            batch size, numbers of heads and lengths: on a GPU the tile shape of "wmma" and whether
-            it packs heads, on the CPU into how many parts the keys of few queries are split. With
-            it both are made as for a large batch of long sequences, which is slower for a small
-            one, most of all with few queries.
+            it the same call gives the same bits each time, but some choices of the plan follow
+            batch size, numbers of heads and lengths: on a GPU the kernel, the tile shape of "wmma"
+            and whether it packs heads, on the CPU into how many parts the keys of few queries are
+            split. With it they are made as for a large batch of long sequences, which is slower
+            for a small one, most of all with few queries.
 
     Returns:
         out, of q's shape with head_dim_v for head_dim; with `return_lse`, the pair (out, lse), lse

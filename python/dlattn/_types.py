@@ -30,7 +30,7 @@ class Plan:
 
     kernel: str
     variant: str
-    """Which of the kernel's tile shapes; empty if it has one alone."""
+    """Which of the kernel's tile shapes, of "sm90" for which terms of scores; may be empty."""
     dtype: str
     device: str
     head_dim_tile: int

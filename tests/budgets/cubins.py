@@ -232,13 +232,15 @@ def _read(binaries: list[Path], source: str) -> Kernels:
         for symbol, arch, usage in usage_of_symbols(binary):
             if match := _KERNEL.fullmatch(symbol):
                 kernels.usage.setdefault(_parsed_name(match), {})[arch] = usage
-        for arch in (SM_89, SM_90A):
-            if not any(arch in archs for archs in kernels.usage.values()):
-                continue
-            for symbol, code in listings(binary, arch):
-                match = _KERNEL.fullmatch(symbol)
-                if match and arch_of(_parsed_name(match)) == arch:
-                    kernels.code[_parsed_name(match)] = code
+        there = {arch for archs in kernels.usage.values() for arch in archs}
+        archs = [arch for arch in (SM_89, SM_90A) if arch in there]
+        with ThreadPoolExecutor(2) as pool:
+            listed = pool.map(lambda arch, binary=binary: list(listings(binary, arch)), archs)
+            for arch, code_of_symbols in zip(archs, listed, strict=True):
+                for symbol, code in code_of_symbols:
+                    match = _KERNEL.fullmatch(symbol)
+                    if match and arch_of(_parsed_name(match)) == arch:
+                        kernels.code[_parsed_name(match)] = code
     return kernels
 
 

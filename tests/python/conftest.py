@@ -6,8 +6,11 @@ import os
 
 import pytest
 from arrays import FRAMEWORKS, Framework
+from quick_bench import INSTANT
 
 import dlattn
+from dlattn import bench
+from dlattn.bench import environment
 
 # JAX would take most of a GPU's memory, which torch's tests need too.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -32,6 +35,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def framework(request: pytest.FixtureRequest) -> Framework:
     """Each tensor library that runs on the CPU."""
     return FRAMEWORKS[request.param]()
+
+
+@pytest.fixture
+def instant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark does everything once, and has small ceilings."""
+    monkeypatch.setattr(bench, "QUICK", INSTANT)
+    monkeypatch.setattr(environment, "_MATMUL_SIZE", {"cpu": 64, "cuda": 256})
+    monkeypatch.setattr(environment, "_COPY_BYTES", {"cpu": 1 << 16, "cuda": 1 << 20})
 
 
 @pytest.fixture

@@ -14,18 +14,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from quick_bench import run_to_json
 
 import dlattn
 from dlattn import bench
 from dlattn.bench import (
-    environment,
     features,
     figures,
     mma_ceiling,
     plot,
     report,
     session,
-    timing,
 )
 from dlattn.bench.cases import Case, small, sweep
 from dlattn.bench.peers import cpu_problem, ours_with
@@ -39,22 +38,7 @@ from dlattn.bench import scores, tensors  # noqa: E402
 
 Captured = pytest.CaptureFixture[str]
 
-INSTANT = timing.Windows(rounds=2, warmup_seconds=0.0, measured_seconds=0.0, host_calls=3)
-
-
-@pytest.fixture(autouse=True)
-def instant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One repetition each, and small ceilings."""
-    monkeypatch.setattr(bench, "QUICK", INSTANT)
-    monkeypatch.setattr(environment, "_MATMUL_SIZE", {"cpu": 64, "cuda": 256})
-    monkeypatch.setattr(environment, "_COPY_BYTES", {"cpu": 1 << 16, "cuda": 1 << 20})
-
-
-def run_to_json(tmp_path: Path, *arguments: str) -> Any:
-    path = tmp_path / "bench.json"
-    command = ["bench", "--quick", "--device", "cpu", "--json", str(path), *arguments]
-    assert main(command) == 0
-    return json.loads(path.read_text(), parse_constant=pytest.fail)
+pytestmark = pytest.mark.usefixtures("instant")
 
 
 def normal(*sizes: int, seed: int = 0) -> Any:

@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 from arrays import normal, poisoned, qkv
 from capsules import Exporter, device_tensor
+from wrong_calls import K, Q, V, Wrong, check
 
 import dlattn
 from dlattn import UnsupportedError
 
-Q, K, V = qkv()  # (2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8)
 HALF = qkv(dtype="float16")
-
-
-@dataclass
-class Wrong:
-    """A call of attention(Q, K, V) with some arguments changed, and what its message must hold."""
-
-    changes: dict[str, Any]
-    words: tuple[str, ...]
-    error: type[Exception] = UnsupportedError
-    defaults: dict[str, Any] = field(default_factory=lambda: {"q": Q, "k": K, "v": V})
-
-    def call(self, function: Any) -> Any:
-        arguments = {**self.defaults, **self.changes}
-        arguments = {
-            name: value() if inspect.isfunction(value) else value
-            for name, value in arguments.items()
-        }
-        return function(**arguments)
 
 
 def read_only(x: np.ndarray) -> np.ndarray:
@@ -295,14 +275,6 @@ WRONG = {
 }
 
 
-def check(wrong: Wrong, function: Any) -> None:
-    with pytest.raises((UnsupportedError, TypeError)) as caught:
-        wrong.call(function)
-    assert type(caught.value) is wrong.error
-    for word in wrong.words:
-        assert word in str(caught.value)
-
-
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_call(name):
     check(WRONG[name], dlattn.attention)
@@ -481,134 +453,3 @@ def test_the_cause_of_a_failed_export_is_kept():
 def test_other_exceptions_of_an_exporter_pass_through():
     with pytest.raises(KeyError, match="mine"):
         dlattn.attention(Exporter(Q, error=KeyError("mine")), K, V)
-
-
-class TestTorch:
-    @pytest.fixture(params=["exchange API", "__dlpack__"], autouse=True)
-    def setup(self, request):
-        self.torch = pytest.importorskip("torch")
-        self.q, self.k, self.v = (self.torch.from_numpy(x) for x in (Q, K, V))
-        dlattn._core.use_exchange_api(request.param == "exchange API")
-        yield
-        dlattn._core.use_exchange_api(True)
-
-    def raises(self, error, *words, **changes):
-        wrong = Wrong(changes, words, error, {"q": self.q, "k": self.k, "v": self.v})
-        check(wrong, dlattn.attention)
-
-    def test_requires_grad(self):
-        k = self.k.clone().requires_grad_()
-        self.raises(UnsupportedError, "k requires grad", "torch.no_grad()", "k.detach()", k=k)
-        with self.torch.no_grad():
-            dlattn.attention(self.q, k, self.v)
-        dlattn.attention(self.q, k.detach(), self.v)
-
-    def test_a_parameter_counts_as_a_tensor(self):
-        q = self.torch.nn.Parameter(self.q)
-        self.raises(UnsupportedError, "q requires grad", "accepted", q=q)
-        with self.torch.inference_mode():
-            assert type(dlattn.attention(q, self.k, self.v)) is self.torch.Tensor
-
-    def test_conjugated(self):
-        q = self.q.to(self.torch.complex64).conj()
-        self.raises(UnsupportedError, "q is a conjugated view", "accepted", q=q)
-
-    def test_negated(self):
-        q = self.torch.complex(self.q, self.q).conj().imag
-        assert q.is_neg()
-        self.raises(UnsupportedError, "q is a negated view", "resolve_neg()", q=q)
-
-    def test_sparse(self):
-        self.raises(TypeError, "v: torch.Tensor", "accepted: a dense", v=self.v.to_sparse())
-
-    def test_meta(self):
-        self.raises(TypeError, "q: torch.Tensor", "meta", "accepted", q=self.q.to("meta"))
-
-    def test_fake(self):
-        with pytest.importorskip("torch._subclasses").FakeTensorMode():
-            q = self.torch.randn(2, 5, 4, 8)
-        self.raises(TypeError, "q is a torch._subclasses", "accepted: a plain torch.Tensor", q=q)
-
-    @pytest.mark.filterwarnings("ignore::UserWarning")
-    def test_nested(self):
-        q = self.torch.nested.nested_tensor([self.q[0], self.q[0]])
-        self.raises(TypeError, "q: torch.Tensor", "accepted: a dense", q=q)
-
-    def test_inside_vmap(self):
-        with pytest.raises(TypeError, match=r"q: torch\.Tensor.*accepted: a dense"):
-            self.torch.func.vmap(lambda q: dlattn.attention(q, self.k, self.v))(self.q[None])
-
-    def test_float8(self):
-        for name in ("float8_e4m3fn", "float8_e5m2"):
-            q = self.q.to(getattr(self.torch, name))
-            self.raises(UnsupportedError, f"q: dtype is {name}; accepted: float16", q=q)
-
-    def test_an_expanded_out_overlaps_itself(self):
-        out = self.torch.empty(1, 5, 4, 8).expand(2, 5, 4, 8)
-        self.raises(UnsupportedError, "out: a stride of 0", "at least", out=out)
-
-
-class TestJax:
-    @pytest.fixture(autouse=True)
-    def setup(self):
-        self.jax = pytest.importorskip("jax")
-        self.arrays = [self.jax.numpy.asarray(x) for x in (Q, K, V)]
-
-    def test_out(self):
-        with pytest.raises(UnsupportedError, match="out: JAX arrays are immutable; accepted: None"):
-            dlattn.attention(*self.arrays, out=self.arrays[0])
-
-    def test_tracer(self):
-        with pytest.raises(TypeError, match=r"q is a JAX tracer.*accepted: a concrete array"):
-            self.jax.jit(lambda q: dlattn.attention(q, *self.arrays[1:]))(self.arrays[0])
-        with pytest.raises(TypeError, match="k is a JAX tracer"):
-            self.jax.vmap(lambda k: dlattn.attention(self.arrays[0], k, self.arrays[2]))(
-                self.arrays[1][None]
-            )
-
-    def test_stream(self):
-        with pytest.raises(UnsupportedError, match=r"stream.*accepted: None"):
-            dlattn.attention(*self.arrays, stream=1)
-
-    def test_deleted(self):
-        q = self.arrays[0] + 1
-        q.delete()
-        with pytest.raises((TypeError, RuntimeError), match=r"delete"):
-            dlattn.attention(q, *self.arrays[1:])
-
-
-@pytest.mark.skipif(bool(dlattn.info().devices), reason="there is a CUDA device")
-def test_cuda_tensors_without_a_device():
-    arrays = [device_tensor(2, 0, x) for x in (Q, K, V)]
-    out = device_tensor(2, 0, poisoned(2, 5, 4, 8))
-    with pytest.raises(dlattn.DeviceError, match="CUDA"):
-        dlattn.attention(*arrays, out=out, stream=0)
-    assert "CUDA" in str(dlattn.supported(*arrays, out=out, stream=0))
-
-
-@pytest.mark.skipif(bool(dlattn.info().devices), reason="it would be used")
-def test_stream_of_the_wrong_kind():
-    arrays = [device_tensor(2, 0, x) for x in (Q, K, V)]
-    out = device_tensor(2, 0, poisoned(2, 5, 4, 8))
-    for stream, error, words in [
-        ("0", TypeError, ("stream is of type str", "cuda_stream, ptr or __cuda_stream__")),
-        (1.5, TypeError, ("stream is of type float", "accepted: an int")),
-        (True, TypeError, ("stream is of type bool", "accepted: an int")),
-        (-1, UnsupportedError, ("stream is -1", "accepted", ">= 0")),
-        (None, UnsupportedError, ("stream is None", "does not tell", "accepted")),
-    ]:
-        with pytest.raises(error) as caught:
-            dlattn.attention(*arrays, out=out, stream=stream)
-        assert type(caught.value) is error
-        for word in words:
-            assert word in str(caught.value)
-    assert "stream is None" in str(dlattn.supported(*arrays, out=out))
-    with pytest.raises(TypeError, match="stream is of type str"):
-        dlattn.supported(*arrays, out=out, stream="0")
-
-
-@pytest.mark.skipif(bool(dlattn.info().devices), reason="it would be used")
-def test_no_way_to_allocate():
-    arrays = [device_tensor(2, 0, x) for x in (Q, K, V)]
-    with pytest.raises(UnsupportedError, match=r"out is None.*accepted: a tensor to write to"):
-        dlattn.attention(*arrays, stream=0)

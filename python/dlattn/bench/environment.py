@@ -27,7 +27,7 @@ def describe(device: str, commit: str | None) -> dict[str, Any]:
     """Everything but the figures."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "git": _git(commit),
+        "git": git_state(commit),
         "machine": _machine(device),
         "versions": _versions(device),
     }
@@ -98,7 +98,7 @@ def _best_time(call: Any, budget: float) -> float:
     return min(times)
 
 
-def _git(commit: str | None) -> dict[str, Any]:
+def git_state(commit: str | None) -> dict[str, Any]:
     """The commit given, else that of the checkout in the working directory."""
     if commit:
         return {"sha": commit, "dirty": None}

@@ -54,8 +54,8 @@ struct Plan {
   Kernel kernel = Kernel::kAuto;
   DType dtype = DType::kFloat16;
   int head_dim_tile = 0;             // both head dims rounded up to the instance that serves them
-  int variant = 0;                   // which tile shape, of a family that has several
-  const char* variant_name = "";     // its name; "" where there is one alone
+  int variant = 0;                   // which tile shape of wmma, or terms of scores of sm90
+  const char* variant_name = "";     // its name; may be ""
   int packed_heads = 1;              // query heads of a KV head that are rows of the same tiles
   int block_m = 0;                   // query rows per tile
   int block_n = 0;                   // keys per tile

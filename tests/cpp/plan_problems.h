@@ -1,0 +1,42 @@
+#pragma once
+
+#include <vector>
+
+#include "devices.h"
+#include "dlattn/attention.h"
+
+// Problems and GPUs that plans are made for.
+namespace test {
+
+using namespace dlattn;
+
+inline std::vector<DeviceInfo> gpus() {
+  return {gpu("L4", 8, 9, 58, 101376), gpu("RTX 4090", 8, 9, 128, 101376),
+          gpu("A100", 8, 0, 108, 166912), gpu("H200", 9, 0, 132, 232448)};
+}
+
+alignas(16) inline char memory[4096];
+
+// Shape (2, 2048, 8, head_dim), contiguous bshd, at 16-byte aligned addresses.
+inline AttentionParams problem(DType dtype, std::int64_t head_dim) {
+  AttentionParams p;
+  p.device = {DeviceType::kCuda, 0};
+  p.q = memory, p.k = memory + 1024, p.v = memory + 2048, p.out = memory + 3072;
+  p.dtype = dtype;
+  p.batch_size = 2, p.seqlen_q = p.seqlen_k = 2048, p.num_heads = p.num_heads_kv = 8;
+  p.head_dim = p.head_dim_v = head_dim;
+  const std::int64_t row = 8 * head_dim;
+  p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = p.out_batch_stride = 2048 * row;
+  p.q_row_stride = p.k_row_stride = p.v_row_stride = p.out_row_stride = row;
+  p.q_head_stride = p.k_head_stride = p.v_head_stride = p.out_head_stride = head_dim;
+  p.softmax_scale = 0.125;
+  return p;
+}
+
+inline Options force(Kernel kernel) {
+  Options options;
+  options.kernel = kernel;
+  return options;
+}
+
+}  // namespace test

@@ -1,0 +1,310 @@
+// Plans of sm90.
+#include <algorithm>
+#include <string>
+
+#include "check.h"
+#include "core/plan.h"
+#include "cuda/sm90/traits.h"
+#include "plan_problems.h"
+
+using namespace dlattn;
+using test::force;
+using test::gpus;
+using test::memory;
+using test::problem;
+
+namespace {
+
+const DeviceInfo h200 = gpus()[3];
+alignas(16) const float numbers[64] = {};
+alignas(16) const std::uint8_t bools[64] = {};
+
+// On which devices, and in which tiles.
+void served() {
+  for (const DeviceInfo& device : gpus()) {
+    const Support support = supported(problem(DType::kFloat16, 64), device, force(Kernel::kSm90));
+    CHECK_EQ(support.ok, device.compute_major == 9);
+    if (device.compute_major == 9) continue;
+    CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), device, force(Kernel::kSm90)),
+                 UnsupportedError,
+                 "no kernel can run this: sm90: needs compute capability 9.0; " + device.name +
+                     " has 8." + std::to_string(device.compute_minor));
+  }
+  DeviceInfo without = h200;
+  without.sm90_unserved = "needs kernels for 90a; this build has kernels for 89-real";
+  CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), without, force(Kernel::kSm90)),
+               UnsupportedError,
+               "no kernel can run this: sm90: needs kernels for 90a; this build has kernels for "
+               "89-real");
+  AttentionParams large = problem(DType::kFloat16, 128);
+  large.batch_size = 64;
+  CHECK(dlattn::plan(large, h200).kernel == Kernel::kSm90);
+  CHECK(dlattn::plan(large, without).kernel == Kernel::kWmma);
+  const struct {
+    int head_dim, head_dim_v, tile, tile_v;
+  } dims[] = {
+      {8, 8, 64, 64},       {64, 64, 64, 64},     {72, 72, 96, 96},     {96, 96, 96, 96},
+      {96, 104, 128, 128},  {128, 128, 128, 128}, {136, 136, 192, 192}, {192, 192, 192, 192},
+      {192, 136, 192, 192}, {192, 128, 192, 128}, {136, 8, 192, 128},   {128, 192, 192, 192},
+      {200, 128, 256, 256}, {256, 256, 256, 256},
+  };
+  for (const auto& d : dims) {
+    AttentionParams p = problem(DType::kBFloat16, std::max(d.head_dim, d.head_dim_v));
+    p.head_dim = d.head_dim, p.head_dim_v = d.head_dim_v;
+    const Plan plan = dlattn::plan(p, h200, force(Kernel::kSm90));
+    CHECK(plan.kernel == Kernel::kSm90);
+    CHECK_EQ(plan.head_dim_tile, d.tile);
+    const TileConfig config = sm90::tile_config(d.tile, d.tile_v);
+    CHECK_EQ(plan.block_m, config.block_m);
+    CHECK_EQ(plan.block_n, config.block_n);
+    CHECK_EQ(plan.num_warps, config.num_warps);
+    CHECK_EQ(plan.smem_bytes, config.smem_bytes);
+    CHECK(plan.smem_bytes <= h200.max_smem_per_block);
+    CHECK(plan.grid > 0 && plan.grid <= 2048 / config.block_m * 8 * 2);
+  }
+}
+
+void refused() {
+  static const std::int32_t offsets[3] = {0, 1, 2};
+  const struct {
+    void (*change)(AttentionParams&);
+    const char* why;
+  } cases[] = {
+      {[](AttentionParams& p) { p.bias = numbers; },
+       "bias has a column stride of 0 elements; accepted: 1"},
+      {[](AttentionParams& p) { p.mask = bools, p.mask_col_stride = 2048; },
+       "mask has a column stride of 2048 elements; accepted: 1"},
+      {[](AttentionParams& p) {
+         p.bias = numbers, p.bias_col_stride = 1, p.bias_row_stride = 2046;
+       },
+       "bias has a row stride of 8184 bytes; accepted: multiples of 16 from 0 to 1099511627760"},
+      {[](AttentionParams& p) { p.mask = bools, p.mask_col_stride = 1, p.mask_head_stride = 8; },
+       "mask has a head stride of 8 bytes; accepted: multiples of 16 from 0 to 1099511627760"},
+      {[](AttentionParams& p) {
+         p.head_dim = 256, p.bias = numbers, p.bias_col_stride = 1, p.mask = bools;
+         p.mask_col_stride = 1;
+       },
+       "needs 238592 bytes of shared memory per block; H200 has 232448"},
+      {[](AttentionParams& p) {
+         p.cu_seqlens_q = p.cu_seqlens_k = offsets, p.total_q = p.total_k = 2;
+         p.mask = bools, p.mask_col_stride = 1;
+       },
+       "does not implement mask with cu_seqlens_q"},
+      {[](AttentionParams& p) { p.softcap = 1e5; },
+       "softcap / softmax_scale is 800000; accepted: 1.52588e-05 to 65536"},
+      {[](AttentionParams& p) { p.softcap = 1e-6; },
+       "softcap / softmax_scale is 8e-06; accepted: 1.52588e-05 to 65536"},
+      {[](AttentionParams& p) { p.alibi_slopes = numbers, p.softmax_scale = 1e-20; },
+       "softmax_scale is 1e-20; accepted with alibi_slopes: from 9.09495e-13"},
+      {[](AttentionParams& p) { p.head_dim = 20; },
+       "head_dim is 20; accepted: multiples of 8 up to 256"},
+      {[](AttentionParams& p) { p.head_dim_v = 60; },
+       "head_dim of v is 60; accepted: multiples of 8 up to 256"},
+      {[](AttentionParams& p) { p.k_row_stride = 516; },
+       "k has a row stride of 1032 bytes; accepted: multiples of 16 from 0 to 1099511627760"},
+      {[](AttentionParams& p) { p.q_batch_stride = std::int64_t{1} << 39; },
+       "q has a batch stride of 1099511627776 bytes; accepted: multiples of 16 from 0 to "
+       "1099511627760"},
+  };
+  for (const auto& r : cases) {
+    AttentionParams p = problem(DType::kFloat16, 64);
+    r.change(p);
+    CHECK_THROWS(dlattn::plan(p, h200, force(Kernel::kSm90)), UnsupportedError,
+                 std::string("no kernel can run this: sm90: ") + r.why);
+    CHECK(dlattn::plan(p, h200).kernel == Kernel::kWmma);  // it goes elsewhere by itself
+  }
+  AttentionParams odd = problem(DType::kFloat16, 64);
+  odd.out = memory + 8;
+  const Support support = supported(odd, h200, force(Kernel::kSm90));
+  CHECK(!support.ok && support.reasons[0].find("sm90: out begins at ") == 0);
+  CHECK(support.reasons[0].find("; accepted: multiples of 16 bytes") != std::string::npos);
+  // A dimension of one element has no stride; without keys there is nothing to copy.
+  AttentionParams p = problem(DType::kFloat16, 64);
+  p.batch_size = 1, p.q_batch_stride = 3, p.seqlen_k = 0, p.k = p.v = nullptr, p.k_row_stride = 1;
+  CHECK(supported(p, h200, force(Kernel::kSm90)).ok);
+}
+
+void score_terms() {
+  // Score terms have kernels of their own.
+  for (const int head_dim : {64, 128, 256}) {
+    for (const bool alibi : {false, true}) {
+      AttentionParams p = problem(DType::kFloat16, head_dim);
+      if (alibi) p.alibi_slopes = numbers;
+      if (!alibi) p.softcap = 30.0;
+      const Plan plan = dlattn::plan(p, h200);
+      CHECK(plan.kernel == Kernel::kSm90);
+      CHECK(std::string(plan.variant_name) == "computed");
+      const TileConfig config = sm90::tile_config(head_dim, head_dim, sm90::Terms::kComputed);
+      CHECK_EQ(plan.block_m, config.block_m);
+      CHECK_EQ(plan.smem_bytes, config.smem_bytes);
+      CHECK_EQ(plan.num_warps, config.num_warps);
+    }
+  }
+  // Those of small grids too, for which wmma has no tiles but its general ones.
+  for (const std::int64_t seqlen : {256, 512}) {
+    AttentionParams p = problem(DType::kFloat16, 64);
+    p.batch_size = 1, p.seqlen_q = p.seqlen_k = seqlen, p.softcap = 30.0;
+    CHECK(dlattn::plan(p, h200).kernel == (seqlen == 512 ? Kernel::kSm90 : Kernel::kWmma));
+    p.softcap = 0.0;
+    CHECK(dlattn::plan(p, h200).kernel == Kernel::kWmma);
+  }
+  // Bias and mask take two stages of shared memory where there is room, else one.
+  const struct {
+    int head_dim;
+    bool wide, mask;
+    int stages;
+  } loaded[] = {{64, false, true, 2},   {64, true, true, 1},   {128, true, true, 2},
+                {256, false, false, 2}, {256, false, true, 1}, {256, true, false, 1}};
+  for (const auto& c : loaded) {
+    AttentionParams p = problem(DType::kFloat16, c.head_dim);
+    p.bias = numbers, p.bias_col_stride = 1;
+    p.bias_dtype = c.wide ? DType::kFloat32 : DType::kFloat16;
+    if (c.mask) p.mask = bools, p.mask_col_stride = 1;
+    const Plan plan = dlattn::plan(p, h200);
+    CHECK(plan.kernel == Kernel::kSm90);
+    CHECK(std::string(plan.variant_name) == "loaded");
+    const int tiles = (plan.block_m * plan.block_n) * ((c.wide ? 4 : 2) + (c.mask ? 1 : 0));
+    const TileConfig config = sm90::tile_config(c.head_dim, c.head_dim, sm90::Terms::kLoaded);
+    CHECK_EQ(plan.smem_bytes, config.smem_bytes + c.stages * tiles);
+    CHECK(plan.smem_bytes <= h200.max_smem_per_block);
+  }
+}
+
+// By itself the plan takes it where its large blocks find an SM each, and has blocks stay for
+// several works where those are short and many.
+void automatic_choice() {
+  const struct {
+    std::int64_t batch_size, heads, seqlen;
+    int head_dim;
+    Kernel kernel;
+    std::int64_t grid;
+    std::int64_t causal_grid = 0;  // where it differs
+  } choices[] = {
+      {1, 8, 512, 64, Kernel::kWmma, 0},
+      {1, 8, 2048, 64, Kernel::kWmma, 0},
+      {1, 32, 1024, 64, Kernel::kSm90, 128},
+      {1, 8, 2048, 128, Kernel::kSm90, 128},
+      {1, 8, 512, 128, Kernel::kWmma, 0},
+      {1, 8, 1024, 128, Kernel::kSm90, 64},
+      {1, 8, 512, 256, Kernel::kSm90, 32},
+      {1, 8, 256, 256, Kernel::kSm90, 16},
+      // Blocks that are up to half full, and few keys.
+      {8, 32, 64, 128, Kernel::kWmma, 0},
+      {8, 32, 128, 128, Kernel::kSm90, 256},
+      {8, 32, 128, 64, Kernel::kWmma, 0},
+      {8, 32, 192, 64, Kernel::kSm90, 256},
+      {4, 32, 64, 256, Kernel::kSm90, 128},
+      {8, 32, 64, 256, Kernel::kWmma, 0},
+      {4, 32, 4096, 64, Kernel::kSm90, 2048},
+      {32, 32, 512, 64, Kernel::kSm90, 132},
+      {16, 16, 1024, 128, Kernel::kSm90, 132},
+      {8, 32, 512, 128, Kernel::kSm90, 132},
+      {8, 16, 1024, 128, Kernel::kSm90, 132, 1024},  // shares of 8 works, of 8 lengths
+      {8, 16, 2048, 128, Kernel::kSm90, 132, 2048},
+      {16, 8, 1024, 256, Kernel::kSm90, 132, 1024},
+      {16, 16, 1024, 256, Kernel::kSm90, 132, 2048},  // one stage of Q
+      {1, 32, 1024, 128, Kernel::kSm90, 256},
+      {4, 16, 4096, 128, Kernel::kSm90, 2048},
+      {32, 8, 512, 256, Kernel::kSm90, 132},
+      {16, 8, 512, 256, Kernel::kSm90, 512},
+      {70000, 8, 4096, 128, Kernel::kSm90, 17920000},
+  };
+  for (const auto& c : choices) {
+    AttentionParams q = problem(DType::kFloat16, c.head_dim);
+    q.batch_size = c.batch_size, q.num_heads = q.num_heads_kv = c.heads;
+    q.seqlen_q = q.seqlen_k = c.seqlen;
+    const std::string name = "heads " + std::to_string(c.heads) + ", seqlen " +
+                             std::to_string(c.seqlen) + ", head_dim " + std::to_string(c.head_dim);
+    const Plan plan = core::make_plan(q, h200, {});
+    CHECK_FOR(plan.kernel == c.kernel, name);
+    if (c.kernel == Kernel::kSm90) {
+      CHECK_FOR(plan.grid == c.grid, name);
+      q.causal = Causal::kBottomRight;
+      const std::int64_t grid = core::make_plan(q, h200, {}).grid;
+      CHECK_FOR(grid == (c.causal_grid ? c.causal_grid : c.grid), name + ", causal");
+    }
+    CHECK(core::make_plan(q, gpus()[0], {}).kernel == Kernel::kWmma);
+  }
+}
+
+// Few rows or keys, and short walks.
+void edges_of_the_choice() {
+  AttentionParams few = problem(DType::kFloat16, 128);  // rows of queries, in blocks of 128
+  few.batch_size = 64, few.seqlen_q = 64;
+  CHECK(core::make_plan(few, h200, {}).kernel == Kernel::kWmma);
+  few.seqlen_q = 65;
+  CHECK(core::make_plan(few, h200, {}).kernel == Kernel::kSm90);
+  few.seqlen_q = 512, few.seqlen_k = 64;
+  CHECK(core::make_plan(few, h200, {}).kernel == Kernel::kWmma);
+  few.seqlen_k = 128;
+  CHECK(core::make_plan(few, h200, {}).kernel == Kernel::kSm90);
+  // A window makes walks short, so blocks stay for several of them.
+  AttentionParams narrow = problem(DType::kFloat16, 128);
+  narrow.batch_size = 16, narrow.seqlen_q = narrow.seqlen_k = 4096,
+  narrow.causal = Causal::kBottomRight;
+  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 4096);
+  narrow.window_left = 1024;
+  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 4096);
+  narrow.window_left = 512;
+  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 132);
+  narrow.causal = Causal::kNone;
+  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 4096);
+  narrow.window_right = 100;
+  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 132);
+}
+
+// Packed sequences: what decides is the tokens, not the longest sequence.
+void packs() {
+  static const std::int32_t offsets[2] = {};
+  const auto pack = [](std::int64_t sequences, std::int64_t tokens, std::int64_t longest,
+                       int head_dim) {
+    AttentionParams p = problem(DType::kFloat16, head_dim);
+    p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = p.out_batch_stride = 3;  // ignored
+    p.cu_seqlens_q = p.cu_seqlens_k = offsets;
+    p.batch_size = sequences, p.total_q = p.total_k = tokens, p.seqlen_q = p.seqlen_k = longest;
+    return p;
+  };
+  const struct {
+    std::int64_t sequences, tokens, longest;
+    int head_dim;
+    Kernel kernel;
+    std::int64_t grid;
+  } choices[] = {
+      {64, 131584, 4096, 128, Kernel::kSm90, (131584 / 128 + 64) * 8},
+      {64, 131584, 4096, 64, Kernel::kSm90, (131584 / 256 + 64) * 8},
+      {1000, 1000, 1, 128, Kernel::kWmma, 0},
+      {1000, 1000 + 8192, 8192, 128, Kernel::kWmma, 0},
+      {100, 100 * 64, 4096, 128, Kernel::kWmma, 0},
+      {100, 100 * 65, 4096, 128, Kernel::kSm90, (6500 / 128 + 100) * 8},
+      {256, 256 * 300, 1000, 128, Kernel::kSm90, 132},
+      {1, 0, 0, 128, Kernel::kWmma, 0},
+  };
+  for (const auto& c : choices) {
+    const Plan plan = dlattn::plan(pack(c.sequences, c.tokens, c.longest, c.head_dim), h200);
+    const std::string name = std::to_string(c.sequences) + " sequences, " +
+                             std::to_string(c.tokens) + " tokens, head_dim " +
+                             std::to_string(c.head_dim);
+    CHECK_FOR(plan.kernel == c.kernel, name);
+    if (c.kernel == Kernel::kSm90) CHECK_FOR(plan.grid == c.grid, name);
+  }
+  // A pack's tensor maps hold shorter steps than a batch's.
+  AttentionParams p = pack(2, 4096, 4096, 128);
+  p.v_row_stride = std::int64_t{1} << 33;
+  CHECK_THROWS(dlattn::plan(p, h200, force(Kernel::kSm90)), UnsupportedError,
+               "no kernel can run this: sm90: v has a row stride of 17179869184 bytes; accepted: "
+               "multiples of 16 from 0 to 17179869168");
+  p.v_row_stride = 0;
+  CHECK(supported(p, h200, force(Kernel::kSm90)).ok);
+}
+
+}  // namespace
+
+int main() {
+  served();
+  refused();
+  score_terms();
+  automatic_choice();
+  edges_of_the_choice();
+  packs();
+  return test::summary();
+}

@@ -1,0 +1,281 @@
+// Plans of wmma: its tile shapes, and heads that share tiles.
+#include <string>
+
+#include "check.h"
+#include "core/plan.h"
+#include "cuda/wmma/packing.h"
+#include "cuda/wmma/traits.h"
+#include "plan_problems.h"
+
+using namespace dlattn;
+using test::force;
+using test::gpus;
+using test::memory;
+using test::problem;
+
+namespace {
+
+// The tile shapes of wmma that its cost model chooses.
+void tile_shapes() {
+  constexpr int kW = wmma::kWide, kN = wmma::kNarrow, kS = wmma::kSplit, kA = wmma::kAhead,
+                kAll = wmma::kWhole;
+  const struct {
+    std::int64_t batch_size, heads, seqlen;
+    int head_dim;
+    bool causal;
+    int l4, rtx4090, a100, h200;
+  } cases[] = {
+      // Few rows: keys are divided among the warps where blocks of few rows find an SM each.
+      {1, 8, 96, 64, false, kS, kS, kS, kS},
+      {1, 8, 128, 128, false, kS, kS, kS, kS},
+      // All keys at once where the blocks have an SM each, with that much shared memory.
+      {1, 8, 128, 64, false, kS, kS, kAll, kAll},
+      {1, 8, 256, 64, false, kN, kS, kAll, kAll},
+      {1, 4, 512, 64, false, kN, kS, kAll, kAll},
+      {1, 8, 512, 64, false, kN, kS, kS, kAll},
+      {1, 8, 512, 64, true, kN, kS, kS, kAll},
+      {1, 32, 256, 64, false, kN, kN, kN, kS},
+      {1, 8, 512, 128, false, kN, kS, kN, kS},
+      {1, 32, 256, 128, false, kN, kN, kN, kN},
+      {1, 8, 1024, 64, true, kN, kS, kS, kS},
+      // Blocks enough for every SM, not for several rounds: causality leaves the long ones alone.
+      {1, 8, 2048, 64, false, kN, kN, kN, kN},
+      {1, 8, 4096, 64, false, kN, kW, kN, kW},
+      {1, 8, 4096, 64, true, kN, kN, kN, kN},
+      {1, 8, 4096, 128, false, kN, kN, kN, kW},
+      {1, 32, 1024, 128, true, kN, kN, kN, kN},
+      // Many rows. Two wide blocks of head_dim 128 need 194 KB of an SM.
+      {32, 32, 512, 64, false, kW, kW, kW, kW},
+      {4, 32, 4096, 64, true, kW, kW, kW, kW},
+      {4, 16, 4096, 128, false, kN, kN, kN, kW},
+      {4, 16, 4096, 128, true, kN, kN, kN, kW},
+      // Registers leave one wide block of head_dim 256 to an SM.
+      {1, 8, 1024, 256, false, kN, kN, kN, kN},
+      {4, 8, 4096, 256, false, kW, kW, kN, kA},
+      {4, 8, 4096, 192, true, kN, kN, kN, kA},
+  };
+  const std::vector<DeviceInfo> devices = gpus();
+  for (const auto& c : cases) {
+    AttentionParams p = problem(DType::kFloat16, c.head_dim);
+    p.batch_size = c.batch_size, p.seqlen_q = p.seqlen_k = c.seqlen;
+    p.num_heads = p.num_heads_kv = c.heads;
+    p.out_row_stride = c.heads * c.head_dim;
+    p.out_batch_stride = c.seqlen * p.out_row_stride;
+    p.causal = c.causal ? Causal::kBottomRight : Causal::kNone;
+    const int expected[] = {c.l4, c.rtx4090, c.a100, c.h200};
+    for (int i = 0; i < 4; ++i) {
+      const Plan plan = dlattn::plan(p, devices[i], force(Kernel::kWmma));
+      CHECK_FOR(plan.variant == expected[i],
+                devices[i].name + " head_dim " + std::to_string(c.head_dim) + " seqlen " +
+                    std::to_string(c.seqlen) + ": " + plan.variant_name);
+    }
+  }
+  // Packed sequences count by their tokens, not by the longest: few of them leave SMs idle.
+  AttentionParams packed = problem(DType::kFloat16, 64);
+  const std::int32_t starts[] = {0, 1, 2};
+  packed.cu_seqlens_q = packed.cu_seqlens_k = starts;
+  packed.seqlen_q = packed.seqlen_k = 2048;
+  packed.total_q = packed.total_k = 64;
+  CHECK_EQ(dlattn::plan(packed, devices[3]).variant, kS);
+  packed.total_q = packed.total_k = 4096;
+  CHECK(dlattn::plan(packed, devices[3]).variant != kS);
+}
+
+void forced_variants() {
+  const DeviceInfo device = gpus()[0];
+  AttentionParams p = problem(DType::kFloat16, 64);
+  Options options = force(Kernel::kWmma);
+  for (int variant = 0; variant < wmma::kNumVariants; ++variant) {
+    if (!wmma::has_variant(64, variant) || variant == wmma::kWhole) continue;
+    options.variant = wmma::kVariantNames[variant];
+    const Plan plan = dlattn::plan(p, device, options);
+    CHECK_EQ(plan.variant, variant);
+    CHECK(std::string(plan.variant_name) == wmma::kVariantNames[variant]);
+    CHECK_EQ(plan.block_m, wmma::tile_config(64, variant).block_m);
+    CHECK(describe(plan).find(std::string("kernel: wmma:") + plan.variant_name) == 0);
+    // The general kernel alone has score terms, odd head dims and narrow copies.
+    if (variant == wmma::kGeneral) continue;
+    const std::string name = std::string("wmma: variant ") + plan.variant_name;
+    const auto refused = [&](auto change, const char* why) {
+      AttentionParams odd = p;
+      change(odd);
+      CHECK_EQ(dlattn::plan(odd, device).variant, wmma::kGeneral);
+      CHECK_THROWS(dlattn::plan(odd, device, options), UnsupportedError,
+                   "no kernel can run this: " + name + why);
+    };
+    refused([](auto& odd) { odd.softcap = 2.0; }, ": does not implement softcap");
+    refused([](auto& odd) { odd.head_dim = 36; }, ": head_dim is 36; accepted: multiples of 8");
+    refused([](auto& odd) { odd.head_dim_v = 20; },
+            ": head_dim of v is 20; accepted: multiples of 8");
+    refused([](auto& odd) { odd.v = memory + 4; },
+            ": rows of q, k and v are aligned to 4 bytes; accepted: 16");
+  }
+  // Whole needs room for all keys.
+  options.variant = "whole";
+  CHECK_THROWS(
+      dlattn::plan(p, gpus()[3], options), UnsupportedError,
+      "no kernel can run this: wmma: variant whole: seqlen_k is 2048; accepted: up to 512");
+  p.seqlen_q = p.seqlen_k = 512;
+  CHECK_EQ(dlattn::plan(p, gpus()[3], options).smem_bytes, 136192);
+  CHECK_THROWS(dlattn::plan(p, device, options), UnsupportedError,
+               "no kernel can run this: wmma: needs 136192 bytes of shared memory per block; " +
+                   device.name + " has 101376");
+  const std::int32_t starts[] = {0, 1, 2};
+  p.cu_seqlens_q = p.cu_seqlens_k = starts, p.total_q = p.total_k = 2;
+  CHECK_THROWS(dlattn::plan(p, gpus()[3], options), UnsupportedError,
+               "no kernel can run this: wmma: variant whole: does not implement cu_seqlens_q");
+  p = problem(DType::kFloat16, 64);
+  // Split counts offsets in 32 bits.
+  AttentionParams far = p;
+  far.k_row_stride = std::int64_t{1} << 32;
+  options.variant = "split";
+  CHECK_THROWS(dlattn::plan(far, device, options), UnsupportedError,
+               "no kernel can run this: wmma: variant split: q, k or v spans 32 GiB or more; "
+               "accepted: less");
+  far.k_row_stride = p.k_row_stride, far.seqlen_q = far.seqlen_k = 96;
+  CHECK_EQ(dlattn::plan(far, gpus()[3], force(Kernel::kWmma)).variant, wmma::kSplit);
+  far.v_head_stride = std::int64_t{1} << 35;
+  CHECK(dlattn::plan(far, gpus()[3], force(Kernel::kWmma)).variant != wmma::kSplit);
+  options.variant = "huge";
+  const Support unknown = supported(p, device, options);
+  CHECK(!unknown.ok);
+  CHECK(unknown.reasons.at(0).find("wmma: variant is huge; accepted: wide, narrow") == 0);
+  options.kernel = Kernel::kScalar, options.variant = "narrow";
+  CHECK_THROWS(dlattn::plan(p, device, options), UnsupportedError,
+               "no kernel can run this: scalar: variant is narrow; accepted: none, this kernel has "
+               "one tile shape");
+  options.kernel = Kernel::kAuto;  // the only family that has it
+  CHECK(dlattn::plan(p, device, options).kernel == Kernel::kWmma);
+}
+
+// A decoding step: one query, 32 heads of q and 8 of k and v.
+AttentionParams decode_problem(std::int64_t batch_size, std::int64_t head_dim) {
+  AttentionParams p = problem(DType::kFloat16, head_dim);
+  p.batch_size = batch_size, p.num_heads = 32, p.num_heads_kv = 8;
+  p.seqlen_q = 1, p.seqlen_k = 4096, p.causal = Causal::kBottomRight;
+  p.q_row_stride = p.out_row_stride = 32 * head_dim;
+  p.q_batch_stride = p.out_batch_stride = p.q_row_stride;
+  return p;
+}
+
+// Query heads of one KV head as rows of the same tiles.
+void packed_heads() {
+  static float numbers[64] = {};
+  const auto request = [](const char* variant) {
+    Options options;
+    options.kernel = Kernel::kWmma, options.variant = variant;
+    return options;
+  };
+  for (const DeviceInfo& device : gpus()) {
+    const AttentionParams p = decode_problem(16, 128);
+    const Plan packed = dlattn::plan(p, device),
+               unpacked = dlattn::plan(p, device, request("unpacked"));
+    CHECK_EQ(packed.packed_heads, 4);
+    CHECK_EQ(packed.grid, 16 * 8);  // a block each, for its rows are 4
+    CHECK_EQ(unpacked.packed_heads, 1);
+    CHECK_EQ(unpacked.grid, 16 * 32);
+    CHECK(describe(packed).find(", rows of 4 heads\n") != std::string::npos);
+    CHECK(describe(unpacked).find("heads") == std::string::npos);
+    // Every tile shape can be told to.
+    for (const char* variant : {"wide+packed", "narrow+packed", "split+packed", "general+packed"}) {
+      const Plan plan = dlattn::plan(p, device, request(variant));
+      CHECK_EQ(plan.packed_heads, 4);
+      CHECK(std::string(variant).find(plan.variant_name) == 0);
+      CHECK_EQ(plan.grid, 16 * 8);
+    }
+    CHECK_EQ(dlattn::plan(p, device, request("narrow+unpacked")).packed_heads, 1);
+    // The general kernel packs where strides alone can say it.
+    AttentionParams general = p;
+    general.softcap = 30.0;
+    CHECK_EQ(dlattn::plan(general, device).packed_heads, 4);
+    general.alibi_slopes = numbers;
+    CHECK_EQ(dlattn::plan(general, device).packed_heads, 1);
+    // A few queries, as when a draft is verified: a tile takes them all.
+    AttentionParams other = p;
+    other.seqlen_q = 8, other.out_batch_stride *= 8;
+    CHECK_EQ(dlattn::plan(other, device).packed_heads, 4);
+    CHECK_EQ(dlattn::plan(other, device).grid, 16 * 8);
+    // Sinks, which single queries on the general kernel stop at, and packed sequences.
+    other.sinks = numbers;
+    CHECK_EQ(dlattn::plan(other, device).packed_heads, 4);
+    static const std::int32_t offsets[17] = {};
+    other.cu_seqlens_q = other.cu_seqlens_k = offsets;
+    other.total_q = 16 * 8, other.total_k = 16 * 4096;
+    CHECK_EQ(dlattn::plan(other, device).packed_heads, 4);
+    // Nothing to pack, and nothing to gain from it.
+    other = p, other.num_heads = 8;
+    CHECK_EQ(dlattn::plan(other, device).packed_heads, 1);
+    other = p, other.seqlen_q = 4096, other.out_batch_stride *= 4096;
+    CHECK_EQ(dlattn::plan(other, device).packed_heads, 1);
+    // Neither does it depend on lengths if bits must not.
+    Options invariant;
+    invariant.batch_invariant = true;
+    CHECK_EQ(dlattn::plan(p, device, invariant).packed_heads, 1);
+  }
+  AttentionParams alone = decode_problem(16, 128);
+  alone.num_heads = 8;
+  CHECK_THROWS(dlattn::plan(alone, gpus()[0], request("packed")), UnsupportedError,
+               "no kernel can run this: wmma: packed: every query head has a head of k and v to "
+               "itself");
+  AttentionParams drafted = decode_problem(16, 128);
+  drafted.seqlen_q = 8, drafted.out_batch_stride *= 8, drafted.softcap = 30.0;
+  CHECK_EQ(dlattn::plan(drafted, gpus()[0]).packed_heads, 1);
+  CHECK_THROWS(dlattn::plan(drafted, gpus()[0], request("packed")), UnsupportedError,
+               "no kernel can run this: wmma: packed: variant general packs heads of one query "
+               "(seqlen_q = 1) in problems of fixed length, without sinks and alibi_slopes");
+  AttentionParams huge = decode_problem(16, 128);
+  huge.seqlen_q = std::int64_t{1} << 29, huge.out_batch_stride *= huge.seqlen_q;
+  CHECK_THROWS(dlattn::plan(huge, gpus()[0], request("packed")), UnsupportedError,
+               "no kernel can run this: wmma: packed: seqlen_q x heads of a group is 2147483648; "
+               "accepted: up to 1073740800");
+  for (const char* wrong : {"", "+packed", "packed+split", "split+", "split+packed+packed"}) {
+    CHECK_THROWS(dlattn::plan(alone, gpus()[0], request(wrong)), UnsupportedError,
+                 std::string("no kernel can run this: wmma: variant is ") + wrong +
+                     "; accepted: wide, narrow, split, ahead, general, whole, packed, unpacked, or "
+                     "one of each as in narrow+packed");
+  }
+}
+
+// What kernels are told of a problem whose heads are packed.
+void packed_launches() {
+  const DeviceInfo device = gpus()[0];
+  const auto launched = [&](const AttentionParams& p, const char* variant, auto check) {
+    Options options = force(Kernel::kWmma);
+    options.variant = variant;
+    wmma::as_launched(p, dlattn::plan(p, device, options), check);
+  };
+  AttentionParams p = decode_problem(2, 64);
+  p.num_heads_kv = 1, p.seqlen_q = 3, p.out_batch_stride *= 3;
+  p.out_head_stride = 65, p.out_row_stride = 32 * 72, p.out_batch_stride = 3 * p.out_row_stride;
+  p.lse_head_stride = 3, p.sinks_stride = 2;
+  launched(p, "narrow+packed", [](const AttentionParams& to, const LaunchShape& shape) {
+    CHECK_EQ(to.num_heads, 32);
+    CHECK_EQ(shape.num_heads.divisor(), 1u);
+    CHECK_EQ(shape.num_m_blocks.divisor(), 2u);  // 96 rows
+    CHECK_EQ(shape.packed_heads.divisor(), 32u);
+    CHECK_EQ(shape.store_bytes, 2);  // one head of K and V, but 32 of out
+  });
+  // Windows become keys of a single query: those it sees are all there are.
+  p = decode_problem(2, 64);
+  p.window_left = 9;
+  const AttentionParams folded = wmma::folded_heads(p);
+  CHECK_EQ(folded.seqlen_q, 4);
+  CHECK_EQ(folded.num_heads, 8);
+  CHECK_EQ(folded.seqlen_k, 10);
+  CHECK(folded.k == static_cast<const char*>(p.k) + 4086 * p.k_row_stride * 2);
+  CHECK(folded.v == static_cast<const char*>(p.v) + 4086 * p.v_row_stride * 2);
+  CHECK(folded.causal == Causal::kNone && folded.window_left < 0 && folded.window_right < 0);
+  p.causal = Causal::kTopLeft;
+  CHECK_EQ(wmma::folded_heads(p).seqlen_k, 1);
+  CHECK(wmma::folded_heads(p).k == p.k);
+}
+
+}  // namespace
+
+int main() {
+  tile_shapes();
+  forced_variants();
+  packed_heads();
+  packed_launches();
+  return test::summary();
+}

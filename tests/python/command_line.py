@@ -1,0 +1,29 @@
+"""What the command line's tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlattn.cli import main
+
+Captured = pytest.CaptureFixture[str]
+
+
+def draw(*sizes: int, seed: int = 0, dtype: str = "f4") -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal(sizes) + 0.25).astype(dtype)
+
+
+def refuses(capsys: Captured, *arguments: str | Path) -> str:
+    """Run a command that must end with exit code 2 and a message without a traceback."""
+    try:
+        code = main([str(argument) for argument in arguments])
+    except SystemExit as exit_:  # from argparse
+        assert isinstance(exit_.code, int)
+        code = exit_.code
+    captured = capsys.readouterr()
+    assert code == 2, captured
+    assert "Traceback" not in captured.err
+    return captured.err

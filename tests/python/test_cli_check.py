@@ -1,0 +1,141 @@
+"""`python -m dlattn check`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import Captured, refuses
+
+import dlattn
+from dlattn.cli import check, devices, main
+
+SMALL = (
+    check.Case("even", (1, 2, 16, 8), False, seeds=(0, 1)),
+    check.Case("ragged", (2, 1, 19, 16), True),
+)
+
+
+@pytest.fixture
+def small_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "CASES", SMALL)
+
+
+@pytest.mark.usefixtures("small_check")
+def test_check_passes(capsys: Captured, tmp_path: Path) -> None:
+    report = tmp_path / "check.json"
+    assert main(["check", "--kernel", "cpu", "--json", str(report)]) == 0
+    printed = capsys.readouterr().out
+    assert "PASS: 6 problems" in printed
+    assert re.search(r"cpu +float16 +ragged +\(2,1,19,16\) +causal +1 .* PASS", printed)
+    document = json.loads(report.read_text())
+    assert document["passed"] is True
+    assert len(document["results"]) == 6
+    for result in document["results"]:
+        assert 0.0 < result["max_error"] <= result["bound"]
+        assert result["seconds"] > 0.0
+        assert result["passed"] is True
+
+
+def broken(change: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[..., Any]:
+    """dlattn.attention with a change to its results."""
+    attention = dlattn.attention
+
+    def call(*args: Any, **options: Any) -> Any:
+        result = attention(*args, **options)
+        return change(*result) if options.get("return_lse") else result
+
+    return call
+
+
+@pytest.mark.usefixtures("small_check")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda out, lse: (out * 1.01, lse),
+        lambda out, lse: (out, lse + 1e-3),
+        lambda out, lse: (np.where(np.arange(out.shape[1])[:, None, None] == 3, np.nan, out), lse),
+    ],
+    ids=["out", "lse", "a row left out"],
+)
+def test_check_fails_on_a_wrong_result(capsys: Captured, monkeypatch: Any, change: Any) -> None:
+    monkeypatch.setattr(dlattn, "attention", broken(change))
+    assert main(["check", "--kernel", "cpu"]) == 1
+    printed = capsys.readouterr().out
+    assert "FAIL: 6 of 6 problems" in printed
+    assert "PASS" not in printed
+
+
+@pytest.mark.usefixtures("small_check")
+def test_check_fails_where_a_kernel_raises(
+    capsys: Captured, monkeypatch: Any, tmp_path: Path
+) -> None:
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise dlattn.DeviceError("the device is on fire")
+
+    monkeypatch.setattr(dlattn, "attention", refuse)
+    report = tmp_path / "check.json"
+    assert main(["check", "--kernel", "cpu", "--json", str(report)]) == 1
+    printed = capsys.readouterr().out
+    assert "cpu float16 ragged causal seed 0: the device is on fire" in printed
+    result = json.loads(report.read_text(), parse_constant=pytest.fail)["results"][0]
+    assert result["max_error"] is None
+    assert result["failure"] == "the device is on fire"
+
+
+def test_check_writes_where_it_is_told(capsys: Captured, tmp_path: Path) -> None:
+    error = refuses(capsys, "check", "--kernel", "cpu", "--json", tmp_path / "no" / "check.json")
+    assert "no such folder" in error
+
+
+def test_check_wants_a_kernel_of_the_device(capsys: Captured) -> None:
+    assert "--kernel cpu does not run on --device cuda" in refuses(
+        capsys, "check", "--kernel", "cpu", "--device", "cuda"
+    )
+    assert "invalid choice: 'fast'" in refuses(capsys, "check", "--kernel", "fast")
+
+
+@pytest.mark.usefixtures("small_check")
+def test_check_without_a_gpu(capsys: Captured, monkeypatch: Any) -> None:
+    monkeypatch.setattr(check, "gpu_status", lambda: "none was found")
+    monkeypatch.setattr(devices, "gpu_status", lambda: "none was found")
+    assert "no GPU: none was found" in refuses(capsys, "check", "--kernel", "scalar")
+    assert main(["check"]) == 0
+    assert "GPU not checked: none was found" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("small_check")
+def test_check_without_a_framework_for_the_gpu(capsys: Captured, monkeypatch: Any) -> None:
+    def missing(name: str) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr(check, "gpu_status", lambda: "")
+    monkeypatch.setattr(devices, "gpu_status", lambda: "")
+    monkeypatch.setattr(devices.importlib, "import_module", missing)
+    assert main(["check"]) == 0
+    printed = capsys.readouterr().out
+    assert "GPU not checked: there is a GPU, but nothing here can hold arrays on it" in printed
+    assert "cupy is not installed; torch is not installed; jax is not installed" in printed
+    assert "pip install" in printed
+    assert "PASS: 6 problems" in printed
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("small_check")
+@pytest.mark.parametrize("kernel", check.GPU_KERNELS)
+def test_check_on_a_gpu(capsys: Captured, monkeypatch: Any, kernel: str) -> None:
+    cases = (check.Case("half", (1, 2, 65, 64), True, seeds=(0, 1)),)
+    monkeypatch.setattr(check, "CASES", cases)
+    gpu, remarks = check.find_gpu(), list[str]()
+    if kernel not in check._kernels_of(gpu, remarks):
+        # Not for this GPU: said, and passed over unless asked for by name.
+        assert kernel == "sm90" and "needs " in " ".join(remarks)
+        assert main(["check", "--kernel", kernel]) == 1
+        return
+    assert main(["check", "--kernel", kernel]) == 0
+    assert "PASS: 2 problems" in capsys.readouterr().out
