@@ -109,8 +109,8 @@ struct LaneTerms {
       constexpr int kBlockN = kScores * 2;
       const bool after = position + kWarpgroupRows <= 0;
       const float lane = lane_position(position);
-      // Counted from the tile's first key the last ones, which may be the nearest, count most. Where
-      // that would cost digits, it is done to tiles further away alone.
+      // Counted from the tile's first key the last ones, which may be the nearest, count most.
+      // Where that would cost digits, it is done to tiles further away alone.
       const bool steep = slope * scale > kSteepSlope;
       const bool before = position >= kBlockN - 1 && (!steep || position >= 2 * kBlockN - 1);
       if (before || after) {

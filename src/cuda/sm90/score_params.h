@@ -44,9 +44,9 @@ struct TanhRatio {
 struct ScoreParams {
   float cap;       // softcap in these units; 0: off
   float exponent;  // 2 log2(e) / cap
-  TanhRatio<3> small;
+  TanhRatio<4> small;
   TanhRatio<2> smaller_log2;  // the two of these times softmax_scale * log2(e)
-  TanhRatio<3> small_log2;
+  TanhRatio<4> small_log2;
   float slope_scale;  // of ALiBi's slopes
   // Of bias and mask.
   int bias_bytes;   // of an element, 0: no bias
@@ -62,11 +62,11 @@ struct TanhFit {
   double coefficients[kDegree + 1];
 };
 constexpr TanhFit<2> kSmallerTanh = {0.28, {0.99999733725, -0.33305901727, 0.12622839241}};
-constexpr TanhFit<3> kSmallTanh = {0.5,
-                                   {0.99999767618, -0.33320655180, 0.13145145295, -0.04337247410}};
+constexpr TanhFit<4> kSmallTanh = {
+    0.7072, {0.99999835179, -0.33326502198, 0.13253420112, -0.05007014610, 0.01306710000}};
 
 // Ratios of softcap to softmax_scale that the polynomial's coefficients do not overflow with.
-constexpr double kLeastCap = 0x1p-16, kLargestCap = 0x1p16;
+constexpr double kLeastCap = 0x1p-14, kLargestCap = 0x1p14;
 // And the least softmax_scale for which slopes, in the kernels' units, do not.
 constexpr double kLeastScale = 0x1p-40;
 
