@@ -181,14 +181,14 @@ SEED_BUGS = (
     SeedBug(
         "outgrown reference kept",
         SM90,
-        "if (maximum_first || !softmax.outgrown<T>(sums)) break;",
-        "break;",
+        "if (softmax.outgrown<T>(sums)) {",
+        "if (false) {",
     ),
     SeedBug(
         "scores made again not masked",
         SM90,
-        "apply_mask(acc_s, mask, first_row, n * kBlockN); leaping = true;",
-        "leaping = true;",
+        "apply_mask(acc_s, walk.mask, walk.first_row, n * kBlockN); raise();",
+        "raise();",
     ),
     SeedBug("probabilities not scaled down", SM90, "rescale(probabilities, factors);", ";"),
     SeedBug("tile's sum not scaled down", SM90, "sums[h] *= factors[h];", ";"),
@@ -207,10 +207,10 @@ SEED_BUGS = (
     SeedBug(
         "Q's stage released before its last product",
         SM90,
-        "for (; n >= tiles.begin; --n) step(n); "
+        "for (int n = walk.tiles.end - 2; n >= walk.tiles.begin; --n) step(walk, n, terms); "
         "if (kFromRegisters) release(shared.queries, query_use);",
         "if (kFromRegisters) release(shared.queries, query_use); "
-        "for (; n >= tiles.begin; --n) step(n);",
+        "for (int n = walk.tiles.end - 2; n >= walk.tiles.begin; --n) step(walk, n, terms);",
     ),
     SeedBug(
         "results of other columns",
@@ -259,7 +259,7 @@ SEED_BUGS = (
     SeedBug(
         "terms left out where a tile is done again",
         SM90,
-        "terms.large = true; terms.apply(acc_s, first_row + mask.shift - n * kBlockN);",
+        "terms.large = true; terms.apply(acc_s, walk.position(n));",
         "terms.large = true;",
     ),
     SeedBug(

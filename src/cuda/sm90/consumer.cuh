@@ -21,159 +21,218 @@ __device__ __forceinline__ Item received_item(const Shared& shared, unsigned que
           uniform(item.seqlen_k)};
 }
 
+// A consumer's way through one work item.
+template <int kBlockM, int kBlockN>
+struct Walk {
+  Item item;
+  tile::Mask mask;
+  int first_row;     // the consumer's
+  TileRange all;     // of tiles that a consumer of the block sees
+  TileRange tiles;   // that this one sees
+  WholeTiles whole;  // that all its rows do
+
+  __device__ __forceinline__ Walk(const Item& item, const tile::Mask& mask, int consumer)
+      : item(item),
+        mask(mask),
+        first_row(item.m_block * kBlockM + consumer * kWarpgroupRows),
+        all(mask, item.m_block * kBlockM, min(item.m_block * kBlockM + kBlockM, item.seqlen_q) - 1,
+            kBlockN),
+        tiles(mask, first_row, min(first_row + kWarpgroupRows, item.seqlen_q) - 1, kBlockN),
+        whole(mask, first_row, kBlockN) {}
+
+  __device__ __forceinline__ bool sees_any() const { return tiles.begin < tiles.end; }
+  // Of the consumer's first row, counted from tile n's first key.
+  __device__ __forceinline__ int position(int n) const {
+    return first_row + mask.shift - n * kBlockN;
+  }
+  __device__ __forceinline__ bool is_edge(int n) const { return n < whole.begin || n >= whole.end; }
+};
+
 // A consumer warpgroup's 64 query rows of one work item after the other. A step starts the scores
 // of the next tile ahead of this tile's product with V, and works out the probabilities of the
 // former while the latter runs.
 template <typename T, bool kVarlen, int kHeadDim, int kHeadDimV, Terms kTerms>
-__device__ __forceinline__ void consume(const AttentionParams& params, const LaunchShape& shape,
-                                        const Launch& launch,
-                                        const Shared<kHeadDim, kHeadDimV, kTerms>& shared,
-                                        int consumer) {
-  constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kTerms);
-  constexpr int kBlockN = kShape.block_n;
-  constexpr int kBlockM = block_m(kShape);
-  constexpr bool kFromRegisters = stores_from_registers(kHeadDim, kTerms);
-  const bool first_lane = threadIdx.x % 32 == 0;
+struct Consumer {
+  using SharedParts = Shared<kHeadDim, kHeadDimV, kTerms>;
+
+  __device__ __forceinline__ Consumer(const AttentionParams& params, const LaunchShape& shape,
+                                      const Launch& launch, const SharedParts& shared, int consumer)
+      : params(params),
+        shape(shape),
+        launch(launch),
+        shared(shared),
+        consumer(consumer),
+        first_lane(threadIdx.x % 32 == 0),
+        turns{consumer},
+        fixed_mask(position_mask(params, shape, fixed_lengths(params))),
+        scale(score_scale<kTerms>(params, shape)),
+        loaded(launch.score, shared, consumer) {}
+
+  __device__ __forceinline__ void run() {
+    turns.begin();
+    for (unsigned i = blockIdx.x; kVarlen || i < launch.num_items; i += gridDim.x, ++query_use) {
+      Item item;
+      if constexpr (kVarlen) {
+        item = received_item(shared, query_use);
+        if (item.seqlen_q == 0) break;
+      } else {
+        item = fixed_item(params, shape, i);
+      }
+      const ItemWalk walk = walk_of(item);
+      ItemTerms terms(params, shape, launch.score, {item.m_block, item.head, item.batch}, loaded);
+      leaping = false;
+      begin(walk, terms);
+#pragma unroll 1
+      for (int n = walk.tiles.end - 2; n >= walk.tiles.begin; --n) step(walk, n, terms);
+      if (kFromRegisters) release(shared.queries, query_use);
+      end(walk);
+    }
+    turns.end();
+  }
+
+ private:
+  static constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kTerms);
+  static constexpr int kBlockN = kShape.block_n;
+  static constexpr bool kFromRegisters = stores_from_registers(kHeadDim, kTerms);
+  using ItemWalk = Walk<block_m(kShape), kBlockN>;
+  using ItemTerms = LaneTerms<T, kTerms>;
+
+  const AttentionParams& params;
+  const LaunchShape& shape;
+  const Launch& launch;
+  const SharedParts& shared;
+  const int consumer;
+  const bool first_lane;
+  const Turns<kShape.num_consumers, kShape.takes_turns> turns;
   // Of one length for all, so not worked out for every item, where it takes a register more.
-  const tile::Mask fixed_mask = position_mask(params, shape, fixed_lengths(params));
-  const float scale = score_scale<kTerms>(params, shape);
-  TermTiles<kTerms> loaded(launch.score, shared, consumer);
-  const Turns<kShape.num_consumers, kShape.takes_turns> turns{consumer};
+  const tile::Mask fixed_mask;
+  const float scale;
+  TermTiles<kTerms> loaded;
   unsigned use = 0;        // of the stages of K and V
   unsigned query_use = 0;  // of those of Q
 
-  turns.begin();
-  for (unsigned i = blockIdx.x; kVarlen || i < launch.num_items; i += gridDim.x, ++query_use) {
-    Item item;
-    if constexpr (kVarlen) {
-      item = received_item(shared, query_use);
-      if (item.seqlen_q == 0) break;
-    } else {
-      item = fixed_item(params, shape, i);
-    }
-    const tile::Mask mask = kVarlen ? position_mask(params, shape, item) : fixed_mask;
-    const int m0 = item.m_block * kBlockM;
-    const int first_row = m0 + consumer * kWarpgroupRows;
-    const int last_row = min(first_row + kWarpgroupRows, item.seqlen_q) - 1;
-    const TileRange all(mask, m0, min(m0 + kBlockM, item.seqlen_q) - 1, kBlockN);
-    const TileRange tiles(mask, first_row, last_row, kBlockN);
-    const WholeTiles whole(mask, first_row, kBlockN);
-    const ptx::SmemAddress sQ = shared.q(query_use, consumer);
-    LaneTerms<T, kTerms> terms(params, shape, launch.score, {item.m_block, item.head, item.batch},
-                               loaded);
+  float acc_o[kHeadDimV / 2];
+  float acc_s[kBlockN / 2];
+  std::uint32_t rP[kBlockN / 16][4];
+  Softmax softmax;
+  bool leaping;  // scores, from tile to tile, beyond what fp32 makes of them
 
-    float acc_o[kHeadDimV / 2];
-    float acc_s[kBlockN / 2];
-    std::uint32_t rP[kBlockN / 16][4];
-    Softmax softmax;
-    bool leaping = false;  // scores, from tile to tile, beyond what fp32 makes of them
+  __device__ __forceinline__ ItemWalk walk_of(const Item& item) const {
+    return {item, kVarlen ? position_mask(params, shape, item) : fixed_mask, consumer};
+  }
+
+  template <typename Stages>
+  __device__ __forceinline__ void release(const Stages& ring, unsigned use) const {
+    if (first_lane) ring.release(use);
+  }
+
+  // A tile that other consumers see.
+  __device__ __forceinline__ void pass_over() {
+    turns.wait();
+    turns.pass();
+    shared.keys.wait_full(use);
+    release(shared.keys, use);
+    shared.values.wait_full(use);
+    release(shared.values, use);
+    ++use;
+  }
+
+  // As far as the first tile's probabilities.
+  __device__ __forceinline__ void begin(const ItemWalk& walk, ItemTerms& terms) {
+    if constexpr (!kVarlen) shared.queries.wait_full(query_use);
+#pragma unroll 1
+    for (int n = walk.all.end - 1; n >= walk.all.begin && n >= walk.tiles.end; --n) pass_over();
+    softmax = Softmax();
 #pragma unroll
     for (int d = 0; d < kHeadDimV / 2; ++d) acc_o[d] = 0.0f;
+    if (!walk.sees_any()) return;
+    const int n = walk.tiles.end - 1;
+    shared.keys.wait_full(use);
+    turns.wait();
+    start_qk<T, kHeadDim, kBlockN>(acc_s, shared.q(query_use, consumer), shared.k(use));
+    turns.pass();
+    ptx::wgmma_wait<0>();
+    release(shared.keys, use);
+    loaded.wait_full();
+    terms.apply(acc_s, walk.position(n));
+    loaded.release();
+    if (walk.is_edge(n)) apply_mask(acc_s, walk.mask, walk.first_row, n * kBlockN);
+    float sums[2], factors[2];
+    softmax.raise(acc_s, scale, factors);
+    softmax.exponentiate(acc_s, scale, sums);
+    softmax.add(sums);
+    pack_probabilities<T>(rP, acc_s);
+  }
 
-    const auto release = [&](const auto& ring, unsigned use) {
-      if (first_lane) ring.release(use);
+  // Tile n, whose K is that of use + 1, and the product with V of the one before it in the walk.
+  __device__ __forceinline__ void step(const ItemWalk& walk, int n, ItemTerms& terms) {
+    const ptx::SmemAddress sQ = shared.q(query_use, consumer);
+    shared.keys.wait_full(use + 1);
+    turns.wait();
+    start_qk<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
+    shared.values.wait_full(use);
+    start_pv<T, kHeadDimV, kBlockN>(acc_o, rP, shared.v(use));
+    turns.pass();
+    ptx::wgmma_wait<1>();
+    loaded.wait_full();
+    terms.apply_quickly(acc_s, walk.position(n), walk.is_edge(n));
+    if (walk.is_edge(n)) apply_mask(acc_s, walk.mask, walk.first_row, n * kBlockN);
+    float sums[2], factors[2];
+    bool raised = leaping;
+    const auto raise = [&] {
+      softmax.raise(acc_s, scale, factors);
+      leaping = terms.kMayLeap && Softmax::leapt(factors);
     };
-    // A tile that other consumers see.
-    const auto pass_over = [&] {
-      turns.wait();
-      turns.pass();
-      shared.keys.wait_full(use);
-      release(shared.keys, use);
-      shared.values.wait_full(use);
-      release(shared.values, use);
-      ++use;
-    };
-    // Of tile n; the one before it in the walk, n + 1, is use `use`.
-    const auto step = [&](int n) {
-      shared.keys.wait_full(use + 1);
-      turns.wait();
-      start_qk<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
-      shared.values.wait_full(use);
-      start_pv<T, kHeadDimV, kBlockN>(acc_o, rP, shared.v(use));
-      turns.pass();
-      ptx::wgmma_wait<1>();
-      loaded.wait_full();
-      terms.apply_quickly(acc_s, first_row + mask.shift - n * kBlockN,
-                          n < whole.begin || n >= whole.end);
-      if (n < whole.begin || n >= whole.end) apply_mask(acc_s, mask, first_row, n * kBlockN);
-      float sums[2], factors[2];
-      bool raised = false;
-      while (true) {
-        const bool maximum_first = leaping;
-        if (maximum_first) {
-          softmax.raise(acc_s, scale, factors);
-          leaping = terms.kMayLeap && Softmax::leapt(factors);
-          raised = true;
-        }
-        terms.exponentiate(acc_s, softmax, scale, sums);
-        // This branch also keeps the compiler from waiting for the product with V any earlier.
-        if (maximum_first || !softmax.outgrown<T>(sums)) break;
-        raised = true;
-        if (softmax.scale_down(acc_s, sums, factors)) break;
+    if (leaping) raise();
+    terms.exponentiate(acc_s, softmax, scale, sums);
+    // This branch also keeps the compiler from waiting for the product with V any earlier.
+    if (softmax.outgrown<T>(sums)) {
+      raised = true;
+      if (!softmax.scale_down(acc_s, sums, factors)) {
         recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
         terms.expect_larger();
-        terms.apply(acc_s, first_row + mask.shift - n * kBlockN);
-        apply_mask(acc_s, mask, first_row, n * kBlockN);
-        leaping = true;
+        terms.apply(acc_s, walk.position(n));
+        apply_mask(acc_s, walk.mask, walk.first_row, n * kBlockN);
+        raise();
+        terms.exponentiate(acc_s, softmax, scale, sums);
       }
-      release(shared.keys, use + 1);
-      loaded.release();
-      softmax.add(sums);
-      ptx::wgmma_wait<0>();
-      release(shared.values, use);
-      if (raised) rescale(acc_o, factors);
-      pack_probabilities<T>(rP, acc_s);  // only now: products in flight may still read rP
-      ++use;
-    };
+    }
+    release(shared.keys, use + 1);
+    loaded.release();
+    softmax.add(sums);
+    ptx::wgmma_wait<0>();
+    release(shared.values, use);
+    if (raised) rescale(acc_o, factors);
+    pack_probabilities<T>(rP, acc_s);  // only now: products in flight may still read rP
+    ++use;
+  }
 
-    if constexpr (!kVarlen) shared.queries.wait_full(query_use);
-    int n = all.end - 1;
-#pragma unroll 1
-    for (; n >= all.begin && n >= tiles.end; --n) pass_over();
-    if (tiles.begin < tiles.end) {
-      // The first tile: its scores and probabilities alone.
-      shared.keys.wait_full(use);
-      turns.wait();
-      start_qk<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use));
-      turns.pass();
-      ptx::wgmma_wait<0>();
-      release(shared.keys, use);
-      loaded.wait_full();
-      terms.apply(acc_s, first_row + mask.shift - n * kBlockN);
-      loaded.release();
-      apply_mask(acc_s, mask, first_row, n * kBlockN);
-      float sums[2], factors[2];
-      softmax.raise(acc_s, scale, factors);
-      softmax.exponentiate(acc_s, scale, sums);
-      softmax.add(sums);
-      pack_probabilities<T>(rP, acc_s);
-      --n;
-#pragma unroll 1
-      for (; n >= tiles.begin; --n) step(n);
-      if (kFromRegisters) release(shared.queries, query_use);
-      // The last tile's product with V.
+  // The last tile's product with V, and results.
+  __device__ __forceinline__ void end(const ItemWalk& walk) {
+    if (walk.sees_any()) {
       shared.values.wait_full(use);
       start_pv<T, kHeadDimV, kBlockN>(acc_o, rP, shared.v(use));
       ptx::wgmma_wait<0>();
       release(shared.values, use);
       ++use;
-    } else if (kFromRegisters) {
-      release(shared.queries, query_use);
     }
 #pragma unroll 1
-    for (; n >= all.begin; --n) pass_over();
-
+    for (int n = walk.tiles.begin - 1; n >= walk.all.begin; --n) pass_over();
+    // Of a pack the item is there as long as Q's stage: where results go by way of that it need not
+    // be in registers till here, which terms leave few of.
+    const Item item = kVarlen && kTerms != Terms::kNone ? *shared.item(query_use) : walk.item;
+    const tile::Result<T> result(params, {item.m_block, item.head, item.batch});
+    float scales[2];
+    finish_rows(result, item, walk.first_row, softmax, scales);
     if constexpr (kFromRegisters) {
-      store_from_registers<T, kHeadDimV>(params, item, first_row, softmax, acc_o);
+      store_from_registers<T, kHeadDimV>(params, result, item, walk.first_row, scales, acc_o);
     } else {
-      // Read again: with score terms registers are scarce on the way here.
-      if constexpr (kVarlen && kTerms != Terms::kNone) item = *shared.item(query_use);
-      const bool stored = store_results<T, kHeadDimV, kVarlen>(params, launch, item, first_row,
-                                                               consumer, sQ, softmax, acc_o);
+      const bool stored =
+          store_results<T, kHeadDimV, kVarlen>(params, launch, item, walk.first_row, consumer,
+                                               shared.q(query_use, consumer), scales, acc_o);
       if (stored) shared.queries.release(query_use);
     }
   }
-  turns.end();
-}
+};
 
 }  // namespace dlattn::sm90

@@ -10,35 +10,43 @@
 
 namespace dlattn::sm90 {
 
-// Normalises a consumer's rows and stores them, by way of its rows of Q's shared memory `sO`, which
-// the copy engine has read when the thread for which this returns true may release them.
-// `first_row` is the consumer's.
-template <typename T, int kHeadDim, bool kVarlen>
-__device__ __forceinline__ bool store_results(const AttentionParams& params, const Launch& launch,
-                                              const Item& item, int first_row, int consumer,
-                                              ptx::SmemAddress sO, const Softmax& softmax,
-                                              const float (&acc_o)[kHeadDim / 2]) {
+// What this lane's two rows must be scaled with; stores their lse. `first_row` is the consumer's.
+// All lanes call it.
+template <typename T>
+__device__ __forceinline__ void finish_rows(const tile::Result<T>& result, const Item& item,
+                                            int first_row, const Softmax& softmax,
+                                            float (&scales)[2]) {
   const Place place;
-  const int warp = place.warp, lane = place.lane;
-  const tile::Result<T> result(params, {item.m_block, item.head, item.batch});
-  float scales[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const tile::RowResult row = tile::finalize(softmax.row(h), result.sink);
     scales[h] = row.scale;
-    const int i = first_row + warp * 16 + 8 * h + lane / 4;
-    if (result.lse && lane % 4 == 0 && i < item.seqlen_q) result.lse[i] = row.lse;
+    const int i = first_row + place.warp * 16 + 8 * h + place.lane / 4;
+    if (result.lse && place.lane % 4 == 0 && i < item.seqlen_q) result.lse[i] = row.lse;
   }
+}
+
+__device__ __forceinline__ float scaled(float x, float scale) {
+  return scale == 0.0f ? 0.0f : x * scale;
+}
+
+// Stores a consumer's rows, by way of its rows of Q's shared memory `sO`, which the copy engine has
+// read when the thread for which this returns true may release them.
+template <typename T, int kHeadDim, bool kVarlen>
+__device__ __forceinline__ bool store_results(const AttentionParams& params, const Launch& launch,
+                                              const Item& item, int first_row, int consumer,
+                                              ptx::SmemAddress sO, const float (&scales)[2],
+                                              const float (&acc_o)[kHeadDim / 2]) {
+  const Place place;
+  const int warp = place.warp, lane = place.lane;
   ptx::barrier_sync(kWarpgroupBarrier + consumer, kWarpgroupThreads);  // all have done with Q
 #pragma unroll
   for (int d = 0; d < kHeadDim; d += 16) {
     std::uint32_t rO[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const float scale = scales[e % 2];
-      const float low = scale == 0.0f ? 0.0f : acc_o[d / 2 + 2 * e] * scale;
-      const float high = scale == 0.0f ? 0.0f : acc_o[d / 2 + 2 * e + 1] * scale;
-      rO[e] = tile::pack<T>(low, high);
+      const float* const x = acc_o + d / 2 + 2 * e;
+      rO[e] = tile::pack<T>(scaled(x[0], scales[e % 2]), scaled(x[1], scales[e % 2]));
     }
     const int row = warp * 16 + lane % 16;
     ptx::stmatrix_x4(sO + swizzled_offset(row, d / 8 + lane / 16, kWarpgroupRows), rO);
@@ -75,34 +83,29 @@ __device__ __forceinline__ void transpose_in_quad(std::uint32_t (&words)[4], int
   }
 }
 
-// Normalises a consumer's rows and stores them, 16 bytes a lane, without shared memory.
-// `first_row` is the consumer's.
+// Stores a consumer's rows, 16 bytes a lane, without shared memory.
 template <typename T, int kHeadDim>
 __device__ __forceinline__ void store_from_registers(const AttentionParams& params,
+                                                     const tile::Result<T>& result,
                                                      const Item& item, int first_row,
-                                                     const Softmax& softmax,
+                                                     const float (&scales)[2],
                                                      const float (&acc_o)[kHeadDim / 2]) {
   static_assert(kHeadDim % 32 == 0, "a lane quad stores 32 columns of a row at once");
   const Place place;
   const int lane = place.lane;
-  const tile::Result<T> result(params, {item.m_block, item.head, item.batch});
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const tile::RowResult row = tile::finalize(softmax.row(h), result.sink);
     const int i = first_row + place.warp * 16 + 8 * h + lane / 4;
-    const bool exists = i < item.seqlen_q;
-    if (result.lse && lane % 4 == 0 && exists) result.lse[i] = row.lse;
     T* out = result.out + i * params.out_row_stride + lane % 4 * 8;
-    const int columns = exists ? static_cast<int>(params.head_dim_v) - lane % 4 * 8 : 0;
-    const auto scaled = [&](float x) { return row.scale == 0.0f ? 0.0f : x * row.scale; };
+    const int columns = i < item.seqlen_q ? static_cast<int>(params.head_dim_v) - lane % 4 * 8 : 0;
 #pragma unroll
     for (int d = 0; d < kHeadDim; d += 32) {
       // Two columns of each 8, and then, of one 8, all.
       tile::Vec<std::uint32_t, 4> words;
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int first = d / 2 + 4 * e + 2 * h;
-        words.x[e] = tile::pack<T>(scaled(acc_o[first]), scaled(acc_o[first + 1]));
+        const float* const x = acc_o + d / 2 + 4 * e + 2 * h;
+        words.x[e] = tile::pack<T>(scaled(x[0], scales[h]), scaled(x[1], scales[h]));
       }
       transpose_in_quad(words.x, lane);
       if (d < columns) *reinterpret_cast<tile::Vec<std::uint32_t, 4>*>(out + d) = words;

@@ -41,14 +41,8 @@ __global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim, kHeadDimV, kT
     // The same in all lanes, and by this the compiler knows.
     const int warpgroup =
         __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
-    if constexpr (kHeadDim <= 64) {
-      // With the base from a shuffle the compiler does not work it out again at every use, which
-      // costs registers that this tile lacks.
-      const Shared<kHeadDim, kHeadDimV, kTerms> own(__shfl_sync(tile::kFullMask, shared.base, 0));
-      consume<T, kVarlen>(params, shape, launch, own, warpgroup - 1);
-    } else {
-      consume<T, kVarlen>(params, shape, launch, shared, warpgroup - 1);
-    }
+    Consumer<T, kVarlen, kHeadDim, kHeadDimV, kTerms>(params, shape, launch, shared, warpgroup - 1)
+        .run();
   }
 }
 
