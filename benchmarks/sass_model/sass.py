@@ -156,6 +156,11 @@ def short_path(block: list[Instruction]) -> tuple[int, ...]:
     return (count(block, "HMMA"), copied_bytes(block), -len(block))
 
 
+def common_path(block: list[Instruction]) -> tuple[int, ...]:
+    """All copies, and the least of everything else: without products that are made again."""
+    return (copied_bytes(block), -len(block))
+
+
 def stored_bytes(instructions: Iterable[Instruction]) -> int:
     """Bytes that a lane stores to global memory."""
     return sum(i.bytes_per_lane for i in instructions if i.name == "STG")
@@ -290,8 +295,8 @@ def _basic_blocks(instructions: list[Instruction]) -> list[Block]:
 class Paths:
     """What a warp of a kernel executes, in pieces.
 
-    The long loop takes its common path: every product, every copy, and otherwise as few
-    instructions as possible, which leaves out the code for rows that outgrow their references. An
+    The long loop takes its common path: every copy, and otherwise as few instructions as possible,
+    which leaves out the code for rows that outgrow their references, products among it. An
     edge tile takes the longest path there is: mask, maxima and rescaling.
     """
 
@@ -312,7 +317,7 @@ def find_paths(instructions: list[Instruction]) -> Paths:
     main = flow.main_loop()
     outer = flow.enclosing(main)
     everything = set(range(len(flow.blocks)))
-    main_path = flow.path([main.header], main.latches, set(main.blocks), short_path)
+    main_path = flow.path([main.header], main.latches, set(main.blocks), common_path)
     around = outer or main  # where there is one loop alone, edge tiles go through it too
     edge_blocks = around.blocks - main.blocks if outer else main.blocks
     edge_path = flow.path([around.header], around.latches, set(edge_blocks), long_path)

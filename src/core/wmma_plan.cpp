@@ -36,7 +36,7 @@ Speed speed(int head_dim_tile, int variant) {
       if (head_dim_tile <= 96) return {3400, 16.3, 11.5};
       if (head_dim_tile <= 128) return {3500, 18.1, 12.5};
       if (head_dim_tile <= 192) return {4900, 24.0, 18.0};
-      return {7000, 33.0, 24.0};
+      return {8300, 33.0, 24.8};
     case wmma::kSplit:
       if (head_dim_tile <= 32) return {2600, 5.2, 3.0};
       if (head_dim_tile <= 64) return {2700, 4.9, 4.1};
@@ -50,7 +50,7 @@ Speed speed(int head_dim_tile, int variant) {
       if (head_dim_tile <= 128) return {4200, 37.5, 37.5};
       return head_dim_tile <= 192 ? Speed{5900, 28.3, 28.3} : Speed{7600, 43.0, 43.0};
     default:  // kAhead
-      return head_dim_tile <= 192 ? Speed{7300, 31.0, 31.0} : Speed{8600, 43.5, 44.0};
+      return head_dim_tile <= 192 ? Speed{7300, 31.0, 31.0} : Speed{8400, 43.5, 44.0};
   }
 }
 

@@ -108,9 +108,10 @@ def test_score_features_of_long_walks(kernel: str, dtype: str, dim: int, seqlen_
 
 @scored
 def test_alibi_of_long_walks(kernel: str, dtype: str) -> None:
-    slopes = torch.tensor([0.5, 4.0, 0.0, -0.01], device=DEVICE)
-    for causal in CAUSAL:
-        check(kernel, *qkv(dtype, 300, 500), alibi_slopes=slopes, causal=causal)
+    for slopes in ([0.5, 4.0, 0.0, -0.01], [1.0, 16.0, 0.25, 64.0]):
+        alibi = torch.tensor(slopes, device=DEVICE)
+        for causal in CAUSAL:
+            check(kernel, *qkv(dtype, 300, 500), alibi_slopes=alibi, causal=causal)
 
 
 @scored

@@ -222,7 +222,7 @@ SEED_BUGS = (
     SeedBug(
         "scores of absent keys used",
         SM90,
-        "if (!tile::contains(visible, 8 * j + e)) acc_s[4 * j + 2 * h + e] = -INFINITY;",
+        "if ((bits & 1u << i) == 0) acc_s[i / 2 * 4 + 2 * h + i % 2] = -INFINITY;",
         ";",
     ),
     SeedBug(
@@ -235,7 +235,7 @@ SEED_BUGS = (
     SeedBug(
         "large scores capped as small ones",
         SM90,
-        "if (exponents != exponent_bits(params.bias)) sums[0] = INFINITY;",
+        "if (exponents != exponent_bits(ratio.offset)) sums[0] = INFINITY;",
         ";",
     ),
     SeedBug(
@@ -259,8 +259,8 @@ SEED_BUGS = (
     SeedBug(
         "terms left out where a tile is done again",
         SM90,
-        "terms.large = true; terms.apply(acc_s, walk.position(n));",
-        "terms.large = true;",
+        "terms.expect_larger(); terms.apply(acc_s, walk.position(n));",
+        "terms.expect_larger();",
     ),
     SeedBug(
         "bias and mask released before they are used",

@@ -102,6 +102,8 @@ std::vector<Case> cases() {
       simt::with({200, 400, 64, kFull},
                  [](Case& c) { c.alibi = true, c.window_left = 100, c.window_right = 70; }),
       simt::with({300, 40, 64, kCausal}, [](Case& c) { c.alibi = true, c.softcap = 5.0; }),
+      // Scores that leave softcap's first polynomial for the second, and for the exact form.
+      simt::with({20, 600, 64, kFull}, [](Case& c) { c.rise = 0.05, c.softcap = 64.0; }),
       simt::with({20, 600, 64, kFull}, [](Case& c) { c.rise = 1.0, c.softcap = 300.0; }),
       simt::with({20, 600, 128, kFull}, [](Case& c) { c.rise = 1.0, c.alibi = true; }),
       // Bias and mask: of whole tiles and of ragged ones, over rows that see nothing, alone and

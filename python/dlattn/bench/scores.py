@@ -1,14 +1,13 @@
 """What the data does to a softmax whose reference is seldom raised: `wmma`'s and `sm90`'s.
 
 That softmax takes a row's probabilities relative to a reference, the row's maximum as it was when
-last raised, and raises it where a lane's sum of them over a tile exceeds 2^15 (2^60 in bfloat16).
-`wmma` then makes the tile's probabilities again; up to head_dim 64, warps that raised a reference
-work the maximum of the next tile out first, until a tile raises none. `sm90` raises references by
-what the sums say and scales the probabilities, and makes a tile again only where a sum exceeds
-2^120, after which the maximum comes first until no reference is raised by 2^60 or more. How often
-that happens depends on the scores alone. So
-queries and keys are made here whose scores have statistics as models produce them, and the rates
-are counted by following the rule over the scores in float32.
+last raised, and raises it where a lane's sum of them over a tile, or a slice of one, exceeds 2^15
+(2^60 in bfloat16): references go up by what the sums say and the probabilities are scaled down.
+Where a sum exceeds 2^120 (`wmma`: a lane's, `sm90`: a row's), scores are made again and references
+raised to their maxima; `sm90` then works the maximum out first until no reference is raised by
+2^60 or more. How often that happens depends on the scores alone. So queries and keys are made here
+whose scores have statistics as models produce them, and the rates are counted by following the rule
+over the scores in float32.
 
 Statistics, in natural logits after scaling. Noise is that of normal q and k, of deviation about 1:
 
@@ -21,7 +20,7 @@ sink        key 0 stands 10 (first head) to 30 (last head) above the mean of the
 retrieval   16 pairs of rotary angles that add up to 8 at distance 0 and decay from there, and for
             each query one of 32 keys, anywhere, that its content matches: about 14
 adversarial deviation 0.1, and 13 more from each 16 keys to the 16 before them: no reference fits
-            any slice of any tile
+            any tile
 """
 
 from __future__ import annotations
@@ -46,6 +45,7 @@ SLACK = 8.0  # of an edge tile's scores over the reference, in powers of 2
 LARGEST = 2.0**120  # sum of a row that is scaled down
 LEAP = 60.0  # of a reference, in powers of 2, after which the next tile's maximum comes first
 _TILE = 64  # keys in which the drifts are told
+_WIDE_SLICES = {96: 4, 128: 4}  # of wmma's tiles with 32 rows a warp, where there is not one
 _LANES = 4  # that share a row: lane l has columns 2 l and 2 l + 1 of every 8
 _SIZES: dict[str, tuple[Sizes, ...]] = {
     "cuda": ((4, 32, 4096, 64), (4, 16, 4096, 128), (1, 16, 16384, 128)),
@@ -184,18 +184,18 @@ class Walk:
     warp_rows: int  # that vote together
     slices: int  # of a tile of the long loop, from its first keys on, each with a vote
     edge_keys: int  # of an edge tile that are worked on at a time, from its last keys on
-    anticipates: bool = False  # works the maximum out first while tiles raise references
+    anticipates: bool = False  # works the maximum out first while references leap
     max_sum: float = MAX_SUM["float16"]
     slack: float = SLACK
     speculates_on_edges: bool = False  # on all edge tiles but the walk's first
-    raises_by_sums: bool = False  # all of a warp's rows, if one has outgrown its reference
+    lanes_overflow: bool = True  # lanes' sums tell whether fp32 was too small; False: rows'
 
 
 @dataclass(frozen=True)
 class Rates:
     """How often the rule was broken, over warps, tiles and slices."""
 
-    redone: float  # probabilities made again, of the long loop's
+    redone: float  # scores and probabilities made again, of the long loop's
     scaled: float  # scaled down to references raised by the sums, of the long loop's
     max_first: float  # made after the maximum was worked out, of the long loop's
     raised_on_edges: float  # references raised, of edge tiles
@@ -217,16 +217,16 @@ def walk_of(plan: Any) -> Walk:
             max_sum=MAX_SUM[plan.dtype],
             slack=0.0,
             speculates_on_edges=True,
-            raises_by_sums=True,
+            anticipates=True,
+            lanes_overflow=False,
         )
     rows = plan.block_m // plan.num_warps
     return Walk(
         plan.block_m,
         plan.block_n,
         rows,
-        slices=1 if rows == 32 else 2,
+        slices=_WIDE_SLICES.get(plan.head_dim_tile, 1) if rows == 32 else 2,
         edge_keys=32,
-        anticipates=plan.head_dim_tile <= 64,
         max_sum=MAX_SUM[plan.dtype],
     )
 
@@ -262,11 +262,10 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
 
     As the softmaxes of src/cuda/wmma and src/cuda/sm90 do: on edge tiles a row whose maximum
     exceeds its reference by more than the slack gets the maximum as its reference, a row that has
-    seen nothing always; on the others a row of which a lane's sum exceeds max_sum does, and its
-    warp makes the slice's probabilities again.
-    If the walk anticipates, the next tile of a warp that raised a reference goes like an edge tile.
-    If it raises by sums, all rows of such a warp raise their references by the exponent of their
-    sum, or to the maximum if a sum exceeds LARGEST.
+    seen nothing always. On the others, if a lane's sum exceeds max_sum, all rows of its warp raise
+    their references by the exponent of their sum, or as on edge tiles if a sum exceeds LARGEST.
+    If the walk anticipates, a warp whose references leapt goes about the next tile like that from
+    the start.
     Warps pass over the slices of edge tiles that they do not see. As many queries as keys.
     """
     torch = tensors.torch_module()
@@ -294,44 +293,37 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
             inside = (n < end) & ((n >= full_end) if edge else (n < full_end))
             if not bool(inside.any()):
                 continue
-            raised = torch.zeros_like(rising)
             leapt = torch.zeros_like(rising)
             width = walk.edge_keys if edge else walk.block_n // walk.slices
             slices = range(n * walk.block_n, (n + 1) * walk.block_n, width)
             for first_key in reversed(slices) if edge else slices:
                 part = scores[:, :, first_key : first_key + width]
                 top = part.amax(2)
-                outgrown = top > reference + walk.slack
-                overflown = torch.zeros_like(outgrown)
-                if not edge:
-                    by_lane = _sums_by_lane(part, reference)
-                    outgrown = torch.where(rising, outgrown, by_lane.amax(2) > walk.max_sum)
-                outgrown &= inside
-                if walk.raises_by_sums and not edge:
-                    sums = by_lane.sum(2)
-                    outgrown = torch.where(rising, inside, _by_warp(outgrown, walk.warp_rows))
-                    overflown = _by_warp(outgrown & ~rising & (sums > LARGEST), walk.warp_rows)
-                    by_sums = reference + sums.clamp(min=1.0).frexp().exponent - 1
-                    raised_to = torch.where(rising | overflown, reference.maximum(top), by_sums)
-                    far = outgrown & (raised_to - reference > LEAP)
-                    leapt = overflown | (rising & _by_warp(far, walk.warp_rows))
-                    reference = torch.where(outgrown, raised_to, reference)
-                else:
-                    reference = torch.where(outgrown, top, reference)
-                raised |= outgrown
-                seen = inside & (top > -math.inf) if edge else inside.expand(heads, -1)
-                counts["edge" if edge else "long"] += _warps(seen, walk.warp_rows)
+                by_maximum = torch.where(top > reference + walk.slack, top, reference)
                 if edge:
-                    counts["raised"] += _warps(outgrown, walk.warp_rows)
-                else:
-                    again = outgrown & ~rising
-                    scaled = again & ~overflown if walk.raises_by_sums else again & False
-                    counts["redone"] += _warps(again & ~scaled, walk.warp_rows)
-                    counts["scaled"] += _warps(scaled, walk.warp_rows)
-                    counts["first"] += _warps(inside & rising, walk.warp_rows)
+                    raised_to = torch.where(inside, by_maximum, reference)
+                    seen = inside & (top > -math.inf)
+                    counts["edge"] += _warps(seen, walk.warp_rows)
+                    counts["raised"] += _warps(raised_to > reference, walk.warp_rows)
+                    reference = raised_to
+                    continue
+                by_lane = _sums_by_lane(part, reference)
+                sums = by_lane.sum(2)
+                outgrown = inside & ~rising & (by_lane.amax(2) > walk.max_sum)
+                outgrown = _by_warp(outgrown, walk.warp_rows)
+                overflown = (by_lane.amax(2) if walk.lanes_overflow else sums) > LARGEST
+                overflown = _by_warp(outgrown & overflown, walk.warp_rows)
+                by_sums = reference + sums.clamp(min=1.0).frexp().exponent - 1
+                raised_to = torch.where(outgrown, by_sums, reference)
+                raised_to = torch.where(overflown | (inside & rising), by_maximum, raised_to)
+                far = _by_warp(raised_to - reference > LEAP, walk.warp_rows)
+                leapt |= overflown | (rising & far)
+                reference = raised_to
+                counts["long"] += _warps(inside.expand(heads, -1), walk.warp_rows)
+                counts["redone"] += _warps(overflown, walk.warp_rows)
+                counts["scaled"] += _warps(outgrown & ~overflown, walk.warp_rows)
+                counts["first"] += _warps(inside & rising, walk.warp_rows)
             if walk.anticipates and not edge:
-                rising = torch.where(inside, _by_warp(raised, walk.warp_rows), rising)
-            elif walk.raises_by_sums and not edge:
                 rising = torch.where(inside, leapt, rising)
     both = counts["edge"] + counts["long"]
     return Rates(

@@ -190,7 +190,7 @@ struct Consumer {
       raised = true;
       if (!softmax.scale_down(acc_s, sums, factors)) {
         recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
-        terms.large = true;
+        terms.expect_larger();
         terms.apply(acc_s, walk.position(n));
         apply_mask(acc_s, walk.mask, walk.first_row, n * kBlockN);
         raise();

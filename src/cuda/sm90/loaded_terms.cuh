@@ -130,7 +130,7 @@ __device__ __forceinline__ void add_bias(float (&acc_s)[kScores], float scale,
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       T pair[2];
-      memcpy(pair, &pairs[e], sizeof pair);
+      memcpy(static_cast<void*>(pair), &pairs[e], sizeof pair);  // T has constructors
       float* s = acc_s + 8 * i + 2 * e;
       s[0] = fmaf(s[0], scale, tile::to_float(pair[0]));
       s[1] = fmaf(s[1], scale, tile::to_float(pair[1]));

@@ -41,14 +41,17 @@ template <typename T, Terms kTerms>
 struct LaneTerms {
   static constexpr bool kMayLeap = false;  // whether many tiles in a row take their maxima first
 
+  // In base 2 and by key; 64 keys of it are as many digits as scores have anyway.
+  static constexpr float kSteepSlope = 0.25f;
+
   const AttentionParams& all;
   const ScoreParams& params;
   TermTiles<kTerms>& loaded;  // bias and mask of the tile at hand
   float softmax_scale;
-  float scale;         // from what these units are to base 2
-  bool one_side;       // whether rows see no keys beyond them
-  bool large = false;  // whether softcap may have met scores of this warp that are not small
-  float slope;         // ALiBi's
+  float scale;  // from what these units are to base 2
+  float slope;  // ALiBi's
+  // How large the scores are that softcap has met: what it may take the warp's next ones for.
+  enum Size { kSmaller, kSmall, kLarge } size = kSmaller;
   // Of the scores at hand:
   float shift[2];  // base 2, what is still to be added to all of a row's
   bool uncapped;   // softcap is left to exponentiate()
@@ -62,11 +65,13 @@ struct LaneTerms {
         loaded(loaded),
         softmax_scale(shape.softmax_scale),
         scale(score_scale<kTerms>(p, shape)),
-        one_side(shape.window_right <= 0),
         slope(p.alibi_slopes ? p.alibi_slopes[work.batch * p.alibi_batch_stride +
                                               work.head * p.alibi_head_stride] *
                                    params.slope_scale
                              : 0.0f) {}
+
+  // Takes scores for larger ones than it has.
+  __device__ __forceinline__ void expect_larger() { size = size == kSmaller ? kSmall : kLarge; }
 
   // All terms, on any scores. `position` is that of the consumer's first row, counted from the
   // tile's first key. All lanes call it.
@@ -74,10 +79,7 @@ struct LaneTerms {
   __device__ __forceinline__ void apply(float (&acc_s)[kScores], int position) {
     shift[0] = shift[1] = 0.0f;
     uncapped = beyond = false;
-    if (params.cap != 0.0f) {
-#pragma unroll
-      for (int i = 0; i < kScores; ++i) acc_s[i] = softcap(acc_s[i], params.exponent, params.cap);
-    }
+    if (params.cap != 0.0f) cap_any(acc_s);
     apply_loaded(acc_s);
     if (slope != 0.0f) add_distances(acc_s, lane_position(position));
   }
@@ -89,17 +91,17 @@ struct LaneTerms {
   __device__ __forceinline__ void apply_quickly(float (&acc_s)[kScores], int position, bool edge) {
     shift[0] = shift[1] = 0.0f;
     beyond = false;
-    uncapped = kTerms == Terms::kComputed && params.cap != 0.0f && slope == 0.0f && !large && !edge;
-    if (params.cap != 0.0f && !uncapped) {
-      if (large) {
-#pragma unroll
-        for (int i = 0; i < kScores; ++i) acc_s[i] = softcap(acc_s[i], params.exponent, params.cap);
+    const bool capped = params.cap != 0.0f;
+    uncapped = kTerms == Terms::kComputed && capped && slope == 0.0f && size != kLarge && !edge;
+    if (capped && !uncapped) {
+      if (size == kLarge) {
+        cap_any(acc_s);
       } else {
         std::uint32_t exponents = 0;
 #pragma unroll
         for (int i = 0; i < kScores; ++i)
-          acc_s[i] *= small_tanh(acc_s[i], params.polynomial, &exponents);
-        beyond = exponents != exponent_bits(params.bias);
+          acc_s[i] *= tanh_ratio(acc_s[i], params.small, &exponents);
+        beyond = exponents != exponent_bits(params.small.offset);
       }
     }
     apply_loaded(acc_s);
@@ -107,7 +109,11 @@ struct LaneTerms {
       constexpr int kBlockN = kScores * 2;
       const bool after = position + kWarpgroupRows <= 0;
       const float lane = lane_position(position);
-      if (one_side || after || position >= kBlockN - 1) {
+      // Counted from the tile's first key the last ones, which may be the nearest, count most.
+      // Where that would cost digits, it is done to tiles further away alone.
+      const bool steep = slope * scale > kSteepSlope;
+      const bool before = position >= kBlockN - 1 && (!steep || position >= 2 * kBlockN - 1);
+      if (before || after) {
         const float rising = after ? -slope : slope;
 #pragma unroll
         for (int i = 0; i < kScores; ++i)
@@ -124,7 +130,10 @@ struct LaneTerms {
   template <int kScores>
   __device__ __forceinline__ void exponentiate(float (&acc_s)[kScores], const Softmax& softmax,
                                                float scale, float (&sums)[2]) {
-    if (uncapped) return exponentiate_capped(acc_s, softmax, sums);
+    if (uncapped) {
+      if (size == kSmaller) return exponentiate_capped(acc_s, softmax, params.smaller_log2, sums);
+      return exponentiate_capped(acc_s, softmax, params.small_log2, sums);
+    }
     const float neg_references[2] = {softmax.neg_reference[0] + shift[0],
                                      softmax.neg_reference[1] + shift[1]};
     Softmax::exponentiate(acc_s, scale, neg_references, sums);
@@ -158,40 +167,53 @@ struct LaneTerms {
     }
   }
 
-  // cap * tanh(x / cap) / x of an x that is small, without exponentials, times the scale of `a`;
-  // `exponents` tells of one that is not.
-  __device__ __forceinline__ float small_tanh(float x, const float (&a)[4],
-                                              std::uint32_t* exponents) const {
-    // From bias to twice that as long as scores are small, so that they share its exponent.
-    const float w = fmaf(x, x, params.bias);
-    *exponents |= exponent_bits(w);
-    return fmaf(w, fmaf(w, fmaf(w, a[3], a[2]), a[1]), a[0]);
+  // Softcap of any scores.
+  template <int kScores>
+  __device__ __forceinline__ void cap_any(float (&acc_s)[kScores]) const {
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) acc_s[i] = softcap(acc_s[i], params.exponent, params.cap);
   }
 
-  template <int kScores>
+  // cap * tanh(x / cap) / x of an x that is small, without exponentials; `exponents` tells of one
+  // that is not.
+  template <int kDegree>
+  __device__ __forceinline__ static float tanh_ratio(float x, const TanhRatio<kDegree>& ratio,
+                                                     std::uint32_t* exponents) {
+    // From offset to twice that as long as scores are small, so that they share its exponent.
+    const float w = fmaf(x, x, ratio.offset);
+    *exponents |= exponent_bits(w);
+    float sum = ratio.coefficients[kDegree];
+#pragma unroll
+    for (int i = kDegree - 1; i >= 0; --i) sum = fmaf(w, sum, ratio.coefficients[i]);
+    return sum;
+  }
+
+  template <int kDegree, int kScores>
   __device__ __forceinline__ void exponentiate_capped(float (&acc_s)[kScores],
-                                                      const Softmax& softmax, float (&sums)[2]) {
+                                                      const Softmax& softmax,
+                                                      const TanhRatio<kDegree>& ratio,
+                                                      float (&sums)[2]) const {
     float parts[4] = {};
     std::uint32_t exponents = 0;
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
-      const float ratio = small_tanh(acc_s[i], params.polynomial_log2, &exponents);
-      acc_s[i] = ptx::exp2(fmaf(acc_s[i], ratio, softmax.neg_reference[i / 2 % 2]));
+      acc_s[i] = ptx::exp2(fmaf(acc_s[i], tanh_ratio(acc_s[i], ratio, &exponents),
+                                softmax.neg_reference[i / 2 % 2]));
       parts[i % 4] += acc_s[i];
     }
     sums[0] = parts[0] + parts[1];
     sums[1] = parts[2] + parts[3];
-    if (exponents != exponent_bits(params.bias)) sums[0] = INFINITY;
+    if (exponents != exponent_bits(ratio.offset)) sums[0] = INFINITY;
   }
 };
 
 template <typename T>
 struct LaneTerms<T, Terms::kNone> {
   static constexpr bool kMayLeap = true;
-  bool large;  // of no interest
 
   __device__ __forceinline__ LaneTerms(const AttentionParams&, const LaunchShape&,
                                        const ScoreParams&, const tile::Work&, const NoTiles&) {}
+  __device__ __forceinline__ void expect_larger() const {}
   template <int kScores>
   __device__ __forceinline__ void apply(float (&)[kScores], int) const {}
   template <int kScores>

@@ -31,30 +31,42 @@ void with_kernel(const AttentionParams& p, Run run) {
   }
 }
 
+// tanh(x) / x of x = score / cap where x is small: a polynomial in w = score^2 + offset. `offset`
+// is a power of two, whose exponent w shares unless x is too large (score.cuh).
+template <int kDegree>
+struct TanhRatio {
+  float offset;
+  float coefficients[kDegree + 1];
+};
+
 // In the kernels scores are products q.k until the softmax, and so are the terms; but natural from
 // the bias on, if there is one.
 struct ScoreParams {
   float cap;       // softcap in these units; 0: off
   float exponent;  // 2 log2(e) / cap
-  // tanh(x) / x of x = score / cap, where x is small: a polynomial in score^2 + bias, whose
-  // exponent, in binary, is that of `bias` unless x is too large (score.cuh).
-  float bias;
-  float polynomial[4], polynomial_log2[4];  // the latter times softmax_scale * log2(e)
-  float slope_scale;                        // of ALiBi's slopes
+  TanhRatio<4> small;
+  TanhRatio<2> smaller_log2;  // the two of these times softmax_scale * log2(e)
+  TanhRatio<4> small_log2;
+  float slope_scale;  // of ALiBi's slopes
   // Of bias and mask.
   int bias_bytes;   // of an element, 0: no bias
   int stage_bytes;  // of a consumer's tiles
   int stages;       // of them
 };
 
-// Scores up to which magnitude, as a part of cap, the polynomial is good for: to 1.3e-7 of cap.
-constexpr double kSmallTanh = 0.5;
-// Least-maximum fit of tanh(x) / x, in powers of x^2, over that range.
-constexpr double kTanh[] = {0.9999976761831236, -0.33320655180290376, 0.13145145295309965,
-                            -0.043372474100809195};
+// Least-maximum fits of tanh(x) / x, in powers of x^2, for x, the score as a part of cap, up to
+// `most`: to 1.3e-7 of cap both.
+template <int kDegree>
+struct TanhFit {
+  double most;
+  double coefficients[kDegree + 1];
+};
+constexpr TanhFit<2> kSmallerTanh = {0.28, {0.99999733725, -0.33305901727, 0.12622839241}};
+constexpr TanhFit<4> kSmallTanh = {
+    0.7072, {0.99999835179, -0.33326502198, 0.13253420112, -0.05007014610, 0.01306710000}};
 
 // Ratios of softcap to softmax_scale that the polynomial's coefficients do not overflow with.
-constexpr double kLeastCap = 0x1p-16, kLargestCap = 0x1p16;
+constexpr double kLeastCap = 0x1p-14, kLargestCap = 0x1p14;
 // And the least softmax_scale for which slopes, in the kernels' units, do not.
 constexpr double kLeastScale = 0x1p-40;
 
@@ -83,6 +95,22 @@ inline int term_bytes(const AttentionParams& p, int head_dim_tile) {
   return term_stages(p, head_dim_tile) * consumers * stage_bytes(p);
 }
 
+// In the kernels' scores, of which `cap` of these makes the cap; times `scale`.
+template <int kDegree>
+TanhRatio<kDegree> tanh_ratio(const TanhFit<kDegree>& fit, double cap, double scale) {
+  const double offset = std::exp2(std::floor(std::log2(fit.most * fit.most * cap * cap)));
+  const double step = 1.0 / (cap * cap), start = offset * step;  // x^2 = step w - start
+  double shifted[kDegree + 1];                                   // in powers of step w
+  for (int i = 0; i <= kDegree; ++i) shifted[i] = fit.coefficients[i];
+  for (int done = 0; done < kDegree; ++done) {
+    for (int i = kDegree - 1; i >= done; --i) shifted[i] -= start * shifted[i + 1];
+  }
+  TanhRatio<kDegree> ratio{static_cast<float>(offset), {}};
+  for (int i = 0; i <= kDegree; ++i, scale *= step)
+    ratio.coefficients[i] = static_cast<float>(shifted[i] * scale);
+  return ratio;
+}
+
 inline ScoreParams score_params(const AttentionParams& p, int head_dim_tile) {
   constexpr double kLog2e = 1.4426950408889634;
   ScoreParams s{};
@@ -94,23 +122,11 @@ inline ScoreParams score_params(const AttentionParams& p, int head_dim_tile) {
   }
   if (p.softcap == 0.0) return s;
   const double cap = p.softcap / p.softmax_scale;
-  const double bias = std::exp2(std::floor(std::log2(kSmallTanh * kSmallTanh * cap * cap)));
-  // With w = score^2 + bias, x^2 = step w - start.
-  const double step = 1.0 / (cap * cap), start = bias * step;
-  const double* a = kTanh;
   s.cap = static_cast<float>(cap);
   s.exponent = static_cast<float>(2.0 * kLog2e / cap);
-  s.bias = static_cast<float>(bias);
-  const double polynomial[4] = {
-      a[0] - start * (a[1] - start * (a[2] - start * a[3])),
-      step * (a[1] - start * (2 * a[2] - start * 3 * a[3])),
-      step * step * (a[2] - 3 * start * a[3]),
-      step * step * step * a[3],
-  };
-  for (int i = 0; i < 4; ++i) {
-    s.polynomial[i] = static_cast<float>(polynomial[i]);
-    s.polynomial_log2[i] = static_cast<float>(polynomial[i] * p.softmax_scale * kLog2e);
-  }
+  s.small = tanh_ratio(kSmallTanh, cap, 1.0);
+  s.smaller_log2 = tanh_ratio(kSmallerTanh, cap, p.softmax_scale * kLog2e);
+  s.small_log2 = tanh_ratio(kSmallTanh, cap, p.softmax_scale * kLog2e);
   return s;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstdint>
 
 #include "cuda/sm90/setup.cuh"
 #include "cuda/sm90/traits.h"
@@ -42,6 +43,14 @@ struct WholeTiles {
   }
 };
 
+// How many of a lane's scores of a row are of keys before `key`, counted from the lane's first: it
+// has two neighbours of every eight keys.
+template <int kBlockN>
+__device__ __forceinline__ int scores_before(int key) {
+  const unsigned within = static_cast<unsigned>(min(max(key, 0), kBlockN));
+  return static_cast<int>(within / 8 * 2 + min(within % 8, 2u));
+}
+
 // Scores of keys that their rows do not see become -inf. `first_row` is the
 // consumer's, `n0` the tile's first key.
 template <int kScores>
@@ -53,12 +62,15 @@ __device__ __forceinline__ void apply_mask(float (&acc_s)[kScores], const tile::
     const int row = first_row + place.warp * 16 + place.lane / 4;
     const int first_key = n0 + place.lane % 4 * 2;
     const tile::Range visible = mask.row(row + 8 * h, first_key);
+    // A bit of each score of the row: one instruction makes predicates of seven of them.
+    static_assert(kScores / 2 <= 32, "a word holds a row's bits");
+    const int begin = scores_before<2 * kScores>(visible.begin);
+    const int count = max(scores_before<2 * kScores>(visible.end) - begin, 0);
+    const auto ones = static_cast<std::uint32_t>((std::uint64_t{0xffffffff} << count) >> 32);
+    const std::uint32_t bits = ones << (begin % 32);  // 32 only where count is 0
 #pragma unroll
-    for (int j = 0; j < kScores / 4; ++j) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        if (!tile::contains(visible, 8 * j + e)) acc_s[4 * j + 2 * h + e] = -INFINITY;
-      }
+    for (int i = 0; i < kScores / 2; ++i) {
+      if ((bits & 1u << i) == 0) acc_s[i / 2 * 4 + 2 * h + i % 2] = -INFINITY;
     }
   }
 }

@@ -149,14 +149,14 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
     if (n > tiles.begin) copy_tile(n - 1, kStage - stage, false);
     ptx::cp_async_commit();
     float acc_s[kRowTiles][kBlockN / 8][4];
-    multiply_qk<T, kHeadDim, kBlockN>(acc_s, lane_k + stage,
-                                      [&](std::uint32_t (&a)[kRowTiles][4], int d) {
-                                        if constexpr (kQueryInRegisters) {
-                                          memcpy(a, rQ[d / 16], sizeof a);
-                                        } else {
-                                          load_q<kHeadDim>(a, lane_q, d);
-                                        }
-                                      });
+    multiply_qk<T, kHeadDim, 0, kBlockN>(acc_s, lane_k + stage,
+                                         [&](std::uint32_t (&a)[kRowTiles][4], int d) {
+                                           if constexpr (kQueryInRegisters) {
+                                             memcpy(a, rQ[d / 16], sizeof a);
+                                           } else {
+                                             load_q<kHeadDim>(a, lane_q, d);
+                                           }
+                                         });
     const int n0 = n * kBlockN;
     ptx::cp_async_wait<1>();  // all but the next tile of K and V
     terms.apply(acc_s, lane_row + seq.shift - n0 - terms.lane_key);
@@ -168,11 +168,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
     const auto slice = [&](auto index) {
       constexpr int kFirst = decltype(index)::value * kSliceKeys;
       std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
-      if (!kScarce && edge) {
-        softmax.template first_probabilities<T, kFirst, kSliceKeys>(acc_s, scale_log2, rP, acc_o);
-      } else {
-        softmax.template probabilities<T, kFirst, kSliceKeys>(acc_s, scale_log2, rP, acc_o);
-      }
+      softmax.template first_probabilities<T, kFirst, kSliceKeys>(acc_s, scale_log2, rP, acc_o);
       multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v + stage);
     };
     for_each_slice(slice, std::make_integer_sequence<int, kSlices>{});

@@ -10,7 +10,7 @@
 // Per tile:
 //   1. wait for K and V, one barrier, start the copy of the next tile into the other stage;
 //   2. S = Q K^T; on edge tiles the mask;
-//   3. per slice of keys: probabilities, packed as operands where they are (SpeculativeSoftmax),
+//   3. per slice of keys: probabilities, in place and then packed as operands (SpeculativeSoftmax),
 //      then O += P V.
 // At the end a row's sum is reduced over its four lanes, and the output goes through the warp's own
 // rows of shared memory into 16-byte stores.
@@ -49,7 +49,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   static_assert(!kPacked || packs_heads(kVariant));
   using Mask = tile::RowMask<kPacked>;
   using Copy = TileCopy<T, kHeadDim, kShape.num_warps * 32>;
-  // Where warps run ahead of each other, none waits for its stage to be free before it must.
+  // Where warps run ahead of each other, none waits in the long loop for its stage to be free
+  // before it must. Edge tiles are too few for warps to be apart, and their copies are waited for.
   constexpr bool kCopyLate = kShape.handover == Handover::kMbarrier;
 
   const tile::Rows<kPacked> rows{shape};
@@ -135,9 +136,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
     }
   };
 
-  // Whether references had to be raised.
   const auto attend = [&](int n, auto walk) {
-    bool raised = false;
     const int stage = n % kStages * kStage;  // in bytes
     const auto copy_next_tile = [&] {
       if (n <= tiles.begin) return;
@@ -147,7 +146,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
       stages.publish(i + 1);
     };
     stages.wait_full(i);
-    if constexpr (!kCopyLate) copy_next_tile();
+    if constexpr (!kCopyLate || walk == Walk::kEdge) copy_next_tile();
     const auto load_q_block = [&](std::uint32_t (&a)[kRowTiles][4], int d) {
       if constexpr (kQueryPlace == QueryPlace::kSmem) {
         load_q<kHeadDim>(a, lane_q, d);
@@ -161,24 +160,30 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
       const tile::Sequence<T> same = recall_sequence();
       const Mask mask(shape, same.shift, same.seqlen_k);
       const int first_row = recall_work().m_block * kBlockM + warp_row;
-      raised = attend_edge<T, kHeadDim, kBlockN, kShape.edge_keys>(
-          softmax, acc_o, mask, first_row, n, lane_k, lane_v, shape.scale_log2, lane_idx,
-          load_q_block);
-      if constexpr (kCopyLate) copy_next_tile();
+      attend_edge<T, kHeadDim, kBlockN, kShape.edge_keys>(softmax, acc_o, mask, first_row, n,
+                                                          lane_k, lane_v, shape.scale_log2,
+                                                          lane_idx, load_q_block);
     } else {
       float acc_s[kRowTiles][kBlockN / 8][4];
-      multiply_qk<T, kHeadDim, kBlockN>(acc_s, lane_k, load_q_block);
+      multiply_qk<T, kHeadDim, 0, kBlockN>(acc_s, lane_k, load_q_block);
       constexpr int kSliceKeys = kBlockN / kShape.slices;
       const auto slice = [&](auto index) {
         constexpr int kFirst = decltype(index)::value * kSliceKeys;
         std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
-        if constexpr (walk == Walk::kRising) {
-          raised |= softmax.template first_probabilities<T, kFirst, kSliceKeys>(
-              acc_s, shape.scale_log2, rP, acc_o);
-        } else {
-          raised |= softmax.template probabilities<T, kFirst, kSliceKeys>(acc_s, shape.scale_log2,
-                                                                          rP, acc_o);
-        }
+        const auto make_scores = [&] {
+          if constexpr (kQueryPlace == QueryPlace::kSmem) {  // no register to keep addresses in
+            const int lane = ptx::reread_thread_index() % 32;
+            const int row = ptx::reread_thread_index() / 32 * kRowTiles * 16;
+            const ptx::SmemAddress q = sQ + row * kHeadDim * 2 + lane_place_down<kHeadDim>(lane);
+            multiply_qk<T, kHeadDim, kFirst, kSliceKeys>(
+                acc_s, sK + stage + lane_place_across<kHeadDim>(lane),
+                [&](std::uint32_t (&a)[kRowTiles][4], int d) { load_q<kHeadDim>(a, q, d); });
+          } else {
+            multiply_qk<T, kHeadDim, kFirst, kSliceKeys>(acc_s, lane_k, load_q_block);
+          }
+        };
+        softmax.template probabilities<T, kFirst, kSliceKeys>(acc_s, shape.scale_log2, rP, acc_o,
+                                                              make_scores);
         if constexpr (kCopyLate && kFirst == 0) copy_next_tile();
         multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v);
       };
@@ -186,11 +191,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
     }
     stages.release(i, lane_idx);
     ++i;
-    return raised;
   };
-  // Beyond this head_dim registers are too scarce to anticipate, and less is lost.
-  constexpr bool kAnticipate = kHeadDim <= 64;
-  walk_tiles<kAnticipate>(tiles, attend);
+  walk_tiles(tiles, attend);
 
   const tile::Work done = recall_work();
   write_results<kHeadDim, false, kQueryPlace == QueryPlace::kRegistersOverlaid>(

@@ -32,14 +32,16 @@ __device__ __forceinline__ void load_q(std::uint32_t (&rQ)[kRowTiles][4], ptx::S
     ptx::ldmatrix_x4(rQ[m], tile::SwizzledRows<kHeadDim>::block(sQ, m * 16, column));
 }
 
-// S = Q K^T. `load_q_block(rQ, column)` supplies 16 columns of Q.
-template <typename T, int kHeadDim, int kBlockN, int kRowTiles, typename LoadQ>
-__device__ __forceinline__ void multiply_qk(float (&acc_s)[kRowTiles][kBlockN / 8][4],
+// S = Q K^T for kKeys keys from row kFirst of the tile on. `load_q_block(rQ, column)` supplies 16
+// columns of Q.
+template <typename T, int kHeadDim, int kFirst, int kKeys, int kRowTiles, int kGroups,
+          typename LoadQ>
+__device__ __forceinline__ void multiply_qk(float (&acc_s)[kRowTiles][kGroups][4],
                                             ptx::SmemAddress sK, LoadQ load_q_block) {
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-    for (int j = 0; j < kBlockN / 8; ++j) {
+    for (int j = kFirst / 8; j < (kFirst + kKeys) / 8; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) acc_s[m][j][e] = 0.0f;
     }
@@ -49,7 +51,7 @@ __device__ __forceinline__ void multiply_qk(float (&acc_s)[kRowTiles][kBlockN / 
     std::uint32_t rQ[kRowTiles][4];
     load_q_block(rQ, d);
 #pragma unroll
-    for (int n = 0; n < kBlockN; n += 16) {
+    for (int n = kFirst; n < kFirst + kKeys; n += 16) {
       std::uint32_t rK[4];
       ptx::ldmatrix_x4(rK, tile::SwizzledRows<kHeadDim>::block(sK, n, d));
 #pragma unroll

@@ -22,9 +22,11 @@ constexpr float kMaxSum<__nv_bfloat16> = 0x1p60f;
 //
 // Probabilities are taken relative to the row's reference as it stands: 2^(score - reference), with
 // no maximum worked out first. Their sum, which is needed anyway, tells whether the reference still
-// fits. Where a lane's sum over a slice of keys exceeds kMaxSum, the row's reference is raised to
-// the maximum of the slice, what has been accumulated is scaled to it, and the probabilities are
-// made again from the scores, which are still in registers. So no probability exceeds kMaxSum,
+// fits, and by how much it does not. Where a lane's sum over a slice of keys exceeds kMaxSum, the
+// references of the rows that have outgrown theirs are raised by a power of two, so that their sums
+// come to 1 or a little more, and what has been accumulated is scaled to them, the probabilities
+// too, which are in fp32 until then. Where fp32 was too small for a sum, the caller makes the
+// scores again and has references raised to their maxima. So no probability exceeds kMaxSum,
 // which T and fp32 sums do not mind; the reference cancels in out and lse, and the result is the
 // plain softmax's. Scores here are raw products q.k; `scale` is softmax_scale * log2(e).
 template <int kRowTiles>
@@ -32,6 +34,8 @@ struct SpeculativeSoftmax {
   // -reference of a row that has seen nothing: with it any finite score is too large, and -inf
   // gives 0.
   static constexpr float kNothing = 3.402823466e+38f;
+  // The largest sum of a lane that is scaled down: by a factor that is no subnormal.
+  static constexpr float kLargest = 0x1p120f;
 
   float neg_reference[kRowTiles][2];
   float row_sum[kRowTiles][2];  // this lane's part
@@ -44,45 +48,44 @@ struct SpeculativeSoftmax {
     }
   }
 
-  // The probabilities of keys kFirst .. kFirst + kKeys - 1 of the tile, added to the sums, as the
-  // operands of products with V. All lanes call it. Whether a row had outgrown its reference.
-  template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups>
-  __device__ __forceinline__ bool probabilities(const float (&acc_s)[kRowTiles][kGroups][4],
-                                                float scale,
+  // The probabilities of keys kFirst .. kFirst + kKeys - 1 of the tile, in place and as the
+  // operands of products with V, added to the sums. Where one of the warp's rows has outgrown its
+  // reference by more than fp32 holds, these keys' scores are lost: make_scores() must put them
+  // back, for references to be raised to their maxima. All lanes call it.
+  template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups, typename MakeScores>
+  __device__ __forceinline__ void probabilities(float (&acc_s)[kRowTiles][kGroups][4], float scale,
                                                 std::uint32_t (&rP)[kRowTiles][kKeys / 16][4],
-                                                float (&acc_o)[kRowTiles][kOutGroups][4]) {
+                                                float (&acc_o)[kRowTiles][kOutGroups][4],
+                                                const MakeScores& make_scores) {
     float sums[kRowTiles][2];
-    exponentiate<T, kFirst, kKeys>(acc_s, scale, rP, sums);
-    bool outgrown = false;
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m)
-      outgrown |= sums[m][0] > kMaxSum<T> || sums[m][1] > kMaxSum<T>;
-    outgrown = __any_sync(tile::kFullMask, outgrown);
-    if (outgrown) {
-      raise<kFirst, kKeys>(acc_s, scale, acc_o, [&](int m, int h, float) {
-        return tile::reduce_max<4>(sums[m][h]) > kMaxSum<T>;
-      });
-      exponentiate<T, kFirst, kKeys>(acc_s, scale, rP, sums);
+    exponentiate<kFirst, kKeys>(acc_s, scale, sums);
+    if (any_above(sums, kMaxSum<T>)) {
+      if (any_above(sums, kLargest)) {
+        make_scores();
+        raise_references<kFirst, kKeys>(acc_s, scale, acc_o);
+        exponentiate<kFirst, kKeys>(acc_s, scale, sums);
+      } else {
+        scale_down<kFirst, kKeys>(acc_s, sums, acc_o);
+      }
     }
     add(sums);
-    return outgrown;
+    pack<T, kFirst, kKeys>(acc_s, rP);
   }
 
   // The same where rows are likely to outgrow their references: those are raised beforehand.
   template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups>
-  __device__ __forceinline__ bool first_probabilities(const float (&acc_s)[kRowTiles][kGroups][4],
+  __device__ __forceinline__ void first_probabilities(float (&acc_s)[kRowTiles][kGroups][4],
                                                       float scale,
                                                       std::uint32_t (&rP)[kRowTiles][kKeys / 16][4],
                                                       float (&acc_o)[kRowTiles][kOutGroups][4]) {
-    const bool raised = raise_references<kFirst, kKeys>(acc_s, scale, acc_o);
+    raise_references<kFirst, kKeys>(acc_s, scale, acc_o);
     safe_probabilities<T, kFirst, kKeys>(acc_s, scale, rP);
-    return raised;
   }
 
   // Raises references to the maxima where a score exceeds them by more than kSlack. All lanes call
-  // it. Whether one was raised.
+  // it.
   template <int kFirst, int kKeys, int kGroups, int kOutGroups>
-  __device__ __forceinline__ bool raise_references(const float (&acc_s)[kRowTiles][kGroups][4],
+  __device__ __forceinline__ void raise_references(const float (&acc_s)[kRowTiles][kGroups][4],
                                                    float scale,
                                                    float (&acc_o)[kRowTiles][kOutGroups][4]) {
     bool outgrown = false;
@@ -92,13 +95,16 @@ struct SpeculativeSoftmax {
       for (int h = 0; h < 2; ++h)
         outgrown |= exceeds(m, h, lane_max<kFirst, kKeys>(acc_s[m], h), scale);
     }
-    outgrown = __any_sync(tile::kFullMask, outgrown);
-    if (outgrown) {
-      raise<kFirst, kKeys>(acc_s, scale, acc_o, [&](int m, int h, float row_max) {
-        return exceeds(m, h, row_max, scale);
-      });
+    if (!__any_sync(tile::kFullMask, outgrown)) return;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float row_max = tile::reduce_max<4>(lane_max<kFirst, kKeys>(acc_s[m], h));
+        // A NaN score is no maximum, but its probability is NaN, so that it reaches sum and output.
+        raise(m, h, exceeds(m, h, row_max, scale) ? -row_max * scale : neg_reference[m][h], acc_o);
+      }
     }
-    return outgrown;
   }
 
   // The same before anything has been accumulated. All lanes call it.
@@ -118,11 +124,12 @@ struct SpeculativeSoftmax {
   // Probabilities that no reference needs raising for.
   template <typename T, int kFirst, int kKeys, int kGroups>
   __device__ __forceinline__ void safe_probabilities(
-      const float (&acc_s)[kRowTiles][kGroups][4], float scale,
+      float (&acc_s)[kRowTiles][kGroups][4], float scale,
       std::uint32_t (&rP)[kRowTiles][kKeys / 16][4]) {
     float sums[kRowTiles][2];
-    exponentiate<T, kFirst, kKeys>(acc_s, scale, rP, sums);
+    exponentiate<kFirst, kKeys>(acc_s, scale, sums);
     add(sums);
+    pack<T, kFirst, kKeys>(acc_s, rP);
   }
 
   // A row's state, with the whole row's sum. All lanes call it.
@@ -135,7 +142,7 @@ struct SpeculativeSoftmax {
   // Whether a score is so far above the row's reference that this is worth raising.
   __device__ __forceinline__ bool exceeds(int m, int h, float score, float scale) const {
     constexpr float kSlack = 8.0f;
-    return fmaf(score, scale, neg_reference[m][h]) > kSlack;
+    return score * scale > kSlack - neg_reference[m][h];
   }
 
   __device__ __forceinline__ void add(const float (&sums)[kRowTiles][2]) {
@@ -155,24 +162,34 @@ struct SpeculativeSoftmax {
     return x;
   }
 
-  // The accumulators of two neighbouring groups of 8 keys are, packed, the 16 x 16 operand of the
-  // lane: no data moves between lanes.
-  template <typename T, int kFirst, int kKeys, int kGroups>
-  __device__ __forceinline__ void exponentiate(const float (&acc_s)[kRowTiles][kGroups][4],
-                                               float scale,
-                                               std::uint32_t (&rP)[kRowTiles][kKeys / 16][4],
+  // Scores to probabilities, in place, and their sums.
+  template <int kFirst, int kKeys, int kGroups>
+  __device__ __forceinline__ void exponentiate(float (&acc_s)[kRowTiles][kGroups][4], float scale,
                                                float (&sums)[kRowTiles][2]) const {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
       sums[m][0] = sums[m][1] = 0.0f;
 #pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) {
-        float p[4];
+      for (int j = kFirst / 8; j < (kFirst + kKeys) / 8; ++j) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          p[e] = ptx::exp2(fmaf(acc_s[m][kFirst / 8 + j][e], scale, neg_reference[m][e / 2]));
-          sums[m][e / 2] += p[e];
+          acc_s[m][j][e] = ptx::exp2(fmaf(acc_s[m][j][e], scale, neg_reference[m][e / 2]));
+          sums[m][e / 2] += acc_s[m][j][e];
         }
+      }
+    }
+  }
+
+  // The accumulators of two neighbouring groups of 8 keys are, packed, the 16 x 16 operand of the
+  // lane: no data moves between lanes.
+  template <typename T, int kFirst, int kKeys, int kGroups>
+  __device__ __forceinline__ static void pack(const float (&probabilities)[kRowTiles][kGroups][4],
+                                              std::uint32_t (&rP)[kRowTiles][kKeys / 16][4]) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j) {
+        const float (&p)[4] = probabilities[m][kFirst / 8 + j];
 #pragma unroll
         for (int h = 0; h < 2; ++h)
           rP[m][j / 2][j % 2 * 2 + h] = tile::pack<T>(p[2 * h], p[2 * h + 1]);
@@ -180,27 +197,46 @@ struct SpeculativeSoftmax {
     }
   }
 
-  // Raises the references of the rows for which `outgrown(m, h, row_max)` holds to row_max, the
-  // maximum of keys kFirst .. kFirst + kKeys - 1, and scales what these rows have accumulated. A
-  // NaN score is no maximum, but its probability is NaN, so that it reaches sum and output.
-  template <int kFirst, int kKeys, int kGroups, int kOutGroups, typename Outgrown>
-  __device__ __forceinline__ void raise(const float (&acc_s)[kRowTiles][kGroups][4], float scale,
-                                        float (&acc_o)[kRowTiles][kOutGroups][4],
-                                        Outgrown outgrown) {
+  // Whether a sum of the warp's exceeds `most`.
+  __device__ __forceinline__ static bool any_above(const float (&sums)[kRowTiles][2], float most) {
+    bool above = false;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) above |= sums[m][0] > most || sums[m][1] > most;
+    return __any_sync(tile::kFullMask, above);
+  }
+
+  // Raises the references of the rows whose sums are 2 or more, so far that these come to 1 or a
+  // little more, and scales probabilities and sums to them. All lanes call it.
+  template <int kFirst, int kKeys, int kGroups, int kOutGroups>
+  __device__ __forceinline__ void scale_down(float (&probabilities)[kRowTiles][kGroups][4],
+                                             float (&sums)[kRowTiles][2],
+                                             float (&acc_o)[kRowTiles][kOutGroups][4]) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float row_max = tile::reduce_max<4>(lane_max<kFirst, kKeys>(acc_s[m], h));
-        const float old = neg_reference[m][h];
-        if (outgrown(m, h, row_max)) neg_reference[m][h] = -row_max * scale;
-        const float factor = ptx::exp2(neg_reference[m][h] - old);
-        row_sum[m][h] *= factor;
+        const int exponent = tile::exponent(tile::reduce_sum<4>(sums[m][h]));
+        const int shift = 0 < exponent && exponent < 128 ? exponent : 0;  // 0 of a NaN
+        const float factor = raise(m, h, neg_reference[m][h] - static_cast<float>(shift), acc_o);
+        sums[m][h] *= factor;
 #pragma unroll
-        for (int j = 0; j < kOutGroups; ++j)
-          acc_o[m][j][2 * h] *= factor, acc_o[m][j][2 * h + 1] *= factor;
+        for (int j = kFirst / 8; j < (kFirst + kKeys) / 8; ++j)
+          probabilities[m][j][2 * h] *= factor, probabilities[m][j][2 * h + 1] *= factor;
       }
     }
+  }
+
+  // Gives a row its new reference and scales what it has accumulated, by the factor returned.
+  template <int kOutGroups>
+  __device__ __forceinline__ float raise(int m, int h, float new_neg_reference,
+                                         float (&acc_o)[kRowTiles][kOutGroups][4]) {
+    const float factor = ptx::exp2(new_neg_reference - neg_reference[m][h]);
+    neg_reference[m][h] = new_neg_reference;
+    row_sum[m][h] *= factor;
+#pragma unroll
+    for (int j = 0; j < kOutGroups; ++j)
+      acc_o[m][j][2 * h] *= factor, acc_o[m][j][2 * h + 1] *= factor;
+    return factor;
   }
 };
 

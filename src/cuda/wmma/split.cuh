@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim, kVariant == kW
   }
 
   const auto multiply_k = [&](float (&acc_s)[1][kBlockN / 8][4], int stage) {
-    multiply_qk<T, kHeadDim, kBlockN>(
+    multiply_qk<T, kHeadDim, 0, kBlockN>(
         acc_s, stages + stage + kMap.tile + lane_place_across<kHeadDim>(lane_idx),
         [&](std::uint32_t (&a)[1][4], int d) { memcpy(a, rQ[d / 16], sizeof a); });
   };

@@ -42,7 +42,7 @@ struct TileShape {
 
 constexpr TileShape wide_shape(int head_dim_tile) {
   if (head_dim_tile <= 64) return {4, 2, 64, 1, 32, QueryPlace::kRegisters, 2};
-  if (head_dim_tile <= 128) return {4, 2, 64, 1, 32, QueryPlace::kSmem, 2};
+  if (head_dim_tile <= 128) return {4, 2, 64, 4, 32, QueryPlace::kSmem, 2};
   return {8, 1, 32, 2, 32, QueryPlace::kRegistersOverlaid, 1};
 }
 
@@ -69,7 +69,7 @@ constexpr TileShape turns_shape(int head_dim_tile) {
 }
 
 constexpr TileShape general_shape(int head_dim_tile) {
-  if (head_dim_tile <= 64) return {4, 2, 64, 1, 32, QueryPlace::kRegistersOverlaid, 2};
+  if (head_dim_tile <= 64) return {4, 2, 64, 2, 32, QueryPlace::kRegistersOverlaid, 2};
   if (head_dim_tile <= 96) return {4, 2, 32, 1, 32, QueryPlace::kRegistersOverlaid, 2};
   if (head_dim_tile <= 128) return {4, 2, 32, 1, 32, QueryPlace::kSmem, 2};
   if (head_dim_tile <= 192) return {4, 1, 32, 1, 32, QueryPlace::kRegistersOverlaid, 2};

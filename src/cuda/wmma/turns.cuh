@@ -169,36 +169,33 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
     const tile::Sequence<T> same(params, shape, recall_work());
     const Mask mask(shape, same.shift, same.seqlen_k);
     const int first_row = recall_work().m_block * kBlockM + warp_row;
-    return attend_edge<T, kHeadDim, kBlockN, kShape.edge_keys>(
+    attend_edge<T, kHeadDim, kBlockN, kShape.edge_keys>(
         softmax, acc_o, mask, first_row, tiles.end - 1 - static_cast<int>(i), lane_k(i), lane_v(i),
         shape.scale_log2, lane_idx, load_q_block);
   };
-  // Once a tile has outgrown references, the next ones are likely to, and are gone about as edge
-  // tiles until one has not. Beyond this head_dim registers are too scarce for it, and less is
-  // lost.
-  constexpr bool kAnticipate = kHeadDim <= 64;
-  bool rising = false;
   // From this tile on those that every row sees whole, but for the release of the last one.
   const auto attend_whole_tiles = [&] {
     float acc_s[kRowTiles][kBlockN / 8][4];
     std::uint32_t rP[kRowTiles][kBlockN / 16][4];
+    const auto make_scores = [&] {
+      multiply_qk<T, kHeadDim, 0, kBlockN>(acc_s, lane_k(i), load_q_block);
+    };
     stages.wait_full(i);
     turns.wait();
-    multiply_qk<T, kHeadDim, kBlockN>(acc_s, lane_k(i), load_q_block);
+    make_scores();
     turns.pass();
 #pragma unroll 1
     while (true) {
-      const bool raised =
-          softmax.template probabilities<T, 0, kBlockN>(acc_s, shape.scale_log2, rP, acc_o);
+      softmax.template probabilities<T, 0, kBlockN>(acc_s, shape.scale_log2, rP, acc_o,
+                                                    make_scores);
       copy_tile(i + kLookahead);
-      rising = kAnticipate && raised;
-      if (i + 1 == end_whole || rising) break;
+      if (i + 1 == end_whole) break;
       stages.wait_full(i + 1);
       turns.wait();
       multiply_pv<T, kHeadDim, 0, kBlockN>(acc_o, rP, lane_v(i));
-      multiply_qk<T, kHeadDim, kBlockN>(acc_s, lane_k(i + 1), load_q_block);
-      stages.release(i, lane_idx);
+      multiply_qk<T, kHeadDim, 0, kBlockN>(acc_s, lane_k(i + 1), load_q_block);
       turns.pass();
+      stages.release(i, lane_idx);
       ++i;
     }
     turns.wait();
@@ -206,34 +203,16 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
     turns.pass();
   };
   turns.begin();
-  if constexpr (kAnticipate) {
-    while (i < num_tiles) {
-      const bool whole = i >= first_whole && i < end_whole;
-      if (whole && !rising) {
-        attend_whole_tiles();
-      } else {
-        rising = attend_edge_tile() && whole;
-        // As many turns as with all whole tiles in one walk.
-        if (whole && (rising || i + 1 == end_whole)) {
-          turns.wait();
-          turns.pass();
-        }
-      }
+  for (unsigned end_edge = first_whole;; end_edge = num_tiles) {
+    for (; i < end_edge; ++i) {
+      attend_edge_tile();
+      stages.release(i, lane_idx);
+    }
+    if (i == num_tiles) break;
+    if (i < end_whole) {
+      attend_whole_tiles();
       stages.release(i, lane_idx);
       ++i;
-    }
-  } else {
-    for (unsigned end_edge = first_whole;; end_edge = num_tiles) {
-      for (; i < end_edge; ++i) {
-        attend_edge_tile();
-        stages.release(i, lane_idx);
-      }
-      if (i == num_tiles) break;
-      if (i < end_whole) {
-        attend_whole_tiles();
-        stages.release(i, lane_idx);
-        ++i;
-      }
     }
   }
   turns.end();

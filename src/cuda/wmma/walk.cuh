@@ -10,20 +10,19 @@
 // In which order a warp goes about its tiles, and how about those at the edges.
 namespace dlattn::wmma {
 
-// How a tile is gone about: as an edge tile; as one that every row sees whole, with references that
-// are likely to hold; or as such a one with references that are likely not to.
-enum class Walk { kEdge, kFull, kRising };
+// How a tile is gone about: as an edge tile, or as one that every row sees whole, with references
+// that are likely to hold.
+enum class Walk { kEdge, kFull };
 
 // An edge tile in slices of kSliceKeys keys, without those that the warp's rows, from `first_row`
-// on, do not see. Whether references had to be raised.
+// on, do not see.
 template <typename T, int kHeadDim, int kBlockN, int kSliceKeys, int kRowTiles, typename Mask,
           typename LoadQ>
-__device__ __forceinline__ bool attend_edge(SpeculativeSoftmax<kRowTiles>& softmax,
+__device__ __forceinline__ void attend_edge(SpeculativeSoftmax<kRowTiles>& softmax,
                                             float (&acc_o)[kRowTiles][kHeadDim / 8][4],
                                             const Mask& mask, int first_row, int n,
                                             ptx::SmemAddress lane_k, ptx::SmemAddress lane_v,
                                             float scale_log2, int lane_idx, const LoadQ& load_q) {
-  bool raised = false;
   const int last_row = first_row + kRowTiles * 16 - 1;
 #pragma unroll 1
   for (int first = kBlockN - kSliceKeys; first >= 0; first -= kSliceKeys) {
@@ -31,38 +30,23 @@ __device__ __forceinline__ bool attend_edge(SpeculativeSoftmax<kRowTiles>& softm
     const tile::Range any = mask.any_row(first_row, last_row);
     if (any.begin >= n0 + kSliceKeys || any.end <= n0) continue;
     float acc_s[kRowTiles][kSliceKeys / 8][4];
-    multiply_qk<T, kHeadDim, kSliceKeys>(acc_s, lane_k + first * kHeadDim * 2, load_q);
+    multiply_qk<T, kHeadDim, 0, kSliceKeys>(acc_s, lane_k + first * kHeadDim * 2, load_q);
     if (!tile::contains_all(mask.every_row(first_row, last_row), n0, kSliceKeys))
       apply_mask(acc_s, mask, first_row + lane_idx / 4, n0, lane_idx);
     std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
-    raised |= softmax.template first_probabilities<T, 0, kSliceKeys>(acc_s, scale_log2, rP, acc_o);
+    softmax.template first_probabilities<T, 0, kSliceKeys>(acc_s, scale_log2, rP, acc_o);
     multiply_pv<T, kHeadDim, 0, kSliceKeys>(acc_o, rP, lane_v + first * kHeadDim * 2);
   }
-  return raised;
 }
 
-// Calls attend(n, integral_constant<Walk>) for all tiles, from the last to the first. kAnticipate:
-// once a tile has outgrown a reference the next ones are likely to, until one does not; so that no
-// data cost much more than the plain softmax.
-template <bool kAnticipate, typename Attend>
+// Calls attend(n, integral_constant<Walk>) for all tiles, from the last to the first.
+template <typename Attend>
 __device__ __forceinline__ void walk_tiles(const TileRange& tiles, const Attend& attend) {
   constexpr std::integral_constant<Walk, Walk::kEdge> kEdge{};
   constexpr std::integral_constant<Walk, Walk::kFull> kFull{};
-  constexpr std::integral_constant<Walk, Walk::kRising> kRising{};
   for (int n = tiles.end - 1; n >= tiles.begin; --n) {
-    const auto is_full = [&] { return n >= tiles.full_begin && n < tiles.full_end; };
-    if constexpr (kAnticipate) {
-      while (is_full()) {
-        bool rising = false;
 #pragma unroll 1
-        for (; n >= tiles.full_begin && !rising; --n) rising = attend(n, kFull);
-#pragma unroll 1
-        for (; n >= tiles.full_begin && rising; --n) rising = attend(n, kRising);
-      }
-    } else {
-#pragma unroll 1
-      for (; is_full(); --n) attend(n, kFull);
-    }
+    for (; n >= tiles.full_begin && n < tiles.full_end; --n) attend(n, kFull);
     if (n >= tiles.begin) attend(n, kEdge);
   }
 }

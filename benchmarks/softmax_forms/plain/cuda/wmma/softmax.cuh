@@ -10,8 +10,7 @@
 namespace dlattn::wmma {
 
 // Of each tile the rows' maxima are worked out first and what has been accumulated is scaled to
-// them, whatever the scores. Nothing is said to outgrow a reference, so that kernels which would go
-// about such tiles in another way do not.
+// them, whatever the scores. So none are ever made again.
 template <int kRowTiles>
 struct PlainSoftmax {
   // -maximum of a row that has seen nothing: with it -inf gives 0.
@@ -29,11 +28,12 @@ struct PlainSoftmax {
   }
 
   // As of wmma's own. A tile that is gone through in slices has its maximum taken once.
-  template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups>
-  __device__ __forceinline__ bool probabilities(const float (&acc_s)[kRowTiles][kGroups][4],
+  template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups, typename MakeScores>
+  __device__ __forceinline__ void probabilities(const float (&acc_s)[kRowTiles][kGroups][4],
                                                 float scale,
                                                 std::uint32_t (&rP)[kRowTiles][kKeys / 16][4],
-                                                float (&acc_o)[kRowTiles][kOutGroups][4]) {
+                                                float (&acc_o)[kRowTiles][kOutGroups][4],
+                                                const MakeScores&) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
       if constexpr (kFirst == 0) raise(m, acc_s[m], scale, acc_o[m]);
@@ -50,15 +50,14 @@ struct PlainSoftmax {
           rP[m][j / 2][j % 2 * 2 + h] = tile::pack<T>(p[2 * h], p[2 * h + 1]);
       }
     }
-    return false;
   }
 
   template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups>
-  __device__ __forceinline__ bool first_probabilities(const float (&acc_s)[kRowTiles][kGroups][4],
+  __device__ __forceinline__ void first_probabilities(const float (&acc_s)[kRowTiles][kGroups][4],
                                                       float scale,
                                                       std::uint32_t (&rP)[kRowTiles][kKeys / 16][4],
                                                       float (&acc_o)[kRowTiles][kOutGroups][4]) {
-    return probabilities<T, kFirst, kKeys>(acc_s, scale, rP, acc_o);
+    probabilities<T, kFirst, kKeys>(acc_s, scale, rP, acc_o, nullptr);
   }
 
   // A row's state, with the whole row's sum. All lanes call it.
