@@ -61,7 +61,8 @@ struct Case {
   Bias bias = Bias::kNone;
   bool mask = false;
   ScoreLayout score_layout = ScoreLayout::kRows;
-  // By how much scores rise from key to key towards the first, in the middle half of the keys.
+  // By how much scores rise from key to key towards the first, in the middle half of the keys. If
+  // negative, by how much key 127 stands out.
   double rise = 0.0;
   // Variable length, if any: seqlen_q and seqlen_k are the longest, batch_size the number of these.
   std::vector<int> seqlens_q = {}, seqlens_k = {}, seqused_k = {};
@@ -213,6 +214,10 @@ void raise_scores(const Case& c, const Tensors<T>& t) {
   }
   for (int h = 0; h < c.num_heads_kv; ++h) {
     for (int j = 0; j < c.seqlen_k; ++j) {
+      if (c.rise < 0.0) {  // one key, the last of its tile and of its slices
+        t.k.at(0, j, h, 0) = static_cast<T>(j == 127 ? static_cast<float>(-step) : 0.0f);
+        continue;
+      }
       const int from = c.seqlen_k / 4, to = c.seqlen_k * 3 / 4;
       t.k.at(0, j, h, 0) =
           static_cast<T>(static_cast<float>(step * (to - std::clamp(j, from, to))));

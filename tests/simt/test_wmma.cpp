@@ -45,11 +45,13 @@ std::vector<Case> cases() {
       simt::with({70, 400, 64, kCausal, 2, 1}, [](Case& c) { c.window_left = 200; }),
   };
   // Each tile's scores outgrow what the one before it has set as the rows' references, by so much
-  // that probabilities are scaled down, and by more than fp32 holds; and do not.
+  // that probabilities are scaled down, and by more than fp32 holds, a tile's last key alone among
+  // them; and do not.
   for (const int head_dim : {64, 128, 256}) {
     for (const double rise : {1.0, 8.0})
       cases.push_back(simt::with({20, 600, head_dim, kFull}, [=](Case& c) { c.rise = rise; }));
-    cases.push_back(simt::with({20, 256, head_dim, kFull}, [](Case& c) { c.rise = 1.0; }));
+    for (const double rise : {1.0, -200.0})
+      cases.push_back(simt::with({20, 256, head_dim, kFull}, [=](Case& c) { c.rise = rise; }));
   }
   simt::append(&cases, simt::shape_cases());
   simt::append(&cases, simt::feature_cases(40));
