@@ -46,9 +46,7 @@ Speed speed(int head_dim_tile, int variant) {
       return {2800, 4.0, 4.0};
     case wmma::kTurns:
       // Of 256 rows' diagonal its warps leave out more than the walk below takes them to.
-      if (head_dim_tile <= 64) return {3500, 23.0, 23.0};
-      if (head_dim_tile <= 128) return {4200, 37.5, 37.5};
-      return head_dim_tile <= 192 ? Speed{5900, 28.3, 28.3} : Speed{7600, 43.0, 43.0};
+      return head_dim_tile <= 128 ? Speed{4200, 37.5, 37.5} : Speed{5900, 28.3, 28.3};
     default:  // kAhead
       return head_dim_tile <= 192 ? Speed{7300, 31.0, 31.0} : Speed{8400, 43.5, 44.0};
   }

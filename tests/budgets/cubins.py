@@ -39,7 +39,7 @@ _VARIANTS = {
         "ahead": range(129, 257),
         "general": _ALL,
         "whole": (64,),
-        "turns": (64, *range(128, 257)),
+        "turns": (128, 192),
     },
     # By the tile of v's head_dim, then by the terms of scores.
     "sm90": {

@@ -18,7 +18,7 @@ namespace {
 // The tile shapes of wmma that its cost model chooses.
 void tile_shapes() {
   constexpr int kW = wmma::kWide, kN = wmma::kNarrow, kS = wmma::kSplit, kT = wmma::kTurns,
-                kAll = wmma::kWhole;
+                kA = wmma::kAhead, kAll = wmma::kWhole;
   const struct {
     std::int64_t batch_size, heads, seqlen;
     int head_dim;
@@ -40,20 +40,20 @@ void tile_shapes() {
       {1, 8, 1024, 64, true, kN, kS, kS, kS},
       // Blocks enough for every SM, not for several rounds: causality leaves the long ones alone.
       {1, 8, 2048, 64, false, kN, kN, kN, kN},
-      {1, 8, 4096, 64, false, kN, kW, kN, kT},
+      {1, 8, 4096, 64, false, kN, kW, kN, kW},
       {1, 8, 4096, 64, true, kN, kN, kN, kN},
       {1, 8, 4096, 128, false, kN, kN, kN, kT},
       {1, 32, 1024, 128, true, kN, kN, kN, kN},
       // Many rows. Two wide blocks of head_dim 128 need 194 KB of an SM.
       {32, 32, 512, 64, true, kN, kN, kW, kW},
-      {4, 32, 4096, 64, true, kW, kW, kW, kT},
+      {4, 32, 4096, 64, true, kW, kW, kW, kW},
       {32, 16, 512, 128, true, kN, kN, kN, kW},
-      // Turns where an SM holds their 194 KB, and 129 KB of head_dim 256.
+      // Turns where an SM holds their 194 KB.
       {4, 16, 4096, 128, false, kN, kN, kN, kT},
       {4, 16, 4096, 128, true, kN, kN, kN, kT},
       // Registers leave one wide block of head_dim 256 to an SM.
       {1, 8, 1024, 256, false, kN, kN, kN, kN},
-      {4, 8, 4096, 256, false, kW, kW, kN, kT},
+      {4, 8, 4096, 256, false, kW, kW, kN, kA},
       {4, 8, 4096, 192, true, kN, kN, kN, kT},
   };
   const std::vector<DeviceInfo> devices = gpus();

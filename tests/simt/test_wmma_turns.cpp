@@ -20,21 +20,21 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
   });
 }
 
-// Tiles are 64 keys by 256 rows up to head_dim 128, above 32 by 128, in four stages.
+// Tiles are 64 keys by 256 rows at head_dim 128, 32 by 128 at 192, in four stages.
 std::vector<Case> cases() {
   std::vector<Case> cases = {
-      {1, 1, 64, kFull},
-      {33, 300, 40, kCausal},
+      {1, 1, 128, kFull},
+      {33, 300, 112, kCausal},
       {31, 63, 104, kFull},
       {66, 97, 128, kCausal},
       {40, 70, 120, kTopLeft},
       {33, 65, 192, kCausal, 1, 1, Layout::kBshd, 128},
       {31, 70, 168, kFull},
       // Several row blocks; stages used once, twice and three times.
-      {270, 320, 64, kCausal},
-      {130, 128, 256, kCausal},
+      {270, 320, 128, kCausal},
+      {130, 128, 192, kCausal},
       {40, 600, 128, kFull, 2, 1},
-      {20, 400, 200, kFull},
+      {20, 400, 184, kFull},
       // No keys, no queries.
       {20, 0, 128, kCausal},
       {0, 20, 128, kFull},
@@ -42,15 +42,15 @@ std::vector<Case> cases() {
       {300, 40, 128, kCausal},
       // Edge tiles at both ends of a long walk.
       simt::with({70, 700, 128, kCausal, 2, 1}, [](Case& c) { c.window_left = 400; }),
-      simt::with({70, 400, 256, kCausal, 2, 1}, [](Case& c) { c.window_left = 200; }),
+      simt::with({70, 400, 192, kCausal, 2, 1}, [](Case& c) { c.window_left = 200; }),
   };
   // Each tile's scores outgrow what the one before it has set as the rows' references, or of few
   // rows, so that of two warps that take turns one alone finds them outgrown.
-  for (const int head_dim : {64, 128, 256}) {
+  for (const int head_dim : {128, 192}) {
     cases.push_back(simt::with({20, 600, head_dim, kFull}, [](Case& c) { c.rise = 1.0; }));
     cases.push_back(simt::with({40, 300, head_dim, kCausal}, [](Case& c) { c.rise = 1.0; }));
   }
-  simt::append(&cases, simt::feature_cases(64));
+  simt::append(&cases, simt::feature_cases(128));
   return cases;
 }
 

@@ -60,10 +60,6 @@ constexpr TileShape ahead_shape(int head_dim_tile) {
 
 // An SM holds one such block: there is room for stages that no warp waits for.
 constexpr TileShape turns_shape(int head_dim_tile) {
-  if (head_dim_tile <= 64)
-    return {8, 2, 64, 1, 32, QueryPlace::kRegisters, 1, Handover::kMbarrier, 4};
-  if (head_dim_tile <= 64)
-    return {8, 2, 64, 1, 32, QueryPlace::kRegisters, 1, Handover::kMbarrier, 4};
   if (head_dim_tile <= 128) return {8, 2, 64, 1, 32, QueryPlace::kSmem, 1, Handover::kMbarrier, 4};
   return {8, 1, 32, 1, 32, QueryPlace::kRegistersOverlaid, 1, Handover::kMbarrier, 4};
 }
@@ -94,7 +90,7 @@ constexpr bool has_variant(int head_dim_tile, int variant) {
   if (variant == kSplit) return head_dim_tile <= 128;
   if (variant == kAhead) return head_dim_tile > 128;
   if (variant == kWhole) return head_dim_tile == 64;
-  if (variant == kTurns) return head_dim_tile == 64 || head_dim_tile >= 128;
+  if (variant == kTurns) return head_dim_tile == 128 || head_dim_tile == 192;
   return 0 <= variant && variant < kNumVariants;
 }
 

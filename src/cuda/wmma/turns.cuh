@@ -53,8 +53,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
                  const __grid_constant__ LaunchShape shape) {
   constexpr TileShape kShape = tile_shape(kHeadDim, kTurns);
   constexpr SmemMap kMap = smem_map(kHeadDim, kTurns);
-  constexpr QueryPlace kQueryPlace = kShape.query_place;
-  constexpr bool kOverlaid = kQueryPlace == QueryPlace::kRegistersOverlaid;
+  constexpr bool kOverlaid = kShape.query_place == QueryPlace::kRegistersOverlaid;
+  static_assert(kOverlaid || kShape.query_place == QueryPlace::kSmem);
   constexpr int kRowTiles = kShape.row_tiles;
   constexpr int kBlockM = block_m(kShape);
   constexpr int kBlockN = kShape.block_n;
@@ -138,21 +138,16 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
       __syncthreads();  // all warps have Q: K and V may overwrite it
     }
     copy_first_tiles();
-    if constexpr (kQueryPlace == QueryPlace::kRegisters) {
-      stages.wait_full(0);
-#pragma unroll
-      for (int d = 0; d < kHeadDim; d += 16) load_q<kHeadDim>(rQ[d / 16], lane_q, d);
-    }
   }
 
   // What is needed after the loop or seldom in it is worked out again rather than kept: there is no
   // register to spare in the loop.
   const auto recall_work = [&] { return rows.work(ptx::reread_block_index(), params); };
   const auto load_q_block = [&](std::uint32_t (&a)[kRowTiles][4], int d) {
-    if constexpr (kQueryPlace == QueryPlace::kSmem) {
-      load_q<kHeadDim>(a, lane_q, d);
-    } else {
+    if constexpr (kOverlaid) {
       memcpy(a, rQ[d / 16], sizeof a);
+    } else {
+      load_q<kHeadDim>(a, lane_q, d);
     }
   };
   const auto lane_k = [&](unsigned i) {
