@@ -201,7 +201,7 @@ SEED_BUGS = (
     SeedBug(
         "overflown sums scaled down",
         SM90,
-        "row_sums[0] > kLargest || row_sums[1] > kLargest",
+        "row_sums[0] > tile::kLargest || row_sums[1] > tile::kLargest",
         "false",
     ),
     SeedBug(

@@ -309,9 +309,10 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
                     continue
                 by_lane = _sums_by_lane(part, reference)
                 sums = by_lane.sum(2)
-                outgrown = inside & ~rising & (by_lane.amax(2) > walk.max_sum)
+                largest = by_lane.amax(2)
+                outgrown = inside & ~rising & (largest > walk.max_sum)
                 outgrown = _by_warp(outgrown, walk.warp_rows)
-                overflown = (by_lane.amax(2) if walk.lanes_overflow else sums) > LARGEST
+                overflown = (largest if walk.lanes_overflow else sums) > LARGEST
                 overflown = _by_warp(outgrown & overflown, walk.warp_rows)
                 by_sums = reference + sums.clamp(min=1.0).frexp().exponent - 1
                 raised_to = torch.where(outgrown, by_sums, reference)

@@ -1,17 +1,10 @@
 #pragma once
 
 #include "cuda/sm90/accumulators.cuh"
-#include "cuda/tile/online_softmax.cuh"
+#include "cuda/tile/reference.cuh"
 #include "cuda/tile/warp.cuh"
 
 namespace dlattn::sm90 {
-
-// The most that a lane's probabilities of a tile may come to: what T, which holds each of them, has
-// room for. Of bfloat16's room, which is fp32's, enough is left for V and for the sums.
-template <typename T>
-constexpr float kMaxSum = 0x1p15f;
-template <>
-constexpr float kMaxSum<__nv_bfloat16> = 0x1p60f;
 
 // The streaming softmax of this lane's two rows of its warp's 16, with a reference in place of the
 // running maximum: probabilities are 2^(score - reference), with references as they stand and no
@@ -22,13 +15,7 @@ constexpr float kMaxSum<__nv_bfloat16> = 0x1p60f;
 // reference cancels in out and lse. Scores here are raw products q.k; `scale` is softmax_scale *
 // log2(e). kScores: the lane's scores of a tile, [4 j + 2 h + e] of row h.
 struct Softmax {
-  // -reference of a row that has seen nothing: with it any finite score is too large, and -inf
-  // gives 0.
-  static constexpr float kNothing = 3.402823466e+38f;
-  // The largest sum of a row that is scaled down: by a factor that is no subnormal.
-  static constexpr float kLargest = 0x1p120f;
-
-  float neg_reference[2] = {kNothing, kNothing};
+  float neg_reference[2] = {tile::kNothing, tile::kNothing};
   float row_sum[2] = {0.0f, 0.0f};  // this lane's part
 
   // Raises the references that a score exceeds to the row's maximum. `factors`: what the rows have
@@ -86,7 +73,8 @@ struct Softmax {
   // Whether a row of the warp has outgrown its reference. All lanes call it.
   template <typename T>
   __device__ __forceinline__ bool outgrown(const float (&sums)[2]) const {
-    return __any_sync(tile::kFullMask, sums[0] > kMaxSum<T> || sums[1] > kMaxSum<T>);
+    return __any_sync(tile::kFullMask,
+                      sums[0] > tile::kMaxSum<T> || sums[1] > tile::kMaxSum<T>);
   }
 
   // Raises the references of the rows whose sums are 2 or more, so far that these come to 1 or a
@@ -96,13 +84,12 @@ struct Softmax {
   __device__ __forceinline__ bool scale_down(float (&probabilities)[kScores], float (&sums)[2],
                                              float (&factors)[2]) {
     const float row_sums[2] = {tile::reduce_sum<4>(sums[0]), tile::reduce_sum<4>(sums[1])};
-    if (__any_sync(tile::kFullMask, row_sums[0] > kLargest || row_sums[1] > kLargest)) return false;
+    if (__any_sync(tile::kFullMask, row_sums[0] > tile::kLargest || row_sums[1] > tile::kLargest))
+      return false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int exponent = tile::exponent(row_sums[h]);
-      const int shift = 0 < exponent && exponent < 128 ? exponent : 0;  // 0 of a NaN
       const float old = neg_reference[h];
-      neg_reference[h] = old - static_cast<float>(shift);
+      neg_reference[h] = old - static_cast<float>(tile::raise_by(row_sums[h]));
       factors[h] = ptx::exp2(neg_reference[h] - old);
       row_sum[h] *= factors[h];
       sums[h] *= factors[h];
@@ -118,8 +105,7 @@ struct Softmax {
 
   // A row's state, with the whole row's sum. All lanes call it.
   __device__ __forceinline__ tile::OnlineSoftmax row(int h) const {
-    const float reference = -neg_reference[h];
-    return {reference == -kNothing ? -INFINITY : reference, tile::reduce_sum<4>(row_sum[h])};
+    return tile::row_state(neg_reference[h], tile::reduce_sum<4>(row_sum[h]));
   }
 };
 

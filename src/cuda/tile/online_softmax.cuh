@@ -1,8 +1,6 @@
 #pragma once
 
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 
 #include "cuda/ptx/math.cuh"
 
@@ -11,13 +9,6 @@ namespace dlattn::tile {
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
-
-// The greatest e with 2^e <= x, of a normal x > 0; less than -126 of 0, 128 of what is not finite.
-__device__ __forceinline__ int exponent(float x) {
-  std::int32_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  return (bits >> 23) - 127;
-}
 
 struct OnlineSoftmax {
   float row_max = -INFINITY;  // of the scores seen so far

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/tile/online_softmax.cuh"
+#include "cuda/tile/reference.cuh"
 #include "cuda/tile/vec.cuh"
 #include "cuda/tile/warp.cuh"
 
@@ -10,13 +10,6 @@ namespace dlattn::wmma {
 // h = 0 and 1: row 16 m + 8 h + lane / 4, in elements 2 h and 2 h + 1 of each.
 template <int kRowTiles, int kColumns>
 using Accumulators = float[kRowTiles][kColumns / 8][4];
-
-// The most that a lane's probabilities of a slice may come to: what T, which holds each of them,
-// has room for. Of bfloat16's room, which is fp32's, enough is left for V and for the sums.
-template <typename T>
-constexpr float kMaxSum = 0x1p15f;
-template <>
-constexpr float kMaxSum<__nv_bfloat16> = 0x1p60f;
 
 // The streaming softmax of a warp's rows, with a reference in place of the running maximum.
 //
@@ -31,12 +24,6 @@ constexpr float kMaxSum<__nv_bfloat16> = 0x1p60f;
 // plain softmax's. Scores here are raw products q.k; `scale` is softmax_scale * log2(e).
 template <int kRowTiles>
 struct SpeculativeSoftmax {
-  // -reference of a row that has seen nothing: with it any finite score is too large, and -inf
-  // gives 0.
-  static constexpr float kNothing = 3.402823466e+38f;
-  // The largest sum of a lane that is scaled down: by a factor that is no subnormal.
-  static constexpr float kLargest = 0x1p120f;
-
   float neg_reference[kRowTiles][2];
   float row_sum[kRowTiles][2];  // this lane's part
 
@@ -44,7 +31,7 @@ struct SpeculativeSoftmax {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) neg_reference[m][h] = kNothing, row_sum[m][h] = 0.0f;
+      for (int h = 0; h < 2; ++h) neg_reference[m][h] = tile::kNothing, row_sum[m][h] = 0.0f;
     }
   }
 
@@ -59,8 +46,8 @@ struct SpeculativeSoftmax {
                                                 const MakeScores& make_scores) {
     float sums[kRowTiles][2];
     exponentiate<kFirst, kKeys>(acc_s, scale, sums);
-    if (any_above(sums, kMaxSum<T>)) {
-      if (any_above(sums, kLargest)) {
+    if (any_above(sums, tile::kMaxSum<T>)) {
+      if (any_above(sums, tile::kLargest)) {
         make_scores();
         raise_references<kFirst, kKeys>(acc_s, scale, acc_o);
         exponentiate<kFirst, kKeys>(acc_s, scale, sums);
@@ -116,7 +103,7 @@ struct SpeculativeSoftmax {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float row_max = tile::reduce_max<4>(lane_max<kFirst, kKeys>(acc_s[m], h));
-        neg_reference[m][h] = row_max == -INFINITY ? kNothing : -row_max * scale;
+        neg_reference[m][h] = row_max == -INFINITY ? tile::kNothing : -row_max * scale;
       }
     }
   }
@@ -134,8 +121,7 @@ struct SpeculativeSoftmax {
 
   // A row's state, with the whole row's sum. All lanes call it.
   __device__ __forceinline__ tile::OnlineSoftmax row(int m, int h) const {
-    const float reference = -neg_reference[m][h];
-    return {reference == -kNothing ? -INFINITY : reference, tile::reduce_sum<4>(row_sum[m][h])};
+    return tile::row_state(neg_reference[m][h], tile::reduce_sum<4>(row_sum[m][h]));
   }
 
  private:
@@ -215,8 +201,7 @@ struct SpeculativeSoftmax {
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int exponent = tile::exponent(tile::reduce_sum<4>(sums[m][h]));
-        const int shift = 0 < exponent && exponent < 128 ? exponent : 0;  // 0 of a NaN
+        const int shift = tile::raise_by(tile::reduce_sum<4>(sums[m][h]));
         const float factor = raise(m, h, neg_reference[m][h] - static_cast<float>(shift), acc_o);
         sums[m][h] *= factor;
 #pragma unroll
