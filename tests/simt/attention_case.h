@@ -64,6 +64,7 @@ struct Case {
   // By how much scores rise from key to key towards the first, in the middle half of the keys. If
   // negative, by how much key 127 stands out.
   double rise = 0.0;
+  double bias_rise = 0.0;  // the same of the bias, not negative
   // Variable length, if any: seqlen_q and seqlen_k are the longest, batch_size the number of these.
   std::vector<int> seqlens_q = {}, seqlens_k = {}, seqused_k = {};
   // Of a random problem, which not every family serves.
@@ -129,6 +130,7 @@ inline std::string Case::name() const {
   out << kScores[static_cast<int>(score_layout)];
   if (varlen()) out << (seqused_k.empty() ? " varlen" : " varlen seqused");
   if (rise != 0.0) out << " rising";
+  if (bias_rise != 0.0) out << " bias rising";
   if (seed) out << " seed " << *seed;
   return out.str();
 }
@@ -204,6 +206,12 @@ void allocate_scores(Tensor<T>* tensor, const Case& c, bool per_batch, bool per_
       {per_batch ? matrix * (per_head ? c.num_heads : 1) : 0, per_head ? matrix : 0, row, column});
 }
 
+// How far key j stands above the last of those that `rise` is about, in steps.
+inline int steps(const Case& c, int j) {
+  const int from = c.seqlen_k / 4, to = c.seqlen_k * 3 / 4;
+  return to - std::clamp(j, from, to);
+}
+
 // Of a problem of one batch entry and fixed length.
 template <typename T>
 void raise_scores(const Case& c, const Tensors<T>& t) {
@@ -218,9 +226,18 @@ void raise_scores(const Case& c, const Tensors<T>& t) {
         t.k.at(0, j, h, 0) = static_cast<T>(j == 127 ? static_cast<float>(-step) : 0.0f);
         continue;
       }
-      const int from = c.seqlen_k / 4, to = c.seqlen_k * 3 / 4;
-      t.k.at(0, j, h, 0) =
-          static_cast<T>(static_cast<float>(step * (to - std::clamp(j, from, to))));
+      t.k.at(0, j, h, 0) = static_cast<T>(static_cast<float>(step * steps(c, j)));
+    }
+  }
+}
+// One row of the bias serves all rows that are the same one in memory.
+template <typename T>
+void raise_bias(const Case& c, const Tensor<T>& bias) {
+  const int rows = c.score_layout == ScoreLayout::kOneRow ? 1 : c.seqlen_q;
+  for (int i = 0; bias.data() && i < rows; ++i) {
+    for (int j = 0; j < c.seqlen_k; ++j) {
+      T& x = bias.at(0, 0, i, j);
+      x = static_cast<T>(static_cast<float>(x) + static_cast<float>(c.bias_rise * steps(c, j)));
     }
   }
 }
@@ -262,6 +279,7 @@ Tensors<T> make_tensors(const Case& c) {
   t.alibi.fill(&random, 0.05, 0.25);
   t.bias.fill(&random, 1.0, 0.5);
   t.bias_float32.fill(&random, 1.0, 0.5);
+  if (c.bias_rise != 0.0) raise_bias(c, t.bias), raise_bias(c, t.bias_float32);
   t.mask.for_each([&](std::uint8_t& m) { m = random() % 4 ? 1 + random() % 255 : 0; });
   // One row sees nothing, some see nothing in whole tiles.
   for (int i = 0; c.mask && i < std::min(c.seqlen_q, 4); ++i) {

@@ -4,13 +4,15 @@
 // strides, rows of any alignment, head dims of any size.
 //
 // Its tiles are walked as the fast kernel walks them, one body for all. Per tile:
-//   1. this lane's part of bias and mask starts on its way to registers;
-//   2. wait for K and V, one barrier, start the copy of the next tile into the other stage;
+//   1. this lane's part of bias and mask starts on its way to shared memory a tile ahead;
+//   2. wait for K and V, by one barrier, and start the copy of the next tile into the other stage;
 //   3. S = Q K^T, the terms of the scores, on edge tiles the mask by position;
-//   4. per slice of keys: probabilities, then O += P V.
+//   4. per slice of keys: probabilities, references raised to the maxima first, then O += P V.
+// Where stages are handed over by mbarriers, references are raised from the sums, and the next tile
+// is copied when this one's scores are no longer needed: a tile may be done again until then.
 // K and V lie in shared memory in the order of RowsByLane, so that the accumulators of a lane hold
-// neighbouring keys, of which bias and mask are read by wide loads, straight from global memory.
-// Shared memory and barriers are those of the fast kernel.
+// neighbouring keys, of which bias and mask come by wide copies. Shared memory and barriers are
+// those of the fast kernel.
 
 #include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/special.cuh"
@@ -22,6 +24,7 @@
 #include "cuda/wmma/products.cuh"
 #include "cuda/wmma/score.cuh"
 #include "cuda/wmma/softmax.cuh"
+#include "cuda/wmma/stages.cuh"
 #include "cuda/wmma/tiles.cuh"
 #include "cuda/wmma/traits.h"
 
@@ -54,10 +57,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   constexpr int kStage = kBlockN * kHeadDim * 2;  // bytes
   constexpr bool kQueryInRegisters = kShape.query_place != QueryPlace::kSmem;
   constexpr bool kOverlaid = kShape.query_place == QueryPlace::kRegistersOverlaid;
-  // Whether registers are: then the copies of the next tile's terms start at the end of this one,
-  // not when this one's are read, where K and V are is worked out anew for every tile, and edge
-  // tiles have no softmax of their own.
-  constexpr bool kScarce = kHeadDim > 192;
+  constexpr bool kScarce = registers_are_scarce(kHeadDim);
+  constexpr bool kFromSums = kShape.handover == Handover::kMbarrier;
   using Terms = LaneTerms<T, kRowTiles, kBlockN, kNumThreads, kScarce>;
 
   const tile::Work work = tile::scheduled_work(params, shape);
@@ -78,12 +79,20 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   const ptx::SmemAddress lane_v =
       ptx::smem_address(smem) + kMap.v + lane_place_down<kHeadDim>(lane_idx);
 
-  const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
-  const TileRange tiles(mask, m0, min(m0 + kBlockM, seq.seqlen_q) - 1, kBlockN);
+  const TileRange tiles(tile::Mask(shape, seq.shift, seq.seqlen_k), m0,
+                        min(m0 + kBlockM, seq.seqlen_q) - 1, kBlockN);
   const int lane_row = m0 + warp_row + lane_idx / 4;  // its first
   const Terms terms(params, shape, work, lane_row, seq.seqlen_q, lane_idx, smem + kMap.total);
+  // Where the lane's rows of bias and mask begin, which a tile needs once, is in shared memory
+  // where there are no registers for it.
+  using TermRows = typename Terms::Rows;
+  TermRows* parked = reinterpret_cast<TermRows*>(smem + kMap.parked) + threadIdx.x;
+  if constexpr (kScarce) *parked = terms.rows;
+  const int position = lane_row + seq.shift - terms.lane_key;  // of its first row from key 0
   const float scale_log2 = terms.scale_log2();
 
+  const Stages<kShape.num_warps, kShape.handover, 2> stages(ptx::smem_address(smem) +
+                                                            kMap.mbarriers);
   SpeculativeSoftmax<kRowTiles> softmax;
   float acc_o[kRowTiles][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];  // unless Q is read from shared memory
@@ -95,17 +104,23 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   const auto recall_work = [&] {
     return tile::scheduled_work(params, shape, ptx::reread_block_index());
   };
-  // The last tile is the only one that may be ragged.
-  const auto copy_tile = [&](int n, int stage, bool last) {
+  const auto recall_sequence = [&] { return tile::Sequence<T>(params, shape, recall_work()); };
+  const auto recall_row = [&] {  // this lane's first
+    if constexpr (!kScarce) return lane_row;
+    const int thread = static_cast<int>(ptx::reread_thread_index());
+    return recall_work().m_block * kBlockM + thread / 32 * kRowTiles * 16 + thread % 32 / 4;
+  };
+  // Tile n, the i-th of the walk. The last is the only one that may be ragged.
+  const auto copy_tile = [&](int n, int i, int stage, bool last) {
     unsigned char* sK = smem + kMap.k + stage;
     unsigned char* sV = smem + kMap.v + stage;
-    if (!kScarce && !last && shape.copy_bytes == 16) {
+    if (!last && shape.copy_bytes == 16) {
       KeyCopy::template whole<kBlockN>(ptx::smem_address(sK), next_k, params.k_row_stride,
                                        head_dim);
       KeyCopy::template whole<kBlockN>(ptx::smem_address(sV), next_v, params.v_row_stride,
                                        head_dim_v);
     } else {
-      const tile::Sequence<T> same(params, shape, recall_work());
+      const tile::Sequence<T> same = recall_sequence();
       const std::int64_t n0 = n * kBlockN;
       const int keys = same.seqlen_k - static_cast<int>(n0);
       copy_any_rows<KeyCopy, kBlockN>(sK, same.k + n0 * params.k_row_stride, params.k_row_stride,
@@ -113,18 +128,19 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
       copy_any_rows<KeyCopy, kBlockN>(sV, same.v + n0 * params.v_row_stride, params.v_row_stride,
                                       keys, head_dim_v, shape.copy_bytes);
     }
+    stages.publish(i, shape.copy_bytes >= 4);
   };
   const auto copy_terms = [&](int n) {
-    terms.copy(n * kBlockN, seq.seqlen_k, n == tiles.end - 1);
+    terms.copy(kScarce ? *parked : terms.rows, n * kBlockN, seq.seqlen_k, n == tiles.end - 1);
     ptx::cp_async_commit();
   };
   if (tiles.begin < tiles.end) {
     copy_any_rows<TileCopy<T, kHeadDim, kNumThreads>, kBlockM>(
         smem + kMap.q, seq.q + m0 * params.q_row_stride, params.q_row_stride, seq.seqlen_q - m0,
         head_dim, shape.copy_bytes);
-    if constexpr (!kOverlaid) copy_tile(tiles.end - 1, 0, true);
-    ptx::cp_async_commit();
+    if constexpr (!kOverlaid) copy_tile(tiles.end - 1, 0, 0, true);
     if constexpr (kQueryInRegisters) {
+      ptx::cp_async_commit();
       ptx::cp_async_wait<0>();
       __syncthreads();
 #pragma unroll
@@ -132,48 +148,79 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
     }
     if constexpr (kOverlaid) {
       __syncthreads();  // all warps have Q: K and V may overwrite it
-      copy_tile(tiles.end - 1, 0, true);
-      ptx::cp_async_commit();
+      copy_tile(tiles.end - 1, 0, 0, true);
     }
     copy_terms(tiles.end - 1);
-    const int next = (tiles.end - 2) * kBlockN;
-    next_k = KeyCopy::template last_row<kBlockN>(seq.k, params.k_row_stride, next);
-    next_v = KeyCopy::template last_row<kBlockN>(seq.v, params.v_row_stride, next);
+    const int n0 = (tiles.end - 2) * kBlockN;
+    next_k = KeyCopy::template last_row<kBlockN>(seq.k, params.k_row_stride, n0);
+    next_v = KeyCopy::template last_row<kBlockN>(seq.v, params.v_row_stride, n0);
   }
 
   int stage = 0;  // in bytes
+  int i = 0;      // how many tiles have been walked
+  // Whether scores have left references behind by more than fp32 holds of probabilities: then they
+  // are made again, and references raised to the maxima first.
+  bool lost = false;
 #pragma unroll 1
-  for (int n = tiles.end - 1; n >= tiles.begin; --n) {
-    ptx::cp_async_wait<1>();  // all but the terms of this tile
-    __syncthreads();
-    if (n > tiles.begin) copy_tile(n - 1, kStage - stage, false);
-    ptx::cp_async_commit();
-    float acc_s[kRowTiles][kBlockN / 8][4];
-    multiply_qk<T, kHeadDim, 0, kBlockN>(acc_s, lane_k + stage,
-                                         [&](std::uint32_t (&a)[kRowTiles][4], int d) {
-                                           if constexpr (kQueryInRegisters) {
-                                             memcpy(a, rQ[d / 16], sizeof a);
-                                           } else {
-                                             load_q<kHeadDim>(a, lane_q, d);
-                                           }
-                                         });
+  for (int n = tiles.end - 1; n >= tiles.begin;) {
     const int n0 = n * kBlockN;
-    ptx::cp_async_wait<1>();  // all but the next tile of K and V
-    terms.apply(acc_s, lane_row + seq.shift - n0 - terms.lane_key);
-    if (!kScarce && n > tiles.begin) copy_terms(n - 1);
     const bool edge = n >= tiles.full_end || n < tiles.full_begin;
-    if (edge) terms.apply_mask(acc_s, mask, lane_row, n0);
-    constexpr int kSlices = kShape.slices;
-    constexpr int kSliceKeys = kBlockN / kSlices;
-    const auto slice = [&](auto index) {
-      constexpr int kFirst = decltype(index)::value * kSliceKeys;
-      std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
-      softmax.template first_probabilities<T, kFirst, kSliceKeys>(acc_s, scale_log2, rP, acc_o);
-      multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v + stage);
+    const auto copy_next_tile = [&] {
+      if (n > tiles.begin) {
+        if (i > 0) stages.wait_empty(i - 1);
+        copy_tile(n - 1, i + 1, kStage - stage, false);
+      } else {
+        stages.skip();
+      }
     };
-    for_each_slice(slice, std::make_integer_sequence<int, kSlices>{});
-    if (kScarce && n > tiles.begin) copy_terms(n - 1);
+    float acc_s[kRowTiles][kBlockN / 8][4];
+    const auto make_scores = [&] {
+      multiply_qk<T, kHeadDim, 0, kBlockN>(acc_s, lane_k + stage,
+                                           [&](std::uint32_t (&a)[kRowTiles][4], int d) {
+                                             if constexpr (kQueryInRegisters) {
+                                               memcpy(a, rQ[d / 16], sizeof a);
+                                             } else {
+                                               load_q<kHeadDim>(a, lane_q, d);
+                                             }
+                                           });
+      ptx::cp_async_wait<stages.kGroups>();  // for the terms, not for the next tile of K and V
+      terms.apply(acc_s, position - n0);
+    };
+    const auto mask_scores = [&] {
+      if (!edge) return;
+      const tile::Sequence<T> same = recall_sequence();
+      const int row = recall_row();
+      terms.apply_mask(acc_s, tile::Mask(shape, same.shift, same.seqlen_k), row, n0);
+    };
+    stages.template wait_full<1>(i);  // not for the terms
+    if constexpr (kFromSums) {
+      make_scores();
+      mask_scores();
+      if (edge || lost) softmax.template raise_references<0, kBlockN>(acc_s, scale_log2, acc_o);
+      lost = !softmax.template try_probabilities<T>(acc_s, scale_log2, edge || lost, acc_o);
+      if (lost) continue;  // the same tile again
+      copy_next_tile();
+      if (n > tiles.begin) copy_terms(n - 1);
+      std::uint32_t rP[kRowTiles][kBlockN / 16][4];
+      softmax.template pack<T, 0, kBlockN>(acc_s, rP);
+      multiply_pv<T, kHeadDim, 0, kBlockN>(acc_o, rP, lane_v + stage);
+    } else {
+      copy_next_tile();
+      make_scores();
+      if (n > tiles.begin) copy_terms(n - 1);
+      mask_scores();
+      constexpr int kSliceKeys = kBlockN / kShape.slices;
+      const auto slice = [&](auto index) {
+        constexpr int kFirst = decltype(index)::value * kSliceKeys;
+        std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
+        softmax.template first_probabilities<T, kFirst, kSliceKeys>(acc_s, scale_log2, rP, acc_o);
+        multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v + stage);
+      };
+      for_each_slice(slice, std::make_integer_sequence<int, kShape.slices>{});
+    }
+    stages.release(i, ptx::reread_thread_index() % 32);
     stage = kStage - stage;
+    --n, ++i;
   }
 
   const tile::Work done = recall_work();

@@ -78,9 +78,10 @@ struct RunSlots {
     }
   }
 
-  // One by one, as far as they exist.
+  // One by one, as far as they exist, kUnroll at a time.
+  template <int kUnroll>
   __device__ __forceinline__ static void store(unsigned char* slots, int slot, const Row& row) {
-#pragma unroll
+#pragma unroll kUnroll
     for (int i = 0; i < kRunKeys; ++i) {
       constexpr int kPerPiece = kRunKeys / kPieces;
       Element* to = reinterpret_cast<Element*>(piece(slots, slot, i / kPerPiece)) + i % kPerPiece;
@@ -118,10 +119,12 @@ struct LaneTerms {
   const LaunchShape& shape;
   unsigned char* mask_slots;
   unsigned char* bias_slots;
-  // Where the lane's first row begins, at its first key of a tile that begins at key 0. A row that
-  // does not exist is taken for the lane's first, and that, if it does not, for the last.
-  const unsigned char* mask_row;
-  const unsigned char* bias_row;
+  // Where the lane's first row begins. A row that does not exist is taken for the lane's first, and
+  // that, if it does not, for the last.
+  struct alignas(32) Rows {
+    const unsigned char* mask;
+    const unsigned char* bias;
+  } rows;
   float alibi_slope;
   int rows_left;  // from this lane's first one on
   int lane_key;   // this lane's first of a tile
@@ -139,12 +142,12 @@ struct LaneTerms {
         rows_left(seqlen_q - row),
         lane_key(lane % 4 * kRunKeys) {
     const int i = min(row, seqlen_q - 1);
-    mask_row = p.mask + work.batch * p.mask_batch_stride + work.head * p.mask_head_stride +
-               i * p.mask_row_stride;
-    bias_row = static_cast<const unsigned char*>(p.bias) +
-               (work.batch * p.bias_batch_stride + work.head * p.bias_head_stride +
-                i * p.bias_row_stride) *
-                   (p.bias_dtype == DType::kFloat32 ? 4 : 2);
+    rows.mask = p.mask + work.batch * p.mask_batch_stride + work.head * p.mask_head_stride +
+                i * p.mask_row_stride;
+    rows.bias = static_cast<const unsigned char*>(p.bias) +
+                (work.batch * p.bias_batch_stride + work.head * p.bias_head_stride +
+                 i * p.bias_row_stride) *
+                    (p.bias_dtype == DType::kFloat32 ? 4 : 2);
   }
 
   // What scores must be multiplied with after apply() to be in base 2.
@@ -152,21 +155,22 @@ struct LaneTerms {
     return shape.natural ? tile::kLog2e : shape.scale_log2;
   }
 
-  // Starts the copies of a tile that begins at key n0. They are complete after a commit and a wait.
-  // `first`: of the walk.
-  __device__ __forceinline__ void copy(int n0, int seqlen_k, bool first) const {
+  // Starts the copies of a tile that begins at key n0, of `rows`. They are complete after a commit
+  // and a wait. `first`: of the walk.
+  __device__ __forceinline__ void copy(const Rows& rows, int n0, int seqlen_k, bool first) const {
     if (params.mask) {
-      copy_tile<MaskSlots>(mask_slots, reinterpret_cast<const std::uint8_t*>(mask_row),
+      copy_tile<MaskSlots>(mask_slots, reinterpret_cast<const std::uint8_t*>(rows.mask),
                            params.mask_row_stride, params.mask_col_stride, shape.mask_load_bytes,
                            n0, seqlen_k, first);
     }
     if (params.bias && params.bias_dtype == DType::kFloat32) {
-      copy_tile<WideBiasSlots>(bias_slots, reinterpret_cast<const float*>(bias_row),
+      copy_tile<WideBiasSlots>(bias_slots, reinterpret_cast<const float*>(rows.bias),
                                params.bias_row_stride, params.bias_col_stride,
                                shape.bias_load_bytes, n0, seqlen_k, first);
     } else if (params.bias) {
-      copy_tile<BiasSlots>(bias_slots, reinterpret_cast<const T*>(bias_row), params.bias_row_stride,
-                           params.bias_col_stride, shape.bias_load_bytes, n0, seqlen_k, first);
+      copy_tile<BiasSlots>(bias_slots, reinterpret_cast<const T*>(rows.bias),
+                           params.bias_row_stride, params.bias_col_stride, shape.bias_load_bytes,
+                           n0, seqlen_k, first);
     }
   }
 
@@ -303,7 +307,7 @@ struct LaneTerms {
         const int exist = load_bytes == 0 ? kRunKeys : seqlen_k - run_key;
         const Element* from =
             row(i / kRuns / 2, i / kRuns % 2) + min(run_key, seqlen_k) * col_stride;
-        Slots::store(slots, i, {from, col_stride, exist});
+        Slots::template store<kScarce ? 2 : kRunKeys>(slots, i, {from, col_stride, exist});
       }
     }
   }

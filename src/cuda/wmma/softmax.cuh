@@ -69,6 +69,22 @@ struct SpeculativeSoftmax {
     safe_probabilities<T, kFirst, kKeys>(acc_s, scale, rP);
   }
 
+  // As probabilities(), but false where scores are lost, and nothing else has happened then: for
+  // callers that make them again and raise references first. Of all keys of the tile, in fp32.
+  template <typename T, int kGroups, int kOutGroups>
+  __device__ __forceinline__ bool try_probabilities(float (&acc_s)[kRowTiles][kGroups][4],
+                                                    float scale, bool raised,
+                                                    float (&acc_o)[kRowTiles][kOutGroups][4]) {
+    float sums[kRowTiles][2];
+    exponentiate<0, kGroups * 8>(acc_s, scale, sums);
+    if (any_above(sums, tile::kMaxSum<T>)) {
+      if (!raised && any_above(sums, tile::kLargest)) return false;
+      scale_down<0, kGroups * 8>(acc_s, sums, acc_o);
+    }
+    add(sums);
+    return true;
+  }
+
   // Raises references to the maxima where a score exceeds them by more than kSlack. All lanes call
   // it.
   template <int kFirst, int kKeys, int kGroups, int kOutGroups>
@@ -119,6 +135,23 @@ struct SpeculativeSoftmax {
     pack<T, kFirst, kKeys>(acc_s, rP);
   }
 
+  // The accumulators of two neighbouring groups of 8 keys are, packed, the 16 x 16 operand of the
+  // lane: no data moves between lanes.
+  template <typename T, int kFirst, int kKeys, int kGroups>
+  __device__ __forceinline__ static void pack(const float (&probabilities)[kRowTiles][kGroups][4],
+                                              std::uint32_t (&rP)[kRowTiles][kKeys / 16][4]) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j) {
+        const float (&p)[4] = probabilities[m][kFirst / 8 + j];
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          rP[m][j / 2][j % 2 * 2 + h] = tile::pack<T>(p[2 * h], p[2 * h + 1]);
+      }
+    }
+  }
+
   // A row's state, with the whole row's sum. All lanes call it.
   __device__ __forceinline__ tile::OnlineSoftmax row(int m, int h) const {
     return tile::row_state(neg_reference[m][h], tile::reduce_sum<4>(row_sum[m][h]));
@@ -162,23 +195,6 @@ struct SpeculativeSoftmax {
           acc_s[m][j][e] = ptx::exp2(fmaf(acc_s[m][j][e], scale, neg_reference[m][e / 2]));
           sums[m][e / 2] += acc_s[m][j][e];
         }
-      }
-    }
-  }
-
-  // The accumulators of two neighbouring groups of 8 keys are, packed, the 16 x 16 operand of the
-  // lane: no data moves between lanes.
-  template <typename T, int kFirst, int kKeys, int kGroups>
-  __device__ __forceinline__ static void pack(const float (&probabilities)[kRowTiles][kGroups][4],
-                                              std::uint32_t (&rP)[kRowTiles][kKeys / 16][4]) {
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) {
-        const float (&p)[4] = probabilities[m][kFirst / 8 + j];
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-          rP[m][j / 2][j % 2 * 2 + h] = tile::pack<T>(p[2 * h], p[2 * h + 1]);
       }
     }
   }

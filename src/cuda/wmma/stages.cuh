@@ -19,11 +19,15 @@ struct Stages;
 template <int kNumWarps>
 struct Stages<kNumWarps, Handover::kBlockBarrier, 2> {
   __device__ __forceinline__ explicit Stages(ptx::SmemAddress) {}
-  // By all threads, after they have started the copies of tile `i`.
-  __device__ __forceinline__ void publish(int) const { ptx::cp_async_commit(); }
-  // Until tile `i` has landed.
+  // By all threads, after they have started the copies of tile `i`, or stored it themselves.
+  __device__ __forceinline__ void publish(int, bool = true) const { ptx::cp_async_commit(); }
+  // In place of that where there is no such tile.
+  __device__ __forceinline__ void skip() const { ptx::cp_async_commit(); }
+  static constexpr int kGroups = 1;  // of copies that a tile is
+  // Until tile `i` has landed. kLater: groups of this thread's copies that are younger.
+  template <int kLater = 0>
   __device__ __forceinline__ void wait_full(int) const {
-    ptx::cp_async_wait<0>();
+    ptx::cp_async_wait<kLater>();
     ptx::barrier_sync(kTileBarrier, kNumWarps * 32);  // warps come to it from different loops
   }
   // Until the stage of tile `i` may be overwritten.
@@ -47,9 +51,16 @@ struct Stages<kNumWarps, Handover::kMbarrier, kStages> {
     }
     __syncthreads();
   }
-  __device__ __forceinline__ void publish(unsigned i) const {
-    ptx::mbarrier_arrive_after_copies(full(i));
+  __device__ __forceinline__ void publish(unsigned i, bool copied = true) const {
+    if (copied) {
+      ptx::mbarrier_arrive_after_copies(full(i));
+    } else {
+      ptx::mbarrier_arrive(full(i));
+    }
   }
+  __device__ __forceinline__ void skip() const {}
+  static constexpr int kGroups = 0;
+  template <int kLater = 0>
   __device__ __forceinline__ void wait_full(unsigned i) const {
     ptx::mbarrier_wait(full(i), i / kStages % 2);
   }

@@ -68,8 +68,7 @@ constexpr TileShape general_shape(int head_dim_tile) {
   if (head_dim_tile <= 64) return {4, 2, 64, 2, 32, QueryPlace::kRegistersOverlaid, 2};
   if (head_dim_tile <= 96) return {4, 2, 32, 1, 32, QueryPlace::kRegistersOverlaid, 2};
   if (head_dim_tile <= 128) return {4, 2, 32, 1, 32, QueryPlace::kSmem, 2};
-  if (head_dim_tile <= 192) return {4, 1, 32, 1, 32, QueryPlace::kRegistersOverlaid, 2};
-  return {4, 1, 32, 2, 32, QueryPlace::kRegistersOverlaid, 2};
+  return {8, 1, 32, 1, 32, QueryPlace::kRegistersOverlaid, 1, Handover::kMbarrier};
 }
 
 constexpr TileShape tile_shape(int head_dim_tile, int variant) {
@@ -105,12 +104,20 @@ constexpr int mask_slot_bytes(int row_tiles, int block_n, int num_threads) {
   return row_tiles * 2 * (block_n / 32) * kRunKeys * num_threads;
 }
 
+// Whether the general kernel has no registers for what a thread needs once a tile: then shared
+// memory has so much more per thread.
+constexpr bool registers_are_scarce(int head_dim_tile) {
+  return head_dim_tile > 192;
+}
+constexpr int kParkedBytes = 32;
+
 // Byte offsets into dynamic shared memory; rows as in tile::SwizzledRows.
 struct SmemMap {
   int q;  // [block_m] rows, later those of out
   int k;  // [stages][block_n] rows
   int v;  // [stages][block_n] rows
   int mbarriers;
+  int parked;
   int total;
 };
 
@@ -123,7 +130,9 @@ constexpr SmemMap smem_map(int head_dim_tile, int variant) {
   map.k = shape.query_place == QueryPlace::kRegistersOverlaid ? 0 : q_bytes;
   map.v = map.k + k_bytes;
   map.mbarriers = map.v + k_bytes > q_bytes ? map.v + k_bytes : q_bytes;
-  map.total = map.mbarriers + (shape.handover == Handover::kMbarrier ? shape.stages * 2 * 8 : 0);
+  map.parked = map.mbarriers + (shape.handover == Handover::kMbarrier ? shape.stages * 2 * 8 : 0);
+  const bool parks = variant == kGeneral && registers_are_scarce(head_dim_tile);
+  map.total = map.parked + (parks ? shape.num_warps * 32 * kParkedBytes : 0);
   return map;
 }
 
