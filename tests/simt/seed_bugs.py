@@ -10,6 +10,7 @@ SMEM = ("wmma_smem",)
 WMMA = QK + SMEM
 ALL = SCALAR + WMMA
 SM90 = ("sm90",)
+GENERAL = ("wmma_general",)
 
 
 @dataclass(frozen=True)
@@ -275,4 +276,18 @@ SEED_BUGS = (
         "{n0, first_row,",
     ),
     SeedBug("mask read unswizzled", SM90, "^ (row / 2 % 4)", "^ 0"),
+    # wmma's general kernel: references that rows outgrow where scores have terms.
+    SeedBug("lost scores not made again", GENERAL, "if (lost) continue;", ";"),
+    SeedBug(
+        "probabilities not scaled down where scores have terms",
+        GENERAL,
+        "scale_down<0, kGroups * 8>(acc_s, sums, acc_o);",
+        ";",
+    ),
+    SeedBug(
+        "terms of the next tile fetched before this one's scores are needed no more",
+        GENERAL,
+        "make_scores(); mask_scores(); if (edge",
+        "make_scores(); if (n > tiles.begin) copy_terms(n - 1); mask_scores(); if (edge",
+    ),
 )
