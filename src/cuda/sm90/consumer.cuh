@@ -70,13 +70,13 @@ struct Consumer {
 
   __device__ __forceinline__ void run() {
     turns.begin();
-    for (unsigned i = blockIdx.x; kVarlen || i < launch.num_items; i += gridDim.x, ++query_use) {
+    for (Share share; kVarlen || share.item() < launch.num_items; share.next(), ++query_use) {
       Item item;
       if constexpr (kVarlen) {
         item = received_item(shared, query_use);
         if (item.seqlen_q == 0) break;
       } else {
-        item = fixed_item(params, shape, i);
+        item = fixed_item(params, shape, share.item());
       }
       const ItemWalk walk = walk_of(item);
       ItemTerms terms(params, shape, launch.score, {item.m_block, item.head, item.batch}, loaded);
@@ -161,6 +161,7 @@ struct Consumer {
     softmax.raise(acc_s, scale, factors);
     softmax.exponentiate(acc_s, scale, sums);
     softmax.add(sums);
+    terms.note(softmax);
     pack_probabilities<T>(rP, acc_s);
   }
 
@@ -200,6 +201,7 @@ struct Consumer {
     release(shared.keys, use + 1);
     loaded.release();
     softmax.add(sums);
+    terms.note(softmax);
     ptx::wgmma_wait<0>();
     release(shared.values, use);
     if (raised) rescale(acc_o, factors);

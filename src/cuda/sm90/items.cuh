@@ -10,6 +10,21 @@
 // Q.
 namespace dlattn::sm90 {
 
+// The items that this block computes: one of each round of as many as there are blocks, every time
+// another place in it. Walked in a fixed place, the order of items would give some blocks more long
+// ones than others.
+struct Share {
+  unsigned round = 0;  // its first item
+  unsigned place = blockIdx.x;
+
+  __device__ __forceinline__ unsigned item() const { return round + place; }
+  __device__ __forceinline__ void next() {
+    round += gridDim.x;
+    place -= (gridDim.x + 7) / 8;  // a step that meets all lengths that a head's items have
+    if (place >= gridDim.x) place += gridDim.x;
+  }
+};
+
 // The lengths of a problem of one length.
 __device__ __forceinline__ Item fixed_lengths(const AttentionParams& params) {
   return {0, 0, 0, 0, static_cast<int>(params.seqlen_q), static_cast<int>(params.seqlen_k)};
