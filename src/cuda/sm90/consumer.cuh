@@ -70,7 +70,7 @@ struct Consumer {
 
   __device__ __forceinline__ void run() {
     turns.begin();
-    for (Share share; kVarlen || share.item() < launch.num_items; share.next(), ++query_use) {
+    for (Share share; kVarlen || share.item() < launch.num_items; share.next(params), ++query_use) {
       Item item;
       if constexpr (kVarlen) {
         item = received_item(shared, query_use);

@@ -31,7 +31,7 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
   const int value_bytes = tile_bytes(kBlockN, head_dim_v);  // further columns are never stored
   unsigned use = 0;                                         // of the stages of K and V
   unsigned query_use = 0;                                   // of those of Q
-  for (Share share; share.item() < launch.num_items; share.next()) {
+  for (Share share; share.item() < launch.num_items; share.next(params)) {
     int start_k = 0;
     Item item;
     if constexpr (kVarlen) {
