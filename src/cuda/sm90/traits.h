@@ -67,7 +67,8 @@ constexpr TileShape loaded_shape(int head_dim_tile) {
 constexpr TileShape tile_shape(int head_dim_tile, int head_dim_v_tile, Terms terms = Terms::kNone) {
   if (terms == Terms::kLoaded) return loaded_shape(head_dim_tile);
   if (terms == Terms::kComputed && head_dim_tile <= 64) return {3, 128, 2, 2, true, 24, 160};
-  if (terms == Terms::kComputed && head_dim_tile <= 128) return {3, 128, 2, 2, true, 24, 160, false};
+  if (terms == Terms::kComputed && head_dim_tile <= 128)
+    return {3, 128, 2, 2, true, 24, 160, false};
   if (head_dim_tile <= 64) return {4, 64, 4, 2, true, 24, 112};
   if (head_dim_tile <= 128) return {2, 128, 2, 2, true, 24, 240};
   if (head_dim_tile <= 192 && head_dim_v_tile <= 128) return {2, 128, 2, 1, true, 24, 240};
