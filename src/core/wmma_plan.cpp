@@ -5,7 +5,10 @@
 #include <limits>
 #include <string_view>
 
+#include "core/boxes.h"
+#include "core/concat.h"
 #include "core/plan.h"
+#include "cuda/wmma/boxes.h"
 #include "cuda/wmma/packing.h"
 #include "cuda/wmma/split_params.h"
 #include "cuda/wmma/traits.h"
@@ -172,6 +175,23 @@ std::string split_refusal(const AttentionParams& p, int head_dim_tile, int varia
   return "seqlen_k is " + std::to_string(p.seqlen_k) + "; accepted: up to " + std::to_string(most);
 }
 
+// Why the copy engine does not bring a problem's tiles on a device; empty if it does.
+std::string copy_engine_refusal(const AttentionParams& p, const DeviceInfo& device,
+                                int head_dim_tile, int variant) {
+  if (device.compute_major < 9) {
+    return concat("needs compute capability 9.0 or later; ", device.name, " has ",
+                  device.compute_major, ".", device.compute_minor);
+  }
+  if (!device.copy_engine_unserved.empty()) return device.copy_engine_unserved;
+  if (p.cu_seqlens_q) return "does not implement cu_seqlens_q";
+  const wmma::TensorBoxes boxes = wmma::tensor_boxes(p, head_dim_tile, variant);
+  for (const tile::TensorBox* box : {&boxes.q, &boxes.k, &boxes.v}) {
+    const std::string why = misfit(*box);
+    if (!why.empty()) return why;
+  }
+  return {};
+}
+
 // Why the query heads of a KV head cannot be rows of the same tiles; empty if they can.
 std::string packing_refusal(const AttentionParams& p, int variant) {
   if (wmma::group_size(p) == 1) return "every query head has a head of k and v to itself";
@@ -191,10 +211,9 @@ std::string packing_refusal(const AttentionParams& p, int variant) {
 // for but a few SMs, it may lose: fewer blocks then share the work of storing results.
 constexpr double kPackingGain = 0.02;
 
-// Where tensor cores are slow, they bound every shape and have no idle time to lose. Of the blocks
-// with turns, the largest, a pack's short sequences leave most rows empty.
-bool turns_pay(const AttentionParams& p, const DeviceInfo& device) {
-  return matrix_rate(device) >= kH200Rate && !p.cu_seqlens_q;
+// Where tensor cores are slow, they bound every shape and have no idle time to lose.
+bool turns_pay(const DeviceInfo& device) {
+  return matrix_rate(device) >= kH200Rate;
 }
 
 }  // namespace
@@ -251,7 +270,12 @@ WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, 
     if (!wmma::has_variant(head_dim_tile, variant) || (!any && variant != request.variant))
       continue;
     if (any && variant == wmma::kAhead && device.compute_major < 9) continue;
-    if (any && variant == wmma::kTurns && !turns_pay(p, device)) continue;
+    if (any && variant == wmma::kTurns && !turns_pay(device)) continue;
+    // A sequence of a pack must then give the bits that it gives alone.
+    if (any && wmma::uses_copy_engine(head_dim_tile, variant) &&
+        (batch_invariant || params.cu_seqlens_q ||
+         !copy_engine_refusal(params, device, head_dim_tile, variant).empty()))
+      continue;
     if (any && wmma::splits_keys(variant) && !split_refusal(params, head_dim_tile, variant).empty())
       continue;
     if (must_pack && !may_pack(variant)) continue;
@@ -268,7 +292,8 @@ WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, 
   return best;
 }
 
-std::string wmma_refusal(const AttentionParams& p, int head_dim_tile, const WmmaRequest& request) {
+std::string wmma_refusal(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile,
+                         const WmmaRequest& request) {
   if (request.packing == WmmaRequest::Packing::kPacked) {
     const bool general = request.variant == wmma::kGeneral || !fast_refusal(p).empty();
     const int variant = general                                       ? wmma::kGeneral
@@ -284,6 +309,8 @@ std::string wmma_refusal(const AttentionParams& p, int head_dim_tile, const Wmma
   std::string why = request.variant == wmma::kGeneral ? std::string() : fast_refusal(p);
   if (why.empty() && wmma::splits_keys(request.variant))
     why = split_refusal(p, head_dim_tile, request.variant);
+  if (why.empty() && wmma::uses_copy_engine(head_dim_tile, request.variant))
+    why = copy_engine_refusal(p, device, head_dim_tile, request.variant);
   return why.empty() ? why : name + ": " + why;
 }
 

@@ -21,7 +21,7 @@ bool parse_wmma_request(const char* text, WmmaRequest* request);
 std::string accepted_wmma_requests();
 
 // Why wmma cannot run a problem as asked, without the family's name; empty if it can.
-std::string wmma_refusal(const AttentionParams& params, int head_dim_tile,
+std::string wmma_refusal(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
                          const WmmaRequest& request);
 
 struct WmmaChoice {

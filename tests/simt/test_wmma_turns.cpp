@@ -1,6 +1,8 @@
 #include "attention_test.h"
+#include "cuda/wmma/boxes.h"
 #include "cuda/wmma/turns.cuh"
 #include "feature_cases.h"
+#include "tensor_maps.h"
 
 namespace {
 
@@ -15,8 +17,13 @@ template <typename T>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
   simt::with_instance<Kernel::kWmma, T>(head_dim_tile, [&](auto tile) {
-    if constexpr (dlattn::wmma::has_variant(tile, dlattn::wmma::kTurns))
-      dlattn::wmma::turns_kernel<T, tile>(params, shape);
+    if constexpr (dlattn::wmma::has_variant(tile, dlattn::wmma::kTurns)) {
+      const dlattn::wmma::TensorBoxes boxes =
+          dlattn::wmma::tensor_boxes(params, tile, dlattn::wmma::kTurns);
+      const dlattn::wmma::TensorMaps maps = {simt::encode(boxes.q), simt::encode(boxes.k),
+                                             simt::encode(boxes.v)};
+      dlattn::wmma::turns_kernel<T, tile>(params, shape, maps);
+    }
   });
 }
 

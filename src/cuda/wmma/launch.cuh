@@ -1,6 +1,9 @@
 #pragma once
 
 #include "cuda/launch.cuh"
+#include "cuda/tensor_map.h"
+#include "cuda/wmma/boxes.cuh"
+#include "cuda/wmma/boxes.h"
 #include "cuda/wmma/general.cuh"
 #include "cuda/wmma/kernel.cuh"
 #include "cuda/wmma/packing.h"
@@ -34,6 +37,12 @@ void launch_variant(const AttentionParams& params, const LaunchShape& shape, con
   };
   if constexpr (splits_keys(kVariant)) {
     launch(make_split_params(params, shape));
+  } else if constexpr (uses_copy_engine(kTile, kVariant)) {
+    const TensorBoxes boxes = tensor_boxes(params, kTile, kVariant);
+    launch(
+        params, shape,
+        TensorMaps{cuda::encode_tensor_map(boxes.q, dtype), cuda::encode_tensor_map(boxes.k, dtype),
+                   cuda::encode_tensor_map(boxes.v, dtype)});
   } else {
     launch(params, shape);
   }

@@ -9,8 +9,9 @@ namespace dlattn::wmma {
 // once; then K and V may be laid over Q's shared memory.
 enum class QueryPlace { kSmem, kRegisters, kRegistersOverlaid };
 
-// How warps hand the stages of K and V over to each other (stages.cuh).
-enum class Handover { kBlockBarrier, kMbarrier };
+// How warps hand the stages of K and V over to each other (stages.cuh). Where the copy engine fills
+// them, from compute capability 9.0 on, it brings Q as well.
+enum class Handover { kBlockBarrier, kMbarrier, kCopyEngine };
 
 // Tile shapes per head_dim tile, between which the plan chooses.
 constexpr int kWide = 0;     // as many rows as registers hold: each fragment of K and V feeds most
@@ -60,8 +61,10 @@ constexpr TileShape ahead_shape(int head_dim_tile) {
 
 // An SM holds one such block: there is room for stages that no warp waits for.
 constexpr TileShape turns_shape(int head_dim_tile) {
-  if (head_dim_tile <= 128) return {8, 2, 64, 1, 32, QueryPlace::kSmem, 1, Handover::kMbarrier, 4};
-  return {8, 1, 32, 1, 32, QueryPlace::kRegistersOverlaid, 1, Handover::kMbarrier, 4};
+  constexpr Handover kEngine = Handover::kCopyEngine;
+  if (head_dim_tile <= 64) return {8, 2, 64, 1, 32, QueryPlace::kRegisters, 1, kEngine, 4};
+  if (head_dim_tile <= 128) return {8, 2, 64, 1, 32, QueryPlace::kSmem, 1, kEngine, 4};
+  return {8, 1, 32, 1, 32, QueryPlace::kRegisters, 1, kEngine, 4};
 }
 
 constexpr TileShape general_shape(int head_dim_tile) {
@@ -98,6 +101,12 @@ constexpr int block_m(const TileShape& shape) {
   return shape.num_warps * shape.row_tiles * 16;
 }
 
+// Whether the copy engine brings Q, K and V.
+constexpr bool uses_copy_engine(int head_dim_tile, int variant) {
+  return !splits_keys(variant) &&
+         tile_shape(head_dim_tile, variant).handover == Handover::kCopyEngine;
+}
+
 // Scores' terms: a lane's neighbouring keys of a row, and a byte or element for each in shared
 // memory.
 constexpr int kRunKeys = 8;
@@ -105,7 +114,8 @@ constexpr int mask_slot_bytes(int row_tiles, int block_n, int num_threads) {
   return row_tiles * 2 * (block_n / 32) * kRunKeys * num_threads;
 }
 
-// Byte offsets into dynamic shared memory; rows as in tile::SwizzledRows.
+// Byte offsets into dynamic shared memory; rows as in tile::SwizzledRows, in boxes of a warp's rows
+// of Q and of a tile of K and V where the copy engine brings them.
 struct SmemMap {
   int q;  // [block_m] rows, later those of out
   int k;  // [stages][block_n] rows
@@ -123,7 +133,9 @@ constexpr SmemMap smem_map(int head_dim_tile, int variant) {
   map.k = shape.query_place == QueryPlace::kRegistersOverlaid ? 0 : q_bytes;
   map.v = map.k + k_bytes;
   map.mbarriers = map.v + k_bytes > q_bytes ? map.v + k_bytes : q_bytes;
-  map.total = map.mbarriers + (shape.handover == Handover::kMbarrier ? shape.stages * 2 * 8 : 0);
+  map.total = map.mbarriers;
+  if (shape.handover != Handover::kBlockBarrier) map.total += shape.stages * 2 * 8;
+  if (shape.handover == Handover::kCopyEngine) map.total += shape.num_warps * 8;
   return map;
 }
 

@@ -8,7 +8,8 @@
 // with V and the scores of the next tile, and the next tile's probabilities fall into the other
 // warp's turn. As the former are used up before the latter come, that takes no further registers.
 // There is one block per SM, and shared memory for more stages than are on their way: so a warp
-// finds the stage that it copies to free, though the other's turn ends half a tile after its own.
+// finds the stage that it has filled free, though the other's turn ends half a tile after its own.
+// The copy engine brings Q, K and V: for compute capability 9.0 and later.
 
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/grid_dependency.cuh"
@@ -16,7 +17,7 @@
 #include "cuda/tile/rows.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/seqlen.cuh"
-#include "cuda/wmma/copy.cuh"
+#include "cuda/wmma/boxes.cuh"
 #include "cuda/wmma/output.cuh"
 #include "cuda/wmma/products.cuh"
 #include "cuda/wmma/softmax.cuh"
@@ -50,25 +51,28 @@ struct WarpTurns {
 template <typename T, int kHeadDim>
 __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1)
     turns_kernel(const __grid_constant__ AttentionParams params,
-                 const __grid_constant__ LaunchShape shape) {
+                 const __grid_constant__ LaunchShape shape,
+                 const __grid_constant__ TensorMaps maps) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   constexpr TileShape kShape = tile_shape(kHeadDim, kTurns);
   constexpr SmemMap kMap = smem_map(kHeadDim, kTurns);
-  constexpr bool kOverlaid = kShape.query_place == QueryPlace::kRegistersOverlaid;
-  static_assert(kOverlaid || kShape.query_place == QueryPlace::kSmem);
+  constexpr bool kKeepsQ = kShape.query_place == QueryPlace::kRegisters;
+  static_assert(kKeepsQ || kShape.query_place == QueryPlace::kSmem);
   constexpr int kRowTiles = kShape.row_tiles;
   constexpr int kBlockM = block_m(kShape);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kStages = kShape.stages;
   constexpr int kStage = kBlockN * kHeadDim * 2;  // bytes
   constexpr int kLookahead = 2;                   // tiles on their way
+  constexpr int kWarpRows = kRowTiles * 16;
   static_assert(kShape.num_warps == 8 && kLookahead < kStages);
   using Mask = tile::RowMask<false>;
-  using Copy = TileCopy<T, kHeadDim, kShape.num_warps * 32>;
 
   const tile::Rows<false> rows{shape};
   const tile::Work work = rows.work(blockIdx.x, params);
   ptx::wait_for_grids_ahead();
   const tile::Sequence<T> seq(params, shape, work);
+  const int head_kv = static_cast<int>(shape.heads_per_kv_head.quotient(work.head));
   const int m0 = work.m_block * kBlockM;
   const int num_rows = rows.count(seq.seqlen_q);
   if (m0 >= num_rows) return;
@@ -78,15 +82,13 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
   // Under causality the first rows see least of the edge tiles, the last ones most: a scheduler
   // gets some of both.
   const int strip = turns.warp < 4 ? turns.warp : 11 - turns.warp;
-  const int warp_row = strip * kRowTiles * 16;  // first row of this warp in the tile
-  const int head_dim = static_cast<int>(params.head_dim);
-  const int head_dim_v = static_cast<int>(params.head_dim_v);
+  const int warp_row = strip * kWarpRows;  // first row of this warp in the tile
   unsigned char* smem = ptx::dynamic_smem();
   const ptx::SmemAddress sQ = ptx::smem_address(smem) + kMap.q;
   const ptx::SmemAddress sK = ptx::smem_address(smem) + kMap.k;
   const ptx::SmemAddress sV = ptx::smem_address(smem) + kMap.v;
   const ptx::SmemAddress lane_q =
-      sQ + warp_row * kHeadDim * 2 + lane_place_down<kHeadDim>(lane_idx);
+      sQ + warp_row * kHeadDim * 2 + lane_place_down<kHeadDim, kWarpRows>(lane_idx);
 
   const TileRange tiles(Mask(shape, seq.shift, seq.seqlen_k), m0, min(m0 + kBlockM, num_rows) - 1,
                         kBlockN);
@@ -100,61 +102,49 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
   float acc_o[kRowTiles][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];  // unless Q is read from shared memory
 
-  // All tiles but the first have all their keys.
-  const T* next_k = nullptr;  // where the copy of the next tile begins
-  const T* next_v = nullptr;
+  // One tile after the other is a warp's to have brought.
   const auto copy_tile = [&](unsigned i) {
-    if (i >= num_tiles) return;
-    if (i >= kStages) stages.wait_empty(i - kStages);
-    const int stage = i % kStages * kStage;
-    Copy::template whole<kBlockN>(sK + stage, next_k, params.k_row_stride, head_dim);
-    Copy::template whole<kBlockN>(sV + stage, next_v, params.v_row_stride, head_dim_v);
-    stages.publish(i);
-  };
-  const auto copy_first_tiles = [&] {
-    const std::int64_t n0 = (tiles.end - 1) * kBlockN;
-    const int keys = seq.seqlen_k - static_cast<int>(n0);
-    Copy::template edge<kBlockN>(sK, seq.k + n0 * params.k_row_stride, params.k_row_stride, keys,
-                                 head_dim);
-    Copy::template edge<kBlockN>(sV, seq.v + n0 * params.v_row_stride, params.v_row_stride, keys,
-                                 head_dim_v);
-    stages.publish(0);
-    const int next = (tiles.end - 2) * kBlockN;
-    next_k = Copy::template last_row<kBlockN>(seq.k, params.k_row_stride, next);
-    next_v = Copy::template last_row<kBlockN>(seq.v, params.v_row_stride, next);
-#pragma unroll
-    for (int i = 1; i < kLookahead; ++i) copy_tile(i);
+    if (i % kShape.num_warps == static_cast<unsigned>(turns.warp) && lane_idx == 0 &&
+        i < num_tiles) {
+      const ptx::SmemAddress full = stages.begin_fill(i, 2 * kStage);
+      const int stage = i % kStages * kStage;
+      const int n0 = (tiles.end - 1 - static_cast<int>(i)) * kBlockN;
+      load_rows<kHeadDim, kBlockN>(sK + stage, maps.k, full, n0, head_kv, work.batch);
+      load_rows<kHeadDim, kBlockN>(sV + stage, maps.v, full, n0, head_kv, work.batch);
+    }
+    __syncwarp();
   };
   if (num_tiles > 0) {
-    Copy::template edge<kBlockM>(sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride,
-                                 num_rows - m0, head_dim);
-    // Otherwise Q has arrived when the first tile has: its mbarrier counts all copies before it.
-    if constexpr (kOverlaid) {
-      ptx::cp_async_commit();
-      ptx::cp_async_wait<0>();
-      __syncthreads();
-#pragma unroll
-      for (int d = 0; d < kHeadDim; d += 16) load_q<kHeadDim>(rQ[d / 16], lane_q, d);
-      __syncthreads();  // all warps have Q: K and V may overwrite it
+    if (lane_idx == 0) {
+      const ptx::SmemAddress full = stages.query(turns.warp);
+      ptx::mbarrier_arrive_expect_tx(full, kWarpRows * kHeadDim * 2);
+      load_rows<kHeadDim, kWarpRows>(sQ + warp_row * kHeadDim * 2, maps.q, full, m0 + warp_row,
+                                     work.head, work.batch);
     }
-    copy_first_tiles();
+#pragma unroll
+    for (int i = 0; i < kLookahead; ++i) copy_tile(i);
+    stages.wait_query(turns.warp);
+    if constexpr (kKeepsQ) {
+#pragma unroll
+      for (int d = 0; d < kHeadDim; d += 16) load_q<kHeadDim, kWarpRows>(rQ[d / 16], lane_q, d);
+    }
   }
 
   // What is needed after the loop or seldom in it is worked out again rather than kept: there is no
   // register to spare in the loop.
   const auto recall_work = [&] { return rows.work(ptx::reread_block_index(), params); };
   const auto load_q_block = [&](std::uint32_t (&a)[kRowTiles][4], int d) {
-    if constexpr (kOverlaid) {
+    if constexpr (kKeepsQ) {
       memcpy(a, rQ[d / 16], sizeof a);
     } else {
-      load_q<kHeadDim>(a, lane_q, d);
+      load_q<kHeadDim, kWarpRows>(a, lane_q, d);
     }
   };
   const auto lane_k = [&](unsigned i) {
-    return sK + i % kStages * kStage + lane_place_across<kHeadDim>(lane_idx);
+    return sK + i % kStages * kStage + lane_place_across<kHeadDim, kBlockN>(lane_idx);
   };
   const auto lane_v = [&](unsigned i) {
-    return sV + i % kStages * kStage + lane_place_down<kHeadDim>(lane_idx);
+    return sV + i % kStages * kStage + lane_place_down<kHeadDim, kBlockN>(lane_idx);
   };
 
   unsigned i = 0;  // the tile
@@ -164,7 +154,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
     const tile::Sequence<T> same(params, shape, recall_work());
     const Mask mask(shape, same.shift, same.seqlen_k);
     const int first_row = recall_work().m_block * kBlockM + warp_row;
-    attend_edge<T, kHeadDim, kBlockN, kShape.edge_keys>(
+    attend_edge<T, kHeadDim, kBlockN, kShape.edge_keys, kBlockN>(
         softmax, acc_o, mask, first_row, tiles.end - 1 - static_cast<int>(i), lane_k(i), lane_v(i),
         shape.scale_log2, lane_idx, load_q_block);
   };
@@ -173,7 +163,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
     float acc_s[kRowTiles][kBlockN / 8][4];
     std::uint32_t rP[kRowTiles][kBlockN / 16][4];
     const auto make_scores = [&] {
-      multiply_qk<T, kHeadDim, 0, kBlockN>(acc_s, lane_k(i), load_q_block);
+      multiply_qk<T, kHeadDim, 0, kBlockN, kBlockN>(acc_s, lane_k(i), load_q_block);
     };
     stages.wait_full(i);
     turns.wait();
@@ -187,14 +177,14 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
       if (i + 1 == end_whole) break;
       stages.wait_full(i + 1);
       turns.wait();
-      multiply_pv<T, kHeadDim, 0, kBlockN>(acc_o, rP, lane_v(i));
-      multiply_qk<T, kHeadDim, 0, kBlockN>(acc_s, lane_k(i + 1), load_q_block);
+      multiply_pv<T, kHeadDim, 0, kBlockN, kBlockN>(acc_o, rP, lane_v(i));
+      multiply_qk<T, kHeadDim, 0, kBlockN, kBlockN>(acc_s, lane_k(i + 1), load_q_block);
       turns.pass();
       stages.release(i, lane_idx);
       ++i;
     }
     turns.wait();
-    multiply_pv<T, kHeadDim, 0, kBlockN>(acc_o, rP, lane_v(i));
+    multiply_pv<T, kHeadDim, 0, kBlockN, kBlockN>(acc_o, rP, lane_v(i));
     turns.pass();
   };
   turns.begin();
@@ -213,10 +203,10 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
   turns.end();
 
   const tile::Work done = recall_work();
-  write_results<kHeadDim, false, kOverlaid>(params, shape, tile::OutputRows<T>(params, done), rows,
-                                            done.head, done.m_block * kBlockM + warp_row, softmax,
-                                            acc_o, smem + kMap.q + warp_row * kHeadDim * 2,
-                                            lane_idx);
+  write_results<kHeadDim, false, false>(params, shape, tile::OutputRows<T>(params, done), rows,
+                                        done.head, done.m_block * kBlockM + warp_row, softmax,
+                                        acc_o, smem + kMap.q + warp_row * kHeadDim * 2, lane_idx);
+#endif
 }
 
 }  // namespace dlattn::wmma
