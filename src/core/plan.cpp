@@ -232,6 +232,8 @@ Plan cuda_plan(Kernel kernel, const AttentionParams& p, const DeviceInfo& device
   plan.smem_bytes = config.smem_bytes;
   plan.copy_bytes = copy_bytes(p);
   plan.grid = num_blocks(p, config.block_m, plan.packed_heads);
+  if (kernel == Kernel::kWmma)
+    plan.grid = wmma_grid(p, device, plan.head_dim_tile, plan.variant, plan.grid);
   if (kernel == Kernel::kSm90) plan.grid = sm90_grid(p, device, plan.head_dim_tile, kMaxGrid);
   return plan;
 }

@@ -47,6 +47,8 @@ Speed speed(int head_dim_tile, int variant) {
       return {3400, 8.8, 8.3};
     case wmma::kWhole:
       return {2800, 4.0, 4.0};
+    case wmma::kBulk:
+      return head_dim_tile <= 64 ? Speed{4000, 15.0, 11.7} : Speed{6000, 43.0, 43.5};
     case wmma::kTurns:
       // Of 256 rows' diagonal its warps leave out more than the walk below takes them to.
       return head_dim_tile <= 128 ? Speed{4200, 37.5, 37.5} : Speed{5900, 28.3, 28.3};
@@ -118,7 +120,8 @@ double predicted_time(const AttentionParams& p, const DeviceInfo& device, int he
   const Speed measured = speed(head_dim_tile, variant);
   // Where tensor cores are slower than an H200's, a block alone waits for them so much longer, and
   // they bound a full SM, on small shapes with somewhat more beside the products.
-  const bool wide = variant == wmma::kWide || variant == wmma::kAhead || variant == wmma::kTurns;
+  const bool wide = variant == wmma::kWide || variant == wmma::kAhead || variant == wmma::kTurns ||
+                    variant == wmma::kBulk;
   const double tensor_bound = wide ? 1.08 : variant == wmma::kNarrow ? 1.12 : 1.2;
   const double products = 4.0 * head_dim_tile * config.block_m;  // operations per key
   const double tensor = products / matrix_rate(device);
@@ -265,12 +268,12 @@ WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, 
   // The one that needs least shared memory.
   WmmaChoice best = {any ? wmma::kNarrow : request.variant, must_pack ? group : 1};
   double least = std::numeric_limits<double>::infinity();
-  for (const int variant :
-       {wmma::kTurns, wmma::kAhead, wmma::kWide, wmma::kNarrow, wmma::kSplit, wmma::kWhole}) {
+  for (const int variant : {wmma::kBulk, wmma::kTurns, wmma::kAhead, wmma::kWide, wmma::kNarrow,
+                            wmma::kSplit, wmma::kWhole}) {
     if (!wmma::has_variant(head_dim_tile, variant) || (!any && variant != request.variant))
       continue;
     if (any && variant == wmma::kAhead && device.compute_major < 9) continue;
-    if (any && variant == wmma::kTurns && !turns_pay(device)) continue;
+    if (any && (variant == wmma::kTurns || variant == wmma::kBulk) && !turns_pay(device)) continue;
     // A sequence of a pack must then give the bits that it gives alone.
     if (any && wmma::uses_copy_engine(head_dim_tile, variant) &&
         (batch_invariant || params.cu_seqlens_q ||
@@ -290,6 +293,14 @@ WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, 
     if (time < least) least = time, best = choice;
   }
   return best;
+}
+
+std::int64_t wmma_grid(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile,
+                       int variant, std::int64_t num_items) {
+  if (variant != wmma::kBulk) return num_items;
+  const std::int64_t resident =
+      blocks_per_sm(wmma::tile_config(head_dim_tile, variant), device, head_dim_tile, variant);
+  return std::min(num_items, std::max<std::int64_t>(resident, 1) * device.num_sms);
 }
 
 std::string wmma_refusal(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile,

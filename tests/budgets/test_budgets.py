@@ -10,7 +10,7 @@ import pytest
 
 MAX_SMEM = {cubins.SM_89: 99 * 1024, cubins.SM_90A: 227 * 1024}  # per block
 # Of variants that no plan takes on 8.9: what compute capability 8.0 has, and 9.0.
-BEYOND_ADA = {"whole": 163 * 1024, "turns": 227 * 1024}
+BEYOND_ADA = {"whole": 163 * 1024, "turns": 227 * 1024, "bulk": 227 * 1024}
 MAX_LADDER_REGISTERS = 120  # of the WMMA kernels at head_dim 64
 LADDER = ("wmma_qk", "wmma_smem")
 # Of wmma on sm_89: warps of a block, and blocks that an SM holds.

@@ -43,6 +43,7 @@ FAMILIES = {
     "wmma_split": "wmma/split.cuh",
     "wmma_general": "wmma/general.cuh",
     "wmma_turns": "wmma/turns.cuh",
+    "wmma_bulk": "wmma/bulk.cuh",
     "sm90": "sm90/kernel.cuh",
     "merge": "merge/kernel.cuh",
 }

@@ -4,6 +4,7 @@
 #include "cuda/tensor_map.h"
 #include "cuda/wmma/boxes.cuh"
 #include "cuda/wmma/boxes.h"
+#include "cuda/wmma/bulk.cuh"
 #include "cuda/wmma/general.cuh"
 #include "cuda/wmma/kernel.cuh"
 #include "cuda/wmma/packing.h"
@@ -21,6 +22,8 @@ constexpr auto variant_kernel() {
     return general_kernel<T, kTile>;
   } else if constexpr (kVariant == kTurns) {
     return turns_kernel<T, kTile>;
+  } else if constexpr (kVariant == kBulk) {
+    return bulk_kernel<T, kTile>;
   } else {
     return kernel<T, kTile, kVariant, kPacked>;
   }

@@ -89,8 +89,9 @@ struct Stages<kNumWarps, Handover::kCopyEngine, kStages> {
   __device__ __forceinline__ ptx::SmemAddress query(int warp) const {
     return ring.full + ring.kBytes + warp * ptx::kMbarrierBytes;
   }
-  __device__ __forceinline__ void wait_query(int warp) const {
-    ptx::mbarrier_sleep(query(warp), 0);
+  // Until they have come there, for the `use`-th time from 0 on.
+  __device__ __forceinline__ void wait_query(int warp, unsigned use = 0) const {
+    ptx::mbarrier_sleep(query(warp), use % 2);
   }
   // By one thread: waits until tile `i` may be copied to its stage. The mbarrier at which its bytes
   // are expected.

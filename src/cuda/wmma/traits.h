@@ -21,9 +21,10 @@ constexpr int kAhead = 3;    // as wide, with mbarriers, by which warps may run 
 constexpr int kGeneral = 4;  // what the others lack: score terms, odd head dims (general.cuh)
 constexpr int kWhole = 5;    // split with all keys on their way at once: more shared memory
 constexpr int kTurns = 6;    // two warps on each scheduler take turns at products (turns.cuh)
-constexpr int kNumVariants = 7;
+constexpr int kBulk = 7;     // one item after the other, brought by the copy engine (bulk.cuh)
+constexpr int kNumVariants = 8;
 constexpr const char* kVariantNames[kNumVariants] = {"wide",    "narrow", "split", "ahead",
-                                                     "general", "whole",  "turns"};
+                                                     "general", "whole",  "turns", "bulk"};
 
 constexpr bool splits_keys(int variant) {
   return variant == kSplit || variant == kWhole;
@@ -67,6 +68,15 @@ constexpr TileShape turns_shape(int head_dim_tile) {
   return {8, 1, 32, 1, 32, QueryPlace::kRegisters, 1, kEngine, 4};
 }
 
+// Copies take no thread's time but one's, and so warps no barrier of the block.
+constexpr TileShape bulk_shape(int head_dim_tile) {
+  TileShape shape = wide_shape(head_dim_tile);
+  shape.query_place = QueryPlace::kRegisters;
+  shape.handover = Handover::kCopyEngine;
+  shape.stages = 4;
+  return shape;
+}
+
 constexpr TileShape general_shape(int head_dim_tile) {
   if (head_dim_tile <= 64) return {4, 2, 64, 2, 32, QueryPlace::kRegistersOverlaid, 2};
   if (head_dim_tile <= 96) return {4, 2, 32, 1, 32, QueryPlace::kRegistersOverlaid, 2};
@@ -79,6 +89,7 @@ constexpr TileShape tile_shape(int head_dim_tile, int variant) {
   if (variant == kGeneral) return general_shape(head_dim_tile);
   if (variant == kWide) return wide_shape(head_dim_tile);
   if (variant == kTurns) return turns_shape(head_dim_tile);
+  if (variant == kBulk) return bulk_shape(head_dim_tile);
   return variant == kNarrow ? narrow_shape(head_dim_tile) : ahead_shape(head_dim_tile);
 }
 
@@ -93,6 +104,7 @@ constexpr bool has_variant(int head_dim_tile, int variant) {
   if (variant == kSplit) return head_dim_tile <= 128;
   if (variant == kAhead) return head_dim_tile > 128;
   if (variant == kWhole) return head_dim_tile == 64;
+  if (variant == kBulk) return head_dim_tile == 64 || head_dim_tile == 256;
   if (variant == kTurns) return head_dim_tile == 128 || head_dim_tile == 192;
   return 0 <= variant && variant < kNumVariants;
 }
@@ -121,8 +133,10 @@ struct SmemMap {
   int k;  // [stages][block_n] rows
   int v;  // [stages][block_n] rows
   int mbarriers;
+  int cursors;  // of bulk.cuh, one per warp
   int total;
 };
+constexpr int kCursorBytes = 32;
 
 constexpr SmemMap smem_map(int head_dim_tile, int variant) {
   const TileShape shape = tile_shape(head_dim_tile, variant);
@@ -136,6 +150,8 @@ constexpr SmemMap smem_map(int head_dim_tile, int variant) {
   map.total = map.mbarriers;
   if (shape.handover != Handover::kBlockBarrier) map.total += shape.stages * 2 * 8;
   if (shape.handover == Handover::kCopyEngine) map.total += shape.num_warps * 8;
+  map.cursors = map.total;
+  if (variant == kBulk) map.total += shape.num_warps * kCursorBytes;
   return map;
 }
 
