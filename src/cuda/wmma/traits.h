@@ -122,6 +122,7 @@ struct SmemMap {
   int v;    // [stages][block_n] rows
   int out;  // [block_m] rows of out_columns(); as q but for turns
   int mbarriers;
+  int coordinates;  // of what the copy engine brings: 16 bytes for each warp
   int total;
 };
 
@@ -145,7 +146,10 @@ constexpr SmemMap smem_map(int head_dim_tile, int variant) {
   }
   map.total = map.mbarriers;
   if (shape.handover != Handover::kBlockBarrier) map.total += shape.stages * 2 * 8;
-  if (shape.handover == Handover::kCopyEngine) map.total += shape.num_warps * 8;
+  if (shape.handover == Handover::kCopyEngine) {
+    map.coordinates = map.total + shape.num_warps * 8;
+    map.total = map.coordinates + shape.num_warps * 16;
+  }
   return map;
 }
 

@@ -48,6 +48,13 @@ struct WarpTurns {
   static constexpr int kTurnBarrier = 1;  // and the next seven
 };
 
+// Where an item's keys are, in shared memory, for the lane that has them brought: registers are
+// scarce.
+struct KeysAt {
+  int last_tile;  // the first row of the last of its tiles, with which the walk begins
+  int head, batch;
+};
+
 template <typename T, int kHeadDim>
 __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1)
     turns_kernel(const __grid_constant__ AttentionParams params,
@@ -95,12 +102,14 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
     }
   };
 
+  KeysAt* const keys_at = reinterpret_cast<KeysAt*>(smem + kMap.coordinates) + turns.warp;
   unsigned use = 0;  // of the stages, by the first tile of the item
   turns.begin();
   const unsigned num_items = shape.num_m_blocks.divisor() * shape.num_heads.divisor() *
                              static_cast<unsigned>(params.batch_size);
 #pragma unroll 1
-  for (unsigned item = blockIdx.x, round = 0;; item += gridDim.x, ++round) {
+  for (unsigned round = 0;; ++round) {
+    const unsigned item = blockIdx.x + round * gridDim.x;
     const tile::Work work = rows.work(item, params);
     const tile::Sequence<T> seq(params, shape, work);
     const int m0 = work.m_block * kBlockM;
@@ -112,22 +121,26 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
     const auto copy_tile = [&](unsigned i) {
       if ((use + i) % kShape.num_warps == static_cast<unsigned>(turns.warp) && lane_idx == 0 &&
           i < num_tiles) {
-        const tile::Work same = rows.work(item, params);
-        const int head_kv = static_cast<int>(shape.heads_per_kv_head.quotient(same.head));
         const ptx::SmemAddress full = stages.begin_fill(use + i, 2 * kStage);
         const int stage = (use + i) % kStages * kStage;
-        const int n0 = (tiles.end - 1 - static_cast<int>(i)) * kBlockN;
-        load_rows<kHeadDim, kBlockN>(sK + stage, maps.k, full, n0, head_kv, same.batch);
-        load_rows<kHeadDim, kBlockN>(sV + stage, maps.v, full, n0, head_kv, same.batch);
+        const KeysAt at = *keys_at;
+        const int row = at.last_tile - static_cast<int>(i) * kBlockN;
+        load_rows<kHeadDim, kBlockN>(sK + stage, maps.k, maps.whole_segments, full, row, at.head,
+                                     at.batch);
+        load_rows<kHeadDim, kBlockN>(sV + stage, maps.v, maps.whole_segments, full, row, at.head,
+                                     at.batch);
       }
       __syncwarp();
     };
     // What the next item needs is on its way while the results of the one before are stored.
     if (item < num_items) {
       if (lane_idx == 0) {
+        *keys_at = {(tiles.end - 1) * kBlockN,
+                    static_cast<int>(shape.heads_per_kv_head.quotient(work.head)), work.batch};
         const ptx::SmemAddress full = stages.query(turns.warp);
         ptx::mbarrier_arrive_expect_tx(full, kWarpRows * kHeadDim * 2);
-        load_rows<kHeadDim, kWarpRows>(sQ, maps.q, full, m0 + warp_row, work.head, work.batch);
+        load_rows<kHeadDim, kWarpRows>(sQ, maps.q, maps.whole_segments, full, m0 + warp_row,
+                                       work.head, work.batch);
       }
 #pragma unroll
       for (int i = 0; i < kLookahead; ++i) copy_tile(i);
