@@ -192,7 +192,10 @@ std::string copy_engine_refusal(const AttentionParams& p, const DeviceInfo& devi
     const std::string why = misfit(*box);
     if (!why.empty()) return why;
   }
-  return {};
+  // Its results do not go through shared memory, and so by 16 bytes alone.
+  const int bytes = store_bytes(p);
+  if (variant != wmma::kBulk || bytes == 16) return {};
+  return concat("rows of out are aligned to ", bytes, " bytes; accepted: 16");
 }
 
 // Why the query heads of a KV head cannot be rows of the same tiles; empty if they can.
@@ -298,9 +301,15 @@ WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, 
 std::int64_t wmma_grid(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile,
                        int variant, std::int64_t num_items) {
   if (variant != wmma::kBulk) return num_items;
-  const std::int64_t resident =
-      blocks_per_sm(wmma::tile_config(head_dim_tile, variant), device, head_dim_tile, variant);
-  return std::min(num_items, std::max<std::int64_t>(resident, 1) * device.num_sms);
+  const TileConfig config = wmma::tile_config(head_dim_tile, variant);
+  const std::int64_t blocks =
+      std::max(blocks_per_sm(config, device, head_dim_tile, variant), std::int64_t{1}) *
+      std::max<std::int64_t>(device.num_sms, 1);
+  // Shares are of whole items, under causality of two: the fewer there are, the longer some blocks
+  // have nothing to do. The hardware's order has no such rest, but shows what is between two items.
+  constexpr std::int64_t kLeastShares = 3;
+  const std::int64_t shares = p.causal == Causal::kNone ? num_items : num_items / 2;
+  return shares >= kLeastShares * blocks ? blocks : num_items;
 }
 
 std::string wmma_refusal(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile,

@@ -48,7 +48,8 @@ ptx::TensorMap encode_tensor_map(const tile::TensorBox& box, DType dtype) {
   for (int i = 0; i < box.rank; ++i) sizes[i] = static_cast<cuuint64_t>(box.sizes[i]);
   for (int i = 1; i < box.rank; ++i) strides[i - 1] = static_cast<cuuint64_t>(box.strides[i]);
   const cuuint32_t box_sizes[kMaxRank] = {static_cast<cuuint32_t>(box.box_columns),
-                                          static_cast<cuuint32_t>(box.box_rows), 1, 1, 1};
+                                          static_cast<cuuint32_t>(box.box_rows),
+                                          static_cast<cuuint32_t>(box.box_depth), 1, 1};
   const CUtensorMapSwizzle swizzle = box.box_columns * box.element_bytes == tile::kBoxRowBytes
                                          ? CU_TENSOR_MAP_SWIZZLE_128B
                                          : CU_TENSOR_MAP_SWIZZLE_64B;

@@ -18,7 +18,7 @@ inline dlattn::ptx::TensorMap encode(const dlattn::tile::TensorBox& box) {
   map.rank = box.rank;
   map.element_bytes = box.element_bytes;
   map.swizzle = box.box_columns * box.element_bytes;
-  const int sizes[] = {box.box_columns, box.box_rows, 1, 1, 1};
+  const int sizes[] = {box.box_columns, box.box_rows, box.box_depth, 1, 1};
   for (int i = 0; i < box.rank; ++i) {
     map.sizes[i] = static_cast<std::uint32_t>(box.sizes[i]);
     map.strides[i] = box.strides[i];

@@ -20,8 +20,12 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
     if constexpr (dlattn::wmma::has_variant(tile, dlattn::wmma::kBulk)) {
       const dlattn::wmma::TensorBoxes boxes =
           dlattn::wmma::tensor_boxes(params, tile, dlattn::wmma::kBulk);
-      const dlattn::wmma::TensorMaps maps = {simt::encode(boxes.q), simt::encode(boxes.k),
-                                             simt::encode(boxes.v)};
+      const bool whole = dlattn::wmma::whole_segments(params, tile);
+      const auto encode = [&](const dlattn::tile::TensorBox& box) {
+        return simt::encode(whole ? dlattn::wmma::all_segments(box, tile) : box);
+      };
+      const dlattn::wmma::TensorMaps maps = {encode(boxes.q), encode(boxes.k), encode(boxes.v),
+                                             whole};
       dlattn::wmma::bulk_kernel<T, tile>(params, shape, maps);
     }
   });

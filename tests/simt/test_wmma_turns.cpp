@@ -20,8 +20,12 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
     if constexpr (dlattn::wmma::has_variant(tile, dlattn::wmma::kTurns)) {
       const dlattn::wmma::TensorBoxes boxes =
           dlattn::wmma::tensor_boxes(params, tile, dlattn::wmma::kTurns);
-      const dlattn::wmma::TensorMaps maps = {simt::encode(boxes.q), simt::encode(boxes.k),
-                                             simt::encode(boxes.v)};
+      const bool whole = dlattn::wmma::whole_segments(params, tile);
+      const auto encode = [&](const dlattn::tile::TensorBox& box) {
+        return simt::encode(whole ? dlattn::wmma::all_segments(box, tile) : box);
+      };
+      const dlattn::wmma::TensorMaps maps = {encode(boxes.q), encode(boxes.k), encode(boxes.v),
+                                             whole};
       dlattn::wmma::turns_kernel<T, tile>(params, shape, maps);
     }
   });
@@ -42,6 +46,10 @@ std::vector<Case> cases() {
       {130, 128, 192, kCausal},
       {40, 600, 128, kFull, 2, 1},
       {20, 400, 184, kFull},
+      {130, 300, 64, kCausal, 2, 1},
+      {300, 300, 64, kFull, 3, 1},
+      {100, 200, 256, kCausal, 3, 1},
+      {600, 200, 96, kTopLeft, 2, 1},
       // No keys, no queries.
       {20, 0, 128, kCausal},
       {0, 20, 128, kFull},
@@ -66,6 +74,8 @@ std::vector<Case> cases() {
 int main(int argc, char** argv) {
   const simt::Arguments arguments(argc, argv);
   simt::Tests tests("wmma_turns", arguments, simt::hopper());
+  constexpr int kBlocks = 2;  // so few that they compute several tiles one after the other
+  tests.limit_blocks(kBlocks);
   for (const Case& c : arguments.cases(cases())) {
     tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "turns+unpacked");
     tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "turns+unpacked");

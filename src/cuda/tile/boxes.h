@@ -21,6 +21,7 @@ struct TensorBox {
   int element_bytes = 2;
   int box_columns = kBoxRowBytes / 2;  // which fill a row of the swizzle's, or half of one
   int rank = 4;
+  int box_depth = 1;  // of the third dimension
 };
 
 // Rows of all sequences of one length: [batch][heads][rows][columns].

@@ -120,17 +120,17 @@ struct BulkCopies {
     const ptx::SmemAddress smem = ptx::smem_address(ptx::dynamic_smem());
     const ptx::SmemAddress full = stages.begin_fill(i, 2 * kStage);
     const int stage = i % kShape.stages * kStage;
-    load_rows<kHeadDim, kBlockN>(smem + kMap.k + stage, maps.k, full, at.n * kBlockN, at.head_kv,
-                                 at.batch);
-    load_rows<kHeadDim, kBlockN>(smem + kMap.v + stage, maps.v, full, at.n * kBlockN, at.head_kv,
-                                 at.batch);
+    load_rows<kHeadDim, kBlockN>(smem + kMap.k + stage, maps.k, maps.whole_segments, full,
+                                 at.n * kBlockN, at.head_kv, at.batch);
+    load_rows<kHeadDim, kBlockN>(smem + kMap.v + stage, maps.v, maps.whole_segments, full,
+                                 at.n * kBlockN, at.head_kv, at.batch);
   }
 
  private:
   __device__ __forceinline__ static BulkCursor* cursor() {
-    static_assert(sizeof(BulkCursor) <= kCursorBytes);
-    return reinterpret_cast<BulkCursor*>(ptx::dynamic_smem() + kMap.cursors +
-                                         threadIdx.x / 32 * kCursorBytes);
+    static_assert(sizeof(BulkCursor) <= coordinate_bytes(kBulk));
+    return reinterpret_cast<BulkCursor*>(ptx::dynamic_smem() + kMap.coordinates +
+                                         threadIdx.x / 32 * coordinate_bytes(kBulk));
   }
   // A step ahead of an item's first tile.
   __device__ __forceinline__ BulkCursor ahead_of(unsigned item) const {
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kBulk).num_warps * 32,
     if (lane_idx != 0 || item >= num_items) return;
     const tile::Work work = order.work(item);
     ptx::mbarrier_arrive_expect_tx(stages.query(warp_idx), kQueryBytes);
-    load_rows<kHeadDim, kWarpRows>(sQ, maps.q, stages.query(warp_idx),
+    load_rows<kHeadDim, kWarpRows>(sQ, maps.q, maps.whole_segments, stages.query(warp_idx),
                                    work.m_block * block_m(kShape) + warp_idx * kWarpRows, work.head,
                                    work.batch);
   };

@@ -42,10 +42,11 @@ void launch_variant(const AttentionParams& params, const LaunchShape& shape, con
     launch(make_split_params(params, shape));
   } else if constexpr (uses_copy_engine(kTile, kVariant)) {
     const TensorBoxes boxes = tensor_boxes(params, kTile, kVariant);
-    launch(
-        params, shape,
-        TensorMaps{cuda::encode_tensor_map(boxes.q, dtype), cuda::encode_tensor_map(boxes.k, dtype),
-                   cuda::encode_tensor_map(boxes.v, dtype)});
+    const bool whole = whole_segments(params, kTile);
+    const auto encode = [&](const tile::TensorBox& box) {
+      return cuda::encode_tensor_map(whole ? all_segments(box, kTile) : box, dtype);
+    };
+    launch(params, shape, TensorMaps{encode(boxes.q), encode(boxes.k), encode(boxes.v), whole});
   } else {
     launch(params, shape);
   }

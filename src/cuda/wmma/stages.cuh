@@ -90,8 +90,8 @@ struct Stages<kNumWarps, Handover::kCopyEngine, kStages> {
     return ring.full + ring.kBytes + warp * ptx::kMbarrierBytes;
   }
   // Until they have come there, for the `use`-th time from 0 on.
-  __device__ __forceinline__ void wait_query(int warp, unsigned use = 0) const {
-    ptx::mbarrier_sleep(query(warp), use % 2);
+  __device__ __forceinline__ void wait_query(int warp, unsigned use) const {
+    ptx::mbarrier_sleep(query(warp), static_cast<int>(use % 2));
   }
   // By one thread: waits until tile `i` may be copied to its stage. The mbarrier at which its bytes
   // are expected.
