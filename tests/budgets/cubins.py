@@ -40,7 +40,7 @@ _VARIANTS = {
         "general": _ALL,
         "whole": (64,),
         "turns": (128, 192),
-        "bulk": (64, 256),
+        "bulk": range(64, 257),
     },
     # By the tile of v's head_dim, then by the terms of scores.
     "sm90": {

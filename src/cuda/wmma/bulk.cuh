@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kBulk).num_warps * 32,
   constexpr int kBlockN = kShape.block_n;
   constexpr int kStages = kShape.stages;
   constexpr int kStage = kBlockN * kHeadDim * 2;  // bytes
-  constexpr unsigned kLookahead = 2;  // tiles on their way beyond the one that is worked on
+  constexpr unsigned kLookahead = kStages / 2;    // tiles on their way beyond this one
   static_assert(kLookahead < kStages);
   using Item = BulkItem<block_m(kShape), kBlockN>;
 

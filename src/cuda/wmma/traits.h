@@ -68,13 +68,14 @@ constexpr TileShape turns_shape(int head_dim_tile) {
   return {8, 1, 32, 1, 32, QueryPlace::kRegisters, 1, kEngine, 4};
 }
 
-// Copies take no thread's time but one's, and so warps no barrier of the block.
+// As copies take next to no warp's time, and shared memory has room for tiles on their way, one
+// block of an SM's worth of warps does: it reads each tile once where two blocks would read it
+// twice.
 constexpr TileShape bulk_shape(int head_dim_tile) {
-  TileShape shape = wide_shape(head_dim_tile);
-  shape.query_place = QueryPlace::kRegisters;
-  shape.handover = Handover::kCopyEngine;
-  shape.stages = 4;
-  return shape;
+  constexpr Handover kEngine = Handover::kCopyEngine;
+  if (head_dim_tile <= 64) return {8, 2, 64, 1, 32, QueryPlace::kRegisters, 1, kEngine, 8};
+  if (head_dim_tile <= 128) return {8, 2, 64, 4, 32, QueryPlace::kSmem, 1, kEngine, 4};
+  return {8, 1, 32, 1, 32, QueryPlace::kRegisters, 1, kEngine, 4};
 }
 
 constexpr TileShape general_shape(int head_dim_tile) {
@@ -104,7 +105,7 @@ constexpr bool has_variant(int head_dim_tile, int variant) {
   if (variant == kSplit) return head_dim_tile <= 128;
   if (variant == kAhead) return head_dim_tile > 128;
   if (variant == kWhole) return head_dim_tile == 64;
-  if (variant == kBulk) return head_dim_tile == 64 || head_dim_tile == 256;
+  if (variant == kBulk) return head_dim_tile >= 64;
   if (variant == kTurns) return head_dim_tile >= 64;
   return 0 <= variant && variant < kNumVariants;
 }
