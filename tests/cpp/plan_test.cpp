@@ -322,6 +322,13 @@ void archs() {
   CHECK(archs_serve(release, 12, 1));
   CHECK(!archs_serve("89-real", 8, 6));  // machine code does not run on older minors
   CHECK(!archs_serve("89-real", 9, 0));  // nor on another major
+  // By code for some architecture or a later one.
+  CHECK(archs_serve(release, 9, 0, 90));
+  CHECK(!archs_serve(release, 10, 0, 90));
+  CHECK(!archs_serve("80-real;89-virtual", 9, 0, 90));
+  CHECK(archs_serve("89;90-real", 9, 0, 90));
+  CHECK(archs_serve("90", 12, 0, 90));
+  CHECK(!archs_serve("90-real;89-virtual", 12, 0, 90));
   CHECK(archs_serve("89-virtual", 9, 0));
   CHECK(!archs_serve("89-virtual", 8, 6));
   CHECK(archs_serve("89", 8, 9));  // without a suffix: both

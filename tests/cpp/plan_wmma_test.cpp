@@ -3,6 +3,7 @@
 
 #include "check.h"
 #include "core/plan.h"
+#include "cuda/wmma/boxes.h"
 #include "cuda/wmma/packing.h"
 #include "cuda/wmma/traits.h"
 #include "plan_problems.h"
@@ -88,7 +89,9 @@ void forced_variants() {
   AttentionParams p = problem(DType::kFloat16, 64);
   Options options = force(Kernel::kWmma);
   for (int variant = 0; variant < wmma::kNumVariants; ++variant) {
-    if (!wmma::has_variant(64, variant) || variant == wmma::kWhole) continue;
+    if (!wmma::has_variant(64, variant) || variant == wmma::kWhole ||
+        wmma::uses_copy_engine(64, variant))
+      continue;
     options.variant = wmma::kVariantNames[variant];
     const Plan plan = dlattn::plan(p, device, options);
     CHECK_EQ(plan.variant, variant);
@@ -148,6 +151,63 @@ void forced_variants() {
                "one tile shape");
   options.kernel = Kernel::kAuto;  // the only family that has it
   CHECK(dlattn::plan(p, device, options).kernel == Kernel::kWmma);
+}
+
+// Turns are for devices and builds with the copy engine, and for tensors that it can be told of.
+void copy_engine() {
+  const DeviceInfo hopper = gpus()[3];
+  Options options = force(Kernel::kWmma);
+  options.variant = "turns";
+  const AttentionParams p = problem(DType::kFloat16, 128);
+  CHECK_EQ(dlattn::plan(p, hopper, options).variant, wmma::kTurns);
+  const auto refused = [&](const AttentionParams& odd, const DeviceInfo& device,
+                           const std::string& why) {
+    CHECK(dlattn::plan(odd, device, force(Kernel::kWmma)).variant != wmma::kTurns);
+    CHECK_THROWS(dlattn::plan(odd, device, options), UnsupportedError,
+                 "no kernel can run this: wmma: variant turns: " + why);
+  };
+  refused(p, gpus()[2], "needs compute capability 9.0 or later; " + gpus()[2].name + " has 8.0");
+  DeviceInfo without = hopper;
+  without.copy_engine_unserved = "needs kernels for 90 or later; this build has kernels for 89";
+  refused(p, without, without.copy_engine_unserved);
+  AttentionParams odd = p;
+  odd.k_row_stride = std::int64_t{1} << 40;
+  refused(odd, hopper,
+          "k has a row stride of 2199023255552 bytes; accepted: multiples of 16 from 0 to "
+          "1099511627760");
+  const std::int32_t starts[] = {0, 1, 2};
+  odd = p, odd.cu_seqlens_q = odd.cu_seqlens_k = starts, odd.total_q = odd.total_k = 4096;
+  refused(odd, hopper, "does not implement cu_seqlens_q");
+  // A sequence of a pack must give the bits that it gives alone.
+  Options invariant = force(Kernel::kWmma);
+  invariant.batch_invariant = true;
+  CHECK(dlattn::plan(p, hopper, invariant).variant != wmma::kTurns);
+}
+
+// Which boxes a problem's tensors are brought in.
+void tensor_boxes() {
+  AttentionParams p = problem(DType::kFloat16, 128);
+  CHECK(wmma::whole_segments(p, 128));
+  const wmma::TensorBoxes boxes = wmma::tensor_boxes(p, 128, wmma::kTurns);
+  CHECK_EQ(boxes.q.box_rows, 32);
+  CHECK_EQ(boxes.k.box_rows, 64);
+  CHECK_EQ(boxes.v.box_columns, 64);
+  const tile::TensorBox all = wmma::all_segments(boxes.k, 128);
+  const std::int64_t sizes[] = {64, p.seqlen_k, 2, p.num_heads_kv, p.batch_size};
+  const std::int64_t strides[] = {2, p.k_row_stride * 2, 128, p.k_head_stride * 2,
+                                  p.k_batch_stride * 2};
+  CHECK_EQ(all.rank, 5);
+  CHECK_EQ(all.box_depth, 2);
+  for (int i = 0; i < 5; ++i) {
+    CHECK_EQ(all.sizes[i], sizes[i]);
+    CHECK_EQ(all.strides[i], strides[i]);
+  }
+  // Zeros where v has fewer columns, whole segments or parts of one.
+  p.head_dim_v = 64;
+  CHECK(wmma::whole_segments(p, 128));
+  CHECK_EQ(wmma::all_segments(wmma::tensor_boxes(p, 128, wmma::kTurns).v, 128).sizes[2], 1);
+  p.head_dim_v = 72;
+  CHECK(!wmma::whole_segments(p, 128));
 }
 
 // A decoding step: one query, 32 heads of q and 8 of k and v.
@@ -278,6 +338,8 @@ void packed_launches() {
 int main() {
   tile_shapes();
   forced_variants();
+  copy_engine();
+  tensor_boxes();
   packed_heads();
   packed_launches();
   return test::summary();
