@@ -222,7 +222,7 @@ std::string packing_refusal(const AttentionParams& p, int variant) {
 constexpr double kPackingGain = 0.02;
 
 // Where tensor cores are slow, they bound every shape and have no idle time to lose.
-bool turns_pay(const DeviceInfo& device) {
+bool bulk_pays(const DeviceInfo& device) {
   return matrix_rate(device) >= kH200Rate;
 }
 
@@ -280,7 +280,8 @@ WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, 
     if (!wmma::has_variant(head_dim_tile, variant) || (!any && variant != request.variant))
       continue;
     if (any && variant == wmma::kAhead && device.compute_major < 9) continue;
-    if (any && (variant == wmma::kTurns || variant == wmma::kBulk) && !turns_pay(device)) continue;
+    if (any && variant == wmma::kTurns) continue;
+    if (any && variant == wmma::kBulk && !bulk_pays(device)) continue;
     // A sequence of a pack must then give the bits that it gives alone.
     if (any && wmma::uses_copy_engine(head_dim_tile, variant) &&
         (batch_invariant || params.cu_seqlens_q ||

@@ -18,8 +18,8 @@ namespace {
 
 // The tile shapes of wmma that its cost model chooses.
 void tile_shapes() {
-  constexpr int kW = wmma::kWide, kN = wmma::kNarrow, kS = wmma::kSplit, kT = wmma::kTurns,
-                kA = wmma::kAhead, kAll = wmma::kWhole;
+  constexpr int kW = wmma::kWide, kN = wmma::kNarrow, kS = wmma::kSplit, kB = wmma::kBulk,
+                kAll = wmma::kWhole;
   const struct {
     std::int64_t batch_size, heads, seqlen;
     int head_dim;
@@ -41,21 +41,21 @@ void tile_shapes() {
       {1, 8, 1024, 64, true, kN, kS, kS, kS},
       // Blocks enough for every SM, not for several rounds: causality leaves the long ones alone.
       {1, 8, 2048, 64, false, kN, kN, kN, kN},
-      {1, 8, 4096, 64, false, kN, kW, kN, kW},
+      {1, 8, 4096, 64, false, kN, kW, kN, kB},
       {1, 8, 4096, 64, true, kN, kN, kN, kN},
-      {1, 8, 4096, 128, false, kN, kN, kN, kT},
+      {1, 8, 4096, 128, false, kN, kN, kN, kB},
       {1, 32, 1024, 128, true, kN, kN, kN, kN},
       // Many rows. Two wide blocks of head_dim 128 need 194 KB of an SM.
-      {32, 32, 512, 64, true, kN, kN, kW, kW},
-      {4, 32, 4096, 64, true, kW, kW, kW, kW},
-      {32, 16, 512, 128, true, kN, kN, kN, kW},
-      // Turns where an SM holds their 194 KB.
-      {4, 16, 4096, 128, false, kN, kN, kN, kT},
-      {4, 16, 4096, 128, true, kN, kN, kN, kT},
+      {32, 32, 512, 64, true, kN, kN, kW, kB},
+      {4, 32, 4096, 64, true, kW, kW, kW, kB},
+      {32, 16, 512, 128, true, kN, kN, kN, kB},
+      // The copy engine where there is one, and an SM holds 194 KB.
+      {4, 16, 4096, 128, false, kN, kN, kN, kB},
+      {4, 16, 4096, 128, true, kN, kN, kN, kB},
       // Registers leave one wide block of head_dim 256 to an SM.
       {1, 8, 1024, 256, false, kN, kN, kN, kN},
-      {4, 8, 4096, 256, false, kW, kW, kN, kA},
-      {4, 8, 4096, 192, true, kN, kN, kN, kT},
+      {4, 8, 4096, 256, false, kW, kW, kN, kB},
+      {4, 8, 4096, 192, true, kN, kN, kN, kB},
   };
   const std::vector<DeviceInfo> devices = gpus();
   for (const auto& c : cases) {
@@ -184,6 +184,34 @@ void copy_engine() {
   CHECK(dlattn::plan(p, hopper, invariant).variant != wmma::kTurns);
 }
 
+// Thread blocks that go from item to item: where walks are short, and shares of them equal.
+void blocks_of_several_items() {
+  const DeviceInfo hopper = gpus()[3];
+  Options options = force(Kernel::kWmma);
+  options.variant = "bulk";
+  AttentionParams p = problem(DType::kFloat16, 128);
+  const auto grid = [&](std::int64_t batch_size, std::int64_t seqlen, bool causal) {
+    p.batch_size = batch_size, p.seqlen_q = p.seqlen_k = seqlen;
+    p.out_batch_stride = seqlen * p.out_row_stride;
+    p.causal = causal ? Causal::kBottomRight : Causal::kNone;
+    return dlattn::plan(p, hopper, options).grid;
+  };
+  CHECK_EQ(p.num_heads, 8);
+  CHECK_EQ(grid(8, 512, false), 128);  // 256 rows an item
+  CHECK_EQ(grid(9, 512, false), 132);
+  CHECK_EQ(grid(64, 512, true), 132);  // 512 shares of two items
+  CHECK_EQ(grid(20, 512, true), 320);  // 160 shares: some blocks would have two and others one
+  CHECK_EQ(grid(8, 4096, false), 1024);
+  CHECK_EQ(grid(8, 4096, true), 132);
+  CHECK_EQ(grid(8, 8192, true), 2048);
+  // Results go to rows by 16 bytes.
+  p.out_row_stride += 4, p.out_batch_stride = p.seqlen_q * p.out_row_stride;
+  CHECK_THROWS(dlattn::plan(p, hopper, options), UnsupportedError,
+               "no kernel can run this: wmma: variant bulk: rows of out are aligned to 8 bytes; "
+               "accepted: 16");
+  CHECK(dlattn::plan(p, hopper, force(Kernel::kWmma)).variant != wmma::kBulk);
+}
+
 // Which boxes a problem's tensors are brought in.
 void tensor_boxes() {
   AttentionParams p = problem(DType::kFloat16, 128);
@@ -291,11 +319,11 @@ void packed_heads() {
                "no kernel can run this: wmma: packed: seqlen_q x heads of a group is 2147483648; "
                "accepted: up to 1073740800");
   for (const char* wrong : {"", "+packed", "packed+split", "split+", "split+packed+packed"}) {
-    CHECK_THROWS(
-        dlattn::plan(alone, gpus()[0], request(wrong)), UnsupportedError,
-        std::string("no kernel can run this: wmma: variant is ") + wrong +
-            "; accepted: wide, narrow, split, ahead, general, whole, turns, packed, unpacked, or "
-            "one of each as in narrow+packed");
+    CHECK_THROWS(dlattn::plan(alone, gpus()[0], request(wrong)), UnsupportedError,
+                 std::string("no kernel can run this: wmma: variant is ") + wrong +
+                     "; accepted: wide, narrow, split, ahead, general, whole, turns, bulk, packed, "
+                     "unpacked, "
+                     "or one of each as in narrow+packed");
   }
 }
 
@@ -339,6 +367,7 @@ int main() {
   tile_shapes();
   forced_variants();
   copy_engine();
+  blocks_of_several_items();
   tensor_boxes();
   packed_heads();
   packed_launches();

@@ -42,9 +42,16 @@ std::vector<Case> cases() {
       {40, 70, 200, kTopLeft},
       {33, 65, 256, kCausal, 1, 1, Layout::kBshd, 128},
       {31, 70, 16, kFull, 1, 1, Layout::kBshd, 64},
+      {33, 300, 112, kCausal},
+      {31, 63, 104, kFull},
+      {40, 70, 96, kTopLeft},
+      {33, 65, 192, kCausal, 1, 1, Layout::kBshd, 128},
       // Several items for a block; stages and the place of Q used once, twice and three times.
       {270, 320, 64, kCausal, 2, 1},
       {130, 128, 256, kCausal, 3, 1},
+      {270, 320, 128, kCausal, 3, 1},
+      {150, 200, 192, kFull, 3, 1},
+      {270, 130, 88, kCausal, 3, 1},
       {40, 600, 64, kFull, 2, 1},
       {150, 200, 256, kFull, 2, 2, Layout::kBhsd, 0, 2},
       {150, 100, 48, kFull, 2, 2, Layout::kPacked, 0, 2},
@@ -60,7 +67,7 @@ std::vector<Case> cases() {
   };
   // Each tile's scores outgrow what the one before it has set as the rows' references, or of few
   // rows.
-  for (const int head_dim : {64, 256}) {
+  for (const int head_dim : {64, 128, 256}) {
     cases.push_back(simt::with({20, 600, head_dim, kFull}, [](Case& c) { c.rise = 1.0; }));
     cases.push_back(simt::with({40, 300, head_dim, kCausal}, [](Case& c) { c.rise = 1.0; }));
   }
@@ -73,9 +80,10 @@ std::vector<Case> cases() {
 int main(int argc, char** argv) {
   const simt::Arguments arguments(argc, argv);
   simt::Tests tests("wmma_bulk", arguments, simt::hopper());
-  tests.limit_blocks(2);
   for (const Case& c : arguments.cases(cases())) {
+    tests.limit_blocks(2);  // the plan has a block for each item of so small problems
     tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "bulk+unpacked");
+    tests.limit_blocks(INT64_MAX);
     tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "bulk+unpacked");
   }
   return tests.finish();
