@@ -89,8 +89,8 @@ struct Stages<kNumWarps, Handover::kCopyEngine, kStages> {
   __device__ __forceinline__ ptx::SmemAddress query(int warp) const {
     return ring.full + ring.kBytes + warp * ptx::kMbarrierBytes;
   }
-  __device__ __forceinline__ void wait_query(int warp, unsigned use) const {
-    ptx::mbarrier_sleep(query(warp), static_cast<int>(use % 2));
+  __device__ __forceinline__ void wait_query(int warp) const {
+    ptx::mbarrier_sleep(query(warp), 0);
   }
   // By one thread: waits until tile `i` may be copied to its stage. The mbarrier at which its bytes
   // are expected.
