@@ -3,6 +3,7 @@
 python benchmarks/ada_model.py                                  # compiles what it needs, prints
 DLATTN_BUILD_DIR=build python benchmarks/ada_model.py           # reads a build's libdlattn.so
 python benchmarks/ada_model.py --json benchmarks/results/model/ada.json
+python benchmarks/ada_model.py --print benchmarks/results/model/ada.json   # what that run printed
 
 Needs cuobjdump and nvdisasm (CUDA toolkit or PyPI), a C++ compiler, and nvcc for architectures that
 the library has no code for.
@@ -115,7 +116,11 @@ def main() -> int:
     parser.add_argument("--tiles", type=int, nargs="+", help="head_dim tiles; all by default")
     parser.add_argument("--json", type=Path, help="write everything there")
     parser.add_argument("--published", type=Path, help="folder of listings, see calibrate.py")
+    parser.add_argument("--print", type=Path, help="print such a JSON instead", dest="made")
     args = parser.parse_args()
+    if args.made:
+        print(report.text(json.loads(args.made.read_text())))
+        return 0
 
     measured_on = DEVICES[calibrate.MEASURED_ON]
     ada = kernels.load("sm_89", args.library, args.tiles)
@@ -129,20 +134,13 @@ def main() -> int:
     published = calibrate.compare_published(args.published) if args.published else []
     rows = rows_of(ada, paces, ADA)
 
-    print(report.counts_table(ada))
-    print("\n" + report.loops_table(ada, paces, turns, ADA))
-    print("\n" + report.summary_table(rows))
-    print("\n" + report.predictions_table(rows))
-    print("\n" + report.calibration_text(comparisons))
     changed = changed_since(RESULTS / "h200-sweep.json")
-    if changed:
-        print("\nThe kernels have changed since: part of the error is theirs.")
-    if published:
-        print("\n" + report.published_table(published))
+    paces |= {(measured_on.name, name): p for name, p in hopper_paces.items()}
+    document = report.document(
+        [*ada, *hopper], paces, turns, rows, comparisons, changed, published, about()
+    )
+    print(report.text(document))
     if args.json:
-        paces |= {(measured_on.name, name): p for name, p in hopper_paces.items()}
-        document = report.document([*ada, *hopper], paces, rows, comparisons, published, about())
-        document["calibration"]["kernels_changed_since_measured"] = changed
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sass_model.devices import DEVICES
-from sass_model.kernels import Kernel, planned_variants
+from sass_model.kernels import Kernel
 from sass_model.predict import Pace, Problem, predict
 from sass_model.sass import find_paths, parse
 from sass_model.simulate import simulate
@@ -35,27 +35,27 @@ class Comparison:
         return self.predicted / self.measured - 1
 
 
-def measured_cases(path: Path) -> list[tuple[Problem, float]]:
-    """Of a results file: the wmma kernel's float16 problems and seconds."""
+def measured_cases(path: Path) -> list[tuple[Problem, str, float]]:
+    """Of a results file: the wmma kernel's float16 problems, the variants they ran on, seconds."""
     cases = []
     for result in json.loads(path.read_text())["results"]:
         ours = result["contestant"] == "dlattn wmma"
         if ours and result["dtype"] == "float16" and not result["wrong"]:
             batch, heads, seqlen, head_dim = result["shape"]
             problem = Problem(batch, heads, seqlen, head_dim, result["causal"])
-            cases.append((problem, float(result["seconds"])))
+            variant = result["plan"].removeprefix("wmma:")
+            cases.append((problem, variant, float(result["seconds"])))
     return cases
 
 
 def compare(
-    cases: list[tuple[Problem, float]], kernels: list[Kernel], paces: dict[str, Pace]
+    cases: list[tuple[Problem, str, float]], kernels: list[Kernel], paces: dict[str, Pace]
 ) -> list[Comparison]:
-    """Predicts measured cases on the variant that the plan takes."""
+    """Predicts measured cases, those whose variant is modelled."""
     device = DEVICES[MEASURED_ON]
     by_name = {k.name: k for k in kernels}
-    variants = planned_variants([(device, p.shape, p.causal) for p, _ in cases])
     found = []
-    for (problem, seconds), variant in zip(cases, variants, strict=True):
+    for problem, variant, seconds in cases:
         name = f"{problem.head_dim} {variant}"
         if name in paces:
             predicted = predict(by_name[name], paces[name], device, problem).seconds

@@ -10,107 +10,106 @@ from sass_model.calibrate import Comparison, summary
 from sass_model.devices import DEVICES, Device
 from sass_model.kernels import Kernel
 from sass_model.predict import Pace, Prediction, Problem
+from sass_model.sass import WARP_LANES
 from sass_model.simulate import PIPES, Run
 
 Row = tuple[Device, Problem, Kernel, Prediction, bool]  # the last: the plan's choice
+Document = dict[str, Any]  # as document() makes it
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A markdown table."""
-    lines = [headers, ["---"] * len(headers), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    lines = [f"| {' | '.join(line)} |" for line in (headers, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(headers), *lines[1:]])
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f}%"
 
 
-def counts_table(kernels: Sequence[Kernel]) -> str:
-    """Instructions of the long loops, per warp and tile."""
+def _shape_text(entry: dict[str, Any]) -> str:
+    """Of a problem: "(1, 8, 512, 64) causal"."""
+    shape = ", ".join(map(str, entry["shape"]))
+    return f"({shape}){' causal' if entry['causal'] else ''}"
+
+
+def counts_table(document: Document) -> str:
+    """Instructions of the long loops for Ada, per warp and tile."""
     names = ("HMMA", "MUFU", "FFMA", "FADD", "LDSM", "LDGSTS")
     rows = []
-    for kernel in kernels:
-        counts, main = kernel.paths.counts(), kernel.paths.main
+    for kernel in document["kernels"]:
+        if kernel["arch"] != "sm_89":
+            continue
+        shape, counts = kernel["tile"], kernel["instructions"]
         named = [counts.get(name, 0) for name in names]
-        rest = len(main) - sum(named)
-        port = sum(
-            i.bytes_per_lane * 32 for i in main if i.name in ("LDSM", "LDGSTS") and not i.never_runs
-        )
-        shape = kernel.shape
-        tile = f"{shape.num_warps} × {shape.rows_per_warp} × {shape.block_n}"
-        rows.append(
-            [kernel.name, tile, *map(str, named), str(rest), str(len(main)), f"{port // 1024} KB"]
-        )
+        total = sum(counts.values())
+        rows_per_warp = shape["block_m"] * shape["key_groups"] // shape["num_warps"]
+        tile = f"{shape['num_warps']} × {rows_per_warp} × {shape['block_n']}"
+        others = [str(total - sum(named)), str(total), f"{kernel['smem_port_bytes'] // 1024} KB"]
+        rows.append([kernel["kernel"], tile, *map(str, named), *others])
     headers = ["kernel", "warps × rows × keys", *names, "others", "issue slots", "smem port"]
     return table(headers, rows)
 
 
-def loops_table(
-    kernels: Sequence[Kernel],
-    paces: dict[tuple[str, str], Pace],
-    turns: dict[tuple[str, str], Run],
-    devices: Sequence[Device],
-) -> str:
-    """Clocks of a tile and what is busy, with the SM full of blocks."""
+def loops_table(document: Document) -> str:
+    """Clocks of a tile and what is busy, SM full of blocks; without the general kernel."""
+    gpus = ("L4", "RTX 4090")
+    tiles = {(tile["gpu"], tile["kernel"]): tile for tile in document["tiles"]}
     rows = []
-    for device in devices:
-        for kernel in kernels:
-            pace = paces[device.name, kernel.name]
-            run = pace.main[-1]
-            other = turns[device.name, kernel.name].busy["tensor"]
-            rows.append(
-                [
-                    device.name,
-                    kernel.name,
-                    str(pace.resident),
-                    f"{run.clocks_per_pass / pace.resident:.0f}",
-                    _percent(run.busy["tensor"]),
-                    _percent(other),
-                    *(_percent(run.busy[p]) for p in ("issue", "mufu", "memory")),
-                ]
-            )
-    headers = ["GPU", "kernel", "blocks per SM", "clocks per tile", "tensor", "(taking turns)"]
-    return table([*headers, "issue", "MUFU", "smem port"], rows)
+    for name in (tile["kernel"] for tile in document["tiles"] if tile["gpu"] == gpus[0]):
+        if name.endswith(" general"):
+            continue
+        cells = []
+        for gpu in gpus:
+            tile = tiles[gpu, name]
+            full, blocks = tile["by_resident_blocks"][-1], len(tile["by_resident_blocks"])
+            turns = _percent(tile["tensor_taking_turns"])
+            cells.append(f"{full['clocks'] / blocks:.0f}")
+            cells.append(f"{_percent(full['busy']['tensor'])} ({turns})")
+        loops = tiles[gpus[0], name]["by_resident_blocks"]
+        busy = ", ".join(_percent(loops[-1]["busy"][p]) for p in ("issue", "mufu", "memory"))
+        rows.append([name, str(len(loops)), *cells, busy])
+    headers = ["kernel", "blocks per SM"]
+    for gpu in gpus:
+        headers += [f"{gpu}: clocks per tile", "tensor"]
+    return table([*headers, f"issue, MUFU, shared memory on {gpus[0]}"], rows)
 
 
-def predictions_table(rows: Sequence[Row]) -> str:
+def predictions_table(document: Document) -> str:
     """Problems by GPU: every variant, the plan's own marked."""
-    cells = []
-    for device, problem, kernel, prediction, planned in rows:
-        shape = ", ".join(map(str, problem.shape))
-        cells.append(
-            [
-                device.name,
-                f"({shape}){' causal' if problem.causal else ''}",
-                kernel.shape.name + (" (plan)" if planned else ""),
-                f"{prediction.seconds * 1e6:.4g} us",
-                _percent(prediction.peak_share),
-                prediction.bound,
-            ]
-        )
+    cells = [
+        [
+            row["gpu"],
+            _shape_text(row),
+            row["variant"] + (" (plan)" if row["planned"] else ""),
+            f"{row['microseconds']:.4g} us",
+            _percent(row["peak_share"]),
+            row["bound"],
+        ]
+        for row in document["predictions"]
+    ]
     return table(["GPU", "(B,H,S,D)", "variant", "time", "of tensor peak", "bound"], cells)
 
 
-def summary_table(rows: Sequence[Row]) -> str:
+def summary_table(document: Document) -> str:
     """A line per GPU and problem: the plan's choice, and a faster variant if there is one."""
-    groups: dict[tuple[str, Problem], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row[0].name, row[1]), []).append(row)
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in document["predictions"]:
+        groups.setdefault((row["gpu"], _shape_text(row)), []).append(row)
     cells = []
-    for (gpu, problem), group in groups.items():
-        planned = next((row for row in group if row[4]), group[0])
-        fastest = min(group, key=lambda row: row[3].seconds)
-        gain = planned[3].seconds / fastest[3].seconds - 1
-        other = f"{fastest[2].shape.name}, {fastest[3].seconds * 1e6:.4g} us"
-        shape = ", ".join(map(str, problem.shape))
+    for (gpu, shape), group in groups.items():
+        (planned,) = (row for row in group if row["planned"])
+        fastest = min(group, key=lambda row: row["microseconds"])
+        gain = planned["microseconds"] / fastest["microseconds"] - 1
+        other = f"{fastest['variant']}, {fastest['microseconds']:.4g} us"
         cells.append(
             [
                 gpu,
-                f"({shape}){' causal' if problem.causal else ''}",
-                planned[2].shape.name,
-                f"{planned[3].seconds * 1e6:.4g} us",
-                _percent(planned[3].peak_share),
-                planned[3].bound,
+                shape,
+                planned["variant"],
+                f"{planned['microseconds']:.4g} us",
+                _percent(planned["peak_share"]),
+                planned["bound"],
                 other if gain > 0.02 else "",
             ]
         )
@@ -118,45 +117,70 @@ def summary_table(rows: Sequence[Row]) -> str:
     return table(headers, cells)
 
 
-def calibration_text(comparisons: Sequence[Comparison]) -> str:
+def calibration_text(document: Document) -> str:
     """One line on the error, and the cases."""
-    found = summary(list(comparisons))
+    found = document["calibration"]
     rows = [
         [
-            f"({', '.join(map(str, c.problem.shape))}){' causal' if c.problem.causal else ''}",
-            c.kernel,
-            f"{c.measured * 1e6:.4g} us",
-            f"{c.predicted * 1e6:.4g} us",
-            f"{100 * c.error:+.1f}%",
+            _shape_text(case),
+            case["kernel"],
+            f"{case['measured_us']:.4g} us",
+            f"{case['predicted_us']:.4g} us",
+            f"{100 * (case['predicted_us'] / case['measured_us'] - 1):+.1f}%",
         ]
-        for c in comparisons
+        for case in found["cases"]
     ]
     head = (
         f"{len(rows)} cases on an H200: predicted over measured {found['geometric_mean']:.3f} "
         f"(geometric mean), root mean square {100 * found['rms']:.1f}%, worst "
         f"{100 * found['worst']:+.1f}%.\n\n"
     )
-    return head + table(["(B,H,S,D)", "kernel", "measured", "predicted", "error"], rows)
+    text = head + table(["(B,H,S,D)", "kernel", "measured", "predicted", "error"], rows)
+    if found["kernels_changed_since_measured"]:
+        text += "\n\nThe kernels have changed since: part of the error is theirs."
+    return text
 
 
-def published_table(found: Sequence[dict[str, Any]]) -> str:
+def published_table(document: Document) -> str:
     """Published shares of the tensor peak beside those of the model's long loop."""
     rows = [
         [x["name"], x["device"], f"{100 * x['share']:.1f}%", f"{100 * x['predicted_share']:.1f}%"]
-        for x in found
+        for x in document["calibration"]["published"]
     ]
     return table(["kernel", "GPU", "published", "long loop by the model"], rows)
+
+
+def text(document: Document) -> str:
+    """All tables."""
+    tables = [counts_table, loops_table, summary_table, predictions_table]
+    if document["calibration"]["cases"]:
+        tables.append(calibration_text)
+    if document["calibration"]["published"]:
+        tables.append(published_table)
+    return "\n\n".join(make(document) for make in tables)
+
+
+def _port_bytes(kernel: Kernel) -> int:
+    """Of the shared memory's port, that a warp's tile moves."""
+    main = kernel.paths.main
+    return sum(
+        i.bytes_per_lane * WARP_LANES
+        for i in main
+        if i.name in ("LDSM", "LDGSTS") and not i.never_runs
+    )
 
 
 def document(
     kernels: Sequence[Kernel],
     paces: dict[tuple[str, str], Pace],
+    turns: dict[tuple[str, str], Run],
     rows: Sequence[Row],
     comparisons: Sequence[Comparison],
+    changed_since_measured: bool,
     published: Sequence[dict[str, Any]],
     about: dict[str, Any],
-) -> dict[str, Any]:
-    """Everything, for results/."""
+) -> Document:
+    """Everything, for results/; `turns` has the long loops where warps take turns, if known."""
     return {
         **about,
         "devices": {
@@ -169,6 +193,7 @@ def document(
                 "registers": k.registers,
                 "tile": asdict(k.shape),
                 "instructions": k.paths.counts(),
+                "smem_port_bytes": _port_bytes(k),
                 "edge_instructions": len(k.paths.edge),
             }
             for k in kernels
@@ -179,6 +204,9 @@ def document(
                 "kernel": kernel,
                 "start_clocks": round(pace.start),
                 "end_clocks": round(pace.end),
+                "tensor_taking_turns": (
+                    round(turns[gpu, kernel].busy["tensor"], 4) if (gpu, kernel) in turns else None
+                ),
                 "by_resident_blocks": [
                     {
                         "clocks": round(main.clocks_per_pass),
@@ -206,6 +234,7 @@ def document(
         ],
         "calibration": {
             **(summary(list(comparisons)) if comparisons else {}),
+            "kernels_changed_since_measured": changed_since_measured,
             "cases": [
                 {
                     "shape": list(c.problem.shape),

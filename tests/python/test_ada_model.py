@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,11 +12,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from sass_model import kernels, sass
+import ada_model
+from sass_model import kernels, report, sass
 from sass_model.devices import DEVICES, use_of
 from sass_model.predict import Pace, Problem, _Walk, blocks_of
 from sass_model.simulate import Run, once, simulate
 
+ROOT = Path(__file__).resolve().parents[2]
 L4 = DEVICES["L4"]
 
 
@@ -282,6 +285,44 @@ def test_waves() -> None:
     assert walk(two_at_a_time, 4, [block] * 5) == pytest.approx(310)
     # A block that is left alone goes on at the pace of one.
     assert walk(two_at_a_time, 1, [(1, 9), (1, 19)]) == pytest.approx(100 + 160 + 100 + 50)
+
+
+def prediction(gpu: str, variant: str, microseconds: float, planned: bool) -> dict[str, object]:
+    problem = {"gpu": gpu, "shape": [1, 8, 512, 64], "causal": True}
+    times = {"microseconds": microseconds, "peak_share": 0.284, "bound": "tensor"}
+    return {**problem, **times, "variant": variant, "planned": planned}
+
+
+def test_the_summary_is_about_the_plans_choice() -> None:
+    """Not about the last variant, and says which is faster by more than 2%."""
+    document = {
+        "predictions": [
+            prediction("L4", "wide", 98.1, False),
+            prediction("L4", "narrow", 100.0, True),
+            prediction("L4", "split", 99.0, False),
+            prediction("L40S", "narrow", 50.0, False),
+            prediction("L40S", "split", 51.5, True),
+        ]
+    }
+    first, second = report.summary_table(document).splitlines()[2:]
+    problem = "(1, 8, 512, 64) causal"
+    assert first == f"| L4 | {problem} | narrow | 100 us | 28% | tensor |  |"
+    assert second == f"| L40S | {problem} | split | 51.5 us | 28% | tensor | narrow, 50 us |"
+
+
+def test_design_has_the_committed_figures(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tables of its section on Ada are what the committed JSON prints."""
+    results = ROOT / "benchmarks/results/model/ada.json"
+    monkeypatch.setattr(sys, "argv", ["ada_model.py", "--print", str(results)])
+    assert ada_model.main() == 0
+    printed = capsys.readouterr().out
+    document = json.loads(results.read_text())
+    design = (ROOT / "src/cuda/wmma/DESIGN.md").read_text()
+    for table in (report.loops_table(document), report.summary_table(document)):
+        assert table in printed
+        assert table in design
 
 
 @pytest.fixture(scope="module")
