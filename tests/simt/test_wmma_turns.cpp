@@ -74,8 +74,6 @@ std::vector<Case> cases() {
 int main(int argc, char** argv) {
   const simt::Arguments arguments(argc, argv);
   simt::Tests tests("wmma_turns", arguments, simt::hopper());
-  constexpr int kBlocks = 2;  // so few that they compute several tiles one after the other
-  tests.limit_blocks(kBlocks);
   for (const Case& c : arguments.cases(cases())) {
     tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "turns+unpacked");
     tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "turns+unpacked");

@@ -11,23 +11,21 @@
 
 namespace dlattn::wmma {
 
-// Normalises kColumns columns of the warp's rows, from `first` on, and leaves them in `sO`, the
-// warp's own swizzled rows of so many columns.
-template <typename T, int kColumns, int kRowTiles, int kGroups>
-__device__ __forceinline__ void stage_output(const float (&acc_o)[kRowTiles][kGroups][4],
-                                             const float (&scales)[kRowTiles][2], int first,
-                                             unsigned char* sO, int lane) {
-  using Rows = tile::SwizzledRows<kColumns>;
+// Normalises the warp's rows and leaves them in `sO`, the warp's own swizzled rows.
+template <typename T, int kHeadDim, int kRowTiles>
+__device__ __forceinline__ void stage_output(const float (&acc_o)[kRowTiles][kHeadDim / 8][4],
+                                             const float (&scales)[kRowTiles][2], unsigned char* sO,
+                                             int lane) {
+  using Rows = tile::SwizzledRows<kHeadDim>;
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float scale = scales[m][h];
 #pragma unroll
-      for (int j = 0; j < kColumns / 8; ++j) {
-        const float (&o)[4] = acc_o[m][first / 8 + j];
-        const float low = scale == 0.0f ? 0.0f : o[2 * h] * scale;
-        const float high = scale == 0.0f ? 0.0f : o[2 * h + 1] * scale;
+      for (int j = 0; j < kHeadDim / 8; ++j) {
+        const float low = scale == 0.0f ? 0.0f : acc_o[m][j][2 * h] * scale;
+        const float high = scale == 0.0f ? 0.0f : acc_o[m][j][2 * h + 1] * scale;
         unsigned char* to = sO + Rows::offset(16 * m + 8 * h + lane / 4, j) + lane % 4 * 4;
         *reinterpret_cast<std::uint32_t*>(to) = tile::pack<T>(low, high);
       }
@@ -38,12 +36,12 @@ __device__ __forceinline__ void stage_output(const float (&acc_o)[kRowTiles][kGr
 
 // Stores them, the first `num_rows`; row_address(row) is where one begins. `columns` is a multiple
 // of 8 unless kAnyColumns.
-template <typename T, int kColumns, bool kAnyColumns, int kRowTiles, typename RowAddress>
+template <typename T, int kHeadDim, bool kAnyColumns, int kRowTiles, typename RowAddress>
 __device__ __forceinline__ void store_rows(RowAddress row_address, int num_rows,
                                            const unsigned char* sO, int columns, int store_bytes,
                                            int lane) {
-  using Rows = tile::SwizzledRows<kColumns>;
-  constexpr int kChunksOfRow = kColumns / 8;
+  using Rows = tile::SwizzledRows<kHeadDim>;
+  constexpr int kChunksOfRow = kHeadDim / 8;
 #pragma unroll 4
   for (int i = lane; i < kRowTiles * 16 * kChunksOfRow; i += 32) {
     const int row = i / kChunksOfRow, chunk = i % kChunksOfRow;
@@ -63,10 +61,9 @@ __device__ __forceinline__ void store_rows(RowAddress row_address, int num_rows,
 }
 
 // The results of a warp's rows, row `first_row` of the work item's head the first of them: lse and
-// out, so many columns at a time. `sO`, the warp's own rows of shared memory, is where its rows of
-// Q stood, or free; K and V of all warps as well if kOverlaid.
-template <int kHeadDim, bool kAnyColumns, bool kOverlaid, int kColumns = kHeadDim, int kRowTiles,
-          typename T, bool kPacked>
+// out. `sO`, the warp's own rows of shared memory, is where its rows of Q stood; K and V of all
+// warps as well if kOverlaid.
+template <int kHeadDim, bool kAnyColumns, bool kOverlaid, int kRowTiles, typename T, bool kPacked>
 __device__ __forceinline__ void write_results(
     const AttentionParams& params, const LaunchShape& shape, const tile::OutputRows<T>& result,
     const tile::Rows<kPacked>& rows, int head, int first_row,
@@ -92,20 +89,15 @@ __device__ __forceinline__ void write_results(
   } else {
     __syncwarp();  // nor this one its rows of Q
   }
+  stage_output<T, kHeadDim>(acc_o, scales, sO, lane);
   T* out = result.out + (kPacked ? 0 : first_row * params.out_row_stride);
-#pragma unroll
-  for (int first = 0; first < kHeadDim; first += kColumns) {
-    if (first > 0) __syncwarp();  // the columns before are stored
-    stage_output<T, kColumns>(acc_o, scales, first, sO, lane);
-    const auto row_address = [&](int row) {
-      if constexpr (!kPacked) return out + first + row * params.out_row_stride;
-      return out + first +
-             rows.offset(first_row + row, params.out_row_stride, params.out_head_stride);
-    };
-    store_rows<T, kColumns, kAnyColumns, kRowTiles>(row_address, num_rows - first_row, sO,
-                                                    static_cast<int>(params.head_dim_v) - first,
-                                                    shape.store_bytes, lane);
-  }
+  const auto row_address = [&](int row) {
+    if constexpr (!kPacked) return out + row * params.out_row_stride;
+    return out + rows.offset(first_row + row, params.out_row_stride, params.out_head_stride);
+  };
+  store_rows<T, kHeadDim, kAnyColumns, kRowTiles>(row_address, num_rows - first_row, sO,
+                                                  static_cast<int>(params.head_dim_v),
+                                                  shape.store_bytes, lane);
 }
 
 // Transposes 4 x 4 words over a lane quad: word r of lane c becomes word c of lane r.

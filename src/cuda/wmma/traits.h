@@ -130,10 +130,9 @@ constexpr int mask_slot_bytes(int row_tiles, int block_n, int num_threads) {
 // Byte offsets into dynamic shared memory; rows as in tile::SwizzledRows, in boxes of a warp's rows
 // of Q and of a tile of K and V where the copy engine brings them.
 struct SmemMap {
-  int q;    // [block_m] rows, later those of out unless these have a place of their own
-  int k;    // [stages][block_n] rows
-  int v;    // [stages][block_n] rows
-  int out;  // [block_m] rows of out_columns(); as q but for turns
+  int q;  // [block_m] rows, later those of out
+  int k;  // [stages][block_n] rows
+  int v;  // [stages][block_n] rows
   int mbarriers;
   int coordinates;  // of what the copy engine brings, for each warp
   int total;
@@ -142,11 +141,6 @@ struct SmemMap {
 // Of SmemMap::coordinates, for a warp: of bulk, a BulkCursor.
 constexpr int coordinate_bytes(int variant) {
   return variant == kBulk ? 32 : 16;
-}
-
-// Columns of results that go through shared memory at a time where they have a place of their own.
-constexpr int out_columns(int head_dim_tile) {
-  return head_dim_tile <= 96 ? head_dim_tile : 64;
 }
 
 constexpr SmemMap smem_map(int head_dim_tile, int variant) {
@@ -158,10 +152,6 @@ constexpr SmemMap smem_map(int head_dim_tile, int variant) {
   map.k = shape.query_place == QueryPlace::kRegistersOverlaid ? 0 : q_bytes;
   map.v = map.k + k_bytes;
   map.mbarriers = map.v + k_bytes > q_bytes ? map.v + k_bytes : q_bytes;
-  if (variant == kTurns) {
-    map.out = map.mbarriers;
-    map.mbarriers += block_m(shape) * out_columns(head_dim_tile) * 2;
-  }
   map.total = map.mbarriers;
   if (shape.handover != Handover::kBlockBarrier) map.total += shape.stages * 2 * 8;
   if (shape.handover == Handover::kCopyEngine) {

@@ -48,10 +48,10 @@ struct WarpTurns {
   static constexpr int kTurnBarrier = 1;  // and the next seven
 };
 
-// Where an item's keys are, in shared memory, for the lane that has them brought: registers are
-// scarce.
+// Where the keys of a block are, in shared memory, for the lane that has them brought: there is no
+// register to spare.
 struct KeysAt {
-  int last_tile;  // the first row of the last of its tiles, with which the walk begins
+  int last_tile;  // the first row of the last tile, with which the walk begins
   int head, batch;
 };
 
@@ -72,12 +72,17 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
   constexpr int kStage = kBlockN * kHeadDim * 2;  // bytes
   constexpr int kLookahead = 2;                   // tiles on their way
   constexpr int kWarpRows = kRowTiles * 16;
-  constexpr int kOutColumns = out_columns(kHeadDim);
   static_assert(kShape.num_warps == 8 && kLookahead < kStages);
   using Mask = tile::RowMask<false>;
 
   const tile::Rows<false> rows{shape};
+  const tile::Work work = rows.work(blockIdx.x, params);
   ptx::wait_for_grids_ahead();
+  const tile::Sequence<T> seq(params, shape, work);
+  const int m0 = work.m_block * kBlockM;
+  const int num_rows = rows.count(seq.seqlen_q);
+  if (m0 >= num_rows) return;
+
   const int lane_idx = threadIdx.x % 32;
   const WarpTurns turns{static_cast<int>(threadIdx.x / 32)};
   // Under causality the first rows see least of the edge tiles, the last ones most: a scheduler
@@ -85,15 +90,62 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
   const int strip = turns.warp < 4 ? turns.warp : 11 - turns.warp;
   const int warp_row = strip * kWarpRows;  // first row of this warp in the tile
   unsigned char* smem = ptx::dynamic_smem();
-  const ptx::SmemAddress sQ = ptx::smem_address(smem) + kMap.q + warp_row * kHeadDim * 2;
+  const ptx::SmemAddress sQ = ptx::smem_address(smem) + kMap.q;
   const ptx::SmemAddress sK = ptx::smem_address(smem) + kMap.k;
   const ptx::SmemAddress sV = ptx::smem_address(smem) + kMap.v;
-  const ptx::SmemAddress lane_q = sQ + lane_place_down<kHeadDim, kWarpRows>(lane_idx);
+  const ptx::SmemAddress lane_q =
+      sQ + warp_row * kHeadDim * 2 + lane_place_down<kHeadDim, kWarpRows>(lane_idx);
+
+  const TileRange tiles(Mask(shape, seq.shift, seq.seqlen_k), m0, min(m0 + kBlockM, num_rows) - 1,
+                        kBlockN);
+  // Tiles are counted in the order of the walk from here on.
+  const unsigned num_tiles = tiles.end - tiles.begin;
+  const unsigned first_whole = tiles.end - tiles.full_end;
+  const unsigned end_whole = tiles.end - tiles.full_begin;
   const Stages<kShape.num_warps, kShape.handover, kStages> stages(ptx::smem_address(smem) +
                                                                   kMap.mbarriers);
   SpeculativeSoftmax<kRowTiles> softmax;
-  float acc_o[kRowTiles][kHeadDim / 8][4];
+  float acc_o[kRowTiles][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];  // unless Q is read from shared memory
+
+  // One tile after the other is a warp's to have brought: if all were one's, the others would wait
+  // for it.
+  KeysAt* const keys_at = reinterpret_cast<KeysAt*>(smem + kMap.coordinates) + turns.warp;
+  const auto copy_tile = [&](unsigned i) {
+    if (i % kShape.num_warps == static_cast<unsigned>(turns.warp) && lane_idx == 0 &&
+        i < num_tiles) {
+      const ptx::SmemAddress full = stages.begin_fill(i, 2 * kStage);
+      const int stage = i % kStages * kStage;
+      const KeysAt at = *keys_at;
+      const int row = at.last_tile - static_cast<int>(i) * kBlockN;
+      load_rows<kHeadDim, kBlockN>(sK + stage, maps.k, maps.whole_segments, full, row, at.head,
+                                   at.batch);
+      load_rows<kHeadDim, kBlockN>(sV + stage, maps.v, maps.whole_segments, full, row, at.head,
+                                   at.batch);
+    }
+    __syncwarp();
+  };
+  if (num_tiles > 0) {
+    if (lane_idx == 0) {
+      *keys_at = {(tiles.end - 1) * kBlockN,
+                  static_cast<int>(shape.heads_per_kv_head.quotient(work.head)), work.batch};
+      const ptx::SmemAddress full = stages.query(turns.warp);
+      ptx::mbarrier_arrive_expect_tx(full, kWarpRows * kHeadDim * 2);
+      load_rows<kHeadDim, kWarpRows>(sQ + warp_row * kHeadDim * 2, maps.q, maps.whole_segments,
+                                     full, m0 + warp_row, work.head, work.batch);
+    }
+#pragma unroll
+    for (int i = 0; i < kLookahead; ++i) copy_tile(i);
+    stages.wait_query(turns.warp, 0);
+    if constexpr (kKeepsQ) {
+#pragma unroll
+      for (int d = 0; d < kHeadDim; d += 16) load_q<kHeadDim, kWarpRows>(rQ[d / 16], lane_q, d);
+    }
+  }
+
+  // What is needed after the loop or seldom in it is worked out again rather than kept: there is no
+  // register to spare in the loop.
+  const auto recall_work = [&] { return rows.work(ptx::reread_block_index(), params); };
   const auto load_q_block = [&](std::uint32_t (&a)[kRowTiles][4], int d) {
     if constexpr (kKeepsQ) {
       memcpy(a, rQ[d / 16], sizeof a);
@@ -101,136 +153,72 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
       load_q<kHeadDim, kWarpRows>(a, lane_q, d);
     }
   };
+  const auto lane_k = [&](unsigned i) {
+    return sK + i % kStages * kStage + lane_place_across<kHeadDim, kBlockN>(lane_idx);
+  };
+  const auto lane_v = [&](unsigned i) {
+    return sV + i % kStages * kStage + lane_place_down<kHeadDim, kBlockN>(lane_idx);
+  };
 
-  KeysAt* const keys_at = reinterpret_cast<KeysAt*>(smem + kMap.coordinates) + turns.warp;
-  unsigned use = 0;  // of the stages, by the first tile of the item
-  turns.begin();
-  const unsigned num_items = shape.num_m_blocks.divisor() * shape.num_heads.divisor() *
-                             static_cast<unsigned>(params.batch_size);
+  unsigned i = 0;  // the tile
+  const auto attend_edge_tile = [&] {
+    stages.wait_full(i);
+    copy_tile(i + kLookahead);
+    const tile::Sequence<T> same(params, shape, recall_work());
+    const Mask mask(shape, same.shift, same.seqlen_k);
+    const int first_row = recall_work().m_block * kBlockM + warp_row;
+    attend_edge<T, kHeadDim, kBlockN, kShape.edge_keys, kBlockN>(
+        softmax, acc_o, mask, first_row, tiles.end - 1 - static_cast<int>(i), lane_k(i), lane_v(i),
+        shape.scale_log2, lane_idx, load_q_block);
+  };
+  // From this tile on those that every row sees whole, but for the release of the last one.
+  const auto attend_whole_tiles = [&] {
+    float acc_s[kRowTiles][kBlockN / 8][4];
+    std::uint32_t rP[kRowTiles][kBlockN / 16][4];
+    const auto make_scores = [&] {
+      multiply_qk<T, kHeadDim, 0, kBlockN, kBlockN>(acc_s, lane_k(i), load_q_block);
+    };
+    stages.wait_full(i);
+    turns.wait();
+    make_scores();
+    turns.pass();
 #pragma unroll 1
-  for (unsigned round = 0;; ++round) {
-    const unsigned item = blockIdx.x + round * gridDim.x;
-    const tile::Work work = rows.work(item, params);
-    const tile::Sequence<T> seq(params, shape, work);
-    const int m0 = work.m_block * kBlockM;
-    const TileRange tiles(Mask(shape, seq.shift, seq.seqlen_k), m0,
-                          min(m0 + kBlockM, seq.seqlen_q) - 1, kBlockN);
-    // Tiles are counted in the order of the walk from here on.
-    const unsigned num_tiles = tiles.end - tiles.begin;
-    // One tile after the other is a warp's to have brought.
-    const auto copy_tile = [&](unsigned i) {
-      if ((use + i) % kShape.num_warps == static_cast<unsigned>(turns.warp) && lane_idx == 0 &&
-          i < num_tiles) {
-        const ptx::SmemAddress full = stages.begin_fill(use + i, 2 * kStage);
-        const int stage = (use + i) % kStages * kStage;
-        const KeysAt at = *keys_at;
-        const int row = at.last_tile - static_cast<int>(i) * kBlockN;
-        load_rows<kHeadDim, kBlockN>(sK + stage, maps.k, maps.whole_segments, full, row, at.head,
-                                     at.batch);
-        load_rows<kHeadDim, kBlockN>(sV + stage, maps.v, maps.whole_segments, full, row, at.head,
-                                     at.batch);
-      }
-      __syncwarp();
-    };
-    // What the next item needs is on its way while the results of the one before are stored.
-    if (item < num_items) {
-      if (lane_idx == 0) {
-        *keys_at = {(tiles.end - 1) * kBlockN,
-                    static_cast<int>(shape.heads_per_kv_head.quotient(work.head)), work.batch};
-        const ptx::SmemAddress full = stages.query(turns.warp);
-        ptx::mbarrier_arrive_expect_tx(full, kWarpRows * kHeadDim * 2);
-        load_rows<kHeadDim, kWarpRows>(sQ, maps.q, maps.whole_segments, full, m0 + warp_row,
-                                       work.head, work.batch);
-      }
-#pragma unroll
-      for (int i = 0; i < kLookahead; ++i) copy_tile(i);
-    }
-    if (round > 0) {
-      const tile::Work done = rows.work(item - gridDim.x, params);
-      write_results<kHeadDim, false, false, kOutColumns>(
-          params, shape, tile::OutputRows<T>(params, done), rows, done.head,
-          done.m_block * kBlockM + warp_row, softmax, acc_o,
-          smem + kMap.out + warp_row * kOutColumns * 2, lane_idx);
-    }
-    if (item >= num_items) break;
-
-    softmax = SpeculativeSoftmax<kRowTiles>();
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int j = 0; j < kHeadDim / 8; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) acc_o[m][j][e] = 0.0f;
-      }
-    }
-    stages.wait_query(turns.warp, round);
-    if constexpr (kKeepsQ) {
-#pragma unroll
-      for (int d = 0; d < kHeadDim; d += 16) load_q<kHeadDim, kWarpRows>(rQ[d / 16], lane_q, d);
-    }
-    const auto lane_k = [&](unsigned i) {
-      return sK + (use + i) % kStages * kStage + lane_place_across<kHeadDim, kBlockN>(lane_idx);
-    };
-    const auto lane_v = [&](unsigned i) {
-      return sV + (use + i) % kStages * kStage + lane_place_down<kHeadDim, kBlockN>(lane_idx);
-    };
-    unsigned i = 0;  // the tile
-    const auto attend_edge_tile = [&] {
-      stages.wait_full(use + i);
+    while (true) {
+      softmax.template probabilities<T, 0, kBlockN>(acc_s, shape.scale_log2, rP, acc_o,
+                                                    make_scores);
       copy_tile(i + kLookahead);
-      const tile::Work same_work = rows.work(item, params);
-      const tile::Sequence<T> same(params, shape, same_work);
-      const Mask mask(shape, same.shift, same.seqlen_k);
-      attend_edge<T, kHeadDim, kBlockN, kShape.edge_keys, kBlockN>(
-          softmax, acc_o, mask, same_work.m_block * kBlockM + warp_row,
-          tiles.end - 1 - static_cast<int>(i), lane_k(i), lane_v(i), shape.scale_log2, lane_idx,
-          load_q_block);
-    };
-    const unsigned end_whole = tiles.end - tiles.full_begin;
-    // From this tile on those that every row sees whole, but for the release of the last one.
-    const auto attend_whole_tiles = [&] {
-      float acc_s[kRowTiles][kBlockN / 8][4];
-      std::uint32_t rP[kRowTiles][kBlockN / 16][4];
-      const auto make_scores = [&] {
-        multiply_qk<T, kHeadDim, 0, kBlockN, kBlockN>(acc_s, lane_k(i), load_q_block);
-      };
-      stages.wait_full(use + i);
-      turns.wait();
-      make_scores();
-      turns.pass();
-#pragma unroll 1
-      while (true) {
-        softmax.template probabilities<T, 0, kBlockN>(acc_s, shape.scale_log2, rP, acc_o,
-                                                      make_scores);
-        copy_tile(i + kLookahead);
-        if (i + 1 == end_whole) break;
-        stages.wait_full(use + i + 1);
-        turns.wait();
-        multiply_pv<T, kHeadDim, 0, kBlockN, kBlockN>(acc_o, rP, lane_v(i));
-        multiply_qk<T, kHeadDim, 0, kBlockN, kBlockN>(acc_s, lane_k(i + 1), load_q_block);
-        turns.pass();
-        stages.release(use + i, lane_idx);
-        ++i;
-      }
+      if (i + 1 == end_whole) break;
+      stages.wait_full(i + 1);
       turns.wait();
       multiply_pv<T, kHeadDim, 0, kBlockN, kBlockN>(acc_o, rP, lane_v(i));
+      multiply_qk<T, kHeadDim, 0, kBlockN, kBlockN>(acc_s, lane_k(i + 1), load_q_block);
       turns.pass();
-    };
-    for (unsigned end_edge = tiles.end - tiles.full_end;; end_edge = num_tiles) {
-      for (; i < end_edge; ++i) {
-        attend_edge_tile();
-        stages.release(use + i, lane_idx);
-      }
-      if (i == num_tiles) break;
-      if (i < end_whole) {
-        attend_whole_tiles();
-        stages.release(use + i, lane_idx);
-        ++i;
-      }
+      stages.release(i, lane_idx);
+      ++i;
     }
-    use += num_tiles;
+    turns.wait();
+    multiply_pv<T, kHeadDim, 0, kBlockN, kBlockN>(acc_o, rP, lane_v(i));
+    turns.pass();
+  };
+  turns.begin();
+  for (unsigned end_edge = first_whole;; end_edge = num_tiles) {
+    for (; i < end_edge; ++i) {
+      attend_edge_tile();
+      stages.release(i, lane_idx);
+    }
+    if (i == num_tiles) break;
+    if (i < end_whole) {
+      attend_whole_tiles();
+      stages.release(i, lane_idx);
+      ++i;
+    }
   }
   turns.end();
+
+  const tile::Work done = recall_work();
+  write_results<kHeadDim, false, false>(params, shape, tile::OutputRows<T>(params, done), rows,
+                                        done.head, done.m_block * kBlockM + warp_row, softmax,
+                                        acc_o, smem + kMap.q + warp_row * kHeadDim * 2, lane_idx);
 #endif
 }
 
