@@ -53,9 +53,6 @@ Speed speed(int head_dim_tile, int variant) {
       if (head_dim_tile <= 96) return {3200, 29.5, 29.5};
       if (head_dim_tile <= 128) return {3300, 37.5, 37.5};
       return head_dim_tile <= 192 ? Speed{4000, 28.0, 28.0} : Speed{4700, 43.2, 43.2};
-    case wmma::kTurns:
-      // Of 256 rows' diagonal its warps leave out more than the walk below takes them to.
-      return head_dim_tile <= 128 ? Speed{4200, 37.5, 37.5} : Speed{5900, 28.3, 28.3};
     default:  // kAhead
       return head_dim_tile <= 192 ? Speed{7300, 31.0, 31.0} : Speed{8400, 43.5, 44.0};
   }
@@ -124,8 +121,7 @@ double predicted_time(const AttentionParams& p, const DeviceInfo& device, int he
   const Speed measured = speed(head_dim_tile, variant);
   // Where tensor cores are slower than an H200's, a block alone waits for them so much longer, and
   // they bound a full SM, on small shapes with somewhat more beside the products.
-  const bool wide = variant == wmma::kWide || variant == wmma::kAhead || variant == wmma::kTurns ||
-                    variant == wmma::kBulk;
+  const bool wide = variant == wmma::kWide || variant == wmma::kAhead || variant == wmma::kBulk;
   const double tensor_bound = wide ? 1.08 : variant == wmma::kNarrow ? 1.12 : 1.2;
   const double products = 4.0 * head_dim_tile * config.block_m;  // operations per key
   const double tensor = products / matrix_rate(device);
@@ -275,12 +271,11 @@ WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, 
   // The one that needs least shared memory.
   WmmaChoice best = {any ? wmma::kNarrow : request.variant, must_pack ? group : 1};
   double least = std::numeric_limits<double>::infinity();
-  for (const int variant : {wmma::kBulk, wmma::kTurns, wmma::kAhead, wmma::kWide, wmma::kNarrow,
-                            wmma::kSplit, wmma::kWhole}) {
+  for (const int variant :
+       {wmma::kBulk, wmma::kAhead, wmma::kWide, wmma::kNarrow, wmma::kSplit, wmma::kWhole}) {
     if (!wmma::has_variant(head_dim_tile, variant) || (!any && variant != request.variant))
       continue;
     if (any && variant == wmma::kAhead && device.compute_major < 9) continue;
-    if (any && variant == wmma::kTurns) continue;
     if (any && variant == wmma::kBulk && !bulk_pays(device)) continue;
     // A sequence of a pack must then give the bits that it gives alone.
     if (any && wmma::uses_copy_engine(head_dim_tile, variant) &&

@@ -153,18 +153,18 @@ void forced_variants() {
   CHECK(dlattn::plan(p, device, options).kernel == Kernel::kWmma);
 }
 
-// Turns are for devices and builds with the copy engine, and for tensors that it can be told of.
+// Bulk is for devices and builds with the copy engine, and for tensors that it can be told of.
 void copy_engine() {
   const DeviceInfo hopper = gpus()[3];
   Options options = force(Kernel::kWmma);
-  options.variant = "turns";
+  options.variant = "bulk";
   const AttentionParams p = problem(DType::kFloat16, 128);
-  CHECK_EQ(dlattn::plan(p, hopper, options).variant, wmma::kTurns);
+  CHECK_EQ(dlattn::plan(p, hopper, options).variant, wmma::kBulk);
   const auto refused = [&](const AttentionParams& odd, const DeviceInfo& device,
                            const std::string& why) {
-    CHECK(dlattn::plan(odd, device, force(Kernel::kWmma)).variant != wmma::kTurns);
+    CHECK(dlattn::plan(odd, device, force(Kernel::kWmma)).variant != wmma::kBulk);
     CHECK_THROWS(dlattn::plan(odd, device, options), UnsupportedError,
-                 "no kernel can run this: wmma: variant turns: " + why);
+                 "no kernel can run this: wmma: variant bulk: " + why);
   };
   refused(p, gpus()[2], "needs compute capability 9.0 or later; " + gpus()[2].name + " has 8.0");
   DeviceInfo without = hopper;
@@ -181,7 +181,7 @@ void copy_engine() {
   // A sequence of a pack must give the bits that it gives alone.
   Options invariant = force(Kernel::kWmma);
   invariant.batch_invariant = true;
-  CHECK(dlattn::plan(p, hopper, invariant).variant != wmma::kTurns);
+  CHECK(dlattn::plan(p, hopper, invariant).variant != wmma::kBulk);
 }
 
 // Thread blocks that go from item to item: where walks are short, and shares of them equal.
@@ -216,7 +216,7 @@ void blocks_of_several_items() {
 void tensor_boxes() {
   AttentionParams p = problem(DType::kFloat16, 128);
   CHECK(wmma::whole_segments(p, 128));
-  const wmma::TensorBoxes boxes = wmma::tensor_boxes(p, 128, wmma::kTurns);
+  const wmma::TensorBoxes boxes = wmma::tensor_boxes(p, 128, wmma::kBulk);
   CHECK_EQ(boxes.q.box_rows, 32);
   CHECK_EQ(boxes.k.box_rows, 64);
   CHECK_EQ(boxes.v.box_columns, 64);
@@ -233,7 +233,7 @@ void tensor_boxes() {
   // Zeros where v has fewer columns, whole segments or parts of one.
   p.head_dim_v = 64;
   CHECK(wmma::whole_segments(p, 128));
-  CHECK_EQ(wmma::all_segments(wmma::tensor_boxes(p, 128, wmma::kTurns).v, 128).sizes[2], 1);
+  CHECK_EQ(wmma::all_segments(wmma::tensor_boxes(p, 128, wmma::kBulk).v, 128).sizes[2], 1);
   p.head_dim_v = 72;
   CHECK(!wmma::whole_segments(p, 128));
 }
@@ -321,7 +321,7 @@ void packed_heads() {
   for (const char* wrong : {"", "+packed", "packed+split", "split+", "split+packed+packed"}) {
     CHECK_THROWS(dlattn::plan(alone, gpus()[0], request(wrong)), UnsupportedError,
                  std::string("no kernel can run this: wmma: variant is ") + wrong +
-                     "; accepted: wide, narrow, split, ahead, general, whole, turns, bulk, packed, "
+                     "; accepted: wide, narrow, split, ahead, general, whole, bulk, packed, "
                      "unpacked, "
                      "or one of each as in narrow+packed");
   }

@@ -128,9 +128,9 @@ struct BulkCopies {
 
  private:
   __device__ __forceinline__ static BulkCursor* cursor() {
-    static_assert(sizeof(BulkCursor) <= coordinate_bytes(kBulk));
+    static_assert(sizeof(BulkCursor) <= kCoordinateBytes);
     return reinterpret_cast<BulkCursor*>(ptx::dynamic_smem() + kMap.coordinates +
-                                         threadIdx.x / 32 * coordinate_bytes(kBulk));
+                                         threadIdx.x / 32 * kCoordinateBytes);
   }
   // A step ahead of an item's first tile.
   __device__ __forceinline__ BulkCursor ahead_of(unsigned item) const {

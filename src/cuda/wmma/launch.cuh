@@ -9,7 +9,6 @@
 #include "cuda/wmma/kernel.cuh"
 #include "cuda/wmma/packing.h"
 #include "cuda/wmma/split.cuh"
-#include "cuda/wmma/turns.cuh"
 
 namespace dlattn::wmma {
 
@@ -20,8 +19,6 @@ constexpr auto variant_kernel() {
     return split_kernel<T, kTile, kVariant>;
   } else if constexpr (kVariant == kGeneral) {
     return general_kernel<T, kTile>;
-  } else if constexpr (kVariant == kTurns) {
-    return turns_kernel<T, kTile>;
   } else if constexpr (kVariant == kBulk) {
     return bulk_kernel<T, kTile>;
   } else {

@@ -20,11 +20,10 @@ constexpr int kSplit = 2;    // keys divided among the warps (split.cuh): for sm
 constexpr int kAhead = 3;    // as wide, with mbarriers, by which warps may run ahead of each other
 constexpr int kGeneral = 4;  // what the others lack: score terms, odd head dims (general.cuh)
 constexpr int kWhole = 5;    // split with all keys on their way at once: more shared memory
-constexpr int kTurns = 6;    // two warps on each scheduler take turns at products (turns.cuh)
-constexpr int kBulk = 7;     // one item after the other, brought by the copy engine (bulk.cuh)
-constexpr int kNumVariants = 8;
+constexpr int kBulk = 6;     // one item after the other, brought by the copy engine (bulk.cuh)
+constexpr int kNumVariants = 7;
 constexpr const char* kVariantNames[kNumVariants] = {"wide",    "narrow", "split", "ahead",
-                                                     "general", "whole",  "turns", "bulk"};
+                                                     "general", "whole",  "bulk"};
 
 constexpr bool splits_keys(int variant) {
   return variant == kSplit || variant == kWhole;
@@ -60,14 +59,6 @@ constexpr TileShape ahead_shape(int head_dim_tile) {
   return shape;
 }
 
-// An SM holds one such block: there is room for stages that no warp waits for.
-constexpr TileShape turns_shape(int head_dim_tile) {
-  constexpr Handover kEngine = Handover::kCopyEngine;
-  if (head_dim_tile <= 64) return {8, 2, 64, 1, 32, QueryPlace::kRegisters, 1, kEngine, 4};
-  if (head_dim_tile <= 128) return {8, 2, 64, 1, 32, QueryPlace::kSmem, 1, kEngine, 4};
-  return {8, 1, 32, 1, 32, QueryPlace::kRegisters, 1, kEngine, 4};
-}
-
 // As copies take next to no warp's time, and shared memory has room for tiles on their way, one
 // block of an SM's worth of warps does: it reads each tile once where two blocks would read it
 // twice.
@@ -89,7 +80,6 @@ constexpr TileShape general_shape(int head_dim_tile) {
 constexpr TileShape tile_shape(int head_dim_tile, int variant) {
   if (variant == kGeneral) return general_shape(head_dim_tile);
   if (variant == kWide) return wide_shape(head_dim_tile);
-  if (variant == kTurns) return turns_shape(head_dim_tile);
   if (variant == kBulk) return bulk_shape(head_dim_tile);
   return variant == kNarrow ? narrow_shape(head_dim_tile) : ahead_shape(head_dim_tile);
 }
@@ -106,7 +96,6 @@ constexpr bool has_variant(int head_dim_tile, int variant) {
   if (variant == kAhead) return head_dim_tile > 128;
   if (variant == kWhole) return head_dim_tile == 64;
   if (variant == kBulk) return head_dim_tile >= 64;
-  if (variant == kTurns) return head_dim_tile >= 64;
   return 0 <= variant && variant < kNumVariants;
 }
 
@@ -134,14 +123,11 @@ struct SmemMap {
   int k;  // [stages][block_n] rows
   int v;  // [stages][block_n] rows
   int mbarriers;
-  int coordinates;  // of what the copy engine brings, for each warp
+  int coordinates;  // of what the copy engine brings, kCoordinateBytes for each warp
   int total;
 };
 
-// Of SmemMap::coordinates, for a warp: of bulk, a BulkCursor.
-constexpr int coordinate_bytes(int variant) {
-  return variant == kBulk ? 32 : 16;
-}
+constexpr int kCoordinateBytes = 32;  // BulkCursor
 
 constexpr SmemMap smem_map(int head_dim_tile, int variant) {
   const TileShape shape = tile_shape(head_dim_tile, variant);
@@ -156,7 +142,7 @@ constexpr SmemMap smem_map(int head_dim_tile, int variant) {
   if (shape.handover != Handover::kBlockBarrier) map.total += shape.stages * 2 * 8;
   if (shape.handover == Handover::kCopyEngine) {
     map.coordinates = map.total + shape.num_warps * 8;
-    map.total = map.coordinates + shape.num_warps * coordinate_bytes(variant);
+    map.total = map.coordinates + shape.num_warps * kCoordinateBytes;
   }
   return map;
 }

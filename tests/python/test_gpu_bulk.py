@@ -1,4 +1,4 @@
-"""The variant of wmma whose warps take turns, on the copy engine, against float64.
+"""The variant of wmma whose tiles the copy engine brings, against float64.
 
 What the boxes of the copy engine must get right: rows and columns where a tensor ends within a box,
 other strides, few and many work items for the thread blocks that go from one to the next.
@@ -13,7 +13,7 @@ from gpu_checks import CAUSAL, HALF, check, normal, padded, qkv, torch
 
 import dlattn
 
-KERNEL = "wmma:turns"
+KERNEL = "wmma:bulk"
 DIMS = [40, 64, 88, 104, 128, 168, 192, 200, 256]
 
 
@@ -65,7 +65,7 @@ def test_strides(dim: int) -> None:
 
 @pytest.mark.parametrize("dim", [64, 128, 192, 256])
 def test_scores_that_rise(dim: int) -> None:
-    """References are raised in the midst of the walk, by one of two warps alone as well."""
+    """References are raised in the midst of the walk of few rows alone as well."""
     q, k, v = qkv("float16", 300, 1500, dim=dim)
     check(KERNEL, q, k * torch.linspace(8, 0.1, 1500, device="cuda").half()[:, None, None], v)
     q[:, 7] *= 12
@@ -95,5 +95,5 @@ def test_in_a_graph() -> None:
 def test_packs_are_refused() -> None:
     q, k, v = (x[0] for x in qkv("float16", 40, 40, dim=128))
     starts = torch.tensor([0, 10, 40], dtype=torch.int32, device="cuda")
-    with pytest.raises(dlattn.UnsupportedError, match="turns: does not implement cu_seqlens_q"):
+    with pytest.raises(dlattn.UnsupportedError, match="bulk: does not implement cu_seqlens_q"):
         dlattn.attention_varlen(q, k, v, starts, starts, 30, 30, kernel=KERNEL)
