@@ -18,10 +18,10 @@
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/seqlen.cuh"
 #include "cuda/wmma/boxes.cuh"
+#include "cuda/wmma/bulk_stages.cuh"
 #include "cuda/wmma/output.cuh"
 #include "cuda/wmma/products.cuh"
 #include "cuda/wmma/softmax.cuh"
-#include "cuda/wmma/stages.cuh"
 #include "cuda/wmma/tiles.cuh"
 #include "cuda/wmma/traits.h"
 #include "cuda/wmma/walk.cuh"
@@ -102,8 +102,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kTurns).num_warps * 32, 1
   const unsigned num_tiles = tiles.end - tiles.begin;
   const unsigned first_whole = tiles.end - tiles.full_end;
   const unsigned end_whole = tiles.end - tiles.full_begin;
-  const Stages<kShape.num_warps, kShape.handover, kStages> stages(ptx::smem_address(smem) +
-                                                                  kMap.mbarriers);
+  const BulkStages<kShape.num_warps, kStages> stages(ptx::smem_address(smem) + kMap.mbarriers);
   SpeculativeSoftmax<kRowTiles> softmax;
   float acc_o[kRowTiles][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];  // unless Q is read from shared memory
