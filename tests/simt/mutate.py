@@ -84,14 +84,6 @@ EQUIVALENT = (
     # The shapes with mbarriers take Q through K's place, so that two more barriers of the block
     # stand between their initialisation and the first arrival.
     ("wmma", "no __syncthreads", "__syncthreads(); } __device__ __forceinline__ void publish"),
-    # Bulk has mbarriers alone.
-    ("wmma_bulk", "no bar.sync", "ptx::barrier_sync(kTileBarrier"),
-    ("wmma_bulk", "no cp.async wait", "ptx::cp_async_wait<0>(); ptx::barrier_sync(kTileBarrier"),
-    (
-        "wmma_bulk",
-        "cp.async wait one group short",
-        "ptx::cp_async_wait<0>(); ptx::barrier_sync(kTileBarrier",
-    ),
 )
 # Those that the quick run takes one of each of, beside a seed bug of each family.
 QUICK = {

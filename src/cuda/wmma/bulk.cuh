@@ -15,10 +15,10 @@
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/seqlen.cuh"
 #include "cuda/wmma/boxes.cuh"
-#include "cuda/wmma/output.cuh"
+#include "cuda/wmma/bulk_stages.cuh"
+#include "cuda/wmma/direct_output.cuh"
 #include "cuda/wmma/products.cuh"
 #include "cuda/wmma/softmax.cuh"
-#include "cuda/wmma/stages.cuh"
 #include "cuda/wmma/tiles.cuh"
 #include "cuda/wmma/traits.h"
 #include "cuda/wmma/walk.cuh"
@@ -95,7 +95,7 @@ struct BulkCopies {
   static constexpr int kBlockN = kShape.block_n;
   static constexpr int kStage = kBlockN * kHeadDim * 2;  // bytes
   using Item = BulkItem<block_m(kShape), kBlockN>;
-  using BlockStages = Stages<kShape.num_warps, kShape.handover, kShape.stages>;
+  using BlockStages = BulkStages<kShape.num_warps, kShape.stages>;
 
   const BulkOrder& order;
   const TensorMaps& maps;
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kBulk).num_warps * 32,
   using Item = BulkItem<block_m(kShape), kBlockN>;
 
   const ptx::SmemAddress smem = ptx::smem_address(ptx::dynamic_smem());
-  const Stages<kShape.num_warps, kShape.handover, kStages> stages(smem + kMap.mbarriers);
+  const BulkStages<kShape.num_warps, kStages> stages(smem + kMap.mbarriers);
   ptx::wait_for_grids_ahead();
   const int lane_idx = threadIdx.x % 32;
   const int warp_idx = threadIdx.x / 32;

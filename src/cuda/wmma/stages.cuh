@@ -3,7 +3,6 @@
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/mbarrier.cuh"
-#include "cuda/tile/ring.cuh"
 #include "cuda/wmma/traits.h"
 
 // How the warps of a block agree on the stages of K and V. Tiles are counted in the order of the
@@ -68,40 +67,6 @@ struct Stages<kNumWarps, Handover::kMbarrier, kStages> {
   }
   __device__ __forceinline__ ptx::SmemAddress empty(unsigned i) const {
     return full(i) + ptx::kMbarrierBytes;
-  }
-};
-
-// Stages that one thread has the copy engine fill, and each warp releases; and a warp's own rows of
-// Q, with an mbarrier for each warp.
-template <int kNumWarps, int kStages>
-struct Stages<kNumWarps, Handover::kCopyEngine, kStages> {
-  tile::Ring<kStages> ring;
-
-  __device__ __forceinline__ explicit Stages(ptx::SmemAddress memory) : ring(memory) {
-    if (threadIdx.x == 0) {
-      ring.init(kNumWarps);
-      for (int warp = 0; warp < kNumWarps; ++warp) ptx::mbarrier_init(query(warp), 1);
-      ptx::fence_mbarrier_init();
-    }
-    __syncthreads();
-  }
-  // The mbarrier at which a warp's rows of Q arrive; one of its threads expects their bytes there.
-  __device__ __forceinline__ ptx::SmemAddress query(int warp) const {
-    return ring.full + ring.kBytes + warp * ptx::kMbarrierBytes;
-  }
-  // Until they have come there, for the `use`-th time from 0 on.
-  __device__ __forceinline__ void wait_query(int warp, unsigned use) const {
-    ptx::mbarrier_sleep(query(warp), static_cast<int>(use % 2));
-  }
-  // By one thread: waits until tile `i` may be copied to its stage. The mbarrier at which its bytes
-  // are expected.
-  __device__ __forceinline__ ptx::SmemAddress begin_fill(unsigned i, int bytes) const {
-    return ring.begin_fill(i, bytes);
-  }
-  __device__ __forceinline__ void wait_full(unsigned i) const { ring.wait_full(i); }
-  __device__ __forceinline__ void release(unsigned i, int lane) const {
-    __syncwarp();
-    if (lane == 0) ring.release(i);
   }
 };
 
