@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/backend.h"
+#include "core/boxes.h"
 #include "core/concat.h"
 #include "core/plan.h"
 #include "core/registry.h"
@@ -14,23 +15,6 @@ namespace dlattn::core {
 namespace {
 
 constexpr std::int64_t kPackedRows = 128;  // of one of sm90's tiles
-
-// What of a tensor the copy engine cannot be told; empty if it can.
-std::string misfit(const sm90::TensorBox& box) {
-  constexpr std::int64_t kMaxStride = std::int64_t{1} << 40;
-  const std::int64_t most_bytes = (box.rank == 5 ? sm90::kPackTurn : kMaxStride) - 16;
-  if (reinterpret_cast<std::uintptr_t>(box.data) % 16 != 0)
-    return concat(box.name, " begins at ", box.data, "; accepted: multiples of 16 bytes");
-  const char* const names[] = {"column", "row", "head", "batch"};
-  for (int i = 1; i < 4; ++i) {
-    const std::int64_t stride = box.strides[i];
-    if (stride % 16 != 0 || stride < 0 || stride > most_bytes) {
-      return concat(box.name, " has a ", names[i], " stride of ", stride,
-                    " bytes; accepted: multiples of 16 from 0 to ", most_bytes);
-    }
-  }
-  return {};
-}
 
 // Queries and keys of a sequence; of packed ones, whose lengths the host does not know, on average.
 std::int64_t mean(std::int64_t total, const AttentionParams& p) {
@@ -76,7 +60,7 @@ std::string sm90_device_refusal(const DeviceInfo& device) {
 std::string sm90_tensor_refusal(const AttentionParams& p) {
   const int tile = static_cast<int>(std::max(p.head_dim, p.head_dim_v));
   const sm90::TensorBoxes boxes = sm90::tensor_boxes(p, tile);
-  for (const sm90::TensorBox* box :
+  for (const tile::TensorBox* box :
        {&boxes.q, &boxes.k, &boxes.v, &boxes.out, &boxes.bias, &boxes.mask}) {
     const std::string why = misfit(*box);
     if (!why.empty()) return "sm90: " + why;

@@ -102,7 +102,7 @@ struct BoxRows {
 template <bool kVarlen>
 __device__ __forceinline__ BoxRows box_rows(const Item& item, int start, int end, int first) {
   if constexpr (!kVarlen) return {first, item.batch};
-  return {static_cast<int>(kPackEnd) - (end - first), start + end};
+  return {static_cast<int>(tile::kPackEnd) - (end - first), start + end};
 }
 
 // Moves a box between the tensor and its place in shared memory.
@@ -112,7 +112,7 @@ __device__ __forceinline__ void load_box(ptx::SmemAddress to, const ptx::TensorM
                                          int head) {
   const ptx::BoxAt at = {column, rows.row, head, rows.batch};
   if constexpr (kVarlen) {
-    ptx::tma_load(to, map, mbarrier, at, static_cast<int>(kPackEnd));
+    ptx::tma_load(to, map, mbarrier, at, static_cast<int>(tile::kPackEnd));
   } else {
     ptx::tma_load(to, map, mbarrier, at);
   }
@@ -122,7 +122,7 @@ __device__ __forceinline__ void store_box(const ptx::TensorMap& map, ptx::SmemAd
                                           int column, BoxRows rows, int head) {
   const ptx::BoxAt at = {column, rows.row, head, rows.batch};
   if constexpr (kVarlen) {
-    ptx::tma_store(map, from, at, static_cast<int>(kPackEnd));
+    ptx::tma_store(map, from, at, static_cast<int>(tile::kPackEnd));
   } else {
     ptx::tma_store(map, from, at);
   }
