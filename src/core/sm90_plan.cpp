@@ -141,10 +141,14 @@ std::int64_t sm90_grid(const AttentionParams& params, const DeviceInfo& device, 
   if (num_items < kManyRounds * device.num_sms || num_items > most) return num_items;
   // One stage of Q is free for the next work only after results that go by way of it.
   if (shape.query_stages == 1 && sm90::terms_of(params) != sm90::Terms::kNone) return num_items;
-  const std::int64_t walk = longest_walk(params, sm90::block_m(shape));
-  const bool short_walk = walk <= (shape.query_stages > 1 ? 1024 : 512);
+  const std::int64_t rows = sm90::block_m(shape);
+  const std::int64_t walk = longest_walk(params, rows);
+  const std::int64_t few_keys = shape.query_stages > 1 ? 1024 : 512;
+  const bool short_walk = walk <= few_keys;
   const bool causal = params.causal != Causal::kNone;
   // A window makes works alike, and causality does not; packed sequences are not in any case.
+  if (walk < params.seqlen_k && !params.cu_seqlens_q)
+    return walk - rows <= few_keys ? device.num_sms : num_items;
   if (walk < params.seqlen_k || (params.cu_seqlens_q && !causal))
     return short_walk ? device.num_sms : num_items;
   if (!causal) return walk <= 2048 ? device.num_sms : num_items;

@@ -15,7 +15,7 @@ namespace dlattn::sm90 {
 struct Launch {
   // One box: 64 columns of a warpgroup's rows of q and out, or of a tile's keys of k and v.
   ptx::TensorMap q, k, v, out;
-  unsigned num_items;  // items of the whole problem; a thread block takes every gridDim.x-th
+  unsigned num_items;  // items of the whole problem; a block takes every gridDim.x-th or so
   ScoreParams score;
   ptx::TensorMap bias, mask;  // one box: a consumer's tile, of fp32 half of one
 };
