@@ -53,7 +53,7 @@ void tile_shapes() {
       {4, 16, 4096, 128, true, kN, kN, kN, kT},
       // Registers leave one wide block of head_dim 256 to an SM.
       {1, 8, 1024, 256, false, kN, kN, kN, kN},
-      {4, 8, 4096, 256, false, kW, kW, kN, kA},
+      {4, 8, 4096, 256, false, kA, kA, kN, kA},
       {4, 8, 4096, 192, true, kN, kN, kN, kT},
   };
   const std::vector<DeviceInfo> devices = gpus();

@@ -10,7 +10,9 @@ namespace dlattn::wmma {
 enum class QueryPlace { kSmem, kRegisters, kRegistersOverlaid };
 
 // How warps hand the stages of K and V over to each other (stages.cuh).
-enum class Handover { kBlockBarrier, kMbarrier };
+// The last: by mbarriers where tensor cores are slow, else by the block's barrier; which is settled
+// when the kernel is compiled.
+enum class Handover { kBlockBarrier, kMbarrier, kMbarrierIfSlow };
 
 // Tile shapes per head_dim tile, between which the plan chooses.
 constexpr int kWide = 0;     // as many rows as registers hold: each fragment of K and V feeds most
@@ -47,8 +49,9 @@ constexpr TileShape wide_shape(int head_dim_tile) {
 }
 
 constexpr TileShape narrow_shape(int head_dim_tile) {
-  if (head_dim_tile <= 64) return {4, 1, 64, 2, 32, QueryPlace::kRegistersOverlaid, 3};
-  if (head_dim_tile <= 128) return {4, 1, 32, 2, 32, QueryPlace::kRegistersOverlaid, 3};
+  constexpr Handover kSlow = Handover::kMbarrierIfSlow;
+  if (head_dim_tile <= 64) return {4, 1, 64, 2, 32, QueryPlace::kRegistersOverlaid, 3, kSlow};
+  if (head_dim_tile <= 128) return {4, 1, 32, 2, 32, QueryPlace::kRegistersOverlaid, 3, kSlow};
   return {4, 1, 32, 2, 32, QueryPlace::kRegistersOverlaid, 2};
 }
 
@@ -123,7 +126,8 @@ constexpr SmemMap smem_map(int head_dim_tile, int variant) {
   map.k = shape.query_place == QueryPlace::kRegistersOverlaid ? 0 : q_bytes;
   map.v = map.k + k_bytes;
   map.mbarriers = map.v + k_bytes > q_bytes ? map.v + k_bytes : q_bytes;
-  map.total = map.mbarriers + (shape.handover == Handover::kMbarrier ? shape.stages * 2 * 8 : 0);
+  map.total =
+      map.mbarriers + (shape.handover != Handover::kBlockBarrier ? shape.stages * 2 * 8 : 0);
   return map;
 }
 
