@@ -25,7 +25,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,15 +34,14 @@ from typing import Any
 import dlattn
 from dlattn.bench import environment, report, scores
 from dlattn.bench.cases import Case, Sizes
-from dlattn.bench.peers import Bound, Contestant, Problem, UnavailableError
+from dlattn.bench.peers import Bound, Contestant, Problem
 from dlattn.bench.session import Entrant, Session
 from dlattn.bench.timing import QUICK, SUSTAINED
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "benchmarks" / "softmax_forms"
 FORMS = {"own": (), "plain": (FOLDER / "plain",)}  # put before src
-VARIANTS = ("wide", "narrow")  # as they are numbered in src/cuda/wmma/traits.h
-_FAILURES = {1: "there is no such kernel in softmax_forms", 2: "the launch failed"}
+HOST_SOURCES = (ROOT / "src/core/types.cpp", ROOT / "src/cuda/tensor_map.cpp")
 
 
 @dataclass(frozen=True)
@@ -58,17 +57,13 @@ class Family:
 FAMILIES = {
     "wmma": Family(
         "wmma",
-        (FOLDER / "launch.cu", ROOT / "src/core/types.cpp"),
+        (FOLDER / "launch.cu", *HOST_SOURCES),
         "",
         {64: (4, 32, 4096, 64), 128: (4, 16, 4096, 128)},
     ),
     "sm90": Family(
         "sm90",
-        (
-            FOLDER / "launch_sm90.cu",
-            ROOT / "src/core/types.cpp",
-            ROOT / "src/cuda/tensor_map.cpp",
-        ),
+        (FOLDER / "launch_sm90.cu", *HOST_SOURCES),
         "a",
         {64: (4, 32, 4096, 64), 128: (4, 16, 4096, 128), 256: (4, 8, 4096, 256)},
     ),
@@ -76,19 +71,46 @@ FAMILIES = {
 
 
 @dataclass(frozen=True)
+class Shape:
+    """What a kernel is compiled for: a tile and, of wmma, its variant."""
+
+    head_dim: int
+    variant: str
+
+    @property
+    def definitions(self) -> list[str]:
+        """What the launcher is told of it."""
+        variant = [f"-DVARIANT=k{self.variant.capitalize()}"] if self.variant else []
+        return [f"-DHEAD_DIM={self.head_dim}", *variant]
+
+
+@dataclass(frozen=True)
 class Form:
-    """A kernel with one of the softmaxes."""
+    """A kernel with one of the softmaxes, in the shapes that are needed."""
 
     family: Family
     name: str
-    library: ctypes.CDLL
-    resources: dict[str, str]  # of each kernel, as ptxas tells them
+    libraries: dict[Shape, ctypes.CDLL]
+    resources: dict[str, str]  # of each shape, as ptxas tells them
 
 
-def compile_command(family: Family, form: str, arch: str, output: Path) -> list[str]:
+def plan_of(family: Family, case: Case) -> dlattn.Plan:
+    """How a problem is taken."""
+    import torch
+
+    q = torch.empty(case.sizes, dtype=torch.float16, device="cuda")
+    return dlattn.plan(q, q, q, causal=case.causal, layout="bhsd", kernel=family.kernel)
+
+
+def shape_of(plan: dlattn.Plan) -> Shape:
+    """What the kernel of a plan is compiled for."""
+    return Shape(plan.head_dim_tile, plan.variant)
+
+
+def compile_command(family: Family, form: str, shape: Shape, arch: str, output: Path) -> list[str]:
     """What compiles a form."""
     folders = [*FORMS[form], ROOT / "src", ROOT / "src" / "include"]
-    command = ["nvcc", "-std=c++17", "-O3", "--expt-relaxed-constexpr"]
+    command = ["nvcc", "-std=c++17", "-O3", "--expt-relaxed-constexpr", *shape.definitions]
     number = arch.removeprefix("sm_") + family.suffix
     command += ["-gencode", f"arch=compute_{number},code=sm_{number}"]
     # The forms' functions have the same names, so neither library may see the other's.
@@ -98,33 +120,37 @@ def compile_command(family: Family, form: str, arch: str, output: Path) -> list[
     return [*command, *map(str, family.sources)]
 
 
-def build(family: Family, form: str, arch: str, folder: Path) -> Form:
-    """Compile a form and load it."""
-    path = folder / f"{form}.so"
-    command = compile_command(family, form, arch, path)
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stdout + done.stderr)
-    return Form(family, form, ctypes.CDLL(str(path)), resources(done.stderr))
+def build(family: Family, shapes: Iterable[Shape], arch: str, folder: Path) -> list[Form]:
+    """Compile the forms and load them."""
+
+    def build_one(form: str, shape: Shape) -> tuple[ctypes.CDLL, str]:
+        path = folder / f"{form}_{shape.head_dim}_{shape.variant}.so"
+        command = compile_command(family, form, shape, arch, path)
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(done.stdout + done.stderr)
+        return ctypes.CDLL(str(path)), resources(done.stderr)
+
+    jobs = [(form, shape) for form in FORMS for shape in shapes]
+    with ThreadPoolExecutor() as pool:
+        built = dict(zip(jobs, pool.map(lambda job: build_one(*job), jobs), strict=True))
+    return [
+        Form(
+            family,
+            form,
+            {shape: built[form, shape][0] for shape in shapes},
+            {f"{s.head_dim} {s.variant}".strip(): built[form, s][1] for s in shapes},
+        )
+        for form in FORMS
+    ]
 
 
-def resources(log: str) -> dict[str, str]:
-    """Registers and spills of each kernel, from what ptxas says."""
-    found = {}
-    pattern = re.compile(
-        r"(wmma|sm90)6kernelI6__halfLi(\d+)ELi(\d+)E.*?(\d+) bytes spill stores, (\d+) bytes spill"
-        r" loads.*?Used (\d+) registers",
-        re.S,
-    )
-    for part in log.split("Compiling entry function")[1:]:
-        match = pattern.search(part)
-        if match:
-            head_dim, second, stores, loads, registers = map(int, match.groups()[1:])
-            name = f"{head_dim} {VARIANTS[second]}" if match[1] == "wmma" else str(head_dim)
-            found[name] = (
-                f"{registers} registers, {stores} bytes of spill stores, {loads} of spill loads"
-            )
-    return found
+def resources(log: str) -> str:
+    """Registers and spills of the one kernel that ptxas tells of."""
+    stores, loads, registers = re.findall(
+        r"(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers", log, re.S
+    )[0]
+    return f"{registers} registers, {stores} bytes of spill stores, {loads} of spill loads"
 
 
 def contestant(form: Form) -> Contestant:
@@ -134,32 +160,29 @@ def contestant(form: Form) -> Contestant:
         import torch
 
         q, k, v = problem.q, problem.k, problem.v
-        causal = problem.case.causal
-        kernel = form.family.kernel
-        plan = dlattn.plan(q, k, v, causal=causal, layout="bhsd", kernel=kernel)
-        if kernel == "wmma" and plan.variant not in VARIANTS:
-            raise UnavailableError(f"the plan takes {plan.variant}")
-        choice = VARIANTS.index(plan.variant) if kernel == "wmma" else plan.grid
+        plan = plan_of(form.family, problem.case)
+        library = form.libraries[shape_of(plan)]
         out = torch.empty_like(q)
 
         def once() -> Any:
-            failed = form.library.launch(
+            failed = library.launch(
                 *(ctypes.c_void_p(x.data_ptr()) for x in (q, k, v, out)),
-                *(ctypes.c_int64(size) for size in q.shape),
+                *(ctypes.c_int64(size) for size in q.shape[:3]),
                 ctypes.c_double(1 / math.sqrt(q.shape[3])),
-                int(causal),
-                ctypes.c_int64(choice),
+                int(problem.case.causal),
+                ctypes.c_int64(plan.grid),
                 q.device.index,
                 ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
             )
             if failed:
-                raise RuntimeError(_FAILURES[failed])
+                raise RuntimeError("the launch failed")
             return out
 
         def checked() -> Any:
             out.fill_(math.nan)
             return once()
 
+        kernel = form.family.kernel
         taken = f"{kernel}:{plan.variant}" if plan.variant else kernel
         return Bound(once, checked=checked, plan=taken)
 
@@ -210,18 +233,21 @@ def main() -> int:
     session = Session("cuda", QUICK if args.quick else SUSTAINED, [args.kernel], [])
     about = environment.describe("cuda", args.commit)
     arch = "sm_" + "".join(map(str, about["machine"]["compute_capability"]))
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
-        built = pool.map(lambda form: build(family, form, arch, Path(folder)), FORMS)
-        forms = {form.name: form for form in built}
+    masks = [False] * (not args.causal) + [True] * (not args.full)
+    cases = [
+        Case(family.sizes[head_dim], causal, "float16")
+        for head_dim in args.head_dim or family.sizes
+        for causal in masks
+    ]
+    shapes = {shape_of(plan_of(family, case)) for case in cases}
+    with tempfile.TemporaryDirectory() as folder:
+        forms = {form.name: form for form in build(family, shapes, arch, Path(folder))}
     ceiling = environment.ceilings("cuda", "float16", session.windows)
     results = []
-    for head_dim in args.head_dim or family.sizes:
-        for causal in (False, True):
-            if (args.full and causal) or (args.causal and not causal):
-                continue
-            for group in groups(forms, Case(family.sizes[head_dim], causal, "float16")):
-                results += session.time(group)
-                session.release()
+    for case in cases:
+        for group in groups(forms, case):
+            results += session.time(group)
+            session.release()
     print(report.print_results(results, ceiling))
     found = slowest(results)
     print(f"\n{args.kernel}'s softmax over the plain one: {json.dumps(found)}")

@@ -21,11 +21,11 @@ sys.path.insert(0, str(ROOT / "tests" / "budgets"))
 import cubins  # noqa: E402
 
 _SYMBOL = re.compile(
-    r"_ZN6dlattn4wmma\d+(?:(split|general|turns)_)?kernelI6__halfLi(\d+)E(?:Li(\d+)E)?(?:Lb0E)?E\w*"
+    r"_ZN6dlattn4wmma\d+(?:(split|general|bulk)_)?kernelI6__halfLi(\d+)E(?:Li(\d+)E)?(?:Lb0E)?E\w*"
 )
-# No plan takes these on Ada: one has no loop, of the other warps wait for each other in pairs.
-NOT_MODELLED = ("whole", "turns")
-_CORE = ("types", "validate", "registry", "plan", "sm90_plan", "wmma_plan")
+# No plan takes these on Ada: one has no loop, the copy engine brings the tiles of the other.
+NOT_MODELLED = ("whole", "bulk")
+_CORE = ("types", "validate", "registry", "plan", "boxes", "sm90_plan", "wmma_plan")
 _REGISTERS_PER_SM = 65536
 _RESERVED_SMEM = 1024  # bytes per block that CUDA takes for itself
 

@@ -1,51 +1,27 @@
-// wmma's kernels for plain problems in float16, launched from Python. Compiled twice, with the
-// softmax of src and with the plain one in front of it; see benchmarks/softmax_forms.py.
+// wmma's kernel of one tile, HEAD_DIM, and shape, VARIANT, for plain problems in float16, launched
+// from Python. Compiled twice, with the softmax of src and with the plain one in front of it; see
+// benchmarks/softmax_forms.py.
 
 #include "cuda/wmma/launch.cuh"
 #include "problem.h"
 
-namespace dlattn::wmma {
-namespace {
-
-template <int kTile, int kVariant>
-void run(const AttentionParams& params, void* stream) {
-  constexpr TileConfig kConfig = tile_config(kTile, kVariant);
-  Plan plan = plan_of(Kernel::kWmma, params, kTile, kConfig);
-  plan.variant = kVariant;
-  plan.copy_bytes = 16;
-  plan.grid =
-      (params.seqlen_q + plan.block_m - 1) / plan.block_m * params.num_heads * params.batch_size;
-  launch_variant<DType::kFloat16, kTile, kVariant>(params, make_launch_shape(params, plan), plan,
-                                                   stream);
-}
-
-}  // namespace
-}  // namespace dlattn::wmma
-
-// q, k, v and out are contiguous, (batch_size, num_heads, seqlen, head_dim). `variant` is the
-// place of a name in kVariantNames. 0 if it was launched, 1 if there is no such kernel here, 2 if
-// the launch failed.
+// q, k, v and out are contiguous, (batch_size, num_heads, seqlen, HEAD_DIM). 0 if it was launched.
 extern "C" __attribute__((visibility("default"))) int launch(
     const void* q, const void* k, const void* v, void* out, std::int64_t batch_size,
-    std::int64_t num_heads, std::int64_t seqlen, std::int64_t head_dim, double softmax_scale,
-    int causal, std::int64_t variant, int device, void* stream) {
+    std::int64_t num_heads, std::int64_t seqlen, double softmax_scale, int causal,
+    std::int64_t grid, int device, void* stream) {
   using namespace dlattn;
+  constexpr int kVariant = wmma::VARIANT;
   const AttentionParams p = contiguous_problem(q, k, v, out, batch_size, num_heads, seqlen,
-                                               head_dim, softmax_scale, causal, device);
+                                               HEAD_DIM, softmax_scale, causal, device);
+  Plan plan = plan_of(Kernel::kWmma, p, HEAD_DIM, wmma::tile_config(HEAD_DIM, kVariant), grid);
+  plan.variant = kVariant;
+  plan.copy_bytes = 16;
   try {
-    if (head_dim == 64 && variant == wmma::kWide) {
-      wmma::run<64, wmma::kWide>(p, stream);
-    } else if (head_dim == 64 && variant == wmma::kNarrow) {
-      wmma::run<64, wmma::kNarrow>(p, stream);
-    } else if (head_dim == 128 && variant == wmma::kWide) {
-      wmma::run<128, wmma::kWide>(p, stream);
-    } else if (head_dim == 128 && variant == wmma::kNarrow) {
-      wmma::run<128, wmma::kNarrow>(p, stream);
-    } else {
-      return 1;
-    }
+    wmma::launch_variant<DType::kFloat16, HEAD_DIM, kVariant>(p, make_launch_shape(p, plan), plan,
+                                                              stream);
   } catch (const Error&) {
-    return 2;
+    return 1;
   }
   return 0;
 }

@@ -1,44 +1,25 @@
-// sm90's kernels for plain problems in float16, launched from Python. Compiled twice, with the
-// softmax of src and with the plain one in front of it; see benchmarks/softmax_forms.py.
+// sm90's kernel of one tile, HEAD_DIM, for plain problems in float16, launched from Python.
+// Compiled twice, with the softmax of src and with the plain one in front of it; see
+// benchmarks/softmax_forms.py.
 
 #include "cuda/sm90/launch.cuh"
 #include "problem.h"
 
-namespace dlattn::sm90 {
-namespace {
-
-template <int kTile>
-void run(const AttentionParams& params, std::int64_t grid, void* stream) {
-  constexpr TileConfig kConfig = tile_config(kTile, kTile);
-  Plan plan = plan_of(Kernel::kSm90, params, kTile, kConfig);
-  plan.grid = grid;
-  launch_tile<DType::kFloat16, kTile, kTile, Terms::kNone, false>(params, plan, stream);
-}
-
-}  // namespace
-}  // namespace dlattn::sm90
-
-// q, k, v and out are contiguous, (batch_size, num_heads, seqlen, head_dim). 0 if it was launched,
-// 1 if there is no such kernel here, 2 if the launch failed.
+// q, k, v and out are contiguous, (batch_size, num_heads, seqlen, HEAD_DIM). 0 if it was launched.
 extern "C" __attribute__((visibility("default"))) int launch(
     const void* q, const void* k, const void* v, void* out, std::int64_t batch_size,
-    std::int64_t num_heads, std::int64_t seqlen, std::int64_t head_dim, double softmax_scale,
-    int causal, std::int64_t grid, int device, void* stream) {
+    std::int64_t num_heads, std::int64_t seqlen, double softmax_scale, int causal,
+    std::int64_t grid, int device, void* stream) {
   using namespace dlattn;
   const AttentionParams p = contiguous_problem(q, k, v, out, batch_size, num_heads, seqlen,
-                                               head_dim, softmax_scale, causal, device);
+                                               HEAD_DIM, softmax_scale, causal, device);
+  const Plan plan =
+      plan_of(Kernel::kSm90, p, HEAD_DIM, sm90::tile_config(HEAD_DIM, HEAD_DIM), grid);
   try {
-    if (head_dim == 64) {
-      sm90::run<64>(p, grid, stream);
-    } else if (head_dim == 128) {
-      sm90::run<128>(p, grid, stream);
-    } else if (head_dim == 256) {
-      sm90::run<256>(p, grid, stream);
-    } else {
-      return 1;
-    }
+    sm90::launch_tile<DType::kFloat16, HEAD_DIM, HEAD_DIM, sm90::Terms::kNone, false>(p, plan,
+                                                                                      stream);
   } catch (const Error&) {
-    return 2;
+    return 1;
   }
   return 0;
 }

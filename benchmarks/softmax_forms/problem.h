@@ -25,9 +25,9 @@ inline AttentionParams contiguous_problem(const void* q, const void* k, const vo
   return p;
 }
 
-// The plan of a tile, but for its grid.
+// The plan of a tile.
 inline Plan plan_of(Kernel kernel, const AttentionParams& params, int head_dim_tile,
-                    const TileConfig& config) {
+                    const TileConfig& config, std::int64_t grid) {
   Plan plan;
   plan.kernel = kernel;
   plan.dtype = params.dtype;
@@ -37,6 +37,7 @@ inline Plan plan_of(Kernel kernel, const AttentionParams& params, int head_dim_t
   plan.num_warps = config.num_warps;
   plan.num_stages = config.num_stages;
   plan.smem_bytes = config.smem_bytes;
+  plan.grid = grid;
   return plan;
 }
 

@@ -120,7 +120,8 @@ std::string device_refusal(Kernel kernel, const DeviceInfo& device) {
   return {};
 }
 
-std::string variant_refusal(Kernel kernel, const AttentionParams& p, const Options& options) {
+std::string variant_refusal(Kernel kernel, const AttentionParams& p, const DeviceInfo& device,
+                            const Options& options) {
   if (!options.variant) return {};
   WmmaRequest request;
   if (kernel != Kernel::kWmma || !parse_wmma_request(options.variant, &request)) {
@@ -129,7 +130,7 @@ std::string variant_refusal(Kernel kernel, const AttentionParams& p, const Optio
                                           : "none, this kernel has one tile shape");
   }
   const int tile = head_dim_tile(kernel, p.dtype, larger_head_dim(p));
-  const std::string why = wmma_refusal(p, tile, request);
+  const std::string why = wmma_refusal(p, device, tile, request);
   return why.empty() ? why : concat(to_string(kernel), ": ", why);
 }
 
@@ -231,6 +232,8 @@ Plan cuda_plan(Kernel kernel, const AttentionParams& p, const DeviceInfo& device
   plan.smem_bytes = config.smem_bytes;
   plan.copy_bytes = copy_bytes(p);
   plan.grid = num_blocks(p, config.block_m, plan.packed_heads);
+  if (kernel == Kernel::kWmma)
+    plan.grid = wmma_grid(p, device, plan.head_dim_tile, plan.variant, plan.grid);
   if (kernel == Kernel::kSm90) plan.grid = sm90_grid(p, device, plan.head_dim_tile, kMaxGrid);
   return plan;
 }
@@ -245,7 +248,7 @@ std::string plan_on(Kernel kernel, const AttentionParams& params, const DeviceIn
   if (why.empty()) why = feature_refusal(kernel, params);
   if (why.empty() && kernel == Kernel::kSm90) why = sm90_tensor_refusal(params);
   if (why.empty() && kernel == Kernel::kSm90) why = sm90_score_refusal(params);
-  if (why.empty()) why = variant_refusal(kernel, params, options);
+  if (why.empty()) why = variant_refusal(kernel, params, device, options);
   if (!why.empty()) return why;
   *plan = cuda_plan(kernel, params, device, options);
   return launch_refusal(*plan, params, device);
@@ -253,12 +256,12 @@ std::string plan_on(Kernel kernel, const AttentionParams& params, const DeviceIn
 
 }  // namespace
 
-bool archs_serve(const std::string& archs, int compute_major, int compute_minor) {
+bool archs_serve(const std::string& archs, int compute_major, int compute_minor, int least) {
   const int wanted = compute_major * 10 + compute_minor;
   std::istringstream list(archs);
   for (std::string entry; std::getline(list, entry, ';');) {
     const int arch = std::atoi(entry.c_str());
-    if (arch == 0) continue;
+    if (arch == 0 || arch < least) continue;
     const bool real = entry.find("-virtual") == std::string::npos;
     const bool ptx = entry.find("-real") == std::string::npos;
     if (real && arch / 10 == compute_major && arch <= wanted) return true;
@@ -273,7 +276,7 @@ std::string refusal(Kernel kernel, const AttentionParams& params, const DeviceIn
                     const Options& options) {
   if (kernel == Kernel::kCpu) {
     const std::string why = cpu_refusal(device);
-    return why.empty() ? variant_refusal(kernel, params, options) : why;
+    return why.empty() ? variant_refusal(kernel, params, device, options) : why;
   }
   Plan plan;
   return plan_on(kernel, params, device, options, &plan);

@@ -29,7 +29,7 @@ std::vector<std::string> refusals(const AttentionParams& params, const DeviceInf
 
 // Whether machine code and PTX for `archs` (CMAKE_CUDA_ARCHITECTURES, ';'-separated) serve a
 // compute capability. Machine code for X.Y runs on X.Z with Z >= Y; PTX for X.Y on anything from
-// X.Y up.
-bool archs_serve(const std::string& archs, int compute_major, int compute_minor);
+// X.Y up. Only those from `least` (90 for 9.0) on count.
+bool archs_serve(const std::string& archs, int compute_major, int compute_minor, int least = 0);
 
 }  // namespace dlattn::core

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/backend.h"
+#include "core/boxes.h"
 #include "core/concat.h"
 #include "core/plan.h"
 #include "core/registry.h"
@@ -14,23 +15,6 @@ namespace dlattn::core {
 namespace {
 
 constexpr std::int64_t kPackedRows = 128;  // of one of sm90's tiles
-
-// What of a tensor the copy engine cannot be told; empty if it can.
-std::string misfit(const sm90::TensorBox& box) {
-  constexpr std::int64_t kMaxStride = std::int64_t{1} << 40;
-  const std::int64_t most_bytes = (box.rank == 5 ? sm90::kPackTurn : kMaxStride) - 16;
-  if (reinterpret_cast<std::uintptr_t>(box.data) % 16 != 0)
-    return concat(box.name, " begins at ", box.data, "; accepted: multiples of 16 bytes");
-  const char* const names[] = {"column", "row", "head", "batch"};
-  for (int i = 1; i < 4; ++i) {
-    const std::int64_t stride = box.strides[i];
-    if (stride % 16 != 0 || stride < 0 || stride > most_bytes) {
-      return concat(box.name, " has a ", names[i], " stride of ", stride,
-                    " bytes; accepted: multiples of 16 from 0 to ", most_bytes);
-    }
-  }
-  return {};
-}
 
 // Queries and keys of a sequence; of packed ones, whose lengths the host does not know, on average.
 std::int64_t mean(std::int64_t total, const AttentionParams& p) {
@@ -76,7 +60,7 @@ std::string sm90_device_refusal(const DeviceInfo& device) {
 std::string sm90_tensor_refusal(const AttentionParams& p) {
   const int tile = static_cast<int>(std::max(p.head_dim, p.head_dim_v));
   const sm90::TensorBoxes boxes = sm90::tensor_boxes(p, tile);
-  for (const sm90::TensorBox* box :
+  for (const tile::TensorBox* box :
        {&boxes.q, &boxes.k, &boxes.v, &boxes.out, &boxes.bias, &boxes.mask}) {
     const std::string why = misfit(*box);
     if (!why.empty()) return "sm90: " + why;
@@ -157,10 +141,14 @@ std::int64_t sm90_grid(const AttentionParams& params, const DeviceInfo& device, 
   if (num_items < kManyRounds * device.num_sms || num_items > most) return num_items;
   // One stage of Q is free for the next work only after results that go by way of it.
   if (shape.query_stages == 1 && sm90::terms_of(params) != sm90::Terms::kNone) return num_items;
-  const std::int64_t walk = longest_walk(params, sm90::block_m(shape));
-  const bool short_walk = walk <= (shape.query_stages > 1 ? 1024 : 512);
+  const std::int64_t rows = sm90::block_m(shape);
+  const std::int64_t walk = longest_walk(params, rows);
+  const std::int64_t few_keys = shape.query_stages > 1 ? 1024 : 512;
+  const bool short_walk = walk <= few_keys;
   const bool causal = params.causal != Causal::kNone;
   // A window makes works alike, and causality does not; packed sequences are not in any case.
+  if (walk < params.seqlen_k && !params.cu_seqlens_q)
+    return walk - rows <= few_keys ? device.num_sms : num_items;
   if (walk < params.seqlen_k || (params.cu_seqlens_q && !causal))
     return short_walk ? device.num_sms : num_items;
   if (!causal) return walk <= 2048 ? device.num_sms : num_items;

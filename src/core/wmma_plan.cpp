@@ -5,7 +5,10 @@
 #include <limits>
 #include <string_view>
 
+#include "core/boxes.h"
+#include "core/concat.h"
 #include "core/plan.h"
+#include "cuda/wmma/boxes.h"
 #include "cuda/wmma/packing.h"
 #include "cuda/wmma/split_params.h"
 #include "cuda/wmma/traits.h"
@@ -44,9 +47,12 @@ Speed speed(int head_dim_tile, int variant) {
       return {3400, 8.8, 8.3};
     case wmma::kWhole:
       return {2800, 4.0, 4.0};
-    case wmma::kTurns:
-      // Of 256 rows' diagonal its warps leave out more than the walk below takes them to.
-      return head_dim_tile <= 128 ? Speed{4200, 37.5, 37.5} : Speed{5900, 28.3, 28.3};
+    case wmma::kBulk:
+      // Of a block's diagonal its warps leave out more than the walk below takes them to.
+      if (head_dim_tile <= 64) return {2900, 22.1, 22.1};
+      if (head_dim_tile <= 96) return {3200, 29.5, 29.5};
+      if (head_dim_tile <= 128) return {3300, 37.5, 37.5};
+      return head_dim_tile <= 192 ? Speed{4000, 28.0, 28.0} : Speed{4700, 43.2, 43.2};
     default:  // kAhead
       return head_dim_tile <= 192 ? Speed{7300, 31.0, 31.0} : Speed{8400, 43.5, 44.0};
   }
@@ -115,7 +121,7 @@ double predicted_time(const AttentionParams& p, const DeviceInfo& device, int he
   const Speed measured = speed(head_dim_tile, variant);
   // Where tensor cores are slower than an H200's, a block alone waits for them so much longer, and
   // they bound a full SM, on small shapes with somewhat more beside the products.
-  const bool wide = variant == wmma::kWide || variant == wmma::kAhead || variant == wmma::kTurns;
+  const bool wide = variant == wmma::kWide || variant == wmma::kAhead || variant == wmma::kBulk;
   const double tensor_bound = wide ? 1.08 : variant == wmma::kNarrow ? 1.12 : 1.2;
   const double products = 4.0 * head_dim_tile * config.block_m;  // operations per key
   const double tensor = products / matrix_rate(device);
@@ -172,6 +178,26 @@ std::string split_refusal(const AttentionParams& p, int head_dim_tile, int varia
   return "seqlen_k is " + std::to_string(p.seqlen_k) + "; accepted: up to " + std::to_string(most);
 }
 
+// Why the copy engine does not bring a problem's tiles on a device; empty if it does.
+std::string copy_engine_refusal(const AttentionParams& p, const DeviceInfo& device,
+                                int head_dim_tile, int variant) {
+  if (device.compute_major < 9) {
+    return concat("needs compute capability 9.0 or later; ", device.name, " has ",
+                  device.compute_major, ".", device.compute_minor);
+  }
+  if (!device.copy_engine_unserved.empty()) return device.copy_engine_unserved;
+  if (p.cu_seqlens_q) return "does not implement cu_seqlens_q";
+  const wmma::TensorBoxes boxes = wmma::tensor_boxes(p, head_dim_tile, variant);
+  for (const tile::TensorBox* box : {&boxes.q, &boxes.k, &boxes.v}) {
+    const std::string why = misfit(*box);
+    if (!why.empty()) return why;
+  }
+  // Its results do not go through shared memory, and so by 16 bytes alone.
+  const int bytes = store_bytes(p);
+  if (variant != wmma::kBulk || bytes == 16) return {};
+  return concat("rows of out are aligned to ", bytes, " bytes; accepted: 16");
+}
+
 // Why the query heads of a KV head cannot be rows of the same tiles; empty if they can.
 std::string packing_refusal(const AttentionParams& p, int variant) {
   if (wmma::group_size(p) == 1) return "every query head has a head of k and v to itself";
@@ -191,10 +217,9 @@ std::string packing_refusal(const AttentionParams& p, int variant) {
 // for but a few SMs, it may lose: fewer blocks then share the work of storing results.
 constexpr double kPackingGain = 0.02;
 
-// Where tensor cores are slow, they bound every shape and have no idle time to lose. Of the blocks
-// with turns, the largest, a pack's short sequences leave most rows empty.
-bool turns_pay(const AttentionParams& p, const DeviceInfo& device) {
-  return matrix_rate(device) >= kH200Rate && !p.cu_seqlens_q;
+// Where tensor cores are slow, they bound every shape and have no idle time to lose.
+bool bulk_pays(const DeviceInfo& device) {
+  return matrix_rate(device) >= kH200Rate;
 }
 
 // Whether warps of a large block hand over better by mbarriers. Before compute capability 9.0 an
@@ -252,11 +277,16 @@ WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, 
   WmmaChoice best = {any ? wmma::kNarrow : request.variant, must_pack ? group : 1};
   double least = std::numeric_limits<double>::infinity();
   for (const int variant :
-       {wmma::kTurns, wmma::kAhead, wmma::kWide, wmma::kNarrow, wmma::kSplit, wmma::kWhole}) {
+       {wmma::kBulk, wmma::kAhead, wmma::kWide, wmma::kNarrow, wmma::kSplit, wmma::kWhole}) {
     if (!wmma::has_variant(head_dim_tile, variant) || (!any && variant != request.variant))
       continue;
     if (any && variant == wmma::kAhead && !mbarriers_pay(device)) continue;
-    if (any && variant == wmma::kTurns && !turns_pay(p, device)) continue;
+    if (any && variant == wmma::kBulk && !bulk_pays(device)) continue;
+    // A sequence of a pack must then give the bits that it gives alone.
+    if (any && wmma::uses_copy_engine(head_dim_tile, variant) &&
+        (batch_invariant || params.cu_seqlens_q ||
+         !copy_engine_refusal(params, device, head_dim_tile, variant).empty()))
+      continue;
     if (any && wmma::splits_keys(variant) && !split_refusal(params, head_dim_tile, variant).empty())
       continue;
     if (must_pack && !may_pack(variant)) continue;
@@ -273,7 +303,26 @@ WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, 
   return best;
 }
 
-std::string wmma_refusal(const AttentionParams& p, int head_dim_tile, const WmmaRequest& request) {
+// A block that stays for several items hides what is between two of them, most of the time of short
+// ones. The hardware's order spreads items of different lengths more evenly than shares do, of
+// which under causality each is two items.
+std::int64_t wmma_grid(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile,
+                       int variant, std::int64_t num_items) {
+  if (variant != wmma::kBulk) return num_items;
+  constexpr std::int64_t kShortWalk = 2048;
+  const bool causal = p.causal != Causal::kNone;
+  if ((causal ? p.seqlen_k / 2 : p.seqlen_k) > kShortWalk) return num_items;
+  const TileConfig config = wmma::tile_config(head_dim_tile, variant);
+  const std::int64_t blocks =
+      blocks_per_sm(config, device, head_dim_tile, variant) * device.num_sms;
+  if (blocks == 0 || num_items <= blocks) return num_items;
+  if (!causal) return blocks;
+  const std::int64_t shares = num_items / 2, rounds = (shares + blocks - 1) / blocks;
+  return 10 * shares >= 9 * rounds * blocks ? blocks : num_items;
+}
+
+std::string wmma_refusal(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile,
+                         const WmmaRequest& request) {
   if (request.packing == WmmaRequest::Packing::kPacked) {
     const bool general = request.variant == wmma::kGeneral || !fast_refusal(p).empty();
     const int variant = general                                       ? wmma::kGeneral
@@ -289,6 +338,8 @@ std::string wmma_refusal(const AttentionParams& p, int head_dim_tile, const Wmma
   std::string why = request.variant == wmma::kGeneral ? std::string() : fast_refusal(p);
   if (why.empty() && wmma::splits_keys(request.variant))
     why = split_refusal(p, head_dim_tile, request.variant);
+  if (why.empty() && wmma::uses_copy_engine(head_dim_tile, request.variant))
+    why = copy_engine_refusal(p, device, head_dim_tile, request.variant);
   return why.empty() ? why : name + ": " + why;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "dlattn/attention.h"
@@ -21,7 +22,7 @@ bool parse_wmma_request(const char* text, WmmaRequest* request);
 std::string accepted_wmma_requests();
 
 // Why wmma cannot run a problem as asked, without the family's name; empty if it can.
-std::string wmma_refusal(const AttentionParams& params, int head_dim_tile,
+std::string wmma_refusal(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
                          const WmmaRequest& request);
 
 struct WmmaChoice {
@@ -33,5 +34,9 @@ struct WmmaChoice {
 // heads are packed. `head_dim_tile` is the instance's. For `batch_invariant` see Options.
 WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
                        const WmmaRequest& request, bool batch_invariant);
+
+// Thread blocks of a tile shape for so many work items.
+std::int64_t wmma_grid(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
+                       int variant, std::int64_t num_items);
 
 }  // namespace dlattn::core

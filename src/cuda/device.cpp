@@ -65,6 +65,9 @@ DeviceInfo query(int index) {
   if (!find_launcher(Kernel::kSm90, DType::kFloat16, 64))
     info.sm90_unserved =
         std::string("needs kernels for 90a; this build has kernels for ") + archs();
+  if (!core::archs_serve(archs(), info.compute_major, info.compute_minor, 90))
+    info.copy_engine_unserved =
+        std::string("needs kernels for 90 or later; this build has kernels for ") + archs();
   return info;
 }
 

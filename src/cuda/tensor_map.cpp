@@ -25,12 +25,12 @@ Encode find_encode() {
 #endif
   if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) {
     cudaGetLastError();  // ours is reported here; the caller's next CUDA call must not see it
-    throw DeviceError("sm90: the driver has no cuTensorMapEncodeTiled; it came with CUDA 12.0");
+    throw DeviceError("the driver has no cuTensorMapEncodeTiled; it came with CUDA 12.0");
   }
   return reinterpret_cast<Encode>(function);
 }
 
-CUtensorMapDataType data_type(const sm90::TensorBox& box, DType dtype) {
+CUtensorMapDataType data_type(const tile::TensorBox& box, DType dtype) {
   if (box.element_bytes == 1) return CU_TENSOR_MAP_DATA_TYPE_UINT8;
   if (box.element_bytes == 4) return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   return dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
@@ -39,7 +39,7 @@ CUtensorMapDataType data_type(const sm90::TensorBox& box, DType dtype) {
 
 }  // namespace
 
-ptx::TensorMap encode_tensor_map(const sm90::TensorBox& box, DType dtype) {
+ptx::TensorMap encode_tensor_map(const tile::TensorBox& box, DType dtype) {
   if (!box.data) return {};
   static const Encode encode = find_encode();
   constexpr int kMaxRank = 5;
@@ -48,8 +48,9 @@ ptx::TensorMap encode_tensor_map(const sm90::TensorBox& box, DType dtype) {
   for (int i = 0; i < box.rank; ++i) sizes[i] = static_cast<cuuint64_t>(box.sizes[i]);
   for (int i = 1; i < box.rank; ++i) strides[i - 1] = static_cast<cuuint64_t>(box.strides[i]);
   const cuuint32_t box_sizes[kMaxRank] = {static_cast<cuuint32_t>(box.box_columns),
-                                          static_cast<cuuint32_t>(box.box_rows), 1, 1, 1};
-  const CUtensorMapSwizzle swizzle = box.box_columns * box.element_bytes == sm90::kBlockRowBytes
+                                          static_cast<cuuint32_t>(box.box_rows),
+                                          static_cast<cuuint32_t>(box.box_depth), 1, 1};
+  const CUtensorMapSwizzle swizzle = box.box_columns * box.element_bytes == tile::kBoxRowBytes
                                          ? CU_TENSOR_MAP_SWIZZLE_128B
                                          : CU_TENSOR_MAP_SWIZZLE_64B;
   const cuuint32_t steps[kMaxRank] = {1, 1, 1, 1, 1};
@@ -58,8 +59,8 @@ ptx::TensorMap encode_tensor_map(const sm90::TensorBox& box, DType dtype) {
       sizes, strides, box_sizes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
-    throw DeviceError(std::string("sm90: cuTensorMapEncodeTiled of ") + box.name +
-                      " failed: error " + std::to_string(result));
+    throw DeviceError(std::string("cuTensorMapEncodeTiled of ") + box.name + " failed: error " +
+                      std::to_string(result));
   }
   ptx::TensorMap encoded;
   static_assert(sizeof encoded == sizeof map && alignof(ptx::TensorMap) >= alignof(CUtensorMap),

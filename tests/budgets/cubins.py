@@ -39,7 +39,7 @@ _VARIANTS = {
         "ahead": range(129, 257),
         "general": _ALL,
         "whole": (64,),
-        "turns": (128, 192),
+        "bulk": range(64, 257),
     },
     # By the tile of v's head_dim, then by the terms of scores.
     "sm90": {
@@ -54,7 +54,7 @@ _TWINS = {
     **{("sm90", f"{v}{terms}"): "varlen" for v in ("", "v128") for terms in _TERMS[:2]},
 }
 _KERNEL = re.compile(
-    r"_ZN6dlattn\d+(sm90|[a-z_]+?)(?:6|\d\d(split|general|turns)_)kernelI(6__half|13__nv_bfloat16|f)"
+    r"_ZN6dlattn\d+(sm90|[a-z_]+?)(?:6|\d\d(split|general|bulk)_)kernelI(6__half|13__nv_bfloat16|f)"
     r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:LNS0_5TermsE([0-2])ELb([01])E)?EEv\w+"
 )
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")

@@ -243,8 +243,10 @@ void edges_of_the_choice() {
   narrow.batch_size = 16, narrow.seqlen_q = narrow.seqlen_k = 4096,
   narrow.causal = Causal::kBottomRight;
   CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 4096);
-  narrow.window_left = 1024;
+  narrow.window_left = 1025;
   CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 4096);
+  narrow.window_left = 1024;
+  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 132);
   narrow.window_left = 512;
   CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 132);
   narrow.causal = Causal::kNone;

@@ -51,7 +51,9 @@ void automatic_choice() {
         CHECK_EQ(plan.num_warps, config.num_warps);
         CHECK_EQ(plan.num_stages, config.num_stages);
         CHECK_EQ(plan.smem_bytes, config.smem_bytes);
-        CHECK_EQ(plan.grid, 2048 / config.block_m * 8 * 2);
+        const std::int64_t items = 2048 / config.block_m * 8 * 2;
+        const bool stays = plan.variant == wmma::kBulk && items > device.num_sms;
+        CHECK_EQ(plan.grid, stays ? device.num_sms : items);
         CHECK_EQ(plan.copy_bytes, 16);
         CHECK_EQ(plan.num_splits, 1);
         CHECK_EQ(plan.workspace_bytes, 0);
@@ -91,7 +93,9 @@ void shared_memory_of_every_instance() {
     for (int variant = 0; variant < wmma::kNumVariants; ++variant) {
       if (!wmma::has_variant(tile, variant)) continue;
       // Whole is for devices with more, of which compute capability 8.0 has least.
-      const int most = variant == wmma::kWhole ? 166912 : variant == wmma::kTurns ? 232448 : 101376;
+      const int most = variant == wmma::kWhole                 ? 166912
+                       : wmma::uses_copy_engine(tile, variant) ? 232448
+                                                               : 101376;
       CHECK(wmma::tile_config(tile, variant).smem_bytes <= most);
     }
   }
@@ -320,6 +324,13 @@ void archs() {
   CHECK(archs_serve(release, 12, 1));
   CHECK(!archs_serve("89-real", 8, 6));  // machine code does not run on older minors
   CHECK(!archs_serve("89-real", 9, 0));  // nor on another major
+  // By code for some architecture or a later one.
+  CHECK(archs_serve(release, 9, 0, 90));
+  CHECK(!archs_serve(release, 10, 0, 90));
+  CHECK(!archs_serve("80-real;89-virtual", 9, 0, 90));
+  CHECK(archs_serve("89;90-real", 9, 0, 90));
+  CHECK(archs_serve("90", 12, 0, 90));
+  CHECK(!archs_serve("90-real;89-virtual", 12, 0, 90));
   CHECK(archs_serve("89-virtual", 9, 0));
   CHECK(!archs_serve("89-virtual", 8, 6));
   CHECK(archs_serve("89", 8, 9));  // without a suffix: both

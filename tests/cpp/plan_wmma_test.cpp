@@ -3,6 +3,7 @@
 
 #include "check.h"
 #include "core/plan.h"
+#include "cuda/wmma/boxes.h"
 #include "cuda/wmma/packing.h"
 #include "cuda/wmma/traits.h"
 #include "plan_problems.h"
@@ -17,8 +18,8 @@ namespace {
 
 // The tile shapes of wmma that its cost model chooses.
 void tile_shapes() {
-  constexpr int kW = wmma::kWide, kN = wmma::kNarrow, kS = wmma::kSplit, kT = wmma::kTurns,
-                kA = wmma::kAhead, kAll = wmma::kWhole;
+  constexpr int kW = wmma::kWide, kN = wmma::kNarrow, kS = wmma::kSplit, kB = wmma::kBulk,
+                kAll = wmma::kWhole;
   const struct {
     std::int64_t batch_size, heads, seqlen;
     int head_dim;
@@ -40,21 +41,21 @@ void tile_shapes() {
       {1, 8, 1024, 64, true, kN, kS, kS, kS},
       // Blocks enough for every SM, not for several rounds: causality leaves the long ones alone.
       {1, 8, 2048, 64, false, kN, kN, kN, kN},
-      {1, 8, 4096, 64, false, kN, kW, kN, kW},
+      {1, 8, 4096, 64, false, kN, kW, kN, kB},
       {1, 8, 4096, 64, true, kN, kN, kN, kN},
-      {1, 8, 4096, 128, false, kN, kN, kN, kT},
+      {1, 8, 4096, 128, false, kN, kN, kN, kB},
       {1, 32, 1024, 128, true, kN, kN, kN, kN},
       // Many rows. Two wide blocks of head_dim 128 need 194 KB of an SM.
-      {32, 32, 512, 64, true, kN, kN, kW, kW},
-      {4, 32, 4096, 64, true, kW, kW, kW, kW},
-      {32, 16, 512, 128, true, kN, kN, kN, kW},
-      // Turns where an SM holds their 194 KB.
-      {4, 16, 4096, 128, false, kN, kN, kN, kT},
-      {4, 16, 4096, 128, true, kN, kN, kN, kT},
+      {32, 32, 512, 64, true, kN, kN, kW, kB},
+      {4, 32, 4096, 64, true, kW, kW, kW, kB},
+      {32, 16, 512, 128, true, kN, kN, kN, kB},
+      // The copy engine where there is one, and an SM holds 194 KB.
+      {4, 16, 4096, 128, false, kN, kN, kN, kB},
+      {4, 16, 4096, 128, true, kN, kN, kN, kB},
       // Registers leave one wide block of head_dim 256 to an SM.
       {1, 8, 1024, 256, false, kN, kN, kN, kN},
-      {4, 8, 4096, 256, false, kA, kA, kN, kA},
-      {4, 8, 4096, 192, true, kN, kN, kN, kT},
+      {4, 8, 4096, 256, false, kA, kA, kN, kB},
+      {4, 8, 4096, 192, true, kN, kN, kN, kB},
   };
   const std::vector<DeviceInfo> devices = gpus();
   for (const auto& c : cases) {
@@ -88,7 +89,9 @@ void forced_variants() {
   AttentionParams p = problem(DType::kFloat16, 64);
   Options options = force(Kernel::kWmma);
   for (int variant = 0; variant < wmma::kNumVariants; ++variant) {
-    if (!wmma::has_variant(64, variant) || variant == wmma::kWhole) continue;
+    if (!wmma::has_variant(64, variant) || variant == wmma::kWhole ||
+        wmma::uses_copy_engine(64, variant))
+      continue;
     options.variant = wmma::kVariantNames[variant];
     const Plan plan = dlattn::plan(p, device, options);
     CHECK_EQ(plan.variant, variant);
@@ -148,6 +151,91 @@ void forced_variants() {
                "one tile shape");
   options.kernel = Kernel::kAuto;  // the only family that has it
   CHECK(dlattn::plan(p, device, options).kernel == Kernel::kWmma);
+}
+
+// Bulk is for devices and builds with the copy engine, and for tensors that it can be told of.
+void copy_engine() {
+  const DeviceInfo hopper = gpus()[3];
+  Options options = force(Kernel::kWmma);
+  options.variant = "bulk";
+  const AttentionParams p = problem(DType::kFloat16, 128);
+  CHECK_EQ(dlattn::plan(p, hopper, options).variant, wmma::kBulk);
+  const auto refused = [&](const AttentionParams& odd, const DeviceInfo& device,
+                           const std::string& why) {
+    CHECK(dlattn::plan(odd, device, force(Kernel::kWmma)).variant != wmma::kBulk);
+    CHECK_THROWS(dlattn::plan(odd, device, options), UnsupportedError,
+                 "no kernel can run this: wmma: variant bulk: " + why);
+  };
+  refused(p, gpus()[2], "needs compute capability 9.0 or later; " + gpus()[2].name + " has 8.0");
+  DeviceInfo without = hopper;
+  without.copy_engine_unserved = "needs kernels for 90 or later; this build has kernels for 89";
+  refused(p, without, without.copy_engine_unserved);
+  AttentionParams odd = p;
+  odd.k_row_stride = std::int64_t{1} << 40;
+  refused(odd, hopper,
+          "k has a row stride of 2199023255552 bytes; accepted: multiples of 16 from 0 to "
+          "1099511627760");
+  const std::int32_t starts[] = {0, 1, 2};
+  odd = p, odd.cu_seqlens_q = odd.cu_seqlens_k = starts, odd.total_q = odd.total_k = 4096;
+  refused(odd, hopper, "does not implement cu_seqlens_q");
+  // A sequence of a pack must give the bits that it gives alone.
+  Options invariant = force(Kernel::kWmma);
+  invariant.batch_invariant = true;
+  CHECK(dlattn::plan(p, hopper, invariant).variant != wmma::kBulk);
+}
+
+// Thread blocks that go from item to item: where walks are short, and shares of them equal.
+void blocks_of_several_items() {
+  const DeviceInfo hopper = gpus()[3];
+  Options options = force(Kernel::kWmma);
+  options.variant = "bulk";
+  AttentionParams p = problem(DType::kFloat16, 128);
+  const auto grid = [&](std::int64_t batch_size, std::int64_t seqlen, bool causal) {
+    p.batch_size = batch_size, p.seqlen_q = p.seqlen_k = seqlen;
+    p.out_batch_stride = seqlen * p.out_row_stride;
+    p.causal = causal ? Causal::kBottomRight : Causal::kNone;
+    return dlattn::plan(p, hopper, options).grid;
+  };
+  CHECK_EQ(p.num_heads, 8);
+  CHECK_EQ(grid(8, 512, false), 128);  // 256 rows an item
+  CHECK_EQ(grid(9, 512, false), 132);
+  CHECK_EQ(grid(64, 512, true), 132);  // 512 shares of two items
+  CHECK_EQ(grid(20, 512, true), 320);  // 160 shares: some blocks would have two and others one
+  CHECK_EQ(grid(8, 4096, false), 1024);
+  CHECK_EQ(grid(8, 4096, true), 132);
+  CHECK_EQ(grid(8, 8192, true), 2048);
+  // Results go to rows by 16 bytes.
+  p.out_row_stride += 4, p.out_batch_stride = p.seqlen_q * p.out_row_stride;
+  CHECK_THROWS(dlattn::plan(p, hopper, options), UnsupportedError,
+               "no kernel can run this: wmma: variant bulk: rows of out are aligned to 8 bytes; "
+               "accepted: 16");
+  CHECK(dlattn::plan(p, hopper, force(Kernel::kWmma)).variant != wmma::kBulk);
+}
+
+// Which boxes a problem's tensors are brought in.
+void tensor_boxes() {
+  AttentionParams p = problem(DType::kFloat16, 128);
+  CHECK(wmma::whole_segments(p, 128));
+  const wmma::TensorBoxes boxes = wmma::tensor_boxes(p, 128, wmma::kBulk);
+  CHECK_EQ(boxes.q.box_rows, 32);
+  CHECK_EQ(boxes.k.box_rows, 64);
+  CHECK_EQ(boxes.v.box_columns, 64);
+  const tile::TensorBox all = wmma::all_segments(boxes.k, 128);
+  const std::int64_t sizes[] = {64, p.seqlen_k, 2, p.num_heads_kv, p.batch_size};
+  const std::int64_t strides[] = {2, p.k_row_stride * 2, 128, p.k_head_stride * 2,
+                                  p.k_batch_stride * 2};
+  CHECK_EQ(all.rank, 5);
+  CHECK_EQ(all.box_depth, 2);
+  for (int i = 0; i < 5; ++i) {
+    CHECK_EQ(all.sizes[i], sizes[i]);
+    CHECK_EQ(all.strides[i], strides[i]);
+  }
+  // Zeros where v has fewer columns, whole segments or parts of one.
+  p.head_dim_v = 64;
+  CHECK(wmma::whole_segments(p, 128));
+  CHECK_EQ(wmma::all_segments(wmma::tensor_boxes(p, 128, wmma::kBulk).v, 128).sizes[2], 1);
+  p.head_dim_v = 72;
+  CHECK(!wmma::whole_segments(p, 128));
 }
 
 // A decoding step: one query, 32 heads of q and 8 of k and v.
@@ -231,11 +319,11 @@ void packed_heads() {
                "no kernel can run this: wmma: packed: seqlen_q x heads of a group is 2147483648; "
                "accepted: up to 1073740800");
   for (const char* wrong : {"", "+packed", "packed+split", "split+", "split+packed+packed"}) {
-    CHECK_THROWS(
-        dlattn::plan(alone, gpus()[0], request(wrong)), UnsupportedError,
-        std::string("no kernel can run this: wmma: variant is ") + wrong +
-            "; accepted: wide, narrow, split, ahead, general, whole, turns, packed, unpacked, or "
-            "one of each as in narrow+packed");
+    CHECK_THROWS(dlattn::plan(alone, gpus()[0], request(wrong)), UnsupportedError,
+                 std::string("no kernel can run this: wmma: variant is ") + wrong +
+                     "; accepted: wide, narrow, split, ahead, general, whole, bulk, packed, "
+                     "unpacked, "
+                     "or one of each as in narrow+packed");
   }
 }
 
@@ -278,6 +366,9 @@ void packed_launches() {
 int main() {
   tile_shapes();
   forced_variants();
+  copy_engine();
+  blocks_of_several_items();
+  tensor_boxes();
   packed_heads();
   packed_launches();
   return test::summary();

@@ -43,7 +43,7 @@ KERNELS = {
         "wmma:split",
         "wmma:whole",
         "wmma:ahead",
-        "wmma:turns",
+        "wmma:bulk",
         "wmma:general",
         "wmma:packed",
         "wmma_smem",

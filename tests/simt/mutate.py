@@ -42,7 +42,7 @@ FAMILIES = {
     "wmma": "wmma/kernel.cuh",
     "wmma_split": "wmma/split.cuh",
     "wmma_general": "wmma/general.cuh",
-    "wmma_turns": "wmma/turns.cuh",
+    "wmma_bulk": "wmma/bulk.cuh",
     "sm90": "sm90/kernel.cuh",
     "merge": "merge/kernel.cuh",
 }
@@ -84,14 +84,6 @@ EQUIVALENT = (
     # The shapes with mbarriers take Q through K's place, so that two more barriers of the block
     # stand between their initialisation and the first arrival.
     ("wmma", "no __syncthreads", "__syncthreads(); } __device__ __forceinline__ void publish"),
-    # Turns have mbarriers alone.
-    ("wmma_turns", "no bar.sync", "ptx::barrier_sync(kTileBarrier"),
-    ("wmma_turns", "no cp.async wait", "ptx::cp_async_wait<0>(); ptx::barrier_sync(kTileBarrier"),
-    (
-        "wmma_turns",
-        "cp.async wait one group short",
-        "ptx::cp_async_wait<0>(); ptx::barrier_sync(kTileBarrier",
-    ),
 )
 # Those that the quick run takes one of each of, beside a seed bug of each family.
 QUICK = {

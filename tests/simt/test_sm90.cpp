@@ -2,6 +2,7 @@
 #include "cuda/sm90/boxes.h"
 #include "cuda/sm90/kernel.cuh"
 #include "feature_cases.h"
+#include "tensor_maps.h"
 
 namespace {
 
@@ -12,38 +13,20 @@ using simt::kFull;
 using simt::kTopLeft;
 using simt::Layout;
 
-dlattn::ptx::TensorMap encode(const dlattn::sm90::TensorBox& box) {
-  simt::TensorMap map{};
-  if (!box.data) return {};
-  map.address = static_cast<unsigned char*>(const_cast<void*>(box.data));
-  map.rank = box.rank;
-  map.element_bytes = box.element_bytes;
-  map.swizzle = box.box_columns * box.element_bytes;
-  const int sizes[] = {box.box_columns, box.box_rows, 1, 1, 1};
-  for (int i = 0; i < box.rank; ++i) {
-    map.sizes[i] = static_cast<std::uint32_t>(box.sizes[i]);
-    map.strides[i] = box.strides[i];
-    map.box[i] = static_cast<std::uint16_t>(sizes[i]);
-  }
-  dlattn::ptx::TensorMap encoded;
-  std::memcpy(encoded.encoded, &map, sizeof map);
-  return encoded;
-}
-
 template <typename T>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
   simt::with_instance<Kernel::kSm90, T>(head_dim_tile, [&](auto tile) {
     const dlattn::sm90::TensorBoxes boxes = dlattn::sm90::tensor_boxes(params, tile);
     const dlattn::sm90::Launch launch = {
-        encode(boxes.q),
-        encode(boxes.k),
-        encode(boxes.v),
-        encode(boxes.out),
+        simt::encode(boxes.q),
+        simt::encode(boxes.k),
+        simt::encode(boxes.v),
+        simt::encode(boxes.out),
         static_cast<unsigned>(dlattn::sm90::num_items(params, tile)),
         dlattn::sm90::score_params(params, tile),
-        encode(boxes.bias),
-        encode(boxes.mask)};
+        simt::encode(boxes.bias),
+        simt::encode(boxes.mask)};
     dlattn::sm90::with_head_dim_v_tile<tile>(params.head_dim_v, [&](auto tile_v) {
       dlattn::sm90::with_kernel(params, [&](auto terms, auto varlen) {
         dlattn::sm90::kernel<T, tile, tile_v, terms, varlen>(params, shape, launch);

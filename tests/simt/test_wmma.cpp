@@ -83,9 +83,9 @@ std::vector<Case> cases() {
 template <typename T, int kVariant = 0>
 void run_variants(simt::Tests& tests, const Case& c) {
   if constexpr (kVariant < dlattn::wmma::kNumVariants) {
-    // test_wmma_split.cpp, test_wmma_general.cpp, test_wmma_turns.cpp
+    // test_wmma_split.cpp, test_wmma_general.cpp, test_wmma_bulk.cpp
     if constexpr (!dlattn::wmma::splits_keys(kVariant) && kVariant != dlattn::wmma::kGeneral &&
-                  kVariant != dlattn::wmma::kTurns) {
+                  kVariant != dlattn::wmma::kBulk) {
       tests.run<T>(Kernel::kWmma, c, run_kernel<T, kVariant>,
                    (std::string(dlattn::wmma::kVariantNames[kVariant]) + "+unpacked").c_str());
     }

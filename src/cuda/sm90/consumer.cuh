@@ -50,7 +50,7 @@ struct Walk {
 
 // A consumer warpgroup's 64 query rows of one work item after the other. A step starts the scores
 // of the next tile ahead of this tile's product with V, and works out the probabilities of the
-// former while the latter runs.
+// former while the latter runs; unless consumers do not run ahead, which takes fewer registers.
 template <typename T, bool kVarlen, int kHeadDim, int kHeadDimV, Terms kTerms>
 struct Consumer {
   using SharedParts = Shared<kHeadDim, kHeadDimV, kTerms>;
@@ -70,13 +70,13 @@ struct Consumer {
 
   __device__ __forceinline__ void run() {
     turns.begin();
-    for (unsigned i = blockIdx.x; kVarlen || i < launch.num_items; i += gridDim.x, ++query_use) {
+    for (Share share; kVarlen || share.item() < launch.num_items; share.next(params), ++query_use) {
       Item item;
       if constexpr (kVarlen) {
         item = received_item(shared, query_use);
         if (item.seqlen_q == 0) break;
       } else {
-        item = fixed_item(params, shape, i);
+        item = fixed_item(params, shape, share.item());
       }
       const ItemWalk walk = walk_of(item);
       ItemTerms terms(params, shape, launch.score, {item.m_block, item.head, item.batch}, loaded);
@@ -93,6 +93,7 @@ struct Consumer {
  private:
   static constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kTerms);
   static constexpr int kBlockN = kShape.block_n;
+  static constexpr bool kRunsAhead = kShape.runs_ahead;
   static constexpr bool kFromRegisters = stores_from_registers(kHeadDim, kTerms);
   using ItemWalk = Walk<block_m(kShape), kBlockN>;
   using ItemTerms = LaneTerms<T, kTerms>;
@@ -164,16 +165,26 @@ struct Consumer {
     pack_probabilities<T>(rP, acc_s);
   }
 
+  // The product with V of the tile before.
+  __device__ __forceinline__ void start_values() {
+    shared.values.wait_full(use);
+    start_pv<T, kHeadDimV, kBlockN>(acc_o, rP, shared.v(use));
+  }
+  __device__ __forceinline__ void finish_values() {
+    ptx::wgmma_wait<0>();
+    release(shared.values, use);
+  }
+
   // Tile n, whose K is that of use + 1, and the product with V of the one before it in the walk.
   __device__ __forceinline__ void step(const ItemWalk& walk, int n, ItemTerms& terms) {
+    if constexpr (!kRunsAhead) start_values(), finish_values();
     const ptx::SmemAddress sQ = shared.q(query_use, consumer);
     shared.keys.wait_full(use + 1);
     turns.wait();
     start_qk<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
-    shared.values.wait_full(use);
-    start_pv<T, kHeadDimV, kBlockN>(acc_o, rP, shared.v(use));
+    if constexpr (kRunsAhead) start_values();
     turns.pass();
-    ptx::wgmma_wait<1>();
+    ptx::wgmma_wait<kRunsAhead ? 1 : 0>();
     loaded.wait_full();
     terms.apply_quickly(acc_s, walk.position(n), walk.is_edge(n));
     if (walk.is_edge(n)) apply_mask(acc_s, walk.mask, walk.first_row, n * kBlockN);
@@ -200,8 +211,7 @@ struct Consumer {
     release(shared.keys, use + 1);
     loaded.release();
     softmax.add(sums);
-    ptx::wgmma_wait<0>();
-    release(shared.values, use);
+    if constexpr (kRunsAhead) finish_values();
     if (raised) rescale(acc_o, factors);
     pack_probabilities<T>(rP, acc_s);  // only now: products in flight may still read rP
     ++use;
@@ -210,10 +220,8 @@ struct Consumer {
   // The last tile's product with V, and results.
   __device__ __forceinline__ void end(const ItemWalk& walk) {
     if (walk.sees_any()) {
-      shared.values.wait_full(use);
-      start_pv<T, kHeadDimV, kBlockN>(acc_o, rP, shared.v(use));
-      ptx::wgmma_wait<0>();
-      release(shared.values, use);
+      start_values();
+      finish_values();
       ++use;
     }
 #pragma unroll 1

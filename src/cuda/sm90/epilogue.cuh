@@ -7,6 +7,7 @@
 #include "cuda/sm90/setup.cuh"
 #include "cuda/sm90/softmax.cuh"
 #include "cuda/tile/seqlen.cuh"
+#include "cuda/tile/transpose.cuh"
 
 namespace dlattn::sm90 {
 
@@ -68,21 +69,6 @@ __device__ __forceinline__ bool store_results(const AttentionParams& params, con
   return true;
 }
 
-// Transposes 4 x 4 words over a lane quad: word r of lane c becomes word c of lane r.
-__device__ __forceinline__ void transpose_in_quad(std::uint32_t (&words)[4], int lane) {
-#pragma unroll
-  for (int step = 1; step < 4; step *= 2) {
-    const bool upper = lane & step;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & step) continue;
-      const std::uint32_t given = upper ? words[i] : words[i + step];
-      const std::uint32_t got = __shfl_xor_sync(tile::kFullMask, given, step);
-      (upper ? words[i] : words[i + step]) = got;
-    }
-  }
-}
-
 // Stores a consumer's rows, 16 bytes a lane, without shared memory.
 template <typename T, int kHeadDim>
 __device__ __forceinline__ void store_from_registers(const AttentionParams& params,
@@ -107,7 +93,7 @@ __device__ __forceinline__ void store_from_registers(const AttentionParams& para
         const float* const x = acc_o + d / 2 + 4 * e + 2 * h;
         words.x[e] = tile::pack<T>(scaled(x[0], scales[h]), scaled(x[1], scales[h]));
       }
-      transpose_in_quad(words.x, lane);
+      tile::transpose_in_quad(words.x, lane);
       if (d < columns) *reinterpret_cast<tile::Vec<std::uint32_t, 4>*>(out + d) = words;
     }
   }

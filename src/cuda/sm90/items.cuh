@@ -10,6 +10,23 @@
 // Q.
 namespace dlattn::sm90 {
 
+// The items that this block computes: one of each round of as many as there are blocks. It has the
+// same place in all rounds, which under causality is every so many lengths further; but where a
+// window makes most items alike, and those of a head's first rows shorter, another one each time,
+// as else these would be the same blocks'.
+struct Share {
+  unsigned round = 0;  // its first item
+  unsigned place = blockIdx.x;
+
+  __device__ __forceinline__ unsigned item() const { return round + place; }
+  __device__ __forceinline__ void next(const AttentionParams& params) {
+    round += gridDim.x;
+    if (params.window_left < 0) return;
+    place -= (gridDim.x + 7) / 8;
+    if (place >= gridDim.x) place += gridDim.x;
+  }
+};
+
 // The lengths of a problem of one length.
 __device__ __forceinline__ Item fixed_lengths(const AttentionParams& params) {
   return {0, 0, 0, 0, static_cast<int>(params.seqlen_q), static_cast<int>(params.seqlen_k)};
@@ -85,7 +102,7 @@ struct BoxRows {
 template <bool kVarlen>
 __device__ __forceinline__ BoxRows box_rows(const Item& item, int start, int end, int first) {
   if constexpr (!kVarlen) return {first, item.batch};
-  return {static_cast<int>(kPackEnd) - (end - first), start + end};
+  return {static_cast<int>(tile::kPackEnd) - (end - first), start + end};
 }
 
 // Moves a box between the tensor and its place in shared memory.
@@ -95,7 +112,7 @@ __device__ __forceinline__ void load_box(ptx::SmemAddress to, const ptx::TensorM
                                          int head) {
   const ptx::BoxAt at = {column, rows.row, head, rows.batch};
   if constexpr (kVarlen) {
-    ptx::tma_load(to, map, mbarrier, at, static_cast<int>(kPackEnd));
+    ptx::tma_load(to, map, mbarrier, at, static_cast<int>(tile::kPackEnd));
   } else {
     ptx::tma_load(to, map, mbarrier, at);
   }
@@ -105,7 +122,7 @@ __device__ __forceinline__ void store_box(const ptx::TensorMap& map, ptx::SmemAd
                                           int column, BoxRows rows, int head) {
   const ptx::BoxAt at = {column, rows.row, head, rows.batch};
   if constexpr (kVarlen) {
-    ptx::tma_store(map, from, at, static_cast<int>(kPackEnd));
+    ptx::tma_store(map, from, at, static_cast<int>(tile::kPackEnd));
   } else {
     ptx::tma_store(map, from, at);
   }

@@ -88,8 +88,8 @@ __device__ __forceinline__ void produce_terms(
   const tile::Mask mask = position_mask(params, shape, fixed_lengths(params));
   const int seqlen_q = static_cast<int>(params.seqlen_q);
   LoadedTiles loaded(launch.score, shared, consumer);
-  for (unsigned i = blockIdx.x; i < launch.num_items; i += gridDim.x) {
-    const tile::Work work = tile::scheduled_work(params, shape, i);
+  for (Share share; share.item() < launch.num_items; share.next(params)) {
+    const tile::Work work = tile::scheduled_work(params, shape, share.item());
     const int first_row = work.m_block * kBlockM + consumer * kWarpgroupRows;
     const int last_row = min(first_row + kWarpgroupRows, seqlen_q) - 1;
     const TileRange tiles(mask, first_row, last_row, kTermKeys);

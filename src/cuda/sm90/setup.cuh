@@ -6,6 +6,7 @@
 #include "cuda/ptx/tensor_map.cuh"
 #include "cuda/sm90/score_params.h"
 #include "cuda/sm90/traits.h"
+#include "cuda/tile/ring.cuh"
 
 // What producer and consumers share: tensor maps, shared memory and the barriers between them.
 namespace dlattn::sm90 {
@@ -14,56 +15,9 @@ namespace dlattn::sm90 {
 struct Launch {
   // One box: 64 columns of a warpgroup's rows of q and out, or of a tile's keys of k and v.
   ptx::TensorMap q, k, v, out;
-  unsigned num_items;  // items of the whole problem; a thread block takes every gridDim.x-th
+  unsigned num_items;  // items of the whole problem; a block takes every gridDim.x-th or so
   ScoreParams score;
   ptx::TensorMap bias, mask;  // one box: a consumer's tile, of fp32 half of one
-};
-
-// Buffers that a producer fills and consumers empty in turn, by the number of their use: use i is
-// in stage i % kStages.
-template <int kStages>
-struct Ring {
-  static_assert((kStages & (kStages - 1)) == 0, "stages are told apart by a few bits");
-  static constexpr int kBytes = 2 * kStages * ptx::kMbarrierBytes;
-
-  ptx::SmemAddress full, empty;  // kStages mbarriers each
-
-  __device__ __forceinline__ explicit Ring(ptx::SmemAddress mbarriers)
-      : full(mbarriers), empty(mbarriers + kStages * ptx::kMbarrierBytes) {}
-
-  // By one thread. `releases`: arrivals that make a stage empty.
-  __device__ __forceinline__ void init(int releases) const {
-#pragma unroll
-    for (int i = 0; i < kStages; ++i) {
-      ptx::mbarrier_init(full + i * ptx::kMbarrierBytes, 1);
-      ptx::mbarrier_init(empty + i * ptx::kMbarrierBytes, releases);
-    }
-  }
-
-  __device__ __forceinline__ static int stage(unsigned use) {
-    return static_cast<int>(use % kStages);
-  }
-
-  // The producer's side: waits until the use before is over, and expects the bytes of this one.
-  __device__ __forceinline__ void wait_empty(unsigned use) const {
-    ptx::mbarrier_sleep(empty + stage(use) * ptx::kMbarrierBytes,
-                        static_cast<int>(use / kStages % 2 ^ 1));
-  }
-  __device__ __forceinline__ ptx::SmemAddress begin_fill(unsigned use, int bytes) const {
-    wait_empty(use);
-    const ptx::SmemAddress mbarrier = full + stage(use) * ptx::kMbarrierBytes;
-    ptx::mbarrier_arrive_expect_tx(mbarrier, bytes);
-    return mbarrier;
-  }
-
-  // The consumers' side.
-  __device__ __forceinline__ void wait_full(unsigned use) const {
-    ptx::mbarrier_sleep(full + stage(use) * ptx::kMbarrierBytes,
-                        static_cast<int>(use / kStages % 2));
-  }
-  __device__ __forceinline__ void release(unsigned use) const {
-    ptx::mbarrier_arrive(empty + stage(use) * ptx::kMbarrierBytes);
-  }
 };
 
 // A work item: block_m query rows of one head of one sequence.
@@ -84,8 +38,8 @@ struct Shared {
   static constexpr int kValueBytes = tile_bytes(kShape.block_n, kHeadDimV);
 
   ptx::SmemAddress base;
-  Ring<kShape.query_stages> queries;
-  Ring<kShape.num_stages> keys, values;
+  tile::Ring<kShape.query_stages> queries;
+  tile::Ring<kShape.num_stages> keys, values;
 
   __device__ __forceinline__ explicit Shared(ptx::SmemAddress base)
       : base(base),
@@ -125,7 +79,8 @@ struct Shared {
       values.init(kShape.num_consumers * 4);
       if constexpr (kTerms == Terms::kLoaded) {
 #pragma unroll
-        for (int c = 0; c < kShape.num_consumers; ++c) Ring<kTermStages>(term_mbarriers(c)).init(4);
+        for (int c = 0; c < kShape.num_consumers; ++c)
+          tile::Ring<kTermStages>(term_mbarriers(c)).init(4);
       }
       ptx::fence_mbarrier_init();
     }

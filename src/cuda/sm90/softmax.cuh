@@ -73,8 +73,7 @@ struct Softmax {
   // Whether a row of the warp has outgrown its reference. All lanes call it.
   template <typename T>
   __device__ __forceinline__ bool outgrown(const float (&sums)[2]) const {
-    return __any_sync(tile::kFullMask,
-                      sums[0] > tile::kMaxSum<T> || sums[1] > tile::kMaxSum<T>);
+    return __any_sync(tile::kFullMask, sums[0] > tile::kMaxSum<T> || sums[1] > tile::kMaxSum<T>);
   }
 
   // Raises the references of the rows whose sums are 2 or more, so far that these come to 1 or a

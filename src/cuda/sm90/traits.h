@@ -34,6 +34,9 @@ struct TileShape {
   bool takes_turns;   // consumers start their products one after the other
   // Per thread; together no more than the block has at launch (DESIGN.md).
   int producer_registers, consumer_registers;
+  // Whether a consumer starts a tile's scores ahead of the product with V of the tile before, so
+  // that its softmax runs under that; otherwise under other consumers' products alone.
+  bool runs_ahead = true;
 };
 
 // The tile of V's head dim, in the instance whose tile holds both head dims: multi-head latent
@@ -64,6 +67,8 @@ constexpr TileShape loaded_shape(int head_dim_tile) {
 constexpr TileShape tile_shape(int head_dim_tile, int head_dim_v_tile, Terms terms = Terms::kNone) {
   if (terms == Terms::kLoaded) return loaded_shape(head_dim_tile);
   if (terms == Terms::kComputed && head_dim_tile <= 64) return {3, 128, 2, 2, true, 24, 160};
+  if (terms == Terms::kComputed && head_dim_tile <= 128)
+    return {3, 128, 2, 2, true, 24, 160, false};
   if (head_dim_tile <= 64) return {4, 64, 4, 2, true, 24, 112};
   if (head_dim_tile <= 128) return {2, 128, 2, 2, true, 24, 240};
   if (head_dim_tile <= 192 && head_dim_v_tile <= 128) return {2, 128, 2, 1, true, 24, 240};

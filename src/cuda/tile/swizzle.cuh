@@ -11,12 +11,19 @@ namespace dlattn::tile {
 // 128), the chunks of 16 bytes stand in an order that the row's number gives by XOR, so that 8 rows
 // of one column of chunks lie in 8 different groups of banks. The tile's first byte is a multiple
 // of 128.
-template <int kColumns>
+//
+// As a rule a row's segments follow each other. With kBoxRows rows the tile is made of boxes of one
+// segment's columns, one after the other, in the order that the copy engine's swizzle gives; it
+// begins at a multiple of 8 segments' bytes.
+template <int kColumns, int kBoxRows = 0>
 struct SwizzledRows {
   static_assert(kColumns % 32 == 0, "a row is made of whole segments");
-  static constexpr int kRowBytes = kColumns * 2;
+  static_assert(kBoxRows % 8 == 0, "the order of chunks repeats every 8 rows");
   static constexpr int kSegmentBytes = kColumns % 64 == 0 ? 128 : 64;
-  static constexpr int kSegments = kRowBytes / kSegmentBytes;
+  static constexpr int kSegments = kColumns * 2 / kSegmentBytes;
+  // From a row to the next, and from a segment of a row to the next.
+  static constexpr int kRowBytes = kBoxRows > 0 ? kSegmentBytes : kColumns * 2;
+  static constexpr int kSegmentStep = kBoxRows > 0 ? kBoxRows * kSegmentBytes : kSegmentBytes;
   static constexpr int kChunks = kSegmentBytes / 16;  // of a segment
 
   // What the chunks of a row are XORed with; the same for rows that are a multiple of 8 apart.
@@ -26,7 +33,7 @@ struct SwizzledRows {
 
   // Bytes from the tile's start to a chunk of a row.
   __device__ __forceinline__ static int offset(int row, int chunk) {
-    return row * kRowBytes + chunk / kChunks * kSegmentBytes + ((chunk % kChunks) ^ key(row)) * 16;
+    return row * kRowBytes + chunk / kChunks * kSegmentStep + ((chunk % kChunks) ^ key(row)) * 16;
   }
 
   // From the address of chunk 0 or 1 of row r to that of the same chunk of the 16-column block
@@ -36,7 +43,7 @@ struct SwizzledRows {
                                                            int column) {
     constexpr int kBlocks = kSegmentBytes / 32;  // of a segment
     const int block = column / 16;
-    return (address ^ (block % kBlocks * 32)) + block / kBlocks * kSegmentBytes + rows * kRowBytes;
+    return (address ^ (block % kBlocks * 32)) + block / kBlocks * kSegmentStep + rows * kRowBytes;
   }
 };
 

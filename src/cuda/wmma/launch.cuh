@@ -1,11 +1,14 @@
 #pragma once
 
 #include "cuda/launch.cuh"
+#include "cuda/tensor_map.h"
+#include "cuda/wmma/boxes.cuh"
+#include "cuda/wmma/boxes.h"
+#include "cuda/wmma/bulk.cuh"
 #include "cuda/wmma/general.cuh"
 #include "cuda/wmma/kernel.cuh"
 #include "cuda/wmma/packing.h"
 #include "cuda/wmma/split.cuh"
-#include "cuda/wmma/turns.cuh"
 
 namespace dlattn::wmma {
 
@@ -16,8 +19,8 @@ constexpr auto variant_kernel() {
     return split_kernel<T, kTile, kVariant>;
   } else if constexpr (kVariant == kGeneral) {
     return general_kernel<T, kTile>;
-  } else if constexpr (kVariant == kTurns) {
-    return turns_kernel<T, kTile>;
+  } else if constexpr (kVariant == kBulk) {
+    return bulk_kernel<T, kTile>;
   } else {
     return kernel<T, kTile, kVariant, kPacked>;
   }
@@ -34,6 +37,13 @@ void launch_variant(const AttentionParams& params, const LaunchShape& shape, con
   };
   if constexpr (splits_keys(kVariant)) {
     launch(make_split_params(params, shape));
+  } else if constexpr (uses_copy_engine(kTile, kVariant)) {
+    const TensorBoxes boxes = tensor_boxes(params, kTile, kVariant);
+    const bool whole = whole_segments(params, kTile);
+    const auto encode = [&](const tile::TensorBox& box) {
+      return cuda::encode_tensor_map(whole ? all_segments(box, kTile) : box, dtype);
+    };
+    launch(params, shape, TensorMaps{encode(boxes.q), encode(boxes.k), encode(boxes.v), whole});
   } else {
     launch(params, shape);
   }

@@ -108,6 +108,7 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim, kVariant == kW
   constexpr SplitSmemMap kMap = split_smem_map(kHeadDim, kVariant == kWhole);
   constexpr int kBlockM = block_m(kShape);
   constexpr int kBlockN = kShape.block_n;
+  constexpr int kRowTiles = kBlockM / (kShape.row_groups * 16);  // a warp's
   constexpr int kStages = kShape.stages;
   constexpr int kFirstStages = kShape.whole ? kStages : kStages - 1;  // copied at once
   static_assert(!kShape.whole || kStages == 2);
@@ -177,7 +178,7 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim, kVariant == kW
   const tile::OutputRows<T> result(params, work);
   const float* sink = params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr;
 
-  SpeculativeSoftmax<1> softmax;
+  SpeculativeSoftmax<kRowTiles> softmax;
   float acc_o[1][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][1][4];
   ptx::cp_async_wait<kFirstStages>();

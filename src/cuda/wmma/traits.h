@@ -9,10 +9,11 @@ namespace dlattn::wmma {
 // once; then K and V may be laid over Q's shared memory.
 enum class QueryPlace { kSmem, kRegisters, kRegistersOverlaid };
 
-// How warps hand the stages of K and V over to each other (stages.cuh).
-// The last: by mbarriers where tensor cores are slow, else by the block's barrier; which is settled
-// when the kernel is compiled.
-enum class Handover { kBlockBarrier, kMbarrier, kMbarrierIfSlow };
+// How warps hand the stages of K and V over to each other (stages.cuh). kMbarrierIfSlow: by
+// mbarriers where tensor cores are slow, else by the block's barrier, which is settled when the
+// kernel is compiled. Where the copy engine fills them, from compute capability 9.0 on, it brings Q
+// as well.
+enum class Handover { kBlockBarrier, kMbarrier, kMbarrierIfSlow, kCopyEngine };
 
 // Tile shapes per head_dim tile, between which the plan chooses.
 constexpr int kWide = 0;     // as many rows as registers hold: each fragment of K and V feeds most
@@ -21,10 +22,10 @@ constexpr int kSplit = 2;    // keys divided among the warps (split.cuh): for sm
 constexpr int kAhead = 3;    // as wide, with mbarriers, by which warps may run ahead of each other
 constexpr int kGeneral = 4;  // what the others lack: score terms, odd head dims (general.cuh)
 constexpr int kWhole = 5;    // split with all keys on their way at once: more shared memory
-constexpr int kTurns = 6;    // two warps on each scheduler take turns at products (turns.cuh)
+constexpr int kBulk = 6;     // one item after the other, brought by the copy engine (bulk.cuh)
 constexpr int kNumVariants = 7;
 constexpr const char* kVariantNames[kNumVariants] = {"wide",    "narrow", "split", "ahead",
-                                                     "general", "whole",  "turns"};
+                                                     "general", "whole",  "bulk"};
 
 constexpr bool splits_keys(int variant) {
   return variant == kSplit || variant == kWhole;
@@ -61,10 +62,14 @@ constexpr TileShape ahead_shape(int head_dim_tile) {
   return shape;
 }
 
-// An SM holds one such block: there is room for stages that no warp waits for.
-constexpr TileShape turns_shape(int head_dim_tile) {
-  if (head_dim_tile <= 128) return {8, 2, 64, 1, 32, QueryPlace::kSmem, 1, Handover::kMbarrier, 4};
-  return {8, 1, 32, 1, 32, QueryPlace::kRegistersOverlaid, 1, Handover::kMbarrier, 4};
+// As copies take next to no warp's time, and shared memory has room for tiles on their way, one
+// block of an SM's worth of warps does: it reads each tile once where two blocks would read it
+// twice.
+constexpr TileShape bulk_shape(int head_dim_tile) {
+  constexpr Handover kEngine = Handover::kCopyEngine;
+  if (head_dim_tile <= 64) return {8, 2, 64, 1, 32, QueryPlace::kRegisters, 1, kEngine, 8};
+  if (head_dim_tile <= 128) return {8, 2, 64, 4, 32, QueryPlace::kSmem, 1, kEngine, 4};
+  return {8, 1, 32, 1, 32, QueryPlace::kRegisters, 1, kEngine, 4};
 }
 
 constexpr TileShape general_shape(int head_dim_tile) {
@@ -78,7 +83,7 @@ constexpr TileShape general_shape(int head_dim_tile) {
 constexpr TileShape tile_shape(int head_dim_tile, int variant) {
   if (variant == kGeneral) return general_shape(head_dim_tile);
   if (variant == kWide) return wide_shape(head_dim_tile);
-  if (variant == kTurns) return turns_shape(head_dim_tile);
+  if (variant == kBulk) return bulk_shape(head_dim_tile);
   return variant == kNarrow ? narrow_shape(head_dim_tile) : ahead_shape(head_dim_tile);
 }
 
@@ -93,12 +98,18 @@ constexpr bool has_variant(int head_dim_tile, int variant) {
   if (variant == kSplit) return head_dim_tile <= 128;
   if (variant == kAhead) return head_dim_tile > 128;
   if (variant == kWhole) return head_dim_tile == 64;
-  if (variant == kTurns) return head_dim_tile == 128 || head_dim_tile == 192;
+  if (variant == kBulk) return head_dim_tile >= 64;
   return 0 <= variant && variant < kNumVariants;
 }
 
 constexpr int block_m(const TileShape& shape) {
   return shape.num_warps * shape.row_tiles * 16;
+}
+
+// Whether the copy engine brings Q, K and V.
+constexpr bool uses_copy_engine(int head_dim_tile, int variant) {
+  return !splits_keys(variant) &&
+         tile_shape(head_dim_tile, variant).handover == Handover::kCopyEngine;
 }
 
 // Scores' terms: a lane's neighbouring keys of a row, and a byte or element for each in shared
@@ -108,14 +119,18 @@ constexpr int mask_slot_bytes(int row_tiles, int block_n, int num_threads) {
   return row_tiles * 2 * (block_n / 32) * kRunKeys * num_threads;
 }
 
-// Byte offsets into dynamic shared memory; rows as in tile::SwizzledRows.
+// Byte offsets into dynamic shared memory; rows as in tile::SwizzledRows, in boxes of a warp's rows
+// of Q and of a tile of K and V where the copy engine brings them.
 struct SmemMap {
   int q;  // [block_m] rows, later those of out
   int k;  // [stages][block_n] rows
   int v;  // [stages][block_n] rows
   int mbarriers;
+  int coordinates;  // of what the copy engine brings, kCoordinateBytes for each warp
   int total;
 };
+
+constexpr int kCoordinateBytes = 32;  // BulkCursor
 
 constexpr SmemMap smem_map(int head_dim_tile, int variant) {
   const TileShape shape = tile_shape(head_dim_tile, variant);
@@ -126,8 +141,12 @@ constexpr SmemMap smem_map(int head_dim_tile, int variant) {
   map.k = shape.query_place == QueryPlace::kRegistersOverlaid ? 0 : q_bytes;
   map.v = map.k + k_bytes;
   map.mbarriers = map.v + k_bytes > q_bytes ? map.v + k_bytes : q_bytes;
-  map.total =
-      map.mbarriers + (shape.handover != Handover::kBlockBarrier ? shape.stages * 2 * 8 : 0);
+  map.total = map.mbarriers;
+  if (shape.handover != Handover::kBlockBarrier) map.total += shape.stages * 2 * 8;
+  if (shape.handover == Handover::kCopyEngine) {
+    map.coordinates = map.total + shape.num_warps * 8;
+    map.total = map.coordinates + shape.num_warps * kCoordinateBytes;
+  }
   return map;
 }
 

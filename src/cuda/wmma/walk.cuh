@@ -16,13 +16,14 @@ enum class Walk { kEdge, kFull };
 
 // An edge tile in slices of kSliceKeys keys, without those that the warp's rows, from `first_row`
 // on, do not see.
-template <typename T, int kHeadDim, int kBlockN, int kSliceKeys, int kRowTiles, typename Mask,
-          typename LoadQ>
+template <typename T, int kHeadDim, int kBlockN, int kSliceKeys, int kBoxRows = 0, int kRowTiles,
+          typename Mask, typename LoadQ>
 __device__ __forceinline__ void attend_edge(SpeculativeSoftmax<kRowTiles>& softmax,
                                             float (&acc_o)[kRowTiles][kHeadDim / 8][4],
                                             const Mask& mask, int first_row, int n,
                                             ptx::SmemAddress lane_k, ptx::SmemAddress lane_v,
                                             float scale_log2, int lane_idx, const LoadQ& load_q) {
+  constexpr int kRowBytes = tile::SwizzledRows<kHeadDim, kBoxRows>::kRowBytes;
   const int last_row = first_row + kRowTiles * 16 - 1;
 #pragma unroll 1
   for (int first = kBlockN - kSliceKeys; first >= 0; first -= kSliceKeys) {
@@ -30,12 +31,12 @@ __device__ __forceinline__ void attend_edge(SpeculativeSoftmax<kRowTiles>& softm
     const tile::Range any = mask.any_row(first_row, last_row);
     if (any.begin >= n0 + kSliceKeys || any.end <= n0) continue;
     float acc_s[kRowTiles][kSliceKeys / 8][4];
-    multiply_qk<T, kHeadDim, 0, kSliceKeys>(acc_s, lane_k + first * kHeadDim * 2, load_q);
+    multiply_qk<T, kHeadDim, 0, kSliceKeys, kBoxRows>(acc_s, lane_k + first * kRowBytes, load_q);
     if (!tile::contains_all(mask.every_row(first_row, last_row), n0, kSliceKeys))
       apply_mask(acc_s, mask, first_row + lane_idx / 4, n0, lane_idx);
     std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
     softmax.template first_probabilities<T, 0, kSliceKeys>(acc_s, scale_log2, rP, acc_o);
-    multiply_pv<T, kHeadDim, 0, kSliceKeys>(acc_o, rP, lane_v + first * kHeadDim * 2);
+    multiply_pv<T, kHeadDim, 0, kSliceKeys, kBoxRows>(acc_o, rP, lane_v + first * kRowBytes);
   }
 }
 

@@ -31,6 +31,7 @@ struct DeviceInfo {
   std::int64_t l2_bytes = 0;
   std::string unserved;       // why the kernels of this build do not run on it; empty if they do
   std::string sm90_unserved;  // why "sm90" is not among those that do; empty if it is
+  std::string copy_engine_unserved;  // the same of kernels whose tiles the copy engine brings
   // CPU
   int num_threads = 0;   // DLATTN_NUM_THREADS, else the cores this process may run on
   const char* isa = "";  // "avx512", "avx2" or "portable"

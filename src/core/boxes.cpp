@@ -1,0 +1,23 @@
+#include "core/boxes.h"
+
+#include "core/concat.h"
+
+namespace dlattn::core {
+
+std::string misfit(const tile::TensorBox& box) {
+  constexpr std::int64_t kMaxStride = std::int64_t{1} << 40;
+  const std::int64_t most_bytes = (box.rank == 5 ? tile::kPackTurn : kMaxStride) - 16;
+  if (reinterpret_cast<std::uintptr_t>(box.data) % 16 != 0)
+    return concat(box.name, " begins at ", box.data, "; accepted: multiples of 16 bytes");
+  const char* const names[] = {"column", "row", "head", "batch"};
+  for (int i = 1; i < 4; ++i) {
+    const std::int64_t stride = box.strides[i];
+    if (stride % 16 != 0 || stride < 0 || stride > most_bytes) {
+      return concat(box.name, " has a ", names[i], " stride of ", stride,
+                    " bytes; accepted: multiples of 16 from 0 to ", most_bytes);
+    }
+  }
+  return {};
+}
+
+}  // namespace dlattn::core

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/tile/launch_shape.h"
+
+// What the copy engine is told of tensors, as plain host code: the plan asks whether it can be
+// told, the launch tells it.
+namespace dlattn::tile {
+
+constexpr int kBoxRowBytes = 128;  // the widest swizzle's
+
+// A tensor and the box of it that one copy moves.
+struct TensorBox {
+  const char* name;
+  const void* data;
+  std::int64_t sizes[5];    // columns, rows, heads, batch; at least 1; of a pack, see packed_box
+  std::int64_t strides[5];  // in bytes; of a dimension of one element, any that is accepted
+  int box_rows;
+  int element_bytes = 2;
+  int box_columns = kBoxRowBytes / 2;  // which fill a row of the swizzle's, or half of one
+  int rank = 4;
+  int box_depth = 1;  // of the third dimension
+};
+
+// Rows of all sequences of one length: [batch][heads][rows][columns].
+inline TensorBox tensor_box(const char* name, const void* data, std::int64_t columns,
+                            std::int64_t rows, std::int64_t row_stride, std::int64_t heads,
+                            std::int64_t head_stride, std::int64_t batch, std::int64_t batch_stride,
+                            int box_rows, int element_bytes = 2) {
+  constexpr std::int64_t kAnyStride = 16;
+  if (rows == 0 || columns == 0)  // never copied, but something must be told
+    columns = rows = heads = batch = 1;
+  const auto stride = [=](std::int64_t size, std::int64_t elements) {
+    return size > 1 ? elements * element_bytes : kAnyStride;
+  };
+  return {name,
+          data,
+          {columns, rows, heads, batch},
+          {element_bytes, stride(rows, row_stride), stride(heads, head_stride),
+           stride(batch, batch_stride)},
+          box_rows,
+          element_bytes,
+          element_bytes == 4 ? kBoxRowBytes / 4 : kBoxRowBytes / 2};
+}
+
+// Rows of packed sequences. A box must end with its sequence: what follows in memory is another's,
+// or nobody's. So rows are counted from the end of their dimension: a box whose sequence has r more
+// rows begins at row kPackEnd - r, and there the copy engine takes the tensor to end. The fourth
+// dimension walks along the pack in steps of a row, too, to where the sequence ends; and the last
+// one takes the kPackEnd rows back, for its coordinate kPackEnd stands for 2^64 - kPackEnd rows,
+// and addresses wrap.
+constexpr std::int64_t kPackEnd = std::int64_t{1} << 30;
+constexpr std::int64_t kPackTurn = std::int64_t{1} << 34;  // 2^64 / kPackEnd
+static_assert(kPackEnd > kMaxSeqlen);
+
+inline TensorBox packed_box(const char* name, const void* data, std::int64_t columns,
+                            std::int64_t rows, std::int64_t row_stride, std::int64_t heads,
+                            std::int64_t head_stride, int box_rows) {
+  TensorBox box =
+      tensor_box(name, data, columns, rows, row_stride, heads, head_stride, 1, 0, box_rows);
+  box.rank = 5;
+  box.sizes[1] = kPackEnd;
+  box.sizes[3] = std::max<std::int64_t>(rows, 1) + 1;
+  box.sizes[4] = kPackEnd + 1;
+  box.strides[3] = box.strides[1];
+  box.strides[4] = kPackTurn - box.strides[1];
+  return box;
+}
+
+}  // namespace dlattn::tile

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "cuda/ptx/tma.cuh"
+#include "cuda/tile/boxes.h"
+#include "harness/memory.h"
+
+// What the driver makes of a tensor and its box (src/cuda/tensor_map.cpp), for the model of the
+// copy engine.
+namespace simt {
+
+inline dlattn::ptx::TensorMap encode(const dlattn::tile::TensorBox& box) {
+  TensorMap map{};
+  if (!box.data) return {};
+  map.address = static_cast<unsigned char*>(const_cast<void*>(box.data));
+  map.rank = box.rank;
+  map.element_bytes = box.element_bytes;
+  map.swizzle = box.box_columns * box.element_bytes;
+  const int sizes[] = {box.box_columns, box.box_rows, box.box_depth, 1, 1};
+  for (int i = 0; i < box.rank; ++i) {
+    map.sizes[i] = static_cast<std::uint32_t>(box.sizes[i]);
+    map.strides[i] = box.strides[i];
+    map.box[i] = static_cast<std::uint16_t>(sizes[i]);
+  }
+  dlattn::ptx::TensorMap encoded;
+  std::memcpy(encoded.encoded, &map, sizeof map);
+  return encoded;
+}
+
+}  // namespace simt
