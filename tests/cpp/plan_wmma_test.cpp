@@ -19,7 +19,7 @@ namespace {
 // The tile shapes of wmma that its cost model chooses.
 void tile_shapes() {
   constexpr int kW = wmma::kWide, kN = wmma::kNarrow, kS = wmma::kSplit, kB = wmma::kBulk,
-                kAll = wmma::kWhole;
+                kA = wmma::kAhead, kAll = wmma::kWhole;
   const struct {
     std::int64_t batch_size, heads, seqlen;
     int head_dim;
