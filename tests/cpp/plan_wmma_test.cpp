@@ -19,7 +19,7 @@ namespace {
 // The tile shapes of wmma that its cost model chooses.
 void tile_shapes() {
   constexpr int kW = wmma::kWide, kN = wmma::kNarrow, kS = wmma::kSplit, kB = wmma::kBulk,
-                kAll = wmma::kWhole;
+                kA = wmma::kAhead, kAll = wmma::kWhole;
   const struct {
     std::int64_t batch_size, heads, seqlen;
     int head_dim;
@@ -54,7 +54,7 @@ void tile_shapes() {
       {4, 16, 4096, 128, true, kN, kN, kN, kB},
       // Registers leave one wide block of head_dim 256 to an SM.
       {1, 8, 1024, 256, false, kN, kN, kN, kN},
-      {4, 8, 4096, 256, false, kW, kW, kN, kB},
+      {4, 8, 4096, 256, false, kA, kA, kN, kB},
       {4, 8, 4096, 192, true, kN, kN, kN, kB},
   };
   const std::vector<DeviceInfo> devices = gpus();
