@@ -149,6 +149,7 @@ _FMA = frozenset({"FFMA", "FADD", "FMUL"})
 _HALF_FMA = frozenset({"IMAD"})
 _MUFU = frozenset({"MUFU", "I2F", "F2I", "I2FP", "POPC"})
 _MEMORY = frozenset({"LDSM", "LDS", "STS", "LDGSTS", "LDG", "STG", "SHFL", "LD", "ST"})
+_MBARRIER = frozenset({"SYNCS", "ARRIVES", "ATOMS"})
 _JUMPS = frozenset({"BRA", "EXIT", "RET", "CALL", "BSSY", "BSYNC", "WARPSYNC", "YIELD"})
 _WAITS = frozenset({"BAR", "DEPBAR", "LDGDEPBAR", "NOP", "ERRBAR", "MEMBAR"})
 _CONSTANT = frozenset({"LDC", "ULDC", "S2R", "S2UR", "CS2R"})
@@ -157,6 +158,7 @@ MUFU_LATENCY = 20.0
 SMEM_LATENCY = 33.0  # inferred: ldmatrix.x4 with address arithmetic takes 41.5 on an H200
 CONSTANT_LATENCY = 30.0
 BARRIER_LATENCY = 20.0
+FENCE_STALL = 60.0  # of MEMBAR, which comes before an arrival at an mbarrier on Ada: an assumption
 WRITE_LATENCY = 400.0  # until a block's last stores have left and another may take its place
 
 
@@ -176,6 +178,8 @@ def use_of(i: Instruction, device: Device) -> Use:
         return Use("uniform", 2.0, CONSTANT_LATENCY)
     if i.name.startswith("U") or i.name == "R2UR":
         return Use("uniform", 2.0, 12.0)
+    if i.name in _MBARRIER:
+        return Use("memory", 1.0, SMEM_LATENCY)
     if i.name in _MEMORY:
         size = WARP_LANES * (4 if i.name == "SHFL" else i.bytes_per_lane)
         clocks = max(1.0, size / SMEM_BYTES_PER_CLOCK)

@@ -143,6 +143,29 @@ def copied_bytes(instructions: Iterable[Instruction]) -> int:
     return sum(i.bytes_per_lane * WARP_LANES for i in instructions if i.name == "LDGSTS")
 
 
+def handovers(instructions: list[Instruction]) -> dict[int, str]:
+    """What instructions, by address, do with mbarriers (stages.cuh of wmma).
+
+    "fill": the warp's copies count as landed when they have; "release": it has read a stage;
+    "full", "empty": it waits until all warps have filled, released one. A stage has two of 8
+    bytes, "full" first, at a multiple of 16.
+    """
+    asked_again = {i.target for i in instructions}
+    found = {}
+    for i in instructions:
+        offset = re.search(r"\+(?:URZ\+)?0x([0-9a-f]+)\]", i.operands)
+        kind = ("full", "empty")[int(offset[1], 16) // 8 % 2] if offset else "full"
+        if i.opcode.startswith("ARRIVES.LDGSTSBAR"):
+            found[i.address] = "fill"
+        elif i.opcode.startswith(("ATOMS.ARRIVE", "SYNCS.ARRIVE")):
+            found[i.address] = "release"
+        elif i.opcode.startswith("SYNCS.PHASECHK") and i.address not in asked_again:
+            found[i.address] = kind  # it sleeps; what asks again is seldom needed
+        elif i.name == "LDS" and not i.never_runs and i.address in asked_again:
+            found[i.address] = kind
+    return found
+
+
 Score = Callable[[list[Instruction]], tuple[int, ...]]
 
 
@@ -157,8 +180,9 @@ def short_path(block: list[Instruction]) -> tuple[int, ...]:
 
 
 def common_path(block: list[Instruction]) -> tuple[int, ...]:
-    """All copies, and the least of everything else: without products that are made again."""
-    return (copied_bytes(block), -len(block))
+    """All copies and what hands them over, and the least of everything else: without products that
+    are made again."""
+    return (copied_bytes(block), len(handovers(block)), -len(block))
 
 
 def stored_bytes(instructions: Iterable[Instruction]) -> int:

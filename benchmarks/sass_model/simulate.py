@@ -4,7 +4,8 @@ Each of the four schedulers issues at most one instruction a clock, from a warp 
 has run out, whose scoreboards are free and whose pipe takes another one; a warp that can go on goes
 on, else the oldest ready one does (or they take turns, to see what that choice amounts to). So
 whether one warp's softmax hides behind another's products is not assumed but comes out. The warps
-of a block meet at its barriers; shared memory's port is common to the four schedulers.
+of a block meet at its barriers, or hand over tiles by mbarriers; shared memory's port
+is common to the four schedulers.
 
 HMMA has no scoreboard; the code counts on the shortest latency of its architecture. Registers that
 an HMMA writes are therefore tracked here, as the hardware of the slower GPUs must.
@@ -14,8 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sass_model.devices import BARRIER_LATENCY, SUB_PARTITIONS, Device, use_of
-from sass_model.sass import Instruction
+from sass_model.devices import BARRIER_LATENCY, FENCE_STALL, SUB_PARTITIONS, Device, use_of
+from sass_model.sass import Instruction, handovers
 
 PIPES = ("tensor", "mufu", "fma", "alu", "uniform", "memory")
 _NEVER = float("inf")
@@ -34,13 +35,14 @@ class Step:
     waits: tuple[int, ...]
     reads: tuple[int, ...]  # registers that an HMMA may be about to write
     writes: tuple[int, ...]  # of an HMMA
-    kind: str  # "", "BAR", "DEPBAR", "LDGDEPBAR", "LDGSTS"
+    kind: str  # "", "BAR", "DEPBAR", "LDGDEPBAR", "LDGSTS", or one of handovers()
     outstanding: int = 0  # copies that a DEPBAR lets be
 
 
 def prepare(code: list[Instruction], device: Device) -> list[Step]:
     """Looks up what each instruction needs on a device."""
     tracked = {r for i in code if i.name == "HMMA" for r in i.registers[:4]}
+    on_mbarriers = handovers(code)
     steps = []
     for i in code:
         use = use_of(i, device)
@@ -52,13 +54,13 @@ def prepare(code: list[Instruction], device: Device) -> list[Step]:
                 pipe=PIPES.index(use.pipe) if use.pipe else -1,
                 clocks=use.clocks,
                 latency=use.latency,
-                stall=i.stall,
+                stall=max(i.stall, round(FENCE_STALL)) if i.name == "MEMBAR" else i.stall,
                 write_scoreboard=i.write_scoreboard,
                 read_scoreboard=i.read_scoreboard,
                 waits=i.waits,
                 reads=tuple(tracked.intersection(i.registers)),
                 writes=i.registers[:4] if product else (),
-                kind=i.name if special else "",
+                kind=on_mbarriers.get(i.address, i.name if special else ""),
                 outstanding=outstanding,
             )
         )
@@ -77,6 +79,9 @@ class _Warp:
     groups: list[float] = field(default_factory=list)  # when committed copies have landed
     arrived: bool = False  # at a barrier, and waiting
     issued: int = 0
+    # When, pass by pass, its copies of the next tile had landed, and it had released this one.
+    fills: list[float] = field(default_factory=list)
+    releases: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,7 @@ class _Multiprocessor:
         self.take_turns = take_turns
         self.device = device
         self.warps = [_Warp(b, w // meeting) for b in range(blocks) for w in range(warps)]
+        self.block_of = [self.warps[b * warps : (b + 1) * warps] for b in range(blocks)]
         self.of_scheduler: list[list[_Warp]] = [[] for _ in range(SUB_PARTITIONS)]
         for index, warp in enumerate(self.warps):
             self.of_scheduler[index % SUB_PARTITIONS].append(warp)
@@ -124,10 +130,20 @@ class _Multiprocessor:
             t = max(t, warp.registers.get(register, 0.0))
         if step.kind == "DEPBAR" and len(warp.groups) > step.outstanding:
             t = max(t, *warp.groups[: len(warp.groups) - step.outstanding])
+        if step.kind in ("full", "empty"):
+            t = max(t, self._handed_over(step.kind, warp))
         if step.pipe >= 0:
             memory = PIPES[step.pipe] == "memory"
             t = max(t, self.memory_free if memory else self.free[scheduler][step.pipe])
         return t
+
+    def _handed_over(self, kind: str, warp: _Warp) -> float:
+        """When the tile of a warp's pass is full, or the stage of the one before empty."""
+        before = warp.issued // len(self.steps) - 1
+        if before < 0:
+            return 0.0
+        done = [w.fills if kind == "full" else w.releases for w in self.block_of[warp.block]]
+        return max(times[before] if before < len(times) else _NEVER for times in done)
 
     def issue(self, scheduler: int, warp: _Warp, t: float) -> None:
         """Issues a warp's next instruction at a time."""
@@ -150,6 +166,12 @@ class _Multiprocessor:
             del warp.groups[: max(0, len(warp.groups) - step.outstanding)]
         elif step.kind == "BAR":
             self._arrive(warp, t)
+        elif step.kind in ("fill", "release"):
+            if step.kind == "fill":
+                warp.fills.append(max(warp.copies, done))
+            else:
+                warp.releases.append(done)
+            self.wake = [min(at, done) for at in self.wake]
         if step.write_scoreboard is not None and step.kind != "LDGDEPBAR":
             at = warp.scoreboards[step.write_scoreboard]
             warp.scoreboards[step.write_scoreboard] = max(at, done)

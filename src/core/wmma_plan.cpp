@@ -222,6 +222,12 @@ bool bulk_pays(const DeviceInfo& device) {
   return matrix_rate(device) >= kH200Rate;
 }
 
+// Whether warps of a large block hand over better by mbarriers. Before compute capability 9.0 an
+// arrival costs a fence and an atomic, which the tensor cores of 8.9 leave time for, by the model.
+bool mbarriers_pay(const DeviceInfo& device) {
+  return device.compute_major >= 9 || (device.compute_major == 8 && device.compute_minor == 9);
+}
+
 }  // namespace
 
 bool parse_wmma_request(const char* text, WmmaRequest* request) {
@@ -250,8 +256,7 @@ std::string accepted_wmma_requests() {
 }
 
 // The general kernel takes what the others do not serve; of those, the one that is predicted to be
-// the fastest. By mbarriers warps hand over well from compute capability 9.0 on; before it an
-// arrival costs a fence and an atomic.
+// the fastest.
 WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
                        const WmmaRequest& request, bool batch_invariant) {
   using Packing = WmmaRequest::Packing;
@@ -275,7 +280,7 @@ WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, 
        {wmma::kBulk, wmma::kAhead, wmma::kWide, wmma::kNarrow, wmma::kSplit, wmma::kWhole}) {
     if (!wmma::has_variant(head_dim_tile, variant) || (!any && variant != request.variant))
       continue;
-    if (any && variant == wmma::kAhead && device.compute_major < 9) continue;
+    if (any && variant == wmma::kAhead && !mbarriers_pay(device)) continue;
     if (any && variant == wmma::kBulk && !bulk_pays(device)) continue;
     // A sequence of a pack must then give the bits that it gives alone.
     if (any && wmma::uses_copy_engine(head_dim_tile, variant) &&
@@ -303,7 +308,9 @@ WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, 
 // which under causality each is two items.
 std::int64_t wmma_grid(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile,
                        int variant, std::int64_t num_items) {
-  if (variant != wmma::kBulk) return num_items;
+  // Kernels count items by 32 bits, as grids count blocks.
+  if (variant != wmma::kBulk || num_items > std::numeric_limits<std::int32_t>::max())
+    return num_items;
   constexpr std::int64_t kShortWalk = 2048;
   const bool causal = p.causal != Causal::kNone;
   if ((causal ? p.seqlen_k / 2 : p.seqlen_k) > kShortWalk) return num_items;

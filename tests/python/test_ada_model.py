@@ -16,7 +16,7 @@ import ada_model
 from sass_model import kernels, report, sass
 from sass_model.devices import DEVICES, use_of
 from sass_model.predict import Pace, Problem, _Walk, blocks_of
-from sass_model.simulate import Run, once, simulate
+from sass_model.simulate import Run, _Multiprocessor, once, prepare, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 L4 = DEVICES["L4"]
@@ -239,6 +239,58 @@ def test_copies_are_waited_for() -> None:
     assert once(copies, L4, 4) > L4.memory_latency
     outstanding = [replace(i, operands=i.operands.replace("0x0", "0x1")) for i in copies]
     assert once(outstanding[:3] * 2, L4, 4) < 3 * L4.memory_latency
+
+
+def handed_over(count: int) -> list[sass.Instruction]:
+    """A tile with mbarriers in place of a barrier: waits, a copy, `count` products, release."""
+    return sass.parse(
+        listing(
+            ("LDS R56, [R57+0x8004]", {"write": 0}),
+            ("LOP3.LUT P0, RZ, R56, 0x80000000, R3, 0x48, !PT", {"wait": 1, "stall": 4}),
+            "@!P0 BRA 0x0",
+            ("LDS R56, [R57+0x800c]", {"write": 0}),
+            ("LOP3.LUT P0, RZ, R56, 0x80000000, R3, 0x48, !PT", {"wait": 1, "stall": 4}),
+            "@!P0 BRA 0x30",
+            "@!PT LDS RZ, [RZ]",
+            "LDGSTS.E.BYPASS.128 [R5], [R8.64]",
+            "ARRIVES.LDGSTSBAR.64 [UR4+0x8000]",
+            *products(count),
+            "MEMBAR.ALL.CTA",
+            "ATOMS.ARRIVE.64 RZ, [R3+URZ+0x8008]",
+        )
+    )
+
+
+def test_mbarriers_are_found() -> None:
+    code = handed_over(1)
+    expected = {0x00: "full", 0x30: "empty", 0x80: "fill", code[-1].address: "release"}
+    assert sass.handovers(code) == expected
+    hopper = sass.parse(
+        listing(
+            "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2+UR5+0xc000], R1",
+            "@P0 BRA 0x40",
+            "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2+UR5+0xc000], R1",
+            "@!P0 BRA 0x20",
+            "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R2+UR5+0xc008], RZ",
+        )
+    )
+    assert sass.handovers(hopper) == {0x00: "full", 0x40: "release"}
+
+
+def test_mbarriers_are_waited_for() -> None:
+    short, long = handed_over(4), handed_over(64)
+    assert simulate(short, L4, 1, 4).clocks_per_pass > L4.memory_latency  # for its tile to land
+    assert simulate(long, L4, 1, 4).busy["tensor"] > 0.8
+    # A warp at its third tile waits for one that has not filled its part of it.
+    sm = _Multiprocessor(prepare(short, L4), L4, 1, 4, 4)
+    slow, fast = sm.warps[0], sm.warps[1]
+    fast.issued = 2 * len(short)
+    slow.fills, slow.releases = [100.0], [150.0]
+    for warp in sm.warps[1:]:
+        warp.fills, warp.releases = [110.0, 210.0], [120.0, 220.0]
+    assert sm.earliest(1, fast) == float("inf")
+    slow.fills.append(500.0)
+    assert sm.earliest(1, fast) == 500.0
 
 
 def make_shape(block_m: int, block_n: int) -> kernels.Shape:

@@ -176,8 +176,9 @@ SEED_BUGS = (
     SeedBug(
         "probabilities packed while the product reads them",
         SM90,
-        "softmax.add(sums); ptx::wgmma_wait<0>();",
-        "softmax.add(sums); pack_probabilities<T>(rP, acc_s); ptx::wgmma_wait<0>();",
+        "softmax.add(sums); if constexpr (kRunsAhead) finish_values();",
+        "softmax.add(sums); pack_probabilities<T>(rP, acc_s);"
+        " if constexpr (kRunsAhead) finish_values();",
     ),
     SeedBug(
         "outgrown reference kept",

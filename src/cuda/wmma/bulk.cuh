@@ -7,11 +7,10 @@
 // item's Q brought when it has those of this one in registers: so an item's first tiles come while
 // the one before is worked on. One lane starts the copy of a tile, of each warp in turn. Results go
 // from registers to global memory, for the place of Q has the next item's.
-// All barriers are mbarriers (Stages), and the warp that is furthest behind never waits for
+// All barriers are mbarriers (BulkStages), and the warp that is furthest behind never waits for
 // another: what it waits for has been started, by itself or by warps further on.
 
 #include "cuda/ptx/grid_dependency.cuh"
-#include "cuda/ptx/special.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/seqlen.cuh"
 #include "cuda/wmma/boxes.cuh"
@@ -147,7 +146,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kBulk).num_warps * 32,
     bulk_kernel([[maybe_unused]] const __grid_constant__ AttentionParams params,
                 [[maybe_unused]] const __grid_constant__ LaunchShape shape,
                 [[maybe_unused]] const __grid_constant__ TensorMaps maps) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// Devices of 12.0 and later have less shared memory than a block takes: the plan refuses them.
+#if !defined(__CUDA_ARCH__) || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200)
   constexpr TileShape kShape = tile_shape(kHeadDim, kBulk);
   constexpr SmemMap kMap = smem_map(kHeadDim, kBulk);
   constexpr bool kInRegisters = kShape.query_place == QueryPlace::kRegisters;
@@ -215,8 +215,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kBulk).num_warps * 32,
       const ptx::SmemAddress lane_k = sK + stage + lane_place_across<kHeadDim, kBlockN>(lane_idx);
       const ptx::SmemAddress lane_v = sV + stage + lane_place_down<kHeadDim, kBlockN>(lane_idx);
       stages.wait_full(i);
-      if constexpr (walk == Walk::kEdge) copies.bring(i + kLookahead);
       if constexpr (walk == Walk::kEdge) {
+        copies.bring(i + kLookahead);
         const Item same(order, item);
         attend_edge<T, kHeadDim, kBlockN, kShape.edge_keys, kBlockN>(
             softmax, acc_o, same.mask, same.m0 + warp_idx * kWarpRows, n, lane_k, lane_v,

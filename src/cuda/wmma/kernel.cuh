@@ -49,9 +49,12 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   static_assert(!kPacked || packs_heads(kVariant));
   using Mask = tile::RowMask<kPacked>;
   using Copy = TileCopy<T, kHeadDim, kShape.num_warps * 32>;
+  constexpr Handover kHandover = resolved(kShape.handover);
   // Where warps run ahead of each other, none waits in the long loop for its stage to be free
   // before it must. Edge tiles are too few for warps to be apart, and their copies are waited for.
-  constexpr bool kCopyLate = kShape.handover == Handover::kMbarrier;
+  // In small blocks of short rows the copies' instructions had better not delay the first products.
+  constexpr bool kCopyLate =
+      kHandover == Handover::kMbarrier || (kVariant == kNarrow && kHeadDim <= 64);
 
   const tile::Rows<kPacked> rows{shape};
   const tile::Work work = rows.work(blockIdx.x, params);
@@ -75,8 +78,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   const TileRange tiles(Mask(shape, seq.shift, seq.seqlen_k), m0, min(m0 + kBlockM, num_rows) - 1,
                         kBlockN);
 
-  const Stages<kShape.num_warps, kShape.handover, kStages> stages(ptx::smem_address(smem) +
-                                                                  kMap.mbarriers);
+  const Stages<kShape.num_warps, kHandover, kStages> stages(ptx::smem_address(smem) +
+                                                            kMap.mbarriers);
   SpeculativeSoftmax<kRowTiles> softmax;
   float acc_o[kRowTiles][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];  // unless Q is read from shared memory

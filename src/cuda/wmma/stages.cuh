@@ -11,6 +11,21 @@ namespace dlattn::wmma {
 
 constexpr int kTileBarrier = 1;
 
+// Of a shape, in the code that is being compiled. Compute capabilities 8.0, 9.0 and 10.x have
+// tensor cores several times as fast as others, beside which an mbarrier's instructions are felt.
+// DLATTN_FAST_TENSOR_CORES is for tests of that code elsewhere.
+constexpr Handover resolved(Handover handover) {
+#if defined(__CUDA_ARCH__)
+  constexpr bool kFast = __CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200);
+#elif defined(DLATTN_FAST_TENSOR_CORES)
+  constexpr bool kFast = true;
+#else
+  constexpr bool kFast = false;
+#endif
+  if (handover != Handover::kMbarrierIfSlow) return handover;
+  return kFast ? Handover::kBlockBarrier : Handover::kMbarrier;
+}
+
 template <int kNumWarps, Handover kHandover, int kStages>
 struct Stages;
 

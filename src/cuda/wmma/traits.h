@@ -9,9 +9,11 @@ namespace dlattn::wmma {
 // once; then K and V may be laid over Q's shared memory.
 enum class QueryPlace { kSmem, kRegisters, kRegistersOverlaid };
 
-// How warps hand the stages of K and V over to each other (stages.cuh). Where the copy engine fills
-// them, from compute capability 9.0 on, it brings Q as well.
-enum class Handover { kBlockBarrier, kMbarrier, kCopyEngine };
+// How warps hand the stages of K and V over to each other (stages.cuh). kMbarrierIfSlow: by
+// mbarriers where tensor cores are slow, else by the block's barrier, which is settled when the
+// kernel is compiled. Where the copy engine fills them, from compute capability 9.0 on, it brings Q
+// as well.
+enum class Handover { kBlockBarrier, kMbarrier, kMbarrierIfSlow, kCopyEngine };
 
 // Tile shapes per head_dim tile, between which the plan chooses.
 constexpr int kWide = 0;     // as many rows as registers hold: each fragment of K and V feeds most
@@ -48,8 +50,9 @@ constexpr TileShape wide_shape(int head_dim_tile) {
 }
 
 constexpr TileShape narrow_shape(int head_dim_tile) {
-  if (head_dim_tile <= 64) return {4, 1, 64, 2, 32, QueryPlace::kRegistersOverlaid, 3};
-  if (head_dim_tile <= 128) return {4, 1, 32, 2, 32, QueryPlace::kRegistersOverlaid, 3};
+  constexpr Handover kSlow = Handover::kMbarrierIfSlow;
+  if (head_dim_tile <= 64) return {4, 1, 64, 2, 32, QueryPlace::kRegistersOverlaid, 3, kSlow};
+  if (head_dim_tile <= 128) return {4, 1, 32, 2, 32, QueryPlace::kRegistersOverlaid, 3, kSlow};
   return {4, 1, 32, 2, 32, QueryPlace::kRegistersOverlaid, 2};
 }
 

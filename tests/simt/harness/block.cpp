@@ -38,6 +38,7 @@ int num_masks[kMaxWarps];
 int openings[kNumBarriers];
 int arrived[kNumBarriers][kMaxWarps];
 int arrived_count[kNumBarriers];
+bool came_to_barrier = false;  // a thread, since it was last looked which of them may open
 
 Fiber host;
 void (*thread_body)(void*) = nullptr;
@@ -123,13 +124,17 @@ void describe(const Worker& w) {
   }
 }
 
+bool same_text(const char* a, const char* b) {
+  return a == b || std::strcmp(a, b) == 0;
+}
+
 bool same_place(const Worker& a, const Worker& b) {
   if (a.state != b.state) return false;
-  if (a.state == State::kAtBarrier) return a.line == b.line && std::strcmp(a.file, b.file) == 0;
+  if (a.state == State::kAtBarrier) return a.line == b.line && same_text(a.file, b.file);
   if (a.state == State::kAtNamedBarrier)
     return a.barrier_id == b.barrier_id && a.barrier_count == b.barrier_count;
   if (a.state == State::kAtMbarrier) return a.mbarrier == b.mbarrier && a.parity == b.parity;
-  if (a.state == State::kAtCollective) return a.mask == b.mask && std::strcmp(a.name, b.name) == 0;
+  if (a.state == State::kAtCollective) return a.mask == b.mask && same_text(a.name, b.name);
   return true;
 }
 
@@ -173,6 +178,8 @@ bool complete_collectives(int warp) {
 
 // Lets the threads go on that wait at a bar.sync which as many as it asks for have reached.
 bool complete_barriers() {
+  if (!came_to_barrier) return false;
+  came_to_barrier = false;
   int lanes[kNumBarriers][kMaxWarps], count[kNumBarriers], all[kNumBarriers] = {};
   std::memcpy(lanes, arrived, sizeof lanes);
   std::memcpy(count, arrived_count, sizeof count);
@@ -462,6 +469,7 @@ void sync_barrier(int id, int count) {
   me->barrier_id = id;
   me->barrier_count = count;
   tsan_release(object);
+  came_to_barrier = true;
   wait(State::kAtNamedBarrier, "bar.sync");
   tsan_acquire(object);
 }
@@ -473,6 +481,7 @@ void arrive_at_barrier(int id, int count) {
   tsan_release(&block->sync->named[id][openings[id] & 1]);
   arrived_count[id] = count;
   ++arrived[id][current->thread.warp];
+  came_to_barrier = true;
 }
 
 void wait_for_grids_ahead() {

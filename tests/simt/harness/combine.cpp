@@ -68,18 +68,21 @@ void combine_gather(void* const (&operands)[kWarpSize], unsigned) {
 }
 
 void combine_small_product(void* const (&operands)[kWarpSize], unsigned) {
-  float a[16][16], b[16][8];
+  float a[16][16], b[16][8], d[16][8];
   for (int i = 0; i < kWarpSize; ++i) {
     const SmallProduct& lane = *static_cast<SmallProduct*>(operands[i]);
     for (int e = 0; e < 8; ++e) a[i / 4 + e / 2 % 2 * 8][i % 4 * 2 + e % 2 + e / 4 * 8] = lane.a[e];
     for (int e = 0; e < 4; ++e) b[i % 4 * 2 + e % 2 + e / 2 * 8][i / 4] = lane.b[e];
+    for (int e = 0; e < 4; ++e) d[i / 4 + e / 2 * 8][i % 4 * 2 + e % 2] = lane.d[e];
+  }
+  for (int row = 0; row < 16; ++row) {
+    for (int k = 0; k < 16; ++k) {
+      for (int column = 0; column < 8; ++column) d[row][column] += a[row][k] * b[k][column];
+    }
   }
   for (int i = 0; i < kWarpSize; ++i) {
     SmallProduct& lane = *static_cast<SmallProduct*>(operands[i]);
-    for (int e = 0; e < 4; ++e) {
-      const int row = i / 4 + e / 2 * 8, column = i % 4 * 2 + e % 2;
-      for (int k = 0; k < 16; ++k) lane.d[e] += a[row][k] * b[k][column];
-    }
+    for (int e = 0; e < 4; ++e) lane.d[e] = d[i / 4 + e / 2 * 8][i % 4 * 2 + e % 2];
   }
 }
 
