@@ -3,7 +3,7 @@
 // Attention on Hopper (compute capability 9.0): wgmma, TMA, mbarriers, warp specialisation.
 //
 // A thread block has a producer warpgroup, one thread of which starts all copies of Q, K and V, and
-// 2 or 4 consumer warpgroups, each of which computes 64 query rows of one head from start to end.
+// 2 to 4 consumer warpgroups, each of which computes 64 query rows of one head from start to end.
 // It takes one work item (block_m rows of a head) after the other; with two stages of Q the next
 // item's copies run under this one's products. Tiles of block_n keys are walked from the last to
 // the first: so ragged and causal edges come first, and the long loop after them has no mask.
