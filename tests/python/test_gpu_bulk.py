@@ -59,7 +59,7 @@ def test_strides(dim: int) -> None:
     check(KERNEL, *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)))
     packed = normal(2, 300, 12, dim, dtype="float16", seed=3)
     check(KERNEL, packed[:, :, :4], packed[:, :, 4:8], packed[:, :, 8:], causal=True)
-    one = k[:, :, :1].expand(-1, -1, 4, -1)
+    one = k[:, :, :1].expand_as(k)
     check(KERNEL, q, one, v[:1].expand(2, -1, -1, -1))
 
 
