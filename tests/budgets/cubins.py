@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = Path(__file__).with_name("budgets.json")
 SM_89 = "sm_89"
+SM_90 = "sm_90"
 SM_90A = "sm_90a"
 
 _TYPES = {"6__half": "float16", "13__nv_bfloat16": "bfloat16", "f": "float32"}
@@ -109,6 +110,8 @@ def instances() -> list[tuple[str, str, int]]:
 
 def arch_of(kernel: str) -> str:
     """The architecture that a kernel's budget is about."""
+    if kernel.endswith("_bulk"):  # on the copy engine, which 8.9 has not
+        return SM_90
     return SM_90A if kernel.startswith("sm90_") else SM_89
 
 
@@ -211,11 +214,15 @@ def usage_of_symbols(binary: Path) -> Iterator[tuple[str, str, Usage]]:
             yield name, arch or arch_of(binary.stem), Usage(*map(int, match.groups()))
 
 
-def listings(binary: Path, arch: str = SM_89) -> Iterator[tuple[str, str]]:
-    """(mangled name, machine code as text) of each kernel of a library or cubin."""
+def listings(
+    binary: Path, arch: str = SM_89, symbols: Sequence[str] = ()
+) -> Iterator[tuple[str, str]]:
+    """(mangled name, machine code as text) of kernels of a library or cubin; default: of all."""
     name = ""
     lines: list[str] = []
     options = [] if binary.suffix == ".cubin" else ["-arch", arch]
+    if symbols:
+        options += ["-fun", ",".join(symbols)]
     for line in _run(tool("cuobjdump"), "-sass", *options, str(binary)).splitlines():
         if match := re.search(r"Function : (\w+)", line):
             if name:
@@ -230,17 +237,18 @@ def listings(binary: Path, arch: str = SM_89) -> Iterator[tuple[str, str]]:
 def _read(binaries: list[Path], source: str) -> Kernels:
     kernels = Kernels({}, {}, source)
     for binary in binaries:
+        wanted: dict[str, list[str]] = {}  # symbols, by the architecture of their budget
         for symbol, arch, usage in usage_of_symbols(binary):
             if match := _KERNEL.fullmatch(symbol):
-                kernels.usage.setdefault(_parsed_name(match), {})[arch] = usage
-        there = {arch for archs in kernels.usage.values() for arch in archs}
-        archs = [arch for arch in (SM_89, SM_90A) if arch in there]
+                name = _parsed_name(match)
+                kernels.usage.setdefault(name, {})[arch] = usage
+                if arch == arch_of(name):
+                    wanted.setdefault(arch, []).append(symbol)
+        jobs = [(binary, arch, symbols) for arch, symbols in wanted.items()]
         with ThreadPoolExecutor(2) as pool:
-            listed = pool.map(lambda arch, binary=binary: list(listings(binary, arch)), archs)
-            for arch, code_of_symbols in zip(archs, listed, strict=True):
+            for code_of_symbols in pool.map(lambda job: list(listings(*job)), jobs):
                 for symbol, code in code_of_symbols:
-                    match = _KERNEL.fullmatch(symbol)
-                    if match and arch_of(_parsed_name(match)) == arch:
+                    if match := _KERNEL.fullmatch(symbol):
                         kernels.code[_parsed_name(match)] = code
     return kernels
 

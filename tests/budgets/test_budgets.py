@@ -8,9 +8,10 @@ import re
 import cubins
 import pytest
 
-MAX_SMEM = {cubins.SM_89: 99 * 1024, cubins.SM_90A: 227 * 1024}  # per block
-# Of variants that no plan takes on 8.9: what compute capability 8.0 has, and 9.0.
-BEYOND_ADA = {"whole": 163 * 1024, "bulk": 227 * 1024}
+# Per block.
+MAX_SMEM = {cubins.SM_89: 99 * 1024, cubins.SM_90: 227 * 1024, cubins.SM_90A: 227 * 1024}
+# Of variants that no plan takes on 8.9: what compute capability 8.0 has.
+BEYOND_ADA = {"whole": 163 * 1024}
 MAX_LADDER_REGISTERS = 120  # of the WMMA kernels at head_dim 64
 LADDER = ("wmma_qk", "wmma_smem")
 # Of wmma on sm_89: warps of a block, and blocks that an SM holds.
@@ -71,12 +72,6 @@ def test_kernel_is_there(kernels: cubins.Kernels, kernel: str) -> None:
 @pytest.mark.parametrize("kernel", cubins.expected_kernels())
 def test_no_spills(kernels: cubins.Kernels, kernel: str) -> None:
     usage = needs(kernels, kernel)
-    if kernel.endswith("_bulk"):  # on the copy engine, which 8.9 has not
-        if "sm_90" not in kernels.usage[kernel]:
-            pytest.skip(f"no code for sm_90 in {kernels.source}")
-        usage = kernels.usage[kernel]["sm_90"]
-        assert (usage.stack, usage.local) == (0, 0)
-        return
     assert (usage.stack, usage.local) == (0, 0)
     spills = re.findall(r"\b(?:LDL|STL)\b[^;]*;", kernels.code[kernel])
     assert not spills, f"local memory: {spills[0]}"
@@ -120,10 +115,13 @@ def test_shared_memory(kernels: cubins.Kernels, smem: dict[str, int], kernel: st
 
 @pytest.mark.parametrize("kernel", [k for k in cubins.expected_kernels() if k.startswith("wmma")])
 def test_tensor_cores_are_fed_by_ldmatrix(kernels: cubins.Kernels, kernel: str) -> None:
+    needs(kernels, kernel)
     code = kernels.code[kernel]
     assert re.search(r"\bHMMA\.", code), "no tensor core instruction"
     assert re.search(r"\bLDSM\.", code), "no ldmatrix"
-    assert not re.search(r"\bLD\.", code), "a generic load: shared memory that nvcc did not see"
+    # There rows of bias and mask, in global memory, begin where a pointer in shared memory says.
+    if not kernel.endswith("_256_general"):
+        assert not re.search(r"\bLD\.", code), "a generic load: shared memory nvcc did not see"
     # Half as many matrix loads as products is what fragments take; without ldmatrix it is far more.
     assert len(re.findall(r"\bLDSM\.", code)) <= len(re.findall(r"\bHMMA\.", code))
 
