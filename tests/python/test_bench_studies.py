@@ -466,7 +466,7 @@ def test_which_scores_break_the_rule() -> None:
     assert scaled("distant") > 0.1
 
 
-@pytest.mark.parametrize("variant", ["wide", "narrow"])
+@pytest.mark.parametrize("variant", ["wide", "narrow", "bulk"])
 def test_the_walk_of_a_plan(variant: str) -> None:
     source = (Path(__file__).parents[2] / "src" / "cuda" / "wmma" / "traits.h").read_text()
     body = re.search(rf"TileShape {variant}_shape\(int head_dim_tile\) {{(.*?)\n}}", source, re.S)
@@ -477,7 +477,7 @@ def test_the_walk_of_a_plan(variant: str) -> None:
         warps, row_tiles, block_n, slices, edge_keys = map(int, shape.split(",")[:5])
         rows = 16 * row_tiles
         plan = SimpleNamespace(
-            kernel="wmma", num_warps=warps, block_m=warps * rows, block_n=block_n,
+            kernel="wmma", variant=variant, num_warps=warps, block_m=warps * rows, block_n=block_n,
             head_dim_tile=head_dim_tile, dtype="bfloat16",
         )  # fmt: skip
         assert scores.walk_of(plan) == scores.Walk(
