@@ -146,11 +146,10 @@ std::int64_t sm90_grid(const AttentionParams& params, const DeviceInfo& device, 
   const std::int64_t few_keys = shape.query_stages > 1 ? 1024 : 512;
   const bool short_walk = walk <= few_keys;
   const bool causal = params.causal != Causal::kNone;
+  const bool window = walk < params.seqlen_k;
   // A window makes works alike, and causality does not; packed sequences are not in any case.
-  if (walk < params.seqlen_k && !params.cu_seqlens_q)
-    return walk - rows <= few_keys ? device.num_sms : num_items;
-  if (walk < params.seqlen_k || (params.cu_seqlens_q && !causal))
-    return short_walk ? device.num_sms : num_items;
+  if (params.cu_seqlens_q && (window || !causal)) return short_walk ? device.num_sms : num_items;
+  if (window) return walk - rows <= few_keys ? device.num_sms : num_items;
   if (!causal) return walk <= 2048 ? device.num_sms : num_items;
   const std::int64_t works_of_head =
       num_items / std::max<std::int64_t>(params.num_heads * params.batch_size, 1);

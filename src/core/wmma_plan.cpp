@@ -194,7 +194,7 @@ std::string copy_engine_refusal(const AttentionParams& p, const DeviceInfo& devi
   }
   // Its results do not go through shared memory, and so by 16 bytes alone.
   const int bytes = store_bytes(p);
-  if (variant != wmma::kBulk || bytes == 16) return {};
+  if (bytes == 16) return {};
   return concat("rows of out are aligned to ", bytes, " bytes; accepted: 16");
 }
 
@@ -281,10 +281,10 @@ WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, 
     if (!wmma::has_variant(head_dim_tile, variant) || (!any && variant != request.variant))
       continue;
     if (any && variant == wmma::kAhead && !mbarriers_pay(device)) continue;
-    if (any && variant == wmma::kBulk && !bulk_pays(device)) continue;
-    // A sequence of a pack must then give the bits that it gives alone.
-    if (any && wmma::uses_copy_engine(head_dim_tile, variant) &&
-        (batch_invariant || params.cu_seqlens_q ||
+    // With batch_invariant a sequence of a pack, which bulk does not serve, gives the bits that it
+    // gives alone.
+    if (any && variant == wmma::kBulk &&
+        (batch_invariant || !bulk_pays(device) ||
          !copy_engine_refusal(params, device, head_dim_tile, variant).empty()))
       continue;
     if (any && wmma::splits_keys(variant) && !split_refusal(params, head_dim_tile, variant).empty())

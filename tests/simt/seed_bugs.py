@@ -217,7 +217,7 @@ SEED_BUGS = (
     SeedBug(
         "results of other columns",
         SM90,
-        "tile::transpose_in_quad(words.x, lane);",
+        "transpose_in_quad(words.x, lane);",
         ";",
     ),
     SeedBug("accumulator not rescaled", SM90, "if (raised) rescale(acc_o, factors);", ";"),

@@ -6,8 +6,8 @@
 #include "cuda/sm90/products.cuh"
 #include "cuda/sm90/setup.cuh"
 #include "cuda/sm90/softmax.cuh"
+#include "cuda/tile/quad_rows.cuh"
 #include "cuda/tile/seqlen.cuh"
-#include "cuda/tile/transpose.cuh"
 
 namespace dlattn::sm90 {
 
@@ -27,10 +27,6 @@ __device__ __forceinline__ void finish_rows(const tile::Result<T>& result, const
   }
 }
 
-__device__ __forceinline__ float scaled(float x, float scale) {
-  return scale == 0.0f ? 0.0f : x * scale;
-}
-
 // Stores a consumer's rows, by way of its rows of Q's shared memory `sO`, which the copy engine has
 // read when the thread for which this returns true may release them.
 template <typename T, int kHeadDim, bool kVarlen>
@@ -47,7 +43,7 @@ __device__ __forceinline__ bool store_results(const AttentionParams& params, con
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const float* const x = acc_o + d / 2 + 2 * e;
-      rO[e] = tile::pack<T>(scaled(x[0], scales[e % 2]), scaled(x[1], scales[e % 2]));
+      rO[e] = tile::pack<T>(tile::scaled(x[0], scales[e % 2]), tile::scaled(x[1], scales[e % 2]));
     }
     const int row = warp * 16 + lane % 16;
     ptx::stmatrix_x4(sO + swizzled_offset(row, d / 8 + lane / 16, kWarpgroupRows), rO);
@@ -76,7 +72,6 @@ __device__ __forceinline__ void store_from_registers(const AttentionParams& para
                                                      const Item& item, int first_row,
                                                      const float (&scales)[2],
                                                      const float (&acc_o)[kHeadDim / 2]) {
-  static_assert(kHeadDim % 32 == 0, "a lane quad stores 32 columns of a row at once");
   const Place place;
   const int lane = place.lane;
 #pragma unroll
@@ -84,18 +79,8 @@ __device__ __forceinline__ void store_from_registers(const AttentionParams& para
     const int i = first_row + place.warp * 16 + 8 * h + lane / 4;
     T* out = result.out + i * params.out_row_stride + lane % 4 * 8;
     const int columns = i < item.seqlen_q ? static_cast<int>(params.head_dim_v) - lane % 4 * 8 : 0;
-#pragma unroll
-    for (int d = 0; d < kHeadDim; d += 32) {
-      // Two columns of each 8, and then, of one 8, all.
-      tile::Vec<std::uint32_t, 4> words;
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float* const x = acc_o + d / 2 + 4 * e + 2 * h;
-        words.x[e] = tile::pack<T>(scaled(x[0], scales[h]), scaled(x[1], scales[h]));
-      }
-      tile::transpose_in_quad(words.x, lane);
-      if (d < columns) *reinterpret_cast<tile::Vec<std::uint32_t, 4>*>(out + d) = words;
-    }
+    tile::store_quad_row<T, kHeadDim>(out, columns, scales[h], lane,
+                                      [&](int j) { return acc_o + 4 * j + 2 * h; });
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/vec.cuh"
 
 namespace dlattn::tile {
@@ -12,7 +13,7 @@ __device__ __forceinline__ void store_columns(T* out_row, int column, const floa
                                               float scale, int columns, int store_bytes) {
   float x[kCount];
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) x[i] = scale == 0.0f ? 0.0f : acc[i] * scale;
+  for (int i = 0; i < kCount; ++i) x[i] = scaled(acc[i], scale);
   constexpr int kBytes = kCount * static_cast<int>(sizeof(T));
   if (store_bytes >= kBytes && column + kCount <= columns) {
     store(out_row + column, x);

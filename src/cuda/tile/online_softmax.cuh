@@ -42,6 +42,11 @@ struct RowResult {
   float lse;    // natural log
 };
 
+// An accumulator times its row's scale.
+__device__ __forceinline__ float scaled(float accumulator, float scale) {
+  return scale == 0.0f ? 0.0f : accumulator * scale;
+}
+
 // `softmax` holds the whole row's sum; `sink` is the head's logit in the denominator, or null.
 __device__ __forceinline__ RowResult finalize(OnlineSoftmax softmax, const float* sink) {
   float factor = 1.0f;

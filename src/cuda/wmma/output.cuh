@@ -24,8 +24,8 @@ __device__ __forceinline__ void stage_output(const float (&acc_o)[kRowTiles][kHe
       const float scale = scales[m][h];
 #pragma unroll
       for (int j = 0; j < kHeadDim / 8; ++j) {
-        const float low = scale == 0.0f ? 0.0f : acc_o[m][j][2 * h] * scale;
-        const float high = scale == 0.0f ? 0.0f : acc_o[m][j][2 * h + 1] * scale;
+        const float low = tile::scaled(acc_o[m][j][2 * h], scale);
+        const float high = tile::scaled(acc_o[m][j][2 * h + 1], scale);
         unsigned char* to = sO + Rows::offset(16 * m + 8 * h + lane / 4, j) + lane % 4 * 4;
         *reinterpret_cast<std::uint32_t*>(to) = tile::pack<T>(low, high);
       }
