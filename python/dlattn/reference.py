@@ -1,25 +1,51 @@
 """Attention in plain NumPy: the float64 reference, and the error that a correct result may have.
 
-Nothing here is fast or clever. The reference writes the definition down: scores, modifications of
-the scores, masks, softmax, product with V; one head and a block of query rows at a time, so
-that memory stays bounded.
+The definition itself, and what holds at the edges of the accepted values, is in `_plain.py`, which
+also computes what a plain implementation in another dtype would make of the same problem.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Causal = bool | Literal["bottom_right", "top_left"]
-Window = tuple[int | None, int | None]
-Layout = Literal["bshd", "bhsd"]
-Array = NDArray[Any]
+from dlattn._plain import (
+    LARGEST_SLOPE,
+    Array,
+    Causal,
+    Form,
+    Layout,
+    Window,
+    allowed_keys,
+    check_layout,
+    dtype_name,
+    plain_attention,
+    round_to,
+    to_bool,
+    to_float64,
+)
 
-_MAX_SCORES = 1 << 22  # elements of the score matrix that are alive at a time
+__all__ = [
+    "ABSOLUTE_TERM",
+    "LARGEST_SLOPE",
+    "BiasRange",
+    "Bound",
+    "allowed_keys",
+    "attention_reference",
+    "attention_varlen_reference",
+    "bias_range",
+    "bound_of",
+    "dtype_name",
+    "error_bound",
+    "max_error",
+    "merge_states_reference",
+    "round_to",
+    "same_dtype_reference",
+    "to_float64",
+]
 
 # The absolute term of the bound, relative to the largest magnitude of the result (at least 1).
 # The plain computation is exact where a row sees one key; nothing can be held to twice nothing.
@@ -31,6 +57,17 @@ class Bound(NamedTuple):
 
     out: float
     lse: float
+
+
+class BiasRange(NamedTuple):
+    """The bias of the keys that a row may attend to; each (batch, num_heads, seqlen_q).
+
+    Without such a key: inf, -inf, inf. A row whose keys share one bias has low == high.
+    """
+
+    low: Array
+    high: Array
+    least: Array  # the smallest magnitude
 
 
 def attention_reference(
@@ -47,16 +84,21 @@ def attention_reference(
     alibi_slopes: Any = None,
     sinks: Any = None,
     layout: Layout = "bshd",
+    score_dtype: str = "float64",
 ) -> tuple[Array, Array]:
     """Attention in float64; arguments mean what they mean to `dlattn.attention`.
 
     Returns `out`, in the layout of q, and `lse` of shape (batch, num_heads, seqlen_q).
+
+    With `score_dtype` "float32" every score is rounded to it once, and what follows is float64:
+    where all keys of a row share a bias that dwarfs their scores, `out` is the mean of their V.
     """
-    return _attention(
+    return plain_attention(
         q,
         k,
         v,
         dtype="float64",
+        score_dtype=score_dtype,
         causal=causal,
         softmax_scale=softmax_scale,
         window=window,
@@ -70,7 +112,7 @@ def attention_reference(
 
 
 def same_dtype_reference(
-    q: Any, k: Any, v: Any, *, dtype: str | None = None, **options: Any
+    q: Any, k: Any, v: Any, *, dtype: str | None = None, form: Form = "natural", **options: Any
 ) -> tuple[Array, Array]:
     """What a plain implementation in `dtype` computes (default: the dtype of q).
 
@@ -78,8 +120,11 @@ def same_dtype_reference(
     probabilities are rounded to `dtype` before they meet V, and so is the result. In float32 and
     float64 everything is of that type. `out` is returned as float32 (float64 for float64), holding
     values of `dtype`.
+
+    `form` says how scores are formed: "natural", or in "base2", times log2(e) for exp2. The two
+    differ by the rounding of the scores, which counts where every score of a row is large.
     """
-    return _attention(q, k, v, dtype=dtype or dtype_name(q), **options)
+    return plain_attention(q, k, v, dtype=dtype or dtype_name(q), form=form, **options)
 
 
 def bound_of(dtype: str, plain_error: float, largest: float, allowance: float = 0.0) -> float:
@@ -87,7 +132,13 @@ def bound_of(dtype: str, plain_error: float, largest: float, allowance: float = 
 
     Twice the error of the plain same-dtype computation, and, as that may be right by luck, what
     `allowance` says or a tiny term relative to the result's largest magnitude, whichever is more.
+    Raises ValueError where the plain computation has no finite error: it bounds nothing.
     """
+    if not (math.isfinite(plain_error) and math.isfinite(largest)):
+        raise ValueError(
+            f"the plain computation's error is {plain_error}, of results up to {largest}; "
+            "accepted: finite numbers"
+        )
     return 2 * plain_error + max(allowance, ABSOLUTE_TERM[dtype] * max(1.0, largest))
 
 
@@ -147,13 +198,13 @@ def attention_varlen_reference(
 ) -> tuple[Array, Array]:
     """Attention over packed sequences, in float64.
 
-    Sequence b owns rows cu_seqlens[b] to cu_seqlens[b + 1]. q is (total_q, num_heads, head_dim), k
-    and v are (total_k, num_heads_kv, .); returns `out` (total_q, num_heads, head_dim_v) and `lse`
-    (num_heads, total_q). Every sequence is a problem of its own, with its own shift; bias and mask
-    broadcast to (batch, num_heads, max_seqlen_q, max_seqlen_k). In the layout "bhsd" the heads of
-    q, k, v and out come first.
+    Sequence b owns rows cu_seqlens[b] to cu_seqlens[b + 1]; rows that none owns are 0 and -inf in
+    the result. q is (total_q, num_heads, head_dim), k and v are (total_k, num_heads_kv, .); returns
+    `out` (total_q, num_heads, head_dim_v) and `lse` (num_heads, total_q). Every sequence is a
+    problem of its own, with its own shift; bias and mask broadcast to (batch, num_heads,
+    max_seqlen_q, max_seqlen_k). In the layout "bhsd" the heads of q, k, v and out come first.
     """
-    _check_layout(layout)
+    check_layout(layout)
     q, k, v = to_float64(q), to_float64(k), to_float64(v)
     if layout == "bhsd":
         q, k, v = (np.swapaxes(x, 0, 1) for x in (q, k, v))
@@ -217,142 +268,34 @@ def merge_states_reference(
     return np.sum(np.where(shares == 0.0, 0.0, shares * all_outs), axis=0), lse
 
 
-def dtype_name(array: Any) -> str:
-    """Name of the element type of an array of any framework: "float16", "bfloat16", ..."""
-    dtype = array.dtype
-    return str(getattr(dtype, "name", dtype)).removeprefix("torch.")
-
-
-def to_float64(array: Any) -> Array:
-    """The values of an array of any framework as float64 in NumPy."""
-    if hasattr(array, "detach"):  # torch: NumPy knows neither its GPU tensors nor its bfloat16
-        array = array.detach().double().cpu().numpy()
-    elif hasattr(array, "get") and not isinstance(array, np.ndarray):  # CuPy
-        array = array.get()
-    return np.asarray(array).astype(np.float64)
-
-
-def round_to(array: Array, dtype: str) -> Array:
-    """Round values to the nearest one of `dtype`; the array's own type stays."""
-    if array.dtype.name == dtype:
-        return array
-    if dtype == "bfloat16":
-        # The upper 16 bits of a float32, rounded to nearest even.
-        bits = array.astype(np.float32).view(np.uint32)
-        bits += np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-        return (bits & np.uint32(0xFFFF0000)).view(np.float32).astype(array.dtype)
-    if dtype == "float16":
-        # NumPy's own conversion is some thirty times slower for subnormals, multiples of 2^-24.
-        subnormal = np.abs(array) < 2.0**-14
-        normals = np.where(subnormal, 0, array).astype(np.float16).astype(array.dtype)
-        return np.where(subnormal, np.rint(array * 2.0**24) * 2.0**-24, normals).astype(array.dtype)
-    return array.astype(dtype).astype(array.dtype)
-
-
-def allowed_keys(
-    rows: Array,
-    seqlen_q: int,
-    seqlen_k: int,
-    *,
-    causal: Causal = False,
-    window: Window = (None, None),
-) -> Array:
-    """Whether causality and window let query row i see key j: (len(rows), seqlen_k), bool."""
-    position = rows[:, None] + _shift(seqlen_q, seqlen_k, causal)
-    key = np.arange(seqlen_k)[None, :]
-    allowed = np.ones((len(rows), seqlen_k), dtype=bool)
-    if causal:
-        allowed &= key <= position
-    left, right = window
-    if left is not None:
-        allowed &= key >= position - left
-    if right is not None:
-        allowed &= key <= position + right
-    return allowed
-
-
-def _check_layout(layout: str) -> None:
-    if layout not in ("bshd", "bhsd"):
-        raise ValueError(f"layout is {layout!r}; accepted: 'bshd', 'bhsd'")
-
-
-def _shift(seqlen_q: int, seqlen_k: int, causal: Causal) -> int:
-    """Query i stands at key position i + shift."""
-    if causal not in (False, True, "bottom_right", "top_left"):
-        raise ValueError(f"causal is {causal!r}; accepted: False, True, 'bottom_right', 'top_left'")
-    return 0 if causal == "top_left" else seqlen_k - seqlen_q
-
-
-def _attention(
+def bias_range(
     q: Any,
     k: Any,
-    v: Any,
     *,
-    dtype: str,
-    causal: Causal = False,
-    softmax_scale: float | None = None,
-    window: Window = (None, None),
-    softcap: float = 0.0,
-    bias: Any = None,
+    bias: Any,
     mask: Any = None,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
+    causal: Causal = False,
+    window: Window = (None, None),
     layout: Layout = "bshd",
-) -> tuple[Array, Array]:
-    _check_layout(layout)
-    compute: Any = np.float64 if dtype == "float64" else np.float32
-    q, k, v = (to_float64(x).astype(compute) for x in (q, k, v))
-    if layout == "bshd":
-        q, k, v = (np.swapaxes(x, 1, 2) for x in (q, k, v))
+    **_: Any,
+) -> BiasRange:
+    """What the bias is over the keys that each row may attend to; options without a say are taken.
 
-    batch_size, num_heads, seqlen_q, head_dim = q.shape
-    num_heads_kv, seqlen_k, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
-    scale = compute(1.0 / math.sqrt(head_dim) if softmax_scale is None else softmax_scale)
-    shift = _shift(seqlen_q, seqlen_k, causal)
-    full = (batch_size, num_heads, seqlen_q, seqlen_k)
-    bias = None if bias is None else np.broadcast_to(to_float64(bias).astype(compute), full)
-    mask = None if mask is None else np.broadcast_to(_to_bool(mask), full)
-    slopes = None if alibi_slopes is None else np.broadcast_to(to_float64(alibi_slopes), full[:2])
-    slopes = None if slopes is None else slopes.astype(compute)
-    sinks = None if sinks is None else to_float64(sinks).astype(compute)
-
-    out = np.zeros((batch_size, num_heads, seqlen_q, head_dim_v), dtype=compute)
-    lse = np.zeros((batch_size, num_heads, seqlen_q), dtype=compute)
-    block = max(1, _MAX_SCORES // max(1, seqlen_k))
-    for b, h, start in np.ndindex(batch_size, num_heads, -(-seqlen_q // block)):
-        rows = np.arange(start * block, min((start + 1) * block, seqlen_q))
-        head_kv = h // (num_heads // num_heads_kv)
-        scores = scale * (q[b, h, rows] @ k[b, head_kv].T)
-        if softcap > 0.0:
-            scores = compute(softcap) * np.tanh(scores / compute(softcap))
-        if slopes is not None:
-            distance = np.abs(rows[:, None] + shift - np.arange(seqlen_k)[None, :])
-            scores = scores - slopes[b, h] * distance.astype(compute)
-        if bias is not None:
-            scores = scores + bias[b, h, rows]
-        allowed = allowed_keys(rows, seqlen_q, seqlen_k, causal=causal, window=window)
-        if mask is not None:
-            allowed &= mask[b, h, rows]
-        scores = np.where(allowed, scores, compute(-np.inf))
-        sink = compute(-np.inf) if sinks is None else sinks[h]
-        probs, lse[b, h, rows] = _softmax(scores, sink)
-        out[b, h, rows] = round_to(round_to(probs, dtype) @ v[b, head_kv], dtype)
-    return (np.swapaxes(out, 1, 2) if layout == "bshd" else out), lse
-
-
-def _softmax(scores: Array, sink: Any) -> tuple[Array, Array]:
-    """Softmax of each row with `sink` as one more logit, and the log of the denominator."""
-    top = np.maximum(np.max(scores, axis=1, initial=-np.inf), sink)
-    top = np.where(np.isneginf(top), 0.0, top).astype(scores.dtype)
-    weights = np.exp(scores - top[:, None])
-    total = np.sum(weights, axis=1) + np.exp(sink - top)
-    with np.errstate(divide="ignore"):
-        lse = top + np.log(total)
-    return weights / np.where(total == 0.0, 1.0, total).astype(scores.dtype)[:, None], lse
-
-
-def _to_bool(mask: Any) -> NDArray[np.bool_]:
-    return to_float64(mask).astype(bool)
+    A bias of -inf hides its key. NaN counts as a bias of any size.
+    """
+    check_layout(layout)
+    row, head = (1, 2) if layout == "bshd" else (2, 1)
+    full = (q.shape[0], q.shape[head], q.shape[row], k.shape[row])
+    values = np.broadcast_to(to_float64(bias), full)
+    seen = allowed_keys(np.arange(full[2]), full[2], full[3], causal=causal, window=window)
+    seen = seen & ~np.isneginf(values)
+    if mask is not None:
+        seen &= np.broadcast_to(to_bool(mask), full)
+    return BiasRange(
+        low=np.min(np.where(seen, values, np.inf), axis=3, initial=np.inf),
+        high=np.max(np.where(seen, values, -np.inf), axis=3, initial=-np.inf),
+        least=np.min(np.where(seen, np.abs(values), np.inf), axis=3, initial=np.inf),
+    )
 
 
 def _magnitude(array: Array) -> float:

@@ -9,6 +9,7 @@ from dlattn.reference import (
     allowed_keys,
     attention_reference,
     attention_varlen_reference,
+    bias_range,
     bound_of,
     error_bound,
     max_error,
@@ -135,7 +136,7 @@ def test_blocks_of_rows_do_not_show(qkv, monkeypatch):
     options = {"causal": True, "window": (3, None), "alibi_slopes": [0.1, 0.2, 0.3, 0.4]}
     options["bias"] = draw(5, 7, seed=9)
     whole = attention_reference(*qkv, **options)
-    monkeypatch.setattr("dlattn.reference._MAX_SCORES", 14)  # two rows at a time
+    monkeypatch.setattr("dlattn._plain.MAX_SCORES", 14)  # two rows at a time
     pieces = attention_reference(*qkv, **options)
     np.testing.assert_allclose(pieces[0], whole[0], rtol=1e-14)
     np.testing.assert_allclose(pieces[1], whole[1], rtol=1e-14)
@@ -286,3 +287,142 @@ def test_max_error():
 def test_wrong_options(qkv, options, message):
     with pytest.raises(ValueError, match=message):
         attention_reference(*qkv, **options)
+
+
+LEAST = {t: float(np.finfo(t).min) for t in ("float16", "float32")} | {"bfloat16": -3.3895314e38}
+SPELLINGS = [-1e4, -1e9, -1e10, -1e20, *LEAST.values()]
+
+
+@pytest.mark.parametrize("form", ["natural", "base2"])
+@pytest.mark.parametrize("value", SPELLINGS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_a_large_bias_on_some_keys_hides_them(qkv, dtype, value, form):
+    q, k, v = (round_to(x.astype("f4"), dtype) for x in qkv)
+    bias = np.zeros((1, 1, 5, 7))
+    bias[..., 4:] = value
+    exact = attention_reference(q, k, v, bias=bias)
+    hidden = attention_reference(q, k, v, bias=np.where(bias < 0, -np.inf, 0.0))
+    assert max_error(exact[0], hidden[0]) == 0.0
+    plain = same_dtype_reference(q, k, v, dtype=dtype, bias=bias, form=form)
+    unbiased = same_dtype_reference(q, k[:, :4], v[:, :4], dtype=dtype)
+    assert max_error(plain[0], exact[0]) <= bound_of(dtype, max_error(unbiased[0], exact[0]), 1.0)
+
+
+@pytest.mark.parametrize("value", SPELLINGS)
+def test_a_large_bias_on_all_keys_leaves_a_mean(qkv, value):
+    q, k, v = qkv
+    bias = np.full((1, 1, 5, 7), value)
+    exact, lse = attention_reference(q, k, v, bias=bias)
+    np.testing.assert_allclose(lse, np.full_like(lse, value), rtol=1e-3)
+    if abs(value) < 1e9:
+        np.testing.assert_allclose(exact, attention_reference(q, k, v)[0], rtol=1e-7)
+        return
+    mean = np.broadcast_to(np.repeat(v.mean(axis=1, keepdims=True), 2, axis=2), exact.shape)
+    rounded = attention_reference(q, k, v, bias=bias, score_dtype="float32")[0]
+    np.testing.assert_allclose(rounded, mean, rtol=1e-13)
+    for form in ("natural", "base2"):
+        out, lse = same_dtype_reference(q, k, v, dtype="float32", bias=bias, form=form)
+        np.testing.assert_allclose(out, mean, rtol=1e-5)
+        np.testing.assert_allclose(lse, np.full_like(lse, value), rtol=1e-6)
+
+
+def test_forms_differ_by_the_rounding_of_scores():
+    q, k, v = (draw(1, 32, 1, 16, seed=s).astype("f4") for s in range(3))
+    for size, least, most in ((0.0, 0.0, 1e-6), (3e4, 1e-5, 1e-2)):
+        bias = np.full((1, 1, 32, 32), size)
+        exact = attention_reference(q, k, v, bias=bias)[0]
+        for form in ("natural", "base2"):
+            out = same_dtype_reference(q, k, v, bias=bias, form=form)[0]
+            assert least <= max_error(out, exact) < most
+
+
+def test_bias_of_minus_infinity_hides_whatever_the_key_holds(qkv):
+    q, k, v = qkv
+    k = k.copy()
+    k[:, 3:] = np.nan
+    bias = np.zeros((5, 7))
+    bias[:, 3:] = -np.inf
+    want = attention_reference(q, k[:, :3], v[:, :3])
+    for got in (
+        attention_reference(q, k, v, bias=bias),
+        same_dtype_reference(q, k, v, dtype="float64", bias=bias, form="base2"),
+    ):
+        np.testing.assert_allclose(got[0], want[0], rtol=1e-13)
+        np.testing.assert_allclose(got[1], want[1], rtol=1e-13)
+    out, lse = attention_reference(q, k, v, bias=np.full((5, 7), -np.inf))
+    assert not out.any()
+    assert np.isneginf(lse).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_bad_bias_makes_its_row_nan(qkv, bad):
+    bias = np.zeros((5, 7))
+    bias[2, 6] = bad
+    for dtype in ("float32", "float64"):
+        out, lse = same_dtype_reference(*qkv, dtype=dtype, bias=bias)
+        assert np.isnan(out).all(axis=(0, 2, 3)).tolist() == [False, False, True, False, False]
+        assert np.isnan(lse).all(axis=(0, 1)).tolist() == [False, False, True, False, False]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_slopes_of_any_size(qkv, dtype):
+    exact = attention_reference(*qkv, alibi_slopes=[2.0**96, -(2.0**96), 1.0, 0.0])
+    got = attention_reference(*qkv, alibi_slopes=[np.inf, -3e38, 1.0, 0.0])
+    np.testing.assert_array_equal(got[0], exact[0])
+    plain = same_dtype_reference(*qkv, dtype=dtype, alibi_slopes=[np.inf, -np.inf, 1.0, np.nan])
+    assert max_error(plain[0][:, :, :3], exact[0][:, :, :3]) < 1e-5
+    assert np.isnan(plain[0][:, :, 3]).all()
+
+
+@pytest.mark.parametrize("form", ["natural", "base2"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sinks_of_any_size(qkv, dtype, form):
+    sinks = np.array([3.4e38, np.inf, -np.inf, np.nan], np.float32)
+    for mask in (None, np.zeros((5, 7), bool)):
+        out, lse = same_dtype_reference(*qkv, dtype=dtype, sinks=sinks, mask=mask, form=form)
+        assert not out[:, :, :2].any()
+        np.testing.assert_allclose(lse[:, 0], np.full((2, 5), 3.4e38), rtol=1e-6)
+        assert np.isposinf(lse[:, 1]).all()
+        assert np.isnan(out[:, :, 3]).all()
+        assert np.isnan(lse[:, 3]).all()
+        without = same_dtype_reference(*qkv, dtype=dtype, mask=mask, form=form)
+        np.testing.assert_array_equal(out[:, :, 2], without[0][:, :, 2])
+        np.testing.assert_array_equal(lse[:, 2], without[1][:, 2])
+
+
+def test_scores_of_both_signs_at_the_limits_stay_finite(qkv):
+    q, k, v = qkv
+    bias = np.full((5, 7), LEAST["float32"])
+    bias[:, 3] = -LEAST["float32"]
+    for form in ("natural", "base2"):
+        out, lse = same_dtype_reference(
+            q, k, v, dtype="float32", bias=bias, alibi_slopes=[-(2.0**96)] * 4, form=form
+        )
+        assert max_error(out, np.repeat(v[:, 3:4], 2, axis=2).repeat(5, axis=1)) < 1e-6
+        np.testing.assert_allclose(lse, np.full((2, 4, 5), -LEAST["float32"]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_the_largest_values_have_a_finite_mean(dtype):
+    largest = {**LEAST, "float64": -1.7e308}[dtype]
+    v = np.full((1, 3, 1, 2), -largest)
+    out, _ = same_dtype_reference(draw(1, 2, 1, 4), draw(1, 3, 1, 4), v, dtype=dtype)
+    np.testing.assert_allclose(out, np.full_like(out, -largest), rtol=1e-2)
+
+
+def test_bias_range():
+    q, k = draw(1, 3, 1, 4), draw(1, 4, 1, 4)
+    bias = np.array([[-1e9] * 4, [-np.inf, 5.0, -7.0, 0.5], [-np.inf] * 4])
+    mask = np.array([True, True, True, False])
+    got = bias_range(q, k, bias=bias, mask=mask, softmax_scale=1.0)
+    assert got.low.ravel().tolist() == [-1e9, -7.0, np.inf]
+    assert got.high.ravel().tolist() == [-1e9, 5.0, -np.inf]
+    assert got.least.ravel().tolist() == [1e9, 5.0, np.inf]
+    turned = bias_range(q.swapaxes(1, 2), k.swapaxes(1, 2), bias=bias, causal=True, layout="bhsd")
+    assert turned.low.ravel().tolist() == [-1e9, -7.0, np.inf]
+
+
+@pytest.mark.parametrize("numbers", [(np.inf, 1.0), (np.nan, 1.0), (0.1, np.inf)])
+def test_a_plain_computation_without_a_finite_error_bounds_nothing(numbers):
+    with pytest.raises(ValueError, match="accepted: finite numbers"):
+        bound_of("float32", *numbers)
