@@ -83,4 +83,33 @@ static inline void from_float(double value, double* result) {
   *result = value;
 }
 
+// What orders numbers by magnitude, infinity and NaN last; and that of 2^100, or of infinity where
+// the type does not reach so far.
+static inline std::uint16_t magnitude_bits(Half value) {
+  return value.bits & 0x7fffu;
+}
+static inline std::uint16_t magnitude_bits(BFloat16 value) {
+  return value.bits & 0x7fffu;
+}
+static inline std::uint32_t magnitude_bits(float value) {
+  return float_bits(value) & 0x7fffffffu;
+}
+static inline std::uint64_t magnitude_bits(double value) {
+  std::uint64_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits & 0x7fffffffffffffffu;
+}
+static inline std::uint16_t small_bits(Half) {
+  return 0x7c00u;
+}
+static inline std::uint16_t small_bits(BFloat16) {
+  return 0x7180u;
+}
+static inline std::uint32_t small_bits(float) {
+  return 0x71800000u;
+}
+static inline std::uint64_t small_bits(double) {
+  return 0x4630000000000000u;
+}
+
 }  // namespace dlattn::cpu

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <float.h>
 #include <math.h>
 
 #include "cpu/outer_product.h"
 #include "cpu/scratch.h"
 #include "cpu/simd_math.h"
+#include "cpu/softmax.h"
 #include "cpu/task.h"
 
 // The CPU kernel: attention of block_m queries, one key tile after the other, with a streaming
@@ -12,8 +14,8 @@
 //
 // Scores of a tile stand transposed, keys in rows and queries in lanes, so the softmax runs down
 // the rows without a reduction across lanes. The state per query is the running maximum, the sum
-// of 2^(score - maximum) and the unnormalised output; the latter two are rescaled when a tile
-// raises the maximum.
+// of the probabilities and the unnormalised output; the latter two are rescaled when a tile raises
+// the maximum (softmax.h).
 namespace dlattn::cpu::DLATTN_CPU_ISA {
 
 template <typename In>
@@ -65,13 +67,13 @@ class TaskKernel {
         block_n_(tiles.block_n),
         arena_(scratch),
         states_(static_cast<char*>(states)),
-        state_(part(task.split)) {
+        state_(part(task.split)),
+        softmax_(state_, ld_, params.head_dim_v, has_totals(params.seqlen_k), &arena_) {
     q_t_ = arena_.take<T>(p_.head_dim * ld_);
     s_t_ = arena_.take<T>(block_n_ * ld_);
     k_tile_ = arena_.take<T>(kConverts ? block_n_ * p_.head_dim : 0);
     v_tile_ = arena_.take<T>(kConverts ? block_n_ * p_.head_dim_v : 0);
     row_ = arena_.take<T>(max_int(p_.head_dim, p_.head_dim_v));
-    rescale_ = arena_.take<T>(ld_);
     slope_ = arena_.take<T>(ld_);
     distance_ = arena_.take<T>(ld_);
     first_key_ = arena_.take<LaneInt<T>>(ld_);
@@ -86,7 +88,7 @@ class TaskKernel {
   void run() {
     locate_rows();
     load_queries();
-    clear_state();
+    softmax_.clear();
     std::int64_t begin = clamp_int(min_position_ - left_, 0, t_.len_k);
     std::int64_t end = clamp_int(max_position_ + right_ + 1, 0, t_.len_k);
     if (t_.num_splits > 1) {
@@ -97,13 +99,14 @@ class TaskKernel {
     }
     for (std::int64_t j = begin; j < end; j += block_n_)
       tile(j, min_int(block_n_, end - j), min_int(block_n_, max_int(0, end - j - block_n_)));
+    softmax_.end_keys();
     if (t_.num_splits == 1) finish();
   }
 
   // Adds the other parts to part 0, in order, and finishes it.
   void merge() {
     locate_rows();
-    for (int split = 1; split < t_.num_splits; ++split) add(part(split));
+    for (int split = 1; split < t_.num_splits; ++split) softmax_.add(part(split));
     finish();
   }
 
@@ -119,6 +122,7 @@ class TaskKernel {
     return State<T>(p_, ld_, &memory);
   }
 
+  bool has_totals(std::int64_t keys) const { return keys > kTilesPerRun * block_n_; }
   bool varlen() const { return p_.cu_seqlens_q != nullptr; }
 
   void locate_rows() {
@@ -128,12 +132,8 @@ class TaskKernel {
     right_ = p_.window_right < 0 ? kUnlimited : min_int(p_.window_right, kUnlimited);
     if (p_.causal != Causal::kNone) right_ = min_int(right_, 0);
     adjusts_ = p_.softcap > 0 || p_.alibi_slopes || p_.bias || p_.mask;
-    to_log2_ = MathConstants<T>::kLog2E;
-    if (!adjusts_) {
-      // At least the smallest normal number: 0 times -inf would be NaN.
-      to_log2_ = static_cast<T>(p_.softmax_scale * MathConstants<double>::kLog2E);
-      if (to_log2_ < MathConstants<T>::kSmallest) to_log2_ = MathConstants<T>::kSmallest;
-    }
+    // By the sequence's own length, so that its result has the same bits in any batch.
+    softmax_.set_up(adjusts_ ? 1.0 : p_.softmax_scale, has_totals(t_.len_k));
 
     for (std::int64_t r = 0; r < ld_; ++r) {
       // Lanes beyond the task's rows repeat the last one, so that no tile is visited for them.
@@ -141,20 +141,18 @@ class TaskKernel {
       query_[r] = row / group;
       head_[r] = t_.head_kv * group + row % group;
       position_[r] = query_[r] + shift;
-      slope_[r] = p_.alibi_slopes ? T(p_.alibi_slopes[t_.batch * p_.alibi_batch_stride +
-                                                      head_[r] * p_.alibi_head_stride])
+      slope_[r] = p_.alibi_slopes ? limited_slope(p_.alibi_slopes[t_.batch * p_.alibi_batch_stride +
+                                                                  head_[r] * p_.alibi_head_stride])
                                   : T(0);
     }
     min_position_ = position_[0];
     max_position_ = position_[ld_ - 1];
   }
 
-  void clear_state() {
-    for (std::int64_t r = 0; r < ld_; ++r) {
-      state_.row_max[r] = state_.row_base[r] = -static_cast<T>(INFINITY);
-      state_.row_sum[r] = T(0);
-    }
-    std::memset(state_.o_t, 0, static_cast<std::size_t>(p_.head_dim_v * ld_) * sizeof(T));
+  // Beyond 2^96, and at infinity, a slope counts as 2^96: times any distance it is finite, and
+  // times a distance of 0 it is 0. NaN stays NaN.
+  static T limited_slope(float slope) {
+    return static_cast<T>(slope > 0x1p96f ? 0x1p96f : (slope < -0x1p96f ? -0x1p96f : slope));
   }
 
   void load_queries() {
@@ -213,7 +211,7 @@ class TaskKernel {
   void tile(std::int64_t j, std::int64_t count, std::int64_t next) {
     ProductArgs<T> args;
     args.block_m = ld_;
-    args.rescale = rescale_;
+    args.rescale = softmax_.rescale();
 
     // S^T = K Q^T
     set_left(k_rows(), j, count, k_tile_, &args);
@@ -225,7 +223,7 @@ class TaskKernel {
 
     if (adjusts_) adjust(j, count);
     if (max_position_ - left_ > j || min_position_ + right_ + 1 < j + count) hide(j, count);
-    softmax(count);
+    softmax_.step(s_t_, count);
 
     // O^T = O^T rescaled + V^T P^T
     set_left(v_rows(), j, count, v_tile_, &args);
@@ -234,6 +232,7 @@ class TaskKernel {
     args.result = state_.o_t;
     args.upcoming = next > 0 ? upcoming(k_rows(), j + count, next) : Upcoming();
     multiply<T, Product::kOutput>(p_.head_dim_v, args);
+    softmax_.end_tile();
   }
 
   // Scale, softcap, ALiBi, bias and mask.
@@ -264,10 +263,38 @@ class TaskKernel {
     for (std::int64_t r = 0; r < t_.num_rows; ++r) {
       const B* row = bias + t_.batch * p_.bias_batch_stride + head_[r] * p_.bias_head_stride +
                      query_[r] * p_.bias_row_stride + j * p_.bias_col_stride;
+      const bool small = is_small(row, count);
       for (std::int64_t n = 0; n < count; ++n) {
-        s_t_[n * ld_ + r] += static_cast<T>(to_float(row[n * p_.bias_col_stride]));
+        T* score = s_t_ + n * ld_ + r;
+        const T value = static_cast<T>(to_float(row[n * p_.bias_col_stride]));
+        *score = small ? *score + value : biased(*score, value);
       }
     }
+  }
+
+  // Whether every bias is so small that no score in range overflows by it. NaN is not.
+  template <typename B>
+  bool is_small(const B* row, std::int64_t count) {
+    const B* last = row + (count - 1) * p_.bias_col_stride;
+    auto worst = magnitude_bits(*last);
+    if (p_.bias_col_stride == 1) {  // which the compiler makes vectors of
+      for (std::int64_t n = 0; n < count; ++n)
+        worst = magnitude_bits(row[n]) > worst ? magnitude_bits(row[n]) : worst;
+    } else {
+      for (; row != last; row += p_.bias_col_stride)
+        worst = magnitude_bits(*row) > worst ? magnitude_bits(*row) : worst;
+    }
+    return worst < small_bits(*last);
+  }
+
+  // -inf hides the key, whatever its score. Every other bias is a score like any other: finite ones
+  // add up to a finite one, so a row of the least numbers is not an empty row.
+  static T biased(T score, T bias) {
+    constexpr T kLargest = MathConstants<T>::kLargest;
+    if (bias == -static_cast<T>(INFINITY)) return bias;
+    const T sum = score + bias;
+    if (score - score != T(0) || bias - bias != T(0)) return sum;
+    return sum > kLargest ? kLargest : (sum < -kLargest ? -kLargest : sum);
   }
 
   void apply_mask(std::int64_t j, std::int64_t count) {
@@ -302,79 +329,30 @@ class TaskKernel {
     }
   }
 
-  // S^T becomes P^T, unnormalised. A NaN score is passed over by the maximum and reaches the sum.
-  void softmax(std::int64_t count) {
-    const Vec<T> minus_inf = broadcast(-static_cast<T>(INFINITY));
-    for (std::int64_t lane = 0; lane < ld_; lane += kStep) {
-      Vec<T> row_max = load(state_.row_max + lane);
-      for (std::int64_t n = 0; n < count; ++n) row_max = max(load(s_t_ + n * ld_ + lane), row_max);
-      store(state_.row_max + lane, row_max);
-      // Rounded once: the same base goes into the weights, the rescaling and the LSE, so its
-      // rounding cancels out.
-      const Vec<T> base = row_max == minus_inf ? Vec<T>{} : row_max * to_log2_;
-      const Vec<T> rescale = exp2<T>(load(state_.row_base + lane) - base);
-      store(state_.row_base + lane, row_max == minus_inf ? minus_inf : base);
-      store(rescale_ + lane, rescale);
-      Vec<T> sum = load(state_.row_sum + lane) * rescale;
-      for (std::int64_t n = 0; n < count; ++n) {
-        const Vec<T> weight = exp2<T>(load(s_t_ + n * ld_ + lane) * to_log2_ - base);
-        store(s_t_ + n * ld_ + lane, weight);
-        sum += weight;
-      }
-      store(state_.row_sum + lane, sum);
-    }
-  }
-
-  void add(const State<T>& other) {
-    const Vec<T> minus_inf = broadcast(-static_cast<T>(INFINITY));
-    for (std::int64_t lane = 0; lane < ld_; lane += kStep) {
-      const Vec<T> base = max(load(state_.row_base + lane), load(other.row_base + lane));
-      const Vec<T> finite = base == minus_inf ? Vec<T>{} : base;
-      const Vec<T> weight = exp2<T>(load(state_.row_base + lane) - finite);
-      const Vec<T> other_weight = exp2<T>(load(other.row_base + lane) - finite);
-      store(state_.row_base + lane, base);
-      store(state_.row_sum + lane,
-            load(state_.row_sum + lane) * weight + load(other.row_sum + lane) * other_weight);
-      for (std::int64_t d = 0; d < p_.head_dim_v; ++d) {
-        T* o = state_.o_t + d * ld_ + lane;
-        store(o, load(o) * weight + load(other.o_t + d * ld_ + lane) * other_weight);
-      }
-    }
-  }
-
   void finish() {
     for (std::int64_t r = 0; r < t_.num_rows; ++r) {
-      const double sum = state_.row_sum[r];
-      double base = static_cast<double>(state_.row_base[r]) / MathConstants<double>::kLog2E;
-      double total = sum;
-      double weight = 1.0;  // of the sum, once the sink may have raised the maximum
-      if (p_.sinks) {
-        const double sink = p_.sinks[head_[r] * p_.sinks_stride];
-        if (sink != -INFINITY) {
-          const double top = base > sink ? base : sink;
-          weight = ::exp(base - top);
-          total = sum * weight + ::exp(sink - top);
-          base = top;
-        }
-      }
-      write_row(r, sum == 0.0 ? 0.0 : weight / total);
+      const double sink = p_.sinks ? p_.sinks[head_[r] * p_.sinks_stride] : -INFINITY;
+      const double lse = softmax_.finish(r, sink);
       if (p_.lse) {
-        float* lse = p_.lse + (varlen() ? 0 : t_.batch * p_.lse_batch_stride) +
-                     head_[r] * p_.lse_head_stride + t_.first_q + query_[r];
-        *lse = total == 0.0 ? -INFINITY : static_cast<float>(base + ::log(total));
+        p_.lse[(varlen() ? 0 : t_.batch * p_.lse_batch_stride) + head_[r] * p_.lse_head_stride +
+               t_.first_q + query_[r]] = saturated(lse);
       }
     }
+    softmax_.normalise(t_.num_rows);
+    for (std::int64_t r = 0; r < t_.num_rows; ++r) write_row(r);
   }
 
-  // A row that saw no key has a factor of 0; what the tile gave it (0 times V, a NaN perhaps) does
-  // not count.
-  void write_row(std::int64_t r, double factor) {
+  // Beyond float, where only float64's scores get, lse is the nearest number: the row is not empty.
+  static float saturated(double lse) {
+    if (lse - lse == 0.0 && lse > FLT_MAX) return FLT_MAX;
+    if (lse - lse == 0.0 && lse < -FLT_MAX) return -FLT_MAX;
+    return static_cast<float>(lse);
+  }
+
+  void write_row(std::int64_t r) {
     In* out = static_cast<In*>(p_.out) + (varlen() ? 0 : t_.batch * p_.out_batch_stride) +
               (t_.first_q + query_[r]) * p_.out_row_stride + head_[r] * p_.out_head_stride;
-    const T scale = static_cast<T>(factor);
-    for (std::int64_t d = 0; d < p_.head_dim_v; ++d) {
-      row_[d] = factor == 0.0 ? T(0) : state_.o_t[d * ld_ + r] * scale;
-    }
+    for (std::int64_t d = 0; d < p_.head_dim_v; ++d) row_[d] = state_.o_t[d * ld_ + r];
     convert_row(row_, p_.head_dim_v, out);
   }
 
@@ -385,16 +363,16 @@ class TaskKernel {
   Arena arena_;
   char* const states_;
   const State<T> state_;
+  RunningSoftmax<T> softmax_;
 
   std::int64_t left_ = 0, right_ = 0;  // the window about a row's position, causality included
   std::int64_t min_position_ = 0, max_position_ = 0;
   bool adjusts_ = false;
-  T to_log2_ = 0;  // what turns the scores in s_t_ into powers of two
 
   T *q_t_, *s_t_;               // [head_dim, block_m], [block_n, block_m]
   T *k_tile_, *v_tile_, *row_;  // [block_n, head_dim], [block_n, head_dim_v], [either head dim]
   // All [block_m]:
-  T *rescale_, *slope_, *distance_;
+  T *slope_, *distance_;
   LaneInt<T>*first_key_, *end_key_;  // the keys of the tile that a row may see
   std::int64_t *query_, *head_, *position_;
 };

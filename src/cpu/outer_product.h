@@ -7,6 +7,7 @@
 // element at a time:
 //   S^T[key][query]  = sum_d   K[key][d]   * Q^T[d][query]
 //   O^T[d][query]    = O^T[d][query] * rescale[query] + sum_key V[key][d] * P^T[key][query]
+// The sum over a tile's keys begins at 0, so that its terms are not rounded to the size of O^T.
 // Both are sums of outer products of a column of K or V^T with a row of Q^T or P^T. One call below
 // keeps kRows x kCols vectors of the result in registers; that many independent sums hide the
 // latency of the multiply-adds, and one load serves several of them.
@@ -62,12 +63,9 @@ void product_block(const ProductArgs<T>& args) {
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int c = 0; c < kCols; ++c) {
-      const int lane = c * kWidth<T>;
-      sum[r][c] =
-          kOutput ? load(args.result + r * ld + lane) * load(args.rescale + lane) : Vec<T>{};
-    }
+    for (int c = 0; c < kCols; ++c) sum[r][c] = Vec<T>{};
   }
+  T* const result = args.result;
   const T* left = args.left;
   const T* right = args.right;
   for (std::int64_t x = 0; x < args.depth; ++x) {
@@ -83,10 +81,21 @@ void product_block(const ProductArgs<T>& args) {
     left += depth_step;
     right += ld;
   }
+  if constexpr (kOutput) {
+    Vec<T> rescale[kCols];
+#pragma GCC unroll 4
+    for (int c = 0; c < kCols; ++c) rescale[c] = load(args.rescale + c * kWidth<T>);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (int c = 0; c < kCols; ++c)
+        sum[r][c] += load(result + r * ld + c * kWidth<T>) * rescale[c];
+    }
+  }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int c = 0; c < kCols; ++c) store(args.result + r * ld + c * kWidth<T>, sum[r][c]);
+    for (int c = 0; c < kCols; ++c) store(result + r * ld + c * kWidth<T>, sum[r][c]);
   }
 }
 

@@ -23,19 +23,18 @@ class Arena {
   std::int64_t used_ = 0;
 };
 
-// What a task's rows carry from tile to tile.
-template <typename T>
+// What a task's rows carry from tile to tile; what of it is summed up may be of another type.
+template <typename T, typename Sum = T>
 struct State {
+  State() = default;
   State(const AttentionParams& params, std::int64_t block_m, Arena* arena) {
-    o_t = arena->take<T>(params.head_dim_v * block_m);
+    o_t = arena->take<Sum>(params.head_dim_v * block_m);
     row_max = arena->take<T>(block_m);
-    row_base = arena->take<T>(block_m);
-    row_sum = arena->take<T>(block_m);
+    row_sum = arena->take<Sum>(block_m);
   }
-  T* o_t;       // [head_dim_v, block_m], unnormalised
-  T* row_max;   // [block_m] of the scores
-  T* row_base;  // [block_m] the same as a power of two
-  T* row_sum;   // [block_m] of 2^(score - row_base)
+  Sum* o_t = nullptr;      // [head_dim_v, block_m], unnormalised
+  T* row_max = nullptr;    // [block_m] of the scores
+  Sum* row_sum = nullptr;  // [block_m] of the probabilities, unnormalised
 };
 
 }  // namespace dlattn::cpu::DLATTN_CPU_ISA

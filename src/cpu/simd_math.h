@@ -1,5 +1,7 @@
 #pragma once
 
+#include <float.h>
+
 #include "cpu/simd.h"
 
 // exp2 and tanh of vectors. The polynomials interpolate at Chebyshev nodes; the errors given are
@@ -11,7 +13,7 @@ struct MathConstants;
 
 template <>
 struct MathConstants<float> {
-  static constexpr float kSmallest = 0x1p-126f;  // normal number
+  static constexpr float kLargest = FLT_MAX;
   static constexpr float kLog2E = 0x1.715476p+0f;
   // Adding it to a number of magnitude < 2^22 leaves that number, rounded, plus the exponent's bias
   // in the low bits.
@@ -29,7 +31,7 @@ struct MathConstants<float> {
 
 template <>
 struct MathConstants<double> {
-  static constexpr double kSmallest = 0x1p-1022;
+  static constexpr double kLargest = DBL_MAX;
   static constexpr double kLog2E = 0x1.71547652b82fep+0;
   static constexpr double kRound = 0x1.8p52 + 1023.0;
   static constexpr int kMantissaBits = 52;
@@ -55,14 +57,16 @@ DLATTN_INLINE Vec<T> polynomial(Vec<T> x, const T (&coefficients)[kCount]) {
   return sum;
 }
 
-// 2^x for x <= kExpMax: exactly 0 below kExpMin, -inf included; NaN stays NaN.
-template <typename T>
+// 2^(x - shift) for x <= kExpMax: exactly 0 for x below kExpMin + shift, -inf included; NaN stays
+// NaN.
+template <typename T, int kShift = 0>
 DLATTN_INLINE Vec<T> exp2(Vec<T> x) {
   using C = MathConstants<T>;
   typedef LaneInt<T> Int __attribute__((vector_size(kVectorBytes)));
-  x = max(broadcast(C::kExpMin), x);
-  const Vec<T> rounded = x + C::kRound;
-  const Vec<T> fraction = x - (rounded - C::kRound);
+  constexpr T kRound = C::kRound - T(kShift);
+  x = max(broadcast(C::kExpMin + T(kShift)), x);
+  const Vec<T> rounded = x + kRound;
+  const Vec<T> fraction = x - (rounded - kRound);
   const Int exponent = reinterpret_cast<Int>(rounded) << C::kMantissaBits;
   return polynomial<T>(fraction, C::kExp2) * reinterpret_cast<Vec<T>>(exponent);
 }

@@ -137,7 +137,7 @@ void windows() {
 }
 
 void scales() {
-  for (const double scale : {1e-60, 1e-3, 1.0, 20.0}) {
+  for (const double scale : {0x1p-126, 1e-3, 1.0, 20.0}) {
     Spec spec;
     spec.softmax_scale = scale;
     spec.causal = Causal::kBottomRight;

@@ -53,14 +53,20 @@ Row<R> attend(const Problem& problem, std::int64_t b, std::int64_t i, std::int64
     s *= R(p.softmax_scale);
     if (p.softcap > 0) s = R(p.softcap) * std::tanh(s / R(p.softcap));
     if (p.alibi_slopes) {
-      s -= R(problem.alibi.get(b * p.alibi_batch_stride + h * p.alibi_head_stride)) *
-           R(std::llabs(position - j));
+      const double slope = problem.alibi.get(b * p.alibi_batch_stride + h * p.alibi_head_stride);
+      const double limited = slope > 0x1p96 ? 0x1p96 : (slope < -0x1p96 ? -0x1p96 : slope);
+      s -= R(limited) * R(std::llabs(position - j));
     }
+    double bias = 0;
     if (p.bias) {
-      s += R(problem.bias.get(b * p.bias_batch_stride + h * p.bias_head_stride +
-                              i * p.bias_row_stride + j * p.bias_col_stride));
+      bias = problem.bias.get(b * p.bias_batch_stride + h * p.bias_head_stride +
+                              i * p.bias_row_stride + j * p.bias_col_stride);
+      const bool finite = std::isfinite(s) && std::isfinite(bias);
+      s += R(bias);
+      if (finite && std::isinf(s)) s = std::copysign(std::numeric_limits<R>::max(), s);
     }
-    bool seen = p.causal == Causal::kNone || j <= position;
+    bool seen = bias != -kInf;
+    seen = seen && (p.causal == Causal::kNone || j <= position);
     seen = seen && (p.window_left < 0 || j >= position - p.window_left);
     seen = seen && (p.window_right < 0 || j <= position + p.window_right);
     seen = seen && (!p.mask || p.mask[b * p.mask_batch_stride + h * p.mask_head_stride +
@@ -73,8 +79,10 @@ Row<R> attend(const Problem& problem, std::int64_t b, std::int64_t i, std::int64
   row.out.assign(p.head_dim_v, R(0));
   row.lse = R(-kInf);
   if (nothing_seen) return row;
-  R sum = std::exp(sink - max);
+  if (std::isnan(sink)) max = sink;
+  R sum = sink == max ? R(1) : std::exp(sink - max);
   for (std::int64_t j = 0; j < len_k; ++j) sum += score[j] = std::exp(score[j] - max);
+  for (R& p : score) p /= sum;
   for (std::int64_t j = 0; j < len_k; ++j) {
     for (std::int64_t d = 0; d < p.head_dim_v; ++d) {
       row.out[d] +=
@@ -82,7 +90,6 @@ Row<R> attend(const Problem& problem, std::int64_t b, std::int64_t i, std::int64
                                      h_kv * p.v_head_stride + d));
     }
   }
-  for (R& o : row.out) o /= sum;
   row.lse = max + std::log(sum);
   return row;
 }
@@ -91,6 +98,14 @@ double rounded(DType dtype, double value) {
   Buffer one(dtype, 1);
   one.set(0, value);
   return one.get(0);
+}
+
+// An lse, which is float; a finite one stays finite.
+template <typename R>
+double to_lse(R lse) {
+  constexpr R kLargest = std::numeric_limits<float>::max();
+  if (std::isfinite(lse) && std::fabs(lse) > kLargest) lse = std::copysign(kLargest, lse);
+  return static_cast<double>(lse);
 }
 
 // |got - want|, where NaN and infinities must agree.
@@ -114,8 +129,9 @@ void fill(const Problem& problem, Reference* reference) {
                                           reference->out.back());
           if (error > reference->plain_error) reference->plain_error = error;
         }
-        reference->lse.push_back(static_cast<double>(exact.lse));
-        const double error = difference(static_cast<float>(plain.lse), reference->lse.back());
+        reference->lse.push_back(to_lse(exact.lse));
+        const double error =
+            difference(static_cast<float>(to_lse(plain.lse)), reference->lse.back());
         if (error > reference->plain_lse_error) reference->plain_lse_error = error;
       }
     }
@@ -424,6 +440,8 @@ std::string run_and_judge(Problem& problem, const Reference& reference, const ch
     wrong << "lse is off by " << errors.lse << ", the plain formula by "
           << reference.plain_lse_error << "; ";
   }
+  if (!std::isfinite(reference.plain_error) || !std::isfinite(reference.plain_lse_error))
+    wrong << "the plain formula has no finite error, so it bounds nothing; ";
   if (problem.out.stray_writes())
     wrong << problem.out.stray_writes() << " bytes about out were overwritten; ";
   if (problem.lse.stray_writes())
