@@ -108,24 +108,6 @@ const std::int32_t* read_int32s(nb::handle object, const char* name, std::int64_
   return static_cast<const std::int32_t*>(tensor.data);
 }
 
-// Where the host can read the sequence lengths, it does: they decide which memory is touched.
-void check_sequences(const char* name, const std::int32_t* cu_seqlens, std::int64_t batch_size,
-                     std::int64_t total, std::int64_t longest, bool all) {
-  if (cu_seqlens[0] != 0) unsupported(name, "[0] is ", cu_seqlens[0], "; accepted: 0");
-  for (std::int64_t b = 0; b < batch_size; ++b) {
-    const std::int64_t length = std::int64_t{cu_seqlens[b + 1]} - cu_seqlens[b];
-    if (length < 0 || length > longest) {
-      unsupported(name, ": sequence ", b, " has ", length,
-                  " tokens; accepted: 0 to its max_seqlen, ", longest);
-    }
-  }
-  const std::int64_t end = cu_seqlens[batch_size];
-  if (all ? end != total : end > total) {
-    unsupported(name, " ends at ", end, "; accepted: ", all ? "" : "at most ", total,
-                ", the tokens there are");
-  }
-}
-
 void read_sequences(const AttentionCall& call, const Target& target, Problem* problem) {
   AttentionParams& p = problem->params;
   p.cu_seqlens_q =
@@ -138,16 +120,6 @@ void read_sequences(const AttentionCall& call, const Target& target, Problem* pr
   if (!call.seqused_k.is_none()) {
     p.seqused_k =
         read_int32s(call.seqused_k, "seqused_k", p.batch_size, "(batch,)", target, problem);
-  }
-  if (target.device.type != DeviceType::kCpu) return;
-  check_sequences("cu_seqlens_q", p.cu_seqlens_q, p.batch_size, p.total_q, p.seqlen_q, true);
-  check_sequences("cu_seqlens_k", p.cu_seqlens_k, p.batch_size, p.total_k, p.seqlen_k, false);
-  for (std::int64_t b = 0; p.seqused_k && b < p.batch_size; ++b) {
-    const std::int64_t there = p.cu_seqlens_k[b + 1] - p.cu_seqlens_k[b];
-    if (p.seqused_k[b] < 0 || p.seqused_k[b] > there) {
-      unsupported("seqused_k[", b, "] is ", p.seqused_k[b], "; accepted: 0 to ", there,
-                  ", the keys of that sequence");
-    }
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/backend.h"
 #include "core/concat.h"
 
 namespace dlattn::core {
@@ -176,6 +177,11 @@ void check_varlen(const AttentionParams& p) {
   if (!p.cu_seqlens_q) return;
   check_at_least("total_q", p.total_q, 0);
   check_at_least("total_k", p.total_k, 0);
+  if (p.batch_size == 0 && p.total_q > 0) {
+    fail("batch_size is 0, by a cu_seqlens_q of one offset, but q has ", p.total_q,
+         " tokens; accepted: at least 1 sequence, or a q without tokens");
+  }
+  if (p.device.type == DeviceType::kCpu) cpu::validate_varlen(p);
 }
 
 }  // namespace

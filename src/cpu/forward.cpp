@@ -1,7 +1,9 @@
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "core/backend.h"
 #include "cpu/device.h"
@@ -36,31 +38,59 @@ int num_splits(const AttentionParams& p, std::int64_t num_tiles) {
   return static_cast<int>(most < 1 ? 1 : (most < wanted ? most : wanted));
 }
 
-// Tile `index` of the query rows of all KV heads. num_rows is 0 where a sequence is shorter than
-// the longest.
-Task make_task(const AttentionParams& p, const Plan& plan, std::int64_t index) {
-  const std::int64_t m_blocks = num_m_blocks(p, plan);
-  Task task;
-  task.num_splits = plan.num_splits;
-  task.batch = index / m_blocks / p.num_heads_kv;
-  task.head_kv = index / m_blocks % p.num_heads_kv;
-  task.len_q = p.seqlen_q;
-  task.len_k = p.seqlen_k;
-  if (p.cu_seqlens_q) {
-    task.first_q = p.cu_seqlens_q[task.batch];
-    task.first_k = p.cu_seqlens_k[task.batch];
-    task.len_q = p.cu_seqlens_q[task.batch + 1] - task.first_q;
-    task.len_k =
-        p.seqused_k ? p.seqused_k[task.batch] : p.cu_seqlens_k[task.batch + 1] - task.first_k;
+// The tiles of query rows, of all KV heads and batch entries. Packed sequences have as many as
+// their own lengths make, whatever the longest is said to be.
+class QueryTiles {
+ public:
+  QueryTiles(const AttentionParams& params, const Plan& plan)
+      : p_(params), plan_(plan), m_blocks_(num_m_blocks(params, plan)) {
+    if (!p_.cu_seqlens_q) return;
+    for (std::int64_t b = 0; b < p_.batch_size; ++b) {
+      const std::int64_t rows = (p_.cu_seqlens_q[b + 1] - p_.cu_seqlens_q[b]) * group();
+      end_.push_back((b ? end_.back() : 0) + ceil_div(rows, plan.block_m) * p_.num_heads_kv);
+    }
   }
-  // The last rows first: under causality they have the most keys, and a long task is better not the
-  // last one.
-  const std::int64_t m_block = m_blocks - 1 - index % m_blocks;
-  task.row_begin = m_block * plan.block_m;
-  const std::int64_t rows = task.len_q * (p.num_heads / p.num_heads_kv) - task.row_begin;
-  task.num_rows = rows < 0 ? 0 : (rows < plan.block_m ? rows : plan.block_m);
-  return task;
-}
+
+  std::int64_t count() const {
+    if (p_.cu_seqlens_q) return end_.empty() ? 0 : end_.back();
+    return m_blocks_ * p_.num_heads_kv * p_.batch_size;
+  }
+
+  Task task(std::int64_t index, int split) const {
+    Task task;
+    task.split = split;
+    task.num_splits = plan_.num_splits;
+    task.len_q = p_.seqlen_q;
+    task.len_k = p_.seqlen_k;
+    std::int64_t m_blocks = m_blocks_;
+    if (p_.cu_seqlens_q) {
+      const std::int64_t b = std::upper_bound(end_.begin(), end_.end(), index) - end_.begin();
+      task.batch = b;
+      if (b > 0) index -= end_[b - 1];
+      task.first_q = p_.cu_seqlens_q[b];
+      task.first_k = p_.cu_seqlens_k[b];
+      task.len_q = p_.cu_seqlens_q[b + 1] - task.first_q;
+      task.len_k = p_.seqused_k ? p_.seqused_k[b] : p_.cu_seqlens_k[b + 1] - task.first_k;
+      m_blocks = ceil_div(task.len_q * group(), plan_.block_m);
+    } else {
+      task.batch = index / m_blocks / p_.num_heads_kv;
+    }
+    task.head_kv = index / m_blocks % p_.num_heads_kv;
+    // The last rows first: under causality they have the most keys, and a long task is better not
+    // the last one.
+    task.row_begin = (m_blocks - 1 - index % m_blocks) * plan_.block_m;
+    task.num_rows = std::min<std::int64_t>(task.len_q * group() - task.row_begin, plan_.block_m);
+    return task;
+  }
+
+ private:
+  std::int64_t group() const { return p_.num_heads / p_.num_heads_kv; }
+
+  const AttentionParams& p_;
+  const Plan& plan_;
+  const std::int64_t m_blocks_;    // fixed length: of a head
+  std::vector<std::int64_t> end_;  // packed: behind the last tile of each sequence
+};
 
 struct Free {
   void operator()(void* memory) const { std::free(memory); }
@@ -92,8 +122,9 @@ void plan(const AttentionParams& params, const DeviceInfo& device, const Options
     plan->workspace_bytes += plan->grid * kernels.state_bytes(params, tiles);
 }
 
-void forward(const AttentionParams& params, const Plan& plan) {
-  validate_varlen(params);
+void forward(const AttentionParams& given, const Plan& plan) {
+  const OwnLengths lengths(given);
+  const AttentionParams& params = lengths.params();
   const KernelSet& kernels = kernels_for(plan.isa);
   const Tiles tiles = {plan.block_m, plan.block_n};
   const std::unique_ptr<char, Free> workspace(
@@ -103,19 +134,21 @@ void forward(const AttentionParams& params, const Plan& plan) {
   const std::int64_t task_bytes =
       plan.num_splits > 1 ? plan.num_splits * kernels.state_bytes(params, tiles) : 0;
   char* const all_states = workspace.get() + plan.num_threads * scratch_bytes;
+  const QueryTiles query_tiles(params, plan);
 
   const auto work = [&](std::int64_t index, int split, int worker, auto function) {
-    Task task = make_task(params, plan, index);
-    task.split = split;
-    if (task.num_rows == 0) return;
-    function(params, tiles, task, workspace.get() + worker * scratch_bytes,
+    const Task task = query_tiles.task(index, split);
+    // The last rows, or those of a short sequence, may need fewer lanes. The bits are the same.
+    const Tiles own = {kernels.tiles(params.dtype, task.num_rows).block_m, plan.block_n};
+    function(params, own, task, workspace.get() + worker * scratch_bytes,
              task_bytes ? all_states + index * task_bytes : nullptr);
   };
-  parallel_for(plan.grid, plan.num_threads, [&](std::int64_t index, int worker) {
+  const std::int64_t num_tiles = query_tiles.count();
+  parallel_for(num_tiles * plan.num_splits, plan.num_threads, [&](std::int64_t index, int worker) {
     work(index / plan.num_splits, static_cast<int>(index % plan.num_splits), worker, kernels.run);
   });
   if (plan.num_splits == 1) return;
-  parallel_for(plan.grid / plan.num_splits, plan.num_threads,
+  parallel_for(num_tiles, plan.num_threads,
                [&](std::int64_t index, int worker) { work(index, 0, worker, kernels.merge); });
 }
 

@@ -14,15 +14,15 @@ template <typename... Parts>
 
 void check_offsets(const char* name, const std::int32_t* offsets, std::int64_t batch_size,
                    std::int64_t total, const char* max_name, std::int64_t max_seqlen) {
-  if (offsets[0] != 0) fail(name, "[0] is ", offsets[0], "; accepted: 0");
+  if (offsets[0] < 0) fail(name, "[0] is ", offsets[0], "; accepted: 0 or more");
   for (std::int64_t b = 0; b < batch_size; ++b) {
     const std::int64_t length = static_cast<std::int64_t>(offsets[b + 1]) - offsets[b];
     if (length < 0) {
       fail(name, "[", b + 1, "] is ", offsets[b + 1], ", less than ", name, "[", b,
-           "] = ", offsets[b], "; accepted: ascending offsets");
+           "] = ", offsets[b], "; accepted: offsets that do not decrease");
     }
     if (length > max_seqlen) {
-      fail(name, ": sequence ", b, " has ", length, " tokens, more than ", max_name, " = ",
+      fail(name, ": sequence ", b, " has ", length, " tokens; accepted: up to ", max_name, " = ",
            max_seqlen);
     }
   }
@@ -49,6 +49,20 @@ void validate_varlen(const AttentionParams& p) {
            ", the length of the sequence");
     }
   }
+}
+
+OwnLengths::OwnLengths(const AttentionParams& params) : params_(params) {
+  if (!params.cu_seqlens_q) return;
+  const auto own = [&](const std::int32_t*& values, std::int64_t count,
+                       std::vector<std::int32_t>* copy) {
+    if (!values) return;
+    copy->assign(values, values + count);
+    values = copy->data();
+  };
+  own(params_.cu_seqlens_q, params.batch_size + 1, &cu_seqlens_q_);
+  own(params_.cu_seqlens_k, params.batch_size + 1, &cu_seqlens_k_);
+  own(params_.seqused_k, params.batch_size, &seqused_k_);
+  validate_varlen(params_);
 }
 
 }  // namespace dlattn::cpu

@@ -214,6 +214,16 @@ void varlen() {
   refuses([](auto& p) { p.seqused_k = used; }, "seqused_k needs cu_seqlens_q and cu_seqlens_k");
   accepts([](auto& p) { p.seqused_k = used; }, good_varlen());
   refuses([](auto& p) { p.total_q = -1; }, "total_q is -1; accepted: at least 0", good_varlen());
+  refuses(
+      [](auto& p) { p.batch_size = 0; },
+      "batch_size is 0, by a cu_seqlens_q of one offset, but q has 3 tokens; accepted: at least "
+      "1 sequence, or a q without tokens",
+      good_varlen());
+  accepts([](auto& p) { p.batch_size = p.total_q = 0; }, good_varlen());
+  refuses([](auto& p) { p.total_q = 2; },
+          "cu_seqlens_q[2] is 3; accepted: up to the 2 tokens of the tensor", good_varlen());
+  // A GPU's memory is not read.
+  accepts([](auto& p) { p.total_q = 2, p.device.type = DeviceType::kCuda; }, good_varlen());
   refuses([](auto& p) { p.total_k = -1; }, "total_k is -1; accepted: at least 0", good_varlen());
 }
 

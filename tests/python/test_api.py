@@ -192,6 +192,21 @@ def test_varlen(framework, name):
     assert max_error(lse, expected[1]) <= 2e-5
 
 
+def test_a_slice_of_a_pack():
+    q, k, v = normal(30, 4, 8, seed=1), normal(40, 2, 8, seed=2), normal(40, 2, 6, seed=3)
+    cu_q = np.array([0, 7, 10, 11, 21, 30], dtype=np.int32)
+    cu_k = np.array([0, 9, 20, 20, 32, 40], dtype=np.int32)
+    whole, whole_lse = dlattn.attention_varlen(q, k, v, cu_q, cu_k, 10, 12, return_lse=True)
+    out = np.full((30, 4, 6), np.nan, np.float32)
+    _, lse = dlattn.attention_varlen(
+        q, k, v, cu_q[1:4], cu_k[1:4], 10, 12, out=out, return_lse=True
+    )
+    np.testing.assert_array_equal(out[7:11], whole[7:11])
+    np.testing.assert_array_equal(lse[:, 7:11], whole_lse[:, 7:11])
+    assert np.isnan(out[:7]).all()
+    assert np.isnan(out[11:]).all()
+
+
 def test_varlen_with_heads_before_tokens():
     q, k, v = normal(10, 4, 8, seed=1), normal(14, 2, 8, seed=2), normal(14, 2, 8, seed=3)
     cu_q = np.array([0, 3, 10], dtype=np.int32)

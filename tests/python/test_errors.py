@@ -343,23 +343,29 @@ WRONG_VARLEN = {
     "cu_seqlens_q None": varlen(
         cu_seqlens_q=None, words=("cu_seqlens_q is of type NoneType",), error=TypeError
     ),
-    "cu_seqlens_q not from 0": varlen(
-        cu_seqlens_q=int32(1, 3, 10), words=("cu_seqlens_q[0] is 1", "accepted: 0")
+    "cu_seqlens_q from below 0": varlen(
+        cu_seqlens_q=int32(-1, 3, 10), words=("cu_seqlens_q[0] is -1", "accepted: 0 or more")
     ),
-    "cu_seqlens_q descending": varlen(
-        cu_seqlens_q=int32(0, 11, 10), words=("cu_seqlens_q: sequence 0 has 11", "accepted: 0 to")
+    "cu_seqlens_q too long for max_seqlen_q": varlen(
+        cu_seqlens_q=int32(0, 11, 10), words=("cu_seqlens_q: sequence 0 has 11", "max_seqlen_q = 7")
     ),
-    "cu_seqlens_k negative length": varlen(
-        cu_seqlens_k=int32(0, 5, 3), words=("cu_seqlens_k: sequence 1 has -2 tokens", "accepted")
+    "cu_seqlens_k descending": varlen(
+        cu_seqlens_k=int32(0, 5, 3),
+        words=("cu_seqlens_k[2] is 3, less than cu_seqlens_k[1] = 5", "do not decrease"),
     ),
-    "cu_seqlens_q short of total": varlen(
-        cu_seqlens_q=int32(0, 3, 9), words=("cu_seqlens_q ends at 9", "accepted: 10")
+    "cu_seqlens_q beyond total": varlen(
+        cu_seqlens_q=int32(1, 4, 11), words=("cu_seqlens_q[2] is 11", "up to the 10 tokens")
     ),
     "cu_seqlens_k beyond total": varlen(
-        cu_seqlens_k=int32(0, 6, 15), words=("cu_seqlens_k ends at 15", "accepted: at most 14")
+        cu_seqlens_k=int32(0, 6, 15), words=("cu_seqlens_k[2] is 15", "up to the 14 tokens")
+    ),
+    "cu_seqlens of no sequence": varlen(
+        cu_seqlens_q=int32(0),
+        cu_seqlens_k=int32(0),
+        words=("batch_size is 0", "cu_seqlens_q of one offset", "q has 10 tokens", "accepted"),
     ),
     "max_seqlen_q too small": varlen(
-        max_seqlen_q=6, words=("cu_seqlens_q: sequence 1 has 7 tokens", "max_seqlen, 6")
+        max_seqlen_q=6, words=("cu_seqlens_q: sequence 1 has 7 tokens", "max_seqlen_q = 6")
     ),
     "max_seqlen_k negative": varlen(
         max_seqlen_k=-1, words=("max_seqlen_k is -1", "accepted: an int from 0")
@@ -384,6 +390,16 @@ WRONG_VARLEN = {
 @pytest.mark.parametrize("name", WRONG_VARLEN)
 def test_wrong_varlen_call(name):
     check(WRONG_VARLEN[name], dlattn.attention_varlen)
+
+
+def test_wrong_lengths_write_nothing():
+    out = poisoned(10, 4, 8)
+    for wrong in WRONG_VARLEN.values():
+        with pytest.raises((UnsupportedError, TypeError)):
+            Wrong({**wrong.changes, "out": out}, (), wrong.error, wrong.defaults).call(
+                dlattn.attention_varlen
+            )
+    assert np.isnan(out).all()
 
 
 OUTS = [normal(2, 5, 4, 8, seed=n) for n in range(2)]
