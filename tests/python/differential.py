@@ -16,6 +16,7 @@ import math
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,10 @@ class Run:
         self.special = {name: made[name] for name in SPECIAL if name in made}
         self._expect()
 
+    def features(self) -> list[str]:
+        """What a summary counts."""
+        return self.problem.features()
+
     def served(self, kernel: str) -> bool:
         """Whether the kernel says that it serves the problem, where out lies included."""
         out = None
@@ -417,6 +422,8 @@ def run(
     count: int | None = None,
     seconds: float | None = None,
     dtypes: tuple[str, ...] = (),
+    draw: Callable[[int, tuple[str, ...], int], Problem] = draw,
+    attempt_of: type[Run] = Run,
 ) -> Summary:
     """Problems of seeds from `seed` on, as many as asked for or as time allows."""
     summary = Summary(arrays.device, seed)
@@ -429,9 +436,9 @@ def run(
             break
         problem = draw(seed + summary.problems, dtypes, MOST_SCORES[arrays.device])
         summary.problems += 1
-        features = problem.features()
+        attempt = attempt_of(arrays, problem)
+        features = attempt.features()
         summary.features.update(features)
-        attempt = Run(arrays, problem)
         for kernel in kernels:
             tally = summary.kernels[kernel]
             if not attempt.served(kernel):
@@ -470,9 +477,18 @@ def report(summary: Summary) -> None:
         )
 
 
-def main() -> int:
+def arrays_of(device: str) -> Any:
+    """Arrays of a device."""
+    return NumPyArrays() if device == "cpu" else TorchArrays()
+
+
+def main(
+    about: str = __doc__,
+    arrays_of: Callable[[str], Any] = arrays_of,
+    run: Callable[..., Summary] = run,
+) -> int:
     """Exit code 1 if a kernel failed, 2 if none served anything."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
     parser.add_argument("--seed", type=int, default=0, help="of the first problem")
     parser.add_argument("--count", type=int, help="how many; default: as --seconds says, or 200")
@@ -482,7 +498,7 @@ def main() -> int:
     parser.add_argument("--commit", metavar="SHA", help="to record; default: ask git, here")
     args = parser.parse_args()
     device = args.device or ("cuda" if dlattn.info().gpu else "cpu")
-    arrays = NumPyArrays() if device == "cpu" else TorchArrays()
+    arrays = arrays_of(device)
     if args.count is None and args.seconds is None:
         args.count = 200
     kernels = tuple(args.kernels or KERNELS[device])

@@ -124,7 +124,8 @@ class Draw:
         varlen = self._some(0.5)
         batch = rng.choice((2, 3, 5)) if varlen else rng.choice((1, 1, 2, 3))
         each = max(1, self._most_scores // (batch * heads))
-        lengths_q = tuple(self._length(each) for _ in range(batch if varlen else 1))
+        rows = self._most_rows(each)
+        lengths_q = tuple(self._length(rows) for _ in range(batch if varlen else 1))
         lengths_k = tuple(self._length(each // max(1, n)) for n in lengths_q)
         if varlen and rng.random() < 0.4:
             lengths_q, lengths_k = self._with_empty(lengths_q), self._with_empty(lengths_k)
@@ -163,6 +164,10 @@ class Draw:
     def _head_dim(self) -> int:
         rng = self._random
         return rng.choice(HEAD_DIMS) if rng.random() < 0.75 else rng.randint(1, 256)
+
+    def _most_rows(self, most: int) -> int:
+        """Of queries, where a head may have so many scores."""
+        return most
 
     def _length(self, most: int) -> int:
         rng = self._random
