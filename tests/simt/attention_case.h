@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "dlattn/attention.h"
+#include "extreme.h"
 #include "reference.h"
 #include "tensor.h"
 
@@ -69,8 +70,13 @@ struct Case {
   std::vector<int> seqlens_q = {}, seqlens_k = {}, seqused_k = {};
   // Of a random problem, which not every family serves.
   std::optional<unsigned> seed = {};
+  // Of a test of values, which not every family serves either.
+  std::optional<Extreme> extreme = {};
 
   int dim_v() const { return head_dim_v ? head_dim_v : head_dim; }
+  double softmax_scale() const {
+    return extreme && extreme->scale ? *extreme->scale : 1.0 / std::sqrt(double(head_dim));
+  }
   bool varlen() const { return !seqlens_q.empty(); }
   int rows_q(int batch) const { return varlen() ? seqlens_q[batch] : seqlen_q; }
   int rows_k(int batch) const {
@@ -132,6 +138,7 @@ inline std::string Case::name() const {
   if (rise != 0.0) out << " rising";
   if (bias_rise != 0.0) out << " bias rising";
   if (seed) out << " seed " << *seed;
+  if (extreme) out << extreme->name();
   return out.str();
 }
 
@@ -281,6 +288,7 @@ Tensors<T> make_tensors(const Case& c) {
   t.bias_float32.fill(&random, 1.0, 0.5);
   if (c.bias_rise != 0.0) raise_bias(c, t.bias), raise_bias(c, t.bias_float32);
   t.mask.for_each([&](std::uint8_t& m) { m = random() % 4 ? 1 + random() % 255 : 0; });
+  if (c.extreme) set_extremes(c, t);
   // One row sees nothing, some see nothing in whole tiles.
   for (int i = 0; c.mask && i < std::min(c.seqlen_q, 4); ++i) {
     for (int j = i == 0 ? 0 : 5; j < c.seqlen_k; ++j) t.mask.at(0, 0, i, j) = 0;
@@ -308,7 +316,7 @@ dlattn::AttentionParams make_params(const Case& c, const Tensors<T>& t, dlattn::
   p.out_batch_stride = t.out.stride(0), p.out_row_stride = t.out.stride(1);
   p.out_head_stride = t.out.stride(2);
   p.lse_batch_stride = t.lse.stride(0), p.lse_head_stride = t.lse.stride(1);
-  p.softmax_scale = 1.0 / std::sqrt(static_cast<double>(c.head_dim));
+  p.softmax_scale = c.softmax_scale();
   p.softcap = c.softcap;
   p.causal = c.causal;
   p.window_left = c.window_left, p.window_right = c.window_right;
@@ -340,7 +348,7 @@ reference::Problem make_problem(const Case& c, const Tensors<T>& t, int batch, i
   p.causal = c.causal != kFull;
   p.shift = c.causal == kTopLeft ? 0 : p.seqlen_k - p.seqlen_q;
   p.window_left = c.window_left, p.window_right = c.window_right;
-  p.softmax_scale = 1.0 / std::sqrt(static_cast<double>(c.head_dim));
+  p.softmax_scale = c.softmax_scale();
   p.softcap = c.softcap;
   if (c.sinks) p.sink = t.sinks.at(0, head, 0, 0);
   if (c.alibi) p.alibi_slope = t.alibi.at(batch, head, 0, 0);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention_case.h"
+#include "value_cases.h"
 
 // Random problems from seeds, for as long as is asked: sizes at the edges of tiles, every layout,
 // features combined. Problems are small, since a simulated tile takes tens of milliseconds.
@@ -81,10 +82,17 @@ class RandomCase {
 // What a test's arguments ask for:
 //   [<filter>]                                        its own cases whose line contains the filter
 //   --random [<count> [<first seed> [<seconds>]]]     random ones
+//   --values [<filter> [<seconds>]]                   those of extreme values
 class Arguments {
  public:
   Arguments(int argc, char** argv) {
     random_ = argc > 1 && std::strcmp(argv[1], "--random") == 0;
+    values_ = argc > 1 && std::strcmp(argv[1], "--values") == 0;
+    if (values_) {
+      filter_ = argc > 2 ? argv[2] : "";
+      if (argc > 3) seconds_ = std::strtod(argv[3], nullptr);
+      return;
+    }
     if (!random_) {
       filter_ = argc > 1 ? argv[1] : "";
       return;
@@ -96,8 +104,10 @@ class Arguments {
 
   const char* filter() const { return filter_; }
   double seconds() const { return seconds_; }
+  bool values() const { return values_; }
 
   std::vector<Case> cases(std::vector<Case> own) const {
+    if (values_) return value_cases();
     if (!random_) return own;
     std::vector<Case> drawn;
     for (unsigned i = 0; i < count_; ++i) {
@@ -108,7 +118,7 @@ class Arguments {
   }
 
  private:
-  bool random_ = false;
+  bool random_ = false, values_ = false;
   const char* filter_ = "";
   unsigned count_ = 40, first_seed_ = 0;
   double seconds_ = 1e9;

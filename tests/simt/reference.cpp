@@ -1,9 +1,11 @@
 #include "reference.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdlib>
 #include <limits>
+#include <type_traits>
 
 namespace simt::reference {
 namespace {
@@ -16,20 +18,58 @@ bool visible(const Problem& p, long i, long j) {
   return p.mask.empty() || p.mask[i * p.seqlen_k + j];
 }
 
+// What a score is the sum of.
+template <typename Real>
+struct Score {
+  Real of_product = 0, of_distance = 0, of_bias = 0;
+
+  Real sum() const { return of_product + of_distance + of_bias; }
+  Real largest_term() const {
+    return std::abs(of_distance) > std::abs(of_bias) ? of_distance : of_bias;
+  }
+  // Whether adding the rest to it leaves the largest term as it is in float32, in either log base.
+  bool is_its_largest_term() const {
+    const Real rest = std::min(std::abs(of_distance), std::abs(of_bias)) + std::abs(of_product);
+    return rest <= std::abs(largest_term()) * 0x1p-26;
+  }
+};
+
 // Real is the type of scores, probabilities and sums.
 template <typename Real>
-Real score(const Problem& p, long i, long j) {
+Score<Real> score(const Problem& p, long i, long j) {
   Real dot = 0;
   for (long d = 0; d < p.head_dim; ++d) {
     dot += static_cast<Real>(p.q[i * p.head_dim + d]) * static_cast<Real>(p.k[j * p.head_dim + d]);
   }
-  Real x = dot * static_cast<Real>(p.softmax_scale);
+  Score<Real> x;
+  x.of_product = dot * static_cast<Real>(p.softmax_scale);
   if (p.softcap > 0) {
-    x = static_cast<Real>(p.softcap) * std::tanh(x / static_cast<Real>(p.softcap));
+    const Real softcap = static_cast<Real>(p.softcap);
+    x.of_product = softcap * std::tanh(x.of_product / softcap);
   }
-  x -= static_cast<Real>(p.alibi_slope) * static_cast<Real>(std::labs(i + p.shift - j));
-  if (!p.bias.empty()) x += static_cast<Real>(p.bias[i * p.seqlen_k + j]);
+  constexpr double kLargestSlope = 0x1p96;
+  const double slope = std::clamp(p.alibi_slope, -kLargestSlope, kLargestSlope);
+  x.of_distance = -static_cast<Real>(slope) * static_cast<Real>(std::labs(i + p.shift - j));
+  if (!p.bias.empty()) x.of_bias = static_cast<Real>(p.bias[i * p.seqlen_k + j]);
   return x;
+}
+
+// Scores are formed in float32. Where all keys that can have a weight share one term that leaves
+// nothing of the others, their scores are that term.
+void absorb(const std::vector<Score<double>>& scores, double maximum, std::vector<double>* x) {
+  constexpr double kNegligible = 30.0;
+  const double least = maximum - std::abs(maximum) * 0x1p-20 - kNegligible;
+  const Score<double>* first = nullptr;
+  for (std::size_t j = 0; j < x->size(); ++j) {
+    if (!((*x)[j] >= least)) continue;
+    if (!first) first = &scores[j];
+    if (!scores[j].is_its_largest_term() || scores[j].largest_term() != first->largest_term()) {
+      return;
+    }
+  }
+  for (double& score : *x) {
+    if (first && score >= least) score = first->largest_term();
+  }
 }
 
 template <typename Real, typename Round>
@@ -39,14 +79,25 @@ Result compute(const Problem& p, Round round) {
   result.out.assign(static_cast<std::size_t>(p.seqlen_q) * p.head_dim_v, 0.0);
   result.lse.assign(p.seqlen_q, -std::numeric_limits<double>::infinity());
   std::vector<Real> x(p.seqlen_k);
+  std::vector<Score<Real>> scores(p.seqlen_k);
   const Real sink = p.sink ? static_cast<Real>(*p.sink) : -kInf;
   for (long i = 0; i < p.seqlen_q; ++i) {
-    Real maximum = sink;
     for (long j = 0; j < p.seqlen_k; ++j) {
-      x[j] = visible(p, i, j) ? score<Real>(p, i, j) : -kInf;
-      if (x[j] > maximum) maximum = x[j];
+      scores[j] = score<Real>(p, i, j);
+      x[j] = visible(p, i, j) ? scores[j].sum() : -kInf;
     }
+    Real maximum = sink;
+    for (const Real score : x) maximum = std::max(maximum, score);
     if (maximum == -kInf) continue;  // out = 0, lse = -inf
+    if (sink == kInf) {              // out = 0
+      result.lse[i] = kInf;
+      continue;
+    }
+    if constexpr (std::is_same_v<Real, double>) {
+      absorb(scores, maximum, &x);
+      maximum = sink;
+      for (const Real score : x) maximum = std::max(maximum, score);
+    }
     Real sum = std::exp(sink - maximum);
     for (Real& score : x) {
       score = std::exp(score - maximum);

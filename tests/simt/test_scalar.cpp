@@ -86,8 +86,9 @@ std::vector<Case> cases() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  simt::Tests tests("scalar", argc > 1 ? argv[1] : "");
-  for (const Case& c : cases()) {
+  const simt::Arguments arguments(argc, argv);
+  simt::Tests tests("scalar", arguments);
+  for (const Case& c : arguments.cases(cases())) {
     tests.run<half>(Kernel::kScalar, c, run_kernel<half>);
     tests.run<__nv_bfloat16>(Kernel::kScalar, c, run_kernel<__nv_bfloat16>);
     if (c.layout != Layout::kAlign2) tests.run<float>(Kernel::kScalar, c, run_kernel<float>);

@@ -16,8 +16,9 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
 }  // namespace
 
 int main(int argc, char** argv) {
-  simt::Tests tests("wmma_smem", argc > 1 ? argv[1] : "");
-  for (const simt::Case& c : simt::wmma_cases(simt::kThreadSanitizer)) {
+  const simt::Arguments arguments(argc, argv);
+  simt::Tests tests("wmma_smem", arguments);
+  for (const simt::Case& c : arguments.cases(simt::wmma_cases(simt::kThreadSanitizer))) {
     tests.run<half>(Kernel::kWmmaSmem, c, run_kernel<half>);
     tests.run<__nv_bfloat16>(Kernel::kWmmaSmem, c, run_kernel<__nv_bfloat16>);
   }

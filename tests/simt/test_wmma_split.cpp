@@ -118,7 +118,7 @@ int main(int argc, char** argv) {
   }
   for (const Case& c : arguments.cases(whole_cases())) run<kWhole>(tests, c, "+unpacked");
   for (const int head_dim : {64, 104}) {
-    if (simt::kThreadSanitizer && head_dim != 64) continue;
+    if ((simt::kThreadSanitizer || arguments.values()) && head_dim != 64) continue;
     for (const Case& c : arguments.cases(simt::packed_cases(head_dim))) {
       run<kSplit>(tests, c, "+packed");
       run<kWhole>(tests, c, "+packed");
