@@ -29,16 +29,16 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from dlattn.bench.tensors import torch_module
+from differential import ROUNDING
 
-LARGEST_SLOPE = 2.0**96
-LIFTED = 1e4
+from dlattn.bench.tensors import torch_module
+from dlattn.reference import ABSOLUTE_TERM as TINY  # here relative to V
+from dlattn.reference import LARGEST_SLOPE
+
+LIFTED = 1e4  # a bias of that magnitude and more
 KINDS = ("exact", "absorbed", "lifted", "coarse", "empty", "nan")
-# Largest relative error of one rounding; smallest step between two values.
-ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-22, "float64": 2.0**-51}
+# From a number to the next, at the least.
 STEP = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "float64": 5e-324}
-# Of 2^-14 and less in units of V, an approximate exponential's; as in dlattn.reference.
-TINY = {"float16": 1e-5, "bfloat16": 1e-4, "float32": 2e-6, "float64": 1e-14}
 ORDERS = ("matrix", "one by one", "from the end")  # of adding up q.k
 LOG2E = math.log2(math.e)
 _NEGLIGIBLE = 25.0  # a score so far below the row's largest has no weight: exp(-25) is 1.4e-11
@@ -224,7 +224,8 @@ class Expected:
         kind[absorbed] = KINDS.index("absorbed")
         kind[rough] = KINDS.index("coarse")
         kind[rough & (large | ~self.near).all(3)] = KINDS.index("lifted")
-        kind[~terms.seen.any(3)] = KINDS.index("empty")
+        self.any_key = terms.seen.any(3, keepdim=True)
+        kind[~self.any_key[..., 0]] = KINDS.index("empty")
         kind[wrong] = KINDS.index("nan")
         self.kind = kind
         self.settled = equal | absorbed
@@ -341,9 +342,9 @@ class Expected:
         error = torch.maximum(error.nan_to_num(nan=math.inf), outside.nan_to_num(nan=math.inf))
         empty = self._is("empty")[..., None]
         error = torch.where(empty, torch.where(out == 0, 0.0, math.inf), error)
-        # Of a NaN beside a sink that has all weight, both can be said.
+        # Of a NaN beside a sink that has all weight, and without keys, both can be said.
         is_nan, or_sink = self._is("nan"), self.sink == math.inf
-        right = out.isnan() | (or_sink & (out == 0))
+        right = out.isnan() | ((or_sink | ~self.any_key) & (out == 0))
         error = torch.where(is_nan[..., None], torch.where(right, 0.0, math.inf), error)
         if lse is None:
             return error.amax(3), torch.zeros_like(self.lse)

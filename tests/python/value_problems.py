@@ -14,9 +14,14 @@ from typing import Any
 import numpy as np
 from random_problems import Draw, Placed, Problem, contiguous
 
+# The largest finite values.
+FINITE = {
+    "float16": 65504.0,
+    "bfloat16": float.fromhex("0x1.fep127"),
+    "float32": float.fromhex("0x1.fffffep127"),
+}
 # How programs spell minus infinity where it must stay finite; in float16 the largest that fit.
-SPELLINGS = (-1e4, -65504.0, -1e9, -1e10, -1e20, -3.3895314e38, -3.4028235e38)
-FINITE = {"float16": 65504.0, "bfloat16": 3.3895314e38, "float32": 3.4028235e38}
+SPELLINGS = (-1e4, -1e9, -1e10, -1e20, *(-x for x in FINITE.values()))
 
 # Magnitudes of q, k and v, as exponents of two. An accumulator holds sums of many products with V,
 # so that V stays that far below the largest float32; products below 2^-100 would be subnormal.
@@ -242,7 +247,7 @@ class DrawValues(Draw):
             exponents = numbers.uniform(-2.0, 38.5, heads)
             sinks = (10.0**exponents * numbers.choice((-1.0, 1.0), heads)).astype(np.float32)
         if rng.random() < 0.4:
-            extremes = (3e38, -3e38, 2.4e38, 3.4028235e38, np.inf, -np.inf, np.nan)
+            extremes = (3e38, -3e38, 2.4e38, FINITE["float32"], np.inf, -np.inf, np.nan)
             sinks[rng.randrange(heads)] = rng.choice(extremes)
         return sinks
 
