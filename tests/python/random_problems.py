@@ -18,6 +18,15 @@ import numpy as np
 EDGES = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257)
 HEAD_DIMS = (8, 16, 24, 32, 40, 64, 64, 72, 80, 96, 104, 120, 128, 128, 160, 192, 256)
 
+# The largest finite values.
+FINITE = {
+    "float16": 65504.0,
+    "bfloat16": float.fromhex("0x1.fep127"),
+    "float32": float.fromhex("0x1.fffffep127"),
+}
+# How programs spell minus infinity where it must stay finite; in float16 the lowest that it has.
+SPELLINGS = (-1e4, -1e9, -1e10, -1e20, *(-x for x in FINITE.values()))
+
 
 @dataclass(frozen=True)
 class Placed:
@@ -187,11 +196,19 @@ class Draw:
         return {
             "causal": rng.choice((False, False, True, "bottom_right", "top_left")),
             "window": window,
-            "softmax_scale": rng.choice((0.03, 0.3, 1.0)) if self._some(0.5) else None,
-            "softcap": rng.choice((0.5, 3.0, 30.0)) if self._some() else 0.0,
+            "softmax_scale": self._one_of((0.03, 0.3, 1.0), (2.0**-126, 1e-6, 20.0), 0.5) or None,
+            "softcap": self._one_of((0.5, 3.0, 30.0), (1e3, 1e5, 1e7, 2.0**100)),
             "return_lse": rng.random() < 0.7,
             "batch_invariant": rng.random() < 0.15,
         }
+
+    def _one_of(
+        self, usual: Sequence[float], extreme: Sequence[float], weight: float = 1.0
+    ) -> float:
+        """0 for none."""
+        if not self._some(weight):
+            return 0.0
+        return self._random.choice(usual if self._random.random() < 0.75 else extreme)
 
     def _values(self, name: str, sizes: tuple[int, ...]) -> np.ndarray:
         """Normal with an offset; sometimes with wide scores, or maxima that rise along the keys."""
@@ -259,6 +276,8 @@ class Draw:
             bias = numbers.standard_normal(sizes, dtype=np.float32)
             if rng.random() < 0.3:
                 bias[numbers.random(sizes) < 0.3] = -np.inf
+            if rng.random() < 0.4:
+                self._lower(bias, dtype)
             tensors["bias"] = (bias, self._place_scores(sizes))
         if self._some():
             sizes = self._broadcastable(full)
@@ -267,12 +286,24 @@ class Draw:
         if self._some():
             sizes = full[1:2] if rng.random() < 0.5 else full[:2]
             slopes = numbers.random(sizes, dtype=np.float32)
+            slopes *= np.float32(rng.choice((1.0, 1.0, 1.0, 30.0, -1.0, 1000.0, -1000.0)))
             tensors["alibi_slopes"] = (slopes, Placed.of(sizes, contiguous(sizes)))
         if self._some():
             sinks = numbers.standard_normal(full[1], dtype=np.float32) * 3
             if rng.random() < 0.2:
                 sinks[0] = -np.inf
             tensors["sinks"] = (sinks, Placed.of((full[1],), (rng.choice((1, 1, 3)),)))
+
+    def _lower(self, bias: np.ndarray, dtype: str) -> None:
+        """Minus infinity as programs spell it that keep it finite, over keys at one end or rows."""
+        rng = self._random
+        rows, keys = bias.shape[-2:]
+        count = rng.choice((1, 64, 128, max(1, keys // 2), keys))
+        own = dtype if self._seed % 2 == 0 else "float32"  # as differential.Run makes it
+        lowest = -FINITE.get(own, FINITE["float32"])
+        value = np.float32(max(rng.choice(SPELLINGS), lowest))
+        region = rng.choice((np.s_[..., -count:], np.s_[..., :count], np.s_[..., rows // 2 :, :]))
+        bias[region] = value
 
     def _broadcastable(self, full: tuple[int, int, int, int]) -> tuple[int, ...]:
         rng = self._random

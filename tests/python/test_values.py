@@ -14,8 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from differential import KERNELS  # noqa: E402
+from random_problems import FINITE, SPELLINGS  # noqa: E402
 from value_bounds import Expected  # noqa: E402
-from value_problems import FINITE, SPELLINGS  # noqa: E402
 
 import dlattn  # noqa: E402
 

@@ -12,16 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from random_problems import Draw, Placed, Problem, contiguous
-
-# The largest finite values.
-FINITE = {
-    "float16": 65504.0,
-    "bfloat16": float.fromhex("0x1.fep127"),
-    "float32": float.fromhex("0x1.fffffep127"),
-}
-# How programs spell minus infinity where it must stay finite; in float16 the largest that fit.
-SPELLINGS = (-1e4, -1e9, -1e10, -1e20, *(-x for x in FINITE.values()))
+from random_problems import FINITE, SPELLINGS, Draw, Placed, Problem, contiguous
 
 # Magnitudes of q, k and v, as exponents of two. An accumulator holds sums of many products with V,
 # so that V stays that far below the largest float32; products below 2^-100 would be subnormal.

@@ -129,6 +129,7 @@ inline std::string Case::name() const {
   }
   if (sinks) out << " sinks";
   if (softcap != 0.0) out << " softcap";
+  if (extreme && softcap != 0.0) out << "=" << softcap;
   if (alibi) out << " alibi";
   if (bias != Bias::kNone) out << (bias == Bias::kFloat32 ? " bias-float32" : " bias");
   if (mask) out << " mask";
