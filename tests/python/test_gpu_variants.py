@@ -1,0 +1,288 @@
+"""Variants and forms of the CUDA kernels that no other test asks for by name, against float64.
+
+Every variant of wmma with query heads packed; sm90's score modification at every head_dim and in
+varlen; chains of calls to different kernels.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from gpu_checks import (
+    CAUSAL,
+    DEVICE,
+    HALF,
+    HOPPER,
+    SERVED,
+    assert_close,
+    attend,
+    check,
+    normal,
+    qkv,
+    torch,
+)
+from test_gpu_back_to_back import LINKS, check_chain
+
+import dlattn
+
+pytestmark = pytest.mark.gpu
+
+# What a device or a head_dim may lack of a variant; other refusals are failures.
+LACKS = ("no instance for this head_dim", "of shared memory", "compute capability", "no code for")
+
+# --- packed heads --------------------------------------------------------------------------------
+
+VARIANTS = ["wide", "narrow", "split", "whole", "ahead", "bulk", "general"]
+
+
+def check_packed(variant: str, q: Any, k: Any, v: Any, **options: Any) -> bool:
+    """Check a variant with the heads of a group as rows of one tile; False if there is none."""
+    kernel = f"wmma:{variant}+packed"
+    support = dlattn.supported(q, k, v, kernel=kernel, **options)
+    if not support:
+        assert any(lack in str(support) for lack in LACKS), str(support)
+        return False
+    plan = dlattn.plan(q, k, v, kernel=kernel, **options)
+    assert (plan.variant, plan.packed_heads) == (variant, q.shape[2] // k.shape[2])
+    check(kernel, q, k, v, **options)
+    return True
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dim", [40, 64, 96, 128, 192, 256])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_query_of_packed_heads(variant: str, dim: int, dtype: str) -> None:
+    served = False
+    for heads, heads_kv in ((4, 2), (8, 1), (7, 1), (64, 2)):
+        for seqlen_k in (1, 64, 200, 448):
+            inputs = qkv(dtype, 1, seqlen_k, heads=heads, heads_kv=heads_kv, dim=dim)
+            for causal in CAUSAL:
+                served |= check_packed(variant, *inputs, causal=causal)
+            served |= check_packed(variant, *inputs, window=(70, 0))
+            served |= check_packed(variant, *inputs, window=(50, 40), causal="top_left")
+    if not served:
+        pytest.skip(f"no {variant} for head_dim {dim} here")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_packed_heads_whose_v_is_narrower(variant: str) -> None:
+    served = False
+    for dim, dim_v in ((64, 48), (64, 8), (128, 64), (192, 128), (256, 128)):
+        inputs = qkv("float16", 1, 300, heads=8, heads_kv=2, dim=dim, dim_v=dim_v)
+        served |= check_packed(variant, *inputs)
+    if not served:
+        pytest.skip(f"no {variant} here")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_scores_of_packed_heads_that_rise(variant: str) -> None:
+    served = False
+    for dim, hot in itertools.product((64, 128), (0, 64, 255, 440)):
+        q, k, v = qkv("float16", 1, 448, heads=8, heads_kv=2, dim=dim)
+        k[:, hot] *= 20
+        served |= check_packed(variant, q, k, v)
+        # All scores are equal, and huge.
+        served |= check_packed(variant, torch.full_like(q, 3e4), torch.full_like(k, 3e4), v)
+    if not served:
+        pytest.skip(f"no {variant} here")
+
+
+# --- score modification on sm90 ------------------------------------------------------------------
+
+hopper = pytest.mark.skipif(not HOPPER, reason="needs compute capability 9.0 and code for it")
+DIMS = [(64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256)]
+SLOPES = [0.5, -0.1, 0.0, 1.0]
+
+
+def modifications(seqlen_q: int, seqlen_k: int, dtype: str, batch: int = 2) -> dict[str, Any]:
+    """Options by name; bias and mask in rows that the copy engine takes."""
+    columns = -(-seqlen_k // 16) * 16
+    bias = normal(batch, 1, seqlen_q, columns, dtype=dtype, seed=5)[..., :seqlen_k]
+    of_heads = normal(1, 4, seqlen_q, columns, dtype="float32", seed=6)[..., :seqlen_k]
+    mask = (normal(batch, 4, seqlen_q, columns, dtype="float32", seed=7) > -0.4)[..., :seqlen_k]
+    mask[:, 1, 3:9] = False  # rows that see nothing
+    slopes = torch.tensor(SLOPES, device=DEVICE)
+    sinks = torch.tensor([-2.0, 0.5, 6.0, -float("inf")], device=DEVICE)
+    return {
+        "softcap": {"softcap": 3.0},
+        "large softcap": {"softcap": 1e5},
+        "alibi": {"alibi_slopes": slopes},
+        "alibi by batch": {"alibi_slopes": torch.stack([slopes, slopes.flip(0)] * batch)[:batch]},
+        "softcap and alibi": {"softcap": 20.0, "alibi_slopes": slopes},
+        "bias": {"bias": bias},
+        "float32 bias": {"bias": of_heads},
+        "mask": {"mask": mask},
+        "bias and mask": {"bias": bias, "mask": mask, "sinks": sinks},
+        "all": {
+            "bias": of_heads,
+            "mask": mask,
+            "sinks": sinks,
+            "softcap": 20.0,
+            "alibi_slopes": slopes,
+        },
+    }
+
+
+NAMES = [
+    *("softcap", "large softcap", "alibi", "alibi by batch", "softcap and alibi", "bias"),
+    *("float32 bias", "mask", "bias and mask", "all"),
+]
+
+
+def check_modification(kernel: str, dtype: str, dims: tuple[int, int], name: str) -> None:
+    for seqlen_q, seqlen_k in ((70, 96), (300, 176), (130, 400), (257, 641)):
+        q, k, v = qkv(dtype, seqlen_q, seqlen_k, dim=dims[0], dim_v=dims[1])
+        options = modifications(seqlen_q, seqlen_k, dtype)[name]
+        for causal in CAUSAL:
+            check(kernel, q, k, v, causal=causal, **options)
+        check(kernel, q, k, v, window=(100, 30), **options)
+
+
+@hopper
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dims", DIMS)
+@pytest.mark.parametrize("name", NAMES)
+def test_score_modification_on_sm90(name: str, dims: tuple[int, int], dtype: str) -> None:
+    # check() lets sm90 refuse what does not fit into boxes; here nothing may be refused.
+    q, k, v = qkv(dtype, 130, 400, dim=dims[0], dim_v=dims[1])
+    support = dlattn.supported(q, k, v, kernel="sm90", **modifications(130, 400, dtype)[name])
+    if "bytes of shared memory" in str(support):
+        pytest.skip(str(support))
+    assert support, str(support)
+    check_modification("sm90", dtype, dims, name)
+
+
+def check_varlen_modification(
+    kernel: str, dtype: str, dims: tuple[int, int], name: str, causal: Any
+) -> None:
+    lengths_q, lengths_k = (130, 0, 64, 1, 300, 3), (200, 17, 0, 65, 63, 128)
+    starts = [
+        torch.tensor([0, *itertools.accumulate(x)], dtype=torch.int32, device=DEVICE)
+        for x in (lengths_q, lengths_k)
+    ]
+    options = modifications(max(lengths_q), max(lengths_k), dtype, len(lengths_q))[name]
+    q, k, v = qkv(
+        dtype, sum(lengths_q), sum(lengths_k), batch=1, dim=dims[0], dim_v=dims[1], seed=3
+    )
+    arguments = (q[0], k[0], v[0], *starts, max(lengths_q), max(lengths_k))
+    if not dlattn.supported(*arguments, kernel=kernel, causal=causal, **options):
+        # Bias and mask come in boxes, which know no packs.
+        assert kernel == "sm90" and {"bias", "mask"} & set(options), name
+        return
+    out = torch.full((*q.shape[1:3], v.shape[3]), float("nan"), dtype=q.dtype, device=DEVICE)
+    _, lse = dlattn.attention_varlen(
+        *arguments, kernel=kernel, causal=causal, out=out, return_lse=True, **options
+    )
+    for b, (length_q, length_k) in enumerate(zip(lengths_q, lengths_k, strict=True)):
+        if not length_q:
+            continue
+        rows = slice(int(starts[0][b]), int(starts[0][b + 1]))
+        keys = slice(int(starts[1][b]), int(starts[1][b + 1]))
+        own = dict(options)
+        for of_scores in {"bias", "mask"} & set(own):
+            x = own[of_scores]
+            x = x[b : b + 1] if x.shape[0] > 1 else x
+            own[of_scores] = x[:, :, :length_q, :length_k]
+        if "alibi_slopes" in own and own["alibi_slopes"].dim() == 2:
+            own["alibi_slopes"] = own["alibi_slopes"][b : b + 1]
+        part = (q[:, rows], k[:, keys], v[:, keys])
+        want = attend(*part, torch.float64, causal=causal, **own)
+        plain = attend(*part, torch.float32, causal=causal, **own)
+        assert_close(out[None, rows], want[0], plain[0], dtype, f"out of sequence {b}")
+        assert_close(lse[None, :, rows], want[1], plain[1], "float32", f"lse of sequence {b}")
+
+
+@pytest.mark.parametrize("causal", CAUSAL)
+@pytest.mark.parametrize("dims", DIMS)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kernel", ["scalar", "wmma:general", *(["sm90"] if HOPPER else [])])
+def test_score_modification_in_varlen(
+    kernel: str, name: str, dims: tuple[int, int], causal: Any
+) -> None:
+    check_varlen_modification(kernel, "float16", dims, name, causal)
+
+
+@hopper
+def test_sm90_serves_softcap_and_alibi_in_varlen() -> None:
+    q, k, v = (x[0] for x in qkv("float16", 40, 40, batch=1, dim=128))
+    starts = torch.tensor([0, 10, 40], dtype=torch.int32, device=DEVICE)
+    for options in ({"softcap": 3.0}, {"alibi_slopes": torch.tensor(SLOPES, device=DEVICE)}):
+        support = dlattn.supported(q, k, v, starts, starts, 30, 30, kernel="sm90", **options)
+        assert support, str(support)
+
+
+# --- chains of different kernels -----------------------------------------------------------------
+
+BY_DTYPE = {dtype: [kernel for kernel, of in SERVED if of == dtype] for dtype in HALF}
+MORE = ["wmma:wide", "wmma:narrow", "wmma:ahead", "wmma:whole", "wmma:bulk"]
+
+
+def check_chain_of(kernels: list[str], dtype: str, seqlen: int, dim: int, causal: bool) -> None:
+    """Each output is the next kernel's q, k or v, in three buffers; nothing waits in between."""
+    inputs = [normal(1, seqlen, 4, dim, dtype=dtype, seed=seed) for seed in range(3)]
+    ring = [torch.empty_like(inputs[0]) for _ in range(3)]
+    named = [kernel for kernel in kernels if dlattn.supported(*inputs, kernel=kernel)]
+    assert len(named) > 1
+    links = max(LINKS, len(named))
+
+    def chain(pause: Callable[[], object]) -> None:
+        for link in range(links):
+            arguments = list(inputs)
+            if link > 0:
+                arguments[link % 3] = ring[(link - 1) % 3]
+            out, kernel = ring[link % 3], named[link % len(named)]
+            dlattn.attention(*arguments, causal=causal, softmax_scale=1.0, kernel=kernel, out=out)
+            pause()
+
+    check_chain(chain, ring, ring[(links - 1) % 3])
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("seqlen", "dim"), [(96, 64), (512, 64), (512, 128), (300, 256)])
+def test_chain_of_all_kernels(seqlen: int, dim: int, causal: bool, dtype: str) -> None:
+    check_chain_of([*BY_DTYPE[dtype], *MORE], dtype, seqlen, dim, causal)
+
+
+PAIRS = ["scalar", "wmma", "wmma:split", "wmma:bulk", "wmma:ahead", "wmma:general"]
+
+
+@pytest.mark.parametrize(("first", "second"), itertools.permutations([*PAIRS, "sm90"], 2))
+def test_chain_of_two_kernels(first: str, second: str) -> None:
+    x = normal(1, 512, 4, 64, dtype="float16", seed=0)
+    for kernel in (first, second):
+        if not dlattn.supported(x, x, x, kernel=kernel):
+            pytest.skip(f"{kernel} is not for this GPU")
+    check_chain_of([first, second], "float16", 512, 64, True)
+
+
+def test_chain_of_packed_sequences_and_merges() -> None:
+    """Varlen, whole batches and merged parts in turn, each of another kernel."""
+    kernels = [kernel for kernel, dtype in SERVED if dtype == "float16"]
+    start = normal(300, 4, 64, dtype="float16", seed=1)
+    lengths = torch.tensor([0, 40, 41, 300], dtype=torch.int32, device=DEVICE)
+    x = torch.empty_like(start)
+
+    def chain(pause: Callable[[], object]) -> None:
+        x.copy_(start)
+        for kernel, after in itertools.pairwise([*kernels, kernels[0]]):
+            y = dlattn.attention_varlen(
+                start, x, x, lengths, lengths, 259, 259, softmax_scale=1.0, kernel=kernel
+            )
+            pause()
+            parts = [
+                dlattn.attention(
+                    start[None], y[None, keys], x[None, keys], kernel=after, return_lse=True
+                )
+                for keys in (slice(0, 170), slice(170, 300))
+            ]
+            pause()
+            merged, _ = dlattn.merge_states(*zip(*parts, strict=True))
+            pause()
+            x.copy_(merged[0])
+            pause()
+
+    check_chain(chain, [x], x)
