@@ -163,3 +163,113 @@ def test_on_a_gpu(kernel, name, head_dim, dtype):
             half = (own[0][:, :, 4:], own[1][:, :, 1:], own[2][:, :, 1:])
             fewer, _ = dlattn.attention(*half, **options)
             assert torch.equal(fewer[0], alone[0][:, 4:])
+
+
+FEATURES = {
+    "softcap": ("softcap",),
+    "alibi": ("alibi_slopes",),
+    "sinks": ("sinks",),
+    "bias": ("bias",),
+    "mask": ("mask",),
+    "all": ("softcap", "alibi_slopes", "sinks", "bias", "mask"),
+}
+GPU_FORMS = {
+    "full": {},
+    "causal": {"causal": True},
+    "top left": {"causal": "top_left"},
+    "window": {"window": (150, 30)},
+}
+
+
+def check_features(device: str, kernel: str, dtype: str, feature: str, form: str) -> bool:
+    """The same in a pack, alone and in a batch; False where the kernel serves none of these."""
+    torch = pytest.importorskip("torch")
+    generator = torch.Generator().manual_seed(5)
+    lengths_q, lengths_k = zip(*GPU_LENGTHS, strict=True)
+    heads, columns = 4, 1024
+
+    def random(*shape, kind=dtype):
+        x = torch.randn(*shape, generator=generator) + 0.25
+        return x.to(device).to(getattr(torch, kind))
+
+    q, k, v = random(sum(lengths_q), heads, 64), *(random(sum(lengths_k), 2, 64) for _ in "kv")
+    full = (len(lengths_q), heads, max(lengths_q), columns)
+    made = {
+        "softcap": 5.0,
+        "alibi_slopes": random(full[0], heads, kind="float32"),
+        "sinks": random(heads, kind="float32") * 3,
+        "bias": random(*full),
+        "mask": random(*full, kind="float32") > -0.5,
+    }
+    # Padding and rows of finite minus infinity too.
+    made["bias"][:, :, :, 40:110], made["bias"][:, 1, 3:9] = -6e4, -6e4
+    special = {name: made[name] for name in FEATURES[feature]}
+    options = {**GPU_FORMS[form], "kernel": kernel, "batch_invariant": True, "return_lse": True}
+
+    def of_sequence(b):
+        own = dict(special)
+        for name in {"bias", "mask"} & set(own):
+            own[name] = own[name][b : b + 1, :, : lengths_q[b], : lengths_k[b]]
+        if "alibi_slopes" in own:
+            own["alibi_slopes"] = own["alibi_slopes"][b : b + 1]
+        return own
+
+    def among_others(own, b):
+        """As the second of four batch entries, the others of which are different."""
+        size = (4, heads, lengths_q[b], columns)
+        shared = dict(own)
+        for name in {"bias", "mask"} & set(own):
+            batch = random(*size).to(own[name].dtype)[..., : lengths_k[b]]
+            batch[1] = own[name][0]
+            shared[name] = batch
+        if "alibi_slopes" in own:
+            slopes = random(4, heads, kind="float32")
+            slopes[1] = own["alibi_slopes"][0]
+            shared["alibi_slopes"] = slopes
+        return shared
+
+    starts_q, starts_k = (np.cumsum([0, *x]) for x in (lengths_q, lengths_k))
+    cu = [torch.tensor(x, dtype=torch.int32, device=device) for x in (starts_q, starts_k)]
+    arguments = (q, k, v, *cu, max(lengths_q), max(lengths_k))
+    of_pack = dict(special)
+    for name in {"bias", "mask"} & set(of_pack):
+        of_pack[name] = of_pack[name][..., : max(lengths_k)]
+    packed = None
+    if dlattn.supported(*arguments, **{**options, "return_lse": False}, **of_pack):
+        packed, packed_lse = dlattn.attention_varlen(*arguments, **options, **of_pack)
+        again, _ = dlattn.attention_varlen(*arguments, **options, **of_pack)
+        assert torch.equal(again, packed)
+    served = packed is not None
+    for b in range(len(GPU_LENGTHS)):
+        rows, keys = slice(*starts_q[b : b + 2]), slice(*starts_k[b : b + 2])
+        part, own = [q[None, rows], k[None, keys], v[None, keys]], of_sequence(b)
+        if not dlattn.supported(*part, **{**options, "return_lse": False}, **own):
+            continue
+        served = True
+        alone, lse = dlattn.attention(*part, **options, **own)
+        assert not alone.isnan().any()
+        if packed is not None:
+            assert torch.equal(alone[0], packed[rows])
+            assert torch.equal(lse[0], packed_lse[:, rows])
+        others = [torch.cat([x * 0.5, x, x + 1, x.flip(1)]) for x in part]
+        batch, batch_lse = dlattn.attention(*others, **options, **among_others(own, b))
+        assert torch.equal(batch[1], alone[0])
+        assert torch.equal(batch_lse[1], lse[0])
+    return served
+
+
+@pytest.mark.parametrize("form", GPU_FORMS)
+@pytest.mark.parametrize("feature", FEATURES)
+def test_every_feature_on_the_cpu(feature, form):
+    pytest.importorskip("torch")
+    assert check_features("cpu", "cpu", "float16", feature, form)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("form", GPU_FORMS)
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_feature_on_a_gpu(kernel, feature, form, dtype):
+    if not check_features("cuda", kernel, dtype, feature, form):
+        pytest.skip(f"{kernel} has no {feature}, or is not for this GPU")
