@@ -1,5 +1,6 @@
 // merge_states on the CPU: parts over disjoint keys give what all keys give, for every dtype,
 // stride and empty part.
+#include <cfloat>
 #include <cmath>
 #include <limits>
 
@@ -149,6 +150,45 @@ void empty_parts() {
   CHECK(std::fabs(parts.lse.get(parts.lse_out(1, 3, 0)) - 1002.4076) < 1e-3);
 }
 
+// lse of any finite size, of parts that saw keys: weights by differences, which double holds.
+void lse_of_any_size() {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+    Parts parts(dtype, 3, 0);
+    const double sizes[] = {FLT_MAX, -FLT_MAX, 2.4e38, -1e9, 0.0, 1e-38};
+    int at = 0;
+    for (std::int64_t b = 0; b < kBatch; ++b) {
+      for (std::int64_t i = 0; i < 5; ++i) {
+        for (std::int64_t h = 0; h < kHeads; ++h, ++at) {
+          const double top = sizes[at % 6];
+          for (int n = 0; n < 3; ++n) {  // two equal ones, and one far below or absent
+            const double least = at % 2 || top == -FLT_MAX ? -kInf : -FLT_MAX;
+            parts.lses[n].set(parts.lse_in(b, i, h), n == at % 3 ? least : top);
+          }
+        }
+      }
+    }
+    merge_states(parts.params);
+    at = 0;
+    for (std::int64_t b = 0; b < kBatch; ++b) {
+      for (std::int64_t i = 0; i < 5; ++i) {
+        for (std::int64_t h = 0; h < kHeads; ++h, ++at) {
+          const double top = sizes[at % 6];
+          const double lse = parts.lse.get(parts.lse_out(b, i, h));
+          CHECK(lse == static_cast<float>(top + std::log(2.0)));
+          for (std::int64_t d = 0; d < kDim; ++d) {
+            double want = 0;
+            for (int n = 0; n < 3; ++n) {
+              if (n != at % 3) want += 0.5 * parts.outs[n].get(parts.out_at(b, i, h) + d);
+            }
+            const double got = parts.out.get(parts.out_at(b, i, h) + d);
+            CHECK(std::fabs(got - want) <= unit(dtype) * (1 + std::fabs(want)));
+          }
+        }
+      }
+    }
+  }
+}
+
 void nan_lse_reaches_the_result() {
   Parts parts(DType::kFloat32, 2, 0);
   parts.lses[1].set(parts.lse_in(0, 0, 0), std::nan(""));
@@ -201,6 +241,7 @@ int main() {
   all_dtypes();
   many_rows();
   empty_parts();
+  lse_of_any_size();
   nan_lse_reaches_the_result();
   merges_attention();
   return test::summary();

@@ -49,6 +49,14 @@ Spec biased(DType dtype) {
   return spec;
 }
 
+// The least number of the dtype itself.
+double least_of(DType dtype) {
+  return dtype == DType::kFloat16    ? -65504.0
+         : dtype == DType::kBFloat16 ? -3.3895313892515355e38
+         : dtype == DType::kFloat32  ? -FLT_MAX
+                                     : -DBL_MAX;
+}
+
 // As padding on the left or the right and as a causal mask, first tile and last.
 void large_bias_hides() {
   for (const DType dtype : kDTypes) {
@@ -64,6 +72,11 @@ void large_bias_hides() {
         for (std::int64_t i = 0; i < 20; ++i) set_bias(p, i, 7 * i, 7 * i + 1, value);
       });
     }
+    Spec own = biased(dtype);
+    own.bias_fp32 = false;
+    check_changed(own, "the least of its dtype", [&](Problem& p) {
+      for (std::int64_t i = 0; i < 20; ++i) set_bias(p, i, 0, 150 + i, least_of(dtype));
+    });
   }
 }
 
@@ -101,6 +114,12 @@ void large_bias_on_all_keys() {
       }
     }
   }
+  // Beyond float, lse is the nearest number: the row is no empty one.
+  Spec own = biased(DType::kFloat64);
+  own.bias_fp32 = false;
+  check_changed(own, "all keys at the least of float64", [&](Problem& p) {
+    for (std::int64_t i = 0; i < 20; ++i) set_bias(p, i, 0, 230, -DBL_MAX);
+  });
   // Below 1e9, and float64, whose scores hold more: no worse than the plain formula.
   for (const DType dtype : kDTypes) {
     for (const double value : kMinusInfinities) {
@@ -258,23 +277,23 @@ void largest_values() {
   }
 }
 
-// 2^25 keys of one query in a single pass: constants lose the most of a sum that is too short, and
-// slowly rising scores the most of a rescaling at every tile.
+// Millions of keys of one query, in a single pass too: constants lose the most of a sum that is too
+// short, and slowly rising scores the most of a rescaling at every tile.
 void very_many_keys() {
-  constexpr std::int64_t kKeys = std::int64_t{1} << 25;
   const float q = 0.5f, k = 2.0f, v = 0.3f;
-  for (const float slope : {0.0f, 1e-6f}) {
+  for (const float slope : {0.0f, 4e-6f}) {
     float out = 0, lse = 0;
+    const std::int64_t num_keys = std::int64_t{1} << (slope > 0 ? 22 : 25);
     AttentionParams p;
     p.dtype = DType::kFloat32;
     p.q = &q, p.k = &k, p.v = &v, p.out = &out, p.lse = &lse;  // K and V by strides of 0
     p.batch_size = p.seqlen_q = p.num_heads = p.num_heads_kv = p.head_dim = p.head_dim_v = 1;
-    p.seqlen_k = kKeys;
+    p.seqlen_k = num_keys;
     p.softmax_scale = 1.0;
     p.alibi_slopes = slope > 0 ? &slope : nullptr;
     const double a = slope;
     const double sum =
-        a > 0 ? -std::expm1(-a * kKeys) / -std::expm1(-a) : static_cast<double>(kKeys);
+        a > 0 ? -std::expm1(-a * num_keys) / -std::expm1(-a) : static_cast<double>(num_keys);
     for (const char* isa : test::isas()) {
       for (const bool whole : {true, false}) {
         if (!whole && isa != test::isas().back()) continue;

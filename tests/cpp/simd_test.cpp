@@ -73,6 +73,17 @@ void functions(T exp_min) {
   CHECK(exp2_of<T>(exp_min * 2) == T(0));
   CHECK(exp2_of<T>(T(-1e30)) == T(0));
   CHECK(std::isnan(exp2_of<T>(nan)));
+  // A shift is exact, down to where the power leaves the normal numbers.
+  const auto shifted = [](T x) { return simd::exp2<T, 12>(simd::broadcast(x))[0]; };
+  int wrong = 0;
+  for (int i = 0; i <= 10000; ++i) {
+    const T x = (exp_min + 12) * static_cast<T>(i) / 10000;
+    wrong += shifted(x) != exp2_of<T>(x) / 4096;
+  }
+  CHECK_EQ(wrong, 0);
+  CHECK(shifted(exp_min + 10) == T(0));
+  CHECK(shifted(-inf) == T(0));
+  CHECK(std::isnan(shifted(nan)));
   CHECK(tanh_of<T>(0) == T(0));
   CHECK(tanh_of<T>(inf) == T(1));
   CHECK(tanh_of<T>(-inf) == T(-1));
