@@ -1,6 +1,7 @@
 #include "core/validate.h"
 
 #include <cmath>
+#include <limits>
 
 #include "core/backend.h"
 #include "core/concat.h"
@@ -169,14 +170,21 @@ void check_scores(const AttentionParams& p) {
   if (p.sinks) check_stride("sinks", "num_heads", p.num_heads, p.sinks_stride);
 }
 
+// cu_seqlens count no further, and kernels hold them to it.
+void check_pack(const char* name, std::int64_t rows) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  check_at_least(name, rows, 0);
+  if (rows > kMost) fail(name, " is ", rows, "; accepted: up to ", kMost);
+}
+
 void check_varlen(const AttentionParams& p) {
   if ((p.cu_seqlens_q == nullptr) != (p.cu_seqlens_k == nullptr)) {
     fail(p.cu_seqlens_q ? "cu_seqlens_k" : "cu_seqlens_q", " is null; variable length needs both");
   }
   if (p.seqused_k && !p.cu_seqlens_k) fail("seqused_k needs cu_seqlens_q and cu_seqlens_k");
   if (!p.cu_seqlens_q) return;
-  check_at_least("total_q", p.total_q, 0);
-  check_at_least("total_k", p.total_k, 0);
+  check_pack("total_q", p.total_q);
+  check_pack("total_k", p.total_k);
   if (p.batch_size == 0 && p.total_q > 0) {
     fail("batch_size is 0, by a cu_seqlens_q of one offset, but q has ", p.total_q,
          " tokens; accepted: at least 1 sequence, or a q without tokens");
