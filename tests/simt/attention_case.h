@@ -66,8 +66,11 @@ struct Case {
   // negative, by how much key 127 stands out.
   double rise = 0.0;
   double bias_rise = 0.0;  // the same of the bias, not negative
-  // Variable length, if any: seqlen_q and seqlen_k are the longest, batch_size the number of these.
-  std::vector<int> seqlens_q = {}, seqlens_k = {}, seqused_k = {};
+  // Variable length, if any: what the kernels find in memory, of batch_size sequences in packs of
+  // total_q and total_k rows. seqlen_q and seqlen_k are what the host takes for the longest.
+  std::vector<int> cu_seqlens_q = {}, cu_seqlens_k = {}, seqused_k = {};
+  int total_q = 0, total_k = 0;
+  std::string lengths = {};  // what is said of them
   // Of a random problem, which not every family serves.
   std::optional<unsigned> seed = {};
   // Of a test of values, which not every family serves either.
@@ -77,22 +80,42 @@ struct Case {
   double softmax_scale() const {
     return extreme && extreme->scale ? *extreme->scale : 1.0 / std::sqrt(double(head_dim));
   }
-  bool varlen() const { return !seqlens_q.empty(); }
-  int rows_q(int batch) const { return varlen() ? seqlens_q[batch] : seqlen_q; }
-  int rows_k(int batch) const {
-    return !seqused_k.empty() ? seqused_k[batch] : varlen() ? seqlens_k[batch] : seqlen_k;
-  }
-  // Where a sequence's tensors stand: batch index and first row.
+  bool varlen() const { return !cu_seqlens_q.empty(); }
+  // Where a sequence's tensors stand: batch index and first row; and how many rows are its own.
+  // What is in memory counts as far as the tensors and the longest length allow.
   int batch_index(int batch) const { return varlen() ? 0 : batch; }
-  int start_q(int batch) const { return start(seqlens_q, batch); }
-  int start_k(int batch) const { return start(seqlens_k, batch); }
+  int start_q(int batch) const { return varlen() ? within(cu_seqlens_q[batch], 0, total_q) : 0; }
+  int start_k(int batch) const { return varlen() ? within(cu_seqlens_k[batch], 0, total_k) : 0; }
+  int rows_q(int batch) const {
+    if (!varlen()) return seqlen_q;
+    const int start = start_q(batch), end = within(cu_seqlens_q[batch + 1], start, total_q);
+    return std::min(end - start, seqlen_q);
+  }
+  int rows_k(int batch) const {
+    if (!varlen()) return seqlen_k;
+    const int start = start_k(batch), end = within(cu_seqlens_k[batch + 1], start, total_k);
+    const int rows = std::min(end - start, seqlen_k);
+    return seqused_k.empty() ? rows : within(seqused_k[batch], 0, rows);
+  }
+  // How many sequences have a row of a pack's queries.
+  int owners(int row) const {
+    int count = 0;
+    for (int b = 0; b < batch_size; ++b) count += row >= start_q(b) && row < start_q(b) + rows_q(b);
+    return count;
+  }
+  // Whether sequences share rows, which cu_seqlens that decrease make them do: what these hold in
+  // the end depends on the order of thread blocks.
+  bool sequences_overlap() const {
+    for (int row = 0; varlen() && row < total_q; ++row) {
+      if (owners(row) > 1) return true;
+    }
+    return false;
+  }
 
   std::string name() const;
 
  private:
-  int start(const std::vector<int>& lengths, int batch) const {
-    return varlen() ? std::accumulate(lengths.begin(), lengths.begin() + batch, 0) : 0;
-  }
+  static int within(int x, int least, int most) { return std::max(least, std::min(x, most)); }
 };
 
 // Sets further fields of a case.
@@ -102,11 +125,18 @@ Case with(Case c, Set set) {
   return c;
 }
 
-inline Case varlen(Case c, std::vector<int> seqlens_q, std::vector<int> seqlens_k) {
-  c.seqlens_q = std::move(seqlens_q), c.seqlens_k = std::move(seqlens_k);
-  c.batch_size = static_cast<int>(c.seqlens_q.size());
-  c.seqlen_q = *std::max_element(c.seqlens_q.begin(), c.seqlens_q.end());
-  c.seqlen_k = *std::max_element(c.seqlens_k.begin(), c.seqlens_k.end());
+// Sequences of these lengths, which are all that the packs hold.
+inline Case varlen(Case c, const std::vector<int>& seqlens_q, const std::vector<int>& seqlens_k) {
+  const auto starts = [](const std::vector<int>& lengths) {
+    std::vector<int> sums(lengths.size() + 1);
+    std::partial_sum(lengths.begin(), lengths.end(), sums.begin() + 1);
+    return sums;
+  };
+  c.cu_seqlens_q = starts(seqlens_q), c.cu_seqlens_k = starts(seqlens_k);
+  c.total_q = c.cu_seqlens_q.back(), c.total_k = c.cu_seqlens_k.back();
+  c.batch_size = static_cast<int>(seqlens_q.size());
+  c.seqlen_q = *std::max_element(seqlens_q.begin(), seqlens_q.end());
+  c.seqlen_k = *std::max_element(seqlens_k.begin(), seqlens_k.end());
   return c;
 }
 
@@ -136,6 +166,7 @@ inline std::string Case::name() const {
   static const char* const kScores[] = {"", " aligned", " one-row", " one-key", " columns"};
   out << kScores[static_cast<int>(score_layout)];
   if (varlen()) out << (seqused_k.empty() ? " varlen" : " varlen seqused");
+  if (!lengths.empty()) out << " " << lengths;
   if (rise != 0.0) out << " rising";
   if (bias_rise != 0.0) out << " bias rising";
   if (seed) out << " seed " << *seed;
@@ -150,7 +181,7 @@ struct Tensors {
   Tensor<float> lse;  // [batch, heads, rows, 1]
   Tensor<float> bias_float32, alibi, sinks;
   Tensor<std::uint8_t> mask;
-  std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;
+  std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k, seqused_k;
 };
 
 // Writes to every element what it holds.
@@ -170,7 +201,7 @@ template <typename T>
 void rewrite(const Tensors<T>& t) {
   rewrite(t.q), rewrite(t.k), rewrite(t.v), rewrite(t.out), rewrite(t.lse);
   rewrite(t.bias), rewrite(t.bias_float32), rewrite(t.mask), rewrite(t.alibi), rewrite(t.sinks);
-  rewrite(t.cu_seqlens_q), rewrite(t.cu_seqlens_k);
+  rewrite(t.cu_seqlens_q), rewrite(t.cu_seqlens_k), rewrite(t.seqused_k);
 }
 
 // Elements from row to row that `layout` adds, and by which the first element is off its block's
@@ -250,12 +281,20 @@ void raise_bias(const Case& c, const Tensor<T>& bias) {
   }
 }
 
+// A row of a pack, of all heads.
+template <typename T>
+void fill_row(const Tensor<T>& tensor, int row, T value) {
+  for (std::int64_t h = 0; h < tensor.size(2); ++h) {
+    for (std::int64_t d = 0; d < tensor.size(3); ++d) tensor.at(0, row, h, d) = value;
+  }
+}
+
 template <typename T>
 Tensors<T> make_tensors(const Case& c) {
   Tensors<T> t;
   const int batch = c.varlen() ? 1 : c.batch_size;
-  const int rows_q = c.varlen() ? c.start_q(c.batch_size) : c.seqlen_q;
-  const int rows_k = c.varlen() ? c.start_k(c.batch_size) : c.seqlen_k;
+  const int rows_q = c.varlen() ? c.total_q : c.seqlen_q;
+  const int rows_k = c.varlen() ? c.total_k : c.seqlen_k;
   const Layout layout_q = c.layout == Layout::kBroadcast ? Layout::kBshd : c.layout;
   allocate(&t.q, layout_q, batch, rows_q, c.num_heads, c.head_dim);
   allocate(&t.k, c.layout, batch, rows_k, c.num_heads_kv, c.head_dim);
@@ -269,14 +308,16 @@ Tensors<T> make_tensors(const Case& c) {
   t.k.fill(&random, 1.5, 0.25);
   t.v.fill(&random, 1.0, 0.5);
   if (c.rise != 0.0) raise_scores(c, t);
-  // Keys that are not in use may hold anything.
-  for (int b = 0; b < static_cast<int>(c.seqused_k.size()); ++b) {
-    for (int row = c.start_k(b) + c.seqused_k[b]; row < c.start_k(b + 1); ++row) {
-      for (int h = 0; h < c.num_heads_kv; ++h) {
-        for (int d = 0; d < c.head_dim; ++d) t.k.at(0, row, h, d) = static_cast<T>(NAN);
-        for (int d = 0; d < c.dim_v(); ++d) t.v.at(0, row, h, d) = static_cast<T>(NAN);
-      }
-    }
+  // Rows of no sequence, and keys that are not in use, may hold anything.
+  for (int row = 0; c.varlen() && row < c.total_q; ++row) {
+    if (c.owners(row) == 0) fill_row(t.q, row, static_cast<T>(NAN));
+  }
+  for (int row = 0; c.varlen() && row < c.total_k; ++row) {
+    bool in_use = false;
+    for (int b = 0; b < c.batch_size; ++b)
+      in_use |= row >= c.start_k(b) && row < c.start_k(b) + c.rows_k(b);
+    if (in_use) continue;
+    fill_row(t.k, row, static_cast<T>(NAN)), fill_row(t.v, row, static_cast<T>(NAN));
   }
   if (c.sinks) t.sinks.allocate({1, c.num_heads, 1, 1}, {0, 1, 0, 0});
   if (c.alibi) t.alibi.allocate({c.batch_size, c.num_heads, 1, 1}, {0, 1, 0, 0});
@@ -291,13 +332,11 @@ Tensors<T> make_tensors(const Case& c) {
   t.mask.for_each([&](std::uint8_t& m) { m = random() % 4 ? 1 + random() % 255 : 0; });
   if (c.extreme) set_extremes(c, t);
   // One row sees nothing, some see nothing in whole tiles.
-  for (int i = 0; c.mask && i < std::min(c.seqlen_q, 4); ++i) {
+  for (int i = 0; t.mask.data() && i < std::min(c.seqlen_q, 4); ++i) {
     for (int j = i == 0 ? 0 : 5; j < c.seqlen_k; ++j) t.mask.at(0, 0, i, j) = 0;
   }
-  for (int b = 0; c.varlen() && b <= c.batch_size; ++b) {
-    t.cu_seqlens_q.push_back(c.start_q(b));
-    t.cu_seqlens_k.push_back(c.start_k(b));
-  }
+  // Copies, whose blocks end where they do.
+  t.cu_seqlens_q = c.cu_seqlens_q, t.cu_seqlens_k = c.cu_seqlens_k, t.seqused_k = c.seqused_k;
   return t;
 }
 
@@ -335,8 +374,8 @@ dlattn::AttentionParams make_params(const Case& c, const Tensors<T>& t, dlattn::
   p.mask_row_stride = t.mask.stride(2), p.mask_col_stride = t.mask.stride(3);
   if (c.varlen()) {
     p.cu_seqlens_q = t.cu_seqlens_q.data(), p.cu_seqlens_k = t.cu_seqlens_k.data();
-    p.seqused_k = c.seqused_k.empty() ? nullptr : c.seqused_k.data();
-    p.total_q = t.cu_seqlens_q.back(), p.total_k = t.cu_seqlens_k.back();
+    p.seqused_k = t.seqused_k.empty() ? nullptr : t.seqused_k.data();
+    p.total_q = c.total_q, p.total_k = c.total_k;
   }
   return p;
 }

@@ -39,6 +39,7 @@ class Tensor {
   T& at(std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) const {
     return data()[a * strides_[0] + b * strides_[1] + c * strides_[2] + d * strides_[3]];
   }
+  std::int64_t size(int dim) const { return sizes_[dim]; }
   std::int64_t stride(int dim) const { return strides_[dim]; }
 
   // Normally distributed numbers, off zero by `offset`.

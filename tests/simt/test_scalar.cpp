@@ -1,6 +1,7 @@
 #include "attention_test.h"
 #include "cuda/scalar/kernel.cuh"
 #include "feature_cases.h"
+#include "length_cases.h"
 
 namespace {
 
@@ -59,6 +60,8 @@ std::vector<Case> cases() {
   };
   simt::append(&cases, simt::feature_cases(24));
   simt::append(&cases, score_cases());
+  simt::append(&cases, simt::length_cases(40));
+  simt::append(&cases, simt::length_and_term_cases(72));
   if (simt::kThreadSanitizer) return cases;
   const std::vector<Case> more = {
       {15, 15, 64, kFull},

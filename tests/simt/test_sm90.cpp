@@ -2,6 +2,7 @@
 #include "cuda/sm90/boxes.h"
 #include "cuda/sm90/kernel.cuh"
 #include "feature_cases.h"
+#include "length_cases.h"
 #include "tensor_maps.h"
 
 namespace {
@@ -122,6 +123,10 @@ std::vector<Case> cases() {
     seqlens_q.push_back(i * 5 % 7 * 9), seqlens_k.push_back(i * 3 % 11 * 8);
   }
   cases.push_back(simt::varlen({1, 1, 16, kCausal, 9, 3}, seqlens_q, seqlens_k));
+  simt::append(&cases, simt::length_cases(64));
+  simt::append(&cases, simt::slice_cases(simt::with({1, 1, 128, kCausal, 9, 3}, [](Case& c) {
+    c.alibi = true, c.softcap = 5.0;
+  })));
   // Works enough for blocks that stay for several of them.
   cases.push_back({20, 130, 64, kCausal, 9, 3, Layout::kBshd, 0, 2});
   cases.push_back({130, 150, 128, kFull, 4, 2, Layout::kBshd, 0, 2});
@@ -169,6 +174,10 @@ std::vector<Case> cases() {
                  [](Case& c) { c.window_left = 30, c.window_right = 20; }),
   };
   simt::append(&cases, more);
+  simt::append(&cases, simt::length_cases(256));
+  simt::append(&cases, simt::hostile_length_cases(simt::with({1, 1, 128, kFull, 3, 1}, [](Case& c) {
+    c.alibi = true, c.softcap = 5.0;
+  })));
   return cases;
 }
 

@@ -1,6 +1,7 @@
 #include "attention_test.h"
 #include "cuda/wmma/kernel.cuh"
 #include "feature_cases.h"
+#include "length_cases.h"
 
 namespace {
 
@@ -55,6 +56,7 @@ std::vector<Case> cases() {
   }
   simt::append(&cases, simt::shape_cases());
   simt::append(&cases, simt::feature_cases(40));
+  simt::append(&cases, simt::length_cases(64));
   if (simt::kThreadSanitizer) return cases;
   const std::vector<Case> more = {
       {15, 15, 64, kFull},
@@ -77,6 +79,7 @@ std::vector<Case> cases() {
                  [](Case& c) { c.window_left = 100, c.window_right = 40; }),
   };
   simt::append(&cases, more);
+  simt::append(&cases, simt::length_cases(200));
   return cases;
 }
 
@@ -104,7 +107,12 @@ int main(int argc, char** argv) {
   }
   for (const int head_dim : {64, 104, 200}) {
     if ((simt::kThreadSanitizer || arguments.values()) && head_dim != 64) continue;
-    for (const Case& c : arguments.cases(simt::packed_cases(head_dim))) {
+    std::vector<Case> cases = simt::packed_cases(head_dim);
+    if (head_dim == 64) {
+      simt::append(&cases, simt::slice_cases({1, 1, head_dim, kCausal, 4, 1}));
+      simt::append(&cases, simt::hostile_length_cases({1, 1, head_dim, kFull, 3, 1}));
+    }
+    for (const Case& c : arguments.cases(cases)) {
       using dlattn::wmma::kNarrow;
       tests.run<half>(Kernel::kWmma, c, run_kernel<half, kNarrow, true>, "narrow+packed");
       tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16, kNarrow, true>,

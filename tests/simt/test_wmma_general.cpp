@@ -1,6 +1,7 @@
 #include "attention_test.h"
 #include "cuda/wmma/general.cuh"
 #include "feature_cases.h"
+#include "length_cases.h"
 
 namespace {
 
@@ -109,6 +110,7 @@ std::vector<Case> cases() {
   simt::append(&cases, score_cases());
   simt::append(&cases, combined_cases(128));
   simt::append(&cases, leaping_cases(64));
+  simt::append(&cases, simt::length_and_term_cases(60));
   if (simt::kThreadSanitizer) return cases;
   for (const int head_dim : {20, 64, 88, 180, 256}) {
     simt::append(&cases, combined_cases(head_dim));

@@ -2,6 +2,7 @@
 #include "cuda/wmma/split.cuh"
 #include "cuda/wmma/traits.h"
 #include "feature_cases.h"
+#include "length_cases.h"
 
 namespace {
 
@@ -75,6 +76,7 @@ std::vector<Case> cases() {
   };
   simt::append(&cases, simt::shape_cases());
   simt::append(&cases, simt::feature_cases(40));
+  simt::append(&cases, simt::length_cases(64));
   if (simt::kThreadSanitizer) return cases;
   const std::vector<Case> more = {
       {15, 15, 64, kFull},

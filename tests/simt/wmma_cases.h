@@ -4,6 +4,7 @@
 
 #include "attention_case.h"
 #include "feature_cases.h"
+#include "length_cases.h"
 
 namespace simt {
 
@@ -36,6 +37,7 @@ inline std::vector<Case> wmma_cases(bool thread_sanitizer) {
       {20, 50, 32, kTopLeft, 2, 1, Layout::kBroadcast, 0, 2},
   };
   append(&cases, feature_cases(32));
+  append(&cases, length_cases(32));
   if (thread_sanitizer) return cases;
   const std::vector<Case> more = {
       {15, 15, 64, kFull},

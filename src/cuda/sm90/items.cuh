@@ -4,6 +4,7 @@
 #include "cuda/sm90/boxes.h"
 #include "cuda/sm90/setup.cuh"
 #include "cuda/tile/scheduler.cuh"
+#include "cuda/tile/seqlen.cuh"
 
 // Which work items there are, and where their rows. The lengths of packed sequences are known on
 // the device alone: there the producer finds the items, and hands them to the consumers with their
@@ -40,8 +41,9 @@ __device__ __forceinline__ Item fixed_item(const AttentionParams& params, const 
   return item;
 }
 
-// The last of a pack's sequences whose items begin at or before `i`, by one thread: among eighths
-// of the candidates at a time, whose bounds are on their way together.
+// The last of a pack's sequences whose items begin at or before `i`, or the first, by one thread:
+// among eighths of the candidates at a time, whose bounds are on their way together. Where starts
+// decrease it is any sequence.
 __device__ __forceinline__ int find_sequence(const AttentionParams& params, int num_heads,
                                              int block_m, unsigned i) {
   constexpr int kParts = 8;
@@ -53,8 +55,9 @@ __device__ __forceinline__ int find_sequence(const AttentionParams& params, int 
 #pragma unroll
     for (int part = 1; part < kParts; ++part) {
       const int b = first + part * step;
-      if (part * step < count && first_item(params.cu_seqlens_q[b], b, num_heads, block_m) <= i)
-        ++begun;
+      if (part * step >= count) continue;
+      const int start = tile::packed_start(params.cu_seqlens_q, b, params.total_q);
+      if (first_item(start, b, num_heads, block_m) <= i) ++begun;
     }
     first += begun * step;
     count = min(step, count - begun * step);
@@ -63,22 +66,25 @@ __device__ __forceinline__ int find_sequence(const AttentionParams& params, int 
 }
 
 // Item `i` of a pack, and its sequence's first row of K and V. In the order of tile::scheduled_work
-// within a sequence.
+// within a sequence. There is none before the first sequence, after the last, or, in a sequence,
+// after its own.
 __device__ __forceinline__ Item packed_item(const AttentionParams& params, const LaunchShape& shape,
                                             int block_m, unsigned i, int* start_k) {
   const int num_heads = static_cast<int>(shape.num_heads.divisor());
   Item item{};
   item.batch = find_sequence(params, num_heads, block_m, i);
-  item.start_q = params.cu_seqlens_q[item.batch];
-  const int seqlen_q = params.cu_seqlens_q[item.batch + 1] - item.start_q;
-  *start_k = params.cu_seqlens_k[item.batch];
-  item.seqlen_k = params.cu_seqlens_k[item.batch + 1] - *start_k;
-  if (params.seqused_k) item.seqlen_k = min(item.seqlen_k, params.seqused_k[item.batch]);
+  const tile::PackedRows queries = tile::packed_queries(params, item.batch);
+  const tile::PackedRows keys = tile::packed_keys(params, item.batch);
+  item.start_q = queries.start;
+  item.seqlen_k = keys.count;
+  *start_k = keys.start;
 
-  const int m_blocks = (seqlen_q + block_m - 1) / block_m;
-  int left = static_cast<int>(i - first_item(item.start_q, item.batch, num_heads, block_m));
-  if (left >= num_heads * m_blocks) return item;
-  item.seqlen_q = seqlen_q;
+  const int m_blocks = (queries.count + block_m - 1) / block_m;
+  // Before the sequence's first item it wraps.
+  const unsigned place = i - first_item(item.start_q, item.batch, num_heads, block_m);
+  if (place >= static_cast<unsigned>(num_heads * m_blocks)) return item;
+  int left = static_cast<int>(place);
+  item.seqlen_q = queries.count;
   item.head = left / m_blocks;
   item.m_block = left % m_blocks;
   if (shape.longest_first) {

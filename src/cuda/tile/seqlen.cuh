@@ -6,6 +6,41 @@
 
 namespace dlattn::tile {
 
+// A sequence's rows of a pack.
+struct PackedRows {
+  int start;
+  int count;
+};
+
+// Where a sequence begins, in the tensor of `total` rows. cu_seqlens lie on the device, so nobody
+// has checked them: starts may decrease, be negative or beyond the tensor.
+__device__ __forceinline__ int packed_start(const std::int32_t* cu_seqlens, int sequence,
+                                            std::int64_t total) {
+  return min(max(cu_seqlens[sequence], 0), static_cast<int>(total));
+}
+
+// Its rows: those up to the next one's start that the tensor has, at most `longest`. Sequences
+// overlap where starts decrease; none leaves the tensor, or what is as large as the longest one.
+__device__ __forceinline__ PackedRows packed_rows(const std::int32_t* cu_seqlens, int sequence,
+                                                  std::int64_t total, std::int64_t longest) {
+  const int start = packed_start(cu_seqlens, sequence, total);
+  const int end = packed_start(cu_seqlens, sequence + 1, total);
+  return {start, min(max(end - start, 0), static_cast<int>(longest))};
+}
+
+// Sequence `sequence` of a problem's q, and of its k and v the keys that are in use. `Params`:
+// AttentionParams, or what has the members of it that are needed.
+template <typename Params>
+__device__ __forceinline__ PackedRows packed_queries(const Params& p, int sequence) {
+  return packed_rows(p.cu_seqlens_q, sequence, p.total_q, p.seqlen_q);
+}
+template <typename Params>
+__device__ __forceinline__ PackedRows packed_keys(const Params& p, int sequence) {
+  PackedRows keys = packed_rows(p.cu_seqlens_k, sequence, p.total_k, p.seqlen_k);
+  if (p.seqused_k) keys.count = min(max(p.seqused_k[sequence], 0), keys.count);
+  return keys;
+}
+
 // Where the results of one head of one sequence go. Apart from Sequence for kernels that work it
 // out only when they have results: registers are scarce until then.
 template <typename T>
@@ -20,9 +55,10 @@ struct OutputRows {
     std::int64_t out_start = work.batch * p.out_batch_stride;
     std::int64_t lse_start = work.batch * p.lse_batch_stride;
     if (p.cu_seqlens_q) {
-      lse_start = p.cu_seqlens_q[work.batch];
-      seqlen_q = static_cast<int>(p.cu_seqlens_q[work.batch + 1] - lse_start);
-      out_start = lse_start * p.out_row_stride;
+      const PackedRows queries = packed_queries(p, work.batch);
+      seqlen_q = queries.count;
+      lse_start = queries.start;
+      out_start = queries.start * p.out_row_stride;
     }
     out = static_cast<T*>(p.out) + out_start + work.head * p.out_head_stride;
     lse = p.lse ? p.lse + lse_start + work.head * p.lse_head_stride : nullptr;
@@ -49,14 +85,13 @@ struct Sequence {
     k = static_cast<const T*>(p.k) + head_kv * p.k_head_stride;
     v = static_cast<const T*>(p.v) + head_kv * p.v_head_stride;
     if (p.cu_seqlens_q) {
-      const int row_q = p.cu_seqlens_q[work.batch];
-      const int row_k = p.cu_seqlens_k[work.batch];
-      seqlen_q = p.cu_seqlens_q[work.batch + 1] - row_q;
-      seqlen_k = p.cu_seqlens_k[work.batch + 1] - row_k;
-      if (p.seqused_k) seqlen_k = min(seqlen_k, p.seqused_k[work.batch]);
-      q += row_q * p.q_row_stride;
-      k += row_k * p.k_row_stride;
-      v += row_k * p.v_row_stride;
+      const PackedRows queries = packed_queries(p, work.batch);
+      const PackedRows keys = packed_keys(p, work.batch);
+      seqlen_q = queries.count;
+      seqlen_k = keys.count;
+      q += queries.start * p.q_row_stride;
+      k += keys.start * p.k_row_stride;
+      v += keys.start * p.v_row_stride;
     } else {
       q += work.batch * p.q_batch_stride;
       k += work.batch * p.k_batch_stride;
@@ -78,7 +113,7 @@ struct Result {
     lse = p.lse ? p.lse + work.head * p.lse_head_stride : nullptr;
     sink = p.sinks ? p.sinks + work.head * p.sinks_stride : nullptr;
     if (p.cu_seqlens_q) {
-      const int row_q = p.cu_seqlens_q[work.batch];
+      const int row_q = packed_queries(p, work.batch).start;
       out += row_q * p.out_row_stride;
       if (lse) lse += row_q;
     } else {

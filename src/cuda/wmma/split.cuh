@@ -81,14 +81,13 @@ struct SplitSequence {
     v = head_kv * p.v_stride.head + work.batch * p.v_stride.batch;
     if (p.cu_seqlens_q) {
       ptx::wait_for_grids_ahead();
-      const int row_q = p.cu_seqlens_q[work.batch];
-      const int row_k = p.cu_seqlens_k[work.batch];
-      seqlen_q = p.cu_seqlens_q[work.batch + 1] - row_q;
-      seqlen_k = p.cu_seqlens_k[work.batch + 1] - row_k;
-      if (p.seqused_k) seqlen_k = min(seqlen_k, p.seqused_k[work.batch]);
-      q += row_q * p.q_stride.row;
-      k += row_k * p.k_stride.row;
-      v += row_k * p.v_stride.row;
+      const tile::PackedRows queries = tile::packed_queries(p, work.batch);
+      const tile::PackedRows keys = tile::packed_keys(p, work.batch);
+      seqlen_q = queries.count;
+      seqlen_k = keys.count;
+      q += queries.start * p.q_stride.row;
+      k += keys.start * p.k_stride.row;
+      v += keys.start * p.v_stride.row;
     }
     shift = p.top_left ? 0 : seqlen_k - seqlen_q;
   }

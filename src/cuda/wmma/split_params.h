@@ -26,6 +26,7 @@ struct SplitParams {
   std::uint32_t heads_in_groups;  // of all batch entries, those in full groups of the schedule
   Divider heads_left;             // that are not
   const std::int32_t *cu_seqlens_q, *cu_seqlens_k, *seqused_k;
+  int total_q, total_k;
 
   void* out;
   std::int64_t out_batch_stride, out_head_stride, out_row_stride;
@@ -85,6 +86,7 @@ inline SplitParams make_split_params(const AttentionParams& p, const LaunchShape
   s.longest_first = shape.longest_first, s.top_left = p.causal == Causal::kTopLeft;
   s.heads_in_groups = heads - left, s.heads_left = Divider(left > 0 ? left : 1);
   s.cu_seqlens_q = p.cu_seqlens_q, s.cu_seqlens_k = p.cu_seqlens_k, s.seqused_k = p.seqused_k;
+  s.total_q = static_cast<int>(p.total_q), s.total_k = static_cast<int>(p.total_k);
   s.out = p.out;
   s.out_batch_stride = p.out_batch_stride, s.out_head_stride = p.out_head_stride;
   s.out_row_stride = p.out_row_stride;

@@ -24,8 +24,8 @@ struct AttentionParams {
   Device device;
 
   std::int64_t batch_size = 0;
-  std::int64_t seqlen_q = 0;  // variable length: the longest
-  std::int64_t seqlen_k = 0;  // variable length: the longest
+  std::int64_t seqlen_q = 0;  // variable length: the longest; of longer ones no more rows count
+  std::int64_t seqlen_k = 0;  // variable length: the same
   std::int64_t num_heads = 0;
   // Divides num_heads: query head h reads key head h / (num_heads / num_heads_kv).
   std::int64_t num_heads_kv = 0;
@@ -65,10 +65,17 @@ struct AttentionParams {
   // num_heads_kv, .], and sequence b owns rows cu_seqlens[b] .. cu_seqlens[b + 1]. The batch
   // strides of q, k, v and out are ignored; lse is [num_heads, total_q], so lse_batch_stride is
   // ignored too. Both null: fixed length.
+  //
+  // cu_seqlens[0] may be more than 0, and the last one less than the total, as of a slice of a
+  // larger pack: rows of out and lse that are no sequence's stay as they are. In memory of a GPU
+  // nobody can refuse what lies there. Values that make no sense do no harm: a sequence's rows are
+  // those from clamp(cu_seqlens[b], 0, total) to clamp(cu_seqlens[b + 1], its start, total), the
+  // first seqlen_q (seqlen_k) of them at most; seqused_k[b] is clamped to what that leaves. Results
+  // are defined for sequences that share no rows of q.
   const std::int32_t* cu_seqlens_q = nullptr;  // [batch_size + 1]
   const std::int32_t* cu_seqlens_k = nullptr;  // [batch_size + 1]
   const std::int32_t* seqused_k = nullptr;  // [batch_size], keys of each sequence in use; null: all
-  std::int64_t total_q = 0;
+  std::int64_t total_q = 0;                 // below 2^31, as total_k is
   std::int64_t total_k = 0;
 };
 
