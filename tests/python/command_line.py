@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +17,14 @@ Captured = pytest.CaptureFixture[str]
 
 def draw(*sizes: int, seed: int = 0, dtype: str = "f4") -> np.ndarray:
     return (np.random.default_rng(seed).standard_normal(sizes) + 0.25).astype(dtype)
+
+
+def program(
+    *arguments: str | Path, stdout: Any = subprocess.PIPE, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a program of its own."""
+    command = [sys.executable, "-m", "dlattn", *map(str, arguments)]
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, **options)
 
 
 def refuses(capsys: Captured, *arguments: str | Path) -> str:

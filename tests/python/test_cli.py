@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,18 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import Captured, draw
+from command_line import Captured, draw, program
 
 import dlattn
 from dlattn.cli import main, support
+from dlattn.cli.stdout import Stdout
 from dlattn.cli.text import Progress, duration, markdown_table, rate, shape, table
 
 # As a program
-
-
-def program(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dlattn", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
 
 
 def test_version() -> None:
@@ -38,6 +37,96 @@ def test_folders_of_the_cpp_package() -> None:
     package = Path(dlattn.__file__).parent
     assert Path(program("--cmake-dir").stdout.strip()) == package / "lib" / "cmake" / "dlattn"
     assert Path(program("--include-dir").stdout.strip()) == package / "include"
+
+
+@pytest.mark.parametrize(
+    ("columns", "name"),
+    [("20", "a" * 200), ("80", "two words, " * 20), ("20", "\udcff" * 200)],
+    ids=["one word", "words", "no text"],
+)
+def test_folders_are_printed_as_one_line(tmp_path: Path, columns: str, name: str) -> None:
+    """However narrow the terminal and whatever the folder's name: cmake takes the line as it is."""
+    deep = tmp_path / name
+    deep.mkdir()
+    (deep / "dlattn").symlink_to(Path(dlattn.__file__).parent)
+    env = os.environ | {"COLUMNS": columns, "PYTHONPATH": str(deep), "PYTHONUTF8": "1"}
+
+    def printed(*words: str) -> bytes:
+        command = [sys.executable, *words]
+        return subprocess.run(command, capture_output=True, env=env, check=True).stdout
+
+    code = "import sys, os, dlattn; sys.stdout.buffer.write(os.fsencode(dlattn._core.__file__))"
+    folder = os.path.dirname(printed("-c", code))  # an editable install stays where it is
+    assert printed("-m", "dlattn", "--cmake-dir") == folder + b"/lib/cmake/dlattn\n"
+    assert printed("-m", "dlattn", "--include-dir") == folder + b"/include\n"
+
+
+# stdout and stderr
+
+COMMANDS = (["--version"], ["--help"], ["info"], ["info", "--support"])
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_stdout_that_is_full(words: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = program(*words, stdout=full)
+    assert done.returncode == 1
+    assert done.stderr == "dlattn: error: stdout: cannot be written: No space left on device\n"
+
+
+def shell(script: str) -> subprocess.CompletedProcess[str]:
+    script = script.replace("dlattn", f"{shlex.quote(sys.executable)} -m dlattn")
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+
+
+def test_stdout_that_is_closed() -> None:
+    done = shell("dlattn info >&-")
+    assert done.returncode == 1
+    assert done.stderr == "dlattn: error: stdout is closed\n"
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_reader_that_has_gone(words: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = program(*words, stdout=write)
+    os.close(write)
+    assert done.stderr == ""
+    assert done.returncode == 141  # as if the signal had ended it: nobody can know of a result
+
+
+def test_stderr_that_takes_nothing() -> None:
+    for where in ("2>&-", "2>/dev/full"):
+        assert shell(f"dlattn check --kernel cpu --device cuda {where}").returncode == 2
+        assert shell(f"dlattn info {where}").stdout.startswith("dlattn ")
+
+
+def test_progress_that_nobody_can_read() -> None:
+    with open("/dev/full", "w") as full:
+        Progress(2, full).step("one")
+
+
+def test_text_that_stdout_cannot_encode(monkeypatch: Any) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    with contextlib.redirect_stdout(Stdout(stream)) as stdout:  # type: ignore[type-var]
+        print("plain, \u00fc, \udcff, \ud800")
+        print("\u00fc\udcff")
+        stdout.flush()
+    assert raw.getvalue() == b"plain, \\xfc, \\udcff, \\ud800\n\xc3\xbc\xff\n"
+
+
+def test_memory_that_runs_out(capsys: Captured, monkeypatch: Any) -> None:
+    def no_memory() -> None:
+        raise MemoryError("Unable to allocate 57 PiB")
+
+    monkeypatch.setattr(dlattn, "info", no_memory)
+    assert main(["info"]) == 1
+    assert capsys.readouterr().err == "dlattn: error: out of memory: Unable to allocate 57 PiB\n"
+
+
+# The acceptance table, frameworks
 
 
 @pytest.mark.slow

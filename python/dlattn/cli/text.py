@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
+from dlattn.cli.stdout import discard
+
 
 def table(
     headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()
@@ -65,8 +67,8 @@ class Progress:
         """Announce nothing yet; `total` is the number of steps to come."""
         self._total = total
         self._done = 0
-        self._stream = stream or sys.stderr
-        self._rewrite = self._stream.isatty()
+        self._stream: TextIO | None = stream or sys.stderr  # None: the shell's 2>&-
+        self._rewrite = self._stream is not None and self._stream.isatty()
         self._last_line = -math.inf
 
     def step(self, what: str) -> None:
@@ -75,14 +77,21 @@ class Progress:
         line = f"[{self._done:>{len(str(self._total))}}/{self._total}] {what}"
         now = time.monotonic()
         if self._rewrite:
-            self._stream.write(f"\r\x1b[K{line}")
+            self._write(f"\r\x1b[K{line}")
         elif now - self._last_line >= self._SECONDS_BETWEEN_LINES:
             self._last_line = now
-            self._stream.write(f"{line}\n")
-        self._stream.flush()
+            self._write(f"{line}\n")
 
     def close(self) -> None:
         """Clear the line."""
         if self._rewrite:
-            self._stream.write("\r\x1b[K")
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        if self._stream is None:
+            return
+        try:
+            self._stream.write(text)
             self._stream.flush()
+        except OSError:  # progress that nobody can read is no reason to stop
+            discard(self._stream)
