@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from dlattn.cli import main
+from dlattn.cli.files import Place, load
+from dlattn.reference import attention_reference, error_bound, max_error
 
 Captured = pytest.CaptureFixture[str]
 
@@ -38,3 +40,48 @@ def refuses(capsys: Captured, *arguments: str | Path) -> str:
     assert code == 2, captured
     assert "Traceback" not in captured.err
     return captured.err
+
+
+# Problems in files
+
+INPUTS = {"q": draw(1, 6, 2, 16, seed=1), "k": draw(1, 9, 2, 16, seed=2), "v": draw(1, 9, 2, 16)}
+OTHERS = {"weights": draw(3, 5), "steps": np.arange(7, dtype=np.uint8), "none": np.zeros((0, 4))}
+ARCHIVES = [".npz", ".safetensors"]
+
+
+def words(*more: str | Path, **inputs: str | Path) -> list[str]:
+    files = {name: f"{name}.npy" for name in INPUTS} | inputs
+    given = [word for name, path in files.items() for word in (f"--{name}", path)]
+    return ["run", *map(str, given), *map(str, more)]
+
+
+def is_out(array: Any) -> bool:
+    expected = attention_reference(*INPUTS.values())
+    return max_error(array, expected[0]) <= error_bound(*INPUTS.values(), expected=expected).out
+
+
+def is_lse(array: Any) -> bool:
+    expected = attention_reference(*INPUTS.values())
+    return max_error(array, expected[1]) <= error_bound(*INPUTS.values(), expected=expected).lse
+
+
+def archive(path: Path, arrays: dict[str, np.ndarray]) -> Path:
+    """A file of several arrays as others write it, compressed or with metadata."""
+    if path.suffix == ".npz":
+        np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
+    else:
+        writer = pytest.importorskip("safetensors.numpy")
+        writer.save_file(arrays, path, metadata={"format": "pt", "by": "me"})
+    return path
+
+
+def names(path: Path) -> list[str]:
+    if path.suffix == ".npz":
+        with np.load(path) as arrays:
+            return sorted(arrays.files)
+    with pytest.importorskip("safetensors").safe_open(path, framework="np") as tensors:
+        return sorted(tensors.keys())
+
+
+def holds(path: Path, arrays: dict[str, np.ndarray]) -> bool:
+    return all(np.array_equal(load(Place(path, key)), array) for key, array in arrays.items())

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import numpy as np
 import pytest
 from arrays import FRAMEWORKS, Framework
+from command_line import INPUTS
 from quick_bench import INSTANT
 
 import dlattn
@@ -35,6 +38,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def framework(request: pytest.FixtureRequest) -> Framework:
     """Each tensor library that runs on the CPU."""
     return FRAMEWORKS[request.param]()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current one, with a problem's q, k and v in it."""
+    for name, array in INPUTS.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture

@@ -88,9 +88,55 @@ def test_check_fails_where_a_kernel_raises(
     assert result["failure"] == "the device is on fire"
 
 
-def test_check_writes_where_it_is_told(capsys: Captured, tmp_path: Path) -> None:
-    error = refuses(capsys, "check", "--kernel", "cpu", "--json", tmp_path / "no" / "check.json")
-    assert "no such folder" in error
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (".", "it is a folder"),
+        ("no/check.json", "no such folder"),
+        ("x" * 300, "File name too long"),
+        ("loop", "Too many levels of symbolic links"),
+        ("file/check.json", "Not a directory"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "bench"])
+def test_report_that_cannot_be_written_is_refused_first(
+    capsys: Captured, monkeypatch: Any, tmp_path: Path, name: str, reason: str, command: str
+) -> None:
+    """Not after half a minute of work, which would be lost."""
+    monkeypatch.setattr(dlattn, "attention", lambda *_, **__: pytest.fail("computed in vain"))
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    error = refuses(capsys, command, "--device", "cpu", "--json", tmp_path / name)
+    assert error == f"dlattn: error: --json {tmp_path / name}: cannot be written: {reason}\n"
+
+
+@pytest.mark.usefixtures("small_check")
+def test_report_that_is_there_stays_until_it_is_replaced(
+    capsys: Captured, monkeypatch: Any, tmp_path: Path
+) -> None:
+    report, link = tmp_path / "check.json", tmp_path / "latest.json"
+    report.write_text("older")
+    report.chmod(0o640)
+    link.symlink_to(report)
+    attention = dlattn.attention
+
+    def look(*args: Any, **options: Any) -> Any:
+        assert report.read_text() == "older"
+        return attention(*args, **options)
+
+    monkeypatch.setattr(dlattn, "attention", look)
+    assert main(["check", "--kernel", "cpu", "--json", str(link)]) == 0
+    assert json.loads(report.read_text())["passed"] is True
+    assert link.is_symlink()
+    assert report.stat().st_mode & 0o7777 == 0o640
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["check.json", "latest.json"]
+
+
+@pytest.mark.usefixtures("small_check")
+def test_report_on_a_full_device(capsys: Captured) -> None:
+    assert main(["check", "--kernel", "cpu", "--json", "/dev/full"]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == "dlattn: error: /dev/full: cannot be written: No space left on device"
 
 
 def test_check_wants_a_kernel_of_the_device(capsys: Captured) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 from command_line import Captured, draw, refuses
 
 from dlattn.cli import main
-from dlattn.cli.errors import CommandError
+from dlattn.cli.devices import CpuDevice
 from dlattn.cli.files import Place, load, save
 from dlattn.reference import attention_reference, error_bound, max_error
 
@@ -169,18 +172,52 @@ def test_run_refuses_what_attention_refuses(
         (lambda folder: two(folder / "two.npz"), "several arrays; name one as path:key; it holds:"),
         (lambda folder: f"{two(folder / 'two.npz')}:c", "no array named 'c'; it holds: a, b"),
         (lambda folder: f"{objects(folder / 'a.npy')}:x", "holds one array and takes no key"),
+        (lambda folder: f"{two(folder / 'two.npz')}:", "'' cannot be the name of an array"),
+        (lambda folder: "", "--q '': unknown kind of file"),
+        (lambda folder: folder / "q.npy" / "x.npy", "x.npy: cannot be read: Not a directory"),
+        (lambda folder: folder / ("x" * 300 + ".npy"), ".npy: cannot be read: File name too long"),
+        (lambda folder: made(folder / "folder.npy", Path.mkdir), "cannot be read: it is a folder"),
+        (lambda folder: made(folder / "fifo.npy", os.mkfifo), "cannot be read: it is no regular f"),
+        (lambda folder: made(folder / "none.npz", np.savez), "none.npz: it holds no array"),
+        (lambda folder: two(folder / "a.npz").rename(folder / "a.npy"), "no array in a .npy file"),
+        (lambda folder: (folder / "q.npy").rename(folder / "q.npz"), "no array in a .npz file"),
+        (lambda folder: made(folder / "t.npz", of_text), "t.npz: cannot be read: it is no array"),
+        (lambda folder: made(folder / "huge.npy", huge), "cannot be read: Unable to allocate 56.8"),
+        (lambda folder: made(folder / "s.npy", lambda to: np.save(to, ["a"])), "q: dtype is <U1"),
+        (lambda folder: made(folder / "e.npy", lambda to: np.save(to, 1j)), "dtype is complex128"),
     ],
 )
 def test_run_on_files_that_cannot_be_read(
     files: dict[str, Path], tmp_path: Path, capsys: Captured, prepare: Any, message: str
 ) -> None:
     files["q"] = prepare(tmp_path)
-    assert message in refuses(capsys, *run_arguments(files, "-o", tmp_path / "out.npy"))
+    error = refuses(capsys, *run_arguments(files, "-o", tmp_path / "out.npy"))
+    assert message in error
+    assert len(error.splitlines()) == 1
 
 
 def write(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     return path
+
+
+def made(path: Path, make: Callable[[Path], Any]) -> Path:
+    make(path)
+    return path
+
+
+def of_text(path: Path) -> None:
+    """An archive, but not of arrays."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("q", "text")
+
+
+def huge(path: Path) -> None:
+    """A file that claims more than any memory holds."""
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "<f4", "fortran_order": False, "shape": (16 * 10**15,)}
+        )
 
 
 def objects(path: Path) -> Path:
@@ -218,14 +255,20 @@ def test_run_with_half_a_window(files: dict[str, Path], tmp_path: Path, capsys: 
     assert "'all' is no number of tokens, nor 'none'" in refuses(capsys, *words)
 
 
-def test_save_leaves_no_half_file(tmp_path: Path, monkeypatch: Any) -> None:
-    target = write(tmp_path / "out.npy", b"precious")
+def test_run_where_the_gpu_has_no_memory(
+    files: dict[str, Path], tmp_path: Path, capsys: Captured, monkeypatch: Any
+) -> None:
+    class Full(CpuDevice):
+        def put(self, array: Any) -> Any:
+            raise RuntimeError("CUDA out of memory.\nHere is a tip that takes a page.")
 
-    def full(*args: Any) -> None:
-        raise OSError(28, "No space left on device")
+    monkeypatch.setattr("dlattn.cli.run.find_device", lambda _: Full())
+    assert main(run_arguments(files, "-o", tmp_path / "out.npy")) == 1
+    assert capsys.readouterr().err == "dlattn: error: CUDA out of memory.\n"
 
-    monkeypatch.setattr(np, "save", full)
-    with pytest.raises(CommandError, match=r"out.npy: cannot be written: No space left"):
-        save([(Place(target, None), "out", np.zeros(3))])
-    assert target.read_bytes() == b"precious"
-    assert [path.name for path in tmp_path.iterdir()] == ["out.npy"]
+
+def test_run_on_a_kernel_that_is_no_text(
+    files: dict[str, Path], tmp_path: Path, capsys: Captured
+) -> None:
+    arguments = run_arguments(files, "-o", tmp_path / "out.npy", "--kernel", os.fsdecode(b"\xff"))
+    assert "Traceback" not in refuses(capsys, *arguments)

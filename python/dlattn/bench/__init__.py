@@ -19,6 +19,7 @@ from dlattn.bench.timing import QUICK, SUSTAINED
 from dlattn.cli.devices import gpu_status
 from dlattn.cli.errors import CommandError
 from dlattn.cli.text import Progress
+from dlattn.cli.writing import check_writable, is_stream, write_text
 
 _STUDIES = ("features", "scores")  # on torch tensors, with contestants and baselines of their own
 _PEERS = {  # that a set of shapes is about, on a GPU; all others take part if they are named
@@ -74,8 +75,8 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; 1 if one of our kernels is wrong."""
     device = args.device or ("cpu" if gpu_status() else "cuda")
     for option, path in (("--json", args.json), ("--plot", args.plot)):
-        if path and not path.parent.is_dir():
-            raise CommandError(f"{option} {path}: no such folder")
+        if path is not None:
+            check_writable(path, option)
     if args.plot:
         plot.require()
     session = _session(args, device)
@@ -92,8 +93,8 @@ def main(args: argparse.Namespace) -> int:
 
     def save(complete: bool) -> dict[str, Any]:
         document = report.to_json(about, session.protocol(), ceiling, results, host, complete)
-        if args.json:
-            _write(args.json, json.dumps(document, indent=1, allow_nan=False) + "\n")
+        if args.json is not None and (complete or not is_stream(args.json)):
+            write_text(args.json, json.dumps(document, indent=1, allow_nan=False) + "\n")
         return document
 
     for name, group in groups:
@@ -184,10 +185,3 @@ def _print_head(about: dict[str, Any], session: Session) -> None:
     if session.device == "cpu":
         print(f"{dlattn.info().cpu_threads} threads, load average {machine['load_average']}")
     print(flush=True)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise CommandError(f"{path}: cannot be written: {error.strerror}") from error

@@ -17,6 +17,7 @@ import dlattn
 from dlattn.cli.devices import CpuDevice, Device, find_gpu, gpu_status
 from dlattn.cli.errors import CommandError
 from dlattn.cli.text import Progress, duration, shape, table
+from dlattn.cli.writing import check_writable, write_text
 from dlattn.reference import attention_reference, error_bound, max_error
 
 Array = NDArray[Any]
@@ -95,12 +96,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0 if everything passed, else 1."""
-    if args.json and not args.json.parent.is_dir():
-        raise CommandError(f"--json {args.json}: no such folder")
+    if args.json is not None:
+        check_writable(args.json, "--json")
     plans, remarks = _what_to_check(args.kernel, args.device)
     _say_where(plans, remarks)
     results = list(_check(plans))
-    if args.json:
+    if args.json is not None:
         _write_json(args.json, plans, results)
     return _report(results)
 
@@ -268,10 +269,7 @@ def _write_json(
         "passed": all(result.passed for result in results),
         "results": [_entry(result) for result in results],
     }
-    try:
-        path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
-    except OSError as error:
-        raise CommandError(f"{path}: cannot be written: {error.strerror}") from error
+    write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 def _entry(result: Result) -> dict[str, Any]:

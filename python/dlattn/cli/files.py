@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlattn.cli.errors import CommandError
+from dlattn.cli import archives, writing
+from dlattn.cli.archives import safetensors
+from dlattn.cli.errors import CommandError, OutputError, first_line
 
 Array = NDArray[Any]
 
-_SUFFIXES = (".npy", ".npz", ".safetensors")
+_SUFFIXES = tuple(archives.WRITERS)
 
 
 class Place(NamedTuple):
@@ -27,71 +30,168 @@ class Place(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Place:
         """Split `path[:key]`; the suffix of the path decides what the file is."""
-        path, colon, key = text.rpartition(":")
-        if not colon or Path(text).suffix in _SUFFIXES:
-            path, key = text, ""
-        place = cls(Path(path), key or None)
+        path, key = _split(text)
+        place = cls(Path(path), key)
         if place.path.suffix not in _SUFFIXES:
-            raise CommandError(f"{text}: unknown kind of file; accepted: {', '.join(_SUFFIXES)}")
-        if place.path.suffix == ".npy" and place.key:
+            raise CommandError(f"{text!r}: unknown kind of file; accepted: {', '.join(_SUFFIXES)}")
+        if place.path.suffix == ".npy" and key is not None:
             raise CommandError(f"{text}: a .npy file holds one array and takes no key")
+        if key is not None and not _is_key(key):
+            raise CommandError(f"{text}: {key!r} cannot be the name of an array")
         return place
 
     def __str__(self) -> str:
         """The text it was parsed from."""
-        return f"{self.path}:{self.key}" if self.key else str(self.path)
+        return str(self.path) if self.key is None else f"{self.path}:{self.key}"
 
 
 def load(place: Place) -> Array:
     """Read one array."""
-    if not place.path.is_file():
-        raise CommandError(f"{place.path}: no such file")
     try:
-        if place.path.suffix == ".npy":
-            return _named_bfloat16(np.load(place.path, allow_pickle=False))
-        if place.path.suffix == ".npz":
-            with np.load(place.path, allow_pickle=False) as archive:
-                return _named_bfloat16(archive[_pick(place, archive.files)])
-        with _safetensors().safe_open(place.path, framework="np") as tensors:
-            array: Array = tensors.get_tensor(_pick(place, tensors.keys()))
-            return array
+        found = writing.status(place.path)
+        if found is None:
+            raise CommandError(f"{place.path}: no such file")
+        if not stat.S_ISREG(found.st_mode):
+            what = "a folder" if stat.S_ISDIR(found.st_mode) else "no regular file"
+            raise CommandError(f"{place.path}: cannot be read: it is {what}")
+        if place.path.suffix == ".safetensors":
+            with safetensors().safe_open(place.path, framework="np") as tensors:
+                array: Array = tensors.get_tensor(_pick(place, tensors.keys()))
+                return array
+        loaded = np.load(place.path, allow_pickle=False)  # what it is, its content decides
+        if place.path.suffix == ".npz" and isinstance(loaded, np.lib.npyio.NpzFile):
+            with loaded as archive:
+                loaded = archive[_pick(place, archive.files)]
+        elif place.path.suffix == ".npz":
+            loaded = None
+        if not isinstance(loaded, np.ndarray):
+            raise CommandError(
+                f"{place}: cannot be read: it is no array in a {place.path.suffix} file"
+            )
+        return _named_bfloat16(loaded)
     except CommandError:
         raise
     except Exception as error:  # each reader has errors of its own; all mean an unreadable file
-        raise CommandError(f"{place}: cannot be read: {error}") from error
+        raise CommandError(f"{place}: cannot be read: {first_line(error)}") from error
 
 
-def check_writable(place: Place) -> None:
-    """Raise before anything is computed if its result could not be written."""
-    if not place.path.parent.is_dir():
-        raise CommandError(f"{place.path}: cannot be written: no such folder")
-    if place.path.suffix == ".safetensors":
-        _safetensors()
+def check_outputs(outputs: Mapping[str, Place], inputs: Mapping[str, Place]) -> None:
+    """Raise before anything is computed if results could not be kept, or would destroy an input."""
+    for name, output in outputs.items():
+        for source, place in inputs.items():
+            if _same_file(output.path, place.path) and not _is_another_array(output, place):
+                hint = "" if output.path.suffix == ".npy" else ", or both arrays names: path:key"
+                raise CommandError(
+                    f"--{name} {output}: that is the file of --{source}; give it another name{hint}"
+                )
+    (first, one), *others = outputs.items()
+    for second, other in others:
+        if _same_file(one.path, other.path):
+            if _is_another_array(Place(one.path, one.key or first), other, second):
+                continue
+            linked = os.path.realpath(one.path) != os.path.realpath(other.path)
+            hint = " by another hard link; give both the same path" if linked else ""
+            raise CommandError(f"--{second} {other}: --{first} goes there too{hint}")
+    for name, place in outputs.items():
+        writing.check_writable(place.path, f"--{name}")
+        if place.path.suffix == ".safetensors":
+            safetensors()
+    for path, contents in _by_file((place, name) for name, place in outputs.items()).items():
+        try:
+            _older(path, contents)
+        except CommandError as error:
+            raise CommandError(f"--{contents[0][1]} {error}") from error
 
 
 def save(arrays: Iterable[tuple[Place, str, Array]]) -> None:
     """Write arrays given as (place, key if the place has none, array).
 
-    Those of one file go together. Every file is written beside its final name and then moved
-    there: never half a file.
+    Those of one file go together. A file whose arrays are all named keeps those that it held under
+    other names; any other file is replaced. Files are written whole or not at all, and either all
+    of them or none.
     """
-    files: dict[Path, dict[str, Array]] = {}
-    for place, default_key, array in arrays:
-        content = files.setdefault(place.path, {})
-        key = place.key or default_key
-        if key in content or (content and place.path.suffix == ".npy"):
-            raise CommandError(f"{place}: two results cannot have the same place")
-        content[key] = array
-    for path, content in files.items():
-        try:
-            _write(path, content)
-        except OSError as error:
-            raise CommandError(f"{path}: cannot be written: {error.strerror or error}") from error
+    listed = list(arrays)
+    values = {(place, key): array for place, key, array in listed}
+    files = _by_file((place, key) for place, key, _ in listed)
+    path = Path()
+    try:
+        with ExitStack() as stack:
+            for path, contents in files.items():
+                content = {place.key or key: values[place, key] for place, key in contents}
+                older = _older(path, contents)
+                file = stack.enter_context(writing.replacing(path))
+                archives.WRITERS[path.suffix](file, content, older)
+                file.flush()
+    except CommandError:
+        raise
+    except Exception as error:  # each writer has errors of its own
+        raise OutputError(f"{path}: cannot be written: {first_line(error)}") from error
 
 
-def same_file(a: Path, b: Path) -> bool:
+def _split(text: str) -> tuple[str, str | None]:
+    """The path and the key, if there is a colon behind a path that can hold several arrays."""
+    if Path(text).suffix in _SUFFIXES and os.path.exists(text):
+        return text, None  # the colon is the path's
+    at = text.find(":")
+    while at >= 0:
+        if Path(text[:at]).suffix in _SUFFIXES:
+            return text[:at], text[at + 1 :]
+        at = text.find(":", at + 1)
+    return text, None
+
+
+def _is_key(text: str) -> bool:
+    """Whether an array can have this name in every kind of file."""
+    try:
+        return 0 < len(text.encode()) < 1 << 15 and text != "__metadata__"
+    except UnicodeEncodeError:
+        return False
+
+
+def _by_file(contents: Iterable[tuple[Place, str]]) -> dict[Path, list[tuple[Place, str]]]:
+    """What goes into each file, under the first of the paths that name it."""
+    files: dict[str, list[tuple[Place, str]]] = {}
+    for place, key in contents:
+        files.setdefault(os.path.realpath(place.path), []).append((place, key))
+    return {places[0][0].path: places for places in files.values()}
+
+
+def _older(path: Path, contents: list[tuple[Place, str]]) -> Path | None:
+    """The file as it is, if what it holds under other names is to be kept."""
+    if any(place.key is None for place, _ in contents):
+        return None
+    found = writing.status(path)
+    if found is None or not stat.S_ISREG(found.st_mode) or found.st_size == 0:
+        return None
+    try:
+        archives.check_readable(path)
+    except CommandError:
+        raise
+    except Exception as error:
+        reason = f"what is there is no {path.suffix} file: {first_line(error)}"
+        raise CommandError(f"{contents[0][0]}: cannot be written: {reason}") from error
+    return path
+
+
+def _is_another_array(a: Place, b: Place, default_key: str | None = None) -> bool:
+    """Whether two arrays of one file can both be there: it is one by path too, and both named.
+
+    To write to one of a file's hard links would part it from the others.
+    """
+    keys = {a.key, b.key or default_key}
+    one_path = os.path.realpath(a.path) == os.path.realpath(b.path)
+    one_kind = a.path.suffix == b.path.suffix != ".npy"
+    return one_path and one_kind and len(keys) == 2 and None not in keys
+
+
+def _same_file(a: Path, b: Path) -> bool:
     """Whether two paths name one file, through links too."""
-    return a.resolve() == b.resolve() or (a.exists() and b.exists() and a.samefile(b))
+    if os.path.realpath(a) == os.path.realpath(b):
+        return True
+    try:
+        return os.path.samefile(a, b)
+    except OSError:  # one of them is not there, or not to be seen
+        return False
 
 
 def _pick(place: Place, keys: Iterable[str]) -> str:
@@ -100,8 +200,12 @@ def _pick(place: Place, keys: Iterable[str]) -> str:
         return str(place.key)
     if place.key is None and len(names) == 1:
         return names[0]
-    got = f"no array named {place.key!r}" if place.key else "several arrays; name one as path:key"
-    raise CommandError(f"{place.path}: {got}; it holds: {', '.join(names) or 'nothing'}")
+    if not names:
+        raise CommandError(f"{place.path}: it holds no array")
+    got = "several arrays; name one as path:key"
+    if place.key is not None:
+        got = f"no array named {place.key!r}"
+    raise CommandError(f"{place.path}: {got}; it holds: {', '.join(names)}")
 
 
 def _named_bfloat16(array: Array) -> Array:
@@ -113,32 +217,3 @@ def _named_bfloat16(array: Array) -> Array:
     except ImportError:
         raise CommandError("bfloat16 data needs ml_dtypes: pip install ml_dtypes") from None
     return array.view(ml_dtypes.bfloat16)
-
-
-def _write(path: Path, content: dict[str, Array]) -> None:
-    handle, name = tempfile.mkstemp(suffix=path.suffix, prefix=".dlattn-", dir=path.parent)
-    os.close(handle)
-    try:
-        if path.suffix == ".npy":
-            np.save(name, next(iter(content.values())))
-        elif path.suffix == ".npz":
-            np.savez(name, **content)  # type: ignore[arg-type]
-        else:
-            contiguous = {key: np.ascontiguousarray(array) for key, array in content.items()}
-            _safetensors().numpy.save_file(contiguous, name)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.numpy
-    except ImportError:
-        raise CommandError(
-            ".safetensors files need the package safetensors: pip install safetensors"
-        ) from None
-    return safetensors

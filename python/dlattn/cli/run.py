@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import dlattn
 from dlattn.cli.devices import find_device
-from dlattn.cli.errors import CommandError
-from dlattn.cli.files import Place, check_writable, load, same_file, save
+from dlattn.cli.errors import CommandError, first_line
+from dlattn.cli.files import Array, Place, check_outputs, load, save
 
 FILES = ".npy, .npz (file.npz:key) or .safetensors (file.safetensors:name)"
 
@@ -19,8 +20,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     for name in "qkv":
         parser.add_argument(f"--{name}", required=True, metavar="FILE", help=f"{name}: {FILES}")
-    parser.add_argument("-o", "--out", required=True, metavar="FILE", help="where out goes")
-    parser.add_argument("--lse", metavar="FILE", help="where the log-sum-exp goes, if wanted")
+    parser.add_argument(
+        "-o",
+        "--out",
+        required=True,
+        metavar="FILE",
+        help="where out goes. A file that is there is replaced; but one given with the name of an "
+        "array (file.npz:name) keeps its other arrays",
+    )
+    parser.add_argument(
+        "--lse", metavar="FILE", help="where the log-sum-exp goes, if wanted; likewise"
+    )
     parser.add_argument("--bias", metavar="FILE", help="added to the scores")
     parser.add_argument("--mask", metavar="FILE", help="boolean, true where a query may attend")
     parser.add_argument(
@@ -51,13 +61,13 @@ def main(args: argparse.Namespace) -> int:
     """Run the command."""
     inputs = _places(args, "q", "k", "v", "bias", "mask")
     outputs = _places(args, "out", "lse")
-    _refuse_overlaps(inputs, outputs)
-    for place in outputs.values():
-        check_writable(place)
+    check_outputs(outputs, inputs)
 
     device = find_device(args.device)
-    arrays: dict[str, Any] = {name: device.put(load(place)) for name, place in inputs.items()}
     try:
+        arrays: dict[str, Any] = {
+            name: _moved(device.put, _load(name, place)) for name, place in inputs.items()
+        }
         out, lse = dlattn.attention(
             arrays["q"],
             arrays["k"],
@@ -72,9 +82,9 @@ def main(args: argparse.Namespace) -> int:
             kernel=args.kernel,
             return_lse=True,
         )
-    except TypeError as error:  # the file holds what is no tensor of numbers to dlattn
+    except (TypeError, ValueError) as error:  # dlattn's, or a framework's on another dtype
         raise CommandError(str(error)) from error
-    results = {"out": device.get(out), "lse": device.get(lse)}
+    results = {"out": _moved(device.get, out), "lse": _moved(device.get, lse)}
     save([(place, name, results[name]) for name, place in outputs.items()])
     for name, place in outputs.items():
         array = results[name]
@@ -84,20 +94,28 @@ def main(args: argparse.Namespace) -> int:
 
 def _places(args: argparse.Namespace, *names: str) -> dict[str, Place]:
     given = {name: getattr(args, name) for name in names}
-    return {name: Place.parse(text) for name, text in given.items() if text}
+    return {name: _place(name, text) for name, text in given.items() if text is not None}
 
 
-def _refuse_overlaps(inputs: dict[str, Place], outputs: dict[str, Place]) -> None:
-    for name, output in outputs.items():
-        for source, place in inputs.items():
-            if same_file(output.path, place.path):
-                raise CommandError(
-                    f"--{name} {output}: that is the file of --{source}; give it another name"
-                )
-    if len(outputs) == 2 and same_file(outputs["out"].path, outputs["lse"].path):
-        keys = {place.key or name for name, place in outputs.items()}
-        if outputs["out"].path.suffix == ".npy" or len(keys) == 1:
-            raise CommandError(f"--lse {outputs['lse']}: --out goes there too")
+def _place(name: str, text: str) -> Place:
+    try:
+        return Place.parse(text)
+    except CommandError as error:
+        raise CommandError(f"--{name} {error}") from None
+
+
+def _load(name: str, place: Place) -> Array:
+    try:
+        return load(place)
+    except CommandError as error:
+        raise CommandError(f"--{name} {error}") from error
+
+
+def _moved(move: Callable[[Any], Any], array: Any) -> Any:
+    try:
+        return move(array)
+    except RuntimeError as error:  # each framework has its own for a GPU that has no memory left
+        raise dlattn.DeviceError(first_line(error)) from error
 
 
 def _window_side(text: str) -> int | None:

@@ -1,0 +1,116 @@
+"""Files written whole or not at all, whatever their name stands for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from dlattn.cli.errors import CommandError, OutputError, first_line
+
+
+def status(path: Path) -> os.stat_result | None:
+    """What is there, through links; None if nothing is yet."""
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Raise before anything is computed if a file could not be written; it stays as it is."""
+    reason = ""
+    try:
+        found = status(path)
+        if found is not None and stat.S_ISDIR(found.st_mode):
+            reason = "it is a folder"
+        elif found is not None and stat.S_ISSOCK(found.st_mode):
+            reason = "it is a socket"
+        elif found is not None and not os.access(path, os.W_OK):
+            reason = "it is read-only"
+        elif _is_replaced(found):
+            folder = os.path.dirname(os.path.realpath(path))
+            if os.path.isdir(folder):
+                with tempfile.TemporaryFile(dir=folder):  # a new file is needed there in any case
+                    pass
+            else:
+                reason = "no such folder"
+    except OSError as error:
+        reason = first_line(error)
+    if reason:
+        raise CommandError(f"{option} {path}: cannot be written: {reason}")
+
+
+def is_stream(path: Path) -> bool:
+    """Whether what is written goes on to a reader, and cannot be replaced by a later version."""
+    return not _is_replaced(status(path))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file."""
+    try:
+        with replacing(path) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {first_line(error)}") from error
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` when the block has ended without an error.
+
+    A link stays and its target is replaced, which keeps its mode and owner. What is no regular
+    file (a FIFO, a device) is not replaced but written to, and so is what stdout goes to.
+    """
+    found = status(path)
+    if found is not None and not _is_replaced(found):
+        descriptor = _standard(found)
+        if descriptor is not None:
+            sys.stdout.flush()
+        with open(path if descriptor is None else os.dup(descriptor), "wb") as stream:
+            yield stream
+        return
+    target = os.path.realpath(path)
+    temporary = os.path.join(os.path.dirname(target), f".dlattn-{secrets.token_hex(8)}")
+    mode = 0o666 if found is None else stat.S_IMODE(found.st_mode)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, mode)  # less what the umask takes
+    try:
+        with open(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            if found is not None:
+                _take_after(found, file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _is_replaced(found: os.stat_result | None) -> bool:
+    return found is None or (stat.S_ISREG(found.st_mode) and _standard(found) is None)
+
+
+def _standard(found: os.stat_result) -> int | None:
+    """The descriptor of stdout or stderr if the file is theirs, by a name such as /dev/stdout."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(found, os.fstat(descriptor)):
+                return descriptor
+    return None
+
+
+def _take_after(found: os.stat_result, descriptor: int) -> None:
+    """Give a file the owner, if we may, and the mode of the one it replaces."""
+    made = os.fstat(descriptor)
+    if (made.st_uid, made.st_gid) != (found.st_uid, found.st_gid):
+        with contextlib.suppress(OSError):
+            os.fchown(descriptor, found.st_uid, found.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
