@@ -36,7 +36,11 @@ def test_shapes() -> None:
         assert num_heads * head_dim == 2048
 
 
-@pytest.mark.parametrize("text", ["1,2,3", "1,2,3,4,5", "1,2,x,4", "0,2,3,4", "-1,2,3,4", "big"])
+WRONG = ("1,2,3", "1,2,3,4,5", "1,2,x,4", "0,2,3,4", "-1,2,3,4", "big", "1,2,3,\u00b2")
+TOO_LARGE = ("99999999,999999,99999,9999", "1,1,1," + "9" * 5000)
+
+
+@pytest.mark.parametrize("text", [*WRONG, *TOO_LARGE], ids=lambda text: text[:20])
 def test_wrong_shapes(text: str) -> None:
     with pytest.raises(
         CommandError, match="accepted: mission, seed, sweep, small, features, scores, or B,H,S,D"

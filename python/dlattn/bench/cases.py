@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from dlattn.cli.errors import CommandError
@@ -10,6 +11,8 @@ Sizes = tuple[int, int, int, int]  # batch_size, num_heads, seqlen, head_dim
 
 MISSION: Sizes = (1, 8, 512, 64)
 SEED: tuple[Sizes, ...] = (MISSION, (2, 8, 2048, 64), (2, 8, 2048, 128))
+
+_TOO_MANY_ELEMENTS = 1 << 48  # for any memory
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,10 @@ def parse_shapes(text: str, device: str) -> tuple[Sizes, ...]:
     if text in named:
         return named[text]
     parts = text.split(",")
-    if len(parts) == 4 and all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        return ((int(parts[0]), int(parts[1]), int(parts[2]), int(parts[3])),)
+    if len(parts) == 4 and all(part.strip().isdecimal() and len(part) < 20 for part in parts):
+        sizes = (int(parts[0]), int(parts[1]), int(parts[2]), int(parts[3]))
+        if 0 < math.prod(sizes) < _TOO_MANY_ELEMENTS:
+            return (sizes,)
     raise CommandError(
         f"--shape is {text!r}; accepted: mission, seed, sweep, small, features, scores, or B,H,S,D "
         "such as 2,8,2048,64"
