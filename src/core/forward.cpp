@@ -10,11 +10,17 @@
 namespace dlattn {
 namespace {
 
-// DLATTN_PRINT_PLAN=1 prints the plan of every call to stderr.
+// DLATTN_PRINT_PLAN=1 prints the plan of every call to stderr; "", 0, false, no and off, in any
+// case, do not.
 bool print_plans() {
   static const bool on = [] {
     const char* value = std::getenv("DLATTN_PRINT_PLAN");
-    return value && *value && *value != '0';
+    std::string text = value ? value : "";
+    for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    for (const char* off : {"", "0", "false", "no", "off"}) {
+      if (text == off) return false;
+    }
+    return true;
   }();
   return on;
 }

@@ -1,0 +1,36 @@
+"""What environment variables do, each read once in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CALL = (
+    "import numpy, dlattn; x = numpy.ones((1, 2, 1, 8), numpy.float32); "
+    "dlattn.attention(x, x, x); print('done')"
+)
+
+
+def run(code: str = CALL, **variables: str | bytes) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **variables},  # type: ignore[dict-item]
+        capture_output=True,
+        text=True,
+        errors="backslashreplace",
+    )
+
+
+@pytest.mark.parametrize("value", ["", "0", "false", "False", "no", "OFF"])
+def test_plans_are_not_printed(value):
+    done = run(DLATTN_PRINT_PLAN=value)
+    assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+@pytest.mark.parametrize("value", ["1", "true", "yes", "00"])
+def test_plans_are_printed(value):
+    done = run(DLATTN_PRINT_PLAN=value)
+    assert done.stdout == "done\n" and done.stderr.startswith("kernel: cpu\n")
