@@ -138,11 +138,12 @@ void check_pointers(const AttentionParams& p) {
 }
 
 void check_scores(const AttentionParams& p) {
-  if (!std::isfinite(p.softmax_scale) || p.softmax_scale <= 0.0) {
-    fail("softmax_scale is ", p.softmax_scale, "; accepted: a finite number > 0");
+  if (!(p.softmax_scale >= kMinSoftmaxScale && p.softmax_scale <= kMaxSoftmaxScale)) {
+    fail("softmax_scale is ", p.softmax_scale, "; accepted: 1.18e-38 to 8.5e37 (2^-126 to 2^126)");
   }
-  if (!std::isfinite(p.softcap) || p.softcap < 0.0) {
-    fail("softcap is ", p.softcap, "; accepted: a finite number > 0, or 0 for none");
+  if (p.softcap != 0.0 && !(p.softcap >= kMinSoftcap && p.softcap <= kMaxSoftcap)) {
+    fail("softcap is ", p.softcap,
+         "; accepted: 7.9e-31 to 1.27e30 (2^-100 to 2^100), or 0 for none");
   }
   check_window("window left", p.window_left);
   check_window("window right", p.window_right);

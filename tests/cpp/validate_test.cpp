@@ -159,10 +159,22 @@ void scores() {
                                     {-inf, "-inf"}}) {
     const double v = value;
     refuses([v](auto& p) { p.softmax_scale = v; },
-            "softmax_scale is " + text + "; accepted: a finite number > 0");
+                                    {1e-46, "1e-46"},
+                                    {0x1.fffffffffffffp-127, "1.17549e-38"},
+                                    {0x1.0000000000001p126, "8.50706e+37"},
+                                    {2.4e38, "2.4e+38"},
+            "softmax_scale is " + text + "; accepted: 1.18e-38 to 8.5e37 (2^-126 to 2^126)");
     if (v == 0.0) continue;
-    refuses([v](auto& p) { p.softcap = v; },
-            "softcap is " + text + "; accepted: a finite number > 0, or 0 for none");
+    refuses(
+        [v](auto& p) { p.softcap = v; },
+        "softcap is " + text + "; accepted: 7.9e-31 to 1.27e30 (2^-100 to 2^100), or 0 for none");
+  }
+  for (const double v : {0x1p-126, 0x1p126}) accepts([v](auto& p) { p.softmax_scale = v; });
+  for (const double v : {0.0, -0.0, 0x1p-100, 0x1p100}) accepts([v](auto& p) { p.softcap = v; });
+  for (const double v : {0x1.fffffffffffffp-101, 0x1.0000000000001p100}) {
+    AttentionParams p = good();
+    p.softcap = v;
+    CHECK(!supported(p, DeviceInfo{}).ok);
   }
   refuses([](auto& p) { p.window_left = -2; },
           "window left is -2; accepted: 0 to 1099511627776 tokens, or -1 for no limit");

@@ -238,10 +238,14 @@ WRONG = {
     "kernel of the GPU": Wrong({"kernel": "wmma_smem"}, ("wmma_smem", "CPU")),
     "causal unknown": Wrong({"causal": "upper"}, ("causal is 'upper'", '"top_left"', "True")),
     "causal an int": Wrong({"causal": 1}, ("causal is of type int", '"bottom_right"'), TypeError),
-    "scale NaN": Wrong({"softmax_scale": math.nan}, ("softmax_scale is nan", "finite number > 0")),
-    "scale infinite": Wrong({"softmax_scale": math.inf}, ("softmax_scale is inf", "finite")),
-    "scale negative": Wrong({"softmax_scale": -0.5}, ("softmax_scale is -0.5", "> 0")),
-    "scale zero": Wrong({"softmax_scale": 0.0}, ("softmax_scale is 0", "> 0")),
+    "scale NaN": Wrong({"softmax_scale": math.nan}, ("softmax_scale is nan", "1.18e-38 to 8.5e37")),
+    "scale infinite": Wrong(
+        {"softmax_scale": math.inf}, ("softmax_scale is inf", "1.18e-38 to 8.5e37")
+    ),
+    "scale negative": Wrong({"softmax_scale": -0.5}, ("softmax_scale is -0.5", "1.18e-38")),
+    "scale zero": Wrong({"softmax_scale": 0.0}, ("softmax_scale is 0", "1.18e-38")),
+    "scale that is 0 in fp32": Wrong({"softmax_scale": 1e-46}, ("softmax_scale is 1e-46", "1.18e")),
+    "scale beyond fp32": Wrong({"softmax_scale": 2.4e38}, ("softmax_scale is 2.4e+38", "8.5e37")),
     "scale beyond floats": Wrong({"softmax_scale": 10**400}, ("softmax_scale is 1000", "finite")),
     "scale text": Wrong(
         {"softmax_scale": "1"}, ("softmax_scale is of type str", "accepted: a float"), TypeError
@@ -250,8 +254,12 @@ WRONG = {
     "scale an array": Wrong(
         {"softmax_scale": np.ones(1)}, ("softmax_scale is of type numpy.ndarray",), TypeError
     ),
-    "softcap negative": Wrong({"softcap": -1.0}, ("softcap is -1", "accepted", "> 0")),
-    "softcap NaN": Wrong({"softcap": math.nan}, ("softcap is nan", "finite")),
+    "softcap negative": Wrong(
+        {"softcap": -1.0}, ("softcap is -1", "accepted: 7.9e-31 to 1.27e30", "or 0")
+    ),
+    "softcap NaN": Wrong({"softcap": math.nan}, ("softcap is nan", "7.9e-31 to 1.27e30")),
+    "softcap tiny": Wrong({"softcap": 7.8e-31}, ("softcap is 7.8e-31", "accepted: 7.9e-31")),
+    "softcap huge": Wrong({"softcap": 1.3e30}, ("softcap is 1.3e+30", "to 1.27e30")),
     "softcap None": Wrong({"softcap": None}, ("softcap is of type NoneType", "float"), TypeError),
     "window an int": Wrong({"window": 4}, ("window is 4", "accepted: a pair"), TypeError),
     "window None": Wrong({"window": None}, ("window is None", "accepted: a pair"), TypeError),

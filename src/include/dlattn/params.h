@@ -6,6 +6,13 @@
 
 namespace dlattn {
 
+// What softmax_scale and softcap may be: their products with anything in fp32's range that a score
+// may be are told apart from 0 and from infinity.
+constexpr double kMinSoftmaxScale = 0x1p-126;  // 1.18e-38
+constexpr double kMaxSoftmaxScale = 0x1p126;   // 8.5e37
+constexpr double kMinSoftcap = 0x1p-100;       // 7.9e-31
+constexpr double kMaxSoftcap = 0x1p100;        // 1.27e30
+
 // One attention problem: out = softmax(score(q k^T)) v, per batch entry and head, where
 //   score = softcap(softmax_scale * q.k) - alibi_slope * |i + shift - j| + bias,
 // then -inf where causality, window or mask forbid the key, then softmax with the head's sink in
