@@ -8,20 +8,21 @@
 namespace dlattn::python {
 namespace {
 
-// Stands for memory that is not allocated yet; nothing is launched on it.
-void* unallocated() {
-  return reinterpret_cast<void*>(std::uintptr_t{256});
-}
+// Stand for memory that is not allocated yet, at addresses where no memory is and far from each
+// other; nothing is launched on it.
+constexpr std::uintptr_t kUnallocatedOut = std::uintptr_t{1} << 62;
+constexpr std::uintptr_t kUnallocatedLse = std::uintptr_t{1} << 63;
 
 // The problem of a call, with outputs as attention() would allocate them.
 Problem planned_problem(const AttentionCall& call) {
   Target target = make_target(call.q, "q");
   set_stream(call.stream, &target);
   Problem problem = read_problem(call, target);
-  const auto stand_in = [&](const char* name, const Shape& shape, dlpack::DLDataType dtype) {
+  const auto stand_in = [&](const char* name, std::uintptr_t address, const Shape& shape,
+                            dlpack::DLDataType dtype) {
     Tensor tensor;
     tensor.name = name;
-    tensor.data = unallocated();
+    tensor.data = reinterpret_cast<void*>(address);
     tensor.dtype = dtype;
     tensor.device = target.device;
     tensor.ndim = shape.ndim;
@@ -34,14 +35,15 @@ Problem planned_problem(const AttentionCall& call) {
     return tensor;
   };
   if (call.out.is_none()) {
-    set_out(stand_in("out", problem.out, to_dlpack(problem.params.dtype)), &problem);
+    set_out(stand_in("out", kUnallocatedOut, problem.out, to_dlpack(problem.params.dtype)),
+            &problem);
   } else {
     const Tensor out = import_tensor(call.out, "out", target, true);
     check_writable(out);
     set_out(out, &problem);
   }
   if (problem.return_lse)
-    set_lse(stand_in("lse", problem.lse, to_dlpack(DType::kFloat32)), &problem);
+    set_lse(stand_in("lse", kUnallocatedLse, problem.lse, to_dlpack(DType::kFloat32)), &problem);
   return problem;
 }
 

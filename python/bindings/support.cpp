@@ -2,7 +2,7 @@
 
 #include <nanobind/stl/string.h>
 
-#include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "dlattn/attention.h"
@@ -15,8 +15,10 @@ namespace {
 constexpr std::int64_t kSeqlen = 64;
 constexpr std::int64_t kHeads = 4;
 
-// What the pointers of made-up problems point to. Nothing reads it.
-alignas(16) std::byte memory[4 * 16];
+// Where the tensors of made-up problems would lie, apart from each other. Nothing is read there.
+void* memory(int tensor) {
+  return reinterpret_cast<void*>(std::uintptr_t(tensor + 1) << 40);
+}
 
 DType parse_dtype(const std::string& name) {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
@@ -43,10 +45,10 @@ DeviceInfo made_up_device(int compute_capability) {
 
 AttentionParams made_up_problem(DType dtype, std::int64_t head_dim) {
   AttentionParams p;
-  p.q = memory;
-  p.k = memory + 16;
-  p.v = memory + 32;
-  p.out = memory + 48;
+  p.q = memory(0);
+  p.k = memory(1);
+  p.v = memory(2);
+  p.out = memory(3);
   p.dtype = dtype;
   p.batch_size = 1;
   p.seqlen_q = p.seqlen_k = kSeqlen;
@@ -78,10 +80,10 @@ void add_feature(const std::string& feature, AttentionParams* p) {
   } else if (feature == "softcap") {
     p->softcap = 30.0;
   } else if (feature == "bias") {
-    p->bias = memory;
+    p->bias = memory(4);
     p->bias_col_stride = 1;
   } else if (feature == "mask") {
-    p->mask = reinterpret_cast<const std::uint8_t*>(memory);
+    p->mask = static_cast<const std::uint8_t*>(memory(4));
     p->mask_col_stride = 1;
   } else if (feature == "alibi_slopes") {
     p->alibi_slopes = floats;

@@ -1,10 +1,10 @@
 #include "core/validate.h"
 
-#include <cmath>
 #include <limits>
 
 #include "core/backend.h"
 #include "core/concat.h"
+#include "core/overlap.h"
 
 namespace dlattn::core {
 namespace {
@@ -132,9 +132,6 @@ void check_pointers(const AttentionParams& p) {
   if (!p.out) fail("out is null");
   if (rows_k > 0 && !p.k) fail("k is null");
   if (rows_k > 0 && !p.v) fail("v is null");
-  if (p.out == p.q || (rows_k > 0 && (p.out == p.k || p.out == p.v))) {
-    fail("out shares its memory with an input; it needs memory of its own");
-  }
 }
 
 void check_scores(const AttentionParams& p) {
@@ -193,6 +190,125 @@ void check_varlen(const AttentionParams& p) {
   if (p.device.type == DeviceType::kCpu) cpu::validate_varlen(p);
 }
 
+struct Named {
+  const char* name;
+  Region region;
+};
+
+void check_own_memory(const Named& output, const Named& other) {
+  if (disjoint(output.region, other.region)) return;
+  fail(
+      output.name, " shares memory with ", other.name,
+      "; accepted: memory of its own, or a slice of the same buffer whose strides show that it has "
+      "no element in common");
+}
+
+void check_own_memory(const AttentionParams& p) {
+  const bool varlen = p.cu_seqlens_q != nullptr;
+  const std::int64_t batch = varlen ? 1 : p.batch_size;
+  const std::int64_t rows_q = varlen ? p.total_q : p.seqlen_q;
+  const std::int64_t rows_k = varlen ? p.total_k : p.seqlen_k;
+  const std::int64_t bytes = size_of(p.dtype);
+  const Named out = {"out",
+                     {p.out,
+                      bytes,
+                      p.head_dim_v,
+                      {batch, rows_q, p.num_heads, 1},
+                      {p.out_batch_stride, p.out_row_stride, p.out_head_stride, 0}}};
+  const Named lse = {"lse",
+                     {p.lse,
+                      4,
+                      rows_q,
+                      {batch, p.num_heads, 1, 1},
+                      {p.lse_batch_stride, p.lse_head_stride, 0, 0}}};
+  const auto check = [&](const char* name, const Region& input) {
+    check_own_memory(out, {name, input});
+    if (p.lse) check_own_memory(lse, {name, input});
+  };
+  if (p.lse) check_own_memory(out, lse);
+  check("q", {p.q,
+              bytes,
+              p.head_dim,
+              {batch, rows_q, p.num_heads, 1},
+              {p.q_batch_stride, p.q_row_stride, p.q_head_stride, 0}});
+  check("k", {p.k,
+              bytes,
+              p.head_dim,
+              {batch, rows_k, p.num_heads_kv, 1},
+              {p.k_batch_stride, p.k_row_stride, p.k_head_stride, 0}});
+  check("v", {p.v,
+              bytes,
+              p.head_dim_v,
+              {batch, rows_k, p.num_heads_kv, 1},
+              {p.v_batch_stride, p.v_row_stride, p.v_head_stride, 0}});
+  const std::int64_t scores[4] = {p.batch_size, p.num_heads, p.seqlen_q, p.seqlen_k};
+  if (p.bias) {
+    check("bias",
+          {p.bias,
+           size_of(p.bias_dtype),
+           1,
+           {scores[0], scores[1], scores[2], scores[3]},
+           {p.bias_batch_stride, p.bias_head_stride, p.bias_row_stride, p.bias_col_stride}});
+  }
+  if (p.mask) {
+    check("mask",
+          {p.mask,
+           1,
+           1,
+           {scores[0], scores[1], scores[2], scores[3]},
+           {p.mask_batch_stride, p.mask_head_stride, p.mask_row_stride, p.mask_col_stride}});
+  }
+  if (p.alibi_slopes) {
+    check("alibi_slopes", {p.alibi_slopes,
+                           4,
+                           1,
+                           {p.batch_size, p.num_heads, 1, 1},
+                           {p.alibi_batch_stride, p.alibi_head_stride, 0, 0}});
+  }
+  if (p.sinks) check("sinks", {p.sinks, 4, 1, {p.num_heads, 1, 1, 1}, {p.sinks_stride, 0, 0, 0}});
+  const auto check_list = [&](const char* name, const std::int32_t* list, std::int64_t count) {
+    if (list) check(name, {list, 4, count, {1, 1, 1, 1}, {}});
+  };
+  check_list("cu_seqlens_q", p.cu_seqlens_q, p.batch_size + 1);
+  check_list("cu_seqlens_k", p.cu_seqlens_k, p.batch_size + 1);
+  check_list("seqused_k", p.seqused_k, p.batch_size);
+}
+
+void check_own_memory(const MergeParams& p) {
+  const Named out = {"out",
+                     {p.out,
+                      size_of(p.dtype),
+                      p.head_dim_v,
+                      {p.batch_size, p.seqlen_q, p.num_heads, 1},
+                      {p.out_batch_stride, p.out_row_stride, p.out_head_stride, 0}}};
+  const Named lse = {"lse",
+                     {p.lse,
+                      4,
+                      p.seqlen_q,
+                      {p.batch_size, p.num_heads, 1, 1},
+                      {p.lse_batch_stride, p.lse_head_stride, 0, 0}}};
+  check_own_memory(out, lse);
+  for (int n = 0; n < p.num_states; ++n) {
+    const Named inputs[] = {
+        {"outs",
+         {p.outs[n],
+          size_of(p.dtype),
+          p.head_dim_v,
+          {p.batch_size, p.seqlen_q, p.num_heads, 1},
+          {p.outs_batch_stride[n], p.outs_row_stride[n], p.outs_head_stride[n], 0}}},
+        {"lses",
+         {p.lses[n],
+          4,
+          1,
+          {p.batch_size, p.num_heads, p.seqlen_q, 1},
+          {p.lses_batch_stride[n], p.lses_head_stride[n], p.lses_row_stride[n], 0}}}};
+    for (const Named& input : inputs) {
+      check_own_memory(out, input);
+      check_own_memory(lse, input);
+    }
+  }
+}
+
 }  // namespace
 
 void validate(const AttentionParams& params) {
@@ -202,6 +318,7 @@ void validate(const AttentionParams& params) {
   check_addresses(params);
   check_layouts(params);
   check_scores(params);
+  check_own_memory(params);
 }
 
 void validate(const MergeParams& p) {
@@ -231,6 +348,7 @@ void validate(const MergeParams& p) {
                       {p.out_batch_stride, p.out_row_stride, p.out_head_stride});
   check_output_layout("lse", p.seqlen_q, {p.batch_size, p.num_heads, 1},
                       {p.lse_batch_stride, p.lse_head_stride, 0});
+  check_own_memory(p);
 }
 
 }  // namespace dlattn::core

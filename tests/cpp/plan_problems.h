@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "devices.h"
@@ -15,13 +16,15 @@ inline std::vector<DeviceInfo> gpus() {
           gpu("A100", 8, 0, 108, 166912), gpu("H200", 9, 0, 132, 232448)};
 }
 
-alignas(16) inline char memory[4096];
+// Where the tensors of made-up problems would lie, this far apart. Nothing is read there.
+inline char* const memory = reinterpret_cast<char*>(std::uintptr_t{1} << 60);
+constexpr std::int64_t kApart = std::int64_t{1} << 56;
 
 // Shape (2, 2048, 8, head_dim), contiguous bshd, at 16-byte aligned addresses.
 inline AttentionParams problem(DType dtype, std::int64_t head_dim) {
   AttentionParams p;
   p.device = {DeviceType::kCuda, 0};
-  p.q = memory, p.k = memory + 1024, p.v = memory + 2048, p.out = memory + 3072;
+  p.q = memory, p.k = memory + kApart, p.v = memory + 2 * kApart, p.out = memory + 3 * kApart;
   p.dtype = dtype;
   p.batch_size = 2, p.seqlen_q = p.seqlen_k = 2048, p.num_heads = p.num_heads_kv = 8;
   p.head_dim = p.head_dim_v = head_dim;

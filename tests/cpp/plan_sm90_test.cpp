@@ -114,7 +114,7 @@ void refused() {
     CHECK(dlattn::plan(p, h200).kernel == Kernel::kWmma);  // it goes elsewhere by itself
   }
   AttentionParams odd = problem(DType::kFloat16, 64);
-  odd.out = memory + 8;
+  odd.out = memory + 3 * test::kApart + 8;
   const Support support = supported(odd, h200, force(Kernel::kSm90));
   CHECK(!support.ok && support.reasons[0].find("sm90: out begins at ") == 0);
   CHECK(support.reasons[0].find("; accepted: multiples of 16 bytes") != std::string::npos);

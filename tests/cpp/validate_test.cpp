@@ -11,15 +11,24 @@ using namespace dlattn;
 
 namespace {
 
-// Never read: validation looks at addresses only.
-alignas(16) char memory[64];
+// Where tensors would lie, this far apart. Never read: validation looks at addresses only.
+char* const memory = reinterpret_cast<char*>(std::uintptr_t{1} << 40);
+constexpr std::int64_t kApart = 1 << 20;
 float lse[64];
 float numbers[8];
 const std::int32_t used[2] = {1, 1};
 
+const std::string kNothing = "(nothing thrown)";
+const std::string kShared =
+    "; accepted: memory of its own, or a slice of the same buffer whose strides show that it has "
+    "no element in common";
+const std::string kOdd =
+    "outs: its address is 3 byte(s) past a multiple of 4; accepted: multiples of the element's "
+    "size";
+
 AttentionParams good() {
   AttentionParams p;
-  p.q = memory, p.k = memory + 16, p.v = memory + 32, p.out = memory + 48;
+  p.q = memory, p.k = memory + kApart, p.v = memory + 2 * kApart, p.out = memory + 3 * kApart;
   p.dtype = DType::kFloat32;
   p.batch_size = 2, p.seqlen_q = 3, p.seqlen_k = 5, p.num_heads = 4, p.num_heads_kv = 2;
   p.head_dim = 8, p.head_dim_v = 8;
@@ -50,7 +59,7 @@ void refuses(Change change, const std::string& message, AttentionParams p = good
 template <typename Change>
 void accepts(Change change, AttentionParams p = good()) {
   change(p);
-  CHECK_THROWS(core::validate(p), UnsupportedError, "(nothing thrown)");
+  CHECK_THROWS(core::validate(p), UnsupportedError, kNothing);
 }
 
 void sizes() {
@@ -134,19 +143,15 @@ void pointers() {
   const std::string past =
       ": its address is 2 byte(s) past a multiple of 4; accepted: multiples of the element's size";
   refuses([](auto& p) { p.q = memory + 2; }, "q" + past);
-  refuses([](auto& p) { p.k = memory + 18; }, "k" + past);
-  refuses([](auto& p) { p.v = memory + 34; }, "v" + past);
-  refuses([](auto& p) { p.out = memory + 50; }, "out" + past);
+  refuses([](auto& p) { p.k = memory + kApart + 2; }, "k" + past);
+  refuses([](auto& p) { p.v = memory + 2 * kApart + 2; }, "v" + past);
+  refuses([](auto& p) { p.out = memory + 3 * kApart + 2; }, "out" + past);
   refuses([](auto& p) { p.lse = reinterpret_cast<float*>(memory + 2); }, "lse" + past);
   refuses([](auto& p) { p.bias = memory + 2; }, "bias" + past);
   refuses([](auto& p) { p.alibi_slopes = reinterpret_cast<const float*>(memory + 2); },
           "alibi_slopes" + past);
   refuses([](auto& p) { p.sinks = reinterpret_cast<const float*>(memory + 2); }, "sinks" + past);
   accepts([](auto& p) { p.dtype = DType::kFloat16, p.q = memory + 2; });
-  const char* shared = "out shares its memory with an input; it needs memory of its own";
-  refuses([](auto& p) { p.q = p.out; }, shared);
-  refuses([](auto& p) { p.k = p.out; }, shared);
-  refuses([](auto& p) { p.v = p.out; }, shared);
   accepts([](auto& p) { p.batch_size = 0, p.q = p.k = p.v = p.out = nullptr; });
 }
 
@@ -154,15 +159,15 @@ void scores() {
   const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
   for (const auto& [value, text] : {std::pair<double, std::string>{0.0, "0"},
                                     {-0.5, "-0.5"},
+                                    {1e-46, "1e-46"},
+                                    {0x1.fffffffffffffp-127, "1.17549e-38"},
+                                    {0x1.0000000000001p126, "8.50706e+37"},
+                                    {2.4e38, "2.4e+38"},
                                     {nan, "nan"},
                                     {inf, "inf"},
                                     {-inf, "-inf"}}) {
     const double v = value;
     refuses([v](auto& p) { p.softmax_scale = v; },
-                                    {1e-46, "1e-46"},
-                                    {0x1.fffffffffffffp-127, "1.17549e-38"},
-                                    {0x1.0000000000001p126, "8.50706e+37"},
-                                    {2.4e38, "2.4e+38"},
             "softmax_scale is " + text + "; accepted: 1.18e-38 to 8.5e37 (2^-126 to 2^126)");
     if (v == 0.0) continue;
     refuses(
@@ -246,17 +251,17 @@ void varlen() {
 }
 
 MergeParams good_merge() {
-  static float numbers[256];
+  const auto numbers = [](int n) { return reinterpret_cast<float*>(memory + n * kApart); };
   MergeParams p;
   p.num_states = 2;
   p.dtype = DType::kFloat32;
   p.batch_size = 2, p.seqlen_q = 3, p.num_heads = 4, p.head_dim_v = 8;
   for (int n = 0; n < 2; ++n) {
-    p.outs[n] = numbers, p.lses[n] = numbers;
+    p.outs[n] = numbers(n), p.lses[n] = numbers(2 + n);
     p.outs_batch_stride[n] = 96, p.outs_row_stride[n] = 32, p.outs_head_stride[n] = 8;
     p.lses_batch_stride[n] = 12, p.lses_head_stride[n] = 3, p.lses_row_stride[n] = 1;
   }
-  p.out = numbers + 1, p.lse = numbers;
+  p.out = numbers(4), p.lse = numbers(5);
   p.out_batch_stride = 96, p.out_row_stride = 32, p.out_head_stride = 8;
   p.lse_batch_stride = 12, p.lse_head_stride = 3;
   return p;
@@ -270,7 +275,7 @@ void merge_refuses(Change change, const std::string& message) {
 }
 
 void merges() {
-  merge_refuses([](auto&) {}, "(nothing thrown)");
+  merge_refuses([](auto&) {}, kNothing);
   merge_refuses([](auto& p) { p.num_states = 0; }, "outs holds 0 parts; accepted: 1 to 32");
   merge_refuses([](auto& p) { p.num_states = 33; }, "outs holds 33 parts; accepted: 1 to 32");
   merge_refuses([](auto& p) { p.batch_size = -1; }, "batch_size is -1; accepted: at least 0");
@@ -297,6 +302,16 @@ void merges() {
                 "lses: the stride of dimension num_heads" + end);
   merge_refuses([](auto& p) { p.lses_row_stride[1] = -1; },
                 "lses: the stride of dimension seqlen" + end);
+  const auto shared = [](const std::string& output, const std::string& input) {
+    return output + " shares memory with " + input + kShared;
+  };
+  merge_refuses([](auto& p) { p.out = const_cast<void*>(p.outs[1]); }, shared("out", "outs"));
+  merge_refuses([](auto& p) { p.outs[1] = static_cast<char*>(p.out) + 767; }, kOdd);
+  merge_refuses([](auto& p) { p.outs[1] = static_cast<char*>(p.out) + 764; },
+                shared("out", "outs"));
+  merge_refuses([](auto& p) { p.outs[1] = static_cast<char*>(p.out) + 768; }, kNothing);
+  merge_refuses([](auto& p) { p.lse = const_cast<float*>(p.lses[0]); }, shared("lse", "lses"));
+  merge_refuses([](auto& p) { p.lse = static_cast<float*>(p.out); }, shared("out", "lse"));
   merge_refuses([](auto& p) { p.out_head_stride = 7; },
                 "out: a stride of 7 elements makes elements share memory; out needs strides of at "
                 "least 8 there");

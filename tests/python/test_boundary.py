@@ -78,6 +78,20 @@ def test_out_is_written_in_place(framework):
     assert framework.pointer(out) == before and np.isfinite(to_float64(out)).all()
 
 
+@pytest.mark.parametrize("layout", ["bs4hd", "bsh4d", "b4shd", "4bshd"])
+def test_out_may_be_a_slice_of_the_buffer_of_q_k_and_v(layout):
+    """As a model with one buffer for all has it: no element is in two of the slices."""
+    sizes = {"b": 2, "s": 5, "4": 4, "h": 3, "d": 8}
+    buffer = normal(*(sizes[dim] for dim in layout))
+    q, k, v, out = np.moveaxis(buffer, layout.index("4"), 0)
+    before = buffer.copy()
+    copies = q.copy(), k.copy(), v.copy()
+    assert dlattn.attention(q, k, v, out=out) is out
+    assert_attention(out, *copies)
+    np.moveaxis(before, layout.index("4"), 0)[3] = out
+    np.testing.assert_array_equal(buffer, before)
+
+
 def test_jax_takes_the_result_over_without_a_copy(monkeypatch):
     jax = FRAMEWORKS["jax"]()
     pointers = []

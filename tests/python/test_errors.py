@@ -39,6 +39,25 @@ def odd_address() -> np.ndarray:
     return np.frombuffer(memory, dtype=Q.dtype, offset=1).reshape(Q.shape)
 
 
+def shifted_out(elements: int) -> dict[str, np.ndarray]:
+    """q, and an out that begins so many elements after it in the same memory."""
+    memory = normal(Q.size + abs(elements))
+    start_q, start_out = max(0, -elements), max(0, elements)
+    return {
+        "q": memory[start_q : start_q + Q.size].reshape(Q.shape),
+        "out": memory[start_out : start_out + Q.size].reshape(Q.shape),
+    }
+
+
+def out_about(name: str, shape: tuple[int, ...], start: int) -> dict[str, np.ndarray]:
+    """An input that begins so many elements after out begins, in the same memory."""
+    memory = normal(Q.size + math.prod(shape))
+    return {
+        "out": memory[: Q.size].reshape(Q.shape),
+        name: memory[start : start + math.prod(shape)].reshape(shape),
+    }
+
+
 WRONG = {
     # no tensors
     "q a list": Wrong({"q": [[1.0]]}, ("q is of type list", "torch", "NumPy"), TypeError),
@@ -221,7 +240,19 @@ WRONG = {
         {"out": np.lib.stride_tricks.as_strided(poisoned(8), (2, 5, 4, 8), (0, 0, 0, 4))},
         ("out: a stride of 0", "at least 8"),
     ),
-    "out that is q": Wrong({"out": Q}, ("out shares its memory with an input", "of its own")),
+    "out that is q": Wrong({"out": Q}, ("out shares memory with q", "accepted: memory of its own")),
+    "out that begins within q": Wrong(
+        shifted_out(1), ("out shares memory with q", "accepted: memory of its own")
+    ),
+    "out that ends within q": Wrong(
+        shifted_out(-1), ("out shares memory with q", "accepted: memory of its own")
+    ),
+    "out within bias": Wrong(
+        out_about("bias", (2, 4, 5, 7), 319), ("out shares memory with bias", "accepted")
+    ),
+    "out within sinks": Wrong(
+        out_about("sinks", (4,), 90), ("out shares memory with sinks", "accepted")
+    ),
     "out no tensor": Wrong({"out": True}, ("out is of type bool", "accepted"), TypeError),
     # options
     "layout unknown": Wrong({"layout": "sbhd"}, ("layout is 'sbhd'", '"bshd" or "bhsd"')),
