@@ -12,26 +12,25 @@ Outcome compute(const AttentionCall& call, const Target& target, Held* held) {
   const AttentionParams& params = problem.params;
 
   std::optional<Allocation> out;
-  Tensor given;
   if (call.out.is_none()) {
     out.emplace(allocate(target, "out", problem.out.sizes, problem.out.ndim, params.dtype));
+    set_out(out->tensor, &problem);
   } else {
     if (target.type->deferred) unsupported("out: JAX arrays are immutable; accepted: None");
-    given = import_tensor(call.out, "out", target, true);
-    check_writable(given);
+    set_out(take_in_out(call.out, target, &problem), &problem);
   }
-  set_out(out ? out->tensor : given, &problem);
   std::optional<Allocation> lse;
   if (problem.return_lse) {
     lse.emplace(allocate(target, "lse", problem.lse.sizes, problem.lse.ndim, DType::kFloat32));
     set_lse(lse->tensor, &problem);
   }
+  check_unchanged(problem.tensors, problem.tensors + problem.num_tensors);
   {
     nb::gil_scoped_release unlocked;
     forward(params, target.stream, problem.options);
   }
   if (held) {
-    for (int i = 0; i < problem.num_inputs; ++i) held->push_back(problem.inputs[i].owner);
+    for (int i = 0; i < problem.num_tensors; ++i) held->push_back(problem.tensors[i].owner);
     held->push_back(out->tensor.owner);
     if (lse) held->push_back(lse->tensor.owner);
   }

@@ -118,6 +118,7 @@ const TensorType& tensor_type(nb::handle object, const char* name) {
   const std::string kind = text(nb::object(made->adapter.attr("name")));
   made->torch = kind == "torch";
   made->numpy = kind == "numpy";
+  made->plain = made->numpy && type.is(frameworks().attr("np").attr("ndarray"));
   made->deferred = kind == "jax";
   made->api = find_exchange_api(type, *made);
   Py_INCREF(type.ptr());  // a cached address must not be taken over by another type
@@ -163,8 +164,10 @@ void set_stream(nb::handle stream, Target* target) {
   }
 }
 
-Tensor import_tensor(nb::handle object, const char* name, const Target& target, bool to_write) {
-  const TensorType& type = tensor_type(object, name);
+namespace {
+
+Tensor take_in(nb::handle object, const TensorType& type, const char* name, const Target& target,
+               bool to_write) {
   if (type.numpy) {
     check_device(name, {}, target);
     return from_array_struct(object, name);
@@ -192,6 +195,15 @@ Tensor import_tensor(nb::handle object, const char* name, const Target& target, 
       exported(object, name, [&] { return frameworks().attr("export")(object, stream); });
   Tensor tensor = from_capsule(capsule, name);
   check_device(name, tensor.device, target);
+  return tensor;
+}
+
+}  // namespace
+
+Tensor import_tensor(nb::handle object, const char* name, const Target& target, bool to_write) {
+  const TensorType& type = tensor_type(object, name);
+  Tensor tensor = take_in(object, type, name, target, to_write);
+  tensor.may_run_code = !type.plain;
   return tensor;
 }
 

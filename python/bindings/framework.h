@@ -16,6 +16,7 @@ struct TensorType {
   nb::object adapter;                        // dlattn._frameworks.Framework
   bool torch = false;     // has autograd, conjugate and negative bits to look out for
   bool numpy = false;     // read through __array_struct__
+  bool plain = false;     // numpy.ndarray itself: reading it runs no Python code
   bool deferred = false;  // tells its stream only while it takes the result in: JAX on a GPU
 };
 

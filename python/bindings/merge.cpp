@@ -9,15 +9,19 @@ namespace {
 
 constexpr dlpack::DLDataType kFloat32{dlpack::kFloat, 32, 1};
 
-// The parts of `outs` or `lses`: the tensors of a list, or the slices of a stacked tensor.
-std::vector<Tensor> import_parts(nb::handle parts, const char* name, const Target& target) {
+// The parts of `outs` or `lses`: the tensors of a tuple, or the slices of a stacked tensor. What
+// was taken in for them is added to `taken`.
+std::vector<Tensor> import_parts(nb::handle parts, const char* name, const Target& target,
+                                 std::vector<Tensor>* taken) {
   std::vector<Tensor> tensors;
-  if (PyList_Check(parts.ptr()) || PyTuple_Check(parts.ptr())) {
-    for (const nb::handle part : nb::borrow<nb::object>(parts))
+  if (PyTuple_CheckExact(parts.ptr())) {
+    for (const nb::handle part : nb::borrow<nb::tuple>(parts))
       tensors.push_back(import_tensor(part, name, target));
+    taken->insert(taken->end(), tensors.begin(), tensors.end());
     return tensors;
   }
   const Tensor stacked = import_tensor(parts, name, target);
+  taken->push_back(stacked);
   if (stacked.ndim == 0)
     unsupported(name, " has no dimensions; accepted: a list, or a stack along dimension 0");
   const std::int64_t count = std::min<std::int64_t>(stacked.shape[0], kMaxMergeStates + 1);
@@ -34,17 +38,27 @@ std::vector<Tensor> import_parts(nb::handle parts, const char* name, const Targe
   return tensors;
 }
 
+// A stacked tensor, or a tuple of the parts that are in the list now: a list may be changed by any
+// Python code that runs, and by other threads.
+nb::object hold_parts(nb::handle parts) {
+  if (!PyList_Check(parts.ptr()) && !PyTuple_Check(parts.ptr())) return nb::borrow(parts);
+  nb::object held = nb::steal<nb::object>(PySequence_Tuple(parts.ptr()));
+  if (!held.is_valid()) throw nb::python_error();
+  return held;
+}
+
 // The tensor that decides framework and device.
 nb::object first_part(nb::handle parts) {
-  if (!PyList_Check(parts.ptr()) && !PyTuple_Check(parts.ptr())) return nb::borrow(parts);
+  if (!PyTuple_CheckExact(parts.ptr())) return nb::borrow(parts);
   if (nb::len(parts) == 0) unsupported("outs is empty; accepted: 1 to ", kMaxMergeStates, " parts");
   return parts[0];
 }
 
 Outcome compute(nb::handle outs_object, nb::handle lses_object, Layout layout, const Target& target,
                 Held* held) {
-  const std::vector<Tensor> outs = import_parts(outs_object, "outs", target);
-  const std::vector<Tensor> lses = import_parts(lses_object, "lses", target);
+  std::vector<Tensor> taken;
+  const std::vector<Tensor> outs = import_parts(outs_object, "outs", target, &taken);
+  const std::vector<Tensor> lses = import_parts(lses_object, "lses", target, &taken);
   if (outs.empty() || outs.size() > kMaxMergeStates) {
     unsupported("outs holds ", outs.size(),
                 outs.size() > kMaxMergeStates ? " parts or more" : " parts", "; accepted: 1 to ",
@@ -96,14 +110,13 @@ Outcome compute(nb::handle outs_object, nb::handle lses_object, Layout layout, c
   p.lse = static_cast<float*>(lse.tensor.data);
   p.lse_batch_stride = lse.tensor.strides[0];
   p.lse_head_stride = lse.tensor.strides[1];
+  check_unchanged(taken.data(), taken.data() + taken.size());
   {
     nb::gil_scoped_release unlocked;
     dlattn::merge_states(p, target.stream);
   }
   if (held) {
-    for (const std::vector<Tensor>* tensors : {&outs, &lses}) {
-      for (const Tensor& tensor : *tensors) held->push_back(tensor.owner);
-    }
+    for (const Tensor& tensor : taken) held->push_back(tensor.owner);
     held->push_back(out.tensor.owner);
     held->push_back(lse.tensor.owner);
   }
@@ -114,10 +127,12 @@ Outcome compute(nb::handle outs_object, nb::handle lses_object, Layout layout, c
 
 nb::object merge_states(nb::handle outs, nb::handle lses, nb::handle layout, nb::handle stream) {
   const Layout parsed = parse_layout(layout);
-  const nb::object first = first_part(outs);
+  const nb::object held_outs = hold_parts(outs);
+  const nb::object held_lses = hold_parts(lses);
+  const nb::object first = first_part(held_outs);
   Target target = make_target(first, "outs");
   return run_on(target, stream, [&](const Target& settled, Held* held) {
-    return compute(outs, lses, parsed, settled, held);
+    return compute(held_outs, held_lses, parsed, settled, held);
   });
 }
 

@@ -1,7 +1,6 @@
 #include "options.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -121,11 +120,6 @@ double parse_number(nb::handle value, const char* name) {
     unsupported(name, " is ", repr_text(value), "; accepted: a finite number");
   }
   return result;
-}
-
-double parse_scale(nb::handle value, std::int64_t head_dim) {
-  if (value.is_none()) return 1.0 / std::sqrt(static_cast<double>(head_dim > 0 ? head_dim : 1));
-  return parse_number(value, "softmax_scale");
 }
 
 std::int64_t parse_count(nb::handle value, const char* name) {

@@ -17,8 +17,7 @@ Causal parse_causal(nb::handle value);
 void parse_kernel(nb::handle value, Options* options);
 bool parse_flag(nb::handle value, const char* name);
 double parse_number(nb::handle value, const char* name);
-double parse_scale(nb::handle value, std::int64_t head_dim);   // None: 1 / sqrt(head_dim)
-std::int64_t parse_count(nb::handle value, const char* name);  // an int >= 0
+std::int64_t parse_count(nb::handle value, const char* name);                  // an int >= 0
 void parse_window(nb::handle value, std::int64_t* left, std::int64_t* right);  // -1: unlimited
 
 // A CUDA stream: an int, or an object with cuda_stream (torch), ptr (CuPy) or __cuda_stream__ (CUDA

@@ -1,5 +1,6 @@
 #include "problem.h"
 
+#include <cmath>
 #include <string>
 
 #include "errors.h"
@@ -11,12 +12,6 @@ constexpr char kDTypes[] = "float16, bfloat16, float32, float64";
 constexpr dlpack::DLDataType kFloat32{dlpack::kFloat, 32, 1};
 constexpr dlpack::DLDataType kInt32{dlpack::kInt, 32, 1};
 constexpr dlpack::DLDataType kBool{dlpack::kBool, 8, 1};
-
-Tensor& take_in(nb::handle object, const char* name, const Target& target, Problem* problem) {
-  Tensor& tensor = problem->inputs[problem->num_inputs++];
-  tensor = import_tensor(object, name, target);
-  return tensor;
-}
 
 void check_dtype(const Tensor& tensor, dlpack::DLDataType accepted) {
   if (same(tensor.dtype, accepted)) return;
@@ -105,18 +100,22 @@ const std::int32_t* read_int32s(nb::handle object, const char* name, std::int64_
     if (tensor.shape[0] == 0) unsupported(name, " is empty; accepted: shape ", dims);
   }
   check_last_stride(tensor);
-  return static_cast<const std::int32_t*>(tensor.data);
+  const auto* numbers = static_cast<const std::int32_t*>(tensor.data);
+  if (target.device.type != DeviceType::kCpu) return numbers;
+  // Room for all three at once, as the first ones must stay where they are.
+  std::vector<std::int32_t>& copies = problem->sequences;
+  if (copies.empty()) copies.reserve(3 * static_cast<std::size_t>(tensor.shape[0]));
+  copies.insert(copies.end(), numbers, numbers + tensor.shape[0]);
+  return copies.data() + copies.size() - tensor.shape[0];
 }
 
 void read_sequences(const AttentionCall& call, const Target& target, Problem* problem) {
   AttentionParams& p = problem->params;
   p.cu_seqlens_q =
       read_int32s(call.cu_seqlens_q, "cu_seqlens_q", -1, "(batch + 1,)", target, problem);
-  p.batch_size = problem->inputs[problem->num_inputs - 1].shape[0] - 1;
+  p.batch_size = problem->tensors[problem->num_tensors - 1].shape[0] - 1;
   p.cu_seqlens_k = read_int32s(call.cu_seqlens_k, "cu_seqlens_k", p.batch_size + 1, "(batch + 1,)",
                                target, problem);
-  p.seqlen_q = parse_count(call.max_seqlen_q, "max_seqlen_q");
-  p.seqlen_k = parse_count(call.max_seqlen_k, "max_seqlen_k");
   if (!call.seqused_k.is_none()) {
     p.seqused_k =
         read_int32s(call.seqused_k, "seqused_k", p.batch_size, "(batch,)", target, problem);
@@ -209,9 +208,15 @@ void check_last_stride(const Tensor& tensor) {
               "; accepted: 1 (elements of a row side by side)");
 }
 
-void check_writable(const Tensor& tensor) {
-  if (tensor.read_only)
-    unsupported(tensor.name, " is read-only; accepted: a tensor that can be written");
+const Tensor& take_in(nb::handle object, const char* name, const Target& target, Problem* problem) {
+  return problem->tensors[problem->num_tensors++] = import_tensor(object, name, target);
+}
+
+const Tensor& take_in_out(nb::handle out, const Target& target, Problem* problem) {
+  Tensor& tensor = problem->tensors[problem->num_tensors++];
+  tensor = import_tensor(out, "out", target, true);
+  if (tensor.read_only) unsupported("out is read-only; accepted: a tensor that can be written");
+  return tensor;
 }
 
 Problem read_problem(const AttentionCall& call, const Target& target) {
@@ -225,8 +230,18 @@ Problem read_problem(const AttentionCall& call, const Target& target) {
   p.causal = parse_causal(call.causal);
   p.softcap = parse_number(call.softcap, "softcap");
   parse_window(call.window, &p.window_left, &p.window_right);
+  if (!call.softmax_scale.is_none()) {
+    p.softmax_scale = parse_number(call.softmax_scale, "softmax_scale");
+  }
+  if (call.varlen()) {
+    p.seqlen_q = parse_count(call.max_seqlen_q, "max_seqlen_q");
+    p.seqlen_k = parse_count(call.max_seqlen_k, "max_seqlen_k");
+  }
+  // From here on tensors are held, so numbers, which may be of any class, have been read before.
   read_qkv(call, target, &problem);
-  p.softmax_scale = parse_scale(call.softmax_scale, p.head_dim);
+  if (call.softmax_scale.is_none()) {
+    p.softmax_scale = 1.0 / std::sqrt(static_cast<double>(p.head_dim > 0 ? p.head_dim : 1));
+  }
   if (call.varlen()) read_sequences(call, target, &problem);
   if (!call.bias.is_none()) read_bias(call, target, &problem);
   if (!call.mask.is_none()) read_mask(call, target, &problem);

@@ -2,6 +2,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <vector>
+
 #include "dlattn/attention.h"
 #include "framework.h"
 #include "options.h"
@@ -37,11 +39,19 @@ struct Problem {
   bool return_lse = false;
   Shape out;  // of the caller's out and lse
   Shape lse;
-  Tensor inputs[10];  // in the order they came in, for the memory they own
-  int num_inputs = 0;
+  Tensor tensors[11];  // of the caller's, in the order they came in: inputs, then a given out
+  int num_tensors = 0;
+  // On the CPU, copies of cu_seqlens_q, cu_seqlens_k and seqused_k: what was checked must be what
+  // is used, whoever writes to the caller's arrays meanwhile.
+  std::vector<std::int32_t> sequences;
 };
 
 Problem read_problem(const AttentionCall& call, const Target& target);
+
+// Takes in a tensor of the caller's; the reference is good as long as the problem.
+const Tensor& take_in(nb::handle object, const char* name, const Target& target, Problem* problem);
+// The same of one to write to; throws if it may not be written.
+const Tensor& take_in_out(nb::handle out, const Target& target, Problem* problem);
 
 void set_out(const Tensor& out, Problem* problem);  // checks shape, dtype and writability
 void set_lse(const Tensor& lse, Problem* problem);
@@ -56,6 +66,5 @@ const char* dims_text(Layout layout);
 void check_rank(const Tensor& tensor, int ndim, const char* dims);
 void check_shape(const Tensor& tensor, const Shape& shape, const char* dims);
 void check_last_stride(const Tensor& tensor);
-void check_writable(const Tensor& tensor);
 
 }  // namespace dlattn::python

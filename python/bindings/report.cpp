@@ -38,9 +38,7 @@ Problem planned_problem(const AttentionCall& call) {
     set_out(stand_in("out", kUnallocatedOut, problem.out, to_dlpack(problem.params.dtype)),
             &problem);
   } else {
-    const Tensor out = import_tensor(call.out, "out", target, true);
-    check_writable(out);
-    set_out(out, &problem);
+    set_out(take_in_out(call.out, target, &problem), &problem);
   }
   if (problem.return_lse)
     set_lse(stand_in("lse", kUnallocatedLse, problem.lse, to_dlpack(DType::kFloat32)), &problem);

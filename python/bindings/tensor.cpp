@@ -1,5 +1,6 @@
 #include "tensor.h"
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 
@@ -60,7 +61,10 @@ void set_layout(Tensor* tensor, int ndim, const std::int64_t* shape, const std::
   } else {
     std::memcpy(tensor->strides, strides, sizeof(std::int64_t) * ndim);
   }
-  if (elements > 0 && !tensor->data) wrong_type(tensor->name, ": its exporter gave a null pointer");
+  if (elements > 0 && !tensor->data) {
+    wrong_type(tensor->name, ": its exporter gave a null pointer; accepted: memory of ", elements,
+               " element(s), which tensors that are being traced or transformed lack");
+  }
 }
 
 void read(const dlpack::DLTensor& from, Tensor* tensor) {
@@ -227,6 +231,8 @@ Tensor from_exchange_api(const dlpack::ExchangeApi& api, nb::handle object, cons
     dlpack::DLTensor borrowed{};
     if (api.export_borrowed(object.ptr(), &borrowed)) throw nb::python_error();
     read(borrowed, &tensor);
+    tensor.lender = object;
+    tensor.api = &api;
     return tensor;
   }
   dlpack::ManagedTensorVersioned* managed = nullptr;
@@ -275,7 +281,36 @@ Tensor from_array_struct(nb::handle array, const char* name) {
     }
   }
   set_layout(&tensor, interface->nd, shape, strides);
+  tensor.lender = array;
   return tensor;
+}
+
+namespace {
+
+void check_unchanged(const Tensor& tensor) {
+  const Tensor now = tensor.api ? from_exchange_api(*tensor.api, tensor.lender, tensor.name, false)
+                                : from_array_struct(tensor.lender, tensor.name);
+  bool same_layout = now.ndim == tensor.ndim;
+  for (int i = 0; i < tensor.ndim && same_layout; ++i) {
+    same_layout = now.shape[i] == tensor.shape[i] && now.strides[i] == tensor.strides[i];
+  }
+  if (same_layout && now.data == tensor.data && same(now.dtype, tensor.dtype) &&
+      same(now.device, tensor.device)) {
+    return;
+  }
+  unsupported(tensor.name,
+              " was given other memory while the call's other arguments were read; accepted: a "
+              "tensor that stays as it is during the call");
+}
+
+}  // namespace
+
+void check_unchanged(const Tensor* first, const Tensor* last) {
+  const bool code_ran = std::any_of(first, last, [](const Tensor& t) { return t.may_run_code; });
+  for (; first != last; ++first) {
+    // Asking an array again takes NumPy a while, an exchange API next to none.
+    if (first->lender.is_valid() && (first->api || code_ran)) check_unchanged(*first);
+  }
 }
 
 Tensor from_capsule(const nb::object& capsule, const char* name) {

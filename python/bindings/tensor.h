@@ -25,6 +25,11 @@ struct Tensor {
   std::int64_t strides[kMaxDims] = {};  // in elements
   bool read_only = false;
   nb::object owner;  // keeps the memory alive; none where the caller's own reference does
+  // Whose memory this is as long as that object is not given other memory; null where `owner` keeps
+  // it whatever happens to the object.
+  nb::handle lender;
+  const dlpack::ExchangeApi* api = nullptr;  // by which it was lent; null: as a NumPy array
+  bool may_run_code = false;  // taking it in may run Python code, as NumPy's own arrays do not
 
   std::int64_t num_elements() const;
 };
@@ -51,6 +56,10 @@ Tensor from_exchange_api(const dlpack::ExchangeApi& api, nb::handle object, cons
 Tensor from_array_struct(nb::handle array, const char* name);  // a numpy.ndarray
 Tensor from_capsule(const nb::object& capsule,
                     const char* name);  // what __dlpack__ returned; consumes it
+
+// A tensor that is only lent may be given other memory by any Python code that runs, and the memory
+// that was read freed. Throws if one was; to be called when no Python code will run any more.
+void check_unchanged(const Tensor* first, const Tensor* last);
 
 Tensor from_managed(dlpack::ManagedTensorVersioned* managed, const char* name);  // takes ownership
 
