@@ -16,7 +16,6 @@ Outcome compute(const AttentionCall& call, const Target& target, Held* held) {
     out.emplace(allocate(target, "out", problem.out.sizes, problem.out.ndim, params.dtype));
     set_out(out->tensor, &problem);
   } else {
-    if (target.type->deferred) unsupported("out: JAX arrays are immutable; accepted: None");
     set_out(take_in_out(call.out, target, &problem), &problem);
   }
   std::optional<Allocation> lse;
@@ -28,6 +27,10 @@ Outcome compute(const AttentionCall& call, const Target& target, Held* held) {
   {
     nb::gil_scoped_release unlocked;
     forward(params, target.stream, problem.options);
+  }
+  if (!out) {
+    const TensorType& type = tensor_type(call.out, "out");
+    if (type.torch) type.torch_state.increment_version(call.out);
   }
   if (held) {
     for (int i = 0; i < problem.num_tensors; ++i) held->push_back(problem.tensors[i].owner);

@@ -49,7 +49,7 @@ bool call_predicate(nb::handle object, PyObject* method) {
 }
 
 // A torch tensor's memory does not tell the whole truth about it.
-void check_torch(nb::handle object, const char* name, bool maybe_complex) {
+void check_torch(nb::handle object, const TorchState& state, const char* name, bool maybe_complex) {
   static PyObject* const requires_grad = interned("requires_grad");
   static PyObject* const is_neg = interned("is_neg");
   static PyObject* const is_conj = interned("is_conj");
@@ -61,6 +61,7 @@ void check_torch(nb::handle object, const char* name, bool maybe_complex) {
                 "requires_grad. Call it under torch.no_grad() or pass ",
                 name, ".detach()");
   }
+  state.check_tangent(object, name);
   if (maybe_complex && call_predicate(object, is_conj)) {
     unsupported(name, " is a conjugated view; accepted: a plain real tensor");
   }
@@ -82,6 +83,7 @@ auto exported(nb::handle object, const char* name, Export&& export_it) {
   try {
     return export_it();
   } catch (nb::python_error& error) {
+    if (is_own(error)) throw;
     if (!error.matches(PyExc_BufferError) && !error.matches(PyExc_RuntimeError) &&
         !error.matches(PyExc_TypeError) && !error.matches(PyExc_ValueError)) {
       throw;
@@ -121,6 +123,7 @@ const TensorType& tensor_type(nb::handle object, const char* name) {
   made->plain = made->numpy && type.is(frameworks().attr("np").attr("ndarray"));
   made->deferred = kind == "jax";
   made->api = find_exchange_api(type, *made);
+  if (made->torch) made->torch_state = TorchState(made->adapter);
   Py_INCREF(type.ptr());  // a cached address must not be taken over by another type
   return *cache().emplace(type.ptr(), std::move(made)).first->second;
 }
@@ -136,6 +139,7 @@ Target make_target(nb::handle like, const char* name) {
   target.name = name;
   target.type = &tensor_type(like, name);
   if (target.type->numpy) return target;
+  if (target.type->torch) target.type->torch_state.check_modes(name);
   if (target.type->api) {
     target.device = exported(
         like, name, [&] { return from_exchange_api(*target.type->api, like, name, false).device; });
@@ -172,19 +176,22 @@ Tensor take_in(nb::handle object, const TensorType& type, const char* name, cons
     check_device(name, {}, target);
     return from_array_struct(object, name);
   }
+  if (type.torch && !target.type->torch) type.torch_state.check_modes(name);
   // An exchange API orders nothing: right for the framework whose stream this is, and for memory
   // that needs no stream.
   if (type.api && (type.api == target.type->api || target.device.type == DeviceType::kCpu)) {
     Tensor tensor = exported(object, name, [&] {
       // Only an owning export tells what is read-only, which nothing of torch's is.
       Tensor borrowed = from_exchange_api(*type.api, object, name, to_write && !type.torch);
-      if (type.torch) check_torch(object, name, borrowed.dtype.code == dlpack::kComplex);
+      if (type.torch)
+        check_torch(object, type.torch_state, name, borrowed.dtype.code == dlpack::kComplex);
       return borrowed;
     });
     check_device(name, tensor.device, target);
     return tensor;
   }
-  if (type.torch) exported(object, name, [&] { check_torch(object, name, true); });
+  if (type.torch)
+    exported(object, name, [&] { check_torch(object, type.torch_state, name, true); });
   type.adapter.attr("check")(object, name);
   check_device(name, to_device(name, dlpack_device(object, name)), target);
   const nb::object stream =

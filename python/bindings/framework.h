@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tensor.h"
+#include "torch_state.h"
 
 // What the binding knows of the caller's tensor library. Two kinds: types with DLPack's C exchange
 // API are served without running any Python code; the others through an adapter object of
@@ -14,9 +15,10 @@ namespace dlattn::python {
 struct TensorType {
   const dlpack::ExchangeApi* api = nullptr;  // null: use the adapter
   nb::object adapter;                        // dlattn._frameworks.Framework
-  bool torch = false;     // has autograd, conjugate and negative bits to look out for
-  bool numpy = false;     // read through __array_struct__
-  bool plain = false;     // numpy.ndarray itself: reading it runs no Python code
+  bool torch = false;  // has autograd, conjugate and negative bits to look out for
+  bool numpy = false;  // read through __array_struct__
+  bool plain = false;  // numpy.ndarray itself: reading it runs no Python code
+  TorchState torch_state;
   bool deferred = false;  // tells its stream only while it takes the result in: JAX on a GPU
 };
 

@@ -213,6 +213,8 @@ const Tensor& take_in(nb::handle object, const char* name, const Target& target,
 }
 
 const Tensor& take_in_out(nb::handle out, const Target& target, Problem* problem) {
+  if (target.type->deferred || tensor_type(out, "out").deferred)
+    unsupported("out: JAX arrays are immutable; accepted: None");
   Tensor& tensor = problem->tensors[problem->num_tensors++];
   tensor = import_tensor(out, "out", target, true);
   if (tensor.read_only) unsupported("out is read-only; accepted: a tensor that can be written");

@@ -65,6 +65,54 @@ class Torch(Framework):
         torch = sys.modules["torch"]
         return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
 
+    def watched(self) -> tuple[Any, Any, Any, dict[str, Any], dict[str, Any]]:
+        """What tells the native module quickly whether to call check_modes and check_tangent.
+
+        The number of dispatch modes, torch.jit's tracing, what increments versions, and the
+        variables of torch.autograd.forward_ad and torch.fx, as far as this torch has them.
+        """
+        torch = sys.modules["torch"]
+        fx = sys.modules.get("torch.fx._symbolic_trace")
+        return (
+            getattr(torch._C, "_len_torch_dispatch_stack", int),
+            getattr(torch._C, "_is_tracing", bool),
+            _version_incrementer(torch),
+            vars(torch.autograd.forward_ad),
+            vars(fx) if fx is not None else {},
+        )
+
+    def check_modes(self, argument: str) -> None:
+        """Raise UnsupportedError where this thread's torch would not see what dlattn computes."""
+        torch = sys.modules["torch"]
+        modes = [
+            torch._C._get_dispatch_stack_at(n) for n in range(torch._C._len_torch_dispatch_stack())
+        ]
+        before_dispatch = getattr(torch._ops, "_mode_stack_state_for_pre_dispatch", None)
+        if before_dispatch is not None:
+            modes += [before_dispatch.get(0), before_dispatch.get(1)]
+        names = {base.__name__ for mode in modes for base in type(mode).__mro__}
+        tracing = names & {"ProxyTorchDispatchMode", "FunctionalTensorMode"}
+        if tracing or torch.jit.is_tracing():
+            how = min(tracing, default="torch.jit.trace")
+            raise UnsupportedError(
+                f"{argument} is a torch.Tensor while torch traces ({how}), which would keep the "
+                "result as a constant; accepted: a call outside make_fx, torch.export and "
+                "torch.jit.trace (torch.compile runs the call as it is)"
+            )
+        if "FakeTensorMode" in names:
+            raise UnsupportedError(
+                f"{argument} is a plain torch.Tensor under torch's FakeTensorMode, which computes "
+                "shapes alone; accepted: a call outside that mode"
+            )
+
+    def check_tangent(self, x: Any, argument: str) -> None:
+        """Raise UnsupportedError for a dual tensor of torch.autograd.forward_ad."""
+        if sys.modules["torch"].autograd.forward_ad.unpack_dual(x).tangent is not None:
+            raise UnsupportedError(
+                f"{argument} has a tangent (torch.autograd.forward_ad), and dlattn computes no "
+                f"gradients; accepted: a tensor without one, {argument}.detach()"
+            )
+
 
 class CuPy(Framework):
     name = "cupy"
@@ -264,6 +312,26 @@ def _type_text(kind: type) -> str:
         if kind.__module__ != "builtins"
         else kind.__qualname__
     )
+
+
+def _version_incrementer(torch: Any) -> Callable[[tuple[Any, ...]], None]:
+    try:
+        torch._C._increment_version(())  # of a tuple since torch 2.5
+    except (AttributeError, TypeError):
+        pass
+    else:
+        increment: Callable[[tuple[Any, ...]], None] = torch._C._increment_version
+        return increment
+    public = getattr(torch.autograd.graph, "increment_version", None)  # since torch 2.1
+    if public is not None:
+        return lambda tensors: public(tensors[0])
+
+    def set_next(tensors: tuple[Any, ...]) -> None:
+        if not tensors[0].is_inference():
+            version = tensors[0]._version + 1
+            torch._C._autograd._unsafe_set_version_counter(tensors[0], version)
+
+    return set_next
 
 
 def _jax_device(x: Any) -> Any:

@@ -78,6 +78,33 @@ def test_out_is_written_in_place(framework):
     assert framework.pointer(out) == before and np.isfinite(to_float64(out)).all()
 
 
+@pytest.mark.parametrize("exchange", [True, False])
+def test_autograd_sees_that_out_is_written(exchange):
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(x) for x in qkv())
+    _core.use_exchange_api(exchange)
+    try:
+        for arguments in ((q, k, v), qkv()):  # whoever the inputs come from
+            out = torch.zeros(2, 5, 4, 8)
+            dlattn.attention(*arguments, out=out)
+            assert out._version == 1
+            with pytest.raises(dlattn.UnsupportedError):
+                dlattn.attention(*arguments, out=out, softmax_scale=-1.0)
+            dlattn.plan(*arguments, out=out)
+            assert out._version == 1
+        weight = torch.ones(2, 5, 4, 8, requires_grad=True)
+        loss = (weight * out).sum()  # keeps out for the gradient of weight
+        dlattn.attention(q, k, v, out=out)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        with torch.inference_mode():
+            out = torch.zeros(2, 5, 4, 8)  # has no version
+            dlattn.attention(q, k, v, out=out)
+        assert_attention(out, *qkv())
+    finally:
+        _core.use_exchange_api(True)
+
+
 @pytest.mark.parametrize("layout", ["bs4hd", "bsh4d", "b4shd", "4bshd"])
 def test_out_may_be_a_slice_of_the_buffer_of_q_k_and_v(layout):
     """As a model with one buffer for all has it: no element is in two of the slices."""

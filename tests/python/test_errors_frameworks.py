@@ -57,6 +57,63 @@ class TestTorch:
             q = self.torch.randn(2, 5, 4, 8)
         self.raises(TypeError, "q is a torch._subclasses", "accepted: a plain torch.Tensor", q=q)
 
+    def test_plain_tensors_in_fake_mode(self):
+        with pytest.importorskip("torch._subclasses").FakeTensorMode():
+            self.raises(UnsupportedError, "q is a plain torch.Tensor", "FakeTensorMode", "accepted")
+            self.raises(UnsupportedError, "k is a plain torch.Tensor", "FakeTensorMode", q=Q)
+            with pytest.raises(UnsupportedError, match="outs is a plain"):
+                dlattn.merge_states([self.q], [self.q])
+        dlattn.attention(self.q, self.k, self.v)
+
+    def test_a_tangent(self):
+        forward_ad = self.torch.autograd.forward_ad
+        with forward_ad.dual_level():
+            k = forward_ad.make_dual(self.k, self.k)
+            self.raises(UnsupportedError, "k has a tangent", "accepted", "k.detach()", k=k)
+            out = forward_ad.make_dual(self.q.clone(), self.q)
+            self.raises(UnsupportedError, "out has a tangent", "accepted", out=out)
+            with self.torch.no_grad():  # stops gradients that go backward alone
+                self.raises(UnsupportedError, "k has a tangent", k=k)
+            want = dlattn.attention(self.q, self.k, self.v)
+            assert self.torch.equal(dlattn.attention(self.q, k.detach(), self.v), want)
+            with self.torch.inference_mode():
+                assert self.torch.equal(dlattn.attention(self.q, k, self.v), want)
+
+    @pytest.mark.parametrize("pre_dispatch", [False, True])
+    def test_make_fx(self, pre_dispatch):
+        proxies = pytest.importorskip("torch.fx.experimental.proxy_tensor")
+        words = r" while torch traces \(ProxyTorchDispatchMode\).*accepted: a call outside make_fx"
+        trace = proxies.make_fx(
+            lambda *arrays: dlattn.attention(*arrays), pre_dispatch=pre_dispatch
+        )
+        with pytest.raises(UnsupportedError, match="q is a torch.Tensor" + words):
+            trace(self.q, self.k, self.v)
+        trace = proxies.make_fx(lambda v: dlattn.attention(Q, K, v), pre_dispatch=pre_dispatch)
+        with pytest.raises(UnsupportedError, match="v is a torch.Tensor" + words):
+            trace(self.v)
+        support = []
+        proxies.make_fx(lambda q: support.append(dlattn.supported(q, self.k, self.v)))(self.q)
+        assert "while torch traces" in str(support[0])
+
+    def test_jit_trace(self):
+        def model(q):
+            return q + dlattn.attention(q, self.k, self.v)
+
+        with pytest.raises(UnsupportedError, match=r"q is .*torch traces \(torch\.jit\.trace\)"):
+            self.torch.jit.trace(model, (self.q,))
+
+    def test_functionalized(self):
+        with pytest.raises(TypeError, match=r"q.* null pointer; accepted: memory of 320 element"):
+            self.torch.func.functionalize(lambda q: dlattn.attention(q, self.k, self.v))(self.q)
+
+    def test_a_jax_out(self):
+        jax = pytest.importorskip("jax")
+        out = jax.numpy.asarray(poisoned(2, 5, 4, 8))
+        self.raises(UnsupportedError, "out: JAX arrays are immutable", "accepted: None", out=out)
+        with pytest.raises(UnsupportedError, match="out: JAX arrays are immutable"):
+            dlattn.attention(Q, K, V, out=out)
+        assert jax.numpy.isnan(out).all()
+
     @pytest.mark.filterwarnings("ignore::UserWarning")
     def test_nested(self):
         q = self.torch.nested.nested_tensor([self.q[0], self.q[0]])
@@ -85,6 +142,12 @@ class TestJax:
     def test_out(self):
         with pytest.raises(UnsupportedError, match="out: JAX arrays are immutable; accepted: None"):
             dlattn.attention(*self.arrays, out=self.arrays[0])
+
+    def test_an_out_of_another_library(self):
+        out = poisoned(2, 5, 4, 8)
+        with pytest.raises(UnsupportedError, match="out: JAX arrays are immutable; accepted: None"):
+            dlattn.attention(*self.arrays, out=out)
+        assert "immutable" in str(dlattn.supported(*self.arrays, out=out))
 
     def test_tracer(self):
         with pytest.raises(TypeError, match=r"q is a JAX tracer.*accepted: a concrete array"):

@@ -1,0 +1,47 @@
+#include "torch_state.h"
+
+namespace dlattn::python {
+namespace {
+
+nb::object call(const nb::object& function) {
+  nb::object result = nb::steal<nb::object>(PyObject_CallObject(function.ptr(), nullptr));
+  if (!result.is_valid()) throw nb::python_error();
+  return result;
+}
+
+// A module's variable, or null.
+PyObject* variable(const nb::object& dict, const nb::object& name) {
+  return PyDict_GetItemWithError(dict.ptr(), name.ptr());
+}
+
+}  // namespace
+
+TorchState::TorchState(nb::handle adapter)
+    : adapter_(nb::borrow(adapter)),
+      current_level_(nb::steal<nb::object>(PyUnicode_InternFromString("_current_level"))),
+      is_fx_tracing_(nb::steal<nb::object>(PyUnicode_InternFromString("_is_fx_tracing_flag"))) {
+  const nb::object watched = adapter.attr("watched")();
+  count_modes_ = watched[0];
+  is_tracing_ = watched[1];
+  increment_version_ = watched[2];
+  forward_ad_ = watched[3];
+  fx_ = watched[4];
+}
+
+void TorchState::check_modes(const char* name) const {
+  const nb::object modes = call(count_modes_);
+  const bool quiet = PyLong_AsLong(modes.ptr()) == 0 && call(is_tracing_).ptr() != Py_True &&
+                     variable(fx_, is_fx_tracing_) != Py_True;
+  if (!quiet) adapter_.attr("check_modes")(name);
+}
+
+void TorchState::check_tangent(nb::handle tensor, const char* name) const {
+  PyObject* level = variable(forward_ad_, current_level_);
+  if (level && PyLong_AsLong(level) >= 0) adapter_.attr("check_tangent")(tensor, name);
+}
+
+void TorchState::increment_version(nb::handle tensor) const {
+  increment_version_(nb::make_tuple(tensor));
+}
+
+}  // namespace dlattn::python

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace dlattn::python {
+
+namespace nb = nanobind;
+
+// What of torch's own state a call must look at, in objects that tell it in some tens of
+// nanoseconds. They come from dlattn._frameworks.Torch, whose methods look closer.
+class TorchState {
+ public:
+  TorchState() = default;  // of what is not torch
+  explicit TorchState(nb::handle adapter);
+
+  // Throws where torch would keep the result of a call as a constant, or computes on no memory:
+  // while it traces, and under its FakeTensorMode.
+  void check_modes(const char* name) const;
+  // Throws if `tensor` has a tangent, which the result would lack.
+  void check_tangent(nb::handle tensor, const char* name) const;
+  // Tells autograd that the tensor was written in place.
+  void increment_version(nb::handle tensor) const;
+
+ private:
+  nb::object adapter_;
+  nb::object count_modes_;  // functions
+  nb::object is_tracing_;
+  nb::object increment_version_;  // of a tuple of tensors
+  nb::object forward_ad_;         // dicts of modules
+  nb::object fx_;
+  nb::object current_level_;  // names of variables in them
+  nb::object is_fx_tracing_;
+};
+
+}  // namespace dlattn::python
