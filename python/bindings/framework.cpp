@@ -12,11 +12,35 @@ namespace {
 
 bool exchange_api_on = true;
 
-using Cache = std::unordered_map<PyObject*, std::unique_ptr<TensorType>>;
+struct Known {
+  std::unique_ptr<TensorType> type;
+  nb::object reference;  // weak: removes the entry when the Python type dies
+};
+using Cache = std::unordered_map<PyObject*, Known>;
 // Never destroyed: its references outlive the interpreter's shutdown. The GIL guards it.
 Cache& cache() {
   static Cache* types = new Cache;
   return *types;
+}
+
+// Called by a weak reference when its type is gone: another one may be made at the same address.
+PyObject* forget(PyObject*, PyObject* reference) {
+  for (auto at = cache().begin(); at != cache().end(); ++at) {
+    if (at->second.reference.ptr() != reference) continue;
+    const Known known = std::move(at->second);  // let go of when the cache is whole again
+    cache().erase(at);
+    break;
+  }
+  Py_RETURN_NONE;
+}
+
+nb::object weak_reference(nb::handle type) {
+  static PyMethodDef method = {"forget", forget, METH_O, nullptr};
+  const nb::object function = nb::steal<nb::object>(PyCFunction_NewEx(&method, nullptr, nullptr));
+  if (!function.is_valid()) throw nb::python_error();
+  nb::object reference = nb::steal<nb::object>(PyWeakref_NewRef(type.ptr(), function.ptr()));
+  if (!reference.is_valid()) throw nb::python_error();
+  return reference;
 }
 
 nb::handle frameworks() {
@@ -113,29 +137,32 @@ void set_allocation_error(void* context, const char* kind, const char* message) 
 const TensorType& tensor_type(nb::handle object, const char* name) {
   const nb::handle type = object.type();
   const auto found = cache().find(type.ptr());
-  if (found != cache().end()) return *found->second;
+  if (found != cache().end()) return *found->second.type;
 
   auto made = std::make_unique<TensorType>();
   made->adapter = frameworks().attr("find")(type, name);
   const std::string kind = text(nb::object(made->adapter.attr("name")));
   made->torch = kind == "torch";
   made->numpy = kind == "numpy";
-  made->plain = made->numpy && type.is(frameworks().attr("np").attr("ndarray"));
+  made->plain = nb::cast<bool>(frameworks().attr("is_plain")(type));
   made->deferred = kind == "jax";
   made->api = find_exchange_api(type, *made);
   if (made->torch) made->torch_state = TorchState(made->adapter);
-  Py_INCREF(type.ptr());  // a cached address must not be taken over by another type
-  return *cache().emplace(type.ptr(), std::move(made)).first->second;
+  nb::object reference = weak_reference(type);
+  // Where that code asked for the same type, what it was told stays.
+  const auto at = cache().try_emplace(type.ptr(), Known{std::move(made), std::move(reference)});
+  return *at.first->second.type;
 }
 
 void use_exchange_api(bool on) {
   exchange_api_on = on;
-  for (auto& [type, known] : cache()) known->api = find_exchange_api(type, *known);
+  for (auto& [type, known] : cache()) known.type->api = find_exchange_api(type, *known.type);
 }
 
 Target make_target(nb::handle like, const char* name) {
   Target target;
   target.like = like;
+  target.like_type = nb::borrow(like.type());
   target.name = name;
   target.type = &tensor_type(like, name);
   if (target.type->numpy) return target;
@@ -208,9 +235,10 @@ Tensor take_in(nb::handle object, const TensorType& type, const char* name, cons
 }  // namespace
 
 Tensor import_tensor(nb::handle object, const char* name, const Target& target, bool to_write) {
+  const nb::object held = nb::borrow(object.type());  // an object may change its class meanwhile
   const TensorType& type = tensor_type(object, name);
   Tensor tensor = take_in(object, type, name, target, to_write);
-  tensor.may_run_code = !type.plain;
+  tensor.may_run_code = !type.plain || (type.torch && !type.api);
   return tensor;
 }
 

@@ -15,14 +15,15 @@ namespace dlattn::python {
 struct TensorType {
   const dlpack::ExchangeApi* api = nullptr;  // null: use the adapter
   nb::object adapter;                        // dlattn._frameworks.Framework
-  bool torch = false;  // has autograd, conjugate and negative bits to look out for
-  bool numpy = false;  // read through __array_struct__
-  bool plain = false;  // numpy.ndarray itself: reading it runs no Python code
-  TorchState torch_state;
+  bool torch = false;     // has autograd, conjugate and negative bits to look out for
+  bool numpy = false;     // read through __array_struct__
+  bool plain = false;     // numpy.ndarray or torch.Tensor itself: no code but theirs reads it
   bool deferred = false;  // tells its stream only while it takes the result in: JAX on a GPU
+  TorchState torch_state;
 };
 
-// Cached per type. Throws TypeError if objects of this type are no tensors.
+// Cached per type, as long as the type lives. Throws TypeError if objects of this type are no
+// tensors.
 const TensorType& tensor_type(nb::handle object, const char* name);
 // Drops the cache and stops, or resumes, using exchange APIs, so that tests reach the other way in.
 void use_exchange_api(bool on);
@@ -31,6 +32,7 @@ void use_exchange_api(bool on);
 struct Target {
   nb::handle like;  // the first tensor
   const char* name = "";
+  nb::object like_type;  // its Python type, which `type` lives as long as
   const TensorType* type = nullptr;
   Device device;
   void* stream = nullptr;

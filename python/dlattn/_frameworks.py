@@ -267,6 +267,12 @@ def find(kind: type, argument: str) -> Framework:
     raise TypeError(f"{argument} is of type {_type_text(kind)}; accepted: {_TENSORS}")
 
 
+def is_plain(kind: type) -> bool:
+    """Whether nobody but NumPy or torch wrote code that runs when such a tensor is read."""
+    torch = sys.modules.get("torch")
+    return kind is np.ndarray or (torch is not None and kind in (torch.Tensor, torch.nn.Parameter))
+
+
 def export(x: Any, stream: int | None) -> Any:
     """Return what x.__dlpack__ returns, asking for `stream` (a CUDA handle; None on the CPU)."""
     torch = sys.modules.get("torch")
@@ -281,10 +287,29 @@ def _export(x: Any, stream: int | None) -> Any:
         stream = 1  # DLPack's name for the legacy default stream
     if getattr(x, "requires_grad", False):
         x = x.detach()  # torch would refuse, even where its gradients are off
+    method = x.__dlpack__
     try:
-        return x.__dlpack__(stream=stream, max_version=(1, 1))
-    except TypeError:  # an exporter older than DLPack 1.0
-        return x.__dlpack__(stream=stream) if stream is not None else x.__dlpack__()
+        return method(stream=stream, max_version=(1, 1))
+    except TypeError as error:
+        if not _refuses_max_version(method, error):
+            raise
+    # An exporter older than DLPack 1.0.
+    return method(stream=stream) if stream is not None else method()
+
+
+def _refuses_max_version(method: Any, error: TypeError) -> bool:
+    """Whether `error` says that `method` has no such parameter, not that it failed inside."""
+    import inspect  # which takes a while, and is hardly ever needed
+
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):  # native, and tells none: what it raises itself has no frame
+        return error.__traceback__ is None or error.__traceback__.tb_next is None
+    try:
+        signature.bind(stream=None, max_version=(1, 1))
+    except TypeError:
+        return True
+    return False
 
 
 def torch_grad_enabled() -> bool:

@@ -38,6 +38,30 @@ def test_exporters_of_any_age(kind):
     assert all(x.streams == [None] for x in exporters)
 
 
+def test_a_type_error_of_an_exporter_is_its_own():
+    """A signature without max_version tells of an old exporter; nothing else is tried again."""
+    calls: list[int] = []
+
+    class Nested(Exporter):
+        def __init__(self, depth: int) -> None:
+            super().__init__(normal(2, 3))
+            self.depth = depth
+
+        def __dlpack__(self, **keywords: Any) -> Any:
+            calls.append(self.depth)
+            if self.depth == 0:
+                return len(0)  # type: ignore[arg-type]
+            return _core.inspect(Nested(self.depth - 1))
+
+    with pytest.raises(TypeError, match=r"tensor: .*Nested cannot be taken in") as caught:
+        _core.inspect(Nested(10))
+    assert calls == list(range(10, -1, -1))
+    cause: BaseException = caught.value
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    assert "object of type 'int' has no len()" in str(cause)
+
+
 def test_frameworks_mix_on_the_cpu():
     torch, jax = FRAMEWORKS["torch"](), FRAMEWORKS["jax"]()
     q, k, v = qkv()

@@ -41,6 +41,42 @@ def test_no_references_are_kept(framework):
     assert [sys.getrefcount(x) for x in tensors] == before
 
 
+@pytest.mark.parametrize("name", ["numpy", "torch", "exporter"])
+def test_types_die_when_their_caller_lets_go(name):
+    base = Exporter if name == "exporter" else type(FRAMEWORKS[name]().array(0.0))
+    values, watched = qkv(), []
+    want = np.asarray(dlattn.attention(*values))
+    for _ in range(100):
+        kind = type("Local", (base,), {})
+        if name == "numpy":
+            arrays = [x.view(kind) for x in values]
+        elif name == "torch":
+            arrays = [FRAMEWORKS[name]().array(x).as_subclass(kind) for x in values]
+        else:
+            arrays = [kind(x) for x in values]
+        watched.append(weakref.ref(kind))
+        np.testing.assert_array_equal(np.asarray(dlattn.attention(*arrays)), want)
+        del kind, arrays
+    gc.collect()
+    assert sum(kind() is not None for kind in watched) <= 1
+
+
+def test_a_type_where_another_one_was_is_looked_at_anew():
+    x = qkv()[0]
+    addresses: set[int] = set()
+    reused = 0
+    for n in range(40):
+        kind = type("Local", (Exporter,) if n % 2 else (np.ndarray,), {})
+        reused += id(kind) in addresses
+        addresses.add(id(kind))
+        tensor = kind(x) if n % 2 else x.view(kind)
+        assert dlattn._core.inspect(tensor)["pointer"] == x.ctypes.data
+        assert not n % 2 or tensor.streams == [None]
+        del kind, tensor
+        gc.collect()
+    assert reused
+
+
 def test_inputs_die_when_their_caller_lets_go():
     torch = pytest.importorskip("torch")
     arrays = [torch.from_numpy(x) for x in qkv()]
