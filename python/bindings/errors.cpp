@@ -1,5 +1,6 @@
 #include "errors.h"
 
+#include <cstring>
 #include <exception>
 
 namespace dlattn::python {
@@ -14,30 +15,50 @@ struct ErrorClasses {
 };
 ErrorClasses classes;  // references kept for the life of the process, as the translator is
 
+// A message may quote bytes that are no UTF-8, as environment variables may hold.
+void raise(PyObject* kind, const char* message) {
+  const nb::object text = nb::steal<nb::object>(PyUnicode_DecodeUTF8(
+      message, static_cast<Py_ssize_t>(std::strlen(message)), "backslashreplace"));
+  if (text.is_valid()) PyErr_SetObject(kind, text.ptr());
+}
+
 void translate(const std::exception_ptr& error, void*) {
   try {
     std::rethrow_exception(error);
   } catch (const UnsupportedError& e) {
-    PyErr_SetString(classes.unsupported, e.what());
+    raise(classes.unsupported, e.what());
   } catch (const DeviceError& e) {
-    PyErr_SetString(classes.device, e.what());
+    raise(classes.device, e.what());
   }
+}
+
+// A type's attribute, if it is text: classes may lack these, or define them as something else.
+std::string type_attribute(nb::handle type, const char* name, const char* otherwise) {
+  const nb::object value = nb::steal<nb::object>(PyObject_GetAttrString(type.ptr(), name));
+  if (!value.is_valid()) PyErr_Clear();
+  return value.is_valid() && PyUnicode_Check(value.ptr()) ? text(value) : otherwise;
 }
 
 }  // namespace
 
 std::string text(nb::handle object) {
   const nb::object string = nb::steal<nb::object>(PyObject_Str(object.ptr()));
-  const char* bytes = string.is_valid() ? PyUnicode_AsUTF8AndSize(string.ptr(), nullptr) : nullptr;
-  if (bytes) return bytes;
+  // UTF-8 has no lone surrogates, which a string may hold.
+  const nb::object bytes = string.is_valid() ? nb::steal<nb::object>(PyUnicode_AsEncodedString(
+                                                   string.ptr(), "utf-8", "backslashreplace"))
+                                             : nb::object();
+  char* content = nullptr;
+  Py_ssize_t size = 0;
+  if (bytes.is_valid() && PyBytes_AsStringAndSize(bytes.ptr(), &content, &size) == 0)
+    return {content, static_cast<std::size_t>(size)};
   PyErr_Clear();  // a broken __str__ must not hide the error that is being reported
   return "?";
 }
 
 std::string type_text(nb::handle object) {
   const nb::handle type = object.type();
-  const std::string module = text(nb::object(nb::getattr(type, "__module__", nb::str("builtins"))));
-  const std::string name = text(nb::object(nb::getattr(type, "__qualname__", nb::str("?"))));
+  const std::string module = type_attribute(type, "__module__", "builtins");
+  const std::string name = type_attribute(type, "__qualname__", "?");
   return module == "builtins" ? name : module + "." + name;
 }
 

@@ -121,10 +121,27 @@ auto exported(nb::handle object, const char* name, Export&& export_it) {
 }
 
 dlpack::DLDevice dlpack_device(nb::handle object, const char* name) {
-  return exported(object, name, [&]() -> dlpack::DLDevice {
-    const nb::object pair = object.attr("__dlpack_device__")();
-    return {nb::cast<std::int32_t>(nb::int_(pair[0])), nb::cast<std::int32_t>(nb::int_(pair[1]))};
-  });
+  const nb::object pair =
+      exported(object, name, [&] { return nb::object(object.attr("__dlpack_device__")()); });
+  std::int64_t numbers[2] = {-1, -1};
+  bool fits = PySequence_Check(pair.ptr()) && !PyUnicode_Check(pair.ptr()) &&
+              PySequence_Size(pair.ptr()) == 2;
+  for (int i = 0; i < 2 && fits; ++i) {
+    const nb::object number = nb::steal<nb::object>(PySequence_GetItem(pair.ptr(), i));
+    fits = number.is_valid() && !PyUnicode_Check(number.ptr());
+    // Enumerations need not be of int.
+    const nb::object index =
+        fits ? nb::steal<nb::object>(PyNumber_Long(number.ptr())) : nb::object();
+    int overflow = 0;
+    if (index.is_valid()) numbers[i] = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+    fits = index.is_valid() && !overflow && numbers[i] >= 0 && numbers[i] <= INT32_MAX;
+  }
+  if (!fits) {
+    PyErr_Clear();
+    wrong_type(name, ": its __dlpack_device__ returned ", repr_text(pair),
+               "; accepted: a pair (device type, device id) of int >= 0");
+  }
+  return {static_cast<std::int32_t>(numbers[0]), static_cast<std::int32_t>(numbers[1])};
 }
 
 // Errors that an allocator reports through a callback, which may hold no Python state.
@@ -228,7 +245,10 @@ Tensor take_in(nb::handle object, const TensorType& type, const char* name, cons
   const nb::object capsule =
       exported(object, name, [&] { return frameworks().attr("export")(object, stream); });
   Tensor tensor = from_capsule(capsule, name);
-  check_device(name, tensor.device, target);
+  if (!same(tensor.device, target.device)) {
+    unsupported(name, " is on ", device_text(tensor.device),
+                "; accepted: ", device_text(target.device), ", as its own __dlpack_device__ says");
+  }
   return tensor;
 }
 

@@ -91,9 +91,11 @@ void parse_kernel(nb::handle value, Options* options) {
     accepted += concat(accepted.empty() ? "\"" : ", \"", to_string(kernel), "\"");
   if (!PyUnicode_Check(value.ptr()))
     wrong_type("kernel is of type ", type_text(value), "; accepted: ", accepted);
-  const char* text = PyUnicode_AsUTF8AndSize(value.ptr(), nullptr);  // lives as long as `value`
-  if (!text) throw nb::python_error();
-  const char* colon = std::strchr(text, ':');
+  Py_ssize_t size = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(value.ptr(), &size);  // lives as long as `value`
+  if (!text) PyErr_Clear();  // lone surrogates, which no kernel's name has
+  const bool whole = text && std::strlen(text) == static_cast<std::size_t>(size);
+  const char* colon = whole ? std::strchr(text, ':') : nullptr;
   for (const Kernel kernel : kKernels) {
     if (colon && std::string(text, colon) == to_string(kernel)) {
       options->kernel = kernel;
@@ -116,6 +118,7 @@ double parse_number(nb::handle value, const char* name) {
   if (!number) wrong_type(name, " is of type ", type_text(value), "; accepted: a float");
   const double result = PyFloat_AsDouble(value.ptr());
   if (result == -1.0 && PyErr_Occurred()) {
+    if (!PyErr_ExceptionMatches(PyExc_OverflowError)) throw nb::python_error();
     PyErr_Clear();  // an int beyond the floats
     unsupported(name, " is ", repr_text(value), "; accepted: a finite number");
   }

@@ -143,6 +143,16 @@ class Jax(Framework):
 
     def check(self, x: Any, argument: str) -> None:
         jax = sys.modules["jax"]
+        if not isinstance(x, jax.Array):
+            raise TypeError(
+                f"{argument} is a {_type_text(type(x))}, which has no memory; accepted: a concrete "
+                "JAX array"
+            )
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+            raise TypeError(
+                f"{argument} is a JAX array of {x.dtype}, which are no numbers; accepted: an array "
+                "of numbers (for random keys, jax.random.key_data)"
+            )
         if isinstance(x, jax.core.Tracer):
             raise TypeError(
                 f"{argument} is a JAX tracer, which has no memory yet; accepted: a concrete array "
@@ -253,7 +263,7 @@ _DLPACK = Framework()
 def find(kind: type, argument: str) -> Framework:
     """Return the framework that tensors of type `kind` belong to; TypeError if they are none."""
     for base in kind.__mro__:
-        root = base.__module__.partition(".")[0]
+        root = _module_of(base).partition(".")[0]
         if root == "numpy" and base is not np.ndarray:
             continue
         if root == "torch" and base.__name__ != "Tensor":
@@ -331,12 +341,18 @@ def _check_kind(kind: type, framework: Framework, argument: str) -> None:
             )
 
 
+def _module_of(kind: type) -> str:
+    """The name of the module of `kind`; "" for a class that has lost it or says something else."""
+    try:
+        module = kind.__module__
+    except Exception:
+        return ""
+    return module if isinstance(module, str) else ""
+
+
 def _type_text(kind: type) -> str:
-    return (
-        f"{kind.__module__}.{kind.__qualname__}"
-        if kind.__module__ != "builtins"
-        else kind.__qualname__
-    )
+    module = _module_of(kind)
+    return kind.__qualname__ if module in ("", "builtins") else f"{module}.{kind.__qualname__}"
 
 
 def _version_incrementer(torch: Any) -> Callable[[tuple[Any, ...]], None]:

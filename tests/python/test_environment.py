@@ -34,3 +34,20 @@ def test_plans_are_not_printed(value):
 def test_plans_are_printed(value):
     done = run(DLATTN_PRINT_PLAN=value)
     assert done.stdout == "done\n" and done.stderr.startswith("kernel: cpu\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted"),
+    [("DLATTN_NUM_THREADS", "accepted: 1 to 4096"), ("DLATTN_CPU_ISA", "accepted on this process")],
+)
+def test_bytes_that_are_no_text_are_quoted(name, accepted):
+    code = f"""
+import dlattn
+try:
+    {CALL}
+except dlattn.UnsupportedError as error:
+    print(error)
+"""
+    done = run(code, **{name: b"\xff4\xed\xa0\x80"})
+    assert done.stderr == ""
+    assert rf'{name} is "\xff4\xed\xa0\x80"; {accepted}' in done.stdout

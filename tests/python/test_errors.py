@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,32 @@ def misaligned() -> np.ndarray:
 def odd_address() -> np.ndarray:
     memory = bytearray(Q.nbytes + 1)
     return np.frombuffer(memory, dtype=Q.dtype, offset=1).reshape(Q.shape)
+
+
+class Unnamed(type):
+    @property
+    def __module__(cls) -> str:  # type: ignore[override]
+        raise AttributeError("none")
+
+
+class Anonymous(Exporter, metaclass=Unnamed):
+    """A type that does not tell its module."""
+
+
+class Nowhere:
+    __module__ = 3  # type: ignore[assignment]
+    __qualname__ = "Now\udc80here"
+
+
+class Claiming(Exporter):
+    """What __dlpack_device__ returns need not be a device."""
+
+    def __init__(self, claim: Any) -> None:
+        super().__init__(Q)
+        self.claim = claim
+
+    def __dlpack_device__(self) -> Any:
+        return self.claim
 
 
 def shifted_out(elements: int) -> dict[str, np.ndarray]:
@@ -216,6 +243,42 @@ WRONG = {
     "q on a device of a type to come": Wrong(
         {"q": lambda: device_tensor(99, 0, Q)}, ("q is on a device of type 99", "accepted")
     ),
+    **{
+        f"__dlpack_device__ returns {claim!r}": Wrong(
+            {"q": Claiming(claim)},
+            ("q: its __dlpack_device__ returned", repr(claim), "accepted: a pair"),
+            TypeError,
+        )
+        for claim in (
+            None,
+            1,
+            (),
+            (1,),
+            (1, 0, 0),
+            "10",
+            ("1", "0"),
+            (1, None),
+            (1, -1),
+            (2**40, 0),
+            (1, 2**31),
+            {1: 0, 2: 0},
+        )
+    },
+    "q on a device other than it says": Wrong(
+        {"q": lambda: Exporter(Q, capsule_device=(2, 0))},
+        ("q is on cuda:0; accepted: cpu, as its own __dlpack_device__ says",),
+    ),
+    "q of a type without a module": Wrong(
+        {"q": lambda: Anonymous(Q, error=BufferError("none"))},
+        ("q: Anonymous cannot be taken in", "accepted"),
+        TypeError,
+    ),
+    "q of a type with a wrong module": Wrong(
+        {"q": Nowhere()}, ("q is of type Now", "here; accepted"), TypeError
+    ),
+    "layout of such a type": Wrong(
+        {"layout": Nowhere()}, ("layout is of type Now\\udc80here", "accepted"), TypeError
+    ),
     # out
     "out read-only": Wrong(
         {"out": lambda: read_only(np.zeros((2, 5, 4, 8), np.float32))},
@@ -260,6 +323,18 @@ WRONG = {
     "kernel unknown": Wrong({"kernel": "flash"}, ("kernel is 'flash'", '"auto"', '"wmma_smem"')),
     "kernel long and not ASCII": Wrong(
         {"kernel": "x" + "é" * 200}, ("kernel is 'xé", "é...", '"auto"')
+    ),
+    "kernel with a lone surrogate": Wrong(
+        {"kernel": "wmma:\ud800"}, (r"kernel is 'wmma:\ud800'", "accepted", "wmma_smem")
+    ),
+    "kernel with a null": Wrong(
+        {"kernel": "wmma:narrow\0"}, (r"kernel is 'wmma:narrow\x00'", "accepted", "wmma_smem")
+    ),
+    "layout with a lone surrogate": Wrong(
+        {"layout": "bs\udcff"}, (r"layout is 'bs\udcff'", '"bshd"')
+    ),
+    "causal with a lone surrogate": Wrong(
+        {"causal": "\ud83d"}, (r"causal is '\ud83d'", '"top_left"')
     ),
     "kernel no text": Wrong({"kernel": None}, ("kernel is of type NoneType", '"cpu"'), TypeError),
     "kernel without variants": Wrong({"kernel": "cpu:wide"}, ("cpu: variant is wide", "none")),
@@ -496,6 +571,20 @@ def test_errors_are_of_python_kinds():
     assert issubclass(dlattn.UnsupportedError, ValueError)
     assert issubclass(dlattn.DeviceError, RuntimeError)
     assert repr(dlattn.UnsupportedError) == "<class 'dlattn.UnsupportedError'>"
+
+
+def test_a_type_without_a_module_is_as_good_as_any():
+    np.testing.assert_array_equal(dlattn.attention(Anonymous(Q), K, V), dlattn.attention(Q, K, V))
+
+
+def test_a_number_that_fails_tells_its_own_error():
+    class Real:
+        def __float__(self) -> float:
+            raise KeyError("mine")
+
+    numbers.Real.register(Real)
+    with pytest.raises(KeyError, match="mine"):
+        dlattn.attention(Q, K, V, softcap=Real())
 
 
 def test_the_cause_of_a_failed_export_is_kept():

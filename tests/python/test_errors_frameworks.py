@@ -157,6 +157,20 @@ class TestJax:
                 self.arrays[1][None]
             )
 
+    def test_random_keys(self):
+        keys = self.jax.random.split(self.jax.random.key(0), (2, 5, 4, 8))
+        with pytest.raises(TypeError, match=r"q is a JAX array of key.*accepted: an array of numb"):
+            dlattn.attention(keys, *self.arrays[1:])
+        with pytest.raises(TypeError, match=r"v is a JAX array of key.*accepted"):
+            dlattn.attention(*self.arrays[:2], keys)
+
+    def test_what_is_no_array(self):
+        for thing in (self.jax.ShapeDtypeStruct((2, 5, 4, 8), "float32"), self.jax.jit(abs)):
+            with pytest.raises(
+                TypeError, match=r"q is a .*no memory; accepted: a concrete JAX arr"
+            ):
+                dlattn.attention(thing, *self.arrays[1:])
+
     def test_stream(self):
         with pytest.raises(UnsupportedError, match=r"stream.*accepted: None"):
             dlattn.attention(*self.arrays, stream=1)
