@@ -1,0 +1,182 @@
+"""Two builds of dlattn on one GPU, taking turns case by case: what a change costs or brings.
+
+    python benchmarks/compare_builds.py --old /path/of/old --new /path/of/new --json steps/x.json
+
+Each path is a folder that holds the package `dlattn`, as `pip install --target` or a build folder's
+`python/` makes it. Each build runs in a process of its own, which waits while the other is timed. The
+cases are the sweep, full and causal, the mission shape, and the host time of an eager call; inputs
+are the same, times are sustained medians of CUDA-graph replays, and a figure is a ratio of one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+_HEAD_DIMS = (64, 128, 256)
+_SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
+_MISSION = (1, 8, 512, 64)
+
+
+def sweep() -> list[dict[str, Any]]:
+    """The cases of the sweep and the mission shape, as workers take them."""
+    sizes = [(16384 // s, 2048 // d, s, d) for d in _HEAD_DIMS for s in _SEQLENS]
+    return [
+        {"sizes": shape, "causal": causal, "kernel": kernel}
+        for kernel in ("auto", "wmma")
+        for causal in (False, True)
+        for shape in (*sizes, _MISSION)
+    ]
+
+
+def name_of(case: dict[str, Any]) -> str:
+    """One case in a word."""
+    mask = "causal" if case["causal"] else "full"
+    return f"{case['kernel']} {tuple(case['sizes'])} {mask}"
+
+
+class Worker:
+    """A process that times cases with one build."""
+
+    def __init__(self, folder: Path, windows: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(folder)}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--worker", windows],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self.version = self.ask({"about": True})["build"]
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send a line, wait for a line."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"a worker ended, with exit code {self._process.wait()}")
+        result: dict[str, Any] = json.loads(answer)
+        return result
+
+    def close(self) -> None:
+        """Let it end."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def work(windows: str) -> None:
+    """Answer requests from standard input; nothing but answers goes to standard output."""
+    import torch
+
+    import dlattn
+    from dlattn.bench import timing
+
+    chosen = timing.SUSTAINED if windows == "sustained" else timing.QUICK
+    clock = timing.GpuClock()
+    prepared: dict[str, Any] = {}
+    for line in sys.stdin:
+        case = json.loads(line)
+        if "about" in case:
+            print(json.dumps({"build": dlattn.__file__}), flush=True)
+            continue
+        key = json.dumps(case)
+        if key not in prepared:
+            prepared.clear()
+            batch_size, heads, seqlen, head_dim = case["sizes"]
+            generator = torch.Generator(device="cuda").manual_seed(0)
+            q, k, v = (
+                (
+                    torch.randn(
+                        batch_size, seqlen, heads, head_dim, device="cuda", generator=generator
+                    )
+                    + 0.25
+                ).half()
+                for _ in range(3)
+            )
+            options = {"causal": case["causal"], "kernel": case["kernel"]}
+
+            def call(q: Any = q, k: Any = k, v: Any = v, options: Any = options) -> object:
+                return dlattn.attention(q, k, v, **options)
+
+            prepared[key] = (call, None if case.get("host") else clock.prepare(call))
+        call, graph = prepared[key]
+        if case.get("host"):
+            answer = {"seconds": clock.host(call, chosen)}
+        else:
+            answer = {"seconds": statistics.median(clock.window(graph, chosen))}
+        print(json.dumps(answer), flush=True)
+
+
+def compare(old: Worker, new: Worker, rounds: int, kernels: list[str]) -> list[dict[str, Any]]:
+    """Time all cases, the builds in turns, and print a line for each."""
+    host = {"sizes": _MISSION, "causal": False, "kernel": "auto", "host": True}
+    rows = []
+    for case in [*(c for c in sweep() if c["kernel"] in kernels), host]:
+        seconds: dict[str, list[float]] = {"old": [], "new": []}
+        for i in range(rounds):
+            turn = [("old", old), ("new", new)]
+            for which, worker in turn if i % 2 == 0 else reversed(turn):
+                seconds[which].append(worker.ask(case)["seconds"])
+        medians = {which: statistics.median(values) for which, values in seconds.items()}
+        row = {
+            "case": ("host time, " if case.get("host") else "") + name_of(case),
+            "old_us": round(medians["old"] * 1e6, 3),
+            "new_us": round(medians["new"] * 1e6, 3),
+            "speed": round(medians["old"] / medians["new"], 4),  # of new, relative to old
+        }
+        rows.append(row)
+        print(f"{row['case']:52} {row['old_us']:10} {row['new_us']:10} {row['speed']}", flush=True)
+    return rows
+
+
+def main() -> None:
+    """Parse arguments and run."""
+    parser = argparse.ArgumentParser(description="Compare the speed of two builds of dlattn.")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--old", type=Path, help="folder that holds the old package")
+    parser.add_argument("--new", type=Path, help="folder that holds the new one")
+    parser.add_argument("--kernels", default="auto", help="auto, wmma or both: auto,wmma")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each build in a case")
+    parser.add_argument("--quick", action="store_true", help="short windows, for a first look")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--commit", help="of the new build, where there is no git")
+    arguments = parser.parse_args()
+    if arguments.worker:
+        return work(arguments.worker)
+    windows = "quick" if arguments.quick else "sustained"
+    old, new = Worker(arguments.old, windows), Worker(arguments.new, windows)
+    kernels = arguments.kernels.split(",")
+    rows = compare(old, new, arguments.rounds, kernels)
+    old.close()
+    new.close()
+    summary = {}
+    for kernel in kernels:
+        speeds = [row["speed"] for row in rows if row["case"].startswith(kernel)]
+        mean = math.exp(statistics.fmean(math.log(speed) for speed in speeds))
+        summary[kernel] = {"geometric_mean": round(mean, 4), "least": min(speeds)}
+        print(f"{kernel}: geometric mean {mean:.4f}, least {min(speeds):.4f}")
+    if arguments.json:
+        from dlattn.bench.environment import describe
+
+        report = {
+            **describe("cuda", arguments.commit),
+            "windows": windows,
+            "rounds": arguments.rounds,
+            "summary": summary,
+            "cases": rows,
+        }
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
