@@ -56,19 +56,22 @@ def attention(
             True or "bottom_right": keys j <= p with shift = seqlen_k - seqlen_q, so that the last
             query sees the last key. "top_left": keys j <= p with shift = 0. False: all keys
             (shift = seqlen_k - seqlen_q, for `window` and `alibi_slopes`).
-        softmax_scale: Factor of q·k, finite and > 0. None: 1 / sqrt(head_dim).
+        softmax_scale: Factor of q·k, from 2^-126 to 2^126. None: 1 / sqrt(head_dim).
         window: (left, right), tokens that a query sees to either side: p - left <= j <= p + right.
             None on a side: no limit.
-        softcap: If > 0, scores become softcap * tanh(score / softcap), before all that follows.
+        softcap: If not 0, scores become softcap * tanh(score / softcap), before all that follows.
+            From 2^-100 to 2^100.
         bias: Added to the scores. Broadcastable to (batch, num_heads, seqlen_q, seqlen_k); q's
-            dtype or float32.
+            dtype or float32. -inf hides the key.
         mask: bool, True where a query may attend to a key; broadcastable as `bias`.
         alibi_slopes: float32, (num_heads,) or (batch, num_heads): slope * |p - j| is subtracted
             from the scores [5].
         sinks: float32, (num_heads,): a logit per head that joins the softmax's denominator, and
             has no value [6].
         layout: "bshd", or "bhsd" for (batch, num_heads, seqlen, head_dim); holds for q, k, v, out.
-        out: Where to write the result: of its shape and dtype, on q's device, writable.
+        out: Where to write the result: of its shape and dtype, on q's device, writable. It shares
+            no element with an input; slices of one buffer, interleaved in any way that their
+            strides show to be apart, are fine. torch counts it as modified in place.
         return_lse: Also return the log of the softmax's denominator.
         stream: The CUDA stream to enqueue on: a handle, or a torch, CuPy or CUDA Python stream.
             None: the current stream of q's framework. Order other streams against it as you would
@@ -84,6 +87,27 @@ def attention(
             and whether it packs heads, on the CPU into how many parts the keys of few queries are
             split. With it they are made as for a large batch of long sequences, which is slower
             for a small one, most of all with few queries.
+
+    Values: these are accepted, by every kernel and for every dtype alike. What Python holds and is
+    not accepted is refused; what lies in a tensor cannot be, and has these results.
+
+        q, k, v: Finite numbers whose scores stay within fp32's range, |q·k| and |softmax_scale *
+            q·k| <= 2^126. Beyond that a row may be inf or NaN, as a plain computation in fp32
+            gives.
+        softmax_scale: 2^-126 (1.18e-38) to 2^126 (8.5e37).
+        softcap: 0 for none, or 2^-100 (7.9e-31) to 2^100 (1.27e30).
+        bias: -inf hides the key, as `mask` does. Every finite number, down to the least of its
+            dtype, is a number like any other: a row all of whose keys have a large negative bias
+            is not hidden. If they share one of magnitude 1e9 or more, beside which scores vanish,
+            out is the mean of v over those keys. Below that it is a weighted mean of v's rows, its
+            error at most twice the worse of two plain computations in fp32, with scores natural
+            and with scores times log2(e). NaN or +inf: the row is NaN.
+        alibi_slopes: Any. Beyond 2^96 (7.9e28), ±inf too, it counts as 2^96 with its sign. NaN:
+            the head's rows are NaN.
+        sinks: Any. -inf: no sink. +inf: out = 0 and lse = +inf. NaN: NaN.
+
+    Scores are formed in fp32 (of float64 in float64). A shift common to a row's scores changes
+    nothing in out but what fp32 rounds.
 
     Returns:
         out, of q's shape with head_dim_v for head_dim; with `return_lse`, the pair (out, lse), lse
@@ -160,18 +184,24 @@ def attention_varlen(
         q: (total_q, num_heads, head_dim).
         k: (total_k, num_heads_kv, head_dim).
         v: (total_k, num_heads_kv, head_dim_v).
-        cu_seqlens_q: int32, (batch + 1,): where each sequence's queries begin; [0] is 0, the last
-            total_q. On the CPU the values are checked, on a GPU they cannot be.
-        cu_seqlens_k: The same for keys and values; the last may be less than total_k.
+        cu_seqlens_q: int32, (batch + 1,): where each sequence's queries begin, and where the last
+            one ends; not decreasing, within 0 to total_q. Of a slice of a larger pack [0] may be
+            more than 0 and the last less than total_q: rows of out and lse that are no sequence's
+            stay as they are. On the CPU other values are refused.
+        cu_seqlens_k: The same for keys and values.
         max_seqlen_q: At least the length of the longest sequence of queries.
         max_seqlen_k: The same for keys.
-        seqused_k: int32, (batch,): how many of each sequence's keys to use, from its first. None:
-            all. The causal shift follows it.
+        seqused_k: int32, (batch,): how many of each sequence's keys to use, from its first; 0 to
+            its length. None: all. The causal shift follows it.
         bias: Broadcastable to (batch, num_heads, max_seqlen_q, max_seqlen_k).
         mask: The same.
         layout: "bshd" for tokens before heads, as above; "bhsd" for (num_heads, total, head_dim).
 
-    The other arguments, and the errors, are those of `attention`; shift is each sequence's own.
+    The other arguments, their values and the errors are those of `attention`; shift is each
+    sequence's own. Lengths on a GPU are not read by the host, and whatever they are, no kernel
+    leaves the tensors: a sequence's rows are those from clamp(cu_seqlens[b], 0, total) to
+    clamp(cu_seqlens[b + 1], its first, total), the first max_seqlen of them at most, and seqused_k
+    is clamped to what is there.
 
     Returns:
         out, (total_q, num_heads, head_dim_v); with `return_lse` the pair (out, lse), lse being

@@ -44,10 +44,11 @@ def scaled_dot_product_attention(
         value: (..., num_heads_kv, seqlen_k, head_dim_v), of query's dtype.
         attn_mask: Broadcastable to (..., num_heads, seqlen_q, seqlen_k). bool: True where a query
             may attend to a key. query's dtype or float32: added to the scores. Not with is_causal.
+            Its values are those of `attention`'s mask and bias.
         dropout_p: 0.0.
         is_causal: Query i attends to keys j <= i, counted from the first ("top_left"), whatever
             the lengths. `attention(causal=True)` counts from the last.
-        scale: Factor of query·key, finite and > 0. None: 1 / sqrt(head_dim).
+        scale: Factor of query·key, as softmax_scale of `attention`. None: 1 / sqrt(head_dim).
         enable_gqa: Let num_heads be a multiple of num_heads_kv; query head h then reads key head
             h // (num_heads // num_heads_kv). Without it num_heads_kv is num_heads, or 1.
 

@@ -2,10 +2,11 @@
 
     from dlattn.flash_attn import flash_attn_func
 
-Arguments mean what they mean there, and are passed in the same order:
+Arguments mean what they mean there, and are passed in the same order. Which values are accepted,
+and what their extremes give, is told by `dlattn.attention` (Values):
 
     dropout_p: 0.0.
-    softmax_scale: Factor of q·k, finite and > 0. None: 1 / sqrt(head_dim).
+    softmax_scale: Factor of q·k, None: 1 / sqrt(head_dim).
     causal: Query i attends to keys j <= i + seqlen_k - seqlen_q, so that the last query sees the
         last key. A query before the first key sees nothing.
     window_size: (left, right): keys from i + seqlen_k - seqlen_q - left to i + seqlen_k - seqlen_q

@@ -6,8 +6,26 @@
 
 namespace dlattn {
 
-// What softmax_scale and softcap may be: their products with anything in fp32's range that a score
-// may be are told apart from 0 and from infinity.
+// The values that are accepted, by every backend and kernel alike. What the host holds and is not
+// accepted is refused; what lies in memory cannot be, and has these results:
+//   q, k, v        finite, with |q.k| and |softmax_scale * q.k| <= 2^126; beyond that a row may be
+//                  inf or NaN, as a plain computation in fp32 gives
+//   softmax_scale  kMinSoftmaxScale to kMaxSoftmaxScale
+//   softcap        0: none; or kMinSoftcap to kMaxSoftcap
+//   bias           -inf hides the key, as the mask does. Every finite value, down to the least of
+//                  its dtype, is a score like any other: a row whose keys all have a large negative
+//                  one is not hidden. If they share one of magnitude >= 1e9, out is the mean of v
+//                  over them. Below that it is a convex combination of v's rows, its error at most
+//                  twice the worse of two plain computations in fp32, with scores natural and with
+//                  scores times log2(e). NaN or +inf: the row is NaN
+//   alibi_slopes   any; beyond 2^96, and +-inf, taken as 2^96 with its sign; NaN: that head is NaN
+//   sinks          any; -inf: none; +inf: out = 0, lse = +inf; NaN: NaN
+// Scores are formed in fp32 (float64 in float64) and a softmax's probabilities from their
+// differences to the row's maximum. A row that may attend to nothing has out = 0 and lse = -inf, or
+// its sink. out and lse share no element with an input or each other (slices of one buffer may
+// interleave).
+//
+// So that fp32 tells them from 0 and infinity:
 constexpr double kMinSoftmaxScale = 0x1p-126;  // 1.18e-38
 constexpr double kMaxSoftmaxScale = 0x1p126;   // 8.5e37
 constexpr double kMinSoftcap = 0x1p-100;       // 7.9e-31
@@ -45,8 +63,8 @@ struct AttentionParams {
   std::int64_t out_batch_stride = 0, out_row_stride = 0, out_head_stride = 0;
   std::int64_t lse_batch_stride = 0, lse_head_stride = 0;  // rows of lse are contiguous
 
-  double softmax_scale = 0.0;  // finite and > 0; 1 / sqrt(head_dim) is customary
-  double softcap = 0.0;        // > 0: score = softcap * tanh(score / softcap); 0: off
+  double softmax_scale = 0.0;  // 1 / sqrt(head_dim) is customary
+  double softcap = 0.0;        // not 0: score = softcap * tanh(score / softcap)
   Causal causal = Causal::kNone;
   std::int64_t window_left = -1;   // keys j >= i + shift - window_left; -1: unlimited
   std::int64_t window_right = -1;  // keys j <= i + shift + window_right; -1: unlimited
@@ -93,7 +111,8 @@ constexpr int kMaxMergeStates = 32;
 // A part with lse_n = -inf contributes nothing, whatever its out_n holds; if every part is empty,
 // out = 0, lse = -inf.
 struct MergeParams {
-  int num_states = 0;                       // 1 .. kMaxMergeStates
+  int num_states = 0;  // 1 .. kMaxMergeStates
+  // Neither out nor lse shares memory with a part.
   const void* outs[kMaxMergeStates] = {};   // each [batch_size, seqlen_q, num_heads, head_dim_v]
   const float* lses[kMaxMergeStates] = {};  // each [batch_size, num_heads, seqlen_q]
   std::int64_t outs_batch_stride[kMaxMergeStates] = {};
