@@ -38,7 +38,7 @@ Bytes stride_bytes(const Region& region, int dim) {
 Bytes extent(const Region& region, Bytes period) {
   Bytes bytes = run_bytes(region);
   for (int dim = 0; dim < 4; ++dim) {
-    if (region.sizes[dim] == 1) continue;
+    if (region.sizes[dim] <= 1) continue;
     const Bytes stride = stride_bytes(region, dim);
     if (period && stride % period == 0) continue;
     bytes = sum(bytes, product(stride, region.sizes[dim] - 1));
@@ -57,12 +57,11 @@ bool disjoint_modulo(Bytes period, const Region& a, const Region& b, Bytes dista
 }  // namespace
 
 bool disjoint(const Region& a, const Region& b) {
-  if (empty(a) || empty(b)) return true;
   const Bytes start_a = reinterpret_cast<std::uintptr_t>(a.data);
   const Bytes start_b = reinterpret_cast<std::uintptr_t>(b.data);
   if (start_a > start_b) return disjoint(b, a);
   const Bytes distance = start_b - start_a;
-  if (extent(a, 0) <= distance) return true;
+  if (extent(a, 0) <= distance || empty(a) || empty(b)) return true;
   for (const Region* region : {&a, &b}) {
     for (int dim = 0; dim < 4; ++dim) {
       const Bytes period = region->sizes[dim] > 1 ? stride_bytes(*region, dim) : 0;
