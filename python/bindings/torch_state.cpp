@@ -19,20 +19,20 @@ PyObject* variable(const nb::object& dict, const nb::object& name) {
 TorchState::TorchState(nb::handle adapter)
     : adapter_(nb::borrow(adapter)),
       current_level_(nb::steal<nb::object>(PyUnicode_InternFromString("_current_level"))),
-      is_fx_tracing_(nb::steal<nb::object>(PyUnicode_InternFromString("_is_fx_tracing_flag"))) {
+      is_in_mode_(nb::steal<nb::object>(PyUnicode_InternFromString("_is_in_torch_dispatch_mode"))) {
   const nb::object watched = adapter.attr("watched")();
   count_modes_ = watched[0];
   is_tracing_ = watched[1];
   increment_version_ = watched[2];
   forward_ad_ = watched[3];
-  fx_ = watched[4];
+  dispatch_ = watched[4];
 }
 
 void TorchState::check_modes(const char* name) const {
-  const nb::object modes = call(count_modes_);
-  const bool quiet = PyLong_AsLong(modes.ptr()) == 0 && call(is_tracing_).ptr() != Py_True &&
-                     variable(fx_, is_fx_tracing_) != Py_True;
-  if (!quiet) adapter_.attr("check_modes")(name);
+  // The flag is true while any thread is in a mode; check_modes looks at this thread's.
+  PyObject* flag = variable(dispatch_, is_in_mode_);
+  const bool in_mode = flag ? flag != Py_False : PyLong_AsLong(call(count_modes_).ptr()) != 0;
+  if (in_mode || call(is_tracing_).ptr() == Py_True) adapter_.attr("check_modes")(name);
 }
 
 void TorchState::check_tangent(nb::handle tensor, const char* name) const {

@@ -23,13 +23,13 @@ class TorchState {
 
  private:
   nb::object adapter_;
-  nb::object count_modes_;  // functions
+  nb::object count_modes_;  // functions; this one where torch has no flag that tells of modes
   nb::object is_tracing_;
   nb::object increment_version_;  // of a tuple of tensors
   nb::object forward_ad_;         // dicts of modules
-  nb::object fx_;
+  nb::object dispatch_;
   nb::object current_level_;  // names of variables in them
-  nb::object is_fx_tracing_;
+  nb::object is_in_mode_;
 };
 
 }  // namespace dlattn::python

@@ -69,16 +69,17 @@ class Torch(Framework):
         """What tells the native module quickly whether to call check_modes and check_tangent.
 
         The number of dispatch modes, torch.jit's tracing, what increments versions, and the
-        variables of torch.autograd.forward_ad and torch.fx, as far as this torch has them.
+        variables of torch.autograd.forward_ad and torch.utils._python_dispatch, as far as this
+        torch has them.
         """
         torch = sys.modules["torch"]
-        fx = sys.modules.get("torch.fx._symbolic_trace")
+        dispatch = sys.modules.get("torch.utils._python_dispatch")
         return (
             getattr(torch._C, "_len_torch_dispatch_stack", int),
             getattr(torch._C, "_is_tracing", bool),
             _version_incrementer(torch),
             vars(torch.autograd.forward_ad),
-            vars(fx) if fx is not None else {},
+            vars(dispatch) if dispatch is not None else {},
         )
 
     def check_modes(self, argument: str) -> None:
