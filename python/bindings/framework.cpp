@@ -3,6 +3,8 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "errors.h"
 #include "options.h"
@@ -34,9 +36,11 @@ PyObject* forget(PyObject*, PyObject* reference) {
   Py_RETURN_NONE;
 }
 
+PyMethodDef forget_method = {"forget", forget, METH_O, nullptr};
+
 nb::object weak_reference(nb::handle type) {
-  static PyMethodDef method = {"forget", forget, METH_O, nullptr};
-  const nb::object function = nb::steal<nb::object>(PyCFunction_NewEx(&method, nullptr, nullptr));
+  const nb::object function =
+      nb::steal<nb::object>(PyCFunction_NewEx(&forget_method, nullptr, nullptr));
   if (!function.is_valid()) throw nb::python_error();
   nb::object reference = nb::steal<nb::object>(PyWeakref_NewRef(type.ptr(), function.ptr()));
   if (!reference.is_valid()) throw nb::python_error();
@@ -173,7 +177,9 @@ const TensorType& tensor_type(nb::handle object, const char* name) {
 
 void use_exchange_api(bool on) {
   exchange_api_on = on;
-  for (auto& [type, known] : cache()) known.type->api = find_exchange_api(type, *known.type);
+  std::vector<std::pair<nb::object, TensorType*>> all;  // which asking them may change
+  for (const auto& [type, known] : cache()) all.emplace_back(nb::borrow(type), known.type.get());
+  for (const auto& [type, known] : all) known->api = find_exchange_api(type, *known);
 }
 
 Target make_target(nb::handle like, const char* name) {
