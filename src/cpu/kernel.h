@@ -245,8 +245,12 @@ class TaskKernel {
         Vec<T> score = load(s_t_ + n * ld_ + lane) * scale;
         if (cap > T(0)) score = tanh<T>(score / cap) * cap;
         if (p_.alibi_slopes) {
-          const Vec<T> distance = load(distance_ + lane) - static_cast<T>(n);
-          score -= load(slope_ + lane) * (distance < T(0) ? -distance : distance);
+          // The magnitude comes last: it keeps the product from being fused with the difference, so
+          // that keys at one distance have one penalty, which may be large enough to absorb scores.
+          const Vec<T> slope = load(slope_ + lane);
+          const Vec<T> penalty = slope * (load(distance_ + lane) - static_cast<T>(n));
+          const Vec<T> magnitude = penalty < T(0) ? -penalty : penalty;
+          score -= slope < T(0) ? -magnitude : magnitude;
         }
         store(s_t_ + n * ld_ + lane, score);
       }

@@ -185,6 +185,40 @@ void slopes() {
   }
 }
 
+// Two keys at the same distance have the same penalty, rounded before the scores come to it: one
+// that absorbs them leaves the mean of the two. This one lies half-way between two floats, so that
+// adding the scores before the rounding would give the keys different ones.
+void equal_penalties() {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
+    for (const double sign : {1.0, -1.0}) {
+      Spec spec;
+      spec.dtype = dtype;
+      spec.batch_size = spec.num_heads = spec.num_heads_kv = 1;
+      spec.seqlen_q = 21;
+      spec.seqlen_k = 41;  // query 0 stands at key 20
+      spec.alibi = spec.mask = true;
+      Problem problem(spec);
+      problem.alibi.set(0, sign * 128.0 * (8388608 + 4));  // times 13
+      for (std::int64_t j = 0; j < 41; ++j) problem.mask[j] = j == 20 - 13 || j == 20 + 13;
+      for (std::int64_t d = 0; d < spec.head_dim; ++d) {
+        problem.q.set(d, 1.0);
+        problem.k.set((20 - 13) * problem.params.k_row_stride + d, 0.5);
+        problem.k.set((20 + 13) * problem.params.k_row_stride + d, -0.5);
+      }
+      for (const char* isa : test::isas()) {
+        problem.poison();
+        cpu::forward(problem.params, core::make_plan(problem.params, test::cpu_device(isa), {}));
+        for (std::int64_t d = 0; d < spec.head_dim_v; ++d) {
+          const double a = problem.v.get((20 - 13) * problem.params.v_row_stride + d);
+          const double b = problem.v.get((20 + 13) * problem.params.v_row_stride + d);
+          const double got = problem.out.get(problem.out_index(0, 0, 0, d));
+          CHECK_FOR(std::fabs(got - (a + b) / 2) <= 0.005 * (std::fabs(a) + std::fabs(b)), isa);
+        }
+      }
+    }
+  }
+}
+
 void sinks() {
   for (const DType dtype : kDTypes) {
     for (const double sink : std::initializer_list<double>{
@@ -331,6 +365,7 @@ int main() {
   least_bias_and_slopes();
   special_bias();
   slopes();
+  equal_penalties();
   sinks();
   softcaps();
   scales();
