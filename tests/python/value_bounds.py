@@ -219,8 +219,10 @@ class Expected:
         exact_term = ~by_alibi | (shared.to(native).double() == shared)
         absorbed &= (exact_term | ~self.near).all(3)
         alike = 2.0**-48 if self.unit > 2.0**-53 else 0.0  # float64's own last bits
-        equal = no_sink & ~absorbed & (_extent(scores, self.near) <= alike * largest)
-        equal &= _extent(size, self.near) <= 2.0**-48 * largest
+        most = _largest(torch.where(self.near, terms.products + terms.capped.abs(), 0.0), 3)
+        equal = no_sink & ~absorbed & (_extent(terms.capped, self.near) <= alike * most)
+        equal &= _extent(terms.products, self.near) <= 2.0**-48 * most
+        equal &= (_extent(terms.alibi, self.near) <= 0) & (_extent(terms.bias, self.near) <= 0)
         large = (terms.bias.abs() >= LIFTED) & (terms.bias.abs() >= 8 * terms.products)
         rough = (rounding > 1 / 16) & ~equal & ~absorbed
         wrong = (scores.isnan() | (scores == math.inf)).any(3) | self.sink[..., 0].isnan()
