@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "gil.h"
 #include "problem.h"
 
 namespace dlattn::python {
@@ -56,7 +57,7 @@ nb::object run_on(Target& target, nb::handle stream, Compute&& compute) {
         return nb::make_tuple(outputs, memory);
       },
       nb::arg("stream").none());
-  const nb::object outputs = target.type->adapter.attr("run")(target.like, launch);
+  const nb::object outputs = call_method(target.type->adapter, "run", target.like, launch);
   return nb::len(outputs) > 1 ? nb::object(nb::tuple(outputs)) : nb::object(outputs[0]);
 }
 

@@ -1,11 +1,10 @@
 #include "export.h"
 
 #include <algorithm>
+#include <atomic>
 #include <iterator>
-#include <mutex>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 namespace dlattn::python {
 namespace {
@@ -50,33 +49,29 @@ nb::object make(const Tensor& tensor, std::shared_ptr<void> memory, const char* 
   return nb::steal<nb::object>(capsule);
 }
 
-// References that threads without the GIL have given up.
+// References that threads without the GIL have given up, the last one first. A list without a lock:
+// one that a thread holds when the process forks would stay locked in the child.
 struct GivenUp {
-  std::mutex mutex;
-  std::vector<PyObject*> objects;
+  PyObject* object;
+  GivenUp* next;
 };
-// Never destroyed: those threads may outlive the interpreter.
-GivenUp& given_up() {
-  static auto* all = new GivenUp;
-  return *all;
-}
+std::atomic<GivenUp*> given_up{nullptr};
 
 // Needs the GIL.
 int drop_given_up(void*) {
-  std::vector<PyObject*> objects;
-  {
-    const std::lock_guard lock(given_up().mutex);
-    objects.swap(given_up().objects);
+  GivenUp* entry = given_up.exchange(nullptr, std::memory_order_acquire);
+  while (entry) {
+    const std::unique_ptr<GivenUp> dropped(entry);
+    entry = dropped->next;
+    Py_DECREF(dropped->object);
   }
-  for (PyObject* object : objects) Py_DECREF(object);
   return 0;
 }
 
 // Needs no GIL.
 void give_up(void* object) {
-  {
-    const std::lock_guard lock(given_up().mutex);
-    given_up().objects.push_back(static_cast<PyObject*>(object));
+  auto* entry = new GivenUp{static_cast<PyObject*>(object), given_up.load()};
+  while (!given_up.compare_exchange_weak(entry->next, entry, std::memory_order_release)) {
   }
   // Where Python's queue is full, the next relay sees to it.
   if (Py_IsInitialized()) Py_AddPendingCall(drop_given_up, nullptr);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "gil.h"
 #include "options.h"
 
 namespace dlattn::python {
@@ -18,19 +19,27 @@ struct Known {
   std::unique_ptr<TensorType> type;
   nb::object reference;  // weak: removes the entry when the Python type dies
 };
-using Cache = std::unordered_map<PyObject*, Known>;
-// Never destroyed: its references outlive the interpreter's shutdown. The GIL guards it.
-Cache& cache() {
-  static Cache* types = new Cache;
-  return *types;
-}
+// Never destroyed: its references outlive the interpreter's shutdown. The GIL guards it, so nothing
+// of Python may run while an iterator into it is held.
+auto& cache = *new std::unordered_map<PyObject*, Known>;
+
+nb::handle frameworks;  // the module dlattn._frameworks
+
+// Names that are looked up on every call.
+struct {
+  PyObject* requires_grad;
+  PyObject* is_neg;
+  PyObject* is_conj;
+  PyObject* empty;
+} names;
 
 // Called by a weak reference when its type is gone: another one may be made at the same address.
 PyObject* forget(PyObject*, PyObject* reference) {
-  for (auto at = cache().begin(); at != cache().end(); ++at) {
+  Known known;  // let go of when the cache is whole again
+  for (auto at = cache.begin(); at != cache.end(); ++at) {
     if (at->second.reference.ptr() != reference) continue;
-    const Known known = std::move(at->second);  // let go of when the cache is whole again
-    cache().erase(at);
+    known = std::move(at->second);
+    cache.erase(at);
     break;
   }
   Py_RETURN_NONE;
@@ -47,11 +56,6 @@ nb::object weak_reference(nb::handle type) {
   return reference;
 }
 
-nb::handle frameworks() {
-  static const nb::handle module = nb::module_::import_("dlattn._frameworks").release();
-  return module;
-}
-
 const dlpack::ExchangeApi* find_exchange_api(nb::handle type, const TensorType& known) {
   // NumPy's arrays need less by their own interface; JAX has an order of its own to keep.
   if (!exchange_api_on || known.numpy || known.deferred) return nullptr;
@@ -63,37 +67,30 @@ const dlpack::ExchangeApi* find_exchange_api(nb::handle type, const TensorType& 
   return reinterpret_cast<const dlpack::ExchangeApi*>(header);
 }
 
-// Interned once: these are looked up on every call.
-PyObject* interned(const char* text) {
-  return PyUnicode_InternFromString(text);
-}
-
 // Calls a predicate method that takes no argument.
 bool call_predicate(nb::handle object, PyObject* method) {
-  const nb::object result =
-      nb::steal<nb::object>(PyObject_CallMethodObjArgs(object.ptr(), method, nullptr));
+  const nb::object result = nb::steal<nb::object>(
+      guarded([&] { return PyObject_CallMethodObjArgs(object.ptr(), method, nullptr); }));
   if (!result.is_valid()) throw nb::python_error();
   return result.ptr() == Py_True;
 }
 
 // A torch tensor's memory does not tell the whole truth about it.
 void check_torch(nb::handle object, const TorchState& state, const char* name, bool maybe_complex) {
-  static PyObject* const requires_grad = interned("requires_grad");
-  static PyObject* const is_neg = interned("is_neg");
-  static PyObject* const is_conj = interned("is_conj");
-  const nb::object grad = nb::steal<nb::object>(PyObject_GetAttr(object.ptr(), requires_grad));
+  const nb::object grad = nb::steal<nb::object>(
+      guarded([&] { return PyObject_GetAttr(object.ptr(), names.requires_grad); }));
   if (!grad.is_valid()) throw nb::python_error();
-  if (grad.ptr() == Py_True && nb::cast<bool>(frameworks().attr("torch_grad_enabled")())) {
+  if (grad.ptr() == Py_True && nb::cast<bool>(call_method(frameworks, "torch_grad_enabled"))) {
     unsupported(name,
                 " requires grad, and dlattn computes no gradients; accepted: a tensor without "
                 "requires_grad. Call it under torch.no_grad() or pass ",
                 name, ".detach()");
   }
   state.check_tangent(object, name);
-  if (maybe_complex && call_predicate(object, is_conj)) {
+  if (maybe_complex && call_predicate(object, names.is_conj)) {
     unsupported(name, " is a conjugated view; accepted: a plain real tensor");
   }
-  if (call_predicate(object, is_neg)) {
+  if (call_predicate(object, names.is_neg)) {
     unsupported(name, " is a negated view; accepted: a plain tensor, ", name, ".resolve_neg()");
   }
 }
@@ -124,28 +121,35 @@ auto exported(nb::handle object, const char* name, Export&& export_it) {
   }
 }
 
+// Whether `value` is, or stands for, an int >= 0 that fits.
+bool read_index(nb::handle value, std::int32_t* index) {
+  if (!value.is_valid() || PyUnicode_Check(value.ptr())) return false;
+  // Enumerations need not be of int.
+  const nb::object number =
+      nb::steal<nb::object>(guarded([&] { return PyNumber_Long(value.ptr()); }));
+  int overflow = 0;
+  const long long wide =
+      number.is_valid() ? PyLong_AsLongLongAndOverflow(number.ptr(), &overflow) : -1;
+  *index = static_cast<std::int32_t>(wide);
+  return !overflow && wide >= 0 && wide <= INT32_MAX;
+}
+
 dlpack::DLDevice dlpack_device(nb::handle object, const char* name) {
   const nb::object pair =
-      exported(object, name, [&] { return nb::object(object.attr("__dlpack_device__")()); });
-  std::int64_t numbers[2] = {-1, -1};
-  bool fits = PySequence_Check(pair.ptr()) && !PyUnicode_Check(pair.ptr()) &&
-              PySequence_Size(pair.ptr()) == 2;
-  for (int i = 0; i < 2 && fits; ++i) {
-    const nb::object number = nb::steal<nb::object>(PySequence_GetItem(pair.ptr(), i));
-    fits = number.is_valid() && !PyUnicode_Check(number.ptr());
-    // Enumerations need not be of int.
-    const nb::object index =
-        fits ? nb::steal<nb::object>(PyNumber_Long(number.ptr())) : nb::object();
-    int overflow = 0;
-    if (index.is_valid()) numbers[i] = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
-    fits = index.is_valid() && !overflow && numbers[i] >= 0 && numbers[i] <= INT32_MAX;
-  }
+      exported(object, name, [&] { return call_method(object, "__dlpack_device__"); });
+  const auto item = [&](int i) {
+    return nb::steal<nb::object>(guarded([&] { return PySequence_GetItem(pair.ptr(), i); }));
+  };
+  dlpack::DLDevice device{};
+  const bool fits = PySequence_Check(pair.ptr()) && !PyUnicode_Check(pair.ptr()) &&
+                    guarded([&] { return PySequence_Size(pair.ptr()); }) == 2 &&
+                    read_index(item(0), &device.type) && read_index(item(1), &device.id);
   if (!fits) {
     PyErr_Clear();
     wrong_type(name, ": its __dlpack_device__ returned ", repr_text(pair),
                "; accepted: a pair (device type, device id) of int >= 0");
   }
-  return {static_cast<std::int32_t>(numbers[0]), static_cast<std::int32_t>(numbers[1])};
+  return device;
 }
 
 // Errors that an allocator reports through a callback, which may hold no Python state.
@@ -155,30 +159,36 @@ void set_allocation_error(void* context, const char* kind, const char* message) 
 
 }  // namespace
 
+void register_frameworks() {
+  frameworks = nb::module_::import_("dlattn._frameworks").release();
+  const auto kept = [](const char* name) { return interned(name).release().ptr(); };
+  names = {kept("requires_grad"), kept("is_neg"), kept("is_conj"), kept("empty")};
+}
+
 const TensorType& tensor_type(nb::handle object, const char* name) {
   const nb::handle type = object.type();
-  const auto found = cache().find(type.ptr());
-  if (found != cache().end()) return *found->second.type;
+  const auto found = cache.find(type.ptr());
+  if (found != cache.end()) return *found->second.type;
 
   auto made = std::make_unique<TensorType>();
-  made->adapter = frameworks().attr("find")(type, name);
+  made->adapter = call_method(frameworks, "find", type, name);
   const std::string kind = text(nb::object(made->adapter.attr("name")));
   made->torch = kind == "torch";
   made->numpy = kind == "numpy";
-  made->plain = nb::cast<bool>(frameworks().attr("is_plain")(type));
+  made->plain = nb::cast<bool>(call_method(frameworks, "is_plain", type));
   made->deferred = kind == "jax";
   made->api = find_exchange_api(type, *made);
   if (made->torch) made->torch_state = TorchState(made->adapter);
   nb::object reference = weak_reference(type);
-  // Where that code asked for the same type, what it was told stays.
-  const auto at = cache().try_emplace(type.ptr(), Known{std::move(made), std::move(reference)});
+  // Where that code, or another thread, asked for the same type, what it was told stays.
+  const auto at = cache.try_emplace(type.ptr(), Known{std::move(made), std::move(reference)});
   return *at.first->second.type;
 }
 
 void use_exchange_api(bool on) {
   exchange_api_on = on;
   std::vector<std::pair<nb::object, TensorType*>> all;  // which asking them may change
-  for (const auto& [type, known] : cache()) all.emplace_back(nb::borrow(type), known.type.get());
+  for (const auto& [type, known] : cache) all.emplace_back(nb::borrow(type), known.type.get());
   for (const auto& [type, known] : all) known->api = find_exchange_api(type, *known);
 }
 
@@ -194,7 +204,7 @@ Target make_target(nb::handle like, const char* name) {
     target.device = exported(
         like, name, [&] { return from_exchange_api(*target.type->api, like, name, false).device; });
   } else {
-    target.type->adapter.attr("check")(like, name);
+    call_method(target.type->adapter, "check", like, name);
     target.device = to_device(name, dlpack_device(like, name));
   }
   return target;
@@ -214,7 +224,7 @@ void set_stream(nb::handle stream, Target* target) {
     }
   } else {
     target->stream = parse_stream(
-        target->type->adapter.attr("current_stream")(target->like, target->device.index));
+        call_method(target->type->adapter, "current_stream", target->like, target->device.index));
   }
 }
 
@@ -242,14 +252,14 @@ Tensor take_in(nb::handle object, const TensorType& type, const char* name, cons
   }
   if (type.torch)
     exported(object, name, [&] { check_torch(object, type.torch_state, name, true); });
-  type.adapter.attr("check")(object, name);
+  call_method(type.adapter, "check", object, name);
   check_device(name, to_device(name, dlpack_device(object, name)), target);
   const nb::object stream =
       target.device.type == DeviceType::kCpu
           ? nb::none()
           : nb::object(nb::int_(reinterpret_cast<std::uintptr_t>(target.stream)));
   const nb::object capsule =
-      exported(object, name, [&] { return frameworks().attr("export")(object, stream); });
+      exported(object, name, [&] { return call_method(frameworks, "export", object, stream); });
   Tensor tensor = from_capsule(capsule, name);
   if (!same(tensor.device, target.device)) {
     unsupported(name, " is on ", device_text(tensor.device),
@@ -307,7 +317,8 @@ Allocation allocate(const Target& target, const char* name, const std::int64_t* 
   }
   nb::list sizes;
   for (int i = 0; i < ndim; ++i) sizes.append(shape[i]);
-  made.object = target.type->adapter.attr("empty")(target.like, nb::tuple(sizes), to_string(dtype));
+  made.object = call_method(target.type->adapter, nb::handle(names.empty), target.like,
+                            nb::tuple(sizes), to_string(dtype));
   made.tensor = import_tensor(made.object, name, target);
   return made;
 }

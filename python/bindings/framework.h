@@ -22,6 +22,9 @@ struct TensorType {
   TorchState torch_state;
 };
 
+// Resolves what the others need of Python, which may not happen while threads come first at once.
+void register_frameworks();
+
 // Cached per type, as long as the type lives. Throws TypeError if objects of this type are no
 // tensors.
 const TensorType& tensor_type(nb::handle object, const char* name);

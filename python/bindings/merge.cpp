@@ -3,6 +3,7 @@
 
 #include "attention.h"
 #include "errors.h"
+#include "gil.h"
 
 namespace dlattn::python {
 namespace {
@@ -42,7 +43,7 @@ std::vector<Tensor> import_parts(nb::handle parts, const char* name, const Targe
 // Python code that runs, and by other threads.
 nb::object hold_parts(nb::handle parts) {
   if (!PyList_Check(parts.ptr()) && !PyTuple_Check(parts.ptr())) return nb::borrow(parts);
-  nb::object held = nb::steal<nb::object>(PySequence_Tuple(parts.ptr()));
+  nb::object held = nb::steal<nb::object>(guarded([&] { return PySequence_Tuple(parts.ptr()); }));
   if (!held.is_valid()) throw nb::python_error();
   return held;
 }

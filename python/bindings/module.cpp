@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "errors.h"
 #include "export.h"
+#include "framework.h"
 #include "host_buffer.h"
 #include "support.h"
 
@@ -89,14 +90,25 @@ void def_call(nb::module_& m, const char* name, const char* name_varlen) {
       nb::arg("batch_invariant").none());
 }
 
+// What this module keeps of Python (classes, types, the frameworks' adapters) is one interpreter's.
+void check_interpreter() {
+  if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0) return;
+  throw nb::import_error(
+      "dlattn is imported in a sub-interpreter; accepted: Python's main interpreter");
+}
+
 }  // namespace
 }  // namespace dlattn::python
 
 NB_MODULE(_core, m) {
   using namespace dlattn::python;
+  check_interpreter();
+  nb::set_leak_warnings(false);  // a call in flight when the interpreter ends keeps what it uses
   m.doc() = "The native part of dlattn.";
   m.attr("__version__") = DLATTN_VERSION;
   register_errors();
+  register_frameworks();
+  nb::module_::import_("numbers");  // so that no call is the first to import it
   register_host_buffer(m);
   register_support(m);
   def_call<attention>(m, "attention", "attention_varlen");

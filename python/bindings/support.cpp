@@ -63,8 +63,8 @@ AttentionParams made_up_problem(DType dtype, std::int64_t head_dim) {
 }
 
 void add_feature(const std::string& feature, AttentionParams* p) {
-  static const std::int32_t cu_seqlens[2] = {0, kSeqlen};
-  static const float floats[1] = {0.0f};
+  static constexpr std::int32_t cu_seqlens[2] = {0, kSeqlen};
+  static constexpr float floats[1] = {0.0f};
   if (feature.empty()) return;
   if (feature == "causal") {
     p->causal = Causal::kBottomRight;

@@ -1,10 +1,13 @@
 #include "torch_state.h"
 
+#include "gil.h"
+
 namespace dlattn::python {
 namespace {
 
-nb::object call(const nb::object& function) {
-  nb::object result = nb::steal<nb::object>(PyObject_CallObject(function.ptr(), nullptr));
+nb::object call(const nb::object& function, PyObject* argument = nullptr) {
+  nb::object result = nb::steal<nb::object>(
+      guarded([&] { return PyObject_CallFunctionObjArgs(function.ptr(), argument, nullptr); }));
   if (!result.is_valid()) throw nb::python_error();
   return result;
 }
@@ -18,9 +21,9 @@ PyObject* variable(const nb::object& dict, const nb::object& name) {
 
 TorchState::TorchState(nb::handle adapter)
     : adapter_(nb::borrow(adapter)),
-      current_level_(nb::steal<nb::object>(PyUnicode_InternFromString("_current_level"))),
-      is_in_mode_(nb::steal<nb::object>(PyUnicode_InternFromString("_is_in_torch_dispatch_mode"))) {
-  const nb::object watched = adapter.attr("watched")();
+      current_level_(interned("_current_level")),
+      is_in_mode_(interned("_is_in_torch_dispatch_mode")) {
+  const nb::object watched = call_method(adapter, "watched");
   count_modes_ = watched[0];
   is_tracing_ = watched[1];
   increment_version_ = watched[2];
@@ -32,16 +35,16 @@ void TorchState::check_modes(const char* name) const {
   // The flag is true while any thread is in a mode; check_modes looks at this thread's.
   PyObject* flag = variable(dispatch_, is_in_mode_);
   const bool in_mode = flag ? flag != Py_False : PyLong_AsLong(call(count_modes_).ptr()) != 0;
-  if (in_mode || call(is_tracing_).ptr() == Py_True) adapter_.attr("check_modes")(name);
+  if (in_mode || call(is_tracing_).ptr() == Py_True) call_method(adapter_, "check_modes", name);
 }
 
 void TorchState::check_tangent(nb::handle tensor, const char* name) const {
   PyObject* level = variable(forward_ad_, current_level_);
-  if (level && PyLong_AsLong(level) >= 0) adapter_.attr("check_tangent")(tensor, name);
+  if (level && PyLong_AsLong(level) >= 0) call_method(adapter_, "check_tangent", tensor, name);
 }
 
 void TorchState::increment_version(nb::handle tensor) const {
-  increment_version_(nb::make_tuple(tensor));
+  call(increment_version_, nb::make_tuple(tensor).ptr());
 }
 
 }  // namespace dlattn::python

@@ -1,7 +1,9 @@
 """What dlattn must know of the tensor libraries whose types lack DLPack's C exchange API.
 
 No library is imported here before one of its own tensors has come in, by which time the caller
-has imported it. The native module calls `find` once per type and keeps what it returns.
+has imported it. The native module calls `find` once per type and keeps what it returns. It imports
+this module with itself: an import on the first call would be waited for for ever in a process
+forked meanwhile.
 """
 
 from __future__ import annotations
@@ -10,8 +12,6 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from dlattn._errors import UnsupportedError
 
@@ -39,7 +39,9 @@ class Framework:
     def empty(self, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
         """Return a new tensor on the device of `like`, where its library's own would be."""
         if int(like.__dlpack_device__()[0]) in (_DL_CPU, _DL_CUDA_HOST):
-            return _numpy_empty(shape, dtype)
+            import numpy
+
+            return _numpy_empty(numpy, shape, dtype)
         raise UnsupportedError(
             f"out is None, and dlattn cannot allocate for {_type_text(type(like))}; "
             "accepted: a tensor to write to (and return_lse=False)"
@@ -50,7 +52,7 @@ class NumPy(Framework):
     name = "numpy"
 
     def empty(self, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
-        return _numpy_empty(shape, dtype)
+        return _numpy_empty(sys.modules["numpy"], shape, dtype)
 
 
 class Torch(Framework):
@@ -265,7 +267,7 @@ def find(kind: type, argument: str) -> Framework:
     """Return the framework that tensors of type `kind` belong to; TypeError if they are none."""
     for base in kind.__mro__:
         root = _module_of(base).partition(".")[0]
-        if root == "numpy" and base is not np.ndarray:
+        if root == "numpy" and base is not getattr(sys.modules.get("numpy"), "ndarray", None):
             continue
         if root == "torch" and base.__name__ != "Tensor":
             continue
@@ -280,8 +282,10 @@ def find(kind: type, argument: str) -> Framework:
 
 def is_plain(kind: type) -> bool:
     """Whether nobody but NumPy or torch wrote code that runs when such a tensor is read."""
-    torch = sys.modules.get("torch")
-    return kind is np.ndarray or (torch is not None and kind in (torch.Tensor, torch.nn.Parameter))
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    return (numpy is not None and kind is numpy.ndarray) or (
+        torch is not None and kind in (torch.Tensor, torch.nn.Parameter)
+    )
 
 
 def export(x: Any, stream: int | None) -> Any:
@@ -328,7 +332,7 @@ def torch_grad_enabled() -> bool:
 
 
 def _check_kind(kind: type, framework: Framework, argument: str) -> None:
-    if framework.name == "numpy" and issubclass(kind, np.ma.MaskedArray):
+    if framework.name == "numpy" and any(map(_is_masked_array, kind.__mro__)):
         raise TypeError(
             f"{argument} is a masked array, whose mask attention would not see; accepted: a plain "
             "array, and the mask as mask="
@@ -340,6 +344,11 @@ def _check_kind(kind: type, framework: Framework, argument: str) -> None:
                 f"{argument} is a {_type_text(kind)}, which wraps other tensors or none at all "
                 "(as fake and distributed tensors do); accepted: a plain torch.Tensor"
             )
+
+
+def _is_masked_array(kind: type) -> bool:
+    # By name: NumPy imports numpy.ma when someone first asks for it.
+    return kind.__name__ == "MaskedArray" and _module_of(kind).startswith("numpy.ma")
 
 
 def _module_of(kind: type) -> str:
@@ -380,7 +389,7 @@ def _jax_device(x: Any) -> Any:
     return next(iter(x.devices()))
 
 
-def _numpy_empty(shape: tuple[int, ...], dtype: str) -> Any:
+def _numpy_empty(np: Any, shape: tuple[int, ...], dtype: str) -> Any:
     if dtype == "bfloat16":
         import ml_dtypes  # the caller's bfloat16 arrays are its
 

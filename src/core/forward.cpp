@@ -1,9 +1,11 @@
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
 
 #include "core/backend.h"
 #include "core/plan.h"
+#include "core/published.h"
 #include "core/validate.h"
 #include "dlattn/attention.h"
 
@@ -13,7 +15,8 @@ namespace {
 // DLATTN_PRINT_PLAN=1 prints the plan of every call to stderr; "", 0, false, no and off, in any
 // case, do not.
 bool print_plans() {
-  static const bool on = [] {
+  static std::atomic<const bool*> on{nullptr};
+  return core::published(on, [] {
     const char* value = std::getenv("DLATTN_PRINT_PLAN");
     std::string text = value ? value : "";
     for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
@@ -21,13 +24,12 @@ bool print_plans() {
       if (text == off) return false;
     }
     return true;
-  }();
-  return on;
+  });
 }
 
 const DeviceInfo& cpu_info() {
-  static const DeviceInfo info = cpu::device_info();
-  return info;
+  static std::atomic<const DeviceInfo*> info{nullptr};
+  return core::published(info, cpu::device_info);
 }
 
 std::vector<std::string> split(const std::string& text) {

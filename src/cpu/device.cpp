@@ -14,38 +14,39 @@
 namespace dlattn::cpu {
 namespace {
 
-// Best first.
 struct Isa {
   const char* name;
-  bool available;
+  bool (*available)();
   const KernelSet& (*kernels)();
 };
 
-const Isa* isas(int* count) {
-  static const Isa table[] = {
 #if defined(__x86_64__)
-      {"avx512", __builtin_cpu_supports("avx512f") != 0, avx512_kernels},
-      {"avx2",
-       __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
-           __builtin_cpu_supports("f16c") != 0,
-       avx2_kernels},
-#endif
-      {"portable", true, portable_kernels},
-  };
-  *count = static_cast<int>(sizeof(table) / sizeof(table[0]));
-  return table;
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") != 0;
 }
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
+         __builtin_cpu_supports("f16c") != 0;
+}
+#endif
+
+// Best first.
+constexpr Isa kIsas[] = {
+#if defined(__x86_64__)
+    {"avx512", has_avx512, avx512_kernels},
+    {"avx2", has_avx2, avx2_kernels},
+#endif
+    {"portable", [] { return true; }, portable_kernels},
+};
 
 // The name in DLATTN_CPU_ISA, else the best that this processor has.
 const char* choose_isa() {
-  int count = 0;
-  const Isa* table = isas(&count);
   const char* wanted = std::getenv("DLATTN_CPU_ISA");
   std::string accepted;
-  for (int i = 0; i < count; ++i) {
-    if (!table[i].available) continue;
-    if (!wanted || !*wanted || std::strcmp(wanted, table[i].name) == 0) return table[i].name;
-    accepted += (accepted.empty() ? "" : ", ") + std::string(table[i].name);
+  for (const Isa& isa : kIsas) {
+    if (!isa.available()) continue;
+    if (!wanted || !*wanted || std::strcmp(wanted, isa.name) == 0) return isa.name;
+    accepted += (accepted.empty() ? "" : ", ") + std::string(isa.name);
   }
   throw UnsupportedError(std::string("DLATTN_CPU_ISA is \"") + wanted +
                          "\"; accepted on this processor: " + accepted);
@@ -84,10 +85,8 @@ DeviceInfo device_info() {
 }
 
 const KernelSet& kernels_for(const char* isa) {
-  int count = 0;
-  const Isa* table = isas(&count);
-  for (int i = 0; i < count; ++i) {
-    if (table[i].available && std::strcmp(isa, table[i].name) == 0) return table[i].kernels();
+  for (const Isa& known : kIsas) {
+    if (std::strcmp(isa, known.name) == 0 && known.available()) return known.kernels();
   }
   throw UnsupportedError(std::string("isa is \"") + isa +
                          "\", which this processor or this build does not have");

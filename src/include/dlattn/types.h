@@ -27,6 +27,14 @@ enum class Kernel : std::int8_t { kAuto, kCpu, kScalar, kWmmaQk, kWmmaSmem, kWmm
 // seqlen_q for every mode but kTopLeft, where it is 0. The causal modes allow keys j <= i + shift.
 enum class Causal : std::int8_t { kNone, kBottomRight, kTopLeft };
 
+// Something to do now and then while a call computes on the CPU: called between tiles on the thread
+// that made the call, at most ten times a second. What it throws ends the computation, whose
+// results are then partly written, and reaches the caller.
+struct Poll {
+  void (*function)(void* context) = nullptr;  // null: nothing
+  void* context = nullptr;
+};
+
 // What every failing call of this library throws.
 class DLATTN_API Error : public std::runtime_error {
  public:

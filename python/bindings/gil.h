@@ -1,0 +1,88 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "dlattn/types.h"
+
+// Python's global interpreter lock: where this module gives it up, and where it may lose it.
+//
+// No C++ lock is held across either, a static's guard among them: the thread that gets the GIL may
+// wait for that lock, and the one that holds the lock for the GIL.
+//
+// A thread that asks for the GIL while the interpreter is being finalised does not get it: CPython
+// before 3.14 ends that thread by unwinding its stack, on which C++ frames end the process, or let
+// go of Python objects without the GIL. Here such a thread stays where it is, as it does in 3.14.
+namespace dlattn::python {
+
+namespace nb = nanobind;
+
+[[noreturn]] void stay();
+
+// Runs `code`, which may run Python code: that may give up the GIL and never get it back. `code`
+// calls Python's C API and owns nothing.
+template <typename Code>
+auto guarded(Code&& code) noexcept {
+  try {
+    return code();
+  } catch (...) {  // no exception, which C throws none of: the stack is being unwound
+    stay();
+  }
+}
+
+// A name of which there is one object in the process, as Python's caches of attributes want it.
+inline nb::object interned(const char* name) {
+  nb::object made = nb::steal<nb::object>(PyUnicode_InternFromString(name));
+  if (!made.is_valid()) throw nb::python_error();
+  return made;
+}
+
+// object.name(arguments...)
+template <typename... Arguments>
+nb::object call_method(nb::handle object, nb::handle name, const Arguments&... arguments) {
+  const auto call = [&](const auto&... held) {
+    return guarded([&] {
+      return PyObject_CallMethodObjArgs(object.ptr(), name.ptr(), held.ptr()..., nullptr);
+    });
+  };
+  nb::object result = nb::steal<nb::object>(call(nb::cast(arguments)...));
+  if (!result.is_valid()) throw nb::python_error();
+  return result;
+}
+template <typename... Arguments>
+nb::object call_method(nb::handle object, const char* name, const Arguments&... arguments) {
+  return call_method(object, interned(name), arguments...);
+}
+
+struct Interrupted {};  // a Python exception is set
+
+// Gives up the GIL for its lifetime.
+class Unlocked {
+ public:
+  Unlocked() : thread_(PyEval_SaveThread()) {}
+  ~Unlocked() { take_gil(); }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+  // On Python's main thread, runs the handlers of signals that have come; throws Interrupted if one
+  // of them raises.
+  void check_signals();
+
+ private:
+  void take_gil() noexcept;
+
+  PyThreadState* thread_;
+};
+
+// Runs compute(poll) without the GIL. Where a signal's handler raises meanwhile, as Ctrl-C's does,
+// that ends the computation and is raised here.
+template <typename Compute>
+void without_gil(Compute&& compute) {
+  try {
+    Unlocked unlocked;
+    compute(Poll{[](void* self) { static_cast<Unlocked*>(self)->check_signals(); }, &unlocked});
+  } catch (const Interrupted&) {
+    throw nb::python_error();
+  }
+}
+
+}  // namespace dlattn::python
