@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "errors.h"
+#include "gil.h"
 
 namespace dlattn::python {
 namespace {
@@ -23,15 +24,22 @@ Outcome compute(const AttentionCall& call, const Target& target, Held* held) {
     lse.emplace(allocate(target, "lse", problem.lse.sizes, problem.lse.ndim, DType::kFloat32));
     set_lse(lse->tensor, &problem);
   }
-  check_unchanged(problem.tensors, problem.tensors + problem.num_tensors);
-  {
-    nb::gil_scoped_release unlocked;
-    forward(params, target.stream, problem.options);
-  }
-  if (!out) {
+  const auto tell_autograd = [&] {
+    if (out) return;
     const TensorType& type = tensor_type(call.out, "out");
     if (type.torch) type.torch_state.increment_version(call.out);
+  };
+  check_unchanged(problem.tensors, problem.tensors + problem.num_tensors);
+  try {
+    without_gil([&](Poll poll) {
+      problem.options.poll = poll;
+      forward(params, target.stream, problem.options);
+    });
+  } catch (const nb::python_error&) {
+    tell_autograd();  // a part may have been written
+    throw;
   }
+  tell_autograd();
   if (held) {
     for (int i = 0; i < problem.num_tensors; ++i) held->push_back(problem.tensors[i].owner);
     held->push_back(out->tensor.owner);

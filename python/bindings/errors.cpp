@@ -3,6 +3,8 @@
 #include <cstring>
 #include <exception>
 
+#include "gil.h"
+
 namespace dlattn::python {
 namespace {
 
@@ -34,7 +36,8 @@ void translate(const std::exception_ptr& error, void*) {
 
 // A type's attribute, if it is text: classes may lack these, or define them as something else.
 std::string type_attribute(nb::handle type, const char* name, const char* otherwise) {
-  const nb::object value = nb::steal<nb::object>(PyObject_GetAttrString(type.ptr(), name));
+  const nb::object value =
+      nb::steal<nb::object>(guarded([&] { return PyObject_GetAttrString(type.ptr(), name); }));
   if (!value.is_valid()) PyErr_Clear();
   return value.is_valid() && PyUnicode_Check(value.ptr()) ? text(value) : otherwise;
 }
@@ -42,7 +45,8 @@ std::string type_attribute(nb::handle type, const char* name, const char* otherw
 }  // namespace
 
 std::string text(nb::handle object) {
-  const nb::object string = nb::steal<nb::object>(PyObject_Str(object.ptr()));
+  const nb::object string =
+      nb::steal<nb::object>(guarded([&] { return PyObject_Str(object.ptr()); }));
   // UTF-8 has no lone surrogates, which a string may hold.
   const nb::object bytes = string.is_valid() ? nb::steal<nb::object>(PyUnicode_AsEncodedString(
                                                    string.ptr(), "utf-8", "backslashreplace"))
@@ -63,7 +67,8 @@ std::string type_text(nb::handle object) {
 }
 
 std::string repr_text(nb::handle object) {
-  const nb::object string = nb::steal<nb::object>(PyObject_Repr(object.ptr()));
+  const nb::object string =
+      nb::steal<nb::object>(guarded([&] { return PyObject_Repr(object.ptr()); }));
   if (!string.is_valid()) {
     PyErr_Clear();
     return "<" + type_text(object) + ">";

@@ -112,10 +112,7 @@ Outcome compute(nb::handle outs_object, nb::handle lses_object, Layout layout, c
   p.lse_batch_stride = lse.tensor.strides[0];
   p.lse_head_stride = lse.tensor.strides[1];
   check_unchanged(taken.data(), taken.data() + taken.size());
-  {
-    nb::gil_scoped_release unlocked;
-    dlattn::merge_states(p, target.stream);
-  }
+  without_gil([&](Poll poll) { dlattn::merge_states(p, target.stream, poll); });
   if (held) {
     for (const Tensor& tensor : taken) held->push_back(tensor.owner);
     held->push_back(out.tensor.owner);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "errors.h"
+#include "gil.h"
 
 namespace dlattn::python {
 namespace {
@@ -24,8 +25,8 @@ bool is_text(nb::handle value, const char* text) {
 // wait for a device.
 bool is_number(nb::handle value, const char* tower) {
   if (PyBool_Check(value.ptr())) return false;
-  const int yes =
-      PyObject_IsInstance(value.ptr(), nb::module_::import_("numbers").attr(tower).ptr());
+  const nb::object kind = nb::module_::import_("numbers").attr(tower);
+  const int yes = guarded([&] { return PyObject_IsInstance(value.ptr(), kind.ptr()); });
   if (yes < 0) throw nb::python_error();
   return yes;
 }
@@ -36,7 +37,8 @@ bool is_int(nb::handle value) {
 
 // Saturates.
 std::int64_t to_int64(nb::handle value) {
-  const nb::object index = nb::steal<nb::object>(PyNumber_Index(value.ptr()));
+  const nb::object index =
+      nb::steal<nb::object>(guarded([&] { return PyNumber_Index(value.ptr()); }));
   if (!index.is_valid()) throw nb::python_error();
   int overflow = 0;
   const long long number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
@@ -116,7 +118,7 @@ bool parse_flag(nb::handle value, const char* name) {
 double parse_number(nb::handle value, const char* name) {
   const bool number = PyFloat_Check(value.ptr()) || is_int(value) || is_number(value, "Real");
   if (!number) wrong_type(name, " is of type ", type_text(value), "; accepted: a float");
-  const double result = PyFloat_AsDouble(value.ptr());
+  const double result = guarded([&] { return PyFloat_AsDouble(value.ptr()); });
   if (result == -1.0 && PyErr_Occurred()) {
     if (!PyErr_ExceptionMatches(PyExc_OverflowError)) throw nb::python_error();
     PyErr_Clear();  // an int beyond the floats

@@ -31,7 +31,7 @@ void plan(const AttentionParams& params, const DeviceInfo& device, const Options
 // Throws unless cu_seqlens_q, cu_seqlens_k and seqused_k, which lie in host memory here, describe
 // sequences that lie within q and k.
 void validate_varlen(const AttentionParams& params);
-void forward(const AttentionParams& params, const Plan& plan);
-void merge_states(const MergeParams& params);
+void forward(const AttentionParams& params, const Plan& plan, Poll poll = {});
+void merge_states(const MergeParams& params, Poll poll = {});
 
 }  // namespace dlattn::cpu

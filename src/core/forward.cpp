@@ -106,18 +106,18 @@ void forward(const AttentionParams& params, void* stream, const Options& options
   const Plan plan = core::make_plan(params, device, options);
   if (print_plans()) std::fprintf(stderr, "%s\n", describe(plan).c_str());
   if (plan.kernel == Kernel::kCpu) {
-    cpu::forward(params, plan);
+    cpu::forward(params, plan, options.poll);
     return;
   }
   if (plan.grid == 0) return;
   cuda::find_launcher(plan.kernel, plan.dtype, plan.head_dim_tile)(params, plan, stream);
 }
 
-void merge_states(const MergeParams& params, void* stream) {
+void merge_states(const MergeParams& params, void* stream, Poll poll) {
   core::validate(params);
   if (params.batch_size * params.seqlen_q == 0) return;
   if (params.device.type == DeviceType::kCpu) {
-    cpu::merge_states(params);
+    cpu::merge_states(params, poll);
   } else {
     cuda::merge_states(params, stream);
   }

@@ -122,7 +122,7 @@ void plan(const AttentionParams& params, const DeviceInfo& device, const Options
     plan->workspace_bytes += plan->grid * kernels.state_bytes(params, tiles);
 }
 
-void forward(const AttentionParams& given, const Plan& plan) {
+void forward(const AttentionParams& given, const Plan& plan, Poll poll) {
   const OwnLengths lengths(given);
   const AttentionParams& params = lengths.params();
   const KernelSet& kernels = kernels_for(plan.isa);
@@ -143,13 +143,13 @@ void forward(const AttentionParams& given, const Plan& plan) {
     function(params, own, task, workspace.get() + worker * scratch_bytes,
              task_bytes ? all_states + index * task_bytes : nullptr);
   };
-  const std::int64_t num_tiles = query_tiles.count();
-  parallel_for(num_tiles * plan.num_splits, plan.num_threads, [&](std::int64_t index, int worker) {
+  const auto run = [&](std::int64_t index, int worker) {
     work(index / plan.num_splits, static_cast<int>(index % plan.num_splits), worker, kernels.run);
-  });
-  if (plan.num_splits == 1) return;
-  parallel_for(num_tiles, plan.num_threads,
-               [&](std::int64_t index, int worker) { work(index, 0, worker, kernels.merge); });
+  };
+  const auto merge = [&](std::int64_t index, int worker) { work(index, 0, worker, kernels.merge); };
+  const std::int64_t num_tiles = query_tiles.count();
+  parallel_for(num_tiles * plan.num_splits, plan.num_threads, run, poll);
+  if (plan.num_splits > 1) parallel_for(num_tiles, plan.num_threads, merge, poll);
 }
 
 }  // namespace dlattn::cpu

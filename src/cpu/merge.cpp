@@ -60,34 +60,35 @@ void merge_row(const MergeParams& p, std::int64_t b, std::int64_t h, std::int64_
 }
 
 template <typename T>
-void merge_all(const MergeParams& p) {
+void merge_all(const MergeParams& p, Poll poll) {
   // Enough rows a task that handing it out costs little.
   const std::int64_t rows_per_task = 1 + 65536 / (p.num_states * p.head_dim_v);
   const std::int64_t rows = p.batch_size * p.num_heads * p.seqlen_q;
   const std::int64_t num_tasks = (rows + rows_per_task - 1) / rows_per_task;
   const int num_threads = num_tasks > 1 ? dlattn::device_info(p.device).num_threads : 1;
-  parallel_for(num_tasks, num_threads, [&](std::int64_t task, int) {
+  const auto merge_rows = [&](std::int64_t task, int) {
     const std::int64_t begin = task * rows_per_task;
     const std::int64_t end = begin + rows_per_task < rows ? begin + rows_per_task : rows;
     for (std::int64_t row = begin; row < end; ++row) {
       const std::int64_t i = row % p.seqlen_q, h = row / p.seqlen_q % p.num_heads;
       merge_row<T>(p, row / p.seqlen_q / p.num_heads, h, i);
     }
-  });
+  };
+  parallel_for(num_tasks, num_threads, merge_rows, poll);
 }
 
 }  // namespace
 
-void merge_states(const MergeParams& params) {
+void merge_states(const MergeParams& params, Poll poll) {
   switch (params.dtype) {
     case DType::kFloat16:
-      return merge_all<Half>(params);
+      return merge_all<Half>(params, poll);
     case DType::kBFloat16:
-      return merge_all<BFloat16>(params);
+      return merge_all<BFloat16>(params, poll);
     case DType::kFloat32:
-      return merge_all<float>(params);
+      return merge_all<float>(params, poll);
     case DType::kFloat64:
-      return merge_all<double>(params);
+      return merge_all<double>(params, poll);
   }
 }
 

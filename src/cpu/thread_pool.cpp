@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <list>
@@ -14,9 +15,31 @@
 namespace dlattn::cpu {
 namespace {
 
+// Calls a Poll between tasks of one thread, where there are several.
+class Poller {
+ public:
+  Poller(Poll poll, std::int64_t num_tasks) : poll_(num_tasks > 1 ? poll : Poll{}) {
+    if (poll_.function) last_ = Clock::now();
+  }
+
+  void before_task() {
+    if (!poll_.function || Clock::now() - last_ < kInterval) return;
+    poll_.function(poll_.context);
+    last_ = Clock::now();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr auto kInterval = std::chrono::milliseconds(100);
+
+  Poll poll_;
+  Clock::time_point last_;
+};
+
 // One parallel_for. It lives on its caller's stack; the pool's mutex guards all but next_task.
 struct Job {
   const std::function<void(std::int64_t, int)>* body;
+  Poll poll;  // the caller's alone
   std::int64_t num_tasks;
   int helpers_wanted;   // threads that may still join
   int next_worker = 1;  // 0 is the caller
@@ -28,7 +51,10 @@ struct Job {
 
 class ThreadPool {
  public:
-  ~ThreadPool() {
+  // Ends the threads, of each at the end of its task. What callers are computing they compute
+  // alone from here on: threads that the process does not wait for may be among them, so that the
+  // pool itself must stay.
+  void stop() {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       stopping_ = true;
@@ -54,7 +80,7 @@ class ThreadPool {
   // With the mutex held. A system that grants no more threads only makes the call slower.
   void grow(int helpers) {
     try {
-      while (static_cast<int>(threads_.size()) < helpers)
+      while (!stopping_ && static_cast<int>(threads_.size()) < helpers)
         threads_.emplace_back([this] { serve(); });
     } catch (const std::system_error&) {
     }
@@ -86,9 +112,12 @@ class ThreadPool {
 
   void work(Job& job, int worker) {
     try {
+      Poller poller(worker == 0 ? job.poll : Poll{}, job.num_tasks);
       for (;;) {
+        if (worker != 0 && stopping_) return;
         const std::int64_t task = job.next_task.fetch_add(1, std::memory_order_relaxed);
         if (task >= job.num_tasks) return;
+        poller.before_task();
         (*job.body)(task, worker);
       }
     } catch (...) {
@@ -102,7 +131,7 @@ class ThreadPool {
   std::condition_variable job_added_;
   std::list<Job*> jobs_;
   std::vector<std::thread> threads_;
-  bool stopping_ = false;
+  std::atomic<bool> stopping_{false};
 };
 
 std::atomic<ThreadPool*> current_pool{nullptr};
@@ -113,13 +142,14 @@ void forget_pool() {
   current_pool.store(nullptr, std::memory_order_relaxed);
 }
 
-struct PoolOwner {
-  PoolOwner() { pthread_atfork(nullptr, nullptr, forget_pool); }
-  ~PoolOwner() { delete current_pool.exchange(nullptr); }
-};
+struct AtForkAndExit {
+  AtForkAndExit() { pthread_atfork(nullptr, nullptr, forget_pool); }
+  ~AtForkAndExit() {
+    if (ThreadPool* pool = current_pool.load(std::memory_order_acquire)) pool->stop();
+  }
+} at_fork_and_exit;
 
 ThreadPool& pool() {
-  static PoolOwner owner;
   ThreadPool* pool = current_pool.load(std::memory_order_acquire);
   if (!pool) {
     auto* fresh = new ThreadPool;  // starts no thread yet
@@ -132,14 +162,19 @@ ThreadPool& pool() {
 }  // namespace
 
 void parallel_for(std::int64_t num_tasks, int num_threads,
-                  const std::function<void(std::int64_t task, int worker)>& body) {
+                  const std::function<void(std::int64_t task, int worker)>& body, Poll poll) {
   if (num_threads > num_tasks) num_threads = static_cast<int>(num_tasks);
   if (num_threads <= 1) {
-    for (std::int64_t task = 0; task < num_tasks; ++task) body(task, 0);
+    Poller poller(poll, num_tasks);
+    for (std::int64_t task = 0; task < num_tasks; ++task) {
+      poller.before_task();
+      body(task, 0);
+    }
     return;
   }
   Job job;
   job.body = &body;
+  job.poll = poll;
   job.num_tasks = num_tasks;
   job.helpers_wanted = num_threads - 1;
   pool().run(job);

@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <cstdlib>
 #include <mutex>
 #include <set>
 #include <stdexcept>
@@ -87,6 +89,58 @@ void concurrent_callers() {
   CHECK_EQ(good.load(), 6 * 50);
 }
 
+// The poll runs on the caller's thread; what it throws ends the tasks and is thrown here.
+void polls() {
+  for (const int threads : {1, 3}) {
+    struct Watch {
+      std::thread::id caller = std::this_thread::get_id();
+      int polls = 0;
+      bool elsewhere = false;
+      int last = 3;
+    } watch;
+    const dlattn::Poll poll = {[](void* context) {
+                                 auto* seen = static_cast<Watch*>(context);
+                                 if (std::this_thread::get_id() != seen->caller)
+                                   seen->elsewhere = true;
+                                 if (++seen->polls == seen->last) throw std::runtime_error("stop");
+                               },
+                               &watch};
+    std::atomic<int> tasks{0};
+    const auto nap = [&](std::int64_t, int) {
+      ++tasks;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    };
+    std::string got;
+    try {
+      parallel_for(1000, threads, nap, poll);
+    } catch (const std::runtime_error& error) {
+      got = error.what();
+    }
+    CHECK(got == "stop" && watch.polls == watch.last && !watch.elsewhere && tasks < 1000);
+    watch.polls = 100;
+    parallel_for(20, threads, nap, poll);  // one that does not throw changes nothing
+    CHECK(runs_all(50, threads));
+  }
+}
+
+// A process may end while threads that it does not wait for are in calls.
+void exit_during_calls() {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    for (int c = 0; c < 3; ++c) {
+      std::thread([] {
+        for (;;) runs_all(40, 3);
+      }).detach();
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    std::exit(0);
+  }
+  int status = -1;
+  CHECK(child > 0 && waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 void nested_callers() {
   std::atomic<int> good{0};
   parallel_for(4, 2, [&](std::int64_t, int) { good += runs_all(10, 3); });
@@ -136,9 +190,13 @@ int main() {
   exceptions();
   concurrent_callers();
   nested_callers();
+  polls();
 #if !defined(__SANITIZE_THREAD__)
   fork_gets_fresh_threads();
   fork_then_exit();
+#if !defined(__SANITIZE_ADDRESS__)  // takes for leaks what is on the stacks of running threads
+  exit_during_calls();
+#endif
 #endif
   return test::summary();
 }

@@ -48,6 +48,7 @@ struct Options {
   // a sequence then gives the same bits alone, in any batch and in any pack on the same device, if
   // its rows are aligned alike. Costs speed where the batch is small, most of all with few queries.
   bool batch_invariant = false;
+  Poll poll;  // CPU only
 };
 
 // How a problem will be computed. A plain struct: making one costs no allocation.
@@ -109,7 +110,7 @@ DLATTN_API std::string describe(const Plan& plan);  // one field a line
 DLATTN_API void forward(const AttentionParams& params, void* stream = nullptr,
                         const Options& options = {});
 
-// Merges partial attention results; stream and errors as forward().
-DLATTN_API void merge_states(const MergeParams& params, void* stream = nullptr);
+// Merges partial attention results; stream, poll and errors as forward().
+DLATTN_API void merge_states(const MergeParams& params, void* stream = nullptr, Poll poll = {});
 
 }  // namespace dlattn
