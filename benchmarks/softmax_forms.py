@@ -41,7 +41,12 @@ from dlattn.bench.timing import QUICK, SUSTAINED
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "benchmarks" / "softmax_forms"
 FORMS = {"own": (), "plain": (FOLDER / "plain",)}  # put before src
-HOST_SOURCES = (ROOT / "src/core/types.cpp", ROOT / "src/cuda/tensor_map.cpp")
+HOST_SOURCES = (
+    ROOT / "src/core/types.cpp",
+    ROOT / "src/cuda/device_guard.cpp",
+    ROOT / "src/cuda/driver.cpp",
+    ROOT / "src/cuda/tensor_map.cpp",
+)
 
 
 @dataclass(frozen=True)

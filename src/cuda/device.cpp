@@ -1,12 +1,12 @@
 // What the CUDA runtime says of the devices.
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <memory>
-#include <mutex>
-#include <vector>
 
 #include "core/backend.h"
 #include "core/plan.h"
+#include "core/published.h"
 
 namespace dlattn::cuda {
 namespace {
@@ -14,10 +14,12 @@ namespace {
 struct Devices {
   cudaError_t status = cudaSuccess;
   int count = 0;
+  std::unique_ptr<std::atomic<const DeviceInfo*>[]> infos;
 };
 
 const Devices& devices() {
-  static const Devices found = [] {
+  static std::atomic<const Devices*> known{nullptr};
+  return core::published(known, [] {
     Devices d;
     d.status = cudaGetDeviceCount(&d.count);
     if (d.status != cudaSuccess) {
@@ -25,9 +27,9 @@ const Devices& devices() {
       cudaGetLastError();  // a missing driver must not look like an error of the caller's next CUDA
                            // call
     }
+    d.infos.reset(new std::atomic<const DeviceInfo*>[d.count]());
     return d;
-  }();
-  return found;
+  });
 }
 
 int attribute(cudaDeviceAttr attr, int index) {
@@ -100,11 +102,7 @@ const DeviceInfo& device_info(int index) {
     throw DeviceError("there is no device cuda:" + std::to_string(index) + "; devices found: " +
                       std::to_string(count) + (count == 0 ? " (" + device_status() + ")" : ""));
   }
-  static std::mutex mutex;
-  static std::vector<std::unique_ptr<DeviceInfo>> cache(count);
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (!cache[index]) cache[index] = std::make_unique<DeviceInfo>(query(index));
-  return *cache[index];
+  return core::published(devices().infos[index], [&] { return query(index); });
 }
 
 }  // namespace dlattn::cuda

@@ -8,9 +8,10 @@
 #include <cstdint>
 #include <string>
 
+#include "cuda/device_guard.h"
 #include "dlattn/types.h"
 
-// What every family's launcher shares: the element types, the device, large shared memory and
+// What every family's launcher shares: the element types, large shared memory, the launch and
 // errors.
 namespace dlattn::cuda {
 
@@ -38,26 +39,6 @@ inline void check(cudaError_t error, const char* kernel_name, const char* what) 
                     " failed: " + cudaGetErrorString(error));
 }
 
-// Makes `device` current for its lifetime; costs one query if it is current already.
-class DeviceGuard {
- public:
-  DeviceGuard(int device, const char* kernel_name) {
-    check(cudaGetDevice(&previous_), kernel_name, "cudaGetDevice");
-    if (previous_ == device) return;
-    check(cudaSetDevice(device), kernel_name, "cudaSetDevice");
-    changed_ = true;
-  }
-  ~DeviceGuard() {
-    if (changed_) cudaSetDevice(previous_);
-  }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-
- private:
-  int previous_ = 0;
-  bool changed_ = false;
-};
-
 // A kernel gets more than 48 KB of dynamic shared memory only after asking for it, once per device.
 // Two threads may both ask, which does no harm. Devices from 64 on ask every time.
 template <auto kernel>
@@ -66,6 +47,7 @@ void allow_smem(int device, std::int64_t smem_bytes, const char* kernel_name) {
   static std::atomic<std::uint64_t> allowed{0};
   const std::uint64_t bit = device < 64 ? std::uint64_t{1} << device : 0;
   if (allowed.load(std::memory_order_relaxed) & bit) return;
+  const RelaxedCapture relaxed;  // loads the code
   check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                              cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(smem_bytes)),
@@ -84,6 +66,7 @@ bool waits_for_grids_ahead(int device, const char* kernel_name) {
   const std::uint64_t bit = device < 64 ? std::uint64_t{1} << device : 0;
   if (asked.load(std::memory_order_acquire) & bit)
     return waits.load(std::memory_order_relaxed) & bit;
+  const RelaxedCapture relaxed;  // loads the code
   cudaFuncAttributes code;
   check(cudaFuncGetAttributes(&code, reinterpret_cast<const void*>(kernel)), kernel_name,
         "asking for the code's version");
@@ -95,14 +78,15 @@ bool waits_for_grids_ahead(int device, const char* kernel_name) {
   return answer;
 }
 
-// Enqueues `kernel`; never synchronises. Every thread of every block of it waits for the grids
-// ahead before it accesses global memory, so that its end implies theirs, and lets the next grid
-// start only then, so that at most two overlap. `smem_bytes` is at most kMaxSmem, or, without one,
-// the same in every launch of one kernel.
+// Enqueues `kernel` on the device of the guard; never synchronises. Every thread of every block of
+// it waits for the grids ahead before it accesses global memory, so that its end implies theirs,
+// and lets the next grid start only then, so that at most two overlap. `smem_bytes` is at most
+// kMaxSmem, or, without one, the same in every launch of one kernel.
 template <auto kernel, int kMaxSmem = 0, typename... Args>
-void launch_kernel(const char* kernel_name, int device, std::int64_t num_blocks, int num_threads,
+void launch_kernel(const DeviceGuard& guard, std::int64_t num_blocks, int num_threads,
                    std::int64_t smem_bytes, void* stream, const Args&... args) {
-  const DeviceGuard guard(device, kernel_name);
+  const int device = guard.device();
+  const char* const kernel_name = guard.kernel_name();
   allow_smem<kernel>(device, kMaxSmem ? kMaxSmem : smem_bytes, kernel_name);
   void* arguments[] = {const_cast<void*>(static_cast<const void*>(&args))...};
   cudaLaunchAttribute early{};

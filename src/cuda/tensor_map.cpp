@@ -1,33 +1,26 @@
-// cuTensorMapEncodeTiled, found at run time: linked against, a machine without a driver could not
-// load the library.
 #include "cuda/tensor_map.h"
 
 #include <cuda.h>
-#include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstring>
 #include <string>
+
+#include "cuda/driver.h"
 
 namespace dlattn::cuda {
 namespace {
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-Encode find_encode() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-#if CUDART_VERSION >= 12050
-  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                             12000, cudaEnableDefault, &found);
-#else
-  const cudaError_t error =
-      cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
-#endif
-  if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) {
-    cudaGetLastError();  // ours is reported here; the caller's next CUDA call must not see it
-    throw DeviceError("the driver has no cuTensorMapEncodeTiled; it came with CUDA 12.0");
+Encode encode_function() {
+  static std::atomic<Encode> known{nullptr};
+  Encode function = known.load(std::memory_order_acquire);
+  if (!function) {
+    function = reinterpret_cast<Encode>(driver_function("cuTensorMapEncodeTiled", 12000));
+    known.store(function, std::memory_order_release);
   }
-  return reinterpret_cast<Encode>(function);
+  return function;
 }
 
 CUtensorMapDataType data_type(const tile::TensorBox& box, DType dtype) {
@@ -39,9 +32,10 @@ CUtensorMapDataType data_type(const tile::TensorBox& box, DType dtype) {
 
 }  // namespace
 
-ptx::TensorMap encode_tensor_map(const tile::TensorBox& box, DType dtype) {
+ptx::TensorMap encode_tensor_map(const DeviceGuard& device, const tile::TensorBox& box,
+                                 DType dtype) {
   if (!box.data) return {};
-  static const Encode encode = find_encode();
+  const Encode encode = encode_function();
   constexpr int kMaxRank = 5;
   CUtensorMap map;
   cuuint64_t sizes[kMaxRank], strides[kMaxRank - 1];
@@ -59,8 +53,8 @@ ptx::TensorMap encode_tensor_map(const tile::TensorBox& box, DType dtype) {
       sizes, strides, box_sizes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
-    throw DeviceError(std::string("cuTensorMapEncodeTiled of ") + box.name + " failed: error " +
-                      std::to_string(result));
+    throw DeviceError(std::string(device.kernel_name()) + ": cuTensorMapEncodeTiled of " +
+                      box.name + " failed: error " + std::to_string(result));
   }
   ptx::TensorMap encoded;
   static_assert(sizeof encoded == sizeof map && alignof(ptx::TensorMap) >= alignof(CUtensorMap),

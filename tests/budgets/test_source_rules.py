@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
+BINDINGS = SOURCES.parent / "python" / "bindings"
 SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".in"}
 
 
@@ -85,6 +86,30 @@ def test_shared_memory_is_dynamic() -> None:
             assert "__shared__" not in code(path.read_text()), f"{path} has static shared memory"
 
 
+# A thread that holds the GIL must find no lock to wait for: its holder may want the GIL, or have
+# been another process's. The guard of a function's static that is made at run time is one, too.
+GUARDED_STATIC = re.compile(
+    r"^[ \t]+static (?!constexpr\b|std::atomic<|[^=;{]*\)(?: const)?(?: noexcept)? \{)", re.M
+)
+LOCK = re.compile(r"\b(?:mutex|lock_guard|unique_lock|scoped_lock|shared_lock|call_once)\b")
+GIL = re.compile(r"\b(?:gil_scoped_\w+|PyEval_\w+Thread|PyGILState_\w+)\b")
+PYTHON_CALL = re.compile(r"\.attr\((?:\"\"|\w+)\)\(")
+
+
+def test_only_the_thread_pool_locks() -> None:
+    for path in [*sources("."), *sorted(BINDINGS.glob("*.*"))]:
+        text = code(path.read_text())
+        assert not GUARDED_STATIC.search(text), f"{path} has a static that is made at run time"
+        assert not LOCK.search(text) or path == SOURCES / "cpu" / "thread_pool.cpp", path
+
+
+def test_the_gil_is_given_up_in_one_place() -> None:
+    for path in sorted(BINDINGS.glob("*.*")):
+        text = code(path.read_text())
+        assert not GIL.search(text) or path.stem == "gil", f"{path}: see gil.h"
+        assert not PYTHON_CALL.search(text), f"{path} calls Python without call_method"
+
+
 @pytest.mark.parametrize("name", ["torch", "ATen", "cupy", "jax", "Python.h", "nanobind"])
 def test_no_framework_in_the_library(name: str) -> None:
     for path in sources("."):
@@ -97,4 +122,15 @@ def test_the_rules_see_what_they_forbid() -> None:
     assert HOST_ONLY.match("cuda_fp16.h")
     assert HOST_ONLY.match("cuda/ptx/math.cuh")
     assert not SHARED_WITH_KERNELS.match("cuda/ptx/math.cuh")
+    assert GUARDED_STATIC.search("void f() {\n  static const X x = g();\n}")
+    assert GUARDED_STATIC.search("void f() {\n  static std::vector<int> x(g());\n}")
+    assert not GUARDED_STATIC.search("static int f();\n  static constexpr int x = 1;")
+    assert GUARDED_STATIC.search("  static const bool on = [](int x) { return x; }(3);")
+    assert GUARDED_STATIC.search("  static Members all{list()};")
+    assert not GUARDED_STATIC.search("  static float member(float x) { return x; }")
+    assert not GUARDED_STATIC.search("  static std::atomic<X*> x{nullptr};\n  static_assert(y);")
+    assert LOCK.search(code("const std::lock_guard lock(mutex);"))
+    assert GIL.search(code("nb::gil_scoped_release unlocked;"))
+    assert PYTHON_CALL.search(code('x.attr("name")(y)'))
+    assert not PYTHON_CALL.search(code('text(x.attr("name"))'))
     assert includes('#include "cuda/x.h"\n# include <mma.h>\n') == ["cuda/x.h", "mma.h"]

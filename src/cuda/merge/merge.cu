@@ -11,7 +11,7 @@ template <DType dtype>
 void launch_merge(const MergeParams& params, void* stream) {
   const std::int64_t rows = params.batch_size * params.seqlen_q * params.num_heads;
   const std::int64_t blocks = (rows + merge::kNumWarps - 1) / merge::kNumWarps;
-  launch_kernel<merge::kernel<Element<dtype>>>("merge_states", params.device.index,
+  launch_kernel<merge::kernel<Element<dtype>>>(DeviceGuard(params.device.index, "merge_states"),
                                                blocks < kMaxBlocks ? blocks : kMaxBlocks,
                                                merge::kNumThreads, 0, stream, params);
 }

@@ -8,8 +8,8 @@ namespace dlattn::scalar {
 template <DType dtype, int kTile>
 void launch(const AttentionParams& params, const Plan& plan, void* stream) {
   cuda::launch_kernel<kernel<cuda::Element<dtype>, kTile>>(
-      "scalar", params.device.index, plan.grid, plan.num_warps * 32, plan.smem_bytes, stream,
-      params, make_launch_shape(params, plan));
+      cuda::DeviceGuard(params.device.index, "scalar"), plan.grid, plan.num_warps * 32,
+      plan.smem_bytes, stream, params, make_launch_shape(params, plan));
 }
 
 }  // namespace dlattn::scalar

@@ -31,9 +31,10 @@ void launch_variant(const AttentionParams& params, const LaunchShape& shape, con
                     void* stream) {
   constexpr auto kKernel = variant_kernel<cuda::Element<dtype>, kTile, kVariant, kPacked>();
   constexpr int kMaxSmem = tile_config(kTile, kVariant).smem_bytes;
+  const cuda::DeviceGuard device(params.device.index, "wmma");
   const auto launch = [&](const auto&... args) {
-    cuda::launch_kernel<kKernel, kMaxSmem>("wmma", params.device.index, plan.grid,
-                                           plan.num_warps * 32, plan.smem_bytes, stream, args...);
+    cuda::launch_kernel<kKernel, kMaxSmem>(device, plan.grid, plan.num_warps * 32, plan.smem_bytes,
+                                           stream, args...);
   };
   if constexpr (splits_keys(kVariant)) {
     launch(make_split_params(params, shape));
@@ -41,7 +42,7 @@ void launch_variant(const AttentionParams& params, const LaunchShape& shape, con
     const TensorBoxes boxes = tensor_boxes(params, kTile, kVariant);
     const bool whole = whole_segments(params, kTile);
     const auto encode = [&](const tile::TensorBox& box) {
-      return cuda::encode_tensor_map(whole ? all_segments(box, kTile) : box, dtype);
+      return cuda::encode_tensor_map(device, whole ? all_segments(box, kTile) : box, dtype);
     };
     launch(params, shape, TensorMaps{encode(boxes.q), encode(boxes.k), encode(boxes.v), whole});
   } else {
