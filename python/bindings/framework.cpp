@@ -76,7 +76,8 @@ bool call_predicate(nb::handle object, PyObject* method) {
 }
 
 // A torch tensor's memory does not tell the whole truth about it.
-void check_torch(nb::handle object, const TorchState& state, const char* name, bool maybe_complex) {
+void check_torch(nb::handle object, const TorchState& state, const char* name, bool maybe_dual,
+                 bool maybe_complex) {
   const nb::object grad = nb::steal<nb::object>(
       guarded([&] { return PyObject_GetAttr(object.ptr(), names.requires_grad); }));
   if (!grad.is_valid()) throw nb::python_error();
@@ -86,7 +87,7 @@ void check_torch(nb::handle object, const TorchState& state, const char* name, b
                 "requires_grad. Call it under torch.no_grad() or pass ",
                 name, ".detach()");
   }
-  state.check_tangent(object, name);
+  if (maybe_dual) state.check_tangent(object, name);
   if (maybe_complex && call_predicate(object, names.is_conj)) {
     unsupported(name, " is a conjugated view; accepted: a plain real tensor");
   }
@@ -199,7 +200,10 @@ Target make_target(nb::handle like, const char* name) {
   target.name = name;
   target.type = &tensor_type(like, name);
   if (target.type->numpy) return target;
-  if (target.type->torch) target.type->torch_state.check_modes(name);
+  if (target.type->torch) {
+    target.type->torch_state.check_modes(name);
+    target.forward_ad = target.type->torch_state.in_forward_ad();
+  }
   if (target.type->api) {
     target.device = exported(
         like, name, [&] { return from_exchange_api(*target.type->api, like, name, false).device; });
@@ -236,7 +240,11 @@ Tensor take_in(nb::handle object, const TensorType& type, const char* name, cons
     check_device(name, {}, target);
     return from_array_struct(object, name);
   }
-  if (type.torch && !target.type->torch) type.torch_state.check_modes(name);
+  bool maybe_dual = target.forward_ad;
+  if (type.torch && !target.type->torch) {
+    type.torch_state.check_modes(name);
+    maybe_dual = type.torch_state.in_forward_ad();
+  }
   // An exchange API orders nothing: right for the framework whose stream this is, and for memory
   // that needs no stream.
   if (type.api && (type.api == target.type->api || target.device.type == DeviceType::kCpu)) {
@@ -244,14 +252,15 @@ Tensor take_in(nb::handle object, const TensorType& type, const char* name, cons
       // Only an owning export tells what is read-only, which nothing of torch's is.
       Tensor borrowed = from_exchange_api(*type.api, object, name, to_write && !type.torch);
       if (type.torch)
-        check_torch(object, type.torch_state, name, borrowed.dtype.code == dlpack::kComplex);
+        check_torch(object, type.torch_state, name, maybe_dual,
+                    borrowed.dtype.code == dlpack::kComplex);
       return borrowed;
     });
     check_device(name, tensor.device, target);
     return tensor;
   }
   if (type.torch)
-    exported(object, name, [&] { check_torch(object, type.torch_state, name, true); });
+    exported(object, name, [&] { check_torch(object, type.torch_state, name, maybe_dual, true); });
   call_method(type.adapter, "check", object, name);
   check_device(name, to_device(name, dlpack_device(object, name)), target);
   const nb::object stream =

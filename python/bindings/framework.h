@@ -39,6 +39,7 @@ struct Target {
   const TensorType* type = nullptr;
   Device device;
   void* stream = nullptr;
+  bool forward_ad = false;  // torch's, as the call began
 };
 
 // Target of a call whose first tensor is `like`. Does not settle the stream.

@@ -5,11 +5,18 @@
 namespace dlattn::python {
 namespace {
 
-nb::object call(const nb::object& function, PyObject* argument = nullptr) {
-  nb::object result = nb::steal<nb::object>(
-      guarded([&] { return PyObject_CallFunctionObjArgs(function.ptr(), argument, nullptr); }));
-  if (!result.is_valid()) throw nb::python_error();
-  return result;
+nb::object checked(PyObject* result) {
+  if (!result) throw nb::python_error();
+  return nb::steal<nb::object>(result);
+}
+
+nb::object call(const nb::object& function) {
+  return checked(guarded([&] { return PyObject_CallNoArgs(function.ptr()); }));
+}
+
+nb::object call(const nb::object& function, const nb::object& argument) {
+  return checked(guarded(
+      [&] { return PyObject_CallFunctionObjArgs(function.ptr(), argument.ptr(), nullptr); }));
 }
 
 // A module's variable, or null.
@@ -38,13 +45,17 @@ void TorchState::check_modes(const char* name) const {
   if (in_mode || call(is_tracing_).ptr() == Py_True) call_method(adapter_, "check_modes", name);
 }
 
-void TorchState::check_tangent(nb::handle tensor, const char* name) const {
+bool TorchState::in_forward_ad() const {
   PyObject* level = variable(forward_ad_, current_level_);
-  if (level && PyLong_AsLong(level) >= 0) call_method(adapter_, "check_tangent", tensor, name);
+  return level && PyLong_AsLong(level) >= 0;
+}
+
+void TorchState::check_tangent(nb::handle tensor, const char* name) const {
+  call_method(adapter_, "check_tangent", tensor, name);
 }
 
 void TorchState::increment_version(nb::handle tensor) const {
-  call(increment_version_, nb::make_tuple(tensor).ptr());
+  call(increment_version_, nb::make_tuple(tensor));
 }
 
 }  // namespace dlattn::python

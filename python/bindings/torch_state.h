@@ -16,6 +16,8 @@ class TorchState {
   // Throws where torch would keep the result of a call as a constant, or computes on no memory:
   // while it traces, and under its FakeTensorMode.
   void check_modes(const char* name) const;
+  // Whether tensors may have tangents now.
+  bool in_forward_ad() const;
   // Throws if `tensor` has a tangent, which the result would lack.
   void check_tangent(nb::handle tensor, const char* name) const;
   // Tells autograd that the tensor was written in place.
