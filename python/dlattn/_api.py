@@ -102,7 +102,7 @@ def attention(
             out is the mean of v over those keys. Below that it is a weighted mean of v's rows, its
             error at most twice the worse of two plain computations in fp32, with scores natural
             and with scores times log2(e). NaN or +inf: the row is NaN.
-        alibi_slopes: Any. Beyond 2^96 (7.9e28), ±inf too, it counts as 2^96 with its sign. NaN:
+        alibi_slopes: Any. Beyond 2^64 (1.8e19), ±inf too, it counts as 2^64 with its sign. NaN:
             the head's rows are NaN.
         sinks: Any. -inf: no sink. +inf: out = 0 and lse = +inf. NaN: NaN.
 

@@ -6,7 +6,7 @@ bounded.
 
 What happens at the edges of the accepted values: a bias of -inf hides its key as a mask does, and
 every finite bias is a score like any other. A finite score stays finite, so the sum of a score and
-a bias saturates. ALiBi slopes count as at most 2^96, with their sign. A sink of +inf takes
+a bias saturates. ALiBi slopes count as at most 2^64, with their sign. A sink of +inf takes
 the whole weight. NaN, and +inf as a score, make their row NaN.
 """
 
@@ -28,7 +28,7 @@ MAX_SCORES = 1 << 22  # elements of the score matrix that are alive at a time
 
 
 # A slope beyond it, infinite ones too, is taken as it: slope times distance stays within float32.
-LARGEST_SLOPE = 2.0**96
+LARGEST_SLOPE = 2.0**64
 
 _LOG2_E = math.log2(math.e)
 _LARGEST = {

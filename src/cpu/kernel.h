@@ -149,10 +149,10 @@ class TaskKernel {
     max_position_ = position_[ld_ - 1];
   }
 
-  // Beyond 2^96, and at infinity, a slope counts as 2^96: times any distance it is finite, and
+  // Beyond 2^64, and at infinity, a slope counts as 2^64: times any distance it is finite, and
   // times a distance of 0 it is 0. NaN stays NaN.
   static T limited_slope(float slope) {
-    return static_cast<T>(slope > 0x1p96f ? 0x1p96f : (slope < -0x1p96f ? -0x1p96f : slope));
+    return static_cast<T>(slope > 0x1p64f ? 0x1p64f : (slope < -0x1p64f ? -0x1p64f : slope));
   }
 
   void load_queries() {

@@ -54,7 +54,7 @@ Row<R> attend(const Problem& problem, std::int64_t b, std::int64_t i, std::int64
     if (p.softcap > 0) s = R(p.softcap) * std::tanh(s / R(p.softcap));
     if (p.alibi_slopes) {
       const double slope = problem.alibi.get(b * p.alibi_batch_stride + h * p.alibi_head_stride);
-      const double limited = slope > 0x1p96 ? 0x1p96 : (slope < -0x1p96 ? -0x1p96 : slope);
+      const double limited = slope > 0x1p64 ? 0x1p64 : (slope < -0x1p64 ? -0x1p64 : slope);
       s -= R(limited) * R(std::llabs(position - j));
     }
     double bias = 0;

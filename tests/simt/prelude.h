@@ -89,6 +89,12 @@ inline float __logf(float x) {
 inline float __expf(float x) {
   return std::exp(x);
 }
+inline float __fmul_rn(float x, float y) {
+  return x * y;
+}
+inline float __fadd_rn(float x, float y) {
+  return x + y;
+}
 inline float __fdividef(float x, float y) {
   return x / y;
 }

@@ -47,7 +47,7 @@ Score<Real> score(const Problem& p, long i, long j) {
     const Real softcap = static_cast<Real>(p.softcap);
     x.of_product = softcap * std::tanh(x.of_product / softcap);
   }
-  constexpr double kLargestSlope = 0x1p96;
+  constexpr double kLargestSlope = 0x1p64;
   const double slope = std::clamp(p.alibi_slope, -kLargestSlope, kLargestSlope);
   x.of_distance = -static_cast<Real>(slope) * static_cast<Real>(std::labs(i + p.shift - j));
   if (!p.bias.empty()) x.of_bias = static_cast<Real>(p.bias[i * p.seqlen_k + j]);

@@ -40,7 +40,7 @@ from dlattn.bench.session import Entrant
 
 Tensor = Any
 
-MAX_SUM = {"float16": 2.0**15, "bfloat16": 2.0**60}  # of a lane's probabilities
+MAX_SUM = 2.0**15  # of a lane's probabilities
 SLACK = 8.0  # of an edge tile's scores over the reference, in powers of 2
 LARGEST = 2.0**120  # sum of a row that is scaled down
 LEAP = 60.0  # of a reference, in powers of 2, after which the next tile's maximum comes first
@@ -185,7 +185,7 @@ class Walk:
     slices: int  # of a tile of the long loop, from its first keys on, each with a vote
     edge_keys: int  # of an edge tile that are worked on at a time, from its last keys on
     anticipates: bool = False  # works the maximum out first while references leap
-    max_sum: float = MAX_SUM["float16"]
+    max_sum: float = MAX_SUM
     slack: float = SLACK
     speculates_on_edges: bool = False  # on all edge tiles but the walk's first
     lanes_overflow: bool = True  # lanes' sums tell whether fp32 was too small; False: rows'
@@ -214,7 +214,7 @@ def walk_of(plan: Any) -> Walk:
             16,
             slices=1,
             edge_keys=plan.block_n,
-            max_sum=MAX_SUM[plan.dtype],
+            max_sum=MAX_SUM,
             slack=0.0,
             speculates_on_edges=True,
             anticipates=True,
@@ -228,7 +228,7 @@ def walk_of(plan: Any) -> Walk:
         rows,
         slices=_WIDE_SLICES.get(plan.head_dim_tile, 1) if rows == 32 else narrow_slices,
         edge_keys=32,
-        max_sum=MAX_SUM[plan.dtype],
+        max_sum=MAX_SUM,
     )
 
 

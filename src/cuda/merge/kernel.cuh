@@ -44,7 +44,8 @@ __device__ __forceinline__ void merge_row(const MergeParams& p, const Row& row, 
   }
   const float max = tile::reduce_max<32>(lse);
   const float reference = max == -INFINITY ? 0.0f : max;
-  const float weight = ptx::exp2((lse - reference) * tile::kLog2e);
+  // Of a part whose sink is +inf, lse is too.
+  const float weight = lse == reference ? 1.0f : ptx::exp2((lse - reference) * tile::kLog2e);
   const float sum = tile::reduce_sum<32>(weight);
   const float scale = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
 

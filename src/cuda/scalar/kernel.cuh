@@ -117,6 +117,7 @@ __global__ void __launch_bounds__(kNumThreads, 3)
   load_q<T, kHeadDim>(reinterpret_cast<float*>(smem + Tile::kMap.q), sK, seq, params, shape, m0);
 
   const tile::ScoreTerms<T> terms(params, work);
+  const float scale_log2 = terms.any ? tile::kLog2e : shape.scale_log2;
   const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
   const tile::Range keys = mask.any_row(m0, min(m0 + Tile::kBlockM, seq.seqlen_q) - 1);
   const tile::Range unmasked = mask.every_row(m0 + warp_row, m0 + warp_row + kRows - 1);
@@ -134,20 +135,15 @@ __global__ void __launch_bounds__(kNumThreads, 3)
     float score[kRows];
     dot_products<kRows, kHeadDim>(score, sQ, sK + lane_idx * Tile::kLd,
                                   static_cast<int>(params.head_dim));
-    if (terms.any) {
-      apply_terms(score, terms, sP + lane_idx, m0 + warp_row, n0 + lane_idx, seq);
-    } else {
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) score[r] *= shape.scale_log2;
-    }
+    if (terms.any) apply_terms(score, terms, sP + lane_idx, m0 + warp_row, n0 + lane_idx, seq);
     const bool masked = !tile::contains_all(unmasked, n0, kBlockN);
     const tile::Range seeing_rows = mask.column(n0 + lane_idx);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       float x = score[r];
       if (masked && !tile::contains(seeing_rows, m0 + warp_row + r)) x = -INFINITY;
-      const float factor = softmax[r].raise_max(tile::reduce_max<32>(x));
-      const float p = softmax[r].probability(x);
+      const float factor = softmax[r].raise_max(tile::reduce_max<32>(x), scale_log2);
+      const float p = softmax[r].probability(x, scale_log2);
       softmax[r].row_sum += p;
       sP[r * kBlockN + lane_idx] = p;
 #pragma unroll
@@ -166,7 +162,7 @@ __global__ void __launch_bounds__(kNumThreads, 3)
     const int row = m0 + warp_row + r;
     softmax[r].row_sum = tile::reduce_sum<32>(softmax[r].row_sum);
     if (row >= seq.seqlen_q) continue;
-    const tile::RowResult result = tile::finalize(softmax[r], to.sink);
+    const tile::RowResult result = softmax[r].finalize(scale_log2, to.sink);
     Columns::store_row(to.out + row * params.out_row_stride, acc_o[r], lane_idx, result.scale,
                        static_cast<int>(params.head_dim_v), shape.store_bytes);
     if (to.lse && lane_idx == 0) to.lse[row] = result.lse;

@@ -70,17 +70,16 @@ struct Consumer {
 
   __device__ __forceinline__ void run() {
     turns.begin();
-    for (Share share; kVarlen || share.item() < launch.num_items; share.next(params), ++query_use) {
+    for (; kVarlen || item_of_round(params, query_use) < launch.num_items; ++query_use) {
       Item item;
       if constexpr (kVarlen) {
         item = received_item(shared, query_use);
         if (item.seqlen_q == 0) break;
       } else {
-        item = fixed_item(params, shape, share.item());
+        item = fixed_item(params, shape, item_of_round(params, query_use));
       }
       const ItemWalk walk = walk_of(item);
       ItemTerms terms(params, shape, launch.score, {item.m_block, item.head, item.batch}, loaded);
-      leaping = false;
       begin(walk, terms);
 #pragma unroll 1
       for (int n = walk.tiles.end - 2; n >= walk.tiles.begin; --n) step(walk, n, terms);
@@ -110,13 +109,12 @@ struct Consumer {
   const float scale;
   TermTiles<kTerms> loaded;
   unsigned use = 0;        // of the stages of K and V
-  unsigned query_use = 0;  // of those of Q
+  unsigned query_use = 0;  // of those of Q: a round of items each
 
   float acc_o[kHeadDimV / 2];
   float acc_s[kBlockN / 2];
   std::uint32_t rP[kBlockN / 16][4];
   Softmax softmax;
-  bool leaping;  // scores, from tile to tile, beyond what fp32 makes of them
 
   __device__ __forceinline__ ItemWalk walk_of(const Item& item) const {
     return {item, kVarlen ? position_mask(params, shape, item) : fixed_mask, consumer};
@@ -144,9 +142,13 @@ struct Consumer {
 #pragma unroll 1
     for (int n = walk.all.end - 1; n >= walk.all.begin && n >= walk.tiles.end; --n) pass_over();
     softmax = Softmax();
+    if (walk.sees_any()) begin_first(walk, terms);
+    // Only now: till here there may be something else in these registers.
 #pragma unroll
     for (int d = 0; d < kHeadDimV / 2; ++d) acc_o[d] = 0.0f;
-    if (!walk.sees_any()) return;
+  }
+
+  __device__ __forceinline__ void begin_first(const ItemWalk& walk, ItemTerms& terms) {
     const int n = walk.tiles.end - 1;
     shared.keys.wait_full(use);
     turns.wait();
@@ -158,11 +160,28 @@ struct Consumer {
     terms.apply(acc_s, walk.position(n));
     loaded.release();
     if (walk.is_edge(n)) apply_mask(acc_s, walk.mask, walk.first_row, n * kBlockN);
-    float sums[2], factors[2];
-    softmax.raise(acc_s, scale, factors);
-    softmax.exponentiate(acc_s, scale, sums);
-    softmax.add(sums);
-    pack_probabilities<T>(rP, acc_s);
+    float sums[2];
+    if constexpr (kTerms == Terms::kNone) {
+      float probabilities[kBlockN / 2];
+      softmax.begin(acc_s, scale, probabilities, sums);
+      pack_probabilities<T>(rP, probabilities);
+    } else {
+      float factors[2];
+      raise(terms, sums, factors);
+      softmax.add(sums);
+      pack_probabilities<T>(rP, acc_s);
+    }
+  }
+
+  // Raises references to the maxima of the tile's scores first.
+  __device__ __forceinline__ void raise(const ItemTerms& terms, float (&sums)[2],
+                                        float (&factors)[2]) {
+    if constexpr (kTerms == Terms::kNone) {
+      softmax.raise(acc_s, scale, factors);
+    } else {
+      softmax.raise_any(acc_s, scale, terms.faint(), factors);
+    }
+    softmax.exponentiate_raised(acc_s, scale, sums);
   }
 
   // The product with V of the tile before.
@@ -186,28 +205,8 @@ struct Consumer {
     turns.pass();
     ptx::wgmma_wait<kRunsAhead ? 1 : 0>();
     loaded.wait_full();
-    terms.apply_quickly(acc_s, walk.position(n), walk.is_edge(n));
-    if (walk.is_edge(n)) apply_mask(acc_s, walk.mask, walk.first_row, n * kBlockN);
     float sums[2], factors[2];
-    bool raised = leaping;
-    const auto raise = [&] {
-      softmax.raise(acc_s, scale, factors);
-      leaping = terms.kMayLeap && Softmax::leapt(factors);
-    };
-    if (leaping) raise();
-    terms.exponentiate(acc_s, softmax, scale, sums);
-    // This branch also keeps the compiler from waiting for the product with V any earlier.
-    if (softmax.outgrown<T>(sums)) {
-      raised = true;
-      if (!softmax.scale_down(acc_s, sums, factors)) {
-        recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
-        terms.expect_larger();
-        terms.apply(acc_s, walk.position(n));
-        apply_mask(acc_s, walk.mask, walk.first_row, n * kBlockN);
-        raise();
-        terms.exponentiate(acc_s, softmax, scale, sums);
-      }
-    }
+    const bool raised = exponentiate(n, sQ, walk, terms, sums, factors);
     release(shared.keys, use + 1);
     loaded.release();
     softmax.add(sums);
@@ -215,6 +214,40 @@ struct Consumer {
     if (raised) rescale(acc_o, factors);
     pack_probabilities<T>(rP, acc_s);  // only now: products in flight may still read rP
     ++use;
+  }
+
+  __device__ __forceinline__ void hide_unseen(const ItemWalk& walk, int n) {
+    if (walk.is_edge(n)) apply_mask(acc_s, walk.mask, walk.first_row, n * kBlockN);
+  }
+
+  // Tile n's scores, whose product is done, to probabilities and their sums. Returns whether
+  // references were raised: `factors` then.
+  __device__ __forceinline__ bool exponentiate(int n, ptx::SmemAddress sQ, const ItemWalk& walk,
+                                               ItemTerms& terms, float (&sums)[2],
+                                               float (&factors)[2]) {
+    bool raises = softmax.raises_first();  // else sums tell whether references hold
+    bool raised = raises;
+    if (__builtin_expect(!raises, 1)) {
+      terms.apply_quickly(acc_s, softmax, walk.position(n), walk.is_edge(n));
+      hide_unseen(walk, n);
+      terms.exponentiate(acc_s, softmax, scale, sums);
+      // This branch also keeps the compiler from waiting for the product with V any earlier.
+      if (softmax.outgrown(sums)) {
+        raised = true;
+        raises = !softmax.scale_down(acc_s, sums, factors);
+        if (raises) {
+          recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
+          terms.expect_larger(softmax);
+        }
+      }
+    }
+    if (__builtin_expect(raises, 0)) {
+      terms.apply(acc_s, walk.position(n));
+      hide_unseen(walk, n);
+      raise(terms, sums, factors);
+      if constexpr (terms.kMayLeap) softmax.expect_leaps(factors);
+    }
+    return raised;
   }
 
   // The last tile's product with V, and results.
@@ -226,12 +259,12 @@ struct Consumer {
     }
 #pragma unroll 1
     for (int n = walk.tiles.begin - 1; n >= walk.all.begin; --n) pass_over();
-    // Of a pack the item is there as long as Q's stage: where results go by way of that it need not
-    // be in registers till here, which terms leave few of.
-    const Item item = kVarlen && kTerms != Terms::kNone ? *shared.item(query_use) : walk.item;
+    // A varlen item is in shared memory as long as Q's stage. Where results go by way of that, the
+    // item need not be in registers till here: those are scarce.
+    const Item item = kVarlen && !kFromRegisters ? *shared.item(query_use) : walk.item;
     const tile::Result<T> result(params, {item.m_block, item.head, item.batch});
     float scales[2];
-    finish_rows(result, item, walk.first_row, softmax, scales);
+    finish_rows(result, item, walk.first_row, softmax, scale, scales);
     if constexpr (kFromRegisters) {
       store_from_registers<T, kHeadDimV>(params, result, item, walk.first_row, scales, acc_o);
     } else {

@@ -15,12 +15,12 @@ namespace dlattn::sm90 {
 // All lanes call it.
 template <typename T>
 __device__ __forceinline__ void finish_rows(const tile::Result<T>& result, const Item& item,
-                                            int first_row, const Softmax& softmax,
+                                            int first_row, const Softmax& softmax, float scale,
                                             float (&scales)[2]) {
   const Place place;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const tile::RowResult row = tile::finalize(softmax.row(h), result.sink);
+    const tile::RowResult row = softmax.finalize(h, scale, result.sink);
     scales[h] = row.scale;
     const int i = first_row + place.warp * 16 + 8 * h + place.lane / 4;
     if (result.lse && place.lane % 4 == 0 && i < item.seqlen_q) result.lse[i] = row.lse;

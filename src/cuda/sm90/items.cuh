@@ -15,18 +15,11 @@ namespace dlattn::sm90 {
 // same place in all rounds, which under causality is every so many lengths further; but where a
 // window makes most items alike, and those of a head's first rows shorter, another one each time,
 // as else these would be the same blocks'.
-struct Share {
-  unsigned round = 0;  // its first item
-  unsigned place = blockIdx.x;
-
-  __device__ __forceinline__ unsigned item() const { return round + place; }
-  __device__ __forceinline__ void next(const AttentionParams& params) {
-    round += gridDim.x;
-    if (params.window_left < 0) return;
-    place -= (gridDim.x + 7) / 8;
-    if (place >= gridDim.x) place += gridDim.x;
-  }
-};
+__device__ __forceinline__ unsigned item_of_round(const AttentionParams& params, unsigned round) {
+  const unsigned first = round * gridDim.x;
+  if (params.window_left < 0) return first + blockIdx.x;
+  return first + (blockIdx.x + round * (gridDim.x - (gridDim.x + 7) / 8)) % gridDim.x;
+}
 
 // The lengths of a problem of one length.
 __device__ __forceinline__ Item fixed_lengths(const AttentionParams& params) {

@@ -88,8 +88,10 @@ __device__ __forceinline__ void produce_terms(
   const tile::Mask mask = position_mask(params, shape, fixed_lengths(params));
   const int seqlen_q = static_cast<int>(params.seqlen_q);
   LoadedTiles loaded(launch.score, shared, consumer);
-  for (Share share; share.item() < launch.num_items; share.next(params)) {
-    const tile::Work work = tile::scheduled_work(params, shape, share.item());
+  for (unsigned round = 0;; ++round) {
+    const unsigned i = item_of_round(params, round);
+    if (i >= launch.num_items) break;
+    const tile::Work work = tile::scheduled_work(params, shape, i);
     const int first_row = work.m_block * kBlockM + consumer * kWarpgroupRows;
     const int last_row = min(first_row + kWarpgroupRows, seqlen_q) - 1;
     const TileRange tiles(mask, first_row, last_row, kTermKeys);

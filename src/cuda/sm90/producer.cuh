@@ -31,15 +31,17 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
   const int value_bytes = tile_bytes(kBlockN, head_dim_v);  // further columns are never stored
   unsigned use = 0;                                         // of the stages of K and V
   unsigned query_use = 0;                                   // of those of Q
-  for (Share share; share.item() < launch.num_items; share.next(params)) {
+  for (unsigned round = 0;; ++round) {
+    const unsigned i = item_of_round(params, round);
+    if (i >= launch.num_items) break;
     int start_k = 0;
     Item item;
     if constexpr (kVarlen) {
-      item = packed_item(params, shape, kBlockM, share.item(), &start_k);
+      item = packed_item(params, shape, kBlockM, i, &start_k);
       if (item.seqlen_q == 0) continue;
       hand_over(shared, query_use, item);
     } else {
-      item = fixed_item(params, shape, share.item());
+      item = fixed_item(params, shape, i);
     }
     const int head_kv = static_cast<int>(shape.heads_per_kv_head.quotient(item.head));
     const int m0 = item.m_block * kBlockM;

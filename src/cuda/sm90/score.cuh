@@ -11,16 +11,12 @@
 #include "cuda/sm90/softmax.cuh"
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/scheduler.cuh"
+#include "cuda/tile/score.cuh"
 #include "cuda/tile/warp.cuh"
 
 // What beside the scale stands between q.k and the softmax: softcap, then bias and ALiBi, then the
 // caller's mask.
 namespace dlattn::sm90 {
-
-// cap * tanh(x / cap), given 2 log2(e) / cap; its error is some 2^-22 of cap.
-__device__ __forceinline__ float softcap(float x, float exponent, float cap) {
-  return cap - __fdividef(2.0f * cap, 1.0f + ptx::exp2(x * exponent));
-}
 
 // The exponent's bits of an fp32 number.
 __device__ __forceinline__ std::uint32_t exponent_bits(float x) {
@@ -43,6 +39,9 @@ struct LaneTerms {
 
   // In base 2 and by key; 64 keys of it are as many digits as scores have anyway.
   static constexpr float kSteepSlope = 0.25f;
+  // In base 2: a row's whole share up to this has digits enough when it is rounded with the
+  // reference, tile by tile.
+  static constexpr float kMostShift = 1024.0f;
 
   const AttentionParams& all;
   const ScoreParams& params;
@@ -50,8 +49,9 @@ struct LaneTerms {
   float softmax_scale;
   float scale;  // from what these units are to base 2
   float slope;  // ALiBi's
-  // How large the scores are that softcap has met: what it may take the warp's next ones for.
-  enum Size { kSmaller, kSmall, kLarge } size = kSmaller;
+  // How large the scores are that softcap has met: what it may take the warp's next ones for. The
+  // softmax keeps it.
+  enum Size : unsigned { kSmaller, kSmall, kLarge };
   // Of the scores at hand:
   float shift[2];  // base 2, what is still to be added to all of a row's
   bool uncapped;   // softcap is left to exponentiate()
@@ -65,13 +65,16 @@ struct LaneTerms {
         loaded(loaded),
         softmax_scale(shape.softmax_scale),
         scale(score_scale<kTerms>(p, shape)),
-        slope(p.alibi_slopes ? p.alibi_slopes[work.batch * p.alibi_batch_stride +
-                                              work.head * p.alibi_head_stride] *
-                                   params.slope_scale
-                             : 0.0f) {}
+        slope(tile::alibi_slope(p, work) * params.slope_scale) {}
 
+  // Whether scores may be so small that a scaled reference does not tell them from -inf.
+  __device__ __forceinline__ bool faint() const {
+    return kTerms == Terms::kLoaded && params.bias_bytes != 0;
+  }
   // Takes scores for larger ones than it has.
-  __device__ __forceinline__ void expect_larger() { size = size == kSmaller ? kSmall : kLarge; }
+  __device__ __forceinline__ static void expect_larger(Softmax& softmax) {
+    softmax.set_met(softmax.met() == kSmaller ? kSmall : kLarge);
+  }
 
   // All terms, on any scores. `position` is that of the consumer's first row, counted from the
   // tile's first key. All lanes call it.
@@ -88,13 +91,15 @@ struct LaneTerms {
   // softcap takes scores for small ones until it has met others; alone, on a tile that is no edge,
   // it is done under the exponentials.
   template <int kScores>
-  __device__ __forceinline__ void apply_quickly(float (&acc_s)[kScores], int position, bool edge) {
+  __device__ __forceinline__ void apply_quickly(float (&acc_s)[kScores], const Softmax& softmax,
+                                                int position, bool edge) {
     shift[0] = shift[1] = 0.0f;
     beyond = false;
     const bool capped = params.cap != 0.0f;
-    uncapped = kTerms == Terms::kComputed && capped && slope == 0.0f && size != kLarge && !edge;
+    uncapped =
+        kTerms == Terms::kComputed && capped && slope == 0.0f && softmax.met() != kLarge && !edge;
     if (capped && !uncapped) {
-      if (size == kLarge) {
+      if (softmax.met() == kLarge) {
         cap_any(acc_s);
       } else {
         std::uint32_t exponents = 0;
@@ -111,9 +116,11 @@ struct LaneTerms {
       const float lane = lane_position(position);
       // Counted from the tile's first key the last ones, which may be the nearest, count most.
       // Where that would cost digits, it is done to tiles further away alone.
-      const bool steep = slope * scale > kSteepSlope;
+      const float steepness = fabsf(slope) * scale;
+      const bool steep = steepness > kSteepSlope;
       const bool before = position >= kBlockN - 1 && (!steep || position >= 2 * kBlockN - 1);
-      if (before || after) {
+      const float furthest = static_cast<float>(abs(position) + kBlockN + kWarpgroupRows);
+      if ((before || after) && steepness * furthest <= kMostShift) {
         const float rising = after ? -slope : slope;
 #pragma unroll
         for (int i = 0; i < kScores; ++i)
@@ -131,12 +138,12 @@ struct LaneTerms {
   __device__ __forceinline__ void exponentiate(float (&acc_s)[kScores], const Softmax& softmax,
                                                float scale, float (&sums)[2]) {
     if (uncapped) {
-      if (size == kSmaller) return exponentiate_capped(acc_s, softmax, params.smaller_log2, sums);
+      if (softmax.met() == kSmaller)
+        return exponentiate_capped(acc_s, softmax, params.smaller_log2, sums);
       return exponentiate_capped(acc_s, softmax, params.small_log2, sums);
     }
-    const float neg_references[2] = {softmax.neg_reference[0] + shift[0],
-                                     softmax.neg_reference[1] + shift[1]};
-    Softmax::exponentiate(acc_s, scale, neg_references, sums);
+    const float negs[2] = {softmax.words[0] + shift[0], softmax.words[1] + shift[1]};
+    Softmax::exponentiate(acc_s, scale, negs, sums);
     if (beyond) sums[0] = INFINITY;
   }
 
@@ -171,7 +178,8 @@ struct LaneTerms {
   template <int kScores>
   __device__ __forceinline__ void cap_any(float (&acc_s)[kScores]) const {
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) acc_s[i] = softcap(acc_s[i], params.exponent, params.cap);
+    for (int i = 0; i < kScores; ++i)
+      acc_s[i] = params.cap * tile::tanh(acc_s[i] * params.inverse_cap);
   }
 
   // cap * tanh(x / cap) / x of an x that is small, without exponentials; `exponents` tells of one
@@ -197,8 +205,8 @@ struct LaneTerms {
     std::uint32_t exponents = 0;
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
-      acc_s[i] = ptx::exp2(fmaf(acc_s[i], tanh_ratio(acc_s[i], ratio, &exponents),
-                                softmax.neg_reference[i / 2 % 2]));
+      acc_s[i] = ptx::exp2(
+          fmaf(acc_s[i], tanh_ratio(acc_s[i], ratio, &exponents), softmax.words[i / 2 % 2]));
       parts[i % 4] += acc_s[i];
     }
     sums[0] = parts[0] + parts[1];
@@ -213,11 +221,13 @@ struct LaneTerms<T, Terms::kNone> {
 
   __device__ __forceinline__ LaneTerms(const AttentionParams&, const LaunchShape&,
                                        const ScoreParams&, const tile::Work&, const NoTiles&) {}
-  __device__ __forceinline__ void expect_larger() const {}
+  __device__ __forceinline__ static void expect_larger(Softmax&) {}
+  __device__ __forceinline__ static bool faint() { return false; }
   template <int kScores>
   __device__ __forceinline__ void apply(float (&)[kScores], int) const {}
   template <int kScores>
-  __device__ __forceinline__ void apply_quickly(float (&)[kScores], int, bool) const {}
+  __device__ __forceinline__ void apply_quickly(float (&)[kScores], const Softmax&, int,
+                                                bool) const {}
   template <int kScores>
   __device__ __forceinline__ void exponentiate(float (&acc_s)[kScores], const Softmax& softmax,
                                                float scale, float (&sums)[2]) const {

@@ -42,8 +42,8 @@ struct TanhRatio {
 // In the kernels scores are products q.k until the softmax, and so are the terms; but natural from
 // the bias on, if there is one.
 struct ScoreParams {
-  float cap;       // softcap in these units; 0: off
-  float exponent;  // 2 log2(e) / cap
+  float cap;  // softcap in these units; 0: off
+  float inverse_cap;
   TanhRatio<4> small;
   TanhRatio<2> smaller_log2;  // the two of these times softmax_scale * log2(e)
   TanhRatio<4> small_log2;
@@ -55,20 +55,21 @@ struct ScoreParams {
 };
 
 // Least-maximum fits of tanh(x) / x, in powers of x^2, for x, the score as a part of cap, up to
-// `most`: to 1.3e-7 of cap both.
+// `most`: to 1.1e-7 and 3.3e-8 of itself, so that softcap costs a score its last digit at most,
+// however large the cap.
 template <int kDegree>
 struct TanhFit {
   double most;
   double coefficients[kDegree + 1];
 };
-constexpr TanhFit<2> kSmallerTanh = {0.28, {0.99999733725, -0.33305901727, 0.12622839241}};
+constexpr TanhFit<2> kSmallerTanh = {0.2, {0.99999989479, -0.33328590965, 0.13015409108}};
 constexpr TanhFit<4> kSmallTanh = {
-    0.7072, {0.99999835179, -0.33326502198, 0.13253420112, -0.05007014610, 0.01306710000}};
+    0.55, {0.99999996764, -0.33332795014, 0.13318876726, -0.05258930807, 0.01631542137}};
 
 // Ratios of softcap to softmax_scale that the polynomial's coefficients do not overflow with.
 constexpr double kLeastCap = 0x1p-14, kLargestCap = 0x1p14;
 // And the least softmax_scale for which slopes, in the kernels' units, do not.
-constexpr double kLeastScale = 0x1p-40;
+constexpr double kLeastScale = 0x1p-20;
 
 // Bytes of an element of bias; 0 without one.
 inline int bias_bytes(const AttentionParams& p) {
@@ -123,7 +124,7 @@ inline ScoreParams score_params(const AttentionParams& p, int head_dim_tile) {
   if (p.softcap == 0.0) return s;
   const double cap = p.softcap / p.softmax_scale;
   s.cap = static_cast<float>(cap);
-  s.exponent = static_cast<float>(2.0 * kLog2e / cap);
+  s.inverse_cap = static_cast<float>(1.0 / cap);
   s.small = tanh_ratio(kSmallTanh, cap, 1.0);
   s.smaller_log2 = tanh_ratio(kSmallerTanh, cap, p.softmax_scale * kLog2e);
   s.small_log2 = tanh_ratio(kSmallTanh, cap, p.softmax_scale * kLog2e);

@@ -71,6 +71,10 @@ constexpr TileShape tile_shape(int head_dim_tile, int head_dim_v_tile, Terms ter
     return {3, 128, 2, 2, true, 24, 160, false};
   if (head_dim_tile <= 64) return {4, 64, 4, 2, true, 24, 112};
   if (head_dim_tile <= 128) return {2, 128, 2, 2, true, 24, 240};
+  // Terms take registers of their own, and tiles of fewer keys leave them.
+  if (terms == Terms::kComputed && head_dim_tile <= 192 && head_dim_v_tile <= 128)
+    return {2, 96, 2, 1, true, 24, 240};
+  if (terms == Terms::kComputed && head_dim_tile <= 192) return {2, 64, 2, 1, true, 24, 240};
   if (head_dim_tile <= 192 && head_dim_v_tile <= 128) return {2, 128, 2, 1, true, 24, 240};
   if (head_dim_tile <= 192) return {2, 96, 2, 1, true, 24, 240};
   return {2, 64, 2, 1, false, 24, 240};

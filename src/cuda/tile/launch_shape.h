@@ -28,7 +28,8 @@ struct LaunchShape {
   int window_right;     // keys j <= i + shift + window_right; causality is window_right = 0
   float scale_log2;     // softmax_scale * log2(e): softmax works in base 2
   float softmax_scale;
-  float softcap;       // 0: off
+  float softcap;  // 0: off
+  float inverse_softcap;
   bool natural;        // scores get terms beside the scale, so they are natural until the softmax
   bool longest_first;  // walk row blocks from last to first: under causality the last ones see most
                        // keys
@@ -88,6 +89,7 @@ inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan,
   shape.scale_log2 = static_cast<float>(p.softmax_scale * kLog2e);
   shape.softmax_scale = static_cast<float>(p.softmax_scale);
   shape.softcap = static_cast<float>(p.softcap);
+  shape.inverse_softcap = p.softcap != 0.0 ? static_cast<float>(1.0 / p.softcap) : 0.0f;
   shape.natural = p.softcap != 0.0 || p.alibi_slopes || p.bias;
   shape.longest_first = p.causal != Causal::kNone;
   return shape;

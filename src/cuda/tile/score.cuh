@@ -9,6 +9,30 @@
 
 namespace dlattn::tile {
 
+// The head's ALiBi slope, 0 if there is none: within 2^64 of 0, so that its product with a distance
+// is finite. Beyond, a softmax cannot tell slopes apart: the nearest key has it all.
+__device__ __forceinline__ float alibi_slope(const AttentionParams& p, const Work& work) {
+  if (!p.alibi_slopes) return 0.0f;
+  constexpr float kSteepest = 0x1p64f;
+  const float slope =
+      p.alibi_slopes[work.batch * p.alibi_batch_stride + work.head * p.alibi_head_stride];
+  return fabsf(slope) > kSteepest ? copysignf(kSteepest, slope) : slope;
+}
+
+// Its error is some 2^-22 of the result, whatever its size: a least-maximum polynomial near 0, and
+// exponentials, which are exact relative to 1, beyond.
+__device__ __forceinline__ float tanh(float x) {
+  const float w = x * x;
+  float sum = 0.0164374352f;
+  sum = fmaf(w, sum, -0.0526717395f);
+  sum = fmaf(w, sum, 0.133207239f);
+  sum = fmaf(w, sum, -0.333329466f);
+  const float near_zero = fmaf(x * w, sum, x);
+  const float power = ptx::exp2(fabsf(x) * (2.0f * kLog2e));
+  const float beyond = copysignf(1.0f - __fdividef(2.0f, 1.0f + power), x);
+  return fabsf(x) < 0.55f ? near_zero : beyond;
+}
+
 // What may stand between q.k and the softmax besides the scale: softcap, then ALiBi and bias, then
 // the caller's mask.
 template <typename T>
@@ -23,12 +47,10 @@ struct ScoreTerms {
       : params(p),
         bias_start(work.batch * p.bias_batch_stride + work.head * p.bias_head_stride),
         mask_start(work.batch * p.mask_batch_stride + work.head * p.mask_head_stride),
-        alibi_slope(p.alibi_slopes ? p.alibi_slopes[work.batch * p.alibi_batch_stride +
-                                                    work.head * p.alibi_head_stride]
-                                   : 0.0f),
+        alibi_slope(tile::alibi_slope(p, work)),
         any(p.softcap != 0.0 || p.bias || p.mask || p.alibi_slopes) {}
 
-  // The score in base 2 of row i and key j, both of which exist; `shift` as in Sequence.
+  // The natural score of row i and key j, both of which exist; `shift` as in Sequence.
   __device__ __forceinline__ float operator()(float dot, int i, int j, int shift) const {
     if (params.mask &&
         !params.mask[mask_start + i * params.mask_row_stride + j * params.mask_col_stride])
@@ -38,14 +60,18 @@ struct ScoreTerms {
       const float cap = static_cast<float>(params.softcap);
       score = cap * tanhf(score / cap);
     }
-    if (params.alibi_slopes) score -= alibi_slope * static_cast<float>(abs(i + shift - j));
+    if (params.alibi_slopes) {
+      // Rounded before it is added: keys at one distance have one penalty.
+      const float penalty = alibi_slope * static_cast<float>(abs(i + shift - j));
+      score = __fadd_rn(score, -penalty);
+    }
     if (params.bias) {
       const std::int64_t at = bias_start + i * params.bias_row_stride + j * params.bias_col_stride;
       score += params.bias_dtype == DType::kFloat32
                    ? static_cast<const float*>(params.bias)[at]
                    : to_float(static_cast<const T*>(params.bias)[at]);
     }
-    return score * kLog2e;
+    return score;
   }
 };
 

@@ -52,17 +52,14 @@ __device__ __forceinline__ void stripe_scores(float* sS, const FragmentA<T> (&rQ
   __syncwarp();
 }
 
-// This lane's scores of its row, in base 2, -inf where the row does not see the key. `n0` is the
-// tile's first key.
+// This lane's scores of its row, as products q.k, -inf where the row does not see the key. `n0` is
+// the tile's first key.
 template <int kGroups>
 __device__ __forceinline__ void load_scores(float (&x)[kGroups][4], const float* row_scores,
-                                            int lane, float scale_log2, const Range& visible,
-                                            int n0) {
+                                            int lane, const Range& visible, int n0) {
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
     load(x[i], row_scores + stripe_column(lane, i));
-#pragma unroll
-    for (int e = 0; e < 4; ++e) x[i][e] *= scale_log2;
   }
   // Few tiles need it, so a warp decides as one.
   if (!__any_sync(kFullMask, !contains_all(visible, n0, 8 * kGroups))) return;
@@ -78,19 +75,20 @@ __device__ __forceinline__ void load_scores(float (&x)[kGroups][4], const float*
 // Scores to probabilities, in place. `softmax` is the row's, with this lane's part of the sum;
 // returns the factor for what the row has accumulated so far.
 template <int kGroups>
-__device__ __forceinline__ float stripe_softmax(OnlineSoftmax& softmax, float (&x)[kGroups][4]) {
+__device__ __forceinline__ float stripe_softmax(OnlineSoftmax& softmax, float (&x)[kGroups][4],
+                                                float scale_log2) {
   float tile_max = -INFINITY;
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) tile_max = fmaxf(tile_max, x[i][e]);
   }
-  const float factor = softmax.raise_max(reduce_max<2>(tile_max));
+  const float factor = softmax.raise_max(reduce_max<2>(tile_max), scale_log2);
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      x[i][e] = softmax.probability(x[i][e]);
+      x[i][e] = softmax.probability(x[i][e], scale_log2);
       softmax.row_sum += x[i][e];
     }
   }

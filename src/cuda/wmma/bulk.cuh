@@ -241,11 +241,13 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kBulk).num_warps * 32,
       stages.release(i, lane_idx);
       ++i;
     };
-    walk_tiles(Item(order, item).tiles, attend);
+    const TileRange tiles = Item(order, item).tiles;
+    walk_tiles(tiles, attend, [&] { return tiles; });
     if constexpr (!kInRegisters) load_next_queries();
     const Item done(order, item);
     write_from_registers<kHeadDim>(params, tile::OutputRows<T>(params, done.work), done.work.head,
-                                   done.m0 + warp_idx * kWarpRows, softmax, acc_o, lane_idx);
+                                   done.m0 + warp_idx * kWarpRows, softmax, shape.scale_log2, acc_o,
+                                   lane_idx);
   }
 #endif
 }

@@ -12,8 +12,8 @@ namespace dlattn::wmma {
 template <int kHeadDim, int kRowTiles, typename T>
 __device__ __forceinline__ void write_from_registers(
     const AttentionParams& params, const tile::OutputRows<T>& result, int head, int first_row,
-    const SpeculativeSoftmax<kRowTiles>& softmax, const float (&acc_o)[kRowTiles][kHeadDim / 8][4],
-    int lane) {
+    const SpeculativeSoftmax<kRowTiles>& softmax, float scale_log2,
+    const float (&acc_o)[kRowTiles][kHeadDim / 8][4], int lane) {
   const float* sink = params.sinks ? params.sinks + head * params.sinks_stride : nullptr;
   const int head_dim_v = static_cast<int>(params.head_dim_v);
 #pragma unroll
@@ -21,7 +21,7 @@ __device__ __forceinline__ void write_from_registers(
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = first_row + lane / 4 + 16 * m + 8 * h;
-      const tile::RowResult row_result = tile::finalize(softmax.row(m, h), sink);
+      const tile::RowResult row_result = softmax.finalize(m, h, scale_log2, sink);
       const bool exists = row < result.seqlen_q;
       if (result.lse && lane % 4 == 0 && exists) result.lse[row] = row_result.lse;
       T* out = result.out + row * params.out_row_stride + lane % 4 * 8;

@@ -196,8 +196,10 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
     if constexpr (kFromSums) {
       make_scores();
       mask_scores();
-      if (edge || lost) softmax.template raise_references<0, kBlockN>(acc_s, scale_log2, acc_o);
-      lost = !softmax.template try_probabilities<T>(acc_s, scale_log2, edge || lost, acc_o);
+      const bool raises = edge || lost || softmax.unscaled;
+      if (raises)
+        softmax.template raise_references<0, kBlockN>(acc_s, scale_log2, terms.faint(), acc_o);
+      lost = !softmax.template try_probabilities<T>(acc_s, scale_log2, raises, acc_o);
       if (lost) continue;  // the same tile again
       copy_next_tile();
       if (n > tiles.begin) copy_terms(n - 1);
@@ -213,7 +215,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
       const auto slice = [&](auto index) {
         constexpr int kFirst = decltype(index)::value * kSliceKeys;
         std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
-        softmax.template first_probabilities<T, kFirst, kSliceKeys>(acc_s, scale_log2, rP, acc_o);
+        softmax.template first_probabilities<T, kFirst, kSliceKeys>(acc_s, scale_log2,
+                                                                    terms.faint(), rP, acc_o);
         multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v + stage);
       };
       for_each_slice(slice, std::make_integer_sequence<int, kShape.slices>{});
@@ -224,10 +227,10 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   }
 
   const tile::Work done = recall_work();
-  write_results<kHeadDim, true, kOverlaid>(params, shape, tile::OutputRows<T>(params, done),
-                                           tile::Rows<false>{shape}, done.head,
-                                           done.m_block * kBlockM + warp_row, softmax, acc_o,
-                                           smem + kMap.q + warp_row * kHeadDim * 2, lane_idx);
+  write_results<kHeadDim, true, kOverlaid>(
+      params, shape, tile::OutputRows<T>(params, done), tile::Rows<false>{shape}, done.head,
+      done.m_block * kBlockM + warp_row, softmax, scale_log2, acc_o,
+      smem + kMap.q + warp_row * kHeadDim * 2, lane_idx);
 }
 
 }  // namespace dlattn::wmma

@@ -195,13 +195,19 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
     stages.release(i, lane_idx);
     ++i;
   };
-  walk_tiles(tiles, attend);
+  walk_tiles(tiles, attend, [&] {
+    if constexpr (!kScarce) return tiles;
+    const tile::Sequence<T> same = recall_sequence();
+    const int first = recall_work().m_block * kBlockM;
+    return TileRange(Mask(shape, same.shift, same.seqlen_k), first,
+                     min(first + kBlockM, rows.count(same.seqlen_q)) - 1, kBlockN);
+  });
 
   const tile::Work done = recall_work();
   write_results<kHeadDim, false, kQueryPlace == QueryPlace::kRegistersOverlaid>(
       params, shape, tile::OutputRows<T>(params, done), rows, done.head,
-      done.m_block * kBlockM + warp_row, softmax, acc_o, smem + kMap.q + warp_row * kHeadDim * 2,
-      lane_idx);
+      done.m_block * kBlockM + warp_row, softmax, shape.scale_log2, acc_o,
+      smem + kMap.q + warp_row * kHeadDim * 2, lane_idx);
 }
 
 }  // namespace dlattn::wmma

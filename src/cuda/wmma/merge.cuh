@@ -43,9 +43,9 @@ struct alignas(8) PartStats {
 // What a row's parts add up to.
 template <int kParts>
 struct RowMerge {
-  float weights[kParts];  // out = sum of weight x part
-  tile::OnlineSoftmax whole;
-  bool empty;  // the row attends to nothing: out is 0 whatever the parts hold
+  float weights[kParts];      // out = sum of weight x part
+  tile::OnlineSoftmax whole;  // of scores in base 2
+  bool empty;                 // the row attends to nothing: out is 0 whatever the parts hold
 
   __device__ __forceinline__ RowMerge(const PartStats* stats, const float* sink) {
     float part[2 * kParts];
@@ -54,13 +54,17 @@ struct RowMerge {
     for (int g = 0; g < kParts; ++g) whole.row_max = fmaxf(whole.row_max, part[2 * g]);
 #pragma unroll
     for (int g = 0; g < kParts; ++g) {
-      weights[g] = whole.probability(part[2 * g]);
+      weights[g] = whole.probability(part[2 * g], 1.0f);
       whole.row_sum = fmaf(weights[g], part[2 * g + 1], whole.row_sum);
     }
-    const float scale = tile::finalize(whole, sink).scale;
+    const float scale = finalize(sink).scale;
 #pragma unroll
     for (int g = 0; g < kParts; ++g) weights[g] *= scale;
     empty = scale == 0.0f;
+  }
+
+  __device__ __forceinline__ tile::RowResult finalize(const float* sink) const {
+    return tile::finalize(tile::Reference(-whole.row_max, false), 1.0f, whole.row_sum, sink);
   }
 };
 

@@ -67,8 +67,8 @@ template <int kHeadDim, bool kAnyColumns, bool kOverlaid, int kRowTiles, typenam
 __device__ __forceinline__ void write_results(
     const AttentionParams& params, const LaunchShape& shape, const tile::OutputRows<T>& result,
     const tile::Rows<kPacked>& rows, int head, int first_row,
-    const SpeculativeSoftmax<kRowTiles>& softmax, const float (&acc_o)[kRowTiles][kHeadDim / 8][4],
-    unsigned char* sO, int lane) {
+    const SpeculativeSoftmax<kRowTiles>& softmax, float scale_log2,
+    const float (&acc_o)[kRowTiles][kHeadDim / 8][4], unsigned char* sO, int lane) {
   const int num_rows = rows.count(result.seqlen_q);
   float scales[kRowTiles][2];
 #pragma unroll
@@ -78,7 +78,7 @@ __device__ __forceinline__ void write_results(
       const int row = first_row + lane / 4 + 16 * m + 8 * h;
       const float* sink = params.sinks ? params.sinks + head * params.sinks_stride : nullptr;
       if (kPacked && sink) sink += rows.head(row) * params.sinks_stride;
-      const tile::RowResult row_result = tile::finalize(softmax.row(m, h), sink);
+      const tile::RowResult row_result = softmax.finalize(m, h, scale_log2, sink);
       if (result.lse && lane % 4 == 0 && row < num_rows)
         result.lse[rows.offset(row, 1, params.lse_head_stride)] = row_result.lse;
       scales[m][h] = row_result.scale;

@@ -16,6 +16,7 @@
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/scheduler.cuh"
+#include "cuda/tile/score.cuh"
 #include "cuda/tile/vec.cuh"
 #include "cuda/wmma/traits.h"
 
@@ -101,11 +102,6 @@ struct RunSlots {
   }
 };
 
-// cap * tanh(x / cap), given 2 log2(e) x / cap; its error is some 2^-22 of cap.
-__device__ __forceinline__ float softcap(float exponent, float cap) {
-  return cap - __fdividef(2.0f * cap, 1.0f + ptx::exp2(exponent));
-}
-
 // The score terms of a lane's rows, kRowTiles x 2 of them, 8 apart, in tiles of kBlockN keys.
 // kScarce: registers are.
 template <typename T, int kRowTiles, int kBlockN, int kThreads, bool kScarce>
@@ -136,9 +132,7 @@ struct LaneTerms {
         shape(shape),
         mask_slots(slots),
         bias_slots(slots + (p.mask ? mask_slot_bytes(kRowTiles, kBlockN, kThreads) : 0)),
-        alibi_slope(p.alibi_slopes ? p.alibi_slopes[work.batch * p.alibi_batch_stride +
-                                                    work.head * p.alibi_head_stride]
-                                   : 0.0f),
+        alibi_slope(tile::alibi_slope(p, work)),
         rows_left(seqlen_q - row),
         lane_key(lane % 4 * kRunKeys) {
     const int i = min(row, seqlen_q - 1);
@@ -149,6 +143,9 @@ struct LaneTerms {
                  i * p.bias_row_stride) *
                     (p.bias_dtype == DType::kFloat32 ? 4 : 2);
   }
+
+  // Whether scores may be so small that a scaled reference does not tell them from -inf.
+  __device__ __forceinline__ bool faint() const { return params.bias != nullptr; }
 
   // What scores must be multiplied with after apply() to be in base 2.
   __device__ __forceinline__ float scale_log2() const {
@@ -181,13 +178,11 @@ struct LaneTerms {
                                         int position) const {
     float scale = shape.softmax_scale;  // left to be applied
     if (shape.softcap != 0.0f) {
-      const float cap = shape.softcap;
-      const float factor = 2.0f * __fdividef(shape.scale_log2, cap);
       for_each_run([&](int m, int h, int run) {
 #pragma unroll
         for (int i = 0; i < kRunKeys; ++i) {
           float& x = score(acc_s, m, h, run, i);
-          x = softcap(x * factor, cap);
+          x = shape.softcap * tile::tanh(x * scale * shape.inverse_softcap);
         }
       });
       scale = 1.0f;

@@ -13,25 +13,28 @@ using Accumulators = float[kRowTiles][kColumns / 8][4];
 
 // The streaming softmax of a warp's rows, with a reference in place of the running maximum.
 //
-// Probabilities are taken relative to the row's reference as it stands: 2^(score - reference), with
-// no maximum worked out first. Their sum, which is needed anyway, tells whether the reference still
-// fits, and by how much it does not. Where a lane's sum over a slice of keys exceeds kMaxSum, the
-// references of the rows that have outgrown theirs are raised by a power of two, so that their sums
-// come to 1 or a little more, and what has been accumulated is scaled to them, the probabilities
-// too, which are in fp32 until then. Where fp32 was too small for a sum, the caller makes the
-// scores again and has references raised to their maxima. So no probability exceeds kMaxSum,
-// which T and fp32 sums do not mind; the reference cancels in out and lse, and the result is the
-// plain softmax's. Scores here are raw products q.k; `scale` is softmax_scale * log2(e).
+// Probabilities are taken relative to the row's reference as it stands, with no maximum worked out
+// first. Their sum, which is needed anyway, tells whether the reference still fits, and by how much
+// it does not. Where a lane's sum over a slice of keys exceeds kMaxSum, the references of the rows
+// that have outgrown theirs are raised by a power of two, so that their sums come to 1 or a little
+// more, and what has been accumulated is scaled to them, the probabilities too, which are in fp32
+// until then. Where fp32 was too small for a sum, the caller makes the scores again and has
+// references raised to their maxima; as long as one of the warp's is unscaled
+// (tile/reference.cuh), all are raised so beforehand. So no probability exceeds kMaxSum, which T
+// and fp32 sums do not mind; the reference cancels in out and lse, and the result is the plain
+// softmax's. Scores here are raw products q.k, or natural ones; `scale` makes them base 2.
 template <int kRowTiles>
 struct SpeculativeSoftmax {
-  float neg_reference[kRowTiles][2];
+  float words[kRowTiles][2];    // the references: tile::Reference
   float row_sum[kRowTiles][2];  // this lane's part
+  // Of the warp: whether words are references in the scores' units.
+  bool unscaled = false;
 
   __device__ __forceinline__ SpeculativeSoftmax() {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) neg_reference[m][h] = tile::kNothing, row_sum[m][h] = 0.0f;
+      for (int h = 0; h < 2; ++h) words[m][h] = tile::kNothing, row_sum[m][h] = 0.0f;
     }
   }
 
@@ -46,13 +49,13 @@ struct SpeculativeSoftmax {
                                                 const MakeScores& make_scores) {
     float sums[kRowTiles][2];
     exponentiate<kFirst, kKeys>(acc_s, scale, sums);
-    if (any_above(sums, tile::kMaxSum<T>)) {
-      if (any_above(sums, tile::kLargest)) {
-        make_scores();
-        raise_references<kFirst, kKeys>(acc_s, scale, acc_o);
-        exponentiate<kFirst, kKeys>(acc_s, scale, sums);
+    if (outgrown(sums) && !scale_down<kFirst, kKeys>(acc_s, sums, acc_o)) {
+      make_scores();
+      raise_any<kFirst, kKeys>(acc_s, row_maxima<kFirst, kKeys>(acc_s), scale, false, acc_o);
+      if (unscaled) {
+        exponentiate_raised<kFirst, kKeys>(acc_s, scale, sums);
       } else {
-        scale_down<kFirst, kKeys>(acc_s, sums, acc_o);
+        exponentiate<kFirst, kKeys>(acc_s, scale, sums);
       }
     }
     add(sums);
@@ -60,77 +63,116 @@ struct SpeculativeSoftmax {
   }
 
   // The same where rows are likely to outgrow their references: those are raised beforehand.
+  // `faint`: scores may be so small that a scaled reference does not tell them from -inf.
   template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups>
   __device__ __forceinline__ void first_probabilities(float (&acc_s)[kRowTiles][kGroups][4],
-                                                      float scale,
+                                                      float scale, bool faint,
                                                       std::uint32_t (&rP)[kRowTiles][kKeys / 16][4],
                                                       float (&acc_o)[kRowTiles][kOutGroups][4]) {
-    raise_references<kFirst, kKeys>(acc_s, scale, acc_o);
+    raise_references<kFirst, kKeys>(acc_s, scale, faint, acc_o);
     safe_probabilities<T, kFirst, kKeys>(acc_s, scale, rP);
   }
 
   // As probabilities(), but false where scores are lost, and nothing else has happened then: for
-  // callers that make them again and raise references first. Of all keys of the tile, in fp32.
+  // callers that make them again and raise references first, which `raised` says. Of all keys of
+  // the tile, in fp32.
   template <typename T, int kGroups, int kOutGroups>
   __device__ __forceinline__ bool try_probabilities(float (&acc_s)[kRowTiles][kGroups][4],
                                                     float scale, bool raised,
                                                     float (&acc_o)[kRowTiles][kOutGroups][4]) {
     float sums[kRowTiles][2];
-    exponentiate<0, kGroups * 8>(acc_s, scale, sums);
-    if (any_above(sums, tile::kMaxSum<T>)) {
-      if (!raised && any_above(sums, tile::kLargest)) return false;
-      scale_down<0, kGroups * 8>(acc_s, sums, acc_o);
+    if (raised) {
+      exponentiate_raised<0, kGroups * 8>(acc_s, scale, sums);
+    } else {
+      exponentiate<0, kGroups * 8>(acc_s, scale, sums);
+      if (outgrown(sums) && !scale_down<0, kGroups * 8>(acc_s, sums, acc_o)) return false;
     }
     add(sums);
     return true;
   }
 
-  // Raises references to the maxima where a score exceeds them by more than kSlack. All lanes call
-  // it.
+  // Raises references to the maxima where a score exceeds a scaled one by more than kSlack. Where
+  // one of them is or becomes unscaled, raises all, and leaves the scores relative to them. `faint`
+  // as above. All lanes call it.
   template <int kFirst, int kKeys, int kGroups, int kOutGroups>
-  __device__ __forceinline__ void raise_references(const float (&acc_s)[kRowTiles][kGroups][4],
-                                                   float scale,
+  __device__ __forceinline__ void raise_references(float (&acc_s)[kRowTiles][kGroups][4],
+                                                   float scale, bool faint,
                                                    float (&acc_o)[kRowTiles][kOutGroups][4]) {
-    bool outgrown = false;
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-        outgrown |= exceeds(m, h, lane_max<kFirst, kKeys>(acc_s[m], h), scale);
-    }
-    if (!__any_sync(tile::kFullMask, outgrown)) return;
+    bool outgrown = unscaled;
+    // Of a lane's maxima: which its rows' are among.
+    bool beyond = unscaled;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float row_max = tile::reduce_max<4>(lane_max<kFirst, kKeys>(acc_s[m], h));
-        // A NaN score is no maximum, but its probability is NaN, so that it reaches sum and output.
-        raise(m, h, exceeds(m, h, row_max, scale) ? -row_max * scale : neg_reference[m][h], acc_o);
+        const float lane = lane_max<kFirst, kKeys>(acc_s[m], h);
+        const bool nothing = faint && words[m][h] == tile::kNothing;
+        outgrown |= exceeds(m, h, lane, scale) || nothing;
+        beyond |= (!(fabsf(lane * scale) < tile::kMostScaled) && lane != -INFINITY) || nothing;
+      }
+    }
+    const bool any_beyond = __any_sync(tile::kFullMask, beyond);
+    if (!__any_sync(tile::kFullMask, outgrown)) return;
+    const RowValues maxima = row_maxima<kFirst, kKeys>(acc_s);
+    if (__builtin_expect(any_beyond, 0))
+      return raise_any<kFirst, kKeys>(acc_s, maxima, scale, faint, acc_o);
+    // A NaN score is no maximum, but its probability is NaN, so that it reaches sum and output.
+    const auto raised = [&](int m, int h) {
+      return exceeds(m, h, maxima.of[m][h], scale) ? -maxima.of[m][h] * scale : words[m][h];
+    };
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float old = words[m][h];
+        words[m][h] = raised(m, h);
+        scale_row(m, h, ptx::exp2(words[m][h] - old), acc_o);
       }
     }
   }
 
   // The same before anything has been accumulated. All lanes call it.
   template <int kFirst, int kKeys, int kGroups>
-  __device__ __forceinline__ void set_references(const float (&acc_s)[kRowTiles][kGroups][4],
+  __device__ __forceinline__ void set_references(float (&acc_s)[kRowTiles][kGroups][4],
                                                  float scale) {
+    float nothing[kRowTiles][1][4] = {};
+    raise_references<kFirst, kKeys>(acc_s, scale, false, nothing);
+  }
+
+  // Where warps share rows, their parts are merged by scaled references: a row's, rounded, and the
+  // whole sum relative to it. All lanes call it.
+  __device__ __forceinline__ tile::OnlineSoftmax scaled_row(int m, int h, float scale) const {
+    const float row_max = unscaled ? words[m][h] * scale : -words[m][h];
+    const float sum = tile::reduce_sum<4>(row_sum[m][h]) * scaled_part(m, h, scale);
+    return {row_max == -tile::kNothing ? -INFINITY : row_max, sum};
+  }
+
+  // And what has been accumulated.
+  template <int kOutGroups>
+  __device__ __forceinline__ void scale_rows(float scale,
+                                             float (&acc_o)[kRowTiles][kOutGroups][4]) {
+    if (!unscaled) return;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float row_max = tile::reduce_max<4>(lane_max<kFirst, kKeys>(acc_s[m], h));
-        neg_reference[m][h] = row_max == -INFINITY ? tile::kNothing : -row_max * scale;
-      }
+      for (int h = 0; h < 2; ++h) scale_row(m, h, scaled_part(m, h, scale), acc_o);
     }
   }
 
-  // Probabilities that no reference needs raising for.
-  template <typename T, int kFirst, int kKeys, int kGroups>
+  // Probabilities that no reference needs raising for, whatever references are. With kBranches in
+  // fewer registers.
+  template <typename T, int kFirst, int kKeys, bool kBranches = (kRowTiles > 1), int kGroups>
   __device__ __forceinline__ void safe_probabilities(
       float (&acc_s)[kRowTiles][kGroups][4], float scale,
       std::uint32_t (&rP)[kRowTiles][kKeys / 16][4]) {
     float sums[kRowTiles][2];
-    exponentiate<kFirst, kKeys>(acc_s, scale, sums);
+    if (kBranches && !unscaled) {
+      // Packed on either way: where these meet, that takes half the registers.
+      exponentiate<kFirst, kKeys>(acc_s, scale, sums);
+      add(sums);
+      return pack<T, kFirst, kKeys>(acc_s, rP);
+    }
+    exponentiate_raised<kFirst, kKeys>(acc_s, scale, sums);
     add(sums);
     pack<T, kFirst, kKeys>(acc_s, rP);
   }
@@ -152,16 +194,19 @@ struct SpeculativeSoftmax {
     }
   }
 
-  // A row's state, with the whole row's sum. All lanes call it.
-  __device__ __forceinline__ tile::OnlineSoftmax row(int m, int h) const {
-    return tile::row_state(neg_reference[m][h], tile::reduce_sum<4>(row_sum[m][h]));
+  // A row's result, of all its scores. All lanes call it.
+  __device__ __forceinline__ tile::RowResult finalize(int m, int h, float scale,
+                                                      const float* sink) const {
+    return tile::finalize(tile::Reference(words[m][h], unscaled), scale,
+                          tile::reduce_sum<4>(row_sum[m][h]), sink);
   }
 
  private:
-  // Whether a score is so far above the row's reference that this is worth raising.
+  static constexpr float kSlack = 8.0f;
+
+  // Whether a score is so far above the row's reference, a scaled one, that this is worth raising.
   __device__ __forceinline__ bool exceeds(int m, int h, float score, float scale) const {
-    constexpr float kSlack = 8.0f;
-    return score * scale > kSlack - neg_reference[m][h];
+    return score * scale > kSlack - words[m][h];
   }
 
   __device__ __forceinline__ void add(const float (&sums)[kRowTiles][2]) {
@@ -183,8 +228,10 @@ struct SpeculativeSoftmax {
 
   // Scores to probabilities, in place, and their sums.
   template <int kFirst, int kKeys, int kGroups>
-  __device__ __forceinline__ void exponentiate(float (&acc_s)[kRowTiles][kGroups][4], float scale,
-                                               float (&sums)[kRowTiles][2]) const {
+  __device__ __forceinline__ static void exponentiate(float (&acc_s)[kRowTiles][kGroups][4],
+                                                      float scale,
+                                                      const float (&negs)[kRowTiles][2],
+                                                      float (&sums)[kRowTiles][2]) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
       sums[m][0] = sums[m][1] = 0.0f;
@@ -192,52 +239,155 @@ struct SpeculativeSoftmax {
       for (int j = kFirst / 8; j < (kFirst + kKeys) / 8; ++j) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          acc_s[m][j][e] = ptx::exp2(fmaf(acc_s[m][j][e], scale, neg_reference[m][e / 2]));
+          acc_s[m][j][e] = ptx::exp2(fmaf(acc_s[m][j][e], scale, negs[m][e / 2]));
           sums[m][e / 2] += acc_s[m][j][e];
         }
       }
     }
   }
 
-  // Whether a sum of the warp's exceeds `most`.
-  __device__ __forceinline__ static bool any_above(const float (&sums)[kRowTiles][2], float most) {
-    bool above = false;
+  // The same relative to scaled references.
+  template <int kFirst, int kKeys, int kGroups>
+  __device__ __forceinline__ void exponentiate(float (&acc_s)[kRowTiles][kGroups][4], float scale,
+                                               float (&sums)[kRowTiles][2]) const {
+    exponentiate<kFirst, kKeys>(acc_s, scale, words, sums);
+  }
+
+  // The same after raise_references(), whatever references are. Without a branch it may overlap
+  // with products, but takes registers.
+  template <int kFirst, int kKeys, int kGroups>
+  __device__ __forceinline__ void exponentiate_raised(float (&acc_s)[kRowTiles][kGroups][4],
+                                                      float scale,
+                                                      float (&sums)[kRowTiles][2]) const {
+    float negs[kRowTiles][2];
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) above |= sums[m][0] > most || sums[m][1] > most;
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) negs[m][h] = unscaled ? 0.0f : words[m][h];
+    }
+    exponentiate<kFirst, kKeys>(acc_s, scale, negs, sums);
+  }
+
+  // Whether one of the warp's rows has outgrown its reference, or one is unscaled, so that these
+  // are no probabilities.
+  __device__ __forceinline__ bool outgrown(const float (&sums)[kRowTiles][2]) const {
+    bool above = unscaled;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m)
+      above |= sums[m][0] > tile::kMaxSum || sums[m][1] > tile::kMaxSum;
     return __any_sync(tile::kFullMask, above);
   }
 
   // Raises the references of the rows whose sums are 2 or more, so far that these come to 1 or a
-  // little more, and scales probabilities and sums to them. All lanes call it.
+  // little more, and scales probabilities and sums to them. Does nothing and returns false where
+  // that cannot be done to one of the warp's. All lanes call it.
   template <int kFirst, int kKeys, int kGroups, int kOutGroups>
-  __device__ __forceinline__ void scale_down(float (&probabilities)[kRowTiles][kGroups][4],
+  __device__ __forceinline__ bool scale_down(float (&probabilities)[kRowTiles][kGroups][4],
                                              float (&sums)[kRowTiles][2],
                                              float (&acc_o)[kRowTiles][kOutGroups][4]) {
+    bool lost = unscaled;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        lost |= sums[m][h] > tile::kLargest || !tile::can_raise(words[m][h]);
+    }
+    if (__any_sync(tile::kFullMask, lost)) return false;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int shift = tile::raise_by(tile::reduce_sum<4>(sums[m][h]));
-        const float factor = raise(m, h, neg_reference[m][h] - static_cast<float>(shift), acc_o);
+        const float old = words[m][h];
+        words[m][h] = old - static_cast<float>(shift);
+        const float factor = ptx::exp2(words[m][h] - old);
+        scale_row(m, h, factor, acc_o);
         sums[m][h] *= factor;
 #pragma unroll
         for (int j = kFirst / 8; j < (kFirst + kKeys) / 8; ++j)
           probabilities[m][j][2 * h] *= factor, probabilities[m][j][2 * h + 1] *= factor;
       }
     }
+    return true;
   }
 
-  // Gives a row its new reference and scales what it has accumulated, by the factor returned.
+  // What is relative to a row's reference, times this, is relative to that scaled and rounded. Of
+  // one whose rounding is whole powers of two that is taken as it is: so it is in all parts alike.
+  __device__ __forceinline__ float scaled_part(int m, int h, float scale) const {
+    const float row_max = words[m][h] * scale;
+    if (!unscaled || !(fabsf(row_max) < tile::kMostScaled)) return 1.0f;
+    return ptx::exp2(fmaf(words[m][h], scale, -row_max));
+  }
+
+  // A number of each row.
+  struct RowValues {
+    float of[kRowTiles][2];
+  };
+  template <int kFirst, int kKeys, int kGroups>
+  __device__ __forceinline__ static RowValues row_maxima(
+      const float (&acc_s)[kRowTiles][kGroups][4]) {
+    RowValues maxima;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        maxima.of[m][h] = tile::reduce_max<4>(lane_max<kFirst, kKeys>(acc_s[m], h));
+    }
+    return maxima;
+  }
+
+  // raise_references() for scores of any size and references of either kind.
+  template <int kFirst, int kKeys, int kGroups, int kOutGroups>
+  __device__ __forceinline__ void raise_any(float (&acc_s)[kRowTiles][kGroups][4],
+                                            const RowValues& maxima, float scale, bool faint,
+                                            float (&acc_o)[kRowTiles][kOutGroups][4]) {
+    const bool were_unscaled = unscaled;
+    const auto raised = [&](int m, int h) {
+      return tile::RaisedReference(tile::Reference(words[m][h], were_unscaled), maxima.of[m][h],
+                                   scale, were_unscaled ? 0.0f : kSlack);
+    };
+    bool needs_unscaled = false;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) needs_unscaled |= raised(m, h).needs_unscaled(scale, faint);
+    }
+    unscaled = __any_sync(tile::kFullMask, needs_unscaled);
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        take_reference(m, h, raised(m, h).word(scale, unscaled), were_unscaled, scale, acc_o);
+    }
+    if (!unscaled) return;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int j = kFirst / 8; j < (kFirst + kKeys) / 8; ++j) {
+        // Of a row that has seen nothing all scores are -inf.
+#pragma unroll
+        for (int e = 0; e < 4; ++e) acc_s[m][j][e] -= fmaxf(words[m][e / 2], -tile::kNothing);
+      }
+    }
+  }
+
+  // Gives a row its new reference and scales what it has accumulated.
   template <int kOutGroups>
-  __device__ __forceinline__ float raise(int m, int h, float new_neg_reference,
-                                         float (&acc_o)[kRowTiles][kOutGroups][4]) {
-    const float factor = ptx::exp2(new_neg_reference - neg_reference[m][h]);
-    neg_reference[m][h] = new_neg_reference;
+  __device__ __forceinline__ void take_reference(int m, int h, float word, bool was_unscaled,
+                                                 float scale,
+                                                 float (&acc_o)[kRowTiles][kOutGroups][4]) {
+    const tile::Reference from(words[m][h], was_unscaled);
+    words[m][h] = word;
+    scale_row(m, h, tile::change_of_reference(from, tile::Reference(word, unscaled), scale), acc_o);
+  }
+
+  template <int kOutGroups>
+  __device__ __forceinline__ void scale_row(int m, int h, float factor,
+                                            float (&acc_o)[kRowTiles][kOutGroups][4]) {
     row_sum[m][h] *= factor;
 #pragma unroll
     for (int j = 0; j < kOutGroups; ++j)
       acc_o[m][j][2 * h] *= factor, acc_o[m][j][2 * h + 1] *= factor;
-    return factor;
   }
 };
 

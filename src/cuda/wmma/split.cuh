@@ -177,6 +177,7 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim, kVariant == kW
   const tile::OutputRows<T> result(params, work);
   const float* sink = params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr;
 
+  constexpr bool kBranches = kHeadDim <= 64 && !kShape.whole;  // registers are scarce
   SpeculativeSoftmax<kRowTiles> softmax;
   float acc_o[1][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][1][4];
@@ -214,18 +215,18 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim, kVariant == kW
       ptx::cp_async_wait<kFirstStages - 1>();
       ptx::barrier_sync(1 + group, kGroupThreads);
       if constexpr (!kShape.whole) start_stage(i + kStages - 1, free);
-      softmax.template safe_probabilities<T, 0, kBlockN>(acc_s, params.scale_log2, rP);
+      softmax.template safe_probabilities<T, 0, kBlockN, kBranches>(acc_s, params.scale_log2, rP);
       float next_s[1][kBlockN / 8][4];
       multiply_k(next_s, stage);
       multiply_v(rP, stage);
       hide_unseen(next_s, i + 1);
-      softmax.template raise_references<0, kBlockN>(next_s, params.scale_log2, acc_o);
+      softmax.template raise_references<0, kBlockN>(next_s, params.scale_log2, false, acc_o);
       memcpy(acc_s, next_s, sizeof acc_s);
       if constexpr (kShape.whole) break;  // there are two tiles at most
       free = stage;
       stage = stage == 0 ? (kStages - 1) * kStage : stage - kStage;
     }
-    softmax.template safe_probabilities<T, 0, kBlockN>(acc_s, params.scale_log2, rP);
+    softmax.template safe_probabilities<T, 0, kBlockN, kBranches>(acc_s, params.scale_log2, rP);
   }
 
   constexpr int kGroups = kShape.key_groups;
@@ -233,7 +234,7 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim, kVariant == kW
       reinterpret_cast<PartStats*>(smem + kMap.stats) + (warp_row + lane_idx / 4) * kGroups;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const tile::OnlineSoftmax row = softmax.row(0, h);
+    const tile::OnlineSoftmax row = softmax.scaled_row(0, h, params.scale_log2);
     if (lane_idx % 4 == 0) stats[8 * h * kGroups + group] = {row.row_max, row.row_sum};
   }
   if (tiles.count > 0) {
@@ -241,6 +242,7 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim, kVariant == kW
     ptx::barrier_sync(1 + group, kGroupThreads);
     multiply_v(rP, 0);
   }
+  softmax.scale_rows(params.scale_log2, acc_o);
 
   constexpr int kPart = kBlockM * kHeadDim * 4;  // bytes
   constexpr int kPartOffset = kPart <= kMap.group - kStage ? kStage : 0;
@@ -264,8 +266,7 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim, kVariant == kW
   const RowMerge<kGroups> merge(stats + 8 * h * kGroups, sink);
   const int row = m0 + warp_row + 8 * h + lane_idx / 4;
   if (row >= result.seqlen_q) return;
-  if (result.lse && share == 0 && lane_idx % 4 == 0)
-    result.lse[row] = tile::finalize(merge.whole, sink).lse;
+  if (result.lse && share == 0 && lane_idx % 4 == 0) result.lse[row] = merge.finalize(sink).lse;
   parts.store(result.out + row * params.out_row_stride + column, merge, params.head_dim_v - column,
               params.store_bytes, lane_idx);
 }

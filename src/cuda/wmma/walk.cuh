@@ -35,20 +35,27 @@ __device__ __forceinline__ void attend_edge(SpeculativeSoftmax<kRowTiles>& softm
     if (!tile::contains_all(mask.every_row(first_row, last_row), n0, kSliceKeys))
       apply_mask(acc_s, mask, first_row + lane_idx / 4, n0, lane_idx);
     std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
-    softmax.template first_probabilities<T, 0, kSliceKeys>(acc_s, scale_log2, rP, acc_o);
+    softmax.template first_probabilities<T, 0, kSliceKeys>(acc_s, scale_log2, false, rP, acc_o);
     multiply_pv<T, kHeadDim, 0, kSliceKeys, kBoxRows>(acc_o, rP, lane_v + first * kRowBytes);
   }
 }
 
-// Calls attend(n, integral_constant<Walk>) for all tiles, from the last to the first.
-template <typename Attend>
-__device__ __forceinline__ void walk_tiles(const TileRange& tiles, const Attend& attend) {
+// Calls attend(n, integral_constant<Walk>) for all tiles, from the last to the first. `again()`:
+// the tiles once more, where it takes fewer registers to work out than to keep which of them are
+// edges while those are walked.
+template <typename Attend, typename Again>
+__device__ __forceinline__ void walk_tiles(const TileRange& tiles, const Attend& attend,
+                                           const Again& again) {
   constexpr std::integral_constant<Walk, Walk::kEdge> kEdge{};
   constexpr std::integral_constant<Walk, Walk::kFull> kFull{};
   for (int n = tiles.end - 1; n >= tiles.begin; --n) {
+    const TileRange same = again();
+    if (n < same.full_end) {
 #pragma unroll 1
-    for (; n >= tiles.full_begin && n < tiles.full_end; --n) attend(n, kFull);
-    if (n >= tiles.begin) attend(n, kEdge);
+      for (; n >= same.full_begin; --n) attend(n, kFull);
+      if (n < tiles.begin) break;
+    }
+    attend(n, kEdge);
   }
 }
 

@@ -75,8 +75,8 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
     tile::stripe_scores<kBlockN, kHeadDim, kLd, kScoreLd>(sS, rQ, sK);
 
     float x[kGroups][4];
-    tile::load_scores(x, row_scores, lane_idx, shape.scale_log2, visible, n0);
-    const float factor = tile::stripe_softmax(softmax, x);
+    tile::load_scores(x, row_scores, lane_idx, visible, n0);
+    const float factor = tile::stripe_softmax(softmax, x, shape.scale_log2);
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
       tile::store(row_scores + tile::stripe_column(lane_idx, i), x[i]);
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
 
   softmax.row_sum = tile::reduce_sum<2>(softmax.row_sum);
   const tile::Result<T> to(params, work);
-  const tile::RowResult result = tile::finalize(softmax, to.sink);
+  const tile::RowResult result = softmax.finalize(shape.scale_log2, to.sink);
   const int own_row = first_row + tile::stripe_row(lane_idx);
   if (to.lse && lane_idx % 2 == 0 && own_row < seq.seqlen_q) to.lse[own_row] = result.lse;
 #pragma unroll

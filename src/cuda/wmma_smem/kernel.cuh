@@ -158,10 +158,9 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
     tile::stripe_scores<kBlockN, kHeadDim, kLd, kScoreLd>(sS, rQ, sK + stage * kStage);
 
     float x[kGroups][4];
-    tile::load_scores(x, sS + tile::stripe_row(lane_idx) * kScoreLd, lane_idx, shape.scale_log2,
-                      visible, n0);
+    tile::load_scores(x, sS + tile::stripe_row(lane_idx) * kScoreLd, lane_idx, visible, n0);
     __syncwarp();  // both lanes of a row have read its scores
-    const float factor = tile::stripe_softmax(softmax, x);
+    const float factor = tile::stripe_softmax(softmax, x, shape.scale_log2);
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
       tile::store(sP + tile::stripe_row(lane_idx) * kProbLd + tile::stripe_column(lane_idx, i),
@@ -176,7 +175,7 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
 
   softmax.row_sum = tile::reduce_sum<2>(softmax.row_sum);
   const tile::Result<T> to(params, work);
-  const tile::RowResult result = tile::finalize(softmax, to.sink);
+  const tile::RowResult result = softmax.finalize(shape.scale_log2, to.sink);
   const bool row_exists = own_row < seq.seqlen_q;
   if (to.lse && lane_idx % 2 == 0 && row_exists) to.lse[own_row] = result.lse;
   store_output<kHeadDim>(to.out + own_row * params.out_row_stride, row_exists, acc_o, sS,

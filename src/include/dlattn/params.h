@@ -18,7 +18,7 @@ namespace dlattn {
 //                  over them. Below that it is a convex combination of v's rows, its error at most
 //                  twice the worse of two plain computations in fp32, with scores natural and with
 //                  scores times log2(e). NaN or +inf: the row is NaN
-//   alibi_slopes   any; beyond 2^96, and +-inf, taken as 2^96 with its sign; NaN: that head is NaN
+//   alibi_slopes   any; beyond 2^64, and +-inf, taken as 2^64 with its sign; NaN: that head is NaN
 //   sinks          any; -inf: none; +inf: out = 0, lse = +inf; NaN: NaN
 // Scores are formed in fp32 (float64 in float64) and a softmax's probabilities from their
 // differences to the row's maximum. A row that may attend to nothing has out = 0 and lse = -inf, or

@@ -4,7 +4,7 @@
 // folder in front of src, is the same but for it. For benchmarks/softmax_forms.py alone.
 
 #include "cuda/sm90/accumulators.cuh"
-#include "cuda/tile/online_softmax.cuh"
+#include "cuda/tile/reference.cuh"
 #include "cuda/tile/warp.cuh"
 
 namespace dlattn::sm90 {
@@ -17,17 +17,40 @@ struct Softmax {
   static constexpr float kNothing = 3.402823466e+38f;
 
   // Mutable: to the kernel, exponentiate() changes nothing.
-  mutable float neg_reference[2] = {kNothing, kNothing};  // -maxima in powers of 2
-  mutable float row_sum[2] = {0.0f, 0.0f};                // this lane's part
-  mutable float tile_factors[2] = {1.0f, 1.0f};           // what the last tile's maxima call for
+  mutable float words[2] = {kNothing, kNothing};  // -maxima in powers of 2
+  mutable float row_sum[2] = {0.0f, 0.0f};        // this lane's part
+  mutable float tile_factors[2] = {1.0f, 1.0f};   // what the last tile's maxima call for
+
+  // Of kernels with score terms, which have no plain form.
+  __device__ __forceinline__ static bool unscaled() { return false; }
+  __device__ __forceinline__ static unsigned met() { return 0; }
+  __device__ __forceinline__ static void set_met(unsigned) {}
+  template <int kScores>
+  __device__ __forceinline__ void raise_any(const float (&acc_s)[kScores], float scale, bool,
+                                            float (&factors)[2]) {
+    raise(acc_s, scale, factors);
+  }
 
   // As of sm90's own. exponentiate() raises.
+  __device__ __forceinline__ static bool raises_first() { return false; }
   template <int kScores>
   __device__ __forceinline__ void raise(const float (&)[kScores], float, float (&factors)[2]) {
     factors[0] = factors[1] = 1.0f;
   }
-
-  __device__ __forceinline__ static bool leapt(const float (&)[2]) { return false; }
+  __device__ __forceinline__ static void expect_leaps(const float (&)[2]) {}
+  template <int kScores>
+  __device__ __forceinline__ void begin(const float (&acc_s)[kScores], float scale,
+                                        float (&probabilities)[kScores], float (&sums)[2]) {
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) probabilities[i] = acc_s[i];
+    exponentiate(probabilities, scale, sums);
+    add(sums);
+  }
+  template <int kScores>
+  __device__ __forceinline__ void exponentiate_raised(float (&acc_s)[kScores], float scale,
+                                                      float (&sums)[2]) const {
+    exponentiate(acc_s, scale, sums);
+  }
 
   template <int kScores>
   __device__ __forceinline__ void exponentiate(float (&acc_s)[kScores], float scale,
@@ -41,16 +64,16 @@ struct Softmax {
         even = fmaxf(even, acc_s[4 * j + 2 * h]);
         odd = fmaxf(odd, acc_s[4 * j + 2 * h + 1]);
       }
-      const float old = neg_reference[h];
-      neg_reference[h] = fminf(old, -tile::reduce_max<4>(fmaxf(even, odd)) * scale);
-      tile_factors[h] = ptx::exp2(neg_reference[h] - old);
+      const float old = words[h];
+      words[h] = fminf(old, -tile::reduce_max<4>(fmaxf(even, odd)) * scale);
+      tile_factors[h] = ptx::exp2(words[h] - old);
       row_sum[h] *= tile_factors[h];
     }
 #pragma unroll
     for (int j = 0; j < kScores / 4; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        acc_s[4 * j + e] = ptx::exp2(fmaf(acc_s[4 * j + e], scale, neg_reference[e / 2]));
+        acc_s[4 * j + e] = ptx::exp2(fmaf(acc_s[4 * j + e], scale, words[e / 2]));
         parts[e] += acc_s[4 * j + e];
       }
     }
@@ -58,7 +81,6 @@ struct Softmax {
     sums[1] = parts[2] + parts[3];
   }
 
-  template <typename T>
   __device__ __forceinline__ bool outgrown(const float (&)[2]) const {
     return __any_sync(tile::kFullMask, tile_factors[0] < 1.0f || tile_factors[1] < 1.0f);
   }
@@ -78,10 +100,10 @@ struct Softmax {
     row_sum[1] += sums[1];
   }
 
-  // A row's state, with the whole row's sum. All lanes call it.
-  __device__ __forceinline__ tile::OnlineSoftmax row(int h) const {
-    const float row_max = -neg_reference[h];
-    return {row_max == -kNothing ? -INFINITY : row_max, tile::reduce_sum<4>(row_sum[h])};
+  // A row's result, of all its scores. All lanes call it.
+  __device__ __forceinline__ tile::RowResult finalize(int h, float scale, const float* sink) const {
+    return tile::finalize(tile::Reference(words[h], false), scale, tile::reduce_sum<4>(row_sum[h]),
+                          sink);
   }
 };
 

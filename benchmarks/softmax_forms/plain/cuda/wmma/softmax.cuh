@@ -3,7 +3,7 @@
 // The plain streaming softmax in the place of wmma's own: the kernels' source, compiled with this
 // folder in front of src, is the same but for it. For benchmarks/softmax_forms.py alone.
 
-#include "cuda/tile/online_softmax.cuh"
+#include "cuda/tile/reference.cuh"
 #include "cuda/tile/vec.cuh"
 #include "cuda/tile/warp.cuh"
 
@@ -54,16 +54,17 @@ struct PlainSoftmax {
 
   template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups>
   __device__ __forceinline__ void first_probabilities(const float (&acc_s)[kRowTiles][kGroups][4],
-                                                      float scale,
+                                                      float scale, bool,
                                                       std::uint32_t (&rP)[kRowTiles][kKeys / 16][4],
                                                       float (&acc_o)[kRowTiles][kOutGroups][4]) {
     probabilities<T, kFirst, kKeys>(acc_s, scale, rP, acc_o, nullptr);
   }
 
-  // A row's state, with the whole row's sum. All lanes call it.
-  __device__ __forceinline__ tile::OnlineSoftmax row(int m, int h) const {
-    const float row_max = -neg_max[m][h];
-    return {row_max == -kNothing ? -INFINITY : row_max, tile::reduce_sum<4>(row_sum[m][h])};
+  // A row's result, of all its scores. All lanes call it.
+  __device__ __forceinline__ tile::RowResult finalize(int m, int h, float scale,
+                                                      const float* sink) const {
+    return tile::finalize(tile::Reference(neg_max[m][h], false), scale,
+                          tile::reduce_sum<4>(row_sum[m][h]), sink);
   }
 
  private:
