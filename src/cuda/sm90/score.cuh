@@ -157,11 +157,12 @@ struct LaneTerms {
   __device__ __forceinline__ static constexpr int key(int i) { return i / 4 * 8 + i % 2; }
   __device__ __forceinline__ static constexpr int row(int i) { return i / 2 % 2 * 8; }
 
+  // Penalties are rounded before they are added, so that keys at one distance have one.
   template <int kScores>
   __device__ __forceinline__ void add_distances(float (&acc_s)[kScores], float position) const {
 #pragma unroll
     for (int i = 0; i < kScores; ++i)
-      acc_s[i] = fmaf(-slope, fabsf(position + static_cast<float>(row(i) - key(i))), acc_s[i]);
+      acc_s[i] -= __fmul_rn(slope, fabsf(position + static_cast<float>(row(i) - key(i))));
   }
 
   template <int kScores>
