@@ -70,7 +70,6 @@ HOSTILE: list[tuple[Any, ...]] = [
     ([0, 400, 700], [0, 420, 650], 33, 47),
     ([0, 5000], [0, 5000], 4000, 6000),
     # No sequences.
-    ([0], [0], 700, 650),
 ]
 FEATURES: list[dict[str, Any]] = [
     {},

@@ -232,6 +232,8 @@ class Expected:
         kind[rough & (large | ~self.near).all(3)] = KINDS.index("lifted")
         self.any_key = terms.seen.any(3, keepdim=True)
         kind[~self.any_key[..., 0]] = KINDS.index("empty")
+        # A bias of -inf hides any score that is a number.
+        wrong |= terms.alibi.isnan().any(3) & ~self.any_key[..., 0]
         kind[wrong] = KINDS.index("nan")
         self.kind = kind
         self.settled = equal | absorbed
@@ -360,6 +362,7 @@ class Expected:
         of_lse = torch.where(lse == self.lse, 0.0, (lse - self.lse).abs()) / limit
         of_lse = of_lse.nan_to_num(nan=math.inf, posinf=math.inf)
         right = lse.isnan() | (or_sink[..., 0] & (lse == math.inf))
+        right = right | (~self.any_key[..., 0] & (lse == self.lse))
         return error.amax(3), torch.where(is_nan, torch.where(right, 0.0, math.inf), of_lse)
 
     def worst(self, out: Tensor, lse: Tensor | None) -> tuple[float, float, str]:
