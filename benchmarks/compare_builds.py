@@ -3,7 +3,8 @@
     python benchmarks/compare_builds.py --old /path/of/old --new /path/of/new --json steps/x.json
 
 Each path is a folder that holds the package `dlattn`, as `pip install --target` or a build folder's
-`python/` makes it. Each build runs in a process of its own, which waits while the other is timed. The
+`python/` makes it. Each build runs in a process of its own, which waits while the other is timed.
+The
 cases are the sweep, full and causal, the mission shape, and the host time of an eager call; inputs
 are the same, times are sustained medians of CUDA-graph replays, and a figure is a ratio of one run.
 """
