@@ -1,5 +1,5 @@
-// plan.cpp asks the CPU backend for CPU plans; these tests make GPU plans alone and link no
-// backend.
+// core asks the CPU backend for CPU plans and to check lengths that the host can read; these tests
+// make GPU plans alone and link no backend.
 #include <cstdlib>
 
 #include "core/backend.h"
@@ -18,6 +18,9 @@ const char* archs() {
 namespace dlattn::cpu {
 
 void plan(const AttentionParams&, const DeviceInfo&, const Options&, Plan*) {
+  std::abort();
+}
+void validate_varlen(const AttentionParams&) {
   std::abort();
 }
 
