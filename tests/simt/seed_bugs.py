@@ -67,11 +67,14 @@ SEED_BUGS = (
     SeedBug(
         "score scaled twice",
         SCALAR,
-        "score[r] *= shape.scale_log2;",
-        "score[r] *= shape.scale_log2 * static_cast<float>(params.softmax_scale);",
+        "const float scale_log2 = terms.any ? tile::kLog2e : shape.scale_log2;",
+        "const float scale_log2 = shape.scale_log2 * static_cast<float>(params.softmax_scale);",
     ),
     SeedBug(
-        "score scaled twice", WMMA, "x[i][e] *= scale_log2;", "x[i][e] *= scale_log2 * scale_log2;"
+        "score scaled twice",
+        WMMA,
+        "x[i][e] = softmax.probability(x[i][e], scale_log2);",
+        "x[i][e] = softmax.probability(x[i][e], scale_log2 * scale_log2);",
     ),
     # A column-major operand's leading dimension is its rows, padded; it was given its columns.
     SeedBug(
@@ -125,14 +128,14 @@ SEED_BUGS = (
     SeedBug(
         "maximum not broadcast",
         SCALAR,
-        "softmax[r].raise_max(tile::reduce_max<32>(x))",
-        "softmax[r].raise_max(x)",
+        "softmax[r].raise_max(tile::reduce_max<32>(x), scale_log2)",
+        "softmax[r].raise_max(x, scale_log2)",
     ),
     SeedBug(
         "maximum not broadcast",
         WMMA,
-        "softmax.raise_max(reduce_max<2>(tile_max))",
-        "softmax.raise_max(tile_max)",
+        "softmax.raise_max(reduce_max<2>(tile_max), scale_log2)",
+        "softmax.raise_max(tile_max, scale_log2)",
     ),
     SeedBug("factor not broadcast", QK, "__shfl_sync(tile::kFullMask, factor, 2 * r)", "factor"),
     SeedBug(
@@ -183,14 +186,14 @@ SEED_BUGS = (
     SeedBug(
         "outgrown reference kept",
         SM90,
-        "if (softmax.outgrown<T>(sums)) {",
+        "if (softmax.outgrown(sums)) {",
         "if (false) {",
     ),
     SeedBug(
         "scores made again not masked",
         SM90,
-        "apply_mask(acc_s, walk.mask, walk.first_row, n * kBlockN); raise();",
-        "raise();",
+        "terms.apply(acc_s, walk.position(n)); hide_unseen(walk, n);",
+        "terms.apply(acc_s, walk.position(n));",
     ),
     SeedBug("probabilities not scaled down", SM90, "rescale(probabilities, factors);", ";"),
     SeedBug("tile's sum not scaled down", SM90, "sums[h] *= factors[h];", ";"),
@@ -203,8 +206,8 @@ SEED_BUGS = (
     SeedBug(
         "overflown sums scaled down",
         SM90,
-        "row_sums[0] > tile::kLargest || row_sums[1] > tile::kLargest",
-        "false",
+        "return row_sums[h] > tile::kLargest || !tile::can_raise(words[h]);",
+        "return false;",
     ),
     SeedBug(
         "Q's stage released before its last product",
@@ -261,14 +264,14 @@ SEED_BUGS = (
     SeedBug(
         "terms left out where a tile is done again",
         SM90,
-        "terms.expect_larger(); terms.apply(acc_s, walk.position(n));",
-        "terms.expect_larger();",
+        "terms.apply(acc_s, walk.position(n)); hide_unseen(walk, n); raise(terms, sums, factors);",
+        "hide_unseen(walk, n); raise(terms, sums, factors);",
     ),
     SeedBug(
         "bias and mask released before they are used",
         SM90,
-        "loaded.wait_full(); terms.apply_quickly(",
-        "loaded.wait_full(); loaded.release(); terms.apply_quickly(",
+        "loaded.wait_full(); float sums[2], factors[2];",
+        "loaded.wait_full(); loaded.release(); float sums[2], factors[2];",
     ),
     SeedBug(
         "second half of a wide bias taken from the first",
@@ -282,13 +285,13 @@ SEED_BUGS = (
     SeedBug(
         "probabilities not scaled down where scores have terms",
         GENERAL,
-        "scale_down<0, kGroups * 8>(acc_s, sums, acc_o);",
+        "if (outgrown(sums) && !scale_down<0, kGroups * 8>(acc_s, sums, acc_o)) return false;",
         ";",
     ),
     SeedBug(
         "terms of the next tile fetched before this one's scores are needed no more",
         GENERAL,
-        "make_scores(); mask_scores(); if (edge",
-        "make_scores(); if (n > tiles.begin) copy_terms(n - 1); mask_scores(); if (edge",
+        "make_scores(); mask_scores(); const bool raises",
+        "make_scores(); if (n > tiles.begin) copy_terms(n - 1); mask_scores(); const bool raises",
     ),
 )
