@@ -174,6 +174,7 @@ void with_each_output(const std::string& name, Set set) {
   AttentionParams p = packed(width, kApart, kDim);
   p.cu_seqlens_q = p.cu_seqlens_k = reinterpret_cast<std::int32_t*>(memory + 4 * 6 * kApart);
   p.total_q = p.total_k = kBatch * kRows;
+  p.device.type = DeviceType::kCuda;  // whose lengths the host does not read
   if (name == "bias" || name == "mask") p.cu_seqlens_q = p.cu_seqlens_k = nullptr;
   p.lse = reinterpret_cast<float*>(memory + 4 * 5 * kApart);
   p.lse_batch_stride = kHeads * kRows, p.lse_head_stride = kBatch * kRows;

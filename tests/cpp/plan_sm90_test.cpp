@@ -95,7 +95,7 @@ void refused() {
       {[](AttentionParams& p) { p.softcap = 1e-6; },
        "softcap / softmax_scale is 8e-06; accepted: 6.10352e-05 to 16384"},
       {[](AttentionParams& p) { p.alibi_slopes = numbers, p.softmax_scale = 1e-20; },
-       "softmax_scale is 1e-20; accepted with alibi_slopes: from 9.09495e-13"},
+       "softmax_scale is 1e-20; accepted with alibi_slopes: from 9.53674e-07"},
       {[](AttentionParams& p) { p.head_dim = 20; },
        "head_dim is 20; accepted: multiples of 8 up to 256"},
       {[](AttentionParams& p) { p.head_dim_v = 60; },

@@ -243,7 +243,7 @@ void varlen() {
   accepts([](auto& p) { p.total_q = 2, p.device.type = DeviceType::kCuda; }, good_varlen());
   refuses([](auto& p) { p.total_k = -1; }, "total_k is -1; accepted: at least 0", good_varlen());
   constexpr std::int64_t kMost = 2147483647;  // of rows that int32 counts
-  accepts([](auto& p) { p.total_k = kMost; }, good_varlen());
+  accepts([](auto& p) { p.total_k = kMost, p.out = memory - kApart; }, good_varlen());
   refuses([](auto& p) { p.total_q = kMost + 1; },
           "total_q is 2147483648; accepted: up to 2147483647", good_varlen());
   refuses([](auto& p) { p.total_k = kMost + 1; },
