@@ -335,13 +335,18 @@ class Paths:
         return dict(Counter(i.name for i in self.main).most_common())
 
 
-def find_paths(instructions: list[Instruction]) -> Paths:
-    """The pieces of a wmma kernel. Raises ValueError where there is no long loop."""
+def find_paths(instructions: list[Instruction], of_loop: Score = common_path) -> Paths:
+    """The pieces of a wmma kernel. Raises ValueError where there is no long loop.
+
+    Args:
+        instructions: The kernel's.
+        of_loop: Which of the long loop's paths is taken: the one with the highest score.
+    """
     flow = Flow(instructions)
     main = flow.main_loop()
     outer = flow.enclosing(main)
     everything = set(range(len(flow.blocks)))
-    main_path = flow.path([main.header], main.latches, set(main.blocks), common_path)
+    main_path = flow.path([main.header], main.latches, set(main.blocks), of_loop)
     around = outer or main  # where there is one loop alone, edge tiles go through it too
     edge_blocks = around.blocks - main.blocks if outer else main.blocks
     edge_path = flow.path([around.header], around.latches, set(edge_blocks), long_path)

@@ -285,7 +285,7 @@ SEED_BUGS = (
     SeedBug(
         "probabilities not scaled down where scores have terms",
         GENERAL,
-        "if (outgrown(sums) && !scale_down<0, kGroups * 8>(acc_s, sums, acc_o)) return false;",
+        "if (outgrown(sums) && !scale_down<kFirst, kKeys>(acc_s, sums, acc_o)) return false;",
         ";",
     ),
     SeedBug(

@@ -227,7 +227,7 @@ def walk_of(plan: Any) -> Walk:
         plan.block_n,
         rows,
         slices=_WIDE_SLICES.get(plan.head_dim_tile, 1) if rows == 32 else narrow_slices,
-        edge_keys=32,
+        edge_keys=16 if plan.head_dim_tile > 128 else 32,
         max_sum=MAX_SUM,
     )
 

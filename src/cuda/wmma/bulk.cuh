@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kBulk).num_warps * 32,
   for (unsigned ahead = 0; ahead < kLookahead; ++ahead) copies.bring(ahead);
 
   const ptx::SmemAddress lane_q = sQ + lane_place_down<kHeadDim, kWarpRows>(lane_idx);
-  unsigned i = 0;      // tiles that have been walked, of all items
+  int i = 0;           // tiles that have been walked, of all items
   unsigned items = 0;  // that are done
 #pragma unroll 1
   for (unsigned item = first_item; item < num_items; item = order.next(item), ++items) {
@@ -210,39 +210,44 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kBulk).num_warps * 32,
         load_q<kHeadDim, kWarpRows>(a, lane_q, d);
       }
     };
-    const auto attend = [&](int n, auto walk) {
-      const int stage = i % kStages * kStage;
-      const ptx::SmemAddress lane_k = sK + stage + lane_place_across<kHeadDim, kBlockN>(lane_idx);
-      const ptx::SmemAddress lane_v = sV + stage + lane_place_down<kHeadDim, kBlockN>(lane_idx);
-      stages.wait_full(i);
-      if constexpr (walk == Walk::kEdge) {
-        copies.bring(i + kLookahead);
-        const Item same(order, item);
-        attend_edge<T, kHeadDim, kBlockN, kShape.edge_keys, kBlockN>(
-            softmax, acc_o, same.mask, same.m0 + warp_idx * kWarpRows, n, lane_k, lane_v,
-            shape.scale_log2, lane_idx, load_q_block);
-      } else {
-        float acc_s[kRowTiles][kBlockN / 8][4];
-        multiply_qk<T, kHeadDim, 0, kBlockN, kBlockN>(acc_s, lane_k, load_q_block);
-        constexpr int kSliceKeys = kBlockN / kShape.slices;
-        const auto slice = [&](auto index) {
-          constexpr int kFirst = decltype(index)::value * kSliceKeys;
-          std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
-          const auto make_scores = [&] {
-            multiply_qk<T, kHeadDim, kFirst, kSliceKeys, kBlockN>(acc_s, lane_k, load_q_block);
-          };
-          softmax.template probabilities<T, kFirst, kSliceKeys>(acc_s, shape.scale_log2, rP, acc_o,
-                                                                make_scores);
-          if constexpr (kFirst == 0) copies.bring(i + kLookahead);
-          multiply_pv<T, kHeadDim, kFirst, kSliceKeys, kBlockN>(acc_o, rP, lane_v);
-        };
-        for_each_slice(slice, std::make_integer_sequence<int, kShape.slices>{});
-      }
-      stages.release(i, lane_idx);
-      ++i;
+    const auto lane_k = [&] {
+      return sK + i % kStages * kStage + lane_place_across<kHeadDim, kBlockN>(lane_idx);
     };
-    const TileRange tiles = Item(order, item).tiles;
-    walk_tiles(tiles, attend, [&] { return tiles; });
+    const auto lane_v = [&] {
+      return sV + i % kStages * kStage + lane_place_down<kHeadDim, kBlockN>(lane_idx);
+    };
+    const auto full = [&] {
+      stages.wait_full(i);
+      float acc_s[kRowTiles][kBlockN / 8][4];
+      multiply_qk<T, kHeadDim, 0, kBlockN, kBlockN>(acc_s, lane_k(), load_q_block);
+      constexpr int kSliceKeys = kBlockN / kShape.slices;
+      int keys = 0;
+      const auto slice = [&](auto index) {
+        constexpr int kFirst = decltype(index)::value * kSliceKeys;
+        if (!softmax.template speculate<kFirst, kSliceKeys>(acc_s, shape.scale_log2, acc_o))
+          return false;
+        std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
+        softmax.template pack<T, kFirst, kSliceKeys>(acc_s, rP);
+        if constexpr (kFirst == 0) copies.bring(i + kLookahead);
+        multiply_pv<T, kHeadDim, kFirst, kSliceKeys, kBlockN>(acc_o, rP, lane_v());
+        keys += kSliceKeys;
+        return true;
+      };
+      for_slices_while(slice, std::make_integer_sequence<int, kShape.slices>{});
+      if (keys == kBlockN) stages.release(i, lane_idx);
+      return keys;
+    };
+    const auto edge = [&](int n, int begin, bool begun) {
+      if (!begun) stages.wait_full(i);
+      if (begin == 0) copies.bring(i + kLookahead);
+      const Item same(order, item);
+      attend_edge<T, kHeadDim, kBlockN, kShape.edge_keys, kBlockN>(
+          softmax, acc_o, same.mask, same.m0 + warp_idx * kWarpRows, n, begin, lane_k(), lane_v(),
+          shape.scale_log2, lane_idx, load_q_block);
+      stages.release(i, lane_idx);
+    };
+    const auto tiles = [&] { return Item(order, item).tiles; };
+    walk_tiles<kBlockN>(i, tiles().end - tiles().begin, softmax, full, edge, tiles);
     if constexpr (!kInRegisters) load_next_queries();
     const Item done(order, item);
     write_from_registers<kHeadDim>(params, tile::OutputRows<T>(params, done.work), done.work.head,

@@ -197,9 +197,11 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
       make_scores();
       mask_scores();
       const bool raises = edge || lost || softmax.unscaled;
-      if (raises)
+      if (raises) {
         softmax.template raise_references<0, kBlockN>(acc_s, scale_log2, terms.faint(), acc_o);
-      lost = !softmax.template try_probabilities<T>(acc_s, scale_log2, raises, acc_o);
+        softmax.raised_probabilities(acc_s, scale_log2);
+      }
+      lost = !raises && !softmax.template speculate<0, kBlockN>(acc_s, scale_log2, acc_o);
       if (lost) continue;  // the same tile again
       copy_next_tile();
       if (n > tiles.begin) copy_terms(n - 1);

@@ -88,11 +88,10 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   const auto copy_last_tile = [&] {
     const std::int64_t n0 = (tiles.end - 1) * kBlockN;
     const int keys = seq.seqlen_k - static_cast<int>(n0);
-    const int stage = (tiles.end - 1) % kStages * kStage;
-    Copy::template edge<kBlockN>(sK + stage, seq.k + n0 * params.k_row_stride, params.k_row_stride,
-                                 keys, head_dim);
-    Copy::template edge<kBlockN>(sV + stage, seq.v + n0 * params.v_row_stride, params.v_row_stride,
-                                 keys, head_dim_v);
+    Copy::template edge<kBlockN>(sK, seq.k + n0 * params.k_row_stride, params.k_row_stride, keys,
+                                 head_dim);
+    Copy::template edge<kBlockN>(sV, seq.v + n0 * params.v_row_stride, params.v_row_stride, keys,
+                                 head_dim_v);
     stages.publish(0);
   };
   const T* next_k = nullptr;  // where the copy of the next tile begins
@@ -123,6 +122,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
     next_k = Copy::template last_row<kBlockN>(seq.k, params.k_row_stride, next);
     next_v = Copy::template last_row<kBlockN>(seq.v, params.v_row_stride, next);
   }
+  const int count = tiles.end - tiles.begin;
   int i = 0;  // how many tiles have been walked
 
   // What is needed after the loop or seldom in it is worked out again rather than kept, where there
@@ -139,63 +139,61 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
     }
   };
 
-  const auto attend = [&](int n, auto walk) {
-    const int stage = n % kStages * kStage;  // in bytes
-    const auto copy_next_tile = [&] {
-      if (n <= tiles.begin) return;
-      if (i > 0) stages.wait_empty(i - 1);
-      Copy::template whole<kBlockN>(sK + (kStage - stage), next_k, params.k_row_stride, head_dim);
-      Copy::template whole<kBlockN>(sV + (kStage - stage), next_v, params.v_row_stride, head_dim_v);
-      stages.publish(i + 1);
-    };
-    stages.wait_full(i);
-    if constexpr (!kCopyLate || walk == Walk::kEdge) copy_next_tile();
-    const auto load_q_block = [&](std::uint32_t (&a)[kRowTiles][4], int d) {
-      if constexpr (kQueryPlace == QueryPlace::kSmem) {
-        load_q<kHeadDim>(a, lane_q, d);
-      } else {
-        memcpy(a, rQ[d / 16], sizeof a);
-      }
-    };
-    const ptx::SmemAddress lane_k = sK + stage + lane_place_across<kHeadDim>(lane_idx);
-    const ptx::SmemAddress lane_v = sV + stage + lane_place_down<kHeadDim>(lane_idx);
-    if constexpr (walk == Walk::kEdge) {
-      const tile::Sequence<T> same = recall_sequence();
-      const Mask mask(shape, same.shift, same.seqlen_k);
-      const int first_row = recall_work().m_block * kBlockM + warp_row;
-      attend_edge<T, kHeadDim, kBlockN, kShape.edge_keys>(softmax, acc_o, mask, first_row, n,
-                                                          lane_k, lane_v, shape.scale_log2,
-                                                          lane_idx, load_q_block);
-    } else {
-      float acc_s[kRowTiles][kBlockN / 8][4];
-      multiply_qk<T, kHeadDim, 0, kBlockN>(acc_s, lane_k, load_q_block);
-      constexpr int kSliceKeys = kBlockN / kShape.slices;
-      const auto slice = [&](auto index) {
-        constexpr int kFirst = decltype(index)::value * kSliceKeys;
-        std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
-        const auto make_scores = [&] {
-          if constexpr (kQueryPlace == QueryPlace::kSmem) {  // no register to keep addresses in
-            const int lane = ptx::reread_thread_index() % 32;
-            const int row = ptx::reread_thread_index() / 32 * kRowTiles * 16;
-            const ptx::SmemAddress q = sQ + row * kHeadDim * 2 + lane_place_down<kHeadDim>(lane);
-            multiply_qk<T, kHeadDim, kFirst, kSliceKeys>(
-                acc_s, sK + stage + lane_place_across<kHeadDim>(lane),
-                [&](std::uint32_t (&a)[kRowTiles][4], int d) { load_q<kHeadDim>(a, q, d); });
-          } else {
-            multiply_qk<T, kHeadDim, kFirst, kSliceKeys>(acc_s, lane_k, load_q_block);
-          }
-        };
-        softmax.template probabilities<T, kFirst, kSliceKeys>(acc_s, shape.scale_log2, rP, acc_o,
-                                                              make_scores);
-        if constexpr (kCopyLate && kFirst == 0) copy_next_tile();
-        multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v);
-      };
-      for_each_slice(slice, std::make_integer_sequence<int, kShape.slices>{});
-    }
-    stages.release(i, lane_idx);
-    ++i;
+  const auto copy_next_tile = [&] {
+    if (i + 1 >= count) return;
+    if (i > 0) stages.wait_empty(i - 1);
+    const int next = kStage - i % kStages * kStage;  // in bytes
+    Copy::template whole<kBlockN>(sK + next, next_k, params.k_row_stride, head_dim);
+    Copy::template whole<kBlockN>(sV + next, next_v, params.v_row_stride, head_dim_v);
+    stages.publish(i + 1);
   };
-  walk_tiles(tiles, attend, [&] {
+  const auto load_q_block = [&](std::uint32_t (&a)[kRowTiles][4], int d) {
+    if constexpr (kQueryPlace == QueryPlace::kSmem) {
+      load_q<kHeadDim>(a, lane_q, d);
+    } else {
+      memcpy(a, rQ[d / 16], sizeof a);
+    }
+  };
+  const auto lane_k = [&] {
+    return sK + i % kStages * kStage + lane_place_across<kHeadDim>(lane_idx);
+  };
+  const auto lane_v = [&] {
+    return sV + i % kStages * kStage + lane_place_down<kHeadDim>(lane_idx);
+  };
+  const auto full = [&] {
+    stages.wait_full(i);
+    if constexpr (!kCopyLate) copy_next_tile();
+    float acc_s[kRowTiles][kBlockN / 8][4];
+    multiply_qk<T, kHeadDim, 0, kBlockN>(acc_s, lane_k(), load_q_block);
+    constexpr int kSliceKeys = kBlockN / kShape.slices;
+    int keys = 0;
+    const auto slice = [&](auto index) {
+      constexpr int kFirst = decltype(index)::value * kSliceKeys;
+      if (!softmax.template speculate<kFirst, kSliceKeys>(acc_s, shape.scale_log2, acc_o))
+        return false;
+      std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
+      softmax.template pack<T, kFirst, kSliceKeys>(acc_s, rP);
+      if constexpr (kCopyLate && kFirst == 0) copy_next_tile();
+      multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v());
+      keys += kSliceKeys;
+      return true;
+    };
+    for_slices_while(slice, std::make_integer_sequence<int, kShape.slices>{});
+    if (keys == kBlockN) stages.release(i, lane_idx);
+    return keys;
+  };
+  const auto edge = [&](int n, int begin, bool begun) {
+    if (!begun) stages.wait_full(i);
+    if (!begun || (kCopyLate && begin == 0)) copy_next_tile();
+    const tile::Sequence<T> same = recall_sequence();
+    const Mask mask(shape, same.shift, same.seqlen_k);
+    const int first_row = recall_work().m_block * kBlockM + warp_row;
+    attend_edge<T, kHeadDim, kBlockN, kShape.edge_keys>(softmax, acc_o, mask, first_row, n, begin,
+                                                        lane_k(), lane_v(), shape.scale_log2,
+                                                        lane_idx, load_q_block);
+    stages.release(i, lane_idx);
+  };
+  walk_tiles<kBlockN>(i, count, softmax, full, edge, [&] {
     if constexpr (!kScarce) return tiles;
     const tile::Sequence<T> same = recall_sequence();
     const int first = recall_work().m_block * kBlockM;

@@ -38,31 +38,22 @@ struct SpeculativeSoftmax {
     }
   }
 
-  // The probabilities of keys kFirst .. kFirst + kKeys - 1 of the tile, in place and as the
-  // operands of products with V, added to the sums. Where one of the warp's rows has outgrown its
-  // reference by more than fp32 holds, these keys' scores are lost: make_scores() must put them
-  // back, for references to be raised to their maxima. All lanes call it.
-  template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups, typename MakeScores>
-  __device__ __forceinline__ void probabilities(float (&acc_s)[kRowTiles][kGroups][4], float scale,
-                                                std::uint32_t (&rP)[kRowTiles][kKeys / 16][4],
-                                                float (&acc_o)[kRowTiles][kOutGroups][4],
-                                                const MakeScores& make_scores) {
+  // The probabilities of keys kFirst .. kFirst + kKeys - 1 of the tile, in place, added to the
+  // sums, relative to references that are all scaled. False where one of the warp's rows has
+  // outgrown its by more than fp32 holds: nothing has happened then, but these keys' scores are
+  // lost, and must be made again for references to be raised to their maxima. All lanes call it.
+  template <int kFirst, int kKeys, int kGroups, int kOutGroups>
+  __device__ __forceinline__ bool speculate(float (&acc_s)[kRowTiles][kGroups][4], float scale,
+                                            float (&acc_o)[kRowTiles][kOutGroups][4]) {
     float sums[kRowTiles][2];
     exponentiate<kFirst, kKeys>(acc_s, scale, sums);
-    if (outgrown(sums) && !scale_down<kFirst, kKeys>(acc_s, sums, acc_o)) {
-      make_scores();
-      raise_any<kFirst, kKeys>(acc_s, row_maxima<kFirst, kKeys>(acc_s), scale, false, acc_o);
-      if (unscaled) {
-        exponentiate_raised<kFirst, kKeys>(acc_s, scale, sums);
-      } else {
-        exponentiate<kFirst, kKeys>(acc_s, scale, sums);
-      }
-    }
+    if (outgrown(sums) && !scale_down<kFirst, kKeys>(acc_s, sums, acc_o)) return false;
     add(sums);
-    pack<T, kFirst, kKeys>(acc_s, rP);
+    return true;
   }
 
-  // The same where rows are likely to outgrow their references: those are raised beforehand.
+  // The same, and as the operands of products with V, where rows are likely to outgrow their
+  // references: those are raised beforehand, whatever they are.
   // `faint`: scores may be so small that a scaled reference does not tell them from -inf.
   template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups>
   __device__ __forceinline__ void first_probabilities(float (&acc_s)[kRowTiles][kGroups][4],
@@ -73,22 +64,13 @@ struct SpeculativeSoftmax {
     safe_probabilities<T, kFirst, kKeys>(acc_s, scale, rP);
   }
 
-  // As probabilities(), but false where scores are lost, and nothing else has happened then: for
-  // callers that make them again and raise references first, which `raised` says. Of all keys of
-  // the tile, in fp32.
-  template <typename T, int kGroups, int kOutGroups>
-  __device__ __forceinline__ bool try_probabilities(float (&acc_s)[kRowTiles][kGroups][4],
-                                                    float scale, bool raised,
-                                                    float (&acc_o)[kRowTiles][kOutGroups][4]) {
+  // The same after raise_references(), of all keys of the tile, and in fp32.
+  template <int kGroups>
+  __device__ __forceinline__ void raised_probabilities(float (&acc_s)[kRowTiles][kGroups][4],
+                                                       float scale) {
     float sums[kRowTiles][2];
-    if (raised) {
-      exponentiate_raised<0, kGroups * 8>(acc_s, scale, sums);
-    } else {
-      exponentiate<0, kGroups * 8>(acc_s, scale, sums);
-      if (outgrown(sums) && !scale_down<0, kGroups * 8>(acc_s, sums, acc_o)) return false;
-    }
+    exponentiate_raised<0, kGroups * 8>(acc_s, scale, sums);
     add(sums);
-    return true;
   }
 
   // Raises references to the maxima where a score exceeds a scaled one by more than kSlack. Where
@@ -268,10 +250,9 @@ struct SpeculativeSoftmax {
     exponentiate<kFirst, kKeys>(acc_s, scale, negs, sums);
   }
 
-  // Whether one of the warp's rows has outgrown its reference, or one is unscaled, so that these
-  // are no probabilities.
+  // Whether one of the warp's rows has outgrown its reference.
   __device__ __forceinline__ bool outgrown(const float (&sums)[kRowTiles][2]) const {
-    bool above = unscaled;
+    bool above = false;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
       above |= sums[m][0] > tile::kMaxSum || sums[m][1] > tile::kMaxSum;
@@ -285,7 +266,7 @@ struct SpeculativeSoftmax {
   __device__ __forceinline__ bool scale_down(float (&probabilities)[kRowTiles][kGroups][4],
                                              float (&sums)[kRowTiles][2],
                                              float (&acc_o)[kRowTiles][kOutGroups][4]) {
-    bool lost = unscaled;
+    bool lost = false;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll

@@ -30,6 +30,22 @@ __device__ __forceinline__ void apply_mask(float (&acc_s)[kRowTiles][kGroups][4]
   }
 }
 
+// Those of a tile's first `count` keys do.
+template <int kRowTiles, int kGroups>
+__device__ __forceinline__ void hide_keys(float (&acc_s)[kRowTiles][kGroups][4], int count,
+                                          int lane) {
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (8 * j + lane % 4 * 2 + i % 2 < count) acc_s[m][j][i] = -INFINITY;
+      }
+    }
+  }
+}
+
 // The tiles of a block, numbered by n0 / block_n, from the last to the first: edge tiles from `end`
 // - 1 down to `full_end`, then ones that every row sees whole down to `full_begin`, then edge tiles
 // down to `begin`. Edge tiles are those that may need a mask, and the first tile of the walk, which
@@ -48,7 +64,14 @@ struct TileRange {
   }
 };
 
-// Calls slice(integral_constant<int, i>) for every i of the sequence.
+// Calls slice(integral_constant<int, i>) for every i of the sequence, until one returns false.
+template <typename Slice, int... kIndices>
+__device__ __forceinline__ void for_slices_while(Slice slice,
+                                                 std::integer_sequence<int, kIndices...>) {
+  (slice(std::integral_constant<int, kIndices>{}) && ...);
+}
+
+// The same for every i.
 template <typename Slice, int... kIndices>
 __device__ __forceinline__ void for_each_slice(Slice slice,
                                                std::integer_sequence<int, kIndices...>) {

@@ -36,7 +36,7 @@ struct TileShape {
   int row_tiles;  // per warp, of 16 query rows
   int block_n;    // keys per tile
   int slices;     // in which a tile's probabilities are made and multiplied with V
-  int edge_keys;  // of an edge tile that are worked on at a time
+  int edge_keys;  // of an edge tile that are worked on at a time; fewer take fewer registers
   QueryPlace query_place;
   int blocks_per_sm;  // that registers must leave room for
   Handover handover = Handover::kBlockBarrier;
@@ -46,14 +46,14 @@ struct TileShape {
 constexpr TileShape wide_shape(int head_dim_tile) {
   if (head_dim_tile <= 64) return {4, 2, 64, 1, 32, QueryPlace::kRegisters, 2};
   if (head_dim_tile <= 128) return {4, 2, 64, 4, 32, QueryPlace::kSmem, 2};
-  return {8, 1, 32, 2, 32, QueryPlace::kRegistersOverlaid, 1};
+  return {8, 1, 32, 2, 16, QueryPlace::kRegistersOverlaid, 1};
 }
 
 constexpr TileShape narrow_shape(int head_dim_tile) {
   constexpr Handover kSlow = Handover::kMbarrierIfSlow;
   if (head_dim_tile <= 64) return {4, 1, 64, 2, 32, QueryPlace::kRegistersOverlaid, 3, kSlow};
   if (head_dim_tile <= 128) return {4, 1, 32, 2, 32, QueryPlace::kRegistersOverlaid, 3, kSlow};
-  return {4, 1, 32, 2, 32, QueryPlace::kRegistersOverlaid, 2};
+  return {4, 1, 32, 2, 16, QueryPlace::kRegistersOverlaid, 2};
 }
 
 constexpr TileShape ahead_shape(int head_dim_tile) {
@@ -69,7 +69,7 @@ constexpr TileShape bulk_shape(int head_dim_tile) {
   constexpr Handover kEngine = Handover::kCopyEngine;
   if (head_dim_tile <= 64) return {8, 2, 64, 1, 32, QueryPlace::kRegisters, 1, kEngine, 8};
   if (head_dim_tile <= 128) return {8, 2, 64, 4, 32, QueryPlace::kSmem, 1, kEngine, 4};
-  return {8, 1, 32, 1, 32, QueryPlace::kRegisters, 1, kEngine, 4};
+  return {8, 1, 32, 1, 16, QueryPlace::kRegisters, 1, kEngine, 4};
 }
 
 constexpr TileShape general_shape(int head_dim_tile) {

@@ -27,24 +27,36 @@ struct PlainSoftmax {
     }
   }
 
-  // As of wmma's own. A tile that is gone through in slices has its maximum taken once.
-  template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups, typename MakeScores>
-  __device__ __forceinline__ void probabilities(const float (&acc_s)[kRowTiles][kGroups][4],
-                                                float scale,
-                                                std::uint32_t (&rP)[kRowTiles][kKeys / 16][4],
-                                                float (&acc_o)[kRowTiles][kOutGroups][4],
-                                                const MakeScores&) {
+  static constexpr bool unscaled = false;
+
+  // As of wmma's own, but that references always hold. A tile that is gone through in slices has
+  // its maximum taken once.
+  template <int kFirst, int kKeys, int kGroups, int kOutGroups>
+  __device__ __forceinline__ bool speculate(float (&acc_s)[kRowTiles][kGroups][4], float scale,
+                                            float (&acc_o)[kRowTiles][kOutGroups][4]) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
       if constexpr (kFirst == 0) raise(m, acc_s[m], scale, acc_o[m]);
 #pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) {
-        float p[4];
+      for (int j = kFirst / 8; j < (kFirst + kKeys) / 8; ++j) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          p[e] = ptx::exp2(fmaf(acc_s[m][kFirst / 8 + j][e], scale, neg_max[m][e / 2]));
-          row_sum[m][e / 2] += p[e];
+          acc_s[m][j][e] = ptx::exp2(fmaf(acc_s[m][j][e], scale, neg_max[m][e / 2]));
+          row_sum[m][e / 2] += acc_s[m][j][e];
         }
+      }
+    }
+    return true;
+  }
+
+  template <typename T, int kFirst, int kKeys, int kGroups>
+  __device__ __forceinline__ static void pack(const float (&probabilities)[kRowTiles][kGroups][4],
+                                              std::uint32_t (&rP)[kRowTiles][kKeys / 16][4]) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j) {
+        const float (&p)[4] = probabilities[m][kFirst / 8 + j];
 #pragma unroll
         for (int h = 0; h < 2; ++h)
           rP[m][j / 2][j % 2 * 2 + h] = tile::pack<T>(p[2 * h], p[2 * h + 1]);
@@ -53,11 +65,12 @@ struct PlainSoftmax {
   }
 
   template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups>
-  __device__ __forceinline__ void first_probabilities(const float (&acc_s)[kRowTiles][kGroups][4],
+  __device__ __forceinline__ void first_probabilities(float (&acc_s)[kRowTiles][kGroups][4],
                                                       float scale, bool,
                                                       std::uint32_t (&rP)[kRowTiles][kKeys / 16][4],
                                                       float (&acc_o)[kRowTiles][kOutGroups][4]) {
-    probabilities<T, kFirst, kKeys>(acc_s, scale, rP, acc_o, nullptr);
+    speculate<kFirst, kKeys>(acc_s, scale, acc_o);
+    pack<T, kFirst, kKeys>(acc_s, rP);
   }
 
   // A row's result, of all its scores. All lanes call it.
