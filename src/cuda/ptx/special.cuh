@@ -17,4 +17,14 @@ __device__ __forceinline__ unsigned reread_thread_index() {
   return x;
 }
 
+// x, taken for another number, for the same reason.
+__device__ __forceinline__ unsigned reread(unsigned x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+__device__ __forceinline__ float reread(float x) {
+  asm volatile("" : "+f"(x));
+  return x;
+}
+
 }  // namespace dlattn::ptx

@@ -11,6 +11,7 @@
 // another: what it waits for has been started, by itself or by warps further on.
 
 #include "cuda/ptx/grid_dependency.cuh"
+#include "cuda/ptx/special.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/seqlen.cuh"
 #include "cuda/wmma/boxes.cuh"
@@ -86,6 +87,19 @@ struct BulkCursor {
   int n, begin;  // the tile, and the item's last one
   int head_kv, batch;
 };
+
+// The item that a warp works on, in shared memory as well where Q leaves registers none.
+struct WarpItem {
+  unsigned item;
+  unsigned done;  // items before it
+};
+
+template <int kHeadDim>
+__device__ __forceinline__ WarpItem* warp_item(int warp) {
+  static_assert(sizeof(BulkCursor) + sizeof(WarpItem) <= kCoordinateBytes);
+  return reinterpret_cast<WarpItem*>(ptx::dynamic_smem() + smem_map(kHeadDim, kBulk).coordinates +
+                                     warp * kCoordinateBytes + sizeof(BulkCursor));
+}
 
 template <int kHeadDim>
 struct BulkCopies {
@@ -167,7 +181,6 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kBulk).num_warps * 32,
   const int lane_idx = threadIdx.x % 32;
   const int warp_idx = threadIdx.x / 32;
   const ptx::SmemAddress sQ = smem + kMap.q + warp_idx * kQueryBytes;
-  const ptx::SmemAddress sK = smem + kMap.k, sV = smem + kMap.v;
   const BulkOrder order{params, shape};
   const unsigned num_items = order.count();
   const auto load_queries = [&](unsigned item) {
@@ -186,17 +199,24 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kBulk).num_warps * 32,
   for (unsigned ahead = 0; ahead < kLookahead; ++ahead) copies.bring(ahead);
 
   const ptx::SmemAddress lane_q = sQ + lane_place_down<kHeadDim, kWarpRows>(lane_idx);
-  int i = 0;           // tiles that have been walked, of all items
-  unsigned items = 0;  // that are done
+  int i = 0;  // tiles that have been walked, of all items
+  WarpItem own;
+  WarpItem& at = kInRegisters ? own : *warp_item<kHeadDim>(warp_idx);
+  const auto begin_item = [&](unsigned item, unsigned done) {
+    if constexpr (!kInRegisters) __syncwarp();  // all lanes have done with the one before
+    if (kInRegisters || lane_idx == 0) at = {item, done};
+    if constexpr (!kInRegisters) __syncwarp();
+  };
+  begin_item(first_item, 0);
 #pragma unroll 1
-  for (unsigned item = first_item; item < num_items; item = order.next(item), ++items) {
+  for (; at.item < num_items; begin_item(order.next(at.item), at.done + 1)) {
     SpeculativeSoftmax<kRowTiles> softmax;
     float acc_o[kRowTiles][kHeadDim / 8][4] = {};
     std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];  // unless Q is read from shared memory
-    stages.wait_query(warp_idx, items);
+    stages.wait_query(warp_idx, at.done);
     const auto load_next_queries = [&] {
       __syncwarp();  // all lanes have done with this item's
-      load_queries(order.next(item));
+      load_queries(order.next(at.item));
     };
     if constexpr (kInRegisters) {
 #pragma unroll
@@ -210,49 +230,52 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kBulk).num_warps * 32,
         load_q<kHeadDim, kWarpRows>(a, lane_q, d);
       }
     };
-    const auto lane_k = [&] {
-      return sK + i % kStages * kStage + lane_place_across<kHeadDim, kBlockN>(lane_idx);
+    // Where a lane's part of tile i begins. Of edge tiles both arguments are reread, so that no
+    // register keeps what comes of them.
+    const auto lane_k = [&](ptx::SmemAddress smem, int lane) {
+      return smem + kMap.k + i % kStages * kStage + lane_place_across<kHeadDim, kBlockN>(lane);
     };
-    const auto lane_v = [&] {
-      return sV + i % kStages * kStage + lane_place_down<kHeadDim, kBlockN>(lane_idx);
+    const auto lane_v = [&](ptx::SmemAddress smem, int lane) {
+      return smem + kMap.v + i % kStages * kStage + lane_place_down<kHeadDim, kBlockN>(lane);
     };
     const auto full = [&] {
       stages.wait_full(i);
       float acc_s[kRowTiles][kBlockN / 8][4];
-      multiply_qk<T, kHeadDim, 0, kBlockN, kBlockN>(acc_s, lane_k(), load_q_block);
+      multiply_qk<T, kHeadDim, 0, kBlockN, kBlockN>(acc_s, lane_k(smem, lane_idx), load_q_block);
       constexpr int kSliceKeys = kBlockN / kShape.slices;
       int keys = 0;
-      const auto slice = [&](auto index) {
+      const auto slice = [&](auto index, const auto& go_on) {
         constexpr int kFirst = decltype(index)::value * kSliceKeys;
-        if (!softmax.template speculate<kFirst, kSliceKeys>(acc_s, shape.scale_log2, acc_o))
-          return false;
+        if (!softmax.template speculate<kFirst, kSliceKeys>(acc_s, shape.scale_log2, acc_o)) return;
         std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
         softmax.template pack<T, kFirst, kSliceKeys>(acc_s, rP);
         if constexpr (kFirst == 0) copies.bring(i + kLookahead);
-        multiply_pv<T, kHeadDim, kFirst, kSliceKeys, kBlockN>(acc_o, rP, lane_v());
-        keys += kSliceKeys;
-        return true;
+        multiply_pv<T, kHeadDim, kFirst, kSliceKeys, kBlockN>(acc_o, rP, lane_v(smem, lane_idx));
+        keys = kFirst + kSliceKeys;
+        go_on();
       };
-      for_slices_while(slice, std::make_integer_sequence<int, kShape.slices>{});
+      chain_slices<kShape.slices>(slice);
       if (keys == kBlockN) stages.release(i, lane_idx);
       return keys;
     };
     const auto edge = [&](int n, int begin, bool begun) {
       if (!begun) stages.wait_full(i);
       if (begin == 0) copies.bring(i + kLookahead);
-      const Item same(order, item);
+      const Item same(order, at.item);
+      const ptx::SmemAddress again = ptx::reread(smem);
+      const int lane = static_cast<int>(ptx::reread(static_cast<unsigned>(lane_idx)));
       attend_edge<T, kHeadDim, kBlockN, kShape.edge_keys, kBlockN>(
-          softmax, acc_o, same.mask, same.m0 + warp_idx * kWarpRows, n, begin, lane_k(), lane_v(),
-          shape.scale_log2, lane_idx, load_q_block);
+          softmax, acc_o, same.mask, same.m0 + warp_idx * kWarpRows, n, begin, lane_k(again, lane),
+          lane_v(again, lane), shape.scale_log2, lane_idx, load_q_block);
       stages.release(i, lane_idx);
     };
-    const auto tiles = [&] { return Item(order, item).tiles; };
+    const auto tiles = [&] { return Item(order, at.item).tiles; };
     walk_tiles<kBlockN>(i, tiles().end - tiles().begin, softmax, full, edge, tiles);
     if constexpr (!kInRegisters) load_next_queries();
-    const Item done(order, item);
+    const Item done(order, at.item);
     write_from_registers<kHeadDim>(params, tile::OutputRows<T>(params, done.work), done.work.head,
-                                   done.m0 + warp_idx * kWarpRows, softmax, shape.scale_log2, acc_o,
-                                   lane_idx);
+                                   done.m0 + warp_idx * kWarpRows, softmax,
+                                   ptx::reread(shape.scale_log2), acc_o, lane_idx);
   }
 #endif
 }

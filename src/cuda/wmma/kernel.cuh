@@ -167,18 +167,17 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
     multiply_qk<T, kHeadDim, 0, kBlockN>(acc_s, lane_k(), load_q_block);
     constexpr int kSliceKeys = kBlockN / kShape.slices;
     int keys = 0;
-    const auto slice = [&](auto index) {
+    const auto slice = [&](auto index, const auto& go_on) {
       constexpr int kFirst = decltype(index)::value * kSliceKeys;
-      if (!softmax.template speculate<kFirst, kSliceKeys>(acc_s, shape.scale_log2, acc_o))
-        return false;
+      if (!softmax.template speculate<kFirst, kSliceKeys>(acc_s, shape.scale_log2, acc_o)) return;
       std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
       softmax.template pack<T, kFirst, kSliceKeys>(acc_s, rP);
       if constexpr (kCopyLate && kFirst == 0) copy_next_tile();
       multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v());
-      keys += kSliceKeys;
-      return true;
+      keys = kFirst + kSliceKeys;
+      go_on();
     };
-    for_slices_while(slice, std::make_integer_sequence<int, kShape.slices>{});
+    chain_slices<kShape.slices>(slice);
     if (keys == kBlockN) stages.release(i, lane_idx);
     return keys;
   };

@@ -64,11 +64,14 @@ struct TileRange {
   }
 };
 
-// Calls slice(integral_constant<int, i>) for every i of the sequence, until one returns false.
-template <typename Slice, int... kIndices>
-__device__ __forceinline__ void for_slices_while(Slice slice,
-                                                 std::integer_sequence<int, kIndices...>) {
-  (slice(std::integral_constant<int, kIndices>{}) && ...);
+// Calls slice(integral_constant<int, 0>, go_on): go_on() does so for the next of kCount slices. A
+// slice that does not call it ends the row of them; in machine code that is one jump, and each
+// slice's products overlap with what the next one computes.
+template <int kCount, int kIndex = 0, typename Slice>
+__device__ __forceinline__ void chain_slices(const Slice& slice) {
+  if constexpr (kIndex < kCount) {
+    slice(std::integral_constant<int, kIndex>{}, [&] { chain_slices<kCount, kIndex + 1>(slice); });
+  }
 }
 
 // The same for every i.

@@ -137,7 +137,7 @@ struct SmemMap {
   int total;
 };
 
-constexpr int kCoordinateBytes = 32;  // BulkCursor
+constexpr int kCoordinateBytes = 32;  // BulkCursor and WarpItem
 
 constexpr SmemMap smem_map(int head_dim_tile, int variant) {
   const TileShape shape = tile_shape(head_dim_tile, variant);

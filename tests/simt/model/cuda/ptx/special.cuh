@@ -12,4 +12,11 @@ inline unsigned reread_thread_index() {
   return simt::this_thread().thread_idx.x;
 }
 
+inline unsigned reread(unsigned x) {
+  return x;
+}
+inline float reread(float x) {
+  return x;
+}
+
 }  // namespace dlattn::ptx
