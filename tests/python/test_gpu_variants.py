@@ -155,6 +155,9 @@ def test_score_modification_on_sm90(name: str, dims: tuple[int, int], dtype: str
     support = dlattn.supported(q, k, v, kernel="sm90", **modifications(130, 400, dtype)[name])
     if "bytes of shared memory" in str(support):
         pytest.skip(str(support))
+    if name == "large softcap":
+        assert "sm90: softcap / softmax_scale is 800000; accepted: " in str(support)
+        return
     assert support, str(support)
     check_modification("sm90", dtype, dims, name)
 
