@@ -1,6 +1,7 @@
 #include "core/plan.h"
 
 #include <cstdlib>
+#include <limits>
 
 #include "core/backend.h"
 #include "core/concat.h"
@@ -11,6 +12,7 @@
 #include "cuda/sm90/boxes.h"
 #include "cuda/tile/alignment.h"
 #include "cuda/tile/launch_shape.h"
+#include "cuda/tile/span.h"
 #include "cuda/wmma/traits.h"
 #include "cuda/wmma_qk/traits.h"
 #include "cuda/wmma_smem/traits.h"
@@ -134,6 +136,25 @@ std::string variant_refusal(Kernel kernel, const AttentionParams& p, const Devic
   return why.empty() ? why : concat(to_string(kernel), ": ", why);
 }
 
+// Why a plan's kernel would not add up a row's keys right, or not as in other packs; empty if it
+// does.
+std::string length_refusal(const Plan& plan, const AttentionParams& p, const Options& options) {
+  std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  if (plan.kernel == Kernel::kWmmaSmem || plan.kernel == Kernel::kSm90) most = tile::kMostKeys;
+  if (plan.kernel == Kernel::kWmma) most = wmma_most_keys(p, plan.head_dim_tile, plan.variant);
+  const char* with = "";
+  if (plan.kernel == Kernel::kWmma && plan.variant == wmma::kGeneral)
+    with = " where pairs of out's columns are not aligned to 4 bytes";
+  // A sequence alone, of fewer keys, would be another kernel's.
+  if (options.batch_invariant && p.cu_seqlens_q && p.seqlen_k > tile::kMostKeys)
+    most = tile::kMostKeys, with = " of packs with batch_invariant";
+  if (p.seqlen_k <= most) return {};
+  const std::string variant =
+      plan.kernel == Kernel::kWmma ? concat("variant ", plan.variant_name, ": ") : std::string();
+  return concat(to_string(plan.kernel), ": ", variant, "seqlen_k is ", p.seqlen_k, "; accepted",
+                with, ": up to ", most);
+}
+
 // What a plan asks of the device that it does not have.
 std::string launch_refusal(const Plan& plan, const AttentionParams& p, const DeviceInfo& device) {
   const char* kernel = to_string(plan.kernel);
@@ -251,7 +272,8 @@ std::string plan_on(Kernel kernel, const AttentionParams& params, const DeviceIn
   if (why.empty()) why = variant_refusal(kernel, params, device, options);
   if (!why.empty()) return why;
   *plan = cuda_plan(kernel, params, device, options);
-  return launch_refusal(*plan, params, device);
+  why = length_refusal(*plan, params, options);
+  return why.empty() ? launch_refusal(*plan, params, device) : why;
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "core/boxes.h"
 #include "core/concat.h"
 #include "core/plan.h"
+#include "cuda/tile/span.h"
 #include "cuda/wmma/boxes.h"
 #include "cuda/wmma/packing.h"
 #include "cuda/wmma/split_params.h"
@@ -255,8 +256,8 @@ std::string accepted_wmma_requests() {
   return names + "packed, unpacked, or one of each as in narrow+packed";
 }
 
-// The general kernel takes what the others do not serve; of those, the one that is predicted to be
-// the fastest.
+// The general kernel takes what the others do not serve, of those the one that is predicted to be
+// the fastest, and more keys than that one accepts.
 WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
                        const WmmaRequest& request, bool batch_invariant) {
   using Packing = WmmaRequest::Packing;
@@ -300,7 +301,20 @@ WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, 
     }
     if (time < least) least = time, best = choice;
   }
+  const bool packs = may_pack(wmma::kGeneral);
+  if (any && params.seqlen_k > wmma_most_keys(params, head_dim_tile, best.variant) &&
+      (packs || !must_pack))
+    return {wmma::kGeneral, packs ? group : 1};
   return best;
+}
+
+std::int64_t wmma_most_keys(const AttentionParams& p, int head_dim_tile, int variant) {
+  constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
+  if (variant == wmma::kWhole) return kAny;  // it has refused
+  if (variant == wmma::kSplit)
+    return wmma::split_shape(head_dim_tile, false).key_groups * tile::kMostKeys;
+  const bool pairs = p.head_dim_v % 2 == 0 && store_bytes(p) >= 4;
+  return variant == wmma::kGeneral && pairs ? kAny : tile::kMostKeys;
 }
 
 // A block that stays for several items hides what is between two of them, most of the time of short

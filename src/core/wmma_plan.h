@@ -35,6 +35,10 @@ struct WmmaChoice {
 WmmaChoice choose_wmma(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
                        const WmmaRequest& request, bool batch_invariant);
 
+// The most keys that a variant adds up right: general sets aside what rows of more have accumulated
+// (cuda/tile/span.h), as long as pairs of out's columns are aligned to 4 bytes.
+std::int64_t wmma_most_keys(const AttentionParams& params, int head_dim_tile, int variant);
+
 // Thread blocks of a tile shape for so many work items.
 std::int64_t wmma_grid(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
                        int variant, std::int64_t num_items);

@@ -94,6 +94,8 @@ void refused() {
        "softcap / softmax_scale is 800000; accepted: 6.10352e-05 to 16384"},
       {[](AttentionParams& p) { p.softcap = 1e-6; },
        "softcap / softmax_scale is 8e-06; accepted: 6.10352e-05 to 16384"},
+      {[](AttentionParams& p) { p.seqlen_k = 131073; },
+       "seqlen_k is 131073; accepted: up to 131072"},
       {[](AttentionParams& p) { p.alibi_slopes = numbers, p.softmax_scale = 1e-20; },
        "softmax_scale is 1e-20; accepted with alibi_slopes: from 9.53674e-07"},
       {[](AttentionParams& p) { p.head_dim = 20; },

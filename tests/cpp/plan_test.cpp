@@ -296,6 +296,10 @@ void grids() {
   CHECK_THROWS(dlattn::plan(p, gpus()[0], force(Kernel::kWmmaSmem)), UnsupportedError,
                "no kernel can run this: wmma_smem: needs 2400000000 thread blocks; accepted: up to "
                "2147483647");
+  p.batch_size = 1;
+  p.seqlen_k = 131073;
+  CHECK_THROWS(dlattn::plan(p, gpus()[0], force(Kernel::kWmmaSmem)), UnsupportedError,
+               "no kernel can run this: wmma_smem: seqlen_k is 131073; accepted: up to 131072");
   p.batch_size = 0;
   CHECK_EQ(dlattn::plan(p, gpus()[0]).grid, 0);
 }

@@ -369,9 +369,61 @@ void packed_launches() {
   CHECK(wmma::folded_heads(p).k == p.k);
 }
 
+// Rows of many keys are general's, or split's where it is the fastest.
+void many_keys() {
+  const DeviceInfo device = gpus()[1];
+  AttentionParams p = problem(DType::kFloat16, 64);
+  p.seqlen_k = 131072;
+  CHECK_EQ(dlattn::plan(p, device, force(Kernel::kWmma)).variant, wmma::kWide);
+  ++p.seqlen_k;
+  CHECK_EQ(dlattn::plan(p, device).variant, wmma::kGeneral);
+  const auto refused = [&](const char* variant, const std::string& why) {
+    Options options = force(Kernel::kWmma);
+    options.variant = variant;
+    CHECK_THROWS(dlattn::plan(p, device, options), UnsupportedError,
+                 "no kernel can run this: wmma: variant " + why);
+  };
+  refused("wide", "wide: seqlen_k is 131073; accepted: up to 131072");
+  refused("narrow", "narrow: seqlen_k is 131073; accepted: up to 131072");
+  // Split adds up a group's keys in one go.
+  Options split = force(Kernel::kWmma);
+  split.variant = "split";
+  p.seqlen_k = 4 * 131072;
+  CHECK_EQ(dlattn::plan(p, device, split).variant, wmma::kSplit);
+  ++p.seqlen_k;
+  refused("split", "split: seqlen_k is 524289; accepted: up to 524288");
+  AttentionParams few = p;
+  few.seqlen_q = 1;
+  CHECK_EQ(dlattn::plan(few, device, force(Kernel::kWmma)).variant, wmma::kGeneral);
+  few.seqlen_k = 4 * 131072;
+  CHECK_EQ(dlattn::plan(few, device, force(Kernel::kWmma)).variant, wmma::kSplit);
+  // What is set aside is pairs of out's columns.
+  for (const auto change :
+       {+[](AttentionParams& q) { q.head_dim_v = 63; },
+        +[](AttentionParams& q) { q.out_row_stride += 1, q.out_batch_stride *= 2; }}) {
+    AttentionParams odd = p;
+    change(odd);
+    CHECK_THROWS(dlattn::plan(odd, device, force(Kernel::kWmma)), UnsupportedError,
+                 "no kernel can run this: wmma: variant general: seqlen_k is 524289; accepted "
+                 "where pairs of out's columns are not aligned to 4 bytes: up to 131072");
+    CHECK(dlattn::plan(odd, device).kernel != Kernel::kWmma);
+  }
+  // A sequence of fewer keys alone is computed by another variant than in such a pack.
+  const std::int32_t starts[] = {0, 1, 2};
+  p.cu_seqlens_q = p.cu_seqlens_k = starts;
+  p.total_q = 2, p.total_k = p.seqlen_k;
+  CHECK_EQ(dlattn::plan(p, device, force(Kernel::kWmma)).variant, wmma::kGeneral);
+  Options invariant = force(Kernel::kWmma);
+  invariant.batch_invariant = true;
+  CHECK_THROWS(dlattn::plan(p, device, invariant), UnsupportedError,
+               "no kernel can run this: wmma: variant general: seqlen_k is 524289; accepted of "
+               "packs with batch_invariant: up to 131072");
+}
+
 }  // namespace
 
 int main() {
+  many_keys();
   tile_shapes();
   forced_variants();
   copy_engine();

@@ -285,13 +285,39 @@ SEED_BUGS = (
     SeedBug(
         "probabilities not scaled down where scores have terms",
         GENERAL,
-        "if (outgrown(sums) && !scale_down<kFirst, kKeys>(acc_s, sums, acc_o)) return false;",
+        "if (outgrown(sums) && (is_aside || !scale_down<kFirst, kKeys>(acc_s, sums, acc_o))) "
+        "return false;",
         ";",
     ),
     SeedBug(
         "terms of the next tile fetched before this one's scores are needed no more",
         GENERAL,
-        "make_scores(); mask_scores(); const bool raises",
-        "make_scores(); if (n > tiles.begin) copy_terms(n - 1); mask_scores(); const bool raises",
+        "make_scores(); mask_scores(); if (raises)",
+        "make_scores(); if (n > tiles.begin) copy_terms(n - 1); mask_scores(); if (raises)",
+    ),
+    # Rows of many keys.
+    SeedBug(
+        "what is set aside not taken back",
+        GENERAL,
+        "pair[i] += upper[i];",
+        "pair[i] += 0.0f * upper[i];",
+    ),
+    SeedBug(
+        "what is set aside not scaled",
+        GENERAL,
+        "if (outgrown(sums) && (is_aside ||",
+        "if (outgrown(sums) && (",
+    ),
+    SeedBug(
+        "what is set aside not scaled",
+        GENERAL,
+        "lost = is_aside && softmax.would_raise(acc_s, scale_log2, terms.faint());",
+        "lost = false;",
+    ),
+    SeedBug(
+        "a tile waited for again whose scores are made again",
+        GENERAL,
+        "if (!lost) stages.template wait_full<1>(i);",
+        "stages.template wait_full<1>(i);",
     ),
 )

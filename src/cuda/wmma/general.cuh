@@ -19,6 +19,7 @@
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/seqlen.cuh"
+#include "cuda/wmma/aside.cuh"
 #include "cuda/wmma/copy.cuh"
 #include "cuda/wmma/output.cuh"
 #include "cuda/wmma/products.cuh"
@@ -158,13 +159,35 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
 
   int stage = 0;  // in bytes
   int i = 0;      // how many tiles have been walked
-  // Whether scores have left references behind by more than fp32 holds of probabilities: then they
-  // are made again, and references raised to the maxima first.
+  // Whether a tile's scores are to be made again, and references raised to their maxima: they have
+  // left references behind by more than fp32 holds of probabilities, or at all while is_aside.
   bool lost = false;
+  // Whether what rows of many keys have accumulated is set aside (tile/aside.cuh), as it is until
+  // references are raised.
+  bool is_aside = false;
 #pragma unroll 1
-  for (int n = tiles.end - 1; n >= tiles.begin;) {
+  for (int n = tiles.end - 1;;) {
+    const bool done = n < tiles.begin;
     const int n0 = n * kBlockN;
     const bool edge = n >= tiles.full_end || n < tiles.full_begin;
+    const bool raises = edge || lost || softmax.unscaled;
+    constexpr int kSpan = tile::span_tiles(kBlockN);
+    if (__builtin_expect(i >= kSpan, 0)) {
+      const tile::Work same = recall_work();
+      const int thread = static_cast<int>(ptx::reread_thread_index());
+      const Aside<T> aside{params, tile::OutputRows<T>(params, same),
+                           same.m_block * kBlockM + thread / 32 * kRowTiles * 16, thread % 32};
+      if (is_aside && (done || raises || i % kSpan == 0)) {
+        aside.take(acc_o);
+        is_aside = false;
+      }
+      const bool pairs = shape.store_bytes >= 4 && head_dim_v % 2 == 0;  // as the plan asks
+      if (!is_aside && !done && !raises && pairs) {
+        aside.set(acc_o);
+        is_aside = true;
+      }
+    }
+    if (done) break;
     const auto copy_next_tile = [&] {
       if (n > tiles.begin) {
         if (i > 0) stages.wait_empty(i - 1);
@@ -192,16 +215,15 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
       const int row = recall_row();
       terms.apply_mask(acc_s, tile::Mask(shape, same.shift, same.seqlen_k), row, n0);
     };
-    stages.template wait_full<1>(i);  // not for the terms
+    if (!lost) stages.template wait_full<1>(i);  // not for the terms
     if constexpr (kFromSums) {
       make_scores();
       mask_scores();
-      const bool raises = edge || lost || softmax.unscaled;
       if (raises) {
         softmax.template raise_references<0, kBlockN>(acc_s, scale_log2, terms.faint(), acc_o);
         softmax.raised_probabilities(acc_s, scale_log2);
       }
-      lost = !raises && !softmax.template speculate<0, kBlockN>(acc_s, scale_log2, acc_o);
+      lost = !raises && !softmax.template speculate<0, kBlockN>(acc_s, scale_log2, acc_o, is_aside);
       if (lost) continue;  // the same tile again
       copy_next_tile();
       if (n > tiles.begin) copy_terms(n - 1);
@@ -209,8 +231,10 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
       softmax.template pack<T, 0, kBlockN>(acc_s, rP);
       multiply_pv<T, kHeadDim, 0, kBlockN>(acc_o, rP, lane_v + stage);
     } else {
-      copy_next_tile();
+      if (!lost) copy_next_tile();
       make_scores();
+      lost = is_aside && softmax.would_raise(acc_s, scale_log2, terms.faint());
+      if (lost) continue;  // the same tile again
       if (n > tiles.begin) copy_terms(n - 1);
       mask_scores();
       constexpr int kSliceKeys = kBlockN / kShape.slices;

@@ -40,14 +40,17 @@ struct SpeculativeSoftmax {
 
   // The probabilities of keys kFirst .. kFirst + kKeys - 1 of the tile, in place, added to the
   // sums, relative to references that are all scaled. False where one of the warp's rows has
-  // outgrown its by more than fp32 holds: nothing has happened then, but these keys' scores are
-  // lost, and must be made again for references to be raised to their maxima. All lanes call it.
+  // outgrown its by more than fp32 holds, or at all if `is_aside` (tile/aside.cuh): nothing has
+  // happened then, but these keys' scores are lost, and must be made again for references to be
+  // raised to their maxima. All lanes call it.
   template <int kFirst, int kKeys, int kGroups, int kOutGroups>
   __device__ __forceinline__ bool speculate(float (&acc_s)[kRowTiles][kGroups][4], float scale,
-                                            float (&acc_o)[kRowTiles][kOutGroups][4]) {
+                                            float (&acc_o)[kRowTiles][kOutGroups][4],
+                                            bool is_aside = false) {
     float sums[kRowTiles][2];
     exponentiate<kFirst, kKeys>(acc_s, scale, sums);
-    if (outgrown(sums) && !scale_down<kFirst, kKeys>(acc_s, sums, acc_o)) return false;
+    if (outgrown(sums) && (is_aside || !scale_down<kFirst, kKeys>(acc_s, sums, acc_o)))
+      return false;
     add(sums);
     return true;
   }
@@ -80,21 +83,9 @@ struct SpeculativeSoftmax {
   __device__ __forceinline__ void raise_references(float (&acc_s)[kRowTiles][kGroups][4],
                                                    float scale, bool faint,
                                                    float (&acc_o)[kRowTiles][kOutGroups][4]) {
-    bool outgrown = unscaled;
-    // Of a lane's maxima: which its rows' are among.
-    bool beyond = unscaled;
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float lane = lane_max<kFirst, kKeys>(acc_s[m], h);
-        const bool nothing = faint && words[m][h] == tile::kNothing;
-        outgrown |= exceeds(m, h, lane, scale) || nothing;
-        beyond |= (!(fabsf(lane * scale) < tile::kMostScaled) && lane != -INFINITY) || nothing;
-      }
-    }
-    const bool any_beyond = __any_sync(tile::kFullMask, beyond);
-    if (!__any_sync(tile::kFullMask, outgrown)) return;
+    const Excess excess = excess_of<kFirst, kKeys>(acc_s, scale, faint);
+    const bool any_beyond = __any_sync(tile::kFullMask, excess.beyond);
+    if (!__any_sync(tile::kFullMask, excess.outgrown)) return;
     const RowValues maxima = row_maxima<kFirst, kKeys>(acc_s);
     if (__builtin_expect(any_beyond, 0))
       return raise_any<kFirst, kKeys>(acc_s, maxima, scale, faint, acc_o);
@@ -113,7 +104,14 @@ struct SpeculativeSoftmax {
     }
   }
 
-  // The same before anything has been accumulated. All lanes call it.
+  // Whether it would raise any, for these scores or some of them. All lanes call it.
+  template <int kGroups>
+  __device__ __forceinline__ bool would_raise(const float (&acc_s)[kRowTiles][kGroups][4],
+                                              float scale, bool faint) const {
+    return __any_sync(tile::kFullMask, excess_of<0, kGroups * 8>(acc_s, scale, faint).outgrown);
+  }
+
+  // raise_references() before anything has been accumulated. All lanes call it.
   template <int kFirst, int kKeys, int kGroups>
   __device__ __forceinline__ void set_references(float (&acc_s)[kRowTiles][kGroups][4],
                                                  float scale) {
@@ -189,6 +187,29 @@ struct SpeculativeSoftmax {
   // Whether a score is so far above the row's reference, a scaled one, that this is worth raising.
   __device__ __forceinline__ bool exceeds(int m, int h, float score, float scale) const {
     return score * scale > kSlack - words[m][h];
+  }
+
+  // Of this lane's scores: whether references must be raised for one, or one is beyond scaled
+  // references.
+  struct Excess {
+    bool outgrown, beyond;
+  };
+  template <int kFirst, int kKeys, int kGroups>
+  __device__ __forceinline__ Excess excess_of(const float (&acc_s)[kRowTiles][kGroups][4],
+                                              float scale, bool faint) const {
+    Excess excess{unscaled, unscaled};
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float lane = lane_max<kFirst, kKeys>(acc_s[m], h);
+        const bool nothing = faint && words[m][h] == tile::kNothing;
+        excess.outgrown |= exceeds(m, h, lane, scale) || nothing;
+        excess.beyond |=
+            (!(fabsf(lane * scale) < tile::kMostScaled) && lane != -INFINITY) || nothing;
+      }
+    }
+    return excess;
   }
 
   __device__ __forceinline__ void add(const float (&sums)[kRowTiles][2]) {

@@ -1,0 +1,43 @@
+#pragma once
+
+#include "cuda/tile/aside.cuh"
+#include "cuda/tile/seqlen.cuh"
+
+namespace dlattn::wmma {
+
+// What is accumulated of a warp's rows, row `first_row` of the work item's head the first of them,
+// set aside in the rows of out, or taken back from there (tile/aside.cuh).
+template <typename T>
+struct Aside {
+  const AttentionParams& params;
+  const tile::OutputRows<T> result;
+  const int first_row;
+  const int lane;
+
+  template <int kRowTiles, int kGroups>
+  __device__ __forceinline__ void set(float (&acc_o)[kRowTiles][kGroups][4]) const {
+    move(acc_o, [](float* pair, T* place) { tile::set_aside(pair, place); });
+  }
+  template <int kRowTiles, int kGroups>
+  __device__ __forceinline__ void take(float (&acc_o)[kRowTiles][kGroups][4]) const {
+    move(acc_o, [](float* pair, const T* place) { tile::take_back(pair, place); });
+    __syncwarp();  // other lanes may store results there
+  }
+
+ private:
+  template <int kRowTiles, int kGroups, typename Move>
+  __device__ __forceinline__ void move(float (&acc_o)[kRowTiles][kGroups][4], Move move) const {
+    const int column = lane % 4 * 2;
+    T* out[2 * kRowTiles];
+#pragma unroll
+    for (int r = 0; r < 2 * kRowTiles; ++r) {
+      const int row = first_row + lane / 4 + 8 * r;
+      out[r] = row < result.seqlen_q ? result.out + row * params.out_row_stride + column : nullptr;
+    }
+    tile::move_quad_rows<kGroups * 8>(
+        out, static_cast<int>(params.head_dim_v) - column,
+        [&](int r, int j) { return acc_o[r / 2][j] + r % 2 * 2; }, move);
+  }
+};
+
+}  // namespace dlattn::wmma
