@@ -269,8 +269,12 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kBulk).num_warps * 32,
           lane_v(again, lane), shape.scale_log2, lane_idx, load_q_block);
       stages.release(i, lane_idx);
     };
-    const auto tiles = [&] { return Item(order, at.item).tiles; };
-    walk_tiles<kBlockN>(i, tiles().end - tiles().begin, softmax, full, edge, tiles);
+    const TileRange tiles = Item(order, at.item).tiles;
+    const auto tiles_again = [&] {
+      if constexpr (kHeadDim <= 64) return tiles;
+      return Item(order, at.item).tiles;
+    };
+    walk_tiles<kBlockN, true>(i, tiles, softmax, full, edge, tiles_again);
     if constexpr (!kInRegisters) load_next_queries();
     const Item done(order, at.item);
     write_from_registers<kHeadDim>(params, tile::OutputRows<T>(params, done.work), done.work.head,

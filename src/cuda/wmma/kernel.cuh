@@ -192,7 +192,9 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
                                                         lane_idx, load_q_block);
     stages.release(i, lane_idx);
   };
-  walk_tiles<kBlockN>(i, count, softmax, full, edge, [&] {
+  // Where registers are enough for them at edge tiles.
+  constexpr bool kKeepsTiles = !kScarce || kShape.blocks_per_sm <= 2;
+  walk_tiles<kBlockN, kKeepsTiles>(i, tiles, softmax, full, edge, [&] {
     if constexpr (!kScarce) return tiles;
     const tile::Sequence<T> same = recall_sequence();
     const int first = recall_work().m_block * kBlockM;

@@ -35,19 +35,19 @@ __device__ __forceinline__ void attend_edge(SpeculativeSoftmax<kRowTiles>& softm
   }
 }
 
-// Walks all tiles, from the last to the first; `i` counts them, on from what it is. Those that
+// Walks `tiles`, from the last to the first; `i` counts them, on from what it is. Those that
 // every row sees whole by full(), as long as all of the warp's references are scaled. It returns
 // how many keys it has done, from the tile's first on: fewer than kBlockN where scores have
 // outgrown references by more than fp32 holds. The tile's others, and other tiles, by edge(n,
 // begin, begun), with references raised beforehand: keys from `begin` on; `begun`: full() has been
-// at this tile. `again()`: the tiles once more, where it takes fewer registers to work out than to
-// keep which of them are edges while those are walked.
-template <int kBlockN, int kRowTiles, typename Full, typename Edge, typename Again>
-__device__ __forceinline__ void walk_tiles(int& i, int count,
+// at this tile. `again()`: `tiles` once more, where it takes fewer registers to work out than to
+// keep which of them are edges while the others are walked, and unless kKeeps edges too.
+template <int kBlockN, bool kKeeps, int kRowTiles, typename Full, typename Edge, typename Again>
+__device__ __forceinline__ void walk_tiles(int& i, TileRange tiles,
                                            const SpeculativeSoftmax<kRowTiles>& softmax,
                                            const Full& full, const Edge& edge, const Again& again) {
-  for (const int end = i + count; i < end; ++i) {
-    const TileRange tiles = again();
+  for (const int end = i + (tiles.end - tiles.begin); i < end; ++i) {
+    if constexpr (!kKeeps) tiles = again();
     const auto number = [&] { return tiles.begin + (end - 1 - i); };
     int done = kBlockN;
     if (number() < tiles.full_end && !softmax.unscaled) {
@@ -58,6 +58,7 @@ __device__ __forceinline__ void walk_tiles(int& i, int count,
         if (done < kBlockN) break;
       }
       if (i >= end) break;
+      if constexpr (kKeeps) tiles = again();
     }
     const bool begun = done < kBlockN;
     edge(number(), begun ? done : 0, begun);
