@@ -156,7 +156,7 @@ def test_score_modification_on_sm90(name: str, dims: tuple[int, int], dtype: str
     if "bytes of shared memory" in str(support):
         pytest.skip(str(support))
     if name == "large softcap":
-        assert "sm90: softcap / softmax_scale is 800000; accepted: " in str(support)
+        assert "sm90: softcap / softmax_scale is " in str(support)
         return
     assert support, str(support)
     check_modification("sm90", dtype, dims, name)
