@@ -93,7 +93,8 @@ def attention(
 
         q, k, v: Finite numbers whose scores stay within fp32's range, |q·k| and |softmax_scale *
             q·k| <= 2^126. Beyond that a row may be inf or NaN, as a plain computation in fp32
-            gives.
+            gives. On a GPU |v| <= 2^95 (4.0e28) in bfloat16, of up to 2^20 keys: weights of v are
+            up to 2^15 before they are normalised, and their sums with it must stay below 2^128.
         softmax_scale: 2^-126 (1.18e-38) to 2^126 (8.5e37).
         softcap: 0 for none, or 2^-100 (7.9e-31) to 2^100 (1.27e30).
         bias: -inf hides the key, as `mask` does. Every finite number, down to the least of its
