@@ -281,7 +281,12 @@ SEED_BUGS = (
     ),
     SeedBug("mask read unswizzled", SM90, "^ (row / 2 % 4)", "^ 0"),
     # wmma's general kernel: references that rows outgrow where scores have terms.
-    SeedBug("lost scores not made again", GENERAL, "if (lost) continue;", ";"),
+    SeedBug(
+        "lost scores not made again",
+        GENERAL,
+        "if (lost) continue;  // the same tile again copy_next_tile();",
+        "copy_next_tile();",
+    ),
     SeedBug(
         "probabilities not scaled down where scores have terms",
         GENERAL,
