@@ -74,7 +74,7 @@ __device__ __forceinline__ void chain_slices(const Slice& slice) {
   }
 }
 
-// The same for every i.
+// Calls slice(integral_constant<int, i>) for every i of the sequence.
 template <typename Slice, int... kIndices>
 __device__ __forceinline__ void for_each_slice(Slice slice,
                                                std::integer_sequence<int, kIndices...>) {
