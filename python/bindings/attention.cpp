@@ -8,8 +8,8 @@
 namespace dlattn::python {
 namespace {
 
-Outcome compute(const AttentionCall& call, const Target& target, Held* held) {
-  Problem problem = read_problem(call, target);
+Outcome compute(const AttentionCall& call, const Target& target, Problem& problem, Held* held) {
+  read_tensors(call, target, &problem);
   const AttentionParams& params = problem.params;
 
   std::optional<Allocation> out;
@@ -54,9 +54,11 @@ Outcome compute(const AttentionCall& call, const Target& target, Held* held) {
 }  // namespace
 
 nb::object attention(const AttentionCall& call) {
+  Problem problem = read_options(call);
   Target target = make_target(call.q, "q");
-  return run_on(target, call.stream,
-                [&](const Target& settled, Held* held) { return compute(call, settled, held); });
+  return run_on(target, call.stream, [&](const Target& settled, Held* held) {
+    return compute(call, settled, problem, held);
+  });
 }
 
 }  // namespace dlattn::python

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <iterator>
 #include <type_traits>
 #include <utility>
 
@@ -21,8 +20,8 @@ struct Export {
 template <typename Managed>
 nb::object make(const Tensor& tensor, std::shared_ptr<void> memory, const char* name) {
   auto made = std::make_unique<Export<Managed>>();
-  std::copy(std::begin(tensor.shape), std::end(tensor.shape), made->shape);
-  std::copy(std::begin(tensor.strides), std::end(tensor.strides), made->strides);
+  std::copy_n(tensor.shape, tensor.ndim, made->shape);
+  std::copy_n(tensor.strides, tensor.ndim, made->strides);
   made->memory = std::move(memory);
   Managed& managed = made->managed;
   if constexpr (std::is_same_v<Managed, dlpack::ManagedTensorVersioned>) {

@@ -8,6 +8,7 @@
 
 #include "errors.h"
 #include "gil.h"
+#include "names.h"
 #include "options.h"
 
 namespace dlattn::python {
@@ -22,22 +23,20 @@ struct Known {
 // Never destroyed: its references outlive the interpreter's shutdown. The GIL guards it, so nothing
 // of Python may run while an iterator into it is held.
 auto& cache = *new std::unordered_map<PyObject*, Known>;
+// The entry that was found last, as a call's tensors are mostly of one type.
+struct {
+  PyObject* type = nullptr;
+  const TensorType* known = nullptr;
+} latest;
 
 nb::handle frameworks;  // the module dlattn._frameworks
-
-// Names that are looked up on every call.
-struct {
-  PyObject* requires_grad;
-  PyObject* is_neg;
-  PyObject* is_conj;
-  PyObject* empty;
-} names;
 
 // Called by a weak reference when its type is gone: another one may be made at the same address.
 PyObject* forget(PyObject*, PyObject* reference) {
   Known known;  // let go of when the cache is whole again
   for (auto at = cache.begin(); at != cache.end(); ++at) {
     if (at->second.reference.ptr() != reference) continue;
+    if (latest.type == at->first) latest = {};
     known = std::move(at->second);
     cache.erase(at);
     break;
@@ -67,14 +66,6 @@ const dlpack::ExchangeApi* find_exchange_api(nb::handle type, const TensorType& 
   return reinterpret_cast<const dlpack::ExchangeApi*>(header);
 }
 
-// Calls a predicate method that takes no argument.
-bool call_predicate(nb::handle object, PyObject* method) {
-  const nb::object result = nb::steal<nb::object>(
-      guarded([&] { return PyObject_CallMethodObjArgs(object.ptr(), method, nullptr); }));
-  if (!result.is_valid()) throw nb::python_error();
-  return result.ptr() == Py_True;
-}
-
 // A torch tensor's memory does not tell the whole truth about it.
 void check_torch(nb::handle object, const TorchState& state, const char* name, bool maybe_dual,
                  bool maybe_complex) {
@@ -88,10 +79,10 @@ void check_torch(nb::handle object, const TorchState& state, const char* name, b
                 name, ".detach()");
   }
   if (maybe_dual) state.check_tangent(object, name);
-  if (maybe_complex && call_predicate(object, names.is_conj)) {
+  if (maybe_complex && call_method(object, nb::handle(names.is_conj)).ptr() == Py_True) {
     unsupported(name, " is a conjugated view; accepted: a plain real tensor");
   }
-  if (call_predicate(object, names.is_neg)) {
+  if (state.is_negated(object)) {
     unsupported(name, " is a negated view; accepted: a plain tensor, ", name, ".resolve_neg()");
   }
 }
@@ -162,14 +153,16 @@ void set_allocation_error(void* context, const char* kind, const char* message) 
 
 void register_frameworks() {
   frameworks = nb::module_::import_("dlattn._frameworks").release();
-  const auto kept = [](const char* name) { return interned(name).release().ptr(); };
-  names = {kept("requires_grad"), kept("is_neg"), kept("is_conj"), kept("empty")};
 }
 
 const TensorType& tensor_type(nb::handle object, const char* name) {
   const nb::handle type = object.type();
+  if (type.ptr() == latest.type) return *latest.known;
   const auto found = cache.find(type.ptr());
-  if (found != cache.end()) return *found->second.type;
+  if (found != cache.end()) {
+    latest = {type.ptr(), found->second.type.get()};
+    return *latest.known;
+  }
 
   auto made = std::make_unique<TensorType>();
   made->adapter = call_method(frameworks, "find", type, name);
@@ -205,8 +198,9 @@ Target make_target(nb::handle like, const char* name) {
     target.forward_ad = target.type->torch_state.in_forward_ad();
   }
   if (target.type->api) {
-    target.device = exported(
-        like, name, [&] { return from_exchange_api(*target.type->api, like, name, false).device; });
+    target.lent = exported(like, name,
+                           [&] { return from_exchange_api(*target.type->api, like, name, false); });
+    target.device = target.lent.device;
   } else {
     call_method(target.type->adapter, "check", like, name);
     target.device = to_device(name, dlpack_device(like, name));
@@ -222,6 +216,7 @@ void set_stream(nb::handle stream, Target* target) {
   }
   if (!stream.is_none()) {
     target->stream = parse_stream(stream);
+    target->lent = Tensor();
   } else if (target->type->api) {
     if (target->type->api->current_stream(dlpack::kCuda, target->device.index, &target->stream)) {
       throw nb::python_error();
@@ -250,7 +245,10 @@ Tensor take_in(nb::handle object, const TensorType& type, const char* name, cons
   if (type.api && (type.api == target.type->api || target.device.type == DeviceType::kCpu)) {
     Tensor tensor = exported(object, name, [&] {
       // Only an owning export tells what is read-only, which nothing of torch's is.
-      Tensor borrowed = from_exchange_api(*type.api, object, name, to_write && !type.torch);
+      Tensor borrowed = object.is(target.lent.lender) && !to_write
+                            ? target.lent
+                            : from_exchange_api(*type.api, object, name, to_write && !type.torch);
+      borrowed.name = name;
       if (type.torch)
         check_torch(object, type.torch_state, name, maybe_dual,
                     borrowed.dtype.code == dlpack::kComplex);
@@ -286,6 +284,32 @@ Tensor import_tensor(nb::handle object, const char* name, const Target& target, 
   tensor.may_run_code = !type.plain || (type.torch && !type.api);
   return tensor;
 }
+
+namespace {
+
+nb::object tuple_of(const std::int64_t* numbers, int count) {
+  nb::object tuple = nb::steal<nb::object>(PyTuple_New(count));
+  for (int i = 0; tuple.is_valid() && i < count; ++i) {
+    PyObject* number = PyLong_FromLongLong(numbers[i]);
+    if (!number) throw nb::python_error();
+    PyTuple_SetItem(tuple.ptr(), i, number);
+  }
+  if (!tuple.is_valid()) throw nb::python_error();
+  return tuple;
+}
+
+// A new numpy.ndarray.
+nb::object empty_array(const TensorType& type, const nb::object& sizes, DType dtype) {
+  nb::object& maker = type.empty_arrays[static_cast<int>(dtype)];
+  if (!maker.is_valid()) maker = call_method(type.adapter, "empty_of", to_string(dtype));
+  const nb::object held = maker;
+  nb::object array = nb::steal<nb::object>(
+      guarded([&] { return PyObject_CallFunctionObjArgs(held.ptr(), sizes.ptr(), nullptr); }));
+  if (!array.is_valid()) throw nb::python_error();
+  return array;
+}
+
+}  // namespace
 
 Allocation::Allocation(Allocation&& other) noexcept
     : tensor(std::move(other.tensor)), managed(other.managed), object(std::move(other.object)) {
@@ -324,10 +348,13 @@ Allocation allocate(const Target& target, const char* name, const std::int64_t* 
     }
     return made;
   }
-  nb::list sizes;
-  for (int i = 0; i < ndim; ++i) sizes.append(shape[i]);
-  made.object = call_method(target.type->adapter, nb::handle(names.empty), target.like,
-                            nb::tuple(sizes), to_string(dtype));
+  const nb::object sizes = tuple_of(shape, ndim);
+  if (target.type->numpy) {
+    made.object = empty_array(*target.type, sizes, dtype);
+  } else {
+    made.object = call_method(target.type->adapter, nb::handle(names.empty), target.like, sizes,
+                              to_string(dtype));
+  }
   made.tensor = import_tensor(made.object, name, target);
   return made;
 }

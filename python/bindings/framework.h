@@ -20,6 +20,8 @@ struct TensorType {
   bool plain = false;     // numpy.ndarray or torch.Tensor itself: no code but theirs reads it
   bool deferred = false;  // tells its stream only while it takes the result in: JAX on a GPU
   TorchState torch_state;
+  // Of NumPy, for each DType that was asked for: makes an array of a shape.
+  mutable nb::object empty_arrays[4];
 };
 
 // Resolves what the others need of Python, which may not happen while threads come first at once.
@@ -40,9 +42,11 @@ struct Target {
   Device device;
   void* stream = nullptr;
   bool forward_ad = false;  // torch's, as the call began
+  Tensor lent;              // `like`, where asking for its device told all of it
 };
 
-// Target of a call whose first tensor is `like`. Does not settle the stream.
+// Target of a call whose first tensor is `like`. Does not settle the stream. Between this and
+// import_tensor(like) no code of the caller's may run but that of set_stream, which sees to it.
 Target make_target(nb::handle like, const char* name);
 // The stream that the caller named, or the framework's current one.
 void set_stream(nb::handle stream, Target* target);

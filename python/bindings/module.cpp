@@ -7,6 +7,7 @@
 #include "export.h"
 #include "framework.h"
 #include "host_buffer.h"
+#include "names.h"
 #include "support.h"
 
 namespace dlattn::python {
@@ -107,6 +108,7 @@ NB_MODULE(_core, m) {
   m.doc() = "The native part of dlattn.";
   m.attr("__version__") = DLATTN_VERSION;
   register_errors();
+  register_names();
   register_frameworks();
   nb::module_::import_("numbers");  // so that no call is the first to import it
   register_host_buffer(m);

@@ -221,10 +221,9 @@ const Tensor& take_in_out(nb::handle out, const Target& target, Problem* problem
   return tensor;
 }
 
-Problem read_problem(const AttentionCall& call, const Target& target) {
+Problem read_options(const AttentionCall& call) {
   Problem problem;
   AttentionParams& p = problem.params;
-  p.device = target.device;
   problem.layout = parse_layout(call.layout);
   parse_kernel(call.kernel, &problem.options);
   problem.options.batch_invariant = parse_flag(call.batch_invariant, "batch_invariant");
@@ -239,17 +238,21 @@ Problem read_problem(const AttentionCall& call, const Target& target) {
     p.seqlen_q = parse_count(call.max_seqlen_q, "max_seqlen_q");
     p.seqlen_k = parse_count(call.max_seqlen_k, "max_seqlen_k");
   }
-  // From here on tensors are held, so numbers, which may be of any class, have been read before.
-  read_qkv(call, target, &problem);
+  return problem;
+}
+
+void read_tensors(const AttentionCall& call, const Target& target, Problem* problem) {
+  AttentionParams& p = problem->params;
+  p.device = target.device;
+  read_qkv(call, target, problem);
   if (call.softmax_scale.is_none()) {
     p.softmax_scale = 1.0 / std::sqrt(static_cast<double>(p.head_dim > 0 ? p.head_dim : 1));
   }
-  if (call.varlen()) read_sequences(call, target, &problem);
-  if (!call.bias.is_none()) read_bias(call, target, &problem);
-  if (!call.mask.is_none()) read_mask(call, target, &problem);
-  if (!call.alibi_slopes.is_none()) read_alibi_slopes(call, target, &problem);
-  if (!call.sinks.is_none()) read_sinks(call, target, &problem);
-  return problem;
+  if (call.varlen()) read_sequences(call, target, problem);
+  if (!call.bias.is_none()) read_bias(call, target, problem);
+  if (!call.mask.is_none()) read_mask(call, target, problem);
+  if (!call.alibi_slopes.is_none()) read_alibi_slopes(call, target, problem);
+  if (!call.sinks.is_none()) read_sinks(call, target, problem);
 }
 
 void set_out(const Tensor& out, Problem* problem) {

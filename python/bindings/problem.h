@@ -46,7 +46,10 @@ struct Problem {
   std::vector<std::int32_t> sequences;
 };
 
-Problem read_problem(const AttentionCall& call, const Target& target);
+// In this order, with make_target between them: numbers may be of any class, whose code runs as
+// they are read.
+Problem read_options(const AttentionCall& call);
+void read_tensors(const AttentionCall& call, const Target& target, Problem* problem);
 
 // Takes in a tensor of the caller's; the reference is good as long as the problem.
 const Tensor& take_in(nb::handle object, const char* name, const Target& target, Problem* problem);

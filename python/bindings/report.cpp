@@ -15,9 +15,10 @@ constexpr std::uintptr_t kUnallocatedLse = std::uintptr_t{1} << 63;
 
 // The problem of a call, with outputs as attention() would allocate them.
 Problem planned_problem(const AttentionCall& call) {
+  Problem problem = read_options(call);
   Target target = make_target(call.q, "q");
   set_stream(call.stream, &target);
-  Problem problem = read_problem(call, target);
+  read_tensors(call, target, &problem);
   const auto stand_in = [&](const char* name, std::uintptr_t address, const Shape& shape,
                             dlpack::DLDataType dtype) {
     Tensor tensor;

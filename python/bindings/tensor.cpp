@@ -5,6 +5,8 @@
 #include <iterator>
 
 #include "errors.h"
+#include "gil.h"
+#include "names.h"
 
 namespace dlattn::python {
 namespace {
@@ -256,7 +258,9 @@ Tensor from_managed(dlpack::ManagedTensorVersioned* managed, const char* name) {
 Tensor from_array_struct(nb::handle array, const char* name) {
   Tensor tensor;
   tensor.name = name;
-  tensor.owner = array.attr("__array_struct__");
+  tensor.owner = nb::steal<nb::object>(
+      guarded([&] { return PyObject_GetAttr(array.ptr(), names.array_struct); }));
+  if (!tensor.owner.is_valid()) throw nb::python_error();
   const auto* interface =
       static_cast<const ArrayInterface*>(PyCapsule_GetPointer(tensor.owner.ptr(), nullptr));
   if (!interface) throw nb::python_error();

@@ -21,8 +21,8 @@ struct Tensor {
   dlpack::DLDataType dtype{};
   Device device;
   int ndim = 0;
-  std::int64_t shape[kMaxDims] = {};
-  std::int64_t strides[kMaxDims] = {};  // in elements
+  std::int64_t shape[kMaxDims];    // the first ndim
+  std::int64_t strides[kMaxDims];  // in elements
   bool read_only = false;
   nb::object owner;  // keeps the memory alive; none where the caller's own reference does
   // Whose memory this is as long as that object is not given other memory; null where `owner` keeps

@@ -36,6 +36,7 @@ TorchState::TorchState(nb::handle adapter)
   increment_version_ = watched[2];
   forward_ad_ = watched[3];
   dispatch_ = watched[4];
+  is_neg_ = watched[5];
 }
 
 void TorchState::check_modes(const char* name) const {
@@ -52,6 +53,10 @@ bool TorchState::in_forward_ad() const {
 
 void TorchState::check_tangent(nb::handle tensor, const char* name) const {
   call_method(adapter_, "check_tangent", tensor, name);
+}
+
+bool TorchState::is_negated(nb::handle tensor) const {
+  return call(is_neg_, nb::borrow(tensor)).ptr() == Py_True;
 }
 
 void TorchState::increment_version(nb::handle tensor) const {

@@ -20,6 +20,8 @@ class TorchState {
   bool in_forward_ad() const;
   // Throws if `tensor` has a tangent, which the result would lack.
   void check_tangent(nb::handle tensor, const char* name) const;
+  // Whether the tensor's memory holds the negatives of its values.
+  bool is_negated(nb::handle tensor) const;
   // Tells autograd that the tensor was written in place.
   void increment_version(nb::handle tensor) const;
 
@@ -28,6 +30,7 @@ class TorchState {
   nb::object count_modes_;  // functions; this one where torch has no flag that tells of modes
   nb::object is_tracing_;
   nb::object increment_version_;  // of a tuple of tensors
+  nb::object is_neg_;             // of a tensor
   nb::object forward_ad_;         // dicts of modules
   nb::object dispatch_;
   nb::object current_level_;  // names of variables in them

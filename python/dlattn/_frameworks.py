@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from dlattn._errors import UnsupportedError
@@ -41,7 +42,7 @@ class Framework:
         if int(like.__dlpack_device__()[0]) in (_DL_CPU, _DL_CUDA_HOST):
             import numpy
 
-            return _numpy_empty(numpy, shape, dtype)
+            return numpy.empty(shape, dtype=_numpy_dtype(numpy, dtype))
         raise UnsupportedError(
             f"out is None, and dlattn cannot allocate for {_type_text(type(like))}; "
             "accepted: a tensor to write to (and return_lse=False)"
@@ -51,8 +52,10 @@ class Framework:
 class NumPy(Framework):
     name = "numpy"
 
-    def empty(self, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
-        return _numpy_empty(sys.modules["numpy"], shape, dtype)
+    def empty_of(self, dtype: str) -> Callable[[tuple[int, ...]], Any]:
+        """Return what makes new arrays of `dtype`, given their shape."""
+        numpy = sys.modules["numpy"]
+        return partial(numpy.empty, dtype=_numpy_dtype(numpy, dtype))
 
 
 class Torch(Framework):
@@ -67,12 +70,12 @@ class Torch(Framework):
         torch = sys.modules["torch"]
         return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
 
-    def watched(self) -> tuple[Any, Any, Any, dict[str, Any], dict[str, Any]]:
+    def watched(self) -> tuple[Any, Any, Any, dict[str, Any], dict[str, Any], Any]:
         """What tells the native module quickly whether to call check_modes and check_tangent.
 
-        The number of dispatch modes, torch.jit's tracing, what increments versions, and the
-        variables of torch.autograd.forward_ad and torch.utils._python_dispatch, as far as this
-        torch has them.
+        The number of dispatch modes, torch.jit's tracing, what increments versions, the variables
+        of torch.autograd.forward_ad and torch.utils._python_dispatch, as far as this torch has
+        them, and what tells negated views.
         """
         torch = sys.modules["torch"]
         dispatch = sys.modules.get("torch.utils._python_dispatch")
@@ -82,6 +85,7 @@ class Torch(Framework):
             _version_incrementer(torch),
             vars(torch.autograd.forward_ad),
             vars(dispatch) if dispatch is not None else {},
+            torch.Tensor.is_neg,
         )
 
     def check_modes(self, argument: str) -> None:
@@ -389,9 +393,9 @@ def _jax_device(x: Any) -> Any:
     return next(iter(x.devices()))
 
 
-def _numpy_empty(np: Any, shape: tuple[int, ...], dtype: str) -> Any:
+def _numpy_dtype(np: Any, dtype: str) -> Any:
     if dtype == "bfloat16":
         import ml_dtypes  # the caller's bfloat16 arrays are its
 
-        return np.empty(shape, dtype=ml_dtypes.bfloat16)
-    return np.empty(shape, dtype=dtype)
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(dtype)
