@@ -3,6 +3,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/backend.h"
@@ -92,9 +93,44 @@ class QueryTiles {
   std::vector<std::int64_t> end_;  // packed: behind the last tile of each sequence
 };
 
-struct Free {
-  void operator()(void* memory) const { std::free(memory); }
+// Memory for the tasks of one call. A thread keeps that of its last call for the next one, unless
+// it is large: of a few rows the computation itself takes no longer than the allocator. It is taken
+// and put back, as a call's poll may run another call in the same thread.
+class Workspace {
+ public:
+  explicit Workspace(std::int64_t bytes) : kept_(kept), block_(std::exchange(kept_, {})) {
+    if (block_.bytes >= bytes) return;
+    block_.memory.reset(
+        static_cast<char*>(std::aligned_alloc(64, static_cast<std::size_t>(bytes))));
+    if (!block_.memory) throw std::bad_alloc();
+    block_.bytes = bytes;
+  }
+  ~Workspace() {
+    if (block_.bytes <= kMostKept) kept_ = std::move(block_);
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+
+  char* get() const { return block_.memory.get(); }
+
+ private:
+  static constexpr std::int64_t kMostKept = 1 << 20;
+
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+  struct Block {
+    std::unique_ptr<char, Free> memory;
+    std::int64_t bytes = 0;
+  };
+
+  static thread_local Block kept;
+
+  Block& kept_;  // this thread's: looking it up takes a while
+  Block block_;
 };
+
+thread_local Workspace::Block Workspace::kept;
 
 }  // namespace
 
@@ -127,9 +163,7 @@ void forward(const AttentionParams& given, const Plan& plan, Poll poll) {
   const AttentionParams& params = lengths.params();
   const KernelSet& kernels = kernels_for(plan.isa);
   const Tiles tiles = {plan.block_m, plan.block_n};
-  const std::unique_ptr<char, Free> workspace(
-      static_cast<char*>(std::aligned_alloc(64, static_cast<std::size_t>(plan.workspace_bytes))));
-  if (!workspace) throw std::bad_alloc();
+  const Workspace workspace(plan.workspace_bytes);
   const std::int64_t scratch_bytes = kernels.scratch_bytes(params, tiles);
   const std::int64_t task_bytes =
       plan.num_splits > 1 ? plan.num_splits * kernels.state_bytes(params, tiles) : 0;

@@ -336,13 +336,12 @@ class TaskKernel {
   void finish() {
     for (std::int64_t r = 0; r < t_.num_rows; ++r) {
       const double sink = p_.sinks ? p_.sinks[head_[r] * p_.sinks_stride] : -INFINITY;
-      const double lse = softmax_.finish(r, sink);
+      const auto denominator = softmax_.finish(r, sink);
       if (p_.lse) {
         p_.lse[(varlen() ? 0 : t_.batch * p_.lse_batch_stride) + head_[r] * p_.lse_head_stride +
-               t_.first_q + query_[r]] = saturated(lse);
+               t_.first_q + query_[r]] = saturated(denominator.log());
       }
     }
-    softmax_.normalise(t_.num_rows);
     for (std::int64_t r = 0; r < t_.num_rows; ++r) write_row(r);
   }
 
@@ -356,7 +355,7 @@ class TaskKernel {
   void write_row(std::int64_t r) {
     In* out = static_cast<In*>(p_.out) + (varlen() ? 0 : t_.batch * p_.out_batch_stride) +
               (t_.first_q + query_[r]) * p_.out_row_stride + head_[r] * p_.out_head_stride;
-    for (std::int64_t d = 0; d < p_.head_dim_v; ++d) row_[d] = state_.o_t[d * ld_ + r];
+    softmax_.copy_row(r, row_);
     convert_row(row_, p_.head_dim_v, out);
   }
 

@@ -107,9 +107,15 @@ class RunningSoftmax {
     }
   }
 
-  // The row's lse, and what its output is to be multiplied by. In double and natural units, which
-  // hold a sink of any size.
-  double finish(std::int64_t r, double sink) {
+  // A row's denominator, times e^-top. In double and natural units, which hold a sink of any size.
+  struct Denominator {
+    double top;
+    double total;
+    double log() const { return total == 0.0 ? -INFINITY : top + ::log(total); }
+  };
+
+  // The row's, from which follows what its output is to be multiplied by.
+  Denominator finish(std::int64_t r, double sink) {
     const double scale = 1 << (has_totals_ ? kShift + kTotalShift : kShift);
     const double sum = static_cast<double>(state_.row_sum[r]) * scale;
     double top = static_cast<double>(state_.row_max[r]) * unit_;
@@ -122,23 +128,25 @@ class RunningSoftmax {
       total = sum * weight + (sink == top ? 1.0 : ::exp(sink - top));
     }
     rescale_[r] = total == 0.0 ? T(0) : static_cast<T>(weight * scale / total);
-    return total == 0.0 ? -INFINITY : top + ::log(total);
+    return {top, total};
   }
 
-  // Once `num_rows` rows are finished. What the tiles gave a row that saw no key (0 times V, a NaN
-  // perhaps) does not count, and a mean of finite V is not rounded to infinity.
-  void normalise(std::int64_t num_rows) {
-    for (std::int64_t r = num_rows; r < ld_; ++r) rescale_[r] = T(0);
+  // The output of a row that is finished; `row` has room for whole vectors. What the tiles gave a
+  // row that saw no key (0 times V, a NaN perhaps) does not count, and a mean of finite V is not
+  // rounded to infinity.
+  void copy_row(std::int64_t r, T* row) const {
+    const std::int64_t head_dim_v = size_ / ld_;
+    if (rescale_[r] == T(0)) {
+      fill(row, head_dim_v, T(0));
+      return;
+    }
+    for (std::int64_t d = 0; d < head_dim_v; ++d) row[d] = state_.o_t[d * ld_ + r];
     constexpr T kLargest = MathConstants<T>::kLargest;
-    for (std::int64_t lane = 0; lane < ld_; lane += kWidth<T>) {
-      const Vec<T> factor = load(rescale_ + lane);
-      for (std::int64_t at = lane; at < size_; at += ld_) {
-        const Vec<T> o = load(state_.o_t + at);
-        const Vec<T> value = o * factor;
-        const Vec<T> limited = -max(broadcast(-kLargest), -max(broadcast(-kLargest), value));
-        const Vec<T> result = o - o == T(0) ? limited : value;
-        store(state_.o_t + at, factor == T(0) ? Vec<T>{} : result);
-      }
+    for (std::int64_t d = 0; d < head_dim_v; d += kWidth<T>) {
+      const Vec<T> o = load(row + d);
+      const Vec<T> value = o * rescale_[r];
+      const Vec<T> limited = -max(broadcast(-kLargest), -max(broadcast(-kLargest), value));
+      store(row + d, o - o == T(0) ? limited : value);
     }
   }
 
