@@ -1,12 +1,14 @@
 """Every kernel that serves a random problem, against float64.
 
     python tests/python/differential.py --seconds 60               # a GPU if there is one, else CPU
+    python tests/python/differential.py --seconds 600 --workers 16 # processes, on all GPUs in turn
     python tests/python/differential.py --seed 1234 --count 1      # one problem again
 
-Problem i has the seed --seed + i, printed where it fails. The error may be twice that of a plain
-computation in the same dtype, which counts as at least one rounding of products, probabilities and
-result; a call must also give the same bits twice and write nothing beside its result. On torch
-tensors each row is held to a bound of its own: see `value_bounds`.
+Problem i has the seed --seed + i, printed where it fails; the second of three workers has seeds
+--seed + 1, + 4, + 7 and so on. The error may be twice that of a plain computation in the same
+dtype, which counts as at least one rounding of products, probabilities and result; a call must also
+give the same bits twice and write nothing beside its result. On torch tensors each row is held to a
+bound of its own: see `value_bounds`.
 """
 
 from __future__ import annotations
@@ -14,10 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
+import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -167,6 +172,14 @@ class Tally:
     worst_out: tuple[float, int] = (0.0, -1)  # error over bound, and the problem's seed
     worst_lse: tuple[float, int] = (0.0, -1)
 
+    def add(self, other: Tally) -> None:
+        """Add what another worker found."""
+        self.runs += other.runs
+        self.passed_over += other.passed_over
+        self.failures += other.failures
+        self.worst_out = max(self.worst_out, other.worst_out)
+        self.worst_lse = max(self.worst_lse, other.worst_lse)
+
 
 @dataclass
 class Summary:
@@ -174,8 +187,10 @@ class Summary:
 
     device: str
     first_seed: int
+    end_seed: int  # beyond the last one
+    workers: int = 1
     problems: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # of all workers
     features: Counter[str] = field(default_factory=Counter)
     served_features: dict[str, Counter[str]] = field(default_factory=dict)  # by kernel
     kernels: dict[str, Tally] = field(default_factory=dict)
@@ -185,7 +200,8 @@ class Summary:
         """As JSON can hold it."""
         return {
             "device": self.device,
-            "seeds": [self.first_seed, self.first_seed + self.problems],
+            "seeds": [self.first_seed, self.end_seed],
+            "workers": self.workers,
             "problems": self.problems,
             "seconds": round(self.seconds, 1),
             "features": dict(sorted(self.features.items())),
@@ -202,6 +218,19 @@ class Summary:
             },
             "failures": self.failures,
         }
+
+    def add(self, other: Summary) -> None:
+        """Add what another worker found."""
+        self.first_seed = min(self.first_seed, other.first_seed)
+        self.end_seed = max(self.end_seed, other.end_seed)
+        self.workers += other.workers
+        self.problems += other.problems
+        self.seconds += other.seconds
+        self.features.update(other.features)
+        self.failures += other.failures
+        for name, tally in other.kernels.items():
+            self.kernels[name].add(tally)
+            self.served_features[name].update(other.served_features[name])
 
 
 def _told(worst: tuple[float, int]) -> dict[str, Any]:
@@ -439,9 +468,10 @@ def run(
     seconds: float | None = None,
     dtypes: tuple[str, ...] = (),
     draw: Callable[[int, tuple[str, ...], int], Problem] = draw,
+    step: int = 1,
 ) -> Summary:
-    """Problems of seeds from `seed` on, as many as asked for or as time allows."""
-    summary = Summary(arrays.device, seed)
+    """Problems of every `step`th seed from `seed` on, as many as asked for or as time allows."""
+    summary = Summary(arrays.device, seed, seed)
     for kernel in kernels:
         summary.kernels[kernel], summary.served_features[kernel] = Tally(), Counter()
     start = time.monotonic()
@@ -449,8 +479,9 @@ def run(
     while count is None or summary.problems < count:
         if seconds is not None and time.monotonic() - start >= seconds:
             break
-        problem = draw(seed + summary.problems, dtypes, MOST_SCORES[arrays.device])
+        problem = draw(seed + step * summary.problems, dtypes, MOST_SCORES[arrays.device])
         summary.problems += 1
+        summary.end_seed = problem.seed + 1
         try:
             attempt = attempt_on(arrays)(arrays, problem)
         except ValueError as error:  # the plain computation bounds nothing: the test is broken
@@ -484,8 +515,8 @@ def run(
 def report(summary: Summary) -> None:
     """The table."""
     print(
-        f"{summary.problems} problems, seeds {summary.first_seed} to "
-        f"{summary.first_seed + summary.problems - 1}, {summary.seconds:.0f} s"
+        f"{summary.problems} problems, seeds {summary.first_seed} to {summary.end_seed - 1}, "
+        f"{summary.seconds:.0f} s of {summary.workers} worker(s)"
     )
     for name, count in sorted(summary.features.items()):
         print(f"  {count:6d}  {name}")
@@ -502,6 +533,55 @@ def arrays_of(device: str) -> Any:
     return NumPyArrays() if device == "cpu" else TorchArrays()
 
 
+def _work(
+    arrays_of: Callable[[str], Any],
+    run: Callable[..., Summary],
+    device: str,
+    worker: int,
+    arguments: tuple[Any, ...],
+    step: int,
+) -> Summary:
+    """One worker's share, in a process of its own."""
+    if device == "cuda":
+        import torch
+
+        torch.cuda.set_device(worker % torch.cuda.device_count())
+    return run(arrays_of(device), *arguments, step=step)
+
+
+def run_workers(
+    arrays_of: Callable[[str], Any],
+    run: Callable[..., Summary],
+    device: str,
+    kernels: tuple[str, ...],
+    seed: int,
+    count: int | None,
+    seconds: float | None,
+    workers: int,
+) -> Summary:
+    """The same in `workers` processes, each of which computes in one thread."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    share = None if count is None else -(-count // workers)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        parts = [
+            pool.submit(
+                _work,
+                arrays_of,
+                run,
+                device,
+                worker,
+                (kernels, seed + worker, share, seconds),
+                workers,
+            )
+            for worker in range(workers)
+        ]
+        summary = parts[0].result()
+        for part in parts[1:]:
+            summary.add(part.result())
+    return summary
+
+
 def main(
     about: str = __doc__,
     arrays_of: Callable[[str], Any] = arrays_of,
@@ -513,16 +593,20 @@ def main(
     parser.add_argument("--seed", type=int, default=0, help="of the first problem")
     parser.add_argument("--count", type=int, help="how many; default: as --seconds says, or 200")
     parser.add_argument("--seconds", type=float, help="stop after so many")
+    parser.add_argument("--workers", type=int, default=1, help="processes to share the problems")
     parser.add_argument("--kernels", nargs="+", help="default: all of the device")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary there")
     parser.add_argument("--commit", metavar="SHA", help="to record; default: ask git, here")
     args = parser.parse_args()
     device = args.device or ("cuda" if dlattn.info().gpu else "cpu")
-    arrays = arrays_of(device)
     if args.count is None and args.seconds is None:
         args.count = 200
     kernels = tuple(args.kernels or KERNELS[device])
-    summary = run(arrays, kernels, args.seed, args.count, args.seconds)
+    if args.workers > 1:
+        limits = args.count, args.seconds, args.workers
+        summary = run_workers(arrays_of, run, device, kernels, args.seed, *limits)
+    else:
+        summary = run(arrays_of(device), kernels, args.seed, args.count, args.seconds)
     report(summary)
     if args.json:
         document = {**describe(device, args.commit), **summary.to_json()}

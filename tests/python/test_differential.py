@@ -51,6 +51,16 @@ def test_the_same_on_torch_tensors() -> None:
     assert summary.kernels["cpu"].runs > 0
 
 
+def test_workers_share_the_seeds() -> None:
+    pytest.importorskip("ml_dtypes")  # without it bfloat16 is among the problems, and fails
+    alone = run(NumPyArrays(), KERNELS["cpu"], 50, 4)
+    arrays = differential.arrays_of
+    shared = differential.run_workers(arrays, run, "cpu", KERNELS["cpu"], 50, 4, None, 2)
+    assert (shared.first_seed, shared.end_seed, shared.problems) == (50, 54, 4)
+    assert shared.workers == 2 and shared.features == alone.features
+    assert shared.kernels["cpu"] == alone.kernels["cpu"]
+
+
 def test_a_seed_is_a_problem() -> None:
     one, two = (draw(77, CPU_DTYPES, 1 << 16) for _ in range(2))
     assert one.describe() == two.describe()

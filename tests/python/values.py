@@ -1,6 +1,7 @@
 """Every kernel that serves a problem of extreme values, against float64.
 
     python tests/python/values.py --seconds 60               # a GPU if there is one, else CPU
+    python tests/python/values.py --seconds 600 --workers 16 # processes, on all GPUs in turn
     python tests/python/values.py --seed 1234 --count 1      # one problem again
 
 Bias, masks with a bias, softcap, ALiBi slopes, sinks, softmax_scale and the magnitudes of q, k and
@@ -81,14 +82,15 @@ def run(
     count: int | None = None,
     seconds: float | None = None,
     dtypes: tuple[str, ...] = (),
+    step: int = 1,
 ) -> differential.Summary:
-    """Problems of seeds from `seed` on, as many as asked for or as time allows."""
+    """Problems of every `step`th seed from `seed` on, as many as asked for or as time allows."""
 
     def draw(seed: int, dtypes: tuple[str, ...], most_scores: int) -> Problem:
         del most_scores
         return draw_values(seed, dtypes, MOST_SCORES[arrays.device])
 
-    return differential.run(arrays, kernels, seed, count, seconds, dtypes, draw)
+    return differential.run(arrays, kernels, seed, count, seconds, dtypes, draw, step)
 
 
 def main() -> int:
