@@ -118,6 +118,47 @@ def test_right_results_pass() -> None:
             assert of_lse <= 1, text
 
 
+def test_products_of_subnormal_numbers_are_aligned_as_stored() -> None:
+    """Of 16 products those of tensor cores keep 25 bits below the largest that could be stored."""
+    generator = torch.Generator().manual_seed(7)
+    sizes = torch.exp2(-16 * torch.rand(1, 64, 1, 128, generator=generator))
+    q = (sizes * torch.randn(1, 64, 1, 128, generator=generator)).half()
+    k = torch.randint(-4, 5, (1, 48, 1, 128), generator=generator).mul(2.0**-24).half()
+    v = torch.rand(1, 48, 1, 8, generator=generator).half()
+    expected = Expected(q, k, v, {"softmax_scale": 2.0**40})
+    exact = torch.einsum("bihd,bjhd->bhijd", q.double(), k.double())
+    exponents = (x.double().abs().clamp_min(2.0**-14).log2().floor() for x in (q, k))
+    q_exponent, k_exponent = exponents
+    stored = q_exponent.transpose(1, 2)[:, :, :, None] + k_exponent.transpose(1, 2)[:, :, None]
+    sums = torch.zeros(1, 1, 64, 48, dtype=torch.float64)
+    for at in range(0, 128, 16):
+        top = stored[..., at : at + 16].amax(-1)
+        top = torch.maximum(top, torch.where(sums == 0, -99.0, sums.abs().log2().floor()))
+        unit = torch.exp2(top - 25)
+        parts = torch.trunc(exact[..., at : at + 16] / unit[..., None]).sum(-1)
+        sums = ((parts + torch.trunc(sums / unit)) * unit).float().double()
+    scores = sums * 2.0**40
+    assert (scores - expected.scores).abs().max() > 2.0**-21 * expected.scores.abs().max()
+    out = (scores.softmax(3) @ v.transpose(1, 2).double()).transpose(1, 2)
+    assert max(expected.worst(out.half(), scores.logsumexp(3).float())[:2]) <= 1
+    twice = 32 * scores - 31 * expected.scores
+    assert expected.worst(out.half(), twice.logsumexp(3).float())[1] > 1
+
+
+def test_terms_may_be_added_in_any_order() -> None:
+    """Two keys that a bias of -1e10 makes equal, or not, as ALiBi joins before or after it."""
+    q, v = torch.ones(1, 1, 1, 1).half(), torch.tensor([1.0, 2.0]).reshape(1, 2, 1, 1).half()
+    k = torch.tensor([-5420.0, 4912.0]).reshape(1, 2, 1, 1).half()
+    terms = {"alibi_slopes": torch.tensor([[-10000.0]]), "bias": torch.full((1, 1, 1, 2), -1e10)}
+    expected = Expected(q, k, v, {"softmax_scale": 1.0, **terms})
+    scores = k.float().flatten() + terms["bias"].flatten() + torch.tensor([10000.0, 0.0])
+    assert expected.kinds()["lifted"] == 1
+    assert expected.out.item() == 2.0
+    assert scores[0] == scores[1]
+    assert expected.worst(torch.full((1, 1, 1, 1), 1.5).half(), None)[0] <= 1
+    assert expected.worst(torch.full((1, 1, 1, 1), 0.99).half(), None)[0] > 1
+
+
 @pytest.mark.parametrize("value", [-1e9, -1e10, LOWEST])
 def test_a_row_that_is_taken_for_masked_fails(value: float) -> None:
     q, k, v = qkv("cpu", "float16", 70)

@@ -18,9 +18,12 @@ row is one of these, by its near keys: those that may have a weight, whatever it
 - nan: NaN as a plain computation gives it, of a bias or a slope or a sink.
 
 In all of them out lies between the smallest and the largest value of each column of V among the
-visible keys (and 0, where there is a sink). Plain computations are real ones in float32: scores as
-a matrix product in natural units, one product after the other, and sixteen at a time from the end
-in base two.
+visible keys (and 0, where there is a sink). Plain computations are real ones in float32: q.k as a
+matrix product in natural units, one product after the other, and sixteen at a time from the end in
+base two; and where there are ALiBi and a bias, either of them added first, or their sum.
+
+Tensor cores align the products that they add by the exponents that their factors are stored with,
+so that a subnormal number rounds q.k as the smallest normal number does.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ KINDS = ("exact", "absorbed", "lifted", "coarse", "empty", "nan")
 # From a number to the next, at the least.
 STEP = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "float64": 5e-324}
 ORDERS = ("matrix", "one by one", "from the end")  # of adding up q.k
+TERM_ORDERS = ("alibi first", "bias first", "both first")  # of adding the terms to it
 LOG2E = math.log2(math.e)
 _NEGLIGIBLE = 25.0  # a score so far below the row's largest has no weight: exp(-25) is 1.4e-11
 _HULL_ELEMENTS = 1 << 24
@@ -57,10 +61,16 @@ class Terms:
     seen: Tensor
     products: Tensor  # the sum of the magnitudes of what q.k is a sum of, scaled and capped
 
-    def total(self) -> Tensor:
+    def total(self, order: str = TERM_ORDERS[0]) -> Tensor:
         """The score."""
         torch = torch_module()
-        return torch.where(self.seen, self.capped + self.alibi + self.bias, -math.inf)
+        if order == "alibi first":
+            total = self.capped + self.alibi + self.bias
+        elif order == "bias first":
+            total = self.capped + self.bias + self.alibi
+        else:
+            total = self.capped + (self.alibi + self.bias)
+        return torch.where(self.seen, total, -math.inf)
 
 
 def _visible(q: Tensor, k: Tensor, causal: Any, window: Any, mask: Any) -> tuple[Tensor, Tensor]:
@@ -112,10 +122,14 @@ def _terms(
     """The terms of the scores as `compute` has them; k has as many heads as q."""
     torch = torch_module()
     scale = q.shape[3] ** -0.5 if softmax_scale is None else softmax_scale
+    least = 0.0 if q.dtype in (torch.float32, torch.float64) else torch.finfo(q.dtype).tiny
     q, k = q.to(compute), k.to(compute)
     distance, seen = _visible(q, k, causal, window, mask)
     scores = _product(q, k, order) * scale
-    sizes = _product(q.abs(), k.abs(), "matrix") * scale if compute == torch.float64 else scores
+    sizes = scores
+    if compute == torch.float64:
+        stored = (torch.where(x == 0, 0.0, x.abs().clamp_min(least)) for x in (q, k))
+        sizes = _product(*stored, "matrix") * scale
     if softcap:
         uncapped = scores / softcap
         scores = softcap * torch.tanh(uncapped)
@@ -179,9 +193,12 @@ class Expected:
             sink = sinks.double()[None, :, None, None]
         self.sink = sink.expand(q.shape[0], q.shape[1], q.shape[2], 1)
         terms = _terms(q, k, torch.float64, **options)
-        plains = [_terms(q, k, native, order, **options).total() for order in ORDERS]
+        plains = {order: _terms(q, k, native, order, **options).total() for order in ORDERS}
+        if "bias" in options and "alibi_slopes" in options:
+            rounded = _terms(q, k, native, **options)
+            plains.update({order: rounded.total(order) for order in TERM_ORDERS[1:]})
         self._find_near(terms)
-        self._find_exact(terms, v.double(), plains)
+        self._find_exact(terms, v.double(), list(plains.values()))
         self._find_errors(v, native, plains)
         self._find_hulls(terms.seen, v.double())
 
@@ -266,14 +283,14 @@ class Expected:
         self.tiny = TINY[self.dtype] * torch.minimum(terms.seen.double() @ v.abs(), most)
         self.tiny = self.tiny + STEP[self.dtype]
 
-    def _find_errors(self, v: Tensor, native: Any, plains: list[Tensor]) -> None:
+    def _find_errors(self, v: Tensor, native: Any, plains: dict[str, Tensor]) -> None:
         """Errors of plain computations, the worst of the rows that round as much or less."""
         torch = torch_module()
         dtype, v = v.dtype, v.to(native)
         sink = self.sink.to(native)
         worst_out = self._error(self._times_v(self.p.to(native), v, dtype), self.out)
         worst_lse = torch.zeros_like(self.lse)
-        for order, x in zip(ORDERS, plains, strict=True):
+        for order, x in plains.items():
             if order == "from the end" and self._in_range(x) and self._in_range(sink):
                 p, lse = _softmax(x * LOG2E, sink * LOG2E, torch.exp2, torch.log2)
                 lse = lse / LOG2E
