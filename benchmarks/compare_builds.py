@@ -4,9 +4,9 @@
 
 Each path is a folder that holds the package `dlattn`, as `pip install --target` or a build folder's
 `python/` makes it. Each build runs in a process of its own, which waits while the other is timed.
-The
-cases are the sweep, full and causal, the mission shape, and the host time of an eager call; inputs
-are the same, times are sustained medians of CUDA-graph replays, and a figure is a ratio of one run.
+The cases are the sweep, full and causal, the mission shape, and the host time of eager calls, which
+wants a machine that does nothing else; inputs are the same, times are sustained medians of
+CUDA-graph replays, and a figure is a ratio of one run.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 _HEAD_DIMS = (64, 128, 256)
 _SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 _MISSION = (1, 8, 512, 64)
+_CALLS = ("plain", "out", "return_lse")  # of which the host time is taken
 
 
 def sweep() -> list[dict[str, Any]]:
@@ -37,10 +38,17 @@ def sweep() -> list[dict[str, Any]]:
     ]
 
 
+def host_times() -> list[dict[str, Any]]:
+    """Those of eager calls of the mission shape."""
+    mission = {"sizes": _MISSION, "causal": False, "kernel": "auto"}
+    return [{**mission, "host": call} for call in _CALLS]
+
+
 def name_of(case: dict[str, Any]) -> str:
     """One case in a word."""
     mask = "causal" if case["causal"] else "full"
-    return f"{case['kernel']} {tuple(case['sizes'])} {mask}"
+    host = f"host time, {case['host']}, " if "host" in case else ""
+    return f"{host}{case['kernel']} {tuple(case['sizes'])} {mask}"
 
 
 class Worker:
@@ -105,6 +113,9 @@ def work(windows: str) -> None:
                 for _ in range(3)
             )
             options = {"causal": case["causal"], "kernel": case["kernel"]}
+            if case.get("host") == "out":
+                options["out"] = torch.empty_like(q)
+            options["return_lse"] = case.get("host") == "return_lse"
 
             def call(q: Any = q, k: Any = k, v: Any = v, options: Any = options) -> object:
                 return dlattn.attention(q, k, v, **options)
@@ -118,11 +129,12 @@ def work(windows: str) -> None:
         print(json.dumps(answer), flush=True)
 
 
-def compare(old: Worker, new: Worker, rounds: int, kernels: list[str]) -> list[dict[str, Any]]:
+def compare(
+    old: Worker, new: Worker, rounds: int, cases: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Time all cases, the builds in turns, and print a line for each."""
-    host = {"sizes": _MISSION, "causal": False, "kernel": "auto", "host": True}
     rows = []
-    for case in [*(c for c in sweep() if c["kernel"] in kernels), host]:
+    for case in cases:
         seconds: dict[str, list[float]] = {"old": [], "new": []}
         for i in range(rounds):
             turn = [("old", old), ("new", new)]
@@ -130,7 +142,7 @@ def compare(old: Worker, new: Worker, rounds: int, kernels: list[str]) -> list[d
                 seconds[which].append(worker.ask(case)["seconds"])
         medians = {which: statistics.median(values) for which, values in seconds.items()}
         row = {
-            "case": ("host time, " if case.get("host") else "") + name_of(case),
+            "case": name_of(case),
             "old_us": round(medians["old"] * 1e6, 3),
             "new_us": round(medians["new"] * 1e6, 3),
             "speed": round(medians["old"] / medians["new"], 4),  # of new, relative to old
@@ -146,7 +158,9 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--old", type=Path, help="folder that holds the old package")
     parser.add_argument("--new", type=Path, help="folder that holds the new one")
-    parser.add_argument("--kernels", default="auto", help="auto, wmma or both: auto,wmma")
+    parser.add_argument(
+        "--kernels", default="auto", help="auto, wmma or both: auto,wmma; none: host times alone"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="turns of each build in a case")
     parser.add_argument("--quick", action="store_true", help="short windows, for a first look")
     parser.add_argument("--json", type=Path, help="file for the figures")
@@ -156,12 +170,13 @@ def main() -> None:
         return work(arguments.worker)
     windows = "quick" if arguments.quick else "sustained"
     old, new = Worker(arguments.old, windows), Worker(arguments.new, windows)
-    kernels = arguments.kernels.split(",")
-    rows = compare(old, new, arguments.rounds, kernels)
+    kernels = [kernel for kernel in arguments.kernels.split(",") if kernel != "none"]
+    cases = [*(case for case in sweep() if case["kernel"] in kernels), *host_times()]
+    rows = compare(old, new, arguments.rounds, cases)
     old.close()
     new.close()
     summary = {}
-    for kernel in kernels:
+    for kernel in [*kernels, "host time"]:
         speeds = [row["speed"] for row in rows if row["case"].startswith(kernel)]
         mean = math.exp(statistics.fmean(math.log(speed) for speed in speeds))
         summary[kernel] = {"geometric_mean": round(mean, 4), "least": min(speeds)}
