@@ -45,6 +45,8 @@ want = np.asarray(dlattn.attention(small, small, small))
 """
 
 INTERRUPTED = """
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+
 def send(seconds, number=signal.SIGINT):
     def wait_and_send():
         time.sleep(seconds)
