@@ -93,9 +93,21 @@ class QueryTiles {
   std::vector<std::int64_t> end_;  // packed: behind the last tile of each sequence
 };
 
-// Memory for the tasks of one call. A thread keeps that of its last call for the next one, unless
-// it is large: of a few rows the computation itself takes no longer than the allocator. It is taken
-// and put back, as a call's poll may run another call in the same thread.
+struct Free {
+  void operator()(void* memory) const { std::free(memory); }
+};
+
+struct Block {
+  std::unique_ptr<char, Free> memory;
+  std::int64_t bytes = 0;
+};
+
+// What a thread keeps of its last call.
+thread_local Block kept;
+
+// Memory for the tasks of one call. A thread keeps it for its next one, unless it is large: of a
+// few rows the computation itself takes no longer than the allocator. It is taken and put back, as
+// a call's poll may run another call in the same thread.
 class Workspace {
  public:
   explicit Workspace(std::int64_t bytes) : kept_(kept), block_(std::exchange(kept_, {})) {
@@ -116,21 +128,9 @@ class Workspace {
  private:
   static constexpr std::int64_t kMostKept = 1 << 20;
 
-  struct Free {
-    void operator()(void* memory) const { std::free(memory); }
-  };
-  struct Block {
-    std::unique_ptr<char, Free> memory;
-    std::int64_t bytes = 0;
-  };
-
-  static thread_local Block kept;
-
   Block& kept_;  // this thread's: looking it up takes a while
   Block block_;
 };
-
-thread_local Workspace::Block Workspace::kept;
 
 }  // namespace
 
