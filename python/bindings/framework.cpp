@@ -69,17 +69,15 @@ const dlpack::ExchangeApi* find_exchange_api(nb::handle type, const TensorType& 
 // A torch tensor's memory does not tell the whole truth about it.
 void check_torch(nb::handle object, const TorchState& state, const char* name, bool maybe_dual,
                  bool maybe_complex) {
-  const nb::object grad = nb::steal<nb::object>(
-      guarded([&] { return PyObject_GetAttr(object.ptr(), names.requires_grad); }));
-  if (!grad.is_valid()) throw nb::python_error();
-  if (grad.ptr() == Py_True && nb::cast<bool>(call_method(frameworks, "torch_grad_enabled"))) {
+  if (attribute(object, names.requires_grad).ptr() == Py_True &&
+      nb::cast<bool>(call_method(frameworks, "torch_grad_enabled"))) {
     unsupported(name,
                 " requires grad, and dlattn computes no gradients; accepted: a tensor without "
                 "requires_grad. Call it under torch.no_grad() or pass ",
                 name, ".detach()");
   }
   if (maybe_dual) state.check_tangent(object, name);
-  if (maybe_complex && call_method(object, nb::handle(names.is_conj)).ptr() == Py_True) {
+  if (maybe_complex && call_method(object, names.is_conj).ptr() == Py_True) {
     unsupported(name, " is a conjugated view; accepted: a plain real tensor");
   }
   if (state.is_negated(object)) {
@@ -288,13 +286,9 @@ Tensor import_tensor(nb::handle object, const char* name, const Target& target, 
 namespace {
 
 nb::object tuple_of(const std::int64_t* numbers, int count) {
-  nb::object tuple = nb::steal<nb::object>(PyTuple_New(count));
-  for (int i = 0; tuple.is_valid() && i < count; ++i) {
-    PyObject* number = PyLong_FromLongLong(numbers[i]);
-    if (!number) throw nb::python_error();
-    PyTuple_SetItem(tuple.ptr(), i, number);
-  }
-  if (!tuple.is_valid()) throw nb::python_error();
+  nb::object tuple = checked(PyTuple_New(count));
+  for (int i = 0; i < count; ++i)
+    PyTuple_SetItem(tuple.ptr(), i, checked(PyLong_FromLongLong(numbers[i])).release().ptr());
   return tuple;
 }
 
@@ -303,10 +297,7 @@ nb::object empty_array(const TensorType& type, const nb::object& sizes, DType dt
   nb::object& maker = type.empty_arrays[static_cast<int>(dtype)];
   if (!maker.is_valid()) maker = call_method(type.adapter, "empty_of", to_string(dtype));
   const nb::object held = maker;
-  nb::object array = nb::steal<nb::object>(
-      guarded([&] { return PyObject_CallFunctionObjArgs(held.ptr(), sizes.ptr(), nullptr); }));
-  if (!array.is_valid()) throw nb::python_error();
-  return array;
+  return call(held, sizes);
 }
 
 }  // namespace
@@ -352,8 +343,8 @@ Allocation allocate(const Target& target, const char* name, const std::int64_t* 
   if (target.type->numpy) {
     made.object = empty_array(*target.type, sizes, dtype);
   } else {
-    made.object = call_method(target.type->adapter, nb::handle(names.empty), target.like, sizes,
-                              to_string(dtype));
+    made.object =
+        call_method(target.type->adapter, names.empty, target.like, sizes, to_string(dtype));
   }
   made.tensor = import_tensor(made.object, name, target);
   return made;

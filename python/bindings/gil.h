@@ -29,24 +29,40 @@ auto guarded(Code&& code) noexcept {
   }
 }
 
+// What a function of Python's C API returned, which is nothing where an exception is set.
+inline nb::object checked(PyObject* result) {
+  if (!result) throw nb::python_error();
+  return nb::steal<nb::object>(result);
+}
+
 // A name of which there is one object in the process, as Python's caches of attributes want it.
 inline nb::object interned(const char* name) {
-  nb::object made = nb::steal<nb::object>(PyUnicode_InternFromString(name));
-  if (!made.is_valid()) throw nb::python_error();
-  return made;
+  return checked(PyUnicode_InternFromString(name));
+}
+
+// object.name
+inline nb::object attribute(nb::handle object, nb::handle name) {
+  return checked(guarded([&] { return PyObject_GetAttr(object.ptr(), name.ptr()); }));
+}
+
+// function() and function(argument)
+inline nb::object call(nb::handle function) {
+  return checked(guarded([&] { return PyObject_CallNoArgs(function.ptr()); }));
+}
+inline nb::object call(nb::handle function, nb::handle argument) {
+  return checked(guarded(
+      [&] { return PyObject_CallFunctionObjArgs(function.ptr(), argument.ptr(), nullptr); }));
 }
 
 // object.name(arguments...)
 template <typename... Arguments>
 nb::object call_method(nb::handle object, nb::handle name, const Arguments&... arguments) {
-  const auto call = [&](const auto&... held) {
+  const auto call_with = [&](const auto&... held) {
     return guarded([&] {
       return PyObject_CallMethodObjArgs(object.ptr(), name.ptr(), held.ptr()..., nullptr);
     });
   };
-  nb::object result = nb::steal<nb::object>(call(nb::cast(arguments)...));
-  if (!result.is_valid()) throw nb::python_error();
-  return result;
+  return checked(call_with(nb::cast(arguments)...));
 }
 template <typename... Arguments>
 nb::object call_method(nb::handle object, const char* name, const Arguments&... arguments) {

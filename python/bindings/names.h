@@ -1,15 +1,17 @@
 #pragma once
 
-#include <Python.h>
+#include <nanobind/nanobind.h>
 
 namespace dlattn::python {
 
+namespace nb = nanobind;
+
 // Names of attributes that are looked up on every call: made once, as Python's caches want them.
 struct Names {
-  PyObject* array_struct;
-  PyObject* empty;
-  PyObject* is_conj;
-  PyObject* requires_grad;
+  nb::handle array_struct;
+  nb::handle empty;
+  nb::handle is_conj;
+  nb::handle requires_grad;
 };
 extern Names names;
 

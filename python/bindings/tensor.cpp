@@ -258,9 +258,7 @@ Tensor from_managed(dlpack::ManagedTensorVersioned* managed, const char* name) {
 Tensor from_array_struct(nb::handle array, const char* name) {
   Tensor tensor;
   tensor.name = name;
-  tensor.owner = nb::steal<nb::object>(
-      guarded([&] { return PyObject_GetAttr(array.ptr(), names.array_struct); }));
-  if (!tensor.owner.is_valid()) throw nb::python_error();
+  tensor.owner = attribute(array, names.array_struct);
   const auto* interface =
       static_cast<const ArrayInterface*>(PyCapsule_GetPointer(tensor.owner.ptr(), nullptr));
   if (!interface) throw nb::python_error();

@@ -5,20 +5,6 @@
 namespace dlattn::python {
 namespace {
 
-nb::object checked(PyObject* result) {
-  if (!result) throw nb::python_error();
-  return nb::steal<nb::object>(result);
-}
-
-nb::object call(const nb::object& function) {
-  return checked(guarded([&] { return PyObject_CallNoArgs(function.ptr()); }));
-}
-
-nb::object call(const nb::object& function, const nb::object& argument) {
-  return checked(guarded(
-      [&] { return PyObject_CallFunctionObjArgs(function.ptr(), argument.ptr(), nullptr); }));
-}
-
 // A module's variable, or null.
 PyObject* variable(const nb::object& dict, const nb::object& name) {
   return PyDict_GetItemWithError(dict.ptr(), name.ptr());
@@ -56,7 +42,7 @@ void TorchState::check_tangent(nb::handle tensor, const char* name) const {
 }
 
 bool TorchState::is_negated(nb::handle tensor) const {
-  return call(is_neg_, nb::borrow(tensor)).ptr() == Py_True;
+  return call(is_neg_, tensor).ptr() == Py_True;
 }
 
 void TorchState::increment_version(nb::handle tensor) const {
