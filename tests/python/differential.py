@@ -26,6 +26,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import numpy as np
 from random_problems import Placed, Problem, draw
@@ -560,10 +561,12 @@ def run_workers(
     workers: int,
 ) -> Summary:
     """The same in `workers` processes, each of which computes in one thread."""
-    os.environ["OMP_NUM_THREADS"] = "1"
     share = None if count is None else -(-count // workers)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with (
+        mock.patch.dict(os.environ, OMP_NUM_THREADS="1"),
+        ProcessPoolExecutor(workers, mp_context=context) as pool,
+    ):
         parts = [
             pool.submit(
                 _work,
