@@ -4,9 +4,9 @@
 
 Each path is a folder that holds the package `dlattn`, as `pip install --target` or a build folder's
 `python/` makes it. Each build runs in a process of its own, which waits while the other is timed.
-The cases are the sweep, full and causal, the mission shape, and the host time of eager calls, which
-wants a machine that does nothing else; inputs are the same, times are sustained medians of
-CUDA-graph replays, and a figure is a ratio of one run.
+The cases are the sweep, full and causal, the mission shape, float32, and the host time of eager
+calls, which wants a machine that does nothing else; inputs are the same, times are sustained
+medians of CUDA-graph replays, and a figure is a ratio of one run.
 """
 
 from __future__ import annotations
@@ -38,6 +38,16 @@ def sweep() -> list[dict[str, Any]]:
     ]
 
 
+def float32() -> list[dict[str, Any]]:
+    """Cases of float32, which CUDA cores compute."""
+    sizes = [(1, 1024 // d, s, d) for d in _HEAD_DIMS for s in (512, 1024, 4096, 20480)]
+    return [
+        {"sizes": shape, "causal": causal, "kernel": "auto", "dtype": "float32"}
+        for causal in (False, True)
+        for shape in sizes
+    ]
+
+
 def host_times() -> list[dict[str, Any]]:
     """Those of eager calls of the mission shape."""
     mission = {"sizes": _MISSION, "causal": False, "kernel": "auto"}
@@ -48,7 +58,8 @@ def name_of(case: dict[str, Any]) -> str:
     """One case in a word."""
     mask = "causal" if case["causal"] else "full"
     host = f"host time, {case['host']}, " if "host" in case else ""
-    return f"{host}{case['kernel']} {tuple(case['sizes'])} {mask}"
+    dtype = f"{case['dtype']} " if "dtype" in case else ""
+    return f"{host}{dtype}{case['kernel']} {tuple(case['sizes'])} {mask}"
 
 
 class Worker:
@@ -109,7 +120,7 @@ def work(windows: str) -> None:
                         batch_size, seqlen, heads, head_dim, device="cuda", generator=generator
                     )
                     + 0.25
-                ).half()
+                ).to(getattr(torch, case.get("dtype", "float16")))
                 for _ in range(3)
             )
             options = {"causal": case["causal"], "kernel": case["kernel"]}
@@ -159,7 +170,7 @@ def main() -> None:
     parser.add_argument("--old", type=Path, help="folder that holds the old package")
     parser.add_argument("--new", type=Path, help="folder that holds the new one")
     parser.add_argument(
-        "--kernels", default="auto", help="auto, wmma or both: auto,wmma; none: host times alone"
+        "--cases", default="auto,host", help="of auto and wmma (the sweep), float32 and host"
     )
     parser.add_argument("--rounds", type=int, default=3, help="turns of each build in a case")
     parser.add_argument("--quick", action="store_true", help="short windows, for a first look")
@@ -170,17 +181,19 @@ def main() -> None:
         return work(arguments.worker)
     windows = "quick" if arguments.quick else "sustained"
     old, new = Worker(arguments.old, windows), Worker(arguments.new, windows)
-    kernels = [kernel for kernel in arguments.kernels.split(",") if kernel != "none"]
-    cases = [*(case for case in sweep() if case["kernel"] in kernels), *host_times()]
+    kinds = arguments.cases.split(",")
+    cases = [case for case in sweep() if case["kernel"] in kinds]
+    cases += float32() if "float32" in kinds else []
+    cases += host_times() if "host" in kinds else []
     rows = compare(old, new, arguments.rounds, cases)
     old.close()
     new.close()
     summary = {}
-    for kernel in [*kernels, "host time"]:
-        speeds = [row["speed"] for row in rows if row["case"].startswith(kernel)]
+    for kind in kinds:
+        speeds = [row["speed"] for row in rows if row["case"].startswith(kind)]
         mean = math.exp(statistics.fmean(math.log(speed) for speed in speeds))
-        summary[kernel] = {"geometric_mean": round(mean, 4), "least": min(speeds)}
-        print(f"{kernel}: geometric mean {mean:.4f}, least {min(speeds):.4f}")
+        summary[kind] = {"geometric_mean": round(mean, 4), "least": min(speeds)}
+        print(f"{kind}: geometric mean {mean:.4f}, least {min(speeds):.4f}")
     if arguments.json:
         from dlattn.bench.environment import describe
 
