@@ -41,7 +41,7 @@ std::int64_t larger_head_dim(const AttentionParams& p) {
 TileConfig tile_config(Kernel kernel, const AttentionParams& p, int head_dim_tile, int variant) {
   switch (kernel) {
     case Kernel::kWmmaQk:
-      return wmma_qk::tile_config(head_dim_tile);
+      return wmma_qk::tile_config(head_dim_tile, p.seqlen_k);
     case Kernel::kWmma: {
       TileConfig config = wmma::tile_config(head_dim_tile, variant);
       if (variant == wmma::kGeneral) {
@@ -55,7 +55,7 @@ TileConfig tile_config(Kernel kernel, const AttentionParams& p, int head_dim_til
     case Kernel::kSm90:
       return sm90_tile_config(p, head_dim_tile);
     default:
-      return scalar::tile_config(static_cast<int>(size_of(p.dtype)), head_dim_tile);
+      return scalar::tile_config(static_cast<int>(size_of(p.dtype)), head_dim_tile, p.seqlen_k);
   }
 }
 

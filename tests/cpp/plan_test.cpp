@@ -71,7 +71,7 @@ void automatic_choice() {
     }
     const Plan fp32 = dlattn::plan(problem(DType::kFloat32, 64), device);
     CHECK(fp32.kernel == Kernel::kScalar);
-    CHECK_EQ(fp32.smem_bytes, scalar::tile_config(4, 64).smem_bytes);
+    CHECK_EQ(fp32.smem_bytes, scalar::tile_config(4, 64, 2048).smem_bytes);
     // The larger of the two head dims chooses the tile.
     AttentionParams p = problem(DType::kFloat16, 64);
     p.head_dim_v = 112;
@@ -83,10 +83,12 @@ void automatic_choice() {
 // Every instance fits the 99 KB of the smallest device.
 void shared_memory_of_every_instance() {
   for (const int tile : {64, 128, 256}) {
-    for (const int bytes : {2, 4}) CHECK(scalar::tile_config(bytes, tile).smem_bytes <= 101376);
+    for (const int bytes : {2, 4}) {
+      CHECK(scalar::tile_config(bytes, tile, tile::kMostKeys).smem_bytes <= 101376);
+    }
   }
   for (const int tile : {32, 64, 96, 128}) {
-    CHECK(wmma_qk::tile_config(tile).smem_bytes <= 101376);
+    CHECK(wmma_qk::tile_config(tile, tile::kMostKeys).smem_bytes <= 101376);
     CHECK(wmma_smem::tile_config(tile).smem_bytes <= 101376);
   }
   for (const int tile : {32, 64, 96, 128, 192, 256}) {
@@ -269,7 +271,7 @@ void too_little_shared_memory() {
     return std::string(kernel) + ": needs " + std::to_string(bytes) +
            " bytes of shared memory per block; a small GPU has " + std::to_string(most);
   };
-  const int fp32_bytes = scalar::tile_config(4, 256).smem_bytes;
+  const int fp32_bytes = scalar::tile_config(4, 256, 2048).smem_bytes;
   CHECK(fp32_bytes > most);
   CHECK_THROWS(dlattn::plan(problem(DType::kFloat32, 256), small, force(Kernel::kScalar)),
                UnsupportedError, "no kernel can run this: " + needs("scalar", fp32_bytes));

@@ -1,7 +1,7 @@
 """Rows of a million keys, whose products with V a tensor core must not add up in one go.
 
-V has a mean, so that what an accumulator cuts off goes one way; references are raised before and
-after something has been set aside, in some of the rows of a warp.
+V has a mean, so that what an accumulator cuts off goes one way, or P and V are constant; references
+are raised before and after something has been set aside, in some of the rows of a warp.
 """
 
 from __future__ import annotations
@@ -86,6 +86,26 @@ def test_million_keys_of_packs_and_shared_heads(kernel: str) -> None:
         plain, _ = attend(*parts, torch.float32)
         bound = 2 * float((plain - want).abs().max()) + 2.0**-12
         assert float((out[None, rows] - want).abs().max()) <= bound
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype"),
+    [("auto", "float32"), *((kernel, dtype) for kernel in ("scalar", "wmma_qk") for dtype in HALF)],
+)
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("seqlen_k", [4096, 16400, KEYS])
+def test_constant_p_and_v(kernel: str, dtype: str, dim: int, seqlen_k: int) -> None:
+    """All are rounded the same way, where P V runs on CUDA cores."""
+    q = normal(1, 70, 1, dim, dtype=dtype, seed=0)
+    k, v = (
+        normal(1, 1, 1, dim, dtype=dtype, seed=seed).expand(1, seqlen_k, 1, dim) for seed in (1, 2)
+    )
+    check(kernel, q, k, v)
+
+
+@pytest.mark.parametrize("dtype", ["float32", *HALF])
+def test_constant_p_and_v_of_wide_heads(dtype: str) -> None:
+    test_constant_p_and_v("scalar", dtype, 256, 131_073)
 
 
 @pytest.mark.parametrize(

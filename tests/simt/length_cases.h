@@ -74,6 +74,30 @@ inline std::vector<Case> hostile_length_cases(const Case& base) {
   };
 }
 
+// Rows of more keys than are added up in one run, beside shorter ones, where maxima rise within a
+// run, from one to the next, or not at all; rows that see nothing of the first runs, or nothing.
+inline std::vector<Case> run_cases(int head_dim) {
+  const Case base = {20, 300, head_dim, kFull, 2, 1};
+  std::vector<Case> cases = {
+      base,
+      {20, 128, head_dim, kFull},
+      {20, 129, head_dim, kFull},
+      {330, 300, head_dim, kCausal},
+      with(base, [](Case& c) { c.window_left = 40, c.window_right = 30, c.causal = kTopLeft; }),
+      with(base, [](Case& c) { c.sinks = true, c.rise = 1.0; }),
+      with({1, 1, head_dim, kCausal, 2, 1},
+           [](Case& c) {
+             c.cu_seqlens_q = {0, 9, 40, 60}, c.cu_seqlens_k = {0, 100, 400, 700}, c.batch_size = 3;
+             c.total_q = 60, c.total_k = 700, c.seqlen_q = 31, c.seqlen_k = 300;
+             c.seqused_k = {100, 300, 90};
+             c.lengths = "long and short";
+           }),
+  };
+  for (const double rise : {0.3, 4.0, -200.0})
+    cases.push_back(with(base, [=](Case& c) { c.rise = rise; }));
+  return cases;
+}
+
 // Both, without score terms.
 inline std::vector<Case> length_cases(int head_dim) {
   std::vector<Case> cases = slice_cases({1, 1, head_dim, kCausal, 2, 1});

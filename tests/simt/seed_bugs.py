@@ -137,7 +137,12 @@ SEED_BUGS = (
         "softmax.raise_max(reduce_max<2>(tile_max), scale_log2)",
         "softmax.raise_max(tile_max, scale_log2)",
     ),
-    SeedBug("factor not broadcast", QK, "__shfl_sync(tile::kFullMask, factor, 2 * r)", "factor"),
+    SeedBug(
+        "factor not broadcast",
+        QK,
+        "row_factor = __shfl_sync(tile::kFullMask, factor, 2 * r)",
+        "row_factor = factor",
+    ),
     SeedBug(
         "sum not broadcast",
         SCALAR,
@@ -324,5 +329,29 @@ SEED_BUGS = (
         GENERAL,
         "if (!lost) stages.template wait_full<1>(i);",
         "stages.template wait_full<1>(i);",
+    ),
+    SeedBug(
+        "totals of the runs before not scaled",
+        SCALAR + QK,
+        "*place = *place * row_factor + acc[r][c][e];",
+        "*place = *place + acc[r][c][e];",
+    ),
+    SeedBug(
+        "totals of the runs before lost",
+        SCALAR + QK,
+        "*place = *place * row_factor + acc[r][c][e];",
+        "*place = acc[r][c][e];",
+    ),
+    SeedBug(
+        "sums of the runs before lost",
+        SCALAR,
+        "total.row_sum += run.row_sum;",
+        "total.row_sum = run.row_sum;",
+    ),
+    SeedBug(
+        "a run's sum counted again",
+        QK,
+        "softmax.row_sum = 0.0f;",
+        "",
     ),
 )

@@ -62,6 +62,7 @@ std::vector<Case> cases() {
   simt::append(&cases, score_cases());
   simt::append(&cases, simt::length_cases(40));
   simt::append(&cases, simt::length_and_term_cases(72));
+  simt::append(&cases, simt::run_cases(72));
   if (simt::kThreadSanitizer) return cases;
   const std::vector<Case> more = {
       {15, 15, 64, kFull},
@@ -74,6 +75,9 @@ std::vector<Case> cases() {
       {100, 173, 40, kCausal, 4, 2},
       {100, 60, 64, kCausal, 2, 1},
       {100, 60, 64, kTopLeft, 2, 1},
+      {33, 300, 256, kCausal, 2, 2},
+      simt::with({20, 300, 40, kFull, 2, 1},
+                 [](Case& c) { c.bias_rise = 1.0, c.bias = simt::Bias::kFloat32, c.mask = true; }),
       {33, 70, 256, kTopLeft, 2, 2},
       {33, 70, 200, kFull, 4, 1},
       {20, 50, 256, kCausal, 2, 1, Layout::kBshd, 1},

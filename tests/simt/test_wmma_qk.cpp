@@ -1,5 +1,6 @@
 #include "attention_test.h"
 #include "cuda/wmma_qk/kernel.cuh"
+#include "length_cases.h"
 #include "wmma_cases.h"
 
 namespace {
@@ -18,7 +19,9 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
 int main(int argc, char** argv) {
   const simt::Arguments arguments(argc, argv);
   simt::Tests tests("wmma_qk", arguments);
-  for (const simt::Case& c : arguments.cases(simt::wmma_cases(simt::kThreadSanitizer))) {
+  std::vector<simt::Case> cases = simt::wmma_cases(simt::kThreadSanitizer);
+  simt::append(&cases, simt::run_cases(96));
+  for (const simt::Case& c : arguments.cases(cases)) {
     tests.run<half>(Kernel::kWmmaQk, c, run_kernel<half>);
     tests.run<__nv_bfloat16>(Kernel::kWmmaQk, c, run_kernel<__nv_bfloat16>);
   }

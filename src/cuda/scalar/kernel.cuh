@@ -20,6 +20,7 @@
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/score.cuh"
 #include "cuda/tile/seqlen.cuh"
+#include "cuda/tile/totals.cuh"
 #include "cuda/tile/warp.cuh"
 
 namespace dlattn::scalar {
@@ -92,8 +93,27 @@ __device__ __forceinline__ void apply_terms(float (&score)[kRows], const tile::S
   for (int r = 0; r < kRows; ++r) score[r] = column[r * kBlockN];
 }
 
+// Adds what one run of keys came to, to `totals` and, of row lane_idx, to `total`.
+template <int kRows, int kChunks, int kRun>
+__device__ __forceinline__ void add_run(const tile::Totals<kRows, kChunks, kRun>& totals,
+                                        tile::OnlineSoftmax& total,
+                                        float (&acc_o)[kRows][kChunks][kRun],
+                                        tile::OnlineSoftmax (&softmax)[kRows], float scale_log2,
+                                        int lane_idx) {
+  tile::OnlineSoftmax run;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const float row_sum = tile::reduce_sum<32>(softmax[r].row_sum);
+    softmax[r].row_sum = 0.0f;
+    if (lane_idx == r) run = {softmax[r].row_max, row_sum};
+  }
+  const float factor = total.raise_max(run.row_max, scale_log2);
+  total.row_sum += run.row_sum;
+  totals.add(acc_o, [&](int r) { return __shfl_sync(tile::kFullMask, factor, r); });
+}
+
 template <typename T, int kHeadDim>
-__global__ void __launch_bounds__(kNumThreads, 3)
+__global__ void __launch_bounds__(kNumThreads, sizeof(T) == 4 && kHeadDim <= 64 ? 4 : 3)
     kernel(const __grid_constant__ AttentionParams params,
            const __grid_constant__ LaunchShape shape) {
   using Tile = Tiles<T, kHeadDim>;
@@ -125,7 +145,17 @@ __global__ void __launch_bounds__(kNumThreads, 3)
   tile::OnlineSoftmax softmax[kRows];  // row_sum is this lane's part
   float acc_o[kRows][Columns::kChunks][Columns::kRun] = {};
 
+  const tile::Totals<kRows, Columns::kChunks, Columns::kRun> totals(
+      reinterpret_cast<float*>(smem + Tile::kMap.total) + warp_row * kHeadDim, lane_idx);
+  tile::OnlineSoftmax total;  // of row lane_idx
+  const bool has_runs = seq.seqlen_k > tile::one_run_keys(sizeof(T));
+  const int run_keys = tile::run_keys(seq.seqlen_k);
+  if (has_runs) totals.clear();
+
   for (int n0 = keys.begin / kBlockN * kBlockN; n0 < keys.end; n0 += kBlockN) {
+    if (has_runs && (n0 & (run_keys - 1)) == 0) {
+      add_run(totals, total, acc_o, softmax, scale_log2, lane_idx);
+    }
     __syncthreads();  // all warps are done with the tile before
     tile::start_kv_copy<kBlockN, kHeadDim, Tile::kLd, kNumThreads>(sK, sV, seq, params, shape, n0,
                                                                    keys.end);
@@ -154,6 +184,13 @@ __global__ void __launch_bounds__(kNumThreads, 3)
     }
     __syncwarp();
     tile::accumulate_pv<kRows, kBlockN, kBlockN, Tile::kLd>(acc_o, sP, sV, lane_idx);
+  }
+
+  if (has_runs) {
+    add_run(totals, total, acc_o, softmax, scale_log2, lane_idx);
+    totals.take(acc_o);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) softmax[r].row_sum = lane_idx == r ? total.row_sum : 0.0f;
   }
 
   const tile::Result<T> to(params, work);

@@ -7,9 +7,11 @@ namespace dlattn::scalar {
 
 template <DType dtype, int kTile>
 void launch(const AttentionParams& params, const Plan& plan, void* stream) {
-  cuda::launch_kernel<kernel<cuda::Element<dtype>, kTile>>(
-      cuda::DeviceGuard(params.device.index, "scalar"), plan.grid, plan.num_warps * 32,
-      plan.smem_bytes, stream, params, make_launch_shape(params, plan));
+  using T = cuda::Element<dtype>;
+  constexpr int kMaxSmem = tile_config(sizeof(T), kTile, tile::kMostKeys).smem_bytes;
+  cuda::launch_kernel<kernel<T, kTile>, kMaxSmem>(cuda::DeviceGuard(params.device.index, "scalar"),
+                                                  plan.grid, plan.num_warps * 32, plan.smem_bytes,
+                                                  stream, params, make_launch_shape(params, plan));
 }
 
 }  // namespace dlattn::scalar

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <cstdint>
+
 #include "cuda/tile/config.h"
+#include "cuda/tile/span.h"
 
 namespace dlattn::scalar {
 
@@ -19,7 +22,7 @@ constexpr int row_elements(int element_bytes, int head_dim_tile) {
   return head_dim_tile + 16 / element_bytes;
 }
 
-// Byte offsets into dynamic shared memory.
+// Byte offsets into dynamic shared memory. Behind it lie the totals of rows of many keys.
 struct SmemMap {
   int q;  // fp32 [block_m][head_dim_tile]
   int k;  // [kBlockN][row_elements]
@@ -40,9 +43,11 @@ constexpr SmemMap smem_map(int element_bytes, int head_dim_tile) {
   return map;
 }
 
-constexpr TileConfig tile_config(int element_bytes, int head_dim_tile) {
-  return {block_m(head_dim_tile), kBlockN, kNumWarps, 1,
-          smem_map(element_bytes, head_dim_tile).total};
+constexpr TileConfig tile_config(int element_bytes, int head_dim_tile, std::int64_t seqlen_k = 0) {
+  const int rows = block_m(head_dim_tile);
+  return {rows, kBlockN, kNumWarps, 1,
+          smem_map(element_bytes, head_dim_tile).total +
+              tile::totals_bytes(element_bytes, seqlen_k, rows, head_dim_tile)};
 }
 
 }  // namespace dlattn::scalar

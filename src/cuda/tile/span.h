@@ -26,4 +26,23 @@ constexpr int span_tiles(int block_n) {
 // The most that kernels which set nothing aside take for an accumulator.
 constexpr std::int64_t kMostKeys = 131072;
 
+// CUDA cores round to nearest instead, so that errors cancel, but not where every product is the
+// same: P and V are constant. Their kernels add up rows of more keys than this in runs
+// (totals.cuh), earlier where float32 would show it.
+constexpr int one_run_keys(int element_bytes) {
+  if (kSpanKeys < 65536) return 128;
+  return element_bytes == 4 ? 512 : 16384;
+}
+
+// The keys of a run, a power of two: so many that the runs of a row are not many more.
+constexpr int run_keys(int seqlen_k) {
+  if (kSpanKeys < 65536) return 64;
+  return seqlen_k > 65536 ? 1024 : 256;
+}
+
+// Bytes of shared memory that this takes of a thread block.
+constexpr int totals_bytes(int element_bytes, std::int64_t seqlen_k, int rows, int columns) {
+  return seqlen_k > one_run_keys(element_bytes) ? rows * columns * 4 : 0;
+}
+
 }  // namespace dlattn::tile

@@ -17,6 +17,7 @@
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/seqlen.cuh"
 #include "cuda/tile/stripe.cuh"
+#include "cuda/tile/totals.cuh"
 #include "cuda/wmma_qk/traits.h"
 
 namespace dlattn::wmma_qk {
@@ -24,6 +25,18 @@ namespace dlattn::wmma_qk {
 constexpr int kNumThreads = kNumWarps * 32;
 constexpr int kRows = tile::kStripeRows;
 constexpr int kGroups = kBlockN / 8;  // groups of four keys per lane
+
+// Adds what one run of keys came to, to `totals` and, of this lane's row, to `total`.
+template <int kChunks, int kRun>
+__device__ __forceinline__ void add_run(const tile::Totals<kRows, kChunks, kRun>& totals,
+                                        tile::OnlineSoftmax& total,
+                                        float (&acc_o)[kRows][kChunks][kRun],
+                                        tile::OnlineSoftmax& softmax, float scale_log2) {
+  const float factor = total.raise_max(softmax.row_max, scale_log2);
+  total.row_sum += softmax.row_sum;
+  softmax.row_sum = 0.0f;
+  totals.add(acc_o, [&](int r) { return __shfl_sync(tile::kFullMask, factor, 2 * r); });
+}
 
 template <typename T, int kHeadDim>
 __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
@@ -60,7 +73,17 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
   tile::OnlineSoftmax softmax;  // of row stripe_row(lane_idx); row_sum is this lane's part
   float acc_o[kRows][Columns::kChunks][Columns::kRun] = {};
 
+  const tile::Totals<kRows, Columns::kChunks, Columns::kRun> totals(
+      reinterpret_cast<float*>(smem + kMap.total) + warp_row * kHeadDim, lane_idx);
+  tile::OnlineSoftmax total;  // of this lane's row
+  const bool has_runs = seq.seqlen_k > tile::one_run_keys(sizeof(T));
+  const int run_keys = tile::run_keys(seq.seqlen_k);
+  if (has_runs) totals.clear();
+
   for (int n0 = n_begin; n0 < keys.end; n0 += kBlockN) {
+    if (has_runs && (n0 & (run_keys - 1)) == 0) {
+      add_run(totals, total, acc_o, softmax, shape.scale_log2);
+    }
     __syncthreads();  // all warps are done with the tile before
     tile::start_kv_copy<kBlockN, kHeadDim, kLd, kNumThreads>(sK, sV, seq, params, shape, n0,
                                                              keys.end);
@@ -95,6 +118,11 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
     tile::accumulate_pv<kRows, kBlockN, kScoreLd, kLd>(acc_o, sS, sV, lane_idx);
   }
 
+  if (has_runs) {
+    add_run(totals, total, acc_o, softmax, shape.scale_log2);
+    totals.take(acc_o);
+    softmax.row_sum = total.row_sum;
+  }
   softmax.row_sum = tile::reduce_sum<2>(softmax.row_sum);
   const tile::Result<T> to(params, work);
   const tile::RowResult result = softmax.finalize(shape.scale_log2, to.sink);

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <cstdint>
+
 #include "cuda/tile/config.h"
+#include "cuda/tile/span.h"
 
 namespace dlattn::wmma_qk {
 
@@ -18,7 +21,7 @@ constexpr int row_elements(int head_dim_tile) {
 }
 
 // Byte offsets into dynamic shared memory. Every 16 x 16 operand in it starts at a multiple of 32
-// bytes, which wmma asks.
+// bytes, which wmma asks. Behind it lie the totals of rows of many keys.
 struct SmemMap {
   int q;  // [kBlockM][row_elements]
   int k;  // [kBlockN][row_elements]
@@ -38,8 +41,9 @@ constexpr SmemMap smem_map(int head_dim_tile) {
   return map;
 }
 
-constexpr TileConfig tile_config(int head_dim_tile) {
-  return {kBlockM, kBlockN, kNumWarps, 1, smem_map(head_dim_tile).total};
+constexpr TileConfig tile_config(int head_dim_tile, std::int64_t seqlen_k = 0) {
+  return {kBlockM, kBlockN, kNumWarps, 1,
+          smem_map(head_dim_tile).total + tile::totals_bytes(2, seqlen_k, kBlockM, head_dim_tile)};
 }
 
 }  // namespace dlattn::wmma_qk
