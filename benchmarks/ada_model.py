@@ -89,7 +89,7 @@ def paces_of(
 def changed_since(path: Path) -> bool:
     """Whether the kernels have changed since a results file was measured."""
     sha = json.loads(path.read_text())["git"]["sha"]
-    command = ["git", "-C", str(ROOT), "diff", "--quiet", sha, "--", "src/cuda/wmma"]
+    command = ["git", "-C", str(ROOT), "diff", "--quiet", sha, "--", "src/cuda/forward/wmma"]
     return subprocess.run(command, stderr=subprocess.DEVNULL).returncode != 0
 
 

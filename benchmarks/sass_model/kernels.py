@@ -120,7 +120,7 @@ def tile_shapes() -> dict[tuple[int, str], Shape]:
     """The shapes of every instance, by head_dim tile and variant, from traits.h itself."""
     tiles = sorted({tile for family, _, tile in cubins.instances() if family == "wmma"})
     text = f"""
-        #include "cuda/wmma/traits.h"
+        #include "cuda/forward/wmma/traits.h"
         #include <cstdio>
         #include <initializer_list>
         using namespace dlattn::wmma;

@@ -2,7 +2,7 @@
 // Compiled twice, with the softmax of src and with the plain one in front of it; see
 // benchmarks/softmax_forms.py.
 
-#include "cuda/sm90/launch.cuh"
+#include "cuda/forward/sm90/launch.cuh"
 #include "problem.h"
 
 // q, k, v and out are contiguous, (batch_size, num_heads, seqlen, HEAD_DIM). 0 if it was launched.

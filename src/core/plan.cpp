@@ -8,14 +8,14 @@
 #include "core/registry.h"
 #include "core/sm90_plan.h"
 #include "core/wmma_plan.h"
-#include "cuda/scalar/traits.h"
-#include "cuda/sm90/boxes.h"
+#include "cuda/forward/scalar/traits.h"
+#include "cuda/forward/sm90/boxes.h"
+#include "cuda/forward/wmma/traits.h"
+#include "cuda/forward/wmma_qk/traits.h"
+#include "cuda/forward/wmma_smem/traits.h"
 #include "cuda/tile/alignment.h"
 #include "cuda/tile/launch_shape.h"
 #include "cuda/tile/span.h"
-#include "cuda/wmma/traits.h"
-#include "cuda/wmma_qk/traits.h"
-#include "cuda/wmma_smem/traits.h"
 
 namespace dlattn::core {
 namespace {

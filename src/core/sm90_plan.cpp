@@ -8,8 +8,8 @@
 #include "core/plan.h"
 #include "core/registry.h"
 #include "core/wmma_plan.h"
-#include "cuda/sm90/boxes.h"
-#include "cuda/sm90/score_params.h"
+#include "cuda/forward/sm90/boxes.h"
+#include "cuda/forward/sm90/score_params.h"
 
 namespace dlattn::core {
 namespace {

@@ -8,11 +8,11 @@
 #include "core/boxes.h"
 #include "core/concat.h"
 #include "core/plan.h"
+#include "cuda/forward/wmma/boxes.h"
+#include "cuda/forward/wmma/packing.h"
+#include "cuda/forward/wmma/split_params.h"
+#include "cuda/forward/wmma/traits.h"
 #include "cuda/tile/span.h"
-#include "cuda/wmma/boxes.h"
-#include "cuda/wmma/packing.h"
-#include "cuda/wmma/split_params.h"
-#include "cuda/wmma/traits.h"
 
 namespace dlattn::core {
 namespace {

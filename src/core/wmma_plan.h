@@ -12,7 +12,7 @@ struct WmmaRequest {
   enum class Packing { kAny, kPacked, kUnpacked };
   static constexpr int kAnyVariant = -1;
 
-  int variant = kAnyVariant;  // src/cuda/wmma/traits.h
+  int variant = kAnyVariant;  // src/cuda/forward/wmma/traits.h
   Packing packing = Packing::kAny;
 };
 

@@ -17,7 +17,6 @@ namespace {
 struct Isa {
   const char* name;
   bool (*available)();
-  const KernelSet& (*kernels)();
 };
 
 #if defined(__x86_64__)
@@ -33,10 +32,10 @@ bool has_avx2() {
 // Best first.
 constexpr Isa kIsas[] = {
 #if defined(__x86_64__)
-    {"avx512", has_avx512, avx512_kernels},
-    {"avx2", has_avx2, avx2_kernels},
+    {"avx512", has_avx512},
+    {"avx2", has_avx2},
 #endif
-    {"portable", [] { return true; }, portable_kernels},
+    {"portable", [] { return true; }},
 };
 
 // The name in DLATTN_CPU_ISA, else the best that this processor has.
@@ -84,12 +83,11 @@ DeviceInfo device_info() {
   return info;
 }
 
-const KernelSet& kernels_for(const char* isa) {
+bool has_isa(const char* isa) {
   for (const Isa& known : kIsas) {
-    if (std::strcmp(isa, known.name) == 0 && known.available()) return known.kernels();
+    if (std::strcmp(isa, known.name) == 0) return known.available();
   }
-  throw UnsupportedError(std::string("isa is \"") + isa +
-                         "\", which this processor or this build does not have");
+  return false;
 }
 
 }  // namespace dlattn::cpu

@@ -1,12 +1,8 @@
 #pragma once
 
-#include <cstdint>
-
-#include "cpu/task.h"
-
 namespace dlattn::cpu {
 
-// The kernels of an instruction set that device_info() may name.
-const KernelSet& kernels_for(const char* isa);
+// Whether this processor and this build have an instruction set, one that device_info() may name.
+bool has_isa(const char* isa);
 
 }  // namespace dlattn::cpu

@@ -275,7 +275,7 @@ def dynamic_smem() -> dict[str, int]:
     if not compiler:
         raise NoTools("no C++ compiler is installed")
     families = sorted({family for family, _, _ in instances()})
-    lines = [f'#include "cuda/{family}/traits.h"' for family in families]
+    lines = [f'#include "cuda/forward/{family}/traits.h"' for family in families]
     lines += ["#include <cstdio>", "int main() {"]
     for family, dtype, tile in instances():
         size = 4 if dtype == "float32" else 2

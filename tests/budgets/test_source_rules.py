@@ -36,7 +36,7 @@ HOST_ONLY = re.compile(
 )
 # Plain C++ beside the kernels, which the plan reads.
 SHARED_WITH_KERNELS = re.compile(
-    r"^cuda/(?:\w+/(?:\w+_)?(?:traits|params)|(?:sm90|tile|wmma)/boxes|wmma/packing"
+    r"^cuda/(?:(?:forward/)?\w+/(?:\w+_)?(?:traits|params)|(?:forward/sm90|tile|forward/wmma)/boxes|forward/wmma/packing"
     r"|tile/(?:alignment|config|divider|launch_shape|span))\.h$"
 )
 BUILT_INS = re.compile(r"\b(?:threadIdx|blockIdx|__global__|__device__|__shared__)\b")

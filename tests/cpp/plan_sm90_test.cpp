@@ -4,7 +4,7 @@
 
 #include "check.h"
 #include "core/plan.h"
-#include "cuda/sm90/traits.h"
+#include "cuda/forward/sm90/traits.h"
 #include "plan_problems.h"
 
 using namespace dlattn;

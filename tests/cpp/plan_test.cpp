@@ -6,10 +6,10 @@
 
 #include "check.h"
 #include "core/registry.h"
-#include "cuda/scalar/traits.h"
-#include "cuda/wmma/traits.h"
-#include "cuda/wmma_qk/traits.h"
-#include "cuda/wmma_smem/traits.h"
+#include "cuda/forward/scalar/traits.h"
+#include "cuda/forward/wmma/traits.h"
+#include "cuda/forward/wmma_qk/traits.h"
+#include "cuda/forward/wmma_smem/traits.h"
 #include "plan_problems.h"
 
 using namespace dlattn;

@@ -3,9 +3,9 @@
 
 #include "check.h"
 #include "core/plan.h"
-#include "cuda/wmma/boxes.h"
-#include "cuda/wmma/packing.h"
-#include "cuda/wmma/traits.h"
+#include "cuda/forward/wmma/boxes.h"
+#include "cuda/forward/wmma/packing.h"
+#include "cuda/forward/wmma/traits.h"
 #include "plan_problems.h"
 
 using namespace dlattn;

@@ -10,7 +10,7 @@
 #include "core/plan.h"
 #include "core/validate.h"
 #include "cpu/convert.h"
-#include "cpu/device.h"
+#include "cpu/forward/task.h"
 
 namespace test {
 

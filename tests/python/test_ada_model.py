@@ -371,7 +371,7 @@ def test_design_has_the_committed_figures(
     assert ada_model.main() == 0
     printed = capsys.readouterr().out
     document = json.loads(results.read_text())
-    design = (ROOT / "src/cuda/wmma/DESIGN.md").read_text()
+    design = (ROOT / "src/cuda/forward/wmma/DESIGN.md").read_text()
     for table in (report.loops_table(document), report.summary_table(document)):
         assert table in printed
         assert table in design

@@ -481,13 +481,13 @@ def test_the_walk_of_a_plan(variant: str) -> None:
             head_dim_tile=head_dim_tile, dtype="bfloat16",
         )  # fmt: skip
         assert scores.walk_of(plan) == scores.Walk(warps * rows, block_n, rows, slices, edge_keys)
-    assert f"kSlack = {scores.SLACK}f" in _source("wmma/softmax.cuh")
+    assert f"kSlack = {scores.SLACK}f" in _source("forward/wmma/softmax.cuh")
 
 
 def test_the_walk_of_a_plan_on_hopper() -> None:
     body = re.search(
         r"TileShape tile_shape\(int head_dim_tile, int head_dim_v_tile, .*?\) {(.*?)\n}",
-        _source("sm90/traits.h"),
+        _source("forward/sm90/traits.h"),
         re.S,
     )
     assert body is not None
@@ -500,8 +500,8 @@ def test_the_walk_of_a_plan_on_hopper() -> None:
         )
         walk = scores.walk_of(plan)
         assert (walk.block_n, walk.edge_keys) == (plan.block_n, plan.block_n)
-    assert "kWarpgroupRows = 64;" in _source("sm90/traits.h")
-    leap = re.search(r"kLeap = 0x1p-(\d+)f", _source("sm90/softmax.cuh"))
+    assert "kWarpgroupRows = 64;" in _source("forward/sm90/traits.h")
+    leap = re.search(r"kLeap = 0x1p-(\d+)f", _source("forward/sm90/softmax.cuh"))
     assert leap and int(leap[1]) == scores.LEAP
 
 
@@ -512,7 +512,7 @@ def test_the_sums_that_raise_a_reference() -> None:
     largest = re.search(r"kLargest = 0x1p(\d+)f", shared)
     assert largest and 2.0 ** int(largest[1]) == scores.LARGEST
     for family in ("wmma", "sm90"):
-        source = _source(f"{family}/softmax.cuh")
+        source = _source(f"forward/{family}/softmax.cuh")
         assert "tile::kMaxSum" in source and "tile::kLargest" in source
 
 

@@ -46,8 +46,8 @@ def test_each_form_has_its_softmax(kernel: str, variant: str, form: str, tmp_pat
         command[command.index("-shared")] = "-M"
     subprocess.run(command[:-others], check=True)
     files = (tmp_path / "files.d").read_text()
-    assert (f"softmax_forms/plain/cuda/{kernel}/softmax.cuh" in files) == (form == "plain")
-    assert (f"src/cuda/{kernel}/softmax.cuh" in files) == (form == "own")
+    assert (f"softmax_forms/plain/cuda/forward/{kernel}/softmax.cuh" in files) == (form == "plain")
+    assert (f"src/cuda/forward/{kernel}/softmax.cuh" in files) == (form == "own")
 
 
 def test_resources_are_read() -> None:
@@ -57,7 +57,7 @@ def test_resources_are_read() -> None:
 
 
 def test_shapes_are_named_as_in_the_source() -> None:
-    text = (BENCHMARKS.parent / "src/cuda/wmma/traits.h").read_text()
+    text = (BENCHMARKS.parent / "src/cuda/forward/wmma/traits.h").read_text()
     for kernel, variant in SHAPES:
         if kernel == "wmma":
             named = softmax_forms.Shape(128, variant).definitions[1].partition("=")[2]

@@ -16,7 +16,7 @@
 #include "attention_case.h"
 #include "core/plan.h"
 #include "core/validate.h"
-#include "cuda/wmma/packing.h"
+#include "cuda/forward/wmma/packing.h"
 #include "harness/launch.h"
 #include "random_cases.h"
 

@@ -36,14 +36,14 @@ from seed_bugs import GENERAL, SEED_BUGS, SeedBug
 
 # Each with its kernel's file; test_<name>.cpp tests it.
 FAMILIES = {
-    "scalar": "scalar/kernel.cuh",
-    "wmma_qk": "wmma_qk/kernel.cuh",
-    "wmma_smem": "wmma_smem/kernel.cuh",
-    "wmma": "wmma/kernel.cuh",
-    "wmma_split": "wmma/split.cuh",
-    "wmma_general": "wmma/general.cuh",
-    "wmma_bulk": "wmma/bulk.cuh",
-    "sm90": "sm90/kernel.cuh",
+    "scalar": "forward/scalar/kernel.cuh",
+    "wmma_qk": "forward/wmma_qk/kernel.cuh",
+    "wmma_smem": "forward/wmma_smem/kernel.cuh",
+    "wmma": "forward/wmma/kernel.cuh",
+    "wmma_split": "forward/wmma/split.cuh",
+    "wmma_general": "forward/wmma/general.cuh",
+    "wmma_bulk": "forward/wmma/bulk.cuh",
+    "sm90": "forward/sm90/kernel.cuh",
     "merge": "merge/kernel.cuh",
 }
 TIMEOUT_S = 300

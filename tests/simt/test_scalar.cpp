@@ -1,5 +1,5 @@
 #include "attention_test.h"
-#include "cuda/scalar/kernel.cuh"
+#include "cuda/forward/scalar/kernel.cuh"
 #include "feature_cases.h"
 #include "length_cases.h"
 

@@ -1,6 +1,6 @@
 #include "attention_test.h"
-#include "cuda/sm90/boxes.h"
-#include "cuda/sm90/kernel.cuh"
+#include "cuda/forward/sm90/boxes.h"
+#include "cuda/forward/sm90/kernel.cuh"
 #include "feature_cases.h"
 #include "length_cases.h"
 #include "tensor_maps.h"

@@ -1,5 +1,5 @@
 #include "attention_test.h"
-#include "cuda/wmma/kernel.cuh"
+#include "cuda/forward/wmma/kernel.cuh"
 #include "feature_cases.h"
 #include "length_cases.h"
 

@@ -1,6 +1,6 @@
 #include "attention_test.h"
-#include "cuda/wmma/boxes.h"
-#include "cuda/wmma/bulk.cuh"
+#include "cuda/forward/wmma/boxes.h"
+#include "cuda/forward/wmma/bulk.cuh"
 #include "feature_cases.h"
 #include "tensor_maps.h"
 

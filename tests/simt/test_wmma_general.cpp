@@ -1,5 +1,5 @@
 #include "attention_test.h"
-#include "cuda/wmma/general.cuh"
+#include "cuda/forward/wmma/general.cuh"
 #include "feature_cases.h"
 #include "length_cases.h"
 

@@ -1,5 +1,5 @@
 #include "attention_test.h"
-#include "cuda/wmma_qk/kernel.cuh"
+#include "cuda/forward/wmma_qk/kernel.cuh"
 #include "length_cases.h"
 #include "wmma_cases.h"
 

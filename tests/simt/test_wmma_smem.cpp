@@ -1,5 +1,5 @@
 #include "attention_test.h"
-#include "cuda/wmma_smem/kernel.cuh"
+#include "cuda/forward/wmma_smem/kernel.cuh"
 #include "wmma_cases.h"
 
 namespace {

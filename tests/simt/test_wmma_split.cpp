@@ -1,6 +1,6 @@
 #include "attention_test.h"
-#include "cuda/wmma/split.cuh"
-#include "cuda/wmma/traits.h"
+#include "cuda/forward/wmma/split.cuh"
+#include "cuda/forward/wmma/traits.h"
 #include "feature_cases.h"
 #include "length_cases.h"
 

@@ -261,7 +261,7 @@ def _some_scores(q: Tensor, k: Tensor) -> Tensor:
 def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
     """Follow the rule over scores, (heads, rows, keys) in powers of 2, from the last tile on.
 
-    As the softmaxes of src/cuda/wmma and src/cuda/sm90 do: on edge tiles a row whose maximum
+    As the softmaxes of wmma and sm90 in src/cuda/forward do: on edge tiles a row whose maximum
     exceeds its reference by more than the slack gets the maximum as its reference, a row that has
     seen nothing always. On the others, if a lane's sum exceeds max_sum, all rows of its warp raise
     their references by the exponent of their sum, or as on edge tiles if a sum exceeds LARGEST.

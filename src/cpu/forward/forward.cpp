@@ -1,0 +1,189 @@
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/backend.h"
+#include "cpu/forward/task.h"
+#include "cpu/forward/varlen.h"
+#include "cpu/thread_pool.h"
+
+namespace dlattn::cpu {
+namespace {
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// Query rows that share a KV head's keys, of the longest sequence.
+std::int64_t rows_per_kv_head(const AttentionParams& p) {
+  return p.seqlen_q * (p.num_heads / p.num_heads_kv);
+}
+
+std::int64_t num_m_blocks(const AttentionParams& p, const Plan& plan) {
+  return ceil_div(rows_per_kv_head(p), plan.block_m);
+}
+
+// With few queries, as in decoding, there may be fewer tiles of queries than threads. Then the keys
+// are split as well. How many ways depends on the shape alone, so that the result does not depend
+// on the number of threads.
+int num_splits(const AttentionParams& p, std::int64_t num_tiles) {
+  constexpr std::int64_t kEnoughTasks = 16;
+  constexpr std::int64_t kLeastKeys = 512;
+  if (num_tiles == 0 || num_tiles >= kEnoughTasks) return 1;
+  const std::int64_t wanted = ceil_div(kEnoughTasks, num_tiles);
+  const std::int64_t most = p.seqlen_k / kLeastKeys;
+  return static_cast<int>(most < 1 ? 1 : (most < wanted ? most : wanted));
+}
+
+// The tiles of query rows, of all KV heads and batch entries. Packed sequences have as many as
+// their own lengths make, whatever the longest is said to be.
+class QueryTiles {
+ public:
+  QueryTiles(const AttentionParams& params, const Plan& plan)
+      : p_(params), plan_(plan), m_blocks_(num_m_blocks(params, plan)) {
+    if (!p_.cu_seqlens_q) return;
+    for (std::int64_t b = 0; b < p_.batch_size; ++b) {
+      const std::int64_t rows = (p_.cu_seqlens_q[b + 1] - p_.cu_seqlens_q[b]) * group();
+      end_.push_back((b ? end_.back() : 0) + ceil_div(rows, plan.block_m) * p_.num_heads_kv);
+    }
+  }
+
+  std::int64_t count() const {
+    if (p_.cu_seqlens_q) return end_.empty() ? 0 : end_.back();
+    return m_blocks_ * p_.num_heads_kv * p_.batch_size;
+  }
+
+  Task task(std::int64_t index, int split) const {
+    Task task;
+    task.split = split;
+    task.num_splits = plan_.num_splits;
+    task.len_q = p_.seqlen_q;
+    task.len_k = p_.seqlen_k;
+    std::int64_t m_blocks = m_blocks_;
+    if (p_.cu_seqlens_q) {
+      const std::int64_t b = std::upper_bound(end_.begin(), end_.end(), index) - end_.begin();
+      task.batch = b;
+      if (b > 0) index -= end_[b - 1];
+      task.first_q = p_.cu_seqlens_q[b];
+      task.first_k = p_.cu_seqlens_k[b];
+      task.len_q = p_.cu_seqlens_q[b + 1] - task.first_q;
+      task.len_k = p_.seqused_k ? p_.seqused_k[b] : p_.cu_seqlens_k[b + 1] - task.first_k;
+      m_blocks = ceil_div(task.len_q * group(), plan_.block_m);
+    } else {
+      task.batch = index / m_blocks / p_.num_heads_kv;
+    }
+    task.head_kv = index / m_blocks % p_.num_heads_kv;
+    // The last rows first: under causality they have the most keys, and a long task is better not
+    // the last one.
+    task.row_begin = (m_blocks - 1 - index % m_blocks) * plan_.block_m;
+    task.num_rows = std::min<std::int64_t>(task.len_q * group() - task.row_begin, plan_.block_m);
+    return task;
+  }
+
+ private:
+  std::int64_t group() const { return p_.num_heads / p_.num_heads_kv; }
+
+  const AttentionParams& p_;
+  const Plan& plan_;
+  const std::int64_t m_blocks_;    // fixed length: of a head
+  std::vector<std::int64_t> end_;  // packed: behind the last tile of each sequence
+};
+
+struct Free {
+  void operator()(void* memory) const { std::free(memory); }
+};
+
+struct Block {
+  std::unique_ptr<char, Free> memory;
+  std::int64_t bytes = 0;
+};
+
+// What a thread keeps of its last call.
+thread_local Block kept;
+
+// Memory for the tasks of one call. A thread keeps it for its next one, unless it is large: of a
+// few rows the computation itself takes no longer than the allocator. It is taken and put back, as
+// a call's poll may run another call in the same thread.
+class Workspace {
+ public:
+  explicit Workspace(std::int64_t bytes) : kept_(kept), block_(std::exchange(kept_, {})) {
+    if (block_.bytes >= bytes) return;
+    block_.memory.reset(
+        static_cast<char*>(std::aligned_alloc(64, static_cast<std::size_t>(bytes))));
+    if (!block_.memory) throw std::bad_alloc();
+    block_.bytes = bytes;
+  }
+  ~Workspace() {
+    if (block_.bytes <= kMostKept) kept_ = std::move(block_);
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+
+  char* get() const { return block_.memory.get(); }
+
+ private:
+  static constexpr std::int64_t kMostKept = 1 << 20;
+
+  Block& kept_;  // this thread's: looking it up takes a while
+  Block block_;
+};
+
+}  // namespace
+
+void plan(const AttentionParams& params, const DeviceInfo& device, const Options& options,
+          Plan* plan) {
+  const int num_threads = options.num_threads;
+  if (num_threads < 0 || num_threads > 4096) {
+    throw UnsupportedError("num_threads is " + std::to_string(num_threads) +
+                           "; accepted: 1 to 4096, or 0 for the default");
+  }
+  const KernelSet& kernels = kernels_for(device.isa);
+  const Tiles tiles = kernels.tiles(params.dtype, rows_per_kv_head(params));
+  plan->isa = device.isa;
+  plan->block_m = tiles.block_m;
+  plan->block_n = tiles.block_n;
+  const std::int64_t num_tiles =
+      num_m_blocks(params, *plan) * params.num_heads_kv * params.batch_size;
+  plan->num_splits = options.batch_invariant ? 1 : num_splits(params, num_tiles);
+  plan->grid = num_tiles * plan->num_splits;
+  plan->num_threads = num_threads > 0 ? num_threads : device.num_threads;
+  if (plan->num_threads > plan->grid)
+    plan->num_threads = plan->grid > 0 ? static_cast<int>(plan->grid) : 1;
+  plan->workspace_bytes = plan->num_threads * kernels.scratch_bytes(params, tiles);
+  if (plan->num_splits > 1)
+    plan->workspace_bytes += plan->grid * kernels.state_bytes(params, tiles);
+}
+
+void forward(const AttentionParams& given, const Plan& plan, Poll poll) {
+  const OwnLengths lengths(given);
+  const AttentionParams& params = lengths.params();
+  const KernelSet& kernels = kernels_for(plan.isa);
+  const Tiles tiles = {plan.block_m, plan.block_n};
+  const Workspace workspace(plan.workspace_bytes);
+  const std::int64_t scratch_bytes = kernels.scratch_bytes(params, tiles);
+  const std::int64_t task_bytes =
+      plan.num_splits > 1 ? plan.num_splits * kernels.state_bytes(params, tiles) : 0;
+  char* const all_states = workspace.get() + plan.num_threads * scratch_bytes;
+  const QueryTiles query_tiles(params, plan);
+
+  const auto work = [&](std::int64_t index, int split, int worker, auto function) {
+    const Task task = query_tiles.task(index, split);
+    // The last rows, or those of a short sequence, may need fewer lanes. The bits are the same.
+    const Tiles own = {kernels.tiles(params.dtype, task.num_rows).block_m, plan.block_n};
+    function(params, own, task, workspace.get() + worker * scratch_bytes,
+             task_bytes ? all_states + index * task_bytes : nullptr);
+  };
+  const auto run = [&](std::int64_t index, int worker) {
+    work(index / plan.num_splits, static_cast<int>(index % plan.num_splits), worker, kernels.run);
+  };
+  const auto merge = [&](std::int64_t index, int worker) { work(index, 0, worker, kernels.merge); };
+  const std::int64_t num_tiles = query_tiles.count();
+  parallel_for(num_tiles * plan.num_splits, plan.num_threads, run, poll);
+  if (plan.num_splits > 1) parallel_for(num_tiles, plan.num_threads, merge, poll);
+}
+
+}  // namespace dlattn::cpu

@@ -1,0 +1,383 @@
+#pragma once
+
+#include <float.h>
+#include <math.h>
+
+#include "cpu/forward/outer_product.h"
+#include "cpu/forward/scratch.h"
+#include "cpu/forward/softmax.h"
+#include "cpu/forward/task.h"
+#include "cpu/simd_math.h"
+
+// The CPU kernel: attention of block_m queries, one key tile after the other, with a streaming
+// softmax.
+//
+// Scores of a tile stand transposed, keys in rows and queries in lanes, so the softmax runs down
+// the rows without a reduction across lanes. The state per query is the running maximum, the sum
+// of the probabilities and the unnormalised output; the latter two are rescaled when a tile raises
+// the maximum (softmax.h).
+namespace dlattn::cpu::DLATTN_CPU_ISA {
+
+template <typename In>
+struct ComputeTypeOf {
+  using Type = float;
+};
+template <>
+struct ComputeTypeOf<double> {
+  using Type = double;
+};
+
+template <typename T>
+constexpr int kMaxBlockM = sizeof(T) == 4 ? 64 : 32;
+template <typename T>
+constexpr int kBlockN = sizeof(T) == 4 ? 96 : 48;
+
+constexpr std::int64_t kUnlimited = INT64_MAX / 4;  // a window's side; sums of two do not overflow
+
+DLATTN_INLINE std::int64_t min_int(std::int64_t a, std::int64_t b) {
+  return a < b ? a : b;
+}
+DLATTN_INLINE std::int64_t max_int(std::int64_t a, std::int64_t b) {
+  return a > b ? a : b;
+}
+DLATTN_INLINE std::int64_t clamp_int(std::int64_t x, std::int64_t low, std::int64_t high) {
+  return max_int(low, min_int(x, high));
+}
+
+template <typename T>
+Tiles tiles_for(std::int64_t rows) {
+  Tiles tiles;
+  tiles.block_m = kWidth<T>;
+  while (tiles.block_m < rows && tiles.block_m < kMaxBlockM<T>) tiles.block_m *= 2;
+  tiles.block_n = kBlockN<T>;
+  return tiles;
+}
+
+template <typename In>
+class TaskKernel {
+ public:
+  using T = typename ComputeTypeOf<In>::Type;
+
+  // `states` holds the parts of the task if its keys are split, and is null otherwise.
+  TaskKernel(const AttentionParams& params, const Tiles& tiles, const Task& task, void* scratch,
+             void* states)
+      : p_(params),
+        t_(task),
+        ld_(tiles.block_m),
+        block_n_(tiles.block_n),
+        arena_(scratch),
+        states_(static_cast<char*>(states)),
+        state_(part(task.split)),
+        softmax_(state_, ld_, params.head_dim_v, has_totals(params.seqlen_k), &arena_) {
+    q_t_ = arena_.take<T>(p_.head_dim * ld_);
+    s_t_ = arena_.take<T>(block_n_ * ld_);
+    k_tile_ = arena_.take<T>(kConverts ? block_n_ * p_.head_dim : 0);
+    v_tile_ = arena_.take<T>(kConverts ? block_n_ * p_.head_dim_v : 0);
+    row_ = arena_.take<T>(max_int(p_.head_dim, p_.head_dim_v));
+    slope_ = arena_.take<T>(ld_);
+    distance_ = arena_.take<T>(ld_);
+    first_key_ = arena_.take<LaneInt<T>>(ld_);
+    end_key_ = arena_.take<LaneInt<T>>(ld_);
+    query_ = arena_.take<std::int64_t>(ld_);
+    head_ = arena_.take<std::int64_t>(ld_);
+    position_ = arena_.take<std::int64_t>(ld_);
+  }
+
+  std::int64_t scratch_bytes() const { return arena_.used(); }
+
+  void run() {
+    locate_rows();
+    load_queries();
+    softmax_.clear();
+    std::int64_t begin = clamp_int(min_position_ - left_, 0, t_.len_k);
+    std::int64_t end = clamp_int(max_position_ + right_ + 1, 0, t_.len_k);
+    if (t_.num_splits > 1) {
+      const std::int64_t tiles = (max_int(0, end - begin) + block_n_ - 1) / block_n_;
+      const std::int64_t keys = (tiles + t_.num_splits - 1) / t_.num_splits * block_n_;
+      begin += t_.split * keys;
+      end = min_int(end, begin + keys);
+    }
+    for (std::int64_t j = begin; j < end; j += block_n_)
+      tile(j, min_int(block_n_, end - j), min_int(block_n_, max_int(0, end - j - block_n_)));
+    softmax_.end_keys();
+    if (t_.num_splits == 1) finish();
+  }
+
+  // Adds the other parts to part 0, in order, and finishes it.
+  void merge() {
+    locate_rows();
+    for (int split = 1; split < t_.num_splits; ++split) softmax_.add(part(split));
+    finish();
+  }
+
+ private:
+  static constexpr bool kConverts = sizeof(In) == 2;
+  static constexpr int kStep = kWidth<T>;
+
+  State<T> part(int split) {
+    if (!states_) return State<T>(p_, ld_, &arena_);
+    Arena sizes(nullptr);
+    State<T>(p_, ld_, &sizes);
+    Arena memory(states_ + split * sizes.used());
+    return State<T>(p_, ld_, &memory);
+  }
+
+  bool has_totals(std::int64_t keys) const { return keys > kTilesPerRun * block_n_; }
+  bool varlen() const { return p_.cu_seqlens_q != nullptr; }
+
+  void locate_rows() {
+    const std::int64_t group = p_.num_heads / p_.num_heads_kv;
+    const std::int64_t shift = p_.causal == Causal::kTopLeft ? 0 : t_.len_k - t_.len_q;
+    left_ = p_.window_left < 0 ? kUnlimited : min_int(p_.window_left, kUnlimited);
+    right_ = p_.window_right < 0 ? kUnlimited : min_int(p_.window_right, kUnlimited);
+    if (p_.causal != Causal::kNone) right_ = min_int(right_, 0);
+    adjusts_ = p_.softcap > 0 || p_.alibi_slopes || p_.bias || p_.mask;
+    // By the sequence's own length, so that its result has the same bits in any batch.
+    softmax_.set_up(adjusts_ ? 1.0 : p_.softmax_scale, has_totals(t_.len_k));
+
+    for (std::int64_t r = 0; r < ld_; ++r) {
+      // Lanes beyond the task's rows repeat the last one, so that no tile is visited for them.
+      const std::int64_t row = t_.row_begin + min_int(r, t_.num_rows - 1);
+      query_[r] = row / group;
+      head_[r] = t_.head_kv * group + row % group;
+      position_[r] = query_[r] + shift;
+      slope_[r] = p_.alibi_slopes ? limited_slope(p_.alibi_slopes[t_.batch * p_.alibi_batch_stride +
+                                                                  head_[r] * p_.alibi_head_stride])
+                                  : T(0);
+    }
+    min_position_ = position_[0];
+    max_position_ = position_[ld_ - 1];
+  }
+
+  // Beyond 2^64, and at infinity, a slope counts as 2^64: times any distance it is finite, and
+  // times a distance of 0 it is 0. NaN stays NaN.
+  static T limited_slope(float slope) {
+    return static_cast<T>(slope > 0x1p64f ? 0x1p64f : (slope < -0x1p64f ? -0x1p64f : slope));
+  }
+
+  void load_queries() {
+    if (t_.num_rows < ld_)
+      std::memset(q_t_, 0, static_cast<std::size_t>(p_.head_dim * ld_) * sizeof(T));
+    for (std::int64_t r = 0; r < t_.num_rows; ++r) {
+      const In* q = static_cast<const In*>(p_.q) + (varlen() ? 0 : t_.batch * p_.q_batch_stride) +
+                    (t_.first_q + query_[r]) * p_.q_row_stride + head_[r] * p_.q_head_stride;
+      convert_row(q, p_.head_dim, row_);
+      for (std::int64_t d = 0; d < p_.head_dim; ++d) q_t_[d * ld_ + r] = row_[d];
+    }
+  }
+
+  // K or V of the task's KV head.
+  struct Rows {
+    const In* first;  // the sequence's first key
+    std::int64_t stride;
+    std::int64_t width;
+  };
+
+  Rows k_rows() const {
+    const In* k = static_cast<const In*>(p_.k) + (varlen() ? 0 : t_.batch * p_.k_batch_stride);
+    return {k + t_.first_k * p_.k_row_stride + t_.head_kv * p_.k_head_stride, p_.k_row_stride,
+            p_.head_dim};
+  }
+
+  Rows v_rows() const {
+    const In* v = static_cast<const In*>(p_.v) + (varlen() ? 0 : t_.batch * p_.v_batch_stride);
+    return {v + t_.first_k * p_.v_row_stride + t_.head_kv * p_.v_head_stride, p_.v_row_stride,
+            p_.head_dim_v};
+  }
+
+  // Makes keys [j, j + count) the left operand: in place, or converted to `tile`.
+  void set_left(const Rows& rows, std::int64_t j, std::int64_t count, T* tile,
+                ProductArgs<T>* args) {
+    const In* from = rows.first + j * rows.stride;
+    if constexpr (kConverts) {
+      for (std::int64_t n = 0; n < count; ++n) {
+        convert_row(from + n * rows.stride, rows.width, tile + n * rows.width);
+      }
+      args->left = tile;
+      args->left_stride = rows.width;
+    } else {
+      args->left = from;
+      args->left_stride = rows.stride;
+    }
+  }
+
+  Upcoming upcoming(const Rows& rows, std::int64_t j, std::int64_t count) const {
+    const std::int64_t size = sizeof(In);
+    return {reinterpret_cast<const char*>(rows.first + j * rows.stride), rows.stride * size,
+            rows.width * size, count};
+  }
+
+  // Keys [j, j + count), with `next` keys to follow.
+  void tile(std::int64_t j, std::int64_t count, std::int64_t next) {
+    ProductArgs<T> args;
+    args.block_m = ld_;
+    args.rescale = softmax_.rescale();
+
+    // S^T = K Q^T
+    set_left(k_rows(), j, count, k_tile_, &args);
+    args.right = q_t_;
+    args.depth = p_.head_dim;
+    args.result = s_t_;
+    args.upcoming = upcoming(v_rows(), j, count);
+    multiply<T, Product::kScores>(count, args);
+
+    if (adjusts_) adjust(j, count);
+    if (max_position_ - left_ > j || min_position_ + right_ + 1 < j + count) hide(j, count);
+    softmax_.step(s_t_, count);
+
+    // O^T = O^T rescaled + V^T P^T
+    set_left(v_rows(), j, count, v_tile_, &args);
+    args.right = s_t_;
+    args.depth = count;
+    args.result = state_.o_t;
+    args.upcoming = next > 0 ? upcoming(k_rows(), j + count, next) : Upcoming();
+    multiply<T, Product::kOutput>(p_.head_dim_v, args);
+    softmax_.end_tile();
+  }
+
+  // Scale, softcap, ALiBi, bias and mask.
+  void adjust(std::int64_t j, std::int64_t count) {
+    const T scale = static_cast<T>(p_.softmax_scale);
+    const T cap = static_cast<T>(p_.softcap);
+    for (std::int64_t r = 0; r < ld_; ++r) distance_[r] = static_cast<T>(position_[r] - j);
+    for (std::int64_t n = 0; n < count; ++n) {
+      for (std::int64_t lane = 0; lane < ld_; lane += kStep) {
+        Vec<T> score = load(s_t_ + n * ld_ + lane) * scale;
+        if (cap > T(0)) score = tanh<T>(score / cap) * cap;
+        if (p_.alibi_slopes) {
+          // The magnitude comes last: it keeps the product from being fused with the difference, so
+          // that keys at one distance have one penalty, which may be large enough to absorb scores.
+          const Vec<T> slope = load(slope_ + lane);
+          const Vec<T> penalty = slope * (load(distance_ + lane) - static_cast<T>(n));
+          const Vec<T> magnitude = penalty < T(0) ? -penalty : penalty;
+          score -= slope < T(0) ? -magnitude : magnitude;
+        }
+        store(s_t_ + n * ld_ + lane, score);
+      }
+    }
+    if (p_.bias && p_.bias_dtype == DType::kFloat32)
+      add_bias(static_cast<const float*>(p_.bias), j, count);
+    if (p_.bias && p_.bias_dtype != DType::kFloat32)
+      add_bias(static_cast<const In*>(p_.bias), j, count);
+    if (p_.mask) apply_mask(j, count);
+  }
+
+  template <typename B>
+  void add_bias(const B* bias, std::int64_t j, std::int64_t count) {
+    for (std::int64_t r = 0; r < t_.num_rows; ++r) {
+      const B* row = bias + t_.batch * p_.bias_batch_stride + head_[r] * p_.bias_head_stride +
+                     query_[r] * p_.bias_row_stride + j * p_.bias_col_stride;
+      const bool small = is_small(row, count);
+      for (std::int64_t n = 0; n < count; ++n) {
+        T* score = s_t_ + n * ld_ + r;
+        const T value = static_cast<T>(to_float(row[n * p_.bias_col_stride]));
+        *score = small ? *score + value : biased(*score, value);
+      }
+    }
+  }
+
+  // Whether every bias is so small that no score in range overflows by it. NaN is not.
+  template <typename B>
+  bool is_small(const B* row, std::int64_t count) {
+    const B* last = row + (count - 1) * p_.bias_col_stride;
+    auto worst = magnitude_bits(*last);
+    if (p_.bias_col_stride == 1) {  // which the compiler makes vectors of
+      for (std::int64_t n = 0; n < count; ++n)
+        worst = magnitude_bits(row[n]) > worst ? magnitude_bits(row[n]) : worst;
+    } else {
+      for (; row != last; row += p_.bias_col_stride)
+        worst = magnitude_bits(*row) > worst ? magnitude_bits(*row) : worst;
+    }
+    return worst < small_bits(*last);
+  }
+
+  // -inf hides the key, whatever its score. Every other bias is a score like any other: finite ones
+  // add up to a finite one, so a row of the least numbers is not an empty row.
+  static T biased(T score, T bias) {
+    constexpr T kLargest = MathConstants<T>::kLargest;
+    if (bias == -static_cast<T>(INFINITY)) return bias;
+    const T sum = score + bias;
+    if (score - score != T(0) || bias - bias != T(0)) return sum;
+    return sum > kLargest ? kLargest : (sum < -kLargest ? -kLargest : sum);
+  }
+
+  void apply_mask(std::int64_t j, std::int64_t count) {
+    for (std::int64_t r = 0; r < t_.num_rows; ++r) {
+      const std::uint8_t* row = p_.mask + t_.batch * p_.mask_batch_stride +
+                                head_[r] * p_.mask_head_stride + query_[r] * p_.mask_row_stride +
+                                j * p_.mask_col_stride;
+      for (std::int64_t n = 0; n < count; ++n) {
+        if (!row[n * p_.mask_col_stride]) s_t_[n * ld_ + r] = -static_cast<T>(INFINITY);
+      }
+    }
+  }
+
+  // -inf where causality or the window forbid the key.
+  void hide(std::int64_t j, std::int64_t count) {
+    typedef LaneInt<T> Int __attribute__((vector_size(kVectorBytes)));
+    const Vec<T> minus_inf = broadcast(-static_cast<T>(INFINITY));
+    for (std::int64_t r = 0; r < ld_; ++r) {
+      first_key_[r] = static_cast<LaneInt<T>>(clamp_int(position_[r] - left_ - j, 0, count));
+      end_key_[r] = static_cast<LaneInt<T>>(clamp_int(position_[r] + right_ + 1 - j, 0, count));
+    }
+    for (std::int64_t lane = 0; lane < ld_; lane += kStep) {
+      Int first, end;
+      std::memcpy(&first, first_key_ + lane, sizeof(first));
+      std::memcpy(&end, end_key_ + lane, sizeof(end));
+      for (std::int64_t n = 0; n < count; ++n) {
+        const Int key = Int{} + static_cast<LaneInt<T>>(n);
+        const Int seen = (key >= first) & (key < end);
+        const Vec<T> score = load(s_t_ + n * ld_ + lane);
+        store(s_t_ + n * ld_ + lane, seen ? score : minus_inf);
+      }
+    }
+  }
+
+  void finish() {
+    for (std::int64_t r = 0; r < t_.num_rows; ++r) {
+      const double sink = p_.sinks ? p_.sinks[head_[r] * p_.sinks_stride] : -INFINITY;
+      const auto denominator = softmax_.finish(r, sink);
+      if (p_.lse) {
+        p_.lse[(varlen() ? 0 : t_.batch * p_.lse_batch_stride) + head_[r] * p_.lse_head_stride +
+               t_.first_q + query_[r]] = saturated(denominator.log());
+      }
+    }
+    for (std::int64_t r = 0; r < t_.num_rows; ++r) write_row(r);
+  }
+
+  // Beyond float, where only float64's scores get, lse is the nearest number: the row is not empty.
+  static float saturated(double lse) {
+    if (lse - lse == 0.0 && lse > FLT_MAX) return FLT_MAX;
+    if (lse - lse == 0.0 && lse < -FLT_MAX) return -FLT_MAX;
+    return static_cast<float>(lse);
+  }
+
+  void write_row(std::int64_t r) {
+    In* out = static_cast<In*>(p_.out) + (varlen() ? 0 : t_.batch * p_.out_batch_stride) +
+              (t_.first_q + query_[r]) * p_.out_row_stride + head_[r] * p_.out_head_stride;
+    softmax_.copy_row(r, row_);
+    convert_row(row_, p_.head_dim_v, out);
+  }
+
+  const AttentionParams& p_;
+  const Task& t_;
+  const std::int64_t ld_;  // block_m
+  const std::int64_t block_n_;
+  Arena arena_;
+  char* const states_;
+  const State<T> state_;
+  RunningSoftmax<T> softmax_;
+
+  std::int64_t left_ = 0, right_ = 0;  // the window about a row's position, causality included
+  std::int64_t min_position_ = 0, max_position_ = 0;
+  bool adjusts_ = false;
+
+  T *q_t_, *s_t_;               // [head_dim, block_m], [block_n, block_m]
+  T *k_tile_, *v_tile_, *row_;  // [block_n, head_dim], [block_n, head_dim_v], [either head dim]
+  // All [block_m]:
+  T *slope_, *distance_;
+  LaneInt<T>*first_key_, *end_key_;  // the keys of the tile that a row may see
+  std::int64_t *query_, *head_, *position_;
+};
+
+}  // namespace dlattn::cpu::DLATTN_CPU_ISA

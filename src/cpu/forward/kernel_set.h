@@ -1,0 +1,59 @@
+#pragma once
+
+#include "cpu/forward/kernel.h"
+
+// The kernels of one instruction set as forward.cpp calls them. Included by kernel_<isa>.cpp, see
+// simd.h.
+namespace dlattn::cpu::DLATTN_CPU_ISA {
+
+// Calls function(In{}) with the storage type of a dtype.
+template <typename Function>
+DLATTN_INLINE void dispatch(DType dtype, Function function) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return function(Half{});
+    case DType::kBFloat16:
+      return function(BFloat16{});
+    case DType::kFloat32:
+      return function(0.0f);
+    case DType::kFloat64:
+      return function(0.0);
+  }
+}
+
+static void run(const AttentionParams& params, const Tiles& tiles, const Task& task, void* scratch,
+                void* states) {
+  dispatch(params.dtype,
+           [&](auto in) { TaskKernel<decltype(in)>(params, tiles, task, scratch, states).run(); });
+}
+
+static void merge(const AttentionParams& params, const Tiles& tiles, const Task& task,
+                  void* scratch, void* states) {
+  dispatch(params.dtype, [&](auto in) {
+    TaskKernel<decltype(in)>(params, tiles, task, scratch, states).merge();
+  });
+}
+
+static std::int64_t scratch_bytes(const AttentionParams& params, const Tiles& tiles) {
+  std::int64_t bytes = 0;
+  dispatch(params.dtype, [&](auto in) {
+    bytes = TaskKernel<decltype(in)>(params, tiles, Task{}, nullptr, nullptr).scratch_bytes();
+  });
+  return bytes;
+}
+
+static std::int64_t state_bytes(const AttentionParams& params, const Tiles& tiles) {
+  Arena sizes(nullptr);
+  dispatch(params.dtype, [&](auto in) {
+    State<typename TaskKernel<decltype(in)>::T>(params, tiles.block_m, &sizes);
+  });
+  return sizes.used();
+}
+
+static Tiles tiles(DType dtype, std::int64_t rows) {
+  return dtype == DType::kFloat64 ? tiles_for<double>(rows) : tiles_for<float>(rows);
+}
+
+static const KernelSet kKernels = {tiles, scratch_bytes, state_bytes, run, merge};
+
+}  // namespace dlattn::cpu::DLATTN_CPU_ISA

@@ -1,0 +1,209 @@
+#pragma once
+
+// Attention on CUDA cores: the correct baseline, and the oracle on the GPU for the tensor-core
+// kernels.
+//
+// A thread block of 4 warps computes block_m query rows of one head; a warp owns block_m / 4 of
+// them, start to end. Per tile of 32 keys: lane j computes the scores of key j with all rows of its
+// warp; the probabilities go through shared memory; then lanes own columns of the output, held
+// unnormalised in registers. Shared memory: see SmemMap. Barriers per tile: one before K and V are
+// overwritten, one after they have landed; between a warp's writes and reads of its own rows of sP,
+// a __syncwarp.
+
+#include "cuda/forward/scalar/traits.h"
+#include "cuda/ptx/grid_dependency.cuh"
+#include "cuda/ptx/smem.cuh"
+#include "cuda/tile/columns.cuh"
+#include "cuda/tile/load.cuh"
+#include "cuda/tile/mask.cuh"
+#include "cuda/tile/online_softmax.cuh"
+#include "cuda/tile/scheduler.cuh"
+#include "cuda/tile/score.cuh"
+#include "cuda/tile/seqlen.cuh"
+#include "cuda/tile/totals.cuh"
+#include "cuda/tile/warp.cuh"
+
+namespace dlattn::scalar {
+
+constexpr int kNumThreads = kNumWarps * 32;
+
+template <typename T, int kHeadDim>
+struct Tiles {
+  static constexpr int kBlockM = block_m(kHeadDim);
+  static constexpr int kRows = kBlockM / kNumWarps;  // per warp
+  static constexpr int kLd = row_elements(sizeof(T), kHeadDim);
+  static constexpr SmemMap kMap = smem_map(sizeof(T), kHeadDim);
+};
+
+// Q in fp32, so that the inner loop converts K alone. It arrives as it is, in K's place.
+template <typename T, int kHeadDim>
+__device__ __forceinline__ void load_q(float* sQ, T* staging, const tile::Sequence<T>& seq,
+                                       const AttentionParams& params, const LaunchShape& shape,
+                                       int m0) {
+  using Tile = Tiles<T, kHeadDim>;
+  tile::start_q_copy<Tile::kBlockM, kHeadDim, Tile::kLd, kNumThreads>(staging, seq, params, shape,
+                                                                      m0);
+  ptx::cp_async_commit();
+  ptx::cp_async_wait<0>();
+  __syncthreads();
+#pragma unroll 4
+  for (int i = threadIdx.x; i < Tile::kBlockM * kHeadDim; i += kNumThreads) {
+    sQ[i] = tile::to_float(staging[i / kHeadDim * Tile::kLd + i % kHeadDim]);
+  }
+}
+
+// dot[r] = q_r . k of this lane's key. Both are zero past head_dim.
+template <int kRows, int kHeadDim, typename T>
+__device__ __forceinline__ void dot_products(float (&dot)[kRows], const float* sQ, const T* k,
+                                             int head_dim) {
+  constexpr int kCount = 16 / static_cast<int>(sizeof(T));
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) dot[r] = 0.0f;
+#pragma unroll 1
+  for (int d = 0; d < head_dim; d += kCount) {
+    float rK[kCount];
+    tile::load(rK, k + d);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int part = 0; part < kCount; part += 4) {
+        float rQ[4];
+        tile::load(rQ, sQ + r * kHeadDim + d + part);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) dot[r] += rQ[i] * rK[part + i];
+      }
+    }
+  }
+}
+
+// Scores with their terms, of key j and rows first_row and on. In a rolled loop over this lane's
+// column of sP: the terms are too much code, and take too many registers, to be repeated per row.
+template <int kRows, typename T>
+__device__ __forceinline__ void apply_terms(float (&score)[kRows], const tile::ScoreTerms<T>& terms,
+                                            float* column, int first_row, int j,
+                                            const tile::Sequence<T>& seq) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) column[r * kBlockN] = score[r];
+  const int rows = j < seq.seqlen_k ? min(kRows, seq.seqlen_q - first_row) : 0;
+#pragma unroll 1
+  for (int r = 0; r < rows; ++r) {
+    column[r * kBlockN] = terms(column[r * kBlockN], first_row + r, j, seq.shift);
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) score[r] = column[r * kBlockN];
+}
+
+// Adds what one run of keys came to, to `totals` and, of row lane_idx, to `total`.
+template <int kRows, int kChunks, int kRun>
+__device__ __forceinline__ void add_run(const tile::Totals<kRows, kChunks, kRun>& totals,
+                                        tile::OnlineSoftmax& total,
+                                        float (&acc_o)[kRows][kChunks][kRun],
+                                        tile::OnlineSoftmax (&softmax)[kRows], float scale_log2,
+                                        int lane_idx) {
+  tile::OnlineSoftmax run;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const float row_sum = tile::reduce_sum<32>(softmax[r].row_sum);
+    softmax[r].row_sum = 0.0f;
+    if (lane_idx == r) run = {softmax[r].row_max, row_sum};
+  }
+  const float factor = total.raise_max(run.row_max, scale_log2);
+  total.row_sum += run.row_sum;
+  totals.add(acc_o, [&](int r) { return __shfl_sync(tile::kFullMask, factor, r); });
+}
+
+template <typename T, int kHeadDim>
+__global__ void __launch_bounds__(kNumThreads, sizeof(T) == 4 && kHeadDim <= 64 ? 4 : 3)
+    kernel(const __grid_constant__ AttentionParams params,
+           const __grid_constant__ LaunchShape shape) {
+  using Tile = Tiles<T, kHeadDim>;
+  using Columns = tile::LaneColumns<T, kHeadDim>;
+  constexpr int kRows = Tile::kRows;
+
+  const tile::Work work = tile::scheduled_work(params, shape);
+  ptx::wait_for_grids_ahead();
+  const tile::Sequence<T> seq(params, shape, work);
+  const int m0 = work.m_block * Tile::kBlockM;
+  if (m0 >= seq.seqlen_q) return;
+
+  const int lane_idx = threadIdx.x % 32;
+  const int warp_row = threadIdx.x / 32 * kRows;  // first row of this warp in the tile
+  unsigned char* smem = ptx::dynamic_smem();
+  float* sQ = reinterpret_cast<float*>(smem + Tile::kMap.q) + warp_row * kHeadDim;
+  T* sK = reinterpret_cast<T*>(smem + Tile::kMap.k);
+  T* sV = reinterpret_cast<T*>(smem + Tile::kMap.v);
+  float* sP = reinterpret_cast<float*>(smem + Tile::kMap.p) + warp_row * kBlockN;
+
+  load_q<T, kHeadDim>(reinterpret_cast<float*>(smem + Tile::kMap.q), sK, seq, params, shape, m0);
+
+  const tile::ScoreTerms<T> terms(params, work);
+  const float scale_log2 = terms.any ? tile::kLog2e : shape.scale_log2;
+  const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
+  const tile::Range keys = mask.any_row(m0, min(m0 + Tile::kBlockM, seq.seqlen_q) - 1);
+  const tile::Range unmasked = mask.every_row(m0 + warp_row, m0 + warp_row + kRows - 1);
+
+  tile::OnlineSoftmax softmax[kRows];  // row_sum is this lane's part
+  float acc_o[kRows][Columns::kChunks][Columns::kRun] = {};
+
+  const tile::Totals<kRows, Columns::kChunks, Columns::kRun> totals(
+      reinterpret_cast<float*>(smem + Tile::kMap.total) + warp_row * kHeadDim, lane_idx);
+  tile::OnlineSoftmax total;  // of row lane_idx
+  const bool has_runs = seq.seqlen_k > tile::one_run_keys(sizeof(T));
+  const int run_keys = tile::run_keys(seq.seqlen_k);
+  if (has_runs) totals.clear();
+
+  for (int n0 = keys.begin / kBlockN * kBlockN; n0 < keys.end; n0 += kBlockN) {
+    if (has_runs && (n0 & (run_keys - 1)) == 0) {
+      add_run(totals, total, acc_o, softmax, scale_log2, lane_idx);
+    }
+    __syncthreads();  // all warps are done with the tile before
+    tile::start_kv_copy<kBlockN, kHeadDim, Tile::kLd, kNumThreads>(sK, sV, seq, params, shape, n0,
+                                                                   keys.end);
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+
+    float score[kRows];
+    dot_products<kRows, kHeadDim>(score, sQ, sK + lane_idx * Tile::kLd,
+                                  static_cast<int>(params.head_dim));
+    if (terms.any) apply_terms(score, terms, sP + lane_idx, m0 + warp_row, n0 + lane_idx, seq);
+    const bool masked = !tile::contains_all(unmasked, n0, kBlockN);
+    const tile::Range seeing_rows = mask.column(n0 + lane_idx);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      float x = score[r];
+      if (masked && !tile::contains(seeing_rows, m0 + warp_row + r)) x = -INFINITY;
+      const float factor = softmax[r].raise_max(tile::reduce_max<32>(x), scale_log2);
+      const float p = softmax[r].probability(x, scale_log2);
+      softmax[r].row_sum += p;
+      sP[r * kBlockN + lane_idx] = p;
+#pragma unroll
+      for (int c = 0; c < Columns::kChunks; ++c) {
+#pragma unroll
+        for (int e = 0; e < Columns::kRun; ++e) acc_o[r][c][e] *= factor;
+      }
+    }
+    __syncwarp();
+    tile::accumulate_pv<kRows, kBlockN, kBlockN, Tile::kLd>(acc_o, sP, sV, lane_idx);
+  }
+
+  if (has_runs) {
+    add_run(totals, total, acc_o, softmax, scale_log2, lane_idx);
+    totals.take(acc_o);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) softmax[r].row_sum = lane_idx == r ? total.row_sum : 0.0f;
+  }
+
+  const tile::Result<T> to(params, work);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int row = m0 + warp_row + r;
+    softmax[r].row_sum = tile::reduce_sum<32>(softmax[r].row_sum);
+    if (row >= seq.seqlen_q) continue;
+    const tile::RowResult result = softmax[r].finalize(scale_log2, to.sink);
+    Columns::store_row(to.out + row * params.out_row_stride, acc_o[r], lane_idx, result.scale,
+                       static_cast<int>(params.head_dim_v), shape.store_bytes);
+    if (to.lse && lane_idx == 0) to.lse[row] = result.lse;
+  }
+}
+
+}  // namespace dlattn::scalar

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/forward/sm90/score_params.h"
+#include "cuda/forward/sm90/traits.h"
+#include "cuda/tile/boxes.h"
+#include "dlattn/params.h"
+
+// What the copy engine is told of the tensors, as plain host code: the plan asks whether it can be
+// told, the launch tells it.
+namespace dlattn::sm90 {
+
+struct TensorBoxes {
+  tile::TensorBox q, k, v, out;
+  tile::TensorBox bias, mask;  // without data if there is none
+};
+
+// The shape that a problem has in the instance of a tile.
+inline TileShape tile_shape(const AttentionParams& p, int head_dim_tile) {
+  return tile_shape(head_dim_tile, head_dim_v_tile(head_dim_tile, p.head_dim_v), terms_of(p));
+}
+
+inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
+  const int block_n = tile_shape(p, head_dim_tile).block_n;
+  const bool varlen = p.cu_seqlens_q != nullptr;
+  const std::int64_t rows_k = varlen ? p.total_k : p.seqlen_k;
+  // Without keys there may be no address.
+  const void* k = rows_k > 0 ? p.k : p.q;
+  const void* v = rows_k > 0 ? p.v : p.q;
+  if (varlen) {
+    return {tile::packed_box("q", p.q, p.head_dim, p.total_q, p.q_row_stride, p.num_heads,
+                             p.q_head_stride, kWarpgroupRows),
+            tile::packed_box("k", k, p.head_dim, rows_k, p.k_row_stride, p.num_heads_kv,
+                             p.k_head_stride, block_n),
+            tile::packed_box("v", v, p.head_dim_v, rows_k, p.v_row_stride, p.num_heads_kv,
+                             p.v_head_stride, block_n),
+            tile::packed_box("out", p.out, p.head_dim_v, p.total_q, p.out_row_stride, p.num_heads,
+                             p.out_head_stride, kWarpgroupRows),
+            {},
+            {}};
+  }
+  TensorBoxes boxes = {
+      tile::tensor_box("q", p.q, p.head_dim, p.seqlen_q, p.q_row_stride, p.num_heads,
+                       p.q_head_stride, p.batch_size, p.q_batch_stride, kWarpgroupRows),
+      tile::tensor_box("k", k, p.head_dim, p.seqlen_k, p.k_row_stride, p.num_heads_kv,
+                       p.k_head_stride, p.batch_size, p.k_batch_stride, block_n),
+      tile::tensor_box("v", v, p.head_dim_v, p.seqlen_k, p.v_row_stride, p.num_heads_kv,
+                       p.v_head_stride, p.batch_size, p.v_batch_stride, block_n),
+      tile::tensor_box("out", p.out, p.head_dim_v, p.seqlen_q, p.out_row_stride, p.num_heads,
+                       p.out_head_stride, p.batch_size, p.out_batch_stride, kWarpgroupRows),
+      {},
+      {}};
+  if (p.bias) {
+    boxes.bias = tile::tensor_box(
+        "bias", p.bias, p.seqlen_k, p.seqlen_q, p.bias_row_stride, p.num_heads, p.bias_head_stride,
+        p.batch_size, p.bias_batch_stride, kTermRows, static_cast<int>(size_of(p.bias_dtype)));
+  }
+  if (p.mask) {
+    boxes.mask =
+        tile::tensor_box("mask", p.mask, p.seqlen_k, p.seqlen_q, p.mask_row_stride, p.num_heads,
+                         p.mask_head_stride, p.batch_size, p.mask_batch_stride, kTermRows, 1);
+  }
+  return boxes;
+}
+
+// Where the items of a pack's sequence begin, which has first row `start` of q. Rounded, so that it
+// takes no sum over the sequences before: of the items up to the next one's up to num_heads are
+// none.
+constexpr unsigned first_item(int start, int sequence, int num_heads, int block_m) {
+  return static_cast<unsigned>(start / block_m + sequence) * static_cast<unsigned>(num_heads);
+}
+
+// Work items of the whole problem: blocks of query rows, of a pack at most. There are none without
+// sequences, or without a row that one could have.
+inline std::int64_t num_items(const AttentionParams& p, int head_dim_tile) {
+  const int rows = block_m(tile_shape(p, head_dim_tile));
+  if (p.batch_size == 0 || (p.cu_seqlens_q && p.total_q == 0)) return 0;
+  if (p.cu_seqlens_q) return (p.total_q / rows + p.batch_size) * p.num_heads;
+  return (p.seqlen_q + rows - 1) / rows * p.num_heads * p.batch_size;
+}
+
+}  // namespace dlattn::sm90

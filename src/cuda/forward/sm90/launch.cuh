@@ -1,0 +1,36 @@
+#pragma once
+
+#include "cuda/forward/sm90/kernel.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/tensor_map.h"
+
+namespace dlattn::sm90 {
+
+template <DType dtype, int kHeadDim, int kHeadDimV, Terms kTerms, bool kVarlen>
+void launch_tile(const AttentionParams& params, const Plan& plan, void* stream) {
+  const cuda::DeviceGuard device(params.device.index, "sm90");
+  const TensorBoxes boxes = tensor_boxes(params, kHeadDim);
+  const Launch launch = {cuda::encode_tensor_map(device, boxes.q, dtype),
+                         cuda::encode_tensor_map(device, boxes.k, dtype),
+                         cuda::encode_tensor_map(device, boxes.v, dtype),
+                         cuda::encode_tensor_map(device, boxes.out, dtype),
+                         static_cast<unsigned>(num_items(params, kHeadDim)),
+                         score_params(params, kHeadDim),
+                         cuda::encode_tensor_map(device, boxes.bias, dtype),
+                         cuda::encode_tensor_map(device, boxes.mask, dtype)};
+  constexpr int kMostSmem = kTerms == Terms::kLoaded ? kMaxSmem : 0;
+  cuda::launch_kernel<kernel<cuda::Element<dtype>, kHeadDim, kHeadDimV, kTerms, kVarlen>,
+                      kMostSmem>(device, plan.grid, plan.num_warps * 32, plan.smem_bytes, stream,
+                                 params, make_launch_shape(params, plan), launch);
+}
+
+template <DType dtype, int kTile>
+void launch(const AttentionParams& params, const Plan& plan, void* stream) {
+  with_head_dim_v_tile<kTile>(params.head_dim_v, [&](auto tile_v) {
+    with_kernel(params, [&](auto terms, auto varlen) {
+      launch_tile<dtype, kTile, tile_v, terms, varlen>(params, plan, stream);
+    });
+  });
+}
+
+}  // namespace dlattn::sm90

@@ -1,0 +1,185 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "cuda/forward/sm90/items.cuh"
+#include "cuda/forward/sm90/products.cuh"
+#include "cuda/forward/sm90/setup.cuh"
+#include "cuda/forward/sm90/tiles.cuh"
+#include "cuda/ptx/ldmatrix.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/tile/vec.cuh"
+
+// Bias and mask: of each tile of scores a tile of theirs, which the copy engine brings to shared
+// memory, for each consumer by itself and by a thread of the producer's warpgroup for it alone.
+namespace dlattn::sm90 {
+
+// One consumer's tiles of bias and mask: stages that are filled and released in turn, as Ring's,
+// but as many as there is room for.
+struct LoadedTiles {
+  const ScoreParams& params;
+  ptx::SmemAddress base, tiles, mbarriers;
+  unsigned use = 0;
+
+  template <int kHeadDim, int kHeadDimV>
+  __device__ __forceinline__ LoadedTiles(const ScoreParams& params,
+                                         const Shared<kHeadDim, kHeadDimV, Terms::kLoaded>& shared,
+                                         int consumer)
+      : params(params),
+        base(shared.base),
+        tiles(shared.base + shared.kMap.terms + consumer * params.stages * params.stage_bytes),
+        mbarriers(shared.term_mbarriers(consumer)) {}
+
+  __device__ __forceinline__ ptx::SmemAddress bias() const {
+    return tiles + stage() * params.stage_bytes;
+  }
+  __device__ __forceinline__ ptx::SmemAddress mask() const {
+    return bias() + kTermRows * kTermKeys * params.bias_bytes;
+  }
+
+  // The producer's side.
+  __device__ __forceinline__ ptx::SmemAddress begin_fill() const {
+    ptx::mbarrier_sleep(empty(), parity() ^ 1);
+    ptx::mbarrier_arrive_expect_tx(full(), params.stage_bytes);
+    return full();
+  }
+  // The consumer's side, by all lanes.
+  __device__ __forceinline__ void wait_full() const { ptx::mbarrier_sleep(full(), parity()); }
+  __device__ __forceinline__ void release() {
+    __syncwarp();  // one lane releases the tile for all
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty());
+    ++use;
+  }
+
+ private:
+  __device__ __forceinline__ unsigned stage() const { return use & (params.stages - 1); }
+  __device__ __forceinline__ int parity() const {
+    return static_cast<int>((params.stages == 2 ? use >> 1 : use) & 1);
+  }
+  __device__ __forceinline__ ptx::SmemAddress full() const {
+    return mbarriers + stage() * ptx::kMbarrierBytes;
+  }
+  __device__ __forceinline__ ptx::SmemAddress empty() const {
+    return full() + kTermStages * ptx::kMbarrierBytes;
+  }
+};
+
+// In place of them where there are none.
+struct NoTiles {
+  template <typename Shared>
+  __device__ __forceinline__ NoTiles(const ScoreParams&, const Shared&, int) {}
+  __device__ __forceinline__ void wait_full() const {}
+  __device__ __forceinline__ void release() const {}
+};
+template <Terms kTerms>
+using TermTiles = std::conditional_t<kTerms == Terms::kLoaded, LoadedTiles, NoTiles>;
+
+// Starts the copies of a consumer's tiles, in the order of its walk.
+template <int kHeadDim, int kHeadDimV>
+__device__ __forceinline__ void produce_terms(
+    const AttentionParams& params, const LaunchShape& shape, const Launch& launch,
+    const Shared<kHeadDim, kHeadDimV, Terms::kLoaded>& shared, int consumer) {
+  constexpr int kBlockM = block_m(shared.kShape);
+  constexpr int kWideColumns = kBlockRowBytes / 4;
+  const tile::Mask mask = position_mask(params, shape, fixed_lengths(params));
+  const int seqlen_q = static_cast<int>(params.seqlen_q);
+  LoadedTiles loaded(launch.score, shared, consumer);
+  for (unsigned round = 0;; ++round) {
+    const unsigned i = item_of_round(params, round);
+    if (i >= launch.num_items) break;
+    const tile::Work work = tile::scheduled_work(params, shape, i);
+    const int first_row = work.m_block * kBlockM + consumer * kWarpgroupRows;
+    const int last_row = min(first_row + kWarpgroupRows, seqlen_q) - 1;
+    const TileRange tiles(mask, first_row, last_row, kTermKeys);
+    for (int n = tiles.end - 1; n >= tiles.begin; --n, ++loaded.use) {
+      const ptx::SmemAddress full = loaded.begin_fill();
+      const int n0 = n * kTermKeys;
+      if (params.bias) {
+        ptx::tma_load(loaded.bias(), launch.bias, full, {n0, first_row, work.head, work.batch});
+        if (launch.score.bias_bytes == 4) {
+          ptx::tma_load(loaded.bias() + kTermRows * kBlockRowBytes, launch.bias, full,
+                        {n0 + kWideColumns, first_row, work.head, work.batch});
+        }
+      }
+      if (params.mask)
+        ptx::tma_load(loaded.mask(), launch.mask, full, {n0, first_row, work.head, work.batch});
+    }
+  }
+}
+
+// What stands in shared memory at an address, as the compiler knows it to be.
+template <typename X>
+__device__ __forceinline__ X at_shared(ptx::SmemAddress base, ptx::SmemAddress address) {
+  return *reinterpret_cast<const X*>(ptx::dynamic_smem() + (address - base));
+}
+
+// acc_s = acc_s * scale + bias, of a tile in T.
+template <typename T, int kScores>
+__device__ __forceinline__ void add_bias(float (&acc_s)[kScores], float scale,
+                                         ptx::SmemAddress tile) {
+  const Place place;
+  const ptx::SmemAddress row =
+      tile + swizzled_offset(place.warp * 16 + place.lane % 16, 0, kTermRows);
+#pragma unroll
+  for (int i = 0; i < kScores / 8; ++i) {
+    std::uint32_t pairs[4];
+    // Chunks of a row are told apart by the bits that the swizzle changes.
+    ptx::ldmatrix_x4(pairs, row ^ ((2 * i + place.lane / 16) * 16));
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      T pair[2];
+      memcpy(static_cast<void*>(pair), &pairs[e], sizeof pair);  // T has constructors
+      float* s = acc_s + 8 * i + 2 * e;
+      s[0] = fmaf(s[0], scale, tile::to_float(pair[0]));
+      s[1] = fmaf(s[1], scale, tile::to_float(pair[1]));
+    }
+  }
+}
+
+// The same, of a tile in fp32: two blocks of half the keys.
+template <int kScores>
+__device__ __forceinline__ void add_wide_bias(float (&acc_s)[kScores], float scale,
+                                              ptx::SmemAddress base, ptx::SmemAddress tile) {
+  using Pair = tile::Vec<float, 2>;
+  const Place place;
+  const int row = place.lane / 4, pair = place.lane % 4;
+#pragma unroll
+  for (int j = 0; j < kScores / 4; ++j) {
+    const int chunk = (j % 4 * 2 + pair / 2) ^ row;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const Pair bias = at_shared<Pair>(
+          base, tile + (j / 4 * kTermRows + place.warp * 16 + 8 * h + row) * kBlockRowBytes +
+                    chunk * 16 + pair % 2 * 8);
+      float* s = acc_s + 4 * j + 2 * h;
+      s[0] = fmaf(s[0], scale, bias.x[0]);
+      s[1] = fmaf(s[1], scale, bias.x[1]);
+    }
+  }
+}
+
+// Scores that the mask hides become -inf.
+template <int kScores>
+__device__ __forceinline__ void hide(float (&acc_s)[kScores], ptx::SmemAddress base,
+                                     ptx::SmemAddress tile) {
+  const Place place;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = place.warp * 16 + 8 * h + place.lane / 4;
+#pragma unroll
+    for (int j = 0; j < kScores / 4; ++j) {
+      const auto visible =
+          at_shared<std::uint16_t>(base, tile + row * kTermKeys + ((j / 2) ^ (row / 2 % 4)) * 16 +
+                                             j % 2 * 8 + place.lane % 4 * 2);
+      float* s = acc_s + 4 * j + 2 * h;
+      if ((visible & 0x00ff) == 0) s[0] = -INFINITY;
+      if ((visible & 0xff00) == 0) s[1] = -INFINITY;
+    }
+  }
+}
+
+}  // namespace dlattn::sm90

@@ -1,0 +1,91 @@
+#pragma once
+
+#include "cuda/forward/sm90/items.cuh"
+#include "cuda/forward/sm90/setup.cuh"
+#include "cuda/forward/sm90/tiles.cuh"
+
+namespace dlattn::sm90 {
+
+// The consumers find an item when its Q has arrived.
+template <typename Shared>
+__device__ __forceinline__ void hand_over(const Shared& shared, unsigned query_use,
+                                          const Item& item) {
+  shared.queries.wait_empty(query_use);
+  *shared.item(query_use) = item;
+}
+
+// One thread starts all copies of the block, as stages become free. The next tile of K comes before
+// the V of this one, as the consumers want them: K[n], K[n - 1], V[n], K[n - 2], V[n - 1], ...
+template <bool kVarlen, int kHeadDim, int kHeadDimV, Terms kTerms>
+__device__ __forceinline__ void produce(const AttentionParams& params, const LaunchShape& shape,
+                                        const Launch& launch,
+                                        const Shared<kHeadDim, kHeadDimV, kTerms>& shared) {
+  constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kTerms);
+  constexpr int kBlockN = kShape.block_n;
+  constexpr int kBlockM = block_m(kShape);
+  ptx::prefetch_tensor_map(launch.q);
+  ptx::prefetch_tensor_map(launch.k);
+  ptx::prefetch_tensor_map(launch.v);
+  ptx::prefetch_tensor_map(launch.out);
+  const int head_dim_v = static_cast<int>(params.head_dim_v);
+  const int value_bytes = tile_bytes(kBlockN, head_dim_v);  // further columns are never stored
+  unsigned use = 0;                                         // of the stages of K and V
+  unsigned query_use = 0;                                   // of those of Q
+  for (unsigned round = 0;; ++round) {
+    const unsigned i = item_of_round(params, round);
+    if (i >= launch.num_items) break;
+    int start_k = 0;
+    Item item;
+    if constexpr (kVarlen) {
+      item = packed_item(params, shape, kBlockM, i, &start_k);
+      if (item.seqlen_q == 0) continue;
+      hand_over(shared, query_use, item);
+    } else {
+      item = fixed_item(params, shape, i);
+    }
+    const int head_kv = static_cast<int>(shape.heads_per_kv_head.quotient(item.head));
+    const int m0 = item.m_block * kBlockM;
+    const TileRange tiles(position_mask(params, shape, item), m0,
+                          min(m0 + kBlockM, item.seqlen_q) - 1, kBlockN);
+
+    const ptx::SmemAddress arrived = shared.queries.begin_fill(query_use, shared.kQueryBytes);
+#pragma unroll
+    for (int c = 0; c < kShape.num_consumers; ++c) {
+      const BoxRows rows =
+          box_rows<kVarlen>(item, item.start_q, item.seqlen_q, m0 + c * kWarpgroupRows);
+#pragma unroll
+      for (int d = 0; d < kHeadDim; d += kBlockColumns) {
+        load_box<kVarlen>(shared.q(query_use, c) + tile_bytes(kWarpgroupRows, d), launch.q, arrived,
+                          d, rows, item.head);
+      }
+    }
+    ++query_use;
+
+    const auto load = [&](const ptx::TensorMap& map, ptx::SmemAddress to, ptx::SmemAddress full,
+                          int n, int columns) {
+      const BoxRows rows = box_rows<kVarlen>(item, start_k, item.seqlen_k, n * kBlockN);
+#pragma unroll
+      for (int d = 0; d < kHeadDim; d += kBlockColumns) {
+        if (d < columns)
+          load_box<kVarlen>(to + tile_bytes(kBlockN, d), map, full, d, rows, head_kv);
+      }
+    };
+    const auto load_k = [&](int n, unsigned use) {
+      load(launch.k, shared.k(use), shared.keys.begin_fill(use, shared.kKeyBytes), n, kHeadDim);
+    };
+    const auto load_v = [&](int n, unsigned use) {
+      load(launch.v, shared.v(use), shared.values.begin_fill(use, value_bytes), n, head_dim_v);
+    };
+    if (tiles.begin < tiles.end) load_k(tiles.end - 1, use);
+    for (int n = tiles.end - 1; n >= tiles.begin; --n, ++use) {
+      if (n > tiles.begin) load_k(n - 1, use + 1);
+      load_v(n, use);
+    }
+  }
+  if constexpr (kVarlen) {
+    hand_over(shared, query_use, Item{});  // that was all
+    shared.queries.begin_fill(query_use, 0);
+  }
+}
+
+}  // namespace dlattn::sm90

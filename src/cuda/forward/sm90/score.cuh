@@ -1,0 +1,239 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "cuda/forward/sm90/loaded_terms.cuh"
+#include "cuda/forward/sm90/score_params.h"
+#include "cuda/forward/sm90/setup.cuh"
+#include "cuda/forward/sm90/softmax.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/tile/online_softmax.cuh"
+#include "cuda/tile/scheduler.cuh"
+#include "cuda/tile/score.cuh"
+#include "cuda/tile/warp.cuh"
+
+// What beside the scale stands between q.k and the softmax: softcap, then bias and ALiBi, then the
+// caller's mask.
+namespace dlattn::sm90 {
+
+// The exponent's bits of an fp32 number.
+__device__ __forceinline__ std::uint32_t exponent_bits(float x) {
+  std::uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits & 0x7f800000u;
+}
+
+// What scores must be multiplied with, once their terms are applied, to be in base 2.
+template <Terms kTerms>
+__device__ __forceinline__ float score_scale(const AttentionParams& p, const LaunchShape& shape) {
+  return kTerms == Terms::kLoaded && p.bias ? tile::kLog2e : shape.scale_log2;
+}
+
+// The score terms of a lane's two rows of its warp's 16, in units of q.k, or natural ones where
+// there is a bias.
+template <typename T, Terms kTerms>
+struct LaneTerms {
+  static constexpr bool kMayLeap = false;  // whether many tiles in a row take their maxima first
+
+  // In base 2 and by key; 64 keys of it are as many digits as scores have anyway.
+  static constexpr float kSteepSlope = 0.25f;
+  // In base 2: a row's whole share up to this has digits enough when it is rounded with the
+  // reference, tile by tile.
+  static constexpr float kMostShift = 1024.0f;
+
+  const AttentionParams& all;
+  const ScoreParams& params;
+  TermTiles<kTerms>& loaded;  // bias and mask of the tile at hand
+  float softmax_scale;
+  float scale;  // from what these units are to base 2
+  float slope;  // ALiBi's
+  // How large the scores are that softcap has met: what it may take the warp's next ones for. The
+  // softmax keeps it.
+  enum Size : unsigned { kSmaller, kSmall, kLarge };
+  // Of the scores at hand:
+  float shift[2];  // base 2, what is still to be added to all of a row's
+  bool uncapped;   // softcap is left to exponentiate()
+  bool beyond;     // softcap took for small what was not
+
+  __device__ __forceinline__ LaneTerms(const AttentionParams& p, const LaunchShape& shape,
+                                       const ScoreParams& params, const tile::Work& work,
+                                       TermTiles<kTerms>& loaded)
+      : all(p),
+        params(params),
+        loaded(loaded),
+        softmax_scale(shape.softmax_scale),
+        scale(score_scale<kTerms>(p, shape)),
+        slope(tile::alibi_slope(p, work) * params.slope_scale) {}
+
+  // Whether scores may be so small that a scaled reference does not tell them from -inf.
+  __device__ __forceinline__ bool faint() const {
+    return kTerms == Terms::kLoaded && params.bias_bytes != 0;
+  }
+  // Takes scores for larger ones than it has.
+  __device__ __forceinline__ static void expect_larger(Softmax& softmax) {
+    softmax.set_met(softmax.met() == kSmaller ? kSmall : kLarge);
+  }
+
+  // All terms, on any scores. `position` is that of the consumer's first row, counted from the
+  // tile's first key. All lanes call it.
+  template <int kScores>
+  __device__ __forceinline__ void apply(float (&acc_s)[kScores], int position) {
+    shift[0] = shift[1] = 0.0f;
+    uncapped = beyond = false;
+    if (params.cap != 0.0f) cap_any(acc_s);
+    apply_loaded(acc_s);
+    if (slope != 0.0f) add_distances(acc_s, lane_position(position));
+  }
+
+  // The same with less work: what ALiBi has for a row as a whole is left to exponentiate(), and
+  // softcap takes scores for small ones until it has met others; alone, on a tile that is no edge,
+  // it is done under the exponentials.
+  template <int kScores>
+  __device__ __forceinline__ void apply_quickly(float (&acc_s)[kScores], const Softmax& softmax,
+                                                int position, bool edge) {
+    shift[0] = shift[1] = 0.0f;
+    beyond = false;
+    const bool capped = params.cap != 0.0f;
+    uncapped =
+        kTerms == Terms::kComputed && capped && slope == 0.0f && softmax.met() != kLarge && !edge;
+    if (capped && !uncapped) {
+      if (softmax.met() == kLarge) {
+        cap_any(acc_s);
+      } else {
+        std::uint32_t exponents = 0;
+#pragma unroll
+        for (int i = 0; i < kScores; ++i)
+          acc_s[i] *= tanh_ratio(acc_s[i], params.small, &exponents);
+        beyond = exponents != exponent_bits(params.small.offset);
+      }
+    }
+    apply_loaded(acc_s);
+    if (slope != 0.0f) {
+      constexpr int kBlockN = kScores * 2;
+      const bool after = position + kWarpgroupRows <= 0;
+      const float lane = lane_position(position);
+      // Counted from the tile's first key the last ones, which may be the nearest, count most.
+      // Where that would cost digits, it is done to tiles further away alone.
+      const float steepness = fabsf(slope) * scale;
+      const bool steep = steepness > kSteepSlope;
+      const bool before = position >= kBlockN - 1 && (!steep || position >= 2 * kBlockN - 1);
+      const float furthest = static_cast<float>(abs(position) + kBlockN + kWarpgroupRows);
+      if ((before || after) && steepness * furthest <= kMostShift) {
+        const float rising = after ? -slope : slope;
+#pragma unroll
+        for (int i = 0; i < kScores; ++i)
+          acc_s[i] = fmaf(rising, static_cast<float>(key(i)), acc_s[i]);
+        shift[0] = -rising * scale * lane;
+        shift[1] = -rising * scale * (lane + 8.0f);
+      } else {
+        add_distances(acc_s, lane);
+      }
+    }
+  }
+
+  // As Softmax::exponentiate; sums tell of scores that are void, as of outgrown references.
+  template <int kScores>
+  __device__ __forceinline__ void exponentiate(float (&acc_s)[kScores], const Softmax& softmax,
+                                               float scale, float (&sums)[2]) {
+    if (uncapped) {
+      if (softmax.met() == kSmaller)
+        return exponentiate_capped(acc_s, softmax, params.smaller_log2, sums);
+      return exponentiate_capped(acc_s, softmax, params.small_log2, sums);
+    }
+    const float negs[2] = {softmax.words[0] + shift[0], softmax.words[1] + shift[1]};
+    Softmax::exponentiate(acc_s, scale, negs, sums);
+    if (beyond) sums[0] = INFINITY;
+  }
+
+ private:
+  // Of this lane's first row, minus its first key.
+  __device__ __forceinline__ static float lane_position(int position) {
+    const Place place;
+    return static_cast<float>(position + place.warp * 16 + place.lane / 4 - place.lane % 4 * 2);
+  }
+  // Of a lane's score, counted from its first.
+  __device__ __forceinline__ static constexpr int key(int i) { return i / 4 * 8 + i % 2; }
+  __device__ __forceinline__ static constexpr int row(int i) { return i / 2 % 2 * 8; }
+
+  // Penalties are rounded before they are added, so that keys at one distance have one.
+  template <int kScores>
+  __device__ __forceinline__ void add_distances(float (&acc_s)[kScores], float position) const {
+#pragma unroll
+    for (int i = 0; i < kScores; ++i)
+      acc_s[i] -= __fmul_rn(slope, fabsf(position + static_cast<float>(row(i) - key(i))));
+  }
+
+  template <int kScores>
+  __device__ __forceinline__ void apply_loaded(float (&acc_s)[kScores]) const {
+    if constexpr (kTerms == Terms::kLoaded) {
+      static_assert(kScores == kTermKeys / 2, "tiles of terms are those of scores");
+      if (params.bias_bytes == 2) add_bias<T>(acc_s, softmax_scale, loaded.bias());
+      if (params.bias_bytes == 4) add_wide_bias(acc_s, softmax_scale, loaded.base, loaded.bias());
+      if (all.mask) hide(acc_s, loaded.base, loaded.mask());
+    }
+  }
+
+  // Softcap of any scores.
+  template <int kScores>
+  __device__ __forceinline__ void cap_any(float (&acc_s)[kScores]) const {
+#pragma unroll
+    for (int i = 0; i < kScores; ++i)
+      acc_s[i] = params.cap * tile::tanh(acc_s[i] * params.inverse_cap);
+  }
+
+  // cap * tanh(x / cap) / x of an x that is small, without exponentials; `exponents` tells of one
+  // that is not.
+  template <int kDegree>
+  __device__ __forceinline__ static float tanh_ratio(float x, const TanhRatio<kDegree>& ratio,
+                                                     std::uint32_t* exponents) {
+    // From offset to twice that as long as scores are small, so that they share its exponent.
+    const float w = fmaf(x, x, ratio.offset);
+    *exponents |= exponent_bits(w);
+    float sum = ratio.coefficients[kDegree];
+#pragma unroll
+    for (int i = kDegree - 1; i >= 0; --i) sum = fmaf(w, sum, ratio.coefficients[i]);
+    return sum;
+  }
+
+  template <int kDegree, int kScores>
+  __device__ __forceinline__ void exponentiate_capped(float (&acc_s)[kScores],
+                                                      const Softmax& softmax,
+                                                      const TanhRatio<kDegree>& ratio,
+                                                      float (&sums)[2]) const {
+    float parts[4] = {};
+    std::uint32_t exponents = 0;
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      acc_s[i] = ptx::exp2(
+          fmaf(acc_s[i], tanh_ratio(acc_s[i], ratio, &exponents), softmax.words[i / 2 % 2]));
+      parts[i % 4] += acc_s[i];
+    }
+    sums[0] = parts[0] + parts[1];
+    sums[1] = parts[2] + parts[3];
+    if (exponents != exponent_bits(ratio.offset)) sums[0] = INFINITY;
+  }
+};
+
+template <typename T>
+struct LaneTerms<T, Terms::kNone> {
+  static constexpr bool kMayLeap = true;
+
+  __device__ __forceinline__ LaneTerms(const AttentionParams&, const LaunchShape&,
+                                       const ScoreParams&, const tile::Work&, const NoTiles&) {}
+  __device__ __forceinline__ static void expect_larger(Softmax&) {}
+  __device__ __forceinline__ static bool faint() { return false; }
+  template <int kScores>
+  __device__ __forceinline__ void apply(float (&)[kScores], int) const {}
+  template <int kScores>
+  __device__ __forceinline__ void apply_quickly(float (&)[kScores], const Softmax&, int,
+                                                bool) const {}
+  template <int kScores>
+  __device__ __forceinline__ void exponentiate(float (&acc_s)[kScores], const Softmax& softmax,
+                                               float scale, float (&sums)[2]) const {
+    softmax.exponentiate(acc_s, scale, sums);
+  }
+};
+
+}  // namespace dlattn::sm90

@@ -1,0 +1,134 @@
+#pragma once
+
+#include <cmath>
+#include <type_traits>
+
+#include "cuda/forward/sm90/traits.h"
+#include "dlattn/params.h"
+
+// What the kernels with score terms are told of them: plain host code, which the plan asks too.
+namespace dlattn::sm90 {
+
+inline Terms terms_of(const AttentionParams& p) {
+  if (p.bias || p.mask) return Terms::kLoaded;
+  return p.softcap != 0.0 || p.alibi_slopes ? Terms::kComputed : Terms::kNone;
+}
+
+// Calls run(terms, varlen) with them and whether sequences are packed, as compile-time constants.
+template <typename Run>
+void with_kernel(const AttentionParams& p, Run run) {
+  const auto with_terms = [&](auto terms) {
+    if (p.cu_seqlens_q) return run(terms, std::true_type{});
+    run(terms, std::false_type{});
+  };
+  switch (terms_of(p)) {
+    case Terms::kNone:
+      return with_terms(std::integral_constant<Terms, Terms::kNone>{});
+    case Terms::kComputed:
+      return with_terms(std::integral_constant<Terms, Terms::kComputed>{});
+    case Terms::kLoaded:  // of packed sequences the plan refuses them
+      return run(std::integral_constant<Terms, Terms::kLoaded>{}, std::false_type{});
+  }
+}
+
+// tanh(x) / x of x = score / cap where x is small: a polynomial in w = score^2 + offset. `offset`
+// is a power of two, whose exponent w shares unless x is too large (score.cuh).
+template <int kDegree>
+struct TanhRatio {
+  float offset;
+  float coefficients[kDegree + 1];
+};
+
+// In the kernels scores are products q.k until the softmax, and so are the terms; but natural from
+// the bias on, if there is one.
+struct ScoreParams {
+  float cap;  // softcap in these units; 0: off
+  float inverse_cap;
+  TanhRatio<4> small;
+  TanhRatio<2> smaller_log2;  // the two of these times softmax_scale * log2(e)
+  TanhRatio<4> small_log2;
+  float slope_scale;  // of ALiBi's slopes
+  // Of bias and mask.
+  int bias_bytes;   // of an element, 0: no bias
+  int stage_bytes;  // of a consumer's tiles
+  int stages;       // of them
+};
+
+// Least-maximum fits of tanh(x) / x, in powers of x^2, for x, the score as a part of cap, up to
+// `most`: to 1.1e-7 and 3.3e-8 of itself, so that softcap costs a score its last digit at most,
+// however large the cap.
+template <int kDegree>
+struct TanhFit {
+  double most;
+  double coefficients[kDegree + 1];
+};
+constexpr TanhFit<2> kSmallerTanh = {0.2, {0.99999989479, -0.33328590965, 0.13015409108}};
+constexpr TanhFit<4> kSmallTanh = {
+    0.55, {0.99999996764, -0.33332795014, 0.13318876726, -0.05258930807, 0.01631542137}};
+
+// Ratios of softcap to softmax_scale that the polynomial's coefficients do not overflow with.
+constexpr double kLeastCap = 0x1p-14, kLargestCap = 0x1p14;
+// And the least softmax_scale for which slopes, in the kernels' units, do not.
+constexpr double kLeastScale = 0x1p-20;
+
+// Bytes of an element of bias; 0 without one.
+inline int bias_bytes(const AttentionParams& p) {
+  return p.bias ? static_cast<int>(size_of(p.bias_dtype)) : 0;
+}
+
+// Bytes of a consumer's tiles of bias and mask.
+inline int stage_bytes(const AttentionParams& p) {
+  return kTermRows * kTermKeys * (bias_bytes(p) + (p.mask ? 1 : 0));
+}
+
+// How many of them are in flight: what a thread block has room for.
+inline int term_stages(const AttentionParams& p, int head_dim_tile) {
+  const int tile_v = head_dim_v_tile(head_dim_tile, p.head_dim_v);
+  const int consumers = tile_shape(head_dim_tile, tile_v, Terms::kLoaded).num_consumers;
+  const int room = kMaxSmem - smem_map(head_dim_tile, tile_v, Terms::kLoaded).total;
+  return room >= kTermStages * consumers * stage_bytes(p) ? kTermStages : 1;
+}
+
+// Bytes of shared memory for them.
+inline int term_bytes(const AttentionParams& p, int head_dim_tile) {
+  const int tile_v = head_dim_v_tile(head_dim_tile, p.head_dim_v);
+  const int consumers = tile_shape(head_dim_tile, tile_v, Terms::kLoaded).num_consumers;
+  return term_stages(p, head_dim_tile) * consumers * stage_bytes(p);
+}
+
+// In the kernels' scores, of which `cap` of these makes the cap; times `scale`.
+template <int kDegree>
+TanhRatio<kDegree> tanh_ratio(const TanhFit<kDegree>& fit, double cap, double scale) {
+  const double offset = std::exp2(std::floor(std::log2(fit.most * fit.most * cap * cap)));
+  const double step = 1.0 / (cap * cap), start = offset * step;  // x^2 = step w - start
+  double shifted[kDegree + 1];                                   // in powers of step w
+  for (int i = 0; i <= kDegree; ++i) shifted[i] = fit.coefficients[i];
+  for (int done = 0; done < kDegree; ++done) {
+    for (int i = kDegree - 1; i >= done; --i) shifted[i] -= start * shifted[i + 1];
+  }
+  TanhRatio<kDegree> ratio{static_cast<float>(offset), {}};
+  for (int i = 0; i <= kDegree; ++i, scale *= step)
+    ratio.coefficients[i] = static_cast<float>(shifted[i] * scale);
+  return ratio;
+}
+
+inline ScoreParams score_params(const AttentionParams& p, int head_dim_tile) {
+  constexpr double kLog2e = 1.4426950408889634;
+  ScoreParams s{};
+  s.slope_scale = p.bias ? 1.0f : static_cast<float>(1.0 / p.softmax_scale);
+  if (p.bias || p.mask) {
+    s.bias_bytes = bias_bytes(p);
+    s.stage_bytes = stage_bytes(p);
+    s.stages = term_stages(p, head_dim_tile);
+  }
+  if (p.softcap == 0.0) return s;
+  const double cap = p.softcap / p.softmax_scale;
+  s.cap = static_cast<float>(cap);
+  s.inverse_cap = static_cast<float>(1.0 / cap);
+  s.small = tanh_ratio(kSmallTanh, cap, 1.0);
+  s.smaller_log2 = tanh_ratio(kSmallerTanh, cap, p.softmax_scale * kLog2e);
+  s.small_log2 = tanh_ratio(kSmallTanh, cap, p.softmax_scale * kLog2e);
+  return s;
+}
+
+}  // namespace dlattn::sm90

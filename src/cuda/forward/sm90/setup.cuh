@@ -1,0 +1,135 @@
+#pragma once
+
+#include "cuda/forward/sm90/score_params.h"
+#include "cuda/forward/sm90/traits.h"
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/special.cuh"
+#include "cuda/ptx/tensor_map.cuh"
+#include "cuda/tile/ring.cuh"
+
+// What producer and consumers share: tensor maps, shared memory and the barriers between them.
+namespace dlattn::sm90 {
+
+// What a launch is told beside the parameters.
+struct Launch {
+  // One box: 64 columns of a warpgroup's rows of q and out, or of a tile's keys of k and v.
+  ptx::TensorMap q, k, v, out;
+  unsigned num_items;  // items of the whole problem; a block takes every gridDim.x-th or so
+  ScoreParams score;
+  ptx::TensorMap bias, mask;  // one box: a consumer's tile, of fp32 half of one
+};
+
+// A work item: block_m query rows of one head of one sequence.
+struct Item {
+  int m_block, head;
+  int batch;               // the sequence
+  int start_q;             // its first row of a pack's
+  int seqlen_q, seqlen_k;  // 0 queries: no item at all
+};
+
+template <int kHeadDim, int kHeadDimV, Terms kTerms>
+struct Shared {
+  static constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kTerms);
+  static constexpr SmemMap kMap = smem_map(kHeadDim, kHeadDimV, kTerms);
+  static constexpr int kRowsBytes = tile_bytes(kWarpgroupRows, kHeadDim);  // a warpgroup's, of Q
+  static constexpr int kQueryBytes = kShape.num_consumers * kRowsBytes;
+  static constexpr int kKeyBytes = tile_bytes(kShape.block_n, kHeadDim);
+  static constexpr int kValueBytes = tile_bytes(kShape.block_n, kHeadDimV);
+
+  ptx::SmemAddress base;
+  tile::Ring<kShape.query_stages> queries;
+  tile::Ring<kShape.num_stages> keys, values;
+
+  __device__ __forceinline__ explicit Shared(ptx::SmemAddress base)
+      : base(base),
+        queries(base + kMap.mbarriers),
+        keys(base + kMap.mbarriers + queries.kBytes),
+        values(base + kMap.mbarriers + queries.kBytes + keys.kBytes) {}
+
+  __device__ __forceinline__ ptx::SmemAddress q(unsigned use, int consumer) const {
+    return base + kMap.q + queries.stage(use) * kQueryBytes + consumer * kRowsBytes;
+  }
+  __device__ __forceinline__ ptx::SmemAddress k(unsigned use) const {
+    return base + kMap.k + keys.stage(use) * kKeyBytes;
+  }
+  __device__ __forceinline__ ptx::SmemAddress v(unsigned use) const {
+    return base + kMap.v + values.stage(use) * kValueBytes;
+  }
+
+  // The work item that Q's rows are of, where the lengths tell (items.cuh).
+  __device__ __forceinline__ Item* item(unsigned use) const {
+    static_assert(sizeof(Item) <= kItemBytes);
+    return reinterpret_cast<Item*>(ptx::dynamic_smem() + kMap.items +
+                                   queries.stage(use) * kItemBytes);
+  }
+
+  // Of a consumer's tiles of bias and mask: [kTermStages] full, then as many empty.
+  __device__ __forceinline__ ptx::SmemAddress term_mbarriers(int consumer) const {
+    return base + kMap.mbarriers + queries.kBytes + keys.kBytes + values.kBytes +
+           consumer * 2 * kTermStages * ptx::kMbarrierBytes;
+  }
+
+  // By all threads of the block, before anything else: stages are released warp by warp, but for Q
+  // where results go by way of it.
+  __device__ __forceinline__ void init() const {
+    if (threadIdx.x == 0) {
+      queries.init(kShape.num_consumers * (stores_from_registers(kHeadDim, kTerms) ? 4 : 1));
+      keys.init(kShape.num_consumers * 4);
+      values.init(kShape.num_consumers * 4);
+      if constexpr (kTerms == Terms::kLoaded) {
+#pragma unroll
+        for (int c = 0; c < kShape.num_consumers; ++c)
+          tile::Ring<kTermStages>(term_mbarriers(c)).init(4);
+      }
+      ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+  }
+};
+
+// A thread's place in its warpgroup, read anew, and so not kept in registers, which are scarce,
+// from one use to the next.
+struct Place {
+  int thread, warp, lane;
+
+  __device__ __forceinline__ Place()
+      : thread(static_cast<int>(ptx::reread_thread_index()) % kWarpgroupThreads),
+        warp(thread / 32),
+        lane(thread % 32) {}
+};
+
+// The block's named barriers.
+constexpr int kTurnBarrier = 1;       // + consumer: its turn, passed on by the one before
+constexpr int kWarpgroupBarrier = 8;  // + consumer: its own threads
+
+// Turns: consumer c starts its products of a tile after consumer c - 1 has, so that one's softmax
+// runs while the other's products do. Consumers take as many turns each.
+template <int kConsumers, bool kTakesTurns>
+struct Turns {
+  int consumer;
+
+  // The first turn is consumer 0's.
+  __device__ __forceinline__ void begin() const {
+    if constexpr (kTakesTurns) {
+      if (consumer == kConsumers - 1) pass();
+    }
+  }
+  __device__ __forceinline__ void wait() const {
+    if constexpr (kTakesTurns) ptx::barrier_sync(kTurnBarrier + consumer, 2 * kWarpgroupThreads);
+  }
+  __device__ __forceinline__ void pass() const {
+    if constexpr (kTakesTurns) {
+      const int next = consumer == kConsumers - 1 ? 0 : consumer + 1;
+      ptx::barrier_arrive(kTurnBarrier + next, 2 * kWarpgroupThreads);
+    }
+  }
+  // The turn that is left over.
+  __device__ __forceinline__ void end() const {
+    if constexpr (kTakesTurns) {
+      if (consumer == 0) wait();
+    }
+  }
+};
+
+}  // namespace dlattn::sm90

@@ -1,0 +1,208 @@
+#pragma once
+
+#include "cuda/forward/sm90/accumulators.cuh"
+#include "cuda/tile/reference.cuh"
+#include "cuda/tile/warp.cuh"
+
+namespace dlattn::sm90 {
+
+// The streaming softmax of this lane's two rows of its warp's 16, with a reference in place of the
+// running maximum: probabilities are taken relative to it as it stands, and no maximum is worked
+// out. The sums, which are needed anyway, tell whether a row has outgrown its reference, and by how
+// much: then references are raised and the probabilities, still in fp32, scaled down. Where fp32
+// was too small for them, the tile is done again with references raised to the maxima, which is the
+// plain softmax. That is how tiles are begun with after a leap, and as long as a reference of the
+// warp's is unscaled (tile/reference.cuh). The reference cancels in out and lse.
+// Scores here are raw products q.k, or natural ones; `scale` makes them base 2. kScores: the lane's
+// scores of a tile, [4 j + 2 h + e] of row h.
+struct Softmax {
+  float words[2] = {tile::kNothing, tile::kNothing};  // the references: tile::Reference
+  float row_sum[2] = {0.0f, 0.0f};                    // this lane's part
+  // Of the warp. In one word: registers are scarce.
+  enum Mode {
+    kScaled,
+    kLeapt,    // references were raised so far that the next tile's may well be, too
+    kUnscaled  // words are references in the scores' units
+  };
+  unsigned state = kScaled;  // a mode, and what score terms keep of the scores they have met
+
+  static constexpr unsigned kModes = 4;
+  __device__ __forceinline__ unsigned mode() const { return state % kModes; }
+  __device__ __forceinline__ void set_mode(unsigned mode) {
+    state = state / kModes * kModes + mode;
+  }
+  __device__ __forceinline__ unsigned met() const { return state / kModes; }
+  __device__ __forceinline__ void set_met(unsigned met) { state = mode() + met * kModes; }
+
+  // Whether the next tile's scores raise references first.
+  __device__ __forceinline__ bool raises_first() const { return mode() != kScaled; }
+  __device__ __forceinline__ bool unscaled() const { return mode() == kUnscaled; }
+
+  // Raises the references that a score exceeds to the row's maximum. Where one of the warp's is or
+  // becomes unscaled, leaves the scores relative to them. `factors`: what the rows have accumulated
+  // must be multiplied with; the sums are. All lanes call it.
+  template <int kScores>
+  __device__ __forceinline__ void raise(float (&acc_s)[kScores], float scale, float (&factors)[2]) {
+    const float maxima[2] = {row_max(acc_s, 0), row_max(acc_s, 1)};
+    // A row that sees nothing, or NaN alone, keeps what it has.
+    const float next[2] = {fminf(words[0], -maxima[0] * scale),
+                           fminf(words[1], -maxima[1] * scale)};
+    const bool beyond =
+        unscaled() || tile::is_beyond_scaled(next[0]) || tile::is_beyond_scaled(next[1]);
+    if (__builtin_expect(__any_sync(tile::kFullMask, beyond), 0))
+      return raise_any(acc_s, maxima, scale, false, factors);
+    set_mode(kScaled);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      factors[h] = ptx::exp2(next[h] - words[h]);
+      words[h] = next[h];
+      row_sum[h] *= factors[h];
+    }
+  }
+
+  // The first tile's scores to probabilities and their sums, references being those rows' maxima.
+  // Scores are needed until a vote says that references can be scaled, so probabilities have
+  // registers of their own: then rows overlap. All lanes call it.
+  template <int kScores>
+  __device__ __forceinline__ void begin(float (&acc_s)[kScores], float scale,
+                                        float (&probabilities)[kScores], float (&sums)[2]) {
+    bool beyond = false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      words[h] = fminf(tile::kNothing, -row_max(acc_s, h) * scale);
+      beyond |= tile::is_beyond_scaled(words[h]);
+    }
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) probabilities[i] = acc_s[i];
+    exponentiate(probabilities, scale, words, sums);
+    if (__any_sync(tile::kFullMask, beyond)) {
+      words[0] = words[1] = tile::kNothing;
+      float factors[2];
+      raise_any(acc_s, scale, false, factors);
+      exponentiate_raised(acc_s, scale, sums);
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) probabilities[i] = acc_s[i];
+    }
+    add(sums);
+  }
+
+  // To be called after raise() but for the first tile's: has the next tile's scores raise
+  // references first if they were raised so far that these may well be beyond what fp32 holds of
+  // them. All lanes call it.
+  __device__ __forceinline__ void expect_leaps(const float (&factors)[2]) {
+    constexpr float kLeap = 0x1p-60f;
+    const bool leapt = __any_sync(tile::kFullMask, factors[0] < kLeap || factors[1] < kLeap);
+    if (leapt && !unscaled()) set_mode(kLeapt);
+  }
+
+  // The same for scores of any size and references of either kind. `faint`: of
+  // tile::RaisedReference.
+  template <int kScores>
+  __device__ __forceinline__ void raise_any(float (&acc_s)[kScores], float scale, bool faint,
+                                            float (&factors)[2]) {
+    raise_any(acc_s, {row_max(acc_s, 0), row_max(acc_s, 1)}, scale, faint, factors);
+  }
+
+  // Scores to probabilities, in place, and their sums, relative to scaled references.
+  template <int kScores>
+  __device__ __forceinline__ static void exponentiate(float (&acc_s)[kScores], float scale,
+                                                      const float (&negs)[2], float (&sums)[2]) {
+    float parts[4] = {};
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      acc_s[i] = ptx::exp2(fmaf(acc_s[i], scale, negs[i / 2 % 2]));
+      parts[i % 4] += acc_s[i];
+    }
+    sums[0] = parts[0] + parts[1];
+    sums[1] = parts[2] + parts[3];
+  }
+
+  template <int kScores>
+  __device__ __forceinline__ void exponentiate(float (&acc_s)[kScores], float scale,
+                                               float (&sums)[2]) const {
+    exponentiate(acc_s, scale, words, sums);
+  }
+
+  // The same after raise(), whatever references are.
+  template <int kScores>
+  __device__ __forceinline__ void exponentiate_raised(float (&acc_s)[kScores], float scale,
+                                                      float (&sums)[2]) const {
+    const float negs[2] = {unscaled() ? 0.0f : words[0], unscaled() ? 0.0f : words[1]};
+    exponentiate(acc_s, scale, negs, sums);
+  }
+
+  // Whether a row of the warp has outgrown its reference. All lanes call it.
+  __device__ __forceinline__ bool outgrown(const float (&sums)[2]) const {
+    return __any_sync(tile::kFullMask, sums[0] > tile::kMaxSum || sums[1] > tile::kMaxSum);
+  }
+
+  // Raises the references of the rows whose sums are 2 or more, so far that these come to 1 or a
+  // little more, and scales probabilities and sums to them. `factors` as above. Does nothing and
+  // returns false where that cannot be done to one of the warp's. All lanes call it.
+  template <int kScores>
+  __device__ __forceinline__ bool scale_down(float (&probabilities)[kScores], float (&sums)[2],
+                                             float (&factors)[2]) {
+    const float row_sums[2] = {tile::reduce_sum<4>(sums[0]), tile::reduce_sum<4>(sums[1])};
+    const auto lost = [&](int h) {
+      return row_sums[h] > tile::kLargest || !tile::can_raise(words[h]);
+    };
+    if (__any_sync(tile::kFullMask, lost(0) || lost(1))) return false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float old = words[h];
+      words[h] = old - static_cast<float>(tile::raise_by(row_sums[h]));
+      factors[h] = ptx::exp2(words[h] - old);
+      row_sum[h] *= factors[h];
+      sums[h] *= factors[h];
+    }
+    rescale(probabilities, factors);
+    return true;
+  }
+
+  __device__ __forceinline__ void add(const float (&sums)[2]) {
+    row_sum[0] += sums[0];
+    row_sum[1] += sums[1];
+  }
+
+  // A row's result, of all its scores. All lanes call it.
+  __device__ __forceinline__ tile::RowResult finalize(int h, float scale, const float* sink) const {
+    return tile::finalize(tile::Reference(words[h], unscaled()), scale,
+                          tile::reduce_sum<4>(row_sum[h]), sink);
+  }
+
+ private:
+  template <int kScores>
+  __device__ __forceinline__ static float row_max(const float (&acc_s)[kScores], int h) {
+    float even = acc_s[2 * h], odd = acc_s[2 * h + 1];
+#pragma unroll
+    for (int j = 1; j < kScores / 4; ++j) {
+      even = fmaxf(even, acc_s[4 * j + 2 * h]);
+      odd = fmaxf(odd, acc_s[4 * j + 2 * h + 1]);
+    }
+    return tile::reduce_max<4>(fmaxf(even, odd));
+  }
+
+  template <int kScores>
+  __device__ __forceinline__ void raise_any(float (&acc_s)[kScores], const float (&maxima)[2],
+                                            float scale, bool faint, float (&factors)[2]) {
+    const tile::RaisedReference raised[2] = {
+        {tile::Reference(words[0], unscaled()), maxima[0], scale},
+        {tile::Reference(words[1], unscaled()), maxima[1], scale}};
+    const bool unscaled = __any_sync(tile::kFullMask, raised[0].needs_unscaled(scale, faint) ||
+                                                          raised[1].needs_unscaled(scale, faint));
+    set_mode(unscaled ? kUnscaled : kScaled);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      words[h] = raised[h].word(scale, unscaled);
+      factors[h] =
+          tile::change_of_reference(raised[h].from, tile::Reference(words[h], unscaled), scale);
+      row_sum[h] *= factors[h];
+    }
+    if (!unscaled) return;
+    // Of a row that has seen nothing all scores are -inf.
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) acc_s[i] -= fmaxf(words[i / 2 % 2], -tile::kNothing);
+  }
+};
+
+}  // namespace dlattn::sm90

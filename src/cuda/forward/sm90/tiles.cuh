@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/forward/sm90/setup.cuh"
+#include "cuda/forward/sm90/traits.h"
+#include "cuda/tile/mask.cuh"
+#include "cuda/tile/scheduler.cuh"
+
+// Which tiles of keys are walked, and what of them rows see.
+namespace dlattn::sm90 {
+
+__device__ __forceinline__ tile::Mask position_mask(const AttentionParams& params,
+                                                    const LaunchShape& shape, const Item& item) {
+  const int shift = params.causal == Causal::kTopLeft ? 0 : item.seqlen_k - item.seqlen_q;
+  return tile::Mask(shape, shift, item.seqlen_k);
+}
+
+// The tiles that at least one of rows first .. last sees, numbered by n0 / block_n and walked from
+// the last to the first; none if last < first.
+struct TileRange {
+  int begin, end;
+
+  __device__ __forceinline__ TileRange(const tile::Mask& mask, int first_row, int last_row,
+                                       int block_n) {
+    const tile::Range any = mask.any_row(first_row, last_row);
+    const bool none = last_row < first_row || any.end <= any.begin;
+    begin = none ? 0 : any.begin / block_n;
+    end = none ? 0 : (any.end + block_n - 1) / block_n;
+  }
+};
+
+// The tiles that each of a consumer's rows sees whole; the others are edge tiles. Rows beyond the
+// last count too: what they need is known before what seqlen_q is.
+struct WholeTiles {
+  int begin, end;
+
+  __device__ __forceinline__ WholeTiles(const tile::Mask& mask, int first_row, int block_n) {
+    const tile::Range every = mask.every_row(first_row, first_row + kWarpgroupRows - 1);
+    begin = (max(every.begin, 0) + block_n - 1) / block_n;
+    end = max(every.end, 0) / block_n;
+  }
+};
+
+// How many of a lane's scores of a row are of keys before `key`, counted from the lane's first: it
+// has two neighbours of every eight keys.
+template <int kBlockN>
+__device__ __forceinline__ int scores_before(int key) {
+  const unsigned within = static_cast<unsigned>(min(max(key, 0), kBlockN));
+  return static_cast<int>(within / 8 * 2 + min(within % 8, 2u));
+}
+
+// Scores of keys that their rows do not see become -inf. `first_row` is the
+// consumer's, `n0` the tile's first key.
+template <int kScores>
+__device__ __forceinline__ void apply_mask(float (&acc_s)[kScores], const tile::Mask& mask,
+                                           int first_row, int n0) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const Place place;  // for each of the two rows anew: registers are scarce here
+    const int row = first_row + place.warp * 16 + place.lane / 4;
+    const int first_key = n0 + place.lane % 4 * 2;
+    const tile::Range visible = mask.row(row + 8 * h, first_key);
+    // A bit of each score of the row: one instruction makes predicates of seven of them.
+    static_assert(kScores / 2 <= 32, "a word holds a row's bits");
+    const int begin = scores_before<2 * kScores>(visible.begin);
+    const int count = max(scores_before<2 * kScores>(visible.end) - begin, 0);
+    const auto ones = static_cast<std::uint32_t>((std::uint64_t{0xffffffff} << count) >> 32);
+    const std::uint32_t bits = ones << (begin % 32);  // 32 only where count is 0
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) {
+      if ((bits & 1u << i) == 0) acc_s[i / 2 * 4 + 2 * h + i % 2] = -INFINITY;
+    }
+  }
+}
+
+}  // namespace dlattn::sm90

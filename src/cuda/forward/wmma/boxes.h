@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/forward/wmma/traits.h"
+#include "cuda/tile/boxes.h"
+#include "dlattn/params.h"
+
+// What the copy engine is told of the tensors of a problem of fixed length, as plain host code: the
+// plan asks whether it can be told, the launch tells it.
+namespace dlattn::wmma {
+
+struct TensorBoxes {
+  tile::TensorBox q, k, v;
+};
+
+// Columns of a segment of tile::SwizzledRows.
+constexpr int segment_columns(int head_dim_tile) {
+  return head_dim_tile % 64 == 0 ? 64 : 32;
+}
+
+// A box is one segment (tile::SwizzledRows) of a warp's rows of Q, of a tile's of K and V.
+inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile, int variant) {
+  const TileShape shape = tile_shape(head_dim_tile, variant);
+  const auto box = [&](const char* name, const void* data, std::int64_t columns, std::int64_t rows,
+                       std::int64_t row_stride, std::int64_t heads, std::int64_t head_stride,
+                       std::int64_t batch_stride, int box_rows) {
+    tile::TensorBox box =
+        tile::tensor_box(name, rows > 0 ? data : p.q, columns, rows, row_stride, heads, head_stride,
+                         p.batch_size, batch_stride, box_rows);  // without rows it may be null
+    box.box_columns = segment_columns(head_dim_tile);
+    return box;
+  };
+  return {box("q", p.q, p.head_dim, p.seqlen_q, p.q_row_stride, p.num_heads, p.q_head_stride,
+              p.q_batch_stride, shape.row_tiles * 16),
+          box("k", p.k, p.head_dim, p.seqlen_k, p.k_row_stride, p.num_heads_kv, p.k_head_stride,
+              p.k_batch_stride, shape.block_n),
+          box("v", p.v, p.head_dim_v, p.seqlen_k, p.v_row_stride, p.num_heads_kv, p.v_head_stride,
+              p.v_batch_stride, shape.block_n)};
+}
+
+// Whether every box of a problem is full of columns that the tensor has, or has none of them. Then
+// one copy may bring them all: see all_segments().
+inline bool whole_segments(const AttentionParams& p, int head_dim_tile) {
+  const int columns = segment_columns(head_dim_tile);
+  return p.head_dim % columns == 0 && p.head_dim_v % columns == 0;
+}
+
+// The same rows in one box, with the segments of a row as a dimension of their own after the rows:
+// [batch][heads][segments][rows][columns].
+inline tile::TensorBox all_segments(tile::TensorBox box, int head_dim_tile) {
+  const std::int64_t segments = box.sizes[0] / box.box_columns;
+  for (int i = 4; i > 2; --i) box.sizes[i] = box.sizes[i - 1], box.strides[i] = box.strides[i - 1];
+  box.sizes[0] = box.box_columns;
+  box.sizes[2] = segments > 0 ? segments : 1;
+  box.strides[2] = box.box_columns * box.element_bytes;
+  box.rank = 5;
+  box.box_depth = head_dim_tile / box.box_columns;
+  return box;
+}
+
+}  // namespace dlattn::wmma

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/forward/wmma/traits.h"
+#include "cuda/tile/launch_shape.h"
+#include "dlattn/attention.h"
+
+// Packing: the query heads of one head of K and V become rows of the same tiles, so that K and V
+// are read once for all of them, and few queries fill a tile. Plain C++, shared by the plan, the
+// launcher and the tests that run kernels on the CPU.
+namespace dlattn::wmma {
+
+// Query heads per head of K and V.
+inline std::int64_t group_size(const AttentionParams& p) {
+  return p.num_heads / p.num_heads_kv;
+}
+
+// Whether the heads of a group can be told to any kernel as rows of one head, by strides alone. All
+// rows see the same keys then, for there is one query; what a kernel keeps per head must not be in
+// use.
+inline bool heads_fold_into_rows(const AttentionParams& p) {
+  return p.seqlen_q == 1 && !p.cu_seqlens_q && !p.sinks && !p.alibi_slopes &&
+         (!p.lse || p.lse_head_stride == 1);
+}
+
+// The problem whose heads are those of K and V and whose rows are the heads of a group. The keys
+// that the one query sees are a range: it becomes the whole, and position no longer matters.
+inline AttentionParams folded_heads(const AttentionParams& p) {
+  const std::int64_t group = group_size(p);
+  AttentionParams folded = p;
+  folded.seqlen_q = group, folded.num_heads = p.num_heads_kv;
+  folded.q_row_stride = p.q_head_stride, folded.q_head_stride *= group;
+  folded.out_row_stride = p.out_head_stride, folded.out_head_stride *= group;
+  folded.lse_head_stride = group;
+  folded.bias_row_stride = p.bias_head_stride, folded.bias_head_stride *= group;
+  folded.mask_row_stride = p.mask_head_stride, folded.mask_head_stride *= group;
+
+  const std::int64_t position = p.causal == Causal::kTopLeft ? 0 : p.seqlen_k - 1;
+  const std::int64_t right = p.causal == Causal::kNone ? p.window_right : 0;
+  const std::int64_t begin =
+      p.window_left < 0 ? 0 : std::max<std::int64_t>(position - p.window_left, 0);
+  const std::int64_t end =
+      right < 0 ? p.seqlen_k : std::min<std::int64_t>(position + right + 1, p.seqlen_k);
+  folded.causal = Causal::kNone, folded.window_left = folded.window_right = -1;
+  folded.seqlen_k = std::max<std::int64_t>(end - begin, 0);
+  const auto skip = [begin](const auto*& data, std::int64_t stride, std::int64_t bytes) {
+    if (!data) return;
+    data = reinterpret_cast<std::decay_t<decltype(data)>>(
+        reinterpret_cast<std::uintptr_t>(data) +
+        static_cast<std::uintptr_t>(begin * stride * bytes));
+  };
+  skip(folded.k, p.k_row_stride, size_of(p.dtype));
+  skip(folded.v, p.v_row_stride, size_of(p.dtype));
+  skip(folded.bias, p.bias_col_stride, size_of(p.bias_dtype));
+  skip(folded.mask, p.mask_col_stride, 1);
+  return folded;
+}
+
+// Calls launch(params, shape) with what kernels are given for a problem and its plan.
+template <typename Launch>
+void as_launched(const AttentionParams& p, const Plan& plan, Launch launch) {
+  if (plan.packed_heads == 1 || packs_heads(plan.variant)) {
+    launch(p, make_launch_shape(p, plan, plan.packed_heads));
+  } else {
+    const AttentionParams folded = folded_heads(p);
+    launch(folded, make_launch_shape(folded, plan));
+  }
+}
+
+}  // namespace dlattn::wmma

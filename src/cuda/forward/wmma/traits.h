@@ -1,0 +1,185 @@
+#pragma once
+
+#include "cuda/forward/wmma/split_traits.h"
+#include "cuda/tile/config.h"
+
+namespace dlattn::wmma {
+
+// Where a warp reads its rows of Q: from shared memory for every tile, or from registers, loaded
+// once; then K and V may be laid over Q's shared memory.
+enum class QueryPlace { kSmem, kRegisters, kRegistersOverlaid };
+
+// How warps hand the stages of K and V over to each other (stages.cuh). kMbarrierIfSlow: by
+// mbarriers where tensor cores are slow, else by the block's barrier, which is settled when the
+// kernel is compiled. Where the copy engine fills them, from compute capability 9.0 on, it brings Q
+// as well.
+enum class Handover { kBlockBarrier, kMbarrier, kMbarrierIfSlow, kCopyEngine };
+
+// Tile shapes per head_dim tile, between which the plan chooses.
+constexpr int kWide = 0;     // as many rows as registers hold: each fragment of K and V feeds most
+constexpr int kNarrow = 1;   // 16 rows per warp: small blocks, for small grids and small SMs
+constexpr int kSplit = 2;    // keys divided among the warps (split.cuh): for smaller grids still
+constexpr int kAhead = 3;    // as wide, with mbarriers, by which warps may run ahead of each other
+constexpr int kGeneral = 4;  // what the others lack: score terms, odd head dims (general.cuh)
+constexpr int kWhole = 5;    // split with all keys on their way at once: more shared memory
+constexpr int kBulk = 6;     // one item after the other, brought by the copy engine (bulk.cuh)
+constexpr int kNumVariants = 7;
+constexpr const char* kVariantNames[kNumVariants] = {"wide",    "narrow", "split", "ahead",
+                                                     "general", "whole",  "bulk"};
+
+constexpr bool splits_keys(int variant) {
+  return variant == kSplit || variant == kWhole;
+}
+
+struct TileShape {
+  int num_warps;
+  int row_tiles;  // per warp, of 16 query rows
+  int block_n;    // keys per tile
+  int slices;     // in which a tile's probabilities are made and multiplied with V
+  int edge_keys;  // of an edge tile that are worked on at a time; fewer take fewer registers
+  QueryPlace query_place;
+  int blocks_per_sm;  // that registers must leave room for
+  Handover handover = Handover::kBlockBarrier;
+  int stages = 2;  // tiles of K and V in shared memory
+};
+
+constexpr TileShape wide_shape(int head_dim_tile) {
+  if (head_dim_tile <= 64) return {4, 2, 64, 1, 32, QueryPlace::kRegisters, 2};
+  if (head_dim_tile <= 128) return {4, 2, 64, 4, 32, QueryPlace::kSmem, 2};
+  return {8, 1, 32, 2, 16, QueryPlace::kRegistersOverlaid, 1};
+}
+
+constexpr TileShape narrow_shape(int head_dim_tile) {
+  constexpr Handover kSlow = Handover::kMbarrierIfSlow;
+  if (head_dim_tile <= 64) return {4, 1, 64, 2, 32, QueryPlace::kRegistersOverlaid, 3, kSlow};
+  if (head_dim_tile <= 128) return {4, 1, 32, 2, 32, QueryPlace::kRegistersOverlaid, 3, kSlow};
+  return {4, 1, 32, 2, 16, QueryPlace::kRegistersOverlaid, 2};
+}
+
+constexpr TileShape ahead_shape(int head_dim_tile) {
+  TileShape shape = wide_shape(head_dim_tile);
+  shape.handover = Handover::kMbarrier;
+  return shape;
+}
+
+// As copies take next to no warp's time, and shared memory has room for tiles on their way, one
+// block of an SM's worth of warps does: it reads each tile once where two blocks would read it
+// twice.
+constexpr TileShape bulk_shape(int head_dim_tile) {
+  constexpr Handover kEngine = Handover::kCopyEngine;
+  if (head_dim_tile <= 64) return {8, 2, 64, 1, 32, QueryPlace::kRegisters, 1, kEngine, 8};
+  if (head_dim_tile <= 128) return {8, 2, 64, 4, 32, QueryPlace::kSmem, 1, kEngine, 4};
+  return {8, 1, 32, 1, 16, QueryPlace::kRegisters, 1, kEngine, 4};
+}
+
+constexpr TileShape general_shape(int head_dim_tile) {
+  if (head_dim_tile <= 64) return {4, 2, 64, 2, 32, QueryPlace::kRegistersOverlaid, 2};
+  if (head_dim_tile <= 96) return {4, 2, 32, 1, 32, QueryPlace::kRegistersOverlaid, 2};
+  if (head_dim_tile <= 128) return {4, 2, 32, 1, 32, QueryPlace::kSmem, 2};
+  return {8, 1, 32, 1, 32, QueryPlace::kRegistersOverlaid, 1, Handover::kMbarrier};
+}
+
+constexpr TileShape tile_shape(int head_dim_tile, int variant) {
+  if (variant == kGeneral) return general_shape(head_dim_tile);
+  if (variant == kWide) return wide_shape(head_dim_tile);
+  if (variant == kBulk) return bulk_shape(head_dim_tile);
+  return variant == kNarrow ? narrow_shape(head_dim_tile) : ahead_shape(head_dim_tile);
+}
+
+// Whether there is a kernel of the shape that packs query heads too (tile/rows.cuh): there is of
+// that for few rows.
+constexpr bool packs_heads(int variant) {
+  return variant == kNarrow;
+}
+
+// Whether there is a kernel of this shape.
+constexpr bool has_variant(int head_dim_tile, int variant) {
+  if (variant == kSplit) return head_dim_tile <= 128;
+  if (variant == kAhead) return head_dim_tile > 128;
+  if (variant == kWhole) return head_dim_tile == 64;
+  if (variant == kBulk) return head_dim_tile >= 64;
+  return 0 <= variant && variant < kNumVariants;
+}
+
+constexpr int block_m(const TileShape& shape) {
+  return shape.num_warps * shape.row_tiles * 16;
+}
+
+// Whether the copy engine brings Q, K and V.
+constexpr bool uses_copy_engine(int head_dim_tile, int variant) {
+  return !splits_keys(variant) &&
+         tile_shape(head_dim_tile, variant).handover == Handover::kCopyEngine;
+}
+
+// Scores' terms: a lane's neighbouring keys of a row, and a byte or element for each in shared
+// memory.
+constexpr int kRunKeys = 8;
+constexpr int mask_slot_bytes(int row_tiles, int block_n, int num_threads) {
+  return row_tiles * 2 * (block_n / 32) * kRunKeys * num_threads;
+}
+
+// Whether the general kernel has no registers for what a thread needs once a tile: then shared
+// memory has so much more per thread.
+constexpr bool registers_are_scarce(int head_dim_tile) {
+  return head_dim_tile > 192;
+}
+constexpr int kParkedBytes = 32;
+
+// Byte offsets into dynamic shared memory; rows as in tile::SwizzledRows, in boxes of a warp's rows
+// of Q and of a tile of K and V where the copy engine brings them.
+struct SmemMap {
+  int q;  // [block_m] rows, later those of out
+  int k;  // [stages][block_n] rows
+  int v;  // [stages][block_n] rows
+  int mbarriers;
+  int coordinates;  // of what the copy engine brings, kCoordinateBytes for each warp
+  int parked;       // kParkedBytes for each thread of the general kernel
+  int total;
+};
+
+constexpr int kCoordinateBytes = 32;  // BulkCursor and WarpItem
+
+constexpr SmemMap smem_map(int head_dim_tile, int variant) {
+  const TileShape shape = tile_shape(head_dim_tile, variant);
+  const int q_bytes = block_m(shape) * head_dim_tile * 2;
+  const int k_bytes = shape.stages * shape.block_n * head_dim_tile * 2;
+  SmemMap map{};
+  map.q = 0;
+  map.k = shape.query_place == QueryPlace::kRegistersOverlaid ? 0 : q_bytes;
+  map.v = map.k + k_bytes;
+  map.mbarriers = map.v + k_bytes > q_bytes ? map.v + k_bytes : q_bytes;
+  map.total = map.mbarriers;
+  if (shape.handover != Handover::kBlockBarrier) map.total += shape.stages * 2 * 8;
+  if (shape.handover == Handover::kCopyEngine) {
+    map.coordinates = map.total + shape.num_warps * 8;
+    map.total = map.coordinates + shape.num_warps * kCoordinateBytes;
+  }
+  map.parked = map.total;
+  if (variant == kGeneral && registers_are_scarce(head_dim_tile))
+    map.total += shape.num_warps * 32 * kParkedBytes;
+  return map;
+}
+
+// Of the general kernel for a problem with or without a mask and a bias of so many bytes per
+// element. Slots of both lie behind K and V.
+constexpr int general_smem_bytes(int head_dim_tile, bool mask, int bias_bytes) {
+  const TileShape shape = tile_shape(head_dim_tile, kGeneral);
+  const int slots = mask_slot_bytes(shape.row_tiles, shape.block_n, shape.num_warps * 32);
+  return smem_map(head_dim_tile, kGeneral).total + slots * ((mask ? 1 : 0) + bias_bytes);
+}
+
+// Blocks per SM that a shape's registers leave room for.
+constexpr int blocks_per_sm(int head_dim_tile, int variant) {
+  if (splits_keys(variant)) return split_shape(head_dim_tile, variant == kWhole).blocks_per_sm;
+  return tile_shape(head_dim_tile, variant).blocks_per_sm;
+}
+
+constexpr TileConfig tile_config(int head_dim_tile, int variant) {
+  if (splits_keys(variant)) return split_tile_config(head_dim_tile, variant == kWhole);
+  const TileShape shape = tile_shape(head_dim_tile, variant);
+  const int smem_bytes = variant == kGeneral ? general_smem_bytes(head_dim_tile, true, 4)
+                                             : smem_map(head_dim_tile, variant).total;
+  return {block_m(shape), shape.block_n, shape.num_warps, shape.stages, smem_bytes};
+}
+
+}  // namespace dlattn::wmma
