@@ -1,35 +1,50 @@
 # Turns src/cuda/instances.cmake into files in the build folder:
-#   instances.inc     DLATTN_INSTANCE(kScalar, kFloat16, 64) ... for the registry's tables
-#   <instance>.cu     explicit instantiations of a family's launcher, from instance.cu.in; listed in
-#                     DLATTN_INSTANCE_SOURCES, those of sm90 in DLATTN_SM90_SOURCES
+#   families.inc              DLATTN_FAMILY(forward, scalar) ... for core's list of families
+#   instances.inc             DLATTN_INSTANCE(forward, scalar, kFloat16, 64) ... for core and the tests
+#   <operation>_<instance>.cu explicit instantiations of a family's launcher, from instance.cu.in; listed in
+#                             DLATTN_INSTANCE_SOURCES, or DLATTN_INSTANCE_SOURCES_<arch>
+# and sets DLATTN_FAMILY_PLANS, the sources of the families' plans, DLATTN_FAMILY_ARCHS, the architectures that families
+# are for alone, and DLATTN_COMPILED and DLATTN_COMPILED_<arch>, what instances.inc says of the instances of each.
 set(DLATTN_GENERATED_DIR ${PROJECT_BINARY_DIR}/generated)
 set(DLATTN_INSTANCE_SOURCES)
-set(DLATTN_SM90_SOURCES)
-set(_instances_inc "// Generated from src/cuda/instances.cmake.\n")
+set(DLATTN_FAMILY_ARCHS)
+set(DLATTN_FAMILY_PLANS)
+set(_head "// Generated from src/cuda/instances.cmake.\n")
+set(_families_inc "${_head}")
+set(_instances_inc "${_head}")
+set(DLATTN_COMPILED "${_head}")
 
-set(_enum_scalar kScalar)
-set(_enum_wmma_qk kWmmaQk)
-set(_enum_wmma_smem kWmmaSmem)
-set(_enum_wmma kWmma)
-set(_enum_sm90 kSm90)
 set(_enum_float16 kFloat16)
 set(_enum_bfloat16 kBFloat16)
 set(_enum_float32 kFloat32)
-
-# The kernels of these take so long to compile that each tile has a file of its own. Of the others, which spend their
-# time on headers, one file has all tiles of a dtype.
-set(_file_per_tile wmma sm90)
 file(READ ${PROJECT_SOURCE_DIR}/src/cuda/instance.cu.in _template)
 
-function(dlattn_instance family dtype)
-  set(DLATTN_FAMILY ${family})
-  set(DLATTN_DTYPE ${_enum_${dtype}})
+macro(dlattn_family operation family)
+  cmake_parse_arguments(_own "FILE_PER_TILE" "ARCH" "" ${ARGN})
+  string(APPEND _families_inc "DLATTN_FAMILY(${operation}, ${family})\n")
+  list(APPEND DLATTN_FAMILY_PLANS ${PROJECT_SOURCE_DIR}/src/cuda/${operation}/${family}/plan.cpp)
+  set(_${operation}_${family}_FILE_PER_TILE ${_own_FILE_PER_TILE})
+  set(_${operation}_${family}_ARCH "")
+  if(_own_ARCH)
+    set(_${operation}_${family}_ARCH _${_own_ARCH})
+    if(NOT _own_ARCH IN_LIST DLATTN_FAMILY_ARCHS)
+      list(APPEND DLATTN_FAMILY_ARCHS ${_own_ARCH})
+      set(DLATTN_COMPILED_${_own_ARCH} "")
+    endif()
+  endif()
+endmacro()
+
+function(dlattn_instance operation family dtype)
+  set(arch ${_${operation}_${family}_ARCH})
+  set(_enum ${_enum_${dtype}})
   set(names)
-  foreach(DLATTN_TILE ${ARGN})
-    string(APPEND _instances_inc "DLATTN_INSTANCE(${_enum_${family}}, ${_enum_${dtype}}, ${DLATTN_TILE})\n")
-    set(name ${family}_${dtype})
-    if(family IN_LIST _file_per_tile)
-      string(APPEND name _${DLATTN_TILE})
+  foreach(tile ${ARGN})
+    set(line "DLATTN_INSTANCE(${operation}, ${family}, ${_enum}, ${tile})\n")
+    string(APPEND _instances_inc "${line}")
+    string(APPEND DLATTN_COMPILED${arch} "${line}")
+    set(name ${operation}_${family}_${dtype})
+    if(_${operation}_${family}_FILE_PER_TILE)
+      string(APPEND name _${tile})
     endif()
     list(APPEND names ${name})
     string(CONFIGURE "${_template}" instantiation @ONLY)
@@ -39,18 +54,15 @@ function(dlattn_instance family dtype)
   foreach(name ${names})
     set(source ${DLATTN_GENERATED_DIR}/${name}.cu)
     file(CONFIGURE OUTPUT ${source} CONTENT "${text_${name}}" @ONLY)
-    if(family STREQUAL "sm90")
-      list(APPEND DLATTN_SM90_SOURCES ${source})
-    else()
-      list(APPEND DLATTN_INSTANCE_SOURCES ${source})
-    endif()
+    list(APPEND DLATTN_INSTANCE_SOURCES${arch} ${source})
   endforeach()
   set(_instances_inc "${_instances_inc}" PARENT_SCOPE)
-  set(DLATTN_INSTANCE_SOURCES ${DLATTN_INSTANCE_SOURCES} PARENT_SCOPE)
-  set(DLATTN_SM90_SOURCES ${DLATTN_SM90_SOURCES} PARENT_SCOPE)
+  set(DLATTN_COMPILED${arch} "${DLATTN_COMPILED${arch}}" PARENT_SCOPE)
+  set(DLATTN_INSTANCE_SOURCES${arch} ${DLATTN_INSTANCE_SOURCES${arch}} PARENT_SCOPE)
 endfunction()
 
 include(${PROJECT_SOURCE_DIR}/src/cuda/instances.cmake)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/src/cuda/instances.cmake ${PROJECT_SOURCE_DIR}/src/cuda/instance.cu.in)
+file(CONFIGURE OUTPUT ${DLATTN_GENERATED_DIR}/families.inc CONTENT "${_families_inc}" @ONLY)
 file(CONFIGURE OUTPUT ${DLATTN_GENERATED_DIR}/instances.inc CONTENT "${_instances_inc}" @ONLY)

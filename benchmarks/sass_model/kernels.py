@@ -25,7 +25,7 @@ _SYMBOL = re.compile(
 )
 # No plan takes these on Ada: one has no loop, the copy engine brings the tiles of the other.
 NOT_MODELLED = ("whole", "bulk")
-_CORE = ("types", "overlap", "validate", "registry", "plan", "boxes", "sm90_plan", "wmma_plan")
+_CORE = ("types", "overlap", "validate", "family", "plan", "boxes")
 _REGISTERS_PER_SM = 65536
 _RESERVED_SMEM = 1024  # bytes per block that CUDA takes for itself
 
@@ -175,7 +175,7 @@ def planned_variants(
           d.smem_per_sm = smem, d.max_smem_per_block = smem - {_RESERVED_SMEM}, d.l2_bytes = l2;
           p.device.type = DeviceType::kCuda;
           Options options;
-          options.kernel = Kernel::kWmma;
+          options.kernel = "wmma";
           std::puts(core::make_plan(p, d, options).variant_name);
         }}
         int main() {{
@@ -183,13 +183,18 @@ def planned_variants(
         }}"""
     enums = {"float16": "kFloat16", "bfloat16": "kBFloat16", "float32": "kFloat32"}
     instances = "".join(
-        f"DLATTN_INSTANCE(k{''.join(w.capitalize() for w in family.split('_'))}, "
-        f"{enums[dtype]}, {tile})\n"
+        f"DLATTN_INSTANCE(forward, {family}, {enums[dtype]}, {tile})\n"
         for family, dtype, tile in cubins.instances()
     )
+    families = dict.fromkeys(family for family, _, _ in cubins.instances())
+    headers = {
+        "instances.inc": instances,
+        "families.inc": "".join(f"DLATTN_FAMILY(forward, {family})\n" for family in families),
+    }
     sources = [ROOT / f"src/core/{name}.cpp" for name in _CORE]
+    sources += [ROOT / f"src/cuda/forward/{family}/plan.cpp" for family in families]
     sources.append(ROOT / "tests/simt/plan_only.cpp")
-    return _run_cpp(text, *sources, headers={"instances.inc": instances}).split()
+    return _run_cpp(text, *sources, headers=headers).split()
 
 
 def _kernels_of(binary: Path, arch: str, shapes: dict[tuple[int, str], Shape]) -> Iterator[Kernel]:

@@ -14,7 +14,7 @@ extern "C" __attribute__((visibility("default"))) int launch(
   constexpr int kVariant = wmma::VARIANT;
   const AttentionParams p = contiguous_problem(q, k, v, out, batch_size, num_heads, seqlen,
                                                HEAD_DIM, softmax_scale, causal, device);
-  Plan plan = plan_of(Kernel::kWmma, p, HEAD_DIM, wmma::tile_config(HEAD_DIM, kVariant), grid);
+  Plan plan = plan_of("wmma", p, HEAD_DIM, wmma::tile_config(HEAD_DIM, kVariant), grid);
   plan.variant = kVariant;
   plan.copy_bytes = 16;
   try {

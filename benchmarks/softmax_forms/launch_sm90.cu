@@ -14,7 +14,7 @@ extern "C" __attribute__((visibility("default"))) int launch(
   const AttentionParams p = contiguous_problem(q, k, v, out, batch_size, num_heads, seqlen,
                                                HEAD_DIM, softmax_scale, causal, device);
   const Plan plan =
-      plan_of(Kernel::kSm90, p, HEAD_DIM, sm90::tile_config(HEAD_DIM, HEAD_DIM), grid);
+      plan_of("sm90", p, HEAD_DIM, sm90::tile_config(HEAD_DIM, HEAD_DIM), grid);
   try {
     sm90::launch_tile<DType::kFloat16, HEAD_DIM, HEAD_DIM, sm90::Terms::kNone, false>(p, plan,
                                                                                       stream);

@@ -26,7 +26,7 @@ inline AttentionParams contiguous_problem(const void* q, const void* k, const vo
 }
 
 // The plan of a tile.
-inline Plan plan_of(Kernel kernel, const AttentionParams& params, int head_dim_tile,
+inline Plan plan_of(const char* kernel, const AttentionParams& params, int head_dim_tile,
                     const TileConfig& config, std::int64_t grid) {
   Plan plan;
   plan.kernel = kernel;

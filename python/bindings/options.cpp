@@ -80,17 +80,16 @@ Causal parse_causal(nb::handle value) {
 }
 
 void parse_kernel(nb::handle value, Options* options) {
-  constexpr Kernel kKernels[] = {Kernel::kAuto,     Kernel::kCpu,  Kernel::kScalar, Kernel::kWmmaQk,
-                                 Kernel::kWmmaSmem, Kernel::kWmma, Kernel::kSm90};
-  for (const Kernel kernel : kKernels) {
-    if (is_text(value, to_string(kernel))) {
-      options->kernel = kernel;
+  const std::vector<std::string_view>& names = kernel_names();
+  for (const std::string_view name : names) {
+    if (is_text(value, name.data())) {  // a literal
+      options->kernel = name;
       return;
     }
   }
   std::string accepted;
-  for (const Kernel kernel : kKernels)
-    accepted += concat(accepted.empty() ? "\"" : ", \"", to_string(kernel), "\"");
+  for (const std::string_view name : names)
+    accepted += concat(accepted.empty() ? "\"" : ", \"", name, "\"");
   if (!PyUnicode_Check(value.ptr()))
     wrong_type("kernel is of type ", type_text(value), "; accepted: ", accepted);
   Py_ssize_t size = 0;
@@ -98,9 +97,9 @@ void parse_kernel(nb::handle value, Options* options) {
   if (!text) PyErr_Clear();  // lone surrogates, which no kernel's name has
   const bool whole = text && std::strlen(text) == static_cast<std::size_t>(size);
   const char* colon = whole ? std::strchr(text, ':') : nullptr;
-  for (const Kernel kernel : kKernels) {
-    if (colon && std::string(text, colon) == to_string(kernel)) {
-      options->kernel = kernel;
+  for (const std::string_view name : names) {
+    if (colon && std::string(text, colon) == name) {
+      options->kernel = name;
       options->variant = colon + 1;
       return;
     }

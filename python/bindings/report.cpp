@@ -87,9 +87,8 @@ nb::object plan(const AttentionCall& call) {
 
   std::vector<std::string> passed_over;  // why the other kernels of this device cannot run it
   if (device.type == DeviceType::kCuda) {
-    for (const Kernel kernel :
-         {Kernel::kSm90, Kernel::kWmma, Kernel::kWmmaSmem, Kernel::kWmmaQk, Kernel::kScalar}) {
-      if (kernel == chosen.kernel) continue;
+    for (const std::string_view kernel : kernel_names()) {
+      if (kernel == "auto" || kernel == "cpu" || kernel == chosen.kernel) continue;
       Options forced = problem.options;
       forced.kernel = kernel, forced.variant = nullptr;
       const Support support = dlattn::supported(problem.params, device, forced);
@@ -97,7 +96,7 @@ nb::object plan(const AttentionCall& call) {
     }
   }
   nb::dict fields;
-  fields["kernel"] = to_string(chosen.kernel);
+  fields["kernel"] = nb::str(chosen.kernel.data(), chosen.kernel.size());
   fields["variant"] = chosen.variant_name;
   fields["dtype"] = to_string(chosen.dtype);
   fields["device"] = nb::str(device_text(problem.params.device).c_str());
@@ -114,6 +113,7 @@ nb::object plan(const AttentionCall& call) {
   fields["workspace_bytes"] = chosen.workspace_bytes;
   fields["num_threads"] = chosen.num_threads;
   fields["isa"] = chosen.isa;
+  fields["predicted_ns"] = chosen.predicted_ns;
   fields["passed_over"] = to_tuple(passed_over);
   fields["text"] = nb::str(describe(chosen).c_str());
   return fields;

@@ -40,6 +40,8 @@ DeviceInfo made_up_device(int compute_capability) {
   const int smem_kb = datacenter ? 227 : compute_capability == 80 ? 163 : 99;
   device.max_smem_per_block = smem_kb * 1024;
   device.smem_per_sm = device.max_smem_per_block + 1024;
+  device.code = compute_capability;
+  device.arch_specific_code = true;
   return device;
 }
 
@@ -117,6 +119,10 @@ std::string refusal(nb::handle kernel, const std::string& dtype, std::int64_t he
 }  // namespace
 
 void register_support(nb::module_& module) {
+  nb::list names;
+  for (const std::string_view name : kernel_names())
+    names.append(nb::str(name.data(), name.size()));
+  module.attr("kernel_names") = nb::tuple(names);
   module.def("refusal", &refusal, nb::arg("kernel"), nb::arg("dtype"), nb::arg("head_dim"),
              nb::arg("feature"), nb::arg("compute_capability"));
 }

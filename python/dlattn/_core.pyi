@@ -1,6 +1,7 @@
 from typing import Any
 
 __version__: str
+kernel_names: tuple[str, ...]  # what the argument kernel may be: "auto", "cpu", the families
 
 class HostBuffer:
     def __init__(self, shape: tuple[int, ...], dtype: str) -> None: ...

@@ -56,6 +56,8 @@ class Plan:
     num_threads: int
     isa: str
     """The CPU's instruction set in use."""
+    predicted_ns: float
+    """What it takes on a GPU, in nanoseconds, by the kernel's model; 0: unknown."""
     passed_over: tuple[str, ...]
     """Why the other kernels of this device cannot run the call."""
     text: str

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "dlattn/attention.h"
 
@@ -17,8 +18,8 @@ const DeviceInfo& device_info(int index);  // cached; throws DeviceError
 void merge_states(const MergeParams& params, void* stream);
 
 using Launcher = void (*)(const AttentionParams& params, const Plan& plan, void* stream);
-// The launcher of an instance that instances.cmake lists; null in a build without CUDA.
-Launcher find_launcher(Kernel kernel, DType dtype, int head_dim_tile);
+// The launcher of an instance that instances.cmake lists; null in a build that lacks it.
+Launcher find_launcher(std::string_view family, DType dtype, int head_dim_tile);
 
 }  // namespace dlattn::cuda
 

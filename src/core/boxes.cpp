@@ -7,6 +7,13 @@ namespace dlattn::core {
 std::string misfit(const tile::TensorBox& box) {
   constexpr std::int64_t kMaxStride = std::int64_t{1} << 40;
   const std::int64_t most_bytes = (box.rank == 5 ? tile::kPackTurn : kMaxStride) - 16;
+  std::uint64_t bits = reinterpret_cast<std::uintptr_t>(box.data);
+  bool fits = true;
+  for (int i = 1; i < 4; ++i) {
+    bits |= static_cast<std::uint64_t>(box.strides[i]);
+    fits &= static_cast<std::uint64_t>(box.strides[i]) <= static_cast<std::uint64_t>(most_bytes);
+  }
+  if (fits && bits % 16 == 0) return {};
   if (reinterpret_cast<std::uintptr_t>(box.data) % 16 != 0)
     return concat(box.name, " begins at ", box.data, "; accepted: multiples of 16 bytes");
   const char* const names[] = {"column", "row", "head", "batch"};

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "core/backend.h"
+#include "core/family.h"
 #include "core/plan.h"
 #include "core/published.h"
 #include "core/validate.h"
@@ -57,10 +58,11 @@ BuildInfo build_info() {
   info.cuda = cuda::compiled();
   info.cuda_version = cuda::toolkit_version();
   info.archs = split(cuda::archs());
-  info.kernels = {to_string(Kernel::kCpu)};
-  for (const Kernel kernel :
-       {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem, Kernel::kWmma, Kernel::kSm90}) {
-    if (cuda::find_launcher(kernel, DType::kFloat16, 64)) info.kernels.push_back(to_string(kernel));
+  info.kernels = {std::string(core::kCpu)};
+  for (const core::ListedFamily& family : core::forward_families()) {
+    const core::Instance& first = family.instances.front();
+    if (cuda::find_launcher(family.record->name, first.dtype, first.head_dim_tile))
+      info.kernels.push_back(family.record->name);
   }
   return info;
 }
@@ -82,20 +84,20 @@ Plan plan(const AttentionParams& params, const DeviceInfo& device, const Options
 
 std::string describe(const Plan& plan) {
   std::ostringstream out;
-  out << "kernel: " << to_string(plan.kernel) << (*plan.variant_name ? ":" : "")
-      << plan.variant_name << "\n"
+  out << "kernel: " << plan.kernel << (*plan.variant_name ? ":" : "") << plan.variant_name << "\n"
       << "dtype: " << to_string(plan.dtype) << "\n"
       << "tile: " << plan.block_m << " queries x " << plan.block_n << " keys";
   if (plan.head_dim_tile) out << ", head_dim <= " << plan.head_dim_tile;
   if (plan.packed_heads > 1) out << ", rows of " << plan.packed_heads << " heads";
   out << "\n";
-  if (plan.kernel == Kernel::kCpu) {
+  if (plan.kernel == core::kCpu) {
     out << "threads: " << plan.num_threads << ", " << plan.isa << ", " << plan.grid << " tasks\n";
   } else {
     out << "grid: " << plan.grid << " blocks of " << plan.num_warps << " warps\n"
         << "shared memory: " << plan.smem_bytes << " bytes per block, " << plan.num_stages
         << " stage(s), copies of " << plan.copy_bytes << " bytes\n";
   }
+  if (plan.predicted_ns > 0.0) out << "predicted: " << plan.predicted_ns / 1e3 << " us\n";
   out << "splits: " << plan.num_splits << ", workspace: " << plan.workspace_bytes << " bytes\n";
   return out.str();
 }
@@ -105,7 +107,7 @@ void forward(const AttentionParams& params, void* stream, const Options& options
   const DeviceInfo& device = device_info(params.device);
   const Plan plan = core::make_plan(params, device, options);
   if (print_plans()) std::fprintf(stderr, "%s\n", describe(plan).c_str());
-  if (plan.kernel == Kernel::kCpu) {
+  if (plan.kernel == core::kCpu) {
     cpu::forward(params, plan, options.poll);
     return;
   }

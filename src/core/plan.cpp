@@ -1,21 +1,14 @@
 #include "core/plan.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <limits>
 
 #include "core/backend.h"
 #include "core/concat.h"
-#include "core/registry.h"
-#include "core/sm90_plan.h"
-#include "core/wmma_plan.h"
-#include "cuda/forward/scalar/traits.h"
-#include "cuda/forward/sm90/boxes.h"
-#include "cuda/forward/wmma/traits.h"
-#include "cuda/forward/wmma_qk/traits.h"
-#include "cuda/forward/wmma_smem/traits.h"
+#include "core/family.h"
 #include "cuda/tile/alignment.h"
 #include "cuda/tile/launch_shape.h"
-#include "cuda/tile/span.h"
 
 namespace dlattn::core {
 namespace {
@@ -23,143 +16,36 @@ namespace {
 // Grids are one-dimensional: (m_block, head, batch) flattened.
 constexpr std::int64_t kMaxGrid = 2147483647;
 
-// Order of preference on a GPU, by measured speed; sm90 only where sm90_preferred() says so.
-constexpr Kernel kCudaKernels[] = {Kernel::kSm90, Kernel::kWmma, Kernel::kWmmaSmem, Kernel::kScalar,
-                                   Kernel::kWmmaQk};
-
-// Whether `options` admit a kernel.
-bool admits(const Options& options, Kernel kernel, const AttentionParams& p,
-            const DeviceInfo& device) {
-  if (options.kernel != Kernel::kAuto) return options.kernel == kernel;
-  return kernel != Kernel::kSm90 || sm90_preferred(p, device, options);
-}
-
-std::int64_t larger_head_dim(const AttentionParams& p) {
-  return p.head_dim > p.head_dim_v ? p.head_dim : p.head_dim_v;
-}
-
-TileConfig tile_config(Kernel kernel, const AttentionParams& p, int head_dim_tile, int variant) {
-  switch (kernel) {
-    case Kernel::kWmmaQk:
-      return wmma_qk::tile_config(head_dim_tile, p.seqlen_k);
-    case Kernel::kWmma: {
-      TileConfig config = wmma::tile_config(head_dim_tile, variant);
-      if (variant == wmma::kGeneral) {
-        const int bias_bytes = p.bias ? static_cast<int>(size_of(p.bias_dtype)) : 0;
-        config.smem_bytes = wmma::general_smem_bytes(head_dim_tile, p.mask != nullptr, bias_bytes);
-      }
-      return config;
-    }
-    case Kernel::kWmmaSmem:
-      return wmma_smem::tile_config(head_dim_tile);
-    case Kernel::kSm90:
-      return sm90_tile_config(p, head_dim_tile);
-    default:
-      return scalar::tile_config(static_cast<int>(size_of(p.dtype)), head_dim_tile, p.seqlen_k);
+// The head_dim_tile of a problem's instance, 0 if there is none.
+int instance_tile(const ListedFamily& family, const AttentionParams& p, std::string* why) {
+  const int step = family.record->head_dim_step;
+  const int tile = family.head_dim_tile(p.dtype, std::max(p.head_dim, p.head_dim_v));
+  if (tile > 0 && p.head_dim % step == 0 && p.head_dim_v % step == 0) return tile;
+  if (!why) return 0;
+  std::string dtypes;
+  int largest = 0;
+  const Instance* before = nullptr;
+  for (const Instance& instance : family.instances) {
+    largest = std::max(largest, instance.head_dim_tile);
+    if (!before || before->dtype != instance.dtype)
+      dtypes += concat(dtypes.empty() ? "" : ", ", to_string(instance.dtype));
+    before = &instance;
   }
-}
-
-std::int64_t num_blocks(const AttentionParams& p, int block_m, int packed_heads) {
-  const std::int64_t m_blocks = (p.seqlen_q * packed_heads + block_m - 1) / block_m;
-  return m_blocks * (p.num_heads / packed_heads) * p.batch_size;
-}
-
-std::string cpu_refusal(const DeviceInfo& device) {
-  if (device.type == DeviceType::kCpu) return {};
-  return "cpu: the tensors are on a CUDA device";
-}
-
-std::string dtype_refusal(Kernel kernel, const AttentionParams& p) {
-  const bool half = p.dtype == DType::kFloat16 || p.dtype == DType::kBFloat16;
-  if (half) return {};
-  if (kernel != Kernel::kScalar) {
-    return concat(to_string(kernel), ": dtype is ", to_string(p.dtype),
-                  "; accepted: float16, bfloat16");
+  if (family.head_dim_tile(p.dtype, 1) == 0) {
+    refuse(why, "dtype is ", to_string(p.dtype), "; accepted: ", dtypes);
+    return 0;
   }
-  if (p.dtype == DType::kFloat64) {
-    return "scalar: dtype is float64; accepted on a GPU: float16, bfloat16, float32";
-  }
-  return {};
+  const bool first = p.head_dim > largest || p.head_dim % step != 0;
+  refuse(why, first ? "head_dim is " : "head_dim of v is ", first ? p.head_dim : p.head_dim_v,
+         "; accepted: ", step == 1 ? "1 to " : concat("multiples of ", step, " up to "), largest);
+  return 0;
 }
 
-std::string head_dim_refusal(Kernel kernel, const AttentionParams& p) {
-  // Columns of the instructions' operands, which scalar has not and wmma fills up by itself.
-  const bool steps = kernel == Kernel::kWmmaQk || kernel == Kernel::kWmmaSmem;
-  const int step = steps ? 16 : kernel == Kernel::kSm90 ? 8 : 1;
-  const struct {
-    const char* name;
-    std::int64_t value;
-  } dims[] = {{"head_dim", p.head_dim}, {"head_dim of v", p.head_dim_v}};
-  for (const auto& dim : dims) {
-    if (head_dim_tile(kernel, p.dtype, dim.value) == 0 || dim.value % step != 0) {
-      return concat(to_string(kernel), ": ", dim.name, " is ", dim.value, "; accepted: ",
-                    step == 1   ? "1 to 256"
-                    : step == 8 ? "multiples of 8 up to 256"
-                                : "multiples of 16 up to 128");
-    }
-  }
-  return {};
-}
-
-// What of a problem's features sm90 takes for sequences of one length alone; null if none.
-const char* packed_feature(const AttentionParams& p) {
-  if (!p.cu_seqlens_q) return nullptr;
-  if (p.mask) return "mask with cu_seqlens_q";
-  return p.bias ? "bias with cu_seqlens_q" : nullptr;
-}
-
-// The score features that a family does not compute; scalar and wmma have them all.
-std::string feature_refusal(Kernel kernel, const AttentionParams& p) {
-  if (kernel == Kernel::kScalar || kernel == Kernel::kWmma) return {};
-  const char* feature = kernel == Kernel::kSm90 ? packed_feature(p) : score_feature(p);
-  return feature ? concat(to_string(kernel), ": does not implement ", feature) : std::string();
-}
-
-std::string device_refusal(Kernel kernel, const DeviceInfo& device) {
-  if (device.type != DeviceType::kCuda)
-    return concat(to_string(kernel), ": the tensors are on the CPU");
-  if (!device.unserved.empty()) return concat(to_string(kernel), ": ", device.unserved);
-  return {};
-}
-
-std::string variant_refusal(Kernel kernel, const AttentionParams& p, const DeviceInfo& device,
-                            const Options& options) {
-  if (!options.variant) return {};
-  WmmaRequest request;
-  if (kernel != Kernel::kWmma || !parse_wmma_request(options.variant, &request)) {
-    return concat(to_string(kernel), ": variant is ", options.variant, "; accepted: ",
-                  kernel == Kernel::kWmma ? accepted_wmma_requests()
-                                          : "none, this kernel has one tile shape");
-  }
-  const int tile = head_dim_tile(kernel, p.dtype, larger_head_dim(p));
-  const std::string why = wmma_refusal(p, device, tile, request);
-  return why.empty() ? why : concat(to_string(kernel), ": ", why);
-}
-
-// Why a plan's kernel would not add up a row's keys right, or not as in other packs; empty if it
-// does.
-std::string length_refusal(const Plan& plan, const AttentionParams& p, const Options& options) {
-  std::int64_t most = std::numeric_limits<std::int64_t>::max();
-  if (plan.kernel == Kernel::kWmmaSmem || plan.kernel == Kernel::kSm90) most = tile::kMostKeys;
-  if (plan.kernel == Kernel::kWmma) most = wmma_most_keys(p, plan.head_dim_tile, plan.variant);
-  const char* with = "";
-  if (plan.kernel == Kernel::kWmma && plan.variant == wmma::kGeneral)
-    with = " where pairs of out's columns are not aligned to 4 bytes";
-  // A sequence alone, of fewer keys, would be another kernel's.
-  if (options.batch_invariant && p.cu_seqlens_q && p.seqlen_k > tile::kMostKeys)
-    most = tile::kMostKeys, with = " of packs with batch_invariant";
-  if (p.seqlen_k <= most) return {};
-  const std::string variant =
-      plan.kernel == Kernel::kWmma ? concat("variant ", plan.variant_name, ": ") : std::string();
-  return concat(to_string(plan.kernel), ": ", variant, "seqlen_k is ", p.seqlen_k, "; accepted",
-                with, ": up to ", most);
-}
-
-// What a plan asks of the device that it does not have.
-std::string launch_refusal(const Plan& plan, const AttentionParams& p, const DeviceInfo& device) {
-  const char* kernel = to_string(plan.kernel);
+// What a plan asks of the device, or of a kernel's arithmetic, that they do not have.
+bool can_launch(const Plan& plan, const AttentionParams& p, const DeviceInfo& device,
+                std::string* why) {
   if (plan.smem_bytes > device.max_smem_per_block) {
-    return concat(kernel, ": needs ", plan.smem_bytes, " bytes of shared memory per block; ",
+    return refuse(why, "needs ", plan.smem_bytes, " bytes of shared memory per block; ",
                   device.name, " has ", device.max_smem_per_block);
   }
   const struct {
@@ -167,23 +53,84 @@ std::string launch_refusal(const Plan& plan, const AttentionParams& p, const Dev
     std::int64_t value;
   } lengths[] = {{"seqlen_q", p.seqlen_q}, {"seqlen_k", p.seqlen_k}};
   for (const auto& length : lengths) {
-    if (length.value > kMaxSeqlen) {
-      return concat(kernel, ": ", length.name, " is ", length.value, "; accepted: up to ",
-                    kMaxSeqlen);
-    }
+    if (length.value > kMaxSeqlen)
+      return refuse(why, length.name, " is ", length.value, "; accepted: up to ", kMaxSeqlen);
   }
-  if (plan.grid > kMaxGrid) {
-    return concat(kernel, ": needs ", plan.grid, " thread blocks; accepted: up to ", kMaxGrid);
-  }
-  return {};
+  if (plan.grid > kMaxGrid)
+    return refuse(why, "needs ", plan.grid, " thread blocks; accepted: up to ", kMaxGrid);
+  return true;
 }
 
-Plan cpu_plan(const AttentionParams& p, const DeviceInfo& device, const Options& options) {
-  Plan plan;
-  plan.kernel = Kernel::kCpu;
-  plan.dtype = p.dtype;
-  cpu::plan(p, device, options, &plan);
-  return plan;
+bool refuse_variant(const char* variant, const std::string& accepted, std::string* why) {
+  return refuse(why, "variant is ", variant, "; accepted: ", accepted);
+}
+constexpr char kOneShape[] = "none, this kernel has one tile shape";
+
+bool is_for(const ForwardFamily& family, const DeviceInfo& device) {
+  return !family.capability ||
+         family.capability == 10 * device.compute_major + device.compute_minor;
+}
+
+// Whether a family can run a problem. If so, `plan`, whose copy_bytes are set, is how; if not,
+// `why` says why not, without the family's name, unless it is null.
+bool plan_on(const ListedFamily& family, const AttentionParams& p, const DeviceInfo& device,
+             const Options& options, Plan* plan, std::string* why) {
+  const ForwardFamily& record = *family.record;
+  if (device.type != DeviceType::kCuda) return refuse(why, "the tensors are on the CPU");
+  if (!device.unserved.empty()) return refuse(why, device.unserved);
+  if (!is_for(record, device)) {
+    return refuse(why, "needs compute capability ", record.capability / 10, ".",
+                  record.capability % 10, "; ", device.name, " has ", device.compute_major, ".",
+                  device.compute_minor);
+  }
+  plan->kernel = record.name;
+  plan->dtype = p.dtype;
+  plan->head_dim_tile = instance_tile(family, p, why);
+  if (plan->head_dim_tile == 0) return false;
+  if (options.variant && !record.accepted_variants)
+    return refuse_variant(options.variant, kOneShape, why);
+  return record.plan(p, device, options, plan, why) && can_launch(*plan, p, device, why);
+}
+
+bool runs_on_cpu(const DeviceInfo& device, const Options& options, std::string* why) {
+  if (device.type != DeviceType::kCpu) return refuse(why, "the tensors are on a CUDA device");
+  return !options.variant || refuse_variant(options.variant, kOneShape, why);
+}
+
+std::string unknown_kernel(std::string_view kernel) {
+  std::string names;
+  for (const std::string_view name : kernel_names())
+    names += concat(names.empty() ? "" : ", ", name);
+  return concat("kernel is ", kernel, "; accepted: ", names);
+}
+
+bool asks_for_cpu(const DeviceInfo& device, const Options& options) {
+  return options.kernel == kCpu || (options.kernel == kAuto && device.type == DeviceType::kCpu);
+}
+
+// Whether a family that `options` admit can run a problem on a GPU. If so, `best` is how, by the
+// families' models the fastest; if not, `reasons` are why not, unless that is null.
+bool best_plan(const AttentionParams& p, const DeviceInfo& device, const Options& options,
+               Plan* best, std::vector<std::string>* reasons) {
+  std::string text;
+  std::string* why = reasons ? &text : nullptr;
+  const bool any = options.kernel == kAuto;
+  bool found = false, known = any;
+  const int bytes = copy_bytes(p);
+  for (const ListedFamily& family : forward_families()) {
+    if (any ? !is_for(*family.record, device) : options.kernel != family.record->name) continue;
+    known = true;
+    Plan plan;
+    plan.copy_bytes = bytes;
+    plan.predicted_ns = found ? best->predicted_ns : std::numeric_limits<double>::infinity();
+    if (!plan_on(family, p, device, options, &plan, why)) {
+      if (reasons) reasons->push_back(concat(family.record->name, ": ", text));
+    } else if (!found || plan.predicted_ns < best->predicted_ns) {
+      *best = plan, found = true;
+    }
+  }
+  if (!known && reasons) reasons->push_back(unknown_kernel(options.kernel));
+  return found;
 }
 
 std::string join(const std::vector<std::string>& lines) {
@@ -223,119 +170,47 @@ const char* score_feature(const AttentionParams& p) {
   return p.alibi_slopes ? "alibi_slopes" : nullptr;
 }
 
-namespace {
-
-// The plan of a problem that a CUDA family accepts as `options` ask.
-Plan cuda_plan(Kernel kernel, const AttentionParams& p, const DeviceInfo& device,
-               const Options& options) {
-  Plan plan;
-  plan.kernel = kernel;
-  plan.dtype = p.dtype;
-  plan.head_dim_tile = head_dim_tile(kernel, p.dtype, larger_head_dim(p));
-  if (kernel == Kernel::kWmma) {
-    WmmaRequest request;
-    parse_wmma_request(options.variant, &request);
-    const WmmaChoice choice =
-        choose_wmma(p, device, plan.head_dim_tile, request, options.batch_invariant);
-    plan.variant = choice.variant;
-    plan.variant_name = wmma::kVariantNames[choice.variant];
-    plan.packed_heads = choice.packed_heads;
-  }
-  if (kernel == Kernel::kSm90) {
-    plan.variant = static_cast<int>(sm90::terms_of(p));
-    plan.variant_name = sm90::kTermsNames[plan.variant];
-  }
-  const TileConfig config = tile_config(kernel, p, plan.head_dim_tile, plan.variant);
-  plan.block_m = config.block_m;
-  plan.block_n = config.block_n;
-  plan.num_warps = config.num_warps;
-  plan.num_stages = config.num_stages;
-  plan.smem_bytes = config.smem_bytes;
-  plan.copy_bytes = copy_bytes(p);
-  plan.grid = num_blocks(p, config.block_m, plan.packed_heads);
-  if (kernel == Kernel::kWmma)
-    plan.grid = wmma_grid(p, device, plan.head_dim_tile, plan.variant, plan.grid);
-  if (kernel == Kernel::kSm90) plan.grid = sm90_grid(p, device, plan.head_dim_tile, kMaxGrid);
-  return plan;
-}
-
-// Why a CUDA family cannot run a problem; empty if it can, and then `plan` is how.
-std::string plan_on(Kernel kernel, const AttentionParams& params, const DeviceInfo& device,
-                    const Options& options, Plan* plan) {
-  std::string why = device_refusal(kernel, device);
-  if (why.empty() && kernel == Kernel::kSm90) why = sm90_device_refusal(device);
-  if (why.empty()) why = dtype_refusal(kernel, params);
-  if (why.empty()) why = head_dim_refusal(kernel, params);
-  if (why.empty()) why = feature_refusal(kernel, params);
-  if (why.empty() && kernel == Kernel::kSm90) why = sm90_tensor_refusal(params);
-  if (why.empty() && kernel == Kernel::kSm90) why = sm90_score_refusal(params);
-  if (why.empty()) why = variant_refusal(kernel, params, device, options);
-  if (!why.empty()) return why;
-  *plan = cuda_plan(kernel, params, device, options);
-  why = length_refusal(*plan, params, options);
-  return why.empty() ? launch_refusal(*plan, params, device) : why;
-}
-
-}  // namespace
-
-bool archs_serve(const std::string& archs, int compute_major, int compute_minor, int least) {
+Code code_for(const std::string& archs, int compute_major, int compute_minor) {
   const int wanted = compute_major * 10 + compute_minor;
+  Code code;
   std::istringstream list(archs);
   for (std::string entry; std::getline(list, entry, ';');) {
     const int arch = std::atoi(entry.c_str());
-    if (arch == 0 || arch < least) continue;
+    if (arch == 0 || arch > wanted) continue;
     const bool real = entry.find("-virtual") == std::string::npos;
     const bool ptx = entry.find("-real") == std::string::npos;
-    if (real && arch / 10 == compute_major && arch <= wanted) return true;
     // Architecture-specific targets ("90a") serve their own compute capability only.
     const bool specific = entry.find('a') < entry.find('-');
-    if (ptx && arch <= wanted && !specific) return true;
+    if (specific && arch != wanted) continue;
+    if (!(real && arch / 10 == compute_major) && !ptx) continue;
+    code.capability = std::max(code.capability, arch);
+    code.arch_specific |= specific;
   }
-  return false;
-}
-
-std::string refusal(Kernel kernel, const AttentionParams& params, const DeviceInfo& device,
-                    const Options& options) {
-  if (kernel == Kernel::kCpu) {
-    const std::string why = cpu_refusal(device);
-    return why.empty() ? variant_refusal(kernel, params, device, options) : why;
-  }
-  Plan plan;
-  return plan_on(kernel, params, device, options, &plan);
+  return code;
 }
 
 std::vector<std::string> refusals(const AttentionParams& params, const DeviceInfo& device,
                                   const Options& options) {
+  if (asks_for_cpu(device, options)) {
+    std::string why;
+    if (runs_on_cpu(device, options, &why)) return {};
+    return {concat(kCpu, ": ", why)};
+  }
+  Plan plan;
   std::vector<std::string> reasons;
-  const auto serves = [&](Kernel kernel) {
-    const std::string why = refusal(kernel, params, device, options);
-    if (!why.empty()) reasons.push_back(why);
-    return why.empty();
-  };
-  if (options.kernel != Kernel::kAuto) {
-    serves(options.kernel);
-    return reasons;
-  }
-  if (device.type == DeviceType::kCpu) {
-    serves(Kernel::kCpu);
-    return reasons;
-  }
-  for (const Kernel kernel : kCudaKernels) {
-    if (admits(options, kernel, params, device) && serves(kernel)) return {};
-  }
+  if (best_plan(params, device, options, &plan, &reasons)) reasons.clear();
   return reasons;
 }
 
 Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
-  if (device.type == DeviceType::kCpu &&
-      (options.kernel == Kernel::kAuto || options.kernel == Kernel::kCpu) && !options.variant) {
-    return cpu_plan(params, device, options);
-  }
-  for (const Kernel kernel : kCudaKernels) {
-    Plan plan;
-    if (admits(options, kernel, params, device) &&
-        plan_on(kernel, params, device, options, &plan).empty())
-      return plan;
+  Plan plan;
+  if (!asks_for_cpu(device, options)) {
+    if (best_plan(params, device, options, &plan, nullptr)) return plan;
+  } else if (runs_on_cpu(device, options, nullptr)) {
+    plan.kernel = kCpu;
+    plan.dtype = params.dtype;
+    cpu::plan(params, device, options, &plan);
+    return plan;
   }
   throw UnsupportedError("no kernel can run this: " + join(refusals(params, device, options)));
 }

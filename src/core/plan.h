@@ -1,16 +1,15 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dlattn/attention.h"
 
 namespace dlattn::core {
 
-// Why `kernel` cannot run a valid problem on `device`; empty if it can. Of `options` only the
-// variant counts.
-std::string refusal(Kernel kernel, const AttentionParams& params, const DeviceInfo& device,
-                    const Options& options = {});
+// What Options::kernel may be beside the families' names.
+constexpr std::string_view kAuto = "auto", kCpu = "cpu";
 
 // The widest copy, in bytes, that every row of q, k and v is aligned to. Dimensions of one element
 // do not count.
@@ -27,9 +26,13 @@ Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Op
 std::vector<std::string> refusals(const AttentionParams& params, const DeviceInfo& device,
                                   const Options& options);
 
-// Whether machine code and PTX for `archs` (CMAKE_CUDA_ARCHITECTURES, ';'-separated) serve a
+// What of machine code and PTX for `archs` (CMAKE_CUDA_ARCHITECTURES, ';'-separated) runs on a
 // compute capability. Machine code for X.Y runs on X.Z with Z >= Y; PTX for X.Y on anything from
-// X.Y up. Only those from `least` (90 for 9.0) on count.
-bool archs_serve(const std::string& archs, int compute_major, int compute_minor, int least = 0);
+// X.Y up; code for X.Ya on X.Y alone.
+struct Code {
+  int capability = 0;          // the highest that runs there, times ten; 0: none does
+  bool arch_specific = false;  // whether there is such for X.Ya
+};
+Code code_for(const std::string& archs, int compute_major, int compute_minor);
 
 }  // namespace dlattn::core

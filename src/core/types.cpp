@@ -24,26 +24,6 @@ const char* to_string(DeviceType type) {
   return type == DeviceType::kCuda ? "cuda" : "cpu";
 }
 
-const char* to_string(Kernel kernel) {
-  switch (kernel) {
-    case Kernel::kAuto:
-      return "auto";
-    case Kernel::kCpu:
-      return "cpu";
-    case Kernel::kScalar:
-      return "scalar";
-    case Kernel::kWmmaQk:
-      return "wmma_qk";
-    case Kernel::kWmmaSmem:
-      return "wmma_smem";
-    case Kernel::kWmma:
-      return "wmma";
-    case Kernel::kSm90:
-      return "sm90";
-  }
-  return "unknown";
-}
-
 std::int64_t size_of(DType dtype) {
   switch (dtype) {
     case DType::kFloat16:

@@ -59,17 +59,14 @@ DeviceInfo query(int index) {
   info.max_smem_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
   info.smem_per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, index);
   info.l2_bytes = attribute(cudaDevAttrL2CacheSize, index);
-  if (!core::archs_serve(archs(), info.compute_major, info.compute_minor)) {
+  const core::Code code = core::code_for(archs(), info.compute_major, info.compute_minor);
+  if (code.capability == 0) {
     info.unserved = info.name + " has compute capability " + std::to_string(info.compute_major) +
                     "." + std::to_string(info.compute_minor) + "; this build has kernels for " +
                     archs();
   }
-  if (!find_launcher(Kernel::kSm90, DType::kFloat16, 64))
-    info.sm90_unserved =
-        std::string("needs kernels for 90a; this build has kernels for ") + archs();
-  if (!core::archs_serve(archs(), info.compute_major, info.compute_minor, 90))
-    info.copy_engine_unserved =
-        std::string("needs kernels for 90 or later; this build has kernels for ") + archs();
+  info.code = code.capability;
+  info.arch_specific_code = code.arch_specific;
   return info;
 }
 

@@ -1,21 +1,30 @@
-# The one list of kernel instances: dtype x head_dim tile x family. A problem runs on the smallest tile that holds both
-# of its head dims. From this list come the .cu files that instantiate the launchers and the registry's tables.
+# The one list of families and kernel instances: operation x family x dtype x head_dim tile x architecture. A problem
+# runs on the smallest tile that holds both of its head dims. From this list come the .cu files that instantiate the
+# launchers, core's list of families and the registry's tables. Families are asked in this order: the fastest ones come
+# first, after which plans of the others end early.
 #
-#   dlattn_instance(<family> <dtype> <head_dim tiles, ascending>...)
+#   dlattn_family(<operation> <family> [ARCH <arch>] [FILE_PER_TILE])   compiled for all architectures, or for one alone
+#   dlattn_instance(<operation> <family> <dtype> <head_dim tiles, ascending>...)
 
-dlattn_instance(scalar float16 64 128 256)
-dlattn_instance(scalar bfloat16 64 128 256)
-dlattn_instance(scalar float32 64 128 256)
+# Kernels of families with FILE_PER_TILE take so long to compile that each tile has a file of its own. Of the others,
+# which spend their time on headers, one file has all tiles of a dtype.
+dlattn_family(forward wmma FILE_PER_TILE)
+dlattn_instance(forward wmma float16 32 64 96 128 192 256)
+dlattn_instance(forward wmma bfloat16 32 64 96 128 192 256)
 
-dlattn_instance(wmma_qk float16 32 64 96 128)
-dlattn_instance(wmma_qk bfloat16 32 64 96 128)
+dlattn_family(forward sm90 ARCH 90a FILE_PER_TILE)
+dlattn_instance(forward sm90 float16 64 96 128 192 256)
+dlattn_instance(forward sm90 bfloat16 64 96 128 192 256)
 
-dlattn_instance(wmma_smem float16 32 64 96 128)
-dlattn_instance(wmma_smem bfloat16 32 64 96 128)
+dlattn_family(forward wmma_smem)
+dlattn_instance(forward wmma_smem float16 32 64 96 128)
+dlattn_instance(forward wmma_smem bfloat16 32 64 96 128)
 
-dlattn_instance(wmma float16 32 64 96 128 192 256)
-dlattn_instance(wmma bfloat16 32 64 96 128 192 256)
+dlattn_family(forward wmma_qk)
+dlattn_instance(forward wmma_qk float16 32 64 96 128)
+dlattn_instance(forward wmma_qk bfloat16 32 64 96 128)
 
-# Only for compute capability 9.0, and by its own instructions, so compiled for sm_90a alone (src/cuda/CMakeLists.txt).
-dlattn_instance(sm90 float16 64 96 128 192 256)
-dlattn_instance(sm90 bfloat16 64 96 128 192 256)
+dlattn_family(forward scalar)
+dlattn_instance(forward scalar float16 64 128 256)
+dlattn_instance(forward scalar bfloat16 64 128 256)
+dlattn_instance(forward scalar float32 64 128 256)

@@ -29,7 +29,7 @@ const DeviceInfo& device_info(int) {
 void merge_states(const MergeParams&, void*) {
   throw DeviceError(kNoCuda);
 }
-Launcher find_launcher(Kernel, DType, int) {
+Launcher find_launcher(std::string_view, DType, int) {
   return nullptr;
 }
 

@@ -103,7 +103,8 @@ def instances() -> list[tuple[str, str, int]]:
     """The (family, dtype, head_dim tile) of instances.cmake."""
     text = (ROOT / "src/cuda/instances.cmake").read_text()
     found = []
-    for family, dtype, tiles in re.findall(r"^dlattn_instance\((\w+) (\w+) ([\d ]+)\)", text, re.M):
+    instance = re.compile(r"^dlattn_instance\(forward (\w+) (\w+) ([\d ]+)\)", re.M)
+    for family, dtype, tiles in instance.findall(text):
         found += [(family, dtype, int(tile)) for tile in tiles.split()]
     return found
 
@@ -172,8 +173,8 @@ def compile_instances(
         if wanted is not None and (family, dtype, tile) not in wanted:
             continue
         source = folder / f"{kernel_name(family, dtype, tile)}.cu"
-        text = template.replace("@DLATTN_FAMILY@", family).replace("@DLATTN_TILE@", str(tile))
-        source.write_text(text.replace("@DLATTN_DTYPE@", _ENUMS[dtype]))
+        text = template.replace("@operation@", "forward").replace("@family@", family)
+        source.write_text(text.replace("@_enum@", _ENUMS[dtype]).replace("@tile@", str(tile)))
         sources[source] = source.with_suffix(".cubin")
     if wanted is None:
         sources[ROOT / "src/cuda/merge/merge.cu"] = folder / "merge.cubin"

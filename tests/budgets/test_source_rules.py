@@ -58,6 +58,31 @@ def test_public_and_core_headers_are_plain_cpp() -> None:
             assert allowed or not HOST_ONLY.match(name), f"{path} includes {name}"
 
 
+def test_core_knows_no_family() -> None:
+    """They come to it as records, from the list that instances.cmake makes."""
+    text = (SOURCES / "cuda" / "instances.cmake").read_text()
+    families = re.findall(r"^dlattn_family\(\w+ (\w+)", text, re.M)
+    assert len(families) >= 5
+    for path in sources("core", "include"):
+        text = path.read_text()
+        for name in includes(text):
+            assert not name.startswith("cuda/") or name.startswith("cuda/tile/"), f"{path}: {name}"
+        named = re.search(rf"\b(?:{'|'.join(families)})\b", re.sub(r"//[^\n]*", "", text))
+        assert not named, f"{path} names {named and named[0]}"
+
+
+def test_plans_are_host_code() -> None:
+    """They stand beside their kernels, and are compiled in builds without CUDA too."""
+    plans = sorted((SOURCES / "cuda").rglob("plan.cpp"))
+    assert len(plans) >= 5
+    for path in [*plans, SOURCES / "cuda" / "forward" / "cost.h"]:
+        text = path.read_text()
+        assert not BUILT_INS.search(code(text)), f"{path} has device code"
+        for name in includes(text):
+            host = SHARED_WITH_KERNELS.match(name) or name == "cuda/forward/cost.h"
+            assert host or not HOST_ONLY.match(name), f"{path} includes {name}"
+
+
 def test_what_core_shares_with_the_kernels_is_plain_cpp() -> None:
     for path in sources("cuda"):
         name = str(path.relative_to(SOURCES))
@@ -75,7 +100,7 @@ def test_kernels_include_from_the_root_of_the_sources() -> None:
     for path in sources("cuda"):
         for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', path.read_text(), re.M):
             known = (SOURCES / name, SOURCES / "include" / name)
-            assert any(p.is_file() for p in known) or name == "instances.inc" or "@" in name, (
+            assert any(p.is_file() for p in known) or name.endswith(".inc") or "@" in name, (
                 f"{path}: {name} is not a path from src/"
             )
 

@@ -15,6 +15,8 @@ inline dlattn::DeviceInfo gpu(const char* name, int major, int minor, int num_sm
   device.num_sms = num_sms;
   device.max_smem_per_block = smem_per_block;
   device.smem_per_sm = smem_per_block + 1024;
+  device.code = 10 * major + minor;
+  device.arch_specific_code = device.code == 90;
   return device;
 }
 

@@ -36,7 +36,7 @@ inline AttentionParams problem(DType dtype, std::int64_t head_dim) {
   return p;
 }
 
-inline Options force(Kernel kernel) {
+inline Options force(std::string_view kernel) {
   Options options;
   options.kernel = kernel;
   return options;

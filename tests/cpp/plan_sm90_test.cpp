@@ -22,24 +22,22 @@ alignas(16) const std::uint8_t bools[64] = {};
 // On which devices, and in which tiles.
 void served() {
   for (const DeviceInfo& device : gpus()) {
-    const Support support = supported(problem(DType::kFloat16, 64), device, force(Kernel::kSm90));
+    const Support support = supported(problem(DType::kFloat16, 64), device, force("sm90"));
     CHECK_EQ(support.ok, device.compute_major == 9);
     if (device.compute_major == 9) continue;
-    CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), device, force(Kernel::kSm90)),
+    CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), device, force("sm90")),
                  UnsupportedError,
                  "no kernel can run this: sm90: needs compute capability 9.0; " + device.name +
                      " has 8." + std::to_string(device.compute_minor));
   }
   DeviceInfo without = h200;
-  without.sm90_unserved = "needs kernels for 90a; this build has kernels for 89-real";
-  CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), without, force(Kernel::kSm90)),
-               UnsupportedError,
-               "no kernel can run this: sm90: needs kernels for 90a; this build has kernels for "
-               "89-real");
+  without.arch_specific_code = false;
+  CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), without, force("sm90")), UnsupportedError,
+               "no kernel can run this: sm90: needs code for 90a, which this build does not have");
   AttentionParams large = problem(DType::kFloat16, 128);
   large.batch_size = 64;
-  CHECK(dlattn::plan(large, h200).kernel == Kernel::kSm90);
-  CHECK(dlattn::plan(large, without).kernel == Kernel::kWmma);
+  CHECK(dlattn::plan(large, h200).kernel == "sm90");
+  CHECK(dlattn::plan(large, without).kernel == "wmma");
   const struct {
     int head_dim, head_dim_v, tile, tile_v;
   } dims[] = {
@@ -51,8 +49,8 @@ void served() {
   for (const auto& d : dims) {
     AttentionParams p = problem(DType::kBFloat16, std::max(d.head_dim, d.head_dim_v));
     p.head_dim = d.head_dim, p.head_dim_v = d.head_dim_v;
-    const Plan plan = dlattn::plan(p, h200, force(Kernel::kSm90));
-    CHECK(plan.kernel == Kernel::kSm90);
+    const Plan plan = dlattn::plan(p, h200, force("sm90"));
+    CHECK(plan.kernel == "sm90");
     CHECK_EQ(plan.head_dim_tile, d.tile);
     const TileConfig config = sm90::tile_config(d.tile, d.tile_v);
     CHECK_EQ(plan.block_m, config.block_m);
@@ -111,19 +109,19 @@ void refused() {
   for (const auto& r : cases) {
     AttentionParams p = problem(DType::kFloat16, 64);
     r.change(p);
-    CHECK_THROWS(dlattn::plan(p, h200, force(Kernel::kSm90)), UnsupportedError,
+    CHECK_THROWS(dlattn::plan(p, h200, force("sm90")), UnsupportedError,
                  std::string("no kernel can run this: sm90: ") + r.why);
-    CHECK(dlattn::plan(p, h200).kernel == Kernel::kWmma);  // it goes elsewhere by itself
+    CHECK(dlattn::plan(p, h200).kernel == "wmma");  // it goes elsewhere by itself
   }
   AttentionParams odd = problem(DType::kFloat16, 64);
   odd.out = memory + 3 * test::kApart + 8;
-  const Support support = supported(odd, h200, force(Kernel::kSm90));
+  const Support support = supported(odd, h200, force("sm90"));
   CHECK(!support.ok && support.reasons[0].find("sm90: out begins at ") == 0);
   CHECK(support.reasons[0].find("; accepted: multiples of 16 bytes") != std::string::npos);
   // A dimension of one element has no stride; without keys there is nothing to copy.
   AttentionParams p = problem(DType::kFloat16, 64);
   p.batch_size = 1, p.q_batch_stride = 3, p.seqlen_k = 0, p.k = p.v = nullptr, p.k_row_stride = 1;
-  CHECK(supported(p, h200, force(Kernel::kSm90)).ok);
+  CHECK(supported(p, h200, force("sm90")).ok);
 }
 
 void score_terms() {
@@ -134,7 +132,7 @@ void score_terms() {
       if (alibi) p.alibi_slopes = numbers;
       if (!alibi) p.softcap = 30.0;
       const Plan plan = dlattn::plan(p, h200);
-      CHECK(plan.kernel == Kernel::kSm90);
+      CHECK(plan.kernel == "sm90");
       CHECK(std::string(plan.variant_name) == "computed");
       const TileConfig config = sm90::tile_config(head_dim, head_dim, sm90::Terms::kComputed);
       CHECK_EQ(plan.block_m, config.block_m);
@@ -146,9 +144,9 @@ void score_terms() {
   for (const std::int64_t seqlen : {256, 512}) {
     AttentionParams p = problem(DType::kFloat16, 64);
     p.batch_size = 1, p.seqlen_q = p.seqlen_k = seqlen, p.softcap = 30.0;
-    CHECK(dlattn::plan(p, h200).kernel == (seqlen == 512 ? Kernel::kSm90 : Kernel::kWmma));
+    CHECK(dlattn::plan(p, h200).kernel == "sm90");
     p.softcap = 0.0;
-    CHECK(dlattn::plan(p, h200).kernel == Kernel::kWmma);
+    CHECK(dlattn::plan(p, h200).kernel == "wmma");
   }
   // Bias and mask take two stages of shared memory where there is room, else one.
   const struct {
@@ -159,11 +157,12 @@ void score_terms() {
                 {256, false, false, 2}, {256, false, true, 1}, {256, true, false, 1}};
   for (const auto& c : loaded) {
     AttentionParams p = problem(DType::kFloat16, c.head_dim);
+    p.batch_size = 8;
     p.bias = numbers, p.bias_col_stride = 1;
     p.bias_dtype = c.wide ? DType::kFloat32 : DType::kFloat16;
     if (c.mask) p.mask = bools, p.mask_col_stride = 1;
     const Plan plan = dlattn::plan(p, h200);
-    CHECK(plan.kernel == Kernel::kSm90);
+    CHECK(plan.kernel == "sm90");
     CHECK(std::string(plan.variant_name) == "loaded");
     const int tiles = (plan.block_m * plan.block_n) * ((c.wide ? 4 : 2) + (c.mask ? 1 : 0));
     const TileConfig config = sm90::tile_config(c.head_dim, c.head_dim, sm90::Terms::kLoaded);
@@ -178,38 +177,38 @@ void automatic_choice() {
   const struct {
     std::int64_t batch_size, heads, seqlen;
     int head_dim;
-    Kernel kernel;
+    const char* kernel;
     std::int64_t grid;
     std::int64_t causal_grid = 0;  // where it differs
   } choices[] = {
-      {1, 8, 512, 64, Kernel::kWmma, 0},
-      {1, 8, 2048, 64, Kernel::kWmma, 0},
-      {1, 32, 1024, 64, Kernel::kSm90, 128},
-      {1, 8, 2048, 128, Kernel::kSm90, 128},
-      {1, 8, 512, 128, Kernel::kWmma, 0},
-      {1, 8, 1024, 128, Kernel::kSm90, 64},
-      {1, 8, 512, 256, Kernel::kSm90, 32},
-      {1, 8, 256, 256, Kernel::kSm90, 16},
+      {1, 8, 512, 64, "wmma", 0},
+      {1, 8, 2048, 64, "sm90", 64, 512},  // causal: of wmma
+      {1, 32, 1024, 64, "sm90", 128},
+      {1, 8, 2048, 128, "sm90", 128},
+      {1, 8, 512, 128, "wmma", 0},
+      {1, 8, 1024, 128, "sm90", 64},
+      {1, 8, 512, 256, "sm90", 32},
+      {1, 8, 256, 256, "sm90", 16},
       // Blocks that are up to half full, and few keys.
-      {8, 32, 64, 128, Kernel::kWmma, 0},
-      {8, 32, 128, 128, Kernel::kSm90, 256},
-      {8, 32, 128, 64, Kernel::kWmma, 0},
-      {8, 32, 192, 64, Kernel::kSm90, 256},
-      {4, 32, 64, 256, Kernel::kSm90, 128},
-      {8, 32, 64, 256, Kernel::kWmma, 0},
-      {4, 32, 4096, 64, Kernel::kSm90, 2048},
-      {32, 32, 512, 64, Kernel::kSm90, 132},
-      {16, 16, 1024, 128, Kernel::kSm90, 132},
-      {8, 32, 512, 128, Kernel::kSm90, 132},
-      {8, 16, 1024, 128, Kernel::kSm90, 132, 1024},  // shares of 8 works, of 8 lengths
-      {8, 16, 2048, 128, Kernel::kSm90, 132, 2048},
-      {16, 8, 1024, 256, Kernel::kSm90, 132, 1024},
-      {16, 16, 1024, 256, Kernel::kSm90, 132, 2048},  // one stage of Q
-      {1, 32, 1024, 128, Kernel::kSm90, 256},
-      {4, 16, 4096, 128, Kernel::kSm90, 2048},
-      {32, 8, 512, 256, Kernel::kSm90, 132},
-      {16, 8, 512, 256, Kernel::kSm90, 512},
-      {70000, 8, 4096, 128, Kernel::kSm90, 17920000},
+      {8, 32, 64, 128, "wmma", 0},
+      {8, 32, 128, 128, "sm90", 256},
+      {8, 32, 128, 64, "wmma", 0},
+      {8, 32, 192, 64, "sm90", 256},
+      {4, 32, 64, 256, "sm90", 128},
+      {8, 32, 64, 256, "wmma", 0},
+      {4, 32, 4096, 64, "sm90", 2048},
+      {32, 32, 512, 64, "sm90", 132},
+      {16, 16, 1024, 128, "sm90", 132},
+      {8, 32, 512, 128, "sm90", 132},
+      {8, 16, 1024, 128, "sm90", 132, 1024},  // shares of 8 works, of 8 lengths
+      {8, 16, 2048, 128, "sm90", 132, 2048},
+      {16, 8, 1024, 256, "sm90", 132, 1024},
+      {16, 16, 1024, 256, "sm90", 132, 2048},  // one stage of Q
+      {1, 32, 1024, 128, "sm90", 256},
+      {4, 16, 4096, 128, "sm90", 2048},
+      {32, 8, 512, 256, "sm90", 132},
+      {16, 8, 512, 256, "sm90", 512},
+      {70000, 8, 4096, 128, "sm90", 17920000},
   };
   for (const auto& c : choices) {
     AttentionParams q = problem(DType::kFloat16, c.head_dim);
@@ -219,13 +218,13 @@ void automatic_choice() {
                              std::to_string(c.seqlen) + ", head_dim " + std::to_string(c.head_dim);
     const Plan plan = core::make_plan(q, h200, {});
     CHECK_FOR(plan.kernel == c.kernel, name);
-    if (c.kernel == Kernel::kSm90) {
+    if (c.kernel == "sm90") {
       CHECK_FOR(plan.grid == c.grid, name);
       q.causal = Causal::kBottomRight;
       const std::int64_t grid = core::make_plan(q, h200, {}).grid;
       CHECK_FOR(grid == (c.causal_grid ? c.causal_grid : c.grid), name + ", causal");
     }
-    CHECK(core::make_plan(q, gpus()[0], {}).kernel == Kernel::kWmma);
+    CHECK(core::make_plan(q, gpus()[0], {}).kernel == "wmma");
   }
 }
 
@@ -233,13 +232,11 @@ void automatic_choice() {
 void edges_of_the_choice() {
   AttentionParams few = problem(DType::kFloat16, 128);  // rows of queries, in blocks of 128
   few.batch_size = 64, few.seqlen_q = 64;
-  CHECK(core::make_plan(few, h200, {}).kernel == Kernel::kWmma);
-  few.seqlen_q = 65;
-  CHECK(core::make_plan(few, h200, {}).kernel == Kernel::kSm90);
+  CHECK(core::make_plan(few, h200, {}).kernel == "sm90");
   few.seqlen_q = 512, few.seqlen_k = 64;
-  CHECK(core::make_plan(few, h200, {}).kernel == Kernel::kWmma);
+  CHECK(core::make_plan(few, h200, {}).kernel == "wmma");
   few.seqlen_k = 128;
-  CHECK(core::make_plan(few, h200, {}).kernel == Kernel::kSm90);
+  CHECK(core::make_plan(few, h200, {}).kernel == "sm90");
   // A window makes walks short, so blocks stay for several of them.
   AttentionParams narrow = problem(DType::kFloat16, 128);
   narrow.batch_size = 16, narrow.seqlen_q = narrow.seqlen_k = 4096,
@@ -271,17 +268,18 @@ void packs() {
   const struct {
     std::int64_t sequences, tokens, longest;
     int head_dim;
-    Kernel kernel;
+    const char* kernel;
     std::int64_t grid;
   } choices[] = {
-      {64, 131584, 4096, 128, Kernel::kSm90, (131584 / 128 + 64) * 8},
-      {64, 131584, 4096, 64, Kernel::kSm90, (131584 / 256 + 64) * 8},
-      {1000, 1000, 1, 128, Kernel::kWmma, 0},
-      {1000, 1000 + 8192, 8192, 128, Kernel::kWmma, 0},
-      {100, 100 * 64, 4096, 128, Kernel::kWmma, 0},
-      {100, 100 * 65, 4096, 128, Kernel::kSm90, (6500 / 128 + 100) * 8},
-      {256, 256 * 300, 1000, 128, Kernel::kSm90, 132},
-      {1, 0, 0, 128, Kernel::kWmma, 0},
+      {64, 131584, 4096, 128, "sm90", (131584 / 128 + 64) * 8},
+      {64, 131584, 4096, 64, "sm90", (131584 / 256 + 64) * 8},
+      {1000, 1000, 1, 128, "wmma", 0},
+      {1000, 1000 + 8192, 8192, 128, "sm90", (9192 / 128 + 1000) * 8},
+      {100, 100 * 64, 64, 128, "wmma", 0},
+      {100, 100 * 64, 4096, 128, "sm90", (6400 / 128 + 100) * 8},  // wmma would have empty blocks
+      {100, 100 * 65, 4096, 128, "sm90", (6500 / 128 + 100) * 8},
+      {256, 256 * 300, 1000, 128, "sm90", 132},
+      {1, 0, 0, 128, "wmma", 0},
   };
   for (const auto& c : choices) {
     const Plan plan = dlattn::plan(pack(c.sequences, c.tokens, c.longest, c.head_dim), h200);
@@ -289,16 +287,16 @@ void packs() {
                              std::to_string(c.tokens) + " tokens, head_dim " +
                              std::to_string(c.head_dim);
     CHECK_FOR(plan.kernel == c.kernel, name);
-    if (c.kernel == Kernel::kSm90) CHECK_FOR(plan.grid == c.grid, name);
+    if (c.kernel == "sm90") CHECK_FOR(plan.grid == c.grid, name);
   }
   // A pack's tensor maps hold shorter steps than a batch's.
   AttentionParams p = pack(2, 4096, 4096, 128);
   p.v_row_stride = std::int64_t{1} << 33;
-  CHECK_THROWS(dlattn::plan(p, h200, force(Kernel::kSm90)), UnsupportedError,
+  CHECK_THROWS(dlattn::plan(p, h200, force("sm90")), UnsupportedError,
                "no kernel can run this: sm90: v has a row stride of 17179869184 bytes; accepted: "
                "multiples of 16 from 0 to 17179869168");
   p.v_row_stride = 0;
-  CHECK(supported(p, h200, force(Kernel::kSm90)).ok);
+  CHECK(supported(p, h200, force("sm90")).ok);
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "check.h"
-#include "core/registry.h"
+#include "core/family.h"
 #include "cuda/forward/scalar/traits.h"
 #include "cuda/forward/wmma/traits.h"
 #include "cuda/forward/wmma_qk/traits.h"
@@ -23,7 +23,7 @@ namespace {
 
 // Leaves the choice to the plan, but for devices that sm90 is made for.
 Options below_sm90(const DeviceInfo& device) {
-  return device.compute_major == 9 ? force(Kernel::kWmma) : Options{};
+  return device.compute_major == 9 ? force("wmma") : Options{};
 }
 
 constexpr DType kHalves[] = {DType::kFloat16, DType::kBFloat16};
@@ -41,7 +41,7 @@ void automatic_choice() {
       for (const int head_dim : {8, 32, 40, 64, 72, 96, 112, 128, 136, 192, 200, 256}) {
         const AttentionParams p = problem(dtype, head_dim);
         const Plan plan = dlattn::plan(p, device, below_sm90(device));
-        CHECK(plan.kernel == Kernel::kWmma);
+        CHECK(plan.kernel == "wmma");
         CHECK(plan.dtype == dtype);
         const int tile = wmma_tile(head_dim);
         CHECK_EQ(plan.head_dim_tile, tile);
@@ -62,7 +62,7 @@ void automatic_choice() {
       // The general kernel serves the head dims between.
       for (const int head_dim : {1, 20, 65, 90, 130, 250}) {
         const Plan plan = dlattn::plan(problem(dtype, head_dim), device);
-        CHECK(plan.kernel == Kernel::kWmma);
+        CHECK(plan.kernel == "wmma");
         CHECK_EQ(plan.variant, wmma::kGeneral);
         const int tile = wmma_tile(head_dim);
         CHECK_EQ(plan.head_dim_tile, tile);
@@ -70,7 +70,7 @@ void automatic_choice() {
       }
     }
     const Plan fp32 = dlattn::plan(problem(DType::kFloat32, 64), device);
-    CHECK(fp32.kernel == Kernel::kScalar);
+    CHECK(fp32.kernel == "scalar");
     CHECK_EQ(fp32.smem_bytes, scalar::tile_config(4, 64, 2048).smem_bytes);
     // The larger of the two head dims chooses the tile.
     AttentionParams p = problem(DType::kFloat16, 64);
@@ -147,31 +147,29 @@ void batch_invariance() {
 
 void forced_kernels() {
   for (const DeviceInfo& device : gpus()) {
-    for (const Kernel kernel :
-         {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem, Kernel::kWmma}) {
+    for (const char* kernel : {"scalar", "wmma_qk", "wmma_smem", "wmma"}) {
       const Plan plan = dlattn::plan(problem(DType::kFloat16, 64), device, force(kernel));
       CHECK(plan.kernel == kernel);
     }
     const struct {
-      Kernel kernel;
+      const char* kernel;
       DType dtype;
       int head_dim;
       const char* why;
     } refused[] = {
-        {Kernel::kWmmaQk, DType::kFloat32, 64,
-         "wmma_qk: dtype is float32; accepted: float16, bfloat16"},
-        {Kernel::kWmmaSmem, DType::kFloat64, 64,
+        {"wmma_qk", DType::kFloat32, 64, "wmma_qk: dtype is float32; accepted: float16, bfloat16"},
+        {"wmma_smem", DType::kFloat64, 64,
          "wmma_smem: dtype is float64; accepted: float16, bfloat16"},
-        {Kernel::kScalar, DType::kFloat64, 64,
-         "scalar: dtype is float64; accepted on a GPU: float16, bfloat16, float32"},
-        {Kernel::kWmmaQk, DType::kFloat16, 20,
+        {"scalar", DType::kFloat64, 64,
+         "scalar: dtype is float64; accepted: float16, bfloat16, float32"},
+        {"wmma_qk", DType::kFloat16, 20,
          "wmma_qk: head_dim is 20; accepted: multiples of 16 up to 128"},
-        {Kernel::kWmmaSmem, DType::kFloat16, 144,
+        {"wmma_smem", DType::kFloat16, 144,
          "wmma_smem: head_dim is 144; accepted: multiples of 16 up to 128"},
-        {Kernel::kWmma, DType::kFloat32, 64, "wmma: dtype is float32; accepted: float16, bfloat16"},
-        {Kernel::kWmma, DType::kFloat16, 257, "wmma: head_dim is 257; accepted: 1 to 256"},
-        {Kernel::kScalar, DType::kFloat16, 257, "scalar: head_dim is 257; accepted: 1 to 256"},
-        {Kernel::kCpu, DType::kFloat16, 64, "cpu: the tensors are on a CUDA device"},
+        {"wmma", DType::kFloat32, 64, "wmma: dtype is float32; accepted: float16, bfloat16"},
+        {"wmma", DType::kFloat16, 257, "wmma: head_dim is 257; accepted: 1 to 256"},
+        {"scalar", DType::kFloat16, 257, "scalar: head_dim is 257; accepted: 1 to 256"},
+        {"cpu", DType::kFloat16, 64, "cpu: the tensors are on a CUDA device"},
     };
     for (const auto& r : refused) {
       const AttentionParams p = problem(r.dtype, r.head_dim);
@@ -182,17 +180,16 @@ void forced_kernels() {
     }
     AttentionParams p = problem(DType::kFloat16, 64);
     p.head_dim_v = 40;  // rows of out may lie apart
-    CHECK_THROWS(dlattn::plan(p, device, force(Kernel::kWmmaQk)), UnsupportedError,
+    CHECK_THROWS(dlattn::plan(p, device, force("wmma_qk")), UnsupportedError,
                  "no kernel can run this: wmma_qk: head_dim of v is 40; accepted: multiples of 16 "
                  "up to 128");
   }
   DeviceInfo cpu;
   cpu.isa = "portable";
   cpu.num_threads = 1;
-  for (const Kernel kernel : {Kernel::kScalar, Kernel::kWmmaQk, Kernel::kWmmaSmem, Kernel::kWmma}) {
+  for (const char* kernel : {"scalar", "wmma_qk", "wmma_smem", "wmma"}) {
     CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), cpu, force(kernel)), UnsupportedError,
-                 std::string("no kernel can run this: ") + to_string(kernel) +
-                     ": the tensors are on the CPU");
+                 std::string("no kernel can run this: ") + kernel + ": the tensors are on the CPU");
   }
 }
 
@@ -214,12 +211,12 @@ void features() {
   for (const auto& feature : features) {
     AttentionParams p = problem(DType::kFloat16, 64);
     feature.set(p);
-    for (const Kernel kernel : {Kernel::kWmmaQk, Kernel::kWmmaSmem}) {
+    for (const char* kernel : {"wmma_qk", "wmma_smem"}) {
       CHECK_THROWS(dlattn::plan(p, device, force(kernel)), UnsupportedError,
-                   std::string("no kernel can run this: ") + to_string(kernel) +
-                       ": does not implement " + feature.name);
+                   std::string("no kernel can run this: ") + kernel + ": does not implement " +
+                       feature.name);
     }
-    CHECK(dlattn::plan(p, device).kernel == Kernel::kWmma);
+    CHECK(dlattn::plan(p, device).kernel == "wmma");
     CHECK_EQ(dlattn::plan(p, device).variant, wmma::kGeneral);
     // Bias and mask pass through shared memory of their own.
     CHECK_EQ(dlattn::plan(p, device).smem_bytes,
@@ -234,8 +231,8 @@ void all_reasons() {
   CHECK_THROWS(dlattn::plan(problem(DType::kFloat64, 64), gpus()[0]), UnsupportedError,
                "no kernel can run this: wmma: dtype is float64; accepted: float16, bfloat16; "
                "wmma_smem: dtype is float64; accepted: float16, bfloat16; "
-               "scalar: dtype is float64; accepted on a GPU: float16, bfloat16, float32; "
-               "wmma_qk: dtype is float64; accepted: float16, bfloat16");
+               "wmma_qk: dtype is float64; accepted: float16, bfloat16; "
+               "scalar: dtype is float64; accepted: float16, bfloat16, float32");
 }
 
 void copy_bytes() {
@@ -273,18 +270,18 @@ void too_little_shared_memory() {
   };
   const int fp32_bytes = scalar::tile_config(4, 256, 2048).smem_bytes;
   CHECK(fp32_bytes > most);
-  CHECK_THROWS(dlattn::plan(problem(DType::kFloat32, 256), small, force(Kernel::kScalar)),
+  CHECK_THROWS(dlattn::plan(problem(DType::kFloat32, 256), small, force("scalar")),
                UnsupportedError, "no kernel can run this: " + needs("scalar", fp32_bytes));
   const int smem_bytes = wmma_smem::tile_config(128).smem_bytes;
   CHECK(smem_bytes > most);
-  CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 128), small, force(Kernel::kWmmaSmem)),
+  CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 128), small, force("wmma_smem")),
                UnsupportedError, "no kernel can run this: " + needs("wmma_smem", smem_bytes));
   CHECK(dlattn::plan(problem(DType::kFloat16, 32), small).variant == wmma::kNarrow);
   // At exactly what it needs it runs, one byte less it does not.
   const AttentionParams p = problem(DType::kFloat16, 64);
   const int exact = wmma_smem::tile_config(64).smem_bytes;
-  CHECK(supported(p, gpu("x", 8, 9, 1, exact), force(Kernel::kWmmaSmem)).ok);
-  CHECK(!supported(p, gpu("x", 8, 9, 1, exact - 1), force(Kernel::kWmmaSmem)).ok);
+  CHECK(supported(p, gpu("x", 8, 9, 1, exact), force("wmma_smem")).ok);
+  CHECK(!supported(p, gpu("x", 8, 9, 1, exact - 1), force("wmma_smem")).ok);
 }
 
 // Grids are one-dimensional, so 65,535 is no limit; 2^31 - 1 is.
@@ -295,12 +292,12 @@ void grids() {
   p.seqlen_q = p.seqlen_k = 64;
   CHECK_EQ(dlattn::plan(p, gpus()[0]).grid, 70000 * 8);
   p.batch_size = 300000000;
-  CHECK_THROWS(dlattn::plan(p, gpus()[0], force(Kernel::kWmmaSmem)), UnsupportedError,
+  CHECK_THROWS(dlattn::plan(p, gpus()[0], force("wmma_smem")), UnsupportedError,
                "no kernel can run this: wmma_smem: needs 2400000000 thread blocks; accepted: up to "
                "2147483647");
   p.batch_size = 1;
   p.seqlen_k = 131073;
-  CHECK_THROWS(dlattn::plan(p, gpus()[0], force(Kernel::kWmmaSmem)), UnsupportedError,
+  CHECK_THROWS(dlattn::plan(p, gpus()[0], force("wmma_smem")), UnsupportedError,
                "no kernel can run this: wmma_smem: seqlen_k is 131073; accepted: up to 131072");
   p.batch_size = 0;
   CHECK_EQ(dlattn::plan(p, gpus()[0]).grid, 0);
@@ -312,51 +309,58 @@ void unserved_devices() {
   const Support support = supported(problem(DType::kFloat16, 64), turing);
   CHECK(!support.ok);
   CHECK_EQ(support.reasons.size(), 4u);
-  CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), turing, force(Kernel::kScalar)),
+  CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), turing, force("scalar")),
                UnsupportedError,
                "no kernel can run this: scalar: Tesla T4 has compute capability 7.5; this build "
                "serves 8.0 and later");
 }
 
 void archs() {
-  using core::archs_serve;
-  const char* release = "80-real;89-real;90-real;120-real;89-virtual";
-  CHECK(!archs_serve(release, 7, 5));
-  CHECK(archs_serve(release, 8, 0));
-  CHECK(archs_serve(release, 8, 6));  // machine code for 8.0
-  CHECK(archs_serve(release, 8, 9));
-  CHECK(archs_serve(release, 9, 0));
-  CHECK(archs_serve(release, 10, 0));  // PTX for 8.9
-  CHECK(archs_serve(release, 12, 1));
-  CHECK(!archs_serve("89-real", 8, 6));  // machine code does not run on older minors
-  CHECK(!archs_serve("89-real", 9, 0));  // nor on another major
-  // By code for some architecture or a later one.
-  CHECK(archs_serve(release, 9, 0, 90));
-  CHECK(!archs_serve(release, 10, 0, 90));
-  CHECK(!archs_serve("80-real;89-virtual", 9, 0, 90));
-  CHECK(archs_serve("89;90-real", 9, 0, 90));
-  CHECK(archs_serve("90", 12, 0, 90));
-  CHECK(!archs_serve("90-real;89-virtual", 12, 0, 90));
-  CHECK(archs_serve("89-virtual", 9, 0));
-  CHECK(!archs_serve("89-virtual", 8, 6));
-  CHECK(archs_serve("89", 8, 9));  // without a suffix: both
-  CHECK(archs_serve("89", 12, 0));
-  CHECK(archs_serve("90a", 9, 0));
-  CHECK(!archs_serve("90a", 10, 0));
-  CHECK(!archs_serve("90a-virtual", 10, 0));
-  CHECK(!archs_serve("", 8, 9));
-  CHECK(!archs_serve("native", 8, 9));
+  const auto check = [](const char* archs, int major, int minor, int capability,
+                        bool specific = false) {
+    const core::Code code = core::code_for(archs, major, minor);
+    CHECK_EQ(code.capability, capability);
+    CHECK_EQ(code.arch_specific, specific);
+  };
+  const char* release = "80-real;89-real;90-real;120-real;89-virtual;90a-real";
+  check(release, 7, 5, 0);
+  check(release, 8, 0, 80);
+  check(release, 8, 6, 80);  // machine code for 8.0
+  check(release, 8, 9, 89);
+  check(release, 9, 0, 90, true);
+  check(release, 10, 0, 89);  // PTX for 8.9
+  check(release, 12, 1, 120);
+  check("89-real", 8, 6, 0);  // machine code does not run on older minors
+  check("89-real", 9, 0, 0);  // nor on another major
+  check("80-real;89-virtual", 9, 0, 89);
+  check("89;90-real", 9, 0, 90);
+  check("90", 12, 0, 90);
+  check("90-real;89-virtual", 12, 0, 89);
+  check("89-virtual", 9, 0, 89);
+  check("89-virtual", 8, 6, 0);
+  check("89", 8, 9, 89);  // without a suffix: both
+  check("89", 12, 0, 89);
+  check("90a", 9, 0, 90, true);
+  check("90a", 10, 0, 0);
+  check("90a-virtual", 10, 0, 0);
+  check("", 8, 9, 0);
+  check("native", 8, 9, 0);
 }
 
 void registry() {
-  using core::head_dim_tile;
-  CHECK_EQ(head_dim_tile(Kernel::kScalar, DType::kFloat16, 1), 64);
-  CHECK_EQ(head_dim_tile(Kernel::kScalar, DType::kFloat32, 64), 64);
-  CHECK_EQ(head_dim_tile(Kernel::kScalar, DType::kBFloat16, 65), 128);
-  CHECK_EQ(head_dim_tile(Kernel::kScalar, DType::kFloat16, 256), 256);
-  CHECK_EQ(head_dim_tile(Kernel::kScalar, DType::kFloat16, 257), 0);
-  CHECK_EQ(head_dim_tile(Kernel::kScalar, DType::kFloat64, 64), 0);
-  for (const Kernel kernel : {Kernel::kWmmaQk, Kernel::kWmmaSmem}) {
+  const auto head_dim_tile = [](std::string_view name, DType dtype, std::int64_t head_dim) {
+    for (const core::ListedFamily& family : core::forward_families()) {
+      if (family.record->name == name) return family.head_dim_tile(dtype, head_dim);
+    }
+    return -1;
+  };
+  CHECK_EQ(head_dim_tile("scalar", DType::kFloat16, 1), 64);
+  CHECK_EQ(head_dim_tile("scalar", DType::kFloat32, 64), 64);
+  CHECK_EQ(head_dim_tile("scalar", DType::kBFloat16, 65), 128);
+  CHECK_EQ(head_dim_tile("scalar", DType::kFloat16, 256), 256);
+  CHECK_EQ(head_dim_tile("scalar", DType::kFloat16, 257), 0);
+  CHECK_EQ(head_dim_tile("scalar", DType::kFloat64, 64), 0);
+  for (const char* kernel : {"wmma_qk", "wmma_smem"}) {
     for (const DType dtype : kHalves) {
       CHECK_EQ(head_dim_tile(kernel, dtype, 16), 32);
       CHECK_EQ(head_dim_tile(kernel, dtype, 33), 64);
@@ -366,7 +370,7 @@ void registry() {
     }
     CHECK_EQ(head_dim_tile(kernel, DType::kFloat32, 64), 0);
   }
-  CHECK_EQ(head_dim_tile(Kernel::kCpu, DType::kFloat32, 64), 0);
+  CHECK_EQ(head_dim_tile("cpu", DType::kFloat32, 64), -1);
 }
 
 void descriptions() {
@@ -389,8 +393,9 @@ void descriptions() {
 void names() {
   CHECK_EQ(std::string(to_string(DType::kBFloat16)) == "bfloat16", true);
   CHECK_EQ(std::string(to_string(DeviceType::kCuda)) == "cuda", true);
-  CHECK_EQ(std::string(to_string(Kernel::kWmmaSmem)) == "wmma_smem", true);
-  CHECK_EQ(std::string(to_string(Kernel::kWmma)) == "wmma", true);
+  const std::vector<std::string_view> kernels = {"auto",      "cpu",     "wmma",  "sm90",
+                                                 "wmma_smem", "wmma_qk", "scalar"};
+  CHECK(kernel_names() == kernels);
   CHECK_EQ(size_of(DType::kFloat16), 2);
   CHECK_EQ(size_of(DType::kBFloat16), 2);
   CHECK_EQ(size_of(DType::kFloat32), 4);

@@ -67,7 +67,7 @@ void tile_shapes() {
     p.causal = c.causal ? Causal::kBottomRight : Causal::kNone;
     const int expected[] = {c.l4, c.rtx4090, c.a100, c.h200};
     for (int i = 0; i < 4; ++i) {
-      const Plan plan = dlattn::plan(p, devices[i], force(Kernel::kWmma));
+      const Plan plan = dlattn::plan(p, devices[i], force("wmma"));
       CHECK_FOR(plan.variant == expected[i],
                 devices[i].name + " head_dim " + std::to_string(c.head_dim) + " seqlen " +
                     std::to_string(c.seqlen) + ": " + plan.variant_name);
@@ -87,7 +87,7 @@ void tile_shapes() {
 void forced_variants() {
   const DeviceInfo device = gpus()[0];
   AttentionParams p = problem(DType::kFloat16, 64);
-  Options options = force(Kernel::kWmma);
+  Options options = force("wmma");
   for (int variant = 0; variant < wmma::kNumVariants; ++variant) {
     if (!wmma::has_variant(64, variant) || variant == wmma::kWhole ||
         wmma::uses_copy_engine(64, variant))
@@ -138,38 +138,38 @@ void forced_variants() {
                "no kernel can run this: wmma: variant split: q, k or v spans 32 GiB or more; "
                "accepted: less");
   far.k_row_stride = p.k_row_stride, far.seqlen_q = far.seqlen_k = 96;
-  CHECK_EQ(dlattn::plan(far, gpus()[3], force(Kernel::kWmma)).variant, wmma::kSplit);
+  CHECK_EQ(dlattn::plan(far, gpus()[3], force("wmma")).variant, wmma::kSplit);
   far.v_head_stride = std::int64_t{1} << 35;
-  CHECK(dlattn::plan(far, gpus()[3], force(Kernel::kWmma)).variant != wmma::kSplit);
+  CHECK(dlattn::plan(far, gpus()[3], force("wmma")).variant != wmma::kSplit);
   options.variant = "huge";
   const Support unknown = supported(p, device, options);
   CHECK(!unknown.ok);
   CHECK(unknown.reasons.at(0).find("wmma: variant is huge; accepted: wide, narrow") == 0);
-  options.kernel = Kernel::kScalar, options.variant = "narrow";
+  options.kernel = "scalar", options.variant = "narrow";
   CHECK_THROWS(dlattn::plan(p, device, options), UnsupportedError,
                "no kernel can run this: scalar: variant is narrow; accepted: none, this kernel has "
                "one tile shape");
-  options.kernel = Kernel::kAuto;  // the only family that has it
-  CHECK(dlattn::plan(p, device, options).kernel == Kernel::kWmma);
+  options.kernel = "auto";  // the only family that has it
+  CHECK(dlattn::plan(p, device, options).kernel == "wmma");
 }
 
 // Bulk is for devices and builds with the copy engine, and for tensors that it can be told of.
 void copy_engine() {
   const DeviceInfo hopper = gpus()[3];
-  Options options = force(Kernel::kWmma);
+  Options options = force("wmma");
   options.variant = "bulk";
   const AttentionParams p = problem(DType::kFloat16, 128);
   CHECK_EQ(dlattn::plan(p, hopper, options).variant, wmma::kBulk);
   const auto refused = [&](const AttentionParams& odd, const DeviceInfo& device,
                            const std::string& why) {
-    CHECK(dlattn::plan(odd, device, force(Kernel::kWmma)).variant != wmma::kBulk);
+    CHECK(dlattn::plan(odd, device, force("wmma")).variant != wmma::kBulk);
     CHECK_THROWS(dlattn::plan(odd, device, options), UnsupportedError,
                  "no kernel can run this: wmma: variant bulk: " + why);
   };
   refused(p, gpus()[2], "needs compute capability 9.0 or later; " + gpus()[2].name + " has 8.0");
   DeviceInfo without = hopper;
-  without.copy_engine_unserved = "needs kernels for 90 or later; this build has kernels for 89";
-  refused(p, without, without.copy_engine_unserved);
+  without.code = 89;
+  refused(p, without, "needs code for 90 or later, which this build does not have");
   AttentionParams odd = p;
   odd.k_row_stride = std::int64_t{1} << 40;
   refused(odd, hopper,
@@ -187,7 +187,7 @@ void copy_engine() {
                      " bytes of shared memory per block; RTX 5090 has 101376");
   }
   // A sequence of a pack must give the bits that it gives alone.
-  Options invariant = force(Kernel::kWmma);
+  Options invariant = force("wmma");
   invariant.batch_invariant = true;
   CHECK(dlattn::plan(p, hopper, invariant).variant != wmma::kBulk);
 }
@@ -195,7 +195,7 @@ void copy_engine() {
 // Thread blocks that go from item to item: where walks are short, and shares of them equal.
 void blocks_of_several_items() {
   const DeviceInfo hopper = gpus()[3];
-  Options options = force(Kernel::kWmma);
+  Options options = force("wmma");
   options.variant = "bulk";
   AttentionParams p = problem(DType::kFloat16, 128);
   const auto grid = [&](std::int64_t batch_size, std::int64_t seqlen, bool causal) {
@@ -217,7 +217,7 @@ void blocks_of_several_items() {
   CHECK_THROWS(dlattn::plan(p, hopper, options), UnsupportedError,
                "no kernel can run this: wmma: variant bulk: rows of out are aligned to 8 bytes; "
                "accepted: 16");
-  CHECK(dlattn::plan(p, hopper, force(Kernel::kWmma)).variant != wmma::kBulk);
+  CHECK(dlattn::plan(p, hopper, force("wmma")).variant != wmma::kBulk);
 }
 
 // Which boxes a problem's tensors are brought in.
@@ -261,7 +261,7 @@ void packed_heads() {
   static float numbers[64] = {};
   const auto request = [](const char* variant) {
     Options options;
-    options.kernel = Kernel::kWmma, options.variant = variant;
+    options.kernel = "wmma", options.variant = variant;
     return options;
   };
   for (const DeviceInfo& device : gpus()) {
@@ -339,7 +339,7 @@ void packed_heads() {
 void packed_launches() {
   const DeviceInfo device = gpus()[0];
   const auto launched = [&](const AttentionParams& p, const char* variant, auto check) {
-    Options options = force(Kernel::kWmma);
+    Options options = force("wmma");
     options.variant = variant;
     wmma::as_launched(p, dlattn::plan(p, device, options), check);
   };
@@ -374,11 +374,11 @@ void many_keys() {
   const DeviceInfo device = gpus()[1];
   AttentionParams p = problem(DType::kFloat16, 64);
   p.seqlen_k = 131072;
-  CHECK_EQ(dlattn::plan(p, device, force(Kernel::kWmma)).variant, wmma::kWide);
+  CHECK_EQ(dlattn::plan(p, device, force("wmma")).variant, wmma::kWide);
   ++p.seqlen_k;
   CHECK_EQ(dlattn::plan(p, device).variant, wmma::kGeneral);
   const auto refused = [&](const char* variant, const std::string& why) {
-    Options options = force(Kernel::kWmma);
+    Options options = force("wmma");
     options.variant = variant;
     CHECK_THROWS(dlattn::plan(p, device, options), UnsupportedError,
                  "no kernel can run this: wmma: variant " + why);
@@ -386,7 +386,7 @@ void many_keys() {
   refused("wide", "wide: seqlen_k is 131073; accepted: up to 131072");
   refused("narrow", "narrow: seqlen_k is 131073; accepted: up to 131072");
   // Split adds up a group's keys in one go.
-  Options split = force(Kernel::kWmma);
+  Options split = force("wmma");
   split.variant = "split";
   p.seqlen_k = 4 * 131072;
   CHECK_EQ(dlattn::plan(p, device, split).variant, wmma::kSplit);
@@ -394,26 +394,26 @@ void many_keys() {
   refused("split", "split: seqlen_k is 524289; accepted: up to 524288");
   AttentionParams few = p;
   few.seqlen_q = 1;
-  CHECK_EQ(dlattn::plan(few, device, force(Kernel::kWmma)).variant, wmma::kGeneral);
+  CHECK_EQ(dlattn::plan(few, device, force("wmma")).variant, wmma::kGeneral);
   few.seqlen_k = 4 * 131072;
-  CHECK_EQ(dlattn::plan(few, device, force(Kernel::kWmma)).variant, wmma::kSplit);
+  CHECK_EQ(dlattn::plan(few, device, force("wmma")).variant, wmma::kSplit);
   // What is set aside is pairs of out's columns.
   for (const auto change :
        {+[](AttentionParams& q) { q.head_dim_v = 63; },
         +[](AttentionParams& q) { q.out_row_stride += 1, q.out_batch_stride *= 2; }}) {
     AttentionParams odd = p;
     change(odd);
-    CHECK_THROWS(dlattn::plan(odd, device, force(Kernel::kWmma)), UnsupportedError,
+    CHECK_THROWS(dlattn::plan(odd, device, force("wmma")), UnsupportedError,
                  "no kernel can run this: wmma: variant general: seqlen_k is 524289; accepted "
                  "where pairs of out's columns are not aligned to 4 bytes: up to 131072");
-    CHECK(dlattn::plan(odd, device).kernel != Kernel::kWmma);
+    CHECK(dlattn::plan(odd, device).kernel != "wmma");
   }
   // A sequence of fewer keys alone is computed by another variant than in such a pack.
   const std::int32_t starts[] = {0, 1, 2};
   p.cu_seqlens_q = p.cu_seqlens_k = starts;
   p.total_q = 2, p.total_k = p.seqlen_k;
-  CHECK_EQ(dlattn::plan(p, device, force(Kernel::kWmma)).variant, wmma::kGeneral);
-  Options invariant = force(Kernel::kWmma);
+  CHECK_EQ(dlattn::plan(p, device, force("wmma")).variant, wmma::kGeneral);
+  Options invariant = force("wmma");
   invariant.batch_invariant = true;
   CHECK_THROWS(dlattn::plan(p, device, invariant), UnsupportedError,
                "no kernel can run this: wmma: variant general: seqlen_k is 524289; accepted of "

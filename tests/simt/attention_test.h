@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -80,12 +81,12 @@ constexpr bool is_built([[maybe_unused]] dlattn::DType dtype, [[maybe_unused]] i
 
 // Calls run(tile) with the instance of instances.cmake that a plan names by its head_dim_tile, as a
 // compile-time constant. It must be one that is built.
-template <dlattn::Kernel kKernel, typename T, typename Run>
+template <const std::string_view& kFamily, typename T, typename Run>
 void with_instance(int head_dim_tile, Run run) {
-#define DLATTN_INSTANCE(family, dtype, tile)                                                      \
-  if constexpr (dlattn::Kernel::family == kKernel && dlattn::DType::dtype == DTypeOf<T>::value && \
-                is_built(DTypeOf<T>::value, tile)) {                                              \
-    if (head_dim_tile == tile) return run(std::integral_constant<int, tile>{});                   \
+#define DLATTN_INSTANCE(operation, family, dtype, tile)                            \
+  if constexpr (#family == kFamily && dlattn::DType::dtype == DTypeOf<T>::value && \
+                is_built(DTypeOf<T>::value, tile)) {                               \
+    if (head_dim_tile == tile) return run(std::integral_constant<int, tile>{});    \
   }
 #include "instances.inc"
 #undef DLATTN_INSTANCE
@@ -238,7 +239,7 @@ class Tests {
   // of the family's tile shapes; null: what the plan chooses. Problems that this one does not
   // serve, or of an instance that is not built, are passed over.
   template <typename T, typename RunKernel>
-  void run(dlattn::Kernel kernel, const Case& c, RunKernel run_kernel,
+  void run(std::string_view kernel, const Case& c, RunKernel run_kernel,
            const char* variant = nullptr) {
     constexpr dlattn::DType kDType = DTypeOf<T>::value;
     std::string name = family_ + " " + dlattn::to_string(kDType) + " " + c.name();
@@ -278,7 +279,7 @@ class Tests {
       // In the same tiles: bits may depend on whether heads are packed.
       const std::string tiles =
           std::string(plan.variant_name) + (plan.packed_heads > 1 ? "+packed" : "+unpacked");
-      if (kernel == dlattn::Kernel::kWmma) options.variant = tiles.c_str();
+      if (kernel == "wmma") options.variant = tiles.c_str();
       for (int b = 0; b < c.batch_size; ++b) {
         const dlattn::AttentionParams own = alone<T>(c, params, b);
         run_plan(t, own, dlattn::core::make_plan(own, device_, options), schedules()[0],

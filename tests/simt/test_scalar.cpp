@@ -5,7 +5,8 @@
 
 namespace {
 
-using dlattn::Kernel;
+constexpr std::string_view kFamily = "scalar";
+
 using simt::Case;
 using simt::kCausal;
 using simt::kFull;
@@ -15,7 +16,7 @@ using simt::Layout;
 template <typename T>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
-  simt::with_instance<Kernel::kScalar, T>(
+  simt::with_instance<kFamily, T>(
       head_dim_tile, [&](auto tile) { dlattn::scalar::kernel<T, tile>(params, shape); });
 }
 
@@ -96,9 +97,9 @@ int main(int argc, char** argv) {
   const simt::Arguments arguments(argc, argv);
   simt::Tests tests("scalar", arguments);
   for (const Case& c : arguments.cases(cases())) {
-    tests.run<half>(Kernel::kScalar, c, run_kernel<half>);
-    tests.run<__nv_bfloat16>(Kernel::kScalar, c, run_kernel<__nv_bfloat16>);
-    if (c.layout != Layout::kAlign2) tests.run<float>(Kernel::kScalar, c, run_kernel<float>);
+    tests.run<half>(kFamily, c, run_kernel<half>);
+    tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16>);
+    if (c.layout != Layout::kAlign2) tests.run<float>(kFamily, c, run_kernel<float>);
   }
   return tests.finish();
 }

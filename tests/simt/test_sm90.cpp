@@ -7,7 +7,8 @@
 
 namespace {
 
-using dlattn::Kernel;
+constexpr std::string_view kFamily = "sm90";
+
 using simt::Case;
 using simt::kCausal;
 using simt::kFull;
@@ -17,7 +18,7 @@ using simt::Layout;
 template <typename T>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
-  simt::with_instance<Kernel::kSm90, T>(head_dim_tile, [&](auto tile) {
+  simt::with_instance<kFamily, T>(head_dim_tile, [&](auto tile) {
     const dlattn::sm90::TensorBoxes boxes = dlattn::sm90::tensor_boxes(params, tile);
     const dlattn::sm90::Launch launch = {
         simt::encode(boxes.q),
@@ -189,8 +190,8 @@ int main(int argc, char** argv) {
   constexpr int kBlocks = 2;  // so few that they compute several tiles one after the other
   tests.limit_blocks(kBlocks);
   for (const Case& c : arguments.cases(cases())) {
-    tests.run<half>(Kernel::kSm90, c, run_kernel<half>);
-    tests.run<__nv_bfloat16>(Kernel::kSm90, c, run_kernel<__nv_bfloat16>);
+    tests.run<half>(kFamily, c, run_kernel<half>);
+    tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16>);
   }
   return tests.finish();
 }

@@ -5,7 +5,8 @@
 
 namespace {
 
-using dlattn::Kernel;
+constexpr std::string_view kFamily = "wmma";
+
 using simt::Case;
 using simt::kCausal;
 using simt::kFull;
@@ -15,7 +16,7 @@ using simt::Layout;
 template <typename T, int kVariant, bool kPacked = false>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
-  simt::with_instance<Kernel::kWmma, T>(head_dim_tile, [&](auto tile) {
+  simt::with_instance<kFamily, T>(head_dim_tile, [&](auto tile) {
     if constexpr (dlattn::wmma::has_variant(tile, kVariant))
       dlattn::wmma::kernel<T, tile, kVariant, kPacked>(params, shape);
   });
@@ -89,7 +90,7 @@ void run_variants(simt::Tests& tests, const Case& c) {
     // test_wmma_split.cpp, test_wmma_general.cpp, test_wmma_bulk.cpp
     if constexpr (!dlattn::wmma::splits_keys(kVariant) && kVariant != dlattn::wmma::kGeneral &&
                   kVariant != dlattn::wmma::kBulk) {
-      tests.run<T>(Kernel::kWmma, c, run_kernel<T, kVariant>,
+      tests.run<T>(kFamily, c, run_kernel<T, kVariant>,
                    (std::string(dlattn::wmma::kVariantNames[kVariant]) + "+unpacked").c_str());
     }
     run_variants<T, kVariant + 1>(tests, c);
@@ -114,8 +115,8 @@ int main(int argc, char** argv) {
     }
     for (const Case& c : arguments.cases(cases)) {
       using dlattn::wmma::kNarrow;
-      tests.run<half>(Kernel::kWmma, c, run_kernel<half, kNarrow, true>, "narrow+packed");
-      tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16, kNarrow, true>,
+      tests.run<half>(kFamily, c, run_kernel<half, kNarrow, true>, "narrow+packed");
+      tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16, kNarrow, true>,
                                "narrow+packed");
     }
   }

@@ -6,7 +6,8 @@
 
 namespace {
 
-using dlattn::Kernel;
+constexpr std::string_view kFamily = "wmma";
+
 using simt::Case;
 using simt::kCausal;
 using simt::kFull;
@@ -16,7 +17,7 @@ using simt::Layout;
 template <typename T>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
-  simt::with_instance<Kernel::kWmma, T>(head_dim_tile, [&](auto tile) {
+  simt::with_instance<kFamily, T>(head_dim_tile, [&](auto tile) {
     if constexpr (dlattn::wmma::has_variant(tile, dlattn::wmma::kBulk)) {
       const dlattn::wmma::TensorBoxes boxes =
           dlattn::wmma::tensor_boxes(params, tile, dlattn::wmma::kBulk);
@@ -82,9 +83,9 @@ int main(int argc, char** argv) {
   simt::Tests tests("wmma_bulk", arguments, simt::hopper());
   for (const Case& c : arguments.cases(cases())) {
     tests.limit_blocks(2);  // the plan has a block for each item of so small problems
-    tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "bulk+unpacked");
+    tests.run<half>(kFamily, c, run_kernel<half>, "bulk+unpacked");
     tests.limit_blocks(INT64_MAX);
-    tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "bulk+unpacked");
+    tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16>, "bulk+unpacked");
   }
   return tests.finish();
 }

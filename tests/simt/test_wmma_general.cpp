@@ -5,7 +5,8 @@
 
 namespace {
 
-using dlattn::Kernel;
+constexpr std::string_view kFamily = "wmma";
+
 using simt::Case;
 using simt::kCausal;
 using simt::kFull;
@@ -15,7 +16,7 @@ using simt::Layout;
 template <typename T>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
-  simt::with_instance<Kernel::kWmma, T>(
+  simt::with_instance<kFamily, T>(
       head_dim_tile, [&](auto tile) { dlattn::wmma::general_kernel<T, tile>(params, shape); });
 }
 
@@ -143,12 +144,12 @@ int main(int argc, char** argv) {
   const simt::Arguments arguments(argc, argv);
   simt::Tests tests("wmma_general", arguments);
   for (const Case& c : arguments.cases(cases())) {
-    tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "general");
-    tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "general");
+    tests.run<half>(kFamily, c, run_kernel<half>, "general");
+    tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16>, "general");
   }
   for (const Case& c : arguments.cases(packed_cases())) {
-    tests.run<half>(Kernel::kWmma, c, run_kernel<half>, "general+packed");
-    tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16>, "general+packed");
+    tests.run<half>(kFamily, c, run_kernel<half>, "general+packed");
+    tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16>, "general+packed");
   }
   return tests.finish();
 }

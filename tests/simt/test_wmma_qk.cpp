@@ -5,12 +5,12 @@
 
 namespace {
 
-using dlattn::Kernel;
+constexpr std::string_view kFamily = "wmma_qk";
 
 template <typename T>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
-  simt::with_instance<Kernel::kWmmaQk, T>(
+  simt::with_instance<kFamily, T>(
       head_dim_tile, [&](auto tile) { dlattn::wmma_qk::kernel<T, tile>(params, shape); });
 }
 
@@ -22,8 +22,8 @@ int main(int argc, char** argv) {
   std::vector<simt::Case> cases = simt::wmma_cases(simt::kThreadSanitizer);
   simt::append(&cases, simt::run_cases(96));
   for (const simt::Case& c : arguments.cases(cases)) {
-    tests.run<half>(Kernel::kWmmaQk, c, run_kernel<half>);
-    tests.run<__nv_bfloat16>(Kernel::kWmmaQk, c, run_kernel<__nv_bfloat16>);
+    tests.run<half>(kFamily, c, run_kernel<half>);
+    tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16>);
   }
   return tests.finish();
 }

@@ -4,12 +4,12 @@
 
 namespace {
 
-using dlattn::Kernel;
+constexpr std::string_view kFamily = "wmma_smem";
 
 template <typename T>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
-  simt::with_instance<Kernel::kWmmaSmem, T>(
+  simt::with_instance<kFamily, T>(
       head_dim_tile, [&](auto tile) { dlattn::wmma_smem::kernel<T, tile>(params, shape); });
 }
 
@@ -19,8 +19,8 @@ int main(int argc, char** argv) {
   const simt::Arguments arguments(argc, argv);
   simt::Tests tests("wmma_smem", arguments);
   for (const simt::Case& c : arguments.cases(simt::wmma_cases(simt::kThreadSanitizer))) {
-    tests.run<half>(Kernel::kWmmaSmem, c, run_kernel<half>);
-    tests.run<__nv_bfloat16>(Kernel::kWmmaSmem, c, run_kernel<__nv_bfloat16>);
+    tests.run<half>(kFamily, c, run_kernel<half>);
+    tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16>);
   }
   return tests.finish();
 }

@@ -6,7 +6,8 @@
 
 namespace {
 
-using dlattn::Kernel;
+constexpr std::string_view kFamily = "wmma";
+
 using simt::Case;
 using simt::kCausal;
 using simt::kFull;
@@ -19,7 +20,7 @@ using dlattn::wmma::kWhole;
 template <typename T, int kVariant>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
-  simt::with_instance<Kernel::kWmma, T>(head_dim_tile, [&](auto tile) {
+  simt::with_instance<kFamily, T>(head_dim_tile, [&](auto tile) {
     if constexpr (dlattn::wmma::has_variant(tile, kVariant))
       dlattn::wmma::split_kernel<T, tile, kVariant>(dlattn::wmma::make_split_params(params, shape));
   });
@@ -105,8 +106,8 @@ template <int kVariant>
 void run(simt::Tests& tests, const Case& c, const std::string& packing) {
   tests.plan_for(kVariant == kWhole ? simt::hopper() : simt::ada());
   const std::string variant = dlattn::wmma::kVariantNames[kVariant] + packing;
-  tests.run<half>(Kernel::kWmma, c, run_kernel<half, kVariant>, variant.c_str());
-  tests.run<__nv_bfloat16>(Kernel::kWmma, c, run_kernel<__nv_bfloat16, kVariant>, variant.c_str());
+  tests.run<half>(kFamily, c, run_kernel<half, kVariant>, variant.c_str());
+  tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16, kVariant>, variant.c_str());
 }
 
 }  // namespace

@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dlattn
+from dlattn._core import kernel_names
 from dlattn.bench.cases import Case
 from dlattn.cli.errors import first_line
 
 Array = NDArray[Any]
 Call = Callable[[], Any]
 
-GPU_KERNELS = ("scalar", "wmma_qk", "wmma_smem", "wmma", "sm90")
+GPU_KERNELS = tuple(name for name in kernel_names if name not in ("auto", "cpu"))
 CPU_KERNELS = ("cpu",)
 
 

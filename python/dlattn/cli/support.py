@@ -22,7 +22,7 @@ FEATURES = {  # as the planner is asked, and as people read it
     "sinks": "sinks",
     "varlen": "varlen",
 }
-KERNELS = ("cpu", "scalar", "wmma_qk", "wmma_smem", "wmma", "sm90")
+KERNELS = tuple(name for name in _core.kernel_names if name != "auto")
 
 _CPU = 0
 _CAPABILITIES = (80, 86, 89, 90, 100, 120)

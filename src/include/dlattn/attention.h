@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dlattn/export.h"
@@ -29,16 +30,21 @@ struct DeviceInfo {
   std::int64_t max_smem_per_block = 0;  // bytes, with opt-in
   std::int64_t smem_per_sm = 0;         // bytes
   std::int64_t l2_bytes = 0;
-  std::string unserved;       // why the kernels of this build do not run on it; empty if they do
-  std::string sm90_unserved;  // why "sm90" is not among those that do; empty if it is
-  std::string copy_engine_unserved;  // the same of kernels whose tiles the copy engine brings
+  std::string unserved;  // why the kernels of this build do not run on it; empty if they do
+  // Which code of this build runs on it, as a compute capability times ten: 90 on 9.0, 89 where PTX
+  // for 8.9 is translated; 0 for none.
+  int code = 0;
+  // Whether there is code for this compute capability alone as well, as 90a is.
+  bool arch_specific_code = false;
   // CPU
   int num_threads = 0;   // DLATTN_NUM_THREADS, else the cores this process may run on
   const char* isa = "";  // "avx512", "avx2" or "portable"
 };
 
 struct Options {
-  Kernel kernel = Kernel::kAuto;
+  // One of kernel_names(). "auto" lets the plan choose; any other forces that family, or says why
+  // it cannot serve. Not copied: it must live as long as the call.
+  std::string_view kernel = "auto";
   // Which tile shape of `kernel`, by name (Plan::variant_name), and whether heads are packed
   // (Plan::packed_heads): "split", "packed", "unpacked", "split+packed". Null: the plan chooses, as
   // it does what is not said.
@@ -53,7 +59,7 @@ struct Options {
 
 // How a problem will be computed. A plain struct: making one costs no allocation.
 struct Plan {
-  Kernel kernel = Kernel::kAuto;
+  std::string_view kernel;  // the family, "cpu" on the CPU
   DType dtype = DType::kFloat16;
   int head_dim_tile = 0;             // both head dims rounded up to the instance that serves them
   int variant = 0;                   // which tile shape of wmma, or terms of scores of sm90
@@ -70,6 +76,7 @@ struct Plan {
   std::int64_t workspace_bytes = 0;  // memory beyond inputs, out and lse
   int num_threads = 0;               // CPU threads
   const char* isa = "";              // CPU instruction set
+  double predicted_ns = 0.0;         // what it takes on a GPU, by the family's model; 0: unknown
 };
 
 struct Support {
@@ -94,6 +101,9 @@ DLATTN_API std::string device_status();
 // Asked of the device once and kept. Throws DeviceError if there is no such device.
 DLATTN_API const DeviceInfo& device_info(Device device);
 DLATTN_API BuildInfo build_info();
+// What Options::kernel may be: "auto", "cpu" and the families of kernels, whether this build has
+// them or not.
+DLATTN_API const std::vector<std::string_view>& kernel_names();
 
 // Whether forward() would run `params` on `device`; never launches, never throws for wrong params.
 DLATTN_API Support supported(const AttentionParams& params, const DeviceInfo& device,

@@ -19,10 +19,6 @@ struct Device {
   int index = 0;
 };
 
-// The kernel families. kAuto lets the plan choose; any other value forces that family or says why
-// it cannot serve.
-enum class Kernel : std::int8_t { kAuto, kCpu, kScalar, kWmmaQk, kWmmaSmem, kWmma, kSm90 };
-
 // Which keys a query may attend to. Query i stands at key position i + shift, shift = seqlen_k -
 // seqlen_q for every mode but kTopLeft, where it is 0. The causal modes allow keys j <= i + shift.
 enum class Causal : std::int8_t { kNone, kBottomRight, kTopLeft };
@@ -59,7 +55,6 @@ class DLATTN_API DeviceError : public Error {
 
 DLATTN_API const char* to_string(DType dtype);      // "float16", ...
 DLATTN_API const char* to_string(DeviceType type);  // "cpu", "cuda"
-DLATTN_API const char* to_string(Kernel kernel);    // "auto", "cpu", "scalar", ..., "sm90"
 DLATTN_API std::int64_t size_of(DType dtype);       // bytes per element
 
 }  // namespace dlattn

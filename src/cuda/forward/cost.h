@@ -1,0 +1,127 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/tile/config.h"
+#include "dlattn/attention.h"
+
+// What the families' plans share, as plain host code: the fields of a tile, and the model of their
+// times, which is how many thread blocks a problem has, how many keys they visit, and what that
+// takes on the busiest SM.
+namespace dlattn::cost {
+
+// What a tile shape takes, in nanoseconds: a block per SM, and as many as fit.
+struct Speed {
+  double fixed;  // of a block beside its keys: launch, first copies, epilogue
+  double alone;  // per key, a block that has its SM to itself: latencies
+  double busy;   // per key and block, blocks that fill their SM
+};
+
+// Blocks of a problem, and the keys that they visit: on average, and the most.
+struct Walk {
+  double blocks, mean, longest;
+  double empty = 0.0;  // blocks beside, where every sequence of a pack has as many as the longest
+};
+
+// What a block that has no rows keeps an SM from others, in nanoseconds, on an H200.
+constexpr double kEmptyBlock = 140.0;
+
+// Queries and keys of a sequence; of packed ones, whose lengths the host does not know, on average.
+inline double mean_seqlen_q(const AttentionParams& p) {
+  const double batch = static_cast<double>(std::max<std::int64_t>(p.batch_size, 1));
+  return p.cu_seqlens_q ? p.total_q / batch : static_cast<double>(p.seqlen_q);
+}
+inline double mean_seqlen_k(const AttentionParams& p) {
+  const double batch = static_cast<double>(std::max<std::int64_t>(p.batch_size, 1));
+  return p.cu_seqlens_q ? p.total_k / batch : static_cast<double>(p.seqlen_k);
+}
+
+inline Walk walk(const AttentionParams& p, int block_m, int packed_heads) {
+  const double batch = static_cast<double>(std::max<std::int64_t>(p.batch_size, 1));
+  const double queries = mean_seqlen_q(p), keys = mean_seqlen_k(p);
+  const double longest = static_cast<double>(p.seqlen_k);
+  const double heads = static_cast<double>(p.num_heads / packed_heads);
+  const double block_queries = static_cast<double>(block_m) / packed_heads;
+  Walk walk;
+  const auto blocks = [&](double rows) { return std::ceil(rows / block_queries) * heads * batch; };
+  walk.blocks = blocks(std::max(queries, 1.0));
+  if (p.cu_seqlens_q)
+    walk.empty = std::max(blocks(static_cast<double>(p.seqlen_q)) - walk.blocks, 0.0);
+  walk.mean = keys;
+  walk.longest = longest;
+  const bool causal = p.causal != Causal::kNone;
+  if (causal) {
+    // The last query sees all keys, the first as many fewer as there are queries; a block visits
+    // those of its last one.
+    const double first = std::max(keys - queries, 0.0);
+    walk.mean = std::min(keys, (first + keys) / 2 + block_queries / 2);
+  }
+  const std::int64_t right = causal ? 0 : p.window_right;
+  if (p.window_left >= 0 && right >= 0) {
+    const double span = static_cast<double>(p.window_left + right + 1) + block_queries;
+    walk.mean = std::min(walk.mean, span);
+    walk.longest = std::min(walk.longest, span);
+  }
+  return walk;
+}
+
+// Nanoseconds of the busiest SM, which works its blocks off in rounds of `resident`. Per key a
+// round takes what a block alone does, or what all of them need of the SM.
+inline double rounds_ns(const Walk& w, const Speed& speed, double num_sms, double resident) {
+  const auto per_key = [&](double blocks) { return std::max(speed.alone, blocks * speed.busy); };
+  const double sms = std::max(num_sms, 1.0), on_busiest = std::ceil(w.blocks / sms);
+  const double empty = w.empty / sms * kEmptyBlock;
+  if (on_busiest <= resident) {  // the longest block goes on alone
+    return empty + speed.fixed + w.mean * per_key(on_busiest) + (w.longest - w.mean) * speed.alone;
+  }
+  const double rounds = std::floor(on_busiest / resident);
+  const double rest = on_busiest - rounds * resident;
+  return empty + std::ceil(on_busiest / resident) * speed.fixed +
+         w.mean * (rounds * per_key(resident) + (rest > 0 ? per_key(rest) : 0.0));
+}
+
+constexpr double kH200Rate = 4850.0;
+
+// Products of mma.sync per SM, in operations per nanosecond, by data sheet but for the H200, where
+// it was measured. Of devices of one compute capability the rates differ by up to two; on the slow
+// ones of 8.6 and later the tensor cores bound every shape, which compare alike then.
+inline double tensor_rate(const DeviceInfo& device) {
+  if (device.compute_major == 9) return kH200Rate;
+  return device.compute_major == 8 && device.compute_minor == 0 ? 2889.0 : 1700.0;
+}
+
+// What Options::batch_invariant has the plan chosen for: rows enough to fill any device, of heads
+// like the problem's. Nothing in its sizes depends on what else is in the batch.
+inline AttentionParams large_batch_of(const AttentionParams& p) {
+  AttentionParams large = p;
+  large.batch_size = 1024;
+  large.seqlen_q = large.seqlen_k = 4096;
+  large.num_heads = p.num_heads / p.num_heads_kv;
+  large.num_heads_kv = 1;
+  large.cu_seqlens_q = large.cu_seqlens_k = large.seqused_k = nullptr;
+  return large;
+}
+
+// Sets what a tile shape says of a plan, with one thread block for each tile of rows.
+inline void set_tile(const AttentionParams& p, const TileConfig& config, Plan* plan) {
+  plan->block_m = config.block_m;
+  plan->block_n = config.block_n;
+  plan->num_warps = config.num_warps;
+  plan->num_stages = config.num_stages;
+  plan->smem_bytes = config.smem_bytes;
+  const std::int64_t rows = p.seqlen_q * plan->packed_heads;
+  const std::int64_t m_blocks = (rows + config.block_m - 1) / config.block_m;
+  plan->grid = m_blocks * (p.num_heads / plan->packed_heads) * p.batch_size;
+}
+
+// The problem whose time counts; `large` is room for another one.
+inline const AttentionParams& counted(const AttentionParams& p, bool batch_invariant,
+                                      AttentionParams* large) {
+  if (!batch_invariant) return p;
+  *large = large_batch_of(p);
+  return *large;
+}
+
+}  // namespace dlattn::cost

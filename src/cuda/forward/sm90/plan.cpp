@@ -1,0 +1,189 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/boxes.h"
+#include "core/family.h"
+#include "cuda/forward/cost.h"
+#include "cuda/forward/sm90/boxes.h"
+#include "cuda/forward/sm90/score_params.h"
+#include "cuda/tile/span.h"
+
+namespace dlattn::sm90 {
+namespace {
+
+using core::refuse;
+
+// What of a problem's features the family takes for sequences of one length alone; null if none.
+const char* fixed_length_feature(const AttentionParams& p) {
+  if (!p.cu_seqlens_q) return nullptr;
+  if (p.mask) return "mask with cu_seqlens_q";
+  return p.bias ? "bias with cu_seqlens_q" : nullptr;
+}
+
+// Whether TMA can be told of a problem's tensors.
+bool accepts_tensors(const AttentionParams& p, std::string* why) {
+  const int tile = static_cast<int>(std::max(p.head_dim, p.head_dim_v));
+  const TensorBoxes boxes = tensor_boxes(p, tile);
+  for (const tile::TensorBox* box :
+       {&boxes.q, &boxes.k, &boxes.v, &boxes.out, &boxes.bias, &boxes.mask}) {
+    const std::string misfit = core::misfit(*box);
+    if (!misfit.empty()) return refuse(why, misfit);
+  }
+  return true;
+}
+
+// Whether the kernels for score terms can take a problem's.
+bool accepts_scores(const AttentionParams& p, std::string* why) {
+  const struct {
+    const char* name;
+    const void* data;
+    std::int64_t col_stride;
+  } loaded[] = {{"bias", p.bias, p.bias_col_stride}, {"mask", p.mask, p.mask_col_stride}};
+  for (const auto& x : loaded) {
+    if (x.data && p.seqlen_k > 1 && x.col_stride != 1) {
+      return refuse(why, x.name, " has a column stride of ", x.col_stride,
+                    " elements; accepted: 1");
+    }
+  }
+  const double cap = p.softcap / p.softmax_scale;
+  if (p.softcap != 0.0 && !(cap >= kLeastCap && cap <= kLargestCap)) {
+    return refuse(why, "softcap / softmax_scale is ", cap, "; accepted: ", kLeastCap, " to ",
+                  kLargestCap);
+  }
+  if (p.alibi_slopes && p.softmax_scale < kLeastScale) {
+    return refuse(why, "softmax_scale is ", p.softmax_scale, "; accepted with alibi_slopes: from ",
+                  kLeastScale);
+  }
+  return true;
+}
+
+// What a thread block takes of an SM, which holds one, in nanoseconds, measured on an H200
+// (benchmarks/results/steps/h200-choices.json).
+struct Speed {
+  double first;    // beside its keys: launch, set-up, first copies, epilogue
+  double next;     // the same of each one after it
+  double per_key;  // with all consumers' rows full
+  double latency;  // per key, at least, however few the rows
+};
+
+Speed speed(const AttentionParams& p, int head_dim_tile) {
+  const Terms terms = terms_of(p);
+  if (p.softcap != 0.0 && terms != Terms::kLoaded) {
+    if (head_dim_tile <= 64) return {5500, 6500, 24.0, 13.0};
+    if (head_dim_tile <= 96) return {6000, 7000, 24.0, 12.0};
+    if (head_dim_tile <= 128) return {6500, 8000, 27.0, 13.0};
+    return head_dim_tile <= 192 ? Speed{8000, 10000, 19.5, 10.0} : Speed{9000, 13000, 23.5, 14.0};
+  }
+  if (terms == Terms::kComputed) {
+    if (head_dim_tile <= 64) return {4500, 5000, 12.1, 7.8};
+    if (head_dim_tile <= 96) return {5500, 5900, 15.4, 7.8};
+    if (head_dim_tile <= 128) return {5500, 6700, 17.5, 11.2};
+    return head_dim_tile <= 192 ? Speed{4400, 7600, 17.1, 7.8} : Speed{5600, 11200, 19.8, 14.0};
+  }
+  if (terms == Terms::kLoaded) {
+    if (head_dim_tile <= 64) return {4100, 4100, 18.5, 14.3};
+    if (head_dim_tile <= 96) return {4300, 5200, 15.8, 10.0};
+    if (head_dim_tile <= 128) return {4500, 5000, 17.9, 13.7};
+    return head_dim_tile <= 192 ? Speed{5000, 6500, 21.0, 10.1} : Speed{6000, 12300, 23.2, 16.6};
+  }
+  if (head_dim_tile <= 64) return {4000, 4500, 13.5, 8.2};
+  if (head_dim_tile <= 96) return {4300, 5100, 9.1, 8.4};
+  if (head_dim_tile <= 128) return {4600, 5100, 10.2, 7.9};
+  if (head_dim_tile <= 192 && head_dim_v_tile(head_dim_tile, p.head_dim_v) <= 128)
+    return {4200, 7300, 11.2, 11.2};
+  return head_dim_tile <= 192 ? Speed{6000, 9900, 13.3, 13.3} : Speed{5000, 7800, 19.6, 12.4};
+}
+
+double predicted_ns(const AttentionParams& p, const DeviceInfo& device, const Options& options,
+                    int head_dim_tile) {
+  // Bias and mask it takes for batches alone, so that a pack's sequences would get other bits.
+  if (options.batch_invariant && (p.bias || p.mask)) return std::numeric_limits<double>::infinity();
+  AttentionParams large;
+  const AttentionParams& counted = cost::counted(p, options.batch_invariant, &large);
+  const TileShape shape = tile_shape(p, head_dim_tile);
+  const Speed s = speed(p, head_dim_tile);
+  const cost::Walk walk = cost::walk(counted, block_m(shape), 1);
+  // Consumers without rows cost nothing: the others have their share of the tensor cores.
+  const double rows = std::min<double>(cost::mean_seqlen_q(counted), block_m(shape));
+  const double consumers = std::max(std::ceil(rows / kWarpgroupRows), 1.0) / shape.num_consumers;
+  const double per_key = std::max(s.latency, s.per_key * std::min(consumers, 1.0));
+  const double share = walk.blocks / std::max(device.num_sms, 1), rounds = std::ceil(share);
+  if (rounds <= 1.0) return s.first + walk.longest * per_key;
+  // Persistent blocks hide a part of what lies between two tiles, where walks are short.
+  constexpr double kManyRounds = 7, kShortWalk = 1024;
+  const double left = p.cu_seqlens_q ? 0.75 : 0.5;
+  const bool persistent = rounds >= kManyRounds && walk.longest <= kShortWalk;
+  const double next = s.next * (persistent ? left : 1.0);
+  if (walk.longest <= walk.mean || p.cu_seqlens_q)
+    return s.first + (rounds - 1) * next + rounds * walk.mean * per_key;
+  // Walks of different lengths fill the SMs evenly, up to a part of the last one.
+  const double tail = head_dim_tile <= 64 ? 0.8 : 0.25;
+  return s.first + (share - 1) * next +
+         per_key * (std::max(walk.longest, share * walk.mean) + tail * (walk.longest - walk.mean));
+}
+
+// The most keys that a block of `rows` queries walks.
+std::int64_t longest_walk(const AttentionParams& p, std::int64_t rows) {
+  const std::int64_t right = p.causal == Causal::kNone ? p.window_right : 0;
+  if (p.window_left < 0 || right < 0) return p.seqlen_k;
+  return std::min(p.seqlen_k, p.window_left + right + rows);
+}
+
+// Thread blocks for a problem.
+std::int64_t grid_of(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile) {
+  // A block that stays for several works hides the next one's first copies and its own set-up: what
+  // counts where works are short. It takes a fixed share, though, which the hardware's order of
+  // blocks spreads more evenly: what counts where works are long, few, or, under causality, of
+  // different lengths, of which a share of few rounds does not have all.
+  constexpr std::int64_t kManyRounds = 7, kMostBlocks = 2147483647;
+  const TileShape shape = tile_shape(params, head_dim_tile);
+  const std::int64_t items = num_items(params, head_dim_tile);
+  if (items < kManyRounds * device.num_sms || items > kMostBlocks) return items;
+  // One stage of Q is free for the next work only after results that go by way of it.
+  if (shape.query_stages == 1 && terms_of(params) != Terms::kNone) return items;
+  const std::int64_t rows = block_m(shape);
+  const std::int64_t walk = longest_walk(params, rows);
+  const std::int64_t few_keys = shape.query_stages > 1 ? 1024 : 512;
+  const bool short_walk = walk <= few_keys;
+  const bool causal = params.causal != Causal::kNone;
+  const bool window = walk < params.seqlen_k;
+  // A window makes works alike, and causality does not; packed sequences are not in any case.
+  if (params.cu_seqlens_q && (window || !causal)) return short_walk ? device.num_sms : items;
+  if (window) return walk - rows <= few_keys ? device.num_sms : items;
+  if (!causal) return walk <= 2048 ? device.num_sms : items;
+  const std::int64_t works_of_head =
+      items / std::max<std::int64_t>(params.num_heads * params.batch_size, 1);
+  const std::int64_t rounds = (items + device.num_sms - 1) / device.num_sms;
+  return short_walk && rounds >= 2 * works_of_head ? device.num_sms : items;
+}
+
+bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
+                  Plan* plan, std::string* why) {
+  const int tile = plan->head_dim_tile;
+  if (!device.arch_specific_code)
+    return refuse(why, "needs code for 90a, which this build does not have");
+  if (const char* feature = fixed_length_feature(p))
+    return refuse(why, "does not implement ", feature);
+  const double ns = predicted_ns(p, device, options, tile);
+  if (ns > plan->predicted_ns) return refuse(why, "is not faster");
+  if (!accepts_tensors(p, why) || !accepts_scores(p, why)) return false;
+  if (p.seqlen_k > tile::kMostKeys)
+    return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", tile::kMostKeys);
+  const Terms terms = terms_of(p);
+  TileConfig config = tile_config(tile, head_dim_v_tile(tile, p.head_dim_v), terms);
+  if (terms == Terms::kLoaded) config.smem_bytes += term_bytes(p, tile);
+  plan->variant = static_cast<int>(terms);
+  plan->variant_name = kTermsNames[plan->variant];
+  cost::set_tile(p, config, plan);
+  plan->grid = grid_of(p, device, tile);
+  plan->predicted_ns = ns;
+  return true;
+}
+
+}  // namespace
+
+extern const core::ForwardFamily kFamily;
+const core::ForwardFamily kFamily = {"sm90", 90, 8, nullptr, plan_forward};
+
+}  // namespace dlattn::sm90

@@ -1,0 +1,36 @@
+#include "core/plan.h"
+
+#include "core/family.h"
+#include "cuda/forward/cost.h"
+#include "cuda/forward/wmma_qk/traits.h"
+
+namespace dlattn::wmma_qk {
+namespace {
+
+// Measured on an H200 (DESIGN.md, "Figures"): enough to tell it from families of other speeds.
+cost::Speed speed(int head_dim_tile) {
+  return head_dim_tile <= 64 ? cost::Speed{6000, 61.0, 41.0} : cost::Speed{6000, 106.0, 73.0};
+}
+
+bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
+                  Plan* plan, std::string* why) {
+  if (const char* feature = core::score_feature(p))
+    return core::refuse(why, "does not implement ", feature);
+  const int tile = plan->head_dim_tile;
+  const cost::Speed s = speed(tile);
+  if (s.fixed > plan->predicted_ns) return core::refuse(why, "is not faster");
+  cost::set_tile(p, tile_config(tile, p.seqlen_k), plan);
+  constexpr double kBlocksPerSm = 3;
+  AttentionParams large;
+  const AttentionParams& counted = cost::counted(p, options.batch_invariant, &large);
+  const cost::Walk walk = cost::walk(counted, plan->block_m, 1);
+  plan->predicted_ns = cost::rounds_ns(walk, s, device.num_sms, kBlocksPerSm);
+  return true;
+}
+
+}  // namespace
+
+extern const core::ForwardFamily kFamily;
+const core::ForwardFamily kFamily = {"wmma_qk", 0, 16, nullptr, plan_forward};
+
+}  // namespace dlattn::wmma_qk
