@@ -254,6 +254,39 @@ void edges_of_the_choice() {
   CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 132);
 }
 
+// Grids on which percentages of a full device took the slower one, measured on an H200
+// (h200-choices.json): to 3.5 times as slow.
+void choice_by_time() {
+  const struct {
+    std::int64_t heads, seqlen_q, seqlen_k;
+    int head_dim;
+    void (*set)(AttentionParams&);
+    const char* kernel;
+  } cases[] = {
+      {1, 192, 192, 256, [](AttentionParams&) {}, "sm90"},                      // 6.7 us, wmma 13.1
+      {128, 64, 2048, 128, [](AttentionParams&) {}, "sm90"},                    // 36.7, 57.2
+      {2, 128, 128, 64, [](AttentionParams& p) { p.softcap = 20.0; }, "sm90"},  // 6.8, 12.8
+      {8, 512, 512, 64, [](AttentionParams&) {}, "wmma"},                       // the mission shape
+      {32, 128, 128, 64, [](AttentionParams&) {}, "wmma"},
+      {8, 2048, 64, 64, [](AttentionParams&) {}, "wmma"},  // 4.7, sm90 5.3
+  };
+  for (const auto& c : cases) {
+    AttentionParams p = problem(DType::kFloat16, c.head_dim);
+    p.batch_size = 1, p.num_heads = p.num_heads_kv = c.heads;
+    p.q_row_stride = p.k_row_stride = p.v_row_stride = p.out_row_stride = c.heads * c.head_dim;
+    p.seqlen_q = c.seqlen_q, p.seqlen_k = c.seqlen_k;
+    c.set(p);
+    const Plan plan = dlattn::plan(p, h200);
+    CHECK_FOR(plan.kernel == c.kernel, std::to_string(c.heads) + " heads");
+    CHECK(plan.predicted_ns > 2e3 && plan.predicted_ns < 1e5);
+    // The one taken is predicted to be the fastest of those that serve the problem.
+    for (const std::string_view name : kernel_names()) {
+      if (name == "auto" || !supported(p, h200, force(name)).ok) continue;
+      CHECK(plan.predicted_ns <= dlattn::plan(p, h200, force(name)).predicted_ns);
+    }
+  }
+}
+
 // Packed sequences: what decides is the tokens, not the longest sequence.
 void packs() {
   static const std::int32_t offsets[2] = {};
@@ -307,6 +340,7 @@ int main() {
   score_terms();
   automatic_choice();
   edges_of_the_choice();
+  choice_by_time();
   packs();
   return test::summary();
 }

@@ -2,9 +2,11 @@
 // GPU and no CUDA. What wmma and sm90 have of their own: plan_wmma_test.cpp, plan_sm90_test.cpp.
 #include "core/plan.h"
 
+#include <algorithm>
 #include <string>
 
 #include "check.h"
+#include "core/backend.h"
 #include "core/family.h"
 #include "cuda/forward/scalar/traits.h"
 #include "cuda/forward/wmma/traits.h"
@@ -347,6 +349,29 @@ void archs() {
   check("native", 8, 9, 0);
 }
 
+// A build with CUDA can launch every instance of the families that it says it has.
+void launchers() {
+  const std::vector<std::string> kernels = build_info().kernels;
+  for (const core::ListedFamily& family : core::forward_families()) {
+    const std::string name = family.record->name;
+    const bool built = std::find(kernels.begin(), kernels.end(), name) != kernels.end();
+    for (const core::Instance& instance : family.instances) {
+      const bool found = cuda::find_launcher(name, instance.dtype, instance.head_dim_tile);
+      CHECK_FOR(found == built, name);
+    }
+  }
+  CHECK_EQ(kernels.size() > 1, cuda::compiled());
+  CHECK(!cuda::find_launcher("wmma", DType::kFloat32, 64));
+  CHECK(!cuda::find_launcher("none", DType::kFloat16, 64));
+}
+
+void unknown_names() {
+  CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), gpus()[0], force("flash")),
+               UnsupportedError,
+               "no kernel can run this: kernel is flash; accepted: auto, cpu, wmma, sm90, "
+               "wmma_smem, wmma_qk, scalar");
+}
+
 void registry() {
   const auto head_dim_tile = [](std::string_view name, DType dtype, std::int64_t head_dim) {
     for (const core::ListedFamily& family : core::forward_families()) {
@@ -417,6 +442,8 @@ int main() {
   unserved_devices();
   archs();
   registry();
+  launchers();
+  unknown_names();
   descriptions();
   names();
   return test::summary();

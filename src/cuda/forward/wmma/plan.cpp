@@ -48,11 +48,12 @@ Speed general_speed(const AttentionParams& p, int head_dim_tile) {
     if (head_dim_tile <= 128) return {7000, 57.0, 39.6};
     return head_dim_tile <= 192 ? Speed{6700, 54.5, 54.5} : Speed{8200, 65.9, 65.9};
   }
-  if (head_dim_tile <= 32) return {5800, 24.0, 12.0};
-  if (head_dim_tile <= 64) return {6200, 27.5, 18.0};
-  if (head_dim_tile <= 96) return {6600, 40.0, 24.5};
-  if (head_dim_tile <= 128) return {6900, 45.0, 29.5};
-  return head_dim_tile <= 192 ? Speed{7000, 45.5, 45.5} : Speed{8000, 56.0, 56.0};
+  const double bias = p.bias ? 1800.0 : 0.0;
+  if (head_dim_tile <= 32) return {5800 + bias, 24.0, 12.0};
+  if (head_dim_tile <= 64) return {6200 + bias, 27.5, 18.0};
+  if (head_dim_tile <= 96) return {6600 + bias, 40.0, 24.5};
+  if (head_dim_tile <= 128) return {6900 + bias, 45.0, 29.5};
+  return head_dim_tile <= 192 ? Speed{7000 + bias, 45.5, 45.5} : Speed{8000 + bias, 56.0, 56.0};
 }
 
 Speed speed(const AttentionParams& p, int head_dim_tile, int variant) {
