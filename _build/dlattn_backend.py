@@ -46,7 +46,7 @@ environment. Either
   - install the CUDA toolkit, or set CUDACXX to its nvcc;
   - build without --no-build-isolation, which brings nvcc from PyPI;
   - pip install {" ".join(repr(wheel) for wheel in CUDA_WHEELS)}; or
-  - add -C cmake.define.DLATTN_CUDA=OFF for the CPU backend alone."""
+  - add --config-settings=cmake.define.DLATTN_CUDA=OFF for the CPU backend alone."""
 
 
 def _as_list(value: str | list[str]) -> list[str]:
