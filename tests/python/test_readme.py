@@ -113,6 +113,13 @@ def test_generated_parts_are_current() -> None:
     assert new == README, "run: python benchmarks/update_readme.py"
 
 
+def test_results_are_current() -> None:
+    text = (ROOT / "benchmarks" / "RESULTS.md").read_text()
+    assert text == load_generator().results(), "run: python benchmarks/update_readme.py"
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (ROOT / "benchmarks" / target).exists(), target
+
+
 def test_generator_fills_what_is_stale() -> None:
     stale = README.replace("| `cpu` | CPU |", "| `cpu` | nowhere |")
     assert stale != README

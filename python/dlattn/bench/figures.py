@@ -1,4 +1,4 @@
-"""Benchmark results as the README shows them."""
+"""Benchmark results as the README and RESULTS.md show them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any
 from dlattn.bench.report import Result, best_peer, ceiling_text, from_json, summary_lines
 from dlattn.cli.text import duration, markdown_table, rate
 
-_MOST_ROWS = 12  # of a table that the README shows without being asked
+_MOST_ROWS = 12  # of a table that is shown without being asked
+_TOKENS = (1024, 4096, 16384)  # of the README's table
+_OURS = "dlattn auto"
+_PEERS = {"torch-flash": "FlashAttention-2", "torch-cudnn": "cuDNN", "fa4": "FlashAttention-4"}
 
 
 def figures_markdown(paths: Sequence[Path], root: Path) -> str:
@@ -18,6 +21,30 @@ def figures_markdown(paths: Sequence[Path], root: Path) -> str:
     if not paths:
         return "No results are committed yet."
     return "\n\n".join(_section(path, root) for path in sorted(paths))
+
+
+def sweep_markdown(path: Path, root: Path) -> str:
+    """The sweep in a plot and a row for each head_dim and mask; links are relative to `root`."""
+    document = json.loads(path.read_text())
+    results = from_json(document)
+    rows = []
+    for head_dim in dict.fromkeys(result.case.sizes[3] for result in results):
+        for mask in dict.fromkeys(result.case.mask for result in results):
+            group = [r for r in results if (r.case.sizes[3], r.case.mask) == (head_dim, mask)]
+            cells = []
+            for tokens in _TOKENS:
+                timed = [r for r in group if r.case.sizes[2] == tokens]
+                rates = {r.contestant: r.tflops for r in timed if r.tflops is not None}
+                peer = max((name for name in rates if name in _PEERS), key=rates.__getitem__)
+                cells.append(f"{rates[_OURS]:.0f} ({rates[peer]:.0f}, {_PEERS[peer]})")
+            rows.append([str(head_dim), mask, *cells])
+    headers = ["head_dim", "mask", *(f"{tokens} tokens" for tokens in _TOKENS)]
+    plot = path.with_suffix(".png").relative_to(root).as_posix()
+    return (
+        f"![{_where(document)}: the sweep]({plot})\n\n"
+        f"{_where(document)}, float16, TFLOP/s, the fastest of the others in parentheses "
+        f"([{path.name}]({path.relative_to(root).as_posix()})):\n\n{markdown_table(headers, rows)}"
+    )
 
 
 def _section(path: Path, root: Path) -> str:
