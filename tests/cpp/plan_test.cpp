@@ -226,6 +226,32 @@ void features() {
   }
 }
 
+// The ladder that leads up to wmma serves what wmma does, and is not taken instead.
+void never_the_ladder() {
+  for (const DeviceInfo& device : gpus()) {
+    for (const int head_dim : {16, 64, 96, 128, 250}) {
+      for (const std::int64_t seqlen : {1, 5, 70, 333, 2048, 20000}) {
+        for (const std::int64_t heads : {1, 8, 128}) {
+          for (const bool biased : {false, true}) {
+            AttentionParams p = problem(DType::kBFloat16, head_dim);
+            p.batch_size = 1, p.num_heads = p.num_heads_kv = heads;
+            p.seqlen_q = p.seqlen_k = seqlen;
+            p.q_row_stride = p.k_row_stride = p.v_row_stride = p.out_row_stride = heads * head_dim;
+            p.q = memory + 2;  // which TMA and wide copies cannot take
+            if (biased) p.bias = memory + 4 * test::kApart, p.bias_dtype = DType::kFloat32;
+            const Plan plan = dlattn::plan(p, device);
+            CHECK_FOR(plan.kernel == "wmma", device.name + ", " + std::to_string(head_dim));
+            CHECK_EQ(plan.variant, wmma::kGeneral);
+            p.q = memory;
+            const Plan aligned = dlattn::plan(p, device);
+            CHECK(aligned.kernel == "wmma" || aligned.kernel == "sm90");
+          }
+        }
+      }
+    }
+  }
+}
+
 // With no kernel left, the message names every family's reason.
 void all_reasons() {
   const Support support = supported(problem(DType::kFloat16, 300), gpus()[0]);
@@ -436,6 +462,7 @@ int main() {
   forced_kernels();
   features();
   all_reasons();
+  never_the_ladder();
   copy_bytes();
   too_little_shared_memory();
   grids();
