@@ -1,6 +1,7 @@
 // Plans of sm90.
 #include <algorithm>
 #include <string>
+#include <string_view>
 
 #include "check.h"
 #include "core/plan.h"
@@ -177,7 +178,7 @@ void automatic_choice() {
   const struct {
     std::int64_t batch_size, heads, seqlen;
     int head_dim;
-    const char* kernel;
+    std::string_view kernel;
     std::int64_t grid;
     std::int64_t causal_grid = 0;  // where it differs
   } choices[] = {
@@ -261,7 +262,7 @@ void choice_by_time() {
     std::int64_t heads, seqlen_q, seqlen_k;
     int head_dim;
     void (*set)(AttentionParams&);
-    const char* kernel;
+    std::string_view kernel;
   } cases[] = {
       {1, 192, 192, 256, [](AttentionParams&) {}, "sm90"},                      // 6.7 us, wmma 13.1
       {128, 64, 2048, 128, [](AttentionParams&) {}, "sm90"},                    // 36.7, 57.2
@@ -287,6 +288,26 @@ void choice_by_time() {
   }
 }
 
+// Of packs the family takes no bias and no mask: with batch_invariant batches go where packs do.
+void batch_invariance() {
+  Options invariant;
+  invariant.batch_invariant = true;
+  AttentionParams p = problem(DType::kFloat16, 128);
+  p.batch_size = 64;
+  CHECK(dlattn::plan(p, h200, invariant).kernel == "sm90");
+  for (const bool masked : {false, true}) {
+    AttentionParams q = p;
+    if (masked) q.mask = bools, q.mask_col_stride = 1;
+    if (!masked) q.bias = numbers, q.bias_col_stride = 1;
+    CHECK(dlattn::plan(q, h200).kernel == "sm90");
+    CHECK(dlattn::plan(q, h200, invariant).kernel == "wmma");
+    Options by_name = force("sm90");
+    by_name.batch_invariant = true;
+    const double ns = dlattn::plan(q, h200, by_name).predicted_ns;
+    CHECK(ns > 0.0 && ns < 1e9);
+  }
+}
+
 // Packed sequences: what decides is the tokens, not the longest sequence.
 void packs() {
   static const std::int32_t offsets[2] = {};
@@ -301,7 +322,7 @@ void packs() {
   const struct {
     std::int64_t sequences, tokens, longest;
     int head_dim;
-    const char* kernel;
+    std::string_view kernel;
     std::int64_t grid;
   } choices[] = {
       {64, 131584, 4096, 128, "sm90", (131584 / 128 + 64) * 8},
@@ -341,6 +362,7 @@ int main() {
   automatic_choice();
   edges_of_the_choice();
   choice_by_time();
+  batch_invariance();
   packs();
   return test::summary();
 }

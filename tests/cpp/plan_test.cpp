@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 
 #include "check.h"
 #include "core/backend.h"
@@ -154,7 +155,7 @@ void forced_kernels() {
       CHECK(plan.kernel == kernel);
     }
     const struct {
-      const char* kernel;
+      std::string_view kernel;
       DType dtype;
       int head_dim;
       const char* why;

@@ -1,6 +1,7 @@
+#include "core/plan.h"
+
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "core/boxes.h"
 #include "core/family.h"
@@ -97,8 +98,6 @@ Speed speed(const AttentionParams& p, int head_dim_tile) {
 
 double predicted_ns(const AttentionParams& p, const DeviceInfo& device, const Options& options,
                     int head_dim_tile) {
-  // Bias and mask it takes for batches alone, so that a pack's sequences would get other bits.
-  if (options.batch_invariant && (p.bias || p.mask)) return std::numeric_limits<double>::infinity();
   AttentionParams large;
   const AttentionParams& counted = cost::counted(p, options.batch_invariant, &large);
   const TileShape shape = tile_shape(p, head_dim_tile);
@@ -165,6 +164,10 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
     return refuse(why, "needs code for 90a, which this build does not have");
   if (const char* feature = fixed_length_feature(p))
     return refuse(why, "does not implement ", feature);
+  // A pack's sequences, whose bias and mask it does not take, would get other bits.
+  if (options.batch_invariant && options.kernel == core::kAuto && (p.bias || p.mask))
+    return refuse(why, "does not implement ", p.mask ? "mask" : "bias",
+                  " of packs with batch_invariant");
   const double ns = predicted_ns(p, device, options, tile);
   if (ns > plan->predicted_ns) return refuse(why, "is not faster");
   if (!accepts_tensors(p, why) || !accepts_scores(p, why)) return false;
