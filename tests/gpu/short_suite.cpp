@@ -105,7 +105,7 @@ void run(const Spec& spec, std::string_view kernel) {
   lse.copy_back(problem.lse.data());
 
   const test::Errors errors = test::errors_of(problem, reference);
-  const std::string what = spec.describe() + " with " + kernel;
+  const std::string what = spec.describe() + " with " + std::string(kernel);
   CHECK_FOR(errors.out <= accepted(problem, reference),
             what + ": out is off by " + std::to_string(errors.out));
   CHECK_FOR(errors.lse <= 2 * reference.plain_lse_error + 0x1p-16,
@@ -235,7 +235,8 @@ int main() {
     return 77;
   }
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
-    for (const char* kernel : {"scalar", "wmma_qk", "wmma_smem", "wmma", "sm90"}) {
+    for (const std::string_view kernel : kernel_names()) {
+      if (kernel == "auto" || kernel == "cpu") continue;
       if (kernel != "scalar" && dtype == DType::kFloat32) continue;
       for (const Spec& spec : plain_specs(dtype)) {
         const bool aligned = spec.layout != Layout::kPadded;
