@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "core/family.h"
 #include "cuda/tile/config.h"
 #include "dlattn/attention.h"
 
@@ -122,6 +123,19 @@ inline const AttentionParams& counted(const AttentionParams& p, bool batch_invar
   if (!batch_invariant) return p;
   *large = large_batch_of(p);
   return *large;
+}
+
+// The plan of a family with one tile shape, of whose blocks an SM is taken to hold one, or a
+// refusal if it cannot be the fastest.
+inline bool plan_one_shape(const AttentionParams& p, const DeviceInfo& device,
+                           const Options& options, const TileConfig& config, const Speed& speed,
+                           Plan* plan, std::string* why) {
+  if (speed.fixed > plan->predicted_ns) return core::refuse(why, "is not faster");
+  set_tile(p, config, plan);
+  AttentionParams large;
+  const Walk w = walk(counted(p, options.batch_invariant, &large), plan->block_m, 1);
+  plan->predicted_ns = rounds_ns(w, speed, device.num_sms, 1.0);
+  return true;
 }
 
 }  // namespace dlattn::cost

@@ -1,5 +1,3 @@
-#include "core/plan.h"
-
 #include "core/family.h"
 #include "cuda/forward/cost.h"
 #include "cuda/forward/scalar/traits.h"
@@ -17,14 +15,9 @@ cost::Speed speed(int head_dim_tile) {
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
                   Plan* plan, std::string* why) {
   const int tile = plan->head_dim_tile;
-  const cost::Speed s = speed(tile);
-  if (s.fixed > plan->predicted_ns) return core::refuse(why, "is not faster");
-  cost::set_tile(p, tile_config(static_cast<int>(size_of(p.dtype)), tile, p.seqlen_k), plan);
-  AttentionParams large;
-  const AttentionParams& counted = cost::counted(p, options.batch_invariant, &large);
-  const cost::Walk walk = cost::walk(counted, plan->block_m, 1);
-  plan->predicted_ns = cost::rounds_ns(walk, s, device.num_sms, 1.0);
-  return true;
+  return cost::plan_one_shape(p, device, options,
+                              tile_config(static_cast<int>(size_of(p.dtype)), tile, p.seqlen_k),
+                              speed(tile), plan, why);
 }
 
 }  // namespace

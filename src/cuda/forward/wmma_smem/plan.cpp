@@ -24,14 +24,8 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
     return core::refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", tile::kMostKeys);
   }
   const int tile = plan->head_dim_tile;
-  const cost::Speed s = speed(device, tile);
-  if (s.fixed > plan->predicted_ns) return core::refuse(why, "is not faster");
-  cost::set_tile(p, tile_config(tile), plan);
-  AttentionParams large;
-  const AttentionParams& counted = cost::counted(p, options.batch_invariant, &large);
-  const cost::Walk walk = cost::walk(counted, plan->block_m, 1);
-  plan->predicted_ns = cost::rounds_ns(walk, s, device.num_sms, 1.0);
-  return true;
+  return cost::plan_one_shape(p, device, options, tile_config(tile), speed(device, tile), plan,
+                              why);
 }
 
 }  // namespace
