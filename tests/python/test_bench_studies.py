@@ -468,7 +468,7 @@ def test_which_scores_break_the_rule() -> None:
 
 @pytest.mark.parametrize("variant", ["wide", "narrow", "bulk"])
 def test_the_walk_of_a_plan(variant: str) -> None:
-    source = (Path(__file__).parents[2] / "src" / "cuda" / "wmma" / "traits.h").read_text()
+    source = _source("forward/wmma/traits.h")
     body = re.search(rf"TileShape {variant}_shape\(int head_dim_tile\) {{(.*?)\n}}", source, re.S)
     assert body is not None
     shapes = re.findall(r"return {([^}]*)}", body[1])
