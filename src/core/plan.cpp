@@ -13,9 +13,6 @@
 namespace dlattn::core {
 namespace {
 
-// Grids are one-dimensional: (m_block, head, batch) flattened.
-constexpr std::int64_t kMaxGrid = 2147483647;
-
 // The head_dim_tile of a problem's instance, 0 if there is none.
 int instance_tile(const ListedFamily& family, const AttentionParams& p, std::string* why) {
   const int step = family.record->head_dim_step;
@@ -61,10 +58,9 @@ bool can_launch(const Plan& plan, const AttentionParams& p, const DeviceInfo& de
   return true;
 }
 
-bool refuse_variant(const char* variant, const std::string& accepted, std::string* why) {
-  return refuse(why, "variant is ", variant, "; accepted: ", accepted);
+bool refuse_variant(const char* variant, std::string* why) {
+  return refuse(why, "variant is ", variant, "; accepted: none, this kernel has one tile shape");
 }
-constexpr char kOneShape[] = "none, this kernel has one tile shape";
 
 bool is_for(const ForwardFamily& family, const DeviceInfo& device) {
   return !family.capability ||
@@ -87,14 +83,13 @@ bool plan_on(const ListedFamily& family, const AttentionParams& p, const DeviceI
   plan->dtype = p.dtype;
   plan->head_dim_tile = instance_tile(family, p, why);
   if (plan->head_dim_tile == 0) return false;
-  if (options.variant && !record.accepted_variants)
-    return refuse_variant(options.variant, kOneShape, why);
+  if (options.variant && !record.accepted_variants) return refuse_variant(options.variant, why);
   return record.plan(p, device, options, plan, why) && can_launch(*plan, p, device, why);
 }
 
 bool runs_on_cpu(const DeviceInfo& device, const Options& options, std::string* why) {
   if (device.type != DeviceType::kCpu) return refuse(why, "the tensors are on a CUDA device");
-  return !options.variant || refuse_variant(options.variant, kOneShape, why);
+  return !options.variant || refuse_variant(options.variant, why);
 }
 
 std::string unknown_kernel(std::string_view kernel) {

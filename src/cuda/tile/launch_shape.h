@@ -13,7 +13,8 @@ namespace dlattn {
 
 // Longest sequence that kernels take: key positions, windows added, must fit 32 bits.
 constexpr std::int64_t kMaxSeqlen = (std::int64_t{1} << 30) - 1024;
-constexpr int kUnlimited = (1 << 30) - 1;  // a window wider than any sequence
+constexpr std::int64_t kMaxGrid = 2147483647;  // blocks: grids are one-dimensional
+constexpr int kUnlimited = (1 << 30) - 1;      // a window wider than any sequence
 
 struct LaunchShape {
   Divider num_m_blocks;       // per head

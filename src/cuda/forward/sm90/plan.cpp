@@ -8,6 +8,7 @@
 #include "cuda/forward/cost.h"
 #include "cuda/forward/sm90/boxes.h"
 #include "cuda/forward/sm90/score_params.h"
+#include "cuda/tile/launch_shape.h"
 #include "cuda/tile/span.h"
 
 namespace dlattn::sm90 {
@@ -135,10 +136,10 @@ std::int64_t grid_of(const AttentionParams& params, const DeviceInfo& device, in
   // counts where works are short. It takes a fixed share, though, which the hardware's order of
   // blocks spreads more evenly: what counts where works are long, few, or, under causality, of
   // different lengths, of which a share of few rounds does not have all.
-  constexpr std::int64_t kManyRounds = 7, kMostBlocks = 2147483647;
+  constexpr std::int64_t kManyRounds = 7;
   const TileShape shape = tile_shape(params, head_dim_tile);
   const std::int64_t items = num_items(params, head_dim_tile);
-  if (items < kManyRounds * device.num_sms || items > kMostBlocks) return items;
+  if (items < kManyRounds * device.num_sms || items > kMaxGrid) return items;
   // One stage of Q is free for the next work only after results that go by way of it.
   if (shape.query_stages == 1 && terms_of(params) != Terms::kNone) return items;
   const std::int64_t rows = block_m(shape);

@@ -285,7 +285,7 @@ Choice choose(const AttentionParams& params, const DeviceInfo& device, int head_
 std::int64_t grid_of(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile,
                      int variant, std::int64_t num_items) {
   // Kernels count items by 32 bits, as grids count blocks.
-  if (variant != kBulk || num_items > std::numeric_limits<std::int32_t>::max()) return num_items;
+  if (variant != kBulk || num_items > kMaxGrid) return num_items;
   constexpr std::int64_t kShortWalk = 2048;
   const bool causal = p.causal != Causal::kNone;
   if ((causal ? p.seqlen_k / 2 : p.seqlen_k) > kShortWalk) return num_items;
