@@ -14,15 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dlattn
-from dlattn._core import kernel_names
 from dlattn.bench.cases import Case
+from dlattn.cli.devices import CPU_KERNELS, GPU_KERNELS
 from dlattn.cli.errors import first_line
 
 Array = NDArray[Any]
 Call = Callable[[], Any]
-
-GPU_KERNELS = tuple(name for name in kernel_names if name not in ("auto", "cpu"))
-CPU_KERNELS = ("cpu",)
 
 
 class UnavailableError(Exception):

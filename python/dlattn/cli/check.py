@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dlattn
-from dlattn._core import kernel_names
-from dlattn.cli.devices import CpuDevice, Device, find_gpu, gpu_status
+from dlattn.cli.devices import CPU_KERNELS, GPU_KERNELS, CpuDevice, Device, find_gpu, gpu_status
 from dlattn.cli.errors import CommandError
 from dlattn.cli.text import Progress, duration, shape, table
 from dlattn.cli.writing import check_writable, write_text
@@ -23,8 +22,6 @@ from dlattn.reference import attention_reference, error_bound, max_error
 
 Array = NDArray[Any]
 
-CPU_KERNELS = ("cpu",)
-GPU_KERNELS = tuple(name for name in kernel_names if name not in ("auto", "cpu"))
 DTYPES = {"cpu": ("float32", "float16"), "cuda": ("float16",)}
 OFFSET = 0.25  # a mean that is not zero, so that an indexing error cannot cancel out
 

@@ -16,7 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dlattn
+from dlattn._core import kernel_names
 from dlattn.cli.errors import CommandError, first_line
+
+CPU_KERNELS = ("cpu",)
+GPU_KERNELS = tuple(name for name in kernel_names if name not in ("auto", *CPU_KERNELS))
 
 Array = NDArray[Any]
 Call = Callable[[], object]
