@@ -4,17 +4,6 @@
 
 #include "core/backend.h"
 
-namespace dlattn::cuda {
-
-bool compiled() {
-  return false;
-}
-const char* archs() {
-  return "";
-}
-
-}  // namespace dlattn::cuda
-
 namespace dlattn::cpu {
 
 void plan(const AttentionParams&, const DeviceInfo&, const Options&, Plan*) {
