@@ -73,7 +73,7 @@ def packs() -> Iterator[Case]:
 
 
 def call_of(case: Case) -> Callable[..., Any]:
-    """What calls attention on a case's tensors: call(kernel) runs it, plan(kernel) plans it."""
+    """What calls attention on a case's tensors, or, with plan=True and no packs, plans the call."""
     import torch
 
     import dlattn
