@@ -161,12 +161,12 @@ def planned_variants(
         void show(int major, int minor, int sms, int smem, int l2, int batch, int heads, int seqlen,
                   int dim, int causal) {{
           AttentionParams p;
-          p.dtype = DType::kFloat16;
+          p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = DType::kFloat16;
           p.batch_size = batch, p.num_heads = p.num_heads_kv = heads;
           p.seqlen_q = p.seqlen_k = seqlen, p.head_dim = p.head_dim_v = dim;
-          p.q_row_stride = p.k_row_stride = p.v_row_stride = p.out_row_stride = dim;
-          p.q_head_stride = p.k_head_stride = p.v_head_stride = p.out_head_stride = seqlen * dim;
-          p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = p.out_batch_stride =
+          p.q.row_stride = p.k.row_stride = p.v.row_stride = p.out.row_stride = dim;
+          p.q.head_stride = p.k.head_stride = p.v.head_stride = p.out.head_stride = seqlen * dim;
+          p.q.batch_stride = p.k.batch_stride = p.v.batch_stride = p.out.batch_stride =
               std::int64_t{{heads}} * seqlen * dim;
           if (causal) p.window_right = 0;
           DeviceInfo d;

@@ -74,7 +74,7 @@ Outcome compute(nb::handle outs_object, nb::handle lses_object, Layout layout, c
 
   MergeParams p;
   p.num_states = static_cast<int>(outs.size());
-  p.dtype = to_dtype(outs[0], "float16, bfloat16, float32, float64");
+  p.out.dtype = to_dtype(outs[0], "float16, bfloat16, float32, float64");
   p.device = target.device;
   p.batch_size = shape.sizes[at.batch];
   p.seqlen_q = shape.sizes[at.row];
@@ -92,25 +92,25 @@ Outcome compute(nb::handle outs_object, nb::handle lses_object, Layout layout, c
     if (!same(lses[n].dtype, kFloat32)) {
       unsupported("lses: a part's dtype is ", dtype_text(lses[n].dtype), "; accepted: float32");
     }
-    p.outs[n] = outs[n].data;
-    p.outs_batch_stride[n] = outs[n].strides[at.batch];
-    p.outs_row_stride[n] = outs[n].strides[at.row];
-    p.outs_head_stride[n] = outs[n].strides[at.head];
-    p.lses[n] = static_cast<const float*>(lses[n].data);
-    p.lses_batch_stride[n] = lses[n].strides[0];
-    p.lses_head_stride[n] = lses[n].strides[1];
-    p.lses_row_stride[n] = lses[n].strides[2];
+    p.outs[n].data = outs[n].data, p.outs[n].dtype = p.out.dtype;
+    p.outs[n].batch_stride = outs[n].strides[at.batch];
+    p.outs[n].row_stride = outs[n].strides[at.row];
+    p.outs[n].head_stride = outs[n].strides[at.head];
+    p.lses[n].data = static_cast<const float*>(lses[n].data);
+    p.lses[n].batch_stride = lses[n].strides[0];
+    p.lses[n].head_stride = lses[n].strides[1];
+    p.lses[n].row_stride = lses[n].strides[2];
   }
 
-  Allocation out = allocate(target, "out", shape.sizes, 4, p.dtype);
+  Allocation out = allocate(target, "out", shape.sizes, 4, p.out.dtype);
   Allocation lse = allocate(target, "lse", lse_shape.sizes, 3, DType::kFloat32);
-  p.out = out.tensor.data;
-  p.out_batch_stride = out.tensor.strides[at.batch];
-  p.out_row_stride = out.tensor.strides[at.row];
-  p.out_head_stride = out.tensor.strides[at.head];
-  p.lse = static_cast<float*>(lse.tensor.data);
-  p.lse_batch_stride = lse.tensor.strides[0];
-  p.lse_head_stride = lse.tensor.strides[1];
+  p.out.data = out.tensor.data;
+  p.out.batch_stride = out.tensor.strides[at.batch];
+  p.out.row_stride = out.tensor.strides[at.row];
+  p.out.head_stride = out.tensor.strides[at.head];
+  p.lse.data = static_cast<float*>(lse.tensor.data);
+  p.lse.batch_stride = lse.tensor.strides[0];
+  p.lse.head_stride = lse.tensor.strides[1];
   check_unchanged(taken.data(), taken.data() + taken.size());
   without_gil([&](Poll poll) { dlattn::merge_states(p, target.stream, poll); });
   if (held) {

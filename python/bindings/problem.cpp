@@ -45,21 +45,21 @@ void broadcast(const Tensor& tensor, const AttentionParams& p, std::int64_t* (&s
 void read_bias(const AttentionCall& call, const Target& target, Problem* problem) {
   AttentionParams& p = problem->params;
   const Tensor& bias = take_in(call.bias, "bias", target, problem);
-  p.bias_dtype = to_dtype(bias, "that of q, or float32");
-  std::int64_t* strides[] = {&p.bias_batch_stride, &p.bias_head_stride, &p.bias_row_stride,
-                             &p.bias_col_stride};
+  p.bias.dtype = to_dtype(bias, "that of q, or float32");
+  std::int64_t* strides[] = {&p.bias.batch_stride, &p.bias.head_stride, &p.bias.row_stride,
+                             &p.bias.col_stride};
   broadcast(bias, p, strides);
-  p.bias = bias.data;
+  p.bias.data = bias.data;
 }
 
 void read_mask(const AttentionCall& call, const Target& target, Problem* problem) {
   AttentionParams& p = problem->params;
   const Tensor& mask = take_in(call.mask, "mask", target, problem);
   check_dtype(mask, kBool);
-  std::int64_t* strides[] = {&p.mask_batch_stride, &p.mask_head_stride, &p.mask_row_stride,
-                             &p.mask_col_stride};
+  std::int64_t* strides[] = {&p.mask.batch_stride, &p.mask.head_stride, &p.mask.row_stride,
+                             &p.mask.col_stride};
   broadcast(mask, p, strides);
-  p.mask = static_cast<const std::uint8_t*>(mask.data);
+  p.mask.data = static_cast<const std::uint8_t*>(mask.data);
 }
 
 void read_alibi_slopes(const AttentionCall& call, const Target& target, Problem* problem) {
@@ -75,9 +75,9 @@ void read_alibi_slopes(const AttentionCall& call, const Target& target, Problem*
                 "; accepted: (num_heads,) = (", p.num_heads, ",) or (batch, num_heads) = (",
                 p.batch_size, ", ", p.num_heads, ")");
   }
-  p.alibi_slopes = static_cast<const float*>(slopes.data);
-  p.alibi_batch_stride = per_batch ? slopes.strides[0] : 0;
-  p.alibi_head_stride = slopes.strides[slopes.ndim - 1];
+  p.alibi_slopes.data = static_cast<const float*>(slopes.data);
+  p.alibi_slopes.batch_stride = per_batch ? slopes.strides[0] : 0;
+  p.alibi_slopes.head_stride = slopes.strides[slopes.ndim - 1];
 }
 
 void read_sinks(const AttentionCall& call, const Target& target, Problem* problem) {
@@ -85,8 +85,8 @@ void read_sinks(const AttentionCall& call, const Target& target, Problem* proble
   const Tensor& sinks = take_in(call.sinks, "sinks", target, problem);
   check_dtype(sinks, kFloat32);
   check_shape(sinks, {1, {p.num_heads}}, "(num_heads,)");
-  p.sinks = static_cast<const float*>(sinks.data);
-  p.sinks_stride = sinks.strides[0];
+  p.sinks.data = static_cast<const float*>(sinks.data);
+  p.sinks.head_stride = sinks.strides[0];
 }
 
 const std::int32_t* read_int32s(nb::handle object, const char* name, std::int64_t count,
@@ -137,7 +137,7 @@ void read_qkv(const AttentionCall& call, const Target& target, Problem* problem)
   const Dims at = {0, dims_of(problem->layout).row - skip, dims_of(problem->layout).head - skip};
   const int last = 3 - skip;
 
-  p.dtype = to_dtype(q, kDTypes);
+  p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = to_dtype(q, kDTypes);
   for (const Tensor* tensor : {&q, &k, &v}) {
     check_rank(*tensor, 4 - skip, names);
     if (!same(tensor->dtype, q.dtype)) {
@@ -155,9 +155,9 @@ void read_qkv(const AttentionCall& call, const Target& target, Problem* problem)
     p.batch_size = q.shape[at.batch];
     p.seqlen_q = q.shape[at.row];
     p.seqlen_k = k.shape[at.row];
-    p.q_batch_stride = q.strides[at.batch];
-    p.k_batch_stride = k.strides[at.batch];
-    p.v_batch_stride = v.strides[at.batch];
+    p.q.batch_stride = q.strides[at.batch];
+    p.k.batch_stride = k.strides[at.batch];
+    p.v.batch_stride = v.strides[at.batch];
   }
   p.total_q = varlen ? q.shape[at.row] : 0;
   p.total_k = varlen ? k.shape[at.row] : 0;
@@ -165,9 +165,9 @@ void read_qkv(const AttentionCall& call, const Target& target, Problem* problem)
   p.num_heads_kv = k.shape[at.head];
   p.head_dim = q.shape[last];
   p.head_dim_v = v.shape[last];
-  p.q = q.data, p.q_row_stride = q.strides[at.row], p.q_head_stride = q.strides[at.head];
-  p.k = k.data, p.k_row_stride = k.strides[at.row], p.k_head_stride = k.strides[at.head];
-  p.v = v.data, p.v_row_stride = v.strides[at.row], p.v_head_stride = v.strides[at.head];
+  p.q.data = q.data, p.q.row_stride = q.strides[at.row], p.q.head_stride = q.strides[at.head];
+  p.k.data = k.data, p.k.row_stride = k.strides[at.row], p.k.head_stride = k.strides[at.head];
+  p.v.data = v.data, p.v.row_stride = v.strides[at.row], p.v.head_stride = v.strides[at.head];
 
   problem->out.ndim = q.ndim;
   for (int i = 0; i < last; ++i) problem->out.sizes[i] = q.shape[i];
@@ -260,21 +260,21 @@ void set_out(const Tensor& out, Problem* problem) {
   const int skip = 4 - problem->out.ndim;
   const Dims at = dims_of(problem->layout);
   check_shape(out, problem->out, "that of q with the head_dim of v");
-  check_dtype(out, to_dlpack(p.dtype));
+  check_dtype(out, to_dlpack(p.q.dtype));
   check_last_stride(out);
-  p.out = out.data;
-  p.out_batch_stride = skip ? 0 : out.strides[at.batch];
-  p.out_row_stride = out.strides[at.row - skip];
-  p.out_head_stride = out.strides[at.head - skip];
+  p.out.data = out.data;
+  p.out.batch_stride = skip ? 0 : out.strides[at.batch];
+  p.out.row_stride = out.strides[at.row - skip];
+  p.out.head_stride = out.strides[at.head - skip];
 }
 
 void set_lse(const Tensor& lse, Problem* problem) {
   AttentionParams& p = problem->params;
   check_shape(lse, problem->lse, "(batch, num_heads, seqlen_q)");
   check_last_stride(lse);
-  p.lse = static_cast<float*>(lse.data);
-  p.lse_batch_stride = lse.ndim == 3 ? lse.strides[0] : 0;
-  p.lse_head_stride = lse.strides[lse.ndim - 2];
+  p.lse.data = static_cast<float*>(lse.data);
+  p.lse.batch_stride = lse.ndim == 3 ? lse.strides[0] : 0;
+  p.lse.head_stride = lse.strides[lse.ndim - 2];
 }
 
 }  // namespace dlattn::python

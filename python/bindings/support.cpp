@@ -47,18 +47,18 @@ DeviceInfo made_up_device(int compute_capability) {
 
 AttentionParams made_up_problem(DType dtype, std::int64_t head_dim) {
   AttentionParams p;
-  p.q = memory(0);
-  p.k = memory(1);
-  p.v = memory(2);
-  p.out = memory(3);
-  p.dtype = dtype;
+  p.q.data = memory(0);
+  p.k.data = memory(1);
+  p.v.data = memory(2);
+  p.out.data = memory(3);
+  p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = dtype;
   p.batch_size = 1;
   p.seqlen_q = p.seqlen_k = kSeqlen;
   p.num_heads = p.num_heads_kv = kHeads;
   p.head_dim = p.head_dim_v = head_dim;
-  p.q_row_stride = p.k_row_stride = p.v_row_stride = p.out_row_stride = kHeads * head_dim;
-  p.q_head_stride = p.k_head_stride = p.v_head_stride = p.out_head_stride = head_dim;
-  p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = p.out_batch_stride =
+  p.q.row_stride = p.k.row_stride = p.v.row_stride = p.out.row_stride = kHeads * head_dim;
+  p.q.head_stride = p.k.head_stride = p.v.head_stride = p.out.head_stride = head_dim;
+  p.q.batch_stride = p.k.batch_stride = p.v.batch_stride = p.out.batch_stride =
       kSeqlen * kHeads * head_dim;
   p.softmax_scale = 1.0;
   return p;
@@ -74,23 +74,23 @@ void add_feature(const std::string& feature, AttentionParams* p) {
     p->num_heads_kv = 1;
   } else if (feature == "head_dim_v") {
     p->head_dim_v = 2 * p->head_dim;
-    p->v_row_stride = p->out_row_stride = kHeads * p->head_dim_v;
-    p->v_head_stride = p->out_head_stride = p->head_dim_v;
-    p->v_batch_stride = p->out_batch_stride = kSeqlen * kHeads * p->head_dim_v;
+    p->v.row_stride = p->out.row_stride = kHeads * p->head_dim_v;
+    p->v.head_stride = p->out.head_stride = p->head_dim_v;
+    p->v.batch_stride = p->out.batch_stride = kSeqlen * kHeads * p->head_dim_v;
   } else if (feature == "window") {
     p->window_left = 8;
   } else if (feature == "softcap") {
     p->softcap = 30.0;
   } else if (feature == "bias") {
-    p->bias = memory(4);
-    p->bias_col_stride = 1;
+    p->bias.data = memory(4);
+    p->bias.col_stride = 1;
   } else if (feature == "mask") {
-    p->mask = static_cast<const std::uint8_t*>(memory(4));
-    p->mask_col_stride = 1;
+    p->mask.data = static_cast<const std::uint8_t*>(memory(4));
+    p->mask.col_stride = 1;
   } else if (feature == "alibi_slopes") {
-    p->alibi_slopes = floats;
+    p->alibi_slopes.data = floats;
   } else if (feature == "sinks") {
-    p->sinks = floats;
+    p->sinks.data = floats;
   } else if (feature == "varlen") {
     p->cu_seqlens_q = p->cu_seqlens_k = cu_seqlens;
     p->total_q = p->total_k = kSeqlen;

@@ -16,7 +16,7 @@ namespace {
 // The head_dim_tile of a problem's instance, 0 if there is none.
 int instance_tile(const ListedFamily& family, const AttentionParams& p, std::string* why) {
   const int step = family.record->head_dim_step;
-  const int tile = family.head_dim_tile(p.dtype, std::max(p.head_dim, p.head_dim_v));
+  const int tile = family.head_dim_tile(p.q.dtype, std::max(p.head_dim, p.head_dim_v));
   if (tile > 0 && p.head_dim % step == 0 && p.head_dim_v % step == 0) return tile;
   if (!why) return 0;
   std::string dtypes;
@@ -28,8 +28,8 @@ int instance_tile(const ListedFamily& family, const AttentionParams& p, std::str
       dtypes += concat(dtypes.empty() ? "" : ", ", to_string(instance.dtype));
     before = &instance;
   }
-  if (family.head_dim_tile(p.dtype, 1) == 0) {
-    refuse(why, "dtype is ", to_string(p.dtype), "; accepted: ", dtypes);
+  if (family.head_dim_tile(p.q.dtype, 1) == 0) {
+    refuse(why, "dtype is ", to_string(p.q.dtype), "; accepted: ", dtypes);
     return 0;
   }
   const bool first = p.head_dim > largest || p.head_dim % step != 0;
@@ -80,7 +80,7 @@ bool plan_on(const ListedFamily& family, const AttentionParams& p, const DeviceI
                   device.compute_minor);
   }
   plan->kernel = record.name;
-  plan->dtype = p.dtype;
+  plan->dtype = p.q.dtype;
   plan->head_dim_tile = instance_tile(family, p, why);
   if (plan->head_dim_tile == 0) return false;
   if (options.variant && !record.accepted_variants) return refuse_variant(options.variant, why);
@@ -141,17 +141,16 @@ int copy_bytes(const AttentionParams& p) {
   const std::int64_t rows_q = varlen ? p.total_q : p.seqlen_q;
   const std::int64_t rows_k = varlen ? p.total_k : p.seqlen_k;
   const std::int64_t batch = varlen ? 1 : p.batch_size;
-  Alignment all(size_of(p.dtype));
-  const auto add = [&](const void* data, std::int64_t batch_stride, std::int64_t rows,
-                       std::int64_t row_stride, std::int64_t heads, std::int64_t head_stride) {
-    all.add_address(data);
-    all.add_stride(batch, batch_stride);
-    all.add_stride(rows, row_stride);
-    all.add_stride(heads, head_stride);
+  Alignment all(size_of(p.q.dtype));
+  const auto add = [&](const TensorView& x, std::int64_t rows, std::int64_t heads) {
+    all.add_address(x.data);
+    all.add_stride(batch, x.batch_stride);
+    all.add_stride(rows, x.row_stride);
+    all.add_stride(heads, x.head_stride);
   };
-  add(p.q, p.q_batch_stride, rows_q, p.q_row_stride, p.num_heads, p.q_head_stride);
-  add(p.k, p.k_batch_stride, rows_k, p.k_row_stride, p.num_heads_kv, p.k_head_stride);
-  add(p.v, p.v_batch_stride, rows_k, p.v_row_stride, p.num_heads_kv, p.v_head_stride);
+  add(p.q, rows_q, p.num_heads);
+  add(p.k, rows_k, p.num_heads_kv);
+  add(p.v, rows_k, p.num_heads_kv);
   // A row is copied in whole steps, so its length counts as well.
   all.add_length(p.head_dim);
   all.add_length(p.head_dim_v);
@@ -160,9 +159,9 @@ int copy_bytes(const AttentionParams& p) {
 
 const char* score_feature(const AttentionParams& p) {
   if (p.softcap != 0.0) return "softcap";
-  if (p.bias) return "bias";
-  if (p.mask) return "mask";
-  return p.alibi_slopes ? "alibi_slopes" : nullptr;
+  if (p.bias.data) return "bias";
+  if (p.mask.data) return "mask";
+  return p.alibi_slopes.data ? "alibi_slopes" : nullptr;
 }
 
 Code code_for(const std::string& archs, int compute_major, int compute_minor) {
@@ -203,7 +202,7 @@ Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Op
     if (best_plan(params, device, options, &plan, nullptr)) return plan;
   } else if (runs_on_cpu(device, options, nullptr)) {
     plan.kernel = kCpu;
-    plan.dtype = params.dtype;
+    plan.dtype = params.q.dtype;
     cpu::plan(params, device, options, &plan);
     return plan;
   }

@@ -78,24 +78,23 @@ void check_layouts(const AttentionParams& p) {
   const std::int64_t rows_k = varlen ? p.total_k : p.seqlen_k;
   const struct {
     const char* name;
-    std::int64_t rows, heads, batch_stride, row_stride, head_stride;
-  } tensors[] = {
-      {"q", rows_q, p.num_heads, p.q_batch_stride, p.q_row_stride, p.q_head_stride},
-      {"k", rows_k, p.num_heads_kv, p.k_batch_stride, p.k_row_stride, p.k_head_stride},
-      {"v", rows_k, p.num_heads_kv, p.v_batch_stride, p.v_row_stride, p.v_head_stride},
-  };
+    const TensorView& view;
+    std::int64_t rows, heads;
+  } tensors[] = {{"q", p.q, rows_q, p.num_heads},
+                 {"k", p.k, rows_k, p.num_heads_kv},
+                 {"v", p.v, rows_k, p.num_heads_kv}};
   for (const auto& t : tensors) {
-    check_stride(t.name, "batch", batch, t.batch_stride);
-    check_stride(t.name, "seqlen", t.rows, t.row_stride);
-    check_stride(t.name, "num_heads", t.heads, t.head_stride);
+    check_stride(t.name, "batch", batch, t.view.batch_stride);
+    check_stride(t.name, "seqlen", t.rows, t.view.row_stride);
+    check_stride(t.name, "num_heads", t.heads, t.view.head_stride);
   }
   const std::int64_t out_elements = batch * rows_q;
   if (out_elements == 0) return;
   check_output_layout("out", p.head_dim_v, {batch, rows_q, p.num_heads},
-                      {p.out_batch_stride, p.out_row_stride, p.out_head_stride});
-  if (p.lse) {
+                      {p.out.batch_stride, p.out.row_stride, p.out.head_stride});
+  if (p.lse.data) {
     check_output_layout("lse", rows_q, {batch, p.num_heads, 1},
-                        {p.lse_batch_stride, p.lse_head_stride, 0});
+                        {p.lse.batch_stride, p.lse.head_stride, 0});
   }
 }
 
@@ -108,16 +107,28 @@ void check_address(const char* name, const void* address, std::int64_t element_b
        "; accepted: multiples of the element's size");
 }
 
+void check_dtype(const char* name, DType dtype, const char* other, DType expected) {
+  if (dtype == expected) return;
+  fail(name, ": dtype is ", to_string(dtype), "; accepted: ", to_string(expected), ", that of ",
+       other);
+}
+
+void check_dtypes(const AttentionParams& p) {
+  check_dtype("k", p.k.dtype, "q", p.q.dtype);
+  check_dtype("v", p.v.dtype, "q", p.q.dtype);
+  check_dtype("out", p.out.dtype, "q", p.q.dtype);
+}
+
 void check_addresses(const AttentionParams& p) {
-  const std::int64_t bytes = size_of(p.dtype);
-  check_address("q", p.q, bytes);
-  check_address("k", p.k, bytes);
-  check_address("v", p.v, bytes);
-  check_address("out", p.out, bytes);
-  check_address("lse", p.lse, sizeof(float));
-  check_address("bias", p.bias, size_of(p.bias_dtype));
-  check_address("alibi_slopes", p.alibi_slopes, sizeof(float));
-  check_address("sinks", p.sinks, sizeof(float));
+  const std::int64_t bytes = size_of(p.q.dtype);
+  check_address("q", p.q.data, bytes);
+  check_address("k", p.k.data, bytes);
+  check_address("v", p.v.data, bytes);
+  check_address("out", p.out.data, bytes);
+  check_address("lse", p.lse.data, sizeof(float));
+  check_address("bias", p.bias.data, size_of(p.bias.dtype));
+  check_address("alibi_slopes", p.alibi_slopes.data, sizeof(float));
+  check_address("sinks", p.sinks.data, sizeof(float));
   check_address("cu_seqlens_q", p.cu_seqlens_q, sizeof(std::int32_t));
   check_address("cu_seqlens_k", p.cu_seqlens_k, sizeof(std::int32_t));
   check_address("seqused_k", p.seqused_k, sizeof(std::int32_t));
@@ -128,10 +139,19 @@ void check_pointers(const AttentionParams& p) {
   const std::int64_t rows_q = varlen ? p.total_q : p.batch_size * p.seqlen_q;
   const std::int64_t rows_k = varlen ? p.total_k : p.batch_size * p.seqlen_k;
   if (rows_q == 0) return;
-  if (!p.q) fail("q is null");
-  if (!p.out) fail("out is null");
-  if (rows_k > 0 && !p.k) fail("k is null");
-  if (rows_k > 0 && !p.v) fail("v is null");
+  if (!p.q.data) fail("q is null");
+  if (!p.out.data) fail("out is null");
+  if (rows_k > 0 && !p.k.data) fail("k is null");
+  if (rows_k > 0 && !p.v.data) fail("v is null");
+}
+
+// A tensor of an element for each score.
+template <typename T>
+void check_score_strides(const char* name, const AttentionParams& p, const BasicTensorView<T>& x) {
+  check_stride(name, "batch", p.batch_size, x.batch_stride);
+  check_stride(name, "num_heads", p.num_heads, x.head_stride);
+  check_stride(name, "seqlen_q", p.seqlen_q, x.row_stride);
+  check_stride(name, "seqlen_k", p.seqlen_k, x.col_stride);
 }
 
 void check_scores(const AttentionParams& p) {
@@ -144,28 +164,20 @@ void check_scores(const AttentionParams& p) {
   }
   check_window("window left", p.window_left);
   check_window("window right", p.window_right);
-  if (p.bias) {
-    if (p.bias_dtype != p.dtype && p.bias_dtype != DType::kFloat32) {
-      fail("bias: dtype is ", to_string(p.bias_dtype), "; accepted: ",
-           p.dtype == DType::kFloat32 ? "" : concat(to_string(p.dtype), " (that of q) or "),
+  if (p.bias.data) {
+    if (p.bias.dtype != p.q.dtype && p.bias.dtype != DType::kFloat32) {
+      fail("bias: dtype is ", to_string(p.bias.dtype), "; accepted: ",
+           p.q.dtype == DType::kFloat32 ? "" : concat(to_string(p.q.dtype), " (that of q) or "),
            "float32");
     }
-    check_stride("bias", "batch", p.batch_size, p.bias_batch_stride);
-    check_stride("bias", "num_heads", p.num_heads, p.bias_head_stride);
-    check_stride("bias", "seqlen_q", p.seqlen_q, p.bias_row_stride);
-    check_stride("bias", "seqlen_k", p.seqlen_k, p.bias_col_stride);
+    check_score_strides("bias", p, p.bias);
   }
-  if (p.mask) {
-    check_stride("mask", "batch", p.batch_size, p.mask_batch_stride);
-    check_stride("mask", "num_heads", p.num_heads, p.mask_head_stride);
-    check_stride("mask", "seqlen_q", p.seqlen_q, p.mask_row_stride);
-    check_stride("mask", "seqlen_k", p.seqlen_k, p.mask_col_stride);
+  if (p.mask.data) check_score_strides("mask", p, p.mask);
+  if (p.alibi_slopes.data) {
+    check_stride("alibi_slopes", "batch", p.batch_size, p.alibi_slopes.batch_stride);
+    check_stride("alibi_slopes", "num_heads", p.num_heads, p.alibi_slopes.head_stride);
   }
-  if (p.alibi_slopes) {
-    check_stride("alibi_slopes", "batch", p.batch_size, p.alibi_batch_stride);
-    check_stride("alibi_slopes", "num_heads", p.num_heads, p.alibi_head_stride);
-  }
-  if (p.sinks) check_stride("sinks", "num_heads", p.num_heads, p.sinks_stride);
+  if (p.sinks.data) check_stride("sinks", "num_heads", p.num_heads, p.sinks.head_stride);
 }
 
 // cu_seqlens count no further, and kernels hold them to it.
@@ -203,69 +215,58 @@ void check_own_memory(const Named& output, const Named& other) {
       "no element in common");
 }
 
+// The memory of [batch][rows][heads] runs of `columns` elements, of [batch][heads] runs of `rows`
+// and of [batch][heads][rows][columns].
+template <typename T>
+Region rows_region(const BasicTensorView<T>& x, std::int64_t batch, std::int64_t rows,
+                   std::int64_t heads, std::int64_t columns) {
+  return {x.data,
+          size_of(x.dtype),
+          columns,
+          {batch, rows, heads, 1},
+          {x.batch_stride, x.row_stride, x.head_stride, 0}};
+}
+Region lse_region(const BasicTensorView<float>& lse, std::int64_t batch, std::int64_t heads,
+                  std::int64_t rows) {
+  return {lse.data, 4, rows, {batch, heads, 1, 1}, {lse.batch_stride, lse.head_stride, 0, 0}};
+}
+template <typename T>
+Region scores_region(const BasicTensorView<T>& x, std::int64_t element_bytes,
+                     const AttentionParams& p) {
+  return {x.data,
+          element_bytes,
+          1,
+          {p.batch_size, p.num_heads, p.seqlen_q, p.seqlen_k},
+          {x.batch_stride, x.head_stride, x.row_stride, x.col_stride}};
+}
+
 void check_own_memory(const AttentionParams& p) {
   const bool varlen = p.cu_seqlens_q != nullptr;
   const std::int64_t batch = varlen ? 1 : p.batch_size;
   const std::int64_t rows_q = varlen ? p.total_q : p.seqlen_q;
   const std::int64_t rows_k = varlen ? p.total_k : p.seqlen_k;
-  const std::int64_t bytes = size_of(p.dtype);
-  const Named out = {"out",
-                     {p.out,
-                      bytes,
-                      p.head_dim_v,
-                      {batch, rows_q, p.num_heads, 1},
-                      {p.out_batch_stride, p.out_row_stride, p.out_head_stride, 0}}};
-  const Named lse = {"lse",
-                     {p.lse,
-                      4,
-                      rows_q,
-                      {batch, p.num_heads, 1, 1},
-                      {p.lse_batch_stride, p.lse_head_stride, 0, 0}}};
+  const Named out = {"out", rows_region(p.out, batch, rows_q, p.num_heads, p.head_dim_v)};
+  const Named lse = {"lse", lse_region(p.lse, batch, p.num_heads, rows_q)};
   const auto check = [&](const char* name, const Region& input) {
     check_own_memory(out, {name, input});
-    if (p.lse) check_own_memory(lse, {name, input});
+    if (p.lse.data) check_own_memory(lse, {name, input});
   };
-  if (p.lse) check_own_memory(out, lse);
-  check("q", {p.q,
-              bytes,
-              p.head_dim,
-              {batch, rows_q, p.num_heads, 1},
-              {p.q_batch_stride, p.q_row_stride, p.q_head_stride, 0}});
-  check("k", {p.k,
-              bytes,
-              p.head_dim,
-              {batch, rows_k, p.num_heads_kv, 1},
-              {p.k_batch_stride, p.k_row_stride, p.k_head_stride, 0}});
-  check("v", {p.v,
-              bytes,
-              p.head_dim_v,
-              {batch, rows_k, p.num_heads_kv, 1},
-              {p.v_batch_stride, p.v_row_stride, p.v_head_stride, 0}});
-  const std::int64_t scores[4] = {p.batch_size, p.num_heads, p.seqlen_q, p.seqlen_k};
-  if (p.bias) {
-    check("bias",
-          {p.bias,
-           size_of(p.bias_dtype),
-           1,
-           {scores[0], scores[1], scores[2], scores[3]},
-           {p.bias_batch_stride, p.bias_head_stride, p.bias_row_stride, p.bias_col_stride}});
-  }
-  if (p.mask) {
-    check("mask",
-          {p.mask,
-           1,
-           1,
-           {scores[0], scores[1], scores[2], scores[3]},
-           {p.mask_batch_stride, p.mask_head_stride, p.mask_row_stride, p.mask_col_stride}});
-  }
-  if (p.alibi_slopes) {
-    check("alibi_slopes", {p.alibi_slopes,
+  if (p.lse.data) check_own_memory(out, lse);
+  check("q", rows_region(p.q, batch, rows_q, p.num_heads, p.head_dim));
+  check("k", rows_region(p.k, batch, rows_k, p.num_heads_kv, p.head_dim));
+  check("v", rows_region(p.v, batch, rows_k, p.num_heads_kv, p.head_dim_v));
+  if (p.bias.data) check("bias", scores_region(p.bias, size_of(p.bias.dtype), p));
+  if (p.mask.data) check("mask", scores_region(p.mask, 1, p));
+  if (p.alibi_slopes.data) {
+    const auto& slopes = p.alibi_slopes;
+    check("alibi_slopes", {slopes.data,
                            4,
                            1,
                            {p.batch_size, p.num_heads, 1, 1},
-                           {p.alibi_batch_stride, p.alibi_head_stride, 0, 0}});
+                           {slopes.batch_stride, slopes.head_stride, 0, 0}});
   }
-  if (p.sinks) check("sinks", {p.sinks, 4, 1, {p.num_heads, 1, 1, 1}, {p.sinks_stride, 0, 0, 0}});
+  if (p.sinks.data)
+    check("sinks", {p.sinks.data, 4, 1, {p.num_heads, 1, 1, 1}, {p.sinks.head_stride, 0, 0, 0}});
   const auto check_list = [&](const char* name, const std::int32_t* list, std::int64_t count) {
     if (list) check(name, {list, 4, count, {1, 1, 1, 1}, {}});
   };
@@ -276,32 +277,19 @@ void check_own_memory(const AttentionParams& p) {
 
 void check_own_memory(const MergeParams& p) {
   const Named out = {"out",
-                     {p.out,
-                      size_of(p.dtype),
-                      p.head_dim_v,
-                      {p.batch_size, p.seqlen_q, p.num_heads, 1},
-                      {p.out_batch_stride, p.out_row_stride, p.out_head_stride, 0}}};
-  const Named lse = {"lse",
-                     {p.lse,
-                      4,
-                      p.seqlen_q,
-                      {p.batch_size, p.num_heads, 1, 1},
-                      {p.lse_batch_stride, p.lse_head_stride, 0, 0}}};
+                     rows_region(p.out, p.batch_size, p.seqlen_q, p.num_heads, p.head_dim_v)};
+  const Named lse = {"lse", lse_region(p.lse, p.batch_size, p.num_heads, p.seqlen_q)};
   check_own_memory(out, lse);
   for (int n = 0; n < p.num_states; ++n) {
+    const auto& lses = p.lses[n];
     const Named inputs[] = {
-        {"outs",
-         {p.outs[n],
-          size_of(p.dtype),
-          p.head_dim_v,
-          {p.batch_size, p.seqlen_q, p.num_heads, 1},
-          {p.outs_batch_stride[n], p.outs_row_stride[n], p.outs_head_stride[n], 0}}},
+        {"outs", rows_region(p.outs[n], p.batch_size, p.seqlen_q, p.num_heads, p.head_dim_v)},
         {"lses",
-         {p.lses[n],
+         {lses.data,
           4,
           1,
           {p.batch_size, p.num_heads, p.seqlen_q, 1},
-          {p.lses_batch_stride[n], p.lses_head_stride[n], p.lses_row_stride[n], 0}}}};
+          {lses.batch_stride, lses.head_stride, lses.row_stride, 0}}}};
     for (const Named& input : inputs) {
       check_own_memory(out, input);
       check_own_memory(lse, input);
@@ -315,6 +303,7 @@ void validate(const AttentionParams& params) {
   check_sizes(params);
   check_varlen(params);
   check_pointers(params);
+  check_dtypes(params);
   check_addresses(params);
   check_layouts(params);
   check_scores(params);
@@ -330,24 +319,25 @@ void validate(const MergeParams& p) {
   check_at_least("num_heads", p.num_heads, 1);
   check_at_least("head_dim of outs", p.head_dim_v, 1);
   if (p.batch_size * p.seqlen_q == 0) return;
-  if (!p.out) fail("out is null");
-  if (!p.lse) fail("lse is null");
+  if (!p.out.data) fail("out is null");
+  if (!p.lse.data) fail("lse is null");
   for (int n = 0; n < p.num_states; ++n) {
-    if (!p.outs[n]) fail("outs[", n, "] is null");
-    if (!p.lses[n]) fail("lses[", n, "] is null");
-    check_address("outs", p.outs[n], size_of(p.dtype));
-    check_address("lses", p.lses[n], sizeof(float));
-    check_stride("outs", "batch", p.batch_size, p.outs_batch_stride[n]);
-    check_stride("outs", "seqlen", p.seqlen_q, p.outs_row_stride[n]);
-    check_stride("outs", "num_heads", p.num_heads, p.outs_head_stride[n]);
-    check_stride("lses", "batch", p.batch_size, p.lses_batch_stride[n]);
-    check_stride("lses", "num_heads", p.num_heads, p.lses_head_stride[n]);
-    check_stride("lses", "seqlen", p.seqlen_q, p.lses_row_stride[n]);
+    if (!p.outs[n].data) fail("outs[", n, "] is null");
+    if (!p.lses[n].data) fail("lses[", n, "] is null");
+    check_dtype("outs", p.outs[n].dtype, "out", p.out.dtype);
+    check_address("outs", p.outs[n].data, size_of(p.out.dtype));
+    check_address("lses", p.lses[n].data, sizeof(float));
+    check_stride("outs", "batch", p.batch_size, p.outs[n].batch_stride);
+    check_stride("outs", "seqlen", p.seqlen_q, p.outs[n].row_stride);
+    check_stride("outs", "num_heads", p.num_heads, p.outs[n].head_stride);
+    check_stride("lses", "batch", p.batch_size, p.lses[n].batch_stride);
+    check_stride("lses", "num_heads", p.num_heads, p.lses[n].head_stride);
+    check_stride("lses", "seqlen", p.seqlen_q, p.lses[n].row_stride);
   }
   check_output_layout("out", p.head_dim_v, {p.batch_size, p.seqlen_q, p.num_heads},
-                      {p.out_batch_stride, p.out_row_stride, p.out_head_stride});
+                      {p.out.batch_stride, p.out.row_stride, p.out.head_stride});
   check_output_layout("lse", p.seqlen_q, {p.batch_size, p.num_heads, 1},
-                      {p.lse_batch_stride, p.lse_head_stride, 0});
+                      {p.lse.batch_stride, p.lse.head_stride, 0});
   check_own_memory(p);
 }
 

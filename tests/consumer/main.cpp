@@ -12,12 +12,13 @@ int main() {
   float out[4] = {NAN, NAN, NAN, NAN}, lse = NAN;
 
   dlattn::AttentionParams params;
-  params.q = q, params.k = k, params.v = v, params.out = out, params.lse = &lse;
-  params.dtype = dlattn::DType::kFloat32;
+  params.q.data = q, params.k.data = k, params.v.data = v, params.out.data = out,
+  params.lse.data = &lse;
+  params.q.dtype = params.k.dtype = params.v.dtype = params.out.dtype = dlattn::DType::kFloat32;
   params.batch_size = params.num_heads = params.num_heads_kv = params.seqlen_q = 1;
   params.seqlen_k = 2;
   params.head_dim = params.head_dim_v = 4;
-  params.k_row_stride = params.v_row_stride = 4;
+  params.k.row_stride = params.v.row_stride = 4;
   params.softmax_scale = 1.0;
   dlattn::forward(params);
   std::printf("dlattn %s: out = %g %g %g %g, lse = %g\n", dlattn::build_info().version, out[0],

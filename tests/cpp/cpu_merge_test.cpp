@@ -18,7 +18,8 @@ constexpr std::int64_t kBatch = 2, kHeads = 3, kDim = 9;
 struct Parts {
   Parts(DType dtype, int count, std::int64_t gap, std::int64_t rows = 5) {
     std::mt19937 random(3);
-    params.dtype = dtype;
+    params.out.dtype = dtype;
+    for (TensorView& part : params.outs) part.dtype = dtype;
     params.num_states = count;
     params.batch_size = kBatch;
     params.seqlen_q = rows;
@@ -34,30 +35,30 @@ struct Parts {
       lses.back().fill_normal(random, 1.0, 3.0);
     }
     for (int n = 0; n < count; ++n) {
-      params.outs[n] = outs[n].data();
-      params.lses[n] = static_cast<const float*>(lses[n].data());
-      params.outs_batch_stride[n] = batch, params.outs_row_stride[n] = row,
-      params.outs_head_stride[n] = head;
-      params.lses_batch_stride[n] = lse_batch, params.lses_head_stride[n] = lse_head;
-      params.lses_row_stride[n] = lse_row;
+      params.outs[n].data = outs[n].data();
+      params.lses[n].data = static_cast<const float*>(lses[n].data());
+      params.outs[n].batch_stride = batch, params.outs[n].row_stride = row,
+      params.outs[n].head_stride = head;
+      params.lses[n].batch_stride = lse_batch, params.lses[n].head_stride = lse_head;
+      params.lses[n].row_stride = lse_row;
     }
     out = Buffer(dtype, kBatch * batch);
     lse = Buffer(DType::kFloat32, kBatch * kHeads * (rows + gap));
-    params.out = out.data();
-    params.lse = static_cast<float*>(lse.data());
-    params.out_batch_stride = batch, params.out_row_stride = row, params.out_head_stride = head;
-    params.lse_head_stride = rows + gap;
-    params.lse_batch_stride = kHeads * params.lse_head_stride;
+    params.out.data = out.data();
+    params.lse.data = static_cast<float*>(lse.data());
+    params.out.batch_stride = batch, params.out.row_stride = row, params.out.head_stride = head;
+    params.lse.head_stride = rows + gap;
+    params.lse.batch_stride = kHeads * params.lse.head_stride;
   }
   std::int64_t out_at(std::int64_t b, std::int64_t i, std::int64_t h) const {
-    return b * params.out_batch_stride + i * params.out_row_stride + h * params.out_head_stride;
+    return b * params.out.batch_stride + i * params.out.row_stride + h * params.out.head_stride;
   }
   std::int64_t lse_in(std::int64_t b, std::int64_t i, std::int64_t h) const {
-    return b * params.lses_batch_stride[0] + h * params.lses_head_stride[0] +
-           i * params.lses_row_stride[0];
+    return b * params.lses[0].batch_stride + h * params.lses[0].head_stride +
+           i * params.lses[0].row_stride;
   }
   std::int64_t lse_out(std::int64_t b, std::int64_t i, std::int64_t h) const {
-    return b * params.lse_batch_stride + h * params.lse_head_stride + i;
+    return b * params.lse.batch_stride + h * params.lse.head_stride + i;
   }
 
   MergeParams params;
@@ -104,7 +105,7 @@ void check(Parts& parts) {
           }
           const double got = parts.out.get(parts.out_at(b, i, h) + d);
           CHECK(std::fabs(got - static_cast<double>(want)) <=
-                unit(parts.params.dtype) * (1 + std::fabs(got)));
+                unit(parts.params.out.dtype) * (1 + std::fabs(got)));
           parts.out.expect_write(parts.out_at(b, i, h) + d);
         }
       }
@@ -206,29 +207,24 @@ void merges_attention() {
   const std::int64_t first = 30;
   parts[0].params.seqlen_k = first;
   parts[1].params.seqlen_k = spec.seqlen_k - first;
-  parts[1].params.k =
-      static_cast<const float*>(parts[1].params.k) + first * parts[1].params.k_row_stride;
-  parts[1].params.v =
-      static_cast<const float*>(parts[1].params.v) + first * parts[1].params.v_row_stride;
+  parts[1].params.k.data =
+      static_cast<const float*>(parts[1].params.k.data) + first * parts[1].params.k.row_stride;
+  parts[1].params.v.data =
+      static_cast<const float*>(parts[1].params.v.data) + first * parts[1].params.v.row_stride;
   const AttentionParams& p = whole.params;
   MergeParams merge;
   merge.num_states = 2;
-  merge.dtype = p.dtype;
   merge.batch_size = p.batch_size, merge.seqlen_q = p.seqlen_q, merge.num_heads = p.num_heads;
   merge.head_dim_v = p.head_dim_v;
   for (int n = 0; n < 2; ++n) {
     forward(parts[n].params);
-    merge.outs[n] = parts[n].params.out;
-    merge.lses[n] = parts[n].params.lse;
-    merge.outs_batch_stride[n] = p.out_batch_stride, merge.outs_row_stride[n] = p.out_row_stride;
-    merge.outs_head_stride[n] = p.out_head_stride;
-    merge.lses_batch_stride[n] = p.lse_batch_stride, merge.lses_head_stride[n] = p.lse_head_stride;
-    merge.lses_row_stride[n] = 1;
+    const MutableTensorView& out = parts[n].params.out;
+    const BasicTensorView<float>& lse = parts[n].params.lse;
+    merge.outs[n] = {out.data,        out.batch_stride, out.row_stride,
+                     out.head_stride, out.col_stride,   out.dtype};
+    merge.lses[n] = {lse.data, lse.batch_stride, 1, lse.head_stride};
   }
   merge.out = p.out, merge.lse = p.lse;
-  merge.out_batch_stride = p.out_batch_stride, merge.out_row_stride = p.out_row_stride;
-  merge.out_head_stride = p.out_head_stride;
-  merge.lse_batch_stride = p.lse_batch_stride, merge.lse_head_stride = p.lse_head_stride;
   merge_states(merge);
   const test::Errors errors = test::errors_of(whole, reference);
   CHECK(errors.out < 1e-6);

@@ -45,15 +45,15 @@ void non_finite_inputs() {
     spec.seqlen_q = 20;
     spec.seqlen_k = 130;
     for (const double bad : {kNaN, kInf, -kInf}) {
-      check_changed(spec, [&](Problem& p) { p.q.set(3 * p.params.q_row_stride + 5, bad); });
-      check_changed(spec, [&](Problem& p) { p.v.set(100 * p.params.v_row_stride + 5, bad); });
+      check_changed(spec, [&](Problem& p) { p.q.set(3 * p.params.q.row_stride + 5, bad); });
+      check_changed(spec, [&](Problem& p) { p.v.set(100 * p.params.v.row_stride + 5, bad); });
     }
-    check_changed(spec, [&](Problem& p) { p.k.set(100 * p.params.k_row_stride + 5, kNaN); });
+    check_changed(spec, [&](Problem& p) { p.k.set(100 * p.params.k.row_stride + 5, kNaN); });
     // A key at infinity scores plus or minus infinity by the sign of q; only minus infinity is a
     // weight.
     check_changed(spec, [&](Problem& p) {
       for (std::int64_t i = 0; i < p.q.size(); ++i) p.q.set(i, std::fabs(p.q.get(i)) + 0.1);
-      p.k.set(100 * p.params.k_row_stride + 5, -kInf);
+      p.k.set(100 * p.params.k.row_stride + 5, -kInf);
     });
   }
 }
@@ -67,9 +67,9 @@ void infinite_bias() {
     // One row whose keys are all at -inf sees nothing; others lose some keys.
     check_changed(spec, [](Problem& p) {
       for (std::int64_t j = 0; j < p.params.seqlen_k; ++j)
-        p.bias.set(2 * p.params.bias_row_stride + j, -kInf);
+        p.bias.set(2 * p.params.bias.row_stride + j, -kInf);
       for (std::int64_t j = 0; j < p.params.seqlen_k; j += 3)
-        p.bias.set(4 * p.params.bias_row_stride + j, -kInf);
+        p.bias.set(4 * p.params.bias.row_stride + j, -kInf);
     });
   }
 }
@@ -178,11 +178,11 @@ void wide_strides() {
   }
   for (int b = 0; b < 2; ++b) {
     std::memcpy(memory + b * kFar * 2,
-                static_cast<const char*>(near.params.k) + b * near.params.k_batch_stride * 2,
+                static_cast<const char*>(near.params.k.data) + b * near.params.k.batch_stride * 2,
                 20 * 32 * 2);
   }
-  near.params.k = memory;
-  near.params.k_batch_stride = kFar;
+  near.params.k.data = memory;
+  near.params.k.batch_stride = kFar;
   run(near, test::isas().back());
   const test::Errors errors = test::errors_of(near, reference);
   CHECK(errors.out <= 2 * reference.plain_error);

@@ -35,7 +35,7 @@ void check_changed(Spec spec, const std::string& what, Change change) {
 }
 
 void set_bias(Problem& p, std::int64_t row, std::int64_t begin, std::int64_t end, double value) {
-  for (std::int64_t j = begin; j < end; ++j) p.bias.set(row * p.params.bias_row_stride + j, value);
+  for (std::int64_t j = begin; j < end; ++j) p.bias.set(row * p.params.bias.row_stride + j, value);
 }
 
 Spec biased(DType dtype) {
@@ -99,7 +99,7 @@ void large_bias_on_all_keys() {
             for (std::int64_t d = 0; d < spec.head_dim_v; ++d) {
               double mean = 0;
               for (std::int64_t j = 0; j < count; ++j)
-                mean += problem.v.get(j * problem.params.v_row_stride + d) / count;
+                mean += problem.v.get(j * problem.params.v.row_stride + d) / count;
               const double got = problem.out.get(problem.out_index(0, i, 0, d));
               const double unit = dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-8;
               right =
@@ -153,8 +153,8 @@ void special_bias() {
   for (const DType dtype : kDTypes) {
     check_changed(biased(dtype), "-inf over NaN", [](Problem& p) {
       for (std::int64_t i = 0; i < 20; ++i) set_bias(p, i, 100, 230, -kInf);
-      p.k.set(120 * p.params.k_row_stride + 3, std::nan(""));
-      p.k.set(121 * p.params.k_row_stride + 3, kInf);
+      p.k.set(120 * p.params.k.row_stride + 3, std::nan(""));
+      p.k.set(121 * p.params.k.row_stride + 3, kInf);
     });
     for (const double bad : {kInf, std::nan("")}) {
       check_changed(biased(dtype), "a bad bias", [&](Problem& p) {
@@ -202,15 +202,15 @@ void equal_penalties() {
       for (std::int64_t j = 0; j < 41; ++j) problem.mask[j] = j == 20 - 13 || j == 20 + 13;
       for (std::int64_t d = 0; d < spec.head_dim; ++d) {
         problem.q.set(d, 1.0);
-        problem.k.set((20 - 13) * problem.params.k_row_stride + d, 0.5);
-        problem.k.set((20 + 13) * problem.params.k_row_stride + d, -0.5);
+        problem.k.set((20 - 13) * problem.params.k.row_stride + d, 0.5);
+        problem.k.set((20 + 13) * problem.params.k.row_stride + d, -0.5);
       }
       for (const char* isa : test::isas()) {
         problem.poison();
         cpu::forward(problem.params, core::make_plan(problem.params, test::cpu_device(isa), {}));
         for (std::int64_t d = 0; d < spec.head_dim_v; ++d) {
-          const double a = problem.v.get((20 - 13) * problem.params.v_row_stride + d);
-          const double b = problem.v.get((20 + 13) * problem.params.v_row_stride + d);
+          const double a = problem.v.get((20 - 13) * problem.params.v.row_stride + d);
+          const double b = problem.v.get((20 + 13) * problem.params.v.row_stride + d);
           const double got = problem.out.get(problem.out_index(0, 0, 0, d));
           CHECK_FOR(std::fabs(got - (a + b) / 2) <= 0.005 * (std::fabs(a) + std::fabs(b)), isa);
         }
@@ -319,12 +319,13 @@ void very_many_keys() {
     float out = 0, lse = 0;
     const std::int64_t num_keys = std::int64_t{1} << (slope > 0 ? 22 : 25);
     AttentionParams p;
-    p.dtype = DType::kFloat32;
-    p.q = &q, p.k = &k, p.v = &v, p.out = &out, p.lse = &lse;  // K and V by strides of 0
+    p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = DType::kFloat32;
+    p.q.data = &q, p.k.data = &k, p.v.data = &v, p.out.data = &out,
+    p.lse.data = &lse;  // K and V by strides of 0
     p.batch_size = p.seqlen_q = p.num_heads = p.num_heads_kv = p.head_dim = p.head_dim_v = 1;
     p.seqlen_k = num_keys;
     p.softmax_scale = 1.0;
-    p.alibi_slopes = slope > 0 ? &slope : nullptr;
+    p.alibi_slopes.data = slope > 0 ? &slope : nullptr;
     const double a = slope;
     const double sum =
         a > 0 ? -std::expm1(-a * num_keys) / -std::expm1(-a) : static_cast<double>(num_keys);

@@ -123,15 +123,15 @@ void slices() {
       slice.batch_size = 2;  // sequences 2 and 3
       slice.cu_seqlens_q += 2;
       slice.cu_seqlens_k += 2;
-      slice.alibi_slopes += 2 * slice.alibi_batch_stride;
+      slice.alibi_slopes.data += 2 * slice.alibi_slopes.batch_stride;
       run(slice);
       for (std::int64_t i = 0; i < slice.total_q; ++i) {
         const bool inside = i >= whole.cu_seqlens_q[2] && i < whole.cu_seqlens_q[4];
-        for (std::int64_t at = i * slice.out_row_stride; at < (i + 1) * slice.out_row_stride; ++at)
+        for (std::int64_t at = i * slice.out.row_stride; at < (i + 1) * slice.out.row_stride; ++at)
           CHECK(inside ? whole.out.get(at) == all.get(at) : std::isnan(whole.out.get(at)));
         for (std::int64_t h = 0; h < slice.num_heads; ++h) {
-          const double lse = whole.lse.get(h * slice.lse_head_stride + i);
-          CHECK(inside ? lse == all_lse.get(h * slice.lse_head_stride + i) : std::isnan(lse));
+          const double lse = whole.lse.get(h * slice.lse.head_stride + i);
+          CHECK(inside ? lse == all_lse.get(h * slice.lse.head_stride + i) : std::isnan(lse));
         }
       }
     }

@@ -89,15 +89,16 @@ constexpr std::int64_t kBatch = 2, kRows = 6, kHeads = 4, kDim = 8;
 // elements, rows of `row`.
 AttentionParams packed(std::int64_t row, std::int64_t part, std::int64_t head) {
   AttentionParams p;
-  p.dtype = DType::kFloat32;
+  p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = DType::kFloat32;
   p.batch_size = kBatch, p.seqlen_q = p.seqlen_k = kRows;
   p.num_heads = p.num_heads_kv = kHeads, p.head_dim = p.head_dim_v = kDim;
   p.softmax_scale = 0.5;
   const std::int64_t batch = kRows * row;
-  p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = p.out_batch_stride = batch;
-  p.q_row_stride = p.k_row_stride = p.v_row_stride = p.out_row_stride = row;
-  p.q_head_stride = p.k_head_stride = p.v_head_stride = p.out_head_stride = head;
-  p.q = memory, p.k = memory + 4 * part, p.v = memory + 8 * part, p.out = memory + 12 * part;
+  p.q.batch_stride = p.k.batch_stride = p.v.batch_stride = p.out.batch_stride = batch;
+  p.q.row_stride = p.k.row_stride = p.v.row_stride = p.out.row_stride = row;
+  p.q.head_stride = p.k.head_stride = p.v.head_stride = p.out.head_stride = head;
+  p.q.data = memory, p.k.data = memory + 4 * part, p.v.data = memory + 8 * part,
+  p.out.data = memory + 12 * part;
   return p;
 }
 
@@ -121,28 +122,28 @@ void slices_of_one_buffer() {
   CHECK(verdict(packed(4 * width, width, kDim)) == "accepted");     // (b, s, 4, h, d)
   CHECK(verdict(packed(4 * width, kDim, 4 * kDim)) == "accepted");  // (b, s, h, 4, d)
   AttentionParams p = packed(width, kRows * width, kDim);           // (b, 4, s, h, d)
-  p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = p.out_batch_stride = 4 * kRows * width;
+  p.q.batch_stride = p.k.batch_stride = p.v.batch_stride = p.out.batch_stride = 4 * kRows * width;
   CHECK(verdict(p) == "accepted");
   CHECK(verdict(packed(width, kBatch * kRows * width, kDim)) == "accepted");  // (4, b, s, h, d)
 
   // (b, s, 3, h, d) with out in the place of one part.
   for (int part = 0; part < 3; ++part) {
     p = packed(3 * width, width, kDim);
-    p.out = memory + 4 * part * width;
+    p.out.data = memory + 4 * part * width;
     CHECK(verdict(p) == shared("out", part == 0 ? "q" : part == 1 ? "k" : "v"));
   }
   // GQA: (b, s, 2 h + 2 h_kv, d).
   p = packed(3 * width, width, kDim);
   p.num_heads_kv = kHeads / 2;
-  p.v = memory + 4 * (3 * width / 2), p.out = memory + 4 * 2 * width;
+  p.v.data = memory + 4 * (3 * width / 2), p.out.data = memory + 4 * 2 * width;
   CHECK(verdict(p) == "accepted");
-  p.v = memory + 4 * (3 * width / 2) + 4;
+  p.v.data = memory + 4 * (3 * width / 2) + 4;
   CHECK(verdict(p) == shared("out", "v"));
   // Every other row of one buffer.
   p = packed(2 * width, kApart, kDim);
-  p.out = memory + 4 * width;
+  p.out.data = memory + 4 * width;
   CHECK(verdict(p) == "accepted");
-  p.out = memory + 4 * width - 4;
+  p.out.data = memory + 4 * width - 4;
   CHECK(verdict(p) == shared("out", "q"));
 }
 
@@ -150,21 +151,21 @@ void overlaps() {
   const std::int64_t width = kHeads * kDim, all = kBatch * kRows * width;
   for (const std::int64_t step : {std::int64_t{1}, width, all - 1, -1L, -width, 1 - all}) {
     AttentionParams p = packed(width, kApart, kDim);
-    p.out = memory + 4 * (4 * kApart + step), p.v = memory + 4 * 4 * kApart;
+    p.out.data = memory + 4 * (4 * kApart + step), p.v.data = memory + 4 * 4 * kApart;
     CHECK(verdict(p) == shared("out", "v"));
     p = packed(width, kApart, kDim);
-    p.out = memory + 4 * (4 * kApart + step), p.q = memory + 4 * 4 * kApart;
+    p.out.data = memory + 4 * (4 * kApart + step), p.q.data = memory + 4 * 4 * kApart;
     CHECK(verdict(p) == shared("out", "q"));
   }
   for (const std::int64_t step : {all, -all}) {
     AttentionParams p = packed(width, kApart, kDim);
-    p.out = memory + 4 * (4 * kApart + step), p.v = memory + 4 * 4 * kApart;
+    p.out.data = memory + 4 * (4 * kApart + step), p.v.data = memory + 4 * 4 * kApart;
     CHECK(verdict(p) == "accepted");
   }
   // Rows of out between those of q, but wider than the room there is.
   AttentionParams p = packed(2 * width, kApart, kDim);
-  p.head_dim_v = 2 * kDim, p.v_head_stride = p.out_head_stride = 2 * kDim;
-  p.out = memory + 4 * width;
+  p.head_dim_v = 2 * kDim, p.v.head_stride = p.out.head_stride = 2 * kDim;
+  p.out.data = memory + 4 * width;
   CHECK(verdict(p) == shared("out", "q"));
 }
 
@@ -176,48 +177,49 @@ void with_each_output(const std::string& name, Set set) {
   p.total_q = p.total_k = kBatch * kRows;
   p.device.type = DeviceType::kCuda;  // whose lengths the host does not read
   if (name == "bias" || name == "mask") p.cu_seqlens_q = p.cu_seqlens_k = nullptr;
-  p.lse = reinterpret_cast<float*>(memory + 4 * 5 * kApart);
-  p.lse_batch_stride = kHeads * kRows, p.lse_head_stride = kBatch * kRows;
-  if (!p.cu_seqlens_q) p.lse_head_stride = kRows;
+  p.lse.data = reinterpret_cast<float*>(memory + 4 * 5 * kApart);
+  p.lse.batch_stride = kHeads * kRows, p.lse.head_stride = kBatch * kRows;
+  if (!p.cu_seqlens_q) p.lse.head_stride = kRows;
   CHECK(verdict(p) == "accepted");
   AttentionParams of_out = p, of_lse = p;
-  set(of_out, static_cast<char*>(p.out) + 4 * 100);
+  set(of_out, static_cast<char*>(p.out.data) + 4 * 100);
   CHECK(verdict(of_out) == shared("out", name));
-  set(of_lse, reinterpret_cast<char*>(p.lse) + 4 * 11);
+  set(of_lse, reinterpret_cast<char*>(p.lse.data) + 4 * 11);
   CHECK(verdict(of_lse) == shared("lse", name));
 }
 
 void every_input() {
   const auto int32s = [](char* at) { return reinterpret_cast<const std::int32_t*>(at); };
-  with_each_output("q", [](auto& p, char* at) { p.q = at; });
-  with_each_output("k", [](auto& p, char* at) { p.k = at; });
-  with_each_output("v", [](auto& p, char* at) { p.v = at; });
-  with_each_output("bias", [](auto& p, char* at) { p.bias = at, p.bias_col_stride = 1; });
+  with_each_output("q", [](auto& p, char* at) { p.q.data = at; });
+  with_each_output("k", [](auto& p, char* at) { p.k.data = at; });
+  with_each_output("v", [](auto& p, char* at) { p.v.data = at; });
+  with_each_output("bias",
+                   [](auto& p, char* at) { p.bias.data = at, p.bias.dtype = DType::kFloat32; });
   with_each_output("mask", [](auto& p, char* at) {
-    p.mask = reinterpret_cast<const std::uint8_t*>(at), p.mask_row_stride = 3;
+    p.mask.data = reinterpret_cast<const std::uint8_t*>(at), p.mask.row_stride = 3;
   });
   with_each_output("alibi_slopes", [](auto& p, char* at) {
-    p.alibi_slopes = reinterpret_cast<const float*>(at), p.alibi_head_stride = 1;
+    p.alibi_slopes.data = reinterpret_cast<const float*>(at), p.alibi_slopes.head_stride = 1;
   });
   with_each_output("sinks", [](auto& p, char* at) {
-    p.sinks = reinterpret_cast<const float*>(at), p.sinks_stride = 2;
+    p.sinks.data = reinterpret_cast<const float*>(at), p.sinks.head_stride = 2;
   });
   with_each_output("cu_seqlens_q", [&](auto& p, char* at) { p.cu_seqlens_q = int32s(at); });
   with_each_output("cu_seqlens_k", [&](auto& p, char* at) { p.cu_seqlens_k = int32s(at); });
   with_each_output("seqused_k", [&](auto& p, char* at) { p.seqused_k = int32s(at); });
 
   AttentionParams p = packed(kHeads * kDim, kApart, kDim);
-  p.lse = static_cast<float*>(p.out);
-  p.lse_batch_stride = kHeads * kRows, p.lse_head_stride = kRows;
+  p.lse.data = static_cast<float*>(p.out.data);
+  p.lse.batch_stride = kHeads * kRows, p.lse.head_stride = kRows;
   CHECK(verdict(p) == shared("out", "lse"));
 }
 
 void nothing_to_write_or_to_read() {
   AttentionParams p = packed(kHeads * kDim, kApart, kDim);
-  p.k = p.v = p.out, p.seqlen_k = 0;
+  p.k.data = p.v.data = p.out.data, p.seqlen_k = 0;
   CHECK(verdict(p) == "accepted");
   p = packed(kHeads * kDim, kApart, kDim);
-  p.k = p.v = p.out, p.seqlen_q = 0;
+  p.k.data = p.v.data = p.out.data, p.seqlen_q = 0;
   CHECK(verdict(p) == "accepted");
 }
 

@@ -24,14 +24,15 @@ constexpr std::int64_t kApart = std::int64_t{1} << 56;
 inline AttentionParams problem(DType dtype, std::int64_t head_dim) {
   AttentionParams p;
   p.device = {DeviceType::kCuda, 0};
-  p.q = memory, p.k = memory + kApart, p.v = memory + 2 * kApart, p.out = memory + 3 * kApart;
-  p.dtype = dtype;
+  p.q.data = memory, p.k.data = memory + kApart, p.v.data = memory + 2 * kApart,
+  p.out.data = memory + 3 * kApart;
+  p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = dtype;
   p.batch_size = 2, p.seqlen_q = p.seqlen_k = 2048, p.num_heads = p.num_heads_kv = 8;
   p.head_dim = p.head_dim_v = head_dim;
   const std::int64_t row = 8 * head_dim;
-  p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = p.out_batch_stride = 2048 * row;
-  p.q_row_stride = p.k_row_stride = p.v_row_stride = p.out_row_stride = row;
-  p.q_head_stride = p.k_head_stride = p.v_head_stride = p.out_head_stride = head_dim;
+  p.q.batch_stride = p.k.batch_stride = p.v.batch_stride = p.out.batch_stride = 2048 * row;
+  p.q.row_stride = p.k.row_stride = p.v.row_stride = p.out.row_stride = row;
+  p.q.head_stride = p.k.head_stride = p.v.head_stride = p.out.head_stride = head_dim;
   p.softmax_scale = 0.125;
   return p;
 }

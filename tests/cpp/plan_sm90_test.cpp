@@ -69,24 +69,30 @@ void refused() {
     void (*change)(AttentionParams&);
     const char* why;
   } cases[] = {
-      {[](AttentionParams& p) { p.bias = numbers; },
+      {[](AttentionParams& p) {
+         p.bias.data = numbers, p.bias.dtype = DType::kFloat32, p.bias.col_stride = 0;
+       },
        "bias has a column stride of 0 elements; accepted: 1"},
-      {[](AttentionParams& p) { p.mask = bools, p.mask_col_stride = 2048; },
+      {[](AttentionParams& p) { p.mask.data = bools, p.mask.col_stride = 2048; },
        "mask has a column stride of 2048 elements; accepted: 1"},
       {[](AttentionParams& p) {
-         p.bias = numbers, p.bias_col_stride = 1, p.bias_row_stride = 2046;
+         p.bias.data = numbers, p.bias.dtype = DType::kFloat32, p.bias.col_stride = 1,
+         p.bias.row_stride = 2046;
        },
        "bias has a row stride of 8184 bytes; accepted: multiples of 16 from 0 to 1099511627760"},
-      {[](AttentionParams& p) { p.mask = bools, p.mask_col_stride = 1, p.mask_head_stride = 8; },
+      {[](AttentionParams& p) {
+         p.mask.data = bools, p.mask.col_stride = 1, p.mask.head_stride = 8;
+       },
        "mask has a head stride of 8 bytes; accepted: multiples of 16 from 0 to 1099511627760"},
       {[](AttentionParams& p) {
-         p.head_dim = 256, p.bias = numbers, p.bias_col_stride = 1, p.mask = bools;
-         p.mask_col_stride = 1;
+         p.head_dim = 256, p.bias.data = numbers, p.bias.dtype = DType::kFloat32,
+         p.bias.col_stride = 1, p.mask.data = bools;
+         p.mask.col_stride = 1;
        },
        "needs 238592 bytes of shared memory per block; H200 has 232448"},
       {[](AttentionParams& p) {
          p.cu_seqlens_q = p.cu_seqlens_k = offsets, p.total_q = p.total_k = 2;
-         p.mask = bools, p.mask_col_stride = 1;
+         p.mask.data = bools, p.mask.col_stride = 1;
        },
        "does not implement mask with cu_seqlens_q"},
       {[](AttentionParams& p) { p.softcap = 1e5; },
@@ -95,15 +101,15 @@ void refused() {
        "softcap / softmax_scale is 8e-06; accepted: 6.10352e-05 to 16384"},
       {[](AttentionParams& p) { p.seqlen_k = 131073; },
        "seqlen_k is 131073; accepted: up to 131072"},
-      {[](AttentionParams& p) { p.alibi_slopes = numbers, p.softmax_scale = 1e-20; },
+      {[](AttentionParams& p) { p.alibi_slopes.data = numbers, p.softmax_scale = 1e-20; },
        "softmax_scale is 1e-20; accepted with alibi_slopes: from 9.53674e-07"},
       {[](AttentionParams& p) { p.head_dim = 20; },
        "head_dim is 20; accepted: multiples of 8 up to 256"},
       {[](AttentionParams& p) { p.head_dim_v = 60; },
        "head_dim of v is 60; accepted: multiples of 8 up to 256"},
-      {[](AttentionParams& p) { p.k_row_stride = 516; },
+      {[](AttentionParams& p) { p.k.row_stride = 516; },
        "k has a row stride of 1032 bytes; accepted: multiples of 16 from 0 to 1099511627760"},
-      {[](AttentionParams& p) { p.q_batch_stride = std::int64_t{1} << 39; },
+      {[](AttentionParams& p) { p.q.batch_stride = std::int64_t{1} << 39; },
        "q has a batch stride of 1099511627776 bytes; accepted: multiples of 16 from 0 to "
        "1099511627760"},
   };
@@ -115,13 +121,14 @@ void refused() {
     CHECK(dlattn::plan(p, h200).kernel == "wmma");  // it goes elsewhere by itself
   }
   AttentionParams odd = problem(DType::kFloat16, 64);
-  odd.out = memory + 3 * test::kApart + 8;
+  odd.out.data = memory + 3 * test::kApart + 8;
   const Support support = supported(odd, h200, force("sm90"));
   CHECK(!support.ok && support.reasons[0].find("sm90: out begins at ") == 0);
   CHECK(support.reasons[0].find("; accepted: multiples of 16 bytes") != std::string::npos);
   // A dimension of one element has no stride; without keys there is nothing to copy.
   AttentionParams p = problem(DType::kFloat16, 64);
-  p.batch_size = 1, p.q_batch_stride = 3, p.seqlen_k = 0, p.k = p.v = nullptr, p.k_row_stride = 1;
+  p.batch_size = 1, p.q.batch_stride = 3, p.seqlen_k = 0, p.k.data = p.v.data = nullptr,
+  p.k.row_stride = 1;
   CHECK(supported(p, h200, force("sm90")).ok);
 }
 
@@ -130,7 +137,7 @@ void score_terms() {
   for (const int head_dim : {64, 128, 256}) {
     for (const bool alibi : {false, true}) {
       AttentionParams p = problem(DType::kFloat16, head_dim);
-      if (alibi) p.alibi_slopes = numbers;
+      if (alibi) p.alibi_slopes.data = numbers;
       if (!alibi) p.softcap = 30.0;
       const Plan plan = dlattn::plan(p, h200);
       CHECK(plan.kernel == "sm90");
@@ -159,9 +166,9 @@ void score_terms() {
   for (const auto& c : loaded) {
     AttentionParams p = problem(DType::kFloat16, c.head_dim);
     p.batch_size = 8;
-    p.bias = numbers, p.bias_col_stride = 1;
-    p.bias_dtype = c.wide ? DType::kFloat32 : DType::kFloat16;
-    if (c.mask) p.mask = bools, p.mask_col_stride = 1;
+    p.bias.data = numbers, p.bias.dtype = DType::kFloat32, p.bias.col_stride = 1;
+    p.bias.dtype = c.wide ? DType::kFloat32 : DType::kFloat16;
+    if (c.mask) p.mask.data = bools, p.mask.col_stride = 1;
     const Plan plan = dlattn::plan(p, h200);
     CHECK(plan.kernel == "sm90");
     CHECK(std::string(plan.variant_name) == "loaded");
@@ -274,7 +281,7 @@ void choice_by_time() {
   for (const auto& c : cases) {
     AttentionParams p = problem(DType::kFloat16, c.head_dim);
     p.batch_size = 1, p.num_heads = p.num_heads_kv = c.heads;
-    p.q_row_stride = p.k_row_stride = p.v_row_stride = p.out_row_stride = c.heads * c.head_dim;
+    p.q.row_stride = p.k.row_stride = p.v.row_stride = p.out.row_stride = c.heads * c.head_dim;
     p.seqlen_q = c.seqlen_q, p.seqlen_k = c.seqlen_k;
     c.set(p);
     const Plan plan = dlattn::plan(p, h200);
@@ -297,8 +304,8 @@ void batch_invariance() {
   CHECK(dlattn::plan(p, h200, invariant).kernel == "sm90");
   for (const bool masked : {false, true}) {
     AttentionParams q = p;
-    if (masked) q.mask = bools, q.mask_col_stride = 1;
-    if (!masked) q.bias = numbers, q.bias_col_stride = 1;
+    if (masked) q.mask.data = bools, q.mask.col_stride = 1;
+    if (!masked) q.bias.data = numbers, q.bias.dtype = DType::kFloat32, q.bias.col_stride = 1;
     CHECK(dlattn::plan(q, h200).kernel == "sm90");
     CHECK(dlattn::plan(q, h200, invariant).kernel == "wmma");
     Options by_name = force("sm90");
@@ -314,7 +321,7 @@ void packs() {
   const auto pack = [](std::int64_t sequences, std::int64_t tokens, std::int64_t longest,
                        int head_dim) {
     AttentionParams p = problem(DType::kFloat16, head_dim);
-    p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = p.out_batch_stride = 3;  // ignored
+    p.q.batch_stride = p.k.batch_stride = p.v.batch_stride = p.out.batch_stride = 3;  // ignored
     p.cu_seqlens_q = p.cu_seqlens_k = offsets;
     p.batch_size = sequences, p.total_q = p.total_k = tokens, p.seqlen_q = p.seqlen_k = longest;
     return p;
@@ -345,11 +352,11 @@ void packs() {
   }
   // A pack's tensor maps hold shorter steps than a batch's.
   AttentionParams p = pack(2, 4096, 4096, 128);
-  p.v_row_stride = std::int64_t{1} << 33;
+  p.v.row_stride = std::int64_t{1} << 33;
   CHECK_THROWS(dlattn::plan(p, h200, force("sm90")), UnsupportedError,
                "no kernel can run this: sm90: v has a row stride of 17179869184 bytes; accepted: "
                "multiples of 16 from 0 to 17179869168");
-  p.v_row_stride = 0;
+  p.v.row_stride = 0;
   CHECK(supported(p, h200, force("sm90")).ok);
 }
 

@@ -78,7 +78,7 @@ void automatic_choice() {
     // The larger of the two head dims chooses the tile.
     AttentionParams p = problem(DType::kFloat16, 64);
     p.head_dim_v = 112;
-    p.out_head_stride = 112, p.out_row_stride = 8 * 112, p.out_batch_stride = 2048 * 8 * 112;
+    p.out.head_stride = 112, p.out.row_stride = 8 * 112, p.out.batch_stride = 2048 * 8 * 112;
     CHECK_EQ(dlattn::plan(p, device).head_dim_tile, 128);
   }
 }
@@ -116,7 +116,7 @@ void batch_invariance() {
     for (const int head_dim : {32, 64, 96, 128, 192, 256}) {
       AttentionParams p = problem(DType::kFloat16, head_dim);
       p.num_heads = p.num_heads_kv = 64, p.batch_size = 64, p.seqlen_q = p.seqlen_k = 8192;
-      p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = 0;
+      p.q.batch_stride = p.k.batch_stride = p.v.batch_stride = 0;
       const Plan large = core::make_plan(p, device, {});
       for (const std::int64_t batch_size : {1, 3, 64}) {
         for (const std::int64_t seqlen : {1, 100, 512, 8192}) {
@@ -142,9 +142,9 @@ void batch_invariance() {
   CHECK(matters);
   // Alignment is that of the rows there are: of neither less nor more.
   AttentionParams p = problem(DType::kFloat16, 64);
-  p.batch_size = 1, p.q_batch_stride = 1;
+  p.batch_size = 1, p.q.batch_stride = 1;
   CHECK_EQ(core::make_plan(p, gpus()[0], options).variant, wmma::kWide);
-  p.q_head_stride = 65;
+  p.q.head_stride = 65;
   CHECK_EQ(core::make_plan(p, gpus()[0], options).variant, wmma::kGeneral);
 }
 
@@ -207,9 +207,9 @@ void features() {
     void (*set)(AttentionParams&);
   } features[] = {
       {"softcap", [](AttentionParams& p) { p.softcap = 30.0; }},
-      {"bias", [](AttentionParams& p) { p.bias = numbers; }},
-      {"mask", [](AttentionParams& p) { p.mask = bools; }},
-      {"alibi_slopes", [](AttentionParams& p) { p.alibi_slopes = numbers; }},
+      {"bias", [](AttentionParams& p) { p.bias.data = numbers, p.bias.dtype = DType::kFloat32; }},
+      {"mask", [](AttentionParams& p) { p.mask.data = bools; }},
+      {"alibi_slopes", [](AttentionParams& p) { p.alibi_slopes.data = numbers; }},
   };
   for (const auto& feature : features) {
     AttentionParams p = problem(DType::kFloat16, 64);
@@ -223,7 +223,7 @@ void features() {
     CHECK_EQ(dlattn::plan(p, device).variant, wmma::kGeneral);
     // Bias and mask pass through shared memory of their own.
     CHECK_EQ(dlattn::plan(p, device).smem_bytes,
-             wmma::general_smem_bytes(64, p.mask != nullptr, p.bias ? 4 : 0));
+             wmma::general_smem_bytes(64, p.mask.data != nullptr, p.bias.data ? 4 : 0));
   }
 }
 
@@ -237,13 +237,13 @@ void never_the_ladder() {
             AttentionParams p = problem(DType::kBFloat16, head_dim);
             p.batch_size = 1, p.num_heads = p.num_heads_kv = heads;
             p.seqlen_q = p.seqlen_k = seqlen;
-            p.q_row_stride = p.k_row_stride = p.v_row_stride = p.out_row_stride = heads * head_dim;
-            p.q = memory + 2;  // which TMA and wide copies cannot take
-            if (biased) p.bias = memory + 4 * test::kApart, p.bias_dtype = DType::kFloat32;
+            p.q.row_stride = p.k.row_stride = p.v.row_stride = p.out.row_stride = heads * head_dim;
+            p.q.data = memory + 2;  // which TMA and wide copies cannot take
+            if (biased) p.bias.data = memory + 4 * test::kApart, p.bias.dtype = DType::kFloat32;
             const Plan plan = dlattn::plan(p, device);
             CHECK_FOR(plan.kernel == "wmma", device.name + ", " + std::to_string(head_dim));
             CHECK_EQ(plan.variant, wmma::kGeneral);
-            p.q = memory;
+            p.q.data = memory;
             const Plan aligned = dlattn::plan(p, device);
             CHECK(aligned.kernel == "wmma" || aligned.kernel == "sm90");
           }
@@ -272,15 +272,15 @@ void copy_bytes() {
     return dlattn::plan(p, device).copy_bytes;
   };
   CHECK_EQ(bytes([](auto&) {}), 16);
-  CHECK_EQ(bytes([](auto& p) { p.q = memory + 8; }), 8);
-  CHECK_EQ(bytes([](auto& p) { p.k = memory + 4; }), 4);
-  CHECK_EQ(bytes([](auto& p) { p.v = memory + 2; }), 2);
-  CHECK_EQ(bytes([](auto& p) { p.k_row_stride += 4; }), 8);
-  CHECK_EQ(bytes([](auto& p) { p.v_head_stride += 2; }), 4);
-  CHECK_EQ(bytes([](auto& p) { p.q_batch_stride += 1; }), 2);
-  CHECK_EQ(bytes([](auto& p) { p.q_batch_stride += 1, p.batch_size = 1; }),
+  CHECK_EQ(bytes([](auto& p) { p.q.data = memory + 8; }), 8);
+  CHECK_EQ(bytes([](auto& p) { p.k.data = memory + 4; }), 4);
+  CHECK_EQ(bytes([](auto& p) { p.v.data = memory + 2; }), 2);
+  CHECK_EQ(bytes([](auto& p) { p.k.row_stride += 4; }), 8);
+  CHECK_EQ(bytes([](auto& p) { p.v.head_stride += 2; }), 4);
+  CHECK_EQ(bytes([](auto& p) { p.q.batch_stride += 1; }), 2);
+  CHECK_EQ(bytes([](auto& p) { p.q.batch_stride += 1, p.batch_size = 1; }),
            16);  // a stride that is never taken
-  CHECK_EQ(bytes([](auto& p) { p.k_row_stride = 0; }), 16);
+  CHECK_EQ(bytes([](auto& p) { p.k.row_stride = 0; }), 16);
   CHECK_EQ(dlattn::plan(problem(DType::kFloat16, 20), device).copy_bytes, 8);  // rows of 40 bytes
   // The length of a row counts, however well the rows are spaced.
   CHECK_EQ(bytes([](auto& p) { p.head_dim = 20; }), 8);
@@ -317,7 +317,7 @@ void too_little_shared_memory() {
 void grids() {
   AttentionParams p = problem(DType::kFloat16, 64);
   p.batch_size = 70000;
-  p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = 0;
+  p.q.batch_stride = p.k.batch_stride = p.v.batch_stride = 0;
   p.seqlen_q = p.seqlen_k = 64;
   CHECK_EQ(dlattn::plan(p, gpus()[0]).grid, 70000 * 8);
   p.batch_size = 300000000;

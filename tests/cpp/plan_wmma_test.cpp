@@ -62,8 +62,8 @@ void tile_shapes() {
     AttentionParams p = problem(DType::kFloat16, c.head_dim);
     p.batch_size = c.batch_size, p.seqlen_q = p.seqlen_k = c.seqlen;
     p.num_heads = p.num_heads_kv = c.heads;
-    p.out_row_stride = c.heads * c.head_dim;
-    p.out_batch_stride = c.seqlen * p.out_row_stride;
+    p.out.row_stride = c.heads * c.head_dim;
+    p.out.batch_stride = c.seqlen * p.out.row_stride;
     p.causal = c.causal ? Causal::kBottomRight : Causal::kNone;
     const int expected[] = {c.l4, c.rtx4090, c.a100, c.h200};
     for (int i = 0; i < 4; ++i) {
@@ -112,7 +112,7 @@ void forced_variants() {
     refused([](auto& odd) { odd.head_dim = 36; }, ": head_dim is 36; accepted: multiples of 8");
     refused([](auto& odd) { odd.head_dim_v = 20; },
             ": head_dim of v is 20; accepted: multiples of 8");
-    refused([](auto& odd) { odd.v = memory + 4; },
+    refused([](auto& odd) { odd.v.data = memory + 4; },
             ": rows of q, k and v are aligned to 4 bytes; accepted: 16");
   }
   // Whole needs room for all keys.
@@ -132,14 +132,14 @@ void forced_variants() {
   p = problem(DType::kFloat16, 64);
   // Split counts offsets in 32 bits.
   AttentionParams far = p;
-  far.k_row_stride = std::int64_t{1} << 32;
+  far.k.row_stride = std::int64_t{1} << 32;
   options.variant = "split";
   CHECK_THROWS(dlattn::plan(far, device, options), UnsupportedError,
                "no kernel can run this: wmma: variant split: q, k or v spans 32 GiB or more; "
                "accepted: less");
-  far.k_row_stride = p.k_row_stride, far.seqlen_q = far.seqlen_k = 96;
+  far.k.row_stride = p.k.row_stride, far.seqlen_q = far.seqlen_k = 96;
   CHECK_EQ(dlattn::plan(far, gpus()[3], force("wmma")).variant, wmma::kSplit);
-  far.v_head_stride = std::int64_t{1} << 35;
+  far.v.head_stride = std::int64_t{1} << 35;
   CHECK(dlattn::plan(far, gpus()[3], force("wmma")).variant != wmma::kSplit);
   options.variant = "huge";
   const Support unknown = supported(p, device, options);
@@ -171,7 +171,7 @@ void copy_engine() {
   without.code = 89;
   refused(p, without, "needs code for 90 or later, which this build does not have");
   AttentionParams odd = p;
-  odd.k_row_stride = std::int64_t{1} << 40;
+  odd.k.row_stride = std::int64_t{1} << 40;
   refused(odd, hopper,
           "k has a row stride of 2199023255552 bytes; accepted: multiples of 16 from 0 to "
           "1099511627760");
@@ -200,7 +200,7 @@ void blocks_of_several_items() {
   AttentionParams p = problem(DType::kFloat16, 128);
   const auto grid = [&](std::int64_t batch_size, std::int64_t seqlen, bool causal) {
     p.batch_size = batch_size, p.seqlen_q = p.seqlen_k = seqlen;
-    p.out_batch_stride = seqlen * p.out_row_stride;
+    p.out.batch_stride = seqlen * p.out.row_stride;
     p.causal = causal ? Causal::kBottomRight : Causal::kNone;
     return dlattn::plan(p, hopper, options).grid;
   };
@@ -213,7 +213,7 @@ void blocks_of_several_items() {
   CHECK_EQ(grid(8, 4096, true), 132);
   CHECK_EQ(grid(8, 8192, true), 2048);
   // Results go to rows by 16 bytes.
-  p.out_row_stride += 4, p.out_batch_stride = p.seqlen_q * p.out_row_stride;
+  p.out.row_stride += 4, p.out.batch_stride = p.seqlen_q * p.out.row_stride;
   CHECK_THROWS(dlattn::plan(p, hopper, options), UnsupportedError,
                "no kernel can run this: wmma: variant bulk: rows of out are aligned to 8 bytes; "
                "accepted: 16");
@@ -230,8 +230,8 @@ void tensor_boxes() {
   CHECK_EQ(boxes.v.box_columns, 64);
   const tile::TensorBox all = wmma::all_segments(boxes.k, 128);
   const std::int64_t sizes[] = {64, p.seqlen_k, 2, p.num_heads_kv, p.batch_size};
-  const std::int64_t strides[] = {2, p.k_row_stride * 2, 128, p.k_head_stride * 2,
-                                  p.k_batch_stride * 2};
+  const std::int64_t strides[] = {2, p.k.row_stride * 2, 128, p.k.head_stride * 2,
+                                  p.k.batch_stride * 2};
   CHECK_EQ(all.rank, 5);
   CHECK_EQ(all.box_depth, 2);
   for (int i = 0; i < 5; ++i) {
@@ -251,8 +251,8 @@ AttentionParams decode_problem(std::int64_t batch_size, std::int64_t head_dim) {
   AttentionParams p = problem(DType::kFloat16, head_dim);
   p.batch_size = batch_size, p.num_heads = 32, p.num_heads_kv = 8;
   p.seqlen_q = 1, p.seqlen_k = 4096, p.causal = Causal::kBottomRight;
-  p.q_row_stride = p.out_row_stride = 32 * head_dim;
-  p.q_batch_stride = p.out_batch_stride = p.q_row_stride;
+  p.q.row_stride = p.out.row_stride = 32 * head_dim;
+  p.q.batch_stride = p.out.batch_stride = p.q.row_stride;
   return p;
 }
 
@@ -286,15 +286,15 @@ void packed_heads() {
     AttentionParams general = p;
     general.softcap = 30.0;
     CHECK_EQ(dlattn::plan(general, device).packed_heads, 4);
-    general.alibi_slopes = numbers;
+    general.alibi_slopes.data = numbers;
     CHECK_EQ(dlattn::plan(general, device).packed_heads, 1);
     // A few queries, as when a draft is verified: a tile takes them all.
     AttentionParams other = p;
-    other.seqlen_q = 8, other.out_batch_stride *= 8;
+    other.seqlen_q = 8, other.out.batch_stride *= 8;
     CHECK_EQ(dlattn::plan(other, device).packed_heads, 4);
     CHECK_EQ(dlattn::plan(other, device).grid, 16 * 8);
     // Sinks, which single queries on the general kernel stop at, and packed sequences.
-    other.sinks = numbers;
+    other.sinks.data = numbers;
     CHECK_EQ(dlattn::plan(other, device).packed_heads, 4);
     static const std::int32_t offsets[17] = {};
     other.cu_seqlens_q = other.cu_seqlens_k = offsets;
@@ -303,7 +303,7 @@ void packed_heads() {
     // Nothing to pack, and nothing to gain from it.
     other = p, other.num_heads = 8;
     CHECK_EQ(dlattn::plan(other, device).packed_heads, 1);
-    other = p, other.seqlen_q = 4096, other.out_batch_stride *= 4096;
+    other = p, other.seqlen_q = 4096, other.out.batch_stride *= 4096;
     CHECK_EQ(dlattn::plan(other, device).packed_heads, 1);
     // Neither does it depend on lengths if bits must not.
     Options invariant;
@@ -316,13 +316,13 @@ void packed_heads() {
                "no kernel can run this: wmma: packed: every query head has a head of k and v to "
                "itself");
   AttentionParams drafted = decode_problem(16, 128);
-  drafted.seqlen_q = 8, drafted.out_batch_stride *= 8, drafted.softcap = 30.0;
+  drafted.seqlen_q = 8, drafted.out.batch_stride *= 8, drafted.softcap = 30.0;
   CHECK_EQ(dlattn::plan(drafted, gpus()[0]).packed_heads, 1);
   CHECK_THROWS(dlattn::plan(drafted, gpus()[0], request("packed")), UnsupportedError,
                "no kernel can run this: wmma: packed: variant general packs heads of one query "
                "(seqlen_q = 1) in problems of fixed length, without sinks and alibi_slopes");
   AttentionParams huge = decode_problem(16, 128);
-  huge.seqlen_q = std::int64_t{1} << 29, huge.out_batch_stride *= huge.seqlen_q;
+  huge.seqlen_q = std::int64_t{1} << 29, huge.out.batch_stride *= huge.seqlen_q;
   CHECK_THROWS(dlattn::plan(huge, gpus()[0], request("packed")), UnsupportedError,
                "no kernel can run this: wmma: packed: seqlen_q x heads of a group is 2147483648; "
                "accepted: up to 1073740800");
@@ -344,9 +344,9 @@ void packed_launches() {
     wmma::as_launched(p, dlattn::plan(p, device, options), check);
   };
   AttentionParams p = decode_problem(2, 64);
-  p.num_heads_kv = 1, p.seqlen_q = 3, p.out_batch_stride *= 3;
-  p.out_head_stride = 65, p.out_row_stride = 32 * 72, p.out_batch_stride = 3 * p.out_row_stride;
-  p.lse_head_stride = 3, p.sinks_stride = 2;
+  p.num_heads_kv = 1, p.seqlen_q = 3, p.out.batch_stride *= 3;
+  p.out.head_stride = 65, p.out.row_stride = 32 * 72, p.out.batch_stride = 3 * p.out.row_stride;
+  p.lse.head_stride = 3, p.sinks.head_stride = 2;
   launched(p, "narrow+packed", [](const AttentionParams& to, const LaunchShape& shape) {
     CHECK_EQ(to.num_heads, 32);
     CHECK_EQ(shape.num_heads.divisor(), 1u);
@@ -361,12 +361,12 @@ void packed_launches() {
   CHECK_EQ(folded.seqlen_q, 4);
   CHECK_EQ(folded.num_heads, 8);
   CHECK_EQ(folded.seqlen_k, 10);
-  CHECK(folded.k == static_cast<const char*>(p.k) + 4086 * p.k_row_stride * 2);
-  CHECK(folded.v == static_cast<const char*>(p.v) + 4086 * p.v_row_stride * 2);
+  CHECK(folded.k.data == static_cast<const char*>(p.k.data) + 4086 * p.k.row_stride * 2);
+  CHECK(folded.v.data == static_cast<const char*>(p.v.data) + 4086 * p.v.row_stride * 2);
   CHECK(folded.causal == Causal::kNone && folded.window_left < 0 && folded.window_right < 0);
   p.causal = Causal::kTopLeft;
   CHECK_EQ(wmma::folded_heads(p).seqlen_k, 1);
-  CHECK(wmma::folded_heads(p).k == p.k);
+  CHECK(wmma::folded_heads(p).k.data == p.k.data);
 }
 
 // Rows of many keys are general's, or split's where it is the fastest.
@@ -400,7 +400,7 @@ void many_keys() {
   // What is set aside is pairs of out's columns.
   for (const auto change :
        {+[](AttentionParams& q) { q.head_dim_v = 63; },
-        +[](AttentionParams& q) { q.out_row_stride += 1, q.out_batch_stride *= 2; }}) {
+        +[](AttentionParams& q) { q.out.row_stride += 1, q.out.batch_stride *= 2; }}) {
     AttentionParams odd = p;
     change(odd);
     CHECK_THROWS(dlattn::plan(odd, device, force("wmma")), UnsupportedError,

@@ -39,28 +39,29 @@ Row<R> attend(const Problem& problem, std::int64_t b, std::int64_t i, std::int64
   const std::int64_t h_kv = h / (p.num_heads / p.num_heads_kv);
   const std::int64_t position = i + shift;
   std::vector<R> score(len_k);
-  const R sink = p.sinks ? R(problem.sinks.get(h * p.sinks_stride)) : R(-kInf);
+  const R sink = p.sinks.data ? R(problem.sinks.get(h * p.sinks.head_stride)) : R(-kInf);
   R max = sink;
   bool nothing_seen = sink == R(-kInf);
   for (std::int64_t j = 0; j < len_k; ++j) {
     R s = 0;
     for (std::int64_t d = 0; d < p.head_dim; ++d) {
-      s += R(problem.q.get(batch * p.q_batch_stride + (first_q + i) * p.q_row_stride +
-                           h * p.q_head_stride + d)) *
-           R(problem.k.get(batch * p.k_batch_stride + (first_k + j) * p.k_row_stride +
-                           h_kv * p.k_head_stride + d));
+      s += R(problem.q.get(batch * p.q.batch_stride + (first_q + i) * p.q.row_stride +
+                           h * p.q.head_stride + d)) *
+           R(problem.k.get(batch * p.k.batch_stride + (first_k + j) * p.k.row_stride +
+                           h_kv * p.k.head_stride + d));
     }
     s *= R(p.softmax_scale);
     if (p.softcap > 0) s = R(p.softcap) * std::tanh(s / R(p.softcap));
-    if (p.alibi_slopes) {
-      const double slope = problem.alibi.get(b * p.alibi_batch_stride + h * p.alibi_head_stride);
+    if (p.alibi_slopes.data) {
+      const double slope =
+          problem.alibi.get(b * p.alibi_slopes.batch_stride + h * p.alibi_slopes.head_stride);
       const double limited = slope > 0x1p64 ? 0x1p64 : (slope < -0x1p64 ? -0x1p64 : slope);
       s -= R(limited) * R(std::llabs(position - j));
     }
     double bias = 0;
-    if (p.bias) {
-      bias = problem.bias.get(b * p.bias_batch_stride + h * p.bias_head_stride +
-                              i * p.bias_row_stride + j * p.bias_col_stride);
+    if (p.bias.data) {
+      bias = problem.bias.get(b * p.bias.batch_stride + h * p.bias.head_stride +
+                              i * p.bias.row_stride + j * p.bias.col_stride);
       const bool finite = std::isfinite(s) && std::isfinite(bias);
       s += R(bias);
       if (finite && std::isinf(s)) s = std::copysign(std::numeric_limits<R>::max(), s);
@@ -69,8 +70,8 @@ Row<R> attend(const Problem& problem, std::int64_t b, std::int64_t i, std::int64
     seen = seen && (p.causal == Causal::kNone || j <= position);
     seen = seen && (p.window_left < 0 || j >= position - p.window_left);
     seen = seen && (p.window_right < 0 || j <= position + p.window_right);
-    seen = seen && (!p.mask || p.mask[b * p.mask_batch_stride + h * p.mask_head_stride +
-                                      i * p.mask_row_stride + j * p.mask_col_stride]);
+    seen = seen && (!p.mask.data || p.mask.data[b * p.mask.batch_stride + h * p.mask.head_stride +
+                                                i * p.mask.row_stride + j * p.mask.col_stride]);
     score[j] = seen ? s : R(-kInf);
     if (score[j] > max) max = score[j];
     if (score[j] != R(-kInf)) nothing_seen = false;  // so does a NaN
@@ -86,8 +87,8 @@ Row<R> attend(const Problem& problem, std::int64_t b, std::int64_t i, std::int64
   for (std::int64_t j = 0; j < len_k; ++j) {
     for (std::int64_t d = 0; d < p.head_dim_v; ++d) {
       row.out[d] +=
-          score[j] * R(problem.v.get(batch * p.v_batch_stride + (first_k + j) * p.v_row_stride +
-                                     h_kv * p.v_head_stride + d));
+          score[j] * R(problem.v.get(batch * p.v.batch_stride + (first_k + j) * p.v.row_stride +
+                                     h_kv * p.v.head_stride + d));
     }
   }
   row.lse = max + std::log(sum);
@@ -125,7 +126,7 @@ void fill(const Problem& problem, Reference* reference) {
         const Row<Plain> plain = attend<Plain>(problem, b, i, h);
         for (std::int64_t d = 0; d < p.head_dim_v; ++d) {
           reference->out.push_back(static_cast<double>(exact.out[d]));
-          const double error = difference(rounded(p.dtype, static_cast<double>(plain.out[d])),
+          const double error = difference(rounded(p.q.dtype, static_cast<double>(plain.out[d])),
                                           reference->out.back());
           if (error > reference->plain_error) reference->plain_error = error;
         }
@@ -270,7 +271,7 @@ Problem::Problem(const Spec& wanted) : spec(wanted) {
     p.total_q = cu_seqlens_q.back();
     p.total_k = cu_seqlens_k.back();
   }
-  p.dtype = spec.dtype;
+  p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = spec.dtype;
   p.batch_size = spec.batch_size;
   p.seqlen_q = spec.seqlen_q;
   p.seqlen_k = spec.seqlen_k;
@@ -293,53 +294,53 @@ Problem::Problem(const Spec& wanted) : spec(wanted) {
   const Strides sk = strides(spec.layout, false, batch, rows_k, p.num_heads_kv, p.head_dim);
   const Strides sv = strides(spec.layout, false, batch, rows_k, p.num_heads_kv, p.head_dim_v);
   const Strides so = strides(spec.layout, true, batch, rows_q, p.num_heads, p.head_dim_v);
-  q = Buffer(p.dtype, sq.size, offset);
-  k = Buffer(p.dtype, sk.size, offset);
-  v = Buffer(p.dtype, sv.size, offset);
+  q = Buffer(p.q.dtype, sq.size, offset);
+  k = Buffer(p.q.dtype, sk.size, offset);
+  v = Buffer(p.q.dtype, sv.size, offset);
   q.fill_normal(random, 0.3, 1.0);
   k.fill_normal(random, 0.2, 1.0);
   v.fill_normal(random, 0.5, 1.0);
-  p.q = q.data(), p.k = k.data(), p.v = v.data();
-  p.q_batch_stride = sq.batch, p.q_row_stride = sq.row, p.q_head_stride = sq.head;
-  p.k_batch_stride = sk.batch, p.k_row_stride = sk.row, p.k_head_stride = sk.head;
-  p.v_batch_stride = sv.batch, p.v_row_stride = sv.row, p.v_head_stride = sv.head;
-  p.out_batch_stride = so.batch, p.out_row_stride = so.row, p.out_head_stride = so.head;
-  p.lse_head_stride = rows_q + (offset ? 3 : 0);
-  p.lse_batch_stride = p.num_heads * p.lse_head_stride;
+  p.q.data = q.data(), p.k.data = k.data(), p.v.data = v.data();
+  p.q.batch_stride = sq.batch, p.q.row_stride = sq.row, p.q.head_stride = sq.head;
+  p.k.batch_stride = sk.batch, p.k.row_stride = sk.row, p.k.head_stride = sk.head;
+  p.v.batch_stride = sv.batch, p.v.row_stride = sv.row, p.v.head_stride = sv.head;
+  p.out.batch_stride = so.batch, p.out.row_stride = so.row, p.out.head_stride = so.head;
+  p.lse.head_stride = rows_q + (offset ? 3 : 0);
+  p.lse.batch_stride = p.num_heads * p.lse.head_stride;
 
   if (spec.bias) {
-    p.bias_dtype = spec.bias_fp32 ? DType::kFloat32 : p.dtype;
+    p.bias.dtype = spec.bias_fp32 ? DType::kFloat32 : p.q.dtype;
     const std::int64_t heads = spec.bias_broadcast ? 1 : p.num_heads;
-    bias = Buffer(p.bias_dtype, p.batch_size * heads * p.seqlen_q * p.seqlen_k);
+    bias = Buffer(p.bias.dtype, p.batch_size * heads * p.seqlen_q * p.seqlen_k);
     bias.fill_normal(random, 0.1, 1.0);
-    p.bias = bias.data();
-    p.bias_col_stride = 1;
-    p.bias_row_stride = p.seqlen_k;
-    p.bias_head_stride = spec.bias_broadcast ? 0 : p.seqlen_q * p.seqlen_k;
-    p.bias_batch_stride = heads * p.seqlen_q * p.seqlen_k;
+    p.bias.data = bias.data();
+    p.bias.col_stride = 1;
+    p.bias.row_stride = p.seqlen_k;
+    p.bias.head_stride = spec.bias_broadcast ? 0 : p.seqlen_q * p.seqlen_k;
+    p.bias.batch_stride = heads * p.seqlen_q * p.seqlen_k;
   }
   if (spec.mask) {
     const std::int64_t rows = spec.mask_broadcast ? 1 : p.seqlen_q;
     mask.resize(static_cast<std::size_t>(p.batch_size * p.num_heads * rows * p.seqlen_k));
     for (std::uint8_t& m : mask) m = random() % 3 != 0 ? 1 + random() % 255 : 0;
-    p.mask = mask.data();
-    p.mask_col_stride = 1;
-    p.mask_row_stride = spec.mask_broadcast ? 0 : p.seqlen_k;
-    p.mask_head_stride = rows * p.seqlen_k;
-    p.mask_batch_stride = p.num_heads * rows * p.seqlen_k;
+    p.mask.data = mask.data();
+    p.mask.col_stride = 1;
+    p.mask.row_stride = spec.mask_broadcast ? 0 : p.seqlen_k;
+    p.mask.head_stride = rows * p.seqlen_k;
+    p.mask.batch_stride = p.num_heads * rows * p.seqlen_k;
   }
   if (spec.alibi) {
     alibi = Buffer(DType::kFloat32, p.batch_size * p.num_heads);
     for (std::int64_t i = 0; i < alibi.size(); ++i) alibi.set(i, 0.02 * static_cast<double>(i + 1));
-    p.alibi_slopes = static_cast<const float*>(alibi.data());
-    p.alibi_batch_stride = p.num_heads;
-    p.alibi_head_stride = 1;
+    p.alibi_slopes.data = static_cast<const float*>(alibi.data());
+    p.alibi_slopes.batch_stride = p.num_heads;
+    p.alibi_slopes.head_stride = 1;
   }
   if (spec.sinks) {
     sinks = Buffer(DType::kFloat32, 2 * p.num_heads);
     sinks.fill_normal(random, 1.0, 2.0);
-    p.sinks = static_cast<const float*>(sinks.data());
-    p.sinks_stride = 2;
+    p.sinks.data = static_cast<const float*>(sinks.data());
+    p.sinks.head_stride = 2;
   }
   poison();
 }
@@ -349,11 +350,11 @@ void Problem::poison() {
   const bool varlen = p.cu_seqlens_q != nullptr;
   const std::int64_t batch = varlen ? 1 : p.batch_size;
   const std::int64_t rows_q = varlen ? p.total_q : p.seqlen_q;
-  out = Buffer(p.dtype, strides(spec.layout, true, batch, rows_q, p.num_heads, p.head_dim_v).size,
+  out = Buffer(p.q.dtype, strides(spec.layout, true, batch, rows_q, p.num_heads, p.head_dim_v).size,
                spec.layout == Layout::kPadded ? 1 : 0);
-  lse = Buffer(DType::kFloat32, batch * p.lse_batch_stride);
-  p.out = out.data();
-  p.lse = spec.lse ? static_cast<float*>(lse.data()) : nullptr;
+  lse = Buffer(DType::kFloat32, batch * p.lse.batch_stride);
+  p.out.data = out.data();
+  p.lse.data = spec.lse ? static_cast<float*>(lse.data()) : nullptr;
   for (std::int64_t b = 0; b < p.batch_size; ++b) {
     for (std::int64_t i = 0; i < rows(b); ++i) {
       for (std::int64_t h = 0; h < p.num_heads; ++h) {
@@ -376,19 +377,19 @@ std::int64_t Problem::keys(std::int64_t b) const {
 std::int64_t Problem::out_index(std::int64_t b, std::int64_t i, std::int64_t h,
                                 std::int64_t d) const {
   const bool varlen = !spec.lengths_q.empty();
-  return (varlen ? 0 : b * params.out_batch_stride) +
-         ((varlen ? cu_seqlens_q[b] : 0) + i) * params.out_row_stride + h * params.out_head_stride +
+  return (varlen ? 0 : b * params.out.batch_stride) +
+         ((varlen ? cu_seqlens_q[b] : 0) + i) * params.out.row_stride + h * params.out.head_stride +
          d;
 }
 
 std::int64_t Problem::lse_index(std::int64_t b, std::int64_t h, std::int64_t i) const {
   const bool varlen = !spec.lengths_q.empty();
-  return (varlen ? 0 : b * params.lse_batch_stride) + h * params.lse_head_stride +
+  return (varlen ? 0 : b * params.lse.batch_stride) + h * params.lse.head_stride +
          (varlen ? cu_seqlens_q[b] : 0) + i;
 }
 
 Reference::Reference(const Problem& problem) {
-  if (problem.params.dtype == DType::kFloat64) {
+  if (problem.params.q.dtype == DType::kFloat64) {
     fill<long double, double>(problem, this);
   } else {
     fill<double, float>(problem, this);
@@ -420,7 +421,7 @@ Errors errors_of(const Problem& problem, const Reference& reference) {
 std::string run_and_judge(Problem& problem, const Reference& reference, const char* isa,
                           int num_threads) {
   problem.poison();
-  const DType dtype = problem.params.dtype;
+  const DType dtype = problem.params.q.dtype;
   Options options;
   options.num_threads = num_threads;
   core::validate(problem.params);

@@ -28,14 +28,15 @@ const std::string kOdd =
 
 AttentionParams good() {
   AttentionParams p;
-  p.q = memory, p.k = memory + kApart, p.v = memory + 2 * kApart, p.out = memory + 3 * kApart;
-  p.dtype = DType::kFloat32;
+  p.q.data = memory, p.k.data = memory + kApart, p.v.data = memory + 2 * kApart,
+  p.out.data = memory + 3 * kApart;
+  p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = DType::kFloat32;
   p.batch_size = 2, p.seqlen_q = 3, p.seqlen_k = 5, p.num_heads = 4, p.num_heads_kv = 2;
   p.head_dim = 8, p.head_dim_v = 8;
-  p.q_batch_stride = 3 * 32, p.q_row_stride = 32, p.q_head_stride = 8;
-  p.k_batch_stride = 5 * 16, p.k_row_stride = 16, p.k_head_stride = 8;
-  p.v_batch_stride = 5 * 16, p.v_row_stride = 16, p.v_head_stride = 8;
-  p.out_batch_stride = 3 * 32, p.out_row_stride = 32, p.out_head_stride = 8;
+  p.q.batch_stride = 3 * 32, p.q.row_stride = 32, p.q.head_stride = 8;
+  p.k.batch_stride = 5 * 16, p.k.row_stride = 16, p.k.head_stride = 8;
+  p.v.batch_stride = 5 * 16, p.v.row_stride = 16, p.v.head_stride = 8;
+  p.out.batch_stride = 3 * 32, p.out.row_stride = 32, p.out.head_stride = 8;
   p.softmax_scale = 0.5;
   return p;
 }
@@ -76,36 +77,30 @@ void sizes() {
   refuses([](auto& p) { p.head_dim_v = 0; }, "head_dim of v is 0; accepted: at least 1");
   accepts([](auto& p) { p.batch_size = 0; });
   accepts([](auto& p) { p.seqlen_q = 0; });
-  accepts([](auto& p) { p.seqlen_k = 0, p.k = p.v = nullptr; });
+  accepts([](auto& p) { p.seqlen_k = 0, p.k.data = p.v.data = nullptr; });
 }
 
 void strides() {
   const struct {
     const char* name;
-    std::int64_t AttentionParams::* batch;
-    std::int64_t AttentionParams::* row;
-    std::int64_t AttentionParams::* head;
+    TensorView AttentionParams::* tensor;
   } tensors[] = {
-      {"q", &AttentionParams::q_batch_stride, &AttentionParams::q_row_stride,
-       &AttentionParams::q_head_stride},
-      {"k", &AttentionParams::k_batch_stride, &AttentionParams::k_row_stride,
-       &AttentionParams::k_head_stride},
-      {"v", &AttentionParams::v_batch_stride, &AttentionParams::v_row_stride,
-       &AttentionParams::v_head_stride},
-  };
+      {"q", &AttentionParams::q}, {"k", &AttentionParams::k}, {"v", &AttentionParams::v}};
   const char* end = " is -8; negative strides are not accepted";
   for (const auto& t : tensors) {
     const std::string start = std::string(t.name) + ": the stride of dimension ";
-    refuses([&](auto& p) { p.*t.batch = -8; }, start + "batch" + end);
-    refuses([&](auto& p) { p.*t.row = -8; }, start + "seqlen" + end);
-    refuses([&](auto& p) { p.*t.head = -8; }, start + "num_heads" + end);
-    accepts([&](auto& p) { p.*t.batch = p.*t.row = p.*t.head = 0; });
+    refuses([&](auto& p) { (p.*t.tensor).batch_stride = -8; }, start + "batch" + end);
+    refuses([&](auto& p) { (p.*t.tensor).row_stride = -8; }, start + "seqlen" + end);
+    refuses([&](auto& p) { (p.*t.tensor).head_stride = -8; }, start + "num_heads" + end);
+    accepts([&](auto& p) {
+      (p.*t.tensor).batch_stride = (p.*t.tensor).row_stride = (p.*t.tensor).head_stride = 0;
+    });
   }
   // Dimensions of one element may have any stride.
   accepts([](auto& p) {
     p.batch_size = p.num_heads = p.num_heads_kv = 1;
-    p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = p.out_batch_stride = -5;
-    p.q_head_stride = p.k_head_stride = p.v_head_stride = p.out_head_stride = -7;
+    p.q.batch_stride = p.k.batch_stride = p.v.batch_stride = p.out.batch_stride = -5;
+    p.q.head_stride = p.k.head_stride = p.v.head_stride = p.out.head_stride = -7;
   });
 }
 
@@ -115,44 +110,51 @@ void outputs() {
            " elements makes elements share memory; out needs strides of at least " +
            std::to_string(least) + " there";
   };
-  refuses([](auto& p) { p.out_head_stride = 7; }, overlap(7, 8));
-  refuses([](auto& p) { p.out_head_stride = 0; }, overlap(0, 8));
-  refuses([](auto& p) { p.out_row_stride = 31; }, overlap(31, 32));
-  refuses([](auto& p) { p.out_batch_stride = 95; }, overlap(95, 96));
-  refuses([](auto& p) { p.out_batch_stride = -96; }, overlap(-96, 8));
-  accepts([](auto& p) { p.out_head_stride = 24, p.out_row_stride = 8; });  // bhsd
-  accepts([](auto& p) { p.out_head_stride = 9, p.out_row_stride = 40, p.out_batch_stride = 1000; });
+  refuses([](auto& p) { p.out.head_stride = 7; }, overlap(7, 8));
+  refuses([](auto& p) { p.out.head_stride = 0; }, overlap(0, 8));
+  refuses([](auto& p) { p.out.row_stride = 31; }, overlap(31, 32));
+  refuses([](auto& p) { p.out.batch_stride = 95; }, overlap(95, 96));
+  refuses([](auto& p) { p.out.batch_stride = -96; }, overlap(-96, 8));
+  accepts([](auto& p) { p.out.head_stride = 24, p.out.row_stride = 8; });  // bhsd
+  accepts([](auto& p) { p.out.head_stride = 9, p.out.row_stride = 40, p.out.batch_stride = 1000; });
 
   const auto lse_overlap = [](int stride, int least) {
     return "lse: a stride of " + std::to_string(stride) +
            " elements makes elements share memory; out needs strides of at least " +
            std::to_string(least) + " there";
   };
-  refuses([](auto& p) { p.lse = lse, p.lse_head_stride = 2, p.lse_batch_stride = 12; },
+  refuses([](auto& p) { p.lse.data = lse, p.lse.head_stride = 2, p.lse.batch_stride = 12; },
           lse_overlap(2, 3));
-  refuses([](auto& p) { p.lse = lse, p.lse_head_stride = 3, p.lse_batch_stride = 11; },
+  refuses([](auto& p) { p.lse.data = lse, p.lse.head_stride = 3, p.lse.batch_stride = 11; },
           lse_overlap(11, 12));
-  accepts([](auto& p) { p.lse = lse, p.lse_head_stride = 3, p.lse_batch_stride = 12; });
+  accepts([](auto& p) { p.lse.data = lse, p.lse.head_stride = 3, p.lse.batch_stride = 12; });
 }
 
 void pointers() {
-  refuses([](auto& p) { p.q = nullptr; }, "q is null");
-  refuses([](auto& p) { p.k = nullptr; }, "k is null");
-  refuses([](auto& p) { p.v = nullptr; }, "v is null");
-  refuses([](auto& p) { p.out = nullptr; }, "out is null");
+  const char* const mixed = ": dtype is bfloat16; accepted: float32, that of q";
+  refuses([](auto& p) { p.k.dtype = DType::kBFloat16; }, std::string("k") + mixed);
+  refuses([](auto& p) { p.v.dtype = DType::kBFloat16; }, std::string("v") + mixed);
+  refuses([](auto& p) { p.out.dtype = DType::kBFloat16; }, std::string("out") + mixed);
+  refuses([](auto& p) { p.q.data = nullptr; }, "q is null");
+  refuses([](auto& p) { p.k.data = nullptr; }, "k is null");
+  refuses([](auto& p) { p.v.data = nullptr; }, "v is null");
+  refuses([](auto& p) { p.out.data = nullptr; }, "out is null");
   const std::string past =
       ": its address is 2 byte(s) past a multiple of 4; accepted: multiples of the element's size";
-  refuses([](auto& p) { p.q = memory + 2; }, "q" + past);
-  refuses([](auto& p) { p.k = memory + kApart + 2; }, "k" + past);
-  refuses([](auto& p) { p.v = memory + 2 * kApart + 2; }, "v" + past);
-  refuses([](auto& p) { p.out = memory + 3 * kApart + 2; }, "out" + past);
-  refuses([](auto& p) { p.lse = reinterpret_cast<float*>(memory + 2); }, "lse" + past);
-  refuses([](auto& p) { p.bias = memory + 2; }, "bias" + past);
-  refuses([](auto& p) { p.alibi_slopes = reinterpret_cast<const float*>(memory + 2); },
+  refuses([](auto& p) { p.q.data = memory + 2; }, "q" + past);
+  refuses([](auto& p) { p.k.data = memory + kApart + 2; }, "k" + past);
+  refuses([](auto& p) { p.v.data = memory + 2 * kApart + 2; }, "v" + past);
+  refuses([](auto& p) { p.out.data = memory + 3 * kApart + 2; }, "out" + past);
+  refuses([](auto& p) { p.lse.data = reinterpret_cast<float*>(memory + 2); }, "lse" + past);
+  refuses([](auto& p) { p.bias.data = memory + 2, p.bias.dtype = DType::kFloat32; }, "bias" + past);
+  refuses([](auto& p) { p.alibi_slopes.data = reinterpret_cast<const float*>(memory + 2); },
           "alibi_slopes" + past);
-  refuses([](auto& p) { p.sinks = reinterpret_cast<const float*>(memory + 2); }, "sinks" + past);
-  accepts([](auto& p) { p.dtype = DType::kFloat16, p.q = memory + 2; });
-  accepts([](auto& p) { p.batch_size = 0, p.q = p.k = p.v = p.out = nullptr; });
+  refuses([](auto& p) { p.sinks.data = reinterpret_cast<const float*>(memory + 2); },
+          "sinks" + past);
+  accepts([](auto& p) {
+    p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = DType::kFloat16, p.q.data = memory + 2;
+  });
+  accepts([](auto& p) { p.batch_size = 0, p.q.data = p.k.data = p.v.data = p.out.data = nullptr; });
 }
 
 void scores() {
@@ -188,37 +190,47 @@ void scores() {
   refuses([](auto& p) { p.window_right = INT64_MAX; },
           "window right is 9223372036854775807; accepted: 0 to 1099511627776 tokens, or -1 for no "
           "limit");
-  refuses([](auto& p) { p.bias = memory, p.bias_dtype = DType::kFloat16; },
+  refuses([](auto& p) { p.bias.data = memory, p.bias.dtype = DType::kFloat16; },
           "bias: dtype is float16; accepted: float32");
   refuses(
-      [](auto& p) { p.dtype = DType::kBFloat16, p.bias = memory, p.bias_dtype = DType::kFloat64; },
+      [](auto& p) {
+        p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = DType::kBFloat16, p.bias.data = memory,
+        p.bias.dtype = DType::kFloat64;
+      },
       "bias: dtype is float64; accepted: bfloat16 (that of q) or float32");
   accepts([](auto& p) {
-    p.dtype = DType::kBFloat16, p.bias = memory, p.bias_dtype = DType::kBFloat16;
+    p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = DType::kBFloat16, p.bias.data = memory,
+    p.bias.dtype = DType::kBFloat16;
   });
 
+  using Mask = BasicTensorView<const std::uint8_t>;
   const struct {
     const char* dim;
-    std::int64_t AttentionParams::* bias;
-    std::int64_t AttentionParams::* mask;
+    std::int64_t TensorView::* bias;
+    std::int64_t Mask::* mask;
   } dims[] = {
-      {"batch", &AttentionParams::bias_batch_stride, &AttentionParams::mask_batch_stride},
-      {"num_heads", &AttentionParams::bias_head_stride, &AttentionParams::mask_head_stride},
-      {"seqlen_q", &AttentionParams::bias_row_stride, &AttentionParams::mask_row_stride},
-      {"seqlen_k", &AttentionParams::bias_col_stride, &AttentionParams::mask_col_stride},
+      {"batch", &TensorView::batch_stride, &Mask::batch_stride},
+      {"num_heads", &TensorView::head_stride, &Mask::head_stride},
+      {"seqlen_q", &TensorView::row_stride, &Mask::row_stride},
+      {"seqlen_k", &TensorView::col_stride, &Mask::col_stride},
   };
   const std::string end = " is -1; negative strides are not accepted";
   for (const auto& d : dims) {
     const std::string middle = std::string(": the stride of dimension ") + d.dim + end;
-    refuses([&](auto& p) { p.bias = memory, p.*d.bias = -1; }, "bias" + middle);
-    refuses([&](auto& p) { p.mask = reinterpret_cast<std::uint8_t*>(memory), p.*d.mask = -1; },
-            "mask" + middle);
+    refuses(
+        [&](auto& p) { p.bias.data = memory, p.bias.dtype = DType::kFloat32, p.bias.*d.bias = -1; },
+        "bias" + middle);
+    refuses(
+        [&](auto& p) {
+          p.mask.data = reinterpret_cast<std::uint8_t*>(memory), p.mask.*d.mask = -1;
+        },
+        "mask" + middle);
   }
-  refuses([](auto& p) { p.alibi_slopes = numbers, p.alibi_batch_stride = -1; },
+  refuses([](auto& p) { p.alibi_slopes.data = numbers, p.alibi_slopes.batch_stride = -1; },
           "alibi_slopes: the stride of dimension batch" + end);
-  refuses([](auto& p) { p.alibi_slopes = numbers, p.alibi_head_stride = -1; },
+  refuses([](auto& p) { p.alibi_slopes.data = numbers, p.alibi_slopes.head_stride = -1; },
           "alibi_slopes: the stride of dimension num_heads" + end);
-  refuses([](auto& p) { p.sinks = numbers, p.sinks_stride = -1; },
+  refuses([](auto& p) { p.sinks.data = numbers, p.sinks.head_stride = -1; },
           "sinks: the stride of dimension num_heads" + end);
 }
 
@@ -243,7 +255,7 @@ void varlen() {
   accepts([](auto& p) { p.total_q = 2, p.device.type = DeviceType::kCuda; }, good_varlen());
   refuses([](auto& p) { p.total_k = -1; }, "total_k is -1; accepted: at least 0", good_varlen());
   constexpr std::int64_t kMost = 2147483647;  // of rows that int32 counts
-  accepts([](auto& p) { p.total_k = kMost, p.out = memory - kApart; }, good_varlen());
+  accepts([](auto& p) { p.total_k = kMost, p.out.data = memory - kApart; }, good_varlen());
   refuses([](auto& p) { p.total_q = kMost + 1; },
           "total_q is 2147483648; accepted: up to 2147483647", good_varlen());
   refuses([](auto& p) { p.total_k = kMost + 1; },
@@ -254,16 +266,16 @@ MergeParams good_merge() {
   const auto numbers = [](int n) { return reinterpret_cast<float*>(memory + n * kApart); };
   MergeParams p;
   p.num_states = 2;
-  p.dtype = DType::kFloat32;
+  p.out.dtype = p.outs[0].dtype = p.outs[1].dtype = DType::kFloat32;
   p.batch_size = 2, p.seqlen_q = 3, p.num_heads = 4, p.head_dim_v = 8;
   for (int n = 0; n < 2; ++n) {
-    p.outs[n] = numbers(n), p.lses[n] = numbers(2 + n);
-    p.outs_batch_stride[n] = 96, p.outs_row_stride[n] = 32, p.outs_head_stride[n] = 8;
-    p.lses_batch_stride[n] = 12, p.lses_head_stride[n] = 3, p.lses_row_stride[n] = 1;
+    p.outs[n].data = numbers(n), p.lses[n].data = numbers(2 + n);
+    p.outs[n].batch_stride = 96, p.outs[n].row_stride = 32, p.outs[n].head_stride = 8;
+    p.lses[n].batch_stride = 12, p.lses[n].head_stride = 3, p.lses[n].row_stride = 1;
   }
-  p.out = numbers(4), p.lse = numbers(5);
-  p.out_batch_stride = 96, p.out_row_stride = 32, p.out_head_stride = 8;
-  p.lse_batch_stride = 12, p.lse_head_stride = 3;
+  p.out.data = numbers(4), p.lse.data = numbers(5);
+  p.out.batch_stride = 96, p.out.row_stride = 32, p.out.head_stride = 8;
+  p.lse.batch_stride = 12, p.lse.head_stride = 3;
   return p;
 }
 
@@ -276,46 +288,51 @@ void merge_refuses(Change change, const std::string& message) {
 
 void merges() {
   merge_refuses([](auto&) {}, kNothing);
+  merge_refuses([](auto& p) { p.outs[1].dtype = DType::kFloat16; },
+                "outs: dtype is float16; accepted: float32, that of out");
   merge_refuses([](auto& p) { p.num_states = 0; }, "outs holds 0 parts; accepted: 1 to 32");
   merge_refuses([](auto& p) { p.num_states = 33; }, "outs holds 33 parts; accepted: 1 to 32");
   merge_refuses([](auto& p) { p.batch_size = -1; }, "batch_size is -1; accepted: at least 0");
   merge_refuses([](auto& p) { p.seqlen_q = -1; }, "seqlen_q is -1; accepted: at least 0");
   merge_refuses([](auto& p) { p.num_heads = 0; }, "num_heads is 0; accepted: at least 1");
   merge_refuses([](auto& p) { p.head_dim_v = 0; }, "head_dim of outs is 0; accepted: at least 1");
-  merge_refuses([](auto& p) { p.out = nullptr; }, "out is null");
-  merge_refuses([](auto& p) { p.lse = nullptr; }, "lse is null");
-  merge_refuses([](auto& p) { p.outs[1] = nullptr; }, "outs[1] is null");
-  merge_refuses([](auto& p) { p.lses[0] = nullptr; }, "lses[0] is null");
-  merge_refuses([](auto& p) { p.lses[0] = reinterpret_cast<const float*>(memory + 2); },
+  merge_refuses([](auto& p) { p.out.data = nullptr; }, "out is null");
+  merge_refuses([](auto& p) { p.lse.data = nullptr; }, "lse is null");
+  merge_refuses([](auto& p) { p.outs[1].data = nullptr; }, "outs[1] is null");
+  merge_refuses([](auto& p) { p.lses[0].data = nullptr; }, "lses[0] is null");
+  merge_refuses([](auto& p) { p.lses[0].data = reinterpret_cast<const float*>(memory + 2); },
                 "lses: its address is 2 byte(s) past a multiple of 4; accepted: multiples of the "
                 "element's size");
   const std::string end = " is -1; negative strides are not accepted";
-  merge_refuses([](auto& p) { p.outs_batch_stride[1] = -1; },
+  merge_refuses([](auto& p) { p.outs[1].batch_stride = -1; },
                 "outs: the stride of dimension batch" + end);
-  merge_refuses([](auto& p) { p.outs_row_stride[0] = -1; },
+  merge_refuses([](auto& p) { p.outs[0].row_stride = -1; },
                 "outs: the stride of dimension seqlen" + end);
-  merge_refuses([](auto& p) { p.outs_head_stride[0] = -1; },
+  merge_refuses([](auto& p) { p.outs[0].head_stride = -1; },
                 "outs: the stride of dimension num_heads" + end);
-  merge_refuses([](auto& p) { p.lses_batch_stride[0] = -1; },
+  merge_refuses([](auto& p) { p.lses[0].batch_stride = -1; },
                 "lses: the stride of dimension batch" + end);
-  merge_refuses([](auto& p) { p.lses_head_stride[0] = -1; },
+  merge_refuses([](auto& p) { p.lses[0].head_stride = -1; },
                 "lses: the stride of dimension num_heads" + end);
-  merge_refuses([](auto& p) { p.lses_row_stride[1] = -1; },
+  merge_refuses([](auto& p) { p.lses[1].row_stride = -1; },
                 "lses: the stride of dimension seqlen" + end);
   const auto shared = [](const std::string& output, const std::string& input) {
     return output + " shares memory with " + input + kShared;
   };
-  merge_refuses([](auto& p) { p.out = const_cast<void*>(p.outs[1]); }, shared("out", "outs"));
-  merge_refuses([](auto& p) { p.outs[1] = static_cast<char*>(p.out) + 767; }, kOdd);
-  merge_refuses([](auto& p) { p.outs[1] = static_cast<char*>(p.out) + 764; },
+  merge_refuses([](auto& p) { p.out.data = const_cast<void*>(p.outs[1].data); },
                 shared("out", "outs"));
-  merge_refuses([](auto& p) { p.outs[1] = static_cast<char*>(p.out) + 768; }, kNothing);
-  merge_refuses([](auto& p) { p.lse = const_cast<float*>(p.lses[0]); }, shared("lse", "lses"));
-  merge_refuses([](auto& p) { p.lse = static_cast<float*>(p.out); }, shared("out", "lse"));
-  merge_refuses([](auto& p) { p.out_head_stride = 7; },
+  merge_refuses([](auto& p) { p.outs[1].data = static_cast<char*>(p.out.data) + 767; }, kOdd);
+  merge_refuses([](auto& p) { p.outs[1].data = static_cast<char*>(p.out.data) + 764; },
+                shared("out", "outs"));
+  merge_refuses([](auto& p) { p.outs[1].data = static_cast<char*>(p.out.data) + 768; }, kNothing);
+  merge_refuses([](auto& p) { p.lse.data = const_cast<float*>(p.lses[0].data); },
+                shared("lse", "lses"));
+  merge_refuses([](auto& p) { p.lse.data = static_cast<float*>(p.out.data); },
+                shared("out", "lse"));
+  merge_refuses([](auto& p) { p.out.head_stride = 7; },
                 "out: a stride of 7 elements makes elements share memory; out needs strides of at "
                 "least 8 there");
-  merge_refuses([](auto& p) { p.lse_head_stride = 2; },
+  merge_refuses([](auto& p) { p.lse.head_stride = 2; },
                 "lse: a stride of 2 elements makes elements share memory; out needs strides of at "
                 "least 3 there");
 }

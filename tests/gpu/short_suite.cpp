@@ -58,9 +58,9 @@ double accepted(const test::Problem& problem, const test::Reference& reference) 
     const double x = std::abs(problem.v.get(i));
     if (x > largest) largest = x;
   }
-  const double unit = problem.params.dtype == DType::kFloat16    ? 0x1p-10
-                      : problem.params.dtype == DType::kBFloat16 ? 0x1p-7
-                                                                 : 0x1p-23;
+  const double unit = problem.params.q.dtype == DType::kFloat16    ? 0x1p-10
+                      : problem.params.q.dtype == DType::kBFloat16 ? 0x1p-7
+                                                                   : 0x1p-23;
   return 2 * reference.plain_error + 2 * unit * largest;
 }
 
@@ -74,24 +74,24 @@ void run(const Spec& spec, std::string_view kernel) {
   const DeviceCopy k(problem.k.data(), bytes_of(problem.k, dtype));
   const DeviceCopy v(problem.v.data(), bytes_of(problem.v, dtype));
   const DeviceCopy out(problem.out.data(), bytes_of(problem.out, dtype));
-  const DeviceCopy lse(params.lse, bytes_of(problem.lse, DType::kFloat32));
-  const DeviceCopy bias(params.bias, bytes_of(problem.bias, params.bias_dtype));
-  const DeviceCopy alibi(params.alibi_slopes, bytes_of(problem.alibi, DType::kFloat32));
-  const DeviceCopy sinks(params.sinks, bytes_of(problem.sinks, DType::kFloat32));
-  const DeviceCopy mask(params.mask, static_cast<std::int64_t>(problem.mask.size()));
+  const DeviceCopy lse(params.lse.data, bytes_of(problem.lse, DType::kFloat32));
+  const DeviceCopy bias(params.bias.data, bytes_of(problem.bias, params.bias.dtype));
+  const DeviceCopy alibi(params.alibi_slopes.data, bytes_of(problem.alibi, DType::kFloat32));
+  const DeviceCopy sinks(params.sinks.data, bytes_of(problem.sinks, DType::kFloat32));
+  const DeviceCopy mask(params.mask.data, static_cast<std::int64_t>(problem.mask.size()));
   const DeviceCopy cu_q(params.cu_seqlens_q, (batch + 1) * 4);
   const DeviceCopy cu_k(params.cu_seqlens_k, (batch + 1) * 4);
   const DeviceCopy used_k(params.seqused_k, batch * 4);
   params.device = {DeviceType::kCuda, 0};
-  params.q = q.data();
-  params.k = k.data();
-  params.v = v.data();
-  params.out = out.data();
-  params.lse = static_cast<float*>(lse.data());
-  params.bias = bias.data();
-  params.mask = static_cast<const std::uint8_t*>(mask.data());
-  params.alibi_slopes = static_cast<const float*>(alibi.data());
-  params.sinks = static_cast<const float*>(sinks.data());
+  params.q.data = q.data();
+  params.k.data = k.data();
+  params.v.data = v.data();
+  params.out.data = out.data();
+  params.lse.data = static_cast<float*>(lse.data());
+  params.bias.data = bias.data();
+  params.mask.data = static_cast<const std::uint8_t*>(mask.data());
+  params.alibi_slopes.data = static_cast<const float*>(alibi.data());
+  params.sinks.data = static_cast<const float*>(sinks.data());
   params.cu_seqlens_q = static_cast<const std::int32_t*>(cu_q.data());
   params.cu_seqlens_k = static_cast<const std::int32_t*>(cu_k.data());
   params.seqused_k = static_cast<const std::int32_t*>(used_k.data());
@@ -177,15 +177,15 @@ void merge(DType dtype) {
   Buffer out(dtype, kRows * kHeads * kDim), lse(DType::kFloat32, kRows * kHeads);
   MergeParams params;
   params.num_states = 2;
-  params.dtype = dtype;
+  params.out.dtype = params.outs[0].dtype = params.outs[1].dtype = dtype;
   params.device = {DeviceType::kCuda, 0};
   params.batch_size = 1;
   params.seqlen_q = kRows;
   params.num_heads = kHeads;
   params.head_dim_v = kDim;
-  params.out_row_stride = kHeads * kDim;
-  params.out_head_stride = kDim;
-  params.lse_head_stride = kRows;
+  params.out.row_stride = kHeads * kDim;
+  params.out.head_stride = kDim;
+  params.lse.head_stride = kRows;
   std::vector<std::unique_ptr<DeviceCopy>> copies;
   const auto to_device = [&](const Buffer& buffer, DType type) {
     copies.push_back(std::make_unique<DeviceCopy>(buffer.data(), bytes_of(buffer, type)));
@@ -194,16 +194,16 @@ void merge(DType dtype) {
   for (int n = 0; n < 2; ++n) {
     parts[n].fill_normal(random, 0.5, 1.0);
     lses[n].fill_normal(random, 1.0, 1.0);
-    params.outs[n] = to_device(parts[n], dtype);
-    params.lses[n] = static_cast<const float*>(to_device(lses[n], DType::kFloat32));
-    params.outs_row_stride[n] = kHeads * kDim;
-    params.outs_head_stride[n] = kDim;
-    params.lses_head_stride[n] = kRows;
-    params.lses_row_stride[n] = 1;
+    params.outs[n].data = to_device(parts[n], dtype);
+    params.lses[n].data = static_cast<const float*>(to_device(lses[n], DType::kFloat32));
+    params.outs[n].row_stride = kHeads * kDim;
+    params.outs[n].head_stride = kDim;
+    params.lses[n].head_stride = kRows;
+    params.lses[n].row_stride = 1;
   }
-  params.out = to_device(out, dtype);
+  params.out.data = to_device(out, dtype);
   const DeviceCopy& out_copy = *copies.back();
-  params.lse = static_cast<float*>(to_device(lse, DType::kFloat32));
+  params.lse.data = static_cast<float*>(to_device(lse, DType::kFloat32));
   const DeviceCopy& lse_copy = *copies.back();
   merge_states(params);
   require(cudaDeviceSynchronize());

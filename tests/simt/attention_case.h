@@ -343,35 +343,35 @@ Tensors<T> make_tensors(const Case& c) {
 template <typename T>
 dlattn::AttentionParams make_params(const Case& c, const Tensors<T>& t, dlattn::DType dtype) {
   dlattn::AttentionParams p;
-  p.q = t.q.data(), p.k = t.k.data(), p.v = t.v.data(), p.out = t.out.data();
-  p.lse = c.lse ? t.lse.data() : nullptr;
-  p.dtype = dtype;
+  p.q.data = t.q.data(), p.k.data = t.k.data(), p.v.data = t.v.data(), p.out.data = t.out.data();
+  p.lse.data = c.lse ? t.lse.data() : nullptr;
+  p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = dtype;
   p.device.type = dlattn::DeviceType::kCuda;
   p.batch_size = c.batch_size, p.seqlen_q = c.seqlen_q, p.seqlen_k = c.seqlen_k;
   p.num_heads = c.num_heads, p.num_heads_kv = c.num_heads_kv;
   p.head_dim = c.head_dim, p.head_dim_v = c.dim_v();
-  p.q_batch_stride = t.q.stride(0), p.q_row_stride = t.q.stride(1), p.q_head_stride = t.q.stride(2);
-  p.k_batch_stride = t.k.stride(0), p.k_row_stride = t.k.stride(1), p.k_head_stride = t.k.stride(2);
-  p.v_batch_stride = t.v.stride(0), p.v_row_stride = t.v.stride(1), p.v_head_stride = t.v.stride(2);
-  p.out_batch_stride = t.out.stride(0), p.out_row_stride = t.out.stride(1);
-  p.out_head_stride = t.out.stride(2);
-  p.lse_batch_stride = t.lse.stride(0), p.lse_head_stride = t.lse.stride(1);
+  p.q.batch_stride = t.q.stride(0), p.q.row_stride = t.q.stride(1), p.q.head_stride = t.q.stride(2);
+  p.k.batch_stride = t.k.stride(0), p.k.row_stride = t.k.stride(1), p.k.head_stride = t.k.stride(2);
+  p.v.batch_stride = t.v.stride(0), p.v.row_stride = t.v.stride(1), p.v.head_stride = t.v.stride(2);
+  p.out.batch_stride = t.out.stride(0), p.out.row_stride = t.out.stride(1);
+  p.out.head_stride = t.out.stride(2);
+  p.lse.batch_stride = t.lse.stride(0), p.lse.head_stride = t.lse.stride(1);
   p.softmax_scale = c.softmax_scale();
   p.softcap = c.softcap;
   p.causal = c.causal;
   p.window_left = c.window_left, p.window_right = c.window_right;
-  p.sinks = t.sinks.data(), p.sinks_stride = t.sinks.stride(1);
-  p.alibi_slopes = t.alibi.data(), p.alibi_head_stride = t.alibi.stride(1);
+  p.sinks.data = t.sinks.data(), p.sinks.head_stride = t.sinks.stride(1);
+  p.alibi_slopes.data = t.alibi.data(), p.alibi_slopes.head_stride = t.alibi.stride(1);
   const auto set_bias = [&p](const auto& bias, dlattn::DType bias_dtype) {
-    p.bias = bias.data(), p.bias_dtype = bias_dtype;
-    p.bias_batch_stride = bias.stride(0), p.bias_head_stride = bias.stride(1);
-    p.bias_row_stride = bias.stride(2), p.bias_col_stride = bias.stride(3);
+    p.bias.data = bias.data(), p.bias.dtype = bias_dtype;
+    p.bias.batch_stride = bias.stride(0), p.bias.head_stride = bias.stride(1);
+    p.bias.row_stride = bias.stride(2), p.bias.col_stride = bias.stride(3);
   };
   if (c.bias == Bias::kOwnDType) set_bias(t.bias, dtype);
   if (c.bias == Bias::kFloat32) set_bias(t.bias_float32, dlattn::DType::kFloat32);
-  p.mask = t.mask.data();
-  p.mask_batch_stride = t.mask.stride(0), p.mask_head_stride = t.mask.stride(1);
-  p.mask_row_stride = t.mask.stride(2), p.mask_col_stride = t.mask.stride(3);
+  p.mask.data = t.mask.data();
+  p.mask.batch_stride = t.mask.stride(0), p.mask.head_stride = t.mask.stride(1);
+  p.mask.row_stride = t.mask.stride(2), p.mask.col_stride = t.mask.stride(3);
   if (c.varlen()) {
     p.cu_seqlens_q = t.cu_seqlens_q.data(), p.cu_seqlens_k = t.cu_seqlens_k.data();
     p.seqused_k = t.seqused_k.empty() ? nullptr : t.seqused_k.data();

@@ -173,17 +173,18 @@ dlattn::AttentionParams alone(const Case& c, const dlattn::AttentionParams& all,
   p.batch_size = 1, p.seqlen_q = c.rows_q(b), p.seqlen_k = c.rows_k(b);
   p.cu_seqlens_q = p.cu_seqlens_k = p.seqused_k = nullptr;
   const int entry = c.batch_index(b), start_q = c.start_q(b), start_k = c.start_k(b);
-  p.q = static_cast<const T*>(p.q) + entry * p.q_batch_stride + start_q * p.q_row_stride;
-  p.k = static_cast<const T*>(p.k) + entry * p.k_batch_stride + start_k * p.k_row_stride;
-  p.v = static_cast<const T*>(p.v) + entry * p.v_batch_stride + start_k * p.v_row_stride;
-  p.out = static_cast<T*>(p.out) + entry * p.out_batch_stride + start_q * p.out_row_stride;
-  if (p.lse) p.lse += entry * p.lse_batch_stride + start_q;
-  if (p.bias) {
-    const std::int64_t bytes = b * p.bias_batch_stride * dlattn::size_of(p.bias_dtype);
-    p.bias = static_cast<const char*>(p.bias) + bytes;
+  p.q.data = static_cast<const T*>(p.q.data) + entry * p.q.batch_stride + start_q * p.q.row_stride;
+  p.k.data = static_cast<const T*>(p.k.data) + entry * p.k.batch_stride + start_k * p.k.row_stride;
+  p.v.data = static_cast<const T*>(p.v.data) + entry * p.v.batch_stride + start_k * p.v.row_stride;
+  p.out.data =
+      static_cast<T*>(p.out.data) + entry * p.out.batch_stride + start_q * p.out.row_stride;
+  if (p.lse.data) p.lse.data += entry * p.lse.batch_stride + start_q;
+  if (p.bias.data) {
+    const std::int64_t bytes = b * p.bias.batch_stride * dlattn::size_of(p.bias.dtype);
+    p.bias.data = static_cast<const char*>(p.bias.data) + bytes;
   }
-  if (p.mask) p.mask += b * p.mask_batch_stride;
-  if (p.alibi_slopes) p.alibi_slopes += b * p.alibi_batch_stride;
+  if (p.mask.data) p.mask.data += b * p.mask.batch_stride;
+  if (p.alibi_slopes.data) p.alibi_slopes.data += b * p.alibi_slopes.batch_stride;
   return p;
 }
 

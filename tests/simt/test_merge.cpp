@@ -54,18 +54,19 @@ dlattn::MergeParams make_merge_params(const MergeCase& c, const Parts<T>& parts,
   dlattn::MergeParams p;
   p.num_states = c.num_states;
   for (int n = 0; n < c.num_states; ++n) {
-    p.outs[n] = parts.outs[n].data(), p.lses[n] = parts.lses[n].data();
-    p.outs_batch_stride[n] = parts.outs[n].stride(0),
-    p.outs_row_stride[n] = parts.outs[n].stride(1);
-    p.outs_head_stride[n] = parts.outs[n].stride(2);
-    p.lses_batch_stride[n] = parts.lses[n].stride(0);
-    p.lses_head_stride[n] = parts.lses[n].stride(1), p.lses_row_stride[n] = parts.lses[n].stride(2);
+    p.outs[n].data = parts.outs[n].data(), p.outs[n].dtype = simt::DTypeOf<T>::value;
+    p.lses[n].data = parts.lses[n].data();
+    p.outs[n].batch_stride = parts.outs[n].stride(0),
+    p.outs[n].row_stride = parts.outs[n].stride(1);
+    p.outs[n].head_stride = parts.outs[n].stride(2);
+    p.lses[n].batch_stride = parts.lses[n].stride(0);
+    p.lses[n].head_stride = parts.lses[n].stride(1), p.lses[n].row_stride = parts.lses[n].stride(2);
   }
-  p.out = out.data(), p.lse = lse.data();
-  p.out_batch_stride = out.stride(0), p.out_row_stride = out.stride(1);
-  p.out_head_stride = out.stride(2);
-  p.lse_batch_stride = lse.stride(0), p.lse_head_stride = lse.stride(1);
-  p.dtype = simt::DTypeOf<T>::value;
+  p.out.data = out.data(), p.lse.data = lse.data();
+  p.out.batch_stride = out.stride(0), p.out.row_stride = out.stride(1);
+  p.out.head_stride = out.stride(2);
+  p.lse.batch_stride = lse.stride(0), p.lse.head_stride = lse.stride(1);
+  p.out.dtype = simt::DTypeOf<T>::value;
   p.device.type = dlattn::DeviceType::kCuda;
   p.batch_size = c.batch_size, p.seqlen_q = c.seqlen_q, p.num_heads = c.num_heads;
   p.head_dim_v = c.head_dim_v;
@@ -154,11 +155,11 @@ void run(simt::Tests* tests, const MergeCase& c) {
     simt::launch(launch, [&] { dlattn::merge::kernel<T>(params); });
     if (!out.gaps_intact() || !lse.gaps_intact()) trouble = "a write outside out or lse";
   }
-  const std::string name = std::string("merge ") + dlattn::to_string(params.dtype) + " " +
+  const std::string name = std::string("merge ") + dlattn::to_string(params.out.dtype) + " " +
                            std::to_string(c.num_states) + " parts, b" +
                            std::to_string(c.batch_size) + " q" + std::to_string(c.seqlen_q) + " h" +
                            std::to_string(c.num_heads) + " d" + std::to_string(c.head_dim_v);
-  tests->report(name, compare(c, parts, out, lse), params.dtype, trouble);
+  tests->report(name, compare(c, parts, out, lse), params.out.dtype, trouble);
 }
 
 }  // namespace

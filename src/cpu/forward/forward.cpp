@@ -142,7 +142,7 @@ void plan(const AttentionParams& params, const DeviceInfo& device, const Options
                            "; accepted: 1 to 4096, or 0 for the default");
   }
   const KernelSet& kernels = kernels_for(device.isa);
-  const Tiles tiles = kernels.tiles(params.dtype, rows_per_kv_head(params));
+  const Tiles tiles = kernels.tiles(params.q.dtype, rows_per_kv_head(params));
   plan->isa = device.isa;
   plan->block_m = tiles.block_m;
   plan->block_n = tiles.block_n;
@@ -173,7 +173,7 @@ void forward(const AttentionParams& given, const Plan& plan, Poll poll) {
   const auto work = [&](std::int64_t index, int split, int worker, auto function) {
     const Task task = query_tiles.task(index, split);
     // The last rows, or those of a short sequence, may need fewer lanes. The bits are the same.
-    const Tiles own = {kernels.tiles(params.dtype, task.num_rows).block_m, plan.block_n};
+    const Tiles own = {kernels.tiles(params.q.dtype, task.num_rows).block_m, plan.block_n};
     function(params, own, task, workspace.get() + worker * scratch_bytes,
              task_bytes ? all_states + index * task_bytes : nullptr);
   };

@@ -131,7 +131,7 @@ class TaskKernel {
     left_ = p_.window_left < 0 ? kUnlimited : min_int(p_.window_left, kUnlimited);
     right_ = p_.window_right < 0 ? kUnlimited : min_int(p_.window_right, kUnlimited);
     if (p_.causal != Causal::kNone) right_ = min_int(right_, 0);
-    adjusts_ = p_.softcap > 0 || p_.alibi_slopes || p_.bias || p_.mask;
+    adjusts_ = p_.softcap > 0 || p_.alibi_slopes.data || p_.bias.data || p_.mask.data;
     // By the sequence's own length, so that its result has the same bits in any batch.
     softmax_.set_up(adjusts_ ? 1.0 : p_.softmax_scale, has_totals(t_.len_k));
 
@@ -141,9 +141,10 @@ class TaskKernel {
       query_[r] = row / group;
       head_[r] = t_.head_kv * group + row % group;
       position_[r] = query_[r] + shift;
-      slope_[r] = p_.alibi_slopes ? limited_slope(p_.alibi_slopes[t_.batch * p_.alibi_batch_stride +
-                                                                  head_[r] * p_.alibi_head_stride])
-                                  : T(0);
+      slope_[r] = p_.alibi_slopes.data
+                      ? limited_slope(p_.alibi_slopes.data[t_.batch * p_.alibi_slopes.batch_stride +
+                                                           head_[r] * p_.alibi_slopes.head_stride])
+                      : T(0);
     }
     min_position_ = position_[0];
     max_position_ = position_[ld_ - 1];
@@ -159,8 +160,9 @@ class TaskKernel {
     if (t_.num_rows < ld_)
       std::memset(q_t_, 0, static_cast<std::size_t>(p_.head_dim * ld_) * sizeof(T));
     for (std::int64_t r = 0; r < t_.num_rows; ++r) {
-      const In* q = static_cast<const In*>(p_.q) + (varlen() ? 0 : t_.batch * p_.q_batch_stride) +
-                    (t_.first_q + query_[r]) * p_.q_row_stride + head_[r] * p_.q_head_stride;
+      const In* q = static_cast<const In*>(p_.q.data) +
+                    (varlen() ? 0 : t_.batch * p_.q.batch_stride) +
+                    (t_.first_q + query_[r]) * p_.q.row_stride + head_[r] * p_.q.head_stride;
       convert_row(q, p_.head_dim, row_);
       for (std::int64_t d = 0; d < p_.head_dim; ++d) q_t_[d * ld_ + r] = row_[d];
     }
@@ -174,14 +176,14 @@ class TaskKernel {
   };
 
   Rows k_rows() const {
-    const In* k = static_cast<const In*>(p_.k) + (varlen() ? 0 : t_.batch * p_.k_batch_stride);
-    return {k + t_.first_k * p_.k_row_stride + t_.head_kv * p_.k_head_stride, p_.k_row_stride,
+    const In* k = static_cast<const In*>(p_.k.data) + (varlen() ? 0 : t_.batch * p_.k.batch_stride);
+    return {k + t_.first_k * p_.k.row_stride + t_.head_kv * p_.k.head_stride, p_.k.row_stride,
             p_.head_dim};
   }
 
   Rows v_rows() const {
-    const In* v = static_cast<const In*>(p_.v) + (varlen() ? 0 : t_.batch * p_.v_batch_stride);
-    return {v + t_.first_k * p_.v_row_stride + t_.head_kv * p_.v_head_stride, p_.v_row_stride,
+    const In* v = static_cast<const In*>(p_.v.data) + (varlen() ? 0 : t_.batch * p_.v.batch_stride);
+    return {v + t_.first_k * p_.v.row_stride + t_.head_kv * p_.v.head_stride, p_.v.row_stride,
             p_.head_dim_v};
   }
 
@@ -244,7 +246,7 @@ class TaskKernel {
       for (std::int64_t lane = 0; lane < ld_; lane += kStep) {
         Vec<T> score = load(s_t_ + n * ld_ + lane) * scale;
         if (cap > T(0)) score = tanh<T>(score / cap) * cap;
-        if (p_.alibi_slopes) {
+        if (p_.alibi_slopes.data) {
           // The magnitude comes last: it keeps the product from being fused with the difference, so
           // that keys at one distance have one penalty, which may be large enough to absorb scores.
           const Vec<T> slope = load(slope_ + lane);
@@ -255,22 +257,22 @@ class TaskKernel {
         store(s_t_ + n * ld_ + lane, score);
       }
     }
-    if (p_.bias && p_.bias_dtype == DType::kFloat32)
-      add_bias(static_cast<const float*>(p_.bias), j, count);
-    if (p_.bias && p_.bias_dtype != DType::kFloat32)
-      add_bias(static_cast<const In*>(p_.bias), j, count);
-    if (p_.mask) apply_mask(j, count);
+    if (p_.bias.data && p_.bias.dtype == DType::kFloat32)
+      add_bias(static_cast<const float*>(p_.bias.data), j, count);
+    if (p_.bias.data && p_.bias.dtype != DType::kFloat32)
+      add_bias(static_cast<const In*>(p_.bias.data), j, count);
+    if (p_.mask.data) apply_mask(j, count);
   }
 
   template <typename B>
   void add_bias(const B* bias, std::int64_t j, std::int64_t count) {
     for (std::int64_t r = 0; r < t_.num_rows; ++r) {
-      const B* row = bias + t_.batch * p_.bias_batch_stride + head_[r] * p_.bias_head_stride +
-                     query_[r] * p_.bias_row_stride + j * p_.bias_col_stride;
+      const B* row = bias + t_.batch * p_.bias.batch_stride + head_[r] * p_.bias.head_stride +
+                     query_[r] * p_.bias.row_stride + j * p_.bias.col_stride;
       const bool small = is_small(row, count);
       for (std::int64_t n = 0; n < count; ++n) {
         T* score = s_t_ + n * ld_ + r;
-        const T value = static_cast<T>(to_float(row[n * p_.bias_col_stride]));
+        const T value = static_cast<T>(to_float(row[n * p_.bias.col_stride]));
         *score = small ? *score + value : biased(*score, value);
       }
     }
@@ -279,13 +281,13 @@ class TaskKernel {
   // Whether every bias is so small that no score in range overflows by it. NaN is not.
   template <typename B>
   bool is_small(const B* row, std::int64_t count) {
-    const B* last = row + (count - 1) * p_.bias_col_stride;
+    const B* last = row + (count - 1) * p_.bias.col_stride;
     auto worst = magnitude_bits(*last);
-    if (p_.bias_col_stride == 1) {  // which the compiler makes vectors of
+    if (p_.bias.col_stride == 1) {  // which the compiler makes vectors of
       for (std::int64_t n = 0; n < count; ++n)
         worst = magnitude_bits(row[n]) > worst ? magnitude_bits(row[n]) : worst;
     } else {
-      for (; row != last; row += p_.bias_col_stride)
+      for (; row != last; row += p_.bias.col_stride)
         worst = magnitude_bits(*row) > worst ? magnitude_bits(*row) : worst;
     }
     return worst < small_bits(*last);
@@ -303,11 +305,11 @@ class TaskKernel {
 
   void apply_mask(std::int64_t j, std::int64_t count) {
     for (std::int64_t r = 0; r < t_.num_rows; ++r) {
-      const std::uint8_t* row = p_.mask + t_.batch * p_.mask_batch_stride +
-                                head_[r] * p_.mask_head_stride + query_[r] * p_.mask_row_stride +
-                                j * p_.mask_col_stride;
+      const std::uint8_t* row = p_.mask.data + t_.batch * p_.mask.batch_stride +
+                                head_[r] * p_.mask.head_stride + query_[r] * p_.mask.row_stride +
+                                j * p_.mask.col_stride;
       for (std::int64_t n = 0; n < count; ++n) {
-        if (!row[n * p_.mask_col_stride]) s_t_[n * ld_ + r] = -static_cast<T>(INFINITY);
+        if (!row[n * p_.mask.col_stride]) s_t_[n * ld_ + r] = -static_cast<T>(INFINITY);
       }
     }
   }
@@ -335,11 +337,13 @@ class TaskKernel {
 
   void finish() {
     for (std::int64_t r = 0; r < t_.num_rows; ++r) {
-      const double sink = p_.sinks ? p_.sinks[head_[r] * p_.sinks_stride] : -INFINITY;
+      const double sink =
+          p_.sinks.data ? p_.sinks.data[head_[r] * p_.sinks.head_stride] : -INFINITY;
       const auto denominator = softmax_.finish(r, sink);
-      if (p_.lse) {
-        p_.lse[(varlen() ? 0 : t_.batch * p_.lse_batch_stride) + head_[r] * p_.lse_head_stride +
-               t_.first_q + query_[r]] = saturated(denominator.log());
+      if (p_.lse.data) {
+        p_.lse.data[(varlen() ? 0 : t_.batch * p_.lse.batch_stride) +
+                    head_[r] * p_.lse.head_stride + t_.first_q + query_[r]] =
+            saturated(denominator.log());
       }
     }
     for (std::int64_t r = 0; r < t_.num_rows; ++r) write_row(r);
@@ -353,8 +357,8 @@ class TaskKernel {
   }
 
   void write_row(std::int64_t r) {
-    In* out = static_cast<In*>(p_.out) + (varlen() ? 0 : t_.batch * p_.out_batch_stride) +
-              (t_.first_q + query_[r]) * p_.out_row_stride + head_[r] * p_.out_head_stride;
+    In* out = static_cast<In*>(p_.out.data) + (varlen() ? 0 : t_.batch * p_.out.batch_stride) +
+              (t_.first_q + query_[r]) * p_.out.row_stride + head_[r] * p_.out.head_stride;
     softmax_.copy_row(r, row_);
     convert_row(row_, p_.head_dim_v, out);
   }

@@ -23,20 +23,20 @@ DLATTN_INLINE void dispatch(DType dtype, Function function) {
 
 static void run(const AttentionParams& params, const Tiles& tiles, const Task& task, void* scratch,
                 void* states) {
-  dispatch(params.dtype,
+  dispatch(params.q.dtype,
            [&](auto in) { TaskKernel<decltype(in)>(params, tiles, task, scratch, states).run(); });
 }
 
 static void merge(const AttentionParams& params, const Tiles& tiles, const Task& task,
                   void* scratch, void* states) {
-  dispatch(params.dtype, [&](auto in) {
+  dispatch(params.q.dtype, [&](auto in) {
     TaskKernel<decltype(in)>(params, tiles, task, scratch, states).merge();
   });
 }
 
 static std::int64_t scratch_bytes(const AttentionParams& params, const Tiles& tiles) {
   std::int64_t bytes = 0;
-  dispatch(params.dtype, [&](auto in) {
+  dispatch(params.q.dtype, [&](auto in) {
     bytes = TaskKernel<decltype(in)>(params, tiles, Task{}, nullptr, nullptr).scratch_bytes();
   });
   return bytes;
@@ -44,7 +44,7 @@ static std::int64_t scratch_bytes(const AttentionParams& params, const Tiles& ti
 
 static std::int64_t state_bytes(const AttentionParams& params, const Tiles& tiles) {
   Arena sizes(nullptr);
-  dispatch(params.dtype, [&](auto in) {
+  dispatch(params.q.dtype, [&](auto in) {
     State<typename TaskKernel<decltype(in)>::T>(params, tiles.block_m, &sizes);
   });
   return sizes.used();

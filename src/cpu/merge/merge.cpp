@@ -19,8 +19,8 @@ Weights weights_of_row(const MergeParams& p, std::int64_t b, std::int64_t h, std
   Weights w;
   double max = -kInf;
   for (int n = 0; n < p.num_states; ++n) {
-    const double lse = p.lses[n][b * p.lses_batch_stride[n] + h * p.lses_head_stride[n] +
-                                 i * p.lses_row_stride[n]];
+    const double lse = p.lses[n].data[b * p.lses[n].batch_stride + h * p.lses[n].head_stride +
+                                      i * p.lses[n].row_stride];
     w.weight[n] = lse;
     // A NaN wins, so that it reaches the result.
     if (lse > max || std::isnan(lse)) max = lse;
@@ -44,19 +44,19 @@ Weights weights_of_row(const MergeParams& p, std::int64_t b, std::int64_t h, std
 template <typename T>
 void merge_row(const MergeParams& p, std::int64_t b, std::int64_t h, std::int64_t i) {
   const Weights w = weights_of_row(p, b, h, i);
-  T* out = static_cast<T*>(p.out) + b * p.out_batch_stride + i * p.out_row_stride +
-           h * p.out_head_stride;
+  T* out = static_cast<T*>(p.out.data) + b * p.out.batch_stride + i * p.out.row_stride +
+           h * p.out.head_stride;
   for (std::int64_t d = 0; d < p.head_dim_v; ++d) {
     double sum = 0.0;
     for (int n = 0; n < p.num_states; ++n) {
       if (w.weight[n] == 0.0) continue;  // an empty part contributes nothing, whatever it holds
-      const T* part = static_cast<const T*>(p.outs[n]) + b * p.outs_batch_stride[n] +
-                      i * p.outs_row_stride[n] + h * p.outs_head_stride[n];
+      const T* part = static_cast<const T*>(p.outs[n].data) + b * p.outs[n].batch_stride +
+                      i * p.outs[n].row_stride + h * p.outs[n].head_stride;
       sum += w.weight[n] * static_cast<double>(to_float(part[d]));
     }
     from_float(static_cast<decltype(to_float(T{}))>(sum), &out[d]);
   }
-  p.lse[b * p.lse_batch_stride + h * p.lse_head_stride + i] = static_cast<float>(w.lse);
+  p.lse.data[b * p.lse.batch_stride + h * p.lse.head_stride + i] = static_cast<float>(w.lse);
 }
 
 template <typename T>
@@ -80,7 +80,7 @@ void merge_all(const MergeParams& p, Poll poll) {
 }  // namespace
 
 void merge_states(const MergeParams& params, Poll poll) {
-  switch (params.dtype) {
+  switch (params.out.dtype) {
     case DType::kFloat16:
       return merge_all<Half>(params, poll);
     case DType::kBFloat16:

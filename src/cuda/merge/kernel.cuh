@@ -38,9 +38,9 @@ template <typename T>
 __device__ __forceinline__ void merge_row(const MergeParams& p, const Row& row, int lane_idx) {
   float lse = -INFINITY;
   if (lane_idx < p.num_states) {
-    lse = p.lses[lane_idx][row.batch * p.lses_batch_stride[lane_idx] +
-                           row.head * p.lses_head_stride[lane_idx] +
-                           row.query * p.lses_row_stride[lane_idx]];
+    lse = p.lses[lane_idx].data[row.batch * p.lses[lane_idx].batch_stride +
+                                row.head * p.lses[lane_idx].head_stride +
+                                row.query * p.lses[lane_idx].row_stride];
   }
   const float max = tile::reduce_max<32>(lse);
   const float reference = max == -INFINITY ? 0.0f : max;
@@ -49,8 +49,8 @@ __device__ __forceinline__ void merge_row(const MergeParams& p, const Row& row, 
   const float sum = tile::reduce_sum<32>(weight);
   const float scale = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
 
-  T* out = static_cast<T*>(p.out) + row.batch * p.out_batch_stride + row.query * p.out_row_stride +
-           row.head * p.out_head_stride;
+  T* out = static_cast<T*>(p.out.data) + row.batch * p.out.batch_stride +
+           row.query * p.out.row_stride + row.head * p.out.head_stride;
   // All lanes take part in every shuffle, so they walk in step.
   for (std::int64_t first = 0; first < p.head_dim_v; first += 32) {
     const std::int64_t column = first + lane_idx;
@@ -59,14 +59,14 @@ __device__ __forceinline__ void merge_row(const MergeParams& p, const Row& row, 
       const float part_weight = __shfl_sync(tile::kFullMask, weight, n);
       if (part_weight == 0.0f || column >= p.head_dim_v)
         continue;  // an empty part may hold anything
-      const T* part = static_cast<const T*>(p.outs[n]) + row.batch * p.outs_batch_stride[n] +
-                      row.query * p.outs_row_stride[n] + row.head * p.outs_head_stride[n];
+      const T* part = static_cast<const T*>(p.outs[n].data) + row.batch * p.outs[n].batch_stride +
+                      row.query * p.outs[n].row_stride + row.head * p.outs[n].head_stride;
       acc += part_weight * tile::to_float(part[column]);
     }
     if (column < p.head_dim_v) out[column] = tile::from_float<T>(acc * scale);
   }
   if (lane_idx == 0) {
-    p.lse[row.batch * p.lse_batch_stride + row.head * p.lse_head_stride + row.query] =
+    p.lse.data[row.batch * p.lse.batch_stride + row.head * p.lse.head_stride + row.query] =
         reference + logf(sum);
   }
 }

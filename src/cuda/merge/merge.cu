@@ -19,7 +19,7 @@ void launch_merge(const MergeParams& params, void* stream) {
 }  // namespace
 
 void merge_states(const MergeParams& params, void* stream) {
-  switch (params.dtype) {
+  switch (params.out.dtype) {
     case DType::kFloat16:
       return launch_merge<DType::kFloat16>(params, stream);
     case DType::kBFloat16:

@@ -25,10 +25,10 @@ struct TensorBox {
 };
 
 // Rows of all sequences of one length: [batch][heads][rows][columns].
-inline TensorBox tensor_box(const char* name, const void* data, std::int64_t columns,
-                            std::int64_t rows, std::int64_t row_stride, std::int64_t heads,
-                            std::int64_t head_stride, std::int64_t batch, std::int64_t batch_stride,
-                            int box_rows, int element_bytes = 2) {
+template <typename T>
+TensorBox tensor_box(const char* name, const BasicTensorView<T>& x, std::int64_t columns,
+                     std::int64_t rows, std::int64_t heads, std::int64_t batch, int box_rows,
+                     int element_bytes = 2) {
   constexpr std::int64_t kAnyStride = 16;
   if (rows == 0 || columns == 0)  // never copied, but something must be told
     columns = rows = heads = batch = 1;
@@ -36,10 +36,10 @@ inline TensorBox tensor_box(const char* name, const void* data, std::int64_t col
     return size > 1 ? elements * element_bytes : kAnyStride;
   };
   return {name,
-          data,
+          x.data,
           {columns, rows, heads, batch},
-          {element_bytes, stride(rows, row_stride), stride(heads, head_stride),
-           stride(batch, batch_stride)},
+          {element_bytes, stride(rows, x.row_stride), stride(heads, x.head_stride),
+           stride(batch, x.batch_stride)},
           box_rows,
           element_bytes,
           element_bytes == 4 ? kBoxRowBytes / 4 : kBoxRowBytes / 2};
@@ -55,11 +55,10 @@ constexpr std::int64_t kPackEnd = std::int64_t{1} << 30;
 constexpr std::int64_t kPackTurn = std::int64_t{1} << 34;  // 2^64 / kPackEnd
 static_assert(kPackEnd > kMaxSeqlen);
 
-inline TensorBox packed_box(const char* name, const void* data, std::int64_t columns,
-                            std::int64_t rows, std::int64_t row_stride, std::int64_t heads,
-                            std::int64_t head_stride, int box_rows) {
-  TensorBox box =
-      tensor_box(name, data, columns, rows, row_stride, heads, head_stride, 1, 0, box_rows);
+template <typename T>
+TensorBox packed_box(const char* name, const BasicTensorView<T>& x, std::int64_t columns,
+                     std::int64_t rows, std::int64_t heads, int box_rows) {
+  TensorBox box = tensor_box(name, x, columns, rows, heads, 1, box_rows);
   box.rank = 5;
   box.sizes[1] = kPackEnd;
   box.sizes[3] = std::max<std::int64_t>(rows, 1) + 1;

@@ -40,25 +40,25 @@ struct LaunchShape {
 // The widest store, up to 16 bytes, that every row of `out` is aligned to.
 inline int store_bytes(const AttentionParams& p) {
   const bool varlen = p.cu_seqlens_q != nullptr;
-  Alignment rows(size_of(p.dtype));
-  rows.add_address(p.out);
-  rows.add_stride(varlen ? 1 : p.batch_size, p.out_batch_stride);
-  rows.add_stride(varlen ? p.total_q : p.seqlen_q, p.out_row_stride);
-  rows.add_stride(p.num_heads, p.out_head_stride);
+  Alignment rows(size_of(p.q.dtype));
+  rows.add_address(p.out.data);
+  rows.add_stride(varlen ? 1 : p.batch_size, p.out.batch_stride);
+  rows.add_stride(varlen ? p.total_q : p.seqlen_q, p.out.row_stride);
+  rows.add_stride(p.num_heads, p.out.head_stride);
   return rows.bytes();
 }
 
 // See LaunchShape.
-inline int score_load_bytes(const AttentionParams& p, const void* data, std::int64_t bytes,
-                            std::int64_t batch_stride, std::int64_t head_stride,
-                            std::int64_t row_stride, std::int64_t col_stride) {
-  if (col_stride == 0) return 0;
-  if (col_stride != 1) return -1;
-  Alignment rows(bytes);
-  rows.add_address(data);
-  rows.add_stride(p.batch_size, batch_stride);
-  rows.add_stride(p.num_heads, head_stride);
-  rows.add_stride(p.seqlen_q, row_stride);
+template <typename T>
+int score_load_bytes(const AttentionParams& p, const BasicTensorView<T>& x,
+                     std::int64_t element_bytes) {
+  if (x.col_stride == 0) return 0;
+  if (x.col_stride != 1) return -1;
+  Alignment rows(element_bytes);
+  rows.add_address(x.data);
+  rows.add_stride(p.batch_size, x.batch_stride);
+  rows.add_stride(p.num_heads, x.head_stride);
+  rows.add_stride(p.seqlen_q, x.row_stride);
   return rows.bytes();
 }
 
@@ -80,18 +80,15 @@ inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan,
   shape.packed_heads = divider(packed_heads);
   shape.copy_bytes = plan.copy_bytes;
   shape.store_bytes = store_bytes(p);
-  shape.bias_load_bytes =
-      score_load_bytes(p, p.bias, size_of(p.bias_dtype), p.bias_batch_stride, p.bias_head_stride,
-                       p.bias_row_stride, p.bias_col_stride);
-  shape.mask_load_bytes = score_load_bytes(p, p.mask, 1, p.mask_batch_stride, p.mask_head_stride,
-                                           p.mask_row_stride, p.mask_col_stride);
+  shape.bias_load_bytes = score_load_bytes(p, p.bias, size_of(p.bias.dtype));
+  shape.mask_load_bytes = score_load_bytes(p, p.mask, 1);
   shape.window_left = window(p.window_left);
   shape.window_right = p.causal == Causal::kNone ? window(p.window_right) : 0;
   shape.scale_log2 = static_cast<float>(p.softmax_scale * kLog2e);
   shape.softmax_scale = static_cast<float>(p.softmax_scale);
   shape.softcap = static_cast<float>(p.softcap);
   shape.inverse_softcap = p.softcap != 0.0 ? static_cast<float>(1.0 / p.softcap) : 0.0f;
-  shape.natural = p.softcap != 0.0 || p.alibi_slopes || p.bias;
+  shape.natural = p.softcap != 0.0 || p.alibi_slopes.data || p.bias.data;
   shape.longest_first = p.causal != Causal::kNone;
   return shape;
 }

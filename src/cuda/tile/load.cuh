@@ -11,8 +11,8 @@ template <int kBlockM, int kHeadDim, int kLd, int kThreads, typename T>
 __device__ __forceinline__ void start_q_copy(T* sQ, const Sequence<T>& seq,
                                              const AttentionParams& params,
                                              const LaunchShape& shape, int m0) {
-  copy_rows<kBlockM, kHeadDim, kLd, kThreads>(sQ, seq.q + m0 * params.q_row_stride,
-                                              params.q_row_stride, seq.seqlen_q - m0,
+  copy_rows<kBlockM, kHeadDim, kLd, kThreads>(sQ, seq.q + m0 * params.q.row_stride,
+                                              params.q.row_stride, seq.seqlen_q - m0,
                                               static_cast<int>(params.head_dim), shape.copy_bytes);
 }
 
@@ -22,11 +22,11 @@ template <int kBlockN, int kHeadDim, int kLd, int kThreads, typename T>
 __device__ __forceinline__ void start_kv_copy(T* sK, T* sV, const Sequence<T>& seq,
                                               const AttentionParams& params,
                                               const LaunchShape& shape, int n0, int end) {
-  copy_rows<kBlockN, kHeadDim, kLd, kThreads>(sK, seq.k + n0 * params.k_row_stride,
-                                              params.k_row_stride, end - n0,
+  copy_rows<kBlockN, kHeadDim, kLd, kThreads>(sK, seq.k + n0 * params.k.row_stride,
+                                              params.k.row_stride, end - n0,
                                               static_cast<int>(params.head_dim), shape.copy_bytes);
   copy_rows<kBlockN, kHeadDim, kLd, kThreads>(
-      sV, seq.v + n0 * params.v_row_stride, params.v_row_stride, end - n0,
+      sV, seq.v + n0 * params.v.row_stride, params.v.row_stride, end - n0,
       static_cast<int>(params.head_dim_v), shape.copy_bytes);
   ptx::cp_async_commit();
 }

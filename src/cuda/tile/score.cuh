@@ -12,10 +12,11 @@ namespace dlattn::tile {
 // The head's ALiBi slope, 0 if there is none: within 2^64 of 0, so that its product with a distance
 // is finite. Beyond, a softmax cannot tell slopes apart: the nearest key has it all.
 __device__ __forceinline__ float alibi_slope(const AttentionParams& p, const Work& work) {
-  if (!p.alibi_slopes) return 0.0f;
+  if (!p.alibi_slopes.data) return 0.0f;
   constexpr float kSteepest = 0x1p64f;
   const float slope =
-      p.alibi_slopes[work.batch * p.alibi_batch_stride + work.head * p.alibi_head_stride];
+      p.alibi_slopes
+          .data[work.batch * p.alibi_slopes.batch_stride + work.head * p.alibi_slopes.head_stride];
   return fabsf(slope) > kSteepest ? copysignf(kSteepest, slope) : slope;
 }
 
@@ -45,31 +46,31 @@ struct ScoreTerms {
 
   __device__ __forceinline__ ScoreTerms(const AttentionParams& p, const Work& work)
       : params(p),
-        bias_start(work.batch * p.bias_batch_stride + work.head * p.bias_head_stride),
-        mask_start(work.batch * p.mask_batch_stride + work.head * p.mask_head_stride),
+        bias_start(work.batch * p.bias.batch_stride + work.head * p.bias.head_stride),
+        mask_start(work.batch * p.mask.batch_stride + work.head * p.mask.head_stride),
         alibi_slope(tile::alibi_slope(p, work)),
-        any(p.softcap != 0.0 || p.bias || p.mask || p.alibi_slopes) {}
+        any(p.softcap != 0.0 || p.bias.data || p.mask.data || p.alibi_slopes.data) {}
 
   // The natural score of row i and key j, both of which exist; `shift` as in Sequence.
   __device__ __forceinline__ float operator()(float dot, int i, int j, int shift) const {
-    if (params.mask &&
-        !params.mask[mask_start + i * params.mask_row_stride + j * params.mask_col_stride])
+    if (params.mask.data &&
+        !params.mask.data[mask_start + i * params.mask.row_stride + j * params.mask.col_stride])
       return -INFINITY;
     float score = dot * static_cast<float>(params.softmax_scale);
     if (params.softcap != 0.0) {
       const float cap = static_cast<float>(params.softcap);
       score = cap * tanhf(score / cap);
     }
-    if (params.alibi_slopes) {
+    if (params.alibi_slopes.data) {
       // Rounded before it is added: keys at one distance have one penalty.
       const float penalty = alibi_slope * static_cast<float>(abs(i + shift - j));
       score = __fadd_rn(score, -penalty);
     }
-    if (params.bias) {
-      const std::int64_t at = bias_start + i * params.bias_row_stride + j * params.bias_col_stride;
-      score += params.bias_dtype == DType::kFloat32
-                   ? static_cast<const float*>(params.bias)[at]
-                   : to_float(static_cast<const T*>(params.bias)[at]);
+    if (params.bias.data) {
+      const std::int64_t at = bias_start + i * params.bias.row_stride + j * params.bias.col_stride;
+      score += params.bias.dtype == DType::kFloat32
+                   ? static_cast<const float*>(params.bias.data)[at]
+                   : to_float(static_cast<const T*>(params.bias.data)[at]);
     }
     return score;
   }

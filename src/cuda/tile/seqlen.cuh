@@ -52,16 +52,16 @@ struct OutputRows {
   template <typename Params>  // AttentionParams, or what has the members of it that are needed
   __device__ __forceinline__ OutputRows(const Params& p, const Work& work) {
     seqlen_q = static_cast<int>(p.seqlen_q);
-    std::int64_t out_start = work.batch * p.out_batch_stride;
-    std::int64_t lse_start = work.batch * p.lse_batch_stride;
+    std::int64_t out_start = work.batch * p.out.batch_stride;
+    std::int64_t lse_start = work.batch * p.lse.batch_stride;
     if (p.cu_seqlens_q) {
       const PackedRows queries = packed_queries(p, work.batch);
       seqlen_q = queries.count;
       lse_start = queries.start;
-      out_start = queries.start * p.out_row_stride;
+      out_start = queries.start * p.out.row_stride;
     }
-    out = static_cast<T*>(p.out) + out_start + work.head * p.out_head_stride;
-    lse = p.lse ? p.lse + lse_start + work.head * p.lse_head_stride : nullptr;
+    out = static_cast<T*>(p.out.data) + out_start + work.head * p.out.head_stride;
+    lse = p.lse.data ? p.lse.data + lse_start + work.head * p.lse.head_stride : nullptr;
   }
 };
 
@@ -81,21 +81,21 @@ struct Sequence {
     const int head_kv = static_cast<int>(shape.heads_per_kv_head.quotient(work.head));
     seqlen_q = static_cast<int>(p.seqlen_q);
     seqlen_k = static_cast<int>(p.seqlen_k);
-    q = static_cast<const T*>(p.q) + work.head * p.q_head_stride;
-    k = static_cast<const T*>(p.k) + head_kv * p.k_head_stride;
-    v = static_cast<const T*>(p.v) + head_kv * p.v_head_stride;
+    q = static_cast<const T*>(p.q.data) + work.head * p.q.head_stride;
+    k = static_cast<const T*>(p.k.data) + head_kv * p.k.head_stride;
+    v = static_cast<const T*>(p.v.data) + head_kv * p.v.head_stride;
     if (p.cu_seqlens_q) {
       const PackedRows queries = packed_queries(p, work.batch);
       const PackedRows keys = packed_keys(p, work.batch);
       seqlen_q = queries.count;
       seqlen_k = keys.count;
-      q += queries.start * p.q_row_stride;
-      k += keys.start * p.k_row_stride;
-      v += keys.start * p.v_row_stride;
+      q += queries.start * p.q.row_stride;
+      k += keys.start * p.k.row_stride;
+      v += keys.start * p.v.row_stride;
     } else {
-      q += work.batch * p.q_batch_stride;
-      k += work.batch * p.k_batch_stride;
-      v += work.batch * p.v_batch_stride;
+      q += work.batch * p.q.batch_stride;
+      k += work.batch * p.k.batch_stride;
+      v += work.batch * p.v.batch_stride;
     }
     shift = p.causal == Causal::kTopLeft ? 0 : seqlen_k - seqlen_q;
   }
@@ -109,16 +109,16 @@ struct Result {
   const float* sink;  // the head's; null: none
 
   __device__ __forceinline__ Result(const AttentionParams& p, const Work& work) {
-    out = static_cast<T*>(p.out) + work.head * p.out_head_stride;
-    lse = p.lse ? p.lse + work.head * p.lse_head_stride : nullptr;
-    sink = p.sinks ? p.sinks + work.head * p.sinks_stride : nullptr;
+    out = static_cast<T*>(p.out.data) + work.head * p.out.head_stride;
+    lse = p.lse.data ? p.lse.data + work.head * p.lse.head_stride : nullptr;
+    sink = p.sinks.data ? p.sinks.data + work.head * p.sinks.head_stride : nullptr;
     if (p.cu_seqlens_q) {
       const int row_q = packed_queries(p, work.batch).start;
-      out += row_q * p.out_row_stride;
+      out += row_q * p.out.row_stride;
       if (lse) lse += row_q;
     } else {
-      out += work.batch * p.out_batch_stride;
-      if (lse) lse += work.batch * p.lse_batch_stride;
+      out += work.batch * p.out.batch_stride;
+      if (lse) lse += work.batch * p.lse.batch_stride;
     }
   }
 };

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "dlattn/tensor.h"
 #include "dlattn/types.h"
 
 namespace dlattn {
@@ -36,16 +37,14 @@ constexpr double kMaxSoftcap = 0x1p100;        // 1.27e30
 // then -inf where causality, window or mask forbid the key, then softmax with the head's sink in
 // the denominator.
 //
-// A plain struct that kernels take by value. Strides count elements. The last dimension of q, k, v
-// and out is contiguous; every other stride is free (0 broadcasts an input).
+// A plain struct that kernels take by value. The last dimension of q, k, v, out and lse is
+// contiguous; every other stride is free.
 struct AttentionParams {
-  const void* q = nullptr;  // [batch_size, seqlen_q, num_heads, head_dim]
-  const void* k = nullptr;  // [batch_size, seqlen_k, num_heads_kv, head_dim]
-  const void* v = nullptr;  // [batch_size, seqlen_k, num_heads_kv, head_dim_v]
-  void* out = nullptr;      // [batch_size, seqlen_q, num_heads, head_dim_v]
-  float* lse = nullptr;     // [batch_size, num_heads, seqlen_q], natural log; null: not wanted
-
-  DType dtype = DType::kFloat16;
+  TensorView q;                // [batch_size, seqlen_q, num_heads, head_dim]
+  TensorView k;                // [batch_size, seqlen_k, num_heads_kv, head_dim]
+  TensorView v;                // [batch_size, seqlen_k, num_heads_kv, head_dim_v]
+  MutableTensorView out;       // [batch_size, seqlen_q, num_heads, head_dim_v]
+  BasicTensorView<float> lse;  // [batch_size, num_heads, seqlen_q], natural log; null: not wanted
   Device device;
 
   std::int64_t batch_size = 0;
@@ -57,39 +56,21 @@ struct AttentionParams {
   std::int64_t head_dim = 0;
   std::int64_t head_dim_v = 0;
 
-  std::int64_t q_batch_stride = 0, q_row_stride = 0, q_head_stride = 0;
-  std::int64_t k_batch_stride = 0, k_row_stride = 0, k_head_stride = 0;
-  std::int64_t v_batch_stride = 0, v_row_stride = 0, v_head_stride = 0;
-  std::int64_t out_batch_stride = 0, out_row_stride = 0, out_head_stride = 0;
-  std::int64_t lse_batch_stride = 0, lse_head_stride = 0;  // rows of lse are contiguous
-
   double softmax_scale = 0.0;  // 1 / sqrt(head_dim) is customary
   double softcap = 0.0;        // not 0: score = softcap * tanh(score / softcap)
   Causal causal = Causal::kNone;
   std::int64_t window_left = -1;   // keys j >= i + shift - window_left; -1: unlimited
   std::int64_t window_right = -1;  // keys j <= i + shift + window_right; -1: unlimited
 
-  // Null: none. A stride of 0 broadcasts.
-  const void* bias = nullptr;          // [batch_size, num_heads, seqlen_q, seqlen_k]
-  DType bias_dtype = DType::kFloat32;  // that, or dtype
-  std::int64_t bias_batch_stride = 0, bias_head_stride = 0;
-  std::int64_t bias_row_stride = 0, bias_col_stride = 0;
-
-  // Null: none. A stride of 0 broadcasts.
-  const std::uint8_t* mask = nullptr;  // [batch_size, num_heads, seqlen_q, seqlen_k]; 0: not seen
-  std::int64_t mask_batch_stride = 0, mask_head_stride = 0;
-  std::int64_t mask_row_stride = 0, mask_col_stride = 0;
-
-  const float* alibi_slopes = nullptr;  // [batch_size, num_heads]; null: none
-  std::int64_t alibi_batch_stride = 0, alibi_head_stride = 0;
-
-  const float* sinks = nullptr;  // [num_heads], a logit each; null: none
-  std::int64_t sinks_stride = 0;
+  // Null: none.
+  TensorView bias;  // [batch_size, num_heads, seqlen_q, seqlen_k], of q's dtype or float32
+  BasicTensorView<const std::uint8_t> mask;   // the same shape; 0: not seen
+  BasicTensorView<const float> alibi_slopes;  // [batch_size, num_heads]
+  BasicTensorView<const float> sinks;         // [num_heads], a logit each
 
   // Variable length ("packed", "THD"): q and out are [total_q, num_heads, .], k and v [total_k,
-  // num_heads_kv, .], and sequence b owns rows cu_seqlens[b] .. cu_seqlens[b + 1]. The batch
-  // strides of q, k, v and out are ignored; lse is [num_heads, total_q], so lse_batch_stride is
-  // ignored too. Both null: fixed length.
+  // num_heads_kv, .], lse is [num_heads, total_q], so their batch strides are ignored, and sequence
+  // b owns rows cu_seqlens[b] .. cu_seqlens[b + 1]. Both null: fixed length.
   //
   // cu_seqlens[0] may be more than 0, and the last one less than the total, as of a slice of a
   // larger pack: rows of out and lse that are no sequence's stay as they are. In memory of a GPU
@@ -113,21 +94,10 @@ constexpr int kMaxMergeStates = 32;
 struct MergeParams {
   int num_states = 0;  // 1 .. kMaxMergeStates
   // Neither out nor lse shares memory with a part.
-  const void* outs[kMaxMergeStates] = {};   // each [batch_size, seqlen_q, num_heads, head_dim_v]
-  const float* lses[kMaxMergeStates] = {};  // each [batch_size, num_heads, seqlen_q]
-  std::int64_t outs_batch_stride[kMaxMergeStates] = {};
-  std::int64_t outs_row_stride[kMaxMergeStates] = {};
-  std::int64_t outs_head_stride[kMaxMergeStates] = {};
-  std::int64_t lses_batch_stride[kMaxMergeStates] = {};
-  std::int64_t lses_head_stride[kMaxMergeStates] = {};
-  std::int64_t lses_row_stride[kMaxMergeStates] = {};
-
-  void* out = nullptr;   // [batch_size, seqlen_q, num_heads, head_dim_v]
-  float* lse = nullptr;  // [batch_size, num_heads, seqlen_q]
-  std::int64_t out_batch_stride = 0, out_row_stride = 0, out_head_stride = 0;
-  std::int64_t lse_batch_stride = 0, lse_head_stride = 0;
-
-  DType dtype = DType::kFloat16;
+  TensorView outs[kMaxMergeStates];  // each [batch_size, seqlen_q, num_heads, head_dim_v]
+  BasicTensorView<const float> lses[kMaxMergeStates];  // each [batch_size, num_heads, seqlen_q]
+  MutableTensorView out;       // [batch_size, seqlen_q, num_heads, head_dim_v]
+  BasicTensorView<float> lse;  // [batch_size, num_heads, seqlen_q], rows contiguous
   Device device;
   std::int64_t batch_size = 0;
   std::int64_t seqlen_q = 0;

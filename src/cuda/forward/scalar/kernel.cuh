@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kNumThreads, sizeof(T) == 4 && kHeadDim <= 64 
     softmax[r].row_sum = tile::reduce_sum<32>(softmax[r].row_sum);
     if (row >= seq.seqlen_q) continue;
     const tile::RowResult result = softmax[r].finalize(scale_log2, to.sink);
-    Columns::store_row(to.out + row * params.out_row_stride, acc_o[r], lane_idx, result.scale,
+    Columns::store_row(to.out + row * params.out.row_stride, acc_o[r], lane_idx, result.scale,
                        static_cast<int>(params.head_dim_v), shape.store_bytes);
     if (to.lse && lane_idx == 0) to.lse[row] = result.lse;
   }

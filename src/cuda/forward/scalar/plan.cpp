@@ -16,7 +16,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
                   Plan* plan, std::string* why) {
   const int tile = plan->head_dim_tile;
   return cost::plan_one_shape(p, device, options,
-                              tile_config(static_cast<int>(size_of(p.dtype)), tile, p.seqlen_k),
+                              tile_config(static_cast<int>(size_of(p.q.dtype)), tile, p.seqlen_k),
                               speed(tile), plan, why);
 }
 

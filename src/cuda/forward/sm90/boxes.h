@@ -25,42 +25,32 @@ inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
   const int block_n = tile_shape(p, head_dim_tile).block_n;
   const bool varlen = p.cu_seqlens_q != nullptr;
   const std::int64_t rows_k = varlen ? p.total_k : p.seqlen_k;
-  // Without keys there may be no address.
-  const void* k = rows_k > 0 ? p.k : p.q;
-  const void* v = rows_k > 0 ? p.v : p.q;
+  TensorView k = p.k, v = p.v;
+  if (rows_k == 0) k.data = v.data = p.q.data;  // without keys there may be no address
   if (varlen) {
-    return {tile::packed_box("q", p.q, p.head_dim, p.total_q, p.q_row_stride, p.num_heads,
-                             p.q_head_stride, kWarpgroupRows),
-            tile::packed_box("k", k, p.head_dim, rows_k, p.k_row_stride, p.num_heads_kv,
-                             p.k_head_stride, block_n),
-            tile::packed_box("v", v, p.head_dim_v, rows_k, p.v_row_stride, p.num_heads_kv,
-                             p.v_head_stride, block_n),
-            tile::packed_box("out", p.out, p.head_dim_v, p.total_q, p.out_row_stride, p.num_heads,
-                             p.out_head_stride, kWarpgroupRows),
+    return {tile::packed_box("q", p.q, p.head_dim, p.total_q, p.num_heads, kWarpgroupRows),
+            tile::packed_box("k", k, p.head_dim, rows_k, p.num_heads_kv, block_n),
+            tile::packed_box("v", v, p.head_dim_v, rows_k, p.num_heads_kv, block_n),
+            tile::packed_box("out", p.out, p.head_dim_v, p.total_q, p.num_heads, kWarpgroupRows),
             {},
             {}};
   }
-  TensorBoxes boxes = {
-      tile::tensor_box("q", p.q, p.head_dim, p.seqlen_q, p.q_row_stride, p.num_heads,
-                       p.q_head_stride, p.batch_size, p.q_batch_stride, kWarpgroupRows),
-      tile::tensor_box("k", k, p.head_dim, p.seqlen_k, p.k_row_stride, p.num_heads_kv,
-                       p.k_head_stride, p.batch_size, p.k_batch_stride, block_n),
-      tile::tensor_box("v", v, p.head_dim_v, p.seqlen_k, p.v_row_stride, p.num_heads_kv,
-                       p.v_head_stride, p.batch_size, p.v_batch_stride, block_n),
-      tile::tensor_box("out", p.out, p.head_dim_v, p.seqlen_q, p.out_row_stride, p.num_heads,
-                       p.out_head_stride, p.batch_size, p.out_batch_stride, kWarpgroupRows),
-      {},
-      {}};
-  if (p.bias) {
-    boxes.bias = tile::tensor_box(
-        "bias", p.bias, p.seqlen_k, p.seqlen_q, p.bias_row_stride, p.num_heads, p.bias_head_stride,
-        p.batch_size, p.bias_batch_stride, kTermRows, static_cast<int>(size_of(p.bias_dtype)));
-  }
-  if (p.mask) {
-    boxes.mask =
-        tile::tensor_box("mask", p.mask, p.seqlen_k, p.seqlen_q, p.mask_row_stride, p.num_heads,
-                         p.mask_head_stride, p.batch_size, p.mask_batch_stride, kTermRows, 1);
-  }
+  const auto box = [&p](const char* name, const auto& x, std::int64_t columns, std::int64_t rows,
+                        std::int64_t heads, int box_rows, std::int64_t element_bytes = 2) {
+    return tile::tensor_box(name, x, columns, rows, heads, p.batch_size, box_rows,
+                            static_cast<int>(element_bytes));
+  };
+  TensorBoxes boxes = {box("q", p.q, p.head_dim, p.seqlen_q, p.num_heads, kWarpgroupRows),
+                       box("k", k, p.head_dim, p.seqlen_k, p.num_heads_kv, block_n),
+                       box("v", v, p.head_dim_v, p.seqlen_k, p.num_heads_kv, block_n),
+                       box("out", p.out, p.head_dim_v, p.seqlen_q, p.num_heads, kWarpgroupRows),
+                       {},
+                       {}};
+  if (p.bias.data)
+    boxes.bias =
+        box("bias", p.bias, p.seqlen_k, p.seqlen_q, p.num_heads, kTermRows, size_of(p.bias.dtype));
+  if (p.mask.data)
+    boxes.mask = box("mask", p.mask, p.seqlen_k, p.seqlen_q, p.num_heads, kTermRows, 1);
   return boxes;
 }
 

@@ -77,7 +77,7 @@ __device__ __forceinline__ void store_from_registers(const AttentionParams& para
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int i = first_row + place.warp * 16 + 8 * h + lane / 4;
-    T* out = result.out + i * params.out_row_stride + lane % 4 * 8;
+    T* out = result.out + i * params.out.row_stride + lane % 4 * 8;
     const int columns = i < item.seqlen_q ? static_cast<int>(params.head_dim_v) - lane % 4 * 8 : 0;
     tile::store_quad_row<T, kHeadDim>(out, columns, scales[h], lane,
                                       [&](int j) { return acc_o + 4 * j + 2 * h; });

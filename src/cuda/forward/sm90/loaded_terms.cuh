@@ -98,14 +98,14 @@ __device__ __forceinline__ void produce_terms(
     for (int n = tiles.end - 1; n >= tiles.begin; --n, ++loaded.use) {
       const ptx::SmemAddress full = loaded.begin_fill();
       const int n0 = n * kTermKeys;
-      if (params.bias) {
+      if (params.bias.data) {
         ptx::tma_load(loaded.bias(), launch.bias, full, {n0, first_row, work.head, work.batch});
         if (launch.score.bias_bytes == 4) {
           ptx::tma_load(loaded.bias() + kTermRows * kBlockRowBytes, launch.bias, full,
                         {n0 + kWideColumns, first_row, work.head, work.batch});
         }
       }
-      if (params.mask)
+      if (params.mask.data)
         ptx::tma_load(loaded.mask(), launch.mask, full, {n0, first_row, work.head, work.batch});
     }
   }

@@ -19,8 +19,8 @@ using core::refuse;
 // What of a problem's features the family takes for sequences of one length alone; null if none.
 const char* fixed_length_feature(const AttentionParams& p) {
   if (!p.cu_seqlens_q) return nullptr;
-  if (p.mask) return "mask with cu_seqlens_q";
-  return p.bias ? "bias with cu_seqlens_q" : nullptr;
+  if (p.mask.data) return "mask with cu_seqlens_q";
+  return p.bias.data ? "bias with cu_seqlens_q" : nullptr;
 }
 
 // Whether TMA can be told of a problem's tensors.
@@ -41,7 +41,7 @@ bool accepts_scores(const AttentionParams& p, std::string* why) {
     const char* name;
     const void* data;
     std::int64_t col_stride;
-  } loaded[] = {{"bias", p.bias, p.bias_col_stride}, {"mask", p.mask, p.mask_col_stride}};
+  } loaded[] = {{"bias", p.bias.data, p.bias.col_stride}, {"mask", p.mask.data, p.mask.col_stride}};
   for (const auto& x : loaded) {
     if (x.data && p.seqlen_k > 1 && x.col_stride != 1) {
       return refuse(why, x.name, " has a column stride of ", x.col_stride,
@@ -53,7 +53,7 @@ bool accepts_scores(const AttentionParams& p, std::string* why) {
     return refuse(why, "softcap / softmax_scale is ", cap, "; accepted: ", kLeastCap, " to ",
                   kLargestCap);
   }
-  if (p.alibi_slopes && p.softmax_scale < kLeastScale) {
+  if (p.alibi_slopes.data && p.softmax_scale < kLeastScale) {
     return refuse(why, "softmax_scale is ", p.softmax_scale, "; accepted with alibi_slopes: from ",
                   kLeastScale);
   }
@@ -166,8 +166,8 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   if (const char* feature = fixed_length_feature(p))
     return refuse(why, "does not implement ", feature);
   // A pack's sequences, whose bias and mask it does not take, would get other bits.
-  if (options.batch_invariant && options.kernel == core::kAuto && (p.bias || p.mask))
-    return refuse(why, "does not implement ", p.mask ? "mask" : "bias",
+  if (options.batch_invariant && options.kernel == core::kAuto && (p.bias.data || p.mask.data))
+    return refuse(why, "does not implement ", p.mask.data ? "mask" : "bias",
                   " of packs with batch_invariant");
   const double ns = predicted_ns(p, device, options, tile);
   if (ns > plan->predicted_ns) return refuse(why, "is not faster");

@@ -28,7 +28,7 @@ __device__ __forceinline__ std::uint32_t exponent_bits(float x) {
 // What scores must be multiplied with, once their terms are applied, to be in base 2.
 template <Terms kTerms>
 __device__ __forceinline__ float score_scale(const AttentionParams& p, const LaunchShape& shape) {
-  return kTerms == Terms::kLoaded && p.bias ? tile::kLog2e : shape.scale_log2;
+  return kTerms == Terms::kLoaded && p.bias.data ? tile::kLog2e : shape.scale_log2;
 }
 
 // The score terms of a lane's two rows of its warp's 16, in units of q.k, or natural ones where
@@ -171,7 +171,7 @@ struct LaneTerms {
       static_assert(kScores == kTermKeys / 2, "tiles of terms are those of scores");
       if (params.bias_bytes == 2) add_bias<T>(acc_s, softmax_scale, loaded.bias());
       if (params.bias_bytes == 4) add_wide_bias(acc_s, softmax_scale, loaded.base, loaded.bias());
-      if (all.mask) hide(acc_s, loaded.base, loaded.mask());
+      if (all.mask.data) hide(acc_s, loaded.base, loaded.mask());
     }
   }
 

@@ -10,8 +10,8 @@
 namespace dlattn::sm90 {
 
 inline Terms terms_of(const AttentionParams& p) {
-  if (p.bias || p.mask) return Terms::kLoaded;
-  return p.softcap != 0.0 || p.alibi_slopes ? Terms::kComputed : Terms::kNone;
+  if (p.bias.data || p.mask.data) return Terms::kLoaded;
+  return p.softcap != 0.0 || p.alibi_slopes.data ? Terms::kComputed : Terms::kNone;
 }
 
 // Calls run(terms, varlen) with them and whether sequences are packed, as compile-time constants.
@@ -73,12 +73,12 @@ constexpr double kLeastScale = 0x1p-20;
 
 // Bytes of an element of bias; 0 without one.
 inline int bias_bytes(const AttentionParams& p) {
-  return p.bias ? static_cast<int>(size_of(p.bias_dtype)) : 0;
+  return p.bias.data ? static_cast<int>(size_of(p.bias.dtype)) : 0;
 }
 
 // Bytes of a consumer's tiles of bias and mask.
 inline int stage_bytes(const AttentionParams& p) {
-  return kTermRows * kTermKeys * (bias_bytes(p) + (p.mask ? 1 : 0));
+  return kTermRows * kTermKeys * (bias_bytes(p) + (p.mask.data ? 1 : 0));
 }
 
 // How many of them are in flight: what a thread block has room for.
@@ -115,8 +115,8 @@ TanhRatio<kDegree> tanh_ratio(const TanhFit<kDegree>& fit, double cap, double sc
 inline ScoreParams score_params(const AttentionParams& p, int head_dim_tile) {
   constexpr double kLog2e = 1.4426950408889634;
   ScoreParams s{};
-  s.slope_scale = p.bias ? 1.0f : static_cast<float>(1.0 / p.softmax_scale);
-  if (p.bias || p.mask) {
+  s.slope_scale = p.bias.data ? 1.0f : static_cast<float>(1.0 / p.softmax_scale);
+  if (p.bias.data || p.mask.data) {
     s.bias_bytes = bias_bytes(p);
     s.stage_bytes = stage_bytes(p);
     s.stages = term_stages(p, head_dim_tile);

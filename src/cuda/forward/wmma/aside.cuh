@@ -32,7 +32,7 @@ struct Aside {
 #pragma unroll
     for (int r = 0; r < 2 * kRowTiles; ++r) {
       const int row = first_row + lane / 4 + 8 * r;
-      out[r] = row < result.seqlen_q ? result.out + row * params.out_row_stride + column : nullptr;
+      out[r] = row < result.seqlen_q ? result.out + row * params.out.row_stride + column : nullptr;
     }
     tile::move_quad_rows<kGroups * 8>(
         out, static_cast<int>(params.head_dim_v) - column,

@@ -14,7 +14,8 @@ __device__ __forceinline__ void write_from_registers(
     const AttentionParams& params, const tile::OutputRows<T>& result, int head, int first_row,
     const SpeculativeSoftmax<kRowTiles>& softmax, float scale_log2,
     const float (&acc_o)[kRowTiles][kHeadDim / 8][4], int lane) {
-  const float* sink = params.sinks ? params.sinks + head * params.sinks_stride : nullptr;
+  const float* sink =
+      params.sinks.data ? params.sinks.data + head * params.sinks.head_stride : nullptr;
   const int head_dim_v = static_cast<int>(params.head_dim_v);
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
@@ -24,7 +25,7 @@ __device__ __forceinline__ void write_from_registers(
       const tile::RowResult row_result = softmax.finalize(m, h, scale_log2, sink);
       const bool exists = row < result.seqlen_q;
       if (result.lse && lane % 4 == 0 && exists) result.lse[row] = row_result.lse;
-      T* out = result.out + row * params.out_row_stride + lane % 4 * 8;
+      T* out = result.out + row * params.out.row_stride + lane % 4 * 8;
       const int columns = exists ? head_dim_v - lane % 4 * 8 : 0;
       tile::store_quad_row<T, kHeadDim>(out, columns, row_result.scale, lane,
                                         [&](int j) { return acc_o[m][j] + 2 * h; });

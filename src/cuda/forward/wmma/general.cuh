@@ -116,17 +116,17 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
     unsigned char* sK = smem + kMap.k + stage;
     unsigned char* sV = smem + kMap.v + stage;
     if (!last && shape.copy_bytes == 16) {
-      KeyCopy::template whole<kBlockN>(ptx::smem_address(sK), next_k, params.k_row_stride,
+      KeyCopy::template whole<kBlockN>(ptx::smem_address(sK), next_k, params.k.row_stride,
                                        head_dim);
-      KeyCopy::template whole<kBlockN>(ptx::smem_address(sV), next_v, params.v_row_stride,
+      KeyCopy::template whole<kBlockN>(ptx::smem_address(sV), next_v, params.v.row_stride,
                                        head_dim_v);
     } else {
       const tile::Sequence<T> same = recall_sequence();
       const std::int64_t n0 = n * kBlockN;
       const int keys = same.seqlen_k - static_cast<int>(n0);
-      copy_any_rows<KeyCopy, kBlockN>(sK, same.k + n0 * params.k_row_stride, params.k_row_stride,
+      copy_any_rows<KeyCopy, kBlockN>(sK, same.k + n0 * params.k.row_stride, params.k.row_stride,
                                       keys, head_dim, shape.copy_bytes);
-      copy_any_rows<KeyCopy, kBlockN>(sV, same.v + n0 * params.v_row_stride, params.v_row_stride,
+      copy_any_rows<KeyCopy, kBlockN>(sV, same.v + n0 * params.v.row_stride, params.v.row_stride,
                                       keys, head_dim_v, shape.copy_bytes);
     }
     stages.publish(i, shape.copy_bytes >= 4);
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   };
   if (tiles.begin < tiles.end) {
     copy_any_rows<TileCopy<T, kHeadDim, kNumThreads>, kBlockM>(
-        smem + kMap.q, seq.q + m0 * params.q_row_stride, params.q_row_stride, seq.seqlen_q - m0,
+        smem + kMap.q, seq.q + m0 * params.q.row_stride, params.q.row_stride, seq.seqlen_q - m0,
         head_dim, shape.copy_bytes);
     if constexpr (!kOverlaid) copy_tile(tiles.end - 1, 0, 0, true);
     if constexpr (kQueryInRegisters) {
@@ -153,8 +153,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
     }
     copy_terms(tiles.end - 1);
     const int n0 = (tiles.end - 2) * kBlockN;
-    next_k = KeyCopy::template last_row<kBlockN>(seq.k, params.k_row_stride, n0);
-    next_v = KeyCopy::template last_row<kBlockN>(seq.v, params.v_row_stride, n0);
+    next_k = KeyCopy::template last_row<kBlockN>(seq.k, params.k.row_stride, n0);
+    next_v = KeyCopy::template last_row<kBlockN>(seq.v, params.v.row_stride, n0);
   }
 
   int stage = 0;  // in bytes

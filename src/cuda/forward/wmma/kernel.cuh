@@ -88,9 +88,9 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   const auto copy_last_tile = [&] {
     const std::int64_t n0 = (tiles.end - 1) * kBlockN;
     const int keys = seq.seqlen_k - static_cast<int>(n0);
-    Copy::template edge<kBlockN>(sK, seq.k + n0 * params.k_row_stride, params.k_row_stride, keys,
+    Copy::template edge<kBlockN>(sK, seq.k + n0 * params.k.row_stride, params.k.row_stride, keys,
                                  head_dim);
-    Copy::template edge<kBlockN>(sV, seq.v + n0 * params.v_row_stride, params.v_row_stride, keys,
+    Copy::template edge<kBlockN>(sV, seq.v + n0 * params.v.row_stride, params.v.row_stride, keys,
                                  head_dim_v);
     stages.publish(0);
   };
@@ -99,11 +99,11 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   if (tiles.begin < tiles.end) {
     if constexpr (kPacked) {
       const auto row_address = [&](int row) {
-        return seq.q + rows.offset(m0 + row, params.q_row_stride, params.q_head_stride);
+        return seq.q + rows.offset(m0 + row, params.q.row_stride, params.q.head_stride);
       };
       Copy::template gather<kBlockM>(sQ, row_address, num_rows - m0, head_dim);
     } else {
-      Copy::template edge<kBlockM>(sQ, seq.q + m0 * params.q_row_stride, params.q_row_stride,
+      Copy::template edge<kBlockM>(sQ, seq.q + m0 * params.q.row_stride, params.q.row_stride,
                                    num_rows - m0, head_dim);
     }
     if constexpr (kQueryPlace != QueryPlace::kRegistersOverlaid) copy_last_tile();
@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
       copy_last_tile();
     }
     const int next = (tiles.end - 2) * kBlockN;
-    next_k = Copy::template last_row<kBlockN>(seq.k, params.k_row_stride, next);
-    next_v = Copy::template last_row<kBlockN>(seq.v, params.v_row_stride, next);
+    next_k = Copy::template last_row<kBlockN>(seq.k, params.k.row_stride, next);
+    next_v = Copy::template last_row<kBlockN>(seq.v, params.v.row_stride, next);
   }
   const int count = tiles.end - tiles.begin;
   int i = 0;  // how many tiles have been walked
@@ -143,8 +143,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
     if (i + 1 >= count) return;
     if (i > 0) stages.wait_empty(i - 1);
     const int next = kStage - i % kStages * kStage;  // in bytes
-    Copy::template whole<kBlockN>(sK + next, next_k, params.k_row_stride, head_dim);
-    Copy::template whole<kBlockN>(sV + next, next_v, params.v_row_stride, head_dim_v);
+    Copy::template whole<kBlockN>(sK + next, next_k, params.k.row_stride, head_dim);
+    Copy::template whole<kBlockN>(sV + next, next_v, params.v.row_stride, head_dim_v);
     stages.publish(i + 1);
   };
   const auto load_q_block = [&](std::uint32_t (&a)[kRowTiles][4], int d) {

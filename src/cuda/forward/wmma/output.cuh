@@ -76,11 +76,12 @@ __device__ __forceinline__ void write_results(
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = first_row + lane / 4 + 16 * m + 8 * h;
-      const float* sink = params.sinks ? params.sinks + head * params.sinks_stride : nullptr;
-      if (kPacked && sink) sink += rows.head(row) * params.sinks_stride;
+      const float* sink =
+          params.sinks.data ? params.sinks.data + head * params.sinks.head_stride : nullptr;
+      if (kPacked && sink) sink += rows.head(row) * params.sinks.head_stride;
       const tile::RowResult row_result = softmax.finalize(m, h, scale_log2, sink);
       if (result.lse && lane % 4 == 0 && row < num_rows)
-        result.lse[rows.offset(row, 1, params.lse_head_stride)] = row_result.lse;
+        result.lse[rows.offset(row, 1, params.lse.head_stride)] = row_result.lse;
       scales[m][h] = row_result.scale;
     }
   }
@@ -90,10 +91,10 @@ __device__ __forceinline__ void write_results(
     __syncwarp();  // nor this one its rows of Q
   }
   stage_output<T, kHeadDim>(acc_o, scales, sO, lane);
-  T* out = result.out + (kPacked ? 0 : first_row * params.out_row_stride);
+  T* out = result.out + (kPacked ? 0 : first_row * params.out.row_stride);
   const auto row_address = [&](int row) {
-    if constexpr (!kPacked) return out + row * params.out_row_stride;
-    return out + rows.offset(first_row + row, params.out_row_stride, params.out_head_stride);
+    if constexpr (!kPacked) return out + row * params.out.row_stride;
+    return out + rows.offset(first_row + row, params.out.row_stride, params.out.head_stride);
   };
   store_rows<T, kHeadDim, kAnyColumns, kRowTiles>(row_address, num_rows - first_row, sO,
                                                   static_cast<int>(params.head_dim_v),

@@ -22,8 +22,8 @@ inline std::int64_t group_size(const AttentionParams& p) {
 // rows see the same keys then, for there is one query; what a kernel keeps per head must not be in
 // use.
 inline bool heads_fold_into_rows(const AttentionParams& p) {
-  return p.seqlen_q == 1 && !p.cu_seqlens_q && !p.sinks && !p.alibi_slopes &&
-         (!p.lse || p.lse_head_stride == 1);
+  return p.seqlen_q == 1 && !p.cu_seqlens_q && !p.sinks.data && !p.alibi_slopes.data &&
+         (!p.lse.data || p.lse.head_stride == 1);
 }
 
 // The problem whose heads are those of K and V and whose rows are the heads of a group. The keys
@@ -32,11 +32,11 @@ inline AttentionParams folded_heads(const AttentionParams& p) {
   const std::int64_t group = group_size(p);
   AttentionParams folded = p;
   folded.seqlen_q = group, folded.num_heads = p.num_heads_kv;
-  folded.q_row_stride = p.q_head_stride, folded.q_head_stride *= group;
-  folded.out_row_stride = p.out_head_stride, folded.out_head_stride *= group;
-  folded.lse_head_stride = group;
-  folded.bias_row_stride = p.bias_head_stride, folded.bias_head_stride *= group;
-  folded.mask_row_stride = p.mask_head_stride, folded.mask_head_stride *= group;
+  folded.q.row_stride = p.q.head_stride, folded.q.head_stride *= group;
+  folded.out.row_stride = p.out.head_stride, folded.out.head_stride *= group;
+  folded.lse.head_stride = group;
+  folded.bias.row_stride = p.bias.head_stride, folded.bias.head_stride *= group;
+  folded.mask.row_stride = p.mask.head_stride, folded.mask.head_stride *= group;
 
   const std::int64_t position = p.causal == Causal::kTopLeft ? 0 : p.seqlen_k - 1;
   const std::int64_t right = p.causal == Causal::kNone ? p.window_right : 0;
@@ -52,10 +52,10 @@ inline AttentionParams folded_heads(const AttentionParams& p) {
         reinterpret_cast<std::uintptr_t>(data) +
         static_cast<std::uintptr_t>(begin * stride * bytes));
   };
-  skip(folded.k, p.k_row_stride, size_of(p.dtype));
-  skip(folded.v, p.v_row_stride, size_of(p.dtype));
-  skip(folded.bias, p.bias_col_stride, size_of(p.bias_dtype));
-  skip(folded.mask, p.mask_col_stride, 1);
+  skip(folded.k.data, p.k.row_stride, size_of(p.q.dtype));
+  skip(folded.v.data, p.v.row_stride, size_of(p.q.dtype));
+  skip(folded.bias.data, p.bias.col_stride, size_of(p.bias.dtype));
+  skip(folded.mask.data, p.mask.col_stride, 1);
   return folded;
 }
 

@@ -48,7 +48,7 @@ Speed general_speed(const AttentionParams& p, int head_dim_tile) {
     if (head_dim_tile <= 128) return {7000, 57.0, 39.6};
     return head_dim_tile <= 192 ? Speed{6700, 54.5, 54.5} : Speed{8200, 65.9, 65.9};
   }
-  const double bias = p.bias ? 1800.0 : 0.0;
+  const double bias = p.bias.data ? 1800.0 : 0.0;
   if (head_dim_tile <= 32) return {5800 + bias, 24.0, 12.0};
   if (head_dim_tile <= 64) return {6200 + bias, 27.5, 18.0};
   if (head_dim_tile <= 96) return {6600 + bias, 40.0, 24.5};
@@ -372,8 +372,8 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   const Choice choice = choose(p, device, tile, request, options.batch_invariant);
   TileConfig config = tile_config(tile, choice.variant);
   if (choice.variant == kGeneral) {
-    const int bias_bytes = p.bias ? static_cast<int>(size_of(p.bias_dtype)) : 0;
-    config.smem_bytes = general_smem_bytes(tile, p.mask != nullptr, bias_bytes);
+    const int bias_bytes = p.bias.data ? static_cast<int>(size_of(p.bias.dtype)) : 0;
+    config.smem_bytes = general_smem_bytes(tile, p.mask.data != nullptr, bias_bytes);
   }
   plan->variant = choice.variant;
   plan->variant_name = kVariantNames[choice.variant];

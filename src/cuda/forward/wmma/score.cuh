@@ -131,21 +131,21 @@ struct LaneTerms {
       : params(p),
         shape(shape),
         mask_slots(slots),
-        bias_slots(slots + (p.mask ? mask_slot_bytes(kRowTiles, kBlockN, kThreads) : 0)),
+        bias_slots(slots + (p.mask.data ? mask_slot_bytes(kRowTiles, kBlockN, kThreads) : 0)),
         alibi_slope(tile::alibi_slope(p, work)),
         rows_left(seqlen_q - row),
         lane_key(lane % 4 * kRunKeys) {
     const int i = min(row, seqlen_q - 1);
-    rows.mask = p.mask + work.batch * p.mask_batch_stride + work.head * p.mask_head_stride +
-                i * p.mask_row_stride;
-    rows.bias = static_cast<const unsigned char*>(p.bias) +
-                (work.batch * p.bias_batch_stride + work.head * p.bias_head_stride +
-                 i * p.bias_row_stride) *
-                    (p.bias_dtype == DType::kFloat32 ? 4 : 2);
+    rows.mask = p.mask.data + work.batch * p.mask.batch_stride + work.head * p.mask.head_stride +
+                i * p.mask.row_stride;
+    rows.bias = static_cast<const unsigned char*>(p.bias.data) +
+                (work.batch * p.bias.batch_stride + work.head * p.bias.head_stride +
+                 i * p.bias.row_stride) *
+                    (p.bias.dtype == DType::kFloat32 ? 4 : 2);
   }
 
   // Whether scores may be so small that a scaled reference does not tell them from -inf.
-  __device__ __forceinline__ bool faint() const { return params.bias != nullptr; }
+  __device__ __forceinline__ bool faint() const { return params.bias.data != nullptr; }
 
   // What scores must be multiplied with after apply() to be in base 2.
   __device__ __forceinline__ float scale_log2() const {
@@ -155,18 +155,18 @@ struct LaneTerms {
   // Starts the copies of a tile that begins at key n0, of `rows`. They are complete after a commit
   // and a wait. `first`: of the walk.
   __device__ __forceinline__ void copy(const Rows& rows, int n0, int seqlen_k, bool first) const {
-    if (params.mask) {
+    if (params.mask.data) {
       copy_tile<MaskSlots>(mask_slots, reinterpret_cast<const std::uint8_t*>(rows.mask),
-                           params.mask_row_stride, params.mask_col_stride, shape.mask_load_bytes,
+                           params.mask.row_stride, params.mask.col_stride, shape.mask_load_bytes,
                            n0, seqlen_k, first);
     }
-    if (params.bias && params.bias_dtype == DType::kFloat32) {
+    if (params.bias.data && params.bias.dtype == DType::kFloat32) {
       copy_tile<WideBiasSlots>(bias_slots, reinterpret_cast<const float*>(rows.bias),
-                               params.bias_row_stride, params.bias_col_stride,
+                               params.bias.row_stride, params.bias.col_stride,
                                shape.bias_load_bytes, n0, seqlen_k, first);
-    } else if (params.bias) {
+    } else if (params.bias.data) {
       copy_tile<BiasSlots>(bias_slots, reinterpret_cast<const T*>(rows.bias),
-                           params.bias_row_stride, params.bias_col_stride, shape.bias_load_bytes,
+                           params.bias.row_stride, params.bias.col_stride, shape.bias_load_bytes,
                            n0, seqlen_k, first);
     }
   }
@@ -187,7 +187,7 @@ struct LaneTerms {
       });
       scale = 1.0f;
     }
-    if (params.alibi_slopes) {
+    if (params.alibi_slopes.data) {
       for_each_run([&](int m, int h, int run) {
         const float first = static_cast<float>(position + 16 * m + 8 * h - 32 * run);
 #pragma unroll
@@ -198,12 +198,12 @@ struct LaneTerms {
       });
       scale = 1.0f;
     }
-    if (params.bias && params.bias_dtype == DType::kFloat32) {
+    if (params.bias.data && params.bias.dtype == DType::kFloat32) {
       add_bias<WideBiasSlots, float>(acc_s, scale);
-    } else if (params.bias) {
+    } else if (params.bias.data) {
       add_bias<BiasSlots, T>(acc_s, scale);
     }
-    if (params.mask) {
+    if (params.mask.data) {
       for_each_run([&](int m, int h, int run) {
         using Words = tile::Vec<std::uint32_t, kRunKeys / 4>;
         const Words visible =

@@ -175,7 +175,8 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim, kVariant == kW
 
   // Where the results go, worked out while the copies are on their way.
   const tile::OutputRows<T> result(params, work);
-  const float* sink = params.sinks ? params.sinks + work.head * params.sinks_stride : nullptr;
+  const float* sink =
+      params.sinks.data ? params.sinks.data + work.head * params.sinks.head_stride : nullptr;
 
   constexpr bool kBranches = kHeadDim <= 64 && !kShape.whole;  // registers are scarce
   SpeculativeSoftmax<kRowTiles> softmax;
@@ -267,7 +268,7 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim, kVariant == kW
   const int row = m0 + warp_row + 8 * h + lane_idx / 4;
   if (row >= result.seqlen_q) return;
   if (result.lse && share == 0 && lane_idx % 4 == 0) result.lse[row] = merge.finalize(sink).lse;
-  parts.store(result.out + row * params.out_row_stride + column, merge, params.head_dim_v - column,
+  parts.store(result.out + row * params.out.row_stride + column, merge, params.head_dim_v - column,
               params.store_bytes, lane_idx);
 }
 

@@ -28,12 +28,9 @@ struct SplitParams {
   const std::int32_t *cu_seqlens_q, *cu_seqlens_k, *seqused_k;
   int total_q, total_k;
 
-  void* out;
-  std::int64_t out_batch_stride, out_head_stride, out_row_stride;
-  float* lse;
-  std::int64_t lse_batch_stride, lse_head_stride;
-  const float* sinks;
-  std::int64_t sinks_stride;
+  MutableTensorView out;
+  BasicTensorView<float> lse;
+  BasicTensorView<const float> sinks;
   int store_bytes;
 };
 
@@ -45,40 +42,37 @@ constexpr int kChunkElements = 8;
 // Whether 32 bits hold every offset: whether q, k and v span less than 32 GiB each.
 inline bool split_offsets_fit(const AttentionParams& p) {
   const bool varlen = p.cu_seqlens_q != nullptr;
-  const auto fits = [&](std::int64_t rows, std::int64_t heads, std::int64_t batch_stride,
-                        std::int64_t head_stride, std::int64_t row_stride) {
+  const auto fits = [&](const TensorView& x, std::int64_t rows, std::int64_t heads) {
     const auto span = [](std::int64_t size, std::int64_t stride) {
       const double elements = static_cast<double>(size) * static_cast<double>(stride);
       return elements < 0 ? -elements : elements;
     };
     // Row blocks and tiles reach beyond the last row.
     constexpr std::int64_t kMoreRows = 128;
-    return span(varlen ? 0 : p.batch_size - 1, batch_stride) + span(heads - 1, head_stride) +
-               span(rows + kMoreRows, row_stride) <
+    return span(varlen ? 0 : p.batch_size - 1, x.batch_stride) + span(heads - 1, x.head_stride) +
+               span(rows + kMoreRows, x.row_stride) <
            kChunkElements * 2147483648.0;
   };
-  return fits(varlen ? p.total_q : p.seqlen_q, p.num_heads, p.q_batch_stride, p.q_head_stride,
-              p.q_row_stride) &&
-         fits(varlen ? p.total_k : p.seqlen_k, p.num_heads_kv, p.k_batch_stride, p.k_head_stride,
-              p.k_row_stride) &&
-         fits(varlen ? p.total_k : p.seqlen_k, p.num_heads_kv, p.v_batch_stride, p.v_head_stride,
-              p.v_row_stride);
+  const std::int64_t rows_k = varlen ? p.total_k : p.seqlen_k;
+  return fits(p.q, varlen ? p.total_q : p.seqlen_q, p.num_heads) &&
+         fits(p.k, rows_k, p.num_heads_kv) && fits(p.v, rows_k, p.num_heads_kv);
 }
 
 inline SplitParams make_split_params(const AttentionParams& p, const LaunchShape& shape) {
-  const auto chunks = [&](std::int64_t batch, std::int64_t head, std::int64_t row) {
+  const auto chunks = [&](const TensorView& x) {
     const auto of = [](std::int64_t stride) { return static_cast<int>(stride / kChunkElements); };
-    return ChunkStrides{of(p.cu_seqlens_q ? 0 : batch), of(head), of(row)};
+    return ChunkStrides{of(p.cu_seqlens_q ? 0 : x.batch_stride), of(x.head_stride),
+                        of(x.row_stride)};
   };
   const std::uint32_t heads = static_cast<std::uint32_t>(p.num_heads * p.batch_size);
   const std::uint32_t left = heads % kSplitHeadsTogether;
   SplitParams s{};
-  s.k = p.k, s.v = p.v, s.q = p.q;
+  s.k = p.k.data, s.v = p.v.data, s.q = p.q.data;
   s.num_m_blocks = shape.num_m_blocks, s.num_heads = shape.num_heads;
   s.heads_per_kv_head = shape.heads_per_kv_head;
-  s.k_stride = chunks(p.k_batch_stride, p.k_head_stride, p.k_row_stride);
-  s.v_stride = chunks(p.v_batch_stride, p.v_head_stride, p.v_row_stride);
-  s.q_stride = chunks(p.q_batch_stride, p.q_head_stride, p.q_row_stride);
+  s.k_stride = chunks(p.k);
+  s.v_stride = chunks(p.v);
+  s.q_stride = chunks(p.q);
   s.seqlen_q = static_cast<int>(p.seqlen_q), s.seqlen_k = static_cast<int>(p.seqlen_k);
   s.window_left = shape.window_left, s.window_right = shape.window_right;
   s.scale_log2 = shape.scale_log2;
@@ -87,11 +81,7 @@ inline SplitParams make_split_params(const AttentionParams& p, const LaunchShape
   s.heads_in_groups = heads - left, s.heads_left = Divider(left > 0 ? left : 1);
   s.cu_seqlens_q = p.cu_seqlens_q, s.cu_seqlens_k = p.cu_seqlens_k, s.seqused_k = p.seqused_k;
   s.total_q = static_cast<int>(p.total_q), s.total_k = static_cast<int>(p.total_k);
-  s.out = p.out;
-  s.out_batch_stride = p.out_batch_stride, s.out_head_stride = p.out_head_stride;
-  s.out_row_stride = p.out_row_stride;
-  s.lse = p.lse, s.lse_batch_stride = p.lse_batch_stride, s.lse_head_stride = p.lse_head_stride;
-  s.sinks = p.sinks, s.sinks_stride = p.sinks_stride;
+  s.out = p.out, s.lse = p.lse, s.sinks = p.sinks;
   s.store_bytes = shape.store_bytes;
   return s;
 }

@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
   for (int r = 0; r < kRows; ++r) {
     const float scale = __shfl_sync(tile::kFullMask, result.scale, 2 * r);
     if (first_row + r >= seq.seqlen_q) continue;
-    Columns::store_row(to.out + (first_row + r) * params.out_row_stride, acc_o[r], lane_idx, scale,
+    Columns::store_row(to.out + (first_row + r) * params.out.row_stride, acc_o[r], lane_idx, scale,
                        static_cast<int>(params.head_dim_v), shape.store_bytes);
   }
 }

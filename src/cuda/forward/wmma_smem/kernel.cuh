@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
   const tile::RowResult result = softmax.finalize(shape.scale_log2, to.sink);
   const bool row_exists = own_row < seq.seqlen_q;
   if (to.lse && lane_idx % 2 == 0 && row_exists) to.lse[own_row] = result.lse;
-  store_output<kHeadDim>(to.out + own_row * params.out_row_stride, row_exists, acc_o, sS,
+  store_output<kHeadDim>(to.out + own_row * params.out.row_stride, row_exists, acc_o, sS,
                          result.scale, static_cast<int>(params.head_dim_v), shape.store_bytes,
                          lane_idx);
 }
