@@ -1,6 +1,7 @@
 # Turns src/cuda/instances.cmake into files in the build folder:
-#   families.inc              DLATTN_FAMILY(forward, scalar) ... for core's list of families
-#   instances.inc             DLATTN_INSTANCE(forward, scalar, kFloat16, 64) ... for core and the tests
+#   families.inc              DLATTN_FAMILY(kForward, scalar, scalar) ... for core's list of families: operation, family
+#                             and namespace within dlattn
+#   instances.inc             DLATTN_INSTANCE(kForward, scalar, scalar, kFloat16, 64) ... for core and the tests
 #   <operation>_<instance>.cu explicit instantiations of a family's launcher, from instance.cu.in; listed in
 #                             DLATTN_INSTANCE_SOURCES, or DLATTN_INSTANCE_SOURCES_<arch>
 # and sets DLATTN_FAMILY_PLANS, the sources of the families' plans, DLATTN_FAMILY_ARCHS, the architectures that families
@@ -17,11 +18,20 @@ set(DLATTN_COMPILED "${_head}")
 set(_enum_float16 kFloat16)
 set(_enum_bfloat16 kBFloat16)
 set(_enum_float32 kFloat32)
+set(_enum_forward kForward)
+set(_enum_merge kMerge)
+set(_params_forward AttentionParams)
+set(_params_merge MergeParams)
 file(READ ${PROJECT_SOURCE_DIR}/src/cuda/instance.cu.in _template)
 
 macro(dlattn_family operation family)
   cmake_parse_arguments(_own "FILE_PER_TILE" "ARCH" "" ${ARGN})
-  string(APPEND _families_inc "DLATTN_FAMILY(${operation}, ${family})\n")
+  if("${operation}" STREQUAL forward)  # whose families give namespaces their names
+    set(_space_${operation}_${family} ${family})
+  else()
+    set(_space_${operation}_${family} ${operation}::${family})
+  endif()
+  string(APPEND _families_inc "DLATTN_FAMILY(${_enum_${operation}}, ${family}, ${_space_${operation}_${family}})\n")
   list(APPEND DLATTN_FAMILY_PLANS ${PROJECT_SOURCE_DIR}/src/cuda/${operation}/${family}/plan.cpp)
   set(_${operation}_${family}_FILE_PER_TILE ${_own_FILE_PER_TILE})
   set(_${operation}_${family}_ARCH "")
@@ -37,9 +47,11 @@ endmacro()
 function(dlattn_instance operation family dtype)
   set(arch ${_${operation}_${family}_ARCH})
   set(_enum ${_enum_${dtype}})
+  set(_params ${_params_${operation}})
+  set(_space ${_space_${operation}_${family}})
   set(names)
   foreach(tile ${ARGN})
-    set(line "DLATTN_INSTANCE(${operation}, ${family}, ${_enum}, ${tile})\n")
+    set(line "DLATTN_INSTANCE(${_enum_${operation}}, ${family}, ${_space}, ${_enum}, ${tile})\n")
     string(APPEND _instances_inc "${line}")
     string(APPEND DLATTN_COMPILED${arch} "${line}")
     set(name ${operation}_${family}_${dtype})

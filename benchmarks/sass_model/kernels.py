@@ -183,13 +183,15 @@ def planned_variants(
         }}"""
     enums = {"float16": "kFloat16", "bfloat16": "kBFloat16", "float32": "kFloat32"}
     instances = "".join(
-        f"DLATTN_INSTANCE(forward, {family}, {enums[dtype]}, {tile})\n"
+        f"DLATTN_INSTANCE(kForward, {family}, {family}, {enums[dtype]}, {tile})\n"
         for family, dtype, tile in cubins.instances()
     )
     families = dict.fromkeys(family for family, _, _ in cubins.instances())
     headers = {
         "instances.inc": instances,
-        "families.inc": "".join(f"DLATTN_FAMILY(forward, {family})\n" for family in families),
+        "families.inc": "".join(
+            f"DLATTN_FAMILY(kForward, {family}, {family})\n" for family in families
+        ),
     }
     sources = [ROOT / f"src/core/{name}.cpp" for name in _CORE]
     sources += [ROOT / f"src/cuda/forward/{family}/plan.cpp" for family in families]

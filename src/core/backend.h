@@ -15,11 +15,14 @@ const char* archs();  // CMAKE_CUDA_ARCHITECTURES of this build, ';'-separated; 
 int device_count();
 std::string device_status();
 const DeviceInfo& device_info(int index);  // cached; throws DeviceError
-void merge_states(const MergeParams& params, void* stream);
 
-using Launcher = void (*)(const AttentionParams& params, const Plan& plan, void* stream);
-// The launcher of an instance that instances.cmake lists; null in a build that lacks it.
-Launcher find_launcher(std::string_view family, DType dtype, int head_dim_tile);
+// Enqueues a plan: its own launch, and those of other operations before and after it.
+template <typename Params>
+using Launcher = void (*)(const Params& params, const Plan& plan, void* stream);
+// The launcher of an instance that instances.cmake lists for the operation that takes Params; null
+// in a build that lacks it.
+template <typename Params>
+Launcher<Params> find_launcher(std::string_view family, DType dtype, int head_dim_tile);
 
 }  // namespace dlattn::cuda
 

@@ -1,53 +1,80 @@
 #include "core/family.h"
 
 #include <atomic>
+#include <type_traits>
 
 #include "core/plan.h"
 #include "core/published.h"
 
-// Generated from instances.cmake: DLATTN_FAMILY(operation, family) and
-// DLATTN_INSTANCE(operation, family, dtype, head_dim_tile).
-#define DLATTN_FAMILY(operation, family)    \
-  namespace dlattn::family {                \
-  extern const core::ForwardFamily kFamily; \
+// Generated from instances.cmake: DLATTN_FAMILY(operation, family, namespace) and
+// DLATTN_INSTANCE(operation, family, namespace, dtype, head_dim_tile).
+#define DLATTN_FAMILY(operation, family, space)                            \
+  namespace space {                                                        \
+  extern const core::Family<core::ParamsOf<Operation::operation>> kFamily; \
   }
+namespace dlattn {
 #include "families.inc"
+}
 #undef DLATTN_FAMILY
 
 namespace dlattn::core {
 
-int ListedFamily::head_dim_tile(DType dtype, std::int64_t head_dim) const {
+template <typename Params>
+const Instance* ListedFamily<Params>::instance(DType dtype, std::int64_t head_dim) const {
   for (const Instance& instance : instances) {
-    if (instance.dtype == dtype && head_dim <= instance.head_dim_tile)
-      return instance.head_dim_tile;
+    const bool holds = instance.head_dim_tile == 0 || head_dim <= instance.head_dim_tile;
+    if (instance.dtype == dtype && holds) return &instance;
   }
-  return 0;
+  return nullptr;
 }
 
-const std::vector<ListedFamily>& forward_families() {
-  static std::atomic<const std::vector<ListedFamily>*> families{nullptr};
-  return published(families, [] {
-    std::vector<ListedFamily> list = {
-#define DLATTN_FAMILY(operation, family) {&dlattn::family::kFamily, {}},
-#include "families.inc"
-#undef DLATTN_FAMILY
-    };
-    const struct {
-      std::string_view family;
-      Instance instance;
-    } instances[] = {
-#define DLATTN_INSTANCE(operation, family, dtype, tile) {#family, {DType::dtype, tile}},
-#include "instances.inc"
-#undef DLATTN_INSTANCE
-    };
-    for (const auto& x : instances) {
-      for (ListedFamily& listed : list) {
-        if (x.family == listed.record->name) listed.instances.push_back(x.instance);
+namespace {
+
+template <typename Params>
+struct FamilyList {
+  std::vector<ListedFamily<Params>> list;
+
+  template <typename Other>
+  void add(const Family<Other>& record) {
+    if constexpr (std::is_same_v<Other, Params>) list.push_back({&record, {}});
+  }
+  template <Operation operation>
+  void add(std::string_view family, Instance instance) {
+    if constexpr (std::is_same_v<ParamsOf<operation>, Params>) {
+      for (ListedFamily<Params>& listed : list) {
+        if (family == listed.record->name) listed.instances.push_back(instance);
       }
     }
-    return list;
-  });
+  }
+};
+
+template <typename Params>
+std::vector<ListedFamily<Params>> listed_families() {
+  FamilyList<Params> families;
+#define DLATTN_FAMILY(operation, family, space) families.add(dlattn::space::kFamily);
+#include "families.inc"
+#undef DLATTN_FAMILY
+#define DLATTN_INSTANCE(operation, family, space, dtype, tile) \
+  families.template add<Operation::operation>(#family, {DType::dtype, tile});
+#include "instances.inc"
+#undef DLATTN_INSTANCE
+  return std::move(families.list);
 }
+
+template <typename Params>
+std::atomic<const std::vector<ListedFamily<Params>>*> published_families{nullptr};
+
+}  // namespace
+
+template <typename Params>
+const std::vector<ListedFamily<Params>>& families() {
+  return published(published_families<Params>, listed_families<Params>);
+}
+
+template struct ListedFamily<AttentionParams>;
+template struct ListedFamily<MergeParams>;
+template const std::vector<ListedFamily<AttentionParams>>& families();
+template const std::vector<ListedFamily<MergeParams>>& families();
 
 }  // namespace dlattn::core
 
@@ -57,8 +84,7 @@ const std::vector<std::string_view>& kernel_names() {
   static std::atomic<const std::vector<std::string_view>*> names{nullptr};
   return core::published(names, [] {
     std::vector<std::string_view> all = {core::kAuto, core::kCpu};
-    for (const core::ListedFamily& family : core::forward_families())
-      all.push_back(family.record->name);
+    for (const auto& family : core::families<AttentionParams>()) all.push_back(family.record->name);
     return all;
   });
 }

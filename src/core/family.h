@@ -5,27 +5,32 @@
 #include <vector>
 
 #include "core/concat.h"
-#include "dlattn/attention.h"
+#include "core/operation.h"
 
 // What core knows of the families of kernels for GPUs. It knows no more of any of them: the list is
 // made from src/cuda/instances.cmake, and each family's record stands beside its kernels.
 namespace dlattn::core {
 
-// A family of the forward operation.
-struct ForwardFamily {
+// A family of an operation, which takes `Params`.
+template <typename Params>
+struct Family {
   const char* name;
   int capability;     // the one compute capability it is for, times ten; 0: any
-  int head_dim_step;  // both head dims are multiples of it
+  int head_dim_step;  // all head dims are multiples of it
   // The tile shapes that Options::variant may name, for messages; null: there is one shape.
   std::string (*accepted_variants)();
   // Whether the family can run a valid problem as `options` ask, on a GPU that the build has
-  // kernels for, of a dtype and head dims that it has an instance of. If so, `plan`, whose kernel,
-  // dtype, head_dim_tile and copy_bytes are set, is how, with predicted_ns; if not, `why` says why
-  // not, without the family's name, unless it is null. At first predicted_ns is what the fastest of
-  // the families before was predicted to take: one that is not faster may refuse for that.
-  bool (*plan)(const AttentionParams& params, const DeviceInfo& device, const Options& options,
-               Plan* plan, std::string* why);
+  // kernels for, of a dtype and head dims that it has an instance of. If so, `plan`, whose
+  // operation, kernel, dtype, head_dim_tile and copy_bytes are set, is how, with predicted_ns; if
+  // not, `why` says why not, without the family's name, unless it is null. At first predicted_ns is
+  // what the fastest of the families before was predicted to take: one that is not faster may
+  // refuse for that. A family may plan launches of other operations before and after its own; its
+  // launcher enqueues them.
+  bool (*plan)(const Params& params, const DeviceInfo& device, const Options& options, Plan* plan,
+               std::string* why);
 };
+using ForwardFamily = Family<AttentionParams>;
+using MergeFamily = Family<MergeParams>;
 
 // For what returns whether it accepts: false, and why, if anybody asks.
 template <typename... Parts>
@@ -36,18 +41,20 @@ bool refuse(std::string* why, const Parts&... parts) {
 
 struct Instance {
   DType dtype;
-  int head_dim_tile;
+  int head_dim_tile;  // 0: any head dims
 };
 
+template <typename Params>
 struct ListedFamily {
-  const ForwardFamily* record;
+  const Family<Params>* record;
   std::vector<Instance> instances;  // tiles ascending within a dtype
 
-  // The smallest tile of an instance of `dtype` that holds `head_dim`, 0 if none does.
-  int head_dim_tile(DType dtype, std::int64_t head_dim) const;
+  // The first instance of `dtype` that holds `head_dim`; null if none does.
+  const Instance* instance(DType dtype, std::int64_t head_dim) const;
 };
 
-// In the order of instances.cmake.
-const std::vector<ListedFamily>& forward_families();
+// Those of the operation that takes Params, in the order of instances.cmake.
+template <typename Params>
+const std::vector<ListedFamily<Params>>& families();
 
 }  // namespace dlattn::core

@@ -2,94 +2,65 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <limits>
+#include <sstream>
 
 #include "core/backend.h"
+#include "core/choose.h"
 #include "core/concat.h"
-#include "core/family.h"
 #include "cuda/tile/alignment.h"
 #include "cuda/tile/launch_shape.h"
 
 namespace dlattn::core {
 namespace {
 
-// The head_dim_tile of a problem's instance, 0 if there is none.
-int instance_tile(const ListedFamily& family, const AttentionParams& p, std::string* why) {
-  const int step = family.record->head_dim_step;
-  const int tile = family.head_dim_tile(p.q.dtype, std::max(p.head_dim, p.head_dim_v));
-  if (tile > 0 && p.head_dim % step == 0 && p.head_dim_v % step == 0) return tile;
-  if (!why) return 0;
-  std::string dtypes;
-  int largest = 0;
-  const Instance* before = nullptr;
-  for (const Instance& instance : family.instances) {
-    largest = std::max(largest, instance.head_dim_tile);
-    if (!before || before->dtype != instance.dtype)
-      dtypes += concat(dtypes.empty() ? "" : ", ", to_string(instance.dtype));
-    before = &instance;
-  }
-  if (family.head_dim_tile(p.q.dtype, 1) == 0) {
-    refuse(why, "dtype is ", to_string(p.q.dtype), "; accepted: ", dtypes);
-    return 0;
-  }
-  const bool first = p.head_dim > largest || p.head_dim % step != 0;
-  refuse(why, first ? "head_dim is " : "head_dim of v is ", first ? p.head_dim : p.head_dim_v,
-         "; accepted: ", step == 1 ? "1 to " : concat("multiples of ", step, " up to "), largest);
-  return 0;
+bool runs_on_cpu(const DeviceInfo& device, const Options& options, std::string* why) {
+  if (device.type != DeviceType::kCpu) return refuse(why, "the tensors are on a CUDA device");
+  return !options.variant || refuse_variant(options.variant, why);
 }
 
-// What a plan asks of the device, or of a kernel's arithmetic, that they do not have.
-bool can_launch(const Plan& plan, const AttentionParams& p, const DeviceInfo& device,
-                std::string* why) {
-  if (plan.smem_bytes > device.max_smem_per_block) {
-    return refuse(why, "needs ", plan.smem_bytes, " bytes of shared memory per block; ",
+bool asks_for_cpu(const DeviceInfo& device, const Options& options) {
+  return options.kernel == kCpu || (options.kernel == kAuto && device.type == DeviceType::kCpu);
+}
+
+std::string join(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += (text.empty() ? "" : "; ") + line;
+  return text;
+}
+
+[[noreturn]] void fail_without_kernel(const std::vector<std::string>& reasons) {
+  throw UnsupportedError("no kernel can run this: " + join(reasons));
+}
+
+bool can_launch(const Launch& launch, const DeviceInfo& device, std::string* why) {
+  if (launch.smem_bytes > device.max_smem_per_block) {
+    return refuse(why, "needs ", launch.smem_bytes, " bytes of shared memory per block; ",
                   device.name, " has ", device.max_smem_per_block);
   }
-  const struct {
-    const char* name;
-    std::int64_t value;
-  } lengths[] = {{"seqlen_q", p.seqlen_q}, {"seqlen_k", p.seqlen_k}};
-  for (const auto& length : lengths) {
+  if (launch.grid > kMaxGrid)
+    return refuse(why, "needs ", launch.grid, " thread blocks; accepted: up to ", kMaxGrid);
+  return true;
+}
+
+}  // namespace
+
+bool can_launch(const Plan& plan, const DeviceInfo& device, std::string* why) {
+  bool can = can_launch(static_cast<const Launch&>(plan), device, why);
+  for (int i = 0; i < plan.num_before + plan.num_after; ++i)
+    can = can && can_launch(plan.others[i], device, why);
+  return can;
+}
+
+bool positions_fit(const AttentionParams& p, std::string* why) {
+  for (const NamedSize& length : {NamedSize{"seqlen_q", p.seqlen_q}, {"seqlen_k", p.seqlen_k}}) {
     if (length.value > kMaxSeqlen)
       return refuse(why, length.name, " is ", length.value, "; accepted: up to ", kMaxSeqlen);
   }
-  if (plan.grid > kMaxGrid)
-    return refuse(why, "needs ", plan.grid, " thread blocks; accepted: up to ", kMaxGrid);
   return true;
 }
 
 bool refuse_variant(const char* variant, std::string* why) {
   return refuse(why, "variant is ", variant, "; accepted: none, this kernel has one tile shape");
-}
-
-bool is_for(const ForwardFamily& family, const DeviceInfo& device) {
-  return !family.capability ||
-         family.capability == 10 * device.compute_major + device.compute_minor;
-}
-
-// Whether a family can run a problem. If so, `plan`, whose copy_bytes are set, is how; if not,
-// `why` says why not, without the family's name, unless it is null.
-bool plan_on(const ListedFamily& family, const AttentionParams& p, const DeviceInfo& device,
-             const Options& options, Plan* plan, std::string* why) {
-  const ForwardFamily& record = *family.record;
-  if (device.type != DeviceType::kCuda) return refuse(why, "the tensors are on the CPU");
-  if (!device.unserved.empty()) return refuse(why, device.unserved);
-  if (!is_for(record, device)) {
-    return refuse(why, "needs compute capability ", record.capability / 10, ".",
-                  record.capability % 10, "; ", device.name, " has ", device.compute_major, ".",
-                  device.compute_minor);
-  }
-  plan->kernel = record.name;
-  plan->dtype = p.q.dtype;
-  plan->head_dim_tile = instance_tile(family, p, why);
-  if (plan->head_dim_tile == 0) return false;
-  if (options.variant && !record.accepted_variants) return refuse_variant(options.variant, why);
-  return record.plan(p, device, options, plan, why) && can_launch(*plan, p, device, why);
-}
-
-bool runs_on_cpu(const DeviceInfo& device, const Options& options, std::string* why) {
-  if (device.type != DeviceType::kCpu) return refuse(why, "the tensors are on a CUDA device");
-  return !options.variant || refuse_variant(options.variant, why);
 }
 
 std::string unknown_kernel(std::string_view kernel) {
@@ -99,42 +70,16 @@ std::string unknown_kernel(std::string_view kernel) {
   return concat("kernel is ", kernel, "; accepted: ", names);
 }
 
-bool asks_for_cpu(const DeviceInfo& device, const Options& options) {
-  return options.kernel == kCpu || (options.kernel == kAuto && device.type == DeviceType::kCpu);
-}
-
-// Whether a family that `options` admit can run a problem on a GPU. If so, `best` is how, by the
-// families' models the fastest; if not, `reasons` are why not, unless that is null.
-bool best_plan(const AttentionParams& p, const DeviceInfo& device, const Options& options,
-               Plan* best, std::vector<std::string>* reasons) {
-  std::string text;
-  std::string* why = reasons ? &text : nullptr;
-  const bool any = options.kernel == kAuto;
-  bool found = false, known = any;
-  const int bytes = copy_bytes(p);
-  for (const ListedFamily& family : forward_families()) {
-    if (any ? !is_for(*family.record, device) : options.kernel != family.record->name) continue;
-    known = true;
-    Plan plan;
-    plan.copy_bytes = bytes;
-    plan.predicted_ns = found ? best->predicted_ns : std::numeric_limits<double>::infinity();
-    if (!plan_on(family, p, device, options, &plan, why)) {
-      if (reasons) reasons->push_back(concat(family.record->name, ": ", text));
-    } else if (!found || plan.predicted_ns < best->predicted_ns) {
-      *best = plan, found = true;
-    }
+std::string accepted_dtypes(const std::vector<Instance>& instances) {
+  std::string dtypes;
+  const Instance* before = nullptr;
+  for (const Instance& instance : instances) {
+    if (!before || before->dtype != instance.dtype)
+      dtypes += concat(dtypes.empty() ? "" : ", ", to_string(instance.dtype));
+    before = &instance;
   }
-  if (!known && reasons) reasons->push_back(unknown_kernel(options.kernel));
-  return found;
+  return dtypes;
 }
-
-std::string join(const std::vector<std::string>& lines) {
-  std::string text;
-  for (const std::string& line : lines) text += (text.empty() ? "" : "; ") + line;
-  return text;
-}
-
-}  // namespace
 
 int copy_bytes(const AttentionParams& p) {
   const bool varlen = p.cu_seqlens_q != nullptr;
@@ -206,7 +151,46 @@ Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Op
     cpu::plan(params, device, options, &plan);
     return plan;
   }
-  throw UnsupportedError("no kernel can run this: " + join(refusals(params, device, options)));
+  fail_without_kernel(refusals(params, device, options));
+}
+
+Plan make_plan(const MergeParams& params, const DeviceInfo& device) {
+  Plan plan;
+  if (device.type == DeviceType::kCpu) {
+    plan.operation = Operation::kMerge;
+    plan.kernel = kCpu;
+    plan.dtype = params.out.dtype;
+    plan.num_threads = device.num_threads;
+    plan.isa = device.isa;
+    return plan;
+  }
+  if (best_plan(params, device, Options(), &plan, nullptr)) return plan;
+  std::vector<std::string> reasons;
+  best_plan(params, device, Options(), &plan, &reasons);
+  fail_without_kernel(reasons);
+}
+
+void* workspace_of(const AttentionParams& params, const Plan& plan,
+                   const WorkspaceAllocator& allocator) {
+  if (plan.workspace_bytes == 0) return nullptr;
+  void* memory = params.workspace;
+  if (memory && params.workspace_bytes < plan.workspace_bytes) {
+    throw UnsupportedError(concat("workspace has ", params.workspace_bytes,
+                                  " bytes; accepted: at least ", plan.workspace_bytes));
+  }
+  if (!memory && allocator.function)
+    memory = allocator.function(allocator.context, plan.workspace_bytes);
+  if (!memory) {
+    throw UnsupportedError(concat("workspace is null; accepted: ", plan.workspace_bytes,
+                                  " bytes of device memory, or an allocator in the options"));
+  }
+  const auto past = reinterpret_cast<std::uintptr_t>(memory) % kWorkspaceAlignment;
+  if (past != 0) {
+    throw UnsupportedError(concat("workspace: its address is ", past,
+                                  " byte(s) past a multiple of ", kWorkspaceAlignment,
+                                  "; accepted: multiples of it"));
+  }
+  return memory;
 }
 
 }  // namespace dlattn::core

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/family.h"
 #include "dlattn/attention.h"
 
 namespace dlattn::core {
@@ -11,20 +12,33 @@ namespace dlattn::core {
 // What Options::kernel may be beside the families' names.
 constexpr std::string_view kAuto = "auto", kCpu = "cpu";
 
-// The widest copy, in bytes, that every row of q, k and v is aligned to. Dimensions of one element
-// do not count.
-int copy_bytes(const AttentionParams& params);
-
 // The name of a score feature (softcap, bias, mask, alibi_slopes) that a problem uses; null: none.
 const char* score_feature(const AttentionParams& params);
 
 // The plan of a valid problem; throws UnsupportedError if no kernel, or not the one asked for, can
 // run it.
 Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Options& options);
+Plan make_plan(const MergeParams& params, const DeviceInfo& device);
 
 // Why none of the kernels that `options` admits can run a valid problem; empty if one can.
 std::vector<std::string> refusals(const AttentionParams& params, const DeviceInfo& device,
                                   const Options& options);
+
+// Whether the device can launch all that a plan does; if not, `why`, unless it is null, says why
+// not.
+bool can_launch(const Plan& plan, const DeviceInfo& device, std::string* why);
+
+bool refuse_variant(const char* variant, std::string* why);  // of a family without variants
+std::string unknown_kernel(std::string_view kernel);
+std::string accepted_dtypes(const std::vector<Instance>& instances);
+
+// The workspace of a call that follows `plan`: the parameters', or what `allocator` gives; null if
+// the plan needs none. Throws UnsupportedError if there is none, or it is too small or misaligned.
+void* workspace_of(const AttentionParams& params, const Plan& plan,
+                   const WorkspaceAllocator& allocator);
+
+// Prints a plan to stderr if the environment variable DLATTN_PRINT_PLAN asks for it.
+void print_if_asked(const Plan& plan);
 
 // What of machine code and PTX for `archs` (CMAKE_CUDA_ARCHITECTURES, ';'-separated) runs on a
 // compute capability. Machine code for X.Y runs on X.Z with Z >= Y; PTX for X.Y on anything from

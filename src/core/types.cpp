@@ -24,6 +24,10 @@ const char* to_string(DeviceType type) {
   return type == DeviceType::kCuda ? "cuda" : "cpu";
 }
 
+const char* to_string(Operation operation) {
+  return operation == Operation::kMerge ? "merge" : "forward";
+}
+
 std::int64_t size_of(DType dtype) {
   switch (dtype) {
     case DType::kFloat16:

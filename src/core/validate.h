@@ -1,6 +1,6 @@
 #pragma once
 
-#include "dlattn/params.h"
+#include "dlattn/attention.h"
 
 namespace dlattn::core {
 

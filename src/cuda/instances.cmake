@@ -1,7 +1,7 @@
 # The one list of families and kernel instances: operation x family x dtype x head_dim tile x architecture. A problem
-# runs on the smallest tile that holds both of its head dims. From this list come the .cu files that instantiate the
-# launchers, core's list of families and the registry's tables. Families are asked in this order: the fastest ones come
-# first, after which plans of the others end early.
+# runs on the smallest tile that holds both of its head dims; a tile of 0 holds any. From this list come the .cu files
+# that instantiate the launchers, core's lists of families and the registry's table. Families of an operation are asked
+# in this order: the fastest ones come first, after which plans of the others end early.
 #
 #   dlattn_family(<operation> <family> [ARCH <arch>] [FILE_PER_TILE])   compiled for all architectures, or for one alone
 #   dlattn_instance(<operation> <family> <dtype> <head_dim tiles, ascending>...)
@@ -28,3 +28,8 @@ dlattn_family(forward scalar)
 dlattn_instance(forward scalar float16 64 128 256)
 dlattn_instance(forward scalar bfloat16 64 128 256)
 dlattn_instance(forward scalar float32 64 128 256)
+
+dlattn_family(merge row_per_warp)
+dlattn_instance(merge row_per_warp float16 0)
+dlattn_instance(merge row_per_warp bfloat16 0)
+dlattn_instance(merge row_per_warp float32 0)

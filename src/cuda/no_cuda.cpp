@@ -26,11 +26,11 @@ std::string device_status() {
 const DeviceInfo& device_info(int) {
   throw DeviceError(kNoCuda);
 }
-void merge_states(const MergeParams&, void*) {
-  throw DeviceError(kNoCuda);
-}
-Launcher find_launcher(std::string_view, DType, int) {
+template <typename Params>
+Launcher<Params> find_launcher(std::string_view, DType, int) {
   return nullptr;
 }
+template Launcher<AttentionParams> find_launcher(std::string_view, DType, int);
+template Launcher<MergeParams> find_launcher(std::string_view, DType, int);
 
 }  // namespace dlattn::cuda

@@ -1,39 +1,63 @@
 // From an instance to its launcher; the table is generated from instances.cmake.
-#include "core/backend.h"
+#include <type_traits>
 
-#define DLATTN_FAMILY(operation, family)                          \
-  namespace dlattn::family {                                      \
-  template <DType, int>                                           \
-  void launch(const AttentionParams&, const Plan&, void* stream); \
+#include "core/backend.h"
+#include "core/operation.h"
+
+#define DLATTN_FAMILY(operation, family, space)                                        \
+  namespace space {                                                                    \
+  template <DType, int>                                                                \
+  void launch(const core::ParamsOf<Operation::operation>&, const Plan&, void* stream); \
   }
+namespace dlattn {
 #include "families.inc"
+}
 #undef DLATTN_FAMILY
 
 namespace dlattn::cuda {
 namespace {
 
+// The launcher of one operation; the others are null.
+struct AnyLauncher {
+  Launcher<AttentionParams> forward = nullptr;
+  Launcher<MergeParams> merge = nullptr;
+
+  constexpr AnyLauncher(Launcher<AttentionParams> launch) : forward(launch) {}
+  constexpr AnyLauncher(Launcher<MergeParams> launch) : merge(launch) {}
+
+  template <typename Params>
+  Launcher<Params> of() const {
+    if constexpr (std::is_same_v<Params, AttentionParams>) return forward;
+    if constexpr (std::is_same_v<Params, MergeParams>) return merge;
+  }
+};
+
 struct Entry {
   std::string_view family;
   DType dtype;
   int head_dim_tile;
-  Launcher launch;
+  AnyLauncher launcher;
 };
 
 constexpr Entry kEntries[] = {
-#define DLATTN_INSTANCE(operation, family, dtype, tile) \
-  {#family, DType::dtype, tile, family::launch<DType::dtype, tile>},
+#define DLATTN_INSTANCE(operation, family, space, dtype, tile) \
+  {#family, DType::dtype, tile, space::launch<DType::dtype, tile>},
 #include "compiled.inc"
 #undef DLATTN_INSTANCE
 };
 
 }  // namespace
 
-Launcher find_launcher(std::string_view family, DType dtype, int head_dim_tile) {
+template <typename Params>
+Launcher<Params> find_launcher(std::string_view family, DType dtype, int head_dim_tile) {
   for (const Entry& entry : kEntries) {
-    if (entry.head_dim_tile == head_dim_tile && entry.dtype == dtype && entry.family == family)
-      return entry.launch;
+    if (entry.head_dim_tile != head_dim_tile || entry.dtype != dtype || entry.family != family)
+      continue;
+    if (const Launcher<Params> launcher = entry.launcher.of<Params>()) return launcher;
   }
   return nullptr;
 }
+template Launcher<AttentionParams> find_launcher(std::string_view, DType, int);
+template Launcher<MergeParams> find_launcher(std::string_view, DType, int);
 
 }  // namespace dlattn::cuda

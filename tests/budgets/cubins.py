@@ -55,7 +55,8 @@ _TWINS = {
     **{("sm90", f"{v}{terms}"): "varlen" for v in ("", "v128") for terms in _TERMS[:2]},
 }
 _KERNEL = re.compile(
-    r"_ZN6dlattn\d+(sm90|[a-z_]+?)(?:6|\d\d(split|general|bulk)_)kernelI(6__half|13__nv_bfloat16|f)"
+    r"_ZN6dlattn\d+(sm90|[a-z_]+?)(?:12row_per_warp)?(?:6|\d\d(split|general|bulk)_)"
+    r"kernelI(6__half|13__nv_bfloat16|f)"
     r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:LNS0_5TermsE([0-2])ELb([01])E)?EEv\w+"
 )
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
@@ -162,6 +163,22 @@ def installed_library() -> Path | None:
     return None
 
 
+def _instantiation(template: str, operation: str, family: str, dtype: str, tile: int) -> str:
+    """What CMake makes of instance.cu.in."""
+    forward = operation == "forward"
+    values = {
+        "operation": operation,
+        "family": family,
+        "_space": family if forward else f"{operation}::{family}",
+        "_params": "AttentionParams" if forward else f"{operation.capitalize()}Params",
+        "_enum": _ENUMS[dtype],
+        "tile": str(tile),
+    }
+    for name, value in values.items():
+        template = template.replace(f"@{name}@", value)
+    return template
+
+
 def compile_instances(
     folder: Path, arch: str = SM_89, wanted: Container[tuple[str, str, int]] | None = None
 ) -> list[Path]:
@@ -173,11 +190,14 @@ def compile_instances(
         if wanted is not None and (family, dtype, tile) not in wanted:
             continue
         source = folder / f"{kernel_name(family, dtype, tile)}.cu"
-        text = template.replace("@operation@", "forward").replace("@family@", family)
-        source.write_text(text.replace("@_enum@", _ENUMS[dtype]).replace("@tile@", str(tile)))
+        source.write_text(_instantiation(template, "forward", family, dtype, tile))
         sources[source] = source.with_suffix(".cubin")
     if wanted is None:
-        sources[ROOT / "src/cuda/merge/merge.cu"] = folder / "merge.cubin"
+        merge = folder / "merge.cu"
+        merge.write_text(
+            "".join(_instantiation(template, "merge", "row_per_warp", d, 0) for d in _ENUMS)
+        )
+        sources[merge] = merge.with_suffix(".cubin")
 
     def build(source: Path) -> None:
         number = (SM_90A if arch_of(source.stem) == SM_90A else arch).removeprefix("sm_")

@@ -379,17 +379,18 @@ void archs() {
 // A build with CUDA can launch every instance of the families that it says it has.
 void launchers() {
   const std::vector<std::string> kernels = build_info().kernels;
-  for (const core::ListedFamily& family : core::forward_families()) {
+  for (const auto& family : core::families<AttentionParams>()) {
     const std::string name = family.record->name;
     const bool built = std::find(kernels.begin(), kernels.end(), name) != kernels.end();
     for (const core::Instance& instance : family.instances) {
-      const bool found = cuda::find_launcher(name, instance.dtype, instance.head_dim_tile);
+      const bool found =
+          cuda::find_launcher<AttentionParams>(name, instance.dtype, instance.head_dim_tile);
       CHECK_FOR(found == built, name);
     }
   }
   CHECK_EQ(kernels.size() > 1, cuda::compiled());
-  CHECK(!cuda::find_launcher("wmma", DType::kFloat32, 64));
-  CHECK(!cuda::find_launcher("none", DType::kFloat16, 64));
+  CHECK(!cuda::find_launcher<AttentionParams>("wmma", DType::kFloat32, 64));
+  CHECK(!cuda::find_launcher<AttentionParams>("none", DType::kFloat16, 64));
 }
 
 void unknown_names() {
@@ -401,8 +402,10 @@ void unknown_names() {
 
 void registry() {
   const auto head_dim_tile = [](std::string_view name, DType dtype, std::int64_t head_dim) {
-    for (const core::ListedFamily& family : core::forward_families()) {
-      if (family.record->name == name) return family.head_dim_tile(dtype, head_dim);
+    for (const auto& family : core::families<AttentionParams>()) {
+      if (family.record->name != name) continue;
+      const core::Instance* instance = family.instance(dtype, head_dim);
+      return instance ? instance->head_dim_tile : 0;
     }
     return -1;
   };

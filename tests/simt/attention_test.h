@@ -83,8 +83,9 @@ constexpr bool is_built([[maybe_unused]] dlattn::DType dtype, [[maybe_unused]] i
 // compile-time constant. It must be one that is built.
 template <const std::string_view& kFamily, typename T, typename Run>
 void with_instance(int head_dim_tile, Run run) {
-#define DLATTN_INSTANCE(operation, family, dtype, tile)                            \
-  if constexpr (#family == kFamily && dlattn::DType::dtype == DTypeOf<T>::value && \
+#define DLATTN_INSTANCE(operation, family, space, dtype, tile)                     \
+  if constexpr (dlattn::Operation::operation == dlattn::Operation::kForward &&     \
+                #family == kFamily && dlattn::DType::dtype == DTypeOf<T>::value && \
                 is_built(DTypeOf<T>::value, tile)) {                               \
     if (head_dim_tile == tile) return run(std::integral_constant<int, tile>{});    \
   }

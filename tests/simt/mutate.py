@@ -44,7 +44,7 @@ FAMILIES = {
     "wmma_general": "forward/wmma/general.cuh",
     "wmma_bulk": "forward/wmma/bulk.cuh",
     "sm90": "forward/sm90/kernel.cuh",
-    "merge": "merge/kernel.cuh",
+    "merge": "merge/row_per_warp/kernel.cuh",
 }
 TIMEOUT_S = 300
 

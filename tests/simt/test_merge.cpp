@@ -1,5 +1,5 @@
 #include "attention_test.h"
-#include "cuda/merge/kernel.cuh"
+#include "cuda/merge/row_per_warp/kernel.cuh"
 
 namespace {
 
@@ -150,9 +150,10 @@ void run(simt::Tests* tests, const MergeCase& c) {
   const All<T> all{parts, out, lse};
   for (const simt::Schedule schedule : simt::schedules()) {
     out.poison(), lse.poison();
-    simt::Launch launch{dim3(c.num_blocks), dim3(dlattn::merge::kNumThreads), 0, schedule};
+    simt::Launch launch{dim3(c.num_blocks), dim3(dlattn::merge::row_per_warp::kNumThreads), 0,
+                        schedule};
     simt::start_early(&launch, all);
-    simt::launch(launch, [&] { dlattn::merge::kernel<T>(params); });
+    simt::launch(launch, [&] { dlattn::merge::row_per_warp::kernel<T>(params); });
     if (!out.gaps_intact() || !lse.gaps_intact()) trouble = "a write outside out or lse";
   }
   const std::string name = std::string("merge ") + dlattn::to_string(params.out.dtype) + " " +

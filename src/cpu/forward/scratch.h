@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "dlattn/params.h"
+#include "dlattn/forward.h"
 
 namespace dlattn::cpu::DLATTN_CPU_ISA {
 

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "dlattn/params.h"
+#include "dlattn/forward.h"
 
 namespace dlattn::cpu {
 

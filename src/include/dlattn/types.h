@@ -12,6 +12,9 @@ namespace dlattn {
 // kFloat64; the LSE is stored as fp32 for all.
 enum class DType : std::int8_t { kFloat16, kBFloat16, kFloat32, kFloat64 };
 
+// What kernels compute: attention, or the merge of partial results of it.
+enum class Operation : std::int8_t { kForward, kMerge };
+
 enum class DeviceType : std::int8_t { kCpu, kCuda };
 
 struct Device {
@@ -53,8 +56,9 @@ class DLATTN_API DeviceError : public Error {
   ~DeviceError() override;
 };
 
-DLATTN_API const char* to_string(DType dtype);      // "float16", ...
-DLATTN_API const char* to_string(DeviceType type);  // "cpu", "cuda"
-DLATTN_API std::int64_t size_of(DType dtype);       // bytes per element
+DLATTN_API const char* to_string(DType dtype);          // "float16", ...
+DLATTN_API const char* to_string(DeviceType type);      // "cpu", "cuda"
+DLATTN_API const char* to_string(Operation operation);  // "forward", ...
+DLATTN_API std::int64_t size_of(DType dtype);           // bytes per element
 
 }  // namespace dlattn

@@ -5,7 +5,7 @@
 #include "cuda/forward/sm90/score_params.h"
 #include "cuda/forward/sm90/traits.h"
 #include "cuda/tile/boxes.h"
-#include "dlattn/params.h"
+#include "dlattn/forward.h"
 
 // What the copy engine is told of the tensors, as plain host code: the plan asks whether it can be
 // told, the launch tells it.

@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "cuda/forward/sm90/traits.h"
-#include "dlattn/params.h"
+#include "dlattn/forward.h"
 
 // What the kernels with score terms are told of them: plain host code, which the plan asks too.
 namespace dlattn::sm90 {

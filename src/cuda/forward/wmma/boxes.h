@@ -4,7 +4,7 @@
 
 #include "cuda/forward/wmma/traits.h"
 #include "cuda/tile/boxes.h"
-#include "dlattn/params.h"
+#include "dlattn/forward.h"
 
 // What the copy engine is told of the tensors of a problem of fixed length, as plain host code: the
 // plan asks whether it can be told, the launch tells it.

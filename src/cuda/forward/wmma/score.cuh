@@ -1,6 +1,6 @@
 #pragma once
 
-// What may stand between q.k and the softmax besides the scale, in the order of params.h: softcap,
+// What may stand between q.k and the softmax besides the scale, in the order of forward.h: softcap,
 // ALiBi, bias, then the mask.
 //
 // Scores are in accumulators whose columns hold the keys in the order of RowsByLane, so that of

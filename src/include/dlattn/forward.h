@@ -2,9 +2,13 @@
 
 #include <cstdint>
 
+#include "dlattn/device.h"
+#include "dlattn/export.h"
+#include "dlattn/plan.h"
 #include "dlattn/tensor.h"
 #include "dlattn/types.h"
 
+// Attention, forward.
 namespace dlattn {
 
 // The values that are accepted, by every backend and kernel alike. What the host holds and is not
@@ -83,26 +87,25 @@ struct AttentionParams {
   const std::int32_t* seqused_k = nullptr;  // [batch_size], keys of each sequence in use; null: all
   std::int64_t total_q = 0;                 // below 2^31, as total_k is
   std::int64_t total_k = 0;
+
+  // Device memory for Plan::workspace_bytes, aligned to kWorkspaceAlignment, sharing none with the
+  // tensors; what it holds before and after means nothing. Null: Options::workspace is asked.
+  void* workspace = nullptr;
+  std::int64_t workspace_bytes = 0;
 };
 
-constexpr int kMaxMergeStates = 32;
+// Whether forward() would run `params` on `device`; never launches, never throws for wrong params.
+DLATTN_API Support supported(const AttentionParams& params, const DeviceInfo& device,
+                             const Options& options = {});
+// The plan that forward() would follow on `device`. Throws UnsupportedError.
+DLATTN_API Plan plan(const AttentionParams& params, const DeviceInfo& device,
+                     const Options& options = {});
 
-// Merge of partial attention results over disjoint sets of keys, exact up to rounding:
-//   lse = log sum_n exp(lse_n),  out = sum_n exp(lse_n - lse) out_n.
-// A part with lse_n = -inf contributes nothing, whatever its out_n holds; if every part is empty,
-// out = 0, lse = -inf.
-struct MergeParams {
-  int num_states = 0;  // 1 .. kMaxMergeStates
-  // Neither out nor lse shares memory with a part.
-  TensorView outs[kMaxMergeStates];  // each [batch_size, seqlen_q, num_heads, head_dim_v]
-  BasicTensorView<const float> lses[kMaxMergeStates];  // each [batch_size, num_heads, seqlen_q]
-  MutableTensorView out;       // [batch_size, seqlen_q, num_heads, head_dim_v]
-  BasicTensorView<float> lse;  // [batch_size, num_heads, seqlen_q], rows contiguous
-  Device device;
-  std::int64_t batch_size = 0;
-  std::int64_t seqlen_q = 0;
-  std::int64_t num_heads = 0;
-  std::int64_t head_dim_v = 0;
-};
+// Computes attention. On CUDA the work is enqueued on `stream` (a cudaStream_t; null is the legacy
+// default stream) and the call returns; on the CPU it is done when the call returns. Allocates no
+// device memory and never synchronises. Throws UnsupportedError before anything is launched,
+// DeviceError if the launch fails.
+DLATTN_API void forward(const AttentionParams& params, void* stream = nullptr,
+                        const Options& options = {});
 
 }  // namespace dlattn

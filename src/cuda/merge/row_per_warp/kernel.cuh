@@ -9,17 +9,16 @@
 
 #include <cstdint>
 
+#include "cuda/merge/row_per_warp/traits.h"
 #include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/vec.cuh"
 #include "cuda/tile/warp.cuh"
-#include "dlattn/params.h"
+#include "dlattn/merge.h"
 
-namespace dlattn::merge {
+namespace dlattn::merge::row_per_warp {
 
-constexpr int kNumWarps = 4;
-constexpr int kNumThreads = kNumWarps * 32;
 static_assert(kMaxMergeStates <= 32, "a lane per part");
 
 struct Row {
@@ -82,4 +81,4 @@ __global__ void __launch_bounds__(kNumThreads) kernel(const __grid_constant__ Me
   }
 }
 
-}  // namespace dlattn::merge
+}  // namespace dlattn::merge::row_per_warp

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/concat.h"
+#include "core/family.h"
+#include "core/operation.h"
+#include "core/plan.h"
+
+// The choice between the families of an operation: of those that accept a problem, the one that is
+// predicted to be the fastest.
+namespace dlattn::core {
+
+// The instance that serves a problem, null if there is none.
+template <typename Params>
+const Instance* instance_of(const ListedFamily<Params>& family, const Params& p, std::string* why) {
+  const int step = family.record->head_dim_step;
+  const DType dtype = dtype_of(p);
+  const HeadDims dims = head_dims_of(p);
+  const auto fits_step = [step](const NamedSize& dim) { return dim.value % step == 0; };
+  const Instance* instance = family.instance(dtype, std::max(dims.first.value, dims.second.value));
+  if (instance && fits_step(dims.first) && fits_step(dims.second)) return instance;
+  if (!why) return nullptr;
+  if (!family.instance(dtype, 1)) {
+    refuse(why, "dtype is ", to_string(dtype), "; accepted: ", accepted_dtypes(family.instances));
+    return nullptr;
+  }
+  int largest = 0;
+  for (const Instance& each : family.instances) largest = std::max(largest, each.head_dim_tile);
+  const bool first_fits = dims.first.value <= largest && fits_step(dims.first);
+  const NamedSize& wrong = first_fits ? dims.second : dims.first;
+  refuse(why, wrong.name, " is ", wrong.value,
+         "; accepted: ", step == 1 ? "1 to " : concat("multiples of ", step, " up to "), largest);
+  return nullptr;
+}
+
+template <typename Params>
+bool is_for(const Family<Params>& family, const DeviceInfo& device) {
+  return !family.capability ||
+         family.capability == 10 * device.compute_major + device.compute_minor;
+}
+
+// Whether a family can run a problem. If so, `plan`, whose copy_bytes are set, is how; if not,
+// `why` says why not, without the family's name, unless it is null.
+template <typename Params>
+bool plan_on(const ListedFamily<Params>& family, const Params& p, const DeviceInfo& device,
+             const Options& options, Plan* plan, std::string* why) {
+  const Family<Params>& record = *family.record;
+  if (device.type != DeviceType::kCuda) return refuse(why, "the tensors are on the CPU");
+  if (!device.unserved.empty()) return refuse(why, device.unserved);
+  if (!is_for(record, device)) {
+    return refuse(why, "needs compute capability ", record.capability / 10, ".",
+                  record.capability % 10, "; ", device.name, " has ", device.compute_major, ".",
+                  device.compute_minor);
+  }
+  const Instance* instance = instance_of(family, p, why);
+  if (!instance) return false;
+  if (options.variant && !record.accepted_variants) return refuse_variant(options.variant, why);
+  plan->operation = operation_of(p);
+  plan->kernel = record.name;
+  plan->dtype = instance->dtype;
+  plan->head_dim_tile = instance->head_dim_tile;
+  return record.plan(p, device, options, plan, why) && can_launch(*plan, device, why) &&
+         positions_fit(p, why);
+}
+
+// Makes a plan as good as new. Of `others` nothing counts then, so they stay as they are, which is
+// quicker than a new Plan.
+inline void start_over(Plan* plan) {
+  static_cast<Launch&>(*plan) = Launch();
+  plan->num_before = plan->num_after = 0;
+  plan->num_splits = 1;
+  plan->workspace_bytes = 0;
+}
+
+// Whether a family that `options` admit can run a problem on a GPU. If so, `best` is how, by the
+// families' models the fastest; if not, `reasons` are why not, unless that is null.
+template <typename Params>
+bool best_plan(const Params& p, const DeviceInfo& device, const Options& options, Plan* best,
+               std::vector<std::string>* reasons) {
+  std::string text;
+  std::string* why = reasons ? &text : nullptr;
+  const bool any = options.kernel == kAuto;
+  bool found = false, known = any;
+  const int bytes = copy_bytes(p);
+  Plan plan;
+  for (const ListedFamily<Params>& family : families<Params>()) {
+    if (any ? !is_for(*family.record, device) : options.kernel != family.record->name) continue;
+    known = true;
+    start_over(&plan);
+    plan.copy_bytes = bytes;
+    plan.predicted_ns = found ? best->predicted_ns : std::numeric_limits<double>::infinity();
+    if (!plan_on(family, p, device, options, &plan, why)) {
+      if (reasons) reasons->push_back(concat(family.record->name, ": ", text));
+    } else if (!found || plan.predicted_ns < best->predicted_ns) {
+      *best = plan, found = true;
+    }
+  }
+  if (!known && reasons) reasons->push_back(unknown_kernel(options.kernel));
+  return found;
+}
+
+}  // namespace dlattn::core

@@ -1,0 +1,51 @@
+#include <atomic>
+#include <sstream>
+
+#include "core/backend.h"
+#include "core/family.h"
+#include "core/plan.h"
+#include "core/published.h"
+
+namespace dlattn {
+namespace {
+
+const DeviceInfo& cpu_info() {
+  static std::atomic<const DeviceInfo*> info{nullptr};
+  return core::published(info, cpu::device_info);
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, ';');) parts.push_back(part);
+  return parts;
+}
+
+}  // namespace
+
+int device_count() {
+  return cuda::device_count();
+}
+std::string device_status() {
+  return cuda::device_status();
+}
+
+const DeviceInfo& device_info(Device device) {
+  return device.type == DeviceType::kCpu ? cpu_info() : cuda::device_info(device.index);
+}
+
+BuildInfo build_info() {
+  BuildInfo info;
+  info.cuda = cuda::compiled();
+  info.cuda_version = cuda::toolkit_version();
+  info.archs = split(cuda::archs());
+  info.kernels = {std::string(core::kCpu)};
+  for (const auto& family : core::families<AttentionParams>()) {
+    const core::Instance& first = family.instances.front();
+    if (cuda::find_launcher<AttentionParams>(family.record->name, first.dtype, first.head_dim_tile))
+      info.kernels.push_back(family.record->name);
+  }
+  return info;
+}
+
+}  // namespace dlattn

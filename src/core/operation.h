@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "dlattn/attention.h"
+
+// What the parameters of an operation are, and what families of any operation are asked about them.
+namespace dlattn::core {
+
+template <Operation operation>
+struct ParamsOfOperation;
+template <>
+struct ParamsOfOperation<Operation::kForward> {
+  using Type = AttentionParams;
+};
+template <>
+struct ParamsOfOperation<Operation::kMerge> {
+  using Type = MergeParams;
+};
+template <Operation operation>
+using ParamsOf = typename ParamsOfOperation<operation>::Type;
+
+inline Operation operation_of(const AttentionParams&) {
+  return Operation::kForward;
+}
+inline Operation operation_of(const MergeParams&) {
+  return Operation::kMerge;
+}
+
+// The dtype and the head dims by which a problem finds its instance of a family.
+inline DType dtype_of(const AttentionParams& p) {
+  return p.q.dtype;
+}
+inline DType dtype_of(const MergeParams& p) {
+  return p.out.dtype;
+}
+
+struct NamedSize {
+  const char* name;
+  std::int64_t value;
+};
+struct HeadDims {
+  NamedSize first, second;
+};
+inline HeadDims head_dims_of(const AttentionParams& p) {
+  return {{"head_dim", p.head_dim}, {"head_dim of v", p.head_dim_v}};
+}
+inline HeadDims head_dims_of(const MergeParams& p) {
+  return {{"head_dim of outs", p.head_dim_v}, {"head_dim of outs", p.head_dim_v}};
+}
+
+// The widest copy, in bytes, that every row of q, k and v is aligned to. Dimensions of one element
+// do not count. 0 where kernels copy no rows.
+int copy_bytes(const AttentionParams& p);
+inline int copy_bytes(const MergeParams&) {
+  return 0;
+}
+
+// Whether kernels can count a problem's positions; if not, `why`, unless it is null, says why not.
+bool positions_fit(const AttentionParams& p, std::string* why);
+inline bool positions_fit(const MergeParams&, std::string*) {
+  return true;
+}
+
+}  // namespace dlattn::core

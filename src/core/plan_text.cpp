@@ -1,0 +1,70 @@
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+
+#include "core/plan.h"
+#include "core/published.h"
+
+// Plans in words.
+namespace dlattn {
+namespace {
+
+// DLATTN_PRINT_PLAN=1 prints the plan of every call to stderr; "", 0, false, no and off, in any
+// case, do not.
+bool print_plans() {
+  static std::atomic<const bool*> on{nullptr};
+  return core::published(on, [] {
+    const char* value = std::getenv("DLATTN_PRINT_PLAN");
+    std::string text = value ? value : "";
+    for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    for (const char* off : {"", "0", "false", "no", "off"}) {
+      if (text == off) return false;
+    }
+    return true;
+  });
+}
+
+void describe_others(const char* when, const Launch* launches, int count, std::ostream* out) {
+  for (int i = 0; i < count; ++i) {
+    const Launch& launch = launches[i];
+    *out << when << ": " << to_string(launch.operation) << " by " << launch.kernel << ", "
+         << launch.grid << " blocks of " << launch.num_warps << " warps\n";
+  }
+}
+
+}  // namespace
+
+std::string describe(const Plan& plan) {
+  std::ostringstream out;
+  describe_others("before", plan.others, plan.num_before, &out);
+  if (plan.operation != Operation::kForward)
+    out << "operation: " << to_string(plan.operation) << "\n";
+  out << "kernel: " << plan.kernel << (*plan.variant_name ? ":" : "") << plan.variant_name << "\n"
+      << "dtype: " << to_string(plan.dtype) << "\n"
+      << "tile: " << plan.block_m << " queries";
+  if (plan.block_n) out << " x " << plan.block_n << " keys";
+  if (plan.head_dim_tile) out << ", head_dim <= " << plan.head_dim_tile;
+  if (plan.packed_heads > 1) out << ", rows of " << plan.packed_heads << " heads";
+  out << "\n";
+  if (plan.kernel == core::kCpu) {
+    out << "threads: " << plan.num_threads << ", " << plan.isa << ", " << plan.grid << " tasks\n";
+  } else {
+    out << "grid: " << plan.grid << " blocks of " << plan.num_warps << " warps\n"
+        << "shared memory: " << plan.smem_bytes << " bytes per block, " << plan.num_stages
+        << " stage(s), copies of " << plan.copy_bytes << " bytes\n";
+  }
+  describe_others("after", plan.others + plan.num_before, plan.num_after, &out);
+  if (plan.predicted_ns > 0.0) out << "predicted: " << plan.predicted_ns / 1e3 << " us\n";
+  out << "splits: " << plan.num_splits << ", workspace: " << plan.workspace_bytes << " bytes\n";
+  return out.str();
+}
+
+namespace core {
+
+void print_if_asked(const Plan& plan) {
+  if (print_plans()) std::fprintf(stderr, "%s\n", describe(plan).c_str());
+}
+
+}  // namespace core
+}  // namespace dlattn

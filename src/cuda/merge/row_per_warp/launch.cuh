@@ -1,0 +1,15 @@
+#pragma once
+
+#include "cuda/launch.cuh"
+#include "cuda/merge/row_per_warp/kernel.cuh"
+
+namespace dlattn::merge::row_per_warp {
+
+template <DType dtype, int>
+void launch(const MergeParams& params, const Plan& plan, void* stream) {
+  cuda::launch_kernel<kernel<cuda::Element<dtype>>>(
+      cuda::DeviceGuard(params.device.index, "merge_states"), plan.grid, kNumThreads,
+      plan.smem_bytes, stream, params);
+}
+
+}  // namespace dlattn::merge::row_per_warp

@@ -1,0 +1,9 @@
+#pragma once
+
+// What plan and kernel both know.
+namespace dlattn::merge::row_per_warp {
+
+constexpr int kNumWarps = 4;  // per thread block, a row of out each at a time
+constexpr int kNumThreads = kNumWarps * 32;
+
+}  // namespace dlattn::merge::row_per_warp

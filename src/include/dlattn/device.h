@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dlattn/export.h"
+#include "dlattn/types.h"
+#include "dlattn/version.h"
+
+// The devices of this machine, and what this build has for them.
+namespace dlattn {
+
+// What the plan needs to know of a device.
+struct DeviceInfo {
+  DeviceType type = DeviceType::kCpu;
+  int index = 0;
+  std::string name;
+  // CUDA
+  int compute_major = 0;
+  int compute_minor = 0;
+  int num_sms = 0;
+  std::int64_t max_smem_per_block = 0;  // bytes, with opt-in
+  std::int64_t smem_per_sm = 0;         // bytes
+  std::int64_t l2_bytes = 0;
+  std::string unserved;  // why the kernels of this build do not run on it; empty if they do
+  // Which code of this build runs on it, as a compute capability times ten: 90 on 9.0, 89 where PTX
+  // for 8.9 is translated; 0 for none.
+  int code = 0;
+  // Whether there is code for this compute capability alone as well, as 90a is.
+  bool arch_specific_code = false;
+  // CPU
+  int num_threads = 0;   // DLATTN_NUM_THREADS, else the cores this process may run on
+  const char* isa = "";  // "avx512", "avx2" or "portable"
+};
+
+// Number of CUDA devices; 0 where there is no GPU, no driver or no CUDA in this build. Never
+// throws.
+DLATTN_API int device_count();
+// Why device_count() is 0, in words; empty if it is not.
+DLATTN_API std::string device_status();
+// Asked of the device once and kept. Throws DeviceError if there is no such device.
+DLATTN_API const DeviceInfo& device_info(Device device);
+// What this build contains.
+struct BuildInfo {
+  const char* version = DLATTN_VERSION;
+  bool cuda = false;                 // compiled with CUDA kernels
+  const char* cuda_version = "";     // of the toolkit that compiled them, "13.0"
+  std::vector<std::string> archs;    // machine code and PTX: "80-real", "89-virtual", ...
+  std::vector<std::string> kernels;  // families
+};
+
+DLATTN_API BuildInfo build_info();
+// What Options::kernel may be: "auto", "cpu" and the families of kernels, whether this build has
+// them or not.
+DLATTN_API const std::vector<std::string_view>& kernel_names();
+
+}  // namespace dlattn

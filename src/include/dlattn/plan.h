@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dlattn/export.h"
+#include "dlattn/types.h"
+
+// How a problem is to be computed: what a caller may ask for, and what was chosen.
+namespace dlattn {
+
+// Where a call gets device memory of Plan::workspace_bytes, if its parameters have none: called at
+// most once, on the thread that made the call, before anything is launched. Returns memory of the
+// problem's device, aligned to kWorkspaceAlignment, which must stay until the work enqueued on the
+// call's stream is over. What it throws reaches the caller.
+struct WorkspaceAllocator {
+  void* (*function)(void* context, std::int64_t bytes) = nullptr;  // null: none
+  void* context = nullptr;
+};
+constexpr std::int64_t kWorkspaceAlignment = 256;  // bytes
+
+struct Options {
+  // One of kernel_names(). "auto" lets the plan choose; any other forces that family, or says why
+  // it cannot serve. Not copied: it must live as long as the call.
+  std::string_view kernel = "auto";
+  // Which tile shape of `kernel`, by name (Plan::variant_name), and whether heads are packed
+  // (Plan::packed_heads): "split", "packed", "unpacked", "split+packed". Null: the plan chooses, as
+  // it does what is not said.
+  const char* variant = nullptr;
+  int num_threads = 0;  // CPU only; 0: DeviceInfo::num_threads
+  // Plan without regard to batch size, numbers of heads, lengths and packing, as for a large batch:
+  // a sequence then gives the same bits alone, in any batch and in any pack on the same device, if
+  // its rows are aligned alike. Costs speed where the batch is small, most of all with few queries.
+  bool batch_invariant = false;
+  Poll poll;                     // CPU only
+  WorkspaceAllocator workspace;  // CUDA only
+};
+
+// One kernel launch of a plan: which kernel, and how it cuts the problem into thread blocks.
+struct Launch {
+  Operation operation = Operation::kForward;
+  std::string_view kernel;  // the family, "cpu" on the CPU
+  DType dtype = DType::kFloat16;
+  int head_dim_tile = 0;          // both head dims rounded up to the instance that serves them
+  int variant = 0;                // which tile shape of wmma, or score modification of sm90
+  const char* variant_name = "";  // its name; may be ""
+  int packed_heads = 1;           // query heads of a KV head that are rows of the same tiles
+  int block_m = 0;                // query rows per tile
+  int block_n = 0;                // keys per tile
+  int num_warps = 0;              // per thread block
+  int num_stages = 0;             // K/V tiles in flight
+  int copy_bytes = 0;             // bytes per global-to-shared copy, by alignment: 16, 8, 4 or 2
+  std::int64_t grid = 0;          // thread blocks (CUDA) or tasks (CPU)
+  std::int64_t smem_bytes = 0;    // dynamic shared memory per thread block
+};
+
+// How a problem will be computed: launches in order, over one workspace. The launch that a Plan is
+// computes the operation itself; others, of other operations, prepare its inputs or finish its
+// results. A plain struct: making one costs no allocation.
+struct Plan : Launch {
+  static constexpr int kMaxOthers = 2;
+  Launch others[kMaxOthers];  // in order: those before, then those after
+  int num_before = 0;
+  int num_after = 0;
+
+  int num_splits = 1;  // parts into which the keys are split
+  // Device memory that the launches need beside the tensors (AttentionParams::workspace). On the
+  // CPU, memory that the call allocates and frees.
+  std::int64_t workspace_bytes = 0;
+  int num_threads = 0;        // CPU threads
+  const char* isa = "";       // CPU instruction set
+  double predicted_ns = 0.0;  // what it takes on a GPU, by the family's model; 0: unknown
+};
+
+struct Support {
+  bool ok = false;
+  std::vector<std::string> reasons;  // why not; empty if ok
+};
+
+DLATTN_API std::string describe(const Plan& plan);  // one field a line
+
+}  // namespace dlattn
