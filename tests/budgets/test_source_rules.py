@@ -136,6 +136,28 @@ def test_the_gil_is_given_up_in_one_place() -> None:
         assert not PYTHON_CALL.search(text), f"{path} calls Python without call_method"
 
 
+RESEARCH = re.compile(
+    r"^\s*(?:import|from) (?:research|ada_model|sass_model|softmax_forms|choices|compare_builds"
+    r"|ncu)\b|research/",
+    re.M,
+)
+
+
+def test_nothing_that_is_shipped_needs_research() -> None:
+    """It is in neither the sdist nor the wheel."""
+    root = SOURCES.parent
+    package = [*sorted((root / "python").rglob("*.py")), *sorted((root / "_build").rglob("*.py"))]
+    build = [root / "CMakeLists.txt", *sorted((root / "cmake").iterdir())]
+    build += [
+        p for f in ("src", "tests", "python") for p in sorted((root / f).rglob("CMakeLists.txt"))
+    ]
+    assert len(package) >= 20 and len(build) >= 8
+    for path in (*package, *build):
+        assert not RESEARCH.search(re.sub(r"#[^\n]*", "", path.read_text())), path
+    for path in [*sources("."), *sorted(BINDINGS.glob("*.*"))]:
+        assert not any("research" in name for name in includes(path.read_text())), path
+
+
 @pytest.mark.parametrize("name", ["torch", "ATen", "cupy", "jax", "Python.h", "nanobind"])
 def test_no_framework_in_the_library(name: str) -> None:
     for path in sources("."):
@@ -159,4 +181,7 @@ def test_the_rules_see_what_they_forbid() -> None:
     assert GIL.search(code("nb::gil_scoped_release unlocked;"))
     assert PYTHON_CALL.search(code('x.attr("name")(y)'))
     assert not PYTHON_CALL.search(code('text(x.attr("name"))'))
+    assert RESEARCH.search("import json\nfrom sass_model import sass")
+    assert RESEARCH.search('add_test(NAME x COMMAND "research/x.py")')
+    assert not RESEARCH.search("from dlattn.bench import scores  # a study")
     assert includes('#include "cuda/x.h"\n# include <mma.h>\n') == ["cuda/x.h", "mma.h"]

@@ -61,7 +61,7 @@ bool accepts_scores(const AttentionParams& p, std::string* why) {
 }
 
 // What a thread block takes of an SM, which holds one, in nanoseconds, measured on an H200
-// (benchmarks/results/steps/h200-choices.json).
+// (research/steps/h200-choices.json).
 struct Speed {
   double first;    // beside its keys: launch, set-up, first copies, epilogue
   double next;     // the same of each one after it

@@ -38,7 +38,7 @@ struct Choice {
   double ns = 0.0;  // predicted
 };
 
-// All measured on an H200: the general kernel's in benchmarks/results/steps/h200-choices.json, the
+// All measured on an H200: the general kernel's in research/steps/h200-choices.json, the
 // others' on small grids and on batches that fill it.
 Speed general_speed(const AttentionParams& p, int head_dim_tile) {
   if (p.softcap != 0.0) {

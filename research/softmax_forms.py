@@ -1,8 +1,8 @@
 """A kernel's own softmax against the plain streaming one, in the same kernel, in one run.
 
-python benchmarks/softmax_forms.py --json benchmarks/results/steps/h200-wmma-softmax.json
-python benchmarks/softmax_forms.py --kernel sm90 \
-    --json benchmarks/results/steps/h200-sm90-softmax.json
+python research/softmax_forms.py --json research/steps/h200-wmma-softmax.json
+python research/softmax_forms.py --kernel sm90 \
+    --json research/steps/h200-sm90-softmax.json
 
 wmma and sm90 take a row's probabilities relative to a reference that is seldom raised, so their
 time depends on the data; the plain softmax works out a maximum for every tile and scales what it
@@ -39,7 +39,7 @@ from dlattn.bench.session import Entrant, Session
 from dlattn.bench.timing import QUICK, SUSTAINED
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDER = ROOT / "benchmarks" / "softmax_forms"
+FOLDER = ROOT / "research" / "softmax_forms"
 FORMS = {"own": (), "plain": (FOLDER / "plain",)}  # put before src
 HOST_SOURCES = (
     ROOT / "src/core/types.cpp",

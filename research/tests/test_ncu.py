@@ -37,7 +37,7 @@ FAKE = "\n".join(["#!/bin/sh", "echo '==PROF== Connected'", "cat <<'END'", *LINE
 
 @pytest.fixture
 def ncu() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ncu_script", ROOT / "benchmarks" / "ncu.py")
+    spec = importlib.util.spec_from_file_location("ncu_script", ROOT / "research" / "ncu.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

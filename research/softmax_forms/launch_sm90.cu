@@ -1,8 +1,8 @@
-// wmma's kernel of one tile, HEAD_DIM, and shape, VARIANT, for plain problems in float16, launched
-// from Python. Compiled twice, with the softmax of src and with the plain one in front of it; see
-// benchmarks/softmax_forms.py.
+// sm90's kernel of one tile, HEAD_DIM, for plain problems in float16, launched from Python.
+// Compiled twice, with the softmax of src and with the plain one in front of it; see
+// research/softmax_forms.py.
 
-#include "cuda/forward/wmma/launch.cuh"
+#include "cuda/forward/sm90/launch.cuh"
 #include "problem.h"
 
 // q, k, v and out are contiguous, (batch_size, num_heads, seqlen, HEAD_DIM). 0 if it was launched.
@@ -11,15 +11,12 @@ extern "C" __attribute__((visibility("default"))) int launch(
     std::int64_t num_heads, std::int64_t seqlen, double softmax_scale, int causal,
     std::int64_t grid, int device, void* stream) {
   using namespace dlattn;
-  constexpr int kVariant = wmma::VARIANT;
   const AttentionParams p = contiguous_problem(q, k, v, out, batch_size, num_heads, seqlen,
                                                HEAD_DIM, softmax_scale, causal, device);
-  Plan plan = plan_of("wmma", p, HEAD_DIM, wmma::tile_config(HEAD_DIM, kVariant), grid);
-  plan.variant = kVariant;
-  plan.copy_bytes = 16;
+  const Plan plan = plan_of("sm90", p, HEAD_DIM, sm90::tile_config(HEAD_DIM, HEAD_DIM), grid);
   try {
-    wmma::launch_variant<DType::kFloat16, HEAD_DIM, kVariant>(p, make_launch_shape(p, plan), plan,
-                                                              stream);
+    sm90::launch_tile<DType::kFloat16, HEAD_DIM, HEAD_DIM, sm90::Terms::kNone, false>(p, plan,
+                                                                                      stream);
   } catch (const Error&) {
     return 1;
   }

@@ -1,7 +1,7 @@
 #pragma once
 
 // The plain streaming softmax in the place of wmma's own: the kernels' source, compiled with this
-// folder in front of src, is the same but for it. For benchmarks/softmax_forms.py alone.
+// folder in front of src, is the same but for it. For research/softmax_forms.py alone.
 
 #include "cuda/tile/reference.cuh"
 #include "cuda/tile/vec.cuh"

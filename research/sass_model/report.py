@@ -1,4 +1,4 @@
-"""The model's figures as JSON and as the tables of DESIGN.md."""
+"""The model's figures as JSON and as the tables of ADA.md."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def document(
     published: Sequence[dict[str, Any]],
     about: dict[str, Any],
 ) -> Document:
-    """Everything, for results/; `turns` has the long loops where warps take turns, if known."""
+    """Everything, for model/; `turns` has the long loops where warps take turns, if known."""
     return {
         **about,
         "devices": {

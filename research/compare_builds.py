@@ -1,6 +1,6 @@
 """Two builds of dlattn on one GPU, taking turns case by case: what a change costs or brings.
 
-    python benchmarks/compare_builds.py --old /path/of/old --new /path/of/new --json steps/x.json
+    python research/compare_builds.py --old /path/old --new /path/new --json research/steps/x.json
 
 Each path is a folder that holds the package `dlattn`, as `pip install --target` or a build folder's
 `python/` makes it. Each build runs in a process of its own, which waits while the other is timed.

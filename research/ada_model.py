@@ -1,9 +1,9 @@
 """Predict the wmma kernels' speed on Ada GPUs from their machine code.
 
-python benchmarks/ada_model.py                                  # compiles what it needs, prints
-DLATTN_BUILD_DIR=build python benchmarks/ada_model.py           # reads a build's libdlattn.so
-python benchmarks/ada_model.py --json benchmarks/results/model/ada.json
-python benchmarks/ada_model.py --print benchmarks/results/model/ada.json   # what that run printed
+python research/ada_model.py                                  # compiles what it needs, prints
+DLATTN_BUILD_DIR=build python research/ada_model.py           # reads a build's libdlattn.so
+python research/ada_model.py --json research/model/ada.json
+python research/ada_model.py --print research/model/ada.json   # what that run printed
 
 Needs cuobjdump and nvdisasm (CUDA toolkit or PyPI), a C++ compiler, and nvcc for architectures that
 the library has no code for.
@@ -27,7 +27,7 @@ from sass_model.predict import Pace, Problem, pace, predict
 from sass_model.simulate import Run, simulate
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS = ROOT / "benchmarks" / "results"  # measured, which the model is held against
 ADA = [d for d in DEVICES.values() if d.arch == "sm_89"]
 
 
@@ -105,7 +105,7 @@ def about() -> dict[str, Any]:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "git": sha,
         "nvcc": release[1] if release else None,
-        "made_by": "benchmarks/ada_model.py: a model, no measurement",
+        "made_by": "research/ada_model.py: a model, no measurement",
     }
 
 

@@ -12,8 +12,8 @@ import pytest
 from dlattn.bench import report
 from dlattn.bench.cases import Case
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
+RESEARCH = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(RESEARCH))
 
 import softmax_forms  # noqa: E402
 
@@ -57,7 +57,7 @@ def test_resources_are_read() -> None:
 
 
 def test_shapes_are_named_as_in_the_source() -> None:
-    text = (BENCHMARKS.parent / "src/cuda/forward/wmma/traits.h").read_text()
+    text = (RESEARCH.parent / "src/cuda/forward/wmma/traits.h").read_text()
     for kernel, variant in SHAPES:
         if kernel == "wmma":
             named = softmax_forms.Shape(128, variant).definitions[1].partition("=")[2]

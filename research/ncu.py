@@ -1,8 +1,8 @@
 """Profile a kernel with Nsight Compute: pipes, stalls, registers, shared memory, as JSON.
 
-python benchmarks/ncu.py --json ncu.json      # wmma, head_dim 64 and 128, 4096 tokens
-python benchmarks/ncu.py --kernel wmma:narrow --head-dim 128 --causal
-python benchmarks/ncu.py --kernel sm90 --head-dim 64 128 256 --causal both
+python research/ncu.py --json ncu.json      # wmma, head_dim 64 and 128, 4096 tokens
+python research/ncu.py --kernel wmma:narrow --head-dim 128 --causal
+python research/ncu.py --kernel sm90 --head-dim 64 128 256 --causal both
 
 Nsight Compute holds the clocks at their base and starts a kernel anew for every group of counters,
 so durations are longer than those of a benchmark; the shares are what counts.
