@@ -164,6 +164,26 @@ def test_no_framework_in_the_library(name: str) -> None:
         assert not any(name in included for included in includes(path.read_text())), path
 
 
+ROOT = SOURCES.parent
+NOTES = [*sorted(SOURCES.rglob("*.md")), *sorted((ROOT / "research").glob("*.md"))]
+
+
+@pytest.mark.parametrize("note", NOTES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_design_notes_are_finished(note: Path) -> None:
+    """They are short, and their links lead somewhere, into research/ too where it is there."""
+    text = note.read_text()
+    assert note.name != "DESIGN.md" or text.count("\n") <= 150
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text):
+        path = (note.parent / target).resolve() if target else note
+        if (ROOT / "research") in path.parents and not (ROOT / "research").exists():
+            continue
+        assert path.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", path.read_text(), re.M)
+            slugs = [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings]
+            assert anchor in slugs, f"{target}#{anchor}"
+
+
 def test_the_rules_see_what_they_forbid() -> None:
     assert ASM.search(code('int x; asm volatile("nop;");'))
     assert not ASM.search(code('// asm\nconst char* s = "asm";'))
