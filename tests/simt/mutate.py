@@ -112,14 +112,20 @@ NUMBERS_FIRST = ("plain" + ONE_TILE, "plain", "asan", "tsan")
 class Mutant:
     family: str
     file: str  # under src/cuda
-    line: int
+    statement: str  # that is mutated
     kind: str
     text: str  # the whole mutated file
     variants: tuple[str, ...]
+    number: int = 1  # of those in the file that have the same statement
+    count: int = 1
+
+    @property
+    def which(self) -> str:
+        return f" ({self.number} of {self.count})" if self.count > 1 else ""
 
     @property
     def place(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{self.file}: {self.statement}{self.which}"
 
     @property
     def name(self) -> str:
@@ -140,10 +146,6 @@ def included(cuda: Path, file: str, seen: set[str]) -> None:
         included(cuda, other, seen)
 
 
-def line_of(source: str, position: int) -> int:
-    return source.count("\n", 0, position) + 1
-
-
 def sources(cuda: Path, family: str) -> dict[str, str]:
     """The files that make up a family's kernel, without the wrappers of instructions."""
     files: set[str] = set()
@@ -155,13 +157,16 @@ def synchronisation_mutants(cuda: Path) -> Iterator[Mutant]:
     for family in FAMILIES:
         for file, source in sources(cuda, family).items():
             for kind, (pattern, replacement) in SYNCHRONISATION.items():
-                for match in re.finditer(pattern, without_comments(source)):
+                matches = list(re.finditer(pattern, without_comments(source)))
+                statements = [" ".join(match[0].split()) for match in matches]
+                for i, (match, statement) in enumerate(zip(matches, statements, strict=True)):
                     if is_equivalent(family, kind, source[match.start() :]):
                         continue
                     changed = match.expand(replacement)
                     mutated = source[: match.start()] + changed + source[match.end() :]
-                    line = line_of(source, match.start())
-                    yield Mutant(family, file, line, kind, mutated, RACES_FIRST)
+                    number = statements[: i + 1].count(statement)
+                    count = statements.count(statement)
+                    yield Mutant(family, file, statement, kind, mutated, RACES_FIRST, number, count)
 
 
 def pattern_of(text: str) -> str:
@@ -186,8 +191,8 @@ def seed_mutants(cuda: Path, bug: SeedBug) -> Iterator[Mutant]:
             sys.exit(f"{bug.kind}: {len(found)} places, not 1, in {family} have: {bug.search}")
         file, source, match = found[0]
         mutated = source[: match.start()] + bug.replace + source[match.end() :]
-        line = line_of(source, match.start())
-        yield Mutant(family, file, line, bug.kind, mutated, NUMBERS_FIRST)
+        statement = " ".join(match[0].split())
+        yield Mutant(family, file, statement, bug.kind, mutated, NUMBERS_FIRST)
 
 
 def all_mutants(cuda: Path) -> list[Mutant]:
@@ -333,7 +338,20 @@ def place_of(stack: str) -> str:
     return frames[0] if frames else "unknown place"
 
 
-def table(results: list[tuple[Mutant, str | None]], not_run: list[Mutant]) -> str:
+def revision(source: Path) -> str:
+    """The commit that a folder is of, and whether it has changed since; "unknown" without git."""
+    asked = ["git", "-C", str(source)]
+    head = subprocess.run(
+        [*asked, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False
+    )
+    if head.returncode != 0:
+        return "unknown"
+    unchanged = subprocess.run([*asked, "diff", "--quiet", "HEAD", "--", "."], check=False)
+    return head.stdout.strip() + (" with changes" if unchanged.returncode else "")
+
+
+def table(results: list[tuple[Mutant, str | None]], not_run: list[Mutant], made_on: str) -> str:
+    """The results as Markdown, without line numbers, which the next edit would make wrong."""
     caught = sum(how is not None for _, how in results)
     left = Counter(mutant.family for mutant in not_run)
     missing = ", ".join(f"{count} of {family}" for family, count in left.items())
@@ -345,12 +363,15 @@ def table(results: list[tuple[Mutant, str | None]], not_run: list[Mutant]) -> st
         "tiles of head_dim or of the one that is named.",
         "",
         f"{caught} of {len(results)} caught." + (f" Not run: {missing}." if missing else ""),
+        f"Made on revision {made_on}, whose files and statements it names.",
         "",
-        "| family | change | place | caught by |",
-        "|---|---|---|---|",
+        "| family | change | file | statement | caught by |",
+        "|---|---|---|---|---|",
     ]
     for m, how in results:
-        lines.append(f"| {m.family} | {m.kind} | {m.place} | {how or '**survives**'} |")
+        statement = f"`{m.statement}`{m.which}".replace("|", "\\|")
+        seen = re.sub(r"(\.(?:cuh|cpp|h)):\d+", r"\1", how or "**survives**")
+        lines.append(f"| {m.family} | {m.kind} | {m.file} | {statement} | {seen} |")
     return "\n".join(lines) + "\n"
 
 
@@ -398,7 +419,7 @@ def main() -> int:
                 args.state.write_text(json.dumps(known, indent=1) + "\n")
             print(f"{'ok  ' if how else 'FAIL'} {mutant.name}: {how or 'survives'}", flush=True)
     if args.table:
-        args.table.write_text(table(results, not_run))
+        args.table.write_text(table(results, not_run, revision(Path(config["source"]))))
     caught = sum(how is not None for _, how in results)
     print(f"{caught} passed, {len(results) - caught} failed")
     return 0 if results and caught == len(results) else 1
