@@ -1,8 +1,10 @@
 #include "problem.h"
 
 #include <cmath>
+#include <iterator>
 #include <string>
 
+#include "arguments.h"
 #include "errors.h"
 
 namespace dlattn::python {
@@ -42,9 +44,8 @@ void broadcast(const Tensor& tensor, const AttentionParams& p, std::int64_t* (&s
               shape_text(full, 4));
 }
 
-void read_bias(const AttentionCall& call, const Target& target, Problem* problem) {
+void read_bias(const Tensor& bias, Problem* problem) {
   AttentionParams& p = problem->params;
-  const Tensor& bias = take_in(call.bias, "bias", target, problem);
   p.bias.dtype = to_dtype(bias, "that of q, or float32");
   std::int64_t* strides[] = {&p.bias.batch_stride, &p.bias.head_stride, &p.bias.row_stride,
                              &p.bias.col_stride};
@@ -52,9 +53,8 @@ void read_bias(const AttentionCall& call, const Target& target, Problem* problem
   p.bias.data = bias.data;
 }
 
-void read_mask(const AttentionCall& call, const Target& target, Problem* problem) {
+void read_mask(const Tensor& mask, Problem* problem) {
   AttentionParams& p = problem->params;
-  const Tensor& mask = take_in(call.mask, "mask", target, problem);
   check_dtype(mask, kBool);
   std::int64_t* strides[] = {&p.mask.batch_stride, &p.mask.head_stride, &p.mask.row_stride,
                              &p.mask.col_stride};
@@ -62,9 +62,8 @@ void read_mask(const AttentionCall& call, const Target& target, Problem* problem
   p.mask.data = static_cast<const std::uint8_t*>(mask.data);
 }
 
-void read_alibi_slopes(const AttentionCall& call, const Target& target, Problem* problem) {
+void read_alibi_slopes(const Tensor& slopes, Problem* problem) {
   AttentionParams& p = problem->params;
-  const Tensor& slopes = take_in(call.alibi_slopes, "alibi_slopes", target, problem);
   check_dtype(slopes, kFloat32);
   const bool per_batch = slopes.ndim == 2;
   const bool fits = (slopes.ndim == 1 || per_batch) &&
@@ -80,28 +79,26 @@ void read_alibi_slopes(const AttentionCall& call, const Target& target, Problem*
   p.alibi_slopes.head_stride = slopes.strides[slopes.ndim - 1];
 }
 
-void read_sinks(const AttentionCall& call, const Target& target, Problem* problem) {
+void read_sinks(const Tensor& sinks, Problem* problem) {
   AttentionParams& p = problem->params;
-  const Tensor& sinks = take_in(call.sinks, "sinks", target, problem);
   check_dtype(sinks, kFloat32);
   check_shape(sinks, {1, {p.num_heads}}, "(num_heads,)");
   p.sinks.data = static_cast<const float*>(sinks.data);
   p.sinks.head_stride = sinks.strides[0];
 }
 
-const std::int32_t* read_int32s(nb::handle object, const char* name, std::int64_t count,
-                                const char* dims, const Target& target, Problem* problem) {
-  const Tensor& tensor = take_in(object, name, target, problem);
+const std::int32_t* read_int32s(const Tensor& tensor, std::int64_t count, const char* dims,
+                                Problem* problem) {
   check_dtype(tensor, kInt32);
   if (count >= 0) {
     check_shape(tensor, {1, {count}}, dims);
   } else {
     check_rank(tensor, 1, dims);
-    if (tensor.shape[0] == 0) unsupported(name, " is empty; accepted: shape ", dims);
+    if (tensor.shape[0] == 0) unsupported(tensor.name, " is empty; accepted: shape ", dims);
   }
   check_last_stride(tensor);
   const auto* numbers = static_cast<const std::int32_t*>(tensor.data);
-  if (target.device.type != DeviceType::kCpu) return numbers;
+  if (problem->params.device.type != DeviceType::kCpu) return numbers;
   // Room for all three at once, as the first ones must stay where they are.
   std::vector<std::int32_t>& copies = problem->sequences;
   if (copies.empty()) copies.reserve(3 * static_cast<std::size_t>(tensor.shape[0]));
@@ -109,17 +106,18 @@ const std::int32_t* read_int32s(nb::handle object, const char* name, std::int64_
   return copies.data() + copies.size() - tensor.shape[0];
 }
 
-void read_sequences(const AttentionCall& call, const Target& target, Problem* problem) {
+void read_cu_seqlens(const AttentionCall& call, const Target& target, Problem* problem) {
   AttentionParams& p = problem->params;
-  p.cu_seqlens_q =
-      read_int32s(call.cu_seqlens_q, "cu_seqlens_q", -1, "(batch + 1,)", target, problem);
-  p.batch_size = problem->tensors[problem->num_tensors - 1].shape[0] - 1;
-  p.cu_seqlens_k = read_int32s(call.cu_seqlens_k, "cu_seqlens_k", p.batch_size + 1, "(batch + 1,)",
-                               target, problem);
-  if (!call.seqused_k.is_none()) {
-    p.seqused_k =
-        read_int32s(call.seqused_k, "seqused_k", p.batch_size, "(batch,)", target, problem);
-  }
+  const Tensor& cu_seqlens_q = take_in(call.cu_seqlens_q, "cu_seqlens_q", target, problem);
+  p.cu_seqlens_q = read_int32s(cu_seqlens_q, -1, "(batch + 1,)", problem);
+  p.batch_size = cu_seqlens_q.shape[0] - 1;
+  const Tensor& cu_seqlens_k = take_in(call.cu_seqlens_k, "cu_seqlens_k", target, problem);
+  p.cu_seqlens_k = read_int32s(cu_seqlens_k, p.batch_size + 1, "(batch + 1,)", problem);
+}
+
+void read_seqused_k(const Tensor& seqused_k, Problem* problem) {
+  AttentionParams& p = problem->params;
+  p.seqused_k = read_int32s(seqused_k, p.batch_size, "(batch,)", problem);
 }
 
 // q, k and v of one problem: sizes and strides, checked against each other.
@@ -176,6 +174,59 @@ void read_qkv(const AttentionCall& call, const Target& target, Problem* problem)
                         : Shape{3, {p.batch_size, p.num_heads, p.seqlen_q}};
 }
 
+void read_max_seqlen_q(nb::handle value, const char* name, Problem* problem) {
+  problem->params.seqlen_q = parse_count(value, name);
+}
+
+void read_max_seqlen_k(nb::handle value, const char* name, Problem* problem) {
+  problem->params.seqlen_k = parse_count(value, name);
+}
+
+// None: read_tensors sets the default, which needs head_dim.
+void read_softmax_scale(nb::handle value, const char* name, Problem* problem) {
+  if (!value.is_none()) problem->params.softmax_scale = parse_number(value, name);
+}
+
+// Every argument of attention and attention_varlen, in the order in which Python passes them: that
+// of python/api/arguments.py. Settings and optional tensors are read in this order.
+using H = nb::handle;
+constexpr Argument kArguments[] = {
+    by_name("q", &AttentionCall::q),
+    by_name("k", &AttentionCall::k),
+    by_name("v", &AttentionCall::v),
+    varlen_only(by_name("cu_seqlens_q", &AttentionCall::cu_seqlens_q)),
+    varlen_only(by_name("cu_seqlens_k", &AttentionCall::cu_seqlens_k)),
+    varlen_only(setting("max_seqlen_q", read_max_seqlen_q)),
+    varlen_only(setting("max_seqlen_k", read_max_seqlen_k)),
+    varlen_only(optional_tensor("seqused_k", read_seqused_k)),
+    setting("causal", [](H x, const char*, Problem* p) { p->params.causal = parse_causal(x); }),
+    setting("softmax_scale", read_softmax_scale, &AttentionCall::softmax_scale),
+    setting("window",
+            [](H x, const char*, Problem* p) {
+              parse_window(x, &p->params.window_left, &p->params.window_right);
+            }),
+    setting("softcap",
+            [](H x, const char* name, Problem* p) { p->params.softcap = parse_number(x, name); }),
+    optional_tensor("bias", read_bias),
+    optional_tensor("mask", read_mask),
+    optional_tensor("alibi_slopes", read_alibi_slopes),
+    optional_tensor("sinks", read_sinks),
+    setting("layout", [](H x, const char*, Problem* p) { p->layout = parse_layout(x); }),
+    by_name("out", &AttentionCall::out),
+    setting("return_lse",
+            [](H x, const char* name, Problem* p) { p->return_lse = parse_flag(x, name); }),
+    by_name("stream", &AttentionCall::stream),
+    setting("kernel", [](H x, const char*, Problem* p) { parse_kernel(x, &p->options); }),
+    setting("batch_invariant",
+            [](H x, const char* name, Problem* p) {
+              p->options.batch_invariant = parse_flag(x, name);
+            }),
+};
+static_assert(std::size(kArguments) <= AttentionCall::kMaxArguments);
+// Besides the optional tensors: q, k, v, out and both cu_seqlens. Exact, as each costs every call
+// some time.
+static_assert(num_optional_tensors<kArguments>() + 6 == Problem::kMaxTensors);
+
 }  // namespace
 
 Dims dims_of(Layout layout) {
@@ -221,23 +272,20 @@ const Tensor& take_in_out(nb::handle out, const Target& target, Problem* problem
   return tensor;
 }
 
+void def_call(nb::module_& module, const char* name, const char* name_varlen,
+              CallFunction function) {
+  def_with<kArguments, false>(module, name, function);
+  def_with<kArguments, true>(module, name_varlen, function);
+}
+
 Problem read_options(const AttentionCall& call) {
   Problem problem;
-  AttentionParams& p = problem.params;
-  problem.layout = parse_layout(call.layout);
-  parse_kernel(call.kernel, &problem.options);
-  problem.options.batch_invariant = parse_flag(call.batch_invariant, "batch_invariant");
-  problem.return_lse = parse_flag(call.return_lse, "return_lse");
-  p.causal = parse_causal(call.causal);
-  p.softcap = parse_number(call.softcap, "softcap");
-  parse_window(call.window, &p.window_left, &p.window_right);
-  if (!call.softmax_scale.is_none()) {
-    p.softmax_scale = parse_number(call.softmax_scale, "softmax_scale");
-  }
-  if (call.varlen()) {
-    p.seqlen_q = parse_count(call.max_seqlen_q, "max_seqlen_q");
-    p.seqlen_k = parse_count(call.max_seqlen_k, "max_seqlen_k");
-  }
+  for_each_argument<kArguments>([&](auto i) {
+    constexpr Argument kArgument = kArguments[i];
+    if constexpr (kArgument.read != nullptr) {
+      if (call.values[i].is_valid()) kArgument.read(call.values[i], kArgument.name, &problem);
+    }
+  });
   return problem;
 }
 
@@ -248,11 +296,15 @@ void read_tensors(const AttentionCall& call, const Target& target, Problem* prob
   if (call.softmax_scale.is_none()) {
     p.softmax_scale = 1.0 / std::sqrt(static_cast<double>(p.head_dim > 0 ? p.head_dim : 1));
   }
-  if (call.varlen()) read_sequences(call, target, problem);
-  if (!call.bias.is_none()) read_bias(call, target, problem);
-  if (!call.mask.is_none()) read_mask(call, target, problem);
-  if (!call.alibi_slopes.is_none()) read_alibi_slopes(call, target, problem);
-  if (!call.sinks.is_none()) read_sinks(call, target, problem);
+  if (call.varlen()) read_cu_seqlens(call, target, problem);
+  for_each_argument<kArguments>([&](auto i) {
+    constexpr Argument kArgument = kArguments[i];
+    if constexpr (kArgument.read_tensor != nullptr) {
+      const nb::handle value = call.values[i];
+      if (!value.is_valid() || value.is_none()) return;
+      kArgument.read_tensor(take_in(value, kArgument.name, target, problem), problem);
+    }
+  });
 }
 
 void set_out(const Tensor& out, Problem* problem) {

@@ -14,15 +14,21 @@ namespace dlattn::python {
 // The arguments of attention and attention_varlen, as Python passed them. Borrowed for the length
 // of the call.
 struct AttentionCall {
-  nb::handle q, k, v;
-  nb::handle causal, softmax_scale, window, softcap;
-  nb::handle bias, mask, alibi_slopes, sinks;
-  nb::handle layout, out, return_lse, stream, kernel, batch_invariant;
-  // Variable length only, else null.
-  nb::handle cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k;
+  static constexpr int kMaxArguments = 32;
+
+  // In the order of kArguments (problem.cpp); null where the function called does not take it.
+  nb::handle values[kMaxArguments];
+  // Those of them that are read by name.
+  nb::handle q, k, v, softmax_scale, out, stream;
+  nb::handle cu_seqlens_q, cu_seqlens_k;  // attention_varlen only, else null
 
   bool varlen() const { return cu_seqlens_q.is_valid(); }
 };
+
+// Binds `function` as `name` for attention's arguments and as `name_varlen` for attention_varlen's.
+using CallFunction = nb::object (*)(const AttentionCall&);
+void def_call(nb::module_& module, const char* name, const char* name_varlen,
+              CallFunction function);
 
 // Sizes of a tensor of the caller's.
 struct Shape {
@@ -33,13 +39,16 @@ struct Shape {
 // An AttentionCall with its tensors taken in and its arguments checked against each other; what is
 // left for dlattn::forward to check are the values in `params`.
 struct Problem {
+  static constexpr int kMaxTensors = 11;
+
   AttentionParams params;
   Options options;
   Layout layout = Layout::kBshd;
   bool return_lse = false;
   Shape out;  // of the caller's out and lse
   Shape lse;
-  Tensor tensors[11];  // of the caller's, in the order they came in: inputs, then a given out
+  Tensor
+      tensors[kMaxTensors];  // of the caller's, in the order they came in: inputs, then a given out
   int num_tensors = 0;
   // On the CPU, copies of cu_seqlens_q, cu_seqlens_k and seqused_k: what was checked must be what
   // is used, whoever writes to the caller's arrays meanwhile.
