@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlattn._api import attention, attention_varlen, info, merge_states, plan, supported
+from dlattn._api import info, merge_states
+from dlattn._attention import attention, attention_varlen
 from dlattn._core import __version__
 from dlattn._errors import DeviceError, UnsupportedError
+from dlattn._plan import plan, supported
 from dlattn._types import DeviceInfo, Info, Plan, Support
 
 if TYPE_CHECKING:

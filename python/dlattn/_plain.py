@@ -18,9 +18,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Causal = bool | Literal["bottom_right", "top_left"]
-Window = tuple[int | None, int | None]
-Layout = Literal["bshd", "bhsd"]
+from dlattn._types import Causal, Layout, Window
+
 Form = Literal["natural", "base2"]
 Array = NDArray[Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dlattn import _views
-from dlattn._api import attention
+from dlattn._attention import attention
 from dlattn._errors import UnsupportedError
 
 _NAMES = {

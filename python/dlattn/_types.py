@@ -1,8 +1,16 @@
-"""What `supported`, `plan` and `info` return."""
+"""Types of the public functions' arguments, and what `supported`, `plan` and `info` return."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+Tensor: TypeAlias = Any
+"""A torch, CuPy, JAX or NumPy array, or any object with __dlpack__."""
+Causal: TypeAlias = bool | Literal["bottom_right", "top_left"]
+Window: TypeAlias = tuple[int | None, int | None]
+Layout: TypeAlias = Literal["bshd", "bhsd"]
+Kernel: TypeAlias = str
 
 
 @dataclass(frozen=True)

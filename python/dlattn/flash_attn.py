@@ -43,7 +43,7 @@ from numbers import Integral
 from typing import Any
 
 from dlattn import _views
-from dlattn._api import attention, attention_varlen
+from dlattn._attention import attention, attention_varlen
 from dlattn._errors import UnsupportedError
 
 __all__ = [

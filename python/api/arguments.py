@@ -1,0 +1,229 @@
+"""The arguments of `attention` and of the functions that take the same ones, each declared once.
+
+`write.py` makes signatures, docstrings and calls of the native module from this list, in its order.
+The native module's own list is `kArguments` in python/bindings/problem.cpp; a test compares them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ALL = ("attention", "attention_varlen", "supported", "plan")
+VARLEN = ("attention_varlen", "supported", "plan")
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument. Of texts only the words count: they are wrapped as they are written out."""
+
+    name: str
+    type: str
+    doc: str
+    """Its paragraph under Args: meaning, shape, dtype, unit, accepted values."""
+    default: str | None = None
+    """As Python source. None: the argument is required, and may be passed by position."""
+    functions: tuple[str, ...] = ALL
+    """Which functions take it: ALL, or VARLEN. `supported` and `plan` then run without it too."""
+    values: str = ""
+    """Its paragraph under Values: which values are accepted, and what their extremes give."""
+    varlen_doc: str = ""
+    """The paragraph in `attention_varlen`, where it is another one."""
+
+
+ARGUMENTS = (
+    Argument(
+        "q",
+        "Tensor",
+        doc="""Queries, (batch, seqlen_q, num_heads, head_dim) in the layout "bshd". float16 or
+            bfloat16; float32 on the CPU and in the kernel "scalar"; float64 on the CPU. Any strides
+            with a contiguous last dimension; rows aligned to 16 bytes are fastest. The result is
+            of q's framework and on q's device.""",
+        varlen_doc="""Queries, (total_q, num_heads, head_dim) in the layout "bshd". Dtypes, strides
+            and alignment are those of `attention`.""",
+    ),
+    Argument(
+        "k",
+        "Tensor",
+        doc="""Keys, (batch, seqlen_k, num_heads_kv, head_dim), of q's dtype. num_heads_kv divides
+            num_heads: query head h reads key head h // (num_heads // num_heads_kv) (GQA, MQA
+            [4]).""",
+        varlen_doc="""Keys, (total_k, num_heads_kv, head_dim), of q's dtype. num_heads_kv divides
+            num_heads.""",
+    ),
+    Argument(
+        "v",
+        "Tensor",
+        doc="Values, (batch, seqlen_k, num_heads_kv, head_dim_v), of q's dtype.",
+        varlen_doc="Values, (total_k, num_heads_kv, head_dim_v), of q's dtype.",
+    ),
+    Argument(
+        "cu_seqlens_q",
+        "Tensor",
+        functions=VARLEN,
+        doc="""int32, (batch + 1,), contiguous: the row of q at which each sequence begins, and
+            the one at which the last sequence ends. Not decreasing, within 0 to total_q. The first
+            may be more than 0 and the last less than total_q, as in a slice of a larger batch: rows
+            of out and lse that belong to no sequence are not written. On the CPU other values are
+            refused.""",
+    ),
+    Argument(
+        "cu_seqlens_k",
+        "Tensor",
+        functions=VARLEN,
+        doc="The same for the rows of k and v, within 0 to total_k.",
+    ),
+    Argument(
+        "max_seqlen_q",
+        "int",
+        functions=VARLEN,
+        doc="""At least the number of queries of the longest sequence, 0 to 2^31 - 1. Further
+            queries of a longer one are not computed on a GPU; the CPU refuses it.""",
+    ),
+    Argument(
+        "max_seqlen_k",
+        "int",
+        functions=VARLEN,
+        doc="The same for keys.",
+    ),
+    Argument(
+        "seqused_k",
+        "Tensor | None",
+        default="None",
+        functions=VARLEN,
+        doc="""int32, (batch,), contiguous: how many of each sequence's keys to use, from its first;
+            0 to its length. None: all. The causal shift counts the keys in use.""",
+    ),
+    Argument(
+        "causal",
+        "Causal",
+        default="False",
+        doc="""Which keys a query may attend to. Query i stands at key position p = i + shift.
+            True or "bottom_right": keys j <= p with shift = seqlen_k - seqlen_q, so that the last
+            query sees the last key. "top_left": keys j <= p with shift = 0. False: all keys
+            (shift = seqlen_k - seqlen_q, for `window` and `alibi_slopes`).""",
+        varlen_doc="""As for `attention`, with the lengths of each sequence: False, True,
+            "bottom_right" or "top_left".""",
+    ),
+    Argument(
+        "softmax_scale",
+        "float | None",
+        default="None",
+        doc="Factor of q·k, from 2^-126 to 2^126. None: 1 / sqrt(head_dim).",
+        values="2^-126 (1.18e-38) to 2^126 (8.5e37).",
+    ),
+    Argument(
+        "window",
+        "Window",
+        default="(None, None)",
+        doc="""(left, right), the number of keys that a query sees to either side of its position:
+            p - left <= j <= p + right. None on a side: no limit.""",
+    ),
+    Argument(
+        "softcap",
+        "float",
+        default="0.0",
+        doc="""If not 0, scores become softcap * tanh(score / softcap), before all that follows.
+            From 2^-100 to 2^100.""",
+        values="0 for none, or 2^-100 (7.9e-31) to 2^100 (1.27e30).",
+    ),
+    Argument(
+        "bias",
+        "Tensor | None",
+        default="None",
+        doc="""Added to the scores. Broadcastable to (batch, num_heads, seqlen_q, seqlen_k); q's
+            dtype or float32. -inf hides the key.""",
+        varlen_doc="""Added to the scores. Broadcastable to (batch, num_heads, max_seqlen_q,
+            max_seqlen_k); q's dtype or float32. -inf hides the key.""",
+        values="""-inf hides the key, as `mask` does. Every finite number, down to the least of its
+            dtype, is a number like any other: a row all of whose keys have a large negative bias
+            is not hidden. If they share one of magnitude 1e9 or more, beside which scores vanish,
+            out is the mean of v over those keys. Below that it is a weighted mean of v's rows, its
+            error at most twice the worse of two plain computations in fp32, with scores natural
+            and with scores times log2(e). NaN or +inf: the row is NaN.""",
+    ),
+    Argument(
+        "mask",
+        "Tensor | None",
+        default="None",
+        doc="bool, True where a query may attend to a key; broadcastable as `bias`.",
+    ),
+    Argument(
+        "alibi_slopes",
+        "Tensor | None",
+        default="None",
+        doc="""float32, (num_heads,) or (batch, num_heads): slope * |p - j| is subtracted from the
+            scores [5].""",
+        varlen_doc="""float32, (num_heads,) or (batch, num_heads): slope * |p - j| is subtracted
+            from the scores.""",
+        values="""Any. Beyond 2^64 (1.8e19), ±inf too, it counts as 2^64 with its sign. NaN: the
+            head's rows are NaN.""",
+    ),
+    Argument(
+        "sinks",
+        "Tensor | None",
+        default="None",
+        doc="""float32, (num_heads,): a logit per head that joins the softmax's denominator, and
+            has no value [6].""",
+        varlen_doc="""float32, (num_heads,): a logit per head that joins the softmax's denominator,
+            and has no value.""",
+        values="Any. -inf: no sink. +inf: out = 0 and lse = +inf. NaN: NaN.",
+    ),
+    Argument(
+        "layout",
+        "Layout",
+        default='"bshd"',
+        doc="""Dimensions of q, k, v and out: "bshd", or "bhsd" for (batch, num_heads, seqlen,
+            head_dim).""",
+        varlen_doc="""Dimensions of q, k, v and out: "bshd" for (total, num_heads, head_dim), "bhsd"
+            for (num_heads, total, head_dim).""",
+    ),
+    Argument(
+        "out",
+        "Tensor | None",
+        default="None",
+        doc="""Where to write the result: of its shape and dtype, on q's device, writable. It shares
+            no element with an input; slices of one buffer, interleaved in any way that their
+            strides show to be apart, are fine. torch counts it as modified in place. None: a new
+            tensor. Not for JAX, whose arrays are immutable.""",
+        varlen_doc="Where to write the result, as for `attention`. None: a new tensor.",
+    ),
+    Argument(
+        "return_lse",
+        "bool",
+        default="False",
+        doc="Also return the log of the softmax's denominator.",
+    ),
+    Argument(
+        "stream",
+        "Any",
+        default="None",
+        doc="""The CUDA stream to enqueue on: a handle, or a torch, CuPy or CUDA Python stream.
+            None: the current stream of q's framework. Order other streams against it as you would
+            for any kernel. Not for JAX, which orders its work itself.""",
+        varlen_doc="The CUDA stream to enqueue on, as for `attention`.",
+    ),
+    Argument(
+        "kernel",
+        "Kernel",
+        default='"auto"',
+        doc="""The one kernel to use, of those in `info().kernels`, or "auto" for the one predicted
+            to be the fastest. One of a kernel's variants may follow: "wmma:narrow" names a tile
+            shape (see `Plan.variant`), "wmma:packed" and "wmma:narrow+unpacked" also say whether
+            query heads are packed (see `Plan.packed_heads`).""",
+        varlen_doc="""The one kernel to use, or "auto", as for `attention`.""",
+    ),
+    Argument(
+        "batch_invariant",
+        "bool",
+        default="False",
+        doc="""Give a sequence the same bits alone, in any batch and in any batch of
+            `attention_varlen`, on the same device, as long as its rows are aligned alike. Without
+            it the same call gives the same bits each time, but some choices of the plan follow
+            batch size, numbers of heads and lengths: on a GPU the kernel, the tile shape of "wmma"
+            and whether it packs heads, on the CPU into how many parts the keys of few queries are
+            split. With it they are made as for a large batch of long sequences, which is slower
+            for a small one, most of all with few queries.""",
+        varlen_doc="""Give a sequence the same bits alone and in any batch, as for
+            `attention`.""",
+    ),
+)

@@ -1,0 +1,114 @@
+"""Write python/dlattn/_attention.py and _plan.py from their templates and the declared arguments.
+
+python python/api/write.py           # write them
+python python/api/write.py --check   # exit 1 if they are not what would be written
+
+In a template, a line `@<what> <function>@` stands for the lines that `_LINES` makes of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from arguments import ALL, ARGUMENTS, VARLEN, Argument
+
+API = Path(__file__).resolve().parent
+PACKAGE = API.parent / "dlattn"
+_HEAD = "# Written by python/api/write.py from {}: edit that, or arguments.py.\n"
+_WIDTH = 100
+
+
+def outputs() -> dict[Path, str]:
+    """The generated files with what they should contain."""
+    return {
+        PACKAGE / f"_{template.name.removesuffix('.in')}": (
+            _HEAD.format(template.name) + fill(template.read_text(encoding="utf-8"))
+        )
+        for template in sorted(API.glob("*.py.in"))
+    }
+
+
+def fill(template: str, arguments: Iterable[Argument] = ARGUMENTS) -> str:
+    """The template with each of its `@...@` lines replaced by the lines it stands for."""
+    arguments = tuple(arguments)
+
+    def lines(found: re.Match[str]) -> str:
+        indent, what, function = found.groups()
+        if function == "only varlen":
+            taken = [a for a in arguments if "attention" not in a.functions]
+        else:
+            taken = [a for a in arguments if function in a.functions]
+        return "\n".join(indent + line for line in _LINES[what](taken, function, len(indent)))
+
+    return re.sub(r"^( *)@(\w+) ([\w ]+)@$", lines, template, flags=re.MULTILINE)
+
+
+def _signature(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
+    """One parameter a line; the required arguments, or what stands for them, by position too."""
+    by_position = [a for a in arguments if a.default is None]
+    for argument in by_position:
+        optional = argument.functions == VARLEN and function in ("supported", "plan")
+        yield f"{argument.name}: {argument.type}{' | None = None' if optional else ''},"
+    yield "*,"
+    for argument in arguments:
+        if argument.default is not None:
+            yield f"{argument.name}: {argument.type} = {argument.default},"
+
+
+def _args(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
+    for argument in arguments:
+        doc = argument.varlen_doc if function == "attention_varlen" else ""
+        yield from _paragraph(argument.name, doc or argument.doc, indent)
+
+
+def _values(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
+    for argument in arguments:
+        if argument.values:
+            yield from _paragraph(argument.name, argument.values, indent)
+
+
+def _names(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
+    """In the order in which the native module takes them."""
+    for argument in arguments:
+        yield f"{argument.name},"
+
+
+def _paragraph(name: str, text: str, indent: int) -> list[str]:
+    return textwrap.wrap(
+        f"{name}: {' '.join(text.split())}",
+        _WIDTH - indent,
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+_LINES = {"signature": _signature, "args": _args, "values": _values, "names": _names}
+
+
+def main() -> int:
+    """Write, or compare."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="compare, do not write")
+    check = parser.parse_args().check
+    unknown = {name for argument in ARGUMENTS for name in argument.functions} - set(ALL)
+    if unknown:
+        raise SystemExit(f"arguments.py names functions that there are not: {sorted(unknown)}")
+    stale = False
+    for path, text in outputs().items():
+        if check:
+            if not path.is_file() or path.read_text(encoding="utf-8") != text:
+                print(f"{path.name} is not what arguments.py and its template say", file=sys.stderr)
+                stale = True
+        else:
+            path.write_text(text, encoding="utf-8")
+    return int(stale)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,258 @@
+# Written by python/api/write.py from attention.py.in: edit that, or arguments.py.
+"""`attention` and `attention_varlen`: the native module reads and checks what they are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlattn import _core
+from dlattn._types import Causal, Kernel, Layout, Tensor, Window
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: Causal = False,
+    softmax_scale: float | None = None,
+    window: Window = (None, None),
+    softcap: float = 0.0,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    layout: Layout = "bshd",
+    out: Tensor | None = None,
+    return_lse: bool = False,
+    stream: Any = None,
+    kernel: Kernel = "auto",
+    batch_invariant: bool = False,
+) -> Any:
+    """Attention: softmax(softmax_scale * q kᵀ, modified and masked) v.
+
+    The scores are never written to memory: they are computed tile by tile, with a softmax whose
+    maximum and denominator are carried along [1, 2, 3]. Nothing is copied and nothing waits: on a
+    GPU the call enqueues the work and returns, and it can be captured in a CUDA graph.
+
+    Args:
+        q: Queries, (batch, seqlen_q, num_heads, head_dim) in the layout "bshd". float16 or
+            bfloat16; float32 on the CPU and in the kernel "scalar"; float64 on the CPU. Any strides
+            with a contiguous last dimension; rows aligned to 16 bytes are fastest. The result is of
+            q's framework and on q's device.
+        k: Keys, (batch, seqlen_k, num_heads_kv, head_dim), of q's dtype. num_heads_kv divides
+            num_heads: query head h reads key head h // (num_heads // num_heads_kv) (GQA, MQA [4]).
+        v: Values, (batch, seqlen_k, num_heads_kv, head_dim_v), of q's dtype.
+        causal: Which keys a query may attend to. Query i stands at key position p = i + shift. True
+            or "bottom_right": keys j <= p with shift = seqlen_k - seqlen_q, so that the last query
+            sees the last key. "top_left": keys j <= p with shift = 0. False: all keys (shift =
+            seqlen_k - seqlen_q, for `window` and `alibi_slopes`).
+        softmax_scale: Factor of q·k, from 2^-126 to 2^126. None: 1 / sqrt(head_dim).
+        window: (left, right), the number of keys that a query sees to either side of its position:
+            p - left <= j <= p + right. None on a side: no limit.
+        softcap: If not 0, scores become softcap * tanh(score / softcap), before all that follows.
+            From 2^-100 to 2^100.
+        bias: Added to the scores. Broadcastable to (batch, num_heads, seqlen_q, seqlen_k); q's
+            dtype or float32. -inf hides the key.
+        mask: bool, True where a query may attend to a key; broadcastable as `bias`.
+        alibi_slopes: float32, (num_heads,) or (batch, num_heads): slope * |p - j| is subtracted
+            from the scores [5].
+        sinks: float32, (num_heads,): a logit per head that joins the softmax's denominator, and has
+            no value [6].
+        layout: Dimensions of q, k, v and out: "bshd", or "bhsd" for (batch, num_heads, seqlen,
+            head_dim).
+        out: Where to write the result: of its shape and dtype, on q's device, writable. It shares
+            no element with an input; slices of one buffer, interleaved in any way that their
+            strides show to be apart, are fine. torch counts it as modified in place. None: a new
+            tensor. Not for JAX, whose arrays are immutable.
+        return_lse: Also return the log of the softmax's denominator.
+        stream: The CUDA stream to enqueue on: a handle, or a torch, CuPy or CUDA Python stream.
+            None: the current stream of q's framework. Order other streams against it as you would
+            for any kernel. Not for JAX, which orders its work itself.
+        kernel: The one kernel to use, of those in `info().kernels`, or "auto" for the one predicted
+            to be the fastest. One of a kernel's variants may follow: "wmma:narrow" names a tile
+            shape (see `Plan.variant`), "wmma:packed" and "wmma:narrow+unpacked" also say whether
+            query heads are packed (see `Plan.packed_heads`).
+        batch_invariant: Give a sequence the same bits alone, in any batch and in any batch of
+            `attention_varlen`, on the same device, as long as its rows are aligned alike. Without
+            it the same call gives the same bits each time, but some choices of the plan follow
+            batch size, numbers of heads and lengths: on a GPU the kernel, the tile shape of "wmma"
+            and whether it packs heads, on the CPU into how many parts the keys of few queries are
+            split. With it they are made as for a large batch of long sequences, which is slower for
+            a small one, most of all with few queries.
+
+    Values: these are accepted, by every kernel and for every dtype alike. What Python holds and is
+    not accepted is refused; what lies in a tensor cannot be, and has these results.
+
+        q, k, v: Finite numbers whose scores stay within fp32's range, |q·k| and |softmax_scale *
+            q·k| <= 2^126. Beyond that a row may be inf or NaN, as a plain computation in fp32
+            gives. On a GPU |v| <= 2^95 (4.0e28) in bfloat16, of up to 2^20 keys: weights of v are
+            up to 2^15 before they are normalised, and their sums with it must stay below 2^128.
+        softmax_scale: 2^-126 (1.18e-38) to 2^126 (8.5e37).
+        softcap: 0 for none, or 2^-100 (7.9e-31) to 2^100 (1.27e30).
+        bias: -inf hides the key, as `mask` does. Every finite number, down to the least of its
+            dtype, is a number like any other: a row all of whose keys have a large negative bias is
+            not hidden. If they share one of magnitude 1e9 or more, beside which scores vanish, out
+            is the mean of v over those keys. Below that it is a weighted mean of v's rows, its
+            error at most twice the worse of two plain computations in fp32, with scores natural and
+            with scores times log2(e). NaN or +inf: the row is NaN.
+        alibi_slopes: Any. Beyond 2^64 (1.8e19), ±inf too, it counts as 2^64 with its sign. NaN: the
+            head's rows are NaN.
+        sinks: Any. -inf: no sink. +inf: out = 0 and lse = +inf. NaN: NaN.
+
+    Scores are formed in fp32 (of float64 in float64). A shift common to a row's scores changes
+    nothing in out but what fp32 rounds.
+
+    Returns:
+        out, of q's shape with head_dim_v for head_dim, and of q's dtype; with `return_lse`, the
+        pair (out, lse), lse being the natural logarithm of the softmax's denominator, float32 of
+        shape (batch, num_heads, seqlen_q) in both layouts. A query that may attend to no key gets
+        out = 0 and lse = -inf (or its sink, if there are sinks).
+
+    Raises:
+        UnsupportedError: A value is wrong, or no kernel computes this; see `supported`.
+        TypeError: An argument is not the kind of object that is accepted.
+        DeviceError: The device or the launch failed.
+
+    References:
+        [1] Milakov, Gimelshein. Online normalizer calculation for softmax. arXiv:1805.02867, 2018.
+        [2] Rabe, Staats. Self-attention does not need O(n²) memory. arXiv:2112.05682, 2021.
+        [3] Dao et al. FlashAttention. arXiv:2205.14135, 2022; Dao. FlashAttention-2.
+            arXiv:2307.08691, 2023.
+        [4] Shazeer. Fast transformer decoding. arXiv:1911.02150, 2019; Ainslie et al. GQA.
+            arXiv:2305.13245, 2023.
+        [5] Press, Smith, Lewis. Train short, test long. arXiv:2108.12409, 2021.
+        [6] Xiao et al. Efficient streaming language models with attention sinks. arXiv:2309.17453,
+            2023.
+    """
+    return _core.attention(
+        q,
+        k,
+        v,
+        causal,
+        softmax_scale,
+        window,
+        softcap,
+        bias,
+        mask,
+        alibi_slopes,
+        sinks,
+        layout,
+        out,
+        return_lse,
+        stream,
+        kernel,
+        batch_invariant,
+    )
+
+
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    seqused_k: Tensor | None = None,
+    causal: Causal = False,
+    softmax_scale: float | None = None,
+    window: Window = (None, None),
+    softcap: float = 0.0,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    layout: Layout = "bshd",
+    out: Tensor | None = None,
+    return_lse: bool = False,
+    stream: Any = None,
+    kernel: Kernel = "auto",
+    batch_invariant: bool = False,
+) -> Any:
+    """Attention within each of several sequences of any lengths, stored without padding.
+
+    The sequences lie one after the other: sequence b owns the rows cu_seqlens_q[b] to
+    cu_seqlens_q[b + 1] of q and out, and the rows cu_seqlens_k[b] to cu_seqlens_k[b + 1] of k and
+    v. Everything else is as for `attention`; seqlen_q, seqlen_k and shift are each sequence's own.
+
+    Args:
+        q: Queries, (total_q, num_heads, head_dim) in the layout "bshd". Dtypes, strides and
+            alignment are those of `attention`.
+        k: Keys, (total_k, num_heads_kv, head_dim), of q's dtype. num_heads_kv divides num_heads.
+        v: Values, (total_k, num_heads_kv, head_dim_v), of q's dtype.
+        cu_seqlens_q: int32, (batch + 1,), contiguous: the row of q at which each sequence begins,
+            and the one at which the last sequence ends. Not decreasing, within 0 to total_q. The
+            first may be more than 0 and the last less than total_q, as in a slice of a larger
+            batch: rows of out and lse that belong to no sequence are not written. On the CPU other
+            values are refused.
+        cu_seqlens_k: The same for the rows of k and v, within 0 to total_k.
+        max_seqlen_q: At least the number of queries of the longest sequence, 0 to 2^31 - 1. Further
+            queries of a longer one are not computed on a GPU; the CPU refuses it.
+        max_seqlen_k: The same for keys.
+        seqused_k: int32, (batch,), contiguous: how many of each sequence's keys to use, from its
+            first; 0 to its length. None: all. The causal shift counts the keys in use.
+        causal: As for `attention`, with the lengths of each sequence: False, True, "bottom_right"
+            or "top_left".
+        softmax_scale: Factor of q·k, from 2^-126 to 2^126. None: 1 / sqrt(head_dim).
+        window: (left, right), the number of keys that a query sees to either side of its position:
+            p - left <= j <= p + right. None on a side: no limit.
+        softcap: If not 0, scores become softcap * tanh(score / softcap), before all that follows.
+            From 2^-100 to 2^100.
+        bias: Added to the scores. Broadcastable to (batch, num_heads, max_seqlen_q, max_seqlen_k);
+            q's dtype or float32. -inf hides the key.
+        mask: bool, True where a query may attend to a key; broadcastable as `bias`.
+        alibi_slopes: float32, (num_heads,) or (batch, num_heads): slope * |p - j| is subtracted
+            from the scores.
+        sinks: float32, (num_heads,): a logit per head that joins the softmax's denominator, and has
+            no value.
+        layout: Dimensions of q, k, v and out: "bshd" for (total, num_heads, head_dim), "bhsd" for
+            (num_heads, total, head_dim).
+        out: Where to write the result, as for `attention`. None: a new tensor.
+        return_lse: Also return the log of the softmax's denominator.
+        stream: The CUDA stream to enqueue on, as for `attention`.
+        kernel: The one kernel to use, or "auto", as for `attention`.
+        batch_invariant: Give a sequence the same bits alone and in any batch, as for `attention`.
+
+    Which values are accepted is told by `attention`. The host does not read lengths that lie on a
+    GPU, and whatever they are, no kernel leaves the tensors: a sequence's rows are those from
+    clamp(cu_seqlens[b], 0, total) to clamp(cu_seqlens[b + 1], its first row, total), the first
+    max_seqlen of them at most, and seqused_k is clamped to what is there.
+
+    Returns:
+        out, (total_q, num_heads, head_dim_v) in the layout "bshd", of q's dtype; with `return_lse`
+        the pair (out, lse), lse being float32 of shape (num_heads, total_q) in both layouts. A
+        query that may attend to no key gets what it gets from `attention`.
+
+    Raises:
+        UnsupportedError, TypeError, DeviceError: As `attention`.
+
+    Source:
+        The interface is that of flash_attn_varlen_func: Dao. FlashAttention-2. arXiv:2307.08691,
+        2023; https://github.com/Dao-AILab/flash-attention.
+    """
+    return _core.attention_varlen(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        seqused_k,
+        causal,
+        softmax_scale,
+        window,
+        softcap,
+        bias,
+        mask,
+        alibi_slopes,
+        sinks,
+        layout,
+        out,
+        return_lse,
+        stream,
+        kernel,
+        batch_invariant,
+    )
