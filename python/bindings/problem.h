@@ -47,8 +47,8 @@ struct Problem {
   bool return_lse = false;
   Shape out;  // of the caller's out and lse
   Shape lse;
-  Tensor
-      tensors[kMaxTensors];  // of the caller's, in the order they came in: inputs, then a given out
+  // Of the caller's, in the order in which they came in: inputs, then a given out.
+  Tensor tensors[kMaxTensors];
   int num_tensors = 0;
   // On the CPU, copies of cu_seqlens_q, cu_seqlens_k and seqused_k: what was checked must be what
   // is used, whoever writes to the caller's arrays meanwhile.

@@ -64,41 +64,56 @@ AttentionParams made_up_problem(DType dtype, std::int64_t head_dim) {
   return p;
 }
 
-void add_feature(const std::string& feature, AttentionParams* p) {
+void set_head_dim_v(AttentionParams* p) {
+  p->head_dim_v = 2 * p->head_dim;
+  p->v.row_stride = p->out.row_stride = kHeads * p->head_dim_v;
+  p->v.head_stride = p->out.head_stride = p->head_dim_v;
+  p->v.batch_stride = p->out.batch_stride = kSeqlen * kHeads * p->head_dim_v;
+}
+
+void set_bias(AttentionParams* p) {
+  p->bias.data = memory(4);
+  p->bias.dtype = DType::kFloat32;
+}
+
+void set_mask(AttentionParams* p) {
+  p->mask.data = static_cast<const std::uint8_t*>(memory(4));
+}
+
+void set_varlen(AttentionParams* p) {
   static constexpr std::int32_t cu_seqlens[2] = {0, kSeqlen};
-  static constexpr float floats[1] = {0.0f};
-  if (feature.empty()) return;
-  if (feature == "causal") {
-    p->causal = Causal::kBottomRight;
-  } else if (feature == "gqa") {
-    p->num_heads_kv = 1;
-  } else if (feature == "head_dim_v") {
-    p->head_dim_v = 2 * p->head_dim;
-    p->v.row_stride = p->out.row_stride = kHeads * p->head_dim_v;
-    p->v.head_stride = p->out.head_stride = p->head_dim_v;
-    p->v.batch_stride = p->out.batch_stride = kSeqlen * kHeads * p->head_dim_v;
-  } else if (feature == "window") {
-    p->window_left = 8;
-  } else if (feature == "softcap") {
-    p->softcap = 30.0;
-  } else if (feature == "bias") {
-    p->bias.data = memory(4);
-    p->bias.col_stride = 1;
-  } else if (feature == "mask") {
-    p->mask.data = static_cast<const std::uint8_t*>(memory(4));
-    p->mask.col_stride = 1;
-  } else if (feature == "alibi_slopes") {
-    p->alibi_slopes.data = floats;
-  } else if (feature == "sinks") {
-    p->sinks.data = floats;
-  } else if (feature == "varlen") {
-    p->cu_seqlens_q = p->cu_seqlens_k = cu_seqlens;
-    p->total_q = p->total_k = kSeqlen;
-  } else {
-    unsupported("feature is ", feature,
-                "; accepted: causal, gqa, head_dim_v, window, softcap, bias, mask, ",
-                "alibi_slopes, sinks, varlen");
+  p->cu_seqlens_q = p->cu_seqlens_k = cu_seqlens;
+  p->total_q = p->total_k = kSeqlen;
+}
+
+constexpr float kFloats[1] = {0.0f};
+
+// What a kernel may lack, in the order of the table of what is supported.
+struct Feature {
+  const char* name;
+  void (*add)(AttentionParams* p);  // to a made-up problem
+};
+constexpr Feature kFeatures[] = {
+    {"causal", [](AttentionParams* p) { p->causal = Causal::kBottomRight; }},
+    {"gqa", [](AttentionParams* p) { p->num_heads_kv = 1; }},
+    {"head_dim_v", set_head_dim_v},
+    {"window", [](AttentionParams* p) { p->window_left = 8; }},
+    {"softcap", [](AttentionParams* p) { p->softcap = 30.0; }},
+    {"bias", set_bias},
+    {"mask", set_mask},
+    {"alibi_slopes", [](AttentionParams* p) { p->alibi_slopes.data = kFloats; }},
+    {"sinks", [](AttentionParams* p) { p->sinks.data = kFloats; }},
+    {"varlen", set_varlen},
+};
+
+void add_feature(const std::string& name, AttentionParams* p) {
+  if (name.empty()) return;
+  std::string accepted;
+  for (const Feature& feature : kFeatures) {
+    if (name == feature.name) return feature.add(p);
+    accepted += concat(accepted.empty() ? "" : ", ", feature.name);
   }
+  unsupported("feature is ", name, "; accepted: ", accepted);
 }
 
 std::string refusal(nb::handle kernel, const std::string& dtype, std::int64_t head_dim,
@@ -123,6 +138,9 @@ void register_support(nb::module_& module) {
   for (const std::string_view name : kernel_names())
     names.append(nb::str(name.data(), name.size()));
   module.attr("kernel_names") = nb::tuple(names);
+  nb::list features;
+  for (const Feature& feature : kFeatures) features.append(nb::str(feature.name));
+  module.attr("feature_names") = nb::tuple(features);
   module.def("refusal", &refusal, nb::arg("kernel"), nb::arg("dtype"), nb::arg("head_dim"),
              nb::arg("feature"), nb::arg("compute_capability"));
 }

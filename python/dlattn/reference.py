@@ -71,44 +71,17 @@ class BiasRange(NamedTuple):
 
 
 def attention_reference(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    causal: Causal = False,
-    softmax_scale: float | None = None,
-    window: Window = (None, None),
-    softcap: float = 0.0,
-    bias: Any = None,
-    mask: Any = None,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
-    layout: Layout = "bshd",
-    score_dtype: str = "float64",
+    q: Any, k: Any, v: Any, *, score_dtype: str = "float64", **options: Any
 ) -> tuple[Array, Array]:
     """Attention in float64; arguments mean what they mean to `dlattn.attention`.
 
-    Returns `out`, in the layout of q, and `lse` of shape (batch, num_heads, seqlen_q).
+    `options` are those arguments of `dlattn.attention` that change the result, from causal to
+    layout. Returns `out`, in the layout of q, and `lse` of shape (batch, num_heads, seqlen_q).
 
     With `score_dtype` "float32" every score is rounded to it once, and what follows is float64:
     where all keys of a row share a bias that dwarfs their scores, `out` is the mean of their V.
     """
-    return plain_attention(
-        q,
-        k,
-        v,
-        dtype="float64",
-        score_dtype=score_dtype,
-        causal=causal,
-        softmax_scale=softmax_scale,
-        window=window,
-        softcap=softcap,
-        bias=bias,
-        mask=mask,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        layout=layout,
-    )
+    return plain_attention(q, k, v, dtype="float64", score_dtype=score_dtype, **options)
 
 
 def same_dtype_reference(

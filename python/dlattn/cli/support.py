@@ -10,23 +10,12 @@ from dlattn import _core
 from dlattn.cli.text import markdown_table, table
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-FEATURES = {  # as the planner is asked, and as people read it
-    "causal": "causal",
-    "gqa": "GQA/MQA",
-    "head_dim_v": "head_dim of v differs",
-    "window": "window",
-    "softcap": "softcap",
-    "bias": "bias",
-    "mask": "mask",
-    "alibi_slopes": "alibi_slopes",
-    "sinks": "sinks",
-    "varlen": "varlen",
-}
 KERNELS = tuple(name for name in _core.kernel_names if name != "auto")
 
 _CPU = 0
 _CAPABILITIES = (80, 86, 89, 90, 100, 120)
 _MOST_HEAD_DIM = 512  # as far as is asked
+_LABELS = {"gqa": "GQA/MQA", "head_dim_v": "head_dim of v differs"}  # others read as they are
 _HEADERS = ("kernel", "runs on", "dtype", "head_dim", "features")
 
 
@@ -71,8 +60,8 @@ def _where(kernel: str) -> list[int]:
 
 def _features(kernel: str, dtype: str, capabilities: list[int]) -> list[str]:
     return [
-        name
-        for feature, name in FEATURES.items()
+        _LABELS.get(feature, feature)
+        for feature in _core.feature_names
         if _accepts(kernel, dtype, 64, feature, capabilities)
     ]
 
