@@ -86,7 +86,7 @@ def plain_attention(
         if bias is not None:
             allowed &= ~np.isneginf(bias[b, h, rows])
         products = q[b, h, rows] @ k[b, head_kv].T
-        terms: dict[str, Any] = {
+        score_mod: dict[str, Any] = {
             "scale": scale,
             "softcap": softcap,
             "alibi": None if slopes is None else (slopes[b, h], rows + shift),
@@ -94,12 +94,14 @@ def plain_attention(
         }
         sink = compute(-np.inf) if sinks is None else sinks[h]
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            scores = np.where(allowed, _scores(products, 1.0, **terms), compute(-np.inf))
+            scores = np.where(allowed, _scores(products, 1.0, **score_mod), compute(-np.inf))
             if score_dtype not in ("", dtype_name(scores)):
                 scores = _saturate(scores, score_dtype, np.isfinite(scores))
             probs, lse[b, h, rows] = _softmax(scores, sink)
             if form == "base2":
-                scores = np.where(allowed, _scores(products, _LOG2_E, **terms), compute(-np.inf))
+                scores = np.where(
+                    allowed, _scores(products, _LOG2_E, **score_mod), compute(-np.inf)
+                )
                 # A row that base 2 cannot hold stays in natural units.
                 holds = np.all((np.abs(scores) < _LARGEST[dtype_name(scores)]) | ~allowed, axis=1)
                 probs2, lse2 = _softmax_base2(scores, sink)

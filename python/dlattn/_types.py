@@ -15,7 +15,7 @@ Kernel: TypeAlias = str
 
 @dataclass(frozen=True)
 class Support:
-    """Whether a call would run. True or false in a condition."""
+    """Whether a call would run. It is true or false in a condition, as `ok` is."""
 
     ok: bool
     reasons: tuple[str, ...]
@@ -34,22 +34,26 @@ class Support:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a call would be computed. Sizes are per thread block; those of the other device are 0."""
+    """How a call would be computed. What only the other kind of device has is 0 or empty."""
 
     kernel: str
+    """One of `info().kernels`."""
     variant: str
-    """Which of the kernel's tile shapes, of "sm90" for which terms of scores; may be empty."""
+    """Which of the kernel's variants: a tile shape, or the score modifications it is made for."""
     dtype: str
+    """Element type of q: "float16", "bfloat16", "float32" or "float64"."""
     device: str
+    """"cpu", or "cuda:0" and so on."""
     head_dim_tile: int
     """Both head dimensions rounded up to the kernel's instance that serves them."""
     packed_heads: int
-    """How many query heads of one KV head are rows of the same tiles; 1: heads are not packed."""
+    """How many query heads of a KV head share a tile (pack_gqa); 1: heads are not packed."""
     block_m: int
     """Query rows per tile."""
     block_n: int
     """Keys per tile."""
     num_warps: int
+    """Warps per thread block."""
     num_stages: int
     """K/V tiles in flight."""
     copy_bytes: int
@@ -57,11 +61,13 @@ class Plan:
     grid: int
     """Thread blocks, or tasks on the CPU."""
     smem_bytes: int
+    """Shared memory per thread block."""
     num_splits: int
     """Parts into which the keys are split."""
     workspace_bytes: int
     """Memory beyond inputs, out and lse."""
     num_threads: int
+    """Threads of the CPU that share the tasks."""
     isa: str
     """The CPU's instruction set in use."""
     predicted_ns: float
@@ -69,6 +75,7 @@ class Plan:
     passed_over: tuple[str, ...]
     """Why the other kernels of this device cannot run the call."""
     text: str
+    """All of this in lines for people, as `str` prints it before `passed_over`."""
 
     def __str__(self) -> str:
         lines = [self.text.rstrip()]
@@ -81,11 +88,16 @@ class DeviceInfo:
     """A CUDA device."""
 
     index: int
+    """Of cuda:<index>."""
     name: str
     compute_capability: tuple[int, int]
+    """(8, 9) for 8.9."""
     num_sms: int
+    """Streaming multiprocessors."""
     max_smem_per_block: int
+    """Shared memory that a thread block may have, in bytes."""
     l2_bytes: int
+    """Size of the L2 cache, in bytes."""
     unserved: str
     """Why this build's kernels do not run on it; empty if they do."""
 

@@ -11,7 +11,7 @@ and what their extremes give, is told by `dlattn.attention` (Values):
         last key. A query before the first key sees nothing.
     window_size: (left, right): keys from i + seqlen_k - seqlen_q - left to i + seqlen_k - seqlen_q
         + right; a negative number is no limit. With causal, right counts as 0. A side of at least
-        seqlen_k (max_seqlen_k for packed sequences) is no limit either; and where left alone is
+        seqlen_k (max_seqlen_k of the varlen functions) is no limit either; and where left alone is
         limited, right is seqlen_k, not infinite, as in flash-attn's own code. Both can matter only
         to queries that stand before the first key.
     softcap: If > 0, scores become softcap * tanh(score / softcap); else it does nothing.
@@ -25,7 +25,7 @@ and what their extremes give, is told by `dlattn.attention` (Values):
         out is 0 there. S_dmask is what flash-attn returns when nothing is dropped: an empty array.
 
 It differs in these points: float32 (and on the CPU float64), any head_dim that a kernel has, and
-head_dim_v are accepted too; so are the arrays of CuPy, NumPy and, where nothing is packed, JAX.
+head_dim_v are accepted too; so are the arrays of CuPy, NumPy and, except as qkv and kv, JAX.
 An array whose last dimension is not contiguous is refused and never copied. With alibi_slopes and
 causal, flash-attn leaves a constant of each row, slope * (i + seqlen_k - seqlen_q), out of its
 softmax_lse; here softmax_lse is that of the scores as described. flash_attn_with_kvcache is absent.
@@ -101,7 +101,7 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Attention among the tokens of qkv, of which it takes views.
+    """Attention among the tokens of qkv; q, k and v are views of it.
 
     Args:
         qkv: (batch, seqlen, 3, num_heads, head_dim); not of JAX, whose arrays have no views.
@@ -141,7 +141,7 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Attention of q over the keys and values of kv, of which it takes views.
+    """Attention of q over the keys and values of kv; k and v are views of it.
 
     Args:
         q: (batch, seqlen_q, num_heads, head_dim).
@@ -188,7 +188,7 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Any = None,
 ) -> Any:
-    """Attention within each of several sequences, packed one after the other without padding.
+    """Attention within each of several sequences, stored one after the other without padding.
 
     Args:
         q: (total_q, num_heads, head_dim).
@@ -241,7 +241,7 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Attention within each of several sequences packed in qkv, of which it takes views.
+    """Attention within each of several sequences, q, k and v being views of qkv.
 
     Args:
         qkv: (total, 3, num_heads, head_dim); not of JAX, whose arrays have no views.
@@ -294,7 +294,7 @@ def flash_attn_varlen_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Attention within each of several sequences, keys and values packed in kv: it takes views.
+    """Attention within each of several sequences, k and v being views of kv.
 
     Args:
         q: (total_q, num_heads, head_dim).

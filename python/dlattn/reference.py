@@ -169,7 +169,7 @@ def attention_varlen_reference(
     layout: Layout = "bshd",
     **options: Any,
 ) -> tuple[Array, Array]:
-    """Attention over packed sequences, in float64.
+    """Attention over sequences of several lengths (varlen), in float64.
 
     Sequence b owns rows cu_seqlens[b] to cu_seqlens[b + 1]; rows that none owns are 0 and -inf in
     the result. q is (total_q, num_heads, head_dim), k and v are (total_k, num_heads_kv, .); returns

@@ -158,7 +158,7 @@ def test_errors_of_packed_sequences() -> None:
     exact = torch.cat(
         [tensors.attention(*part, causal=True)[0][0].transpose(0, 1) for part in zip(*parts)]  # noqa: B905
     )
-    expected = tensors.ExpectedPacked(q, k, v, lengths, {"causal": True})
+    expected = tensors.ExpectedVarlen(q, k, v, lengths, {"causal": True})
     assert expected.errors(exact)[1] < 1e-3
     for row in (0, 5, 6, 14, 15, 17):
         broken = exact.clone()

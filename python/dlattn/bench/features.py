@@ -18,8 +18,8 @@ from dlattn.bench.peers import (
     TORCH_PEERS,
     TORCH_SDPA,
     Contestant,
-    Packed,
     Problem,
+    Varlen,
 )
 from dlattn.bench.session import TILES, Entrant
 
@@ -34,7 +34,7 @@ class Scale:
     scores: tuple[Sizes, ...]  # for what changes the scores
     grouped: tuple[Sizes, int]  # and key heads
     masked: tuple[Sizes, ...]
-    packed: tuple[tuple[int, int], ...]  # heads, head_dim
+    varlen: tuple[tuple[int, int], ...]  # heads, head_dim
     lengths: tuple[int, int, int]  # how many sequences, of how many tokens at least and at most
     window: int
 
@@ -44,7 +44,7 @@ SCALES = {
         scores=((4, 32, 4096, 64), (4, 16, 4096, 128)),
         grouped=((4, 32, 4096, 128), 8),
         masked=((2, 32, 4096, 64), (2, 16, 4096, 128), (2, 8, 4096, 256)),
-        packed=((32, 64), (16, 128)),
+        varlen=((32, 64), (16, 128)),
         lengths=(64, 16, 4096),
         window=1024,
     ),
@@ -52,7 +52,7 @@ SCALES = {
         scores=((1, 2, 96, 16),),
         grouped=((1, 4, 64, 16), 2),
         masked=((2, 2, 64, 16),),
-        packed=((2, 16),),
+        varlen=((2, 16),),
         lengths=(6, 1, 80),
         window=24,
     ),
@@ -78,7 +78,7 @@ class Context:
             scale,
             scores=tuple(sizes for sizes in scale.scores if self.wants(sizes[3])),
             masked=tuple(sizes for sizes in scale.masked if self.wants(sizes[3])),
-            packed=tuple(sizes for sizes in scale.packed if self.wants(sizes[1])),
+            varlen=tuple(sizes for sizes in scale.varlen if self.wants(sizes[1])),
         )
 
     def wants(self, head_dim: int) -> bool:
@@ -105,7 +105,7 @@ def groups(context: Context) -> dict[str, list[Group]]:
         "gqa": [partial(grouped, context, causal) for causal in heads],
         "varlen": [
             partial(varlen, context, *sizes, causal=causal)
-            for sizes in scale.packed
+            for sizes in scale.varlen
             for causal in masks
         ],
         "mask": [
@@ -137,7 +137,7 @@ def draw_lengths(scale: Scale, seed: int = 0) -> tuple[int, ...]:
 
 
 def varlen(context: Context, num_heads: int, head_dim: int, causal: bool) -> list[Entrant]:
-    """Packed sequences, against as many of one length that cost as many operations."""
+    """Sequences of several lengths, against as many of one length with as many operations."""
     torch = tensors.torch_module()
     lengths = draw_lengths(context.scale)
     pairs = sum(n * n for n in lengths)
@@ -151,23 +151,22 @@ def varlen(context: Context, num_heads: int, head_dim: int, causal: bool) -> lis
 
     sizes = (1, num_heads, sum(lengths), head_dim)
     drawn = tensors.draw(Case(sizes, causal, context.dtype), context.device, seed=1)
-    packed_case = Case(
+    varlen_case = Case(
         (len(lengths), num_heads, max(lengths), head_dim),
         causal,
         context.dtype,
         variant=f"varlen {min(lengths)}-{max(lengths)}",
     )
     starts = torch.tensor([0, *np.cumsum(lengths).tolist()], dtype=torch.int32)
-    packing = Packed(lengths, starts.to(context.device))
     q, k, v = (x[0].transpose(0, 1).contiguous() for x in drawn)
-    packed = Problem(packed_case, q, k, v, packed=packing)
+    several = Problem(varlen_case, q, k, v, varlen=Varlen(lengths, starts.to(context.device)))
     operations = 4.0 * num_heads * head_dim * pairs * (0.5 if causal else 1.0)
     entrants = []
     for own in context.ours:
         baseline = Entrant(own, fixed)
-        entrants += [Entrant(own, packed, baseline, operations), baseline]
+        entrants += [Entrant(own, several, baseline, operations), baseline]
     for name, problem, count in (
-        (TORCH_FLASH_VARLEN.name, packed, operations),
+        (TORCH_FLASH_VARLEN.name, several, operations),
         ("torch-flash", fixed, None),
     ):
         for peer in context.peer(name):
@@ -274,7 +273,7 @@ def score(context: Context, sizes: Sizes) -> list[Entrant]:
     for own in context.ours:
         baseline = Entrant(own, plain, facts=_walk_facts(own, plain, None))
         entrants.append(baseline)
-        rows = Entrant(own, problems[-1])  # the baseline of packed rows, which comes before it
+        rows = Entrant(own, problems[-1])  # the baseline of packed qkv, which comes before it
         for problem in problems[:-1]:
             strided = problem.case.variant == "packed qkv"
             count, facts = None, {}
@@ -286,7 +285,7 @@ def score(context: Context, sizes: Sizes) -> list[Entrant]:
 
 
 def _strided(context: Context, case: Case) -> list[Problem]:
-    """Rows of q, k and v as slices of packed ones, and rows of which each tensor has its own."""
+    """q, k and v as slices of one tensor qkv, and as tensors of their own."""
     torch = tensors.torch_module()
     batch_size, num_heads, seqlen, head_dim = case.sizes
     generator = torch.Generator(device=context.device).manual_seed(3)
@@ -294,9 +293,9 @@ def _strided(context: Context, case: Case) -> list[Problem]:
         (batch_size, seqlen, 3, num_heads, head_dim), device=context.device, generator=generator
     )
     qkv = (drawn + tensors.OFFSET).to(getattr(torch, context.dtype))
-    packed = [qkv[:, :, i].transpose(1, 2) for i in range(3)]
+    slices = [qkv[:, :, i].transpose(1, 2) for i in range(3)]
     own = [qkv[:, :, i].contiguous().transpose(1, 2) for i in range(3)]
     return [
-        Problem(replace(case, variant="packed qkv"), *packed),
+        Problem(replace(case, variant="packed qkv"), *slices),
         Problem(replace(case, variant="rows of their own"), *own),
     ]

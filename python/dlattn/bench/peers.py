@@ -27,7 +27,7 @@ class UnavailableError(Exception):
 
 
 @dataclass(frozen=True)
-class Packed:
+class Varlen:
     """Sequences one after the other, without padding; q, k and v are (total, heads, dim)."""
 
     lengths: tuple[int, ...]
@@ -43,7 +43,7 @@ class Problem:
     k: Any
     v: Any
     options: Mapping[str, Any] = field(default_factory=dict)  # of dlattn.attention, causal apart
-    packed: Packed | None = None
+    varlen: Varlen | None = None
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,11 @@ def ours_with(kernel: Any) -> Contestant:
         options.update(causal=problem.case.causal, kernel=kernel)
         arguments: tuple[Any, ...] = (q, k, v)
         function: Any = dlattn.attention
-        if problem.packed is None:
+        if problem.varlen is None:
             options["layout"] = "bhsd"
         else:
-            packing, longest = problem.packed.cu_seqlens, max(problem.packed.lengths)
-            arguments = (q, k, v, packing, packing, longest, longest)
+            cu_seqlens, longest = problem.varlen.cu_seqlens, max(problem.varlen.lengths)
+            arguments = (q, k, v, cu_seqlens, cu_seqlens, longest, longest)
             function = dlattn.attention_varlen
         support = dlattn.supported(*arguments, **options)
         if not support.ok:
@@ -133,8 +133,8 @@ def _sdpa(backend: str | None) -> Callable[[Problem], Bound]:
             if name not in ("bias", "mask"):
                 raise UnavailableError(f"does not take {name}")
             asked["attn_mask"] = value
-        if problem.packed is not None:
-            raise UnavailableError("does not take packed sequences")
+        if problem.varlen is not None:
+            raise UnavailableError("does not take sequences of several lengths")
         if backend is None:
             return Bound(lambda: sdpa(q, k, v, **asked))
         attention: Any = importlib.import_module("torch.nn.attention")
@@ -151,7 +151,7 @@ def _flash_4(problem: Problem) -> Bound:
         module: Any = importlib.import_module("flash_attn.cute")
     except ImportError as error:
         raise UnavailableError(f"flash-attn-4 is not installed: {first_line(error)}") from error
-    if problem.options or problem.packed is not None:
+    if problem.options or problem.varlen is not None:
         raise UnavailableError("is timed on plain problems only")
     q, k, v = (x.transpose(1, 2) for x in (problem.q, problem.k, problem.v))
     causal = problem.case.causal
@@ -167,12 +167,12 @@ def _flash_4(problem: Problem) -> Bound:
 
 
 def _flash_varlen(problem: Problem) -> Bound:
-    """FlashAttention-2 over packed sequences, as torch has it."""
+    """FlashAttention-2 for sequences of several lengths (varlen), as torch has it."""
     torch: Any = importlib.import_module("torch")
-    if problem.packed is None or problem.options:
-        raise UnavailableError("takes plain packed sequences only")
-    packing, longest = problem.packed.cu_seqlens, max(problem.packed.lengths)
-    arguments = (problem.q, problem.k, problem.v, packing, packing, longest, longest)
+    if problem.varlen is None or problem.options:
+        raise UnavailableError("takes sequences of several lengths only, without options")
+    cu_seqlens, longest = problem.varlen.cu_seqlens, max(problem.varlen.lengths)
+    arguments = (problem.q, problem.k, problem.v, cu_seqlens, cu_seqlens, longest, longest)
     forward, causal = torch.ops.aten._flash_attention_forward, problem.case.causal
     return Bound(lambda: forward(*arguments, 0.0, causal, False)[0])
 

@@ -176,8 +176,8 @@ def _expect(problem: Problem) -> Any:
     options = {k: v for k, v in problem.options.items() if k != "return_lse"}
     options["causal"] = problem.case.causal
     inputs = (problem.q, problem.k, problem.v)
-    if problem.packed is not None:
-        return tensors.ExpectedPacked(*inputs, problem.packed.lengths, options)
+    if problem.varlen is not None:
+        return tensors.ExpectedVarlen(*inputs, problem.varlen.lengths, options)
     return tensors.Expected(*inputs, options)
 
 

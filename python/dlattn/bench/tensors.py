@@ -177,8 +177,8 @@ class Expected:
         return max(error for error, _ in found), max(error / bound for error, bound in found)
 
 
-class ExpectedPacked:
-    """The same for packed sequences, (total, heads, dim): the longest, shortest, first and last."""
+class ExpectedVarlen:
+    """The same for varlen, (total, heads, dim): the longest, shortest, first and last sequence."""
 
     def __init__(
         self, q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], options: Options
