@@ -72,7 +72,7 @@ void give_up(void* object) {
   auto* entry = new GivenUp{static_cast<PyObject*>(object), given_up.load()};
   while (!given_up.compare_exchange_weak(entry->next, entry, std::memory_order_release)) {
   }
-  // Where Python's queue is full, the next relay sees to it.
+  // If Python's queue of pending calls is full, the next relay drops them.
   if (Py_IsInitialized()) Py_AddPendingCall(drop_given_up, nullptr);
 }
 

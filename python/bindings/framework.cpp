@@ -91,7 +91,7 @@ void check_device(const char* name, Device device, const Target& target) {
               ", where ", target.name, " is");
 }
 
-// A tensor that its own library refuses to describe is no dense tensor of numbers: sparse,
+// A tensor that its own library refuses to describe is not a dense tensor of numbers, but sparse,
 // quantised, traced, ...
 template <typename Export>
 auto exported(nb::handle object, const char* name, Export&& export_it) {
@@ -114,7 +114,7 @@ auto exported(nb::handle object, const char* name, Export&& export_it) {
 // Whether `value` is, or stands for, an int >= 0 that fits.
 bool read_index(nb::handle value, std::int32_t* index) {
   if (!value.is_valid() || PyUnicode_Check(value.ptr())) return false;
-  // Enumerations need not be of int.
+  // Members of an enumeration need not be ints.
   const nb::object number =
       nb::steal<nb::object>(guarded([&] { return PyNumber_Long(value.ptr()); }));
   int overflow = 0;
@@ -172,14 +172,15 @@ const TensorType& tensor_type(nb::handle object, const char* name) {
   made->api = find_exchange_api(type, *made);
   if (made->torch) made->torch_state = TorchState(made->adapter);
   nb::object reference = weak_reference(type);
-  // Where that code, or another thread, asked for the same type, what it was told stays.
+  // That code, or another thread, may have added the same type meanwhile: its entry then stays.
   const auto at = cache.try_emplace(type.ptr(), Known{std::move(made), std::move(reference)});
   return *at.first->second.type;
 }
 
 void use_exchange_api(bool on) {
   exchange_api_on = on;
-  std::vector<std::pair<nb::object, TensorType*>> all;  // which asking them may change
+  // A copy: find_exchange_api may run Python code, which may change the cache.
+  std::vector<std::pair<nb::object, TensorType*>> all;
   for (const auto& [type, known] : cache) all.emplace_back(nb::borrow(type), known.type.get());
   for (const auto& [type, known] : all) known->api = find_exchange_api(type, *known);
 }
@@ -238,11 +239,11 @@ Tensor take_in(nb::handle object, const TensorType& type, const char* name, cons
     type.torch_state.check_modes(name);
     maybe_dual = type.torch_state.in_forward_ad();
   }
-  // An exchange API orders nothing: right for the framework whose stream this is, and for memory
-  // that needs no stream.
+  // An exchange API does not order streams. That is right for the framework whose stream this is,
+  // and for memory of the CPU.
   if (type.api && (type.api == target.type->api || target.device.type == DeviceType::kCpu)) {
     Tensor tensor = exported(object, name, [&] {
-      // Only an owning export tells what is read-only, which nothing of torch's is.
+      // Only an owning export tells whether memory is read-only; torch's never is.
       Tensor borrowed = object.is(target.lent.lender) && !to_write
                             ? target.lent
                             : from_exchange_api(*type.api, object, name, to_write && !type.torch);

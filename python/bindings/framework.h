@@ -17,14 +17,15 @@ struct TensorType {
   nb::object adapter;                        // dlattn._frameworks.Framework
   bool torch = false;     // has autograd, conjugate and negative bits to look out for
   bool numpy = false;     // read through __array_struct__
-  bool plain = false;     // numpy.ndarray or torch.Tensor itself: no code but theirs reads it
+  bool plain = false;     // numpy.ndarray or torch.Tensor itself: reading one runs no other code
   bool deferred = false;  // tells its stream only while it takes the result in: JAX on a GPU
   TorchState torch_state;
-  // Of NumPy, for each DType that was asked for: makes an array of a shape.
+  // NumPy only, by DType: a callable that makes an array of a given shape. Null until needed.
   mutable nb::object empty_arrays[4];
 };
 
-// Resolves what the others need of Python, which may not happen while threads come first at once.
+// Looks up what the functions below need of Python. Called at import, so that two threads that make
+// the first call at once need not agree on who does it.
 void register_frameworks();
 
 // Cached per type, as long as the type lives. Throws TypeError if objects of this type are no
@@ -37,16 +38,16 @@ void use_exchange_api(bool on);
 struct Target {
   nb::handle like;  // the first tensor
   const char* name = "";
-  nb::object like_type;  // its Python type, which `type` lives as long as
+  nb::object like_type;  // its Python type; keeps `type` alive
   const TensorType* type = nullptr;
   Device device;
   void* stream = nullptr;
   bool forward_ad = false;  // torch's, as the call began
-  Tensor lent;              // `like`, where asking for its device told all of it
+  Tensor lent;              // `like`, if asking for its device already described all of it
 };
 
-// Target of a call whose first tensor is `like`. Does not settle the stream. Between this and
-// import_tensor(like) no code of the caller's may run but that of set_stream, which sees to it.
+// Target of a call whose first tensor is `like`, without the stream. Until import_tensor(like), the
+// caller's Python code may run in set_stream only, which drops `lent` when it does.
 Target make_target(nb::handle like, const char* name);
 // The stream that the caller named, or the framework's current one.
 void set_stream(nb::handle stream, Target* target);

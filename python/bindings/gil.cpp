@@ -6,7 +6,8 @@
 namespace dlattn::python {
 namespace {
 
-// Where Python runs signal handlers. A thread that is not it need not wait for the GIL to learn so.
+// Python's main thread runs the signal handlers. Asked without the GIL, so that other threads need
+// not wait for it.
 bool is_main_thread() {
   return syscall(SYS_gettid) == getpid();
 }

@@ -6,8 +6,8 @@
 
 // Python's global interpreter lock: where this module gives it up, and where it may lose it.
 //
-// No C++ lock is held across either, a static's guard among them: the thread that gets the GIL may
-// wait for that lock, and the one that holds the lock for the GIL.
+// No C++ lock is held across either, the guard of a static included. Otherwise one thread could
+// hold the lock and wait for the GIL while another holds the GIL and waits for the lock.
 //
 // A thread that asks for the GIL while the interpreter is being finalised does not get it: CPython
 // before 3.14 ends that thread by unwinding its stack, on which C++ frames end the process, or let
@@ -24,12 +24,12 @@ template <typename Code>
 auto guarded(Code&& code) noexcept {
   try {
     return code();
-  } catch (...) {  // no exception, which C throws none of: the stack is being unwound
+  } catch (...) {  // C code throws no exception: CPython is unwinding the stack
     stay();
   }
 }
 
-// What a function of Python's C API returned, which is nothing where an exception is set.
+// What a function of Python's C API returned. Throws if it is null, as an exception is set then.
 inline nb::object checked(PyObject* result) {
   if (!result) throw nb::python_error();
   return nb::steal<nb::object>(result);

@@ -225,7 +225,8 @@ constexpr Argument kArguments[] = {
 static_assert(std::size(kArguments) <= AttentionCall::kMaxArguments);
 // Besides the optional tensors: q, k, v, out and both cu_seqlens. Exact, as each costs every call
 // some time.
-static_assert(num_optional_tensors<kArguments>() + 6 == Problem::kMaxTensors);
+static_assert(num_optional_tensors<kArguments>() + 6 == Problem::kMaxTensors,
+              "kMaxTensors in problem.h counts the tensors that a call can have");
 
 }  // namespace
 

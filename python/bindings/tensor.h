@@ -13,8 +13,8 @@ namespace nb = nanobind;
 
 constexpr int kMaxDims = 8;
 
-// A tensor of the caller's: what its exporter told of it, checked and copied out of the exporter's
-// hands.
+// A tensor of the caller, as its exporter described it: checked, and copied so that the exporter
+// can change nothing of it.
 struct Tensor {
   const char* name = "";  // the argument it came in as
   void* data = nullptr;
@@ -24,12 +24,12 @@ struct Tensor {
   std::int64_t shape[kMaxDims];    // the first ndim
   std::int64_t strides[kMaxDims];  // in elements
   bool read_only = false;
-  nb::object owner;  // keeps the memory alive; none where the caller's own reference does
-  // Whose memory this is as long as that object is not given other memory; null where `owner` keeps
-  // it whatever happens to the object.
+  nb::object owner;  // keeps the memory alive; null if the caller's own reference does
+  // The object whose memory was read. It may be given other memory, which frees what was read: see
+  // check_unchanged. Null if `owner` keeps the memory alive.
   nb::handle lender;
-  const dlpack::ExchangeApi* api = nullptr;  // by which it was lent; null: as a NumPy array
-  bool may_run_code = false;  // taking it in may run Python code, as NumPy's own arrays do not
+  const dlpack::ExchangeApi* api = nullptr;  // how `lender` was read; null: as a NumPy array
+  bool may_run_code = false;  // reading it may run Python code; numpy.ndarray itself runs none
 
   std::int64_t num_elements() const;
 };
@@ -57,8 +57,8 @@ Tensor from_array_struct(nb::handle array, const char* name);  // a numpy.ndarra
 Tensor from_capsule(const nb::object& capsule,
                     const char* name);  // what __dlpack__ returned; consumes it
 
-// A tensor that is only lent may be given other memory by any Python code that runs, and the memory
-// that was read freed. Throws if one was; to be called when no Python code will run any more.
+// Any Python code that runs may give a lender other memory and so free what was read. Throws if one
+// has other memory now. Call it when no more Python code will run.
 void check_unchanged(const Tensor* first, const Tensor* last);
 
 Tensor from_managed(dlpack::ManagedTensorVersioned* managed, const char* name);  // takes ownership
