@@ -1,4 +1,4 @@
-"""Fill the generated parts of README.md, the support table and the sweep, and write RESULTS.md.
+"""Fill README.md's sweep and docs/kernels.md's support table, and write RESULTS.md.
 
 python benchmarks/update_readme.py           # write them
 python benchmarks/update_readme.py --check   # exit 1 if they are not what would be written
@@ -16,6 +16,7 @@ from dlattn.cli.support import support_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
+KERNELS = ROOT / "docs" / "kernels.md"
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 _HEAD = """\
 # Results
@@ -30,17 +31,22 @@ parts of the former run again.
 """
 
 
-def fill(text: str) -> str:
-    """The README's text with its generated parts as they should be."""
+def parts() -> dict[Path, tuple[str, str]]:
+    """The files with a generated part, the part's name and its text."""
     sweep = ROOT / "benchmarks" / "results" / "h200-sweep.json"
-    parts = {"support": support_markdown(), "figures": sweep_markdown(sweep, ROOT)}
-    for name, content in parts.items():
-        pattern = rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)"
-        text, count = re.subn(
-            pattern, lambda m, new=content: f"{m[1]}{new}\n{m[2]}", text, flags=re.DOTALL
-        )
-        if count != 1:
-            raise SystemExit(f"README.md has {count} places for the generated part {name!r}")
+    return {
+        README: ("figures", sweep_markdown(sweep, ROOT)),
+        KERNELS: ("support", support_markdown()),
+    }
+
+
+def fill(path: Path, text: str) -> str:
+    """The text of one of these files with its generated part as it should be."""
+    name, content = parts()[path]
+    pattern = rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)"
+    text, count = re.subn(pattern, lambda m: f"{m[1]}{content}\n{m[2]}", text, flags=re.DOTALL)
+    if count != 1:
+        raise SystemExit(f"{path.name} has {count} places for the generated part {name!r}")
     return text
 
 
@@ -55,12 +61,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare, do not write")
     args = parser.parse_args()
-    old = README.read_text()
-    new, tables = fill(old), results()
+    wanted = {path: fill(path, path.read_text()) for path in parts()} | {RESULTS: results()}
     if args.check:
-        return 0 if new == old and RESULTS.read_text() == tables else 1
-    README.write_text(new)
-    RESULTS.write_text(tables)
+        return 0 if all(path.read_text() == text for path, text in wanted.items()) else 1
+    for path, text in wanted.items():
+        path.write_text(text)
     return 0
 
 

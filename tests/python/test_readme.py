@@ -1,4 +1,4 @@
-"""The README: its examples run, its generated parts are what would be generated."""
+"""README.md and docs: their examples run, their generated parts are what would be generated."""
 
 from __future__ import annotations
 
@@ -22,16 +22,28 @@ from dlattn.cli import _parser
 from dlattn.reference import attention_reference, error_bound, max_error
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text()
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+GENERATED = [ROOT / "README.md", ROOT / "docs" / "kernels.md"]
 PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
 
 
 def example(name: str) -> tuple[str, list[str]]:
     """An example's source, and the words behind its name."""
     pattern = rf"<!-- example: {name}( \w+)* -->\n```\w+\n(.*?)\n```"
-    found = re.findall(pattern, README, flags=re.DOTALL)
-    assert len(found) == 1, f"README.md has {len(found)} examples named {name}"
+    found = [
+        match for path in DOCUMENTS for match in re.findall(pattern, path.read_text(), re.DOTALL)
+    ]
+    assert len(found) == 1, f"README.md and docs have {len(found)} examples named {name}"
     return found[0][1], found[0][0].split()
+
+
+def test_every_example_is_run() -> None:
+    here = Path(__file__).read_text()
+    text = "".join(path.read_text() for path in DOCUMENTS)
+    names = re.findall(r"<!-- example: (\w+)", text)
+    assert len(names) == text.count("\n```python\n") + text.count("\n```cpp\n") + 1  # and CMake's
+    for name in names:
+        assert f'"{name}"' in here, name
 
 
 def load_generator() -> ModuleType:
@@ -50,7 +62,7 @@ def test_python_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
         pytest.skip("CuPy arrays need a GPU")
     code, words = example(name)
     scope: dict[str, object] = {}
-    exec(compile(code, f"README.md: {name}", "exec"), scope)
+    exec(compile(code, f"example {name}", "exec"), scope)
     q, k, v, out = (scope[key] for key in ("q", "k", "v", "out"))
     kinds = {"torch": "Tensor", "jax": "Array"}
     assert isinstance(out, getattr(module, kinds.get(name, "ndarray")))
@@ -71,7 +83,7 @@ def test_python_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_switching_example(name: str, options: dict[str, Any]) -> None:
     pytest.importorskip("torch")
     scope: dict[str, Any] = {}
-    exec(compile(example(name)[0], f"README.md: {name}", "exec"), scope)
+    exec(compile(example(name)[0], f"example {name}", "exec"), scope)
     q, k, v, out = (scope[key] for key in ("q", "k", "v", "out"))
     expected = attention_reference(q, k, v, **options)
     bound = error_bound(q, k, v, expected=expected, **options)
@@ -108,9 +120,10 @@ def test_cpp_example(tmp_path: Path) -> None:
     np.testing.assert_allclose([first, last], expected[[0, -1]], rtol=1e-5, atol=1e-5)
 
 
-def test_generated_parts_are_current() -> None:
-    new = load_generator().fill(README)
-    assert new == README, "run: python benchmarks/update_readme.py"
+@pytest.mark.parametrize("path", GENERATED, ids=lambda path: path.name)
+def test_generated_part_is_current(path: Path) -> None:
+    text = path.read_text()
+    assert load_generator().fill(path, text) == text, "run: python benchmarks/update_readme.py"
 
 
 def test_results_are_current() -> None:
@@ -121,23 +134,33 @@ def test_results_are_current() -> None:
 
 
 def test_generator_fills_what_is_stale() -> None:
-    stale = README.replace("| `cpu` | CPU |", "| `cpu` | nowhere |")
-    assert stale != README
-    assert load_generator().fill(stale) == README
+    path = ROOT / "docs" / "kernels.md"
+    text = path.read_text()
+    stale = text.replace("| `cpu` | CPU |", "| `cpu` | nowhere |")
+    assert stale != text
+    assert load_generator().fill(path, stale) == text
 
 
 def test_generator_misses_no_marker() -> None:
+    path = ROOT / "README.md"
     with pytest.raises(SystemExit, match="0 places for the generated part 'figures'"):
-        load_generator().fill(README.replace("<!-- generated: figures -->", ""))
+        load_generator().fill(path, path.read_text().replace("<!-- generated: figures -->", ""))
 
 
-def test_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
         if "://" not in target:
-            assert (ROOT / target).exists(), target
+            assert (path.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("name", ["README.md", "benchmarks/README.md", "CONTRIBUTING.md"])
+def test_readme_can_be_finished() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/usage.md", "benchmarks/README.md", "CONTRIBUTING.md"]
+)
 def test_commands_that_are_shown_exist(name: str) -> None:
     text = (ROOT / name).read_text()
     lines = re.findall(r"^(?:.*&& )?python -m dlattn (.*)$", text, flags=re.MULTILINE)

@@ -42,7 +42,7 @@ def support_table() -> str:
 
 
 def support_markdown() -> str:
-    """For the README."""
+    """For docs/kernels.md."""
     rows = [[f"`{row[0]}`", *row[1:]] for row in support_rows()]
     return markdown_table(_HEADERS, rows)
 
