@@ -24,6 +24,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # What takes the longest begins first, so that others run beside it where there are workers.
+    items.sort(key=lambda item: item.path.name != "test_package_cpp.py")
     info = dlattn.info()
     if info.gpu:
         return

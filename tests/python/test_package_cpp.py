@@ -79,7 +79,7 @@ def static_build(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("suite", ["cpp", "simt"])
 def test_ctest(
     static_build: tuple[Path, Path], suite: str, capsys: pytest.CaptureFixture[str]
