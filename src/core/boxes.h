@@ -6,7 +6,7 @@
 
 namespace dlattn::core {
 
-// What of a tensor the copy engine cannot be told; empty if it can.
+// What of a tensor TMA cannot be told; empty if it can be told all.
 std::string misfit(const tile::TensorBox& box);
 
 }  // namespace dlattn::core

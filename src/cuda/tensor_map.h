@@ -7,7 +7,7 @@
 
 namespace dlattn::cuda {
 
-// What the copy engine reads of a tensor, whose elements of 16 bits are of `dtype`; nothing of one
+// What TMA reads of a tensor, whose elements of 16 bits are of `dtype`; nothing of one
 // without data. Encoded by the driver, which asks for a current device.
 ptx::TensorMap encode_tensor_map(const DeviceGuard& device, const tile::TensorBox& box,
                                  DType dtype);

@@ -112,7 +112,7 @@ def instances() -> list[tuple[str, str, int]]:
 
 def arch_of(kernel: str) -> str:
     """The architecture that a kernel's budget is about."""
-    if kernel.endswith("_bulk"):  # on the copy engine, which 8.9 has not
+    if kernel.endswith("_bulk"):  # over TMA, which 8.9 has not
         return SM_90
     return SM_90A if kernel.startswith("sm90_") else SM_89
 

@@ -1,4 +1,4 @@
-// Packed sequences on the CPU: results as in problem.h's formula, and the checks of cu_seqlens and
+// Varlen batches on the CPU: results as in problem.h's formula, and the checks of cu_seqlens and
 // seqused_k.
 #include <cmath>
 
@@ -101,7 +101,7 @@ void refusals() {
           "least 1 sequence, or a q without tokens");
 }
 
-// Offsets into the middle of a larger pack: as the same sequences alone, and not a byte beside
+// Offsets into the middle of a larger batch: as the same sequences alone, and not a byte beside
 // them.
 void slices() {
   for (const DType dtype : {DType::kFloat16, DType::kFloat64}) {
@@ -110,7 +110,7 @@ void slices() {
     spec.alibi = spec.sinks = spec.lse = true;
     Problem whole(spec);
     Options options;
-    options.batch_invariant = true;  // the same bits, whatever else is in the pack
+    options.batch_invariant = true;  // the same bits, whatever else is in the batch
     for (const char* isa : test::isas()) {
       const auto run = [&](AttentionParams p) {
         cpu::forward(p, plan(p, test::cpu_device(isa), options));

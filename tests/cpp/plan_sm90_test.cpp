@@ -295,7 +295,8 @@ void choice_by_time() {
   }
 }
 
-// Of packs the family takes no bias and no mask: with batch_invariant batches go where packs do.
+// Varlen batches with a bias or a mask are not the family's: with batch_invariant, batches go where
+// varlen batches do.
 void batch_invariance() {
   Options invariant;
   invariant.batch_invariant = true;
@@ -315,11 +316,11 @@ void batch_invariance() {
   }
 }
 
-// Packed sequences: what decides is the tokens, not the longest sequence.
-void packs() {
+// Varlen batches: what decides is the tokens, not the longest sequence.
+void varlen() {
   static const std::int32_t offsets[2] = {};
-  const auto pack = [](std::int64_t sequences, std::int64_t tokens, std::int64_t longest,
-                       int head_dim) {
+  const auto batch = [](std::int64_t sequences, std::int64_t tokens, std::int64_t longest,
+                        int head_dim) {
     AttentionParams p = problem(DType::kFloat16, head_dim);
     p.q.batch_stride = p.k.batch_stride = p.v.batch_stride = p.out.batch_stride = 3;  // ignored
     p.cu_seqlens_q = p.cu_seqlens_k = offsets;
@@ -343,15 +344,15 @@ void packs() {
       {1, 0, 0, 128, "wmma", 0},
   };
   for (const auto& c : choices) {
-    const Plan plan = dlattn::plan(pack(c.sequences, c.tokens, c.longest, c.head_dim), h200);
+    const Plan plan = dlattn::plan(batch(c.sequences, c.tokens, c.longest, c.head_dim), h200);
     const std::string name = std::to_string(c.sequences) + " sequences, " +
                              std::to_string(c.tokens) + " tokens, head_dim " +
                              std::to_string(c.head_dim);
     CHECK_FOR(plan.kernel == c.kernel, name);
     if (c.kernel == "sm90") CHECK_FOR(plan.grid == c.grid, name);
   }
-  // A pack's tensor maps hold shorter steps than a batch's.
-  AttentionParams p = pack(2, 4096, 4096, 128);
+  // A varlen batch's tensor maps hold shorter steps than a batch's.
+  AttentionParams p = batch(2, 4096, 4096, 128);
   p.v.row_stride = std::int64_t{1} << 33;
   CHECK_THROWS(dlattn::plan(p, h200, force("sm90")), UnsupportedError,
                "no kernel can run this: sm90: v has a row stride of 17179869184 bytes; accepted: "
@@ -370,6 +371,6 @@ int main() {
   edges_of_the_choice();
   choice_by_time();
   batch_invariance();
-  packs();
+  varlen();
   return test::summary();
 }

@@ -73,7 +73,7 @@ void tile_shapes() {
                     std::to_string(c.seqlen) + ": " + plan.variant_name);
     }
   }
-  // Packed sequences count by their tokens, not by the longest: few of them leave SMs idle.
+  // Varlen batches count by their tokens, not by the longest: few of them leave SMs idle.
   AttentionParams packed = problem(DType::kFloat16, 64);
   const std::int32_t starts[] = {0, 1, 2};
   packed.cu_seqlens_q = packed.cu_seqlens_k = starts;
@@ -186,7 +186,7 @@ void copy_engine() {
                  "no kernel can run this: wmma: needs " + std::to_string(bytes) +
                      " bytes of shared memory per block; RTX 5090 has 101376");
   }
-  // A sequence of a pack must give the bits that it gives alone.
+  // A sequence of a varlen batch must give the bits that it gives alone.
   Options invariant = force("wmma");
   invariant.batch_invariant = true;
   CHECK(dlattn::plan(p, hopper, invariant).variant != wmma::kBulk);
@@ -293,7 +293,7 @@ void packed_heads() {
     other.seqlen_q = 8, other.out.batch_stride *= 8;
     CHECK_EQ(dlattn::plan(other, device).packed_heads, 4);
     CHECK_EQ(dlattn::plan(other, device).grid, 16 * 8);
-    // Sinks, which single queries on the general kernel stop at, and packed sequences.
+    // Sinks, which single queries on the general kernel stop at, and varlen batches.
     other.sinks.data = numbers;
     CHECK_EQ(dlattn::plan(other, device).packed_heads, 4);
     static const std::int32_t offsets[17] = {};
@@ -408,7 +408,7 @@ void many_keys() {
                  "where pairs of out's columns are not aligned to 4 bytes: up to 131072");
     CHECK(dlattn::plan(odd, device).kernel != "wmma");
   }
-  // A sequence of fewer keys alone is computed by another variant than in such a pack.
+  // A sequence of fewer keys alone is computed by another variant than in such a batch.
   const std::int32_t starts[] = {0, 1, 2};
   p.cu_seqlens_q = p.cu_seqlens_k = starts;
   p.total_q = 2, p.total_k = p.seqlen_k;

@@ -147,7 +147,7 @@ def check(kernel: str, q: Any, k: Any, v: Any, out: Any = None, **options: Any) 
 
 
 def copied_in_boxes(x: Any) -> bool:
-    """Whether the copy engine, which sm90 copies with, takes a tensor: rows of 16-byte steps."""
+    """Whether TMA, which sm90 copies with, takes a tensor: rows of 16-byte steps."""
     if x.numel() == 0:
         return True
     *outer, columns = zip(x.shape, x.stride(), strict=True)

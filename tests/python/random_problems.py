@@ -55,7 +55,7 @@ class Problem:
     tensors: dict[str, tuple[np.ndarray, Placed]]
     options: dict[str, Any]
     out: Placed | None  # where to write; None: a new tensor
-    lengths_q: tuple[int, ...] = ()  # of packed sequences
+    lengths_q: tuple[int, ...] = ()  # of varlen batches
     lengths_k: tuple[int, ...] = ()
     seqused_k: tuple[int, ...] = ()
     max_seqlen_q: int = 0

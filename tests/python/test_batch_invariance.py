@@ -8,7 +8,8 @@ from arrays import normal
 
 import dlattn
 
-# Sequences of a pack. On the CPU: fewer rows than a tile has, and many more; keys enough to split.
+# Sequences of a varlen batch. On the CPU: fewer rows than a tile has, and many more; keys enough
+# to split.
 LENGTHS = [(3, 2100), (1, 1), (130, 190), (17, 1300), (70, 40), (5, 700)]
 OPTIONS = {
     "plain": {},
@@ -119,7 +120,7 @@ GPU_CASES = [
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize(("kernel", "name"), GPU_CASES)
 def test_on_a_gpu(kernel, name, head_dim, dtype):
-    """A sequence alone, in batches that fill the GPU, and in a pack."""
+    """A sequence alone, in batches that fill the GPU, and in a varlen batch."""
     torch = pytest.importorskip("torch")
     generator = torch.Generator(device="cuda").manual_seed(5)
 
@@ -182,7 +183,7 @@ GPU_FORMS = {
 
 
 def check_features(device: str, kernel: str, dtype: str, feature: str, form: str) -> bool:
-    """The same in a pack, alone and in a batch; False where the kernel serves none of these."""
+    """The same in a varlen batch, alone and in a batch; False if the kernel serves none of it."""
     torch = pytest.importorskip("torch")
     generator = torch.Generator().manual_seed(5)
     lengths_q, lengths_k = zip(*GPU_LENGTHS, strict=True)

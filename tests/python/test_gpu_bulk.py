@@ -1,6 +1,6 @@
-"""The variant of wmma whose tiles the copy engine brings, against float64.
+"""The variant of wmma that is a persistent kernel over TMA, against float64.
 
-What the boxes of the copy engine must get right: rows and columns where a tensor ends within a box,
+What TMA's boxes must get right: rows and columns where a tensor ends within a box,
 other strides, few and many work items for the thread blocks that go from one to the next.
 """
 

@@ -1,4 +1,4 @@
-"""Lengths in a GPU's memory that nobody could check, and slices of larger packs, on every kernel.
+"""Lengths in a GPU's memory that nobody could check, and slices of larger batches, on every kernel.
 
 Whatever cu_seqlens and seqused_k hold, nothing outside the tensors is written, what the sequences
 have of them is right, rows of no sequence stay as they are, and the GPU's context lives on.
@@ -76,7 +76,7 @@ FEATURES: list[dict[str, Any]] = [
     {"causal": True},
     {"causal": True, "window": (100, None), "sinks": True},
 ]
-# Of the kernels that have them, with packed sequences.
+# Of the kernels that have them, with varlen batches.
 TERMS = [("scalar", 64), ("wmma:general", 64), ("wmma:general", 100)] + [
     ("sm90", dim) for dim in (64, 128, 256) if HOPPER
 ]

@@ -98,7 +98,7 @@ SLOPES = [0.5, -0.1, 0.0, 1.0]
 
 
 def modifications(seqlen_q: int, seqlen_k: int, dtype: str, batch: int = 2) -> dict[str, Any]:
-    """Options by name; bias and mask in rows that the copy engine takes."""
+    """Options by name; bias and mask in rows that TMA takes."""
     columns = -(-seqlen_k // 16) * 16
     bias = normal(batch, 1, seqlen_q, columns, dtype=dtype, seed=5)[..., :seqlen_k]
     of_heads = normal(1, 4, seqlen_q, columns, dtype="float32", seed=6)[..., :seqlen_k]
@@ -176,7 +176,7 @@ def check_varlen_modification(
     )
     arguments = (q[0], k[0], v[0], *starts, max(lengths_q), max(lengths_k))
     if not dlattn.supported(*arguments, kernel=kernel, causal=causal, **options):
-        # Bias and mask come in boxes, which know no packs.
+        # Bias and mask come in boxes, which serve no varlen batch.
         # Of a softcap far from the scale its polynomials overflow.
         assert kernel == "sm90", name
         assert {"bias", "mask"} & set(options) or name == "large softcap", name

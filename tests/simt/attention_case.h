@@ -66,7 +66,7 @@ struct Case {
   // negative, by how much key 127 stands out.
   double rise = 0.0;
   double bias_rise = 0.0;  // the same of the bias, not negative
-  // Variable length, if any: what the kernels find in memory, of batch_size sequences in packs of
+  // Variable length, if any: what the kernels find in memory, of batch_size sequences in tensors of
   // total_q and total_k rows. seqlen_q and seqlen_k are what the host takes for the longest.
   std::vector<int> cu_seqlens_q = {}, cu_seqlens_k = {}, seqused_k = {};
   int total_q = 0, total_k = 0;
@@ -97,7 +97,7 @@ struct Case {
     const int rows = std::min(end - start, seqlen_k);
     return seqused_k.empty() ? rows : within(seqused_k[batch], 0, rows);
   }
-  // How many sequences have a row of a pack's queries.
+  // How many sequences have a row of the queries.
   int owners(int row) const {
     int count = 0;
     for (int b = 0; b < batch_size; ++b) count += row >= start_q(b) && row < start_q(b) + rows_q(b);
@@ -125,7 +125,7 @@ Case with(Case c, Set set) {
   return c;
 }
 
-// Sequences of these lengths, which are all that the packs hold.
+// Sequences of these lengths, which are all that the tensors hold.
 inline Case varlen(Case c, const std::vector<int>& seqlens_q, const std::vector<int>& seqlens_k) {
   const auto starts = [](const std::vector<int>& lengths) {
     std::vector<int> sums(lengths.size() + 1);
@@ -281,7 +281,7 @@ void raise_bias(const Case& c, const Tensor<T>& bias) {
   }
 }
 
-// A row of a pack, of all heads.
+// A row of a varlen tensor, of all heads.
 template <typename T>
 void fill_row(const Tensor<T>& tensor, int row, T value) {
   for (std::int64_t h = 0; h < tensor.size(2); ++h) {

@@ -167,7 +167,7 @@ bool other_rows_intact(const Case& c, const Tensors<T>& t) {
   return true;
 }
 
-// Sequence `b` of a batch or a pack as a problem of its own, at the same addresses.
+// Sequence `b` of a batch or a varlen batch as a problem of its own, at the same addresses.
 template <typename T>
 dlattn::AttentionParams alone(const Case& c, const dlattn::AttentionParams& all, int b) {
   dlattn::AttentionParams p = all;

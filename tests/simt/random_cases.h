@@ -73,7 +73,7 @@ class RandomCase {
     }
     *c = varlen(*c, seqlens_q, seqlens_k);
     if (some(0.4)) c->seqused_k = used;
-    if (some(0.4)) {  // a slice of larger packs
+    if (some(0.4)) {  // a slice of larger tensors
       const int before_q = between(0, 300), before_k = between(0, 300);
       for (int& start : c->cu_seqlens_q) start += before_q;
       for (int& start : c->cu_seqlens_k) start += before_k;

@@ -8,7 +8,7 @@
 #include "harness/memory.h"
 
 // What the driver makes of a tensor and its box (src/cuda/tensor_map.cpp), for the model of the
-// copy engine.
+// TMA.
 namespace simt {
 
 inline dlattn::ptx::TensorMap encode(const dlattn::tile::TensorBox& box) {

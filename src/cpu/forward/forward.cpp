@@ -39,7 +39,7 @@ int num_splits(const AttentionParams& p, std::int64_t num_tiles) {
   return static_cast<int>(most < 1 ? 1 : (most < wanted ? most : wanted));
 }
 
-// The tiles of query rows, of all KV heads and batch entries. Packed sequences have as many as
+// The tiles of query rows, of all KV heads and batch entries. Varlen batches have as many as
 // their own lengths make, whatever the longest is said to be.
 class QueryTiles {
  public:

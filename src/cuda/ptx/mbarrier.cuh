@@ -65,7 +65,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(SmemAddress mbarrier, 
 }
 
 // PTX ISA, "Parallel Synchronization and Communication Instructions: fence.mbarrier_init". After
-// mbarrier_init, so that the copy engine too sees the barriers; then a barrier of the block.
+// mbarrier_init, so that TMA too sees the barriers; then a barrier of the block.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

@@ -3,9 +3,9 @@
 #include "cuda/ptx/smem.cuh"
 #include "cuda/ptx/tensor_map.cuh"
 
-// Copies of boxes of a tensor by the copy engine ("TMA"), which one thread starts for all. They go
-// through the async proxy: what threads have written to shared memory it reads only after
-// fence_proxy_async. Box elements beyond the tensor are zeros when loaded, and not stored.
+// Copies of boxes of a tensor by the Tensor Memory Accelerator (TMA), which one thread starts for
+// all. They go through the async proxy: what threads have written to shared memory it reads only
+// after fence_proxy_async. Box elements beyond the tensor are zeros when loaded, and not stored.
 namespace dlattn::ptx {
 
 // Coordinates of a box's first element in a tensor of four dimensions, the contiguous one first.
@@ -72,7 +72,7 @@ __device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {
 }
 
 // PTX ISA, "Memory Consistency Model: Proxies" and "membar / fence: fence.proxy". Orders what the
-// thread has read and written in shared memory before what the async proxy (the copy engine, wgmma)
+// thread has read and written in shared memory before what the async proxy (TMA, wgmma)
 // does there after it.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

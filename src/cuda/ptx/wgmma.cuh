@@ -15,7 +15,7 @@ namespace dlattn::ptx {
 
 // PTX ISA, "Asynchronous warpgroup-level matrix multiply-accumulate: Matrix Descriptor". Where an
 // operand of 16-bit elements lies in shared memory, in rows of 128 bytes whose 16-byte chunks the
-// copy engine has swizzled (chunk c of row r stands at c ^ r % 8); `first` is the address of its
+// TMA has swizzled (chunk c of row r stands at c ^ r % 8); `first` is the address of its
 // first element, in a tile whose address is a multiple of 1024. Eight rows, 1024 bytes, follow each
 // other. Of an operand whose rows run along M or N ("transposed") and which is wider than 64
 // elements, `block_bytes` lead from a block of 64 columns to the next.

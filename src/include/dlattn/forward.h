@@ -11,26 +11,27 @@
 // Attention, forward.
 namespace dlattn {
 
-// The values that are accepted, by every backend and kernel alike. What the host holds and is not
-// accepted is refused; what lies in memory cannot be, and has these results:
+// The values that every backend and kernel accepts. Numbers that the host holds are refused if they
+// are not among them. Values in the tensors cannot be refused; these are their results:
 //   q, k, v        finite, with |q.k| and |softmax_scale * q.k| <= 2^126; beyond that a row may be
 //                  inf or NaN, as a plain computation in fp32 gives
 //   softmax_scale  kMinSoftmaxScale to kMaxSoftmaxScale
 //   softcap        0: none; or kMinSoftcap to kMaxSoftcap
 //   bias           -inf hides the key, as the mask does. Every finite value, down to the least of
-//                  its dtype, is a score like any other: a row whose keys all have a large negative
-//                  one is not hidden. If they share one of magnitude >= 1e9, out is the mean of v
-//                  over them. Below that it is a convex combination of v's rows, its error at most
-//                  twice the worse of two plain computations in fp32, with scores natural and with
-//                  scores times log2(e). NaN or +inf: the row is NaN
-//   alibi_slopes   any; beyond 2^64, and +-inf, taken as 2^64 with its sign; NaN: that head is NaN
+//                  its dtype, is added to the score: a row is not hidden because all its keys have
+//                  a large negative bias. If they share one of magnitude >= 1e9, out is the mean of
+//                  v over them. With smaller ones out is a convex combination of v's rows. Its
+//                  error is at most twice that of a plain computation in fp32, the worse one of
+//                  natural scores and of scores times log2(e). NaN or +inf: the row is NaN
+//   alibi_slopes   any; magnitudes beyond 2^64, infinity among them, count as 2^64; NaN: that head
+//                  is NaN
 //   sinks          any; -inf: none; +inf: out = 0, lse = +inf; NaN: NaN
-// Scores are formed in fp32 (float64 in float64) and a softmax's probabilities from their
-// differences to the row's maximum. A row that may attend to nothing has out = 0 and lse = -inf, or
-// its sink. out and lse share no element with an input or each other (slices of one buffer may
-// interleave).
+// Scores are computed in fp32 (in float64 for float64 inputs), and probabilities from their
+// differences to the row max. A row that may attend to nothing has out = 0 and lse = -inf, or lse =
+// its sink. out and lse may share no element with an input or with each other; interleaved slices
+// of one buffer are fine.
 //
-// So that fp32 tells them from 0 and infinity:
+// The limits are those within which fp32 tells the value from 0 and infinity.
 constexpr double kMinSoftmaxScale = 0x1p-126;  // 1.18e-38
 constexpr double kMaxSoftmaxScale = 0x1p126;   // 8.5e37
 constexpr double kMinSoftcap = 0x1p-100;       // 7.9e-31
@@ -52,8 +53,9 @@ struct AttentionParams {
   Device device;
 
   std::int64_t batch_size = 0;
-  std::int64_t seqlen_q = 0;  // variable length: the longest; of longer ones no more rows count
-  std::int64_t seqlen_k = 0;  // variable length: the same
+  // Varlen: the most rows that a sequence has; rows beyond it are left out.
+  std::int64_t seqlen_q = 0;
+  std::int64_t seqlen_k = 0;
   std::int64_t num_heads = 0;
   // Divides num_heads: query head h reads key head h / (num_heads / num_heads_kv).
   std::int64_t num_heads_kv = 0;
@@ -72,24 +74,25 @@ struct AttentionParams {
   BasicTensorView<const float> alibi_slopes;  // [batch_size, num_heads]
   BasicTensorView<const float> sinks;         // [num_heads], a logit each
 
-  // Variable length ("packed", "THD"): q and out are [total_q, num_heads, .], k and v [total_k,
-  // num_heads_kv, .], lse is [num_heads, total_q], so their batch strides are ignored, and sequence
-  // b owns rows cu_seqlens[b] .. cu_seqlens[b + 1]. Both null: fixed length.
+  // Varlen: q and out are [total_q, num_heads, .], k and v [total_k, num_heads_kv, .], lse is
+  // [num_heads, total_q]; their batch strides are not read. Sequence b owns the rows from
+  // cu_seqlens[b] to cu_seqlens[b + 1]. Both null: fixed length.
   //
-  // cu_seqlens[0] may be more than 0, and the last one less than the total, as of a slice of a
-  // larger pack: rows of out and lse that are no sequence's stay as they are. In memory of a GPU
-  // nobody can refuse what lies there. Values that make no sense do no harm: a sequence's rows are
-  // those from clamp(cu_seqlens[b], 0, total) to clamp(cu_seqlens[b + 1], its start, total), the
-  // first seqlen_q (seqlen_k) of them at most; seqused_k[b] is clamped to what that leaves. Results
-  // are defined for sequences that share no rows of q.
+  // cu_seqlens[0] may be more than 0 and the last one less than the total, as in a slice of a
+  // larger batch; rows of out and lse that belong to no sequence are not written. Values in a GPU's
+  // memory cannot be refused, so kernels clamp them: a sequence begins at clamp(cu_seqlens[b], 0,
+  // total), ends at clamp(cu_seqlens[b + 1], its begin, total), and has at most seqlen_q (seqlen_k)
+  // rows, the first ones; seqused_k[b] is clamped to their number. Results are defined where no two
+  // sequences share a row of q.
   const std::int32_t* cu_seqlens_q = nullptr;  // [batch_size + 1]
   const std::int32_t* cu_seqlens_k = nullptr;  // [batch_size + 1]
   const std::int32_t* seqused_k = nullptr;  // [batch_size], keys of each sequence in use; null: all
   std::int64_t total_q = 0;                 // below 2^31, as total_k is
   std::int64_t total_k = 0;
 
-  // Device memory for Plan::workspace_bytes, aligned to kWorkspaceAlignment, sharing none with the
-  // tensors; what it holds before and after means nothing. Null: Options::workspace is asked.
+  // Plan::workspace_bytes of device memory, aligned to kWorkspaceAlignment, apart from the tensors.
+  // Its contents need no initialisation and mean nothing afterwards. Null: Options::workspace gives
+  // it.
   void* workspace = nullptr;
   std::int64_t workspace_bytes = 0;
 };

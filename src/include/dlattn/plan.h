@@ -11,10 +11,10 @@
 // How a problem is to be computed: what a caller may ask for, and what was chosen.
 namespace dlattn {
 
-// Where a call gets device memory of Plan::workspace_bytes, if its parameters have none: called at
-// most once, on the thread that made the call, before anything is launched. Returns memory of the
-// problem's device, aligned to kWorkspaceAlignment, which must stay until the work enqueued on the
-// call's stream is over. What it throws reaches the caller.
+// Gives a call its Plan::workspace_bytes of device memory if the parameters bring none. Called at
+// most once, on the caller's thread, before anything is launched. Returns memory of the problem's
+// device, aligned to kWorkspaceAlignment, that stays valid until the work enqueued on the call's
+// stream is done. Exceptions that it throws reach the caller.
 struct WorkspaceAllocator {
   void* (*function)(void* context, std::int64_t bytes) = nullptr;  // null: none
   void* context = nullptr;
@@ -22,17 +22,19 @@ struct WorkspaceAllocator {
 constexpr std::int64_t kWorkspaceAlignment = 256;  // bytes
 
 struct Options {
-  // One of kernel_names(). "auto" lets the plan choose; any other forces that family, or says why
-  // it cannot serve. Not copied: it must live as long as the call.
+  // One of kernel_names(). "auto" takes the family that is predicted to be the fastest. Any other
+  // forces that family; if it cannot run the problem, the error says why. Not copied: the text must
+  // live as long as the call.
   std::string_view kernel = "auto";
-  // Which tile shape of `kernel`, by name (Plan::variant_name), and whether heads are packed
-  // (Plan::packed_heads): "split", "packed", "unpacked", "split+packed". Null: the plan chooses, as
-  // it does what is not said.
+  // A variant of `kernel` by name (Launch::variant_name), "packed" or "unpacked" for whether query
+  // heads are packed (Launch::packed_heads), or both joined by "+": "split+packed". The plan
+  // chooses what is not named; null: both.
   const char* variant = nullptr;
   int num_threads = 0;  // CPU only; 0: DeviceInfo::num_threads
-  // Plan without regard to batch size, numbers of heads, lengths and packing, as for a large batch:
-  // a sequence then gives the same bits alone, in any batch and in any pack on the same device, if
-  // its rows are aligned alike. Costs speed where the batch is small, most of all with few queries.
+  // Plan as for one large batch, whatever the batch size, numbers of heads and lengths are. A
+  // sequence then gives the same bits alone, in any batch and in any varlen batch, on the same
+  // device and with rows of the same alignment. Slower where the batch is small, most of all with
+  // few queries.
   bool batch_invariant = false;
   Poll poll;                     // CPU only
   WorkspaceAllocator workspace;  // CUDA only
@@ -56,9 +58,9 @@ struct Launch {
   std::int64_t smem_bytes = 0;    // dynamic shared memory per thread block
 };
 
-// How a problem will be computed: launches in order, over one workspace. The launch that a Plan is
-// computes the operation itself; others, of other operations, prepare its inputs or finish its
-// results. A plain struct: making one costs no allocation.
+// How a problem will be computed: launches in order, over one workspace. A Plan is itself the
+// launch that computes the operation. Launches of other operations may prepare its inputs or finish
+// its results. A plain struct: making one allocates nothing.
 struct Plan : Launch {
   static constexpr int kMaxOthers = 2;
   Launch others[kMaxOthers];  // in order: those before, then those after
@@ -66,12 +68,12 @@ struct Plan : Launch {
   int num_after = 0;
 
   int num_splits = 1;  // parts into which the keys are split
-  // Device memory that the launches need beside the tensors (AttentionParams::workspace). On the
-  // CPU, memory that the call allocates and frees.
+  // Bytes of device memory that the launches need beside the tensors (AttentionParams::workspace).
+  // On the CPU, bytes that the call itself allocates and frees.
   std::int64_t workspace_bytes = 0;
   int num_threads = 0;        // CPU threads
   const char* isa = "";       // CPU instruction set
-  double predicted_ns = 0.0;  // what it takes on a GPU, by the family's model; 0: unknown
+  double predicted_ns = 0.0;  // GPU time by the family's cost model, nanoseconds; 0: unknown
 };
 
 struct Support {

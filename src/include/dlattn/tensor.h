@@ -6,10 +6,9 @@
 
 namespace dlattn {
 
-// A tensor that lies in the memory of a problem's device: where its elements are, and of which
-// type. Strides count elements and are named after the dimension that they step through; 0
-// broadcasts an input. The problem gives the sizes. A tensor without one of the dimensions leaves
-// that stride alone: it is not read.
+// A tensor in the memory of a problem's device. Strides count elements, one for each dimension; 0
+// broadcasts an input. The problem gives the sizes. Strides of dimensions that a tensor does not
+// have are not read.
 template <typename T>
 struct BasicTensorView {
   T* data = nullptr;

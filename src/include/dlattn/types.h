@@ -26,9 +26,9 @@ struct Device {
 // seqlen_q for every mode but kTopLeft, where it is 0. The causal modes allow keys j <= i + shift.
 enum class Causal : std::int8_t { kNone, kBottomRight, kTopLeft };
 
-// Something to do now and then while a call computes on the CPU: called between tiles on the thread
-// that made the call, at most ten times a second. What it throws ends the computation, whose
-// results are then partly written, and reaches the caller.
+// A callback for calls on the CPU, for example to look for Ctrl-C: called on the caller's thread
+// between tiles, at most ten times a second. An exception that it throws ends the computation and
+// reaches the caller; the results are then partly written.
 struct Poll {
   void (*function)(void* context) = nullptr;  // null: nothing
   void* context = nullptr;
@@ -41,8 +41,8 @@ class DLATTN_API Error : public std::runtime_error {
   ~Error() override;
 };
 
-// The arguments ask for something that is wrong or that no kernel provides. The message names the
-// argument, the value got and what is accepted. Thrown before anything is launched.
+// An argument is wrong, or no kernel provides what is asked for. The message names the argument,
+// the value got and what is accepted. Thrown before anything is launched.
 class DLATTN_API UnsupportedError : public Error {
  public:
   using Error::Error;

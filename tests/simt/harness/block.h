@@ -140,9 +140,9 @@ struct BulkLoads {
 // The loads in flight whose bytes count for this mbarrier; what the caller has done is ordered
 // before what the engine does.
 void add_bulk_load(void* mbarrier, const BulkCopy& load);
-// Has them completed by the mbarrier's copy engine: to ThreadSanitizer a thread of its own, and
+// Has them completed by the mbarrier's TMA unit: to ThreadSanitizer a thread of its own, and
 // ordered before whoever waits at the mbarrier.
-void run_copy_engine(void* mbarrier, void (*complete)(const BulkLoads& loads));
+void run_tma(void* mbarrier, void (*complete)(const BulkLoads& loads));
 
 // setmaxnreg by the calling thread's warp. At the block's end the warps of each warpgroup must have
 // asked for the same number, and all together for no more than the block was launched with.

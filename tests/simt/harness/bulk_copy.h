@@ -120,7 +120,7 @@ inline void issue_bulk_load(const TensorMap& map, unsigned char* smem, void* mba
 }
 
 inline void complete_bulk_loads(void* mbarrier) {
-  run_copy_engine(mbarrier, [](const BulkLoads& all) {
+  run_tma(mbarrier, [](const BulkLoads& all) {
     for (int i = 0; i < all.count; ++i) {
       const BulkCopy& load = all.loads[i];
       for_each_chunk(load.map, load.smem, load.coordinates, [](const BoxChunk& chunk) {

@@ -1,4 +1,4 @@
-// mbarriers, the copy engines that bring them bytes, and the asynchronous proxy's view of shared
+// mbarriers, the TMA units that bring them bytes, and the asynchronous proxy's view of shared
 // memory.
 #include <cstring>
 
@@ -17,7 +17,7 @@ int num_mbarriers = 0;
 
 namespace {
 
-Fiber copy_engines[kMaxMbarriers];
+Fiber tma_units[kMaxMbarriers];
 BulkLoads bulk_loads[kMaxMbarriers];
 
 void end_phase_if_complete(Mbarrier* m) {
@@ -26,20 +26,20 @@ void end_phase_if_complete(Mbarrier* m) {
   ++m->phase;
 }
 
-// What a copy engine has to do for the current thread.
+// What a TMA unit has to do for the current thread.
 struct CopyJob {
   int mbarrier;
   void (*complete)(const BulkLoads& loads);
 } copy_job;
 
-void copy_engine_entry() {
+void tma_entry() {
   finish_first_switch(&current->fiber);
   for (;;) {
     const int i = copy_job.mbarrier;
-    tsan_acquire(&block->sync->copy_engines[i]);
+    tsan_acquire(&block->sync->tma_units[i]);
     copy_job.complete(bulk_loads[i]);
     tsan_release(&block->sync->mbarriers[i][mbarriers[i].phase & 1]);
-    switch_fiber(&copy_engines[i], &current->fiber);
+    switch_fiber(&tma_units[i], &current->fiber);
   }
 }
 
@@ -136,15 +136,15 @@ void add_bulk_load(void* mbarrier, const BulkCopy& load) {
   BulkLoads& loads = bulk_loads[i];
   if (loads.count == BulkLoads::kMax) die("more than %d bulk loads in flight", BulkLoads::kMax);
   loads.loads[loads.count++] = load;
-  tsan_release(&block->sync->copy_engines[i]);
+  tsan_release(&block->sync->tma_units[i]);
 }
 
-void run_copy_engine(void* mbarrier, void (*complete)(const BulkLoads& loads)) {
+void run_tma(void* mbarrier, void (*complete)(const BulkLoads& loads)) {
   const int i = find_mbarrier(mbarrier, "a copy's completion");
   if (bulk_loads[i].count == 0) return;
-  if (!copy_engines[i].stack) make_fiber(&copy_engines[i], copy_engine_entry);
+  if (!tma_units[i].stack) make_fiber(&tma_units[i], tma_entry);
   copy_job = {i, complete};
-  switch_fiber(&current->fiber, &copy_engines[i]);
+  switch_fiber(&current->fiber, &tma_units[i]);
   bulk_loads[i].count = 0;
 }
 

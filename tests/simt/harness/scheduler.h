@@ -43,7 +43,7 @@ struct SyncObjects {
   long block[2];
   long named[kNumBarriers][2];
   long mbarriers[kMaxMbarriers][2];
-  long copy_engines[kMaxMbarriers];
+  long tma_units[kMaxMbarriers];
   long warp[kMaxWarps][kMaxMasks][2];
 };
 
