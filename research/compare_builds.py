@@ -4,9 +4,9 @@
 
 Each path is a folder that holds the package `dlattn`, as `pip install --target` or a build folder's
 `python/` makes it. Each build runs in a process of its own, which waits while the other is timed.
-The cases are the sweep, full and causal, the mission shape, float32, and the host time of eager
-calls, which wants a machine that does nothing else; inputs are the same, times are sustained
-medians of CUDA-graph replays, and a figure is a ratio of one run.
+The cases are the sweep, full and causal, the mission shape, small grids, features, float32, and the
+host time of eager calls, which wants a machine that does nothing else; inputs are the same, times
+are sustained medians of CUDA-graph replays, and a figure is a ratio of one run.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ _HEAD_DIMS = (64, 128, 256)
 _SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 _MISSION = (1, 8, 512, 64)
 _CALLS = ("plain", "out", "return_lse")  # of which the host time is taken
+_FEATURES = ("varlen", "gqa", "decode", "bias", "mask", "softcap", "alibi", "window", "sinks")
 
 
 def sweep() -> list[dict[str, Any]]:
@@ -35,6 +37,32 @@ def sweep() -> list[dict[str, Any]]:
         for kernel in ("auto", "wmma")
         for causal in (False, True)
         for shape in (*sizes, _MISSION)
+    ]
+
+
+def small_grids() -> list[dict[str, Any]]:
+    """Few heads, short sequences."""
+    sizes = [(1, *rest) for rest in ((8, 64), (8, 128), (32, 128))]
+    return [
+        {"sizes": (batch_size, heads, seqlen, head_dim), "causal": causal, "kernel": "auto"}
+        for batch_size, heads, head_dim in sizes
+        for seqlen in (128, 256, 512, 1024, 2048, 4096)
+        for causal in (False, True)
+    ]
+
+
+def features() -> list[dict[str, Any]]:
+    """One feature each, on (4, 16, 2048, head_dim), causal, by both families of tensor cores."""
+    return [
+        {
+            "sizes": (4, 16, 2048, head_dim),
+            "causal": True,
+            "kernel": kernel,
+            "feature": feature,
+        }
+        for kernel in ("auto", "wmma")
+        for head_dim in _HEAD_DIMS
+        for feature in _FEATURES
     ]
 
 
@@ -59,7 +87,8 @@ def name_of(case: dict[str, Any]) -> str:
     mask = "causal" if case["causal"] else "full"
     host = f"host time, {case['host']}, " if "host" in case else ""
     dtype = f"{case['dtype']} " if "dtype" in case else ""
-    return f"{host}{dtype}{case['kernel']} {tuple(case['sizes'])} {mask}"
+    feature = f" {case['feature']}" if "feature" in case else ""
+    return f"{host}{dtype}{case['kernel']} {tuple(case['sizes'])} {mask}{feature}"
 
 
 class Worker:
@@ -94,10 +123,56 @@ class Worker:
         self._process.wait()
 
 
-def work(windows: str) -> None:
-    """Answer requests from standard input; nothing but answers goes to standard output."""
+def prepare(case: dict[str, Any]) -> Callable[[], object]:
+    """The call of a case, on inputs of its own."""
     import torch
 
+    import dlattn
+
+    batch_size, heads, seqlen, head_dim = case["sizes"]
+    feature = case.get("feature")
+    device = torch.device("cuda")
+    generator = torch.Generator(device=device).manual_seed(0)
+    dtype = getattr(torch, case.get("dtype", "float16"))
+
+    def normal(*shape: int) -> torch.Tensor:
+        return (torch.randn(*shape, device=device, generator=generator) + 0.25).to(dtype)
+
+    heads_kv = heads // 4 if feature in ("gqa", "decode") else heads
+    rows = 1 if feature == "decode" else seqlen
+    q = normal(batch_size, rows, heads, head_dim)
+    k, v = (normal(batch_size, seqlen, heads_kv, head_dim) for _ in range(2))
+    options: dict[str, Any] = {"causal": case["causal"], "kernel": case["kernel"]}
+    if case.get("host") == "out":
+        options["out"] = torch.empty_like(q)
+    if case.get("host") == "return_lse":
+        options["return_lse"] = True
+    if feature == "bias":
+        options["bias"] = normal(seqlen, seqlen)
+    elif feature == "mask":
+        options["mask"] = torch.rand(seqlen, seqlen, device=device, generator=generator) < 0.8
+    elif feature == "softcap":
+        options["softcap"] = 30.0
+    elif feature == "alibi":
+        options["alibi_slopes"] = torch.linspace(0.1, 1.0, heads, device=device)
+    elif feature == "window":
+        options["window"] = (seqlen // 4, 0)
+    elif feature == "sinks":
+        options["sinks"] = torch.linspace(-1.0, 1.0, heads, device=device)
+    elif feature == "varlen":
+        # Sequences of 1/8, 3/8, 5/8 and so on of the longest.
+        lengths = [seqlen * (2 * (i % 4) + 1) // 8 for i in range(batch_size)]
+        cu_seqlens = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).int().to(device)
+        packed = [x.flatten(0, 1)[: sum(lengths)] for x in (q, k, v)]
+        longest = max(lengths)
+        return lambda: dlattn.attention_varlen(
+            *packed, cu_seqlens, cu_seqlens, longest, longest, **options
+        )
+    return lambda: dlattn.attention(q, k, v, **options)
+
+
+def work(windows: str) -> None:
+    """Answer requests from standard input; nothing but answers goes to standard output."""
     import dlattn
     from dlattn.bench import timing
 
@@ -112,25 +187,7 @@ def work(windows: str) -> None:
         key = json.dumps(case)
         if key not in prepared:
             prepared.clear()
-            batch_size, heads, seqlen, head_dim = case["sizes"]
-            generator = torch.Generator(device="cuda").manual_seed(0)
-            q, k, v = (
-                (
-                    torch.randn(
-                        batch_size, seqlen, heads, head_dim, device="cuda", generator=generator
-                    )
-                    + 0.25
-                ).to(getattr(torch, case.get("dtype", "float16")))
-                for _ in range(3)
-            )
-            options = {"causal": case["causal"], "kernel": case["kernel"]}
-            if case.get("host") == "out":
-                options["out"] = torch.empty_like(q)
-            options["return_lse"] = case.get("host") == "return_lse"
-
-            def call(q: Any = q, k: Any = k, v: Any = v, options: Any = options) -> object:
-                return dlattn.attention(q, k, v, **options)
-
+            call = prepare(case)
             prepared[key] = (call, None if case.get("host") else clock.prepare(call))
         call, graph = prepared[key]
         if case.get("host"):
@@ -170,7 +227,9 @@ def main() -> None:
     parser.add_argument("--old", type=Path, help="folder that holds the old package")
     parser.add_argument("--new", type=Path, help="folder that holds the new one")
     parser.add_argument(
-        "--cases", default="auto,host", help="of auto and wmma (the sweep), float32 and host"
+        "--cases",
+        default="auto,host",
+        help="of auto and wmma (the sweep), small, features, float32 and host",
     )
     parser.add_argument("--rounds", type=int, default=3, help="turns of each build in a case")
     parser.add_argument("--quick", action="store_true", help="short windows, for a first look")
@@ -182,15 +241,19 @@ def main() -> None:
     windows = "quick" if arguments.quick else "sustained"
     old, new = Worker(arguments.old, windows), Worker(arguments.new, windows)
     kinds = arguments.cases.split(",")
-    cases = [case for case in sweep() if case["kernel"] in kinds]
-    cases += float32() if "float32" in kinds else []
-    cases += host_times() if "host" in kinds else []
-    rows = compare(old, new, arguments.rounds, cases)
+    groups = {
+        **{kind: [c for c in sweep() if c["kernel"] == kind] for kind in ("auto", "wmma")},
+        "small": small_grids(),
+        "features": features(),
+        "float32": float32(),
+        "host": host_times(),
+    }
+    rows = {kind: compare(old, new, arguments.rounds, groups[kind]) for kind in kinds}
     old.close()
     new.close()
     summary = {}
     for kind in kinds:
-        speeds = [row["speed"] for row in rows if row["case"].startswith(kind)]
+        speeds = [row["speed"] for row in rows[kind]]
         mean = math.exp(statistics.fmean(math.log(speed) for speed in speeds))
         summary[kind] = {"geometric_mean": round(mean, 4), "least": min(speeds)}
         print(f"{kind}: geometric mean {mean:.4f}, least {min(speeds):.4f}")
@@ -202,7 +265,7 @@ def main() -> None:
             "windows": windows,
             "rounds": arguments.rounds,
             "summary": summary,
-            "cases": rows,
+            "cases": [row for kind in kinds for row in rows[kind]],
         }
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 
