@@ -5,7 +5,7 @@ set -euo pipefail
 source_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build=${1:-$(mktemp -d)}
 
-cmake -S "$source_dir" -B "$build" -DDLATTN_TESTS=ON -DCMAKE_CUDA_ARCHITECTURES="${DLATTN_ARCHS:-native}" >/dev/null
+cmake -S "$source_dir" -B "$build" -DDLATTN_TESTS=ON -DCMAKE_CUDA_ARCHITECTURES="${CUDAARCHS:-native}" >/dev/null
 cmake --build "$build" --target gpu_short_suite -j "$(nproc)" >/dev/null
 suite=$(find "$build" -name gpu_short_suite -type f)
 
