@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -14,8 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The backend, in an environment that says nothing of CUDA, on a machine with no toolkit."""
+def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The backend, in an environment that says nothing of CUDA, on a machine with no toolkit and
+    no driver."""
     monkeypatch.syspath_prepend(str(ROOT / "_build"))
     for variable in (
         *("CMAKE_ARGS", "SKBUILD_CMAKE_ARGS", "SKBUILD_CMAKE_DEFINE", "CMAKE_BUILD_PARALLEL_LEVEL"),
@@ -23,9 +26,13 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     ):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("DLATTN_IGNORE_SYSTEM_CUDA", "1")
+    monkeypatch.delenv("DLATTN_IGNORE_DRIVER", raising=False)
     monkeypatch.chdir(ROOT)
     import dlattn_backend
 
+    monkeypatch.setattr(dlattn_backend, "driver_cuda", lambda: None)
+    monkeypatch.setattr(dlattn_backend, "PROC_VERSION", Path("/nowhere"))
+    make_nvidia_smi(monkeypatch, tmp_path, "echo 'NVIDIA-SMI has failed'; exit 9")
     return dlattn_backend
 
 
@@ -35,6 +42,16 @@ def make_nvcc(root: Path, version: str) -> Path:
     nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {version}, V{version}.99'\n")
     nvcc.chmod(0o755)
     return nvcc
+
+
+def make_nvidia_smi(monkeypatch: pytest.MonkeyPatch, folder: Path, *lines: str) -> None:
+    program = folder / "driver" / "nvidia-smi"
+    program.parent.mkdir(exist_ok=True)
+    query = '[ "$*" = "--query-gpu=driver_version --format=csv,noheader" ] || exit 2'
+    program.write_text("\n".join(["#!/bin/sh", query, *lines, ""]))
+    program.chmod(0o755)
+    if str(program.parent) not in os.environ["PATH"]:
+        monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
 
 
 def cuda_wheels(requirements: list[str]) -> list[str]:
@@ -108,6 +125,138 @@ def test_old_toolkit_is_passed_over(
     monkeypatch.setenv("PATH", str(old.parent))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "new"))
     assert backend.system_nvcc() == str(new)
+
+
+@pytest.fixture
+def toolkits(
+    backend: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., list[str]]:
+    """Installs toolkits of these versions; the first is in PATH, the others beside it."""
+
+    def install(*versions: str) -> list[str]:
+        monkeypatch.delenv("DLATTN_IGNORE_SYSTEM_CUDA", raising=False)
+        monkeypatch.setattr(backend, "VERSIONED_NVCC", str(tmp_path / "cuda-*" / "bin" / "nvcc"))
+        found = [make_nvcc(tmp_path / f"cuda-{version}", version) for version in versions]
+        only = [found[0].parent, tmp_path / "driver"]  # no toolkit of this machine
+        monkeypatch.setenv("PATH", os.pathsep.join(map(str, [*only, "/usr/bin", "/bin"])))
+        exists = backend._cuda_version
+        here = str(tmp_path)
+        monkeypatch.setattr(
+            backend, "_cuda_version", lambda nvcc: exists(nvcc) if here in nvcc else (0, 0)
+        )
+        return [str(nvcc) for nvcc in found]
+
+    return install
+
+
+def set_driver(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str) -> None:
+    make_nvidia_smi(monkeypatch, folder, f"echo {version}", f"echo {version}")  # two GPUs
+
+
+@pytest.mark.parametrize("driver", ["550.54.15", "579.99", "470.256.02"])
+def test_driver_too_old_for_the_compiler_from_pypi(
+    backend: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: str
+) -> None:
+    set_driver(monkeypatch, tmp_path, driver)
+    hooks = (
+        backend.get_requires_for_build_wheel,
+        backend.get_requires_for_build_editable,
+        lambda: backend.build_wheel(str(tmp_path)),
+    )
+    monkeypatch.setenv("CMAKE_BUILD_PARALLEL_LEVEL", "1")
+    for hook in hooks:
+        with pytest.raises(SystemExit) as error:
+            hook()
+        message = " ".join(str(error.value).split())
+        assert f"the NVIDIA driver of this machine is {driver}. " in message
+        assert (
+            f"What NVIDIA's compiler from PyPI (CUDA {backend.CUDA_WHEEL_VERSION}) builds needs "
+            "driver 580 or later and would not run here. Either - update the driver to 580"
+            in message
+        )
+        assert "DLATTN_CUDA=OFF" in message and "DLATTN_IGNORE_DRIVER=1" in message
+        # Of these the driver 470 could not run the code either.
+        helps = driver != "470.256.02"
+        assert ("install a CUDA 12.x toolkit" in message) == helps
+        assert ("a release wheel built with CUDA 12" in message) == helps
+    assert cuda_wheels(backend.get_requires_for_build_sdist()) == []
+    off = {"cmake.define.DLATTN_CUDA": "OFF"}
+    assert cuda_wheels(backend.get_requires_for_build_wheel(off)) == []
+    monkeypatch.setenv("DLATTN_IGNORE_DRIVER", "1")
+    assert len(cuda_wheels(backend.get_requires_for_build_wheel())) == 5
+
+
+@pytest.mark.parametrize("driver", ["580.65.06", "590.10"])
+def test_new_driver(
+    backend: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: str
+) -> None:
+    set_driver(monkeypatch, tmp_path, driver)
+    assert len(cuda_wheels(backend.get_requires_for_build_wheel())) == 5
+
+
+def test_driver_too_old_for_the_toolkit(
+    backend: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    toolkits: Callable[..., list[str]],
+) -> None:
+    (nvcc,) = toolkits("13.1")
+    assert backend.system_nvcc() == nvcc  # without a driver
+    set_driver(monkeypatch, tmp_path, "550.54.15")
+    with pytest.raises(SystemExit) as error:
+        backend.get_requires_for_build_wheel()
+    assert f"What {nvcc} (CUDA 13.1) builds needs\ndriver 580 or later" in str(error.value)
+    monkeypatch.setenv("DLATTN_IGNORE_DRIVER", "1")
+    assert backend.system_nvcc() == nvcc
+
+
+def test_toolkit_that_suits_the_driver_is_taken(
+    backend: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    toolkits: Callable[..., list[str]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    new, _, old = toolkits("13.0", "12.0", "12.4")
+    set_driver(monkeypatch, tmp_path, "580.65.06")
+    assert backend.system_nvcc() == new
+    set_driver(monkeypatch, tmp_path, "550.54.15")
+    assert backend.system_nvcc() == old
+    note = f"dlattn: {new} (CUDA 13.0) is too new for the driver; using {old}\n"
+    assert capsys.readouterr().err == note
+    set_driver(monkeypatch, tmp_path, "470.256.02")
+    with pytest.raises(SystemExit, match=r"CUDA 13\.0"):
+        backend.system_nvcc()
+
+
+def test_forward_compatible_library_goes_before_the_driver(
+    backend: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    set_driver(monkeypatch, tmp_path, "550.54.15")
+    monkeypatch.setattr(backend, "driver_cuda", lambda: 13)
+    assert len(cuda_wheels(backend.get_requires_for_build_wheel())) == 5
+    monkeypatch.setattr(backend, "driver_cuda", lambda: 12)
+    with pytest.raises(SystemExit, match=r"550\.54\.15"):
+        backend.get_requires_for_build_wheel()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build  (x)",
+    ],
+)
+def test_driver_version_without_nvidia_smi(
+    backend: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str
+) -> None:
+    assert backend.driver_version() is None
+    file = tmp_path / "version"
+    file.write_text(f"{line}\nGCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n")
+    monkeypatch.setattr(backend, "PROC_VERSION", file)
+    assert backend.driver_version() == "550.54.15"
+    monkeypatch.setenv("PATH", "")
+    assert backend.driver_version() == "550.54.15"
 
 
 def test_wheels_are_used_where_there_is_no_toolkit(
