@@ -61,6 +61,8 @@ nb::dict device_dict(const DeviceInfo& device) {
   fields["max_smem_per_block"] = device.max_smem_per_block;
   fields["l2_bytes"] = device.l2_bytes;
   fields["unserved"] = nb::str(device.unserved.c_str());
+  fields["code"] = nb::make_tuple(device.code / 10, device.code % 10);
+  fields["ptx"] = device.ptx;
   return fields;
 }
 
@@ -126,7 +128,9 @@ nb::object info() {
   fields["cuda"] = build.cuda;
   fields["cuda_version"] = build.cuda_version;
   fields["archs"] = to_tuple(build.archs);
+  fields["archs_reason"] = build.archs_reason;
   fields["kernels"] = to_tuple(build.kernels);
+  fields["missing_kernels"] = to_tuple(build.missing_kernels);
   nb::list devices;
   for (int i = 0; i < device_count(); ++i)
     devices.append(device_dict(device_info({DeviceType::kCuda, i})));

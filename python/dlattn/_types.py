@@ -100,6 +100,10 @@ class DeviceInfo:
     """Size of the L2 cache, in bytes."""
     unserved: str
     """Why this build's kernels do not run on it; empty if they do."""
+    code: tuple[int, int] = (0, 0)
+    """The compute capability of the code that runs on it; (0, 0) for none."""
+    ptx: bool = False
+    """Whether that is PTX, which the driver compiles when it first loads it."""
 
     @property
     def served(self) -> bool:
@@ -107,7 +111,10 @@ class DeviceInfo:
 
     def __str__(self) -> str:
         major, minor = self.compute_capability
-        status = "served" if self.served else f"not served: {self.unserved}"
+        status = f"not served: {self.unserved}"
+        if self.served:
+            kind = "PTX, which the driver compiles," if self.ptx else "machine code"
+            status = f"served by {kind} for {self.code[0]}.{self.code[1]}"
         return f"cuda:{self.index} {self.name}, compute capability {major}.{minor}, {status}"
 
 
@@ -122,7 +129,11 @@ class Info:
     """Of the toolkit that compiled them."""
     archs: tuple[str, ...]
     """Machine code ("89-real") and PTX ("89-virtual") in this build."""
+    archs_reason: str
+    """Why those: what the build was asked for, or the GPU that it found."""
     kernels: tuple[str, ...]
+    missing_kernels: tuple[str, ...]
+    """What this build lacks, as it has no code for the compute capability that they are for."""
     devices: tuple[DeviceInfo, ...]
     device_status: str
     """Why there are no devices; empty if there are."""
@@ -135,16 +146,19 @@ class Info:
         return any(device.served for device in self.devices)
 
     def __str__(self) -> str:
-        built = (
-            f"CUDA {self.cuda_version} for {', '.join(self.archs)}"
-            if self.cuda
-            else "CPU only (built without CUDA)"
-        )
+        built = "CPU only (built without CUDA)"
+        if self.cuda:
+            built = f"CUDA {self.cuda_version} for {', '.join(self.archs)} ({self.archs_reason})"
         lines = [
             f"dlattn {self.version}",
             f"build: {built}",
             f"kernels: {', '.join(self.kernels)}",
             f"cpu: {self.cpu_isa}, {self.cpu_threads} threads",
         ]
+        if self.missing_kernels:
+            missing = ", ".join(self.missing_kernels)
+            lines.insert(
+                3, f"not in this build: {missing} (DLATTN_ARCHS=all pip install . has all)"
+            )
         lines += [str(device) for device in self.devices] or [f"gpu: {self.device_status}"]
         return "\n".join(lines)

@@ -12,6 +12,7 @@ namespace dlattn::cuda {
 bool compiled();
 const char* toolkit_version();  // "13.0"; "" without CUDA
 const char* archs();  // CMAKE_CUDA_ARCHITECTURES of this build, ';'-separated; "" without CUDA
+const char* archs_reason();  // why those; "" without CUDA
 int device_count();
 std::string device_status();
 const DeviceInfo& device_info(int index);  // cached; throws DeviceError

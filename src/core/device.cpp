@@ -39,11 +39,17 @@ BuildInfo build_info() {
   info.cuda = cuda::compiled();
   info.cuda_version = cuda::toolkit_version();
   info.archs = split(cuda::archs());
+  info.archs_reason = cuda::archs_reason();
   info.kernels = {std::string(core::kCpu)};
   for (const auto& family : core::families<AttentionParams>()) {
     const core::Instance& first = family.instances.front();
-    if (cuda::find_launcher<AttentionParams>(family.record->name, first.dtype, first.head_dim_tile))
+    const bool built =
+        cuda::find_launcher<AttentionParams>(family.record->name, first.dtype, first.head_dim_tile);
+    if (built) {
       info.kernels.push_back(family.record->name);
+    } else if (info.cuda) {
+      info.missing_kernels.push_back(family.record->name);
+    }
   }
   return info;
 }

@@ -109,25 +109,6 @@ const char* score_feature(const AttentionParams& p) {
   return p.alibi_slopes.data ? "alibi_slopes" : nullptr;
 }
 
-Code code_for(const std::string& archs, int compute_major, int compute_minor) {
-  const int wanted = compute_major * 10 + compute_minor;
-  Code code;
-  std::istringstream list(archs);
-  for (std::string entry; std::getline(list, entry, ';');) {
-    const int arch = std::atoi(entry.c_str());
-    if (arch == 0 || arch > wanted) continue;
-    const bool real = entry.find("-virtual") == std::string::npos;
-    const bool ptx = entry.find("-real") == std::string::npos;
-    // Architecture-specific targets ("90a") serve their own compute capability only.
-    const bool specific = entry.find('a') < entry.find('-');
-    if (specific && arch != wanted) continue;
-    if (!(real && arch / 10 == compute_major) && !ptx) continue;
-    code.capability = std::max(code.capability, arch);
-    code.arch_specific |= specific;
-  }
-  return code;
-}
-
 std::vector<std::string> refusals(const AttentionParams& params, const DeviceInfo& device,
                                   const Options& options) {
   if (asks_for_cpu(device, options)) {

@@ -40,13 +40,4 @@ void* workspace_of(const AttentionParams& params, const Plan& plan,
 // Prints a plan to stderr if the environment variable DLATTN_PRINT_PLAN asks for it.
 void print_if_asked(const Plan& plan);
 
-// What of machine code and PTX for `archs` (CMAKE_CUDA_ARCHITECTURES, ';'-separated) runs on a
-// compute capability. Machine code for X.Y runs on X.Z with Z >= Y; PTX for X.Y on anything from
-// X.Y up; code for X.Ya on X.Y alone.
-struct Code {
-  int capability = 0;          // the highest that runs there, times ten; 0: none does
-  bool arch_specific = false;  // whether there is such for X.Ya
-};
-Code code_for(const std::string& archs, int compute_major, int compute_minor);
-
 }  // namespace dlattn::core

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "core/backend.h"
-#include "core/plan.h"
+#include "core/code.h"
 #include "core/published.h"
 
 namespace dlattn::cuda {
@@ -60,12 +60,11 @@ DeviceInfo query(int index) {
   info.smem_per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, index);
   info.l2_bytes = attribute(cudaDevAttrL2CacheSize, index);
   const core::Code code = core::code_for(archs(), info.compute_major, info.compute_minor);
-  if (code.capability == 0) {
-    info.unserved = info.name + " has compute capability " + std::to_string(info.compute_major) +
-                    "." + std::to_string(info.compute_minor) + "; this build has kernels for " +
-                    archs();
-  }
+  core::CudaVersions versions{CUDART_VERSION, 0};
+  cudaDriverGetVersion(&versions.driver);
+  info.unserved = core::unserved(info, code, archs(), versions);
   info.code = code.capability;
+  info.ptx = code.ptx;
   info.arch_specific_code = code.arch_specific;
   return info;
 }
@@ -80,6 +79,9 @@ const char* toolkit_version() {
 }
 const char* archs() {
   return DLATTN_CUDA_ARCHS;
+}
+const char* archs_reason() {
+  return DLATTN_CUDA_ARCHS_REASON;
 }
 
 int device_count() {

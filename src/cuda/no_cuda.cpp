@@ -17,6 +17,9 @@ const char* toolkit_version() {
 const char* archs() {
   return "";
 }
+const char* archs_reason() {
+  return "";
+}
 int device_count() {
   return 0;
 }

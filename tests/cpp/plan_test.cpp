@@ -1,5 +1,5 @@
-// Plans for made-up GPUs, the registry's tiles, and which architectures a build serves. Needs no
-// GPU and no CUDA. What wmma and sm90 have of their own: plan_wmma_test.cpp, plan_sm90_test.cpp.
+// Plans for made-up GPUs, and the registry's tiles. Needs no GPU and no CUDA. What wmma and sm90
+// have of their own: plan_wmma_test.cpp, plan_sm90_test.cpp.
 #include "core/plan.h"
 
 #include <algorithm>
@@ -344,38 +344,6 @@ void unserved_devices() {
                "serves 8.0 and later");
 }
 
-void archs() {
-  const auto check = [](const char* archs, int major, int minor, int capability,
-                        bool specific = false) {
-    const core::Code code = core::code_for(archs, major, minor);
-    CHECK_EQ(code.capability, capability);
-    CHECK_EQ(code.arch_specific, specific);
-  };
-  const char* release = "80-real;89-real;90-real;120-real;89-virtual;90a-real";
-  check(release, 7, 5, 0);
-  check(release, 8, 0, 80);
-  check(release, 8, 6, 80);  // machine code for 8.0
-  check(release, 8, 9, 89);
-  check(release, 9, 0, 90, true);
-  check(release, 10, 0, 89);  // PTX for 8.9
-  check(release, 12, 1, 120);
-  check("89-real", 8, 6, 0);  // machine code does not run on older minors
-  check("89-real", 9, 0, 0);  // nor on another major
-  check("80-real;89-virtual", 9, 0, 89);
-  check("89;90-real", 9, 0, 90);
-  check("90", 12, 0, 90);
-  check("90-real;89-virtual", 12, 0, 89);
-  check("89-virtual", 9, 0, 89);
-  check("89-virtual", 8, 6, 0);
-  check("89", 8, 9, 89);  // without a suffix: both
-  check("89", 12, 0, 89);
-  check("90a", 9, 0, 90, true);
-  check("90a", 10, 0, 0);
-  check("90a-virtual", 10, 0, 0);
-  check("", 8, 9, 0);
-  check("native", 8, 9, 0);
-}
-
 // A build with CUDA can launch every instance of the families that it says it has.
 void launchers() {
   const std::vector<std::string> kernels = build_info().kernels;
@@ -389,6 +357,8 @@ void launchers() {
     }
   }
   CHECK_EQ(kernels.size() > 1, cuda::compiled());
+  const std::size_t missing = build_info().missing_kernels.size();
+  CHECK_EQ(kernels.size() + missing + 1, cuda::compiled() ? kernel_names().size() : 2u);
   CHECK(!cuda::find_launcher<AttentionParams>("wmma", DType::kFloat32, 64));
   CHECK(!cuda::find_launcher<AttentionParams>("none", DType::kFloat16, 64));
 }
@@ -471,7 +441,6 @@ int main() {
   too_little_shared_memory();
   grids();
   unserved_devices();
-  archs();
   registry();
   launchers();
   unknown_names();

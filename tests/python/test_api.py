@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from arrays import assert_attention, max_error, normal, poisoned, qkv, to_float64
@@ -313,6 +315,9 @@ def test_info():
     assert info.cuda == bool(info.archs) == bool(info.cuda_version)
     assert ("scalar" in info.kernels) == info.cuda
     assert ("sm90" in info.kernels) == any(arch.startswith("90a") for arch in info.archs)
+    assert bool(info.archs_reason) == info.cuda
+    assert not set(info.kernels) & set(info.missing_kernels)
+    assert ("sm90" in info.missing_kernels) == (info.cuda and "sm90" not in info.kernels)
     assert info.gpu == any(device.served for device in info.devices)
     assert bool(info.devices) != bool(info.device_status)
     text = str(info)
@@ -322,6 +327,30 @@ def test_info():
 def test_info_of_a_gpu_that_the_build_does_not_serve():
     device = dlattn.DeviceInfo(1, "Old GPU", (7, 5), 40, 65536, 4 << 20, "needs 8.0")
     assert not device.served and str(device).endswith("7.5, not served: needs 8.0")
+
+
+def test_info_tells_which_code_serves_a_gpu():
+    device = dlattn.DeviceInfo(0, "GPU", (9, 0), 132, 227 << 10, 50 << 20, "", (9, 0))
+    assert device.served and str(device).endswith("9.0, served by machine code for 9.0")
+    other = dataclasses.replace(device, code=(8, 0), ptx=True)
+    assert str(other).endswith("9.0, served by PTX, which the driver compiles, for 8.0")
+
+
+def test_info_of_a_build_for_one_gpu():
+    info = dataclasses.replace(
+        dlattn.info(),
+        cuda=True,
+        cuda_version="13.0",
+        archs=("89-real", "80-virtual"),
+        archs_reason="GPU found: 8.9",
+        kernels=("cpu", "wmma"),
+        missing_kernels=("sm90",),
+    )
+    lines = str(info).splitlines()
+    assert lines[1] == "build: CUDA 13.0 for 89-real, 80-virtual (GPU found: 8.9)"
+    assert lines[2] == "kernels: cpu, wmma"
+    assert lines[3] == "not in this build: sm90 (DLATTN_ARCHS=all pip install . has all)"
+    assert "not in this build" not in str(dataclasses.replace(info, missing_kernels=()))
 
 
 def test_result_is_the_same_each_time():

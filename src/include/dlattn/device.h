@@ -28,6 +28,7 @@ struct DeviceInfo {
   // Which code of this build runs on it, as a compute capability times ten: 90 on 9.0, 89 where PTX
   // for 8.9 is translated; 0 for none.
   int code = 0;
+  bool ptx = false;  // whether that is PTX, which the driver compiles when it is first loaded
   // Whether there is code for this compute capability alone as well, as 90a is.
   bool arch_specific_code = false;
   // CPU
@@ -48,7 +49,11 @@ struct BuildInfo {
   bool cuda = false;                 // compiled with CUDA kernels
   const char* cuda_version = "";     // of the toolkit that compiled them, "13.0"
   std::vector<std::string> archs;    // machine code and PTX: "80-real", "89-virtual", ...
+  const char* archs_reason = "";     // why those: "GPU found: 8.9", "DLATTN_ARCHS=all", ...
   std::vector<std::string> kernels;  // families
+  // Families that it lacks, as it has no code for the compute capability that they are for. Empty
+  // without CUDA.
+  std::vector<std::string> missing_kernels;
 };
 
 DLATTN_API BuildInfo build_info();
