@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "cuda/tile/alignment.h"
 #include "dlattn/attention.h"
 
 // What the parameters of an operation are, and what families of any operation are asked about them.
@@ -50,9 +51,8 @@ inline HeadDims head_dims_of(const MergeParams& p) {
   return {{"head_dim of outs", p.head_dim_v}, {"head_dim of outs", p.head_dim_v}};
 }
 
-// The widest copy, in bytes, that every row of q, k and v is aligned to. Dimensions of one element
-// do not count. 0 where kernels copy no rows.
-int copy_bytes(const AttentionParams& p);
+// Bytes per copy of rows to shared memory; 0 where kernels copy none.
+using dlattn::copy_bytes;
 inline int copy_bytes(const MergeParams&) {
   return 0;
 }

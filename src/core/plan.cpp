@@ -7,7 +7,6 @@
 #include "core/backend.h"
 #include "core/choose.h"
 #include "core/concat.h"
-#include "cuda/tile/alignment.h"
 #include "cuda/tile/launch_shape.h"
 
 namespace dlattn::core {
@@ -79,27 +78,6 @@ std::string accepted_dtypes(const std::vector<Instance>& instances) {
     before = &instance;
   }
   return dtypes;
-}
-
-int copy_bytes(const AttentionParams& p) {
-  const bool varlen = p.cu_seqlens_q != nullptr;
-  const std::int64_t rows_q = varlen ? p.total_q : p.seqlen_q;
-  const std::int64_t rows_k = varlen ? p.total_k : p.seqlen_k;
-  const std::int64_t batch = varlen ? 1 : p.batch_size;
-  Alignment all(size_of(p.q.dtype));
-  const auto add = [&](const TensorView& x, std::int64_t rows, std::int64_t heads) {
-    all.add_address(x.data);
-    all.add_stride(batch, x.batch_stride);
-    all.add_stride(rows, x.row_stride);
-    all.add_stride(heads, x.head_stride);
-  };
-  add(p.q, rows_q, p.num_heads);
-  add(p.k, rows_k, p.num_heads_kv);
-  add(p.v, rows_k, p.num_heads_kv);
-  // A row is copied in whole steps, so its length counts as well.
-  all.add_length(p.head_dim);
-  all.add_length(p.head_dim_v);
-  return all.bytes();
 }
 
 const char* score_feature(const AttentionParams& p) {

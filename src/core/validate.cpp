@@ -5,6 +5,7 @@
 #include "core/backend.h"
 #include "core/concat.h"
 #include "core/overlap.h"
+#include "core/tensor_sizes.h"
 
 namespace dlattn::core {
 namespace {
@@ -72,28 +73,22 @@ void check_sizes(const AttentionParams& p) {
 }
 
 void check_layouts(const AttentionParams& p) {
-  const bool varlen = p.cu_seqlens_q != nullptr;
-  const std::int64_t batch = varlen ? 1 : p.batch_size;
-  const std::int64_t rows_q = varlen ? p.total_q : p.seqlen_q;
-  const std::int64_t rows_k = varlen ? p.total_k : p.seqlen_k;
+  const TensorSizes queries = query_sizes(p), keys = key_sizes(p);
   const struct {
     const char* name;
     const TensorView& view;
-    std::int64_t rows, heads;
-  } tensors[] = {{"q", p.q, rows_q, p.num_heads},
-                 {"k", p.k, rows_k, p.num_heads_kv},
-                 {"v", p.v, rows_k, p.num_heads_kv}};
+    const TensorSizes& sizes;
+  } tensors[] = {{"q", p.q, queries}, {"k", p.k, keys}, {"v", p.v, keys}};
   for (const auto& t : tensors) {
-    check_stride(t.name, "batch", batch, t.view.batch_stride);
-    check_stride(t.name, "seqlen", t.rows, t.view.row_stride);
-    check_stride(t.name, "num_heads", t.heads, t.view.head_stride);
+    check_stride(t.name, "batch", t.sizes.batch, t.view.batch_stride);
+    check_stride(t.name, "seqlen", t.sizes.rows, t.view.row_stride);
+    check_stride(t.name, "num_heads", t.sizes.heads, t.view.head_stride);
   }
-  const std::int64_t out_elements = batch * rows_q;
-  if (out_elements == 0) return;
-  check_output_layout("out", p.head_dim_v, {batch, rows_q, p.num_heads},
+  if (queries.batch * queries.rows == 0) return;
+  check_output_layout("out", p.head_dim_v, {queries.batch, queries.rows, queries.heads},
                       {p.out.batch_stride, p.out.row_stride, p.out.head_stride});
   if (p.lse.data) {
-    check_output_layout("lse", rows_q, {batch, p.num_heads, 1},
+    check_output_layout("lse", queries.rows, {queries.batch, queries.heads, 1},
                         {p.lse.batch_stride, p.lse.head_stride, 0});
   }
 }
@@ -135,14 +130,13 @@ void check_addresses(const AttentionParams& p) {
 }
 
 void check_pointers(const AttentionParams& p) {
-  const bool varlen = p.cu_seqlens_q != nullptr;
-  const std::int64_t rows_q = varlen ? p.total_q : p.batch_size * p.seqlen_q;
-  const std::int64_t rows_k = varlen ? p.total_k : p.batch_size * p.seqlen_k;
-  if (rows_q == 0) return;
+  const TensorSizes queries = query_sizes(p), keys = key_sizes(p);
+  if (queries.batch * queries.rows == 0) return;
   if (!p.q.data) fail("q is null");
   if (!p.out.data) fail("out is null");
-  if (rows_k > 0 && !p.k.data) fail("k is null");
-  if (rows_k > 0 && !p.v.data) fail("v is null");
+  if (keys.batch * keys.rows == 0) return;
+  if (!p.k.data) fail("k is null");
+  if (!p.v.data) fail("v is null");
 }
 
 // A tensor of an element for each score.
@@ -215,20 +209,22 @@ void check_own_memory(const Named& output, const Named& other) {
       "no element in common");
 }
 
-// The memory of [batch][rows][heads] runs of `columns` elements, of [batch][heads] runs of `rows`
+// The memory of [batch][rows][heads] runs of `columns` elements, of [batch][heads] runs of rows
 // and of [batch][heads][rows][columns].
 template <typename T>
-Region rows_region(const BasicTensorView<T>& x, std::int64_t batch, std::int64_t rows,
-                   std::int64_t heads, std::int64_t columns) {
+Region rows_region(const BasicTensorView<T>& x, const TensorSizes& sizes, std::int64_t columns) {
   return {x.data,
           size_of(x.dtype),
           columns,
-          {batch, rows, heads, 1},
+          {sizes.batch, sizes.rows, sizes.heads, 1},
           {x.batch_stride, x.row_stride, x.head_stride, 0}};
 }
-Region lse_region(const BasicTensorView<float>& lse, std::int64_t batch, std::int64_t heads,
-                  std::int64_t rows) {
-  return {lse.data, 4, rows, {batch, heads, 1, 1}, {lse.batch_stride, lse.head_stride, 0, 0}};
+Region lse_region(const BasicTensorView<float>& lse, const TensorSizes& sizes) {
+  return {lse.data,
+          4,
+          sizes.rows,
+          {sizes.batch, sizes.heads, 1, 1},
+          {lse.batch_stride, lse.head_stride, 0, 0}};
 }
 template <typename T>
 Region scores_region(const BasicTensorView<T>& x, std::int64_t element_bytes,
@@ -241,20 +237,17 @@ Region scores_region(const BasicTensorView<T>& x, std::int64_t element_bytes,
 }
 
 void check_own_memory(const AttentionParams& p) {
-  const bool varlen = p.cu_seqlens_q != nullptr;
-  const std::int64_t batch = varlen ? 1 : p.batch_size;
-  const std::int64_t rows_q = varlen ? p.total_q : p.seqlen_q;
-  const std::int64_t rows_k = varlen ? p.total_k : p.seqlen_k;
-  const Named out = {"out", rows_region(p.out, batch, rows_q, p.num_heads, p.head_dim_v)};
-  const Named lse = {"lse", lse_region(p.lse, batch, p.num_heads, rows_q)};
+  const TensorSizes queries = query_sizes(p), keys = key_sizes(p);
+  const Named out = {"out", rows_region(p.out, queries, p.head_dim_v)};
+  const Named lse = {"lse", lse_region(p.lse, queries)};
   const auto check = [&](const char* name, const Region& input) {
     check_own_memory(out, {name, input});
     if (p.lse.data) check_own_memory(lse, {name, input});
   };
   if (p.lse.data) check_own_memory(out, lse);
-  check("q", rows_region(p.q, batch, rows_q, p.num_heads, p.head_dim));
-  check("k", rows_region(p.k, batch, rows_k, p.num_heads_kv, p.head_dim));
-  check("v", rows_region(p.v, batch, rows_k, p.num_heads_kv, p.head_dim_v));
+  check("q", rows_region(p.q, queries, p.head_dim));
+  check("k", rows_region(p.k, keys, p.head_dim));
+  check("v", rows_region(p.v, keys, p.head_dim_v));
   if (p.bias.data) check("bias", scores_region(p.bias, size_of(p.bias.dtype), p));
   if (p.mask.data) check("mask", scores_region(p.mask, 1, p));
   if (p.alibi_slopes.data) {
@@ -276,20 +269,19 @@ void check_own_memory(const AttentionParams& p) {
 }
 
 void check_own_memory(const MergeParams& p) {
-  const Named out = {"out",
-                     rows_region(p.out, p.batch_size, p.seqlen_q, p.num_heads, p.head_dim_v)};
-  const Named lse = {"lse", lse_region(p.lse, p.batch_size, p.num_heads, p.seqlen_q)};
+  const TensorSizes sizes = {p.batch_size, p.seqlen_q, p.num_heads};
+  const Named out = {"out", rows_region(p.out, sizes, p.head_dim_v)};
+  const Named lse = {"lse", lse_region(p.lse, sizes)};
   check_own_memory(out, lse);
   for (int n = 0; n < p.num_states; ++n) {
     const auto& lses = p.lses[n];
-    const Named inputs[] = {
-        {"outs", rows_region(p.outs[n], p.batch_size, p.seqlen_q, p.num_heads, p.head_dim_v)},
-        {"lses",
-         {lses.data,
-          4,
-          1,
-          {p.batch_size, p.num_heads, p.seqlen_q, 1},
-          {lses.batch_stride, lses.head_stride, lses.row_stride, 0}}}};
+    const Named inputs[] = {{"outs", rows_region(p.outs[n], sizes, p.head_dim_v)},
+                            {"lses",
+                             {lses.data,
+                              4,
+                              1,
+                              {p.batch_size, p.num_heads, p.seqlen_q, 1},
+                              {lses.batch_stride, lses.head_stride, lses.row_stride, 0}}}};
     for (const Named& input : inputs) {
       check_own_memory(out, input);
       check_own_memory(lse, input);

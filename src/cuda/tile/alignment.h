@@ -1,34 +1,63 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
-// Plain C++, shared by the plan and the launchers.
+#include "core/tensor_sizes.h"
+#include "dlattn/forward.h"
+
+// To how many bytes, up to 16, the rows of tensors are aligned: as wide may an access to them be.
+// Plain C++, shared by the plans and the launchers.
 namespace dlattn {
 
-// To how many bytes, up to 16, everything that has been added is aligned: the widest access to it.
-class Alignment {
- public:
-  // No access is narrower than one element.
-  explicit Alignment(std::int64_t element_bytes) : element_bytes_(element_bytes) {}
+// The largest power of two up to 16 that divides all `bits` are made of; no access is narrower than
+// one element.
+constexpr int access_bytes(std::uint64_t bits, std::int64_t element_bytes) {
+  int bytes = 16;
+  while (bytes > element_bytes && bits % bytes != 0) bytes /= 2;
+  return bytes;
+}
 
-  void add_address(const void* data) { bits_ |= reinterpret_cast<std::uintptr_t>(data); }
-  void add_length(std::int64_t elements) {
-    bits_ |= static_cast<std::uint64_t>(elements * element_bytes_);
-  }
-  // The stride of a dimension, in elements; that of a single element is never taken.
-  void add_stride(std::int64_t size, std::int64_t stride) {
-    if (size > 1) add_length(stride);
-  }
+// Of a tensor's rows, wherever they begin. The stride of a dimension of one element does not count.
+template <typename T>
+int row_alignment(const BasicTensorView<T>& x, const core::TensorSizes& sizes,
+                  std::int64_t element_bytes) {
+  std::uint64_t bits = reinterpret_cast<std::uintptr_t>(x.data);
+  const auto add = [&](std::int64_t size, std::int64_t stride) {
+    if (size > 1) bits |= static_cast<std::uint64_t>(stride * element_bytes);
+  };
+  add(sizes.batch, x.batch_stride);
+  add(sizes.rows, x.row_stride);
+  add(sizes.heads, x.head_stride);
+  return access_bytes(bits, element_bytes);
+}
 
-  int bytes() const {
-    int width = 16;
-    while (width > element_bytes_ && bits_ % width != 0) width /= 2;
-    return width;
-  }
+// The widest copy of q, k and v. A row is copied in whole steps, so its length counts as well.
+inline int copy_bytes(const AttentionParams& p) {
+  const auto of = [](const TensorView& x, const core::TensorSizes& sizes, std::int64_t columns) {
+    const std::int64_t element_bytes = size_of(x.dtype);
+    return std::min(
+        row_alignment(x, sizes, element_bytes),
+        access_bytes(static_cast<std::uint64_t>(columns * element_bytes), element_bytes));
+  };
+  const core::TensorSizes keys = core::key_sizes(p);
+  return std::min({of(p.q, core::query_sizes(p), p.head_dim), of(p.k, keys, p.head_dim),
+                   of(p.v, keys, p.head_dim_v)});
+}
 
- private:
-  std::int64_t element_bytes_;
-  std::uint64_t bits_ = 0;
-};
+// The widest store to out.
+inline int store_bytes(const AttentionParams& p) {
+  return row_alignment(p.out, core::query_sizes(p), size_of(p.out.dtype));
+}
+
+// The widest load of bias or mask along the keys; 0: a row's keys share one element; -1: they are
+// no neighbours in memory.
+template <typename T>
+int score_load_bytes(const AttentionParams& p, const BasicTensorView<T>& x,
+                     std::int64_t element_bytes) {
+  if (x.col_stride == 0) return 0;
+  if (x.col_stride != 1) return -1;
+  return row_alignment(x, {p.batch_size, p.seqlen_q, p.num_heads}, element_bytes);
+}
 
 }  // namespace dlattn

@@ -20,14 +20,12 @@ struct LaunchShape {
   Divider num_m_blocks;       // per head
   Divider num_heads;          // of q, packed ones as one
   Divider heads_per_kv_head;  // query heads that share a head of k and v
-  int copy_bytes;             // per global-to-shared copy: 16, 8, 4 or one element
-  int store_bytes;  // the widest store that every row of out is aligned to: 16, 8, 4 or one element
-  int bias_load_bytes;  // the widest load that all rows of bias are aligned to, up to 16; 0: a
-                        // row's keys share one element; -1: they are no neighbours in memory
-  int mask_load_bytes;  // the same of mask
-  int window_left;      // keys j >= i + shift - window_left
-  int window_right;     // keys j <= i + shift + window_right; causality is window_right = 0
-  float scale_log2;     // softmax_scale * log2(e): softmax works in base 2
+  // Bytes per access, by alignment (alignment.h): of global-to-shared copies, of stores to out, of
+  // loads of bias and mask.
+  int copy_bytes, store_bytes, bias_load_bytes, mask_load_bytes;
+  int window_left;   // keys j >= i + shift - window_left
+  int window_right;  // keys j <= i + shift + window_right; causality is window_right = 0
+  float scale_log2;  // softmax_scale * log2(e): softmax works in base 2
   float softmax_scale;
   float softcap;  // 0: off
   float inverse_softcap;
@@ -36,31 +34,6 @@ struct LaunchShape {
                        // keys
   Divider packed_heads;  // query heads whose rows tiles hold in turn (tile/rows.cuh)
 };
-
-// The widest store, up to 16 bytes, that every row of `out` is aligned to.
-inline int store_bytes(const AttentionParams& p) {
-  const bool varlen = p.cu_seqlens_q != nullptr;
-  Alignment rows(size_of(p.q.dtype));
-  rows.add_address(p.out.data);
-  rows.add_stride(varlen ? 1 : p.batch_size, p.out.batch_stride);
-  rows.add_stride(varlen ? p.total_q : p.seqlen_q, p.out.row_stride);
-  rows.add_stride(p.num_heads, p.out.head_stride);
-  return rows.bytes();
-}
-
-// See LaunchShape.
-template <typename T>
-int score_load_bytes(const AttentionParams& p, const BasicTensorView<T>& x,
-                     std::int64_t element_bytes) {
-  if (x.col_stride == 0) return 0;
-  if (x.col_stride != 1) return -1;
-  Alignment rows(element_bytes);
-  rows.add_address(x.data);
-  rows.add_stride(p.batch_size, x.batch_stride);
-  rows.add_stride(p.num_heads, x.head_stride);
-  rows.add_stride(p.seqlen_q, x.row_stride);
-  return rows.bytes();
-}
 
 // `packed_heads`: those that the kernel itself packs.
 inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan,

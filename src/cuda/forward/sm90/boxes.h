@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "core/tensor_sizes.h"
 #include "cuda/forward/sm90/score_params.h"
 #include "cuda/forward/sm90/traits.h"
 #include "cuda/tile/boxes.h"
@@ -23,11 +24,10 @@ inline TileShape tile_shape(const AttentionParams& p, int head_dim_tile) {
 
 inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
   const int block_n = tile_shape(p, head_dim_tile).block_n;
-  const bool varlen = p.cu_seqlens_q != nullptr;
-  const std::int64_t rows_k = varlen ? p.total_k : p.seqlen_k;
+  const std::int64_t rows_k = core::key_sizes(p).rows;
   TensorView k = p.k, v = p.v;
   if (rows_k == 0) k.data = v.data = p.q.data;  // without keys there may be no address
-  if (varlen) {
+  if (p.cu_seqlens_q) {
     return {tile::packed_box("q", p.q, p.head_dim, p.total_q, p.num_heads, kWarpgroupRows),
             tile::packed_box("k", k, p.head_dim, rows_k, p.num_heads_kv, block_n),
             tile::packed_box("v", v, p.head_dim_v, rows_k, p.num_heads_kv, block_n),

@@ -13,6 +13,7 @@
 #include "cuda/forward/wmma/packing.h"
 #include "cuda/forward/wmma/split_params.h"
 #include "cuda/forward/wmma/traits.h"
+#include "cuda/tile/alignment.h"
 #include "cuda/tile/launch_shape.h"
 #include "cuda/tile/span.h"
 
@@ -132,7 +133,7 @@ std::string fast_refusal(const AttentionParams& p) {
     return std::string("does not implement ") + feature;
   if (p.head_dim % 8 != 0) return head_dim_text("head_dim", p.head_dim);
   if (p.head_dim_v % 8 != 0) return head_dim_text("head_dim of v", p.head_dim_v);
-  const int bytes = core::copy_bytes(p);
+  const int bytes = copy_bytes(p);
   if (bytes == 16) return {};
   return "rows of q, k and v are aligned to " + std::to_string(bytes) + " bytes; accepted: 16";
 }

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "core/tensor_sizes.h"
 #include "cuda/tile/launch_shape.h"
 
 namespace dlattn::wmma {
@@ -41,21 +42,19 @@ constexpr int kChunkElements = 8;
 
 // Whether 32 bits hold every offset: whether q, k and v span less than 32 GiB each.
 inline bool split_offsets_fit(const AttentionParams& p) {
-  const bool varlen = p.cu_seqlens_q != nullptr;
-  const auto fits = [&](const TensorView& x, std::int64_t rows, std::int64_t heads) {
+  const auto fits = [](const TensorView& x, const core::TensorSizes& sizes) {
     const auto span = [](std::int64_t size, std::int64_t stride) {
       const double elements = static_cast<double>(size) * static_cast<double>(stride);
       return elements < 0 ? -elements : elements;
     };
     // Row blocks and tiles reach beyond the last row.
     constexpr std::int64_t kMoreRows = 128;
-    return span(varlen ? 0 : p.batch_size - 1, x.batch_stride) + span(heads - 1, x.head_stride) +
-               span(rows + kMoreRows, x.row_stride) <
+    return span(sizes.batch - 1, x.batch_stride) + span(sizes.heads - 1, x.head_stride) +
+               span(sizes.rows + kMoreRows, x.row_stride) <
            kChunkElements * 2147483648.0;
   };
-  const std::int64_t rows_k = varlen ? p.total_k : p.seqlen_k;
-  return fits(p.q, varlen ? p.total_q : p.seqlen_q, p.num_heads) &&
-         fits(p.k, rows_k, p.num_heads_kv) && fits(p.v, rows_k, p.num_heads_kv);
+  const core::TensorSizes keys = core::key_sizes(p);
+  return fits(p.q, core::query_sizes(p)) && fits(p.k, keys) && fits(p.v, keys);
 }
 
 inline SplitParams make_split_params(const AttentionParams& p, const LaunchShape& shape) {
