@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/positions.h"
 #include "dlattn/attention.h"
 #include "extreme.h"
 #include "reference.h"
@@ -382,12 +383,12 @@ dlattn::AttentionParams make_params(const Case& c, const Tensors<T>& t, dlattn::
 
 template <typename T>
 reference::Problem make_problem(const Case& c, const Tensors<T>& t, int batch, int head) {
-  reference::Problem p;
+  const std::int64_t seqlen_q = c.rows_q(batch), seqlen_k = c.rows_k(batch);
+  const auto window = dlattn::window_of<std::int64_t>(c.causal, c.window_left, c.window_right);
+  const std::int64_t shift = dlattn::position_shift(c.causal, seqlen_q, seqlen_k);
+  reference::Problem p(dlattn::PositionMask<std::int64_t>(window, shift, seqlen_k));
   p.seqlen_q = c.rows_q(batch), p.seqlen_k = c.rows_k(batch);
   p.head_dim = c.head_dim, p.head_dim_v = c.dim_v();
-  p.causal = c.causal != kFull;
-  p.shift = c.causal == kTopLeft ? 0 : p.seqlen_k - p.seqlen_q;
-  p.window_left = c.window_left, p.window_right = c.window_right;
   p.softmax_scale = c.softmax_scale();
   p.softcap = c.softcap;
   if (c.sinks) p.sink = t.sinks.at(0, head, 0, 0);

@@ -11,10 +11,7 @@ namespace simt::reference {
 namespace {
 
 bool visible(const Problem& p, long i, long j) {
-  const long position = i + p.shift;
-  if (p.causal && j > position) return false;
-  if (p.window_left >= 0 && j < position - p.window_left) return false;
-  if (p.window_right >= 0 && j > position + p.window_right) return false;
+  if (!dlattn::contains<std::int64_t>(p.positions.row(i), j)) return false;
   return p.mask.empty() || p.mask[i * p.seqlen_k + j];
 }
 
@@ -49,7 +46,8 @@ Score<Real> score(const Problem& p, long i, long j) {
   }
   constexpr double kLargestSlope = 0x1p64;
   const double slope = std::clamp(p.alibi_slope, -kLargestSlope, kLargestSlope);
-  x.of_distance = -static_cast<Real>(slope) * static_cast<Real>(std::labs(i + p.shift - j));
+  x.of_distance =
+      -static_cast<Real>(slope) * static_cast<Real>(std::labs(p.positions.position(i) - j));
   if (!p.bias.empty()) x.of_bias = static_cast<Real>(p.bias[i * p.seqlen_k + j]);
   return x;
 }

@@ -1,21 +1,23 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <vector>
+
+#include "core/positions.h"
 
 // Attention of one head of one sequence, on the host: once in float64, and once as plainly as the
 // kernels' dtype allows.
 namespace simt::reference {
 
 struct Problem {
+  explicit Problem(const dlattn::PositionMask<std::int64_t>& positions) : positions(positions) {}
+
   int seqlen_q = 0;
   int seqlen_k = 0;
   int head_dim = 0;
   int head_dim_v = 0;
-  int shift = 0;  // query i stands at key position i + shift
-  bool causal = false;
-  long window_left = -1;  // tokens; -1: unlimited
-  long window_right = -1;
+  dlattn::PositionMask<std::int64_t> positions;
   double softmax_scale = 1.0;
   double softcap = 0.0;
   double alibi_slope = 0.0;

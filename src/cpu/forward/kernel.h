@@ -3,6 +3,7 @@
 #include <float.h>
 #include <math.h>
 
+#include "core/positions.h"
 #include "cpu/forward/outer_product.h"
 #include "cpu/forward/scratch.h"
 #include "cpu/forward/softmax.h"
@@ -31,8 +32,6 @@ template <typename T>
 constexpr int kMaxBlockM = sizeof(T) == 4 ? 64 : 32;
 template <typename T>
 constexpr int kBlockN = sizeof(T) == 4 ? 96 : 48;
-
-constexpr std::int64_t kUnlimited = INT64_MAX / 4;  // a window's side; sums of two do not overflow
 
 DLATTN_INLINE std::int64_t min_int(std::int64_t a, std::int64_t b) {
   return a < b ? a : b;
@@ -68,7 +67,9 @@ class TaskKernel {
         arena_(scratch),
         states_(static_cast<char*>(states)),
         state_(part(task.split)),
-        softmax_(state_, ld_, params.head_dim_v, has_totals(params.seqlen_k), &arena_) {
+        softmax_(state_, ld_, params.head_dim_v, has_totals(params.seqlen_k), &arena_),
+        mask_(window_of<std::int64_t>(params),
+              position_shift(params.causal, task.len_q, task.len_k), task.len_k) {
     q_t_ = arena_.take<T>(p_.head_dim * ld_);
     s_t_ = arena_.take<T>(block_n_ * ld_);
     k_tile_ = arena_.take<T>(kConverts ? block_n_ * p_.head_dim : 0);
@@ -80,7 +81,6 @@ class TaskKernel {
     end_key_ = arena_.take<LaneInt<T>>(ld_);
     query_ = arena_.take<std::int64_t>(ld_);
     head_ = arena_.take<std::int64_t>(ld_);
-    position_ = arena_.take<std::int64_t>(ld_);
   }
 
   std::int64_t scratch_bytes() const { return arena_.used(); }
@@ -89,8 +89,8 @@ class TaskKernel {
     locate_rows();
     load_queries();
     softmax_.clear();
-    std::int64_t begin = clamp_int(min_position_ - left_, 0, t_.len_k);
-    std::int64_t end = clamp_int(max_position_ + right_ + 1, 0, t_.len_k);
+    const Range<std::int64_t> keys = mask_.any_row(query_[0], query_[ld_ - 1]);
+    std::int64_t begin = keys.begin, end = keys.end;
     if (t_.num_splits > 1) {
       const std::int64_t tiles = (max_int(0, end - begin) + block_n_ - 1) / block_n_;
       const std::int64_t keys = (tiles + t_.num_splits - 1) / t_.num_splits * block_n_;
@@ -127,10 +127,6 @@ class TaskKernel {
 
   void locate_rows() {
     const std::int64_t group = p_.num_heads / p_.num_heads_kv;
-    const std::int64_t shift = p_.causal == Causal::kTopLeft ? 0 : t_.len_k - t_.len_q;
-    left_ = p_.window_left < 0 ? kUnlimited : min_int(p_.window_left, kUnlimited);
-    right_ = p_.window_right < 0 ? kUnlimited : min_int(p_.window_right, kUnlimited);
-    if (p_.causal != Causal::kNone) right_ = min_int(right_, 0);
     adjusts_ = p_.softcap > 0 || p_.alibi_slopes.data || p_.bias.data || p_.mask.data;
     // By the sequence's own length, so that its result has the same bits in any batch.
     softmax_.set_up(adjusts_ ? 1.0 : p_.softmax_scale, has_totals(t_.len_k));
@@ -140,14 +136,11 @@ class TaskKernel {
       const std::int64_t row = t_.row_begin + min_int(r, t_.num_rows - 1);
       query_[r] = row / group;
       head_[r] = t_.head_kv * group + row % group;
-      position_[r] = query_[r] + shift;
       slope_[r] = p_.alibi_slopes.data
                       ? limited_slope(p_.alibi_slopes.data[t_.batch * p_.alibi_slopes.batch_stride +
                                                            head_[r] * p_.alibi_slopes.head_stride])
                       : T(0);
     }
-    min_position_ = position_[0];
-    max_position_ = position_[ld_ - 1];
   }
 
   // Beyond 2^64, and at infinity, a slope counts as 2^64: times any distance it is finite, and
@@ -224,7 +217,7 @@ class TaskKernel {
     multiply<T, Product::kScores>(count, args);
 
     if (adjusts_) adjust(j, count);
-    if (max_position_ - left_ > j || min_position_ + right_ + 1 < j + count) hide(j, count);
+    if (!contains_all(mask_.every_row(query_[0], query_[ld_ - 1]), j, count)) hide(j, count);
     softmax_.step(s_t_, count);
 
     // O^T = O^T rescaled + V^T P^T
@@ -241,7 +234,8 @@ class TaskKernel {
   void adjust(std::int64_t j, std::int64_t count) {
     const T scale = static_cast<T>(p_.softmax_scale);
     const T cap = static_cast<T>(p_.softcap);
-    for (std::int64_t r = 0; r < ld_; ++r) distance_[r] = static_cast<T>(position_[r] - j);
+    for (std::int64_t r = 0; r < ld_; ++r)
+      distance_[r] = static_cast<T>(mask_.position(query_[r]) - j);
     for (std::int64_t n = 0; n < count; ++n) {
       for (std::int64_t lane = 0; lane < ld_; lane += kStep) {
         Vec<T> score = load(s_t_ + n * ld_ + lane) * scale;
@@ -319,8 +313,9 @@ class TaskKernel {
     typedef LaneInt<T> Int __attribute__((vector_size(kVectorBytes)));
     const Vec<T> minus_inf = broadcast(-static_cast<T>(INFINITY));
     for (std::int64_t r = 0; r < ld_; ++r) {
-      first_key_[r] = static_cast<LaneInt<T>>(clamp_int(position_[r] - left_ - j, 0, count));
-      end_key_[r] = static_cast<LaneInt<T>>(clamp_int(position_[r] + right_ + 1 - j, 0, count));
+      const Range<std::int64_t> keys = mask_.row(query_[r], j);
+      first_key_[r] = static_cast<LaneInt<T>>(clamp_int(keys.begin, 0, count));
+      end_key_[r] = static_cast<LaneInt<T>>(clamp_int(keys.end, 0, count));
     }
     for (std::int64_t lane = 0; lane < ld_; lane += kStep) {
       Int first, end;
@@ -372,8 +367,7 @@ class TaskKernel {
   const State<T> state_;
   RunningSoftmax<T> softmax_;
 
-  std::int64_t left_ = 0, right_ = 0;  // the window about a row's position, causality included
-  std::int64_t min_position_ = 0, max_position_ = 0;
+  const PositionMask<std::int64_t> mask_;
   bool adjusts_ = false;
 
   T *q_t_, *s_t_;               // [head_dim, block_m], [block_n, block_m]
@@ -381,7 +375,7 @@ class TaskKernel {
   // All [block_m]:
   T *slope_, *distance_;
   LaneInt<T>*first_key_, *end_key_;  // the keys of the tile that a row may see
-  std::int64_t *query_, *head_, *position_;
+  std::int64_t *query_, *head_;
 };
 
 }  // namespace dlattn::cpu::DLATTN_CPU_ISA

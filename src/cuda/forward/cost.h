@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/family.h"
+#include "core/positions.h"
 #include "cuda/tile/config.h"
 #include "dlattn/attention.h"
 
@@ -52,16 +53,15 @@ inline Walk walk(const AttentionParams& p, int block_m, int packed_heads) {
     walk.empty = std::max(blocks(static_cast<double>(p.seqlen_q)) - walk.blocks, 0.0);
   walk.mean = keys;
   walk.longest = longest;
-  const bool causal = p.causal != Causal::kNone;
-  if (causal) {
+  if (p.causal != Causal::kNone) {
     // The last query sees all keys, the first as many fewer as there are queries; a block visits
     // those of its last one.
     const double first = std::max(keys - queries, 0.0);
     walk.mean = std::min(keys, (first + keys) / 2 + block_queries / 2);
   }
-  const std::int64_t right = causal ? 0 : p.window_right;
-  if (p.window_left >= 0 && right >= 0) {
-    const double span = static_cast<double>(p.window_left + right + 1) + block_queries;
+  const Window<std::int64_t> window = window_of<std::int64_t>(p);
+  if (window.is_bounded()) {
+    const double span = static_cast<double>(window.left + window.right + 1) + block_queries;
     walk.mean = std::min(walk.mean, span);
     walk.longest = std::min(walk.longest, span);
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/positions.h"
 #include "cuda/tile/alignment.h"
 #include "cuda/tile/divider.h"
 #include "dlattn/attention.h"
@@ -14,7 +15,7 @@ namespace dlattn {
 // Longest sequence that kernels take: key positions, windows added, must fit 32 bits.
 constexpr std::int64_t kMaxSeqlen = (std::int64_t{1} << 30) - 1024;
 constexpr std::int64_t kMaxGrid = 2147483647;  // blocks: grids are one-dimensional
-constexpr int kUnlimited = (1 << 30) - 1;      // a window wider than any sequence
+static_assert(kMaxSeqlen < kUnlimited<int>);
 
 struct LaunchShape {
   Divider num_m_blocks;       // per head
@@ -23,9 +24,8 @@ struct LaunchShape {
   // Bytes per access, by alignment (alignment.h): of global-to-shared copies, of stores to out, of
   // loads of bias and mask.
   int copy_bytes, store_bytes, bias_load_bytes, mask_load_bytes;
-  int window_left;   // keys j >= i + shift - window_left
-  int window_right;  // keys j <= i + shift + window_right; causality is window_right = 0
-  float scale_log2;  // softmax_scale * log2(e): softmax works in base 2
+  Window<int> window;  // what a row may see around its position
+  float scale_log2;    // softmax_scale * log2(e): softmax works in base 2
   float softmax_scale;
   float softcap;  // 0: off
   float inverse_softcap;
@@ -39,9 +39,6 @@ struct LaunchShape {
 inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan,
                                      std::int64_t packed_heads = 1) {
   constexpr double kLog2e = 1.4426950408889634;
-  const auto window = [](std::int64_t tokens) {
-    return tokens < 0 ? kUnlimited : static_cast<int>(std::min<std::int64_t>(tokens, kUnlimited));
-  };
   LaunchShape shape;
   // An empty problem has no blocks to divide.
   const auto divider = [](std::int64_t n) {
@@ -55,8 +52,7 @@ inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan,
   shape.store_bytes = store_bytes(p);
   shape.bias_load_bytes = score_load_bytes(p, p.bias, size_of(p.bias.dtype));
   shape.mask_load_bytes = score_load_bytes(p, p.mask, 1);
-  shape.window_left = window(p.window_left);
-  shape.window_right = p.causal == Causal::kNone ? window(p.window_right) : 0;
+  shape.window = window_of<int>(p);
   shape.scale_log2 = static_cast<float>(p.softmax_scale * kLog2e);
   shape.softmax_scale = static_cast<float>(p.softmax_scale);
   shape.softcap = static_cast<float>(p.softcap);

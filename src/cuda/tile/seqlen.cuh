@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "core/positions.h"
 #include "cuda/tile/scheduler.cuh"
 
 namespace dlattn::tile {
@@ -97,7 +98,7 @@ struct Sequence {
       k += work.batch * p.k.batch_stride;
       v += work.batch * p.v.batch_stride;
     }
-    shift = p.causal == Causal::kTopLeft ? 0 : seqlen_k - seqlen_q;
+    shift = position_shift(p.causal, seqlen_q, seqlen_k);
   }
 };
 

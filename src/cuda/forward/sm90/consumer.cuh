@@ -26,24 +26,25 @@ template <int kBlockM, int kBlockN>
 struct Walk {
   Item item;
   tile::Mask mask;
-  int first_row;     // the consumer's
-  TileRange all;     // of tiles that a consumer of the block sees
-  TileRange tiles;   // that this one sees
-  WholeTiles whole;  // that all its rows do
+  int first_row;      // the consumer's
+  tile::Range all;    // of tiles that a consumer of the block sees
+  tile::Range tiles;  // that this one sees
+  tile::Range whole;  // that all its rows do
 
   __device__ __forceinline__ Walk(const Item& item, const tile::Mask& mask, int consumer)
       : item(item),
         mask(mask),
         first_row(item.m_block * kBlockM + consumer * kWarpgroupRows),
-        all(mask, item.m_block * kBlockM, min(item.m_block * kBlockM + kBlockM, item.seqlen_q) - 1,
-            kBlockN),
-        tiles(mask, first_row, min(first_row + kWarpgroupRows, item.seqlen_q) - 1, kBlockN),
-        whole(mask, first_row, kBlockN) {}
+        all(visible_tiles(mask, item.m_block * kBlockM,
+                          min(item.m_block * kBlockM + kBlockM, item.seqlen_q) - 1, kBlockN)),
+        tiles(visible_tiles(mask, first_row, min(first_row + kWarpgroupRows, item.seqlen_q) - 1,
+                            kBlockN)),
+        whole(whole_tiles(mask, first_row, kBlockN)) {}
 
   __device__ __forceinline__ bool sees_any() const { return tiles.begin < tiles.end; }
   // Of the consumer's first row, counted from tile n's first key.
   __device__ __forceinline__ int position(int n) const {
-    return first_row + mask.shift - n * kBlockN;
+    return mask.position(first_row) - n * kBlockN;
   }
   __device__ __forceinline__ bool is_edge(int n) const { return n < whole.begin || n >= whole.end; }
 };

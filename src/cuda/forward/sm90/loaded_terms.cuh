@@ -94,7 +94,7 @@ __device__ __forceinline__ void produce_terms(
     const tile::Work work = tile::scheduled_work(params, shape, i);
     const int first_row = work.m_block * kBlockM + consumer * kWarpgroupRows;
     const int last_row = min(first_row + kWarpgroupRows, seqlen_q) - 1;
-    const TileRange tiles(mask, first_row, last_row, kTermKeys);
+    const tile::Range tiles = visible_tiles(mask, first_row, last_row, kTermKeys);
     for (int n = tiles.end - 1; n >= tiles.begin; --n, ++loaded.use) {
       const ptx::SmemAddress full = loaded.begin_fill();
       const int n0 = n * kTermKeys;

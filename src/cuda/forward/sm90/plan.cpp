@@ -5,6 +5,7 @@
 
 #include "core/boxes.h"
 #include "core/family.h"
+#include "core/positions.h"
 #include "cuda/forward/cost.h"
 #include "cuda/forward/sm90/boxes.h"
 #include "cuda/forward/sm90/score_params.h"
@@ -125,9 +126,9 @@ double predicted_ns(const AttentionParams& p, const DeviceInfo& device, const Op
 
 // The most keys that a block of `rows` queries walks.
 std::int64_t longest_walk(const AttentionParams& p, std::int64_t rows) {
-  const std::int64_t right = p.causal == Causal::kNone ? p.window_right : 0;
-  if (p.window_left < 0 || right < 0) return p.seqlen_k;
-  return std::min(p.seqlen_k, p.window_left + right + rows);
+  const Window<std::int64_t> window = window_of<std::int64_t>(p);
+  if (!window.is_bounded()) return p.seqlen_k;
+  return std::min(p.seqlen_k, window.left + window.right + rows);
 }
 
 // Thread blocks for a problem.

@@ -45,8 +45,8 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
     }
     const int head_kv = static_cast<int>(shape.heads_per_kv_head.quotient(item.head));
     const int m0 = item.m_block * kBlockM;
-    const TileRange tiles(position_mask(params, shape, item), m0,
-                          min(m0 + kBlockM, item.seqlen_q) - 1, kBlockN);
+    const tile::Range tiles = visible_tiles(position_mask(params, shape, item), m0,
+                                            min(m0 + kBlockM, item.seqlen_q) - 1, kBlockN);
 
     const ptx::SmemAddress arrived = shared.queries.begin_fill(query_use, shared.kQueryBytes);
 #pragma unroll

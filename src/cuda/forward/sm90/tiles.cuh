@@ -13,35 +13,23 @@ namespace dlattn::sm90 {
 
 __device__ __forceinline__ tile::Mask position_mask(const AttentionParams& params,
                                                     const LaunchShape& shape, const Item& item) {
-  const int shift = params.causal == Causal::kTopLeft ? 0 : item.seqlen_k - item.seqlen_q;
-  return tile::Mask(shape, shift, item.seqlen_k);
+  return {shape, position_shift(params.causal, item.seqlen_q, item.seqlen_k), item.seqlen_k};
 }
 
-// The tiles that at least one of rows first .. last sees, numbered by n0 / block_n and walked from
-// the last to the first; none if last < first.
-struct TileRange {
-  int begin, end;
-
-  __device__ __forceinline__ TileRange(const tile::Mask& mask, int first_row, int last_row,
-                                       int block_n) {
-    const tile::Range any = mask.any_row(first_row, last_row);
-    const bool none = last_row < first_row || any.end <= any.begin;
-    begin = none ? 0 : any.begin / block_n;
-    end = none ? 0 : (any.end + block_n - 1) / block_n;
-  }
-};
+// The tiles that at least one of rows first .. last sees, walked from the last to the first; none
+// if last < first.
+__device__ __forceinline__ tile::Range visible_tiles(const tile::Mask& mask, int first_row,
+                                                     int last_row, int block_n) {
+  const tile::Range keys = mask.any_row(first_row, last_row);
+  return tiles_of({keys.begin, last_row < first_row ? keys.begin : keys.end}, block_n);
+}
 
 // The tiles that each of a consumer's rows sees whole; the others are edge tiles. Rows beyond the
 // last count too: what they need is known before what seqlen_q is.
-struct WholeTiles {
-  int begin, end;
-
-  __device__ __forceinline__ WholeTiles(const tile::Mask& mask, int first_row, int block_n) {
-    const tile::Range every = mask.every_row(first_row, first_row + kWarpgroupRows - 1);
-    begin = (max(every.begin, 0) + block_n - 1) / block_n;
-    end = max(every.end, 0) / block_n;
-  }
-};
+__device__ __forceinline__ tile::Range whole_tiles(const tile::Mask& mask, int first_row,
+                                                   int block_n) {
+  return whole_tiles_of(mask.every_row(first_row, first_row + kWarpgroupRows - 1), block_n);
+}
 
 // How many of a lane's scores of a row are of keys before `key`, counted from the lane's first: it
 // has two neighbours of every eight keys.

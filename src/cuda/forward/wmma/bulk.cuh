@@ -72,9 +72,8 @@ struct BulkItem {
       : work(order.work(item)),
         m0(work.m_block * kBlockM),
         mask(order.shape,
-             order.params.causal == Causal::kTopLeft
-                 ? 0
-                 : static_cast<int>(order.params.seqlen_k - order.params.seqlen_q),
+             position_shift(order.params.causal, static_cast<int>(order.params.seqlen_q),
+                            static_cast<int>(order.params.seqlen_k)),
              static_cast<int>(order.params.seqlen_k)),
         tiles(mask, m0, min(m0 + kBlockM, static_cast<int>(order.params.seqlen_q)) - 1, kBlockN) {}
 };

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/positions.h"
 #include "cuda/forward/wmma/traits.h"
 #include "cuda/tile/launch_shape.h"
 #include "dlattn/attention.h"
@@ -38,19 +39,16 @@ inline AttentionParams folded_heads(const AttentionParams& p) {
   folded.bias.row_stride = p.bias.head_stride, folded.bias.head_stride *= group;
   folded.mask.row_stride = p.mask.head_stride, folded.mask.head_stride *= group;
 
-  const std::int64_t position = p.causal == Causal::kTopLeft ? 0 : p.seqlen_k - 1;
-  const std::int64_t right = p.causal == Causal::kNone ? p.window_right : 0;
-  const std::int64_t begin =
-      p.window_left < 0 ? 0 : std::max<std::int64_t>(position - p.window_left, 0);
-  const std::int64_t end =
-      right < 0 ? p.seqlen_k : std::min<std::int64_t>(position + right + 1, p.seqlen_k);
+  const std::int64_t shift = position_shift(p.causal, p.seqlen_q, p.seqlen_k);
+  const PositionMask<std::int64_t> mask(window_of<std::int64_t>(p), shift, p.seqlen_k);
+  const Range<std::int64_t> keys = mask.row(0);
   folded.causal = Causal::kNone, folded.window_left = folded.window_right = -1;
-  folded.seqlen_k = std::max<std::int64_t>(end - begin, 0);
-  const auto skip = [begin](const auto*& data, std::int64_t stride, std::int64_t bytes) {
+  folded.seqlen_k = std::max<std::int64_t>(keys.end - keys.begin, 0);
+  const auto skip = [keys](const auto*& data, std::int64_t stride, std::int64_t bytes) {
     if (!data) return;
     data = reinterpret_cast<std::decay_t<decltype(data)>>(
         reinterpret_cast<std::uintptr_t>(data) +
-        static_cast<std::uintptr_t>(begin * stride * bytes));
+        static_cast<std::uintptr_t>(keys.begin * stride * bytes));
   };
   skip(folded.k.data, p.k.row_stride, size_of(p.q.dtype));
   skip(folded.v.data, p.v.row_stride, size_of(p.q.dtype));

@@ -89,7 +89,7 @@ struct SplitSequence {
       k += keys.start * p.k_stride.row;
       v += keys.start * p.v_stride.row;
     }
-    shift = p.top_left ? 0 : seqlen_k - seqlen_q;
+    shift = position_shift(p.causal, seqlen_q, seqlen_k);
   }
 };
 

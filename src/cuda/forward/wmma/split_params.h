@@ -20,10 +20,11 @@ struct SplitParams {
   Divider heads_per_kv_head;
   ChunkStrides k_stride, v_stride, q_stride;
   int seqlen_q, seqlen_k;
-  int window_left, window_right;
+  Window<int> window;
   float scale_log2;
   int head_dim, head_dim_v;
-  bool longest_first, top_left;
+  bool longest_first;
+  Causal causal;
   std::uint32_t heads_in_groups;  // of all batch entries, those in full groups of the schedule
   Divider heads_left;             // that are not
   const std::int32_t *cu_seqlens_q, *cu_seqlens_k, *seqused_k;
@@ -73,10 +74,10 @@ inline SplitParams make_split_params(const AttentionParams& p, const LaunchShape
   s.v_stride = chunks(p.v);
   s.q_stride = chunks(p.q);
   s.seqlen_q = static_cast<int>(p.seqlen_q), s.seqlen_k = static_cast<int>(p.seqlen_k);
-  s.window_left = shape.window_left, s.window_right = shape.window_right;
+  s.window = shape.window;
   s.scale_log2 = shape.scale_log2;
   s.head_dim = static_cast<int>(p.head_dim), s.head_dim_v = static_cast<int>(p.head_dim_v);
-  s.longest_first = shape.longest_first, s.top_left = p.causal == Causal::kTopLeft;
+  s.longest_first = shape.longest_first, s.causal = p.causal;
   s.heads_in_groups = heads - left, s.heads_left = Divider(left > 0 ? left : 1);
   s.cu_seqlens_q = p.cu_seqlens_q, s.cu_seqlens_k = p.cu_seqlens_k, s.seqused_k = p.seqused_k;
   s.total_q = static_cast<int>(p.total_q), s.total_k = static_cast<int>(p.total_k);

@@ -55,12 +55,12 @@ struct TileRange {
 
   template <typename Mask>
   __device__ __forceinline__ TileRange(const Mask& mask, int first_row, int last_row, int block_n) {
-    const tile::Range any = mask.any_row(first_row, last_row);
-    const tile::Range every = mask.every_row(first_row, last_row);
-    begin = any.begin / block_n;
-    end = any.end > any.begin ? (any.end + block_n - 1) / block_n : begin;
-    full_end = max(min(max(every.end, 0) / block_n, end - 1), begin);
-    full_begin = min(max((every.begin + block_n - 1) / block_n, begin), full_end);
+    const tile::Range any = tiles_of(mask.any_row(first_row, last_row), block_n);
+    const tile::Range whole = whole_tiles_of(mask.every_row(first_row, last_row), block_n);
+    begin = any.begin;
+    end = any.end;
+    full_end = max(min(whole.end, end - 1), begin);
+    full_begin = min(max(whole.begin, begin), full_end);
   }
 };
 
