@@ -17,6 +17,9 @@ constexpr std::int64_t kMaxSeqlen = (std::int64_t{1} << 30) - 1024;
 constexpr std::int64_t kMaxGrid = 2147483647;  // blocks: grids are one-dimensional
 static_assert(kMaxSeqlen < kUnlimited<int>);
 
+// Heads that are walked together, longest first (scheduler.cuh).
+constexpr unsigned kHeadsTogether = 8;
+
 struct LaunchShape {
   Divider num_m_blocks;       // per head
   Divider num_heads;          // of q, packed ones as one
@@ -32,8 +35,25 @@ struct LaunchShape {
   bool natural;        // scores get terms beside the scale, so they are natural until the softmax
   bool longest_first;  // walk row blocks from last to first: under causality the last ones see most
                        // keys
-  Divider packed_heads;  // query heads whose rows tiles hold in turn (tile/rows.cuh)
+  std::uint32_t heads_in_groups;  // of all batch entries, those in full groups of kHeadsTogether
+  Divider heads_left;             // that are not
+  Divider packed_heads;           // query heads whose rows tiles hold in turn (tile/rows.cuh)
 };
+
+// Where the work tiles of a varlen sequence begin whose first row of q is `start`. Rounded, so that
+// it takes no sum over the sequences before: of the tiles up to the next one's up to num_heads are
+// none.
+constexpr unsigned first_tile(int start, int sequence, int num_heads, int block_m) {
+  return static_cast<unsigned>(start / block_m + sequence) * static_cast<unsigned>(num_heads);
+}
+
+// Work tiles of a problem; with varlen at most. There are none without sequences, or without a row
+// that one could have.
+inline std::int64_t num_tiles(const AttentionParams& p, int block_m) {
+  if (p.batch_size == 0 || (p.cu_seqlens_q && p.total_q == 0)) return 0;
+  if (p.cu_seqlens_q) return (p.total_q / block_m + p.batch_size) * p.num_heads;
+  return (p.seqlen_q + block_m - 1) / block_m * p.num_heads * p.batch_size;
+}
 
 // `packed_heads`: those that the kernel itself packs.
 inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan,
@@ -59,6 +79,10 @@ inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan,
   shape.inverse_softcap = p.softcap != 0.0 ? static_cast<float>(1.0 / p.softcap) : 0.0f;
   shape.natural = p.softcap != 0.0 || p.alibi_slopes.data || p.bias.data;
   shape.longest_first = p.causal != Causal::kNone;
+  const auto heads = static_cast<std::uint32_t>(p.num_heads / packed_heads * p.batch_size);
+  const std::uint32_t heads_left = heads % kHeadsTogether;
+  shape.heads_in_groups = heads - heads_left;
+  shape.heads_left = divider(heads_left);
   return shape;
 }
 

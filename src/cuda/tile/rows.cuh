@@ -6,7 +6,7 @@
 
 namespace dlattn::tile {
 
-// What the rows of a work item stand for. As a rule row r is query r of its head. kPacked: the item
+// What the rows of a work tile stand for. As a rule row r is query r of its head. kPacked: the tile
 // has LaunchShape::packed_heads heads of q, which share a head of K and V, and row r is query r /
 // packed_heads of the (r mod packed_heads)-th of them: so keys are read once for all of them, and
 // what a row sees by position never decreases from one row to the next here, too.
@@ -14,9 +14,9 @@ template <bool kPacked>
 struct Rows {
   const LaunchShape& shape;
 
-  // The item, its head being the first of its heads of q.
-  __device__ __forceinline__ Work work(unsigned block, const AttentionParams& params) const {
-    Work work = scheduled_work(params, shape, block);
+  // Tile `index`, its head being the first of its heads of q.
+  __device__ __forceinline__ WorkTile work(unsigned index) const {
+    WorkTile work = scheduled_tile(shape, index);
     if (kPacked) work.head *= static_cast<int>(shape.packed_heads.divisor());
     return work;
   }

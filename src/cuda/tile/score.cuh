@@ -11,7 +11,7 @@ namespace dlattn::tile {
 
 // The head's ALiBi slope, 0 if there is none: within 2^64 of 0, so that its product with a distance
 // is finite. Beyond, a softmax cannot tell slopes apart: the nearest key has it all.
-__device__ __forceinline__ float alibi_slope(const AttentionParams& p, const Work& work) {
+__device__ __forceinline__ float alibi_slope(const AttentionParams& p, const WorkTile& work) {
   if (!p.alibi_slopes.data) return 0.0f;
   constexpr float kSteepest = 0x1p64f;
   const float slope =
@@ -44,7 +44,7 @@ struct ScoreTerms {
   float alibi_slope;
   bool any;
 
-  __device__ __forceinline__ ScoreTerms(const AttentionParams& p, const Work& work)
+  __device__ __forceinline__ ScoreTerms(const AttentionParams& p, const WorkTile& work)
       : params(p),
         bias_start(work.batch * p.bias.batch_stride + work.head * p.bias.head_stride),
         mask_start(work.batch * p.mask.batch_stride + work.head * p.mask.head_stride),

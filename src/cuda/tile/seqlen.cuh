@@ -42,30 +42,6 @@ __device__ __forceinline__ PackedRows packed_keys(const Params& p, int sequence)
   return keys;
 }
 
-// Where the results of one head of one sequence go. Apart from Sequence for kernels that work it
-// out only when they have results: registers are scarce until then.
-template <typename T>
-struct OutputRows {
-  int seqlen_q;
-  T* out;
-  float* lse;  // null: not wanted
-
-  template <typename Params>  // AttentionParams, or what has the members of it that are needed
-  __device__ __forceinline__ OutputRows(const Params& p, const Work& work) {
-    seqlen_q = static_cast<int>(p.seqlen_q);
-    std::int64_t out_start = work.batch * p.out.batch_stride;
-    std::int64_t lse_start = work.batch * p.lse.batch_stride;
-    if (p.cu_seqlens_q) {
-      const PackedRows queries = packed_queries(p, work.batch);
-      seqlen_q = queries.count;
-      lse_start = queries.start;
-      out_start = queries.start * p.out.row_stride;
-    }
-    out = static_cast<T*>(p.out.data) + out_start + work.head * p.out.head_stride;
-    lse = p.lse.data ? p.lse.data + lse_start + work.head * p.lse.head_stride : nullptr;
-  }
-};
-
 // One head of one sequence: its lengths and where its rows start. Offsets are 64-bit: tensors may
 // hold more than 2^31 elements.
 template <typename T>
@@ -78,7 +54,7 @@ struct Sequence {
   const T* v;
 
   __device__ __forceinline__ Sequence(const AttentionParams& p, const LaunchShape& shape,
-                                      const Work& work) {
+                                      const WorkTile& work) {
     const int head_kv = static_cast<int>(shape.heads_per_kv_head.quotient(work.head));
     seqlen_q = static_cast<int>(p.seqlen_q);
     seqlen_k = static_cast<int>(p.seqlen_k);
@@ -102,21 +78,26 @@ struct Sequence {
   }
 };
 
-// Where the same head's results go; worked out at the end, to take no registers before.
+// Where the results of one head of one sequence go. Apart from Sequence, so that kernels work it
+// out when they have results: registers are scarce until then.
 template <typename T>
-struct Result {
+struct ResultRows {
+  int seqlen_q;
   T* out;
   float* lse;         // null: not wanted
   const float* sink;  // the head's; null: none
 
-  __device__ __forceinline__ Result(const AttentionParams& p, const Work& work) {
+  template <typename Params>  // AttentionParams, or what has the members of it that are needed
+  __device__ __forceinline__ ResultRows(const Params& p, const WorkTile& work) {
+    seqlen_q = static_cast<int>(p.seqlen_q);
     out = static_cast<T*>(p.out.data) + work.head * p.out.head_stride;
     lse = p.lse.data ? p.lse.data + work.head * p.lse.head_stride : nullptr;
     sink = p.sinks.data ? p.sinks.data + work.head * p.sinks.head_stride : nullptr;
     if (p.cu_seqlens_q) {
-      const int row_q = packed_queries(p, work.batch).start;
-      out += row_q * p.out.row_stride;
-      if (lse) lse += row_q;
+      const PackedRows queries = packed_queries(p, work.batch);
+      seqlen_q = queries.count;
+      out += queries.start * p.out.row_stride;
+      if (lse) lse += queries.start;
     } else {
       out += work.batch * p.out.batch_stride;
       if (lse) lse += work.batch * p.lse.batch_stride;

@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kNumThreads, sizeof(T) == 4 && kHeadDim <= 64 
   using Columns = tile::LaneColumns<T, kHeadDim>;
   constexpr int kRows = Tile::kRows;
 
-  const tile::Work work = tile::scheduled_work(params, shape);
+  const tile::WorkTile work = tile::scheduled_tile(shape, blockIdx.x);
   ptx::wait_for_grids_ahead();
   const tile::Sequence<T> seq(params, shape, work);
   const int m0 = work.m_block * Tile::kBlockM;
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kNumThreads, sizeof(T) == 4 && kHeadDim <= 64 
     for (int r = 0; r < kRows; ++r) softmax[r].row_sum = lane_idx == r ? total.row_sum : 0.0f;
   }
 
-  const tile::Result<T> to(params, work);
+  const tile::ResultRows<T> to(params, work);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int row = m0 + warp_row + r;

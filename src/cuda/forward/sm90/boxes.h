@@ -54,20 +54,9 @@ inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
   return boxes;
 }
 
-// Where the items of a pack's sequence begin, which has first row `start` of q. Rounded, so that it
-// takes no sum over the sequences before: of the items up to the next one's up to num_heads are
-// none.
-constexpr unsigned first_item(int start, int sequence, int num_heads, int block_m) {
-  return static_cast<unsigned>(start / block_m + sequence) * static_cast<unsigned>(num_heads);
-}
-
-// Work items of the whole problem: blocks of query rows, of a pack at most. There are none without
-// sequences, or without a row that one could have.
+// Work tiles of the whole problem.
 inline std::int64_t num_items(const AttentionParams& p, int head_dim_tile) {
-  const int rows = block_m(tile_shape(p, head_dim_tile));
-  if (p.batch_size == 0 || (p.cu_seqlens_q && p.total_q == 0)) return 0;
-  if (p.cu_seqlens_q) return (p.total_q / rows + p.batch_size) * p.num_heads;
-  return (p.seqlen_q + rows - 1) / rows * p.num_heads * p.batch_size;
+  return num_tiles(p, block_m(tile_shape(p, head_dim_tile)));
 }
 
 }  // namespace dlattn::sm90

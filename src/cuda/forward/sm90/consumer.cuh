@@ -12,26 +12,30 @@ namespace dlattn::sm90 {
 
 // The item that comes with Q, the same in all lanes, and by this the compiler knows.
 template <typename Shared>
-__device__ __forceinline__ Item received_item(const Shared& shared, unsigned query_use) {
+__device__ __forceinline__ tile::SequenceTile received_item(const Shared& shared,
+                                                            unsigned query_use) {
   shared.queries.wait_full(query_use);
   const auto uniform = [](int x) { return __shfl_sync(tile::kFullMask, x, 0); };
-  const Item item = *shared.item(query_use);
+  const tile::SequenceTile item = *shared.item(query_use);
   __syncwarp();  // one lane will release it for all
-  return {uniform(item.m_block), item.head, item.batch, item.start_q, uniform(item.seqlen_q),
+  return {{uniform(item.m_block), item.head, item.batch},
+          item.start_q,
+          uniform(item.seqlen_q),
           uniform(item.seqlen_k)};
 }
 
 // A consumer's way through one work item.
 template <int kBlockM, int kBlockN>
 struct Walk {
-  Item item;
+  tile::SequenceTile item;
   tile::Mask mask;
   int first_row;      // the consumer's
   tile::Range all;    // of tiles that a consumer of the block sees
   tile::Range tiles;  // that this one sees
   tile::Range whole;  // that all its rows do
 
-  __device__ __forceinline__ Walk(const Item& item, const tile::Mask& mask, int consumer)
+  __device__ __forceinline__ Walk(const tile::SequenceTile& item, const tile::Mask& mask,
+                                  int consumer)
       : item(item),
         mask(mask),
         first_row(item.m_block * kBlockM + consumer * kWarpgroupRows),
@@ -63,24 +67,25 @@ struct Consumer {
         launch(launch),
         shared(shared),
         consumer(consumer),
+        scheduler{shape, launch.num_items},
         first_lane(threadIdx.x % 32 == 0),
         turns{consumer},
-        fixed_mask(position_mask(params, shape, fixed_lengths(params))),
+        fixed_mask(position_mask(params, shape, tile::fixed_lengths(params))),
         scale(score_scale<kTerms>(params, shape)),
         loaded(launch.score, shared, consumer) {}
 
   __device__ __forceinline__ void run() {
     turns.begin();
-    for (; kVarlen || item_of_round(params, query_use) < launch.num_items; ++query_use) {
-      Item item;
+    for (; kVarlen || scheduler.index(query_use) < scheduler.count; ++query_use) {
+      tile::SequenceTile item;
       if constexpr (kVarlen) {
         item = received_item(shared, query_use);
         if (item.seqlen_q == 0) break;
       } else {
-        item = fixed_item(params, shape, item_of_round(params, query_use));
+        item = tile::fixed_lengths(params, scheduler.tile(scheduler.index(query_use)));
       }
       const ItemWalk walk = walk_of(item);
-      ItemTerms terms(params, shape, launch.score, {item.m_block, item.head, item.batch}, loaded);
+      ItemTerms terms(params, shape, launch.score, item, loaded);
       begin(walk, terms);
 #pragma unroll 1
       for (int n = walk.tiles.end - 2; n >= walk.tiles.begin; --n) step(walk, n, terms);
@@ -103,6 +108,7 @@ struct Consumer {
   const Launch& launch;
   const SharedParts& shared;
   const int consumer;
+  const tile::RoundRobin scheduler;
   const bool first_lane;
   const Turns<kShape.num_consumers, kShape.takes_turns> turns;
   // Of one length for all, so not worked out for every item, where it takes a register more.
@@ -117,7 +123,7 @@ struct Consumer {
   std::uint32_t rP[kBlockN / 16][4];
   Softmax softmax;
 
-  __device__ __forceinline__ ItemWalk walk_of(const Item& item) const {
+  __device__ __forceinline__ ItemWalk walk_of(const tile::SequenceTile& item) const {
     return {item, kVarlen ? position_mask(params, shape, item) : fixed_mask, consumer};
   }
 
@@ -262,8 +268,9 @@ struct Consumer {
     for (int n = walk.tiles.begin - 1; n >= walk.all.begin; --n) pass_over();
     // A varlen item is in shared memory as long as Q's stage. Where results go by way of that, the
     // item need not be in registers till here: those are scarce.
-    const Item item = kVarlen && !kFromRegisters ? *shared.item(query_use) : walk.item;
-    const tile::Result<T> result(params, {item.m_block, item.head, item.batch});
+    const tile::SequenceTile item =
+        kVarlen && !kFromRegisters ? *shared.item(query_use) : walk.item;
+    const tile::ResultRows<T> result(params, item);
     float scales[2];
     finish_rows(result, item, walk.first_row, softmax, scale, scales);
     if constexpr (kFromRegisters) {

@@ -14,8 +14,9 @@ namespace dlattn::sm90 {
 // What this lane's two rows must be scaled with; stores their lse. `first_row` is the consumer's.
 // All lanes call it.
 template <typename T>
-__device__ __forceinline__ void finish_rows(const tile::Result<T>& result, const Item& item,
-                                            int first_row, const Softmax& softmax, float scale,
+__device__ __forceinline__ void finish_rows(const tile::ResultRows<T>& result,
+                                            const tile::SequenceTile& item, int first_row,
+                                            const Softmax& softmax, float scale,
                                             float (&scales)[2]) {
   const Place place;
 #pragma unroll
@@ -31,8 +32,9 @@ __device__ __forceinline__ void finish_rows(const tile::Result<T>& result, const
 // read when the thread for which this returns true may release them.
 template <typename T, int kHeadDim, bool kVarlen>
 __device__ __forceinline__ bool store_results(const AttentionParams& params, const Launch& launch,
-                                              const Item& item, int first_row, int consumer,
-                                              ptx::SmemAddress sO, const float (&scales)[2],
+                                              const tile::SequenceTile& item, int first_row,
+                                              int consumer, ptx::SmemAddress sO,
+                                              const float (&scales)[2],
                                               const float (&acc_o)[kHeadDim / 2]) {
   const Place place;
   const int warp = place.warp, lane = place.lane;
@@ -68,8 +70,8 @@ __device__ __forceinline__ bool store_results(const AttentionParams& params, con
 // Stores a consumer's rows, 16 bytes a lane, without shared memory.
 template <typename T, int kHeadDim>
 __device__ __forceinline__ void store_from_registers(const AttentionParams& params,
-                                                     const tile::Result<T>& result,
-                                                     const Item& item, int first_row,
+                                                     const tile::ResultRows<T>& result,
+                                                     const tile::SequenceTile& item, int first_row,
                                                      const float (&scales)[2],
                                                      const float (&acc_o)[kHeadDim / 2]) {
   const Place place;

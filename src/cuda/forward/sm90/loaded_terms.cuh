@@ -85,13 +85,14 @@ __device__ __forceinline__ void produce_terms(
     const Shared<kHeadDim, kHeadDimV, Terms::kLoaded>& shared, int consumer) {
   constexpr int kBlockM = block_m(shared.kShape);
   constexpr int kWideColumns = kBlockRowBytes / 4;
-  const tile::Mask mask = position_mask(params, shape, fixed_lengths(params));
+  const tile::Mask mask = position_mask(params, shape, tile::fixed_lengths(params));
   const int seqlen_q = static_cast<int>(params.seqlen_q);
+  const tile::RoundRobin scheduler{shape, launch.num_items};
   LoadedTiles loaded(launch.score, shared, consumer);
   for (unsigned round = 0;; ++round) {
-    const unsigned i = item_of_round(params, round);
-    if (i >= launch.num_items) break;
-    const tile::Work work = tile::scheduled_work(params, shape, i);
+    const unsigned index = scheduler.index(round);
+    if (index >= scheduler.count) break;
+    const tile::WorkTile work = scheduler.tile(index);
     const int first_row = work.m_block * kBlockM + consumer * kWarpgroupRows;
     const int last_row = min(first_row + kWarpgroupRows, seqlen_q) - 1;
     const tile::Range tiles = visible_tiles(mask, first_row, last_row, kTermKeys);

@@ -9,7 +9,7 @@ namespace dlattn::sm90 {
 // The consumers find an item when its Q has arrived.
 template <typename Shared>
 __device__ __forceinline__ void hand_over(const Shared& shared, unsigned query_use,
-                                          const Item& item) {
+                                          const tile::SequenceTile& item) {
   shared.queries.wait_empty(query_use);
   *shared.item(query_use) = item;
 }
@@ -29,19 +29,20 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
   ptx::prefetch_tensor_map(launch.out);
   const int head_dim_v = static_cast<int>(params.head_dim_v);
   const int value_bytes = tile_bytes(kBlockN, head_dim_v);  // further columns are never stored
-  unsigned use = 0;                                         // of the stages of K and V
-  unsigned query_use = 0;                                   // of those of Q
+  const tile::RoundRobin scheduler{shape, launch.num_items};
+  unsigned use = 0;        // of the stages of K and V
+  unsigned query_use = 0;  // of those of Q
   for (unsigned round = 0;; ++round) {
-    const unsigned i = item_of_round(params, round);
-    if (i >= launch.num_items) break;
+    const unsigned index = scheduler.index(round);
+    if (index >= scheduler.count) break;
     int start_k = 0;
-    Item item;
+    tile::SequenceTile item;
     if constexpr (kVarlen) {
-      item = packed_item(params, shape, kBlockM, i, &start_k);
+      item = tile::varlen_tile(params, shape, kBlockM, index, &start_k);
       if (item.seqlen_q == 0) continue;
       hand_over(shared, query_use, item);
     } else {
-      item = fixed_item(params, shape, i);
+      item = tile::fixed_lengths(params, scheduler.tile(index));
     }
     const int head_kv = static_cast<int>(shape.heads_per_kv_head.quotient(item.head));
     const int m0 = item.m_block * kBlockM;
@@ -83,7 +84,7 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
     }
   }
   if constexpr (kVarlen) {
-    hand_over(shared, query_use, Item{});  // that was all
+    hand_over(shared, query_use, tile::SequenceTile{});  // that was all
     shared.queries.begin_fill(query_use, 0);
   }
 }

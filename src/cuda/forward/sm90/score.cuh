@@ -58,7 +58,7 @@ struct LaneTerms {
   bool beyond;     // softcap took for small what was not
 
   __device__ __forceinline__ LaneTerms(const AttentionParams& p, const LaunchShape& shape,
-                                       const ScoreParams& params, const tile::Work& work,
+                                       const ScoreParams& params, const tile::WorkTile& work,
                                        TermTiles<kTerms>& loaded)
       : all(p),
         params(params),
@@ -221,7 +221,7 @@ struct LaneTerms<T, Terms::kNone> {
   static constexpr bool kMayLeap = true;
 
   __device__ __forceinline__ LaneTerms(const AttentionParams&, const LaunchShape&,
-                                       const ScoreParams&, const tile::Work&, const NoTiles&) {}
+                                       const ScoreParams&, const tile::WorkTile&, const NoTiles&) {}
   __device__ __forceinline__ static void expect_larger(Softmax&) {}
   __device__ __forceinline__ static bool faint() { return false; }
   template <int kScores>

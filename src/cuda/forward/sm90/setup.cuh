@@ -7,6 +7,7 @@
 #include "cuda/ptx/special.cuh"
 #include "cuda/ptx/tensor_map.cuh"
 #include "cuda/tile/ring.cuh"
+#include "cuda/tile/varlen_scheduler.cuh"
 
 // What producer and consumers share: tensor maps, shared memory and the barriers between them.
 namespace dlattn::sm90 {
@@ -18,14 +19,6 @@ struct Launch {
   unsigned num_items;  // items of the whole problem; a block takes every gridDim.x-th or so
   ScoreParams score;
   ptx::TensorMap bias, mask;  // one box: a consumer's tile, of fp32 half of one
-};
-
-// A work item: block_m query rows of one head of one sequence.
-struct Item {
-  int m_block, head;
-  int batch;               // the sequence
-  int start_q;             // its first row of a pack's
-  int seqlen_q, seqlen_k;  // 0 queries: no item at all
 };
 
 template <int kHeadDim, int kHeadDimV, Terms kTerms>
@@ -58,10 +51,10 @@ struct Shared {
   }
 
   // The work item that Q's rows are of, where the lengths tell (items.cuh).
-  __device__ __forceinline__ Item* item(unsigned use) const {
-    static_assert(sizeof(Item) <= kItemBytes);
-    return reinterpret_cast<Item*>(ptx::dynamic_smem() + kMap.items +
-                                   queries.stage(use) * kItemBytes);
+  __device__ __forceinline__ tile::SequenceTile* item(unsigned use) const {
+    static_assert(sizeof(tile::SequenceTile) <= kItemBytes);
+    return reinterpret_cast<tile::SequenceTile*>(ptx::dynamic_smem() + kMap.items +
+                                                 queries.stage(use) * kItemBytes);
   }
 
   // Of a consumer's tiles of bias and mask: [kTermStages] full, then as many empty.

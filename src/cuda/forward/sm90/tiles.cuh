@@ -12,7 +12,8 @@
 namespace dlattn::sm90 {
 
 __device__ __forceinline__ tile::Mask position_mask(const AttentionParams& params,
-                                                    const LaunchShape& shape, const Item& item) {
+                                                    const LaunchShape& shape,
+                                                    const tile::SequenceTile& item) {
   return {shape, position_shift(params.causal, item.seqlen_q, item.seqlen_k), item.seqlen_k};
 }
 

@@ -5,12 +5,12 @@
 
 namespace dlattn::wmma {
 
-// What is accumulated of a warp's rows, row `first_row` of the work item's head the first of them,
+// What is accumulated of a warp's rows, row `first_row` of the work tile's head the first of them,
 // set aside in the rows of out, or taken back from there (tile/aside.cuh).
 template <typename T>
 struct Aside {
   const AttentionParams& params;
-  const tile::OutputRows<T> result;
+  const tile::ResultRows<T> result;
   const int first_row;
   const int lane;
 

@@ -25,51 +25,26 @@
 
 namespace dlattn::wmma {
 
-// Which work items a block takes. A grid of a block for each has them in the order of the hardware.
-// Otherwise blocks get equal shares, and under causality, by which a head's later rows see more
-// keys, they take items by twos: the one with most keys that is left of a head, and the one with
-// fewest.
-struct BulkOrder {
+// The work tiles of a block.
+struct BulkTiles : tile::PairedTiles {
   const AttentionParams& params;
-  const LaunchShape& shape;
 
-  __device__ __forceinline__ unsigned count() const {
-    return shape.num_m_blocks.divisor() * shape.num_heads.divisor() *
-           static_cast<unsigned>(params.batch_size);
-  }
-  __device__ __forceinline__ bool by_twos() const {
-    return shape.longest_first && gridDim.x < count();
-  }
-  // The block's first item is next(none()).
-  __device__ __forceinline__ unsigned none() const {
-    return by_twos() ? 2 * blockIdx.x + 1 - 2 * gridDim.x : blockIdx.x - gridDim.x;
-  }
-  __device__ __forceinline__ unsigned next(unsigned item) const {
-    if (!by_twos()) return item + gridDim.x;
-    return item % 2 == 0 ? item + 1 : item + 2 * gridDim.x - 1;
-  }
-  __device__ __forceinline__ tile::Work work(unsigned item) const {
-    if (!by_twos()) return tile::scheduled_work(params, shape, item);
-    const unsigned head_of_batch = shape.num_m_blocks.quotient(item);
-    const unsigned m_blocks = shape.num_m_blocks.divisor();
-    const unsigned place = item - head_of_batch * m_blocks;
-    const unsigned batch = shape.num_heads.quotient(head_of_batch);
-    return {static_cast<int>(place % 2 == 0 ? m_blocks - 1 - place / 2 : place / 2),
-            static_cast<int>(head_of_batch - batch * shape.num_heads.divisor()),
-            static_cast<int>(batch)};
-  }
+  __device__ __forceinline__ BulkTiles(const AttentionParams& params, const LaunchShape& shape)
+      : PairedTiles{shape, shape.num_m_blocks.divisor() * shape.num_heads.divisor() *
+                               static_cast<unsigned>(params.batch_size)},
+        params(params) {}
 };
 
 // A work item: which rows, and the tiles of keys that they see.
 template <int kBlockM, int kBlockN>
 struct BulkItem {
-  tile::Work work;
+  tile::WorkTile work;
   int m0;  // its first row
   tile::Mask mask;
   TileRange tiles;
 
-  __device__ __forceinline__ BulkItem(const BulkOrder& order, unsigned item)
-      : work(order.work(item)),
+  __device__ __forceinline__ BulkItem(const BulkTiles& order, unsigned index)
+      : work(order.tile(index)),
         m0(work.m_block * kBlockM),
         mask(order.shape,
              position_shift(order.params.causal, static_cast<int>(order.params.seqlen_q),
@@ -109,12 +84,12 @@ struct BulkCopies {
   using Item = BulkItem<block_m(kShape), kBlockN>;
   using BlockStages = BulkStages<kShape.num_warps, kShape.stages>;
 
-  const BulkOrder& order;
+  const BulkTiles& order;
   const TensorMaps& maps;
   const BlockStages& stages;
 
   // By all warps' first lanes, before the rest.
-  __device__ __forceinline__ void init() const { *cursor() = {order.none(), 0, 0, 0, 0}; }
+  __device__ __forceinline__ void init() const { *cursor() = {order.before_first(), 0, 0, 0, 0}; }
 
   // Has tile `i` brought, if it is this thread's and there is one.
   __device__ __forceinline__ void bring(unsigned i) const {
@@ -124,7 +99,7 @@ struct BulkCopies {
     while (steps > at.n - at.begin) {
       steps -= at.n - at.begin;
       const unsigned item = order.next(at.item);
-      if (item >= order.count()) return;
+      if (item >= order.count) return;
       at = ahead_of(item);
     }
     at.n -= steps;
@@ -180,17 +155,17 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kBulk).num_warps * 32,
   const int lane_idx = threadIdx.x % 32;
   const int warp_idx = threadIdx.x / 32;
   const ptx::SmemAddress sQ = smem + kMap.q + warp_idx * kQueryBytes;
-  const BulkOrder order{params, shape};
-  const unsigned num_items = order.count();
+  const BulkTiles order(params, shape);
+  const unsigned num_items = order.count;
   const auto load_queries = [&](unsigned item) {
     if (lane_idx != 0 || item >= num_items) return;
-    const tile::Work work = order.work(item);
+    const tile::WorkTile work = order.tile(item);
     ptx::mbarrier_arrive_expect_tx(stages.query(warp_idx), kQueryBytes);
     load_rows<kHeadDim, kWarpRows>(sQ, maps.q, maps.whole_segments, stages.query(warp_idx),
                                    work.m_block * block_m(kShape) + warp_idx * kWarpRows, work.head,
                                    work.batch);
   };
-  const unsigned first_item = order.next(order.none());
+  const unsigned first_item = order.next(order.before_first());
   load_queries(first_item);
   const BulkCopies<kHeadDim> copies{order, maps, stages};
   if (lane_idx == 0) copies.init();
@@ -276,7 +251,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kBulk).num_warps * 32,
     walk_tiles<kBlockN, true>(i, tiles, softmax, full, edge, tiles_again);
     if constexpr (!kInRegisters) load_next_queries();
     const Item done(order, at.item);
-    write_from_registers<kHeadDim>(params, tile::OutputRows<T>(params, done.work), done.work.head,
+    write_from_registers<kHeadDim>(params, tile::ResultRows<T>(params, done.work),
                                    done.m0 + warp_idx * kWarpRows, softmax,
                                    ptx::reread(shape.scale_log2), acc_o, lane_idx);
   }

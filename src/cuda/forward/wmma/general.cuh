@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   constexpr bool kFromSums = kShape.handover == Handover::kMbarrier;
   using Terms = LaneTerms<T, kRowTiles, kBlockN, kNumThreads, kScarce>;
 
-  const tile::Work work = tile::scheduled_work(params, shape);
+  const tile::WorkTile work = tile::scheduled_tile(shape, blockIdx.x);
   ptx::wait_for_grids_ahead();
   const tile::Sequence<T> seq(params, shape, work);
   const int m0 = work.m_block * kBlockM;
@@ -102,9 +102,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   const T* next_k = nullptr;  // where the copy of the next tile begins, of rows aligned to 16 bytes
   const T* next_v = nullptr;
   // What is needed seldom is worked out again rather than kept: registers are scarce.
-  const auto recall_work = [&] {
-    return tile::scheduled_work(params, shape, ptx::reread_block_index());
-  };
+  const auto recall_work = [&] { return tile::scheduled_tile(shape, ptx::reread_block_index()); };
   const auto recall_sequence = [&] { return tile::Sequence<T>(params, shape, recall_work()); };
   const auto recall_row = [&] {  // this lane's first
     if constexpr (!kScarce) return lane_row;
@@ -173,9 +171,9 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
     const bool raises = edge || lost || softmax.unscaled;
     constexpr int kSpan = tile::span_tiles(kBlockN);
     if (__builtin_expect(i >= kSpan, 0)) {
-      const tile::Work same = recall_work();
+      const tile::WorkTile same = recall_work();
       const int thread = static_cast<int>(ptx::reread_thread_index());
-      const Aside<T> aside{params, tile::OutputRows<T>(params, same),
+      const Aside<T> aside{params, tile::ResultRows<T>(params, same),
                            same.m_block * kBlockM + thread / 32 * kRowTiles * 16, thread % 32};
       if (is_aside && (done || raises || i % kSpan == 0)) {
         aside.take(acc_o);
@@ -252,9 +250,9 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
     --n, ++i;
   }
 
-  const tile::Work done = recall_work();
+  const tile::WorkTile done = recall_work();
   write_results<kHeadDim, true, kOverlaid>(
-      params, shape, tile::OutputRows<T>(params, done), tile::Rows<false>{shape}, done.head,
+      params, shape, tile::ResultRows<T>(params, done), tile::Rows<false>{shape},
       done.m_block * kBlockM + warp_row, softmax, scale_log2, acc_o,
       smem + kMap.q + warp_row * kHeadDim * 2, lane_idx);
 }

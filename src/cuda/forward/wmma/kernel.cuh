@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
       kHandover == Handover::kMbarrier || (kVariant == kNarrow && kHeadDim <= 64);
 
   const tile::Rows<kPacked> rows{shape};
-  const tile::Work work = rows.work(blockIdx.x, params);
+  const tile::WorkTile work = rows.work(blockIdx.x);
   ptx::wait_for_grids_ahead();
   const tile::Sequence<T> seq(params, shape, work);
   const int m0 = work.m_block * kBlockM;
@@ -128,9 +128,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   // What is needed after the loop or seldom in it is worked out again rather than kept, where there
   // is no register to spare in the loop.
   constexpr bool kScarce = kHeadDim > 64;
-  const auto recall_work = [&] {
-    return kScarce ? rows.work(ptx::reread_block_index(), params) : work;
-  };
+  const auto recall_work = [&] { return kScarce ? rows.work(ptx::reread_block_index()) : work; };
   const auto recall_sequence = [&] {
     if constexpr (kScarce) {
       return tile::Sequence<T>(params, shape, recall_work());
@@ -202,11 +200,10 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
                      min(first + kBlockM, rows.count(same.seqlen_q)) - 1, kBlockN);
   });
 
-  const tile::Work done = recall_work();
+  const tile::WorkTile done = recall_work();
   write_results<kHeadDim, false, kQueryPlace == QueryPlace::kRegistersOverlaid>(
-      params, shape, tile::OutputRows<T>(params, done), rows, done.head,
-      done.m_block * kBlockM + warp_row, softmax, shape.scale_log2, acc_o,
-      smem + kMap.q + warp_row * kHeadDim * 2, lane_idx);
+      params, shape, tile::ResultRows<T>(params, done), rows, done.m_block * kBlockM + warp_row,
+      softmax, shape.scale_log2, acc_o, smem + kMap.q + warp_row * kHeadDim * 2, lane_idx);
 }
 
 }  // namespace dlattn::wmma

@@ -60,15 +60,15 @@ __device__ __forceinline__ void store_rows(RowAddress row_address, int num_rows,
   }
 }
 
-// The results of a warp's rows, row `first_row` of the work item's head the first of them: lse and
+// The results of a warp's rows, row `first_row` of the work tile's head the first of them: lse and
 // out. `sO`, the warp's own rows of shared memory, is where its rows of Q stood; K and V of all
 // warps as well if kOverlaid.
 template <int kHeadDim, bool kAnyColumns, bool kOverlaid, int kRowTiles, typename T, bool kPacked>
 __device__ __forceinline__ void write_results(
-    const AttentionParams& params, const LaunchShape& shape, const tile::OutputRows<T>& result,
-    const tile::Rows<kPacked>& rows, int head, int first_row,
-    const SpeculativeSoftmax<kRowTiles>& softmax, float scale_log2,
-    const float (&acc_o)[kRowTiles][kHeadDim / 8][4], unsigned char* sO, int lane) {
+    const AttentionParams& params, const LaunchShape& shape, const tile::ResultRows<T>& result,
+    const tile::Rows<kPacked>& rows, int first_row, const SpeculativeSoftmax<kRowTiles>& softmax,
+    float scale_log2, const float (&acc_o)[kRowTiles][kHeadDim / 8][4], unsigned char* sO,
+    int lane) {
   const int num_rows = rows.count(result.seqlen_q);
   float scales[kRowTiles][2];
 #pragma unroll
@@ -76,8 +76,7 @@ __device__ __forceinline__ void write_results(
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = first_row + lane / 4 + 16 * m + 8 * h;
-      const float* sink =
-          params.sinks.data ? params.sinks.data + head * params.sinks.head_stride : nullptr;
+      const float* sink = result.sink;
       if (kPacked && sink) sink += rows.head(row) * params.sinks.head_stride;
       const tile::RowResult row_result = softmax.finalize(m, h, scale_log2, sink);
       if (result.lse && lane % 4 == 0 && row < num_rows)

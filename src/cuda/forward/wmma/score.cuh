@@ -126,7 +126,7 @@ struct LaneTerms {
   int lane_key;   // this lane's first of a tile
 
   __device__ __forceinline__ LaneTerms(const AttentionParams& p, const LaunchShape& shape,
-                                       const tile::Work& work, int row, int seqlen_q, int lane,
+                                       const tile::WorkTile& work, int row, int seqlen_q, int lane,
                                        unsigned char* slots)
       : params(p),
         shape(shape),

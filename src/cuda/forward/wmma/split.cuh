@@ -45,26 +45,6 @@ struct GroupTiles {
   __device__ __forceinline__ int tile(int i) const { return first - i * kKeyGroups; }
 };
 
-// tile::scheduled_work without a division.
-__device__ __forceinline__ tile::Work split_work(const SplitParams& params) {
-  const unsigned m_blocks = params.num_m_blocks.divisor();
-  unsigned head = params.num_m_blocks.quotient(blockIdx.x);
-  unsigned m_block = blockIdx.x - head * m_blocks;
-  if (params.longest_first) {
-    const unsigned first_head = head / kSplitHeadsTogether * kSplitHeadsTogether;
-    const unsigned block = blockIdx.x - first_head * m_blocks;
-    const bool all = first_head < params.heads_in_groups;
-    const unsigned from_last =
-        all ? block / kSplitHeadsTogether : params.heads_left.quotient(block);
-    head =
-        first_head + block - from_last * (all ? kSplitHeadsTogether : params.heads_left.divisor());
-    m_block = m_blocks - 1 - from_last;
-  }
-  const unsigned batch = params.num_heads.quotient(head);
-  return {static_cast<int>(m_block), static_cast<int>(head - batch * params.num_heads.divisor()),
-          static_cast<int>(batch)};
-}
-
 // tile::Sequence in chunks. Waits for the grids ahead where lengths are in memory.
 struct SplitSequence {
   int seqlen_q;
@@ -72,7 +52,7 @@ struct SplitSequence {
   int shift;    // query i stands at key position i + shift
   int q, k, v;  // where its rows start
 
-  __device__ __forceinline__ SplitSequence(const SplitParams& p, const tile::Work& work) {
+  __device__ __forceinline__ SplitSequence(const SplitParams& p, const tile::WorkTile& work) {
     const int head_kv = static_cast<int>(p.heads_per_kv_head.quotient(work.head));
     seqlen_q = p.seqlen_q;
     seqlen_k = p.seqlen_k;
@@ -121,7 +101,7 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim, kVariant == kW
   const int row_group = threadIdx.x / 32 % kShape.row_groups;
   const int lane_idx = threadIdx.x % 32;
   const int warp_row = row_group * 16;
-  const tile::Work work = split_work(params);
+  const tile::WorkTile work = tile::scheduled_tile(params, blockIdx.x);
   const SplitSequence seq(params, work);
   const int m0 = work.m_block * kBlockM;
   if (m0 >= seq.seqlen_q) return;
@@ -174,9 +154,7 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim, kVariant == kW
                  std::make_integer_sequence<int, kFirstStages>{});
 
   // Where the results go, worked out while the copies are on their way.
-  const tile::OutputRows<T> result(params, work);
-  const float* sink =
-      params.sinks.data ? params.sinks.data + work.head * params.sinks.head_stride : nullptr;
+  const tile::ResultRows<T> result(params, work);
 
   constexpr bool kBranches = kHeadDim <= 64 && !kShape.whole;  // registers are scarce
   SpeculativeSoftmax<kRowTiles> softmax;
@@ -264,10 +242,11 @@ __global__ void __launch_bounds__(num_warps(split_shape(kHeadDim, kVariant == kW
   const int h = group % 2, share = group / 2, column = share * kPairs * 16;
   const RowParts<kGroups, kPairs> parts(part(0) + h * kPartPairs<kHeadDim> + share * kPairs,
                                         kMap.group, lane_idx);
-  const RowMerge<kGroups> merge(stats + 8 * h * kGroups, sink);
+  const RowMerge<kGroups> merge(stats + 8 * h * kGroups, result.sink);
   const int row = m0 + warp_row + 8 * h + lane_idx / 4;
   if (row >= result.seqlen_q) return;
-  if (result.lse && share == 0 && lane_idx % 4 == 0) result.lse[row] = merge.finalize(sink).lse;
+  if (result.lse && share == 0 && lane_idx % 4 == 0)
+    result.lse[row] = merge.finalize(result.sink).lse;
   parts.store(result.out + row * params.out.row_stride + column, merge, params.head_dim_v - column,
               params.store_bytes, lane_idx);
 }

@@ -25,8 +25,8 @@ struct SplitParams {
   int head_dim, head_dim_v;
   bool longest_first;
   Causal causal;
-  std::uint32_t heads_in_groups;  // of all batch entries, those in full groups of the schedule
-  Divider heads_left;             // that are not
+  std::uint32_t heads_in_groups;
+  Divider heads_left;
   const std::int32_t *cu_seqlens_q, *cu_seqlens_k, *seqused_k;
   int total_q, total_k;
 
@@ -35,9 +35,6 @@ struct SplitParams {
   BasicTensorView<const float> sinks;
   int store_bytes;
 };
-
-// Heads that a schedule with the longest row blocks first walks together.
-constexpr int kSplitHeadsTogether = 8;
 
 constexpr int kChunkElements = 8;
 
@@ -64,8 +61,6 @@ inline SplitParams make_split_params(const AttentionParams& p, const LaunchShape
     return ChunkStrides{of(p.cu_seqlens_q ? 0 : x.batch_stride), of(x.head_stride),
                         of(x.row_stride)};
   };
-  const std::uint32_t heads = static_cast<std::uint32_t>(p.num_heads * p.batch_size);
-  const std::uint32_t left = heads % kSplitHeadsTogether;
   SplitParams s{};
   s.k = p.k.data, s.v = p.v.data, s.q = p.q.data;
   s.num_m_blocks = shape.num_m_blocks, s.num_heads = shape.num_heads;
@@ -78,7 +73,7 @@ inline SplitParams make_split_params(const AttentionParams& p, const LaunchShape
   s.scale_log2 = shape.scale_log2;
   s.head_dim = static_cast<int>(p.head_dim), s.head_dim_v = static_cast<int>(p.head_dim_v);
   s.longest_first = shape.longest_first, s.causal = p.causal;
-  s.heads_in_groups = heads - left, s.heads_left = Divider(left > 0 ? left : 1);
+  s.heads_in_groups = shape.heads_in_groups, s.heads_left = shape.heads_left;
   s.cu_seqlens_q = p.cu_seqlens_q, s.cu_seqlens_k = p.cu_seqlens_k, s.seqused_k = p.seqused_k;
   s.total_q = static_cast<int>(p.total_q), s.total_k = static_cast<int>(p.total_k);
   s.out = p.out, s.lse = p.lse, s.sinks = p.sinks;

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
   constexpr int kLd = row_elements(kHeadDim);
   constexpr SmemMap kMap = smem_map(kHeadDim);
 
-  const tile::Work work = tile::scheduled_work(params, shape);
+  const tile::WorkTile work = tile::scheduled_tile(shape, blockIdx.x);
   ptx::wait_for_grids_ahead();
   const tile::Sequence<T> seq(params, shape, work);
   const int m0 = work.m_block * kBlockM;
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
     softmax.row_sum = total.row_sum;
   }
   softmax.row_sum = tile::reduce_sum<2>(softmax.row_sum);
-  const tile::Result<T> to(params, work);
+  const tile::ResultRows<T> to(params, work);
   const tile::RowResult result = softmax.finalize(shape.scale_log2, to.sink);
   const int own_row = first_row + tile::stripe_row(lane_idx);
   if (to.lse && lane_idx % 2 == 0 && own_row < seq.seqlen_q) to.lse[own_row] = result.lse;

@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
   constexpr SmemMap kMap = smem_map(kHeadDim);
   constexpr int kStage = kMap.stage / static_cast<int>(sizeof(T));  // elements
 
-  const tile::Work work = tile::scheduled_work(params, shape);
+  const tile::WorkTile work = tile::scheduled_tile(shape, blockIdx.x);
   ptx::wait_for_grids_ahead();
   const tile::Sequence<T> seq(params, shape, work);
   const int m0 = work.m_block * kBlockM;
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
   }
 
   softmax.row_sum = tile::reduce_sum<2>(softmax.row_sum);
-  const tile::Result<T> to(params, work);
+  const tile::ResultRows<T> to(params, work);
   const tile::RowResult result = softmax.finalize(shape.scale_log2, to.sink);
   const bool row_exists = own_row < seq.seqlen_q;
   if (to.lse && lane_idx % 2 == 0 && row_exists) to.lse[own_row] = result.lse;
