@@ -26,7 +26,7 @@ function(_dlattn_native_archs variable nvcc)
     OUTPUT_VARIABLE answer ERROR_QUIET RESULT_VARIABLE status)
   if(NOT status STREQUAL "0" OR NOT answer MATCHES "[0-9]")
     unset(path)
-    find_program(path "${nvcc}" NO_CACHE)  # CUDACXX may be a name
+    find_program(path "${nvcc}" NO_CACHE)
     get_filename_component(path "${path}" REALPATH)
     get_filename_component(folder "${path}" DIRECTORY)
     execute_process(COMMAND ${folder}/__nvcc_device_query OUTPUT_VARIABLE answer ERROR_QUIET RESULT_VARIABLE status)
@@ -63,8 +63,10 @@ endfunction()
 # Sets `variable` to what CMAKE_CUDA_ARCHITECTURES should be, and DLATTN_ARCHS_REASON to why, and says it. `nvcc` is the
 # compiler.
 function(dlattn_choose_archs variable nvcc)
-  separate_arguments(words UNIX_COMMAND "${nvcc}")  # CUDACXX may have flags
-  list(POP_FRONT words nvcc)
+  if(NOT EXISTS "${nvcc}")  # CUDACXX may be a name, and have flags
+    separate_arguments(words UNIX_COMMAND "${nvcc}")
+    list(POP_FRONT words nvcc)
+  endif()
   set(archs "${CMAKE_CUDA_ARCHITECTURES}")
   if(NOT archs AND NOT "$ENV{CUDAARCHS}" STREQUAL "")
     set(archs "$ENV{CUDAARCHS}")
