@@ -3,16 +3,16 @@
 # that instantiate the launchers, core's lists of families and the registry's table. Families of an operation are asked
 # in this order: the fastest ones come first, after which plans of the others end early.
 #
-#   dlattn_family(<operation> <family> [ARCH <arch>] [FILE_PER_TILE])   compiled for all architectures, or for one alone
+#   dlattn_family(<operation> <family> [ARCH <arch>] [TILES_PER_FILE <n>])   for all architectures, or for one alone
 #   dlattn_instance(<operation> <family> <dtype> <head_dim tiles, ascending>...)
 
-# Kernels of families with FILE_PER_TILE take so long to compile that each tile has a file of its own. Of the others,
-# which spend their time on headers, one file has all tiles of a dtype.
-dlattn_family(forward wmma FILE_PER_TILE)
+# A family's instances are compiled as one file, or where that takes long as files of a few tiles each. Fewer files take
+# less time on few cores: to read the headers, once for the host and once an architecture, takes as long as a small kernel.
+dlattn_family(forward wmma TILES_PER_FILE 2)
 dlattn_instance(forward wmma float16 32 64 96 128 192 256)
 dlattn_instance(forward wmma bfloat16 32 64 96 128 192 256)
 
-dlattn_family(forward sm90 ARCH 90a FILE_PER_TILE)
+dlattn_family(forward sm90 ARCH 90a TILES_PER_FILE 2)
 dlattn_instance(forward sm90 float16 64 96 128 192 256)
 dlattn_instance(forward sm90 bfloat16 64 96 128 192 256)
 
