@@ -22,12 +22,12 @@ template <int kBlockN, int kHeadDim, int kLd, int kThreads, typename T>
 __device__ __forceinline__ void start_kv_copy(T* sK, T* sV, const Sequence<T>& seq,
                                               const AttentionParams& params,
                                               const LaunchShape& shape, int n0, int end) {
-  copy_rows<kBlockN, kHeadDim, kLd, kThreads>(sK, seq.k + n0 * params.k.row_stride,
-                                              params.k.row_stride, end - n0,
+  const KeySource<T>& keys = seq.keys;
+  copy_rows<kBlockN, kHeadDim, kLd, kThreads>(sK, keys.k.row(n0), keys.k.stride, end - n0,
                                               static_cast<int>(params.head_dim), shape.copy_bytes);
-  copy_rows<kBlockN, kHeadDim, kLd, kThreads>(
-      sV, seq.v + n0 * params.v.row_stride, params.v.row_stride, end - n0,
-      static_cast<int>(params.head_dim_v), shape.copy_bytes);
+  copy_rows<kBlockN, kHeadDim, kLd, kThreads>(sV, keys.v.row(n0), keys.v.stride, end - n0,
+                                              static_cast<int>(params.head_dim_v),
+                                              shape.copy_bytes);
   ptx::cp_async_commit();
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "core/positions.h"
+#include "cuda/tile/key_source.cuh"
 #include "cuda/tile/scheduler.cuh"
 
 namespace dlattn::tile {
@@ -42,37 +43,32 @@ __device__ __forceinline__ PackedRows packed_keys(const Params& p, int sequence)
   return keys;
 }
 
-// One head of one sequence: its lengths and where its rows start. Offsets are 64-bit: tensors may
-// hold more than 2^31 elements.
+// One head of one sequence: its lengths, where its rows of q start, where its keys lie. Offsets are
+// 64-bit: tensors may hold more than 2^31 elements.
 template <typename T>
 struct Sequence {
   int seqlen_q;
   int seqlen_k;
   int shift;  // query i stands at key position i + shift
   const T* q;
-  const T* k;
-  const T* v;
+  KeySource<T> keys;
 
   __device__ __forceinline__ Sequence(const AttentionParams& p, const LaunchShape& shape,
-                                      const WorkTile& work) {
-    const int head_kv = static_cast<int>(shape.heads_per_kv_head.quotient(work.head));
+                                      const WorkTile& work)
+      : keys(p, static_cast<int>(shape.heads_per_kv_head.quotient(work.head))) {
     seqlen_q = static_cast<int>(p.seqlen_q);
     seqlen_k = static_cast<int>(p.seqlen_k);
     q = static_cast<const T*>(p.q.data) + work.head * p.q.head_stride;
-    k = static_cast<const T*>(p.k.data) + head_kv * p.k.head_stride;
-    v = static_cast<const T*>(p.v.data) + head_kv * p.v.head_stride;
     if (p.cu_seqlens_q) {
       const PackedRows queries = packed_queries(p, work.batch);
-      const PackedRows keys = packed_keys(p, work.batch);
+      const PackedRows rows_k = packed_keys(p, work.batch);
       seqlen_q = queries.count;
-      seqlen_k = keys.count;
+      seqlen_k = rows_k.count;
       q += queries.start * p.q.row_stride;
-      k += keys.start * p.k.row_stride;
-      v += keys.start * p.v.row_stride;
+      keys.begin_at_row(rows_k.start);
     } else {
       q += work.batch * p.q.batch_stride;
-      k += work.batch * p.k.batch_stride;
-      v += work.batch * p.v.batch_stride;
+      keys.begin_at_batch(p, work.batch);
     }
     shift = position_shift(p.causal, seqlen_q, seqlen_k);
   }

@@ -1,7 +1,6 @@
 #pragma once
 
 #include "cuda/forward/sm90/epilogue.cuh"
-#include "cuda/forward/sm90/items.cuh"
 #include "cuda/forward/sm90/products.cuh"
 #include "cuda/forward/sm90/score.cuh"
 #include "cuda/forward/sm90/setup.cuh"

@@ -1,11 +1,11 @@
 #pragma once
 
-#include "cuda/forward/sm90/items.cuh"
 #include "cuda/forward/sm90/products.cuh"
 #include "cuda/forward/sm90/setup.cuh"
 #include "cuda/forward/sm90/softmax.cuh"
 #include "cuda/ptx/stmatrix.cuh"
 #include "cuda/ptx/tma.cuh"
+#include "cuda/tile/box_source.cuh"
 #include "cuda/tile/quad_rows.cuh"
 #include "cuda/tile/seqlen.cuh"
 
@@ -54,12 +54,10 @@ __device__ __forceinline__ bool store_results(const AttentionParams& params, con
   ptx::barrier_sync(kWarpgroupBarrier + consumer, kWarpgroupThreads);
   if (place.thread != 0) return false;
   if (first_row < item.seqlen_q) {
-    const BoxRows rows = box_rows<kVarlen>(item, item.start_q, item.seqlen_q, first_row);
+    const auto rows = tile::box_source<kVarlen>(item.head, item.batch, item.start_q, item.seqlen_q);
 #pragma unroll
     for (int d = 0; d < kHeadDim; d += kBlockColumns) {
-      if (d < params.head_dim_v) {
-        store_box<kVarlen>(launch.out, sO + d * kBlockRowBytes, d, rows, item.head);
-      }
+      if (d < params.head_dim_v) rows.store(launch.out, sO + d * kBlockRowBytes, d, first_row);
     }
     ptx::tma_store_commit();
     ptx::tma_store_wait_read();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/forward/sm90/boxes.h"
 #include "cuda/forward/sm90/kernel.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/tensor_map.h"

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <type_traits>
 
-#include "cuda/forward/sm90/items.cuh"
 #include "cuda/forward/sm90/products.cuh"
 #include "cuda/forward/sm90/setup.cuh"
 #include "cuda/forward/sm90/tiles.cuh"

@@ -1,8 +1,8 @@
 #pragma once
 
-#include "cuda/forward/sm90/items.cuh"
 #include "cuda/forward/sm90/setup.cuh"
 #include "cuda/forward/sm90/tiles.cuh"
+#include "cuda/tile/box_source.cuh"
 
 namespace dlattn::sm90 {
 
@@ -50,25 +50,24 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
                                             min(m0 + kBlockM, item.seqlen_q) - 1, kBlockN);
 
     const ptx::SmemAddress arrived = shared.queries.begin_fill(query_use, shared.kQueryBytes);
+    const auto queries =
+        tile::box_source<kVarlen>(item.head, item.batch, item.start_q, item.seqlen_q);
 #pragma unroll
     for (int c = 0; c < kShape.num_consumers; ++c) {
-      const BoxRows rows =
-          box_rows<kVarlen>(item, item.start_q, item.seqlen_q, m0 + c * kWarpgroupRows);
 #pragma unroll
       for (int d = 0; d < kHeadDim; d += kBlockColumns) {
-        load_box<kVarlen>(shared.q(query_use, c) + tile_bytes(kWarpgroupRows, d), launch.q, arrived,
-                          d, rows, item.head);
+        queries.load(shared.q(query_use, c) + tile_bytes(kWarpgroupRows, d), launch.q, arrived, d,
+                     m0 + c * kWarpgroupRows);
       }
     }
     ++query_use;
 
+    const auto keys = tile::box_source<kVarlen>(head_kv, item.batch, start_k, item.seqlen_k);
     const auto load = [&](const ptx::TensorMap& map, ptx::SmemAddress to, ptx::SmemAddress full,
                           int n, int columns) {
-      const BoxRows rows = box_rows<kVarlen>(item, start_k, item.seqlen_k, n * kBlockN);
 #pragma unroll
       for (int d = 0; d < kHeadDim; d += kBlockColumns) {
-        if (d < columns)
-          load_box<kVarlen>(to + tile_bytes(kBlockN, d), map, full, d, rows, head_kv);
+        if (d < columns) keys.load(to + tile_bytes(kBlockN, d), map, full, d, n * kBlockN);
       }
     };
     const auto load_k = [&](int n, unsigned use) {

@@ -50,7 +50,8 @@ struct Shared {
     return base + kMap.v + values.stage(use) * kValueBytes;
   }
 
-  // The work item that Q's rows are of, where the lengths tell (items.cuh).
+  // The work item that Q's rows are of, with varlen: the producer looks
+  // it up.
   __device__ __forceinline__ tile::SequenceTile* item(unsigned use) const {
     static_assert(sizeof(tile::SequenceTile) <= kItemBytes);
     return reinterpret_cast<tile::SequenceTile*>(ptx::dynamic_smem() + kMap.items +

@@ -108,9 +108,9 @@ struct BulkCopies {
     const ptx::SmemAddress full = stages.begin_fill(i, 2 * kStage);
     const int stage = i % kShape.stages * kStage;
     load_rows<kHeadDim, kBlockN>(smem + kMap.k + stage, maps.k, maps.whole_segments, full,
-                                 at.n * kBlockN, at.head_kv, at.batch);
+                                 {at.head_kv, at.batch}, at.n * kBlockN);
     load_rows<kHeadDim, kBlockN>(smem + kMap.v + stage, maps.v, maps.whole_segments, full,
-                                 at.n * kBlockN, at.head_kv, at.batch);
+                                 {at.head_kv, at.batch}, at.n * kBlockN);
   }
 
  private:
@@ -162,8 +162,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kBulk).num_warps * 32,
     const tile::WorkTile work = order.tile(item);
     ptx::mbarrier_arrive_expect_tx(stages.query(warp_idx), kQueryBytes);
     load_rows<kHeadDim, kWarpRows>(sQ, maps.q, maps.whole_segments, stages.query(warp_idx),
-                                   work.m_block * block_m(kShape) + warp_idx * kWarpRows, work.head,
-                                   work.batch);
+                                   {work.head, work.batch},
+                                   work.m_block * block_m(kShape) + warp_idx * kWarpRows);
   };
   const unsigned first_item = order.next(order.before_first());
   load_queries(first_item);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/ptx/cp_async.cuh"
+#include "cuda/tile/key_source.cuh"
 #include "cuda/tile/swizzle.cuh"
 #include "cuda/tile/vec.cuh"
 
@@ -148,9 +149,8 @@ struct TileCopy {
 
   // Where whole() begins in a tile of kRows rows that starts at row `row`, which need not exist.
   template <int kRows>
-  __device__ __forceinline__ static const T* last_row(const T* gmem, std::int64_t row_stride,
-                                                      int row) {
-    return gmem + (row + Order::offset(kRows - kStep) + Order::source(first_row())) * row_stride +
+  __device__ __forceinline__ static const T* last_row(const tile::RowSource<T>& source, int row) {
+    return source.row(row + Order::offset(kRows - kStep) + Order::source(first_row())) +
            first_column();
   }
 

@@ -122,10 +122,10 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
       const tile::Sequence<T> same = recall_sequence();
       const std::int64_t n0 = n * kBlockN;
       const int keys = same.seqlen_k - static_cast<int>(n0);
-      copy_any_rows<KeyCopy, kBlockN>(sK, same.k + n0 * params.k.row_stride, params.k.row_stride,
-                                      keys, head_dim, shape.copy_bytes);
-      copy_any_rows<KeyCopy, kBlockN>(sV, same.v + n0 * params.v.row_stride, params.v.row_stride,
-                                      keys, head_dim_v, shape.copy_bytes);
+      copy_any_rows<KeyCopy, kBlockN>(sK, same.keys.k.row(n0), same.keys.k.stride, keys, head_dim,
+                                      shape.copy_bytes);
+      copy_any_rows<KeyCopy, kBlockN>(sV, same.keys.v.row(n0), same.keys.v.stride, keys, head_dim_v,
+                                      shape.copy_bytes);
     }
     stages.publish(i, shape.copy_bytes >= 4);
   };
@@ -151,8 +151,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
     }
     copy_terms(tiles.end - 1);
     const int n0 = (tiles.end - 2) * kBlockN;
-    next_k = KeyCopy::template last_row<kBlockN>(seq.k, params.k.row_stride, n0);
-    next_v = KeyCopy::template last_row<kBlockN>(seq.v, params.v.row_stride, n0);
+    next_k = KeyCopy::template last_row<kBlockN>(seq.keys.k, n0);
+    next_v = KeyCopy::template last_row<kBlockN>(seq.keys.v, n0);
   }
 
   int stage = 0;  // in bytes

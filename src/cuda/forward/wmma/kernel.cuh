@@ -88,10 +88,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
   const auto copy_last_tile = [&] {
     const std::int64_t n0 = (tiles.end - 1) * kBlockN;
     const int keys = seq.seqlen_k - static_cast<int>(n0);
-    Copy::template edge<kBlockN>(sK, seq.k + n0 * params.k.row_stride, params.k.row_stride, keys,
-                                 head_dim);
-    Copy::template edge<kBlockN>(sV, seq.v + n0 * params.v.row_stride, params.v.row_stride, keys,
-                                 head_dim_v);
+    Copy::template edge<kBlockN>(sK, seq.keys.k.row(n0), seq.keys.k.stride, keys, head_dim);
+    Copy::template edge<kBlockN>(sV, seq.keys.v.row(n0), seq.keys.v.stride, keys, head_dim_v);
     stages.publish(0);
   };
   const T* next_k = nullptr;  // where the copy of the next tile begins
@@ -119,8 +117,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kVariant).num_warps * 32,
       copy_last_tile();
     }
     const int next = (tiles.end - 2) * kBlockN;
-    next_k = Copy::template last_row<kBlockN>(seq.k, params.k.row_stride, next);
-    next_v = Copy::template last_row<kBlockN>(seq.v, params.v.row_stride, next);
+    next_k = Copy::template last_row<kBlockN>(seq.keys.k, next);
+    next_v = Copy::template last_row<kBlockN>(seq.keys.v, next);
   }
   const int count = tiles.end - tiles.begin;
   int i = 0;  // how many tiles have been walked
