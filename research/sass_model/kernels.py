@@ -25,7 +25,7 @@ _SYMBOL = re.compile(
 )
 # No plan takes these on Ada: one has no loop, the copy engine brings the tiles of the other.
 NOT_MODELLED = ("whole", "bulk")
-_CORE = ("types", "overlap", "validate", "family", "plan", "boxes")
+_CORE = ("types", "overlap", "validate", "varlen", "family", "plan", "boxes")
 _REGISTERS_PER_SM = 65536
 _RESERVED_SMEM = 1024  # bytes per block that CUDA takes for itself
 

@@ -33,9 +33,6 @@ DeviceInfo device_info();
 // Fills the CPU fields of a plan.
 void plan(const AttentionParams& params, const DeviceInfo& device, const Options& options,
           Plan* plan);
-// Throws unless cu_seqlens_q, cu_seqlens_k and seqused_k, which lie in host memory here, describe
-// sequences that lie within q and k.
-void validate_varlen(const AttentionParams& params);
 void forward(const AttentionParams& params, const Plan& plan, Poll poll = {});
 void merge_states(const MergeParams& params, Poll poll = {});
 

@@ -28,4 +28,22 @@ DLATTN_SHARED T greater(T a, T b) {
 #endif
 }
 
+template <typename Real>
+DLATTN_SHARED Real magnitude(Real x) {
+#if defined(__CUDA_ARCH__)
+  return fabs(x);
+#else
+  return static_cast<Real>(__builtin_fabs(x));
+#endif
+}
+// A positive number with the sign of another one.
+template <typename Real>
+DLATTN_SHARED Real with_sign(Real x, Real sign) {
+#if defined(__CUDA_ARCH__)
+  return copysign(x, sign);
+#else
+  return static_cast<Real>(__builtin_copysign(x, sign));
+#endif
+}
+
 }  // namespace dlattn

@@ -1,19 +1,13 @@
 #include "core/validate.h"
 
-#include <limits>
-
-#include "core/backend.h"
 #include "core/concat.h"
+#include "core/fail.h"
 #include "core/overlap.h"
 #include "core/tensor_sizes.h"
+#include "core/varlen.h"
 
 namespace dlattn::core {
 namespace {
-
-template <typename... Parts>
-[[noreturn]] void fail(const Parts&... parts) {
-  throw UnsupportedError(concat(parts...));
-}
 
 // The stride of a dimension of one element is never used, so it may be anything.
 void check_stride(const char* name, const char* dim, std::int64_t size, std::int64_t stride) {
@@ -174,28 +168,6 @@ void check_scores(const AttentionParams& p) {
   if (p.sinks.data) check_stride("sinks", "num_heads", p.num_heads, p.sinks.head_stride);
 }
 
-// cu_seqlens count no further, and kernels hold them to it.
-void check_pack(const char* name, std::int64_t rows) {
-  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-  check_at_least(name, rows, 0);
-  if (rows > kMost) fail(name, " is ", rows, "; accepted: up to ", kMost);
-}
-
-void check_varlen(const AttentionParams& p) {
-  if ((p.cu_seqlens_q == nullptr) != (p.cu_seqlens_k == nullptr)) {
-    fail(p.cu_seqlens_q ? "cu_seqlens_k" : "cu_seqlens_q", " is null; variable length needs both");
-  }
-  if (p.seqused_k && !p.cu_seqlens_k) fail("seqused_k needs cu_seqlens_q and cu_seqlens_k");
-  if (!p.cu_seqlens_q) return;
-  check_pack("total_q", p.total_q);
-  check_pack("total_k", p.total_k);
-  if (p.batch_size == 0 && p.total_q > 0) {
-    fail("batch_size is 0, by a cu_seqlens_q of one offset, but q has ", p.total_q,
-         " tokens; accepted: at least 1 sequence, or a q without tokens");
-  }
-  if (p.device.type == DeviceType::kCpu) cpu::validate_varlen(p);
-}
-
 struct Named {
   const char* name;
   Region region;
@@ -294,6 +266,7 @@ void check_own_memory(const MergeParams& p) {
 void validate(const AttentionParams& params) {
   check_sizes(params);
   check_varlen(params);
+  check_lengths(params);
   check_pointers(params);
   check_dtypes(params);
   check_addresses(params);

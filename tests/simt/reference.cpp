@@ -7,6 +7,8 @@
 #include <limits>
 #include <type_traits>
 
+#include "core/score.h"
+
 namespace simt::reference {
 namespace {
 
@@ -39,15 +41,12 @@ Score<Real> score(const Problem& p, long i, long j) {
     dot += static_cast<Real>(p.q[i * p.head_dim + d]) * static_cast<Real>(p.k[j * p.head_dim + d]);
   }
   Score<Real> x;
-  x.of_product = dot * static_cast<Real>(p.softmax_scale);
-  if (p.softcap > 0) {
-    const Real softcap = static_cast<Real>(p.softcap);
-    x.of_product = softcap * std::tanh(x.of_product / softcap);
-  }
-  constexpr double kLargestSlope = 0x1p64;
-  const double slope = std::clamp(p.alibi_slope, -kLargestSlope, kLargestSlope);
-  x.of_distance =
-      -static_cast<Real>(slope) * static_cast<Real>(std::labs(p.positions.position(i) - j));
+  x.of_product =
+      dlattn::softcapped(dot * static_cast<Real>(p.softmax_scale), static_cast<Real>(p.softcap),
+                         [](Real y) { return std::tanh(y); });
+  const auto slope = static_cast<Real>(dlattn::limited_slope(p.alibi_slope));
+  const auto distance = static_cast<Real>(p.positions.position(i) - j);
+  x.of_distance = -dlattn::alibi_penalty(slope, distance);
   if (!p.bias.empty()) x.of_bias = static_cast<Real>(p.bias[i * p.seqlen_k + j]);
   return x;
 }

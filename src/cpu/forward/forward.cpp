@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "core/backend.h"
+#include "cpu/forward/own_lengths.h"
 #include "cpu/forward/task.h"
-#include "cpu/forward/varlen.h"
 #include "cpu/thread_pool.h"
 
 namespace dlattn::cpu {

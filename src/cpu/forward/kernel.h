@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "core/positions.h"
+#include "core/score.h"
 #include "cpu/forward/outer_product.h"
 #include "cpu/forward/scratch.h"
 #include "cpu/forward/softmax.h"
@@ -136,17 +137,12 @@ class TaskKernel {
       const std::int64_t row = t_.row_begin + min_int(r, t_.num_rows - 1);
       query_[r] = row / group;
       head_[r] = t_.head_kv * group + row % group;
-      slope_[r] = p_.alibi_slopes.data
-                      ? limited_slope(p_.alibi_slopes.data[t_.batch * p_.alibi_slopes.batch_stride +
-                                                           head_[r] * p_.alibi_slopes.head_stride])
-                      : T(0);
+      slope_[r] =
+          p_.alibi_slopes.data
+              ? limited_slope<T>(p_.alibi_slopes.data[t_.batch * p_.alibi_slopes.batch_stride +
+                                                      head_[r] * p_.alibi_slopes.head_stride])
+              : T(0);
     }
-  }
-
-  // Beyond 2^64, and at infinity, a slope counts as 2^64: times any distance it is finite, and
-  // times a distance of 0 it is 0. NaN stays NaN.
-  static T limited_slope(float slope) {
-    return static_cast<T>(slope > 0x1p64f ? 0x1p64f : (slope < -0x1p64f ? -0x1p64f : slope));
   }
 
   void load_queries() {
@@ -238,8 +234,8 @@ class TaskKernel {
       distance_[r] = static_cast<T>(mask_.position(query_[r]) - j);
     for (std::int64_t n = 0; n < count; ++n) {
       for (std::int64_t lane = 0; lane < ld_; lane += kStep) {
-        Vec<T> score = load(s_t_ + n * ld_ + lane) * scale;
-        if (cap > T(0)) score = tanh<T>(score / cap) * cap;
+        Vec<T> score = softcapped(load(s_t_ + n * ld_ + lane) * scale, cap,
+                                  [](Vec<T> x) { return tanh<T>(x); });
         if (p_.alibi_slopes.data) {
           // The magnitude comes last: it keeps the product from being fused with the difference, so
           // that keys at one distance have one penalty, which may be large enough to absorb scores.

@@ -3,21 +3,18 @@
 #include <cmath>
 #include <cstdint>
 
+#include "core/score.h"
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/vec.cuh"
 
 namespace dlattn::tile {
 
-// The head's ALiBi slope, 0 if there is none: within 2^64 of 0, so that its product with a distance
-// is finite. Beyond, a softmax cannot tell slopes apart: the nearest key has it all.
+// The head's ALiBi slope, limited; 0 if there is none.
 __device__ __forceinline__ float alibi_slope(const AttentionParams& p, const WorkTile& work) {
   if (!p.alibi_slopes.data) return 0.0f;
-  constexpr float kSteepest = 0x1p64f;
-  const float slope =
-      p.alibi_slopes
-          .data[work.batch * p.alibi_slopes.batch_stride + work.head * p.alibi_slopes.head_stride];
-  return fabsf(slope) > kSteepest ? copysignf(kSteepest, slope) : slope;
+  return limited_slope(p.alibi_slopes.data[work.batch * p.alibi_slopes.batch_stride +
+                                           work.head * p.alibi_slopes.head_stride]);
 }
 
 // Its error is some 2^-22 of the result, whatever its size: a least-maximum polynomial near 0, and
@@ -34,8 +31,8 @@ __device__ __forceinline__ float tanh(float x) {
   return fabsf(x) < 0.55f ? near_zero : beyond;
 }
 
-// What may stand between q.k and the softmax besides the scale: softcap, then ALiBi and bias, then
-// the caller's mask.
+// The score modification of one head, as core/score.h defines it: softcap, ALiBi, bias and the
+// caller's mask.
 template <typename T>
 struct ScoreTerms {
   const AttentionParams& params;
@@ -56,15 +53,11 @@ struct ScoreTerms {
     if (params.mask.data &&
         !params.mask.data[mask_start + i * params.mask.row_stride + j * params.mask.col_stride])
       return -INFINITY;
-    float score = dot * static_cast<float>(params.softmax_scale);
-    if (params.softcap != 0.0) {
-      const float cap = static_cast<float>(params.softcap);
-      score = cap * tanhf(score / cap);
-    }
+    float score = softcapped(dot * static_cast<float>(params.softmax_scale),
+                             static_cast<float>(params.softcap), [](float x) { return tanhf(x); });
     if (params.alibi_slopes.data) {
-      // Rounded before it is added: keys at one distance have one penalty.
-      const float penalty = alibi_slope * static_cast<float>(abs(i + shift - j));
-      score = __fadd_rn(score, -penalty);
+      const auto distance = static_cast<float>(i + shift - j);
+      score = __fadd_rn(score, -alibi_penalty(alibi_slope, distance));
     }
     if (params.bias.data) {
       const std::int64_t at = bias_start + i * params.bias.row_stride + j * params.bias.col_stride;

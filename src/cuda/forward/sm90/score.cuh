@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cuda/forward/sm90/loaded_terms.cuh"
+#include "cuda/forward/sm90/bias_mask.cuh"
 #include "cuda/forward/sm90/score_params.h"
 #include "cuda/forward/sm90/setup.cuh"
 #include "cuda/forward/sm90/softmax.cuh"

@@ -1,15 +1,17 @@
-#include "cpu/forward/varlen.h"
+#include "core/varlen.h"
 
-#include <sstream>
+#include <limits>
 
-namespace dlattn::cpu {
+#include "core/fail.h"
+
+namespace dlattn::core {
 namespace {
 
-template <typename... Parts>
-[[noreturn]] void fail(const Parts&... parts) {
-  std::ostringstream message;
-  (message << ... << parts);
-  throw UnsupportedError(message.str());
+// cu_seqlens count no further, and kernels hold them to it.
+void check_total(const char* name, std::int64_t rows) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  if (rows < 0) fail(name, " is ", rows, "; accepted: at least 0");
+  if (rows > kMost) fail(name, " is ", rows, "; accepted: up to ", kMost);
 }
 
 void check_offsets(const char* name, const std::int32_t* offsets, std::int64_t batch_size,
@@ -34,8 +36,22 @@ void check_offsets(const char* name, const std::int32_t* offsets, std::int64_t b
 
 }  // namespace
 
-void validate_varlen(const AttentionParams& p) {
+void check_varlen(const AttentionParams& p) {
+  if ((p.cu_seqlens_q == nullptr) != (p.cu_seqlens_k == nullptr)) {
+    fail(p.cu_seqlens_q ? "cu_seqlens_k" : "cu_seqlens_q", " is null; variable length needs both");
+  }
+  if (p.seqused_k && !p.cu_seqlens_k) fail("seqused_k needs cu_seqlens_q and cu_seqlens_k");
   if (!p.cu_seqlens_q) return;
+  check_total("total_q", p.total_q);
+  check_total("total_k", p.total_k);
+  if (p.batch_size == 0 && p.total_q > 0) {
+    fail("batch_size is 0, by a cu_seqlens_q of one offset, but q has ", p.total_q,
+         " tokens; accepted: at least 1 sequence, or a q without tokens");
+  }
+}
+
+void check_lengths(const AttentionParams& p) {
+  if (!p.cu_seqlens_q || p.device.type != DeviceType::kCpu) return;
   check_offsets("cu_seqlens_q", p.cu_seqlens_q, p.batch_size, p.total_q, "max_seqlen_q",
                 p.seqlen_q);
   check_offsets("cu_seqlens_k", p.cu_seqlens_k, p.batch_size, p.total_k, "max_seqlen_k",
@@ -51,18 +67,4 @@ void validate_varlen(const AttentionParams& p) {
   }
 }
 
-OwnLengths::OwnLengths(const AttentionParams& params) : params_(params) {
-  if (!params.cu_seqlens_q) return;
-  const auto own = [&](const std::int32_t*& values, std::int64_t count,
-                       std::vector<std::int32_t>* copy) {
-    if (!values) return;
-    copy->assign(values, values + count);
-    values = copy->data();
-  };
-  own(params_.cu_seqlens_q, params.batch_size + 1, &cu_seqlens_q_);
-  own(params_.cu_seqlens_k, params.batch_size + 1, &cu_seqlens_k_);
-  own(params_.seqused_k, params.batch_size, &seqused_k_);
-  validate_varlen(params_);
-}
-
-}  // namespace dlattn::cpu
+}  // namespace dlattn::core

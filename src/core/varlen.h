@@ -1,0 +1,18 @@
+#pragma once
+
+#include "dlattn/forward.h"
+
+namespace dlattn::core {
+
+// Throws UnsupportedError unless the fields of a problem of variable length go together. Reads
+// nothing that they point to.
+void check_varlen(const AttentionParams& params);
+
+// Throws UnsupportedError unless cu_seqlens_q, cu_seqlens_k and seqused_k, if given and in memory
+// of the host, describe sequences that lie within q and k and are no longer than seqlen_q and
+// seqlen_k. cu_seqlens may begin after 0 and end before the last token, as those of a slice of a
+// larger tensor do. What lies on a device nobody can refuse: kernels clamp it
+// (cuda/tile/seqlen.cuh).
+void check_lengths(const AttentionParams& params);
+
+}  // namespace dlattn::core

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <vector>
+
+#include "core/varlen.h"
+#include "dlattn/forward.h"
+
+namespace dlattn::cpu {
+
+// A problem whose lengths nobody else can write to: they decide which memory is touched, so what
+// was checked must be what is used.
+class OwnLengths {
+ public:
+  explicit OwnLengths(const AttentionParams& params) : params_(params) {
+    if (!params.cu_seqlens_q) return;
+    own(params_.cu_seqlens_q, params.batch_size + 1, &cu_seqlens_q_);
+    own(params_.cu_seqlens_k, params.batch_size + 1, &cu_seqlens_k_);
+    own(params_.seqused_k, params.batch_size, &seqused_k_);
+    core::check_lengths(params_);
+  }
+  OwnLengths(const OwnLengths&) = delete;
+  const AttentionParams& params() const { return params_; }
+
+ private:
+  static void own(const std::int32_t*& values, std::int64_t count,
+                  std::vector<std::int32_t>* copy) {
+    if (!values) return;
+    copy->assign(values, values + count);
+    values = copy->data();
+  }
+
+  AttentionParams params_;
+  std::vector<std::int32_t> cu_seqlens_q_, cu_seqlens_k_, seqused_k_;
+};
+
+}  // namespace dlattn::cpu
