@@ -6,7 +6,7 @@ namespace dlattn::core {
 
 std::string misfit(const tile::TensorBox& box) {
   constexpr std::int64_t kMaxStride = std::int64_t{1} << 40;
-  const std::int64_t most_bytes = (box.rank == 5 ? tile::kPackTurn : kMaxStride) - 16;
+  const std::int64_t most_bytes = (box.rank == 5 ? tile::kVarlenWrap : kMaxStride) - 16;
   std::uint64_t bits = reinterpret_cast<std::uintptr_t>(box.data);
   bool fits = true;
   for (int i = 1; i < 4; ++i) {

@@ -57,7 +57,7 @@ _TWINS = {
 _KERNEL = re.compile(
     r"_ZN6dlattn\d+(sm90|[a-z_]+?)(?:12row_per_warp)?(?:6|\d\d(split|general|bulk)_)"
     r"kernelI(6__half|13__nv_bfloat16|f)"
-    r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:LNS0_5TermsE([0-2])ELb([01])E)?EEv\w+"
+    r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:LNS0_8ScoreModE([0-2])ELb([01])E)?EEv\w+"
 )
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
@@ -305,7 +305,7 @@ def dynamic_smem() -> dict[str, int]:
             if family == "sm90":
                 tile_v = 128 if variant.startswith("v128") else tile
                 terms = _TERMS.index(variant.removeprefix("v128"))
-                arguments += f", {tile_v}, dlattn::sm90::Terms({terms})"
+                arguments += f", {tile_v}, dlattn::sm90::ScoreMod({terms})"
             elif variant:
                 arguments += f", {variants(family).index(variant)}"
             config = f"dlattn::{family}::tile_config({arguments})"

@@ -142,7 +142,7 @@ void score_terms() {
       const Plan plan = dlattn::plan(p, h200);
       CHECK(plan.kernel == "sm90");
       CHECK(std::string(plan.variant_name) == "computed");
-      const TileConfig config = sm90::tile_config(head_dim, head_dim, sm90::Terms::kComputed);
+      const TileConfig config = sm90::tile_config(head_dim, head_dim, sm90::ScoreMod::kComputed);
       CHECK_EQ(plan.block_m, config.block_m);
       CHECK_EQ(plan.smem_bytes, config.smem_bytes);
       CHECK_EQ(plan.num_warps, config.num_warps);
@@ -173,7 +173,7 @@ void score_terms() {
     CHECK(plan.kernel == "sm90");
     CHECK(std::string(plan.variant_name) == "loaded");
     const int tiles = (plan.block_m * plan.block_n) * ((c.wide ? 4 : 2) + (c.mask ? 1 : 0));
-    const TileConfig config = sm90::tile_config(c.head_dim, c.head_dim, sm90::Terms::kLoaded);
+    const TileConfig config = sm90::tile_config(c.head_dim, c.head_dim, sm90::ScoreMod::kBiasMask);
     CHECK_EQ(plan.smem_bytes, config.smem_bytes + c.stages * tiles);
     CHECK(plan.smem_bytes <= h200.max_smem_per_block);
   }

@@ -184,21 +184,21 @@ SEED_BUGS = (
     SeedBug(
         "probabilities packed while the product reads them",
         SM90,
-        "softmax.add(sums); if constexpr (kRunsAhead) finish_values();",
+        "softmax.add(sums); if constexpr (kPipelined) finish_values();",
         "softmax.add(sums); pack_probabilities<T>(rP, acc_s);"
-        " if constexpr (kRunsAhead) finish_values();",
+        " if constexpr (kPipelined) finish_values();",
     ),
     SeedBug(
         "outgrown reference kept",
         SM90,
-        "if (softmax.outgrown(sums)) {",
+        "if (softmax.overflows(sums)) {",
         "if (false) {",
     ),
     SeedBug(
         "scores made again not masked",
         SM90,
-        "terms.apply(acc_s, walk.position(n)); hide_unseen(walk, n);",
-        "terms.apply(acc_s, walk.position(n));",
+        "score_mod.apply(acc_s, walk.position(n)); hide_unseen(walk, n);",
+        "score_mod.apply(acc_s, walk.position(n));",
     ),
     SeedBug("probabilities not scaled down", SM90, "rescale(probabilities, factors);", ";"),
     SeedBug("tile's sum not scaled down", SM90, "sums[h] *= factors[h];", ";"),
@@ -217,10 +217,10 @@ SEED_BUGS = (
     SeedBug(
         "Q's stage released before its last product",
         SM90,
-        "for (int n = walk.tiles.end - 2; n >= walk.tiles.begin; --n) step(walk, n, terms); "
+        "for (int n = walk.tiles.end - 2; n >= walk.tiles.begin; --n) step(walk, n, score_mod); "
         "if (kFromRegisters) release(shared.queries, query_use);",
         "if (kFromRegisters) release(shared.queries, query_use); "
-        "for (int n = walk.tiles.end - 2; n >= walk.tiles.begin; --n) step(walk, n, terms);",
+        "for (int n = walk.tiles.end - 2; n >= walk.tiles.begin; --n) step(walk, n, score_mod);",
     ),
     SeedBug(
         "results of other columns",
@@ -269,14 +269,15 @@ SEED_BUGS = (
     SeedBug(
         "terms left out where a tile is done again",
         SM90,
-        "terms.apply(acc_s, walk.position(n)); hide_unseen(walk, n); raise(terms, sums, factors);",
-        "hide_unseen(walk, n); raise(terms, sums, factors);",
+        "score_mod.apply(acc_s, walk.position(n)); hide_unseen(walk, n); "
+        "raise(score_mod, sums, factors);",
+        "hide_unseen(walk, n); raise(score_mod, sums, factors);",
     ),
     SeedBug(
         "bias and mask released before they are used",
         SM90,
-        "loaded.wait_full(); float sums[2], factors[2];",
-        "loaded.wait_full(); loaded.release(); float sums[2], factors[2];",
+        "bias_mask.wait_full(); float sums[2], factors[2];",
+        "bias_mask.wait_full(); bias_mask.release(); float sums[2], factors[2];",
     ),
     SeedBug(
         "second half of a wide bias taken from the first",

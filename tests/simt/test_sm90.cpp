@@ -25,7 +25,7 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
         simt::encode(boxes.k),
         simt::encode(boxes.v),
         simt::encode(boxes.out),
-        static_cast<unsigned>(dlattn::sm90::num_items(params, tile)),
+        static_cast<unsigned>(dlattn::sm90::num_work_tiles(params, tile)),
         dlattn::sm90::score_params(params, tile),
         simt::encode(boxes.bias),
         simt::encode(boxes.mask)};

@@ -21,7 +21,7 @@ struct StridedBoxes {
   }
 };
 
-// Varlen: `length` rows from `start` on, of a tensor described by packed_box().
+// Varlen: `length` rows from `start` on, of a tensor described by varlen_box().
 struct VarlenBoxes {
   int head, start, length;
 
@@ -35,7 +35,7 @@ struct VarlenBoxes {
   }
 
  private:
-  static constexpr int kEnd = static_cast<int>(kPackEnd);
+  static constexpr int kEnd = static_cast<int>(kVarlenEnd);
 
   __device__ __forceinline__ ptx::BoxAt at(int column, int row) const {
     return {column, kEnd - (length - row), head, start + length};

@@ -5,8 +5,8 @@
 
 #include "cuda/tile/launch_shape.h"
 
-// What the copy engine is told of tensors, as plain host code: the plan asks whether it can be
-// told, the launch tells it.
+// How tensors are described to TMA, as plain host code: the plan asks whether they can be, the
+// launch does it.
 namespace dlattn::tile {
 
 constexpr int kBoxRowBytes = 128;  // the widest swizzle's
@@ -15,7 +15,7 @@ constexpr int kBoxRowBytes = 128;  // the widest swizzle's
 struct TensorBox {
   const char* name;
   const void* data;
-  std::int64_t sizes[5];    // columns, rows, heads, batch; at least 1; of a pack, see packed_box
+  std::int64_t sizes[5];    // columns, rows, heads, batch; at least 1; varlen: see varlen_box
   std::int64_t strides[5];  // in bytes; of a dimension of one element, any that is accepted
   int box_rows;
   int element_bytes = 2;
@@ -45,26 +45,26 @@ TensorBox tensor_box(const char* name, const BasicTensorView<T>& x, std::int64_t
           element_bytes == 4 ? kBoxRowBytes / 4 : kBoxRowBytes / 2};
 }
 
-// Rows of packed sequences. A box must end with its sequence: what follows in memory is another's,
+// Rows of varlen sequences. A box must end with its sequence: what follows in memory is another's,
 // or nobody's. So rows are counted from the end of their dimension: a box whose sequence has r more
-// rows begins at row kPackEnd - r, and there the copy engine takes the tensor to end. The fourth
-// dimension walks along the pack in steps of a row, too, to where the sequence ends; and the last
-// one takes the kPackEnd rows back, for its coordinate kPackEnd stands for 2^64 - kPackEnd rows,
-// and addresses wrap.
-constexpr std::int64_t kPackEnd = std::int64_t{1} << 30;
-constexpr std::int64_t kPackTurn = std::int64_t{1} << 34;  // 2^64 / kPackEnd
-static_assert(kPackEnd > kMaxSeqlen);
+// rows begins at row kVarlenEnd - r, and there TMA takes the tensor to end. The fourth
+// dimension walks along the tensor in steps of a row, too, to where the sequence ends; and the last
+// one takes the kVarlenEnd rows back, for its coordinate kVarlenEnd stands for 2^64 - kVarlenEnd
+// rows, and addresses wrap.
+constexpr std::int64_t kVarlenEnd = std::int64_t{1} << 30;
+constexpr std::int64_t kVarlenWrap = std::int64_t{1} << 34;  // 2^64 / kVarlenEnd
+static_assert(kVarlenEnd > kMaxSeqlen);
 
 template <typename T>
-TensorBox packed_box(const char* name, const BasicTensorView<T>& x, std::int64_t columns,
+TensorBox varlen_box(const char* name, const BasicTensorView<T>& x, std::int64_t columns,
                      std::int64_t rows, std::int64_t heads, int box_rows) {
   TensorBox box = tensor_box(name, x, columns, rows, heads, 1, box_rows);
   box.rank = 5;
-  box.sizes[1] = kPackEnd;
+  box.sizes[1] = kVarlenEnd;
   box.sizes[3] = std::max<std::int64_t>(rows, 1) + 1;
-  box.sizes[4] = kPackEnd + 1;
+  box.sizes[4] = kVarlenEnd + 1;
   box.strides[3] = box.strides[1];
-  box.strides[4] = kPackTurn - box.strides[1];
+  box.strides[4] = kVarlenWrap - box.strides[1];
   return box;
 }
 

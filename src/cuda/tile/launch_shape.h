@@ -32,7 +32,7 @@ struct LaunchShape {
   float softmax_scale;
   float softcap;  // 0: off
   float inverse_softcap;
-  bool natural;        // scores get terms beside the scale, so they are natural until the softmax
+  bool natural;  // scores are modified beside the scale, so they are natural until the softmax
   bool longest_first;  // walk row blocks from last to first: under causality the last ones see most
                        // keys
   std::uint32_t heads_in_groups;  // of all batch entries, those in full groups of kHeadsTogether

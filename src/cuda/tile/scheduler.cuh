@@ -42,7 +42,7 @@ struct RoundRobin {
   // parameter: no register keeps it.
   const unsigned& count;
 
-  // The block has the same place in all rounds, which under causality is every so many lengths
+  // The block has the same number in all rounds, which under causality is every so many lengths
   // further; but where a window makes most tiles alike, and those of a head's first rows shorter,
   // another one each time, as else these would be the same blocks'.
   __device__ __forceinline__ unsigned index(unsigned round) const {

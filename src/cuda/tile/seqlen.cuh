@@ -8,37 +8,37 @@
 
 namespace dlattn::tile {
 
-// A sequence's rows of a pack.
-struct PackedRows {
+// The rows of a varlen sequence in its tensor.
+struct SequenceRows {
   int start;
   int count;
 };
 
 // Where a sequence begins, in the tensor of `total` rows. cu_seqlens lie on the device, so nobody
 // has checked them: starts may decrease, be negative or beyond the tensor.
-__device__ __forceinline__ int packed_start(const std::int32_t* cu_seqlens, int sequence,
-                                            std::int64_t total) {
+__device__ __forceinline__ int sequence_start(const std::int32_t* cu_seqlens, int sequence,
+                                              std::int64_t total) {
   return min(max(cu_seqlens[sequence], 0), static_cast<int>(total));
 }
 
 // Its rows: those up to the next one's start that the tensor has, at most `longest`. Sequences
 // overlap where starts decrease; none leaves the tensor, or what is as large as the longest one.
-__device__ __forceinline__ PackedRows packed_rows(const std::int32_t* cu_seqlens, int sequence,
-                                                  std::int64_t total, std::int64_t longest) {
-  const int start = packed_start(cu_seqlens, sequence, total);
-  const int end = packed_start(cu_seqlens, sequence + 1, total);
+__device__ __forceinline__ SequenceRows sequence_rows(const std::int32_t* cu_seqlens, int sequence,
+                                                      std::int64_t total, std::int64_t longest) {
+  const int start = sequence_start(cu_seqlens, sequence, total);
+  const int end = sequence_start(cu_seqlens, sequence + 1, total);
   return {start, min(max(end - start, 0), static_cast<int>(longest))};
 }
 
 // Sequence `sequence` of a problem's q, and of its k and v the keys that are in use. `Params`:
 // AttentionParams, or what has the members of it that are needed.
 template <typename Params>
-__device__ __forceinline__ PackedRows packed_queries(const Params& p, int sequence) {
-  return packed_rows(p.cu_seqlens_q, sequence, p.total_q, p.seqlen_q);
+__device__ __forceinline__ SequenceRows query_rows(const Params& p, int sequence) {
+  return sequence_rows(p.cu_seqlens_q, sequence, p.total_q, p.seqlen_q);
 }
 template <typename Params>
-__device__ __forceinline__ PackedRows packed_keys(const Params& p, int sequence) {
-  PackedRows keys = packed_rows(p.cu_seqlens_k, sequence, p.total_k, p.seqlen_k);
+__device__ __forceinline__ SequenceRows key_rows(const Params& p, int sequence) {
+  SequenceRows keys = sequence_rows(p.cu_seqlens_k, sequence, p.total_k, p.seqlen_k);
   if (p.seqused_k) keys.count = min(max(p.seqused_k[sequence], 0), keys.count);
   return keys;
 }
@@ -60,8 +60,8 @@ struct Sequence {
     seqlen_k = static_cast<int>(p.seqlen_k);
     q = static_cast<const T*>(p.q.data) + work.head * p.q.head_stride;
     if (p.cu_seqlens_q) {
-      const PackedRows queries = packed_queries(p, work.batch);
-      const PackedRows rows_k = packed_keys(p, work.batch);
+      const SequenceRows queries = query_rows(p, work.batch);
+      const SequenceRows rows_k = key_rows(p, work.batch);
       seqlen_q = queries.count;
       seqlen_k = rows_k.count;
       q += queries.start * p.q.row_stride;
@@ -90,7 +90,7 @@ struct ResultRows {
     lse = p.lse.data ? p.lse.data + work.head * p.lse.head_stride : nullptr;
     sink = p.sinks.data ? p.sinks.data + work.head * p.sinks.head_stride : nullptr;
     if (p.cu_seqlens_q) {
-      const PackedRows queries = packed_queries(p, work.batch);
+      const SequenceRows queries = query_rows(p, work.batch);
       seqlen_q = queries.count;
       out += queries.start * p.out.row_stride;
       if (lse) lse += queries.start;

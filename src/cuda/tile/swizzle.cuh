@@ -13,7 +13,7 @@ namespace dlattn::tile {
 // of 128.
 //
 // As a rule a row's segments follow each other. With kBoxRows rows the tile is made of boxes of one
-// segment's columns, one after the other, in the order that the copy engine's swizzle gives; it
+// segment's columns, one after the other, in the order that TMA's swizzle gives; it
 // begins at a multiple of 8 segments' bytes.
 template <int kColumns, int kBoxRows = 0>
 struct SwizzledRows {

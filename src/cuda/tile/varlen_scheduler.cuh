@@ -34,7 +34,7 @@ __device__ __forceinline__ int find_sequence(const AttentionParams& params, int 
     for (int part = 1; part < kParts; ++part) {
       const int b = first + part * step;
       if (part * step >= count) continue;
-      const int start = packed_start(params.cu_seqlens_q, b, params.total_q);
+      const int start = sequence_start(params.cu_seqlens_q, b, params.total_q);
       if (first_tile(start, b, num_heads, block_m) <= index) ++begun;
     }
     first += begun * step;
@@ -52,8 +52,8 @@ __device__ __forceinline__ SequenceTile varlen_tile(const AttentionParams& param
   const int num_heads = static_cast<int>(shape.num_heads.divisor());
   SequenceTile tile{};
   tile.batch = find_sequence(params, num_heads, block_m, index);
-  const PackedRows queries = packed_queries(params, tile.batch);
-  const PackedRows keys = packed_keys(params, tile.batch);
+  const SequenceRows queries = query_rows(params, tile.batch);
+  const SequenceRows keys = key_rows(params, tile.batch);
   tile.start_q = queries.start;
   tile.seqlen_k = keys.count;
   *start_k = keys.start;

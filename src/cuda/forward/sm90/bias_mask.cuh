@@ -13,31 +13,30 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/tile/vec.cuh"
 
-// Bias and mask: of each tile of scores a tile of theirs, which the copy engine brings to shared
-// memory, for each consumer by itself and by a thread of the producer's warpgroup for it alone.
+// Bias and mask: for each tile of scores TMA loads a tile of theirs to shared memory. Each consumer
+// has its own tiles, which one thread of the producer's warpgroup loads for it.
 namespace dlattn::sm90 {
 
-// One consumer's tiles of bias and mask: stages that are filled and released in turn, as Ring's,
-// but as many as there is room for.
-struct LoadedTiles {
+// One consumer's tiles of bias and mask: stages as a Ring's, but one or two, as there is room.
+struct BiasMaskTiles {
   const ScoreParams& params;
   ptx::SmemAddress base, tiles, mbarriers;
   unsigned use = 0;
 
   template <int kHeadDim, int kHeadDimV>
-  __device__ __forceinline__ LoadedTiles(const ScoreParams& params,
-                                         const Shared<kHeadDim, kHeadDimV, Terms::kLoaded>& shared,
-                                         int consumer)
+  __device__ __forceinline__
+  BiasMaskTiles(const ScoreParams& params,
+                const Shared<kHeadDim, kHeadDimV, ScoreMod::kBiasMask>& shared, int consumer)
       : params(params),
         base(shared.base),
-        tiles(shared.base + shared.kMap.terms + consumer * params.stages * params.stage_bytes),
-        mbarriers(shared.term_mbarriers(consumer)) {}
+        tiles(shared.base + shared.kMap.bias_mask + consumer * params.stages * params.stage_bytes),
+        mbarriers(shared.bias_mask_mbarriers(consumer)) {}
 
   __device__ __forceinline__ ptx::SmemAddress bias() const {
     return tiles + stage() * params.stage_bytes;
   }
   __device__ __forceinline__ ptx::SmemAddress mask() const {
-    return bias() + kTermRows * kTermKeys * params.bias_bytes;
+    return bias() + kBiasMaskRows * kBiasMaskKeys * params.bias_bytes;
   }
 
   // The producer's side.
@@ -63,50 +62,51 @@ struct LoadedTiles {
     return mbarriers + stage() * ptx::kMbarrierBytes;
   }
   __device__ __forceinline__ ptx::SmemAddress empty() const {
-    return full() + kTermStages * ptx::kMbarrierBytes;
+    return full() + kBiasMaskStages * ptx::kMbarrierBytes;
   }
 };
 
-// In place of them where there are none.
-struct NoTiles {
+// Stands in for them in kernels without bias and mask.
+struct NoBiasMask {
   template <typename Shared>
-  __device__ __forceinline__ NoTiles(const ScoreParams&, const Shared&, int) {}
+  __device__ __forceinline__ NoBiasMask(const ScoreParams&, const Shared&, int) {}
   __device__ __forceinline__ void wait_full() const {}
   __device__ __forceinline__ void release() const {}
 };
-template <Terms kTerms>
-using TermTiles = std::conditional_t<kTerms == Terms::kLoaded, LoadedTiles, NoTiles>;
+template <ScoreMod kScoreMod>
+using BiasMaskSource =
+    std::conditional_t<kScoreMod == ScoreMod::kBiasMask, BiasMaskTiles, NoBiasMask>;
 
 // Starts the copies of a consumer's tiles, in the order of its walk.
 template <int kHeadDim, int kHeadDimV>
-__device__ __forceinline__ void produce_terms(
+__device__ __forceinline__ void produce_bias_mask(
     const AttentionParams& params, const LaunchShape& shape, const Launch& launch,
-    const Shared<kHeadDim, kHeadDimV, Terms::kLoaded>& shared, int consumer) {
+    const Shared<kHeadDim, kHeadDimV, ScoreMod::kBiasMask>& shared, int consumer) {
   constexpr int kBlockM = block_m(shared.kShape);
   constexpr int kWideColumns = kBlockRowBytes / 4;
   const tile::Mask mask = position_mask(params, shape, tile::fixed_lengths(params));
   const int seqlen_q = static_cast<int>(params.seqlen_q);
-  const tile::RoundRobin scheduler{shape, launch.num_items};
-  LoadedTiles loaded(launch.score, shared, consumer);
+  const tile::RoundRobin scheduler{shape, launch.num_work_tiles};
+  BiasMaskTiles bias_mask(launch.score, shared, consumer);
   for (unsigned round = 0;; ++round) {
     const unsigned index = scheduler.index(round);
     if (index >= scheduler.count) break;
     const tile::WorkTile work = scheduler.tile(index);
     const int first_row = work.m_block * kBlockM + consumer * kWarpgroupRows;
     const int last_row = min(first_row + kWarpgroupRows, seqlen_q) - 1;
-    const tile::Range tiles = visible_tiles(mask, first_row, last_row, kTermKeys);
-    for (int n = tiles.end - 1; n >= tiles.begin; --n, ++loaded.use) {
-      const ptx::SmemAddress full = loaded.begin_fill();
-      const int n0 = n * kTermKeys;
+    const tile::Range tiles = visible_tiles(mask, first_row, last_row, kBiasMaskKeys);
+    for (int n = tiles.end - 1; n >= tiles.begin; --n, ++bias_mask.use) {
+      const ptx::SmemAddress full = bias_mask.begin_fill();
+      const int n0 = n * kBiasMaskKeys;
       if (params.bias.data) {
-        ptx::tma_load(loaded.bias(), launch.bias, full, {n0, first_row, work.head, work.batch});
+        ptx::tma_load(bias_mask.bias(), launch.bias, full, {n0, first_row, work.head, work.batch});
         if (launch.score.bias_bytes == 4) {
-          ptx::tma_load(loaded.bias() + kTermRows * kBlockRowBytes, launch.bias, full,
+          ptx::tma_load(bias_mask.bias() + kBiasMaskRows * kBlockRowBytes, launch.bias, full,
                         {n0 + kWideColumns, first_row, work.head, work.batch});
         }
       }
       if (params.mask.data)
-        ptx::tma_load(loaded.mask(), launch.mask, full, {n0, first_row, work.head, work.batch});
+        ptx::tma_load(bias_mask.mask(), launch.mask, full, {n0, first_row, work.head, work.batch});
     }
   }
 }
@@ -121,14 +121,14 @@ __device__ __forceinline__ X at_shared(ptx::SmemAddress base, ptx::SmemAddress a
 template <typename T, int kScores>
 __device__ __forceinline__ void add_bias(float (&acc_s)[kScores], float scale,
                                          ptx::SmemAddress tile) {
-  const Place place;
+  const ThreadIndex thread;
   const ptx::SmemAddress row =
-      tile + swizzled_offset(place.warp * 16 + place.lane % 16, 0, kTermRows);
+      tile + swizzled_offset(thread.warp * 16 + thread.lane % 16, 0, kBiasMaskRows);
 #pragma unroll
   for (int i = 0; i < kScores / 8; ++i) {
     std::uint32_t pairs[4];
     // Chunks of a row are told apart by the bits that the swizzle changes.
-    ptx::ldmatrix_x4(pairs, row ^ ((2 * i + place.lane / 16) * 16));
+    ptx::ldmatrix_x4(pairs, row ^ ((2 * i + thread.lane / 16) * 16));
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       T pair[2];
@@ -145,15 +145,15 @@ template <int kScores>
 __device__ __forceinline__ void add_wide_bias(float (&acc_s)[kScores], float scale,
                                               ptx::SmemAddress base, ptx::SmemAddress tile) {
   using Pair = tile::Vec<float, 2>;
-  const Place place;
-  const int row = place.lane / 4, pair = place.lane % 4;
+  const ThreadIndex thread;
+  const int row = thread.lane / 4, pair = thread.lane % 4;
 #pragma unroll
   for (int j = 0; j < kScores / 4; ++j) {
     const int chunk = (j % 4 * 2 + pair / 2) ^ row;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const Pair bias = at_shared<Pair>(
-          base, tile + (j / 4 * kTermRows + place.warp * 16 + 8 * h + row) * kBlockRowBytes +
+          base, tile + (j / 4 * kBiasMaskRows + thread.warp * 16 + 8 * h + row) * kBlockRowBytes +
                     chunk * 16 + pair % 2 * 8);
       float* s = acc_s + 4 * j + 2 * h;
       s[0] = fmaf(s[0], scale, bias.x[0]);
@@ -166,15 +166,15 @@ __device__ __forceinline__ void add_wide_bias(float (&acc_s)[kScores], float sca
 template <int kScores>
 __device__ __forceinline__ void hide(float (&acc_s)[kScores], ptx::SmemAddress base,
                                      ptx::SmemAddress tile) {
-  const Place place;
+  const ThreadIndex thread;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int row = place.warp * 16 + 8 * h + place.lane / 4;
+    const int row = thread.warp * 16 + 8 * h + thread.lane / 4;
 #pragma unroll
     for (int j = 0; j < kScores / 4; ++j) {
-      const auto visible =
-          at_shared<std::uint16_t>(base, tile + row * kTermKeys + ((j / 2) ^ (row / 2 % 4)) * 16 +
-                                             j % 2 * 8 + place.lane % 4 * 2);
+      const auto visible = at_shared<std::uint16_t>(base, tile + row * kBiasMaskKeys +
+                                                              ((j / 2) ^ (row / 2 % 4)) * 16 +
+                                                              j % 2 * 8 + thread.lane % 4 * 2);
       float* s = acc_s + 4 * j + 2 * h;
       if ((visible & 0x00ff) == 0) s[0] = -INFINITY;
       if ((visible & 0xff00) == 0) s[1] = -INFINITY;

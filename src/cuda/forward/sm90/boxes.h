@@ -8,8 +8,8 @@
 #include "cuda/tile/boxes.h"
 #include "dlattn/forward.h"
 
-// What the copy engine is told of the tensors, as plain host code: the plan asks whether it can be
-// told, the launch tells it.
+// How the tensors are described to TMA, as plain host code: the plan asks whether they can be, the
+// launch does it.
 namespace dlattn::sm90 {
 
 struct TensorBoxes {
@@ -19,7 +19,7 @@ struct TensorBoxes {
 
 // The shape that a problem has in the instance of a tile.
 inline TileShape tile_shape(const AttentionParams& p, int head_dim_tile) {
-  return tile_shape(head_dim_tile, head_dim_v_tile(head_dim_tile, p.head_dim_v), terms_of(p));
+  return tile_shape(head_dim_tile, head_dim_v_tile(head_dim_tile, p.head_dim_v), score_mod_of(p));
 }
 
 inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
@@ -28,10 +28,10 @@ inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
   TensorView k = p.k, v = p.v;
   if (rows_k == 0) k.data = v.data = p.q.data;  // without keys there may be no address
   if (p.cu_seqlens_q) {
-    return {tile::packed_box("q", p.q, p.head_dim, p.total_q, p.num_heads, kWarpgroupRows),
-            tile::packed_box("k", k, p.head_dim, rows_k, p.num_heads_kv, block_n),
-            tile::packed_box("v", v, p.head_dim_v, rows_k, p.num_heads_kv, block_n),
-            tile::packed_box("out", p.out, p.head_dim_v, p.total_q, p.num_heads, kWarpgroupRows),
+    return {tile::varlen_box("q", p.q, p.head_dim, p.total_q, p.num_heads, kWarpgroupRows),
+            tile::varlen_box("k", k, p.head_dim, rows_k, p.num_heads_kv, block_n),
+            tile::varlen_box("v", v, p.head_dim_v, rows_k, p.num_heads_kv, block_n),
+            tile::varlen_box("out", p.out, p.head_dim_v, p.total_q, p.num_heads, kWarpgroupRows),
             {},
             {}};
   }
@@ -47,15 +47,15 @@ inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
                        {},
                        {}};
   if (p.bias.data)
-    boxes.bias =
-        box("bias", p.bias, p.seqlen_k, p.seqlen_q, p.num_heads, kTermRows, size_of(p.bias.dtype));
+    boxes.bias = box("bias", p.bias, p.seqlen_k, p.seqlen_q, p.num_heads, kBiasMaskRows,
+                     size_of(p.bias.dtype));
   if (p.mask.data)
-    boxes.mask = box("mask", p.mask, p.seqlen_k, p.seqlen_q, p.num_heads, kTermRows, 1);
+    boxes.mask = box("mask", p.mask, p.seqlen_k, p.seqlen_q, p.num_heads, kBiasMaskRows, 1);
   return boxes;
 }
 
 // Work tiles of the whole problem.
-inline std::int64_t num_items(const AttentionParams& p, int head_dim_tile) {
+inline std::int64_t num_work_tiles(const AttentionParams& p, int head_dim_tile) {
   return num_tiles(p, block_m(tile_shape(p, head_dim_tile)));
 }
 

@@ -15,29 +15,29 @@ namespace dlattn::sm90 {
 // All lanes call it.
 template <typename T>
 __device__ __forceinline__ void finish_rows(const tile::ResultRows<T>& result,
-                                            const tile::SequenceTile& item, int first_row,
+                                            const tile::SequenceTile& work, int first_row,
                                             const Softmax& softmax, float scale,
                                             float (&scales)[2]) {
-  const Place place;
+  const ThreadIndex thread;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const tile::RowResult row = softmax.finalize(h, scale, result.sink);
     scales[h] = row.scale;
-    const int i = first_row + place.warp * 16 + 8 * h + place.lane / 4;
-    if (result.lse && place.lane % 4 == 0 && i < item.seqlen_q) result.lse[i] = row.lse;
+    const int i = first_row + thread.warp * 16 + 8 * h + thread.lane / 4;
+    if (result.lse && thread.lane % 4 == 0 && i < work.seqlen_q) result.lse[i] = row.lse;
   }
 }
 
-// Stores a consumer's rows, by way of its rows of Q's shared memory `sO`, which the copy engine has
-// read when the thread for which this returns true may release them.
+// Stores a consumer's rows, by way of its rows of Q's shared memory `sO`, which TMA has read
+// when this returns: the thread for which it returns true may release them.
 template <typename T, int kHeadDim, bool kVarlen>
 __device__ __forceinline__ bool store_results(const AttentionParams& params, const Launch& launch,
-                                              const tile::SequenceTile& item, int first_row,
+                                              const tile::SequenceTile& work, int first_row,
                                               int consumer, ptx::SmemAddress sO,
                                               const float (&scales)[2],
                                               const float (&acc_o)[kHeadDim / 2]) {
-  const Place place;
-  const int warp = place.warp, lane = place.lane;
+  const ThreadIndex thread;
+  const int warp = thread.warp, lane = thread.lane;
   ptx::barrier_sync(kWarpgroupBarrier + consumer, kWarpgroupThreads);  // all have done with Q
 #pragma unroll
   for (int d = 0; d < kHeadDim; d += 16) {
@@ -52,9 +52,9 @@ __device__ __forceinline__ bool store_results(const AttentionParams& params, con
   }
   ptx::fence_proxy_async();
   ptx::barrier_sync(kWarpgroupBarrier + consumer, kWarpgroupThreads);
-  if (place.thread != 0) return false;
-  if (first_row < item.seqlen_q) {
-    const auto rows = tile::box_source<kVarlen>(item.head, item.batch, item.start_q, item.seqlen_q);
+  if (thread.index != 0) return false;
+  if (first_row < work.seqlen_q) {
+    const auto rows = tile::box_source<kVarlen>(work.head, work.batch, work.start_q, work.seqlen_q);
 #pragma unroll
     for (int d = 0; d < kHeadDim; d += kBlockColumns) {
       if (d < params.head_dim_v) rows.store(launch.out, sO + d * kBlockRowBytes, d, first_row);
@@ -69,16 +69,16 @@ __device__ __forceinline__ bool store_results(const AttentionParams& params, con
 template <typename T, int kHeadDim>
 __device__ __forceinline__ void store_from_registers(const AttentionParams& params,
                                                      const tile::ResultRows<T>& result,
-                                                     const tile::SequenceTile& item, int first_row,
+                                                     const tile::SequenceTile& work, int first_row,
                                                      const float (&scales)[2],
                                                      const float (&acc_o)[kHeadDim / 2]) {
-  const Place place;
-  const int lane = place.lane;
+  const ThreadIndex thread;
+  const int lane = thread.lane;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int i = first_row + place.warp * 16 + 8 * h + lane / 4;
+    const int i = first_row + thread.warp * 16 + 8 * h + lane / 4;
     T* out = result.out + i * params.out.row_stride + lane % 4 * 8;
-    const int columns = i < item.seqlen_q ? static_cast<int>(params.head_dim_v) - lane % 4 * 8 : 0;
+    const int columns = i < work.seqlen_q ? static_cast<int>(params.head_dim_v) - lane % 4 * 8 : 0;
     tile::store_quad_row<T, kHeadDim>(out, columns, scales[h], lane,
                                       [&](int j) { return acc_o + 4 * j + 2 * h; });
   }

@@ -7,7 +7,7 @@
 
 namespace dlattn::sm90 {
 
-template <DType dtype, int kHeadDim, int kHeadDimV, Terms kTerms, bool kVarlen>
+template <DType dtype, int kHeadDim, int kHeadDimV, ScoreMod kScoreMod, bool kVarlen>
 void launch_tile(const AttentionParams& params, const Plan& plan, void* stream) {
   const cuda::DeviceGuard device(params.device.index, "sm90");
   const TensorBoxes boxes = tensor_boxes(params, kHeadDim);
@@ -15,12 +15,12 @@ void launch_tile(const AttentionParams& params, const Plan& plan, void* stream) 
                          cuda::encode_tensor_map(device, boxes.k, dtype),
                          cuda::encode_tensor_map(device, boxes.v, dtype),
                          cuda::encode_tensor_map(device, boxes.out, dtype),
-                         static_cast<unsigned>(num_items(params, kHeadDim)),
+                         static_cast<unsigned>(num_work_tiles(params, kHeadDim)),
                          score_params(params, kHeadDim),
                          cuda::encode_tensor_map(device, boxes.bias, dtype),
                          cuda::encode_tensor_map(device, boxes.mask, dtype)};
-  constexpr int kMostSmem = kTerms == Terms::kLoaded ? kMaxSmem : 0;
-  cuda::launch_kernel<kernel<cuda::Element<dtype>, kHeadDim, kHeadDimV, kTerms, kVarlen>,
+  constexpr int kMostSmem = kScoreMod == ScoreMod::kBiasMask ? kMaxSmem : 0;
+  cuda::launch_kernel<kernel<cuda::Element<dtype>, kHeadDim, kHeadDimV, kScoreMod, kVarlen>,
                       kMostSmem>(device, plan.grid, plan.num_warps * 32, plan.smem_bytes, stream,
                                  params, make_launch_shape(params, plan), launch);
 }
@@ -28,8 +28,8 @@ void launch_tile(const AttentionParams& params, const Plan& plan, void* stream) 
 template <DType dtype, int kTile>
 void launch(const AttentionParams& params, const Plan& plan, void* stream) {
   with_head_dim_v_tile<kTile>(params.head_dim_v, [&](auto tile_v) {
-    with_kernel(params, [&](auto terms, auto varlen) {
-      launch_tile<dtype, kTile, tile_v, terms, varlen>(params, plan, stream);
+    with_kernel(params, [&](auto score_mod, auto varlen) {
+      launch_tile<dtype, kTile, tile_v, score_mod, varlen>(params, plan, stream);
     });
   });
 }

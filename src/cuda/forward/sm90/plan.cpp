@@ -36,14 +36,15 @@ bool accepts_tensors(const AttentionParams& p, std::string* why) {
   return true;
 }
 
-// Whether the kernels for score terms can take a problem's.
+// Whether the kernels with score modification can take a problem's.
 bool accepts_scores(const AttentionParams& p, std::string* why) {
   const struct {
     const char* name;
     const void* data;
     std::int64_t col_stride;
-  } loaded[] = {{"bias", p.bias.data, p.bias.col_stride}, {"mask", p.mask.data, p.mask.col_stride}};
-  for (const auto& x : loaded) {
+  } bias_mask[] = {{"bias", p.bias.data, p.bias.col_stride},
+                   {"mask", p.mask.data, p.mask.col_stride}};
+  for (const auto& x : bias_mask) {
     if (x.data && p.seqlen_k > 1 && x.col_stride != 1) {
       return refuse(why, x.name, " has a column stride of ", x.col_stride,
                     " elements; accepted: 1");
@@ -71,20 +72,20 @@ struct Speed {
 };
 
 Speed speed(const AttentionParams& p, int head_dim_tile) {
-  const Terms terms = terms_of(p);
-  if (p.softcap != 0.0 && terms != Terms::kLoaded) {
+  const ScoreMod score_mod = score_mod_of(p);
+  if (p.softcap != 0.0 && score_mod != ScoreMod::kBiasMask) {
     if (head_dim_tile <= 64) return {5500, 6500, 24.0, 13.0};
     if (head_dim_tile <= 96) return {6000, 7000, 24.0, 12.0};
     if (head_dim_tile <= 128) return {6500, 8000, 27.0, 13.0};
     return head_dim_tile <= 192 ? Speed{8000, 10000, 19.5, 10.0} : Speed{9000, 13000, 23.5, 14.0};
   }
-  if (terms == Terms::kComputed) {
+  if (score_mod == ScoreMod::kComputed) {
     if (head_dim_tile <= 64) return {4500, 5000, 12.1, 7.8};
     if (head_dim_tile <= 96) return {5500, 5900, 15.4, 7.8};
     if (head_dim_tile <= 128) return {5500, 6700, 17.5, 11.2};
     return head_dim_tile <= 192 ? Speed{4400, 7600, 17.1, 7.8} : Speed{5600, 11200, 19.8, 14.0};
   }
-  if (terms == Terms::kLoaded) {
+  if (score_mod == ScoreMod::kBiasMask) {
     if (head_dim_tile <= 64) return {4100, 4100, 18.5, 14.3};
     if (head_dim_tile <= 96) return {4300, 5200, 15.8, 10.0};
     if (head_dim_tile <= 128) return {4500, 5000, 17.9, 13.7};
@@ -133,30 +134,30 @@ std::int64_t longest_walk(const AttentionParams& p, std::int64_t rows) {
 
 // Thread blocks for a problem.
 std::int64_t grid_of(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile) {
-  // A block that stays for several works hides the next one's first copies and its own set-up: what
-  // counts where works are short. It takes a fixed share, though, which the hardware's order of
-  // blocks spreads more evenly: what counts where works are long, few, or, under causality, of
-  // different lengths, of which a share of few rounds does not have all.
+  // A persistent block hides the next work tile's first copies and its own set-up, which counts
+  // where work tiles are short. But its share is fixed, and the hardware's order of blocks spreads
+  // work tiles more evenly, which counts where they are long, few or, under causality, of different
+  // lengths, of which a share of few rounds does not have all.
   constexpr std::int64_t kManyRounds = 7;
   const TileShape shape = tile_shape(params, head_dim_tile);
-  const std::int64_t items = num_items(params, head_dim_tile);
-  if (items < kManyRounds * device.num_sms || items > kMaxGrid) return items;
-  // One stage of Q is free for the next work only after results that go by way of it.
-  if (shape.query_stages == 1 && terms_of(params) != Terms::kNone) return items;
+  const std::int64_t tiles = num_work_tiles(params, head_dim_tile);
+  if (tiles < kManyRounds * device.num_sms || tiles > kMaxGrid) return tiles;
+  // A single stage of Q is free only after the results that go through it.
+  if (shape.query_stages == 1 && score_mod_of(params) != ScoreMod::kNone) return tiles;
   const std::int64_t rows = block_m(shape);
   const std::int64_t walk = longest_walk(params, rows);
   const std::int64_t few_keys = shape.query_stages > 1 ? 1024 : 512;
   const bool short_walk = walk <= few_keys;
   const bool causal = params.causal != Causal::kNone;
   const bool window = walk < params.seqlen_k;
-  // A window makes works alike, and causality does not; packed sequences are not in any case.
-  if (params.cu_seqlens_q && (window || !causal)) return short_walk ? device.num_sms : items;
-  if (window) return walk - rows <= few_keys ? device.num_sms : items;
-  if (!causal) return walk <= 2048 ? device.num_sms : items;
-  const std::int64_t works_of_head =
-      items / std::max<std::int64_t>(params.num_heads * params.batch_size, 1);
-  const std::int64_t rounds = (items + device.num_sms - 1) / device.num_sms;
-  return short_walk && rounds >= 2 * works_of_head ? device.num_sms : items;
+  // A window makes work tiles alike, causality does not; those of varlen are never alike.
+  if (params.cu_seqlens_q && (window || !causal)) return short_walk ? device.num_sms : tiles;
+  if (window) return walk - rows <= few_keys ? device.num_sms : tiles;
+  if (!causal) return walk <= 2048 ? device.num_sms : tiles;
+  const std::int64_t tiles_of_head =
+      tiles / std::max<std::int64_t>(params.num_heads * params.batch_size, 1);
+  const std::int64_t rounds = (tiles + device.num_sms - 1) / device.num_sms;
+  return short_walk && rounds >= 2 * tiles_of_head ? device.num_sms : tiles;
 }
 
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
@@ -166,7 +167,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
     return refuse(why, "needs code for 90a, which this build does not have");
   if (const char* feature = fixed_length_feature(p))
     return refuse(why, "does not implement ", feature);
-  // A pack's sequences, whose bias and mask it does not take, would get other bits.
+  // Varlen sequences, whose bias and mask it does not take, would get other bits.
   if (options.batch_invariant && options.kernel == core::kAuto && (p.bias.data || p.mask.data))
     return refuse(why, "does not implement ", p.mask.data ? "mask" : "bias",
                   " of packs with batch_invariant");
@@ -175,11 +176,11 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   if (!accepts_tensors(p, why) || !accepts_scores(p, why)) return false;
   if (p.seqlen_k > tile::kMostKeys)
     return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", tile::kMostKeys);
-  const Terms terms = terms_of(p);
-  TileConfig config = tile_config(tile, head_dim_v_tile(tile, p.head_dim_v), terms);
-  if (terms == Terms::kLoaded) config.smem_bytes += term_bytes(p, tile);
-  plan->variant = static_cast<int>(terms);
-  plan->variant_name = kTermsNames[plan->variant];
+  const ScoreMod score_mod = score_mod_of(p);
+  TileConfig config = tile_config(tile, head_dim_v_tile(tile, p.head_dim_v), score_mod);
+  if (score_mod == ScoreMod::kBiasMask) config.smem_bytes += bias_mask_bytes(p, tile);
+  plan->variant = static_cast<int>(score_mod);
+  plan->variant_name = kScoreModNames[plan->variant];
   cost::set_tile(p, config, plan);
   plan->grid = grid_of(p, device, tile);
   plan->predicted_ns = ns;

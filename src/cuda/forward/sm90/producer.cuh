@@ -6,21 +6,21 @@
 
 namespace dlattn::sm90 {
 
-// The consumers find an item when its Q has arrived.
+// Leaves a work tile for the consumers, which read it when its Q has arrived.
 template <typename Shared>
 __device__ __forceinline__ void hand_over(const Shared& shared, unsigned query_use,
-                                          const tile::SequenceTile& item) {
+                                          const tile::SequenceTile& work) {
   shared.queries.wait_empty(query_use);
-  *shared.item(query_use) = item;
+  *shared.work_tile(query_use) = work;
 }
 
 // One thread starts all copies of the block, as stages become free. The next tile of K comes before
 // the V of this one, as the consumers want them: K[n], K[n - 1], V[n], K[n - 2], V[n - 1], ...
-template <bool kVarlen, int kHeadDim, int kHeadDimV, Terms kTerms>
+template <bool kVarlen, int kHeadDim, int kHeadDimV, ScoreMod kScoreMod>
 __device__ __forceinline__ void produce(const AttentionParams& params, const LaunchShape& shape,
                                         const Launch& launch,
-                                        const Shared<kHeadDim, kHeadDimV, kTerms>& shared) {
-  constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kTerms);
+                                        const Shared<kHeadDim, kHeadDimV, kScoreMod>& shared) {
+  constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kScoreMod);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kBlockM = block_m(kShape);
   ptx::prefetch_tensor_map(launch.q);
@@ -29,29 +29,29 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
   ptx::prefetch_tensor_map(launch.out);
   const int head_dim_v = static_cast<int>(params.head_dim_v);
   const int value_bytes = tile_bytes(kBlockN, head_dim_v);  // further columns are never stored
-  const tile::RoundRobin scheduler{shape, launch.num_items};
+  const tile::RoundRobin scheduler{shape, launch.num_work_tiles};
   unsigned use = 0;        // of the stages of K and V
   unsigned query_use = 0;  // of those of Q
   for (unsigned round = 0;; ++round) {
     const unsigned index = scheduler.index(round);
     if (index >= scheduler.count) break;
     int start_k = 0;
-    tile::SequenceTile item;
+    tile::SequenceTile work;
     if constexpr (kVarlen) {
-      item = tile::varlen_tile(params, shape, kBlockM, index, &start_k);
-      if (item.seqlen_q == 0) continue;
-      hand_over(shared, query_use, item);
+      work = tile::varlen_tile(params, shape, kBlockM, index, &start_k);
+      if (work.seqlen_q == 0) continue;
+      hand_over(shared, query_use, work);
     } else {
-      item = tile::fixed_lengths(params, scheduler.tile(index));
+      work = tile::fixed_lengths(params, scheduler.tile(index));
     }
-    const int head_kv = static_cast<int>(shape.heads_per_kv_head.quotient(item.head));
-    const int m0 = item.m_block * kBlockM;
-    const tile::Range tiles = visible_tiles(position_mask(params, shape, item), m0,
-                                            min(m0 + kBlockM, item.seqlen_q) - 1, kBlockN);
+    const int head_kv = static_cast<int>(shape.heads_per_kv_head.quotient(work.head));
+    const int m0 = work.m_block * kBlockM;
+    const tile::Range tiles = visible_tiles(position_mask(params, shape, work), m0,
+                                            min(m0 + kBlockM, work.seqlen_q) - 1, kBlockN);
 
     const ptx::SmemAddress arrived = shared.queries.begin_fill(query_use, shared.kQueryBytes);
     const auto queries =
-        tile::box_source<kVarlen>(item.head, item.batch, item.start_q, item.seqlen_q);
+        tile::box_source<kVarlen>(work.head, work.batch, work.start_q, work.seqlen_q);
 #pragma unroll
     for (int c = 0; c < kShape.num_consumers; ++c) {
 #pragma unroll
@@ -62,7 +62,7 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
     }
     ++query_use;
 
-    const auto keys = tile::box_source<kVarlen>(head_kv, item.batch, start_k, item.seqlen_k);
+    const auto keys = tile::box_source<kVarlen>(head_kv, work.batch, start_k, work.seqlen_k);
     const auto load = [&](const ptx::TensorMap& map, ptx::SmemAddress to, ptx::SmemAddress full,
                           int n, int columns) {
 #pragma unroll

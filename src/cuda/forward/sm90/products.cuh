@@ -25,7 +25,7 @@ __device__ __forceinline__ void start_qk(float (&acc_s)[kBlockN / 2], ptx::SmemA
   ptx::wgmma_fence();
 #pragma unroll
   for (int d = 0; d < kHeadDim; d += 16) {
-    const int block = d / kBlockColumns, byte = d % kBlockColumns * 2;
+    const int block = d / kBlockColumns, byte = d % kBlockColumns * static_cast<int>(sizeof(T));
     ptx::wgmma_ss<T, false>(acc_s,
                             ptx::wgmma_advance(q, block * kWarpgroupRows * kBlockRowBytes + byte),
                             ptx::wgmma_advance(k, block * kBlockN * kBlockRowBytes + byte), d > 0);
@@ -53,8 +53,8 @@ __device__ __forceinline__ void recompute_scores(float (&acc_s)[kBlockN / 2], pt
                                                  ptx::SmemAddress sK) {
 #pragma unroll
   for (int i = 0; i < kBlockN / 2; ++i) acc_s[i] = 0.0f;
-  const Place place;
-  const int warp = place.warp, lane = place.lane;
+  const ThreadIndex thread;
+  const int warp = thread.warp, lane = thread.lane;
   // Rows 8 apart are swizzled alike.
   const int q_row = warp * 16 + lane % 16, k_row = lane / 16 * 8 + lane % 8;
 #pragma unroll 1

@@ -14,8 +14,7 @@
 #include "cuda/tile/score.cuh"
 #include "cuda/tile/warp.cuh"
 
-// What beside the scale stands between q.k and the softmax: softcap, then bias and ALiBi, then the
-// caller's mask.
+// The score modification in sm90: softcap, then bias and ALiBi, then the caller's mask.
 namespace dlattn::sm90 {
 
 // The exponent's bits of an fp32 number.
@@ -25,27 +24,28 @@ __device__ __forceinline__ std::uint32_t exponent_bits(float x) {
   return bits & 0x7f800000u;
 }
 
-// What scores must be multiplied with, once their terms are applied, to be in base 2.
-template <Terms kTerms>
+// What modified scores must be multiplied with to be in base 2.
+template <ScoreMod kScoreMod>
 __device__ __forceinline__ float score_scale(const AttentionParams& p, const LaunchShape& shape) {
-  return kTerms == Terms::kLoaded && p.bias.data ? tile::kLog2e : shape.scale_log2;
+  return kScoreMod == ScoreMod::kBiasMask && p.bias.data ? tile::kLog2e : shape.scale_log2;
 }
 
-// The score terms of a lane's two rows of its warp's 16, in units of q.k, or natural ones where
+// The score modification of a lane's two rows of its warp's 16, in units of q.k; natural where
 // there is a bias.
-template <typename T, Terms kTerms>
-struct LaneTerms {
-  static constexpr bool kMayLeap = false;  // whether many tiles in a row take their maxima first
+template <typename T, ScoreMod kScoreMod>
+struct LaneScoreMod {
+  // Whether many tiles in a row may take their maxima first.
+  static constexpr bool kMayOverflow = false;
 
   // In base 2 and by key; 64 keys of it are as many digits as scores have anyway.
   static constexpr float kSteepSlope = 0.25f;
   // In base 2: a row's whole share up to this has digits enough when it is rounded with the
-  // reference, tile by tile.
+  // row max, tile by tile.
   static constexpr float kMostShift = 1024.0f;
 
   const AttentionParams& all;
   const ScoreParams& params;
-  TermTiles<kTerms>& loaded;  // bias and mask of the tile at hand
+  BiasMaskSource<kScoreMod>& bias_mask;  // bias and mask of the tile at hand
   float softmax_scale;
   float scale;  // from what these units are to base 2
   float slope;  // ALiBi's
@@ -57,33 +57,33 @@ struct LaneTerms {
   bool uncapped;   // softcap is left to exponentiate()
   bool beyond;     // softcap took for small what was not
 
-  __device__ __forceinline__ LaneTerms(const AttentionParams& p, const LaunchShape& shape,
-                                       const ScoreParams& params, const tile::WorkTile& work,
-                                       TermTiles<kTerms>& loaded)
+  __device__ __forceinline__ LaneScoreMod(const AttentionParams& p, const LaunchShape& shape,
+                                          const ScoreParams& params, const tile::WorkTile& work,
+                                          BiasMaskSource<kScoreMod>& bias_mask)
       : all(p),
         params(params),
-        loaded(loaded),
+        bias_mask(bias_mask),
         softmax_scale(shape.softmax_scale),
-        scale(score_scale<kTerms>(p, shape)),
+        scale(score_scale<kScoreMod>(p, shape)),
         slope(tile::alibi_slope(p, work) * params.slope_scale) {}
 
-  // Whether scores may be so small that a scaled reference does not tell them from -inf.
+  // Whether scores may be so small that a scaled row max does not tell them from -inf.
   __device__ __forceinline__ bool faint() const {
-    return kTerms == Terms::kLoaded && params.bias_bytes != 0;
+    return kScoreMod == ScoreMod::kBiasMask && params.bias_bytes != 0;
   }
   // Takes scores for larger ones than it has.
   __device__ __forceinline__ static void expect_larger(Softmax& softmax) {
     softmax.set_met(softmax.met() == kSmaller ? kSmall : kLarge);
   }
 
-  // All terms, on any scores. `position` is that of the consumer's first row, counted from the
-  // tile's first key. All lanes call it.
+  // Softcap, bias, ALiBi and mask, on any scores. `position` is that of the consumer's first row,
+  // counted from the tile's first key. All lanes call it.
   template <int kScores>
   __device__ __forceinline__ void apply(float (&acc_s)[kScores], int position) {
     shift[0] = shift[1] = 0.0f;
     uncapped = beyond = false;
     if (params.cap != 0.0f) cap_any(acc_s);
-    apply_loaded(acc_s);
+    apply_bias_mask(acc_s);
     if (slope != 0.0f) add_distances(acc_s, lane_position(position));
   }
 
@@ -96,8 +96,8 @@ struct LaneTerms {
     shift[0] = shift[1] = 0.0f;
     beyond = false;
     const bool capped = params.cap != 0.0f;
-    uncapped =
-        kTerms == Terms::kComputed && capped && slope == 0.0f && softmax.met() != kLarge && !edge;
+    uncapped = kScoreMod == ScoreMod::kComputed && capped && slope == 0.0f &&
+               softmax.met() != kLarge && !edge;
     if (capped && !uncapped) {
       if (softmax.met() == kLarge) {
         cap_any(acc_s);
@@ -109,7 +109,7 @@ struct LaneTerms {
         beyond = exponents != exponent_bits(params.small.offset);
       }
     }
-    apply_loaded(acc_s);
+    apply_bias_mask(acc_s);
     if (slope != 0.0f) {
       constexpr int kBlockN = kScores * 2;
       const bool after = position + kWarpgroupRows <= 0;
@@ -133,7 +133,7 @@ struct LaneTerms {
     }
   }
 
-  // As Softmax::exponentiate; sums tell of scores that are void, as of outgrown references.
+  // As Softmax::exponentiate; sums tell of scores that are void, as of row maxima that do not fit.
   template <int kScores>
   __device__ __forceinline__ void exponentiate(float (&acc_s)[kScores], const Softmax& softmax,
                                                float scale, float (&sums)[2]) {
@@ -150,8 +150,8 @@ struct LaneTerms {
  private:
   // Of this lane's first row, minus its first key.
   __device__ __forceinline__ static float lane_position(int position) {
-    const Place place;
-    return static_cast<float>(position + place.warp * 16 + place.lane / 4 - place.lane % 4 * 2);
+    const ThreadIndex thread;
+    return static_cast<float>(position + thread.warp * 16 + thread.lane / 4 - thread.lane % 4 * 2);
   }
   // Of a lane's score, counted from its first.
   __device__ __forceinline__ static constexpr int key(int i) { return i / 4 * 8 + i % 2; }
@@ -166,12 +166,13 @@ struct LaneTerms {
   }
 
   template <int kScores>
-  __device__ __forceinline__ void apply_loaded(float (&acc_s)[kScores]) const {
-    if constexpr (kTerms == Terms::kLoaded) {
-      static_assert(kScores == kTermKeys / 2, "tiles of terms are those of scores");
-      if (params.bias_bytes == 2) add_bias<T>(acc_s, softmax_scale, loaded.bias());
-      if (params.bias_bytes == 4) add_wide_bias(acc_s, softmax_scale, loaded.base, loaded.bias());
-      if (all.mask.data) hide(acc_s, loaded.base, loaded.mask());
+  __device__ __forceinline__ void apply_bias_mask(float (&acc_s)[kScores]) const {
+    if constexpr (kScoreMod == ScoreMod::kBiasMask) {
+      static_assert(kScores == kBiasMaskKeys / 2, "tiles of bias and mask are those of scores");
+      if (params.bias_bytes == 2) add_bias<T>(acc_s, softmax_scale, bias_mask.bias());
+      if (params.bias_bytes == 4)
+        add_wide_bias(acc_s, softmax_scale, bias_mask.base, bias_mask.bias());
+      if (all.mask.data) hide(acc_s, bias_mask.base, bias_mask.mask());
     }
   }
 
@@ -217,11 +218,12 @@ struct LaneTerms {
 };
 
 template <typename T>
-struct LaneTerms<T, Terms::kNone> {
-  static constexpr bool kMayLeap = true;
+struct LaneScoreMod<T, ScoreMod::kNone> {
+  static constexpr bool kMayOverflow = true;
 
-  __device__ __forceinline__ LaneTerms(const AttentionParams&, const LaunchShape&,
-                                       const ScoreParams&, const tile::WorkTile&, const NoTiles&) {}
+  __device__ __forceinline__ LaneScoreMod(const AttentionParams&, const LaunchShape&,
+                                          const ScoreParams&, const tile::WorkTile&,
+                                          const NoBiasMask&) {}
   __device__ __forceinline__ static void expect_larger(Softmax&) {}
   __device__ __forceinline__ static bool faint() { return false; }
   template <int kScores>

@@ -6,28 +6,28 @@
 #include "cuda/forward/sm90/traits.h"
 #include "dlattn/forward.h"
 
-// What the kernels with score terms are told of them: plain host code, which the plan asks too.
+// The score modification's parameters in the kernels: plain host code, which the plan asks too.
 namespace dlattn::sm90 {
 
-inline Terms terms_of(const AttentionParams& p) {
-  if (p.bias.data || p.mask.data) return Terms::kLoaded;
-  return p.softcap != 0.0 || p.alibi_slopes.data ? Terms::kComputed : Terms::kNone;
+inline ScoreMod score_mod_of(const AttentionParams& p) {
+  if (p.bias.data || p.mask.data) return ScoreMod::kBiasMask;
+  return p.softcap != 0.0 || p.alibi_slopes.data ? ScoreMod::kComputed : ScoreMod::kNone;
 }
 
-// Calls run(terms, varlen) with them and whether sequences are packed, as compile-time constants.
+// Calls run(score_mod, varlen) with a problem's, as compile-time constants.
 template <typename Run>
 void with_kernel(const AttentionParams& p, Run run) {
-  const auto with_terms = [&](auto terms) {
-    if (p.cu_seqlens_q) return run(terms, std::true_type{});
-    run(terms, std::false_type{});
+  const auto with_score_mod = [&](auto score_mod) {
+    if (p.cu_seqlens_q) return run(score_mod, std::true_type{});
+    run(score_mod, std::false_type{});
   };
-  switch (terms_of(p)) {
-    case Terms::kNone:
-      return with_terms(std::integral_constant<Terms, Terms::kNone>{});
-    case Terms::kComputed:
-      return with_terms(std::integral_constant<Terms, Terms::kComputed>{});
-    case Terms::kLoaded:  // of packed sequences the plan refuses them
-      return run(std::integral_constant<Terms, Terms::kLoaded>{}, std::false_type{});
+  switch (score_mod_of(p)) {
+    case ScoreMod::kNone:
+      return with_score_mod(std::integral_constant<ScoreMod, ScoreMod::kNone>{});
+    case ScoreMod::kComputed:
+      return with_score_mod(std::integral_constant<ScoreMod, ScoreMod::kComputed>{});
+    case ScoreMod::kBiasMask:  // the plan refuses them with varlen
+      return run(std::integral_constant<ScoreMod, ScoreMod::kBiasMask>{}, std::false_type{});
   }
 }
 
@@ -39,8 +39,8 @@ struct TanhRatio {
   float coefficients[kDegree + 1];
 };
 
-// In the kernels scores are products q.k until the softmax, and so are the terms; but natural from
-// the bias on, if there is one.
+// In the kernels scores are in units of q.k until the softmax scales them, and so are caps and
+// slopes. Where there is a bias, scores are natural from there on.
 struct ScoreParams {
   float cap;  // softcap in these units; 0: off
   float inverse_cap;
@@ -78,22 +78,22 @@ inline int bias_bytes(const AttentionParams& p) {
 
 // Bytes of a consumer's tiles of bias and mask.
 inline int stage_bytes(const AttentionParams& p) {
-  return kTermRows * kTermKeys * (bias_bytes(p) + (p.mask.data ? 1 : 0));
+  return kBiasMaskRows * kBiasMaskKeys * (bias_bytes(p) + (p.mask.data ? 1 : 0));
 }
 
 // How many of them are in flight: what a thread block has room for.
-inline int term_stages(const AttentionParams& p, int head_dim_tile) {
+inline int bias_mask_stages(const AttentionParams& p, int head_dim_tile) {
   const int tile_v = head_dim_v_tile(head_dim_tile, p.head_dim_v);
-  const int consumers = tile_shape(head_dim_tile, tile_v, Terms::kLoaded).num_consumers;
-  const int room = kMaxSmem - smem_map(head_dim_tile, tile_v, Terms::kLoaded).total;
-  return room >= kTermStages * consumers * stage_bytes(p) ? kTermStages : 1;
+  const int consumers = tile_shape(head_dim_tile, tile_v, ScoreMod::kBiasMask).num_consumers;
+  const int room = kMaxSmem - smem_map(head_dim_tile, tile_v, ScoreMod::kBiasMask).total;
+  return room >= kBiasMaskStages * consumers * stage_bytes(p) ? kBiasMaskStages : 1;
 }
 
 // Bytes of shared memory for them.
-inline int term_bytes(const AttentionParams& p, int head_dim_tile) {
+inline int bias_mask_bytes(const AttentionParams& p, int head_dim_tile) {
   const int tile_v = head_dim_v_tile(head_dim_tile, p.head_dim_v);
-  const int consumers = tile_shape(head_dim_tile, tile_v, Terms::kLoaded).num_consumers;
-  return term_stages(p, head_dim_tile) * consumers * stage_bytes(p);
+  const int consumers = tile_shape(head_dim_tile, tile_v, ScoreMod::kBiasMask).num_consumers;
+  return bias_mask_stages(p, head_dim_tile) * consumers * stage_bytes(p);
 }
 
 // In the kernels' scores, of which `cap` of these makes the cap; times `scale`.
@@ -119,7 +119,7 @@ inline ScoreParams score_params(const AttentionParams& p, int head_dim_tile) {
   if (p.bias.data || p.mask.data) {
     s.bias_bytes = bias_bytes(p);
     s.stage_bytes = stage_bytes(p);
-    s.stages = term_stages(p, head_dim_tile);
+    s.stages = bias_mask_stages(p, head_dim_tile);
   }
   if (p.softcap == 0.0) return s;
   const double cap = p.softcap / p.softmax_scale;

@@ -12,19 +12,19 @@
 // What producer and consumers share: tensor maps, shared memory and the barriers between them.
 namespace dlattn::sm90 {
 
-// What a launch is told beside the parameters.
+// What a launch passes beside the parameters.
 struct Launch {
   // One box: 64 columns of a warpgroup's rows of q and out, or of a tile's keys of k and v.
   ptx::TensorMap q, k, v, out;
-  unsigned num_items;  // items of the whole problem; a block takes every gridDim.x-th or so
+  unsigned num_work_tiles;  // of the whole problem
   ScoreParams score;
   ptx::TensorMap bias, mask;  // one box: a consumer's tile, of fp32 half of one
 };
 
-template <int kHeadDim, int kHeadDimV, Terms kTerms>
+template <int kHeadDim, int kHeadDimV, ScoreMod kScoreMod>
 struct Shared {
-  static constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kTerms);
-  static constexpr SmemMap kMap = smem_map(kHeadDim, kHeadDimV, kTerms);
+  static constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kScoreMod);
+  static constexpr SmemMap kMap = smem_map(kHeadDim, kHeadDimV, kScoreMod);
   static constexpr int kRowsBytes = tile_bytes(kWarpgroupRows, kHeadDim);  // a warpgroup's, of Q
   static constexpr int kQueryBytes = kShape.num_consumers * kRowsBytes;
   static constexpr int kKeyBytes = tile_bytes(kShape.block_n, kHeadDim);
@@ -50,31 +50,30 @@ struct Shared {
     return base + kMap.v + values.stage(use) * kValueBytes;
   }
 
-  // The work item that Q's rows are of, with varlen: the producer looks
-  // it up.
-  __device__ __forceinline__ tile::SequenceTile* item(unsigned use) const {
-    static_assert(sizeof(tile::SequenceTile) <= kItemBytes);
-    return reinterpret_cast<tile::SequenceTile*>(ptx::dynamic_smem() + kMap.items +
-                                                 queries.stage(use) * kItemBytes);
+  // The work tile that Q's rows are of. With varlen alone, where the producer looks it up.
+  __device__ __forceinline__ tile::SequenceTile* work_tile(unsigned use) const {
+    static_assert(sizeof(tile::SequenceTile) <= kWorkTileBytes);
+    return reinterpret_cast<tile::SequenceTile*>(ptx::dynamic_smem() + kMap.work_tiles +
+                                                 queries.stage(use) * kWorkTileBytes);
   }
 
-  // Of a consumer's tiles of bias and mask: [kTermStages] full, then as many empty.
-  __device__ __forceinline__ ptx::SmemAddress term_mbarriers(int consumer) const {
+  // Of a consumer's tiles of bias and mask: [kBiasMaskStages] full, then as many empty.
+  __device__ __forceinline__ ptx::SmemAddress bias_mask_mbarriers(int consumer) const {
     return base + kMap.mbarriers + queries.kBytes + keys.kBytes + values.kBytes +
-           consumer * 2 * kTermStages * ptx::kMbarrierBytes;
+           consumer * 2 * kBiasMaskStages * ptx::kMbarrierBytes;
   }
 
   // By all threads of the block, before anything else: stages are released warp by warp, but for Q
   // where results go by way of it.
   __device__ __forceinline__ void init() const {
     if (threadIdx.x == 0) {
-      queries.init(kShape.num_consumers * (stores_from_registers(kHeadDim, kTerms) ? 4 : 1));
+      queries.init(kShape.num_consumers * (stores_from_registers(kHeadDim, kScoreMod) ? 4 : 1));
       keys.init(kShape.num_consumers * 4);
       values.init(kShape.num_consumers * 4);
-      if constexpr (kTerms == Terms::kLoaded) {
+      if constexpr (kScoreMod == ScoreMod::kBiasMask) {
 #pragma unroll
         for (int c = 0; c < kShape.num_consumers; ++c)
-          tile::Ring<kTermStages>(term_mbarriers(c)).init(4);
+          tile::Ring<kBiasMaskStages>(bias_mask_mbarriers(c)).init(4);
       }
       ptx::fence_mbarrier_init();
     }
@@ -82,45 +81,44 @@ struct Shared {
   }
 };
 
-// A thread's place in its warpgroup, read anew, and so not kept in registers, which are scarce,
-// from one use to the next.
-struct Place {
-  int thread, warp, lane;
+// A thread's index in its warpgroup. It is read again for each use: registers are scarce.
+struct ThreadIndex {
+  int index, warp, lane;
 
-  __device__ __forceinline__ Place()
-      : thread(static_cast<int>(ptx::reread_thread_index()) % kWarpgroupThreads),
-        warp(thread / 32),
-        lane(thread % 32) {}
+  __device__ __forceinline__ ThreadIndex()
+      : index(static_cast<int>(ptx::reread_thread_index()) % kWarpgroupThreads),
+        warp(index / 32),
+        lane(index % 32) {}
 };
 
 // The block's named barriers.
-constexpr int kTurnBarrier = 1;       // + consumer: its turn, passed on by the one before
+constexpr int kPingPongBarrier = 1;   // + consumer: it may start its products
 constexpr int kWarpgroupBarrier = 8;  // + consumer: its own threads
 
-// Turns: consumer c starts its products of a tile after consumer c - 1 has, so that one's softmax
-// runs while the other's products do. Consumers take as many turns each.
-template <int kConsumers, bool kTakesTurns>
-struct Turns {
+// Ping-pong scheduling: consumer c starts its products of a tile after consumer c - 1 has, so that
+// one's softmax runs while the other's products do. All consumers wait and pass equally often.
+template <int kConsumers, bool kPingPong>
+struct PingPong {
   int consumer;
 
-  // The first turn is consumer 0's.
+  // Consumer 0 starts first.
   __device__ __forceinline__ void begin() const {
-    if constexpr (kTakesTurns) {
+    if constexpr (kPingPong) {
       if (consumer == kConsumers - 1) pass();
     }
   }
   __device__ __forceinline__ void wait() const {
-    if constexpr (kTakesTurns) ptx::barrier_sync(kTurnBarrier + consumer, 2 * kWarpgroupThreads);
+    if constexpr (kPingPong) ptx::barrier_sync(kPingPongBarrier + consumer, 2 * kWarpgroupThreads);
   }
   __device__ __forceinline__ void pass() const {
-    if constexpr (kTakesTurns) {
+    if constexpr (kPingPong) {
       const int next = consumer == kConsumers - 1 ? 0 : consumer + 1;
-      ptx::barrier_arrive(kTurnBarrier + next, 2 * kWarpgroupThreads);
+      ptx::barrier_arrive(kPingPongBarrier + next, 2 * kWarpgroupThreads);
     }
   }
-  // The turn that is left over.
+  // The arrival that is left over.
   __device__ __forceinline__ void end() const {
-    if constexpr (kTakesTurns) {
+    if constexpr (kPingPong) {
       if (consumer == 0) wait();
     }
   }

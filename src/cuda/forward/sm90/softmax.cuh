@@ -6,25 +6,25 @@
 
 namespace dlattn::sm90 {
 
-// The streaming softmax of this lane's two rows of its warp's 16, with a reference in place of the
-// running maximum: probabilities are taken relative to it as it stands, and no maximum is worked
-// out. The sums, which are needed anyway, tell whether a row has outgrown its reference, and by how
-// much: then references are raised and the probabilities, still in fp32, scaled down. Where fp32
-// was too small for them, the tile is done again with references raised to the maxima, which is the
-// plain softmax. That is how tiles are begun with after a leap, and as long as a reference of the
-// warp's is unscaled (tile/reference.cuh). The reference cancels in out and lse.
+// The streaming softmax of this lane's two rows of its warp's 16, with a speculative row max:
+// probabilities are computed relative to a row max that may be stale, and the tile's maximum is not
+// computed. The sums, which are needed anyway, tell whether the row max still fits, and by how much
+// it does not: then it is raised and the probabilities, still in fp32, are scaled down. Where they
+// overflowed fp32, the tile's scores are recomputed and the row max becomes their maximum, as in a
+// plain softmax. Tiles after a rise that large begin so, and those of a warp with an unscaled row
+// max (tile/reference.cuh, where a row max is a Reference). The row max cancels in out and lse.
 // Scores here are raw products q.k, or natural ones; `scale` makes them base 2. kScores: the lane's
 // scores of a tile, [4 j + 2 h + e] of row h.
 struct Softmax {
-  float words[2] = {tile::kNothing, tile::kNothing};  // the references: tile::Reference
+  float words[2] = {tile::kNothing, tile::kNothing};  // the row maxima, each a tile::Reference
   float row_sum[2] = {0.0f, 0.0f};                    // this lane's part
   // Of the warp. In one word: registers are scarce.
   enum Mode {
     kScaled,
-    kLeapt,    // references were raised so far that the next tile's may well be, too
-    kUnscaled  // words are references in the scores' units
+    kOverflowed,  // row maxima rose so far that the next tile's may overflow
+    kUnscaled     // words are row maxima in the scores' units
   };
-  unsigned state = kScaled;  // a mode, and what score terms keep of the scores they have met
+  unsigned state = kScaled;  // a mode, and how large softcap's scores have been
 
   static constexpr unsigned kModes = 4;
   __device__ __forceinline__ unsigned mode() const { return state % kModes; }
@@ -34,11 +34,11 @@ struct Softmax {
   __device__ __forceinline__ unsigned met() const { return state / kModes; }
   __device__ __forceinline__ void set_met(unsigned met) { state = mode() + met * kModes; }
 
-  // Whether the next tile's scores raise references first.
+  // Whether the next tile's maxima are computed first.
   __device__ __forceinline__ bool raises_first() const { return mode() != kScaled; }
   __device__ __forceinline__ bool unscaled() const { return mode() == kUnscaled; }
 
-  // Raises the references that a score exceeds to the row's maximum. Where one of the warp's is or
+  // Raises a row max that a score exceeds to the row's maximum. Where one of the warp's is or
   // becomes unscaled, leaves the scores relative to them. `factors`: what the rows have accumulated
   // must be multiplied with; the sums are. All lanes call it.
   template <int kScores>
@@ -60,8 +60,8 @@ struct Softmax {
     }
   }
 
-  // The first tile's scores to probabilities and their sums, references being those rows' maxima.
-  // Scores are needed until a vote says that references can be scaled, so probabilities have
+  // The first tile's scores to probabilities and their sums, relative to those rows' maxima.
+  // Scores are needed until a vote says that row maxima can be scaled, so probabilities have
   // registers of their own: then rows overlap. All lanes call it.
   template <int kScores>
   __device__ __forceinline__ void begin(float (&acc_s)[kScores], float scale,
@@ -87,15 +87,16 @@ struct Softmax {
   }
 
   // To be called after raise() but for the first tile's: has the next tile's scores raise
-  // references first if they were raised so far that these may well be beyond what fp32 holds of
+  // maxima first if row maxima were raised so far that these may well be beyond what fp32 holds of
   // them. All lanes call it.
-  __device__ __forceinline__ void expect_leaps(const float (&factors)[2]) {
-    constexpr float kLeap = 0x1p-60f;
-    const bool leapt = __any_sync(tile::kFullMask, factors[0] < kLeap || factors[1] < kLeap);
-    if (leapt && !unscaled()) set_mode(kLeapt);
+  __device__ __forceinline__ void expect_overflow(const float (&factors)[2]) {
+    constexpr float kFarRise = 0x1p-60f;
+    const bool overflowed =
+        __any_sync(tile::kFullMask, factors[0] < kFarRise || factors[1] < kFarRise);
+    if (overflowed && !unscaled()) set_mode(kOverflowed);
   }
 
-  // The same for scores of any size and references of either kind. `faint`: of
+  // The same for scores of any size and row maxima of either kind. `faint`: of
   // tile::RaisedReference.
   template <int kScores>
   __device__ __forceinline__ void raise_any(float (&acc_s)[kScores], float scale, bool faint,
@@ -103,7 +104,7 @@ struct Softmax {
     raise_any(acc_s, {row_max(acc_s, 0), row_max(acc_s, 1)}, scale, faint, factors);
   }
 
-  // Scores to probabilities, in place, and their sums, relative to scaled references.
+  // Scores to probabilities, in place, and their sums, relative to scaled row maxima.
   template <int kScores>
   __device__ __forceinline__ static void exponentiate(float (&acc_s)[kScores], float scale,
                                                       const float (&negs)[2], float (&sums)[2]) {
@@ -123,7 +124,7 @@ struct Softmax {
     exponentiate(acc_s, scale, words, sums);
   }
 
-  // The same after raise(), whatever references are.
+  // The same after raise(), whatever the row maxima are.
   template <int kScores>
   __device__ __forceinline__ void exponentiate_raised(float (&acc_s)[kScores], float scale,
                                                       float (&sums)[2]) const {
@@ -131,12 +132,12 @@ struct Softmax {
     exponentiate(acc_s, scale, negs, sums);
   }
 
-  // Whether a row of the warp has outgrown its reference. All lanes call it.
-  __device__ __forceinline__ bool outgrown(const float (&sums)[2]) const {
+  // Whether the row max of one of the warp's rows does not fit. All lanes call it.
+  __device__ __forceinline__ bool overflows(const float (&sums)[2]) const {
     return __any_sync(tile::kFullMask, sums[0] > tile::kMaxSum || sums[1] > tile::kMaxSum);
   }
 
-  // Raises the references of the rows whose sums are 2 or more, so far that these come to 1 or a
+  // Raises the row maxima of the rows whose sums are 2 or more, so far that these come to 1 or a
   // little more, and scales probabilities and sums to them. `factors` as above. Does nothing and
   // returns false where that cannot be done to one of the warp's. All lanes call it.
   template <int kScores>

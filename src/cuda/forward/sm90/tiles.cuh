@@ -13,8 +13,8 @@ namespace dlattn::sm90 {
 
 __device__ __forceinline__ tile::Mask position_mask(const AttentionParams& params,
                                                     const LaunchShape& shape,
-                                                    const tile::SequenceTile& item) {
-  return {shape, position_shift(params.causal, item.seqlen_q, item.seqlen_k), item.seqlen_k};
+                                                    const tile::SequenceTile& work) {
+  return {shape, position_shift(params.causal, work.seqlen_q, work.seqlen_k), work.seqlen_k};
 }
 
 // The tiles that at least one of rows first .. last sees, walked from the last to the first; none
@@ -47,9 +47,9 @@ __device__ __forceinline__ void apply_mask(float (&acc_s)[kScores], const tile::
                                            int first_row, int n0) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const Place place;  // for each of the two rows anew: registers are scarce here
-    const int row = first_row + place.warp * 16 + place.lane / 4;
-    const int first_key = n0 + place.lane % 4 * 2;
+    const ThreadIndex thread;  // for each of the two rows anew: registers are scarce here
+    const int row = first_row + thread.warp * 16 + thread.lane / 4;
+    const int first_key = n0 + thread.lane % 4 * 2;
     const tile::Range visible = mask.row(row + 8 * h, first_key);
     // A bit of each score of the row: one instruction makes predicates of seven of them.
     static_assert(kScores / 2 <= 32, "a word holds a row's bits");

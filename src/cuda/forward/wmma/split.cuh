@@ -61,8 +61,8 @@ struct SplitSequence {
     v = head_kv * p.v_stride.head + work.batch * p.v_stride.batch;
     if (p.cu_seqlens_q) {
       ptx::wait_for_grids_ahead();
-      const tile::PackedRows queries = tile::packed_queries(p, work.batch);
-      const tile::PackedRows keys = tile::packed_keys(p, work.batch);
+      const tile::SequenceRows queries = tile::query_rows(p, work.batch);
+      const tile::SequenceRows keys = tile::key_rows(p, work.batch);
       seqlen_q = queries.count;
       seqlen_k = keys.count;
       q += queries.start * p.q_stride.row;

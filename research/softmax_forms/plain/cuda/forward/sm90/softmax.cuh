@@ -11,7 +11,7 @@ namespace dlattn::sm90 {
 
 // Of each tile the rows' maxima are worked out first. What has been accumulated is scaled to them
 // where one of the warp's rises, which takes a vote and a branch, as every known kernel for Hopper
-// has it: that branch is the consumer's for rows that have outgrown their references.
+// has it: that branch is the consumer's for rows whose row max does not fit.
 struct Softmax {
   // -maximum of a row that has seen nothing: with it -inf gives 0.
   static constexpr float kNothing = 3.402823466e+38f;
@@ -37,7 +37,7 @@ struct Softmax {
   __device__ __forceinline__ void raise(const float (&)[kScores], float, float (&factors)[2]) {
     factors[0] = factors[1] = 1.0f;
   }
-  __device__ __forceinline__ static void expect_leaps(const float (&)[2]) {}
+  __device__ __forceinline__ static void expect_overflow(const float (&)[2]) {}
   template <int kScores>
   __device__ __forceinline__ void begin(const float (&acc_s)[kScores], float scale,
                                         float (&probabilities)[kScores], float (&sums)[2]) {
@@ -81,7 +81,7 @@ struct Softmax {
     sums[1] = parts[2] + parts[3];
   }
 
-  __device__ __forceinline__ bool outgrown(const float (&)[2]) const {
+  __device__ __forceinline__ bool overflows(const float (&)[2]) const {
     return __any_sync(tile::kFullMask, tile_factors[0] < 1.0f || tile_factors[1] < 1.0f);
   }
 
