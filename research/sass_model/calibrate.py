@@ -35,6 +35,10 @@ class Comparison:
         return self.predicted / self.measured - 1
 
 
+# What results call variants that have other names by now.
+FORMER_VARIANTS = {"bulk": "persistent"}
+
+
 def measured_cases(path: Path) -> list[tuple[Problem, str, float]]:
     """Of a results file: the wmma kernel's float16 problems, the variants they ran on, seconds."""
     cases = []
@@ -44,6 +48,7 @@ def measured_cases(path: Path) -> list[tuple[Problem, str, float]]:
             batch, heads, seqlen, head_dim = result["shape"]
             problem = Problem(batch, heads, seqlen, head_dim, result["causal"])
             variant = result["plan"].removeprefix("wmma:")
+            variant = FORMER_VARIANTS.get(variant, variant)
             cases.append((problem, variant, float(result["seconds"])))
     return cases
 

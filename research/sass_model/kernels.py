@@ -21,10 +21,10 @@ sys.path.insert(0, str(ROOT / "tests" / "budgets"))
 import cubins  # noqa: E402
 
 _SYMBOL = re.compile(
-    r"_ZN6dlattn4wmma\d+(?:(split|general|bulk)_)?kernelI6__halfLi(\d+)E(?:Li(\d+)E)?(?:Lb0E)?E\w*"
+    r"_ZN6dlattn4wmma\d+(?:(split|general|persistent)_)?kernelI6__halfLi(\d+)E(?:Li(\d+)E)?(?:Lb0E)?E\w*"
 )
 # No plan takes these on Ada: one has no loop, the copy engine brings the tiles of the other.
-NOT_MODELLED = ("whole", "bulk")
+NOT_MODELLED = ("whole", "persistent")
 _CORE = ("types", "overlap", "validate", "varlen", "family", "plan", "boxes")
 _REGISTERS_PER_SM = 65536
 _RESERVED_SMEM = 1024  # bytes per block that CUDA takes for itself

@@ -24,7 +24,7 @@ ptxas info    : Used 168 registers, used 2 barriers
 """
 SHAPES = [
     ("wmma", "wide"),
-    ("wmma", "bulk"),
+    ("wmma", "persistent"),
     ("sm90", ""),
 ]
 

@@ -20,6 +20,7 @@ from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = Path(__file__).with_name("budgets.json")
@@ -40,7 +41,7 @@ _VARIANTS = {
         "ahead": range(129, 257),
         "general": _ALL,
         "whole": (64,),
-        "bulk": range(64, 257),
+        "persistent": range(64, 257),
     },
     # By the tile of v's head_dim, then by the terms of scores.
     "sm90": {
@@ -55,11 +56,15 @@ _TWINS = {
     **{("sm90", f"{v}{terms}"): "varlen" for v in ("", "v128") for terms in _TERMS[:2]},
 }
 _KERNEL = re.compile(
-    r"_ZN6dlattn\d+(sm90|[a-z_]+?)(?:12row_per_warp)?(?:6|\d\d(split|general|bulk)_)"
+    r"_ZN6dlattn\d+(sm90|[a-z_]+?)(?:12row_per_warp)?(?:6|\d\d(split|general|persistent)_)"
     r"kernelI(6__half|13__nv_bfloat16|f)"
     r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:LNS0_8ScoreModE([0-2])ELb([01])E)?EEv\w+"
 )
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+
+
+# What budgets.json calls variants that have other names by now.
+_FORMER_VARIANTS = {"bulk": "persistent"}
 
 
 class NoTools(Exception):
@@ -112,7 +117,7 @@ def instances() -> list[tuple[str, str, int]]:
 
 def arch_of(kernel: str) -> str:
     """The architecture that a kernel's budget is about."""
-    if kernel.endswith("_bulk"):  # over TMA, which 8.9 has not
+    if kernel.endswith("_persistent"):  # over TMA, which 8.9 has not
         return SM_90
     return SM_90A if kernel.startswith("sm90_") else SM_89
 
@@ -331,6 +336,17 @@ def cuda_version() -> str:
             return str(dlattn.info().cuda_version)
     match = re.search(r"release (\d+\.\d+)", _run(tool("nvcc"), "--version"))
     return match[1] if match else "unknown"
+
+
+def budgets() -> Any:
+    """The recorded budgets, of kernels by today's names."""
+    document = json.loads(BUDGETS.read_text())
+    former = re.compile(rf"(?<=_)(?:{'|'.join(_FORMER_VARIANTS)})$")
+    document["kernels"] = {
+        former.sub(lambda m: _FORMER_VARIANTS[m[0]], name): budget
+        for name, budget in document["kernels"].items()
+    }
+    return document
 
 
 def write() -> None:

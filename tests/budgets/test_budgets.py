@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import cubins
@@ -34,7 +33,7 @@ OCCUPANCY = {
     "256_narrow": (4, 1),
 }
 
-BUDGETS = json.loads(cubins.BUDGETS.read_text())
+BUDGETS = cubins.budgets()
 
 
 @pytest.fixture(scope="module")

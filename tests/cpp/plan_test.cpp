@@ -55,7 +55,7 @@ void automatic_choice() {
         CHECK_EQ(plan.num_stages, config.num_stages);
         CHECK_EQ(plan.smem_bytes, config.smem_bytes);
         const std::int64_t items = 2048 / config.block_m * 8 * 2;
-        const bool stays = plan.variant == wmma::kBulk && items > device.num_sms;
+        const bool stays = plan.variant == wmma::kPersistent && items > device.num_sms;
         CHECK_EQ(plan.grid, stays ? device.num_sms : items);
         CHECK_EQ(plan.copy_bytes, 16);
         CHECK_EQ(plan.num_splits, 1);

@@ -18,7 +18,7 @@ namespace {
 
 // The tile shapes of wmma that its cost model chooses.
 void tile_shapes() {
-  constexpr int kW = wmma::kWide, kN = wmma::kNarrow, kS = wmma::kSplit, kB = wmma::kBulk,
+  constexpr int kW = wmma::kWide, kN = wmma::kNarrow, kS = wmma::kSplit, kB = wmma::kPersistent,
                 kA = wmma::kAhead, kAll = wmma::kWhole;
   const struct {
     std::int64_t batch_size, heads, seqlen;
@@ -153,18 +153,18 @@ void forced_variants() {
   CHECK(dlattn::plan(p, device, options).kernel == "wmma");
 }
 
-// Bulk is for devices and builds with the copy engine, and for tensors that it can be told of.
+// Persistent is for devices and builds with TMA, and for tensors that it can be told of.
 void copy_engine() {
   const DeviceInfo hopper = gpus()[3];
   Options options = force("wmma");
-  options.variant = "bulk";
+  options.variant = "persistent";
   const AttentionParams p = problem(DType::kFloat16, 128);
-  CHECK_EQ(dlattn::plan(p, hopper, options).variant, wmma::kBulk);
+  CHECK_EQ(dlattn::plan(p, hopper, options).variant, wmma::kPersistent);
   const auto refused = [&](const AttentionParams& odd, const DeviceInfo& device,
                            const std::string& why) {
-    CHECK(dlattn::plan(odd, device, force("wmma")).variant != wmma::kBulk);
+    CHECK(dlattn::plan(odd, device, force("wmma")).variant != wmma::kPersistent);
     CHECK_THROWS(dlattn::plan(odd, device, options), UnsupportedError,
-                 "no kernel can run this: wmma: variant bulk: " + why);
+                 "no kernel can run this: wmma: variant persistent: " + why);
   };
   refused(p, gpus()[2], "needs compute capability 9.0 or later; " + gpus()[2].name + " has 8.0");
   DeviceInfo without = hopper;
@@ -181,7 +181,7 @@ void copy_engine() {
   // Its code is left out for 12.0 and later, where no block has the shared memory.
   const DeviceInfo small = test::gpu("RTX 5090", 12, 0, 170, 101376);
   for (const int head_dim : {64, 96, 128, 192, 256}) {
-    const int bytes = wmma::tile_config(head_dim, wmma::kBulk).smem_bytes;
+    const int bytes = wmma::tile_config(head_dim, wmma::kPersistent).smem_bytes;
     CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, head_dim), small, options), UnsupportedError,
                  "no kernel can run this: wmma: needs " + std::to_string(bytes) +
                      " bytes of shared memory per block; RTX 5090 has 101376");
@@ -189,14 +189,14 @@ void copy_engine() {
   // A sequence of a varlen batch must give the bits that it gives alone.
   Options invariant = force("wmma");
   invariant.batch_invariant = true;
-  CHECK(dlattn::plan(p, hopper, invariant).variant != wmma::kBulk);
+  CHECK(dlattn::plan(p, hopper, invariant).variant != wmma::kPersistent);
 }
 
 // Thread blocks that go from item to item: where walks are short, and shares of them equal.
 void blocks_of_several_items() {
   const DeviceInfo hopper = gpus()[3];
   Options options = force("wmma");
-  options.variant = "bulk";
+  options.variant = "persistent";
   AttentionParams p = problem(DType::kFloat16, 128);
   const auto grid = [&](std::int64_t batch_size, std::int64_t seqlen, bool causal) {
     p.batch_size = batch_size, p.seqlen_q = p.seqlen_k = seqlen;
@@ -214,17 +214,18 @@ void blocks_of_several_items() {
   CHECK_EQ(grid(8, 8192, true), 2048);
   // Results go to rows by 16 bytes.
   p.out.row_stride += 4, p.out.batch_stride = p.seqlen_q * p.out.row_stride;
-  CHECK_THROWS(dlattn::plan(p, hopper, options), UnsupportedError,
-               "no kernel can run this: wmma: variant bulk: rows of out are aligned to 8 bytes; "
-               "accepted: 16");
-  CHECK(dlattn::plan(p, hopper, force("wmma")).variant != wmma::kBulk);
+  CHECK_THROWS(
+      dlattn::plan(p, hopper, options), UnsupportedError,
+      "no kernel can run this: wmma: variant persistent: rows of out are aligned to 8 bytes; "
+      "accepted: 16");
+  CHECK(dlattn::plan(p, hopper, force("wmma")).variant != wmma::kPersistent);
 }
 
 // Which boxes a problem's tensors are brought in.
 void tensor_boxes() {
   AttentionParams p = problem(DType::kFloat16, 128);
   CHECK(wmma::whole_segments(p, 128));
-  const wmma::TensorBoxes boxes = wmma::tensor_boxes(p, 128, wmma::kBulk);
+  const wmma::TensorBoxes boxes = wmma::tensor_boxes(p, 128, wmma::kPersistent);
   CHECK_EQ(boxes.q.box_rows, 32);
   CHECK_EQ(boxes.k.box_rows, 64);
   CHECK_EQ(boxes.v.box_columns, 64);
@@ -241,7 +242,7 @@ void tensor_boxes() {
   // Zeros where v has fewer columns, whole segments or parts of one.
   p.head_dim_v = 64;
   CHECK(wmma::whole_segments(p, 128));
-  CHECK_EQ(wmma::all_segments(wmma::tensor_boxes(p, 128, wmma::kBulk).v, 128).sizes[2], 1);
+  CHECK_EQ(wmma::all_segments(wmma::tensor_boxes(p, 128, wmma::kPersistent).v, 128).sizes[2], 1);
   p.head_dim_v = 72;
   CHECK(!wmma::whole_segments(p, 128));
 }
@@ -329,7 +330,7 @@ void packed_heads() {
   for (const char* wrong : {"", "+packed", "packed+split", "split+", "split+packed+packed"}) {
     CHECK_THROWS(dlattn::plan(alone, gpus()[0], request(wrong)), UnsupportedError,
                  std::string("no kernel can run this: wmma: variant is ") + wrong +
-                     "; accepted: wide, narrow, split, ahead, general, whole, bulk, packed, "
+                     "; accepted: wide, narrow, split, ahead, general, whole, persistent, packed, "
                      "unpacked, "
                      "or one of each as in narrow+packed");
   }

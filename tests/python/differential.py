@@ -53,7 +53,7 @@ KERNELS = {
         "wmma:split",
         "wmma:whole",
         "wmma:ahead",
-        "wmma:bulk",
+        "wmma:persistent",
         "wmma:general",
         "wmma:packed",
         "wmma_smem",

@@ -466,7 +466,7 @@ def test_which_scores_break_the_rule() -> None:
     assert scaled("distant") > 0.1
 
 
-@pytest.mark.parametrize("variant", ["wide", "narrow", "bulk"])
+@pytest.mark.parametrize("variant", ["wide", "narrow", "persistent"])
 def test_the_walk_of_a_plan(variant: str) -> None:
     source = _source("forward/wmma/traits.h")
     body = re.search(rf"TileShape {variant}_shape\(int head_dim_tile\) {{(.*?)\n}}", source, re.S)

@@ -112,7 +112,7 @@ def test_constant_p_and_v_of_wide_heads(dtype: str) -> None:
     ("kernel", "options", "most"),
     [("wmma_smem", {}, 131072), ("wmma:split", {}, 524288)]
     + [(f"wmma:{variant}", {}, 131072) for variant in ("wide", "narrow")]
-    + ([("wmma:bulk", {}, 131072), ("sm90", {}, 131072)] if HOPPER else []),
+    + ([("wmma:persistent", {}, 131072), ("sm90", {}, 131072)] if HOPPER else []),
 )
 def test_what_sets_nothing_aside_refuses_more(
     kernel: str, options: dict[str, Any], most: int

@@ -12,7 +12,7 @@ from programs import run
 
 pytestmark = pytest.mark.gpu
 
-HOPPERS = ["wmma:bulk", "sm90"] if HOPPER else []
+HOPPERS = ["wmma:persistent", "sm90"] if HOPPER else []
 KERNELS = [*dict.fromkeys([kernel for kernel, _ in SERVED] + HOPPERS), "auto"]
 every_gpu = pytest.mark.parametrize("device", range(max(1, torch.cuda.device_count())))
 

@@ -42,7 +42,7 @@ FAMILIES = {
     "wmma": "forward/wmma/kernel.cuh",
     "wmma_split": "forward/wmma/split.cuh",
     "wmma_general": "forward/wmma/general.cuh",
-    "wmma_bulk": "forward/wmma/bulk.cuh",
+    "wmma_persistent": "forward/wmma/persistent.cuh",
     "sm90": "forward/sm90/kernel.cuh",
     "merge": "merge/row_per_warp/kernel.cuh",
 }

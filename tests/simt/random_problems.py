@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-TESTS = ["test_wmma", "test_wmma_split", "test_wmma_general", "test_wmma_bulk", "test_sm90"]
+TESTS = ["test_wmma", "test_wmma_split", "test_wmma_general", "test_wmma_persistent", "test_sm90"]
 
 LINE = re.compile(
     r"(?P<outcome>ok  |FAIL) (?P<family>\w+) \w+ .* seed (?P<seed>\d+)(?P<variant>[ \w+]*),.*"

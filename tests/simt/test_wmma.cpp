@@ -87,9 +87,9 @@ std::vector<Case> cases() {
 template <typename T, int kVariant = 0>
 void run_variants(simt::Tests& tests, const Case& c) {
   if constexpr (kVariant < dlattn::wmma::kNumVariants) {
-    // test_wmma_split.cpp, test_wmma_general.cpp, test_wmma_bulk.cpp
+    // test_wmma_split.cpp, test_wmma_general.cpp, test_wmma_persistent.cpp
     if constexpr (!dlattn::wmma::splits_keys(kVariant) && kVariant != dlattn::wmma::kGeneral &&
-                  kVariant != dlattn::wmma::kBulk) {
+                  kVariant != dlattn::wmma::kPersistent) {
       tests.run<T>(kFamily, c, run_kernel<T, kVariant>,
                    (std::string(dlattn::wmma::kVariantNames[kVariant]) + "+unpacked").c_str());
     }

@@ -203,7 +203,7 @@ class Rates:
 
 
 def walk_of(plan: Any) -> Walk:
-    """The walk that a plan stands for, of `wmma` (wide, narrow, ahead, bulk) or `sm90`: traits.h.
+    """The walk that a plan stands for, of `wmma` (wide, narrow, ahead, persistent) or `sm90`: traits.h.
 
     What `sm90` walks together are the 64 rows of a warpgroup.
     """
@@ -221,7 +221,7 @@ def walk_of(plan: Any) -> Walk:
             lanes_overflow=False,
         )
     rows = plan.block_m // plan.num_warps
-    narrow_slices = 1 if plan.variant == "bulk" else 2
+    narrow_slices = 1 if plan.variant == "persistent" else 2
     return Walk(
         plan.block_m,
         plan.block_n,
@@ -239,7 +239,7 @@ def facts_of(problem: Problem, kernel: Any) -> dict[str, float]:
     if not dlattn.supported(*inputs, **options):
         return {}
     plan = dlattn.plan(*inputs, **options)
-    speculates = plan.kernel == "wmma" and plan.variant in ("wide", "narrow", "ahead", "bulk")
+    speculates = plan.kernel == "wmma" and plan.variant in ("wide", "narrow", "ahead", "persistent")
     if not speculates and plan.kernel != "sm90":
         return {}
     rates = follow(walk_of(plan), _some_scores(problem.q, problem.k), problem.case.causal)

@@ -2,10 +2,10 @@
 
 #include "cuda/forward/wmma/boxes.cuh"
 #include "cuda/forward/wmma/boxes.h"
-#include "cuda/forward/wmma/bulk.cuh"
 #include "cuda/forward/wmma/general.cuh"
 #include "cuda/forward/wmma/kernel.cuh"
 #include "cuda/forward/wmma/packing.h"
+#include "cuda/forward/wmma/persistent.cuh"
 #include "cuda/forward/wmma/split.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/tensor_map.h"
@@ -19,8 +19,8 @@ constexpr auto variant_kernel() {
     return split_kernel<T, kTile, kVariant>;
   } else if constexpr (kVariant == kGeneral) {
     return general_kernel<T, kTile>;
-  } else if constexpr (kVariant == kBulk) {
-    return bulk_kernel<T, kTile>;
+  } else if constexpr (kVariant == kPersistent) {
+    return persistent_kernel<T, kTile>;
   } else {
     return kernel<T, kTile, kVariant, kPacked>;
   }

@@ -80,7 +80,7 @@ Speed speed(const AttentionParams& p, int head_dim_tile, int variant) {
       return {3400, 8.8, 8.3};
     case kWhole:
       return {2800, 4.0, 4.0};
-    case kBulk:
+    case kPersistent:
       // Of a block's diagonal its warps leave out more than the walk below takes them to.
       if (head_dim_tile <= 64) return {2900, 22.1, 22.1};
       if (head_dim_tile <= 96) return {3200, 29.5, 29.5};
@@ -189,7 +189,7 @@ std::string packing_refusal(const AttentionParams& p, int variant) {
 constexpr double kPackingGain = 0.02;
 
 // Where tensor cores are slow, they bound every shape and have no idle time to lose.
-bool bulk_pays(const DeviceInfo& device) {
+bool persistent_pays(const DeviceInfo& device) {
   return cost::tensor_rate(device) >= cost::kH200Rate;
 }
 
@@ -255,13 +255,13 @@ Choice choose(const AttentionParams& params, const DeviceInfo& device, int head_
   // The one that needs least shared memory.
   Choice best = {any ? kNarrow : request.variant, must_pack ? group : 1,
                  std::numeric_limits<double>::infinity()};
-  for (const int variant : {kBulk, kAhead, kWide, kNarrow, kSplit, kWhole}) {
+  for (const int variant : {kPersistent, kAhead, kWide, kNarrow, kSplit, kWhole}) {
     if (!has_variant(head_dim_tile, variant) || (!any && variant != request.variant)) continue;
     if (any && variant == kAhead && !mbarriers_pay(device)) continue;
-    // With batch_invariant a sequence of a pack, which bulk does not serve, gives the bits that it
-    // gives alone.
-    if (any && variant == kBulk &&
-        (batch_invariant || !bulk_pays(device) ||
+    // With batch_invariant a sequence of a pack, which persistent does not serve, gives the bits
+    // that it gives alone.
+    if (any && variant == kPersistent &&
+        (batch_invariant || !persistent_pays(device) ||
          !tma_refusal(params, device, head_dim_tile, variant).empty()))
       continue;
     if (any && splits_keys(variant) && !split_refusal(params, head_dim_tile, variant).empty())
@@ -286,7 +286,7 @@ Choice choose(const AttentionParams& params, const DeviceInfo& device, int head_
 std::int64_t grid_of(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile,
                      int variant, std::int64_t num_items) {
   // Kernels count items by 32 bits, as grids count blocks.
-  if (variant != kBulk || num_items > kMaxGrid) return num_items;
+  if (variant != kPersistent || num_items > kMaxGrid) return num_items;
   constexpr std::int64_t kShortWalk = 2048;
   const bool causal = p.causal != Causal::kNone;
   if ((causal ? p.seqlen_k / 2 : p.seqlen_k) > kShortWalk) return num_items;
@@ -353,7 +353,7 @@ double correction(int head_dim_tile, int variant) {
       return head_dim_tile <= 64 ? 1.12 : head_dim_tile <= 96 ? 0.8 : 0.97;
     case kWhole:
       return 0.95;
-    case kBulk:
+    case kPersistent:
       return head_dim_tile <= 64 ? 1.08 : head_dim_tile <= 192 ? 1.13 : 1.03;
     default:
       if (head_dim_tile <= 96) return 1.14;

@@ -22,10 +22,10 @@ constexpr int kSplit = 2;    // keys divided among the warps (split.cuh): for sm
 constexpr int kAhead = 3;    // as wide, with mbarriers, by which warps may run ahead of each other
 constexpr int kGeneral = 4;  // what the others lack: score terms, odd head dims (general.cuh)
 constexpr int kWhole = 5;    // split with all keys on their way at once: more shared memory
-constexpr int kBulk = 6;     // one item after the other, brought by the copy engine (bulk.cuh)
+constexpr int kPersistent = 6;  // work tile after work tile in one block, over TMA (persistent.cuh)
 constexpr int kNumVariants = 7;
-constexpr const char* kVariantNames[kNumVariants] = {"wide",    "narrow", "split", "ahead",
-                                                     "general", "whole",  "bulk"};
+constexpr const char* kVariantNames[kNumVariants] = {"wide",    "narrow", "split",     "ahead",
+                                                     "general", "whole",  "persistent"};
 
 constexpr bool splits_keys(int variant) {
   return variant == kSplit || variant == kWhole;
@@ -65,7 +65,7 @@ constexpr TileShape ahead_shape(int head_dim_tile) {
 // As copies take next to no warp's time, and shared memory has room for tiles on their way, one
 // block of an SM's worth of warps does: it reads each tile once where two blocks would read it
 // twice.
-constexpr TileShape bulk_shape(int head_dim_tile) {
+constexpr TileShape persistent_shape(int head_dim_tile) {
   constexpr Handover kEngine = Handover::kCopyEngine;
   if (head_dim_tile <= 64) return {8, 2, 64, 1, 32, QueryPlace::kRegisters, 1, kEngine, 8};
   if (head_dim_tile <= 128) return {8, 2, 64, 4, 32, QueryPlace::kSmem, 1, kEngine, 4};
@@ -82,7 +82,7 @@ constexpr TileShape general_shape(int head_dim_tile) {
 constexpr TileShape tile_shape(int head_dim_tile, int variant) {
   if (variant == kGeneral) return general_shape(head_dim_tile);
   if (variant == kWide) return wide_shape(head_dim_tile);
-  if (variant == kBulk) return bulk_shape(head_dim_tile);
+  if (variant == kPersistent) return persistent_shape(head_dim_tile);
   return variant == kNarrow ? narrow_shape(head_dim_tile) : ahead_shape(head_dim_tile);
 }
 
@@ -97,7 +97,7 @@ constexpr bool has_variant(int head_dim_tile, int variant) {
   if (variant == kSplit) return head_dim_tile <= 128;
   if (variant == kAhead) return head_dim_tile > 128;
   if (variant == kWhole) return head_dim_tile == 64;
-  if (variant == kBulk) return head_dim_tile >= 64;
+  if (variant == kPersistent) return head_dim_tile >= 64;
   return 0 <= variant && variant < kNumVariants;
 }
 
@@ -126,7 +126,7 @@ constexpr bool registers_are_scarce(int head_dim_tile) {
 constexpr int kParkedBytes = 32;
 
 // Byte offsets into dynamic shared memory; rows as in tile::SwizzledRows, in boxes of a warp's rows
-// of Q and of a tile of K and V where the copy engine brings them.
+// of Q and of a tile of K and V where TMA brings them.
 struct SmemMap {
   int q;  // [block_m] rows, later those of out
   int k;  // [stages][block_n] rows
@@ -137,7 +137,7 @@ struct SmemMap {
   int total;
 };
 
-constexpr int kCoordinateBytes = 32;  // BulkCursor and WarpItem
+constexpr int kCoordinateBytes = 32;  // ProducerState and ConsumerState
 
 constexpr SmemMap smem_map(int head_dim_tile, int variant) {
   const TileShape shape = tile_shape(head_dim_tile, variant);

@@ -13,7 +13,7 @@ from gpu_checks import CAUSAL, HALF, check, normal, padded, qkv, torch
 
 import dlattn
 
-KERNEL = "wmma:bulk"
+KERNEL = "wmma:persistent"
 DIMS = [40, 64, 88, 104, 128, 168, 192, 200, 256]
 
 
@@ -95,5 +95,7 @@ def test_in_a_graph() -> None:
 def test_packs_are_refused() -> None:
     q, k, v = (x[0] for x in qkv("float16", 40, 40, dim=128))
     starts = torch.tensor([0, 10, 40], dtype=torch.int32, device="cuda")
-    with pytest.raises(dlattn.UnsupportedError, match="bulk: does not implement cu_seqlens_q"):
+    with pytest.raises(
+        dlattn.UnsupportedError, match="persistent: does not implement cu_seqlens_q"
+    ):
         dlattn.attention_varlen(q, k, v, starts, starts, 30, 30, kernel=KERNEL)

@@ -1,6 +1,6 @@
 #include "attention_test.h"
 #include "cuda/forward/wmma/boxes.h"
-#include "cuda/forward/wmma/bulk.cuh"
+#include "cuda/forward/wmma/persistent.cuh"
 #include "feature_cases.h"
 #include "tensor_maps.h"
 
@@ -18,16 +18,16 @@ template <typename T>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
   simt::with_instance<kFamily, T>(head_dim_tile, [&](auto tile) {
-    if constexpr (dlattn::wmma::has_variant(tile, dlattn::wmma::kBulk)) {
+    if constexpr (dlattn::wmma::has_variant(tile, dlattn::wmma::kPersistent)) {
       const dlattn::wmma::TensorBoxes boxes =
-          dlattn::wmma::tensor_boxes(params, tile, dlattn::wmma::kBulk);
+          dlattn::wmma::tensor_boxes(params, tile, dlattn::wmma::kPersistent);
       const bool whole = dlattn::wmma::whole_segments(params, tile);
       const auto encode = [&](const dlattn::tile::TensorBox& box) {
         return simt::encode(whole ? dlattn::wmma::all_segments(box, tile) : box);
       };
       const dlattn::wmma::TensorMaps maps = {encode(boxes.q), encode(boxes.k), encode(boxes.v),
                                              whole};
-      dlattn::wmma::bulk_kernel<T, tile>(params, shape, maps);
+      dlattn::wmma::persistent_kernel<T, tile>(params, shape, maps);
     }
   });
 }
@@ -80,12 +80,12 @@ std::vector<Case> cases() {
 
 int main(int argc, char** argv) {
   const simt::Arguments arguments(argc, argv);
-  simt::Tests tests("wmma_bulk", arguments, simt::hopper());
+  simt::Tests tests("wmma_persistent", arguments, simt::hopper());
   for (const Case& c : arguments.cases(cases())) {
     tests.limit_blocks(2);  // the plan has a block for each item of so small problems
-    tests.run<half>(kFamily, c, run_kernel<half>, "bulk+unpacked");
+    tests.run<half>(kFamily, c, run_kernel<half>, "persistent+unpacked");
     tests.limit_blocks(INT64_MAX);
-    tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16>, "bulk+unpacked");
+    tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16>, "persistent+unpacked");
   }
   return tests.finish();
 }

@@ -1,0 +1,124 @@
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "cuda/forward/wmma/products.cuh"
+#include "cuda/forward/wmma/softmax.cuh"
+#include "cuda/forward/wmma/tiles.cuh"
+#include "cuda/forward/wmma/traits.h"
+
+namespace dlattn::wmma {
+
+// A warp's query rows: Q, the softmax of each row and the unnormalised output, and what a tile of
+// keys does to them. Where a tile is in shared memory its owner, a consumer, says: lane_k() and
+// lane_v() are where its K and V begin for this lane's ldmatrix (products.cuh).
+//
+// An object apart from the consumer: nvcc takes a struct to pieces, of which registers can be made,
+// only when all loops over its arrays are unrolled, and that is too late to optimise the scalars of
+// a consumer in the same struct.
+template <typename T, int kHeadDim, int kVariant>
+struct WarpRows {
+  static constexpr TileShape kShape = tile_shape(kHeadDim, kVariant);
+  static constexpr int kRowTiles = kShape.row_tiles;
+  static constexpr int kRows = kRowTiles * 16;
+  static constexpr int kBytes = kRows * kHeadDim * static_cast<int>(sizeof(T));  // of Q
+  static constexpr int kBlockN = kShape.block_n;
+  static constexpr bool kInRegisters = kShape.query_place != QueryPlace::kSmem;
+  // Rows of a box of Q, of K and V (tile::SwizzledRows).
+  static constexpr int kQueryBox = uses_copy_engine(kHeadDim, kVariant) ? kRows : 0;
+  static constexpr int kKeyBox = uses_copy_engine(kHeadDim, kVariant) ? kBlockN : 0;
+
+  SpeculativeSoftmax<kRowTiles> softmax;
+  float acc_o[kRowTiles][kHeadDim / 8][4] = {};
+  std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];  // if kInRegisters
+  const ptx::SmemAddress lane_q;
+
+  // `sQ`: where the warp's rows of Q begin in shared memory.
+  __device__ __forceinline__ WarpRows(ptx::SmemAddress sQ, int lane)
+      : lane_q(sQ + lane_place_down<kHeadDim, kQueryBox>(lane)) {}
+
+  __device__ __forceinline__ void load_queries() {
+    static_assert(kInRegisters);
+#pragma unroll
+    for (int d = 0; d < kHeadDim; d += 16) load_q<kHeadDim, kQueryBox>(rQ[d / 16], lane_q, d);
+  }
+
+  // A tile of which every row sees every key, its probabilities made in slices of its keys. Returns
+  // how many keys it has done, from the first on: fewer than kBlockN where the row max overflowed.
+  // Calls consumer.after_softmax() once, after the first slice's probabilities.
+  template <typename Consumer>
+  __device__ __forceinline__ int attend(Consumer& consumer, float scale_log2) {
+    float acc_s[kRowTiles][kBlockN / 8][4];
+    // S = Q K^T
+    multiply_qk<T, kHeadDim, 0, kBlockN, kKeyBox>(acc_s, consumer.lane_k(), query_columns());
+    int keys = 0;
+    attend_slices<0>(acc_s, consumer, scale_log2, keys);
+    return keys;
+  }
+
+  // The keys of tile `n` from its key `begin` on, in slices of kShape.edge_keys, without slices
+  // that none of the rows, `first_row` and on, sees. The row max is raised before probabilities are
+  // made.
+  template <typename Mask>
+  __device__ __forceinline__ void attend_edge(const Mask& mask, int first_row, int n, int begin,
+                                              ptx::SmemAddress lane_k, ptx::SmemAddress lane_v,
+                                              float scale_log2, int lane_idx) {
+    constexpr int kSliceKeys = kShape.edge_keys;
+    constexpr int kRowBytes = tile::SwizzledRows<kHeadDim, kKeyBox>::kRowBytes;
+    const int last_row = first_row + kRows - 1;
+#pragma unroll 1
+    for (int first = kBlockN - kSliceKeys; first + kSliceKeys > begin; first -= kSliceKeys) {
+      const int n0 = n * kBlockN + first;
+      const tile::Range any = mask.any_row(first_row, last_row);
+      if (any.begin >= n0 + kSliceKeys || any.end <= n0) continue;
+      // S = Q K^T
+      float acc_s[kRowTiles][kSliceKeys / 8][4];
+      multiply_qk<T, kHeadDim, 0, kSliceKeys, kKeyBox>(acc_s, lane_k + first * kRowBytes,
+                                                       query_columns());
+      if (!tile::contains_all(mask.every_row(first_row, last_row), n0, kSliceKeys))
+        apply_mask(acc_s, mask, first_row + lane_idx / 4, n0, lane_idx);
+      if (first < begin) hide_keys(acc_s, begin - first, lane_idx);
+      // P = exp(S - row max)
+      std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
+      softmax.template first_probabilities<T, 0, kSliceKeys>(acc_s, scale_log2, false, rP, acc_o);
+      // O += P V
+      multiply_pv<T, kHeadDim, 0, kSliceKeys, kKeyBox>(acc_o, rP, lane_v + first * kRowBytes);
+    }
+  }
+
+ private:
+  // Supplies multiply_qk() with 16 columns of Q.
+  __device__ __forceinline__ auto query_columns() const {
+    return [this](std::uint32_t (&a)[kRowTiles][4], int d) {
+      if constexpr (kInRegisters) {
+        memcpy(a, rQ[d / 16], sizeof a);
+      } else {
+        load_q<kHeadDim, kQueryBox>(a, lane_q, d);
+      }
+    };
+  }
+
+  // The slices from kSlice on, until the row max overflows in one. A slice calls the next, so that
+  // in machine code an overflow is one jump, and products overlap with the next slice's
+  // exponentials: a loop over functions that may return false becomes flags that are tested after
+  // the products.
+  template <int kSlice, typename Consumer>
+  __device__ __forceinline__ void attend_slices(float (&acc_s)[kRowTiles][kBlockN / 8][4],
+                                                Consumer& consumer, float scale_log2, int& keys) {
+    constexpr int kKeys = kBlockN / kShape.slices;
+    constexpr int kFirst = kSlice * kKeys;
+    // P = exp(S - row max)
+    if (!softmax.template speculate<kFirst, kKeys>(acc_s, scale_log2, acc_o)) return;
+    std::uint32_t rP[kRowTiles][kKeys / 16][4];
+    softmax.template pack<T, kFirst, kKeys>(acc_s, rP);
+    if constexpr (kSlice == 0) consumer.after_softmax();
+    // O += P V
+    multiply_pv<T, kHeadDim, kFirst, kKeys, kKeyBox>(acc_o, rP, consumer.lane_v());
+    keys = kFirst + kKeys;
+    if constexpr (kFirst + kKeys < kBlockN)
+      attend_slices<kSlice + 1>(acc_s, consumer, scale_log2, keys);
+  }
+};
+
+}  // namespace dlattn::wmma
