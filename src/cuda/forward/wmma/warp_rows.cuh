@@ -44,6 +44,20 @@ struct WarpRows {
     for (int d = 0; d < kHeadDim; d += 16) load_q<kHeadDim, kQueryBox>(rQ[d / 16], lane_q, d);
   }
 
+  // S = Q K^T for the first kKeys keys from `lane_k` on.
+  template <int kKeys>
+  __device__ __forceinline__ void multiply_keys(float (&acc_s)[kRowTiles][kKeys / 8][4],
+                                                ptx::SmemAddress lane_k) const {
+    multiply_qk<T, kHeadDim, 0, kKeys, kKeyBox>(acc_s, lane_k,
+                                                [this](std::uint32_t (&a)[kRowTiles][4], int d) {
+                                                  if constexpr (kInRegisters) {
+                                                    memcpy(a, rQ[d / 16], sizeof a);
+                                                  } else {
+                                                    load_q<kHeadDim, kQueryBox>(a, lane_q, d);
+                                                  }
+                                                });
+  }
+
   // A tile of which every row sees every key, its probabilities made in slices of its keys. Returns
   // how many keys it has done, from the first on: fewer than kBlockN where the row max overflowed.
   // Calls consumer.after_softmax() once, after the first slice's probabilities.
@@ -51,7 +65,7 @@ struct WarpRows {
   __device__ __forceinline__ int attend(Consumer& consumer, float scale_log2) {
     float acc_s[kRowTiles][kBlockN / 8][4];
     // S = Q K^T
-    multiply_qk<T, kHeadDim, 0, kBlockN, kKeyBox>(acc_s, consumer.lane_k(), query_columns());
+    multiply_keys<kBlockN>(acc_s, consumer.lane_k());
     int keys = 0;
     attend_slices<0>(acc_s, consumer, scale_log2, keys);
     return keys;
@@ -74,8 +88,7 @@ struct WarpRows {
       if (any.begin >= n0 + kSliceKeys || any.end <= n0) continue;
       // S = Q K^T
       float acc_s[kRowTiles][kSliceKeys / 8][4];
-      multiply_qk<T, kHeadDim, 0, kSliceKeys, kKeyBox>(acc_s, lane_k + first * kRowBytes,
-                                                       query_columns());
+      multiply_keys<kSliceKeys>(acc_s, lane_k + first * kRowBytes);
       if (!tile::contains_all(mask.every_row(first_row, last_row), n0, kSliceKeys))
         apply_mask(acc_s, mask, first_row + lane_idx / 4, n0, lane_idx);
       if (first < begin) hide_keys(acc_s, begin - first, lane_idx);
@@ -88,17 +101,6 @@ struct WarpRows {
   }
 
  private:
-  // Supplies multiply_qk() with 16 columns of Q.
-  __device__ __forceinline__ auto query_columns() const {
-    return [this](std::uint32_t (&a)[kRowTiles][4], int d) {
-      if constexpr (kInRegisters) {
-        memcpy(a, rQ[d / 16], sizeof a);
-      } else {
-        load_q<kHeadDim, kQueryBox>(a, lane_q, d);
-      }
-    };
-  }
-
   // The slices from kSlice on, until the row max overflows in one. A slice calls the next, so that
   // in machine code an overflow is one jump, and products overlap with the next slice's
   // exponentials: a loop over functions that may return false becomes flags that are tested after
