@@ -85,7 +85,7 @@ class Shape:
     @property
     def definitions(self) -> list[str]:
         """What the launcher is told of it."""
-        variant = [f"-DVARIANT=k{self.variant.capitalize()}"] if self.variant else []
+        variant = [f"-DVARIANT=k{self.variant.title().replace('_', '')}"] if self.variant else []
         return [f"-DHEAD_DIM={self.head_dim}", *variant]
 
 

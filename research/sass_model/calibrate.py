@@ -36,7 +36,7 @@ class Comparison:
 
 
 # What results call variants that have other names by now.
-FORMER_VARIANTS = {"bulk": "persistent"}
+FORMER_VARIANTS = {"ahead": "pipelined", "whole": "single_pass", "bulk": "persistent"}
 
 
 def measured_cases(path: Path) -> list[tuple[Problem, str, float]]:

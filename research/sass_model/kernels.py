@@ -23,8 +23,8 @@ import cubins  # noqa: E402
 _SYMBOL = re.compile(
     r"_ZN6dlattn4wmma\d+(?:(split|general|persistent)_)?kernelI6__halfLi(\d+)E(?:Li(\d+)E)?(?:Lb0E)?E\w*"
 )
-# No plan takes these on Ada: one has no loop, the copy engine brings the tiles of the other.
-NOT_MODELLED = ("whole", "persistent")
+# No plan takes these on Ada: one has no loop, TMA brings the tiles of the other.
+NOT_MODELLED = ("single_pass", "persistent")
 _CORE = ("types", "overlap", "validate", "varlen", "family", "plan", "boxes")
 _REGISTERS_PER_SM = 65536
 _RESERVED_SMEM = 1024  # bytes per block that CUDA takes for itself
@@ -131,7 +131,7 @@ def tile_shapes() -> dict[tuple[int, str], Shape]:
               const auto c = tile_config(tile, v);
               std::printf("%d %d %s %d %d %d %d %d\\n", tile, v, kVariantNames[v], c.block_m,
                           c.block_n, c.num_warps, c.smem_bytes,
-                          splits_keys(v) ? split_shape(tile, v == kWhole).key_groups : 1);
+                          splits_keys(v) ? split_shape(tile, v == kSinglePass).key_groups : 1);
             }}
         }}"""
     shapes = {}

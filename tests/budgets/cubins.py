@@ -38,9 +38,9 @@ _VARIANTS = {
         "wide": _ALL,
         "narrow": _ALL,
         "split": range(1, 129),
-        "ahead": range(129, 257),
+        "pipelined": range(129, 257),
         "general": _ALL,
-        "whole": (64,),
+        "single_pass": (64,),
         "persistent": range(64, 257),
     },
     # By the tile of v's head_dim, then by the terms of scores.
@@ -64,7 +64,7 @@ _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
 
 # What budgets.json calls variants that have other names by now.
-_FORMER_VARIANTS = {"bulk": "persistent"}
+_FORMER_VARIANTS = {"ahead": "pipelined", "whole": "single_pass", "bulk": "persistent"}
 
 
 class NoTools(Exception):

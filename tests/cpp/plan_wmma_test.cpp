@@ -19,7 +19,7 @@ namespace {
 // The tile shapes of wmma that its cost model chooses.
 void tile_shapes() {
   constexpr int kW = wmma::kWide, kN = wmma::kNarrow, kS = wmma::kSplit, kB = wmma::kPersistent,
-                kA = wmma::kAhead, kAll = wmma::kWhole;
+                kA = wmma::kPipelined, kAll = wmma::kSinglePass;
   const struct {
     std::int64_t batch_size, heads, seqlen;
     int head_dim;
@@ -89,8 +89,8 @@ void forced_variants() {
   AttentionParams p = problem(DType::kFloat16, 64);
   Options options = force("wmma");
   for (int variant = 0; variant < wmma::kNumVariants; ++variant) {
-    if (!wmma::has_variant(64, variant) || variant == wmma::kWhole ||
-        wmma::uses_copy_engine(64, variant))
+    if (!wmma::has_variant(64, variant) || variant == wmma::kSinglePass ||
+        wmma::uses_tma(64, variant))
       continue;
     options.variant = wmma::kVariantNames[variant];
     const Plan plan = dlattn::plan(p, device, options);
@@ -116,10 +116,10 @@ void forced_variants() {
             ": rows of q, k and v are aligned to 4 bytes; accepted: 16");
   }
   // Whole needs room for all keys.
-  options.variant = "whole";
+  options.variant = "single_pass";
   CHECK_THROWS(
       dlattn::plan(p, gpus()[3], options), UnsupportedError,
-      "no kernel can run this: wmma: variant whole: seqlen_k is 2048; accepted: up to 512");
+      "no kernel can run this: wmma: variant single_pass: seqlen_k is 2048; accepted: up to 512");
   p.seqlen_q = p.seqlen_k = 512;
   CHECK_EQ(dlattn::plan(p, gpus()[3], options).smem_bytes, 136192);
   CHECK_THROWS(dlattn::plan(p, device, options), UnsupportedError,
@@ -127,8 +127,9 @@ void forced_variants() {
                    device.name + " has 101376");
   const std::int32_t starts[] = {0, 1, 2};
   p.cu_seqlens_q = p.cu_seqlens_k = starts, p.total_q = p.total_k = 2;
-  CHECK_THROWS(dlattn::plan(p, gpus()[3], options), UnsupportedError,
-               "no kernel can run this: wmma: variant whole: does not implement cu_seqlens_q");
+  CHECK_THROWS(
+      dlattn::plan(p, gpus()[3], options), UnsupportedError,
+      "no kernel can run this: wmma: variant single_pass: does not implement cu_seqlens_q");
   p = problem(DType::kFloat16, 64);
   // Split counts offsets in 32 bits.
   AttentionParams far = p;
@@ -328,11 +329,12 @@ void packed_heads() {
                "no kernel can run this: wmma: packed: seqlen_q x heads of a group is 2147483648; "
                "accepted: up to 1073740800");
   for (const char* wrong : {"", "+packed", "packed+split", "split+", "split+packed+packed"}) {
-    CHECK_THROWS(dlattn::plan(alone, gpus()[0], request(wrong)), UnsupportedError,
-                 std::string("no kernel can run this: wmma: variant is ") + wrong +
-                     "; accepted: wide, narrow, split, ahead, general, whole, persistent, packed, "
-                     "unpacked, "
-                     "or one of each as in narrow+packed");
+    CHECK_THROWS(
+        dlattn::plan(alone, gpus()[0], request(wrong)), UnsupportedError,
+        std::string("no kernel can run this: wmma: variant is ") + wrong +
+            "; accepted: wide, narrow, split, pipelined, general, single_pass, persistent, packed, "
+            "unpacked, "
+            "or one of each as in narrow+packed");
   }
 }
 

@@ -35,7 +35,7 @@ KERNELS = [
             ("wmma:wide", 128),
             ("wmma:narrow+unpacked", 64),
             ("wmma:narrow+packed", 64),
-            ("wmma:ahead", 192),
+            ("wmma:pipelined", 192),
             ("wmma:split+unpacked", 64),
             ("wmma:split", 128),
             ("wmma:general", 60),

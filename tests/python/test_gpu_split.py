@@ -61,49 +61,52 @@ def test_bits_depend_on_nothing_else(dtype: str, causal: bool) -> None:
 
 
 # Whole: all keys on their way at once, which takes more shared memory than some devices have.
-WHOLE = "wmma:whole"
+SINGLE_PASS = "wmma:single_pass"
 
 
-def check_whole(q: Any, k: Any, v: Any, **options: Any) -> None:
-    support = dlattn.supported(q, k, v, kernel=WHOLE)
+def check_single_pass(q: Any, k: Any, v: Any, **options: Any) -> None:
+    support = dlattn.supported(q, k, v, kernel=SINGLE_PASS)
     if not support.ok:
         assert "of shared memory per block" in str(support)
         pytest.skip(str(support))
-    check(WHOLE, q, k, v, **options)
+    check(SINGLE_PASS, q, k, v, **options)
 
 
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("causal", CAUSAL)
 @pytest.mark.parametrize("seqlen_q", [1, 33, 512])
-def test_whole(dtype: str, causal: Any, seqlen_q: int) -> None:
+def test_single_pass(dtype: str, causal: Any, seqlen_q: int) -> None:
     for seqlen_k in (1, 63, 64, 65, 128, 200, 256, 257, 320, 383, 449, 511, 512):
-        check_whole(*qkv(dtype, seqlen_q, seqlen_k), causal=causal)
+        check_single_pass(*qkv(dtype, seqlen_q, seqlen_k), causal=causal)
 
 
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("window", [(0, 0), (31, None), (300, 5), (None, 40)])
 def test_whole_with_windows(dtype: str, window: Any) -> None:
     for dim, dim_v in ((64, 64), (40, 64), (56, 8)):
-        check_whole(*qkv(dtype, 333, 500, dim=dim, dim_v=dim_v), window=window)
-        check_whole(*qkv(dtype, 500, 333, dim=dim, dim_v=dim_v), window=window, causal=True)
+        check_single_pass(*qkv(dtype, 333, 500, dim=dim, dim_v=dim_v), window=window)
+        check_single_pass(*qkv(dtype, 500, 333, dim=dim, dim_v=dim_v), window=window, causal=True)
 
 
 def test_whole_with_scores_that_rise_in_one_group_alone() -> None:
     for hot in (0, 64, 255, 256, 511):
         q, k, v = qkv("float16", 64, 512)
         k[:, hot] *= 20
-        check_whole(q, k, v)
-        check_whole(q, k, v, sinks=torch.linspace(-3, 9, q.shape[2], device="cuda"))
+        check_single_pass(q, k, v)
+        check_single_pass(q, k, v, sinks=torch.linspace(-3, 9, q.shape[2], device="cuda"))
 
 
 def test_whole_is_what_the_plan_takes_where_it_fits() -> None:
     q, k, v = qkv("float16", 512, 512, batch=1, heads=8, heads_kv=8)
     properties = torch.cuda.get_device_properties(0)
-    if properties.multi_processor_count < 128 or not dlattn.supported(q, k, v, kernel=WHOLE).ok:
+    if (
+        properties.multi_processor_count < 128
+        or not dlattn.supported(q, k, v, kernel=SINGLE_PASS).ok
+    ):
         pytest.skip("the blocks have no SM each, or less shared memory than they need")
-    assert dlattn.plan(q, k, v, kernel="wmma").variant == "whole"
+    assert dlattn.plan(q, k, v, kernel="wmma").variant == "single_pass"
     first = dlattn.attention(q, k, v, kernel="wmma")
     for _ in range(20):
         assert torch.equal(first, dlattn.attention(q, k, v, kernel="wmma"))
-    alone = dlattn.attention(q[:, :, 3:4], k[:, :, 3:4], v[:, :, 3:4], kernel=WHOLE)
+    alone = dlattn.attention(q[:, :, 3:4], k[:, :, 3:4], v[:, :, 3:4], kernel=SINGLE_PASS)
     assert torch.equal(first[:, :, 3:4], alone)

@@ -35,7 +35,7 @@ LACKS = ("no instance for this head_dim", "of shared memory", "compute capabilit
 
 # --- packed heads --------------------------------------------------------------------------------
 
-VARIANTS = ["wide", "narrow", "split", "whole", "ahead", "persistent", "general"]
+VARIANTS = ["wide", "narrow", "split", "single_pass", "pipelined", "persistent", "general"]
 
 
 def check_packed(variant: str, q: Any, k: Any, v: Any, **options: Any) -> bool:
@@ -226,7 +226,7 @@ def test_sm90_serves_softcap_and_alibi_in_varlen() -> None:
 # --- chains of different kernels -----------------------------------------------------------------
 
 BY_DTYPE = {dtype: [kernel for kernel, of in SERVED if of == dtype] for dtype in HALF}
-MORE = ["wmma:wide", "wmma:narrow", "wmma:ahead", "wmma:whole", "wmma:persistent"]
+MORE = ["wmma:wide", "wmma:narrow", "wmma:pipelined", "wmma:single_pass", "wmma:persistent"]
 
 
 def check_chain_of(kernels: list[str], dtype: str, seqlen: int, dim: int, causal: bool) -> None:
@@ -256,7 +256,7 @@ def test_chain_of_all_kernels(seqlen: int, dim: int, causal: bool, dtype: str) -
     check_chain_of([*BY_DTYPE[dtype], *MORE], dtype, seqlen, dim, causal)
 
 
-PAIRS = ["scalar", "wmma", "wmma:split", "wmma:persistent", "wmma:ahead", "wmma:general"]
+PAIRS = ["scalar", "wmma", "wmma:split", "wmma:persistent", "wmma:pipelined", "wmma:general"]
 
 
 @pytest.mark.parametrize(("first", "second"), itertools.permutations([*PAIRS, "sm90"], 2))

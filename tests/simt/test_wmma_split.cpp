@@ -14,8 +14,8 @@ using simt::kFull;
 using simt::kTopLeft;
 using simt::Layout;
 
+using dlattn::wmma::kSinglePass;
 using dlattn::wmma::kSplit;
-using dlattn::wmma::kWhole;
 
 template <typename T, int kVariant>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
@@ -28,7 +28,7 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
 
 // Whole: groups without tiles, with one and with two; the last of 512 keys; masks at both ends of a
 // walk, rows that see nothing.
-std::vector<Case> whole_cases() {
+std::vector<Case> single_pass_cases() {
   std::vector<Case> cases = {
       {1, 1, 64, kFull},
       {33, 130, 40, kTopLeft},
@@ -104,7 +104,7 @@ std::vector<Case> cases() {
 // `packing` is part of the variant's name.
 template <int kVariant>
 void run(simt::Tests& tests, const Case& c, const std::string& packing) {
-  tests.plan_for(kVariant == kWhole ? simt::hopper() : simt::ada());
+  tests.plan_for(kVariant == kSinglePass ? simt::hopper() : simt::ada());
   const std::string variant = dlattn::wmma::kVariantNames[kVariant] + packing;
   tests.run<half>(kFamily, c, run_kernel<half, kVariant>, variant.c_str());
   tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16, kVariant>, variant.c_str());
@@ -117,14 +117,15 @@ int main(int argc, char** argv) {
   simt::Tests tests("wmma_split", arguments);
   for (const Case& c : arguments.cases(cases())) {
     run<kSplit>(tests, c, "+unpacked");
-    if (c.seed) run<kWhole>(tests, c, "+unpacked");
+    if (c.seed) run<kSinglePass>(tests, c, "+unpacked");
   }
-  for (const Case& c : arguments.cases(whole_cases())) run<kWhole>(tests, c, "+unpacked");
+  for (const Case& c : arguments.cases(single_pass_cases()))
+    run<kSinglePass>(tests, c, "+unpacked");
   for (const int head_dim : {64, 104}) {
     if ((simt::kThreadSanitizer || arguments.values()) && head_dim != 64) continue;
     for (const Case& c : arguments.cases(simt::packed_cases(head_dim))) {
       run<kSplit>(tests, c, "+packed");
-      run<kWhole>(tests, c, "+packed");
+      run<kSinglePass>(tests, c, "+packed");
     }
   }
   return tests.finish();

@@ -234,7 +234,7 @@ def _walk_facts(own: Contestant, problem: Problem, left: int | None) -> dict[str
     if not dlattn.supported(*inputs, **asked):
         return {}
     plan = dlattn.plan(*inputs, **asked)
-    if plan.kernel != "sm90" and plan.variant not in ("wide", "narrow", "ahead"):
+    if plan.kernel != "sm90" and plan.variant not in ("wide", "narrow", "pipelined"):
         return {}
     batch_size, num_heads, seqlen, _ = problem.case.sizes
     rows = SM90_ROWS if plan.kernel == "sm90" else plan.block_m

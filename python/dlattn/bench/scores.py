@@ -203,7 +203,7 @@ class Rates:
 
 
 def walk_of(plan: Any) -> Walk:
-    """The walk that a plan stands for, of `wmma` (wide, narrow, ahead, persistent) or `sm90`: traits.h.
+    """The walk that a plan of `sm90`, or of a speculating variant of `wmma`, stands for.
 
     What `sm90` walks together are the 64 rows of a warpgroup.
     """
@@ -239,7 +239,12 @@ def facts_of(problem: Problem, kernel: Any) -> dict[str, float]:
     if not dlattn.supported(*inputs, **options):
         return {}
     plan = dlattn.plan(*inputs, **options)
-    speculates = plan.kernel == "wmma" and plan.variant in ("wide", "narrow", "ahead", "persistent")
+    speculates = plan.kernel == "wmma" and plan.variant in (
+        "wide",
+        "narrow",
+        "pipelined",
+        "persistent",
+    )
     if not speculates and plan.kernel != "sm90":
         return {}
     rates = follow(walk_of(plan), _some_scores(problem.q, problem.k), problem.case.causal)

@@ -4,7 +4,7 @@
 #include "cuda/tile/box_source.cuh"
 #include "cuda/tile/swizzle.cuh"
 
-// Rows that the copy engine brings, for kernels of compute capability 9.0 and later.
+// Rows that come by TMA, for kernels of compute capability 9.0 and later.
 namespace dlattn::wmma {
 
 // See TensorBoxes; of all_segments() where `whole_segments`.

@@ -6,7 +6,7 @@
 #include "cuda/tile/boxes.h"
 #include "dlattn/forward.h"
 
-// What the copy engine is told of the tensors of a problem of fixed length, as plain host code: the
+// What TMA is told of the tensors of a problem of fixed length, as plain host code: the
 // plan asks whether it can be told, the launch tells it.
 namespace dlattn::wmma {
 

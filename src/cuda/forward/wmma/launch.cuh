@@ -38,7 +38,7 @@ void launch_variant(const AttentionParams& params, const LaunchShape& shape, con
   };
   if constexpr (splits_keys(kVariant)) {
     launch(make_split_params(params, shape));
-  } else if constexpr (uses_copy_engine(kTile, kVariant)) {
+  } else if constexpr (uses_tma(kTile, kVariant)) {
     const TensorBoxes boxes = tensor_boxes(params, kTile, kVariant);
     const bool whole = whole_segments(params, kTile);
     const auto encode = [&](const tile::TensorBox& box) {

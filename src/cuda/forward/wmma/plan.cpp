@@ -78,7 +78,7 @@ Speed speed(const AttentionParams& p, int head_dim_tile, int variant) {
       if (head_dim_tile <= 64) return {2700, 4.9, 4.1};
       if (head_dim_tile <= 96) return {3200, 10.1, 8.5};
       return {3400, 8.8, 8.3};
-    case kWhole:
+    case kSinglePass:
       return {2800, 4.0, 4.0};
     case kPersistent:
       // Of a block's diagonal its warps leave out more than the walk below takes them to.
@@ -88,7 +88,7 @@ Speed speed(const AttentionParams& p, int head_dim_tile, int variant) {
       return head_dim_tile <= 192 ? Speed{4000, 28.0, 28.0} : Speed{4700, 43.2, 43.2};
     case kGeneral:
       return general_speed(p, head_dim_tile);
-    default:  // kAhead
+    default:  // kPipelined
       return head_dim_tile <= 192 ? Speed{7300, 31.0, 31.0} : Speed{8400, 43.5, 44.0};
   }
 }
@@ -142,9 +142,9 @@ std::string fast_refusal(const AttentionParams& p) {
 // serve; empty if they do.
 std::string split_refusal(const AttentionParams& p, int head_dim_tile, int variant) {
   if (!split_offsets_fit(p)) return "q, k or v spans 32 GiB or more; accepted: less";
-  if (variant != kWhole) return {};
+  if (variant != kSinglePass) return {};
   if (p.cu_seqlens_q) return "does not implement cu_seqlens_q";
-  const std::int64_t most = whole_keys(split_shape(head_dim_tile, true));
+  const std::int64_t most = single_pass_keys(split_shape(head_dim_tile, true));
   if (p.seqlen_k <= most) return {};
   return "seqlen_k is " + std::to_string(p.seqlen_k) + "; accepted: up to " + std::to_string(most);
 }
@@ -223,7 +223,7 @@ bool parse_request(const char* text, Request* request) {
 // (cuda/tile/span.h), as long as pairs of out's columns are aligned to 4 bytes.
 std::int64_t most_keys(const AttentionParams& p, int head_dim_tile, int variant) {
   constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
-  if (variant == kWhole) return kAny;  // it has refused
+  if (variant == kSinglePass) return kAny;  // it has refused
   if (variant == kSplit) return split_shape(head_dim_tile, false).key_groups * tile::kMostKeys;
   const bool pairs = p.head_dim_v % 2 == 0 && store_bytes(p) >= 4;
   return variant == kGeneral && pairs ? kAny : tile::kMostKeys;
@@ -255,9 +255,9 @@ Choice choose(const AttentionParams& params, const DeviceInfo& device, int head_
   // The one that needs least shared memory.
   Choice best = {any ? kNarrow : request.variant, must_pack ? group : 1,
                  std::numeric_limits<double>::infinity()};
-  for (const int variant : {kPersistent, kAhead, kWide, kNarrow, kSplit, kWhole}) {
+  for (const int variant : {kPersistent, kPipelined, kWide, kNarrow, kSplit, kSinglePass}) {
     if (!has_variant(head_dim_tile, variant) || (!any && variant != request.variant)) continue;
-    if (any && variant == kAhead && !mbarriers_pay(device)) continue;
+    if (any && variant == kPipelined && !mbarriers_pay(device)) continue;
     // With batch_invariant a sequence of a pack, which persistent does not serve, gives the bits
     // that it gives alone.
     if (any && variant == kPersistent &&
@@ -316,7 +316,7 @@ std::string request_refusal(const AttentionParams& p, const DeviceInfo& device, 
   std::string why = request.variant == kGeneral ? std::string() : fast_refusal(p);
   if (why.empty() && splits_keys(request.variant))
     why = split_refusal(p, head_dim_tile, request.variant);
-  if (why.empty() && uses_copy_engine(head_dim_tile, request.variant))
+  if (why.empty() && uses_tma(head_dim_tile, request.variant))
     why = tma_refusal(p, device, head_dim_tile, request.variant);
   return why.empty() ? why : name + ": " + why;
 }
@@ -351,7 +351,7 @@ double correction(int head_dim_tile, int variant) {
       return 1.0;
     case kSplit:
       return head_dim_tile <= 64 ? 1.12 : head_dim_tile <= 96 ? 0.8 : 0.97;
-    case kWhole:
+    case kSinglePass:
       return 0.95;
     case kPersistent:
       return head_dim_tile <= 64 ? 1.08 : head_dim_tile <= 192 ? 1.13 : 1.03;

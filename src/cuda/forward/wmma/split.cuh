@@ -20,8 +20,8 @@
 namespace dlattn::wmma {
 
 template <typename T, int kHeadDim, int kVariant>
-__global__ void __launch_bounds__(num_warps(split_shape(kHeadDim, kVariant == kWhole)) * 32,
-                                  split_shape(kHeadDim, kVariant == kWhole).blocks_per_sm)
+__global__ void __launch_bounds__(num_warps(split_shape(kHeadDim, kVariant == kSinglePass)) * 32,
+                                  split_shape(kHeadDim, kVariant == kSinglePass).blocks_per_sm)
     split_kernel(const __grid_constant__ SplitParams params) {
   using Consumer = SplitConsumer<T, kHeadDim, kVariant>;
   const tile::WorkTile work = tile::scheduled_tile(params, blockIdx.x);

@@ -33,7 +33,7 @@ struct SplitConsumer {
   static constexpr int kBlockN = Producer::kBlockN;
   static constexpr int kStages = Producer::kStages;
   static constexpr int kGroups = kShape.key_groups;
-  static constexpr bool kBranches = kHeadDim <= 64 && !kShape.whole;  // registers are scarce
+  static constexpr bool kBranches = kHeadDim <= 64 && !kShape.single_pass;  // registers are scarce
   static_assert(kBlockM == kShape.row_groups * 16, "a warp has 16 rows");
   using Rows = SplitRows<kHeadDim, kBlockN>;
   using Scores = typename Rows::Scores;
@@ -72,7 +72,7 @@ struct SplitConsumer {
 #pragma unroll 1
       for (int i = 0; i < count - 1; ++i) {
         step(rows, acc_s, i, stage, free);
-        if constexpr (kShape.whole) break;  // there are two tiles at most
+        if constexpr (kShape.single_pass) break;  // there are two tiles at most
         free = stage;
         stage = stage == 0 ? (kStages - 1) * Producer::kStageBytes : stage - Producer::kStageBytes;
       }
@@ -108,7 +108,7 @@ struct SplitConsumer {
                                        int free) const {
     ptx::cp_async_wait<Producer::kFirstStages - 1>();
     group_barrier();
-    if constexpr (!kShape.whole) producer.start_stage(i + kStages - 1, free);
+    if constexpr (!kShape.single_pass) producer.start_stage(i + kStages - 1, free);
     make_probabilities(rows, acc_s);
     Scores next_s;
     multiply_k(rows, next_s, stage);

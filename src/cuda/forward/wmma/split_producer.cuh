@@ -28,18 +28,18 @@ struct GroupTiles {
 // comes alone, into the stage before.
 template <typename T, int kHeadDim, int kVariant>
 struct SplitProducer {
-  static constexpr SplitShape kShape = split_shape(kHeadDim, kVariant == kWhole);
-  static constexpr SplitSmemMap kMap = split_smem_map(kHeadDim, kVariant == kWhole);
+  static constexpr SplitShape kShape = split_shape(kHeadDim, kVariant == kSinglePass);
+  static constexpr SplitSmemMap kMap = split_smem_map(kHeadDim, kVariant == kSinglePass);
   static constexpr int kBlockM = block_m(kShape);
   static constexpr int kBlockN = kShape.block_n;
   static constexpr int kStages = kShape.stages;
-  static constexpr int kFirstStages = kShape.whole ? kStages : kStages - 1;  // copied at once
+  static constexpr int kFirstStages = kShape.single_pass ? kStages : kStages - 1;  // copied at once
   static constexpr int kStageBytes = 2 * kMap.tile;
   static constexpr int kGroupThreads = kShape.row_groups * 32;
   using GroupCopy = TileCopy<T, kHeadDim, kGroupThreads, true>;
   using BlockCopy = TileCopy<T, kHeadDim, kShape.key_groups * kGroupThreads>;
   using Tiles = GroupTiles<kShape.key_groups>;
-  static_assert(!kShape.whole || kStages == 2);
+  static_assert(!kShape.single_pass || kStages == 2);
 
   const SplitParams& params;
   const int seqlen_k;

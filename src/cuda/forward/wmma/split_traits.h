@@ -13,17 +13,17 @@ struct SplitShape {
   int block_n;        // keys per tile
   int stages;         // of a group in shared memory, a tile of V and a tile of K each
   int blocks_per_sm;  // that registers must leave room for
-  bool whole;         // all keys fit in the stages, and their copies start at once
+  bool single_pass;   // all keys fit in the stages, and their copies start at once
 };
 
-constexpr SplitShape split_shape(int head_dim_tile, bool whole) {
-  if (whole) return {2, 4, 64, 2, 1, true};
+constexpr SplitShape split_shape(int head_dim_tile, bool single_pass) {
+  if (single_pass) return {2, 4, 64, 2, 1, true};
   if (head_dim_tile <= 64) return {2, 4, 32, 2, 2, false};
   return {2, 4, 16, 2, 1, false};
 }
 
-// The most keys that a whole shape takes.
-constexpr int whole_keys(const SplitShape& shape) {
+// The most keys that a shape takes in a single pass.
+constexpr int single_pass_keys(const SplitShape& shape) {
   return shape.key_groups * shape.stages * shape.block_n;
 }
 
@@ -45,8 +45,8 @@ struct SplitSmemMap {
   int total;
 };
 
-constexpr SplitSmemMap split_smem_map(int head_dim_tile, bool whole) {
-  const SplitShape shape = split_shape(head_dim_tile, whole);
+constexpr SplitSmemMap split_smem_map(int head_dim_tile, bool single_pass) {
+  const SplitShape shape = split_shape(head_dim_tile, single_pass);
   SplitSmemMap map{};
   map.q = 0;
   map.stages = block_m(shape) * head_dim_tile * 2;
@@ -57,10 +57,10 @@ constexpr SplitSmemMap split_smem_map(int head_dim_tile, bool whole) {
   return map;
 }
 
-constexpr TileConfig split_tile_config(int head_dim_tile, bool whole) {
-  const SplitShape shape = split_shape(head_dim_tile, whole);
+constexpr TileConfig split_tile_config(int head_dim_tile, bool single_pass) {
+  const SplitShape shape = split_shape(head_dim_tile, single_pass);
   return {block_m(shape), shape.block_n, num_warps(shape), shape.stages,
-          split_smem_map(head_dim_tile, whole).total};
+          split_smem_map(head_dim_tile, single_pass).total};
 }
 
 }  // namespace dlattn::wmma

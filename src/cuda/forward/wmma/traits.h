@@ -11,24 +11,23 @@ enum class QueryPlace { kSmem, kRegisters, kRegistersOverlaid };
 
 // How warps hand the stages of K and V over to each other (stages.cuh). kMbarrierIfSlow: by
 // mbarriers where tensor cores are slow, else by the block's barrier, which is settled when the
-// kernel is compiled. Where the copy engine fills them, from compute capability 9.0 on, it brings Q
-// as well.
-enum class Handover { kBlockBarrier, kMbarrier, kMbarrierIfSlow, kCopyEngine };
+// kernel is compiled. Where TMA fills them, from compute capability 9.0 on, it brings Q as well.
+enum class Handover { kBlockBarrier, kMbarrier, kMbarrierIfSlow, kTma };
 
 // Tile shapes per head_dim tile, between which the plan chooses.
-constexpr int kWide = 0;     // as many rows as registers hold: each fragment of K and V feeds most
-constexpr int kNarrow = 1;   // 16 rows per warp: small blocks, for small grids and small SMs
-constexpr int kSplit = 2;    // keys divided among the warps (split.cuh): for smaller grids still
-constexpr int kAhead = 3;    // as wide, with mbarriers, by which warps may run ahead of each other
-constexpr int kGeneral = 4;  // what the others lack: score terms, odd head dims (general.cuh)
-constexpr int kWhole = 5;    // split with all keys on their way at once: more shared memory
+constexpr int kWide = 0;    // as many rows as registers hold: each fragment of K and V feeds most
+constexpr int kNarrow = 1;  // 16 rows per warp: small blocks, for small grids and small SMs
+constexpr int kSplit = 2;   // keys divided among the warps (split.cuh): for smaller grids still
+constexpr int kPipelined = 3;   // as wide, with software pipelining by mbarriers
+constexpr int kGeneral = 4;     // score modification, bias, mask, odd head dims (general.cuh)
+constexpr int kSinglePass = 5;  // split in a single pass over the keys: more shared memory
 constexpr int kPersistent = 6;  // work tile after work tile in one block, over TMA (persistent.cuh)
 constexpr int kNumVariants = 7;
-constexpr const char* kVariantNames[kNumVariants] = {"wide",    "narrow", "split",     "ahead",
-                                                     "general", "whole",  "persistent"};
+constexpr const char* kVariantNames[kNumVariants] = {
+    "wide", "narrow", "split", "pipelined", "general", "single_pass", "persistent"};
 
 constexpr bool splits_keys(int variant) {
-  return variant == kSplit || variant == kWhole;
+  return variant == kSplit || variant == kSinglePass;
 }
 
 struct TileShape {
@@ -43,10 +42,10 @@ struct TileShape {
   int stages = 2;  // tiles of K and V in shared memory
 };
 
-constexpr TileShape wide_shape(int head_dim_tile) {
-  if (head_dim_tile <= 64) return {4, 2, 64, 1, 32, QueryPlace::kRegisters, 2};
-  if (head_dim_tile <= 128) return {4, 2, 64, 4, 32, QueryPlace::kSmem, 2};
-  return {8, 1, 32, 2, 16, QueryPlace::kRegistersOverlaid, 1};
+constexpr TileShape wide_shape(int head_dim_tile, Handover handover) {
+  if (head_dim_tile <= 64) return {4, 2, 64, 1, 32, QueryPlace::kRegisters, 2, handover};
+  if (head_dim_tile <= 128) return {4, 2, 64, 4, 32, QueryPlace::kSmem, 2, handover};
+  return {8, 1, 32, 2, 16, QueryPlace::kRegistersOverlaid, 1, handover};
 }
 
 constexpr TileShape narrow_shape(int head_dim_tile) {
@@ -56,20 +55,13 @@ constexpr TileShape narrow_shape(int head_dim_tile) {
   return {4, 1, 32, 2, 16, QueryPlace::kRegistersOverlaid, 2};
 }
 
-constexpr TileShape ahead_shape(int head_dim_tile) {
-  TileShape shape = wide_shape(head_dim_tile);
-  shape.handover = Handover::kMbarrier;
-  return shape;
-}
-
 // As copies take next to no warp's time, and shared memory has room for tiles on their way, one
 // block of an SM's worth of warps does: it reads each tile once where two blocks would read it
 // twice.
 constexpr TileShape persistent_shape(int head_dim_tile) {
-  constexpr Handover kEngine = Handover::kCopyEngine;
-  if (head_dim_tile <= 64) return {8, 2, 64, 1, 32, QueryPlace::kRegisters, 1, kEngine, 8};
-  if (head_dim_tile <= 128) return {8, 2, 64, 4, 32, QueryPlace::kSmem, 1, kEngine, 4};
-  return {8, 1, 32, 1, 16, QueryPlace::kRegisters, 1, kEngine, 4};
+  if (head_dim_tile <= 64) return {8, 2, 64, 1, 32, QueryPlace::kRegisters, 1, Handover::kTma, 8};
+  if (head_dim_tile <= 128) return {8, 2, 64, 4, 32, QueryPlace::kSmem, 1, Handover::kTma, 4};
+  return {8, 1, 32, 1, 16, QueryPlace::kRegisters, 1, Handover::kTma, 4};
 }
 
 constexpr TileShape general_shape(int head_dim_tile) {
@@ -81,9 +73,10 @@ constexpr TileShape general_shape(int head_dim_tile) {
 
 constexpr TileShape tile_shape(int head_dim_tile, int variant) {
   if (variant == kGeneral) return general_shape(head_dim_tile);
-  if (variant == kWide) return wide_shape(head_dim_tile);
   if (variant == kPersistent) return persistent_shape(head_dim_tile);
-  return variant == kNarrow ? narrow_shape(head_dim_tile) : ahead_shape(head_dim_tile);
+  if (variant == kNarrow) return narrow_shape(head_dim_tile);
+  return wide_shape(head_dim_tile,
+                    variant == kPipelined ? Handover::kMbarrier : Handover::kBlockBarrier);
 }
 
 // Whether there is a kernel of the shape that packs query heads too (tile/rows.cuh): there is of
@@ -95,8 +88,8 @@ constexpr bool packs_heads(int variant) {
 // Whether there is a kernel of this shape.
 constexpr bool has_variant(int head_dim_tile, int variant) {
   if (variant == kSplit) return head_dim_tile <= 128;
-  if (variant == kAhead) return head_dim_tile > 128;
-  if (variant == kWhole) return head_dim_tile == 64;
+  if (variant == kPipelined) return head_dim_tile > 128;
+  if (variant == kSinglePass) return head_dim_tile == 64;
   if (variant == kPersistent) return head_dim_tile >= 64;
   return 0 <= variant && variant < kNumVariants;
 }
@@ -105,10 +98,9 @@ constexpr int block_m(const TileShape& shape) {
   return shape.num_warps * shape.row_tiles * 16;
 }
 
-// Whether the copy engine brings Q, K and V.
-constexpr bool uses_copy_engine(int head_dim_tile, int variant) {
-  return !splits_keys(variant) &&
-         tile_shape(head_dim_tile, variant).handover == Handover::kCopyEngine;
+// Whether TMA brings Q, K and V.
+constexpr bool uses_tma(int head_dim_tile, int variant) {
+  return !splits_keys(variant) && tile_shape(head_dim_tile, variant).handover == Handover::kTma;
 }
 
 // Scores' terms: a lane's neighbouring keys of a row, and a byte or element for each in shared
@@ -132,7 +124,7 @@ struct SmemMap {
   int k;  // [stages][block_n] rows
   int v;  // [stages][block_n] rows
   int mbarriers;
-  int coordinates;  // of what the copy engine brings, kCoordinateBytes for each warp
+  int coordinates;  // of what TMA brings, kCoordinateBytes for each warp
   int parked;       // kParkedBytes for each thread of the general kernel
   int total;
 };
@@ -150,7 +142,7 @@ constexpr SmemMap smem_map(int head_dim_tile, int variant) {
   map.mbarriers = map.v + k_bytes > q_bytes ? map.v + k_bytes : q_bytes;
   map.total = map.mbarriers;
   if (shape.handover != Handover::kBlockBarrier) map.total += shape.stages * 2 * 8;
-  if (shape.handover == Handover::kCopyEngine) {
+  if (shape.handover == Handover::kTma) {
     map.coordinates = map.total + shape.num_warps * 8;
     map.total = map.coordinates + shape.num_warps * kCoordinateBytes;
   }
@@ -170,12 +162,12 @@ constexpr int general_smem_bytes(int head_dim_tile, bool mask, int bias_bytes) {
 
 // Blocks per SM that a shape's registers leave room for.
 constexpr int blocks_per_sm(int head_dim_tile, int variant) {
-  if (splits_keys(variant)) return split_shape(head_dim_tile, variant == kWhole).blocks_per_sm;
+  if (splits_keys(variant)) return split_shape(head_dim_tile, variant == kSinglePass).blocks_per_sm;
   return tile_shape(head_dim_tile, variant).blocks_per_sm;
 }
 
 constexpr TileConfig tile_config(int head_dim_tile, int variant) {
-  if (splits_keys(variant)) return split_tile_config(head_dim_tile, variant == kWhole);
+  if (splits_keys(variant)) return split_tile_config(head_dim_tile, variant == kSinglePass);
   const TileShape shape = tile_shape(head_dim_tile, variant);
   const int smem_bytes = variant == kGeneral ? general_smem_bytes(head_dim_tile, true, 4)
                                              : smem_map(head_dim_tile, variant).total;

@@ -26,8 +26,8 @@ struct WarpRows {
   static constexpr int kBlockN = kShape.block_n;
   static constexpr bool kInRegisters = kShape.query_place != QueryPlace::kSmem;
   // Rows of a box of Q, of K and V (tile::SwizzledRows).
-  static constexpr int kQueryBox = uses_copy_engine(kHeadDim, kVariant) ? kRows : 0;
-  static constexpr int kKeyBox = uses_copy_engine(kHeadDim, kVariant) ? kBlockN : 0;
+  static constexpr int kQueryBox = uses_tma(kHeadDim, kVariant) ? kRows : 0;
+  static constexpr int kKeyBox = uses_tma(kHeadDim, kVariant) ? kBlockN : 0;
 
   SpeculativeSoftmax<kRowTiles> softmax;
   float acc_o[kRowTiles][kHeadDim / 8][4] = {};
