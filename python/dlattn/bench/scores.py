@@ -43,7 +43,7 @@ Tensor = Any
 MAX_SUM = 2.0**15  # of a lane's probabilities
 SLACK = 8.0  # of an edge tile's scores over the reference, in powers of 2
 LARGEST = 2.0**120  # sum of a row that is scaled down
-LEAP = 60.0  # of a reference, in powers of 2, after which the next tile's maximum comes first
+FAR_RISE = 60.0  # of a reference, in powers of 2, after which the next tile's maximum comes first
 _TILE = 64  # keys in which the drifts are told
 _WIDE_SLICES = {96: 4, 128: 4}  # of wmma's tiles with 32 rows a warp, where there is not one
 _LANES = 4  # that share a row: lane l has columns 2 l and 2 l + 1 of every 8
@@ -323,7 +323,7 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
                 by_sums = reference + sums.clamp(min=1.0).frexp().exponent - 1
                 raised_to = torch.where(outgrown, by_sums, reference)
                 raised_to = torch.where(overflown | (inside & rising), by_maximum, raised_to)
-                far = _by_warp(raised_to - reference > LEAP, walk.warp_rows)
+                far = _by_warp(raised_to - reference > FAR_RISE, walk.warp_rows)
                 leapt |= overflown | (rising & far)
                 reference = raised_to
                 counts["long"] += _warps(inside.expand(heads, -1), walk.warp_rows)
