@@ -98,9 +98,9 @@ void shared_memory_of_every_instance() {
     for (int variant = 0; variant < wmma::kNumVariants; ++variant) {
       if (!wmma::has_variant(tile, variant)) continue;
       // Whole is for devices with more, of which compute capability 8.0 has least.
-      const int most = variant == wmma::kSinglePass            ? 166912
+      const int most = variant == wmma::kSinglePass    ? 166912
                        : wmma::uses_tma(tile, variant) ? 232448
-                                                               : 101376;
+                                                       : 101376;
       CHECK(wmma::tile_config(tile, variant).smem_bytes <= most);
     }
   }
