@@ -63,10 +63,6 @@ _KERNEL = re.compile(
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
 
-# What budgets.json calls variants that have other names by now.
-_FORMER_VARIANTS = {"ahead": "pipelined", "whole": "single_pass", "bulk": "persistent"}
-
-
 class NoTools(Exception):
     """What is needed to look at kernels is not on this machine."""
 
@@ -340,13 +336,7 @@ def cuda_version() -> str:
 
 def budgets() -> Any:
     """The recorded budgets, of kernels by today's names."""
-    document = json.loads(BUDGETS.read_text())
-    former = re.compile(rf"(?<=_)(?:{'|'.join(_FORMER_VARIANTS)})$")
-    document["kernels"] = {
-        former.sub(lambda m: _FORMER_VARIANTS[m[0]], name): budget
-        for name, budget in document["kernels"].items()
-    }
-    return document
+    return json.loads(BUDGETS.read_text())
 
 
 def write() -> None:

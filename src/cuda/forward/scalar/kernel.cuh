@@ -13,6 +13,7 @@
 #include "cuda/forward/scalar/traits.h"
 #include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/smem.cuh"
+#include "cuda/ptx/special.cuh"
 #include "cuda/tile/columns.cuh"
 #include "cuda/tile/load.cuh"
 #include "cuda/tile/mask.cuh"
@@ -193,7 +194,8 @@ __global__ void __launch_bounds__(kNumThreads, sizeof(T) == 4 && kHeadDim <= 64 
     for (int r = 0; r < kRows; ++r) softmax[r].row_sum = lane_idx == r ? total.row_sum : 0.0f;
   }
 
-  const tile::ResultRows<T> to(params, work);
+  // The work tile is looked up again: kept through the loop, it would spill at head_dim 64 in fp32.
+  const tile::ResultRows<T> to(params, tile::scheduled_tile(shape, ptx::reread_block_index()));
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int row = m0 + warp_row + r;
