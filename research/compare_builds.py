@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -231,6 +232,7 @@ def main() -> None:
         default="auto,host",
         help="of auto and wmma (the sweep), small, features, float32 and host",
     )
+    parser.add_argument("--only", default="", help="pattern of the cases' names, to repeat some")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each build in a case")
     parser.add_argument("--quick", action="store_true", help="short windows, for a first look")
     parser.add_argument("--json", type=Path, help="file for the figures")
@@ -248,7 +250,9 @@ def main() -> None:
         "float32": float32(),
         "host": host_times(),
     }
-    rows = {kind: compare(old, new, arguments.rounds, groups[kind]) for kind in kinds}
+    chosen = {k: [c for c in groups[k] if re.search(arguments.only, name_of(c))] for k in kinds}
+    kinds = [kind for kind in kinds if chosen[kind]]
+    rows = {kind: compare(old, new, arguments.rounds, chosen[kind]) for kind in kinds}
     old.close()
     new.close()
     summary = {}
