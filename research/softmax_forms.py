@@ -4,7 +4,7 @@ python research/softmax_forms.py --json research/steps/h200-wmma-softmax.json
 python research/softmax_forms.py --kernel sm90 \
     --json research/steps/h200-sm90-softmax.json
 
-wmma and sm90 take a row's probabilities relative to a reference that is seldom raised, so their
+wmma and sm90 take a row's probabilities relative to a row max that is seldom raised, so their
 time depends on the data; the plain softmax works out a maximum for every tile and scales what it
 has (sm90's plain form where a maximum rises), so its time hardly does. Here a kernel's source is
 compiled twice, the second time with softmax_forms/plain in front of src, and both forms compute

@@ -503,8 +503,8 @@ def test_the_walk_of_a_plan_on_hopper() -> None:
     assert far and int(far[1]) == scores.FAR_RISE
 
 
-def test_the_sums_that_raise_a_reference() -> None:
-    shared = _source("tile/reference.cuh")
+def test_the_sums_that_raise_a_row_max() -> None:
+    shared = _source("tile/row_max.cuh")
     limit = re.search(r"kMaxSum = 0x1p(\d+)f", shared)
     assert limit and 2.0 ** int(limit[1]) == scores.MAX_SUM
     largest = re.search(r"kLargest = 0x1p(\d+)f", shared)

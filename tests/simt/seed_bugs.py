@@ -168,7 +168,7 @@ SEED_BUGS = (
         "shape.store_bytes = store_bytes(p);",
         "shape.store_bytes = 16;",
     ),
-    # sm90: operands and registers of asynchronous products, and references that rows outgrow.
+    # sm90: operands and registers of asynchronous products, overflows of the speculative row max.
     SeedBug(
         "wrong leading dimension for V",
         SM90,
@@ -189,7 +189,7 @@ SEED_BUGS = (
         " if constexpr (kPipelined) finish_values();",
     ),
     SeedBug(
-        "outgrown reference kept",
+        "overflow of the row max ignored",
         SM90,
         "if (softmax.overflows(sums)) {",
         "if (false) {",
@@ -203,7 +203,7 @@ SEED_BUGS = (
     SeedBug("probabilities not scaled down", SM90, "rescale(probabilities, factors);", ";"),
     SeedBug("tile's sum not scaled down", SM90, "sums[h] *= factors[h];", ";"),
     SeedBug(
-        "reference of each lane's own",
+        "row max of each lane's own",
         SM90,
         "{tile::reduce_sum<4>(sums[0]), tile::reduce_sum<4>(sums[1])}",
         "{sums[0], sums[1]}",
@@ -286,7 +286,7 @@ SEED_BUGS = (
         "{n0, first_row,",
     ),
     SeedBug("mask read unswizzled", SM90, "^ (row / 2 % 4)", "^ 0"),
-    # wmma's general kernel: references that rows outgrow where scores have terms.
+    # wmma's general kernel: overflows of the speculative row max with score modification.
     SeedBug(
         "lost scores not made again",
         GENERAL,
@@ -296,7 +296,7 @@ SEED_BUGS = (
     SeedBug(
         "probabilities not scaled down where scores have terms",
         GENERAL,
-        "if (outgrown(sums) && (is_aside || !scale_down<kFirst, kKeys>(acc_s, sums, acc_o))) "
+        "if (overflows(sums) && (is_aside || !scale_down<kFirst, kKeys>(acc_s, sums, acc_o))) "
         "return false;",
         ";",
     ),
@@ -317,8 +317,8 @@ SEED_BUGS = (
     SeedBug(
         "what is set aside not scaled",
         GENERAL,
-        "if (outgrown(sums) && (is_aside ||",
-        "if (outgrown(sums) && (",
+        "if (overflows(sums) && (is_aside ||",
+        "if (overflows(sums) && (",
     ),
     SeedBug(
         "what is set aside not scaled",

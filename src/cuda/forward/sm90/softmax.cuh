@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/forward/sm90/accumulators.cuh"
-#include "cuda/tile/reference.cuh"
+#include "cuda/tile/row_max.cuh"
 #include "cuda/tile/warp.cuh"
 
 namespace dlattn::sm90 {
@@ -12,11 +12,11 @@ namespace dlattn::sm90 {
 // it does not: then it is raised and the probabilities, still in fp32, are scaled down. Where they
 // overflowed fp32, the tile's scores are recomputed and the row max becomes their maximum, as in a
 // plain softmax. Tiles after a rise that large begin so, and those of a warp with an unscaled row
-// max (tile/reference.cuh, where a row max is a Reference). The row max cancels in out and lse.
+// max (tile/row_max.cuh, where a row max is a RowMax). The row max cancels in out and lse.
 // Scores here are raw products q.k, or natural ones; `scale` makes them base 2. kScores: the lane's
 // scores of a tile, [4 j + 2 h + e] of row h.
 struct Softmax {
-  float words[2] = {tile::kNothing, tile::kNothing};  // the row maxima, each a tile::Reference
+  float words[2] = {tile::kNothing, tile::kNothing};  // the row maxima, each a tile::RowMax
   float row_sum[2] = {0.0f, 0.0f};                    // this lane's part
   // Of the warp. In one word: registers are scarce.
   enum Mode {
@@ -97,7 +97,7 @@ struct Softmax {
   }
 
   // The same for scores of any size and row maxima of either kind. `faint`: of
-  // tile::RaisedReference.
+  // tile::RaisedRowMax.
   template <int kScores>
   __device__ __forceinline__ void raise_any(float (&acc_s)[kScores], float scale, bool faint,
                                             float (&factors)[2]) {
@@ -167,7 +167,7 @@ struct Softmax {
 
   // A row's result, of all its scores. All lanes call it.
   __device__ __forceinline__ tile::RowResult finalize(int h, float scale, const float* sink) const {
-    return tile::finalize(tile::Reference(words[h], unscaled()), scale,
+    return tile::finalize(tile::RowMax(words[h], unscaled()), scale,
                           tile::reduce_sum<4>(row_sum[h]), sink);
   }
 
@@ -186,17 +186,15 @@ struct Softmax {
   template <int kScores>
   __device__ __forceinline__ void raise_any(float (&acc_s)[kScores], const float (&maxima)[2],
                                             float scale, bool faint, float (&factors)[2]) {
-    const tile::RaisedReference raised[2] = {
-        {tile::Reference(words[0], unscaled()), maxima[0], scale},
-        {tile::Reference(words[1], unscaled()), maxima[1], scale}};
+    const tile::RaisedRowMax raised[2] = {{tile::RowMax(words[0], unscaled()), maxima[0], scale},
+                                          {tile::RowMax(words[1], unscaled()), maxima[1], scale}};
     const bool unscaled = __any_sync(tile::kFullMask, raised[0].needs_unscaled(scale, faint) ||
                                                           raised[1].needs_unscaled(scale, faint));
     set_mode(unscaled ? kUnscaled : kScaled);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       words[h] = raised[h].word(scale, unscaled);
-      factors[h] =
-          tile::change_of_reference(raised[h].from, tile::Reference(words[h], unscaled), scale);
+      factors[h] = tile::change_of_row_max(raised[h].from, tile::RowMax(words[h], unscaled), scale);
       row_sum[h] *= factors[h];
     }
     if (!unscaled) return;

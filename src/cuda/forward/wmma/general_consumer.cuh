@@ -119,8 +119,8 @@ struct GeneralConsumer {
       make_scores(rows, acc_s);
       mask_scores(acc_s, edge);
       if (raises) {
-        rows.softmax.template raise_references<0, kBlockN>(acc_s, scale_log2, terms.faint(),
-                                                           rows.acc_o);
+        rows.softmax.template raise_maxima<0, kBlockN>(acc_s, scale_log2, terms.faint(),
+                                                       rows.acc_o);
         rows.softmax.raised_probabilities(acc_s, scale_log2);
       }
       lost = !raises &&

@@ -64,7 +64,7 @@ struct RowMerge {
   }
 
   __device__ __forceinline__ tile::RowResult finalize(const float* sink) const {
-    return tile::finalize(tile::Reference(-whole.row_max, false), 1.0f, whole.row_sum, sink);
+    return tile::finalize(tile::RowMax(-whole.row_max, false), 1.0f, whole.row_sum, sink);
   }
 };
 

@@ -144,7 +144,7 @@ struct LaneTerms {
                     (p.bias.dtype == DType::kFloat32 ? 4 : 2);
   }
 
-  // Whether scores may be so small that a scaled reference does not tell them from -inf.
+  // Whether scores may be so small that a scaled row max does not tell them from -inf.
   __device__ __forceinline__ bool faint() const { return params.bias.data != nullptr; }
 
   // What scores must be multiplied with after apply() to be in base 2.

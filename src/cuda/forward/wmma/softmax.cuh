@@ -1,74 +1,78 @@
 #pragma once
 
 #include "cuda/tile/online_softmax.cuh"
-#include "cuda/tile/reference.cuh"
+#include "cuda/tile/row_max.cuh"
 #include "cuda/tile/vec.cuh"
 #include "cuda/tile/warp.cuh"
 
 namespace dlattn::wmma {
 
-// Accumulators of kRowTiles x kColumns / 8 products of m16n8k16. Of row tile m a lane has two rows,
-// h = 0 and 1: row 16 m + 8 h + lane / 4, in elements 2 h and 2 h + 1 of each.
+// Accumulators of kRowTiles x kColumns / 8 products of m16n8k16. A lane has two rows of row tile m,
+// h = 0 and 1: elements 2 h and 2 h + 1 of each product belong to row 16 m + 8 h + lane / 4.
 template <int kRowTiles, int kColumns>
 using Accumulators = float[kRowTiles][kColumns / 8][4];
 
-// The streaming softmax of a warp's rows, with a reference in place of the running maximum.
+// The streaming softmax of a warp's rows, with a speculative row max: probabilities are computed
+// relative to a row max that may be stale, and the tile's maximum is not computed.
 //
-// Probabilities are taken relative to the row's reference as it stands, with no maximum worked out
-// first. Their sum, which is needed anyway, tells whether the reference still fits, and by how much
-// it does not. Where a lane's sum over a slice of keys exceeds kMaxSum, the references of the rows
-// that have outgrown theirs are raised by a power of two, so that their sums come to 1 or a little
-// more, and what has been accumulated is scaled to them, the probabilities too, which are in fp32
-// until then. Where fp32 was too small for a sum, the caller makes the scores again and has
-// references raised to their maxima; as long as one of the warp's is unscaled
-// (tile/reference.cuh), all are raised so beforehand. So no probability exceeds kMaxSum, which T
-// and fp32 sums do not mind; the reference cancels in out and lse, and the result is the plain
-// softmax's. Scores here are raw products q.k, or natural ones; `scale` makes them base 2.
+// The sum of the probabilities, which is needed anyway, tells whether the row max still fits, and
+// by how much it does not. The speculative max overflows where a lane's sum over a slice of keys
+// exceeds kMaxSum. Then the row max of each row whose sum is 2 or more is raised by a power of two,
+// so that the sum becomes 1 or a little more. The accumulators and the probabilities, which are
+// still in fp32, are scaled to it. Where the sum overflowed fp32 as well, the caller recomputes the
+// scores and raises the row maxima to the scores' maxima first. A warp with an unscaled row max
+// (tile/row_max.cuh) does that for every tile.
+//
+// So no probability exceeds kMaxSum, for which T and fp32 sums have room. The row max cancels in
+// out and lse, and the result is the plain softmax's. Scores here are raw products q.k, or natural
+// ones; `scale` makes them base 2.
 template <int kRowTiles>
 struct SpeculativeSoftmax {
-  float words[kRowTiles][2];    // the references: tile::Reference
+  float words[kRowTiles][2];    // the row maxima, each the word of a tile::RowMax
   float row_sum[kRowTiles][2];  // this lane's part
-  // Of the warp: whether words are references in the scores' units.
-  bool unscaled = false;
+  bool unscaled = false;        // whether the warp's words are row maxima in the scores' units
 
   __device__ __forceinline__ SpeculativeSoftmax() {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) words[m][h] = tile::kNothing, row_sum[m][h] = 0.0f;
+      for (int h = 0; h < 2; ++h) {
+        words[m][h] = tile::kNothing;
+        row_sum[m][h] = 0.0f;
+      }
     }
   }
 
-  // The probabilities of keys kFirst .. kFirst + kKeys - 1 of the tile, in place, added to the
-  // sums, relative to references that are all scaled. False where one of the warp's rows has
-  // outgrown its by more than fp32 holds, or at all if `is_aside` (tile/aside.cuh): nothing has
-  // happened then, but these keys' scores are lost, and must be made again for references to be
-  // raised to their maxima. All lanes call it.
+  // Turns the scores of keys kFirst .. kFirst + kKeys - 1 of the tile into probabilities, in place,
+  // and adds them to the sums. All row maxima must be scaled. Returns false where the speculative
+  // max of one of the warp's rows overflowed by more than fp32 holds, or at all if `is_aside`
+  // (tile/aside.cuh). Then neither sums nor row maxima have changed, but these keys' scores are
+  // lost: they must be recomputed, and the row maxima raised to theirs. All lanes call it.
   template <int kFirst, int kKeys, int kGroups, int kOutGroups>
   __device__ __forceinline__ bool speculate(float (&acc_s)[kRowTiles][kGroups][4], float scale,
                                             float (&acc_o)[kRowTiles][kOutGroups][4],
                                             bool is_aside = false) {
     float sums[kRowTiles][2];
     exponentiate<kFirst, kKeys>(acc_s, scale, sums);
-    if (outgrown(sums) && (is_aside || !scale_down<kFirst, kKeys>(acc_s, sums, acc_o)))
+    if (overflows(sums) && (is_aside || !scale_down<kFirst, kKeys>(acc_s, sums, acc_o)))
       return false;
     add(sums);
     return true;
   }
 
-  // The same, and as the operands of products with V, where rows are likely to outgrow their
-  // references: those are raised beforehand, whatever they are.
-  // `faint`: scores may be so small that a scaled reference does not tell them from -inf.
+  // The same for keys whose scores are likely to exceed the row max: raises the row maxima, of
+  // either kind, first. Packs the probabilities as operands of products with V.
+  // `faint`: scores may be so small that a scaled row max does not tell them from -inf.
   template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups>
   __device__ __forceinline__ void first_probabilities(float (&acc_s)[kRowTiles][kGroups][4],
                                                       float scale, bool faint,
                                                       std::uint32_t (&rP)[kRowTiles][kKeys / 16][4],
                                                       float (&acc_o)[kRowTiles][kOutGroups][4]) {
-    raise_references<kFirst, kKeys>(acc_s, scale, faint, acc_o);
+    raise_maxima<kFirst, kKeys>(acc_s, scale, faint, acc_o);
     safe_probabilities<T, kFirst, kKeys>(acc_s, scale, rP);
   }
 
-  // The same after raise_references(), of all keys of the tile, and in fp32.
+  // The same after raise_maxima(), for all keys of the tile. Leaves the probabilities in fp32.
   template <int kGroups>
   __device__ __forceinline__ void raised_probabilities(float (&acc_s)[kRowTiles][kGroups][4],
                                                        float scale) {
@@ -77,16 +81,16 @@ struct SpeculativeSoftmax {
     add(sums);
   }
 
-  // Raises references to the maxima where a score exceeds a scaled one by more than kSlack. Where
-  // one of them is or becomes unscaled, raises all, and leaves the scores relative to them. `faint`
-  // as above. All lanes call it.
+  // Raises a scaled row max that a score exceeds by more than kSlack to the maximum of the row's
+  // scores. Where one of the warp's is or becomes unscaled, raises all, and leaves the scores
+  // relative to them. `faint` as above. All lanes call it.
   template <int kFirst, int kKeys, int kGroups, int kOutGroups>
-  __device__ __forceinline__ void raise_references(float (&acc_s)[kRowTiles][kGroups][4],
-                                                   float scale, bool faint,
-                                                   float (&acc_o)[kRowTiles][kOutGroups][4]) {
+  __device__ __forceinline__ void raise_maxima(float (&acc_s)[kRowTiles][kGroups][4], float scale,
+                                               bool faint,
+                                               float (&acc_o)[kRowTiles][kOutGroups][4]) {
     const Excess excess = excess_of<kFirst, kKeys>(acc_s, scale, faint);
-    const bool any_beyond = __any_sync(tile::kFullMask, excess.beyond);
-    if (!__any_sync(tile::kFullMask, excess.outgrown)) return;
+    const bool any_beyond = __any_sync(tile::kFullMask, excess.beyond_scaled);
+    if (!__any_sync(tile::kFullMask, excess.needs_raise)) return;
     const RowValues maxima = row_maxima<kFirst, kKeys>(acc_s);
     if (__builtin_expect(any_beyond, 0))
       return raise_any<kFirst, kKeys>(acc_s, maxima, scale, faint, acc_o);
@@ -105,30 +109,30 @@ struct SpeculativeSoftmax {
     }
   }
 
-  // Whether it would raise any, for these scores or some of them. All lanes call it.
+  // Whether raise_maxima() would raise a row max for these scores or some of them. All lanes call
+  // it.
   template <int kGroups>
   __device__ __forceinline__ bool would_raise(const float (&acc_s)[kRowTiles][kGroups][4],
                                               float scale, bool faint) const {
-    return __any_sync(tile::kFullMask, excess_of<0, kGroups * 8>(acc_s, scale, faint).outgrown);
+    return __any_sync(tile::kFullMask, excess_of<0, kGroups * 8>(acc_s, scale, faint).needs_raise);
   }
 
-  // raise_references() before anything has been accumulated. All lanes call it.
+  // raise_maxima() before anything has been accumulated. All lanes call it.
   template <int kFirst, int kKeys, int kGroups>
-  __device__ __forceinline__ void set_references(float (&acc_s)[kRowTiles][kGroups][4],
-                                                 float scale) {
+  __device__ __forceinline__ void set_maxima(float (&acc_s)[kRowTiles][kGroups][4], float scale) {
     float nothing[kRowTiles][1][4] = {};
-    raise_references<kFirst, kKeys>(acc_s, scale, false, nothing);
+    raise_maxima<kFirst, kKeys>(acc_s, scale, false, nothing);
   }
 
-  // Where warps share rows, their parts are merged by scaled references: a row's, rounded, and the
-  // whole sum relative to it. All lanes call it.
+  // Warps that share rows merge their parts by scaled row maxima: returns the row's, rounded, and
+  // the sum of its four lanes relative to it. All lanes call it.
   __device__ __forceinline__ tile::OnlineSoftmax scaled_row(int m, int h, float scale) const {
     const float row_max = unscaled ? words[m][h] * scale : -words[m][h];
     const float sum = tile::reduce_sum<4>(row_sum[m][h]) * scaled_part(m, h, scale);
     return {row_max == -tile::kNothing ? -INFINITY : row_max, sum};
   }
 
-  // And what has been accumulated.
+  // Makes the accumulators relative to the row maxima of scaled_row().
   template <int kOutGroups>
   __device__ __forceinline__ void scale_rows(float scale,
                                              float (&acc_o)[kRowTiles][kOutGroups][4]) {
@@ -140,15 +144,15 @@ struct SpeculativeSoftmax {
     }
   }
 
-  // Probabilities that no reference needs raising for, whatever references are. With kBranches in
-  // fewer registers.
+  // Probabilities of scores for which no row max must be raised. The row maxima may be of either
+  // kind. kBranches takes fewer registers.
   template <typename T, int kFirst, int kKeys, bool kBranches = (kRowTiles > 1), int kGroups>
   __device__ __forceinline__ void safe_probabilities(
       float (&acc_s)[kRowTiles][kGroups][4], float scale,
       std::uint32_t (&rP)[kRowTiles][kKeys / 16][4]) {
     float sums[kRowTiles][2];
     if (kBranches && !unscaled) {
-      // Packed on either way: where these meet, that takes half the registers.
+      // Packed on both branches: where they meet, packed values take half the registers.
       exponentiate<kFirst, kKeys>(acc_s, scale, sums);
       add(sums);
       return pack<T, kFirst, kKeys>(acc_s, rP);
@@ -158,8 +162,8 @@ struct SpeculativeSoftmax {
     pack<T, kFirst, kKeys>(acc_s, rP);
   }
 
-  // The accumulators of two neighbouring groups of 8 keys are, packed, the 16 x 16 operand of the
-  // lane: no data moves between lanes.
+  // Packs the accumulators of two neighbouring groups of 8 keys into the lane's part of a 16 x 16
+  // operand. No data moves between lanes.
   template <typename T, int kFirst, int kKeys, int kGroups>
   __device__ __forceinline__ static void pack(const float (&probabilities)[kRowTiles][kGroups][4],
                                               std::uint32_t (&rP)[kRowTiles][kKeys / 16][4]) {
@@ -175,25 +179,25 @@ struct SpeculativeSoftmax {
     }
   }
 
-  // A row's result, of all its scores. All lanes call it.
+  // A row's result after its last tile. All lanes call it.
   __device__ __forceinline__ tile::RowResult finalize(int m, int h, float scale,
                                                       const float* sink) const {
-    return tile::finalize(tile::Reference(words[m][h], unscaled), scale,
+    return tile::finalize(tile::RowMax(words[m][h], unscaled), scale,
                           tile::reduce_sum<4>(row_sum[m][h]), sink);
   }
 
  private:
   static constexpr float kSlack = 8.0f;
 
-  // Whether a score is so far above the row's reference, a scaled one, that this is worth raising.
+  // Whether a score exceeds the row's scaled max by so much that it is raised.
   __device__ __forceinline__ bool exceeds(int m, int h, float score, float scale) const {
     return score * scale > kSlack - words[m][h];
   }
 
-  // Of this lane's scores: whether references must be raised for one, or one is beyond scaled
-  // references.
+  // What holds for at least one of this lane's scores.
   struct Excess {
-    bool outgrown, beyond;
+    bool needs_raise;    // a score exceeds its row max by more than kSlack
+    bool beyond_scaled;  // a score is too large for a scaled row max
   };
   template <int kFirst, int kKeys, int kGroups>
   __device__ __forceinline__ Excess excess_of(const float (&acc_s)[kRowTiles][kGroups][4],
@@ -205,8 +209,8 @@ struct SpeculativeSoftmax {
       for (int h = 0; h < 2; ++h) {
         const float lane = lane_max<kFirst, kKeys>(acc_s[m], h);
         const bool nothing = faint && words[m][h] == tile::kNothing;
-        excess.outgrown |= exceeds(m, h, lane, scale) || nothing;
-        excess.beyond |=
+        excess.needs_raise |= exceeds(m, h, lane, scale) || nothing;
+        excess.beyond_scaled |=
             (!(fabsf(lane * scale) < tile::kMostScaled) && lane != -INFINITY) || nothing;
       }
     }
@@ -230,7 +234,7 @@ struct SpeculativeSoftmax {
     return x;
   }
 
-  // Scores to probabilities, in place, and their sums.
+  // Turns scores into probabilities, in place, and sums them.
   template <int kFirst, int kKeys, int kGroups>
   __device__ __forceinline__ static void exponentiate(float (&acc_s)[kRowTiles][kGroups][4],
                                                       float scale,
@@ -250,14 +254,14 @@ struct SpeculativeSoftmax {
     }
   }
 
-  // The same relative to scaled references.
+  // The same relative to scaled row maxima.
   template <int kFirst, int kKeys, int kGroups>
   __device__ __forceinline__ void exponentiate(float (&acc_s)[kRowTiles][kGroups][4], float scale,
                                                float (&sums)[kRowTiles][2]) const {
     exponentiate<kFirst, kKeys>(acc_s, scale, words, sums);
   }
 
-  // The same after raise_references(), whatever references are. Without a branch it may overlap
+  // The same after raise_maxima(), for row maxima of either kind. Without a branch it may overlap
   // with products, but takes registers.
   template <int kFirst, int kKeys, int kGroups>
   __device__ __forceinline__ void exponentiate_raised(float (&acc_s)[kRowTiles][kGroups][4],
@@ -272,8 +276,8 @@ struct SpeculativeSoftmax {
     exponentiate<kFirst, kKeys>(acc_s, scale, negs, sums);
   }
 
-  // Whether one of the warp's rows has outgrown its reference.
-  __device__ __forceinline__ bool outgrown(const float (&sums)[kRowTiles][2]) const {
+  // Whether the speculative max of one of the warp's rows overflows.
+  __device__ __forceinline__ bool overflows(const float (&sums)[kRowTiles][2]) const {
     bool above = false;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
@@ -281,9 +285,9 @@ struct SpeculativeSoftmax {
     return __any_sync(tile::kFullMask, above);
   }
 
-  // Raises the references of the rows whose sums are 2 or more, so far that these come to 1 or a
-  // little more, and scales probabilities and sums to them. Does nothing and returns false where
-  // that cannot be done to one of the warp's. All lanes call it.
+  // Raises the row max of each row whose sum is 2 or more, so that the sum becomes 1 or a little
+  // more, and scales the row's probabilities, sum and accumulators to it. Where that is impossible
+  // for one of the warp's rows, does nothing and returns false. All lanes call it.
   template <int kFirst, int kKeys, int kGroups, int kOutGroups>
   __device__ __forceinline__ bool scale_down(float (&probabilities)[kRowTiles][kGroups][4],
                                              float (&sums)[kRowTiles][2],
@@ -307,22 +311,24 @@ struct SpeculativeSoftmax {
         scale_row(m, h, factor, acc_o);
         sums[m][h] *= factor;
 #pragma unroll
-        for (int j = kFirst / 8; j < (kFirst + kKeys) / 8; ++j)
-          probabilities[m][j][2 * h] *= factor, probabilities[m][j][2 * h + 1] *= factor;
+        for (int j = kFirst / 8; j < (kFirst + kKeys) / 8; ++j) {
+          probabilities[m][j][2 * h] *= factor;
+          probabilities[m][j][2 * h + 1] *= factor;
+        }
       }
     }
     return true;
   }
 
-  // What is relative to a row's reference, times this, is relative to that scaled and rounded. Of
-  // one whose rounding is whole powers of two that is taken as it is: so it is in all parts alike.
+  // Times this, what is relative to a row max is relative to the row max scaled and rounded. From
+  // kMostScaled on the rounding is not taken back: it is the same in all warps that share the row.
   __device__ __forceinline__ float scaled_part(int m, int h, float scale) const {
     const float row_max = words[m][h] * scale;
     if (!unscaled || !(fabsf(row_max) < tile::kMostScaled)) return 1.0f;
     return ptx::exp2(fmaf(words[m][h], scale, -row_max));
   }
 
-  // A number of each row.
+  // One number for each row.
   struct RowValues {
     float of[kRowTiles][2];
   };
@@ -339,15 +345,15 @@ struct SpeculativeSoftmax {
     return maxima;
   }
 
-  // raise_references() for scores of any size and references of either kind.
+  // raise_maxima() for scores of any size and row maxima of either kind.
   template <int kFirst, int kKeys, int kGroups, int kOutGroups>
   __device__ __forceinline__ void raise_any(float (&acc_s)[kRowTiles][kGroups][4],
                                             const RowValues& maxima, float scale, bool faint,
                                             float (&acc_o)[kRowTiles][kOutGroups][4]) {
     const bool were_unscaled = unscaled;
     const auto raised = [&](int m, int h) {
-      return tile::RaisedReference(tile::Reference(words[m][h], were_unscaled), maxima.of[m][h],
-                                   scale, were_unscaled ? 0.0f : kSlack);
+      return tile::RaisedRowMax(tile::RowMax(words[m][h], were_unscaled), maxima.of[m][h], scale,
+                                were_unscaled ? 0.0f : kSlack);
     };
     bool needs_unscaled = false;
 #pragma unroll
@@ -360,28 +366,27 @@ struct SpeculativeSoftmax {
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        take_reference(m, h, raised(m, h).word(scale, unscaled), were_unscaled, scale, acc_o);
+        take_max(m, h, raised(m, h).word(scale, unscaled), were_unscaled, scale, acc_o);
     }
     if (!unscaled) return;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int j = kFirst / 8; j < (kFirst + kKeys) / 8; ++j) {
-        // Of a row that has seen nothing all scores are -inf.
+        // A row that has seen nothing has base -inf and scores of -inf: -inf - -inf is NaN.
 #pragma unroll
         for (int e = 0; e < 4; ++e) acc_s[m][j][e] -= fmaxf(words[m][e / 2], -tile::kNothing);
       }
     }
   }
 
-  // Gives a row its new reference and scales what it has accumulated.
+  // Gives a row its new max and scales what it has accumulated.
   template <int kOutGroups>
-  __device__ __forceinline__ void take_reference(int m, int h, float word, bool was_unscaled,
-                                                 float scale,
-                                                 float (&acc_o)[kRowTiles][kOutGroups][4]) {
-    const tile::Reference from(words[m][h], was_unscaled);
+  __device__ __forceinline__ void take_max(int m, int h, float word, bool was_unscaled, float scale,
+                                           float (&acc_o)[kRowTiles][kOutGroups][4]) {
+    const tile::RowMax from(words[m][h], was_unscaled);
     words[m][h] = word;
-    scale_row(m, h, tile::change_of_reference(from, tile::Reference(word, unscaled), scale), acc_o);
+    scale_row(m, h, tile::change_of_row_max(from, tile::RowMax(word, unscaled), scale), acc_o);
   }
 
   template <int kOutGroups>
@@ -389,8 +394,10 @@ struct SpeculativeSoftmax {
                                             float (&acc_o)[kRowTiles][kOutGroups][4]) {
     row_sum[m][h] *= factor;
 #pragma unroll
-    for (int j = 0; j < kOutGroups; ++j)
-      acc_o[m][j][2 * h] *= factor, acc_o[m][j][2 * h + 1] *= factor;
+    for (int j = 0; j < kOutGroups; ++j) {
+      acc_o[m][j][2 * h] *= factor;
+      acc_o[m][j][2 * h + 1] *= factor;
+    }
   }
 };
 

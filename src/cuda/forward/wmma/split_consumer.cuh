@@ -100,7 +100,7 @@ struct SplitConsumer {
   __device__ __forceinline__ void begin(Rows& rows, Scores& acc_s) const {
     multiply_k(rows, acc_s, producer.stage_of(-1));
     hide_unseen(acc_s, 0);
-    rows.softmax.template set_references<0, kBlockN>(acc_s, params.scale_log2);
+    rows.softmax.template set_maxima<0, kBlockN>(acc_s, params.scale_log2);
   }
 
   // P of tile i from its scores, O += P V of it; S of tile i + 1 = Q K^T, and the row max of those.
@@ -114,8 +114,7 @@ struct SplitConsumer {
     multiply_k(rows, next_s, stage);
     multiply_v(rows, stage);
     hide_unseen(next_s, i + 1);
-    rows.softmax.template raise_references<0, kBlockN>(next_s, params.scale_log2, false,
-                                                       rows.acc_o);
+    rows.softmax.template raise_maxima<0, kBlockN>(next_s, params.scale_log2, false, rows.acc_o);
     memcpy(acc_s, next_s, sizeof acc_s);
   }
 

@@ -49,7 +49,7 @@ __device__ __forceinline__ void hide_keys(float (&acc_s)[kRowTiles][kGroups][4],
 // The tiles of a block, numbered by n0 / block_n, from the last to the first: edge tiles from `end`
 // - 1 down to `full_end`, then ones that every row sees whole down to `full_begin`, then edge tiles
 // down to `begin`. Edge tiles are those that may need a mask, and the first tile of the walk, which
-// gives the rows their references.
+// gives the rows their first max.
 struct TileRange {
   int begin, full_begin, full_end, end;
 

@@ -42,9 +42,9 @@ __device__ __forceinline__ void merge_row(const MergeParams& p, const Row& row, 
                                 row.query * p.lses[lane_idx].row_stride];
   }
   const float max = tile::reduce_max<32>(lse);
-  const float reference = max == -INFINITY ? 0.0f : max;
+  const float finite_max = max == -INFINITY ? 0.0f : max;
   // Of a part whose sink is +inf, lse is too.
-  const float weight = lse == reference ? 1.0f : ptx::exp2((lse - reference) * tile::kLog2e);
+  const float weight = lse == finite_max ? 1.0f : ptx::exp2((lse - finite_max) * tile::kLog2e);
   const float sum = tile::reduce_sum<32>(weight);
   const float scale = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
 
@@ -66,7 +66,7 @@ __device__ __forceinline__ void merge_row(const MergeParams& p, const Row& row, 
   }
   if (lane_idx == 0) {
     p.lse.data[row.batch * p.lse.batch_stride + row.head * p.lse.head_stride + row.query] =
-        reference + logf(sum);
+        finite_max + logf(sum);
   }
 }
 

@@ -4,7 +4,7 @@
 // folder in front of src, is the same but for it. For research/softmax_forms.py alone.
 
 #include "cuda/forward/sm90/accumulators.cuh"
-#include "cuda/tile/reference.cuh"
+#include "cuda/tile/row_max.cuh"
 #include "cuda/tile/warp.cuh"
 
 namespace dlattn::sm90 {
@@ -102,7 +102,7 @@ struct Softmax {
 
   // A row's result, of all its scores. All lanes call it.
   __device__ __forceinline__ tile::RowResult finalize(int h, float scale, const float* sink) const {
-    return tile::finalize(tile::Reference(words[h], false), scale, tile::reduce_sum<4>(row_sum[h]),
+    return tile::finalize(tile::RowMax(words[h], false), scale, tile::reduce_sum<4>(row_sum[h]),
                           sink);
   }
 };

@@ -3,7 +3,7 @@
 // The plain streaming softmax in the place of wmma's own: the kernels' source, compiled with this
 // folder in front of src, is the same but for it. For research/softmax_forms.py alone.
 
-#include "cuda/tile/reference.cuh"
+#include "cuda/tile/row_max.cuh"
 #include "cuda/tile/vec.cuh"
 #include "cuda/tile/warp.cuh"
 
@@ -29,7 +29,7 @@ struct PlainSoftmax {
 
   static constexpr bool unscaled = false;
 
-  // As of wmma's own, but that references always hold. A tile that is gone through in slices has
+  // As of wmma's own, but that row maxima always hold. A tile that is gone through in slices has
   // its maximum taken once.
   template <int kFirst, int kKeys, int kGroups, int kOutGroups>
   __device__ __forceinline__ bool speculate(float (&acc_s)[kRowTiles][kGroups][4], float scale,
@@ -76,7 +76,7 @@ struct PlainSoftmax {
   // A row's result, of all its scores. All lanes call it.
   __device__ __forceinline__ tile::RowResult finalize(int m, int h, float scale,
                                                       const float* sink) const {
-    return tile::finalize(tile::Reference(neg_max[m][h], false), scale,
+    return tile::finalize(tile::RowMax(neg_max[m][h], false), scale,
                           tile::reduce_sum<4>(row_sum[m][h]), sink);
   }
 
