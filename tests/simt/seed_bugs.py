@@ -67,7 +67,7 @@ SEED_BUGS = (
     SeedBug(
         "score scaled twice",
         SCALAR,
-        "const float scale_log2 = terms.any ? tile::kLog2e : shape.scale_log2;",
+        "const float scale_log2 = score_mod.any ? tile::kLog2e : shape.scale_log2;",
         "const float scale_log2 = shape.scale_log2 * static_cast<float>(params.softmax_scale);",
     ),
     SeedBug(
@@ -241,7 +241,7 @@ SEED_BUGS = (
         "sO + swizzled_offset(row, d / 8 + lane / 16, kWarpgroupRows)",
         "sO + d * 128 + row * 128 + lane / 16 * 16",
     ),
-    # Its score terms.
+    # Its score modification.
     SeedBug(
         "large scores capped as small ones",
         SM90,
@@ -267,7 +267,7 @@ SEED_BUGS = (
         "const float rising = slope;",
     ),
     SeedBug(
-        "terms left out where a tile is done again",
+        "score modification left out where a tile is done again",
         SM90,
         "score_mod.apply(acc_s, walk.position(n)); hide_unseen(walk, n); "
         "raise(score_mod, sums, factors);",
@@ -294,17 +294,17 @@ SEED_BUGS = (
         "copy_next_tile();",
     ),
     SeedBug(
-        "probabilities not scaled down where scores have terms",
+        "probabilities not scaled down with score modification",
         GENERAL,
         "if (overflows(sums) && (is_aside || !scale_down<kFirst, kKeys>(acc_s, sums, acc_o))) "
         "return false;",
         ";",
     ),
     SeedBug(
-        "terms of the next tile fetched before this one's scores are needed no more",
+        "bias and mask of the next tile fetched before this one's scores are needed no more",
         GENERAL,
         "make_scores(rows, acc_s); mask_scores(acc_s, edge); if (raises)",
-        "make_scores(rows, acc_s); if (n > tiles.begin) copy_terms(n - 1);"
+        "make_scores(rows, acc_s); if (n > tiles.begin) copy_bias_mask(n - 1);"
         " mask_scores(acc_s, edge); if (raises)",
     ),
     # Rows of many keys.
@@ -323,7 +323,7 @@ SEED_BUGS = (
     SeedBug(
         "what is set aside not scaled",
         GENERAL,
-        "lost = is_aside && rows.softmax.would_raise(acc_s, scale_log2, terms.faint());",
+        "lost = is_aside && rows.softmax.would_raise(acc_s, scale_log2, score_mod.faint());",
         "lost = false;",
     ),
     SeedBug(
@@ -335,14 +335,14 @@ SEED_BUGS = (
     SeedBug(
         "totals of the runs before not scaled",
         SCALAR + QK,
-        "*place = *place * row_factor + acc[r][c][e];",
-        "*place = *place + acc[r][c][e];",
+        "*total = *total * row_factor + acc[r][c][e];",
+        "*total = *total + acc[r][c][e];",
     ),
     SeedBug(
         "totals of the runs before lost",
         SCALAR + QK,
-        "*place = *place * row_factor + acc[r][c][e];",
-        "*place = acc[r][c][e];",
+        "*total = *total * row_factor + acc[r][c][e];",
+        "*total = acc[r][c][e];",
     ),
     SeedBug(
         "sums of the runs before lost",

@@ -17,8 +17,8 @@ __device__ __forceinline__ float alibi_slope(const AttentionParams& p, const Wor
                                            work.head * p.alibi_slopes.head_stride]);
 }
 
-// Its error is some 2^-22 of the result, whatever its size: a least-maximum polynomial near 0, and
-// exponentials, which are exact relative to 1, beyond.
+// A minimax polynomial near 0, and exponentials, which are exact relative to 1, beyond. The error
+// is some 2^-22 of the result at every size.
 __device__ __forceinline__ float tanh(float x) {
   const float w = x * x;
   float sum = 0.0164374352f;
@@ -31,17 +31,17 @@ __device__ __forceinline__ float tanh(float x) {
   return fabsf(x) < 0.55f ? near_zero : beyond;
 }
 
-// The score modification of one head, as core/score.h defines it: softcap, ALiBi, bias and the
+// The score modification of one head, as core/score.h defines it: softcap, ALiBi, bias, and the
 // caller's mask.
 template <typename T>
-struct ScoreTerms {
+struct HeadScoreMod {
   const AttentionParams& params;
   std::int64_t bias_start;  // element (batch, head, 0, 0)
   std::int64_t mask_start;
   float alibi_slope;
   bool any;
 
-  __device__ __forceinline__ ScoreTerms(const AttentionParams& p, const WorkTile& work)
+  __device__ __forceinline__ HeadScoreMod(const AttentionParams& p, const WorkTile& work)
       : params(p),
         bias_start(work.batch * p.bias.batch_stride + work.head * p.bias.head_stride),
         mask_start(work.batch * p.mask.batch_stride + work.head * p.mask.head_stride),

@@ -36,7 +36,8 @@ struct Tiles {
   static constexpr SmemMap kMap = smem_map(sizeof(T), kHeadDim);
 };
 
-// Q in fp32, so that the inner loop converts K alone. It arrives as it is, in K's place.
+// Loads Q as fp32, so that the inner loop converts K alone. `staging`, where K will be, takes it as
+// it is.
 template <typename T, int kHeadDim>
 __device__ __forceinline__ void load_q(float* sQ, T* staging, const tile::Sequence<T>& seq,
                                        const AttentionParams& params, const LaunchShape& shape,
@@ -77,24 +78,27 @@ __device__ __forceinline__ void dot_products(float (&dot)[kRows], const float* s
   }
 }
 
-// Scores with their terms, of key j and rows first_row and on. In a rolled loop over this lane's
-// column of sP: the terms are too much code, and take too many registers, to be repeated per row.
+// Applies the score modification, bias and mask to the scores of key j with rows first_row and on.
+// The loop over this lane's column of sP is rolled: repeated per row they would be too much code
+// and take too many registers.
 template <int kRows, typename T>
-__device__ __forceinline__ void apply_terms(float (&score)[kRows], const tile::ScoreTerms<T>& terms,
-                                            float* column, int first_row, int j,
-                                            const tile::Sequence<T>& seq) {
+__device__ __forceinline__ void apply_score_mod(float (&score)[kRows],
+                                                const tile::HeadScoreMod<T>& score_mod,
+                                                float* column, int first_row, int j,
+                                                const tile::Sequence<T>& seq) {
 #pragma unroll
   for (int r = 0; r < kRows; ++r) column[r * kBlockN] = score[r];
   const int rows = j < seq.seqlen_k ? min(kRows, seq.seqlen_q - first_row) : 0;
 #pragma unroll 1
   for (int r = 0; r < rows; ++r) {
-    column[r * kBlockN] = terms(column[r * kBlockN], first_row + r, j, seq.shift);
+    column[r * kBlockN] = score_mod(column[r * kBlockN], first_row + r, j, seq.shift);
   }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) score[r] = column[r * kBlockN];
 }
 
-// Adds what one run of keys came to, to `totals` and, of row lane_idx, to `total`.
+// Adds the accumulators of one run of keys (tile/span.h) to `totals`, and row lane_idx's sum to
+// `total`.
 template <int kRows, int kChunks, int kRun>
 __device__ __forceinline__ void add_run(const tile::Totals<kRows, kChunks, kRun>& totals,
                                         tile::OnlineSoftmax& total,
@@ -137,8 +141,8 @@ __global__ void __launch_bounds__(kNumThreads, sizeof(T) == 4 && kHeadDim <= 64 
 
   load_q<T, kHeadDim>(reinterpret_cast<float*>(smem + Tile::kMap.q), sK, seq, params, shape, m0);
 
-  const tile::ScoreTerms<T> terms(params, work);
-  const float scale_log2 = terms.any ? tile::kLog2e : shape.scale_log2;
+  const tile::HeadScoreMod<T> score_mod(params, work);
+  const float scale_log2 = score_mod.any ? tile::kLog2e : shape.scale_log2;
   const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
   const tile::Range keys = mask.any_row(m0, min(m0 + Tile::kBlockM, seq.seqlen_q) - 1);
   const tile::Range unmasked = mask.every_row(m0 + warp_row, m0 + warp_row + kRows - 1);
@@ -166,7 +170,8 @@ __global__ void __launch_bounds__(kNumThreads, sizeof(T) == 4 && kHeadDim <= 64 
     float score[kRows];
     dot_products<kRows, kHeadDim>(score, sQ, sK + lane_idx * Tile::kLd,
                                   static_cast<int>(params.head_dim));
-    if (terms.any) apply_terms(score, terms, sP + lane_idx, m0 + warp_row, n0 + lane_idx, seq);
+    if (score_mod.any)
+      apply_score_mod(score, score_mod, sP + lane_idx, m0 + warp_row, n0 + lane_idx, seq);
     const bool masked = !tile::contains_all(unmasked, n0, kBlockN);
     const tile::Range seeing_rows = mask.column(n0 + lane_idx);
 #pragma unroll

@@ -27,7 +27,7 @@ struct GeneralConsumer {
   // Whether row maxima are raised from the sums of probabilities, after these, rather than from the
   // scores.
   static constexpr bool kFromSums = kShape.handover == Handover::kMbarrier;
-  using Terms = LaneTerms<T, kRowTiles, kBlockN, Producer::kThreads, kScarce>;
+  using LaneScoreMod = wmma::LaneScoreMod<T, kRowTiles, kBlockN, Producer::kThreads, kScarce>;
   using Scores = float[kRowTiles][kBlockN / 8][4];
 
   const AttentionParams& params;
@@ -39,18 +39,18 @@ struct GeneralConsumer {
   const ptx::SmemAddress lane_k, lane_v;                    // for this lane's ldmatrix, in stage 0
   const TileRange tiles;
   const int lane_row;  // the lane's first
-  const Terms terms;
+  const LaneScoreMod score_mod;
   const int position;  // of the lane's first row, from its first key of tile 0
   const float scale_log2;
   Producer producer;
   int n;          // the tile
-  int stage = 0;  // its place in shared memory, in bytes
+  int stage = 0;  // its stage's offset in shared memory, in bytes
   int i = 0;      // how many tiles have been walked
-  // Whether a tile's scores are to be made again, and row maxima raised to theirs first: scores
-  // have exceeded the row max by more than fp32 holds of probabilities, or at all while is_aside.
+  // Whether a tile's scores must be recomputed, and the row maxima raised to theirs first: the
+  // speculative max overflowed by more than fp32 holds, or at all while is_aside.
   bool lost = false;
-  // Whether what rows of many keys have accumulated is set aside (tile/aside.cuh), as it is until
-  // the row max is raised.
+  // Whether the accumulators of rows of many keys are set aside (tile/aside.cuh). They are taken
+  // back before the row max is raised.
   bool is_aside = false;
 
   __device__ __forceinline__ GeneralConsumer(const AttentionParams& params,
@@ -67,13 +67,13 @@ struct GeneralConsumer {
         tiles(tile::Mask(shape, seq.shift, seq.seqlen_k), m0, min(m0 + kBlockM, seq.seqlen_q) - 1,
               kBlockN),
         lane_row(m0 + warp_row + lane_idx / 4),
-        terms(params, shape, work, lane_row, seq.seqlen_q, lane_idx,
-              ptx::dynamic_smem() + kMap.total),
-        position(lane_row + seq.shift - terms.lane_key),
-        scale_log2(terms.scale_log2()),
+        score_mod(params, shape, work, lane_row, seq.seqlen_q, lane_idx,
+                  ptx::dynamic_smem() + kMap.total),
+        position(lane_row + seq.shift - score_mod.lane_key),
+        scale_log2(score_mod.scale_log2()),
         producer(params, shape),
         n(tiles.end - 1) {
-    if constexpr (kScarce) *parked() = terms.rows;
+    if constexpr (kScarce) *parked() = score_mod.rows;
   }
 
   __device__ __forceinline__ void run(WarpRows& rows) {
@@ -105,21 +105,21 @@ struct GeneralConsumer {
       __syncthreads();  // all warps have Q: K and V may overwrite it
       producer.copy_tile(n, 0, 0, true);
     }
-    copy_terms(n);
+    copy_bias_mask(n);
     producer.set_next(seq, tiles);
   }
 
-  // Tile n: S = Q K^T, its terms and mask, P = exp(S - row max), O += P V. Goes on to the next
-  // tile, or sets `lost` and leaves the rows as they are. `raises`: whether row maxima are raised
-  // to those of the scores.
+  // Tile n: S = Q K^T, score modification, bias and mask, P = exp(S - row max), O += P V. Goes on
+  // to the next tile, or sets `lost` and leaves the rows as they are. `raises`: whether row maxima
+  // are raised to those of the scores.
   __device__ __forceinline__ void step(WarpRows& rows, bool edge, bool raises) {
-    if (!lost) producer.stages.template wait_full<1>(i);  // not for the terms
+    if (!lost) producer.stages.template wait_full<1>(i);  // not for bias and mask
     Scores acc_s;
     if constexpr (kFromSums) {
       make_scores(rows, acc_s);
       mask_scores(acc_s, edge);
       if (raises) {
-        rows.softmax.template raise_maxima<0, kBlockN>(acc_s, scale_log2, terms.faint(),
+        rows.softmax.template raise_maxima<0, kBlockN>(acc_s, scale_log2, score_mod.faint(),
                                                        rows.acc_o);
         rows.softmax.raised_probabilities(acc_s, scale_log2);
       }
@@ -127,16 +127,16 @@ struct GeneralConsumer {
              !rows.softmax.template speculate<0, kBlockN>(acc_s, scale_log2, rows.acc_o, is_aside);
       if (lost) return;
       copy_next_tile();
-      if (n > tiles.begin) copy_terms(n - 1);
+      if (n > tiles.begin) copy_bias_mask(n - 1);
       std::uint32_t rP[kRowTiles][kBlockN / 16][4];
       rows.softmax.template pack<T, 0, kBlockN>(acc_s, rP);
       multiply_pv<T, kHeadDim, 0, kBlockN>(rows.acc_o, rP, lane_v + stage);
     } else {
       if (!lost) copy_next_tile();
       make_scores(rows, acc_s);
-      lost = is_aside && rows.softmax.would_raise(acc_s, scale_log2, terms.faint());
+      lost = is_aside && rows.softmax.would_raise(acc_s, scale_log2, score_mod.faint());
       if (lost) return;
-      if (n > tiles.begin) copy_terms(n - 1);
+      if (n > tiles.begin) copy_bias_mask(n - 1);
       mask_scores(acc_s, edge);
       for_each_slice([&](auto index) { attend_slice<decltype(index)::value>(rows, acc_s); },
                      std::make_integer_sequence<int, kShape.slices>{});
@@ -153,17 +153,17 @@ struct GeneralConsumer {
     constexpr int kKeys = kBlockN / kShape.slices;
     constexpr int kFirst = kSlice * kKeys;
     std::uint32_t rP[kRowTiles][kKeys / 16][4];
-    rows.softmax.template first_probabilities<T, kFirst, kKeys>(acc_s, scale_log2, terms.faint(),
-                                                                rP, rows.acc_o);
+    rows.softmax.template first_probabilities<T, kFirst, kKeys>(acc_s, scale_log2,
+                                                                score_mod.faint(), rP, rows.acc_o);
     multiply_pv<T, kHeadDim, kFirst, kKeys>(rows.acc_o, rP, lane_v + stage);
   }
 
   // S = Q K^T, and the score modification and bias.
   __device__ __forceinline__ void make_scores(const WarpRows& rows, Scores& acc_s) const {
     rows.template multiply_keys<kBlockN>(acc_s, lane_k + stage);
-    // For the terms, not for the next tile of K and V.
+    // For bias and mask, not for the next tile of K and V.
     ptx::cp_async_wait<decltype(producer.stages)::kGroups>();
-    terms.apply(acc_s, lane_position() - n * kBlockN);
+    score_mod.apply(acc_s, lane_position() - n * kBlockN);
   }
 
   // The mask by position.
@@ -171,7 +171,7 @@ struct GeneralConsumer {
     if (!edge) return;
     const tile::Sequence<T> same = producer.sequence_again();
     const int row = row_again();
-    terms.apply_mask(acc_s, tile::Mask(shape, same.shift, same.seqlen_k), row, n * kBlockN);
+    score_mod.apply_mask(acc_s, tile::Mask(shape, same.shift, same.seqlen_k), row, n * kBlockN);
   }
 
   __device__ __forceinline__ void copy_next_tile() {
@@ -184,14 +184,14 @@ struct GeneralConsumer {
   }
 
   // This lane's part of a tile's bias and mask.
-  __device__ __forceinline__ void copy_terms(int tile) const {
-    terms.copy(kScarce ? *parked() : terms.rows, tile * kBlockN, seq.seqlen_k,
-               tile == tiles.end - 1);
+  __device__ __forceinline__ void copy_bias_mask(int tile) const {
+    score_mod.copy(kScarce ? *parked() : score_mod.rows, tile * kBlockN, seq.seqlen_k,
+                   tile == tiles.end - 1);
     ptx::cp_async_commit();
   }
 
-  // Every tile::kSpanKeys keys sets aside what rows have accumulated, and takes it back before that
-  // is done again, before row maxima are raised, and at the end.
+  // Sets the accumulators aside every tile::kSpanKeys keys. Takes them back before they are set
+  // aside again, before row maxima are raised, and at the end.
   __device__ __forceinline__ void move_aside(WarpRows& rows, bool done, bool raises) {
     constexpr int kSpan = tile::span_tiles(kBlockN);
     if (__builtin_expect(i >= kSpan, 0)) {
@@ -235,8 +235,9 @@ struct GeneralConsumer {
   }
   // Where the lane's rows of bias and mask begin, which a tile needs once, is in shared memory
   // where there are no registers for it.
-  __device__ __forceinline__ typename Terms::Rows* parked() const {
-    return reinterpret_cast<typename Terms::Rows*>(ptx::dynamic_smem() + kMap.parked) + threadIdx.x;
+  __device__ __forceinline__ typename LaneScoreMod::Rows* parked() const {
+    return reinterpret_cast<typename LaneScoreMod::Rows*>(ptx::dynamic_smem() + kMap.parked) +
+           threadIdx.x;
   }
   __device__ __forceinline__ int row_again() const {  // lane_row
     if constexpr (!kScarce) return lane_row;

@@ -123,8 +123,8 @@ double predicted_ns(const AttentionParams& p, const DeviceInfo& device, int head
   return cost::rounds_ns(walk, {measured.fixed, alone, busy}, device.num_sms, resident);
 }
 
-// Why the kernels without score terms, whose copies are of 16 bytes, do not serve a problem; empty
-// if they do.
+// Why the kernels without score modification, whose copies are of 16 bytes, do not serve a problem;
+// empty if they do.
 std::string fast_refusal(const AttentionParams& p) {
   const auto head_dim_text = [](const char* name, std::int64_t head_dim) {
     return std::string(name) + " is " + std::to_string(head_dim) + "; accepted: multiples of 8";

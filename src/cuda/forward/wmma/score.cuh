@@ -1,12 +1,12 @@
 #pragma once
 
-// What may stand between q.k and the softmax besides the scale, in the order of forward.h: softcap,
-// ALiBi, bias, then the mask.
+// Score modification between q.k and the softmax, in the order of forward.h: softcap, ALiBi, bias,
+// then the mask.
 //
-// Scores are in accumulators whose columns hold the keys in the order of RowsByLane, so that of
-// every row and 32 keys a lane has a run of 8 neighbours. Its runs of bias and mask come to slots
-// in shared memory that nobody else touches: asynchronously, a tile ahead, without barriers and
-// without registers.
+// Scores are in accumulators whose columns hold the keys in the order of RowsByLane (copy.cuh): a
+// lane has 8 neighbouring keys of every 32 of a row. These 8 are called a run. A slot is the shared
+// memory of one run of bias or mask. It belongs to one thread, which fills it asynchronously, a
+// tile ahead. That takes no barriers and no registers.
 
 #include <cmath>
 #include <type_traits>
@@ -22,27 +22,28 @@
 
 namespace dlattn::wmma {
 
-// How runs of kRunKeys elements come to their slots.
+// Fills and reads the slots of runs of kRunKeys elements.
 template <typename Element, int kThreads>
 struct RunSlots {
   static constexpr int kBytes = kRunKeys * static_cast<int>(sizeof(Element));
-  static constexpr int kPiece = kBytes < 16 ? kBytes : 16;  // of one access
+  static constexpr int kPiece = kBytes < 16 ? kBytes : 16;  // bytes of one access
   static constexpr int kPieces = kBytes / kPiece;
 
-  // A row of a source: its element at this lane's first key of a tile.
+  // A row of bias or mask, from this lane's first key of a tile on.
   struct Row {
     const Element* from;
     std::int64_t stride;  // from key to key
-    int exist;            // how many keys there are from this lane's first on
+    int exist;            // how many keys exist from there on
   };
 
-  // Piece `i` of this thread's slot `slot`. Those of neighbouring threads are neighbours.
+  // Piece `i` of this thread's slot `slot`. The pieces of neighbouring threads are neighbours.
   __device__ __forceinline__ static unsigned char* piece(unsigned char* slots, int slot, int i) {
     return slots + ((slot * kPieces + i) * kThreads + threadIdx.x) * kPiece;
   }
 
-  // By copies of kCopyBytes, which the run is aligned to; or zeros if it does not exist. Where the
-  // copies of a sector of 32 bytes are several, L1 spares L2 the second.
+  // Copies a run by cp.async of kCopyBytes, to which it is aligned, or stores zeros if it does not
+  // exist. Copies through L1 where several of them share a sector of 32 bytes, which L2 then
+  // delivers once.
   template <int kCopyBytes>
   __device__ __forceinline__ static void copy(unsigned char* slots, int slot, const Element* from,
                                               bool exists) {
@@ -54,8 +55,8 @@ struct RunSlots {
     }
   }
 
-  // From wherever the run begins. Up to 3 bytes before and after it are read too, unless it begins
-  // at a multiple of 4.
+  // Copies a run of any alignment by words and funnel shifts. Unless it begins at a multiple of 4,
+  // up to 3 bytes before and after it are read too.
   __device__ __forceinline__ static void shift(unsigned char* slots, int slot,
                                                const Element* from) {
     constexpr int kWords = kBytes / 4;
@@ -79,7 +80,7 @@ struct RunSlots {
     }
   }
 
-  // One by one, as far as they exist, kUnroll at a time.
+  // Copies the elements that exist one by one. The loop is unrolled kUnroll times.
   template <int kUnroll>
   __device__ __forceinline__ static void store(unsigned char* slots, int slot, const Row& row) {
 #pragma unroll kUnroll
@@ -102,10 +103,10 @@ struct RunSlots {
   }
 };
 
-// The score terms of a lane's rows, kRowTiles x 2 of them, 8 apart, in tiles of kBlockN keys.
-// kScarce: registers are.
+// The score modification of a lane's rows, kRowTiles x 2 of them, 8 apart, in tiles of kBlockN
+// keys. kScarce: whether registers are scarce (traits.h).
 template <typename T, int kRowTiles, int kBlockN, int kThreads, bool kScarce>
-struct LaneTerms {
+struct LaneScoreMod {
   static constexpr int kRuns = kBlockN / 32;  // per row and tile
   using MaskSlots = RunSlots<std::uint8_t, kThreads>;
   using BiasSlots = RunSlots<T, kThreads>;
@@ -115,19 +116,19 @@ struct LaneTerms {
   const LaunchShape& shape;
   unsigned char* mask_slots;
   unsigned char* bias_slots;
-  // Where the lane's first row begins. A row that does not exist is taken for the lane's first, and
-  // that, if it does not, for the last.
+  // Where the lane's first row of mask and bias begins; the sequence's last row if that does not
+  // exist. The lane's other rows that do not exist read its first.
   struct alignas(32) Rows {
     const unsigned char* mask;
     const unsigned char* bias;
   } rows;
   float alibi_slope;
-  int rows_left;  // from this lane's first one on
-  int lane_key;   // this lane's first of a tile
+  int rows_left;  // how many rows exist from this lane's first on
+  int lane_key;   // this lane's first key of a tile
 
-  __device__ __forceinline__ LaneTerms(const AttentionParams& p, const LaunchShape& shape,
-                                       const tile::WorkTile& work, int row, int seqlen_q, int lane,
-                                       unsigned char* slots)
+  __device__ __forceinline__ LaneScoreMod(const AttentionParams& p, const LaunchShape& shape,
+                                          const tile::WorkTile& work, int row, int seqlen_q,
+                                          int lane, unsigned char* slots)
       : params(p),
         shape(shape),
         mask_slots(slots),
@@ -141,19 +142,19 @@ struct LaneTerms {
     rows.bias = static_cast<const unsigned char*>(p.bias.data) +
                 (work.batch * p.bias.batch_stride + work.head * p.bias.head_stride +
                  i * p.bias.row_stride) *
-                    (p.bias.dtype == DType::kFloat32 ? 4 : 2);
+                    static_cast<int>(p.bias.dtype == DType::kFloat32 ? sizeof(float) : sizeof(T));
   }
 
   // Whether scores may be so small that a scaled row max does not tell them from -inf.
   __device__ __forceinline__ bool faint() const { return params.bias.data != nullptr; }
 
-  // What scores must be multiplied with after apply() to be in base 2.
+  // The factor that makes scores base 2 after apply().
   __device__ __forceinline__ float scale_log2() const {
     return shape.natural ? tile::kLog2e : shape.scale_log2;
   }
 
-  // Starts the copies of a tile that begins at key n0, of `rows`. They are complete after a commit
-  // and a wait. `first`: of the walk.
+  // Starts the copies of bias and mask of `rows` for the tile that begins at key n0. They are
+  // complete after a commit and a wait. `first`: whether it is the first tile that the warp walks.
   __device__ __forceinline__ void copy(const Rows& rows, int n0, int seqlen_k, bool first) const {
     if (params.mask.data) {
       copy_tile<MaskSlots>(mask_slots, reinterpret_cast<const std::uint8_t*>(rows.mask),
@@ -171,8 +172,8 @@ struct LaneTerms {
     }
   }
 
-  // From products q.k to scores: as they were, scaled to base 2 by scale_log2(), if there is
-  // nothing to apply, else natural ones. `position` is that of this lane's first row minus its
+  // Turns products q.k into natural scores, or leaves them as they are if there is nothing to
+  // apply; scale_log2() tells these apart. `position`: that of this lane's first row minus its
   // first key.
   __device__ __forceinline__ void apply(float (&acc_s)[kRowTiles][kBlockN / 8][4],
                                         int position) const {
@@ -216,7 +217,8 @@ struct LaneTerms {
     }
   }
 
-  // Scores of keys that their rows do not see by position become -inf. `row` is this lane's first.
+  // Sets the scores of keys that their rows do not see by position to -inf. `row`: this lane's
+  // first.
   __device__ __forceinline__ void apply_mask(float (&acc_s)[kRowTiles][kBlockN / 8][4],
                                              const tile::Mask& mask, int row, int n0) const {
     for_each_run([&](int m, int h, int run) {
@@ -233,7 +235,7 @@ struct LaneTerms {
     return (m * 2 + h) * kRuns + run;
   }
 
-  // Of row 16 m + 8 h, of the keys of a run the i-th.
+  // The score of row 16 m + 8 h with the i-th key of a run.
   __device__ __forceinline__ static float& score(float (&acc_s)[kRowTiles][kBlockN / 8][4], int m,
                                                  int h, int run, int i) {
     return acc_s[m][run * 4 + i / 2][2 * h + i % 2];
@@ -271,14 +273,14 @@ struct LaneTerms {
                                             int load_bytes, int n0, int seqlen_k,
                                             bool first) const {
     const int key = n0 + lane_key;
-    const bool whole = n0 + kBlockN <= seqlen_k;
-    // Inside a row, what the words of a run hold beyond it may be read.
+    const bool full_tile = n0 + kBlockN <= seqlen_k;
+    // Whether the bytes beside a run that its words hold belong to its row, and may be read.
     const bool inside = n0 > 0 && n0 + kBlockN + 4 <= seqlen_k;
     const auto row = [&](int m, int h) {
       const int i = 16 * m + 8 * h;
       return first_row + (i < rows_left ? i * row_stride : 0);
     };
-    const bool runs_whole = whole || seqlen_k % kRunKeys == 0;
+    const bool full_runs = full_tile || seqlen_k % kRunKeys == 0;
     const auto copy_runs = [&](auto bytes) {
       for_each_run([&](int m, int h, int run) {
         const bool exists = key + 32 * run < seqlen_k;
@@ -286,16 +288,17 @@ struct LaneTerms {
             slots, slot(m, h, run), row(m, h) + (exists ? key + 32 * run : 0), exists);
       });
     };
-    if (load_bytes >= Slots::kPiece && runs_whole) {
+    if (load_bytes >= Slots::kPiece && full_runs) {
       copy_runs(std::integral_constant<int, Slots::kPiece>{});
-    } else if (load_bytes >= 4 && runs_whole) {
+    } else if (load_bytes >= 4 && full_runs) {
       copy_runs(std::integral_constant<int, 4>{});
     } else if (!kScarce && sizeof(Element) < 4 && inside && load_bytes > 0) {
       for_each_run([&](int m, int h, int run) {
         Slots::shift(slots, slot(m, h, run), row(m, h) + key + 32 * run);
       });
     } else if (load_bytes != 0 || first) {
-      // Rolled: this is no fast path. Rows of one element are so for all tiles.
+      // Rolled: this is no fast path. A row with one element for all keys (load_bytes 0) is copied
+      // for the first tile alone.
 #pragma unroll 1
       for (int i = 0; i < kRowTiles * 2 * kRuns; ++i) {
         const int run_key = key + i % kRuns * 32;

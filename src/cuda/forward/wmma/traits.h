@@ -103,8 +103,8 @@ constexpr bool uses_tma(int head_dim_tile, int variant) {
   return !splits_keys(variant) && tile_shape(head_dim_tile, variant).handover == Handover::kTma;
 }
 
-// Scores' terms: a lane's neighbouring keys of a row, and a byte or element for each in shared
-// memory.
+// Score modification: the keys of a run, and the shared memory for a tile's runs of a mask, one
+// byte a key (score.cuh).
 constexpr int kRunKeys = 8;
 constexpr int mask_slot_bytes(int row_tiles, int block_n, int num_threads) {
   return row_tiles * 2 * (block_n / 32) * kRunKeys * num_threads;

@@ -26,7 +26,8 @@ constexpr int kNumThreads = kNumWarps * 32;
 constexpr int kRows = tile::kStripeRows;
 constexpr int kGroups = kBlockN / 8;  // groups of four keys per lane
 
-// Adds what one run of keys came to, to `totals` and, of this lane's row, to `total`.
+// Adds the accumulators of one run of keys (tile/span.h) to `totals`, and the sum of this lane's
+// row to `total`.
 template <int kChunks, int kRun>
 __device__ __forceinline__ void add_run(const tile::Totals<kRows, kChunks, kRun>& totals,
                                         tile::OnlineSoftmax& total,
