@@ -29,7 +29,7 @@ import dlattn
 pytestmark = pytest.mark.gpu
 
 
-# Around the edges of stripes (16 rows) and of tiles (16, 32 and 64 rows, 32 keys).
+# Around the edges of row groups (16 rows) and of tiles (16, 32 and 64 rows, 32 keys).
 LENGTHS = [
     (1, 1), (1, 200), (15, 17), (16, 16), (17, 31), (31, 32), (32, 33), (33, 15), (63, 64),
     (64, 65), (65, 63), (100, 173), (173, 100), (200, 1), (128, 256), (257, 129),

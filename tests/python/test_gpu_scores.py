@@ -327,8 +327,8 @@ def test_k_is_read_with_its_own_leading_dimension(kernel: str, dtype: str, dim: 
 
 
 @every_kernel
-def test_partial_stripes(kernel: str, dtype: str) -> None:
-    """Once a warp's stripe could have 12 rows, while matrix units always take 16."""
+def test_partial_row_groups(kernel: str, dtype: str) -> None:
+    """Once a warp's row group could have 12 rows, while matrix units always take 16."""
     for seqlen_q in [*range(1, 34), 47, 49, 63, 65, 79, 81]:
         check(kernel, *qkv(dtype, seqlen_q, 50, batch=1, heads=2, heads_kv=1), causal=True)
 

@@ -27,7 +27,7 @@ class SeedBug:
 
 
 SEED_BUGS = (
-    # A warp computed one row, or the block its first stripe; the rest of the tile stayed as it was.
+    # A warp computed one row, or the block its first row group; the rest of the tile was left out.
     SeedBug(
         "rows left uncomputed",
         SCALAR,
@@ -83,24 +83,26 @@ SEED_BUGS = (
         "ptx::load_matrix(rK, sK + n * kLd + d, kLd);",
         "ptx::load_matrix(rK, sK + n * kLd + d, kKeys);",
     ),
-    # A stripe of fewer than 16 rows was skipped, or loaded and stored as if it were whole.
+    # A row group of fewer than 16 rows was skipped, or loaded and stored as if it were whole.
     SeedBug(
-        "partial stripe skipped",
+        "partial row group skipped",
         QK,
         "if (first_row + r >= seq.seqlen_q) continue;",
         "if (first_row + kRows > seq.seqlen_q) continue;",
     ),
     SeedBug(
-        "partial stripe skipped",
+        "partial row group skipped",
         SMEM,
         "const bool row_exists = own_row < seq.seqlen_q;",
         "const bool row_exists = first_row + kRows <= seq.seqlen_q;",
     ),
-    SeedBug("partial stripe read whole", ALL, "seq.seqlen_q - m0", "kBlockM"),
-    SeedBug("partial stripe stored whole", SCALAR, "if (row >= seq.seqlen_q) continue;", ";"),
-    SeedBug("partial stripe stored whole", QK, "if (first_row + r >= seq.seqlen_q) continue;", ";"),
+    SeedBug("partial row group read whole", ALL, "seq.seqlen_q - m0", "kBlockM"),
+    SeedBug("partial row group stored whole", SCALAR, "if (row >= seq.seqlen_q) continue;", ";"),
     SeedBug(
-        "partial stripe stored whole",
+        "partial row group stored whole", QK, "if (first_row + r >= seq.seqlen_q) continue;", ";"
+    ),
+    SeedBug(
+        "partial row group stored whole",
         SMEM,
         "const bool row_exists = own_row < seq.seqlen_q;",
         "const bool row_exists = true;",
@@ -115,7 +117,7 @@ SEED_BUGS = (
     SeedBug(
         "scores of absent keys used",
         WMMA,
-        "if (!contains(visible, n0 + stripe_column(lane, i) + e)) x[i][e] = -INFINITY;",
+        "if (!contains(visible, n0 + lane_column(lane, i) + e)) x[i][e] = -INFINITY;",
         ";",
     ),
     SeedBug(

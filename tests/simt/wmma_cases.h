@@ -8,10 +8,11 @@
 
 namespace simt {
 
-// For the kernels whose warps own stripes of 16 rows of a tile of 64, with tiles of 32 or 64 keys.
+// For the kernels whose warps own row groups of 16 rows of a tile of 64, with tiles of 32 or 64
+// keys.
 inline std::vector<Case> wmma_cases(bool thread_sanitizer) {
   std::vector<Case> cases = {
-      // Every head_dim once, with lengths at the edges of stripes and tiles.
+      // Every head_dim once, with lengths at the edges of row groups and tiles.
       {1, 1, 16, kFull},
       {17, 31, 32, kCausal},
       {16, 33, 48, kFull},
@@ -20,7 +21,7 @@ inline std::vector<Case> wmma_cases(bool thread_sanitizer) {
       {33, 65, 96, kCausal},
       {31, 63, 112, kFull},
       {66, 97, 128, kCausal},
-      // Rows that see nothing: some of a stripe, whole stripes, a whole tile.
+      // Rows that see nothing: some of a row group, whole row groups, a whole tile.
       {100, 40, 32, kCausal},
       // No keys, no queries, an empty batch.
       {20, 0, 64, kCausal},

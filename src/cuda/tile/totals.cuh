@@ -11,20 +11,20 @@ namespace dlattn::tile {
 
 // The totals of a warp's accumulators. Each lane has its own, 32 floats apart, so that no lane
 // waits for another.
-template <int kRows, int kChunks, int kRun>
+template <int kRows, int kChunks, int kVecSize>
 class Totals {
  public:
-  // `memory`: the warp's kRows * kChunks * kRun * 32 floats.
+  // `memory`: the warp's kRows * kChunks * kVecSize * 32 floats.
   __device__ __forceinline__ Totals(float* memory, int lane) : lane_(memory + lane) {}
 
   __device__ __forceinline__ void clear() const {
-    for (int i = 0; i < kRows * kChunks * kRun; ++i) lane_[i * 32] = 0.0f;
+    for (int i = 0; i < kRows * kChunks * kVecSize; ++i) lane_[i * 32] = 0.0f;
   }
 
   // Multiplies the totals with factor(row), which makes them relative to the run's row max, adds
   // the run's accumulators, and sets these to 0.
   template <typename Factor>
-  __device__ __forceinline__ void add(float (&acc)[kRows][kChunks][kRun], Factor factor) const {
+  __device__ __forceinline__ void add(float (&acc)[kRows][kChunks][kVecSize], Factor factor) const {
     float* total = lane_;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -32,7 +32,7 @@ class Totals {
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
 #pragma unroll
-        for (int e = 0; e < kRun; ++e, total += 32) {
+        for (int e = 0; e < kVecSize; ++e, total += 32) {
           *total = *total * row_factor + acc[r][c][e];
           acc[r][c][e] = 0.0f;
         }
@@ -40,14 +40,14 @@ class Totals {
     }
   }
 
-  __device__ __forceinline__ void take(float (&acc)[kRows][kChunks][kRun]) const {
+  __device__ __forceinline__ void take(float (&acc)[kRows][kChunks][kVecSize]) const {
     const float* total = lane_;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
 #pragma unroll
-        for (int e = 0; e < kRun; ++e, total += 32) acc[r][c][e] = *total;
+        for (int e = 0; e < kVecSize; ++e, total += 32) acc[r][c][e] = *total;
       }
     }
   }

@@ -99,10 +99,10 @@ __device__ __forceinline__ void apply_score_mod(float (&score)[kRows],
 
 // Adds the accumulators of one run of keys (tile/span.h) to `totals`, and row lane_idx's sum to
 // `total`.
-template <int kRows, int kChunks, int kRun>
-__device__ __forceinline__ void add_run(const tile::Totals<kRows, kChunks, kRun>& totals,
+template <int kRows, int kChunks, int kVecSize>
+__device__ __forceinline__ void add_run(const tile::Totals<kRows, kChunks, kVecSize>& totals,
                                         tile::OnlineSoftmax& total,
-                                        float (&acc_o)[kRows][kChunks][kRun],
+                                        float (&acc_o)[kRows][kChunks][kVecSize],
                                         tile::OnlineSoftmax (&softmax)[kRows], float scale_log2,
                                         int lane_idx) {
   tile::OnlineSoftmax run;
@@ -148,9 +148,9 @@ __global__ void __launch_bounds__(kNumThreads, sizeof(T) == 4 && kHeadDim <= 64 
   const tile::Range unmasked = mask.every_row(m0 + warp_row, m0 + warp_row + kRows - 1);
 
   tile::OnlineSoftmax softmax[kRows];  // row_sum is this lane's part
-  float acc_o[kRows][Columns::kChunks][Columns::kRun] = {};
+  float acc_o[kRows][Columns::kChunks][Columns::kVecSize] = {};
 
-  const tile::Totals<kRows, Columns::kChunks, Columns::kRun> totals(
+  const tile::Totals<kRows, Columns::kChunks, Columns::kVecSize> totals(
       reinterpret_cast<float*>(smem + Tile::kMap.total) + warp_row * kHeadDim, lane_idx);
   tile::OnlineSoftmax total;  // of row lane_idx
   const bool has_runs = seq.seqlen_k > tile::one_run_keys(sizeof(T));
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kNumThreads, sizeof(T) == 4 && kHeadDim <= 64 
 #pragma unroll
       for (int c = 0; c < Columns::kChunks; ++c) {
 #pragma unroll
-        for (int e = 0; e < Columns::kRun; ++e) acc_o[r][c][e] *= factor;
+        for (int e = 0; e < Columns::kVecSize; ++e) acc_o[r][c][e] *= factor;
       }
     }
     __syncwarp();

@@ -3,44 +3,44 @@
 // Attention with both products on tensor cores through nvcuda::wmma; scores and probabilities pass
 // through shared memory.
 //
-// A thread block of 4 warps computes 64 query rows of one head; a warp owns one stripe of exactly
-// 16, start to end, rows past the sequence's end being zero. Q and the unnormalised fp32 output
-// stay in fragments. Per tile of 32 keys:
+// A thread block of 4 warps computes 64 query rows of one head. A warp owns one row group, which
+// has exactly 16 rows, from start to end; rows past the sequence's end are zero. Q and the
+// unnormalised fp32 output stay in fragments. Per tile of 32 keys:
 //   1. wait for K and V, one barrier, start the copy of the next tile into the other stage (where Q
 //      was before the first tile);
-//   2. S = Q K^T into the warp's stripe of sS; softmax, two lanes a row; P in place of S;
+//   2. S = Q K^T into the warp's rows of sS; softmax, two lanes a row; P overwrites S;
 //   3. if a row's maximum has risen, O *= factors, loaded as a fragment; then O += P V.
 // Shared memory: see SmemMap. The one barrier of a tile both publishes its K and V and frees the
-// other stage; within a warp, __syncwarp wherever lanes read or overwrite what other lanes wrote to
-// or read from the stripe.
+// other stage. Within a warp: __syncwarp wherever lanes read or overwrite what other lanes wrote to
+// or read from the warp's rows of sS.
 
 #include "cuda/forward/wmma_smem/traits.h"
 #include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/smem.cuh"
 #include "cuda/tile/epilogue.cuh"
 #include "cuda/tile/load.cuh"
+#include "cuda/tile/row_group.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/seqlen.cuh"
-#include "cuda/tile/stripe.cuh"
 
 namespace dlattn::wmma_smem {
 
 namespace wmma = nvcuda::wmma;
 
 constexpr int kNumThreads = kNumWarps * 32;
-constexpr int kRows = tile::kStripeRows;
+constexpr int kRows = tile::kRowGroupRows;
 constexpr int kGroups = kBlockN / 8;  // groups of four keys per lane
 
-// Multiplying row r of the output by the factor of row r, which its two lanes hold. Which lane
-// holds which element of a fragment is wmma's secret, but two accumulators agree on it: so the
-// factors are laid out as a 16 x 16 matrix with constant rows, in place of the scores that have
-// just been read, and loaded as an accumulator.
+// Writes the factors of the rows of the output, each held by the row's two lanes. Which lane holds
+// which element of a fragment is not specified, but it is the same for two accumulators. So the
+// factors are stored as a 16 x 16 matrix with constant rows, over the scores that have just been
+// read; rescale() loads it as an accumulator.
 __device__ __forceinline__ void write_factors(float* sS, float factor, int lane) {
   const float factors[4] = {factor, factor, factor, factor};
-  float* row = sS + tile::stripe_row(lane) * kScoreLd;
+  float* row = sS + tile::lane_row(lane) * kScoreLd;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    tile::store(row + kFactorColumn + tile::stripe_column(lane, i), factors);
+    tile::store(row + kFactorColumn + tile::lane_column(lane, i), factors);
   }
 }
 
@@ -73,14 +73,14 @@ __device__ __forceinline__ void multiply_pv(tile::FragmentC (&acc_o)[kHeadDim / 
   }
 }
 
-// Stores the warp's rows, 32 columns at a time through its stripe of sS; the lanes of a row
+// Stores the warp's rows, 32 columns at a time through its rows of sS; the lanes of a row
 // normalise it.
 template <int kHeadDim, typename T>
 __device__ __forceinline__ void store_output(T* out_row, bool row_exists,
                                              const tile::FragmentC (&acc_o)[kHeadDim / 16],
                                              float* sS, float scale, int head_dim_v,
                                              int store_bytes, int lane) {
-  const float* row = sS + tile::stripe_row(lane) * kScoreLd;
+  const float* row = sS + tile::lane_row(lane) * kScoreLd;
 #pragma unroll
   for (int d = 0; d < kHeadDim; d += 32) {
     __syncwarp();  // the columns before have been read
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
 
   const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
   const int first_row = m0 + warp_row;
-  const int own_row = first_row + tile::stripe_row(lane_idx);
+  const int own_row = first_row + tile::lane_row(lane_idx);
   const tile::Range keys = mask.any_row(m0, min(m0 + kBlockM, seq.seqlen_q) - 1);
   const tile::Range visible = mask.row(own_row);
 
@@ -155,20 +155,19 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
                                                                shape, n0 + kBlockN, keys.end);
     }
 
-    tile::stripe_scores<kBlockN, kHeadDim, kLd, kScoreLd>(sS, rQ, sK + stage * kStage);
+    tile::row_group_scores<kBlockN, kHeadDim, kLd, kScoreLd>(sS, rQ, sK + stage * kStage);
 
     float x[kGroups][4];
-    tile::load_scores(x, sS + tile::stripe_row(lane_idx) * kScoreLd, lane_idx, visible, n0);
+    tile::load_scores(x, sS + tile::lane_row(lane_idx) * kScoreLd, lane_idx, visible, n0);
     __syncwarp();  // both lanes of a row have read its scores
-    const float factor = tile::stripe_softmax(softmax, x, shape.scale_log2);
+    const float factor = tile::row_group_softmax(softmax, x, shape.scale_log2);
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
-      tile::store(sP + tile::stripe_row(lane_idx) * kProbLd + tile::stripe_column(lane_idx, i),
-                  x[i]);
+      tile::store(sP + tile::lane_row(lane_idx) * kProbLd + tile::lane_column(lane_idx, i), x[i]);
     }
     const bool rescales = __any_sync(tile::kFullMask, factor != 1.0f);
     if (rescales) write_factors(sS, factor, lane_idx);
-    __syncwarp();  // the stripe is complete
+    __syncwarp();  // all scores of the row group have been read or written
     if (rescales) rescale(acc_o, sS);
     multiply_pv<kHeadDim>(acc_o, sP, sV + stage * kStage);
   }

@@ -6,15 +6,15 @@
 #include "cuda/tile/vec.cuh"
 #include "cuda/tile/warp.cuh"
 
-// A warp's stripe of 16 query rows in the WMMA kernels. Fragment layouts are opaque, so scores pass
-// through a stripe of shared memory, where two lanes share a row: lane 2r + h has row r, and every
-// other group of four keys, from 4h on. Neighbouring groups of one row and the rows of a quarter
-// warp then lie in different banks.
+// The row group of a warp in the kernels that use nvcuda::wmma: 16 query rows, and the rows of sS,
+// in shared memory, that hold their scores. Fragment layouts are opaque, so scores pass through sS.
+// Two lanes share a row: lane 2r + h has row r, and every other group of four keys, from 4h on.
+// Neighbouring groups of one row and the rows of a quarter warp then lie in different banks.
 namespace dlattn::tile {
 
 namespace wmma = nvcuda::wmma;
 
-constexpr int kStripeRows = 16;
+constexpr int kRowGroupRows = 16;
 
 template <typename T>
 using FragmentA = wmma::fragment<wmma::matrix_a, 16, 16, 16, T, wmma::row_major>;
@@ -24,19 +24,20 @@ template <typename T>
 using FragmentBRow = wmma::fragment<wmma::matrix_b, 16, 16, 16, T, wmma::row_major>;
 using FragmentC = wmma::fragment<wmma::accumulator, 16, 16, 16, float>;
 
-__device__ __forceinline__ int stripe_row(int lane) {
+// The row of a lane in its warp's row group.
+__device__ __forceinline__ int lane_row(int lane) {
   return lane / 2;
 }
 // The first key of a lane's i-th group of four.
-__device__ __forceinline__ int stripe_column(int lane, int i) {
+__device__ __forceinline__ int lane_column(int lane, int i) {
   return (2 * i + lane % 2) * 4;
 }
 
-// sS[16][kKeys] = Q K^T of the warp's rows. K lies key by key, so K^T is a column-major operand,
-// whose leading dimension is the distance from column to column: the padded rows of sK.
+// sS[16][kKeys] = Q K^T for the warp's rows. K is stored key by key, so K^T is a column-major
+// operand. Its leading dimension, from column to column, is that of sK's padded rows.
 template <int kKeys, int kHeadDim, int kLd, int kScoreLd, typename T>
-__device__ __forceinline__ void stripe_scores(float* sS, const FragmentA<T> (&rQ)[kHeadDim / 16],
-                                              const T* sK) {
+__device__ __forceinline__ void row_group_scores(float* sS, const FragmentA<T> (&rQ)[kHeadDim / 16],
+                                                 const T* sK) {
 #pragma unroll
   for (int n = 0; n < kKeys; n += 16) {
     FragmentC acc_s;
@@ -59,7 +60,7 @@ __device__ __forceinline__ void load_scores(float (&x)[kGroups][4], const float*
                                             int lane, const Range& visible, int n0) {
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
-    load(x[i], row_scores + stripe_column(lane, i));
+    load(x[i], row_scores + lane_column(lane, i));
   }
   // Few tiles need it, so a warp decides as one.
   if (!__any_sync(kFullMask, !contains_all(visible, n0, 8 * kGroups))) return;
@@ -67,16 +68,16 @@ __device__ __forceinline__ void load_scores(float (&x)[kGroups][4], const float*
   for (int i = 0; i < kGroups; ++i) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      if (!contains(visible, n0 + stripe_column(lane, i) + e)) x[i][e] = -INFINITY;
+      if (!contains(visible, n0 + lane_column(lane, i) + e)) x[i][e] = -INFINITY;
     }
   }
 }
 
-// Scores to probabilities, in place. `softmax` is the row's, with this lane's part of the sum;
-// returns the factor for what the row has accumulated so far.
+// Turns scores into probabilities, in place. `softmax` is the row's, with this lane's part of the
+// sum. Returns the factor that the row's accumulators must be multiplied with.
 template <int kGroups>
-__device__ __forceinline__ float stripe_softmax(OnlineSoftmax& softmax, float (&x)[kGroups][4],
-                                                float scale_log2) {
+__device__ __forceinline__ float row_group_softmax(OnlineSoftmax& softmax, float (&x)[kGroups][4],
+                                                   float scale_log2) {
   float tile_max = -INFINITY;
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
