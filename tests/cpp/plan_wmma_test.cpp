@@ -225,7 +225,7 @@ void blocks_of_several_items() {
 // Which boxes a problem's tensors are brought in.
 void tensor_boxes() {
   AttentionParams p = problem(DType::kFloat16, 128);
-  CHECK(wmma::whole_segments(p, 128));
+  CHECK(wmma::full_segments(p, 128));
   const wmma::TensorBoxes boxes = wmma::tensor_boxes(p, 128, wmma::kPersistent);
   CHECK_EQ(boxes.q.box_rows, 32);
   CHECK_EQ(boxes.k.box_rows, 64);
@@ -242,10 +242,10 @@ void tensor_boxes() {
   }
   // Zeros where v has fewer columns, whole segments or parts of one.
   p.head_dim_v = 64;
-  CHECK(wmma::whole_segments(p, 128));
+  CHECK(wmma::full_segments(p, 128));
   CHECK_EQ(wmma::all_segments(wmma::tensor_boxes(p, 128, wmma::kPersistent).v, 128).sizes[2], 1);
   p.head_dim_v = 72;
-  CHECK(!wmma::whole_segments(p, 128));
+  CHECK(!wmma::full_segments(p, 128));
 }
 
 // A decoding step: one query, 32 heads of q and 8 of k and v.

@@ -21,7 +21,7 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
     if constexpr (dlattn::wmma::has_variant(tile, dlattn::wmma::kPersistent)) {
       const dlattn::wmma::TensorBoxes boxes =
           dlattn::wmma::tensor_boxes(params, tile, dlattn::wmma::kPersistent);
-      const bool whole = dlattn::wmma::whole_segments(params, tile);
+      const bool whole = dlattn::wmma::full_segments(params, tile);
       const auto encode = [&](const dlattn::tile::TensorBox& box) {
         return simt::encode(whole ? dlattn::wmma::all_segments(box, tile) : box);
       };

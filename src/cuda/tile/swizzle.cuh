@@ -19,10 +19,12 @@ template <int kColumns, int kBoxRows = 0>
 struct SwizzledRows {
   static_assert(kColumns % 32 == 0, "a row is made of whole segments");
   static_assert(kBoxRows % 8 == 0, "the order of chunks repeats every 8 rows");
+  static constexpr int kElementBytes = 2;
   static constexpr int kSegmentBytes = kColumns % 64 == 0 ? 128 : 64;
-  static constexpr int kSegments = kColumns * 2 / kSegmentBytes;
+  static constexpr int kSegments = kColumns * kElementBytes / kSegmentBytes;
+  static constexpr int kSegmentColumns = kSegmentBytes / kElementBytes;
   // From a row to the next, and from a segment of a row to the next.
-  static constexpr int kRowBytes = kBoxRows > 0 ? kSegmentBytes : kColumns * 2;
+  static constexpr int kRowBytes = kBoxRows > 0 ? kSegmentBytes : kColumns * kElementBytes;
   static constexpr int kSegmentStep = kBoxRows > 0 ? kBoxRows * kSegmentBytes : kSegmentBytes;
   static constexpr int kChunks = kSegmentBytes / 16;  // of a segment
 

@@ -22,7 +22,8 @@ constexpr int row_elements(int element_bytes, int head_dim_tile) {
   return head_dim_tile + 16 / element_bytes;
 }
 
-// Byte offsets into dynamic shared memory. Behind it lie the totals of rows of many keys.
+// Byte offsets into dynamic shared memory. The totals of rows of many keys follow
+// (tile/totals.cuh).
 struct SmemMap {
   int q;  // fp32 [block_m][head_dim_tile]
   int k;  // [kBlockN][row_elements]
@@ -36,10 +37,10 @@ constexpr SmemMap smem_map(int element_bytes, int head_dim_tile) {
   const int kv_bytes = kBlockN * row_elements(element_bytes, head_dim_tile) * element_bytes;
   SmemMap map{};
   map.q = 0;
-  map.k = map.q + rows * head_dim_tile * 4;
+  map.k = map.q + rows * head_dim_tile * static_cast<int>(sizeof(float));
   map.v = map.k + kv_bytes;
   map.p = map.v + kv_bytes;
-  map.total = map.p + rows * kBlockN * 4;
+  map.total = map.p + rows * kBlockN * static_cast<int>(sizeof(float));
   return map;
 }
 

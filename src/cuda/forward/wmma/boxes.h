@@ -36,7 +36,7 @@ inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile, int
 
 // Whether every box of a problem is full of columns that the tensor has, or has none of them. Then
 // one copy may bring them all: see all_segments().
-inline bool whole_segments(const AttentionParams& p, int head_dim_tile) {
+inline bool full_segments(const AttentionParams& p, int head_dim_tile) {
   const int columns = segment_columns(head_dim_tile);
   return p.head_dim % columns == 0 && p.head_dim_v % columns == 0;
 }

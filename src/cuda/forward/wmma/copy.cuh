@@ -7,15 +7,15 @@
 
 namespace dlattn::wmma {
 
-// Which row of its source a row of a tile in shared memory holds: the same one.
+// The order of rows in shared memory: row `row` of the tile is row source(row) of its source.
 struct RowsInOrder {
   __device__ __forceinline__ static int source(int row) { return row; }
   // source(row + rows) - source(row) for rows below `kStep` of TileCopy, and multiples of it.
   static constexpr int offset(int rows) { return rows; }
 };
 
-// For tiles of keys: of every 32 scores of a row that a lane quad has in accumulators, a lane's 8
-// belong to neighbouring keys.
+// For tiles of keys: permutes keys within 32, so that the 8 scores of a row that a lane has in
+// accumulators belong to neighbouring keys.
 struct RowsByLane {
   __device__ __forceinline__ static int source(int row) {
     return row / 32 * 32 + row % 8 / 2 * 8 + row % 32 / 8 * 2 + row % 2;
@@ -23,30 +23,33 @@ struct RowsByLane {
   static constexpr int offset(int rows) { return rows / 32 * 32 + rows % 32 / 8 * 2; }
 };
 
-// Copies of whole tiles from global to swizzled shared memory, 16 bytes each, by all threads of a
-// block or, kGrouped, by a group of kThreads among several. A thread keeps to one chunk of one
-// segment and walks down the rows in steps that leave its place in the swizzle as it is; the other
-// segments of its row are immediate offsets away. Columns past `columns` are filled up with zeros.
+// Copies tiles from global to swizzled shared memory, 16 bytes at a time, by all threads of a block
+// or, kGrouped, by a group of kThreads among several. A thread copies the same chunk of each
+// segment of its rows. Its rows are kStep apart, so that the swizzle moves that chunk by the same
+// XOR in all of them, and the other segments are immediate offsets away. Columns past `columns`
+// become zeros.
 template <typename T, int kColumns, int kThreads, bool kGrouped = false,
           typename Order = RowsInOrder>
 struct TileCopy {
   using Rows = tile::SwizzledRows<kColumns>;
   static constexpr int kStep = kThreads / Rows::kChunks;  // rows from pass to pass
-  static constexpr int kSegmentColumns = Rows::kSegmentBytes / 2;
-  static_assert(sizeof(T) == 2 && kStep % 8 == 0);
+  static constexpr int kSegmentColumns = Rows::kSegmentColumns;
+  static constexpr int kChunkColumns = 16 / static_cast<int>(sizeof(T));
+  static_assert(sizeof(T) == Rows::kElementBytes && kStep % 8 == 0);
 
   __device__ __forceinline__ static unsigned thread() {
     return kGrouped ? threadIdx.x % kThreads : threadIdx.x;
   }
   __device__ __forceinline__ static int first_row() { return thread() / Rows::kChunks; }
-  __device__ __forceinline__ static int first_column() { return thread() % Rows::kChunks * 8; }
-  // This thread's place in a tile, in bytes.
-  __device__ __forceinline__ static int place() {
+  __device__ __forceinline__ static int first_column() {
+    return thread() % Rows::kChunks * kChunkColumns;
+  }
+  // The offset of this thread's first chunk in a tile, in bytes.
+  __device__ __forceinline__ static int smem_offset() {
     return Rows::offset(first_row(), static_cast<int>(thread() % Rows::kChunks));
   }
 
-  // Of kRows rows from `gmem` on, the first `rows` of which exist; the others are filled with
-  // zeros.
+  // Copies kRows rows from `gmem` on. The first `rows` of them exist; the others become zeros.
   template <int kRows>
   __device__ __forceinline__ static void edge(ptx::SmemAddress smem, const T* gmem,
                                               std::int64_t row_stride, int rows, int columns) {
@@ -57,13 +60,13 @@ struct TileCopy {
 #pragma unroll
     for (int first = 0; first < kRows; first += kStep) {
       const bool exists = Order::offset(first) + source < rows;
-      copy_row(smem + place() + first * Rows::kRowBytes, exists ? from : gmem,
+      copy_row(smem + smem_offset() + first * Rows::kRowBytes, exists ? from : gmem,
                exists ? columns : 0);
       from += (Order::offset(first + kStep) - Order::offset(first)) * row_stride;
     }
   }
 
-  // The same of rows that lie anywhere: row_address(row) is where one begins.
+  // The same for rows at any addresses: row `row` begins at row_address(row).
   template <int kRows, typename RowAddress>
   __device__ __forceinline__ static void gather(ptx::SmemAddress smem, RowAddress row_address,
                                                 int rows, int columns) {
@@ -72,14 +75,14 @@ struct TileCopy {
     for (int first = 0; first < kRows; first += kStep) {
       const int row = first + first_row();
       const bool exists = row < rows;
-      copy_row(smem + place() + first * Rows::kRowBytes,
+      copy_row(smem + smem_offset() + first * Rows::kRowBytes,
                row_address(exists ? row : 0) + first_column(), exists ? columns : 0);
     }
   }
 
-  // As edge(), where `from` is this thread's chunk of the first of its rows. Fewer instructions,
-  // which count where they are fetched for the first time; what does not exist is not read, though
-  // its addresses are formed.
+  // As edge(), in fewer instructions, which counts where they are fetched for the first time.
+  // `from` is this thread's chunk of the first of its rows. Addresses of what does not exist are
+  // computed, but not read.
   template <int kRows>
   __device__ __forceinline__ static void ragged(ptx::SmemAddress smem, const T* from,
                                                 std::int64_t row_stride, int rows, int columns) {
@@ -91,7 +94,7 @@ struct TileCopy {
 #pragma unroll
       for (int s = 0; s < Rows::kSegments; ++s) {
         ptx::cp_async<16>(
-            smem + place() + first * Rows::kRowBytes + s * Rows::kSegmentBytes,
+            smem + smem_offset() + first * Rows::kRowBytes + s * Rows::kSegmentBytes,
             from + s * kSegmentColumns,
             Order::offset(first) + source < rows && first_column() + s * kSegmentColumns < columns);
       }
@@ -99,8 +102,9 @@ struct TileCopy {
     }
   }
 
-  // As edge() for rows that are aligned to `copy_bytes` of 8, 4 or 2: elements one by one then,
-  // which are in shared memory at once. Rolled: registers are scarce, and this is no fast path.
+  // As edge() for rows that are aligned to `copy_bytes` of 8, 4 or 2. With 2, elements are loaded
+  // and stored one by one rather than by cp.async. Rolled: registers are scarce, and this is no
+  // fast path.
   template <int kRows>
   __device__ __forceinline__ static void unaligned(unsigned char* smem, const T* gmem,
                                                    std::int64_t row_stride, int rows, int columns,
@@ -114,15 +118,16 @@ struct TileCopy {
       const int column = first_column() + segment * kSegmentColumns;
       const int exist = source < rows ? columns - column : 0;
       const T* from = gmem + source * row_stride + column;
-      unsigned char* to = smem + place() + first * Rows::kRowBytes + segment * Rows::kSegmentBytes;
+      unsigned char* to =
+          smem + smem_offset() + first * Rows::kRowBytes + segment * Rows::kSegmentBytes;
       if (copy_bytes == 8) {
         copy_parts<8>(to, from, gmem, exist);
       } else if (copy_bytes == 4) {
         copy_parts<4>(to, from, gmem, exist);
       } else {
-        constexpr int kCount = kColumns > 192 ? 4 : 8;  // at a time
+        constexpr int kCount = kColumns > 192 ? 4 : kChunkColumns;  // elements at a time
 #pragma unroll 1
-        for (int part = 0; part < 8; part += kCount) {
+        for (int part = 0; part < kChunkColumns; part += kCount) {
           tile::Vec<T, kCount> x;
 #pragma unroll
           for (int e = 0; e < kCount; ++e)
@@ -133,21 +138,21 @@ struct TileCopy {
     }
   }
 
-  // Of kRows rows that all exist. `from` is this thread's chunk of its last row of the tile, and is
-  // left there for the tile before.
+  // Copies kRows rows, all of which exist. `from` is this thread's chunk of its last row of the
+  // tile; it is moved to that of the tile before.
   template <int kRows>
-  __device__ __forceinline__ static void whole(ptx::SmemAddress smem, const T*& from,
-                                               std::int64_t row_stride, int columns) {
+  __device__ __forceinline__ static void full_tile(ptx::SmemAddress smem, const T*& from,
+                                                   std::int64_t row_stride, int columns) {
     constexpr int kLast = Order::offset(kRows - kStep);
 #pragma unroll
     for (int first = kRows - kStep; first >= 0; first -= kStep) {
-      copy_row(smem + place() + first * Rows::kRowBytes, from, columns);
+      copy_row(smem + smem_offset() + first * Rows::kRowBytes, from, columns);
       const int next = first > 0 ? Order::offset(first - kStep) : kLast - kRows;
       from -= (Order::offset(first) - next) * row_stride;
     }
   }
 
-  // Where whole() begins in a tile of kRows rows that starts at row `row`, which need not exist.
+  // The `from` of full_tile() for a tile of kRows rows from row `row` on, which need not exist.
   template <int kRows>
   __device__ __forceinline__ static const T* last_row(const tile::RowSource<T>& source, int row) {
     return source.row(row + Order::offset(kRows - kStep) + Order::source(first_row())) +
@@ -155,14 +160,14 @@ struct TileCopy {
   }
 
  private:
-  // A chunk by copies of kBytes, the first `exist` elements of which exist. `gmem` is some valid
-  // address.
+  // Copies a chunk, of which the first `exist` elements exist, kBytes at a time. `gmem` is any
+  // valid address.
   template <int kBytes>
   __device__ __forceinline__ static void copy_parts(unsigned char* to, const T* from, const T* gmem,
                                                     int exist) {
     constexpr int kCount = kBytes / static_cast<int>(sizeof(T));
 #pragma unroll
-    for (int e = 0; e < 8; e += kCount)
+    for (int e = 0; e < kChunkColumns; e += kCount)
       ptx::cp_async<kBytes>(to + e * sizeof(T), e < exist ? from + e : gmem, e < exist);
   }
 

@@ -62,10 +62,10 @@ struct GeneralProducer {
     unsigned char* sK = ptx::dynamic_smem() + kMap.k + stage;
     unsigned char* sV = ptx::dynamic_smem() + kMap.v + stage;
     if (!last && shape.copy_bytes == 16) {
-      KeyCopy::template whole<kBlockN>(ptx::smem_address(sK), next_k, params.k.row_stride,
-                                       head_dim);
-      KeyCopy::template whole<kBlockN>(ptx::smem_address(sV), next_v, params.v.row_stride,
-                                       head_dim_v);
+      KeyCopy::template full_tile<kBlockN>(ptx::smem_address(sK), next_k, params.k.row_stride,
+                                           head_dim);
+      KeyCopy::template full_tile<kBlockN>(ptx::smem_address(sV), next_v, params.v.row_stride,
+                                           head_dim_v);
     } else {
       const tile::Sequence<T> same = sequence_again();
       const std::int64_t n0 = n * kBlockN;

@@ -83,7 +83,7 @@ struct PersistentProducer {
     const ptx::SmemAddress arrived = shared.query_mbarrier(warp);
     ptx::mbarrier_arrive_expect_tx(arrived, Shared::kQueryBytes);
     load_rows<kHeadDim, Shared::kWarpRows>(
-        shared.q(warp), maps.q, maps.whole_segments, arrived, {work.head, work.batch},
+        shared.q(warp), maps.q, maps.full_segments, arrived, {work.head, work.batch},
         work.m_block * block_m(kShape) + warp * Shared::kWarpRows);
   }
 
@@ -104,9 +104,9 @@ struct PersistentProducer {
     const ptx::SmemAddress smem = ptx::smem_address(ptx::dynamic_smem());
     const ptx::SmemAddress full = shared.ring.begin_fill(i, 2 * Shared::kStageBytes);
     const int stage = i % kShape.stages * Shared::kStageBytes;
-    load_rows<kHeadDim, kBlockN>(smem + Shared::kMap.k + stage, maps.k, maps.whole_segments, full,
+    load_rows<kHeadDim, kBlockN>(smem + Shared::kMap.k + stage, maps.k, maps.full_segments, full,
                                  {at.head_kv, at.batch}, at.n * kBlockN);
-    load_rows<kHeadDim, kBlockN>(smem + Shared::kMap.v + stage, maps.v, maps.whole_segments, full,
+    load_rows<kHeadDim, kBlockN>(smem + Shared::kMap.v + stage, maps.v, maps.full_segments, full,
                                  {at.head_kv, at.batch}, at.n * kBlockN);
   }
 

@@ -65,8 +65,8 @@ struct Producer {
     if (i + 1 >= count) return;
     if (i > 0) stages.wait_empty(i - 1);
     const int next = kStageBytes - i % kShape.stages * kStageBytes;
-    Copy::template whole<kBlockN>(sK + next, next_k, params.k.row_stride, head_dim);
-    Copy::template whole<kBlockN>(sV + next, next_v, params.v.row_stride, head_dim_v);
+    Copy::template full_tile<kBlockN>(sK + next, next_k, params.k.row_stride, head_dim);
+    Copy::template full_tile<kBlockN>(sV + next, next_v, params.v.row_stride, head_dim_v);
     stages.publish(i + 1);
   }
 };

@@ -4,6 +4,8 @@
 
 namespace dlattn::wmma {
 
+constexpr int kElementBytes = 2;  // of q, k, v and out: float16 or bfloat16
+
 // The tile shape of the kernel that divides the keys among the warps of a thread block: groups of
 // warps, each with tiles of keys of its own, and in each group a warp per 16 query rows of the
 // block.
@@ -49,8 +51,8 @@ constexpr SplitSmemMap split_smem_map(int head_dim_tile, bool single_pass) {
   const SplitShape shape = split_shape(head_dim_tile, single_pass);
   SplitSmemMap map{};
   map.q = 0;
-  map.stages = block_m(shape) * head_dim_tile * 2;
-  map.tile = shape.block_n * head_dim_tile * 2;
+  map.stages = block_m(shape) * head_dim_tile * kElementBytes;
+  map.tile = shape.block_n * head_dim_tile * kElementBytes;
   map.group = shape.stages * 2 * map.tile;
   map.stats = map.stages + shape.key_groups * map.group;
   map.total = map.stats + shape.key_groups * block_m(shape) * 8;

@@ -10,6 +10,7 @@
 namespace dlattn::wmma {
 
 constexpr int kTileBarrier = 1;
+static_assert(kMbarrierBytes == ptx::kMbarrierBytes);
 
 // Of a shape, in the code that is being compiled. Compute capabilities 8.0, 9.0 and 10.x have
 // tensor cores several times as fast as others, beside which an mbarrier's instructions are felt.

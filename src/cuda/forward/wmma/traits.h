@@ -10,8 +10,9 @@ namespace dlattn::wmma {
 enum class QueryPlace { kSmem, kRegisters, kRegistersOverlaid };
 
 // How warps hand the stages of K and V over to each other (stages.cuh). kMbarrierIfSlow: by
-// mbarriers where tensor cores are slow, else by the block's barrier, which is settled when the
-// kernel is compiled. Where TMA fills them, from compute capability 9.0 on, it brings Q as well.
+// mbarriers where tensor cores are slow, else by the block's barrier; that is decided when the
+// kernel is compiled. kTma: TMA fills the stages, from compute capability 9.0 on, and loads Q as
+// well.
 enum class Handover { kBlockBarrier, kMbarrier, kMbarrierIfSlow, kTma };
 
 // Tile shapes per head_dim tile, between which the plan chooses.
@@ -35,9 +36,9 @@ struct TileShape {
   int row_tiles;  // per warp, of 16 query rows
   int block_n;    // keys per tile
   int slices;     // in which a tile's probabilities are made and multiplied with V
-  int edge_keys;  // of an edge tile that are worked on at a time; fewer take fewer registers
+  int edge_keys;  // keys of a slice of an edge tile; fewer take fewer registers
   QueryPlace query_place;
-  int blocks_per_sm;  // that registers must leave room for
+  int blocks_per_sm;  // for which registers must leave room
   Handover handover = Handover::kBlockBarrier;
   int stages = 2;  // tiles of K and V in shared memory
 };
@@ -55,9 +56,8 @@ constexpr TileShape narrow_shape(int head_dim_tile) {
   return {4, 1, 32, 2, 16, QueryPlace::kRegistersOverlaid, 2};
 }
 
-// As copies take next to no warp's time, and shared memory has room for tiles on their way, one
-// block of an SM's worth of warps does: it reads each tile once where two blocks would read it
-// twice.
+// One block has all warps of an SM. Copies by TMA take hardly any of the warps' time, so a second
+// block need not fill it, and one block reads each tile once where two would read it twice.
 constexpr TileShape persistent_shape(int head_dim_tile) {
   if (head_dim_tile <= 64) return {8, 2, 64, 1, 32, QueryPlace::kRegisters, 1, Handover::kTma, 8};
   if (head_dim_tile <= 128) return {8, 2, 64, 4, 32, QueryPlace::kSmem, 1, Handover::kTma, 4};
@@ -79,8 +79,8 @@ constexpr TileShape tile_shape(int head_dim_tile, int variant) {
                     variant == kPipelined ? Handover::kMbarrier : Handover::kBlockBarrier);
 }
 
-// Whether there is a kernel of the shape that packs query heads too (tile/rows.cuh): there is of
-// that for few rows.
+// Whether a variant has kernels that pack query heads (tile/rows.cuh) too: the one for few rows
+// has.
 constexpr bool packs_heads(int variant) {
   return variant == kNarrow;
 }
@@ -98,7 +98,7 @@ constexpr int block_m(const TileShape& shape) {
   return shape.num_warps * shape.row_tiles * 16;
 }
 
-// Whether TMA brings Q, K and V.
+// Whether TMA loads Q, K and V.
 constexpr bool uses_tma(int head_dim_tile, int variant) {
   return !splits_keys(variant) && tile_shape(head_dim_tile, variant).handover == Handover::kTma;
 }
@@ -110,40 +110,41 @@ constexpr int mask_slot_bytes(int row_tiles, int block_n, int num_threads) {
   return row_tiles * 2 * (block_n / 32) * kRunKeys * num_threads;
 }
 
-// Whether the general kernel has no registers for what a thread needs once a tile: then shared
-// memory has so much more per thread.
+// Whether the general kernel has no registers for what a thread needs once a tile. It keeps that in
+// shared memory then, kParkedBytes for each thread.
 constexpr bool registers_are_scarce(int head_dim_tile) {
   return head_dim_tile > 192;
 }
 constexpr int kParkedBytes = 32;
 
-// Byte offsets into dynamic shared memory; rows as in tile::SwizzledRows, in boxes of a warp's rows
-// of Q and of a tile of K and V where TMA brings them.
+// Byte offsets into dynamic shared memory. Rows are tile::SwizzledRows. Where TMA loads them, a box
+// has a warp's rows of Q, or a tile's of K or V.
 struct SmemMap {
   int q;  // [block_m] rows, later those of out
   int k;  // [stages][block_n] rows
   int v;  // [stages][block_n] rows
   int mbarriers;
-  int coordinates;  // of what TMA brings, kCoordinateBytes for each warp
+  int coordinates;  // of what TMA loads, kCoordinateBytes for each warp
   int parked;       // kParkedBytes for each thread of the general kernel
   int total;
 };
 
+constexpr int kMbarrierBytes = 8;     // ptx::kMbarrierBytes, for host code
 constexpr int kCoordinateBytes = 32;  // ProducerState and ConsumerState
 
 constexpr SmemMap smem_map(int head_dim_tile, int variant) {
   const TileShape shape = tile_shape(head_dim_tile, variant);
-  const int q_bytes = block_m(shape) * head_dim_tile * 2;
-  const int k_bytes = shape.stages * shape.block_n * head_dim_tile * 2;
+  const int q_bytes = block_m(shape) * head_dim_tile * kElementBytes;
+  const int k_bytes = shape.stages * shape.block_n * head_dim_tile * kElementBytes;
   SmemMap map{};
   map.q = 0;
   map.k = shape.query_place == QueryPlace::kRegistersOverlaid ? 0 : q_bytes;
   map.v = map.k + k_bytes;
   map.mbarriers = map.v + k_bytes > q_bytes ? map.v + k_bytes : q_bytes;
   map.total = map.mbarriers;
-  if (shape.handover != Handover::kBlockBarrier) map.total += shape.stages * 2 * 8;
+  if (shape.handover != Handover::kBlockBarrier) map.total += shape.stages * 2 * kMbarrierBytes;
   if (shape.handover == Handover::kTma) {
-    map.coordinates = map.total + shape.num_warps * 8;
+    map.coordinates = map.total + shape.num_warps * kMbarrierBytes;
     map.total = map.coordinates + shape.num_warps * kCoordinateBytes;
   }
   map.parked = map.total;
@@ -152,8 +153,8 @@ constexpr SmemMap smem_map(int head_dim_tile, int variant) {
   return map;
 }
 
-// Of the general kernel for a problem with or without a mask and a bias of so many bytes per
-// element. Slots of both lie behind K and V.
+// The shared memory of the general kernel for a problem with or without a mask, and with a bias of
+// `bias_bytes` per element. The slots of both (score.cuh) follow what SmemMap has.
 constexpr int general_smem_bytes(int head_dim_tile, bool mask, int bias_bytes) {
   const TileShape shape = tile_shape(head_dim_tile, kGeneral);
   const int slots = mask_slot_bytes(shape.row_tiles, shape.block_n, shape.num_warps * 32);

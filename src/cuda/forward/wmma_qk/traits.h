@@ -9,7 +9,9 @@ namespace dlattn::wmma_qk {
 
 constexpr int kBlockM = 64;
 constexpr int kBlockN = 32;
-constexpr int kNumWarps = kBlockM / 16;  // one exact 16-row stripe per warp
+constexpr int kNumWarps = kBlockM / 16;  // one row group of exactly 16 rows per warp
+
+constexpr int kElementBytes = 2;  // float16 and bfloat16
 
 // Padding keeps rows 16-byte aligned, as wmma's leading dimensions must be, and spreads them over
 // the banks.
@@ -21,7 +23,7 @@ constexpr int row_elements(int head_dim_tile) {
 }
 
 // Byte offsets into dynamic shared memory. Every 16 x 16 operand in it starts at a multiple of 32
-// bytes, which wmma asks. Behind it lie the totals of rows of many keys.
+// bytes, as wmma requires. The totals of rows of many keys follow (tile/totals.cuh).
 struct SmemMap {
   int q;  // [kBlockM][row_elements]
   int k;  // [kBlockN][row_elements]
@@ -31,19 +33,20 @@ struct SmemMap {
 };
 
 constexpr SmemMap smem_map(int head_dim_tile) {
-  const int row_bytes = row_elements(head_dim_tile) * 2;
+  const int row_bytes = row_elements(head_dim_tile) * kElementBytes;
   SmemMap map{};
   map.q = 0;
   map.k = map.q + kBlockM * row_bytes;
   map.v = map.k + kBlockN * row_bytes;
   map.s = map.v + kBlockN * row_bytes;
-  map.total = map.s + kBlockM * kScoreLd * 4;
+  map.total = map.s + kBlockM * kScoreLd * static_cast<int>(sizeof(float));
   return map;
 }
 
 constexpr TileConfig tile_config(int head_dim_tile, std::int64_t seqlen_k = 0) {
   return {kBlockM, kBlockN, kNumWarps, 1,
-          smem_map(head_dim_tile).total + tile::totals_bytes(2, seqlen_k, kBlockM, head_dim_tile)};
+          smem_map(head_dim_tile).total +
+              tile::totals_bytes(kElementBytes, seqlen_k, kBlockM, head_dim_tile)};
 }
 
 }  // namespace dlattn::wmma_qk
