@@ -6,46 +6,47 @@
 
 #include "cuda/tile/span.h"
 
-// Rows of more keys than should be added up in one go (span.h). After so many, what the
-// accumulators have is set aside, where the row's results will stand, in 16 bits, and the rest of
-// it, less than 2^-7 of it, stays and gathers the next ones. It is taken back before the row's
-// reference is raised, and at the end. Nothing is lost: an accumulator less its upper half is
-// exact.
+// Accumulators of rows that have more keys than should be added up in one go (span.h). After
+// kSpanKeys keys a lane sets the upper 16 bits of each accumulator aside, in the row of out, which
+// nobody reads before the results are stored. The rest, less than 2^-7 of the accumulator, stays,
+// and the next keys are added to it. The upper halves are taken back before the row max is raised,
+// and at the end. Nothing is lost: an accumulator minus its upper half is exact.
 namespace dlattn::tile {
 
-// The two numbers whose upper halves these are.
+// The two fp32 numbers whose upper halves are in `word`, and whose lower halves are 0.
 __device__ __forceinline__ void unpack_upper(std::uint32_t word, float (&x)[2]) {
   const std::uint32_t bits[2] = {word << 16, word & 0xFFFF0000u};
   memcpy(x, bits, sizeof x);
 }
 
-// Leaves the upper halves of two accumulators, whatever T is, in `place`, two elements that are
-// aligned to 4 bytes.
+// Stores the upper halves of two accumulators, whatever T is, over two elements of `out`, which are
+// aligned to 4 bytes, and leaves the rest in the accumulators.
 template <typename T>
-__device__ __forceinline__ void set_aside(float* pair, T* place) {
+__device__ __forceinline__ void set_aside(float* pair, T* out) {
   static_assert(sizeof(T) == 2);
   std::uint32_t bits[2];
   memcpy(bits, pair, sizeof bits);
   const std::uint32_t word = (bits[0] >> 16) | (bits[1] & 0xFFFF0000u);
-  *reinterpret_cast<std::uint32_t*>(place) = word;
+  *reinterpret_cast<std::uint32_t*>(out) = word;
   float upper[2];
   unpack_upper(word, upper);
-  // What is left of infinity is NaN; any number is as well, and does not hide what is set aside.
-  // No other rest is this large.
+  // Infinity minus its upper half is NaN. fminf makes a number of that, so that infinity is what is
+  // taken back. No other rest is as large as that number.
   for (int i = 0; i < 2; ++i) pair[i] = fminf(pair[i] - upper[i], 0x1p121f);
 }
 
 template <typename T>
-__device__ __forceinline__ void take_back(float* pair, const T* place) {
+__device__ __forceinline__ void take_back(float* pair, const T* out) {
   static_assert(sizeof(T) == 2);
   float upper[2];
-  unpack_upper(*reinterpret_cast<const std::uint32_t*>(place), upper);
+  unpack_upper(*reinterpret_cast<const std::uint32_t*>(out), upper);
   for (int i = 0; i < 2; ++i) pair[i] += upper[i];
 }
 
-// Calls move(pair, place) for a lane's accumulators of kRows rows, of which it has two of every 8
-// columns: accumulators(r, j) those of row r's 8 j and the next. out[r] is the row's place from the
-// lane's first column on, null if there is no such row; of `columns`, an even number from there on.
+// Calls move(pair, out) for a lane's accumulators of kRows rows. The lane has two of every 8
+// columns: accumulators(r, j) are row r's in columns 8 j to 8 j + 7. out[r] points to the lane's
+// first column in row r, or is null if there is no such row. `columns`: how many exist from there
+// on, an even number.
 template <int kHeadDim, typename T, int kRows, typename Accumulators, typename Move>
 __device__ __forceinline__ void move_quad_rows(T* const (&out)[kRows], int columns,
                                                Accumulators accumulators, Move move) {

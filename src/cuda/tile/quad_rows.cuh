@@ -6,8 +6,8 @@
 #include "cuda/tile/vec.cuh"
 #include "cuda/tile/warp.cuh"
 
-// Rows that lie in accumulators of products, a lane quad for each: of every 8 columns lane c has
-// 2 c and the next.
+// Rows in accumulators of mma. Each row belongs to a lane quad, whose lane c has columns 2 c and
+// 2 c + 1 of every 8.
 namespace dlattn::tile {
 
 // Transposes 4 x 4 words over a lane quad: word r of lane c becomes word c of lane r.
@@ -25,16 +25,18 @@ __device__ __forceinline__ void transpose_in_quad(std::uint32_t (&words)[4], int
   }
 }
 
-// Stores the quad's row, 16 bytes a lane: `out` and `columns` are those from this lane's first, of
-// column lane % 4 * 8, on; out is aligned to 16 bytes, columns is 0 or less where there are none.
-// `pair(j)`: this lane's two of columns 8 j and on. All lanes of the warp call it.
+// Stores the quad's row, 16 bytes a lane. `out` points to this lane's first column to store,
+// lane % 4 * 8, and is aligned to 16 bytes. `columns`: how many columns exist from there on, 0 or
+// less if none. pair(j): this lane's two accumulators of columns 8 j to 8 j + 7. All lanes of the
+// warp call it.
 template <typename T, int kColumns, typename Pair>
 __device__ __forceinline__ void store_quad_row(T* out, int columns, float scale, int lane,
                                                Pair pair) {
   static_assert(kColumns % 32 == 0, "a lane quad stores 32 columns of a row at once");
 #pragma unroll
   for (int d = 0; d < kColumns; d += 32) {
-    // Two columns of each 8, and then, of one 8, all.
+    // Before the transposition a lane has two columns of each of four groups of 8, after it all 8
+    // of one group.
     Vec<std::uint32_t, 4> words;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {

@@ -33,7 +33,7 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-// Two elements in a register, `low` in its low half.
+// Packs two numbers as elements of T into a register, `low` in its low half.
 template <typename T>
 __device__ __forceinline__ std::uint32_t pack(float low, float high);
 template <>
@@ -51,7 +51,7 @@ __device__ __forceinline__ std::uint32_t pack<__nv_bfloat16>(float low, float hi
   return bits;
 }
 
-// kCount elements that one instruction loads or stores.
+// A vector of kCount elements, which one instruction loads or stores.
 template <typename T, int kCount>
 struct alignas(sizeof(T) * kCount) Vec {
   static_assert(sizeof(T) * kCount <= 16, "an access moves at most 16 bytes");

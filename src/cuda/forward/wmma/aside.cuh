@@ -5,8 +5,8 @@
 
 namespace dlattn::wmma {
 
-// What is accumulated of a warp's rows, row `first_row` of the work tile's head the first of them,
-// set aside in the rows of out, or taken back from there (tile/aside.cuh).
+// Sets the accumulators of a warp's rows aside in the rows of out, or takes them back from there
+// (tile/aside.cuh). `first_row`: the warp's first row, counted from the head's first.
 template <typename T>
 struct Aside {
   const AttentionParams& params;
@@ -16,11 +16,11 @@ struct Aside {
 
   template <int kRowTiles, int kGroups>
   __device__ __forceinline__ void set(float (&acc_o)[kRowTiles][kGroups][4]) const {
-    move(acc_o, [](float* pair, T* place) { tile::set_aside(pair, place); });
+    move(acc_o, [](float* pair, T* out) { tile::set_aside(pair, out); });
   }
   template <int kRowTiles, int kGroups>
   __device__ __forceinline__ void take(float (&acc_o)[kRowTiles][kGroups][4]) const {
-    move(acc_o, [](float* pair, const T* place) { tile::take_back(pair, place); });
+    move(acc_o, [](float* pair, const T* out) { tile::take_back(pair, out); });
     __syncwarp();  // other lanes may store results there
   }
 

@@ -6,8 +6,8 @@
 #include "cuda/tile/boxes.h"
 #include "dlattn/forward.h"
 
-// What TMA is told of the tensors of a problem of fixed length, as plain host code: the
-// plan asks whether it can be told, the launch tells it.
+// The boxes by which TMA loads the tensors of a problem of fixed length, as plain host code: the
+// plan asks whether TMA accepts them, the launch encodes them.
 namespace dlattn::wmma {
 
 struct TensorBoxes {
@@ -16,15 +16,15 @@ struct TensorBoxes {
 
 // Columns of a segment of tile::SwizzledRows.
 constexpr int segment_columns(int head_dim_tile) {
-  return head_dim_tile % 64 == 0 ? 64 : 32;
+  return (head_dim_tile % 64 == 0 ? 128 : 64) / kElementBytes;
 }
 
-// A box is one segment (tile::SwizzledRows) of a warp's rows of Q, of a tile's of K and V.
+// A box is one segment (tile::SwizzledRows) of a warp's rows of Q, or of a tile's rows of K or V.
 inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile, int variant) {
   const TileShape shape = tile_shape(head_dim_tile, variant);
   const auto box = [&](const char* name, TensorView x, std::int64_t columns, std::int64_t rows,
                        std::int64_t heads, int box_rows) {
-    if (rows == 0) x.data = p.q.data;  // it may be null then
+    if (rows == 0) x.data = p.q.data;  // x.data may be null
     tile::TensorBox box = tile::tensor_box(name, x, columns, rows, heads, p.batch_size, box_rows);
     box.box_columns = segment_columns(head_dim_tile);
     return box;
@@ -34,8 +34,8 @@ inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile, int
           box("v", p.v, p.head_dim_v, p.seqlen_k, p.num_heads_kv, shape.block_n)};
 }
 
-// Whether every box of a problem is full of columns that the tensor has, or has none of them. Then
-// one copy may bring them all: see all_segments().
+// Whether the tensors have every column of a box, or none of them. Then one copy may load all
+// segments: see all_segments().
 inline bool full_segments(const AttentionParams& p, int head_dim_tile) {
   const int columns = segment_columns(head_dim_tile);
   return p.head_dim % columns == 0 && p.head_dim_v % columns == 0;
@@ -45,7 +45,10 @@ inline bool full_segments(const AttentionParams& p, int head_dim_tile) {
 // [batch][heads][segments][rows][columns].
 inline tile::TensorBox all_segments(tile::TensorBox box, int head_dim_tile) {
   const std::int64_t segments = box.sizes[0] / box.box_columns;
-  for (int i = 4; i > 2; --i) box.sizes[i] = box.sizes[i - 1], box.strides[i] = box.strides[i - 1];
+  for (int i = 4; i > 2; --i) {
+    box.sizes[i] = box.sizes[i - 1];
+    box.strides[i] = box.strides[i - 1];
+  }
   box.sizes[0] = box.box_columns;
   box.sizes[2] = segments > 0 ? segments : 1;
   box.strides[2] = box.box_columns * box.element_bytes;

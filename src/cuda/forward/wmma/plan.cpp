@@ -24,7 +24,7 @@ using core::concat;
 using core::refuse;
 using cost::Speed;
 
-// What of the family's choices Options::variant asks for.
+// The choices that Options::variant asks for.
 struct Request {
   enum class Packing { kAny, kPacked, kUnpacked };
   static constexpr int kAnyVariant = -1;
@@ -39,8 +39,8 @@ struct Choice {
   double ns = 0.0;  // predicted
 };
 
-// All measured on an H200: the general kernel's in research/steps/h200-choices.json, the
-// others' on small grids and on batches that fill it.
+// All speeds were measured on an H200: the general kernel's in research/steps/h200-choices.json,
+// the others' on small grids and on batches that fill it.
 Speed general_speed(const AttentionParams& p, int head_dim_tile) {
   if (p.softcap != 0.0) {
     if (head_dim_tile <= 32) return {6000, 38.0, 20.0};
@@ -81,7 +81,7 @@ Speed speed(const AttentionParams& p, int head_dim_tile, int variant) {
     case kSinglePass:
       return {2800, 4.0, 4.0};
     case kPersistent:
-      // Of a block's diagonal its warps leave out more than the walk below takes them to.
+      // On the diagonal the warps of a block leave out more keys than cost::walk() assumes.
       if (head_dim_tile <= 64) return {2900, 22.1, 22.1};
       if (head_dim_tile <= 96) return {3200, 29.5, 29.5};
       if (head_dim_tile <= 128) return {3300, 37.5, 37.5};
@@ -111,8 +111,9 @@ double predicted_ns(const AttentionParams& p, const DeviceInfo& device, int head
       static_cast<double>(resident_blocks(config, device, head_dim_tile, variant));
   if (resident == 0) return std::numeric_limits<double>::infinity();
   const Speed measured = speed(p, head_dim_tile, variant);
-  // Where tensor cores are slower than an H200's, a block alone waits for them so much longer, and
-  // they bound a full SM, on small shapes with somewhat more beside the products.
+  // Where tensor cores are slower than an H200's, a block that is alone on its SM waits for them so
+  // much longer, and they bound a full SM. Small shapes have somewhat more work beside the
+  // products.
   const bool wide = variant != kNarrow && !splits_keys(variant);
   const double tensor_bound = wide ? 1.08 : variant == kNarrow ? 1.12 : 1.2;
   const double products = 4.0 * head_dim_tile * config.block_m;  // operations per key
@@ -149,7 +150,7 @@ std::string split_refusal(const AttentionParams& p, int head_dim_tile, int varia
   return "seqlen_k is " + std::to_string(p.seqlen_k) + "; accepted: up to " + std::to_string(most);
 }
 
-// Why TMA does not bring a problem's tiles on a device; empty if it does.
+// Why TMA does not load a problem's tiles on a device; empty if it does.
 std::string tma_refusal(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile,
                         int variant) {
   if (device.compute_major < 9) {
@@ -163,7 +164,7 @@ std::string tma_refusal(const AttentionParams& p, const DeviceInfo& device, int 
     const std::string why = core::misfit(*box);
     if (!why.empty()) return why;
   }
-  // Its results do not go through shared memory, and so by 16 bytes alone.
+  // The persistent kernel stores results from registers, 16 bytes at a time alone.
   const int bytes = store_bytes(p);
   if (bytes == 16) return {};
   return concat("rows of out are aligned to ", bytes, " bytes; accepted: 16");
@@ -184,8 +185,8 @@ std::string packing_refusal(const AttentionParams& p, int variant) {
   return {};
 }
 
-// The share of its time that packing must be predicted to save. Where it saves none, as with blocks
-// for but a few SMs, it may lose: fewer blocks then share the work of storing results.
+// The share of the time that packing must be predicted to save. Where it saves none, as with blocks
+// for a few SMs only, it may lose: fewer blocks share the work of storing results.
 constexpr double kPackingGain = 0.02;
 
 // Where tensor cores are slow, they bound every shape and have no idle time to lose.
@@ -199,7 +200,7 @@ bool mbarriers_pay(const DeviceInfo& device) {
   return device.compute_major >= 9 || (device.compute_major == 8 && device.compute_minor == 9);
 }
 
-// Null asks for nothing. Whether `text` is a request.
+// Parses Options::variant; null asks for nothing. Returns whether `text` is a request.
 bool parse_request(const char* text, Request* request) {
   *request = {};
   if (!text) return true;
@@ -219,18 +220,18 @@ bool parse_request(const char* text, Request* request) {
   return plus == std::string_view::npos || set_packing(all.substr(plus + 1));
 }
 
-// The most keys that a variant adds up right: general sets aside what rows of more have accumulated
-// (cuda/tile/span.h), as long as pairs of out's columns are aligned to 4 bytes.
+// The most keys that a variant adds up accurately (cuda/tile/span.h). For rows of more keys general
+// sets accumulators aside, as long as pairs of out's columns are aligned to 4 bytes.
 std::int64_t most_keys(const AttentionParams& p, int head_dim_tile, int variant) {
   constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
-  if (variant == kSinglePass) return kAny;  // it has refused
+  if (variant == kSinglePass) return kAny;  // split_refusal() has refused
   if (variant == kSplit) return split_shape(head_dim_tile, false).key_groups * tile::kMostKeys;
   const bool pairs = p.head_dim_v % 2 == 0 && store_bytes(p) >= 4;
   return variant == kGeneral && pairs ? kAny : tile::kMostKeys;
 }
 
-// The general kernel takes what the others do not serve, of those the one that is predicted to be
-// the fastest, and more keys than that one accepts.
+// Chooses the variant that is predicted to be the fastest; the general kernel for problems that the
+// others do not serve, or that have more keys than the chosen one accepts.
 Choice choose(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
               const Request& request, bool batch_invariant) {
   using Packing = Request::Packing;
@@ -238,7 +239,7 @@ Choice choose(const AttentionParams& params, const DeviceInfo& device, int head_
   const AttentionParams& p = cost::counted(params, batch_invariant, &large);
   const int group = static_cast<int>(group_size(params));
   const bool must_pack = request.packing == Packing::kPacked;
-  // Lengths must not decide whether heads are packed where bits must not depend on them.
+  // With batch_invariant bits must not depend on lengths, so lengths must not decide about packing.
   const auto may_pack = [&](int variant) {
     const bool wanted =
         must_pack || (request.packing == Packing::kAny && group > 1 && !batch_invariant);
@@ -252,14 +253,14 @@ Choice choose(const AttentionParams& params, const DeviceInfo& device, int head_
   if (request.variant == kGeneral || !fast_refusal(params).empty()) return general();
 
   const bool any = request.variant == Request::kAnyVariant;
-  // The one that needs least shared memory.
+  // If no variant has a time, the one that needs least shared memory.
   Choice best = {any ? kNarrow : request.variant, must_pack ? group : 1,
                  std::numeric_limits<double>::infinity()};
   for (const int variant : {kPersistent, kPipelined, kWide, kNarrow, kSplit, kSinglePass}) {
     if (!has_variant(head_dim_tile, variant) || (!any && variant != request.variant)) continue;
     if (any && variant == kPipelined && !mbarriers_pay(device)) continue;
-    // With batch_invariant a sequence of a pack, which persistent does not serve, gives the bits
-    // that it gives alone.
+    // With batch_invariant a sequence must give the same bits alone and in a varlen batch, which
+    // persistent does not serve.
     if (any && variant == kPersistent &&
         (batch_invariant || !persistent_pays(device) ||
          !tma_refusal(params, device, head_dim_tile, variant).empty()))
@@ -280,23 +281,24 @@ Choice choose(const AttentionParams& params, const DeviceInfo& device, int head_
   return any && too_many_keys && (may_pack(kGeneral) || !must_pack) ? general() : best;
 }
 
-// A block that stays for several items hides what is between two of them, most of the time of short
-// ones. The hardware's order spreads items of different lengths more evenly than shares do, of
-// which under causality each is two items.
+// The grid of a plan. Blocks of the persistent kernel take several work tiles each, which hides
+// what is between two of them: most of the time of short ones. Blocks with one work tile each, in
+// the hardware's order, spread work tiles of different lengths more evenly than equal shares do.
+// Under causality a share is a pair of work tiles.
 std::int64_t grid_of(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile,
-                     int variant, std::int64_t num_items) {
-  // Kernels count items by 32 bits, as grids count blocks.
-  if (variant != kPersistent || num_items > kMaxGrid) return num_items;
+                     int variant, std::int64_t num_tiles) {
+  // Kernels count work tiles in 32 bits, as grids count blocks.
+  if (variant != kPersistent || num_tiles > kMaxGrid) return num_tiles;
   constexpr std::int64_t kShortWalk = 2048;
   const bool causal = p.causal != Causal::kNone;
-  if ((causal ? p.seqlen_k / 2 : p.seqlen_k) > kShortWalk) return num_items;
+  if ((causal ? p.seqlen_k / 2 : p.seqlen_k) > kShortWalk) return num_tiles;
   const TileConfig config = tile_config(head_dim_tile, variant);
   const std::int64_t blocks =
       resident_blocks(config, device, head_dim_tile, variant) * device.num_sms;
-  if (blocks == 0 || num_items <= blocks) return num_items;
+  if (blocks == 0 || num_tiles <= blocks) return num_tiles;
   if (!causal) return blocks;
-  const std::int64_t shares = num_items / 2, rounds = (shares + blocks - 1) / blocks;
-  return 10 * shares >= 9 * rounds * blocks ? blocks : num_items;
+  const std::int64_t shares = num_tiles / 2, rounds = (shares + blocks - 1) / blocks;
+  return 10 * shares >= 9 * rounds * blocks ? blocks : num_tiles;
 }
 
 std::string request_refusal(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile,
@@ -327,13 +329,13 @@ std::string accepted_variants() {
   return names + "packed, unpacked, or one of each as in narrow+packed";
 }
 
-// Whether a variant adds up a row's keys right, and with batch_invariant as in other packs.
+// Whether a variant adds up a row's keys accurately, and with batch_invariant as in other batches.
 bool accepts_keys(const AttentionParams& p, const Options& options, const Plan& plan,
                   std::string* why) {
   std::int64_t most = most_keys(p, plan.head_dim_tile, plan.variant);
   const char* with =
       plan.variant == kGeneral ? " where pairs of out's columns are not aligned to 4 bytes" : "";
-  // A sequence alone, of fewer keys, would be another kernel's.
+  // Alone, a sequence of fewer keys would get another kernel.
   if (options.batch_invariant && p.cu_seqlens_q && p.seqlen_k > tile::kMostKeys) {
     most = tile::kMostKeys;
     with = " of packs with batch_invariant";

@@ -3,13 +3,14 @@
 #include <cstdint>
 
 #include "core/tensor_sizes.h"
+#include "cuda/forward/wmma/split_traits.h"
 #include "cuda/tile/launch_shape.h"
 
 namespace dlattn::wmma {
 
-// What the split kernel needs to know of a problem. Its blocks are short: a parameter's first read
-// and every instruction before the first copy are felt. So the parameters are few and stand in the
-// order of their use, and offsets into q, k and v count in 32 bits, in chunks of 16 bytes.
+// The parameters of the split kernel. Its blocks are short, so that a parameter's first read and
+// every instruction before the first copy count. So there are few parameters, in the order of their
+// use, and offsets into q, k and v are 32-bit numbers of chunks of 16 bytes.
 struct ChunkStrides {
   int batch, head, row;
 };
@@ -36,7 +37,7 @@ struct SplitParams {
   int store_bytes;
 };
 
-constexpr int kChunkElements = 8;
+constexpr int kChunkElements = 16 / kElementBytes;
 
 // Whether 32 bits hold every offset: whether q, k and v span less than 32 GiB each.
 inline bool split_offsets_fit(const AttentionParams& p) {
@@ -62,21 +63,33 @@ inline SplitParams make_split_params(const AttentionParams& p, const LaunchShape
                         of(x.row_stride)};
   };
   SplitParams s{};
-  s.k = p.k.data, s.v = p.v.data, s.q = p.q.data;
-  s.num_m_blocks = shape.num_m_blocks, s.num_heads = shape.num_heads;
+  s.k = p.k.data;
+  s.v = p.v.data;
+  s.q = p.q.data;
+  s.num_m_blocks = shape.num_m_blocks;
+  s.num_heads = shape.num_heads;
   s.heads_per_kv_head = shape.heads_per_kv_head;
   s.k_stride = chunks(p.k);
   s.v_stride = chunks(p.v);
   s.q_stride = chunks(p.q);
-  s.seqlen_q = static_cast<int>(p.seqlen_q), s.seqlen_k = static_cast<int>(p.seqlen_k);
+  s.seqlen_q = static_cast<int>(p.seqlen_q);
+  s.seqlen_k = static_cast<int>(p.seqlen_k);
   s.window = shape.window;
   s.scale_log2 = shape.scale_log2;
-  s.head_dim = static_cast<int>(p.head_dim), s.head_dim_v = static_cast<int>(p.head_dim_v);
-  s.longest_first = shape.longest_first, s.causal = p.causal;
-  s.heads_in_groups = shape.heads_in_groups, s.heads_left = shape.heads_left;
-  s.cu_seqlens_q = p.cu_seqlens_q, s.cu_seqlens_k = p.cu_seqlens_k, s.seqused_k = p.seqused_k;
-  s.total_q = static_cast<int>(p.total_q), s.total_k = static_cast<int>(p.total_k);
-  s.out = p.out, s.lse = p.lse, s.sinks = p.sinks;
+  s.head_dim = static_cast<int>(p.head_dim);
+  s.head_dim_v = static_cast<int>(p.head_dim_v);
+  s.longest_first = shape.longest_first;
+  s.causal = p.causal;
+  s.heads_in_groups = shape.heads_in_groups;
+  s.heads_left = shape.heads_left;
+  s.cu_seqlens_q = p.cu_seqlens_q;
+  s.cu_seqlens_k = p.cu_seqlens_k;
+  s.seqused_k = p.seqused_k;
+  s.total_q = static_cast<int>(p.total_q);
+  s.total_k = static_cast<int>(p.total_k);
+  s.out = p.out;
+  s.lse = p.lse;
+  s.sinks = p.sinks;
   s.store_bytes = shape.store_bytes;
   return s;
 }

@@ -5,16 +5,16 @@
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 
-// How the warps of a block agree on the stages of K and V. Tiles are counted in the order of the
-// walk from 0 on; tile i lies in stage i % kStages.
+// Barriers of the pipeline: how the warps of a block hand the stages of K and V over to each other.
+// Tiles are counted from 0 in the order in which they are walked. Tile i is in stage i % kStages.
 namespace dlattn::wmma {
 
 constexpr int kTileBarrier = 1;
 static_assert(kMbarrierBytes == ptx::kMbarrierBytes);
 
-// Of a shape, in the code that is being compiled. Compute capabilities 8.0, 9.0 and 10.x have
-// tensor cores several times as fast as others, beside which an mbarrier's instructions are felt.
-// DLATTN_FAST_TENSOR_CORES is for tests of that code elsewhere.
+// The handover of a shape in the code that is being compiled. The tensor cores of compute
+// capabilities 8.0, 9.0 and 10.x are several times as fast as others, and an mbarrier's
+// instructions cost time beside them. DLATTN_FAST_TENSOR_CORES is for tests of that code elsewhere.
 constexpr Handover resolved(Handover handover) {
 #if defined(__CUDA_ARCH__)
   constexpr bool kFast = __CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200);
@@ -30,30 +30,30 @@ constexpr Handover resolved(Handover handover) {
 template <int kNumWarps, Handover kHandover, int kStages>
 struct Stages;
 
-// One barrier of the block a tile: when it opens, the tile has landed and the stage of the tile
-// before, of two, is free.
+// One barrier of the block per tile, for two stages: after it the tile has landed, and the stage of
+// the tile before is free.
 template <int kNumWarps>
 struct Stages<kNumWarps, Handover::kBlockBarrier, 2> {
   __device__ __forceinline__ explicit Stages(ptx::SmemAddress) {}
-  // By all threads, after they have started the copies of tile `i`, or stored it themselves.
+  // All threads call it after they have started the copies of tile `i`, or stored it themselves.
   __device__ __forceinline__ void publish(int, bool = true) const { ptx::cp_async_commit(); }
-  // In place of that where there is no such tile.
+  // All threads call it instead of publish() where there is no next tile.
   __device__ __forceinline__ void skip() const { ptx::cp_async_commit(); }
-  static constexpr int kGroups = 1;  // of copies that a tile is
-  // Until tile `i` has landed. kLater: groups of this thread's copies that are younger.
+  static constexpr int kGroups = 1;  // commit groups of cp.async per tile
+  // Waits until tile `i` has landed. kLater: this thread's commit groups that are younger.
   template <int kLater = 0>
   __device__ __forceinline__ void wait_full(int) const {
     ptx::cp_async_wait<kLater>();
     ptx::barrier_sync(kTileBarrier, kNumWarps * 32);  // warps come to it from different loops
   }
-  // Until the stage of tile `i` may be overwritten.
+  // Waits until the stage of tile `i` may be overwritten.
   __device__ __forceinline__ void wait_empty(int) const {}
-  // By all lanes of a warp that has read tile `i`.
+  // All lanes of a warp call it after the warp has read tile `i`.
   __device__ __forceinline__ void release(int, int) const {}
 };
 
-// Two mbarriers a stage, "full" and "empty": a warp may run ahead of the others by the better part
-// of a tile where there are two stages, by more where there are more.
+// An mbarrier pipeline: two mbarriers per stage, "full" and "empty". With two stages a warp may be
+// ahead of the others by the better part of a tile, with more stages by more.
 template <int kNumWarps, int kStages>
 struct Stages<kNumWarps, Handover::kMbarrier, kStages> {
   ptx::SmemAddress mbarriers;  // full, empty of stage 0, then of stage 1 and so on

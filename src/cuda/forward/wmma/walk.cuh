@@ -4,14 +4,14 @@
 
 namespace dlattn::wmma {
 
-// Takes a consumer through `tiles`, from the last to the first; its `i` counts them, on from what
-// it is. Tiles that every row sees whole go to step(), as long as none of the warp's row maxima is
-// unscaled. It returns how many keys it has done, from the tile's first on: fewer than kBlockN
-// where the row max overflowed. The tile's other keys, and other tiles, go to step_edge(n, begin,
-// begun): keys from `begin` on; `begun`: step() has been at this tile.
+// Takes a consumer through the tiles of `first`, from the last to the first, and counts them up in
+// consumer.i. Calls step() for full tiles, as long as none of the warp's row maxima is unscaled.
+// step() returns how many keys it has done, from the tile's first on: fewer than kBlockN where the
+// speculative row max overflowed. Calls step_edge(n, begin, begun) for the tile's other keys, which
+// are those from `begin` on, and for edge tiles. `begun`: whether step() has been at this tile.
 //
-// tiles_again() gives `tiles` once more, where they take fewer registers to work out than to keep
-// while step() runs, and, unless kKeeps, while step_edge() does.
+// consumer.tiles_again() returns `first` again. It is computed again where that takes fewer
+// registers than keeping it: over step(), and, unless kKeeps, over step_edge().
 template <int kBlockN, bool kKeeps, typename Consumer, typename WarpRows>
 __device__ __forceinline__ void walk_tiles(Consumer& consumer, WarpRows& rows,
                                            const TileRange& first) {

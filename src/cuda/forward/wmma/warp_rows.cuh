@@ -10,22 +10,22 @@
 
 namespace dlattn::wmma {
 
-// A warp's query rows: Q, the softmax of each row and the unnormalised output, and what a tile of
-// keys does to them. Where a tile is in shared memory its owner, a consumer, says: lane_k() and
-// lane_v() are where its K and V begin for this lane's ldmatrix (products.cuh).
+// A warp's query rows: Q, the softmax of each row and the unnormalised output, and how a tile of
+// keys updates them. The consumer that owns them knows where the tile is in shared memory: lane_k()
+// and lane_v() are the addresses of its K and V for this lane's ldmatrix (products.cuh).
 //
-// An object apart from the consumer: nvcc takes a struct to pieces, of which registers can be made,
-// only when all loops over its arrays are unrolled, and that is too late to optimise the scalars of
-// a consumer in the same struct.
+// They are no members of the consumer: nvcc splits a struct into registers only when all loops over
+// its arrays are unrolled, and that is too late to optimise a consumer's scalars in the same
+// struct.
 template <typename T, int kHeadDim, int kVariant>
 struct WarpRows {
   static constexpr TileShape kShape = tile_shape(kHeadDim, kVariant);
   static constexpr int kRowTiles = kShape.row_tiles;
   static constexpr int kRows = kRowTiles * 16;
-  static constexpr int kBytes = kRows * kHeadDim * static_cast<int>(sizeof(T));  // of Q
+  static constexpr int kBytes = kRows * kHeadDim * static_cast<int>(sizeof(T));  // Q's
   static constexpr int kBlockN = kShape.block_n;
   static constexpr bool kInRegisters = kShape.query_place != QueryPlace::kSmem;
-  // Rows of a box of Q, of K and V (tile::SwizzledRows).
+  // Rows of a box of Q, and of one of K or V (tile::SwizzledRows).
   static constexpr int kQueryBox = uses_tma(kHeadDim, kVariant) ? kRows : 0;
   static constexpr int kKeyBox = uses_tma(kHeadDim, kVariant) ? kBlockN : 0;
 
@@ -34,7 +34,7 @@ struct WarpRows {
   std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];  // if kInRegisters
   const ptx::SmemAddress lane_q;
 
-  // `sQ`: where the warp's rows of Q begin in shared memory.
+  // `sQ`: the address of the warp's rows of Q in shared memory.
   __device__ __forceinline__ WarpRows(ptx::SmemAddress sQ, int lane)
       : lane_q(sQ + lane_place_down<kHeadDim, kQueryBox>(lane)) {}
 
@@ -58,9 +58,9 @@ struct WarpRows {
                                                 });
   }
 
-  // A tile of which every row sees every key, its probabilities made in slices of its keys. Returns
-  // how many keys it has done, from the first on: fewer than kBlockN where the row max overflowed.
-  // Calls consumer.after_softmax() once, after the first slice's probabilities.
+  // Updates the rows with a full tile, in slices of its keys. Returns how many keys it has done,
+  // from the first on: fewer than kBlockN where the speculative row max overflowed. Calls
+  // consumer.after_softmax() once, after the first slice's probabilities.
   template <typename Consumer>
   __device__ __forceinline__ int attend(Consumer& consumer, float scale_log2) {
     float acc_s[kRowTiles][kBlockN / 8][4];
@@ -71,9 +71,9 @@ struct WarpRows {
     return keys;
   }
 
-  // The keys of tile `n` from its key `begin` on, in slices of kShape.edge_keys, without slices
-  // that none of the rows, `first_row` and on, sees. The row max is raised before probabilities are
-  // made.
+  // Updates the rows, `first_row` and on, with the keys of tile `n` from its key `begin` on, in
+  // slices of kShape.edge_keys. Leaves out slices that none of the rows sees. Raises the row max
+  // before it computes probabilities.
   template <typename Mask>
   __device__ __forceinline__ void attend_edge(const Mask& mask, int first_row, int n, int begin,
                                               ptx::SmemAddress lane_k, ptx::SmemAddress lane_v,
@@ -101,10 +101,10 @@ struct WarpRows {
   }
 
  private:
-  // The slices from kSlice on, until the row max overflows in one. A slice calls the next, so that
-  // in machine code an overflow is one jump, and products overlap with the next slice's
-  // exponentials: a loop over functions that may return false becomes flags that are tested after
-  // the products.
+  // Updates the rows with the slices from kSlice on, until the row max overflows in one. A slice
+  // calls the next, so that in machine code an overflow is one jump, and products overlap with the
+  // next slice's exponentials. A loop over functions that may return false would become flags that
+  // are tested after the products.
   template <int kSlice, typename Consumer>
   __device__ __forceinline__ void attend_slices(float (&acc_s)[kRowTiles][kBlockN / 8][4],
                                                 Consumer& consumer, float scale_log2, int& keys) {
