@@ -40,11 +40,11 @@ void launch_variant(const AttentionParams& params, const LaunchShape& shape, con
     launch(make_split_params(params, shape));
   } else if constexpr (uses_tma(kTile, kVariant)) {
     const TensorBoxes boxes = tensor_boxes(params, kTile, kVariant);
-    const bool whole = full_segments(params, kTile);
+    const bool full = full_segments(params, kTile);
     const auto encode = [&](const tile::TensorBox& box) {
-      return cuda::encode_tensor_map(device, whole ? all_segments(box, kTile) : box, dtype);
+      return cuda::encode_tensor_map(device, full ? all_segments(box, kTile) : box, dtype);
     };
-    launch(params, shape, TensorMaps{encode(boxes.q), encode(boxes.k), encode(boxes.v), whole});
+    launch(params, shape, TensorMaps{encode(boxes.q), encode(boxes.k), encode(boxes.v), full});
   } else {
     launch(params, shape);
   }

@@ -24,7 +24,7 @@ __device__ __forceinline__ int lane_place_across(int lane) {
   return tile::SwizzledRows<kColumns, kBoxRows>::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
-// Columns `column` .. `column` + 15 of the warp's rows of Q, from the place of its lane.
+// Columns `column` .. `column` + 15 of the warp's rows of Q, from its lane's address.
 template <int kHeadDim, int kBoxRows = 0, int kRowTiles>
 __device__ __forceinline__ void load_q(std::uint32_t (&rQ)[kRowTiles][4], ptx::SmemAddress sQ,
                                        int column) {
