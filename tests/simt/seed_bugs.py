@@ -292,7 +292,7 @@ SEED_BUGS = (
     SeedBug(
         "lost scores not made again",
         GENERAL,
-        "if (lost) return; copy_next_tile();",
+        "if (lost) continue;  // the same tile again copy_next_tile();",
         "copy_next_tile();",
     ),
     SeedBug(
@@ -305,9 +305,8 @@ SEED_BUGS = (
     SeedBug(
         "bias and mask of the next tile fetched before this one's scores are needed no more",
         GENERAL,
-        "make_scores(rows, acc_s); mask_scores(acc_s, edge); if (raises)",
-        "make_scores(rows, acc_s); if (n > tiles.begin) copy_bias_mask(n - 1);"
-        " mask_scores(acc_s, edge); if (raises)",
+        "make_scores(); mask_scores(); if (raises)",
+        "make_scores(); if (n > tiles.begin) copy_bias_mask(n - 1); mask_scores(); if (raises)",
     ),
     # Rows of many keys.
     SeedBug(
@@ -325,14 +324,14 @@ SEED_BUGS = (
     SeedBug(
         "what is set aside not scaled",
         GENERAL,
-        "lost = is_aside && rows.softmax.would_raise(acc_s, scale_log2, score_mod.faint());",
+        "lost = is_aside && softmax.would_raise(acc_s, scale_log2, score_mod.faint());",
         "lost = false;",
     ),
     SeedBug(
         "a tile waited for again whose scores are made again",
         GENERAL,
-        "if (!lost) producer.stages.template wait_full<1>(i);",
-        "producer.stages.template wait_full<1>(i);",
+        "if (!lost) stages.template wait_full<1>(i);",
+        "stages.template wait_full<1>(i);",
     ),
     SeedBug(
         "totals of the runs before not scaled",
