@@ -32,6 +32,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from markers import marked
 from seed_bugs import GENERAL, SEED_BUGS, SeedBug
 
 # Each with its kernel's file; test_<name>.cpp tests it.
@@ -183,15 +184,20 @@ def is_equivalent(family: str, kind: str, source: str) -> bool:
 def seed_mutants(cuda: Path, bug: SeedBug) -> Iterator[Mutant]:
     for family in bug.families:
         found = [
-            (file, source, match)
+            (file, source, span)
             for file, source in sources(cuda, family).items()
-            for match in re.finditer(pattern_of(bug.search), source)
+            for span in marked(source, bug.marker, bug.statements)
         ]
         if len(found) != 1:
-            sys.exit(f"{bug.kind}: {len(found)} places, not 1, in {family} have: {bug.search}")
-        file, source, match = found[0]
-        mutated = source[: match.start()] + bug.replace + source[match.end() :]
-        statement = " ".join(match[0].split())
+            sys.exit(f"{bug.kind}: {len(found)} markers {bug.marker}, not 1, in {family}")
+        file, source, (begin, end) = found[0]
+        if bug.part:
+            parts = list(re.compile(pattern_of(bug.part)).finditer(source, begin, end))
+            if len(parts) != 1:
+                sys.exit(f"{bug.kind}: {len(parts)} places, not 1, behind the marker: {bug.part}")
+            begin, end = parts[0].span()
+        mutated = source[:begin] + bug.replace + source[end:]
+        statement = " ".join(source[begin:end].split())
         yield Mutant(family, file, statement, bug.kind, mutated, NUMBERS_FIRST)
 
 

@@ -40,6 +40,7 @@ __device__ __forceinline__ void take_back(float* pair, const T* out) {
   static_assert(sizeof(T) == 2);
   float upper[2];
   unpack_upper(*reinterpret_cast<const std::uint32_t*>(out), upper);
+  // seed: take-aside
   for (int i = 0; i < 2; ++i) pair[i] += upper[i];
 }
 

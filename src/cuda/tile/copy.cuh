@@ -36,6 +36,7 @@ struct RowCopy {
     for (int i = 0; i < (kRows + kStep - 1) / kStep; ++i) {
       const int row = first + i * kStep;
       if (kRows % kStep == 0 || row < kRows) {
+        // seed: copy-row
         ptx::cp_async<16>(to + i * kStep * kLd, row < end ? from : gmem, row < end);
       }
       from += kStep * row_stride;

@@ -68,7 +68,9 @@ inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan,
   shape.num_heads = divider(p.num_heads / packed_heads);
   shape.heads_per_kv_head = divider(p.num_heads / std::max<std::int64_t>(p.num_heads_kv, 1));
   shape.packed_heads = divider(packed_heads);
+  // seed: copy-bytes
   shape.copy_bytes = plan.copy_bytes;
+  // seed: store-bytes
   shape.store_bytes = store_bytes(p);
   shape.bias_load_bytes = score_load_bytes(p, p.bias, size_of(p.bias.dtype));
   shape.mask_load_bytes = score_load_bytes(p, p.mask, 1);

@@ -11,6 +11,7 @@ template <int kBlockM, int kHeadDim, int kLd, int kThreads, typename T>
 __device__ __forceinline__ void start_q_copy(T* sQ, const Sequence<T>& seq,
                                              const AttentionParams& params,
                                              const LaunchShape& shape, int m0) {
+  // seed: query-rows
   copy_rows<kBlockM, kHeadDim, kLd, kThreads>(sQ, seq.q + m0 * params.q.row_stride,
                                               params.q.row_stride, seq.seqlen_q - m0,
                                               static_cast<int>(params.head_dim), shape.copy_bytes);

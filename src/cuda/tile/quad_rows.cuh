@@ -43,6 +43,7 @@ __device__ __forceinline__ void store_quad_row(T* out, int columns, float scale,
       const float* const x = pair(d / 8 + e);
       words.x[e] = pack<T>(scaled(x[0], scale), scaled(x[1], scale));
     }
+    // seed: transpose-results
     transpose_in_quad(words.x, lane);
     if (d < columns) *reinterpret_cast<Vec<std::uint32_t, 4>*>(out + d) = words;
   }

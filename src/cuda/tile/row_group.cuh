@@ -45,6 +45,7 @@ __device__ __forceinline__ void row_group_scores(float* sS, const FragmentA<T> (
 #pragma unroll
     for (int d = 0; d < kHeadDim; d += 16) {
       FragmentBCol<T> rK;
+      // seed: load-k
       ptx::load_matrix(rK, sK + n * kLd + d, kLd);
       wmma::mma_sync(acc_s, rQ[d / 16], rK, acc_s);
     }
@@ -68,6 +69,7 @@ __device__ __forceinline__ void load_scores(float (&x)[kGroups][4], const float*
   for (int i = 0; i < kGroups; ++i) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
+      // seed: hide-keys
       if (!contains(visible, n0 + lane_column(lane, i) + e)) x[i][e] = -INFINITY;
     }
   }
@@ -84,11 +86,13 @@ __device__ __forceinline__ float row_group_softmax(OnlineSoftmax& softmax, float
 #pragma unroll
     for (int e = 0; e < 4; ++e) tile_max = fmaxf(tile_max, x[i][e]);
   }
+  // seed: row-max
   const float factor = softmax.raise_max(reduce_max<2>(tile_max), scale_log2);
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
+      // seed: probability
       x[i][e] = softmax.probability(x[i][e], scale_log2);
       softmax.row_sum += x[i][e];
     }

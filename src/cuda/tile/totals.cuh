@@ -33,6 +33,7 @@ class Totals {
       for (int c = 0; c < kChunks; ++c) {
 #pragma unroll
         for (int e = 0; e < kVecSize; ++e, total += 32) {
+          // seed: add-run-total
           *total = *total * row_factor + acc[r][c][e];
           acc[r][c][e] = 0.0f;
         }

@@ -113,6 +113,7 @@ __device__ __forceinline__ void add_run(const tile::Totals<kRows, kChunks, kVecS
     if (lane_idx == r) run = {softmax[r].row_max, row_sum};
   }
   const float factor = total.raise_max(run.row_max, scale_log2);
+  // seed: add-run-sum
   total.row_sum += run.row_sum;
   totals.add(acc_o, [&](int r) { return __shfl_sync(tile::kFullMask, factor, r); });
 }
@@ -142,6 +143,7 @@ __global__ void __launch_bounds__(kNumThreads, sizeof(T) == 4 && kHeadDim <= 64 
   load_q<T, kHeadDim>(reinterpret_cast<float*>(smem + Tile::kMap.q), sK, seq, params, shape, m0);
 
   const tile::HeadScoreMod<T> score_mod(params, work);
+  // seed: score-scale
   const float scale_log2 = score_mod.any ? tile::kLog2e : shape.scale_log2;
   const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
   const tile::Range keys = mask.any_row(m0, min(m0 + Tile::kBlockM, seq.seqlen_q) - 1);
@@ -172,12 +174,14 @@ __global__ void __launch_bounds__(kNumThreads, sizeof(T) == 4 && kHeadDim <= 64 
                                   static_cast<int>(params.head_dim));
     if (score_mod.any)
       apply_score_mod(score, score_mod, sP + lane_idx, m0 + warp_row, n0 + lane_idx, seq);
+    // seed: masked
     const bool masked = !tile::contains_all(unmasked, n0, kBlockN);
     const tile::Range seeing_rows = mask.column(n0 + lane_idx);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       float x = score[r];
       if (masked && !tile::contains(seeing_rows, m0 + warp_row + r)) x = -INFINITY;
+      // seed: row-max
       const float factor = softmax[r].raise_max(tile::reduce_max<32>(x), scale_log2);
       const float p = softmax[r].probability(x, scale_log2);
       softmax[r].row_sum += p;
@@ -185,6 +189,7 @@ __global__ void __launch_bounds__(kNumThreads, sizeof(T) == 4 && kHeadDim <= 64 
 #pragma unroll
       for (int c = 0; c < Columns::kChunks; ++c) {
 #pragma unroll
+        // seed: rescale-output
         for (int e = 0; e < Columns::kVecSize; ++e) acc_o[r][c][e] *= factor;
       }
     }
@@ -204,7 +209,9 @@ __global__ void __launch_bounds__(kNumThreads, sizeof(T) == 4 && kHeadDim <= 64 
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int row = m0 + warp_row + r;
+    // seed: row-sum
     softmax[r].row_sum = tile::reduce_sum<32>(softmax[r].row_sum);
+    // seed: stored-rows
     if (row >= seq.seqlen_q) continue;
     const tile::RowResult result = softmax[r].finalize(scale_log2, to.sink);
     Columns::store_row(to.out + row * params.out.row_stride, acc_o[r], lane_idx, result.scale,

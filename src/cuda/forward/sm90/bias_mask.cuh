@@ -101,6 +101,7 @@ __device__ __forceinline__ void produce_bias_mask(
       if (params.bias.data) {
         ptx::tma_load(bias_mask.bias(), launch.bias, full, {n0, first_row, work.head, work.batch});
         if (launch.score.bias_bytes == 4) {
+          // seed: wide-bias
           ptx::tma_load(bias_mask.bias() + kBiasMaskRows * kBlockRowBytes, launch.bias, full,
                         {n0 + kWideColumns, first_row, work.head, work.batch});
         }
@@ -172,6 +173,7 @@ __device__ __forceinline__ void hide(float (&acc_s)[kScores], ptx::SmemAddress b
     const int row = thread.warp * 16 + 8 * h + thread.lane / 4;
 #pragma unroll
     for (int j = 0; j < kScores / 4; ++j) {
+      // seed: mask-swizzle
       const auto visible = at_shared<std::uint16_t>(base, tile + row * kBiasMaskKeys +
                                                               ((j / 2) ^ (row / 2 % 4)) * 16 +
                                                               j % 2 * 8 + thread.lane % 4 * 2);

@@ -89,6 +89,7 @@ struct Consumer {
       TileScoreMod score_mod(params, shape, launch.score, work, bias_mask);
       begin(walk, score_mod);
 #pragma unroll 1
+      // seed: key-loop
       for (int n = walk.tiles.end - 2; n >= walk.tiles.begin; --n) step(walk, n, score_mod);
       if (kFromRegisters) release(shared.queries, query_use);
       end(walk);
@@ -213,13 +214,16 @@ struct Consumer {
     if constexpr (kPipelined) start_values();
     ping_pong.pass();
     ptx::wgmma_wait<kPipelined ? 1 : 0>();
+    // seed: bias-mask-wait
     bias_mask.wait_full();
     float sums[2], factors[2];
     const bool raised = exponentiate(n, sQ, walk, score_mod, sums, factors);
     release(shared.keys, use + 1);
     bias_mask.release();
+    // seed: finish-values
     softmax.add(sums);
     if constexpr (kPipelined) finish_values();
+    // seed: rescale-output
     if (raised) rescale(acc_o, factors);
     pack_probabilities<T>(rP, acc_s);  // only now: products in flight may still read rP
     ++use;
@@ -241,6 +245,7 @@ struct Consumer {
       hide_unseen(walk, n);
       score_mod.exponentiate(acc_s, softmax, scale, sums);
       // This branch also keeps the compiler from waiting for the product with V any earlier.
+      // seed: overflow
       if (softmax.overflows(sums)) {
         raised = true;
         raises = !softmax.scale_down(acc_s, sums, factors);
@@ -251,6 +256,7 @@ struct Consumer {
       }
     }
     if (__builtin_expect(raises, 0)) {
+      // seed: recompute-scores
       score_mod.apply(acc_s, walk.position(n));
       hide_unseen(walk, n);
       raise(score_mod, sums, factors);

@@ -48,6 +48,7 @@ __device__ __forceinline__ bool store_results(const AttentionParams& params, con
       rO[e] = tile::pack<T>(tile::scaled(x[0], scales[e % 2]), tile::scaled(x[1], scales[e % 2]));
     }
     const int row = warp * 16 + lane % 16;
+    // seed: store-swizzled
     ptx::stmatrix_x4(sO + swizzled_offset(row, d / 8 + lane / 16, kWarpgroupRows), rO);
   }
   ptx::fence_proxy_async();

@@ -26,6 +26,7 @@ __device__ __forceinline__ void start_qk(float (&acc_s)[kBlockN / 2], ptx::SmemA
 #pragma unroll
   for (int d = 0; d < kHeadDim; d += 16) {
     const int block = d / kBlockColumns, byte = d % kBlockColumns * static_cast<int>(sizeof(T));
+    // seed: step-along-k
     ptx::wgmma_ss<T, false>(acc_s,
                             ptx::wgmma_advance(q, block * kWarpgroupRows * kBlockRowBytes + byte),
                             ptx::wgmma_advance(k, block * kBlockN * kBlockRowBytes + byte), d > 0);
@@ -38,6 +39,7 @@ template <typename T, int kHeadDim, int kBlockN>
 __device__ __forceinline__ void start_pv(float (&acc_o)[kHeadDim / 2],
                                          const std::uint32_t (&rP)[kBlockN / 16][4],
                                          ptx::SmemAddress sV) {
+  // seed: v-descriptor
   const std::uint64_t v = ptx::wgmma_descriptor(sV, kBlockN * kBlockRowBytes);
   ptx::wgmma_fence();
 #pragma unroll

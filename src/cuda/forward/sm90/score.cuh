@@ -121,11 +121,13 @@ struct LaneScoreMod {
       const bool before = position >= kBlockN - 1 && (!steep || position >= 2 * kBlockN - 1);
       const float furthest = static_cast<float>(abs(position) + kBlockN + kWarpgroupRows);
       if ((before || after) && steepness * furthest <= kMostShift) {
+        // seed: slope-sign
         const float rising = after ? -slope : slope;
 #pragma unroll
         for (int i = 0; i < kScores; ++i)
           acc_s[i] = fmaf(rising, static_cast<float>(key(i)), acc_s[i]);
         shift[0] = -rising * scale * lane;
+        // seed: second-row
         shift[1] = -rising * scale * (lane + 8.0f);
       } else {
         add_distances(acc_s, lane);
@@ -144,6 +146,7 @@ struct LaneScoreMod {
     }
     const float negs[2] = {softmax.words[0] + shift[0], softmax.words[1] + shift[1]};
     Softmax::exponentiate(acc_s, scale, negs, sums);
+    // seed: softcap-range
     if (beyond) sums[0] = INFINITY;
   }
 
@@ -213,6 +216,7 @@ struct LaneScoreMod {
     }
     sums[0] = parts[0] + parts[1];
     sums[1] = parts[2] + parts[3];
+    // seed: softcap-exponents
     if (exponents != exponent_bits(ratio.offset)) sums[0] = INFINITY;
   }
 };

@@ -143,8 +143,10 @@ struct Softmax {
   template <int kScores>
   __device__ __forceinline__ bool scale_down(float (&probabilities)[kScores], float (&sums)[2],
                                              float (&factors)[2]) {
+    // seed: sums-of-rows
     const float row_sums[2] = {tile::reduce_sum<4>(sums[0]), tile::reduce_sum<4>(sums[1])};
     const auto lost = [&](int h) {
+      // seed: may-scale
       return row_sums[h] > tile::kLargest || !tile::can_raise(words[h]);
     };
     if (__any_sync(tile::kFullMask, lost(0) || lost(1))) return false;
@@ -154,8 +156,10 @@ struct Softmax {
       words[h] = old - static_cast<float>(tile::raise_by(row_sums[h]));
       factors[h] = ptx::exp2(words[h] - old);
       row_sum[h] *= factors[h];
+      // seed: scale-sum
       sums[h] *= factors[h];
     }
+    // seed: scale-probabilities
     rescale(probabilities, factors);
     return true;
   }

@@ -59,6 +59,7 @@ __device__ __forceinline__ void apply_mask(float (&acc_s)[kScores], const tile::
     const std::uint32_t bits = ones << (begin % 32);  // 32 only where count is 0
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {
+      // seed: hide-keys
       if ((bits & 1u << i) == 0) acc_s[i / 2 * 4 + 2 * h + i % 2] = -INFINITY;
     }
   }

@@ -217,8 +217,10 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
       const int row = recall_row();
       score_mod.apply_mask(acc_s, tile::Mask(shape, same.shift, same.seqlen_k), row, n0);
     };
+    // seed: wait-tile
     if (!lost) stages.template wait_full<1>(i);  // not for bias and mask
     if constexpr (kFromSums) {
+      // seed: mask-scores
       make_scores();
       mask_scores();
       if (raises) {
@@ -226,6 +228,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
         softmax.raised_probabilities(acc_s, scale_log2);
       }
       lost = !raises && !softmax.template speculate<0, kBlockN>(acc_s, scale_log2, acc_o, is_aside);
+      // seed: lost-scores
       if (lost) continue;  // the same tile again
       copy_next_tile();
       if (n > tiles.begin) copy_bias_mask(n - 1);
@@ -235,6 +238,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
     } else {
       if (!lost) copy_next_tile();
       make_scores();
+      // seed: would-raise
       lost = is_aside && softmax.would_raise(acc_s, scale_log2, score_mod.faint());
       if (lost) continue;  // the same tile again
       if (n > tiles.begin) copy_bias_mask(n - 1);

@@ -54,6 +54,7 @@ struct SpeculativeSoftmax {
                                             bool is_aside = false) {
     float sums[kRowTiles][2];
     exponentiate<kFirst, kKeys>(acc_s, scale, sums);
+    // seed: scale-down
     if (overflows(sums) && (is_aside || !scale_down<kFirst, kKeys>(acc_s, sums, acc_o)))
       return false;
     add(sums);

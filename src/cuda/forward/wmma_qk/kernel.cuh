@@ -35,6 +35,7 @@ __device__ __forceinline__ void add_run(const tile::Totals<kRows, kChunks, kVecS
                                         tile::OnlineSoftmax& softmax, float scale_log2) {
   const float factor = total.raise_max(softmax.row_max, scale_log2);
   total.row_sum += softmax.row_sum;
+  // seed: new-run
   softmax.row_sum = 0.0f;
   totals.add(acc_o, [&](int r) { return __shfl_sync(tile::kFullMask, factor, 2 * r); });
 }
@@ -54,6 +55,7 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
   if (m0 >= seq.seqlen_q) return;
 
   const int lane_idx = threadIdx.x % 32;
+  // seed: warp-rows
   const int warp_row = threadIdx.x / 32 * kRows;  // first row of this warp in the tile
   unsigned char* smem = ptx::dynamic_smem();
   T* sQ = reinterpret_cast<T*>(smem + kMap.q);
@@ -109,10 +111,12 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
 
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
+      // seed: row-factor
       const float row_factor = __shfl_sync(tile::kFullMask, factor, 2 * r);
 #pragma unroll
       for (int c = 0; c < Columns::kChunks; ++c) {
 #pragma unroll
+        // seed: rescale-output
         for (int e = 0; e < Columns::kVecSize; ++e) acc_o[r][c][e] *= row_factor;
       }
     }
@@ -124,6 +128,7 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
     totals.take(acc_o);
     softmax.row_sum = total.row_sum;
   }
+  // seed: row-sum
   softmax.row_sum = tile::reduce_sum<2>(softmax.row_sum);
   const tile::ResultRows<T> to(params, work);
   const tile::RowResult result = softmax.finalize(shape.scale_log2, to.sink);
@@ -132,6 +137,7 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const float scale = __shfl_sync(tile::kFullMask, result.scale, 2 * r);
+    // seed: stored-rows
     if (first_row + r >= seq.seqlen_q) continue;
     Columns::store_row(to.out + (first_row + r) * params.out.row_stride, acc_o[r], lane_idx, scale,
                        static_cast<int>(params.head_dim_v), shape.store_bytes);

@@ -51,6 +51,7 @@ __device__ __forceinline__ void rescale(tile::FragmentC (&acc_o)[kFragments], co
 #pragma unroll
   for (int i = 0; i < kFragments; ++i) {
 #pragma unroll
+    // seed: rescale-output
     for (int t = 0; t < factors.num_elements; ++t) acc_o[i].x[t] *= factors.x[t];
   }
 }
@@ -113,6 +114,7 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
   if (m0 >= seq.seqlen_q) return;
 
   const int lane_idx = threadIdx.x % 32;
+  // seed: warp-rows
   const int warp_row = threadIdx.x / 32 * kRows;  // first row of this warp in the tile
   unsigned char* smem = ptx::dynamic_smem();
   T* sQ = reinterpret_cast<T*>(smem + kMap.q);
@@ -172,9 +174,11 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim <= 64 ? 4 : 3)
     multiply_pv<kHeadDim>(acc_o, sP, sV + stage * kStage);
   }
 
+  // seed: row-sum
   softmax.row_sum = tile::reduce_sum<2>(softmax.row_sum);
   const tile::ResultRows<T> to(params, work);
   const tile::RowResult result = softmax.finalize(shape.scale_log2, to.sink);
+  // seed: stored-rows
   const bool row_exists = own_row < seq.seqlen_q;
   if (to.lse && lane_idx % 2 == 0 && row_exists) to.lse[own_row] = result.lse;
   store_output<kHeadDim>(to.out + own_row * params.out.row_stride, row_exists, acc_o, sS,

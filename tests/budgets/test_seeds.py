@@ -1,0 +1,51 @@
+"""The markers in the kernels' source by which the simt tests' seeded bugs find their place."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "simt"))
+
+import markers  # noqa: E402
+import mutate  # noqa: E402
+import seed_bugs  # noqa: E402
+
+CUDA = ROOT / "src" / "cuda"
+
+
+@pytest.mark.parametrize("bug", seed_bugs.SEED_BUGS, ids=lambda bug: f"{bug.kind} {bug.families}")
+def test_every_bug_finds_its_place(bug: seed_bugs.SeedBug) -> None:
+    """Otherwise seed_mutants ends with SystemExit."""
+    mutants = list(mutate.seed_mutants(CUDA, bug))
+    assert [mutant.family for mutant in mutants] == list(bug.families)
+    for mutant in mutants:
+        assert mutant.text != (CUDA / mutant.file).read_text()
+
+
+def test_no_marker_is_left_over() -> None:
+    used = {bug.marker for bug in seed_bugs.SEED_BUGS}
+    files = [path for path in CUDA.rglob("*") if path.suffix in {".h", ".cuh", ".cpp"}]
+    found = {name for path in files for name in markers.names(path.read_text())}
+    assert found == used
+
+
+def test_what_a_marker_marks() -> None:
+    source = """
+  // seed: head
+  if (a[0] || f({1, 2})) {
+    // seed: two
+    const int x[2] = {g([&] { return 1; }), 2};  // why; not an end
+    h(x);
+  }
+"""
+    texts = {
+        name: [source[slice(*span)] for span in markers.marked(source, name, statements)]
+        for name, statements in (("head", 1), ("two", 2))
+    }
+    assert texts["head"] == ["if (a[0] || f({1, 2})) {"]
+    assert texts["two"][0].startswith("const int x[2]") and texts["two"][0].endswith("h(x);")
+    assert markers.names(source) == ["head", "two"]
