@@ -420,7 +420,7 @@ void many_keys() {
   invariant.batch_invariant = true;
   CHECK_THROWS(dlattn::plan(p, device, invariant), UnsupportedError,
                "no kernel can run this: wmma: variant general: seqlen_k is 524289; accepted of "
-               "packs with batch_invariant: up to 131072");
+               "varlen batches with batch_invariant: up to 131072");
 }
 
 }  // namespace

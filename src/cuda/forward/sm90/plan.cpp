@@ -170,7 +170,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   // Varlen sequences, whose bias and mask it does not take, would get other bits.
   if (options.batch_invariant && options.kernel == core::kAuto && (p.bias.data || p.mask.data))
     return refuse(why, "does not implement ", p.mask.data ? "mask" : "bias",
-                  " of packs with batch_invariant");
+                  " of varlen batches with batch_invariant");
   const double ns = predicted_ns(p, device, options, tile);
   if (ns > plan->predicted_ns) return refuse(why, "is not faster");
   if (!accepts_tensors(p, why) || !accepts_scores(p, why)) return false;

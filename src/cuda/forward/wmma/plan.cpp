@@ -338,7 +338,7 @@ bool accepts_keys(const AttentionParams& p, const Options& options, const Plan& 
   // Alone, a sequence of fewer keys would get another kernel.
   if (options.batch_invariant && p.cu_seqlens_q && p.seqlen_k > tile::kMostKeys) {
     most = tile::kMostKeys;
-    with = " of packs with batch_invariant";
+    with = " of varlen batches with batch_invariant";
   }
   if (p.seqlen_k <= most) return true;
   return refuse(why, "variant ", plan.variant_name, ": seqlen_k is ", p.seqlen_k, "; accepted",
