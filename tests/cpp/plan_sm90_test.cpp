@@ -260,6 +260,12 @@ void edges_of_the_choice() {
   CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 4096);
   narrow.window_right = 100;
   CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 132);
+  // Sides whose sum is more than 64 bits hold see as much as none.
+  narrow.seqlen_q = narrow.seqlen_k = 2048;
+  narrow.window_left = narrow.window_right = -1;
+  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 132);
+  narrow.window_left = narrow.window_right = (std::int64_t{1} << 62) - 2;
+  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 132);
 }
 
 // Grids on which percentages of a full device took the slower one, measured on an H200

@@ -24,8 +24,8 @@ struct Speed {
 // Blocks of a problem, and the keys that they visit: on average, and the most.
 struct Walk {
   double blocks, mean, longest;
-  double empty =
-      0.0;  // blocks beside, where every sequence of a varlen batch has as many as the longest
+  // Blocks beside them: those of a varlen batch, where every sequence has as many as the longest.
+  double empty = 0.0;
 };
 
 // What a block that has no rows keeps an SM from others, in nanoseconds, on an H200.

@@ -129,7 +129,9 @@ double predicted_ns(const AttentionParams& p, const DeviceInfo& device, const Op
 std::int64_t longest_walk(const AttentionParams& p, std::int64_t rows) {
   const Window<std::int64_t> window = window_of<std::int64_t>(p);
   if (!window.is_bounded()) return p.seqlen_k;
-  return std::min(p.seqlen_k, window.left + window.right + rows);
+  // Each side by itself: their sum may be more than 64 bits hold.
+  const std::int64_t left = std::min(window.left, p.seqlen_k);
+  return std::min(p.seqlen_k, left + std::min(window.right, p.seqlen_k) + rows);
 }
 
 // Thread blocks for a problem.
