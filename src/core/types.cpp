@@ -16,6 +16,8 @@ const char* to_string(DType dtype) {
       return "float32";
     case DType::kFloat64:
       return "float64";
+    case DType::kFloat8E4M3:
+      return "float8_e4m3fn";
   }
   return "unknown";
 }
@@ -30,6 +32,8 @@ const char* to_string(Operation operation) {
 
 std::int64_t size_of(DType dtype) {
   switch (dtype) {
+    case DType::kFloat8E4M3:
+      return 1;
     case DType::kFloat16:
     case DType::kBFloat16:
       return 2;

@@ -64,6 +64,11 @@ void check_sizes(const AttentionParams& p) {
   }
   check_at_least("head_dim", p.head_dim, 1);
   check_at_least("head_dim of v", p.head_dim_v, 1);
+  const std::int64_t group = p.num_heads / p.num_heads_kv;
+  if (p.heads_per_q_descale != 1 && p.heads_per_q_descale != group) {
+    fail("heads_per_q_descale is ", p.heads_per_q_descale, "; accepted: 1 or num_heads / ",
+         "num_heads_kv = ", group);
+  }
 }
 
 void check_layouts(const AttentionParams& p) {
@@ -105,7 +110,40 @@ void check_dtype(const char* name, DType dtype, const char* other, DType expecte
 void check_dtypes(const AttentionParams& p) {
   check_dtype("k", p.k.dtype, "q", p.q.dtype);
   check_dtype("v", p.v.dtype, "q", p.q.dtype);
-  check_dtype("out", p.out.dtype, "q", p.q.dtype);
+  if (p.q.dtype != DType::kFloat8E4M3) return check_dtype("out", p.out.dtype, "q", p.q.dtype);
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+    if (p.out.dtype == dtype) return;
+  }
+  fail("out: dtype is ", to_string(p.out.dtype),
+       "; accepted: bfloat16, float16, float32, as q is of float8_e4m3fn");
+}
+
+// What comes with 8-bit inputs alone, and what does not come with them.
+void check_descales(const AttentionParams& p) {
+  const struct {
+    const char* name;
+    const BasicTensorView<const float>& view;
+    std::int64_t heads;
+  } descales[] = {{"q_descale", p.q_descale, p.num_heads / p.heads_per_q_descale},
+                  {"k_descale", p.k_descale, p.num_heads_kv},
+                  {"v_descale", p.v_descale, p.num_heads_kv}};
+  const bool is_8_bit = p.q.dtype == DType::kFloat8E4M3;
+  for (const auto& descale : descales) {
+    if (!descale.view.data) continue;
+    if (!is_8_bit) {
+      fail(descale.name, " is given with q of ", to_string(p.q.dtype),
+           "; accepted: none, as descales are for float8_e4m3fn alone");
+    }
+    check_stride(descale.name, "batch", p.batch_size, descale.view.batch_stride);
+    check_stride(descale.name, "num_heads", descale.heads, descale.view.head_stride);
+    check_address(descale.name, descale.view.data, sizeof(float));
+  }
+  if (!is_8_bit) return;
+  const char* const refused = p.bias.data           ? "bias"
+                              : p.mask.data         ? "mask"
+                              : p.alibi_slopes.data ? "alibi_slopes"
+                                                    : nullptr;
+  if (refused) fail(refused, " is given with q of float8_e4m3fn; accepted: none");
 }
 
 void check_addresses(const AttentionParams& p) {
@@ -113,7 +151,7 @@ void check_addresses(const AttentionParams& p) {
   check_address("q", p.q.data, bytes);
   check_address("k", p.k.data, bytes);
   check_address("v", p.v.data, bytes);
-  check_address("out", p.out.data, bytes);
+  check_address("out", p.out.data, size_of(p.out.dtype));
   check_address("lse", p.lse.data, sizeof(float));
   check_address("bias", p.bias.data, size_of(p.bias.dtype));
   check_address("alibi_slopes", p.alibi_slopes.data, sizeof(float));
@@ -230,6 +268,15 @@ void check_own_memory(const AttentionParams& p) {
                            {p.batch_size, p.num_heads, 1, 1},
                            {slopes.batch_stride, slopes.head_stride, 0, 0}});
   }
+  const auto check_descale = [&](const char* name, const BasicTensorView<const float>& x,
+                                 std::int64_t heads) {
+    if (x.data)
+      check(name,
+            {x.data, 4, 1, {p.batch_size, heads, 1, 1}, {x.batch_stride, x.head_stride, 0, 0}});
+  };
+  check_descale("q_descale", p.q_descale, p.num_heads / p.heads_per_q_descale);
+  check_descale("k_descale", p.k_descale, p.num_heads_kv);
+  check_descale("v_descale", p.v_descale, p.num_heads_kv);
   if (p.sinks.data)
     check("sinks", {p.sinks.data, 4, 1, {p.num_heads, 1, 1, 1}, {p.sinks.head_stride, 0, 0, 0}});
   const auto check_list = [&](const char* name, const std::int32_t* list, std::int64_t count) {
@@ -269,6 +316,7 @@ void validate(const AttentionParams& params) {
   check_lengths(params);
   check_pointers(params);
   check_dtypes(params);
+  check_descales(params);
   check_addresses(params);
   check_layouts(params);
   check_scores(params);
@@ -283,6 +331,10 @@ void validate(const MergeParams& p) {
   check_at_least("seqlen_q", p.seqlen_q, 0);
   check_at_least("num_heads", p.num_heads, 1);
   check_at_least("head_dim of outs", p.head_dim_v, 1);
+  if (p.out.dtype == DType::kFloat8E4M3) {
+    fail("out: dtype is ", to_string(p.out.dtype),
+         "; accepted: float16, bfloat16, float32, float64");
+  }
   if (p.batch_size * p.seqlen_q == 0) return;
   if (!p.out.data) fail("out is null");
   if (!p.lse.data) fail("lse is null");

@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <cstring>
 
-// Scalar conversions of the 16-bit types, rounding to nearest even. Internal linkage on purpose:
-// this header is compiled with different instruction sets, and the linker must not pick one copy
-// for all.
+// Scalar conversions of the 16-bit types and from the 8-bit one, rounding to nearest even. Internal
+// linkage on purpose: this header is compiled with different instruction sets, and the linker must
+// not pick one copy for all.
 namespace dlattn::cpu {
 
 struct Half {
@@ -13,6 +13,9 @@ struct Half {
 };
 struct BFloat16 {
   std::uint16_t bits;
+};
+struct Float8 {  // e4m3fn
+  std::uint8_t bits;
 };
 
 static inline std::uint32_t float_bits(float value) {
@@ -38,6 +41,15 @@ static inline float to_float(Half value) {
     return float_from_bits(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
   // Exponent bias 15 to 127 by an exact multiplication, which also normalises subnormals.
   const float scaled = float_from_bits(magnitude << 13) * 0x1p112f;
+  return float_from_bits(sign | float_bits(scaled));
+}
+
+static inline float to_float(Float8 value) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x80u) << 24;
+  const std::uint32_t magnitude = value.bits & 0x7fu;
+  if (magnitude == 0x7fu) return float_from_bits(sign | 0x7fc00000u);
+  // As of half: bias 7 to 127.
+  const float scaled = float_from_bits(magnitude << 20) * 0x1p120f;
   return float_from_bits(sign | float_bits(scaled));
 }
 

@@ -137,6 +137,24 @@ DLATTN_INLINE void convert_row(const Half* from, std::int64_t count, float* to) 
   for (; i < count; ++i) to[i] = to_float(from[i]);
 }
 
+DLATTN_INLINE void convert_row(const Float8* from, std::int64_t count, float* to) {
+  constexpr int kStep = kWidth<float>;
+  typedef std::uint8_t Bits8 __attribute__((vector_size(kStep)));
+  typedef std::uint32_t Bits32 __attribute__((vector_size(kVectorBytes)));
+  std::int64_t i = 0;
+  for (; i + kStep <= count; i += kStep) {
+    Bits8 bytes;
+    std::memcpy(&bytes, from + i, sizeof(bytes));
+    const Bits32 bits = __builtin_convertvector(bytes, Bits32);
+    const Bits32 magnitude = bits & 0x7f;
+    const Vec<float> scaled = reinterpret_cast<Vec<float>>(magnitude << 20) * 0x1p120f;
+    const Bits32 finite = reinterpret_cast<Bits32>(scaled);
+    const Bits32 number = magnitude == 0x7f ? Bits32{} + 0x7fc00000u : finite;
+    store_unaligned(to + i, reinterpret_cast<Vec<float>>(number | (bits & 0x80) << 24));
+  }
+  for (; i < count; ++i) to[i] = to_float(from[i]);
+}
+
 // And back, rounding to nearest even.
 DLATTN_INLINE void convert_row(const float* from, std::int64_t count, BFloat16* to) {
   constexpr int kStep = kWidth<float>;

@@ -2,6 +2,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime_api.h>
 
 #include <atomic>
@@ -28,6 +29,10 @@ struct ElementOf<DType::kBFloat16> {
 template <>
 struct ElementOf<DType::kFloat32> {
   using Type = float;
+};
+template <>
+struct ElementOf<DType::kFloat8E4M3> {
+  using Type = __nv_fp8_e4m3;
 };
 template <DType dtype>
 using Element = typename ElementOf<dtype>::Type;

@@ -3,6 +3,7 @@
 #include <float.h>
 #include <math.h>
 
+#include "core/descales.h"
 #include "core/positions.h"
 #include "core/score.h"
 #include "cpu/forward/outer_product.h"
@@ -112,7 +113,8 @@ class TaskKernel {
   }
 
  private:
-  static constexpr bool kConverts = sizeof(In) == 2;
+  static constexpr bool kConverts = sizeof(In) <= 2;
+  static constexpr bool kIs8Bit = sizeof(In) == 1;
   static constexpr int kStep = kWidth<T>;
 
   State<T> part(int split) {
@@ -145,6 +147,11 @@ class TaskKernel {
     }
   }
 
+  // Of a row's head. Only 8-bit inputs have any.
+  Descales descales(std::int64_t r) const {
+    return descales_of<std::int64_t>(p_, t_.batch, head_[r], t_.head_kv);
+  }
+
   void load_queries() {
     if (t_.num_rows < ld_)
       std::memset(q_t_, 0, static_cast<std::size_t>(p_.head_dim * ld_) * sizeof(T));
@@ -153,7 +160,8 @@ class TaskKernel {
                     (varlen() ? 0 : t_.batch * p_.q.batch_stride) +
                     (t_.first_q + query_[r]) * p_.q.row_stride + head_[r] * p_.q.head_stride;
       convert_row(q, p_.head_dim, row_);
-      for (std::int64_t d = 0; d < p_.head_dim; ++d) q_t_[d * ld_ + r] = row_[d];
+      const T factor = kIs8Bit ? static_cast<T>(descales(r).scores) : T(1);
+      for (std::int64_t d = 0; d < p_.head_dim; ++d) q_t_[d * ld_ + r] = row_[d] * factor;
     }
   }
 
@@ -247,10 +255,12 @@ class TaskKernel {
         store(s_t_ + n * ld_ + lane, score);
       }
     }
-    if (p_.bias.data && p_.bias.dtype == DType::kFloat32)
-      add_bias(static_cast<const float*>(p_.bias.data), j, count);
-    if (p_.bias.data && p_.bias.dtype != DType::kFloat32)
-      add_bias(static_cast<const In*>(p_.bias.data), j, count);
+    if constexpr (!kIs8Bit) {
+      if (p_.bias.data && p_.bias.dtype == DType::kFloat32)
+        add_bias(static_cast<const float*>(p_.bias.data), j, count);
+      if (p_.bias.data && p_.bias.dtype != DType::kFloat32)
+        add_bias(static_cast<const In*>(p_.bias.data), j, count);
+    }
     if (p_.mask.data) apply_mask(j, count);
   }
 
@@ -348,9 +358,22 @@ class TaskKernel {
   }
 
   void write_row(std::int64_t r) {
-    In* out = static_cast<In*>(p_.out.data) + (varlen() ? 0 : t_.batch * p_.out.batch_stride) +
-              (t_.first_q + query_[r]) * p_.out.row_stride + head_[r] * p_.out.head_stride;
-    softmax_.copy_row(r, row_);
+    softmax_.copy_row(r, kIs8Bit ? static_cast<T>(descales(r).v) : T(1), row_);
+    if constexpr (!kIs8Bit) {
+      store_row<In>(r);
+    } else if (p_.out.dtype == DType::kFloat16) {
+      store_row<Half>(r);
+    } else if (p_.out.dtype == DType::kBFloat16) {
+      store_row<BFloat16>(r);
+    } else {
+      store_row<float>(r);
+    }
+  }
+
+  template <typename Out>
+  void store_row(std::int64_t r) {
+    Out* out = static_cast<Out*>(p_.out.data) + (varlen() ? 0 : t_.batch * p_.out.batch_stride) +
+               (t_.first_q + query_[r]) * p_.out.row_stride + head_[r] * p_.out.head_stride;
     convert_row(row_, p_.head_dim_v, out);
   }
 

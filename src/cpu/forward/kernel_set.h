@@ -18,6 +18,8 @@ DLATTN_INLINE void dispatch(DType dtype, Function function) {
       return function(0.0f);
     case DType::kFloat64:
       return function(0.0);
+    case DType::kFloat8E4M3:
+      return function(Float8{});
   }
 }
 

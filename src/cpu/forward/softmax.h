@@ -133,8 +133,8 @@ class RunningSoftmax {
 
   // The output of a row that is finished; `row` has room for whole vectors. What the tiles gave a
   // row that saw no key (0 times V, a NaN perhaps) does not count, and a mean of finite V is not
-  // rounded to infinity.
-  void copy_row(std::int64_t r, T* row) const {
+  // rounded to infinity. `v_descale` is what V's elements count.
+  void copy_row(std::int64_t r, T v_descale, T* row) const {
     const std::int64_t head_dim_v = size_ / ld_;
     if (rescale_[r] == T(0)) {
       fill(row, head_dim_v, T(0));
@@ -146,7 +146,7 @@ class RunningSoftmax {
       const Vec<T> o = load(row + d);
       const Vec<T> value = o * rescale_[r];
       const Vec<T> limited = -max(broadcast(-kLargest), -max(broadcast(-kLargest), value));
-      store(row + d, o - o == T(0) ? limited : value);
+      store(row + d, (o - o == T(0) ? limited : value) * v_descale);
     }
   }
 

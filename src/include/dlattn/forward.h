@@ -15,6 +15,8 @@ namespace dlattn {
 // are not among them. Values in the tensors cannot be refused; these are their results:
 //   q, k, v        finite, with |q.k| and |softmax_scale * q.k| <= 2^126; beyond that a row may be
 //                  inf or NaN, as a plain computation in fp32 gives
+//   descales       0 or positive and finite, with q's times k's and that times softmax_scale within
+//                  2^-126 to 2^126, or 0. A negative one or NaN, of q or k: the head's rows are NaN
 //   softmax_scale  kMinSoftmaxScale to kMaxSoftmaxScale
 //   softcap        0: none; or kMinSoftcap to kMaxSoftcap
 //   bias           -inf hides the key, as the mask does. Every finite value, down to the least of
@@ -39,12 +41,14 @@ constexpr double kMaxSoftcap = 0x1p100;        // 1.27e30
 
 // One attention problem: out = softmax(score(q k^T)) v, per batch entry and head, where
 //   score = softcap(softmax_scale * q.k) - alibi_slope * |i + shift - j| + bias,
-// then -inf where causality, window or mask forbid the key, then softmax with the head's sink in
-// the denominator.
+// q, k and v of kFloat8E4M3 being their elements times a descale of their head's, then -inf where
+// causality, window or mask forbid the key, then softmax with the head's sink in the denominator.
 //
 // A plain struct that kernels take by value. The last dimension of q, k, v, out and lse is
 // contiguous; every other stride is free.
 struct AttentionParams {
+  // q, k and v are of one dtype. out is of the same, but for kFloat8E4M3: then of kBFloat16,
+  // kFloat16 or kFloat32, and there are no bias, mask or alibi_slopes.
   TensorView q;                // [batch_size, seqlen_q, num_heads, head_dim]
   TensorView k;                // [batch_size, seqlen_k, num_heads_kv, head_dim]
   TensorView v;                // [batch_size, seqlen_k, num_heads_kv, head_dim_v]
@@ -67,6 +71,13 @@ struct AttentionParams {
   Causal causal = Causal::kNone;
   std::int64_t window_left = -1;   // keys j >= i + shift - window_left; -1: unlimited
   std::int64_t window_right = -1;  // keys j <= i + shift + window_right; -1: unlimited
+
+  // What an element of q, k or v of kFloat8E4M3 counts; null: 1. On the problem's device; with
+  // variable length, batch_size counts sequences. For no other dtype.
+  BasicTensorView<const float> q_descale;  // [batch_size, num_heads / heads_per_q_descale]
+  BasicTensorView<const float> k_descale;  // [batch_size, num_heads_kv]
+  BasicTensorView<const float> v_descale;  // [batch_size, num_heads_kv]
+  std::int64_t heads_per_q_descale = 1;    // 1, or num_heads / num_heads_kv
 
   // Null: none.
   TensorView bias;  // [batch_size, num_heads, seqlen_q, seqlen_k], of q's dtype or float32

@@ -9,8 +9,10 @@
 namespace dlattn {
 
 // Element type of q, k, v and out (and of bias). Scores and softmax state are fp32, or fp64 for
-// kFloat64; the LSE is stored as fp32 for all.
-enum class DType : std::int8_t { kFloat16, kBFloat16, kFloat32, kFloat64 };
+// kFloat64; the LSE is stored as fp32 for all. kFloat8E4M3 is OCP's e4m3fn: finite up to 448, NaN,
+// no infinity; of q, k and v alone.
+enum class DType : std::int8_t { kFloat16, kBFloat16, kFloat32, kFloat64, kFloat8E4M3 };
+constexpr int kNumDTypes = 5;
 
 // What kernels compute: attention, or the merge of partial results of it.
 enum class Operation : std::int8_t { kForward, kMerge };
