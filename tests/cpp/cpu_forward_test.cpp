@@ -1,6 +1,9 @@
 // The CPU kernels against the plain formula: shapes, layouts, dtypes, features, instruction sets,
 // thread counts.
+#include <cmath>
+
 #include "check.h"
+#include "core/backend.h"
 #include "problem.h"
 
 using namespace dlattn;
@@ -170,6 +173,72 @@ void split_keys() {
   }
 }
 
+// 8-bit inputs, with and without descales: every dtype of out, each feature that goes with them.
+void float8() {
+  std::mt19937 random(17);
+  constexpr DType kOut[] = {DType::kBFloat16, DType::kFloat16, DType::kFloat32};
+  for (int round = 0; round < 90; ++round) {
+    Spec spec;
+    spec.dtype = DType::kFloat8E4M3;
+    spec.out_dtype = kOut[round % 3];
+    spec.descales = round % 4 != 0;
+    spec.q_descale_by_kv_head = round % 4 == 2;
+    spec.seqlen_q = 1 + random() % 90;
+    spec.seqlen_k = round % 10 ? 1 + random() % 130 : 1100;
+    spec.num_heads_kv = 1 + random() % 2;
+    spec.num_heads = spec.num_heads_kv * (1 + random() % 3);
+    spec.head_dim = 1 + random() % 70;
+    spec.head_dim_v = 1 + random() % 70;
+    spec.layout = static_cast<Layout>(random() % 4);
+    spec.causal = static_cast<Causal>(random() % 3);
+    if (round % 3 == 0) spec.window_left = random() % 50;
+    if (round % 5 == 0) spec.softcap = 0.5 + random() % 20;
+    if (round % 7 == 0) spec.sinks = true;
+    if (round % 9 == 0) {
+      spec.lengths_q = {3, 0, 40, 17}, spec.lengths_k = {8, 5, 100, 0};
+      spec.layout = Layout::kBshd;
+    }
+    check(spec);
+  }
+}
+
+// Descales that are no factor of order: rows of their heads are NaN, or are as the definition says.
+void odd_descales() {
+  Spec spec;
+  spec.dtype = DType::kFloat8E4M3;
+  spec.out_dtype = DType::kFloat32;
+  spec.descales = true;
+  spec.batch_size = 1;
+  spec.seqlen_q = 5, spec.seqlen_k = 40;
+  for (const float odd : {-0.5f, NAN}) {
+    for (const bool of_q : {false, true}) {
+      test::Problem problem(spec);
+      (of_q ? problem.q_descale : problem.k_descale).set(0, odd);
+      cpu::forward(problem.params, plan(problem.params, test::cpu_device("portable")));
+      for (std::int64_t h = 0; h < spec.num_heads; ++h) {
+        const bool hit = of_q ? h == 0 : h < spec.num_heads / spec.num_heads_kv;
+        CHECK_EQ(std::isnan(problem.out.get(problem.out_index(0, 2, h, 3))), hit);
+        CHECK_EQ(std::isnan(problem.lse.get(problem.lse_index(0, h, 2))), hit);
+      }
+    }
+  }
+  test::Problem zero(spec);  // all scores are 0
+  zero.k_descale.set(0, 0.0);
+  const test::Reference reference(zero);
+  for (const char* isa : test::isas()) {
+    const std::string wrong = test::run_and_judge(zero, reference, isa, 1);
+    CHECK_FOR(wrong.empty(), wrong);
+  }
+  // A row that sees nothing is 0 whatever the descales are.
+  spec.seqlen_k = 3;
+  spec.causal = Causal::kBottomRight;
+  test::Problem empty(spec);
+  empty.q_descale.set(0, NAN), empty.v_descale.set(0, NAN);
+  cpu::forward(empty.params, plan(empty.params, test::cpu_device("portable")));
+  CHECK_EQ(empty.out.get(empty.out_index(0, 1, 0, 3)), 0.0);
+  CHECK_EQ(empty.lse.get(empty.lse_index(0, 0, 1)), -INFINITY);
+}
+
 void seed_shape() {
   Spec spec;
   spec.batch_size = 1;
@@ -191,6 +260,8 @@ int main() {
   windows();
   scales();
   split_keys();
+  float8();
+  odd_descales();
   seed_shape();
   return test::summary();
 }

@@ -27,6 +27,11 @@ struct Row {
   R lse;
 };
 
+// Plainly, by the strides alone.
+double descale(const BasicTensorView<const float>& x, std::int64_t b, std::int64_t h) {
+  return x.data ? x.data[b * x.batch_stride + h * x.head_stride] : 1.0;
+}
+
 template <typename R>
 Row<R> attend(const Problem& problem, std::int64_t b, std::int64_t i, std::int64_t h) {
   const AttentionParams& p = problem.params;
@@ -38,6 +43,9 @@ Row<R> attend(const Problem& problem, std::int64_t b, std::int64_t i, std::int64
   const std::int64_t first_k = varlen ? p.cu_seqlens_k[b] : 0;
   const std::int64_t h_kv = h / (p.num_heads / p.num_heads_kv);
   const std::int64_t position = i + shift;
+  const R q_descale = R(descale(p.q_descale, b, h / p.heads_per_q_descale));
+  const R k_descale = R(descale(p.k_descale, b, h_kv)),
+          v_descale = R(descale(p.v_descale, b, h_kv));
   std::vector<R> score(len_k);
   const R sink = p.sinks.data ? R(problem.sinks.get(h * p.sinks.head_stride)) : R(-kInf);
   R max = sink;
@@ -50,7 +58,7 @@ Row<R> attend(const Problem& problem, std::int64_t b, std::int64_t i, std::int64
            R(problem.k.get(batch * p.k.batch_stride + (first_k + j) * p.k.row_stride +
                            h_kv * p.k.head_stride + d));
     }
-    s *= R(p.softmax_scale);
+    s *= R(p.softmax_scale) * (q_descale * k_descale);
     if (p.softcap > 0) s = R(p.softcap) * std::tanh(s / R(p.softcap));
     if (p.alibi_slopes.data) {
       const double slope =
@@ -91,6 +99,7 @@ Row<R> attend(const Problem& problem, std::int64_t b, std::int64_t i, std::int64
                                      h_kv * p.v.head_stride + d));
     }
   }
+  for (R& o : row.out) o *= v_descale;
   row.lse = max + std::log(sum);
   return row;
 }
@@ -126,7 +135,7 @@ void fill(const Problem& problem, Reference* reference) {
         const Row<Plain> plain = attend<Plain>(problem, b, i, h);
         for (std::int64_t d = 0; d < p.head_dim_v; ++d) {
           reference->out.push_back(static_cast<double>(exact.out[d]));
-          const double error = difference(rounded(p.q.dtype, static_cast<double>(plain.out[d])),
+          const double error = difference(rounded(p.out.dtype, static_cast<double>(plain.out[d])),
                                           reference->out.back());
           if (error > reference->plain_error) reference->plain_error = error;
         }
@@ -181,6 +190,19 @@ std::vector<std::int32_t> offsets(const std::vector<std::int32_t>& lengths) {
   return result;
 }
 
+// By trying them all; half-way between two, the even one.
+cpu::Float8 nearest_float8(double value) {
+  if (std::isnan(value)) return {0x7f};
+  unsigned nearest = 0;
+  double least = kInf;
+  for (unsigned bits = 0; bits < 0x7f; ++bits) {
+    const double distance =
+        std::fabs(std::fabs(value) - cpu::to_float(cpu::Float8{static_cast<std::uint8_t>(bits)}));
+    if (distance < least || (distance == least && bits % 2 == 0)) nearest = bits, least = distance;
+  }
+  return {static_cast<std::uint8_t>(nearest | (std::signbit(value) ? 0x80 : 0))};
+}
+
 }  // namespace
 
 Buffer::Buffer(DType dtype, std::int64_t elements, std::int64_t offset)
@@ -200,6 +222,8 @@ double Buffer::get(std::int64_t index) const {
       return reinterpret_cast<const float*>(base)[index];
     case DType::kFloat64:
       return reinterpret_cast<const double*>(base)[index];
+    case DType::kFloat8E4M3:
+      return cpu::to_float(reinterpret_cast<const cpu::Float8*>(base)[index]);
   }
   return 0;
 }
@@ -218,6 +242,9 @@ void Buffer::set(std::int64_t index, double value) {
       break;
     case DType::kFloat64:
       reinterpret_cast<double*>(base)[index] = value;
+      break;
+    case DType::kFloat8E4M3:
+      reinterpret_cast<cpu::Float8*>(base)[index] = nearest_float8(value);
       break;
   }
 }
@@ -250,6 +277,8 @@ std::string Spec::describe() const {
   if (sinks) text << " sinks";
   if (!lengths_q.empty()) text << " varlen";
   if (!used_k.empty()) text << " used_k";
+  if (is_8_bit()) text << " out " << to_string(out_dtype);
+  if (descales) text << " descales" << (q_descale_by_kv_head ? " by KV head" : "");
   return text.str();
 }
 
@@ -272,6 +301,7 @@ Problem::Problem(const Spec& wanted) : spec(wanted) {
     p.total_k = cu_seqlens_k.back();
   }
   p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = spec.dtype;
+  if (spec.is_8_bit()) p.out.dtype = spec.out_dtype;
   p.batch_size = spec.batch_size;
   p.seqlen_q = spec.seqlen_q;
   p.seqlen_k = spec.seqlen_k;
@@ -342,6 +372,19 @@ Problem::Problem(const Spec& wanted) : spec(wanted) {
     p.sinks.data = static_cast<const float*>(sinks.data());
     p.sinks.head_stride = 2;
   }
+  if (spec.descales) {
+    const auto fill = [&](Buffer* buffer, BasicTensorView<const float>* view, std::int64_t heads) {
+      *buffer = Buffer(DType::kFloat32, p.batch_size * heads * 2);  // every second one
+      for (std::int64_t i = 0; i < buffer->size(); ++i)
+        buffer->set(i, std::exp2(static_cast<double>(random() % 1000) / 500.0 - 1.5));
+      view->data = static_cast<const float*>(buffer->data());
+      view->batch_stride = 2 * heads, view->head_stride = 2;
+    };
+    if (spec.q_descale_by_kv_head) p.heads_per_q_descale = p.num_heads / p.num_heads_kv;
+    fill(&q_descale, &p.q_descale, p.num_heads / p.heads_per_q_descale);
+    fill(&k_descale, &p.k_descale, p.num_heads_kv);
+    fill(&v_descale, &p.v_descale, p.num_heads_kv);
+  }
   poison();
 }
 
@@ -350,8 +393,9 @@ void Problem::poison() {
   const bool varlen = p.cu_seqlens_q != nullptr;
   const std::int64_t batch = varlen ? 1 : p.batch_size;
   const std::int64_t rows_q = varlen ? p.total_q : p.seqlen_q;
-  out = Buffer(p.q.dtype, strides(spec.layout, true, batch, rows_q, p.num_heads, p.head_dim_v).size,
-               spec.layout == Layout::kPadded ? 1 : 0);
+  out =
+      Buffer(p.out.dtype, strides(spec.layout, true, batch, rows_q, p.num_heads, p.head_dim_v).size,
+             spec.layout == Layout::kPadded ? 1 : 0);
   lse = Buffer(DType::kFloat32, batch * p.lse.batch_stride);
   p.out.data = out.data();
   p.lse.data = spec.lse ? static_cast<float*>(lse.data()) : nullptr;

@@ -58,6 +58,11 @@ struct Spec {
   bool lse = true;
   double softmax_scale = 0.0;                              // 0: 1 / sqrt(head_dim)
   std::vector<std::int32_t> lengths_q, lengths_k, used_k;  // variable length, where given
+  // Of kFloat8E4M3 alone. Of q by KV head, where asked.
+  dlattn::DType out_dtype = dlattn::DType::kBFloat16;
+  bool descales = false, q_descale_by_kv_head = false;
+
+  bool is_8_bit() const { return dtype == dlattn::DType::kFloat8E4M3; }
 
   std::string describe() const;
 };
@@ -75,7 +80,7 @@ struct Problem {
 
   Spec spec;
   dlattn::AttentionParams params;
-  Buffer q, k, v, out, lse, bias, alibi, sinks;
+  Buffer q, k, v, out, lse, bias, alibi, sinks, q_descale, k_descale, v_descale;
   std::vector<std::uint8_t> mask;
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;
 };

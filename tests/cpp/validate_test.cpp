@@ -157,6 +157,69 @@ void pointers() {
   accepts([](auto& p) { p.batch_size = 0, p.q.data = p.k.data = p.v.data = p.out.data = nullptr; });
 }
 
+AttentionParams good_float8() {
+  AttentionParams p = good();
+  p.q.dtype = p.k.dtype = p.v.dtype = DType::kFloat8E4M3;
+  return p;
+}
+
+void float8() {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32})
+    accepts([dtype](auto& p) { p.out.dtype = dtype; }, good_float8());
+  for (const DType dtype : {DType::kFloat64, DType::kFloat8E4M3}) {
+    refuses([dtype](auto& p) { p.out.dtype = dtype; },
+            std::string("out: dtype is ") + to_string(dtype) +
+                "; accepted: bfloat16, float16, float32, as q is of float8_e4m3fn",
+            good_float8());
+  }
+  refuses([](auto& p) { p.k.dtype = DType::kBFloat16; },
+          "k: dtype is bfloat16; accepted: float8_e4m3fn, that of q", good_float8());
+  const struct {
+    const char* name;
+    BasicTensorView<const float> AttentionParams::* descale;
+  } descales[] = {{"q_descale", &AttentionParams::q_descale},
+                  {"k_descale", &AttentionParams::k_descale},
+                  {"v_descale", &AttentionParams::v_descale}};
+  for (const auto& d : descales) {
+    const std::string name = d.name;
+    const auto set = [&d](auto& p) -> BasicTensorView<const float>& {
+      (p.*d.descale).data = numbers;
+      return p.*d.descale;
+    };
+    accepts([&](auto& p) { set(p); }, good_float8());
+    refuses([&](auto& p) { set(p); }, name +
+                                          " is given with q of float32; accepted: none, as "
+                                          "descales are for float8_e4m3fn alone");
+    const std::string stride = name + ": the stride of dimension ";
+    const std::string end = " is -1; negative strides are not accepted";
+    refuses([&](auto& p) { set(p).batch_stride = -1; }, stride + "batch" + end, good_float8());
+    refuses([&](auto& p) { set(p).head_stride = -1; }, stride + "num_heads" + end, good_float8());
+    refuses([&](auto& p) { set(p).data = reinterpret_cast<const float*>(memory + 2); },
+            name +
+                ": its address is 2 byte(s) past a multiple of 4; accepted: multiples of the "
+                "element's size",
+            good_float8());
+    refuses(
+        [&](auto& p) {
+          set(p).head_stride = 1, (p.*d.descale).data = static_cast<const float*>(p.out.data);
+        },
+        "out shares memory with " + name + kShared, good_float8());
+  }
+  for (const std::int64_t heads : {1, 2})
+    accepts([heads](auto& p) { p.heads_per_q_descale = heads; }, good_float8());
+  for (const std::int64_t heads : {0, 3, 4, -1}) {
+    refuses([heads](auto& p) { p.heads_per_q_descale = heads; },
+            "heads_per_q_descale is " + std::to_string(heads) +
+                "; accepted: 1 or num_heads / num_heads_kv = 2",
+            good_float8());
+  }
+  const std::string end = " is given with q of float8_e4m3fn; accepted: none";
+  refuses([](auto& p) { p.bias.data = memory; }, "bias" + end, good_float8());
+  refuses([](auto& p) { p.mask.data = reinterpret_cast<std::uint8_t*>(memory); }, "mask" + end,
+          good_float8());
+  refuses([](auto& p) { p.alibi_slopes.data = numbers; }, "alibi_slopes" + end, good_float8());
+}
+
 void scores() {
   const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
   for (const auto& [value, text] : {std::pair<double, std::string>{0.0, "0"},
@@ -344,6 +407,7 @@ int main() {
   strides();
   outputs();
   pointers();
+  float8();
   scores();
   varlen();
   merges();
