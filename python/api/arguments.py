@@ -34,10 +34,10 @@ ARGUMENTS = (
     Argument(
         "q",
         "Tensor",
-        doc="""Queries, (batch, seqlen_q, num_heads, head_dim) in the layout "bshd". float16 or
-            bfloat16; float32 on the CPU and in the kernel "scalar"; float64 on the CPU. Any strides
-            with a contiguous last dimension; rows aligned to 16 bytes are fastest. The result is
-            of q's framework and on q's device.""",
+        doc="""Queries, (batch, seqlen_q, num_heads, head_dim) in the layout "bshd". float16,
+            bfloat16 or float8_e4m3fn [7]; float32 on the CPU and in the kernel "scalar"; float64 on
+            the CPU. Any strides with a contiguous last dimension; rows aligned to 16 bytes are
+            fastest. The result is of q's framework and on q's device.""",
         varlen_doc="""Queries, (total_q, num_heads, head_dim) in the layout "bshd". Dtypes, strides
             and alignment are those of `attention`.""",
     ),
@@ -169,6 +169,31 @@ ARGUMENTS = (
         values="Any. -inf: no sink. +inf: out = 0 and lse = +inf. NaN: NaN.",
     ),
     Argument(
+        "q_descale",
+        "Tensor | None",
+        default="None",
+        doc="""With q of float8_e4m3fn alone: what its elements count, a factor for each head.
+            float32 on q's device, which the host does not read; broadcastable to (batch,
+            num_heads_kv), as FlashAttention-3 takes it, or to (batch, num_heads). None: 1.""",
+        values="""Positive and finite, or 0; so is the product of q's and k's, and that times
+            softmax_scale is 0 or from 2^-126 to 2^126. A negative one or NaN: the head's rows are
+            NaN.""",
+    ),
+    Argument(
+        "k_descale",
+        "Tensor | None",
+        default="None",
+        doc="The same for k, broadcastable to (batch, num_heads_kv).",
+        values="As of q_descale.",
+    ),
+    Argument(
+        "v_descale",
+        "Tensor | None",
+        default="None",
+        doc="The same for v, broadcastable to (batch, num_heads_kv).",
+        values="Any: a factor of out.",
+    ),
+    Argument(
         "layout",
         "Layout",
         default='"bshd"',
@@ -186,6 +211,14 @@ ARGUMENTS = (
             strides show to be apart, are fine. torch counts it as modified in place. None: a new
             tensor. Not for JAX, whose arrays are immutable.""",
         varlen_doc="Where to write the result, as for `attention`. None: a new tensor.",
+    ),
+    Argument(
+        "out_dtype",
+        "OutDType | None",
+        default="None",
+        doc="""Dtype of the result for q of float8_e4m3fn: "bfloat16", "float16" or "float32". None:
+            that of `out` if it is given, else "bfloat16". For other dtypes of q it is q's.""",
+        varlen_doc="Dtype of the result for q of float8_e4m3fn, as for `attention`.",
     ),
     Argument(
         "return_lse",

@@ -14,7 +14,7 @@ Outcome compute(const AttentionCall& call, const Target& target, Problem& proble
 
   std::optional<Allocation> out;
   if (call.out.is_none()) {
-    out.emplace(allocate(target, "out", problem.out.sizes, problem.out.ndim, params.q.dtype));
+    out.emplace(allocate(target, "out", problem.out.sizes, problem.out.ndim, params.out.dtype));
     set_out(out->tensor, &problem);
   } else {
     set_out(take_in_out(call.out, target, &problem), &problem);

@@ -48,6 +48,7 @@ enum TypeCode : std::uint8_t {
   kComplex = 5,
   kBool = 6,
   kFloat8E3m4 = 7,  // the first of eleven types of 8, 6 and 4 bits
+  kFloat8E4m3fn = 10,
 };
 
 struct DLDataType {

@@ -21,7 +21,7 @@ struct TensorType {
   bool deferred = false;  // tells its stream only while it takes the result in: JAX on a GPU
   TorchState torch_state;
   // NumPy only, by DType: a callable that makes an array of a given shape. Null until needed.
-  mutable nb::object empty_arrays[4];
+  mutable nb::object empty_arrays[kNumDTypes];
 };
 
 // Looks up what the functions below need of Python. Called at import, so that two threads that make

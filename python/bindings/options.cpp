@@ -108,6 +108,17 @@ void parse_kernel(nb::handle value, Options* options) {
               ", or a kernel and its variant, as in \"wmma:narrow\"");
 }
 
+DType parse_out_dtype(nb::handle value, const char* name) {
+  if (value.is_none()) return DType::kFloat8E4M3;
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+    if (is_text(value, to_string(dtype))) return dtype;
+  }
+  constexpr char kAccepted[] = "\"bfloat16\", \"float16\" or \"float32\", or None for the default";
+  if (!PyUnicode_Check(value.ptr()))
+    wrong_type(name, " is of type ", type_text(value), "; accepted: ", kAccepted);
+  unsupported(name, " is ", repr_text(value), "; accepted: ", kAccepted);
+}
+
 bool parse_flag(nb::handle value, const char* name) {
   if (!PyBool_Check(value.ptr()))
     wrong_type(name, " is of type ", type_text(value), "; accepted: a bool");

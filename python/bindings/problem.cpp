@@ -10,7 +10,7 @@
 namespace dlattn::python {
 namespace {
 
-constexpr char kDTypes[] = "float16, bfloat16, float32, float64";
+constexpr char kDTypes[] = "float16, bfloat16, float32, float64, float8_e4m3fn";
 constexpr dlpack::DLDataType kFloat32{dlpack::kFloat, 32, 1};
 constexpr dlpack::DLDataType kInt32{dlpack::kInt, 32, 1};
 constexpr dlpack::DLDataType kBool{dlpack::kBool, 8, 1};
@@ -87,6 +87,50 @@ void read_sinks(const Tensor& sinks, Problem* problem) {
   p.sinks.head_stride = sinks.strides[0];
 }
 
+// A descale that broadcasts, right-aligned, to [batch_size, heads]; `heads` is the first of
+// `accepted` that it fits.
+std::int64_t read_descale(const Tensor& descale, std::int64_t batch_size,
+                          const std::int64_t (&accepted)[2], BasicTensorView<const float>* view) {
+  check_dtype(descale, kFloat32);
+  const auto size = [&](int from_last) {
+    return descale.ndim > from_last ? descale.shape[descale.ndim - 1 - from_last] : 1;
+  };
+  const auto stride = [&](int from_last) {
+    return size(from_last) > 1 ? descale.strides[descale.ndim - 1 - from_last] : 0;
+  };
+  for (const std::int64_t heads : accepted) {
+    const bool fits = descale.ndim <= 2 && (size(0) == 1 || size(0) == heads) &&
+                      (size(1) == 1 || size(1) == batch_size);
+    if (!fits) continue;
+    view->data = static_cast<const float*>(descale.data);
+    view->batch_stride = stride(1);
+    view->head_stride = stride(0);
+    return heads;
+  }
+  const std::int64_t first[] = {batch_size, accepted[0]}, second[] = {batch_size, accepted[1]};
+  unsupported(
+      descale.name, ": shape is ", shape_text(descale.shape, descale.ndim),
+      "; accepted: one that broadcasts to (batch, num_heads_kv) = ", shape_text(second, 2),
+      accepted[0] == accepted[1] ? "" : concat(" or (batch, num_heads) = ", shape_text(first, 2)));
+}
+
+void read_q_descale(const Tensor& descale, Problem* problem) {
+  AttentionParams& p = problem->params;
+  const std::int64_t heads =
+      read_descale(descale, p.batch_size, {p.num_heads, p.num_heads_kv}, &p.q_descale);
+  if (heads != p.num_heads && heads > 0) p.heads_per_q_descale = p.num_heads / heads;
+}
+
+void read_k_descale(const Tensor& descale, Problem* problem) {
+  AttentionParams& p = problem->params;
+  read_descale(descale, p.batch_size, {p.num_heads_kv, p.num_heads_kv}, &p.k_descale);
+}
+
+void read_v_descale(const Tensor& descale, Problem* problem) {
+  AttentionParams& p = problem->params;
+  read_descale(descale, p.batch_size, {p.num_heads_kv, p.num_heads_kv}, &p.v_descale);
+}
+
 const std::int32_t* read_int32s(const Tensor& tensor, std::int64_t count, const char* dims,
                                 Problem* problem) {
   check_dtype(tensor, kInt32);
@@ -120,6 +164,22 @@ void read_seqused_k(const Tensor& seqused_k, Problem* problem) {
   p.seqused_k = read_int32s(seqused_k, p.batch_size, "(batch,)", problem);
 }
 
+// The dtype of out for that of q and what the caller asks for.
+DType dtype_of_out(DType dtype, DType asked) {
+  const bool none = asked == DType::kFloat8E4M3;
+  if (dtype != DType::kFloat8E4M3) {
+    if (none || asked == dtype) return dtype;
+    unsupported("out_dtype is \"", to_string(asked), "\"; accepted: None or \"", to_string(dtype),
+                "\", the dtype of q");
+  }
+  if (asked == DType::kFloat64) {
+    unsupported(
+        "out_dtype is \"float64\"; accepted: \"bfloat16\", \"float16\" or \"float32\", as q "
+        "is of float8_e4m3fn");
+  }
+  return none ? DType::kBFloat16 : asked;
+}
+
 // q, k and v of one problem: sizes and strides, checked against each other.
 void read_qkv(const AttentionCall& call, const Target& target, Problem* problem) {
   AttentionParams& p = problem->params;
@@ -135,7 +195,8 @@ void read_qkv(const AttentionCall& call, const Target& target, Problem* problem)
   const Dims at = {0, dims_of(problem->layout).row - skip, dims_of(problem->layout).head - skip};
   const int last = 3 - skip;
 
-  p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = to_dtype(q, kDTypes);
+  p.q.dtype = p.k.dtype = p.v.dtype = to_dtype(q, kDTypes);
+  p.out.dtype = dtype_of_out(p.q.dtype, problem->out_dtype);
   for (const Tensor* tensor : {&q, &k, &v}) {
     check_rank(*tensor, 4 - skip, names);
     if (!same(tensor->dtype, q.dtype)) {
@@ -211,8 +272,13 @@ constexpr Argument kArguments[] = {
     optional_tensor("mask", read_mask),
     optional_tensor("alibi_slopes", read_alibi_slopes),
     optional_tensor("sinks", read_sinks),
+    optional_tensor("q_descale", read_q_descale),
+    optional_tensor("k_descale", read_k_descale),
+    optional_tensor("v_descale", read_v_descale),
     setting("layout", [](H x, const char*, Problem* p) { p->layout = parse_layout(x); }),
     by_name("out", &AttentionCall::out),
+    setting("out_dtype",
+            [](H x, const char* name, Problem* p) { p->out_dtype = parse_out_dtype(x, name); }),
     setting("return_lse",
             [](H x, const char* name, Problem* p) { p->return_lse = parse_flag(x, name); }),
     by_name("stream", &AttentionCall::stream),
@@ -313,7 +379,12 @@ void set_out(const Tensor& out, Problem* problem) {
   const int skip = 4 - problem->out.ndim;
   const Dims at = dims_of(problem->layout);
   check_shape(out, problem->out, "that of q with the head_dim of v");
-  check_dtype(out, to_dlpack(p.q.dtype));
+  // Of 8-bit inputs a given out decides for itself, among what dlattn::forward accepts.
+  if (p.q.dtype == DType::kFloat8E4M3 && problem->out_dtype == DType::kFloat8E4M3) {
+    p.out.dtype = to_dtype(out, "bfloat16, float16, float32");
+  } else {
+    check_dtype(out, to_dlpack(p.out.dtype));
+  }
   check_last_stride(out);
   p.out.data = out.data;
   p.out.batch_stride = skip ? 0 : out.strides[at.batch];

@@ -39,13 +39,15 @@ struct Shape {
 // An AttentionCall with its tensors taken in and its arguments checked against each other; what is
 // left for dlattn::forward to check are the values in `params`.
 struct Problem {
-  static constexpr int kMaxTensors = 11;
+  static constexpr int kMaxTensors = 14;
 
   AttentionParams params;
   Options options;
   Layout layout = Layout::kBshd;
   bool return_lse = false;
-  Shape out;  // of the caller's out and lse
+  DType out_dtype =
+      DType::kFloat8E4M3;  // as the caller named it; this one, which out never has: not
+  Shape out;               // of the caller's out and lse
   Shape lse;
   // Of the caller's, in the order in which they came in: inputs, then a given out.
   Tensor tensors[kMaxTensors];

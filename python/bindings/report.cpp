@@ -36,7 +36,7 @@ Problem planned_problem(const AttentionCall& call) {
     return tensor;
   };
   if (call.out.is_none()) {
-    set_out(stand_in("out", kUnallocatedOut, problem.out, to_dlpack(problem.params.q.dtype)),
+    set_out(stand_in("out", kUnallocatedOut, problem.out, to_dlpack(problem.params.out.dtype)),
             &problem);
   } else {
     set_out(take_in_out(call.out, target, &problem), &problem);

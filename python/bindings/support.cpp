@@ -21,10 +21,13 @@ void* memory(int tensor) {
 }
 
 DType parse_dtype(const std::string& name) {
-  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+  std::string accepted;
+  for (int i = 0; i < kNumDTypes; ++i) {
+    const auto dtype = static_cast<DType>(i);
     if (name == to_string(dtype)) return dtype;
+    accepted += concat(i ? ", " : "", to_string(dtype));
   }
-  unsupported("dtype is ", name, "; accepted: float16, bfloat16, float32, float64");
+  unsupported("dtype is ", name, "; accepted: ", accepted);
 }
 
 // A device of some compute capability (89 for 8.9) that this build serves, or the CPU for 0.
@@ -52,6 +55,7 @@ AttentionParams made_up_problem(DType dtype, std::int64_t head_dim) {
   p.v.data = memory(2);
   p.out.data = memory(3);
   p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = dtype;
+  if (dtype == DType::kFloat8E4M3) p.out.dtype = DType::kBFloat16;
   p.batch_size = 1;
   p.seqlen_q = p.seqlen_k = kSeqlen;
   p.num_heads = p.num_heads_kv = kHeads;

@@ -99,8 +99,26 @@ struct ArrayInterface {
 constexpr int kArrayNotSwapped = 0x200;
 constexpr int kArrayWriteable = 0x400;
 
+// DLPack's types of 8, 6 and 4 bits, each a code of its own, from kFloat8E3m4 on.
+constexpr const char* kSmallFloats[] = {"float8_e3m4",     "float8_e4m3",     "float8_e4m3b11fnuz",
+                                        "float8_e4m3fn",   "float8_e4m3fnuz", "float8_e5m2",
+                                        "float8_e5m2fnuz", "float8_e8m0fnu",  "float6_e2m3fn",
+                                        "float6_e3m2fn",   "float4_e2m1fn"};
+
 dlpack::DLDataType array_dtype(nb::handle array, const ArrayInterface& interface) {
   const auto bits = static_cast<std::uint8_t>(interface.itemsize * 8);
+  // NumPy has no bfloat16 or float8 of its own; those of ml_dtypes are opaque bytes to the array
+  // interface, or floats, and a name.
+  const bool is_opaque = interface.typekind == 'V' && interface.itemsize <= 2;
+  if (is_opaque || (interface.typekind == 'f' && interface.itemsize == 1)) {
+    const std::string name = text(nb::object(array.attr("dtype").attr("name")));
+    if (name == "bfloat16") return {dlpack::kBfloat, 16, 1};
+    for (std::size_t i = 0; i < std::size(kSmallFloats); ++i) {
+      if (name == kSmallFloats[i])
+        return {static_cast<std::uint8_t>(dlpack::kFloat8E3m4 + i), bits, 1};
+    }
+    return {0, 0, 0};
+  }
   switch (interface.typekind) {
     case 'f':
       return {dlpack::kFloat, bits, 1};
@@ -114,12 +132,6 @@ dlpack::DLDataType array_dtype(nb::handle array, const ArrayInterface& interface
       return {dlpack::kBool, bits, 1};
     default:
       break;
-  }
-  // NumPy has no bfloat16 of its own; ml_dtypes' is opaque bytes to the array interface, and a
-  // name.
-  const nb::object name = array.attr("dtype").attr("name");
-  if (interface.itemsize == 2 && text(name) == "bfloat16") {
-    return {dlpack::kBfloat, 16, 1};
   }
   return {0, 0, 0};
 }
@@ -147,11 +159,6 @@ std::string shape_text(const std::int64_t* shape, int ndim) {
 }
 
 std::string dtype_text(dlpack::DLDataType dtype) {
-  // The types from kFloat8E3m4 on, each a code of its own.
-  static constexpr const char* kSmallFloats[] = {
-      "float8_e3m4",     "float8_e4m3",   "float8_e4m3b11fnuz", "float8_e4m3fn",
-      "float8_e4m3fnuz", "float8_e5m2",   "float8_e5m2fnuz",    "float8_e8m0fnu",
-      "float6_e2m3fn",   "float6_e3m2fn", "float4_e2m1fn"};
   if (dtype.code == dlpack::kBool) return "bool";
   const char* kind = nullptr;
   switch (dtype.code) {
@@ -196,7 +203,9 @@ bool same(Device a, Device b) {
 }
 
 dlpack::DLDataType to_dlpack(DType dtype) {
-  const std::uint8_t code = dtype == DType::kBFloat16 ? dlpack::kBfloat : dlpack::kFloat;
+  const std::uint8_t code = dtype == DType::kBFloat16     ? dlpack::kBfloat
+                            : dtype == DType::kFloat8E4M3 ? dlpack::kFloat8E4m3fn
+                                                          : dlpack::kFloat;
   return {code, static_cast<std::uint8_t>(8 * size_of(dtype)), 1};
 }
 
@@ -219,7 +228,8 @@ Device to_device(const char* name, dlpack::DLDevice device) {
 }
 
 DType to_dtype(const Tensor& tensor, const char* accepted) {
-  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+  for (int i = 0; i < kNumDTypes; ++i) {
+    const auto dtype = static_cast<DType>(i);
     if (same(tensor.dtype, to_dlpack(dtype))) return dtype;
   }
   unsupported(tensor.name, ": dtype is ", dtype_text(tensor.dtype), "; accepted: ", accepted);
@@ -268,7 +278,7 @@ Tensor from_array_struct(nb::handle array, const char* name) {
     const std::string dtype = text(nb::object(array.attr("dtype")));
     unsupported(name, ": dtype is ", dtype, "; accepted: ",
                 swapped ? "a number in the machine's byte order"
-                        : "bool, bfloat16, or NumPy's numbers of up to 64 bits");
+                        : "bool, bfloat16, float8_e4m3fn, or NumPy's numbers of up to 64 bits");
   }
   tensor.data = interface->data;
   tensor.read_only = !(interface->flags & kArrayWriteable);

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlattn import _core
-from dlattn._types import Causal, Kernel, Layout, Tensor, Window
+from dlattn._types import Causal, Kernel, Layout, OutDType, Tensor, Window
 
 
 def attention(
@@ -22,8 +22,12 @@ def attention(
     mask: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
     layout: Layout = "bshd",
     out: Tensor | None = None,
+    out_dtype: OutDType | None = None,
     return_lse: bool = False,
     stream: Any = None,
     kernel: Kernel = "auto",
@@ -36,10 +40,10 @@ def attention(
     GPU the call enqueues the work and returns, and it can be captured in a CUDA graph.
 
     Args:
-        q: Queries, (batch, seqlen_q, num_heads, head_dim) in the layout "bshd". float16 or
-            bfloat16; float32 on the CPU and in the kernel "scalar"; float64 on the CPU. Any strides
-            with a contiguous last dimension; rows aligned to 16 bytes are fastest. The result is of
-            q's framework and on q's device.
+        q: Queries, (batch, seqlen_q, num_heads, head_dim) in the layout "bshd". float16, bfloat16
+            or float8_e4m3fn [7]; float32 on the CPU and in the kernel "scalar"; float64 on the CPU.
+            Any strides with a contiguous last dimension; rows aligned to 16 bytes are fastest. The
+            result is of q's framework and on q's device.
         k: Keys, (batch, seqlen_k, num_heads_kv, head_dim), of q's dtype. num_heads_kv divides
             num_heads: query head h reads key head h // (num_heads // num_heads_kv) (GQA, MQA [4]).
         v: Values, (batch, seqlen_k, num_heads_kv, head_dim_v), of q's dtype.
@@ -59,12 +63,19 @@ def attention(
             from the scores [5].
         sinks: float32, (num_heads,): a logit per head that joins the softmax's denominator, and has
             no value [6].
+        q_descale: With q of float8_e4m3fn alone: what its elements count, a factor for each head.
+            float32 on q's device, which the host does not read; broadcastable to (batch,
+            num_heads_kv), as FlashAttention-3 takes it, or to (batch, num_heads). None: 1.
+        k_descale: The same for k, broadcastable to (batch, num_heads_kv).
+        v_descale: The same for v, broadcastable to (batch, num_heads_kv).
         layout: Dimensions of q, k, v and out: "bshd", or "bhsd" for (batch, num_heads, seqlen,
             head_dim).
         out: Where to write the result: of its shape and dtype, on q's device, writable. It shares
             no element with an input; slices of one buffer, interleaved in any way that their
             strides show to be apart, are fine. torch counts it as modified in place. None: a new
             tensor. Not for JAX, whose arrays are immutable.
+        out_dtype: Dtype of the result for q of float8_e4m3fn: "bfloat16", "float16" or "float32".
+            None: that of `out` if it is given, else "bfloat16". For other dtypes of q it is q's.
         return_lse: Also return the log of the softmax's denominator.
         stream: The CUDA stream to enqueue on: a handle, or a torch, CuPy or CUDA Python stream.
             None: the current stream of q's framework. Order other streams against it as you would
@@ -99,15 +110,23 @@ def attention(
         alibi_slopes: Any. Beyond 2^64 (1.8e19), ±inf too, it counts as 2^64 with its sign. NaN: the
             head's rows are NaN.
         sinks: Any. -inf: no sink. +inf: out = 0 and lse = +inf. NaN: NaN.
+        q_descale: Positive and finite, or 0; so is the product of q's and k's, and that times
+            softmax_scale is 0 or from 2^-126 to 2^126. A negative one or NaN: the head's rows are
+            NaN.
+        k_descale: As of q_descale.
+        v_descale: Any: a factor of out.
+
+    An element x of q, k or v of float8_e4m3fn stands for x times its head's descale; scores are
+    softmax_scale * q_descale * k_descale * q·k, and softcap is of those.
 
     Scores are formed in fp32 (of float64 in float64). A shift common to a row's scores changes
     nothing in out but what fp32 rounds.
 
     Returns:
-        out, of q's shape with head_dim_v for head_dim, and of q's dtype; with `return_lse`, the
-        pair (out, lse), lse being the natural logarithm of the softmax's denominator, float32 of
-        shape (batch, num_heads, seqlen_q) in both layouts. A query that may attend to no key gets
-        out = 0 and lse = -inf (or its sink, if there are sinks).
+        out, of q's shape with head_dim_v for head_dim, and of q's dtype or `out_dtype`; with
+        `return_lse`, the pair (out, lse), lse being the natural logarithm of the softmax's
+        denominator, float32 of shape (batch, num_heads, seqlen_q) in both layouts. A query that may
+        attend to no key gets out = 0 and lse = -inf (or its sink, if there are sinks).
 
     Raises:
         UnsupportedError: A value is wrong, or no kernel computes this; see `supported`.
@@ -124,6 +143,8 @@ def attention(
         [5] Press, Smith, Lewis. Train short, test long. arXiv:2108.12409, 2021.
         [6] Xiao et al. Efficient streaming language models with attention sinks. arXiv:2309.17453,
             2023.
+        [7] Micikevicius et al. FP8 formats for deep learning. arXiv:2209.05433, 2022; descales as
+            in Shah et al. FlashAttention-3. arXiv:2407.08608, 2024.
     """
     return _core.attention(
         q,
@@ -137,8 +158,12 @@ def attention(
         mask,
         alibi_slopes,
         sinks,
+        q_descale,
+        k_descale,
+        v_descale,
         layout,
         out,
+        out_dtype,
         return_lse,
         stream,
         kernel,
@@ -164,8 +189,12 @@ def attention_varlen(
     mask: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
     layout: Layout = "bshd",
     out: Tensor | None = None,
+    out_dtype: OutDType | None = None,
     return_lse: bool = False,
     stream: Any = None,
     kernel: Kernel = "auto",
@@ -207,9 +236,15 @@ def attention_varlen(
             from the scores.
         sinks: float32, (num_heads,): a logit per head that joins the softmax's denominator, and has
             no value.
+        q_descale: With q of float8_e4m3fn alone: what its elements count, a factor for each head.
+            float32 on q's device, which the host does not read; broadcastable to (batch,
+            num_heads_kv), as FlashAttention-3 takes it, or to (batch, num_heads). None: 1.
+        k_descale: The same for k, broadcastable to (batch, num_heads_kv).
+        v_descale: The same for v, broadcastable to (batch, num_heads_kv).
         layout: Dimensions of q, k, v and out: "bshd" for (total, num_heads, head_dim), "bhsd" for
             (num_heads, total, head_dim).
         out: Where to write the result, as for `attention`. None: a new tensor.
+        out_dtype: Dtype of the result for q of float8_e4m3fn, as for `attention`.
         return_lse: Also return the log of the softmax's denominator.
         stream: The CUDA stream to enqueue on, as for `attention`.
         kernel: The one kernel to use, or "auto", as for `attention`.
@@ -221,9 +256,9 @@ def attention_varlen(
     max_seqlen of them at most, and seqused_k is clamped to what is there.
 
     Returns:
-        out, (total_q, num_heads, head_dim_v) in the layout "bshd", of q's dtype; with `return_lse`
-        the pair (out, lse), lse being float32 of shape (num_heads, total_q) in both layouts. A
-        query that may attend to no key gets what it gets from `attention`.
+        out, (total_q, num_heads, head_dim_v) in the layout "bshd", of q's dtype or `out_dtype`;
+        with `return_lse` the pair (out, lse), lse being float32 of shape (num_heads, total_q) in
+        both layouts. A query that may attend to no key gets what it gets from `attention`.
 
     Raises:
         UnsupportedError, TypeError, DeviceError: As `attention`.
@@ -249,8 +284,12 @@ def attention_varlen(
         mask,
         alibi_slopes,
         sinks,
+        q_descale,
+        k_descale,
+        v_descale,
         layout,
         out,
+        out_dtype,
         return_lse,
         stream,
         kernel,

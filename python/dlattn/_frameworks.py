@@ -395,7 +395,8 @@ def _jax_device(x: Any) -> Any:
 
 def _numpy_dtype(np: Any, dtype: str) -> Any:
     if dtype == "bfloat16":
-        import ml_dtypes  # the caller's bfloat16 arrays are its
+        # The caller's bfloat16 and float8 arrays are its.
+        import ml_dtypes
 
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(dtype)

@@ -29,6 +29,8 @@ MAX_SCORES = 1 << 22  # elements of the score matrix that are alive at a time
 # A slope beyond it, infinite ones too, is taken as it: slope times distance stays within float32.
 LARGEST_SLOPE = 2.0**64
 
+FLOAT8 = "float8_e4m3fn"
+
 _LOG2_E = math.log2(math.e)
 _LARGEST = {
     "float16": 65504.0,
@@ -52,11 +54,17 @@ def plain_attention(
     mask: Any = None,
     alibi_slopes: Any = None,
     sinks: Any = None,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
     layout: Layout = "bshd",
+    out_dtype: str | None = None,
     form: Form = "natural",
     score_dtype: str = "",
 ) -> tuple[Array, Array]:
     """`out` and `lse` in the arithmetic of `dtype`; see `attention_reference` and what is by it."""
+    if out_dtype is None:
+        out_dtype = "bfloat16" if dtype == FLOAT8 else dtype
     check_layout(layout)
     compute: Any = np.float64 if dtype == "float64" else np.float32
     q, k, v = (to_float64(x).astype(compute) for x in (q, k, v))
@@ -73,6 +81,8 @@ def plain_attention(
     slopes = None if alibi_slopes is None else np.broadcast_to(to_float64(alibi_slopes), full[:2])
     slopes = None if slopes is None else np.clip(slopes, -LARGEST_SLOPE, LARGEST_SLOPE)
     sinks = None if sinks is None else to_float64(sinks).astype(compute)
+    factors = _descales(q_descale, k_descale, batch_size, num_heads, num_heads_kv)
+    v_factors = per_head(v_descale, batch_size, num_heads_kv)
 
     out = np.zeros((batch_size, num_heads, seqlen_q, head_dim_v), dtype=compute)
     lse = np.zeros((batch_size, num_heads, seqlen_q), dtype=compute)
@@ -85,9 +95,9 @@ def plain_attention(
             allowed &= mask[b, h, rows]
         if bias is not None:
             allowed &= ~np.isneginf(bias[b, h, rows])
-        products = q[b, h, rows] @ k[b, head_kv].T
+        products = _products(q[b, h, rows], k[b, head_kv], dtype)
         score_mod: dict[str, Any] = {
-            "scale": scale,
+            "scale": scale * float(factors[b, h]),
             "softcap": softcap,
             "alibi": None if slopes is None else (slopes[b, h], rows + shift),
             "bias": None if bias is None else bias[b, h, rows],
@@ -107,11 +117,63 @@ def plain_attention(
                 probs2, lse2 = _softmax_base2(scores, sink)
                 probs = np.where(holds[:, None], probs2, probs)
                 lse[b, h, rows] = np.where(holds, lse2, lse[b, h, rows])
-            result = round_to(probs, dtype) @ v[b, head_kv]
+            result = round_probabilities(probs, dtype) @ v[b, head_kv]
+            if v_descale is not None:
+                # A row that sees nothing is 0, whatever the descale is.
+                seen = np.any(allowed, axis=1, keepdims=True)
+                result = np.where(seen, result * compute(v_factors[b, head_kv]), result)
             # Weights whose sum is rounded to more than 1 must not take V beyond its type.
             finite = np.isfinite(v[b, head_kv]).all() & ~np.isnan(result)
-            out[b, h, rows] = _saturate(result, dtype, finite)
+            out[b, h, rows] = _saturate(result, out_dtype, finite)
     return (np.swapaxes(out, 1, 2) if layout == "bshd" else out), lse
+
+
+def per_head(values: Any, batch_size: int, heads: int) -> Array:
+    """Values that broadcast to (batch, heads), as that; None: 1."""
+    return np.broadcast_to(to_float64(1.0 if values is None else values), (batch_size, heads))
+
+
+def _descales(
+    q_descale: Any, k_descale: Any, batch_size: int, num_heads: int, num_heads_kv: int
+) -> Array:
+    """What the products of each query head with its keys count: (batch, num_heads).
+
+    Those of q are given by head, or by KV head. A negative one is no factor of anything.
+    """
+    values = np.asarray(to_float64(1.0 if q_descale is None else q_descale))
+    by_kv_head = values.ndim > 0 and values.shape[-1] == num_heads_kv
+    group = num_heads // num_heads_kv
+    of_q = per_head(values, batch_size, num_heads_kv if by_kv_head else num_heads)
+    of_q = np.repeat(of_q, group, axis=1) if by_kv_head else of_q
+    of_k = np.repeat(per_head(k_descale, batch_size, num_heads_kv), group, axis=1)
+    return np.where((of_q >= 0.0) & (of_k >= 0.0), of_q * of_k, np.nan)
+
+
+def _products(q: Array, k: Array, dtype: str) -> Array:
+    """q kᵀ, of 8 bits with the accumulators of matrix units: 14 bits, cut off.
+
+    They are so after every 32 products (Ada's and Hopper's; arXiv:2511.10909).
+    """
+    if dtype != FLOAT8:
+        product: Array = q @ k.T
+        return product
+    sums = np.zeros((q.shape[0], k.shape[0]), dtype=np.float32)
+    for d in range(0, q.shape[1], 32):
+        sums += q[:, d : d + 32] @ k[:, d : d + 32].T
+        sums = (sums.view(np.uint32) & np.uint32(0xFFFFFC00)).view(np.float32)
+    return sums
+
+
+def round_probabilities(probs: Array, dtype: str) -> Array:
+    """Rows of probabilities as a plain implementation holds them for the product with V.
+
+    In 8 bits relative to the row's largest, which counts 256, as FlashAttention-3 holds them.
+    """
+    if dtype != FLOAT8:
+        return round_to(probs, dtype)
+    top = np.max(probs, axis=1, initial=0.0, keepdims=True)
+    unit = np.where(top == 0.0, 1.0, top / 256.0).astype(probs.dtype)
+    return round_to(probs / unit, dtype) * unit
 
 
 def _scores(
@@ -198,6 +260,11 @@ def round_to(array: Array, dtype: str) -> Array:
         subnormal = np.abs(array) < 2.0**-14
         normals = np.where(subnormal, 0, array).astype(np.float16).astype(array.dtype)
         return np.where(subnormal, np.rint(array * 2.0**24) * 2.0**-24, normals).astype(array.dtype)
+    if dtype == FLOAT8:
+        # Steps of 2^-3 of the power of two below, of 2^-9 at least; saturating at 448.
+        exponent = np.maximum(np.frexp(array)[1] - 1, -6)
+        step = np.ldexp(array.dtype.type(1.0), exponent - 3)
+        return np.clip(np.rint(array / step) * step, -448.0, 448.0).astype(array.dtype)
     return array.astype(dtype).astype(array.dtype)
 
 

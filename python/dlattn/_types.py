@@ -10,6 +10,7 @@ Tensor: TypeAlias = Any
 Causal: TypeAlias = bool | Literal["bottom_right", "top_left"]
 Window: TypeAlias = tuple[int | None, int | None]
 Layout: TypeAlias = Literal["bshd", "bhsd"]
+OutDType: TypeAlias = Literal["bfloat16", "float16", "float32", "float64"]
 Kernel: TypeAlias = str
 
 
@@ -41,7 +42,7 @@ class Plan:
     variant: str
     """Which of the kernel's variants: a tile shape, or the score modifications it is made for."""
     dtype: str
-    """Element type of q: "float16", "bfloat16", "float32" or "float64"."""
+    """Element type of q: "float16", "bfloat16", "float32", "float64" or "float8_e4m3fn"."""
     device: str
     """"cpu", or "cuda:0" and so on."""
     head_dim_tile: int

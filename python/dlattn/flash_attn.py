@@ -24,6 +24,10 @@ and what their extremes give, is told by `dlattn.attention` (Values):
         denominator, float32, and +inf for a query that sees no key (where `attention` tells -inf);
         out is 0 there. S_dmask is what flash-attn returns when nothing is dropped: an empty array.
 
+    q_descale, k_descale, v_descale: Of flash_attn_func and flash_attn_varlen_func, by keyword, as
+        FlashAttention-3 names them: what elements of float8_e4m3fn count, float32 of (batch,
+        num_heads_kv). out is bfloat16 then.
+
 It differs in these points: float32 (and on the CPU float64), any head_dim that a kernel has, and
 head_dim_v are accepted too; so are the arrays of CuPy, NumPy and, except as qkv and kv, JAX.
 An array whose last dimension is not contiguous is refused and never copied. With alibi_slopes and
@@ -70,6 +74,10 @@ def flash_attn_func(
     alibi_slopes: Any = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
 ) -> Any:
     """Attention of q over k and v. The module tells what the arguments mean.
 
@@ -86,7 +94,17 @@ def flash_attn_func(
     if window_size is not _NO_WINDOW:
         shape = _views.shape_of(k, "k")
         options["window"] = _window(window_size, causal, shape[1] if len(shape) == 4 else 0)
-    result = attention(q, k, v, softmax_scale=softmax_scale, alibi_slopes=alibi_slopes, **options)
+    result = attention(
+        q,
+        k,
+        v,
+        softmax_scale=softmax_scale,
+        alibi_slopes=alibi_slopes,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        **options,
+    )
     return _triple(*result) if return_attn_probs else result
 
 
@@ -187,6 +205,10 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Any = None,
+    *,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
 ) -> Any:
     """Attention within each of several sequences, stored one after the other without padding.
 
@@ -223,6 +245,9 @@ def flash_attn_varlen_func(
         max_seqlen_k,
         softmax_scale=softmax_scale,
         alibi_slopes=alibi_slopes,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
         **options,
     )
     return _triple(*result) if return_attn_probs else result

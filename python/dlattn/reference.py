@@ -49,7 +49,13 @@ __all__ = [
 
 # The absolute term of the bound, relative to the largest magnitude of the result (at least 1).
 # The plain computation is exact where a row sees one key; nothing can be held to twice nothing.
-ABSOLUTE_TERM = {"float16": 1e-5, "bfloat16": 1e-4, "float32": 2e-6, "float64": 1e-14}
+ABSOLUTE_TERM = {
+    "float16": 1e-5,
+    "bfloat16": 1e-4,
+    "float32": 2e-6,
+    "float64": 1e-14,
+    "float8_e4m3fn": 1e-4,
+}
 
 
 class Bound(NamedTuple):
@@ -91,8 +97,10 @@ def same_dtype_reference(
 
     Products accumulate in float32, as matrix units do; scores and softmax are float32, the
     probabilities are rounded to `dtype` before they meet V, and so is the result. In float32 and
-    float64 everything is of that type. `out` is returned as float32 (float64 for float64), holding
-    values of `dtype`.
+    float64 everything is of that type. In float8_e4m3fn the products of q and k accumulate in 14
+    bits, the probabilities are rounded relative to the row's largest, which counts 256, and the
+    result is of `out_dtype`, bfloat16 unless told.
+    `out` is returned as float32 (float64 for float64), holding values of `dtype` or `out_dtype`.
 
     `form` says how scores are formed: "natural", or in "base2", times log2(e) for exp2. The two
     differ by the rounding of the scores, which counts where every score of a row is large.
@@ -166,6 +174,9 @@ def attention_varlen_reference(
     bias: Any = None,
     mask: Any = None,
     alibi_slopes: Any = None,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
     layout: Layout = "bshd",
     **options: Any,
 ) -> tuple[Array, Array]:
@@ -199,6 +210,16 @@ def attention_varlen_reference(
     if alibi_slopes is not None:
         alibi_slopes = np.broadcast_to(to_float64(alibi_slopes), shape[:2])
 
+    descales: dict[str, Any] = {
+        name: _of_sequences(values, batch_size)
+        for name, values in (
+            ("q_descale", q_descale),
+            ("k_descale", k_descale),
+            ("v_descale", v_descale),
+        )
+        if values is not None
+    }
+
     out = np.zeros((q.shape[0], num_heads, v.shape[2]))
     lse = np.full((num_heads, q.shape[0]), -np.inf)
     for b in range(batch_size):
@@ -212,6 +233,7 @@ def attention_varlen_reference(
             bias=None if bias is None else bias[of_sequence],
             mask=None if mask is None else mask[of_sequence],
             alibi_slopes=None if alibi_slopes is None else alibi_slopes[b],
+            **{name: values[b : b + 1] for name, values in descales.items()},
             **options,
         )
         out[rows] = part_out[0]
@@ -269,6 +291,12 @@ def bias_range(
         high=np.max(np.where(seen, values, -np.inf), axis=3, initial=-np.inf),
         least=np.min(np.where(seen, np.abs(values), np.inf), axis=3, initial=np.inf),
     )
+
+
+def _of_sequences(values: Any, batch_size: int) -> Array:
+    """Descales that broadcast to (batch, heads), with the batch written out."""
+    array = np.atleast_1d(to_float64(values))
+    return np.broadcast_to(array, (batch_size, array.shape[-1]))
 
 
 def _magnitude(array: Array) -> float:

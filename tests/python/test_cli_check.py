@@ -31,11 +31,11 @@ def test_check_passes(capsys: Captured, tmp_path: Path) -> None:
     report = tmp_path / "check.json"
     assert main(["check", "--kernel", "cpu", "--json", str(report)]) == 0
     printed = capsys.readouterr().out
-    assert "PASS: 6 problems" in printed
+    assert "PASS: 9 problems" in printed
     assert re.search(r"cpu +float16 +ragged +\(2,1,19,16\) +causal +1 .* PASS", printed)
     document = json.loads(report.read_text())
     assert document["passed"] is True
-    assert len(document["results"]) == 6
+    assert len(document["results"]) == 9
     for result in document["results"]:
         assert 0.0 < result["max_error"] <= result["bound"]
         assert result["seconds"] > 0.0
@@ -67,7 +67,7 @@ def test_check_fails_on_a_wrong_result(capsys: Captured, monkeypatch: Any, chang
     monkeypatch.setattr(dlattn, "attention", broken(change))
     assert main(["check", "--kernel", "cpu"]) == 1
     printed = capsys.readouterr().out
-    assert "FAIL: 6 of 6 problems" in printed
+    assert "FAIL: 9 of 9 problems" in printed
     assert "PASS" not in printed
 
 
@@ -168,7 +168,7 @@ def test_check_without_a_framework_for_the_gpu(capsys: Captured, monkeypatch: An
     assert "GPU not checked: there is a GPU, but nothing here can hold arrays on it" in printed
     assert "cupy is not installed; torch is not installed; jax is not installed" in printed
     assert "pip install" in printed
-    assert "PASS: 6 problems" in printed
+    assert "PASS: 9 problems" in printed
 
 
 @pytest.mark.gpu
@@ -177,10 +177,14 @@ def test_check_without_a_framework_for_the_gpu(capsys: Captured, monkeypatch: An
 def test_check_on_a_gpu(capsys: Captured, monkeypatch: Any, kernel: str) -> None:
     cases = (check.Case("half", (1, 2, 65, 64), True, seeds=(0, 1)),)
     monkeypatch.setattr(check, "CASES", cases)
-    gpu, remarks = check.find_gpu(), list[str]()
+    gpu, remarks = check.find_gpu(float8=True), list[str]()
+    if check._supports(gpu, kernel, check.FLOAT8):
+        assert main(["check", "--kernel", kernel]) == 0
+        assert "PASS: 2 problems" in capsys.readouterr().out
+        return
     if kernel not in check._kernels_of(gpu, remarks):
         # Not for this GPU: said, and passed over unless asked for by name.
-        assert kernel == "sm90" and "needs " in " ".join(remarks)
+        assert kernel.startswith("sm90") and "needs " in " ".join(remarks)
         assert main(["check", "--kernel", kernel]) == 1
         return
     assert main(["check", "--kernel", kernel]) == 0

@@ -262,7 +262,7 @@ def test_run_where_the_gpu_has_no_memory(
         def put(self, array: Any) -> Any:
             raise RuntimeError("CUDA out of memory.\nHere is a tip that takes a page.")
 
-    monkeypatch.setattr("dlattn.cli.run.find_device", lambda _: Full())
+    monkeypatch.setattr("dlattn.cli.run.find_device", lambda *_: Full())
     assert main(run_arguments(files, "-o", tmp_path / "out.npy")) == 1
     assert capsys.readouterr().err == "dlattn: error: CUDA out of memory.\n"
 

@@ -129,9 +129,33 @@ WRONG = {
     ),
     "q big-endian": Wrong({"q": Q.astype(">f4")}, ("q: dtype is >f4", "accepted", "byte order")),
     "q longdouble": Wrong({"q": Q.astype(np.longdouble)}, ("q: dtype is float128", "accepted")),
-    "q float8": Wrong(
+    "q float8_e5m2": Wrong(
+        {"q": lambda: Q.astype(pytest.importorskip("ml_dtypes").float8_e5m2)},
+        ("q: dtype is float8_e5m2; accepted", "float8_e4m3fn"),
+    ),
+    "q int4": Wrong(
+        {"q": lambda: Q.astype(pytest.importorskip("ml_dtypes").int4)},
+        ("q: dtype is int4; accepted", "float8_e4m3fn", "up to 64 bits"),
+    ),
+    "k float32 with q float8": Wrong(
         {"q": lambda: Q.astype(pytest.importorskip("ml_dtypes").float8_e4m3fn)},
-        ("q: dtype is float8_e4m3fn", "accepted", "up to 64 bits"),
+        ("k: dtype is float32; accepted: float8_e4m3fn, that of q",),
+    ),
+    "q_descale with float32": Wrong(
+        {"q_descale": np.ones((2, 2), np.float32)},
+        ("q_descale is given with q of float32; accepted: none",),
+    ),
+    "out_dtype of another type": Wrong(
+        {"out_dtype": np.float32},
+        ('out_dtype is of type type; accepted: "bfloat16"',),
+        TypeError,
+    ),
+    "out_dtype unknown": Wrong(
+        {"out_dtype": "float8_e4m3fn"}, ("out_dtype is 'float8_e4m3fn'; accepted: \"bfloat16\"",)
+    ),
+    "out_dtype not that of q": Wrong(
+        {"out_dtype": "bfloat16"},
+        ('out_dtype is "bfloat16"; accepted: None or "float32", the dtype of q',),
     ),
     "k float64": Wrong(
         {"k": K.astype(np.float64)}, ("k: dtype is float64", "accepted: float32, that of q")

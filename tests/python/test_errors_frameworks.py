@@ -124,9 +124,8 @@ class TestTorch:
             self.torch.func.vmap(lambda q: dlattn.attention(q, self.k, self.v))(self.q[None])
 
     def test_float8(self):
-        for name in ("float8_e4m3fn", "float8_e5m2"):
-            q = self.q.to(getattr(self.torch, name))
-            self.raises(UnsupportedError, f"q: dtype is {name}; accepted: float16", q=q)
+        q = self.q.to(self.torch.float8_e5m2)
+        self.raises(UnsupportedError, "q: dtype is float8_e5m2; accepted: float16", q=q)
 
     def test_an_expanded_out_overlaps_itself(self):
         out = self.torch.empty(1, 5, 4, 8).expand(2, 5, 4, 8)

@@ -37,7 +37,10 @@ SIGNATURES = {
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signature(name):
     required, defaults = SIGNATURES[name]
-    parameters = inspect.signature(getattr(flash_attn, name)).parameters
+    parameters = dict(inspect.signature(getattr(flash_attn, name)).parameters)
+    if name in ("flash_attn_func", "flash_attn_varlen_func"):  # FlashAttention-3's, behind the rest
+        for descale in ("q_descale", "k_descale", "v_descale"):
+            assert parameters.pop(descale).kind is inspect.Parameter.KEYWORD_ONLY
     assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters.values())
     assert list(parameters) == [*required, *defaults]
     assert {p.name: p.default for p in parameters.values() if p.default is not p.empty} == defaults

@@ -90,6 +90,17 @@ def test_switching_example(name: str, options: dict[str, Any]) -> None:
     assert max_error(out, expected[0]) <= bound.out
 
 
+def test_float8_example() -> None:
+    pytest.importorskip("torch")
+    scope: dict[str, Any] = {}
+    exec(compile(example("float8")[0], "example float8", "exec"), scope)
+    q, k, v, out = (scope[key] for key in ("q", "k", "v", "out"))
+    descales = {name: scope[name] for name in ("q_descale", "k_descale", "v_descale")}
+    expected = attention_reference(q, k, v, **descales)
+    bound = error_bound(q, k, v, dtype="bfloat16", expected=expected, **descales)
+    assert max_error(out, expected[0]) <= bound.out
+
+
 @pytest.mark.slow
 def test_cpp_example(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dlattn", "--cmake-dir"]

@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from io import BytesIO
 from pathlib import Path
@@ -88,6 +88,31 @@ def check_readable(path: Path) -> None:
     else:
         with safetensors().safe_open(path, framework="np"):
             pass
+
+
+def read_safetensors(path: Path, pick: Callable[[Iterable[str]], str]) -> Array:
+    """The array of a .safetensors file that `pick` names, given all their names."""
+    with safetensors().safe_open(path, framework="np") as tensors:
+        key = pick(tensors.keys())
+        # Of 8-bit floats the package reads none to NumPy.
+        if tensors.get_slice(key).get_dtype() != "F8_E4M3":
+            array: Array = tensors.get_tensor(key)
+            return array
+    with path.open("rb") as file:
+        entries, start = _read_header(file)
+        entry = entries[key]
+        file.seek(start + entry["data_offsets"][0])
+        data = bytearray(file.read(_size(entry)))
+    return np.frombuffer(data, dtype=ml_dtypes("float8").float8_e4m3fn).reshape(entry["shape"])
+
+
+def ml_dtypes(what: str) -> Any:
+    """The package that has the types NumPy lacks."""
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise CommandError(f"{what} data needs ml_dtypes: pip install ml_dtypes") from None
+    return ml_dtypes
 
 
 def safetensors() -> Any:

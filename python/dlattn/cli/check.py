@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dlattn
-from dlattn.cli.devices import CPU_KERNELS, GPU_KERNELS, CpuDevice, Device, find_gpu, gpu_status
+from dlattn.cli.devices import (
+    CPU_KERNELS,
+    FLOAT8,
+    GPU_KERNELS,
+    CpuDevice,
+    Device,
+    find_gpu,
+    gpu_status,
+)
 from dlattn.cli.errors import CommandError
 from dlattn.cli.text import Progress, duration, shape, table
 from dlattn.cli.writing import check_writable, write_text
-from dlattn.reference import attention_reference, error_bound, max_error
+from dlattn.reference import Bound, attention_reference, error_bound, max_error
 
 Array = NDArray[Any]
 
-DTYPES = {"cpu": ("float32", "float16"), "cuda": ("float16",)}
+DTYPES = {"cpu": ("float32", "float16", FLOAT8), "cuda": ("float16", FLOAT8)}
 OFFSET = 0.25  # a mean that is not zero, so that an indexing error cannot cancel out
+LARGEST_FLOAT8 = 448.0
+# Of a GPU's results from inputs of 8 bits, full and causal, whose first rows see few keys.
+FLOAT8_LARGEST_ERROR = {False: 1e-2, True: 6e-2}
+
+# A device, and the kernels to check there by dtype.
+Plan = tuple[Device, dict[str, tuple[str, ...]]]
 
 
 @dataclass(frozen=True)
@@ -104,33 +119,58 @@ def main(args: argparse.Namespace) -> int:
     return _report(results)
 
 
-def draw(sizes: tuple[int, int, int, int], dtype: str, seed: int) -> tuple[Array, Array, Array]:
-    """Normal inputs with a mean that is not zero, as (batch, seqlen, num_heads, head_dim)."""
+def draw(sizes: tuple[int, int, int, int], dtype: str, seed: int) -> dict[str, Any]:
+    """Normal inputs with a mean that is not zero, as (batch, seqlen, num_heads, head_dim).
+
+    Of 8 bits with descales by head: the largest number of each head is the largest of its type.
+    """
     batch_size, num_heads, seqlen, head_dim = sizes
     rng = np.random.default_rng(seed)
     full = (batch_size, seqlen, num_heads, head_dim)
-    q, k, v = (rng.standard_normal(full, dtype=np.float32) + OFFSET for _ in range(3))
-    return q.astype(dtype), k.astype(dtype), v.astype(dtype)
+    inputs: dict[str, Any] = {}
+    for name in "qkv":
+        values = rng.standard_normal(full, dtype=np.float32) + np.float32(OFFSET)
+        if dtype == FLOAT8:
+            descale = np.max(np.abs(values), axis=(1, 3)) / np.float32(LARGEST_FLOAT8)
+            values = values / descale[:, None, :, None]
+            inputs[f"{name}_descale"] = descale
+        inputs[name] = values.astype(_numpy_dtype(dtype))
+    return inputs
 
 
-def _what_to_check(
-    kernel: str | None, device: str | None
-) -> tuple[list[tuple[Device, tuple[str, ...]]], list[str]]:
-    """Pairs of a device and its kernels, and remarks on what is left out."""
+def _numpy_dtype(dtype: str) -> Any:
+    if dtype != FLOAT8:
+        return np.dtype(dtype)
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.float8_e4m3fn)
+
+
+def _what_to_check(kernel: str | None, device: str | None) -> tuple[list[Plan], list[str]]:
+    """The devices, with the kernels to check by dtype, and remarks on what is left out."""
     wants_cpu = device in (None, "cpu") and kernel in (None, *CPU_KERNELS)
     wants_gpu = device in (None, "cuda") and kernel in (None, *GPU_KERNELS)
     if not wants_cpu and not wants_gpu:
         raise CommandError(f"--kernel {kernel} does not run on --device {device}")
-    plans: list[tuple[Device, tuple[str, ...]]] = []
+    plans: list[Plan] = []
     remarks: list[str] = []
+    float8 = find_spec("ml_dtypes") is not None
+    if not float8:
+        remarks.append(f"{FLOAT8} not checked: it needs ml_dtypes (pip install ml_dtypes)")
     if wants_cpu:
-        plans.append((CpuDevice(), CPU_KERNELS))
+        dtypes = DTYPES["cpu"] if float8 else DTYPES["cpu"][:-1]
+        plans.append((CpuDevice(), dict.fromkeys(dtypes, CPU_KERNELS)))
     if wants_gpu:
         try:
             if not wants_cpu or not gpu_status():
-                gpu = find_gpu()
-                kernels = (kernel,) if kernel else _kernels_of(gpu, remarks)
-                plans.append((gpu, kernels))
+                gpu, holds_float8 = _gpu(float8, remarks)
+                by_dtype = {"float16": (kernel,) if kernel else _kernels_of(gpu, remarks)}
+                if holds_float8:
+                    asked = (kernel,) if kernel else GPU_KERNELS
+                    by_dtype[FLOAT8] = tuple(k for k in asked if _supports(gpu, k, FLOAT8))
+                if kernel and by_dtype.get(FLOAT8) and not _supports(gpu, kernel, "float16"):
+                    del by_dtype["float16"]
+                plans.append((gpu, by_dtype))
             else:
                 remarks.append(f"GPU not checked: {gpu_status()}")
         except CommandError as error:
@@ -140,12 +180,26 @@ def _what_to_check(
     return plans, remarks
 
 
+def _gpu(float8: bool, remarks: list[str]) -> tuple[Device, bool]:
+    """The GPU, through what holds arrays of 8 bits if there is such a thing, and whether it is."""
+    if float8:
+        try:
+            return find_gpu(float8=True), True
+        except CommandError as error:
+            remarks.append(f"{FLOAT8} not checked on the GPU: {error}")
+    return find_gpu(), False
+
+
+def _supports(gpu: Device, kernel: str, dtype: str) -> dlattn.Support:
+    x = gpu.put(np.ones((1, 16, 1, 64), _numpy_dtype(dtype)))
+    return dlattn.supported(x, x, x, kernel=kernel)
+
+
 def _kernels_of(gpu: Device, remarks: list[str]) -> tuple[str, ...]:
-    """Those made for this GPU; why not the others, into `remarks`."""
-    x = gpu.put(np.ones((1, 16, 1, 64), np.float16))
+    """Those made for this GPU and 16 bits; why not the others, into `remarks`."""
     kernels = []
     for kernel in GPU_KERNELS:
-        support = dlattn.supported(x, x, x, kernel=kernel)
+        support = _supports(gpu, kernel, "float16")
         if support:
             kernels.append(kernel)
         else:
@@ -153,30 +207,31 @@ def _kernels_of(gpu: Device, remarks: list[str]) -> tuple[str, ...]:
     return tuple(kernels)
 
 
-def _say_where(plans: Iterable[tuple[Device, tuple[str, ...]]], remarks: Iterable[str]) -> None:
+def _say_where(plans: Iterable[Plan], remarks: Iterable[str]) -> None:
     print(f"dlattn {dlattn.__version__}")
-    for device, kernels in plans:
+    for device, by_dtype in plans:
+        kernels = dict.fromkeys(kernel for kernels in by_dtype.values() for kernel in kernels)
         print(f"{device.label}: {', '.join(kernels)}")
     for remark in remarks:
         print(remark)
     print(flush=True)
 
 
-def _check(plans: list[tuple[Device, tuple[str, ...]]]) -> Iterator[Result]:
-    draws = sorted({dtype for device, _ in plans for dtype in DTYPES[device.kind]})
+def _check(plans: list[Plan]) -> Iterator[Result]:
+    draws = sorted({dtype for _, by_dtype in plans for dtype in by_dtype})
     progress = Progress(sum(len(case.seeds) for case in CASES) * len(draws))
     for case in CASES:
         for dtype in draws:
             for seed in case.seeds:
                 progress.step(f"{case.name} {shape(case.sizes)} {case.mask} {dtype} seed {seed}")
-                q, k, v = draw(case.sizes, dtype, seed)
-                expected = attention_reference(q, k, v, causal=case.causal)
-                bound = error_bound(q, k, v, expected=expected, causal=case.causal)
-                for device, kernels in plans:
-                    if dtype not in DTYPES[device.kind]:
+                inputs = draw(case.sizes, dtype, seed)
+                expected = attention_reference(**inputs, causal=case.causal)
+                for device, by_dtype in plans:
+                    if not by_dtype.get(dtype):
                         continue
-                    tensors = [device.put(x) for x in (q, k, v)]
-                    for kernel in kernels:
+                    bound = _bound(device, dtype, inputs, case.causal, expected)
+                    tensors = {name: device.put(x) for name, x in inputs.items()}
+                    for kernel in by_dtype[dtype]:
                         outcome = _run(device, kernel, tensors, case.causal, expected)
                         yield Result(
                             case=case.name,
@@ -195,23 +250,49 @@ def _check(plans: list[tuple[Device, tuple[str, ...]]]) -> Iterator[Result]:
     progress.close()
 
 
+def _bound(
+    device: Device,
+    dtype: str,
+    inputs: dict[str, Any],
+    causal: bool,
+    expected: tuple[Array, Array],
+) -> Bound:
+    """How far off results may be.
+
+    Of 8 bits the CPU computes in float32, and on a GPU probabilities are of 8 bits too; from 512
+    keys on `FLOAT8_LARGEST_ERROR` holds as well.
+    """
+    options: dict[str, Any] = {"expected": expected, "causal": causal}
+    if dtype != FLOAT8:
+        return error_bound(**inputs, **options)
+    if device.kind == "cpu":
+        return error_bound(**inputs, dtype="float32", **options)
+    bound = error_bound(**inputs, out_dtype="float32", **options)
+    if inputs["k"].shape[1] >= 512:
+        return bound._replace(out=min(bound.out, FLOAT8_LARGEST_ERROR[causal]))
+    return bound
+
+
 def _run(
-    device: Device, kernel: Any, tensors: list[Any], causal: bool, expected: tuple[Array, Array]
+    device: Device,
+    kernel: Any,
+    tensors: dict[str, Any],
+    causal: bool,
+    expected: tuple[Array, Array],
 ) -> tuple[float, float, float, str]:
     """Errors of out and lse, seconds of a call, and what was raised."""
-    q, k, v = tensors
-    target = device.poisoned(expected[0].shape, q)
+    # With inputs of 8 bits, whose descales come with them, out is of float32.
+    options = {**tensors, "causal": causal, "kernel": kernel}
+    if "q_descale" in tensors:
+        options["out_dtype"] = "float32"
+    options["out"] = device.poisoned(expected[0].shape, tensors.get("q_descale", tensors["q"]))
     try:
-        out, lse = dlattn.attention(
-            q, k, v, causal=causal, kernel=kernel, out=target, return_lse=True
-        )
+        out, lse = dlattn.attention(**options, return_lse=True)
         errors = (
             max_error(device.get(out), expected[0]),
             max_error(device.get(lse), expected[1]),
         )
-        seconds = device.seconds(
-            lambda: dlattn.attention(q, k, v, causal=causal, kernel=kernel, out=target)
-        )
+        seconds = device.seconds(lambda: dlattn.attention(**options))
     except (ValueError, RuntimeError) as error:  # those of dlattn and of the framework
         return float("inf"), float("inf"), float("nan"), str(error)
     return *errors, seconds, ""
@@ -258,9 +339,7 @@ def _report(results: list[Result]) -> int:
     return 1 if failures else 0
 
 
-def _write_json(
-    path: Path, plans: list[tuple[Device, tuple[str, ...]]], results: list[Result]
-) -> None:
+def _write_json(path: Path, plans: list[Plan], results: list[Result]) -> None:
     document = {
         "dlattn": dlattn.__version__,
         "devices": [device.label for device, _ in plans],

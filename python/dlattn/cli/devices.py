@@ -22,6 +22,8 @@ from dlattn.cli.errors import CommandError, first_line
 CPU_KERNELS = ("cpu",)
 GPU_KERNELS = tuple(name for name in kernel_names if name not in ("auto", *CPU_KERNELS))
 
+FLOAT8 = "float8_e4m3fn"
+
 Array = NDArray[Any]
 Call = Callable[[], object]
 
@@ -126,9 +128,10 @@ class TorchDevice:
 
     def put(self, array: Array) -> Any:
         """Copy to the GPU."""
-        if array.dtype.name == "bfloat16":  # torch does not know NumPy's
-            bits = self._torch.from_numpy(np.array(array).view(np.int16))
-            return bits.view(self._torch.bfloat16).cuda()
+        bits = {"bfloat16": np.int16, FLOAT8: np.int8}.get(array.dtype.name)
+        if bits is not None:  # torch does not know NumPy's
+            words = self._torch.from_numpy(np.array(array).view(bits))
+            return words.view(getattr(self._torch, array.dtype.name)).cuda()
         return self._torch.from_numpy(np.array(array)).cuda()
 
     def get(self, array: Any) -> Array:
@@ -196,13 +199,16 @@ def gpu_status() -> str:
     return info.device_status or "; ".join(str(device) for device in info.devices)
 
 
-def find_gpu() -> Device:
-    """The GPU through the first framework that can use it."""
+def find_gpu(float8: bool = False) -> Device:
+    """The GPU through the first framework that can use it; `float8`: that has float8_e4m3fn."""
     status = gpu_status()
     if status:
         raise CommandError(f"no GPU: {status}")
     attempts = []
     for name, kind in (("cupy", CupyDevice), ("torch", TorchDevice), ("jax", JaxDevice)):
+        if name == "cupy" and float8:
+            attempts.append(f"cupy has no {FLOAT8}")
+            continue
         try:
             device: Device = kind()
         except ImportError:
@@ -213,13 +219,13 @@ def find_gpu() -> Device:
             return device
     raise CommandError(
         f"there is a GPU, but nothing here can hold arrays on it: {'; '.join(attempts)}. "
-        "Install one of them, for example: pip install cupy-cuda13x"
+        f"Install one of them, for example: pip install {'torch' if float8 else 'cupy-cuda13x'}"
     )
 
 
-def find_device(name: str) -> Device:
-    """The device that "cpu" or "cuda" names."""
-    return CpuDevice() if name == "cpu" else find_gpu()
+def find_device(name: str, float8: bool = False) -> Device:
+    """The device that "cpu" or "cuda" names; `float8`: through what has float8_e4m3fn."""
+    return CpuDevice() if name == "cpu" else find_gpu(float8)
 
 
 def _median(timed: Callable[[], float]) -> float:

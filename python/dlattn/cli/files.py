@@ -55,9 +55,7 @@ def load(place: Place) -> Array:
             what = "a folder" if stat.S_ISDIR(found.st_mode) else "no regular file"
             raise CommandError(f"{place.path}: cannot be read: it is {what}")
         if place.path.suffix == ".safetensors":
-            with safetensors().safe_open(place.path, framework="np") as tensors:
-                array: Array = tensors.get_tensor(_pick(place, tensors.keys()))
-                return array
+            return archives.read_safetensors(place.path, lambda keys: _pick(place, keys))
         loaded = np.load(place.path, allow_pickle=False)  # what it is, its content decides
         if place.path.suffix == ".npz" and isinstance(loaded, np.lib.npyio.NpzFile):
             with loaded as archive:
@@ -68,7 +66,7 @@ def load(place: Place) -> Array:
             raise CommandError(
                 f"{place}: cannot be read: it is no array in a {place.path.suffix} file"
             )
-        return _named_bfloat16(loaded)
+        return _named(place, loaded)
     except CommandError:
         raise
     except Exception as error:  # each reader has errors of its own; all mean an unreadable file
@@ -208,12 +206,14 @@ def _pick(place: Place, keys: Iterable[str]) -> str:
     raise CommandError(f"{place.path}: {got}; it holds: {', '.join(names)}")
 
 
-def _named_bfloat16(array: Array) -> Array:
+def _named(place: Place, array: Array) -> Array:
     """NumPy writes bfloat16 as two bytes without a name; nothing else is written so."""
+    if array.dtype == np.dtype("V1"):  # as which it writes some ten types
+        raise CommandError(
+            f"{place}: its elements are of 8 bits, whose type a {place.path.suffix} file does not "
+            "tell; accepted: a .safetensors file"
+        )
     if array.dtype != np.dtype("V2"):
         return array
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise CommandError("bfloat16 data needs ml_dtypes: pip install ml_dtypes") from None
-    return array.view(ml_dtypes.bfloat16)
+    named: Array = array.view(archives.ml_dtypes("bfloat16").bfloat16)
+    return named

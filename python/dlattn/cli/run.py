@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import dlattn
-from dlattn.cli.devices import find_device
+from dlattn.cli.devices import FLOAT8, find_device
 from dlattn.cli.errors import CommandError, first_line
 from dlattn.cli.files import Array, Place, check_outputs, load, save
 
@@ -30,6 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--lse", metavar="FILE", help="where the log-sum-exp goes, if wanted; likewise"
+    )
+    for name in "qkv":
+        parser.add_argument(
+            f"--{name}-descale",
+            metavar="FILE",
+            help=f"what the elements of {name} count, by head, where {name} is of float8_e4m3fn",
+        )
+    parser.add_argument(
+        "--out-dtype",
+        choices=("bfloat16", "float16", "float32"),
+        help="of out where q is of float8_e4m3fn; default: bfloat16",
     )
     parser.add_argument("--bias", metavar="FILE", help="added to the scores")
     parser.add_argument("--mask", metavar="FILE", help="boolean, true where a query may attend")
@@ -59,15 +70,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    inputs = _places(args, "q", "k", "v", "bias", "mask")
+    inputs = _places(args, "q", "k", "v", "q_descale", "k_descale", "v_descale", "bias", "mask")
     outputs = _places(args, "out", "lse")
     check_outputs(outputs, inputs)
 
-    device = find_device(args.device)
+    loaded = {name: _load(name, place) for name, place in inputs.items()}
+    device = find_device(args.device, any(x.dtype.name == FLOAT8 for x in loaded.values()))
     try:
-        arrays: dict[str, Any] = {
-            name: _moved(device.put, _load(name, place)) for name, place in inputs.items()
-        }
+        arrays: dict[str, Any] = {name: _moved(device.put, x) for name, x in loaded.items()}
         out, lse = dlattn.attention(
             arrays["q"],
             arrays["k"],
@@ -78,6 +88,10 @@ def main(args: argparse.Namespace) -> int:
             softcap=args.softcap,
             bias=arrays.get("bias"),
             mask=arrays.get("mask"),
+            q_descale=arrays.get("q_descale"),
+            k_descale=arrays.get("k_descale"),
+            v_descale=arrays.get("v_descale"),
+            out_dtype=args.out_dtype,
             layout=args.layout,
             kernel=args.kernel,
             return_lse=True,

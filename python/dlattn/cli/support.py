@@ -9,7 +9,7 @@ from itertools import pairwise
 from dlattn import _core
 from dlattn.cli.text import markdown_table, table
 
-DTYPES = ("float16", "bfloat16", "float32", "float64")
+DTYPES = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn")
 KERNELS = tuple(name for name in _core.kernel_names if name != "auto")
 
 _CPU = 0
@@ -20,19 +20,20 @@ _HEADERS = ("kernel", "runs on", "dtype", "head_dim", "features")
 
 
 def support_rows() -> list[list[str]]:
-    """A row for each kernel, and for each group of dtypes with the same head dims."""
+    """A row for each kernel, and for each group of dtypes with the same of everything."""
     rows = []
     for kernel in KERNELS:
-        capabilities = [_CPU] if kernel == "cpu" else _where(kernel)
-        groups: dict[str, list[str]] = {}
+        groups: dict[tuple[str, str, str], list[str]] = {}
         for dtype in DTYPES:
-            dims = head_dims(kernel, dtype, capabilities)
-            if dims:
-                groups.setdefault(_ranges(dims), []).append(dtype)
-        for dims_text, dtypes in groups.items():
-            features = _features(kernel, dtypes[0], capabilities)
+            capabilities = [_CPU] if kernel == "cpu" else _where(kernel, dtype)
+            dims = head_dims(kernel, dtype, capabilities) if capabilities else []
+            if not dims:
+                continue
             place = "CPU" if kernel == "cpu" else _capabilities_text(capabilities)
-            rows.append([kernel, place, ", ".join(dtypes), dims_text, ", ".join(features)])
+            features = ", ".join(_features(kernel, dtype, capabilities))
+            groups.setdefault((place, _ranges(dims), features), []).append(dtype)
+        for (place, dims_text, features), dtypes in groups.items():
+            rows.append([kernel, place, ", ".join(dtypes), dims_text, features])
     return rows
 
 
@@ -53,9 +54,9 @@ def head_dims(kernel: str, dtype: str, capabilities: Iterable[int]) -> list[int]
     return _all_that(accepts, range(1, _MOST_HEAD_DIM + 1))
 
 
-def _where(kernel: str) -> list[int]:
-    """The compute capabilities on which a kernel runs half precision of a common size."""
-    return [c for c in _CAPABILITIES if _accepts(kernel, "float16", 64, "", [c])]
+def _where(kernel: str, dtype: str) -> list[int]:
+    """The compute capabilities on which a kernel runs a common size."""
+    return [c for c in _CAPABILITIES if _accepts(kernel, dtype, 64, "", [c])]
 
 
 def _features(kernel: str, dtype: str, capabilities: list[int]) -> list[str]:
