@@ -1,6 +1,7 @@
 #pragma once
 
 #include "instructions.h"
+#include "instructions_bytes.h"
 
 // wgmma's operands, registers, groups and descriptors.
 namespace dlattn::test {
@@ -217,6 +218,8 @@ int test_instructions(World& world, const char* filter) {
   test_bulk_copies(world, &checks);
   test_ring(world, &checks);
   test_matrices(world, &checks);
+  test_conversions(world, &checks);
+  test_permutations(world, &checks);
   test_products_of<32>(world, &checks);
   test_products_of<48>(world, &checks);
   test_products_of<64>(world, &checks);

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cstdint>
+
+namespace dlattn::ptx {
+
+// PTX ISA, "Data Movement and Conversion Instructions: cvt". Four numbers to e4m3, the first one in
+// the lowest byte: to nearest even, what is beyond 448 to 448 of its sign, NaN to NaN.
+__device__ __forceinline__ std::uint32_t convert_e4m3x4(float x0, float x1, float x2, float x3) {
+  std::uint32_t packed;
+  asm("{ .reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high}; }"
+      : "=r"(packed)
+      : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
+  return packed;
+}
+
+}  // namespace dlattn::ptx

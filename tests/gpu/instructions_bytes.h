@@ -1,0 +1,101 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/ptx/convert.cuh"
+#include "cuda/ptx/permute.cuh"
+#include "instructions.h"
+
+// Conversions to 8 bits, and permutations of bytes.
+namespace dlattn::test {
+
+// The number that a byte of e4m3 stands for: 4 bits of exponent, 3 of mantissa, no infinity.
+inline float from_e4m3(int byte) {
+  const int exponent = byte >> 3 & 15, mantissa = byte & 7;
+  if ((byte & 0x7F) == 0x7F) return NAN;
+  const float magnitude = exponent == 0
+                              ? std::ldexp(static_cast<float>(mantissa), -9)
+                              : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  return byte & 0x80 ? -magnitude : magnitude;
+}
+
+// The byte nearest to a number, the even one of two.
+inline int nearest_e4m3(float x) {
+  if (std::isnan(x)) return 0x7F;
+  const int sign = std::signbit(x) ? 0x80 : 0;
+  const double magnitude = std::min(std::abs(static_cast<double>(x)), 448.0);
+  int nearest = 0;
+  for (int byte = 1; byte < 0x7F; ++byte) {
+    const double gain =
+        std::abs(from_e4m3(nearest) - magnitude) - std::abs(from_e4m3(byte) - magnitude);
+    if (gain > 0.0 || (gain == 0.0 && byte % 2 == 0)) nearest = byte;
+  }
+  return sign | nearest;
+}
+
+struct Conversions {
+  static constexpr int kThreads = 128;
+  const float* numbers;
+  std::uint32_t* packed;  // one for every four
+  int count;
+
+  int smem_bytes() const { return 16; }
+  __device__ void operator()() const {
+    for (int i = static_cast<int>(threadIdx.x); i < count / 4; i += kThreads) {
+      const float* x = numbers + 4 * i;
+      packed[i] = ptx::convert_e4m3x4(x[0], x[1], x[2], x[3]);
+    }
+  }
+};
+
+// Every number of e4m3, those in the middle of two and next to that, and what is beyond.
+template <typename World>
+void test_conversions(World& world, Checks* checks) {
+  const char* const name = "cvt to e4m3";
+  if (!checks->wants(name)) return;
+  std::vector<float> numbers = {500.0f, 1e30f, 464.0f, 465.0f, INFINITY, NAN, 1e-30f, 0x1p-140f};
+  for (int byte = 0; byte < 0x7E; ++byte) {
+    const float x = from_e4m3(byte), next = from_e4m3(byte + 1);
+    const float middle = (x + next) / 2.0f;
+    for (const float y : {x, middle, std::nextafter(middle, x), std::nextafter(middle, next)})
+      numbers.push_back(y);
+  }
+  const int half = static_cast<int>(numbers.size()), count = 2 * half;
+  Conversions conversions{nullptr, world.template allocate<std::uint32_t>(count / 4), count};
+  auto* all = world.template allocate<float>(count);
+  for (int i = 0; i < count; ++i) all[i] = i < half ? numbers[i] : -numbers[i - half];
+  conversions.numbers = all;
+  std::vector<std::uint32_t> expected(count / 4);
+  for (int i = 0; i < count; ++i)
+    expected[i / 4] |= static_cast<std::uint32_t>(nearest_e4m3(all[i])) << i % 4 * 8;
+  world.launch(conversions);
+  checks->expect_equal(conversions.packed, expected.data(), count / 4, name);
+}
+
+struct Permutations {
+  static constexpr int kThreads = 32;
+  std::uint32_t* permuted;  // [4]
+
+  int smem_bytes() const { return 16; }
+  __device__ void operator()() const {
+    if (threadIdx.x != 0) return;
+    const std::uint32_t a = 0x33221100u, b = 0x77665544u;
+    permuted[0] = ptx::permute_bytes<0x6420>(a, b);
+    permuted[1] = ptx::permute_bytes<0x7531>(a, b);
+    permuted[2] = ptx::permute_bytes<0x5410>(a, b);
+    permuted[3] = ptx::permute_bytes<0x0123>(a, b);
+  }
+};
+
+template <typename World>
+void test_permutations(World& world, Checks* checks) {
+  const char* const name = "prmt";
+  if (!checks->wants(name)) return;
+  const Permutations permutations{world.template allocate<std::uint32_t>(4)};
+  const std::uint32_t expected[] = {0x66442200u, 0x77553311u, 0x55441100u, 0x00112233u};
+  world.launch(permutations);
+  checks->expect_equal(permutations.permuted, expected, 4, name);
+}
+
+}  // namespace dlattn::test

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include <cstdint>
+
+namespace dlattn::ptx {
+
+inline std::uint32_t convert_e4m3x4(float x0, float x1, float x2, float x3) {
+  const float numbers[4] = {x0, x1, x2, x3};
+  std::uint32_t packed = 0;
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t byte = __nv_cvt_float_to_fp8(numbers[i], __NV_SATFINITE, __NV_E4M3);
+    packed |= byte << 8 * i;
+  }
+  return packed;
+}
+
+}  // namespace dlattn::ptx
