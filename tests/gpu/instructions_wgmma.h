@@ -2,6 +2,7 @@
 
 #include "instructions.h"
 #include "instructions_bytes.h"
+#include "instructions_wgmma_e4m3.h"
 
 // wgmma's operands, registers, groups and descriptors.
 namespace dlattn::test {
@@ -232,6 +233,7 @@ int test_instructions(World& world, const char* filter) {
     test_product<half, 64, true, false>(world, &checks, span);
   }
   test_two_groups(world, &checks);
+  test_byte_products(world, &checks);
   return checks.finish();
 }
 

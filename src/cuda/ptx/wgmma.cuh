@@ -2,6 +2,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <cstdint>
 #include <type_traits>
@@ -14,11 +15,11 @@
 namespace dlattn::ptx {
 
 // PTX ISA, "Asynchronous warpgroup-level matrix multiply-accumulate: Matrix Descriptor". Where an
-// operand of 16-bit elements lies in shared memory, in rows of 128 bytes whose 16-byte chunks the
-// TMA has swizzled (chunk c of row r stands at c ^ r % 8); `first` is the address of its
-// first element, in a tile whose address is a multiple of 1024. Eight rows, 1024 bytes, follow each
-// other. Of an operand whose rows run along M or N ("transposed") and which is wider than 64
-// elements, `block_bytes` lead from a block of 64 columns to the next.
+// operand lies in shared memory, in rows of 128 bytes whose 16-byte chunks are swizzled as TMA does
+// (chunk c of row r stands at c ^ r % 8); `first` is the address of its first element, in a tile
+// whose address is a multiple of 1024. Eight rows, 1024 bytes, follow each
+// other. Of an operand of 16-bit elements whose rows run along M or N ("transposed") and which is
+// wider than 64 elements, `block_bytes` lead from a block of 64 columns to the next.
 __device__ __forceinline__ std::uint64_t wgmma_descriptor(SmemAddress first, int block_bytes) {
   constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
   constexpr std::uint64_t kEightRows = std::uint64_t{1024 >> 4} << 32;
@@ -76,11 +77,13 @@ __device__ __forceinline__ void wgmma_wait() {
 #define DLATTN_ACCUMULATORS_128(d) DLATTN_ACCUMULATORS_96(d), DLATTN_ACCUMULATORS_32(d, 96)
 
 // PTX ISA, "Asynchronous Multiply-and-Accumulate Instruction: wgmma.mma_async". d = a b, or d += a
-// b if `accumulate`, with fp32 accumulators; a is 64 x 16, b 16 x N, d 64 x N, with N twice the
-// length of the array d. Warp w of the group has rows 16 w .. 16 w + 15 of d and a: in d[4 j] ..
-// d[4 j + 3], columns 8 j and on as in d of mma_m16n8k16, and a as in its a.
+// b if `accumulate`, with fp32 accumulators; a is 64 x K, b K x N, d 64 x N, with N twice the
+// length of the array d and K 32 bytes of elements. Warp w of the group has rows 16 w .. 16 w + 15
+// of d and a: in d[4 j] .. d[4 j + 3], columns 8 j and on as in d of mma_m16n8k16, and a as in its
+// a. Of e4m3 a register of a holds four elements, k = 4 (l % 4) and on of lane l, where a 16-bit
+// type has two. Accumulators of e4m3 have 13 bits of fraction; what is smaller is cut off.
 //   wgmma_ss: both operands in shared memory. Rows of a, and of b unless kTransposeB, run along K;
-//             those of a transposed b run along N.
+//             those of a transposed b, which is of 16-bit elements, run along N.
 //   wgmma_rs: a in registers.
 #define DLATTN_WGMMA(count, n, registers, accumulators, i0, i1, i2, i3, i4, i5, i6)             \
   template <typename T, bool kTransposeB>                                                       \
@@ -94,8 +97,17 @@ __device__ __forceinline__ void wgmma_wait() {
                    "" i0 ", " i1 ", p, 1, 1, 0, " i3 "; }\n"                                    \
                    : accumulators                                                               \
                    : "l"(a), "l"(b), "r"(int{accumulate}), "n"(int{kTransposeB}));              \
+    } else if constexpr (std::is_same_v<T, __nv_fp8_e4m3>) {                                    \
+      static_assert(!kTransposeB, "rows of 8-bit operands run along K");                        \
+      asm volatile("{ .reg .pred p; setp.ne.b32 p, " i2                                         \
+                   ", 0;\n"                                                                     \
+                   "wgmma.mma_async.sync.aligned.m64n" n "k32.f32.e4m3.e4m3 {" registers        \
+                   "}, "                                                                        \
+                   "" i0 ", " i1 ", p, 1, 1; }\n"                                               \
+                   : accumulators                                                               \
+                   : "l"(a), "l"(b), "r"(int{accumulate}));                                     \
     } else {                                                                                    \
-      static_assert(std::is_same_v<T, __nv_bfloat16>, "wgmma takes half or bfloat16");          \
+      static_assert(std::is_same_v<T, __nv_bfloat16>, "wgmma takes half, bfloat16 or e4m3");    \
       asm volatile("{ .reg .pred p; setp.ne.b32 p, " i2                                         \
                    ", 0;\n"                                                                     \
                    "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" registers        \
@@ -117,8 +129,17 @@ __device__ __forceinline__ void wgmma_wait() {
                    : accumulators                                                               \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{accumulate}),  \
                      "n"(int{kTransposeB}));                                                    \
+    } else if constexpr (std::is_same_v<T, __nv_fp8_e4m3>) {                                    \
+      static_assert(!kTransposeB, "rows of 8-bit operands run along K");                        \
+      asm volatile("{ .reg .pred p; setp.ne.b32 p, " i5                                         \
+                   ", 0;\n"                                                                     \
+                   "wgmma.mma_async.sync.aligned.m64n" n "k32.f32.e4m3.e4m3 {" registers        \
+                   "}, "                                                                        \
+                   "{" i0 ", " i1 ", " i2 ", " i3 "}, " i4 ", p, 1, 1; }\n"                     \
+                   : accumulators                                                               \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{accumulate})); \
     } else {                                                                                    \
-      static_assert(std::is_same_v<T, __nv_bfloat16>, "wgmma takes half or bfloat16");          \
+      static_assert(std::is_same_v<T, __nv_bfloat16>, "wgmma takes half, bfloat16 or e4m3");    \
       asm volatile("{ .reg .pred p; setp.ne.b32 p, " i5                                         \
                    ", 0;\n"                                                                     \
                    "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" registers        \

@@ -207,12 +207,14 @@ struct SmallProduct {
 void combine_small_product(void* const (&operands)[kWarpSize], unsigned mask);
 
 // wgmma.wait_group: the products of a warp that its lanes have waited for, oldest first.
+enum class WgmmaElements : std::uint8_t { kHalf, kBFloat16, kE4m3 };
 struct WgmmaOperation {
   std::uint64_t descriptor_a, descriptor_b;
   std::uint32_t registers_a[4];  // where a_in_registers
   float* accumulators;           // the lane's n / 2
   int n;
-  bool a_in_registers, a_mn_major, b_mn_major, bfloat16;
+  WgmmaElements elements;
+  bool a_in_registers, a_mn_major, b_mn_major;
   bool accumulate;  // false: d = a b
 };
 struct WgmmaOperations {
@@ -225,8 +227,9 @@ void log_wgmma(int index, const WgmmaOperation& operation);
 void end_wgmma_log(int issued);
 void combine_wgmma(void* const (&operands)[kWarpSize], unsigned mask);
 
-// 16 bytes of an operand in shared memory, a matrix of k = 16 by rows (M or N). K-major: chunk c
-// holds 8 k of row c / 2. MN-major: 8 rows from c / 16 * 8 on of k = c % 16.
+// 16 bytes of an operand in shared memory, a matrix of rows (M or N) of 32 bytes along K. K-major:
+// chunk c holds half of row c / 2. MN-major, of 16-bit elements: 8 rows from c / 16 * 8 on of k = c
+// % 16.
 const unsigned char* wgmma_chunk(std::uint64_t descriptor, bool mn_major, int chunk);
 
 [[noreturn]] void die(const char* format, ...) __attribute__((format(printf, 1, 2)));

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "block.h"
+#include "e4m3_sum.h"
 
 namespace simt {
 namespace {
@@ -54,16 +55,54 @@ int column_of(int lane, int element) {
   return element / 4 * 8 + lane % 4 * 2 + element % 2;
 }
 
+// The same of e4m3, row by row.
+constexpr int kByteDepth = 32;
+void read_byte_operand(std::uint8_t (*to)[kByteDepth], std::uint64_t descriptor, int first_row,
+                       int rows) {
+  for (int i = 0; i < 2 * rows; ++i)
+    std::memcpy(to[i / 2] + i % 2 * 16, wgmma_chunk(descriptor, false, 2 * first_row + i), 16);
+}
+
+void check_arguments(const WgmmaOperations* const (&lanes)[kWarpSize], int index) {
+  const WgmmaOperation& first = lanes[0]->operations[index];
+  for (int lane = 0; lane < kWarpSize; ++lane) {
+    const WgmmaOperation& o = lanes[lane]->operations[index];
+    if (o.descriptor_a != first.descriptor_a || o.descriptor_b != first.descriptor_b ||
+        o.n != first.n || o.elements != first.elements || o.accumulate != first.accumulate ||
+        o.a_in_registers != first.a_in_registers)
+      die("the lanes of a warp give one wgmma different arguments");
+  }
+}
+
+void multiply_bytes(const WgmmaOperations* const (&lanes)[kWarpSize], int index, int warp) {
+  static std::uint8_t a[16][kByteDepth], b[kMaxN][kByteDepth];
+  const WgmmaOperation& first = lanes[0]->operations[index];
+  for (int lane = 0; lane < kWarpSize && first.a_in_registers; ++lane) {
+    const WgmmaOperation& o = lanes[lane]->operations[index];
+    for (int r = 0; r < 4; ++r)
+      std::memcpy(a[lane / 4 + r % 2 * 8] + r / 2 * 16 + lane % 4 * 4, &o.registers_a[r], 4);
+  }
+  if (!first.a_in_registers) read_byte_operand(a, first.descriptor_a, warp * 16, 16);
+  read_byte_operand(b, first.descriptor_b, 0, first.n);
+  for (int lane = 0; lane < kWarpSize; ++lane) {
+    float* const d = lanes[lane]->operations[index].accumulators;
+    for (int e = 0; e < first.n / 2; ++e) {
+      d[e] = add_e4m3_products(first.accumulate ? d[e] : 0.0f, a[row_of(lane, e)],
+                               b[column_of(lane, e)], kByteDepth);
+    }
+  }
+}
+
 void multiply(const WgmmaOperations* const (&lanes)[kWarpSize], int index, int warp) {
+  check_arguments(lanes, index);
+  if (lanes[0]->operations[index].elements == WgmmaElements::kE4m3)
+    return multiply_bytes(lanes, index, warp);
   static float a[kDepth][kMaxN], b[kDepth][kMaxN], d[16][kMaxN];
   const WgmmaOperation& first = lanes[0]->operations[index];
-  const Convert convert = first.bfloat16 ? from_bfloat16 : from_half;
+  const Convert convert = first.elements == WgmmaElements::kBFloat16 ? from_bfloat16 : from_half;
   const int n = first.n;
   for (int lane = 0; lane < kWarpSize; ++lane) {
     const WgmmaOperation& o = lanes[lane]->operations[index];
-    if (o.descriptor_a != first.descriptor_a || o.descriptor_b != first.descriptor_b || o.n != n ||
-        o.accumulate != first.accumulate || o.a_in_registers != first.a_in_registers)
-      die("the lanes of a warp give one wgmma different arguments");
     for (int e = 0; e < n / 2; ++e)
       d[row_of(lane, e)][column_of(lane, e)] = first.accumulate ? o.accumulators[e] : 0.0f;
     for (int e = 0; first.a_in_registers && e < 8; ++e) {
@@ -101,9 +140,9 @@ Log& current_log() {
 }
 
 std::uint64_t hash(const WgmmaOperation& o) {
-  const std::uint64_t flags = static_cast<std::uint64_t>(o.n) << 8 | o.a_in_registers << 4 |
-                              o.a_mn_major << 3 | o.b_mn_major << 2 | o.bfloat16 << 1 |
-                              o.accumulate;
+  const std::uint64_t flags = static_cast<std::uint64_t>(o.n) << 8 |
+                              static_cast<std::uint64_t>(o.elements) << 4 | o.a_in_registers << 3 |
+                              o.a_mn_major << 2 | o.b_mn_major << 1 | o.accumulate;
   constexpr std::uint64_t kOdd = 0x9E3779B97F4A7C15ull;
   return ((o.descriptor_a * kOdd + o.descriptor_b) * kOdd ^ flags) * kOdd;
 }

@@ -2,6 +2,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <cstdint>
 #include <type_traits>
@@ -37,13 +38,17 @@ namespace model {
 
 template <typename T, int kCount>
 simt::WgmmaOperation wgmma_operation(std::uint64_t b, bool transpose_b, bool accumulate) {
-  static_assert(std::is_same_v<T, half> || std::is_same_v<T, __nv_bfloat16>,
-                "wgmma takes half or bfloat16");
+  constexpr bool kE4m3 = std::is_same_v<T, __nv_fp8_e4m3>;
+  static_assert(kE4m3 || std::is_same_v<T, half> || std::is_same_v<T, __nv_bfloat16>,
+                "wgmma takes half, bfloat16 or e4m3");
+  if (kE4m3 && transpose_b) simt::die("rows of 8-bit operands run along K");
   simt::WgmmaOperation operation{};
   operation.descriptor_b = b;
   operation.n = 2 * kCount;
   operation.b_mn_major = transpose_b;
-  operation.bfloat16 = std::is_same_v<T, __nv_bfloat16>;
+  operation.elements = kE4m3                              ? simt::WgmmaElements::kE4m3
+                       : std::is_same_v<T, __nv_bfloat16> ? simt::WgmmaElements::kBFloat16
+                                                          : simt::WgmmaElements::kHalf;
   operation.accumulate = accumulate;
   return operation;
 }

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <cstdint>
+
+// How tensor cores of compute capability 8.9 and 9.0 add up products of e4m3, as Microsoft's
+// MMA-Sim describes them (arXiv 2511.10909).
+namespace simt {
+
+// The accumulator plus the products of `count` pairs of bytes: all of them are aligned to the
+// largest of their exponents and cut to 13 bits of fraction, added, and the sum is cut to 13 bits
+// of fraction. An accumulator is fp32.
+float add_e4m3_products(float accumulator, const std::uint8_t* a, const std::uint8_t* b, int count);
+
+}  // namespace simt
