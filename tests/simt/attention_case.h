@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/descales.h"
 #include "core/positions.h"
 #include "dlattn/attention.h"
 #include "extreme.h"
@@ -67,6 +68,10 @@ struct Case {
   // negative, by how much key 127 stands out.
   double rise = 0.0;
   double bias_rise = 0.0;  // the same of the bias, not negative
+  // Of 8-bit inputs. All descales of k are `k_descale`, or drawn as the others are.
+  bool descales = false;
+  bool q_descale_by_kv_head = false;
+  std::optional<float> k_descale = {};
   // Variable length, if any: what the kernels find in memory, of batch_size sequences in tensors of
   // total_q and total_k rows. seqlen_q and seqlen_k are what the host takes for the longest.
   std::vector<int> cu_seqlens_q = {}, cu_seqlens_k = {}, seqused_k = {};
@@ -170,17 +175,22 @@ inline std::string Case::name() const {
   if (!lengths.empty()) out << " " << lengths;
   if (rise != 0.0) out << " rising";
   if (bias_rise != 0.0) out << " bias rising";
+  if (descales) out << (q_descale_by_kv_head ? " descales by kv head" : " descales");
+  if (k_descale) out << " k=" << *k_descale;
   if (seed) out << " seed " << *seed;
   if (extreme) out << extreme->name();
   return out.str();
 }
 
-// The tensors of a case. q, k, v and out are [batch, rows, heads, dim].
-template <typename T>
+// The tensors of a case. q, k, v and out are [batch, rows, heads, dim]. Out has a dtype of its own
+// where inputs have 8 bits.
+template <typename T, typename Out = T>
 struct Tensors {
-  Tensor<T> q, k, v, out, bias;
+  Tensor<T> q, k, v, bias;
+  Tensor<Out> out;
   Tensor<float> lse;  // [batch, heads, rows, 1]
   Tensor<float> bias_float32, alibi, sinks;
+  Tensor<float> q_descale, k_descale, v_descale;  // [batch, heads, 1, 1]
   Tensor<std::uint8_t> mask;
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k, seqused_k;
 };
@@ -198,9 +208,10 @@ inline void rewrite(const std::vector<std::int32_t>& lengths) {
 }
 
 // What a grid ahead of a launch may do to its tensors, lengths of sequences included.
-template <typename T>
-void rewrite(const Tensors<T>& t) {
+template <typename T, typename Out>
+void rewrite(const Tensors<T, Out>& t) {
   rewrite(t.q), rewrite(t.k), rewrite(t.v), rewrite(t.out), rewrite(t.lse);
+  rewrite(t.q_descale), rewrite(t.k_descale), rewrite(t.v_descale);
   rewrite(t.bias), rewrite(t.bias_float32), rewrite(t.mask), rewrite(t.alibi), rewrite(t.sinks);
   rewrite(t.cu_seqlens_q), rewrite(t.cu_seqlens_k), rewrite(t.seqused_k);
 }
@@ -253,8 +264,8 @@ inline int steps(const Case& c, int j) {
 }
 
 // Of a problem of one batch entry and fixed length.
-template <typename T>
-void raise_scores(const Case& c, const Tensors<T>& t) {
+template <typename T, typename Out>
+void raise_scores(const Case& c, const Tensors<T, Out>& t) {
   constexpr float kQuery = 2.0f;
   const double step = c.rise * std::sqrt(static_cast<double>(c.head_dim)) / kQuery;
   for (int h = 0; h < c.num_heads; ++h) {
@@ -290,9 +301,16 @@ void fill_row(const Tensor<T>& tensor, int row, T value) {
   }
 }
 
-template <typename T>
-Tensors<T> make_tensors(const Case& c) {
-  Tensors<T> t;
+// Factors of both sizes.
+inline void make_descales(const Case& c, Tensor<float>* descales, int heads, std::mt19937* random) {
+  descales->allocate({c.batch_size, heads, 1, 1}, {heads, 1, 0, 0});
+  std::uniform_real_distribution<float> exponent(-1.0f, 1.0f);
+  descales->for_each([&](float& x) { x = std::exp2(exponent(*random)); });
+}
+
+template <typename T, typename Out = T>
+Tensors<T, Out> make_tensors(const Case& c) {
+  Tensors<T, Out> t;
   const int batch = c.varlen() ? 1 : c.batch_size;
   const int rows_q = c.varlen() ? c.total_q : c.seqlen_q;
   const int rows_k = c.varlen() ? c.total_k : c.seqlen_k;
@@ -332,6 +350,12 @@ Tensors<T> make_tensors(const Case& c) {
   if (c.bias_rise != 0.0) raise_bias(c, t.bias), raise_bias(c, t.bias_float32);
   t.mask.for_each([&](std::uint8_t& m) { m = random() % 4 ? 1 + random() % 255 : 0; });
   if (c.extreme) set_extremes(c, t);
+  if (c.descales) {
+    make_descales(c, &t.q_descale, c.q_descale_by_kv_head ? c.num_heads_kv : c.num_heads, &random);
+    make_descales(c, &t.k_descale, c.num_heads_kv, &random);
+    make_descales(c, &t.v_descale, c.num_heads_kv, &random);
+    if (c.k_descale) t.k_descale.for_each([&](float& x) { x = *c.k_descale; });
+  }
   // One row sees nothing, some see nothing in whole tiles.
   for (int i = 0; t.mask.data() && i < std::min(c.seqlen_q, 4); ++i) {
     for (int j = i == 0 ? 0 : 5; j < c.seqlen_k; ++j) t.mask.at(0, 0, i, j) = 0;
@@ -341,12 +365,14 @@ Tensors<T> make_tensors(const Case& c) {
   return t;
 }
 
-template <typename T>
-dlattn::AttentionParams make_params(const Case& c, const Tensors<T>& t, dlattn::DType dtype) {
+template <typename T, typename Out>
+dlattn::AttentionParams make_params(const Case& c, const Tensors<T, Out>& t, dlattn::DType dtype,
+                                    dlattn::DType out_dtype) {
   dlattn::AttentionParams p;
   p.q.data = t.q.data(), p.k.data = t.k.data(), p.v.data = t.v.data(), p.out.data = t.out.data();
   p.lse.data = c.lse ? t.lse.data() : nullptr;
-  p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = dtype;
+  p.q.dtype = p.k.dtype = p.v.dtype = dtype;
+  p.out.dtype = out_dtype;
   p.device.type = dlattn::DeviceType::kCuda;
   p.batch_size = c.batch_size, p.seqlen_q = c.seqlen_q, p.seqlen_k = c.seqlen_k;
   p.num_heads = c.num_heads, p.num_heads_kv = c.num_heads_kv;
@@ -363,6 +389,14 @@ dlattn::AttentionParams make_params(const Case& c, const Tensors<T>& t, dlattn::
   p.window_left = c.window_left, p.window_right = c.window_right;
   p.sinks.data = t.sinks.data(), p.sinks.head_stride = t.sinks.stride(1);
   p.alibi_slopes.data = t.alibi.data(), p.alibi_slopes.head_stride = t.alibi.stride(1);
+  const auto set_descale = [](auto* view, const Tensor<float>& descale) {
+    view->data = descale.data();
+    view->batch_stride = descale.stride(0), view->head_stride = descale.stride(1);
+  };
+  set_descale(&p.q_descale, t.q_descale);
+  set_descale(&p.k_descale, t.k_descale);
+  set_descale(&p.v_descale, t.v_descale);
+  if (c.q_descale_by_kv_head) p.heads_per_q_descale = c.num_heads / c.num_heads_kv;
   const auto set_bias = [&p](const auto& bias, dlattn::DType bias_dtype) {
     p.bias.data = bias.data(), p.bias.dtype = bias_dtype;
     p.bias.batch_stride = bias.stride(0), p.bias.head_stride = bias.stride(1);
@@ -381,8 +415,8 @@ dlattn::AttentionParams make_params(const Case& c, const Tensors<T>& t, dlattn::
   return p;
 }
 
-template <typename T>
-reference::Problem make_problem(const Case& c, const Tensors<T>& t, int batch, int head) {
+template <typename T, typename Out>
+reference::Problem make_problem(const Case& c, const Tensors<T, Out>& t, int batch, int head) {
   const std::int64_t seqlen_q = c.rows_q(batch), seqlen_k = c.rows_k(batch);
   const auto window = dlattn::window_of<std::int64_t>(c.causal, c.window_left, c.window_right);
   const std::int64_t shift = dlattn::position_shift(c.causal, seqlen_q, seqlen_k);
@@ -403,6 +437,12 @@ reference::Problem make_problem(const Case& c, const Tensors<T>& t, int batch, i
     return values;
   };
   const int head_kv = head / (c.num_heads / c.num_heads_kv);
+  if (c.descales) {
+    const auto params = make_params(c, t, dlattn::DType::kFloat8E4M3, dlattn::DType::kFloat32);
+    const dlattn::Descales descales = dlattn::descales_of(params, batch, head, head_kv);
+    p.softmax_scale *= descales.scores;
+    p.v_descale = descales.v;
+  }
   p.q = gather(t.q, c.start_q(batch), p.seqlen_q, head, c.head_dim);
   p.k = gather(t.k, c.start_k(batch), p.seqlen_k, head_kv, c.head_dim);
   p.v = gather(t.v, c.start_k(batch), p.seqlen_k, head_kv, c.dim_v());

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cuda_fp8.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -61,6 +62,10 @@ struct DTypeOf<__nv_bfloat16> {
   static constexpr dlattn::DType value = dlattn::DType::kBFloat16;
 };
 template <>
+struct DTypeOf<__nv_fp8_e4m3> {
+  static constexpr dlattn::DType value = dlattn::DType::kFloat8E4M3;
+};
+template <>
 struct DTypeOf<float> {
   static constexpr dlattn::DType value = dlattn::DType::kFloat32;
 };
@@ -70,7 +75,8 @@ struct DTypeOf<float> {
 // where that is float16 in the one it is bfloat16 in the other. SIMT_TILE leaves a single tile.
 constexpr bool is_built([[maybe_unused]] dlattn::DType dtype, [[maybe_unused]] int tile) {
 #if defined(SIMT_TILE)
-  return dtype == dlattn::DType::kFloat16 && tile == SIMT_TILE;
+  return (dtype == dlattn::DType::kFloat16 || dtype == dlattn::DType::kFloat8E4M3) &&
+         tile == SIMT_TILE;
 #elif defined(SIMT_ASAN) || defined(SIMT_TSAN)
   const bool in_float16 = (tile / 64 % 2 == 1) != kThreadSanitizer;
   return dtype != (in_float16 ? dlattn::DType::kBFloat16 : dlattn::DType::kFloat16);
@@ -113,19 +119,30 @@ double rounding_of(reference::Problem problem) {
   for (double& x : problem.v) x = std::abs(x);
   double largest = 0.0;
   for (const double x : reference::attention(problem).out) largest = std::max(largest, x);
-  return largest * (sizeof(T) == 4 ? 0x1p-24 : std::is_same_v<T, __half> ? 0x1p-11 : 0x1p-8);
+  return largest * (sizeof(T) == 4              ? 0x1p-24
+                    : sizeof(T) == 1            ? 0x1p-4
+                    : std::is_same_v<T, __half> ? 0x1p-11
+                                                : 0x1p-8);
 }
 
-template <typename T>
-Errors compare(const Case& c, const Tensors<T>& t) {
+// As the plain computation rounds; 8-bit probabilities have their full range.
+template <typename T, typename Out>
+reference::Rounding plain_rounding() {
+  return {[](float x) { return static_cast<float>(static_cast<T>(x)); },
+          [](float x) { return static_cast<float>(static_cast<Out>(x)); },
+          sizeof(T) == 1 ? 256.0f : 0.0f};
+}
+
+template <typename T, typename Out>
+Errors compare(const Case& c, const Tensors<T, Out>& t) {
   Errors e;
-  const auto round = [](float x) { return static_cast<float>(static_cast<T>(x)); };
+  const reference::Rounding rounding = plain_rounding<T, Out>();
   for (int batch = 0; batch < c.batch_size; ++batch) {
     const int at = c.batch_index(batch), start = c.start_q(batch);
     for (int head = 0; head < c.num_heads; ++head) {
       const reference::Problem problem = make_problem(c, t, batch, head);
       const reference::Result exact = reference::attention(problem);
-      const reference::Result plain = reference::plain_attention(problem, round);
+      const reference::Result plain = reference::plain_attention(problem, rounding);
       if (c.seed || c.extreme) e.rounding = std::max(e.rounding, rounding_of<T>(problem));
       for (int row = 0; row < problem.seqlen_q; ++row) {
         if (c.varlen() && c.owners(start + row) > 1) continue;  // the last one's to be written
@@ -149,8 +166,8 @@ Errors compare(const Case& c, const Tensors<T>& t) {
 }
 
 // Whether out and lse are untouched where they belong to no sequence.
-template <typename T>
-bool other_rows_intact(const Case& c, const Tensors<T>& t) {
+template <typename T, typename Out>
+bool other_rows_intact(const Case& c, const Tensors<T, Out>& t) {
   const auto is_poison = [](const auto& x) {
     const auto* bytes = reinterpret_cast<const unsigned char*>(&x);
     return std::all_of(bytes, bytes + sizeof x, [](unsigned char byte) { return byte == 0xFF; });
@@ -168,7 +185,7 @@ bool other_rows_intact(const Case& c, const Tensors<T>& t) {
 }
 
 // Sequence `b` of a batch or a varlen batch as a problem of its own, at the same addresses.
-template <typename T>
+template <typename T, typename Out>
 dlattn::AttentionParams alone(const Case& c, const dlattn::AttentionParams& all, int b) {
   dlattn::AttentionParams p = all;
   p.batch_size = 1, p.seqlen_q = c.rows_q(b), p.seqlen_k = c.rows_k(b);
@@ -178,7 +195,7 @@ dlattn::AttentionParams alone(const Case& c, const dlattn::AttentionParams& all,
   p.k.data = static_cast<const T*>(p.k.data) + entry * p.k.batch_stride + start_k * p.k.row_stride;
   p.v.data = static_cast<const T*>(p.v.data) + entry * p.v.batch_stride + start_k * p.v.row_stride;
   p.out.data =
-      static_cast<T*>(p.out.data) + entry * p.out.batch_stride + start_q * p.out.row_stride;
+      static_cast<Out*>(p.out.data) + entry * p.out.batch_stride + start_q * p.out.row_stride;
   if (p.lse.data) p.lse.data += entry * p.lse.batch_stride + start_q;
   if (p.bias.data) {
     const std::int64_t bytes = b * p.bias.batch_stride * dlattn::size_of(p.bias.dtype);
@@ -186,6 +203,9 @@ dlattn::AttentionParams alone(const Case& c, const dlattn::AttentionParams& all,
   }
   if (p.mask.data) p.mask.data += b * p.mask.batch_stride;
   if (p.alibi_slopes.data) p.alibi_slopes.data += b * p.alibi_slopes.batch_stride;
+  for (auto* descale : {&p.q_descale, &p.k_descale, &p.v_descale}) {
+    if (descale->data) descale->data += b * descale->batch_stride;
+  }
   return p;
 }
 
@@ -240,17 +260,18 @@ class Tests {
   // `run_kernel(head_dim_tile, params, shape)` runs in every thread of the launch. `variant`: which
   // of the family's tile shapes; null: what the plan chooses. Problems that this one does not
   // serve, or of an instance that is not built, are passed over.
-  template <typename T, typename RunKernel>
+  template <typename T, typename Out = T, typename RunKernel>
   void run(std::string_view kernel, const Case& c, RunKernel run_kernel,
            const char* variant = nullptr) {
-    constexpr dlattn::DType kDType = DTypeOf<T>::value;
+    constexpr dlattn::DType kDType = DTypeOf<T>::value, kOut = DTypeOf<Out>::value;
     std::string name = family_ + " " + dlattn::to_string(kDType) + " " + c.name();
+    if (kOut != kDType) name += std::string(" to ") + dlattn::to_string(kOut);
     if (variant) name += std::string(" ") + variant;
     if (name.find(filter_) == std::string::npos) return;
-    if (c.seed && std::is_same_v<T, __half> != (*c.seed % 2 == 0)) return;
+    if (c.seed && sizeof(T) > 1 && std::is_same_v<T, __half> != (*c.seed % 2 == 0)) return;
     if ((c.seed || c.extreme) && time_is_up()) return;
-    Tensors<T> t = make_tensors<T>(c);
-    const dlattn::AttentionParams params = make_params(c, t, kDType);
+    Tensors<T, Out> t = make_tensors<T, Out>(c);
+    const dlattn::AttentionParams params = make_params(c, t, kDType, kOut);
     dlattn::Options options;
     options.kernel = kernel;
     dlattn::core::validate(params);
@@ -283,14 +304,14 @@ class Tests {
           std::string(plan.variant_name) + (plan.packed_heads > 1 ? "+packed" : "+unpacked");
       if (kernel == "wmma") options.variant = tiles.c_str();
       for (int b = 0; b < c.batch_size; ++b) {
-        const dlattn::AttentionParams own = alone<T>(c, params, b);
+        const dlattn::AttentionParams own = alone<T, Out>(c, params, b);
         run_plan(t, own, dlattn::core::make_plan(own, device_, options), schedules()[0],
                  run_kernel);
       }
       if (t.out.bytes() != first_out) trouble = "out depends on the other sequences";
       if (t.lse.bytes() != lse) trouble = "lse depends on the other sequences";
     }
-    report(name + ", copies of " + std::to_string(plan.copy_bytes), compare(c, t), kDType, trouble);
+    report(name + ", copies of " + std::to_string(plan.copy_bytes), compare(c, t), kOut, trouble);
   }
 
   void report(const std::string& name, const Errors& e, dlattn::DType dtype,
@@ -312,8 +333,8 @@ class Tests {
   }
 
  private:
-  template <typename T, typename RunKernel>
-  void run_plan(const Tensors<T>& tensors, const dlattn::AttentionParams& params,
+  template <typename T, typename Out, typename RunKernel>
+  void run_plan(const Tensors<T, Out>& tensors, const dlattn::AttentionParams& params,
                 const dlattn::Plan& plan, Schedule schedule, RunKernel run_kernel) const {
     const auto blocks = static_cast<unsigned>(std::min(plan.grid, most_blocks_));
     Launch threads{dim3(blocks), dim3(plan.num_warps * 32),

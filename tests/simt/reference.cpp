@@ -69,8 +69,8 @@ void absorb(const std::vector<Score<double>>& scores, double maximum, std::vecto
   }
 }
 
-template <typename Real, typename Round>
-Result compute(const Problem& p, Round round) {
+template <typename Real, typename Rounding>
+Result compute(const Problem& p, const Rounding& rounding) {
   constexpr Real kInf = std::numeric_limits<Real>::infinity();
   Result result;
   result.out.assign(static_cast<std::size_t>(p.seqlen_q) * p.head_dim_v, 0.0);
@@ -95,18 +95,28 @@ Result compute(const Problem& p, Round round) {
       maximum = sink;
       for (const Real score : x) maximum = std::max(maximum, score);
     }
+    const Real largest = rounding.largest;
+    if (largest != 0 && maximum == sink) {  // no probability: all are relative to the keys' own
+      maximum = -kInf;
+      for (const Real score : x) maximum = std::max(maximum, score);
+      if (maximum == -kInf) maximum = sink;
+    }
     Real sum = std::exp(sink - maximum);
     for (Real& score : x) {
       score = std::exp(score - maximum);
       sum += score;
     }
     result.lse[i] = maximum + std::log(sum);
+    for (Real& probability : x) {
+      probability = rounding.probability(largest == 0 ? probability / sum : probability * largest);
+    }
     for (long d = 0; d < p.head_dim_v; ++d) {
       Real acc = 0;
       for (long j = 0; j < p.seqlen_k; ++j) {
-        acc += round(x[j] / sum) * static_cast<Real>(p.v[j * p.head_dim_v + d]);
+        acc += x[j] * static_cast<Real>(p.v[j * p.head_dim_v + d]);
       }
-      result.out[i * p.head_dim_v + d] = round(acc);
+      if (largest != 0) acc /= largest * sum;
+      result.out[i * p.head_dim_v + d] = rounding.out(acc * static_cast<Real>(p.v_descale));
     }
   }
   return result;
@@ -115,11 +125,16 @@ Result compute(const Problem& p, Round round) {
 }  // namespace
 
 Result attention(const Problem& problem) {
-  return compute<double>(problem, [](double x) { return x; });
+  struct {
+    double (*probability)(double) = [](double x) { return x; };
+    double (*out)(double) = [](double x) { return x; };
+    double largest = 0.0;
+  } none;
+  return compute<double>(problem, none);
 }
 
-Result plain_attention(const Problem& problem, float (*round)(float)) {
-  return compute<float>(problem, round);
+Result plain_attention(const Problem& problem, const Rounding& rounding) {
+  return compute<float>(problem, rounding);
 }
 
 }  // namespace simt::reference

@@ -20,6 +20,7 @@ struct Problem {
   dlattn::PositionMask<std::int64_t> positions;
   double softmax_scale = 1.0;
   double softcap = 0.0;
+  double v_descale = 1.0;
   double alibi_slope = 0.0;
   std::optional<double> sink;
   std::vector<double> q;     // [seqlen_q][head_dim]
@@ -36,7 +37,15 @@ struct Result {
 
 Result attention(const Problem& problem);
 
-// In fp32, with probabilities and output rounded to the inputs' dtype by `round`.
-Result plain_attention(const Problem& problem, float (*round)(float));
+// How a plain computation rounds. Probabilities are normalised before they are rounded; but where
+// `largest` is not 0 they are not, and a row's largest one is that.
+struct Rounding {
+  float (*probability)(float);
+  float (*out)(float);
+  float largest = 0.0f;
+};
+
+// In fp32, with probabilities and output rounded.
+Result plain_attention(const Problem& problem, const Rounding& rounding);
 
 }  // namespace simt::reference
