@@ -2,6 +2,7 @@
 
 #include "instructions.h"
 #include "instructions_bytes.h"
+#include "instructions_mma8.h"
 #include "instructions_wgmma_e4m3.h"
 
 // wgmma's operands, registers, groups and descriptors.
@@ -221,6 +222,7 @@ int test_instructions(World& world, const char* filter) {
   test_matrices(world, &checks);
   test_conversions(world, &checks);
   test_permutations(world, &checks);
+  test_bytes(world, &checks);
   test_products_of<32>(world, &checks);
   test_products_of<48>(world, &checks);
   test_products_of<64>(world, &checks);

@@ -13,6 +13,7 @@
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/mma8.cuh"
 #include "cuda/ptx/smem.cuh"
 #include "cuda/ptx/wmma.cuh"
 #include "cuda/tile/vec.cuh"
@@ -33,6 +34,46 @@ simt::Launch one_block(std::size_t smem_bytes, simt::Schedule schedule = 0) {
 template <typename T = float>
 T* smem() {
   return reinterpret_cast<T*>(ptx::dynamic_smem());
+}
+
+// d + 32 times x y in all of d, by bytes of e4m3.
+float e4m3_sum(float d, std::uint32_t x, std::uint32_t y) {
+  float result = 0.0f;
+  simt::launch({dim3(1), dim3(32), 0}, [&] {
+    float sum[4] = {d, d, d, d};
+    const std::uint32_t a = x * 0x01010101u, b = y * 0x01010101u;
+    ptx::mma_e4m3(sum, {a, a, a, a}, b, b);
+    if (threadIdx.x == 0) result = sum[0];
+  });
+  return result;
+}
+
+// Compute capability 8.9's accumulator has 14 bits, and cuts off what does not fit.
+void e4m3_accumulator() {
+  constexpr std::uint32_t kOne = 0x38, kMinusOne = 0xB8, kLeast = 0x01, kLargest = 0x7E;
+  const struct {
+    float d;
+    std::uint32_t x, y;
+    float expected;
+  } sums[] = {
+      {0.0f, kOne, kOne, 32.0f},
+      {8191.0f, kOne, kOne, 8191.0f + 32.0f},
+      {16384.0f, kOne, kOne, 16384.0f},  // each 1 is cut off
+      {16384.0f, kMinusOne, kOne, 16384.0f},
+      {-16384.0f, kMinusOne, kOne, -16384.0f},
+      {16000.0f, kMinusOne, kOne, 16000.0f - 32.0f},
+      {1.0f + 0x1p-14f, kOne, 0, 1.0f},  // the accumulator itself
+      {0.0f, kLeast, kLeast, 32 * 0x1p-18f},
+      {0.0f, kLargest, kLargest, 32 * 448.0f * 448.0f},
+      {0.5f, kLargest, kLargest, 32 * 448.0f * 448.0f},
+      {0.0f, 0x7F, kOne, NAN},
+      {INFINITY, kOne, kOne, INFINITY},
+  };
+  for (const auto& sum : sums) {
+    const float got = e4m3_sum(sum.d, sum.x, sum.y);
+    if (got != sum.expected && !(std::isnan(got) && std::isnan(sum.expected)))
+      fail("a sum of products of e4m3");
+  }
 }
 
 // Conversions to half return a struct, whose store GCC instruments only once the call is inlined.
@@ -514,6 +555,7 @@ const std::vector<Case> kCases = {
     {"exchange within a warp", [] { warp_exchange(true); }, nullptr},
     {"exchange within a warp without __syncwarp", [] { warp_exchange(false); }, kRace, kTsan},
     {"two blocks write one address", two_blocks_one_address, kRace, kTsan},
+    {"accumulator of e4m3", e4m3_accumulator, nullptr},
     {"wmma half",
      [] {
        for (int s = 0; s < 5; ++s) product<half>({}, s);

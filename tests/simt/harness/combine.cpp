@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "block.h"
+#include "e4m3_sum.h"
 
 namespace simt {
 
@@ -65,6 +66,50 @@ void combine_gather(void* const (&operands)[kWarpSize], unsigned) {
   for (int i = 0; i < kWarpSize; ++i) values[i] = static_cast<Gather*>(operands[i])->value;
   for (int i = 0; i < kWarpSize; ++i)
     std::memcpy(static_cast<Gather*>(operands[i])->all, values, sizeof values);
+}
+
+namespace {
+
+// multiply(d, row of a, column of b) for every element of d, whose bits it gets and returns.
+template <typename Multiply>
+void combine_byte_product(void* const (&operands)[kWarpSize], Multiply multiply) {
+  constexpr int kDepth = 32;
+  std::uint8_t a[16][kDepth], b[8][kDepth];
+  for (int i = 0; i < kWarpSize; ++i) {
+    const ByteProduct& lane = *static_cast<ByteProduct*>(operands[i]);
+    for (int e = 0; e < 16; ++e)
+      a[i / 4 + e / 4 % 2 * 8][i % 4 * 4 + e % 4 + e / 8 * 16] = lane.a[e];
+    for (int e = 0; e < 8; ++e) b[i / 4][i % 4 * 4 + e % 4 + e / 4 * 16] = lane.b[e];
+  }
+  for (int i = 0; i < kWarpSize; ++i) {
+    ByteProduct& lane = *static_cast<ByteProduct*>(operands[i]);
+    for (int e = 0; e < 4; ++e)
+      lane.d[e] = multiply(lane.d[e], a[i / 4 + e / 2 * 8], b[i % 4 * 2 + e % 2]);
+  }
+}
+
+}  // namespace
+
+void combine_e4m3_product(void* const (&operands)[kWarpSize], unsigned) {
+  combine_byte_product(operands,
+                       [](std::uint32_t bits, const std::uint8_t* a, const std::uint8_t* b) {
+                         float d;
+                         std::memcpy(&d, &bits, sizeof d);
+                         for (int k = 0; k < 32; k += 16)
+                           d = add_e4m3_products(d, a + k, b + k, 16);
+                         std::memcpy(&bits, &d, sizeof d);
+                         return bits;
+                       });
+}
+
+void combine_s8_product(void* const (&operands)[kWarpSize], unsigned) {
+  combine_byte_product(operands, [](std::uint32_t d, const std::uint8_t* a, const std::uint8_t* b) {
+    for (int k = 0; k < 32; ++k) {
+      const int product = static_cast<std::int8_t>(a[k]) * static_cast<std::int8_t>(b[k]);
+      d += static_cast<std::uint32_t>(product);
+    }
+    return d;
+  });
 }
 
 void combine_small_product(void* const (&operands)[kWarpSize], unsigned) {
