@@ -1,5 +1,7 @@
 #include "reference.h"
 
+#include <cuda_fp8.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -8,6 +10,7 @@
 #include <type_traits>
 
 #include "core/score.h"
+#include "harness/e4m3_sum.h"
 
 namespace simt::reference {
 namespace {
@@ -33,13 +36,48 @@ struct Score {
   }
 };
 
+// q.k of row i and key j.
+template <typename Real>
+class Products {
+ public:
+  // in_e4m3: as tensor cores add up products of e4m3.
+  Products(const Problem& p, bool in_e4m3) : p_(p) {
+    if (!in_e4m3) return;
+    q_ = bytes(p.q), k_ = bytes(p.k);
+  }
+
+  Real operator()(long i, long j) const {
+    const long q = i * p_.head_dim, k = j * p_.head_dim;
+    if (!q_.empty()) {
+      constexpr int kTogether = 16;
+      float dot = 0.0f;
+      for (int d = 0; d < p_.head_dim; d += kTogether) {
+        const int count = std::min(kTogether, p_.head_dim - d);
+        dot = simt::add_e4m3_products(dot, &q_[q + d], &k_[k + d], count);
+      }
+      return dot;
+    }
+    Real dot = 0;
+    for (long d = 0; d < p_.head_dim; ++d)
+      dot += static_cast<Real>(p_.q[q + d]) * static_cast<Real>(p_.k[k + d]);
+    return dot;
+  }
+
+ private:
+  static std::vector<std::uint8_t> bytes(const std::vector<double>& numbers) {
+    std::vector<std::uint8_t> bytes;
+    for (const double x : numbers)
+      bytes.push_back(__nv_cvt_double_to_fp8(x, __NV_SATFINITE, __NV_E4M3));
+    return bytes;
+  }
+
+  const Problem& p_;
+  std::vector<std::uint8_t> q_, k_;
+};
+
 // Real is the type of scores, probabilities and sums.
 template <typename Real>
-Score<Real> score(const Problem& p, long i, long j) {
-  Real dot = 0;
-  for (long d = 0; d < p.head_dim; ++d) {
-    dot += static_cast<Real>(p.q[i * p.head_dim + d]) * static_cast<Real>(p.k[j * p.head_dim + d]);
-  }
+Score<Real> score(const Problem& p, Real dot, long i, long j) {
   Score<Real> x;
   x.of_product =
       dlattn::softcapped(dot * static_cast<Real>(p.softmax_scale), static_cast<Real>(p.softcap),
@@ -77,10 +115,11 @@ Result compute(const Problem& p, const Rounding& rounding) {
   result.lse.assign(p.seqlen_q, -std::numeric_limits<double>::infinity());
   std::vector<Real> x(p.seqlen_k);
   std::vector<Score<Real>> scores(p.seqlen_k);
+  const Products<Real> products(p, rounding.largest != 0);
   const Real sink = p.sink ? static_cast<Real>(*p.sink) : -kInf;
   for (long i = 0; i < p.seqlen_q; ++i) {
     for (long j = 0; j < p.seqlen_k; ++j) {
-      scores[j] = score<Real>(p, i, j);
+      scores[j] = score(p, products(i, j), i, j);
       x[j] = visible(p, i, j) ? scores[j].sum() : -kInf;
     }
     Real maximum = sink;

@@ -38,7 +38,8 @@ struct Result {
 Result attention(const Problem& problem);
 
 // How a plain computation rounds. Probabilities are normalised before they are rounded; but where
-// `largest` is not 0 they are not, and a row's largest one is that.
+// `largest` is not 0 they are not, and a row's largest one is that. Then q and k are of e4m3, and
+// q.k is added up as tensor cores do it.
 struct Rounding {
   float (*probability)(float);
   float (*out)(float);
