@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import dlattn
-from dlattn.bench import environment, features, plot, report, scores
+from dlattn.bench import eight_bit, environment, features, plot, report, scores
 from dlattn.bench.cases import Case, parse_shapes
 from dlattn.bench.report import Result
 from dlattn.bench.session import Entrant, Session
@@ -21,7 +21,8 @@ from dlattn.cli.errors import CommandError
 from dlattn.cli.text import Progress
 from dlattn.cli.writing import check_writable, is_stream, write_text
 
-_STUDIES = ("features", "scores")  # on torch tensors, with contestants and baselines of their own
+# On torch tensors, with contestants and baselines of their own.
+_STUDIES = {"features": features.groups, "scores": scores.groups, "eight_bit": eight_bit.groups}
 _PEERS = {  # that a set of shapes is about, on a GPU; all others take part if they are named
     "sweep": ["torch-flash", "torch-cudnn", "fa4"],
     "small": ["torch-flash", "torch-efficient"],
@@ -34,13 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shape",
         default="seed",
         metavar="WHICH",
-        help="mission, seed (default), sweep, small, features, scores or B,H,S,D",
+        help="mission, seed (default), sweep, small, features, scores, eight_bit or B,H,S,D",
     )
     parser.add_argument(
         "--head-dim", nargs="*", type=int, metavar="D", help="only shapes of these head_dims"
     )
     parser.add_argument(
-        "--only", nargs="*", metavar="GROUP", help="of features and scores, only these groups"
+        "--only",
+        nargs="*",
+        metavar="GROUP",
+        help="of features, scores and eight_bit, only these groups",
     )
     masks = parser.add_mutually_exclusive_group()
     masks.add_argument("--causal", action="store_true", help="causal only; default: both")
@@ -48,21 +52,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         choices=("float16", "bfloat16", "float32"),
-        help="default: float16 on a GPU, float32 on the CPU",
+        help="default: float16 on a GPU, for eight_bit bfloat16; float32 on the CPU",
     )
     parser.add_argument(
         "--kernels",
         nargs="*",
         metavar="K",
         help="of ours: auto, a kernel, or a kernel and its shape such as wmma:wide; default: all, "
-        "or auto for sweep, small, features and scores, and wmma too for features on Hopper",
+        "or auto for sweep, small, features, scores and eight_bit, and wmma too for features on "
+        "Hopper",
     )
     parser.add_argument(
         "--peers",
         nargs="*",
         metavar="P",
-        help="default: all that are installed; for sweep, small, features and scores those that "
-        "these are about",
+        help="default: all that are installed; for sweep, small, features, scores and eight_bit "
+        "those that these are about",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
     parser.add_argument("--quick", action="store_true", help="short windows: a first impression")
@@ -80,19 +85,23 @@ def main(args: argparse.Namespace) -> int:
     if args.plot:
         plot.require()
     session = _session(args, device)
-    dtype = args.dtype or ("float16" if device == "cuda" else "float32")
+    dtype = args.dtype or _default_dtype(args.shape, device)
     groups = _groups(args, session, dtype)
+    checks = _checks(args, session, dtype)
     about = environment.describe(device, args.commit)
     _print_head(about, session)
 
-    progress = Progress(len(groups) + 2)
+    progress = Progress(len(groups) + len(checks) + 2)
     progress.step("ceilings: matrix product, copy")
     ceiling = environment.ceilings(device, dtype, session.windows)
     results: list[Result] = []
     host: dict[str, float | None] = {}
+    checked: dict[str, Any] = {}
 
     def save(complete: bool) -> dict[str, Any]:
         document = report.to_json(about, session.protocol(), ceiling, results, host, complete)
+        if args.shape == "eight_bit":
+            document["eight_bit"] = {"summary": eight_bit.summary(results), **checked}
         if args.json is not None and (complete or not is_stream(args.json)):
             write_text(args.json, json.dumps(document, indent=1, allow_nan=False) + "\n")
         return document
@@ -102,6 +111,11 @@ def main(args: argparse.Namespace) -> int:
         results += session.time(group())
         session.release()
         save(complete=False)  # a long run that is cut off keeps what it has measured
+    for name, check in checks.items():
+        progress.step(name)
+        checked[name] = check()
+        session.release()
+        save(complete=False)
     progress.step("host time of a call")
     host = session.host_times(dtype)
     progress.close()
@@ -110,6 +124,8 @@ def main(args: argparse.Namespace) -> int:
     print()
     print(report.print_host_times(host))
     document = save(complete=True)
+    if args.shape == "eight_bit":
+        print(f"\n{eight_bit.text(document)}")
     if args.plot:
         plot.draw(document, args.plot)
     return 1 if any(result.ours and result.wrong for result in results) else 0
@@ -125,10 +141,18 @@ def _session(args: argparse.Namespace, device: str) -> Session:
     if args.shape in _STUDIES:
         if importlib.util.find_spec("torch") is None:
             raise CommandError(f"--shape {args.shape} needs torch, which holds its tensors")
-        peers = [] if peers is None else peers
+        if peers is None or args.shape == "eight_bit":
+            peers = []  # the study knows its own
     elif device == "cuda" and peers is None:
         peers = _PEERS.get(args.shape)
     return Session(device, QUICK if args.quick else SUSTAINED, kernels, peers)
+
+
+def _default_dtype(shape: str, device: str) -> str:
+    """That of the 16-bit tensors; the CPU's kernels compute in float32."""
+    if device == "cpu":
+        return "float32"
+    return "bfloat16" if shape == "eight_bit" else "float16"
 
 
 def _on_hopper() -> bool:
@@ -158,9 +182,7 @@ def _groups(
 def _study(
     args: argparse.Namespace, session: Session, dtype: str, masks: list[bool]
 ) -> list[tuple[str, Callable[[], list[Entrant]]]]:
-    ours = [contestant for contestant in session.contestants if contestant.ours]
-    context = features.Context(session.device, dtype, ours, args.peers, masks, args.head_dim)
-    named = (features if args.shape == "features" else scores).groups(context)
+    named = _STUDIES[args.shape](_context(args, session, dtype, masks))
     for name in args.only or ():
         if name not in named:
             raise CommandError(f"--only {name}; accepted here: {', '.join(named)}")
@@ -173,6 +195,22 @@ def _study(
     if not chosen:
         raise CommandError(f"--head-dim, --only and masks leave nothing of {args.shape}")
     return chosen
+
+
+def _context(
+    args: argparse.Namespace, session: Session, dtype: str, masks: list[bool]
+) -> features.Context:
+    ours = [contestant for contestant in session.contestants if contestant.ours]
+    return features.Context(session.device, dtype, ours, args.peers, masks, args.head_dim)
+
+
+def _checks(
+    args: argparse.Namespace, session: Session, dtype: str
+) -> dict[str, Callable[[], list[dict[str, Any]]]]:
+    """What a study finds out beside times, unless some of its groups are asked for alone."""
+    if args.shape != "eight_bit" or args.only is not None:
+        return {}
+    return eight_bit.checks(_context(args, session, dtype, [False]))
 
 
 def _print_head(about: dict[str, Any], session: Session) -> None:

@@ -78,6 +78,6 @@ def parse_shapes(text: str, device: str) -> tuple[Sizes, ...]:
         if 0 < math.prod(sizes) < _TOO_MANY_ELEMENTS:
             return (sizes,)
     raise CommandError(
-        f"--shape is {text!r}; accepted: mission, seed, sweep, small, features, scores, or B,H,S,D "
-        "such as 2,8,2048,64"
+        f"--shape is {text!r}; accepted: mission, seed, sweep, small, features, scores, eight_bit, "
+        "or B,H,S,D such as 2,8,2048,64"
     )

@@ -159,6 +159,8 @@ def _versions(device: str) -> dict[str, Any]:
     }
     names = {"torch": ("torch",), "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy")}
     names["fa4"] = ("flash-attn-4",)
+    names["cudnn_frontend"] = ("nvidia-cudnn-frontend",)
+    names["comfy_kitchen"] = ("comfy-kitchen",)
     for name, distributions in names.items():
         for distribution in distributions:
             try:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dlattn
+from dlattn.bench import tensors
 from dlattn.bench.cases import Case
 from dlattn.cli.devices import CPU_KERNELS, GPU_KERNELS
 from dlattn.cli.errors import first_line
@@ -51,6 +52,7 @@ class Bound:
     """A contestant with a problem: the call to time, and the context it has to be made in.
 
     `checked` does the same into memory full of NaN, for those who can write where they are told.
+    `averaged` is for those whose results are rounded to few bits: without most of that rounding.
     `plan` is the kernel that the call takes, and its shape if it has several: "wmma:wide".
     """
 
@@ -58,6 +60,7 @@ class Bound:
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     checked: Call | None = None
     plan: str = ""
+    averaged: Call | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,10 @@ def _poisoned(like: Any, q: Any) -> Any:
     """An array of NaN for a result: of q's heads and v's columns."""
     if isinstance(like, np.ndarray):
         return np.full((*q.shape[:-1], like.shape[-1]), np.nan, like.dtype)
-    return like.new_full((*q.shape[:-1], like.shape[-1]), float("nan"))
+    dtype = like.dtype
+    if tensors.dtype_of(like) == tensors.FLOAT8:
+        dtype = getattr(tensors.torch_module(), tensors.RESULT_OF_FLOAT8)
+    return like.new_full((*q.shape[:-1], like.shape[-1]), float("nan"), dtype=dtype)
 
 
 def _sdpa(backend: str | None) -> Callable[[Problem], Bound]:
@@ -177,6 +183,20 @@ def _flash_varlen(problem: Problem) -> Bound:
     return Bound(lambda: forward(*arguments, 0.0, causal, False)[0])
 
 
+def _comfy_int8(problem: Problem) -> Bound:
+    """comfy-kitchen's attention: 16-bit tensors, quantised to int8 in the call."""
+    try:
+        module: Any = importlib.import_module("comfy_kitchen")
+    except ImportError as error:
+        raise UnavailableError(f"comfy-kitchen is not installed: {first_line(error)}") from error
+    if problem.options or problem.varlen is not None or problem.case.causal:
+        raise UnavailableError("is timed on plain problems without a causal mask only")
+    q, k, v = problem.q, problem.k, problem.v
+    if not module.int8_attention_is_available(q.device):
+        raise UnavailableError("comfy-kitchen has no int8 attention for this device")
+    return Bound(lambda: module.int8_attention(q, k, v))
+
+
 TORCH_PEERS: dict[str, Callable[[Problem], Bound]] = {
     "torch-flash": _sdpa("FLASH_ATTENTION"),
     "torch-cudnn": _sdpa("CUDNN_ATTENTION"),
@@ -186,6 +206,7 @@ TORCH_PEERS: dict[str, Callable[[Problem], Bound]] = {
 }
 TORCH_FLASH_VARLEN = Contestant("torch-flash varlen", False, _flash_varlen)
 TORCH_SDPA = Contestant("torch", False, _sdpa(None))
+COMFY_INT8 = Contestant("comfy-int8", False, _comfy_int8)
 
 
 def gpu_problem(case: Case, q: Any, k: Any, v: Any) -> Problem:

@@ -48,6 +48,7 @@ class Entrant:
     operations: float | None = None  # where the case's count does not say it
     facts: Mapping[str, float] = field(default_factory=dict)  # to record beside the times
     plain: Entrant | None = None  # itself without the feature, where that is not its baseline
+    beside: tuple[Entrant, ...] = ()  # others to tell its speed relative to
 
     @property
     def label(self) -> str:
@@ -193,6 +194,11 @@ def _compare(entrants: Sequence[Entrant], results: Sequence[Result]) -> None:
     """Work out how fast everybody is relative to its baseline, in operations per second."""
     by_entrant = {id(entrant): result for entrant, result in zip(entrants, results, strict=True)}
     for entrant, result in zip(entrants, results, strict=True):
+        for other in entrant.beside:
+            rival = by_entrant[id(other)]
+            if result.tflops is not None and rival.tflops is not None:
+                name = f"vs {rival.contestant} {rival.case.dtype}"
+                result.facts[name] = result.tflops / rival.tflops
         if entrant.against is None:
             continue
         result.baseline = entrant.against.label

@@ -18,6 +18,12 @@ OFFSET = 0.25  # a mean that is not zero, so that an indexing error cannot cance
 # Largest error, relative, of rounding to a dtype.
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 
+FLOAT8 = "float8_e4m3fn"
+LARGEST_FLOAT8 = 448.0
+RESULT_OF_FLOAT8 = "bfloat16"  # the dtype of the result where nothing else is asked for
+DESCALES = ("q_descale", "k_descale", "v_descale")
+_WEIGHTS_SCALE = 256.0  # of the weights, at most 1, that are rounded to float8
+
 _SCORES_AT_A_TIME = 1 << 25
 _ALL_SCORES = 1 << 27  # problems with more scores than this are checked on a sample of rows
 _SAMPLE_ROWS = 256
@@ -44,6 +50,27 @@ def draw(case: Case, device: str, seed: int = 0) -> tuple[Tensor, Tensor, Tensor
     return tensors[0], tensors[1], tensors[2]
 
 
+def dtype_of(x: Tensor) -> str:
+    """The name of a tensor's dtype."""
+    return str(x.dtype).removeprefix("torch.")
+
+
+def to_float8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """In float8_e4m3fn by one scale, which takes the largest magnitude to 448; its inverse too."""
+    torch = torch_module()
+    descale = x.abs().amax().float() / LARGEST_FLOAT8
+    return (x.float() / descale).to(getattr(torch, FLOAT8)), descale
+
+
+def dequantised(x: Tensor, descale: Tensor | None, dtype: Any) -> Tensor:
+    """In `dtype`; `descale` is that of each (batch, head), or of each group of heads."""
+    x = x.to(dtype)
+    if descale is None:
+        return x
+    each = descale.to(dtype).repeat_interleave(x.shape[1] // descale.shape[1], 1)
+    return x * each[..., None, None]
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -59,15 +86,21 @@ def attention(
     mask: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
     terms: list[float] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`out` and `lse` of the query rows `rows`; arguments mean what they mean to dlattn.
 
     q, k and v are (batch, heads, seqlen, dim). In float64; if `plain`, what a plain implementation
-    in q's dtype computes: scores and softmax in float32, probabilities and result rounded. `terms`
-    gets the largest magnitude of a probability times an element of v, for each block of rows.
+    in q's dtype computes: scores and softmax in float32, probabilities and result rounded. In
+    float8 it rounds the weights, relative to a row's largest, times 256, and the result to
+    bfloat16. `terms` gets the largest magnitude of a probability times an element of v, for each
+    block of rows.
     """
     torch = torch_module()
+    result_dtype = q.dtype if dtype_of(q) != FLOAT8 else getattr(torch, RESULT_OF_FLOAT8)
     compute = torch.float32 if plain and q.dtype != torch.float64 else torch.float64
     batch_size, num_heads, seqlen_q, head_dim = q.shape
     seqlen_k = k.shape[2]
@@ -79,13 +112,16 @@ def attention(
     }
     shift = 0 if causal == "top_left" else seqlen_k - seqlen_q
     group = num_heads // k.shape[1]
-    k, v = (x.to(compute).repeat_interleave(group, 1) for x in (k, v))
+    k, v = (
+        dequantised(x, descale, compute).repeat_interleave(group, 1)
+        for x, descale in ((k, k_descale), (v, v_descale))
+    )
     scale = 1.0 / math.sqrt(head_dim) if softmax_scale is None else softmax_scale
     step = max(1, _SCORES_AT_A_TIME // max(1, batch_size * num_heads * seqlen_k))
     outs, lses = [], []
     for start in range(first, max(last, first + 1), step):
         block = slice(start, min(start + step, last))
-        x = (q[:, :, block].to(compute) @ k.transpose(2, 3)) * scale
+        x = (dequantised(q[:, :, block], q_descale, compute) @ k.transpose(2, 3)) * scale
         if softcap > 0.0:
             x = softcap * torch.tanh(x / softcap)
         position = torch.arange(block.start, block.stop, device=q.device)[:, None] + shift
@@ -109,12 +145,23 @@ def attention(
         if terms is not None and seqlen_k:
             terms.append(largest(probabilities * v.abs().amax(3)[:, :, None, :]))
         if plain:
-            out = (probabilities.to(q.dtype).to(compute) @ v).to(q.dtype).to(compute)
+            out = (_rounded(probabilities, q.dtype) @ v).to(result_dtype).to(compute)
         else:
             out = probabilities @ v
         outs.append(out)
         lses.append(lse)
     return torch.cat(outs, 2), torch.cat(lses, 2)
+
+
+def _rounded(probabilities: Tensor, dtype: Any) -> Tensor:
+    """The probabilities as a kernel in `dtype` multiplies them by v."""
+    if str(dtype) != f"torch.{FLOAT8}":
+        return probabilities.to(dtype).to(probabilities.dtype)
+    # float8 has no room for small numbers, so they are taken relative to the largest of their row.
+    largest_of_row = probabilities.amax(3, keepdim=True)
+    scale = largest_of_row / _WEIGHTS_SCALE
+    scale = scale.where(scale > 0, 1)
+    return (probabilities / scale).to(dtype).to(probabilities.dtype) * scale
 
 
 def _softmax(x: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -156,17 +203,19 @@ class Expected:
         """Compute them; q, k and v are (batch, heads, seqlen, dim)."""
         self._parts = []
         group = q.shape[1] // k.shape[1]
-        dtype = str(q.dtype).removeprefix("torch.")
+        dtype = dtype_of(q) if dtype_of(q) != FLOAT8 else RESULT_OF_FLOAT8
         for batch, heads, rows in samples(q.shape[0], q.shape[1], q.shape[2], k.shape[2]):
             heads_kv = heads
             if heads != slice(None):
                 heads_kv = slice(heads.start // group, heads.start // group + 1)
             part = (q[batch, heads], k[batch, heads_kv], v[batch, heads_kv])
-            chosen = _of_part(options, batch, heads)
+            chosen = _of_part(options, batch, heads, heads_kv)
             terms: list[float] = []
             exact, _ = attention(*part, rows=rows, terms=terms, **chosen)
             plain, _ = attention(*part, rows=rows, plain=True, **chosen)
-            rounding = ROUNDING[dtype] * (max(terms, default=0.0) + largest(exact))
+            # The probabilities of a plain computation in float8 are never right by luck, but 1.
+            largest_term = max(terms, default=0.0) if dtype_of(q) != FLOAT8 else 0.0
+            rounding = ROUNDING[dtype] * (largest_term + largest(exact))
             error = max(largest(plain.double() - exact), rounding / 2)
             bound = bound_of(dtype, error, largest(exact))
             self._parts.append(((batch, heads, rows), exact, bound))
@@ -197,7 +246,12 @@ class ExpectedVarlen:
                 x[rows][:, of].transpose(0, 1)[None]
                 for x, of in ((q, heads), (k, heads_kv), (v, heads_kv))
             ]
-            self._sequences.append((rows, heads, Expected(part[0], part[1], part[2], options)))
+            chosen_options = {
+                name: value[b : b + 1, heads_kv] if name in DESCALES else value
+                for name, value in options.items()
+            }
+            expected = Expected(part[0], part[1], part[2], chosen_options)
+            self._sequences.append((rows, heads, expected))
 
     def errors(self, out: Tensor) -> tuple[float, float]:
         """Largest error, and the largest error in units of its bound."""
@@ -216,8 +270,8 @@ def largest(x: Tensor) -> float:
     return math.inf if math.isnan(value) else value
 
 
-def _of_part(options: Options, batch: slice, heads: slice) -> dict[str, Any]:
-    """The options as they hold for some batch entries and heads."""
+def _of_part(options: Options, batch: slice, heads: slice, heads_kv: slice) -> dict[str, Any]:
+    """The options as they hold for some batch entries and heads; descales are of key heads."""
     chosen = dict(options)
     for name in ("bias", "mask"):
         if chosen.get(name) is not None:
@@ -230,4 +284,7 @@ def _of_part(options: Options, batch: slice, heads: slice) -> dict[str, Any]:
         chosen["alibi_slopes"] = slopes[heads] if slopes.dim() == 1 else slopes[batch, heads]
     if chosen.get("sinks") is not None:
         chosen["sinks"] = chosen["sinks"][heads]
+    for name in DESCALES:
+        if chosen.get(name) is not None:
+            chosen[name] = chosen[name][batch, heads_kv]
     return chosen
