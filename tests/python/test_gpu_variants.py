@@ -31,7 +31,12 @@ import dlattn
 pytestmark = pytest.mark.gpu
 
 # What a device or a head_dim may lack of a variant; other refusals are failures.
-LACKS = ("no instance for this head_dim", "of shared memory", "compute capability", "needs code for")
+LACKS = (
+    "no instance for this head_dim",
+    "of shared memory",
+    "compute capability",
+    "needs code for",
+)
 
 # --- packed heads --------------------------------------------------------------------------------
 
