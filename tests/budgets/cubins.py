@@ -32,7 +32,7 @@ _TYPES = {"6__half": "float16", "13__nv_bfloat16": "bfloat16", "f": "float32"}
 _ENUMS = {"float16": "kFloat16", "bfloat16": "kBFloat16", "float32": "kFloat32"}
 # Tile shapes of the families that have several, in the traits' order, each with the tiles it has.
 _ALL = range(1, 257)
-_TERMS = ("", "computed", "loaded")  # of sm90
+_MODS = ("", "computed", "loaded")  # of sm90
 _VARIANTS = {
     "wmma": {
         "wide": _ALL,
@@ -43,17 +43,15 @@ _VARIANTS = {
         "single_pass": (64,),
         "persistent": range(64, 257),
     },
-    # By the tile of v's head_dim, then by the terms of scores.
+    # By the tile of v's head_dim, then by the score modification.
     "sm90": {
-        f"{v}{terms}": tiles
-        for v, tiles in (("", _ALL), ("v128", range(129, 193)))
-        for terms in _TERMS
+        f"{v}{mod}": tiles for v, tiles in (("", _ALL), ("v128", range(129, 193))) for mod in _MODS
     },
 }
 # Kernels of which there is another beside: those that pack heads, those for packed sequences.
 _TWINS = {
     ("wmma", "narrow"): "packed",
-    **{("sm90", f"{v}{terms}"): "varlen" for v in ("", "v128") for terms in _TERMS[:2]},
+    **{("sm90", f"{v}{mod}"): "varlen" for v in ("", "v128") for mod in _MODS[:2]},
 }
 _KERNEL = re.compile(
     r"_ZN6dlattn\d+(sm90|[a-z_]+?)(?:12row_per_warp)?(?:6|\d\d(split|general|persistent)_)"
@@ -147,9 +145,12 @@ def expected_kernels() -> list[str]:
 
 
 def _parsed_name(match: re.Match[str]) -> str:
-    family, name, element, tile, variant, twin, terms, varlen = match.groups()
+    family, name, element, tile, variant, twin, mod, varlen = match.groups()
     if family == "sm90":
-        name, twin = (f"v{variant}" if variant != tile else "") + _TERMS[int(terms)], varlen
+        name, twin = (
+            (f"v{variant}" if variant != tile else "") + _MODS[int(mod)],
+            varlen,
+        )
     elif variant:
         name = variants(family)[int(variant)]
     name = names(family, name or "")[twin == "1"]
@@ -305,8 +306,8 @@ def dynamic_smem() -> dict[str, int]:
             arguments = f"{size}, {tile}" if family == "scalar" else str(tile)
             if family == "sm90":
                 tile_v = 128 if variant.startswith("v128") else tile
-                terms = _TERMS.index(variant.removeprefix("v128"))
-                arguments += f", {tile_v}, dlattn::sm90::ScoreMod({terms})"
+                mod = _MODS.index(variant.removeprefix("v128"))
+                arguments += f", {tile_v}, dlattn::sm90::ScoreMod({mod})"
             elif variant:
                 arguments += f", {variants(family).index(variant)}"
             config = f"dlattn::{family}::tile_config({arguments})"

@@ -133,8 +133,8 @@ def check(kernel: str, q: Any, k: Any, v: Any, out: Any = None, **options: Any) 
     if out is None:
         out = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype, device=DEVICE)
     out.fill_(math.nan)
-    terms = [options[name] for name in ("bias", "mask") if options.get(name) is not None]
-    if kernel == "sm90" and not all(copied_in_boxes(x) for x in (q, k, v, out, *terms)):
+    loaded = [options[name] for name in ("bias", "mask") if options.get(name) is not None]
+    if kernel == "sm90" and not all(copied_in_boxes(x) for x in (q, k, v, out, *loaded)):
         lacks = r"sm90: .*accepted: (multiples of (8|16)|1$)|sm90: needs .* bytes of shared memory"
         with pytest.raises(dlattn.UnsupportedError, match=lacks):
             dlattn.attention(q, k, v, kernel=kernel, out=out, **options)

@@ -365,11 +365,11 @@ def follow_slowly(walk: scores.Walk, x: Any, causal: bool) -> tuple[int, ...]:
             edge = n == end - 1 or (masked and not walk.speculates_on_edges)
             width = walk.edge_keys if edge else walk.block_n // walk.slices
             starts = range(n * walk.block_n, (n + 1) * walk.block_n, width)
-            tile_leapt = False
+            tile_rose_far = False
             for start in starts[::-1] if edge else starts:
                 if edge and start >= (rows[-1] + 1 if causal else num_keys):
                     continue
-                outgrown = []
+                overflowing = []
                 tops = {}
                 sums = {}
                 largest_lane = {}
@@ -389,27 +389,27 @@ def follow_slowly(walk: scores.Walk, x: Any, causal: bool) -> tuple[int, ...]:
                         if by_maximum
                         else max(lanes) > walk.max_sum
                     ):
-                        outgrown.append(row)
+                        overflowing.append(row)
                 larger = largest_lane if walk.lanes_overflow else sums
                 overflown = not edge and not rising and max(larger.values()) > scores.LARGEST
-                leap = 0.0
-                for row in rows if outgrown and not edge else outgrown:
+                rise = 0.0
+                for row in rows if overflowing and not edge else overflowing:
                     old = references[row]
                     if edge or rising or overflown:
                         if tops[row] > old + walk.slack:
                             references[row] = tops[row]
                     else:
                         references[row] += max(0, math.frexp(sums[row])[1] - 1)
-                    leap = max(leap, references[row] - old)
-                tile_leapt |= overflown or (rising and leap > scores.FAR_RISE)
+                    rise = max(rise, references[row] - old)
+                tile_rose_far |= overflown or (rising and rise > scores.FAR_RISE)
                 if edge:
-                    raised, edges = raised + bool(outgrown), edges + 1
+                    raised, edges = raised + bool(overflowing), edges + 1
                 else:
                     long, max_first = long + 1, max_first + rising
                     redone += overflown
-                    scaled += bool(outgrown) and not rising and not overflown
+                    scaled += bool(overflowing) and not rising and not overflown
             if not edge:
-                rising = walk.anticipates and tile_leapt
+                rising = walk.anticipates and tile_rose_far
     return redone, max_first, long, raised, edges, scaled
 
 
@@ -456,7 +456,7 @@ def test_which_scores_break_the_rule() -> None:
     def scaled(kind: str) -> float:
         q, k, _ = scores.make(kind, Case((1, 2, 512, 64), False, "float16"), "cpu")
         rates = scores.follow(walk, scores._some_scores(q, k), False)
-        assert rates.redone == 0  # none of them leaps by what fp32 does not hold
+        assert rates.redone == 0  # none of them rises by what fp32 does not hold
         return rates.scaled
 
     assert scaled("noise") == 0

@@ -98,7 +98,7 @@ inline std::vector<Case> run_cases(int head_dim) {
   return cases;
 }
 
-// Both, without score terms.
+// Both, without bias, mask and ALiBi.
 inline std::vector<Case> length_cases(int head_dim) {
   std::vector<Case> cases = slice_cases({1, 1, head_dim, kCausal, 2, 1});
   append(&cases, slice_cases(with({1, 1, head_dim, kFull, 1, 1, Layout::kBhsd},
@@ -107,8 +107,8 @@ inline std::vector<Case> length_cases(int head_dim) {
   return cases;
 }
 
-// With terms that every sequence has of its own, which are as large as the longest sequence.
-inline std::vector<Case> length_and_term_cases(int head_dim) {
+// With bias, mask and ALiBi of each sequence, which are as large as the longest sequence.
+inline std::vector<Case> length_and_score_cases(int head_dim) {
   const Case base = with({1, 1, head_dim, kCausal, 2, 1}, [](Case& c) {
     c.softcap = 5.0, c.alibi = true, c.bias = Bias::kFloat32, c.mask = true;
   });

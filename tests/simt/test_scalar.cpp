@@ -62,7 +62,7 @@ std::vector<Case> cases() {
   simt::append(&cases, simt::feature_cases(24));
   simt::append(&cases, score_cases());
   simt::append(&cases, simt::length_cases(40));
-  simt::append(&cases, simt::length_and_term_cases(72));
+  simt::append(&cases, simt::length_and_score_cases(72));
   simt::append(&cases, simt::run_cases(72));
   if (simt::kThreadSanitizer) return cases;
   const std::vector<Case> more = {

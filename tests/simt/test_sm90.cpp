@@ -30,8 +30,8 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
         simt::encode(boxes.bias),
         simt::encode(boxes.mask)};
     dlattn::sm90::with_head_dim_v_tile<tile>(params.head_dim_v, [&](auto tile_v) {
-      dlattn::sm90::with_kernel(params, [&](auto terms, auto varlen) {
-        dlattn::sm90::kernel<T, tile, tile_v, terms, varlen>(params, shape, launch);
+      dlattn::sm90::with_kernel(params, [&](auto score_mod, auto varlen) {
+        dlattn::sm90::kernel<T, tile, tile_v, score_mod, varlen>(params, shape, launch);
       });
     });
   });
@@ -73,7 +73,7 @@ std::vector<Case> cases() {
       simt::with({70, 400, 64, kCausal, 2, 1}, [](Case& c) { c.window_left = 200; }),
       simt::with({200, 400, 128, kFull}, [](Case& c) { c.window_left = 10, c.window_right = 3; }),
       simt::with({40, 70, 64, kCausal, 2, 1}, [](Case& c) { c.sinks = true; }),
-      // Score terms: softcap of small scores and of large ones, slopes on either side of a row.
+      // Softcap of small scores and of large ones, slopes on either side of a row.
       simt::with({150, 200, 64, kCausal, 2, 1}, [](Case& c) { c.softcap = 30.0; }),
       simt::with({100, 300, 128, kFull, 2, 1}, [](Case& c) { c.softcap = 3.0, c.sinks = true; }),
       simt::with({66, 150, 256, kTopLeft}, [](Case& c) { c.softcap = 0.5, c.alibi = true; }),

@@ -66,9 +66,9 @@ std::vector<Case> combined_cases(int head_dim) {
   };
 }
 
-// Scores that leap in later tiles beyond what float16 holds of probabilities, and beyond what fp32
+// Scores that rise in later tiles beyond what float16 holds of probabilities, and beyond what fp32
 // does, by q and k or by the bias.
-std::vector<Case> leaping_cases(int head_dim) {
+std::vector<Case> rising_cases(int head_dim) {
   const Case base = {20, 200, head_dim, kFull};
   std::vector<Case> cases;
   for (const double rise : {1.0, 4.0}) {
@@ -110,13 +110,13 @@ std::vector<Case> cases() {
   simt::append(&cases, simt::feature_cases(36));
   simt::append(&cases, score_cases());
   simt::append(&cases, combined_cases(128));
-  simt::append(&cases, leaping_cases(64));
-  simt::append(&cases, simt::length_and_term_cases(60));
+  simt::append(&cases, rising_cases(64));
+  simt::append(&cases, simt::length_and_score_cases(60));
   if (simt::kThreadSanitizer) return cases;
   for (const int head_dim : {20, 64, 88, 180, 256}) {
     simt::append(&cases, combined_cases(head_dim));
   }
-  for (const int head_dim : {96, 256}) simt::append(&cases, leaping_cases(head_dim));
+  for (const int head_dim : {96, 256}) simt::append(&cases, rising_cases(head_dim));
   for (Case c : score_cases()) {
     c.head_dim = 96;
     cases.push_back(c);

@@ -184,7 +184,7 @@ class Walk:
     warp_rows: int  # that vote together
     slices: int  # of a tile of the long loop, from its first keys on, each with a vote
     edge_keys: int  # of an edge tile that are worked on at a time, from its last keys on
-    anticipates: bool = False  # works the maximum out first while references leap
+    anticipates: bool = False  # works the maximum out first while row maxima rise far
     max_sum: float = MAX_SUM
     slack: float = SLACK
     speculates_on_edges: bool = False  # on all edge tiles but the walk's first
@@ -270,9 +270,9 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
     exceeds its reference by more than the slack gets the maximum as its reference, a row that has
     seen nothing always. On the others, if a lane's sum exceeds max_sum, all rows of its warp raise
     their references by the exponent of their sum, or as on edge tiles if a sum exceeds LARGEST.
-    If the walk anticipates, a warp whose references leapt goes about the next tile like that from
-    the start.
-    Warps pass over the slices of edge tiles that they do not see. As many queries as keys.
+    If the walk anticipates, a warp whose row maxima rose far goes about the next tile like that
+    from the start. Warps pass over the slices of edge tiles that they do not see. As many queries
+    as keys.
     """
     torch = tensors.torch_module()
     heads, num_rows, num_keys = scores.shape
@@ -299,7 +299,7 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
             inside = (n < end) & ((n >= full_end) if edge else (n < full_end))
             if not bool(inside.any()):
                 continue
-            leapt = torch.zeros_like(rising)
+            rose_far = torch.zeros_like(rising)
             width = walk.edge_keys if edge else walk.block_n // walk.slices
             slices = range(n * walk.block_n, (n + 1) * walk.block_n, width)
             for first_key in reversed(slices) if edge else slices:
@@ -316,22 +316,22 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
                 by_lane = _sums_by_lane(part, reference)
                 sums = by_lane.sum(2)
                 largest = by_lane.amax(2)
-                outgrown = inside & ~rising & (largest > walk.max_sum)
-                outgrown = _by_warp(outgrown, walk.warp_rows)
+                overflowing = inside & ~rising & (largest > walk.max_sum)
+                overflowing = _by_warp(overflowing, walk.warp_rows)
                 overflown = (largest if walk.lanes_overflow else sums) > LARGEST
-                overflown = _by_warp(outgrown & overflown, walk.warp_rows)
+                overflown = _by_warp(overflowing & overflown, walk.warp_rows)
                 by_sums = reference + sums.clamp(min=1.0).frexp().exponent - 1
-                raised_to = torch.where(outgrown, by_sums, reference)
+                raised_to = torch.where(overflowing, by_sums, reference)
                 raised_to = torch.where(overflown | (inside & rising), by_maximum, raised_to)
                 far = _by_warp(raised_to - reference > FAR_RISE, walk.warp_rows)
-                leapt |= overflown | (rising & far)
+                rose_far |= overflown | (rising & far)
                 reference = raised_to
                 counts["long"] += _warps(inside.expand(heads, -1), walk.warp_rows)
                 counts["redone"] += _warps(overflown, walk.warp_rows)
-                counts["scaled"] += _warps(outgrown & ~overflown, walk.warp_rows)
+                counts["scaled"] += _warps(overflowing & ~overflown, walk.warp_rows)
                 counts["first"] += _warps(inside & rising, walk.warp_rows)
             if walk.anticipates and not edge:
-                rising = torch.where(inside, leapt, rising)
+                rising = torch.where(inside, rose_far, rising)
     both = counts["edge"] + counts["long"]
     return Rates(
         counts["redone"] / max(1.0, counts["long"]),
