@@ -57,8 +57,8 @@ static_assert(kVarlenEnd > kMaxSeqlen);
 
 template <typename T>
 TensorBox varlen_box(const char* name, const BasicTensorView<T>& x, std::int64_t columns,
-                     std::int64_t rows, std::int64_t heads, int box_rows) {
-  TensorBox box = tensor_box(name, x, columns, rows, heads, 1, box_rows);
+                     std::int64_t rows, std::int64_t heads, int box_rows, int element_bytes = 2) {
+  TensorBox box = tensor_box(name, x, columns, rows, heads, 1, box_rows, element_bytes);
   box.rank = 5;
   box.sizes[1] = kVarlenEnd;
   box.sizes[3] = std::max<std::int64_t>(rows, 1) + 1;

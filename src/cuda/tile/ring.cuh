@@ -16,11 +16,11 @@ struct Ring {
   __device__ __forceinline__ explicit Ring(ptx::SmemAddress mbarriers)
       : full(mbarriers), empty(mbarriers + kStages * ptx::kMbarrierBytes) {}
 
-  // By one thread. `releases`: arrivals that make a stage empty.
-  __device__ __forceinline__ void init(int releases) const {
+  // By one thread. `releases`: arrivals that make a stage empty; `fills`: those that make it full.
+  __device__ __forceinline__ void init(int releases, int fills = 1) const {
 #pragma unroll
     for (int i = 0; i < kStages; ++i) {
-      ptx::mbarrier_init(full + i * ptx::kMbarrierBytes, 1);
+      ptx::mbarrier_init(full + i * ptx::kMbarrierBytes, fills);
       ptx::mbarrier_init(empty + i * ptx::kMbarrierBytes, releases);
     }
   }
@@ -39,6 +39,10 @@ struct Ring {
     const ptx::SmemAddress mbarrier = full + stage(use) * ptx::kMbarrierBytes;
     ptx::mbarrier_arrive_expect_tx(mbarrier, bytes);
     return mbarrier;
+  }
+  // Of producers that write the stage themselves.
+  __device__ __forceinline__ void end_fill(unsigned use) const {
+    ptx::mbarrier_arrive(full + stage(use) * ptx::kMbarrierBytes);
   }
 
   // The consumers' side.

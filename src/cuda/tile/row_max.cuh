@@ -106,10 +106,10 @@ __device__ __forceinline__ int exponent(float x) {
 }
 
 // By how many powers of two to raise the max of a row whose probabilities sum to `sum`, so that
-// they sum to 1 or a little more. 0 if `sum` is less already, or NaN.
-__device__ __forceinline__ int raise_by(float sum) {
+// they sum to 2^target or a little more. 0 if `sum` is less already, or NaN.
+__device__ __forceinline__ int raise_by(float sum, int target = 0) {
   const int e = exponent(sum);
-  return 0 < e && e < 128 ? e : 0;
+  return target < e && e < 128 ? e - target : 0;
 }
 
 // Whether a scaled row max can be raised by powers of two: a larger one's rounding may lose them.

@@ -8,6 +8,7 @@
 #include "core/positions.h"
 #include "cuda/forward/cost.h"
 #include "cuda/forward/sm90/boxes.h"
+#include "cuda/forward/sm90/grid.h"
 #include "cuda/forward/sm90/score_params.h"
 #include "cuda/tile/launch_shape.h"
 #include "cuda/tile/span.h"
@@ -125,41 +126,13 @@ double predicted_ns(const AttentionParams& p, const DeviceInfo& device, const Op
          per_key * (std::max(walk.longest, share * walk.mean) + tail * (walk.longest - walk.mean));
 }
 
-// The most keys that a block of `rows` queries walks.
-std::int64_t longest_walk(const AttentionParams& p, std::int64_t rows) {
-  const Window<std::int64_t> window = window_of<std::int64_t>(p);
-  if (!window.is_bounded()) return p.seqlen_k;
-  // Each side by itself: their sum may be more than 64 bits hold.
-  const std::int64_t left = std::min(window.left, p.seqlen_k);
-  return std::min(p.seqlen_k, left + std::min(window.right, p.seqlen_k) + rows);
-}
-
 // Thread blocks for a problem.
 std::int64_t grid_of(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile) {
-  // A persistent block hides the next work tile's first copies and its own set-up, which counts
-  // where work tiles are short. But its share is fixed, and the hardware's order of blocks spreads
-  // work tiles more evenly, which counts where they are long, few or, under causality, of different
-  // lengths, of which a share of few rounds does not have all.
-  constexpr std::int64_t kManyRounds = 7;
   const TileShape shape = tile_shape(params, head_dim_tile);
   const std::int64_t tiles = num_work_tiles(params, head_dim_tile);
-  if (tiles < kManyRounds * device.num_sms || tiles > kMaxGrid) return tiles;
   // A single stage of Q is free only after the results that go through it.
   if (shape.query_stages == 1 && score_mod_of(params) != ScoreMod::kNone) return tiles;
-  const std::int64_t rows = block_m(shape);
-  const std::int64_t walk = longest_walk(params, rows);
-  const std::int64_t few_keys = shape.query_stages > 1 ? 1024 : 512;
-  const bool short_walk = walk <= few_keys;
-  const bool causal = params.causal != Causal::kNone;
-  const bool window = walk < params.seqlen_k;
-  // A window makes work tiles alike, causality does not; those of varlen are never alike.
-  if (params.cu_seqlens_q && (window || !causal)) return short_walk ? device.num_sms : tiles;
-  if (window) return walk - rows <= few_keys ? device.num_sms : tiles;
-  if (!causal) return walk <= 2048 ? device.num_sms : tiles;
-  const std::int64_t tiles_of_head =
-      tiles / std::max<std::int64_t>(params.num_heads * params.batch_size, 1);
-  const std::int64_t rounds = (tiles + device.num_sms - 1) / device.num_sms;
-  return short_walk && rounds >= 2 * tiles_of_head ? device.num_sms : tiles;
+  return num_blocks(params, device, tiles, block_m(shape), shape.query_stages > 1 ? 1024 : 512);
 }
 
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,

@@ -6,6 +6,13 @@
 
 namespace dlattn::sm90 {
 
+// How large probabilities are that are rounded to 16 bits, in powers of two.
+struct HalfRange {
+  static constexpr float kMaxSum = tile::kMaxSum;  // of a lane's, above which a row max is raised
+  static constexpr int kFirstExponent = 0;         // of the largest one of a row's first tile
+  static constexpr int kSumExponent = 0;           // of a row's sum after it was raised
+};
+
 // The streaming softmax of this lane's two rows of its warp's 16, with a speculative row max:
 // probabilities are computed relative to a row max that may be stale, and the tile's maximum is not
 // computed. The sums, which are needed anyway, tell whether the row max still fits, and by how much
@@ -14,8 +21,9 @@ namespace dlattn::sm90 {
 // plain softmax. Tiles after a rise that large begin so, and those of a warp with an unscaled row
 // max (tile/row_max.cuh, where a row max is a RowMax). The row max cancels in out and lse.
 // Scores here are raw products q.k, or natural ones; `scale` makes them base 2. kScores: the lane's
-// scores of a tile, [4 j + 2 h + e] of row h.
-struct Softmax {
+// scores of a tile, [4 j + 2 h + e] of row h. Range: how large probabilities are (below).
+template <typename Range>
+struct RangedSoftmax {
   float words[2] = {tile::kNothing, tile::kNothing};  // the row maxima, each a tile::RowMax
   float row_sum[2] = {0.0f, 0.0f};                    // this lane's part
   // Of the warp. In one word: registers are scarce.
@@ -45,8 +53,8 @@ struct Softmax {
   __device__ __forceinline__ void raise(float (&acc_s)[kScores], float scale, float (&factors)[2]) {
     const float maxima[2] = {row_max(acc_s, 0), row_max(acc_s, 1)};
     // A row that sees nothing, or NaN alone, keeps what it has.
-    const float next[2] = {fminf(words[0], -maxima[0] * scale),
-                           fminf(words[1], -maxima[1] * scale)};
+    const float next[2] = {fminf(words[0], word_of(maxima[0], scale)),
+                           fminf(words[1], word_of(maxima[1], scale))};
     const bool beyond =
         unscaled() || tile::is_beyond_scaled(next[0]) || tile::is_beyond_scaled(next[1]);
     if (__builtin_expect(__any_sync(tile::kFullMask, beyond), 0))
@@ -69,7 +77,7 @@ struct Softmax {
     bool beyond = false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      words[h] = fminf(tile::kNothing, -row_max(acc_s, h) * scale);
+      words[h] = fminf(tile::kNothing, word_of(row_max(acc_s, h), scale));
       beyond |= tile::is_beyond_scaled(words[h]);
     }
 #pragma unroll
@@ -134,11 +142,11 @@ struct Softmax {
 
   // Whether the row max of one of the warp's rows does not fit. All lanes call it.
   __device__ __forceinline__ bool overflows(const float (&sums)[2]) const {
-    return __any_sync(tile::kFullMask, sums[0] > tile::kMaxSum || sums[1] > tile::kMaxSum);
+    return __any_sync(tile::kFullMask, sums[0] > Range::kMaxSum || sums[1] > Range::kMaxSum);
   }
 
-  // Raises the row maxima of the rows whose sums are 2 or more, so far that these come to 1 or a
-  // little more, and scales probabilities and sums to them. `factors` as above. Does nothing and
+  // Raises the row maxima of the rows whose sums are beyond Range::kSumExponent, so far that these
+  // have it, and scales probabilities and sums to them. `factors` as above. Does nothing and
   // returns false where that cannot be done to one of the warp's. All lanes call it.
   template <int kScores>
   __device__ __forceinline__ bool scale_down(float (&probabilities)[kScores], float (&sums)[2],
@@ -153,7 +161,7 @@ struct Softmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float old = words[h];
-      words[h] = old - static_cast<float>(tile::raise_by(row_sums[h]));
+      words[h] = old - static_cast<float>(tile::raise_by(row_sums[h], Range::kSumExponent));
       factors[h] = ptx::exp2(words[h] - old);
       row_sum[h] *= factors[h];
       // seed: scale-sum
@@ -176,6 +184,12 @@ struct Softmax {
   }
 
  private:
+  // The word of a scaled row max, relative to which `maximum` is Range::kFirstExponent.
+  __device__ __forceinline__ static float word_of(float maximum, float scale) {
+    if constexpr (Range::kFirstExponent == 0) return -maximum * scale;
+    return fmaf(-maximum, scale, static_cast<float>(Range::kFirstExponent));
+  }
+
   template <int kScores>
   __device__ __forceinline__ static float row_max(const float (&acc_s)[kScores], int h) {
     float even = acc_s[2 * h], odd = acc_s[2 * h + 1];
@@ -207,5 +221,7 @@ struct Softmax {
     for (int i = 0; i < kScores; ++i) acc_s[i] -= fmaxf(words[i / 2 % 2], -tile::kNothing);
   }
 };
+
+using Softmax = RangedSoftmax<HalfRange>;
 
 }  // namespace dlattn::sm90
