@@ -17,4 +17,15 @@ __device__ __forceinline__ std::uint32_t convert_e4m3x4(float x0, float x1, floa
   return packed;
 }
 
+// The reverse, exactly, to pairs of fp16: the first two numbers and the other two.
+__device__ __forceinline__ void convert_e4m3x4_to_half(std::uint32_t packed, std::uint32_t* low,
+                                                       std::uint32_t* high) {
+  asm("{ .reg .b16 first, second;\n"
+      "mov.b32 {first, second}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, first;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, second; }"
+      : "=r"(*low), "=r"(*high)
+      : "r"(packed));
+}
+
 }  // namespace dlattn::ptx

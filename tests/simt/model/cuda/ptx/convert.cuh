@@ -16,4 +16,14 @@ inline std::uint32_t convert_e4m3x4(float x0, float x1, float x2, float x3) {
   return packed;
 }
 
+inline void convert_e4m3x4_to_half(std::uint32_t packed, std::uint32_t* low, std::uint32_t* high) {
+  std::uint32_t halves[4];
+  for (int i = 0; i < 4; ++i) {
+    const auto byte = static_cast<__nv_fp8_storage_t>(packed >> 8 * i);
+    halves[i] = __nv_cvt_fp8_to_halfraw(byte, __NV_E4M3).x;
+  }
+  *low = halves[1] << 16 | halves[0];
+  *high = halves[3] << 16 | halves[2];
+}
+
 }  // namespace dlattn::ptx

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+
+#include "core/tensor_sizes.h"
+#include "cuda/forward/sm90_fp8/traits.h"
+#include "cuda/tile/boxes.h"
+#include "dlattn/forward.h"
+
+// How the tensors are described to TMA, as plain host code: the plan asks whether they can be, the
+// launch does it.
+namespace dlattn::sm90_fp8 {
+
+struct TensorBoxes {
+  tile::TensorBox q, k, v;
+};
+
+// A box has 128 columns of a warpgroup's rows of q, or of a tile's keys of k and v.
+inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
+  const int block_n = tile_shape(head_dim_tile).block_n;
+  const std::int64_t rows_k = core::key_sizes(p).rows;
+  TensorView k = p.k, v = p.v;
+  if (rows_k == 0) k.data = v.data = p.q.data;  // without keys there may be no address
+  const auto box = [&p](const char* name, const TensorView& x, std::int64_t columns,
+                        std::int64_t rows, std::int64_t heads, int box_rows) {
+    tile::TensorBox described =
+        p.cu_seqlens_q ? tile::varlen_box(name, x, columns, rows, heads, box_rows, 1)
+                       : tile::tensor_box(name, x, columns, rows, heads, p.batch_size, box_rows, 1);
+    described.box_columns = kBlockColumns;
+    return described;
+  };
+  return {box("q", p.q, p.head_dim, core::query_sizes(p).rows, p.num_heads, kWarpgroupRows),
+          box("k", k, p.head_dim, rows_k, p.num_heads_kv, block_n),
+          box("v", v, p.head_dim_v, rows_k, p.num_heads_kv, block_n)};
+}
+
+// Work tiles of the whole problem.
+inline std::int64_t num_work_tiles(const AttentionParams& p, int head_dim_tile) {
+  return num_tiles(p, block_m(tile_shape(head_dim_tile)));
+}
+
+}  // namespace dlattn::sm90_fp8

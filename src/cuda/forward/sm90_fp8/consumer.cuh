@@ -1,0 +1,242 @@
+#pragma once
+
+#include "core/descales.h"
+#include "cuda/forward/sm90/key_walk.cuh"
+#include "cuda/forward/sm90/softmax.cuh"
+#include "cuda/forward/sm90_fp8/epilogue.cuh"
+#include "cuda/forward/sm90_fp8/products.cuh"
+#include "cuda/forward/sm90_fp8/setup.cuh"
+
+namespace dlattn::sm90_fp8 {
+
+// How large probabilities are that are rounded to e4m3, whose numbers go up to 448 and are normal
+// from 2^-6 on. Where a lane's sum is within that, no probability is beyond it.
+struct ByteRange {
+  static constexpr float kMaxSum = 448.0f;
+  static constexpr int kFirstExponent = 5;
+  static constexpr int kSumExponent = 6;
+};
+
+// The least factor of scores. Products of e4m3 are below 2^32, so all scores are 0 with it, and
+// with less; but what is hidden stays -inf, which times 0 it would not.
+constexpr float kLeastScale = 0x1p-126f;
+
+// A consumer warpgroup: it computes its 64 query rows of one work tile after the other. A step
+// starts S = Q K^T of the next key tile, adds the last P V to O, starts P V of this tile, and
+// computes the next tile's probabilities while that runs. Products with V start from 0 and are
+// added to O in fp32, because wgmma's own accumulators would lose what is below 2^-13 of them.
+template <bool kVarlen, int kHeadDim>
+struct Consumer {
+  using SharedParts = Shared<kHeadDim>;
+
+  __device__ __forceinline__ Consumer(const AttentionParams& params, const LaunchShape& shape,
+                                      const Launch& launch, const SharedParts& shared, int consumer)
+      : params(params),
+        shape(shape),
+        shared(shared),
+        consumer(consumer),
+        scheduler{shape, launch.num_work_tiles},
+        first_lane(threadIdx.x % 32 == 0),
+        ping_pong{consumer},
+        fixed_mask(sm90::position_mask(params, shape, tile::fixed_lengths(params))) {}
+
+  __device__ __forceinline__ void run() {
+    ping_pong.begin();
+    for (; kVarlen || scheduler.index(query_use) < scheduler.count; ++query_use) {
+      tile::SequenceTile work;
+      if constexpr (kVarlen) {
+        work = sm90::received_tile(shared, query_use);
+        if (work.seqlen_q == 0) break;
+      } else {
+        work = tile::fixed_lengths(params, scheduler.tile(scheduler.index(query_use)));
+      }
+      const TileWalk walk(work, kVarlen ? sm90::position_mask(params, shape, work) : fixed_mask,
+                          consumer);
+      begin(walk);
+#pragma unroll 1
+      // seed: key-loop
+      for (int n = walk.tiles.end - 2; n >= walk.tiles.begin; --n) step(walk, n);
+      release(shared.queries, query_use);
+      end(walk);
+    }
+    ping_pong.end();
+  }
+
+ private:
+  static constexpr TileShape kShape = tile_shape(kHeadDim);
+  static constexpr int kBlockN = kShape.block_n;
+  using TileWalk = sm90::KeyWalk<block_m(kShape), kBlockN>;
+  using Softmax = sm90::RangedSoftmax<ByteRange>;
+
+  const AttentionParams& params;
+  const LaunchShape& shape;
+  const SharedParts& shared;
+  const int consumer;
+  const tile::RoundRobin scheduler;
+  const bool first_lane;
+  const sm90::PingPong<kShape.num_consumers, true> ping_pong;
+  // With fixed lengths the same for all work tiles.
+  const tile::Mask fixed_mask;
+  unsigned use = 0;        // uses so far of the stages of K and V
+  unsigned query_use = 0;  // and of Q's: one for each work tile
+
+  float scale;  // of the head's products q.k, to base 2
+  float acc_o[kHeadDim / 2];
+  float acc_pv[kHeadDim / 2];  // of one tile; 0 where there is none
+  float acc_s[kBlockN / 2];
+  std::uint32_t rP[kBlockN / kDepth][4];
+  Softmax softmax;
+
+  template <typename Stages>
+  __device__ __forceinline__ void release(const Stages& ring, unsigned use) const {
+    if (first_lane) ring.release(use);
+  }
+
+  __device__ __forceinline__ Descales descales(const tile::SequenceTile& work) const {
+    const std::int64_t head_kv = shape.heads_per_kv_head.quotient(work.head);
+    return descales_of<std::int64_t>(params, work.batch, work.head, head_kv);
+  }
+
+  // Takes part in the barriers of a key tile that only other consumers see.
+  __device__ __forceinline__ void pass_over() {
+    ping_pong.wait();
+    ping_pong.pass();
+    shared.keys.wait_full(use);
+    release(shared.keys, use);
+    shared.transposed.wait_full(use);
+    release(shared.transposed, use);
+    ++use;
+  }
+
+  // Up to the probabilities of the first key tile.
+  __device__ __forceinline__ void begin(const TileWalk& walk) {
+    // NaN compares with nothing: then these are the scores of any scale, and end() has NaN.
+    scale = shape.scale_log2 * descales(walk.work).scores;
+    if (!(scale > kLeastScale)) scale = kLeastScale;
+    if constexpr (!kVarlen) shared.queries.wait_full(query_use);
+#pragma unroll 1
+    for (int n = walk.all.end - 1; n >= walk.all.begin && n >= walk.tiles.end; --n) pass_over();
+    softmax = Softmax();
+    if (walk.sees_any()) begin_first(walk);
+    // Cleared last, so that these registers are free until here.
+#pragma unroll
+    for (int d = 0; d < kHeadDim / 2; ++d) acc_o[d] = acc_pv[d] = 0.0f;
+  }
+
+  __device__ __forceinline__ void begin_first(const TileWalk& walk) {
+    const int n = walk.tiles.end - 1;
+    shared.keys.wait_full(use);
+    ping_pong.wait();
+    start_qk<kHeadDim, kBlockN>(acc_s, shared.q(query_use, consumer), shared.k(use));
+    ping_pong.pass();
+    ptx::wgmma_wait<0>();
+    release(shared.keys, use);
+    hide_unseen(walk, n);
+    float sums[2], probabilities[kBlockN / 2];
+    softmax.begin(acc_s, scale, probabilities, sums);
+    pack_probabilities(rP, probabilities);
+  }
+
+  __device__ __forceinline__ void hide_unseen(const TileWalk& walk, int n) {
+    if (walk.is_edge(n)) sm90::apply_mask(acc_s, walk.mask, walk.first_row, n * kBlockN);
+  }
+
+  // O += P V of the tile whose product is in acc_pv.
+  __device__ __forceinline__ void promote() {
+#pragma unroll
+    for (int d = 0; d < kHeadDim / 2; ++d) acc_o[d] += acc_pv[d];
+  }
+
+  // Starts P V of the tile whose probabilities are in rP.
+  __device__ __forceinline__ void start_values() {
+    shared.transposed.wait_full(use);
+    start_pv<kHeadDim, kBlockN>(acc_pv, rP, shared.v_transposed(use));
+  }
+  __device__ __forceinline__ void finish_values() {
+    ptx::wgmma_wait<0>();
+    release(shared.transposed, use);
+  }
+
+  // S and probabilities of tile n, whose K has use + 1, and P V of the tile walked before it.
+  __device__ __forceinline__ void step(const TileWalk& walk, int n) {
+    const ptx::SmemAddress sQ = shared.q(query_use, consumer);
+    shared.keys.wait_full(use + 1);
+    ping_pong.wait();
+    start_qk<kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
+    promote();  // under that product
+    start_values();
+    ping_pong.pass();
+    ptx::wgmma_wait<1>();
+    float sums[2], factors[2];
+    const bool raised = exponentiate(n, sQ, walk, sums, factors);
+    release(shared.keys, use + 1);
+    softmax.add(sums);
+    // seed: finish-values
+    finish_values();
+    // seed: rescale-output
+    if (raised) {
+      sm90::rescale(acc_o, factors);
+      sm90::rescale(acc_pv, factors);
+    }
+    pack_probabilities(rP, acc_s);  // only now: products in flight may still read rP
+    ++use;
+  }
+
+  // Turns tile n's scores into probabilities and their sums. Returns whether row maxima rose; then
+  // `factors` is what the output must be multiplied with.
+  __device__ __forceinline__ bool exponentiate(int n, ptx::SmemAddress sQ, const TileWalk& walk,
+                                               float (&sums)[2], float (&factors)[2]) {
+    bool raises = softmax.raises_first();  // else the sums tell whether the row maxima fit
+    bool raised = raises;
+    if (__builtin_expect(!raises, 1)) {
+      hide_unseen(walk, n);
+      softmax.exponentiate(acc_s, scale, sums);
+      // This branch also keeps the compiler from waiting for the product with V any earlier.
+      // seed: overflow
+      if (softmax.overflows(sums)) {
+        raised = true;
+        raises = !softmax.scale_down(acc_s, sums, factors);
+        if (raises) recompute_scores<kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
+      }
+    }
+    if (__builtin_expect(raises, 0)) {
+      // seed: recompute-scores
+      hide_unseen(walk, n);
+      softmax.raise(acc_s, scale, factors);
+      softmax.exponentiate_raised(acc_s, scale, sums);
+      softmax.expect_overflow(factors);
+    }
+    return raised;
+  }
+
+  // P V of the last tile, and the results.
+  __device__ __forceinline__ void end(const TileWalk& walk) {
+    if (walk.sees_any()) {
+      promote();
+      start_values();
+      finish_values();
+      promote();
+      ++use;
+    }
+#pragma unroll 1
+    for (int n = walk.tiles.begin - 1; n >= walk.all.begin; --n) pass_over();
+    const Descales factors = descales(walk.work);
+    const tile::ResultRows<float> result(params, walk.work);
+    const ThreadIndex thread;
+    float scales[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const tile::RowResult row = softmax.finalize(h, scale, result.sink);
+      // 0 where there is nothing to sum, whatever the descales are; else NaN if that of scores is.
+      const bool any = row.scale != 0.0f;
+      const float of_scores = factors.scores >= 0.0f ? 1.0f : factors.scores;
+      scales[h] = any ? row.scale * factors.v * of_scores : 0.0f;
+      const int i = walk.first_row + thread.warp * 16 + 8 * h + thread.lane / 4;
+      if (result.lse && thread.lane % 4 == 0 && i < walk.work.seqlen_q)
+        result.lse[i] = any ? row.lse * of_scores : row.lse;
+    }
+    store_results<kHeadDim>(params, shape, walk.work, walk.first_row, scales, acc_o);
+  }
+};
+
+}  // namespace dlattn::sm90_fp8

@@ -1,0 +1,86 @@
+#include "core/plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/boxes.h"
+#include "core/family.h"
+#include "cuda/forward/cost.h"
+#include "cuda/forward/sm90/grid.h"
+#include "cuda/forward/sm90_fp8/boxes.h"
+#include "cuda/tile/launch_shape.h"
+#include "cuda/tile/span.h"
+
+namespace dlattn::sm90_fp8 {
+namespace {
+
+using core::refuse;
+
+// Whether TMA can be told of a problem's tensors.
+bool accepts_tensors(const AttentionParams& p, int head_dim_tile, std::string* why) {
+  const TensorBoxes boxes = tensor_boxes(p, head_dim_tile);
+  for (const tile::TensorBox* box : {&boxes.q, &boxes.k, &boxes.v}) {
+    const std::string misfit = core::misfit(*box);
+    if (!misfit.empty()) return refuse(why, misfit);
+  }
+  return true;
+}
+
+// What a thread block takes of an SM, which holds one, in nanoseconds on an H200, estimated.
+struct Speed {
+  double first;    // beside its keys: launch, set-up, first copies, epilogue
+  double next;     // the same of each one after it
+  double per_key;  // with all consumers' rows full
+  double latency;  // per key, at least, however few the rows
+};
+
+constexpr Speed speed(int /*head_dim_tile*/) {
+  return {4600, 5100, 7.8, 6.2};
+}
+
+double predicted_ns(const AttentionParams& p, const DeviceInfo& device, const Options& options,
+                    int head_dim_tile) {
+  AttentionParams large;
+  const AttentionParams& counted = cost::counted(p, options.batch_invariant, &large);
+  const TileShape shape = tile_shape(head_dim_tile);
+  const Speed s = speed(head_dim_tile);
+  const cost::Walk walk = cost::walk(counted, block_m(shape), 1);
+  const double rows = std::min<double>(cost::mean_seqlen_q(counted), block_m(shape));
+  const double consumers = std::max(std::ceil(rows / kWarpgroupRows), 1.0) / shape.num_consumers;
+  const double per_key = std::max(s.latency, s.per_key * std::min(consumers, 1.0));
+  const double share = walk.blocks / std::max(device.num_sms, 1), rounds = std::ceil(share);
+  if (rounds <= 1.0) return s.first + walk.longest * per_key;
+  if (walk.longest <= walk.mean || p.cu_seqlens_q)
+    return s.first + (rounds - 1) * s.next + rounds * walk.mean * per_key;
+  // Walks of different lengths fill the SMs evenly, up to a part of the last one.
+  constexpr double kTail = 0.25;
+  return s.first + (share - 1) * s.next +
+         per_key * (std::max(walk.longest, share * walk.mean) + kTail * (walk.longest - walk.mean));
+}
+
+bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
+                  Plan* plan, std::string* why) {
+  const int tile = plan->head_dim_tile;
+  if (!device.arch_specific_code)
+    return refuse(why, "needs code for 90a, which this build does not have");
+  if (const char* feature = core::score_feature(p))
+    return refuse(why, "does not implement ", feature);
+  const double ns = predicted_ns(p, device, options, tile);
+  if (ns > plan->predicted_ns) return refuse(why, "is not faster");
+  if (!accepts_tensors(p, tile, why)) return false;
+  if (p.seqlen_k > tile::kMostKeys)
+    return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", tile::kMostKeys);
+  cost::set_tile(p, tile_config(tile), plan);
+  constexpr std::int64_t kFewKeys = 1024;
+  plan->grid =
+      sm90::num_blocks(p, device, num_work_tiles(p, tile), block_m(tile_shape(tile)), kFewKeys);
+  plan->predicted_ns = ns;
+  return true;
+}
+
+}  // namespace
+
+extern const core::ForwardFamily kFamily;
+const core::ForwardFamily kFamily = {"sm90_fp8", 90, 16, nullptr, plan_forward};
+
+}  // namespace dlattn::sm90_fp8

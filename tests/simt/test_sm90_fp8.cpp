@@ -1,0 +1,129 @@
+#include "attention_test.h"
+#include "cuda/forward/sm90_fp8/boxes.h"
+#include "cuda/forward/sm90_fp8/kernel.cuh"
+#include "feature_cases.h"
+#include "length_cases.h"
+#include "tensor_maps.h"
+
+namespace {
+
+constexpr std::string_view kFamily = "sm90_fp8";
+using Element = __nv_fp8_e4m3;
+
+using simt::Case;
+using simt::kCausal;
+using simt::kFull;
+using simt::kTopLeft;
+using simt::Layout;
+
+void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
+                const dlattn::LaunchShape& shape) {
+  simt::with_instance<kFamily, Element>(head_dim_tile, [&](auto tile) {
+    const dlattn::sm90_fp8::TensorBoxes boxes = dlattn::sm90_fp8::tensor_boxes(params, tile);
+    const dlattn::sm90_fp8::Launch launch = {
+        simt::encode(boxes.q), simt::encode(boxes.k), simt::encode(boxes.v),
+        static_cast<unsigned>(dlattn::sm90_fp8::num_work_tiles(params, tile))};
+    if (params.cu_seqlens_q) {
+      dlattn::sm90_fp8::kernel<tile, true>(params, shape, launch);
+    } else {
+      dlattn::sm90_fp8::kernel<tile, false>(params, shape, launch);
+    }
+  });
+}
+
+// Tiles are 128 keys by 128 rows, 64 rows a warpgroup.
+std::vector<Case> cases() {
+  const auto descales = [](Case& c) { c.descales = true; };
+  std::vector<Case> cases = {
+      {1, 1, 128, kFull},
+      {17, 31, 112, kCausal},
+      {130, 200, 128, kCausal},
+      {129, 300, 128, kFull},
+      // Rows that see nothing: some of a warp's, whole warpgroups', a whole tile's.
+      {300, 70, 128, kCausal},
+      // No keys, no queries, an empty batch.
+      {20, 0, 128, kCausal, 2, 1},
+      {0, 20, 128, kFull},
+      {20, 20, 128, kFull, 1, 1, Layout::kBshd, 0, 0},
+      // Heads, and v wider or narrower than q.
+      simt::with({40, 70, 128, kCausal, 4, 2, Layout::kBshd, 16}, descales),
+      {20, 70, 16, kFull, 3, 1, Layout::kBhsd, 112, 2},
+      // Other strides.
+      {20, 150, 128, kCausal, 2, 2, Layout::kPacked, 0, 2, false},
+      {20, 50, 96, kTopLeft, 2, 1, Layout::kBroadcast, 0, 2},
+      // Masked tiles at both ends of a long walk.
+      simt::with({70, 500, 128, kCausal, 2, 1}, [](Case& c) { c.window_left = 200; }),
+      simt::with({200, 400, 128, kFull}, [](Case& c) { c.window_left = 10, c.window_right = 3; }),
+      simt::with({40, 140, 128, kCausal, 2, 1}, [](Case& c) { c.sinks = c.descales = true; }),
+      simt::with({66, 140, 128, kFull, 4, 2, Layout::kBshd, 0, 2},
+                 [](Case& c) { c.descales = c.q_descale_by_kv_head = true; }),
+      // All scores are 0, where a row sees all keys, some, or none.
+      simt::with({140, 130, 128, kCausal, 2, 1},
+                 [](Case& c) { c.descales = true, c.k_descale = 0.0f; }),
+      // Work enough for blocks that stay for several tiles.
+      simt::with({130, 150, 128, kFull, 4, 2, Layout::kBshd, 0, 2}, descales),
+  };
+  // Packed sequences, empty ones among them, that begin and end amid tiles and boxes.
+  const Case packed = simt::with({1, 1, 128, kCausal, 2, 1}, descales);
+  cases.push_back(simt::varlen(packed, {130, 0, 64, 1, 300, 3}, {200, 17, 0, 65, 63, 128}));
+  cases.push_back(simt::with(
+      simt::varlen({1, 1, 128, kFull, 2, 2, Layout::kPacked, 64}, {70, 129, 5}, {140, 128, 300}),
+      [](Case& c) { c.seqused_k = {129, 128, 70}, c.sinks = true; }));
+  simt::append(&cases, simt::length_cases(128));
+  // Each tile's scores outgrow what the one before it has set as the row max, and do not: by so
+  // much that probabilities are scaled down, and by more than fp32 holds.
+  for (const float k_descale : {0.125f, 1.0f, 8.0f}) {
+    cases.push_back(simt::with({20, 600, 128, kFull}, [=](Case& c) {
+      c.rise = 0.25, c.descales = true, c.k_descale = k_descale;
+    }));
+  }
+  if (simt::kThreadSanitizer) return cases;
+  const std::vector<Case> more = {
+      {128, 128, 128, kCausal},
+      {257, 127, 80, kTopLeft},
+      {65, 33, 128, kFull},
+      {1, 600, 128, kCausal},
+      {200, 1, 128, kFull},
+      {300, 173, 128, kTopLeft, 2, 1},
+      simt::with({100, 373, 128, kFull, 4, 1}, descales),
+      {70, 150, 64, kFull, 1, 1, Layout::kBshd, 96},
+      simt::with({70, 500, 128, kFull, 2, 1},
+                 [](Case& c) { c.window_left = 100, c.window_right = 140; }),
+  };
+  simt::append(&cases, more);
+  simt::append(&cases, simt::hostile_length_cases(simt::with({1, 1, 128, kFull, 3, 1}, descales)));
+  return cases;
+}
+
+// Without what is not defined for 8-bit inputs.
+Case without_score_features(Case c) {
+  c.bias = simt::Bias::kNone;
+  c.mask = c.alibi = false;
+  c.bias_rise = 0.0;
+  if (c.seed) c.descales = *c.seed % 2 == 0, c.q_descale_by_kv_head = *c.seed % 4 == 0;
+  return c;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const simt::Arguments arguments(argc, argv);
+  simt::Tests tests("sm90_fp8", arguments, simt::hopper());
+  constexpr int kBlocks = 2;  // so few that they compute several tiles one after the other
+  tests.limit_blocks(kBlocks);
+  int number = 0;
+  for (const Case& drawn : arguments.cases(cases())) {
+    const Case c = without_score_features(drawn);
+    switch (number++ % 3) {
+      case 0:
+        tests.run<Element, __nv_bfloat16>(kFamily, c, run_kernel);
+        break;
+      case 1:
+        tests.run<Element, half>(kFamily, c, run_kernel);
+        break;
+      default:
+        tests.run<Element, float>(kFamily, c, run_kernel);
+    }
+  }
+  return tests.finish();
+}
