@@ -28,8 +28,20 @@ SM_89 = "sm_89"
 SM_90 = "sm_90"
 SM_90A = "sm_90a"
 
-_TYPES = {"6__half": "float16", "13__nv_bfloat16": "bfloat16", "f": "float32"}
-_ENUMS = {"float16": "kFloat16", "bfloat16": "kBFloat16", "float32": "kFloat32"}
+# Without a type of elements kernels are of the one 8-bit type.
+_TYPES = {
+    "6__half": "float16",
+    "13__nv_bfloat16": "bfloat16",
+    "f": "float32",
+    None: "float8_e4m3fn",
+}
+_ENUMS = {
+    "float16": "kFloat16",
+    "bfloat16": "kBFloat16",
+    "float32": "kFloat32",
+    "float8_e4m3fn": "kFloat8E4M3",
+}
+_MERGED = ("float16", "bfloat16", "float32")
 # Tile shapes of the families that have several, in the traits' order, each with the tiles it has.
 _ALL = range(1, 257)
 _MODS = ("", "computed", "loaded")  # of sm90
@@ -52,10 +64,11 @@ _VARIANTS = {
 _TWINS = {
     ("wmma", "narrow"): "packed",
     **{("sm90", f"{v}{mod}"): "varlen" for v in ("", "v128") for mod in _MODS[:2]},
+    ("sm90_fp8", ""): "varlen",
 }
 _KERNEL = re.compile(
-    r"_ZN6dlattn\d+(sm90|[a-z_]+?)(?:12row_per_warp)?(?:6|\d\d(split|general|persistent)_)"
-    r"kernelI(6__half|13__nv_bfloat16|f)"
+    r"_ZN6dlattn\d+(sm90|sm90_fp8|[a-z_]+?)(?:12row_per_warp)?(?:6|\d\d(split|general|persistent)_)"
+    r"kernelI(6__half|13__nv_bfloat16|f)?"
     r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:LNS0_8ScoreModE([0-2])ELb([01])E)?EEv\w+"
 )
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
@@ -135,7 +148,7 @@ def names(family: str, variant: str) -> list[str]:
 
 
 def expected_kernels() -> list[str]:
-    merges = [kernel_name("merge", dtype, None) for dtype in _ENUMS]
+    merges = [kernel_name("merge", dtype, None) for dtype in _MERGED]
     return [
         kernel_name(*instance, name)
         for instance in instances()
@@ -197,7 +210,7 @@ def compile_instances(
     if wanted is None:
         merge = folder / "merge.cu"
         merge.write_text(
-            "".join(_instantiation(template, "merge", "row_per_warp", d, 0) for d in _ENUMS)
+            "".join(_instantiation(template, "merge", "row_per_warp", d, 0) for d in _MERGED)
         )
         sources[merge] = merge.with_suffix(".cubin")
 

@@ -45,6 +45,7 @@ FAMILIES = {
     "wmma_general": "forward/wmma/general.cuh",
     "wmma_persistent": "forward/wmma/persistent.cuh",
     "sm90": "forward/sm90/kernel.cuh",
+    "sm90_fp8": "forward/sm90_fp8/kernel.cuh",
     "merge": "merge/row_per_warp/kernel.cuh",
 }
 TIMEOUT_S = 300
@@ -105,6 +106,7 @@ QUICK = {
 # The variants that are tried, likeliest first. The first has but one tile of head_dim, which takes
 # far less time to compile than all.
 ONE_TILE = " 64"
+OWN_TILE = {"sm90_fp8": "128"}  # of families that have no such tile
 RACES_FIRST = ("tsan" + ONE_TILE, "tsan", "asan", "plain")
 NUMBERS_FIRST = ("plain" + ONE_TILE, "plain", "asan", "tsan")
 
@@ -238,6 +240,8 @@ class Bench:
         """What compiles the test of a family, but for libraries and output."""
         c = self.config
         variant, _, tile = variant.partition(" ")
+        if tile and family in OWN_TILE:
+            tile = OWN_TILE[family]
         includes = [f"{c['tests']}/model", c["tests"], source, source / "include", c["generated"]]
         command = [c["compiler"], *c["flags"], *c["variants"][variant]["flags"]]
         command += [f"-I{path}" for path in includes]

@@ -10,6 +10,8 @@ SMEM = ("wmma_smem",)
 WMMA = QK + SMEM
 ALL = SCALAR + WMMA
 SM90 = ("sm90",)
+SM90_FP8 = ("sm90_fp8",)
+HOPPER = SM90 + SM90_FP8
 GENERAL = ("wmma_general",)
 
 
@@ -221,7 +223,7 @@ SEED_BUGS = (
     ),
     SeedBug(
         "overflow of the row max ignored",
-        SM90,
+        HOPPER,
         "overflow",
         "if (false) {",
     ),
@@ -232,18 +234,18 @@ SEED_BUGS = (
         "score_mod.apply(acc_s, walk.position(n));",
         statements=2,
     ),
-    SeedBug("probabilities not scaled down", SM90, "scale-probabilities", ";"),
-    SeedBug("tile's sum not scaled down", SM90, "scale-sum", ";"),
+    SeedBug("probabilities not scaled down", HOPPER, "scale-probabilities", ";"),
+    SeedBug("tile's sum not scaled down", HOPPER, "scale-sum", ";"),
     SeedBug(
         "row max of each lane's own",
-        SM90,
+        HOPPER,
         "sums-of-rows",
         "{sums[0], sums[1]}",
         part="{tile::reduce_sum<4>(sums[0]), tile::reduce_sum<4>(sums[1])}",
     ),
     SeedBug(
         "overflown sums scaled down",
-        SM90,
+        HOPPER,
         "may-scale",
         "return false;",
     ),
@@ -262,9 +264,10 @@ SEED_BUGS = (
         ";",
     ),
     SeedBug("accumulator not rescaled", SM90, "rescale-output", ";"),
+    SeedBug("accumulator not rescaled", SM90_FP8, "rescale-output", "if (false) {"),
     SeedBug(
         "scores of absent keys used",
-        SM90,
+        HOPPER,
         "hide-keys",
         ";",
     ),
@@ -275,7 +278,40 @@ SEED_BUGS = (
         "sO + d * 128 + row * 128 + lane / 16 * 16",
         part="sO + swizzled_offset(row, d / 8 + lane / 16, kWarpgroupRows)",
     ),
-    # Its score modification.
+    # Of sm90_fp8.
+    SeedBug(
+        "keys of V in their own order",
+        SM90_FP8,
+        "key-order",
+        "const std::uint32_t even = ptx::permute_bytes<0x6240>(pairs[i], pairs[i + 1]);",
+    ),
+    SeedBug(
+        "columns of out in the order of the accumulators",
+        SM90_FP8,
+        "column-order",
+        "const float x[4] = {even[0], even[1], odd[0], odd[1]};",
+    ),
+    SeedBug(
+        "probabilities packed while the product reads them",
+        SM90_FP8,
+        "finish-values",
+        "pack_probabilities(rP, acc_s); finish_values();",
+    ),
+    SeedBug(
+        "product with V lost",
+        SM90_FP8,
+        "promote",
+        ";",
+    ),
+    SeedBug(
+        "Q's stage released before its last product",
+        SM90_FP8,
+        "key-loop",
+        "release(shared.queries, query_use); "
+        "for (int n = walk.tiles.end - 2; n >= walk.tiles.begin; --n) step(walk, n);",
+        statements=2,
+    ),
+    # sm90's score modification.
     SeedBug(
         "large scores capped as small ones",
         SM90,

@@ -1,6 +1,5 @@
 #pragma once
 
-#include "cuda/forward/sm90/setup.cuh"
 #include "cuda/forward/sm90/tiles.cuh"
 #include "cuda/tile/warp.cuh"
 

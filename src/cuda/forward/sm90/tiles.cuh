@@ -3,10 +3,10 @@
 #include <cmath>
 #include <cstdint>
 
-#include "cuda/forward/sm90/setup.cuh"
 #include "cuda/forward/sm90/traits.h"
+#include "cuda/forward/sm90/warpgroup.cuh"
 #include "cuda/tile/mask.cuh"
-#include "cuda/tile/scheduler.cuh"
+#include "cuda/tile/varlen_scheduler.cuh"
 
 // Which tiles of keys are walked, and what of them rows see.
 namespace dlattn::sm90 {

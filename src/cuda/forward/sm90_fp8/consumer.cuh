@@ -163,6 +163,7 @@ struct Consumer {
     shared.keys.wait_full(use + 1);
     ping_pong.wait();
     start_qk<kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
+    // seed: promote
     promote();  // under that product
     start_values();
     ping_pong.pass();

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "cuda/forward/sm90/setup.cuh"
 #include "cuda/forward/sm90/tiles.cuh"
+#include "cuda/forward/sm90/warpgroup.cuh"
 #include "cuda/forward/sm90_fp8/traits.h"
 #include "cuda/ptx/tensor_map.cuh"
 #include "cuda/tile/ring.cuh"

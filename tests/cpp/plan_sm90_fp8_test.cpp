@@ -1,0 +1,86 @@
+// Plans of sm90_fp8.
+#include <string>
+
+#include "check.h"
+#include "core/plan.h"
+#include "cuda/forward/sm90_fp8/traits.h"
+#include "plan_problems.h"
+
+using namespace dlattn;
+using test::force;
+using test::gpus;
+
+namespace {
+
+const DeviceInfo h200 = gpus()[3];
+alignas(16) const float numbers[64] = {};
+
+AttentionParams problem(std::int64_t head_dim) {
+  AttentionParams p = test::problem(DType::kFloat8E4M3, head_dim);
+  p.out.dtype = DType::kBFloat16;
+  return p;
+}
+
+void served() {
+  for (const DeviceInfo& device : gpus())
+    CHECK_EQ(supported(problem(128), device, force("sm90_fp8")).ok, device.compute_major == 9);
+  DeviceInfo without = h200;
+  without.arch_specific_code = false;
+  CHECK_THROWS(
+      dlattn::plan(problem(128), without, force("sm90_fp8")), UnsupportedError,
+      "no kernel can run this: sm90_fp8: needs code for 90a, which this build does not have");
+  for (const std::int64_t head_dim : {16, 80, 128}) {
+    const Plan plan = dlattn::plan(problem(head_dim), h200);
+    CHECK(plan.kernel == "sm90_fp8");
+    CHECK_EQ(plan.head_dim_tile, 128);
+    const TileConfig config = sm90_fp8::tile_config(128);
+    CHECK_EQ(plan.block_m, config.block_m);
+    CHECK_EQ(plan.block_n, config.block_n);
+    CHECK_EQ(plan.num_warps, config.num_warps);
+    CHECK_EQ(plan.smem_bytes, config.smem_bytes);
+    CHECK_EQ(plan.grid, 2 * 8 * 2048 / plan.block_m);
+  }
+  AttentionParams short_walks = problem(128);
+  short_walks.batch_size = 64, short_walks.seqlen_q = short_walks.seqlen_k = 512;
+  CHECK_EQ(dlattn::plan(short_walks, h200).grid, h200.num_sms);
+}
+
+template <typename Change>
+void check_refused(Change change, const std::string& why) {
+  AttentionParams p = problem(128);
+  change(&p);
+  CHECK_THROWS(dlattn::plan(p, h200, force("sm90_fp8")), UnsupportedError,
+               "no kernel can run this: sm90_fp8: " + why);
+}
+
+void refused() {
+  check_refused([](AttentionParams* p) { p->softcap = 3.0; }, "does not implement softcap");
+  check_refused([](AttentionParams* p) { p->head_dim = 24; },
+                "head_dim is 24; accepted: multiples of 16 up to 128");
+  check_refused([](AttentionParams* p) { *p = problem(144); },
+                "head_dim is 144; accepted: multiples of 16 up to 128");
+  check_refused([](AttentionParams* p) { p->k.row_stride += 8; },
+                "k has a row stride of 1032 bytes; accepted: multiples of 16 from 0 to " +
+                    std::to_string((std::int64_t{1} << 40) - 16));
+  check_refused([](AttentionParams* p) { p->v.data = test::memory + 8; },
+                "v begins at 0x1000000000000008; accepted: multiples of 16 bytes");
+  check_refused(
+      [](AttentionParams* p) {
+        p->q.dtype = p->k.dtype = p->v.dtype = p->out.dtype = DType::kFloat16;
+      },
+      "dtype is float16; accepted: float8_e4m3fn");
+  // Out may lie anywhere, and descales are read wherever they are.
+  AttentionParams p = problem(128);
+  p.out.row_stride += 1, p.out.batch_stride += 2048;
+  p.out.data = test::memory + 3 * test::kApart + 2;
+  p.q_descale.data = numbers;
+  CHECK(supported(p, h200, force("sm90_fp8")).ok);
+}
+
+}  // namespace
+
+int main() {
+  served();
+  refused();
+  return test::summary();
+}
