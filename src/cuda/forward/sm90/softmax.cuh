@@ -11,6 +11,8 @@ struct HalfRange {
   static constexpr float kMaxSum = tile::kMaxSum;  // of a lane's, above which a row max is raised
   static constexpr int kFirstExponent = 0;         // of the largest one of a row's first tile
   static constexpr int kSumExponent = 0;           // of a row's sum after it was raised
+  static constexpr bool kToPower = false;  // whether a row max is then where the tile's largest
+                                           // probability is a power of two
 };
 
 // The streaming softmax of this lane's two rows of its warp's 16, with a speculative row max:
@@ -146,8 +148,9 @@ struct RangedSoftmax {
   }
 
   // Raises the row maxima of the rows whose sums are beyond Range::kSumExponent, so far that these
-  // have it, and scales probabilities and sums to them. `factors` as above. Does nothing and
-  // returns false where that cannot be done to one of the warp's. All lanes call it.
+  // have it, or at most one less, and scales probabilities and sums to them. `factors` as above.
+  // Does nothing and returns false where that cannot be done to one of the warp's. All lanes call
+  // it.
   template <int kScores>
   __device__ __forceinline__ bool scale_down(float (&probabilities)[kScores], float (&sums)[2],
                                              float (&factors)[2]) {
@@ -161,7 +164,12 @@ struct RangedSoftmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float old = words[h];
-      words[h] = old - static_cast<float>(tile::raise_by(row_sums[h], Range::kSumExponent));
+      const int raised = tile::raise_by(row_sums[h], Range::kSumExponent);
+      words[h] = old - static_cast<float>(raised);
+      if constexpr (Range::kToPower) {
+        const float exponent = log2f(row_max(probabilities, h));
+        if (raised > 0) words[h] -= exponent - floorf(exponent);
+      }
       factors[h] = ptx::exp2(words[h] - old);
       row_sum[h] *= factors[h];
       // seed: scale-sum

@@ -10,11 +10,13 @@
 namespace dlattn::sm90_fp8 {
 
 // How large probabilities are that are rounded to e4m3, whose numbers go up to 448 and are normal
-// from 2^-6 on. Where a lane's sum is within that, no probability is beyond it.
+// from 2^-6 on. Where a lane's sum is within that, no probability is beyond it. Powers of two are
+// rounded to themselves: so the key that outweighs the others of a row loses nothing.
 struct ByteRange {
   static constexpr float kMaxSum = 448.0f;
-  static constexpr int kFirstExponent = 5;
-  static constexpr int kSumExponent = 6;
+  static constexpr int kFirstExponent = 8;
+  static constexpr int kSumExponent = 7;
+  static constexpr bool kToPower = true;
 };
 
 // The least factor of scores. Products of e4m3 are below 2^32, so all scores are 0 with it, and
