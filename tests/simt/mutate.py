@@ -83,6 +83,7 @@ SYNCHRONISATION = {
 EQUIVALENT = (
     # V's tile, which is waited for next, is loaded after the keys' stage has been released.
     ("sm90", "no wait for a stage", "shared.keys.wait_full(use); release(shared.keys, use);"),
+    ("sm90_fp8", "no wait for a stage", "shared.keys.wait_full(use); release(shared.keys, use);"),
     # The shapes with mbarriers take Q through K's place, so that two more barriers of the block
     # stand between their initialisation and the first arrival.
     ("wmma", "no __syncthreads", "__syncthreads(); } __device__ __forceinline__ void publish"),
