@@ -1,9 +1,10 @@
-"""Predict the wmma kernels' speed on Ada GPUs from their machine code.
+"""Predict the wmma and wmma8 kernels' speed on Ada GPUs from their machine code.
 
 python research/ada_model.py                                  # compiles what it needs, prints
 DLATTN_BUILD_DIR=build python research/ada_model.py           # reads a build's libdlattn.so
 python research/ada_model.py --json research/model/ada.json
 python research/ada_model.py --print research/model/ada.json   # what that run printed
+python research/ada_model.py --family wmma8                     # the 8-bit kernels
 
 Needs cuobjdump and nvdisasm (CUDA toolkit or PyPI), a C++ compiler, and nvcc for architectures that
 the library has no code for.
@@ -42,6 +43,16 @@ def problems() -> list[Problem]:
     return found
 
 
+def problems_8_bit() -> list[Problem]:
+    """Long sequences, as the papers on 8-bit attention have them."""
+    return [
+        Problem(1, 4096 // head_dim, seqlen, head_dim, causal, input_bytes=1)
+        for head_dim in (64, 128, 256)
+        for seqlen in (4096, 8192)
+        for causal in (False, True)
+    ]
+
+
 def rows_of(
     found: list[kernels.Kernel], paces: dict[tuple[str, str], Pace], devices: list[Device]
 ) -> list[report.Row]:
@@ -56,6 +67,25 @@ def rows_of(
                 prediction = predict(kernel, paces[device.name, kernel.name], device, problem)
                 rows.append((device, problem, kernel, prediction, kernel.shape.name == variant))
     return rows
+
+
+def rows_8_bit(
+    found: list[kernels.Kernel], paces: dict[tuple[str, str], Pace], devices: list[Device]
+) -> list[report.Row]:
+    """Every kernel but the general one for every problem."""
+    return [
+        (
+            device,
+            problem,
+            kernel,
+            predict(kernel, paces[device.name, kernel.name], device, problem),
+            True,
+        )
+        for device in devices
+        for problem in problems_8_bit()
+        for kernel in found
+        if kernel.shape.head_dim == problem.head_dim and kernel.shape.name != "general"
+    ]
 
 
 def in_clocks(device: Device) -> Device:
@@ -113,13 +143,24 @@ def main() -> int:
     """Print the tables; write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", type=Path, help="libdlattn.so; else DLATTN_BUILD_DIR's")
+    parser.add_argument("--family", choices=("wmma", "wmma8"), default="wmma")
     parser.add_argument("--tiles", type=int, nargs="+", help="head_dim tiles; all by default")
     parser.add_argument("--json", type=Path, help="write everything there")
     parser.add_argument("--published", type=Path, help="folder of listings, see calibrate.py")
     parser.add_argument("--print", type=Path, help="print such a JSON instead", dest="made")
     args = parser.parse_args()
     if args.made:
-        print(report.text(json.loads(args.made.read_text())))
+        made = json.loads(args.made.read_text())
+        print(report.text_8_bit(made) if args.family == "wmma8" else report.text(made))
+        return 0
+
+    if args.family == "wmma8":
+        found = kernels.load("sm_89", args.library, args.tiles, args.family)
+        paces, turns = paces_of(found, ADA)
+        rows = rows_8_bit(found, paces, ADA)
+        document = report.document(found, paces, turns, rows, [], False, [], about())
+        print(report.text_8_bit(document))
+        _write(document, args.json)
         return 0
 
     measured_on = DEVICES[calibrate.MEASURED_ON]
@@ -140,10 +181,14 @@ def main() -> int:
         [*ada, *hopper], paces, turns, rows, comparisons, changed, published, about()
     )
     print(report.text(document))
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
+    _write(document, args.json)
     return 0
+
+
+def _write(document: report.Document, path: Path | None) -> None:
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ Latencies of Ada and bytes per clock from L2 are assumptions; loops are long eno
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from sass_model.sass import WARP_LANES, Instruction
+from sass_model.sass import WARP_LANES, Instruction, operations
 
 SUB_PARTITIONS = 4  # of a multiprocessor, each with a scheduler and one tensor core
 HMMA_FLOPS = 2 * 16 * 8 * 16  # of m16n8k16
@@ -18,6 +19,7 @@ SMEM_BYTES_PER_CLOCK = 128  # per multiprocessor; 32 banks of 4 bytes, CUDA C++ 
 LAUNCH_SECONDS = 0.6e-6  # an empty kernel in a CUDA graph on an H200
 
 ADA_WHITEPAPER = "NVIDIA Ada GPU Architecture whitepaper (v2.1), appendix A"
+BLACKWELL_WHITEPAPER = "NVIDIA RTX Blackwell GPU Architecture whitepaper, appendix A"
 GUIDE = "CUDA C++ Programming Guide, Arithmetic Instructions (results per clock and SM)"
 
 
@@ -30,7 +32,7 @@ class Device:
     num_sms: int
     clock_hz: float
     hmma_clocks: float  # of a sub-partition's tensor core, per HMMA.16816.F32
-    hmma_latency: float  # clocks until the result may be read
+    hmma_latency: float  # clocks until the result of a product may be read
     dram_bytes_per_second: float
     l2_bytes: int
     smem_per_sm: int  # bytes
@@ -39,11 +41,36 @@ class Device:
     dram_latency: float  # the same, from DRAM
     l2_bytes_per_clock: float  # that one SM reads
     source: str
+    # The same per HMMA.16816.F16, IMMA.16832, QMMA.16832.F32 and .F16; 0: has none, or not known.
+    hmma_float16_clocks: float = 0.0
+    imma_clocks: float = 0.0
+    qmma_clocks: float = 0.0
+    qmma_float16_clocks: float = 0.0
 
     @property
     def peak_flops(self) -> float:
         """Of dense fp16 products with fp32 accumulation, per second."""
         return self.num_sms * SUB_PARTITIONS * HMMA_FLOPS / self.hmma_clocks * self.clock_hz
+
+
+class _Products(TypedDict):
+    hmma_clocks: float
+    hmma_float16_clocks: float
+    imma_clocks: float
+    qmma_clocks: float
+    qmma_float16_clocks: float
+
+
+# An SM does 1024 operations a clock in 16 bits, 2048 in 8 bits, whatever accumulates them; m16n8k16
+# has 4096, m16n8k32 8192. GeForce has half of that where the accumulators are fp32.
+_FULL_RATE: _Products = {
+    "hmma_clocks": 16.0,
+    "hmma_float16_clocks": 16.0,
+    "imma_clocks": 16.0,
+    "qmma_clocks": 16.0,
+    "qmma_float16_clocks": 16.0,
+}
+_GEFORCE: _Products = {**_FULL_RATE, "hmma_clocks": 32.0, "qmma_clocks": 32.0}
 
 
 class _Common(TypedDict):
@@ -72,44 +99,44 @@ DEVICES = {
         name="L4",
         num_sms=58,
         clock_hz=2.04e9,
-        hmma_clocks=16.0,
         dram_bytes_per_second=300e9,
         l2_bytes=48 << 20,
         source="NVIDIA L4 Tensor Core GPU datasheet: FP16 tensor 242 TFLOPS with sparsity (121 "
-        "dense), 300 GB/s, 72 W; 58 SMs, boost 2040 MHz",
+        "dense), FP8 and INT8 485 (242), 300 GB/s, 72 W; 58 SMs, boost 2040 MHz",
+        **_FULL_RATE,
         **_ADA,
     ),
     "L40S": Device(
         name="L40S",
         num_sms=142,
         clock_hz=2.52e9,
-        hmma_clocks=16.0,
         dram_bytes_per_second=864e9,
         l2_bytes=96 << 20,
-        source="NVIDIA L40S datasheet: FP16 tensor 733 TFLOPS with sparsity (366 dense), 864 GB/s, "
-        "18176 CUDA cores (142 SMs), FP32 91.6 TFLOPS (boost 2520 MHz)",
+        source="NVIDIA L40S datasheet: FP16 tensor 733 TFLOPS with sparsity (366 dense), FP8 and "
+        "INT8 1466 (733), 864 GB/s, 18176 CUDA cores (142 SMs), FP32 91.6 TFLOPS (boost 2520 MHz)",
+        **_FULL_RATE,
         **_ADA,
     ),
     "RTX 4090": Device(
         name="RTX 4090",
         num_sms=128,
         clock_hz=2.52e9,
-        hmma_clocks=32.0,  # GeForce: half the rate where the accumulator is fp32
         dram_bytes_per_second=1008e9,
         l2_bytes=72 << 20,
-        source=f"{ADA_WHITEPAPER}: peak FP16 tensor TFLOPS with FP32 accumulate 165.2, 128 SMs, "
-        "boost 2520 MHz, 1008 GB/s, L2 72 MB",
+        source=f"{ADA_WHITEPAPER}: peak FP16 tensor TFLOPS with FP32 accumulate 165.2, with FP16 "
+        "330.3; FP8 330.3 and 660.6; INT8 660.6; 128 SMs, boost 2520 MHz, 1008 GB/s, L2 72 MB",
+        **_GEFORCE,
         **_ADA,
     ),
     "RTX 5090": Device(
         name="RTX 5090",
         num_sms=170,
         clock_hz=2.407e9,
-        hmma_clocks=32.0,
         dram_bytes_per_second=1792e9,
         l2_bytes=96 << 20,
-        source="NVIDIA RTX Blackwell GPU Architecture whitepaper, appendix A: peak FP16 tensor "
-        "TFLOPS with FP32 accumulate 209.5, 170 SMs, boost 2407 MHz, 1792 GB/s, L2 96 MB",
+        source=f"{BLACKWELL_WHITEPAPER}: peak FP16 tensor TFLOPS with FP32 accumulate 209.5, with "
+        "FP16 419; FP8 419 and 838; INT8 838; 170 SMs, boost 2407 MHz, 1792 GB/s, L2 96 MB",
+        **_GEFORCE,
         **_BLACKWELL,
     ),
     "H200": Device(
@@ -118,6 +145,7 @@ DEVICES = {
         num_sms=132,
         clock_hz=1.85e9,
         hmma_clocks=6.5,
+        imma_clocks=6.5,
         hmma_latency=24.0,
         dram_bytes_per_second=4.23e12,
         l2_bytes=50 << 20,
@@ -127,7 +155,9 @@ DEVICES = {
         dram_latency=700.0,
         l2_bytes_per_clock=64.0,
         source="measured: 6.5 clocks per mma.sync of a sub-partition and 4.0 per ldmatrix.x4 by "
-        "clock64; 1.77 to 1.92 GHz while wmma runs at the power limit (690 W); copies 4.23 TB/s",
+        "clock64; mma.sync of s8 on registers 2.1 times as many operations a second as of fp16, so "
+        "6.5 clocks at the most; 1.77 to 1.92 GHz while wmma runs at the power limit (690 W); "
+        "copies 4.23 TB/s",
     ),
 }
 
@@ -144,10 +174,11 @@ class Use:
 # Clocks a warp instruction keeps a sub-partition's pipe busy: 32 lanes over a quarter of the SM's
 # results per clock. GUIDE, for compute capability 8.9 and 9.0: fp32 add, multiply and fma 128;
 # 32-bit integer arithmetic, comparison, minimum, logic, shifts and conversions to 16-bit 64;
-# exp2 and other conversions 16.
+# exp2 and other conversions 16. I2FP, and F2FP from and to e4m3, 64: measured on an H200. fp16 add,
+# multiply and fma 128 for 8.9, two to a lane.
 _FMA = frozenset({"FFMA", "FADD", "FMUL"})
-_HALF_FMA = frozenset({"IMAD"})
-_MUFU = frozenset({"MUFU", "I2F", "F2I", "I2FP", "POPC"})
+_HALF_FMA = frozenset({"IMAD", "HADD2", "HFMA2", "HMUL2"})
+_MUFU = frozenset({"MUFU", "I2F", "F2I", "POPC"})
 _MEMORY = frozenset({"LDSM", "LDS", "STS", "LDGSTS", "LDG", "STG", "SHFL", "LD", "ST"})
 _MBARRIER = frozenset({"SYNCS", "ARRIVES", "ATOMS"})
 _JUMPS = frozenset({"BRA", "EXIT", "RET", "CALL", "BSSY", "BSYNC", "WARPSYNC", "YIELD"})
@@ -162,12 +193,27 @@ FENCE_STALL = 60.0  # of MEMBAR, which comes before an arrival at an mbarrier on
 WRITE_LATENCY = 400.0  # until a block's last stores have left and another may take its place
 
 
+def product_clocks(i: Instruction, device: Device) -> float:
+    """Of a sub-partition's tensor core. Raises ValueError for a product that a GPU has not."""
+    sums = "float16_clocks" if i.float16_sums else "clocks"
+    clocks: float = getattr(device, f"{i.name.lower()}_{sums}", 0.0)
+    if not clocks:
+        raise ValueError(f"{device.name}: no rate is known of {i.opcode}")
+    return clocks
+
+
+def peak_of(code: Sequence[Instruction], device: Device) -> float:
+    """Operations per second where tensor cores do nothing but the products of some code."""
+    clocks = sum(product_clocks(i, device) for i in code if i.operations)
+    return operations(code) / clocks * SUB_PARTITIONS * device.num_sms * device.clock_hz
+
+
 def use_of(i: Instruction, device: Device) -> Use:
     """Where an instruction runs and for how long, in clocks."""
     if i.never_runs or i.name in _JUMPS | _WAITS:
         return Use("", 0.0, 0.0)
-    if i.name == "HMMA":
-        return Use("tensor", device.hmma_clocks, device.hmma_latency)
+    if i.operations:
+        return Use("tensor", product_clocks(i, device), device.hmma_latency)
     if i.name in _MUFU:
         return Use("mufu", 8.0, MUFU_LATENCY)
     if i.name in _FMA:

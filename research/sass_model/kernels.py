@@ -1,4 +1,4 @@
-"""Fetches the machine code of the wmma kernels, with the tile shapes that the plan reads."""
+"""Fetches the machine code of the wmma and wmma8 kernels, with the shapes that the plan reads."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ from functools import cached_property
 from pathlib import Path
 
 from sass_model.devices import SUB_PARTITIONS, Device
-from sass_model.sass import WARP_LANES, Paths, count, find_paths, parse, short_path
+from sass_model.sass import WARP_LANES, Paths, find_paths, operations, parse, short_path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "budgets"))
 import cubins  # noqa: E402
 
-_SYMBOL = re.compile(
-    r"_ZN6dlattn4wmma\d+(?:(split|general|persistent)_)?kernelI6__halfLi(\d+)E(?:Li(\d+)E)?(?:Lb0E)?E\w*"
-)
+# Of each family the kernels' names, with groups for a named kernel, its tile and its variant.
+_SYMBOLS = {
+    "wmma": re.compile(
+        r"_ZN6dlattn4wmma\d+(?:(split|general|persistent)_)?kernelI6__halfLi(\d+)E(?:Li(\d+)E)?(?:Lb0E)?E\w*"
+    ),
+    "wmma8": re.compile(r"_ZN6dlattn5wmma86(kernel)ILi(\d+)ELb([01])EE\w*"),
+}
+_DTYPES = {"wmma": "float16", "wmma8": "float8_e4m3fn"}  # of which the instances are
 # No plan takes these on Ada: one has no loop, TMA brings the tiles of the other.
 NOT_MODELLED = ("single_pass", "persistent")
 _CORE = ("types", "overlap", "validate", "varlen", "family", "plan", "boxes")
@@ -49,9 +54,9 @@ class Shape:
         return self.block_m * self.key_groups // self.num_warps
 
     @property
-    def products_per_warp(self) -> int:
-        """HMMA that Q·Kᵀ and P·V of a tile take per warp."""
-        return 2 * self.rows_per_warp * self.block_n * self.head_dim // (16 * 8 * 16)
+    def operations_per_warp(self) -> int:
+        """Those of Q·Kᵀ and P·V of a tile."""
+        return 4 * self.rows_per_warp * self.block_n * self.head_dim
 
 
 @dataclass(frozen=True)
@@ -71,15 +76,16 @@ class Kernel:
     @cached_property
     def paths(self) -> Paths:
         """The pieces of the code. Raises ValueError if the long loop is not what the tile asks."""
-        expected = self.shape.products_per_warp
+        expected = self.shape.operations_per_warp
         code = parse(self.listing)
         paths = find_paths(code)
-        if count(paths.main, "HMMA") < expected:  # that path leaves the loop halfway through a tile
+        if operations(paths.main) < expected:  # that path leaves the loop halfway through a tile
             paths = find_paths(code, short_path)
-        found = count(paths.main, "HMMA")
+        found = operations(paths.main)
         if found != expected:
             raise ValueError(
-                f"{self.name}, {self.arch}: the long loop has {found} HMMA, its tile {expected}"
+                f"{self.name}, {self.arch}: the products of the long loop do {found} operations, "
+                f"its tile takes {expected}"
             )
         return paths
 
@@ -116,23 +122,39 @@ def _run_cpp(text: str, *sources: Path, headers: dict[str, str] | None = None) -
         return subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout
 
 
-def tile_shapes() -> dict[tuple[int, str], Shape]:
-    """The shapes of every instance, by head_dim tile and variant, from traits.h itself."""
-    tiles = sorted({tile for family, _, tile in cubins.instances() if family == "wmma"})
-    text = f"""
-        #include "cuda/forward/wmma/traits.h"
-        #include <cstdio>
-        #include <initializer_list>
-        using namespace dlattn::wmma;
-        int main() {{
-          for (int tile : {{{", ".join(map(str, tiles))}}})
-            for (int v = 0; v < kNumVariants; ++v) {{
+# What prints the shapes of a tile: head_dim tile, variant, its name, block_m, block_n, warps, bytes
+# of shared memory, groups of keys.
+_PRINT_SHAPES = {
+    "wmma": """
+            for (int v = 0; v < kNumVariants; ++v) {
               if (!has_variant(tile, v)) continue;
               const auto c = tile_config(tile, v);
               std::printf("%d %d %s %d %d %d %d %d\\n", tile, v, kVariantNames[v], c.block_m,
                           c.block_n, c.num_warps, c.smem_bytes,
                           splits_keys(v) ? split_shape(tile, v == kSinglePass).key_groups : 1);
-            }}
+            }""",
+    "wmma8": """
+            for (int v = 0; v < 2; ++v) {
+              const auto c = tile_config(tile);
+              std::printf("%d %d %s %d %d %d %d 1\\n", tile, v, v ? "general" : "plain", c.block_m,
+                          c.block_n, c.num_warps, c.smem_bytes);
+            }""",
+}
+
+
+def tile_shapes(family: str = "wmma") -> dict[tuple[int, str], Shape]:
+    """The shapes of every instance, by head_dim tile and variant, from traits.h itself."""
+    tiles = sorted({tile for name, _, tile in cubins.instances() if name == family})
+    if not tiles:
+        raise ValueError(f"instances.cmake has none of {family}")
+    text = f"""
+        #include "cuda/forward/{family}/traits.h"
+        #include <cstdio>
+        #include <initializer_list>
+        using namespace dlattn::{family};
+        int main() {{
+          for (int tile : {{{", ".join(map(str, tiles))}}})
+            {_PRINT_SHAPES[family]}
         }}"""
     shapes = {}
     for line in _run_cpp(text).splitlines():
@@ -181,7 +203,12 @@ def planned_variants(
         int main() {{
           {" ".join(cases)}
         }}"""
-    enums = {"float16": "kFloat16", "bfloat16": "kBFloat16", "float32": "kFloat32"}
+    enums = {
+        "float16": "kFloat16",
+        "bfloat16": "kBFloat16",
+        "float32": "kFloat32",
+        "float8_e4m3fn": "kFloat8E4M3",
+    }
     instances = "".join(
         f"DLATTN_INSTANCE(kForward, {family}, {family}, {enums[dtype]}, {tile})\n"
         for family, dtype, tile in cubins.instances()
@@ -199,7 +226,9 @@ def planned_variants(
     return _run_cpp(text, *sources, headers=headers).split()
 
 
-def _kernels_of(binary: Path, arch: str, shapes: dict[tuple[int, str], Shape]) -> Iterator[Kernel]:
+def _kernels_of(
+    binary: Path, arch: str, family: str, shapes: dict[tuple[int, str], Shape]
+) -> Iterator[Kernel]:
     bare = binary.suffix == ".cubin"
     usage = {
         symbol: use
@@ -209,7 +238,7 @@ def _kernels_of(binary: Path, arch: str, shapes: dict[tuple[int, str], Shape]) -
     if not usage:
         return
     for symbol, listing in cubins.listings(binary, arch):
-        if match := _SYMBOL.fullmatch(symbol):
+        if match := _SYMBOLS[family].fullmatch(symbol):
             kind, tile, variant = match.groups()
             names = {s.variant: s.name for s in shapes.values()}
             shape = shapes[int(tile), names[int(variant)] if variant else kind]
@@ -218,21 +247,23 @@ def _kernels_of(binary: Path, arch: str, shapes: dict[tuple[int, str], Shape]) -
             yield Kernel(shape, arch, usage[symbol].registers, listing)
 
 
-def load(arch: str, library: Path | None = None, tiles: list[int] | None = None) -> list[Kernel]:
-    """The float16 instances for an architecture.
+def load(
+    arch: str, library: Path | None = None, tiles: list[int] | None = None, family: str = "wmma"
+) -> list[Kernel]:
+    """The instances for an architecture, of wmma those in float16.
 
     From a library if it has code for it (where none is given, DLATTN_BUILD_DIR's or the installed
     package's), else compiled here. Raises cubins.NoTools where neither can be had.
     """
-    shapes = tile_shapes()
+    shapes = tile_shapes(family)
     if library is None:
         build = os.environ.get("DLATTN_BUILD_DIR")
         library = Path(build) / "libdlattn.so" if build else cubins.installed_library()
-    found = list(_kernels_of(library, arch, shapes)) if library else []
+    found = list(_kernels_of(library, arch, family, shapes)) if library else []
     if not found:
-        wanted = {("wmma", "float16", t) for t in tiles or {tile for tile, _ in shapes}}
+        wanted = {(family, _DTYPES[family], t) for t in tiles or {tile for tile, _ in shapes}}
         with tempfile.TemporaryDirectory() as folder:
             for cubin in cubins.compile_instances(Path(folder), arch, wanted):
-                found += _kernels_of(cubin, arch, shapes)
+                found += _kernels_of(cubin, arch, family, shapes)
     order = sorted(found, key=lambda k: (k.shape.head_dim, k.shape.variant))
     return [k for k in order if tiles is None or k.shape.head_dim in tiles]

@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from sass_model.devices import LAUNCH_SECONDS, WRITE_LATENCY, Device
+from sass_model.devices import LAUNCH_SECONDS, WRITE_LATENCY, Device, peak_of
 from sass_model.kernels import Kernel, Shape
-from sass_model.sass import WARP_LANES, Instruction, count, stored_bytes
+from sass_model.sass import WARP_LANES, Instruction, operations, stored_bytes
 from sass_model.simulate import Run, once, simulate
 
 _HEADS_TOGETHER = 8  # of tile/scheduler.cuh
@@ -24,13 +24,14 @@ _FULL = 0.9  # a resource that is busy this share of the time is called the boun
 
 @dataclass(frozen=True)
 class Problem:
-    """Self-attention of float16: as many keys as queries, as many KV heads as heads."""
+    """Self-attention: as many keys as queries, as many KV heads as heads, out of 16 bits."""
 
     batch: int
     heads: int
     seqlen: int
     head_dim: int
     causal: bool = False
+    input_bytes: int = 2  # of an element of q, k and v
 
     @property
     def flops(self) -> float:
@@ -76,7 +77,7 @@ def pace(kernel: Kernel, device: Device) -> Pace:
     cold = replace(device, memory_latency=device.dram_latency)
     stored = stored_bytes(paths.epilogue_loop)
     # An edge tile may be worked on a part at a time, in a loop of its own.
-    parts = shape.products_per_warp / count(paths.edge, "HMMA")
+    parts = shape.operations_per_warp / operations(paths.edge)
     rows_bytes = shape.block_m * shape.head_dim * 2 / shape.num_warps
     more_passes = max(0.0, rows_bytes / (stored * WARP_LANES) - 1) if stored else 0.0
     return Pace(
@@ -92,7 +93,7 @@ def pace(kernel: Kernel, device: Device) -> Pace:
 def tiles_outside(kernel: Kernel) -> int:
     """Of each group of warps: a kernel whose long loop works out the scores of a tile beside P V of
     the one before has the first scores in its prologue and the last P V in its epilogue."""
-    return 1 if count(kernel.paths.prologue, "HMMA") else 0
+    return 1 if operations(kernel.paths.prologue) else 0
 
 
 def blocks_of(problem: Problem, shape: Shape, outside: int = 0) -> Iterator[tuple[int, int]]:
@@ -190,7 +191,7 @@ class Prediction:
     """Of one kernel for one problem on one device."""
 
     seconds: float
-    peak_share: float  # of the tensor cores' peak, by the usual count of operations
+    peak_share: float  # of the tensor cores' peak for its products, by the usual count
     loop_share: float  # of the tensor cores' peak, in the long loop alone
     bound: str
 
@@ -203,12 +204,13 @@ def _bound_of_loop(run: Run) -> str:
 
 def dram_seconds(problem: Problem, device: Device, shape: Shape) -> float:
     """For Q, K, V and out, once each; K and V of a head again per wave if L2 cannot hold them."""
-    tensor = 2.0 * problem.batch * problem.heads * problem.seqlen * problem.head_dim
-    kv_of_head = 4.0 * problem.seqlen * problem.head_dim
+    elements = float(problem.batch * problem.heads * problem.seqlen * problem.head_dim)
+    tensor = problem.input_bytes * elements
+    kv_of_head = 2.0 * problem.input_bytes * problem.seqlen * problem.head_dim
     m_blocks = -(-problem.seqlen // shape.block_m)
     heads_at_once = max(1.0, device.num_sms / m_blocks)
     times = 1.0 if kv_of_head * heads_at_once <= device.l2_bytes else float(m_blocks)
-    return (2 * tensor + 2 * tensor * times) / device.dram_bytes_per_second
+    return (tensor + 2 * elements + 2 * tensor * times) / device.dram_bytes_per_second
 
 
 def predict(kernel: Kernel, pace_: Pace, device: Device, problem: Problem) -> Prediction:
@@ -231,7 +233,7 @@ def predict(kernel: Kernel, pace_: Pace, device: Device, problem: Problem) -> Pr
         bound = _bound_of_loop(full)
     return Prediction(
         seconds,
-        problem.flops / seconds / device.peak_flops,
+        problem.flops / seconds / peak_of(kernel.paths.main, device),
         full.busy["tensor"],
         bound,
     )

@@ -23,6 +23,11 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(headers), *lines[1:]])
 
 
+def _rows_of_a_tile(shape: dict[str, Any]) -> str:
+    rows = shape["block_m"] * shape["key_groups"] // shape["num_warps"]
+    return f"{shape['num_warps']} × {rows} × {shape['block_n']}"
+
+
 def _percent(share: float) -> str:
     return f"{100 * share:.0f}%"
 
@@ -33,9 +38,12 @@ def _shape_text(entry: dict[str, Any]) -> str:
     return f"({shape}){' causal' if entry['causal'] else ''}"
 
 
-def counts_table(document: Document) -> str:
+_NAMED = ("HMMA", "MUFU", "FFMA", "FADD", "LDSM", "LDGSTS")
+_NAMED_8_BIT = ("IMMA", "QMMA", "MUFU", "FFMA", "FADD", "F2FP", "PRMT", "LDSM", "LDGSTS")
+
+
+def counts_table(document: Document, names: Sequence[str] = _NAMED) -> str:
     """Instructions of the long loops for Ada, per warp and tile."""
-    names = ("HMMA", "MUFU", "FFMA", "FADD", "LDSM", "LDGSTS")
     rows = []
     for kernel in document["kernels"]:
         if kernel["arch"] != "sm_89":
@@ -43,8 +51,7 @@ def counts_table(document: Document) -> str:
         shape, counts = kernel["tile"], kernel["instructions"]
         named = [counts.get(name, 0) for name in names]
         total = sum(counts.values())
-        rows_per_warp = shape["block_m"] * shape["key_groups"] // shape["num_warps"]
-        tile = f"{shape['num_warps']} × {rows_per_warp} × {shape['block_n']}"
+        tile = _rows_of_a_tile(shape)
         others = [str(total - sum(named)), str(total), f"{kernel['smem_port_bytes'] // 1024} KB"]
         rows.append([kernel["kernel"], tile, *map(str, named), *others])
     headers = ["kernel", "warps × rows × keys", *names, "others", "issue slots", "smem port"]
@@ -89,6 +96,32 @@ def predictions_table(document: Document) -> str:
         for row in document["predictions"]
     ]
     return table(["GPU", "(B,H,S,D)", "variant", "time", "of tensor peak", "bound"], cells)
+
+
+def rates_table(document: Document) -> str:
+    """Problems by GPU, with the operations per second that papers tell."""
+    cells = []
+    for row in document["predictions"]:
+        problem = Problem(*row["shape"], row["causal"])
+        cells.append(
+            [
+                row["gpu"],
+                _shape_text(row),
+                row["variant"],
+                f"{row['microseconds']:.4g} us",
+                f"{problem.flops / row['microseconds'] / 1e6:.0f}",
+                _percent(row["peak_share"]),
+                row["bound"],
+            ]
+        )
+    headers = ["GPU", "(B,H,S,D)", "variant", "time", "TFLOP/s", "of tensor peak", "bound"]
+    return table(headers, cells)
+
+
+def text_8_bit(document: Document) -> str:
+    """The tables of a family that computes in 8 bits."""
+    tables = [counts_table(document, _NAMED_8_BIT), loops_table(document), rates_table(document)]
+    return "\n\n".join(tables)
 
 
 def summary_table(document: Document) -> str:

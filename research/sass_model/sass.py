@@ -25,6 +25,8 @@ _REGISTER = re.compile(r"(?<![A-Z])R(\d+)")
 _NONE = 7  # the scoreboard number that stands for none
 
 WARP_LANES = 32
+_PRODUCTS = frozenset({"HMMA", "IMMA", "QMMA"})  # of 16 bits, of integers, of 8-bit floats
+_SHAPE = re.compile(r"\.168(8|16|32)\b")  # m16n8 by that many columns
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,33 @@ class Instruction:
         return not self.ends_block or bool(self.predicate) or "," in self.operands
 
     @cached_property
+    def operations(self) -> int:
+        """Of a matrix product, a multiplication and an addition counted as two; else 0."""
+        shape = _SHAPE.search(self.opcode) if self.name in _PRODUCTS else None
+        return 2 * 16 * 8 * int(shape[1]) if shape else 0
+
+    @property
+    def float16_sums(self) -> bool:
+        """Whether the accumulators of a matrix product are in float16."""
+        return self.opcode.split(".")[2:3] == ["F16"]
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        """The registers that a matrix product writes."""
+        return self.registers[: self._result_width] if self.operations else ()
+
+    @property
+    def _result_width(self) -> int:
+        return 2 if self.float16_sums else 4
+
+    @cached_property
     def registers(self) -> tuple[int, ...]:
-        """The registers that it reads or writes; wide operands of HMMA in full."""
+        """The registers that it reads or writes; wide operands of matrix products in full."""
         found = [int(number) for number in _REGISTER.findall(self.operands)]
-        if self.name != "HMMA":
+        if not self.operations:
             return tuple(found)
-        widths = (4, 4, 2, 4)  # D, A, B, C of m16n8k16 with fp32 accumulators
+        # D, A, B, C of m16n8k16 in 16 bits, of m16n8k32 in 8.
+        widths = (self._result_width, 4, 2, self._result_width)
         return tuple(
             first + i for first, width in zip(found, widths, strict=False) for i in range(width)
         )
@@ -138,6 +161,11 @@ def count(instructions: Iterable[Instruction], name: str) -> int:
     return sum(i.name == name for i in instructions)
 
 
+def operations(instructions: Iterable[Instruction]) -> int:
+    """Those of the matrix products."""
+    return sum(i.operations for i in instructions)
+
+
 def copied_bytes(instructions: Iterable[Instruction]) -> int:
     """Bytes that a warp copies from global to shared memory."""
     return sum(i.bytes_per_lane * WARP_LANES for i in instructions if i.name == "LDGSTS")
@@ -171,12 +199,12 @@ Score = Callable[[list[Instruction]], tuple[int, ...]]
 
 def long_path(block: list[Instruction]) -> tuple[int, ...]:
     """All products and copies, and the most of everything else: an upper estimate."""
-    return (count(block, "HMMA"), copied_bytes(block), len(block))
+    return (operations(block), copied_bytes(block), len(block))
 
 
 def short_path(block: list[Instruction]) -> tuple[int, ...]:
     """All products and copies, and the least of everything else."""
-    return (count(block, "HMMA"), copied_bytes(block), -len(block))
+    return (operations(block), copied_bytes(block), -len(block))
 
 
 def common_path(block: list[Instruction]) -> tuple[int, ...]:
@@ -247,10 +275,8 @@ class Flow:
         return [i for block in blocks for i in self.blocks[block].instructions]
 
     def main_loop(self) -> Loop:
-        """The long loop: of the loops with HMMA and no such loop inside, the one with most."""
-        with_products = [
-            loop for loop in self.loops if count(self.instructions(loop.blocks), "HMMA")
-        ]
+        """The long loop: of the loops with products and no such loop inside, the one with most."""
+        with_products = [loop for loop in self.loops if operations(self.instructions(loop.blocks))]
         innermost = [
             loop
             for loop in with_products
@@ -258,7 +284,7 @@ class Flow:
         ]
         if not innermost:
             raise ValueError("no loop has a tensor core instruction in it")
-        return max(innermost, key=lambda x: count(self.instructions(x.blocks), "HMMA"))
+        return max(innermost, key=lambda x: operations(self.instructions(x.blocks)))
 
     def enclosing(self, loop: Loop) -> Loop | None:
         """The smallest loop around another one."""

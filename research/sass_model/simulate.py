@@ -7,8 +7,8 @@ whether one warp's softmax hides behind another's products is not assumed but co
 of a block meet at its barriers, or hand over tiles by mbarriers; shared memory's port
 is common to the four schedulers.
 
-HMMA has no scoreboard; the code counts on the shortest latency of its architecture. Registers that
-an HMMA writes are therefore tracked here, as the hardware of the slower GPUs must.
+Matrix products have no scoreboard; the code counts on the shortest latency of its architecture.
+Registers that they write are therefore tracked here, as the hardware of the slower GPUs must.
 """
 
 from __future__ import annotations
@@ -33,20 +33,19 @@ class Step:
     write_scoreboard: int | None
     read_scoreboard: int | None
     waits: tuple[int, ...]
-    reads: tuple[int, ...]  # registers that an HMMA may be about to write
-    writes: tuple[int, ...]  # of an HMMA
+    reads: tuple[int, ...]  # registers that a product may be about to write
+    writes: tuple[int, ...]  # of a product
     kind: str  # "", "BAR", "DEPBAR", "LDGDEPBAR", "LDGSTS", or one of handovers()
     outstanding: int = 0  # copies that a DEPBAR lets be
 
 
 def prepare(code: list[Instruction], device: Device) -> list[Step]:
     """Looks up what each instruction needs on a device."""
-    tracked = {r for i in code if i.name == "HMMA" for r in i.registers[:4]}
+    tracked = {r for i in code for r in i.results}
     on_mbarriers = handovers(code)
     steps = []
     for i in code:
         use = use_of(i, device)
-        product = i.name == "HMMA"
         special = i.name in ("BAR", "DEPBAR", "LDGDEPBAR", "LDGSTS") and not i.never_runs
         outstanding = int(i.operands.rsplit(",", 1)[-1], 16) if i.name == "DEPBAR" else 0
         steps.append(
@@ -59,7 +58,7 @@ def prepare(code: list[Instruction], device: Device) -> list[Step]:
                 read_scoreboard=i.read_scoreboard,
                 waits=i.waits,
                 reads=tuple(tracked.intersection(i.registers)),
-                writes=i.registers[:4] if product else (),
+                writes=i.results,
                 kind=on_mbarriers.get(i.address, i.name if special else ""),
                 outstanding=outstanding,
             )

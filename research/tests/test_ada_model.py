@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ada_model
 from sass_model import kernels, report, sass
-from sass_model.devices import DEVICES, use_of
-from sass_model.predict import Pace, Problem, _Walk, blocks_of
+from sass_model.devices import DEVICES, peak_of, use_of
+from sass_model.predict import Pace, Problem, _Walk, blocks_of, dram_seconds
 from sass_model.simulate import Run, _Multiprocessor, once, prepare, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,6 +109,45 @@ def test_registers_of_a_product() -> None:
     assert set(other.registers) == {1, 16, 10}
 
 
+@pytest.mark.parametrize(
+    ("code", "operations", "written", "read"),
+    [
+        (
+            "HMMA.16816.F32.BF16 R16, R4, R8, R20",
+            4096,
+            range(16, 20),
+            {*range(4, 10), *range(20, 24)},
+        ),
+        ("HMMA.16816.F16 R16, R4, R8, RZ", 4096, range(16, 18), {*range(4, 10)}),
+        ("HMMA.1688.F32 R16, R4, R8, RZ", 2048, range(16, 20), {*range(4, 10)}),
+        (
+            "IMMA.16832.S8.S8 R8, R12.reuse.ROW, R6.COL, R8",
+            8192,
+            range(8, 12),
+            {*range(12, 16), 6, 7},
+        ),
+        (
+            "QMMA.16832.F32.E4M3.E4M3 R8, R12.ROW, R6.COL, RZ",
+            8192,
+            range(8, 12),
+            {*range(12, 16), 6, 7},
+        ),
+        (
+            "QMMA.16832.F16.E4M3.E4M3 R8, R12.ROW, R6.COL, R8",
+            8192,
+            range(8, 10),
+            {*range(12, 16), 6, 7},
+        ),
+        ("F2FP.SATFINITE.E4M3.F32.PACK_AB_MERGE_C R9, R9, R8, R10", 0, (), {8, 9, 10}),
+    ],
+)
+def test_products(code: str, operations: int, written: range, read: set[int]) -> None:
+    product = sass.parse(listing(code))[0]
+    assert product.operations == operations
+    assert set(product.results) == set(written)
+    assert set(product.registers) == {*written, *read}
+
+
 def test_branches() -> None:
     code = sass.parse(NESTED)
     by_address = {i.address: i for i in code}
@@ -168,8 +207,51 @@ def test_peaks_are_those_of_the_documents(name: str, tflops: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "code", "tflops"),
+    [
+        ("L4", "IMMA.16832.S8.S8", 242.3),
+        ("L40S", "QMMA.16832.F32.E4M3.E4M3", 733.0),
+        ("RTX 4090", "IMMA.16832.S8.S8", 660.6),
+        ("RTX 4090", "QMMA.16832.F16.E4M3.E4M3", 660.6),
+        ("RTX 4090", "QMMA.16832.F32.E4M3.E4M3", 330.3),
+        ("RTX 4090", "HMMA.16816.F16", 330.3),
+        ("RTX 5090", "QMMA.16832.F32.E4M3.E4M3", 419.0),
+        ("RTX 5090", "IMMA.16832.S8.S8", 838.0),
+        ("H200", "IMMA.16832.S8.S8", 1231.0),
+    ],
+)
+def test_peaks_in_8_bits(name: str, code: str, tflops: float) -> None:
+    product = sass.parse(listing(f"{code} R16, R4.ROW, R8.COL, RZ", "FADD R1, R2, R3"))
+    assert peak_of(product, DEVICES[name]) / 1e12 == pytest.approx(tflops, rel=0.005)
+
+
+def test_the_peak_of_a_mix_is_between() -> None:
+    """INT8 at full rate beside e4m3 at half: two thirds of the way down in time."""
+    mix = sass.parse(
+        listing(
+            "IMMA.16832.S8.S8 R16, R4.ROW, R8.COL, RZ",
+            "QMMA.16832.F32.E4M3.E4M3 R20, R4.ROW, R8.COL, RZ",
+        )
+    )
+    assert peak_of(mix, DEVICES["RTX 4090"]) / 1e12 == pytest.approx(440.4, rel=0.005)
+
+
+def test_a_product_that_a_gpu_has_not() -> None:
+    product = sass.parse(listing("QMMA.16832.F32.E4M3.E4M3 R16, R4.ROW, R8.COL, RZ"))
+    with pytest.raises(ValueError, match=r"H200: no rate is known of QMMA\.16832\.F32\.E4M3\.E4M3"):
+        use_of(product[0], DEVICES["H200"])
+
+
+@pytest.mark.parametrize(
     ("code", "pipe", "clocks"),
     [
+        ("IMMA.16832.S8.S8 R8, R8.ROW, R6.COL, RZ", "tensor", 16),
+        ("QMMA.16832.F16.E4M3.E4M3 R8, R8.ROW, R6.COL, RZ", "tensor", 16),
+        ("F2FP.SATFINITE.E4M3.F32.PACK_AB_MERGE_C R9, R9, R8, R10", "alu", 2),
+        ("I2FP.F32.S32 R7, R2", "alu", 2),
+        ("F2I.NTZ R7, R2", "mufu", 8),
+        ("HADD2.F32 R9, -RZ, R2.H0_H0", "fma", 2),
+        ("PRMT R7, R0, 0x5410, R7", "alu", 2),
         ("HMMA.16816.F32 R16, R4, R8, R16", "tensor", 16),
         ("MUFU.EX2 R5, R6", "mufu", 8),
         ("FFMA R1, R2, R3, R4", "fma", 1),
@@ -198,6 +280,17 @@ def test_products_take_turns_on_the_tensor_core() -> None:
         assert run.busy["tensor"] == pytest.approx(1, rel=0.02)
     slower = simulate(code, DEVICES["RTX 4090"], 1, 4)
     assert slower.clocks_per_pass == pytest.approx(32 * 16, rel=0.02)
+
+
+def test_products_in_8_bits_take_turns_at_their_rates() -> None:
+    code = [
+        "IMMA.16832.S8.S8 R16, R4.ROW, R8.COL, RZ",
+        "QMMA.16832.F32.E4M3.E4M3 R20, R4.ROW, R8.COL, RZ",
+        "QMMA.16832.F16.E4M3.E4M3 R24, R4.ROW, R8.COL, RZ",
+    ]
+    run = simulate(sass.parse(listing(*code * 6)), DEVICES["RTX 4090"], 2, 4)
+    assert run.clocks_per_pass == pytest.approx(2 * 6 * (16 + 32 + 16), rel=0.03)
+    assert run.busy["tensor"] == pytest.approx(1, rel=0.03)
 
 
 def test_a_dependent_product_waits() -> None:
@@ -298,8 +391,9 @@ def make_shape(block_m: int, block_n: int) -> kernels.Shape:
 
 
 def test_products_of_a_tile() -> None:
-    assert make_shape(128, 64).products_per_warp == 2 * (2 * 8 * 4)
-    assert make_shape(64, 32).products_per_warp == 2 * (1 * 4 * 4)
+    product = 2 * 16 * 8 * 16
+    assert make_shape(128, 64).operations_per_warp == 2 * (2 * 8 * 4) * product
+    assert make_shape(64, 32).operations_per_warp == 2 * (1 * 4 * 4) * product
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -337,6 +431,14 @@ def test_waves() -> None:
     assert walk(two_at_a_time, 4, [block] * 5) == pytest.approx(310)
     # A block that is left alone goes on at the pace of one.
     assert walk(two_at_a_time, 1, [(1, 9), (1, 19)]) == pytest.approx(100 + 160 + 100 + 50)
+
+
+def test_dram_reads_fewer_bytes_of_8_bits() -> None:
+    wide, narrow = (Problem(1, 8, 512, 64, input_bytes=size) for size in (2, 1))
+    elements = 8 * 512 * 64
+    shape = make_shape(128, 64)
+    assert dram_seconds(wide, L4, shape) == pytest.approx(8 * elements / 300e9)
+    assert dram_seconds(narrow, L4, shape) == pytest.approx(5 * elements / 300e9)
 
 
 def prediction(gpu: str, variant: str, microseconds: float, planned: bool) -> dict[str, object]:
@@ -377,6 +479,14 @@ def test_the_page_has_the_committed_figures(
         assert table in page
 
 
+def test_the_page_of_8_bit_kernels_tells_rates() -> None:
+    row = prediction("RTX 4090", "plain", 1000.0, True)
+    row["shape"] = [1, 32, 8192, 128]
+    row["causal"] = False
+    line = report.rates_table({"predictions": [row]}).splitlines()[2]
+    assert line == "| RTX 4090 | (1, 32, 8192, 128) | plain | 1000 us | 1100 | 28% | tensor |"
+
+
 @pytest.fixture(scope="module")
 def compiled() -> Iterator[list[kernels.Kernel]]:
     try:
@@ -392,14 +502,15 @@ def test_every_long_loop_is_found(compiled: list[kernels.Kernel]) -> None:
     assert {(k.shape.head_dim, k.shape.name) for k in compiled} == shapes
     for kernel in compiled:
         shape, paths = kernel.shape, kernel.paths
-        assert sass.count(paths.main, "HMMA") == shape.products_per_warp, kernel.name
+        products = sass.count(paths.main, "HMMA")
+        assert products * 2 * 16 * 8 * 16 == shape.operations_per_warp, kernel.name
         copied = 2 * shape.block_n * shape.head_dim * 2 * shape.key_groups
         if shape.name != "general":  # which copies bias and mask as well
             assert sass.copied_bytes(paths.main) * shape.num_warps == copied, kernel.name
         exponentials = shape.rows_per_warp * shape.block_n // 32
         assert sass.count(paths.main, "MUFU") >= exponentials, kernel.name
         # Some go through an edge tile 32 keys at a time, or 16.
-        parts = shape.products_per_warp / sass.count(paths.edge, "HMMA")
+        parts = products / sass.count(paths.edge, "HMMA")
         keys = 16 if shape.head_dim > 128 else 32
         assert parts == 1 or parts == shape.block_n / keys, kernel.name
         assert any(i.name == "STG" for i in paths.epilogue), kernel.name
