@@ -138,7 +138,7 @@ def test_the_gil_is_given_up_in_one_place() -> None:
 
 RESEARCH = re.compile(
     r"^\s*(?:import|from) (?:research|ada_model|sass_model|softmax_forms|choices|compare_builds"
-    r"|ncu)\b|research/",
+    r"|ncu|eight_bit|rates)\b|research/",
     re.M,
 )
 
