@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from quick_bench import run_bench, run_to_json
 
-import dlattn
 from dlattn.bench import accuracy, eight_bit, peers, report
 from dlattn.bench.cases import Case
 from dlattn.bench.features import Context
@@ -311,40 +310,7 @@ def test_comfy_int8(monkeypatch: pytest.MonkeyPatch) -> None:
 # A whole run
 
 
-def float8_by_dequantising(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the library take float8 tensors: it computes in float32 what they stand for."""
-
-    def widened(function: Any) -> Any:
-        def call(q: Any, k: Any, v: Any, *rest: Any, **options: Any) -> Any:
-            descales = [options.pop(name, None) for name in tensors.DESCALES]
-            out = options.pop("out", None)
-            if q.dtype == torch.float8_e4m3fn:
-                if options.get("layout") != "bhsd":  # varlen: a descale for each sequence
-                    lengths = torch.diff(rest[0].long())
-                    descales = [x.repeat_interleave(lengths, 0).T[None] for x in descales]
-                    q, k, v = (
-                        (
-                            x.float()
-                            * d[0].T.repeat_interleave(x.shape[1] // d.shape[1], 1)[..., None]
-                        )
-                        for x, d in zip((q, k, v), descales, strict=True)
-                    )
-                else:
-                    q, k, v = (
-                        tensors.dequantised(x, d, torch.float32)
-                        for x, d in zip((q, k, v), descales, strict=True)
-                    )
-            result = function(q, k, v, *rest, **options)
-            return result if out is None else out.copy_(result)
-
-        return call
-
-    for name in ("attention", "attention_varlen", "supported", "plan"):
-        monkeypatch.setattr(dlattn, name, widened(getattr(dlattn, name)))
-
-
-def test_run(tmp_path: Any, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    float8_by_dequantising(monkeypatch)
+def test_run(tmp_path: Any, capsys: Captured) -> None:
     document = run_to_json(tmp_path, "--shape", "eight_bit")
     printed = capsys.readouterr().out
     results = {
@@ -385,8 +351,7 @@ def test_run(tmp_path: Any, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -
     assert report.from_json(document)
 
 
-def test_a_part_of_it(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    float8_by_dequantising(monkeypatch)
+def test_a_part_of_it(tmp_path: Any, capsys: Captured) -> None:
     arguments = ("--shape", "eight_bit", "--only", "varlen", "--full", "--peers")
     document = run_to_json(tmp_path, *arguments)
     assert {r["contestant"] for r in document["results"]} == {"dlattn auto"}
