@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from quick_bench import run_bench, run_to_json
 
-from dlattn.bench import accuracy, eight_bit, peers, report
-from dlattn.bench.cases import Case
+from dlattn.bench import accuracy, eight_bit, figures, peers, plot, report
+from dlattn.bench.cases import FLOAT8, Case
 from dlattn.bench.features import Context
 
 torch = pytest.importorskip("torch")
@@ -44,7 +44,7 @@ def packed(lengths: tuple[int, ...], causal: bool) -> peers.Problem:
 def test_float8_has_the_values_but_for_its_rounding() -> None:
     wide = problem()
     narrow = eight_bit.to_float8(wide)
-    assert narrow.case.dtype == tensors.FLOAT8
+    assert narrow.case.dtype == FLOAT8
     for name in ("q", "k", "v"):
         x, descale = getattr(narrow, name), narrow.options[f"{name}_descale"]
         assert x.dtype == torch.float8_e4m3fn
@@ -317,12 +317,12 @@ def test_run(tmp_path: Any, capsys: Captured) -> None:
         (r["contestant"], r["dtype"], r["causal"], r["variant"]): r for r in document["results"]
     }
     for causal in (False, True):
-        float8 = results["dlattn auto", tensors.FLOAT8, causal, ""]
+        float8 = results["dlattn auto", FLOAT8, causal, ""]
         assert float8["seconds"] > 0, float8["note"]
         assert float8["bound_ratio"] <= 1
         assert float8["baseline"] == "cudnn-fp8"
         assert set(float8["facts"]) == {"vs dlattn auto float32", "vs torch float32"}
-        missing = results["cudnn-fp8", tensors.FLOAT8, causal, ""]
+        missing = results["cudnn-fp8", FLOAT8, causal, ""]
         assert missing["seconds"] is None
         assert "nvidia-cudnn-frontend is not installed" in missing["note"]
         assert results["torch", "float32", causal, ""]["seconds"] > 0
@@ -346,9 +346,14 @@ def test_run(tmp_path: Any, capsys: Captured) -> None:
     assert 0.03 < errors["dlattn auto float8_e4m3fn", "noise", 128]["relative_l2"] < 0.06
     assert errors["dlattn auto float32", "noise", 128]["relative_l2"] < 1e-5
     assert len(found["dequantised"]) == 4  # ours and cuDNN's, full and causal
-    assert "geometric mean" in printed and "mean of (1,1,128,16)" in printed
+    assert "geometric mean" in printed and "mean of V ~ N(1,1) that is left" in printed
     assert "noise, 128" in printed
     assert report.from_json(document)
+
+    path = tmp_path / "bench.json"
+    page = figures.figures_markdown([path], tmp_path)
+    assert "| mean of V ~ N(1,1) that is left | (1,1,128,16) |" in page
+    assert "| dlattn auto float8_e4m3fn | 1.0000 |" in page
 
 
 def test_a_part_of_it(tmp_path: Any, capsys: Captured) -> None:
@@ -373,6 +378,47 @@ def test_the_set() -> None:
     only = eight_bit.groups(replace(context, head_dims=[64], masks=[True]))
     assert {name: len(members) for name, members in only.items()} == {"head_dim 64": 2, "varlen": 0}
     assert [x.name for x in eight_bit.peers(context).wide] == ["torch-cudnn", "comfy-int8"]
+
+
+def test_plot(tmp_path: Any) -> None:
+    pytest.importorskip("matplotlib")
+    results = []
+    for seqlen in (4096, 8192):
+        for name, ours, dtype in (
+            ("dlattn auto", True, FLOAT8),
+            ("dlattn auto", True, "bfloat16"),
+            ("cudnn-fp8", False, FLOAT8),
+        ):
+            case = Case((1, 16, seqlen, 128), False, dtype)
+            results.append(report.Result(case, name, ours, 0.0, 0.1, [1e-3], vs_baseline=1.0))
+    results.append(replace(results[0], case=Case((1, 8, 8192, 256), False, FLOAT8)))
+    about = {
+        "date": "2026-01-01T00:00:00",
+        "git": {"sha": None, "dirty": None},
+        "machine": {"cpu": "x"},
+        "versions": {"dlattn": "0"},
+    }
+    protocol = {"method": "", "threads": None}
+    ceiling = {"matmul": "a product", "tflops": 1.0, "float8_tflops": 2.0}
+    document = report.to_json(about, protocol, ceiling, results, {})
+    mean = {"shape": [1, 4, 2048, 128], "scheme": f"cudnn-fp8 {FLOAT8}", "mean_ratio": 0.9}
+    document["eight_bit"] = {"summary": [], "mean_of_v": [mean]}
+    plot.draw(document, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+    del document["eight_bit"]["mean_of_v"]
+    document["results"] = document["results"][-1:]  # of one length there are bars
+    plot.draw(document, tmp_path / "bars.png")
+    assert (tmp_path / "bars.png").stat().st_size > 5_000
+
+
+def test_percentages_of_float8_are_of_its_own_ceiling() -> None:
+    case = Case((1, 16, 4096, 128), False, FLOAT8)
+    results = [report.Result(case, "a", True, 0.0, 0.1, [case.flops / 1e12])]
+    results.append(replace(results[0], case=replace(case, dtype="bfloat16")))
+    ceiling = {"matmul": "a product", "tflops": 8.0, "mma_sync_tflops": 4.0, "copy_gb_per_s": 1.0}
+    printed = report.print_results(results, {**ceiling, "float8_tflops": 2.0})
+    assert [line.split()[-2] for line in printed.splitlines()[2:5:2]] == ["50.0", "25.0"]
+    assert "2.00 TFLOP/s (float8 product, the 100% of float8)" in printed
 
 
 # Accuracy

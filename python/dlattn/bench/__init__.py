@@ -93,7 +93,8 @@ def main(args: argparse.Namespace) -> int:
 
     progress = Progress(len(groups) + len(checks) + 2)
     progress.step("ceilings: matrix product, copy")
-    ceiling = environment.ceilings(device, dtype, session.windows)
+    float8 = args.shape == "eight_bit"
+    ceiling = environment.ceilings(device, dtype, session.windows, float8=float8)
     results: list[Result] = []
     host: dict[str, float | None] = {}
     checked: dict[str, Any] = {}

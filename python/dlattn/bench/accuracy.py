@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlattn.bench import tensors
-from dlattn.bench.cases import Case, Sizes
+from dlattn.bench.cases import FLOAT8, Case, Sizes
 from dlattn.bench.peers import Contestant, Problem, UnavailableError
 from dlattn.cli.errors import first_line
-from dlattn.cli.text import shape, table
+from dlattn.cli.text import shape
 
 Array = NDArray[np.float32]
 Inputs = tuple[Array, Array, Array]  # q, k, v: (seqlen, head_dim)
@@ -157,7 +157,7 @@ def dequantised(
 ) -> list[Entry]:
     """The float8 schemes on noise against what their float8 tensors stand for: the kernels' own."""
     entries = []
-    narrow = [scheme for scheme in schemes if scheme.dtype == tensors.FLOAT8]
+    narrow = [scheme for scheme in schemes if scheme.dtype == FLOAT8]
     generator = tensors.torch_module().Generator(device=device).manual_seed(0)
     q, k, v = (
         tensors.torch_module().randn(sizes, device=device, generator=generator) for _ in range(3)
@@ -216,7 +216,7 @@ def _tensor(x: Array, device: str) -> Any:
 
 
 def _in_dtype(problem: Problem, dtype: str, to_float8: ToFloat8) -> Problem:
-    if dtype == tensors.FLOAT8:
+    if dtype == FLOAT8:
         return to_float8(problem)
     to = getattr(tensors.torch_module(), dtype)
     q, k, v = (x.to(to) for x in (problem.q, problem.k, problem.v))
@@ -249,9 +249,12 @@ def _told(result: Any, exact: Any) -> Entry:
     return dict(vars(errors(result, exact)))
 
 
-def text(
+Table = tuple[list[str], list[list[str]]]  # headers and rows
+
+
+def error_table(
     entries: Sequence[Entry], measure: str = "relative_l2", name: str = "relative L2 error"
-) -> str:
+) -> Table:
     """Errors: a row for each scheme, a column for each distribution."""
     columns = list(dict.fromkeys((e["distribution"], e["head_dim"], e["against"]) for e in entries))
     found = {(e["scheme"], (e["distribution"], e["head_dim"], e["against"])): e for e in entries}
@@ -262,11 +265,10 @@ def text(
             entry = found.get((scheme, column), {})
             cells.append(f"{entry[measure]:.4f}" if measure in entry else "-")
         rows.append([scheme, *cells])
-    headers = [f"{kind}, {dim}" for kind, dim, _ in columns]
-    return table([name, *headers], rows, right=range(1, len(headers) + 1))
+    return [name, *(f"{kind}, {dim}" for kind, dim, _ in columns)], rows
 
 
-def mean_text(entries: Sequence[Entry]) -> str:
+def mean_table(entries: Sequence[Entry]) -> Table:
     """The ratio of the means: a row for each scheme, a column for each number of keys."""
     shapes = list(dict.fromkeys(tuple(entry["shape"]) for entry in entries))
     found = {(entry["scheme"], tuple(entry["shape"])): entry for entry in entries}
@@ -277,5 +279,4 @@ def mean_text(entries: Sequence[Entry]) -> str:
             entry = found.get((scheme, sizes), {})
             cells.append(f"{entry['mean_ratio']:.4f}" if "mean_ratio" in entry else "-")
         rows.append([scheme, *cells])
-    headers = [f"mean of {shape(sizes)}" for sizes in shapes]
-    return table(["of V ~ N(1,1) is left", *headers], rows, right=range(1, len(headers) + 1))
+    return ["mean of V ~ N(1,1) that is left", *(shape(sizes) for sizes in shapes)], rows

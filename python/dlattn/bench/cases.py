@@ -12,6 +12,8 @@ Sizes = tuple[int, int, int, int]  # batch_size, num_heads, seqlen, head_dim
 MISSION: Sizes = (1, 8, 512, 64)
 SEED: tuple[Sizes, ...] = (MISSION, (2, 8, 2048, 64), (2, 8, 2048, 128))
 
+FLOAT8 = "float8_e4m3fn"
+
 _TOO_MANY_ELEMENTS = 1 << 48  # for any memory
 
 

@@ -13,6 +13,7 @@ import math
 from typing import Any
 
 from dlattn.bench import tensors
+from dlattn.bench.cases import FLOAT8
 from dlattn.bench.peers import Bound, Contestant, Problem, UnavailableError
 from dlattn.cli.errors import first_line
 
@@ -30,7 +31,7 @@ class Attention:
         """Build the graph; raises UnavailableError for what this peer cannot do."""
         self._cudnn = _module()
         self._torch = tensors.torch_module()
-        if tensors.dtype_of(problem.q) != tensors.FLOAT8:
+        if tensors.dtype_of(problem.q) != FLOAT8:
             raise UnavailableError("takes float8 tensors only")
         wrong = sorted(set(problem.options) - set(tensors.DESCALES))
         if wrong:

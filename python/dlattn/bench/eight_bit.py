@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dlattn.bench import accuracy, tensors
-from dlattn.bench.cases import Case, Sizes
+from dlattn.bench.cases import FLOAT8, Case, Sizes
 from dlattn.bench.cudnn_fp8 import CUDNN_FP8
 from dlattn.bench.features import Context
 from dlattn.bench.peers import COMFY_INT8, TORCH_PEERS, TORCH_SDPA, Contestant, Problem, Varlen
@@ -182,7 +182,7 @@ def to_float8(problem: Problem) -> Problem:
         narrow, descale = tensors.to_float8(x)
         inputs.append(narrow)
         options[name] = descale.repeat(batch_size, problem.case.heads_kv)
-    case = replace(problem.case, dtype=tensors.FLOAT8)
+    case = replace(problem.case, dtype=FLOAT8)
     return Problem(case, inputs[0], inputs[1], inputs[2], options, varlen)
 
 
@@ -195,7 +195,7 @@ def checks(context: Context) -> dict[str, Callable[[], list[accuracy.Entry]]]:
     # The inputs of the distributions are exact in float16.
     dtype = "float16" if context.dtype == "bfloat16" else context.dtype
     schemes = [
-        *(accuracy.Scheme(x, tensors.FLOAT8) for x in (*context.ours, *others.float8)),
+        *(accuracy.Scheme(x, FLOAT8) for x in (*context.ours, *others.float8)),
         *(accuracy.Scheme(x, dtype) for x in (*context.ours, *others.wide)),
     ]
     return {
@@ -212,7 +212,7 @@ def summary(results: Sequence[Result]) -> list[dict[str, Any]]:
     """How fast ours is on float8 tensors relative to each other: by head_dim, and varlen apart."""
     ratios: dict[tuple[str, str, str], dict[str, float]] = {}
     for result in results:
-        if not result.ours or result.case.dtype != tensors.FLOAT8 or result.seconds is None:
+        if not result.ours or result.case.dtype != FLOAT8 or result.seconds is None:
             continue
         case = f"{result.case.label} {result.case.mask}"
         kind = "varlen" if result.case.variant else f"head_dim {result.case.sizes[3]}"
@@ -240,26 +240,34 @@ def summary(results: Sequence[Result]) -> list[dict[str, Any]]:
     return lines
 
 
-def text(document: Mapping[str, Any]) -> str:
-    """What the run comes to, and what was checked beside the times, as tables."""
+def tables(document: Mapping[str, Any]) -> list[accuracy.Table]:
+    """What the run comes to, and what was checked beside the times."""
     found = document["eight_bit"]
     parts = []
     if found["summary"]:
-        parts.append(_summary_text(found["summary"]))
+        parts.append(_summary_table(found["summary"]))
     if "mean_of_v" in found:
-        parts.append(accuracy.mean_text(found["mean_of_v"]))
-    parts += [accuracy.text(found[key]) for key in ("distributions", "dequantised") if key in found]
+        parts.append(accuracy.mean_table(found["mean_of_v"]))
+    if "distributions" in found:
+        parts.append(accuracy.error_table(found["distributions"]))
     if "dequantised" in found:
-        parts.append(accuracy.text(found["dequantised"], "largest", "largest error"))
-    return "\n\n".join(parts)
+        parts.append(accuracy.error_table(found["dequantised"]))
+        parts.append(accuracy.error_table(found["dequantised"], "largest", "largest error"))
+    return parts
 
 
-def _summary_text(lines: Sequence[Mapping[str, Any]]) -> str:
+def text(document: Mapping[str, Any]) -> str:
+    """The tables for a terminal."""
+    return "\n\n".join(
+        table(headers, rows, right=range(1, len(headers))) for headers, rows in tables(document)
+    )
+
+
+def _summary_table(lines: Sequence[Mapping[str, Any]]) -> accuracy.Table:
     rows = [
         [
-            line["contestant"],
+            f"{line['contestant']} {line['ratio']}",
             line["cases_of"],
-            line["ratio"],
             str(line["cases"]),
             f"{line['geometric_mean']:.3f}",
             f"{line['least']:.3f}",
@@ -267,5 +275,4 @@ def _summary_text(lines: Sequence[Mapping[str, Any]]) -> str:
         ]
         for line in lines
     ]
-    headers = ["float8", "cases of", "ratio", "cases", "geometric mean", "least", "at"]
-    return table(headers, rows, right=(3, 4, 5))
+    return ["float8", "cases of", "cases", "geometric mean", "least", "at"], rows

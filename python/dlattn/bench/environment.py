@@ -33,10 +33,13 @@ def describe(device: str, commit: str | None) -> dict[str, Any]:
     }
 
 
-def ceilings(device: str, dtype: str, windows: Windows) -> dict[str, Any]:
+def ceilings(device: str, dtype: str, windows: Windows, *, float8: bool = False) -> dict[str, Any]:
     """The fastest matrix products and copy that this machine does, in this run."""
     measure = _gpu_ceilings if device == "cuda" else _cpu_ceilings
-    return measure(dtype, windows)
+    found = measure(dtype, windows)
+    if float8 and device == "cuda":
+        found["float8_tflops"] = _float8_product(windows)
+    return found
 
 
 def _gpu_ceilings(dtype: str, windows: Windows) -> dict[str, Any]:
@@ -55,6 +58,23 @@ def _gpu_ceilings(dtype: str, windows: Windows) -> dict[str, Any]:
         "mma_sync_tflops": _mma_sync(dtype, windows),
         "copy_gb_per_s": 2.0 * _COPY_BYTES["cuda"] / float(copy_seconds) / 1e9,
     }
+
+
+def _float8_product(windows: Windows) -> float | None:
+    """A large product of float8_e4m3fn, by one scale each; None where torch has none."""
+    torch: Any = importlib.import_module("torch")
+    size = _MATMUL_SIZE["cuda"]
+    a, b = (torch.randn(size, size, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
+    one = torch.ones((), device="cuda")
+
+    def product() -> Any:
+        return torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+
+    try:
+        seconds = np.median(GpuClock().window(Prepared(product, 1), windows))
+    except (AttributeError, RuntimeError, ValueError):
+        return None
+    return 2.0 * size**3 / float(seconds) / 1e12
 
 
 def _mma_sync(dtype: str, windows: Windows) -> float | None:

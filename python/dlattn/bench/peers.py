@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import dlattn
 from dlattn.bench import tensors
-from dlattn.bench.cases import Case
+from dlattn.bench.cases import FLOAT8, Case
 from dlattn.cli.devices import CPU_KERNELS, GPU_KERNELS
 from dlattn.cli.errors import first_line
 
@@ -122,7 +122,7 @@ def _poisoned(like: Any, q: Any) -> Any:
     if isinstance(like, np.ndarray):
         return np.full((*q.shape[:-1], like.shape[-1]), np.nan, like.dtype)
     dtype = like.dtype
-    if tensors.dtype_of(like) == tensors.FLOAT8:
+    if tensors.dtype_of(like) == FLOAT8:
         dtype = getattr(tensors.torch_module(), tensors.RESULT_OF_FLOAT8)
     return like.new_full((*q.shape[:-1], like.shape[-1]), float("nan"), dtype=dtype)
 

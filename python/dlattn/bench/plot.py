@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dlattn.bench.cases import Case
+from dlattn.bench.cases import FLOAT8, Case
 from dlattn.bench.report import Result, ceiling_text, from_json
 from dlattn.cli.errors import CommandError
 from dlattn.cli.text import duration, rate
@@ -48,7 +49,9 @@ def draw(document: dict[str, Any], path: Path) -> None:
         "svg.hashsalt": "dlattn",
     }
     with pyplot.rc_context(style):
-        if any(result.vs_baseline is not None for result in results):
+        if "eight_bit" in document and _of_several_lengths(results):
+            figure = _eight_bit(pyplot, results, document["eight_bit"].get("mean_of_v", ()))
+        elif any(result.vs_baseline is not None for result in results):
             figure = _ratios(pyplot, results)
         elif _is_sweep(results):
             figure = _lines(pyplot, results, document["ceiling"].get("mma_sync_tflops"))
@@ -61,6 +64,23 @@ def draw(document: dict[str, Any], path: Path) -> None:
         except (OSError, ValueError) as error:
             raise CommandError(f"--plot {path}: {error}") from error
         pyplot.close(figure)
+
+
+Panel = tuple[int, int, int, bool]  # head_dim, heads, key heads, whether causal
+
+
+def _panel_of(result: Result) -> Panel:
+    case = result.case
+    return case.sizes[3], case.sizes[1], case.heads_kv, case.causal
+
+
+def _of_several_lengths(results: Sequence[Result]) -> list[Result]:
+    """Those of a panel that a line can be drawn in."""
+    lengths: dict[Panel, set[int]] = {}
+    for result in results:
+        if not result.case.variant:
+            lengths.setdefault(_panel_of(result), set()).add(result.case.sizes[2])
+    return [r for r in results if not r.case.variant and len(lengths.get(_panel_of(r), ())) > 1]
 
 
 def _is_sweep(results: Sequence[Result]) -> bool:
@@ -109,19 +129,50 @@ def _bars(pyplot: Any, results: Sequence[Result]) -> Any:
     return figure
 
 
-def _lines(pyplot: Any, results: Sequence[Result], ceiling: float | None) -> Any:
-    """A panel for each head_dim and mask: TFLOP/s over sequence length, and the ceiling if any."""
-    panels = sorted({(r.case.sizes[3], r.case.causal) for r in results})
+def _eight_bit(pyplot: Any, results: Sequence[Result], mean_of_v: Sequence[dict[str, Any]]) -> Any:
+    """As the sweep, a line for each contestant and dtype; and what is left of the mean of V."""
+    named = [
+        replace(r, contestant=f"{r.contestant} {r.case.dtype}")
+        for r in _of_several_lengths(results)
+    ]
+    named.sort(key=lambda r: r.ours and r.case.dtype == FLOAT8)  # last, in the strongest colour
+
+    def mean(axis: Any, colours: dict[str, str]) -> None:
+        found = [e for e in mean_of_v if "mean_ratio" in e and FLOAT8 in e["scheme"]]
+        for name in dict.fromkeys(entry["scheme"] for entry in found):
+            line = [(e["shape"][2], e["mean_ratio"]) for e in found if e["scheme"] == name]
+            axis.plot(*zip(*line, strict=True), color=colours.get(name, _PEERS[-1]), marker="o")
+            axis.annotate(f"{line[-1][1]:.3f}", line[-1], (0, -12), textcoords="offset points")
+        _length_axis(axis, sorted({entry["shape"][2] for entry in found}))
+        axis.set_ylabel("mean(out) / mean(exact)")
+        axis.set_title("V ~ N(1,1): what is left of its mean", loc="left", fontsize=10)
+
+    return _lines(pyplot, named, None, mean if mean_of_v else None)
+
+
+def _lines(
+    pyplot: Any,
+    results: Sequence[Result],
+    ceiling: float | None,
+    last: Callable[[Any, dict[str, str]], None] | None = None,
+) -> Any:
+    """A panel for each head_dim, heads and mask: TFLOP/s over sequence length, and the ceiling if
+    any. `last` draws one more."""
+    panels = sorted({_panel_of(r) for r in results})
     colours = _colours(results)
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
+    count = len(panels) + (last is not None)
+    columns = min(2, count)
+    rows = -(-count // columns)
     size = (5.6 * columns, 3.0 * rows + _TOP + _LEGEND + _BOTTOM)
     figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     _reserve(figure, _LEGEND + _BOTTOM)
-    for axis in axes.flat[len(panels) :]:
+    for axis in axes.flat[count:]:
         axis.set_visible(False)
-    for axis, (head_dim, causal) in zip(axes.flat, panels, strict=False):
-        panel = [r for r in results if (r.case.sizes[3], r.case.causal) == (head_dim, causal)]
+    if last is not None:
+        last(axes.flat[len(panels)], colours)
+    for axis, key in zip(axes.flat, panels, strict=False):
+        head_dim, heads, heads_kv, causal = key
+        panel = [r for r in results if _panel_of(r) == key]
         for name in dict.fromkeys(r.contestant for r in panel):
             line = sorted((r for r in panel if r.contestant == name), key=lambda r: r.case.sizes[2])
             ours = line[0].ours
@@ -139,17 +190,12 @@ def _lines(pyplot: Any, results: Sequence[Result], ceiling: float | None) -> Any
             axis.axhline(
                 ceiling, color=_OURS[0], linewidth=1, linestyle=":", label="mma.sync ceiling"
             )
-        lengths = sorted({r.case.sizes[2] for r in panel})
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(lengths, [_tokens(n) for n in lengths])
-        axis.minorticks_off()
-        axis.set_ylim(bottom=0)
-        axis.grid(axis="y", color="#e6e6e6", linewidth=0.8)
-        axis.set_xlabel("sequence length")
+        _length_axis(axis, sorted({r.case.sizes[2] for r in panel}))
         axis.set_ylabel("TFLOP/s")
-        axis.set_title(
-            f"head_dim {head_dim}, {'causal' if causal else 'full'}", loc="left", fontsize=10
-        )
+        title = f"head_dim {head_dim}, {'causal' if causal else 'full'}"
+        if len({other[:3] for other in panels if other[0] == head_dim}) > 1:
+            title = f"{heads}/{heads_kv} heads, {title}"
+        axis.set_title(title, loc="left", fontsize=10)
     handles, labels = axes.flat[0].get_legend_handles_labels()
     place = (0.5, _BOTTOM / size[1])
     figure.legend(
@@ -162,6 +208,15 @@ def _lines(pyplot: Any, results: Sequence[Result], ceiling: float | None) -> Any
         fontsize=9,
     )
     return figure
+
+
+def _length_axis(axis: Any, lengths: Sequence[int]) -> None:
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(lengths, [_tokens(n) for n in lengths])
+    axis.minorticks_off()
+    axis.set_ylim(bottom=0)
+    axis.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    axis.set_xlabel("sequence length")
 
 
 def _ratios(pyplot: Any, results: Sequence[Result]) -> Any:
@@ -197,7 +252,8 @@ def _reserve(figure: Any, bottom: float) -> None:
 
 def _title(document: dict[str, Any]) -> str:
     machine = document["machine"]
-    dtype = document["results"][0]["dtype"]
+    dtypes = dict.fromkeys(result["dtype"] for result in document["results"])
+    dtype = " and ".join(dtypes) if "eight_bit" in document else next(iter(dtypes))
     return f"Attention forward, {dtype}: {machine.get('gpu') or machine['cpu']}"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dlattn.bench.cases import Case
+from dlattn.bench.cases import FLOAT8, Case
 from dlattn.cli.text import duration, rate, table
 
 SCHEMA = 1
@@ -94,6 +94,8 @@ def ceiling_text(ceiling: dict[str, Any]) -> str:
     text = f"{rate(ceiling['tflops'])} ({ceiling['matmul']})"
     if ceiling.get("mma_sync_tflops"):
         text += f", {rate(ceiling['mma_sync_tflops'])} (mma.sync on registers, the 100%)"
+    if ceiling.get("float8_tflops"):
+        text += f", {rate(ceiling['float8_tflops'])} (float8 product, the 100% of float8)"
     return text
 
 
@@ -283,6 +285,8 @@ def _figures(
     if result.seconds is None or result.tflops is None:
         return ["-", "-", *comparison, "-", bound_ratio, note]
     top = ceiling.get("mma_sync_tflops") or ceiling["tflops"]
+    if result.case.dtype == FLOAT8:
+        top = ceiling.get("float8_tflops") or top
     return [
         duration(result.seconds),
         rate(result.tflops),

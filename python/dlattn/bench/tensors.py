@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dlattn.bench.cases import Case
+from dlattn.bench.cases import FLOAT8, Case
 from dlattn.reference import bound_of
 
 OFFSET = 0.25  # a mean that is not zero, so that an indexing error cannot cancel out
@@ -18,7 +18,6 @@ OFFSET = 0.25  # a mean that is not zero, so that an indexing error cannot cance
 # Largest error, relative, of rounding to a dtype.
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 
-FLOAT8 = "float8_e4m3fn"
 LARGEST_FLOAT8 = 448.0
 RESULT_OF_FLOAT8 = "bfloat16"  # the dtype of the result where nothing else is asked for
 DESCALES = ("q_descale", "k_descale", "v_descale")
