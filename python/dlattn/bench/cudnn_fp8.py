@@ -58,7 +58,7 @@ class Attention:
 
     def result(self) -> Any:
         """What it computes, in float32, written over NaN."""
-        self._out.fill_(math.nan)
+        tensors.fill_with_nan(self._out)
         return self().float() / self._scales[-1]
 
     def averaged(self) -> Any:

@@ -168,7 +168,7 @@ class Session:
         if isinstance(problem.q, np.ndarray):
             np.full_like(problem.q, np.nan)
         else:
-            importlib.import_module("torch").full_like(problem.q, float("nan"))
+            tensors.fill_with_nan(importlib.import_module("torch").empty_like(problem.q))
 
 
 def _expect(problem: Problem) -> Any:

@@ -19,6 +19,7 @@ OFFSET = 0.25  # a mean that is not zero, so that an indexing error cannot cance
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 
 LARGEST_FLOAT8 = 448.0
+_FLOAT8_NAN = 0x7F
 RESULT_OF_FLOAT8 = "bfloat16"  # the dtype of the result where nothing else is asked for
 DESCALES = ("q_descale", "k_descale", "v_descale")
 _WEIGHTS_SCALE = 256.0  # of the weights, at most 1, that are rounded to float8
@@ -54,6 +55,21 @@ def dtype_of(x: Tensor) -> str:
     return str(x.dtype).removeprefix("torch.")
 
 
+def fill_with_nan(x: Tensor) -> Tensor:
+    """Of any floating-point dtype, in place."""
+    if dtype_of(x) != FLOAT8:
+        return x.fill_(math.nan)
+    x.view(torch_module().uint8).fill_(_FLOAT8_NAN)
+    return x
+
+
+def _heads(x: Tensor, heads: list[int]) -> Tensor:
+    """Those of (total, heads, dim)."""
+    if dtype_of(x) != FLOAT8:
+        return x[:, heads]
+    return x.view(torch_module().uint8)[:, heads].view(x.dtype)
+
+
 def to_float8(x: Tensor) -> tuple[Tensor, Tensor]:
     """In float8_e4m3fn by one scale, which takes the largest magnitude to 448; its inverse too."""
     torch = torch_module()
@@ -63,6 +79,8 @@ def to_float8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantised(x: Tensor, descale: Tensor | None, dtype: Any) -> Tensor:
     """In `dtype`; `descale` is that of each (batch, head), or of each group of heads."""
+    if dtype_of(x) == FLOAT8:
+        x = x.float()  # which every version of torch has for it
     x = x.to(dtype)
     if descale is None:
         return x
@@ -242,7 +260,7 @@ class ExpectedVarlen:
             start = sum(lengths[:b])
             rows = slice(start, start + lengths[b])
             part = [
-                x[rows][:, of].transpose(0, 1)[None]
+                _heads(x[rows], of).transpose(0, 1)[None]
                 for x, of in ((q, heads), (k, heads_kv), (v, heads_kv))
             ]
             chosen_options = {
