@@ -230,7 +230,6 @@ def fake_cudnn() -> Any:
         data_type=types,
         heur_mode=SimpleNamespace(A=0, FALLBACK=1),
         diagonal_alignment=SimpleNamespace(TOP_LEFT=0),
-        create_handle=lambda: 7,
         set_stream=lambda handle, stream: None,
         pygraph=FakeGraph,
     )
@@ -238,6 +237,7 @@ def fake_cudnn() -> Any:
 
 @pytest.fixture
 def cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudnn_fp8, "_handle", lambda: 7)
     monkeypatch.setitem(sys.modules, "cudnn", fake_cudnn())
     stream = SimpleNamespace(cuda_stream=0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
@@ -261,6 +261,36 @@ def test_cudnn_fp8(causal: bool, varlen: bool) -> None:
     assert averaged < 1.5 and averaged < once < 6  # the result is rounded to e4m3
     assert bound.call().dtype == torch.float8_e4m3fn
     assert 224 < float(bound.call().float().abs().max()) <= 448
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("varlen", [False, True])
+def test_cudnn_fp8_on_a_gpu(head_dim: int, causal: bool, varlen: bool) -> None:
+    pytest.importorskip("cudnn")
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("cuDNN has float8 attention from compute capability 9.0 on")
+    case = Case((2, 4, 512, head_dim), causal, "float32", 2)
+    asked = peers.Problem(case, *tensors.draw(case, "cuda"))
+    if varlen:
+        lengths = (512, 384)
+        q, k, v = (
+            torch.cat([x[b, :, :n].transpose(0, 1) for b, n in enumerate(lengths)])
+            for x in (asked.q, asked.k, asked.v)
+        )
+        starts = torch.tensor([0, 512, 896], dtype=torch.int32, device="cuda")
+        asked = peers.Problem(case, q, k, v, varlen=peers.Varlen(lengths, starts))
+    narrow = eight_bit.to_float8(asked)
+    inputs, options = (narrow.q, narrow.k, narrow.v), {"causal": causal, **narrow.options}
+    expected: Any = tensors.Expected(*inputs, options) if not varlen else None
+    if narrow.varlen is not None:
+        expected = tensors.ExpectedVarlen(*inputs, narrow.varlen.lengths, options)
+    bound = cudnn_fp8.bind(narrow)
+    assert bound.checked is not None and bound.averaged is not None
+    # A wrong scale or layout is off by a hundred times the bound; e4m3 results by some.
+    assert expected.errors(bound.checked())[1] < 10
+    assert expected.errors(bound.averaged())[1] < 5
 
 
 @pytest.mark.usefixtures("cudnn")

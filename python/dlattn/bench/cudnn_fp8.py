@@ -8,6 +8,7 @@ a scale of 256, which the caller has to give too; a wrong one gives wrong result
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from typing import Any
@@ -44,7 +45,7 @@ class Attention:
         self._amax = [self._torch.zeros(1, device=device) for _ in range(2)]
         self._out = self._torch.empty_like(problem.q)
         self._stream = self._torch.cuda.current_stream
-        self._handle = self._cudnn.create_handle()
+        self._handle = _handle()
         self._graph, self._memory = self._build()
         size = max(1, self._graph.get_workspace_size())
         self._workspace = self._torch.empty(size, dtype=self._torch.uint8, device=device)
@@ -181,6 +182,12 @@ def _module() -> Any:
     except ImportError as error:
         text = f"nvidia-cudnn-frontend is not installed: {first_line(error)}"
         raise UnavailableError(text) from error
+
+
+@functools.cache
+def _handle() -> Any:
+    """One for all problems, as they run one after the other."""
+    return _module().create_handle()
 
 
 def _one_value(descale: Any, device: Any) -> Any:
