@@ -152,15 +152,28 @@ def _descales(
 def _products(q: Array, k: Array, dtype: str) -> Array:
     """q kᵀ, of 8 bits with the accumulators of matrix units: 14 bits, cut off.
 
-    They are so after every 32 products (Ada's and Hopper's; arXiv:2511.10909).
+    Of 32 products and the sum so far each is cut 13 bits behind the largest exponent, and so is
+    their sum (Hopper's; Ada's are like it; arXiv:2511.10909).
     """
     if dtype != FLOAT8:
         product: Array = q @ k.T
         return product
+
+    def exponent(x: Array, least: int) -> Array:
+        return np.maximum(np.where(x == 0, least, np.frexp(x)[1] - 1), least)
+
     sums = np.zeros((q.shape[0], k.shape[0]), dtype=np.float32)
-    for d in range(0, q.shape[1], 32):
-        sums += q[:, d : d + 32] @ k[:, d : d + 32].T
-        sums = (sums.view(np.uint32) & np.uint32(0xFFFFFC00)).view(np.float32)
+    rows = max(1, MAX_SCORES // (8 * max(1, k.shape[0])))  # terms take 32 times the memory
+    for first, d in np.ndindex(-(-q.shape[0] // rows), -(-q.shape[1] // 32)):
+        at = slice(first * rows, (first + 1) * rows)
+        a, b = q[at, None, 32 * d : 32 * d + 32], k[None, :, 32 * d : 32 * d + 32]
+        terms = a * b
+        scales = np.where(terms == 0, -100, exponent(a, -6) + exponent(b, -6))
+        top = np.maximum(np.max(scales, axis=2), exponent(sums[at], -100))
+        unit = np.ldexp(np.float32(1.0), top - 13)
+        whole = np.trunc(terms / unit[..., None]).sum(axis=2) + np.trunc(sums[at] / unit)
+        total = (whole * unit).astype(np.float32)
+        sums[at] = (total.view(np.uint32) & np.uint32(0xFFFFFC00)).view(np.float32)
     return sums
 
 

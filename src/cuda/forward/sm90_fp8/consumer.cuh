@@ -19,6 +19,15 @@ struct ByteRange {
   static constexpr bool kToPower = true;
 };
 
+// In the first tiles of a walk maxima come first, so that all rows have their true row max: where a
+// row has seen few keys, each of them counts.
+constexpr int kExactTiles = 8;
+
+// wgmma cuts off a part of what it adds up: of the product of a tile with a V that has a mean this
+// much, on average. It is given back, but for the row's largest probability, of which nothing is
+// lost: so a row of one key is exact.
+constexpr float kCutOff = 0x1p-12f + 0x1p-14f;
+
 // The least factor of scores. Products of e4m3 are below 2^32, so all scores are 0 with it, and
 // with less; but what is hidden stays -inf, which times 0 it would not.
 constexpr float kLeastScale = 0x1p-126f;
@@ -39,11 +48,9 @@ struct Consumer {
         consumer(consumer),
         scheduler{shape, launch.num_work_tiles},
         first_lane(threadIdx.x % 32 == 0),
-        ping_pong{consumer},
         fixed_mask(sm90::position_mask(params, shape, tile::fixed_lengths(params))) {}
 
   __device__ __forceinline__ void run() {
-    ping_pong.begin();
     for (; kVarlen || scheduler.index(query_use) < scheduler.count; ++query_use) {
       tile::SequenceTile work;
       if constexpr (kVarlen) {
@@ -61,7 +68,6 @@ struct Consumer {
       release(shared.queries, query_use);
       end(walk);
     }
-    ping_pong.end();
   }
 
  private:
@@ -76,7 +82,6 @@ struct Consumer {
   const int consumer;
   const tile::RoundRobin scheduler;
   const bool first_lane;
-  const sm90::PingPong<kShape.num_consumers, true> ping_pong;
   // With fixed lengths the same for all work tiles.
   const tile::Mask fixed_mask;
   unsigned use = 0;        // uses so far of the stages of K and V
@@ -101,8 +106,6 @@ struct Consumer {
 
   // Takes part in the barriers of a key tile that only other consumers see.
   __device__ __forceinline__ void pass_over() {
-    ping_pong.wait();
-    ping_pong.pass();
     shared.keys.wait_full(use);
     release(shared.keys, use);
     shared.transposed.wait_full(use);
@@ -128,9 +131,7 @@ struct Consumer {
   __device__ __forceinline__ void begin_first(const TileWalk& walk) {
     const int n = walk.tiles.end - 1;
     shared.keys.wait_full(use);
-    ping_pong.wait();
     start_qk<kHeadDim, kBlockN>(acc_s, shared.q(query_use, consumer), shared.k(use));
-    ping_pong.pass();
     ptx::wgmma_wait<0>();
     release(shared.keys, use);
     hide_unseen(walk, n);
@@ -163,12 +164,10 @@ struct Consumer {
   __device__ __forceinline__ void step(const TileWalk& walk, int n) {
     const ptx::SmemAddress sQ = shared.q(query_use, consumer);
     shared.keys.wait_full(use + 1);
-    ping_pong.wait();
     start_qk<kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
     // seed: promote
     promote();  // under that product
     start_values();
-    ping_pong.pass();
     ptx::wgmma_wait<1>();
     float sums[2], factors[2];
     const bool raised = exponentiate(n, sQ, walk, sums, factors);
@@ -189,8 +188,9 @@ struct Consumer {
   // `factors` is what the output must be multiplied with.
   __device__ __forceinline__ bool exponentiate(int n, ptx::SmemAddress sQ, const TileWalk& walk,
                                                float (&sums)[2], float (&factors)[2]) {
-    bool raises = softmax.raises_first();  // else the sums tell whether the row maxima fit
-    bool raised = raises;
+    // Else the sums tell whether the row maxima fit.
+    bool raises = softmax.raises_first() || n >= walk.tiles.end - kExactTiles;
+    bool raised = false;
     if (__builtin_expect(!raises, 1)) {
       hide_unseen(walk, n);
       softmax.exponentiate(acc_s, scale, sums);
@@ -208,6 +208,7 @@ struct Consumer {
       softmax.raise(acc_s, scale, factors);
       softmax.exponentiate_raised(acc_s, scale, sums);
       softmax.expect_overflow(factors);
+      raised = __any_sync(tile::kFullMask, factors[0] != 1.0f || factors[1] != 1.0f);
     }
     return raised;
   }
@@ -233,7 +234,10 @@ struct Consumer {
       // 0 where there is nothing to sum, whatever the descales are; else NaN if that of scores is.
       const bool any = row.scale != 0.0f;
       const float of_scores = factors.scores >= 0.0f ? 1.0f : factors.scores;
-      scales[h] = any ? row.scale * factors.v * of_scores : 0.0f;
+      const float largest = static_cast<float>(1 << ByteRange::kFirstExponent);
+      const float others = fmaxf(1.0f - largest / tile::reduce_sum<4>(softmax.row_sum[h]), 0.0f);
+      const float given_back = fmaf(others, kCutOff, 1.0f);
+      scales[h] = any ? row.scale * given_back * factors.v * of_scores : 0.0f;
       const int i = walk.first_row + thread.warp * 16 + 8 * h + thread.lane / 4;
       if (result.lse && thread.lane % 4 == 0 && i < walk.work.seqlen_q)
         result.lse[i] = any ? row.lse * of_scores : row.lse;

@@ -8,7 +8,7 @@
 // Q, K and V, and three warps transpose V's tiles in shared memory. The block takes one work tile
 // (block_m rows of a head) after the other and walks tiles of block_n keys from the last to the
 // first. Shared memory: SmemMap, in swizzled tiles. Barriers: an mbarrier "full" and one "empty"
-// for each stage of Q, K, V and transposed V (Ring); named barriers for ping-pong scheduling.
+// for each stage of Q, K, V and transposed V (Ring).
 
 #include "cuda/forward/sm90_fp8/consumer.cuh"
 #include "cuda/forward/sm90_fp8/producer.cuh"
