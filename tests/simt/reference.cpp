@@ -145,7 +145,8 @@ Result compute(const Problem& p, const Rounding& rounding) {
       score = std::exp(score - maximum);
       sum += score;
     }
-    result.lse[i] = maximum + std::log(sum);
+    // Beside a sink as large as fp32 holds all keys are nothing.
+    result.lse[i] = std::isinf(sum) ? sink : maximum + std::log(sum);
     for (Real& probability : x) {
       probability = rounding.probability(largest == 0 ? probability / sum : probability * largest);
     }
