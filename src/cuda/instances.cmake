@@ -19,6 +19,9 @@ dlattn_instance(forward sm90 bfloat16 64 96 128 192 256)
 dlattn_family(forward sm90_fp8 ARCH 90a)
 dlattn_instance(forward sm90_fp8 float8_e4m3fn 128)
 
+dlattn_family(forward wmma8)
+dlattn_instance(forward wmma8 float8_e4m3fn 64 128 256)
+
 dlattn_family(forward wmma_smem)
 dlattn_instance(forward wmma_smem float16 32 64 96 128)
 dlattn_instance(forward wmma_smem bfloat16 32 64 96 128)

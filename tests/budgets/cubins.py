@@ -59,6 +59,7 @@ _VARIANTS = {
     "sm90": {
         f"{v}{mod}": tiles for v, tiles in (("", _ALL), ("v128", range(129, 193))) for mod in _MODS
     },
+    "wmma8": {"": _ALL, "general": range(1, 129)},
 }
 # Kernels of which there is another beside: those that pack heads, those for packed sequences.
 _TWINS = {
@@ -67,7 +68,7 @@ _TWINS = {
     ("sm90_fp8", ""): "varlen",
 }
 _KERNEL = re.compile(
-    r"_ZN6dlattn\d+(sm90|sm90_fp8|[a-z_]+?)(?:12row_per_warp)?(?:6|\d\d(split|general|persistent)_)"
+    r"_ZN6dlattn\d+(sm90|sm90_fp8|wmma8|[a-z_]+?)(?:12row_per_warp)?(?:6|\d\d(split|general|persistent)_)"
     r"kernelI(6__half|13__nv_bfloat16|f)?"
     r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:LNS0_8ScoreModE([0-2])ELb([01])E)?EEv\w+"
 )
@@ -164,6 +165,8 @@ def _parsed_name(match: re.Match[str]) -> str:
             (f"v{variant}" if variant != tile else "") + _MODS[int(mod)],
             varlen,
         )
+    elif family == "wmma8":
+        name, twin = variants(family)[int(twin)], None
     elif variant:
         name = variants(family)[int(variant)]
     name = names(family, name or "")[twin == "1"]
@@ -321,7 +324,7 @@ def dynamic_smem() -> dict[str, int]:
                 tile_v = 128 if variant.startswith("v128") else tile
                 mod = _MODS.index(variant.removeprefix("v128"))
                 arguments += f", {tile_v}, dlattn::sm90::ScoreMod({mod})"
-            elif variant:
+            elif variant and family != "wmma8":
                 arguments += f", {variants(family).index(variant)}"
             config = f"dlattn::{family}::tile_config({arguments})"
             for name in names(family, variant):

@@ -44,6 +44,7 @@ FAMILIES = {
     "wmma_split": "forward/wmma/split.cuh",
     "wmma_general": "forward/wmma/general.cuh",
     "wmma_persistent": "forward/wmma/persistent.cuh",
+    "wmma8": "forward/wmma8/kernel.cuh",
     "sm90": "forward/sm90/kernel.cuh",
     "sm90_fp8": "forward/sm90_fp8/kernel.cuh",
     "merge": "merge/row_per_warp/kernel.cuh",

@@ -13,6 +13,7 @@ SM90 = ("sm90",)
 SM90_FP8 = ("sm90_fp8",)
 HOPPER = SM90 + SM90_FP8
 GENERAL = ("wmma_general",)
+WMMA8 = ("wmma8",)
 
 
 @dataclass(frozen=True)
@@ -431,4 +432,58 @@ SEED_BUGS = (
         "new-run",
         "",
     ),
+    # Of wmma8.
+    SeedBug(
+        "partial row group read whole",
+        WMMA8,
+        "query-rows",
+        "kBlockM",
+        part="seq.seqlen_q - m0",
+    ),
+    SeedBug("partial row group stored whole", WMMA8, "stored-rows", "const bool exists = true;"),
+    SeedBug("scores of absent keys used", WMMA8, "hide-keys", ";"),
+    SeedBug(
+        "absent keys read",
+        WMMA8,
+        "copy-row",
+        "in_columns",
+        part="kAll ? in_columns : first < exist",
+    ),
+    SeedBug(
+        "row max of each lane's own",
+        WMMA8,
+        "row-max",
+        "largest",
+        part="tile::reduce_max<4>(largest)",
+    ),
+    SeedBug(
+        "sum not broadcast",
+        WMMA8,
+        "row-sum",
+        "softmax.row_sum * kUnit",
+        part="tile::reduce_sum<4>(softmax.row_sum) * kUnit",
+    ),
+    SeedBug(
+        "accumulator not rescaled",
+        WMMA8,
+        "promote",
+        "o[2 * e] += even[m][2 * h + e];",
+    ),
+    SeedBug(
+        "keys of V in their own order",
+        WMMA8,
+        "key-order",
+        "0x6240",
+        part="0x6420",
+    ),
+    SeedBug(
+        "keys of P in another order",
+        WMMA8,
+        "pack-keys",
+        "p[j][e], p[j + 1][e], p[j][e + 1], p[j + 1][e + 1]",
+        part="p[j][e], p[j][e + 1], p[j + 1][e], p[j + 1][e + 1]",
+    ),
+    SeedBug("descales left out", WMMA8, "descales", ";", part="* descale;"),
+    SeedBug("copies wider than aligned", WMMA8, "copy-bytes", "shape.copy_bytes = 16;"),
+    SeedBug("stores wider than aligned", WMMA8, "store-bytes", "shape.store_bytes = 16;"),
 )

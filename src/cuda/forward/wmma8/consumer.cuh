@@ -1,0 +1,171 @@
+#pragma once
+
+#include <cstdint>
+
+#include "core/descales.h"
+#include "cuda/forward/wmma8/output.cuh"
+#include "cuda/forward/wmma8/stages.cuh"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/special.cuh"
+
+namespace dlattn::wmma8 {
+
+// A warp's way through the block's work tile: its own rows, and all keys that the block's rows see.
+// All threads of the block copy.
+template <int kHeadDim, bool kGeneral>
+struct Consumer {
+  using WarpRows = wmma8::WarpRows<kHeadDim, kGeneral>;
+  using Stages = wmma8::Stages<tile_shape(kHeadDim).num_warps, tile_shape(kHeadDim).stages>;
+  using ScoreScale = wmma8::ScoreScale<kGeneral>;
+  using Sequence = tile::Sequence<std::uint8_t>;
+  static constexpr TileShape kShape = tile_shape(kHeadDim);
+  static constexpr SmemMap kMap = smem_map(kHeadDim);
+  static constexpr int kBlockM = block_m(kShape), kBlockN = kShape.block_n;
+  static constexpr int kStages = kShape.stages, kThreads = kShape.num_warps * 32;
+
+  const AttentionParams& params;
+  const LaunchShape& shape;
+  const tile::WorkTile& work;
+  const Sequence& seq;
+  const int lane_idx = threadIdx.x % 32;
+  tile::Mask mask;  // of the warp's rows, counted from its first, and the keys from tile i's first
+                    // on
+  int i = 0;        // of the tiles, how many have been walked
+  int count = 0;    // of the tiles that the block's rows see; walked from the last to the first
+  // Where the tile begins that is copied next.
+  const std::uint8_t *next_k = nullptr, *next_v = nullptr;
+
+  __device__ __forceinline__ Consumer(const AttentionParams& params, const LaunchShape& shape,
+                                      const tile::WorkTile& work, const Sequence& seq)
+      : params(params),
+        shape(shape),
+        work(work),
+        seq(seq),
+        mask(shape, seq.shift + first_row_of(work), seq.seqlen_k) {}
+
+  __device__ __forceinline__ void run(WarpRows& rows) {
+    const ScoreScale scale(shape, descales(work).scores);
+    const int m0 = work.m_block * kBlockM;
+    const tile::Range tiles = tiles_of(
+        tile::Mask(shape, seq.shift, seq.seqlen_k).any_row(m0, min(m0 + kBlockM, seq.seqlen_q) - 1),
+        kBlockN);
+    count = tiles.end - tiles.begin;
+    if (count > 0) begin(rows, (tiles.end - 1) * kBlockN);
+#pragma unroll 1
+    for (; i < count; ++i) step(rows, scale);
+    end(rows, scale);
+  }
+
+  // The copies of tile i + 1 start once tile i's softmax is made: by then other warps have released
+  // the stage, if ever. But where registers are scarce they start before.
+  static constexpr bool kCopyLate = kHeadDim <= 128;
+  __device__ __forceinline__ void after_softmax() {
+    if constexpr (kCopyLate) copy_next();
+  }
+
+ private:
+  __device__ __forceinline__ void copy_next() {
+    if (i + 1 >= count) return;
+    if (i > 0) stages().wait_empty(i - 1);
+    start_tile<true>(i + 1);
+  }
+
+  // Q, and the first tile, whose first key is n0.
+  __device__ __forceinline__ void begin(WarpRows& rows, int n0) {
+    if (threadIdx.x == 0) stages().init();
+    const int m0 = work.m_block * kBlockM;
+    // seed: query-rows
+    copy<kBlockM, false>(kMap.q, seq.q + m0 * params.q.row_stride, params.q.row_stride,
+                         seq.seqlen_q - m0, params.head_dim);
+    __syncthreads();  // the mbarriers are initialised
+    mask.shift -= n0;
+    mask.seqlen_k -= n0;
+    next_k = seq.keys.k.row(n0);
+    next_v = seq.keys.v.row(n0);
+    // The sequence's last tile is the only one that may be ragged.
+    start_tile<false>(0, mask.seqlen_k);
+    stages().wait_full(0);  // and so for Q's copies, which came before
+    rows.load_queries(smem() + kMap.q);
+    if (kShape.query_in_registers) __syncthreads();  // all warps have it: V may overwrite it
+  }
+
+  // Tile i of the walk.
+  __device__ __forceinline__ void step(WarpRows& rows, const ScoreScale& scale) {
+    stages().wait_full(i);
+    if constexpr (!kCopyLate) copy_next();
+    const ptx::SmemAddress at = smem() + stage(i);
+    rows.attend(*this, scale, mask, at + lane_place_k<kHeadDim>(lane_idx),
+                at + kMap.v + lane_place_v<kHeadDim>(lane_idx), lane_idx);
+    mask.shift += kBlockN;
+    mask.seqlen_k += kBlockN;
+    stages().release(i, lane_idx);
+  }
+
+  // O = O / row sum, and the rows' lse. What is needed of the work tile is worked out again rather
+  // than kept: registers are scarce in the loop.
+  __device__ __forceinline__ void end(WarpRows& rows, const ScoreScale& scale) const {
+    const tile::WorkTile done = tile::scheduled_tile(shape, ptx::reread_block_index());
+    const Sequence same(params, shape, done);
+    const tile::Mask mask(shape, same.shift, same.seqlen_k);
+    const auto write = [&](auto out) {
+      write_results<decltype(out)>(params, shape, done, mask, scale.log2(), descales(done).v,
+                                   first_row_of(done), rows, lane_idx);
+    };
+    switch (params.out.dtype) {
+      case DType::kFloat16:
+        return write(half());
+      case DType::kFloat32:
+        return write(0.0f);
+      default:
+        return write(__nv_bfloat16());
+    }
+  }
+
+  // The shuffle tells the compiler that it is the same in all lanes, so that warps stay together.
+  __device__ __forceinline__ static int first_row_of(const tile::WorkTile& work) {
+    const int warp = __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / 32, 0);
+    return work.m_block * kBlockM + warp * WarpRows::kRows;
+  }
+  __device__ __forceinline__ Descales descales(const tile::WorkTile& work) const {
+    return descales_of<std::int64_t>(params, work.batch, work.head,
+                                     shape.heads_per_kv_head.quotient(work.head));
+  }
+
+  // Starts the copies of tile `index` of the walk. `keys` of it exist; kAll: all.
+  template <bool kAll>
+  __device__ __forceinline__ void start_tile(int index, int keys = kBlockN) {
+    copy<kBlockN, kAll>(stage(index), next_k, params.k.row_stride, keys, params.head_dim);
+    copy<kBlockN, kAll>(stage(index) + kMap.v, next_v, params.v.row_stride, keys,
+                        params.head_dim_v);
+    next_k -= kBlockN * params.k.row_stride;
+    next_v -= kBlockN * params.v.row_stride;
+    stages().publish(index, !kGeneral || shape.copy_bytes >= 4);
+  }
+
+  __device__ __forceinline__ static Stages stages() { return {smem() + kMap.mbarriers}; }
+  // Where a tile's stage begins in shared memory.
+  __device__ __forceinline__ static int stage(int index) {
+    return index % kStages * kMap.stage_bytes;
+  }
+
+  // kRows rows to `offset` of shared memory, of which `rows` exist.
+  template <int kRows, bool kAll>
+  __device__ __forceinline__ void copy(int offset, const std::uint8_t* from,
+                                       std::int64_t row_stride, int rows,
+                                       std::int64_t columns) const {
+    using Copy = ByteCopy<kRows, kHeadDim, kThreads>;
+    const int count = static_cast<int>(columns);
+    if (kGeneral && shape.copy_bytes < 16) {
+      Copy::start_unaligned(ptx::dynamic_smem() + offset, from, row_stride, rows, count,
+                            shape.copy_bytes);
+    } else {
+      Copy::template start<kAll>(smem() + offset, from, row_stride, rows, count);
+    }
+  }
+
+  __device__ __forceinline__ static ptx::SmemAddress smem() {
+    return ptx::smem_address(ptx::dynamic_smem());
+  }
+};
+
+}  // namespace dlattn::wmma8

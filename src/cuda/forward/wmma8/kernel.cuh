@@ -1,0 +1,39 @@
+#pragma once
+
+// Attention of 8-bit elements with warp-level matrix instructions (mma.sync); scores and
+// probabilities never leave registers.
+//
+// A thread block of 4 warps computes 64 query rows of one head. A warp owns 16 of them, start to
+// end, with Q (up to head_dim 128) and the unnormalised fp32 output in registers. Tiles of 64 keys
+// are walked from the last to the first. All threads copy Q, K and V by cp.async; K and V lie in
+// shared memory as they do in global memory. P is rounded to e4m3 relative to the row's maximum so
+// far, and the sum of a tile's products with V is added to the output in fp32.
+// kGeneral: with softcap, or for rows that are not aligned to 16 bytes.
+//
+// Shared memory: SmemMap.
+// Barriers: for each stage of K and V an mbarrier "full" and one "empty" (stages.cuh).
+
+#include "cuda/forward/wmma8/consumer.cuh"
+#include "cuda/ptx/grid_dependency.cuh"
+#include "cuda/ptx/smem.cuh"
+
+namespace dlattn::wmma8 {
+
+template <int kHeadDim, bool kGeneral>
+__global__ void __launch_bounds__(tile_shape(kHeadDim).num_warps * 32,
+                                  blocks_per_sm(kHeadDim, kGeneral))
+    kernel(const __grid_constant__ AttentionParams params,
+           const __grid_constant__ LaunchShape shape) {
+// The plan refuses devices that would run code for less.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+  using Consumer = wmma8::Consumer<kHeadDim, kGeneral>;
+  const tile::WorkTile work = tile::scheduled_tile(shape, blockIdx.x);
+  ptx::wait_for_grids_ahead();
+  const tile::Sequence<std::uint8_t> seq(params, shape, work);
+  if (work.m_block * Consumer::kBlockM >= seq.seqlen_q) return;
+  typename Consumer::WarpRows rows;
+  Consumer(params, shape, work, seq).run(rows);
+#endif
+}
+
+}  // namespace dlattn::wmma8

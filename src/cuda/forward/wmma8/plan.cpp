@@ -1,0 +1,68 @@
+#include "core/plan.h"
+
+#include "core/family.h"
+#include "cuda/forward/cost.h"
+#include "cuda/forward/wmma8/traits.h"
+
+namespace dlattn::wmma8 {
+namespace {
+
+// Nobody has measured it on the GPUs that it is for. Per key of a block, what its products take at
+// three quarters of the tensor cores' rate by data sheet; compute capability 9.0 has no such
+// instruction, and takes twice as long as for float16.
+cost::Speed speed(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile) {
+  const TileConfig config = tile_config(head_dim_tile);
+  const double operations = 4.0 * config.block_m * head_dim_tile;
+  const double rate =
+      device.compute_major == 9 ? cost::kH200Rate / 2 : 2 * cost::tensor_rate(device);
+  const double busy = operations / (0.75 * rate) * (p.softcap != 0.0 ? 1.5 : 1.0);
+  return {7000.0, 2.0 * busy, busy};
+}
+
+std::string decimal(int capability) {
+  return core::concat(capability / 10, ".", capability % 10);
+}
+
+bool has_code(const DeviceInfo& device, std::string* why) {
+  const int capability = 10 * device.compute_major + device.compute_minor;
+  if (capability < kMinCapability) {
+    return core::refuse(why, "needs compute capability ", decimal(kMinCapability), " or later; ",
+                        device.name, " has ", decimal(capability));
+  }
+  if (device.code >= kMinCapability) return true;
+  return core::refuse(why, "needs code for compute capability ", decimal(kMinCapability),
+                      " or later; this build has for ", device.name, " that for ",
+                      decimal(device.code), ": build with DLATTN_ARCHS=native or all");
+}
+
+bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
+                  Plan* plan, std::string* why) {
+  if (!has_code(device, why)) return false;
+  if (const char* feature = core::score_feature(p); feature && p.softcap == 0.0)
+    return core::refuse(why, "does not implement ", feature);
+  if (p.seqlen_k > kMostKeys)
+    return core::refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", kMostKeys);
+  const int tile = plan->head_dim_tile;
+  if (!has_general(tile) && p.softcap != 0.0)
+    return core::refuse(why, "does not implement softcap for head dims beyond 128");
+  if (!has_general(tile) && is_general(p.softcap, plan->copy_bytes)) {
+    return core::refuse(why, "rows of q, k or v are aligned to ", plan->copy_bytes,
+                        " bytes; accepted for head dims beyond 128: 16");
+  }
+  const TileConfig config = tile_config(tile);
+  cost::set_tile(p, config, plan);
+  AttentionParams large;
+  const cost::Walk walk =
+      cost::walk(cost::counted(p, options.batch_invariant, &large), config.block_m, 1);
+  plan->predicted_ns =
+      cost::rounds_ns(walk, speed(p, device, tile), device.num_sms,
+                      blocks_per_sm(tile, is_general(p.softcap, plan->copy_bytes)));
+  return true;
+}
+
+}  // namespace
+
+extern const core::ForwardFamily kFamily;
+const core::ForwardFamily kFamily = {"wmma8", 0, 16, nullptr, plan_forward};
+
+}  // namespace dlattn::wmma8

@@ -1,0 +1,123 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/forward/wmma8/copy.cuh"
+#include "cuda/ptx/ldmatrix.cuh"
+#include "cuda/ptx/mma8.cuh"
+#include "cuda/ptx/permute.cuh"
+
+// Both matrix products of a warp: kRowTiles x 16 query rows with the keys of a tile. Rows of bytes
+// lie in shared memory as they do in global memory. Which lane has what, and why no shuffle is
+// needed, is proved by tests/gpu/instructions_mma8.h.
+namespace dlattn::wmma8 {
+
+// The address that a lane gives ldmatrix, relative to a tile, for 32 columns from 0 on. Of Q, 16
+// rows down first; of K, 16 keys across first, so that the registers of one product are neighbours.
+template <int kHeadDim>
+__device__ __forceinline__ int lane_place_q(int lane) {
+  return ByteRows<kHeadDim>::offset(lane % 16, lane / 16);
+}
+template <int kHeadDim>
+__device__ __forceinline__ int lane_place_k(int lane) {
+  return ByteRows<kHeadDim>::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+}
+// The same for 32 keys and 16 columns of V.
+template <int kHeadDim>
+__device__ __forceinline__ int lane_place_v(int lane) {
+  return ByteRows<kHeadDim>::offset(lane, 0);
+}
+
+// From the address of chunk 0 of a row to chunk `chunk` of the row that is `rows` further, a
+// multiple of 8.
+template <int kHeadDim>
+__device__ __forceinline__ ptx::SmemAddress chunk_of(ptx::SmemAddress address, int rows,
+                                                     int chunk) {
+  using Rows = ByteRows<kHeadDim>;
+  return (address ^ (chunk % Rows::kChunks * 16)) + chunk / Rows::kChunks * Rows::kSegmentStep +
+         rows * Rows::kRowBytes;
+}
+
+// Q as operand a: 32 columns from `column` on of the warp's rows.
+template <int kHeadDim, int kRowTiles>
+__device__ __forceinline__ void load_q(std::uint32_t (&rQ)[kRowTiles][4], ptx::SmemAddress lane_q,
+                                       int column) {
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m)
+    ptx::ldmatrix_x4(rQ[m], ByteRows<kHeadDim>::block(lane_q, 16 * m, column / 2));
+}
+
+// S = Q K^T for 8 kGroups keys. `load_q_block(rQ, column)` supplies 32 columns of Q.
+template <int kHeadDim, int kRowTiles, int kGroups, typename LoadQ>
+__device__ __forceinline__ void multiply_qk(float (&acc_s)[kRowTiles][kGroups][4],
+                                            ptx::SmemAddress lane_k, LoadQ load_q_block) {
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc_s[m][j][e] = 0.0f;
+    }
+  }
+#pragma unroll
+  for (int d = 0; d < kHeadDim; d += 32) {
+    std::uint32_t rQ[kRowTiles][4];
+    load_q_block(rQ, d);
+#pragma unroll
+    for (int n = 0; n < 8 * kGroups; n += 16) {
+      std::uint32_t rK[4];
+      ptx::ldmatrix_x4(rK, ByteRows<kHeadDim>::block(lane_k, n, d / 2));
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        ptx::mma_e4m3(acc_s[m][n / 8], rQ[m], rK[0], rK[1]);
+        ptx::mma_e4m3(acc_s[m][n / 8 + 1], rQ[m], rK[2], rK[3]);
+      }
+    }
+  }
+}
+
+// O = O * factor + P V for kKeys keys, `factors` being those of a lane's rows. Tensor cores keep 14
+// bits of a sum, so that of the tile's keys starts from 0 and is added in fp32, 16 columns at a
+// time. A lane has columns 4 t to 4 t + 3 of them, t being lane % 4, of two rows.
+template <int kHeadDim, int kKeys, int kRowTiles>
+__device__ __forceinline__ void multiply_pv(float (&acc_o)[kRowTiles][kHeadDim / 16][2][4],
+                                            const std::uint32_t (&rP)[kRowTiles][kKeys / 32][4],
+                                            const float (&factors)[kRowTiles][2],
+                                            ptx::SmemAddress lane_v) {
+#pragma unroll
+  for (int d = 0; d < kHeadDim / 16; ++d) {
+    float even[kRowTiles][4] = {}, odd[kRowTiles][4] = {};
+#pragma unroll
+    for (int n = 0; n < kKeys; n += 32) {
+      std::uint32_t rV[4];
+      ptx::ldmatrix_x4_trans(rV, chunk_of<kHeadDim>(lane_v, n, d));
+      // Columns 2 g and 2 g + 1 of the lane's keys are neighbours: even ones, then odd ones.
+      // seed: key-order
+      const std::uint32_t even0 = ptx::permute_bytes<0x6420>(rV[0], rV[1]);
+      const std::uint32_t even1 = ptx::permute_bytes<0x6420>(rV[2], rV[3]);
+      const std::uint32_t odd0 = ptx::permute_bytes<0x7531>(rV[0], rV[1]);
+      const std::uint32_t odd1 = ptx::permute_bytes<0x7531>(rV[2], rV[3]);
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        ptx::mma_e4m3(even[m], rP[m][n / 32], even0, even1);
+        ptx::mma_e4m3(odd[m], rP[m][n / 32], odd0, odd1);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float (&o)[4] = acc_o[m][d][h];
+        const float factor = factors[m][h];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          // seed: promote
+          o[2 * e] = fmaf(o[2 * e], factor, even[m][2 * h + e]);
+          o[2 * e + 1] = fmaf(o[2 * e + 1], factor, odd[m][2 * h + e]);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace dlattn::wmma8

@@ -1,0 +1,55 @@
+#pragma once
+
+#include "cuda/forward/wmma8/traits.h"
+#include "cuda/ptx/mbarrier.cuh"
+
+namespace dlattn::wmma8 {
+
+static_assert(kMbarrierBytes == ptx::kMbarrierBytes);
+
+// Two mbarriers per stage, "full" and "empty", by which warps hand tiles of K and V over to each
+// other and may be the better part of a tile apart. Tiles are counted from 0 in the order of the
+// walk; tile i is in stage i % kStages.
+template <int kNumWarps, int kStages>
+struct Stages {
+  ptx::SmemAddress mbarriers;
+
+  // By one thread, before a barrier of the block.
+  __device__ __forceinline__ void init() const {
+    for (int stage = 0; stage < kStages; ++stage) {
+      ptx::mbarrier_init(full(stage), kNumWarps * 32);
+      ptx::mbarrier_init(empty(stage), kNumWarps);
+    }
+  }
+  // All threads call it after they have started the copies of tile i (`copied`), or stored it.
+  __device__ __forceinline__ void publish(unsigned i, bool copied) const {
+    if (copied) {
+      ptx::mbarrier_arrive_after_copies(full(i));
+    } else {
+      ptx::mbarrier_arrive(full(i));
+    }
+  }
+  // Waits until tile i has landed.
+  __device__ __forceinline__ void wait_full(unsigned i) const {
+    ptx::mbarrier_wait(full(i), i / kStages % 2);
+  }
+  // Waits until all warps have released tile i.
+  __device__ __forceinline__ void wait_empty(unsigned i) const {
+    ptx::mbarrier_wait(empty(i), i / kStages % 2);
+  }
+  // All lanes of a warp call it after the warp has read tile i.
+  __device__ __forceinline__ void release(unsigned i, int lane) const {
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(empty(i));
+  }
+
+ private:
+  __device__ __forceinline__ ptx::SmemAddress full(unsigned i) const {
+    return mbarriers + i % kStages * 2 * ptx::kMbarrierBytes;
+  }
+  __device__ __forceinline__ ptx::SmemAddress empty(unsigned i) const {
+    return full(i) + ptx::kMbarrierBytes;
+  }
+};
+
+}  // namespace dlattn::wmma8

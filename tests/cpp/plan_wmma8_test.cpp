@@ -1,0 +1,101 @@
+// Plans of wmma8.
+#include <string>
+
+#include "check.h"
+#include "core/plan.h"
+#include "cuda/forward/wmma8/traits.h"
+#include "plan_problems.h"
+
+using namespace dlattn;
+using test::force;
+using test::gpus;
+
+namespace {
+
+const DeviceInfo l4 = gpus()[0];
+
+AttentionParams problem(std::int64_t head_dim) {
+  AttentionParams p = test::problem(DType::kFloat8E4M3, head_dim);
+  p.out.dtype = DType::kBFloat16;
+  return p;
+}
+
+void served() {
+  for (const DeviceInfo& device : gpus()) {
+    const int capability = 10 * device.compute_major + device.compute_minor;
+    CHECK_EQ(supported(problem(128), device, force("wmma8")).ok, capability >= 89);
+  }
+  const struct {
+    std::int64_t head_dim;
+    int tile;
+  } dims[] = {{16, 64}, {64, 64}, {80, 128}, {128, 128}, {144, 256}, {256, 256}};
+  for (const auto& d : dims) {
+    const Plan plan = dlattn::plan(problem(d.head_dim), l4);
+    CHECK(plan.kernel == "wmma8");
+    CHECK_EQ(plan.head_dim_tile, d.tile);
+    const TileConfig config = wmma8::tile_config(d.tile);
+    CHECK_EQ(plan.block_m, config.block_m);
+    CHECK_EQ(plan.block_n, config.block_n);
+    CHECK_EQ(plan.num_warps, config.num_warps);
+    CHECK_EQ(plan.smem_bytes, config.smem_bytes);
+    CHECK_EQ(plan.grid, 2 * 8 * 2048 / plan.block_m);
+    // As many blocks as registers hold fit into an SM's shared memory.
+    CHECK((config.smem_bytes + 1024) * wmma8::blocks_per_sm(d.tile, false) <= l4.smem_per_sm);
+  }
+}
+
+template <typename Change>
+void check_refused(std::int64_t head_dim, const DeviceInfo& device, Change change,
+                   const std::string& why) {
+  AttentionParams p = problem(head_dim);
+  change(&p);
+  CHECK_THROWS(dlattn::plan(p, device, force("wmma8")), UnsupportedError,
+               "no kernel can run this: wmma8: " + why);
+}
+
+void refused() {
+  const auto nothing = [](AttentionParams*) {};
+  check_refused(64, gpus()[2], nothing, "needs compute capability 8.9 or later; A100 has 8.0");
+  DeviceInfo of_ptx = gpus()[3];
+  of_ptx.code = 80, of_ptx.ptx = true;
+  check_refused(64, of_ptx, nothing,
+                "needs code for compute capability 8.9 or later; this build has for H200 that for "
+                "8.0: build with DLATTN_ARCHS=native or all");
+  check_refused(24, l4, nothing, "head_dim is 24; accepted: multiples of 16 up to 256");
+  check_refused(272, l4, nothing, "head_dim is 272; accepted: multiples of 16 up to 256");
+  check_refused(
+      144, l4, [](AttentionParams* p) { p->softcap = 3.0; },
+      "does not implement softcap for head dims beyond 128");
+  check_refused(
+      144, l4, [](AttentionParams* p) { p->k.row_stride += 8; },
+      "rows of q, k or v are aligned to 8 bytes; accepted for head dims beyond 128: 16");
+  check_refused(
+      64, l4, [](AttentionParams* p) { p->seqlen_k = (1 << 20) + 1; },
+      "seqlen_k is 1048577; accepted: up to 1048576");
+  check_refused(
+      64, l4,
+      [](AttentionParams* p) {
+        p->q.dtype = p->k.dtype = p->v.dtype = p->out.dtype = DType::kFloat16;
+      },
+      "dtype is float16; accepted: float8_e4m3fn");
+}
+
+// What the general kernel is for.
+void general() {
+  AttentionParams p = problem(128);
+  CHECK(!wmma8::is_general(p.softcap, 16) && wmma8::is_general(p.softcap, 8));
+  p.k.row_stride += 1, p.out.row_stride += 1, p.out.batch_stride += 2048;
+  p.out.data = test::memory + 3 * test::kApart + 2;
+  p.softcap = 3.0;
+  CHECK(supported(p, l4, force("wmma8")).ok);
+  CHECK(wmma8::is_general(p.softcap, 16));
+}
+
+}  // namespace
+
+int main() {
+  served();
+  refused();
+  general();
+  return test::summary();
+}
