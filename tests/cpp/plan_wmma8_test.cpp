@@ -68,7 +68,7 @@ void refused() {
       "does not implement softcap for head dims beyond 128");
   check_refused(
       144, l4, [](AttentionParams* p) { p->k.row_stride += 8; },
-      "rows of q, k or v are aligned to 8 bytes; accepted for head dims beyond 128: 16");
+      "rows of q, k or v are aligned to 8 bytes; accepted: 16, with head dims beyond 128");
   check_refused(
       64, l4, [](AttentionParams* p) { p->seqlen_k = (1 << 20) + 1; },
       "seqlen_k is 1048577; accepted: up to 1048576");

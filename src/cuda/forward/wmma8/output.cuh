@@ -55,9 +55,11 @@ __device__ __forceinline__ void write_results(const AttentionParams& params,
       // seed: stored-rows
       const bool exists = row < result.seqlen_q;
       if (result.lse && lane % 4 == 0 && exists) result.lse[row] = row_result.lse;
+      // 0 where there is nothing to sum, whatever v's descale is.
+      const float out_scale =
+          row_result.scale == 0.0f ? 0.0f : row_result.scale * kUnit * v_descale;
       store_row(result.out + row * params.out.row_stride + lane % 4 * 4, rows.acc_o[m], h,
-                row_result.scale * kUnit * v_descale,
-                exists ? static_cast<int>(params.head_dim_v) : 0, aligned);
+                out_scale, exists ? static_cast<int>(params.head_dim_v) : 0, aligned);
     }
   }
 }

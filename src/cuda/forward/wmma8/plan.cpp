@@ -47,7 +47,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
     return core::refuse(why, "does not implement softcap for head dims beyond 128");
   if (!has_general(tile) && is_general(p.softcap, plan->copy_bytes)) {
     return core::refuse(why, "rows of q, k or v are aligned to ", plan->copy_bytes,
-                        " bytes; accepted for head dims beyond 128: 16");
+                        " bytes; accepted: 16, with head dims beyond 128");
   }
   const TileConfig config = tile_config(tile);
   cost::set_tile(p, config, plan);
