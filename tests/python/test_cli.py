@@ -134,9 +134,9 @@ def test_the_whole_acceptance_table() -> None:
     done = program("check", "--device", "cpu")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("cpu ")]
-    assert len(rows) == 22  # 11 problems, float32 and float16
+    assert len(rows) == 33  # 11 problems, float32, float16 and float8_e4m3fn
     assert all(row.endswith("PASS") for row in rows)
-    assert "PASS: 54 problems" in done.stdout
+    assert "PASS: 81 problems" in done.stdout
 
 
 def test_commands_import_no_framework() -> None:
@@ -170,7 +170,9 @@ def test_support_table(capsys: Captured) -> None:
     assert main(["info", "--support"]) == 0
     lines = capsys.readouterr().out.splitlines()
     by_kernel = {line.split()[0]: line for line in lines[2:]}
-    assert set(by_kernel) == {"cpu", "scalar", "wmma_qk", "wmma_smem", "wmma", "sm90"}
+    kernels = {"cpu", "scalar", "wmma_qk", "wmma_smem", "wmma", "wmma8", "sm90", "sm90_fp8"}
+    assert set(by_kernel) == kernels
+    assert "float8_e4m3fn" in by_kernel["cpu"] and "float8_e4m3fn" in by_kernel["sm90_fp8"]
     assert "sinks, varlen" in by_kernel["cpu"] and " any " in by_kernel["cpu"]
     assert "1 to 256" in by_kernel["scalar"] and "float32" in by_kernel["scalar"]
     for kernel in ("wmma_qk", "wmma_smem"):
