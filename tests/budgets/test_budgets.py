@@ -116,26 +116,29 @@ def test_shared_memory(kernels: cubins.Kernels, smem: dict[str, int], kernel: st
 def test_tensor_cores_are_fed_by_ldmatrix(kernels: cubins.Kernels, kernel: str) -> None:
     needs(kernels, kernel)
     code = kernels.code[kernel]
-    assert re.search(r"\bHMMA\.", code), "no tensor core instruction"
+    assert re.search(r"\b[HQ]MMA\.", code), "no tensor core instruction"
     assert re.search(r"\bLDSM\.", code), "no ldmatrix"
     # There rows of bias and mask, in global memory, begin where a pointer in shared memory says.
     if not kernel.endswith("_256_general"):
         assert not re.search(r"\bLD\.", code), "a generic load: shared memory nvcc did not see"
     # Half as many matrix loads as products is what fragments take; without ldmatrix it is far more.
-    assert len(re.findall(r"\bLDSM\.", code)) <= len(re.findall(r"\bHMMA\.", code))
+    assert len(re.findall(r"\bLDSM\.", code)) <= len(re.findall(r"\b[HQ]MMA\.", code))
 
 
 @pytest.mark.parametrize("kernel", [k for k in cubins.expected_kernels() if k.startswith("sm90")])
 def test_wgmma_runs_asynchronously(kernels: cubins.Kernels, kernel: str) -> None:
     needs(kernels, kernel)
     code = kernels.code[kernel]
-    products = len(re.findall(r"\bHGMMA\.", code))
+    products = len(re.findall(r"\b[HQ]GMMA\.", code))
     assert products, "no warpgroup product"
     # Where ptxas lacks registers it waits for each product by itself (C7510, C7512, C7513).
     assert len(re.findall(r"\bWARPGROUP\.DEPBAR\b", code)) <= products // 2
     assert len(re.findall(r"\bUSETMAXREG", code)) == 2, "setmaxnreg was ignored (C7508)"
     assert re.search(r"\bUTMALDG\.", code)
-    # Results of the narrow tiles go by way of shared memory, of the others 16 bytes a lane.
-    by_tma = not kernel.removesuffix("_varlen").endswith(("_128", "_192", "_v128", "_256"))
+    # Results of the narrow tiles go by way of shared memory, of the others and of 8-bit inputs 16
+    # bytes a lane.
+    by_tma = "float8" not in kernel and not kernel.removesuffix("_varlen").endswith(
+        ("_128", "_192", "_v128", "_256")
+    )
     assert bool(re.search(r"\bUTMASTG\.", code)) == by_tma
     assert bool(re.search(r"\bSTG\.E\.128\b", code)) != by_tma
