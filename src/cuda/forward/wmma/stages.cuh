@@ -4,6 +4,7 @@
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/tile/stages.cuh"
 
 // Barriers of the pipeline: how the warps of a block hand the stages of K and V over to each other.
 // Tiles are counted from 0 in the order in which they are walked. Tile i is in stage i % kStages.
@@ -52,48 +53,23 @@ struct Stages<kNumWarps, Handover::kBlockBarrier, 2> {
   __device__ __forceinline__ void release(int, int) const {}
 };
 
-// An mbarrier pipeline: two mbarriers per stage, "full" and "empty". With two stages a warp may be
-// ahead of the others by the better part of a tile, with more stages by more.
+// An mbarrier pipeline. With two stages a warp may be ahead of the others by the better part of a
+// tile, with more stages by more.
 template <int kNumWarps, int kStages>
-struct Stages<kNumWarps, Handover::kMbarrier, kStages> {
-  ptx::SmemAddress mbarriers;  // full, empty of stage 0, then of stage 1 and so on
-
-  __device__ __forceinline__ explicit Stages(ptx::SmemAddress memory) : mbarriers(memory) {
-    if (threadIdx.x == 0) {
-      for (int stage = 0; stage < kStages; ++stage) {
-        ptx::mbarrier_init(full(stage), kNumWarps * 32);
-        ptx::mbarrier_init(empty(stage), kNumWarps);
-      }
-    }
+struct Stages<kNumWarps, Handover::kMbarrier, kStages> : tile::MbarrierStages<kNumWarps, kStages> {
+  __device__ __forceinline__ explicit Stages(ptx::SmemAddress memory)
+      : tile::MbarrierStages<kNumWarps, kStages>{memory} {
+    if (threadIdx.x == 0) this->init();
     __syncthreads();
   }
   __device__ __forceinline__ void publish(unsigned i, bool copied = true) const {
-    if (copied) {
-      ptx::mbarrier_arrive_after_copies(full(i));
-    } else {
-      ptx::mbarrier_arrive(full(i));
-    }
+    tile::MbarrierStages<kNumWarps, kStages>::publish(i, copied);
   }
   __device__ __forceinline__ void skip() const {}
   static constexpr int kGroups = 0;
   template <int kLater = 0>
   __device__ __forceinline__ void wait_full(unsigned i) const {
-    ptx::mbarrier_wait(full(i), i / kStages % 2);
-  }
-  __device__ __forceinline__ void wait_empty(unsigned i) const {
-    ptx::mbarrier_wait(empty(i), i / kStages % 2);
-  }
-  __device__ __forceinline__ void release(unsigned i, int lane) const {
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(empty(i));
-  }
-
- private:
-  __device__ __forceinline__ ptx::SmemAddress full(unsigned i) const {
-    return mbarriers + i % kStages * 2 * ptx::kMbarrierBytes;
-  }
-  __device__ __forceinline__ ptx::SmemAddress empty(unsigned i) const {
-    return full(i) + ptx::kMbarrierBytes;
+    tile::MbarrierStages<kNumWarps, kStages>::wait_full(i);
   }
 };
 

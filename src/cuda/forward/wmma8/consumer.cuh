@@ -4,18 +4,20 @@
 
 #include "core/descales.h"
 #include "cuda/forward/wmma8/output.cuh"
-#include "cuda/forward/wmma8/stages.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/special.cuh"
+#include "cuda/tile/stages.cuh"
 
 namespace dlattn::wmma8 {
+
+static_assert(kMbarrierBytes == ptx::kMbarrierBytes);
 
 // A warp's way through the block's work tile: its own rows, and all keys that the block's rows see.
 // All threads of the block copy.
 template <int kHeadDim, bool kGeneral>
 struct Consumer {
   using WarpRows = wmma8::WarpRows<kHeadDim, kGeneral>;
-  using Stages = wmma8::Stages<tile_shape(kHeadDim).num_warps, tile_shape(kHeadDim).stages>;
+  using Stages = tile::MbarrierStages<tile_shape(kHeadDim).num_warps, tile_shape(kHeadDim).stages>;
   using ScoreScale = wmma8::ScoreScale<kGeneral>;
   using Sequence = tile::Sequence<std::uint8_t>;
   static constexpr TileShape kShape = tile_shape(kHeadDim);

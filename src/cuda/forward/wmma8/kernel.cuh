@@ -11,7 +11,7 @@
 // kGeneral: with softcap, or for rows that are not aligned to 16 bytes.
 //
 // Shared memory: SmemMap.
-// Barriers: for each stage of K and V an mbarrier "full" and one "empty" (stages.cuh).
+// Barriers: for each stage of K and V an mbarrier "full" and one "empty" (tile/stages.cuh).
 
 #include "cuda/forward/wmma8/consumer.cuh"
 #include "cuda/ptx/grid_dependency.cuh"

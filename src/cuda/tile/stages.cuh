@@ -1,17 +1,14 @@
 #pragma once
 
-#include "cuda/forward/wmma8/traits.h"
 #include "cuda/ptx/mbarrier.cuh"
 
-namespace dlattn::wmma8 {
-
-static_assert(kMbarrierBytes == ptx::kMbarrierBytes);
+namespace dlattn::tile {
 
 // Two mbarriers per stage, "full" and "empty", by which warps hand tiles of K and V over to each
 // other and may be the better part of a tile apart. Tiles are counted from 0 in the order of the
 // walk; tile i is in stage i % kStages.
 template <int kNumWarps, int kStages>
-struct Stages {
+struct MbarrierStages {
   ptx::SmemAddress mbarriers;
 
   // By one thread, before a barrier of the block.
@@ -52,4 +49,4 @@ struct Stages {
   }
 };
 
-}  // namespace dlattn::wmma8
+}  // namespace dlattn::tile
