@@ -3,8 +3,16 @@
 #include "cuda/forward/sm90/tiles.cuh"
 #include "cuda/tile/warp.cuh"
 
-// What a consumer walks for a work tile.
+// How a work tile gets from the producer to the consumers, and what a consumer walks for it.
 namespace dlattn::sm90 {
+
+// Leaves a work tile for the consumers, which read it when its Q has arrived.
+template <typename Shared>
+__device__ __forceinline__ void hand_over(const Shared& shared, unsigned query_use,
+                                          const tile::SequenceTile& work) {
+  shared.queries.wait_empty(query_use);
+  *shared.work_tile(query_use) = work;
+}
 
 // The work tile that Q was copied for. The shuffles tell the compiler that it is the same in all
 // lanes.

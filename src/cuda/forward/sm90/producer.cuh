@@ -1,18 +1,11 @@
 #pragma once
 
+#include "cuda/forward/sm90/key_walk.cuh"
 #include "cuda/forward/sm90/setup.cuh"
 #include "cuda/forward/sm90/tiles.cuh"
 #include "cuda/tile/box_source.cuh"
 
 namespace dlattn::sm90 {
-
-// Leaves a work tile for the consumers, which read it when its Q has arrived.
-template <typename Shared>
-__device__ __forceinline__ void hand_over(const Shared& shared, unsigned query_use,
-                                          const tile::SequenceTile& work) {
-  shared.queries.wait_empty(query_use);
-  *shared.work_tile(query_use) = work;
-}
 
 // One thread starts all copies of the block, as stages become free. The next tile of K comes before
 // the V of this one, as the consumers want them: K[n], K[n - 1], V[n], K[n - 2], V[n - 1], ...

@@ -1,17 +1,10 @@
 #pragma once
 
+#include "cuda/forward/sm90/key_walk.cuh"
 #include "cuda/forward/sm90_fp8/setup.cuh"
 #include "cuda/tile/box_source.cuh"
 
 namespace dlattn::sm90_fp8 {
-
-// Leaves a work tile for the consumers, which read it when its Q has arrived.
-template <typename Shared>
-__device__ __forceinline__ void hand_over(const Shared& shared, unsigned query_use,
-                                          const tile::SequenceTile& work) {
-  shared.queries.wait_empty(query_use);
-  *shared.work_tile(query_use) = work;
-}
 
 // One thread starts all copies of the block, as stages become free. The next tile of K comes before
 // the V of this one, as the consumers want them: K[n], K[n - 1], V[n], K[n - 2], V[n - 1], ...
@@ -27,7 +20,7 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
   unsigned use = 0;        // of the stages of K and V
   unsigned query_use = 0;  // of those of Q
   const auto copy = [&](const tile::SequenceTile& work, int start_k, const tile::Range& tiles) {
-    if constexpr (kVarlen) hand_over(shared, query_use, work);
+    if constexpr (kVarlen) sm90::hand_over(shared, query_use, work);
     const ptx::SmemAddress arrived = shared.queries.begin_fill(query_use, shared.kQueryBytes);
     const auto queries =
         tile::box_source<kVarlen>(work.head, work.batch, work.start_q, work.seqlen_q);
@@ -61,7 +54,7 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
   };
   for_each_work_tile<kVarlen, kBlockM, kBlockN>(params, shape, launch, copy);
   if constexpr (kVarlen) {
-    hand_over(shared, query_use, tile::SequenceTile{});  // that was all
+    sm90::hand_over(shared, query_use, tile::SequenceTile{});  // that was all
     shared.queries.begin_fill(query_use, 0);
   }
 }
