@@ -139,4 +139,34 @@ inline bool plan_one_shape(const AttentionParams& p, const DeviceInfo& device,
   return true;
 }
 
+// What a thread block takes of an SM, which holds one, in nanoseconds.
+struct OnePerSmSpeed {
+  double first;    // beside its keys: launch, set-up, first copies, epilogue
+  double next;     // the same of each one after it
+  double per_key;  // with all its rows in use
+  double latency;  // per key, at least, however few the rows
+
+  // Per key where sequences have `rows` queries: groups of a block's rows that have none cost
+  // nothing, as the others have their share of the tensor cores.
+  double of_key(double rows, int block_m, int group_rows) const {
+    const double groups = std::max(std::ceil(std::min<double>(rows, block_m) / group_rows), 1.0);
+    const double used = groups / (block_m / group_rows);
+    return std::max(latency, per_key * std::min(used, 1.0));
+  }
+};
+
+// A grid of such blocks, a key of which takes `per_key`. `tail`: by what part of how far the
+// longest walk exceeds the mean the last SM ends later.
+inline double one_block_per_sm_ns(const AttentionParams& p, const Walk& walk,
+                                  const DeviceInfo& device, const OnePerSmSpeed& speed,
+                                  double per_key, double tail) {
+  const double share = walk.blocks / std::max(device.num_sms, 1), rounds = std::ceil(share);
+  if (rounds <= 1.0) return speed.first + walk.longest * per_key;
+  if (walk.longest <= walk.mean || p.cu_seqlens_q)
+    return speed.first + (rounds - 1) * speed.next + rounds * walk.mean * per_key;
+  // Walks of different lengths fill the SMs evenly, up to a part of the last one.
+  return speed.first + (share - 1) * speed.next +
+         per_key * (std::max(walk.longest, share * walk.mean) + tail * (walk.longest - walk.mean));
+}
+
 }  // namespace dlattn::cost

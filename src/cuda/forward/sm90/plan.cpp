@@ -63,15 +63,9 @@ bool accepts_scores(const AttentionParams& p, std::string* why) {
   return true;
 }
 
-// What a thread block takes of an SM, which holds one, in nanoseconds, measured on an H200
-// (research/steps/h200-choices.json).
-struct Speed {
-  double first;    // beside its keys: launch, set-up, first copies, epilogue
-  double next;     // the same of each one after it
-  double per_key;  // with all consumers' rows full
-  double latency;  // per key, at least, however few the rows
-};
+using Speed = cost::OnePerSmSpeed;
 
+// Measured on an H200 (research/steps/h200-choices.json).
 Speed speed(const AttentionParams& p, int head_dim_tile) {
   const ScoreMod score_mod = score_mod_of(p);
   if (p.softcap != 0.0 && score_mod != ScoreMod::kBiasMask) {
@@ -105,25 +99,17 @@ double predicted_ns(const AttentionParams& p, const DeviceInfo& device, const Op
   AttentionParams large;
   const AttentionParams& counted = cost::counted(p, options.batch_invariant, &large);
   const TileShape shape = tile_shape(p, head_dim_tile);
-  const Speed s = speed(p, head_dim_tile);
+  Speed s = speed(p, head_dim_tile);
   const cost::Walk walk = cost::walk(counted, block_m(shape), 1);
-  // Consumers without rows cost nothing: the others have their share of the tensor cores.
-  const double rows = std::min<double>(cost::mean_seqlen_q(counted), block_m(shape));
-  const double consumers = std::max(std::ceil(rows / kWarpgroupRows), 1.0) / shape.num_consumers;
-  const double per_key = std::max(s.latency, s.per_key * std::min(consumers, 1.0));
-  const double share = walk.blocks / std::max(device.num_sms, 1), rounds = std::ceil(share);
-  if (rounds <= 1.0) return s.first + walk.longest * per_key;
+  const double per_key = s.of_key(cost::mean_seqlen_q(counted), block_m(shape), kWarpgroupRows);
   // Persistent blocks hide a part of what lies between two tiles, where walks are short.
   constexpr double kManyRounds = 7, kShortWalk = 1024;
   const double left = p.cu_seqlens_q ? 0.75 : 0.5;
-  const bool persistent = rounds >= kManyRounds && walk.longest <= kShortWalk;
-  const double next = s.next * (persistent ? left : 1.0);
-  if (walk.longest <= walk.mean || p.cu_seqlens_q)
-    return s.first + (rounds - 1) * next + rounds * walk.mean * per_key;
-  // Walks of different lengths fill the SMs evenly, up to a part of the last one.
+  const bool persistent = std::ceil(walk.blocks / std::max(device.num_sms, 1)) >= kManyRounds &&
+                          walk.longest <= kShortWalk;
+  if (persistent) s.next *= left;
   const double tail = head_dim_tile <= 64 ? 0.8 : 0.25;
-  return s.first + (share - 1) * next +
-         per_key * (std::max(walk.longest, share * walk.mean) + tail * (walk.longest - walk.mean));
+  return cost::one_block_per_sm_ns(p, walk, device, s, per_key, tail);
 }
 
 // Thread blocks for a problem.

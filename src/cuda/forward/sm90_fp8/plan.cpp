@@ -26,15 +26,8 @@ bool accepts_tensors(const AttentionParams& p, int head_dim_tile, std::string* w
   return true;
 }
 
-// What a thread block takes of an SM, which holds one, in nanoseconds on an H200, estimated.
-struct Speed {
-  double first;    // beside its keys: launch, set-up, first copies, epilogue
-  double next;     // the same of each one after it
-  double per_key;  // with all consumers' rows full
-  double latency;  // per key, at least, however few the rows
-};
-
-constexpr Speed speed(int /*head_dim_tile*/) {
+// On an H200, estimated.
+constexpr cost::OnePerSmSpeed speed(int /*head_dim_tile*/) {
   return {4600, 5100, 7.8, 6.2};
 }
 
@@ -43,19 +36,11 @@ double predicted_ns(const AttentionParams& p, const DeviceInfo& device, const Op
   AttentionParams large;
   const AttentionParams& counted = cost::counted(p, options.batch_invariant, &large);
   const TileShape shape = tile_shape(head_dim_tile);
-  const Speed s = speed(head_dim_tile);
-  const cost::Walk walk = cost::walk(counted, block_m(shape), 1);
-  const double rows = std::min<double>(cost::mean_seqlen_q(counted), block_m(shape));
-  const double consumers = std::max(std::ceil(rows / kWarpgroupRows), 1.0) / shape.num_consumers;
-  const double per_key = std::max(s.latency, s.per_key * std::min(consumers, 1.0));
-  const double share = walk.blocks / std::max(device.num_sms, 1), rounds = std::ceil(share);
-  if (rounds <= 1.0) return s.first + walk.longest * per_key;
-  if (walk.longest <= walk.mean || p.cu_seqlens_q)
-    return s.first + (rounds - 1) * s.next + rounds * walk.mean * per_key;
-  // Walks of different lengths fill the SMs evenly, up to a part of the last one.
+  const cost::OnePerSmSpeed s = speed(head_dim_tile);
+  const double per_key = s.of_key(cost::mean_seqlen_q(counted), block_m(shape), kWarpgroupRows);
   constexpr double kTail = 0.25;
-  return s.first + (share - 1) * s.next +
-         per_key * (std::max(walk.longest, share * walk.mean) + kTail * (walk.longest - walk.mean));
+  return cost::one_block_per_sm_ns(p, cost::walk(counted, block_m(shape), 1), device, s, per_key,
+                                   kTail);
 }
 
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
