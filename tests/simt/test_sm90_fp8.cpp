@@ -2,6 +2,7 @@
 #include "cuda/forward/sm90_fp8/boxes.h"
 #include "cuda/forward/sm90_fp8/kernel.cuh"
 #include "feature_cases.h"
+#include "float8_cases.h"
 #include "length_cases.h"
 #include "tensor_maps.h"
 
@@ -95,15 +96,6 @@ std::vector<Case> cases() {
   return cases;
 }
 
-// Without what is not defined for 8-bit inputs.
-Case without_score_features(Case c) {
-  c.bias = simt::Bias::kNone;
-  c.mask = c.alibi = false;
-  c.bias_rise = 0.0;
-  if (c.seed) c.descales = *c.seed % 2 == 0, c.q_descale_by_kv_head = *c.seed % 4 == 0;
-  return c;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -111,19 +103,6 @@ int main(int argc, char** argv) {
   simt::Tests tests("sm90_fp8", arguments, simt::hopper());
   constexpr int kBlocks = 2;  // so few that they compute several tiles one after the other
   tests.limit_blocks(kBlocks);
-  int number = 0;
-  for (const Case& drawn : arguments.cases(cases())) {
-    const Case c = without_score_features(drawn);
-    switch (number++ % 3) {
-      case 0:
-        tests.run<Element, __nv_bfloat16>(kFamily, c, run_kernel);
-        break;
-      case 1:
-        tests.run<Element, half>(kFamily, c, run_kernel);
-        break;
-      default:
-        tests.run<Element, float>(kFamily, c, run_kernel);
-    }
-  }
+  simt::run_float8(&tests, arguments.cases(cases()), kFamily, run_kernel);
   return tests.finish();
 }

@@ -1,5 +1,6 @@
 #include "attention_test.h"
 #include "cuda/forward/wmma8/kernel.cuh"
+#include "float8_cases.h"
 #include "wmma_cases.h"
 
 namespace {
@@ -52,15 +53,6 @@ std::vector<Case> cases_of_bytes() {
   return cases;
 }
 
-// Without what is not defined for 8-bit inputs.
-Case without_score_features(Case c) {
-  c.bias = simt::Bias::kNone;
-  c.mask = c.alibi = false;
-  c.bias_rise = 0.0;
-  if (c.seed) c.descales = *c.seed % 2 == 0, c.q_descale_by_kv_head = *c.seed % 4 == 0;
-  return c;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -69,19 +61,6 @@ int main(int argc, char** argv) {
   tests.hold_to(256.0f);  // the row max is known
   std::vector<Case> cases = cases_of_bytes();
   simt::append(&cases, simt::wmma_cases(simt::kThreadSanitizer));
-  int number = 0;
-  for (const Case& drawn : arguments.cases(cases)) {
-    const Case c = without_score_features(drawn);
-    switch (++number % 3) {
-      case 0:
-        tests.run<Element, half>(kFamily, c, run_kernel);
-        break;
-      case 1:
-        tests.run<Element, __nv_bfloat16>(kFamily, c, run_kernel);
-        break;
-      default:
-        tests.run<Element, float>(kFamily, c, run_kernel);
-    }
-  }
+  simt::run_float8(&tests, arguments.cases(cases), kFamily, run_kernel);
   return tests.finish();
 }
