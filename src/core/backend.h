@@ -35,5 +35,7 @@ void plan(const AttentionParams& params, const DeviceInfo& device, const Options
           Plan* plan);
 void forward(const AttentionParams& params, const Plan& plan, Poll poll = {});
 void merge_states(const MergeParams& params, Poll poll = {});
+// Of lengths that nobody else can write to.
+void quantize_kv(const QuantizeParams& params, int num_threads, Poll poll = {});
 
 }  // namespace dlattn::cpu

@@ -3,6 +3,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "core/concat.h"
@@ -25,6 +26,12 @@ const Instance* instance_of(const ListedFamily<Params>& family, const Params& p,
   if (instance && fits_step(dims.first) && fits_step(dims.second)) return instance;
   if (!why) return nullptr;
   if (!family.instance(dtype, 1)) {
+    if constexpr (std::is_same_v<Params, AttentionParams>) {
+      if (p.precision != Precision::kInputs) {
+        refuse(why, "does not implement precision ", to_string(p.precision));
+        return nullptr;
+      }
+    }
     refuse(why, "dtype is ", to_string(dtype), "; accepted: ", accepted_dtypes(family.instances));
     return nullptr;
   }

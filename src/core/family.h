@@ -31,6 +31,7 @@ struct Family {
 };
 using ForwardFamily = Family<AttentionParams>;
 using MergeFamily = Family<MergeParams>;
+using QuantizeFamily = Family<QuantizeParams>;
 
 // For what returns whether it accepts: false, and why, if anybody asks.
 template <typename... Parts>

@@ -2,9 +2,23 @@
 
 #include "core/backend.h"
 #include "core/plan.h"
+#include "core/quantized.h"
 #include "core/validate.h"
 
 namespace dlattn {
+namespace {
+
+// Enqueues the launch of a plan that writes k and v in 8 bits to `workspace`.
+void quantize(const AttentionParams& params, const Launch& launch, void* workspace, void* stream) {
+  QuantizeParams keys = keys_of(params);
+  keys.quantized_kv = workspace;
+  Plan plan;
+  static_cast<Launch&>(plan) = launch;
+  cuda::find_launcher<QuantizeParams>(plan.kernel, plan.dtype, plan.head_dim_tile)(keys, plan,
+                                                                                   stream);
+}
+
+}  // namespace
 
 Support supported(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
   try {
@@ -33,6 +47,10 @@ void forward(const AttentionParams& params, void* stream, const Options& options
   if (plan.workspace_bytes == 0) return launch(params, plan, stream);
   AttentionParams with_workspace = params;
   with_workspace.workspace = core::workspace_of(params, plan, options.workspace);
+  if (params.precision != Precision::kInputs && !params.quantized_kv) {
+    quantize(params, plan.others[0], with_workspace.workspace, stream);
+    with_workspace.quantized_kv = with_workspace.workspace;
+  }
   launch(with_workspace, plan, stream);
 }
 

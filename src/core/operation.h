@@ -19,6 +19,10 @@ template <>
 struct ParamsOfOperation<Operation::kMerge> {
   using Type = MergeParams;
 };
+template <>
+struct ParamsOfOperation<Operation::kQuantize> {
+  using Type = QuantizeParams;
+};
 template <Operation operation>
 using ParamsOf = typename ParamsOfOperation<operation>::Type;
 
@@ -28,10 +32,21 @@ inline Operation operation_of(const AttentionParams&) {
 inline Operation operation_of(const MergeParams&) {
   return Operation::kMerge;
 }
+inline Operation operation_of(const QuantizeParams&) {
+  return Operation::kQuantize;
+}
+
+// What q.k is made of in a precision other than kInputs.
+inline DType dtype_of(Precision precision) {
+  return precision == Precision::kInt8Fp8 ? DType::kInt8 : DType::kFloat8E4M3;
+}
 
 // The dtype and the head dims by which a problem finds its instance of a family.
 inline DType dtype_of(const AttentionParams& p) {
-  return p.q.dtype;
+  return p.precision == Precision::kInputs ? p.q.dtype : dtype_of(p.precision);
+}
+inline DType dtype_of(const QuantizeParams& p) {
+  return dtype_of(p.precision);
 }
 inline DType dtype_of(const MergeParams& p) {
   return p.out.dtype;
@@ -50,10 +65,16 @@ inline HeadDims head_dims_of(const AttentionParams& p) {
 inline HeadDims head_dims_of(const MergeParams& p) {
   return {{"head_dim of outs", p.head_dim_v}, {"head_dim of outs", p.head_dim_v}};
 }
+inline HeadDims head_dims_of(const QuantizeParams& p) {
+  return {{"head_dim", p.head_dim}, {"head_dim of v", p.head_dim_v}};
+}
 
 // Bytes per copy of rows to shared memory; 0 where kernels copy none.
 using dlattn::copy_bytes;
 inline int copy_bytes(const MergeParams&) {
+  return 0;
+}
+inline int copy_bytes(const QuantizeParams&) {
   return 0;
 }
 
@@ -62,5 +83,6 @@ bool positions_fit(const AttentionParams& p, std::string* why);
 inline bool positions_fit(const MergeParams&, std::string*) {
   return true;
 }
+bool positions_fit(const QuantizeParams& p, std::string* why);
 
 }  // namespace dlattn::core

@@ -7,6 +7,7 @@
 #include "core/backend.h"
 #include "core/choose.h"
 #include "core/concat.h"
+#include "core/quantized.h"
 #include "cuda/tile/launch_shape.h"
 
 namespace dlattn::core {
@@ -58,6 +59,11 @@ bool positions_fit(const AttentionParams& p, std::string* why) {
   return true;
 }
 
+bool positions_fit(const QuantizeParams& p, std::string* why) {
+  if (p.seqlen_k <= kMaxSeqlen) return true;
+  return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", kMaxSeqlen);
+}
+
 bool refuse_variant(const char* variant, std::string* why) {
   return refuse(why, "variant is ", variant, "; accepted: none, this kernel has one tile shape");
 }
@@ -100,10 +106,44 @@ std::vector<std::string> refusals(const AttentionParams& params, const DeviceInf
   return reasons;
 }
 
+namespace {
+
+// Has a plan's k and v quantised into its workspace before.
+void add_quantization(const AttentionParams& params, const DeviceInfo& device, Plan* plan) {
+  const QuantizeParams keys = keys_of(params);
+  const Plan before = make_plan(keys, device);
+  plan->others[plan->num_before++] = before;
+  plan->workspace_bytes += quantized_layout(keys).bytes;
+  plan->predicted_ns += before.predicted_ns;
+}
+
+template <typename Params>
+Plan plan_other(const Params& params, const DeviceInfo& device) {
+  Plan plan;
+  if (device.type == DeviceType::kCpu) {
+    plan.operation = operation_of(params);
+    plan.kernel = kCpu;
+    plan.dtype = dtype_of(params);
+    plan.num_threads = device.num_threads;
+    plan.isa = device.isa;
+    return plan;
+  }
+  if (best_plan(params, device, Options(), &plan, nullptr)) return plan;
+  std::vector<std::string> reasons;
+  best_plan(params, device, Options(), &plan, &reasons);
+  fail_without_kernel(reasons);
+}
+
+}  // namespace
+
 Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
   Plan plan;
   if (!asks_for_cpu(device, options)) {
-    if (best_plan(params, device, options, &plan, nullptr)) return plan;
+    if (best_plan(params, device, options, &plan, nullptr)) {
+      if (params.precision != Precision::kInputs && !params.quantized_kv)
+        add_quantization(params, device, &plan);
+      return plan;
+    }
   } else if (runs_on_cpu(device, options, nullptr)) {
     plan.kernel = kCpu;
     plan.dtype = params.q.dtype;
@@ -114,19 +154,11 @@ Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Op
 }
 
 Plan make_plan(const MergeParams& params, const DeviceInfo& device) {
-  Plan plan;
-  if (device.type == DeviceType::kCpu) {
-    plan.operation = Operation::kMerge;
-    plan.kernel = kCpu;
-    plan.dtype = params.out.dtype;
-    plan.num_threads = device.num_threads;
-    plan.isa = device.isa;
-    return plan;
-  }
-  if (best_plan(params, device, Options(), &plan, nullptr)) return plan;
-  std::vector<std::string> reasons;
-  best_plan(params, device, Options(), &plan, &reasons);
-  fail_without_kernel(reasons);
+  return plan_other(params, device);
+}
+
+Plan make_plan(const QuantizeParams& params, const DeviceInfo& device) {
+  return plan_other(params, device);
 }
 
 void* workspace_of(const AttentionParams& params, const Plan& plan,

@@ -19,6 +19,7 @@ const char* score_feature(const AttentionParams& params);
 // run it.
 Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Options& options);
 Plan make_plan(const MergeParams& params, const DeviceInfo& device);
+Plan make_plan(const QuantizeParams& params, const DeviceInfo& device);
 
 // Why none of the kernels that `options` admits can run a valid problem; empty if one can.
 std::vector<std::string> refusals(const AttentionParams& params, const DeviceInfo& device,

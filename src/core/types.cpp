@@ -18,6 +18,8 @@ const char* to_string(DType dtype) {
       return "float64";
     case DType::kFloat8E4M3:
       return "float8_e4m3fn";
+    case DType::kInt8:
+      return "int8";
   }
   return "unknown";
 }
@@ -27,12 +29,21 @@ const char* to_string(DeviceType type) {
 }
 
 const char* to_string(Operation operation) {
-  return operation == Operation::kMerge ? "merge" : "forward";
+  return operation == Operation::kForward ? "forward"
+         : operation == Operation::kMerge ? "merge"
+                                          : "quantize";
+}
+
+const char* to_string(Precision precision) {
+  return precision == Precision::kInputs    ? "inputs"
+         : precision == Precision::kInt8Fp8 ? "int8_fp8"
+                                            : "fp8";
 }
 
 std::int64_t size_of(DType dtype) {
   switch (dtype) {
     case DType::kFloat8E4M3:
+    case DType::kInt8:
       return 1;
     case DType::kFloat16:
     case DType::kBFloat16:

@@ -2,7 +2,9 @@
 
 #include "core/concat.h"
 #include "core/fail.h"
+#include "core/operation.h"
 #include "core/overlap.h"
+#include "core/quantized.h"
 #include "core/tensor_sizes.h"
 #include "core/varlen.h"
 
@@ -93,6 +95,7 @@ void check_layouts(const AttentionParams& p) {
 }
 
 // A GPU faults at an element that lies across its own size, and takes the process' context along.
+// So do the parts of a buffer of larger alignment.
 void check_address(const char* name, const void* address, std::int64_t element_bytes) {
   const std::int64_t past =
       reinterpret_cast<std::intptr_t>(address) & (element_bytes - 1);  // a power of two
@@ -108,8 +111,10 @@ void check_dtype(const char* name, DType dtype, const char* other, DType expecte
 }
 
 void check_dtypes(const AttentionParams& p) {
-  check_dtype("k", p.k.dtype, "q", p.q.dtype);
-  check_dtype("v", p.v.dtype, "q", p.q.dtype);
+  if (!p.quantized_kv) {
+    check_dtype("k", p.k.dtype, "q", p.q.dtype);
+    check_dtype("v", p.v.dtype, "q", p.q.dtype);
+  }
   if (p.q.dtype != DType::kFloat8E4M3) return check_dtype("out", p.out.dtype, "q", p.q.dtype);
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
     if (p.out.dtype == dtype) return;
@@ -146,6 +151,40 @@ void check_descales(const AttentionParams& p) {
   if (refused) fail(refused, " is given with q of float8_e4m3fn; accepted: none");
 }
 
+bool is_16_bit(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
+
+void check_quantized_dims(std::int64_t head_dim, std::int64_t head_dim_v, Precision precision) {
+  const NamedSize dims[] = {{"head_dim", head_dim}, {"head_dim of v", head_dim_v}};
+  for (const NamedSize& dim : dims) {
+    if (dim.value > kMaxQuantizedHeadDim) {
+      fail(dim.name, " is ", dim.value, "; accepted: 1 to ", kMaxQuantizedHeadDim,
+           " with precision ", to_string(precision));
+    }
+  }
+}
+
+// What 8-bit products of 16-bit inputs come with, and what does not come without them.
+void check_precision(const AttentionParams& p) {
+  if (p.precision == Precision::kInputs) {
+    if (p.quantized_kv) fail("quantized_kv is given with precision inputs; accepted: none");
+    return;
+  }
+  const char* const precision = to_string(p.precision);
+  if (!is_16_bit(p.q.dtype)) {
+    fail("precision is ", precision, " with q of ", to_string(p.q.dtype),
+         "; accepted: with float16 or bfloat16");
+  }
+  check_quantized_dims(p.head_dim, p.head_dim_v, p.precision);
+  const char* const refused = p.softcap != 0.0      ? "softcap"
+                              : p.bias.data         ? "bias"
+                              : p.alibi_slopes.data ? "alibi_slopes"
+                                                    : nullptr;
+  if (refused) fail(refused, " is given with precision ", precision, "; accepted: none");
+  check_address("quantized_kv", p.quantized_kv, kWorkspaceAlignment);
+}
+
 void check_addresses(const AttentionParams& p) {
   const std::int64_t bytes = size_of(p.q.dtype);
   check_address("q", p.q.data, bytes);
@@ -166,7 +205,7 @@ void check_pointers(const AttentionParams& p) {
   if (queries.batch * queries.rows == 0) return;
   if (!p.q.data) fail("q is null");
   if (!p.out.data) fail("out is null");
-  if (keys.batch * keys.rows == 0) return;
+  if (keys.batch * keys.rows == 0 || p.quantized_kv) return;
   if (!p.k.data) fail("k is null");
   if (!p.v.data) fail("v is null");
 }
@@ -256,8 +295,13 @@ void check_own_memory(const AttentionParams& p) {
   };
   if (p.lse.data) check_own_memory(out, lse);
   check("q", rows_region(p.q, queries, p.head_dim));
-  check("k", rows_region(p.k, keys, p.head_dim));
-  check("v", rows_region(p.v, keys, p.head_dim_v));
+  if (p.quantized_kv) {
+    check("quantized_kv",
+          {p.quantized_kv, 1, quantized_layout(keys_of(p)).bytes, {1, 1, 1, 1}, {}});
+  } else {
+    check("k", rows_region(p.k, keys, p.head_dim));
+    check("v", rows_region(p.v, keys, p.head_dim_v));
+  }
   if (p.bias.data) check("bias", scores_region(p.bias, size_of(p.bias.dtype), p));
   if (p.mask.data) check("mask", scores_region(p.mask, 1, p));
   if (p.alibi_slopes.data) {
@@ -315,12 +359,63 @@ void validate(const AttentionParams& params) {
   check_varlen(params);
   check_lengths(params);
   check_pointers(params);
+  check_precision(params);
   check_dtypes(params);
   check_descales(params);
   check_addresses(params);
   check_layouts(params);
   check_scores(params);
   check_own_memory(params);
+}
+
+void validate_sizes(const QuantizeParams& p) {
+  if (p.precision == Precision::kInputs) fail("precision is inputs; accepted: int8_fp8, fp8");
+  check_at_least("batch_size", p.batch_size, 0);
+  check_at_least("seqlen_k", p.seqlen_k, 0);
+  check_at_least("num_heads_kv", p.num_heads_kv, 1);
+  check_at_least("head_dim", p.head_dim, 1);
+  check_at_least("head_dim of v", p.head_dim_v, 1);
+  check_quantized_dims(p.head_dim, p.head_dim_v, p.precision);
+  check_at_least("total_k", p.total_k, 0);
+}
+
+void validate(const QuantizeParams& p) {
+  validate_sizes(p);
+  check_lengths(p);
+  const TensorSizes keys = p.cu_seqlens_k ? TensorSizes{1, p.total_k, p.num_heads_kv}
+                                          : TensorSizes{p.batch_size, p.seqlen_k, p.num_heads_kv};
+  const struct {
+    const char* name;
+    const TensorView& view;
+    std::int64_t columns;
+  } tensors[] = {{"k", p.k, p.head_dim}, {"v", p.v, p.head_dim_v}};
+  for (const auto& t : tensors) {
+    if (!is_16_bit(t.view.dtype)) {
+      fail(t.name, ": dtype is ", to_string(t.view.dtype),
+           "; accepted: float16 or bfloat16 with precision ", to_string(p.precision));
+    }
+    check_dtype(t.name, t.view.dtype, "k", p.k.dtype);
+    check_address(t.name, t.view.data, size_of(t.view.dtype));
+    check_stride(t.name, "batch", keys.batch, t.view.batch_stride);
+    check_stride(t.name, "seqlen", keys.rows, t.view.row_stride);
+    check_stride(t.name, "num_heads", keys.heads, t.view.head_stride);
+  }
+  check_address("cu_seqlens_k", p.cu_seqlens_k, sizeof(std::int32_t));
+  check_address("seqused_k", p.seqused_k, sizeof(std::int32_t));
+  check_address("quantized_kv", p.quantized_kv, kWorkspaceAlignment);
+  if (keys.batch * keys.rows == 0) return;
+  if (!p.quantized_kv) fail("quantized_kv is null");
+  const Named written = {"quantized_kv",
+                         {p.quantized_kv, 1, quantized_layout(p).bytes, {1, 1, 1, 1}, {}}};
+  for (const auto& t : tensors) {
+    if (!t.view.data) fail(t.name, " is null");
+    check_own_memory(written, {t.name, rows_region(t.view, keys, t.columns)});
+  }
+  const auto check_list = [&](const char* name, const std::int32_t* list, std::int64_t count) {
+    if (list) check_own_memory(written, {name, {list, 4, count, {1, 1, 1, 1}, {}}});
+  };
+  check_list("cu_seqlens_k", p.cu_seqlens_k, p.batch_size + 1);
+  check_list("seqused_k", p.seqused_k, p.batch_size);
 }
 
 void validate(const MergeParams& p) {

@@ -8,5 +8,7 @@ namespace dlattn::core {
 // What one kernel family lacks is that family's refusal (plan.h), not an error here.
 void validate(const AttentionParams& params);
 void validate(const MergeParams& params);
+void validate(const QuantizeParams& params);
+void validate_sizes(const QuantizeParams& params);  // what quantized_kv_bytes() reads
 
 }  // namespace dlattn::core

@@ -50,10 +50,11 @@ void check_varlen(const AttentionParams& p) {
   }
 }
 
-void check_lengths(const AttentionParams& p) {
-  if (!p.cu_seqlens_q || p.device.type != DeviceType::kCpu) return;
-  check_offsets("cu_seqlens_q", p.cu_seqlens_q, p.batch_size, p.total_q, "max_seqlen_q",
-                p.seqlen_q);
+namespace {
+
+// AttentionParams or QuantizeParams.
+template <typename Params>
+void check_key_lengths(const Params& p) {
   check_offsets("cu_seqlens_k", p.cu_seqlens_k, p.batch_size, p.total_k, "max_seqlen_k",
                 p.seqlen_k);
   if (!p.seqused_k) return;
@@ -65,6 +66,22 @@ void check_lengths(const AttentionParams& p) {
            ", the length of the sequence");
     }
   }
+}
+
+}  // namespace
+
+void check_lengths(const AttentionParams& p) {
+  if (!p.cu_seqlens_q || p.device.type != DeviceType::kCpu) return;
+  check_offsets("cu_seqlens_q", p.cu_seqlens_q, p.batch_size, p.total_q, "max_seqlen_q",
+                p.seqlen_q);
+  check_key_lengths(p);
+}
+
+void check_lengths(const QuantizeParams& p) {
+  if (p.seqused_k && !p.cu_seqlens_k) fail("seqused_k needs cu_seqlens_k");
+  if (!p.cu_seqlens_k) return;
+  check_total("total_k", p.total_k);
+  if (p.device.type == DeviceType::kCpu) check_key_lengths(p);
 }
 
 }  // namespace dlattn::core

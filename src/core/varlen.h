@@ -1,6 +1,7 @@
 #pragma once
 
 #include "dlattn/forward.h"
+#include "dlattn/quantize.h"
 
 namespace dlattn::core {
 
@@ -14,5 +15,6 @@ void check_varlen(const AttentionParams& params);
 // larger tensor do. What lies on a device nobody can refuse: kernels clamp it
 // (cuda/tile/seqlen.cuh).
 void check_lengths(const AttentionParams& params);
+void check_lengths(const QuantizeParams& params);
 
 }  // namespace dlattn::core

@@ -88,6 +88,26 @@ static inline void from_float(float value, Half* result) {
   result->bits = static_cast<std::uint16_t>(sign | half);
 }
 
+// Beyond 448, which is the largest of them, 448.
+static inline void from_float(float value, Float8* result) {
+  const std::uint32_t bits = float_bits(value);
+  const std::uint32_t sign = (bits >> 24) & 0x80u;
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  std::uint32_t byte;
+  if (magnitude > 0x7f800000u) {
+    byte = 0x7fu;
+  } else if (magnitude >= 0x43e00000u) {
+    byte = 0x7eu;
+  } else if (magnitude >= 0x3c800000u) {  // 2^-6: normal
+    const std::uint32_t rounded = magnitude + 0x7ffffu + ((magnitude >> 20) & 1u);
+    byte = (rounded - 0x3c000000u) >> 20;
+  } else {
+    // Subnormals are multiples of 2^-9, the last bit of 2^14 in fp32.
+    byte = float_bits(float_from_bits(magnitude) + 0x1p14f) - 0x46800000u;
+  }
+  result->bits = static_cast<std::uint8_t>(sign | byte);
+}
+
 static inline void from_float(float value, float* result) {
   *result = value;
 }

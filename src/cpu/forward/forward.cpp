@@ -8,6 +8,7 @@
 
 #include "core/backend.h"
 #include "cpu/forward/own_lengths.h"
+#include "cpu/forward/quantized.h"
 #include "cpu/forward/task.h"
 #include "cpu/thread_pool.h"
 
@@ -136,6 +137,8 @@ class Workspace {
 
 void plan(const AttentionParams& params, const DeviceInfo& device, const Options& options,
           Plan* plan) {
+  if (params.precision != Precision::kInputs)
+    return cpu::plan(dequantized(params), device, options, plan);
   const int num_threads = options.num_threads;
   if (num_threads < 0 || num_threads > 4096) {
     throw UnsupportedError("num_threads is " + std::to_string(num_threads) +
@@ -159,6 +162,7 @@ void plan(const AttentionParams& params, const DeviceInfo& device, const Options
 }
 
 void forward(const AttentionParams& given, const Plan& plan, Poll poll) {
+  if (given.precision != Precision::kInputs) return forward_quantized(given, plan, poll);
   const OwnLengths lengths(given);
   const AttentionParams& params = lengths.params();
   const KernelSet& kernels = kernels_for(plan.isa);

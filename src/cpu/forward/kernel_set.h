@@ -20,6 +20,8 @@ DLATTN_INLINE void dispatch(DType dtype, Function function) {
       return function(0.0);
     case DType::kFloat8E4M3:
       return function(Float8{});
+    case DType::kInt8:
+      break;  // no tensor's
   }
 }
 

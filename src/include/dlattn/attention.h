@@ -11,5 +11,6 @@
 #include "dlattn/forward.h"
 #include "dlattn/merge.h"
 #include "dlattn/plan.h"
+#include "dlattn/quantize.h"
 #include "dlattn/tensor.h"
 #include "dlattn/types.h"

@@ -101,6 +101,13 @@ struct AttentionParams {
   std::int64_t total_q = 0;                 // below 2^31, as total_k is
   std::int64_t total_k = 0;
 
+  // Not kInputs: q, k, v and out are of kFloat16 or kBFloat16, and there are no softcap, bias and
+  // alibi_slopes. quantized_kv is what quantize_kv() wrote of k and v in this precision, on the
+  // problem's device; k and v are not read then, and may be null. Null: they are quantised into the
+  // workspace before.
+  Precision precision = Precision::kInputs;
+  const void* quantized_kv = nullptr;
+
   // Plan::workspace_bytes of device memory, aligned to kWorkspaceAlignment, apart from the tensors.
   // Its contents need no initialisation and mean nothing afterwards. Null: Options::workspace gives
   // it.

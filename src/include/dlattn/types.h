@@ -10,12 +10,18 @@ namespace dlattn {
 
 // Element type of q, k, v and out (and of bias). Scores and softmax state are fp32, or fp64 for
 // kFloat64; the LSE is stored as fp32 for all. kFloat8E4M3 is OCP's e4m3fn: finite up to 448, NaN,
-// no infinity; of q, k and v alone.
-enum class DType : std::int8_t { kFloat16, kBFloat16, kFloat32, kFloat64, kFloat8E4M3 };
-constexpr int kNumDTypes = 5;
+// no infinity; of q, k and v alone. kInt8 is no tensor's: kernels for Precision::kInt8Fp8 have it.
+enum class DType : std::int8_t { kFloat16, kBFloat16, kFloat32, kFloat64, kFloat8E4M3, kInt8 };
+constexpr int kNumDTypes = 5;  // that tensors may have: those before kInt8
 
-// What kernels compute: attention, or the merge of partial results of it.
-enum class Operation : std::int8_t { kForward, kMerge };
+// What the products of attention are made of, with q, k and v of 16 bits.
+//   kInputs   the inputs as they are
+//   kInt8Fp8  8-bit integers for q.k, e4m3 for probabilities times v
+//   kFp8      e4m3 for both
+enum class Precision : std::int8_t { kInputs, kInt8Fp8, kFp8 };
+
+// What kernels compute: attention, the merge of partial results of it, or k and v in 8 bits.
+enum class Operation : std::int8_t { kForward, kMerge, kQuantize };
 
 enum class DeviceType : std::int8_t { kCpu, kCuda };
 
@@ -61,6 +67,7 @@ class DLATTN_API DeviceError : public Error {
 DLATTN_API const char* to_string(DType dtype);          // "float16", ...
 DLATTN_API const char* to_string(DeviceType type);      // "cpu", "cuda"
 DLATTN_API const char* to_string(Operation operation);  // "forward", ...
+DLATTN_API const char* to_string(Precision precision);  // "inputs", "int8_fp8", "fp8"
 DLATTN_API std::int64_t size_of(DType dtype);           // bytes per element
 
 }  // namespace dlattn

@@ -46,6 +46,8 @@ double predicted_ns(const AttentionParams& p, const DeviceInfo& device, const Op
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
                   Plan* plan, std::string* why) {
   const int tile = plan->head_dim_tile;
+  if (p.precision != Precision::kInputs)
+    return refuse(why, "does not implement precision ", to_string(p.precision));
   if (!device.arch_specific_code)
     return refuse(why, "needs code for 90a, which this build does not have");
   if (const char* feature = core::score_feature(p))

@@ -37,6 +37,8 @@ bool has_code(const DeviceInfo& device, std::string* why) {
 
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
                   Plan* plan, std::string* why) {
+  if (p.precision != Precision::kInputs)
+    return core::refuse(why, "does not implement precision ", to_string(p.precision));
   if (!has_code(device, why)) return false;
   if (const char* feature = core::score_feature(p); feature && p.softcap == 0.0)
     return core::refuse(why, "does not implement ", feature);

@@ -1,0 +1,129 @@
+#pragma once
+
+#include <cstdint>
+
+#include "dlattn/forward.h"
+#include "dlattn/quantize.h"
+
+// What quantize_kv() writes, and where. The one definition of it, for the CPU backend, kernels and
+// their tests.
+namespace dlattn {
+
+// Keys of which the mean is taken that k is stored without.
+constexpr int kSampledKeys = 256;
+// Their sum is that of so many partial ones, of every so many'th key each: all in order.
+constexpr int kPartialSums = 16;
+
+// The i-th of `count` sampled keys of a sequence.
+constexpr std::int64_t sampled_key(std::int64_t i, std::int64_t count, std::int64_t seqlen_k) {
+  return i * seqlen_k / count;
+}
+
+// Keys that share a scale, counted from a sequence's first.
+constexpr int quantized_block(Precision precision) {
+  return precision == Precision::kInt8Fp8 ? 64 : 128;
+}
+
+// Columns of a stored row of k or v: both are rounded up alike, to what a rotation takes and a
+// kernel's instance holds. Columns beyond head_dim are those of zeros.
+constexpr int quantized_columns(std::int64_t head_dim, std::int64_t head_dim_v) {
+  return head_dim <= 64 && head_dim_v <= 64 ? 64 : 128;
+}
+constexpr int kMaxQuantizedHeadDim = 128;
+
+// The parts of a buffer, which begin at these bytes. Rows of a head lie one behind the other; with
+// variable length, those of all sequences, as they do in k. Aligned to kWorkspaceAlignment, all.
+struct QuantizedLayout {
+  int columns;           // of k and v
+  int block_n;           // keys that share a scale
+  std::int64_t rows;     // of a head
+  std::int64_t blocks;   // scales of a head; of a varlen sequence, from first_block() on
+  std::int64_t heads;    // num_heads_kv
+  std::int64_t k;        // [batch][heads][rows][columns], a byte each; varlen: batch is 1
+  std::int64_t v;        // the same
+  std::int64_t k_scale;  // [batch][heads][blocks], float; the same
+  std::int64_t v_scale;  // the same
+  std::int64_t k_shift;  // [batch_size][heads][columns], float
+  std::int64_t bytes;
+};
+
+// The first block of a varlen sequence whose first row is `start`: rounded, so that it takes no sum
+// over the sequences before.
+constexpr std::int64_t first_block(std::int64_t start, std::int64_t sequence, int block_n) {
+  return start / block_n + sequence;
+}
+
+inline QuantizedLayout quantized_layout(const QuantizeParams& p) {
+  QuantizedLayout layout{};
+  layout.columns = quantized_columns(p.head_dim, p.head_dim_v);
+  layout.block_n = quantized_block(p.precision);
+  layout.heads = p.num_heads_kv;
+  const bool varlen = p.cu_seqlens_k;
+  const std::int64_t batch = varlen ? 1 : p.batch_size;
+  layout.rows = varlen ? p.total_k : p.seqlen_k;
+  layout.blocks = varlen ? p.total_k / layout.block_n + p.batch_size
+                         : (p.seqlen_k + layout.block_n - 1) / layout.block_n;
+  const auto take = [&layout](std::int64_t bytes) {
+    const std::int64_t begin = layout.bytes;
+    layout.bytes += (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+    return begin;
+  };
+  const std::int64_t heads = batch * p.num_heads_kv;
+  layout.k = take(heads * layout.rows * layout.columns);
+  layout.v = take(heads * layout.rows * layout.columns);
+  layout.k_scale = take(heads * layout.blocks * 4);
+  layout.v_scale = take(heads * layout.blocks * 4);
+  layout.k_shift = take(p.batch_size * p.num_heads_kv * layout.columns * 4);
+  return layout;
+}
+
+// The keys and values of an attention problem.
+inline QuantizeParams keys_of(const AttentionParams& p) {
+  QuantizeParams keys;
+  keys.precision = p.precision;
+  keys.k = p.k;
+  keys.v = p.v;
+  keys.device = p.device;
+  keys.batch_size = p.batch_size;
+  keys.seqlen_k = p.seqlen_k;
+  keys.num_heads_kv = p.num_heads_kv;
+  keys.head_dim = p.head_dim;
+  keys.head_dim_v = p.head_dim_v;
+  keys.cu_seqlens_k = p.cu_seqlens_k;
+  keys.seqused_k = p.seqused_k;
+  keys.total_k = p.total_k;
+  return keys;
+}
+
+// The parts of a buffer as kernels read them: with variable length batch strides are 0, but for
+// k_shift's.
+struct QuantizedView {
+  const std::uint8_t *k, *v;  // [batch][head][row][column]
+  const float *k_scale, *v_scale;
+  const float* k_shift;
+  std::int64_t batch_stride, head_stride;              // of k and v
+  std::int64_t scale_batch_stride, scale_head_stride;  // of the scales
+  std::int64_t shift_batch_stride, shift_head_stride;
+};
+
+inline QuantizedView view_of(const QuantizedLayout& layout, const void* buffer, bool varlen) {
+  const auto* const bytes = static_cast<const std::uint8_t*>(buffer);
+  const auto floats = [bytes](std::int64_t at) {
+    return reinterpret_cast<const float*>(bytes + at);
+  };
+  QuantizedView view;
+  view.k = bytes + layout.k;
+  view.v = bytes + layout.v;
+  view.k_scale = floats(layout.k_scale);
+  view.v_scale = floats(layout.v_scale);
+  view.k_shift = floats(layout.k_shift);
+  view.head_stride = layout.rows * layout.columns;
+  view.batch_stride = varlen ? 0 : layout.heads * view.head_stride;
+  view.scale_head_stride = layout.blocks;
+  view.scale_batch_stride = varlen ? 0 : layout.heads * layout.blocks;
+  view.shift_head_stride = layout.columns;
+  view.shift_batch_stride = layout.heads * layout.columns;
+  return view;
+}
+
+}  // namespace dlattn

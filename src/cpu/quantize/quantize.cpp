@@ -1,0 +1,137 @@
+#include <cstring>
+#include <vector>
+
+#include "core/backend.h"
+#include "cpu/forward/own_lengths.h"
+#include "cpu/quantize/rows.h"
+#include "cpu/thread_pool.h"
+
+namespace dlattn::cpu {
+namespace {
+
+// One head of one sequence.
+class HeadQuantizer {
+ public:
+  HeadQuantizer(const QuantizeParams& p, const QuantizedLayout& layout, std::int64_t batch,
+                std::int64_t head)
+      : p_(p), layout_(layout), head_(head) {
+    const bool varlen = p.cu_seqlens_k;
+    batch_ = varlen ? 0 : batch;
+    start_ = varlen ? p.cu_seqlens_k[batch] : 0;
+    seqlen_ = !varlen       ? p.seqlen_k
+              : p.seqused_k ? p.seqused_k[batch]
+                            : p.cu_seqlens_k[batch + 1] - start_;
+    const QuantizedView view = view_of(layout, p.quantized_kv, varlen);
+    const auto bytes = [&](const std::uint8_t* at) {
+      return const_cast<std::uint8_t*>(at) + batch_ * view.batch_stride + head * view.head_stride +
+             start_ * layout.columns;
+    };
+    const std::int64_t first = varlen ? first_block(start_, batch, layout.block_n) : 0;
+    const auto scales = [&](const float* at) {
+      return const_cast<float*>(at) + batch_ * view.scale_batch_stride +
+             head * view.scale_head_stride + first;
+    };
+    k_ = bytes(view.k);
+    v_ = bytes(view.v);
+    k_scale_ = scales(view.k_scale);
+    v_scale_ = scales(view.v_scale);
+    k_shift_ = const_cast<float*>(view.k_shift) + batch * view.shift_batch_stride +
+               head * view.shift_head_stride;
+  }
+
+  void run() {
+    sample_shift();
+    std::vector<float> block(static_cast<std::size_t>(layout_.block_n * layout_.columns));
+    for (std::int64_t n = 0; n < seqlen_; n += layout_.block_n) {
+      const std::int64_t keys = std::min<std::int64_t>(layout_.block_n, seqlen_ - n);
+      quantize_k(n, keys, block.data());
+      quantize_v(n, keys, block.data());
+    }
+  }
+
+ private:
+  Row16 row(const TensorView& x, std::int64_t key) const {
+    return Row16(x, batch_, start_ + key, head_);
+  }
+
+  // The mean of the sampled keys; what is not finite counts as 0.
+  void sample_shift() {
+    const std::int64_t count = std::min<std::int64_t>(seqlen_, kSampledKeys);
+    for (std::int64_t c = 0; c < layout_.columns; ++c) {
+      float sums[kPartialSums] = {};
+      for (std::int64_t i = 0; i < count && c < p_.head_dim; ++i) {
+        const float x = row(p_.k, sampled_key(i, count, seqlen_))[c];
+        if (magnitude_bits(x) < kInfinityBits)
+          sums[i % kPartialSums] += x / static_cast<float>(kSampledKeys);
+      }
+      float sum = 0.0f;
+      for (const float part : sums) sum += part;
+      k_shift_[c] =
+          count ? sum * (static_cast<float>(kSampledKeys) / static_cast<float>(count)) : 0.0f;
+    }
+  }
+
+  void quantize_k(std::int64_t n, std::int64_t keys, float* block) {
+    const int columns = layout_.columns;
+    for (std::int64_t j = 0; j < keys; ++j) {
+      const Row16 from = row(p_.k, n + j);
+      float* const x = block + j * columns;
+      for (int c = 0; c < columns; ++c) x[c] = c < p_.head_dim ? from[c] - k_shift_[c] : 0.0f;
+      rotate(x, columns);
+    }
+    std::uint8_t* const to = k_ + n * columns;
+    const std::int64_t count = keys * columns;
+    if (p_.precision == Precision::kInt8Fp8) {
+      const Rounding rounding = rounding_to_int8(largest_magnitude(block, count));
+      for (std::int64_t i = 0; i < count; ++i)
+        to[i] = static_cast<std::uint8_t>(to_int8(block[i], rounding));
+      k_scale_[n / layout_.block_n] = rounding.scale;
+    } else {
+      k_scale_[n / layout_.block_n] = store_e4m3(block, count, to);
+    }
+  }
+
+  void quantize_v(std::int64_t n, std::int64_t keys, float* block) {
+    const int columns = layout_.columns;
+    for (std::int64_t j = 0; j < keys; ++j) {
+      const Row16 from = row(p_.v, n + j);
+      for (int c = 0; c < columns; ++c) block[j * columns + c] = c < p_.head_dim_v ? from[c] : 0.0f;
+    }
+    v_scale_[n / layout_.block_n] = store_e4m3(block, keys * columns, v_ + n * columns);
+  }
+
+  // Returns the scale, that of the largest finite magnitude.
+  static float store_e4m3(const float* x, std::int64_t count, std::uint8_t* to) {
+    std::uint32_t largest = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::uint32_t bits = magnitude_bits(x[i]);
+      if (bits < kInfinityBits) largest = std::max(largest, bits);
+    }
+    const Rounding rounding = rounding_to_e4m3(largest);
+    for (std::int64_t i = 0; i < count; ++i) to[i] = to_e4m3(x[i], rounding);
+    return rounding.scale;
+  }
+
+  const QuantizeParams& p_;
+  const QuantizedLayout& layout_;
+  const std::int64_t head_;
+  std::int64_t batch_, start_, seqlen_;
+  std::uint8_t *k_, *v_;
+  float *k_scale_, *v_scale_, *k_shift_;
+};
+
+}  // namespace
+
+void quantize_kv(const QuantizeParams& given, int num_threads, Poll poll) {
+  const OwnKeyLengths lengths(given);
+  const QuantizeParams& p = lengths.params();
+  const QuantizedLayout layout = quantized_layout(p);
+  parallel_for(
+      p.batch_size * p.num_heads_kv, num_threads,
+      [&](std::int64_t index, int) {
+        HeadQuantizer(p, layout, index / p.num_heads_kv, index % p.num_heads_kv).run();
+      },
+      poll);
+}
+
+}  // namespace dlattn::cpu
