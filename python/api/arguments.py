@@ -43,16 +43,17 @@ ARGUMENTS = (
     ),
     Argument(
         "k",
-        "Tensor",
+        "Tensor | QuantizedKV",
         doc="""Keys, (batch, seqlen_k, num_heads_kv, head_dim), of q's dtype. num_heads_kv divides
             num_heads: query head h reads key head h // (num_heads // num_heads_kv) (GQA, MQA
-            [4]).""",
+            [4]). Or what `quantize_kv` returned of keys and values, with None for v.""",
         varlen_doc="""Keys, (total_k, num_heads_kv, head_dim), of q's dtype. num_heads_kv divides
-            num_heads.""",
+            num_heads. Or what `quantize_kv` returned for the same cu_seqlens_k and seqused_k, with
+            None for v.""",
     ),
     Argument(
         "v",
-        "Tensor",
+        "Tensor | None",
         doc="Values, (batch, seqlen_k, num_heads_kv, head_dim_v), of q's dtype.",
         varlen_doc="Values, (total_k, num_heads_kv, head_dim_v), of q's dtype.",
     ),
@@ -192,6 +193,20 @@ ARGUMENTS = (
         default="None",
         doc="The same for v, broadcastable to (batch, num_heads_kv).",
         values="Any: a factor of out.",
+    ),
+    Argument(
+        "precision",
+        "Precision | None",
+        default="None",
+        doc="""What the products are made of, with q of float16 or bfloat16 and head dims up to
+            128. None: of the inputs as they are. "int8_fp8": of 8-bit integers for q·k, and of
+            float8_e4m3fn for probabilities times v [8]. "fp8": of float8_e4m3fn for both. q, k and
+            v are quantised on the way, k and v into a workspace of the framework's memory (see
+            `quantize_kv`, which also tells what becomes of numbers that are not finite); rows of q
+            have a scale each ("int8_fp8") or 64 of them one ("fp8"). Not with softcap, bias or
+            alibi_slopes. Never chosen unasked.""",
+        varlen_doc="""What the products are made of, as for `attention`: None for the inputs,
+            "int8_fp8" or "fp8".""",
     ),
     Argument(
         "layout",

@@ -8,6 +8,24 @@
 namespace dlattn::python {
 namespace {
 
+// Gives a problem the workspace that its plan asks for: a tensor of the target's framework, which
+// may be let go of as soon as the work is enqueued, if no `held` keeps it.
+nb::object take_workspace(const AttentionCall& call, const Target& target, Problem* problem) {
+  const AttentionParams& params = problem->params;
+  const std::int64_t bytes =
+      dlattn::plan(params, device_info(params.device), problem->options).workspace_bytes;
+  if (bytes == 0) return {};
+  nb::object memory =
+      call_method(target.type->adapter, "workspace", target.like, bytes, target.device.index,
+                  call.stream.is_none()
+                      ? nb::none()
+                      : nb::object(nb::int_(reinterpret_cast<std::uintptr_t>(target.stream))));
+  const Tensor tensor = import_tensor(memory, "workspace", target);
+  problem->params.workspace = tensor.data;
+  problem->params.workspace_bytes = bytes;
+  return memory;
+}
+
 Outcome compute(const AttentionCall& call, const Target& target, Problem& problem, Held* held) {
   read_tensors(call, target, &problem);
   const AttentionParams& params = problem.params;
@@ -23,6 +41,11 @@ Outcome compute(const AttentionCall& call, const Target& target, Problem& proble
   if (problem.return_lse) {
     lse.emplace(allocate(target, "lse", problem.lse.sizes, problem.lse.ndim, DType::kFloat32));
     set_lse(lse->tensor, &problem);
+  }
+  nb::object workspace;
+  if (params.precision != Precision::kInputs && !params.quantized_kv &&
+      target.device.type == DeviceType::kCuda) {
+    workspace = take_workspace(call, target, &problem);
   }
   const auto tell_autograd = [&] {
     if (out) return;
@@ -44,6 +67,7 @@ Outcome compute(const AttentionCall& call, const Target& target, Problem& proble
     for (int i = 0; i < problem.num_tensors; ++i) held->push_back(problem.tensors[i].owner);
     held->push_back(out->tensor.owner);
     if (lse) held->push_back(lse->tensor.owner);
+    if (workspace.is_valid()) held->push_back(workspace);
   }
   Outcome outcome;
   outcome.out = out ? take(target, &*out) : nb::borrow(call.out);

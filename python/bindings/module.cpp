@@ -8,6 +8,7 @@
 #include "framework.h"
 #include "host_buffer.h"
 #include "names.h"
+#include "quantized.h"
 #include "support.h"
 
 namespace dlattn::python {
@@ -35,11 +36,16 @@ NB_MODULE(_core, m) {
   nb::module_::import_("numbers");  // so that no call is the first to import it
   register_host_buffer(m);
   register_support(m);
+  register_quantized_kv();
   def_call(m, "attention", "attention_varlen", attention);
   def_call(m, "supported", "supported_varlen", supported);
   def_call(m, "plan", "plan_varlen", plan);
   m.def("merge_states", merge_states, nb::arg("outs").none(), nb::arg("lses").none(),
         nb::arg("layout").none(), nb::arg("stream").none());
+  m.def("quantize_kv", quantize_kv, nb::arg("k").none(), nb::arg("v").none(),
+        nb::arg("precision").none(), nb::arg("layout").none(), nb::arg("stream").none(),
+        nb::arg("cu_seqlens_k").none(), nb::arg("max_seqlen_k").none(),
+        nb::arg("seqused_k").none());
   m.def("relay", relay, nb::arg("capsule"),
         "A DLPack capsule of another one's memory, which any thread may let go of.");
   m.def("info", info);

@@ -119,6 +119,17 @@ DType parse_out_dtype(nb::handle value, const char* name) {
   unsupported(name, " is ", repr_text(value), "; accepted: ", kAccepted);
 }
 
+Precision parse_precision(nb::handle value, const char* name) {
+  if (value.is_none()) return Precision::kInputs;
+  for (const Precision precision : {Precision::kInt8Fp8, Precision::kFp8}) {
+    if (is_text(value, to_string(precision))) return precision;
+  }
+  constexpr char kAccepted[] = "\"int8_fp8\" or \"fp8\", or None for products of the inputs";
+  if (!PyUnicode_Check(value.ptr()))
+    wrong_type(name, " is of type ", type_text(value), "; accepted: ", kAccepted);
+  unsupported(name, " is ", repr_text(value), "; accepted: ", kAccepted);
+}
+
 bool parse_flag(nb::handle value, const char* name) {
   if (!PyBool_Check(value.ptr()))
     wrong_type(name, " is of type ", type_text(value), "; accepted: a bool");

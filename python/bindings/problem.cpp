@@ -6,6 +6,7 @@
 
 #include "arguments.h"
 #include "errors.h"
+#include "quantized.h"
 
 namespace dlattn::python {
 namespace {
@@ -131,25 +132,6 @@ void read_v_descale(const Tensor& descale, Problem* problem) {
   read_descale(descale, p.batch_size, {p.num_heads_kv, p.num_heads_kv}, &p.v_descale);
 }
 
-const std::int32_t* read_int32s(const Tensor& tensor, std::int64_t count, const char* dims,
-                                Problem* problem) {
-  check_dtype(tensor, kInt32);
-  if (count >= 0) {
-    check_shape(tensor, {1, {count}}, dims);
-  } else {
-    check_rank(tensor, 1, dims);
-    if (tensor.shape[0] == 0) unsupported(tensor.name, " is empty; accepted: shape ", dims);
-  }
-  check_last_stride(tensor);
-  const auto* numbers = static_cast<const std::int32_t*>(tensor.data);
-  if (problem->params.device.type != DeviceType::kCpu) return numbers;
-  // Room for all three at once, as the first ones must stay where they are.
-  std::vector<std::int32_t>& copies = problem->sequences;
-  if (copies.empty()) copies.reserve(3 * static_cast<std::size_t>(tensor.shape[0]));
-  copies.insert(copies.end(), numbers, numbers + tensor.shape[0]);
-  return copies.data() + copies.size() - tensor.shape[0];
-}
-
 void read_cu_seqlens(const AttentionCall& call, const Target& target, Problem* problem) {
   AttentionParams& p = problem->params;
   const Tensor& cu_seqlens_q = take_in(call.cu_seqlens_q, "cu_seqlens_q", target, problem);
@@ -180,25 +162,72 @@ DType dtype_of_out(DType dtype, DType asked) {
   return none ? DType::kBFloat16 : asked;
 }
 
+// How q, k and v of a problem lie.
+struct QkvDims {
+  const char* names;
+  Dims at;   // the batch is none with variable length
+  int last;  // head_dim's
+};
+QkvDims qkv_dims(const AttentionCall& call, const Problem& problem) {
+  const bool varlen = call.varlen(), bshd = problem.layout == Layout::kBshd;
+  const int skip = varlen ? 1 : 0;
+  const Dims dims = dims_of(problem.layout);
+  const char* const names = !varlen ? dims_text(problem.layout)
+                            : bshd  ? "(total, num_heads, head_dim)"
+                                    : "(num_heads, total, head_dim)";
+  return {names, {0, dims.row - skip, dims.head - skip}, 3 - skip};
+}
+
+void read_q(const AttentionCall& call, const Tensor& q, const QkvDims& dims, Problem* problem) {
+  AttentionParams& p = problem->params;
+  const Dims& at = dims.at;
+  const int last = dims.last;
+  const bool varlen = call.varlen();
+  p.q.dtype = p.k.dtype = p.v.dtype = to_dtype(q, kDTypes);
+  p.out.dtype = dtype_of_out(p.q.dtype, problem->out_dtype);
+  check_rank(q, last + 1, dims.names);
+  check_last_stride(q);
+  if (varlen) {
+    p.total_q = q.shape[at.row];
+  } else {
+    p.batch_size = q.shape[at.batch];
+    p.seqlen_q = q.shape[at.row];
+    p.q.batch_stride = q.strides[at.batch];
+  }
+  p.num_heads = q.shape[at.head];
+  p.head_dim = q.shape[last];
+  p.q.data = q.data, p.q.row_stride = q.strides[at.row], p.q.head_stride = q.strides[at.head];
+}
+
+// Sizes of the results, when those of the inputs are known.
+void size_results(const AttentionCall& call, const Tensor& q, const QkvDims& dims,
+                  Problem* problem) {
+  const AttentionParams& p = problem->params;
+  problem->out.ndim = q.ndim;
+  for (int i = 0; i < dims.last; ++i) problem->out.sizes[i] = q.shape[i];
+  problem->out.sizes[dims.last] = p.head_dim_v;
+  problem->lse = call.varlen() ? Shape{2, {p.num_heads, p.total_q}}
+                               : Shape{3, {p.batch_size, p.num_heads, p.seqlen_q}};
+}
+
 // q, k and v of one problem: sizes and strides, checked against each other.
 void read_qkv(const AttentionCall& call, const Target& target, Problem* problem) {
   AttentionParams& p = problem->params;
   const bool varlen = call.varlen();
+  const QkvDims dims = qkv_dims(call, *problem);
+  const Dims& at = dims.at;
+  const int last = dims.last;
   const Tensor& q = take_in(call.q, "q", target, problem);
+  if (is_quantized_kv(call.k)) {
+    read_q(call, q, dims, problem);
+    read_quantized_kv(call.k, call.v, varlen, target, problem);
+    return size_results(call, q, dims, problem);
+  }
   const Tensor& k = take_in(call.k, "k", target, problem);
   const Tensor& v = take_in(call.v, "v", target, problem);
-  const bool bshd = problem->layout == Layout::kBshd;
-  const char* names = !varlen ? dims_text(problem->layout)
-                      : bshd  ? "(total, num_heads, head_dim)"
-                              : "(num_heads, total, head_dim)";
-  const int skip = varlen ? 1 : 0;  // no batch dimension
-  const Dims at = {0, dims_of(problem->layout).row - skip, dims_of(problem->layout).head - skip};
-  const int last = 3 - skip;
-
-  p.q.dtype = p.k.dtype = p.v.dtype = to_dtype(q, kDTypes);
-  p.out.dtype = dtype_of_out(p.q.dtype, problem->out_dtype);
-  for (const Tensor* tensor : {&q, &k, &v}) {
-    check_rank(*tensor, 4 - skip, names);
+  read_q(call, q, dims, problem);
+  for (const Tensor* tensor : {&k, &v}) {
+    check_rank(*tensor, last + 1, dims.names);
     if (!same(tensor->dtype, q.dtype)) {
       unsupported(tensor->name, ": dtype is ", dtype_text(tensor->dtype),
                   "; accepted: ", dtype_text(q.dtype), ", that of q");
@@ -211,28 +240,16 @@ void read_qkv(const AttentionCall& call, const Target& target, Problem* problem)
   if (!varlen) {
     check_size(k, at.batch, "batch", q.shape[at.batch], "that of q");
     check_size(v, at.batch, "batch", q.shape[at.batch], "that of q");
-    p.batch_size = q.shape[at.batch];
-    p.seqlen_q = q.shape[at.row];
     p.seqlen_k = k.shape[at.row];
-    p.q.batch_stride = q.strides[at.batch];
     p.k.batch_stride = k.strides[at.batch];
     p.v.batch_stride = v.strides[at.batch];
   }
-  p.total_q = varlen ? q.shape[at.row] : 0;
   p.total_k = varlen ? k.shape[at.row] : 0;
-  p.num_heads = q.shape[at.head];
   p.num_heads_kv = k.shape[at.head];
-  p.head_dim = q.shape[last];
   p.head_dim_v = v.shape[last];
-  p.q.data = q.data, p.q.row_stride = q.strides[at.row], p.q.head_stride = q.strides[at.head];
   p.k.data = k.data, p.k.row_stride = k.strides[at.row], p.k.head_stride = k.strides[at.head];
   p.v.data = v.data, p.v.row_stride = v.strides[at.row], p.v.head_stride = v.strides[at.head];
-
-  problem->out.ndim = q.ndim;
-  for (int i = 0; i < last; ++i) problem->out.sizes[i] = q.shape[i];
-  problem->out.sizes[last] = p.head_dim_v;
-  problem->lse = varlen ? Shape{2, {p.num_heads, p.total_q}}
-                        : Shape{3, {p.batch_size, p.num_heads, p.seqlen_q}};
+  size_results(call, q, dims, problem);
 }
 
 void read_max_seqlen_q(nb::handle value, const char* name, Problem* problem) {
@@ -275,6 +292,8 @@ constexpr Argument kArguments[] = {
     optional_tensor("q_descale", read_q_descale),
     optional_tensor("k_descale", read_k_descale),
     optional_tensor("v_descale", read_v_descale),
+    setting("precision", [](H x, const char* name,
+                            Problem* p) { p->params.precision = parse_precision(x, name); }),
     setting("layout", [](H x, const char*, Problem* p) { p->layout = parse_layout(x); }),
     by_name("out", &AttentionCall::out),
     setting("out_dtype",
@@ -324,6 +343,25 @@ void check_last_stride(const Tensor& tensor) {
   if (tensor.strides[last] == 1 || tensor.shape[last] <= 1 || tensor.num_elements() == 0) return;
   unsupported(tensor.name, ": the stride of the last dimension is ", tensor.strides[last],
               "; accepted: 1 (elements of a row side by side)");
+}
+
+const std::int32_t* read_int32s(const Tensor& tensor, std::int64_t count, const char* dims,
+                                Problem* problem) {
+  check_dtype(tensor, kInt32);
+  if (count >= 0) {
+    check_shape(tensor, {1, {count}}, dims);
+  } else {
+    check_rank(tensor, 1, dims);
+    if (tensor.shape[0] == 0) unsupported(tensor.name, " is empty; accepted: shape ", dims);
+  }
+  check_last_stride(tensor);
+  const auto* numbers = static_cast<const std::int32_t*>(tensor.data);
+  if (problem->params.device.type != DeviceType::kCpu) return numbers;
+  // Room for all three at once, as the first ones must stay where they are.
+  std::vector<std::int32_t>& copies = problem->sequences;
+  if (copies.empty()) copies.reserve(3 * static_cast<std::size_t>(tensor.shape[0]));
+  copies.insert(copies.end(), numbers, numbers + tensor.shape[0]);
+  return copies.data() + copies.size() - tensor.shape[0];
 }
 
 const Tensor& take_in(nb::handle object, const char* name, const Target& target, Problem* problem) {

@@ -55,6 +55,7 @@ struct Problem {
   // On the CPU, copies of cu_seqlens_q, cu_seqlens_k and seqused_k: what was checked must be what
   // is used, whoever writes to the caller's arrays meanwhile.
   std::vector<std::int32_t> sequences;
+  nb::object buffer;  // of a QuantizedKV
 };
 
 // In this order, with make_target between them: numbers may be of any class, whose code runs as
@@ -66,6 +67,10 @@ void read_tensors(const AttentionCall& call, const Target& target, Problem* prob
 const Tensor& take_in(nb::handle object, const char* name, const Target& target, Problem* problem);
 // The same of one to write to; throws if it may not be written.
 const Tensor& take_in_out(nb::handle out, const Target& target, Problem* problem);
+
+// An int32 array of `count` numbers; -1: of any number of them, but not none.
+const std::int32_t* read_int32s(const Tensor& tensor, std::int64_t count, const char* dims,
+                                Problem* problem);
 
 void set_out(const Tensor& out, Problem* problem);  // checks shape, dtype and writability
 void set_lse(const Tensor& lse, Problem* problem);

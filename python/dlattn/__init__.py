@@ -15,7 +15,8 @@ from dlattn._attention import attention, attention_varlen
 from dlattn._core import __version__
 from dlattn._errors import DeviceError, UnsupportedError
 from dlattn._plan import plan, supported
-from dlattn._types import DeviceInfo, Info, Plan, Support
+from dlattn._quantize import quantize_kv
+from dlattn._types import DeviceInfo, Info, Plan, QuantizedKV, Support
 
 if TYPE_CHECKING:
     from dlattn import flash_attn
@@ -26,6 +27,7 @@ __all__ = [
     "DeviceInfo",
     "Info",
     "Plan",
+    "QuantizedKV",
     "Support",
     "UnsupportedError",
     "__version__",
@@ -35,6 +37,7 @@ __all__ = [
     "info",
     "merge_states",
     "plan",
+    "quantize_kv",
     "scaled_dot_product_attention",
     "supported",
 ]

@@ -6,13 +6,22 @@ from __future__ import annotations
 from typing import Any
 
 from dlattn import _core
-from dlattn._types import Causal, Kernel, Layout, OutDType, Tensor, Window
+from dlattn._types import (
+    Causal,
+    Kernel,
+    Layout,
+    OutDType,
+    Precision,
+    QuantizedKV,
+    Tensor,
+    Window,
+)
 
 
 def attention(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Tensor | QuantizedKV,
+    v: Tensor | None,
     *,
     causal: Causal = False,
     softmax_scale: float | None = None,
@@ -25,6 +34,7 @@ def attention(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    precision: Precision | None = None,
     layout: Layout = "bshd",
     out: Tensor | None = None,
     out_dtype: OutDType | None = None,
@@ -46,6 +56,7 @@ def attention(
             result is of q's framework and on q's device.
         k: Keys, (batch, seqlen_k, num_heads_kv, head_dim), of q's dtype. num_heads_kv divides
             num_heads: query head h reads key head h // (num_heads // num_heads_kv) (GQA, MQA [4]).
+            Or what `quantize_kv` returned of keys and values, with None for v.
         v: Values, (batch, seqlen_k, num_heads_kv, head_dim_v), of q's dtype.
         causal: Which keys a query may attend to. Query i stands at key position p = i + shift. True
             or "bottom_right": keys j <= p with shift = seqlen_k - seqlen_q, so that the last query
@@ -68,6 +79,13 @@ def attention(
             num_heads_kv), as FlashAttention-3 takes it, or to (batch, num_heads). None: 1.
         k_descale: The same for k, broadcastable to (batch, num_heads_kv).
         v_descale: The same for v, broadcastable to (batch, num_heads_kv).
+        precision: What the products are made of, with q of float16 or bfloat16 and head dims up to
+            128. None: of the inputs as they are. "int8_fp8": of 8-bit integers for q·k, and of
+            float8_e4m3fn for probabilities times v [8]. "fp8": of float8_e4m3fn for both. q, k and
+            v are quantised on the way, k and v into a workspace of the framework's memory (see
+            `quantize_kv`, which also tells what becomes of numbers that are not finite); rows of q
+            have a scale each ("int8_fp8") or 64 of them one ("fp8"). Not with softcap, bias or
+            alibi_slopes. Never chosen unasked.
         layout: Dimensions of q, k, v and out: "bshd", or "bhsd" for (batch, num_heads, seqlen,
             head_dim).
         out: Where to write the result: of its shape and dtype, on q's device, writable. It shares
@@ -145,6 +163,7 @@ def attention(
             2023.
         [7] Micikevicius et al. FP8 formats for deep learning. arXiv:2209.05433, 2022; descales as
             in Shah et al. FlashAttention-3. arXiv:2407.08608, 2024.
+        [8] Zhang et al. SageAttention2. arXiv:2411.10958, 2024.
     """
     return _core.attention(
         q,
@@ -161,6 +180,7 @@ def attention(
         q_descale,
         k_descale,
         v_descale,
+        precision,
         layout,
         out,
         out_dtype,
@@ -173,8 +193,8 @@ def attention(
 
 def attention_varlen(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Tensor | QuantizedKV,
+    v: Tensor | None,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
@@ -192,6 +212,7 @@ def attention_varlen(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    precision: Precision | None = None,
     layout: Layout = "bshd",
     out: Tensor | None = None,
     out_dtype: OutDType | None = None,
@@ -209,7 +230,8 @@ def attention_varlen(
     Args:
         q: Queries, (total_q, num_heads, head_dim) in the layout "bshd". Dtypes, strides and
             alignment are those of `attention`.
-        k: Keys, (total_k, num_heads_kv, head_dim), of q's dtype. num_heads_kv divides num_heads.
+        k: Keys, (total_k, num_heads_kv, head_dim), of q's dtype. num_heads_kv divides num_heads. Or
+            what `quantize_kv` returned for the same cu_seqlens_k and seqused_k, with None for v.
         v: Values, (total_k, num_heads_kv, head_dim_v), of q's dtype.
         cu_seqlens_q: int32, (batch + 1,), contiguous: the row of q at which each sequence begins,
             and the one at which the last sequence ends. Not decreasing, within 0 to total_q. The
@@ -241,6 +263,8 @@ def attention_varlen(
             num_heads_kv), as FlashAttention-3 takes it, or to (batch, num_heads). None: 1.
         k_descale: The same for k, broadcastable to (batch, num_heads_kv).
         v_descale: The same for v, broadcastable to (batch, num_heads_kv).
+        precision: What the products are made of, as for `attention`: None for the inputs,
+            "int8_fp8" or "fp8".
         layout: Dimensions of q, k, v and out: "bshd" for (total, num_heads, head_dim), "bhsd" for
             (num_heads, total, head_dim).
         out: Where to write the result, as for `attention`. None: a new tensor.
@@ -287,6 +311,7 @@ def attention_varlen(
         q_descale,
         k_descale,
         v_descale,
+        precision,
         layout,
         out,
         out_dtype,

@@ -48,6 +48,16 @@ class Framework:
             "accepted: a tensor to write to (and return_lse=False)"
         )
 
+    def workspace(self, like: Any, nbytes: int, device: int, stream: int | None) -> Any:
+        """Return device memory that may be let go of as soon as the work on it is enqueued.
+
+        `stream` is what the work goes to, None for the library's current one.
+        """
+        raise UnsupportedError(
+            f"precision is given, and dlattn cannot allocate for {_type_text(type(like))} the "
+            f"workspace of {nbytes} bytes that it needs; accepted: a torch, CuPy or JAX array"
+        )
+
 
 class NumPy(Framework):
     name = "numpy"
@@ -69,6 +79,13 @@ class Torch(Framework):
     def empty(self, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
         torch = sys.modules["torch"]
         return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+
+    def workspace(self, like: Any, nbytes: int, device: int, stream: int | None) -> Any:
+        torch = sys.modules["torch"]
+        memory = torch.empty(nbytes // 4, dtype=torch.float32, device=like.device)
+        if stream is not None:  # else another stream could be given the memory too early
+            memory.record_stream(torch.cuda.ExternalStream(stream, device=device))
+        return memory
 
     def watched(self) -> tuple[Any, Any, Any, dict[str, Any], dict[str, Any], Any]:
         """What tells the native module quickly whether to call check_modes and check_tangent.
@@ -132,6 +149,15 @@ class CuPy(Framework):
         with cupy.cuda.Device(like.device.id):
             return cupy.empty(shape, dtype=like.dtype if dtype == "bfloat16" else dtype)
 
+    def workspace(self, like: Any, nbytes: int, device: int, stream: int | None) -> Any:
+        cupy = sys.modules["cupy"]
+        with cupy.cuda.Device(device):
+            if stream is None:
+                return cupy.empty(nbytes // 4, dtype="float32")
+            # Its pool hands memory on within one stream.
+            with cupy.cuda.ExternalStream(stream, device):
+                return cupy.empty(nbytes // 4, dtype="float32")
+
 
 class Jax(Framework):
     """JAX shows no current stream: it orders itself by events on its buffers.
@@ -181,6 +207,9 @@ class Jax(Framework):
 
             return HostBuffer(shape, dtype)
         return sys.modules["jax"].numpy.empty(shape, dtype=dtype, device=_jax_device(like))
+
+    def workspace(self, like: Any, nbytes: int, device: int, stream: int | None) -> Any:
+        return self.empty(like, (nbytes // 4,), "float32")
 
     def run(self, like: Any, launch: Launch) -> list[Any]:
         """Compute, and return the outputs as JAX arrays."""

@@ -6,13 +6,24 @@ from __future__ import annotations
 from typing import Any
 
 from dlattn import _core
-from dlattn._types import Causal, Kernel, Layout, OutDType, Plan, Support, Tensor, Window
+from dlattn._types import (
+    Causal,
+    Kernel,
+    Layout,
+    OutDType,
+    Plan,
+    Precision,
+    QuantizedKV,
+    Support,
+    Tensor,
+    Window,
+)
 
 
 def supported(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Tensor | QuantizedKV,
+    v: Tensor | None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int | None = None,
@@ -30,6 +41,7 @@ def supported(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    precision: Precision | None = None,
     layout: Layout = "bshd",
     out: Tensor | None = None,
     out_dtype: OutDType | None = None,
@@ -74,6 +86,7 @@ def supported(
                 q_descale,
                 k_descale,
                 v_descale,
+                precision,
                 layout,
                 out,
                 out_dtype,
@@ -104,6 +117,7 @@ def supported(
             q_descale,
             k_descale,
             v_descale,
+            precision,
             layout,
             out,
             out_dtype,
@@ -117,8 +131,8 @@ def supported(
 
 def plan(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Tensor | QuantizedKV,
+    v: Tensor | None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int | None = None,
@@ -136,6 +150,7 @@ def plan(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    precision: Precision | None = None,
     layout: Layout = "bshd",
     out: Tensor | None = None,
     out_dtype: OutDType | None = None,
@@ -179,6 +194,7 @@ def plan(
                 q_descale,
                 k_descale,
                 v_descale,
+                precision,
                 layout,
                 out,
                 out_dtype,
@@ -209,6 +225,7 @@ def plan(
             q_descale,
             k_descale,
             v_descale,
+            precision,
             layout,
             out,
             out_dtype,

@@ -12,6 +12,33 @@ Window: TypeAlias = tuple[int | None, int | None]
 Layout: TypeAlias = Literal["bshd", "bhsd"]
 OutDType: TypeAlias = Literal["bfloat16", "float16", "float32", "float64"]
 Kernel: TypeAlias = str
+Precision: TypeAlias = Literal["int8_fp8", "fp8"]
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedKV:
+    """Keys and values in 8 bits, as `quantize_kv` returns them. Usable as k of `attention`."""
+
+    buffer: Tensor
+    """All of it, a tensor of k's framework and device. What lies where in it is dlattn's matter."""
+    precision: Precision
+    batch_size: int
+    """With variable length the number of sequences."""
+    seqlen_k: int
+    """With variable length max_seqlen_k."""
+    total_k: int | None
+    """Tokens of all sequences; None: fixed length."""
+    num_heads_kv: int
+    head_dim: int
+    head_dim_v: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffer."""
+        size = 1
+        for n in self.buffer.shape:
+            size *= int(n)
+        return 4 * size
 
 
 @dataclass(frozen=True)

@@ -155,6 +155,11 @@ bool is_16_bit(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
 }
 
+// Of what quantize_kv() writes: copies on a GPU take 16 bytes and more at a time.
+std::int64_t buffer_alignment(Device device) {
+  return device.type == DeviceType::kCuda ? kWorkspaceAlignment : std::int64_t{sizeof(float)};
+}
+
 void check_quantized_dims(std::int64_t head_dim, std::int64_t head_dim_v, Precision precision) {
   const NamedSize dims[] = {{"head_dim", head_dim}, {"head_dim of v", head_dim_v}};
   for (const NamedSize& dim : dims) {
@@ -182,7 +187,7 @@ void check_precision(const AttentionParams& p) {
                               : p.alibi_slopes.data ? "alibi_slopes"
                                                     : nullptr;
   if (refused) fail(refused, " is given with precision ", precision, "; accepted: none");
-  check_address("quantized_kv", p.quantized_kv, kWorkspaceAlignment);
+  check_address("quantized_kv", p.quantized_kv, buffer_alignment(p.device));
 }
 
 void check_addresses(const AttentionParams& p) {
@@ -402,7 +407,7 @@ void validate(const QuantizeParams& p) {
   }
   check_address("cu_seqlens_k", p.cu_seqlens_k, sizeof(std::int32_t));
   check_address("seqused_k", p.seqused_k, sizeof(std::int32_t));
-  check_address("quantized_kv", p.quantized_kv, kWorkspaceAlignment);
+  check_address("quantized_kv", p.quantized_kv, buffer_alignment(p.device));
   if (keys.batch * keys.rows == 0) return;
   if (!p.quantized_kv) fail("quantized_kv is null");
   const Named written = {"quantized_kv",

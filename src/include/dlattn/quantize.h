@@ -17,7 +17,8 @@ namespace dlattn {
 //      (a Hadamard transform with fixed signs) that spreads what one column carries; as 8-bit
 //      integers with a scale for each 64 keys (kInt8Fp8), or e4m3 with one for each 128 (kFp8)
 //   v  as e4m3, with a scale for each block, a power of two
-// A number of k that is not finite makes its block NaN; one of v, itself.
+// A number of k that is not finite makes its block NaN (kInt8Fp8), or its key (kFp8); one of v,
+// itself.
 //
 // Sources: Zhang et al. SageAttention2. arXiv:2411.10958, 2024 (blocks, k minus its mean); Shah et
 // al. FlashAttention-3. arXiv:2407.08608, 2024 (rotation).
@@ -37,7 +38,8 @@ struct QuantizeParams {
   const std::int32_t* seqused_k = nullptr;
   std::int64_t total_k = 0;
 
-  // quantized_kv_bytes() of the device's memory, aligned to kWorkspaceAlignment.
+  // quantized_kv_bytes() of the device's memory, aligned to kWorkspaceAlignment; on the CPU to that
+  // of a float.
   void* quantized_kv = nullptr;
 };
 

@@ -1,0 +1,178 @@
+#include "quantized.h"
+
+#include "attention.h"
+#include "errors.h"
+#include "gil.h"
+
+namespace dlattn::python {
+namespace {
+
+nb::handle quantized_kv_type;
+
+std::int64_t size_of_field(nb::handle object, const char* name) {
+  return parse_count(attribute(object, interned(name)), name);
+}
+
+}  // namespace
+
+void register_quantized_kv() {
+  quantized_kv_type =
+      attribute(nb::module_::import_("dlattn._types"), interned("QuantizedKV")).release();
+}
+
+bool is_quantized_kv(nb::handle k) {
+  return k.type().ptr() == quantized_kv_type.ptr();
+}
+
+void read_quantized_kv(nb::handle k, nb::handle v, bool varlen, const Target& target,
+                       Problem* problem) {
+  AttentionParams& p = problem->params;
+  if (!v.is_none()) {
+    wrong_type("v is of type ", type_text(v),
+               "; accepted: None, as k is a QuantizedKV, which holds the values too");
+  }
+  const nb::object name = attribute(k, interned("precision"));
+  const Precision precision = parse_precision(name, "precision of k");
+  if (precision == Precision::kInputs)
+    unsupported("precision of k is None; accepted: \"int8_fp8\" or \"fp8\"");
+  if (p.precision != Precision::kInputs && p.precision != precision) {
+    unsupported("precision is \"", to_string(p.precision), "\"; accepted: None or \"",
+                to_string(precision), "\", which k is quantised in");
+  }
+  p.precision = precision;
+  const nb::object total_k = attribute(k, interned("total_k"));
+  if (total_k.is_none() == varlen) {
+    unsupported("k is quantised with ", varlen ? "fixed" : "variable", " length; accepted: ",
+                varlen ? "variable, as cu_seqlens_k is given" : "fixed, for attention");
+  }
+  const std::int64_t batch_size = size_of_field(k, "batch_size");
+  if (varlen) {
+    p.total_k = parse_count(total_k, "total_k");
+    p.batch_size = batch_size;
+  } else {
+    if (batch_size != p.batch_size) {
+      unsupported("k: batch_size is ", batch_size, "; accepted: ", p.batch_size, ", that of q");
+    }
+    p.seqlen_k = size_of_field(k, "seqlen_k");
+  }
+  p.num_heads_kv = size_of_field(k, "num_heads_kv");
+  p.head_dim_v = size_of_field(k, "head_dim_v");
+  const std::int64_t head_dim = size_of_field(k, "head_dim");
+  if (head_dim != p.head_dim)
+    unsupported("k: head_dim is ", head_dim, "; accepted: ", p.head_dim, ", that of q");
+
+  QuantizeParams sizes;
+  sizes.precision = precision;
+  sizes.batch_size = batch_size;
+  sizes.seqlen_k = p.seqlen_k;
+  sizes.num_heads_kv = p.num_heads_kv;
+  sizes.head_dim = head_dim;
+  sizes.head_dim_v = p.head_dim_v;
+  sizes.total_k = p.total_k;
+  static constexpr std::int32_t kAny[1] = {0};  // whether there are lengths is all that is asked
+  if (varlen) sizes.cu_seqlens_k = kAny;
+  const std::int64_t needed = quantized_kv_bytes(sizes);
+  const nb::object buffer = attribute(k, interned("buffer"));
+  const Tensor& tensor = take_in(buffer, "buffer of k", target, problem);
+  problem->buffer = buffer;
+  check_last_stride(tensor);
+  const std::int64_t bytes = tensor.num_elements() * tensor.dtype.bits / 8;
+  if (tensor.ndim != 1 || bytes < needed) {
+    unsupported("buffer of k has ", tensor.ndim, " dimension(s) and ", bytes,
+                " bytes; accepted: one of at least ", needed, " bytes, as quantize_kv makes it");
+  }
+  p.quantized_kv = tensor.data;
+}
+
+namespace {
+
+void read_keys(const Tensor& k, const Tensor& v, Layout layout, bool varlen, QuantizeParams* p) {
+  const int skip = varlen ? 1 : 0, last = 3 - skip;
+  const Dims dims = dims_of(layout);
+  const Dims at = {0, dims.row - skip, dims.head - skip};
+  const char* const names = !varlen                   ? dims_text(layout)
+                            : layout == Layout::kBshd ? "(total, num_heads, head_dim)"
+                                                      : "(num_heads, total, head_dim)";
+  for (const Tensor* tensor : {&k, &v}) {
+    check_rank(*tensor, 4 - skip, names);
+    check_last_stride(*tensor);
+  }
+  for (int i = 0; i < last; ++i) {
+    if (v.shape[i] != k.shape[i]) {
+      unsupported("v: shape is ", shape_text(v.shape, v.ndim), "; accepted: that of k but for ",
+                  "head_dim, ", shape_text(k.shape, k.ndim));
+    }
+  }
+  const auto read = [&](const Tensor& tensor, TensorView* view) {
+    view->dtype = to_dtype(tensor, "float16, bfloat16");
+    view->data = tensor.data;
+    view->batch_stride = varlen ? 0 : tensor.strides[at.batch];
+    view->row_stride = tensor.strides[at.row];
+    view->head_stride = tensor.strides[at.head];
+  };
+  read(k, &p->k);
+  read(v, &p->v);
+  if (!varlen) {
+    p->batch_size = k.shape[at.batch];
+    p->seqlen_k = k.shape[at.row];
+  } else {
+    p->total_k = k.shape[at.row];
+  }
+  p->num_heads_kv = k.shape[at.head];
+  p->head_dim = k.shape[last];
+  p->head_dim_v = v.shape[last];
+}
+
+}  // namespace
+
+nb::object quantize_kv(nb::handle k, nb::handle v, nb::handle precision, nb::handle layout,
+                       nb::handle stream, nb::handle cu_seqlens_k, nb::handle max_seqlen_k,
+                       nb::handle seqused_k) {
+  QuantizeParams params;
+  params.precision = parse_precision(precision, "precision");
+  if (params.precision == Precision::kInputs)
+    unsupported("precision is None; accepted: \"int8_fp8\" or \"fp8\"");
+  const Layout parsed = parse_layout(layout);
+  const bool varlen = !cu_seqlens_k.is_none();
+  if (varlen == max_seqlen_k.is_none()) {
+    unsupported(varlen ? "max_seqlen_k" : "cu_seqlens_k",
+                " is None; accepted: both cu_seqlens_k and max_seqlen_k, or neither");
+  }
+  if (!varlen && !seqused_k.is_none())
+    unsupported("seqused_k is given without cu_seqlens_k; accepted: None, or both");
+  if (varlen) params.seqlen_k = parse_count(max_seqlen_k, "max_seqlen_k");
+  Target target = make_target(k, "k");
+  const nb::object buffer = run_on(target, stream, [&](const Target& settled, Held* held) {
+    Problem problem;
+    problem.params.device = params.device = settled.device;
+    const Tensor& keys = take_in(k, "k", settled, &problem);
+    const Tensor& values = take_in(v, "v", settled, &problem);
+    read_keys(keys, values, parsed, varlen, &params);
+    if (varlen) {
+      const Tensor& offsets = take_in(cu_seqlens_k, "cu_seqlens_k", settled, &problem);
+      params.cu_seqlens_k = read_int32s(offsets, -1, "(batch + 1,)", &problem);
+      params.batch_size = offsets.shape[0] - 1;
+      if (!seqused_k.is_none()) {
+        params.seqused_k = read_int32s(take_in(seqused_k, "seqused_k", settled, &problem),
+                                       params.batch_size, "(batch,)", &problem);
+      }
+    }
+    const std::int64_t floats[1] = {quantized_kv_bytes(params) / 4};
+    Allocation buffer = allocate(settled, "quantized_kv", floats, 1, DType::kFloat32);
+    params.quantized_kv = buffer.tensor.data;
+    check_unchanged(problem.tensors, problem.tensors + problem.num_tensors);
+    without_gil([&](Poll) { dlattn::quantize_kv(params, settled.stream); });
+    if (held) {
+      for (int i = 0; i < problem.num_tensors; ++i) held->push_back(problem.tensors[i].owner);
+      held->push_back(buffer.tensor.owner);
+    }
+    Outcome outcome;
+    outcome.out = take(settled, &buffer);
+    return outcome;
+  });
+  return nb::make_tuple(buffer, params.batch_size, params.seqlen_k, params.num_heads_kv,
+                        params.head_dim, params.head_dim_v,
+                        varlen ? nb::object(nb::int_(params.total_k)) : nb::none());
+}
+
+}  // namespace dlattn::python

@@ -1,0 +1,65 @@
+"""`quantize_kv`: keys and values in 8 bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlattn import _core
+from dlattn._types import Layout, Precision, QuantizedKV, Tensor
+
+
+def quantize_kv(
+    k: Tensor,
+    v: Tensor,
+    *,
+    precision: Precision = "int8_fp8",
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_k: Tensor | None = None,
+    layout: Layout = "bshd",
+    stream: Any = None,
+) -> QuantizedKV:
+    """Store keys and values in 8 bits, to be attended to any number of times.
+
+    What `attention(..., precision=...)` does with k and v before each call, done once: for
+    cross-attention, or wherever k and v outlive a call. k and v themselves are needed no longer.
+    The result is given as k, with None for v.
+
+    Of each head and sequence, k is stored without the mean of 256 of its keys, which no softmax
+    sees, after a rotation that spreads what one column carries over all of them (a Hadamard
+    transform with fixed signs [1]); v as it is. Keys are taken in blocks, counted from a sequence's
+    first: of 64 ("int8_fp8" [2]) or 128 ("fp8"). A block of k has a scale, as 8-bit integers its
+    largest magnitude over 127, as float8_e4m3fn a power of two. A block of v has a power of two,
+    and is float8_e4m3fn. Both head dims are stored as 64 columns, or 128 if one is beyond 64.
+
+    Args:
+        k: Keys, (batch, seqlen_k, num_heads_kv, head_dim) in the layout "bshd", or with
+            cu_seqlens_k (total_k, num_heads_kv, head_dim). float16 or bfloat16; head_dim up to 128.
+            Any strides with a contiguous last dimension.
+        v: Values, of k's shape but for head_dim, which is up to 128 too, and of k's dtype.
+        precision: "int8_fp8" or "fp8", see `attention`.
+        cu_seqlens_k: int32, (batch + 1,), as for `attention_varlen`. None: fixed length.
+        max_seqlen_k: At least the number of keys of the longest sequence; with cu_seqlens_k alone.
+        seqused_k: int32, (batch,), as for `attention_varlen`: other keys are not read.
+        layout: Dimensions of k and v, as for `attention`.
+        stream: As for `attention`.
+
+    Values: finite. In k, what is not makes all keys of its block NaN ("int8_fp8"), or its key
+    ("fp8"); in v, itself.
+
+    Returns:
+        A `QuantizedKV`, whose buffer is a new tensor of k's framework and device.
+
+    Raises:
+        UnsupportedError, TypeError, DeviceError: As `attention`.
+
+    References:
+        [1] Shah et al. FlashAttention-3. arXiv:2407.08608, 2024 ("incoherent processing").
+        [2] Zhang et al. SageAttention2. arXiv:2411.10958, 2024.
+    """
+    buffer, batch_size, seqlen_k, num_heads_kv, head_dim, head_dim_v, total_k = _core.quantize_kv(
+        k, v, precision, layout, stream, cu_seqlens_k, max_seqlen_k, seqused_k
+    )
+    return QuantizedKV(
+        buffer, precision, batch_size, seqlen_k, total_k, num_heads_kv, head_dim, head_dim_v
+    )
