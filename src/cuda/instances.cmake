@@ -17,7 +17,7 @@ dlattn_instance(forward sm90 float16 64 96 128 192 256)
 dlattn_instance(forward sm90 bfloat16 64 96 128 192 256)
 
 dlattn_family(forward sm90_fp8 ARCH 90a)
-dlattn_instance(forward sm90_fp8 float8_e4m3fn 128)
+dlattn_instance(forward sm90_fp8 float8_e4m3fn 64 128 192 256)
 
 dlattn_family(forward wmma8)
 dlattn_instance(forward wmma8 float8_e4m3fn 64 128 256)

@@ -1,5 +1,6 @@
 // Plans of sm90_fp8.
 #include <string>
+#include <utility>
 
 #include "check.h"
 #include "core/plan.h"
@@ -29,20 +30,38 @@ void served() {
   CHECK_THROWS(
       dlattn::plan(problem(128), without, force("sm90_fp8")), UnsupportedError,
       "no kernel can run this: sm90_fp8: needs code for 90a, which this build does not have");
-  for (const std::int64_t head_dim : {16, 80, 128}) {
+  const std::pair<int, int> tiles[] = {{16, 64},   {64, 64},   {80, 128},  {128, 128},
+                                       {144, 192}, {192, 192}, {208, 256}, {256, 256}};
+  for (const auto& [head_dim, tile] : tiles) {
     const Plan plan = dlattn::plan(problem(head_dim), h200);
     CHECK(plan.kernel == "sm90_fp8");
-    CHECK_EQ(plan.head_dim_tile, 128);
-    const TileConfig config = sm90_fp8::tile_config(128);
+    CHECK_EQ(plan.head_dim_tile, tile);
+    const TileConfig config = sm90_fp8::tile_config(tile);
     CHECK_EQ(plan.block_m, config.block_m);
     CHECK_EQ(plan.block_n, config.block_n);
     CHECK_EQ(plan.num_warps, config.num_warps);
     CHECK_EQ(plan.smem_bytes, config.smem_bytes);
-    CHECK_EQ(plan.grid, 2 * 8 * 2048 / plan.block_m);
+    CHECK(plan.smem_bytes <= h200.max_smem_per_block);
+    CHECK_EQ(plan.grid, 2 * 8 * ((2048 + plan.block_m - 1) / plan.block_m));
   }
-  AttentionParams short_walks = problem(128);
-  short_walks.batch_size = 64, short_walks.seqlen_q = short_walks.seqlen_k = 512;
-  CHECK_EQ(dlattn::plan(short_walks, h200).grid, h200.num_sms);
+  AttentionParams wide_v = problem(128);
+  wide_v.head_dim = 64;
+  CHECK_EQ(dlattn::plan(wide_v, h200).head_dim_tile, 128);
+  for (const std::int64_t head_dim : {64, 128, 192, 256}) {
+    AttentionParams short_walks = problem(head_dim);
+    short_walks.batch_size = 64, short_walks.seqlen_q = short_walks.seqlen_k = 512;
+    CHECK_EQ(dlattn::plan(short_walks, h200, force("sm90_fp8")).grid, h200.num_sms);
+  }
+  // Causal walks of up to 1024 keys are short, or of half as many with a single stage of Q.
+  for (const std::int64_t head_dim : {128, 192}) {
+    AttentionParams causal = problem(head_dim);
+    causal.causal = Causal::kBottomRight;
+    causal.batch_size = 512, causal.seqlen_q = 128, causal.seqlen_k = 1024;
+    CHECK_EQ(dlattn::plan(causal, h200, force("sm90_fp8")).grid,
+             head_dim == 128 ? h200.num_sms : 8 * 512);
+    causal.seqlen_k = 512;
+    CHECK_EQ(dlattn::plan(causal, h200, force("sm90_fp8")).grid, h200.num_sms);
+  }
 }
 
 template <typename Change>
@@ -56,9 +75,9 @@ void check_refused(Change change, const std::string& why) {
 void refused() {
   check_refused([](AttentionParams* p) { p->softcap = 3.0; }, "does not implement softcap");
   check_refused([](AttentionParams* p) { p->head_dim = 24; },
-                "head_dim is 24; accepted: multiples of 16 up to 128");
-  check_refused([](AttentionParams* p) { *p = problem(144); },
-                "head_dim is 144; accepted: multiples of 16 up to 128");
+                "head_dim is 24; accepted: multiples of 16 up to 256");
+  check_refused([](AttentionParams* p) { *p = problem(272); },
+                "head_dim is 272; accepted: multiples of 16 up to 256");
   check_refused([](AttentionParams* p) { p->k.row_stride += 8; },
                 "k has a row stride of 1032 bytes; accepted: multiples of 16 from 0 to " +
                     std::to_string((std::int64_t{1} << 40) - 16));

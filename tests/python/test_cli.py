@@ -173,6 +173,7 @@ def test_support_table(capsys: Captured) -> None:
     kernels = {"cpu", "scalar", "wmma_qk", "wmma_smem", "wmma", "wmma8", "sm90", "sm90_fp8"}
     assert set(by_kernel) == kernels
     assert "float8_e4m3fn" in by_kernel["cpu"] and "float8_e4m3fn" in by_kernel["sm90_fp8"]
+    assert "multiples of 16 up to 256" in by_kernel["sm90_fp8"]
     assert "sinks, varlen" in by_kernel["cpu"] and " any " in by_kernel["cpu"]
     assert "1 to 256" in by_kernel["scalar"] and "float32" in by_kernel["scalar"]
     for kernel in ("wmma_qk", "wmma_smem"):

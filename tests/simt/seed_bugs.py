@@ -305,6 +305,19 @@ SEED_BUGS = (
         ";",
     ),
     SeedBug(
+        "columns of the product with V lost",
+        SM90_FP8,
+        "add-columns",
+        ";",
+    ),
+    SeedBug(
+        "columns of V added to others of out",
+        SM90_FP8,
+        "add-columns",
+        "acc_o[(kProducts - 1 - i) * kColumns / 2 + d] += acc_pv[i % kInFlight][d];",
+        part="acc_o[i * kColumns / 2 + d] += acc_pv[i % kInFlight][d];",
+    ),
+    SeedBug(
         "Q's stage released before its last product",
         SM90_FP8,
         "key-loop",

@@ -32,9 +32,75 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
   });
 }
 
-// Tiles are 128 keys by 128 rows, 64 rows a warpgroup.
+void descales(Case& c) {
+  c.descales = true;
+}
+
+// Each tile's scores outgrow what the one before it has set as the row max, and do not: by so much
+// that probabilities are scaled down, and by more than fp32 holds. Of the walk's first 1024 keys,
+// whose maxima come first, and beyond them.
+std::vector<Case> rising_cases(int head_dim) {
+  std::vector<Case> cases;
+  for (const float k_descale : {0.125f, 1.0f, 8.0f, 32.0f}) {
+    for (const int seqlen_k : {600, 2400}) {
+      if (seqlen_k == 600 && (head_dim != 128 || k_descale > 8.0f)) continue;
+      cases.push_back(simt::with({20, seqlen_k, head_dim, kFull}, [=](Case& c) {
+        c.rise = seqlen_k == 600 ? 0.25 : 0.06, c.descales = true, c.k_descale = k_descale;
+      }));
+    }
+  }
+  return cases;
+}
+
+// Of the tiles of other head dims.
+std::vector<Case> tile_cases(int head_dim) {
+  const dlattn::sm90_fp8::TileShape shape = dlattn::sm90_fp8::tile_shape(head_dim);
+  const int rows = dlattn::sm90_fp8::block_m(shape), keys = shape.block_n;
+  std::vector<Case> cases = {
+      {1, 1, head_dim, kFull},
+      {rows + 2, 2 * keys + 9, head_dim, kCausal},
+      {rows - 1, keys + 1, head_dim - 16, kTopLeft},
+      // Rows that see nothing: some of a warp's, whole warpgroups', a whole tile's.
+      {2 * rows + 30, 70, head_dim, kCausal},
+      {20, 0, head_dim, kCausal, 2, 1},
+      // Heads, and v narrower or wider than q.
+      simt::with({40, keys - 26, head_dim, kCausal, 4, 2, Layout::kBshd, 16}, descales),
+      {20, keys + 30, 48, kFull, 3, 1, Layout::kBhsd, head_dim, 2},
+      {20, keys + 22, head_dim - 32, kCausal, 2, 2, Layout::kPacked, 0, 2, false},
+      // Masked tiles at both ends of a long walk.
+      simt::with({70, 500, head_dim, kCausal, 2, 1}, [](Case& c) { c.window_left = 200; }),
+      simt::with({200, 400, head_dim, kFull},
+                 [](Case& c) { c.window_left = 10, c.window_right = 3; }),
+      simt::with({40, keys + 12, head_dim, kCausal, 2, 1},
+                 [](Case& c) { c.sinks = c.descales = true; }),
+      // All scores are 0, where a row sees all keys, some, or none.
+      simt::with({140, 130, head_dim, kCausal},
+                 [](Case& c) { c.descales = true, c.k_descale = 0.0f; }),
+      // Work enough for blocks that stay for several tiles.
+      simt::with({rows + 2, keys + 22, head_dim, kFull, 2, 1, Layout::kBshd, 0, 2}, descales),
+      simt::with(simt::varlen({1, 1, head_dim, kCausal, 2, 1}, {rows + 2, 0, 64, 1, 30},
+                              {200, 17, 0, keys - 31, keys}),
+                 descales),
+      simt::with(simt::varlen({1, 1, head_dim - 16, kFull, 1, 1, Layout::kPacked, head_dim},
+                              {70, 129, 5}, {140, keys, 300}),
+                 [=](Case& c) { c.seqused_k = {129, keys, 70}, c.sinks = true; }),
+  };
+  simt::append(&cases, rising_cases(head_dim));
+  if (simt::kThreadSanitizer) return cases;
+  const std::vector<Case> more = {
+      {rows, keys, head_dim, kCausal},
+      {65, 33, head_dim, kFull},
+      {1, 600, head_dim, kCausal},
+      {rows + 70, 1, head_dim, kFull},
+      simt::with({70, 500, head_dim, kFull, 2, 1},
+                 [](Case& c) { c.window_left = 100, c.window_right = 140; }),
+  };
+  simt::append(&cases, more);
+  return cases;
+}
+
+// The tile of head_dim 128, 128 keys by 128 rows, and what does not depend on the tile.
 std::vector<Case> cases() {
-  const auto descales = [](Case& c) { c.descales = true; };
   std::vector<Case> cases = {
       {1, 1, 128, kFull},
       {17, 31, 112, kCausal},
@@ -71,13 +137,8 @@ std::vector<Case> cases() {
       simt::varlen({1, 1, 128, kFull, 2, 2, Layout::kPacked, 64}, {70, 129, 5}, {140, 128, 300}),
       [](Case& c) { c.seqused_k = {129, 128, 70}, c.sinks = true; }));
   simt::append(&cases, simt::length_cases(128));
-  // Each tile's scores outgrow what the one before it has set as the row max, and do not: by so
-  // much that probabilities are scaled down, and by more than fp32 holds.
-  for (const float k_descale : {0.125f, 1.0f, 8.0f}) {
-    cases.push_back(simt::with({20, 600, 128, kFull}, [=](Case& c) {
-      c.rise = 0.25, c.descales = true, c.k_descale = k_descale;
-    }));
-  }
+  simt::append(&cases, rising_cases(128));
+  for (const int head_dim : {64, 192, 256}) simt::append(&cases, tile_cases(head_dim));
   if (simt::kThreadSanitizer) return cases;
   const std::vector<Case> more = {
       {128, 128, 128, kCausal},

@@ -19,14 +19,17 @@ struct ByteRange {
   static constexpr bool kToPower = true;
 };
 
-// In the first tiles of a walk maxima come first, so that all rows have their true row max: where a
+// At the first keys of a walk maxima come first, so that all rows have their true row max: where a
 // row has seen few keys, each of them counts.
-constexpr int kExactTiles = 8;
+constexpr int kExactKeys = 1024;
 
 // wgmma cuts off a part of what it adds up: of the product of a tile with a V that has a mean this
-// much, on average. It is given back, but for the row's largest probability, of which nothing is
-// lost: so a row of one key is exact.
-constexpr float kCutOff = 0x1p-12f + 0x1p-14f;
+// much, on average, which grows as the square of the tile's keys. It is given back, but for the
+// row's largest probability, of which nothing is lost: so a row of one key is exact.
+constexpr float cut_off(int block_n) {
+  const float part = static_cast<float>(block_n) / 128.0f;
+  return (0x1p-12f + 0x1p-14f) * part * part;
+}
 
 // The least factor of scores. Products of e4m3 are below 2^32, so all scores are 0 with it, and
 // with less; but what is hidden stays -inf, which times 0 it would not.
@@ -34,8 +37,10 @@ constexpr float kLeastScale = 0x1p-126f;
 
 // A consumer warpgroup: it computes its 64 query rows of one work tile after the other. A step
 // starts S = Q K^T of the next key tile, adds the last P V to O, starts P V of this tile, and
-// computes the next tile's probabilities while that runs. Products with V start from 0 and are
-// added to O in fp32, because wgmma's own accumulators would lose what is below 2^-13 of them.
+// computes the next tile's probabilities while that runs. Without kPipelined it adds P V of this
+// tile before it starts S, a part of its columns at a time, which takes fewer registers. Products
+// with V start from 0 and are added to O in fp32, because wgmma's own accumulators would lose what
+// is below 2^-13 of them.
 template <bool kVarlen, int kHeadDim>
 struct Consumer {
   using SharedParts = Shared<kHeadDim>;
@@ -73,6 +78,9 @@ struct Consumer {
  private:
   static constexpr TileShape kShape = tile_shape(kHeadDim);
   static constexpr int kBlockN = kShape.block_n;
+  static constexpr bool kPipelined = kShape.pipelined;
+  static constexpr float kCutOff = cut_off(kBlockN);
+  static constexpr int kExactTiles = (kExactKeys + kBlockN - 1) / kBlockN;
   using TileWalk = sm90::KeyWalk<block_m(kShape), kBlockN>;
   using Softmax = sm90::RangedSoftmax<ByteRange>;
 
@@ -89,7 +97,7 @@ struct Consumer {
 
   float scale;  // of the head's products q.k, to base 2
   float acc_o[kHeadDim / 2];
-  float acc_pv[kHeadDim / 2];  // of one tile; 0 where there is none
+  float acc_pv[kHeadDim / 2];  // of one tile; 0 where there is none; with kPipelined alone
   float acc_s[kBlockN / 2];
   std::uint32_t rP[kBlockN / kDepth][4];
   Softmax softmax;
@@ -159,26 +167,43 @@ struct Consumer {
     ptx::wgmma_wait<0>();
     release(shared.transposed, use);
   }
+  // O += P V of that tile, from start to end.
+  __device__ __forceinline__ void add_values() {
+    if constexpr (kPipelined) {
+      start_values();
+      finish_values();
+      promote();
+    } else {
+      shared.transposed.wait_full(use);
+      add_pv<kHeadDim, kBlockN>(acc_o, rP, shared.v_transposed(use));
+      release(shared.transposed, use);
+    }
+  }
 
   // S and probabilities of tile n, whose K has use + 1, and P V of the tile walked before it.
   __device__ __forceinline__ void step(const TileWalk& walk, int n) {
+    if constexpr (!kPipelined) add_values();
     const ptx::SmemAddress sQ = shared.q(query_use, consumer);
     shared.keys.wait_full(use + 1);
     start_qk<kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
-    // seed: promote
-    promote();  // under that product
-    start_values();
-    ptx::wgmma_wait<1>();
+    if constexpr (kPipelined) {
+      // seed: promote
+      promote();  // under that product
+      start_values();
+    }
+    ptx::wgmma_wait<kPipelined ? 1 : 0>();
     float sums[2], factors[2];
     const bool raised = exponentiate(n, sQ, walk, sums, factors);
     release(shared.keys, use + 1);
     softmax.add(sums);
-    // seed: finish-values
-    finish_values();
+    if constexpr (kPipelined) {
+      // seed: finish-values
+      finish_values();
+    }
     // seed: rescale-output
     if (raised) {
       sm90::rescale(acc_o, factors);
-      sm90::rescale(acc_pv, factors);
+      if constexpr (kPipelined) sm90::rescale(acc_pv, factors);
     }
     pack_probabilities(rP, acc_s);  // only now: products in flight may still read rP
     ++use;
@@ -216,10 +241,8 @@ struct Consumer {
   // P V of the last tile, and the results.
   __device__ __forceinline__ void end(const TileWalk& walk) {
     if (walk.sees_any()) {
-      promote();
-      start_values();
-      finish_values();
-      promote();
+      if constexpr (kPipelined) promote();
+      add_values();
       ++use;
     }
 #pragma unroll 1

@@ -3,12 +3,12 @@
 // Attention of 8-bit inputs on Hopper (compute capability 9.0): wgmma of e4m3, TMA, mbarriers, warp
 // specialisation. As sm90, but for V.
 //
-// A thread block has a producer warpgroup and two consumer warpgroups, each of which computes 64
-// query rows of one head from start to end. Of the producer's warps one thread starts all copies of
-// Q, K and V, and three warps transpose V's tiles in shared memory. The block takes one work tile
-// (block_m rows of a head) after the other and walks tiles of block_n keys from the last to the
-// first. Shared memory: SmemMap, in swizzled tiles. Barriers: an mbarrier "full" and one "empty"
-// for each stage of Q, K, V and transposed V (Ring).
+// A thread block has a producer warpgroup and two or three consumer warpgroups, each of which
+// computes 64 query rows of one head from start to end. Of the producer's warps one thread starts
+// all copies of Q, K and V, and three warps transpose V's tiles in shared memory. The block takes
+// one work tile (block_m rows of a head) after the other and walks tiles of block_n keys from the
+// last to the first. Shared memory: SmemMap, in swizzled tiles. Barriers: an mbarrier "full" and
+// one "empty" for each stage of Q, K, V and transposed V (Ring).
 
 #include "cuda/forward/sm90_fp8/consumer.cuh"
 #include "cuda/forward/sm90_fp8/producer.cuh"

@@ -26,9 +26,12 @@ bool accepts_tensors(const AttentionParams& p, int head_dim_tile, std::string* w
   return true;
 }
 
-// On an H200, estimated.
-constexpr cost::OnePerSmSpeed speed(int /*head_dim_tile*/) {
-  return {4600, 5100, 7.8, 6.2};
+// On an H200, estimated: that of head_dim 128, by the rows and columns of the tile. Exponentials
+// take as long as the products of 128 columns.
+constexpr cost::OnePerSmSpeed speed(int head_dim_tile) {
+  const double rows = tile_shape(head_dim_tile).num_consumers / 2.0;
+  const double columns = std::max(head_dim_tile, 128) / 128.0;
+  return {4600, 5100, 7.8 * rows * columns, 6.2 * columns};
 }
 
 double predicted_ns(const AttentionParams& p, const DeviceInfo& device, const Options& options,
@@ -58,9 +61,9 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   if (p.seqlen_k > tile::kMostKeys)
     return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", tile::kMostKeys);
   cost::set_tile(p, tile_config(tile), plan);
-  constexpr std::int64_t kFewKeys = 1024;
-  plan->grid =
-      sm90::num_blocks(p, device, num_work_tiles(p, tile), block_m(tile_shape(tile)), kFewKeys);
+  const TileShape shape = tile_shape(tile);
+  plan->grid = sm90::num_blocks(p, device, num_work_tiles(p, tile), block_m(shape),
+                                shape.query_stages > 1 ? 1024 : 512);
   plan->predicted_ns = ns;
   return true;
 }

@@ -32,9 +32,9 @@ __device__ __forceinline__ void start_qk(float (&acc_s)[kBlockN / 2], ptx::SmemA
   ptx::wgmma_commit();
 }
 
-// The product of P and one tile of V, which lies transposed.
-template <int kHeadDim, int kBlockN>
-__device__ __forceinline__ void start_pv(float (&acc_pv)[kHeadDim / 2],
+// The product of P and kColumns columns of one tile of V, which lies transposed.
+template <int kColumns, int kBlockN>
+__device__ __forceinline__ void start_pv(float (&acc_pv)[kColumns / 2],
                                          const std::uint32_t (&rP)[kBlockN / kDepth][4],
                                          ptx::SmemAddress sV) {
   const std::uint64_t v = ptx::wgmma_descriptor(sV, 0);
@@ -43,6 +43,34 @@ __device__ __forceinline__ void start_pv(float (&acc_pv)[kHeadDim / 2],
   for (int n = 0; n < kBlockN; n += kDepth)
     ptx::wgmma_rs<Element, false>(acc_pv, rP[n / kDepth], ptx::wgmma_advance(v, n), n > 0);
   ptx::wgmma_commit();
+}
+
+// O += P V, a part of the columns after the other: where registers allow it, the next product runs
+// while one is added.
+template <int kHeadDim, int kBlockN>
+__device__ __forceinline__ void add_pv(float (&acc_o)[kHeadDim / 2],
+                                       const std::uint32_t (&rP)[kBlockN / kDepth][4],
+                                       ptx::SmemAddress sV) {
+  constexpr int kColumns = 64, kProducts = kHeadDim / kColumns;
+  constexpr int kInFlight = kHeadDim <= 192 ? 2 : 1;
+  float acc_pv[kInFlight][kColumns / 2];
+  const auto start = [&](int i) {
+    start_pv<kColumns, kBlockN>(acc_pv[i % kInFlight], rP, sV + tile_bytes(i * kColumns, kBlockN));
+  };
+  if (kInFlight > 1) start(0);
+#pragma unroll
+  for (int i = 0; i < kProducts; ++i) {
+    const int latest = i + kInFlight - 1;
+    if (latest < kProducts) {
+      start(latest);
+      ptx::wgmma_wait<kInFlight - 1>();
+    } else {
+      ptx::wgmma_wait<0>();
+    }
+    // seed: add-columns
+#pragma unroll
+    for (int d = 0; d < kColumns / 2; ++d) acc_o[i * kColumns / 2 + d] += acc_pv[i % kInFlight][d];
+  }
 }
 
 // Probabilities as the operand of the product with V: of two neighbouring groups of 8 keys a lane

@@ -22,10 +22,25 @@ struct TileShape {
   int transposed_stages = 4;  // and of V transposed
   // Per thread; together no more than the block has at launch.
   int producer_registers = 24, consumer_registers = 240;
+  // Whether a consumer starts a tile's scores before the product with V of the tile before it, so
+  // that its softmax runs under that; otherwise under the other consumer's products alone.
+  bool pipelined = true;
 };
 
-constexpr TileShape tile_shape(int /*head_dim_tile*/) {
-  return {};
+constexpr TileShape tile_shape(int head_dim_tile) {
+  TileShape shape;
+  if (head_dim_tile <= 64) {
+    shape.num_consumers = 3;
+    shape.block_n = 96;
+    shape.producer_registers = 32;
+    shape.consumer_registers = 160;
+  }
+  if (head_dim_tile > 128) {
+    shape.query_stages = 1;
+    shape.key_stages = shape.transposed_stages = 2;
+    shape.pipelined = false;
+  }
+  return shape;
 }
 
 constexpr int block_m(const TileShape& shape) {
@@ -35,7 +50,8 @@ constexpr int num_threads(const TileShape& shape) {
   return (shape.num_consumers + 1) * kWarpgroupThreads;
 }
 
-// Bytes of `rows` rows in shared memory: blocks of [rows][128] elements, swizzled.
+// Bytes of `rows` rows in shared memory: blocks of [rows][128] elements, swizzled, the last of
+// which may be wider than its columns.
 constexpr int tile_bytes(int rows, int columns) {
   return (columns + kBlockColumns - 1) / kBlockColumns * rows * kBlockRowBytes;
 }

@@ -19,7 +19,7 @@ namespace dlattn::sm90_fp8 {
 //   then those of 4 neighbouring columns.
 template <int kHeadDim, int kBlockN>
 struct Transposer {
-  static_assert(kBlockN == kBlockColumns, "a row of keys is one of the swizzle's");
+  static_assert(kBlockN <= kBlockColumns, "a row of keys is one of the swizzle's, or shorter");
 
   // Where this lane's rows lie in a tile of V and in one of the transposed, of the first columns
   // and keys: from there all others are an XOR and an addition away.
@@ -38,13 +38,13 @@ struct Transposer {
           (sV + from_lane + tile_bytes(kBlockN, column & -kBlockColumns)) ^ column % kBlockColumns;
       const ptx::SmemAddress rows = to + to_lane + column * kBlockRowBytes;
 #pragma unroll
-      for (int n = 0; n < kBlockN; n += kKeys * 2) {
-        std::uint32_t pairs[2][4];
+      for (int n = 0; n < kBlockN; n += kKeys * kAtOnce) {
+        std::uint32_t pairs[kAtOnce][4];
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
+        for (int i = 0; i < kAtOnce; ++i)
           ptx::ldmatrix_x4_trans(pairs[i], from + (n + i * kKeys) * kBlockRowBytes);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
+        for (int i = 0; i < kAtOnce; ++i) {
           interleave(pairs[i]);
           ptx::stmatrix_x4(rows ^ (n + i * kKeys), pairs[i]);
         }
@@ -53,7 +53,9 @@ struct Transposer {
   }
 
  private:
-  static constexpr int kKeys = 32;  // of one ldmatrix
+  static constexpr int kKeys = 32;                                  // of one ldmatrix
+  static constexpr int kAtOnce = kBlockN / kKeys % 2 == 0 ? 2 : 3;  // of these, as registers allow
+  static_assert(kBlockN % (kKeys * kAtOnce) == 0);
 
   // Of keys 8 i + 2 (lane % 4) and the next, columns 2 (lane / 4) and the next, to both columns'
   // keys.
