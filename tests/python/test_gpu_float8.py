@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 FLOAT8 = getattr(torch, "float8_e4m3fn", None)
 KERNELS = [name for name in dlattn.info().kernels if name in ("sm90_fp8", "wmma8")]
 OUT_DTYPES = ("bfloat16", "float16", "float32")
-DIMS = [64, 128, 256]
+DIMS = [64, 128, 192, 256]  # the tiles
 
 every_kernel = pytest.mark.parametrize("kernel", KERNELS)
 
@@ -158,14 +158,18 @@ def test_lengths(kernel: str, dim: int, causal: Any) -> None:
 
 
 @every_kernel
-@pytest.mark.parametrize("dim", [16, 32, 48, 80, 96, 112, 144, 192, 240])
+@pytest.mark.parametrize("dim", [16, 32, 48, 80, 96, 112, 144, 160, 192, 208, 240])
 def test_head_dims(kernel: str, dim: int) -> None:
     check(kernel, inputs(100, 150, dim=dim))
     check(kernel, inputs(100, 150, dim=dim), causal=True)
+    check(kernel, inputs(300, 410, dim=dim), causal=True)
 
 
 @every_kernel
-@pytest.mark.parametrize(("dim", "dim_v"), [(64, 128), (128, 64), (96, 32), (192, 128)])
+@pytest.mark.parametrize(
+    ("dim", "dim_v"),
+    [(64, 128), (128, 64), (96, 32), (192, 128), (48, 16), (32, 64), (256, 80), (160, 208)],
+)
 def test_head_dim_of_v(kernel: str, dim: int, dim_v: int) -> None:
     check(kernel, inputs(100, 150, dim=dim, dim_v=dim_v), causal=True)
 
@@ -179,9 +183,10 @@ def test_dtypes_of_out(kernel: str, dim: int, out_dtype: str) -> None:
 
 
 @every_kernel
+@pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("heads", [(1, 1), (8, 1), (6, 3), (5, 5)])
-def test_heads(kernel: str, heads: tuple[int, int]) -> None:
-    drawn = inputs(150, 200, heads=heads[0], heads_kv=heads[1], dim=128, batch=3)
+def test_heads(kernel: str, heads: tuple[int, int], dim: int) -> None:
+    drawn = inputs(150, 200, heads=heads[0], heads_kv=heads[1], dim=dim, batch=3)
     check(kernel, drawn, causal=True)
     by_head = torch.exp2(normal(3, heads[0], dtype="float32", seed=5))
     check(kernel, {**drawn, "q_descale": by_head})
@@ -231,12 +236,14 @@ def test_views(kernel: str, dim: int) -> None:
 
 
 @every_kernel
-def test_peaked_and_rising_scores(kernel: str) -> None:
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("seqlen_k", [700, 1000, 3000])
+def test_peaked_and_rising_scores(kernel: str, dim: int, seqlen_k: int) -> None:
     for scale in (1.0, 4.0):
-        check(kernel, inputs(200, 700, dim=128), softmax_scale=scale)
-    drawn = inputs(200, 1000, dim=128)
+        check(kernel, inputs(200, seqlen_k, dim=dim), softmax_scale=scale)
+    drawn = inputs(200, seqlen_k, dim=dim)
     for order in (False, True):  # rows' maxima come early, or late
-        steps = torch.linspace(0, 8, 1000, device=DEVICE)
+        steps = torch.linspace(0, 8, seqlen_k, device=DEVICE)
         steps = steps.flip(0) if order else steps
         keys = torch.zeros_like(drawn["k"].float())
         keys[..., 0] = steps[None, :, None]
@@ -282,8 +289,9 @@ def test_the_mean_of_v_is_kept(kernel: str, dim: int, seqlen_k: int) -> None:
 
 
 @every_kernel
-def test_values_at_the_ends(kernel: str) -> None:
-    drawn = inputs(70, 200, dim=128)
+@pytest.mark.parametrize("dim", DIMS)
+def test_values_at_the_ends(kernel: str, dim: int) -> None:
+    drawn = inputs(70, 200, dim=dim)
     drawn["v"] = torch.full_like(drawn["v"].float(), 448).to(FLOAT8)
     check(kernel, drawn)
     nan = drawn["v"].float()
@@ -305,8 +313,9 @@ def test_values_at_the_ends(kernel: str) -> None:
 @every_kernel
 @pytest.mark.parametrize("name", ["q_descale", "k_descale"])
 @pytest.mark.parametrize("value", [-1.0, math.nan])
-def test_descales_that_are_no_factors(kernel: str, name: str, value: float) -> None:
-    drawn = inputs(70, 200, dim=128)
+@pytest.mark.parametrize("dim", DIMS)
+def test_descales_that_are_no_factors(kernel: str, name: str, value: float, dim: int) -> None:
+    drawn = inputs(70, 200, dim=dim)
     drawn[name][1, 0] = value
     out, lse = dlattn.attention(**drawn, kernel=kernel, return_lse=True)
     assert out[1, :, :2].isnan().all()
@@ -326,8 +335,9 @@ def test_descales_of_zero_and_of_any_size(kernel: str) -> None:
 
 
 @every_kernel
-def test_rows_that_see_nothing(kernel: str) -> None:
-    drawn = inputs(200, 30, dim=128)
+@pytest.mark.parametrize("dim", DIMS)
+def test_rows_that_see_nothing(kernel: str, dim: int) -> None:
+    drawn = inputs(200, 30, dim=dim)
     drawn["v_descale"][0] = math.nan
     out, lse = dlattn.attention(**drawn, kernel=kernel, causal=True, return_lse=True)
     assert (out[:, :170] == 0).all()
