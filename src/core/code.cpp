@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "core/concat.h"
+#include "core/family.h"
 
 namespace dlattn::core {
 namespace {
@@ -72,6 +73,18 @@ std::string unserved(const DeviceInfo& device, const Code& code, const std::stri
                 ", it can run the PTX alone, which CUDA ", cuda(versions.toolkit),
                 " wrote; the driver compiles that of CUDA up to ", cuda(versions.driver),
                 ": update it, or rebuild", kRebuild);
+}
+
+bool has_code(const DeviceInfo& device, int capability, std::string* why) {
+  const int own = 10 * device.compute_major + device.compute_minor;
+  if (own < capability) {
+    return refuse(why, "needs compute capability ", decimal(capability), " or later; ", device.name,
+                  " has ", decimal(own));
+  }
+  if (device.code >= capability) return true;
+  return refuse(why, "needs code for compute capability ", decimal(capability),
+                " or later; this build has for ", device.name, " that for ", decimal(device.code),
+                ": build with DLATTN_ARCHS=native or all");
 }
 
 }  // namespace dlattn::core

@@ -29,4 +29,8 @@ struct CudaVersions {
 std::string unserved(const DeviceInfo& device, const Code& code, const std::string& archs,
                      CudaVersions versions);
 
+// Whether a device is of a compute capability, times ten, or a later one, and the build has code
+// for that which runs there; if not, `why`, unless it is null, says why not.
+bool has_code(const DeviceInfo& device, int capability, std::string* why);
+
 }  // namespace dlattn::core

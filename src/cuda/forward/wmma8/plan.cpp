@@ -1,5 +1,6 @@
 #include "core/plan.h"
 
+#include "core/code.h"
 #include "core/family.h"
 #include "cuda/forward/cost.h"
 #include "cuda/forward/wmma8/traits.h"
@@ -19,27 +20,11 @@ cost::Speed speed(const AttentionParams& p, const DeviceInfo& device, int head_d
   return {7000.0, 2.0 * busy, busy};
 }
 
-std::string decimal(int capability) {
-  return core::concat(capability / 10, ".", capability % 10);
-}
-
-bool has_code(const DeviceInfo& device, std::string* why) {
-  const int capability = 10 * device.compute_major + device.compute_minor;
-  if (capability < kMinCapability) {
-    return core::refuse(why, "needs compute capability ", decimal(kMinCapability), " or later; ",
-                        device.name, " has ", decimal(capability));
-  }
-  if (device.code >= kMinCapability) return true;
-  return core::refuse(why, "needs code for compute capability ", decimal(kMinCapability),
-                      " or later; this build has for ", device.name, " that for ",
-                      decimal(device.code), ": build with DLATTN_ARCHS=native or all");
-}
-
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
                   Plan* plan, std::string* why) {
   if (p.precision != Precision::kInputs)
     return core::refuse(why, "does not implement precision ", to_string(p.precision));
-  if (!has_code(device, why)) return false;
+  if (!core::has_code(device, kMinCapability, why)) return false;
   if (const char* feature = core::score_feature(p); feature && p.softcap == 0.0)
     return core::refuse(why, "does not implement ", feature);
   if (p.seqlen_k > kMostKeys)
