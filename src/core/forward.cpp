@@ -10,6 +10,7 @@ namespace {
 
 // Enqueues the launch of a plan that writes k and v in 8 bits to `workspace`.
 void quantize(const AttentionParams& params, const Launch& launch, void* workspace, void* stream) {
+  if (launch.grid == 0) return;  // there are no keys
   QuantizeParams keys = keys_of(params);
   keys.quantized_kv = workspace;
   Plan plan;

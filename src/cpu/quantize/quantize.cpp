@@ -126,6 +126,7 @@ void quantize_kv(const QuantizeParams& given, int num_threads, Poll poll) {
   const OwnKeyLengths lengths(given);
   const QuantizeParams& p = lengths.params();
   const QuantizedLayout layout = quantized_layout(p);
+  if (layout.rows == 0) return;  // without keys there may be no buffer
   parallel_for(
       p.batch_size * p.num_heads_kv, num_threads,
       [&](std::int64_t index, int) {
