@@ -101,7 +101,8 @@ void check_address(const char* name, const void* address, std::int64_t element_b
       reinterpret_cast<std::intptr_t>(address) & (element_bytes - 1);  // a power of two
   if (past == 0) return;
   fail(name, ": its address is ", past, " byte(s) past a multiple of ", element_bytes,
-       "; accepted: multiples of the element's size");
+       "; accepted: multiples of ",
+       element_bytes == kWorkspaceAlignment ? "it" : "the element's size");
 }
 
 void check_dtype(const char* name, DType dtype, const char* other, DType expected) {
