@@ -73,6 +73,51 @@ void test_conversions(World& world, Checks* checks) {
   checks->expect_equal(conversions.packed, expected.data(), count / 4, name);
 }
 
+struct IntegerConversions {
+  static constexpr int kThreads = 128;
+  const float* numbers;
+  std::uint32_t* packed;  // one for every four
+  int count;
+
+  int smem_bytes() const { return 16; }
+  __device__ void operator()() const {
+    for (int i = static_cast<int>(threadIdx.x); i < count / 4; i += kThreads) {
+      const float* x = numbers + 4 * i;
+      packed[i] = ptx::convert_s8x4(x[0], x[1], x[2], x[3]);
+    }
+  }
+};
+
+// Every signed byte, what is in the middle of two and next to that, and what is beyond.
+template <typename World>
+void test_integer_conversions(World& world, Checks* checks) {
+  const char* const name = "cvt to signed bytes";
+  if (!checks->wants(name)) return;
+  std::vector<float> numbers;
+  std::vector<int> bytes;
+  const auto add = [&](float x, int byte) { numbers.push_back(x), bytes.push_back(byte); };
+  for (int i = -128; i < 127; ++i) {
+    const float middle = static_cast<float>(i) + 0.5f;
+    add(static_cast<float>(i), i);
+    add(middle, i % 2 == 0 ? i : i + 1);
+    add(std::nextafter(middle, -1e9f), i);
+    add(std::nextafter(middle, 1e9f), i + 1);
+  }
+  add(127.0f, 127), add(127.4f, 127), add(200.0f, 127), add(1e30f, 127), add(INFINITY, 127);
+  add(-129.0f, -128), add(-1e30f, -128), add(-INFINITY, -128);
+  add(NAN, 0), add(-0.0f, 0), add(1e-40f, 0), add(-0.4f, 0);
+  const int count = static_cast<int>(numbers.size());
+  IntegerConversions conversions{nullptr, world.template allocate<std::uint32_t>(count / 4), count};
+  auto* all = world.template allocate<float>(count);
+  std::copy(numbers.begin(), numbers.end(), all);
+  conversions.numbers = all;
+  std::vector<std::uint32_t> expected(count / 4);
+  for (int i = 0; i < count; ++i)
+    expected[i / 4] |= (static_cast<std::uint32_t>(bytes[i]) & 0xFFu) << i % 4 * 8;
+  world.launch(conversions);
+  checks->expect_equal(conversions.packed, expected.data(), count / 4, name);
+}
+
 struct Permutations {
   static constexpr int kThreads = 32;
   std::uint32_t* permuted;  // [4]

@@ -221,6 +221,7 @@ int test_instructions(World& world, const char* filter) {
   test_ring(world, &checks);
   test_matrices(world, &checks);
   test_conversions(world, &checks);
+  test_integer_conversions(world, &checks);
   test_permutations(world, &checks);
   test_bytes(world, &checks);
   test_products_of<32>(world, &checks);

@@ -17,7 +17,24 @@ __device__ __forceinline__ std::uint32_t convert_e4m3x4(float x0, float x1, floa
   return packed;
 }
 
-// The reverse, exactly, to pairs of fp16: the first two numbers and the other two.
+// The same section, and "cvt.pack". Four numbers to signed bytes, the first one in the lowest byte:
+// to the nearest integer, of two the even one, at least -128 and at most 127; NaN to 0.
+__device__ __forceinline__ std::uint32_t convert_s8x4(float x0, float x1, float x2, float x3) {
+  std::uint32_t packed;
+  asm("{ .reg .s32 i0, i1, i2, i3;\n"
+      ".reg .b32 high;\n"
+      "cvt.rni.s32.f32 i0, %1;\n"
+      "cvt.rni.s32.f32 i1, %2;\n"
+      "cvt.rni.s32.f32 i2, %3;\n"
+      "cvt.rni.s32.f32 i3, %4;\n"
+      "cvt.pack.sat.s8.s32.b32 high, i3, i2, 0;\n"
+      "cvt.pack.sat.s8.s32.b32 %0, i1, i0, high; }"
+      : "=r"(packed)
+      : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
+  return packed;
+}
+
+// The reverse of e4m3x4, exactly, to pairs of fp16: the first two numbers and the other two.
 __device__ __forceinline__ void convert_e4m3x4_to_half(std::uint32_t packed, std::uint32_t* low,
                                                        std::uint32_t* high) {
   asm("{ .reg .b16 first, second;\n"
