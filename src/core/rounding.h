@@ -16,7 +16,7 @@ namespace dlattn {
 // that all who compute it have the same bits.
 //
 // The sign of a column: fixed, and alike no row of the transform.
-DLATTN_SHARED bool rotation_negates(int column) {
+DLATTN_SHARED constexpr bool rotation_negates(int column) {
   std::uint32_t x = static_cast<std::uint32_t>(column) * 0x9e3779b9u;
   x = (x ^ x >> 15) * 0x85ebca6bu;
   return x >> 31;

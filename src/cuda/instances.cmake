@@ -39,3 +39,7 @@ dlattn_family(merge row_per_warp)
 dlattn_instance(merge row_per_warp float16 0)
 dlattn_instance(merge row_per_warp bfloat16 0)
 dlattn_instance(merge row_per_warp float32 0)
+
+dlattn_family(quantize key_blocks)
+dlattn_instance(quantize key_blocks int8 64 128)
+dlattn_instance(quantize key_blocks float8_e4m3fn 64 128)

@@ -48,6 +48,7 @@ FAMILIES = {
     "sm90": "forward/sm90/kernel.cuh",
     "sm90_fp8": "forward/sm90_fp8/kernel.cuh",
     "merge": "merge/row_per_warp/kernel.cuh",
+    "quantize": "quantize/key_blocks/kernel.cuh",
 }
 TIMEOUT_S = 300
 
