@@ -400,6 +400,170 @@ void merges() {
                 "least 3 there");
 }
 
+AttentionParams good_precision() {
+  AttentionParams p = good();
+  p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = DType::kFloat16;
+  p.precision = Precision::kInt8Fp8;
+  return p;
+}
+
+void precision() {
+  void* const buffer = memory + 4 * kApart;
+  for (const Precision precision : {Precision::kInt8Fp8, Precision::kFp8}) {
+    accepts([precision](auto& p) { p.precision = precision; }, good_precision());
+    accepts([&](auto& p) { p.precision = precision, p.quantized_kv = buffer; }, good_precision());
+    accepts(
+        [precision](auto& p) {
+          p.precision = precision;
+          p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = DType::kBFloat16;
+        },
+        good_precision());
+  }
+  // What was quantised before is read instead of k and v.
+  accepts(
+      [&](auto& p) {
+        p.quantized_kv = buffer, p.k.data = p.v.data = nullptr;
+        p.k.dtype = p.v.dtype = DType::kFloat32;
+      },
+      good_precision());
+  refuses([&](auto& p) { p.quantized_kv = buffer; },
+          "quantized_kv is given with precision inputs; accepted: none");
+  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat8E4M3}) {
+    refuses([dtype](auto& p) { p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = dtype; },
+            std::string("precision is int8_fp8 with q of ") + to_string(dtype) +
+                "; accepted: with float16 or bfloat16",
+            good_precision());
+  }
+  refuses([](auto& p) { p.k.dtype = DType::kBFloat16; },
+          "k: dtype is bfloat16; accepted: float16, that of q", good_precision());
+  refuses([](auto& p) { p.head_dim = 129; },
+          "head_dim is 129; accepted: 1 to 128 with precision int8_fp8", good_precision());
+  refuses([](auto& p) { p.head_dim_v = 130, p.precision = Precision::kFp8; },
+          "head_dim of v is 130; accepted: 1 to 128 with precision fp8", good_precision());
+  const std::string end = " is given with precision int8_fp8; accepted: none";
+  refuses([](auto& p) { p.softcap = 2.0; }, "softcap" + end, good_precision());
+  refuses([](auto& p) { p.bias.data = memory; }, "bias" + end, good_precision());
+  refuses([](auto& p) { p.alibi_slopes.data = numbers; }, "alibi_slopes" + end, good_precision());
+  refuses([&](auto& p) { p.quantized_kv = static_cast<char*>(buffer) + 64; },
+          "quantized_kv: its address is 64 byte(s) past a multiple of 256; accepted: multiples of "
+          "it",
+          good_precision());
+  refuses([](auto& p) { p.quantized_kv = p.out.data; },
+          "out shares memory with quantized_kv" + kShared, good_precision());
+}
+
+QuantizeParams good_quantize() {
+  QuantizeParams p;
+  p.precision = Precision::kInt8Fp8;
+  p.k.data = memory, p.v.data = memory + kApart, p.quantized_kv = memory + 2 * kApart;
+  p.k.dtype = p.v.dtype = DType::kFloat16;
+  p.batch_size = 2, p.seqlen_k = 5, p.num_heads_kv = 2, p.head_dim = p.head_dim_v = 8;
+  p.k.batch_stride = p.v.batch_stride = 5 * 16;
+  p.k.row_stride = p.v.row_stride = 16;
+  p.k.head_stride = p.v.head_stride = 8;
+  return p;
+}
+
+QuantizeParams good_varlen_quantize() {
+  alignas(4) static const std::int32_t offsets[3] = {0, 1, 3};
+  QuantizeParams p = good_quantize();
+  p.cu_seqlens_k = offsets, p.total_k = 3;
+  return p;
+}
+
+template <typename Change>
+void quantize_refuses(Change change, const std::string& message,
+                      QuantizeParams p = good_quantize()) {
+  change(p);
+  CHECK_THROWS(core::validate(p), UnsupportedError, message);
+}
+// Sizes are checked where nothing else is read, too.
+template <typename Change>
+void size_refused(Change change, const std::string& message) {
+  quantize_refuses(change, message);
+  QuantizeParams p = good_quantize();
+  change(p);
+  CHECK_THROWS(quantized_kv_bytes(p), UnsupportedError, message);
+}
+
+void quantize_sizes() {
+  size_refused([](auto&) {}, kNothing);
+  size_refused([](auto& p) { p.precision = Precision::kInputs; },
+               "precision is inputs; accepted: int8_fp8, fp8");
+  size_refused([](auto& p) { p.batch_size = -1; }, "batch_size is -1; accepted: at least 0");
+  size_refused([](auto& p) { p.seqlen_k = -2; }, "seqlen_k is -2; accepted: at least 0");
+  size_refused([](auto& p) { p.num_heads_kv = 0; }, "num_heads_kv is 0; accepted: at least 1");
+  size_refused([](auto& p) { p.head_dim = 0; }, "head_dim is 0; accepted: at least 1");
+  size_refused([](auto& p) { p.head_dim_v = 0; }, "head_dim of v is 0; accepted: at least 1");
+  size_refused([](auto& p) { p.head_dim = 129; },
+               "head_dim is 129; accepted: 1 to 128 with precision int8_fp8");
+  size_refused([](auto& p) { p.head_dim_v = 129, p.precision = Precision::kFp8; },
+               "head_dim of v is 129; accepted: 1 to 128 with precision fp8");
+  size_refused([](auto& p) { p.total_k = -1; }, "total_k is -1; accepted: at least 0");
+}
+
+void quantize_tensors() {
+  for (const char* const name : {"k", "v"}) {
+    const bool is_k = *name == 'k';
+    const auto view = [is_k](auto& p) -> TensorView& { return is_k ? p.k : p.v; };
+    const std::string start = name;
+    quantize_refuses([&](auto& p) { view(p).dtype = DType::kFloat32; },
+                     start +
+                         ": dtype is float32; accepted: float16 or bfloat16 with precision "
+                         "int8_fp8");
+    quantize_refuses([&](auto& p) { view(p).data = nullptr; }, start + " is null");
+    quantize_refuses([&](auto& p) { view(p).data = memory + 1; },
+                     start +
+                         ": its address is 1 byte(s) past a multiple of 2; accepted: multiples "
+                         "of the element's size");
+    const std::string end = " is -1; negative strides are not accepted";
+    const std::string stride = start + ": the stride of dimension ";
+    quantize_refuses([&](auto& p) { view(p).batch_stride = -1; }, stride + "batch" + end);
+    quantize_refuses([&](auto& p) { view(p).row_stride = -1; }, stride + "seqlen" + end);
+    quantize_refuses([&](auto& p) { view(p).head_stride = -1; }, stride + "num_heads" + end);
+    quantize_refuses([&](auto& p) { view(p).data = p.quantized_kv; },
+                     "quantized_kv shares memory with " + start + kShared);
+  }
+  quantize_refuses([](auto& p) { p.v.dtype = DType::kBFloat16; },
+                   "v: dtype is bfloat16; accepted: float16, that of k");
+  quantize_refuses([](auto& p) { p.quantized_kv = nullptr; }, "quantized_kv is null");
+  quantize_refuses([](auto& p) { p.quantized_kv = memory + 2 * kApart + 128; },
+                   "quantized_kv: its address is 128 byte(s) past a multiple of 256; accepted: "
+                   "multiples of it");
+  quantize_refuses([](auto& p) { p.seqlen_k = 0, p.k.data = p.v.data = p.quantized_kv = nullptr; },
+                   kNothing);
+}
+
+void quantize_lengths() {
+  quantize_refuses([](auto&) {}, kNothing, good_varlen_quantize());
+  quantize_refuses([](auto& p) { p.seqused_k = used; }, kNothing, good_varlen_quantize());
+  quantize_refuses([](auto& p) { p.seqused_k = used; }, "seqused_k needs cu_seqlens_k");
+  const std::int64_t many = std::int64_t{1} << 31;
+  quantize_refuses([many](auto& p) { p.total_k = many; },
+                   "total_k is 2147483648; accepted: up to 2147483647", good_varlen_quantize());
+  quantize_refuses([](auto& p) { p.total_k = 2; },
+                   "cu_seqlens_k[2] is 3; accepted: up to the 2 tokens of the tensor",
+                   good_varlen_quantize());
+  const char* const past =
+      ": its address is 2 byte(s) past a multiple of 4; accepted: multiples of the element's size";
+  // A GPU's memory is not read.
+  const auto on_gpu = [](auto change) {
+    return [change](auto& p) { p.device.type = DeviceType::kCuda, change(p); };
+  };
+  const auto* const odd = reinterpret_cast<const std::int32_t*>(memory + 2);
+  quantize_refuses(on_gpu([](auto& p) { p.total_k = 2; }), kNothing, good_varlen_quantize());
+  quantize_refuses(on_gpu([odd](auto& p) { p.cu_seqlens_k = odd; }),
+                   std::string("cu_seqlens_k") + past, good_varlen_quantize());
+  quantize_refuses(on_gpu([odd](auto& p) { p.seqused_k = odd; }), std::string("seqused_k") + past,
+                   good_varlen_quantize());
+  const auto within = [](auto& p) { return static_cast<const std::int32_t*>(p.quantized_kv); };
+  quantize_refuses(on_gpu([&](auto& p) { p.cu_seqlens_k = within(p); }),
+                   "quantized_kv shares memory with cu_seqlens_k" + kShared,
+                   good_varlen_quantize());
+  quantize_refuses(on_gpu([&](auto& p) { p.seqused_k = within(p); }),
+                   "quantized_kv shares memory with seqused_k" + kShared, good_varlen_quantize());
+}
+
 }  // namespace
 
 int main() {
@@ -411,5 +575,9 @@ int main() {
   scores();
   varlen();
   merges();
+  precision();
+  quantize_sizes();
+  quantize_tensors();
+  quantize_lengths();
   return test::summary();
 }
