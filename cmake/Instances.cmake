@@ -25,7 +25,7 @@ set(_enum_merge kMerge)
 set(_enum_quantize kQuantize)
 set(_params_forward AttentionParams)
 set(_params_merge MergeParams)
-set(_params_quantize QuantizeParams)
+set(_params_quantize QuantizeTask)
 file(READ ${PROJECT_SOURCE_DIR}/src/cuda/instance.cu.in _template)
 
 macro(dlattn_family operation family)

@@ -28,9 +28,10 @@ def quantize_kv(
     Of each head and sequence, k is stored without the mean of 256 of its keys, which no softmax
     sees, after a rotation that spreads what one column carries over all of them (a Hadamard
     transform with fixed signs [1]); v as it is. Keys are taken in blocks, counted from a sequence's
-    first: of 64 ("int8_fp8" [2]) or 128 ("fp8"). A block of k has a scale, as 8-bit integers its
-    largest magnitude over 127, as float8_e4m3fn a power of two. A block of v has a power of two,
-    and is float8_e4m3fn. Both head dims are stored as 64 columns, or 128 if one is beyond 64.
+    first: of 64 ("int8_fp8" [2]), or of 128 ("fp8"; 96 with head dims up to 64). A block of k has a
+    scale, as 8-bit integers its largest magnitude over 127, as float8_e4m3fn a power of two. A
+    block of v has a power of two, and is float8_e4m3fn. Both head dims are stored as 64 columns, or
+    128 if one is beyond 64.
 
     Args:
         k: Keys, (batch, seqlen_k, num_heads_kv, head_dim) in the layout "bshd", or with

@@ -73,10 +73,10 @@ const std::vector<ListedFamily<Params>>& families() {
 
 template struct ListedFamily<AttentionParams>;
 template struct ListedFamily<MergeParams>;
-template struct ListedFamily<QuantizeParams>;
+template struct ListedFamily<QuantizeTask>;
 template const std::vector<ListedFamily<AttentionParams>>& families();
 template const std::vector<ListedFamily<MergeParams>>& families();
-template const std::vector<ListedFamily<QuantizeParams>>& families();
+template const std::vector<ListedFamily<QuantizeTask>>& families();
 
 }  // namespace dlattn::core
 

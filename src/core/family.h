@@ -31,7 +31,7 @@ struct Family {
 };
 using ForwardFamily = Family<AttentionParams>;
 using MergeFamily = Family<MergeParams>;
-using QuantizeFamily = Family<QuantizeParams>;
+using QuantizeFamily = Family<QuantizeTask>;
 
 // For what returns whether it accepts: false, and why, if anybody asks.
 template <typename... Parts>

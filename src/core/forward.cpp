@@ -8,15 +8,15 @@
 namespace dlattn {
 namespace {
 
-// Enqueues the launch of a plan that writes k and v in 8 bits to `workspace`.
-void quantize(const AttentionParams& params, const Launch& launch, void* workspace, void* stream) {
-  if (launch.grid == 0) return;  // there are no keys
-  QuantizeParams keys = keys_of(params);
-  keys.quantized_kv = workspace;
+// Enqueues the launch of a plan that writes inputs in 8 bits to the workspace.
+void quantize(const Launch& launch, void* stream, AttentionParams* params) {
+  const QuantizeTask task = task_of(*params, params->workspace);
+  if (!params->quantized_kv) params->quantized_kv = task.quantized_kv;
+  if (launch.grid == 0) return;  // there is nothing to quantise
   Plan plan;
   static_cast<Launch&>(plan) = launch;
-  cuda::find_launcher<QuantizeParams>(plan.kernel, plan.dtype, plan.head_dim_tile)(keys, plan,
-                                                                                   stream);
+  cuda::find_launcher<QuantizeTask>(plan.kernel, plan.dtype, plan.head_dim_tile)(task, plan,
+                                                                                 stream);
 }
 
 }  // namespace
@@ -48,10 +48,7 @@ void forward(const AttentionParams& params, void* stream, const Options& options
   if (plan.workspace_bytes == 0) return launch(params, plan, stream);
   AttentionParams with_workspace = params;
   with_workspace.workspace = core::workspace_of(params, plan, options.workspace);
-  if (params.precision != Precision::kInputs && !params.quantized_kv) {
-    quantize(params, plan.others[0], with_workspace.workspace, stream);
-    with_workspace.quantized_kv = with_workspace.workspace;
-  }
+  if (plan.num_before > 0) quantize(plan.others[0], stream, &with_workspace);
   launch(with_workspace, plan, stream);
 }
 

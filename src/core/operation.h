@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/quantized.h"
 #include "cuda/tile/alignment.h"
 #include "dlattn/attention.h"
 
@@ -21,7 +22,7 @@ struct ParamsOfOperation<Operation::kMerge> {
 };
 template <>
 struct ParamsOfOperation<Operation::kQuantize> {
-  using Type = QuantizeParams;
+  using Type = QuantizeTask;
 };
 template <Operation operation>
 using ParamsOf = typename ParamsOfOperation<operation>::Type;
@@ -32,7 +33,7 @@ inline Operation operation_of(const AttentionParams&) {
 inline Operation operation_of(const MergeParams&) {
   return Operation::kMerge;
 }
-inline Operation operation_of(const QuantizeParams&) {
+inline Operation operation_of(const QuantizeTask&) {
   return Operation::kQuantize;
 }
 
@@ -45,7 +46,7 @@ inline DType dtype_of(Precision precision) {
 inline DType dtype_of(const AttentionParams& p) {
   return p.precision == Precision::kInputs ? p.q.dtype : dtype_of(p.precision);
 }
-inline DType dtype_of(const QuantizeParams& p) {
+inline DType dtype_of(const QuantizeTask& p) {
   return dtype_of(p.precision);
 }
 inline DType dtype_of(const MergeParams& p) {
@@ -65,7 +66,7 @@ inline HeadDims head_dims_of(const AttentionParams& p) {
 inline HeadDims head_dims_of(const MergeParams& p) {
   return {{"head_dim of outs", p.head_dim_v}, {"head_dim of outs", p.head_dim_v}};
 }
-inline HeadDims head_dims_of(const QuantizeParams& p) {
+inline HeadDims head_dims_of(const QuantizeTask& p) {
   return {{"head_dim", p.head_dim}, {"head_dim of v", p.head_dim_v}};
 }
 
@@ -74,7 +75,7 @@ using dlattn::copy_bytes;
 inline int copy_bytes(const MergeParams&) {
   return 0;
 }
-inline int copy_bytes(const QuantizeParams&) {
+inline int copy_bytes(const QuantizeTask&) {
   return 0;
 }
 
@@ -83,6 +84,6 @@ bool positions_fit(const AttentionParams& p, std::string* why);
 inline bool positions_fit(const MergeParams&, std::string*) {
   return true;
 }
-bool positions_fit(const QuantizeParams& p, std::string* why);
+bool positions_fit(const QuantizeTask& p, std::string* why);
 
 }  // namespace dlattn::core

@@ -59,7 +59,7 @@ bool positions_fit(const AttentionParams& p, std::string* why) {
   return true;
 }
 
-bool positions_fit(const QuantizeParams& p, std::string* why) {
+bool positions_fit(const QuantizeTask& p, std::string* why) {
   if (p.seqlen_k <= kMaxSeqlen) return true;
   return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", kMaxSeqlen);
 }
@@ -108,12 +108,13 @@ std::vector<std::string> refusals(const AttentionParams& params, const DeviceInf
 
 namespace {
 
-// Has a plan's k and v quantised into its workspace before.
+// Has the inputs of a plan quantised into its workspace before.
 void add_quantization(const AttentionParams& params, const DeviceInfo& device, Plan* plan) {
-  const QuantizeParams keys = keys_of(params);
-  const Plan before = make_plan(keys, device);
+  // Any address: which parts there are is what counts.
+  const QuantizeTask task = task_of(params, plan);
+  const Plan before = make_plan(task, device);
   plan->others[plan->num_before++] = before;
-  plan->workspace_bytes += quantized_layout(keys).bytes;
+  plan->workspace_bytes += task_bytes(params);
   plan->predicted_ns += before.predicted_ns;
 }
 
@@ -140,7 +141,7 @@ Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Op
   Plan plan;
   if (!asks_for_cpu(device, options)) {
     if (best_plan(params, device, options, &plan, nullptr)) {
-      if (params.precision != Precision::kInputs && !params.quantized_kv)
+      if (quantizes_queries(params) || quantizes_keys(params))
         add_quantization(params, device, &plan);
       return plan;
     }
@@ -157,7 +158,7 @@ Plan make_plan(const MergeParams& params, const DeviceInfo& device) {
   return plan_other(params, device);
 }
 
-Plan make_plan(const QuantizeParams& params, const DeviceInfo& device) {
+Plan make_plan(const QuantizeTask& params, const DeviceInfo& device) {
   return plan_other(params, device);
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/family.h"
+#include "core/quantized.h"
 #include "dlattn/attention.h"
 
 namespace dlattn::core {
@@ -19,7 +20,7 @@ const char* score_feature(const AttentionParams& params);
 // run it.
 Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Options& options);
 Plan make_plan(const MergeParams& params, const DeviceInfo& device);
-Plan make_plan(const QuantizeParams& params, const DeviceInfo& device);
+Plan make_plan(const QuantizeTask& task, const DeviceInfo& device);
 
 // Why none of the kernels that `options` admits can run a valid problem; empty if one can.
 std::vector<std::string> refusals(const AttentionParams& params, const DeviceInfo& device,

@@ -12,19 +12,30 @@ std::int64_t quantized_kv_bytes(const QuantizeParams& params) {
   return quantized_layout(params).bytes;
 }
 
+namespace {
+
+QuantizeTask task_of_keys(const QuantizeParams& params) {
+  QuantizeTask task;
+  static_cast<QuantizeParams&>(task) = params;
+  return task;
+}
+
+}  // namespace
+
 Plan plan(const QuantizeParams& params, const DeviceInfo& device) {
   core::validate(params);
-  return core::make_plan(params, device);
+  return core::make_plan(task_of_keys(params), device);
 }
 
 void quantize_kv(const QuantizeParams& params, void* stream) {
   core::validate(params);
-  const Plan plan = core::make_plan(params, device_info(params.device));
+  const QuantizeTask task = task_of_keys(params);
+  const Plan plan = core::make_plan(task, device_info(params.device));
   core::print_if_asked(plan);
   if (plan.kernel == core::kCpu) return cpu::quantize_kv(params, plan.num_threads);
   if (plan.grid == 0) return;
-  cuda::find_launcher<QuantizeParams>(plan.kernel, plan.dtype, plan.head_dim_tile)(params, plan,
-                                                                                   stream);
+  cuda::find_launcher<QuantizeTask>(plan.kernel, plan.dtype, plan.head_dim_tile)(task, plan,
+                                                                                 stream);
 }
 
 }  // namespace dlattn

@@ -19,17 +19,21 @@ constexpr std::int64_t sampled_key(std::int64_t i, std::int64_t count, std::int6
   return i * seqlen_k / count;
 }
 
-// Keys that share a scale, counted from a sequence's first.
-constexpr int quantized_block(Precision precision) {
-  return precision == Precision::kInt8Fp8 ? 64 : 128;
-}
-
 // Columns of a stored row of k or v: both are rounded up alike, to what a rotation takes and a
 // kernel's instance holds. Columns beyond head_dim are those of zeros.
 constexpr int quantized_columns(std::int64_t head_dim, std::int64_t head_dim_v) {
   return head_dim <= 64 && head_dim_v <= 64 ? 64 : 128;
 }
 constexpr int kMaxQuantizedHeadDim = 128;
+
+// Keys that share a scale, counted from a sequence's first: those of a kernel's tile.
+constexpr int quantized_block(Precision precision, int columns) {
+  return precision == Precision::kInt8Fp8 ? 64 : columns <= 64 ? 96 : 128;
+}
+// Rows of q that share one.
+constexpr int query_block(Precision precision) {
+  return precision == Precision::kInt8Fp8 ? 1 : 64;
+}
 
 // The parts of a buffer, which begin at these bytes. Rows of a head lie one behind the other; with
 // variable length, those of all sequences, as they do in k. Aligned to kWorkspaceAlignment, all.
@@ -53,10 +57,14 @@ constexpr std::int64_t first_block(std::int64_t start, std::int64_t sequence, in
   return start / block_n + sequence;
 }
 
+constexpr std::int64_t aligned(std::int64_t bytes) {
+  return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+}
+
 inline QuantizedLayout quantized_layout(const QuantizeParams& p) {
   QuantizedLayout layout{};
   layout.columns = quantized_columns(p.head_dim, p.head_dim_v);
-  layout.block_n = quantized_block(p.precision);
+  layout.block_n = quantized_block(p.precision, layout.columns);
   layout.heads = p.num_heads_kv;
   const bool varlen = p.cu_seqlens_k;
   const std::int64_t batch = varlen ? 1 : p.batch_size;
@@ -65,7 +73,7 @@ inline QuantizedLayout quantized_layout(const QuantizeParams& p) {
                          : (p.seqlen_k + layout.block_n - 1) / layout.block_n;
   const auto take = [&layout](std::int64_t bytes) {
     const std::int64_t begin = layout.bytes;
-    layout.bytes += (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+    layout.bytes += aligned(bytes);
     return begin;
   };
   const std::int64_t heads = batch * p.num_heads_kv;
@@ -93,6 +101,93 @@ inline QuantizeParams keys_of(const AttentionParams& p) {
   keys.seqused_k = p.seqused_k;
   keys.total_k = p.total_k;
   return keys;
+}
+
+// Where the rows of q lie in 8 bits that share a scale with others (Precision::kFp8), as k does:
+// the parts of a buffer that begin at these bytes.
+struct QueryLayout {
+  int columns;
+  int block_m;          // rows that share a scale
+  std::int64_t rows;    // of a head
+  std::int64_t blocks;  // scales of a head; of a varlen sequence, from first_block() on
+  std::int64_t heads;
+  std::int64_t scale;  // [batch][heads][blocks], float, behind [batch][heads][rows][columns]
+  std::int64_t bytes;
+};
+
+template <typename Params>  // AttentionParams or QuantizeTask
+QueryLayout query_layout(const Params& p) {
+  QueryLayout layout{};
+  layout.columns = quantized_columns(p.head_dim, p.head_dim_v);
+  layout.block_m = query_block(p.precision);
+  layout.heads = p.num_heads;
+  const bool varlen = p.cu_seqlens_q;
+  const std::int64_t heads = (varlen ? 1 : p.batch_size) * p.num_heads;
+  layout.rows = varlen ? p.total_q : p.seqlen_q;
+  layout.blocks = varlen ? p.total_q / layout.block_m + p.batch_size
+                         : (p.seqlen_q + layout.block_m - 1) / layout.block_m;
+  layout.scale = aligned(heads * layout.rows * layout.columns);
+  layout.bytes = layout.scale + aligned(heads * layout.blocks * 4);
+  return layout;
+}
+
+// What a kernel that quantises is to do: k and v, unless quantized_kv is null, and q, unless
+// quantized_q is.
+struct QuantizeTask : QuantizeParams {
+  TensorView q;
+  std::int64_t num_heads = 0;
+  std::int64_t seqlen_q = 0;
+  const std::int32_t* cu_seqlens_q = nullptr;
+  std::int64_t total_q = 0;
+  void* quantized_q = nullptr;
+};
+
+// What there is to do before attention in another precision than kInputs, into `workspace`, which
+// has task_bytes(): q first, then k and v.
+inline bool quantizes_queries(const AttentionParams& p) {
+  return p.precision == Precision::kFp8;
+}
+inline bool quantizes_keys(const AttentionParams& p) {
+  return p.precision != Precision::kInputs && !p.quantized_kv;
+}
+inline std::int64_t task_bytes(const AttentionParams& p) {
+  return (quantizes_queries(p) ? query_layout(p).bytes : 0) +
+         (quantizes_keys(p) ? quantized_layout(keys_of(p)).bytes : 0);
+}
+inline QuantizeTask task_of(const AttentionParams& p, void* workspace) {
+  QuantizeTask task;
+  static_cast<QuantizeParams&>(task) = keys_of(p);
+  task.q = p.q;
+  task.num_heads = p.num_heads;
+  task.seqlen_q = p.seqlen_q;
+  task.cu_seqlens_q = p.cu_seqlens_q;
+  task.total_q = p.total_q;
+  auto* bytes = static_cast<char*>(workspace);
+  if (quantizes_queries(p)) {
+    task.quantized_q = bytes;
+    bytes += query_layout(p).bytes;
+  }
+  if (quantizes_keys(p)) task.quantized_kv = bytes;
+  return task;
+}
+
+// q as kernels read it; strides as of QuantizedView.
+struct QuantizedQueries {
+  const std::uint8_t* q;
+  const float* scale;
+  std::int64_t batch_stride, head_stride;
+  std::int64_t scale_batch_stride, scale_head_stride;
+};
+
+inline QuantizedQueries view_of(const QueryLayout& layout, const void* buffer, bool varlen) {
+  QuantizedQueries view;
+  view.q = static_cast<const std::uint8_t*>(buffer);
+  view.scale = reinterpret_cast<const float*>(view.q + layout.scale);
+  view.head_stride = layout.rows * layout.columns;
+  view.batch_stride = varlen ? 0 : layout.heads * view.head_stride;
+  view.scale_head_stride = layout.blocks;
+  view.scale_batch_stride = varlen ? 0 : layout.heads * layout.blocks;
+  return view;
 }
 
 // The parts of a buffer as kernels read them: with variable length batch strides are 0, but for

@@ -130,17 +130,18 @@ template <typename T, typename Out>
 reference::Rounding plain_rounding(float largest) {
   return {[](float x) { return static_cast<float>(static_cast<T>(x)); },
           [](float x) { return static_cast<float>(static_cast<Out>(x)); },
-          sizeof(T) == 1 ? largest : 0.0f};
+          sizeof(T) == 1 ? largest : 0.0f, sizeof(T) == 1};
 }
 
-template <typename T, typename Out>
-Errors compare(const Case& c, const Tensors<T, Out>& t, float largest) {
+// `problem_of(batch, head)`: what the reference computes.
+template <typename T, typename Out, typename ProblemOf>
+Errors compare(const Case& c, const Tensors<T, Out>& t, const reference::Rounding& rounding,
+               ProblemOf problem_of) {
   Errors e;
-  const reference::Rounding rounding = plain_rounding<T, Out>(largest);
   for (int batch = 0; batch < c.batch_size; ++batch) {
     const int at = c.batch_index(batch), start = c.start_q(batch);
     for (int head = 0; head < c.num_heads; ++head) {
-      const reference::Problem problem = make_problem(c, t, batch, head);
+      const reference::Problem problem = problem_of(batch, head);
       const reference::Result exact = reference::attention(problem);
       const reference::Result plain = reference::plain_attention(problem, rounding);
       if (c.seed || c.extreme) e.rounding = std::max(e.rounding, rounding_of<T>(problem));
@@ -314,8 +315,11 @@ class Tests {
       if (t.out.bytes() != first_out) trouble = "out depends on the other sequences";
       if (t.lse.bytes() != lse) trouble = "lse depends on the other sequences";
     }
-    report(name + ", copies of " + std::to_string(plan.copy_bytes), compare(c, t, largest_), kOut,
-           trouble, kDType == dlattn::DType::kFloat8E4M3);
+    const Errors errors = compare(c, t, plain_rounding<T, Out>(largest_), [&](int batch, int head) {
+      return make_problem(c, t, batch, head);
+    });
+    report(name + ", copies of " + std::to_string(plan.copy_bytes), errors, kOut, trouble,
+           kDType == dlattn::DType::kFloat8E4M3);
   }
 
   void report(const std::string& name, const Errors& e, dlattn::DType dtype,

@@ -47,6 +47,7 @@ FAMILIES = {
     "wmma8": "forward/wmma8/kernel.cuh",
     "sm90": "forward/sm90/kernel.cuh",
     "sm90_fp8": "forward/sm90_fp8/kernel.cuh",
+    "sm90_fp8_scaled": "forward/sm90_fp8/kernel.cuh",
     "merge": "merge/row_per_warp/kernel.cuh",
     "quantize": "quantize/key_blocks/kernel.cuh",
 }
@@ -86,6 +87,11 @@ EQUIVALENT = (
     # V's tile, which is waited for next, is loaded after the keys' stage has been released.
     ("sm90", "no wait for a stage", "shared.keys.wait_full(use); release(shared.keys, use);"),
     ("sm90_fp8", "no wait for a stage", "shared.keys.wait_full(use); release(shared.keys, use);"),
+    (
+        "sm90_fp8_scaled",
+        "no wait for a stage",
+        "shared.keys.wait_full(use); release(shared.keys, use);",
+    ),
     # The shapes with mbarriers take Q through K's place, so that two more barriers of the block
     # stand between their initialisation and the first arrival.
     ("wmma", "no __syncthreads", "__syncthreads(); } __device__ __forceinline__ void publish"),
@@ -109,7 +115,7 @@ QUICK = {
 # The variants that are tried, likeliest first. The first has but one tile of head_dim, which takes
 # far less time to compile than all.
 ONE_TILE = " 64"
-OWN_TILE = {"sm90_fp8": "128"}  # of families most of whose cases have another tile
+OWN_TILE = {"sm90_fp8": "128", "sm90_fp8_scaled": "128"}  # of families most of whose cases have another tile
 RACES_FIRST = ("tsan" + ONE_TILE, "tsan", "asan", "plain")
 NUMBERS_FIRST = ("plain" + ONE_TILE, "plain", "asan", "tsan")
 

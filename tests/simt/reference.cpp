@@ -115,11 +115,14 @@ Result compute(const Problem& p, const Rounding& rounding) {
   result.lse.assign(p.seqlen_q, -std::numeric_limits<double>::infinity());
   std::vector<Real> x(p.seqlen_k);
   std::vector<Score<Real>> scores(p.seqlen_k);
-  const Products<Real> products(p, rounding.largest != 0);
+  const Products<Real> products(p, rounding.in_e4m3);
+  const auto scale = [](const std::vector<double>& scales, long i) {
+    return static_cast<Real>(scales.empty() ? 1.0 : scales[static_cast<std::size_t>(i)]);
+  };
   const Real sink = p.sink ? static_cast<Real>(*p.sink) : -kInf;
   for (long i = 0; i < p.seqlen_q; ++i) {
     for (long j = 0; j < p.seqlen_k; ++j) {
-      scores[j] = score(p, products(i, j), i, j);
+      scores[j] = score(p, products(i, j) * scale(p.q_scales, i) * scale(p.k_scales, j), i, j);
       x[j] = visible(p, i, j) ? scores[j].sum() : -kInf;
     }
     Real maximum = sink;
@@ -169,6 +172,7 @@ Result attention(const Problem& problem) {
     double (*probability)(double) = [](double x) { return x; };
     double (*out)(double) = [](double x) { return x; };
     double largest = 0.0;
+    bool in_e4m3 = false;
   } none;
   return compute<double>(problem, none);
 }

@@ -23,9 +23,11 @@ struct Problem {
   double v_descale = 1.0;
   double alibi_slope = 0.0;
   std::optional<double> sink;
-  std::vector<double> q;     // [seqlen_q][head_dim]
-  std::vector<double> k;     // [seqlen_k][head_dim]
-  std::vector<double> v;     // [seqlen_k][head_dim_v]
+  std::vector<double> q;  // [seqlen_q][head_dim]
+  std::vector<double> k;  // [seqlen_k][head_dim]
+  std::vector<double> v;  // [seqlen_k][head_dim_v]
+  // What elements of q and of k count, row by row; empty: 1.
+  std::vector<double> q_scales, k_scales;
   std::vector<double> bias;  // [seqlen_q][seqlen_k], or empty
   std::vector<bool> mask;    // [seqlen_q][seqlen_k], true: attend; or empty
 };
@@ -38,12 +40,13 @@ struct Result {
 Result attention(const Problem& problem);
 
 // How a plain computation rounds. Probabilities are normalised before they are rounded; but where
-// `largest` is not 0 they are not, and a row's largest one is that. Then q and k are of e4m3, and
-// q.k is added up as tensor cores do it.
+// `largest` is not 0 they are not, and a row's largest one is that. in_e4m3: q and k are of e4m3,
+// and q.k is added up as tensor cores do it.
 struct Rounding {
   float (*probability)(float);
   float (*out)(float);
   float largest = 0.0f;
+  bool in_e4m3 = largest != 0.0f;
 };
 
 // In fp32, with probabilities and output rounded.

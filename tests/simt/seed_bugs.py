@@ -11,6 +11,7 @@ WMMA = QK + SMEM
 ALL = SCALAR + WMMA
 SM90 = ("sm90",)
 SM90_FP8 = ("sm90_fp8",)
+SM90_FP8_SCALED = ("sm90_fp8_scaled",)
 HOPPER = SM90 + SM90_FP8
 GENERAL = ("wmma_general",)
 WMMA8 = ("wmma8",)
@@ -324,6 +325,24 @@ SEED_BUGS = (
         "release(shared.queries, query_use); "
         "for (int n = walk.tiles.end - 2; n >= walk.tiles.begin; --n) step(walk, n);",
         statements=2,
+    ),
+    SeedBug(
+        "scale of another tile's keys",
+        SM90_FP8_SCALED,
+        "scores-scale",
+        "return of_queries * k[n / 2 * 2];",
+    ),
+    SeedBug(
+        "scale of another tile's values",
+        SM90_FP8_SCALED,
+        "values-scale",
+        "of_values = k[k_to_v + n / 2 * 2];",
+    ),
+    SeedBug(
+        "row max left in the units of another tile",
+        SM90_FP8_SCALED,
+        "change-units",
+        ";",
     ),
     # sm90's score modification.
     SeedBug(

@@ -5,6 +5,7 @@
 #include "core/backend.h"
 #include "cuda/quantize/key_blocks/kernel.cuh"
 #include "length_cases.h"
+#include "quantized_case.h"
 
 namespace {
 
@@ -169,7 +170,7 @@ void run_kernels(const All<T>& all, const dlattn::QuantizeParams& p, const dlatt
   simt::Launch launch{dim3(static_cast<unsigned>(plan.grid)), dim3(plan.num_warps * 32),
                       size(static_cast<int>(plan.smem_bytes)), schedule};
   simt::start_early(&launch, all);
-  simt::launch(launch, [&] { key_blocks::kernel<T, kPrecision, kColumns>(p, shape); });
+  simt::launch(launch, [&] { key_blocks::kernel<T, kPrecision, kColumns, false>(p, shape); });
 }
 
 template <typename T>
@@ -208,7 +209,9 @@ void run(simt::Tests* tests, const std::string& filter, const QuantizeCase& c,
   Buffer buffer(layout.bytes), expected(layout.bytes);
   params.quantized_kv = buffer.data();
   dlattn::core::validate(params);
-  const dlattn::Plan plan = dlattn::core::make_plan(params, simt::ada());
+  dlattn::QuantizeTask task;
+  static_cast<dlattn::QuantizeParams&>(task) = params;
+  const dlattn::Plan plan = dlattn::core::make_plan(task, simt::ada());
   const bool comparable = quantize_on_cpu(c.sizes, params, expected.data());
   if (!comparable && !c.hostile) simt::die("%s: the CPU has no result", name.c_str());
   if (!comparable && simt::kThreadSanitizer) return;  // sequences overlap
@@ -281,6 +284,42 @@ std::vector<QuantizeCase> cases() {
   return all;
 }
 
+// q of a problem of attention, in blocks of 64 rows.
+template <typename T, int kColumns>
+void run_queries(simt::Tests* tests, const std::string& filter, const Case& c) {
+  const std::string name =
+      std::string("quantize q ") + dlattn::to_string(simt::DTypeOf<T>::value) + " " + c.name();
+  if (name.find(filter) == std::string::npos) return;
+  const simt::HangGuard guard(name);
+  const simt::Tensors<T, T> tensors = simt::make_tensors<T, T>(c);
+  constexpr dlattn::DType kDType = simt::DTypeOf<T>::value;
+  dlattn::AttentionParams params = simt::make_params(c, tensors, kDType, kDType);
+  params.precision = Precision::kFp8;
+  const dlattn::QueryLayout layout = dlattn::query_layout(params);
+  Buffer buffer(layout.bytes), expected(layout.bytes);
+  simt::quantize_queries(c, params, expected.data());
+  const dlattn::QuantizeTask task = dlattn::task_of(params, buffer.data());
+  const dlattn::QuantizeParams as_keys = key_blocks::queries_as_keys(task);
+  const key_blocks::Shape shape = key_blocks::make_query_shape(task);
+  const auto grid = static_cast<unsigned>(key_blocks::grids_of(task).queries);
+  constexpr int kRows = key_blocks::block_rows(Precision::kFp8, kColumns, true);
+  std::string trouble;
+  for (const simt::Schedule schedule : simt::schedules()) {
+    buffer.poison();
+    simt::Launch launch{dim3(grid), dim3(key_blocks::num_threads(kColumns, kRows)),
+                        static_cast<std::size_t>(key_blocks::smem_bytes(kColumns, kRows)),
+                        schedule};
+    simt::start_early(&launch, tensors);
+    simt::launch(launch,
+                 [&] { key_blocks::kernel<T, Precision::kFp8, kColumns, true>(as_keys, shape); });
+    if (!buffer.guards_intact()) trouble = "a write outside the buffer";
+    if (buffer.first_difference(expected) < buffer.size())
+      trouble =
+          "other bytes than the host's at " + std::to_string(buffer.first_difference(expected));
+  }
+  tests->report(name, {}, kDType, trouble);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -292,5 +331,14 @@ int main(int argc, char** argv) {
       run<__nv_bfloat16>(&tests, filter, c, precision);
     }
   }
+  const Case packed = {1, 1, 64, simt::kFull, 4, 2};
+  for (const Case& c : {Case{130, 1, 64, simt::kFull, 2, 1, Layout::kBshd, 0, 2},
+                        Case{65, 1, 40, simt::kFull, 3, 3, Layout::kAlign2},
+                        simt::varlen(packed, {130, 0, 64, 1}, {1, 1, 1, 1})}) {
+    run_queries<half, 64>(&tests, filter, c);
+    run_queries<__nv_bfloat16, 64>(&tests, filter, c);
+  }
+  const Case wide = {70, 1, 128, simt::kFull, 2, 1, Layout::kPacked, 0, 2};
+  run_queries<half, 128>(&tests, filter, wide);
   return tests.finish();
 }

@@ -16,11 +16,6 @@
 namespace dlattn::cpu {
 namespace {
 
-// Rows of q that share a scale, counted from a sequence's first.
-constexpr std::int64_t query_block(Precision precision) {
-  return precision == Precision::kInt8Fp8 ? 1 : 64;
-}
-
 struct Buffers {
   std::vector<char> quantized;  // if the caller brings none
   std::vector<float> q, k, v, out, lse;
@@ -46,7 +41,7 @@ Rows key_rows(const AttentionParams& p, std::int64_t sequence) {
 void dequantize_q(const AttentionParams& p, std::int64_t sequence, std::int64_t head, int columns,
                   float* to) {
   const Rows rows = query_rows(p, sequence);
-  const std::int64_t together = query_block(p.precision);
+  const std::int64_t together = dlattn::query_block(p.precision);
   for (std::int64_t i = 0; i < rows.count; i += together) {
     const std::int64_t block = std::min(together, rows.count - i);
     for (std::int64_t j = 0; j < block; ++j) {

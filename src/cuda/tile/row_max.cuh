@@ -129,15 +129,16 @@ __device__ __forceinline__ float scaled(float accumulator, float scale) {
 }
 
 // `row_sum`: the sum of all the row's probabilities. `sink`: the head's logit in the denominator,
-// or null; with +inf out is 0. Straight-line code, so that the rows of a lane overlap.
+// or null; with +inf out is 0. Of logits that all have `shift` more than the row's scores.
+// Straight-line code, so that the rows of a lane overlap.
 __device__ __forceinline__ RowResult finalize(const RowMax& row_max, float scale, float row_sum,
-                                              const float* sink) {
+                                              const float* sink, float shift = 0.0f) {
   float top = fmaf(row_max.base, scale * kLn2, -row_max.neg * kLn2);  // natural
   float factor = 1.0f;
   if (sink) {
     // The sink's probability is 2^excess, in one FFMA where the row max is scaled. The larger of
     // the two gets weight 1, so that nothing overflows.
-    const float logit = *sink;
+    const float logit = *sink - shift;
     const float excess =
         row_max.base == 0.0f ? fmaf(logit, kLog2e, row_max.neg) : (logit - top) * kLog2e;
     const bool above = excess > 0.0f || row_sum == 0.0f;

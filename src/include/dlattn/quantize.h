@@ -15,7 +15,8 @@ namespace dlattn {
 // that are counted from a sequence's first.
 //   k  minus the mean of 256 of the sequence's keys, which no softmax sees; times a rotation
 //      (a Hadamard transform with fixed signs) that spreads what one column carries; as 8-bit
-//      integers with a scale for each 64 keys (kInt8Fp8), or e4m3 with one for each 128 (kFp8)
+//      integers with a scale for each 64 keys (kInt8Fp8), or e4m3 with a power of two for each 128
+//      (kFp8), or 96 with head dims up to 64
 //   v  as e4m3, with a scale for each block, a power of two
 // A number of k that is not finite makes its block NaN (kInt8Fp8), or its key (kFp8); one of v,
 // itself.

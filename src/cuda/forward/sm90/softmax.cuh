@@ -44,6 +44,14 @@ struct RangedSoftmax {
   __device__ __forceinline__ unsigned met() const { return state / kModes; }
   __device__ __forceinline__ void set_met(unsigned met) { state = mode() + met * kModes; }
 
+  // Has row maxima in the scores' units count where the next tile's units are 1 / ratio of the last
+  // one's: a power of two, so that nothing is rounded.
+  __device__ __forceinline__ void change_units(float ratio) {
+    if (!unscaled()) return;
+#pragma unroll
+    for (float& word : words) word *= ratio;
+  }
+
   // Whether the next tile's maxima are computed first.
   __device__ __forceinline__ bool raises_first() const { return mode() != kScaled; }
   __device__ __forceinline__ bool unscaled() const { return mode() == kUnscaled; }
@@ -186,9 +194,10 @@ struct RangedSoftmax {
   }
 
   // A row's result, of all its scores. All lanes call it.
-  __device__ __forceinline__ tile::RowResult finalize(int h, float scale, const float* sink) const {
+  __device__ __forceinline__ tile::RowResult finalize(int h, float scale, const float* sink,
+                                                      float shift = 0.0f) const {
     return tile::finalize(tile::RowMax(words[h], unscaled()), scale,
-                          tile::reduce_sum<4>(row_sum[h]), sink);
+                          tile::reduce_sum<4>(row_sum[h]), sink, shift);
   }
 
  private:

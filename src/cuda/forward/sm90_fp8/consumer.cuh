@@ -5,6 +5,7 @@
 #include "cuda/forward/sm90/softmax.cuh"
 #include "cuda/forward/sm90_fp8/epilogue.cuh"
 #include "cuda/forward/sm90_fp8/products.cuh"
+#include "cuda/forward/sm90_fp8/scales.cuh"
 #include "cuda/forward/sm90_fp8/setup.cuh"
 
 namespace dlattn::sm90_fp8 {
@@ -31,9 +32,13 @@ constexpr float cut_off(int block_n) {
   return (0x1p-12f + 0x1p-14f) * part * part;
 }
 
-// The least factor of scores. Products of e4m3 are below 2^32, so all scores are 0 with it, and
-// with less; but what is hidden stays -inf, which times 0 it would not.
-constexpr float kLeastScale = 0x1p-126f;
+// A factor of scores, at least the least one. Products of e4m3 are below 2^32, so all scores are 0
+// with that, and with less; but what is hidden stays -inf, which times 0 it would not. NaN compares
+// with nothing, and becomes it.
+__device__ __forceinline__ float at_least_scale(float scale) {
+  constexpr float kLeast = 0x1p-126f;
+  return scale > kLeast ? scale : kLeast;
+}
 
 // A consumer warpgroup: it computes its 64 query rows of one work tile after the other. A step
 // starts S = Q K^T of the next key tile, adds the last P V to O, starts P V of this tile, and
@@ -41,14 +46,16 @@ constexpr float kLeastScale = 0x1p-126f;
 // tile before it starts S, a part of its columns at a time, which takes fewer registers. Products
 // with V start from 0 and are added to O in fp32, because wgmma's own accumulators would lose what
 // is below 2^-13 of them.
-template <bool kVarlen, int kHeadDim>
+template <bool kVarlen, int kHeadDim, bool kScaled>
 struct Consumer {
   using SharedParts = Shared<kHeadDim>;
 
   __device__ __forceinline__ Consumer(const AttentionParams& params, const LaunchShape& shape,
-                                      const Launch& launch, const SharedParts& shared, int consumer)
+                                      const LaunchOf<kScaled>& launch, const SharedParts& shared,
+                                      int consumer)
       : params(params),
         shape(shape),
+        launch(launch),
         shared(shared),
         consumer(consumer),
         scheduler{shape, launch.num_work_tiles},
@@ -86,6 +93,7 @@ struct Consumer {
 
   const AttentionParams& params;
   const LaunchShape& shape;
+  const LaunchOf<kScaled>& launch;
   const SharedParts& shared;
   const int consumer;
   const tile::RoundRobin scheduler;
@@ -95,7 +103,8 @@ struct Consumer {
   unsigned use = 0;        // uses so far of the stages of K and V
   unsigned query_use = 0;  // and of Q's: one for each work tile
 
-  float scale;  // of the head's products q.k, to base 2
+  float scale;  // of the head's products q.k, or of the tile's, to base 2
+  TileScales<kScaled> tiles;
   float acc_o[kHeadDim / 2];
   float acc_pv[kHeadDim / 2];  // of one tile; 0 where there is none; with kPipelined alone
   float acc_s[kBlockN / 2];
@@ -123,9 +132,12 @@ struct Consumer {
 
   // Up to the probabilities of the first key tile.
   __device__ __forceinline__ void begin(const TileWalk& walk) {
-    // NaN compares with nothing: then these are the scores of any scale, and end() has NaN.
-    scale = shape.scale_log2 * descales(walk.work).scores;
-    if (!(scale > kLeastScale)) scale = kLeastScale;
+    if constexpr (kScaled) {
+      tiles = TileScales<true>(params, shape, launch.scales, walk.work, walk.first_row, kBlockN);
+    } else {
+      // NaN compares with nothing: then these are the scores of any scale, and end() has NaN.
+      scale = at_least_scale(shape.scale_log2 * descales(walk.work).scores);
+    }
     if constexpr (!kVarlen) shared.queries.wait_full(query_use);
 #pragma unroll 1
     for (int n = walk.all.end - 1; n >= walk.all.begin && n >= walk.tiles.end; --n) pass_over();
@@ -138,6 +150,7 @@ struct Consumer {
 
   __device__ __forceinline__ void begin_first(const TileWalk& walk) {
     const int n = walk.tiles.end - 1;
+    if constexpr (kScaled) scale = at_least_scale(tiles.of_scores(n));
     shared.keys.wait_full(use);
     start_qk<kHeadDim, kBlockN>(acc_s, shared.q(query_use, consumer), shared.k(use));
     ptx::wgmma_wait<0>();
@@ -155,7 +168,7 @@ struct Consumer {
   // O += P V of the tile whose product is in acc_pv.
   __device__ __forceinline__ void promote() {
 #pragma unroll
-    for (int d = 0; d < kHeadDim / 2; ++d) acc_o[d] += acc_pv[d];
+    for (int d = 0; d < kHeadDim / 2; ++d) acc_o[d] = tiles.add(acc_o[d], acc_pv[d]);
   }
 
   // Starts P V of the tile whose probabilities are in rP.
@@ -174,6 +187,7 @@ struct Consumer {
       finish_values();
       promote();
     } else {
+      static_assert(!kScaled, "products are added as they are");
       shared.transposed.wait_full(use);
       add_pv<kHeadDim, kBlockN>(acc_o, rP, shared.v_transposed(use));
       release(shared.transposed, use);
@@ -184,12 +198,20 @@ struct Consumer {
   __device__ __forceinline__ void step(const TileWalk& walk, int n) {
     if constexpr (!kPipelined) add_values();
     const ptx::SmemAddress sQ = shared.q(query_use, consumer);
+    float next = 0.0f;
+    if constexpr (kScaled) next = at_least_scale(tiles.of_scores(n));
     shared.keys.wait_full(use + 1);
     start_qk<kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
     if constexpr (kPipelined) {
       // seed: promote
       promote();  // under that product
+      tiles.set_values(n + 1);
       start_values();
+    }
+    if constexpr (kScaled) {
+      // seed: change-units
+      if (softmax.unscaled()) softmax.change_units(scale / next);
+      scale = next;
     }
     ptx::wgmma_wait<kPipelined ? 1 : 0>();
     float sums[2], factors[2];
@@ -242,18 +264,27 @@ struct Consumer {
   __device__ __forceinline__ void end(const TileWalk& walk) {
     if (walk.sees_any()) {
       if constexpr (kPipelined) promote();
+      tiles.set_values(walk.tiles.begin);
       add_values();
       ++use;
     }
 #pragma unroll 1
     for (int n = walk.tiles.begin - 1; n >= walk.all.begin; --n) pass_over();
-    const Descales factors = descales(walk.work);
+    const Descales factors = kScaled ? Descales{1.0f, 1.0f} : descales(walk.work);
     const tile::ResultRows<float> result(params, walk.work);
     const ThreadIndex thread;
     float scales[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const tile::RowResult row = softmax.finalize(h, scale, result.sink);
+      const int i = walk.first_row + thread.warp * 16 + 8 * h + thread.lane / 4;
+      // What k was stored without, which the logits of all the row's keys have.
+      float shift = 0.0f;
+      if constexpr (kScaled) {
+        if ((result.lse || result.sink) && walk.sees_any())
+          shift = shift_of_row(params, shape, launch.scales, walk.work, i);
+        if (tile::reduce_sum<4>(softmax.row_sum[h]) == 0.0f) shift = 0.0f;
+      }
+      const tile::RowResult row = softmax.finalize(h, scale, result.sink, shift);
       // 0 where there is nothing to sum, whatever the descales are; else NaN if that of scores is.
       const bool any = row.scale != 0.0f;
       const float of_scores = factors.scores >= 0.0f ? 1.0f : factors.scores;
@@ -261,9 +292,8 @@ struct Consumer {
       const float others = fmaxf(1.0f - largest / tile::reduce_sum<4>(softmax.row_sum[h]), 0.0f);
       const float given_back = fmaf(others, kCutOff, 1.0f);
       scales[h] = any ? row.scale * given_back * factors.v * of_scores : 0.0f;
-      const int i = walk.first_row + thread.warp * 16 + 8 * h + thread.lane / 4;
       if (result.lse && thread.lane % 4 == 0 && i < walk.work.seqlen_q)
-        result.lse[i] = any ? row.lse * of_scores : row.lse;
+        result.lse[i] = (row.lse + shift) * (any ? of_scores : 1.0f);
     }
     store_results<kHeadDim>(params, shape, walk.work, walk.first_row, scales, acc_o);
   }

@@ -18,10 +18,12 @@
 
 namespace dlattn::sm90_fp8 {
 
-template <int kHeadDim, bool kVarlen>
+// kScaled: of 16-bit inputs that were quantised, each tile of which has a scale of its own.
+template <int kHeadDim, bool kVarlen, bool kScaled>
 __global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim)), 1)
     kernel(const __grid_constant__ AttentionParams params,
-           const __grid_constant__ LaunchShape shape, const __grid_constant__ Launch launch) {
+           const __grid_constant__ LaunchShape shape,
+           const __grid_constant__ LaunchOf<kScaled> launch) {
   constexpr TileShape kShape = tile_shape(kHeadDim);
   const Shared<kHeadDim> shared(ptx::smem_address(ptx::dynamic_smem()));
   shared.init();
@@ -38,7 +40,7 @@ __global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim)), 1)
     }
   } else {
     ptx::raise_registers<kShape.consumer_registers>();
-    Consumer<kVarlen, kHeadDim>(params, shape, launch, shared, warp / 4 - 1).run();
+    Consumer<kVarlen, kHeadDim, kScaled>(params, shape, launch, shared, warp / 4 - 1).run();
   }
 }
 

@@ -49,15 +49,13 @@ double predicted_ns(const AttentionParams& p, const DeviceInfo& device, const Op
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
                   Plan* plan, std::string* why) {
   const int tile = plan->head_dim_tile;
-  if (p.precision != Precision::kInputs)
-    return refuse(why, "does not implement precision ", to_string(p.precision));
   if (!device.arch_specific_code)
     return refuse(why, "needs code for 90a, which this build does not have");
   if (const char* feature = core::score_feature(p))
     return refuse(why, "does not implement ", feature);
   const double ns = predicted_ns(p, device, options, tile);
   if (ns > plan->predicted_ns) return refuse(why, "is not faster");
-  if (!accepts_tensors(p, tile, why)) return false;
+  if (p.precision == Precision::kInputs && !accepts_tensors(p, tile, why)) return false;
   if (p.seqlen_k > tile::kMostKeys)
     return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", tile::kMostKeys);
   cost::set_tile(p, tile_config(tile), plan);

@@ -2,6 +2,7 @@
 
 #include "cuda/forward/sm90/tiles.cuh"
 #include "cuda/forward/sm90/warpgroup.cuh"
+#include "cuda/forward/sm90_fp8/boxes.h"
 #include "cuda/forward/sm90_fp8/traits.h"
 #include "cuda/ptx/tensor_map.cuh"
 #include "cuda/tile/ring.cuh"
@@ -16,6 +17,14 @@ using sm90::ThreadIndex;
 struct Launch {
   ptx::TensorMap q, k, v;
   unsigned num_work_tiles;  // of the whole problem
+};
+
+template <bool kScaled>
+struct LaunchOf : Launch {};
+// Of 16-bit inputs that were quantised.
+template <>
+struct LaunchOf<true> : Launch {
+  BlockScales scales;
 };
 
 template <int kHeadDim>

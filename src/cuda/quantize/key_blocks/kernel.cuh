@@ -1,7 +1,7 @@
 #pragma once
 
-// k and v in 8 bits, as core/quantized.h and core/rounding.h define them, to the same bits as the
-// CPU backend. Runs after shift_kernel (shift.cuh), whose means it subtracts.
+// k and v in 8 bits, or q, as core/quantized.h and core/rounding.h define them, to the same bits as
+// the CPU backend. Of k and v it runs after shift_kernel (shift.cuh), whose means it subtracts.
 //
 // Two thread blocks for each block of keys of a head, which share a scale: one for k, one for v. A
 // thread holds 16 columns of 2 rows until the largest magnitude is known, k's as fp32 and rotated,
@@ -96,10 +96,10 @@ __device__ __forceinline__ std::uint32_t block_max(std::uint32_t x) {
   return x;
 }
 
-// One block of keys of one head.
-template <typename T, Precision kPrecision, int kColumns>
+// One block of keys of one head; or of rows of q, which is k without a mean and without v.
+template <typename T, Precision kPrecision, int kColumns, bool kQueries>
 struct BlockQuantizer {
-  static constexpr int kBlockN = quantized_block(kPrecision);
+  static constexpr int kBlockN = block_rows(kPrecision, kColumns, kQueries);
   static constexpr int kNumWarps = num_threads(kColumns, kBlockN) / 32;
   static constexpr bool kInt8 = kPrecision == Precision::kInt8Fp8;
 
@@ -116,9 +116,10 @@ struct BlockQuantizer {
     } else {
       load_rows<false>(tile, head.rows<T>(p.k), n, p.head_dim, rows);
     }
-    float shift[kThreadColumns];
-    tile::load(shift, shape.to.k_shift + head.sequence * shape.to.shift_batch_stride +
-                          head.head * shape.to.shift_head_stride + tile.column(0));
+    float shift[kThreadColumns] = {};
+    if constexpr (!kQueries)
+      tile::load(shift, shape.to.k_shift + head.sequence * shape.to.shift_batch_stride +
+                            head.head * shape.to.shift_head_stride + tile.column(0));
     const unsigned negated = negated_columns(tile.lane);
     float k[kThreadRows][kThreadColumns];
 #pragma unroll
@@ -187,14 +188,16 @@ struct BlockQuantizer {
 
 // Blocks of k and v alternate, as those of k wait for arithmetic and those of v for memory. Heads
 // of a block of keys follow each other, as they do in the usual layout of k and v.
-template <typename T, Precision kPrecision, int kColumns>
-__global__ void __launch_bounds__(num_threads(kColumns, quantized_block(kPrecision)),
-                                  blocks_per_sm(kColumns, quantized_block(kPrecision)))
+template <typename T, Precision kPrecision, int kColumns, bool kQueries>
+__global__ void __launch_bounds__(num_threads(kColumns, block_rows(kPrecision, kColumns, kQueries)),
+                                  blocks_per_sm(kColumns,
+                                                block_rows(kPrecision, kColumns, kQueries)))
     kernel(const __grid_constant__ QuantizeParams params, const __grid_constant__ Shape shape) {
 // The plan refuses devices that would run code for less.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
-  constexpr int kBlockN = quantized_block(kPrecision);
-  const unsigned index = blockIdx.x / 2;
+  constexpr int kBlockN = block_rows(kPrecision, kColumns, kQueries);
+  constexpr unsigned kParts = kQueries ? 1 : 2;
+  const unsigned index = blockIdx.x / kParts;
   unsigned block = shape.heads.quotient(index);
   const unsigned head_idx = index - block * shape.heads.divisor();
   unsigned sequence = shape.blocks.quotient(block);
@@ -209,9 +212,9 @@ __global__ void __launch_bounds__(num_threads(kColumns, quantized_block(kPrecisi
     block -= static_cast<unsigned>(first_block(head.start, head.sequence, kBlockN));
   if (block >= static_cast<unsigned>((head.count + kBlockN - 1) / kBlockN)) return;
   const int n = static_cast<int>(block) * kBlockN;
-  const BlockQuantizer<T, kPrecision, kColumns> quantizer{
+  const BlockQuantizer<T, kPrecision, kColumns, kQueries> quantizer{
       params, shape, head, n, {min(kBlockN, head.count - n)}};
-  if (blockIdx.x % 2 == 0) {
+  if (blockIdx.x % kParts == 0) {
     quantizer.quantize_k();
   } else {
     quantizer.quantize_v();

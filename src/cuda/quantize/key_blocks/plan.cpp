@@ -2,31 +2,46 @@
 
 #include "core/code.h"
 #include "core/family.h"
-#include "cuda/quantize/key_blocks/traits.h"
+#include "cuda/quantize/key_blocks/shape.h"
 
 namespace dlattn::quantize::key_blocks {
 namespace {
 
 // A guess that nobody has measured: bytes at four fifths of an H200's memory bandwidth, which other
-// devices are taken to have per SM, and two launches.
-double predicted_ns(const QuantizeParams& p, const QuantizedLayout& layout, int num_sms) {
-  constexpr double kBytesPerNs = 0.8 * 4000.0, kSms = 132.0, kLaunches = 5000.0;
-  const double rows = static_cast<double>(layout.rows) * static_cast<double>(layout.heads) *
-                      (p.cu_seqlens_k ? 1.0 : static_cast<double>(p.batch_size));
-  const double bytes = static_cast<double>(2 * (p.head_dim + p.head_dim_v) + 2 * layout.columns);
-  return rows * bytes / (kBytesPerNs * std::max(num_sms, 1) / kSms) + kLaunches;
+// devices are taken to have per SM, and the launches.
+double predicted_ns(const QuantizeTask& task, int num_sms) {
+  constexpr double kBytesPerNs = 0.8 * 4000.0, kSms = 132.0, kLaunch = 2500.0;
+  const auto rows = [](std::int64_t rows, std::int64_t heads, std::int64_t batch) {
+    return static_cast<double>(rows) * static_cast<double>(heads) * static_cast<double>(batch);
+  };
+  double bytes = 0.0, launches = 0.0;
+  if (task.quantized_kv) {
+    const QuantizedLayout layout = quantized_layout(task);
+    bytes += rows(layout.rows, layout.heads, task.cu_seqlens_k ? 1 : task.batch_size) *
+             static_cast<double>(2 * (task.head_dim + task.head_dim_v) + 2 * layout.columns);
+    launches += 2;
+  }
+  if (task.quantized_q) {
+    const QueryLayout layout = query_layout(task);
+    bytes += rows(layout.rows, layout.heads, task.cu_seqlens_q ? 1 : task.batch_size) *
+             static_cast<double>(2 * task.head_dim + layout.columns);
+    launches += 1;
+  }
+  return bytes / (kBytesPerNs * std::max(num_sms, 1) / kSms) + launches * kLaunch;
 }
 
-bool plan_quantize(const QuantizeParams& p, const DeviceInfo& device, const Options&, Plan* plan,
+bool plan_quantize(const QuantizeTask& task, const DeviceInfo& device, const Options&, Plan* plan,
                    std::string* why) {
   if (!core::has_code(device, kMinCapability, why)) return false;
-  const QuantizedLayout layout = quantized_layout(p);
-  plan->block_n = layout.block_n;
-  plan->num_warps = num_threads(layout.columns, layout.block_n) / 32;
-  plan->smem_bytes = smem_bytes(layout.columns, layout.block_n);
-  const std::int64_t batch = p.cu_seqlens_k ? 1 : p.batch_size;
-  plan->grid = layout.rows && p.batch_size ? 2 * batch * layout.heads * layout.blocks : 0;
-  plan->predicted_ns = predicted_ns(p, layout, device.num_sms);
+  const Grids grids = grids_of(task);
+  const bool keys = grids.keys > 0;
+  const int columns = quantized_columns(task.head_dim, task.head_dim_v);
+  const int rows = block_rows(task.precision, columns, !keys);
+  (keys ? plan->block_n : plan->block_m) = rows;
+  plan->num_warps = num_threads(columns, rows) / 32;
+  plan->smem_bytes = smem_bytes(columns, rows);
+  plan->grid = grids.keys + grids.queries;
+  plan->predicted_ns = predicted_ns(task, device.num_sms);
   return true;
 }
 

@@ -18,6 +18,56 @@ struct Shape {
   bool whole_k, whole_v;  // rows are made of chunks, each aligned to 16 bytes
 };
 
+// Thread blocks of the kernels: those of k and v, and of q.
+struct Grids {
+  std::int64_t keys, queries;
+};
+inline Grids grids_of(const QuantizeTask& task) {
+  Grids grids{};
+  if (task.batch_size == 0) return grids;
+  if (task.quantized_kv) {
+    const QuantizedLayout layout = quantized_layout(task);
+    const std::int64_t batch = task.cu_seqlens_k ? 1 : task.batch_size;
+    if (layout.rows) grids.keys = 2 * batch * layout.heads * layout.blocks;
+  }
+  if (task.quantized_q) {
+    const QueryLayout layout = query_layout(task);
+    const std::int64_t batch = task.cu_seqlens_q ? 1 : task.batch_size;
+    if (layout.rows) grids.queries = batch * layout.heads * layout.blocks;
+  }
+  return grids;
+}
+
+// q as the kernels take it: as if it were k, of a problem of its own.
+inline QuantizeParams queries_as_keys(const QuantizeTask& task) {
+  QuantizeParams p = task;
+  p.k = task.q;
+  p.v = {};
+  p.num_heads_kv = task.num_heads;
+  p.seqlen_k = task.seqlen_q;
+  p.total_k = task.total_q;
+  p.cu_seqlens_k = task.cu_seqlens_q;
+  p.seqused_k = nullptr;
+  return p;
+}
+inline Shape make_query_shape(const QuantizeTask& task) {
+  const QueryLayout layout = query_layout(task);
+  const bool varlen = task.cu_seqlens_q;
+  const QuantizedQueries to = view_of(layout, task.quantized_q, varlen);
+  const core::TensorSizes rows = {varlen ? 1 : task.batch_size, layout.rows, layout.heads};
+  Shape shape{};
+  shape.to.k = to.q;
+  shape.to.k_scale = to.scale;
+  shape.to.batch_stride = to.batch_stride;
+  shape.to.head_stride = to.head_stride;
+  shape.to.scale_batch_stride = to.scale_batch_stride;
+  shape.to.scale_head_stride = to.scale_head_stride;
+  shape.heads = Divider(static_cast<std::uint32_t>(layout.heads));
+  shape.blocks = Divider(static_cast<std::uint32_t>(layout.blocks));
+  shape.whole_k = task.head_dim % kChunk == 0 && row_alignment(task.q, rows, 2) == 16;
+  return shape;
+}
+
 // Blocks of keys are numbered as their scales: those of a varlen batch from first_block() on.
 inline Shape make_shape(const QuantizeParams& p) {
   const QuantizedLayout layout = quantized_layout(p);

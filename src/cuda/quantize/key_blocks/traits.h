@@ -11,6 +11,11 @@ constexpr int kMinCapability = 89;  // that has conversions to e4m3
 constexpr int kThreadColumns = 16;  // neighbours in a row, which one store writes as 16 bytes
 constexpr int kThreadRows = 2;
 
+// Rows that share a scale.
+constexpr int block_rows(Precision precision, int columns, bool queries) {
+  return queries ? query_block(precision) : quantized_block(precision, columns);
+}
+
 constexpr int num_threads(int columns, int block_n) {
   return columns / kThreadColumns * block_n / kThreadRows;
 }

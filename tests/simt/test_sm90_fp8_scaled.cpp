@@ -1,0 +1,82 @@
+// sm90_fp8 on 16-bit inputs that were quantised: tiles of k and v have scales of their own.
+#include "cuda/forward/sm90_fp8/kernel.cuh"
+#include "feature_cases.h"
+#include "length_cases.h"
+#include "quantized_case.h"
+#include "tensor_maps.h"
+
+namespace {
+
+constexpr std::string_view kFamily = "sm90_fp8";
+
+using simt::Case;
+using simt::kCausal;
+using simt::kFull;
+using simt::kTopLeft;
+using simt::Layout;
+
+void run_kernel(const dlattn::AttentionParams& params, const dlattn::Plan& plan) {
+  namespace family = dlattn::sm90_fp8;
+  family::LaunchOf<true> launch{};
+  launch.scales = family::block_scales(params);
+  const dlattn::AttentionParams inner = family::quantized_problem(params, launch.scales);
+  const dlattn::LaunchShape shape = dlattn::make_launch_shape(inner, plan);
+  simt::with_instance<kFamily, __nv_fp8_e4m3>(plan.head_dim_tile, [&](auto tile) {
+    if constexpr (tile <= dlattn::kMaxQuantizedHeadDim) {
+      const family::TensorBoxes boxes = family::tensor_boxes(inner, tile);
+      launch.q = simt::encode(boxes.q), launch.k = simt::encode(boxes.k);
+      launch.v = simt::encode(boxes.v);
+      launch.num_work_tiles = static_cast<unsigned>(family::num_work_tiles(inner, tile));
+      if (inner.cu_seqlens_q) {
+        family::kernel<tile, true, true>(inner, shape, launch);
+      } else {
+        family::kernel<tile, false, true>(inner, shape, launch);
+      }
+    }
+  });
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> cases = {
+      {1, 1, 128, kFull},
+      {17, 31, 112, kCausal},
+      {130, 200, 128, kCausal, 2, 1, Layout::kBshd, 0, 2},
+      {129, 300, 128, kFull},
+      {300, 70, 128, kCausal},
+      {20, 0, 128, kCausal, 2, 1},
+      {40, 70, 128, kCausal, 4, 2, Layout::kPacked, 16},
+      {20, 70, 16, kFull, 3, 1, Layout::kBhsd, 112, 2},
+      {200, 300, 64, kCausal, 2, 2, Layout::kBshd, 0, 2},
+      {97, 193, 48, kFull, 2, 1, Layout::kAlign8},
+      simt::with({70, 500, 128, kCausal, 2, 1}, [](Case& c) { c.window_left = 200; }),
+      simt::with({40, 140, 128, kCausal, 2, 1}, [](Case& c) { c.sinks = true; }),
+      simt::with({300, 140, 64, kCausal, 2, 1}, [](Case& c) { c.sinks = true; }),
+      simt::with({20, 600, 128, kFull}, [](Case& c) { c.rise = 0.25; }),
+      simt::with({20, 600, 128, kFull}, [](Case& c) { c.rise = 8.0; }),
+      simt::with({20, 600, 64, kFull}, [](Case& c) { c.rise = 200.0; }),
+  };
+  const Case packed = {1, 1, 128, kCausal, 2, 1};
+  cases.push_back(simt::varlen(packed, {130, 0, 64, 1, 300, 3}, {200, 17, 0, 65, 63, 128}));
+  cases.push_back(simt::with(simt::varlen({1, 1, 64, kFull, 2, 2}, {70, 129, 5}, {140, 128, 300}),
+                             [](Case& c) { c.seqused_k = {129, 128, 70}, c.sinks = true; }));
+  return cases;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string filter = argc > 1 ? argv[1] : "";
+  simt::Tests tests("sm90_fp8", "");
+  constexpr int kBlocks = 2;  // so few that they compute several tiles one after the other
+  int number = 0;
+  for (const Case& c : cases()) {
+    if (number++ % 2 == 0) {
+      simt::run_quantized<half>(&tests, kFamily, c, dlattn::Precision::kFp8, simt::hopper(), filter,
+                                kBlocks, run_kernel);
+    } else {
+      simt::run_quantized<__nv_bfloat16>(&tests, kFamily, c, dlattn::Precision::kFp8,
+                                         simt::hopper(), filter, kBlocks, run_kernel);
+    }
+  }
+  return tests.finish();
+}
