@@ -115,7 +115,10 @@ QUICK = {
 # The variants that are tried, likeliest first. The first has but one tile of head_dim, which takes
 # far less time to compile than all.
 ONE_TILE = " 64"
-OWN_TILE = {"sm90_fp8": "128", "sm90_fp8_scaled": "128"}  # of families most of whose cases have another tile
+OWN_TILE = {
+    "sm90_fp8": "128",
+    "sm90_fp8_scaled": "128",
+}  # of families most of whose cases have another tile
 RACES_FIRST = ("tsan" + ONE_TILE, "tsan", "asan", "plain")
 NUMBERS_FIRST = ("plain" + ONE_TILE, "plain", "asan", "tsan")
 
