@@ -15,10 +15,20 @@
 // predicted to be the fastest.
 namespace dlattn::core {
 
+// What a problem's head dims must be multiples of for a family. Rows of k and v that quantize_kv()
+// wrote are as long as an instance has them, whatever head_dim is.
+template <typename Params>
+int head_dim_step(const Family<Params>& family, const Params& p) {
+  if constexpr (std::is_same_v<Params, AttentionParams>) {
+    if (p.precision != Precision::kInputs) return 1;
+  }
+  return family.head_dim_step;
+}
+
 // The instance that serves a problem, null if there is none.
 template <typename Params>
 const Instance* instance_of(const ListedFamily<Params>& family, const Params& p, std::string* why) {
-  const int step = family.record->head_dim_step;
+  const int step = head_dim_step(*family.record, p);
   const DType dtype = dtype_of(p);
   const HeadDims dims = head_dims_of(p);
   const auto fits_step = [step](const NamedSize& dim) { return dim.value % step == 0; };

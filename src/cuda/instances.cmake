@@ -21,6 +21,7 @@ dlattn_instance(forward sm90_fp8 float8_e4m3fn 64 128 192 256)
 
 dlattn_family(forward wmma8)
 dlattn_instance(forward wmma8 float8_e4m3fn 64 128 256)
+dlattn_instance(forward wmma8 int8 64 128)
 
 dlattn_family(forward wmma_smem)
 dlattn_instance(forward wmma_smem float16 32 64 96 128)

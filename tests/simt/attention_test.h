@@ -66,6 +66,10 @@ struct DTypeOf<__nv_fp8_e4m3> {
   static constexpr dlattn::DType value = dlattn::DType::kFloat8E4M3;
 };
 template <>
+struct DTypeOf<std::int8_t> {
+  static constexpr dlattn::DType value = dlattn::DType::kInt8;
+};
+template <>
 struct DTypeOf<float> {
   static constexpr dlattn::DType value = dlattn::DType::kFloat32;
 };
@@ -75,8 +79,7 @@ struct DTypeOf<float> {
 // where that is float16 in the one it is bfloat16 in the other. SIMT_TILE leaves a single tile.
 constexpr bool is_built([[maybe_unused]] dlattn::DType dtype, [[maybe_unused]] int tile) {
 #if defined(SIMT_TILE)
-  return (dtype == dlattn::DType::kFloat16 || dtype == dlattn::DType::kFloat8E4M3) &&
-         tile == SIMT_TILE;
+  return dtype != dlattn::DType::kBFloat16 && dtype != dlattn::DType::kFloat32 && tile == SIMT_TILE;
 #elif defined(SIMT_ASAN) || defined(SIMT_TSAN)
   const bool in_float16 = (tile / 64 % 2 == 1) != kThreadSanitizer;
   return dtype != (in_float16 ? dlattn::DType::kBFloat16 : dlattn::DType::kFloat16);

@@ -2,29 +2,39 @@
 
 #include <cstdint>
 
-#include "core/descales.h"
+#include "cuda/forward/wmma8/copy.cuh"
 #include "cuda/forward/wmma8/output.cuh"
+#include "cuda/forward/wmma8/products.cuh"
+#include "cuda/forward/wmma8/traits.h"
 #include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/grid_dependency.cuh"
+#include "cuda/ptx/smem.cuh"
 #include "cuda/ptx/special.cuh"
+#include "cuda/tile/mask.cuh"
 #include "cuda/tile/stages.cuh"
+#include "cuda/tile/warp.cuh"
 
 namespace dlattn::wmma8 {
 
 static_assert(kMbarrierBytes == ptx::kMbarrierBytes);
 
 // A warp's way through the block's work tile: its own rows, and all keys that the block's rows see.
-// All threads of the block copy.
-template <int kHeadDim, bool kGeneral>
+// All threads of the block copy. `Inputs`: of which elements q, k and v are, what becomes of q and
+// of results (e4m3_inputs.cuh, int8_inputs.cuh).
+template <typename Inputs>
 struct Consumer {
-  using WarpRows = wmma8::WarpRows<kHeadDim, kGeneral>;
+  static constexpr int kHeadDim = Inputs::kHeadDim;
+  static constexpr bool kGeneral = Inputs::kGeneral;
+  using Rows = typename Inputs::Rows;
+  using Scores = typename Inputs::Scores;
+  using Sequence = typename Inputs::Sequence;
   using Stages = tile::MbarrierStages<tile_shape(kHeadDim).num_warps, tile_shape(kHeadDim).stages>;
-  using ScoreScale = wmma8::ScoreScale<kGeneral>;
-  using Sequence = tile::Sequence<std::uint8_t>;
   static constexpr TileShape kShape = tile_shape(kHeadDim);
   static constexpr SmemMap kMap = smem_map(kHeadDim);
   static constexpr int kBlockM = block_m(kShape), kBlockN = kShape.block_n;
   static constexpr int kStages = kShape.stages, kThreads = kShape.num_warps * 32;
 
+  const Inputs& inputs;
   const AttentionParams& params;
   const LaunchShape& shape;
   const tile::WorkTile& work;
@@ -34,29 +44,34 @@ struct Consumer {
                     // on
   int i = 0;        // of the tiles, how many have been walked
   int count = 0;    // of the tiles that the block's rows see; walked from the last to the first
-  // Where the tile begins that is copied next.
-  const std::uint8_t *next_k = nullptr, *next_v = nullptr;
+  int last = 0;     // of them, counted from the sequence's first
+  typename Inputs::KeyTile next = {};  // the tile that is copied next
 
-  __device__ __forceinline__ Consumer(const AttentionParams& params, const LaunchShape& shape,
-                                      const tile::WorkTile& work, const Sequence& seq)
-      : params(params),
-        shape(shape),
+  __device__ __forceinline__ Consumer(const Inputs& inputs, const tile::WorkTile& work,
+                                      const Sequence& seq)
+      : inputs(inputs),
+        params(inputs.params),
+        shape(inputs.shape),
         work(work),
         seq(seq),
         mask(shape, seq.shift + first_row_of(work), seq.seqlen_k) {}
 
-  __device__ __forceinline__ void run(WarpRows& rows) {
-    const ScoreScale scale(shape, descales(work).scores);
+  __device__ __forceinline__ void run(Rows& rows) {
     const int m0 = work.m_block * kBlockM;
     const tile::Range tiles = tiles_of(
         tile::Mask(shape, seq.shift, seq.seqlen_k).any_row(m0, min(m0 + kBlockM, seq.seqlen_q) - 1),
         kBlockN);
     count = tiles.end - tiles.begin;
-    if (count > 0) begin(rows, (tiles.end - 1) * kBlockN);
+    last = tiles.end - 1;
+    const Scores scores = inputs.scores(work, seq, first_row_of(work), last);
+    if (count > 0) begin(rows);
 #pragma unroll 1
-    for (; i < count; ++i) step(rows, scale);
-    end(rows, scale);
+    for (; i < count; ++i) step(rows, scores);
+    end(rows, scores);
   }
+
+  // The tile at hand, counted from the sequence's first.
+  __device__ __forceinline__ int tile() const { return last - i; }
 
   // The copies of tile i + 1 start once tile i's softmax is made: by then other warps have released
   // the stage, if ever. But where registers are scarce they start before.
@@ -72,31 +87,36 @@ struct Consumer {
     start_tile<true>(i + 1);
   }
 
-  // Q, and the first tile, whose first key is n0.
-  __device__ __forceinline__ void begin(WarpRows& rows, int n0) {
+  // Q, and the first tile.
+  __device__ __forceinline__ void begin(Rows& rows) {
     if (threadIdx.x == 0) stages().init();
-    const int m0 = work.m_block * kBlockM;
-    // seed: query-rows
-    copy<kBlockM, false>(kMap.q, seq.q + m0 * params.q.row_stride, params.q.row_stride,
-                         seq.seqlen_q - m0, params.head_dim);
+    const int m0 = work.m_block * kBlockM, n0 = last * kBlockN;
+    if constexpr (Inputs::kCopiesQuery) {
+      // seed: query-rows
+      copy<kBlockM, false>(kMap.q, seq.q + m0 * params.q.row_stride, params.q.row_stride,
+                           seq.seqlen_q - m0, params.head_dim);
+    }
     __syncthreads();  // the mbarriers are initialised
     mask.shift -= n0;
     mask.seqlen_k -= n0;
-    next_k = seq.keys.k.row(n0);
-    next_v = seq.keys.v.row(n0);
+    next = inputs.key_tile(work, seq, n0);
     // The sequence's last tile is the only one that may be ragged.
     start_tile<false>(0, mask.seqlen_k);
-    stages().wait_full(0);  // and so for Q's copies, which came before
-    rows.load_queries(smem() + kMap.q);
-    if (kShape.query_in_registers) __syncthreads();  // all warps have it: V may overwrite it
+    if constexpr (Inputs::kCopiesQuery) {
+      stages().wait_full(0);  // and so for Q's copies, which came before
+      rows.load_queries(smem() + kMap.q);
+      if (kShape.query_in_registers) __syncthreads();  // all warps have it: V may overwrite it
+    } else {
+      rows.load_queries(inputs.queries(seq), first_row_of(work), seq.seqlen_q, lane_idx);
+    }
   }
 
   // Tile i of the walk.
-  __device__ __forceinline__ void step(WarpRows& rows, const ScoreScale& scale) {
+  __device__ __forceinline__ void step(Rows& rows, const Scores& scores) {
     stages().wait_full(i);
     if constexpr (!kCopyLate) copy_next();
     const ptx::SmemAddress at = smem() + stage(i);
-    rows.attend(*this, scale, mask, at + lane_place_k<kHeadDim>(lane_idx),
+    rows.attend(*this, scores, mask, at + lane_place_k<kHeadDim>(lane_idx),
                 at + kMap.v + lane_place_v<kHeadDim>(lane_idx), lane_idx);
     mask.shift += kBlockN;
     mask.seqlen_k += kBlockN;
@@ -105,43 +125,38 @@ struct Consumer {
 
   // O = O / row sum, and the rows' lse. What is needed of the work tile is worked out again rather
   // than kept: registers are scarce in the loop.
-  __device__ __forceinline__ void end(WarpRows& rows, const ScoreScale& scale) const {
+  __device__ __forceinline__ void end(Rows& rows, const Scores& scores) const {
     const tile::WorkTile done = tile::scheduled_tile(shape, ptx::reread_block_index());
     const Sequence same(params, shape, done);
     const tile::Mask mask(shape, same.shift, same.seqlen_k);
+    const int first_row = first_row_of(done);
+    const auto results = inputs.results(done, same, scores);
     const auto write = [&](auto out) {
-      write_results<decltype(out)>(params, shape, done, mask, scale.log2(), descales(done).v,
-                                   first_row_of(done), rows, lane_idx);
+      write_results<decltype(out), Inputs::kWholeColumns>(params, shape, done, mask, first_row,
+                                                          rows, lane_idx, results);
     };
-    switch (params.out.dtype) {
-      case DType::kFloat16:
-        return write(half());
-      case DType::kFloat32:
-        return write(0.0f);
-      default:
-        return write(__nv_bfloat16());
+    if (params.out.dtype == DType::kFloat16) return write(half());
+    if constexpr (Inputs::kFloat32Out) {
+      if (params.out.dtype == DType::kFloat32) return write(0.0f);
     }
+    write(__nv_bfloat16());
   }
 
   // The shuffle tells the compiler that it is the same in all lanes, so that warps stay together.
   __device__ __forceinline__ static int first_row_of(const tile::WorkTile& work) {
     const int warp = __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / 32, 0);
-    return work.m_block * kBlockM + warp * WarpRows::kRows;
-  }
-  __device__ __forceinline__ Descales descales(const tile::WorkTile& work) const {
-    return descales_of<std::int64_t>(params, work.batch, work.head,
-                                     shape.heads_per_kv_head.quotient(work.head));
+    return work.m_block * kBlockM + warp * Rows::kRows;
   }
 
   // Starts the copies of tile `index` of the walk. `keys` of it exist; kAll: all.
   template <bool kAll>
   __device__ __forceinline__ void start_tile(int index, int keys = kBlockN) {
-    copy<kBlockN, kAll>(stage(index), next_k, params.k.row_stride, keys, params.head_dim);
-    copy<kBlockN, kAll>(stage(index) + kMap.v, next_v, params.v.row_stride, keys,
-                        params.head_dim_v);
-    next_k -= kBlockN * params.k.row_stride;
-    next_v -= kBlockN * params.v.row_stride;
-    stages().publish(index, !kGeneral || shape.copy_bytes >= 4);
+    copy<kBlockN, kAll>(stage(index), inputs.k(next), inputs.row_stride(params.k), keys,
+                        inputs.columns(params.head_dim));
+    copy<kBlockN, kAll>(stage(index) + kMap.v, inputs.v(next), inputs.row_stride(params.v), keys,
+                        inputs.columns(params.head_dim_v));
+    inputs.template step_back<kBlockN>(&next);
+    stages().publish(index, !Inputs::kUnaligned || shape.copy_bytes >= 4);
   }
 
   __device__ __forceinline__ static Stages stages() { return {smem() + kMap.mbarriers}; }
@@ -157,7 +172,7 @@ struct Consumer {
                                        std::int64_t columns) const {
     using Copy = ByteCopy<kRows, kHeadDim, kThreads>;
     const int count = static_cast<int>(columns);
-    if (kGeneral && shape.copy_bytes < 16) {
+    if (Inputs::kUnaligned && shape.copy_bytes < 16) {
       Copy::start_unaligned(ptx::dynamic_smem() + offset, from, row_stride, rows, count,
                             shape.copy_bytes);
     } else {
@@ -169,5 +184,17 @@ struct Consumer {
     return ptx::smem_address(ptx::dynamic_smem());
   }
 };
+
+// What a thread block does.
+template <typename Inputs>
+__device__ __forceinline__ void attend(const Inputs& inputs) {
+  using Consumer = wmma8::Consumer<Inputs>;
+  const tile::WorkTile work = tile::scheduled_tile(inputs.shape, blockIdx.x);
+  ptx::wait_for_grids_ahead();
+  const typename Inputs::Sequence seq(inputs.params, inputs.shape, work);
+  if (work.m_block * Consumer::kBlockM >= seq.seqlen_q) return;
+  typename Inputs::Rows rows;
+  Consumer(inputs, work, seq).run(rows);
+}
 
 }  // namespace dlattn::wmma8

@@ -14,8 +14,7 @@
 // Barriers: for each stage of K and V an mbarrier "full" and one "empty" (tile/stages.cuh).
 
 #include "cuda/forward/wmma8/consumer.cuh"
-#include "cuda/ptx/grid_dependency.cuh"
-#include "cuda/ptx/smem.cuh"
+#include "cuda/forward/wmma8/e4m3_inputs.cuh"
 
 namespace dlattn::wmma8 {
 
@@ -26,13 +25,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim).num_warps * 32,
            const __grid_constant__ LaunchShape shape) {
 // The plan refuses devices that would run code for less.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
-  using Consumer = wmma8::Consumer<kHeadDim, kGeneral>;
-  const tile::WorkTile work = tile::scheduled_tile(shape, blockIdx.x);
-  ptx::wait_for_grids_ahead();
-  const tile::Sequence<std::uint8_t> seq(params, shape, work);
-  if (work.m_block * Consumer::kBlockM >= seq.seqlen_q) return;
-  typename Consumer::WarpRows rows;
-  Consumer(params, shape, work, seq).run(rows);
+  attend(E4m3Inputs<kHeadDim, kGeneral>{params, shape});
 #endif
 }
 

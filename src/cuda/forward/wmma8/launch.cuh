@@ -1,5 +1,7 @@
 #pragma once
 
+#include "core/quantized.h"
+#include "cuda/forward/wmma8/int8.cuh"
 #include "cuda/forward/wmma8/kernel.cuh"
 #include "cuda/launch.cuh"
 
@@ -7,14 +9,25 @@ namespace dlattn::wmma8 {
 
 template <DType dtype, int kTile>
 void launch(const AttentionParams& params, const Plan& plan, void* stream) {
-  static_assert(dtype == DType::kFloat8E4M3);
+  const LaunchShape shape = make_launch_shape(params, plan);
   const auto launch_as = [&](auto general) {
-    cuda::launch_kernel<kernel<kTile, general>>(cuda::DeviceGuard(params.device.index, "wmma8"),
-                                                plan.grid, plan.num_warps * 32, plan.smem_bytes,
-                                                stream, params, make_launch_shape(params, plan));
+    const cuda::DeviceGuard device(params.device.index, "wmma8");
+    const int threads = plan.num_warps * 32;
+    if constexpr (dtype == DType::kInt8) {
+      const QuantizedView view =
+          view_of(quantized_layout(keys_of(params)), params.quantized_kv, params.cu_seqlens_k);
+      cuda::launch_kernel<int8_kernel<kTile, general>>(device, plan.grid, threads, plan.smem_bytes,
+                                                       stream, params, shape, view);
+    } else {
+      static_assert(dtype == DType::kFloat8E4M3);
+      cuda::launch_kernel<kernel<kTile, general>>(device, plan.grid, threads, plan.smem_bytes,
+                                                  stream, params, shape);
+    }
   };
   if constexpr (has_general(kTile)) {
-    if (is_general(params.softcap, plan.copy_bytes)) return launch_as(std::true_type());
+    const bool general = dtype == DType::kInt8 ? params.mask.data != nullptr
+                                               : is_general(params.softcap, plan.copy_bytes);
+    if (general) return launch_as(std::true_type());
   }
   launch_as(std::false_type());
 }

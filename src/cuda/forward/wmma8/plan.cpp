@@ -22,17 +22,19 @@ cost::Speed speed(const AttentionParams& p, const DeviceInfo& device, int head_d
 
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
                   Plan* plan, std::string* why) {
-  if (p.precision != Precision::kInputs)
+  const bool int8 = p.precision == Precision::kInt8Fp8;
+  if (p.precision != Precision::kInputs && !int8)
     return core::refuse(why, "does not implement precision ", to_string(p.precision));
   if (!core::has_code(device, kMinCapability, why)) return false;
-  if (const char* feature = core::score_feature(p); feature && p.softcap == 0.0)
+  if (const char* feature = core::score_feature(p); feature && p.softcap == 0.0 && !int8)
     return core::refuse(why, "does not implement ", feature);
   if (p.seqlen_k > kMostKeys)
     return core::refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", kMostKeys);
   const int tile = plan->head_dim_tile;
+  const bool general = int8 ? p.mask.data != nullptr : is_general(p.softcap, plan->copy_bytes);
   if (!has_general(tile) && p.softcap != 0.0)
     return core::refuse(why, "does not implement softcap for head dims beyond 128");
-  if (!has_general(tile) && is_general(p.softcap, plan->copy_bytes)) {
+  if (!has_general(tile) && general) {
     return core::refuse(why, "rows of q, k or v are aligned to ", plan->copy_bytes,
                         " bytes; accepted: 16, with head dims beyond 128");
   }
@@ -42,8 +44,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   const cost::Walk walk =
       cost::walk(cost::counted(p, options.batch_invariant, &large), config.block_m, 1);
   plan->predicted_ns =
-      cost::rounds_ns(walk, speed(p, device, tile), device.num_sms,
-                      blocks_per_sm(tile, is_general(p.softcap, plan->copy_bytes)));
+      cost::rounds_ns(walk, speed(p, device, tile), device.num_sms, blocks_per_sm(tile, general));
   return true;
 }
 

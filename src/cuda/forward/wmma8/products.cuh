@@ -47,16 +47,27 @@ __device__ __forceinline__ void load_q(std::uint32_t (&rQ)[kRowTiles][4], ptx::S
     ptx::ldmatrix_x4(rQ[m], ByteRows<kHeadDim>::block(lane_q, 16 * m, column / 2));
 }
 
-// S = Q K^T for 8 kGroups keys. `load_q_block(rQ, column)` supplies 32 columns of Q.
-template <int kHeadDim, int kRowTiles, int kGroups, typename LoadQ>
-__device__ __forceinline__ void multiply_qk(float (&acc_s)[kRowTiles][kGroups][4],
-                                            ptx::SmemAddress lane_k, LoadQ load_q_block) {
+// d += a b of elements that the accumulators tell: fp32 ones are of e4m3, integers of signed bytes.
+__device__ __forceinline__ void multiply_add(float (&d)[4], const std::uint32_t (&a)[4],
+                                             std::uint32_t b0, std::uint32_t b1) {
+  ptx::mma_e4m3(d, a, b0, b1);
+}
+__device__ __forceinline__ void multiply_add(std::int32_t (&d)[4], const std::uint32_t (&a)[4],
+                                             std::uint32_t b0, std::uint32_t b1) {
+  ptx::mma_s8(d, a, b0, b1);
+}
+
+// S = start + Q K^T for 8 kGroups keys. `load_q_block(rQ, column)` supplies 32 columns of Q.
+template <int kHeadDim, typename Accumulator, int kRowTiles, int kGroups, typename LoadQ>
+__device__ __forceinline__ void multiply_qk(Accumulator (&acc_s)[kRowTiles][kGroups][4],
+                                            Accumulator start, ptx::SmemAddress lane_k,
+                                            LoadQ load_q_block) {
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int j = 0; j < kGroups; ++j) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) acc_s[m][j][e] = 0.0f;
+      for (int e = 0; e < 4; ++e) acc_s[m][j][e] = start;
     }
   }
 #pragma unroll
@@ -69,21 +80,21 @@ __device__ __forceinline__ void multiply_qk(float (&acc_s)[kRowTiles][kGroups][4
       ptx::ldmatrix_x4(rK, ByteRows<kHeadDim>::block(lane_k, n, d / 2));
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
-        ptx::mma_e4m3(acc_s[m][n / 8], rQ[m], rK[0], rK[1]);
-        ptx::mma_e4m3(acc_s[m][n / 8 + 1], rQ[m], rK[2], rK[3]);
+        multiply_add(acc_s[m][n / 8], rQ[m], rK[0], rK[1]);
+        multiply_add(acc_s[m][n / 8 + 1], rQ[m], rK[2], rK[3]);
       }
     }
   }
 }
 
-// O = O * factor + P V for kKeys keys, `factors` being those of a lane's rows. Tensor cores keep 14
-// bits of a sum, so that of the tile's keys starts from 0 and is added in fp32, 16 columns at a
-// time. A lane has columns 4 t to 4 t + 3 of them, t being lane % 4, of two rows.
-template <int kHeadDim, int kKeys, int kRowTiles>
+// O = promote(O, P V, m, h) for kKeys keys, of each element of row tile m's row h of the lane.
+// Tensor cores keep 14 bits of a sum, so that of the tile's keys starts from 0 and is added in
+// fp32, 16 columns at a time. A lane has columns 4 t to 4 t + 3 of them, t being lane % 4, of two
+// rows.
+template <int kHeadDim, int kKeys, int kRowTiles, typename Promote>
 __device__ __forceinline__ void multiply_pv(float (&acc_o)[kRowTiles][kHeadDim / 16][2][4],
                                             const std::uint32_t (&rP)[kRowTiles][kKeys / 32][4],
-                                            const float (&factors)[kRowTiles][2],
-                                            ptx::SmemAddress lane_v) {
+                                            ptx::SmemAddress lane_v, Promote promote) {
 #pragma unroll
   for (int d = 0; d < kHeadDim / 16; ++d) {
     float even[kRowTiles][4] = {}, odd[kRowTiles][4] = {};
@@ -108,12 +119,10 @@ __device__ __forceinline__ void multiply_pv(float (&acc_o)[kRowTiles][kHeadDim /
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float (&o)[4] = acc_o[m][d][h];
-        const float factor = factors[m][h];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          // seed: promote
-          o[2 * e] = fmaf(o[2 * e], factor, even[m][2 * h + e]);
-          o[2 * e + 1] = fmaf(o[2 * e + 1], factor, odd[m][2 * h + e]);
+          o[2 * e] = promote(o[2 * e], even[m][2 * h + e], m, h);
+          o[2 * e + 1] = promote(o[2 * e + 1], odd[m][2 * h + e], m, h);
         }
       }
     }

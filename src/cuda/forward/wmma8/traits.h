@@ -40,7 +40,8 @@ constexpr int block_m(const TileShape& shape) {
   return shape.num_warps * shape.row_tiles * 16;
 }
 
-// Whether a problem needs the general kernel: softcap, or rows aligned to less than 16 bytes.
+// Whether a problem of e4m3 needs the general kernel: softcap, or rows aligned to less than 16
+// bytes. One of 8-bit integers needs it for a mask.
 constexpr bool is_general(double softcap, int copy_bytes) {
   return softcap != 0.0 || copy_bytes < 16;
 }

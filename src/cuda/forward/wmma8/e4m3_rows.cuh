@@ -9,11 +9,11 @@
 
 namespace dlattn::wmma8 {
 
-// A warp's query rows: Q, the softmax of each row and the unnormalised output, and how a tile of
-// keys updates them. They are no members of the consumer, whose scalars nvcc could not keep in
-// registers beside arrays.
+// A warp's query rows of e4m3: Q, the softmax of each row and the unnormalised output, and how a
+// tile of keys updates them. They are no members of the consumer, whose scalars nvcc could not keep
+// in registers beside arrays.
 template <int kHeadDim, bool kGeneral>
-struct WarpRows {
+struct E4m3Rows {
   static constexpr TileShape kShape = tile_shape(kHeadDim);
   static constexpr int kRowTiles = kShape.row_tiles;
   static constexpr int kRows = kRowTiles * 16;
@@ -46,7 +46,7 @@ struct WarpRows {
     // S = Q K^T
     const ptx::SmemAddress smem = ptx::smem_address(ptx::dynamic_smem());
     float acc_s[kRowTiles][kBlockN / 8][4];
-    multiply_qk<kHeadDim>(acc_s, lane_k, [&](std::uint32_t (&a)[kRowTiles][4], int d) {
+    multiply_qk<kHeadDim>(acc_s, 0.0f, lane_k, [&](std::uint32_t (&a)[kRowTiles][4], int d) {
       if constexpr (kQueryInRegisters) {
         memcpy(a, rQ[d / 32], sizeof a);
       } else {
@@ -68,7 +68,11 @@ struct WarpRows {
     }
     consumer.after_softmax();
     // O = O * factor + P V
-    multiply_pv<kHeadDim, kBlockN>(acc_o, rP, factors, lane_v);
+    multiply_pv<kHeadDim, kBlockN>(acc_o, rP, lane_v,
+                                   [&factors](float o, float product, int m, int h) {
+                                     // seed: promote
+                                     return fmaf(o, factors[m][h], product);
+                                   });
   }
 
  private:

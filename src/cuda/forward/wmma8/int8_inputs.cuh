@@ -1,0 +1,116 @@
+#pragma once
+
+#include <cstdint>
+
+#include "core/quantized.h"
+#include "cuda/forward/wmma8/int8_rows.cuh"
+#include "cuda/tile/seqlen.cuh"
+
+namespace dlattn::wmma8 {
+
+// q of 16 bits, which becomes 8-bit integers on its way to registers; k and v as quantize_kv()
+// wrote them, whose rows are a head_dim tile long.
+template <int kTile, bool kGeneralKernel>
+struct Int8Inputs {
+  static constexpr int kHeadDim = kTile;
+  static constexpr bool kGeneral = kGeneralKernel;
+  static constexpr bool kUnaligned = false;
+  static constexpr bool kCopiesQuery = false;
+  static constexpr bool kWholeColumns = false;  // head dims are multiples of 16
+  static constexpr bool kFloat32Out = false;    // beside 16 bits
+  using Rows = Int8Rows<kHeadDim, kGeneral>;
+  using Scores = Int8Scores;
+  using Sequence = tile::Sequence<std::uint16_t>;
+
+  const AttentionParams& params;
+  const LaunchShape& shape;
+  const QuantizedView& view;
+
+  __device__ __forceinline__ static std::int64_t row_stride(const TensorView&) { return kHeadDim; }
+  __device__ __forceinline__ static std::int64_t columns(std::int64_t) { return kHeadDim; }
+
+  // Where a tile of keys begins: which row of the buffer's. The plan refuses more than 32 bits
+  // count; registers are scarce.
+  struct KeyTile {
+    unsigned row;
+  };
+  __device__ __forceinline__ KeyTile key_tile(const tile::WorkTile& work, const Sequence&,
+                                              int n0) const {
+    const std::int64_t head = work.batch * view.batch_stride + head_kv(work) * view.head_stride;
+    const int start = params.cu_seqlens_k ? tile::key_rows(params, work.batch).start : 0;
+    return {static_cast<unsigned>(head / kHeadDim + start + n0)};
+  }
+  __device__ __forceinline__ const std::uint8_t* k(const KeyTile& tile) const {
+    return view.k + std::int64_t{tile.row} * kHeadDim;
+  }
+  __device__ __forceinline__ const std::uint8_t* v(const KeyTile& tile) const {
+    return view.v + std::int64_t{tile.row} * kHeadDim;
+  }
+  template <int kRows>
+  __device__ __forceinline__ static void step_back(KeyTile* tile) {
+    tile->row -= kRows;
+  }
+
+  __device__ __forceinline__ Scores scores(const tile::WorkTile& work, const Sequence& seq,
+                                           int first_row, int last_tile) const {
+    const std::int64_t sequence =
+        params.cu_seqlens_k
+            ? first_block(tile::key_rows(params, work.batch).start, work.batch, Rows::kBlockN)
+            : work.batch * view.scale_batch_stride;
+    return {params,
+            view,
+            shape.scale_log2,
+            static_cast<unsigned>(head_kv(work) * view.scale_head_stride + sequence + last_tile),
+            work.batch * params.mask.batch_stride + work.head * params.mask.head_stride,
+            first_row,
+            seq.seqlen_q};
+  }
+
+  __device__ __forceinline__ QueryRows queries(const Sequence& seq) const {
+    return {seq.q, params.q.row_stride, static_cast<int>(params.head_dim),
+            params.q.dtype == DType::kFloat16, shape.copy_bytes >= 8};
+  }
+
+  // lse and the sink's share are those of k as it was before its mean was taken from it.
+  __device__ __forceinline__ auto results(const tile::WorkTile& work, const Sequence& seq,
+                                          const Scores& scores) const {
+    const float* const shift = view.k_shift + work.batch * view.shift_batch_stride +
+                               head_kv(work) * view.shift_head_stride;
+    const bool wants_lse = params.lse.data || params.sinks.data;
+    return [rows = queries(seq), shift, wants_lse, &scores](
+               TileSoftmax& softmax, int row, bool exists, bool sees_any, const float* sink) {
+      // seed: tile-row-sum
+      softmax.row_sum = tile::reduce_sum<4>(softmax.row_sum);
+      // A row that sees nothing has nothing of a scale that is NaN.
+      if (!sees_any) softmax = {};
+      float top = softmax.finite_max();
+      if (wants_lse) {
+        const float product = product_with_shift(rows, row, exists, shift);
+        // seed: shift
+        if (softmax.row_max != -INFINITY) top += product * scores.scale_log2;
+      }
+      return tile::finalize(tile::RowMax(-top, false), 1.0f, softmax.row_sum, sink);
+    };
+  }
+
+ private:
+  __device__ __forceinline__ unsigned head_kv(const tile::WorkTile& work) const {
+    return shape.heads_per_kv_head.quotient(work.head);
+  }
+
+  // q . k_shift of a row, by a lane quad.
+  __device__ __forceinline__ static float product_with_shift(const QueryRows& rows, int row,
+                                                             bool exists, const float* shift) {
+    const std::uint16_t* const q = rows.data + row * rows.stride;
+    float sum = 0.0f;
+#pragma unroll 8
+    for (int i = 0; i < kHeadDim; i += 4) {
+      const int column = i + static_cast<int>(threadIdx.x) % 4;
+      if (exists && column < rows.head_dim)
+        sum = fmaf(QueryRows::to_float(q[column], rows.is_half), shift[column], sum);
+    }
+    return tile::reduce_sum<4>(sum);
+  }
+};
+
+}  // namespace dlattn::wmma8

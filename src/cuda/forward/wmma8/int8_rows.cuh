@@ -1,0 +1,131 @@
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "cuda/forward/wmma8/int8_query.cuh"
+#include "cuda/forward/wmma8/int8_softmax.cuh"
+#include "cuda/forward/wmma8/products.cuh"
+#include "cuda/forward/wmma8/traits.h"
+
+namespace dlattn::wmma8 {
+
+// A warp's query rows in 8-bit integers: as E4m3Rows, but that a tile's probabilities are relative
+// to the tile's own maximum, and its products with V count times a factor of the row's.
+template <int kHeadDim, bool kGeneral>
+struct Int8Rows {
+  static constexpr TileShape kShape = tile_shape(kHeadDim);
+  static constexpr int kRowTiles = 1, kRows = 16;
+  static constexpr int kBlockN = kShape.block_n;
+  static_assert(kShape.row_tiles == kRowTiles && kShape.query_in_registers && kBlockN == 64,
+                "a tile is a block of keys that share a scale");
+
+  std::uint32_t rQ[kHeadDim / 32][kRowTiles][4];
+  float q_scale[2];  // times what products of rotated rows are divided by
+  TileSoftmax softmax[kRowTiles][2];
+  float acc_o[kRowTiles][kHeadDim / 16][2][4] = {};
+
+  // The warp's rows from `first_row` on, of which `seqlen_q` exist.
+  __device__ __forceinline__ void load_queries(const QueryRows& rows, int first_row, int seqlen_q,
+                                               int lane) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = first_row + lane / 4 + 8 * h;
+      QueryRow<kHeadDim> query;
+      // seed: query-exists
+      query.load(rows, row, row < seqlen_q, lane);
+      query.rotate(lane);
+      std::uint32_t packed[kHeadDim / 16];
+      q_scale[h] = query.round(packed) * static_cast<float>(kHeadDim);
+#pragma unroll
+      for (int d = 0; d < kHeadDim / 16; ++d) rQ[d / 2][0][d % 2 * 2 + h] = packed[d];
+    }
+  }
+
+  // As E4m3Rows::attend.
+  template <typename Consumer>
+  __device__ __forceinline__ void attend(Consumer& consumer, const Int8Scores& scores,
+                                         const tile::Mask& mask, ptx::SmemAddress lane_k,
+                                         ptx::SmemAddress lane_v, int lane) {
+    const tile::Range any = mask.any_row(0, kRows - 1);
+    if (any.begin >= kBlockN || any.end <= 0) return consumer.after_softmax();
+    const float k_scale = scores.k_scale(consumer.i);
+    // S = Q K^T
+    float acc_s[kRowTiles][kBlockN / 8][4];
+    multiply_qk(acc_s, lane_k);
+    if constexpr (kGeneral) {
+      scores.apply_masks(acc_s, mask, consumer.tile(), lane);
+    } else {
+      if (!tile::contains_all(mask.every_row(0, kRows - 1), 0, kBlockN))
+        apply_mask(acc_s, mask, lane);
+    }
+    // P = 2^(S - the tile's max)
+    const TileOfRow tile_of[2] = {TileOfRow(acc_s[0], 0, q_scale[0] * k_scale * scores.scale_log2),
+                                  TileOfRow(acc_s[0], 1, q_scale[1] * k_scale * scores.scale_log2)};
+    const float tile_max[2] = {tile_of[0].max(), tile_of[1].max()};
+    raise_max(tile_max);
+    const float v_scale = scores.v_scale(consumer.i);
+    float factors[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      // In natural units, so that sums of large values are as far from overflow as they can be.
+      const float weight = softmax[0][h].weight(tile_max[h] - kShift);
+      const float sum = tile_of[h].probabilities(acc_s[0], h);
+      softmax[0][h].row_sum = fmaf(sum, weight, softmax[0][h].row_sum);
+      // seed: v-scale
+      factors[h] = weight * v_scale;
+    }
+    std::uint32_t rP[kRowTiles][kBlockN / 32][4];
+    pack<kBlockN>(rP[0], acc_s[0]);
+    consumer.after_softmax();
+    // O = O + factor * P V
+    multiply_pv<kHeadDim, kBlockN>(acc_o, rP, lane_v,
+                                   [&factors](float o, float product, int, int h) {
+                                     // seed: promote-tile
+                                     return fmaf(product, factors[h], o);
+                                   });
+  }
+
+ private:
+  // S as floats: sums of integers that start from the bias's bits are those of biased floats.
+  __device__ __forceinline__ void multiply_qk(float (&acc_s)[kRowTiles][kBlockN / 8][4],
+                                              ptx::SmemAddress lane_k) const {
+    static_assert(127 * 127 * kHeadDim < 1 << 22, "sums fit beside the bias");
+    std::int32_t sums[kRowTiles][kBlockN / 8][4];
+    wmma8::multiply_qk<kHeadDim>(
+        sums, kIntegerBiasBits, lane_k,
+        [&](std::uint32_t (&a)[kRowTiles][4], int d) { memcpy(a, rQ[d / 32], sizeof a); });
+#pragma unroll
+    for (int j = 0; j < kBlockN / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        acc_s[0][j][e] = float_of_bits(static_cast<std::uint32_t>(sums[0][j][e]));
+    }
+  }
+
+  // Raises the row max to a tile's. It rises in a few of a row's tiles, so that what was
+  // accumulated before is multiplied apart.
+  __device__ __forceinline__ void raise_max(const float (&tile_max)[2]) {
+    const bool rises = tile_max[0] > softmax[0][0].row_max || tile_max[1] > softmax[0][1].row_max;
+    if (!__any_sync(tile::kFullMask, rises)) return;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      TileSoftmax& row = softmax[0][h];
+      const float old_max = row.row_max;
+      row.row_max = fmaxf(old_max, tile_max[h]);
+      const float factor = row.weight(old_max);
+      // seed: rescale-sum
+      row.row_sum *= factor;
+#pragma unroll
+      for (int d = 0; d < kHeadDim / 16; ++d) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          // seed: rescale-output
+          acc_o[0][d][h][e] *= factor;
+        }
+      }
+    }
+  }
+};
+
+}  // namespace dlattn::wmma8
