@@ -1,5 +1,6 @@
 // The CUDA backend of a build without nvcc: same symbols, nothing behind them.
 #include "core/backend.h"
+#include "core/quantized.h"
 
 namespace dlattn::cuda {
 

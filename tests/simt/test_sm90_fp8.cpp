@@ -1,3 +1,6 @@
+#include <initializer_list>
+#include <vector>
+
 #include "attention_test.h"
 #include "cuda/forward/sm90_fp8/boxes.h"
 #include "cuda/forward/sm90_fp8/kernel.cuh"
@@ -39,15 +42,13 @@ void descales(Case& c) {
 // Each tile's scores outgrow what the one before it has set as the row max, and do not: by so much
 // that probabilities are scaled down, and by more than fp32 holds. Of the walk's first 1024 keys,
 // whose maxima come first, and beyond them.
-std::vector<Case> rising_cases(int head_dim) {
+std::vector<Case> rising_cases(int head_dim, int seqlen_k, double rise,
+                               std::initializer_list<float> k_descales) {
   std::vector<Case> cases;
-  for (const float k_descale : {0.125f, 1.0f, 8.0f, 32.0f}) {
-    for (const int seqlen_k : {600, 2400}) {
-      if (seqlen_k == 600 && (head_dim != 128 || k_descale > 8.0f)) continue;
-      cases.push_back(simt::with({20, seqlen_k, head_dim, kFull}, [=](Case& c) {
-        c.rise = seqlen_k == 600 ? 0.25 : 0.06, c.descales = true, c.k_descale = k_descale;
-      }));
-    }
+  for (const float k_descale : k_descales) {
+    cases.push_back(simt::with({20, seqlen_k, head_dim, kFull}, [=](Case& c) {
+      c.rise = rise, c.descales = true, c.k_descale = k_descale;
+    }));
   }
   return cases;
 }
@@ -85,7 +86,8 @@ std::vector<Case> tile_cases(int head_dim) {
                               {70, 129, 5}, {140, keys, 300}),
                  [=](Case& c) { c.seqused_k = {129, keys, 70}, c.sinks = true; }),
   };
-  simt::append(&cases, rising_cases(head_dim));
+  simt::append(&cases, rising_cases(head_dim, 2000, 0.07, {1.0f, 32.0f}));
+  simt::append(&cases, rising_cases(head_dim, 1300, -100.0, {4.0f}));  // one key, far above
   if (simt::kThreadSanitizer) return cases;
   const std::vector<Case> more = {
       {rows, keys, head_dim, kCausal},
@@ -137,7 +139,9 @@ std::vector<Case> cases() {
       simt::varlen({1, 1, 128, kFull, 2, 2, Layout::kPacked, 64}, {70, 129, 5}, {140, 128, 300}),
       [](Case& c) { c.seqused_k = {129, 128, 70}, c.sinks = true; }));
   simt::append(&cases, simt::length_cases(128));
-  simt::append(&cases, rising_cases(128));
+  simt::append(&cases, rising_cases(128, 600, 0.25, {0.125f, 1.0f, 8.0f}));
+  simt::append(&cases, rising_cases(128, 2000, 0.07, {0.125f, 1.0f, 32.0f}));
+  simt::append(&cases, rising_cases(128, 1300, -100.0, {4.0f}));
   for (const int head_dim : {64, 192, 256}) simt::append(&cases, tile_cases(head_dim));
   if (simt::kThreadSanitizer) return cases;
   const std::vector<Case> more = {
