@@ -43,8 +43,7 @@ Outcome compute(const AttentionCall& call, const Target& target, Problem& proble
     set_lse(lse->tensor, &problem);
   }
   nb::object workspace;
-  if (params.precision != Precision::kInputs && !params.quantized_kv &&
-      target.device.type == DeviceType::kCuda) {
+  if (params.precision != Precision::kInputs && target.device.type == DeviceType::kCuda) {
     workspace = take_workspace(call, target, &problem);
   }
   const auto tell_autograd = [&] {

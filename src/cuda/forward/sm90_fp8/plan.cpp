@@ -9,7 +9,6 @@
 #include "cuda/forward/sm90/grid.h"
 #include "cuda/forward/sm90_fp8/boxes.h"
 #include "cuda/tile/launch_shape.h"
-#include "cuda/tile/span.h"
 
 namespace dlattn::sm90_fp8 {
 namespace {
@@ -56,8 +55,8 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   const double ns = predicted_ns(p, device, options, tile);
   if (ns > plan->predicted_ns) return refuse(why, "is not faster");
   if (p.precision == Precision::kInputs && !accepts_tensors(p, tile, why)) return false;
-  if (p.seqlen_k > tile::kMostKeys)
-    return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", tile::kMostKeys);
+  if (p.seqlen_k > kMostKeys)
+    return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", kMostKeys);
   cost::set_tile(p, tile_config(tile), plan);
   const TileShape shape = tile_shape(tile);
   plan->grid = sm90::num_blocks(p, device, num_work_tiles(p, tile), block_m(shape),

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 #include "cuda/forward/sm90/traits.h"
 #include "cuda/tile/config.h"
 
@@ -12,6 +14,10 @@ using sm90::kWorkTileBytes;
 
 constexpr int kBlockColumns = 128;  // tiles lie in shared memory in blocks of as many columns
 constexpr int kTransposers = 3;  // warps of the producer's that transpose V; the other one copies
+
+// Each tile's sums are added to the output by fp32, which rounds each time: of so many keys it
+// loses 2^-11 at most.
+constexpr std::int64_t kMostKeys = 1 << 20;
 
 struct TileShape {
   int num_consumers = 2;      // warpgroups beside the producer's
