@@ -330,7 +330,7 @@ SEED_BUGS = (
         "scale of another tile's keys",
         SM90_FP8_SCALED,
         "scores-scale",
-        "return of_queries * k[n / 2 * 2];",
+        "of_keys = k[max(n, 0) / 2 * 2];",
     ),
     SeedBug(
         "scale of another tile's values",

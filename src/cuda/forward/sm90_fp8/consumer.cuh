@@ -150,7 +150,11 @@ struct Consumer {
 
   __device__ __forceinline__ void begin_first(const TileWalk& walk) {
     const int n = walk.tiles.end - 1;
-    if constexpr (kScaled) scale = at_least_scale(tiles.of_scores(n));
+    if constexpr (kScaled) {
+      tiles.set_keys(n);
+      scale = at_least_scale(tiles.of_scores());
+      tiles.set_keys(n - 1);
+    }
     shared.keys.wait_full(use);
     start_qk<kHeadDim, kBlockN>(acc_s, shared.q(query_use, consumer), shared.k(use));
     ptx::wgmma_wait<0>();
@@ -199,7 +203,10 @@ struct Consumer {
     if constexpr (!kPipelined) add_values();
     const ptx::SmemAddress sQ = shared.q(query_use, consumer);
     float next = 0.0f;
-    if constexpr (kScaled) next = at_least_scale(tiles.of_scores(n));
+    if constexpr (kScaled) {
+      next = at_least_scale(tiles.of_scores());
+      tiles.set_keys(n - 1);
+    }
     shared.keys.wait_full(use + 1);
     start_qk<kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
     if constexpr (kPipelined) {

@@ -21,6 +21,7 @@ struct TileScales<true> {
   const float* k;           // of the sequence's tiles
   std::int64_t k_to_v;      // from there to v's
   float of_queries = 1.0f;  // of scores to base 2, but for k's
+  float of_keys = 1.0f;     // of the tile that is walked next
   float of_values = 1.0f;   // of the product with V that is added next
 
   TileScales() = default;
@@ -45,10 +46,12 @@ struct TileScales<true> {
     of_queries = q * (shape.scale_log2 * static_cast<float>(params.head_dim));
   }
 
-  __device__ __forceinline__ float of_scores(int n) const {
+  // Loads the scale of tile n's keys, a step before it is needed; there may be no such tile.
+  __device__ __forceinline__ void set_keys(int n) {
     // seed: scores-scale
-    return of_queries * k[n];
+    of_keys = k[max(n, 0)];
   }
+  __device__ __forceinline__ float of_scores() const { return of_queries * of_keys; }
   __device__ __forceinline__ void set_values(int n) {
     // seed: values-scale
     of_values = k[k_to_v + n];
