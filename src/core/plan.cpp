@@ -79,6 +79,7 @@ std::string accepted_dtypes(const std::vector<Instance>& instances) {
   std::string dtypes;
   const Instance* before = nullptr;
   for (const Instance& instance : instances) {
+    if (instance.dtype == DType::kInt8) continue;  // no tensor's
     if (!before || before->dtype != instance.dtype)
       dtypes += concat(dtypes.empty() ? "" : ", ", to_string(instance.dtype));
     before = &instance;

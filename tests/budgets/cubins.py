@@ -40,6 +40,7 @@ _ENUMS = {
     "bfloat16": "kBFloat16",
     "float32": "kFloat32",
     "float8_e4m3fn": "kFloat8E4M3",
+    "int8": "kInt8",
 }
 _MERGED = ("float16", "bfloat16", "float32")
 # Tile shapes of the families that have several, in the traits' order, each with the tiles it has.
@@ -68,7 +69,7 @@ _TWINS = {
     ("sm90_fp8", ""): "varlen",
 }
 _KERNEL = re.compile(
-    r"_ZN6dlattn\d+(sm90|sm90_fp8|wmma8|[a-z_]+?)(?:12row_per_warp)?(?:6|\d\d(split|general|persistent)_)"
+    r"_ZN6dlattn\d+(sm90|sm90_fp8|wmma8|[a-z_]+?)(?:12row_per_warp)?(?:6|\d\d(split|general|persistent|int8)_)"
     r"kernelI(6__half|13__nv_bfloat16|f)?"
     r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:LNS0_8ScoreModE([0-2])ELb([01])E)?EEv\w+"
 )
@@ -166,7 +167,8 @@ def _parsed_name(match: re.Match[str]) -> str:
             varlen,
         )
     elif family == "wmma8":
-        name, twin = variants(family)[int(twin)], None
+        dtype = name or _TYPES[element]
+        return kernel_name(family, dtype, tile, variants(family)[int(twin)])
     elif variant:
         name = variants(family)[int(variant)]
     name = names(family, name or "")[twin == "1"]

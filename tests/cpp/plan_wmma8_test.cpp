@@ -91,11 +91,69 @@ void general() {
   CHECK(wmma8::is_general(p.softcap, 16));
 }
 
+AttentionParams int8_problem(std::int64_t head_dim, DType dtype = DType::kFloat16) {
+  AttentionParams p = test::problem(dtype, head_dim);
+  p.precision = Precision::kInt8Fp8;
+  p.quantized_kv = test::memory + 4 * test::kApart;
+  return p;
+}
+
+// Precision int8_fp8: q of 16 bits, any head_dim and alignment.
+void int8() {
+  for (const DeviceInfo& device : gpus()) {
+    const int capability = 10 * device.compute_major + device.compute_minor;
+    CHECK_EQ(supported(int8_problem(128), device, force("wmma8")).ok, capability >= 89);
+  }
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    const struct {
+      std::int64_t head_dim;
+      int tile;
+    } dims[] = {{1, 64}, {40, 64}, {64, 64}, {65, 128}, {72, 128}, {128, 128}};
+    for (const auto& d : dims) {
+      AttentionParams p = int8_problem(d.head_dim, dtype);
+      p.q.row_stride += 1, p.out.row_stride += 1, p.out.batch_stride += 2048;
+      const Plan plan = dlattn::plan(p, l4);
+      CHECK(plan.kernel == "wmma8");
+      CHECK(plan.dtype == DType::kInt8);
+      CHECK_EQ(plan.head_dim_tile, d.tile);
+      CHECK_EQ(plan.block_n, 64);  // keys that share a scale
+      CHECK_EQ(plan.smem_bytes, wmma8::tile_config(d.tile).smem_bytes);
+      CHECK_EQ(plan.grid, 2 * 8 * 2048 / plan.block_m);
+      CHECK_EQ(plan.workspace_bytes, 0);
+    }
+  }
+  AttentionParams p = int8_problem(72);
+  p.head_dim = 40;
+  CHECK_EQ(dlattn::plan(p, l4).head_dim_tile, 128);
+  // The caller's k and v are not read.
+  p = int8_problem(64);
+  p.k.data = p.v.data = nullptr;
+  p.mask.data = reinterpret_cast<const std::uint8_t*>(test::memory + 5 * test::kApart);
+  CHECK(supported(p, l4, force("wmma8")).ok);
+}
+
+void int8_refused() {
+  const auto check_refused = [](const AttentionParams& p, const DeviceInfo& device,
+                                const std::string& why) {
+    CHECK_THROWS(dlattn::plan(p, device, force("wmma8")), UnsupportedError,
+                 "no kernel can run this: wmma8: " + why);
+  };
+  check_refused(int8_problem(64), gpus()[2], "needs compute capability 8.9 or later; A100 has 8.0");
+  AttentionParams p = int8_problem(64);
+  p.seqlen_k = (1 << 20) + 1;
+  check_refused(p, l4, "seqlen_k is 1048577; accepted: up to 1048576");
+  p = int8_problem(64);
+  p.precision = Precision::kFp8;
+  check_refused(p, l4, "does not implement precision fp8");
+}
+
 }  // namespace
 
 int main() {
   served();
   refused();
   general();
+  int8();
+  int8_refused();
   return test::summary();
 }

@@ -45,6 +45,7 @@ FAMILIES = {
     "wmma_general": "forward/wmma/general.cuh",
     "wmma_persistent": "forward/wmma/persistent.cuh",
     "wmma8": "forward/wmma8/kernel.cuh",
+    "wmma8_int8": "forward/wmma8/int8.cuh",
     "sm90": "forward/sm90/kernel.cuh",
     "sm90_fp8": "forward/sm90_fp8/kernel.cuh",
     "sm90_fp8_scaled": "forward/sm90_fp8/kernel.cuh",

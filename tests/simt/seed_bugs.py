@@ -15,6 +15,7 @@ SM90_FP8_SCALED = ("sm90_fp8_scaled",)
 HOPPER = SM90 + SM90_FP8
 GENERAL = ("wmma_general",)
 WMMA8 = ("wmma8",)
+WMMA8_INT8 = ("wmma8_int8",)
 
 
 @dataclass(frozen=True)
@@ -499,7 +500,7 @@ SEED_BUGS = (
         "accumulator not rescaled",
         WMMA8,
         "promote",
-        "o[2 * e] += even[m][2 * h + e];",
+        "return o + product;",
     ),
     SeedBug(
         "keys of V in their own order",
@@ -518,4 +519,49 @@ SEED_BUGS = (
     SeedBug("descales left out", WMMA8, "descales", ";", part="* descale;"),
     SeedBug("copies wider than aligned", WMMA8, "copy-bytes", "shape.copy_bytes = 16;"),
     SeedBug("stores wider than aligned", WMMA8, "store-bytes", "shape.store_bytes = 16;"),
+    # Of wmma8 in 8-bit integers.
+    SeedBug("scores of absent keys used", WMMA8_INT8, "hide-keys", ";"),
+    SeedBug(
+        "partial row group stored whole", WMMA8_INT8, "stored-rows", "const bool exists = true;"
+    ),
+    SeedBug(
+        "partial row group read whole",
+        WMMA8_INT8,
+        "query-exists",
+        "true",
+        part="row < seqlen_q",
+    ),
+    SeedBug("q rotated without signs", WMMA8_INT8, "rotation-signs", ";"),
+    SeedBug(
+        "q rotated in each lane alone",
+        WMMA8_INT8,
+        "rotation-lanes",
+        ";",
+    ),
+    SeedBug(
+        "scale of each lane's own",
+        WMMA8_INT8,
+        "query-largest",
+        ";",
+    ),
+    SeedBug(
+        "tile's maximum of each lane's own",
+        WMMA8_INT8,
+        "tile-max",
+        ";",
+    ),
+    SeedBug("accumulator not rescaled", WMMA8_INT8, "rescale-output", ";"),
+    SeedBug("sum not rescaled", WMMA8_INT8, "rescale-sum", ";"),
+    SeedBug("products not weighed", WMMA8_INT8, "promote-tile", "return o + product;"),
+    SeedBug("scale of v left out", WMMA8_INT8, "v-scale", "factors[h] = weight;"),
+    SeedBug("sum not broadcast", WMMA8_INT8, "tile-row-sum", ";"),
+    SeedBug("what k was stored without left out of lse", WMMA8_INT8, "shift", ";"),
+    SeedBug(
+        "mask of a row that is none read",
+        WMMA8_INT8,
+        "given-mask",
+        "!tile::contains(visible, key)",
+        part="!exists || !tile::contains(visible, key)",
+    ),
+    SeedBug("stores wider than aligned", WMMA8_INT8, "store-bytes", "shape.store_bytes = 16;"),
 )

@@ -29,26 +29,23 @@ struct Int8Inputs {
   __device__ __forceinline__ static std::int64_t row_stride(const TensorView&) { return kHeadDim; }
   __device__ __forceinline__ static std::int64_t columns(std::int64_t) { return kHeadDim; }
 
-  // Where a tile of keys begins: which row of the buffer's. The plan refuses more than 32 bits
-  // count; registers are scarce.
+  // Where a tile of keys begins. v lies as k does: no registers keep where.
   struct KeyTile {
-    unsigned row;
+    const std::uint8_t* k;
   };
   __device__ __forceinline__ KeyTile key_tile(const tile::WorkTile& work, const Sequence&,
                                               int n0) const {
     const std::int64_t head = work.batch * view.batch_stride + head_kv(work) * view.head_stride;
     const int start = params.cu_seqlens_k ? tile::key_rows(params, work.batch).start : 0;
-    return {static_cast<unsigned>(head / kHeadDim + start + n0)};
+    return {view.k + head + std::int64_t{start + n0} * kHeadDim};
   }
-  __device__ __forceinline__ const std::uint8_t* k(const KeyTile& tile) const {
-    return view.k + std::int64_t{tile.row} * kHeadDim;
-  }
+  __device__ __forceinline__ static const std::uint8_t* k(const KeyTile& tile) { return tile.k; }
   __device__ __forceinline__ const std::uint8_t* v(const KeyTile& tile) const {
-    return view.v + std::int64_t{tile.row} * kHeadDim;
+    return tile.k + (view.v - view.k);
   }
   template <int kRows>
   __device__ __forceinline__ static void step_back(KeyTile* tile) {
-    tile->row -= kRows;
+    tile->k -= kRows * kHeadDim;
   }
 
   __device__ __forceinline__ Scores scores(const tile::WorkTile& work, const Sequence& seq,

@@ -48,36 +48,41 @@ struct Int8Rows {
                                          const tile::Mask& mask, ptx::SmemAddress lane_k,
                                          ptx::SmemAddress lane_v, int lane) {
     const tile::Range any = mask.any_row(0, kRows - 1);
-    if (any.begin >= kBlockN || any.end <= 0) return consumer.after_softmax();
-    const float k_scale = scores.k_scale(consumer.i);
-    // S = Q K^T
-    float acc_s[kRowTiles][kBlockN / 8][4];
-    multiply_qk(acc_s, lane_k);
-    if constexpr (kGeneral) {
-      scores.apply_masks(acc_s, mask, consumer.tile(), lane);
-    } else {
-      if (!tile::contains_all(mask.every_row(0, kRows - 1), 0, kBlockN))
-        apply_mask(acc_s, mask, lane);
-    }
-    // P = 2^(S - the tile's max)
-    const TileOfRow tile_of[2] = {TileOfRow(acc_s[0], 0, q_scale[0] * k_scale * scores.scale_log2),
-                                  TileOfRow(acc_s[0], 1, q_scale[1] * k_scale * scores.scale_log2)};
-    const float tile_max[2] = {tile_of[0].max(), tile_of[1].max()};
-    raise_max(tile_max);
-    const float v_scale = scores.v_scale(consumer.i);
+    // after_softmax() stands once: of two copies of it the registers would not suffice.
+    const bool sees = any.begin < kBlockN && any.end > 0;
     float factors[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      // In natural units, so that sums of large values are as far from overflow as they can be.
-      const float weight = softmax[0][h].weight(tile_max[h] - kShift);
-      const float sum = tile_of[h].probabilities(acc_s[0], h);
-      softmax[0][h].row_sum = fmaf(sum, weight, softmax[0][h].row_sum);
-      // seed: v-scale
-      factors[h] = weight * v_scale;
-    }
     std::uint32_t rP[kRowTiles][kBlockN / 32][4];
-    pack<kBlockN>(rP[0], acc_s[0]);
+    if (sees) {
+      const float k_scale = scores.k_scale(consumer.i);
+      // S = Q K^T
+      float acc_s[kRowTiles][kBlockN / 8][4];
+      multiply_qk(acc_s, lane_k);
+      if constexpr (kGeneral) {
+        scores.apply_masks(acc_s, mask, consumer.tile(), lane);
+      } else {
+        if (!tile::contains_all(mask.every_row(0, kRows - 1), 0, kBlockN))
+          apply_mask(acc_s, mask, lane);
+      }
+      // P = 2^(S - the tile's max)
+      const TileOfRow tile_of[2] = {
+          TileOfRow(acc_s[0], 0, q_scale[0] * k_scale * scores.scale_log2),
+          TileOfRow(acc_s[0], 1, q_scale[1] * k_scale * scores.scale_log2)};
+      const float tile_max[2] = {tile_of[0].max(), tile_of[1].max()};
+      raise_max(tile_max);
+      const float v_scale = scores.v_scale(consumer.i);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        // In natural units, so that sums of large values are as far from overflow as they can be.
+        const float weight = softmax[0][h].weight(tile_max[h] - kShift);
+        const float sum = tile_of[h].probabilities(acc_s[0], h);
+        softmax[0][h].row_sum = fmaf(sum, weight, softmax[0][h].row_sum);
+        // seed: v-scale
+        factors[h] = weight * v_scale;
+      }
+      pack<kBlockN>(rP[0], acc_s[0]);
+    }
     consumer.after_softmax();
+    if (!sees) return;
     // O = O + factor * P V
     multiply_pv<kHeadDim, kBlockN>(acc_o, rP, lane_v,
                                    [&factors](float o, float product, int, int h) {
