@@ -42,6 +42,7 @@ _ENUMS = {
     "float8_e4m3fn": "kFloat8E4M3",
     "int8": "kInt8",
 }
+_PARAMS = {"forward": "AttentionParams", "merge": "MergeParams", "quantize": "QuantizeTask"}
 _MERGED = ("float16", "bfloat16", "float32")
 # Tile shapes of the families that have several, in the traits' order, each with the tiles it has.
 _ALL = range(1, 257)
@@ -61,18 +62,27 @@ _VARIANTS = {
         f"{v}{mod}": tiles for v, tiles in (("", _ALL), ("v128", range(129, 193))) for mod in _MODS
     },
     "wmma8": {"": _ALL, "general": range(1, 129)},
+    "sm90_fp8": {"": _ALL, "scaled": range(1, 129)},
 }
 # Kernels of which there is another beside: those that pack heads, those for packed sequences.
 _TWINS = {
     ("wmma", "narrow"): "packed",
     **{("sm90", f"{v}{mod}"): "varlen" for v in ("", "v128") for mod in _MODS[:2]},
-    ("sm90_fp8", ""): "varlen",
+    **{("sm90_fp8", variant): "varlen" for variant in ("", "scaled")},
 }
 _KERNEL = re.compile(
     r"_ZN6dlattn\d+(sm90|sm90_fp8|wmma8|[a-z_]+?)(?:12row_per_warp)?(?:6|\d\d(split|general|persistent|int8)_)"
     r"kernelI(6__half|13__nv_bfloat16|f)?"
-    r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:LNS0_8ScoreModE([0-2])ELb([01])E)?EEv\w+"
+    r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:Lb([01])E)?"
+    r"(?:LNS0_8ScoreModE([0-2])ELb([01])E)?EEv\w+"
 )
+# Of key_blocks, which quantises: by the dtype of its inputs, its precision, its columns, and
+# whether it is q's.
+_QUANTIZE = re.compile(
+    r"_ZN6dlattn8quantize10key_blocks(?:6|12(shift)_)kernelI(6__half|13__nv_bfloat16)"
+    r"(?:LNS_9PrecisionE([12])E)?Li(64|128)E(?:Lb([01])E)?EEv\w+"
+)
+_PRECISIONS = {"1": "int8", "2": "fp8"}
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
 
@@ -151,16 +161,33 @@ def names(family: str, variant: str) -> list[str]:
 
 def expected_kernels() -> list[str]:
     merges = [kernel_name("merge", dtype, None) for dtype in _MERGED]
-    return [
+    forward = [
         kernel_name(*instance, name)
         for instance in instances()
         for variant in variants(instance[0], instance[2])
         for name in names(instance[0], variant)
-    ] + merges
+    ]
+    quantizes = [
+        kernel_name("quantize", dtype, columns, variant)
+        for dtype in ("float16", "bfloat16")
+        for columns in (64, 128)
+        for variant in ("shift", "int8", "fp8", "fp8_queries")
+    ]
+    return forward + merges + quantizes
+
+
+def name_of(symbol: str) -> str | None:
+    """The name of a kernel; None for what is no kernel of these lists."""
+    if match := _QUANTIZE.fullmatch(symbol):
+        shift, element, precision, columns, queries = match.groups()
+        variant = shift or _PRECISIONS[precision] + ("_queries" if queries == "1" else "")
+        return kernel_name("quantize", _TYPES[element], columns, variant)
+    match = _KERNEL.fullmatch(symbol)
+    return _parsed_name(match) if match else None
 
 
 def _parsed_name(match: re.Match[str]) -> str:
-    family, name, element, tile, variant, twin, mod, varlen = match.groups()
+    family, name, element, tile, variant, twin, scaled, mod, varlen = match.groups()
     if family == "sm90":
         name, twin = (
             (f"v{variant}" if variant != tile else "") + _MODS[int(mod)],
@@ -169,6 +196,8 @@ def _parsed_name(match: re.Match[str]) -> str:
     elif family == "wmma8":
         dtype = name or _TYPES[element]
         return kernel_name(family, dtype, tile, variants(family)[int(twin)])
+    elif family == "sm90_fp8":
+        name = variants(family)[int(scaled)]
     elif variant:
         name = variants(family)[int(variant)]
     name = names(family, name or "")[twin == "1"]
@@ -190,7 +219,7 @@ def _instantiation(template: str, operation: str, family: str, dtype: str, tile:
         "operation": operation,
         "family": family,
         "_space": family if forward else f"{operation}::{family}",
-        "_params": "AttentionParams" if forward else f"{operation.capitalize()}Params",
+        "_params": _PARAMS[operation],
         "_enum": _ENUMS[dtype],
         "tile": str(tile),
     }
@@ -218,6 +247,15 @@ def compile_instances(
             "".join(_instantiation(template, "merge", "row_per_warp", d, 0) for d in _MERGED)
         )
         sources[merge] = merge.with_suffix(".cubin")
+        quantize = folder / "quantize.cu"
+        quantize.write_text(
+            "".join(
+                _instantiation(template, "quantize", "key_blocks", dtype, columns)
+                for dtype in ("int8", "float8_e4m3fn")
+                for columns in (64, 128)
+            )
+        )
+        sources[quantize] = quantize.with_suffix(".cubin")
 
     def build(source: Path) -> None:
         number = (SM_90A if arch_of(source.stem) == SM_90A else arch).removeprefix("sm_")
@@ -280,8 +318,7 @@ def _read(binaries: list[Path], source: str) -> Kernels:
     for binary in binaries:
         wanted: dict[str, list[str]] = {}  # symbols, by the architecture of their budget
         for symbol, arch, usage in usage_of_symbols(binary):
-            if match := _KERNEL.fullmatch(symbol):
-                name = _parsed_name(match)
+            if name := name_of(symbol):
                 kernels.usage.setdefault(name, {})[arch] = usage
                 if arch == arch_of(name):
                     wanted.setdefault(arch, []).append(symbol)
@@ -289,8 +326,8 @@ def _read(binaries: list[Path], source: str) -> Kernels:
         with ThreadPoolExecutor(2) as pool:
             for code_of_symbols in pool.map(lambda job: list(listings(*job)), jobs):
                 for symbol, code in code_of_symbols:
-                    if match := _KERNEL.fullmatch(symbol):
-                        kernels.code[_parsed_name(match)] = code
+                    if name := name_of(symbol):
+                        kernels.code[name] = code
     return kernels
 
 
@@ -326,7 +363,7 @@ def dynamic_smem() -> dict[str, int]:
                 tile_v = 128 if variant.startswith("v128") else tile
                 mod = _MODS.index(variant.removeprefix("v128"))
                 arguments += f", {tile_v}, dlattn::sm90::ScoreMod({mod})"
-            elif variant and family != "wmma8":
+            elif variant and family not in ("wmma8", "sm90_fp8"):
                 arguments += f", {variants(family).index(variant)}"
             config = f"dlattn::{family}::tile_config({arguments})"
             for name in names(family, variant):
