@@ -16,7 +16,7 @@ template <typename Params>
 struct Family {
   const char* name;
   int capability;     // the one compute capability it is for, times ten; 0: any
-  int head_dim_step;  // all head dims of inputs in the kernel's own dtype are multiples of it
+  int head_dim_step;  // all head dims are multiples of it, but in another precision than kInputs
   // The tile shapes that Options::variant may name, for messages; null: there is one shape.
   std::string (*accepted_variants)();
   // Whether the family can run a valid problem as `options` ask, on a GPU that the build has

@@ -101,6 +101,8 @@ EQUIVALENT = (
         "no __syncthreads",
         "__syncthreads(); } __device__ __forceinline__ void publish",
     ),
+    # Q goes through no shared memory.
+    ("wmma8_int8", "no __syncthreads", "__syncthreads();  // all warps have it"),
 )
 # Those that the quick run takes one of each of, beside a seed bug of each family.
 QUICK = {

@@ -269,9 +269,14 @@ class Int8Tests {
       if (!t.out.gaps_intact() || !t.lse.gaps_intact()) trouble = "a write outside out or lse";
       if (!simt::other_rows_intact(c, t)) trouble = "a write to rows of no sequence";
     }
-    report(name, compare(c, t, params, &trouble), std::is_same_v<T, half> ? 1e-3 : 2e-3, trouble);
+    const Errors errors = compare(c, t, params, &trouble);
+    const std::vector<unsigned char> lse = t.lse.bytes();
+#if defined(SIMT_CPU_BACKEND)
+    if (!given.hostile) compare_with_cpu(name, c, &t, params, errors.exact_bound);
+#endif
+    report(name, errors, std::is_same_v<T, half> ? 1e-3 : 2e-3, trouble);
     if (!simt::kThreadSanitizer && !given.hostile && (c.batch_size > 1 || c.varlen()))
-      run_alone(name, c, &t, params, options, first);
+      run_alone(name, c, &t, params, options, first, lse);
   }
 
   int finish() const {
@@ -354,13 +359,46 @@ class Int8Tests {
     return {exact.value(), rounded.value(), lse, fewest >= kBlock ? 0.027 : 0x1p-4};
   }
 
+#if defined(SIMT_CPU_BACKEND)
+  // The CPU backend's results, which it leaves in the tensors, beside the kernel's.
+  template <typename T>
+  void compare_with_cpu(const std::string& name, const Case& c, simt::Tensors<T>* t,
+                        const AttentionParams& params, double bound) {
+    const auto values = [](const auto& tensor) {
+      std::vector<float> all;
+      tensor.for_each([&](const auto& x) { all.push_back(static_cast<float>(x)); });
+      return all;
+    };
+    const std::vector<float> out = values(t->out), lse = values(t->lse);
+    t->out.poison(), t->lse.poison();
+    dlattn::Plan plan;
+    dlattn::cpu::plan(params, dlattn::cpu::device_info(), {}, &plan);
+    dlattn::cpu::forward(params, plan);
+    const std::vector<float> cpu_out = values(t->out), cpu_lse = values(t->lse);
+    Relative error;
+    double lse_error = 0.0;
+    const auto both_nan = [](float a, float b) { return std::isnan(a) && std::isnan(b); };
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      if (!both_nan(out[i], cpu_out[i])) error.add(out[i], cpu_out[i]);
+    }
+    for (std::size_t i = 0; c.lse && i < lse.size(); ++i) {
+      if (both_nan(lse[i], cpu_lse[i])) continue;
+      const double size = std::isfinite(lse[i]) ? std::max(1.0f, std::abs(lse[i])) : 1.0;
+      lse_error = std::max(lse_error, simt::distance(lse[i], cpu_lse[i]) / size);
+    }
+    char text[120];
+    std::snprintf(text, sizeof text, "error %.2e (bound %.2e), lse %.2e", error.value(), bound,
+                  lse_error);
+    count(error.value() <= bound && lse_error <= 1e-5, name + " beside the CPU backend", text);
+  }
+#endif
+
   // Each sequence by itself has the same bits.
   template <typename T>
   void run_alone(const std::string& name, const Case& c, simt::Tensors<T>* t,
                  const AttentionParams& params, const dlattn::Options& options,
-                 const std::vector<unsigned char>& expected) {
-    const std::vector<unsigned char> lse = t->lse.bytes();
-    std::vector<unsigned char> out = expected;
+                 const std::vector<unsigned char>& expected,
+                 const std::vector<unsigned char>& lse) {
     bool same = true;
     for (int b = 0; b < c.batch_size; ++b) {
       AttentionParams own = simt::alone<T, T>(c, params, b);

@@ -15,9 +15,9 @@ struct Int8Inputs {
   static constexpr int kHeadDim = kTile;
   static constexpr bool kGeneral = kGeneralKernel;
   static constexpr bool kUnaligned = false;
-  static constexpr bool kCopiesQuery = false;
-  static constexpr bool kWholeColumns = false;  // head dims are multiples of 16
-  static constexpr bool kFloat32Out = false;    // beside 16 bits
+  static constexpr bool kCopiesQuery = false;   // it goes to registers at once
+  static constexpr bool kWholeColumns = false;  // head_dim is any
+  static constexpr bool kFloat32Out = false;    // out is as q
   using Rows = Int8Rows<kHeadDim, kGeneral>;
   using Scores = Int8Scores;
   using Sequence = tile::Sequence<std::uint16_t>;
