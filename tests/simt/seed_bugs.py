@@ -331,13 +331,13 @@ SEED_BUGS = (
         "scale of another tile's keys",
         SM90_FP8_SCALED,
         "scores-scale",
-        "of_keys = k[max(n, 0) / 2 * 2];",
+        "return of_queries * __shfl_sync(tile::kFullMask, lane_k, n % kTiles / 2 * 2);",
     ),
     SeedBug(
         "scale of another tile's values",
         SM90_FP8_SCALED,
         "values-scale",
-        "of_values = k[k_to_v + n / 2 * 2];",
+        "values_after = __shfl_sync(tile::kFullMask, lane_v, n % kTiles / 2 * 2);",
     ),
     SeedBug(
         "row max left in the units of another tile",

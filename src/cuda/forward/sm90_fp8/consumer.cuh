@@ -151,9 +151,9 @@ struct Consumer {
   __device__ __forceinline__ void begin_first(const TileWalk& walk) {
     const int n = walk.tiles.end - 1;
     if constexpr (kScaled) {
-      tiles.set_keys(n);
-      scale = at_least_scale(tiles.of_scores());
-      tiles.set_keys(n - 1);
+      tiles.load(n);
+      scale = at_least_scale(tiles.walk_to(n));
+      tiles.next_values(n);
     }
     shared.keys.wait_full(use);
     start_qk<kHeadDim, kBlockN>(acc_s, shared.q(query_use, consumer), shared.k(use));
@@ -203,16 +203,12 @@ struct Consumer {
     if constexpr (!kPipelined) add_values();
     const ptx::SmemAddress sQ = shared.q(query_use, consumer);
     float next = 0.0f;
-    if constexpr (kScaled) {
-      next = at_least_scale(tiles.of_scores());
-      tiles.set_keys(n - 1);
-    }
+    if constexpr (kScaled) next = at_least_scale(tiles.walk_to(n));
     shared.keys.wait_full(use + 1);
     start_qk<kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
     if constexpr (kPipelined) {
       // seed: promote
       promote();  // under that product
-      tiles.set_values(n + 1);
       start_values();
     }
     if constexpr (kScaled) {
@@ -235,6 +231,7 @@ struct Consumer {
       if constexpr (kPipelined) sm90::rescale(acc_pv, factors);
     }
     pack_probabilities(rP, acc_s);  // only now: products in flight may still read rP
+    if constexpr (kScaled) tiles.next_values(n);
     ++use;
   }
 
@@ -271,7 +268,7 @@ struct Consumer {
   __device__ __forceinline__ void end(const TileWalk& walk) {
     if (walk.sees_any()) {
       if constexpr (kPipelined) promote();
-      tiles.set_values(walk.tiles.begin);
+      tiles.next_values();
       add_values();
       ++use;
     }

@@ -11,18 +11,23 @@ namespace dlattn::sm90_fp8 {
 // Of 8-bit inputs, which have descales for all of a head.
 template <bool kScaled>
 struct TileScales {
-  __device__ __forceinline__ void set_values(int /*n*/) {}
+  __device__ __forceinline__ static void next_values() {}
   __device__ __forceinline__ static float add(float sum, float product) { return sum + product; }
 };
 
-// Those of one work tile.
+// Those of one work tile, whose tiles of keys are walked from the last to the first. A lane holds
+// the scales of one of 32 neighbouring tiles: so a warp waits for memory once in 32 tiles. Loaded
+// tile by tile, products would wait for each.
 template <>
 struct TileScales<true> {
-  const float* k;           // of the sequence's tiles
-  std::int64_t k_to_v;      // from there to v's
-  float of_queries = 1.0f;  // of scores to base 2, but for k's
-  float of_keys = 1.0f;     // of the tile that is walked next
-  float of_values = 1.0f;   // of the product with V that is added next
+  static constexpr int kTiles = 32;
+
+  const float* k;             // of the sequence's tiles
+  std::int64_t k_to_v;        // from there to v's
+  float of_queries = 1.0f;    // of scores to base 2, but for k's
+  float lane_k, lane_v;       // of tile n / kTiles * kTiles + lane, n being the one walked last
+  float of_values = 1.0f;     // of the product with V that is added next
+  float values_after = 1.0f;  // and of the one after that
 
   TileScales() = default;
   __device__ __forceinline__ TileScales(const AttentionParams& params, const LaunchShape& shape,
@@ -46,16 +51,26 @@ struct TileScales<true> {
     of_queries = q * (shape.scale_log2 * static_cast<float>(params.head_dim));
   }
 
-  // Loads the scale of tile n's keys, a step before it is needed; there may be no such tile.
-  __device__ __forceinline__ void set_keys(int n) {
+  // Loads what lanes hold at tile n, the first one that is walked, or the first of its 32.
+  __device__ __forceinline__ void load(int n) {
+    const int tile = min(n / kTiles * kTiles + static_cast<int>(threadIdx.x) % 32, n);
+    lane_k = k[tile];
+    lane_v = k[k_to_v + tile];
+  }
+
+  // Walks to tile n. Returns what makes its scores base 2.
+  __device__ __forceinline__ float walk_to(int n) {
+    if (n % kTiles == kTiles - 1) load(n);
     // seed: scores-scale
-    of_keys = k[max(n, 0)];
+    return of_queries * __shfl_sync(tile::kFullMask, lane_k, n % kTiles);
   }
-  __device__ __forceinline__ float of_scores() const { return of_queries * of_keys; }
-  __device__ __forceinline__ void set_values(int n) {
+  // What is added next is the product of the tile after, and then that of tile n.
+  __device__ __forceinline__ void next_values(int n) {
+    next_values();
     // seed: values-scale
-    of_values = k[k_to_v + n];
+    values_after = __shfl_sync(tile::kFullMask, lane_v, n % kTiles);
   }
+  __device__ __forceinline__ void next_values() { of_values = values_after; }
   __device__ __forceinline__ float add(float sum, float product) const {
     return fmaf(product, of_values, sum);
   }
