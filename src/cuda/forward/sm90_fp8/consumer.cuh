@@ -22,7 +22,7 @@ struct ByteRange {
 
 // At the first keys of a walk maxima come first, so that all rows have their true row max: where a
 // row has seen few keys, each of them counts.
-constexpr int kExactKeys = 512;
+constexpr int kExactKeys = 1024;
 
 // wgmma cuts off a part of what it adds up: of the product of a tile with a V that has a mean this
 // much, on average, which grows as the square of the tile's keys. It is given back, but for the
