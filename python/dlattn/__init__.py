@@ -19,7 +19,7 @@ from dlattn._quantize import quantize_kv
 from dlattn._types import DeviceInfo, Info, Plan, QuantizedKV, Support
 
 if TYPE_CHECKING:
-    from dlattn import flash_attn
+    from dlattn import flash_attn, sageattention
     from dlattn._sdpa import scaled_dot_product_attention
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "merge_states",
     "plan",
     "quantize_kv",
+    "sageattention",
     "scaled_dot_product_attention",
     "supported",
 ]
@@ -45,10 +46,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """The other libraries' signatures, on first use: NumPy, which they need, loads slowly."""
-    if name == "flash_attn":
+    if name in ("flash_attn", "sageattention"):
         import importlib
 
-        return importlib.import_module("dlattn.flash_attn")
+        return importlib.import_module(f"dlattn.{name}")
     if name == "scaled_dot_product_attention":
         from dlattn._sdpa import scaled_dot_product_attention
 
