@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import re
 import shlex
@@ -99,6 +100,59 @@ def test_float8_example() -> None:
     expected = attention_reference(q, k, v, **descales)
     bound = error_bound(q, k, v, dtype="bfloat16", expected=expected, **descales)
     assert max_error(out, expected[0]) <= bound.out
+
+
+def relative_error(out: Any, expected: Any) -> float:
+    difference = np.asarray(out, np.float64) - expected
+    return float(np.linalg.norm(difference) / np.linalg.norm(expected))
+
+
+# docs/precision.md has 0.036 of noise, and rows of few keys have more.
+MOST_OF_8_BITS = 0.06
+
+
+def test_precision_example() -> None:
+    scope: dict[str, Any] = {}
+    exec(compile(example("precision")[0], "example precision", "exec"), scope)
+    expected = attention_reference(scope["q"], scope["k"], scope["v"])[0]
+    assert 0.01 < relative_error(scope["out"], expected) < MOST_OF_8_BITS
+    assert 0.01 < scope["error"] < MOST_OF_8_BITS
+
+
+def test_quantize_kv_example() -> None:
+    code = example("quantize_kv")[0]
+    scope: dict[str, Any] = {}
+    exec(compile(code.replace("del k, v\n", ""), "example quantize_kv", "exec"), scope)
+    q, k, v, kv = (scope[name] for name in ("q", "k", "v", "kv"))
+    expected = attention_reference(q, k, v)[0]
+    assert 0.01 < relative_error(scope["out"], expected) < MOST_OF_8_BITS
+    assert 0.5 < kv.nbytes / (k.nbytes + v.nbytes) < 0.51
+    with pytest.raises(NameError, match="'k' is not defined"):
+        exec(compile(code + "\nk", "example quantize_kv", "exec"), {})
+
+
+@pytest.mark.parametrize("precision", ["int8_fp8", "fp8"])
+@pytest.mark.parametrize("head_dim", [40, 64, 128])
+def test_formula_of_memory(precision: str, head_dim: int) -> None:
+    """docs/precision.md's."""
+    text = (ROOT / "docs" / "precision.md").read_text()
+    formula = re.findall(r"^    k and v    (.*)$", text, re.MULTILINE)[0]
+    k = np.zeros((2, 1000, 3, head_dim), np.float16)
+    columns = 64 if head_dim <= 64 else 128
+    keys = 64 if precision == "int8_fp8" else {64: 96, 128: 128}[columns]
+    sizes = {"batch": 2, "num_heads_kv": 3, "seqlen_k": 1000, "C": columns, "N": keys}
+    least = eval(formula, {"ceil": math.ceil, **sizes})
+    assert least <= dlattn.quantize_kv(k, k, precision=precision).nbytes < least + 5 * 256
+
+
+def test_sageattention_example() -> None:
+    scope: dict[str, Any] = {}
+    code = example("switch_sageattention")[0]
+    exec(compile(code, "example switch_sageattention", "exec"), scope)
+    arrays = (scope[name] for name in ("q", "k", "v"))
+    expected, lse = attention_reference(*arrays, causal="top_left", layout="bhsd")
+    assert 0.01 < relative_error(scope["out"], expected) < MOST_OF_8_BITS
+    assert np.abs(scope["lse"] - lse).max() < 0.1
 
 
 @pytest.mark.slow
