@@ -42,10 +42,17 @@ Array = NDArray[Any]
 Logits = Callable[[Array, Array], Array]  # of q and k
 Values = Callable[[Array], tuple[Array, Array | float]]  # of v: as multiplied, and their scale
 
+Tile = Callable[[int], int]  # keys of a tile, by head_dim
+
 LOG2_E = 1 / math.log(2)
 TILE = 64  # keys
 LARGEST = 448.0  # in e4m3
 SAMPLED = 256  # keys whose mean is subtracted where not all are averaged
+
+
+def tile_of_float8(dim: int) -> int:
+    """Keys of a tile of the library's precision fp8, which share a scale (core/quantized.h)."""
+    return 96 if dim <= 64 else 128
 
 
 # Rounding
@@ -65,9 +72,14 @@ def int8(x: Array, scale: Array) -> Array:
 
 
 def largest_of_blocks(x: Array, rows: int) -> Array:
-    """For each row the largest magnitude of its block of rows."""
-    blocks = np.abs(x).reshape(len(x) // rows, -1).max(1)
-    return np.repeat(np.maximum(blocks, 1e-12), rows)[:, None]
+    """For each row the largest magnitude of its block of rows, of which the last may be short."""
+    blocks = np.maximum.reduceat(np.abs(x).max(1), np.arange(0, len(x), rows))
+    return np.repeat(np.maximum(blocks, 1e-12), rows)[: len(x), None]
+
+
+def power_of_two(x: Array, rows: int) -> Array:
+    """For each row the least power of two by which its block of rows fits e4m3."""
+    return np.exp2(np.ceil(np.log2(largest_of_blocks(x, rows) / LARGEST)))
 
 
 def hadamard(dim: int) -> Array:
@@ -81,6 +93,13 @@ def hadamard(dim: int) -> Array:
 def signs(dim: int) -> Array:
     """Fixed signs, so that a rotation leaves no direction alone."""
     return np.sign(np.random.default_rng(7).standard_normal(dim))
+
+
+def rotation(dim: int) -> Array:
+    """The library's (core/rounding.h): a sign for each column, then the Hadamard transform."""
+    x = np.arange(dim, dtype=np.uint64) * 0x9E3779B9 & 0xFFFFFFFF
+    x = (x ^ x >> np.uint64(15)) * np.uint64(0x85EBCA6B) & np.uint64(0xFFFFFFFF)
+    return np.where(x >> np.uint64(31), -1.0, 1.0)[:, None] * hadamard(dim)
 
 
 def shifted(k: Array, sampled: bool = False) -> Array:
@@ -133,6 +152,18 @@ def _rows_rotated(q: Array, k: Array) -> Array:
     return int8_logits(q @ h, shifted(k, sampled=True) @ h, 1, 64)
 
 
+def _library_int8(q: Array, k: Array) -> Array:
+    r = rotation(q.shape[1])
+    return int8_logits(q @ r, shifted(k, sampled=True) @ r, 1, 64)
+
+
+def _library_float8(q: Array, k: Array) -> Array:
+    r = rotation(q.shape[1])
+    q, k = q @ r, shifted(k, sampled=True) @ r
+    a, b = power_of_two(q, 64), power_of_two(k, tile_of_float8(q.shape[1]))
+    return (e4m3(q / a) @ e4m3(k / b).T) * a * b.T / math.sqrt(q.shape[1])
+
+
 def _comfy(q: Array, k: Array) -> Array:
     h = hadamard(q.shape[1])
     return int8_logits(q @ h, shifted(k) @ h, 4, 16)
@@ -168,10 +199,14 @@ def float8_of_channels(v: Array, largest: float = LARGEST) -> tuple[Array, Array
     return e4m3(v / scale), scale
 
 
-def float8_of_blocks(v: Array) -> tuple[Array, float]:
-    """In e4m3 by a power of two for each 64 keys, which the tile's sum is multiplied by."""
-    scale = np.exp2(np.ceil(np.log2(largest_of_blocks(v, TILE) / LARGEST)))
+def float8_of_blocks(v: Array, keys: int = TILE) -> tuple[Array, float]:
+    """In e4m3 by a power of two for each so many keys, which the tile's sum is multiplied by."""
+    scale = power_of_two(v, keys)
     return e4m3(v / scale) * scale, 1.0
+
+
+def _float8_of_tiles(v: Array) -> tuple[Array, float]:
+    return float8_of_blocks(v, tile_of_float8(v.shape[1]))
 
 
 def int8_of_channels(v: Array) -> tuple[Array, Array]:
@@ -201,6 +236,7 @@ class Scheme:
     of_tile: bool = False  # weights are relative to their tile's maximum, not to the row's so far
     rounded_sums: bool = False  # the denominator is the sum of the rounded weights
     float16_sums: bool = False  # of P V in a tile
+    tile: Tile = lambda _: TILE
 
 
 SCHEMES = (
@@ -234,6 +270,9 @@ SCHEMES = (
         rounded_sums=True,
     ),
     Scheme("int8 rotated, fp16 P V (SageAttention)", _tokens, float16_values, "float16"),
+    # What the library does in these precisions.
+    Scheme("dlattn int8_fp8", _library_int8, float8_of_blocks, "e4m3", 256.0, of_tile=True),
+    Scheme("dlattn fp8", _library_float8, _float8_of_tiles, "e4m3", 256.0, tile=tile_of_float8),
 )
 
 
@@ -246,9 +285,10 @@ def attend(scheme: Scheme, q: Array, k: Array, v: Array) -> Array:
     maximum = np.full((rows, 1), -np.inf)
     total = np.zeros((rows, 1))
     out = np.zeros((rows, v.shape[1]))
-    tiles = range(0, keys, TILE)
+    tile = scheme.tile(q.shape[1])
+    tiles = range(0, keys, tile)
     for first in reversed(tiles) if scheme.backward else tiles:
-        x = scores[:, first : first + TILE]
+        x = scores[:, first : first + tile]
         of_tile = x.max(1, keepdims=True)
         raised = np.maximum(maximum, of_tile)
         reference = of_tile if scheme.of_tile else raised
@@ -258,7 +298,7 @@ def attend(scheme: Scheme, q: Array, k: Array, v: Array) -> Array:
         before = np.exp2(maximum - raised)
         summed = rounded / scheme.scale if scheme.rounded_sums else p
         total = total * before + summed.sum(1, keepdims=True) * part
-        product = _product(rounded, values[first : first + TILE], scheme.float16_sums)
+        product = _product(rounded, values[first : first + tile], scheme.float16_sums)
         out = out * before + product / scheme.scale * part
         maximum = raised
     return out / total * v_scale
@@ -522,10 +562,11 @@ def draw(found: dict[str, Any], path: Path) -> None:
         if e["head_dim"] == 128
     }
     figure, axes = pyplot.subplots(figsize=(10, 4.5))
-    colours = pyplot.get_cmap("tab10")
+    colours = pyplot.get_cmap("tab20")
+    width = 0.85 / len(names)
     for i, name in enumerate(names):
-        xs = [j + (i - (len(names) - 1) / 2) * 0.09 for j in range(len(kinds))]
-        axes.bar(xs, [cells[name, kind] for kind in kinds], 0.085, label=name, color=colours(i))
+        xs = [j + (i - (len(names) - 1) / 2) * width for j in range(len(kinds))]
+        axes.bar(xs, [cells[name, kind] for kind in kinds], 0.95 * width, label=name, color=colours(i))
     axes.set_yscale("log")
     axes.set_xticks(range(len(kinds)), kinds)
     axes.set_ylabel("relative L2 error")
