@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from quick_bench import run_bench, run_to_json
 
-from dlattn.bench import accuracy, eight_bit, figures, peers, plot, report
+import dlattn
+from dlattn.bench import accuracy, eight_bit, figures, peers, plot, precision, report
 from dlattn.bench.cases import FLOAT8, Case
 from dlattn.bench.features import Context
+from dlattn.bench.precision import ALONE, KEPT, PRECISIONS
 
 torch = pytest.importorskip("torch")
 
@@ -380,6 +382,41 @@ def test_run(tmp_path: Any, capsys: Captured) -> None:
     assert "noise, 128" in printed
     assert report.from_json(document)
 
+    for asked in PRECISIONS:
+        name = f"dlattn precision={asked}"
+        for causal in (False, True):
+            for variant in ("", KEPT):
+                found = results[name, "bfloat16", causal, variant]
+                assert found["seconds"] > 0, found["note"]
+                assert 0.01 < found["bound_ratio"] <= 1
+                assert (found["baseline"], found["note"]) == ("dlattn auto", "")
+                assert found["vs_baseline"] > 0
+            assert results[name, "bfloat16", causal, ""]["facts"].keys() == {"vs torch float32"}
+        entry = errors[f"{name} float16", "noise", 128]
+        assert 0.02 < entry["relative_l2"] < 0.06
+        assert 0.02 < entry["relative_l1"] < 0.06
+        assert 2e-4 < entry["one_minus_cosine"] < 2e-3
+        assert mean[f"{name} float16"]["mean_ratio"] == pytest.approx(1, abs=5e-3)
+        alone = results[f"dlattn quantize_kv {asked}", "bfloat16", False, ALONE]
+        assert alone["facts"] == {"bytes": 3 * 2 * 2 * 96 * 16}
+        assert (alone["tflops"], alone["bound_ratio"] <= 1) == (0, True)
+        (rate,) = (
+            line for line in document["eight_bit"]["quantising"]
+            if line["contestant"] == alone["contestant"]
+        )  # fmt: skip
+        assert rate["gb_per_s"] == pytest.approx(3 * 2 * 2 * 96 * 16 / alone["seconds"] / 1e9)
+        copy = document["ceiling"]["copy_gb_per_s"]
+        assert rate["of_copy"] == pytest.approx(rate["gb_per_s"] / copy)
+        assert rate["reached"] is (rate["of_copy"] >= 0.8)
+    (fixed,) = (
+        line for line in document["eight_bit"]["summary"]
+        if (line["contestant"], line["ratio"]) == ("dlattn precision=fp8", "vs dlattn auto")
+        and line["cases_of"] == "head_dim 16"
+    )  # fmt: skip
+    assert fixed["cases"] == 2
+    assert "dlattn quantize_kv int8_fp8" in printed and "of a copy's" in printed
+    assert "relative L1 error" in printed and "1 - cosine" in printed
+
     path = tmp_path / "bench.json"
     page = figures.figures_markdown([path], tmp_path)
     assert "| mean of V ~ N(1,1) that is left | (1,1,128,16) |" in page
@@ -391,9 +428,77 @@ def test_a_part_of_it(tmp_path: Any, capsys: Captured) -> None:
     document = run_to_json(tmp_path, *arguments)
     assert {r["contestant"] for r in document["results"]} == {"dlattn auto"}
     assert not any(r["causal"] for r in document["results"])
-    assert set(document["eight_bit"]) == {"summary"}
+    assert set(document["eight_bit"]) == {"summary", "quantising"}
     assert run_bench("--shape", "eight_bit", "--peers", "fa4") == 2
     assert "--peers fa4; accepted here: cudnn-fp8, torch" in capsys.readouterr().err
+
+
+def test_quantising_alone(tmp_path: Any) -> None:
+    document = run_to_json(tmp_path, "--shape", "eight_bit", "--only", "quantize", "--causal")
+    assert [(r["contestant"], r["variant"], r["causal"]) for r in document["results"]] == [
+        ("dlattn precision=int8_fp8", KEPT, True),
+        ("dlattn quantize_kv int8_fp8", ALONE, True),
+        ("dlattn precision=fp8", KEPT, True),
+        ("dlattn quantize_kv fp8", ALONE, True),
+        ("dlattn auto", "", True),
+    ]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_bound_of_a_precision(causal: bool) -> None:
+    """What the library computes is within it, a wrong scale of v or of the scores is not."""
+    asked = precision.in_precision(problem(causal), "fp8")
+    assert asked.case.dtype == "bfloat16" and asked.q.dtype == torch.bfloat16
+    inputs, options = (asked.q, asked.k, asked.v), {**asked.options, "causal": causal}
+    expected = tensors.Expected(*inputs, options)
+    for name in PRECISIONS:
+        bound = precision.computing_in(name).bind(precision.in_precision(asked, name))
+        assert bound.checked is not None and bound.note == ""
+        assert expected.errors(bound.checked())[1] <= 1
+        torch.testing.assert_close(bound.call(), bound.checked())
+        kept = precision.attending_to_kept(name).bind(precision.in_precision(asked, name))
+        torch.testing.assert_close(kept.call(), bound.call())
+    exact = expected.errors(tensors.attention(*inputs, causal=causal)[0])
+    assert exact[0] < 1e-6
+    assert expected.errors(1.2 * tensors.attention(*inputs, causal=causal)[0])[1] > 1
+    scores, _ = tensors.attention(*inputs, causal=causal, softmax_scale=0.5)
+    assert expected.errors(scores)[1] > 1
+
+
+def test_a_precision_that_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = precision.in_precision(problem(), "int8_fp8")
+    no = dlattn.Support(False, ("wmma8: compute capability is 8.0; accepted: from 8.9 on",))
+    monkeypatch.setattr(dlattn, "supported", lambda *_, **__: no)
+    for contestant in (
+        precision.computing_in("int8_fp8"),
+        precision.attending_to_kept("int8_fp8"),
+        precision.quantising("int8_fp8"),
+    ):
+        with pytest.raises(peers.UnavailableError, match=r"capability is 8\.0"):
+            contestant.bind(asked)
+
+
+def test_emulation_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = precision.in_precision(problem(), "int8_fp8")
+    plan = SimpleNamespace(kernel="wmma8", variant="")
+    monkeypatch.setattr(dlattn, "plan", lambda *_, **__: plan)
+    for capability, told in (((9, 0), True), ((8, 9), False), (None, False)):
+        monkeypatch.setattr(precision, "_capability", lambda _, found=capability: found)
+        note = precision.computing_in("int8_fp8").bind(asked).note
+        assert ("emulation" in note) is told
+
+
+def test_rates_of_quantising() -> None:
+    case = Case((1, 16, 8192, 128), False, "bfloat16", variant=ALONE)
+    results = [
+        report.Result(case, "dlattn quantize_kv fp8", True, times=[s], facts={"bytes": 4e9})
+        for s in (1.0, 2.0)
+    ]
+    results.append(replace(results[0], case=replace(case, variant=KEPT)))
+    lines = precision.quantising_rates(results, copy_gb_per_s=4.9)
+    assert [(line["gb_per_s"], line["reached"]) for line in lines] == [(4.0, True), (2.0, False)]
+    _, rows = precision.rates_table(lines)
+    assert rows[1][2:] == ["4e+03 MB", "2.00 s", "2 GB/s", "0.41", "no"]
 
 
 def test_the_set() -> None:
@@ -404,9 +509,14 @@ def test_the_set() -> None:
         "head_dim 64": 4,
         "head_dim 256": 2,
         "varlen": 4,
+        "quantize": 7,  # the longest for quantize_kv alone, which knows no mask
     }
     only = eight_bit.groups(replace(context, head_dims=[64], masks=[True]))
-    assert {name: len(members) for name, members in only.items()} == {"head_dim 64": 2, "varlen": 0}
+    assert {name: len(members) for name, members in only.items()} == {
+        "head_dim 64": 2,
+        "varlen": 0,
+        "quantize": 1,
+    }
     assert [x.name for x in eight_bit.peers(context).wide] == ["torch-cudnn", "comfy-int8"]
 
 

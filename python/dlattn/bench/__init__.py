@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import dlattn
-from dlattn.bench import eight_bit, environment, features, plot, report, scores
+from dlattn.bench import eight_bit, environment, features, plot, precision, report, scores
 from dlattn.bench.cases import Case, parse_shapes
 from dlattn.bench.report import Result
 from dlattn.bench.session import Entrant, Session
@@ -102,7 +102,12 @@ def main(args: argparse.Namespace) -> int:
     def save(complete: bool) -> dict[str, Any]:
         document = report.to_json(about, session.protocol(), ceiling, results, host, complete)
         if args.shape == "eight_bit":
-            document["eight_bit"] = {"summary": eight_bit.summary(results), **checked}
+            copy = ceiling["copy_gb_per_s"]
+            document["eight_bit"] = {
+                "summary": eight_bit.summary(results),
+                "quantising": precision.quantising_rates(results, copy),
+                **checked,
+            }
         if args.json is not None and (complete or not is_stream(args.json)):
             write_text(args.json, json.dumps(document, indent=1, allow_nan=False) + "\n")
         return document

@@ -13,8 +13,8 @@ sink        4 keys whose scores are 8 above the others', with values near 0
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -124,14 +124,15 @@ def errors(out: Any, exact: Any) -> Errors:
 
 @dataclass(frozen=True)
 class Scheme:
-    """A contestant, and the dtype of the tensors that it is handed."""
+    """A contestant, the dtype of the tensors that it is handed, and what else it is asked for."""
 
     contestant: Contestant
     dtype: str
+    options: Mapping[str, Any] = field(default_factory=dict)  # of dlattn.attention
 
     @property
     def name(self) -> str:
-        """Both."""
+        """The contestant's, and the dtype."""
         return f"{self.contestant.name} {self.dtype}"
 
 
@@ -232,7 +233,10 @@ def _results(
         if scheme.dtype not in asked:
             asked[scheme.dtype] = _in_dtype(problem, scheme.dtype, to_float8)
         try:
-            bound = scheme.contestant.bind(asked[scheme.dtype])
+            own = asked[scheme.dtype]
+            if scheme.options:
+                own = replace(own, options={**own.options, **scheme.options})
+            bound = scheme.contestant.bind(own)
             with bound.context():
                 call = (bound.averaged if averaged else None) or bound.checked or bound.call
                 result: Any = call()
@@ -253,7 +257,10 @@ Table = tuple[list[str], list[list[str]]]  # headers and rows
 
 
 def error_table(
-    entries: Sequence[Entry], measure: str = "relative_l2", name: str = "relative L2 error"
+    entries: Sequence[Entry],
+    measure: str = "relative_l2",
+    name: str = "relative L2 error",
+    digits: int = 4,
 ) -> Table:
     """Errors: a row for each scheme, a column for each distribution."""
     columns = list(dict.fromkeys((e["distribution"], e["head_dim"], e["against"]) for e in entries))
@@ -263,7 +270,7 @@ def error_table(
         cells = []
         for column in columns:
             entry = found.get((scheme, column), {})
-            cells.append(f"{entry[measure]:.4f}" if measure in entry else "-")
+            cells.append(f"{entry[measure]:.{digits}f}" if measure in entry else "-")
         rows.append([scheme, *cells])
     return [name, *(f"{kind}, {dim}" for kind, dim, _ in columns)], rows
 

@@ -2,6 +2,8 @@
 
 Inputs are normal values plus 0.25. The float8 tensors hold them by one scale for each of q, k and
 v, since that is what cuDNN takes; dlattn gets it as descales of each batch entry and key head.
+At one length the library also takes the 16-bit tensors themselves and computes in 8 bits: the time
+is that of the whole call, or without what `quantize_kv` does, which is timed apart.
 """
 
 from __future__ import annotations
@@ -20,6 +22,18 @@ from dlattn.bench.cases import FLOAT8, Case, Sizes
 from dlattn.bench.cudnn_fp8 import CUDNN_FP8
 from dlattn.bench.features import Context
 from dlattn.bench.peers import COMFY_INT8, TORCH_PEERS, TORCH_SDPA, Contestant, Problem, Varlen
+from dlattn.bench.precision import (
+    ALONE,
+    KEPT,
+    MOST_COLUMNS,
+    PRECISIONS,
+    attending_to_kept,
+    bytes_moved,
+    computing_in,
+    in_precision,
+    quantising,
+    rates_table,
+)
 from dlattn.bench.report import Result
 from dlattn.bench.session import Entrant
 from dlattn.cli.errors import CommandError
@@ -36,6 +50,8 @@ class Scale:
     varlen: tuple[tuple[int, int, int], ...]  # heads, key heads, head_dim
     lengths: tuple[int, int, int]  # how many sequences, of how many tokens at least and at most
     mean_of_v: tuple[Sizes, ...]
+    seqlen: int  # of those of `fixed` that are computed in 8 bits out of 16
+    quantised: tuple[tuple[Sizes, int], ...]  # for quantize_kv alone
 
 
 _LENGTHS = (4096, 8192, 16384, 32768)
@@ -51,12 +67,21 @@ SCALES = {
         varlen=((64, 8, 128), (16, 16, 128)),
         lengths=(16, 256, 4096),
         mean_of_v=tuple((1, 4, seqlen, 128) for seqlen in (2048, 8192, 32768, 131072)),
+        seqlen=8192,
+        quantised=(
+            ((1, 64, 8192, 128), 8),
+            ((1, 16, 8192, 128), 16),
+            ((1, 32, 8192, 64), 32),
+            ((1, 16, 32768, 128), 16),
+        ),
     ),
     "cpu": Scale(
         fixed=(((1, 4, 96, 16), 2),),
         varlen=((2, 1, 16),),
         lengths=(4, 8, 64),
         mean_of_v=((1, 1, 128, 16),),
+        seqlen=96,
+        quantised=(((1, 4, 96, 16), 2),),
     ),
 }
 
@@ -102,6 +127,13 @@ def groups(context: Context) -> dict[str, list[Group]]:
         if context.wants(shape[2])
         for causal in context.masks
     ]
+    found["quantize"] = [
+        partial(_quantised, context, Case(sizes, causal, context.dtype, _kv(sizes, heads_kv)))
+        for sizes, heads_kv in scale.quantised
+        if context.wants(sizes[3])
+        for causal in context.masks
+        if causal == context.masks[0] or sizes[2] == scale.seqlen
+    ]
     return found
 
 
@@ -120,7 +152,32 @@ def _fixed(context: Context, others: Peers, case: Case) -> list[Entrant]:
         own_wide = Entrant(own, wide, _first(wide_peers))
         beside = (own_wide, *wide_peers)
         entrants += [Entrant(own, narrow, _first(narrow_peers), beside=beside), own_wide]
+        if own is context.ours[0] and _has_precisions(context, case):
+            entrants += [
+                Entrant(computing_in(x), in_precision(wide, x), own_wide, beside=tuple(wide_peers))
+                for x in PRECISIONS
+            ]
     return [*entrants, *narrow_peers, *wide_peers]
+
+
+def _has_precisions(context: Context, case: Case) -> bool:
+    return case.sizes[2] == SCALES[context.device].seqlen and case.sizes[3] <= MOST_COLUMNS
+
+
+def _quantised(context: Context, case: Case) -> list[Entrant]:
+    """quantize_kv alone, and attention to what it made once."""
+    wide = Problem(case, *tensors.draw(case, context.device))
+    baseline = [Entrant(own, wide) for own in context.ours[:1]]
+    entrants = []
+    for precision in PRECISIONS:
+        if case.sizes[2] == SCALES[context.device].seqlen:
+            asked = in_precision(wide, precision, KEPT)
+            entrants.append(Entrant(attending_to_kept(precision), asked, _first(baseline)))
+        if case.causal == context.masks[0]:  # quantize_kv knows no mask
+            asked = in_precision(wide, precision, ALONE)
+            facts = {"bytes": bytes_moved(asked)}
+            entrants.append(Entrant(quantising(precision), asked, operations=0.0, facts=facts))
+    return [*entrants, *baseline]
 
 
 def _first(entrants: Sequence[Entrant]) -> Entrant | None:
@@ -198,6 +255,9 @@ def checks(context: Context) -> dict[str, Callable[[], list[accuracy.Entry]]]:
         *(accuracy.Scheme(x, FLOAT8) for x in (*context.ours, *others.float8)),
         *(accuracy.Scheme(x, dtype) for x in (*context.ours, *others.wide)),
     ]
+    if context.ours:
+        sixteen = "float16" if dtype == "float32" else dtype
+        schemes += [accuracy.Scheme(computing_in(x), sixteen, {"precision": x}) for x in PRECISIONS]
     return {
         "mean_of_v": partial(accuracy.mean_of_v, schemes, device, to_float8, scale.mean_of_v),
         "distributions": partial(accuracy.distributions, schemes, device, to_float8),
@@ -209,13 +269,17 @@ def checks(context: Context) -> dict[str, Callable[[], list[accuracy.Entry]]]:
 
 
 def summary(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """How fast ours is on float8 tensors relative to each other: by head_dim, and varlen apart."""
+    """How fast ours is in 8 bits relative to each other: by head_dim, and varlen apart."""
     ratios: dict[tuple[str, str, str], dict[str, float]] = {}
     for result in results:
-        if not result.ours or result.case.dtype != FLOAT8 or result.seconds is None:
+        precision = result.contestant.startswith("dlattn precision=")
+        in_8_bits = precision or result.case.dtype == FLOAT8
+        if not result.ours or not in_8_bits or result.seconds is None:
             continue
         case = f"{result.case.label} {result.case.mask}"
-        kind = "varlen" if result.case.variant else f"head_dim {result.case.sizes[3]}"
+        kind = f"head_dim {result.case.sizes[3]}"
+        if result.case.variant:
+            kind = f"{kind}, {result.case.variant}" if precision else "varlen"
         told: Mapping[str, float] = {
             name: value for name, value in result.facts.items() if name.startswith("vs ")
         }
@@ -246,10 +310,15 @@ def tables(document: Mapping[str, Any]) -> list[accuracy.Table]:
     parts = []
     if found["summary"]:
         parts.append(_summary_table(found["summary"]))
+    if found.get("quantising"):
+        parts.append(rates_table(found["quantising"]))
     if "mean_of_v" in found:
         parts.append(accuracy.mean_table(found["mean_of_v"]))
     if "distributions" in found:
-        parts.append(accuracy.error_table(found["distributions"]))
+        entries = found["distributions"]
+        parts.append(accuracy.error_table(entries))
+        parts.append(accuracy.error_table(entries, "relative_l1", "relative L1 error"))
+        parts.append(accuracy.error_table(entries, "one_minus_cosine", "1 - cosine", 6))
     if "dequantised" in found:
         parts.append(accuracy.error_table(found["dequantised"]))
         parts.append(accuracy.error_table(found["dequantised"], "largest", "largest error"))
@@ -275,4 +344,4 @@ def _summary_table(lines: Sequence[Mapping[str, Any]]) -> accuracy.Table:
         ]
         for line in lines
     ]
-    return ["float8", "cases of", "cases", "geometric mean", "least", "at"], rows
+    return ["in 8 bits", "cases of", "cases", "geometric mean", "least", "at"], rows

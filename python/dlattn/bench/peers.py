@@ -53,6 +53,7 @@ class Bound:
 
     `checked` does the same into memory full of NaN, for those who can write where they are told.
     `averaged` is for those whose results are rounded to few bits: without most of that rounding.
+    `note` is what is to be known of the call's time.
     `plan` is the kernel that the call takes, and its shape if it has several: "wmma:wide".
     """
 
@@ -61,6 +62,7 @@ class Bound:
     checked: Call | None = None
     plan: str = ""
     averaged: Call | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -284,6 +284,8 @@ def _figures(
         comparison = [f"{best / result.seconds:.2f}"]
     if result.seconds is None or result.tflops is None:
         return ["-", "-", *comparison, "-", bound_ratio, note]
+    if not result.tflops:
+        return [duration(result.seconds), "-", *comparison, "-", bound_ratio, note]
     top = ceiling.get("mma_sync_tflops") or ceiling["tflops"]
     if result.case.dtype == FLOAT8:
         top = ceiling.get("float8_tflops") or top

@@ -106,7 +106,7 @@ class Session:
                     if result.wrong and result.ours:
                         continue
                     prepared = self.clock.prepare(bound.call)
-                    result.note = prepared.note
+                    result.note = "; ".join(note for note in (bound.note, prepared.note) if note)
             except UnavailableError as error:
                 result.note = str(error)
             except Exception as error:  # every library refuses in its own way
