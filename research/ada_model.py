@@ -72,7 +72,7 @@ def rows_of(
 def rows_8_bit(
     found: list[kernels.Kernel], paces: dict[tuple[str, str], Pace], devices: list[Device]
 ) -> list[report.Row]:
-    """Every kernel but the general one for every problem."""
+    """Every kernel for every problem, that for 8-bit integers with what quantises before it."""
     return [
         (
             device,
@@ -82,9 +82,10 @@ def rows_8_bit(
             True,
         )
         for device in devices
-        for problem in problems_8_bit()
+        for asked in problems_8_bit()
         for kernel in found
-        if kernel.shape.head_dim == problem.head_dim and kernel.shape.name != "general"
+        if kernel.shape.head_dim == asked.head_dim
+        for problem in [replace(asked, quantises=kernel.shape.name == "int8")]
     ]
 
 
@@ -156,6 +157,7 @@ def main() -> int:
 
     if args.family == "wmma8":
         found = kernels.load("sm_89", args.library, args.tiles, args.family)
+        found = [kernel for kernel in found if not kernel.shape.name.endswith("general")]
         paces, turns = paces_of(found, ADA)
         rows = rows_8_bit(found, paces, ADA)
         document = report.document(found, paces, turns, rows, [], False, [], about())

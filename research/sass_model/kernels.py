@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from sass_model.devices import SUB_PARTITIONS, Device
-from sass_model.sass import WARP_LANES, Paths, find_paths, operations, parse, short_path
+from sass_model.sass import WARP_LANES, Paths, find_paths, operations, parse, whole_path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "budgets"))
@@ -25,9 +25,11 @@ _SYMBOLS = {
     "wmma": re.compile(
         r"_ZN6dlattn4wmma\d+(?:(split|general|persistent)_)?kernelI6__halfLi(\d+)E(?:Li(\d+)E)?(?:Lb0E)?E\w*"
     ),
-    "wmma8": re.compile(r"_ZN6dlattn5wmma86(kernel)ILi(\d+)ELb([01])EE\w*"),
+    "wmma8": re.compile(r"_ZN6dlattn5wmma8\d+(?:(int8)_)?kernelILi(\d+)ELb([01])EE\w*"),
 }
-_DTYPES = {"wmma": "float16", "wmma8": "float8_e4m3fn"}  # of which the instances are
+# Of which the instances are.
+_DTYPES = {"wmma": ("float16",), "wmma8": ("float8_e4m3fn", "int8")}
+_INT8 = 2  # the first variant of 8-bit integers, of those that tile_shapes() tells of wmma8
 # No plan takes these on Ada: one has no loop, TMA brings the tiles of the other.
 NOT_MODELLED = ("single_pass", "persistent")
 _CORE = ("types", "overlap", "validate", "varlen", "family", "plan", "boxes")
@@ -80,7 +82,7 @@ class Kernel:
         code = parse(self.listing)
         paths = find_paths(code)
         if operations(paths.main) < expected:  # that path leaves the loop halfway through a tile
-            paths = find_paths(code, short_path)
+            paths = find_paths(code, whole_path)
         found = operations(paths.main)
         if found != expected:
             raise ValueError(
@@ -134,10 +136,11 @@ _PRINT_SHAPES = {
                           splits_keys(v) ? split_shape(tile, v == kSinglePass).key_groups : 1);
             }""",
     "wmma8": """
-            for (int v = 0; v < 2; ++v) {
+            for (int v = 0; v < (tile <= dlattn::kMaxQuantizedHeadDim ? 4 : 2); ++v) {
+              const char* const names[] = {"plain", "general", "int8", "int8_general"};
               const auto c = tile_config(tile);
-              std::printf("%d %d %s %d %d %d %d 1\\n", tile, v, v ? "general" : "plain", c.block_m,
-                          c.block_n, c.num_warps, c.smem_bytes);
+              std::printf("%d %d %s %d %d %d %d 1\\n", tile, v, names[v], c.block_m, c.block_n,
+                          c.num_warps, c.smem_bytes);
             }""",
 }
 
@@ -148,6 +151,7 @@ def tile_shapes(family: str = "wmma") -> dict[tuple[int, str], Shape]:
     if not tiles:
         raise ValueError(f"instances.cmake has none of {family}")
     text = f"""
+        #include "core/quantized.h"
         #include "cuda/forward/{family}/traits.h"
         #include <cstdio>
         #include <initializer_list>
@@ -241,7 +245,9 @@ def _kernels_of(
         if match := _SYMBOLS[family].fullmatch(symbol):
             kind, tile, variant = match.groups()
             names = {s.variant: s.name for s in shapes.values()}
-            shape = shapes[int(tile), names[int(variant)] if variant else kind]
+            if kind == "int8":
+                variant = int(variant) + _INT8
+            shape = shapes[int(tile), names[int(variant)] if variant is not None else kind]
             if shape.name in NOT_MODELLED:
                 continue
             yield Kernel(shape, arch, usage[symbol].registers, listing)
@@ -261,7 +267,11 @@ def load(
         library = Path(build) / "libdlattn.so" if build else cubins.installed_library()
     found = list(_kernels_of(library, arch, family, shapes)) if library else []
     if not found:
-        wanted = {(family, _DTYPES[family], t) for t in tiles or {tile for tile, _ in shapes}}
+        wanted = {
+            (family, dtype, tile)
+            for dtype in _DTYPES[family]
+            for tile in tiles or {tile for tile, _ in shapes}
+        }
         with tempfile.TemporaryDirectory() as folder:
             for cubin in cubins.compile_instances(Path(folder), arch, wanted):
                 found += _kernels_of(cubin, arch, family, shapes)

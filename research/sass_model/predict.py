@@ -19,12 +19,16 @@ from sass_model.sass import WARP_LANES, Instruction, operations, stored_bytes
 from sass_model.simulate import Run, once, simulate
 
 _HEADS_TOGETHER = 8  # of tile/scheduler.cuh
+_SHARE_OF_BANDWIDTH = 0.8  # that the kernel that quantises is taken to reach: an assumption
 _FULL = 0.9  # a resource that is busy this share of the time is called the bound
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Self-attention: as many keys as queries, as many KV heads as heads, out of 16 bits."""
+    """Self-attention: as many keys as queries, as many KV heads as heads, out of 16 bits.
+
+    Where it `quantises`, q is of 16 bits, and k and v, of `input_bytes`, are made of such before.
+    """
 
     batch: int
     heads: int
@@ -32,6 +36,7 @@ class Problem:
     head_dim: int
     causal: bool = False
     input_bytes: int = 2  # of an element of q, k and v
+    quantises: bool = False
 
     @property
     def flops(self) -> float:
@@ -206,11 +211,22 @@ def dram_seconds(problem: Problem, device: Device, shape: Shape) -> float:
     """For Q, K, V and out, once each; K and V of a head again per wave if L2 cannot hold them."""
     elements = float(problem.batch * problem.heads * problem.seqlen * problem.head_dim)
     tensor = problem.input_bytes * elements
+    query = 2 * elements if problem.quantises else tensor
     kv_of_head = 2.0 * problem.input_bytes * problem.seqlen * problem.head_dim
     m_blocks = -(-problem.seqlen // shape.block_m)
     heads_at_once = max(1.0, device.num_sms / m_blocks)
     times = 1.0 if kv_of_head * heads_at_once <= device.l2_bytes else float(m_blocks)
-    return (tensor + 2 * elements + 2 * tensor * times) / device.dram_bytes_per_second
+    return (query + 2 * elements + 2 * tensor * times) / device.dram_bytes_per_second
+
+
+def quantisation_seconds(problem: Problem, device: Device) -> float:
+    """What comes before a problem that quantises: two launches, the second of which reads and
+    writes k and v."""
+    if not problem.quantises:
+        return 0.0
+    elements = 2.0 * problem.batch * problem.heads * problem.seqlen * problem.head_dim
+    rate = _SHARE_OF_BANDWIDTH * device.dram_bytes_per_second
+    return 2 * LAUNCH_SECONDS + elements * (2 + problem.input_bytes) / rate
 
 
 def predict(kernel: Kernel, pace_: Pace, device: Device, problem: Problem) -> Prediction:

@@ -207,6 +207,11 @@ def short_path(block: list[Instruction]) -> tuple[int, ...]:
     return (operations(block), copied_bytes(block), -len(block))
 
 
+def whole_path(block: list[Instruction]) -> tuple[int, ...]:
+    """All products, copies and what hands these over, and the least of everything else."""
+    return (operations(block), copied_bytes(block), len(handovers(block)), -len(block))
+
+
 def common_path(block: list[Instruction]) -> tuple[int, ...]:
     """All copies and what hands them over, and the least of everything else: without products that
     are made again."""
