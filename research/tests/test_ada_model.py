@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import ada_model
 from sass_model import kernels, report, sass
 from sass_model.devices import DEVICES, peak_of, use_of
-from sass_model.predict import Pace, Problem, _Walk, blocks_of, dram_seconds
+from sass_model.predict import Pace, Problem, _Walk, blocks_of, dram_seconds, quantisation_seconds
 from sass_model.simulate import Run, _Multiprocessor, once, prepare, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -174,6 +174,29 @@ def test_paths() -> None:
     assert addresses(paths.epilogue) == [0x160, 0x170, 0x180, 0x190]
     assert addresses(paths.epilogue_loop) == [0x160, 0x170, 0x180]
     assert paths.counts()["HMMA"] == 2
+
+
+def test_the_whole_path_hands_tiles_over() -> None:
+    """A tile may be left out but for its copy: a path with its products also releases its stage."""
+    code = sass.parse(
+        listing(
+            "ISETP.GE.AND P0, PT, R1, R2, PT",
+            "@P0 BRA 0x50",
+            "QMMA.16832.F32.E4M3.E4M3 R16, R4, R8, R16",
+            "LDGSTS.E.BYPASS.128 [R5], [R8.64]",
+            "BRA 0x60",
+            "LDGSTS.E.BYPASS.128 [R5], [R8.64]",
+            "@P1 BRA 0x80",
+            "ATOMS.ARRIVE.64 RZ, [R3+URZ+0x8008]",
+            "@!P0 BRA 0x0",
+            "EXIT",
+        )
+    )
+    common = sass.find_paths(code).main
+    assert not sass.operations(common)
+    whole = sass.find_paths(code, sass.whole_path).main
+    assert addresses(whole) == [0x00, 0x10, 0x20, 0x30, 0x40, 0x60, 0x70, 0x80]
+    assert 0x70 not in addresses(sass.find_paths(code, sass.short_path).main)
 
 
 def test_the_path_of_stores_is_the_one_that_stores() -> None:
@@ -441,6 +464,24 @@ def test_dram_reads_fewer_bytes_of_8_bits() -> None:
     assert dram_seconds(narrow, L4, shape) == pytest.approx(5 * elements / 300e9)
 
 
+def test_what_quantises_has_its_own_time() -> None:
+    problem = Problem(1, 8, 8192, 128, input_bytes=1, quantises=True)
+    elements = 8 * 8192 * 128
+    shape = make_shape(128, 64)
+    assert dram_seconds(problem, L4, shape) == pytest.approx(6 * elements / 300e9)
+    assert quantisation_seconds(replace(problem, quantises=False), L4) == 0
+    moving = 6 * elements / (0.8 * 300e9)
+    assert quantisation_seconds(problem, L4) == pytest.approx(moving, rel=0.02)
+
+
+def test_the_kernel_of_8_bit_integers_is_known() -> None:
+    symbol = "_ZN6dlattn5wmma811int8_kernelILi128ELb1EEEvNS_15AttentionParamsENS_11LaunchShapeE"
+    match = kernels._SYMBOLS["wmma8"].fullmatch(symbol)
+    assert match and match.groups() == ("int8", "128", "1")
+    match = kernels._SYMBOLS["wmma8"].fullmatch(symbol.replace("11int8_kernel", "6kernel"))
+    assert match and match.groups() == (None, "128", "1")
+
+
 def prediction(gpu: str, variant: str, microseconds: float, planned: bool) -> dict[str, object]:
     problem = {"gpu": gpu, "shape": [1, 8, 512, 64], "causal": True}
     times = {"microseconds": microseconds, "peak_share": 0.284, "bound": "tensor"}
@@ -479,12 +520,25 @@ def test_the_page_has_the_committed_figures(
         assert table in page
 
 
+def test_the_page_has_the_committed_figures_of_8_bits() -> None:
+    """Those of the long loops, and of 8192 tokens at two head dims."""
+    document = json.loads((ROOT / "research/model/ada-8-bit.json").read_text())
+    page = (ROOT / "research/ADA.md").read_text()
+    assert report.loops_table(document) in page
+    lines = report.rates_table(document).splitlines()
+    told = [x for x in lines if ", 8192, 64)" in x or ", 8192, 128)" in x]
+    assert "\n".join([*lines[:2], *told]) in page
+    assert len(told) == 3 * 2 * 2 * 2
+
+
 def test_the_page_of_8_bit_kernels_tells_rates() -> None:
     row = prediction("RTX 4090", "plain", 1000.0, True)
     row["shape"] = [1, 32, 8192, 128]
     row["causal"] = False
     line = report.rates_table({"predictions": [row]}).splitlines()[2]
     assert line == "| RTX 4090 | (1, 32, 8192, 128) | plain | 1000 us | 1100 | 28% | tensor |"
+    row["quantisation_microseconds"] = 100.0
+    assert "| 1000 us | 1100 (1000) | 28% |" in report.rates_table({"predictions": [row]})
 
 
 @pytest.fixture(scope="module")
