@@ -163,6 +163,9 @@ def test_run_on_a_gpu(tmp_path: Path) -> None:
         if kernel == "sm90" and results["dlattn sm90", False]["seconds"] is None:
             assert "sm90: needs " in results["dlattn sm90", False]["note"]  # not for this GPU
             continue
+        if kernel in ("sm90_fp8", "wmma8"):  # of other tensors
+            assert results[f"dlattn {kernel}", False]["seconds"] is None
+            continue
         for causal in (False, True):
             result = results[f"dlattn {kernel}", causal]
             assert result["bound_ratio"] <= 1

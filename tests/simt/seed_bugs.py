@@ -331,13 +331,13 @@ SEED_BUGS = (
         "scale of another tile's keys",
         SM90_FP8_SCALED,
         "scores-scale",
-        "return of_queries * __shfl_sync(tile::kFullMask, lane_k, n % kTiles / 2 * 2);",
+        "loaded.keys = k[max(keys, 0) / 2 * 2];",
     ),
     SeedBug(
         "scale of another tile's values",
         SM90_FP8_SCALED,
         "values-scale",
-        "values_after = __shfl_sync(tile::kFullMask, lane_v, n % kTiles / 2 * 2);",
+        "loaded.values = k[k_to_v + values / 2 * 2];",
     ),
     SeedBug(
         "row max left in the units of another tile",

@@ -151,10 +151,10 @@ struct Consumer {
   __device__ __forceinline__ void begin_first(const TileWalk& walk) {
     const int n = walk.tiles.end - 1;
     if constexpr (kScaled) {
-      tiles.load(n);
-      scale = at_least_scale(tiles.walk_to(n));
-      tiles.next_values(n);
+      tiles.set(tiles.load(n, n));
+      scale = at_least_scale(tiles.of_scores());
     }
+    const LoadedScales loaded = tiles.load(n - 1, n);
     shared.keys.wait_full(use);
     start_qk<kHeadDim, kBlockN>(acc_s, shared.q(query_use, consumer), shared.k(use));
     ptx::wgmma_wait<0>();
@@ -163,6 +163,7 @@ struct Consumer {
     float sums[2], probabilities[kBlockN / 2];
     softmax.begin(acc_s, scale, probabilities, sums);
     pack_probabilities(rP, probabilities);
+    tiles.set(loaded);
   }
 
   __device__ __forceinline__ void hide_unseen(const TileWalk& walk, int n) {
@@ -203,7 +204,8 @@ struct Consumer {
     if constexpr (!kPipelined) add_values();
     const ptx::SmemAddress sQ = shared.q(query_use, consumer);
     float next = 0.0f;
-    if constexpr (kScaled) next = at_least_scale(tiles.walk_to(n));
+    if constexpr (kScaled) next = at_least_scale(tiles.of_scores());
+    const LoadedScales loaded = tiles.load(n - 1, n + 1);
     shared.keys.wait_full(use + 1);
     start_qk<kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
     if constexpr (kPipelined) {
@@ -231,7 +233,7 @@ struct Consumer {
       if constexpr (kPipelined) sm90::rescale(acc_pv, factors);
     }
     pack_probabilities(rP, acc_s);  // only now: products in flight may still read rP
-    if constexpr (kScaled) tiles.next_values(n);
+    tiles.set(loaded);
     ++use;
   }
 
@@ -268,7 +270,7 @@ struct Consumer {
   __device__ __forceinline__ void end(const TileWalk& walk) {
     if (walk.sees_any()) {
       if constexpr (kPipelined) promote();
-      tiles.next_values();
+      tiles.set(tiles.load(0, walk.tiles.begin));
       add_values();
       ++use;
     }

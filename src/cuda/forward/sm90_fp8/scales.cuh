@@ -8,26 +8,27 @@
 // The scales of quantised 16-bit inputs: of a consumer's rows of q, and of each tile of k and v.
 namespace dlattn::sm90_fp8 {
 
+// Those of the tile of keys that is walked next, and of the tile of values that is added next.
+struct LoadedScales {
+  float keys, values;
+};
+
 // Of 8-bit inputs, which have descales for all of a head.
 template <bool kScaled>
 struct TileScales {
-  __device__ __forceinline__ static void next_values() {}
+  __device__ __forceinline__ static LoadedScales load(int /*keys*/, int /*values*/) { return {}; }
+  __device__ __forceinline__ static void set(const LoadedScales&) {}
   __device__ __forceinline__ static float add(float sum, float product) { return sum + product; }
 };
 
-// Those of one work tile, whose tiles of keys are walked from the last to the first. A lane holds
-// the scales of one of 32 neighbouring tiles: so a warp waits for memory once in 32 tiles. Loaded
-// tile by tile, products would wait for each.
+// Those of one work tile.
 template <>
 struct TileScales<true> {
-  static constexpr int kTiles = 32;
-
-  const float* k;             // of the sequence's tiles
-  std::int64_t k_to_v;        // from there to v's
-  float of_queries = 1.0f;    // of scores to base 2, but for k's
-  float lane_k, lane_v;       // of tile n / kTiles * kTiles + lane, n being the one walked last
-  float of_values = 1.0f;     // of the product with V that is added next
-  float values_after = 1.0f;  // and of the one after that
+  const float* k;           // of the sequence's tiles
+  std::int64_t k_to_v;      // from there to v's
+  float of_queries = 1.0f;  // of scores to base 2, but for k's
+  float of_keys = 1.0f;     // of the tile that is walked next
+  float of_values = 1.0f;   // of the product with V that is added next
 
   TileScales() = default;
   __device__ __forceinline__ TileScales(const AttentionParams& params, const LaunchShape& shape,
@@ -51,26 +52,21 @@ struct TileScales<true> {
     of_queries = q * (shape.scale_log2 * static_cast<float>(params.head_dim));
   }
 
-  // Loads what lanes hold at tile n, the first one that is walked, or the first of its 32.
-  __device__ __forceinline__ void load(int n) {
-    const int tile = min(n / kTiles * kTiles + static_cast<int>(threadIdx.x) % 32, n);
-    lane_k = k[tile];
-    lane_v = k[k_to_v + tile];
-  }
-
-  // Walks to tile n. Returns what makes its scores base 2.
-  __device__ __forceinline__ float walk_to(int n) {
-    if (n % kTiles == kTiles - 1) load(n);
+  // They are loaded at the begin of a step and set at its end: what becomes of a load in between,
+  // products would wait for. There may be no such tile of keys.
+  __device__ __forceinline__ LoadedScales load(int keys, int values) const {
+    LoadedScales loaded;
     // seed: scores-scale
-    return of_queries * __shfl_sync(tile::kFullMask, lane_k, n % kTiles);
-  }
-  // What is added next is the product of the tile after, and then that of tile n.
-  __device__ __forceinline__ void next_values(int n) {
-    next_values();
+    loaded.keys = k[max(keys, 0)];
     // seed: values-scale
-    values_after = __shfl_sync(tile::kFullMask, lane_v, n % kTiles);
+    loaded.values = k[k_to_v + values];
+    return loaded;
   }
-  __device__ __forceinline__ void next_values() { of_values = values_after; }
+  __device__ __forceinline__ void set(const LoadedScales& loaded) {
+    of_keys = loaded.keys;
+    of_values = loaded.values;
+  }
+  __device__ __forceinline__ float of_scores() const { return of_queries * of_keys; }
   __device__ __forceinline__ float add(float sum, float product) const {
     return fmaf(product, of_values, sum);
   }
