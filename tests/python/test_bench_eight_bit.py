@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from dataclasses import replace
@@ -17,6 +18,7 @@ from dlattn.bench import accuracy, eight_bit, figures, peers, plot, precision, r
 from dlattn.bench.cases import FLOAT8, Case
 from dlattn.bench.features import Context
 from dlattn.bench.precision import ALONE, KEPT, PRECISIONS
+from dlattn.cli import main
 
 torch = pytest.importorskip("torch")
 
@@ -444,6 +446,27 @@ def test_quantising_alone(tmp_path: Any) -> None:
     ]
 
 
+@pytest.mark.gpu
+def test_precisions_on_a_gpu(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = (((1, 4, 512, 64), 2),)
+    small = replace(eight_bit.SCALES["cpu"], fixed=sizes, seqlen=512, quantised=sizes)
+    monkeypatch.setitem(eight_bit.SCALES, "cuda", small)
+    path = tmp_path / "bench.json"
+    command = ["bench", "--quick", "--device", "cuda", "--json", str(path), "--shape", "eight_bit"]
+    assert main([*command, "--only", "head_dim 64", "quantize"]) == 0
+    document = json.loads(path.read_text())
+    found = [r for r in document["results"] if "precision" in r["contestant"]]
+    assert len(found) == 8  # two precisions, two masks, quantised in the call and before
+    capability = torch.cuda.get_device_capability()
+    for result in found:
+        int8 = "int8_fp8" in result["contestant"]
+        if capability == (9, 0) or (int8 and capability > (8, 8)):
+            assert result["seconds"], result["note"]
+        assert result["seconds"] or result["note"]
+        emulated = capability == (9, 0) and result["plan"].startswith("wmma8")
+        assert ("emulation" in result["note"]) is emulated
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_bound_of_a_precision(causal: bool) -> None:
     """What the library computes is within it, a wrong scale of v or of the scores is not."""
@@ -531,6 +554,10 @@ def test_plot(tmp_path: Any) -> None:
         ):
             case = Case((1, 16, seqlen, 128), False, dtype)
             results.append(report.Result(case, name, ours, 0.0, 0.1, [1e-3], vs_baseline=1.0))
+    at_one_length = replace(results[-1], case=Case((1, 16, 8192, 128), False, "bfloat16"))
+    results.append(replace(at_one_length, contestant="dlattn precision=fp8"))
+    alone = replace(at_one_length.case, variant=ALONE)
+    results.append(replace(results[-1], case=alone, operations=0.0, vs_baseline=None))
     results.append(replace(results[0], case=Case((1, 8, 8192, 256), False, FLOAT8)))
     about = {
         "date": "2026-01-01T00:00:00",

@@ -167,10 +167,11 @@ def _has_precisions(context: Context, case: Case) -> bool:
 def _quantised(context: Context, case: Case) -> list[Entrant]:
     """quantize_kv alone, and attention to what it made once."""
     wide = Problem(case, *tensors.draw(case, context.device))
-    baseline = [Entrant(own, wide) for own in context.ours[:1]]
+    attended = case.sizes[2] == SCALES[context.device].seqlen
+    baseline = [Entrant(own, wide) for own in context.ours[:1] if attended]
     entrants = []
     for precision in PRECISIONS:
-        if case.sizes[2] == SCALES[context.device].seqlen:
+        if attended:
             asked = in_precision(wide, precision, KEPT)
             entrants.append(Entrant(attending_to_kept(precision), asked, _first(baseline)))
         if case.causal == context.masks[0]:  # quantize_kv knows no mask
