@@ -572,6 +572,25 @@ def test_every_long_loop_is_found(compiled: list[kernels.Kernel]) -> None:
 
 
 @pytest.mark.slow
+def test_long_loops_in_8_bits() -> None:
+    """Their products are those of the tile, and every tile is waited for, filled and released."""
+    try:
+        found = kernels.load("sm_89", tiles=[64], family="wmma8")
+    except kernels.cubins.NoTools as missing:
+        pytest.skip(str(missing))
+    assert {k.shape.name for k in found} == {"plain", "general", "int8", "int8_general"}
+    for kernel in found:
+        main = kernel.paths.main
+        integers, floats = sass.count(main, "IMMA"), sass.count(main, "QMMA")
+        assert (integers, floats) == ((16, 16) if "int8" in kernel.shape.name else (0, 32))
+        if "general" in kernel.shape.name:
+            continue
+        assert set(sass.handovers(main).values()) == {"full", "empty", "fill", "release"}
+        pace = simulate(main, L4, 1, kernel.shape.num_warps).clocks_per_pass
+        assert sum(i.operations > 0 for i in main) * L4.qmma_clocks < pace < 4000
+
+
+@pytest.mark.slow
 def test_the_plan_is_asked(compiled: list[kernels.Kernel]) -> None:
     names = {k.shape.name for k in compiled} | set(kernels.NOT_MODELLED)
     problem = (4, 16, 4096, 128)
