@@ -250,10 +250,10 @@ void special() {
     Problem problem;
     problem.seqlen_k = 300, problem.precision = precision;
     Quantized q = make(problem);
-    const int in_second = quantized_block(precision) + 3;
+    const int in_second = quantized_block(precision, 64) + 3;
     q.k.set(in_second * 64 + 5, INFINITY);
     q.v.set(in_second * 64 + 5, -INFINITY), q.v.set(in_second * 64 + 6, NAN);
-    for (int i = 2 * quantized_block(precision) * 64; i < 300 * 64; ++i) q.v.set(i, 0.0f);
+    for (int i = 2 * quantized_block(precision, 64) * 64; i < 300 * 64; ++i) q.v.set(i, 0.0f);
     quantize_kv(q.params);
     const auto k_at = [&](int row, int column) { return q.view.k[row * 64 + column]; };
     if (int8) {
@@ -271,7 +271,7 @@ void special() {
     }
     for (int c = 0; c < 64; ++c) CHECK(std::isfinite(q.view.k_shift[c]));
     CHECK(is_power_of_two(q.view.v_scale[2]));
-    CHECK_EQ(from_e4m3(q.view.v[2 * quantized_block(precision) * 64]), 0.0f);
+    CHECK_EQ(from_e4m3(q.view.v[2 * quantized_block(precision, 64) * 64]), 0.0f);
   }
 }
 
@@ -306,6 +306,12 @@ void layouts() {
   }
 }
 
+QuantizeTask task_of(const QuantizeParams& params) {
+  QuantizeTask task;
+  static_cast<QuantizeParams&>(task) = params;
+  return task;
+}
+
 // The kernels for GPUs.
 void plans() {
   const DeviceInfo device = test::gpu("NVIDIA L4", 8, 9, 58, 101376);
@@ -326,8 +332,8 @@ void plans() {
   p.precision = Precision::kFp8;
   plan = dlattn::plan(p, device);
   CHECK(plan.dtype == DType::kFloat8E4M3);
-  CHECK_EQ(plan.block_n, 128);
-  CHECK_EQ(plan.num_warps, 8);
+  CHECK_EQ(plan.block_n, 96);
+  CHECK_EQ(plan.num_warps, 6);
   CHECK_EQ(plan.grid, 2 * 2 * 3 * 2);
   p.seqlen_k = 0;
   CHECK_EQ(dlattn::plan(p, device).grid, 0);
@@ -335,19 +341,19 @@ void plans() {
   CHECK_EQ(dlattn::plan(p, device).grid, 0);
   p.batch_size = 1, p.k.row_stride = p.v.row_stride = 0;
   p.seqlen_k = std::int64_t{1} << 31;
-  CHECK_THROWS(core::make_plan(p, device), UnsupportedError,
+  CHECK_THROWS(core::make_plan(task_of(p), device), UnsupportedError,
                "no kernel can run this: key_blocks: seqlen_k is 2147483648; accepted: up to " +
                    std::to_string(kMaxSeqlen));
   const DeviceInfo old = test::gpu("NVIDIA A100", 8, 0, 108, 166912);
   p = make(problem).params;
   CHECK_THROWS(
-      core::make_plan(p, old), UnsupportedError,
+      core::make_plan(task_of(p), old), UnsupportedError,
       "no kernel can run this: key_blocks: needs compute capability 8.9 or later; NVIDIA A100 "
       "has 8.0");
   DeviceInfo translated = device;
   translated.code = 80;
   CHECK_THROWS(
-      core::make_plan(p, translated), UnsupportedError,
+      core::make_plan(task_of(p), translated), UnsupportedError,
       "no kernel can run this: key_blocks: needs code for compute capability 8.9 or later; "
       "this build has for NVIDIA L4 that for 8.0: build with DLATTN_ARCHS=native or all");
   p.quantized_kv = nullptr;

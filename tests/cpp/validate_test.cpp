@@ -444,10 +444,14 @@ void precision() {
   refuses([](auto& p) { p.softcap = 2.0; }, "softcap" + end, good_precision());
   refuses([](auto& p) { p.bias.data = memory; }, "bias" + end, good_precision());
   refuses([](auto& p) { p.alibi_slopes.data = numbers; }, "alibi_slopes" + end, good_precision());
-  refuses([&](auto& p) { p.quantized_kv = static_cast<char*>(buffer) + 64; },
-          "quantized_kv: its address is 64 byte(s) past a multiple of 256; accepted: multiples of "
-          "it",
-          good_precision());
+  refuses(
+      [&](auto& p) {
+        p.device.type = DeviceType::kCuda;
+        p.quantized_kv = static_cast<char*>(buffer) + 64;
+      },
+      "quantized_kv: its address is 64 byte(s) past a multiple of 256; accepted: multiples of "
+      "it",
+      good_precision());
   refuses([](auto& p) { p.quantized_kv = p.out.data; },
           "out shares memory with quantized_kv" + kShared, good_precision());
 }
@@ -527,9 +531,13 @@ void quantize_tensors() {
   quantize_refuses([](auto& p) { p.v.dtype = DType::kBFloat16; },
                    "v: dtype is bfloat16; accepted: float16, that of k");
   quantize_refuses([](auto& p) { p.quantized_kv = nullptr; }, "quantized_kv is null");
-  quantize_refuses([](auto& p) { p.quantized_kv = memory + 2 * kApart + 128; },
-                   "quantized_kv: its address is 128 byte(s) past a multiple of 256; accepted: "
-                   "multiples of it");
+  quantize_refuses(
+      [](auto& p) {
+        p.device.type = DeviceType::kCuda;
+        p.quantized_kv = memory + 2 * kApart + 128;
+      },
+      "quantized_kv: its address is 128 byte(s) past a multiple of 256; accepted: "
+      "multiples of it");
   quantize_refuses([](auto& p) { p.seqlen_k = 0, p.k.data = p.v.data = p.quantized_kv = nullptr; },
                    kNothing);
 }
