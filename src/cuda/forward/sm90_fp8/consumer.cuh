@@ -214,7 +214,6 @@ struct Consumer {
       start_values();
     }
     if constexpr (kScaled) {
-      // seed: change-units
       if (softmax.unscaled()) softmax.change_units(scale / next);
       scale = next;
     }
