@@ -57,6 +57,12 @@ constexpr std::int64_t first_block(std::int64_t start, std::int64_t sequence, in
   return start / block_n + sequence;
 }
 
+// Blocks of a head: of `rows` of each batch entry, or of all sequences of a varlen batch.
+constexpr std::int64_t num_blocks(bool varlen, std::int64_t rows, std::int64_t batch_size,
+                                  int block) {
+  return varlen ? rows / block + batch_size : (rows + block - 1) / block;
+}
+
 constexpr std::int64_t aligned(std::int64_t bytes) {
   return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
 }
@@ -69,8 +75,7 @@ inline QuantizedLayout quantized_layout(const QuantizeParams& p) {
   const bool varlen = p.cu_seqlens_k;
   const std::int64_t batch = varlen ? 1 : p.batch_size;
   layout.rows = varlen ? p.total_k : p.seqlen_k;
-  layout.blocks = varlen ? p.total_k / layout.block_n + p.batch_size
-                         : (p.seqlen_k + layout.block_n - 1) / layout.block_n;
+  layout.blocks = num_blocks(varlen, layout.rows, p.batch_size, layout.block_n);
   const auto take = [&layout](std::int64_t bytes) {
     const std::int64_t begin = layout.bytes;
     layout.bytes += aligned(bytes);
@@ -124,8 +129,7 @@ QueryLayout query_layout(const Params& p) {
   const bool varlen = p.cu_seqlens_q;
   const std::int64_t heads = (varlen ? 1 : p.batch_size) * p.num_heads;
   layout.rows = varlen ? p.total_q : p.seqlen_q;
-  layout.blocks = varlen ? p.total_q / layout.block_m + p.batch_size
-                         : (p.seqlen_q + layout.block_m - 1) / layout.block_m;
+  layout.blocks = num_blocks(varlen, layout.rows, p.batch_size, layout.block_m);
   layout.scale = aligned(heads * layout.rows * layout.columns);
   layout.bytes = layout.scale + aligned(heads * layout.blocks * 4);
   return layout;

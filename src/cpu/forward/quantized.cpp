@@ -21,19 +21,9 @@ struct Buffers {
   std::vector<float> q, k, v, out, lse;
 };
 
-// One sequence's rows of q or of k and v.
-struct Rows {
-  std::int64_t batch;  // of the tensor; 0 with variable length
-  std::int64_t begin, count;
-};
 Rows query_rows(const AttentionParams& p, std::int64_t sequence) {
   if (!p.cu_seqlens_q) return {sequence, 0, p.seqlen_q};
   return {0, p.cu_seqlens_q[sequence], p.cu_seqlens_q[sequence + 1] - p.cu_seqlens_q[sequence]};
-}
-Rows key_rows(const AttentionParams& p, std::int64_t sequence) {
-  if (!p.cu_seqlens_k) return {sequence, 0, p.seqlen_k};
-  const std::int64_t begin = p.cu_seqlens_k[sequence];
-  return {0, begin, p.seqused_k ? p.seqused_k[sequence] : p.cu_seqlens_k[sequence + 1] - begin};
 }
 
 // q of a head of a sequence, rotated, rounded and back in fp32, times what products of rotated rows

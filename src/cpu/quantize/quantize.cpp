@@ -14,21 +14,16 @@ class HeadQuantizer {
  public:
   HeadQuantizer(const QuantizeParams& p, const QuantizedLayout& layout, std::int64_t batch,
                 std::int64_t head)
-      : p_(p), layout_(layout), head_(head) {
+      : p_(p), layout_(layout), head_(head), rows_(key_rows(p, batch)) {
     const bool varlen = p.cu_seqlens_k;
-    batch_ = varlen ? 0 : batch;
-    start_ = varlen ? p.cu_seqlens_k[batch] : 0;
-    seqlen_ = !varlen       ? p.seqlen_k
-              : p.seqused_k ? p.seqused_k[batch]
-                            : p.cu_seqlens_k[batch + 1] - start_;
     const QuantizedView view = view_of(layout, p.quantized_kv, varlen);
     const auto bytes = [&](const std::uint8_t* at) {
-      return const_cast<std::uint8_t*>(at) + batch_ * view.batch_stride + head * view.head_stride +
-             start_ * layout.columns;
+      return const_cast<std::uint8_t*>(at) + rows_.batch * view.batch_stride +
+             head * view.head_stride + rows_.begin * layout.columns;
     };
-    const std::int64_t first = varlen ? first_block(start_, batch, layout.block_n) : 0;
+    const std::int64_t first = varlen ? first_block(rows_.begin, batch, layout.block_n) : 0;
     const auto scales = [&](const float* at) {
-      return const_cast<float*>(at) + batch_ * view.scale_batch_stride +
+      return const_cast<float*>(at) + rows_.batch * view.scale_batch_stride +
              head * view.scale_head_stride + first;
     };
     k_ = bytes(view.k);
@@ -42,8 +37,8 @@ class HeadQuantizer {
   void run() {
     sample_shift();
     std::vector<float> block(static_cast<std::size_t>(layout_.block_n * layout_.columns));
-    for (std::int64_t n = 0; n < seqlen_; n += layout_.block_n) {
-      const std::int64_t keys = std::min<std::int64_t>(layout_.block_n, seqlen_ - n);
+    for (std::int64_t n = 0; n < rows_.count; n += layout_.block_n) {
+      const std::int64_t keys = std::min<std::int64_t>(layout_.block_n, rows_.count - n);
       quantize_k(n, keys, block.data());
       quantize_v(n, keys, block.data());
     }
@@ -51,16 +46,16 @@ class HeadQuantizer {
 
  private:
   Row16 row(const TensorView& x, std::int64_t key) const {
-    return Row16(x, batch_, start_ + key, head_);
+    return Row16(x, rows_.batch, rows_.begin + key, head_);
   }
 
   // The mean of the sampled keys; what is not finite counts as 0.
   void sample_shift() {
-    const std::int64_t count = std::min<std::int64_t>(seqlen_, kSampledKeys);
+    const std::int64_t count = std::min<std::int64_t>(rows_.count, kSampledKeys);
     for (std::int64_t c = 0; c < layout_.columns; ++c) {
       float sums[kPartialSums] = {};
       for (std::int64_t i = 0; i < count && c < p_.head_dim; ++i) {
-        const float x = row(p_.k, sampled_key(i, count, seqlen_))[c];
+        const float x = row(p_.k, sampled_key(i, count, rows_.count))[c];
         if (magnitude_bits(x) < kInfinityBits)
           sums[i % kPartialSums] += x / static_cast<float>(kSampledKeys);
       }
@@ -115,7 +110,7 @@ class HeadQuantizer {
   const QuantizeParams& p_;
   const QuantizedLayout& layout_;
   const std::int64_t head_;
-  std::int64_t batch_, start_, seqlen_;
+  const Rows rows_;
   std::uint8_t *k_, *v_;
   float *k_scale_, *v_scale_, *k_shift_;
 };

@@ -30,6 +30,19 @@ class Row16 {
   bool half_;
 };
 
+// One sequence's rows of a tensor.
+struct Rows {
+  std::int64_t batch;  // of the tensor; 0 with variable length
+  std::int64_t begin, count;
+};
+// Those of k and v that are in use. `Params`: AttentionParams or QuantizeParams.
+template <typename Params>
+Rows key_rows(const Params& p, std::int64_t sequence) {
+  if (!p.cu_seqlens_k) return {sequence, 0, p.seqlen_k};
+  const std::int64_t begin = p.cu_seqlens_k[sequence];
+  return {0, begin, p.seqused_k ? p.seqused_k[sequence] : p.cu_seqlens_k[sequence + 1] - begin};
+}
+
 // The first `head_dim` numbers of x, of which the others are 0, rotated in place.
 inline void rotate(float* x, int columns) {
   for (int c = 0; c < columns; ++c) {
