@@ -339,6 +339,12 @@ SEED_BUGS = (
         "values-scale",
         "loaded.values = k[k_to_v + values / 2 * 2];",
     ),
+    SeedBug(
+        "row max left in the units of another tile",
+        SM90_FP8_SCALED,
+        "change-units",
+        ";",
+    ),
     # sm90's score modification.
     SeedBug(
         "large scores capped as small ones",

@@ -214,6 +214,7 @@ struct Consumer {
       start_values();
     }
     if constexpr (kScaled) {
+      // seed: change-units
       if (softmax.unscaled()) softmax.change_units(scale / next);
       scale = next;
     }
