@@ -62,6 +62,10 @@ std::vector<Case> cases() {
       simt::with({20, 600, 128, kFull}, [](Case& c) { c.rise = 1e7; }),
       // The same, of a key that outweighs those of the tile after it, whose scale is another one.
       simt::with({20, 300, 64, kFull}, [](Case& c) { c.rise = -1e9; }),
+      // Rounded in base 2, such row maxima would be off by what takes a probability beyond 448.
+      simt::with({20, 300, 64, kFull}, [](Case& c) { c.rise = -1e5; }),
+      simt::with({20, 300, 64, kFull}, [](Case& c) { c.rise = -1e7; }),
+      simt::with({20, 300, 128, kFull}, [](Case& c) { c.rise = -1e7; }),
   };
   const Case packed = {1, 1, 128, kCausal, 2, 1};
   cases.push_back(simt::varlen(packed, {130, 0, 64, 1, 300, 3}, {200, 17, 0, 65, 63, 128}));

@@ -33,8 +33,9 @@ constexpr float kLargest = 0x1p120f;
 // neg of a row that has seen nothing: with it any finite score overflows, and -inf gives 0.
 constexpr float kNothing = 3.402823466e+38f;
 
-// The largest scaled row max, by magnitude. Its rounding is at most 4, so that the probability of
-// a row's largest score is within 2^-4 and 2^4.
+// The largest scaled row max, by magnitude, where probabilities have 16 bits. Its rounding is at
+// most 4, so that the probability of a row's largest score is within 2^-4 and 2^4. `most` below:
+// this, or what a kernel has instead.
 constexpr float kMostScaled = 0x1p26f;
 
 struct RowMax {
@@ -79,8 +80,9 @@ struct RaisedRowMax {
 
   // Whether it cannot be kept scaled. `faint`: scores may be so small that, scaled, kNothing does
   // not tell them from -inf, as with a bias of the least finite value.
-  __device__ __forceinline__ bool needs_unscaled(float scale, bool faint) const {
-    return base == -INFINITY ? faint : !(fabsf(base * scale) < kMostScaled);
+  __device__ __forceinline__ bool needs_unscaled(float scale, bool faint,
+                                                 float most = kMostScaled) const {
+    return base == -INFINITY ? faint : !(fabsf(base * scale) < most);
   }
 
   __device__ __forceinline__ float word(float scale, bool unscaled) const {
@@ -94,8 +96,8 @@ struct RaisedRowMax {
 };
 
 // Whether a scaled row max is too large to stay scaled.
-__device__ __forceinline__ bool is_beyond_scaled(float neg) {
-  return !(fabsf(neg) < kMostScaled) && neg != kNothing;
+__device__ __forceinline__ bool is_beyond_scaled(float neg, float most) {
+  return !(fabsf(neg) < most) && neg != kNothing;
 }
 
 // The greatest e with 2^e <= x, of a normal x > 0; less than -126 of 0, 128 of what is not finite.
@@ -113,8 +115,8 @@ __device__ __forceinline__ int raise_by(float sum, int target = 0) {
 }
 
 // Whether a scaled row max can be raised by powers of two: a larger one's rounding may lose them.
-__device__ __forceinline__ bool can_raise(float neg) {
-  return fabsf(neg) < kMostScaled || neg == kNothing;
+__device__ __forceinline__ bool can_raise(float neg, float most = kMostScaled) {
+  return fabsf(neg) < most || neg == kNothing;
 }
 
 struct RowResult {

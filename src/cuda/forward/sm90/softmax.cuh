@@ -11,6 +11,7 @@ struct HalfRange {
   static constexpr float kMaxSum = tile::kMaxSum;  // of a lane's, above which a row max is raised
   static constexpr int kFirstExponent = 0;         // of the largest one of a row's first tile
   static constexpr int kSumExponent = 0;           // of a row's sum after it was raised
+  static constexpr float kMostScaled = tile::kMostScaled;  // of a scaled row max, by magnitude
   static constexpr bool kToPower = false;  // whether a row max is then where the tile's largest
                                            // probability is a power of two
 };
@@ -65,8 +66,7 @@ struct RangedSoftmax {
     // A row that sees nothing, or NaN alone, keeps what it has.
     const float next[2] = {fminf(words[0], word_of(maxima[0], scale)),
                            fminf(words[1], word_of(maxima[1], scale))};
-    const bool beyond =
-        unscaled() || tile::is_beyond_scaled(next[0]) || tile::is_beyond_scaled(next[1]);
+    const bool beyond = unscaled() || is_beyond_scaled(next[0]) || is_beyond_scaled(next[1]);
     if (__builtin_expect(__any_sync(tile::kFullMask, beyond), 0))
       return raise_any(acc_s, maxima, scale, false, factors);
     set_mode(kScaled);
@@ -88,7 +88,7 @@ struct RangedSoftmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       words[h] = fminf(tile::kNothing, word_of(row_max(acc_s, h), scale));
-      beyond |= tile::is_beyond_scaled(words[h]);
+      beyond |= is_beyond_scaled(words[h]);
     }
 #pragma unroll
     for (int i = 0; i < kScores; ++i) probabilities[i] = acc_s[i];
@@ -166,7 +166,7 @@ struct RangedSoftmax {
     const float row_sums[2] = {tile::reduce_sum<4>(sums[0]), tile::reduce_sum<4>(sums[1])};
     const auto lost = [&](int h) {
       // seed: may-scale
-      return row_sums[h] > tile::kLargest || !tile::can_raise(words[h]);
+      return row_sums[h] > tile::kLargest || !tile::can_raise(words[h], Range::kMostScaled);
     };
     if (__any_sync(tile::kFullMask, lost(0) || lost(1))) return false;
 #pragma unroll
@@ -201,6 +201,10 @@ struct RangedSoftmax {
   }
 
  private:
+  __device__ __forceinline__ static bool is_beyond_scaled(float word) {
+    return tile::is_beyond_scaled(word, Range::kMostScaled);
+  }
+
   // The word of a scaled row max, relative to which `maximum` is Range::kFirstExponent.
   __device__ __forceinline__ static float word_of(float maximum, float scale) {
     if constexpr (Range::kFirstExponent == 0) return -maximum * scale;
@@ -223,8 +227,10 @@ struct RangedSoftmax {
                                             float scale, bool faint, float (&factors)[2]) {
     const tile::RaisedRowMax raised[2] = {{tile::RowMax(words[0], unscaled()), maxima[0], scale},
                                           {tile::RowMax(words[1], unscaled()), maxima[1], scale}};
-    const bool unscaled = __any_sync(tile::kFullMask, raised[0].needs_unscaled(scale, faint) ||
-                                                          raised[1].needs_unscaled(scale, faint));
+    constexpr float kMost = Range::kMostScaled;
+    const bool unscaled =
+        __any_sync(tile::kFullMask, raised[0].needs_unscaled(scale, faint, kMost) ||
+                                        raised[1].needs_unscaled(scale, faint, kMost));
     set_mode(unscaled ? kUnscaled : kScaled);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
