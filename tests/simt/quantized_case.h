@@ -48,13 +48,15 @@ inline void quantize_queries(const Case& c, const dlattn::AttentionParams& p, vo
   }
 }
 
-// A problem with what it is quantised to in its workspace.
+// A problem with what it is quantised to: q in its workspace, keys and values in memory of their
+// own, so that whoever reads beyond either is seen.
 template <typename T>
 struct QuantizedProblem {
   const Case& c;
   const Tensors<T, T>& tensors;
   dlattn::AttentionParams params;
-  std::unique_ptr<void, void (*)(void*)> memory{nullptr, std::free};
+  using Memory = std::unique_ptr<void, void (*)(void*)>;
+  Memory kept{nullptr, std::free}, workspace{nullptr, std::free};
   dlattn::QuantizedLayout layout;
   dlattn::QuantizedView keys;
 
@@ -63,15 +65,15 @@ struct QuantizedProblem {
     constexpr dlattn::DType kDType = DTypeOf<T>::value;
     params = make_params(c, tensors, kDType, kDType);
     params.precision = precision;
+    layout = dlattn::quantized_layout(dlattn::keys_of(params));
+    kept = poisoned(layout.bytes);
+    params.quantized_kv = kept.get();
     params.workspace_bytes = dlattn::task_bytes(params);
-    memory.reset(std::aligned_alloc(dlattn::kWorkspaceAlignment,
-                                    static_cast<std::size_t>(params.workspace_bytes)));
-    // Nothing that is read may be left out.
-    std::memset(memory.get(), 0x7f, static_cast<std::size_t>(params.workspace_bytes));
-    params.workspace = memory.get();
+    workspace = poisoned(params.workspace_bytes);
+    params.workspace = workspace.get();
     dlattn::QuantizeTask task = dlattn::task_of(params, params.workspace);
+    task.quantized_kv = kept.get();
     if (task.quantized_q) quantize_queries(c, params, task.quantized_q);
-    layout = dlattn::quantized_layout(task);
     keys = dlattn::view_of(layout, task.quantized_kv, c.varlen());
     std::vector<std::int32_t> starts, used;  // as kernels take them from what lies in memory
     if (c.varlen()) {
@@ -81,7 +83,13 @@ struct QuantizedProblem {
       task.cu_seqlens_k = starts.data(), task.seqused_k = used.data(), task.seqlen_k = c.total_k;
     }
     if (layout.rows > 0 && c.batch_size > 0) dlattn::cpu::quantize_kv(task, 1);
-    params.quantized_kv = task.quantized_kv;
+  }
+
+  static Memory poisoned(std::int64_t size) {
+    const auto bytes = static_cast<std::size_t>(size);
+    Memory memory(std::aligned_alloc(dlattn::kWorkspaceAlignment, bytes), std::free);
+    std::memset(memory.get(), 0x7f, bytes);
+    return memory;
   }
 
   // The reference on what the 8-bit numbers stand for. k is without what it was stored without,
@@ -187,10 +195,8 @@ void run_quantized(Tests* tests, std::string_view kernel, const Case& c,
   const QuantizedProblem<T> problem(c, t, precision);
   dlattn::Options options;
   options.kernel = kernel;
-  dlattn::AttentionParams planned = problem.params;
-  planned.quantized_kv = nullptr;
-  dlattn::core::validate(planned);
-  const dlattn::Plan plan = dlattn::core::make_plan(planned, device, options);
+  dlattn::core::validate(problem.params);
+  const dlattn::Plan plan = dlattn::core::make_plan(problem.params, device, options);
   if (plan.workspace_bytes != problem.params.workspace_bytes)
     die("%s: the plan's workspace", name.c_str());
   if (!is_built(plan.dtype, plan.head_dim_tile)) return;

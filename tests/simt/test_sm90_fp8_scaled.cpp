@@ -50,6 +50,9 @@ std::vector<Case> cases() {
       {20, 70, 16, kFull, 3, 1, Layout::kBhsd, 112, 2},
       {200, 300, 64, kCausal, 2, 2, Layout::kBshd, 0, 2},
       {97, 193, 48, kFull, 2, 1, Layout::kAlign8},
+      // The scales of q end with the workspace, and the last consumers' rows are beyond q.
+      {65, 10, 64, kFull, 32, 1},
+      {129, 10, 128, kFull, 64, 1},
       simt::with({70, 500, 128, kCausal, 2, 1}, [](Case& c) { c.window_left = 200; }),
       simt::with({40, 140, 128, kCausal, 2, 1}, [](Case& c) { c.sinks = true; }),
       simt::with({300, 140, 64, kCausal, 2, 1}, [](Case& c) { c.sinks = true; }),

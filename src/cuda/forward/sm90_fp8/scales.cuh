@@ -38,7 +38,8 @@ struct TileScales<true> {
     const QuantizedView& keys = scales.keys;
     const int head_kv = static_cast<int>(shape.heads_per_kv_head.quotient(work.head));
     constexpr int kBlockM = query_block(Precision::kFp8);
-    std::int64_t first_q = first_row / kBlockM, first_k = 0;
+    // The last consumers' rows may all be beyond q, and their scale beyond the buffer.
+    std::int64_t first_q = min(first_row, work.seqlen_q - 1) / kBlockM, first_k = 0;
     if (params.cu_seqlens_q) {
       first_q += first_block(work.start_q, work.batch, kBlockM);
       first_k = first_block(tile::key_rows(params, work.batch).start, work.batch, block_n);
