@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "core/rounding.h"
 #include "dlattn/forward.h"
 #include "dlattn/quantize.h"
 
@@ -29,6 +30,12 @@ constexpr int kMaxQuantizedHeadDim = 128;
 // Keys that share a scale, counted from a sequence's first: those of a kernel's tile.
 constexpr int quantized_block(Precision precision, int columns) {
   return precision == Precision::kInt8Fp8 ? 64 : columns <= 64 ? 96 : 128;
+}
+// What values are scaled to at most. Those of kInt8Fp8 are multiplied by probabilities of up to
+// 256, and sums over a block fit fp16: 256 * 3.75 * 64 = 61440. What is above 2^-7.9 of the largest
+// is a normal number still.
+constexpr float largest_value(Precision precision) {
+  return precision == Precision::kInt8Fp8 ? 3.75f : kLargestE4m3;
 }
 // Rows of q that share one.
 constexpr int query_block(Precision precision) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cuda_fp16.h>
+
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mma8.cuh"
 #include "instructions.h"
@@ -72,6 +74,62 @@ void test_byte_products(World& world, Checks* checks) {
   }
   world.launch(Product{registers_a, registers_b, c, d});
   checks->expect_equal(d, expected.data(), 32 * 4, name);
+}
+
+// The same of e4m3 into pairs of fp16, which hold these sums exactly.
+struct HalfSumProducts {
+  static constexpr int kThreads = 32;
+  const std::uint32_t *a, *b;  // [32, 4], [32, 2]
+  const std::uint32_t* c;      // [32, 2]
+  std::uint32_t* d;
+
+  int smem_bytes() const { return 16; }
+  __device__ void operator()() const {
+    const int lane = static_cast<int>(threadIdx.x);
+    std::uint32_t r[4], sum[2];
+    for (int i = 0; i < 4; ++i) r[i] = a[lane * 4 + i];
+    for (int i = 0; i < 2; ++i) sum[i] = c[lane * 2 + i];
+    ptx::mma_e4m3(sum, r, b[lane * 2], b[lane * 2 + 1]);
+    for (int i = 0; i < 2; ++i) d[lane * 2 + i] = sum[i];
+  }
+};
+
+template <typename World>
+void test_half_sums(World& world, Checks* checks) {
+  const char* const name = "mma of e4m3 into fp16";
+  if (!checks->wants(name)) return;
+  const auto a = [](int row, int k) { return (row * 31 + k * 17 + row * k % 7) * 7 % 13 - 6; };
+  const auto b = [](int k, int n) { return (n * 13 + k * 29 + n * k % 11 + 5) * 7 % 13 - 6; };
+  const auto byte = [](int x) {
+    return static_cast<std::uint32_t>(nearest_e4m3(static_cast<float>(x)));
+  };
+  const auto half_bits = [](int x) {
+    return std::uint32_t{__half_raw(__float2half_rn(static_cast<float>(x))).x};
+  };
+  auto* registers_a = world.template allocate<std::uint32_t>(32 * 4);
+  auto* registers_b = world.template allocate<std::uint32_t>(32 * 2);
+  auto* c = world.template allocate<std::uint32_t>(32 * 2);
+  auto* d = world.template allocate<std::uint32_t>(32 * 2);
+  std::memset(registers_a, 0, 32 * 4 * 4), std::memset(registers_b, 0, 32 * 2 * 4);
+  std::memset(c, 0, 32 * 2 * 4);
+  std::vector<std::uint32_t> expected(32 * 2);
+  for (int lane = 0; lane < 32; ++lane) {
+    const int g = lane / 4, t = lane % 4;
+    for (int e = 0; e < 16; ++e) {
+      const int k = 4 * t + e % 4 + e / 8 * 16;
+      registers_a[lane * 4 + e / 4] |= byte(a(g + e / 4 % 2 * 8, k)) << e % 4 * 8;
+      if (e < 8)
+        registers_b[lane * 2 + e / 4] |= byte(b(4 * t + e % 4 + e / 4 * 16, g)) << e % 4 * 8;
+    }
+    for (int e = 0; e < 4; ++e) {
+      int sum = 10 * lane + e;
+      c[lane * 2 + e / 2] |= half_bits(sum) << e % 2 * 16;
+      for (int k = 0; k < kByteDepth; ++k) sum += a(g + e / 2 * 8, k) * b(k, 2 * t + e % 2);
+      expected[lane * 2 + e / 2] |= half_bits(sum) << e % 2 * 16;
+    }
+  }
+  world.launch(HalfSumProducts{registers_a, registers_b, c, d});
+  checks->expect_equal(d, expected.data(), 32 * 2, name);
 }
 
 // S = Q K^T and O = S V by one warp, of 16 rows, 32 keys, 32 columns of Q and K and 16 of V. Rows
@@ -159,6 +217,7 @@ template <typename World>
 void test_bytes(World& world, Checks* checks) {
   test_byte_products<false>(world, checks);
   test_byte_products<true>(world, checks);
+  test_half_sums(world, checks);
   test_byte_attention(world, checks);
 }
 

@@ -76,6 +76,43 @@ void e4m3_accumulator() {
   }
 }
 
+// Accumulators of fp16 are rounded to nearest even after 16 products, and overflow from 65520 on.
+void e4m3_half_accumulator() {
+  constexpr std::uint32_t kOne = 0x38, kLeast = 0x01, k8 = 0x50, k16 = 0x58, k60 = 0x67;
+  const struct {
+    float d;
+    std::uint32_t x, y;
+    float expected;
+  } sums[] = {
+      {0.0f, kOne, kOne, 32.0f},
+      {2048.0f, kOne, kOne, 2080.0f},
+      {32800.0f, kOne, kOne, 32800.0f},  // each 1 is cut off
+      {1.0f, k16, k8, 4096.0f},          // 2049 is a tie
+      {3.0f, k16, k8, 4100.0f},          // 2051 too
+      {0.0f, kLeast, kLeast, 32 * 0x1p-18f},
+      {0.0f, k16, k60, 30720.0f},
+      {30720.0f, k16, k60, 61440.0f},
+      {61440.0f, k16, k60, INFINITY},
+      {0.0f, 0x7F, kOne, NAN},
+  };
+  for (const auto& sum : sums) {
+    float got = 0.0f;
+    simt::launch({dim3(1), dim3(32), 0}, [&] {
+      const std::uint32_t d = __half_raw(__float2half_rn(sum.d)).x, pair = d << 16 | d;
+      const std::uint32_t a = sum.x * 0x01010101u, b = sum.y * 0x01010101u;
+      std::uint32_t result[2] = {pair, pair};
+      ptx::mma_e4m3(result, {a, a, a, a}, b, b);
+      __half_raw raw;
+      raw.x = static_cast<unsigned short>(result[1] >> 16);
+      if (threadIdx.x == 0) got = __half2float(raw);
+    });
+    if (got != sum.expected && !(std::isnan(got) && std::isnan(sum.expected))) {
+      std::printf("%g + 32 * %#x * %#x = %g\n", sum.d, sum.x, sum.y, got);
+      fail("a sum of products of e4m3 in fp16");
+    }
+  }
+}
+
 // Conversions to half return a struct, whose store GCC instruments only once the call is inlined.
 template <typename T>
 void converted_store() {
@@ -556,6 +593,7 @@ const std::vector<Case> kCases = {
     {"exchange within a warp without __syncwarp", [] { warp_exchange(false); }, kRace, kTsan},
     {"two blocks write one address", two_blocks_one_address, kRace, kTsan},
     {"accumulator of e4m3", e4m3_accumulator, nullptr},
+    {"accumulator of e4m3 in fp16", e4m3_half_accumulator, nullptr},
     {"wmma half",
      [] {
        for (int s = 0; s < 5; ++s) product<half>({}, s);

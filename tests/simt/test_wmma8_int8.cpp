@@ -22,7 +22,17 @@ constexpr std::string_view kFamily = "wmma8";
 constexpr int kBlock = dlattn::quantized_block(dlattn::Precision::kInt8Fp8, 128);
 
 // Values that are not as others.
-enum class Special { kNone, kNanKey, kNanKeys, kNanQuery, kZeroQuery, kLargeValues, kWideScores };
+enum class Special {
+  kNone,
+  kNanKey,
+  kNanKeys,
+  kNanQuery,
+  kZeroQuery,
+  kLargeValues,
+  kLargestValues,
+  kLargestSums,
+  kWideScores
+};
 
 struct Int8Case {
   Case problem;
@@ -30,8 +40,15 @@ struct Int8Case {
   bool hostile = false;  // lengths that the CPU backend refuses
 
   std::string name() const {
-    static const char* const kNames[] = {
-        "", " nan key", " nan keys", " nan query", " zero query", " large values", " wide scores"};
+    static const char* const kNames[] = {"",
+                                         " nan key",
+                                         " nan keys",
+                                         " nan query",
+                                         " zero query",
+                                         " large values",
+                                         " largest values",
+                                         " largest sums",
+                                         " wide scores"};
     return problem.name() + kNames[static_cast<int>(special)];
   }
 };
@@ -228,6 +245,11 @@ void set_special(Special special, const Case& c, const simt::Tensors<T>& t) {
       return;
     case Special::kLargeValues:
       return scale(t.v, sizeof(T) == 2 && std::is_same_v<T, half> ? 8e3f : 2e35f);
+    case Special::kLargestValues:  // of bfloat16 whose scale is its own
+      return t.v.for_each([](T& e) { e = static_cast<T>(3.2e38f); });
+    case Special::kLargestSums:  // all probabilities are 256, all values 3.75 of their scales
+      t.q.for_each([](T& e) { e = static_cast<T>(0.0f); });
+      return t.v.for_each([](T& e) { e = static_cast<T>(-7.5f); });
     case Special::kWideScores:
       return scale(t.q, 100.0f);
   }
@@ -476,6 +498,9 @@ std::vector<Int8Case> all_cases() {
       {heads, Special::kNanQuery},
       {heads, Special::kZeroQuery},
       {{20, 300, 64, kFull}, Special::kLargeValues},
+      {{1, 1, 64, kFull}, Special::kLargestValues},
+      {{20, 300, 64, kFull}, Special::kLargestSums},
+      {{20, 300, 128, kFull}, Special::kLargestSums},
       {{40, 300, 128, kCausal}, Special::kWideScores},
   };
   for (const double rise : {0.3, 4.0, -20.0})
@@ -500,7 +525,8 @@ int main(int argc, char** argv) {
   Int8Tests tests(arguments);
   int number = 0;
   for (const Int8Case& c : all_cases()) {
-    if (c.special == Special::kLargeValues || number++ % 2 == 0) {
+    if (c.special == Special::kLargeValues || c.special == Special::kLargestValues ||
+        number++ % 2 == 0) {
       tests.run<__nv_bfloat16>(c);
     } else {
       tests.run<half>(c);

@@ -82,7 +82,7 @@ class HeadQuantizer {
         to[i] = static_cast<std::uint8_t>(to_int8(block[i], rounding));
       k_scale_[n / layout_.block_n] = rounding.scale;
     } else {
-      k_scale_[n / layout_.block_n] = store_e4m3(block, count, to);
+      k_scale_[n / layout_.block_n] = store_e4m3(block, count, kLargestE4m3, to);
     }
   }
 
@@ -92,17 +92,18 @@ class HeadQuantizer {
       const Row16 from = row(p_.v, n + j);
       for (int c = 0; c < columns; ++c) block[j * columns + c] = c < p_.head_dim_v ? from[c] : 0.0f;
     }
-    v_scale_[n / layout_.block_n] = store_e4m3(block, keys * columns, v_ + n * columns);
+    v_scale_[n / layout_.block_n] =
+        store_e4m3(block, keys * columns, largest_value(p_.precision), v_ + n * columns);
   }
 
   // Returns the scale, that of the largest finite magnitude.
-  static float store_e4m3(const float* x, std::int64_t count, std::uint8_t* to) {
+  static float store_e4m3(const float* x, std::int64_t count, float limit, std::uint8_t* to) {
     std::uint32_t largest = 0;
     for (std::int64_t i = 0; i < count; ++i) {
       const std::uint32_t bits = magnitude_bits(x[i]);
       if (bits < kInfinityBits) largest = std::max(largest, bits);
     }
-    const Rounding rounding = rounding_to_e4m3(largest);
+    const Rounding rounding = rounding_to_e4m3(largest, limit);
     for (std::int64_t i = 0; i < count; ++i) to[i] = to_e4m3(x[i], rounding);
     return rounding.scale;
   }

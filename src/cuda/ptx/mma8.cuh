@@ -23,6 +23,17 @@ __device__ __forceinline__ void mma_e4m3(float (&d)[4], const std::uint32_t (&a)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// With fp16 accumulators, to which sums are rounded: d[0] has this lane's two columns of row l / 4,
+// d[1] those of row l / 4 + 8. GeForce has these at twice the rate of fp32 ones.
+__device__ __forceinline__ void mma_e4m3(std::uint32_t (&d)[2], const std::uint32_t (&a)[4],
+                                         std::uint32_t b0, std::uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f16.e4m3.e4m3.f16 {%0, %1}, {%2, %3, %4, %5}, {%6, %7}, "
+      "{%0, %1};"
+      : "+r"(d[0]), "+r"(d[1])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // Of signed bytes, exact.
 __device__ __forceinline__ void mma_s8(std::int32_t (&d)[4], const std::uint32_t (&a)[4],
                                        std::uint32_t b0, std::uint32_t b1) {

@@ -207,13 +207,14 @@ struct SmallProduct {
 void combine_small_product(void* const (&operands)[kWarpSize], unsigned mask);
 
 // d += a b of 16 x 32 and 32 x 8 bytes, in registers as the PTX manual has it
-// (src/cuda/ptx/mma8.cuh); d are the bits of fp32 or 32-bit numbers.
+// (src/cuda/ptx/mma8.cuh); d are the bits of fp32 or 32-bit numbers, or of pairs of fp16 ones.
 struct ByteProduct {
   std::uint8_t a[16];
   std::uint8_t b[8];
   std::uint32_t d[4];
 };
 void combine_e4m3_product(void* const (&operands)[kWarpSize], unsigned mask);
+void combine_e4m3_half_product(void* const (&operands)[kWarpSize], unsigned mask);
 void combine_s8_product(void* const (&operands)[kWarpSize], unsigned mask);
 
 // wgmma.wait_group: the products of a warp that its lanes have waited for, oldest first.

@@ -1,5 +1,7 @@
 // What warp collectives do with their lanes' operands. Compiled without instrumentation: the
 // scheduler runs these over the registers of all lanes, which is an exchange and no data race.
+#include <cuda_fp16.h>
+
 #include <cstring>
 
 #include "block.h"
@@ -71,7 +73,8 @@ void combine_gather(void* const (&operands)[kWarpSize], unsigned) {
 namespace {
 
 // multiply(d, row of a, column of b) for every element of d, whose bits it gets and returns.
-template <typename Multiply>
+// kPairs: of 16 bits, two a register.
+template <bool kPairs = false, typename Multiply>
 void combine_byte_product(void* const (&operands)[kWarpSize], Multiply multiply) {
   constexpr int kDepth = 32;
   std::uint8_t a[16][kDepth], b[8][kDepth];
@@ -83,8 +86,17 @@ void combine_byte_product(void* const (&operands)[kWarpSize], Multiply multiply)
   }
   for (int i = 0; i < kWarpSize; ++i) {
     ByteProduct& lane = *static_cast<ByteProduct*>(operands[i]);
-    for (int e = 0; e < 4; ++e)
-      lane.d[e] = multiply(lane.d[e], a[i / 4 + e / 2 * 8], b[i % 4 * 2 + e % 2]);
+    for (int e = 0; e < 4; ++e) {
+      const std::uint8_t *row = a[i / 4 + e / 2 * 8], *column = b[i % 4 * 2 + e % 2];
+      if constexpr (kPairs) {
+        const int shift = e % 2 * 16;
+        std::uint32_t& pair = lane.d[e / 2];
+        pair = (pair & 0xFFFFu << (16 - shift)) | multiply(pair >> shift & 0xFFFF, row, column)
+                                                      << shift;
+      } else {
+        lane.d[e] = multiply(lane.d[e], row, column);
+      }
+    }
   }
 }
 
@@ -100,6 +112,19 @@ void combine_e4m3_product(void* const (&operands)[kWarpSize], unsigned) {
                          std::memcpy(&bits, &d, sizeof d);
                          return bits;
                        });
+}
+
+void combine_e4m3_half_product(void* const (&operands)[kWarpSize], unsigned) {
+  combine_byte_product<true>(operands,
+                             [](std::uint32_t bits, const std::uint8_t* a, const std::uint8_t* b) {
+                               __half_raw raw;
+                               raw.x = static_cast<unsigned short>(bits);
+                               float d = __half2float(raw);
+                               for (int k = 0; k < 32; k += 16)
+                                 d = add_e4m3_products_to_half(d, a + k, b + k, 16);
+                               raw = __float2half_rn(d);
+                               return static_cast<std::uint32_t>(raw.x);
+                             });
 }
 
 void combine_s8_product(void* const (&operands)[kWarpSize], unsigned) {

@@ -11,4 +11,9 @@ namespace simt {
 // of fraction. An accumulator is fp32.
 float add_e4m3_products(float accumulator, const std::uint8_t* a, const std::uint8_t* b, int count);
 
+// The same with an accumulator of fp16: the sum is rounded to it, to nearest even, after each so
+// many products. From 65520 on it is infinity.
+float add_e4m3_products_to_half(float accumulator, const std::uint8_t* a, const std::uint8_t* b,
+                                int count);
+
 }  // namespace simt

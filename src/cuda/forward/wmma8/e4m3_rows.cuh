@@ -68,11 +68,11 @@ struct E4m3Rows {
     }
     consumer.after_softmax();
     // O = O * factor + P V
-    multiply_pv<kHeadDim, kBlockN>(acc_o, rP, lane_v,
-                                   [&factors](float o, float product, int m, int h) {
-                                     // seed: promote
-                                     return fmaf(o, factors[m][h], product);
-                                   });
+    multiply_pv<kHeadDim, kBlockN, FloatSums>(acc_o, rP, lane_v,
+                                              [&factors](float o, float product, int m, int h) {
+                                                // seed: promote
+                                                return fmaf(o, factors[m][h], product);
+                                              });
   }
 
  private:

@@ -19,6 +19,8 @@ struct Int8Rows {
   static constexpr int kBlockN = kShape.block_n;
   static_assert(kShape.row_tiles == kRowTiles && kShape.query_in_registers && kBlockN == 64,
                 "a tile is a block of keys that share a scale");
+  static_assert(largest_value(Precision::kInt8Fp8) * (1 << kShift) * kBlockN <= 65504.0f,
+                "sums of a tile fit fp16");
 
   std::uint32_t rQ[kHeadDim / 32][kRowTiles][4];
   float q_scale[2];  // times what products of rotated rows are divided by
@@ -84,11 +86,11 @@ struct Int8Rows {
     consumer.after_softmax();
     if (!sees) return;
     // O = O + factor * P V
-    multiply_pv<kHeadDim, kBlockN>(acc_o, rP, lane_v,
-                                   [&factors](float o, float product, int, int h) {
-                                     // seed: promote-tile
-                                     return fmaf(product, factors[h], o);
-                                   });
+    multiply_pv<kHeadDim, kBlockN, HalfSums>(acc_o, rP, lane_v,
+                                             [&factors](float o, float product, int, int h) {
+                                               // seed: promote-tile
+                                               return fmaf(product, factors[h], o);
+                                             });
   }
 
  private:

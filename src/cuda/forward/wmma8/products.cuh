@@ -1,6 +1,9 @@
 #pragma once
 
+#include <cuda_fp16.h>
+
 #include <cstdint>
+#include <cstring>
 
 #include "cuda/forward/wmma8/copy.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
@@ -87,17 +90,42 @@ __device__ __forceinline__ void multiply_qk(Accumulator (&acc_s)[kRowTiles][kGro
   }
 }
 
+// Sums of P V of 16 rows and 8 columns over a tile. Element e of a lane is mma.m16n8k32's d[e].
+struct FloatSums {
+  float x[4] = {};
+
+  __device__ __forceinline__ void add(const std::uint32_t (&a)[4], std::uint32_t b0,
+                                      std::uint32_t b1) {
+    ptx::mma_e4m3(x, a, b0, b1);
+  }
+  __device__ __forceinline__ float operator[](int e) const { return x[e]; }
+};
+// In half the registers, for operands whose sums fit fp16.
+struct HalfSums {
+  std::uint32_t x[2] = {};
+
+  __device__ __forceinline__ void add(const std::uint32_t (&a)[4], std::uint32_t b0,
+                                      std::uint32_t b1) {
+    ptx::mma_e4m3(x, a, b0, b1);
+  }
+  __device__ __forceinline__ float operator[](int e) const {
+    half2 pair;
+    memcpy(static_cast<void*>(&pair), &x[e / 2], sizeof pair);
+    return e % 2 == 0 ? __low2float(pair) : __high2float(pair);
+  }
+};
+
 // O = promote(O, P V, m, h) for kKeys keys, of each element of row tile m's row h of the lane.
 // Tensor cores keep 14 bits of a sum, so that of the tile's keys starts from 0 and is added in
 // fp32, 16 columns at a time. A lane has columns 4 t to 4 t + 3 of them, t being lane % 4, of two
 // rows.
-template <int kHeadDim, int kKeys, int kRowTiles, typename Promote>
+template <int kHeadDim, int kKeys, typename Sums, int kRowTiles, typename Promote>
 __device__ __forceinline__ void multiply_pv(float (&acc_o)[kRowTiles][kHeadDim / 16][2][4],
                                             const std::uint32_t (&rP)[kRowTiles][kKeys / 32][4],
                                             ptx::SmemAddress lane_v, Promote promote) {
 #pragma unroll
   for (int d = 0; d < kHeadDim / 16; ++d) {
-    float even[kRowTiles][4] = {}, odd[kRowTiles][4] = {};
+    Sums even[kRowTiles], odd[kRowTiles];
 #pragma unroll
     for (int n = 0; n < kKeys; n += 32) {
       std::uint32_t rV[4];
@@ -110,8 +138,8 @@ __device__ __forceinline__ void multiply_pv(float (&acc_o)[kRowTiles][kHeadDim /
       const std::uint32_t odd1 = ptx::permute_bytes<0x7531>(rV[2], rV[3]);
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
-        ptx::mma_e4m3(even[m], rP[m][n / 32], even0, even1);
-        ptx::mma_e4m3(odd[m], rP[m][n / 32], odd0, odd1);
+        even[m].add(rP[m][n / 32], even0, even1);
+        odd[m].add(rP[m][n / 32], odd0, odd1);
       }
     }
 #pragma unroll

@@ -71,7 +71,8 @@ __device__ __forceinline__ std::uint32_t warp_max(std::uint32_t x) {
 
 // Infinity becomes NaN, not the largest number.
 __device__ __forceinline__ float before_e4m3(float x, const Rounding& rounding) {
-  return magnitude_bits(x) < kInfinityBits ? x * rounding.inverse : float_of_bits(0x7fc00000u);
+  return magnitude_bits(x) < kInfinityBits ? x * rounding.up * rounding.inverse
+                                           : float_of_bits(0x7fc00000u);
 }
 
 template <bool kToInt8>
@@ -155,8 +156,9 @@ struct BlockQuantizer {
 #pragma unroll
       for (int c = 0; c < kThreadColumns; ++c) largest = larger<true>(largest, number<T>(v, r, c));
     }
-    store<false>(rounding_to_e4m3(block_max<kNumWarps>(largest)), shape.to.v, shape.to.v_scale,
-                 [&](int r, int c) { return number<T>(v, r, c); });
+    constexpr float kLimit = largest_value(kPrecision);
+    store<false>(rounding_to_e4m3(block_max<kNumWarps>(largest), kLimit), shape.to.v,
+                 shape.to.v_scale, [&](int r, int c) { return number<T>(v, r, c); });
   }
 
  private:

@@ -9,8 +9,8 @@ namespace dlattn::ptx {
 
 namespace model {
 
-template <typename Accumulator>
-void byte_product(Accumulator (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+template <typename Accumulator, int kRegisters>
+void byte_product(Accumulator (&d)[kRegisters], const std::uint32_t (&a)[4], std::uint32_t b0,
                   std::uint32_t b1, simt::Combine combine) {
   simt::ByteProduct operand;
   const std::uint32_t b[2] = {b0, b1};
@@ -26,6 +26,11 @@ void byte_product(Accumulator (&d)[4], const std::uint32_t (&a)[4], std::uint32_
 inline void mma_e4m3(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                      std::uint32_t b1) {
   model::byte_product(d, a, b0, b1, simt::combine_e4m3_product);
+}
+
+inline void mma_e4m3(std::uint32_t (&d)[2], const std::uint32_t (&a)[4], std::uint32_t b0,
+                     std::uint32_t b1) {
+  model::byte_product(d, a, b0, b1, simt::combine_e4m3_half_product);
 }
 
 inline void mma_s8(std::int32_t (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
