@@ -31,11 +31,11 @@ constexpr int kMaxQuantizedHeadDim = 128;
 constexpr int quantized_block(Precision precision, int columns) {
   return precision == Precision::kInt8Fp8 ? 64 : columns <= 64 ? 96 : 128;
 }
-// What values are scaled to at most. Those of kInt8Fp8 are multiplied by probabilities of up to
-// 256, and sums over a block fit fp16: 256 * 3.75 * 64 = 61440. What is above 2^-7.9 of the largest
-// is a normal number still.
+// What values are scaled to at most. Those of kInt8Fp8 are multiplied by probabilities of up to 64,
+// and sums over a block fit fp16: 64 * 15 * 64 = 61440. So probabilities down to 2^-12 of the
+// largest are normal numbers of e4m3 still, and values down to 2^-9.9.
 constexpr float largest_value(Precision precision) {
-  return precision == Precision::kInt8Fp8 ? 3.75f : kLargestE4m3;
+  return precision == Precision::kInt8Fp8 ? 15.0f : kLargestE4m3;
 }
 // Rows of q that share one.
 constexpr int query_block(Precision precision) {

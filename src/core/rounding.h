@@ -65,8 +65,8 @@ DLATTN_SHARED Rounding rounding_to_int8(std::uint32_t largest_bits) {
   return {largest / 127.0f, up, 127.0f / (largest * up)};
 }
 
-// To e4m3, by a power of two: the largest is at most `limit`, a number of e4m3 from 2 to 448, and
-// more than half of it.
+// To e4m3, by a power of two: the largest is at most `limit`, a number of e4m3 from 4 to 448, and
+// more than half of it. Below 4 a scale's inverse would not be a normal number.
 constexpr float kLargestE4m3 = 448.0f;
 DLATTN_SHARED Rounding rounding_to_e4m3(std::uint32_t largest_bits, float limit = kLargestE4m3) {
   constexpr std::uint32_t kFraction = 0x7fffffu;
@@ -74,10 +74,7 @@ DLATTN_SHARED Rounding rounding_to_e4m3(std::uint32_t largest_bits, float limit 
   // A larger fraction than the limit's takes the next power.
   const std::uint32_t exponent = (largest_bits + (kFraction - (limit_bits & kFraction))) >> 23;
   const std::uint32_t scale = exponent > power + 1 ? exponent - power : 1;
-  // 2^-127 is not a normal number.
-  const bool halved = scale == 254;
-  return {float_of_bits(scale << 23), halved ? 0.5f : 1.0f,
-          float_of_bits((254 - scale + halved) << 23)};
+  return {float_of_bits(scale << 23), 1.0f, float_of_bits((254 - scale) << 23)};
 }
 
 }  // namespace dlattn

@@ -192,7 +192,7 @@ class Reference {
       for (; n < end; ++n) {
         const double exact = std::exp(scores[n] - largest);
         const double rounded =
-            to_e4m3(256.0 * std::exp(scores[n] - tile_max)) / 256.0 * std::exp(tile_max - largest);
+            to_e4m3(64.0 * std::exp(scores[n] - tile_max)) / 64.0 * std::exp(tile_max - largest);
         for (int d = 0; d < c_.dim_v(); ++d) {
           row->exact[d] += exact * weight * v(seen[n], d);
           row->rounded[d] += rounded * weight * v(seen[n], d);
@@ -247,7 +247,7 @@ void set_special(Special special, const Case& c, const simt::Tensors<T>& t) {
       return scale(t.v, sizeof(T) == 2 && std::is_same_v<T, half> ? 8e3f : 2e35f);
     case Special::kLargestValues:  // of bfloat16 whose scale is its own
       return t.v.for_each([](T& e) { e = static_cast<T>(3.2e38f); });
-    case Special::kLargestSums:  // all probabilities are 256, all values 3.75 of their scales
+    case Special::kLargestSums:  // all probabilities are 64, all values 15 of their scales
       t.q.for_each([](T& e) { e = static_cast<T>(0.0f); });
       return t.v.for_each([](T& e) { e = static_cast<T>(-7.5f); });
     case Special::kWideScores:

@@ -75,7 +75,7 @@ inline std::int8_t to_int8(float x, const Rounding& rounding) {
 inline std::uint8_t to_e4m3(float x, const Rounding& rounding) {
   Float8 byte;
   const bool finite = magnitude_bits(x) < kInfinityBits;
-  from_float(finite ? x * rounding.up * rounding.inverse : float_of_bits(0x7fc00000u), &byte);
+  from_float(finite ? x * rounding.inverse : float_of_bits(0x7fc00000u), &byte);
   return byte.bits;
 }
 

@@ -17,7 +17,8 @@ namespace dlattn {
 //      (a Hadamard transform with fixed signs) that spreads what one column carries; as 8-bit
 //      integers with a scale for each 64 keys (kInt8Fp8), or e4m3 with a power of two for each 128
 //      (kFp8), or 96 with head dims up to 64
-//   v  as e4m3, with a scale for each block, a power of two
+//   v  as e4m3, with a scale for each block, a power of two: numbers up to 15 (kInt8Fp8), so that
+//      sums of a block's fit fp16, or 448 (kFp8)
 // A number of k that is not finite makes its block NaN (kInt8Fp8), or its key (kFp8); one of v,
 // itself.
 //

@@ -19,7 +19,7 @@ struct Int8Rows {
   static constexpr int kBlockN = kShape.block_n;
   static_assert(kShape.row_tiles == kRowTiles && kShape.query_in_registers && kBlockN == 64,
                 "a tile is a block of keys that share a scale");
-  static_assert(largest_value(Precision::kInt8Fp8) * (1 << kShift) * kBlockN <= 65504.0f,
+  static_assert(largest_value(Precision::kInt8Fp8) * (1 << kInt8Shift) * kBlockN <= 65504.0f,
                 "sums of a tile fit fp16");
 
   std::uint32_t rQ[kHeadDim / 32][kRowTiles][4];
@@ -75,7 +75,7 @@ struct Int8Rows {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         // In natural units, so that sums of large values are as far from overflow as they can be.
-        const float weight = softmax[0][h].weight(tile_max[h] - kShift);
+        const float weight = softmax[0][h].weight(tile_max[h] - kInt8Shift);
         const float sum = tile_of[h].probabilities(acc_s[0], h);
         softmax[0][h].row_sum = fmaf(sum, weight, softmax[0][h].row_sum);
         // seed: v-scale

@@ -11,6 +11,10 @@
 // them: relative to the maximum of the tile, so that each tile has the whole range of e4m3.
 namespace dlattn::wmma8 {
 
+// Probabilities are times 2^kInt8Shift: the largest of a tile is 64, so that sums of their products
+// with values fit fp16 (largest_value()).
+constexpr int kInt8Shift = 6;
+
 // The streaming softmax of a row over tiles whose scores are in units of their own. The row max is
 // of scores to base 2.
 struct TileSoftmax {
@@ -50,7 +54,7 @@ struct TileOfRow {
   // The row max of the tile alone, to base 2.
   __device__ __forceinline__ float max() const { return (largest - kIntegerBias) * scale; }
 
-  // P = 2^(S - the tile's max) in place, times 2^kShift. Returns this lane's part of their sum.
+  // P = 2^(S - the tile's max) in place, times 2^kInt8Shift. Returns this lane's part of their sum.
   template <int kGroups>
   __device__ __forceinline__ float probabilities(float (&acc_s)[kGroups][4], int h) const {
     const float base = largest == -INFINITY ? 0.0f : largest;
@@ -59,7 +63,7 @@ struct TileOfRow {
     for (int j = 0; j < kGroups; ++j) {
 #pragma unroll
       for (int e = 2 * h; e < 2 * h + 2; ++e) {
-        acc_s[j][e] = ptx::exp2(fmaf(acc_s[j][e] - base, scale, static_cast<float>(kShift)));
+        acc_s[j][e] = ptx::exp2(fmaf(acc_s[j][e] - base, scale, static_cast<float>(kInt8Shift)));
         sum += acc_s[j][e];
       }
     }

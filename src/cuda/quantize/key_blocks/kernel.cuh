@@ -71,8 +71,7 @@ __device__ __forceinline__ std::uint32_t warp_max(std::uint32_t x) {
 
 // Infinity becomes NaN, not the largest number.
 __device__ __forceinline__ float before_e4m3(float x, const Rounding& rounding) {
-  return magnitude_bits(x) < kInfinityBits ? x * rounding.up * rounding.inverse
-                                           : float_of_bits(0x7fc00000u);
+  return magnitude_bits(x) < kInfinityBits ? x * rounding.inverse : float_of_bits(0x7fc00000u);
 }
 
 template <bool kToInt8>
