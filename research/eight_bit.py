@@ -40,7 +40,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 Array = NDArray[Any]
 Logits = Callable[[Array, Array], Array]  # of q and k
-Values = Callable[[Array], tuple[Array, Array | float]]  # of v: as multiplied, and their scale
+# Of v: as multiplied, and their scale, of channels or, with two dimensions, of keys.
+Values = Callable[[Array], tuple[Array, Array | float]]
 
 Tile = Callable[[int], int]  # keys of a tile, by head_dim
 
@@ -77,9 +78,9 @@ def largest_of_blocks(x: Array, rows: int) -> Array:
     return np.repeat(np.maximum(blocks, 1e-12), rows)[: len(x), None]
 
 
-def power_of_two(x: Array, rows: int) -> Array:
-    """For each row the least power of two by which its block of rows fits e4m3."""
-    return np.exp2(np.ceil(np.log2(largest_of_blocks(x, rows) / LARGEST)))
+def power_of_two(x: Array, rows: int, limit: float = LARGEST) -> Array:
+    """For each row the least power of two by which its block of rows is at most a limit."""
+    return np.exp2(np.ceil(np.log2(largest_of_blocks(x, rows) / limit)))
 
 
 def hadamard(dim: int) -> Array:
@@ -205,6 +206,12 @@ def float8_of_blocks(v: Array, keys: int = TILE) -> tuple[Array, float]:
     return e4m3(v / scale) * scale, 1.0
 
 
+def _small_float8_of_blocks(v: Array) -> tuple[Array, Array]:
+    """The library's: so small that 64 of them times 64 fit a sum in float16 (core/quantized.h)."""
+    scale = power_of_two(v, TILE, 15.0)
+    return e4m3(v / scale), scale
+
+
 def _float8_of_tiles(v: Array) -> tuple[Array, float]:
     return float8_of_blocks(v, tile_of_float8(v.shape[1]))
 
@@ -271,7 +278,15 @@ SCHEMES = (
     ),
     Scheme("int8 rotated, fp16 P V (SageAttention)", _tokens, float16_values, "float16"),
     # What the library does in these precisions.
-    Scheme("dlattn int8_fp8", _library_int8, float8_of_blocks, "e4m3", 256.0, of_tile=True),
+    Scheme(
+        "dlattn int8_fp8",
+        _library_int8,
+        _small_float8_of_blocks,
+        "e4m3",
+        64.0,
+        of_tile=True,
+        float16_sums=True,
+    ),
     Scheme("dlattn fp8", _library_float8, _float8_of_tiles, "e4m3", 256.0, tile=tile_of_float8),
 )
 
@@ -281,6 +296,7 @@ def attend(scheme: Scheme, q: Array, k: Array, v: Array) -> Array:
     # Scores are float32 everywhere.
     scores = (scheme.logits(q, k) * LOG2_E).astype(np.float32)
     values, v_scale = scheme.values(v)
+    of_keys = v_scale if isinstance(v_scale, np.ndarray) and v_scale.ndim == 2 else None
     rows, keys = scores.shape
     maximum = np.full((rows, 1), -np.inf)
     total = np.zeros((rows, 1))
@@ -299,9 +315,11 @@ def attend(scheme: Scheme, q: Array, k: Array, v: Array) -> Array:
         summed = rounded / scheme.scale if scheme.rounded_sums else p
         total = total * before + summed.sum(1, keepdims=True) * part
         product = _product(rounded, values[first : first + tile], scheme.float16_sums)
+        if of_keys is not None:
+            product = product * of_keys[first]
         out = out * before + product / scheme.scale * part
         maximum = raised
-    return out / total * v_scale
+    return out / total * (v_scale if of_keys is None else 1.0)
 
 
 def _round_weights(scheme: Scheme, p: Array) -> Array:
