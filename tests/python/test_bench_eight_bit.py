@@ -543,6 +543,19 @@ def test_the_set() -> None:
     assert [x.name for x in eight_bit.peers(context).wide] == ["torch-cudnn", "comfy-int8"]
 
 
+def panels_of(document: dict[str, Any], path: Any) -> list[set[str]]:
+    """Draws, and returns the labels of each panel's lines and points."""
+    from matplotlib import pyplot
+
+    figures = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pyplot, "close", figures.append)
+        plot.draw(document, path)
+    panels = [{str(x.get_label()) for x in a.lines} for a in figures[0].axes if a.get_visible()]
+    pyplot.close(figures[0])
+    return panels
+
+
 def test_plot(tmp_path: Any) -> None:
     pytest.importorskip("matplotlib")
     results = []
@@ -569,9 +582,20 @@ def test_plot(tmp_path: Any) -> None:
     ceiling = {"matmul": "a product", "tflops": 1.0, "float8_tflops": 2.0}
     document = report.to_json(about, protocol, ceiling, results, {})
     mean = {"shape": [1, 4, 2048, 128], "scheme": f"cudnn-fp8 {FLOAT8}", "mean_ratio": 0.9}
-    document["eight_bit"] = {"summary": [], "mean_of_v": [mean]}
-    plot.draw(document, tmp_path / "plot.png")
+    error = {"distribution": "noise", "head_dim": 128, "relative_l2": 0.05}
+    about_errors = [
+        {**error, "scheme": f"dlattn auto {FLOAT8}"},
+        {**error, "scheme": "dlattn auto float16", "relative_l2": 3e-4},
+        {**error, "scheme": f"cudnn-fp8 {FLOAT8}", "distribution": "outliers"},
+    ]
+    document["eight_bit"] = {"summary": [], "mean_of_v": [mean], "distributions": about_errors}
+    drawn = panels_of(document, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
+    sweep, of_mean, of_errors = drawn
+    # What ran at one length alone is no line.
+    assert sweep == {f"dlattn auto {FLOAT8}", "dlattn auto bfloat16", f"cudnn-fp8 {FLOAT8}"}
+    assert len(of_mean) == 1
+    assert of_errors == {f"dlattn auto {FLOAT8}", "dlattn auto 16 bits"}
     del document["eight_bit"]["mean_of_v"]
     document["results"] = document["results"][-1:]  # of one length there are bars
     plot.draw(document, tmp_path / "bars.png")

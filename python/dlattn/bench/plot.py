@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
     }
     with pyplot.rc_context(style):
         if "eight_bit" in document and _of_several_lengths(results):
-            figure = _eight_bit(pyplot, results, document["eight_bit"].get("mean_of_v", ()))
+            figure = _eight_bit(pyplot, results, document["eight_bit"])
         elif any(result.vs_baseline is not None for result in results):
             figure = _ratios(pyplot, results)
         elif _is_sweep(results):
@@ -67,6 +69,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
 
 
 Panel = tuple[int, int, int, bool]  # head_dim, heads, key heads, whether causal
+Panelist = Callable[[Any, dict[str, str]], None]  # draws into axes, with contestants' colours
 
 
 def _panel_of(result: Result) -> Panel:
@@ -129,38 +132,92 @@ def _bars(pyplot: Any, results: Sequence[Result]) -> Any:
     return figure
 
 
-def _eight_bit(pyplot: Any, results: Sequence[Result], mean_of_v: Sequence[dict[str, Any]]) -> Any:
-    """As the sweep, a line for each contestant and dtype; and what is left of the mean of V."""
-    named = [
-        replace(r, contestant=f"{r.contestant} {r.case.dtype}")
-        for r in _of_several_lengths(results)
-    ]
-    named.sort(key=lambda r: r.ours and r.case.dtype == FLOAT8)  # last, in the strongest colour
+def _eight_bit(pyplot: Any, results: Sequence[Result], accuracy: dict[str, Any]) -> Any:
+    """As the sweep, a line for each contestant and dtype; what is left of the mean of V; and error
+    against speed."""
+    named = [replace(r, contestant=f"{r.contestant} {r.case.dtype}") for r in results]
+    lines = _of_several_points(_of_several_lengths(named))
+    lines.sort(key=lambda r: r.ours and r.case.dtype == FLOAT8)  # last, in the strongest colour
+    extra: list[Panelist] = []
+    if mean_of_v := accuracy.get("mean_of_v"):
+        extra.append(lambda axis, colours: _mean(axis, colours, mean_of_v))
+    if errors := _errors_and_speeds(named, accuracy.get("distributions", ())):
+        extra.append(lambda axis, _: _error_against_speed(axis, *errors))
+    return _lines(pyplot, lines, None, extra)
 
-    def mean(axis: Any, colours: dict[str, str]) -> None:
-        found = [e for e in mean_of_v if "mean_ratio" in e and FLOAT8 in e["scheme"]]
-        for name in dict.fromkeys(entry["scheme"] for entry in found):
-            line = [(e["shape"][2], e["mean_ratio"]) for e in found if e["scheme"] == name]
-            axis.plot(*zip(*line, strict=True), color=colours.get(name, _PEERS[-1]), marker="o")
-            axis.annotate(f"{line[-1][1]:.3f}", line[-1], (0, -12), textcoords="offset points")
-        _length_axis(axis, sorted({entry["shape"][2] for entry in found}))
-        axis.set_ylabel("mean(out) / mean(exact)")
-        axis.set_title("V ~ N(1,1): what is left of its mean", loc="left", fontsize=10)
 
-    return _lines(pyplot, named, None, mean if mean_of_v else None)
+def _of_several_points(results: Sequence[Result]) -> list[Result]:
+    """Each contestant's first result of a case, where it has several cases of a panel."""
+    first = {(r.contestant, r.case): r for r in reversed(results)}
+    once = [r for r in results if first[r.contestant, r.case] is r]
+    counts = Counter((r.contestant, _panel_of(r)) for r in once)
+    return [r for r in once if counts[r.contestant, _panel_of(r)] > 1]
+
+
+def _mean(axis: Any, colours: dict[str, str], mean_of_v: Sequence[dict[str, Any]]) -> None:
+    found = [e for e in mean_of_v if "mean_ratio" in e and FLOAT8 in e["scheme"]]
+    for name in dict.fromkeys(entry["scheme"] for entry in found):
+        line = [(e["shape"][2], e["mean_ratio"]) for e in found if e["scheme"] == name]
+        axis.plot(*zip(*line, strict=True), color=colours.get(name, _PEERS[-1]), marker="o")
+        axis.annotate(f"{line[-1][1]:.3f}", line[-1], (0, -12), textcoords="offset points")
+    _length_axis(axis, sorted({entry["shape"][2] for entry in found}))
+    axis.set_ylabel("mean(out) / mean(exact)")
+    axis.set_title("V ~ N(1,1): what is left of its mean", loc="left", fontsize=10)
+
+
+Point = tuple[str, bool, float, float]  # contestant, whether ours, TFLOP/s, relative L2 error
+
+
+def _errors_and_speeds(
+    results: Sequence[Result], distributions: Sequence[dict[str, Any]]
+) -> tuple[Case, list[Point]] | None:
+    """Of contestants of whom both are known, in the case that most of them ran."""
+    # 16-bit inputs are float16 where errors are found, so that theirs do not hide the schemes'.
+    errors = {
+        entry["scheme"].replace("float16", "bfloat16"): entry["relative_l2"]
+        for entry in distributions
+        if (entry["distribution"], entry["head_dim"]) == ("noise", 128) and "relative_l2" in entry
+    }
+    by_case: dict[tuple[Any, ...], dict[str, Result]] = {}
+    for r in results:
+        if r.contestant in errors and r.case.sizes[3] == 128 and not r.case.variant:
+            key = (r.case.sizes, r.case.heads_kv, r.case.causal)
+            by_case.setdefault(key, {}).setdefault(r.contestant, r)
+    if not by_case:
+        return None
+    runs = max(by_case.values(), key=len)
+    points = [(name, r.ours, r.tflops or 0.0, errors[name]) for name, r in runs.items()]
+    return next(iter(runs.values())).case, points
+
+
+def _error_against_speed(axis: Any, case: Case, points: Sequence[Point]) -> None:
+    axis.set_yscale("log")
+    for (name, ours, speed, error), marker in zip(points, cycle("osD^v*PX<>"), strict=False):
+        colour = _OURS[0] if ours else _PEERS[0]
+        label = name.replace("bfloat16", "16 bits")
+        axis.plot(speed, error, marker, color=colour, markersize=7, label=label)
+    speeds, errors = [p[2] for p in points], [p[3] for p in points]
+    axis.set_xlim(0, 1.15 * max(speeds))
+    axis.set_ylim(0.5 * min(errors), 3 * max(errors))
+    axis.set_xlabel(f"TFLOP/s, {_case_name(case)}")
+    axis.set_ylabel("relative L2 error")
+    axis.grid(color="#e6e6e6", linewidth=0.8)
+    axis.legend(fontsize=8, frameon=False, loc="center left")
+    title = "Error (noise, 2048 keys) against speed: lower right is better"
+    axis.set_title(title, loc="left", fontsize=10)
 
 
 def _lines(
     pyplot: Any,
     results: Sequence[Result],
     ceiling: float | None,
-    last: Callable[[Any, dict[str, str]], None] | None = None,
+    extra: Sequence[Panelist] = (),
 ) -> Any:
     """A panel for each head_dim, heads and mask: TFLOP/s over sequence length, and the ceiling if
-    any. `last` draws one more."""
+    any. Each of `extra` draws one more."""
     panels = sorted({_panel_of(r) for r in results})
     colours = _colours(results)
-    count = len(panels) + (last is not None)
+    count = len(panels) + len(extra)
     columns = min(2, count)
     rows = -(-count // columns)
     size = (5.6 * columns, 3.0 * rows + _TOP + _LEGEND + _BOTTOM)
@@ -168,8 +225,8 @@ def _lines(
     _reserve(figure, _LEGEND + _BOTTOM)
     for axis in axes.flat[count:]:
         axis.set_visible(False)
-    if last is not None:
-        last(axes.flat[len(panels)], colours)
+    for axis, more in zip(axes.flat[len(panels) :], extra, strict=False):
+        more(axis, colours)
     for axis, key in zip(axes.flat, panels, strict=False):
         head_dim, heads, heads_kv, causal = key
         panel = [r for r in results if _panel_of(r) == key]
