@@ -470,6 +470,7 @@ def run(
     dtypes: tuple[str, ...] = (),
     draw: Callable[[int, tuple[str, ...], int], Problem] = draw,
     step: int = 1,
+    attempt: Callable[[Any, Problem], Run] | None = None,
 ) -> Summary:
     """Problems of every `step`th seed from `seed` on, as many as asked for or as time allows."""
     summary = Summary(arrays.device, seed, seed)
@@ -477,6 +478,7 @@ def run(
         summary.kernels[kernel], summary.served_features[kernel] = Tally(), Counter()
     start = time.monotonic()
     dtypes = dtypes or DTYPES[arrays.device]
+    make = attempt or attempt_on(arrays)
     while count is None or summary.problems < count:
         if seconds is not None and time.monotonic() - start >= seconds:
             break
@@ -484,20 +486,20 @@ def run(
         summary.problems += 1
         summary.end_seed = problem.seed + 1
         try:
-            attempt = attempt_on(arrays)(arrays, problem)
+            trial = make(arrays, problem)
         except ValueError as error:  # the plain computation bounds nothing: the test is broken
             summary.failures.append(f"{error}; {problem.describe()}")
             print(f"FAIL {summary.failures[-1]}", flush=True)
             continue
-        features = attempt.features()
+        features = trial.features()
         summary.features.update(features)
         for kernel in kernels:
             tally = summary.kernels[kernel]
-            if not attempt.served(kernel):
+            if not trial.served(kernel):
                 tally.passed_over += 1
                 continue
             try:
-                out, lse, trouble = attempt.check(kernel)
+                out, lse, trouble = trial.check(kernel)
             except Exception as error:  # what a kernel that promised to serve should not do
                 out, lse, trouble = math.inf, math.inf, f"{type(error).__name__}: {error}"
             tally.runs += 1
