@@ -1,0 +1,1 @@
+"""Faces for frameworks, imported by those who have them."""

@@ -1,0 +1,310 @@
+"""torch operators: `torch.ops.dlattn.attention`, `attention_varlen` and `merge_states`.
+
+They are for code that torch traces (torch.compile, torch.export, vmap, FlopCounterMode): there a
+call of `dlattn.attention` is no operator. `attention` here has its arguments and calls the
+operator. Numbers, errors and accepted values are those of `dlattn.attention`; an operator that is
+traced checks no more than shapes, and raises the rest where it runs.
+
+Forward only: an operator whose input requires grad, while gradients are on, raises.
+
+Source: torch.library, https://docs.pytorch.org/docs/stable/library.html.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+import dlattn
+from dlattn._types import Causal, Precision, Window
+
+# Alignments of the causal mask as the operators have them.
+CAUSAL: dict[bool | str, int] = {False: 0, True: 1, "bottom_right": 1, "top_left": 2}
+_CAUSAL_OF: tuple[Any, ...] = (False, "bottom_right", "top_left")
+
+# What both operators of attention have behind their tensors; -1: no limit of a window.
+_OPTIONS = (
+    "Tensor? bias=None, Tensor? mask=None, Tensor? alibi_slopes=None, Tensor? sinks=None, "
+    "int causal=0, float? scale=None, int window_left=-1, int window_right=-1, float softcap=0.0, "
+    "str? precision=None, bool bhsd=False, bool batch_invariant=False"
+)
+_VARLEN = (
+    "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, "
+    "int max_seqlen_k, Tensor? seqused_k=None, "
+)
+_LIBRARY = torch.library.Library("dlattn", "DEF")
+_BACKENDS = ("CPU", "CUDA")
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: Causal = False,
+    softmax_scale: float | None = None,
+    window: Window = (None, None),
+    softcap: float = 0.0,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    precision: Precision | None = None,
+    layout: str = "bshd",
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+) -> Any:
+    """`dlattn.attention` as an operator: for functions that torch compiles or exports.
+
+    Arguments, results and errors are those of `dlattn.attention`; float8 tensors, `out`, `stream`
+    and `kernel` are not among them.
+    """
+    if causal not in CAUSAL:
+        raise dlattn.UnsupportedError(
+            f"causal is {causal!r}; accepted: False, True, 'bottom_right', 'top_left'"
+        )
+    if layout not in ("bshd", "bhsd"):
+        raise dlattn.UnsupportedError(f"layout is {layout!r}; accepted: 'bshd', 'bhsd'")
+    out, lse = torch.ops.dlattn.attention(
+        q,
+        k,
+        v,
+        bias,
+        mask,
+        alibi_slopes,
+        sinks,
+        CAUSAL[causal],
+        softmax_scale,
+        *(-1 if side is None else side for side in window),
+        softcap,
+        precision,
+        layout == "bhsd",
+        batch_invariant,
+    )
+    return (out, lse) if return_lse else out
+
+
+def _options(
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    alibi_slopes: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    causal: int,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    precision: str | None,
+    bhsd: bool,
+    batch_invariant: bool,
+) -> dict[str, Any]:
+    """The keywords of `dlattn.attention`."""
+    if not 0 <= causal < len(_CAUSAL_OF):
+        raise dlattn.UnsupportedError(
+            f"causal is {causal}; accepted: 0 (no), 1 (bottom-right), 2 (top-left)"
+        )
+    return {
+        "bias": bias,
+        "mask": mask,
+        "alibi_slopes": alibi_slopes,
+        "sinks": sinks,
+        "causal": _CAUSAL_OF[causal],
+        "softmax_scale": scale,
+        "window": tuple(None if side < 0 else side for side in (window_left, window_right)),
+        "softcap": softcap,
+        "precision": precision,
+        "layout": "bhsd" if bhsd else "bshd",
+        "batch_invariant": batch_invariant,
+        "return_lse": True,
+    }
+
+
+def _attention(q: Any, k: Any, v: Any, *options: Any) -> Any:
+    return dlattn.attention(q, k, v, **_options(*options))
+
+
+def _attention_out(q: Any, k: Any, v: Any, *options: Any, out: Any) -> Any:
+    return dlattn.attention(q, k, v, out=out, **_options(*options))[1]
+
+
+def _varlen(*arguments: Any) -> Any:
+    tensors, seqused_k, options = arguments[:7], arguments[7], arguments[8:]
+    return dlattn.attention_varlen(*tensors, seqused_k=seqused_k, **_options(*options))
+
+
+def _varlen_out(*arguments: Any, out: Any) -> Any:
+    tensors, seqused_k, options = arguments[:7], arguments[7], _options(*arguments[8:])
+    return dlattn.attention_varlen(*tensors, seqused_k=seqused_k, out=out, **options)[1]
+
+
+def _merge(outs: list[torch.Tensor], lses: list[torch.Tensor]) -> Any:
+    return dlattn.merge_states(outs, lses)
+
+
+# Gradients
+
+
+def _requires_grad(x: Any) -> bool:
+    if isinstance(x, (list, tuple)):
+        return any(_requires_grad(part) for part in x)
+    return isinstance(x, torch.Tensor) and x.requires_grad
+
+
+def _refuse_gradients(name: str) -> Callable[..., Any]:
+    """What stands for the operator where gradients may be wanted. Without it torch would trace it
+    as if it were constant."""
+
+    def forward_only(*arguments: Any, **named: Any) -> Any:
+        given = (*arguments, *named.values())
+        if torch.is_grad_enabled() and any(_requires_grad(x) for x in given):
+            raise dlattn.UnsupportedError(
+                f"torch.ops.dlattn.{name}: an input requires grad, and dlattn computes no "
+                "gradients; accepted: tensors without requires_grad. Call it under "
+                "torch.no_grad() or pass x.detach()"
+            )
+        with torch._C._AutoDispatchBelowAutograd():
+            return getattr(torch.ops.dlattn, name)(*arguments, **named)
+
+    return forward_only
+
+
+# Shapes, for tracing
+
+
+def _with_defaults(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a function all arguments of an operator, which torch leaves out where they are the
+    default."""
+    arguments = torch._C.parse_schema(f"dlattn::{schema}").arguments
+    names = [argument.name for argument in arguments if not argument.kwarg_only]
+    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def full(*given: Any, **named: Any) -> Any:
+            behind = [
+                named.pop(name) if name in named else defaults[name] for name in names[len(given) :]
+            ]
+            return function(*given, *behind, **named)
+
+        return full
+
+    return decorate
+
+
+def _fake_attention(q: Any, k: Any, v: Any, *options: Any) -> Any:
+    bhsd = options[10]
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4:
+            raise dlattn.UnsupportedError(f"{name} has {x.dim()} dimensions; accepted: 4")
+    heads, rows = (q.shape[1], q.shape[2]) if bhsd else (q.shape[2], q.shape[1])
+    out = q.new_empty(*q.shape[:3], v.shape[3])
+    return out, q.new_empty(q.shape[0], heads, rows, dtype=torch.float32)
+
+
+def _fake_attention_out(q: Any, k: Any, v: Any, *options: Any, out: Any) -> Any:
+    return _fake_attention(q, k, v, *options)[1]
+
+
+def _fake_varlen(*arguments: Any) -> Any:
+    q, v, bhsd = arguments[0], arguments[2], arguments[18]
+    heads, rows = (q.shape[0], q.shape[1]) if bhsd else (q.shape[1], q.shape[0])
+    return q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(heads, rows, dtype=torch.float32)
+
+
+def _fake_varlen_out(*arguments: Any, out: Any) -> Any:
+    return _fake_varlen(*arguments)[1]
+
+
+def _fake_merge(outs: list[torch.Tensor], lses: list[torch.Tensor]) -> Any:
+    return torch.empty_like(outs[0], memory_format=torch.contiguous_format), lses[0].new_empty(
+        lses[0].shape
+    )
+
+
+# vmap and operations
+
+
+def _batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+    """All that is mapped joins the batch."""
+    count = info.batch_size
+    moved = []
+    for i, (x, dim) in enumerate(zip(arguments, in_dims, strict=True)):
+        if not isinstance(x, torch.Tensor) or (i == 6 and dim is None):  # sinks have no batch
+            moved.append(x)
+            continue
+        if i == 6:
+            raise NotImplementedError(
+                "sinks: vmap over them is not implemented; accepted: sinks that are not mapped"
+            )
+        x = x.movedim(dim, 0) if dim is not None else x.expand(count, *x.shape)
+        if i > 2:  # bias, mask and slopes may lack leading dimensions
+            x = _of_full_batch(
+                x, arguments[0].dim() - (in_dims[0] is not None), i, arguments, in_dims
+            )
+        moved.append(x.flatten(0, 1))
+    out, lse = torch.ops.dlattn.attention(*moved)
+    return tuple(x.unflatten(0, (count, -1)) for x in (out, lse)), (0, 0)
+
+
+def _of_full_batch(
+    x: torch.Tensor, rank: int, i: int, arguments: Any, in_dims: tuple[Any, ...]
+) -> torch.Tensor:
+    """(mapped, batch, …) of a tensor that broadcasts to (batch, …)."""
+    q, dim = arguments[0], in_dims[0]
+    batch = q.movedim(dim, 0).shape[1] if dim is not None else q.shape[0]
+    wanted = 2 if i == 5 else rank  # slopes are (batch, num_heads)
+    while x.dim() < wanted + 1:
+        x = x.unsqueeze(1)
+    return x.expand(x.shape[0], batch, *x.shape[2:])
+
+
+def _flops(q: Any, k: Any, v: Any, *options: Any, out_shape: Any = None, **named: Any) -> int:
+    """As torch counts attention: two products, whatever is masked. Tensors are their shapes."""
+    del out_shape
+    bhsd = options[10] if len(options) > 10 else named.get("bhsd", False)
+    batch, first, second, head_dim = q
+    heads, rows = (first, second) if bhsd else (second, first)
+    keys = k[2] if bhsd else k[1]
+    return 2 * batch * heads * rows * keys * (head_dim + v[3])
+
+
+def _register() -> None:
+    operators: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+        f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor out, Tensor lse)": (
+            _attention,
+            _fake_attention,
+        ),
+        f"attention_out(Tensor q, Tensor k, Tensor v, {_OPTIONS}, *, Tensor(a!) out) -> Tensor": (
+            _attention_out,
+            _fake_attention_out,
+        ),
+        f"attention_varlen({_VARLEN}{_OPTIONS}) -> (Tensor out, Tensor lse)": (
+            _varlen,
+            _fake_varlen,
+        ),
+        f"attention_varlen_out({_VARLEN}{_OPTIONS}, *, Tensor(a!) out) -> Tensor": (
+            _varlen_out,
+            _fake_varlen_out,
+        ),
+        "merge_states(Tensor[] outs, Tensor[] lses) -> (Tensor out, Tensor lse)": (
+            _merge,
+            _fake_merge,
+        ),
+    }
+    for schema, (function, fake) in operators.items():
+        name = schema.partition("(")[0]
+        _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        for backend in _BACKENDS:
+            _LIBRARY.impl(name, _with_defaults(schema)(function), backend)
+        _LIBRARY.impl(name, _refuse_gradients(name), "Autograd")
+        torch.library.register_fake(f"dlattn::{name}", _with_defaults(schema)(fake), lib=_LIBRARY)
+        if name == "attention":
+            torch.library.register_vmap(f"dlattn::{name}", _batched, lib=_LIBRARY)
+    register_flop_formula(torch.ops.dlattn.attention)(_flops)
+
+
+_register()
