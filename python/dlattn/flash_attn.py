@@ -27,6 +27,8 @@ and what their extremes give, is told by `dlattn.attention` (Values):
     q_descale, k_descale, v_descale: Of flash_attn_func and flash_attn_varlen_func, by keyword, as
         FlashAttention-3 names them: what elements of float8_e4m3fn count, float32 of (batch,
         num_heads_kv). out is bfloat16 then.
+    s_aux: Of the same two, by keyword: sinks, float32 of (num_heads,), natural logits that take a
+        share of each row's softmax, as the kernels of gpt-oss name them.
 
 It differs in these points: float32 (and on the CPU float64), any head_dim that a kernel has, and
 head_dim_v are accepted too; so are the arrays of CuPy, NumPy and, except as qkv and kv, JAX.
@@ -78,6 +80,7 @@ def flash_attn_func(
     q_descale: Any = None,
     k_descale: Any = None,
     v_descale: Any = None,
+    s_aux: Any = None,
 ) -> Any:
     """Attention of q over k and v. The module tells what the arguments mean.
 
@@ -103,6 +106,7 @@ def flash_attn_func(
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
+        sinks=s_aux,
         **options,
     )
     return _triple(*result) if return_attn_probs else result
@@ -209,6 +213,7 @@ def flash_attn_varlen_func(
     q_descale: Any = None,
     k_descale: Any = None,
     v_descale: Any = None,
+    s_aux: Any = None,
 ) -> Any:
     """Attention within each of several sequences, stored one after the other without padding.
 
@@ -248,6 +253,7 @@ def flash_attn_varlen_func(
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
+        sinks=s_aux,
         **options,
     )
     return _triple(*result) if return_attn_probs else result

@@ -39,12 +39,28 @@ def test_signature(name):
     required, defaults = SIGNATURES[name]
     parameters = dict(inspect.signature(getattr(flash_attn, name)).parameters)
     if name in ("flash_attn_func", "flash_attn_varlen_func"):  # FlashAttention-3's, behind the rest
-        for descale in ("q_descale", "k_descale", "v_descale"):
-            assert parameters.pop(descale).kind is inspect.Parameter.KEYWORD_ONLY
+        for keyword in ("q_descale", "k_descale", "v_descale", "s_aux"):
+            assert parameters.pop(keyword).kind is inspect.Parameter.KEYWORD_ONLY
     assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters.values())
     assert list(parameters) == [*required, *defaults]
     assert {p.name: p.default for p in parameters.values() if p.default is not p.empty} == defaults
     assert name in flash_attn.__all__
+
+
+def test_sinks_are_named_s_aux():
+    q, k, v = (normal(6, heads, 16, seed=i).astype(np.float32) for i, heads in enumerate((4, 2, 2)))
+    sinks = np.array([0.5, -1.0, 2.0, 0.0], np.float32)
+    want = dlattn.attention(q[None], k[None], v[None], causal=True, sinks=sinks)
+    found = flash_attn.flash_attn_func(q[None], k[None], v[None], causal=True, s_aux=sinks)
+    np.testing.assert_array_equal(found, want)
+    starts = np.array([0, 6], np.int32)
+    found = flash_attn.flash_attn_varlen_func(
+        q, k, v, starts, starts, 6, 6, causal=True, s_aux=sinks
+    )
+    np.testing.assert_allclose(found[None], want, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(
+        found, flash_attn.flash_attn_func(q[None], k[None], v[None], causal=True)
+    )
 
 
 def seen_keys(seqlen_q, seqlen_k, causal, window, window_seqlen):
