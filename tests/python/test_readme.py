@@ -156,6 +156,14 @@ def test_sageattention_example() -> None:
 
 
 @pytest.mark.slow
+def test_transformers_example() -> None:
+    pytest.importorskip("transformers")
+    scope: dict[str, Any] = {}
+    exec(compile(example("transformers")[0], "example transformers", "exec"), scope)
+    assert scope["model"].config._attn_implementation == "dlattn"
+    assert scope["logits"].shape == (1, 10, 100) and scope["logits"].isfinite().all()
+
+
 def test_cpp_example(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dlattn", "--cmake-dir"]
     package = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

@@ -1,0 +1,253 @@
+"""dlattn under the names by which transformers finds attention: "dlattn" and "dlattn_flash".
+
+Source: transformers' documentation of the attention interface and of `AttentionMaskInterface`;
+what a model passes on is told by its attention module and by `integrations/sdpa_attention.py` and
+`integrations/flash_attention.py` of the package, 5.x.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, modeling_flash_attention_utils
+from transformers.integrations.flash_attention import flash_attention_forward
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import flash_attention_mask, sdpa_mask
+
+import dlattn
+from dlattn import flash_attn
+from dlattn.integrations.torch import ops
+
+NAME, FLASH_NAME = "dlattn", "dlattn_flash"
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """What a model of transformers calls as its attention.
+
+    Sliding windows and chunks are in `attention_mask`, which `attention_mask()` makes. Keys and
+    values of shared heads are taken as they are, without repeating them, with any mask.
+
+    Where gradients are asked for, or dropout, torch's scaled_dot_product_attention does it, as
+    attn_implementation="sdpa" would; it has no softcap and no sinks.
+
+    Args:
+        module: The model's attention layer; its `is_causal` counts where `is_causal` is None.
+        query: (batch, num_heads, seqlen_q, head_dim) of float16, bfloat16 or float32, any strides
+            with a contiguous last dimension.
+        key, value: (batch, num_heads_kv, seqlen_k, head_dim), (…, head_dim_v).
+        attention_mask: None, or bool (True: attend) or additive in query's dtype or float32,
+            broadcastable to (batch, num_heads, seqlen_q, seqlen_k). None with more than one query
+            of a causal layer is a causal mask by which query i sees keys 0 to i: that is also what
+            an empty static cache needs, whose keys are more than the queries.
+        dropout: Probability; above 0 see above.
+        scaling: Factor of q·k; None: 1 / sqrt(head_dim).
+        softcap: None, or the scores become softcap * tanh(score / softcap).
+        s_aux: (num_heads,) the learned sinks of gpt-oss, natural logits.
+        position_bias: (1 or batch, num_heads, seqlen_q, seqlen_k), added to the scores (T5).
+
+    Returns:
+        out of (batch, seqlen_q, num_heads, head_dim_v), contiguous, in query's dtype, and None:
+        there are no attention weights.
+
+    Raises:
+        ValueError: softcap or sinks where gradients or dropout are asked for.
+        UnsupportedError, TypeError, DeviceError: As `dlattn.attention`.
+    """
+    tensors = (query, key, value, attention_mask, s_aux, position_bias)
+    if dropout > 0.0 or _wants_gradients(tensors):
+        for name, given in (("softcap", softcap), ("s_aux", s_aux)):
+            if given is not None:
+                raise ValueError(
+                    f"{name}: dlattn has no gradients of its own yet, and neither "
+                    "scaled_dot_product_attention nor its dropout has this argument; accepted: "
+                    "None, or a call without gradients and dropout "
+                    '(attn_implementation="eager" trains such models)'
+                )
+        return sdpa_attention_forward(
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=dropout,
+            scaling=scaling,
+            is_causal=is_causal,
+            position_bias=position_bias,
+        )
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    mask, bias = attention_mask, position_bias
+    if mask is not None and mask.dtype != torch.bool:
+        bias = mask if bias is None else bias + mask
+        mask = None
+    out = _attend(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        causal=attention_mask is None and is_causal and query.shape[2] > 1,
+        scale=scaling,
+        softcap=softcap or 0.0,
+        bias=bias,
+        mask=mask,
+        sinks=None if s_aux is None else s_aux.float(),
+    )
+    return out.contiguous(), None
+
+
+def attention_mask(*arguments: Any, **options: Any) -> torch.Tensor | None:
+    """What transformers calls to make the mask of a batch: a bool mask, or None where
+    `attention_forward` needs none. As `transformers.masking_utils.sdpa_mask`."""
+    return sdpa_mask(*arguments, **options)
+
+
+def _wants_gradients(tensors: tuple[Any, ...]) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool,
+    scale: float | None,
+    softcap: float,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    # Traced, it must be an operator; run, the operator is only a way about.
+    function = ops.attention if torch.compiler.is_compiling() else dlattn.attention
+    return function(
+        q,
+        k,
+        v,
+        # The first key is the first query's: an empty static cache has keys beyond the last query.
+        causal="top_left" if causal else False,
+        softmax_scale=scale,
+        softcap=softcap,
+        bias=bias,
+        mask=mask,
+        sinks=sinks,
+    )
+
+
+# The flash face: transformers inspects these functions' parameters, and passes what it finds.
+
+
+def _flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    s_aux: torch.Tensor | None = None,
+) -> torch.Tensor:
+    return flash_attn.flash_attn_func(
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        s_aux=None if s_aux is None else s_aux.float(),
+    )
+
+
+def _flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int | torch.Tensor,
+    max_seqlen_k: int | torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    s_aux: torch.Tensor | None = None,
+) -> torch.Tensor:
+    return flash_attn.flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q.to(torch.int32),
+        cu_seqlens_k.to(torch.int32),
+        int(max_seqlen_q),
+        int(max_seqlen_k),
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        s_aux=None if s_aux is None else s_aux.float(),
+    )
+
+
+def _flash_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    cache_seqlens: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+) -> torch.Tensor:
+    raise NotImplementedError(
+        f'attn_implementation="{FLASH_NAME}" has no paged KV cache, which generate_batch and '
+        f'serving ask for; accepted: generate(), with "{NAME}" or "{FLASH_NAME}"'
+    )
+
+
+def _register() -> None:
+    """Teach transformers both names; once is enough, more do no harm."""
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, attention_mask)
+    AttentionInterface.register(FLASH_NAME, flash_attention_forward)
+    AttentionMaskInterface.register(FLASH_NAME, flash_attention_mask)
+    flash = modeling_flash_attention_utils
+    before = flash._lazy_imports
+    if getattr(before, "of_dlattn", False):
+        return
+
+    # A name of the flash kind is looked up among flash-attn's versions and then on the hub: there
+    # is no registry of functions.
+    @wraps(before)
+    def functions(implementation: str | None, *arguments: Any, **options: Any) -> Any:
+        if implementation != FLASH_NAME:
+            return before(implementation, *arguments, **options)
+        return (
+            _flash_attn_func,
+            _flash_attn_varlen_func,
+            _flash_attn_with_kvcache,
+            flash._pad_input,
+            flash._unpad_input,
+        )
+
+    functions.of_dlattn = True  # type: ignore[attr-defined]
+    flash._lazy_imports = functions
+
+
+_register()

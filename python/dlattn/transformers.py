@@ -1,0 +1,13 @@
+"""Attention of Hugging Face transformers by dlattn: importing this registers the names.
+
+    import dlattn.transformers
+
+    model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="dlattn")
+
+"dlattn" serves models of any kind; "dlattn_flash" those that pass the lengths of packed sequences
+(vision towers, batches without padding). What each takes: `dlattn.integrations.transformers`.
+"""
+
+from dlattn.integrations.transformers import attention_forward, attention_mask
+
+__all__ = ["attention_forward", "attention_mask"]

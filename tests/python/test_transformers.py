@@ -1,0 +1,416 @@
+"""Tiny random models of transformers with dlattn's attention, against their own eager attention."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import dlattn.transformers  # noqa: E402
+from dlattn.integrations import transformers as integration  # noqa: E402
+
+DEVICE = "cpu"
+VOCABULARY = 97
+
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+_DECODER = {
+    **_SIZES,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 96,
+    "max_position_embeddings": 128,
+}
+
+DECODERS: dict[str, Callable[[], Any]] = {
+    "llama": lambda: transformers.LlamaConfig(**_DECODER),
+    "qwen3": lambda: transformers.Qwen3Config(**_DECODER),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **_DECODER, sliding_window=5, attn_logit_softcapping=2.0, query_pre_attn_scalar=16
+    ),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **_DECODER, sliding_window=5, query_pre_attn_scalar=16
+    ),
+    "mistral": lambda: transformers.MistralConfig(**_DECODER, sliding_window=5),
+    "gpt_oss": lambda: transformers.GptOssConfig(
+        **_DECODER, num_local_experts=2, num_experts_per_tok=1, sliding_window=5
+    ),
+    "phi3": lambda: transformers.Phi3Config(
+        **{k: v for k, v in _DECODER.items() if k != "head_dim"}, sliding_window=5
+    ),
+}
+
+# Left padding in the first of two sequences.
+IDS = [[0, 0, 0, 5, 6, 7, 8, 9], [3, 4, 5, 6, 7, 8, 9, 10]]
+
+
+def tokens() -> tuple[Any, Any]:
+    ids = torch.tensor(IDS, device=DEVICE)
+    return ids, (ids != 0).long()
+
+
+def randomize(model: Any) -> Any:
+    """Weights large enough that attention is not flat, the same for the same configuration."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            values = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(0.2 * values + (0.5 if parameter.dim() == 1 else 0.0))
+    return model.eval().to(DEVICE)
+
+
+def decoder(name: str, implementation: str, dtype: Any = None) -> Any:
+    config = DECODERS[name]()
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation=implementation
+    )
+    return randomize(model).to(dtype or torch.float32)
+
+
+class Calls:
+    """Counts the calls of dlattn's functions."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[dict[str, Any]] = []
+        attention, varlen = dlattn.attention, integration.flash_attn.flash_attn_varlen_func
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            self.seen.append({"k": arguments[1], **options})
+            return attention(*arguments, **options)
+
+        def counted_varlen(*arguments: Any, **options: Any) -> Any:
+            self.seen.append({"varlen": True, **options})
+            return varlen(*arguments, **options)
+
+        monkeypatch.setattr(dlattn, "attention", counted)
+        monkeypatch.setattr(integration.flash_attn, "attention", counted, raising=False)
+        monkeypatch.setattr(integration.flash_attn, "flash_attn_varlen_func", counted_varlen)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return Calls(monkeypatch)
+
+
+def generate(model: Any, **options: Any) -> Any:
+    ids, mask = tokens()
+    return model.generate(
+        input_ids=ids, attention_mask=mask, max_new_tokens=8, do_sample=False, **options
+    )
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@torch.no_grad()
+def test_logits_of_a_padded_batch(name: str, calls: Calls) -> None:
+    ids, mask = tokens()
+    want = decoder(name, "eager")(input_ids=ids, attention_mask=mask).logits
+    found = decoder(name, "dlattn")(input_ids=ids, attention_mask=mask).logits
+    assert len(calls.seen) == 2
+    torch.testing.assert_close(found[mask == 1], want[mask == 1], rtol=1e-4, atol=1e-4)
+    assert want.std() > 0.1
+    # Keys of shared heads are not repeated.
+    assert all(call["k"].shape[2] == 2 for call in calls.seen)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@torch.no_grad()
+def test_logits_without_padding(name: str, calls: Calls) -> None:
+    ids = tokens()[0][1:]
+    want = decoder(name, "eager")(input_ids=ids).logits
+    found = decoder(name, "dlattn")(input_ids=ids).logits
+    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+    # Causal layers need no mask, those with a window that is shorter than the batch do.
+    windows = getattr(DECODERS[name](), "sliding_window", None)
+    assert any(call["mask"] is None for call in calls.seen) or windows
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_greedy_tokens(name: str, cache: str, calls: Calls) -> None:
+    options = {} if cache == "dynamic" else {"cache_implementation": "static"}
+    if cache == "static":
+        options["disable_compile"] = True
+    want = generate(decoder(name, "eager"), **options)
+    found = generate(decoder(name, "dlattn"), **options)
+    assert calls.seen
+    assert torch.equal(found, want)
+    assert len(torch.unique(want[:, len(IDS[0]) :])) > 1
+
+
+@torch.no_grad()
+def test_an_empty_static_cache_is_longer_than_the_queries(calls: Calls) -> None:
+    model = decoder("llama", "dlattn")
+    ids = tokens()[0][1:]
+    want = decoder("llama", "eager")(input_ids=ids).logits
+    cache = transformers.StaticCache(config=model.config, max_cache_len=32)
+    found = model(input_ids=ids, past_key_values=cache).logits
+    assert calls.seen[0]["k"].shape[1] == 32 and calls.seen[0]["mask"] is None
+    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_compiled_as_one_graph() -> None:
+    model = decoder("gemma2", "dlattn")
+    ids, mask = tokens()
+    want = model(input_ids=ids, attention_mask=mask).logits
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    found = compiled(input_ids=ids, attention_mask=mask).logits
+    torch.testing.assert_close(found[mask == 1], want[mask == 1], rtol=1e-4, atol=1e-4)
+
+
+def test_compiled_decoding() -> None:
+    """A static cache, whose decoding steps transformers compiles where it can."""
+    ids, mask = tokens()
+    model = decoder("llama", "dlattn")
+    want = generate(model)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=32)
+    step = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)
+    with torch.no_grad():
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        out = model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache
+        )
+        found = [out.logits[:, -1:].argmax(-1)]
+        while len(found) < 8:
+            mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
+            positions = mask.sum(1, keepdim=True) - 1
+            out = step(
+                input_ids=found[-1],
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+            )
+            found.append(out.logits[:, -1:].argmax(-1))
+    # What is behind the end of a sequence is padding.
+    found, want = torch.cat(found, 1), want[:, ids.shape[1] :]
+    assert torch.equal(found[:, : want.shape[1]][want != 0], want[want != 0])
+
+
+@torch.no_grad()
+def test_a_chunk_behind_a_cache() -> None:
+    ids = tokens()[0][1:]
+    models = [decoder("llama", name) for name in ("eager", "dlattn")]
+    logits = []
+    for model in models:
+        first = model(input_ids=ids[:, :5], use_cache=True)
+        second = model(input_ids=ids[:, 5:], past_key_values=first.past_key_values)
+        logits.append(second.logits)
+    torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_bert(calls: Calls) -> None:
+    ids, mask = tokens()
+    outs = []
+    for name in ("eager", "dlattn"):
+        config = transformers.BertConfig(**_SIZES, max_position_embeddings=64)
+        config._attn_implementation = name
+        outs.append(randomize(transformers.BertModel(config))(ids, attention_mask=mask)[0])
+    assert len(calls.seen) == 2
+    torch.testing.assert_close(outs[1][mask == 1], outs[0][mask == 1], rtol=1e-4, atol=1e-4)
+
+
+def test_t5(calls: Calls) -> None:
+    """Biases by position, an encoder's padding, and the cross-attention of a decoder."""
+    ids, mask = tokens()
+    outs = []
+    for name in ("eager", "dlattn"):
+        config = transformers.T5Config(
+            vocab_size=VOCABULARY,
+            d_model=64,
+            d_kv=16,
+            d_ff=96,
+            num_layers=2,
+            num_heads=4,
+            decoder_start_token_id=0,
+        )
+        model = transformers.AutoModelForSeq2SeqLM.from_config(config, attn_implementation=name)
+        model = randomize(model)
+        outs.append(
+            model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=8, do_sample=False)
+        )
+    assert any(call["bias"] is not None for call in calls.seen)
+    assert torch.equal(outs[0], outs[1])
+
+
+@torch.no_grad()
+def test_vit(calls: Calls) -> None:
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    outs = []
+    for name in ("eager", "dlattn"):
+        sizes = {k: v for k, v in _SIZES.items() if k != "vocab_size"}
+        config = transformers.ViTConfig(**sizes, image_size=32, patch_size=8)
+        config._attn_implementation = name
+        outs.append(randomize(transformers.ViTModel(config))(pixels)[0])
+    assert len(calls.seen) == 2 and not calls.seen[0]["causal"]
+    torch.testing.assert_close(outs[1], outs[0], rtol=1e-4, atol=1e-4)
+
+
+def test_whisper(calls: Calls) -> None:
+    features = torch.randn(2, 16, 60, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    outs = []
+    for name in ("eager", "dlattn"):
+        config = transformers.WhisperConfig(
+            vocab_size=VOCABULARY,
+            num_mel_bins=16,
+            d_model=64,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=96,
+            decoder_ffn_dim=96,
+            max_source_positions=30,
+            max_target_positions=40,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=96,
+            decoder_start_token_id=1,
+            suppress_tokens=None,
+            begin_suppress_tokens=None,
+        )
+        config._attn_implementation = name
+        model = randomize(transformers.WhisperForConditionalGeneration(config))
+        start = torch.tensor([[1, 5, 9], [1, 6, 3]], device=DEVICE)
+        with torch.no_grad():
+            outs.append(model(input_features=features, decoder_input_ids=start).logits)
+    assert calls.seen
+    torch.testing.assert_close(outs[1], outs[0], rtol=1e-4, atol=1e-4)
+
+
+def qwen2_vl(name: str) -> Any:
+    text = {**_DECODER, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}}
+    text.pop("head_dim")
+    vision = {
+        "depth": 2,
+        "embed_dim": 32,
+        "hidden_size": 64,
+        "num_heads": 2,
+        "patch_size": 4,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 1,
+        "in_channels": 3,
+    }
+    config = transformers.Qwen2VLConfig(
+        text_config=text, vision_config=vision, image_token_id=90, vision_start_token_id=91
+    )
+    config._attn_implementation = name
+    return randomize(transformers.Qwen2VLForConditionalGeneration(config))
+
+
+@pytest.mark.parametrize("name", ["dlattn", "dlattn_flash"])
+@torch.no_grad()
+def test_qwen2_vl(name: str, calls: Calls) -> None:
+    """Two images of different sizes in one packed sequence of patches."""
+    grid = torch.tensor([[1, 4, 4], [1, 2, 6]], device=DEVICE)
+    patches = int(grid.prod(1).sum())
+    generator = torch.Generator().manual_seed(2)
+    pixels = torch.randn(patches, 48, generator=generator).to(DEVICE)
+    outs = [
+        model.model.visual(pixels, grid_thw=grid) for model in (qwen2_vl("eager"), qwen2_vl(name))
+    ]
+    want, found = (x if isinstance(x, torch.Tensor) else x[0] for x in outs)
+    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+    # By lengths the images are one call a layer; without, one each.
+    assert len(calls.seen) == (4 if name == "dlattn" else 2)
+
+
+@pytest.mark.parametrize("name", [n for n in DECODERS if n not in ("gpt_oss",)])
+def test_the_flash_face(name: str, calls: Calls) -> None:
+    want = generate(decoder(name, "eager"))
+    found = generate(decoder(name, "dlattn_flash"))
+    assert any("varlen" in call for call in calls.seen)  # the padded batch
+    assert torch.equal(found, want)
+
+
+@torch.no_grad()
+def test_packed_sequences() -> None:
+    """Several sequences in one row, told apart by their positions."""
+    ids = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10, 11]], device=DEVICE)
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]], device=DEVICE)
+    eager = decoder("llama", "eager")
+    want = torch.cat([eager(ids[:, :4]).logits, eager(ids[:, 4:]).logits], 1)
+    for name in ("dlattn", "dlattn_flash"):
+        model = decoder("llama", name)
+        found = model(ids, position_ids=positions, use_cache=False).logits
+        torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+
+
+def test_training_goes_through_torchs_attention(calls: Calls) -> None:
+    ids = tokens()[0].clamp(min=2)  # without padding, whose own rows differ by convention
+    gradients = []
+    for name in ("eager", "dlattn"):
+        model = decoder("llama", name).train()
+        model(input_ids=ids, labels=ids).loss.backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    assert not calls.seen
+    for found, want in zip(*reversed(gradients), strict=True):
+        torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "argument"), [("gemma2", "softcap"), ("gpt_oss", "s_aux")])
+def test_training_with_what_torch_lacks_is_refused(name: str, argument: str) -> None:
+    ids, mask = tokens()
+    model = decoder(name, "dlattn").train()
+    with pytest.raises(ValueError, match=rf"^{argument}: dlattn has no gradients of its own"):
+        model(input_ids=ids, attention_mask=mask, labels=ids)
+
+
+def test_pages_are_refused() -> None:
+    with pytest.raises(NotImplementedError, match="has no paged KV cache"):
+        integration._flash_attn_with_kvcache(*[torch.zeros(1)] * 3)
+
+
+@torch.no_grad()
+def test_additive_masks_and_sixteen_bits() -> None:
+    """A mask of four dimensions that the caller made, as numbers, in the model's dtype."""
+    ids, _ = tokens()
+    length = ids.shape[1]
+    seen = torch.ones(length, length, dtype=torch.bool, device=DEVICE).tril()
+    seen[5, 2] = False
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.2)):
+        additive = torch.zeros(2, 1, length, length, dtype=dtype, device=DEVICE)
+        additive.masked_fill_(~seen, torch.finfo(dtype).min)
+        outs = [
+            decoder("llama", name, dtype)(input_ids=ids, attention_mask=additive).logits
+            for name in ("eager", "dlattn")
+        ]
+        torch.testing.assert_close(outs[1], outs[0], rtol=tolerance, atol=tolerance)
+
+
+@torch.no_grad()
+def test_what_dlattn_refuses_is_told() -> None:
+    q = torch.zeros(1, 2, 4, 300, device=DEVICE, dtype=torch.int32)
+    with pytest.raises(dlattn.UnsupportedError, match="accepted"):
+        integration.attention_forward(torch.nn.Module(), q, q, q, None)
+
+
+def test_registering_again_changes_nothing() -> None:
+    before = transformers.modeling_flash_attention_utils._lazy_imports
+    integration._register()
+    assert transformers.modeling_flash_attention_utils._lazy_imports is before
+    assert transformers.AttentionInterface()["dlattn"] is dlattn.transformers.attention_forward
+
+
+def test_other_flash_names_are_looked_up_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Exception, match=r"flash_attn|kernels|flash"):
+        transformers.modeling_flash_attention_utils._lazy_imports("flash_attention_3")
+
+
+def test_masks_are_those_of_sdpa() -> None:
+    asked = {"batch_size": 2, "q_length": 4, "kv_length": 6, "q_offset": 2}
+    config = copy.deepcopy(DECODERS["llama"]())
+    found = dlattn.transformers.attention_mask(**asked, config=config, dtype=torch.float32)
+    assert found.dtype == torch.bool and found.shape == (2, 1, 4, 6)
