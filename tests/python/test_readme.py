@@ -164,6 +164,19 @@ def test_transformers_example() -> None:
     assert scope["logits"].shape == (1, 10, 100) and scope["logits"].isfinite().all()
 
 
+def test_diffusers_example() -> None:
+    pytest.importorskip("diffusers")
+    from diffusers.models import attention_dispatch
+
+    scope: dict[str, Any] = {}
+    try:
+        exec(compile(example("diffusers")[0], "example diffusers", "exec"), scope)
+        assert attention_dispatch._AttentionBackendRegistry.get_active_backend()[0] == "dlattn"
+    finally:
+        scope["model"].set_attention_backend("native")
+    assert scope["image"].shape == (1, 16, 4) and scope["image"].isfinite().all()
+
+
 def test_cpp_example(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dlattn", "--cmake-dir"]
     package = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
