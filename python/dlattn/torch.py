@@ -1,12 +1,15 @@
-"""dlattn for torch: importing this makes operators that torch.compile and torch.export know.
+"""dlattn for torch.
 
     import dlattn.torch
 
-    compiled = torch.compile(lambda q, k, v: dlattn.torch.attention(q, k, v, causal=True))
+    dlattn.torch.activate()  # F.scaled_dot_product_attention and all that calls it, by dlattn
 
-`torch.ops.dlattn.attention`, `attention_varlen` and `merge_states` are the operators themselves.
+and, for code that torch compiles or exports, `dlattn.torch.attention`: `dlattn.attention` as an
+operator. `torch.ops.dlattn.attention`, `attention_varlen` and `merge_states` are the operators
+themselves. Importing this registers them, and changes nothing of torch.
 """
 
 from dlattn.integrations.torch.ops import attention
+from dlattn.integrations.torch.sdpa import Stats, activate, active, deactivate, is_active, stats
 
-__all__ = ["attention"]
+__all__ = ["Stats", "activate", "active", "attention", "deactivate", "is_active", "stats"]

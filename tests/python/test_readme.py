@@ -156,6 +156,26 @@ def test_sageattention_example() -> None:
 
 
 @pytest.mark.slow
+def test_activate_example(capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch.library, "get_kernel"):
+        pytest.skip("torch is older than 2.9")
+    code = example("activate")[0]
+    exec(compile(code, "example activate", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "Stats(served={'_scaled_dot_product_flash_attention" in printed
+    import dlattn.torch
+
+    assert not dlattn.torch.is_active()
+
+
+def test_compile_example() -> None:
+    pytest.importorskip("torch")
+    scope: dict[str, Any] = {"__name__": "example"}
+    exec(compile(example("compile")[0], "example compile", "exec"), scope)
+    assert scope["out"].shape == (1, 300, 4, 64) and scope["out"].isfinite().all()
+
+
 def test_transformers_example() -> None:
     pytest.importorskip("transformers")
     scope: dict[str, Any] = {}

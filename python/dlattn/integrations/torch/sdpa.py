@@ -1,0 +1,411 @@
+"""torch's own scaled_dot_product_attention by dlattn: its kernels are replaced, nothing above them.
+
+`activate()` puts dlattn's kernels where torch keeps flash-attention and memory-efficient attention
+(CUDA) and flash-attention for the CPU. All that leads there is served:
+F.scaled_dot_product_attention, nn.MultiheadAttention, varlen_attn, compiled graphs. Gradients are
+those of torch's own backward kernels, which get out and the logarithms of the softmax's
+denominators as torch's forward has them.
+
+What dlattn does not serve goes to the kernel that was there, and is counted with the reason.
+
+Source: the operators' definitions in PyTorch's aten/src/ATen/native/native_functions.yaml, and
+torch.nn.attention's registry of flash-attention implementations (2.10 and later).
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn import attention as torch_attention
+
+import dlattn
+
+NAME = "dlattn"
+
+# Rows of the log-sum-exp that memory-efficient attention's backward reads at a time.
+_EFFICIENT_ROWS = 32
+
+
+@dataclass
+class Stats:
+    """What was asked of torch's attention since dlattn was activated first, or `stats(reset=True)`.
+
+    Attributes:
+        served: Calls that dlattn computed, by the name of torch's operator.
+        refused: Calls that went to the kernel that was there before, by the reason.
+    """
+
+    served: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+
+
+_served: Counter[str] = Counter()
+_refused: Counter[str] = Counter()
+_counting = threading.Lock()
+
+
+def stats(reset: bool = False) -> Stats:
+    """Return how many calls dlattn served, and why it left others to torch.
+
+    Args:
+        reset: Begin to count anew.
+    """
+    with _counting:
+        found = Stats(dict(_served), dict(_refused))
+        if reset:
+            _served.clear()
+            _refused.clear()
+    return found
+
+
+def _count(counter: Counter[str], what: str) -> None:
+    with _counting:
+        counter[what] += 1
+
+
+class _Refused(Exception):
+    """Why dlattn leaves a call to torch."""
+
+
+def _compute(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call dlattn below autograd, where tensors that require grad are as good as others."""
+    enabled = torch.is_grad_enabled()
+    if enabled:
+        torch._C._set_grad_enabled(False)
+    try:
+        return function(*arguments, return_lse=True, **options)
+    except (dlattn.UnsupportedError, TypeError) as error:  # before anything was launched
+        raise _Refused(str(error)) from error
+    finally:
+        if enabled:
+            torch._C._set_grad_enabled(True)
+
+
+def _check_dense(dropout_p: float, return_debug_mask: bool = False) -> None:
+    if dropout_p > 0.0:
+        raise _Refused("dropout_p is above 0")
+    if return_debug_mask:
+        raise _Refused("return_debug_mask is True")
+
+
+def _for_backward(lse: torch.Tensor) -> torch.Tensor:
+    """Backward kernels take exp(score - lse), which must be 0 in rows that see nothing."""
+    return lse.masked_fill_(lse == -torch.inf, torch.inf)
+
+
+def _unused_random_state(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Seed and offset as flash-attention returns them; without dropout nobody reads them."""
+    return (
+        torch.empty(2, dtype=torch.uint64, device=query.device),
+        torch.empty((), dtype=torch.uint64, device=query.device),
+    )
+
+
+# torch's operators. Each has its arguments and results.
+
+
+def _flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    _check_dense(dropout_p, return_debug_mask)
+    out = torch.empty_like(query)
+    _, lse = _compute(
+        dlattn.attention,
+        query,
+        key,
+        value,
+        causal=is_causal,
+        softmax_scale=scale,
+        layout="bhsd",
+        out=out,
+    )
+    lse = _for_backward(lse)
+    debug = query.new_empty(0)
+    lengths = (query.shape[2], key.shape[2])
+    return (out, lse, None, None, *lengths, *_unused_random_state(query), debug)
+
+
+def _efficient(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: torch.Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    _check_dense(dropout_p)
+    batch, heads, rows, _ = query.shape
+    out = query.new_empty(batch, rows, heads, value.shape[3]).transpose(1, 2)
+    _, found = _compute(
+        dlattn.attention,
+        query,
+        key,
+        value,
+        causal="top_left" if is_causal else False,
+        softmax_scale=scale,
+        bias=attn_bias,
+        layout="bhsd",
+        out=out,
+    )
+    padded = -(-rows // _EFFICIENT_ROWS) * _EFFICIENT_ROWS if compute_log_sumexp else 0
+    lse = query.new_empty(batch, heads, padded, dtype=torch.float32)
+    if compute_log_sumexp:
+        lse[..., rows:] = torch.inf
+        lse[..., :rows] = _for_backward(found)
+    seed, offset = (torch.empty((), dtype=torch.int64) for _ in range(2))
+    return out, lse, seed, offset
+
+
+def _for_cpu(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    _check_dense(dropout_p)
+    if query.dtype == torch.float64:
+        # dlattn's lse is float32, which float64 gradients would be no better than.
+        raise _Refused("query is float64")
+    of_bool = attn_mask is not None and attn_mask.dtype == torch.bool
+    out = torch.empty_like(query)
+    _, found = _compute(
+        dlattn.attention,
+        query,
+        key,
+        value,
+        causal="top_left" if is_causal else False,
+        softmax_scale=scale,
+        mask=attn_mask if of_bool else None,
+        bias=None if of_bool else attn_mask,
+        layout="bhsd",
+        out=out,
+    )
+    lse = found.new_empty(query.shape[0], query.shape[2], query.shape[1]).transpose(1, 2)
+    return out, lse.copy_(_for_backward(found))
+
+
+def _window(left: int | None, right: int | None) -> tuple[int | None, int | None]:
+    """dlattn's for flash-attention's, in which None and negative numbers are no limit."""
+    return (
+        None if left is None or left < 0 else left,
+        None if right is None or right < 0 else right,
+    )
+
+
+def _flash_forward_into(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cum_seq_q: torch.Tensor | None,
+    cum_seq_k: torch.Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    return_debug_mask: bool,
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+    seqused_k: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    num_splits: int | None = None,
+) -> torch.Tensor:
+    del num_splits  # how the work is shared out
+    _check_dense(dropout_p, return_debug_mask)
+    if block_table is not None:
+        raise _Refused("block_table is not None: there are no paged caches")
+    options: dict[str, Any] = {
+        "causal": is_causal,
+        "softmax_scale": scale,
+        "window": _window(window_size_left, window_size_right),
+        "alibi_slopes": alibi_slopes,
+        "out": out,
+    }
+    if cum_seq_q is None and cum_seq_k is None:
+        if seqused_k is not None:
+            raise _Refused("seqused_k without cum_seq_q")
+        _, lse = _compute(dlattn.attention, query, key, value, **options)
+    elif cum_seq_q is None or cum_seq_k is None:
+        raise _Refused("one of cum_seq_q and cum_seq_k is None")
+    else:
+        starts = (cum_seq_q, cum_seq_k, int(max_q), int(max_k))
+        options["seqused_k"] = seqused_k
+        _, lse = _compute(dlattn.attention_varlen, query, key, value, *starts, **options)
+    return _for_backward(lse)
+
+
+def _flash_forward(query: torch.Tensor, *arguments: Any, **options: Any) -> tuple[Any, ...]:
+    out = torch.empty_like(query)
+    lse = _flash_forward_into(out, query, *arguments, **options)
+    return (out, lse, *_unused_random_state(query), query.new_empty(0))
+
+
+_KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
+    "CUDA": {
+        "_scaled_dot_product_flash_attention": _flash,
+        "_scaled_dot_product_efficient_attention": _efficient,
+        "_flash_attention_forward": _flash_forward,
+        "_flash_attention_forward_no_dropout_inplace": _flash_forward_into,
+    },
+    "CPU": {"_scaled_dot_product_flash_attention_for_cpu": _for_cpu},
+}
+
+
+def _with_fallback(name: str, kernel: Callable[..., Any], before: Any) -> Callable[..., Any]:
+    def serve(keys: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            results = kernel(*arguments, **options)
+        except _Refused as refusal:
+            _count(_refused, f"{name}: {refusal}")
+        else:
+            _count(_served, name)
+            return results
+        return before.call_boxed(keys, *arguments, **options)
+
+    return serve
+
+
+class _Active:
+    """dlattn's kernels in torch's dispatcher, until `remove`."""
+
+    def __init__(self) -> None:
+        self._library: Any = torch.library.Library("aten", "IMPL")
+        self._order: list[int] | None = None
+        backends = ["CPU", *(["CUDA"] if torch.version.cuda else [])]
+        # What was there must be asked for before anything is put in its place.
+        replaced = []
+        for backend in backends:
+            for name, kernel in _KERNELS[backend].items():
+                packet = getattr(torch.ops.aten, name, None)
+                if packet is not None:
+                    before = torch.library.get_kernel(packet.default, backend)
+                    replaced.append((packet.default, backend, _with_fallback(name, kernel, before)))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "(?s).*previously registered kernel")
+            for operator, backend, function in replaced:
+                self._library.impl(
+                    operator, function, backend, with_keyset=True, allow_override=True
+                )
+        if torch.version.cuda and torch.cuda.is_available():
+            self._order = _leave_cudnn_for_last()
+
+    def remove(self) -> None:
+        """Put back what was there."""
+        if self._library is not None:
+            self._library._destroy()
+            self._library = None
+        if self._order is not None:
+            torch._C._set_sdp_priority_order(self._order)
+            self._order = None
+
+
+def _leave_cudnn_for_last() -> list[int]:
+    """Make torch prefer the kernels that are dlattn's now to cuDNN's. Returns the order before."""
+    # torch makes up its mind about cuDNN when it is asked first.
+    x = torch.zeros(1, 1, 1, 8, dtype=torch.float16, device="cuda")
+    with torch.no_grad():
+        torch.nn.functional.scaled_dot_product_attention(x, x, x)
+    order = [int(backend) for backend in torch._C._get_sdp_priority_order()]
+    cudnn = int(torch_attention.SDPBackend.CUDNN_ATTENTION.value)
+    last = int(torch_attention.SDPBackend.MATH.value)
+    fused = [backend for backend in order if backend not in (cudnn, last)]
+    rest = [backend for backend in (cudnn, last) if backend in order]
+    torch._C._set_sdp_priority_order([*fused, *rest])
+    return order
+
+
+_HAS_REGISTRY = hasattr(torch_attention, "activate_flash_attention_impl")
+_active: _Active | None = None  # where torch has no registry
+
+
+def activate() -> None:
+    """Let torch's attention be computed by dlattn, in all of the process, until `deactivate()`.
+
+    In torch's registry dlattn is the flash-attention implementation "dlattn"
+    (`torch.nn.attention.activate_flash_attention_impl("dlattn")` is the same); another that is
+    active is restored to torch's own first. cuDNN's kernel, which torch prefers on some GPUs, is
+    asked after the others meanwhile; `torch.nn.attention.sdpa_kernel` still chooses it. Graphs that
+    were compiled before keep the operators that torch chose then.
+
+    Raises:
+        RuntimeError: torch is older than 2.9, which has no way to call a kernel that is replaced.
+    """
+    global _active
+    if not hasattr(torch.library, "get_kernel"):
+        raise RuntimeError(f"torch is {torch.__version__}; accepted: 2.9 or later")
+    if _HAS_REGISTRY:
+        if torch_attention.current_flash_attention_impl() != NAME:
+            torch_attention.activate_flash_attention_impl(NAME)
+    elif _active is None:
+        _active = _Active()
+
+
+def deactivate() -> None:
+    """Put back torch's own kernels; nothing happens where dlattn is not active."""
+    global _active
+    if _HAS_REGISTRY:
+        if torch_attention.current_flash_attention_impl() == NAME:
+            _restore()
+    elif _active is not None:
+        _active.remove()
+        _active = None
+
+
+def _restore() -> None:
+    if hasattr(torch_attention, "restore_flash_attention_impl"):
+        torch_attention.restore_flash_attention_impl()
+        return
+    # 2.10 has no function for it: what it does when another implementation is activated.
+    registry: Any = torch_attention._registry
+    registry._FLASH_ATTENTION_ACTIVE[1].remove()
+    registry._FLASH_ATTENTION_ACTIVE = None
+
+
+def is_active() -> bool:
+    """Whether torch's attention is dlattn's now."""
+    if _HAS_REGISTRY:
+        return torch_attention.current_flash_attention_impl() == NAME
+    return _active is not None
+
+
+@contextmanager
+def active() -> Iterator[None]:
+    """`activate()` for a block of code; what was active before is so again behind it."""
+    before = torch_attention.current_flash_attention_impl() if _HAS_REGISTRY else None
+    was = is_active()
+    activate()
+    try:
+        yield
+    finally:
+        if not was:
+            deactivate()
+            if before is not None:
+                torch_attention.activate_flash_attention_impl(before)
+
+
+if _HAS_REGISTRY:
+    torch_attention.register_flash_attention_impl(NAME, register_fn=_Active)

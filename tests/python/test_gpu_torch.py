@@ -1,0 +1,282 @@
+"""torch's attention by dlattn on a GPU: results and gradients against torch's own kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import dlattn.torch  # noqa: E402
+from dlattn.integrations.torch import sdpa  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+F = torch.nn.functional
+FLASH = "_scaled_dot_product_flash_attention"
+EFFICIENT = "_scaled_dot_product_efficient_attention"
+# Of bfloat16 and float16, both sides of a comparison round.
+TOLERANCE = {torch.float16: 6e-3, torch.bfloat16: 5e-2, torch.float32: 2e-4}
+
+
+@pytest.fixture(autouse=True)
+def torchs_own_again() -> Iterator[None]:
+    dlattn.torch.deactivate()
+    dlattn.torch.stats(reset=True)
+    yield
+    dlattn.torch.deactivate()
+
+
+def drawn(
+    batch: int = 2,
+    heads: int = 4,
+    heads_kv: int | None = None,
+    seqlen_q: int = 130,
+    seqlen_k: int | None = None,
+    dim: int = 64,
+    dtype: Any = torch.float16,
+    grad: bool = True,
+) -> list[Any]:
+    generator = torch.Generator("cuda").manual_seed(0)
+    keys = (heads_kv or heads, seqlen_k or seqlen_q)
+    return [
+        (torch.randn(batch, *size, dim, device="cuda", generator=generator) + 0.2)
+        .to(dtype)
+        .requires_grad_(grad)
+        for size in ((heads, seqlen_q), keys, keys)
+    ]
+
+
+def stock_and_ours(function: Any, tensors: list[Any]) -> list[tuple[Any, ...]]:
+    """out and gradients of torch, then of dlattn."""
+    results = []
+    for activated in (False, True):
+        if activated:
+            dlattn.torch.activate()
+        out = function(*tensors)
+        gradients: tuple[Any, ...] = ()
+        if tensors[0].requires_grad:
+            weights = torch.linspace(-1, 1, out.numel(), device="cuda").reshape(out.shape)
+            gradients = torch.autograd.grad((out.float() * weights).sum(), tensors)
+        results.append((out.detach(), *gradients))
+    dlattn.torch.deactivate()
+    return results
+
+
+def compare(function: Any, tensors: list[Any], operator: str | None) -> None:
+    want, found = stock_and_ours(function, tensors)
+    served = dlattn.torch.stats(reset=True).served
+    assert served == ({operator: 1} if operator else {}), served
+    assert found[0].stride() == want[0].stride()
+    tolerance = TOLERANCE[tensors[0].dtype]
+    for a, b in zip(found, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * b.abs().max().item())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dim", [64, 128, 256, 72])
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash(dtype: Any, dim: int, causal: bool) -> None:
+    tensors = drawn(dim=dim, dtype=dtype)
+    compare(lambda *x: F.scaled_dot_product_attention(*x, is_causal=causal), tensors, FLASH)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_grouped_heads(grad: bool) -> None:
+    tensors = drawn(heads=8, heads_kv=2, grad=grad)
+    compare(
+        lambda *x: F.scaled_dot_product_attention(*x, is_causal=True, enable_gqa=True),
+        tensors,
+        FLASH,
+    )
+
+
+def test_strides() -> None:
+    packed = torch.randn(2, 130, 3, 4, 64, device="cuda", dtype=torch.float16)
+    tensors = [x.transpose(1, 2).requires_grad_() for x in packed.unbind(2)]
+    compare(lambda *x: F.scaled_dot_product_attention(*x), tensors, FLASH)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(130, 130), (2, 1, 1, 130), (2, 4, 130, 130)])
+@pytest.mark.parametrize("kind", ["bool", "bias"])
+def test_efficient_with_a_mask(dtype: Any, shape: tuple[int, ...], kind: str) -> None:
+    tensors = drawn(dtype=dtype)
+    generator = torch.Generator("cuda").manual_seed(1)
+    mask = torch.randn(shape, device="cuda", generator=generator).to(dtype)
+    if kind == "bool":
+        mask = mask > -0.3
+        mask[..., 0] = True
+    compare(lambda *x: F.scaled_dot_product_attention(*x, attn_mask=mask), tensors, EFFICIENT)
+
+
+def test_efficient_with_rows_that_see_nothing() -> None:
+    tensors = drawn()
+    mask = torch.ones(130, 130, dtype=torch.bool, device="cuda")
+    mask[5] = False
+    found = stock_and_ours(lambda *x: F.scaled_dot_product_attention(*x, attn_mask=mask), tensors)[
+        1
+    ]
+    assert (found[0][:, :, 5] == 0).all() and (found[1][:, :, 5] == 0).all()
+    assert all(x.isfinite().all() for x in found)
+
+
+def test_efficient_with_other_head_dims() -> None:
+    q, k, v = drawn()
+    tensors = [q, k, v.detach()[..., :32].contiguous().requires_grad_()]
+    compare(lambda *x: F.scaled_dot_product_attention(*x), tensors, EFFICIENT)
+
+
+def test_dropout_goes_to_torch() -> None:
+    q, k, v = drawn()
+    results = []
+    for activated in (False, True):
+        if activated:
+            dlattn.torch.activate()
+        torch.manual_seed(3)
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+            out = F.scaled_dot_product_attention(q, k, v, dropout_p=0.3)
+        results.append((out, *torch.autograd.grad(out.sum(), (q, k, v))))
+    assert dlattn.torch.stats().refused == {f"{FLASH}: dropout_p is above 0": 1}
+    for found, want in zip(*results, strict=True):
+        torch.testing.assert_close(found, want)
+
+
+def test_the_order_of_kernels_is_put_back() -> None:
+    F.scaled_dot_product_attention(*drawn())
+    before = torch._C._get_sdp_priority_order()
+    with dlattn.torch.active():
+        order = list(torch._C._get_sdp_priority_order())
+        backends = torch.nn.attention.SDPBackend
+        assert order.index(int(backends.CUDNN_ATTENTION.value)) > order.index(
+            int(backends.FLASH_ATTENTION.value)
+        )
+        assert sorted(order) == sorted(before)
+    assert torch._C._get_sdp_priority_order() == before
+
+
+def test_cudnn_can_still_be_asked_for() -> None:
+    q, k, v = drawn(grad=False)
+    with (
+        dlattn.torch.active(),
+        torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION),
+    ):
+        F.scaled_dot_product_attention(q, k, v)
+    assert dlattn.torch.stats().served == {}
+
+
+def test_varlen() -> None:
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    starts = torch.tensor([0, 100, 100, 230], dtype=torch.int32, device="cuda")
+    tensors = [
+        torch.randn(230, 4, 64, device="cuda", dtype=torch.float16).requires_grad_()
+        for _ in range(3)
+    ]
+    parameters = __import__("inspect").signature(varlen.varlen_attn).parameters
+    causal = {"window_size": (-1, 0)} if "window_size" in parameters else {"is_causal": True}
+    compare(
+        lambda *x: varlen.varlen_attn(*x, starts, starts, 130, 130, **causal),
+        tensors,
+        "_flash_attention_forward",
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nested() -> None:
+    def nested() -> list[Any]:
+        generator = torch.Generator("cuda").manual_seed(0)
+        parts = [
+            [torch.randn(n, 4, 64, device="cuda", generator=generator).half() for n in (37, 90)]
+            for _ in range(3)
+        ]
+        return [torch.nested.nested_tensor(x, layout=torch.jagged) for x in parts]
+
+    results = []
+    for activated in (False, True):
+        if activated:
+            dlattn.torch.activate()
+        q, k, v = (x.transpose(1, 2) for x in nested())
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        results.append(out.transpose(1, 2).values())
+    assert sum(dlattn.torch.stats().served.values()) == 1
+    torch.testing.assert_close(*reversed(results), rtol=6e-3, atol=6e-3)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled(backend: str) -> None:
+    def function(q: Any, k: Any, v: Any) -> Any:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).tanh()
+
+    tensors = drawn()
+    want = function(*tensors)
+    want_gradients = torch.autograd.grad(want.float().sum(), tensors)
+    with dlattn.torch.active():
+        torch._dynamo.reset()
+        out = torch.compile(function, fullgraph=True, backend=backend)(*tensors)
+        gradients = torch.autograd.grad(out.float().sum(), tensors)
+    assert dlattn.torch.stats().served.get(FLASH, 0) >= 1
+    for a, b in zip((out, *gradients), (want, *want_gradients), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)
+
+
+def test_captured() -> None:
+    q, k, v = drawn(grad=False)
+    with dlattn.torch.active():
+        F.scaled_dot_product_attention(q, k, v)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = F.scaled_dot_product_attention(q, k, v)
+            by_operator = dlattn.torch.attention(q, k, v, layout="bhsd")
+        q.copy_(torch.randn_like(q))
+        graph.replay()
+        want = F.scaled_dot_product_attention(q, k, v)
+    assert torch.equal(out, want) and torch.equal(by_operator, want)
+
+
+def test_the_operator_on_another_stream() -> None:
+    q, k, v = drawn(grad=False)
+    want = dlattn.attention(q, k, v, layout="bhsd")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        found = dlattn.torch.attention(q, k, v, layout="bhsd")
+    stream.synchronize()
+    assert torch.equal(found, want)
+    torch.library.opcheck(torch.ops.dlattn.attention, (q, k, v), {"bhsd": True})
+
+
+def test_autocast_and_checkpoints() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    q, k, v = drawn(dtype=torch.float32)
+
+    def loss() -> Any:
+        with torch.autocast("cuda", torch.bfloat16):
+            out = checkpoint(F.scaled_dot_product_attention, q, k, v, use_reentrant=False)
+        assert out.dtype == torch.bfloat16
+        return out.float().square().sum()
+
+    want = torch.autograd.grad(loss(), (q, k, v))
+    with dlattn.torch.active():
+        found = torch.autograd.grad(loss(), (q, k, v))
+    assert dlattn.torch.stats().served == {FLASH: 2}
+    for a, b in zip(found, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=5e-2, atol=5e-2 * b.abs().max().item())
+
+
+def test_results_of_operators_are_promised() -> None:
+    """Shapes, strides and dtypes are those that torch's meta functions tell a compiler."""
+    q, k, v = drawn(seqlen_q=130, seqlen_k=70, grad=False)
+    metas = [x.to("meta") for x in (q, k, v)]
+    bias = torch.zeros(1, 1, 130, 70, device="cuda", dtype=q.dtype).expand(2, 4, 130, 70)
+    cases = (
+        (FLASH, sdpa._flash(q, k, v, 0.0, True), (*metas, 0.0, True)),
+        (EFFICIENT, sdpa._efficient(q, k, v, bias, True), (*metas, bias.to("meta"), True)),
+    )
+    for name, found, arguments in cases:
+        promised = getattr(torch.ops.aten, name)(*arguments)
+        for x, meta in zip(found, promised, strict=True):
+            if isinstance(x, torch.Tensor) and x.dtype not in (torch.int64, torch.uint64):
+                assert (x.shape, x.stride(), x.dtype) == (meta.shape, meta.stride(), meta.dtype)
