@@ -390,6 +390,30 @@ def test_efficient_of_cuda(with_lse: bool) -> None:
             assert (found[1][..., 33:] == torch.inf).all() and found[1].shape[-1] == 64
 
 
+@pytest.mark.parametrize("columns", [16, 8])
+@pytest.mark.parametrize("rows_first", [False, True])
+def test_cudnn_of_cuda(columns: int, rows_first: bool) -> None:
+    """Top-left; out lies in memory as query does."""
+    q, k, v = drawn(heads_kv=2)
+    v = v[..., :columns].contiguous()
+    if rows_first:
+        q = q.transpose(1, 2).contiguous().transpose(1, 2)
+    bias = torch.randn(1, 1, 33, 47, generator=torch.Generator().manual_seed(1))
+    bias[..., 4, :] = -torch.inf
+    for given, causal in ((bias.expand(2, 4, 33, 47), None), (None, 0)):
+        arguments = (given, True, 0.0, causal is not None)
+        found = sdpa._cudnn(q, k, v, *arguments)
+        want = exact(q, k, v, bias=0.0 if given is None else given.double(), causal=causal)
+        close(found[0], want[0])
+        close(found[1], want[1][..., None])
+        promised = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            *(x.to("meta") for x in (q, k, v)),
+            None if given is None else given.to("meta"),
+            *arguments[1:],
+        )
+        check_promise(found, promised)
+
+
 @pytest.mark.parametrize("window", [(None, None), (-1, -1), (3, 2), (4, 0)])
 def test_flash_forward_of_cuda(window: tuple[int | None, int | None]) -> None:
     q, k, v = (x.transpose(1, 2).contiguous() for x in drawn(seqlen_q=47))

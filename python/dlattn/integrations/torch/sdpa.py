@@ -1,10 +1,10 @@
 """torch's own scaled_dot_product_attention by dlattn: its kernels are replaced, nothing above them.
 
-`activate()` puts dlattn's kernels where torch keeps flash-attention and memory-efficient attention
-(CUDA) and flash-attention for the CPU. All that leads there is served:
-F.scaled_dot_product_attention, nn.MultiheadAttention, varlen_attn, compiled graphs. Gradients are
-those of torch's own backward kernels, which get out and the logarithms of the softmax's
-denominators as torch's forward has them.
+`activate()` puts dlattn's kernels where torch keeps flash-attention, memory-efficient attention and
+cuDNN's (CUDA) and flash-attention for the CPU. All that leads there is served:
+F.scaled_dot_product_attention, nn.MultiheadAttention, varlen_attn, compiled graphs. Which of these
+operators it is torch decides as before, and so whose backward kernel computes gradients: it gets
+out and the logarithms of the softmax's denominators as torch's own forward has them.
 
 What dlattn does not serve goes to the kernel that was there, and is counted with the reason.
 
@@ -173,6 +173,46 @@ def _efficient(
     return out, lse, seed, offset
 
 
+def _cudnn(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: torch.Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    del compute_log_sumexp  # it is returned in any case
+    _check_dense(dropout_p, return_debug_mask)
+    out = _in_the_order_of(query, value.shape[3])
+    _, lse = _compute(
+        dlattn.attention,
+        query,
+        key,
+        value,
+        causal="top_left" if is_causal else False,
+        softmax_scale=scale,
+        bias=attn_bias,
+        layout="bhsd",
+        out=out,
+    )
+    lse = _for_backward(lse)[..., None]
+    seed, offset = (torch.empty((), dtype=torch.int64, device=query.device) for _ in range(2))
+    return (out, lse, None, None, query.shape[2], key.shape[2], seed, offset, None)
+
+
+def _in_the_order_of(query: torch.Tensor, columns: int) -> torch.Tensor:
+    """A tensor of query's shape but for its columns, its dimensions in memory as query's are."""
+    if columns == query.shape[3]:
+        return torch.empty_like(query)
+    shape = (*query.shape[:3], columns)
+    order = sorted(range(4), key=lambda dim: query.stride(dim), reverse=True)
+    return torch.empty_permuted(shape, order, dtype=query.dtype, device=query.device)
+
+
 def _for_cpu(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -268,6 +308,7 @@ _KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
     "CUDA": {
         "_scaled_dot_product_flash_attention": _flash,
         "_scaled_dot_product_efficient_attention": _efficient,
+        "_scaled_dot_product_cudnn_attention": _cudnn,
         "_flash_attention_forward": _flash_forward,
         "_flash_attention_forward_no_dropout_inplace": _flash_forward_into,
     },
@@ -294,7 +335,6 @@ class _Active:
 
     def __init__(self) -> None:
         self._library: Any = torch.library.Library("aten", "IMPL")
-        self._order: list[int] | None = None
         backends = ["CPU", *(["CUDA"] if torch.version.cuda else [])]
         # What was there must be asked for before anything is put in its place.
         replaced = []
@@ -310,32 +350,12 @@ class _Active:
                 self._library.impl(
                     operator, function, backend, with_keyset=True, allow_override=True
                 )
-        if torch.version.cuda and torch.cuda.is_available():
-            self._order = _leave_cudnn_for_last()
 
     def remove(self) -> None:
         """Put back what was there."""
         if self._library is not None:
             self._library._destroy()
             self._library = None
-        if self._order is not None:
-            torch._C._set_sdp_priority_order(self._order)
-            self._order = None
-
-
-def _leave_cudnn_for_last() -> list[int]:
-    """Make torch prefer the kernels that are dlattn's now to cuDNN's. Returns the order before."""
-    # torch makes up its mind about cuDNN when it is asked first.
-    x = torch.zeros(1, 1, 1, 8, dtype=torch.float16, device="cuda")
-    with torch.no_grad():
-        torch.nn.functional.scaled_dot_product_attention(x, x, x)
-    order = [int(backend) for backend in torch._C._get_sdp_priority_order()]
-    cudnn = int(torch_attention.SDPBackend.CUDNN_ATTENTION.value)
-    last = int(torch_attention.SDPBackend.MATH.value)
-    fused = [backend for backend in order if backend not in (cudnn, last)]
-    rest = [backend for backend in (cudnn, last) if backend in order]
-    torch._C._set_sdp_priority_order([*fused, *rest])
-    return order
 
 
 _HAS_REGISTRY = hasattr(torch_attention, "activate_flash_attention_impl")
@@ -347,9 +367,8 @@ def activate() -> None:
 
     In torch's registry dlattn is the flash-attention implementation "dlattn"
     (`torch.nn.attention.activate_flash_attention_impl("dlattn")` is the same); another that is
-    active is restored to torch's own first. cuDNN's kernel, which torch prefers on some GPUs, is
-    asked after the others meanwhile; `torch.nn.attention.sdpa_kernel` still chooses it. Graphs that
-    were compiled before keep the operators that torch chose then.
+    active is restored to torch's own first. Graphs that were compiled before are served too: they
+    call the same operators.
 
     Raises:
         RuntimeError: torch is older than 2.9, which has no way to call a kernel that is replaced.
