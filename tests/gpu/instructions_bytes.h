@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
+#include "core/rounding.h"
 #include "cuda/ptx/convert.cuh"
+#include "cuda/ptx/math.cuh"
 #include "cuda/ptx/permute.cuh"
 #include "instructions.h"
 
-// Conversions to 8 bits, and permutations of bytes.
+// Conversions to 8 bits, permutations of bytes, and maxima.
 namespace dlattn::test {
 
 // The number that a byte of e4m3 stands for: 4 bits of exponent, 3 of mantissa, no infinity.
@@ -141,6 +144,74 @@ void test_permutations(World& world, Checks* checks) {
   const std::uint32_t expected[] = {0x66442200u, 0x77553311u, 0x55441100u, 0x00112233u};
   world.launch(permutations);
   checks->expect_equal(permutations.permuted, expected, 4, name);
+}
+
+// Of two pairs of 16-bit numbers, and of two floats.
+struct Maxima {
+  static constexpr int kThreads = 128;
+  const std::uint32_t* x;
+  const std::uint32_t* y;
+  std::uint32_t* largest;  // as half, as bfloat16, as float
+  int count;
+
+  int smem_bytes() const { return 16; }
+  __device__ void operator()() const {
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+      largest[i] = ptx::max_magnitudes<half>(x[i], y[i]);
+      largest[count + i] = ptx::max_magnitudes<__nv_bfloat16>(x[i], y[i]);
+      const float z = ptx::max_or_nan(float_of_bits(x[i]), float_of_bits(y[i]));
+      largest[2 * count + i] = bits_of(z);
+    }
+  }
+};
+
+// The larger of two magnitudes of 16 bits. Those above infinity are NaN, all the same here.
+inline std::uint32_t larger_magnitude(std::uint32_t x, std::uint32_t y, std::uint32_t infinity) {
+  constexpr std::uint32_t kNan = 0x7FFFu;
+  x &= 0x7FFFu, y &= 0x7FFFu;
+  if (x > infinity) return y > infinity ? kNan : y;
+  return y > infinity ? x : std::max(x, y);
+}
+
+template <typename World>
+void test_maxima(World& world, Checks* checks) {
+  const char* const name = "max";
+  if (!checks->wants(name)) return;
+  // Zeros, subnormal and normal numbers, infinities and NaN of half and of bfloat16.
+  const std::uint32_t numbers[] = {0x0000, 0x8000, 0x0001, 0x8002, 0x3C00, 0xBC01, 0x7BFF, 0x7C00,
+                                   0xFC00, 0x7C01, 0xFE00, 0x7F7F, 0x7F80, 0xFF80, 0x7FC0, 0xFFFF};
+  constexpr int kNumbers = 16, kCount = kNumbers * kNumbers;
+  constexpr std::uint32_t kHalf = 0x7C00, kBFloat16 = 0x7F80;
+  auto* x = world.template allocate<std::uint32_t>(kCount);
+  auto* y = world.template allocate<std::uint32_t>(kCount);
+  std::vector<std::uint32_t> expected(3 * kCount);
+  for (int i = 0; i < kCount; ++i) {
+    const std::uint32_t a = numbers[i / kNumbers], b = numbers[i % kNumbers];
+    x[i] = a << 16 | b, y[i] = b << 16 | numbers[i / 3 % kNumbers];
+    for (const int shift : {0, 16}) {
+      const std::uint32_t low = x[i] >> shift, high = y[i] >> shift;
+      expected[i] |= larger_magnitude(low, high, kHalf) << shift;
+      expected[kCount + i] |= larger_magnitude(low, high, kBFloat16) << shift;
+    }
+    const float p = float_of_bits(x[i]), q = float_of_bits(y[i]);
+    expected[2 * kCount + i] =
+        std::isnan(p) || std::isnan(q) ? 0x7FC00000u : bits_of(p > q ? p : q);
+  }
+  const Maxima maxima{x, y, world.template allocate<std::uint32_t>(3 * kCount), kCount};
+  world.launch(maxima);
+  for (int i = 0; i < kCount; ++i) {
+    for (const int shift : {0, 16}) {
+      for (const auto& [part, infinity] : {std::pair(0, kHalf), std::pair(kCount, kBFloat16)}) {
+        std::uint32_t& pair = maxima.largest[part + i];
+        if ((pair >> shift & 0x7FFFu) > infinity) pair |= 0x7FFFu << shift;
+      }
+    }
+    std::uint32_t& z = maxima.largest[2 * kCount + i];
+    if (std::isnan(float_of_bits(z))) z = 0x7FC00000u;
+    if ((z & 0x7FFFFFFFu) == 0 && (expected[2 * kCount + i] & 0x7FFFFFFFu) == 0)
+      z = expected[2 * kCount + i];
+  }
+  checks->expect_equal(maxima.largest, expected.data(), 3 * kCount, name);
 }
 
 }  // namespace dlattn::test

@@ -223,6 +223,7 @@ int test_instructions(World& world, const char* filter) {
   test_conversions(world, &checks);
   test_integer_conversions(world, &checks);
   test_permutations(world, &checks);
+  test_maxima(world, &checks);
   test_bytes(world, &checks);
   test_products_of<32>(world, &checks);
   test_products_of<48>(world, &checks);

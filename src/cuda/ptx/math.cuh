@@ -1,5 +1,10 @@
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
 namespace dlattn::ptx {
 
 // PTX ISA, "Floating Point Instructions: ex2". 2^x with a relative error below 2^-22. 2^-inf = 0,
@@ -8,6 +13,41 @@ __device__ __forceinline__ float exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+// PTX ISA, "Floating Point Instructions: max", .NaN. The larger one, or NaN if either is.
+__device__ __forceinline__ float max_or_nan(float x, float y) {
+  float z;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
+
+// PTX ISA, "Half Precision Floating Point Instructions: abs" and "max". Of two pairs of T in a
+// register each, the larger magnitudes; of a number and NaN the number's.
+template <typename T>
+__device__ __forceinline__ std::uint32_t max_magnitudes(std::uint32_t x, std::uint32_t y);
+template <>
+__device__ __forceinline__ std::uint32_t max_magnitudes<half>(std::uint32_t x, std::uint32_t y) {
+  std::uint32_t z;
+  asm("{ .reg .b32 a, b;\n"
+      "abs.f16x2 a, %1;\n"
+      "abs.f16x2 b, %2;\n"
+      "max.f16x2 %0, a, b; }"
+      : "=r"(z)
+      : "r"(x), "r"(y));
+  return z;
+}
+template <>
+__device__ __forceinline__ std::uint32_t max_magnitudes<__nv_bfloat16>(std::uint32_t x,
+                                                                       std::uint32_t y) {
+  std::uint32_t z;
+  asm("{ .reg .b32 a, b;\n"
+      "abs.bf16x2 a, %1;\n"
+      "abs.bf16x2 b, %2;\n"
+      "max.bf16x2 %0, a, b; }"
+      : "=r"(z)
+      : "r"(x), "r"(y));
+  return z;
 }
 
 }  // namespace dlattn::ptx

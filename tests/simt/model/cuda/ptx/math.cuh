@@ -1,6 +1,11 @@
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include <cmath>
+#include <cstdint>
+#include <type_traits>
 
 namespace dlattn::ptx {
 
@@ -9,6 +14,22 @@ inline float exp2(float x) {
   constexpr float kSmallestNormal = 1.17549435e-38f;
   const float y = std::exp2(x);
   return y < kSmallestNormal ? 0.0f : y;
+}
+
+inline float max_or_nan(float x, float y) {
+  return std::isnan(x) || std::isnan(y) ? NAN : std::fmax(x, y);
+}
+
+template <typename T>
+std::uint32_t max_magnitudes(std::uint32_t x, std::uint32_t y) {
+  constexpr std::uint32_t kInfinity = std::is_same_v<T, half> ? 0x7C00 : 0x7F80, kNan = 0x7FFF;
+  std::uint32_t larger = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    const std::uint32_t a = x >> shift & 0x7FFF, b = y >> shift & 0x7FFF;
+    const std::uint32_t of_numbers = a > kInfinity ? b : b > kInfinity ? a : a < b ? b : a;
+    larger |= (of_numbers > kInfinity ? kNan : of_numbers) << shift;
+  }
+  return larger;
 }
 
 }  // namespace dlattn::ptx
