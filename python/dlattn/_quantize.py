@@ -25,7 +25,7 @@ def quantize_kv(
     cross-attention, or wherever k and v outlive a call. k and v themselves are needed no longer.
     The result is given as k, with None for v.
 
-    Of each head and sequence, k is stored without the mean of 256 of its keys, which no softmax
+    Of each head and sequence, k is stored without the mean of 64 of its keys, which no softmax
     sees, after a rotation that spreads what one column carries over all of them (a Hadamard
     transform with fixed signs [1]); v as it is. Keys are taken in blocks, counted from a sequence's
     first: of 64 ("int8_fp8" [2]), or of 128 ("fp8"; 96 with head dims up to 64). A block of k has a

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "core/inline.h"
 #include "core/rounding.h"
 #include "dlattn/forward.h"
 #include "dlattn/quantize.h"
@@ -10,10 +11,22 @@
 // their tests.
 namespace dlattn {
 
-// Keys of which the mean is taken that k is stored without.
-constexpr int kSampledKeys = 256;
-// Their sum is that of so many partial ones, of every so many'th key each: all in order.
+// Keys of which the mean is taken that k is stored without: few, as every thread block that
+// quantises keys of a head reads them.
+constexpr int kSampledKeys = 64;
+// Their sum: first so many partial ones, of every so many'th key each, in order; then the upper
+// half of these is added to the lower one, until one is left. What is not finite counts as 0.
 constexpr int kPartialSums = 16;
+
+// The mean of `count` numbers. What is so large that a difference with it could overflow counts as
+// 0, and so do sums that overflowed and the mean of nothing; and what is so small that fp32 would
+// lose bits of it divided by the number of columns. So (x - mean) / columns, rounded after each
+// step, is what one FMA makes of x / columns and the quotient of the mean.
+DLATTN_SHARED float mean_of_sum(float sum, int count) {
+  constexpr float kLeast = 0x1p-100f, kMost = 0x1p100f;
+  const float mean = sum * (1.0f / static_cast<float>(count));
+  return magnitude(mean) >= kLeast && magnitude(mean) < kMost ? mean : 0.0f;
+}
 
 // The i-th of `count` sampled keys of a sequence.
 constexpr std::int64_t sampled_key(std::int64_t i, std::int64_t count, std::int64_t seqlen_k) {

@@ -79,8 +79,8 @@ _KERNEL = re.compile(
 # Of key_blocks, which quantises: by the dtype of its inputs, its precision, its columns, and
 # whether it is q's.
 _QUANTIZE = re.compile(
-    r"_ZN6dlattn8quantize10key_blocks(?:6|12(shift)_)kernelI(6__half|13__nv_bfloat16)"
-    r"(?:LNS_9PrecisionE([12])E)?Li(64|128)E(?:Lb([01])E)?EEv\w+"
+    r"_ZN6dlattn8quantize10key_blocks6kernelI(6__half|13__nv_bfloat16)"
+    r"LNS_9PrecisionE([12])ELi(64|128)ELb([01])EEEv\w+"
 )
 _PRECISIONS = {"1": "int8", "2": "fp8"}
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
@@ -171,7 +171,7 @@ def expected_kernels() -> list[str]:
         kernel_name("quantize", dtype, columns, variant)
         for dtype in ("float16", "bfloat16")
         for columns in (64, 128)
-        for variant in ("shift", "int8", "fp8", "fp8_queries")
+        for variant in ("int8", "fp8", "fp8_queries")
     ]
     return forward + merges + quantizes
 
@@ -179,8 +179,8 @@ def expected_kernels() -> list[str]:
 def name_of(symbol: str) -> str | None:
     """The name of a kernel; None for what is no kernel of these lists."""
     if match := _QUANTIZE.fullmatch(symbol):
-        shift, element, precision, columns, queries = match.groups()
-        variant = shift or _PRECISIONS[precision] + ("_queries" if queries == "1" else "")
+        element, precision, columns, queries = match.groups()
+        variant = _PRECISIONS[precision] + ("_queries" if queries == "1" else "")
         return kernel_name("quantize", _TYPES[element], columns, variant)
     match = _KERNEL.fullmatch(symbol)
     return _parsed_name(match) if match else None

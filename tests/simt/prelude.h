@@ -73,6 +73,15 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
                          source / width == lane / width ? source : lane);
 }
 
+// Of all lanes of a warp.
+inline unsigned __reduce_max_sync(unsigned mask, unsigned x) {
+  for (int apart = 16; apart > 0; apart /= 2) {
+    const unsigned other = __shfl_xor_sync(mask, x, apart);
+    x = x < other ? other : x;
+  }
+  return x;
+}
+
 inline unsigned __ballot_sync(unsigned mask, int predicate) {
   return ::simt::vote("__ballot_sync", mask, predicate != 0);
 }

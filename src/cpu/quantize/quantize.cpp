@@ -49,20 +49,19 @@ class HeadQuantizer {
     return Row16(x, rows_.batch, rows_.begin + key, head_);
   }
 
-  // The mean of the sampled keys; what is not finite counts as 0.
+  // The mean of the sampled keys.
   void sample_shift() {
-    const std::int64_t count = std::min<std::int64_t>(rows_.count, kSampledKeys);
+    const auto count = static_cast<int>(std::min<std::int64_t>(rows_.count, kSampledKeys));
     for (std::int64_t c = 0; c < layout_.columns; ++c) {
       float sums[kPartialSums] = {};
-      for (std::int64_t i = 0; i < count && c < p_.head_dim; ++i) {
+      for (int i = 0; i < count && c < p_.head_dim; ++i) {
         const float x = row(p_.k, sampled_key(i, count, rows_.count))[c];
-        if (magnitude_bits(x) < kInfinityBits)
-          sums[i % kPartialSums] += x / static_cast<float>(kSampledKeys);
+        if (magnitude_bits(x) < kInfinityBits) sums[i % kPartialSums] += x;
       }
-      float sum = 0.0f;
-      for (const float part : sums) sum += part;
-      k_shift_[c] =
-          count ? sum * (static_cast<float>(kSampledKeys) / static_cast<float>(count)) : 0.0f;
+      for (int half = kPartialSums / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+      }
+      k_shift_[c] = mean_of_sum(sums[0], count);
     }
   }
 

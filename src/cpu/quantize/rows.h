@@ -47,7 +47,8 @@ Rows key_rows(const Params& p, std::int64_t sequence) {
 inline void rotate(float* x, int columns) {
   for (int c = 0; c < columns; ++c) {
     x[c] /= static_cast<float>(columns);
-    if (rotation_negates(c)) x[c] = -x[c];
+    // Zeros are positive, as sums are that cancel.
+    x[c] = (rotation_negates(c) ? -x[c] : x[c]) + 0.0f;
   }
   for (int apart = 1; apart < columns; apart *= 2) {
     for (int c = 0; c < columns; ++c) {

@@ -13,7 +13,7 @@ namespace dlattn {
 
 // k and v of 16 bits to be stored in 8, of each head and sequence for itself, in blocks of keys
 // that are counted from a sequence's first.
-//   k  minus the mean of 256 of the sequence's keys, which no softmax sees; times a rotation
+//   k  minus the mean of 64 of the sequence's keys, which no softmax sees; times a rotation
 //      (a Hadamard transform with fixed signs) that spreads what one column carries; as 8-bit
 //      integers with a scale for each 64 keys (kInt8Fp8), or e4m3 with a power of two for each 128
 //      (kFp8), or 96 with head dims up to 64

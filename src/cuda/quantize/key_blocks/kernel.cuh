@@ -1,194 +1,396 @@
 #pragma once
 
 // k and v in 8 bits, or q, as core/quantized.h and core/rounding.h define them, to the same bits as
-// the CPU backend. Of k and v it runs after shift_kernel (shift.cuh), whose means it subtracts.
+// the CPU backend.
 //
-// Two thread blocks for each block of keys of a head, which share a scale: one for k, one for v. A
-// thread holds 16 columns of 2 rows until the largest magnitude is known, k's as fp32 and rotated,
-// v's as they were read. A row lies in neighbouring lanes, so that the rotation is additions in
-// registers and 2 or 3 steps of shuffles. Each number is read once and written once, by accesses of
-// 16 bytes where rows are aligned so.
-// Shared memory: the largest magnitude in each warp.
-// Barriers: one __syncthreads, after which all threads know the scale.
+// A thread block does several blocks of keys of a head, which have a scale each: of each first v,
+// then k. A thread holds 2 chunks of 2 rows: v's as they were read, k's as fp32 without the mean of
+// sampled keys, which every thread block adds up itself, and rotated. A row lies in neighbouring
+// lanes, so that the rotation is additions in registers and 2 or 3 steps of shuffles. While a
+// thread computes, its own numbers of what comes next are on their way to shared memory; of rows
+// that are not aligned it loads them when it needs them.
+// Shared memory: Shared, below.
+// Barriers: a __syncthreads after the list of what is to be done, one after means have been found,
+// which is when a sequence begins, and one for each largest magnitude.
+
+#include <type_traits>
 
 #include "cuda/ptx/convert.cuh"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/grid_dependency.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/ptx/permute.cuh"
+#include "cuda/ptx/smem.cuh"
+#include "cuda/quantize/key_blocks/items.cuh"
 #include "cuda/quantize/key_blocks/rotate.cuh"
 #include "cuda/quantize/key_blocks/shift.cuh"
 
 namespace dlattn::quantize::key_blocks {
 
-// Where a thread's numbers stand in its block of keys: kThreadRows rows, so many apart.
+using Rows = Chunk[kThreadRows][kThreadChunks];
+using Numbers = float[kThreadRows][kThreadColumns];
+
+// Where a thread's numbers stand in its block of keys: kThreadRows rows, so many apart, and
+// kThreadChunks chunks of each.
 template <int kColumns, int kBlockN>
 struct ThreadTile {
   static constexpr int kLanes = kColumns / kThreadColumns;  // of a row
   static constexpr int kStep = kBlockN / kThreadRows;
+  static constexpr int kChunkStep = kColumns / kThreadChunks;
 
-  int num_rows;  // of the block: fewer at the end of a sequence
   int lane = static_cast<int>(threadIdx.x) % kLanes;
   int first_row = static_cast<int>(threadIdx.x) / kLanes;
 
   __device__ __forceinline__ int row(int r) const { return first_row + r * kStep; }
-  __device__ __forceinline__ bool in_use(int r) const { return row(r) < num_rows; }
-  __device__ __forceinline__ int column(int c) const { return lane * kThreadColumns + c; }
+  __device__ __forceinline__ int column(int i) const { return i * kChunkStep + lane * kChunk; }
 };
 
-constexpr int kThreadChunks = kThreadColumns / kChunk;
-template <typename T>
-using Rows = tile::Vec<T, kChunk>[kThreadRows][kThreadChunks];
+template <int kColumns, int kBlockN>
+struct Shared {
+  static constexpr int kThreads = num_threads(kColumns, kBlockN);
+  static constexpr int kLanes = kColumns / kThreadColumns;
 
-// A thread's numbers of the block that begins at row n; zeros where there are none.
-template <bool kWhole, typename T, typename Tile>
-__device__ __forceinline__ void load_rows(const Tile& tile, const tile::RowSource<T>& from, int n,
-                                          std::int64_t columns, Rows<T>& to) {
+  // A thread's chunks are its own: neighbours' lie side by side.
+  __device__ __forceinline__ static Chunk* ahead(int r, int i) {
+    return reinterpret_cast<Chunk*>(ptx::dynamic_smem()) + (r * kThreadChunks + i) * kThreads +
+           threadIdx.x;
+  }
+  // What k's columns are multiplied by, and what is added then.
+  __device__ __forceinline__ static float* factors() {
+    return reinterpret_cast<float*>(ptx::dynamic_smem() + kThreads * kThreadBytes);
+  }
+  __device__ __forceinline__ static float* shifts() { return factors() + kColumns; }
+  // Where a column's are: 4 of a lane's lie beside 4 of the next lane's.
+  __device__ __forceinline__ static int at(int column) {
+    const int half = column / (kColumns / 2), in_half = column % (kColumns / 2);
+    const int four = half * 2 + in_half / 4 % 2;
+    return (four * kLanes + in_half / kChunk) * 4 + in_half % 4;
+  }
+  __device__ __forceinline__ static Item* items() {
+    return reinterpret_cast<Item*>(shifts() + kColumns);
+  }
+  // Of each warp, in each step: threads may still read those of the step before.
+  __device__ __forceinline__ static std::uint32_t* largest(int step) {
+    return reinterpret_cast<std::uint32_t*>(items() + kMaxSteps) + step * (kThreads / 32);
+  }
+};
+
+// Takes the place of infinities, for which the largest number of e4m3 would stand otherwise.
+constexpr std::uint32_t kNan = 0x7fc00000u;
+
+// The largest of a magnitude and those of a row: of what is to become integers NaN is the largest,
+// of what is to become e4m3 only numbers count.
+template <bool kToInt8>
+__device__ __forceinline__ float larger(float largest, const float (&x)[kThreadColumns]) {
+#pragma unroll
+  for (int c = 0; c < kThreadColumns; ++c)
+    largest = kToInt8 ? ptx::max_or_nan(largest, fabsf(x[c])) : fmaxf(largest, fabsf(x[c]));
+  return largest;
+}
+
+// The largest magnitude of numbers of T, but for NaN.
+template <typename T>
+__device__ __forceinline__ float largest_of(const Rows& rows) {
+  std::uint32_t pair = 0;
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
-    const T* const row = from.row(std::int64_t{n} + tile.row(r));
-    const int in_use = tile.in_use(r) ? static_cast<int>(columns) : 0;
 #pragma unroll
-    for (int i = 0; i < kThreadChunks; ++i)
-      to[r][i] = load_chunk<kWhole>(row, tile.column(i * kChunk), in_use);
+    for (int i = 0; i < kThreadChunks; ++i) {
+#pragma unroll
+      for (int j = 0; j < kChunk / 2; ++j) pair = ptx::max_magnitudes<T>(pair, rows[r][i].x[j]);
+    }
   }
+  const Chunk chunk = {{pair}};
+  return fmaxf(number<T>(chunk, 0), number<T>(chunk, 1));
 }
 
+// Two numbers of T, of which infinities become NaN.
 template <typename T>
-__device__ __forceinline__ float number(const Rows<T>& rows, int r, int c) {
-  return tile::to_float(rows[r][c / kChunk].x[c % kChunk]);
+__device__ __forceinline__ std::uint32_t without_infinities(std::uint32_t pair) {
+  constexpr std::uint32_t kInfinity = std::is_same_v<T, half> ? 0x7C00u : 0x7F80u;
+  const std::uint32_t low = (pair & 0x7FFFu) == kInfinity ? 1u : 0u;
+  const std::uint32_t high = (pair >> 16 & 0x7FFFu) == kInfinity ? 1u << 16 : 0u;
+  return pair | low | high;
 }
 
-// Of what is to become e4m3 only finite numbers count.
-template <bool kFiniteOnly>
-__device__ __forceinline__ std::uint32_t larger(std::uint32_t largest, float x) {
-  const std::uint32_t bits = magnitude_bits(x);
-  return kFiniteOnly && bits >= kInfinityBits ? largest : max(largest, bits);
-}
-
-__device__ __forceinline__ std::uint32_t warp_max(std::uint32_t x) {
+// Four numbers of at most 127 and a little in magnitude to the nearest integers, even ones of two.
+__device__ __forceinline__ std::uint32_t round_to_int8(const float (&x)[4]) {
+  // Beside so large a number the last bit of a float counts ones.
+  constexpr float kLarge = 0x1.8p23f;
+  std::uint32_t bits[4];
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    x = max(x, __shfl_xor_sync(tile::kFullMask, x, offset));
-  return x;
+  for (int j = 0; j < 4; ++j) bits[j] = bits_of(__fadd_rn(x[j], kLarge));
+  return ptx::permute_bytes<0x5410>(ptx::permute_bytes<0x0040>(bits[0], bits[1]),
+                                    ptx::permute_bytes<0x0040>(bits[2], bits[3]));
 }
 
-// Infinity becomes NaN, not the largest number.
-__device__ __forceinline__ float before_e4m3(float x, const Rounding& rounding) {
-  return magnitude_bits(x) < kInfinityBits ? x * rounding.inverse : float_of_bits(0x7fc00000u);
-}
-
-template <bool kToInt8>
-__device__ __forceinline__ std::uint32_t round4(const float (&x)[4], const Rounding& rounding) {
-  float y[4];
-#pragma unroll
-  for (int j = 0; j < 4; ++j)
-    y[j] = kToInt8 ? x[j] * rounding.up * rounding.inverse : before_e4m3(x[j], rounding);
-  return kToInt8 ? ptx::convert_s8x4(y[0], y[1], y[2], y[3])
-                 : ptx::convert_e4m3x4(y[0], y[1], y[2], y[3]);
-}
-
-// The largest of what all threads of the block have.
-template <int kNumWarps>
-__device__ __forceinline__ std::uint32_t block_max(std::uint32_t x) {
-  auto* const sLargest = reinterpret_cast<std::uint32_t*>(ptx::dynamic_smem());
-  x = warp_max(x);
-  if (threadIdx.x % 32 == 0) sLargest[threadIdx.x / 32] = x;
-  __syncthreads();
-#pragma unroll
-  for (int w = 0; w < kNumWarps; ++w) x = max(x, sLargest[w]);
-  return x;
-}
-
-// One block of keys of one head; or of rows of q, which is k without a mean and without v.
+// The blocks of one thread block.
 template <typename T, Precision kPrecision, int kColumns, bool kQueries>
 struct BlockQuantizer {
   static constexpr int kBlockN = block_rows(kPrecision, kColumns, kQueries);
+  static constexpr int kParts = num_parts(kQueries);
   static constexpr int kNumWarps = num_threads(kColumns, kBlockN) / 32;
   static constexpr bool kInt8 = kPrecision == Precision::kInt8Fp8;
+  static_assert(kNumWarps * kSampledColumns >= kColumns);
+  static_assert(kNumWarps * 32 >= kColumns && kNumWarps <= 32);
+  using Smem = Shared<kColumns, kBlockN>;
+  static_assert(sizeof(Item) == kItemBytes);
 
   const QuantizeParams& p;
   const Shape& shape;
-  const Head& head;
-  int n;  // the block's first key
+  int head;
+  unsigned first;  // the thread block's first item
   ThreadTile<kColumns, kBlockN> tile;
 
-  __device__ __forceinline__ void quantize_k() const {
-    Rows<T> rows;
-    if (shape.whole_k) {
-      load_rows<true>(tile, head.rows<T>(p.k), n, p.head_dim, rows);
-    } else {
-      load_rows<false>(tile, head.rows<T>(p.k), n, p.head_dim, rows);
+  __device__ __forceinline__ void run() const {
+    set_up();
+    __syncthreads();
+    int step = next_step(-1), sampled = -1;  // the sequence whose means are in shared memory
+    if (step == shape.steps) return;
+    copy_ahead(step);
+#pragma unroll 1
+    while (step < shape.steps) {
+      // Of a sequence whose v alone is the thread block's no mean is needed.
+      const int sequence = Smem::items()[step].sequence;
+      if (!kQueries && sequence != sampled && (of_k(step) || step + 1 < shape.steps)) {
+        find_means(step);
+        sampled = sequence;
+        __syncthreads();
+      }
+      Rows rows;
+      load(rows);
+      const int next = next_step(step);
+      if (next < shape.steps) copy_ahead(next);
+      if (of_k(step)) {
+        quantize_k(step, rows);
+      } else {
+        quantize_v(step, rows);
+      }
+      step = next;
     }
-    float shift[kThreadColumns] = {};
-    if constexpr (!kQueries)
-      tile::load(shift, shape.to.k_shift + head.sequence * shape.to.shift_batch_stride +
-                            head.head * shape.to.shift_head_stride + tile.column(0));
-    const unsigned negated = negated_columns(tile.lane);
-    float k[kThreadRows][kThreadColumns];
-#pragma unroll
-    for (int c = 0; c < kThreadColumns; ++c) {
-      const float factor = rotation_factor<kColumns>(negated, c);
-#pragma unroll
-      for (int r = 0; r < kThreadRows; ++r)
-        k[r][c] = __fmul_rn(number<T>(rows, r, c) - shift[c], factor);
-    }
-    std::uint32_t largest = 0;
-#pragma unroll
-    for (int r = 0; r < kThreadRows; ++r) {
-      rotate<kColumns>(k[r], tile.lane);
-      if (!tile.in_use(r)) continue;
-#pragma unroll
-      for (int c = 0; c < kThreadColumns; ++c) largest = larger<!kInt8>(largest, k[r][c]);
-    }
-    largest = block_max<kNumWarps>(largest);
-    store<kInt8>(kInt8 ? rounding_to_int8(largest) : rounding_to_e4m3(largest), shape.to.k,
-                 shape.to.k_scale, [&](int r, int c) { return k[r][c]; });
-  }
-
-  __device__ __forceinline__ void quantize_v() const {
-    Rows<T> v;
-    if (shape.whole_v) {
-      load_rows<true>(tile, head.rows<T>(p.v), n, p.head_dim_v, v);
-    } else {
-      load_rows<false>(tile, head.rows<T>(p.v), n, p.head_dim_v, v);
-    }
-    std::uint32_t largest = 0;
-#pragma unroll
-    for (int r = 0; r < kThreadRows; ++r) {
-#pragma unroll
-      for (int c = 0; c < kThreadColumns; ++c) largest = larger<true>(largest, number<T>(v, r, c));
-    }
-    constexpr float kLimit = largest_value(kPrecision);
-    store<false>(rounding_to_e4m3(block_max<kNumWarps>(largest), kLimit), shape.to.v,
-                 shape.to.v_scale, [&](int r, int c) { return number<T>(v, r, c); });
   }
 
  private:
-  // Stores the thread's numbers, x(r, c).
-  template <bool kToInt8, typename Numbers>
-  __device__ __forceinline__ void store(const Rounding& rounding, const std::uint8_t* to,
-                                        const float* scales, Numbers x) const {
-    const std::int64_t at = head.entry * shape.to.batch_stride + head.head * shape.to.head_stride +
-                            (std::int64_t{head.start} + n) * kColumns;
+  __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x); }
+  // In a block of keys k comes last.
+  __device__ __forceinline__ bool of_k(int step) const {
+    return (first + static_cast<unsigned>(step)) % kParts == kParts - 1;
+  }
+  __device__ __forceinline__ bool in_use(int rows, int r) const { return tile.row(r) < rows; }
+  // The next one that has something to do.
+  __device__ __forceinline__ int next_step(int step) const {
+    do {
+      ++step;
+    } while (step < shape.steps && Smem::items()[step].rows == 0);
+    return step;
+  }
+
+  // Items and factors to shared memory.
+  __device__ __forceinline__ void set_up() const {
+    if (thread() < kColumns) {
+      Smem::factors()[Smem::at(thread())] = rotation_factor<kColumns>(thread());
+      if (kQueries) Smem::shifts()[Smem::at(thread())] = 0.0f;
+    }
+    if (thread() >= shape.steps) return;
+    const unsigned index = first + static_cast<unsigned>(thread());
+    if (index >= shape.num_items) {
+      Smem::items()[thread()].rows = 0;
+      return;
+    }
+    const Item item =
+        item_of_block(p, shape, kColumns, kBlockN, index / kParts, head, of_k(thread()));
+    Smem::items()[thread()] = item;
+    // A sequence without keys has a mean too.
+    if (!kQueries && item.n == 0 && item.count == 0 && of_k(thread())) {
+#pragma unroll 1
+      for (int c = 0; c < kColumns; ++c) store_mean(item.sequence, c, 0.0f);
+    }
+  }
+
+  // A thread's numbers of a block to its place in shared memory: zeros where there are none. Those
+  // of rows that are not aligned it waits for.
+  __device__ __forceinline__ void copy_ahead(int step) const {
+    const std::uint16_t* const from = Smem::items()[step].from;
+    const int rows = Smem::items()[step].rows;
+    const std::int64_t stride = of_k(step) ? p.k.row_stride : p.v.row_stride;
+    const int columns = static_cast<int>(of_k(step) ? p.head_dim : p.head_dim_v);
+    const std::uint16_t* const first_row = from + tile.first_row * stride + tile.column(0);
+    if (of_k(step) ? shape.whole_k : shape.whole_v) {
+#pragma unroll
+      for (int r = 0; r < kThreadRows; ++r) {
+        const std::uint16_t* const row = first_row + r * tile.kStep * stride;
+#pragma unroll
+        for (int i = 0; i < kThreadChunks; ++i) {
+          ptx::cp_async<16>(Smem::ahead(r, i), row + i * tile.kChunkStep,
+                            in_use(rows, r) && tile.column(i) < columns);
+        }
+      }
+      ptx::cp_async_commit();
+      return;
+    }
+#pragma unroll 1
+    for (int r = 0; r < kThreadRows; ++r) {
+      const std::uint16_t* const row = first_row + r * tile.kStep * stride;
+#pragma unroll 1
+      for (int i = 0; i < kThreadChunks; ++i) {
+        *Smem::ahead(r, i) = load_chunk<false>(row + i * tile.kChunkStep,
+                                               in_use(rows, r) ? columns - tile.column(i) : 0);
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void load(Rows& to) {
+    ptx::cp_async_wait<0>();
 #pragma unroll
     for (int r = 0; r < kThreadRows; ++r) {
-      tile::Vec<std::uint32_t, 4> packed;
 #pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const float four[4] = {x(r, 4 * w), x(r, 4 * w + 1), x(r, 4 * w + 2), x(r, 4 * w + 3)};
-        packed.x[w] = round4<kToInt8>(four, rounding);
-      }
-      std::uint8_t* const row =
-          const_cast<std::uint8_t*>(to) + at + tile.row(r) * kColumns + tile.column(0);
-      if (tile.in_use(r)) *reinterpret_cast<tile::Vec<std::uint32_t, 4>*>(row) = packed;
+      for (int i = 0; i < kThreadChunks; ++i) to[r][i] = *Smem::ahead(r, i);
     }
-    if (threadIdx.x != 0) return;
-    const std::int64_t first = p.cu_seqlens_k ? first_block(head.start, head.sequence, kBlockN) : 0;
-    const_cast<float*>(scales)[head.entry * shape.to.scale_batch_stride +
-                               head.head * shape.to.scale_head_stride + first + n / kBlockN] =
-        rounding.scale;
+  }
+
+  // The means of the step's sequence, to shared memory; and to where they are kept by the thread
+  // block that does its first block.
+  __device__ __forceinline__ void find_means(int step) const {
+    const int lane = thread() % 32;
+    const int column = thread() / 32 * kSampledColumns + lane % 2 * kChunk;
+    if (column >= kColumns) return;  // true of all lanes of a warp, or of none
+    const Item& item = Smem::items()[step];
+    const std::int64_t entry = p.cu_seqlens_k ? 0 : item.sequence;
+    const std::uint16_t* const from = static_cast<const std::uint16_t*>(p.k.data) +
+                                      entry * p.k.batch_stride + item.start * p.k.row_stride +
+                                      head * p.k.head_stride + column;
+    const int columns = static_cast<int>(p.head_dim) - column;
+    float sums[kChunk] = {};
+    if (shape.whole_k) {
+      add_sampled<true, T>(from, p.k.row_stride, columns, item.count, lane, sums);
+    } else {
+      add_sampled<false, T>(from, p.k.row_stride, columns, item.count, lane, sums);
+    }
+    const float mean = mean_of_sum(sum_of_lanes(sums, lane), min(item.count, kSampledKeys));
+    if (lane & 2) return;  // another lane has the same
+    const int own = column + column_of_lane(lane);
+    Smem::shifts()[Smem::at(own)] = mean == 0.0f ? 0.0f : -mean * rotation_factor<kColumns>(own);
+    if (item.n == 0) store_mean(item.sequence, own, mean);
+  }
+
+  __device__ __forceinline__ void store_mean(int sequence, int column, float mean) const {
+    const_cast<float*>(shape.to.k_shift)[sequence * shape.to.shift_batch_stride +
+                                         head * shape.to.shift_head_stride + column] = mean;
+  }
+
+  __device__ __forceinline__ void quantize_k(int step, const Rows& rows) const {
+    Numbers k;
+#pragma unroll
+    for (int c = 0; c < kThreadColumns; c += 4) {
+      // core/quantized.h says why one FMA is enough.
+      float factor[4], shift[4];
+      const int at = (c / 4 * tile.kLanes + tile.lane) * 4;
+      tile::load(factor, Smem::factors() + at);
+      tile::load(shift, Smem::shifts() + at);
+#pragma unroll
+      for (int r = 0; r < kThreadRows; ++r) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          k[r][c + j] = fmaf(number<T>(rows[r][c / kChunk], c % kChunk + j), factor[j], shift[j]);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kThreadRows; ++r) rotate<kColumns>(k[r], tile.lane);
+    const std::uint32_t largest = block_max(step, largest_of_rows(step, k));
+    if (thread() == 0) {
+      *Smem::items()[step].scale =
+          kInt8 ? rounding_to_int8(largest).scale : rounding_to_e4m3(largest).scale;
+    }
+    const Rounding rounding = kInt8 ? rounding_to_int8(largest) : rounding_to_e4m3(largest);
+    if (kInt8 && rounding.up != 1.0f) {  // of very small numbers alone, or where not all are finite
+#pragma unroll
+      for (int r = 0; r < kThreadRows; ++r) {
+#pragma unroll
+        for (int c = 0; c < kThreadColumns; ++c) k[r][c] = __fmul_rn(k[r][c], rounding.up);
+      }
+    }
+    store<kInt8>(step, rounding, [&](int r, int c) { return k[r][c]; });
+  }
+
+  __device__ __forceinline__ std::uint32_t largest_of_rows(int step, Numbers& k) const {
+    const int rows = Smem::items()[step].rows;
+    float largest = 0.0f;
+#pragma unroll
+    for (int r = 0; r < kThreadRows; ++r) {
+      if (in_use(rows, r)) largest = larger<kInt8>(largest, k[r]);
+    }
+    if (kInt8 || largest != INFINITY) return bits_of(largest);
+    largest = 0.0f;
+#pragma unroll
+    for (int r = 0; r < kThreadRows; ++r) {
+#pragma unroll
+      for (int c = 0; c < kThreadColumns; ++c)
+        k[r][c] = fabsf(k[r][c]) == INFINITY ? float_of_bits(kNan) : k[r][c];
+      if (in_use(rows, r)) largest = larger<false>(largest, k[r]);
+    }
+    return bits_of(largest);
+  }
+
+  __device__ __forceinline__ void quantize_v(int step, Rows& rows) const {
+    float largest = largest_of<T>(rows);
+    if (largest == INFINITY) {
+#pragma unroll
+      for (int r = 0; r < kThreadRows; ++r) {
+#pragma unroll
+        for (int i = 0; i < kThreadChunks; ++i) {
+#pragma unroll
+          for (std::uint32_t& pair : rows[r][i].x) pair = without_infinities<T>(pair);
+        }
+      }
+      largest = largest_of<T>(rows);
+    }
+    constexpr float kLimit = largest_value(kPrecision);
+    const Rounding rounding = rounding_to_e4m3(block_max(step, bits_of(largest)), kLimit);
+    if (thread() == 0) *Smem::items()[step].scale = rounding.scale;
+    store<false>(step, rounding,
+                 [&](int r, int c) { return number<T>(rows[r][c / kChunk], c % kChunk); });
+  }
+
+  // The largest of what all threads of the block have.
+  __device__ __forceinline__ static std::uint32_t block_max(int step, std::uint32_t x) {
+    const int lane = thread() % 32;
+    std::uint32_t* const largest = Smem::largest(step);
+    x = __reduce_max_sync(tile::kFullMask, x);
+    if (lane == 0) largest[thread() / 32] = x;
+    __syncthreads();
+    return __reduce_max_sync(tile::kFullMask, lane < kNumWarps ? largest[lane] : 0u);
+  }
+
+  // Stores the thread's numbers, x(r, c).
+  template <bool kToInt8, typename GetNumber>
+  __device__ __forceinline__ void store(int step, const Rounding& rounding, GetNumber x) const {
+    const int rows = Smem::items()[step].rows;
+    std::uint8_t* const to = Smem::items()[step].to + (tile.first_row * kColumns + tile.column(0));
+    // Of what is not finite no integer is kept.
+    const std::uint32_t kept = kToInt8 && rounding.up == 0.0f ? 0u : ~0u;
+#pragma unroll
+    for (int r = 0; r < kThreadRows; ++r) {
+#pragma unroll
+      for (int i = 0; i < kThreadChunks; ++i) {
+        tile::Vec<std::uint32_t, 2> packed;
+#pragma unroll
+        for (int w = 0; w < 2; ++w) {
+          float y[4];
+#pragma unroll
+          for (int j = 0; j < 4; ++j)
+            y[j] = __fmul_rn(x(r, i * kChunk + 4 * w + j), rounding.inverse);
+          packed.x[w] =
+              kToInt8 ? round_to_int8(y) & kept : ptx::convert_e4m3x4(y[0], y[1], y[2], y[3]);
+        }
+        const int at = r * tile.kStep * kColumns + i * tile.kChunkStep;
+        if (in_use(rows, r)) *reinterpret_cast<tile::Vec<std::uint32_t, 2>*>(to + at) = packed;
+      }
+    }
   }
 };
 
-// Blocks of k and v alternate, as those of k wait for arithmetic and those of v for memory. Heads
-// of a block of keys follow each other, as they do in the usual layout of k and v.
+// Thread blocks of different heads of the same keys follow each other, as heads do in the usual
+// layout of k and v.
 template <typename T, Precision kPrecision, int kColumns, bool kQueries>
 __global__ void __launch_bounds__(num_threads(kColumns, block_rows(kPrecision, kColumns, kQueries)),
                                   blocks_per_sm(kColumns,
@@ -196,30 +398,12 @@ __global__ void __launch_bounds__(num_threads(kColumns, block_rows(kPrecision, k
     kernel(const __grid_constant__ QuantizeParams params, const __grid_constant__ Shape shape) {
 // The plan refuses devices that would run code for less.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
-  constexpr int kBlockN = block_rows(kPrecision, kColumns, kQueries);
-  constexpr unsigned kParts = kQueries ? 1 : 2;
-  const unsigned index = blockIdx.x / kParts;
-  unsigned block = shape.heads.quotient(index);
-  const unsigned head_idx = index - block * shape.heads.divisor();
-  unsigned sequence = shape.blocks.quotient(block);
-  if (!params.cu_seqlens_k) block -= sequence * shape.blocks.divisor();
-
   ptx::wait_for_grids_ahead();
   ptx::let_next_grid_start();
-  if (params.cu_seqlens_k) sequence = sequence_of_block(params, kBlockN, block);
-  const Head head(params, static_cast<int>(sequence), static_cast<int>(head_idx));
-  // Before the sequence's first block it wraps.
-  if (params.cu_seqlens_k)
-    block -= static_cast<unsigned>(first_block(head.start, head.sequence, kBlockN));
-  if (block >= static_cast<unsigned>((head.count + kBlockN - 1) / kBlockN)) return;
-  const int n = static_cast<int>(block) * kBlockN;
-  const BlockQuantizer<T, kPrecision, kColumns, kQueries> quantizer{
-      params, shape, head, n, {min(kBlockN, head.count - n)}};
-  if (blockIdx.x % kParts == 0) {
-    quantizer.quantize_k();
-  } else {
-    quantizer.quantize_v();
-  }
+  const unsigned walk = shape.heads.quotient(blockIdx.x);
+  const int head = static_cast<int>(blockIdx.x - walk * shape.heads.divisor());
+  const unsigned first = walk * static_cast<unsigned>(shape.steps);
+  BlockQuantizer<T, kPrecision, kColumns, kQueries>{params, shape, head, first, {}}.run();
 #endif
 }
 

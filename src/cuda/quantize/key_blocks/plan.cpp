@@ -19,7 +19,7 @@ double predicted_ns(const QuantizeTask& task, int num_sms) {
     const QuantizedLayout layout = quantized_layout(task);
     bytes += rows(layout.rows, layout.heads, task.cu_seqlens_k ? 1 : task.batch_size) *
              static_cast<double>(2 * (task.head_dim + task.head_dim_v) + 2 * layout.columns);
-    launches += 2;
+    launches += 1;
   }
   if (task.quantized_q) {
     const QueryLayout layout = query_layout(task);
@@ -33,14 +33,14 @@ double predicted_ns(const QuantizeTask& task, int num_sms) {
 bool plan_quantize(const QuantizeTask& task, const DeviceInfo& device, const Options&, Plan* plan,
                    std::string* why) {
   if (!core::has_code(device, kMinCapability, why)) return false;
-  const Grids grids = grids_of(task);
-  const bool keys = grids.keys > 0;
+  const std::int64_t of_keys = grid_of_keys(task).blocks;
+  const bool keys = of_keys > 0;
   const int columns = quantized_columns(task.head_dim, task.head_dim_v);
   const int rows = block_rows(task.precision, columns, !keys);
   (keys ? plan->block_n : plan->block_m) = rows;
   plan->num_warps = num_threads(columns, rows) / 32;
   plan->smem_bytes = smem_bytes(columns, rows);
-  plan->grid = grids.keys + grids.queries;
+  plan->grid = of_keys + grid_of_queries(task).blocks;
   plan->predicted_ns = predicted_ns(task, device.num_sms);
   return true;
 }

@@ -14,28 +14,43 @@ namespace dlattn::quantize::key_blocks {
 struct Shape {
   QuantizedView to;
   Divider heads;
-  Divider blocks;         // of keys, of a batch entry
-  bool whole_k, whole_v;  // rows are made of chunks, each aligned to 16 bytes
+  Divider blocks;           // of keys, of a batch entry
+  std::uint32_t num_items;  // of a head: tensors of blocks of keys, of all batch entries
+  int steps;                // items that a thread block does
+  bool whole_k, whole_v;    // rows are made of chunks, each aligned to 16 bytes
 };
 
-// Thread blocks of the kernels: those of k and v, and of q.
-struct Grids {
-  std::int64_t keys, queries;
+// Of a head: blocks of keys, or of q, of all batch entries, times the tensors of each.
+inline std::int64_t num_items(const QuantizedLayout& layout, const QuantizeParams& p) {
+  return num_parts(false) * layout.blocks * (p.cu_seqlens_k ? 1 : p.batch_size);
+}
+inline std::int64_t num_items(const QueryLayout& layout, const QuantizeTask& task) {
+  return num_parts(true) * layout.blocks * (task.cu_seqlens_q ? 1 : task.batch_size);
+}
+
+// What a launch's thread blocks do, and how many there are: none where there is nothing to do.
+struct Grid {
+  int steps = 1;
+  std::int64_t blocks = 0;
 };
-inline Grids grids_of(const QuantizeTask& task) {
-  Grids grids{};
-  if (task.batch_size == 0) return grids;
-  if (task.quantized_kv) {
-    const QuantizedLayout layout = quantized_layout(task);
-    const std::int64_t batch = task.cu_seqlens_k ? 1 : task.batch_size;
-    if (layout.rows) grids.keys = 2 * batch * layout.heads * layout.blocks;
-  }
-  if (task.quantized_q) {
-    const QueryLayout layout = query_layout(task);
-    const std::int64_t batch = task.cu_seqlens_q ? 1 : task.batch_size;
-    if (layout.rows) grids.queries = batch * layout.heads * layout.blocks;
-  }
-  return grids;
+constexpr Grid grid_of(std::int64_t items, std::int64_t heads, int steps) {
+  return {steps, heads * ((items + steps - 1) / steps)};
+}
+inline Grid grid_of_keys(const QuantizeTask& task) {
+  if (!task.quantized_kv || task.batch_size == 0) return {};
+  const QuantizedLayout layout = quantized_layout(task);
+  if (layout.rows == 0) return {};
+  const std::int64_t items = num_items(layout, task);
+  return grid_of(items, layout.heads,
+                 num_steps(items * layout.heads, layout.columns, layout.block_n));
+}
+inline Grid grid_of_queries(const QuantizeTask& task) {
+  if (!task.quantized_q || task.batch_size == 0) return {};
+  const QueryLayout layout = query_layout(task);
+  if (layout.rows == 0) return {};
+  const std::int64_t items = num_items(layout, task);
+  return grid_of(items, layout.heads,
+                 num_steps(items * layout.heads, layout.columns, layout.block_m));
 }
 
 // q as the kernels take it: as if it were k, of a problem of its own.
@@ -50,7 +65,7 @@ inline QuantizeParams queries_as_keys(const QuantizeTask& task) {
   p.seqused_k = nullptr;
   return p;
 }
-inline Shape make_query_shape(const QuantizeTask& task) {
+inline Shape make_query_shape(const QuantizeTask& task, int steps) {
   const QueryLayout layout = query_layout(task);
   const bool varlen = task.cu_seqlens_q;
   const QuantizedQueries to = view_of(layout, task.quantized_q, varlen);
@@ -64,12 +79,14 @@ inline Shape make_query_shape(const QuantizeTask& task) {
   shape.to.scale_head_stride = to.scale_head_stride;
   shape.heads = Divider(static_cast<std::uint32_t>(layout.heads));
   shape.blocks = Divider(static_cast<std::uint32_t>(layout.blocks));
+  shape.num_items = static_cast<std::uint32_t>(num_items(layout, task));
+  shape.steps = steps;
   shape.whole_k = task.head_dim % kChunk == 0 && row_alignment(task.q, rows, 2) == 16;
   return shape;
 }
 
 // Blocks of keys are numbered as their scales: those of a varlen batch from first_block() on.
-inline Shape make_shape(const QuantizeParams& p) {
+inline Shape make_shape(const QuantizeParams& p, int steps) {
   const QuantizedLayout layout = quantized_layout(p);
   const bool varlen = p.cu_seqlens_k;
   const core::TensorSizes keys = {varlen ? 1 : p.batch_size, layout.rows, layout.heads};
@@ -80,6 +97,8 @@ inline Shape make_shape(const QuantizeParams& p) {
   shape.to = view_of(layout, p.quantized_kv, varlen);
   shape.heads = Divider(static_cast<std::uint32_t>(layout.heads));
   shape.blocks = Divider(static_cast<std::uint32_t>(layout.blocks));
+  shape.num_items = static_cast<std::uint32_t>(num_items(layout, p));
+  shape.steps = steps;
   shape.whole_k = is_whole(p.k, p.head_dim);
   shape.whole_v = is_whole(p.v, p.head_dim_v);
   return shape;

@@ -7,13 +7,22 @@ namespace dlattn::quantize::key_blocks {
 
 constexpr int kMinCapability = 89;  // that has conversions to e4m3
 
-// Two thread blocks work on a block of keys: one on k, one on v. What a thread of theirs holds:
-constexpr int kThreadColumns = 16;  // neighbours in a row, which one store writes as 16 bytes
+// Numbers of 16 bits that one load reads.
+constexpr int kChunk = 8;
+// What a thread holds: chunks of rows, each a half of a row's columns from the next.
 constexpr int kThreadRows = 2;
+constexpr int kThreadChunks = 2;
+constexpr int kThreadColumns = kThreadChunks * kChunk;
+constexpr int kThreadBytes = kThreadRows * kThreadColumns * 2;
+constexpr int kItemBytes = 48;
 
 // Rows that share a scale.
 constexpr int block_rows(Precision precision, int columns, bool queries) {
   return queries ? query_block(precision) : quantized_block(precision, columns);
+}
+// What is quantised of a block of keys, one tensor after the other: v, then k; of q it is alone.
+constexpr int num_parts(bool queries) {
+  return queries ? 1 : 2;
 }
 
 constexpr int num_threads(int columns, int block_n) {
@@ -23,20 +32,23 @@ constexpr int num_threads(int columns, int block_n) {
 constexpr int blocks_per_sm(int columns, int block_n) {
   return 1024 / num_threads(columns, block_n);
 }
-// A number for each warp.
+
+// What a thread block does one after the other: tensors of blocks of keys, `items` in all. As many
+// as give each place on a GPU of 132 SMs one thread block: then all begin and end together, and
+// what each does once is done seldom. Larger problems have several, as lengths that only the device
+// knows leave some with nothing to do.
+constexpr int kMaxSteps = 16;
+constexpr int num_steps(std::int64_t items, int columns, int block_n) {
+  const std::int64_t places = 132 * blocks_per_sm(columns, block_n);
+  const std::int64_t steps = (items + places - 1) / places;
+  return static_cast<int>(steps < 1 ? 1 : steps > kMaxSteps ? kMaxSteps : steps);
+}
+
+// Shared memory, in this order: what threads copy ahead; of each column the factor and the shift;
+// the items; for each of them a number of each warp.
 constexpr int smem_bytes(int columns, int block_n) {
-  return num_threads(columns, block_n) / 32 * 4;
-}
-
-constexpr int kChunk = 8;  // columns of 16 bits that one load reads
-
-// The mean is a thread block's for each head of a sequence: a thread has a chunk of every
-// kPartialSums'th sampled key.
-constexpr int num_shift_threads(int columns) {
-  return kPartialSums * columns / kChunk;
-}
-constexpr int shift_smem_bytes(int columns) {
-  return kPartialSums * columns * 4;
+  const int threads = num_threads(columns, block_n);
+  return threads * kThreadBytes + 2 * columns * 4 + kMaxSteps * (kItemBytes + threads / 32 * 4);
 }
 
 }  // namespace dlattn::quantize::key_blocks
