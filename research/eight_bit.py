@@ -48,7 +48,7 @@ Tile = Callable[[int], int]  # keys of a tile, by head_dim
 LOG2_E = 1 / math.log(2)
 TILE = 64  # keys
 LARGEST = 448.0  # in e4m3
-SAMPLED = 256  # keys whose mean is subtracted where not all are averaged
+SAMPLED = 64  # keys whose mean is subtracted where not all are averaged
 
 
 def tile_of_float8(dim: int) -> int:
