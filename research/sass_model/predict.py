@@ -220,13 +220,12 @@ def dram_seconds(problem: Problem, device: Device, shape: Shape) -> float:
 
 
 def quantisation_seconds(problem: Problem, device: Device) -> float:
-    """What comes before a problem that quantises: two launches, the second of which reads and
-    writes k and v."""
+    """What comes before a problem that quantises: a launch that reads and writes k and v."""
     if not problem.quantises:
         return 0.0
     elements = 2.0 * problem.batch * problem.heads * problem.seqlen * problem.head_dim
     rate = _SHARE_OF_BANDWIDTH * device.dram_bytes_per_second
-    return 2 * LAUNCH_SECONDS + elements * (2 + problem.input_bytes) / rate
+    return LAUNCH_SECONDS + elements * (2 + problem.input_bytes) / rate
 
 
 def predict(kernel: Kernel, pace_: Pace, device: Device, problem: Problem) -> Prediction:
