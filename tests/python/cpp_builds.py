@@ -47,14 +47,32 @@ def compile_and_install(build: Path, prefix: Path, **definitions: object) -> Pat
 
 
 def check_consumer(build: Path, **definitions: object) -> None:
-    """Builds the consumer and runs it: it checks its result itself."""
+    """Builds the consumers and runs them: they check their results themselves."""
     configure(CONSUMER, build, **definitions)
     run("cmake", "--build", build, "-j", str(CORES))
-    output = run(build / "consumer")
+    for name in ("consumer", "consumer_c"):
+        check_output(run(build / name))
+
+
+def check_output(output: str) -> None:
     assert "out = 2 3 4 5" in output and "refused: softmax_scale" in output, output
 
 
+def check_c_compiler(prefix: Path, build: Path) -> None:
+    """Builds the consumer in C with the compiler alone, as a Makefile would."""
+    library = next(prefix.glob("lib*/libdlattn.so")).parent
+    build.mkdir()
+    run(
+        *("cc", "-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"),
+        *("-I", prefix / "include", CONSUMER / "main.c", "-o", build / "consumer_c"),
+        *("-L", library, f"-Wl,-rpath,{library}", "-ldlattn", "-lm"),
+    )
+    check_output(run(build / "consumer_c"))
+
+
 def skip_without_tools() -> None:
-    missing = [tool for tool in ("cmake", "ninja", "c++") if not shutil.which(tool, path=PATH)]
+    missing = [
+        tool for tool in ("cmake", "ninja", "cc", "c++") if not shutil.which(tool, path=PATH)
+    ]
     if missing:
         pytest.skip(f"not found: {', '.join(missing)}")

@@ -168,11 +168,16 @@ def test_module_finds_its_library_beside_it(library: Path) -> None:
 def test_exported_symbols_are_the_public_api(library: Path) -> None:
     exported = tool("nm", "--dynamic", "--defined-only", "--demangle", library).splitlines()
     names = [line.split(maxsplit=2)[2] for line in exported]
-    public = re.compile(r"((typeinfo|typeinfo name|vtable) for )?dlattn::\w+(::~\w+)?(\W.*)?")
+    public = re.compile(
+        r"dlattn_\w+|((typeinfo|typeinfo name|vtable) for )?dlattn::\w+(::~\w+)?(\W.*)?"
+    )
     assert names and not [name for name in names if not public.fullmatch(name)]
     inner = re.compile(r"dlattn::(core|cpu|cuda|scalar|wmma_qk|wmma_smem|wmma|sm90)::")
     assert not [name for name in names if inner.search(name)]
     headers = "".join(header.read_text() for header in HEADERS)
+    in_c = set(re.findall(r"DLATTN_API [\w ]+?\*? ?\b(dlattn_\w+)\(", headers))
+    assert in_c and in_c == {name for name in names if name.startswith("dlattn_")}
+    headers = re.sub(r"\bdlattn_\w+\(", "", headers)
     functions = set(re.findall(r"DLATTN_API [\w:&*<> ]+?\b(?!__)(\w+)\(", headers))
     assert "forward" in functions
     assert functions == {
@@ -186,6 +191,15 @@ def test_header_stands_alone(header: Path, tmp_path: Path) -> None:
     source.write_text(f'#include "dlattn/{header.name}"\n#include "dlattn/{header.name}"\n')
     flags = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only")
     tool("g++", *flags, "-I", ROOT / "src" / "include", source)
+
+
+def test_c_header_is_c99(tmp_path: Path) -> None:
+    source = tmp_path / "main.c"
+    source.write_text(
+        '#include "dlattn/c.h"\n#include "dlattn/c.h"\nint main(void) { return 0; }\n'
+    )
+    flags = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only")
+    tool("cc", *flags, "-I", ROOT / "src" / "include", source)
 
 
 @pytest.mark.parametrize("option", ["--cmake-dir", "--include-dir"])

@@ -1,4 +1,4 @@
-"""A C++ program that uses the library in each way it can be had but the static one.
+"""Programs in C++, C and Rust that use the library in each way it can be had but the static one.
 
 The static library is built once, for the C++ tests too: test_package_cpp.py. These builds run
 beside those tests.
@@ -7,11 +7,19 @@ beside those tests.
 from __future__ import annotations
 
 import importlib.metadata
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from cpp_builds import ROOT, check_consumer, compile_and_install, run, skip_without_tools
+from cpp_builds import (
+    ROOT,
+    check_c_compiler,
+    check_consumer,
+    compile_and_install,
+    run,
+    skip_without_tools,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -19,12 +27,36 @@ def tools() -> None:
     skip_without_tools()
 
 
+@pytest.fixture(scope="module")
+def shared_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The prefix that it is installed to."""
+    folder = tmp_path_factory.mktemp("shared")
+    return compile_and_install(folder / "build", folder / "prefix", BUILD_SHARED_LIBS="ON")
+
+
 @pytest.mark.slow
-def test_consumer_of_installed_shared_library(tmp_path: Path) -> None:
-    prefix = tmp_path / "prefix"
-    compile_and_install(tmp_path / "build", prefix, BUILD_SHARED_LIBS="ON")
-    assert list(prefix.glob("lib*/libdlattn.so"))
-    check_consumer(tmp_path / "consumer", CMAKE_PREFIX_PATH=prefix)
+def test_consumer_of_installed_shared_library(shared_library: Path, tmp_path: Path) -> None:
+    assert list(shared_library.glob("lib*/libdlattn.so"))
+    check_consumer(tmp_path / "consumer", CMAKE_PREFIX_PATH=shared_library)
+
+
+@pytest.mark.slow
+def test_consumer_by_the_c_compiler_alone(shared_library: Path, tmp_path: Path) -> None:
+    check_c_compiler(shared_library, tmp_path / "c")
+
+
+@pytest.mark.slow
+def test_rust_example(shared_library: Path, tmp_path: Path) -> None:
+    if not shutil.which("cargo") or not shutil.which("rustc"):
+        pytest.skip("not found: cargo, rustc")
+    library = next(shared_library.glob("lib*/libdlattn.so")).parent
+    folders = {"DLATTN_LIB_DIR": str(library), "CARGO_TARGET_DIR": str(tmp_path / "target")}
+    shutil.copytree(ROOT / "examples" / "rust", tmp_path / "rust")  # cargo writes a lock file
+    output = run(
+        *("env", *(f"{name}={value}" for name, value in folders.items())),
+        *("cargo", "run", "--offline", "--quiet", "--manifest-path", tmp_path / "rust/Cargo.toml"),
+    )
+    assert "largest error" in output and "refused: softmax_scale" in output, output
 
 
 @pytest.mark.slow

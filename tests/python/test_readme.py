@@ -42,7 +42,8 @@ def test_every_example_is_run() -> None:
     here = Path(__file__).read_text()
     text = "".join(path.read_text() for path in DOCUMENTS)
     names = re.findall(r"<!-- example: (\w+)", text)
-    assert len(names) == text.count("\n```python\n") + text.count("\n```cpp\n") + 1  # and CMake's
+    languages = sum(text.count(f"\n```{language}\n") for language in ("python", "cpp", "c"))
+    assert len(names) == languages + 1  # and CMake's
     for name in names:
         assert f'"{name}"' in here, name
 
@@ -153,6 +154,33 @@ def test_sageattention_example() -> None:
     expected, lse = attention_reference(*arrays, causal="top_left", layout="bhsd")
     assert 0.01 < relative_error(scope["out"], expected) < MOST_OF_8_BITS
     assert np.abs(scope["lse"] - lse).max() < 0.1
+
+
+def test_c_example(tmp_path: Path) -> None:
+    """Compiled against this build's library, and run."""
+    if not shutil.which("cc"):
+        pytest.skip("not found: cc")
+    code = (
+        "import ctypes, dlattn._core as core; ctypes.CDLL(core.__file__)\n"
+        "maps = open('/proc/self/maps').read().split()\n"
+        "print(next(path for path in maps if '/libdlattn.so' in path))"
+    )
+    command = [sys.executable, "-c", code]
+    library = Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout[:-1])
+    (tmp_path / "main.c").write_text(example("c")[0] + "\n")
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
+    paths = ["-I", ROOT / "src" / "include", library, f"-Wl,-rpath,{library.parent}"]
+    program = tmp_path / "demo"
+    subprocess.run(["cc", *flags, tmp_path / "main.c", *paths, "-lm", "-o", program], check=True)
+    output = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    first, last = map(float, output.splitlines()[0].split())
+    q = np.sin(np.float32(0.37) * np.arange(128 * 4 * 64, dtype=np.float32))
+    q = q.reshape(1, 128, 4, 64)
+    expected = attention_reference(q, q, q, causal=True)[0].ravel()
+    np.testing.assert_allclose([first, last], expected[[0, -1]], rtol=1e-5, atol=1e-5)
+    assert output.splitlines()[1] == "refused: softcap is -1; accepted: " + (
+        "7.9e-31 to 1.27e30 (2^-100 to 2^100), or 0 for none"
+    )
 
 
 @pytest.mark.slow
