@@ -10,6 +10,7 @@
 #include "names.h"
 #include "quantized.h"
 #include "support.h"
+#include "xla.h"
 
 namespace dlattn::python {
 namespace {
@@ -40,6 +41,8 @@ NB_MODULE(_core, m) {
   def_call(m, "attention", "attention_varlen", attention);
   def_call(m, "supported", "supported_varlen", supported);
   def_call(m, "plan", "plan_varlen", plan);
+  def_call(m, "xla_call", "xla_call_varlen", xla_call);
+  m.def("xla_handlers", xla_handlers);
   m.def("merge_states", merge_states, nb::arg("outs").none(), nb::arg("lses").none(),
         nb::arg("layout").none(), nb::arg("stream").none());
   m.def("quantize_kv", quantize_kv, nb::arg("k").none(), nb::arg("v").none(),

@@ -132,12 +132,14 @@ void read_v_descale(const Tensor& descale, Problem* problem) {
   read_descale(descale, p.batch_size, {p.num_heads_kv, p.num_heads_kv}, &p.v_descale);
 }
 
-void read_cu_seqlens(const AttentionCall& call, const Target& target, Problem* problem) {
+void read_cu_seqlens_q(const Tensor& cu_seqlens_q, Problem* problem) {
   AttentionParams& p = problem->params;
-  const Tensor& cu_seqlens_q = take_in(call.cu_seqlens_q, "cu_seqlens_q", target, problem);
   p.cu_seqlens_q = read_int32s(cu_seqlens_q, -1, "(batch + 1,)", problem);
   p.batch_size = cu_seqlens_q.shape[0] - 1;
-  const Tensor& cu_seqlens_k = take_in(call.cu_seqlens_k, "cu_seqlens_k", target, problem);
+}
+
+void read_cu_seqlens_k(const Tensor& cu_seqlens_k, Problem* problem) {
+  AttentionParams& p = problem->params;
   p.cu_seqlens_k = read_int32s(cu_seqlens_k, p.batch_size + 1, "(batch + 1,)", problem);
 }
 
@@ -168,8 +170,8 @@ struct QkvDims {
   Dims at;   // the batch is none with variable length
   int last;  // head_dim's
 };
-QkvDims qkv_dims(const AttentionCall& call, const Problem& problem) {
-  const bool varlen = call.varlen(), bshd = problem.layout == Layout::kBshd;
+QkvDims qkv_dims(bool varlen, const Problem& problem) {
+  const bool bshd = problem.layout == Layout::kBshd;
   const int skip = varlen ? 1 : 0;
   const Dims dims = dims_of(problem.layout);
   const char* const names = !varlen ? dims_text(problem.layout)
@@ -178,11 +180,10 @@ QkvDims qkv_dims(const AttentionCall& call, const Problem& problem) {
   return {names, {0, dims.row - skip, dims.head - skip}, 3 - skip};
 }
 
-void read_q(const AttentionCall& call, const Tensor& q, const QkvDims& dims, Problem* problem) {
+void read_q(const Tensor& q, bool varlen, const QkvDims& dims, Problem* problem) {
   AttentionParams& p = problem->params;
   const Dims& at = dims.at;
   const int last = dims.last;
-  const bool varlen = call.varlen();
   p.q.dtype = p.k.dtype = p.v.dtype = to_dtype(q, kDTypes);
   p.out.dtype = dtype_of_out(p.q.dtype, problem->out_dtype);
   check_rank(q, last + 1, dims.names);
@@ -200,32 +201,22 @@ void read_q(const AttentionCall& call, const Tensor& q, const QkvDims& dims, Pro
 }
 
 // Sizes of the results, when those of the inputs are known.
-void size_results(const AttentionCall& call, const Tensor& q, const QkvDims& dims,
-                  Problem* problem) {
+void size_results(const Tensor& q, bool varlen, const QkvDims& dims, Problem* problem) {
   const AttentionParams& p = problem->params;
   problem->out.ndim = q.ndim;
   for (int i = 0; i < dims.last; ++i) problem->out.sizes[i] = q.shape[i];
   problem->out.sizes[dims.last] = p.head_dim_v;
-  problem->lse = call.varlen() ? Shape{2, {p.num_heads, p.total_q}}
-                               : Shape{3, {p.batch_size, p.num_heads, p.seqlen_q}};
+  problem->lse = varlen ? Shape{2, {p.num_heads, p.total_q}}
+                        : Shape{3, {p.batch_size, p.num_heads, p.seqlen_q}};
 }
 
 // q, k and v of one problem: sizes and strides, checked against each other.
-void read_qkv(const AttentionCall& call, const Target& target, Problem* problem) {
+void read_qkv(const Tensor& q, const Tensor& k, const Tensor& v, bool varlen, Problem* problem) {
   AttentionParams& p = problem->params;
-  const bool varlen = call.varlen();
-  const QkvDims dims = qkv_dims(call, *problem);
+  const QkvDims dims = qkv_dims(varlen, *problem);
   const Dims& at = dims.at;
   const int last = dims.last;
-  const Tensor& q = take_in(call.q, "q", target, problem);
-  if (is_quantized_kv(call.k)) {
-    read_q(call, q, dims, problem);
-    read_quantized_kv(call.k, call.v, varlen, target, problem);
-    return size_results(call, q, dims, problem);
-  }
-  const Tensor& k = take_in(call.k, "k", target, problem);
-  const Tensor& v = take_in(call.v, "v", target, problem);
-  read_q(call, q, dims, problem);
+  read_q(q, varlen, dims, problem);
   for (const Tensor* tensor : {&k, &v}) {
     check_rank(*tensor, last + 1, dims.names);
     if (!same(tensor->dtype, q.dtype)) {
@@ -249,7 +240,21 @@ void read_qkv(const AttentionCall& call, const Target& target, Problem* problem)
   p.head_dim_v = v.shape[last];
   p.k.data = k.data, p.k.row_stride = k.strides[at.row], p.k.head_stride = k.strides[at.head];
   p.v.data = v.data, p.v.row_stride = v.strides[at.row], p.v.head_stride = v.strides[at.head];
-  size_results(call, q, dims, problem);
+  size_results(q, varlen, dims, problem);
+}
+
+void read_qkv(const AttentionCall& call, const Target& target, Problem* problem) {
+  const bool varlen = call.varlen();
+  const Tensor& q = take_in(call.q, "q", target, problem);
+  if (is_quantized_kv(call.k)) {
+    const QkvDims dims = qkv_dims(varlen, *problem);
+    read_q(q, varlen, dims, problem);
+    read_quantized_kv(call.k, call.v, varlen, target, problem);
+    return size_results(q, varlen, dims, problem);
+  }
+  const Tensor& k = take_in(call.k, "k", target, problem);
+  const Tensor& v = take_in(call.v, "v", target, problem);
+  read_qkv(q, k, v, varlen, problem);
 }
 
 void read_max_seqlen_q(nb::handle value, const char* name, Problem* problem) {
@@ -398,16 +403,58 @@ void read_tensors(const AttentionCall& call, const Target& target, Problem* prob
   AttentionParams& p = problem->params;
   p.device = target.device;
   read_qkv(call, target, problem);
-  if (call.softmax_scale.is_none()) {
-    p.softmax_scale = 1.0 / std::sqrt(static_cast<double>(p.head_dim > 0 ? p.head_dim : 1));
+  if (call.softmax_scale.is_none()) p.softmax_scale = default_scale(p);
+  if (call.varlen()) {
+    read_cu_seqlens_q(take_in(call.cu_seqlens_q, "cu_seqlens_q", target, problem), problem);
+    read_cu_seqlens_k(take_in(call.cu_seqlens_k, "cu_seqlens_k", target, problem), problem);
   }
-  if (call.varlen()) read_cu_seqlens(call, target, problem);
   for_each_argument<kArguments>([&](auto i) {
     constexpr Argument kArgument = kArguments[i];
     if constexpr (kArgument.read_tensor != nullptr) {
       const nb::handle value = call.values[i];
       if (!value.is_valid() || value.is_none()) return;
       kArgument.read_tensor(take_in(value, kArgument.name, target, problem), problem);
+    }
+  });
+}
+
+double default_scale(const AttentionParams& params) {
+  return 1.0 / std::sqrt(static_cast<double>(params.head_dim > 0 ? params.head_dim : 1));
+}
+
+std::vector<GivenTensor> given_tensors(const AttentionCall& call) {
+  std::vector<GivenTensor> given = {{"q", call.q}, {"k", call.k}, {"v", call.v}};
+  if (call.varlen()) {
+    given.push_back({"cu_seqlens_q", call.cu_seqlens_q});
+    given.push_back({"cu_seqlens_k", call.cu_seqlens_k});
+  }
+  for_each_argument<kArguments>([&](auto i) {
+    constexpr Argument kArgument = kArguments[i];
+    if constexpr (kArgument.read_tensor != nullptr) {
+      const nb::handle value = call.values[i];
+      if (value.is_valid() && !value.is_none()) given.push_back({kArgument.name, value});
+    }
+  });
+  return given;
+}
+
+void read_tensors(const std::vector<Tensor>& tensors, Problem* problem) {
+  const auto find = [&](std::string_view name) -> const Tensor* {
+    for (const Tensor& tensor : tensors) {
+      if (tensor.name == name) return &tensor;
+    }
+    return nullptr;
+  };
+  const Tensor* const cu_seqlens_q = find("cu_seqlens_q");
+  read_qkv(*find("q"), *find("k"), *find("v"), cu_seqlens_q, problem);
+  if (cu_seqlens_q) {
+    read_cu_seqlens_q(*cu_seqlens_q, problem);
+    read_cu_seqlens_k(*find("cu_seqlens_k"), problem);
+  }
+  for_each_argument<kArguments>([&](auto i) {
+    constexpr Argument kArgument = kArguments[i];
+    if constexpr (kArgument.read_tensor != nullptr) {
+      if (const Tensor* tensor = find(kArgument.name)) kArgument.read_tensor(*tensor, problem);
     }
   });
 }

@@ -63,6 +63,19 @@ struct Problem {
 Problem read_options(const AttentionCall& call);
 void read_tensors(const AttentionCall& call, const Target& target, Problem* problem);
 
+// 1 / sqrt(head_dim).
+double default_scale(const AttentionParams& params);
+
+// The tensors that a call was given, by their arguments' names.
+struct GivenTensor {
+  const char* name;
+  nb::handle value;
+};
+std::vector<GivenTensor> given_tensors(const AttentionCall& call);
+// As the other read_tensors, of tensors that have come in: q, k and v, and any of the others, by
+// name. `problem->params.device` is set; softmax_scale is left as it is. Needs no GIL.
+void read_tensors(const std::vector<Tensor>& tensors, Problem* problem);
+
 // Takes in a tensor of the caller's; the reference is good as long as the problem.
 const Tensor& take_in(nb::handle object, const char* name, const Target& target, Problem* problem);
 // The same of one to write to; throws if it may not be written.

@@ -46,7 +46,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """The other libraries' signatures, on first use: NumPy, which they need, loads slowly."""
-    if name in ("flash_attn", "sageattention"):
+    if name in ("flash_attn", "jax", "sageattention"):
         import importlib
 
         return importlib.import_module(f"dlattn.{name}")

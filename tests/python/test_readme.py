@@ -78,6 +78,24 @@ def test_python_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
+        ("jax_jit", {"causal": True, "window": (127, None)}),
+        ("jax_nn", {"causal": "top_left"}),
+    ],
+)
+def test_jax_example(name: str, options: dict[str, Any]) -> None:
+    pytest.importorskip("jax")
+    scope: dict[str, Any] = {}
+    exec(compile(example(name)[0], f"example {name}", "exec"), scope)
+    q, k, v, out = (scope[key] for key in ("q", "k", "v", "out"))
+    expected = attention_reference(q, k, v, **options)
+    bound = error_bound(q, k, v, expected=expected, **options)
+    assert max_error(out, expected[0]) <= bound.out
+    assert scope.get("gradient", q).shape == q.shape
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
         ("switch_flash_attn", {"causal": True, "window": (128, None)}),
         ("switch_torch", {"causal": "top_left", "layout": "bhsd"}),
     ],

@@ -1,0 +1,197 @@
+"""Attention inside JAX's programs: under jit, vmap, grad, shard_map and over sharded arrays.
+
+`import dlattn.jax` brings these functions; they import JAX, which `import dlattn` does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dlattn import _views
+from dlattn._attention import attention as _attention
+from dlattn._errors import UnsupportedError
+from dlattn._types import QuantizedKV
+from dlattn.integrations.jax import _call
+from dlattn.integrations.jax._operands import NAMES
+
+__all__ = ["attention", "dot_product_attention"]
+
+_RENAMED = {
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "softmax_scale": "scale",
+    "seqused_k": "key_value_seq_lengths",
+}
+
+
+def _array(x: Any, name: str) -> Any:
+    if isinstance(x, QuantizedKV):
+        raise TypeError(f"{name} is of type dlattn.QuantizedKV; accepted: an array, in dlattn.jax")
+    if not isinstance(x, (jax.Array, np.ndarray)):
+        kind = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
+        raise TypeError(f"{name} is of type {kind}; accepted: an array of JAX or NumPy")
+    return jnp.asarray(x)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _attend(given: dict[str, Any]) -> Any:
+    """`given` has all arguments of `attention` by name, and seqused_k if need be."""
+    operands = {
+        name: _array(given[name], name)
+        for name in NAMES
+        if name in ("q", "k", "v") or given.get(name) is not None
+    }
+    options = {name: _hashable(value) for name, value in given.items() if name not in NAMES}
+    _call.describe(options, {name: x for name, x in operands.items() if name != "seqused_k"})
+    settings = tuple(sorted(options.items()))
+    result = _call.differentiable(settings, tuple(operands))(*operands.values())
+    return result if options["return_lse"] else result[0]
+
+
+def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
+    bound = _call.SIGNATURE.bind(q, k, v, **options)
+    bound.apply_defaults()
+    return _attend(bound.arguments)
+
+
+attention.__signature__ = _call.SIGNATURE  # type: ignore[attr-defined]
+attention.__doc__ = f"""`dlattn.attention` for JAX's transformations, with the same keywords.
+
+    What shapes, dtypes and options tell is checked when the function is traced, and raises as
+    `dlattn.attention` does; what is left is raised by XLA, in the same words. `out` and `stream`
+    stay None, and k is no `QuantizedKV`. Gradients, of q, k, v, bias, alibi_slopes and sinks, are
+    those of the definition in jax.numpy, which holds the scores in memory; 8-bit inputs have none.
+
+    {(_attention.__doc__ or "").partition("    Args:")[2].join(["Args:", ""])}"""
+
+
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: None = None,
+    return_residual: bool = False,
+) -> Any:
+    """`attention` as jax.nn.dot_product_attention calls it.
+
+    Args:
+        query: (batch, seqlen_q, num_heads, head_dim), or without batch. As q of `attention`.
+        key: (batch, seqlen_k, num_heads_kv, head_dim), or without batch.
+        value: As key; its head_dim may be another.
+        bias: Added to the scores; broadcastable to (batch, num_heads, seqlen_q, seqlen_k).
+        mask: bool, True where a query may attend to a key; broadcastable likewise.
+        scale: Factor of the scores, a number. None: 1 / sqrt(head_dim).
+        is_causal: Query i attends to keys j <= i, counted from the first.
+        query_seq_lengths: int32, (batch,): later rows of the result are 0.
+        key_value_seq_lengths: int32, (batch,): later keys are hidden.
+        local_window_size: (left, right), or a number for both: query i attends to keys
+            i - left <= j <= i + right, counted from the first.
+        implementation: None.
+        return_residual: Also return the lse, (batch, seqlen_q, num_heads), of key's dtype and
+            without a gradient, as jax.nn does.
+
+    Returns:
+        out, of query's shape with value's head_dim. A row all of whose keys are hidden is 0, and
+        its lse -inf; in jax.nn it is the mean of value.
+
+    Raises:
+        UnsupportedError, TypeError: As `attention`.
+
+    Source:
+        https://docs.jax.dev/en/latest/_autosummary/jax.nn.dot_product_attention.html
+    """
+    if implementation is not None:
+        raise UnsupportedError(f"implementation is {implementation!r}; accepted: None")
+    _views.check_flag(is_causal, "is_causal")
+    _views.check_flag(return_residual, "return_residual")
+    arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask}
+    lengths = {
+        "query_seq_lengths": query_seq_lengths,
+        "key_value_seq_lengths": key_value_seq_lengths,
+    }
+    given = {n: _array(x, n) for n, x in {**arrays, **lengths}.items() if x is not None}
+    q, k, v = (given[name] for name in ("query", "key", "value"))
+    alone = q.ndim == 3
+    if alone:
+        q, k, v = (x[None] if x.ndim == 3 else x for x in (q, k, v))
+    for name in lengths.keys() & given.keys():
+        shape, dtype = given[name].shape, given[name].dtype
+        if dtype != jnp.int32 or shape != q.shape[:1]:
+            raise UnsupportedError(
+                f"{name} is of {dtype} and shape {shape}; accepted: int32, (batch,) = "
+                f"{tuple(q.shape[:1])}"
+            )
+    bias, mask = given.get("bias"), given.get("mask")
+    if bias is not None and bias.dtype not in (q.dtype, jnp.float32):
+        bias = bias.astype(jnp.promote_types(q.dtype, jnp.float32))
+    used = given.get("key_value_seq_lengths")
+    window, mask = _window(local_window_size, is_causal, used is not None, q, k, mask)
+    options = {
+        "causal": "top_left" if is_causal else False,
+        "softmax_scale": scale,
+        "window": window,
+        "bias": bias,
+        "mask": mask,
+        "return_lse": return_residual,
+    }
+    bound = _call.SIGNATURE.bind(q, k, v, **options)
+    bound.apply_defaults()
+    if used is not None and k.ndim == 4:
+        bound.arguments["seqused_k"] = jnp.clip(used, 0, k.shape[1])
+    try:
+        result = _attend(bound.arguments)
+    except (UnsupportedError, TypeError) as error:
+        _views.rename(error, _RENAMED)
+        raise
+    out, lse = result if return_residual else (result, None)
+    if query_seq_lengths is not None:
+        valid = jnp.arange(q.shape[1]) < given["query_seq_lengths"][:, None]
+        out = jnp.where(valid[..., None, None], out, 0)
+        lse = None if lse is None else jnp.where(valid[:, None], lse, -jnp.inf)
+    out = out[0] if alone else out
+    if lse is None:
+        return out
+    lse = jax.lax.stop_gradient(lse.swapaxes(1, 2).astype(k.dtype))
+    return out, lse[0] if alone else lse
+
+
+def _window(
+    size: Any, is_causal: bool, has_lengths: bool, q: Any, k: Any, mask: Any
+) -> tuple[Any, Any]:
+    """`attention`'s window and mask for one that is counted from the first key."""
+    if size is None:
+        return (None, None), mask
+    sides = (size, size) if isinstance(size, int) else size
+    right_kind = isinstance(sides, (tuple, list)) and len(sides) == 2
+    if not right_kind or any(isinstance(x, bool) or not isinstance(x, int) for x in sides):
+        raise TypeError(
+            f"local_window_size is {size!r}; accepted: an int >= 0, a pair (left, right) of them, "
+            "or None"
+        )
+    if min(sides) < 0:
+        raise UnsupportedError(f"local_window_size is {size!r}; accepted: ints >= 0")
+    left, right = sides
+    if is_causal or q.ndim != 4 or k.ndim != 4:  # "top_left" counts from the first key
+        return (left, right), mask
+    shift = k.shape[1] - q.shape[1]
+    if not has_lengths and left + shift >= 0 and right - shift >= 0:
+        return (left + shift, right - shift), mask
+    row, column = jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[1])
+    band = (column >= row - left) & (column <= row + right)
+    return (None, None), band if mask is None else mask & band

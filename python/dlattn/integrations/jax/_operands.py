@@ -1,0 +1,107 @@
+"""What each operand's dimensions are, and what follows from that: batching and sharding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax.numpy as jnp
+
+# b: batch, s: seqlen_q, t: seqlen_k, h: num_heads, g: num_heads_kv, d and e: head_dim of q and v.
+# An operand of fewer dimensions has the last ones, as it broadcasts, and so does one of size 1.
+_DIMS = {
+    "bias": "bhst",
+    "mask": "bhst",
+    "alibi_slopes": "bh",
+    "sinks": "h",
+    "q_descale": "bh",
+    "k_descale": "bg",
+    "v_descale": "bg",
+    "seqused_k": "b",
+}
+_LAYOUTS = {
+    "bshd": {"q": "bshd", "k": "btgd", "v": "btge", "out": "bshe", "lse": "bhs"},
+    "bhsd": {"q": "bhsd", "k": "bgtd", "v": "bgte", "out": "bhse", "lse": "bhs"},
+}
+NAMES = ("q", "k", "v", *_DIMS)
+_ALONE = ("s", "t", "d", "e")  # a device needs all of them
+
+
+def dims(name: str, layout: str) -> str:
+    return _LAYOUTS[layout].get(name) or _DIMS[name]
+
+
+def size_of(letter: str, name: str, x: Any, layout: str) -> int:
+    size: int = x.shape[dims(name, layout).index(letter)]
+    return size
+
+
+def folds(name: str) -> bool:
+    """Whether the operand has a batch, which takes up a dimension that vmap adds."""
+    return "b" in dims(name, "bshd")
+
+
+def fold(name: str, x: Any, axis_size: int, batched: bool, batch_size: int, layout: str) -> Any:
+    """The operand with the mapped dimension, its first if it is `batched`, taken into the batch."""
+    whole = len(dims(name, layout))
+    if not batched:
+        if x.ndim < whole or not folds(name):
+            return x  # broadcasts to any batch
+        if batch_size == 1 and name not in ("q", "k", "v", "seqused_k"):
+            return x[0]
+        x = jnp.broadcast_to(x, (axis_size, *x.shape))
+    own = x.shape[1:]
+    own = (*(1,) * (whole - len(own)), *own)
+    x = x.reshape(axis_size, *own)
+    if own[0] != batch_size:
+        x = jnp.broadcast_to(x, (axis_size, batch_size, *own[1:]))
+    return x.reshape(axis_size * batch_size, *own[1:])
+
+
+def sharding_rule(
+    names: Iterable[str], shapes: Iterable[tuple[int, ...]], results: Iterable[str], layout: str
+) -> tuple[str, dict[str, Any]]:
+    """Shardy's rule: batch and heads may be split over devices, each with its own KV heads.
+
+    Query heads are KV heads times the queries of each, the factors g and r; a split of r would
+    leave two devices with the same KV heads, which their queries could not tell apart.
+    """
+    operands = list(zip(names, shapes, strict=True))
+    num_heads = operands[0][1][dims("q", layout).index("h")]
+    num_heads_kv = operands[1][1][dims("k", layout).index("g")]
+    group = num_heads // num_heads_kv
+    heads = "(g r)" if group > 1 and num_heads_kv > 1 else "g" if group == 1 else "h"
+    seen: list[str] = []
+    count = 0
+
+    def factor(letter: str, size: int, full: bool) -> str:
+        nonlocal count
+        if letter == "h" and size == num_heads_kv != num_heads:
+            letter = "g"  # a q_descale of KV heads
+        if size == 1 and not full:
+            count += 1
+            return f"u{count}"
+        text = heads if letter == "h" else letter
+        seen.extend(x for x in text.strip("()").split() if x not in seen)
+        return text
+
+    def side(entries: Iterable[tuple[str, str, tuple[int, ...]]]) -> str:
+        return ", ".join(
+            " ".join(
+                factor(letter, size, name in ("q", "k", "v", "out", "lse"))
+                for letter, size in zip(letters, shape, strict=True)
+            )
+            for name, letters, shape in entries
+        )
+
+    left = side((name, dims(name, layout)[-len(shape) :], shape) for name, shape in operands)
+    sizes = {"b": operands[0][1][0], "h": num_heads}
+    right = side(
+        (name, letters, tuple(sizes.get(letter, 0) for letter in letters))
+        for name, letters in ((name, dims(name, layout)) for name in results)
+    )
+    alone = tuple(x for x in seen if x in (*_ALONE, "r"))
+    options: dict[str, Any] = {"need_replication_factors": alone}
+    if heads == "(g r)":
+        options["r"] = group
+    return f"{left} -> {right}", options
