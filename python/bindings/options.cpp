@@ -121,10 +121,11 @@ DType parse_out_dtype(nb::handle value, const char* name) {
 
 Precision parse_precision(nb::handle value, const char* name) {
   if (value.is_none()) return Precision::kInputs;
-  for (const Precision precision : {Precision::kInt8Fp8, Precision::kFp8}) {
+  for (const Precision precision : {Precision::kInt8Fp8, Precision::kInt8Fp16, Precision::kFp8}) {
     if (is_text(value, to_string(precision))) return precision;
   }
-  constexpr char kAccepted[] = "\"int8_fp8\" or \"fp8\", or None for products of the inputs";
+  constexpr char kAccepted[] =
+      "\"int8_fp8\", \"int8_fp16\" or \"fp8\", or None for products of the inputs";
   if (!PyUnicode_Check(value.ptr()))
     wrong_type(name, " is of type ", type_text(value), "; accepted: ", kAccepted);
   unsupported(name, " is ", repr_text(value), "; accepted: ", kAccepted);

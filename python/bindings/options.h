@@ -17,7 +17,7 @@ Causal parse_causal(nb::handle value);
 void parse_kernel(nb::handle value, Options* options);
 // One of the dtypes that out may have; with kFloat8E4M3 for None.
 DType parse_out_dtype(nb::handle value, const char* name);
-// "int8_fp8", "fp8"; kInputs for None.
+// "int8_fp8", "int8_fp16", "fp8"; kInputs for None.
 Precision parse_precision(nb::handle value, const char* name);
 bool parse_flag(nb::handle value, const char* name);
 double parse_number(nb::handle value, const char* name);

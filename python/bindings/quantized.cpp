@@ -34,7 +34,7 @@ void read_quantized_kv(nb::handle k, nb::handle v, bool varlen, const Target& ta
   const nb::object name = attribute(k, interned("precision"));
   const Precision precision = parse_precision(name, "precision of k");
   if (precision == Precision::kInputs)
-    unsupported("precision of k is None; accepted: \"int8_fp8\" or \"fp8\"");
+    unsupported("precision of k is None; accepted: \"int8_fp8\", \"int8_fp16\" or \"fp8\"");
   if (p.precision != Precision::kInputs && p.precision != precision) {
     unsupported("precision is \"", to_string(p.precision), "\"; accepted: None or \"",
                 to_string(precision), "\", which k is quantised in");
@@ -131,7 +131,7 @@ nb::object quantize_kv(nb::handle k, nb::handle v, nb::handle precision, nb::han
   QuantizeParams params;
   params.precision = parse_precision(precision, "precision");
   if (params.precision == Precision::kInputs)
-    unsupported("precision is None; accepted: \"int8_fp8\" or \"fp8\"");
+    unsupported("precision is None; accepted: \"int8_fp8\", \"int8_fp16\" or \"fp8\"");
   const Layout parsed = parse_layout(layout);
   const bool varlen = !cu_seqlens_k.is_none();
   if (varlen == max_seqlen_k.is_none()) {

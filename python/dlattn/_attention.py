@@ -81,11 +81,12 @@ def attention(
         v_descale: The same for v, broadcastable to (batch, num_heads_kv).
         precision: What the products are made of, with q of float16 or bfloat16 and head dims up to
             128. None: of the inputs as they are. "int8_fp8": of 8-bit integers for q·k, and of
-            float8_e4m3fn for probabilities times v [8]. "fp8": of float8_e4m3fn for both. q, k and
-            v are quantised on the way, k and v into a workspace of the framework's memory (see
+            float8_e4m3fn for probabilities times v [8]. "int8_fp16": of 8-bit integers for q·k, and
+            of float16 for probabilities times v [9]. "fp8": of float8_e4m3fn for both. q, k and v
+            are quantised on the way, k and v into a workspace of the framework's memory (see
             `quantize_kv`, which also tells what becomes of numbers that are not finite); rows of q
-            have a scale each ("int8_fp8") or 64 of them one ("fp8"). Not with softcap, bias or
-            alibi_slopes. Never chosen unasked.
+            have a scale each, or with "fp8" 64 of them one. Not with softcap, bias or alibi_slopes.
+            Never chosen unasked.
         layout: Dimensions of q, k, v and out: "bshd", or "bhsd" for (batch, num_heads, seqlen,
             head_dim).
         out: Where to write the result: of its shape and dtype, on q's device, writable. It shares
@@ -164,6 +165,7 @@ def attention(
         [7] Micikevicius et al. FP8 formats for deep learning. arXiv:2209.05433, 2022; descales as
             in Shah et al. FlashAttention-3. arXiv:2407.08608, 2024.
         [8] Zhang et al. SageAttention2. arXiv:2411.10958, 2024.
+        [9] Zhang et al. SageAttention. arXiv:2410.02367, 2024.
     """
     return _core.attention(
         q,
@@ -264,7 +266,7 @@ def attention_varlen(
         k_descale: The same for k, broadcastable to (batch, num_heads_kv).
         v_descale: The same for v, broadcastable to (batch, num_heads_kv).
         precision: What the products are made of, as for `attention`: None for the inputs,
-            "int8_fp8" or "fp8".
+            "int8_fp8", "int8_fp16" or "fp8".
         layout: Dimensions of q, k, v and out: "bshd" for (total, num_heads, head_dim), "bhsd" for
             (num_heads, total, head_dim).
         out: Where to write the result, as for `attention`. None: a new tensor.

@@ -28,25 +28,25 @@ def quantize_kv(
     Of each head and sequence, k is stored without the mean of 64 of its keys, which no softmax
     sees, after a rotation that spreads what one column carries over all of them (a Hadamard
     transform with fixed signs [1]); v as it is. Keys are taken in blocks, counted from a sequence's
-    first: of 64 ("int8_fp8" [2]), or of 128 ("fp8"; 96 with head dims up to 64). A block of k has a
-    scale, as 8-bit integers its largest magnitude over 127, as float8_e4m3fn a power of two. A
-    block of v has a power of two, and is float8_e4m3fn. Both head dims are stored as 64 columns, or
-    128 if one is beyond 64.
+    first: of 64 ("int8_fp8" [2], "int8_fp16"), or of 128 ("fp8"; 96 with head dims up to 64). A
+    block of k has a scale, as 8-bit integers its largest magnitude over 127, as float8_e4m3fn a
+    power of two. A block of v has a power of two, and is float8_e4m3fn, or float16 ("int8_fp16").
+    Both head dims are stored as 64 columns, or 128 if one is beyond 64.
 
     Args:
         k: Keys, (batch, seqlen_k, num_heads_kv, head_dim) in the layout "bshd", or with
             cu_seqlens_k (total_k, num_heads_kv, head_dim). float16 or bfloat16; head_dim up to 128.
             Any strides with a contiguous last dimension.
         v: Values, of k's shape but for head_dim, which is up to 128 too, and of k's dtype.
-        precision: "int8_fp8" or "fp8", see `attention`.
+        precision: "int8_fp8", "int8_fp16" or "fp8", see `attention`.
         cu_seqlens_k: int32, (batch + 1,), as for `attention_varlen`. None: fixed length.
         max_seqlen_k: At least the number of keys of the longest sequence; with cu_seqlens_k alone.
         seqused_k: int32, (batch,), as for `attention_varlen`: other keys are not read.
         layout: Dimensions of k and v, as for `attention`.
         stream: As for `attention`.
 
-    Values: finite. In k, what is not makes all keys of its block NaN ("int8_fp8"), or its key
-    ("fp8"); in v, itself.
+    Values: finite. In k, what is not makes all keys of its block NaN, or with "fp8" its key;
+    in v, itself.
 
     Returns:
         A `QuantizedKV`, whose buffer is a new tensor of k's framework and device.

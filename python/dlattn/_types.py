@@ -12,7 +12,7 @@ Window: TypeAlias = tuple[int | None, int | None]
 Layout: TypeAlias = Literal["bshd", "bhsd"]
 OutDType: TypeAlias = Literal["bfloat16", "float16", "float32", "float64"]
 Kernel: TypeAlias = str
-Precision: TypeAlias = Literal["int8_fp8", "fp8"]
+Precision: TypeAlias = Literal["int8_fp8", "int8_fp16", "fp8"]
 
 
 @dataclass(frozen=True, eq=False)

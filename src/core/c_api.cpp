@@ -28,6 +28,7 @@ static_assert(DLATTN_TOP_LEFT == static_cast<int>(Causal::kTopLeft));
 static_assert(DLATTN_INPUTS == static_cast<int>(Precision::kInputs));
 static_assert(DLATTN_INT8_FP8 == static_cast<int>(Precision::kInt8Fp8));
 static_assert(DLATTN_FP8 == static_cast<int>(Precision::kFp8));
+static_assert(DLATTN_INT8_FP16 == static_cast<int>(Precision::kInt8Fp16));
 static_assert(sizeof(DlattnTensor) == sizeof(void*) + 4 * sizeof(std::int64_t) + 8);
 
 // An array, not a std::string: nothing here may throw, and a thread that ends destroys nothing.
@@ -127,8 +128,9 @@ Device device_of(std::int32_t type, std::int32_t index) {
 }
 
 Precision precision_of(std::int32_t precision) {
-  return checked_enum<Precision>("precision", "", precision, DLATTN_FP8,
-                                 "DLATTN_INPUTS, DLATTN_INT8_FP8, DLATTN_FP8");
+  return checked_enum<Precision>("precision", "", precision, DLATTN_INT8_FP16,
+                                 "DLATTN_INPUTS, DLATTN_INT8_FP8, DLATTN_FP8, "
+                                 "DLATTN_INT8_FP16");
 }
 
 template <typename T>

@@ -39,7 +39,7 @@ inline Operation operation_of(const QuantizeTask&) {
 
 // What q.k is made of in a precision other than kInputs.
 inline DType dtype_of(Precision precision) {
-  return precision == Precision::kInt8Fp8 ? DType::kInt8 : DType::kFloat8E4M3;
+  return multiplies_integers(precision) ? DType::kInt8 : DType::kFloat8E4M3;
 }
 
 // The dtype and the head dims by which a problem finds its instance of a family.

@@ -40,19 +40,39 @@ constexpr int quantized_columns(std::int64_t head_dim, std::int64_t head_dim_v) 
 }
 constexpr int kMaxQuantizedHeadDim = 128;
 
+// Whether q and k become 8-bit integers, else e4m3.
+constexpr bool multiplies_integers(Precision precision) {
+  return precision == Precision::kInt8Fp8 || precision == Precision::kInt8Fp16;
+}
+
 // Keys that share a scale, counted from a sequence's first: those of a kernel's tile.
 constexpr int quantized_block(Precision precision, int columns) {
-  return precision == Precision::kInt8Fp8 ? 64 : columns <= 64 ? 96 : 128;
+  return multiplies_integers(precision) ? 64 : columns <= 64 ? 96 : 128;
 }
-// What values are scaled to at most. Those of kInt8Fp8 are multiplied by probabilities of up to 64,
-// and sums over a block fit fp16: 64 * 15 * 64 = 61440. So probabilities down to 2^-12 of the
-// largest are normal numbers of e4m3 still, and values down to 2^-9.9.
+// Bytes of a stored number of v: fp16 or e4m3.
+constexpr int value_bytes(Precision precision) {
+  return precision == Precision::kInt8Fp16 ? 2 : 1;
+}
+// Where in a stored row of v a column stands. Those of kInt8Fp16 are in the order in which
+// mma.m16n8k16 makes a lane's sums those of 4 neighbours: of each 16, first columns 0 and 1 of
+// every 4, then 2 and 3.
+constexpr int value_place(Precision precision, int column) {
+  return precision != Precision::kInt8Fp16
+             ? column
+             : column / 16 * 16 + column / 2 % 2 * 8 + column % 16 / 4 * 2 + column % 2;
+}
+// What values are scaled to at most: fp16's to what leaves small ones the most bits. Those of
+// kInt8Fp8 are multiplied by probabilities of up to 64, and sums over a block fit fp16: 64 * 15 *
+// 64 = 61440. So probabilities down to 2^-12 of the largest are normal numbers of e4m3 still, and
+// values down to 2^-9.9.
 constexpr float largest_value(Precision precision) {
-  return precision == Precision::kInt8Fp8 ? 15.0f : kLargestE4m3;
+  return precision == Precision::kInt8Fp8    ? 15.0f
+         : precision == Precision::kInt8Fp16 ? 32768.0f
+                                             : kLargestE4m3;
 }
 // Rows of q that share one.
 constexpr int query_block(Precision precision) {
-  return precision == Precision::kInt8Fp8 ? 1 : 64;
+  return multiplies_integers(precision) ? 1 : 64;
 }
 
 // The parts of a buffer, which begin at these bytes. Rows of a head lie one behind the other; with
@@ -64,7 +84,7 @@ struct QuantizedLayout {
   std::int64_t blocks;   // scales of a head; of a varlen sequence, from first_block() on
   std::int64_t heads;    // num_heads_kv
   std::int64_t k;        // [batch][heads][rows][columns], a byte each; varlen: batch is 1
-  std::int64_t v;        // the same
+  std::int64_t v;        // the same, value_bytes() each, a row's columns as value_place() says
   std::int64_t k_scale;  // [batch][heads][blocks], float; the same
   std::int64_t v_scale;  // the same
   std::int64_t k_shift;  // [batch_size][heads][columns], float
@@ -103,7 +123,7 @@ inline QuantizedLayout quantized_layout(const QuantizeParams& p) {
   };
   const std::int64_t heads = batch * p.num_heads_kv;
   layout.k = take(heads * layout.rows * layout.columns);
-  layout.v = take(heads * layout.rows * layout.columns);
+  layout.v = take(heads * layout.rows * layout.columns * value_bytes(p.precision));
   layout.k_scale = take(heads * layout.blocks * 4);
   layout.v_scale = take(heads * layout.blocks * 4);
   layout.k_shift = take(p.batch_size * p.num_heads_kv * layout.columns * 4);
@@ -217,10 +237,10 @@ inline QuantizedQueries view_of(const QueryLayout& layout, const void* buffer, b
 // The parts of a buffer as kernels read them: with variable length batch strides are 0, but for
 // k_shift's.
 struct QuantizedView {
-  const std::uint8_t *k, *v;  // [batch][head][row][column]
+  const std::uint8_t *k, *v;  // [batch][head][row][column]; of v value_bytes() each
   const float *k_scale, *v_scale;
   const float* k_shift;
-  std::int64_t batch_stride, head_stride;              // of k and v
+  std::int64_t batch_stride, head_stride;              // of k and v, in numbers
   std::int64_t scale_batch_stride, scale_head_stride;  // of the scales
   std::int64_t shift_batch_stride, shift_head_stride;
 };

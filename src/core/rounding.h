@@ -65,10 +65,10 @@ DLATTN_SHARED Rounding rounding_to_int8(std::uint32_t largest_bits) {
   return {largest / 127.0f, up, 127.0f / (largest * up)};
 }
 
-// To e4m3, by a power of two: the largest is at most `limit`, a number of e4m3 from 4 to 448, and
-// more than half of it. Below 4 a scale's inverse would not be a normal number.
+// To e4m3 or fp16, by a power of two: the largest is at most `limit`, from 4 to 2^15, and more than
+// half of it. Below 4 a scale's inverse would not be a normal number.
 constexpr float kLargestE4m3 = 448.0f;
-DLATTN_SHARED Rounding rounding_to_e4m3(std::uint32_t largest_bits, float limit = kLargestE4m3) {
+DLATTN_SHARED Rounding rounding_by_power(std::uint32_t largest_bits, float limit = kLargestE4m3) {
   constexpr std::uint32_t kFraction = 0x7fffffu;
   const std::uint32_t limit_bits = bits_of(limit), power = (limit_bits >> 23) - 127;
   // A larger fraction than the limit's takes the next power.

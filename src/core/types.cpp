@@ -37,7 +37,8 @@ const char* to_string(Operation operation) {
 const char* to_string(Precision precision) {
   return precision == Precision::kInputs    ? "inputs"
          : precision == Precision::kInt8Fp8 ? "int8_fp8"
-                                            : "fp8";
+         : precision == Precision::kFp8     ? "fp8"
+                                            : "int8_fp16";
 }
 
 std::int64_t size_of(DType dtype) {

@@ -375,7 +375,8 @@ void validate(const AttentionParams& params) {
 }
 
 void validate_sizes(const QuantizeParams& p) {
-  if (p.precision == Precision::kInputs) fail("precision is inputs; accepted: int8_fp8, fp8");
+  if (p.precision == Precision::kInputs)
+    fail("precision is inputs; accepted: int8_fp8, fp8, int8_fp16");
   check_at_least("batch_size", p.batch_size, 0);
   check_at_least("seqlen_k", p.seqlen_k, 0);
   check_at_least("num_heads_kv", p.num_heads_kv, 1);

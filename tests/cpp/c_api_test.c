@@ -357,7 +357,7 @@ static double relative_error(const DlattnAttention* a) {
 }
 
 static void precisions(void) {
-  const int32_t all[] = {DLATTN_INT8_FP8, DLATTN_FP8};
+  const int32_t all[] = {DLATTN_INT8_FP8, DLATTN_FP8, DLATTN_INT8_FP16};
   int n;
   for (n = 0; n < 2; ++n) {
     DlattnAttention a = problem(DLATTN_BFLOAT16, 0);
@@ -391,7 +391,7 @@ static void precisions(void) {
     CHECK_REFUSED(dlattn_quantized_kv_bytes(&z, NULL), "bytes is null");
     z.precision = DLATTN_INPUTS;
     CHECK_REFUSED(dlattn_quantized_kv_bytes(&z, &bytes),
-                  "precision is inputs; accepted: int8_fp8, fp8");
+                  "precision is inputs; accepted: int8_fp8, fp8, int8_fp16");
     z.reserved = 1;
     CHECK_REFUSED(dlattn_quantize_kv(&z, NULL), "reserved is 1; accepted: 0");
     CHECK_REFUSED(dlattn_quantize_kv(NULL, NULL), "DlattnQuantize is null");
@@ -608,7 +608,8 @@ static void errors(void) {
       wrong.causal = 3,
       "causal is 3; accepted: 0 to 2 (DLATTN_NOT_CAUSAL, DLATTN_BOTTOM_RIGHT, DLATTN_TOP_LEFT)");
   REFUSED(wrong.precision = -1,
-          "precision is -1; accepted: 0 to 2 (DLATTN_INPUTS, DLATTN_INT8_FP8, DLATTN_FP8)");
+          "precision is -1; accepted: 0 to 3 (DLATTN_INPUTS, DLATTN_INT8_FP8, DLATTN_FP8, "
+          "DLATTN_INT8_FP16)");
   REFUSED(wrong.has_window_left = 7, "has_window_left is 7; accepted: 0 or 1");
   REFUSED(wrong.has_window_right = 7, "has_window_right is 7; accepted: 0 or 1");
   REFUSED(wrong.v.reserved = 3, "v: reserved is 3; accepted: 0");

@@ -91,9 +91,10 @@ void general() {
   CHECK(wmma8::is_general(p.softcap, 16));
 }
 
-AttentionParams int8_problem(std::int64_t head_dim, DType dtype = DType::kFloat16) {
+AttentionParams int8_problem(std::int64_t head_dim, DType dtype = DType::kFloat16,
+                             Precision precision = Precision::kInt8Fp8) {
   AttentionParams p = test::problem(dtype, head_dim);
-  p.precision = Precision::kInt8Fp8;
+  p.precision = precision;
   p.quantized_kv = test::memory + 4 * test::kApart;
   return p;
 }
@@ -132,6 +133,21 @@ void int8() {
   CHECK(supported(p, l4, force("wmma8")).ok);
 }
 
+// Precision int8_fp16: from compute capability 8.0 on, with more shared memory.
+void int8_fp16() {
+  for (const DeviceInfo& device : gpus()) {
+    const int capability = 10 * device.compute_major + device.compute_minor;
+    const AttentionParams p = int8_problem(128, DType::kBFloat16, Precision::kInt8Fp16);
+    CHECK_EQ(supported(p, device, force("wmma8")).ok, capability >= 80);
+  }
+  const AttentionParams p = int8_problem(128, DType::kFloat16, Precision::kInt8Fp16);
+  const Plan plan = dlattn::plan(p, l4);
+  CHECK(plan.kernel == "wmma8" && plan.dtype == DType::kInt8);
+  CHECK_EQ(plan.block_n, 64);
+  CHECK_EQ(plan.smem_bytes, 2 * 64 * 128 * (1 + 2) + 4 * 8);
+  CHECK(plan.predicted_ns > dlattn::plan(int8_problem(128), l4).predicted_ns);
+}
+
 void int8_refused() {
   const auto check_refused = [](const AttentionParams& p, const DeviceInfo& device,
                                 const std::string& why) {
@@ -154,6 +170,7 @@ int main() {
   refused();
   general();
   int8();
+  int8_fp16();
   int8_refused();
   return test::summary();
 }

@@ -101,9 +101,19 @@ float from_e4m3(std::uint8_t byte) {
   return cpu::to_float(cpu::Float8{byte});
 }
 
-// Half of what numbers of e4m3 as large as x are apart.
+// Half of what numbers of e4m3 as large as x are apart, and of fp16.
 double half_step_of_e4m3(double x) {
   return std::exp2(std::max(std::floor(std::log2(std::abs(x))), -6.0) - 4.0);
+}
+double half_step_of_fp16(double x) {
+  return std::exp2(std::max(std::floor(std::log2(std::abs(x))), -14.0) - 11.0);
+}
+
+// What is stored of v for a column, in the row that begins at number `row`.
+float stored_value(const Quantized& q, std::int64_t row, int column) {
+  const std::int64_t at = row + value_place(q.params.precision, column);
+  if (q.params.precision != Precision::kInt8Fp16) return from_e4m3(q.view.v[at]);
+  return cpu::to_float(cpu::Half{reinterpret_cast<const std::uint16_t*>(q.view.v)[at]});
 }
 
 bool is_power_of_two(float x) {
@@ -158,7 +168,7 @@ Errors errors_of(const Quantized& q, const HeadAt& at) {
   const std::int64_t scales =
       at.entry * q.view.scale_batch_stride + at.head * q.view.scale_head_stride +
       (p.cu_seqlens_k ? first_block(at.start, at.sequence, layout.block_n) : 0);
-  const bool int8 = p.precision == Precision::kInt8Fp8;
+  const bool int8 = multiplies_integers(p.precision);
   for (std::int64_t i = 0; i < at.count; ++i) {
     const std::int64_t from = (at.entry * p.seqlen_k + at.start + i) * p.num_heads_kv + at.head;
     const std::int64_t to = at.entry * q.view.batch_stride + at.head * q.view.head_stride +
@@ -189,13 +199,16 @@ Errors errors_of(const Quantized& q, const HeadAt& at) {
       errors.k = std::max(errors.k, std::abs(back - k[c]) / most);
     }
     for (int c = 0; c < layout.columns; ++c) {
-      const double number = from_e4m3(q.view.v[to + c]);
+      const double number = stored_value(q, to, c);
       if (c >= p.head_dim_v) {
         errors.zeros_beyond &= number == 0.0;
         continue;
       }
       const double v = q.v[from * p.head_dim_v + c];
-      const double half_step = half_step_of_e4m3(v / v_scale) * v_scale;
+      const double half_step =
+          (p.precision == Precision::kInt8Fp16 ? half_step_of_fp16(v / v_scale)
+                                               : half_step_of_e4m3(v / v_scale)) *
+          v_scale;
       errors.v = std::max(errors.v, std::abs(number * v_scale - v) / half_step);
     }
   }
@@ -231,7 +244,7 @@ void check(const Problem& problem) {
 }
 
 void errors() {
-  for (const Precision precision : {Precision::kInt8Fp8, Precision::kFp8}) {
+  for (const Precision precision : {Precision::kInt8Fp8, Precision::kFp8, Precision::kInt8Fp16}) {
     for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
       check({2, 130, 3, 64, 64, precision, dtype});
       check({1, 600, 2, 128, 128, precision, dtype});
@@ -245,8 +258,8 @@ void errors() {
 
 // What is not finite, and blocks of zeros.
 void special() {
-  for (const Precision precision : {Precision::kInt8Fp8, Precision::kFp8}) {
-    const bool int8 = precision == Precision::kInt8Fp8;
+  for (const Precision precision : {Precision::kInt8Fp8, Precision::kFp8, Precision::kInt8Fp16}) {
+    const bool int8 = multiplies_integers(precision);
     Problem problem;
     problem.seqlen_k = 300, problem.precision = precision;
     Quantized q = make(problem);
@@ -266,12 +279,12 @@ void special() {
       CHECK(is_power_of_two(q.view.k_scale[1]));
     }
     for (int c = 0; c < 64; ++c) {
-      const bool nan = std::isnan(from_e4m3(q.view.v[in_second * 64 + c]));
+      const bool nan = std::isnan(stored_value(q, in_second * 64, c));
       CHECK_EQ(nan, c == 5 || c == 6);
     }
     for (int c = 0; c < 64; ++c) CHECK(std::isfinite(q.view.k_shift[c]));
     CHECK(is_power_of_two(q.view.v_scale[2]));
-    CHECK_EQ(from_e4m3(q.view.v[2 * quantized_block(precision, 64) * 64]), 0.0f);
+    CHECK_EQ(stored_value(q, 2 * quantized_block(precision, 64) * 64, 0), 0.0f);
   }
 }
 
@@ -288,6 +301,19 @@ void layouts() {
   CHECK_EQ(layout.k_shift, layout.v_scale + 256);
   CHECK_EQ(layout.bytes, layout.k_shift + 2 * 3 * 64 * 4);
   CHECK_EQ(quantized_kv_bytes(p), layout.bytes);
+  p.precision = Precision::kInt8Fp16;  // v of two bytes
+  CHECK_EQ(quantized_layout(p).v, layout.v);
+  CHECK_EQ(quantized_layout(p).k_scale, layout.v + 2 * 2 * 3 * 65 * 64);
+  for (int c = 0; c < 128; ++c) {
+    // A place for each column, within its 16; pairs stay together.
+    int columns_there = 0;
+    for (int d = 0; d < 128; ++d) columns_there += value_place(p.precision, d) == c;
+    CHECK_EQ(columns_there, 1);
+    CHECK_EQ(value_place(p.precision, c) / 16, c / 16);
+    CHECK_EQ(value_place(p.precision, c) % 2, c % 2);
+    CHECK_EQ(value_place(Precision::kInt8Fp8, c), c);
+  }
+  p.precision = Precision::kInt8Fp8;
   p.head_dim_v = 65;
   CHECK_EQ(quantized_layout(p).columns, 128);
   p.precision = Precision::kFp8;

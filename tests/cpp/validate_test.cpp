@@ -409,7 +409,7 @@ AttentionParams good_precision() {
 
 void precision() {
   void* const buffer = memory + 4 * kApart;
-  for (const Precision precision : {Precision::kInt8Fp8, Precision::kFp8}) {
+  for (const Precision precision : {Precision::kInt8Fp8, Precision::kFp8, Precision::kInt8Fp16}) {
     accepts([precision](auto& p) { p.precision = precision; }, good_precision());
     accepts([&](auto& p) { p.precision = precision, p.quantized_kv = buffer; }, good_precision());
     accepts(
@@ -493,7 +493,7 @@ void size_refused(Change change, const std::string& message) {
 void quantize_sizes() {
   size_refused([](auto&) {}, kNothing);
   size_refused([](auto& p) { p.precision = Precision::kInputs; },
-               "precision is inputs; accepted: int8_fp8, fp8");
+               "precision is inputs; accepted: int8_fp8, fp8, int8_fp16");
   size_refused([](auto& p) { p.batch_size = -1; }, "batch_size is -1; accepted: at least 0");
   size_refused([](auto& p) { p.seqlen_k = -2; }, "seqlen_k is -2; accepted: at least 0");
   size_refused([](auto& p) { p.num_heads_kv = 0; }, "num_heads_kv is 0; accepted: at least 1");

@@ -6,9 +6,9 @@
 
 q, k and v are float8_e4m3fn, or 16-bit tensors that a precision quantises. The CPU backend has the
 same numbers in 8 bits and rounds nothing else, so a kernel may differ by what it rounds on the way:
-probabilities to e4m3, each by a sixteenth at most, or by half the smallest number; scores, of which
-tensor cores keep 14 bits; and what one number of q, rounded the other way, changes. Each element of
-out, and each lse, is held to the sum of these.
+probabilities to e4m3, each by a sixteenth at most, or by half the smallest number, or to fp16, by
+less; scores, of which tensor cores keep 14 bits; and what one number of q, rounded the other way,
+changes. Each element of out, and each lse, is held to the sum of these.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ import dlattn
 from dlattn.bench.tensors import torch_module
 
 FLOAT8 = "float8_e4m3fn"
-KINDS = (FLOAT8, "int8_fp8", "fp8")
+KINDS = (FLOAT8, "int8_fp8", "int8_fp16", "fp8")
 KERNELS = {"cpu": ("cpu",), "cuda": ("sm90_fp8", "wmma8")}
 MOST_SCORES = {"cpu": 1 << 15, "cuda": 1 << 19}
 # Half the distance of e4m3's smallest numbers, of probabilities whose largest is 256 or, of
-# int8_fp8, 64.
-SMALLEST = {FLOAT8: 2.0**-18, "fp8": 2.0**-18, "int8_fp8": 2.0**-16}
+# int8_fp8, 64; of fp16's, of probabilities whose largest is 64.
+SMALLEST = {FLOAT8: 2.0**-18, "fp8": 2.0**-18, "int8_fp8": 2.0**-16, "int8_fp16": 2.0**-31}
+# How far a probability moves that is rounded to e4m3, and to fp16, and a little.
+ROUNDED = {FLOAT8: 1.1 / 16, "fp8": 1.1 / 16, "int8_fp8": 1.1 / 16, "int8_fp16": 1.1 / 2048}
 
 # Not dlattn's name: a test replaces that, to see that what is wrong is found.
 _attention = dlattn.attention
@@ -75,7 +77,11 @@ class EightBitDraw(Draw):
         dtype: str,
     ) -> None:
         super()._add_scores(tensors, full, dtype)
-        for name in ("bias", "alibi_slopes", *(() if self.kind == "int8_fp8" else ("mask",))):
+        for name in (
+            "bias",
+            "alibi_slopes",
+            *(() if self.kind in ("int8_fp8", "int8_fp16") else ("mask",)),
+        ):
             tensors.pop(name, None)
 
 
@@ -125,7 +131,7 @@ class EightBitRun(Run):
         largest_v = v.float().abs().nan_to_num(0.0).amax().item() if v.numel() else 0.0
         small = k.shape[1] * SMALLEST[self.kind] * largest_v
         rounding = 2 * ROUNDING[self._out_dtype] * out.float().abs() + 2.0**-24
-        share = 1.1 / 16 + 2 * torch_module().expm1(scores[..., None].clamp(max=3.0))
+        share = ROUNDED[self.kind] + 2 * torch_module().expm1(scores[..., None].clamp(max=3.0))
         of_lse = scores.transpose(1, 2) + 1e-5 * (1 + lse.nan_to_num(0.0, 0.0, 0.0).abs())
         return share * weighed.float() + small + rounding, of_lse
 

@@ -175,7 +175,7 @@ def test_sd3_calls_torch_itself(calls: list[dict[str, Any]]) -> None:
     torch.testing.assert_close(model(**inputs, return_dict=False)[0], want)
 
 
-@pytest.mark.parametrize("name", ["dlattn_int8_fp8", "dlattn_fp8"])
+@pytest.mark.parametrize("name", ["dlattn_int8_fp8", "dlattn_int8_fp16", "dlattn_fp8"])
 @torch.no_grad()
 def test_precisions(name: str, calls: list[dict[str, Any]]) -> None:
     model, inputs = flux()

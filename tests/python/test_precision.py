@@ -11,12 +11,12 @@ import pytest
 
 import dlattn
 
-PRECISIONS = ("int8_fp8", "fp8")
+PRECISIONS = ("int8_fp8", "int8_fp16", "fp8")
 DTYPES = (np.float16, ml_dtypes.bfloat16)
 
 # Relative L2 errors that rounding q and k to 8 bits makes of noise, by simulation, and half as much
 # again. Probabilities are not rounded on the CPU; v in e4m3 alone makes 0.023.
-NOISE = {"int8_fp8": 0.045, "fp8": 0.075}
+NOISE = {"int8_fp8": 0.045, "int8_fp16": 0.015, "fp8": 0.075}
 
 
 def relative(out: Any, expected: np.ndarray) -> float:
@@ -306,7 +306,7 @@ def refused(match: str, *args: Any, error: type = dlattn.UnsupportedError, **opt
 def test_refusals() -> None:
     rng = np.random.default_rng(15)
     q, k, v = inputs(rng)
-    accepted = '"int8_fp8" or "fp8", or None'
+    accepted = '"int8_fp8", "int8_fp16" or "fp8", or None'
     refused(f"precision is 'int4'; accepted: {accepted}", q, k, v, precision="int4")
     refused(f"precision is of type int; accepted: {accepted}", q, k, v, precision=8,
             error=TypeError)  # fmt: skip

@@ -150,7 +150,7 @@ def test_quantize_kv_example() -> None:
         exec(compile(code + "\nk", "example quantize_kv", "exec"), {})
 
 
-@pytest.mark.parametrize("precision", ["int8_fp8", "fp8"])
+@pytest.mark.parametrize("precision", ["int8_fp8", "int8_fp16", "fp8"])
 @pytest.mark.parametrize("head_dim", [40, 64, 128])
 def test_formula_of_memory(precision: str, head_dim: int) -> None:
     """docs/precision.md's."""
@@ -158,8 +158,9 @@ def test_formula_of_memory(precision: str, head_dim: int) -> None:
     formula = re.findall(r"^    k and v    (.*)$", text, re.MULTILINE)[0]
     k = np.zeros((2, 1000, 3, head_dim), np.float16)
     columns = 64 if head_dim <= 64 else 128
-    keys = 64 if precision == "int8_fp8" else {64: 96, 128: 128}[columns]
+    keys = 64 if precision != "fp8" else {64: 96, 128: 128}[columns]
     sizes = {"batch": 2, "num_heads_kv": 3, "seqlen_k": 1000, "C": columns, "N": keys}
+    sizes["W"] = 2 if precision == "int8_fp16" else 1
     least = eval(formula, {"ceil": math.ceil, **sizes})
     assert least <= dlattn.quantize_kv(k, k, precision=precision).nbytes < least + 5 * 256
 

@@ -37,7 +37,7 @@ inline void quantize_queries(const Case& c, const dlattn::AttentionParams& p, vo
           for (int d = 0; d < columns; ++d) x[d] = d < p.head_dim ? from[d] : 0.0f;
           dlattn::cpu::rotate(x, columns);
         }
-        const dlattn::Rounding rounding = dlattn::rounding_to_e4m3(
+        const dlattn::Rounding rounding = dlattn::rounding_by_power(
             dlattn::cpu::largest_magnitude(block.data(), std::int64_t{rows} * columns));
         scales[at * layout.blocks + first + i / layout.block_m] = rounding.scale;
         std::uint8_t* const to = bytes + (at * layout.rows + start + i) * columns;

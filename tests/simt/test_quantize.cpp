@@ -173,13 +173,17 @@ void run_kernel(const All<T>& all, const dlattn::QuantizeParams& p, const dlattn
 template <typename T>
 void run(const All<T>& all, const dlattn::QuantizeParams& p, const dlattn::Plan& plan, int steps,
          simt::Schedule schedule) {
-  constexpr Precision kInt8 = Precision::kInt8Fp8, kFp8 = Precision::kFp8;
-  const bool int8 = plan.dtype == dlattn::DType::kInt8;
   if (plan.grid == 0) return;
-  if (plan.head_dim_tile == 64)
-    return (int8 ? run_kernel<T, kInt8, 64> : run_kernel<T, kFp8, 64>)(all, p, plan, steps,
-                                                                       schedule);
-  (int8 ? run_kernel<T, kInt8, 128> : run_kernel<T, kFp8, 128>)(all, p, plan, steps, schedule);
+  const auto run_in = [&](auto precision) {
+    if (plan.head_dim_tile == 64)
+      return run_kernel<T, precision, 64>(all, p, plan, steps, schedule);
+    run_kernel<T, precision, 128>(all, p, plan, steps, schedule);
+  };
+  if (p.precision == Precision::kFp8)
+    return run_in(std::integral_constant<Precision, Precision::kFp8>());
+  if (p.precision == Precision::kInt8Fp16)
+    return run_in(std::integral_constant<Precision, Precision::kInt8Fp16>());
+  run_in(std::integral_constant<Precision, Precision::kInt8Fp8>());
 }
 
 // In which part of the buffer a byte lies.
@@ -333,7 +337,7 @@ int main(int argc, char** argv) {
   const std::string filter = argc > 1 ? argv[1] : "";
   simt::Tests tests("quantize", "");
   for (const QuantizeCase& c : cases()) {
-    for (const Precision precision : {Precision::kInt8Fp8, Precision::kFp8}) {
+    for (const Precision precision : {Precision::kInt8Fp8, Precision::kFp8, Precision::kInt8Fp16}) {
       run<half>(&tests, filter, c, precision);
       run<__nv_bfloat16>(&tests, filter, c, precision);
     }

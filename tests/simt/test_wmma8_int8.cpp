@@ -1,6 +1,6 @@
-// wmma8 of precision int8_fp8, on keys that the CPU backend quantised. Expected is what
-// cpu/forward/quantized.cpp defines, in float64: once as it stands, and once with probabilities
-// rounded as the kernel rounds them.
+// wmma8 of precisions int8_fp8 and int8_fp16, on keys that the CPU backend quantised. Expected is
+// what cpu/forward/quantized.cpp defines, in float64: once as it stands, and once with
+// probabilities rounded as the kernel rounds them.
 #include "attention_test.h"
 #include "core/backend.h"
 #include "core/quantized.h"
@@ -11,6 +11,7 @@
 namespace {
 
 using dlattn::AttentionParams;
+using dlattn::Precision;
 using dlattn::QuantizedView;
 using simt::Case;
 using simt::kCausal;
@@ -19,7 +20,8 @@ using simt::kTopLeft;
 using simt::Layout;
 
 constexpr std::string_view kFamily = "wmma8";
-constexpr int kBlock = dlattn::quantized_block(dlattn::Precision::kInt8Fp8, 128);
+constexpr int kBlock = dlattn::quantized_block(Precision::kInt8Fp8, 128);
+static_assert(kBlock == dlattn::quantized_block(Precision::kInt8Fp16, 128));
 
 // Values that are not as others.
 enum class Special {
@@ -77,7 +79,7 @@ struct Buffer {
     const dlattn::QuantizedLayout layout = dlattn::quantized_layout(dlattn::keys_of(p));
     std::mt19937 random(1);
     for (std::int64_t i = layout.k; i < layout.k_scale; ++i)
-      memory.get()[i] = static_cast<unsigned char>(random() & 0xBF);  // e4m3 below 2
+      memory.get()[i] = static_cast<unsigned char>(random() & 0xBF);  // e4m3, or fp16, below 2
     for (std::int64_t i = layout.k_scale; i < layout.bytes; i += 4) {
       const float scale = 0.002f * static_cast<float>(1 + random() % 4);
       std::memcpy(memory.get() + i, &scale, sizeof scale);
@@ -88,11 +90,13 @@ struct Buffer {
 void run_kernel(int head_dim_tile, const AttentionParams& params, const QuantizedView& view,
                 const dlattn::LaunchShape& shape) {
   simt::with_instance<kFamily, std::int8_t>(head_dim_tile, [&](auto tile) {
-    if (params.mask.data) {
-      dlattn::wmma8::int8_kernel<tile, true>(params, shape, view);
-    } else {
-      dlattn::wmma8::int8_kernel<tile, false>(params, shape, view);
-    }
+    const auto run = [&](auto general) {
+      if (params.precision == Precision::kInt8Fp16)
+        return dlattn::wmma8::int8_kernel<tile, general, Precision::kInt8Fp16>(params, shape, view);
+      dlattn::wmma8::int8_kernel<tile, general, Precision::kInt8Fp8>(params, shape, view);
+    };
+    if (params.mask.data) return run(std::true_type());
+    run(std::false_type());
   });
 }
 
@@ -104,10 +108,11 @@ struct Row {
   bool nan = false;  // of which one is NaN, or it is
 };
 
-double to_e4m3(double x) {
-  dlattn::cpu::Float8 byte;
-  dlattn::cpu::from_float(static_cast<float>(x), &byte);
-  return dlattn::cpu::to_float(byte);
+template <typename Number>  // Float8 or Half
+double rounded_to(double x) {
+  Number number;
+  dlattn::cpu::from_float(static_cast<float>(x), &number);
+  return dlattn::cpu::to_float(number);
 }
 
 // One head of one sequence, dequantised.
@@ -123,7 +128,7 @@ class Reference {
     const std::int64_t at = c.batch_index(batch) * view.batch_stride + head_kv * view.head_stride +
                             start * std::int64_t{columns_};
     k_ = reinterpret_cast<const std::int8_t*>(view.k) + at;
-    v_ = view.v + at;
+    v_ = view.v + at * dlattn::value_bytes(p.precision);
     const std::int64_t scale_at = c.batch_index(batch) * view.scale_batch_stride +
                                   head_kv * view.scale_head_stride +
                                   (c.varlen() ? dlattn::first_block(start, batch, kBlock) : 0);
@@ -133,8 +138,11 @@ class Reference {
 
   int rows() const { return problem_.seqlen_q; }
   double v(int j, int d) const {
-    return static_cast<double>(dlattn::cpu::to_float(dlattn::cpu::Float8{v_[j * columns_ + d]})) *
-           v_scale_[j / kBlock];
+    const int at = j * columns_ + dlattn::value_place(p_.precision, d);
+    const float stored = of_half() ? dlattn::cpu::to_float(dlattn::cpu::Half{
+                                         reinterpret_cast<const std::uint16_t*>(v_)[at]})
+                                   : dlattn::cpu::to_float(dlattn::cpu::Float8{v_[at]});
+    return static_cast<double>(stored) * v_scale_[j / kBlock];
   }
 
   Row row(int i) const {
@@ -169,6 +177,8 @@ class Reference {
   }
 
  private:
+  bool of_half() const { return p_.precision == Precision::kInt8Fp16; }
+
   void finish(const std::vector<double>& scores, const std::vector<int>& seen, double shift,
               Row* row) const {
     if (row->nan) return;
@@ -191,8 +201,10 @@ class Reference {
         tile_max = std::max(tile_max, scores[end]);
       for (; n < end; ++n) {
         const double exact = std::exp(scores[n] - largest);
-        const double rounded =
-            to_e4m3(64.0 * std::exp(scores[n] - tile_max)) / 64.0 * std::exp(tile_max - largest);
+        const double scaled = 64.0 * std::exp(scores[n] - tile_max);
+        const double rounded = (of_half() ? rounded_to<dlattn::cpu::Half>(scaled)
+                                          : rounded_to<dlattn::cpu::Float8>(scaled)) /
+                               64.0 * std::exp(tile_max - largest);
         for (int d = 0; d < c_.dim_v(); ++d) {
           row->exact[d] += exact * weight * v(seen[n], d);
           row->rounded[d] += rounded * weight * v(seen[n], d);
@@ -260,16 +272,18 @@ class Int8Tests {
   explicit Int8Tests(const simt::Arguments& arguments) : filter_(arguments.filter()) {}
 
   template <typename T>
-  void run(const Int8Case& given) {
+  void run(const Int8Case& given, Precision precision) {
     const Case& c = given.problem;
     constexpr dlattn::DType kDType = simt::DTypeOf<T>::value;
     const std::string name =
-        std::string("wmma8 int8 ") + dlattn::to_string(kDType) + " " + given.name();
+        std::string("wmma8 ") +
+        (precision == Precision::kInt8Fp8 ? "int8" : dlattn::to_string(precision)) + " " +
+        dlattn::to_string(kDType) + " " + given.name();
     if (name.find(filter_) == std::string::npos) return;
     simt::Tensors<T> t = simt::make_tensors<T, T>(c);
     set_special(given.special, c, t);
     AttentionParams params = simt::make_params(c, t, kDType, kDType);
-    params.precision = dlattn::Precision::kInt8Fp8;
+    params.precision = precision;
     const Buffer buffer(params);
     params.quantized_kv = buffer.memory.get();
     given.hostile ? buffer.fill(params) : buffer.quantize(params);
@@ -296,7 +310,7 @@ class Int8Tests {
 #if defined(SIMT_CPU_BACKEND)
     if (!given.hostile) compare_with_cpu(name, c, &t, params, errors.exact_bound);
 #endif
-    report(name, errors, std::is_same_v<T, half> ? 1e-3 : 2e-3, trouble);
+    report(name, errors, rounding_bound<T>(), trouble);
     if (!simt::kThreadSanitizer && !given.hostile && (c.batch_size > 1 || c.varlen()))
       run_alone(name, c, &t, params, options, first, lse);
   }
@@ -307,6 +321,11 @@ class Int8Tests {
   }
 
  private:
+  template <typename T>
+  static constexpr double rounding_bound() {
+    return std::is_same_v<T, half> ? 1e-3 : 2e-3;
+  }
+
   struct Errors {
     double exact, rounded, lse;
     double exact_bound;
@@ -377,8 +396,11 @@ class Int8Tests {
         }
       }
     }
-    // Of many probabilities the errors of rounding average out.
-    return {exact.value(), rounded.value(), lse, fewest >= kBlock ? 0.027 : 0x1p-4};
+    // Of many probabilities the errors of rounding average out; those of fp16 are as out's.
+    const double bound = params.precision == Precision::kInt8Fp16 ? rounding_bound<T>()
+                         : fewest >= kBlock                       ? 0.027
+                                                                  : 0x1p-4;
+    return {exact.value(), rounded.value(), lse, bound};
   }
 
 #if defined(SIMT_CPU_BACKEND)
@@ -525,11 +547,15 @@ int main(int argc, char** argv) {
   Int8Tests tests(arguments);
   int number = 0;
   for (const Int8Case& c : all_cases()) {
-    if (c.special == Special::kLargeValues || c.special == Special::kLargestValues ||
-        number++ % 2 == 0) {
-      tests.run<__nv_bfloat16>(c);
-    } else {
-      tests.run<half>(c);
+    const bool bfloat16 = c.special == Special::kLargeValues ||
+                          c.special == Special::kLargestValues || number++ % 2 == 0;
+    for (const Precision precision : {Precision::kInt8Fp8, Precision::kInt8Fp16}) {
+      // They differ in what is multiplied behind the softmax alone: barriers are the same.
+      if (simt::kThreadSanitizer && precision == Precision::kInt8Fp16 && number % 3 != 0) continue;
+      if (bfloat16)
+        tests.run<__nv_bfloat16>(c, precision);
+      else
+        tests.run<half>(c, precision);
     }
   }
   return tests.finish();

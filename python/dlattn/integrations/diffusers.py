@@ -1,4 +1,4 @@
-"""dlattn as attention backends of diffusers: "dlattn", and "dlattn_int8_fp8" and "dlattn_fp8".
+"""dlattn as attention backends of diffusers: "dlattn", and three in 8 bits.
 
 Source: diffusers' `models/attention_dispatch.py`, 0.36 to 0.42. Its list of names is closed, an
 enumeration, and there is no function to add one: the members are made as the enumeration makes its
@@ -22,6 +22,7 @@ from dlattn.integrations.torch import ops
 BACKENDS: dict[str, Precision | None] = {
     "dlattn": None,
     "dlattn_int8_fp8": "int8_fp8",
+    "dlattn_int8_fp16": "int8_fp16",
     "dlattn_fp8": "fp8",
 }
 

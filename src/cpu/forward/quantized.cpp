@@ -41,8 +41,8 @@ void dequantize_q(const AttentionParams& p, std::int64_t sequence, std::int64_t 
       rotate(x, columns);
     }
     const std::uint32_t largest = largest_magnitude(to, block * columns);
-    const bool int8 = p.precision == Precision::kInt8Fp8;
-    const Rounding rounding = int8 ? rounding_to_int8(largest) : rounding_to_e4m3(largest);
+    const bool int8 = multiplies_integers(p.precision);
+    const Rounding rounding = int8 ? rounding_to_int8(largest) : rounding_by_power(largest);
     for (std::int64_t c = 0; c < block * columns; ++c) {
       const float rounded = int8 ? static_cast<float>(to_int8(to[c], rounding))
                                  : to_float(Float8{to_e4m3(to[c], rounding)});
@@ -50,6 +50,14 @@ void dequantize_q(const AttentionParams& p, std::int64_t sequence, std::int64_t 
     }
     to += block * columns;
   }
+}
+
+// The i-th number of v, counted in columns as they were given.
+float value(Precision precision, const std::uint8_t* v, std::int64_t i, int columns) {
+  if (precision != Precision::kInt8Fp16) return to_float(Float8{v[i]});
+  const int column = static_cast<int>(i % columns);
+  const std::int64_t at = i - column + value_place(precision, column);
+  return to_float(Half{reinterpret_cast<const std::uint16_t*>(v)[at]});
 }
 
 // k and v of a head of a sequence.
@@ -66,11 +74,11 @@ void dequantize_kv(const AttentionParams& p, const QuantizedLayout& layout,
   for (std::int64_t i = 0; i < rows.count * layout.columns; ++i) {
     const std::int64_t block = scale_at + i / layout.columns / layout.block_n;
     const std::uint8_t byte = view.k[at + i];
-    const float x = p.precision == Precision::kInt8Fp8
+    const float x = multiplies_integers(p.precision)
                         ? static_cast<float>(static_cast<std::int8_t>(byte))
                         : to_float(Float8{byte});
     k[i] = x * view.k_scale[block];
-    v[i] = to_float(Float8{view.v[at + i]}) * view.v_scale[block];
+    v[i] = value(p.precision, view.v, at + i, layout.columns) * view.v_scale[block];
   }
 }
 

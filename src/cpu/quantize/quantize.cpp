@@ -17,17 +17,15 @@ class HeadQuantizer {
       : p_(p), layout_(layout), head_(head), rows_(key_rows(p, batch)) {
     const bool varlen = p.cu_seqlens_k;
     const QuantizedView view = view_of(layout, p.quantized_kv, varlen);
-    const auto bytes = [&](const std::uint8_t* at) {
-      return const_cast<std::uint8_t*>(at) + rows_.batch * view.batch_stride +
-             head * view.head_stride + rows_.begin * layout.columns;
-    };
+    const std::int64_t numbers =
+        rows_.batch * view.batch_stride + head * view.head_stride + rows_.begin * layout.columns;
     const std::int64_t first = varlen ? first_block(rows_.begin, batch, layout.block_n) : 0;
     const auto scales = [&](const float* at) {
       return const_cast<float*>(at) + rows_.batch * view.scale_batch_stride +
              head * view.scale_head_stride + first;
     };
-    k_ = bytes(view.k);
-    v_ = bytes(view.v);
+    k_ = const_cast<std::uint8_t*>(view.k) + numbers;
+    v_ = const_cast<std::uint8_t*>(view.v) + numbers * value_bytes(p.precision);
     k_scale_ = scales(view.k_scale);
     v_scale_ = scales(view.v_scale);
     k_shift_ = const_cast<float*>(view.k_shift) + batch * view.shift_batch_stride +
@@ -75,7 +73,7 @@ class HeadQuantizer {
     }
     std::uint8_t* const to = k_ + n * columns;
     const std::int64_t count = keys * columns;
-    if (p_.precision == Precision::kInt8Fp8) {
+    if (multiplies_integers(p_.precision)) {
       const Rounding rounding = rounding_to_int8(largest_magnitude(block, count));
       for (std::int64_t i = 0; i < count; ++i)
         to[i] = static_cast<std::uint8_t>(to_int8(block[i], rounding));
@@ -91,18 +89,34 @@ class HeadQuantizer {
       const Row16 from = row(p_.v, n + j);
       for (int c = 0; c < columns; ++c) block[j * columns + c] = c < p_.head_dim_v ? from[c] : 0.0f;
     }
-    v_scale_[n / layout_.block_n] =
-        store_e4m3(block, keys * columns, largest_value(p_.precision), v_ + n * columns);
+    const float limit = largest_value(p_.precision);
+    const std::int64_t count = keys * columns;
+    float& scale = v_scale_[n / layout_.block_n];
+    if (p_.precision != Precision::kInt8Fp16) {
+      scale = store_e4m3(block, count, limit, v_ + n * columns);
+      return;
+    }
+    const Rounding rounding = rounding_by_power(largest_finite(block, count), limit);
+    auto* const to = reinterpret_cast<std::uint16_t*>(v_) + n * columns;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const int column = static_cast<int>(i % columns);
+      to[i - column + value_place(p_.precision, column)] = to_fp16(block[i], rounding);
+    }
+    scale = rounding.scale;
   }
 
-  // Returns the scale, that of the largest finite magnitude.
-  static float store_e4m3(const float* x, std::int64_t count, float limit, std::uint8_t* to) {
+  static std::uint32_t largest_finite(const float* x, std::int64_t count) {
     std::uint32_t largest = 0;
     for (std::int64_t i = 0; i < count; ++i) {
       const std::uint32_t bits = magnitude_bits(x[i]);
       if (bits < kInfinityBits) largest = std::max(largest, bits);
     }
-    const Rounding rounding = rounding_to_e4m3(largest, limit);
+    return largest;
+  }
+
+  // Returns the scale, that of the largest finite magnitude.
+  static float store_e4m3(const float* x, std::int64_t count, float limit, std::uint8_t* to) {
+    const Rounding rounding = rounding_by_power(largest_finite(x, count), limit);
     for (std::int64_t i = 0; i < count; ++i) to[i] = to_e4m3(x[i], rounding);
     return rounding.scale;
   }

@@ -50,7 +50,7 @@ enum { DLATTN_NOT_CAUSAL = 0, DLATTN_BOTTOM_RIGHT = 1, DLATTN_TOP_LEFT = 2 };
 
 // What products are made of, with q, k and v of 16 bits: the inputs as they are; 8-bit integers for
 // q.k and e4m3 for probabilities times v; e4m3 for both.
-enum { DLATTN_INPUTS = 0, DLATTN_INT8_FP8 = 1, DLATTN_FP8 = 2 };
+enum { DLATTN_INPUTS = 0, DLATTN_INT8_FP8 = 1, DLATTN_FP8 = 2, DLATTN_INT8_FP16 = 3 };
 
 // A tensor in the memory of a problem's device; data is null for one that is not given. Inputs are
 // not written. Strides count elements; 0 broadcasts an input. Those of dimensions that a tensor
@@ -178,7 +178,7 @@ typedef struct {
   size_t struct_size;
   int32_t device_type;
   int32_t device_index;
-  int32_t precision;  // DLATTN_INT8_FP8, DLATTN_FP8
+  int32_t precision;  // DLATTN_INT8_FP8, DLATTN_FP8, DLATTN_INT8_FP16
   int32_t reserved;   // 0
   DlattnTensor k;     // [batch_size, seqlen_k, num_heads_kv, head_dim]
   DlattnTensor v;     // [batch_size, seqlen_k, num_heads_kv, head_dim_v]

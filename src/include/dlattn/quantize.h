@@ -8,19 +8,18 @@
 #include "dlattn/tensor.h"
 #include "dlattn/types.h"
 
-// Keys and values in 8 bits, for Precision::kInt8Fp8 and kFp8.
+// Keys and values in 8 bits, for another Precision than kInputs.
 namespace dlattn {
 
 // k and v of 16 bits to be stored in 8, of each head and sequence for itself, in blocks of keys
 // that are counted from a sequence's first.
 //   k  minus the mean of 64 of the sequence's keys, which no softmax sees; times a rotation
 //      (a Hadamard transform with fixed signs) that spreads what one column carries; as 8-bit
-//      integers with a scale for each 64 keys (kInt8Fp8), or e4m3 with a power of two for each 128
-//      (kFp8), or 96 with head dims up to 64
+//      integers with a scale for each 64 keys (kInt8Fp8, kInt8Fp16), or e4m3 with a power of two
+//      for each 128 (kFp8), or 96 with head dims up to 64
 //   v  as e4m3, with a scale for each block, a power of two: numbers up to 15 (kInt8Fp8), so that
-//      sums of a block's fit fp16, or 448 (kFp8)
-// A number of k that is not finite makes its block NaN (kInt8Fp8), or its key (kFp8); one of v,
-// itself.
+//      sums of a block's fit fp16, or 448 (kFp8); or as fp16 with such a scale (kInt8Fp16)
+// A number of k that is not finite makes its block NaN, or with kFp8 its key; one of v, itself.
 //
 // Sources: Zhang et al. SageAttention2. arXiv:2411.10958, 2024 (blocks, k minus its mean); Shah et
 // al. FlashAttention-3. arXiv:2407.08608, 2024 (rotation).

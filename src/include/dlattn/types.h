@@ -17,8 +17,9 @@ constexpr int kNumDTypes = 5;  // that tensors may have: those before kInt8
 // What the products of attention are made of, with q, k and v of 16 bits.
 //   kInputs   the inputs as they are
 //   kInt8Fp8  8-bit integers for q.k, e4m3 for probabilities times v
+//   kInt8Fp16 8-bit integers for q.k, fp16 for probabilities times v
 //   kFp8      e4m3 for both
-enum class Precision : std::int8_t { kInputs, kInt8Fp8, kFp8 };
+enum class Precision : std::int8_t { kInputs, kInt8Fp8, kFp8, kInt8Fp16 };
 
 // What kernels compute: attention, the merge of partial results of it, or k and v in 8 bits.
 enum class Operation : std::int8_t { kForward, kMerge, kQuantize };
@@ -67,7 +68,7 @@ class DLATTN_API DeviceError : public Error {
 DLATTN_API const char* to_string(DType dtype);          // "float16", ...
 DLATTN_API const char* to_string(DeviceType type);      // "cpu", "cuda"
 DLATTN_API const char* to_string(Operation operation);  // "forward", ...
-DLATTN_API const char* to_string(Precision precision);  // "inputs", "int8_fp8", "fp8"
+DLATTN_API const char* to_string(Precision precision);  // "inputs", "int8_fp8", ...
 DLATTN_API std::int64_t size_of(DType dtype);           // bytes per element
 
 }  // namespace dlattn

@@ -30,7 +30,7 @@ struct Consumer {
   using Sequence = typename Inputs::Sequence;
   using Stages = tile::MbarrierStages<tile_shape(kHeadDim).num_warps, tile_shape(kHeadDim).stages>;
   static constexpr TileShape kShape = tile_shape(kHeadDim);
-  static constexpr SmemMap kMap = smem_map(kHeadDim);
+  static constexpr SmemMap kMap = smem_map(kHeadDim, Inputs::kValueBytes);
   static constexpr int kBlockM = block_m(kShape), kBlockN = kShape.block_n;
   static constexpr int kStages = kShape.stages, kThreads = kShape.num_warps * 32;
 
@@ -93,8 +93,8 @@ struct Consumer {
     const int m0 = work.m_block * kBlockM, n0 = last * kBlockN;
     if constexpr (Inputs::kCopiesQuery) {
       // seed: query-rows
-      copy<kBlockM, false>(kMap.q, seq.q + m0 * params.q.row_stride, params.q.row_stride,
-                           seq.seqlen_q - m0, params.head_dim);
+      copy<kBlockM, kHeadDim, false>(kMap.q, seq.q + m0 * params.q.row_stride, params.q.row_stride,
+                                     seq.seqlen_q - m0, params.head_dim);
     }
     __syncthreads();  // the mbarriers are initialised
     mask.shift -= n0;
@@ -117,7 +117,7 @@ struct Consumer {
     if constexpr (!kCopyLate) copy_next();
     const ptx::SmemAddress at = smem() + stage(i);
     rows.attend(*this, scores, mask, at + lane_place_k<kHeadDim>(lane_idx),
-                at + kMap.v + lane_place_v<kHeadDim>(lane_idx), lane_idx);
+                at + kMap.v + Rows::lane_place_v(lane_idx), lane_idx);
     mask.shift += kBlockN;
     mask.seqlen_k += kBlockN;
     stages().release(i, lane_idx);
@@ -151,10 +151,12 @@ struct Consumer {
   // Starts the copies of tile `index` of the walk. `keys` of it exist; kAll: all.
   template <bool kAll>
   __device__ __forceinline__ void start_tile(int index, int keys = kBlockN) {
-    copy<kBlockN, kAll>(stage(index), inputs.k(next), inputs.row_stride(params.k), keys,
-                        inputs.columns(params.head_dim));
-    copy<kBlockN, kAll>(stage(index) + kMap.v, inputs.v(next), inputs.row_stride(params.v), keys,
-                        inputs.columns(params.head_dim_v));
+    copy<kBlockN, kHeadDim, kAll>(stage(index), inputs.k(next), inputs.row_stride(params.k), keys,
+                                  inputs.columns(params.head_dim));
+    constexpr int kBytes = Inputs::kValueBytes;
+    copy<kBlockN, kHeadDim * kBytes, kAll>(stage(index) + kMap.v, inputs.v(next),
+                                           inputs.row_stride(params.v) * kBytes, keys,
+                                           inputs.columns(params.head_dim_v) * kBytes);
     inputs.template step_back<kBlockN>(&next);
     stages().publish(index, !Inputs::kUnaligned || shape.copy_bytes >= 4);
   }
@@ -165,12 +167,12 @@ struct Consumer {
     return index % kStages * kMap.stage_bytes;
   }
 
-  // kRows rows to `offset` of shared memory, of which `rows` exist.
-  template <int kRows, bool kAll>
+  // kRows rows of kRowBytes to `offset` of shared memory, of which `rows` exist.
+  template <int kRows, int kRowBytes, bool kAll>
   __device__ __forceinline__ void copy(int offset, const std::uint8_t* from,
                                        std::int64_t row_stride, int rows,
                                        std::int64_t columns) const {
-    using Copy = ByteCopy<kRows, kHeadDim, kThreads>;
+    using Copy = ByteCopy<kRows, kRowBytes, kThreads>;
     const int count = static_cast<int>(columns);
     if (Inputs::kUnaligned && shape.copy_bytes < 16) {
       Copy::start_unaligned(ptx::dynamic_smem() + offset, from, row_stride, rows, count,

@@ -13,6 +13,7 @@ template <int kTile, bool kGeneralKernel>
 struct E4m3Inputs {
   static constexpr int kHeadDim = kTile;
   static constexpr bool kGeneral = kGeneralKernel;
+  static constexpr int kValueBytes = 1;
   static constexpr bool kUnaligned = kGeneral;  // rows may be aligned to less than 16 bytes
   static constexpr bool kCopiesQuery = true;    // to shared memory
   static constexpr bool kWholeColumns = true;   // head dims are multiples of 16

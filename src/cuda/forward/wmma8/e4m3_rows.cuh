@@ -22,6 +22,10 @@ struct E4m3Rows {
 
   static constexpr bool kQueryInRegisters = kShape.query_in_registers;
 
+  __device__ __forceinline__ static int lane_place_v(int lane) {
+    return wmma8::lane_place_v<kHeadDim>(lane);
+  }
+
   std::uint32_t rQ[kHeadDim / 32][kRowTiles][4];  // if kQueryInRegisters
   tile::OnlineSoftmax softmax[kRowTiles][2];      // of this lane's rows; row_sum is its part
   float acc_o[kRowTiles][kHeadDim / 16][2][4] = {};

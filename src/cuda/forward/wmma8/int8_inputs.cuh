@@ -10,15 +10,16 @@ namespace dlattn::wmma8 {
 
 // q of 16 bits, which becomes 8-bit integers on its way to registers; k and v as quantize_kv()
 // wrote them, whose rows are a head_dim tile long.
-template <int kTile, bool kGeneralKernel>
+template <int kTile, bool kGeneralKernel, Precision kPrecision>
 struct Int8Inputs {
   static constexpr int kHeadDim = kTile;
   static constexpr bool kGeneral = kGeneralKernel;
+  static constexpr int kValueBytes = value_bytes(kPrecision);
   static constexpr bool kUnaligned = false;
   static constexpr bool kCopiesQuery = false;   // it goes to registers at once
   static constexpr bool kWholeColumns = false;  // head_dim is any
   static constexpr bool kFloat32Out = false;    // out is as q
-  using Rows = Int8Rows<kHeadDim, kGeneral>;
+  using Rows = Int8Rows<kHeadDim, kGeneral, kPrecision>;
   using Scores = Int8Scores;
   using Sequence = tile::Sequence<std::uint16_t>;
 
@@ -29,7 +30,7 @@ struct Int8Inputs {
   __device__ __forceinline__ static std::int64_t row_stride(const TensorView&) { return kHeadDim; }
   __device__ __forceinline__ static std::int64_t columns(std::int64_t) { return kHeadDim; }
 
-  // Where a tile of keys begins. v lies as k does: no registers keep where.
+  // Where a tile of keys begins. v's numbers lie as k's do: no registers keep where.
   struct KeyTile {
     const std::uint8_t* k;
   };
@@ -41,7 +42,7 @@ struct Int8Inputs {
   }
   __device__ __forceinline__ static const std::uint8_t* k(const KeyTile& tile) { return tile.k; }
   __device__ __forceinline__ const std::uint8_t* v(const KeyTile& tile) const {
-    return tile.k + (view.v - view.k);
+    return view.v + (tile.k - view.k) * kValueBytes;
   }
   template <int kRows>
   __device__ __forceinline__ static void step_back(KeyTile* tile) {

@@ -12,8 +12,9 @@ namespace dlattn::wmma8 {
 
 // A warp's query rows in 8-bit integers: as E4m3Rows, but that a tile's probabilities are relative
 // to the tile's own maximum, and its products with V count times a factor of the row's.
-template <int kHeadDim, bool kGeneral>
+template <int kHeadDim, bool kGeneral, Precision kPrecision>
 struct Int8Rows {
+  static constexpr bool kHalfValues = kPrecision == Precision::kInt8Fp16;
   static constexpr TileShape kShape = tile_shape(kHeadDim);
   static constexpr int kRowTiles = 1, kRows = 16;
   static constexpr int kBlockN = kShape.block_n;
@@ -21,6 +22,10 @@ struct Int8Rows {
                 "a tile is a block of keys that share a scale");
   static_assert(largest_value(Precision::kInt8Fp8) * (1 << kInt8Shift) * kBlockN <= 65504.0f,
                 "sums of a tile fit fp16");
+
+  __device__ __forceinline__ static int lane_place_v(int lane) {
+    return kHalfValues ? lane_place_half_v<kHeadDim>(lane) : wmma8::lane_place_v<kHeadDim>(lane);
+  }
 
   std::uint32_t rQ[kHeadDim / 32][kRowTiles][4];
   float q_scale[2];  // times what products of rotated rows are divided by
@@ -53,7 +58,7 @@ struct Int8Rows {
     // after_softmax() stands once: of two copies of it the registers would not suffice.
     const bool sees = any.begin < kBlockN && any.end > 0;
     float factors[2];
-    std::uint32_t rP[kRowTiles][kBlockN / 32][4];
+    std::uint32_t rP[kRowTiles][kBlockN / (kHalfValues ? 16 : 32)][4];
     if (sees) {
       const float k_scale = scores.k_scale(consumer.i);
       // S = Q K^T
@@ -81,16 +86,22 @@ struct Int8Rows {
         // seed: v-scale
         factors[h] = weight * v_scale;
       }
-      pack<kBlockN>(rP[0], acc_s[0]);
+      if constexpr (kHalfValues)
+        pack_half<kBlockN>(rP[0], acc_s[0]);
+      else
+        pack<kBlockN>(rP[0], acc_s[0]);
     }
     consumer.after_softmax();
     if (!sees) return;
     // O = O + factor * P V
-    multiply_pv<kHeadDim, kBlockN, HalfSums>(acc_o, rP, lane_v,
-                                             [&factors](float o, float product, int, int h) {
-                                               // seed: promote-tile
-                                               return fmaf(product, factors[h], o);
-                                             });
+    const auto promote = [&factors](float o, float product, int, int h) {
+      // seed: promote-tile
+      return fmaf(product, factors[h], o);
+    };
+    if constexpr (kHalfValues)
+      multiply_half_pv<kHeadDim, kBlockN>(acc_o, rP, lane_v, promote);
+    else
+      multiply_pv<kHeadDim, kBlockN, HalfSums>(acc_o, rP, lane_v, promote);
   }
 
  private:

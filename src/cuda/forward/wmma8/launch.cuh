@@ -16,8 +16,13 @@ void launch(const AttentionParams& params, const Plan& plan, void* stream) {
     if constexpr (dtype == DType::kInt8) {
       const QuantizedView view =
           view_of(quantized_layout(keys_of(params)), params.quantized_kv, params.cu_seqlens_k);
-      cuda::launch_kernel<int8_kernel<kTile, general>>(device, plan.grid, threads, plan.smem_bytes,
-                                                       stream, params, shape, view);
+      const auto launch_in = [&](auto precision) {
+        cuda::launch_kernel<int8_kernel<kTile, general, precision>>(
+            device, plan.grid, threads, plan.smem_bytes, stream, params, shape, view);
+      };
+      if (params.precision == Precision::kInt8Fp16)
+        return launch_in(std::integral_constant<Precision, Precision::kInt8Fp16>());
+      launch_in(std::integral_constant<Precision, Precision::kInt8Fp8>());
     } else {
       static_assert(dtype == DType::kFloat8E4M3);
       cuda::launch_kernel<kernel<kTile, general>>(device, plan.grid, threads, plan.smem_bytes,

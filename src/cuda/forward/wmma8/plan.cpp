@@ -2,6 +2,7 @@
 
 #include "core/code.h"
 #include "core/family.h"
+#include "core/quantized.h"
 #include "cuda/forward/cost.h"
 #include "cuda/forward/wmma8/traits.h"
 
@@ -16,18 +17,21 @@ cost::Speed speed(const AttentionParams& p, const DeviceInfo& device, int head_d
   const double operations = 2.0 * config.block_m * head_dim_tile;  // of each of the two products
   const double int8_rate = 2 * cost::tensor_rate(device);
   const double rate = device.compute_major == 9 ? cost::kH200Rate / 2 : int8_rate;
-  const double qk_rate = p.precision == Precision::kInt8Fp8 ? int8_rate : rate;
+  const double qk_rate = multiplies_integers(p.precision) ? int8_rate : rate;
+  const double pv_rate = p.precision == Precision::kInt8Fp16 ? int8_rate / 2 : rate;
   const double busy =
-      (operations / qk_rate + operations / rate) / 0.75 * (p.softcap != 0.0 ? 1.5 : 1.0);
+      (operations / qk_rate + operations / pv_rate) / 0.75 * (p.softcap != 0.0 ? 1.5 : 1.0);
   return {7000.0, 2.0 * busy, busy};
 }
 
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
                   Plan* plan, std::string* why) {
-  const bool int8 = p.precision == Precision::kInt8Fp8;
+  const bool int8 = multiplies_integers(p.precision);
+  const bool half_values = p.precision == Precision::kInt8Fp16;
   if (p.precision != Precision::kInputs && !int8)
     return core::refuse(why, "does not implement precision ", to_string(p.precision));
-  if (!core::has_code(device, kMinCapability, why)) return false;
+  if (!core::has_code(device, half_values ? kMinCapabilityOfIntegers : kMinCapability, why))
+    return false;
   if (const char* feature = core::score_feature(p); feature && p.softcap == 0.0 && !int8)
     return core::refuse(why, "does not implement ", feature);
   if (p.seqlen_k > kMostKeys)
@@ -40,13 +44,14 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
     return core::refuse(why, "rows of q, k or v are aligned to ", plan->copy_bytes,
                         " bytes; accepted: 16, with head dims beyond 128");
   }
-  const TileConfig config = tile_config(tile);
+  const int bytes = value_bytes(p.precision);
+  const TileConfig config = tile_config(tile, bytes);
   cost::set_tile(p, config, plan);
   AttentionParams large;
   const cost::Walk walk =
       cost::walk(cost::counted(p, options.batch_invariant, &large), config.block_m, 1);
-  plan->predicted_ns =
-      cost::rounds_ns(walk, speed(p, device, tile), device.num_sms, blocks_per_sm(tile, general));
+  plan->predicted_ns = cost::rounds_ns(walk, speed(p, device, tile), device.num_sms,
+                                       blocks_per_sm(tile, general, bytes));
   return true;
 }
 

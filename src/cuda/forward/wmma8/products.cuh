@@ -7,6 +7,7 @@
 
 #include "cuda/forward/wmma8/copy.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
+#include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/mma8.cuh"
 #include "cuda/ptx/permute.cuh"
 
@@ -151,6 +152,45 @@ __device__ __forceinline__ void multiply_pv(float (&acc_o)[kRowTiles][kHeadDim /
         for (int e = 0; e < 2; ++e) {
           o[2 * e] = promote(o[2 * e], even[m][2 * h + e], m, h);
           o[2 * e + 1] = promote(o[2 * e + 1], odd[m][2 * h + e], m, h);
+        }
+      }
+    }
+  }
+}
+
+// The same of P and V in fp16, V's columns in the order of value_place(): so a lane has the same
+// columns of the sums.
+template <int kHeadDim>
+__device__ __forceinline__ int lane_place_half_v(int lane) {
+  return ByteRows<2 * kHeadDim>::offset(lane % 16, lane / 16);
+}
+template <int kHeadDim, int kKeys, int kRowTiles, typename Promote>
+__device__ __forceinline__ void multiply_half_pv(
+    float (&acc_o)[kRowTiles][kHeadDim / 16][2][4],
+    const std::uint32_t (&rP)[kRowTiles][kKeys / 16][4], ptx::SmemAddress lane_v, Promote promote) {
+#pragma unroll
+  for (int d = 0; d < kHeadDim / 16; ++d) {
+    // Columns 4 t and 4 t + 1 of the lane, then the two behind them.
+    float low[kRowTiles][4] = {}, high[kRowTiles][4] = {};
+#pragma unroll
+    for (int n = 0; n < kKeys; n += 16) {
+      std::uint32_t rV[4];
+      ptx::ldmatrix_x4_trans(rV, ByteRows<2 * kHeadDim>::block(lane_v, n, 16 * d));
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        ptx::mma_m16n8k16<half>(low[m], rP[m][n / 16], rV[0], rV[1]);
+        ptx::mma_m16n8k16<half>(high[m], rP[m][n / 16], rV[2], rV[3]);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float (&o)[4] = acc_o[m][d][h];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          o[e] = promote(o[e], low[m][2 * h + e], m, h);
+          o[e + 2] = promote(o[e + 2], high[m][2 * h + e], m, h);
         }
       }
     }

@@ -121,4 +121,19 @@ __device__ __forceinline__ void pack(std::uint32_t (&rP)[kKeys / 32][4],
   }
 }
 
+// P in fp16, as operand a of multiply_half_pv: the lane's keys are those of its scores.
+template <int kKeys>
+__device__ __forceinline__ void pack_half(std::uint32_t (&rP)[kKeys / 16][4],
+                                          const float (&p)[kKeys / 8][4]) {
+#pragma unroll
+  for (int n = 0; n < kKeys / 16; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int j = 2 * n + i / 2, e = i % 2 * 2;
+      const half2 pair = __floats2half2_rn(p[j][e], p[j][e + 1]);
+      memcpy(&rP[n][i], &pair, sizeof pair);
+    }
+  }
+}
+
 }  // namespace dlattn::wmma8

@@ -7,7 +7,8 @@
 namespace dlattn::wmma8 {
 
 constexpr int kMbarrierBytes = 8;
-constexpr int kMinCapability = 89;  // mma of e4m3, as a compute capability times ten
+// mma of e4m3, or of 8-bit integers alone, as a compute capability times ten.
+constexpr int kMinCapability = 89, kMinCapabilityOfIntegers = 80;
 
 // Each tile's sums are added to the output by fp32, which rounds each time: of so many keys it
 // loses 2^-11 at most.
@@ -31,8 +32,9 @@ constexpr TileShape tile_shape(int head_dim_tile) {
   return shape;
 }
 
-// For which registers must leave room.
-constexpr int blocks_per_sm(int head_dim_tile, bool general) {
+// For which registers must leave room; with V in fp16 it is shared memory that limits them.
+constexpr int blocks_per_sm(int head_dim_tile, bool general, int value_bytes = 1) {
+  if (value_bytes == 2) return head_dim_tile <= 64 ? 3 : 2;
   return (head_dim_tile <= 64 ? 4 : head_dim_tile <= 128 ? 3 : 2) - (general ? 1 : 0);
 }
 
@@ -52,18 +54,18 @@ constexpr bool has_general(int head_dim_tile) {
 
 // Byte offsets into dynamic shared memory.
 struct SmemMap {
-  int stage_bytes;  // of K, and then V; rows of head_dim_tile bytes, swizzled
+  int stage_bytes;  // of K, and then V; rows of head_dim_tile numbers, swizzled
   int v;            // within a stage
   int q;            // where it is kept in registers, in the last stage, before that has a tile
   int mbarriers;    // a full and an empty one per stage
   int total;
 };
 
-constexpr SmemMap smem_map(int head_dim_tile) {
+constexpr SmemMap smem_map(int head_dim_tile, int value_bytes = 1) {
   const TileShape shape = tile_shape(head_dim_tile);
   SmemMap map{};
   map.v = shape.block_n * head_dim_tile;
-  map.stage_bytes = 2 * map.v;
+  map.stage_bytes = (1 + value_bytes) * map.v;
   const int stages_end = shape.stages * map.stage_bytes;
   map.q = shape.query_in_registers ? stages_end - map.stage_bytes : stages_end;
   map.mbarriers = stages_end + (shape.query_in_registers ? 0 : block_m(shape) * head_dim_tile);
@@ -71,10 +73,10 @@ constexpr SmemMap smem_map(int head_dim_tile) {
   return map;
 }
 
-constexpr TileConfig tile_config(int head_dim_tile) {
+constexpr TileConfig tile_config(int head_dim_tile, int value_bytes = 1) {
   const TileShape shape = tile_shape(head_dim_tile);
   return {block_m(shape), shape.block_n, shape.num_warps, shape.stages,
-          smem_map(head_dim_tile).total};
+          smem_map(head_dim_tile, value_bytes).total};
 }
 
 }  // namespace dlattn::wmma8

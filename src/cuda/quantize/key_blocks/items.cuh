@@ -66,8 +66,10 @@ __device__ __forceinline__ Item item_of_block(const QuantizeParams& p, const Sha
   const QuantizedView& view = shape.to;
   item.from = static_cast<const std::uint16_t*>(x.data) + entry * x.batch_stride +
               (std::int64_t{item.start} + item.n) * x.row_stride + head * x.head_stride;
-  item.to = const_cast<std::uint8_t*>(of_k ? view.k : view.v) + entry * view.batch_stride +
-            head * view.head_stride + (std::int64_t{item.start} + item.n) * columns;
+  item.to = const_cast<std::uint8_t*>(of_k ? view.k : view.v) +
+            (entry * view.batch_stride + head * view.head_stride +
+             (std::int64_t{item.start} + item.n) * columns) *
+                (of_k ? 1 : value_bytes(p.precision));
   item.scale = const_cast<float*>(of_k ? view.k_scale : view.v_scale) +
                entry * view.scale_batch_stride + head * view.scale_head_stride + first + block;
   return item;

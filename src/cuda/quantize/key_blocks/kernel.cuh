@@ -13,6 +13,9 @@
 // Barriers: a __syncthreads after the list of what is to be done, one after means have been found,
 // which is when a sequence begins, and one for each largest magnitude.
 
+#include <cuda_fp16.h>
+
+#include <cstring>
 #include <type_traits>
 
 #include "cuda/ptx/convert.cuh"
@@ -130,7 +133,7 @@ struct BlockQuantizer {
   static constexpr int kBlockN = block_rows(kPrecision, kColumns, kQueries);
   static constexpr int kParts = num_parts(kQueries);
   static constexpr int kNumWarps = num_threads(kColumns, kBlockN) / 32;
-  static constexpr bool kInt8 = kPrecision == Precision::kInt8Fp8;
+  static constexpr bool kInt8 = multiplies_integers(kPrecision);
   static_assert(kNumWarps * kSampledColumns >= kColumns);
   static_assert(kNumWarps * 32 >= kColumns && kNumWarps <= 32);
   using Smem = Shared<kColumns, kBlockN>;
@@ -299,9 +302,9 @@ struct BlockQuantizer {
     const std::uint32_t largest = block_max(step, largest_of_rows(step, k));
     if (thread() == 0) {
       *Smem::items()[step].scale =
-          kInt8 ? rounding_to_int8(largest).scale : rounding_to_e4m3(largest).scale;
+          kInt8 ? rounding_to_int8(largest).scale : rounding_by_power(largest).scale;
     }
-    const Rounding rounding = kInt8 ? rounding_to_int8(largest) : rounding_to_e4m3(largest);
+    const Rounding rounding = kInt8 ? rounding_to_int8(largest) : rounding_by_power(largest);
     if (kInt8 && rounding.up != 1.0f) {  // of very small numbers alone, or where not all are finite
 #pragma unroll
       for (int r = 0; r < kThreadRows; ++r) {
@@ -345,10 +348,43 @@ struct BlockQuantizer {
       largest = largest_of<T>(rows);
     }
     constexpr float kLimit = largest_value(kPrecision);
-    const Rounding rounding = rounding_to_e4m3(block_max(step, bits_of(largest)), kLimit);
+    const Rounding rounding = rounding_by_power(block_max(step, bits_of(largest)), kLimit);
     if (thread() == 0) *Smem::items()[step].scale = rounding.scale;
-    store<false>(step, rounding,
-                 [&](int r, int c) { return number<T>(rows[r][c / kChunk], c % kChunk); });
+    const auto get = [&](int r, int c) { return number<T>(rows[r][c / kChunk], c % kChunk); };
+    if constexpr (value_bytes(kPrecision) == 2)
+      store_half(step, rounding, get);
+    else
+      store<false>(step, rounding, get);
+  }
+
+  // Stores v's numbers, x(r, c), in fp16. A chunk is a half of 16 columns, the pairs of which
+  // value_place() puts in two places.
+  template <typename GetNumber>
+  __device__ __forceinline__ void store_half(int step, const Rounding& rounding,
+                                             GetNumber x) const {
+    const int rows = Smem::items()[step].rows;
+    std::uint8_t* const to = Smem::items()[step].to;
+#pragma unroll
+    for (int r = 0; r < kThreadRows; ++r) {
+#pragma unroll
+      for (int i = 0; i < kThreadChunks; ++i) {
+        tile::Vec<std::uint32_t, 2> packed[2];
+#pragma unroll
+        for (int pair = 0; pair < kChunk / 2; ++pair) {
+          const int c = i * kChunk + 2 * pair;
+          const half2 two = __floats2half2_rn(__fmul_rn(x(r, c), rounding.inverse),
+                                              __fmul_rn(x(r, c + 1), rounding.inverse));
+          memcpy(&packed[pair % 2].x[pair / 2], &two, sizeof two);
+        }
+        if (!in_use(rows, r)) continue;
+        const int place = value_place(kPrecision, tile.column(i));
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+          auto* const at = to + (tile.row(r) * kColumns + place + 8 * part) * 2;
+          *reinterpret_cast<tile::Vec<std::uint32_t, 2>*>(at) = packed[part];
+        }
+      }
+    }
   }
 
   // The largest of what all threads of the block have.
@@ -398,13 +434,18 @@ __global__ void __launch_bounds__(num_threads(kColumns, block_rows(kPrecision, k
     kernel(const __grid_constant__ QuantizeParams params, const __grid_constant__ Shape shape) {
 // The plan refuses devices that would run code for less.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
-  ptx::wait_for_grids_ahead();
-  ptx::let_next_grid_start();
-  const unsigned walk = shape.heads.quotient(blockIdx.x);
-  const int head = static_cast<int>(blockIdx.x - walk * shape.heads.divisor());
-  const unsigned first = walk * static_cast<unsigned>(shape.steps);
-  BlockQuantizer<T, kPrecision, kColumns, kQueries>{params, shape, head, first, {}}.run();
+  constexpr bool kHasCode = true;
+#else
+  constexpr bool kHasCode = min_capability(kPrecision) == 80;
 #endif
+  if constexpr (kHasCode) {
+    ptx::wait_for_grids_ahead();
+    ptx::let_next_grid_start();
+    const unsigned walk = shape.heads.quotient(blockIdx.x);
+    const int head = static_cast<int>(blockIdx.x - walk * shape.heads.divisor());
+    const unsigned first = walk * static_cast<unsigned>(shape.steps);
+    BlockQuantizer<T, kPrecision, kColumns, kQueries>{params, shape, head, first, {}}.run();
+  }
 }
 
 }  // namespace dlattn::quantize::key_blocks

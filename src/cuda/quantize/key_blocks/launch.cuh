@@ -5,9 +5,8 @@
 
 namespace dlattn::quantize::key_blocks {
 
-template <DType dtype, int kColumns>
-void launch(const QuantizeTask& task, const Plan&, void* stream) {
-  constexpr Precision kPrecision = dtype == DType::kInt8 ? Precision::kInt8Fp8 : Precision::kFp8;
+template <Precision kPrecision, int kColumns>
+void launch_in(const QuantizeTask& task, void* stream) {
   const cuda::DeviceGuard guard(task.device.index, "quantize_kv");
   const Grid keys = grid_of_keys(task), rows_of_q = grid_of_queries(task);
   const auto launch_kernel = [&](auto element, auto queries, const Grid& grid,
@@ -30,6 +29,17 @@ void launch(const QuantizeTask& task, const Plan&, void* stream) {
   const DType dtype_in = keys.blocks > 0 ? task.k.dtype : task.q.dtype;
   if (dtype_in == DType::kFloat16) return launch_of(cuda::Element<DType::kFloat16>());
   launch_of(cuda::Element<DType::kBFloat16>());
+}
+
+template <DType dtype, int kColumns>
+void launch(const QuantizeTask& task, const Plan&, void* stream) {
+  if constexpr (dtype != DType::kInt8) {
+    launch_in<Precision::kFp8, kColumns>(task, stream);
+  } else if (task.precision == Precision::kInt8Fp16) {
+    launch_in<Precision::kInt8Fp16, kColumns>(task, stream);
+  } else {
+    launch_in<Precision::kInt8Fp8, kColumns>(task, stream);
+  }
 }
 
 }  // namespace dlattn::quantize::key_blocks

@@ -18,7 +18,8 @@ double predicted_ns(const QuantizeTask& task, int num_sms) {
   if (task.quantized_kv) {
     const QuantizedLayout layout = quantized_layout(task);
     bytes += rows(layout.rows, layout.heads, task.cu_seqlens_k ? 1 : task.batch_size) *
-             static_cast<double>(2 * (task.head_dim + task.head_dim_v) + 2 * layout.columns);
+             static_cast<double>(2 * (task.head_dim + task.head_dim_v) +
+                                 (1 + value_bytes(task.precision)) * layout.columns);
     launches += 1;
   }
   if (task.quantized_q) {
@@ -32,7 +33,7 @@ double predicted_ns(const QuantizeTask& task, int num_sms) {
 
 bool plan_quantize(const QuantizeTask& task, const DeviceInfo& device, const Options&, Plan* plan,
                    std::string* why) {
-  if (!core::has_code(device, kMinCapability, why)) return false;
+  if (!core::has_code(device, min_capability(task.precision), why)) return false;
   const std::int64_t of_keys = grid_of_keys(task).blocks;
   const bool keys = of_keys > 0;
   const int columns = quantized_columns(task.head_dim, task.head_dim_v);

@@ -5,7 +5,10 @@
 // What plan and kernels both know.
 namespace dlattn::quantize::key_blocks {
 
-constexpr int kMinCapability = 89;  // that has conversions to e4m3
+// That has conversions to e4m3, where there are any.
+constexpr int min_capability(Precision precision) {
+  return precision == Precision::kInt8Fp16 ? 80 : 89;
+}
 
 // Numbers of 16 bits that one load reads.
 constexpr int kChunk = 8;
