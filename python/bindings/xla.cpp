@@ -99,10 +99,8 @@ std::string take_name(std::string* names) {
 Device device_of(const xla::CallFrame& frame) {
   const xla::Api& api = *frame.api;
   if (api.struct_size < sizeof(xla::Api)) {
-    if (device_count() == 1) return {DeviceType::kCuda, 0};
     throw DeviceError(
-        "this jaxlib does not tell on which GPU a call runs; accepted: a later one, or one GPU "
-        "visible (CUDA_VISIBLE_DEVICES)");
+        "this jaxlib does not tell on which GPU a call runs; accepted: that of JAX 0.8 or later");
   }
   xla::OrdinalArguments arguments{sizeof arguments, nullptr, frame.context, 0};
   if (api.get_ordinal(&arguments)) fail_with_api();

@@ -135,7 +135,7 @@ struct Api {
   Error* (*register_handler)(void*);
   Error* (*get_stream)(StreamArguments*);
   void (*of_no_use_here[12])();
-  Error* (*get_ordinal)(OrdinalArguments*);  // since 2025: see struct_size
+  Error* (*get_ordinal)(OrdinalArguments*);  // as struct_size tells
 };
 
 struct CallFrame {

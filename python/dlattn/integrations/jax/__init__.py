@@ -15,6 +15,10 @@ from dlattn import _views
 from dlattn._attention import attention as _attention
 from dlattn._errors import UnsupportedError
 from dlattn._types import QuantizedKV
+
+if jax.__version_info__ < (0, 8):
+    raise ImportError(f"this is JAX {jax.__version__}; accepted: 0.8 or later, in dlattn.jax")
+
 from dlattn.integrations.jax import _call
 from dlattn.integrations.jax._operands import NAMES
 
