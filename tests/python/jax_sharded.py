@@ -8,6 +8,7 @@ and programs whose operands fit must not gather any.
 
 from __future__ import annotations
 
+import functools
 import os
 
 os.environ["XLA_FLAGS"] = (
@@ -27,6 +28,16 @@ import dlattn.jax
 from dlattn.reference import attention_reference, error_bound, max_error
 
 DTYPE = "float32" if jax.default_backend() == "cpu" else "float16"
+
+
+BATCH, HEADS, WHOLE = P("x"), P(None, None, "x"), P()
+
+
+def make_mesh(kind: Any, *sizes: int) -> Any:
+    """Axes x and y. Explicit ones stand in the types of arrays, as jax.make_mesh has them."""
+    devices = jax.devices()[: int(np.prod(sizes))]
+    names = ("x", "y")[: len(sizes)]
+    return jax.make_mesh(sizes, names, axis_types=(kind,) * len(sizes), devices=devices)
 
 
 def arrays(heads: int, heads_kv: int) -> list[Any]:
@@ -66,77 +77,99 @@ def check(name: str, function: Any, qkv: list[Any], specs: Any, mesh: Any, **opt
     assert not moved or name.endswith("(gathers)"), (name, moved)
 
 
-def main() -> None:
+def splits(kind: Any) -> None:
+    """Every way to split operands over a mesh, whose axes are of this kind."""
     count = len(jax.devices())
-    assert count >= 2, count
-    auto = jax.sharding.AxisType.Auto
-    two = jax.make_mesh((2,), ("x",), axis_types=(auto,), devices=jax.devices()[:2])
+    two = make_mesh(kind, 2)
     random = np.random.default_rng(1)
     bias = random.standard_normal((4, 8, 24, 33)).astype(np.float32)
     mask = random.random((4, 1, 1, 33)) < 0.7
     sinks = random.standard_normal(8).astype(np.float32)
     slopes = random.random((4, 8)).astype(np.float32)
-    batch, heads, whole = P("x"), P(None, None, "x"), P()
     attend = dlattn.jax.attention
     for kv in (8, 4, 2, 1):
         qkv = arrays(8, kv)
-        check(f"batch, {kv} KV heads", attend, qkv, [batch] * 3, two, causal=True)
-        of_kv = heads if kv > 1 else whole
-        check(f"heads, {kv} KV heads", attend, qkv, [heads, of_kv, of_kv], two, causal=True)
+        check(f"batch, {kv} KV heads", attend, qkv, [BATCH] * 3, two, causal=True)
+        of_kv = HEADS if kv > 1 else WHOLE
+        check(f"heads, {kv} KV heads", attend, qkv, [HEADS, of_kv, of_kv], two, causal=True)
     qkv = arrays(8, 4)
     scores = {"bias": bias, "mask": mask, "alibi_slopes": slopes, "sinks": sinks}
-    check("batch, all tensors", attend, qkv, [batch] * 6 + [whole], two, **scores)
-    split = [P(None, "x"), whole, P(None, "x"), P("x")]
-    check("heads, all tensors", attend, qkv, [heads] * 3 + split, two, **scores)
-    check("queries (gathers)", attend, qkv, [P(None, "x"), whole, whole], two)
+    check("batch, all tensors", attend, qkv, [BATCH] * 6 + [WHOLE], two, **scores)
+    split = [P(None, "x"), WHOLE, P(None, "x"), P("x")]
+    check("heads, all tensors", attend, qkv, [HEADS] * 3 + split, two, **scores)
+    check("queries (gathers)", attend, qkv, [P(None, "x"), WHOLE, WHOLE], two)
     swapped = [x.swapaxes(1, 2) for x in qkv]
     check("bhsd", attend, swapped, [P(None, "x")] * 3, two, layout="bhsd", window=(5, 3))
     if count >= 4:
-        four = jax.make_mesh((4,), ("x",), axis_types=(auto,), devices=jax.devices()[:4])
-        square = jax.make_mesh((2, 2), ("x", "y"), axis_types=(auto,) * 2)
-        check("four devices", attend, qkv, [heads] * 3, four)
+        four, square = make_mesh(kind, 4), make_mesh(kind, 2, 2)
+        check("four devices", attend, qkv, [HEADS] * 3, four)
         both = P("x", None, "y")
         check("batch and heads", attend, qkv, [both] * 3, square)
         check("heads over two axes", attend, qkv, [P(None, None, ("x", "y"))] * 3, square)
         # Two KV heads do not go over four devices.
         few = arrays(8, 2)
-        check("few KV heads (gathers)", attend, few, [heads, whole, whole], four)
+        check("few KV heads (gathers)", attend, few, [HEADS, WHOLE, WHOLE], four)
 
-    mapped = jax.shard_map(
-        lambda q, k, v: attend(q, k, v, causal=True),
-        mesh=two, in_specs=(batch,) * 3, out_specs=batch,
-    )  # fmt: skip
-    out = jax.jit(mapped)(*qkv)
+
+def transformations(kind: Any) -> None:
+    two = make_mesh(kind, 2)
+    attend = dlattn.jax.attention
+    qkv = arrays(8, 4)
     expected = attention_reference(*map(np.asarray, qkv), causal=True)
     bound = error_bound(*map(np.asarray, qkv), expected=expected, causal=True)
-    assert max_error(out, expected[0]) <= bound.out
-    print("shard_map")
 
     def loss(q: Any, k: Any, v: Any) -> Any:
         return jnp.sin(attend(q, k, v, causal=True).astype(jnp.float32)).sum()
 
     want = jax.grad(loss, argnums=(0, 1, 2))(*qkv)
-    for spec in (batch, heads):
+    mapped = jax.vmap(lambda q, k, v: attend(q[None], k[None], v[None], causal=True)[0])
+    lengths = np.array([33, 5, 1, 20], np.int32)
+    some = jax.jit(dlattn.jax.dot_product_attention)
+    shorter = some(*qkv, key_value_seq_lengths=lengths)
+    for spec in (BATCH, HEADS):
         put = [jax.device_put(x, NamedSharding(two, spec)) for x in qkv]
-        got = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(*put)
-        for a, b in zip(got, want, strict=True):
-            np.testing.assert_allclose(*(np.asarray(x, np.float64) for x in (a, b)), atol=2e-5)
-    got = jax.jit(
-        jax.grad(
-            lambda *x: jax.shard_map(
-                loss_of_parts, mesh=two, in_specs=(batch,) * 3, out_specs=batch
-            )(*x).sum(),
-            argnums=(0, 1, 2),
-        )
-    )(*qkv)
-    for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(*(np.asarray(x, np.float64) for x in (a, b)), atol=2e-5)
-    print("gradients")
+        same_gradients(jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(*put), want)
+        assert max_error(jax.jit(mapped)(*put), expected[0]) <= bound.out
+        assert max_error(some(*put, key_value_seq_lengths=lengths), shorter) <= bound.out
+
+
+def shard_map() -> None:
+    two = make_mesh(jax.sharding.AxisType.Auto, 2)
+    qkv = arrays(8, 4)
+    expected = attention_reference(*map(np.asarray, qkv), causal=True)
+    bound = error_bound(*map(np.asarray, qkv), expected=expected, causal=True)
+    over = functools.partial(jax.shard_map, mesh=two, in_specs=(BATCH,) * 3, out_specs=BATCH)
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return dlattn.jax.attention(q, k, v, causal=True)
+
+    def parts(q: Any, k: Any, v: Any) -> Any:
+        return jnp.sin(attend(q, k, v).astype(jnp.float32)).sum()[None]
+
+    def loss(*arrays: Any, function: Any) -> Any:
+        return function(*arrays).sum()
+
+    assert max_error(jax.jit(over(attend))(*qkv), expected[0]) <= bound.out
+    want, got = (
+        jax.jit(jax.grad(functools.partial(loss, function=f), argnums=(0, 1, 2)))(*qkv)
+        for f in (parts, over(parts))
+    )
+    same_gradients(got, want)
+
+
+def same_gradients(got: Any, want: Any) -> None:
+    for pair in zip(got, want, strict=True):
+        np.testing.assert_allclose(*(np.asarray(x, np.float64) for x in pair), atol=2e-5)
+
+
+def main() -> None:
+    assert len(jax.devices()) >= 2
+    for kind in (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit):
+        print(kind)
+        splits(kind)
+        transformations(kind)
+    shard_map()
     print("passed")
-
-
-def loss_of_parts(q: Any, k: Any, v: Any) -> Any:
-    return jnp.sin(dlattn.jax.attention(q, k, v, causal=True).astype(jnp.float32)).sum()[None]
 
 
 if __name__ == "__main__":

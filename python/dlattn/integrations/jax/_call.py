@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from dlattn._attention import attention as _attention
 from dlattn._attention import attention_varlen as _attention_varlen
 from dlattn._errors import UnsupportedError
 from dlattn.integrations.jax import _formula
-from dlattn.integrations.jax._operands import dims, fold, folds, sharding_rule, size_of
+from dlattn.integrations.jax._operands import dims, fold, folds, sharding_rule, size_of, splits
 
 SIGNATURE = inspect.signature(_attention)
 _VARLEN = inspect.signature(_attention_varlen)
@@ -106,13 +105,8 @@ def _partitionable(
 
     def shardings(q: Any) -> tuple[tuple[Any, ...], Result]:
         """Of all operands and results, from that of q."""
-        spec = (*q.sharding.spec, *(None,) * 4)
         mesh = q.sharding.mesh
-        batch, heads = (spec[dims("q", layout).index(letter)] for letter in "bh")
-        axes = heads if isinstance(heads, tuple) else (heads,) if heads else ()
-        if num_heads_kv > 1 and num_heads_kv % math.prod(mesh.shape[axis] for axis in axes):
-            heads = None  # a device would have queries of a part of a KV head
-        split = {"b": batch, "h": heads, "g": heads if num_heads_kv > 1 else None}
+        split = splits(q.sharding.spec, mesh.shape, num_heads_kv, layout)
 
         def sharding(name: str, shape: tuple[int, ...] | None) -> NamedSharding:
             letters = dims(name, layout)
@@ -162,9 +156,39 @@ def _vary(results: Result, operands: Sequence[Any]) -> Result:
     return tuple(map(varying, results))
 
 
+def _with_automatic_axes(function: Callable[..., Any], arguments: Any, specs: Any) -> Any:
+    """function(*arguments), where arrays may have their sharding in their types.
+
+    jax.make_mesh has such axes unless it is told otherwise. Within, XLA splits what it computes;
+    the results get types with `specs(mesh)`, of q's mesh, or of the first that has one.
+    """
+    meshes = [x.sharding.mesh for x in map(jax.typeof, jax.tree.leaves(arguments))]
+    explicit = [mesh for mesh in meshes if mesh.explicit_axes]
+    if not explicit:
+        return function(*arguments)
+    mesh = explicit[0]
+    call = jax.sharding.auto_axes(function, axes=mesh.explicit_axes, out_sharding=specs(mesh))
+    if not jax.sharding.get_abstract_mesh().empty:
+        return call(*arguments)
+    with jax.sharding.use_abstract_mesh(mesh):  # which JAX before 0.10 asks for
+        return call(*arguments)
+
+
+def _spec_of(x: Any) -> Any:
+    return jax.typeof(x).sharding.spec
+
+
+def _specs_of_results(settings: dict[str, Any], q_spec: Any, k: Any, mesh: Any) -> Result:
+    layout = settings["layout"]
+    split = splits(q_spec, mesh.shape, size_of("g", "k", k, layout), layout)
+    results = ("out", "lse") if settings["return_lse"] else ("out",)
+    return tuple(PartitionSpec(*map(split.get, dims(name, layout))) for name in results)
+
+
 @functools.lru_cache(maxsize=1024)
 def _mappable(options: Options, names: Names) -> Callable[..., Result]:
-    layout = dict(options)["layout"]
+    settings = dict(options)
+    layout = settings["layout"]
 
     @jax.custom_batching.custom_vmap
     def function(*operands: Any) -> Result:
@@ -184,15 +208,24 @@ def _mappable(options: Options, names: Names) -> Callable[..., Result]:
             moving = [x for x, is_mapped in zip(operands, batched, strict=True) if is_mapped]
             result: Result = jax.lax.map(one, moving)
             return result, (True,) * len(result)
-        q = operands[0][0] if batched[0] else operands[0]
-        batch_size = size_of("b", "q", q, layout)
-        folded = (
-            fold(name, x, axis_size, mapped[name], batch_size, layout)
-            for name, x in zip(names, operands, strict=True)
-        )
-        result = function(*folded)
-        shaped = tuple(x.reshape(axis_size, batch_size, *x.shape[1:]) for x in result)
-        return shaped, (True,) * len(shaped)
+        batch_size = size_of("b", "q", operands[0], layout)
+
+        def call(*operands: Any) -> Result:
+            folded = (
+                fold(name, x, axis_size, mapped[name], batch_size, layout)
+                for name, x in zip(names, operands, strict=True)
+            )
+            result = function(*folded)
+            return tuple(x.reshape(axis_size, batch_size, *x.shape[1:]) for x in result)
+
+        def specs(mesh: Any) -> Result:
+            of_q = (*_spec_of(operands[0]), *(None,) * operands[0].ndim)
+            lead = _spec_of(next(x for x, moves in zip(operands, batched, strict=True) if moves))
+            own = _specs_of_results(settings, of_q[1:] if batched[0] else of_q, operands[1], mesh)
+            return tuple(PartitionSpec(lead[0], *spec) for spec in own)
+
+        result = _with_automatic_axes(call, operands, specs)
+        return result, (True,) * len(result)
 
     return function
 
@@ -202,9 +235,15 @@ def differentiable(options: Options, names: Names) -> Callable[..., Result]:
     settings = dict(options)
     mappable = _mappable(options, names)
 
+    def attend(*operands: Any) -> Result:
+        def specs(mesh: Any) -> Result:
+            return _specs_of_results(settings, _spec_of(operands[0]), operands[1], mesh)
+
+        return _with_automatic_axes(mappable, operands, specs)
+
     @jax.custom_vjp
     def dlattn_attention(*operands: Any) -> Result:
-        return mappable(*operands)
+        return attend(*operands)
 
     def forward(*operands: Any) -> tuple[Result, Any]:
         if operands[0].dtype == jnp.float8_e4m3fn:
@@ -212,9 +251,9 @@ def differentiable(options: Options, names: Names) -> Callable[..., Result]:
                 "q is of float8_e4m3fn and a gradient is asked for; accepted: float16, bfloat16, "
                 "float32 or float64 where there is one"
             )
-        return mappable(*operands), operands
+        return attend(*operands), operands
 
-    def backward(operands: Any, cotangents: Result) -> tuple[Any, ...]:
+    def gradients(operands: Any, cotangents: Result) -> list[Any]:
         floating = [jnp.issubdtype(x.dtype, jnp.floating) for x in operands]
 
         def formula(*moving: Any) -> Result:
@@ -225,8 +264,17 @@ def differentiable(options: Options, names: Names) -> Callable[..., Result]:
             return both[: len(cotangents)]
 
         moving = [x for x, moves in zip(operands, floating, strict=True) if moves]
-        gradients = iter(jax.vjp(formula, *moving)[1](cotangents))
-        return tuple(next(gradients) if moves else None for moves in floating)
+        return list(jax.vjp(formula, *moving)[1](cotangents))
+
+    def backward(operands: Any, cotangents: Result) -> tuple[Any, ...]:
+        floating = [jnp.issubdtype(x.dtype, jnp.floating) for x in operands]
+
+        def specs(mesh: Any) -> list[Any]:
+            pairs = zip(operands, floating, strict=True)
+            return [_spec_of(x) for x, moves in pairs if moves]
+
+        found = iter(_with_automatic_axes(gradients, (operands, cotangents), specs))
+        return tuple(next(found) if moves else None for moves in floating)
 
     dlattn_attention.defvjp(forward, backward)
     compiled: Callable[..., Result] = jax.jit(dlattn_attention)

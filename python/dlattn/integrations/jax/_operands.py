@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -32,7 +33,9 @@ def dims(name: str, layout: str) -> str:
 
 
 def size_of(letter: str, name: str, x: Any, layout: str) -> int:
-    size: int = x.shape[dims(name, layout).index(letter)]
+    """Of an operand, or of one with further dimensions before its own."""
+    letters = dims(name, layout)
+    size: int = x.shape[x.ndim - len(letters) + letters.index(letter)]
     return size
 
 
@@ -56,6 +59,16 @@ def fold(name: str, x: Any, axis_size: int, batched: bool, batch_size: int, layo
     if own[0] != batch_size:
         x = jnp.broadcast_to(x, (axis_size, batch_size, *own[1:]))
     return x.reshape(axis_size * batch_size, *own[1:])
+
+
+def splits(q_spec: Any, mesh_shape: Any, num_heads_kv: int, layout: str) -> dict[str, Any]:
+    """The axes of a mesh over which each of the dimensions is split, as q is."""
+    spec = (*q_spec, *(None,) * 4)
+    batch, heads = (spec[dims("q", layout).index(letter)] for letter in "bh")
+    axes = heads if isinstance(heads, tuple) else (heads,) if heads else ()
+    if num_heads_kv > 1 and num_heads_kv % math.prod(mesh_shape[axis] for axis in axes):
+        heads = None  # a device would have queries of a part of a KV head
+    return {"b": batch, "h": heads, "g": heads if num_heads_kv > 1 else None}
 
 
 def sharding_rule(
