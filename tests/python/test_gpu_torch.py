@@ -144,13 +144,15 @@ def test_whatever_torch_takes_is_served() -> None:
 
 
 def test_efficient_with_rows_that_see_nothing() -> None:
+    """torch tells its kernel of hidden keys by a large negative number: the mean of v, or 0."""
     tensors = drawn()
     mask = torch.ones(130, 130, dtype=torch.bool, device="cuda")
     mask[5] = False
-    found = stock_and_ours(lambda *x: F.scaled_dot_product_attention(*x, attn_mask=mask), tensors)[
-        1
-    ]
-    assert (found[0][:, :, 5] == 0).all() and (found[1][:, :, 5] == 0).all()
+    with torch.nn.attention.sdpa_kernel(BACKENDS.EFFICIENT_ATTENTION):
+        want, found = stock_and_ours(
+            lambda *x: F.scaled_dot_product_attention(*x, attn_mask=mask), tensors
+        )
+    torch.testing.assert_close(found[0], want[0], rtol=6e-3, atol=6e-3)
     assert all(x.isfinite().all() for x in found)
 
 
@@ -170,7 +172,10 @@ def test_dropout_goes_to_torch() -> None:
         with torch.nn.attention.sdpa_kernel(BACKENDS.FLASH_ATTENTION):
             out = F.scaled_dot_product_attention(q, k, v, dropout_p=0.3)
         results.append((out, *torch.autograd.grad(out.sum(), (q, k, v))))
-    assert dlattn.torch.stats().refused == {f"{FLASH}: dropout_p is above 0": 1}
+    # torch's own kernel calls the operator of packed sequences, which is dlattn's too.
+    refused = dlattn.torch.stats().refused
+    assert refused.pop(f"{FLASH}: dropout_p is above 0") == 1
+    assert set(refused) <= {"_flash_attention_forward: dropout_p is above 0"}
     for found, want in zip(*results, strict=True):
         torch.testing.assert_close(found, want)
 
