@@ -287,6 +287,7 @@ SCHEMES = (
         of_tile=True,
         float16_sums=True,
     ),
+    Scheme("dlattn int8_fp16", _library_int8, float16_values, "float16", of_tile=True),
     Scheme("dlattn fp8", _library_float8, _float8_of_tiles, "e4m3", 256.0, tile=tile_of_float8),
 )
 

@@ -3,7 +3,8 @@
     from dlattn.sageattention import sageattn
 
 q, k and v of float16 or bfloat16 are attended to with `precision="int8_fp8"` of `dlattn.attention`:
-8-bit integers for q·k, float8_e4m3fn for probabilities times v. Arguments mean what they mean
+8-bit integers for q·k, float8_e4m3fn for probabilities times v; by `sageattn_qk_int8_pv_fp16_cuda`
+with `precision="int8_fp16"`, of float16 for the latter. Arguments mean what they mean
 there, and are passed in the same order:
 
     tensor_layout: "HND", q being (batch, num_heads, seqlen_q, head_dim) and k and v (batch,
@@ -14,7 +15,7 @@ there, and are passed in the same order:
     sm_scale: Factor of q·k, None: 1 / sqrt(head_dim).
     return_lse: Return (out, lse), lse being the natural logarithm of the softmax's denominator,
         float32 of (batch, num_heads, seqlen_q) in both layouts.
-    smooth_k: Does nothing. k is always stored without a mean of its keys, of 256 of each head and
+    smooth_k: Does nothing. k is always stored without a mean of its keys, of 64 of each head and
         sequence; no softmax sees it, and lse has it.
     smooth_v, qk_quant_gran, pv_accum_dtype: SageAttention's values are accepted and do nothing.
         Each row of q has a scale, so have 64 keys of k and of v, and products with v are added up
@@ -26,10 +27,10 @@ there, and are passed in the same order:
 It differs in these points: results are not SageAttention's bits, for k is rotated and scales are of
 other rows. NumPy, CuPy and JAX arrays are accepted, and those on the CPU; so is a head_dim of v
 that is not k's. An array whose last dimension is not contiguous is refused and never copied. On
-compute capability 8.0 and 8.6, where `sageattn` there multiplies with v in 16 bits, there is no
-kernel. `sageattn_varlen` computes in the same precision here, there with v in 16 bits.
-`sageattn_qk_int8_pv_fp16_cuda` and `sageattn_qk_int8_pv_fp16_triton` are absent: importing one says
-what to use.
+compute capability 8.0 and 8.6, where `sageattn` there multiplies with v in 16 bits, `sageattn` is
+refused and `sageattn_qk_int8_pv_fp16_cuda` is served. `sageattn_varlen` computes in the same
+precision as `sageattn` here, there with v in 16 bits. `sageattn_qk_int8_pv_fp16_triton` is absent:
+importing it says what to use.
 
 All functions raise UnsupportedError, TypeError and DeviceError as `attention` does.
 
@@ -44,12 +45,13 @@ from typing import Any
 from dlattn import _views
 from dlattn._attention import attention, attention_varlen
 from dlattn._errors import UnsupportedError
-from dlattn._types import Layout
+from dlattn._types import Layout, Precision
 
 __all__ = [
     "sageattn",
     "sageattn_qk_int8_pv_fp8_cuda",
     "sageattn_qk_int8_pv_fp8_cuda_sm90",
+    "sageattn_qk_int8_pv_fp16_cuda",
     "sageattn_varlen",
 ]
 
@@ -59,6 +61,7 @@ _LAYOUTS: dict[str, Layout] = {"HND": "bhsd", "NHD": "bshd"}
 _NAMES = {
     "softmax_scale": "sm_scale",
     "precision is int8_fp8 with q of": "q: dtype is",
+    "precision is int8_fp16 with q of": "q: dtype is",
     "accepted: with float16 or bfloat16": "accepted: float16 or bfloat16",
 }
 
@@ -110,6 +113,33 @@ def sageattn_qk_int8_pv_fp8_cuda(
     _views.check_flag(smooth_k, "smooth_k")
     _views.check_flag(smooth_v, "smooth_v")
     return _attend(q, k, v, tensor_layout, is_causal, sm_scale, return_lse)
+
+
+def sageattn_qk_int8_pv_fp16_cuda(
+    q: Any,
+    k: Any,
+    v: Any,
+    tensor_layout: str = "HND",
+    is_causal: bool = False,
+    qk_quant_gran: str = "per_thread",
+    sm_scale: float | None = None,
+    pv_accum_dtype: str = "fp32",
+    smooth_k: bool = True,
+    smooth_v: bool = False,
+    return_lse: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Attention of q over k in 8 bits and v in 16.
+
+    Returns:
+        As sageattn.
+    """
+    _refuse_keywords("sageattn_qk_int8_pv_fp16_cuda", kwargs)
+    _check_choice(qk_quant_gran, "qk_quant_gran", ("per_warp", "per_thread"))
+    _check_choice(pv_accum_dtype, "pv_accum_dtype", ("fp16", "fp16+fp32", "fp32"))
+    _views.check_flag(smooth_k, "smooth_k")
+    _views.check_flag(smooth_v, "smooth_v")
+    return _attend(q, k, v, tensor_layout, is_causal, sm_scale, return_lse, "int8_fp16")
 
 
 def sageattn_qk_int8_pv_fp8_cuda_sm90(
@@ -193,6 +223,7 @@ def _attend(
     is_causal: bool,
     sm_scale: float | None,
     return_lse: bool,
+    precision: Precision = "int8_fp8",
 ) -> Any:
     _check_choice(tensor_layout, "tensor_layout", tuple(_LAYOUTS))
     _views.check_flag(is_causal, "is_causal")
@@ -204,7 +235,7 @@ def _attend(
             v,
             causal="top_left" if is_causal else False,
             softmax_scale=sm_scale,
-            precision="int8_fp8",
+            precision=precision,
             layout=_LAYOUTS[tensor_layout],
             return_lse=return_lse,
         )
@@ -240,12 +271,11 @@ def _either(words: tuple[str, ...]) -> str:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("sageattn_qk_int8_pv_fp16_cuda", "sageattn_qk_int8_pv_fp16_triton"):
+    if name == "sageattn_qk_int8_pv_fp16_triton":
         # An AttributeError's text would be lost in `from dlattn.sageattention import ...`.
         raise ImportError(
-            f"dlattn.sageattention has no {name}: no kernel here computes q·k in 8 bits "
-            "and multiplies with v in 16; use sageattn, of 8-bit integers and float8_e4m3fn, or "
-            "dlattn.attention without precision, of 16 bits throughout",
+            f"dlattn.sageattention has no {name}: no kernel here is written in Triton; use "
+            "sageattn_qk_int8_pv_fp16_cuda, of the same arithmetic",
             name=__name__,
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -33,6 +33,16 @@ SIGNATURES: dict[str, dict[str, Any]] = {
         "smooth_v": False,
         "return_lse": False,
     },
+    "sageattn_qk_int8_pv_fp16_cuda": {
+        "tensor_layout": "HND",
+        "is_causal": False,
+        "qk_quant_gran": "per_thread",
+        "sm_scale": None,
+        "pv_accum_dtype": "fp32",
+        "smooth_k": True,
+        "smooth_v": False,
+        "return_lse": False,
+    },
     "sageattn_qk_int8_pv_fp8_cuda_sm90": {
         "tensor_layout": "HND",
         "is_causal": False,
@@ -170,7 +180,8 @@ def test_head_dims_and_scale(head_dim: int) -> None:
 @pytest.mark.parametrize("name", FIXED_LENGTH)
 def test_every_name_is_the_same_attention(name: str) -> None:
     arrays = problem()
-    want = dlattn.attention(*arrays, precision="int8_fp8", layout="bhsd", return_lse=True)
+    precision = "int8_fp16" if "fp16" in name else "int8_fp8"
+    want = dlattn.attention(*arrays, precision=precision, layout="bhsd", return_lse=True)
     options: dict[str, Any] = {"return_lse": True}
     for got in (
         getattr(sageattention, name)(*arrays, **options),
@@ -275,6 +286,12 @@ def test_wrong_options_of_the_names_for_gpus() -> None:
         names(*arrays, smooth_v=1)
     with pytest.raises(TypeError, match=r"fp8_cuda\(\) got an unexpected keyword argument 'scale'"):
         names(*arrays, scale=1.0)
+    fp16 = sageattention.sageattn_qk_int8_pv_fp16_cuda
+    with pytest.raises(UnsupportedError, match="pv_accum_dtype is 'fp32\\+fp16'; accepted: 'fp16'"):
+        fp16(*arrays, pv_accum_dtype="fp32+fp16")
+    floats = [x.astype(np.float32) for x in arrays]
+    with pytest.raises(UnsupportedError, match=r"^q: dtype is float32; accepted: float16 or"):
+        fp16(*floats)
     sm90 = sageattention.sageattn_qk_int8_pv_fp8_cuda_sm90
     with pytest.raises(UnsupportedError, match=r"pv_accum_dtype is 'fp32'; accepted: 'fp32\+fp32'"):
         sm90(*arrays, pv_accum_dtype="fp32")
@@ -296,10 +313,9 @@ def test_varlen_refusals() -> None:
         varlen(q, k, v, cu.astype(np.int64), cu, 130, 130)
 
 
-@pytest.mark.parametrize("name", ["cuda", "triton"])
-def test_other_arithmetic_is_absent(name: str) -> None:
-    name = f"sageattn_qk_int8_pv_fp16_{name}"
-    with pytest.raises(ImportError, match=f"has no {name}: .* use sageattn, of 8-bit"):
+def test_other_names_are_absent() -> None:
+    name = "sageattn_qk_int8_pv_fp16_triton"
+    with pytest.raises(ImportError, match=f"has no {name}: .* use sageattn_qk_int8_pv_fp16_cuda"):
         exec(f"from dlattn.sageattention import {name}")
     with pytest.raises(ImportError, match="cannot import name 'sageattn_blackwell'"):
         exec("from dlattn.sageattention import sageattn_blackwell")
