@@ -74,15 +74,17 @@ _KERNEL = re.compile(
     r"_ZN6dlattn\d+(sm90|sm90_fp8|wmma8|[a-z_]+?)(?:12row_per_warp)?(?:6|\d\d(split|general|persistent|int8)_)"
     r"kernelI(6__half|13__nv_bfloat16|f)?"
     r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:Lb([01])E)?"
-    r"(?:LNS0_8ScoreModE([0-2])ELb([01])E)?EEv\w+"
+    r"(?:LNS0_8ScoreModE([0-2])ELb([01])E)?(?:LNS_9PrecisionE(\d)E)?EEv\w+"
 )
 # Of key_blocks, which quantises: by the dtype of its inputs, its precision, its columns, and
 # whether it is q's.
 _QUANTIZE = re.compile(
     r"_ZN6dlattn8quantize10key_blocks6kernelI(6__half|13__nv_bfloat16)"
-    r"LNS_9PrecisionE([12])ELi(64|128)ELb([01])EEEv\w+"
+    r"LNS_9PrecisionE([123])ELi(64|128)ELb([01])EEEv\w+"
 )
-_PRECISIONS = {"1": "int8", "2": "fp8"}
+# An instance of int8 has the kernels of two precisions.
+_INT8, _INT8_FP16 = "wmma8_int8_", "wmma8_int8_fp16_"
+_PRECISIONS = {"1": "int8", "2": "fp8", "3": "int8_fp16"}
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
 
@@ -171,9 +173,10 @@ def expected_kernels() -> list[str]:
         kernel_name("quantize", dtype, columns, variant)
         for dtype in ("float16", "bfloat16")
         for columns in (64, 128)
-        for variant in ("int8", "fp8", "fp8_queries")
+        for variant in ("int8", "fp8", "fp8_queries", "int8_fp16")
     ]
-    return forward + merges + quantizes
+    of_halves = [name.replace(_INT8, _INT8_FP16) for name in forward if name.startswith(_INT8)]
+    return forward + of_halves + merges + quantizes
 
 
 def name_of(symbol: str) -> str | None:
@@ -187,14 +190,14 @@ def name_of(symbol: str) -> str | None:
 
 
 def _parsed_name(match: re.Match[str]) -> str:
-    family, name, element, tile, variant, twin, scaled, mod, varlen = match.groups()
+    family, name, element, tile, variant, twin, scaled, mod, varlen, precision = match.groups()
     if family == "sm90":
         name, twin = (
             (f"v{variant}" if variant != tile else "") + _MODS[int(mod)],
             varlen,
         )
     elif family == "wmma8":
-        dtype = name or _TYPES[element]
+        dtype = _PRECISIONS[precision] if name else _TYPES[element]
         return kernel_name(family, dtype, tile, variants(family)[int(twin)])
     elif family == "sm90_fp8":
         name = variants(family)[int(scaled)]
@@ -369,6 +372,10 @@ def dynamic_smem() -> dict[str, int]:
             for name in names(family, variant):
                 whole = kernel_name(family, dtype, tile, name)
                 lines.append(f'std::printf("{whole} %d\\n", {config}.smem_bytes);')
+            if whole.startswith(_INT8):
+                halves = config.replace(f"({tile})", f"({tile}, 2)")
+                whole = whole.replace(_INT8, _INT8_FP16)
+                lines.append(f'std::printf("{whole} %d\\n", {halves}.smem_bytes);')
     lines.append("}")
     with tempfile.TemporaryDirectory() as temporary:
         source, program = Path(temporary) / "smem.cpp", Path(temporary) / "smem"
