@@ -151,7 +151,7 @@ def _vary(results: Result, operands: Sequence[Any]) -> Result:
             return x
         if hasattr(jax.lax, "pcast"):
             return jax.lax.pcast(x, missing, to="varying")
-        return jax.lax.pvary(x, missing)
+        return jax.lax.pvary(x, missing)  # type: ignore[attr-defined]  # of older ones
 
     return tuple(map(varying, results))
 
