@@ -25,7 +25,10 @@ _SYMBOLS = {
     "wmma": re.compile(
         r"_ZN6dlattn4wmma\d+(?:(split|general|persistent)_)?kernelI6__halfLi(\d+)E(?:Li(\d+)E)?(?:Lb0E)?E\w*"
     ),
-    "wmma8": re.compile(r"_ZN6dlattn5wmma8\d+(?:(int8)_)?kernelILi(\d+)ELb([01])EE\w*"),
+    # Of the integers' the kernels of precision int8_fp8: those of int8_fp16 are not modelled.
+    "wmma8": re.compile(
+        r"_ZN6dlattn5wmma8\d+(?:(int8)_)?kernelILi(\d+)ELb([01])E(?:LNS_9PrecisionE1E)?E\w*"
+    ),
 }
 # Of which the instances are.
 _DTYPES = {"wmma": ("float16",), "wmma8": ("float8_e4m3fn", "int8")}
