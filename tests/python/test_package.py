@@ -91,7 +91,9 @@ def test_requirements(distribution: importlib.metadata.Distribution) -> None:
         "nanobind-backend",
         "numpy",
     }
-    assert {"test", "bench", "dev"} <= set(distribution.metadata.get_all("Provides-Extra") or [])
+    assert {"test", "docs", "bench", "dev"} <= set(
+        distribution.metadata.get_all("Provides-Extra") or []
+    )
 
 
 def test_contents(distribution: importlib.metadata.Distribution) -> None:
