@@ -73,6 +73,10 @@ bool plan_on(const ListedFamily<Params>& family, const Params& p, const DeviceIn
                   record.capability % 10, "; ", device.name, " has ", device.compute_major, ".",
                   device.compute_minor);
   }
+  if constexpr (std::is_same_v<Params, AttentionParams>) {
+    if (is_cache(p) && !record.reads_caches)
+      return refuse(why, "does not read keys in a cache: ", cache_feature(p), " is given");
+  }
   const Instance* instance = instance_of(family, p, why);
   if (!instance) return false;
   if (options.variant && !record.accepted_variants) return refuse_variant(options.variant, why);

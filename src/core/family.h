@@ -28,6 +28,7 @@ struct Family {
   // launcher enqueues them.
   bool (*plan)(const Params& params, const DeviceInfo& device, const Options& options, Plan* plan,
                std::string* why);
+  bool reads_caches = false;  // whether it takes keys in a cache (is_cache())
 };
 using ForwardFamily = Family<AttentionParams>;
 using MergeFamily = Family<MergeParams>;

@@ -94,6 +94,12 @@ const char* score_feature(const AttentionParams& p) {
   return p.alibi_slopes.data ? "alibi_slopes" : nullptr;
 }
 
+const char* cache_feature(const AttentionParams& p) {
+  if (p.page_table.data) return "page_table";
+  if (p.cache_batch_idx) return "cache_batch_idx";
+  return p.leftpad_k ? "leftpad_k" : "seqused_k";
+}
+
 std::vector<std::string> refusals(const AttentionParams& params, const DeviceInfo& device,
                                   const Options& options) {
   if (asks_for_cpu(device, options)) {

@@ -15,6 +15,9 @@ constexpr std::string_view kAuto = "auto", kCpu = "cpu";
 
 // The name of a score feature (softcap, bias, mask, alibi_slopes) that a problem uses; null: none.
 const char* score_feature(const AttentionParams& params);
+// The name of what tells where a cache's keys are (page_table, cache_batch_idx, leftpad_k,
+// seqused_k).
+const char* cache_feature(const AttentionParams& params);
 
 // The plan of a valid problem; throws UnsupportedError if no kernel, or not the one asked for, can
 // run it.
