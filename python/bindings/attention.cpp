@@ -8,23 +8,28 @@
 namespace dlattn::python {
 namespace {
 
-// Gives a problem the workspace that its plan asks for: a tensor of the target's framework, which
-// may be let go of as soon as the work is enqueued, if no `held` keeps it.
-nb::object take_workspace(const AttentionCall& call, const Target& target, Problem* problem) {
-  const AttentionParams& params = problem->params;
-  const std::int64_t bytes =
-      dlattn::plan(params, device_info(params.device), problem->options).workspace_bytes;
-  if (bytes == 0) return {};
-  nb::object memory =
-      call_method(target.type->adapter, "workspace", target.like, bytes, target.device.index,
-                  call.stream.is_none()
-                      ? nb::none()
-                      : nb::object(nb::int_(reinterpret_cast<std::uintptr_t>(target.stream))));
-  const Tensor tensor = import_tensor(memory, "workspace", target);
-  problem->params.workspace = tensor.data;
-  problem->params.workspace_bytes = bytes;
-  return memory;
-}
+// Gives a call the workspace that its plan asks for: a tensor of the target's framework, which may
+// be let go of as soon as the work is enqueued, if nobody else keeps it.
+struct Workspace {
+  const AttentionCall& call;
+  const Target& target;
+  const Problem& problem;
+  Unlocked* unlocked = nullptr;
+  nb::object memory;
+
+  void* allocate(std::int64_t bytes) {
+    return unlocked->with_gil([&] {
+      memory =
+          call_method(target.type->adapter, "workspace", target.like, bytes, target.device.index,
+                      call.stream.is_none()
+                          ? nb::none()
+                          : nb::object(nb::int_(reinterpret_cast<std::uintptr_t>(target.stream))));
+      // Python has run since they were looked at.
+      check_unchanged(problem.tensors, problem.tensors + problem.num_tensors);
+      return import_tensor(memory, "workspace", target).data;
+    });
+  }
+};
 
 Outcome compute(const AttentionCall& call, const Target& target, Problem& problem, Held* held) {
   read_tensors(call, target, &problem);
@@ -42,10 +47,10 @@ Outcome compute(const AttentionCall& call, const Target& target, Problem& proble
     lse.emplace(allocate(target, "lse", problem.lse.sizes, problem.lse.ndim, DType::kFloat32));
     set_lse(lse->tensor, &problem);
   }
-  nb::object workspace;
-  if (params.precision != Precision::kInputs && target.device.type == DeviceType::kCuda) {
-    workspace = take_workspace(call, target, &problem);
-  }
+  Workspace workspace{call, target, problem};
+  problem.options.workspace = {
+      [](void* self, std::int64_t bytes) { return static_cast<Workspace*>(self)->allocate(bytes); },
+      &workspace};
   const auto tell_autograd = [&] {
     if (out) return;
     const TensorType& type = tensor_type(call.out, "out");
@@ -53,8 +58,9 @@ Outcome compute(const AttentionCall& call, const Target& target, Problem& proble
   };
   check_unchanged(problem.tensors, problem.tensors + problem.num_tensors);
   try {
-    without_gil([&](Poll poll) {
+    without_gil([&](Poll poll, Unlocked& unlocked) {
       problem.options.poll = poll;
+      workspace.unlocked = &unlocked;
       forward(params, target.stream, problem.options);
     });
   } catch (const nb::python_error&) {
@@ -66,7 +72,7 @@ Outcome compute(const AttentionCall& call, const Target& target, Problem& proble
     for (int i = 0; i < problem.num_tensors; ++i) held->push_back(problem.tensors[i].owner);
     held->push_back(out->tensor.owner);
     if (lse) held->push_back(lse->tensor.owner);
-    if (workspace.is_valid()) held->push_back(workspace);
+    if (workspace.memory.is_valid()) held->push_back(workspace.memory);
   }
   Outcome outcome;
   outcome.out = out ? take(target, &*out) : nb::borrow(call.out);

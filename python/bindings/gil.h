@@ -2,6 +2,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <type_traits>
+
 #include "dlattn/types.h"
 
 // Python's global interpreter lock: where this module gives it up, and where it may lose it.
@@ -83,19 +85,43 @@ class Unlocked {
   // of them raises.
   void check_signals();
 
+  // Runs code(), which may use Python, with the GIL. Throws Interrupted where it throws Python's
+  // exception.
+  template <typename Code>
+  auto with_gil(Code&& code) {
+    take_gil();
+    const GiveUp give_up{this};
+    try {
+      return code();
+    } catch (nb::python_error& error) {
+      error.restore();
+    }
+    throw Interrupted();
+  }
+
  private:
+  struct GiveUp {
+    Unlocked* unlocked;
+    ~GiveUp() { unlocked->thread_ = PyEval_SaveThread(); }
+  };
+
   void take_gil() noexcept;
 
   PyThreadState* thread_;
 };
 
-// Runs compute(poll) without the GIL. Where a signal's handler raises meanwhile, as Ctrl-C's does,
-// that ends the computation and is raised here.
+// Runs compute(poll), or compute(poll, unlocked), without the GIL. Where a signal's handler raises
+// meanwhile, as Ctrl-C's does, that ends the computation and is raised here.
 template <typename Compute>
 void without_gil(Compute&& compute) {
   try {
     Unlocked unlocked;
-    compute(Poll{[](void* self) { static_cast<Unlocked*>(self)->check_signals(); }, &unlocked});
+    const Poll poll{[](void* self) { static_cast<Unlocked*>(self)->check_signals(); }, &unlocked};
+    if constexpr (std::is_invocable_v<Compute, Poll, Unlocked&>) {
+      compute(poll, unlocked);
+    } else {
+      compute(poll);
+    }
   } catch (const Interrupted&) {
     throw nb::python_error();
   }

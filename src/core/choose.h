@@ -84,8 +84,10 @@ bool plan_on(const ListedFamily<Params>& family, const Params& p, const DeviceIn
   plan->kernel = record.name;
   plan->dtype = instance->dtype;
   plan->head_dim_tile = instance->head_dim_tile;
-  return record.plan(p, device, options, plan, why) && can_launch(*plan, device, why) &&
-         positions_fit(p, why);
+  if (!record.plan(p, device, options, plan, why) || !can_launch(*plan, device, why)) return false;
+  if (!options.allow_workspace && plan->workspace_bytes > 0)
+    return refuse(why, "needs a workspace of ", plan->workspace_bytes, " bytes");
+  return positions_fit(p, why);
 }
 
 // Makes a plan as good as new. Of `others` nothing counts then, so they stay as they are, which is

@@ -19,6 +19,19 @@ void quantize(const Launch& launch, void* stream, AttentionParams* params) {
                                                                                  stream);
 }
 
+// The plan of a call. One for a workspace that nobody gives is passed over for the fastest that
+// needs none, if there is one.
+Plan plan_of_call(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
+  const Plan plan = core::make_plan(params, device, options);
+  const bool given = params.workspace || options.workspace.function;
+  if (plan.kernel == core::kCpu || plan.workspace_bytes == 0 || given) return plan;
+  if (params.precision != Precision::kInputs) return plan;  // that needs one in any case
+  Options without = options;
+  without.allow_workspace = false;
+  return core::refusals(params, device, without).empty() ? core::make_plan(params, device, without)
+                                                         : plan;
+}
+
 }  // namespace
 
 Support supported(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
@@ -39,7 +52,7 @@ Plan plan(const AttentionParams& params, const DeviceInfo& device, const Options
 void forward(const AttentionParams& params, void* stream, const Options& options) {
   core::validate(params);
   const DeviceInfo& device = device_info(params.device);
-  const Plan plan = core::make_plan(params, device, options);
+  const Plan plan = plan_of_call(params, device, options);
   core::print_if_asked(plan);
   if (plan.kernel == core::kCpu) return cpu::forward(params, plan, options.poll);
   if (plan.grid == 0) return;

@@ -63,7 +63,10 @@ _VARIANTS = {
     },
     "wmma8": {"": _ALL, "general": range(1, 129)},
     "sm90_fp8": {"": _ALL, "scaled": range(1, 129)},
+    "decode": {"rows16": _ALL, "rows32": range(1, 129)},
 }
+# Each tile shape of decode has these kernels.
+_DECODE = ("", "general", "paged", "paged_general", "combine")
 # Kernels of which there is another beside: those that pack heads, those for packed sequences.
 _TWINS = {
     ("wmma", "narrow"): "packed",
@@ -71,7 +74,7 @@ _TWINS = {
     **{("sm90_fp8", variant): "varlen" for variant in ("", "scaled")},
 }
 _KERNEL = re.compile(
-    r"_ZN6dlattn\d+(sm90|sm90_fp8|wmma8|[a-z_]+?)(?:12row_per_warp)?(?:6|\d\d(split|general|persistent|int8)_)"
+    r"_ZN6dlattn\d+(sm90|sm90_fp8|wmma8|[a-z_]+?)(?:12row_per_warp)?(?:6|\d\d(split|general|persistent|int8|combine)_)"
     r"kernelI(6__half|13__nv_bfloat16|f)?"
     r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:Lb([01])E)?"
     r"(?:LNS0_8ScoreModE([0-2])ELb([01])E)?(?:LNS_9PrecisionE(\d)E)?EEv\w+"
@@ -143,8 +146,10 @@ def arch_of(kernel: str) -> str:
     return SM_90A if kernel.startswith("sm90_") else SM_89
 
 
-def kernel_name(family: str, dtype: str, tile: int | str | None, variant: str = "") -> str:
-    return "_".join(str(part) for part in (family, dtype, tile, variant) if part)
+def kernel_name(
+    family: str, dtype: str, tile: int | str | None, variant: str = "", kernel: str = ""
+) -> str:
+    return "_".join(str(part) for part in (family, dtype, tile, variant, kernel) if part)
 
 
 def variants(family: str, tile: int | None = None) -> list[str]:
@@ -157,6 +162,8 @@ def variants(family: str, tile: int | None = None) -> list[str]:
 
 def names(family: str, variant: str) -> list[str]:
     """Those of the kernels of a tile shape, apart from family, dtype and tile."""
+    if family == "decode":
+        return [f"{variant}_{kernel}".rstrip("_") for kernel in _DECODE]
     twin = _TWINS.get((family, variant))
     return [variant, f"{variant}_{twin}".lstrip("_")] if twin else [variant]
 
@@ -201,6 +208,9 @@ def _parsed_name(match: re.Match[str]) -> str:
         return kernel_name(family, dtype, tile, variants(family)[int(twin)])
     elif family == "sm90_fp8":
         name = variants(family)[int(scaled)]
+    elif family == "decode":
+        kernel = "combine" if name else _DECODE[2 * int(twin) + int(scaled)]
+        return kernel_name(family, _TYPES[element], tile, variants(family)[int(variant)], kernel)
     elif variant:
         name = variants(family)[int(variant)]
     name = names(family, name or "")[twin == "1"]
@@ -371,7 +381,10 @@ def dynamic_smem() -> dict[str, int]:
             config = f"dlattn::{family}::tile_config({arguments})"
             for name in names(family, variant):
                 whole = kernel_name(family, dtype, tile, name)
-                lines.append(f'std::printf("{whole} %d\\n", {config}.smem_bytes);')
+                bytes_ = f"{config}.smem_bytes"
+                if name.endswith("_combine"):
+                    bytes_ = "dlattn::decode::combine_smem_bytes()"
+                lines.append(f'std::printf("{whole} %d\\n", {bytes_});')
             if whole.startswith(_INT8):
                 halves = config.replace(f"({tile})", f"({tile}, 2)")
                 whole = whole.replace(_INT8, _INT8_FP16)

@@ -73,6 +73,13 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
                          source / width == lane / width ? source : lane);
 }
 
+template <typename T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  const int lane = ::simt::this_thread().lane, source = lane - static_cast<int>(delta);
+  return ::simt::shuffle("__shfl_up_sync", mask, value,
+                         source >= lane / width * width ? source : lane);
+}
+
 // Of all lanes of a warp.
 inline unsigned __reduce_max_sync(unsigned mask, unsigned x) {
   for (int apart = 16; apart > 0; apart /= 2) {
@@ -92,6 +99,9 @@ inline int __all_sync(unsigned mask, int predicate) {
   return ::simt::vote("__all_sync", mask, predicate != 0) == mask;
 }
 
+inline int __ffs(int x) {
+  return __builtin_ffs(x);
+}
 inline float __logf(float x) {
   return std::log(x);
 }

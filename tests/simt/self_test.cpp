@@ -337,6 +337,8 @@ void shuffles() {
     bool ok = __shfl_sync(~0u, i, 3) == i - lane + 3;
     ok &= __shfl_xor_sync(~0u, static_cast<float>(i), 5) == static_cast<float>(i ^ 5);
     ok &= __shfl_down_sync(~0u, i, 8) == (lane < 24 ? i + 8 : i);
+    ok &= __shfl_up_sync(~0u, i, 8) == (lane >= 8 ? i - 8 : i);
+    ok &= __ffs(0) == 0 && __ffs(0x50) == 5;
     ok &= __shfl_sync(~0u, lane, 1, 8) == lane / 8 * 8 + 1;
     ok &= __ballot_sync(~0u, lane < 4) == 15u;
     ok &= __any_sync(~0u, lane == 31) && !__all_sync(~0u, lane == 31);

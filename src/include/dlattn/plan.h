@@ -38,6 +38,9 @@ struct Options {
   bool batch_invariant = false;
   Poll poll;                     // CPU only
   WorkspaceAllocator workspace;  // CUDA only
+  // Whether a plan may need a workspace for speed alone. forward() makes one that needs none where
+  // it is given none.
+  bool allow_workspace = true;
 };
 
 // One kernel launch of a plan: which kernel, and how it cuts the problem into thread blocks.

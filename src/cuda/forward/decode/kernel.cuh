@@ -1,0 +1,50 @@
+#pragma once
+
+// Attention of few queries over many keys: the keys are divided among all thread blocks of the
+// device.
+//
+// A thread block takes as many units as any other (units.cuh), segment by segment: kBlockM rows of
+// a KV head, those of all its query heads, with consecutive tiles of keys. In a tile each group of
+// warps has a slice of keys of its own, which it copies into its own ring of stages by cp.async
+// (Producer), and each of its warps 16 rows (Consumer). Groups share nothing until the segment's
+// end; then their parts of the output, left in the stages, are added up in the order of the groups.
+// A sum over all tiles of the row block is the result. Any other goes to the workspace in fp32, and
+// the combine kernel adds up the row block's parts in the order of their keys.
+// Shared memory: SmemMap. Barriers: a group's, twice a slice, around the reads of its stage; the
+// block's before its parts are added up, and before the next segment.
+
+#include "cuda/forward/decode/consumer.cuh"
+#include "cuda/ptx/grid_dependency.cuh"
+
+namespace dlattn::decode {
+
+template <typename T, int kHeadDim, int kVariant, bool kPaged, bool kGeneral>
+__global__ void __launch_bounds__(num_warps(shape_of(kHeadDim, kVariant)) * 32,
+                                  kVariant == kRows16 ? 2 : 1)
+    kernel(const __grid_constant__ AttentionParams params,
+           const __grid_constant__ DecodeShape shape) {
+  constexpr Shape kShape = shape_of(kHeadDim, kVariant);
+  // Lengths may be what the grid ahead computes. Without any, and where registers allow, what is
+  // known before is worked out before.
+  constexpr bool kAhead = kHeadDim <= 128;
+  if (!kAhead || !shape.uniform) ptx::wait_for_grids_ahead();
+  Units<block_m(kShape), block_n(kShape)> units(params, shape);
+  Segment segment;
+  if constexpr (kAhead) {
+    segment = units.next();
+    if (shape.uniform) ptx::wait_for_grids_ahead();
+  }
+  ptx::let_next_grid_start();
+  for (;;) {
+    if constexpr (!kAhead) segment = units.next();
+    if (segment.is_none()) break;
+    const Consumer<T, kHeadDim, kVariant, kPaged, kGeneral> consumer(
+        params, shape, segment, Lengths(params, segment.sequence));
+    consumer.run();
+    if constexpr (kAhead) segment = units.next();
+  }
+  // By the block that has least to do.
+  if (!shape.whole && !shape.uniform && blockIdx.x == gridDim.x - 1) units.write_starts();
+}
+
+}  // namespace dlattn::decode

@@ -1,0 +1,59 @@
+#pragma once
+
+#include "cuda/tile/online_softmax.cuh"
+#include "cuda/tile/seqlen.cuh"
+#include "cuda/tile/vec.cuh"
+
+// Parts of rows of out, over some of their keys each, and how they are added up: those of a block's
+// groups of warps in shared memory, and those of several blocks in the workspace.
+namespace dlattn::decode {
+
+// Statistics of a row in a part: what the part is relative to, base 2 (-inf: it saw nothing), and
+// the sum of its probabilities.
+struct alignas(8) PartStats {
+  float row_max;
+  float row_sum;
+};
+
+// The result of a row: out = scale * (sum of weights x parts).
+__device__ __forceinline__ tile::RowResult finalize(const PartStats& stats, const float* sink) {
+  return tile::finalize(tile::RowMax(-stats.row_max, false), 1.0f, stats.row_sum, sink);
+}
+
+// Where a row of a row block goes.
+template <typename T>
+struct ResultRow {
+  T* out;
+  float* lse;         // null: not wanted
+  const float* sink;  // null: none
+
+  // Of query `query` of head `head` of a sequence.
+  __device__ __forceinline__ ResultRow(const AttentionParams& p, int sequence, int head,
+                                       int query) {
+    out = static_cast<T*>(p.out.data) + head * p.out.head_stride;
+    lse = p.lse.data ? p.lse.data + head * p.lse.head_stride : nullptr;
+    sink = p.sinks.data ? p.sinks.data + head * p.sinks.head_stride : nullptr;
+    if (p.cu_seqlens_q) {
+      query += tile::query_rows(p, sequence).start;
+    } else {
+      out += sequence * p.out.batch_stride;
+      if (lse) lse += sequence * p.lse.batch_stride;
+    }
+    out += query * p.out.row_stride;
+    if (lse) lse += query;
+  }
+};
+
+// Stores two neighbouring columns of a row, as far as the row has them.
+template <typename T>
+__device__ __forceinline__ void store_pair(T* row, int column, float low, float high, int columns,
+                                           int store_bytes) {
+  if (store_bytes >= 4 && column + 2 <= columns) {
+    *reinterpret_cast<std::uint32_t*>(row + column) = tile::pack<T>(low, high);
+    return;
+  }
+  if (column < columns) row[column] = tile::from_float<T>(low);
+  if (column + 1 < columns) row[column + 1] = tile::from_float<T>(high);
+}
+
+}  // namespace dlattn::decode

@@ -1,0 +1,134 @@
+#pragma once
+
+#include "cuda/forward/decode/units.cuh"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/tile/swizzle.cuh"
+
+// The copies of a group of warps: its slices of K and V, into its own stages.
+namespace dlattn::decode {
+
+// Where the keys of a KV head of a sequence lie.
+template <typename T, bool kPaged>
+struct KeyRows {
+  const T *k, *v;  // key 0's, or page 0's of a pool
+  const std::int32_t* pages;
+
+  __device__ __forceinline__ KeyRows(const AttentionParams& p, int sequence, int head_kv)
+      : k(static_cast<const T*>(p.k.data) + head_kv * p.k.head_stride),
+        v(static_cast<const T*>(p.v.data) + head_kv * p.v.head_stride),
+        pages(nullptr) {
+    if constexpr (kPaged) {
+      pages = p.page_table.data + sequence * p.page_table.batch_stride;
+    } else if (p.cu_seqlens_k) {
+      const int start = tile::key_rows(p, sequence).start;
+      k += start * p.k.row_stride, v += start * p.v.row_stride;
+    } else {
+      const int last = max(static_cast<int>(p.cache_batch_size) - 1, 0);
+      const int entry =
+          p.cache_batch_idx ? min(max(p.cache_batch_idx[sequence], 0), last) : sequence;
+      k += entry * p.k.batch_stride, v += entry * p.v.batch_stride;
+    }
+  }
+};
+
+template <typename T, int kHeadDim, int kVariant, bool kPaged>
+struct Producer {
+  static constexpr Shape kShape = shape_of(kHeadDim, kVariant);
+  static constexpr SmemMap kMap = smem_map(kHeadDim, kVariant);
+  static constexpr int kBlockN = block_n(kShape);
+  static constexpr int kSlice = kShape.slice;
+  static constexpr int kStages = kShape.stages;
+  static constexpr int kThreads = kShape.row_groups * 32;  // of a group
+  static constexpr int kChunks = kHeadDim / 8;             // of 16 bytes, of a row
+  static constexpr int kStep = kThreads / kChunks;         // rows that are copied at a time
+  static constexpr int kSteps = kSlice / kStep;
+  static constexpr int kStageBytes = 2 * kMap.tensor;
+  static constexpr int kUnroll = kHeadDim > 128 ? 1 : 4;  // where registers are scarce, not at all
+  using Rows = tile::SwizzledRows<kHeadDim>;
+  static_assert(kThreads % kChunks == 0 && kSlice % kStep == 0 && kSlice <= 32);
+
+  const AttentionParams& params;
+  const DecodeShape& shape;
+  const KeyRows<T, kPaged> rows;
+  const ptx::SmemAddress stages;  // the group's
+  const int first_key;            // the group's first key of the segment
+  const int count;                // slices
+  const int begin, end;           // keys that a row of the row block sees
+  const int first_row, chunk;     // this thread's, of a slice
+
+  // `tile`, `count`: those of the segment.
+  __device__ __forceinline__ Producer(const AttentionParams& params, const DecodeShape& shape,
+                                      const Segment& segment, const tile::Range& visible)
+      : params(params),
+        shape(shape),
+        rows(params, segment.sequence, segment.head_kv),
+        stages(ptx::smem_address(ptx::dynamic_smem()) + group() * kMap.group),
+        first_key(segment.tile * kBlockN + group() * kSlice),
+        count(segment.count),
+        begin(visible.begin),
+        end(visible.end),
+        first_row(static_cast<int>(threadIdx.x) % kThreads / kChunks),
+        chunk(static_cast<int>(threadIdx.x) % kThreads % kChunks) {}
+
+  __device__ __forceinline__ static int group() { return static_cast<int>(threadIdx.x) / kThreads; }
+  // The first key of the group's i-th slice.
+  __device__ __forceinline__ int key(int i) const { return first_key + i * kBlockN; }
+
+  // The page of the key of slice i that has the lane's number; to be asked for well before it is
+  // used. Nothing is read of the table for keys that nobody sees. What stands there may lie outside
+  // the pool, and is clamped.
+  __device__ __forceinline__ int page(int i) const {
+    if constexpr (kPaged) {
+      const int lane = static_cast<int>(threadIdx.x) % 32, n = key(i) + lane;
+      if (lane < kSlice && i < count && n >= begin && n < end) {
+        const unsigned at = shape.page_size.quotient(static_cast<unsigned>(n));
+        return min(max(rows.pages[at], 0), static_cast<int>(params.num_pages) - 1);
+      }
+    }
+    return 0;
+  }
+  // Where its row lies in the pool.
+  __device__ __forceinline__ std::int64_t offset(const TensorView& x, int i, int page) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const unsigned n = static_cast<unsigned>(key(i) + lane);
+    return page * x.batch_stride + static_cast<int>(shape.page_size.remainder(n)) * x.row_stride;
+  }
+
+  // Slice i to the stage at byte `stage`, if there is such a slice. Rows that nobody sees are
+  // filled with zeros: what lies there may be NaN, or not be there at all.
+  __device__ __forceinline__ void start(int i, int stage, [[maybe_unused]] int page) const {
+    if (i < count) {
+      const int n0 = key(i);
+      std::int64_t k_of_lane = 0, v_of_lane = 0;
+      if constexpr (kPaged) {
+        k_of_lane = offset(params.k, i, page);
+        v_of_lane = offset(params.v, i, page);
+      }
+#pragma unroll kUnroll
+      for (int s = 0; s < kSteps; ++s) {
+        const int row = first_row + s * kStep, n = n0 + row;
+        const bool seen = n >= begin && n < end;
+        std::int64_t k_offset, v_offset;
+        if constexpr (kPaged) {
+          k_offset = __shfl_sync(tile::kFullMask, k_of_lane, row);
+          v_offset = __shfl_sync(tile::kFullMask, v_of_lane, row);
+        } else {
+          k_offset = n * params.k.row_stride, v_offset = n * params.v.row_stride;
+        }
+        copy(stages + stage, rows.k, k_offset, row, seen && chunk * 8 < params.head_dim);
+        copy(stages + stage + kMap.tensor, rows.v, v_offset, row,
+             seen && chunk * 8 < params.head_dim_v);
+      }
+    }
+    ptx::cp_async_commit();
+  }
+
+ private:
+  __device__ __forceinline__ void copy(ptx::SmemAddress to, const T* from, std::int64_t offset,
+                                       int row, bool valid) const {
+    ptx::cp_async<16>(to + Rows::offset(row, chunk), from + (valid ? offset + chunk * 8 : 0),
+                      valid);
+  }
+};
+
+}  // namespace dlattn::decode

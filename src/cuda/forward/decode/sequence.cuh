@@ -1,0 +1,59 @@
+#pragma once
+
+#include "cuda/forward/decode/params.h"
+#include "cuda/tile/mask.cuh"
+#include "cuda/tile/seqlen.cuh"
+
+// The lengths of a sequence, and which keys its rows see. Rows are those of all query heads of a KV
+// head: row r is query r / packed_heads of the (r mod packed_heads)-th of them.
+namespace dlattn::decode {
+
+// What a row sees by position, of a sequence whose first `first_key` keys nobody sees.
+struct KeyMask : tile::PackedMask {
+  int first_key;
+
+  __device__ __forceinline__ KeyMask(const LaunchShape& shape, int shift, int seqlen_k,
+                                     int first_key)
+      : PackedMask(shape, shift, seqlen_k), first_key(first_key) {}
+
+  __device__ __forceinline__ tile::Range row(int i, int origin = 0) const {
+    const tile::Range range = PackedMask::row(i, origin);
+    return {max(range.begin, first_key - origin), range.end};
+  }
+  __device__ __forceinline__ tile::Range any_row(int first, int last) const {
+    const tile::Range range = PackedMask::any_row(first, last);
+    return {max(range.begin, first_key), range.end};
+  }
+  __device__ __forceinline__ tile::Range every_row(int first, int last) const {
+    const tile::Range range = PackedMask::every_row(first, last);
+    return {max(range.begin, first_key), range.end};
+  }
+};
+
+struct Lengths {
+  int seqlen_q;
+  int seqlen_k;
+  int first_key;  // leftpad_k
+
+  __device__ __forceinline__ Lengths(const AttentionParams& p, int sequence) {
+    seqlen_q = static_cast<int>(p.seqlen_q);
+    seqlen_k = static_cast<int>(p.seqlen_k);
+    if (p.cu_seqlens_q) seqlen_q = tile::query_rows(p, sequence).count;
+    if (p.cu_seqlens_k) {
+      seqlen_k = tile::key_rows(p, sequence).count;
+    } else if (p.seqused_k) {
+      seqlen_k = min(max(p.seqused_k[sequence], 0), seqlen_k);
+    }
+    first_key = p.leftpad_k ? min(max(p.leftpad_k[sequence], 0), seqlen_k) : 0;
+  }
+
+  __device__ __forceinline__ KeyMask mask(const AttentionParams& p,
+                                          const LaunchShape& shape) const {
+    return KeyMask(shape, position_shift(p.causal, seqlen_q, seqlen_k), seqlen_k, first_key);
+  }
+  __device__ __forceinline__ int rows(const LaunchShape& shape) const {
+    return seqlen_q * static_cast<int>(shape.packed_heads.divisor());
+  }
+};
+
+}  // namespace dlattn::decode

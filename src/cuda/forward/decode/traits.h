@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/tile/config.h"
+
+// Tile shapes of the kernels for few queries over many keys.
+namespace dlattn::decode {
+
+constexpr int kElementBytes = 2;  // of q, k, v and out: float16 or bfloat16
+
+// Query rows of a KV head that a thread block computes: 16 or 32.
+enum Variant { kRows16, kRows32 };
+constexpr int kNumVariants = 2;
+constexpr const char* kVariantNames[kNumVariants] = {"rows16", "rows32"};
+
+constexpr bool has_variant(int head_dim_tile, int variant) {
+  return variant == kRows16 || head_dim_tile <= 128;  // registers are scarce beyond
+}
+
+// A block's warps form key_groups groups of row_groups warps: a group has keys of its own, in each
+// tile `slice` of them, and a warp of it 16 of the rows.
+struct Shape {
+  int row_groups;
+  int key_groups;
+  int slice;
+  int stages;            // of a group, a slice of K and V each
+  bool queries_in_smem;  // or in registers, where there is room
+};
+
+constexpr Shape shape_of(int head_dim_tile, int variant) {
+  const int row_groups = variant == kRows16 ? 1 : 2;
+  if (head_dim_tile <= 64) return {row_groups, 4, 32, 3, false};
+  if (head_dim_tile <= 128) return {row_groups, 4, 16, 3, false};
+  return {row_groups, 2, 16, 2, true};
+}
+constexpr int num_warps(const Shape& shape) {
+  return shape.row_groups * shape.key_groups;
+}
+constexpr int block_m(const Shape& shape) {
+  return shape.row_groups * 16;
+}
+constexpr int block_n(const Shape& shape) {
+  return shape.slice * shape.key_groups;
+}
+
+// Byte offsets into dynamic shared memory.
+struct SmemMap {
+  int tensor;  // bytes of a slice of K or V; a stage has both
+  int group;   // bytes of a group's stages, which at the end of a row block hold its part of out
+  int stats;   // [block_m][key_groups] PartStats
+  int q;       // [block_m] rows of Q, if they are in shared memory
+  int total;
+};
+
+constexpr SmemMap smem_map(int head_dim_tile, int variant) {
+  const Shape shape = shape_of(head_dim_tile, variant);
+  SmemMap map{};
+  map.tensor = shape.slice * head_dim_tile * kElementBytes;
+  map.group = shape.stages * 2 * map.tensor;
+  map.stats = shape.key_groups * map.group;
+  map.q = map.stats + block_m(shape) * shape.key_groups * 8;
+  map.total = map.q + (shape.queries_in_smem ? block_m(shape) * head_dim_tile * kElementBytes : 0);
+  return map;
+}
+
+constexpr TileConfig tile_config(int head_dim_tile, int variant) {
+  const Shape shape = shape_of(head_dim_tile, variant);
+  return {block_m(shape), block_n(shape), num_warps(shape), shape.stages,
+          smem_map(head_dim_tile, variant).total};
+}
+
+// Threads of a block that adds up the parts of one row of out.
+constexpr int kCombineThreads = 256;
+constexpr int combine_smem_bytes() {
+  return kCombineThreads * (4 * 4 + 8);  // of each thread four sums, of each group PartStats
+}
+
+// What blocks leave in the workspace: where sequences begin among the units, and two parts each, of
+// a row block that begins before theirs and of one that ends behind it.
+struct WorkspaceMap {
+  std::int64_t starts;  // [batch_size + 1] std::uint32_t
+  std::int64_t stats;   // [2 grid][block_m] PartStats
+  std::int64_t outs;    // [2 grid][block_m][head_dim_tile] float
+  std::int64_t total;
+};
+
+constexpr WorkspaceMap workspace_map(std::int64_t batch_size, std::int64_t grid, int block_m,
+                                     int head_dim_tile) {
+  const auto aligned = [](std::int64_t bytes) { return (bytes + 255) / 256 * 256; };
+  WorkspaceMap map{};
+  map.starts = 0;
+  map.stats = aligned((batch_size + 1) * 4);
+  map.outs = map.stats + aligned(2 * grid * block_m * 8);
+  map.total = map.outs + 2 * grid * block_m * head_dim_tile * 4;
+  return map;
+}
+
+}  // namespace dlattn::decode

@@ -1,0 +1,276 @@
+#include "attention_test.h"
+#include "cuda/forward/decode/combine.cuh"
+#include "cuda/forward/decode/kernel.cuh"
+#include "feature_cases.h"
+#include "length_cases.h"
+
+namespace {
+
+constexpr std::string_view kFamily = "decode";
+
+using simt::Case;
+using simt::kCausal;
+using simt::kFull;
+using simt::kTopLeft;
+using simt::Layout;
+namespace decode = dlattn::decode;
+
+// Where the keys of a case lie, if in a cache.
+struct Cache {
+  std::vector<int> used = {};     // keys of each sequence; beyond lie NaNs
+  int page_size = 0;              // 0: no pages
+  std::vector<int> entries = {};  // cache_batch_idx, of one entry more than there are sequences
+  std::vector<int> leftpad = {};
+
+  bool any() const { return !used.empty(); }
+  std::string name() const {
+    if (!any()) return {};
+    std::string text = " cache";
+    if (page_size) text += " pages of " + std::to_string(page_size);
+    if (!entries.empty()) text += " entries";
+    if (!leftpad.empty()) text += " leftpad";
+    return text;
+  }
+};
+
+struct DecodeCase {
+  Case sizes;
+  Cache cache = {};
+  // Thread blocks; 0: a row block has one, whatever there is.
+  std::vector<int> blocks = {0, 3};
+};
+
+int within(int x, int most) {
+  return std::max(0, std::min(x, most));
+}
+
+// A copy of a case's keys in a cache, with NaNs everywhere else.
+template <typename T>
+struct Pool {
+  simt::Tensor<T> k, v;
+  std::vector<std::int32_t> pages, used, entries, leftpad;
+  int max_pages = 0;
+
+  Pool(const Case& c, const Cache& cache, const simt::Tensors<T>& t)
+      : used(cache.used.begin(), cache.used.end()),
+        entries(cache.entries.begin(), cache.entries.end()),
+        leftpad(cache.leftpad.begin(), cache.leftpad.end()) {
+    const int rows = cache.page_size ? cache.page_size : c.seqlen_k;
+    int count = c.batch_size + (entries.empty() ? 0 : 1);
+    if (cache.page_size) {
+      max_pages = (c.seqlen_k + rows - 1) / rows;
+      count = 1;
+      // Backwards, so that neighbours are none. Behind a sequence's last page stands anything.
+      pages.assign(c.batch_size * max_pages, -1);
+      for (int b = 0; b < c.batch_size; ++b) {
+        const int in_use = (within(used[b], c.seqlen_k) + rows - 1) / rows;
+        for (int i = 0; i < in_use; ++i) pages[b * max_pages + i] = count++;
+        for (int i = in_use; i < max_pages; ++i) pages[b * max_pages + i] = i % 2 ? -1 : 0x7fffffff;
+      }
+      for (std::int32_t& page : pages) {
+        if (page > 0 && page < count) page = count - page;
+      }
+    }
+    simt::allocate(&k, c.layout, count, rows, c.num_heads_kv, c.head_dim);
+    simt::allocate(&v, c.layout, count, rows, c.num_heads_kv, c.dim_v());
+    for (int b = 0; b < c.batch_size; ++b) {
+      for (int j = 0; j < within(used[b], c.seqlen_k); ++j) {
+        const int entry = cache.page_size   ? pages[b * max_pages + j / rows]
+                          : entries.empty() ? b
+                                            : within(entries[b], c.batch_size);
+        for (int h = 0; h < c.num_heads_kv; ++h) {
+          for (int d = 0; d < c.head_dim; ++d) k.at(entry, j % rows, h, d) = t.k.at(b, j, h, d);
+          for (int d = 0; d < c.dim_v(); ++d) v.at(entry, j % rows, h, d) = t.v.at(b, j, h, d);
+        }
+      }
+    }
+  }
+
+  void describe(const Cache& cache, dlattn::AttentionParams* p) const {
+    const auto set = [](dlattn::TensorView* view, const simt::Tensor<T>& tensor) {
+      view->data = tensor.data();
+      view->batch_stride = tensor.stride(0), view->row_stride = tensor.stride(1);
+      view->head_stride = tensor.stride(2);
+    };
+    set(&p->k, k), set(&p->v, v);
+    p->seqused_k = used.data();
+    if (!entries.empty()) p->cache_batch_idx = entries.data(), p->cache_batch_size = k.size(0);
+    if (!leftpad.empty()) p->leftpad_k = leftpad.data();
+    if (!cache.page_size) return;
+    p->page_table.data = pages.data(), p->page_table.batch_stride = max_pages;
+    p->page_size = cache.page_size, p->num_pages = k.size(0);
+  }
+};
+
+struct FreeMemory {
+  void operator()(unsigned char* memory) const { std::free(memory); }
+};
+using Memory = std::unique_ptr<unsigned char, FreeMemory>;
+
+// As the launcher does.
+template <typename T, int kTile, int kVariant>
+void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan,
+                 const simt::Tensors<T>& tensors, simt::Schedule schedule) {
+  const decode::DecodeShape shape = decode::make_decode_shape(params, plan);
+  simt::Launch threads{dim3(static_cast<unsigned>(plan.grid)), dim3(plan.num_warps * 32),
+                       static_cast<std::size_t>(plan.smem_bytes), schedule};
+  simt::start_early(&threads, tensors);
+  const auto run = [&](auto paged, auto general) {
+    simt::launch(threads,
+                 [&] { decode::kernel<T, kTile, kVariant, paged, general>(params, shape); });
+  };
+  const auto run_with = [&](auto paged) {
+    if (decode::is_general(params)) return run(paged, std::true_type());
+    run(paged, std::false_type());
+  };
+  if (params.page_table.data) {
+    run_with(std::true_type());
+  } else {
+    run_with(std::false_type());
+  }
+  if (shape.whole) return;
+  simt::Launch rows{
+      dim3(static_cast<unsigned>(params.batch_size * params.num_heads * params.seqlen_q)),
+      dim3(decode::kCombineThreads), static_cast<std::size_t>(decode::combine_smem_bytes()),
+      schedule};
+  simt::start_early(&rows, tensors);
+  simt::launch(rows, [&] { decode::combine_kernel<T, kTile, kVariant>(params, shape); });
+}
+
+template <typename T>
+void run(simt::Tests& tests, const DecodeCase& d, int variant, int blocks, const char* filter) {
+  const Case& c = d.sizes;
+  constexpr dlattn::DType kDType = simt::DTypeOf<T>::value;
+  const std::string name = "decode " + std::string(dlattn::to_string(kDType)) + " " + c.name() +
+                           d.cache.name() + " " + decode::kVariantNames[variant] + " blocks " +
+                           std::to_string(blocks);
+  if (name.find(filter) == std::string::npos) return;
+  if (std::is_same_v<T, __half> && std::abs(c.rise) > 1000.0) return;  // beyond float16
+  simt::Tensors<T> t = simt::make_tensors<T>(c);
+  dlattn::AttentionParams params = simt::make_params(c, t, kDType, kDType);
+  std::optional<Pool<T>> pool;
+  if (d.cache.any()) {
+    pool.emplace(c, d.cache, t);
+    pool->describe(d.cache, &params);
+  }
+  dlattn::Options options;
+  options.kernel = kFamily;
+  options.variant = decode::kVariantNames[variant];
+  options.batch_invariant = blocks == 0;
+  const std::vector<std::string> refusals = dlattn::core::refusals(params, simt::ada(), options);
+  if (!refusals.empty()) {
+    if (c.seed || variant == decode::kRows32) return;
+    simt::die("%s: %s", name.c_str(), refusals[0].c_str());
+  }
+  dlattn::Plan plan = dlattn::core::make_plan(params, simt::ada(), options);
+  if (!simt::is_built(kDType, plan.head_dim_tile) || plan.grid == 0) return;
+  std::string trouble;
+  plan.grid = blocks ? blocks : std::min<std::int64_t>(plan.grid, 2);
+  plan.num_splits = blocks ? 2 : 1;
+  const std::int64_t bytes =
+      decode::workspace_map(params.batch_size, plan.grid, plan.block_m, plan.head_dim_tile).total;
+  if (blocks && plan.workspace_bytes <= 0 && plan.predicted_ns > 0 && !options.batch_invariant)
+    plan.workspace_bytes = bytes;
+  const Memory workspace(
+      static_cast<unsigned char*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256)));
+  params.workspace = blocks ? workspace.get() : nullptr;
+  const simt::HangGuard guard(name);
+  std::vector<unsigned char> first_out;
+  for (const simt::Schedule schedule : simt::schedules()) {
+    t.out.poison(), t.lse.poison();
+    std::memset(workspace.get(), 0xFF, bytes);
+    simt::with_instance<kFamily, T>(plan.head_dim_tile, [&](auto tile) {
+      if constexpr (decode::has_variant(tile, decode::kRows32)) {
+        if (variant == decode::kRows32)
+          return run_kernels<T, tile, decode::kRows32>(params, plan, t, schedule);
+      }
+      run_kernels<T, tile, decode::kRows16>(params, plan, t, schedule);
+    });
+    const std::vector<unsigned char> out = t.out.bytes();
+    if (first_out.empty()) first_out = out;
+    if (out != first_out && !c.sequences_overlap()) trouble = "out depends on the order of threads";
+    if (!t.out.gaps_intact() || !t.lse.gaps_intact()) trouble = "a write outside out or lse";
+    if (!simt::other_rows_intact(c, t)) trouble = "a write to rows of no sequence";
+  }
+  const auto problem_of = [&](int batch, int head) {
+    Case own = c;
+    if (d.cache.any()) own.seqlen_k = within(d.cache.used[batch], c.seqlen_k);
+    simt::reference::Problem problem = simt::make_problem(own, t, batch, head);
+    if (!d.cache.leftpad.empty()) {
+      if (problem.mask.empty()) problem.mask.assign(problem.seqlen_q * problem.seqlen_k, true);
+      for (int i = 0; i < problem.seqlen_q; ++i) {
+        for (int j = 0; j < within(d.cache.leftpad[batch], problem.seqlen_k); ++j)
+          problem.mask[i * problem.seqlen_k + j] = false;
+      }
+    }
+    return problem;
+  };
+  tests.report(name, simt::compare(c, t, simt::plain_rounding<T, T>(0.0f), problem_of), kDType,
+               trouble);
+}
+
+// As a plan's grid deals them: units in one piece and in several, whole row blocks, sequences that
+// begin and end within a thread block's units, thread blocks without units.
+std::vector<DecodeCase> cases() {
+  std::vector<DecodeCase> cases = {
+      {{1, 1, 64, kFull}},
+      {{1, 300, 64, kFull, 4, 1}, {}, {0, 1, 2, 5}},
+      {{1, 500, 128, kCausal, 8, 2}, {}, {0, 3, 4, 60}},
+      {{1, 129, 128, kFull, 7, 1}},
+      {{3, 200, 128, kCausal, 4, 1}, {}, {0, 2, 3}},
+      {{8, 170, 64, kCausal, 4, 1}, {}, {0, 3}},
+      {{1, 200, 256, kCausal, 4, 2}, {}, {0, 3}},
+      {{5, 90, 192, kFull, 2, 2}},
+      // Rows that see nothing.
+      {{40, 20, 128, kCausal, 1, 1}},
+      {{9, 3, 64, kCausal, 4, 2}},
+      // Caches: lengths of 0, of one key, at the edges of pages and tiles, beyond what there is.
+      {{1, 200, 128, kCausal, 4, 1, Layout::kBshd, 0, 5}, {{0, 1, 64, 200, 300}}, {0, 1, 3, 7}},
+      {{2, 150, 64, kCausal, 4, 2, Layout::kBhsd, 0, 3}, {{17, 150, -3}, 16}, {0, 2, 5}},
+      {{1, 90, 128, kFull, 2, 1, Layout::kPacked, 0, 3}, {{90, 5, 33}, 1}, {0, 4}},
+      {{3, 130, 128, kCausal, 2, 2, Layout::kBshd, 0, 2}, {{130, 40}, 48}, {0, 3}},
+      {{1, 100, 64, kFull, 2, 1, Layout::kBshd, 0, 3}, {{100, 7, 60}, 0, {2, 0, 7}}, {0, 3}},
+      {{2, 100, 64, kCausal, 2, 1, Layout::kBshd, 0, 4}, {{100, 7, 60, 9}, 32, {}, {3, 7, 0, 100}}},
+      {{1, 100, 256, kFull, 2, 1, Layout::kBshd, 0, 2}, {{100, 35}, 7}},
+  };
+  const auto add = [&](const Case& c) {
+    if (c.batch_size > 0) cases.push_back({c});
+  };
+  for (const Case& c : simt::shape_cases()) add(c);
+  for (const Case& c : simt::packed_cases(64)) add(c);
+  for (const Case& c : simt::feature_cases(128)) add(c);
+  add(simt::with({3, 90, 64, kCausal, 4, 2}, [](Case& c) { c.softcap = 5.0; }));
+  add(simt::with({3, 90, 128, kCausal, 4, 2}, [](Case& c) { c.alibi = true, c.sinks = true; }));
+  add(simt::with({8, 70, 64, kCausal, 2, 1}, [](Case& c) { c.mask = true; }));
+  cases.push_back({simt::with({4, 90, 64, kCausal, 2, 1, Layout::kBshd, 0, 2},
+                              [](Case& c) { c.mask = true, c.window_left = 40; }),
+                   {{90, 33}, 16}});
+  // Row maxima that rise from key to key, and one that overflows.
+  for (const double rise : {4.0, -1000.0, 1e4, -1e5, -1e9})
+    add(simt::with({3, 300, 64, kFull}, [rise](Case& c) { c.rise = rise; }));
+  if (simt::kThreadSanitizer) return cases;
+  for (const Case& c : simt::packed_cases(128)) add(c);
+  for (const Case& c : simt::feature_cases(64)) add(c);
+  for (const Case& c : simt::feature_cases(200)) add(c);
+  for (const Case& c : simt::length_cases(64)) add(c);
+  cases.push_back({{1, 900, 128, kFull, 4, 1, Layout::kBshd, 0, 40},
+                   {std::vector<int>(40, 30), 16},
+                   {0, 5, 11}});
+  return cases;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const simt::Arguments arguments(argc, argv);
+  simt::Tests tests("decode", arguments);
+  for (const DecodeCase& c : cases()) {
+    for (const int blocks : c.blocks) {
+      for (int variant = 0; variant < decode::kNumVariants; ++variant) {
+        run<__half>(tests, c, variant, blocks, arguments.filter());
+        run<__nv_bfloat16>(tests, c, variant, blocks, arguments.filter());
+      }
+    }
+  }
+  return tests.finish();
+}
