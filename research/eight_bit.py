@@ -486,6 +486,7 @@ class Gate:
 SIMULATED_AS = {
     "float8_e4m3fn": "fp8 per head",
     "dlattn precision=int8_fp8": "dlattn int8_fp8",
+    "dlattn precision=int8_fp16": "dlattn int8_fp16",
     "dlattn precision=fp8": "dlattn fp8",
 }
 # Distributions of which the library's int8_fp8 is to be nearer than that scheme of its kind.

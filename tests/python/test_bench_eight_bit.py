@@ -456,14 +456,15 @@ def test_precisions_on_a_gpu(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert main([*command, "--only", "head_dim 64", "quantize"]) == 0
     document = json.loads(path.read_text())
     found = [r for r in document["results"] if "precision" in r["contestant"]]
-    assert len(found) == 8  # two precisions, two masks, quantised in the call and before
+    assert len(found) == 12  # three precisions, two masks, quantised in the call and before
     capability = torch.cuda.get_device_capability()
     for result in found:
         int8 = "int8_fp8" in result["contestant"]
-        if capability == (9, 0) or (int8 and capability > (8, 8)):
+        half = "int8_fp16" in result["contestant"]
+        if capability == (9, 0) or half or (int8 and capability > (8, 8)):
             assert result["seconds"], result["note"]
         assert result["seconds"] or result["note"]
-        emulated = capability == (9, 0) and result["plan"].startswith("wmma8")
+        emulated = capability == (9, 0) and result["plan"].startswith("wmma8") and not half
         assert ("emulation" in result["note"]) is emulated
 
 
@@ -509,6 +510,7 @@ def test_emulation_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(precision, "_capability", lambda _, found=capability: found)
         note = precision.computing_in("int8_fp8").bind(asked).note
         assert ("emulation" in note) is told
+        assert precision.computing_in("int8_fp16").bind(asked).note == ""
 
 
 def test_rates_of_quantising() -> None:

@@ -13,7 +13,7 @@ from dlattn.bench.peers import Bound, Contestant, Problem, ours_with
 from dlattn.bench.report import Result
 from dlattn.cli.text import duration
 
-PRECISIONS = ("int8_fp8", "fp8")
+PRECISIONS = ("int8_fp8", "fp8", "int8_fp16")
 MOST_COLUMNS = 128  # head_dim that these take
 KEPT, ALONE = "kept QuantizedKV", "quantize_kv"  # variants of cases
 _SHARE = 0.8  # of the copy bandwidth, that quantize_kv is to reach
@@ -26,7 +26,8 @@ def computing_in(precision: str) -> Contestant:
 
     def bind(problem: Problem) -> Bound:
         bound = auto.bind(problem)
-        emulated = bound.plan.startswith("wmma8") and _capability(problem) == (9, 0)
+        has_e4m3 = precision != "int8_fp16"
+        emulated = has_e4m3 and bound.plan.startswith("wmma8") and _capability(problem) == (9, 0)
         return replace(bound, note=_EMULATED if emulated else "")
 
     return Contestant(f"dlattn precision={precision}", True, bind)
@@ -66,8 +67,9 @@ def quantising(precision: str) -> Contestant:
 
 
 def bytes_moved(problem: Problem) -> float:
-    """By quantize_kv: 2 read and 1 written for each element of k and v."""
-    return 3.0 * (problem.k.numel() + problem.v.numel())
+    """By quantize_kv: 2 read and 1 written for each element of k and v; int8_fp16 writes 2 of v."""
+    of_v = 4.0 if problem.options["precision"] == "int8_fp16" else 3.0
+    return 3.0 * problem.k.numel() + of_v * problem.v.numel()
 
 
 def quantising_rates(results: Sequence[Result], copy_gb_per_s: float) -> list[dict[str, Any]]:

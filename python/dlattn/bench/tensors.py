@@ -22,6 +22,7 @@ LARGEST_FLOAT8 = 448.0
 _FLOAT8_NAN = 0x7F
 RESULT_OF_FLOAT8 = "bfloat16"  # the dtype of the result where nothing else is asked for
 DESCALES = ("q_descale", "k_descale", "v_descale")
+_BASES = 8  # of q and k, in which plain computations in float8 are made
 _WEIGHTS_SCALE = 256.0  # of the weights, at most 1, that are rounded to float8
 
 _SCORES_AT_A_TIME = 1 << 25
@@ -214,7 +215,9 @@ class Expected:
     That is twice the error of a plain computation in the same dtype, but no less than what rounding
     once the largest probability times v, and once the result, may amount to: where one key
     outweighs the others a plain computation may be exact by luck. Where a `precision` is asked for
-    the plain computation is that on float8 tensors, with a scale for each of q, k and v.
+    the plain computation is that on float8 tensors, with a scale for each of q, k and v; and as the
+    rounding of one q·k may be most of a row's error, it is the worst of several, of q and k in as
+    many bases.
     """
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, options: Options) -> None:
@@ -233,13 +236,14 @@ class Expected:
             terms: list[float] = []
             exact, _ = attention(*part, rows=rows, terms=terms, **chosen)
             if narrow:
-                plain = _plain_float8(part, rows, chosen)
+                plains = [_plain_float8(x, rows, chosen) for x in _in_bases(*part)]
             else:
-                plain, _ = attention(*part, rows=rows, plain=True, **chosen)
+                plains = [attention(*part, rows=rows, plain=True, **chosen)[0]]
             # The probabilities of a plain computation in float8 are never right by luck, but 1.
             largest_term = max(terms, default=0.0) if dtype_of(q) != FLOAT8 else 0.0
             rounding = ROUNDING[dtype] * (largest_term + largest(exact))
-            error = max(largest(plain.double() - exact), rounding / 2)
+            errors = [largest(plain.double() - exact) for plain in plains]
+            error = max(*errors, rounding / 2)
             bound = bound_of(dtype, error, largest(exact))
             self._parts.append(((batch, heads, rows), exact, bound))
 
@@ -247,6 +251,17 @@ class Expected:
         """Largest error, and the largest error in units of its bound."""
         found = [(largest(out[at].double() - exact), bound) for at, exact, bound in self._parts]
         return max(error for error, _ in found), max(error / bound for error, bound in found)
+
+
+def _in_bases(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """As they are, and with q and k rotated alike, which changes what rounds and no q·k."""
+    torch = torch_module()
+    yield q, k, v
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(_BASES - 1):
+        normal = torch.randn(q.shape[3], q.shape[3], generator=generator, dtype=torch.float64)
+        rotation = torch.linalg.qr(normal)[0].to(q.device)
+        yield (q.double() @ rotation).float(), (k.double() @ rotation).float(), v
 
 
 def _plain_float8(inputs: tuple[Tensor, ...], rows: slice, options: Options) -> Tensor:
