@@ -197,6 +197,13 @@ AttentionParams params_of(const DlattnAttention* given) {
   p.quantized_kv = a.quantized_kv;
   p.workspace = a.workspace;
   p.workspace_bytes = a.workspace_bytes;
+  p.page_table.data = a.page_table;
+  p.page_table.batch_stride = a.page_table_batch_stride;
+  p.page_size = a.page_size;
+  p.num_pages = a.num_pages;
+  p.cache_batch_idx = a.cache_batch_idx;
+  p.cache_batch_size = a.cache_batch_size;
+  p.leftpad_k = a.leftpad_k;
   return p;
 }
 

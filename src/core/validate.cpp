@@ -1,5 +1,7 @@
 #include "core/validate.h"
 
+#include "core/cache.h"
+#include "core/checks.h"
 #include "core/concat.h"
 #include "core/fail.h"
 #include "core/operation.h"
@@ -10,14 +12,6 @@
 
 namespace dlattn::core {
 namespace {
-
-// The stride of a dimension of one element is never used, so it may be anything.
-void check_stride(const char* name, const char* dim, std::int64_t size, std::int64_t stride) {
-  if (size > 1 && stride < 0) {
-    fail(name, ": the stride of dimension ", dim, " is ", stride,
-         "; negative strides are not accepted");
-  }
-}
 
 // An output must not map two elements to one address. Strides of an injective layout, sorted, each
 // reach past all that the smaller ones span.
@@ -39,10 +33,6 @@ void check_output_layout(const char* name, std::int64_t inner, const std::int64_
     extent += strides[next] * (sizes[next] - 1);
     used[next] = true;
   }
-}
-
-void check_at_least(const char* name, std::int64_t value, std::int64_t least) {
-  if (value < least) fail(name, " is ", value, "; accepted: at least ", least);
 }
 
 // Wider than any sequence, and small enough that positions can be added to it.
@@ -92,17 +82,6 @@ void check_layouts(const AttentionParams& p) {
     check_output_layout("lse", queries.rows, {queries.batch, queries.heads, 1},
                         {p.lse.batch_stride, p.lse.head_stride, 0});
   }
-}
-
-// A GPU faults at an element that lies across its own size, and takes the process' context along.
-// So do the parts of a buffer of larger alignment.
-void check_address(const char* name, const void* address, std::int64_t element_bytes) {
-  const std::int64_t past =
-      reinterpret_cast<std::intptr_t>(address) & (element_bytes - 1);  // a power of two
-  if (past == 0) return;
-  fail(name, ": its address is ", past, " byte(s) past a multiple of ", element_bytes,
-       "; accepted: multiples of ",
-       element_bytes == kWorkspaceAlignment ? "it" : "the element's size");
 }
 
 void check_dtype(const char* name, DType dtype, const char* other, DType expected) {
@@ -204,6 +183,9 @@ void check_addresses(const AttentionParams& p) {
   check_address("cu_seqlens_q", p.cu_seqlens_q, sizeof(std::int32_t));
   check_address("cu_seqlens_k", p.cu_seqlens_k, sizeof(std::int32_t));
   check_address("seqused_k", p.seqused_k, sizeof(std::int32_t));
+  check_address("page_table", p.page_table.data, sizeof(std::int32_t));
+  check_address("cache_batch_idx", p.cache_batch_idx, sizeof(std::int32_t));
+  check_address("leftpad_k", p.leftpad_k, sizeof(std::int32_t));
 }
 
 void check_pointers(const AttentionParams& p) {
@@ -335,6 +317,15 @@ void check_own_memory(const AttentionParams& p) {
   check_list("cu_seqlens_q", p.cu_seqlens_q, p.batch_size + 1);
   check_list("cu_seqlens_k", p.cu_seqlens_k, p.batch_size + 1);
   check_list("seqused_k", p.seqused_k, p.batch_size);
+  check_list("cache_batch_idx", p.cache_batch_idx, p.batch_size);
+  check_list("leftpad_k", p.leftpad_k, p.batch_size);
+  if (p.page_table.data) {
+    check("page_table", {p.page_table.data,
+                         4,
+                         pages_of(p, p.seqlen_k),
+                         {p.batch_size, 1, 1, 1},
+                         {p.page_table.batch_stride, 0, 0, 0}});
+  }
 }
 
 void check_own_memory(const MergeParams& p) {
@@ -362,6 +353,7 @@ void check_own_memory(const MergeParams& p) {
 
 void validate(const AttentionParams& params) {
   check_sizes(params);
+  check_cache(params);
   check_varlen(params);
   check_lengths(params);
   check_pointers(params);

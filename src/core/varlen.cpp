@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "core/cache.h"
 #include "core/fail.h"
 
 namespace dlattn::core {
@@ -37,10 +38,10 @@ void check_offsets(const char* name, const std::int32_t* offsets, std::int64_t b
 }  // namespace
 
 void check_varlen(const AttentionParams& p) {
-  if ((p.cu_seqlens_q == nullptr) != (p.cu_seqlens_k == nullptr)) {
-    fail(p.cu_seqlens_q ? "cu_seqlens_k" : "cu_seqlens_q", " is null; variable length needs both");
+  if (p.cu_seqlens_k && !p.cu_seqlens_q) fail("cu_seqlens_q is null; variable length needs both");
+  if (p.cu_seqlens_q && !p.cu_seqlens_k && !is_cache(p)) {
+    fail("cu_seqlens_k is null; variable length needs both, or seqused_k for keys in a cache");
   }
-  if (p.seqused_k && !p.cu_seqlens_k) fail("seqused_k needs cu_seqlens_q and cu_seqlens_k");
   if (!p.cu_seqlens_q) return;
   check_total("total_q", p.total_q);
   check_total("total_k", p.total_k);
@@ -71,10 +72,13 @@ void check_key_lengths(const Params& p) {
 }  // namespace
 
 void check_lengths(const AttentionParams& p) {
-  if (!p.cu_seqlens_q || p.device.type != DeviceType::kCpu) return;
-  check_offsets("cu_seqlens_q", p.cu_seqlens_q, p.batch_size, p.total_q, "max_seqlen_q",
-                p.seqlen_q);
-  check_key_lengths(p);
+  if (p.device.type != DeviceType::kCpu) return;
+  if (p.cu_seqlens_q) {
+    check_offsets("cu_seqlens_q", p.cu_seqlens_q, p.batch_size, p.total_q, "max_seqlen_q",
+                  p.seqlen_q);
+  }
+  if (p.cu_seqlens_k) check_key_lengths(p);
+  if (is_cache(p)) check_cached_keys(p);
 }
 
 void check_lengths(const QuantizeParams& p) {

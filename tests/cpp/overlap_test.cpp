@@ -176,7 +176,8 @@ void with_each_output(const std::string& name, Set set) {
   p.cu_seqlens_q = p.cu_seqlens_k = reinterpret_cast<std::int32_t*>(memory + 4 * 6 * kApart);
   p.total_q = p.total_k = kBatch * kRows;
   p.device.type = DeviceType::kCuda;  // whose lengths the host does not read
-  if (name == "bias" || name == "mask") p.cu_seqlens_q = p.cu_seqlens_k = nullptr;
+  const bool cache = name == "page_table" || name == "cache_batch_idx" || name == "leftpad_k";
+  if (cache || name == "bias" || name == "mask") p.cu_seqlens_q = p.cu_seqlens_k = nullptr;
   p.lse.data = reinterpret_cast<float*>(memory + 4 * 5 * kApart);
   p.lse.batch_stride = kHeads * kRows, p.lse.head_stride = kBatch * kRows;
   if (!p.cu_seqlens_q) p.lse.head_stride = kRows;
@@ -207,11 +208,43 @@ void every_input() {
   with_each_output("cu_seqlens_q", [&](auto& p, char* at) { p.cu_seqlens_q = int32s(at); });
   with_each_output("cu_seqlens_k", [&](auto& p, char* at) { p.cu_seqlens_k = int32s(at); });
   with_each_output("seqused_k", [&](auto& p, char* at) { p.seqused_k = int32s(at); });
+  with_each_output("cache_batch_idx", [&](auto& p, char* at) {
+    p.cache_batch_idx = int32s(at), p.cache_batch_size = kBatch;
+  });
+  with_each_output("leftpad_k", [&](auto& p, char* at) { p.leftpad_k = int32s(at); });
+  with_each_output("page_table", [&](auto& p, char* at) {
+    p.page_table.data = int32s(at), p.page_table.batch_stride = kRows;
+    p.page_size = 2, p.num_pages = 1;
+  });
 
   AttentionParams p = packed(kHeads * kDim, kApart, kDim);
   p.lse.data = static_cast<float*>(p.out.data);
   p.lse.batch_stride = kHeads * kRows, p.lse.head_stride = kRows;
   CHECK(verdict(p) == shared("out", "lse"));
+}
+
+// k and v of a cache are its entries or its pages, however long a sequence can be.
+void caches() {
+  const auto* const numbers = reinterpret_cast<const std::int32_t*>(memory + 4 * 6 * kApart);
+  const std::int64_t width = kHeads * kDim;
+  AttentionParams paged = packed(width, kApart, kDim);
+  paged.device.type = DeviceType::kCuda;
+  paged.page_table.data = numbers, paged.page_table.batch_stride = kRows;
+  paged.page_size = 3, paged.num_pages = 7;
+  paged.k.batch_stride = paged.v.batch_stride = 3 * width;
+  AttentionParams chosen = packed(width, kApart, kDim);
+  chosen.device.type = DeviceType::kCuda;
+  chosen.cache_batch_idx = numbers, chosen.cache_batch_size = 5;
+  for (const AttentionParams& p : {paged, chosen}) {
+    const std::int64_t rows = p.page_size ? 3 * 7 : 5 * kRows;
+    AttentionParams at = p;
+    at.out.data = static_cast<char*>(const_cast<void*>(p.v.data)) + 4 * rows * width;
+    CHECK(verdict(at) == "accepted");
+    at.out.data = static_cast<char*>(at.out.data) - 4;
+    CHECK(verdict(at) == shared("out", "v"));
+    at.out.data = static_cast<char*>(const_cast<void*>(p.k.data)) + 4 * (rows * width - 1);
+    CHECK(verdict(at) == shared("out", "k"));
+  }
 }
 
 void nothing_to_write_or_to_read() {
@@ -231,6 +264,7 @@ int main() {
   slices_of_one_buffer();
   overlaps();
   every_input();
+  caches();
   nothing_to_write_or_to_read();
   return test::summary();
 }

@@ -300,10 +300,10 @@ void scores() {
 void varlen() {
   accepts([](auto&) {}, good_varlen());
   refuses([](auto& p) { p.cu_seqlens_k = nullptr; },
-          "cu_seqlens_k is null; variable length needs both", good_varlen());
+          "cu_seqlens_k is null; variable length needs both, or seqused_k for keys in a cache",
+          good_varlen());
   refuses([](auto& p) { p.cu_seqlens_q = nullptr; },
           "cu_seqlens_q is null; variable length needs both", good_varlen());
-  refuses([](auto& p) { p.seqused_k = used; }, "seqused_k needs cu_seqlens_q and cu_seqlens_k");
   accepts([](auto& p) { p.seqused_k = used; }, good_varlen());
   refuses([](auto& p) { p.total_q = -1; }, "total_q is -1; accepted: at least 0", good_varlen());
   refuses(

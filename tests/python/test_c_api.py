@@ -235,6 +235,43 @@ def test_varlen_and_quantized_keys() -> None:
     np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.parametrize("paged", [True, False], ids=["pages", "entries"])
+def test_keys_in_a_cache(paged: bool) -> None:
+    """The bits of the same keys side by side, without those before leftpad_k."""
+    random = np.random.default_rng(10)
+    q = (random.standard_normal((2, 3, 4, 40)) + 0.3).astype(np.float32)
+    used, leftpad = np.array([19, 5], np.int32), np.array([2, 0], np.int32)
+    shape = (9, 4) if paged else (5, 20)
+    k, v = ((random.standard_normal((*shape, 2, d)) + 0.3).astype("f4") for d in (40, 24))
+    table = np.array([[7, 3, 0, 2, 8, -1], [6, 1, -1, -1, -1, -1]], np.int32)
+    entries = np.array([4, 1], np.int32)
+    rows = [
+        (table[b, :, None] * 4 + np.arange(4) if paged else entries[b] * 20 + np.arange(20)).ravel()
+        for b in range(2)
+    ]
+    out, lse = results(q, v)
+    params = problem(q, k, v, out, lse)
+    params.seqlen_k, params.causal = 20, CONSTANTS["DLATTN_BOTTOM_RIGHT"]
+    params.seqused_k, params.leftpad_k = used.ctypes.data, leftpad.ctypes.data
+    if paged:
+        params.page_table, params.page_table_batch_stride = table.ctypes.data, 6
+        params.page_size, params.num_pages = 4, 9
+    else:
+        params.cache_batch_idx, params.cache_batch_size = entries.ctypes.data, 5
+    assert LIBRARY.dlattn_attention(ctypes.byref(params), None, None) == 0, last_error()
+    for b in range(2):
+        own = rows[b][leftpad[b] : used[b]]
+        keys, values = (x.reshape(-1, *x.shape[2:])[own][None] for x in (k, v))
+        expected = dlattn.attention(q[b : b + 1], keys, values, causal=True, return_lse=True)
+        assert_attention((out[b : b + 1], lse[b : b + 1]), q[b : b + 1], keys, values, causal=True)
+        np.testing.assert_array_equal(out[b : b + 1], expected[0])
+    used[0] = 21
+    assert LIBRARY.dlattn_attention(ctypes.byref(params), None, None) != 0
+    assert last_error() == (
+        "seqused_k[0] is 21; accepted: 0 to 20, the most keys that a sequence can have"
+    )
+
+
 def test_a_device_that_there_is_not() -> None:
     k = np.zeros((1, 2, 1, 64), np.float32)
     half = k.astype(np.float16)

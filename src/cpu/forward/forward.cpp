@@ -63,20 +63,18 @@ class QueryTiles {
     task.split = split;
     task.num_splits = plan_.num_splits;
     task.len_q = p_.seqlen_q;
-    task.len_k = p_.seqlen_k;
     std::int64_t m_blocks = m_blocks_;
     if (p_.cu_seqlens_q) {
       const std::int64_t b = std::upper_bound(end_.begin(), end_.end(), index) - end_.begin();
       task.batch = b;
       if (b > 0) index -= end_[b - 1];
       task.first_q = p_.cu_seqlens_q[b];
-      task.first_k = p_.cu_seqlens_k[b];
       task.len_q = p_.cu_seqlens_q[b + 1] - task.first_q;
-      task.len_k = p_.seqused_k ? p_.seqused_k[b] : p_.cu_seqlens_k[b + 1] - task.first_k;
       m_blocks = ceil_div(task.len_q * group(), plan_.block_m);
     } else {
       task.batch = index / m_blocks / p_.num_heads_kv;
     }
+    locate_keys(&task);
     task.head_kv = index / m_blocks % p_.num_heads_kv;
     // The last rows first: under causality they have the most keys, and a long task is better not
     // the last one.
@@ -87,6 +85,20 @@ class QueryTiles {
 
  private:
   std::int64_t group() const { return p_.num_heads / p_.num_heads_kv; }
+
+  // Where the keys of the task's sequence are, and how many.
+  void locate_keys(Task* task) const {
+    const std::int64_t b = task->batch;
+    task->len_k = p_.seqlen_k;
+    task->entry_k = p_.cache_batch_idx ? p_.cache_batch_idx[b] : b;
+    if (p_.cu_seqlens_k) {
+      task->entry_k = 0;
+      task->first_k = p_.cu_seqlens_k[b];
+      task->len_k = p_.cu_seqlens_k[b + 1] - task->first_k;
+    }
+    if (p_.seqused_k) task->len_k = p_.seqused_k[b];
+    if (p_.leftpad_k) task->leftpad_k = p_.leftpad_k[b];
+  }
 
   const AttentionParams& p_;
   const Plan& plan_;

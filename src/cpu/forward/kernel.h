@@ -6,6 +6,7 @@
 #include "core/descales.h"
 #include "core/positions.h"
 #include "core/score.h"
+#include "cpu/forward/key_rows.h"
 #include "cpu/forward/outer_product.h"
 #include "cpu/forward/scratch.h"
 #include "cpu/forward/softmax.h"
@@ -74,8 +75,9 @@ class TaskKernel {
               position_shift(params.causal, task.len_q, task.len_k), task.len_k) {
     q_t_ = arena_.take<T>(p_.head_dim * ld_);
     s_t_ = arena_.take<T>(block_n_ * ld_);
-    k_tile_ = arena_.take<T>(kConverts ? block_n_ * p_.head_dim : 0);
-    v_tile_ = arena_.take<T>(kConverts ? block_n_ * p_.head_dim_v : 0);
+    const bool copies = kConverts || KeyRows<In>::has_pages(p_);
+    k_tile_ = arena_.take<T>(copies ? block_n_ * p_.head_dim : 0);
+    v_tile_ = arena_.take<T>(copies ? block_n_ * p_.head_dim_v : 0);
     row_ = arena_.take<T>(max_int(p_.head_dim, p_.head_dim_v));
     slope_ = arena_.take<T>(ld_);
     distance_ = arena_.take<T>(ld_);
@@ -92,7 +94,7 @@ class TaskKernel {
     load_queries();
     softmax_.clear();
     const Range<std::int64_t> keys = mask_.any_row(query_[0], query_[ld_ - 1]);
-    std::int64_t begin = keys.begin, end = keys.end;
+    std::int64_t begin = max_int(keys.begin, t_.leftpad_k), end = keys.end;
     if (t_.num_splits > 1) {
       const std::int64_t tiles = (max_int(0, end - begin) + block_n_ - 1) / block_n_;
       const std::int64_t keys = (tiles + t_.num_splits - 1) / t_.num_splits * block_n_;
@@ -165,45 +167,35 @@ class TaskKernel {
     }
   }
 
-  // K or V of the task's KV head.
-  struct Rows {
-    const In* first;  // the sequence's first key
-    std::int64_t stride;
-    std::int64_t width;
-  };
+  KeyRows<In> k_rows() const { return {p_, t_, p_.k, p_.head_dim}; }
+  KeyRows<In> v_rows() const { return {p_, t_, p_.v, p_.head_dim_v}; }
 
-  Rows k_rows() const {
-    const In* k = static_cast<const In*>(p_.k.data) + (varlen() ? 0 : t_.batch * p_.k.batch_stride);
-    return {k + t_.first_k * p_.k.row_stride + t_.head_kv * p_.k.head_stride, p_.k.row_stride,
-            p_.head_dim};
-  }
-
-  Rows v_rows() const {
-    const In* v = static_cast<const In*>(p_.v.data) + (varlen() ? 0 : t_.batch * p_.v.batch_stride);
-    return {v + t_.first_k * p_.v.row_stride + t_.head_kv * p_.v.head_stride, p_.v.row_stride,
-            p_.head_dim_v};
-  }
-
-  // Makes keys [j, j + count) the left operand: in place, or converted to `tile`.
-  void set_left(const Rows& rows, std::int64_t j, std::int64_t count, T* tile,
+  // Makes keys [j, j + count) the left operand: in place, or converted to `tile`, or copied there
+  // if they lie in several pages.
+  void set_left(const KeyRows<In>& rows, std::int64_t j, std::int64_t count, T* tile,
                 ProductArgs<T>* args) {
-    const In* from = rows.first + j * rows.stride;
-    if constexpr (kConverts) {
-      for (std::int64_t n = 0; n < count; ++n) {
-        convert_row(from + n * rows.stride, rows.width, tile + n * rows.width);
+    if constexpr (!kConverts) {
+      if (rows.run(j, count) == count) {
+        args->left = rows.row(j);
+        args->left_stride = rows.stride();
+        return;
       }
-      args->left = tile;
-      args->left_stride = rows.width;
-    } else {
-      args->left = from;
-      args->left_stride = rows.stride;
+    }
+    args->left = tile;
+    args->left_stride = rows.width();
+    for (std::int64_t n = 0; n < count;) {
+      const std::int64_t run = rows.run(j + n, count - n);
+      const In* from = rows.row(j + n);
+      for (const std::int64_t end = n + run; n < end; ++n, from += rows.stride())
+        convert_row(from, rows.width(), tile + n * rows.width());
     }
   }
 
-  Upcoming upcoming(const Rows& rows, std::int64_t j, std::int64_t count) const {
+  // The first page's, if they lie in several.
+  Upcoming upcoming(const KeyRows<In>& rows, std::int64_t j, std::int64_t count) const {
     const std::int64_t size = sizeof(In);
-    return {reinterpret_cast<const char*>(rows.first + j * rows.stride), rows.stride * size,
-            rows.width * size, count};
+    return {reinterpret_cast<const char*>(rows.row(j)), rows.stride() * size, rows.width() * size,
+            rows.run(j, count)};
   }
 
   // Keys [j, j + count), with `next` keys to follow.

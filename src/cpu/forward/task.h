@@ -17,9 +17,12 @@ struct Task {
   std::int64_t num_rows = 0;  // 1 .. block_m
   std::int64_t first_q = 0;   // rows of q and k where the sequence begins; 0 for fixed length
   std::int64_t first_k = 0;
+  std::int64_t entry_k = 0;  // the batch entry of k and v that has its keys, or its row of the page
+                             // table
   std::int64_t len_q = 0;
   std::int64_t len_k = 0;
-  int split = 0;  // which of num_splits parts of the keys
+  std::int64_t leftpad_k = 0;  // its keys before this one are not seen
+  int split = 0;               // which of num_splits parts of the keys
   int num_splits = 1;
 };
 

@@ -130,7 +130,7 @@ typedef struct {
 
   // Variable length: q and out are [total_q, num_heads, .], k and v [total_k, num_heads_kv, .], lse
   // is [num_heads, total_q]. Sequence b owns the rows cu_seqlens[b] to cu_seqlens[b + 1]. Both
-  // null: fixed length.
+  // null: fixed length. cu_seqlens_k alone null: queries of variable length, with keys in a cache.
   const int32_t* cu_seqlens_q;  // [batch_size + 1]
   const int32_t* cu_seqlens_k;  // [batch_size + 1]
   const int32_t* seqused_k;     // [batch_size], keys of each sequence in use; null: all
@@ -142,6 +142,19 @@ typedef struct {
   // DlattnPlan.workspace_bytes of device memory, aligned to 256. Null: DlattnOptions.allocate.
   void* workspace;
   int64_t workspace_bytes;
+
+  // Keys in a cache, where seqused_k, page_table, cache_batch_idx or leftpad_k is given and
+  // cu_seqlens_k is null: sequence b has the first seqused_k[b] (null: all) of seqlen_k keys. They
+  // are entry cache_batch_idx[b] (null: b) of k and v, or in pages: then k and v are [num_pages,
+  // page_size, num_heads_kv, .], and key j is row j % page_size of page page_table[b][j /
+  // page_size].
+  const int32_t* page_table;  // [batch_size, seqlen_k / page_size, rounded up]; null: no pages
+  int64_t page_table_batch_stride;
+  int64_t page_size;
+  int64_t num_pages;
+  const int32_t* cache_batch_idx;  // [batch_size]; not with a page table
+  int64_t cache_batch_size;        // entries of k and v, with cache_batch_idx
+  const int32_t* leftpad_k;        // [batch_size], first keys that are not seen; null: none
 } DlattnAttention;
 
 // How a problem will be computed. The library writes the fields that struct_size covers.

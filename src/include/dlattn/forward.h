@@ -96,33 +96,34 @@ struct AttentionParams {
   // rows, the first ones; seqused_k[b] is clamped to their number. Results are defined where no two
   // sequences share a row of q.
   const std::int32_t* cu_seqlens_q = nullptr;  // [batch_size + 1]
-  const std::int32_t* cu_seqlens_k = nullptr;  // [batch_size + 1]
+  const std::int32_t* cu_seqlens_k = nullptr;  // [batch_size + 1]; null alone: keys in a cache
   const std::int32_t* seqused_k = nullptr;  // [batch_size], keys of each sequence in use; null: all
   std::int64_t total_q = 0;                 // below 2^31, as total_k is
   std::int64_t total_k = 0;
 
-  // A cache of keys (is_cache()): where seqused_k, page_table, cache_batch_idx or leftpad_k is
-  // given and cu_seqlens_k is null. seqlen_k is then the most keys that a sequence can have, k and
-  // v have room for them, and sequence b has seqused_k[b] (null: seqlen_k), the last of which is
-  // the last query's under causality. q and out may be of variable length.
+  // Keys in a cache (is_cache()): seqused_k, page_table, cache_batch_idx or leftpad_k is given, and
+  // cu_seqlens_k is null. Sequence b then has the first seqused_k[b] (null: all) of seqlen_k keys
+  // that there is room for, and its last query stands at the last of them. q and out may be of
+  // variable length, with cu_seqlens_q alone. precision is kInputs, and q is not of kFloat8E4M3.
   //
-  // Without a page table k and v are [cache_batch_size, seqlen_k, num_heads_kv, .], and sequence b
-  // is entry cache_batch_idx[b] of them, or entry b. With one they are [num_pages, page_size,
-  // num_heads_kv, .], their batch_stride leads from page to page, and key j of sequence b is row j
-  // % page_size of page page_table[b][j / page_size].
+  // Without a page table k and v are [cache_batch_size, seqlen_k, num_heads_kv, .], and the keys of
+  // sequence b are entry cache_batch_idx[b] of them (null: entry b). With one they are [num_pages,
+  // page_size, num_heads_kv, .], their batch_stride leads from page to page, and key j of sequence
+  // b is row j % page_size of page page_table[b][j / page_size].
   //
-  // Kernels clamp what lies on the device: lengths to 0 .. seqlen_k, entries and pages to those
-  // that there are, leftpad_k to 0 .. the sequence's length. No address is formed of what stands in
-  // the page table behind a sequence's last page, and rows of k and v behind its last key are not
-  // read as numbers.
-  BasicTensorView<const std::int32_t> page_table;  // [batch_size, ceil(seqlen_k / page_size)]: its
-                                                   // batch_stride counts; null: no pages
-  std::int64_t page_size = 0;
+  // The CPU backend refuses values that are out of range. Those on a GPU cannot be refused, so
+  // kernels clamp them: lengths to 0 .. seqlen_k, entries and pages to those that there are,
+  // leftpad_k to 0 .. the sequence's length. No address is formed from what stands in the page
+  // table behind a sequence's last page, and what rows of k and v hold behind its last key has no
+  // effect, whatever it is.
+  BasicTensorView<const std::int32_t> page_table;  // [batch_size, ceil(seqlen_k / page_size)], rows
+                                                   // batch_stride apart; null: no pages
+  std::int64_t page_size = 0;                      // keys of a page: at least 1
   std::int64_t num_pages = 0;
-  std::int64_t cache_batch_size = 0;              // with cache_batch_idx; without: batch_size
+  std::int64_t cache_batch_size = 0;              // entries of k and v, with cache_batch_idx
   const std::int32_t* cache_batch_idx = nullptr;  // [batch_size]; not with a page table
-  const std::int32_t* leftpad_k = nullptr;        // [batch_size]: the first so many keys of a
-                                                  // sequence are not seen; null: none
+  const std::int32_t* leftpad_k = nullptr;  // [batch_size], keys of each sequence that are not
+                                            // seen, from its first; null: none
 
   // Not kInputs: q, k, v and out are of kFloat16 or kBFloat16, and there are no softcap, bias and
   // alibi_slopes. quantized_kv is what quantize_kv() wrote of k and v in this precision, on the
@@ -138,7 +139,8 @@ struct AttentionParams {
   std::int64_t workspace_bytes = 0;
 };
 
-// Whether the keys lie in a cache.
+// Whether the keys lie in a cache: where the host does not know how many there are, or in which
+// rows.
 inline bool is_cache(const AttentionParams& p) {
   return !p.cu_seqlens_k && (p.seqused_k || p.page_table.data || p.cache_batch_idx || p.leftpad_k);
 }

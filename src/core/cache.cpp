@@ -1,0 +1,80 @@
+#include "core/cache.h"
+
+#include "core/checks.h"
+#include "core/fail.h"
+#include "core/plan.h"
+#include "core/tensor_sizes.h"
+
+namespace dlattn::core {
+namespace {
+
+void check_together(const AttentionParams& p) {
+  const char* const given = p.page_table.data   ? "page_table"
+                            : p.cache_batch_idx ? "cache_batch_idx"
+                            : p.leftpad_k       ? "leftpad_k"
+                                                : nullptr;
+  if (given && p.cu_seqlens_k) {
+    fail(given, " is given with cu_seqlens_k; accepted: one of them, as keys in a cache have no ",
+         "cu_seqlens_k");
+  }
+  if (p.page_table.data && p.cache_batch_idx) {
+    fail("cache_batch_idx is given with page_table; accepted: one of them, as a page table tells ",
+         "where a sequence's keys are");
+  }
+}
+
+// What no kernel computes with keys in a cache.
+void check_dtypes(const AttentionParams& p) {
+  const char* const feature = cache_feature(p);
+  if (p.precision != Precision::kInputs) {
+    fail("precision is ", to_string(p.precision), " with keys in a cache (", feature,
+         "); accepted: inputs");
+  }
+  if (p.q.dtype == DType::kFloat8E4M3) {
+    fail("q: dtype is ", to_string(p.q.dtype), " with keys in a cache (", feature,
+         "); accepted: float16, bfloat16, float32, float64");
+  }
+}
+
+}  // namespace
+
+void check_cache(const AttentionParams& p) {
+  check_together(p);
+  if (!is_cache(p)) return;
+  check_dtypes(p);
+  const std::int64_t least = p.batch_size > 0 && p.seqlen_k > 0 ? 1 : 0;
+  if (p.cache_batch_idx) check_at_least("cache_batch_size", p.cache_batch_size, least);
+  if (!p.page_table.data) return;
+  check_at_least("page_size", p.page_size, 1);
+  check_at_least("num_pages", p.num_pages, least);
+  check_stride("page_table", "batch", p.batch_size, p.page_table.batch_stride);
+}
+
+void check_cached_keys(const AttentionParams& p) {
+  for (std::int64_t b = 0; b < p.batch_size; ++b) {
+    const std::int64_t length = p.seqused_k ? p.seqused_k[b] : p.seqlen_k;
+    if (length < 0 || length > p.seqlen_k) {
+      fail("seqused_k[", b, "] is ", length, "; accepted: 0 to ", p.seqlen_k,
+           ", the most keys that a sequence can have");
+    }
+    const std::int64_t leftpad = p.leftpad_k ? p.leftpad_k[b] : 0;
+    if (leftpad < 0 || leftpad > length) {
+      fail("leftpad_k[", b, "] is ", leftpad, "; accepted: 0 to ", length,
+           ", the keys of the sequence");
+    }
+    if (p.cache_batch_idx &&
+        (p.cache_batch_idx[b] < 0 || p.cache_batch_idx[b] >= p.cache_batch_size)) {
+      fail("cache_batch_idx[", b, "] is ", p.cache_batch_idx[b], "; accepted: 0 to ",
+           p.cache_batch_size - 1, ", the entries of the cache");
+    }
+    if (!p.page_table.data || leftpad == length) continue;
+    const std::int32_t* const pages = p.page_table.data + b * p.page_table.batch_stride;
+    for (std::int64_t i = leftpad / p.page_size; i < pages_of(p, length); ++i) {
+      if (pages[i] >= 0 && pages[i] < p.num_pages) continue;
+      fail("page_table[", b, "][", i, "] is ", pages[i], "; accepted: 0 to ", p.num_pages - 1,
+           ", as the sequence has ", length, " keys in pages of ", p.page_size);
+    }
+  }
+}
+
+}  // namespace dlattn::core
