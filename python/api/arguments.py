@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ALL = ("attention", "attention_varlen", "supported", "plan")
+ATTENTION = ("attention", "attention_varlen", "supported", "plan")
 VARLEN = ("attention_varlen", "supported", "plan")
+KVCACHE = ("attention_with_kvcache",)
+ALL = (*ATTENTION, *KVCACHE)
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,15 @@ class Argument:
     default: str | None = None
     """As Python source. None: the argument is required, and may be passed by position."""
     functions: tuple[str, ...] = ALL
-    """Which functions take it: ALL, or VARLEN. `supported` and `plan` then run without it too."""
+    """Which functions take it. `supported` and `plan` run without what `attention` lacks."""
+    required_by: tuple[str, ...] = ()
+    """Functions in which it has no default nevertheless, and is passed by keyword."""
     values: str = ""
     """Its paragraph under Values: which values are accepted, and what their extremes give."""
     varlen_doc: str = ""
     """The paragraph in `attention_varlen`, where it is another one."""
+    kvcache_doc: str = ""
+    """The same in `attention_with_kvcache`."""
 
 
 ARGUMENTS = (
@@ -38,6 +44,9 @@ ARGUMENTS = (
             bfloat16 or float8_e4m3fn [7]; float32 on the CPU and in the kernel "scalar"; float64 on
             the CPU. Any strides with a contiguous last dimension; rows aligned to 16 bytes are
             fastest. The result is of q's framework and on q's device.""",
+        kvcache_doc="""Queries, (batch, seqlen_q, num_heads, head_dim) in the layout "bshd": float16
+            or bfloat16; float32 on the CPU and in the kernel "scalar"; float64 on the CPU. Strides
+            and alignment are those of `attention`.""",
         varlen_doc="""Queries, (total_q, num_heads, head_dim) in the layout "bshd". Dtypes, strides
             and alignment are those of `attention`.""",
     ),
@@ -49,13 +58,32 @@ ARGUMENTS = (
             [4]). Or what `quantize_kv` returned of keys and values, with None for v.""",
         varlen_doc="""Keys, (total_k, num_heads_kv, head_dim), of q's dtype. num_heads_kv divides
             num_heads. Or what `quantize_kv` returned for the same cu_seqlens_k and seqused_k, with
-            None for v.""",
+            None for v. With page_table: a cache in pages, (num_pages, page_size, num_heads_kv,
+            head_dim), as for `attention_with_kvcache`.""",
+        functions=ATTENTION,
     ),
     Argument(
         "v",
         "Tensor | None",
         doc="Values, (batch, seqlen_k, num_heads_kv, head_dim_v), of q's dtype.",
-        varlen_doc="Values, (total_k, num_heads_kv, head_dim_v), of q's dtype.",
+        varlen_doc="""Values, (total_k, num_heads_kv, head_dim_v), of q's dtype. With page_table:
+            (num_pages, page_size, num_heads_kv, head_dim_v).""",
+        functions=ATTENTION,
+    ),
+    Argument(
+        "k_cache",
+        "Tensor",
+        functions=KVCACHE,
+        doc="""Keys, of q's dtype: (batch, seqlen_k, num_heads_kv, head_dim), or with page_table
+            (num_pages, page_size, num_heads_kv, head_dim), with any page_size from 1 on. All
+            strides but the last are free, so pages of other layouts are views: (num_pages, 2,
+            page_size, ...) is `cache[:, 0]` and `cache[:, 1]`.""",
+    ),
+    Argument(
+        "v_cache",
+        "Tensor",
+        functions=KVCACHE,
+        doc="Values, of k_cache's shape with head_dim_v for head_dim, and of q's dtype.",
     ),
     Argument(
         "cu_seqlens_q",
@@ -69,9 +97,9 @@ ARGUMENTS = (
     ),
     Argument(
         "cu_seqlens_k",
-        "Tensor",
+        "Tensor | None",
         functions=VARLEN,
-        doc="The same for the rows of k and v, within 0 to total_k.",
+        doc="""The same for the rows of k and v, within 0 to total_k. None with page_table.""",
     ),
     Argument(
         "max_seqlen_q",
@@ -90,9 +118,49 @@ ARGUMENTS = (
         "seqused_k",
         "Tensor | None",
         default="None",
-        functions=VARLEN,
+        functions=(*VARLEN, *KVCACHE),
+        required_by=KVCACHE,
         doc="""int32, (batch,), contiguous: how many of each sequence's keys to use, from its first;
-            0 to its length. None: all. The causal shift counts the keys in use.""",
+            0 to its length. None: all. The causal shift counts the keys in use. With page_table it
+            is required, and tells how many keys each sequence has.""",
+        kvcache_doc="""int32, (batch,), contiguous, on q's device: how many keys each sequence has
+            in the cache, those of this step's tokens among them; 0 to max_seqlen_k. Under
+            causality the last query sees the last of them.""",
+    ),
+    Argument(
+        "page_table",
+        "Tensor | None",
+        default="None",
+        functions=(*VARLEN, *KVCACHE),
+        doc="""int32, (batch, max_pages), rows contiguous, on q's device: key j of sequence b is row
+            j % page_size of page page_table[b, j // page_size]. What stands behind a sequence's
+            last page is not read, so -1 and anything else may. None: k and v are not in pages.""",
+    ),
+    Argument(
+        "cache_batch_idx",
+        "Tensor | None",
+        default="None",
+        functions=("supported", "plan", *KVCACHE),
+        doc="""int32, (batch,), contiguous: the entry of k_cache and v_cache that each sequence's
+            keys are in; they may then have more entries than there are sequences. None: sequence b
+            is entry b. Not with page_table.""",
+    ),
+    Argument(
+        "leftpad_k",
+        "Tensor | None",
+        default="None",
+        functions=("supported", "plan", *KVCACHE),
+        doc="""int32, (batch,), contiguous: so many of each sequence's first keys are not seen, 0 to
+            seqused_k. Positions count them all the same. None: none.""",
+    ),
+    Argument(
+        "max_seqlen_k",
+        "int | None",
+        default="None",
+        functions=KVCACHE,
+        doc="""At least the number of keys of the longest sequence. A bound for the plan, which is
+            made without a look at seqused_k: a tight one may be faster. None: all that the cache or
+            the page table has room for.""",
     ),
     Argument(
         "causal",
@@ -104,6 +172,8 @@ ARGUMENTS = (
             (shift = seqlen_k - seqlen_q, for `window` and `alibi_slopes`).""",
         varlen_doc="""As for `attention`, with the lengths of each sequence: False, True,
             "bottom_right" or "top_left".""",
+        kvcache_doc="""As for `attention`, with seqused_k for seqlen_k: False, True, "bottom_right"
+            or "top_left". seqlen_q new tokens see those before them and each other with True.""",
     ),
     Argument(
         "softmax_scale",
@@ -131,6 +201,7 @@ ARGUMENTS = (
         "bias",
         "Tensor | None",
         default="None",
+        functions=ATTENTION,
         doc="""Added to the scores. Broadcastable to (batch, num_heads, seqlen_q, seqlen_k); q's
             dtype or float32. -inf hides the key.""",
         varlen_doc="""Added to the scores. Broadcastable to (batch, num_heads, max_seqlen_q,
@@ -147,6 +218,9 @@ ARGUMENTS = (
         "Tensor | None",
         default="None",
         doc="bool, True where a query may attend to a key; broadcastable as `bias`.",
+        kvcache_doc="""bool, True where a query may attend to a key; broadcastable to (batch,
+            num_heads, seqlen_q, max_seqlen_k). Its last dimension counts a sequence's keys from its
+            first. A tree of drafts is such a mask.""",
     ),
     Argument(
         "alibi_slopes",
@@ -173,6 +247,7 @@ ARGUMENTS = (
         "q_descale",
         "Tensor | None",
         default="None",
+        functions=ATTENTION,
         doc="""With q of float8_e4m3fn alone: what its elements count, a factor for each head.
             float32 on q's device, which the host does not read; broadcastable to (batch,
             num_heads_kv), as FlashAttention-3 takes it, or to (batch, num_heads). None: 1.""",
@@ -184,6 +259,7 @@ ARGUMENTS = (
         "k_descale",
         "Tensor | None",
         default="None",
+        functions=ATTENTION,
         doc="The same for k, broadcastable to (batch, num_heads_kv).",
         values="As of q_descale.",
     ),
@@ -191,6 +267,7 @@ ARGUMENTS = (
         "v_descale",
         "Tensor | None",
         default="None",
+        functions=ATTENTION,
         doc="The same for v, broadcastable to (batch, num_heads_kv).",
         values="Any: a factor of out.",
     ),
@@ -198,6 +275,7 @@ ARGUMENTS = (
         "precision",
         "Precision | None",
         default="None",
+        functions=ATTENTION,
         doc="""What the products are made of, with q of float16 or bfloat16 and head dims up to
             128. None: of the inputs as they are. "int8_fp8": of 8-bit integers for q·k, and of
             float8_e4m3fn for probabilities times v [8]. "int8_fp16": of 8-bit integers for q·k, and
@@ -217,6 +295,9 @@ ARGUMENTS = (
             head_dim).""",
         varlen_doc="""Dimensions of q, k, v and out: "bshd" for (total, num_heads, head_dim), "bhsd"
             for (num_heads, total, head_dim).""",
+        kvcache_doc="""Dimensions of q, the caches and out: "bshd" (NHD), or "bhsd" (HND) for
+            (batch, num_heads, seqlen, head_dim) and pages of (num_heads_kv, page_size,
+            head_dim).""",
     ),
     Argument(
         "out",
@@ -232,6 +313,7 @@ ARGUMENTS = (
         "out_dtype",
         "OutDType | None",
         default="None",
+        functions=ATTENTION,
         doc="""Dtype of the result for q of float8_e4m3fn: "bfloat16", "float16" or "float32". None:
             that of `out` if it is given, else "bfloat16". For other dtypes of q it is q's.""",
         varlen_doc="Dtype of the result for q of float8_e4m3fn, as for `attention`.",

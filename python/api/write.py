@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from arguments import ALL, ARGUMENTS, VARLEN, Argument
+from arguments import ALL, ARGUMENTS, Argument
 
 API = Path(__file__).resolve().parent
 PACKAGE = API.parent / "dlattn"
@@ -39,8 +39,10 @@ def fill(template: str, arguments: Iterable[Argument] = ARGUMENTS) -> str:
 
     def lines(found: re.Match[str]) -> str:
         indent, what, function = found.groups()
-        if function == "only varlen":
-            taken = [a for a in arguments if "attention" not in a.functions]
+        if function.startswith("only "):
+            taken = _only(function.removeprefix("only "), arguments)
+        elif function.startswith("without "):
+            taken = _without(function.removeprefix("without "), arguments)
         else:
             taken = [a for a in arguments if function in a.functions]
         return "\n".join(indent + line for line in _LINES[what](taken, function, len(indent)))
@@ -48,21 +50,47 @@ def fill(template: str, arguments: Iterable[Argument] = ARGUMENTS) -> str:
     return re.sub(r"^( *)@(\w+) ([\w ]+)@$", lines, template, flags=re.MULTILINE)
 
 
+def _names_of(function: str, arguments: tuple[Argument, ...]) -> set[str]:
+    return {a.name for a in arguments if function in a.functions}
+
+
+def _without(function: str, arguments: tuple[Argument, ...]) -> list[Argument]:
+    """What `supported` and `plan` take by keyword, and this function does not."""
+    taken = _names_of(function, arguments)
+    keywords = [a for a in arguments if "plan" in a.functions and a.default is not None]
+    return [a for a in keywords if a.name not in taken]
+
+
+def _only(function: str, arguments: tuple[Argument, ...]) -> list[Argument]:
+    """What `supported` and `plan` take for this function, and not for those before it."""
+    order = ("attention", "attention_with_kvcache", "attention_varlen")
+    before = (_names_of(other, arguments) for other in order[: order.index(function)])
+    taken = _names_of(function, arguments).difference(*before)
+    return [a for a in arguments if "plan" in a.functions and a.name in taken]
+
+
 def _signature(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
     """One parameter a line; the required arguments, or what stands for them, by position too."""
     by_position = [a for a in arguments if a.default is None]
     for argument in by_position:
-        optional = argument.functions == VARLEN and function in ("supported", "plan")
-        yield f"{argument.name}: {argument.type}{' | None = None' if optional else ''},"
+        optional = "attention" not in argument.functions and function in ("supported", "plan")
+        kind = f"{argument.type.removesuffix(' | None')} | None = None"
+        yield f"{argument.name}: {kind if optional else argument.type},"
     yield "*,"
     for argument in arguments:
-        if argument.default is not None:
+        if function in argument.required_by:
+            yield f"{argument.name}: {argument.type.removesuffix(' | None')},"
+        elif argument.default is not None:
             yield f"{argument.name}: {argument.type} = {argument.default},"
 
 
 def _args(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
     for argument in arguments:
-        doc = argument.varlen_doc if function == "attention_varlen" else ""
+        docs = {
+            "attention_varlen": argument.varlen_doc,
+            "attention_with_kvcache": argument.kvcache_doc or argument.varlen_doc,
+        }
+        doc = docs.get(function, "")
         yield from _paragraph(argument.name, doc or argument.doc, indent)
 
 
@@ -78,6 +106,11 @@ def _names(arguments: list[Argument], function: str, indent: int) -> Iterator[st
         yield f"{argument.name},"
 
 
+def _keywords(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
+    for argument in arguments:
+        yield f"{argument.name}={argument.name},"
+
+
 def _paragraph(name: str, text: str, indent: int) -> list[str]:
     return textwrap.wrap(
         f"{name}: {' '.join(text.split())}",
@@ -88,7 +121,13 @@ def _paragraph(name: str, text: str, indent: int) -> list[str]:
     )
 
 
-_LINES = {"signature": _signature, "args": _args, "values": _values, "names": _names}
+_LINES = {
+    "signature": _signature,
+    "args": _args,
+    "values": _values,
+    "names": _names,
+    "keywords": _keywords,
+}
 
 
 def main() -> int:

@@ -14,10 +14,19 @@
 // in problem.cpp beside what reads the tensors.
 namespace dlattn::python {
 
-// An argument of attention or attention_varlen.
+// The functions that take an argument, as bits.
+using Functions = unsigned;
+constexpr Functions bit(Function function) {
+  return 1u << static_cast<int>(function);
+}
+constexpr Functions kVarlen = bit(Function::kVarlen), kKvcache = bit(Function::kKvcache);
+constexpr Functions kNotKvcache = bit(Function::kAttention) | kVarlen;
+constexpr Functions kAll = kNotKvcache | kKvcache;
+
+// An argument of attention, attention_varlen or attention_with_kvcache.
 struct Argument {
   const char* name;
-  bool varlen_only;  // of attention_varlen, and not of attention
+  Functions functions;
   // A setting: fills its fields before the device and the tensors are known. `value` may be None.
   void (*read)(nb::handle value, const char* name, Problem* problem);
   // An optional tensor: fills its fields after q, k, v and cu_seqlens. Not called for None.
@@ -26,44 +35,46 @@ struct Argument {
 };
 
 constexpr Argument by_name(const char* name, decltype(Argument::member) member) {
-  return {name, false, nullptr, nullptr, member};
+  return {name, kAll, nullptr, nullptr, member};
 }
 
 constexpr Argument setting(const char* name, decltype(Argument::read) read,
                            decltype(Argument::member) member = nullptr) {
-  return {name, false, read, nullptr, member};
+  return {name, kAll, read, nullptr, member};
 }
 
-constexpr Argument optional_tensor(const char* name, decltype(Argument::read_tensor) read_tensor) {
-  return {name, false, nullptr, read_tensor, nullptr};
+constexpr Argument optional_tensor(const char* name, decltype(Argument::read_tensor) read_tensor,
+                                   decltype(Argument::member) member = nullptr) {
+  return {name, kAll, nullptr, read_tensor, member};
 }
 
-constexpr Argument varlen_only(Argument argument) {
-  argument.varlen_only = true;
+constexpr Argument of(Functions functions, Argument argument) {
+  argument.functions = functions;
   return argument;
 }
 
 template <const auto& kList>
-constexpr std::size_t num_optional_tensors() {
+constexpr std::size_t num_optional_tensors(Function function) {
   std::size_t count = 0;
-  for (const Argument& argument : kList) count += argument.read_tensor != nullptr;
+  for (const Argument& argument : kList)
+    count += argument.read_tensor != nullptr && (argument.functions & bit(function));
   return count;
 }
 
-template <const auto& kList, bool kVarlen>
+template <const auto& kList, Function kFunction>
 constexpr std::size_t num_taken() {
   std::size_t count = 0;
-  for (const Argument& argument : kList) count += kVarlen || !argument.varlen_only;
+  for (const Argument& argument : kList) count += (argument.functions & bit(kFunction)) != 0;
   return count;
 }
 
-// The arguments that attention_varlen or attention takes, as indices into the list.
-template <const auto& kList, bool kVarlen>
+// The arguments that a function takes, as indices into the list.
+template <const auto& kList, Function kFunction>
 constexpr auto taken() {
-  std::array<std::size_t, num_taken<kList, kVarlen>()> indices{};
+  std::array<std::size_t, num_taken<kList, kFunction>()> indices{};
   std::size_t count = 0;
   for (std::size_t i = 0; i < std::size(kList); ++i) {
-    if (kVarlen || !kList[i].varlen_only) indices[count++] = i;
+    if (kList[i].functions & bit(kFunction)) indices[count++] = i;
   }
   return indices;
 }
@@ -82,28 +93,31 @@ void for_each_argument(const Visit& visit) {
 template <std::size_t>
 using HandleAt = nb::handle;
 
-template <const auto& kList, bool kVarlen, std::size_t... kPositions>
+template <const auto& kList, Function kFunction, std::size_t... kPositions>
 void def_taken(nb::module_& module, const char* name, CallFunction function,
                std::index_sequence<kPositions...>) {
-  static constexpr auto kTaken = taken<kList, kVarlen>();
+  static constexpr auto kTaken = taken<kList, kFunction>();
   module.def(
       name,
       [function](HandleAt<kPositions>... values) {
         AttentionCall call;
+        call.function = kFunction;
         ((call.values[kTaken[kPositions]] = values), ...);
         for_each_argument<kList>([&](auto i) {
-          if constexpr (kList[i].member != nullptr) call.*kList[i].member = call.values[i];
+          constexpr Argument kArgument = kList[i];
+          if constexpr (kArgument.member != nullptr && (kArgument.functions & bit(kFunction)) != 0)
+            call.*kArgument.member = call.values[i];
         });
         return function(call);
       },
       nb::arg(kList[kTaken[kPositions]].name).none()...);
 }
 
-// Binds `function` under `name` for the arguments of attention or, if kVarlen, attention_varlen.
-template <const auto& kList, bool kVarlen>
+// Binds `function` under `name` for the arguments of kFunction.
+template <const auto& kList, Function kFunction>
 void def_with(nb::module_& module, const char* name, CallFunction function) {
-  constexpr auto kCount = num_taken<kList, kVarlen>();
-  def_taken<kList, kVarlen>(module, name, function, std::make_index_sequence<kCount>());
+  constexpr auto kCount = num_taken<kList, kFunction>();
+  def_taken<kList, kFunction>(module, name, function, std::make_index_sequence<kCount>());
 }
 
 }  // namespace dlattn::python

@@ -38,10 +38,10 @@ NB_MODULE(_core, m) {
   register_host_buffer(m);
   register_support(m);
   register_quantized_kv();
-  def_call(m, "attention", "attention_varlen", attention);
-  def_call(m, "supported", "supported_varlen", supported);
-  def_call(m, "plan", "plan_varlen", plan);
-  def_call(m, "xla_call", "xla_call_varlen", xla_call);
+  def_call(m, "attention", "attention_varlen", "attention_with_kvcache", attention);
+  def_call(m, "supported", "supported_varlen", "supported_with_kvcache", supported);
+  def_call(m, "plan", "plan_varlen", "plan_with_kvcache", plan);
+  def_call(m, "xla_call", "xla_call_varlen", nullptr, xla_call);
   m.def("xla_handlers", xla_handlers);
   m.def("merge_states", merge_states, nb::arg("outs").none(), nb::arg("lses").none(),
         nb::arg("layout").none(), nb::arg("stream").none());

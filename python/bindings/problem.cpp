@@ -5,6 +5,7 @@
 #include <string>
 
 #include "arguments.h"
+#include "cache.h"
 #include "errors.h"
 #include "quantized.h"
 
@@ -13,21 +14,7 @@ namespace {
 
 constexpr char kDTypes[] = "float16, bfloat16, float32, float64, float8_e4m3fn";
 constexpr dlpack::DLDataType kFloat32{dlpack::kFloat, 32, 1};
-constexpr dlpack::DLDataType kInt32{dlpack::kInt, 32, 1};
 constexpr dlpack::DLDataType kBool{dlpack::kBool, 8, 1};
-
-void check_dtype(const Tensor& tensor, dlpack::DLDataType accepted) {
-  if (same(tensor.dtype, accepted)) return;
-  unsupported(tensor.name, ": dtype is ", dtype_text(tensor.dtype),
-              "; accepted: ", dtype_text(accepted));
-}
-
-void check_size(const Tensor& tensor, int dim, const char* what, std::int64_t accepted,
-                const char* reason) {
-  if (tensor.shape[dim] == accepted) return;
-  unsupported(tensor.name, ": ", what, " is ", tensor.shape[dim], ", shape ",
-              shape_text(tensor.shape, tensor.ndim), "; accepted: ", accepted, ", ", reason);
-}
 
 // Strides of a tensor that broadcasts, right-aligned, to [batch_size, num_heads, seqlen_q,
 // seqlen_k].
@@ -164,12 +151,6 @@ DType dtype_of_out(DType dtype, DType asked) {
   return none ? DType::kBFloat16 : asked;
 }
 
-// How q, k and v of a problem lie.
-struct QkvDims {
-  const char* names;
-  Dims at;   // the batch is none with variable length
-  int last;  // head_dim's
-};
 QkvDims qkv_dims(bool varlen, const Problem& problem) {
   const bool bshd = problem.layout == Layout::kBshd;
   const int skip = varlen ? 1 : 0;
@@ -211,12 +192,15 @@ void size_results(const Tensor& q, bool varlen, const QkvDims& dims, Problem* pr
 }
 
 // q, k and v of one problem: sizes and strides, checked against each other.
-void read_qkv(const Tensor& q, const Tensor& k, const Tensor& v, bool varlen, Problem* problem) {
+void read_qkv(const Tensor& q, const Tensor& k, const Tensor& v, bool varlen, Keys keys,
+              Problem* problem) {
   AttentionParams& p = problem->params;
-  const QkvDims dims = qkv_dims(varlen, *problem);
+  const QkvDims q_dims = qkv_dims(varlen, *problem);
+  const bool cached = keys != Keys::kAsQueries;
+  const QkvDims dims = cached ? cache_dims(keys, problem->layout) : q_dims;
   const Dims& at = dims.at;
   const int last = dims.last;
-  read_q(q, varlen, dims, problem);
+  read_q(q, varlen, q_dims, problem);
   for (const Tensor* tensor : {&k, &v}) {
     check_rank(*tensor, last + 1, dims.names);
     if (!same(tensor->dtype, q.dtype)) {
@@ -225,28 +209,41 @@ void read_qkv(const Tensor& q, const Tensor& k, const Tensor& v, bool varlen, Pr
     }
     check_last_stride(*tensor);
   }
-  check_size(k, last, "head_dim", q.shape[last], "that of q");
+  check_size(k, last, "head_dim", p.head_dim, "that of q");
   check_size(v, at.head, "num_heads", k.shape[at.head], "that of k");
-  check_size(v, at.row, varlen ? "the number of tokens" : "seqlen", k.shape[at.row], "that of k");
-  if (!varlen) {
+  const bool packed = varlen && !cached;
+  check_size(v, at.row,
+             packed                 ? "the number of tokens"
+             : keys == Keys::kPages ? "page_size"
+                                    : "seqlen",
+             k.shape[at.row], "that of k");
+  if (cached) {
+    size_cache(q, k, v, keys, problem);
+  } else if (!varlen) {
     check_size(k, at.batch, "batch", q.shape[at.batch], "that of q");
     check_size(v, at.batch, "batch", q.shape[at.batch], "that of q");
     p.seqlen_k = k.shape[at.row];
+  }
+  if (!packed) {
     p.k.batch_stride = k.strides[at.batch];
     p.v.batch_stride = v.strides[at.batch];
   }
-  p.total_k = varlen ? k.shape[at.row] : 0;
+  p.total_k = packed ? k.shape[at.row] : 0;
   p.num_heads_kv = k.shape[at.head];
   p.head_dim_v = v.shape[last];
   p.k.data = k.data, p.k.row_stride = k.strides[at.row], p.k.head_stride = k.strides[at.head];
   p.v.data = v.data, p.v.row_stride = v.strides[at.row], p.v.head_stride = v.strides[at.head];
-  size_results(q, varlen, dims, problem);
+  size_results(q, varlen, q_dims, problem);
 }
 
 void read_qkv(const AttentionCall& call, const Target& target, Problem* problem) {
   const bool varlen = call.varlen();
+  const Keys keys = keys_of(call);
+  check_lengths_given(call);
   const Tensor& q = take_in(call.q, "q", target, problem);
   if (is_quantized_kv(call.k)) {
+    if (keys != Keys::kAsQueries)
+      unsupported("k is a QuantizedKV; accepted: a tensor, as keys in a cache are not quantised");
     const QkvDims dims = qkv_dims(varlen, *problem);
     read_q(q, varlen, dims, problem);
     read_quantized_kv(call.k, call.v, varlen, target, problem);
@@ -254,7 +251,7 @@ void read_qkv(const AttentionCall& call, const Target& target, Problem* problem)
   }
   const Tensor& k = take_in(call.k, "k", target, problem);
   const Tensor& v = take_in(call.v, "v", target, problem);
-  read_qkv(q, k, v, varlen, problem);
+  read_qkv(q, k, v, varlen, keys, problem);
 }
 
 void read_max_seqlen_q(nb::handle value, const char* name, Problem* problem) {
@@ -270,18 +267,27 @@ void read_softmax_scale(nb::handle value, const char* name, Problem* problem) {
   if (!value.is_none()) problem->params.softmax_scale = parse_number(value, name);
 }
 
-// Every argument of attention and attention_varlen, in the order in which Python passes them: that
-// of python/api/arguments.py. Settings and optional tensors are read in this order.
+// Every argument of attention, attention_varlen and attention_with_kvcache, in the order in which
+// Python passes them: that of python/api/arguments.py. Settings and optional tensors are read in
+// this order.
 using H = nb::handle;
 constexpr Argument kArguments[] = {
     by_name("q", &AttentionCall::q),
-    by_name("k", &AttentionCall::k),
-    by_name("v", &AttentionCall::v),
-    varlen_only(by_name("cu_seqlens_q", &AttentionCall::cu_seqlens_q)),
-    varlen_only(by_name("cu_seqlens_k", &AttentionCall::cu_seqlens_k)),
-    varlen_only(setting("max_seqlen_q", read_max_seqlen_q)),
-    varlen_only(setting("max_seqlen_k", read_max_seqlen_k)),
-    varlen_only(optional_tensor("seqused_k", read_seqused_k)),
+    of(kNotKvcache, by_name("k", &AttentionCall::k)),
+    of(kNotKvcache, by_name("v", &AttentionCall::v)),
+    of(kKvcache, by_name("k_cache", &AttentionCall::k)),
+    of(kKvcache, by_name("v_cache", &AttentionCall::v)),
+    of(kVarlen, by_name("cu_seqlens_q", &AttentionCall::cu_seqlens_q)),
+    of(kVarlen, by_name("cu_seqlens_k", &AttentionCall::cu_seqlens_k)),
+    of(kVarlen, setting("max_seqlen_q", read_max_seqlen_q)),
+    of(kVarlen, setting("max_seqlen_k", read_max_seqlen_k)),
+    of(kVarlen | kKvcache, optional_tensor("seqused_k", read_seqused_k, &AttentionCall::seqused_k)),
+    of(kVarlen | kKvcache,
+       optional_tensor("page_table", read_page_table, &AttentionCall::page_table)),
+    of(kKvcache,
+       optional_tensor("cache_batch_idx", read_cache_batch_idx, &AttentionCall::cache_batch_idx)),
+    of(kKvcache, optional_tensor("leftpad_k", read_leftpad_k)),
+    of(kKvcache, setting("max_seqlen_k", read_max_seqlen_of_cache)),
     setting("causal", [](H x, const char*, Problem* p) { p->params.causal = parse_causal(x); }),
     setting("softmax_scale", read_softmax_scale, &AttentionCall::softmax_scale),
     setting("window",
@@ -290,19 +296,21 @@ constexpr Argument kArguments[] = {
             }),
     setting("softcap",
             [](H x, const char* name, Problem* p) { p->params.softcap = parse_number(x, name); }),
-    optional_tensor("bias", read_bias),
+    of(kNotKvcache, optional_tensor("bias", read_bias)),
     optional_tensor("mask", read_mask),
     optional_tensor("alibi_slopes", read_alibi_slopes),
     optional_tensor("sinks", read_sinks),
-    optional_tensor("q_descale", read_q_descale),
-    optional_tensor("k_descale", read_k_descale),
-    optional_tensor("v_descale", read_v_descale),
-    setting("precision", [](H x, const char* name,
-                            Problem* p) { p->params.precision = parse_precision(x, name); }),
+    of(kNotKvcache, optional_tensor("q_descale", read_q_descale)),
+    of(kNotKvcache, optional_tensor("k_descale", read_k_descale)),
+    of(kNotKvcache, optional_tensor("v_descale", read_v_descale)),
+    of(kNotKvcache,
+       setting("precision", [](H x, const char* name,
+                               Problem* p) { p->params.precision = parse_precision(x, name); })),
     setting("layout", [](H x, const char*, Problem* p) { p->layout = parse_layout(x); }),
     by_name("out", &AttentionCall::out),
-    setting("out_dtype",
-            [](H x, const char* name, Problem* p) { p->out_dtype = parse_out_dtype(x, name); }),
+    of(kNotKvcache,
+       setting("out_dtype",
+               [](H x, const char* name, Problem* p) { p->out_dtype = parse_out_dtype(x, name); })),
     setting("return_lse",
             [](H x, const char* name, Problem* p) { p->return_lse = parse_flag(x, name); }),
     by_name("stream", &AttentionCall::stream),
@@ -313,10 +321,11 @@ constexpr Argument kArguments[] = {
             }),
 };
 static_assert(std::size(kArguments) <= AttentionCall::kMaxArguments);
-// Besides the optional tensors: q, k, v, out and both cu_seqlens. Exact, as each costs every call
-// some time.
-static_assert(num_optional_tensors<kArguments>() + 6 == Problem::kMaxTensors,
+// Besides the optional tensors of attention_varlen, which has the most: q, k, v, out and both
+// cu_seqlens. Exact, as each costs every call some time.
+static_assert(num_optional_tensors<kArguments>(Function::kVarlen) + 6 == Problem::kMaxTensors,
               "kMaxTensors in problem.h counts the tensors that a call can have");
+static_assert(num_optional_tensors<kArguments>(Function::kKvcache) + 4 <= Problem::kMaxTensors);
 
 }  // namespace
 
@@ -327,6 +336,19 @@ Dims dims_of(Layout layout) {
 const char* dims_text(Layout layout) {
   return layout == Layout::kBshd ? "(batch, seqlen, num_heads, head_dim)"
                                  : "(batch, num_heads, seqlen, head_dim)";
+}
+
+void check_dtype(const Tensor& tensor, dlpack::DLDataType accepted) {
+  if (same(tensor.dtype, accepted)) return;
+  unsupported(tensor.name, ": dtype is ", dtype_text(tensor.dtype),
+              "; accepted: ", dtype_text(accepted));
+}
+
+void check_size(const Tensor& tensor, int dim, const char* what, std::int64_t accepted,
+                const char* reason) {
+  if (tensor.shape[dim] == accepted) return;
+  unsupported(tensor.name, ": ", what, " is ", tensor.shape[dim], ", shape ",
+              shape_text(tensor.shape, tensor.ndim), "; accepted: ", accepted, ", ", reason);
 }
 
 void check_rank(const Tensor& tensor, int ndim, const char* dims) {
@@ -383,9 +405,10 @@ const Tensor& take_in_out(nb::handle out, const Target& target, Problem* problem
 }
 
 void def_call(nb::module_& module, const char* name, const char* name_varlen,
-              CallFunction function) {
-  def_with<kArguments, false>(module, name, function);
-  def_with<kArguments, true>(module, name_varlen, function);
+              const char* name_kvcache, CallFunction call) {
+  def_with<kArguments, Function::kAttention>(module, name, call);
+  def_with<kArguments, Function::kVarlen>(module, name_varlen, call);
+  if (name_kvcache) def_with<kArguments, Function::kKvcache>(module, name_kvcache, call);
 }
 
 Problem read_options(const AttentionCall& call) {
@@ -406,7 +429,8 @@ void read_tensors(const AttentionCall& call, const Target& target, Problem* prob
   if (call.softmax_scale.is_none()) p.softmax_scale = default_scale(p);
   if (call.varlen()) {
     read_cu_seqlens_q(take_in(call.cu_seqlens_q, "cu_seqlens_q", target, problem), problem);
-    read_cu_seqlens_k(take_in(call.cu_seqlens_k, "cu_seqlens_k", target, problem), problem);
+    if (!call.is_paged())
+      read_cu_seqlens_k(take_in(call.cu_seqlens_k, "cu_seqlens_k", target, problem), problem);
   }
   for_each_argument<kArguments>([&](auto i) {
     constexpr Argument kArgument = kArguments[i];
@@ -446,7 +470,7 @@ void read_tensors(const std::vector<Tensor>& tensors, Problem* problem) {
     return nullptr;
   };
   const Tensor* const cu_seqlens_q = find("cu_seqlens_q");
-  read_qkv(*find("q"), *find("k"), *find("v"), cu_seqlens_q, problem);
+  read_qkv(*find("q"), *find("k"), *find("v"), cu_seqlens_q, Keys::kAsQueries, problem);
   if (cu_seqlens_q) {
     read_cu_seqlens_q(*cu_seqlens_q, problem);
     read_cu_seqlens_k(*find("cu_seqlens_k"), problem);

@@ -11,24 +11,33 @@
 
 namespace dlattn::python {
 
-// The arguments of attention and attention_varlen, as Python passed them. Borrowed for the length
-// of the call.
+// The functions that share a list of arguments: attention, attention_varlen,
+// attention_with_kvcache.
+enum class Function { kAttention, kVarlen, kKvcache };
+
+// Their arguments, as Python passed them. Borrowed for the length of the call.
 struct AttentionCall {
-  static constexpr int kMaxArguments = 32;
+  static constexpr int kMaxArguments = 36;
+
+  Function function;
 
   // In the order of kArguments (problem.cpp); null where the function called does not take it.
   nb::handle values[kMaxArguments];
   // Those of them that are read by name.
   nb::handle q, k, v, softmax_scale, out, stream;
   nb::handle cu_seqlens_q, cu_seqlens_k;  // attention_varlen only, else null
+  nb::handle seqused_k, page_table;       // null for attention
+  nb::handle cache_batch_idx;             // attention_with_kvcache only
 
-  bool varlen() const { return cu_seqlens_q.is_valid(); }
+  bool varlen() const { return function == Function::kVarlen; }
+  bool is_paged() const { return page_table.is_valid() && !page_table.is_none(); }
 };
 
-// Binds `function` as `name` for attention's arguments and as `name_varlen` for attention_varlen's.
+// Binds `call` as `name` for the arguments of attention, and as `name_varlen` and `name_kvcache`
+// (null: not at all) for those of the others.
 using CallFunction = nb::object (*)(const AttentionCall&);
 void def_call(nb::module_& module, const char* name, const char* name_varlen,
-              CallFunction function);
+              const char* name_kvcache, CallFunction call);
 
 // Sizes of a tensor of the caller's.
 struct Shape {
@@ -39,7 +48,7 @@ struct Shape {
 // An AttentionCall with its tensors taken in and its arguments checked against each other; what is
 // left for dlattn::forward to check are the values in `params`.
 struct Problem {
-  static constexpr int kMaxTensors = 14;
+  static constexpr int kMaxTensors = 15;
 
   AttentionParams params;
   Options options;
@@ -52,8 +61,8 @@ struct Problem {
   // Of the caller's, in the order in which they came in: inputs, then a given out.
   Tensor tensors[kMaxTensors];
   int num_tensors = 0;
-  // On the CPU, copies of cu_seqlens_q, cu_seqlens_k and seqused_k: what was checked must be what
-  // is used, whoever writes to the caller's arrays meanwhile.
+  // On the CPU, copies of cu_seqlens_q, cu_seqlens_k, seqused_k and the like: what was checked must
+  // be what is used, whoever writes to the caller's arrays meanwhile.
   std::vector<std::int32_t> sequences;
   nb::object buffer;  // of a QuantizedKV
 };
@@ -95,6 +104,18 @@ struct Dims {
 Dims dims_of(Layout layout);
 const char* dims_text(Layout layout);
 
+// How q, k or v of a problem lie.
+struct QkvDims {
+  const char* names;
+  Dims at;   // the batch is none with variable length
+  int last;  // head_dim's
+};
+
+constexpr dlpack::DLDataType kInt32{dlpack::kInt, 32, 1};
+
+void check_dtype(const Tensor& tensor, dlpack::DLDataType accepted);
+void check_size(const Tensor& tensor, int dim, const char* what, std::int64_t accepted,
+                const char* reason);
 void check_rank(const Tensor& tensor, int ndim, const char* dims);
 void check_shape(const Tensor& tensor, const Shape& shape, const char* dims);
 void check_last_stride(const Tensor& tensor);

@@ -90,6 +90,15 @@ void set_varlen(AttentionParams* p) {
   p->total_q = p->total_k = kSeqlen;
 }
 
+void set_kvcache(AttentionParams* p) {
+  static constexpr std::int32_t page_table[1] = {0}, seqused_k[1] = {kSeqlen};
+  p->page_table.data = page_table;
+  p->page_table.batch_stride = 1;
+  p->page_size = kSeqlen;
+  p->num_pages = 1;
+  p->seqused_k = seqused_k;
+}
+
 constexpr float kFloats[1] = {0.0f};
 
 // What a kernel may lack, in the order of the table of what is supported.
@@ -108,6 +117,7 @@ constexpr Feature kFeatures[] = {
     {"alibi_slopes", [](AttentionParams* p) { p->alibi_slopes.data = kFloats; }},
     {"sinks", [](AttentionParams* p) { p->sinks.data = kFloats; }},
     {"varlen", set_varlen},
+    {"kvcache", set_kvcache},
 };
 
 void add_feature(const std::string& name, AttentionParams* p) {

@@ -11,9 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlattn._api import info, merge_states
-from dlattn._attention import attention, attention_varlen
+from dlattn._attention import attention, attention_varlen, attention_with_kvcache
 from dlattn._core import __version__
 from dlattn._errors import DeviceError, UnsupportedError
+from dlattn._pages import page_table_from_csr
 from dlattn._plan import plan, supported
 from dlattn._quantize import quantize_kv
 from dlattn._types import DeviceInfo, Info, Plan, QuantizedKV, Support
@@ -33,9 +34,11 @@ __all__ = [
     "__version__",
     "attention",
     "attention_varlen",
+    "attention_with_kvcache",
     "flash_attn",
     "info",
     "merge_states",
+    "page_table_from_csr",
     "plan",
     "quantize_kv",
     "sageattention",

@@ -1,11 +1,12 @@
 # Written by python/api/write.py from attention.py.in: edit that, or arguments.py.
-"""`attention` and `attention_varlen`: the native module reads and checks what they are given."""
+"""Attention and its forms: the native module reads and checks what they are given."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from dlattn import _core
+from dlattn._errors import UnsupportedError
 from dlattn._types import (
     Causal,
     Kernel,
@@ -198,11 +199,12 @@ def attention_varlen(
     k: Tensor | QuantizedKV,
     v: Tensor | None,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
     seqused_k: Tensor | None = None,
+    page_table: Tensor | None = None,
     causal: Causal = False,
     softmax_scale: float | None = None,
     window: Window = (None, None),
@@ -234,18 +236,26 @@ def attention_varlen(
             alignment are those of `attention`.
         k: Keys, (total_k, num_heads_kv, head_dim), of q's dtype. num_heads_kv divides num_heads. Or
             what `quantize_kv` returned for the same cu_seqlens_k and seqused_k, with None for v.
-        v: Values, (total_k, num_heads_kv, head_dim_v), of q's dtype.
+            With page_table: a cache in pages, (num_pages, page_size, num_heads_kv, head_dim), as
+            for `attention_with_kvcache`.
+        v: Values, (total_k, num_heads_kv, head_dim_v), of q's dtype. With page_table: (num_pages,
+            page_size, num_heads_kv, head_dim_v).
         cu_seqlens_q: int32, (batch + 1,), contiguous: the row of q at which each sequence begins,
             and the one at which the last sequence ends. Not decreasing, within 0 to total_q. The
             first may be more than 0 and the last less than total_q, as in a slice of a larger
             batch: rows of out and lse that belong to no sequence are not written. On the CPU other
             values are refused.
-        cu_seqlens_k: The same for the rows of k and v, within 0 to total_k.
+        cu_seqlens_k: The same for the rows of k and v, within 0 to total_k. None with page_table.
         max_seqlen_q: At least the number of queries of the longest sequence, 0 to 2^31 - 1. Further
             queries of a longer one are not computed on a GPU; the CPU refuses it.
         max_seqlen_k: The same for keys.
         seqused_k: int32, (batch,), contiguous: how many of each sequence's keys to use, from its
-            first; 0 to its length. None: all. The causal shift counts the keys in use.
+            first; 0 to its length. None: all. The causal shift counts the keys in use. With
+            page_table it is required, and tells how many keys each sequence has.
+        page_table: int32, (batch, max_pages), rows contiguous, on q's device: key j of sequence b
+            is row j % page_size of page page_table[b, j // page_size]. What stands behind a
+            sequence's last page is not read, so -1 and anything else may. None: k and v are not in
+            pages.
         causal: As for `attention`, with the lengths of each sequence: False, True, "bottom_right"
             or "top_left".
         softmax_scale: Factor of q·k, from 2^-126 to 2^126. None: 1 / sqrt(head_dim).
@@ -279,7 +289,8 @@ def attention_varlen(
     Which values are accepted is told by `attention`. The host does not read lengths that lie on a
     GPU, and whatever they are, no kernel leaves the tensors: a sequence's rows are those from
     clamp(cu_seqlens[b], 0, total) to clamp(cu_seqlens[b + 1], its first row, total), the first
-    max_seqlen of them at most, and seqused_k is clamped to what is there.
+    max_seqlen of them at most, and seqused_k is clamped to what is there. With page_table keys and
+    values lie in pages, as for `attention_with_kvcache`, and seqused_k counts them.
 
     Returns:
         out, (total_q, num_heads, head_dim_v) in the layout "bshd", of q's dtype or `out_dtype`;
@@ -302,6 +313,7 @@ def attention_varlen(
         max_seqlen_q,
         max_seqlen_k,
         seqused_k,
+        page_table,
         causal,
         softmax_scale,
         window,
@@ -322,3 +334,127 @@ def attention_varlen(
         kernel,
         batch_invariant,
     )
+
+
+def attention_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    seqused_k: Tensor,
+    page_table: Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+    max_seqlen_k: int | None = None,
+    causal: Causal = False,
+    softmax_scale: float | None = None,
+    window: Window = (None, None),
+    softcap: float = 0.0,
+    mask: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    layout: Layout = "bshd",
+    out: Tensor | None = None,
+    return_lse: bool = False,
+    stream: Any = None,
+    kernel: Kernel = "auto",
+    batch_invariant: bool = False,
+) -> Any:
+    """Attention of a few new queries over the keys and values that a cache has of each sequence.
+
+    The step of generation: seqlen_q is 1, a few drafted tokens, or a chunk of a prompt. The keys
+    and values of these tokens are in the cache before the call. How many keys there are, and in
+    which pages, stands in tensors on q's device, which the host never reads: nothing waits, and a
+    CUDA graph captured once serves other lengths and other pages at each replay.
+
+    Args:
+        q: Queries, (batch, seqlen_q, num_heads, head_dim) in the layout "bshd": float16 or
+            bfloat16; float32 on the CPU and in the kernel "scalar"; float64 on the CPU. Strides and
+            alignment are those of `attention`.
+        k_cache: Keys, of q's dtype: (batch, seqlen_k, num_heads_kv, head_dim), or with page_table
+            (num_pages, page_size, num_heads_kv, head_dim), with any page_size from 1 on. All
+            strides but the last are free, so pages of other layouts are views: (num_pages, 2,
+            page_size, ...) is `cache[:, 0]` and `cache[:, 1]`.
+        v_cache: Values, of k_cache's shape with head_dim_v for head_dim, and of q's dtype.
+        seqused_k: int32, (batch,), contiguous, on q's device: how many keys each sequence has in
+            the cache, those of this step's tokens among them; 0 to max_seqlen_k. Under causality
+            the last query sees the last of them.
+        page_table: int32, (batch, max_pages), rows contiguous, on q's device: key j of sequence b
+            is row j % page_size of page page_table[b, j // page_size]. What stands behind a
+            sequence's last page is not read, so -1 and anything else may. None: k and v are not in
+            pages.
+        cache_batch_idx: int32, (batch,), contiguous: the entry of k_cache and v_cache that each
+            sequence's keys are in; they may then have more entries than there are sequences. None:
+            sequence b is entry b. Not with page_table.
+        leftpad_k: int32, (batch,), contiguous: so many of each sequence's first keys are not seen,
+            0 to seqused_k. Positions count them all the same. None: none.
+        max_seqlen_k: At least the number of keys of the longest sequence. A bound for the plan,
+            which is made without a look at seqused_k: a tight one may be faster. None: all that the
+            cache or the page table has room for.
+        causal: As for `attention`, with seqused_k for seqlen_k: False, True, "bottom_right" or
+            "top_left". seqlen_q new tokens see those before them and each other with True.
+        softmax_scale: Factor of q·k, from 2^-126 to 2^126. None: 1 / sqrt(head_dim).
+        window: (left, right), the number of keys that a query sees to either side of its position:
+            p - left <= j <= p + right. None on a side: no limit.
+        softcap: If not 0, scores become softcap * tanh(score / softcap), before all that follows.
+            From 2^-100 to 2^100.
+        mask: bool, True where a query may attend to a key; broadcastable to (batch, num_heads,
+            seqlen_q, max_seqlen_k). Its last dimension counts a sequence's keys from its first. A
+            tree of drafts is such a mask.
+        alibi_slopes: float32, (num_heads,) or (batch, num_heads): slope * |p - j| is subtracted
+            from the scores.
+        sinks: float32, (num_heads,): a logit per head that joins the softmax's denominator, and has
+            no value.
+        layout: Dimensions of q, the caches and out: "bshd" (NHD), or "bhsd" (HND) for (batch,
+            num_heads, seqlen, head_dim) and pages of (num_heads_kv, page_size, head_dim).
+        out: Where to write the result, as for `attention`. None: a new tensor.
+        return_lse: Also return the log of the softmax's denominator.
+        stream: The CUDA stream to enqueue on, as for `attention`.
+        kernel: The one kernel to use, or "auto", as for `attention`.
+        batch_invariant: Give a sequence the same bits alone and in any batch, as for `attention`.
+
+    Which values are accepted is told by `attention`. What lies in the cache behind a sequence's
+    last key, in pages that nobody uses or before leftpad_k has no effect, even if it is NaN.
+    seqused_k, page_table, cache_batch_idx and leftpad_k are checked on the CPU; on a GPU lengths
+    are clamped to 0 and max_seqlen_k, and entries and pages to those that there are.
+
+    Returns:
+        out, of q's shape with head_dim_v for head_dim; with `return_lse` the pair (out, lse), as
+        from `attention`. A sequence without keys gets out = 0 and lse = -inf (or its sink).
+
+    Raises:
+        UnsupportedError, TypeError, DeviceError: As `attention`.
+
+    Source:
+        Pages: Kwon et al. PagedAttention. arXiv:2309.06180, 2023. The interface follows
+        flash_attn_with_kvcache; https://github.com/Dao-AILab/flash-attention.
+    """
+    try:
+        return _core.attention_with_kvcache(
+            q,
+            k_cache,
+            v_cache,
+            seqused_k,
+            page_table,
+            cache_batch_idx,
+            leftpad_k,
+            max_seqlen_k,
+            causal,
+            softmax_scale,
+            window,
+            softcap,
+            mask,
+            alibi_slopes,
+            sinks,
+            layout,
+            out,
+            return_lse,
+            stream,
+            kernel,
+            batch_invariant,
+        )
+    except (UnsupportedError, TypeError) as error:
+        from dlattn import _views  # and NumPy with it, which loads slowly
+
+        _views.rename(error, {"k": "k_cache", "v": "v_cache"})
+        raise

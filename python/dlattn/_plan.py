@@ -1,11 +1,12 @@
 # Written by python/api/write.py from plan.py.in: edit that, or arguments.py.
-"""`supported` and `plan`: what `attention` and `attention_varlen` would do with their arguments."""
+"""`supported` and `plan`: what `attention` and the functions beside it would do."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from dlattn import _core
+from dlattn._errors import UnsupportedError
 from dlattn._types import (
     Causal,
     Kernel,
@@ -30,6 +31,9 @@ def supported(
     max_seqlen_k: int | None = None,
     *,
     seqused_k: Tensor | None = None,
+    page_table: Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
     causal: Causal = False,
     softmax_scale: float | None = None,
     window: Window = (None, None),
@@ -52,8 +56,11 @@ def supported(
 ) -> Support:
     """Tell whether `attention` would run with these arguments, and if not, why.
 
-    Takes the arguments of `attention`, or of `attention_varlen` and answers for that. Nothing is
-    launched, and no memory of a device allocated.
+    Takes the arguments of `attention`, `attention_varlen` or `attention_with_kvcache`, and answers
+    for the one whose arguments there are: cu_seqlens_q, cu_seqlens_k or max_seqlen_q is given for
+    `attention_varlen`; else seqused_k, page_table, cache_batch_idx, leftpad_k or max_seqlen_k for
+    `attention_with_kvcache`, whose caches are k and v here. Nothing is launched, and no memory of a
+    device allocated.
 
     Returns:
         A `Support`: true or false in a condition, with the reasons why the call would not run, one
@@ -66,15 +73,33 @@ def supported(
         cu_seqlens_q,
         cu_seqlens_k,
         max_seqlen_q,
+    )
+    kvcache = (
         max_seqlen_k,
         seqused_k,
+        page_table,
+        cache_batch_idx,
+        leftpad_k,
     )
-    if all(argument is None for argument in varlen):
+    if any(argument is not None for argument in varlen):
+        reason = _not_taken(
+            "attention_varlen",
+            cache_batch_idx=cache_batch_idx,
+            leftpad_k=leftpad_k,
+        )
+        if reason:
+            return Support(False, (reason,))
         return Support(
-            *_core.supported(
+            *_core.supported_varlen(
                 q,
                 k,
                 v,
+                cu_seqlens_q,
+                cu_seqlens_k,
+                max_seqlen_q,
+                max_seqlen_k,
+                seqused_k,
+                page_table,
                 causal,
                 softmax_scale,
                 window,
@@ -96,16 +121,49 @@ def supported(
                 batch_invariant,
             )
         )
+    if any(argument is not None for argument in kvcache):
+        reason = _not_taken(
+            "attention_with_kvcache",
+            bias=bias,
+            q_descale=q_descale,
+            k_descale=k_descale,
+            v_descale=v_descale,
+            precision=precision,
+            out_dtype=out_dtype,
+        )
+        if reason:
+            return Support(False, (reason,))
+        k_cache, v_cache = k, v
+        return Support(
+            *_core.supported_with_kvcache(
+                q,
+                k_cache,
+                v_cache,
+                seqused_k,
+                page_table,
+                cache_batch_idx,
+                leftpad_k,
+                max_seqlen_k,
+                causal,
+                softmax_scale,
+                window,
+                softcap,
+                mask,
+                alibi_slopes,
+                sinks,
+                layout,
+                out,
+                return_lse,
+                stream,
+                kernel,
+                batch_invariant,
+            )
+        )
     return Support(
-        *_core.supported_varlen(
+        *_core.supported(
             q,
             k,
             v,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            max_seqlen_q,
-            max_seqlen_k,
-            seqused_k,
             causal,
             softmax_scale,
             window,
@@ -139,6 +197,9 @@ def plan(
     max_seqlen_k: int | None = None,
     *,
     seqused_k: Tensor | None = None,
+    page_table: Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
     causal: Causal = False,
     softmax_scale: float | None = None,
     window: Window = (None, None),
@@ -161,8 +222,9 @@ def plan(
 ) -> Plan:
     """Tell how `attention` would compute this: kernel, tile, grid, shared memory, splits.
 
-    Takes the arguments of `attention` or of `attention_varlen`. Nothing is launched, and no memory
-    of a device allocated. DLATTN_PRINT_PLAN=1 in the environment prints the plan of every call.
+    Takes the arguments of `attention`, `attention_varlen` or `attention_with_kvcache`, as
+    `supported` does. Nothing is launched, and no memory of a device allocated. DLATTN_PRINT_PLAN=1
+    in the environment prints the plan of every call.
 
     Returns:
         A `Plan`, which prints readably.
@@ -174,15 +236,33 @@ def plan(
         cu_seqlens_q,
         cu_seqlens_k,
         max_seqlen_q,
+    )
+    kvcache = (
         max_seqlen_k,
         seqused_k,
+        page_table,
+        cache_batch_idx,
+        leftpad_k,
     )
-    if all(argument is None for argument in varlen):
+    if any(argument is not None for argument in varlen):
+        reason = _not_taken(
+            "attention_varlen",
+            cache_batch_idx=cache_batch_idx,
+            leftpad_k=leftpad_k,
+        )
+        if reason:
+            raise UnsupportedError(reason)
         return Plan(
-            **_core.plan(
+            **_core.plan_varlen(
                 q,
                 k,
                 v,
+                cu_seqlens_q,
+                cu_seqlens_k,
+                max_seqlen_q,
+                max_seqlen_k,
+                seqused_k,
+                page_table,
                 causal,
                 softmax_scale,
                 window,
@@ -204,16 +284,49 @@ def plan(
                 batch_invariant,
             )
         )
+    if any(argument is not None for argument in kvcache):
+        reason = _not_taken(
+            "attention_with_kvcache",
+            bias=bias,
+            q_descale=q_descale,
+            k_descale=k_descale,
+            v_descale=v_descale,
+            precision=precision,
+            out_dtype=out_dtype,
+        )
+        if reason:
+            raise UnsupportedError(reason)
+        k_cache, v_cache = k, v
+        return Plan(
+            **_core.plan_with_kvcache(
+                q,
+                k_cache,
+                v_cache,
+                seqused_k,
+                page_table,
+                cache_batch_idx,
+                leftpad_k,
+                max_seqlen_k,
+                causal,
+                softmax_scale,
+                window,
+                softcap,
+                mask,
+                alibi_slopes,
+                sinks,
+                layout,
+                out,
+                return_lse,
+                stream,
+                kernel,
+                batch_invariant,
+            )
+        )
     return Plan(
-        **_core.plan_varlen(
+        **_core.plan(
             q,
             k,
             v,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            max_seqlen_q,
-            max_seqlen_k,
-            seqused_k,
             causal,
             softmax_scale,
             window,
@@ -235,3 +348,11 @@ def plan(
             batch_invariant,
         )
     )
+
+
+def _not_taken(function: str, **arguments: Any) -> str:
+    """Why a call has an argument too many; "" if it does not."""
+    for name, value in arguments.items():
+        if value is not None:
+            return f"{name} is given; accepted: None, as {function} does not take it"
+    return ""

@@ -7,7 +7,7 @@ also computes what a plain implementation in another dtype would make of the sam
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,10 +36,12 @@ __all__ = [
     "allowed_keys",
     "attention_reference",
     "attention_varlen_reference",
+    "attention_with_kvcache_reference",
     "bias_range",
     "bound_of",
     "dtype_name",
     "error_bound",
+    "kvcache_problems",
     "max_error",
     "merge_states_reference",
     "round_to",
@@ -171,6 +173,7 @@ def attention_varlen_reference(
     max_seqlen_k: int | None = None,
     *,
     seqused_k: Any = None,
+    page_table: Any = None,
     bias: Any = None,
     mask: Any = None,
     alibi_slopes: Any = None,
@@ -186,12 +189,15 @@ def attention_varlen_reference(
     the result. q is (total_q, num_heads, head_dim), k and v are (total_k, num_heads_kv, .); returns
     `out` (total_q, num_heads, head_dim_v) and `lse` (num_heads, total_q). Every sequence is a
     problem of its own, with its own shift; bias and mask broadcast to (batch, num_heads,
-    max_seqlen_q, max_seqlen_k). In the layout "bhsd" the heads of q, k, v and out come first.
+    max_seqlen_q, max_seqlen_k). In the layout "bhsd" the heads of q, k, v and out come first. With
+    page_table k and v are pages, as for `attention_with_kvcache`, and cu_seqlens_k is None.
     """
     check_layout(layout)
     q, k, v = to_float64(q), to_float64(k), to_float64(v)
     if layout == "bhsd":
-        q, k, v = (np.swapaxes(x, 0, 1) for x in (q, k, v))
+        q, k, v = (np.swapaxes(x, -3, -2) for x in (q, k, v))
+    if page_table is not None:
+        k, v, cu_seqlens_k = _gathered(k, v, seqused_k, page_table)
     starts_q = [int(n) for n in np.asarray(cu_seqlens_q)]
     starts_k = [int(n) for n in np.asarray(cu_seqlens_k)]
     batch_size, num_heads = len(starts_q) - 1, q.shape[1]
@@ -239,6 +245,91 @@ def attention_varlen_reference(
         out[rows] = part_out[0]
         lse[:, rows] = part_lse[0]
     return (np.swapaxes(out, 0, 1) if layout == "bhsd" else out), lse
+
+
+def attention_with_kvcache_reference(
+    q: Any, k_cache: Any, v_cache: Any, *, layout: Layout = "bshd", **options: Any
+) -> tuple[Array, Array]:
+    """Attention over keys in a cache, in float64: each sequence with its keys side by side.
+
+    `options` are those arguments of `dlattn.attention_with_kvcache` that change the result, from
+    seqused_k to layout. Returns what `attention_reference` does.
+    """
+    rows, heads = (1, 2) if layout == "bshd" else (2, 1)
+    shape = (*q.shape[:3], v_cache.shape[3])
+    out = np.zeros(shape)
+    lse = np.zeros((q.shape[0], q.shape[heads], q.shape[rows]))
+    problems = kvcache_problems(q, k_cache, v_cache, layout=layout, **options)
+    for b, (own_q, k, v, own) in enumerate(problems):
+        out[b : b + 1], lse[b : b + 1] = attention_reference(own_q, k, v, **own)
+    return out, lse
+
+
+def kvcache_problems(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    *,
+    seqused_k: Any,
+    page_table: Any = None,
+    cache_batch_idx: Any = None,
+    leftpad_k: Any = None,
+    max_seqlen_k: int | None = None,
+    mask: Any = None,
+    alibi_slopes: Any = None,
+    layout: Layout = "bshd",
+    **options: Any,
+) -> Iterator[tuple[Any, Array, Array, dict[str, Any]]]:
+    """For each sequence of a cache its own q, k, v and options for `attention_reference`.
+
+    Keys before leftpad_k are 0 there, and hidden by the mask. max_seqlen_k changes no result.
+    """
+    check_layout(layout)
+    k, v = to_float64(k_cache), to_float64(v_cache)
+    if layout == "bhsd":
+        k, v = np.swapaxes(k, 1, 2), np.swapaxes(v, 1, 2)
+    lengths = [int(n) for n in np.asarray(seqused_k)]
+    leftpads = [0] * len(lengths) if leftpad_k is None else [int(n) for n in np.asarray(leftpad_k)]
+    heads, rows = (2, 1) if layout == "bshd" else (1, 2)
+    if alibi_slopes is not None:
+        slopes = np.broadcast_to(to_float64(alibi_slopes), (len(lengths), q.shape[heads]))
+    for b, length in enumerate(lengths):
+        if page_table is not None:
+            own = _in_pages(k, v, length, np.asarray(page_table)[b])
+        else:
+            entry = b if cache_batch_idx is None else int(np.asarray(cache_batch_idx)[b])
+            own = k[entry, :length], v[entry, :length]
+        hidden = np.arange(length) < leftpads[b]
+        keys, values = (np.where(hidden[:, None, None], 0.0, x)[None] for x in own)
+        seen = np.broadcast_to(~hidden, (1, q.shape[heads], q.shape[rows], length))
+        if mask is not None:
+            full = np.atleast_1d(to_bool(mask))
+            full = full[(None,) * (4 - full.ndim)]
+            of_batch = full[b : b + 1] if full.shape[0] > 1 else full
+            seen = seen & (of_batch[..., :length] if full.shape[3] > 1 else of_batch)
+        if layout == "bhsd":
+            keys, values = np.swapaxes(keys, 1, 2), np.swapaxes(values, 1, 2)
+        of_sequence = {**options, "mask": seen, "layout": layout}
+        if alibi_slopes is not None:
+            of_sequence["alibi_slopes"] = slopes[b : b + 1]
+        yield q[b : b + 1], keys, values, of_sequence
+
+
+def _in_pages(k: Array, v: Array, length: int, pages: Array) -> tuple[Array, Array]:
+    """The first `length` keys and values of a sequence, (length, num_heads_kv, .)."""
+    page_size = k.shape[1]
+    used = pages[: -(-length // page_size)]
+    own_k, own_v = (x[used].reshape(-1, *x.shape[2:])[:length] for x in (k, v))
+    return own_k, own_v
+
+
+def _gathered(k: Array, v: Array, seqused_k: Any, page_table: Any) -> tuple[Array, Array, Array]:
+    """Keys and values of all sequences, one after the other, and where each begins."""
+    lengths = [int(n) for n in np.asarray(seqused_k)]
+    tables = np.asarray(page_table)
+    parts = [_in_pages(k, v, n, pages) for n, pages in zip(lengths, tables, strict=True)]
+    keys, values = (np.concatenate(x) for x in zip(*parts, strict=True))
+    return keys, values, np.cumsum([0, *lengths])
 
 
 def merge_states_reference(

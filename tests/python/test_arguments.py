@@ -18,7 +18,7 @@ from arrays import qkv
 import dlattn
 
 API = Path(__file__).resolve().parents[2] / "python" / "api"
-FUNCTIONS = ("attention", "attention_varlen", "supported", "plan")
+FUNCTIONS = ("attention", "attention_varlen", "attention_with_kvcache", "supported", "plan")
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +54,10 @@ def test_check_notices_a_change(write, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_binding_takes_the_arguments_in_the_same_order(write, name):
     """They are passed by position: an order of its own would exchange them silently."""
-    natives = [name] if name.startswith("attention") else [name, f"{name}_varlen"]
-    for native in natives:
-        varlen = native.endswith("_varlen")
-        function = "attention_varlen" if varlen else "attention"
+    forms = [""] if name.startswith("attention") else ["", "_varlen", "_with_kvcache"]
+    for form in forms:
+        native = name + form
+        function = name if name.startswith("attention") else f"attention{form}"
         declared = [a.name for a in write.ARGUMENTS if function in a.functions]
         signature = getattr(dlattn._core, native).__doc__.splitlines()[0]
         assert re.findall(r"(\w+): object", signature) == declared
@@ -76,11 +76,13 @@ def test_signatures_are_explicit(write, name):
             assert parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         else:
             assert parameter.kind is parameter.KEYWORD_ONLY
-            assert parameter.default == ast.literal_eval(argument.default)
+            required = name in argument.required_by
+            default = inspect.Parameter.empty if required else ast.literal_eval(argument.default)
+            assert parameter.default == default
     assert set(get_type_hints(function)) == {*parameters, "return"}
 
 
-@pytest.mark.parametrize("name", ["attention", "attention_varlen"])
+@pytest.mark.parametrize("name", FUNCTIONS[:3])
 def test_every_argument_has_a_paragraph(name):
     section = inspect.getdoc(getattr(dlattn, name)).partition("\nArgs:\n")[2].partition("\n\n")[0]
     documented = re.findall(r"^    (\w+): ", section, re.MULTILINE)
@@ -100,12 +102,14 @@ class Recorder:
 
 def test_one_declaration_reaches_signature_docstring_and_calls(write, monkeypatch):
     declare = write.Argument
+    varlen, kvcache = ((f"attention_{x}", "supported", "plan") for x in ("varlen", "with_kvcache"))
     arguments = (
         *write.ARGUMENTS,
         declare(
             "num_splits", "int | None", default="None", doc="Parts of the keys.", values="Any."
         ),
-        declare("page_table", "Any", default="None", functions=write.VARLEN, doc="Pages."),
+        declare("tree", "Any", default="None", functions=varlen, doc="Of drafts."),
+        declare("k_scale", "Any", default="None", functions=kvcache, doc="Of the cache."),
     )
     native = Recorder()
     made: dict[str, Any] = {}
@@ -117,10 +121,12 @@ def test_one_declaration_reaches_signature_docstring_and_calls(write, monkeypatc
     for name in FUNCTIONS:
         parameters = inspect.signature(made[name]).parameters
         assert parameters["num_splits"].default is None
-        assert ("page_table" in parameters) == (name != "attention")
+        assert ("tree" in parameters) == (name in varlen)
+        assert ("k_scale" in parameters) == (name in kvcache)
     assert "num_splits: Parts of the keys." in made["attention"].__doc__
     assert "num_splits: Any." in made["attention"].__doc__
-    assert "page_table: Pages." in made["attention_varlen"].__doc__
+    assert "tree: Of drafts." in made["attention_varlen"].__doc__
+    assert "k_scale: Of the cache." in made["attention_with_kvcache"].__doc__
 
     q, k, v = qkv()
     made["attention"](q, k, v, num_splits=3)
@@ -128,8 +134,56 @@ def test_one_declaration_reaches_signature_docstring_and_calls(write, monkeypatc
     for name in ("supported", "plan"):
         made[name](q, k, v, num_splits=3)
         assert native.call[0] == name and native.call[1][-1] == 3
-        made[name](q, k, v, num_splits=3, page_table=4)
+        made[name](q, k, v, num_splits=3, tree=4)
         assert native.call[0] == f"{name}_varlen" and native.call[1][-2:] == (3, 4)
-    made["attention_varlen"](q, k, v, 1, 2, 3, 4, page_table=5)
+        made[name](q, k, v, num_splits=3, k_scale=4)
+        assert native.call[0] == f"{name}_with_kvcache" and native.call[1][-2:] == (3, 4)
+        assert all(x is y for x, y in zip(native.call[1], (q, k, v), strict=False))
+    made["attention_varlen"](q, k, v, 1, 2, 3, 4, tree=5)
     assert native.call[0] == "attention_varlen"
     assert native.call[1][3:7] == (1, 2, 3, 4) and native.call[1][-2:] == (None, 5)
+    made["attention_with_kvcache"](q, k, v, seqused_k=6, k_scale=7)
+    assert native.call[0] == "attention_with_kvcache"
+    assert native.call[1][3] == 6 and native.call[1][-2:] == (None, 7)
+
+
+@pytest.mark.parametrize("name", ["supported", "plan"])
+def test_the_arguments_tell_which_function_is_asked_about(name, monkeypatch):
+    native = Recorder()
+    monkeypatch.setattr("dlattn._plan._core", native)
+    monkeypatch.setattr("dlattn._plan.Plan", dict)
+    ask = getattr(dlattn, name)
+    for argument in ("seqused_k", "page_table", "cache_batch_idx", "leftpad_k", "max_seqlen_k"):
+        ask(1, 2, 3, **{argument: 4})
+        assert native.call[0] == f"{name}_with_kvcache" and 4 in native.call[1][3:8]
+        if argument in ("seqused_k", "page_table", "max_seqlen_k"):
+            ask(1, 2, 3, max_seqlen_q=5, **{argument: 4})
+            assert native.call[0] == f"{name}_varlen" and {4, 5} <= {*native.call[1][3:9]}
+    for argument in ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q"):
+        ask(1, 2, 3, **{argument: 4})
+        assert native.call[0] == f"{name}_varlen" and 4 in native.call[1][3:6]
+    ask(1, 2, 3)
+    assert native.call[0] == name
+
+
+def wrong_question(name: str, **arguments: Any) -> str:
+    q, k, v = qkv()
+    if name == "plan":
+        with pytest.raises(dlattn.UnsupportedError) as raised:
+            dlattn.plan(q, k, v, **arguments)
+        return str(raised.value)
+    support = dlattn.supported(q, k, v, **arguments)
+    assert not support.ok and len(support.reasons) == 1
+    return support.reasons[0]
+
+
+@pytest.mark.parametrize("name", ["supported", "plan"])
+def test_what_the_function_does_not_take_is_refused(name):
+    for argument in ("bias", "q_descale", "k_descale", "v_descale", "precision", "out_dtype"):
+        assert wrong_question(name, seqused_k=1, **{argument: 2}) == (
+            f"{argument} is given; accepted: None, as attention_with_kvcache does not take it"
+        )
+    for argument in ("cache_batch_idx", "leftpad_k"):
+        assert wrong_question(name, cu_seqlens_q=1, **{argument: 2}) == (
+            f"{argument} is given; accepted: None, as attention_varlen does not take it"
+        )

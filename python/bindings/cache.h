@@ -1,0 +1,25 @@
+#pragma once
+
+#include "problem.h"
+
+// Keys in a cache: what attention_with_kvcache and page_table bring.
+namespace dlattn::python {
+
+// How k and v lie: as q does, or in a cache, whose first dimension counts entries or pages.
+enum class Keys { kAsQueries, kEntries, kChosenEntries, kPages };
+
+Keys keys_of(const AttentionCall& call);
+QkvDims cache_dims(Keys keys, Layout layout);
+
+// Of the lists of lengths, refuses what a call must not have and what it lacks.
+void check_lengths_given(const AttentionCall& call);
+
+// Sizes of a cache. seqlen_k of one in pages is settled when page_table comes.
+void size_cache(const Tensor& q, const Tensor& k, const Tensor& v, Keys keys, Problem* problem);
+
+void read_page_table(const Tensor& page_table, Problem* problem);
+void read_cache_batch_idx(const Tensor& cache_batch_idx, Problem* problem);
+void read_leftpad_k(const Tensor& leftpad_k, Problem* problem);
+void read_max_seqlen_of_cache(nb::handle value, const char* name, Problem* problem);
+
+}  // namespace dlattn::python

@@ -1,0 +1,162 @@
+"""Caches of keys for tests: NaN wherever no key in use is, with pages in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dlattn.reference import (
+    attention_reference,
+    error_bound,
+    kvcache_problems,
+    max_error,
+    round_to,
+)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """What a cache is like, and the queries over it."""
+
+    lengths: tuple[int, ...]
+    page_size: int = 0  # 0: no pages
+    seqlen_q: int = 1
+    num_heads: int = 4
+    num_heads_kv: int = 2
+    head_dim: int = 64
+    head_dim_v: int = 64
+    dtype: str = "float32"
+    layout: str = "bshd"
+    one_row: bool = False
+    """K and V of a key are parts of one row."""
+    chosen: bool = False
+    """Entries by cache_batch_idx, of more than there are sequences."""
+    leftpads: tuple[int, ...] | None = None
+    nan_before_leftpad: bool = True
+    capacity: int = 0
+    """Keys that each sequence has room for; 0: as many as the longest has."""
+
+    @property
+    def room(self) -> int:
+        return max(self.capacity, *self.lengths, 1)
+
+
+class Problem:
+    """The numbers of a cache, rounded to its dtype; `arrays` makes a framework's arrays of them."""
+
+    def __init__(self, cache: Cache, seed: int = 0) -> None:
+        self.cache = cache
+        self._random = np.random.default_rng([seed, len(cache.lengths), cache.room])
+        batch, dims = len(cache.lengths), (cache.head_dim, cache.head_dim_v)
+        self.q = self._normal(batch, cache.seqlen_q, cache.num_heads, cache.head_dim)
+        if cache.layout == "bhsd":
+            self.q = np.ascontiguousarray(self.q.swapaxes(1, 2))
+        self.seqused_k = np.array(cache.lengths, np.int32)
+        self.leftpad_k = None if cache.leftpads is None else np.array(cache.leftpads, np.int32)
+        self.page_table: Any = None
+        self.cache_batch_idx: Any = None
+        entries, rows = batch, cache.room
+        if cache.page_size:
+            rows = cache.page_size
+            entries = self._lay_out_pages()
+        elif cache.chosen:
+            entries = batch + 3
+            self.cache_batch_idx = self._random.permutation(entries)[:batch].astype(np.int32)
+        widths = [sum(dims)] if cache.one_row else dims
+        heads = cache.num_heads_kv
+        self.buffers = [self._fill(entries, rows, heads, width) for width in widths]
+
+    def _normal(self, *shape: int) -> Any:
+        """Around 0.25: no result is right by being zero."""
+        values = self._random.standard_normal(shape) + 0.25
+        return round_to(values.astype(np.float32), self.cache.dtype)
+
+    def _lay_out_pages(self) -> int:
+        """Pages of the sequences in any order, beside some that nobody uses."""
+        cache = self.cache
+        columns = -(-cache.room // cache.page_size)
+        counts = [-(-length // cache.page_size) for length in cache.lengths]
+        total = sum(counts) + 3
+        order = iter(self._random.permutation(total))
+        self.page_table = np.full((len(counts), columns), -1, np.int32)
+        for b, count in enumerate(counts):
+            self.page_table[b, :count] = [next(order) for _ in range(count)]
+        return total
+
+    def _fill(self, entries: int, rows: int, heads: int, width: int) -> Any:
+        buffer = np.full((entries, rows, heads, width), np.nan, np.float32)
+        for b, length in enumerate(self.cache.lengths):
+            first = 0
+            if self.leftpad_k is not None and self.cache.nan_before_leftpad:
+                first = int(self.leftpad_k[b])
+            for j in range(first, length):
+                buffer[self.row(b, j)] = self._normal(heads, width)
+        if self.cache.layout == "bhsd":
+            buffer = np.ascontiguousarray(buffer.swapaxes(1, 2))
+        return buffer
+
+    def row(self, b: int, j: int) -> tuple[int, int]:
+        """Where key j of sequence b is, as indices of a buffer in the layout "bshd"."""
+        if self.page_table is not None:
+            page, row = divmod(j, self.cache.page_size)
+            return int(self.page_table[b, page]), row
+        return b if self.cache_batch_idx is None else int(self.cache_batch_idx[b]), j
+
+    def arrays(self, convert: Callable[..., Any]) -> dict[str, Any]:
+        """Arguments of `attention_with_kvcache`; `convert` is called with numbers and a dtype."""
+        dtype = self.cache.dtype
+        buffers = [convert(buffer, dtype) for buffer in self.buffers]
+        if self.cache.one_row:
+            at = self.cache.head_dim
+            buffers = [buffers[0][..., :at], buffers[0][..., at:]]
+        made = {"q": convert(self.q, dtype), "k_cache": buffers[0], "v_cache": buffers[1]}
+        for name in ("seqused_k", "page_table", "cache_batch_idx", "leftpad_k"):
+            values = getattr(self, name)
+            if values is not None:
+                made[name] = convert(values, "int32")
+        return {**made, "layout": self.cache.layout}
+
+    def check(self, out: Any, lse: Any, **options: Any) -> None:
+        """Each sequence is within the bound of the float64 reference, in itself."""
+        given = self.arrays(lambda x, dtype: x)
+        assert max_error(out, out) == 0.0, "NaN in out"
+        for b, (q, k, v, own) in enumerate(kvcache_problems(**given, **options)):
+            expected = attention_reference(q, k, v, **own)
+            bound = error_bound(q, k, v, dtype=self.cache.dtype, expected=expected, **own)
+            assert max_error(out[b : b + 1], expected[0]) <= bound.out, (b, self.cache)
+            assert max_error(lse[b : b + 1], expected[1]) <= bound.lse, (b, self.cache)
+
+
+def lengths_about(page_size: int, capacity: int) -> tuple[int, ...]:
+    """None, one, a page and one more or less, all that there is room for."""
+    about = (0, 1, page_size - 1, page_size, page_size + 1, capacity - 1, capacity)
+    return tuple(min(n, capacity) for n in about)
+
+
+# Sizes of pages, and what each sequence has room for.
+PAGES = {1: 37, 3: 41, 16: 70, 256: 513}
+
+# Options beside the cache, by name. Those that are arrays are numbers: (shape, seed).
+FEATURES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "window": {"window": (5, None)},
+    "both sides": {"window": (9, 0)},
+    "softcap": {"softcap": 2.0},
+    "scale": {"softmax_scale": 0.3},
+    "top left": {"causal": "top_left"},
+}
+
+
+def draft_tree(problem: Problem) -> Any:
+    """A mask over the newest keys: each query sees all old ones, and some of the new ones."""
+    cache = problem.cache
+    mask = np.zeros((len(cache.lengths), 1, cache.seqlen_q, cache.room), bool)
+    random = np.random.default_rng(5)
+    for b, length in enumerate(cache.lengths):
+        new = min(length, cache.seqlen_q)
+        mask[b, ..., : length - new] = True
+        mask[b, ..., length - new : length] = random.random((cache.seqlen_q, new)) < 0.5
+    return mask
