@@ -306,7 +306,8 @@ ARGUMENTS = (
         doc="""Where to write the result: of its shape and dtype, on q's device, writable. It shares
             no element with an input; slices of one buffer, interleaved in any way that their
             strides show to be apart, are fine. torch counts it as modified in place. None: a new
-            tensor. Not for JAX, whose arrays are immutable.""",
+            tensor, of a library that dlattn can allocate for. Not for JAX, whose arrays are
+            immutable.""",
         varlen_doc="Where to write the result, as for `attention`. None: a new tensor.",
     ),
     Argument(
@@ -329,8 +330,10 @@ ARGUMENTS = (
         "Any",
         default="None",
         doc="""The CUDA stream to enqueue on: a handle, or a torch, CuPy or CUDA Python stream.
-            None: the current stream of q's framework. Order other streams against it as you would
-            for any kernel. Not for JAX, which orders its work itself.""",
+            None: the current stream of q's framework, or the stream that its
+            `__cuda_array_interface__` names, by default the legacy default stream. Order other
+            streams against it as you would for any kernel; those that such interfaces name are
+            waited for, on the GPU. Not for JAX, which orders its work itself.""",
         varlen_doc="The CUDA stream to enqueue on, as for `attention`.",
     ),
     Argument(

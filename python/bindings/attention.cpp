@@ -61,6 +61,7 @@ Outcome compute(const AttentionCall& call, const Target& target, Problem& proble
     without_gil([&](Poll poll, Unlocked& unlocked) {
       problem.options.poll = poll;
       workspace.unlocked = &unlocked;
+      wait_for_owners(problem.tensors, problem.tensors + problem.num_tensors, target);
       forward(params, target.stream, problem.options);
     });
   } catch (const nb::python_error&) {

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "dlattn/device.h"
 #include "errors.h"
 #include "gil.h"
 #include "names.h"
@@ -57,7 +58,7 @@ nb::object weak_reference(nb::handle type) {
 
 const dlpack::ExchangeApi* find_exchange_api(nb::handle type, const TensorType& known) {
   // NumPy's arrays need less by their own interface; JAX has an order of its own to keep.
-  if (!exchange_api_on || known.numpy || known.deferred) return nullptr;
+  if (!exchange_api_on || known.numpy || known.cuda_array || known.deferred) return nullptr;
   const nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
   if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
   const auto* header = static_cast<const dlpack::ExchangeApiHeader*>(
@@ -109,6 +110,10 @@ auto exported(nb::handle object, const char* name, Export&& export_it) {
         concat(name, ": ", type_text(object), " cannot be taken in through DLPack (",
                why.substr(0, why.find('\n')), "); accepted: a dense tensor on the CPU or on CUDA"));
   }
+}
+
+Tensor read_cuda_array(nb::handle object, const TensorType& type, const char* name) {
+  return from_cuda_array(object, call_method(type.adapter, "describe", object, name), name);
 }
 
 // Whether `value` is, or stands for, an int >= 0 that fits.
@@ -163,11 +168,12 @@ const TensorType& tensor_type(nb::handle object, const char* name) {
   }
 
   auto made = std::make_unique<TensorType>();
-  made->adapter = call_method(frameworks, "find", type, name);
+  made->adapter = call_method(frameworks, "find", type, name, object);
   const std::string kind = text(nb::object(made->adapter.attr("name")));
   made->torch = kind == "torch";
   made->numpy = kind == "numpy";
   made->plain = nb::cast<bool>(call_method(frameworks, "is_plain", type));
+  made->cuda_array = kind == "cuda_array";
   made->deferred = kind == "jax";
   made->api = find_exchange_api(type, *made);
   if (made->torch) made->torch_state = TorchState(made->adapter);
@@ -200,6 +206,9 @@ Target make_target(nb::handle like, const char* name) {
     target.lent = exported(like, name,
                            [&] { return from_exchange_api(*target.type->api, like, name, false); });
     target.device = target.lent.device;
+  } else if (target.type->cuda_array) {
+    target.lent = read_cuda_array(like, *target.type, name);
+    target.device = target.lent.device;
   } else {
     call_method(target.type->adapter, "check", like, name);
     target.device = to_device(name, dlpack_device(like, name));
@@ -216,6 +225,8 @@ void set_stream(nb::handle stream, Target* target) {
   if (!stream.is_none()) {
     target->stream = parse_stream(stream);
     target->lent = Tensor();
+  } else if (target->type->cuda_array) {
+    target->stream = target->lent.ready_on;  // null: the legacy default stream
   } else if (target->type->api) {
     if (target->type->api->current_stream(dlpack::kCuda, target->device.index, &target->stream)) {
       throw nb::python_error();
@@ -233,6 +244,16 @@ Tensor take_in(nb::handle object, const TensorType& type, const char* name, cons
   if (type.numpy) {
     check_device(name, {}, target);
     return from_array_struct(object, name);
+  }
+  if (type.cuda_array) {
+    Tensor tensor =
+        target.lent.owner.is(object) ? target.lent : read_cuda_array(object, type, name);
+    tensor.name = name;
+    // Of no memory, the device is any.
+    if (tensor.num_elements() == 0 && target.device.type == DeviceType::kCuda)
+      tensor.device = target.device;
+    check_device(name, tensor.device, target);
+    return tensor;
   }
   bool maybe_dual = target.forward_ad;
   if (type.torch && !target.type->torch) {
@@ -282,6 +303,12 @@ Tensor import_tensor(nb::handle object, const char* name, const Target& target, 
   Tensor tensor = take_in(object, type, name, target, to_write);
   tensor.may_run_code = !type.plain || (type.torch && !type.api);
   return tensor;
+}
+
+void wait_for_owners(const Tensor* first, const Tensor* last, const Target& target) {
+  for (; first != last; ++first) {
+    if (first->ready_on) wait_for_stream(target.device, target.stream, first->ready_on);
+  }
 }
 
 namespace {
@@ -343,6 +370,10 @@ Allocation allocate(const Target& target, const char* name, const std::int64_t* 
   const nb::object sizes = tuple_of(shape, ndim);
   if (target.type->numpy) {
     made.object = empty_array(*target.type, sizes, dtype);
+  } else if (target.type->cuda_array) {
+    made.object =
+        call_method(target.type->adapter, "empty_on", target.like, sizes, to_string(dtype),
+                    target.device.index, nb::int_(reinterpret_cast<std::uintptr_t>(target.stream)));
   } else {
     made.object =
         call_method(target.type->adapter, names.empty, target.like, sizes, to_string(dtype));

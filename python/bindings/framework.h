@@ -15,10 +15,11 @@ namespace dlattn::python {
 struct TensorType {
   const dlpack::ExchangeApi* api = nullptr;  // null: use the adapter
   nb::object adapter;                        // dlattn._frameworks.Framework
-  bool torch = false;     // has autograd, conjugate and negative bits to look out for
-  bool numpy = false;     // read through __array_struct__
-  bool plain = false;     // numpy.ndarray or torch.Tensor itself: reading one runs no other code
-  bool deferred = false;  // tells its stream only while it takes the result in: JAX on a GPU
+  bool torch = false;       // has autograd, conjugate and negative bits to look out for
+  bool numpy = false;       // read through __array_struct__
+  bool plain = false;       // numpy.ndarray or torch.Tensor itself: reading one runs no other code
+  bool cuda_array = false;  // read through __cuda_array_interface__
+  bool deferred = false;    // tells its stream only while it takes the result in: JAX on a GPU
   TorchState torch_state;
   // NumPy only, by DType: a callable that makes an array of a given shape. Null until needed.
   mutable nb::object empty_arrays[kNumDTypes];
@@ -56,6 +57,10 @@ void set_stream(nb::handle stream, Target* target);
 // another device.
 Tensor import_tensor(nb::handle object, const char* name, const Target& target,
                      bool to_write = false);
+
+// Makes the target's stream wait for the work after which the tensors' memory is ready. Called
+// without the GIL, right before a launch.
+void wait_for_owners(const Tensor* first, const Tensor* last, const Target& target);
 
 // A new tensor of the target's framework.
 struct Allocation {

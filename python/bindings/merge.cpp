@@ -112,7 +112,10 @@ Outcome compute(nb::handle outs_object, nb::handle lses_object, Layout layout, c
   p.lse.batch_stride = lse.tensor.strides[0];
   p.lse.head_stride = lse.tensor.strides[1];
   check_unchanged(taken.data(), taken.data() + taken.size());
-  without_gil([&](Poll poll) { dlattn::merge_states(p, target.stream, poll); });
+  without_gil([&](Poll poll) {
+    wait_for_owners(taken.data(), taken.data() + taken.size(), target);
+    dlattn::merge_states(p, target.stream, poll);
+  });
   if (held) {
     for (const Tensor& tensor : taken) held->push_back(tensor.owner);
     held->push_back(out.tensor.owner);

@@ -161,7 +161,10 @@ nb::object quantize_kv(nb::handle k, nb::handle v, nb::handle precision, nb::han
     Allocation buffer = allocate(settled, "quantized_kv", floats, 1, DType::kFloat32);
     params.quantized_kv = buffer.tensor.data;
     check_unchanged(problem.tensors, problem.tensors + problem.num_tensors);
-    without_gil([&](Poll) { dlattn::quantize_kv(params, settled.stream); });
+    without_gil([&](Poll) {
+      wait_for_owners(problem.tensors, problem.tensors + problem.num_tensors, settled);
+      dlattn::quantize_kv(params, settled.stream);
+    });
     if (held) {
       for (int i = 0; i < problem.num_tensors; ++i) held->push_back(problem.tensors[i].owner);
       held->push_back(buffer.tensor.owner);

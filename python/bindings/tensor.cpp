@@ -4,6 +4,7 @@
 #include <cstring>
 #include <iterator>
 
+#include "dlattn/device.h"
 #include "errors.h"
 #include "gil.h"
 #include "names.h"
@@ -67,6 +68,16 @@ void set_layout(Tensor* tensor, int ndim, const std::int64_t* shape, const std::
     wrong_type(tensor->name, ": its exporter gave a null pointer; accepted: memory of ", elements,
                " element(s), which tensors that are being traced or transformed lack");
   }
+}
+
+// A stride in elements, of one in bytes.
+std::int64_t element_stride(const char* name, int dim, std::int64_t size, std::int64_t bytes,
+                            std::int64_t itemsize) {
+  if (size > 1 && bytes % itemsize != 0) {
+    unsupported(name, ": the stride of dimension ", dim, " is ", bytes,
+                " bytes; accepted: multiples of the element's ", itemsize);
+  }
+  return bytes / itemsize;
 }
 
 void read(const dlpack::DLTensor& from, Tensor* tensor) {
@@ -286,14 +297,42 @@ Tensor from_array_struct(nb::handle array, const char* name) {
   std::int64_t strides[kMaxDims];
   for (int i = 0; i < interface->nd && i < kMaxDims; ++i) {
     shape[i] = interface->shape[i];
-    strides[i] = interface->strides[i] / interface->itemsize;
-    if (shape[i] > 1 && interface->strides[i] % interface->itemsize != 0) {
-      unsupported(name, ": the stride of dimension ", i, " is ", interface->strides[i],
-                  " bytes; accepted: multiples of the element's ", interface->itemsize);
-    }
+    strides[i] = element_stride(name, i, shape[i], interface->strides[i], interface->itemsize);
   }
   set_layout(&tensor, interface->nd, shape, strides);
   tensor.lender = array;
+  return tensor;
+}
+
+Tensor from_cuda_array(nb::handle array, const nb::object& described, const char* name) {
+  enum { kPointer, kReadOnly, kCode, kItemsize, kShape, kStrides, kStream };
+  const auto item = [&](int i) { return nb::object(described[i]); };
+  Tensor tensor;
+  tensor.name = name;
+  tensor.owner = nb::borrow(array);
+  tensor.read_only = nb::cast<bool>(item(kReadOnly));
+  const auto itemsize = nb::cast<std::int64_t>(item(kItemsize));
+  tensor.dtype = {nb::cast<std::uint8_t>(item(kCode)), static_cast<std::uint8_t>(8 * itemsize), 1};
+  tensor.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(item(kPointer)));
+  tensor.ready_on = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(item(kStream)));
+  const nb::object sizes = item(kShape), steps = item(kStrides);
+  const int ndim = static_cast<int>(nb::len(sizes));
+  std::int64_t shape[kMaxDims];
+  std::int64_t strides[kMaxDims];
+  for (int i = 0; i < ndim && i < kMaxDims; ++i) {
+    shape[i] = nb::cast<std::int64_t>(nb::object(sizes[i]));
+    if (steps.is_none()) continue;
+    const auto bytes = nb::cast<std::int64_t>(nb::object(steps[i]));
+    strides[i] = element_stride(name, i, shape[i], bytes, itemsize);
+  }
+  set_layout(&tensor, ndim, shape, steps.is_none() ? nullptr : strides);
+  if (tensor.num_elements() == 0) tensor.data = nullptr;
+  const int device = cuda_device_of(tensor.data);
+  if (device < 0) {
+    unsupported(name, ": its __cuda_array_interface__ has the pointer ", tensor.data,
+                ", which is no memory of a CUDA device; accepted: the address of such memory");
+  }
+  tensor.device = {DeviceType::kCuda, device};
   return tensor;
 }
 

@@ -29,6 +29,8 @@ struct Tensor {
   // check_unchanged. Null if `owner` keeps the memory alive.
   nb::handle lender;
   const dlpack::ExchangeApi* api = nullptr;  // how `lender` was read; null: as a NumPy array
+  // The CUDA stream after whose work the memory is ready; null: it is ready for this call's stream.
+  void* ready_on = nullptr;
   bool may_run_code = false;  // reading it may run Python code; numpy.ndarray itself runs none
 
   std::int64_t num_elements() const;
@@ -50,10 +52,13 @@ Device to_device(const char* name, dlpack::DLDevice device);
 // The element type of attention; throws for any other, naming the `accepted` ones.
 DType to_dtype(const Tensor& tensor, const char* accepted);
 
-// The three ways in.
+// The four ways in.
 Tensor from_exchange_api(const dlpack::ExchangeApi& api, nb::handle object, const char* name,
                          bool owning);
 Tensor from_array_struct(nb::handle array, const char* name);  // a numpy.ndarray
+// An object with __cuda_array_interface__, as dlattn._cuda_array.describe tells of it. Without
+// elements it counts as on the thread's current device.
+Tensor from_cuda_array(nb::handle array, const nb::object& described, const char* name);
 Tensor from_capsule(const nb::object& capsule,
                     const char* name);  // what __dlpack__ returned; consumes it
 

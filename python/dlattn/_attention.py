@@ -93,13 +93,16 @@ def attention(
         out: Where to write the result: of its shape and dtype, on q's device, writable. It shares
             no element with an input; slices of one buffer, interleaved in any way that their
             strides show to be apart, are fine. torch counts it as modified in place. None: a new
-            tensor. Not for JAX, whose arrays are immutable.
+            tensor, of a library that dlattn can allocate for. Not for JAX, whose arrays are
+            immutable.
         out_dtype: Dtype of the result for q of float8_e4m3fn: "bfloat16", "float16" or "float32".
             None: that of `out` if it is given, else "bfloat16". For other dtypes of q it is q's.
         return_lse: Also return the log of the softmax's denominator.
         stream: The CUDA stream to enqueue on: a handle, or a torch, CuPy or CUDA Python stream.
-            None: the current stream of q's framework. Order other streams against it as you would
-            for any kernel. Not for JAX, which orders its work itself.
+            None: the current stream of q's framework, or the stream that its
+            `__cuda_array_interface__` names, by default the legacy default stream. Order other
+            streams against it as you would for any kernel; those that such interfaces name are
+            waited for, on the GPU. Not for JAX, which orders its work itself.
         kernel: The one kernel to use, of those in `info().kernels`, or "auto" for the one predicted
             to be the fastest. One of a kernel's variants may follow: "wmma:narrow" names a tile
             shape (see `Plan.variant`), "wmma:packed" and "wmma:narrow+unpacked" also say whether

@@ -14,49 +14,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from dlattn._cuda_array import INTERFACE, CudaArray, Numba
 from dlattn._errors import UnsupportedError
+from dlattn._framework import Framework, module_of, numpy_dtype, type_text
 
-_TENSORS = "a torch, CuPy, JAX or NumPy array, or an object with __dlpack__"
+_TENSORS = f"a torch, CuPy, JAX or NumPy array, or an object with __dlpack__ or {INTERFACE}"
 
 # Runs the computation on a stream; returns the outputs and the memory that it may still be using.
 Launch = Callable[[int | None], tuple[list[Any], list[Any]]]
-
-
-class Framework:
-    """A tensor library: how to find its stream and to make its tensors."""
-
-    name = "dlpack"
-
-    def check(self, x: Any, argument: str) -> None:
-        """Raise TypeError for a tensor that has no memory to compute on."""
-
-    def current_stream(self, x: Any, device: int) -> int:
-        """Return the CUDA stream that the library's own work on `device` would go to."""
-        raise UnsupportedError(
-            f"stream is None, and {_type_text(type(x))} does not tell its current stream; "
-            "accepted: the stream's handle"
-        )
-
-    def empty(self, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return a new tensor on the device of `like`, where its library's own would be."""
-        if int(like.__dlpack_device__()[0]) in (_DL_CPU, _DL_CUDA_HOST):
-            import numpy
-
-            return numpy.empty(shape, dtype=_numpy_dtype(numpy, dtype))
-        raise UnsupportedError(
-            f"out is None, and dlattn cannot allocate for {_type_text(type(like))}; "
-            "accepted: a tensor to write to (and return_lse=False)"
-        )
-
-    def workspace(self, like: Any, nbytes: int, device: int, stream: int | None) -> Any:
-        """Return device memory that may be let go of as soon as the work on it is enqueued.
-
-        `stream` is what the work goes to, None for the library's current one.
-        """
-        raise UnsupportedError(
-            f"precision is given, and dlattn cannot allocate for {_type_text(type(like))} the "
-            f"workspace of {nbytes} bytes that it needs; accepted: a torch, CuPy or JAX array"
-        )
 
 
 class NumPy(Framework):
@@ -65,7 +30,7 @@ class NumPy(Framework):
     def empty_of(self, dtype: str) -> Callable[[tuple[int, ...]], Any]:
         """Return what makes new arrays of `dtype`, given their shape."""
         numpy = sys.modules["numpy"]
-        return partial(numpy.empty, dtype=_numpy_dtype(numpy, dtype))
+        return partial(numpy.empty, dtype=numpy_dtype(numpy, dtype))
 
 
 class Torch(Framework):
@@ -178,7 +143,7 @@ class Jax(Framework):
         jax = sys.modules["jax"]
         if not isinstance(x, jax.Array):
             raise TypeError(
-                f"{argument} is a {_type_text(type(x))}, which has no memory; accepted: a concrete "
+                f"{argument} is a {type_text(type(x))}, which has no memory; accepted: a concrete "
                 "JAX array"
             )
         if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
@@ -283,26 +248,30 @@ def _lend(buffer: Any, stream: int | None) -> Any:
     return relay(buffer.__dlpack__(stream=stream))
 
 
-_DL_CPU = 1
-_DL_CUDA_HOST = 3
-
 _FRAMEWORKS: dict[str, Framework] = {
     "numpy": NumPy(),
     "torch": Torch(),
     "cupy": CuPy(),
     "jax": Jax(),
+    "numba": Numba(),
 }
 _FRAMEWORKS["jaxlib"] = _FRAMEWORKS["jax"]
 _DLPACK = Framework()
+_CUDA_ARRAY = CudaArray()
 
 
-def find(kind: type, argument: str) -> Framework:
-    """Return the framework that tensors of type `kind` belong to; TypeError if they are none."""
+def find(kind: type, argument: str, x: Any = None) -> Framework:
+    """Return the framework that tensors of type `kind` belong to; TypeError if they are none.
+
+    `x` is one of them, as an object may have `__cuda_array_interface__` where its type has not.
+    """
     for base in kind.__mro__:
-        root = _module_of(base).partition(".")[0]
+        root = module_of(base).partition(".")[0]
         if root == "numpy" and base is not getattr(sys.modules.get("numpy"), "ndarray", None):
             continue
         if root == "torch" and base.__name__ != "Tensor":
+            continue
+        if root == "numba" and not hasattr(kind, INTERFACE):
             continue
         framework = _FRAMEWORKS.get(root)
         if framework is not None:
@@ -310,7 +279,16 @@ def find(kind: type, argument: str) -> Framework:
             return framework
     if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
         return _DLPACK
-    raise TypeError(f"{argument} is of type {_type_text(kind)}; accepted: {_TENSORS}")
+    if hasattr(kind, INTERFACE) or _has_interface(x):
+        return _CUDA_ARRAY
+    raise TypeError(f"{argument} is of type {type_text(kind)}; accepted: {_TENSORS}")
+
+
+def _has_interface(x: Any) -> bool:
+    try:
+        return hasattr(x, INTERFACE)
+    except Exception:  # what is no array may raise anything
+        return False
 
 
 def is_plain(kind: type) -> bool:
@@ -374,28 +352,14 @@ def _check_kind(kind: type, framework: Framework, argument: str) -> None:
         plain = sys.modules["torch"].Tensor.__torch_dispatch__
         if getattr(kind, "__torch_dispatch__", plain) is not plain:
             raise TypeError(
-                f"{argument} is a {_type_text(kind)}, which wraps other tensors or none at all "
+                f"{argument} is a {type_text(kind)}, which wraps other tensors or none at all "
                 "(as fake and distributed tensors do); accepted: a plain torch.Tensor"
             )
 
 
 def _is_masked_array(kind: type) -> bool:
     # By name: NumPy imports numpy.ma when someone first asks for it.
-    return kind.__name__ == "MaskedArray" and _module_of(kind).startswith("numpy.ma")
-
-
-def _module_of(kind: type) -> str:
-    """The name of the module of `kind`; "" for a class that has lost it or says something else."""
-    try:
-        module = kind.__module__
-    except Exception:
-        return ""
-    return module if isinstance(module, str) else ""
-
-
-def _type_text(kind: type) -> str:
-    module = _module_of(kind)
-    return kind.__qualname__ if module in ("", "builtins") else f"{module}.{kind.__qualname__}"
+    return kind.__name__ == "MaskedArray" and module_of(kind).startswith("numpy.ma")
 
 
 def _version_incrementer(torch: Any) -> Callable[[tuple[Any, ...]], None]:
@@ -420,12 +384,3 @@ def _version_incrementer(torch: Any) -> Callable[[tuple[Any, ...]], None]:
 
 def _jax_device(x: Any) -> Any:
     return next(iter(x.devices()))
-
-
-def _numpy_dtype(np: Any, dtype: str) -> Any:
-    if dtype == "bfloat16":
-        # The caller's bfloat16 and float8 arrays are its.
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(dtype)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 Tensor: TypeAlias = Any
-"""A torch, CuPy, JAX or NumPy array, or any object with __dlpack__."""
+"""A torch, CuPy, JAX or NumPy array, or any object with __dlpack__ or __cuda_array_interface__."""
 Causal: TypeAlias = bool | Literal["bottom_right", "top_left"]
 Window: TypeAlias = tuple[int | None, int | None]
 Layout: TypeAlias = Literal["bshd", "bhsd"]

@@ -16,6 +16,8 @@ const char* archs_reason();  // why those; "" without CUDA
 int device_count();
 std::string device_status();
 const DeviceInfo& device_info(int index);  // cached; throws DeviceError
+int device_of(const void* pointer);        // as cuda_device_of; there is a device
+void wait_for_stream(int device, void* stream, void* earlier);
 
 // Enqueues a plan: its own launch, and those of other operations before and after it.
 template <typename Params>

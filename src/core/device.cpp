@@ -34,6 +34,15 @@ const DeviceInfo& device_info(Device device) {
   return device.type == DeviceType::kCpu ? cpu_info() : cuda::device_info(device.index);
 }
 
+int cuda_device_of(const void* pointer) {
+  return device_count() == 0 ? 0 : cuda::device_of(pointer);
+}
+
+void wait_for_stream(Device device, void* stream, void* earlier) {
+  device_info(device);  // throws if there is no such device
+  if (device.type == DeviceType::kCuda) cuda::wait_for_stream(device.index, stream, earlier);
+}
+
 BuildInfo build_info() {
   BuildInfo info;
   info.cuda = cuda::compiled();

@@ -30,6 +30,12 @@ std::string device_status() {
 const DeviceInfo& device_info(int) {
   throw DeviceError(kNoCuda);
 }
+int device_of(const void*) {
+  throw DeviceError(kNoCuda);
+}
+void wait_for_stream(int, void*, void*) {
+  throw DeviceError(kNoCuda);
+}
 template <typename Params>
 Launcher<Params> find_launcher(std::string_view, DType, int) {
   return nullptr;

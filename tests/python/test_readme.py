@@ -75,6 +75,16 @@ def test_python_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert max_error(scope["lse"], expected[1]) <= bound.lse
 
 
+@pytest.mark.gpu
+def test_numba_example() -> None:
+    pytest.importorskip("numba.cuda")
+    scope: dict[str, Any] = {}
+    exec(compile(example("numba")[0], "example numba", "exec"), scope)
+    q, k, v, out = (scope[key].copy_to_host() for key in ("q", "k", "v", "out"))
+    expected = attention_reference(q, k, v)
+    assert max_error(out, expected[0]) <= error_bound(q, k, v, expected=expected).out
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
