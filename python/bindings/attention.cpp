@@ -55,6 +55,7 @@ Outcome compute(const AttentionCall& call, const Target& target, Problem& proble
     if (out) return;
     const TensorType& type = tensor_type(call.out, "out");
     if (type.torch) type.torch_state.increment_version(call.out);
+    if (type.paddle) call_method(type.adapter, "wrote", call.out);
   };
   check_unchanged(problem.tensors, problem.tensors + problem.num_tensors);
   try {

@@ -136,9 +136,13 @@ dlpack::DLDevice dlpack_device(nb::handle object, const char* name) {
     return nb::steal<nb::object>(guarded([&] { return PySequence_GetItem(pair.ptr(), i); }));
   };
   dlpack::DLDevice device{};
+  const auto is_unnumbered_host = [&](nb::handle id) {  // Paddle's CPU has no number
+    return id.is_none() && (device.type == dlpack::kCpu || device.type == dlpack::kCudaHost);
+  };
   const bool fits = PySequence_Check(pair.ptr()) && !PyUnicode_Check(pair.ptr()) &&
                     guarded([&] { return PySequence_Size(pair.ptr()); }) == 2 &&
-                    read_index(item(0), &device.type) && read_index(item(1), &device.id);
+                    read_index(item(0), &device.type) &&
+                    (is_unnumbered_host(item(1)) || read_index(item(1), &device.id));
   if (!fits) {
     PyErr_Clear();
     wrong_type(name, ": its __dlpack_device__ returned ", repr_text(pair),
@@ -171,6 +175,7 @@ const TensorType& tensor_type(nb::handle object, const char* name) {
   made->adapter = call_method(frameworks, "find", type, name, object);
   const std::string kind = text(nb::object(made->adapter.attr("name")));
   made->torch = kind == "torch";
+  made->paddle = kind == "paddle";
   made->numpy = kind == "numpy";
   made->plain = nb::cast<bool>(call_method(frameworks, "is_plain", type));
   made->cuda_array = kind == "cuda_array";
@@ -263,6 +268,7 @@ Tensor take_in(nb::handle object, const TensorType& type, const char* name, cons
   // An exchange API does not order streams. That is right for the framework whose stream this is,
   // and for memory of the CPU.
   if (type.api && (type.api == target.type->api || target.device.type == DeviceType::kCpu)) {
+    if (type.paddle) call_method(type.adapter, "check", object, name);
     Tensor tensor = exported(object, name, [&] {
       // Only an owning export tells whether memory is read-only; torch's never is.
       Tensor borrowed = object.is(target.lent.lender) && !to_write

@@ -16,6 +16,7 @@ struct TensorType {
   const dlpack::ExchangeApi* api = nullptr;  // null: use the adapter
   nb::object adapter;                        // dlattn._frameworks.Framework
   bool torch = false;       // has autograd, conjugate and negative bits to look out for
+  bool paddle = false;      // has autograd to look out for
   bool numpy = false;       // read through __array_struct__
   bool plain = false;       // numpy.ndarray or torch.Tensor itself: reading one runs no other code
   bool cuda_array = false;  // read through __cuda_array_interface__

@@ -17,6 +17,7 @@ from typing import Any
 from dlattn._cuda_array import INTERFACE, CudaArray, Numba
 from dlattn._errors import UnsupportedError
 from dlattn._framework import Framework, module_of, numpy_dtype, type_text
+from dlattn._other_frameworks import Paddle, Warp
 
 _TENSORS = f"a torch, CuPy, JAX or NumPy array, or an object with __dlpack__ or {INTERFACE}"
 
@@ -254,6 +255,8 @@ _FRAMEWORKS: dict[str, Framework] = {
     "cupy": CuPy(),
     "jax": Jax(),
     "numba": Numba(),
+    "paddle": Paddle(),
+    "warp": Warp(),
 }
 _FRAMEWORKS["jaxlib"] = _FRAMEWORKS["jax"]
 _DLPACK = Framework()
@@ -272,6 +275,8 @@ def find(kind: type, argument: str, x: Any = None) -> Framework:
         if root == "torch" and base.__name__ != "Tensor":
             continue
         if root == "numba" and not hasattr(kind, INTERFACE):
+            continue
+        if root in ("paddle", "warp") and not hasattr(kind, "__dlpack__"):
             continue
         framework = _FRAMEWORKS.get(root)
         if framework is not None:
@@ -311,7 +316,7 @@ def export(x: Any, stream: int | None) -> Any:
 def _export(x: Any, stream: int | None) -> Any:
     if stream == 0:
         stream = 1  # DLPack's name for the legacy default stream
-    if getattr(x, "requires_grad", False):
+    if getattr(x, "requires_grad", False) and hasattr(x, "detach"):
         x = x.detach()  # torch would refuse, even where its gradients are off
     method = x.__dlpack__
     try:

@@ -45,14 +45,16 @@ class ManagedVersioned(ctypes.Structure):
     )
 
 
-new_capsule = ctypes.pythonapi.PyCapsule_New
+# Not ctypes.pythonapi, whose functions other packages give types of their own.
+_python = ctypes.PyDLL(None)
+new_capsule = _python.PyCapsule_New
 new_capsule.restype = ctypes.py_object
 new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
-capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+capsule_pointer = _python.PyCapsule_GetPointer
 capsule_pointer.restype = ctypes.c_void_p
 capsule_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
-set_capsule_name = ctypes.pythonapi.PyCapsule_SetName
+set_capsule_name = _python.PyCapsule_SetName
 set_capsule_name.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 _exported: dict[int, Any] = {}  # what an export points to, until its deleter is called
@@ -118,7 +120,7 @@ class Exporter:
         strides: Sequence[int] | str | None = "true",
         pointer: int | None = None,
         dtype: tuple[int, int, int] | None = None,
-        device: tuple[int, int] = (1, 0),
+        device: tuple[int, int | None] = (1, 0),
         capsule_device: tuple[int, int] | None = None,
         byte_offset: int = 0,
         version: tuple[int, int] | None = (1, 1),
@@ -145,7 +147,7 @@ class Exporter:
             "flags": _READ_ONLY if read_only else 0,
         }
 
-    def __dlpack_device__(self) -> tuple[int, int]:
+    def __dlpack_device__(self) -> tuple[int, int | None]:
         return self._device
 
     def __dlpack__(
