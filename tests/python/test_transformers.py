@@ -13,6 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 import dlattn.transformers  # noqa: E402
 from dlattn.integrations import transformers as integration  # noqa: E402
+from dlattn.integrations.torch import differentiable  # noqa: E402
 
 DEVICE = "cpu"
 VOCABULARY = 97
@@ -348,24 +349,86 @@ def test_packed_sequences() -> None:
         torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
 
 
-def test_training_goes_through_torchs_attention(calls: Calls) -> None:
-    ids = tokens()[0].clamp(min=2)  # without padding, whose own rows differ by convention
-    gradients = []
-    for name in ("eager", "dlattn"):
-        model = decoder("llama", name).train()
-        model(input_ids=ids, labels=ids).loss.backward()
-        gradients.append([p.grad.clone() for p in model.parameters()])
-    assert not calls.seen
-    for found, want in zip(*reversed(gradients), strict=True):
-        torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-5)
+def labels_of(ids: Any, mask: Any) -> Any:
+    """Of tokens behind a token: what a row of padding holds is told by conventions that differ."""
+    if mask is None:
+        return ids
+    return ids.masked_fill((mask == 0) | (mask.roll(1, 1) == 0), -100)
+
+
+def gradients(model: Any, ids: Any, mask: Any = None) -> dict[str, Any]:
+    labels = labels_of(ids, mask)
+    model(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same(found: dict[str, Any], want: dict[str, Any]) -> None:
+    assert found.keys() == want.keys() and found
+    for name in found:
+        torch.testing.assert_close(found[name], want[name], rtol=1e-3, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", DECODERS)
+def test_training(name: str, padded: bool, calls: Calls) -> None:
+    """By torch's attention where that has all that the model asks for."""
+    ids, mask = tokens()
+    if not padded:
+        ids, mask = ids.clamp(min=2), None
+    want, found = (
+        gradients(decoder(name, implementation).train(), ids, mask)
+        for implementation in ("eager", "dlattn")
+    )
+    assert len(calls.seen) == (2 if name in ("gemma2", "gpt_oss") else 0)
+    assert_same(found, want)
+    assert ("model.layers.0.self_attn.sinks" in found) == (name == "gpt_oss")
+    assert all(x.abs().max() > 0 for key, x in found.items() if "attn" in key)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
+def test_training_by_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of one head and query each, of a model of which not all is trained."""
+    monkeypatch.setattr(differentiable, "MOST_SCORES", 1)
+    ids, mask = tokens()
+    models = [decoder(name, implementation).train() for implementation in ("eager", "dlattn")]
+    for model in models:
+        for key, parameter in model.named_parameters():
+            parameter.requires_grad_("v_proj" in key)
+    checkpointing = "activation_checkpointing_enable"  # its name since transformers 5.24
+    getattr(models[1], checkpointing, models[1].gradient_checkpointing_enable)()
+    want, found = (gradients(model, ids, mask) for model in models)
+    assert_same(found, want)
+    assert len(found) == 2 * (2 if name == "gpt_oss" else 1)  # and their biases
+
+
+def test_compiled_training() -> None:
+    ids, mask = tokens()
+    want = gradients(decoder("gemma2", "dlattn").train(), ids, mask)
+    model = decoder("gemma2", "dlattn").train()
+    step = torch.compile(model, fullgraph=True, backend="aot_eager")
+    labels = labels_of(ids, mask)
+    step(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
+    assert_same({key: p.grad for key, p in model.named_parameters()}, want)
 
 
 @pytest.mark.parametrize(("name", "argument"), [("gemma2", "softcap"), ("gpt_oss", "s_aux")])
-def test_training_with_what_torch_lacks_is_refused(name: str, argument: str) -> None:
+def test_dropout_with_what_torch_lacks_is_refused(name: str, argument: str) -> None:
     ids, mask = tokens()
     model = decoder(name, "dlattn").train()
-    with pytest.raises(ValueError, match=rf"^{argument}: dlattn has no gradients of its own"):
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.1
+    words = rf"^dropout is 0\.1, with {argument}, for which neither .*accepted: 0\.0"
+    with pytest.raises(ValueError, match=words):
         model(input_ids=ids, attention_mask=mask, labels=ids)
+
+
+def test_a_softcap_of_zero_is_none(calls: Calls) -> None:
+    q, k, v = (torch.randn(1, 2, 4, 8, device=DEVICE, requires_grad=True) for _ in range(3))
+    layer = torch.nn.Module()
+    for dropout in (0.0, 0.5):
+        out, _ = integration.attention_forward(layer, q, k, v, None, dropout, softcap=0.0)
+        assert out.requires_grad
+    assert not calls.seen
 
 
 def test_pages_are_refused() -> None:

@@ -18,7 +18,7 @@ from transformers.masking_utils import flash_attention_mask, sdpa_mask
 
 import dlattn
 from dlattn import flash_attn
-from dlattn.integrations.torch import ops
+from dlattn.integrations.torch import differentiable, ops
 
 NAME, FLASH_NAME = "dlattn", "dlattn_flash"
 
@@ -43,7 +43,9 @@ def attention_forward(
     values of shared heads are taken as they are, without repeating them, with any mask.
 
     Where gradients are asked for, or dropout, torch's scaled_dot_product_attention does it, as
-    attn_implementation="sdpa" would; it has no softcap and no sinks.
+    attn_implementation="sdpa" would. It has no softcap and no sinks: with them the forward pass is
+    dlattn's and gradients come from the formula, in parts (see `dlattn.integrations.torch.
+    differentiable`), and there is no dropout.
 
     Args:
         module: The model's attention layer; its `is_causal` counts where `is_causal` is None.
@@ -65,19 +67,21 @@ def attention_forward(
         there are no attention weights.
 
     Raises:
-        ValueError: softcap or sinks where gradients or dropout are asked for.
+        ValueError: Dropout with softcap or sinks.
         UnsupportedError, TypeError, DeviceError: As `dlattn.attention`.
     """
     tensors = (query, key, value, attention_mask, s_aux, position_bias)
-    if dropout > 0.0 or _wants_gradients(tensors):
+    softcap = softcap or None
+    wants_gradients = _wants_gradients(tensors)
+    if dropout > 0.0:
         for name, given in (("softcap", softcap), ("s_aux", s_aux)):
             if given is not None:
                 raise ValueError(
-                    f"{name}: dlattn has no gradients of its own yet, and neither "
-                    "scaled_dot_product_attention nor its dropout has this argument; accepted: "
-                    "None, or a call without gradients and dropout "
-                    '(attn_implementation="eager" trains such models)'
+                    f"dropout is {dropout}, with {name}, for which neither dlattn nor "
+                    "scaled_dot_product_attention has dropout; accepted: 0.0 "
+                    '(attention_dropout=0.0 in the model\'s config, or attn_implementation="eager")'
                 )
+    if dropout > 0.0 or (wants_gradients and softcap is None and s_aux is None):
         return sdpa_attention_forward(
             module,
             query,
@@ -95,12 +99,13 @@ def attention_forward(
     if mask is not None and mask.dtype != torch.bool:
         bias = mask if bias is None else bias + mask
         mask = None
-    out = _attend(
+    function: Any = differentiable.attention if wants_gradients else _attend
+    out = function(
         query.transpose(1, 2),
         key.transpose(1, 2),
         value.transpose(1, 2),
         causal=attention_mask is None and is_causal and query.shape[2] > 1,
-        scale=scaling,
+        softmax_scale=scaling,
         softcap=softcap or 0.0,
         bias=bias,
         mask=mask,
@@ -125,7 +130,7 @@ def _attend(
     v: torch.Tensor,
     *,
     causal: bool,
-    scale: float | None,
+    softmax_scale: float | None,
     softcap: float,
     bias: torch.Tensor | None,
     mask: torch.Tensor | None,
@@ -139,7 +144,7 @@ def _attend(
         v,
         # The first key is the first query's: an empty static cache has keys beyond the last query.
         causal="top_left" if causal else False,
-        softmax_scale=scale,
+        softmax_scale=softmax_scale,
         softcap=softcap,
         bias=bias,
         mask=mask,
