@@ -73,13 +73,14 @@ std::string repr_text(nb::handle object) {
     PyErr_Clear();
     return "<" + type_text(object) + ">";
   }
-  std::string shown = text(string);
-  if (shown.size() > kMaxRepr) {
-    std::size_t end = kMaxRepr;
-    while (end > 0 && (shown[end] & 0xC0) == 0x80) --end;  // not within a UTF-8 sequence
-    shown = shown.substr(0, end) + "...";
-  }
-  return shown;
+  return shortened(text(string));
+}
+
+std::string shortened(const std::string& shown) {
+  if (shown.size() <= kMaxRepr) return shown;
+  std::size_t end = kMaxRepr;
+  while (end > 0 && (shown[end] & 0xC0) == 0x80) --end;  // not within a UTF-8 sequence
+  return shown.substr(0, end) + "...";
 }
 
 void wrong_type_from(nb::python_error& cause, const std::string& message) {

@@ -34,6 +34,8 @@ std::string text(nb::handle object);       // as str() gives it
 std::string type_text(nb::handle object);  // "list", "numpy.ndarray"
 std::string repr_text(nb::handle object);  // as Python prints it, shortened
 
+std::string shortened(const std::string& shown);  // as repr_text does it
+
 // Raises `message` as a TypeError caused by the Python exception that is being handled.
 [[noreturn]] void wrong_type_from(nb::python_error& cause, const std::string& message);
 

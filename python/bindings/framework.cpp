@@ -87,9 +87,7 @@ void check_torch(nb::handle object, const TorchState& state, const char* name, b
 }
 
 void check_device(const char* name, Device device, const Target& target) {
-  if (same(device, target.device)) return;
-  unsupported(name, " is on ", device_text(device), "; accepted: ", device_text(target.device),
-              ", where ", target.name, " is");
+  python::check_device(name, device, target.device, target.name);
 }
 
 // A tensor that its own library refuses to describe is not a dense tensor of numbers, but sparse,

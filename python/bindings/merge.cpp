@@ -1,3 +1,5 @@
+#include "merge.h"
+
 #include <string>
 #include <vector>
 
@@ -60,6 +62,27 @@ Outcome compute(nb::handle outs_object, nb::handle lses_object, Layout layout, c
   std::vector<Tensor> taken;
   const std::vector<Tensor> outs = import_parts(outs_object, "outs", target, &taken);
   const std::vector<Tensor> lses = import_parts(lses_object, "lses", target, &taken);
+  Merge merge = read_parts(outs, lses, layout, target.device);
+  Allocation out = allocate(target, "out", merge.out.sizes, 4, merge.params.out.dtype);
+  Allocation lse = allocate(target, "lse", merge.lse.sizes, 3, DType::kFloat32);
+  set_results(out.tensor, lse.tensor, &merge);
+  check_unchanged(taken.data(), taken.data() + taken.size());
+  without_gil([&](Poll poll) {
+    wait_for_owners(taken.data(), taken.data() + taken.size(), target);
+    dlattn::merge_states(merge.params, target.stream, poll);
+  });
+  if (held) {
+    for (const Tensor& tensor : taken) held->push_back(tensor.owner);
+    held->push_back(out.tensor.owner);
+    held->push_back(lse.tensor.owner);
+  }
+  return {take(target, &out), take(target, &lse)};
+}
+
+}  // namespace
+
+Merge read_parts(const std::vector<Tensor>& outs, const std::vector<Tensor>& lses, Layout layout,
+                 Device device) {
   if (outs.empty() || outs.size() > kMaxMergeStates) {
     unsupported("outs holds ", outs.size(),
                 outs.size() > kMaxMergeStates ? " parts or more" : " parts", "; accepted: 1 to ",
@@ -70,25 +93,27 @@ Outcome compute(nb::handle outs_object, nb::handle lses_object, Layout layout, c
   }
   const Dims at = dims_of(layout);
   check_rank(outs[0], 4, dims_text(layout));
-  const Shape shape = {4, {outs[0].shape[0], outs[0].shape[1], outs[0].shape[2], outs[0].shape[3]}};
 
-  MergeParams p;
+  Merge merge;
+  merge.layout = layout;
+  merge.out = {4, {outs[0].shape[0], outs[0].shape[1], outs[0].shape[2], outs[0].shape[3]}};
+  MergeParams& p = merge.params;
   p.num_states = static_cast<int>(outs.size());
   p.out.dtype = to_dtype(outs[0], "float16, bfloat16, float32, float64");
-  p.device = target.device;
-  p.batch_size = shape.sizes[at.batch];
-  p.seqlen_q = shape.sizes[at.row];
-  p.num_heads = shape.sizes[at.head];
-  p.head_dim_v = shape.sizes[3];
-  const Shape lse_shape = {3, {p.batch_size, p.num_heads, p.seqlen_q}};
+  p.device = device;
+  p.batch_size = merge.out.sizes[at.batch];
+  p.seqlen_q = merge.out.sizes[at.row];
+  p.num_heads = merge.out.sizes[at.head];
+  p.head_dim_v = merge.out.sizes[3];
+  merge.lse = {3, {p.batch_size, p.num_heads, p.seqlen_q}};
   for (int n = 0; n < p.num_states; ++n) {
-    check_shape(outs[n], shape, "that of the first part");
+    check_shape(outs[n], merge.out, "that of the first part");
     if (!same(outs[n].dtype, outs[0].dtype)) {
       unsupported("outs: a part's dtype is ", dtype_text(outs[n].dtype),
                   "; accepted: ", dtype_text(outs[0].dtype), ", that of the first part");
     }
     check_last_stride(outs[n]);
-    check_shape(lses[n], lse_shape, "(batch, num_heads, seqlen_q)");
+    check_shape(lses[n], merge.lse, "(batch, num_heads, seqlen_q)");
     if (!same(lses[n].dtype, kFloat32)) {
       unsupported("lses: a part's dtype is ", dtype_text(lses[n].dtype), "; accepted: float32");
     }
@@ -101,30 +126,20 @@ Outcome compute(nb::handle outs_object, nb::handle lses_object, Layout layout, c
     p.lses[n].head_stride = lses[n].strides[1];
     p.lses[n].row_stride = lses[n].strides[2];
   }
-
-  Allocation out = allocate(target, "out", shape.sizes, 4, p.out.dtype);
-  Allocation lse = allocate(target, "lse", lse_shape.sizes, 3, DType::kFloat32);
-  p.out.data = out.tensor.data;
-  p.out.batch_stride = out.tensor.strides[at.batch];
-  p.out.row_stride = out.tensor.strides[at.row];
-  p.out.head_stride = out.tensor.strides[at.head];
-  p.lse.data = static_cast<float*>(lse.tensor.data);
-  p.lse.batch_stride = lse.tensor.strides[0];
-  p.lse.head_stride = lse.tensor.strides[1];
-  check_unchanged(taken.data(), taken.data() + taken.size());
-  without_gil([&](Poll poll) {
-    wait_for_owners(taken.data(), taken.data() + taken.size(), target);
-    dlattn::merge_states(p, target.stream, poll);
-  });
-  if (held) {
-    for (const Tensor& tensor : taken) held->push_back(tensor.owner);
-    held->push_back(out.tensor.owner);
-    held->push_back(lse.tensor.owner);
-  }
-  return {take(target, &out), take(target, &lse)};
+  return merge;
 }
 
-}  // namespace
+void set_results(const Tensor& out, const Tensor& lse, Merge* merge) {
+  MergeParams& p = merge->params;
+  const Dims at = dims_of(merge->layout);
+  p.out.data = out.data;
+  p.out.batch_stride = out.strides[at.batch];
+  p.out.row_stride = out.strides[at.row];
+  p.out.head_stride = out.strides[at.head];
+  p.lse.data = static_cast<float*>(lse.data);
+  p.lse.batch_stride = lse.strides[0];
+  p.lse.head_stride = lse.strides[1];
+}
 
 nb::object merge_states(nb::handle outs, nb::handle lses, nb::handle layout, nb::handle stream) {
   const Layout parsed = parse_layout(layout);

@@ -10,6 +10,7 @@
 #include "names.h"
 #include "quantized.h"
 #include "support.h"
+#include "torch_ops.h"
 #include "xla.h"
 
 namespace dlattn::python {
@@ -51,6 +52,10 @@ NB_MODULE(_core, m) {
         nb::arg("seqused_k").none());
   m.def("relay", relay, nb::arg("capsule"),
         "A DLPack capsule of another one's memory, which any thread may let go of.");
+  m.def("register_torch_ops", register_torch_ops, nb::arg("folder"), nb::arg("backend"),
+        nb::arg("schemas"));
+  m.def("unregister_torch_ops", unregister_torch_ops);
+  m.def("torch_ops_failure", torch_ops_failure);
   m.def("info", info);
   m.def("inspect", inspect, nb::arg("tensor").none(),
         "How a tensor comes in: pointer, strides, device.");

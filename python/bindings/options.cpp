@@ -1,7 +1,6 @@
 #include "options.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <string>
 
@@ -12,8 +11,6 @@ namespace dlattn::python {
 namespace {
 
 constexpr char kLayouts[] = "\"bshd\" or \"bhsd\"";
-// More tokens than any sequence has, and few enough that positions can be added to them.
-constexpr std::int64_t kMaxWindow = std::int64_t{1} << 40;
 constexpr char kCausals[] = "False, True, \"bottom_right\" or \"top_left\"";
 
 // Pointer equality first: the values a program passes are mostly interned.
@@ -124,11 +121,9 @@ Precision parse_precision(nb::handle value, const char* name) {
   for (const Precision precision : {Precision::kInt8Fp8, Precision::kInt8Fp16, Precision::kFp8}) {
     if (is_text(value, to_string(precision))) return precision;
   }
-  constexpr char kAccepted[] =
-      "\"int8_fp8\", \"int8_fp16\" or \"fp8\", or None for products of the inputs";
   if (!PyUnicode_Check(value.ptr()))
-    wrong_type(name, " is of type ", type_text(value), "; accepted: ", kAccepted);
-  unsupported(name, " is ", repr_text(value), "; accepted: ", kAccepted);
+    wrong_type(name, " is of type ", type_text(value), "; accepted: ", kPrecisions);
+  unsupported(name, " is ", repr_text(value), "; accepted: ", kPrecisions);
 }
 
 bool parse_flag(nb::handle value, const char* name) {

@@ -2,6 +2,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
+
 #include "dlattn/attention.h"
 
 // The options of a call, from the Python objects that stand for them.
@@ -10,6 +12,11 @@ namespace dlattn::python {
 namespace nb = nanobind;
 
 enum class Layout { kBshd, kBhsd };
+
+// More tokens than any sequence has, and few enough that positions can be added to them.
+constexpr std::int64_t kMaxWindow = std::int64_t{1} << 40;
+constexpr char kPrecisions[] =
+    "\"int8_fp8\", \"int8_fp16\" or \"fp8\", or None for products of the inputs";
 
 Layout parse_layout(nb::handle value);
 Causal parse_causal(nb::handle value);

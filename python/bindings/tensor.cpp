@@ -42,34 +42,6 @@ const char* device_name(std::int32_t type) {
   }
 }
 
-// Copies sizes, refusing what no honest exporter says. An empty tensor's strides mean nothing, so
-// they are replaced.
-void set_layout(Tensor* tensor, int ndim, const std::int64_t* shape, const std::int64_t* strides) {
-  if (ndim < 0 || ndim > kMaxDims) {
-    unsupported(tensor->name, " has ", ndim, " dimensions; accepted: at most ", kMaxDims);
-  }
-  if (ndim > 0 && !shape) wrong_type(tensor->name, ": its exporter gave no shape");
-  tensor->ndim = ndim;
-  std::int64_t elements = 1;
-  for (int i = 0; i < ndim; ++i) {
-    tensor->shape[i] = shape[i];
-    if (shape[i] < 0 || __builtin_mul_overflow(elements, shape[i], &elements)) {
-      wrong_type(tensor->name, ": its exporter gave the impossible shape ",
-                 shape_text(shape, ndim));
-    }
-  }
-  if (elements == 0 || !strides) {
-    for (int i = 0; i < ndim && elements == 0; ++i) tensor->strides[i] = 0;
-    if (elements > 0) contiguous_strides(tensor);
-  } else {
-    std::memcpy(tensor->strides, strides, sizeof(std::int64_t) * ndim);
-  }
-  if (elements > 0 && !tensor->data) {
-    wrong_type(tensor->name, ": its exporter gave a null pointer; accepted: memory of ", elements,
-               " element(s), which tensors that are being traced or transformed lack");
-  }
-}
-
 // A stride in elements, of one in bytes.
 std::int64_t element_stride(const char* name, int dim, std::int64_t size, std::int64_t bytes,
                             std::int64_t itemsize) {
@@ -163,6 +135,32 @@ void contiguous_strides(Tensor* tensor) {
   }
 }
 
+void set_layout(Tensor* tensor, int ndim, const std::int64_t* shape, const std::int64_t* strides) {
+  if (ndim < 0 || ndim > kMaxDims) {
+    unsupported(tensor->name, " has ", ndim, " dimensions; accepted: at most ", kMaxDims);
+  }
+  if (ndim > 0 && !shape) wrong_type(tensor->name, ": its exporter gave no shape");
+  tensor->ndim = ndim;
+  std::int64_t elements = 1;
+  for (int i = 0; i < ndim; ++i) {
+    tensor->shape[i] = shape[i];
+    if (shape[i] < 0 || __builtin_mul_overflow(elements, shape[i], &elements)) {
+      wrong_type(tensor->name, ": its exporter gave the impossible shape ",
+                 shape_text(shape, ndim));
+    }
+  }
+  if (elements == 0 || !strides) {
+    for (int i = 0; i < ndim && elements == 0; ++i) tensor->strides[i] = 0;
+    if (elements > 0) contiguous_strides(tensor);
+  } else {
+    std::memcpy(tensor->strides, strides, sizeof(std::int64_t) * ndim);
+  }
+  if (elements > 0 && !tensor->data) {
+    wrong_type(tensor->name, ": its exporter gave a null pointer; accepted: memory of ", elements,
+               " element(s), which tensors that are being traced or transformed lack");
+  }
+}
+
 std::string shape_text(const std::int64_t* shape, int ndim) {
   std::string text = "(";
   for (int i = 0; i < ndim; ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
@@ -211,6 +209,12 @@ bool same(dlpack::DLDataType a, dlpack::DLDataType b) {
 
 bool same(Device a, Device b) {
   return a.type == b.type && a.index == b.index;
+}
+
+void check_device(const char* name, Device device, Device accepted, const char* whose) {
+  if (same(device, accepted)) return;
+  unsupported(name, " is on ", device_text(device), "; accepted: ", device_text(accepted),
+              ", where ", whose, " is");
 }
 
 dlpack::DLDataType to_dlpack(DType dtype) {

@@ -37,6 +37,9 @@ struct Tensor {
 };
 
 void contiguous_strides(Tensor* tensor);  // sets them
+// Copies sizes, refusing what no honest exporter says: of `data` that is set. An empty tensor's
+// strides mean nothing, so they are replaced.
+void set_layout(Tensor* tensor, int ndim, const std::int64_t* shape, const std::int64_t* strides);
 
 std::string shape_text(const std::int64_t* shape, int ndim);  // "(2, 8, 64)"
 std::string dtype_text(dlpack::DLDataType dtype);             // "float16", "uint8", ...
@@ -46,6 +49,9 @@ bool same(dlpack::DLDataType a, dlpack::DLDataType b);
 bool same(Device a, Device b);
 dlpack::DLDataType to_dlpack(DType dtype);
 dlpack::DLDevice to_dlpack(Device device);
+
+// Throws if the device is not the accepted one, that of `whose`.
+void check_device(const char* name, Device device, Device accepted, const char* whose);
 
 // Pinned host memory counts as CPU, managed memory as CUDA. Throws for what is neither.
 Device to_device(const char* name, dlpack::DLDevice device);

@@ -6,10 +6,20 @@
 
 and, for code that torch compiles or exports, `dlattn.torch.attention`: `dlattn.attention` as an
 operator. `torch.ops.dlattn.attention`, `attention_varlen` and `merge_states` are the operators
-themselves. Importing this registers them, and changes nothing of torch.
+themselves, and `operators()` tells what runs them. Importing this registers them, and changes
+nothing of torch.
 """
 
-from dlattn.integrations.torch.ops import attention
+from dlattn.integrations.torch.ops import attention, operators
 from dlattn.integrations.torch.sdpa import Stats, activate, active, deactivate, is_active, stats
 
-__all__ = ["Stats", "activate", "active", "attention", "deactivate", "is_active", "stats"]
+__all__ = [
+    "Stats",
+    "activate",
+    "active",
+    "attention",
+    "deactivate",
+    "is_active",
+    "operators",
+    "stats",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,8 +10,24 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import dlattn.torch  # noqa: E402
+from dlattn.integrations.torch.ops import KERNELS  # noqa: E402
 
 OPS = torch.ops.dlattn
+
+
+@pytest.fixture(autouse=True, params=["native", "Python"])
+def kernels(request: Any) -> Iterator[None]:
+    """What runs the operators."""
+    if request.param == "native":
+        if not KERNELS.native:
+            pytest.skip(dlattn.torch.operators()["CPU"])
+        yield
+        return
+    before = dlattn.torch.operators()
+    with KERNELS.in_python():
+        assert dlattn.torch.operators()["CPU"] == "Python: they were not asked for"
+        yield
+    assert dlattn.torch.operators() == before
 
 
 def drawn(*shapes: tuple[int, ...], dtype: Any = None) -> list[Any]:
@@ -157,6 +174,23 @@ def test_out_is_written() -> None:
     assert block[..., 8:].isnan().all()
 
 
+def test_autograd_sees_that_out_is_written() -> None:
+    tensors = inputs()
+    out = torch.full((2, 8, 4, 8), torch.nan)
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        before = out._version
+        with mode():
+            OPS.attention_out(*tensors, out=out)
+        assert out._version == before + 1
+    with torch.inference_mode():
+        inferred = torch.full_like(out, torch.nan)
+        OPS.attention_out(*tensors, out=inferred)
+    equal(inferred, out)
+    with pytest.raises(dlattn.UnsupportedError):
+        OPS.attention_out(*tensors, out=out, softcap=-1.0)
+    assert out._version == before + 1
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_compiled(backend: str) -> None:
     def function(q: Any, k: Any, v: Any) -> Any:
@@ -241,6 +275,20 @@ def test_gradients_are_refused(compiler: str | None) -> None:
     with torch.no_grad():
         called(q)
     called(q.detach())
+
+
+def test_tangents_are_refused() -> None:
+    q, k, v = inputs()
+    message = "an input has a tangent .*; accepted: tensors without one"
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(dlattn.UnsupportedError, match=message):
+            OPS.attention(dual, k, v)
+        OPS.attention(q, k, v)
+    with pytest.raises(dlattn.UnsupportedError, match=message):
+        torch.func.jvp(lambda q: OPS.attention(q, k, v)[0], (q,), (q,))
+    with pytest.raises(dlattn.UnsupportedError, match="an input requires grad"):
+        torch.func.grad(lambda q: OPS.attention(q, k, v)[0].sum())(q)
 
 
 def test_importing_dlattn_imports_no_torch() -> None:

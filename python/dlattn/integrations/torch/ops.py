@@ -5,22 +5,25 @@ call of `dlattn.attention` is no operator. `attention` here has its arguments an
 operator. Numbers, errors and accepted values are those of `dlattn.attention`; an operator that is
 traced checks no more than shapes, and raises the rest where it runs.
 
-Forward only: an operator whose input requires grad, while gradients are on, raises.
+Forward only: an operator whose input requires grad, while gradients are on, or has a tangent,
+raises.
 
 Source: torch.library, https://docs.pytorch.org/docs/stable/library.html.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 import dlattn
 from dlattn._types import Causal, Precision, Window
+from dlattn.integrations.torch.kernels import Kernels, count_write, own_error
 
 # Alignments of the causal mask as the operators have them.
 CAUSAL: dict[bool | str, int] = {False: 0, True: 1, "bottom_right": 1, "top_left": 2}
@@ -37,7 +40,6 @@ _VARLEN = (
     "int max_seqlen_k, Tensor? seqused_k=None, "
 )
 _LIBRARY = torch.library.Library("dlattn", "DEF")
-_BACKENDS = ("CPU", "CUDA")
 
 
 def attention(
@@ -69,23 +71,34 @@ def attention(
         )
     if layout not in ("bshd", "bhsd"):
         raise dlattn.UnsupportedError(f"layout is {layout!r}; accepted: 'bshd', 'bhsd'")
-    out, lse = torch.ops.dlattn.attention(
-        q,
-        k,
-        v,
-        bias,
-        mask,
-        alibi_slopes,
-        sinks,
-        CAUSAL[causal],
-        softmax_scale,
-        *(-1 if side is None else side for side in window),
-        softcap,
-        precision,
-        layout == "bhsd",
-        batch_invariant,
-    )
+    try:
+        out, lse = torch.ops.dlattn.attention(
+            q,
+            k,
+            v,
+            bias,
+            mask,
+            alibi_slopes,
+            sinks,
+            CAUSAL[causal],
+            softmax_scale,
+            *(-1 if side is None else side for side in window),
+            softcap,
+            precision,
+            layout == "bhsd",
+            batch_invariant,
+        )
+    except RuntimeError as error:
+        raise own_error(error) from None
     return (out, lse) if return_lse else out
+
+
+def operators() -> dict[str, str]:
+    """Return what runs the operators of torch.ops.dlattn, by backend.
+
+    "native" (without Python, for torch 2.10 and later), or "Python: " and why they are not native.
+    """
+    return KERNELS.described()
 
 
 def _options(
@@ -148,28 +161,59 @@ def _merge(outs: list[torch.Tensor], lses: list[torch.Tensor]) -> Any:
 # Gradients
 
 
-def _requires_grad(x: Any) -> bool:
-    if isinstance(x, (list, tuple)):
-        return any(_requires_grad(part) for part in x)
-    return isinstance(x, torch.Tensor) and x.requires_grad
+def _tensors(given: Any) -> Iterator[torch.Tensor]:
+    for x in given:
+        if isinstance(x, torch.Tensor):
+            yield x
+        elif isinstance(x, (list, tuple)):
+            yield from _tensors(x)
 
 
-def _refuse_gradients(name: str) -> Callable[..., Any]:
+def _any_requires_grad(*arguments: Any, **named: Any) -> bool:
+    return any(x.requires_grad for x in _tensors((*arguments, *named.values())))
+
+
+def _forward_only(name: str) -> Callable[..., Any]:
     """What stands for the operator where gradients may be wanted. Without it torch would trace it
     as if it were constant."""
+    # Every call outside torch.inference_mode() passes here: this is looked up once.
+    overload = getattr(torch.ops.dlattn, name).default
+    call = getattr(overload, "_op", overload)
+    grad_enabled = torch.is_grad_enabled
+    any_requires_grad = getattr(torch._C, "_any_requires_grad", _any_requires_grad)
+    writes = name.endswith("_out")
+    below = torch._C._AutoDispatchBelowAutograd
+    if writes:  # both keys at once, where this torch can
+        below = getattr(torch._C, "_AutoDispatchBelowADInplaceOrView", below)
 
     def forward_only(*arguments: Any, **named: Any) -> Any:
-        given = (*arguments, *named.values())
-        if torch.is_grad_enabled() and any(_requires_grad(x) for x in given):
+        if grad_enabled() and any_requires_grad(*arguments, **named):
             raise dlattn.UnsupportedError(
                 f"torch.ops.dlattn.{name}: an input requires grad, and dlattn computes no "
                 "gradients; accepted: tensors without requires_grad. Call it under "
                 "torch.no_grad() or pass x.detach()"
             )
-        with torch._C._AutoDispatchBelowAutograd():
-            return getattr(torch.ops.dlattn, name)(*arguments, **named)
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(name, (*arguments, *named.values()))
+        try:
+            with below():
+                result = call(*arguments, **named)
+        except RuntimeError as error:
+            raise own_error(error) from None
+        if writes and KERNELS.native:
+            count_write(named["out"])
+        return result
 
     return forward_only
+
+
+def _refuse_tangents(name: str, given: Any) -> None:
+    for x in _tensors(given):
+        if forward_ad.unpack_dual(x).tangent is not None:
+            raise dlattn.UnsupportedError(
+                f"torch.ops.dlattn.{name}: an input has a tangent (torch.autograd.forward_ad), and "
+                "dlattn computes no gradients; accepted: tensors without one, x.detach()"
+            )
 
 
 # Shapes, for tracing
@@ -272,7 +316,7 @@ def _flops(q: Any, k: Any, v: Any, *options: Any, out_shape: Any = None, **named
     return 2 * batch * heads * rows * keys * (head_dim + v[3])
 
 
-def _register() -> None:
+def _register() -> Kernels:
     operators: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor out, Tensor lse)": (
             _attention,
@@ -295,16 +339,19 @@ def _register() -> None:
             _fake_merge,
         ),
     }
+    kernels = {}
     for schema, (function, fake) in operators.items():
         name = schema.partition("(")[0]
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-        for backend in _BACKENDS:
-            _LIBRARY.impl(name, _with_defaults(schema)(function), backend)
-        _LIBRARY.impl(name, _refuse_gradients(name), "Autograd")
+        kernels[name] = _with_defaults(schema)(function)
+        _LIBRARY.impl(name, _forward_only(name), "Autograd")
         torch.library.register_fake(f"dlattn::{name}", _with_defaults(schema)(fake), lib=_LIBRARY)
         if name == "attention":
             torch.library.register_vmap(f"dlattn::{name}", _batched, lib=_LIBRARY)
     register_flop_formula(torch.ops.dlattn.attention)(_flops)
+    found = Kernels(kernels)
+    found.register()
+    return found
 
 
-_register()
+KERNELS = _register()

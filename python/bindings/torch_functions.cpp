@@ -1,0 +1,214 @@
+#include "torch_functions.h"
+
+#include <dlfcn.h>
+
+#include <cstddef>
+#include <cstring>
+#include <iterator>
+
+#include "errors.h"
+
+namespace dlattn::python {
+
+torch_abi::Functions torch_functions;
+
+namespace {
+
+using torch_abi::Functions;
+
+constexpr char kExtension[] =
+#ifdef __APPLE__
+    ".dylib";
+#else
+    ".so";
+#endif
+
+struct Symbol {
+  const char* name;
+  std::size_t offset;  // in Functions
+  bool optional = false;
+};
+
+constexpr Symbol kSymbols[] = {
+    {"aoti_torch_library_init_impl", offsetof(Functions, new_library)},
+    {"aoti_torch_delete_library_object", offsetof(Functions, delete_library)},
+    {"torch_library_impl", offsetof(Functions, add_kernel)},
+    {"aoti_torch_get_dim", offsetof(Functions, get_dim)},
+    {"aoti_torch_get_sizes", offsetof(Functions, get_sizes)},
+    {"aoti_torch_get_strides", offsetof(Functions, get_strides)},
+    {"aoti_torch_get_dtype", offsetof(Functions, get_dtype)},
+    {"aoti_torch_get_device_type", offsetof(Functions, get_device_type)},
+    {"aoti_torch_get_device_index", offsetof(Functions, get_device_index)},
+    {"torch_get_const_data_ptr", offsetof(Functions, get_const_data)},
+    {"aoti_torch_get_data_ptr", offsetof(Functions, get_data)},
+    {"aoti_torch_empty_strided", offsetof(Functions, empty_strided)},
+    {"aoti_torch_delete_tensor_object", offsetof(Functions, delete_tensor)},
+    {"torch_string_length", offsetof(Functions, get_length)},
+    {"torch_string_c_str", offsetof(Functions, get_characters)},
+    {"torch_delete_string", offsetof(Functions, delete_string)},
+    {"torch_list_size", offsetof(Functions, get_size)},
+    {"torch_list_get_item", offsetof(Functions, get_item)},
+    {"torch_delete_list", offsetof(Functions, delete_list)},
+    {"aoti_torch_check", offsetof(Functions, check)},
+    {"aoti_torch_device_type_cpu", offsetof(Functions, cpu_type)},
+    {"aoti_torch_device_type_cuda", offsetof(Functions, cuda_type)},
+    {"torch_delete_stable_ivalue", offsetof(Functions, delete_value), true},
+    {"torch_exception_get_what_without_backtrace", offsetof(Functions, last_error), true},
+};
+
+constexpr std::uint8_t small_float(int index) {
+  return static_cast<std::uint8_t>(dlpack::kFloat8E3m4 + index);
+}
+
+// torch's dtypes have functions that tell their numbers, by which tensors name them.
+struct KnownDType {
+  const char* name;
+  dlpack::DLDataType dtype;
+};
+constexpr KnownDType kDTypes[] = {
+    {"float16", {dlpack::kFloat, 16, 1}},
+    {"bfloat16", {dlpack::kBfloat, 16, 1}},
+    {"float32", {dlpack::kFloat, 32, 1}},
+    {"float64", {dlpack::kFloat, 64, 1}},
+    {"float8_e4m3fn", {dlpack::kFloat8E4m3fn, 8, 1}},
+    {"float8_e4m3fnuz", {small_float(4), 8, 1}},
+    {"float8_e5m2", {small_float(5), 8, 1}},
+    {"float8_e5m2fnuz", {small_float(6), 8, 1}},
+    {"float8_e8m0fnu", {small_float(7), 8, 1}},
+    {"bool", {dlpack::kBool, 8, 1}},
+    {"uint8", {dlpack::kUInt, 8, 1}},
+    {"uint16", {dlpack::kUInt, 16, 1}},
+    {"uint32", {dlpack::kUInt, 32, 1}},
+    {"uint64", {dlpack::kUInt, 64, 1}},
+    {"int8", {dlpack::kInt, 8, 1}},
+    {"int16", {dlpack::kInt, 16, 1}},
+    {"int32", {dlpack::kInt, 32, 1}},
+    {"int64", {dlpack::kInt, 64, 1}},
+    {"complex32", {dlpack::kComplex, 32, 1}},
+    {"complex64", {dlpack::kComplex, 64, 1}},
+    {"complex128", {dlpack::kComplex, 128, 1}},
+};
+std::int32_t dtype_numbers[std::size(kDTypes)];  // -1: this torch lacks it
+
+std::int32_t number_of(dlpack::DLDataType dtype) {
+  for (std::size_t i = 0; i < std::size(kDTypes); ++i) {
+    if (same(kDTypes[i].dtype, dtype)) return dtype_numbers[i];
+  }
+  unsupported("out: dtype is ", dtype_text(dtype), ", which torch does not have");
+}
+
+dlpack::DLDataType dtype_of(const char* name, std::int32_t number) {
+  for (std::size_t i = 0; i < std::size(kDTypes); ++i) {
+    if (dtype_numbers[i] == number) return kDTypes[i].dtype;
+  }
+  unsupported(name, ": dtype is torch's number ", number,
+              "; accepted: float16, bfloat16, float32, float64, float8_e4m3fn");
+}
+
+}  // namespace
+
+std::string load_torch(const std::string& folder) {
+  const auto open = [&](const char* name) {
+    return dlopen((folder + "/" + name + kExtension).c_str(), RTLD_NOLOAD | RTLD_LAZY);
+  };
+  void* const cpu = open("libtorch_cpu");
+  if (!cpu) return "libtorch_cpu of this process does not lie in " + folder;
+  Functions found{};
+  const auto look_up = [](void* library, const char* name, void* function) {
+    void* const symbol = dlsym(library, name);
+    std::memcpy(function, &symbol, sizeof symbol);
+    return symbol != nullptr;
+  };
+  for (const Symbol& symbol : kSymbols) {
+    void* const function = reinterpret_cast<char*>(&found) + symbol.offset;
+    if (!look_up(cpu, symbol.name, function) && !symbol.optional)
+      return std::string("libtorch_cpu has no function ") + symbol.name;
+  }
+  if (void* const cuda = open("libtorch_cuda")) {
+    look_up(cuda, "aoti_torch_get_current_cuda_stream", &found.get_current_cuda_stream);
+  }
+  if (torch_functions.check) return {};  // loaded before, and kernels may be running
+  for (std::size_t i = 0; i < std::size(kDTypes); ++i) {
+    const std::string name = std::string("aoti_torch_dtype_") + kDTypes[i].name;
+    std::int32_t (*number)();
+    dtype_numbers[i] = look_up(cpu, name.c_str(), &number) ? number() : -1;
+  }
+  torch_functions = found;
+  return {};
+}
+
+void check_torch_error(torch_abi::Error error, const char* what) {
+  if (error == 0) return;
+  const char* const why = torch_functions.last_error ? torch_functions.last_error() : nullptr;
+  throw std::runtime_error(concat(what, " failed", why ? ": " : "", why ? why : ""));
+}
+
+OwnedTensor& OwnedTensor::operator=(OwnedTensor&& other) noexcept {
+  if (this == &other) return *this;
+  if (tensor_) torch_functions.delete_tensor(tensor_);
+  tensor_ = other.release();
+  return *this;
+}
+
+OwnedTensor::~OwnedTensor() {
+  if (tensor_) torch_functions.delete_tensor(tensor_);
+}
+
+torch_abi::Tensor OwnedTensor::release() {
+  const torch_abi::Tensor released = tensor_;
+  tensor_ = nullptr;
+  return released;
+}
+
+Tensor describe(torch_abi::Tensor from, const char* name, bool to_write) {
+  const Functions& torch = torch_functions;
+  std::int32_t dtype = 0, type = 0, index = 0;
+  std::int64_t ndim = 0;
+  std::int64_t *sizes = nullptr, *strides = nullptr;
+  const void* data = nullptr;
+  void* writable = nullptr;
+  const bool failed =
+      torch.get_dtype(from, &dtype) || torch.get_device_type(from, &type) ||
+      torch.get_device_index(from, &index) || torch.get_dim(from, &ndim) ||
+      torch.get_sizes(from, &sizes) || torch.get_strides(from, &strides) ||
+      (to_write ? torch.get_data(from, &writable) : torch.get_const_data(from, &data));
+  check_torch_error(failed, "reading a tensor");
+  Tensor tensor;
+  tensor.name = name;
+  tensor.data = to_write ? writable : const_cast<void*>(data);
+  tensor.dtype = dtype_of(name, dtype);
+  if (type == torch.cuda_type()) {
+    tensor.device = {DeviceType::kCuda, index};
+  } else if (type != torch.cpu_type()) {
+    unsupported(name, " is on a device of torch's type ", type, "; accepted: CPU and CUDA");
+  }
+  set_layout(&tensor, static_cast<int>(ndim), sizes, strides);
+  return tensor;
+}
+
+OwnedTensor empty_tensor(const char* name, const std::int64_t* sizes, int ndim, DType dtype,
+                         Device device) {
+  const Functions& torch = torch_functions;
+  std::int64_t strides[kMaxDims];
+  std::int64_t stride = 1;
+  for (int i = ndim - 1; i >= 0; --i) {  // as torch counts where a size is 0
+    strides[i] = stride;
+    stride *= sizes[i] > 1 ? sizes[i] : 1;
+  }
+  const bool cuda = device.type == DeviceType::kCuda;
+  torch_abi::Tensor made = nullptr;
+  const torch_abi::Error error = torch.empty_strided(
+      ndim, sizes, strides, number_of(to_dlpack(dtype)),
+      cuda ? torch.cuda_type() : torch.cpu_type(), cuda ? device.index : -1, &made);
+  if (error) check_torch_error(error, concat("allocating ", name).c_str());
+  return OwnedTensor(made);
+}
+
+void* current_cuda_stream(Device device) {
+  void* stream = nullptr;
+  check_torch_error(torch_functions.get_current_cuda_stream(device.index, &stream),
+                    "asking for the current stream");
+  return stream;
+}
+
+}  // namespace dlattn::python

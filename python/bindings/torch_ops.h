@@ -1,0 +1,20 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace dlattn::python {
+
+namespace nb = nanobind;
+
+// Registers the kernels of torch.ops.dlattn for a backend, "CPU" or "CUDA", with the libtorch that
+// is loaded from `folder`. `schemas` are the operators' arguments, by operator: a tuple of texts
+// each, as in "Optional[Tensor] bias". Returns why it cannot be done; empty if it is.
+nb::str register_torch_ops(nb::handle folder, nb::handle backend, const nb::dict& schemas);
+// Takes them out of the dispatcher again. For tests.
+void unregister_torch_ops();
+
+// What this thread's last call of such a kernel failed with, or None: the name of the exception's
+// class, and its message. Torch's RuntimeError has the message alone.
+nb::object torch_ops_failure();
+
+}  // namespace dlattn::python

@@ -1,0 +1,125 @@
+"""The operators of torch on a GPU: native, and with Python's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import dlattn.torch  # noqa: E402
+from dlattn.integrations.torch.ops import KERNELS  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+OPS = torch.ops.dlattn
+
+
+@pytest.fixture(autouse=True, params=["native", "Python"])
+def kernels(request: Any) -> Iterator[None]:
+    """What runs the operators."""
+    if request.param == "Python":
+        with KERNELS.in_python():
+            yield
+        return
+    if KERNELS.why["CUDA"]:
+        pytest.skip(KERNELS.why["CUDA"])
+    yield
+
+
+def drawn(*shapes: tuple[int, ...], dtype: Any = torch.float16, device: str = "cuda") -> list[Any]:
+    generator = torch.Generator("cpu").manual_seed(0)
+    return [(torch.randn(s, generator=generator) + 0.2).to(device, dtype) for s in shapes]
+
+
+def inputs(dtype: Any = torch.float16) -> list[Any]:
+    return drawn((2, 130, 4, 64), (2, 140, 2, 64), (2, 140, 2, 64), dtype=dtype)
+
+
+def equal(found: Any, want: Any) -> None:
+    torch.testing.assert_close(found, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_operators_are_the_functions(dtype: Any) -> None:
+    q, k, v = inputs(dtype)
+    want = dlattn.attention(q, k, v, causal=True, window=(100, None), return_lse=True)
+    equal(OPS.attention(q, k, v, causal=1, window_left=100), want)
+    out = torch.full_like(q, torch.nan)
+    equal((out, OPS.attention_out(q, k, v, causal=1, window_left=100, out=out)), want)
+    with torch.inference_mode():
+        equal(OPS.attention(*(x.clone() for x in (q, k, v)), causal=1, window_left=100), want)
+
+    packed = [x.flatten(0, 1) for x in (q, k, v)]
+    starts = [
+        torch.tensor(x, dtype=torch.int32, device="cuda") for x in ([0, 130, 260], [0, 140, 280])
+    ]
+    want = dlattn.attention_varlen(*packed, *starts, 130, 140, causal=True, return_lse=True)
+    equal(OPS.attention_varlen(*packed, *starts, 130, 140, causal=1), want)
+
+
+@pytest.mark.parametrize("precision", ["int8_fp8", "int8_fp16"])
+def test_a_precision_gets_its_workspace(precision: str) -> None:
+    q, k, v = inputs()
+    options = {"precision": precision}
+    if not dlattn.supported(q, k, v, **options)[0]:
+        pytest.skip(dlattn.supported(q, k, v, **options)[1][0])
+    before = torch.cuda.memory_allocated()
+    found = OPS.attention(q, k, v, **options)
+    equal(found, dlattn.attention(q, k, v, return_lse=True, **options))
+    del found
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_work_goes_to_the_current_stream() -> None:
+    q, k, v = inputs()
+    want = OPS.attention(q, k, v)
+    stream = torch.cuda.Stream()
+    late = torch.full_like(q, torch.nan)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        late.copy_(q)
+        found = OPS.attention(late, k, v)
+    stream.synchronize()
+    equal(found, want)
+
+
+def test_a_cuda_graph_captures_the_operator() -> None:
+    q, k, v = inputs()
+    OPS.attention(q, k, v, causal=1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = OPS.attention(q, k, v, causal=1)
+    q.copy_(q.flip(1))
+    graph.replay()
+    equal(found, dlattn.attention(q, k, v, causal=True, return_lse=True))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled(backend: str) -> None:
+    @torch.compile(fullgraph=True, backend=backend)
+    def function(q: Any, k: Any, v: Any) -> Any:
+        return dlattn.torch.attention(q, k, v, causal=True).transpose(1, 2) + 1
+
+    q, k, v = inputs()
+    want = dlattn.attention(q, k, v, causal=True).transpose(1, 2) + 1
+    torch.testing.assert_close(function(q, k, v), want)
+
+
+def test_opcheck() -> None:
+    q, k, v = inputs()
+    torch.library.opcheck(OPS.attention, (q, k, v), {"causal": 1})
+    torch.library.opcheck(OPS.attention_out, (q, k, v), {"out": torch.full_like(q, torch.nan)})
+
+
+def test_tensors_on_the_cpu_are_refused() -> None:
+    q, k, v = inputs()
+    with pytest.raises(dlattn.UnsupportedError, match="k is on cpu; accepted: cuda:0, where q is"):
+        OPS.attention(q, k.cpu(), v)
+    with pytest.raises(dlattn.UnsupportedError, match="k is on cuda:0; accepted: cpu, where q is"):
+        OPS.attention(q.cpu(), k, v)
+    with pytest.raises(dlattn.UnsupportedError, match="out is on cpu; accepted: cuda:0"):
+        OPS.attention_out(q, k, v, out=torch.empty_like(q, device="cpu"))
