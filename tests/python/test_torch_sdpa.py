@@ -414,6 +414,27 @@ def test_cudnn_of_cuda(columns: int, rows_first: bool) -> None:
         check_promise(found, promised)
 
 
+# Calls of the operators, and which of their results is the log-sum-exp.
+WITHOUT_BIAS = {
+    "flash": lambda q, k, v, causal: sdpa._flash(q, k, v, 0.0, causal)[1],
+    "efficient": lambda q, k, v, causal: sdpa._efficient(q, k, v, None, True, 0.0, causal)[1],
+    "cudnn": lambda q, k, v, causal: sdpa._cudnn(q, k, v, None, True, 0.0, causal)[1],
+    "for_cpu": lambda q, k, v, causal: sdpa._for_cpu(q, k, v, 0.0, causal)[1],
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_BIAS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_are_looked_at_only_where_some_may_see_nothing(name: str, causal: bool) -> None:
+    call = WITHOUT_BIAS[name]
+    with torch.profiler.profile() as profile:
+        lse = call(*drawn(), causal)
+    assert lse[:, :, :33].isfinite().all()
+    assert not any("masked_fill" in event.key for event in profile.key_averages())
+    q, k, v = drawn(seqlen_k=0)
+    assert (call(q, k, v, causal) == torch.inf).all()
+
+
 @pytest.mark.parametrize("window", [(None, None), (-1, -1), (3, 2), (4, 0)])
 def test_flash_forward_of_cuda(window: tuple[int | None, int | None]) -> None:
     q, k, v = (x.transpose(1, 2).contiguous() for x in drawn(seqlen_q=47))
