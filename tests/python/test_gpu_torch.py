@@ -248,6 +248,30 @@ def test_captured() -> None:
     assert torch.equal(out, want) and torch.equal(by_operator, want)
 
 
+@pytest.mark.parametrize("operator", [FLASH, EFFICIENT, CUDNN])
+def test_results_in_a_captured_graph(operator: str) -> None:
+    """Every one is on the GPU, and the gradients can be captured too."""
+    more = [] if operator == FLASH else [None, True]
+    call = getattr(torch.ops.aten, operator)
+    tensors = drawn()
+    with dlattn.torch.active():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # what is made once is made before
+            torch.autograd.grad(call(*tensors, *more)[0].sum(), tensors)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = call(*tensors, *more)
+            gradients = torch.autograd.grad(results[0].sum(), tensors)
+        graph.replay()
+        want = torch.autograd.grad(call(*tensors, *more)[0].sum(), tensors)
+        assert dlattn.torch.stats().served == {operator: 3}
+    assert all(x.is_cuda for x in results if isinstance(x, torch.Tensor))
+    for a, b in zip(gradients, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)
+
+
 def test_the_operator_on_another_stream() -> None:
     q, k, v = drawn(grad=False)
     want = dlattn.attention(q, k, v, layout="bhsd")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -479,6 +480,26 @@ def test_varlen_of_cuda() -> None:
         *(x.to("meta") for x in (q, k, v)), starts.to("meta"), starts.to("meta"), *arguments[2:]
     )
     check_promise(found[:2], promised[:2])
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_seeds_are_where_a_graph_can_keep_them(
+    captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tensor of the device "meta" stands for one of a GPU."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured)
+    query = SimpleNamespace(is_cuda=True, device=torch.device("meta"))
+    for made in sdpa._unused_seed_and_offset(query):
+        assert made.device.type == ("meta" if captured else "cpu") and made.dtype == torch.int64
+
+
+def test_a_dropout_that_drops_nothing() -> None:
+    """1e-11 is less than any number that torch draws, but 0."""
+    for kernel, *more in ((sdpa._flash,), (sdpa._efficient, None, True), (sdpa._cudnn, None, True)):
+        found, want = (kernel(*drawn(), *more, dropout_p=p)[0] for p in (1e-11, 0.0))
+        assert torch.equal(found, want)
+        with pytest.raises(sdpa._Refused, match="dropout_p is above 0"):
+            kernel(*drawn(), *more, dropout_p=2.0**-32)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,9 @@ NAME = "dlattn"
 # Rows of the log-sum-exp that memory-efficient attention's backward reads at a time.
 _EFFICIENT_ROWS = 32
 
+# torch draws numbers of 32 bits: with less than one in 2**32 it drops nothing.
+_LEAST_DROPOUT = 2.0**-32
+
 
 @dataclass
 class Stats:
@@ -89,7 +92,7 @@ def _compute(function: Callable[..., Any], *arguments: Any, **options: Any) -> A
 
 
 def _check_dense(dropout_p: float, return_debug_mask: bool = False) -> None:
-    if dropout_p > 0.0:
+    if dropout_p >= _LEAST_DROPOUT:
         raise _Refused("dropout_p is above 0")
     if return_debug_mask:
         raise _Refused("return_debug_mask is True")
@@ -109,6 +112,17 @@ def _unused_random_state(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
         torch.empty(2, dtype=torch.uint64, device=query.device),
         torch.empty((), dtype=torch.uint64, device=query.device),
     )
+
+
+def _unused_seed_and_offset(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same of memory-efficient attention: on the GPU only where a graph is captured, in which
+    every result is to be on the GPU."""
+    captured = query.is_cuda and torch.cuda.is_current_stream_capturing()
+    seed, offset = (
+        torch.empty((), dtype=torch.int64, device=query.device if captured else "cpu")
+        for _ in range(2)
+    )
+    return seed, offset
 
 
 # torch's operators. Each has its arguments and results.
@@ -173,8 +187,7 @@ def _efficient(
     if compute_log_sumexp:
         lse[..., rows:] = torch.inf
         lse[..., :rows] = _for_backward(found, attn_bias is not None or key.shape[2] == 0)
-    seed, offset = (torch.empty((), dtype=torch.int64) for _ in range(2))
-    return out, lse, seed, offset
+    return (out, lse, *_unused_seed_and_offset(query))
 
 
 def _cudnn(
