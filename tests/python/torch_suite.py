@@ -132,7 +132,12 @@ def _finish_share(
     command += ["--only", str(only)] if only else []
     # Several at once would each take all cores for the reference.
     threads = str(max(CORES // settings.jobs, 1))
-    environment = {"OMP_NUM_THREADS": threads, "DLATTN_NUM_THREADS": threads, **os.environ}
+    environment = {
+        "OMP_NUM_THREADS": threads,
+        "DLATTN_NUM_THREADS": threads,
+        "PYTORCH_PRINT_REPRO_ON_FAILURE": "0",  # it would take the place of what went wrong
+        **os.environ,
+    }
     log = records.with_suffix(".log")
     while True:
         before = records.stat().st_size if records.exists() else 0
