@@ -42,6 +42,9 @@ class TestMadeUp(unittest.TestCase):
     def test_passes_then_fails(self):
         self.assertFalse(ours, "a mark of dlattn")
 
+    def test_fused_sdp_priority_order(self):
+        self.assertFalse(ours)
+
     def test_passes_then_skips(self):
         if ours:
             self.skipTest("not with dlattn")
@@ -104,7 +107,7 @@ def test_what_passes_must_pass_with_dlattn(tmp_path: Path) -> None:
     status, results, printed = run(tmp_path, "--cases", "7")
     assert status == 1
     assert results["stock"] == {
-        "passed": 13,  # seven of test_many among them
+        "passed": 14,  # seven of test_many among them
         "failed": 2,
         "failed as expected": 2,
         "not run": 1,
@@ -121,6 +124,8 @@ def test_what_passes_must_pass_with_dlattn(tmp_path: Path) -> None:
     assert "exit status 5" in lost["passes_then_dies"]["message"]
     for entry in lost.values():
         assert entry["again"]["dlattn"] == entry["outcome"] != entry["again"]["stock"]
+    (clock,) = results["not_promised"]
+    assert (clock["stock"], clock["dlattn"]) == ("passed", "failed")
     assert results["compared"] == 15 and results["gained"] == 1
     assert results["options"]["cases"] == 7 and results["file"]["name"] == "test_suite.py"
     assert results["left_dlattn_inactive"] == ["TestMadeUp.test_switches_off"]
