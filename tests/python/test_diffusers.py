@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,15 @@ from diffusers.models import attention_dispatch  # noqa: E402
 import dlattn.diffusers  # noqa: E402
 from dlattn.integrations import diffusers as integration  # noqa: E402
 
-DEVICE = "cpu"
+DEVICE = "cpu"  # `device` sets it
+
+
+@pytest.fixture(autouse=True, params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the models and their inputs are."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("this torch has no CUDA")
+    monkeypatch.setattr(sys.modules[__name__], "DEVICE", request.param)
 
 
 def drawn(*sizes: int, seed: int = 0) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,17 @@ import dlattn.transformers  # noqa: E402
 from dlattn.integrations import transformers as integration  # noqa: E402
 from dlattn.integrations.torch import differentiable  # noqa: E402
 
-DEVICE = "cpu"
+DEVICE = "cpu"  # `device` sets it
 VOCABULARY = 97
+
+
+@pytest.fixture(autouse=True, params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the models and their inputs are."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("this torch has no CUDA")
+    monkeypatch.setattr(sys.modules[__name__], "DEVICE", request.param)
+
 
 _SIZES = {
     "vocab_size": VOCABULARY,
