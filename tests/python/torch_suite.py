@@ -289,7 +289,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         found, again = run_all(settings, Path(folder))
     summary = {
-        "environment": describe("cuda" if found["dlattn"].on_gpu else "cpu", args.commit),
+        **describe("cuda" if found["dlattn"].on_gpu else "cpu", args.commit),
         "seconds": round(time.monotonic() - start),
         **summarise(settings, found, again),
     }
