@@ -135,6 +135,7 @@ def test_what_passes_must_pass_with_dlattn(tmp_path: Path) -> None:
     assert reason.endswith("query is float64")
     assert results["functions"]["TestMadeUp.test_many"]["tests"] == 7
     assert results["functions"]["TestMadeUp.test_serves"]["served"] == 1
+    assert any("passes_then_dies: exit status 5" in text for text in results["troubles"]["dlattn"])
     assert any("no such device" in trouble for trouble in results["troubles"]["dlattn"])
     assert "15 compared, 4 lost" in printed
 

@@ -85,6 +85,8 @@ class Results:
             self.on_gpu |= record.get("cuda", False)
             if "outcome" in record:
                 self.records[record["test"]] = record
+                if record["outcome"] == "crashed":
+                    self.troubles.append(f"{record['test']}: {record['message']}")
             if "trouble" in record:
                 self.troubles.append(record["trouble"])
 
