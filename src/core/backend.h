@@ -39,5 +39,6 @@ void forward(const AttentionParams& params, const Plan& plan, Poll poll = {});
 void merge_states(const MergeParams& params, Poll poll = {});
 // Of lengths that nobody else can write to.
 void quantize_kv(const QuantizeParams& params, int num_threads, Poll poll = {});
+void append_kv(const AppendParams& params, int num_threads, Poll poll = {});
 
 }  // namespace dlattn::cpu

@@ -74,9 +74,11 @@ const std::vector<ListedFamily<Params>>& families() {
 template struct ListedFamily<AttentionParams>;
 template struct ListedFamily<MergeParams>;
 template struct ListedFamily<QuantizeTask>;
+template struct ListedFamily<AppendParams>;
 template const std::vector<ListedFamily<AttentionParams>>& families();
 template const std::vector<ListedFamily<MergeParams>>& families();
 template const std::vector<ListedFamily<QuantizeTask>>& families();
+template const std::vector<ListedFamily<AppendParams>>& families();
 
 }  // namespace dlattn::core
 

@@ -33,6 +33,7 @@ struct Family {
 using ForwardFamily = Family<AttentionParams>;
 using MergeFamily = Family<MergeParams>;
 using QuantizeFamily = Family<QuantizeTask>;
+using AppendFamily = Family<AppendParams>;
 
 // For what returns whether it accepts: false, and why, if anybody asks.
 template <typename... Parts>

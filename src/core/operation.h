@@ -24,6 +24,10 @@ template <>
 struct ParamsOfOperation<Operation::kQuantize> {
   using Type = QuantizeTask;
 };
+template <>
+struct ParamsOfOperation<Operation::kAppend> {
+  using Type = AppendParams;
+};
 template <Operation operation>
 using ParamsOf = typename ParamsOfOperation<operation>::Type;
 
@@ -35,6 +39,9 @@ inline Operation operation_of(const MergeParams&) {
 }
 inline Operation operation_of(const QuantizeTask&) {
   return Operation::kQuantize;
+}
+inline Operation operation_of(const AppendParams&) {
+  return Operation::kAppend;
 }
 
 // What q.k is made of in a precision other than kInputs.
@@ -51,6 +58,9 @@ inline DType dtype_of(const QuantizeTask& p) {
 }
 inline DType dtype_of(const MergeParams& p) {
   return p.out.dtype;
+}
+inline DType dtype_of(const AppendParams& p) {
+  return p.k.dtype;
 }
 
 struct NamedSize {
@@ -69,6 +79,9 @@ inline HeadDims head_dims_of(const MergeParams& p) {
 inline HeadDims head_dims_of(const QuantizeTask& p) {
   return {{"head_dim", p.head_dim}, {"head_dim of v", p.head_dim_v}};
 }
+inline HeadDims head_dims_of(const AppendParams& p) {
+  return {{"head_dim", p.head_dim}, {"head_dim of v", p.head_dim_v}};
+}
 
 // Bytes per copy of rows to shared memory; 0 where kernels copy none.
 using dlattn::copy_bytes;
@@ -78,6 +91,9 @@ inline int copy_bytes(const MergeParams&) {
 inline int copy_bytes(const QuantizeTask&) {
   return 0;
 }
+inline int copy_bytes(const AppendParams&) {
+  return 0;
+}
 
 // Whether kernels can count a problem's positions; if not, `why`, unless it is null, says why not.
 bool positions_fit(const AttentionParams& p, std::string* why);
@@ -85,5 +101,8 @@ inline bool positions_fit(const MergeParams&, std::string*) {
   return true;
 }
 bool positions_fit(const QuantizeTask& p, std::string* why);
+inline bool positions_fit(const AppendParams&, std::string*) {
+  return true;
+}
 
 }  // namespace dlattn::core

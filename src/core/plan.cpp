@@ -169,6 +169,10 @@ Plan make_plan(const QuantizeTask& params, const DeviceInfo& device) {
   return plan_other(params, device);
 }
 
+Plan make_plan(const AppendParams& params, const DeviceInfo& device) {
+  return plan_other(params, device);
+}
+
 void* workspace_of(const AttentionParams& params, const Plan& plan,
                    const WorkspaceAllocator& allocator) {
   if (plan.workspace_bytes == 0) return nullptr;

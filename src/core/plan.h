@@ -24,6 +24,7 @@ const char* cache_feature(const AttentionParams& params);
 Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Options& options);
 Plan make_plan(const MergeParams& params, const DeviceInfo& device);
 Plan make_plan(const QuantizeTask& task, const DeviceInfo& device);
+Plan make_plan(const AppendParams& params, const DeviceInfo& device);
 
 // Why none of the kernels that `options` admits can run a valid problem; empty if one can.
 std::vector<std::string> refusals(const AttentionParams& params, const DeviceInfo& device,

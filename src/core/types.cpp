@@ -29,9 +29,10 @@ const char* to_string(DeviceType type) {
 }
 
 const char* to_string(Operation operation) {
-  return operation == Operation::kForward ? "forward"
-         : operation == Operation::kMerge ? "merge"
-                                          : "quantize";
+  return operation == Operation::kForward    ? "forward"
+         : operation == Operation::kMerge    ? "merge"
+         : operation == Operation::kQuantize ? "quantize"
+                                             : "append";
 }
 
 const char* to_string(Precision precision) {

@@ -48,3 +48,8 @@ dlattn_instance(merge row_per_warp float32 0)
 dlattn_family(quantize key_blocks)
 dlattn_instance(quantize key_blocks int8 64 128)
 dlattn_instance(quantize key_blocks float8_e4m3fn 64 128)
+
+dlattn_family(append token_rows)
+dlattn_instance(append token_rows float16 0)
+dlattn_instance(append token_rows bfloat16 0)
+dlattn_instance(append token_rows float32 0)

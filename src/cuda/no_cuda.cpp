@@ -43,5 +43,6 @@ Launcher<Params> find_launcher(std::string_view, DType, int) {
 template Launcher<AttentionParams> find_launcher(std::string_view, DType, int);
 template Launcher<MergeParams> find_launcher(std::string_view, DType, int);
 template Launcher<QuantizeTask> find_launcher(std::string_view, DType, int);
+template Launcher<AppendParams> find_launcher(std::string_view, DType, int);
 
 }  // namespace dlattn::cuda

@@ -22,16 +22,19 @@ struct AnyLauncher {
   Launcher<AttentionParams> forward = nullptr;
   Launcher<MergeParams> merge = nullptr;
   Launcher<QuantizeTask> quantize = nullptr;
+  Launcher<AppendParams> append = nullptr;
 
   constexpr AnyLauncher(Launcher<AttentionParams> launch) : forward(launch) {}
   constexpr AnyLauncher(Launcher<MergeParams> launch) : merge(launch) {}
   constexpr AnyLauncher(Launcher<QuantizeTask> launch) : quantize(launch) {}
+  constexpr AnyLauncher(Launcher<AppendParams> launch) : append(launch) {}
 
   template <typename Params>
   Launcher<Params> of() const {
     if constexpr (std::is_same_v<Params, AttentionParams>) return forward;
     if constexpr (std::is_same_v<Params, MergeParams>) return merge;
     if constexpr (std::is_same_v<Params, QuantizeTask>) return quantize;
+    if constexpr (std::is_same_v<Params, AppendParams>) return append;
   }
 };
 
@@ -63,5 +66,6 @@ Launcher<Params> find_launcher(std::string_view family, DType dtype, int head_di
 template Launcher<AttentionParams> find_launcher(std::string_view, DType, int);
 template Launcher<MergeParams> find_launcher(std::string_view, DType, int);
 template Launcher<QuantizeTask> find_launcher(std::string_view, DType, int);
+template Launcher<AppendParams> find_launcher(std::string_view, DType, int);
 
 }  // namespace dlattn::cuda

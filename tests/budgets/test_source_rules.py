@@ -36,7 +36,7 @@ HOST_ONLY = re.compile(
 )
 # Plain C++ beside the kernels, which the plan reads.
 SHARED_WITH_KERNELS = re.compile(
-    r"^cuda/(?:(?:(?:forward|merge|quantize)/)?\w+/(?:\w+_)?(?:traits|params)"
+    r"^cuda/(?:(?:(?:forward|merge|quantize|append)/)?\w+/(?:\w+_)?(?:traits|params)"
     r"|(?:forward/sm90|forward/sm90_fp8|tile|forward/wmma)/boxes"
     r"|forward/sm90/grid|forward/wmma/packing|quantize/key_blocks/shape"
     r"|tile/(?:alignment|config|divider|launch_shape|span))\.h$"

@@ -102,6 +102,9 @@ inline int __all_sync(unsigned mask, int predicate) {
 inline int __ffs(int x) {
   return __builtin_ffs(x);
 }
+inline int __popc(unsigned x) {
+  return __builtin_popcount(x);
+}
 inline float __logf(float x) {
   return std::log(x);
 }

@@ -7,6 +7,7 @@
 // Dao. FlashAttention-2. arXiv:2307.08691, 2023. Those of the features stand in the documentation
 // of the Python function dlattn.attention.
 
+#include "dlattn/append.h"
 #include "dlattn/device.h"
 #include "dlattn/forward.h"
 #include "dlattn/merge.h"

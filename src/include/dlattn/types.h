@@ -10,9 +10,10 @@ namespace dlattn {
 
 // Element type of q, k, v and out (and of bias). Scores and softmax state are fp32, or fp64 for
 // kFloat64; the LSE is stored as fp32 for all. kFloat8E4M3 is OCP's e4m3fn: finite up to 448, NaN,
-// no infinity; of q, k and v alone. kInt8 is no tensor's: kernels for Precision::kInt8Fp8 have it.
+// no infinity; of q, k and v alone, and of caches that append_kv() writes. kInt8 is such caches'
+// and, of Precision::kInt8Fp8, kernels'.
 enum class DType : std::int8_t { kFloat16, kBFloat16, kFloat32, kFloat64, kFloat8E4M3, kInt8 };
-constexpr int kNumDTypes = 5;  // that tensors may have: those before kInt8
+constexpr int kNumDTypes = 5;  // that tensors of attention may have: those before kInt8
 
 // What the products of attention are made of, with q, k and v of 16 bits.
 //   kInputs   the inputs as they are
@@ -21,8 +22,9 @@ constexpr int kNumDTypes = 5;  // that tensors may have: those before kInt8
 //   kFp8      e4m3 for both
 enum class Precision : std::int8_t { kInputs, kInt8Fp8, kFp8, kInt8Fp16 };
 
-// What kernels compute: attention, the merge of partial results of it, or k and v in 8 bits.
-enum class Operation : std::int8_t { kForward, kMerge, kQuantize };
+// What kernels compute: attention, the merge of partial results of it, k and v in 8 bits, or new
+// rows in a cache of k and v.
+enum class Operation : std::int8_t { kForward, kMerge, kQuantize, kAppend };
 
 enum class DeviceType : std::int8_t { kCpu, kCuda };
 

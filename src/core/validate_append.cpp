@@ -1,0 +1,317 @@
+// What append_kv() refuses before anything is launched.
+#include <limits>
+
+#include "core/append.h"
+#include "core/fail.h"
+#include "core/overlap.h"
+#include "core/validate.h"
+
+namespace dlattn::core {
+namespace {
+
+void check_at_least(const char* name, std::int64_t value, std::int64_t least) {
+  if (value < least) fail(name, " is ", value, "; accepted: at least ", least);
+}
+
+void check_address(const char* name, const void* address, std::int64_t element_bytes) {
+  const std::int64_t past =
+      reinterpret_cast<std::intptr_t>(address) & (element_bytes - 1);  // a power of two
+  if (past == 0) return;
+  fail(name, ": its address is ", past, " byte(s) past a multiple of ", element_bytes,
+       "; accepted: multiples of the element's size");
+}
+
+bool is_8_bit(DType dtype) {
+  return dtype == DType::kInt8 || dtype == DType::kFloat8E4M3;
+}
+
+// A tensor of the call, as its memory is checked.
+struct Named {
+  const char* name;
+  const void* data;
+  DType dtype;
+  TensorSizes sizes;
+  std::int64_t columns;
+  std::int64_t strides[3];  // of sizes' dimensions
+
+  std::int64_t size(int dim) const {
+    return dim == 0 ? sizes.batch : dim == 1 ? sizes.rows : sizes.heads;
+  }
+  bool empty() const { return sizes.batch * sizes.rows == 0; }
+  Region region() const {
+    return {data,
+            size_of(dtype),
+            columns,
+            {sizes.batch, sizes.rows, sizes.heads, 1},
+            {strides[0], strides[1], strides[2], 0}};
+  }
+};
+
+template <typename T>
+Named named(const char* name, const BasicTensorView<T>& x, const TensorSizes& sizes,
+            std::int64_t columns) {
+  return {name, x.data, x.dtype, sizes, columns, {x.batch_stride, x.row_stride, x.head_stride}};
+}
+
+void check_input(const Named& x) {
+  if (!x.empty() && !x.data) fail(x.name, " is null");
+  check_address(x.name, x.data, size_of(x.dtype));
+  constexpr const char* kDims[] = {"batch", "seqlen", "num_heads"};
+  for (int dim = 0; dim < 3; ++dim) {
+    if (x.size(dim) > 1 && x.strides[dim] < 0) {
+      fail(x.name, ": the stride of dimension ", kDims[dim], " is ", x.strides[dim],
+           "; negative strides are not accepted");
+    }
+  }
+}
+
+// An output must not map two elements to one address: strides, sorted, each reach past all that the
+// smaller ones span.
+void check_output(const Named& x) {
+  check_input(x);
+  if (x.empty()) return;
+  std::int64_t extent = x.columns;
+  bool used[3] = {x.size(0) <= 1, x.size(1) <= 1, x.size(2) <= 1};
+  for (;;) {
+    int next = -1;
+    for (int i = 0; i < 3; ++i) {
+      if (!used[i] && (next < 0 || x.strides[i] < x.strides[next])) next = i;
+    }
+    if (next < 0) return;
+    if (x.strides[next] < extent) {
+      fail(x.name, ": a stride of ", x.strides[next],
+           " elements makes elements share memory; accepted: at least ", extent, " there");
+    }
+    extent += x.strides[next] * (x.size(next) - 1);
+    used[next] = true;
+  }
+}
+
+void check_own_memory(const Named& output, const char* other, const Region& region) {
+  if (disjoint(output.region(), region)) return;
+  fail(output.name, " shares memory with ", other,
+       "; accepted: memory of its own, or a slice of the same buffer whose strides show that it "
+       "has no element in common");
+}
+
+void check_sizes(const AppendParams& p) {
+  check_at_least("batch_size", p.batch_size, 0);
+  check_at_least("num_heads_kv", p.num_heads_kv, 1);
+  check_at_least("head_dim", p.head_dim, 1);
+  check_at_least("head_dim of v", p.head_dim_v, 1);
+  if (p.q.data) check_at_least("num_heads", p.num_heads, 1);
+  if (p.cu_seqlens_q) {
+    constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+    check_at_least("total_new", p.total_new, 0);
+    if (p.total_new > kMost) fail("total_new is ", p.total_new, "; accepted: up to ", kMost);
+    if (p.batch_size == 0 && p.total_new > 0) {
+      fail("batch_size is 0, by a cu_seqlens_q of one offset, but k has ", p.total_new,
+           " tokens; accepted: at least 1 sequence, or a k without tokens");
+    }
+  } else {
+    check_at_least("seqlen_new", p.seqlen_new, 0);
+  }
+}
+
+// Where rows go.
+void check_places(const AppendParams& p) {
+  const bool paged = p.page_table.data || p.slots;
+  if (p.slots && p.page_table.data)
+    fail("page_table is given with slots; accepted: one of them, as slots name pages");
+  if (p.cache_batch_idx && paged) {
+    fail("cache_batch_idx is given with ", p.slots ? "slots" : "page_table",
+         "; accepted: none, as pages have no entries");
+  }
+  if (p.slots && p.slot_bytes != 4 && p.slot_bytes != 8) {
+    fail("slot_bytes is ", p.slot_bytes, "; accepted: 4 (int32) or 8 (int64)");
+  }
+  if (paged) {
+    check_at_least("page_size", p.page_size, 1);
+    check_at_least("num_pages", p.num_pages, 0);
+  }
+  if (!p.slots) {
+    check_at_least("seqlen_k", p.seqlen_k, 0);
+    if (!p.seqused_k && num_new_rows(p) > 0)
+      fail("seqused_k is null; accepted: the lengths before the call, or slots");
+  }
+  if (!p.slots && !p.cu_seqlens_q && p.batch_size > 0 && p.seqlen_new > p.seqlen_k) {
+    fail("seqlen_new is ", p.seqlen_new, "; accepted: up to ", p.seqlen_k,
+         ", the keys that a sequence has room for");
+  }
+  if (p.cache_batch_idx) check_at_least("cache_batch_size", p.cache_batch_size, 0);
+  if (p.page_table.data && p.batch_size > 1 && p.page_table.batch_stride < 0) {
+    fail("page_table: the stride of dimension batch is ", p.page_table.batch_stride,
+         "; negative strides are not accepted");
+  }
+  check_address("cu_seqlens_q", p.cu_seqlens_q, sizeof(std::int32_t));
+  check_address("seqused_k", p.seqused_k, sizeof(std::int32_t));
+  check_address("cache_batch_idx", p.cache_batch_idx, sizeof(std::int32_t));
+  check_address("leftpad_k", p.leftpad_k, sizeof(std::int32_t));
+  check_address("page_table", p.page_table.data, sizeof(std::int32_t));
+  if (p.slots) check_address("slots", p.slots, p.slot_bytes);
+}
+
+void check_rotary(const AppendParams& p) {
+  const bool given = p.rotary_cos.data || p.rotary_sin.data;
+  if (!given) {
+    const char* const alone = p.q.data             ? "q"
+                              : p.leftpad_k        ? "leftpad_k"
+                              : p.q_fixed_position ? "q_fixed_position"
+                                                   : nullptr;
+    if (alone) fail(alone, " is given without rotary_cos and rotary_sin; accepted: with both");
+    return;
+  }
+  if (!p.rotary_cos.data || !p.rotary_sin.data) {
+    fail(p.rotary_cos.data ? "rotary_sin" : "rotary_cos",
+         " is null; accepted: both tables or none");
+  }
+  if (p.rotary_dim < 2 || p.rotary_dim % 2 != 0 || p.rotary_dim > p.head_dim) {
+    fail("rotary_dim is ", p.rotary_dim,
+         ", twice the columns of rotary_cos; accepted: even, 2 to head_dim = ", p.head_dim);
+  }
+  if (p.rotary_cos.dtype != p.k.dtype && p.rotary_cos.dtype != DType::kFloat32) {
+    fail("rotary_cos: dtype is ", to_string(p.rotary_cos.dtype),
+         "; accepted: ", to_string(p.k.dtype), ", that of k, or float32");
+  }
+  if (p.rotary_sin.dtype != p.rotary_cos.dtype) {
+    fail("rotary_sin: dtype is ", to_string(p.rotary_sin.dtype),
+         "; accepted: ", to_string(p.rotary_cos.dtype), ", that of rotary_cos");
+  }
+  check_at_least("rotary_positions", p.rotary_positions, 0);
+  if (!p.slots && p.rotary_positions < p.seqlen_k) {
+    fail("rotary_cos has ", p.rotary_positions, " rows; accepted: at least ", p.seqlen_k,
+         ", the keys that the cache has room for");
+  }
+  if (!p.seqused_k && num_new_rows(p) > 0) {
+    fail(
+        "rotary_cos is given with slots and without seqused_k; accepted: with seqused_k, which "
+        "tells the positions");
+  }
+}
+
+void check_dtypes(const AppendParams& p) {
+  if (is_8_bit(p.k.dtype)) {
+    fail("k: dtype is ", to_string(p.k.dtype), "; accepted: float16, bfloat16, float32, float64");
+  }
+  const auto check_same = [&](const char* name, DType dtype) {
+    if (dtype == p.k.dtype) return;
+    fail(name, ": dtype is ", to_string(dtype), "; accepted: ", to_string(p.k.dtype),
+         ", that of k");
+  };
+  check_same("v", p.v.dtype);
+  if (p.q.data) {
+    check_same("q", p.q.dtype);
+    check_same("q_out", p.q_out.dtype);
+  }
+  const bool rounds = p.k.dtype != DType::kFloat64;  // to 8 bits, in fp32
+  if (p.k_cache.dtype != p.k.dtype && !(rounds && is_8_bit(p.k_cache.dtype))) {
+    fail("k_cache: dtype is ", to_string(p.k_cache.dtype), "; accepted: ", to_string(p.k.dtype),
+         ", that of k", rounds ? ", int8 or float8_e4m3fn" : "");
+  }
+  if (p.v_cache.dtype != p.k_cache.dtype) {
+    fail("v_cache: dtype is ", to_string(p.v_cache.dtype),
+         "; accepted: ", to_string(p.k_cache.dtype), ", that of k_cache");
+  }
+}
+
+void check_scales(const AppendParams& p) {
+  const struct {
+    const char* name;
+    const BasicTensorView<const float>& view;
+    const char* cache;
+  } scales[] = {{"k_scale", p.k_scale, "k_cache"}, {"v_scale", p.v_scale, "v_cache"}};
+  for (const auto& scale : scales) {
+    const bool needed = is_8_bit(p.k_cache.dtype);
+    if (needed == (scale.view.data != nullptr)) {
+      if (!needed) continue;
+      check_address(scale.name, scale.view.data, sizeof(float));
+      if ((p.batch_size > 1 && scale.view.batch_stride < 0) ||
+          (p.num_heads_kv > 1 && scale.view.head_stride < 0)) {
+        fail(scale.name, ": a stride is negative; accepted: strides of at least 0");
+      }
+    } else if (needed) {
+      fail(scale.name, " is null with ", scale.cache, " of ", to_string(p.k_cache.dtype),
+           "; accepted: a float32 tensor on its device");
+    } else {
+      fail(scale.name, " is given with ", scale.cache, " of ", to_string(p.k_cache.dtype),
+           "; accepted: none");
+    }
+  }
+}
+
+// Whether an output is its input, which may be rotated in place.
+bool is_in_place(const Named& a, const Named& b) {
+  bool same = a.data == b.data;
+  for (int dim = 0; dim < 3; ++dim) same &= a.size(dim) <= 1 || a.strides[dim] == b.strides[dim];
+  return same;
+}
+
+void check_memory(const AppendParams& p) {
+  const TensorSizes keys = new_sizes(p, p.num_heads_kv), queries = new_sizes(p, p.num_heads);
+  const TensorSizes cached = cache_sizes(p);
+  const Named k = named("k", p.k, keys, p.head_dim), v = named("v", p.v, keys, p.head_dim_v);
+  const Named q = named("q", p.q, queries, p.head_dim);
+  const Named k_cache = named("k_cache", p.k_cache, cached, p.head_dim);
+  const Named v_cache = named("v_cache", p.v_cache, cached, p.head_dim_v);
+  const Named q_out = named("q_out", p.q_out, queries, p.head_dim);
+  const TensorSizes table = {1, p.rotary_positions, 1};
+  const Named cos = named("rotary_cos", p.rotary_cos, table, p.rotary_dim / 2);
+  const Named sin = named("rotary_sin", p.rotary_sin, table, p.rotary_dim / 2);
+  const bool rotates = p.rotary_cos.data, has_q = p.q.data;
+  check_input(k), check_input(v);
+  check_output(k_cache), check_output(v_cache);
+  if (rotates) check_input(cos), check_input(sin);
+  if (has_q) check_input(q), check_output(q_out);
+
+  const auto check = [&](const Named& output) {
+    for (const Named* input : {&k, &v}) check_own_memory(output, input->name, input->region());
+    if (rotates) {
+      for (const Named* input : {&cos, &sin})
+        check_own_memory(output, input->name, input->region());
+    }
+    const auto check_list = [&](const char* name, const void* list, std::int64_t bytes,
+                                std::int64_t rows = 1, std::int64_t row_bytes = 0) {
+      if (list) check_own_memory(output, name, {list, 1, bytes, {rows, 1, 1, 1}, {row_bytes}});
+    };
+    check_list("cu_seqlens_q", p.cu_seqlens_q, 4 * (p.batch_size + 1));
+    check_list("seqused_k", p.seqused_k, 4 * p.batch_size);
+    check_list("cache_batch_idx", p.cache_batch_idx, 4 * p.batch_size);
+    check_list("leftpad_k", p.leftpad_k, 4 * p.batch_size);
+    check_list("slots", p.slots, p.slot_bytes * num_new_rows(p));
+    if (p.page_table.data) {
+      check_list("page_table", p.page_table.data,
+                 4 * ((p.seqlen_k + p.page_size - 1) / p.page_size), p.batch_size,
+                 4 * p.page_table.batch_stride);
+    }
+    const auto check_scale = [&](const char* name, const BasicTensorView<const float>& x) {
+      if (!x.data) return;
+      check_own_memory(
+          output, name,
+          {x.data, 4, 1, {p.batch_size, p.num_heads_kv, 1, 1}, {x.batch_stride, x.head_stride}});
+    };
+    check_scale("k_scale", p.k_scale);
+    check_scale("v_scale", p.v_scale);
+  };
+  check(k_cache), check(v_cache);
+  check_own_memory(k_cache, "v_cache", v_cache.region());
+  if (!has_q) return;
+  check(q_out);
+  for (const Named* cache : {&k_cache, &v_cache}) {
+    check_own_memory(*cache, "q", q.region());
+    check_own_memory(*cache, "q_out", q_out.region());
+  }
+  if (!is_in_place(q_out, q)) check_own_memory(q_out, "q", q.region());
+}
+
+}  // namespace
+
+void validate(const AppendParams& p) {
+  check_sizes(p);
+  check_dtypes(p);
+  check_places(p);
+  check_scales(p);
+  check_rotary(p);
+  check_memory(p);
+}
+
+}  // namespace dlattn::core
