@@ -2,6 +2,7 @@
 // a default.
 #include <nanobind/nanobind.h>
 
+#include "append.h"
 #include "attention.h"
 #include "errors.h"
 #include "export.h"
@@ -50,6 +51,7 @@ NB_MODULE(_core, m) {
         nb::arg("precision").none(), nb::arg("layout").none(), nb::arg("stream").none(),
         nb::arg("cu_seqlens_k").none(), nb::arg("max_seqlen_k").none(),
         nb::arg("seqused_k").none());
+  register_append_kv(m);
   m.def("relay", relay, nb::arg("capsule"),
         "A DLPack capsule of another one's memory, which any thread may let go of.");
   m.def("register_torch_ops", register_torch_ops, nb::arg("folder"), nb::arg("backend"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dlattn._append import append_kv
 from dlattn._api import info, merge_states
 from dlattn._attention import attention, attention_varlen, attention_with_kvcache
 from dlattn._core import __version__
@@ -32,6 +33,7 @@ __all__ = [
     "Support",
     "UnsupportedError",
     "__version__",
+    "append_kv",
     "attention",
     "attention_varlen",
     "attention_with_kvcache",

@@ -48,6 +48,7 @@ def quantize_kv(
     max_seqlen_k: Any,
     seqused_k: Any,
 ) -> tuple[Any, int, int, int, int, int, int | None]: ...
+def append_kv(*args: Any) -> Any: ...  # in the order of dlattn.append_kv
 def relay(capsule: Any) -> Any: ...
 
 # What puts native kernels of torch.ops.dlattn into torch's dispatcher and returns why it cannot, or
