@@ -48,9 +48,13 @@ Outcome compute(const AttentionCall& call, const Target& target, Problem& proble
     set_lse(lse->tensor, &problem);
   }
   Workspace workspace{call, target, problem};
-  problem.options.workspace = {
-      [](void* self, std::int64_t bytes) { return static_cast<Workspace*>(self)->allocate(bytes); },
-      &workspace};
+  // A precision needs one in any case: then the framework says why it gives none.
+  if (target.type->gives_workspace || params.precision != Precision::kInputs) {
+    problem.options.workspace = {[](void* self, std::int64_t bytes) {
+                                   return static_cast<Workspace*>(self)->allocate(bytes);
+                                 },
+                                 &workspace};
+  }
   const auto tell_autograd = [&] {
     if (out) return;
     const TensorType& type = tensor_type(call.out, "out");

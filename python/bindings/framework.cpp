@@ -178,6 +178,7 @@ const TensorType& tensor_type(nb::handle object, const char* name) {
   made->plain = nb::cast<bool>(call_method(frameworks, "is_plain", type));
   made->cuda_array = kind == "cuda_array";
   made->deferred = kind == "jax";
+  made->gives_workspace = nb::cast<bool>(made->adapter.attr("gives_workspace"));
   made->api = find_exchange_api(type, *made);
   if (made->torch) made->torch_state = TorchState(made->adapter);
   nb::object reference = weak_reference(type);

@@ -20,7 +20,8 @@ struct TensorType {
   bool numpy = false;       // read through __array_struct__
   bool plain = false;       // numpy.ndarray or torch.Tensor itself: reading one runs no other code
   bool cuda_array = false;  // read through __cuda_array_interface__
-  bool deferred = false;    // tells its stream only while it takes the result in: JAX on a GPU
+  bool gives_workspace = false;
+  bool deferred = false;  // tells its stream only while it takes the result in: JAX on a GPU
   TorchState torch_state;
   // NumPy only, by DType: a callable that makes an array of a given shape. Null until needed.
   mutable nb::object empty_arrays[kNumDTypes];

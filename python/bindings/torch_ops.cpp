@@ -154,20 +154,23 @@ std::vector<Tensor> describe_tensors(const Arguments& arguments, int at, bool va
   return tensors;
 }
 
-// Memory of torch's that a plan asks for. It may be let go of when the work is enqueued: what gets
-// it next runs behind that, on the same stream.
-OwnedTensor take_workspace(Problem* problem) {
-  AttentionParams& p = problem->params;
-  if (p.precision == Precision::kInputs || p.device.type != DeviceType::kCuda) return {};
-  const std::int64_t bytes =
-      dlattn::plan(p, device_info(p.device), problem->options).workspace_bytes;
-  if (bytes == 0) return {};
-  const std::int64_t floats = bytes / size_of(DType::kFloat32);
-  OwnedTensor memory = empty_tensor("workspace", &floats, 1, DType::kFloat32, p.device);
-  p.workspace = describe(memory.get(), "workspace", true).data;
-  p.workspace_bytes = bytes;
-  return memory;
-}
+// Gives a plan the memory of torch's that it asks for. It may be let go of when the work is
+// enqueued: what gets it next runs behind that, on the same stream.
+struct Workspace {
+  Device device;
+  OwnedTensor memory;
+
+  WorkspaceAllocator allocator() {
+    return {[](void* self, std::int64_t bytes) {
+              auto& workspace = *static_cast<Workspace*>(self);
+              const std::int64_t floats = bytes / size_of(DType::kFloat32);
+              workspace.memory =
+                  empty_tensor("workspace", &floats, 1, DType::kFloat32, workspace.device);
+              return describe(workspace.memory.get(), "workspace", true).data;
+            },
+            this};
+  }
+};
 
 void* stream_of(Device device) {
   return device.type == DeviceType::kCuda ? current_cuda_stream(device) : nullptr;
@@ -197,7 +200,8 @@ void run(const Signature& signature, bool varlen, bool with_out, Value* stack) {
   OwnedTensor lse =
       empty_tensor("lse", problem.lse.sizes, problem.lse.ndim, DType::kFloat32, p.device);
   set_lse(describe(lse.get(), "lse", true), &problem);
-  const OwnedTensor workspace = take_workspace(&problem);
+  Workspace workspace{p.device, {}};
+  problem.options.workspace = workspace.allocator();
   forward(p, stream_of(p.device), problem.options);
 
   if (!with_out) *stack++ = reinterpret_cast<Value>(out.release());

@@ -36,6 +36,9 @@ class Framework:
             return numpy.empty(shape, dtype=numpy_dtype(numpy, dtype))
         raise cannot_allocate(like)
 
+    # Whether `workspace` gives any. Without, calls run on kernels that need none.
+    gives_workspace = False
+
     def workspace(self, like: Any, nbytes: int, device: int, stream: int | None) -> Any:
         """Return device memory that may be let go of as soon as the work on it is enqueued.
 

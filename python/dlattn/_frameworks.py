@@ -46,6 +46,8 @@ class Torch(Framework):
         torch = sys.modules["torch"]
         return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
 
+    gives_workspace = True
+
     def workspace(self, like: Any, nbytes: int, device: int, stream: int | None) -> Any:
         torch = sys.modules["torch"]
         memory = torch.empty(nbytes // 4, dtype=torch.float32, device=like.device)
@@ -115,6 +117,8 @@ class CuPy(Framework):
         with cupy.cuda.Device(like.device.id):
             return cupy.empty(shape, dtype=like.dtype if dtype == "bfloat16" else dtype)
 
+    gives_workspace = True
+
     def workspace(self, like: Any, nbytes: int, device: int, stream: int | None) -> Any:
         cupy = sys.modules["cupy"]
         with cupy.cuda.Device(device):
@@ -173,6 +177,8 @@ class Jax(Framework):
 
             return HostBuffer(shape, dtype)
         return sys.modules["jax"].numpy.empty(shape, dtype=dtype, device=_jax_device(like))
+
+    gives_workspace = True
 
     def workspace(self, like: Any, nbytes: int, device: int, stream: int | None) -> Any:
         return self.empty(like, (nbytes // 4,), "float32")

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kCombineThreads)
                    const __grid_constant__ DecodeShape shape) {
   constexpr Shape kShape = shape_of(kHeadDim, kVariant);
   constexpr int kBlockM = block_m(kShape), kBlockN = block_n(kShape);
-  constexpr int kLanes = kHeadDim / 4, kGroups = kCombineThreads / kLanes;
+  constexpr int kLanes = kHeadDim / 4, kGroups = kCombineThreads / kLanes, kAtOnce = 8;
   ptx::wait_for_grids_ahead();
   ptx::let_next_grid_start();
   const CombinedRow row(params, blockIdx.x);
@@ -68,13 +68,22 @@ __global__ void __launch_bounds__(kCombineThreads)
     const unsigned start = units_before(params, shape, blocks, row.sequence) + row_block * tiles;
     const unsigned first = start / per, last = (start + tiles - 1) / per;
     if (first == last) return;
-#pragma unroll 8
-    for (unsigned block = first + group; block <= last; block += kGroups) {
-      const std::int64_t at =
-          std::int64_t{part_of(block, per, start)} * kBlockM + row_of_head % kBlockM;
-      float x[4];
-      tile::load(x, shape.outs + at * kHeadDim + column);
-      sum.add(static_cast<const PartStats*>(shape.stats)[at], x);
+    // Several at a time, so that their loads are on their way together.
+#pragma unroll 1
+    for (unsigned block = first + group; block <= last; block += kAtOnce * kGroups) {
+      PartStats stats[kAtOnce];
+      float x[kAtOnce][4];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const unsigned part = part_of(min(block + i * kGroups, last), per, start);
+        const std::int64_t at = std::int64_t{part} * kBlockM + row_of_head % kBlockM;
+        stats[i] = static_cast<const PartStats*>(shape.stats)[at];
+        tile::load(x[i], shape.outs + at * kHeadDim + column);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (block + i * kGroups <= last) sum.add(stats[i], x[i]);
+      }
     }
   }
   // [kGroups][kLanes] of four sums, then [kGroups] of statistics.
