@@ -245,7 +245,8 @@ void never_the_ladder() {
             CHECK_EQ(plan.variant, wmma::kGeneral);
             p.q.data = memory;
             const Plan aligned = dlattn::plan(p, device);
-            CHECK(aligned.kernel == "wmma" || aligned.kernel == "sm90");
+            CHECK(aligned.kernel == "wmma" || aligned.kernel == "sm90" ||
+                  aligned.kernel == "decode");
           }
         }
       }
@@ -256,9 +257,10 @@ void never_the_ladder() {
 // With no kernel left, the message names every family's reason.
 void all_reasons() {
   const Support support = supported(problem(DType::kFloat16, 300), gpus()[0]);
-  CHECK_EQ(support.reasons.size(), 5u);
+  CHECK_EQ(support.reasons.size(), 6u);
   CHECK_THROWS(dlattn::plan(problem(DType::kFloat64, 64), gpus()[0]), UnsupportedError,
                "no kernel can run this: wmma: dtype is float64; accepted: float16, bfloat16; "
+               "decode: dtype is float64; accepted: float16, bfloat16; "
                "wmma8: dtype is float64; accepted: float8_e4m3fn; "
                "wmma_smem: dtype is float64; accepted: float16, bfloat16; "
                "wmma_qk: dtype is float64; accepted: float16, bfloat16; "
@@ -338,7 +340,7 @@ void unserved_devices() {
   turing.unserved = "Tesla T4 has compute capability 7.5; this build serves 8.0 and later";
   const Support support = supported(problem(DType::kFloat16, 64), turing);
   CHECK(!support.ok);
-  CHECK_EQ(support.reasons.size(), 5u);
+  CHECK_EQ(support.reasons.size(), 6u);
   CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), turing, force("scalar")),
                UnsupportedError,
                "no kernel can run this: scalar: Tesla T4 has compute capability 7.5; this build "
@@ -367,7 +369,7 @@ void launchers() {
 void unknown_names() {
   CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), gpus()[0], force("flash")),
                UnsupportedError,
-               "no kernel can run this: kernel is flash; accepted: auto, cpu, wmma, sm90, "
+               "no kernel can run this: kernel is flash; accepted: auto, cpu, wmma, sm90, decode, "
                "sm90_fp8, wmma8, wmma_smem, wmma_qk, scalar");
 }
 
@@ -419,8 +421,9 @@ void descriptions() {
 void names() {
   CHECK_EQ(std::string(to_string(DType::kBFloat16)) == "bfloat16", true);
   CHECK_EQ(std::string(to_string(DeviceType::kCuda)) == "cuda", true);
-  const std::vector<std::string_view> kernels = {
-      "auto", "cpu", "wmma", "sm90", "sm90_fp8", "wmma8", "wmma_smem", "wmma_qk", "scalar"};
+  const std::vector<std::string_view> kernels = {"auto",    "cpu",      "wmma",  "sm90",
+                                                 "decode",  "sm90_fp8", "wmma8", "wmma_smem",
+                                                 "wmma_qk", "scalar"};
   CHECK(kernel_names() == kernels);
   CHECK_EQ(size_of(DType::kFloat16), 2);
   CHECK_EQ(size_of(DType::kBFloat16), 2);

@@ -79,9 +79,9 @@ void tile_shapes() {
   packed.cu_seqlens_q = packed.cu_seqlens_k = starts;
   packed.seqlen_q = packed.seqlen_k = 2048;
   packed.total_q = packed.total_k = 64;
-  CHECK_EQ(dlattn::plan(packed, devices[3]).variant, kS);
+  CHECK_EQ(dlattn::plan(packed, devices[3], force("wmma")).variant, kS);
   packed.total_q = packed.total_k = 4096;
-  CHECK(dlattn::plan(packed, devices[3]).variant != kS);
+  CHECK(dlattn::plan(packed, devices[3], force("wmma")).variant != kS);
 }
 
 void forced_variants() {
@@ -268,7 +268,7 @@ void packed_heads() {
   };
   for (const DeviceInfo& device : gpus()) {
     const AttentionParams p = decode_problem(16, 128);
-    const Plan packed = dlattn::plan(p, device),
+    const Plan packed = dlattn::plan(p, device, force("wmma")),
                unpacked = dlattn::plan(p, device, request("unpacked"));
     CHECK_EQ(packed.packed_heads, 4);
     CHECK_EQ(packed.grid, 16 * 8);  // a block each, for its rows are 4
@@ -287,26 +287,26 @@ void packed_heads() {
     // The general kernel packs where strides alone can say it.
     AttentionParams general = p;
     general.softcap = 30.0;
-    CHECK_EQ(dlattn::plan(general, device).packed_heads, 4);
+    CHECK_EQ(dlattn::plan(general, device, force("wmma")).packed_heads, 4);
     general.alibi_slopes.data = numbers;
-    CHECK_EQ(dlattn::plan(general, device).packed_heads, 1);
+    CHECK_EQ(dlattn::plan(general, device, force("wmma")).packed_heads, 1);
     // A few queries, as when a draft is verified: a tile takes them all.
     AttentionParams other = p;
     other.seqlen_q = 8, other.out.batch_stride *= 8;
-    CHECK_EQ(dlattn::plan(other, device).packed_heads, 4);
-    CHECK_EQ(dlattn::plan(other, device).grid, 16 * 8);
+    CHECK_EQ(dlattn::plan(other, device, force("wmma")).packed_heads, 4);
+    CHECK_EQ(dlattn::plan(other, device, force("wmma")).grid, 16 * 8);
     // Sinks, which single queries on the general kernel stop at, and varlen batches.
     other.sinks.data = numbers;
-    CHECK_EQ(dlattn::plan(other, device).packed_heads, 4);
+    CHECK_EQ(dlattn::plan(other, device, force("wmma")).packed_heads, 4);
     static const std::int32_t offsets[17] = {};
     other.cu_seqlens_q = other.cu_seqlens_k = offsets;
     other.total_q = 16 * 8, other.total_k = 16 * 4096;
-    CHECK_EQ(dlattn::plan(other, device).packed_heads, 4);
+    CHECK_EQ(dlattn::plan(other, device, force("wmma")).packed_heads, 4);
     // Nothing to pack, and nothing to gain from it.
     other = p, other.num_heads = 8;
-    CHECK_EQ(dlattn::plan(other, device).packed_heads, 1);
+    CHECK_EQ(dlattn::plan(other, device, force("wmma")).packed_heads, 1);
     other = p, other.seqlen_q = 4096, other.out.batch_stride *= 4096;
-    CHECK_EQ(dlattn::plan(other, device).packed_heads, 1);
+    CHECK_EQ(dlattn::plan(other, device, force("wmma")).packed_heads, 1);
     // Neither does it depend on lengths if bits must not.
     Options invariant;
     invariant.batch_invariant = true;
@@ -319,7 +319,7 @@ void packed_heads() {
                "itself");
   AttentionParams drafted = decode_problem(16, 128);
   drafted.seqlen_q = 8, drafted.out.batch_stride *= 8, drafted.softcap = 30.0;
-  CHECK_EQ(dlattn::plan(drafted, gpus()[0]).packed_heads, 1);
+  CHECK_EQ(dlattn::plan(drafted, gpus()[0], force("wmma")).packed_heads, 1);
   CHECK_THROWS(dlattn::plan(drafted, gpus()[0], request("packed")), UnsupportedError,
                "no kernel can run this: wmma: packed: variant general packs heads of one query "
                "(seqlen_q = 1) in problems of fixed length, without sinks and alibi_slopes");

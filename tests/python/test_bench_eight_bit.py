@@ -395,18 +395,21 @@ def test_run(tmp_path: Any, capsys: Captured) -> None:
                 assert found["vs_baseline"] > 0
             assert results[name, "bfloat16", causal, ""]["facts"].keys() == {"vs torch float32"}
         entry = errors[f"{name} float16", "noise", 128]
-        assert 0.02 < entry["relative_l2"] < 0.06
-        assert 0.02 < entry["relative_l1"] < 0.06
-        assert 2e-4 < entry["one_minus_cosine"] < 2e-3
+        half = asked == "int8_fp16"  # of v, and of probabilities on a GPU
+        least, most = (0.005, 0.02) if half else (0.02, 0.06)
+        assert least < entry["relative_l2"] < most
+        assert least < entry["relative_l1"] < most
+        assert least**2 / 2 < entry["one_minus_cosine"] < most**2 / 1.5
         assert mean[f"{name} float16"]["mean_ratio"] == pytest.approx(1, abs=5e-3)
         alone = results[f"dlattn quantize_kv {asked}", "bfloat16", False, ALONE]
-        assert alone["facts"] == {"bytes": 3 * 2 * 2 * 96 * 16}
+        moved = (3 + (4 if half else 3)) * 2 * 96 * 16
+        assert alone["facts"] == {"bytes": moved}
         assert (alone["tflops"], alone["bound_ratio"] <= 1) == (0, True)
         (rate,) = (
             line for line in document["eight_bit"]["quantising"]
             if line["contestant"] == alone["contestant"]
         )  # fmt: skip
-        assert rate["gb_per_s"] == pytest.approx(3 * 2 * 2 * 96 * 16 / alone["seconds"] / 1e9)
+        assert rate["gb_per_s"] == pytest.approx(moved / alone["seconds"] / 1e9)
         copy = document["ceiling"]["copy_gb_per_s"]
         assert rate["of_copy"] == pytest.approx(rate["gb_per_s"] / copy)
         assert rate["reached"] is (rate["of_copy"] >= 0.8)
@@ -442,6 +445,8 @@ def test_quantising_alone(tmp_path: Any) -> None:
         ("dlattn quantize_kv int8_fp8", ALONE, True),
         ("dlattn precision=fp8", KEPT, True),
         ("dlattn quantize_kv fp8", ALONE, True),
+        ("dlattn precision=int8_fp16", KEPT, True),
+        ("dlattn quantize_kv int8_fp16", ALONE, True),
         ("dlattn auto", "", True),
     ]
 

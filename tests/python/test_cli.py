@@ -170,7 +170,8 @@ def test_support_table(capsys: Captured) -> None:
     assert main(["info", "--support"]) == 0
     lines = capsys.readouterr().out.splitlines()
     by_kernel = {line.split()[0]: line for line in lines[2:]}
-    kernels = {"cpu", "scalar", "wmma_qk", "wmma_smem", "wmma", "wmma8", "sm90", "sm90_fp8"}
+    ladder = {"scalar", "wmma_qk", "wmma_smem"}
+    kernels = {"cpu", *ladder, "wmma", "decode", "wmma8", "sm90", "sm90_fp8"}
     assert set(by_kernel) == kernels
     assert "float8_e4m3fn" in by_kernel["cpu"] and "float8_e4m3fn" in by_kernel["sm90_fp8"]
     assert "multiples of 16 up to 256" in by_kernel["sm90_fp8"]
@@ -181,6 +182,8 @@ def test_support_table(capsys: Captured) -> None:
         assert "sm_80" in by_kernel[kernel]
         assert "float32" not in by_kernel[kernel]
     assert "1 to 256" in by_kernel["wmma"]
+    assert "KV cache" in by_kernel["decode"]
+    assert "KV cache" not in by_kernel["wmma"]
     assert "alibi_slopes" in by_kernel["wmma"]
     assert "multiples of 8 up to 256" in by_kernel["sm90"] and " sm_90 " in by_kernel["sm90"]
 

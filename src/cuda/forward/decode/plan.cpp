@@ -20,30 +20,21 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Bytes a nanosecond that a device reads of its memory, by data sheet less a tenth. What it is not
-// known for is taken for the slower of two.
-double memory_rate(const DeviceInfo& device) {
-  if (device.compute_major == 9) return 4000.0;
-  if (device.compute_major >= 10) return device.num_sms >= 160 ? 1600.0 : 800.0;
-  if (device.compute_minor == 0) return 1400.0;
-  return device.num_sms < 60 ? 270.0 : 850.0;
-}
-
 // Of a tile shape, in nanoseconds. Measured on an H200.
 struct Times {
   double first;    // of a block, launch and first copies
-  double segment;  // of each further row block, which begins with empty stages
-  double alone;    // per key, a block with an SM to itself
-  double busy;     // per key and block, blocks that fill their SM
+  double next;     // of each further row block, which begins with empty stages
+  double per_key;  // of a block, alone on its SM or beside another
 };
-constexpr double kCombine = 2000.0;
+constexpr double kCombine = 2200.0;
 
-Times times(int head_dim_tile, int variant, bool general) {
-  const double columns = head_dim_tile / 128.0, rows = variant == kRows16 ? 1.0 : 2.0;
-  const double modified = general ? 2.0 : 1.0;
-  return {4000.0, 900.0, (1.5 + 2.5 * columns) * modified, (0.6 + 1.5 * columns * rows) * modified};
+Times times(const AttentionParams& p, int head_dim_tile, int variant) {
+  const bool modified = p.softcap != 0.0 || p.mask.data || p.alibi_slopes.data;
+  const double of_rows = variant == kRows16 ? 11.0 : 12.0;
+  return {3300.0, 900.0, of_rows * head_dim_tile / 128.0 * (modified ? 2.0 : 1.0)};
 }
 
+// How many blocks an SM holds; registers leave room for two of 16 rows, and one of 32.
 std::int64_t resident_blocks(const TileConfig& config, const DeviceInfo& device, int variant) {
   constexpr std::int64_t kReservedSmem = 1024;  // bytes per block that CUDA takes for itself
   const std::int64_t by_smem = device.smem_per_sm / (config.smem_bytes + kReservedSmem);
@@ -61,56 +52,63 @@ struct Choice {
 class Dealt {
  public:
   Dealt(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile, int variant)
-      : config_(tile_config(head_dim_tile, variant)),
-        times_(
-            times(head_dim_tile, variant, p.softcap != 0.0 || p.mask.data || p.alibi_slopes.data)) {
+      : variant_(variant),
+        config_(tile_config(head_dim_tile, variant)),
+        times_(times(p, head_dim_tile, variant)) {
     const std::int64_t group = p.num_heads / p.num_heads_kv;
-    of_head_ = ceil_div(p.seqlen_q * group, config_.block_m);
-    row_blocks_ = of_head_ * p.num_heads_kv * p.batch_size;
+    const std::int64_t of_head = ceil_div(p.seqlen_q * group, config_.block_m);
+    row_blocks_ = of_head * p.num_heads_kv * p.batch_size;
+    // Every row block has the tiles that a row of its sequence sees.
     const cost::Walk walk = cost::walk(p, config_.block_m, static_cast<int>(group));
-    // Every row block has the tiles that the last row sees.
-    keys_ = std::max(std::min(cost::mean_seqlen_k(p), std::max(walk.mean, walk.longest)), 1.0);
+    keys_ = std::max(std::min(cost::mean_seqlen_k(p), walk.longest), 1.0);
     tiles_ = ceil_div(p.seqlen_k, config_.block_n);
-    slots_ = resident_blocks(config_, device, variant) * device.num_sms;
-    sms_ = std::max(device.num_sms, 1);
-    const double bytes = keys_ * static_cast<double>(p.num_heads_kv * p.batch_size) *
-                         static_cast<double>(p.head_dim + p.head_dim_v) * kElementBytes;
-    memory_ns_ = bytes / memory_rate(device);
+    slots_ = resident_blocks(config_, device, variant) * std::max(device.num_sms, 1);
+    // Every row block reads its keys, all but the first from L2: some 40 bytes a nanosecond and SM.
+    constexpr double kL2Rate = 40.0;
+    const double reads =
+        keys_ * static_cast<double>(row_blocks_ * (p.head_dim + p.head_dim_v)) * kElementBytes;
+    // Tensor cores are fed by too few warps to be more than a third busy, which is enough for
+    // memory.
+    constexpr double kBusy = 0.35;
+    const double products =
+        4.0 * keys_ * head_dim_tile * static_cast<double>(row_blocks_ * config_.block_m);
+    const double sms = std::max(device.num_sms, 1);
+    least_ns_ = std::max({cost::keys_ns(p, device), reads / (kL2Rate * sms),
+                          products / (kBusy * cost::tensor_rate(device) * sms)});
   }
 
-  // Work units as kernels count them, at most.
+  // Units as kernels count them, at most.
   double most_units() const {
     return static_cast<double>(row_blocks_) * static_cast<double>(tiles_);
   }
 
-  Choice in_parts(int variant) const {
+  // Keys are dealt evenly, to as many blocks as the device holds.
+  Choice in_parts() const {
     constexpr std::int64_t kLeastTiles = 2;  // of a block
     const std::int64_t units = row_blocks_ * tiles_;
     const std::int64_t grid = std::clamp<std::int64_t>(ceil_div(units, kLeastTiles), 1, slots_);
-    return {variant, false, grid, ns(static_cast<double>(grid), 1.0) + kCombine};
+    const double row_blocks = static_cast<double>(row_blocks_) / static_cast<double>(grid);
+    return {variant_, false, grid, ns(row_blocks, std::ceil(row_blocks)) + kCombine};
   }
-  Choice whole(int variant) const {
-    const std::int64_t grid = std::clamp<std::int64_t>(row_blocks_, 1, slots_);
-    const double rounds = std::ceil(static_cast<double>(row_blocks_) / static_cast<double>(grid));
-    const double even = static_cast<double>(row_blocks_) / static_cast<double>(grid);
-    return {variant, true, grid, ns(static_cast<double>(grid), rounds / std::max(even, 1e-9))};
+  // A block for each row block, in rounds of as many as the device holds.
+  Choice whole() const {
+    const std::int64_t grid = std::min<std::int64_t>(row_blocks_, kMaxGrid);
+    const auto rounds = static_cast<double>(ceil_div(std::max<std::int64_t>(grid, 1), slots_));
+    return {variant_, true, grid, ns(rounds, rounds)};
   }
 
  private:
-  // `uneven`: by how much the block with most keys has more than the mean.
-  double ns(double grid, double uneven) const {
-    const double keys = keys_ * static_cast<double>(row_blocks_);
-    const double of_block = keys / grid * uneven;
-    const double on_sm = std::ceil(grid / sms_);
-    const double per_key = std::max(times_.alone, times_.busy * on_sm);
-    const double segments = std::ceil(of_block / keys_) - 1.0;
-    return times_.first + times_.segment * segments + std::max(of_block * per_key, memory_ns_);
+  // Of a block with the keys of so many row blocks, which begins so many.
+  double ns(double row_blocks, double begun) const {
+    return times_.first + times_.next * std::max(begun - 1.0, 0.0) +
+           std::max(row_blocks * keys_ * times_.per_key, least_ns_);
   }
 
+  int variant_;
   TileConfig config_;
   Times times_;
-  std::int64_t of_head_, row_blocks_, tiles_, slots_;
-  double keys_, sms_, memory_ns_;
+  std::int64_t row_blocks_, tiles_, slots_;
+  double keys_, least_ns_;
 };
 
 int requested_variant(const char* name) {
@@ -124,7 +122,7 @@ std::string accepted_variants() {
   return "rows16, rows32";
 }
 
-bool accepts(const AttentionParams& p, const Plan& plan, std::string* why) {
+bool accepts(const AttentionParams& p, const Options& options, const Plan& plan, std::string* why) {
   if (p.bias.data) return refuse(why, "does not implement bias");
   if (plan.copy_bytes < 16) {
     return refuse(why, "rows of q, k and v are aligned to ", plan.copy_bytes,
@@ -134,6 +132,10 @@ bool accepts(const AttentionParams& p, const Plan& plan, std::string* why) {
   const std::int64_t most = shape_of(plan.head_dim_tile, kRows16).key_groups * tile::kMostKeys;
   if (p.seqlen_k > most) return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", most);
   const std::int64_t rows = p.seqlen_q * (p.num_heads / p.num_heads_kv);
+  // Where there are more, it was not measured.
+  constexpr std::int64_t kFewRows = 64;
+  if (options.kernel == core::kAuto && !is_cache(p) && rows > kFewRows)
+    return refuse(why, "is for few queries");
   if (rows > kMaxSeqlen) {
     return refuse(why, "seqlen_q x heads of a group is ", rows, "; accepted: up to ", kMaxSeqlen);
   }
@@ -152,26 +154,26 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
     return refuse(why, "variant is ", options.variant, "; accepted: ", accepted_variants());
   if (requested >= 0 && !has_variant(tile, requested))
     return refuse(why, "variant ", options.variant, " has no instance for this head_dim");
-  if (!accepts(p, *plan, why)) return false;
+  if (!accepts(p, options, *plan, why)) return false;
   // With batch_invariant a row block's keys are one thread block's, in the same order in any batch.
   AttentionParams large;
   const AttentionParams& counted = cost::counted(p, options.batch_invariant, &large);
-  Choice best{requested, true, 0, std::numeric_limits<double>::infinity()};
+  Choice best{-1, true, 0, std::numeric_limits<double>::infinity()};
   for (int variant = 0; variant < kNumVariants; ++variant) {
     if (!has_variant(tile, variant) || (requested >= 0 && variant != requested)) continue;
     if (tile_config(tile, variant).smem_bytes > device.max_smem_per_block) continue;
     const Dealt dealt(p, device, tile, variant);
     if (dealt.most_units() >= static_cast<double>(kMaxGrid)) continue;
-    Choice choice = dealt.whole(variant);
+    Choice choice = dealt.whole();
     if (options.batch_invariant) {
-      choice.ns = Dealt(counted, device, tile, variant).whole(variant).ns;
+      choice.ns = Dealt(counted, device, tile, variant).whole().ns;
     } else if (options.allow_workspace) {
-      const Choice parts = dealt.in_parts(variant);
+      const Choice parts = dealt.in_parts();
       if (parts.ns < choice.ns) choice = parts;
     }
     if (choice.ns < best.ns) best = choice;
   }
-  if (best.grid == 0)
+  if (best.variant < 0)
     return refuse(why, "needs more shared memory than ", device.name,
                   " has, or has 2^31 tiles of keys");
   const TileConfig config = tile_config(tile, best.variant);

@@ -132,7 +132,10 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   if (options.batch_invariant && options.kernel == core::kAuto && (p.bias.data || p.mask.data))
     return refuse(why, "does not implement ", p.mask.data ? "mask" : "bias",
                   " of varlen batches with batch_invariant");
-  const double ns = predicted_ns(p, device, options, tile);
+  // The keys of few queries come at nearly the memory's rate.
+  constexpr double kMemory = 1.06;
+  const double least = options.batch_invariant ? 0.0 : kMemory * cost::keys_ns(p, device);
+  const double ns = std::max(predicted_ns(p, device, options, tile), least);
   if (ns > plan->predicted_ns) return refuse(why, "is not faster");
   if (!accepts_tensors(p, why) || !accepts_scores(p, why)) return false;
   if (p.seqlen_k > tile::kMostKeys)

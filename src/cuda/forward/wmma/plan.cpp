@@ -381,7 +381,10 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   plan->variant = choice.variant;
   plan->variant_name = kVariantNames[choice.variant];
   plan->packed_heads = choice.packed_heads;
-  plan->predicted_ns = choice.ns * correction(tile, choice.variant);
+  // The keys of few queries come at nearly the memory's rate.
+  constexpr double kMemory = 1.06;
+  plan->predicted_ns = std::max(choice.ns * correction(tile, choice.variant),
+                                options.batch_invariant ? 0.0 : kMemory * cost::keys_ns(p, device));
   cost::set_tile(p, config, plan);
   plan->grid = grid_of(p, device, tile, choice.variant, plan->grid);
   return accepts_keys(p, options, *plan, why);
