@@ -101,10 +101,16 @@ def _mergeable(sizes: Shape, strides: Shape) -> bool:
     return all(outer[1] == inner[0] * inner[1] for outer, inner in itertools.pairwise(used))
 
 
+def library_of(x: Any, name: str) -> str:
+    """The name of the library of `x`. Raises TypeError for what is no tensor."""
+    kind: Any = type(x)
+    return _library(kind, name)
+
+
 def _check_views(x: Any, name: str, accepted: str) -> str:
     """Return the library of `x`, one whose arrays have views."""
     kind: Any = type(x)
-    library = _library(kind, name)
+    library = library_of(x, name)
     if library not in ("numpy", "torch", "cupy"):
         raise UnsupportedError(
             f"{name} is of type {kind.__qualname__}, of which no view can be taken, and dlattn "

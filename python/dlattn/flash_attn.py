@@ -34,7 +34,8 @@ It differs in these points: float32 (and on the CPU float64), any head_dim that 
 head_dim_v are accepted too; so are the arrays of CuPy, NumPy and, except as qkv and kv, JAX.
 An array whose last dimension is not contiguous is refused and never copied. With alibi_slopes and
 causal, flash-attn leaves a constant of each row, slope * (i + seqlen_k - seqlen_q), out of its
-softmax_lse; here softmax_lse is that of the scores as described. flash_attn_with_kvcache is absent.
+softmax_lse; here softmax_lse is that of the scores as described. flash_attn_with_kvcache does not
+write to the caches, nor rotate.
 
 All functions raise UnsupportedError, TypeError and DeviceError as `attention` does, among others
 for dropout_p other than 0 and for a tensor that requires grad while gradients are on.
@@ -44,13 +45,21 @@ Source: Dao. FlashAttention-2. arXiv:2307.08691, 2023; https://github.com/Dao-AI
 
 from __future__ import annotations
 
-import math
-from numbers import Integral
 from typing import Any
 
 from dlattn import _views
-from dlattn._attention import attention, attention_varlen
+from dlattn._attention import attention
 from dlattn._errors import UnsupportedError
+from dlattn._flash_kvcache import (
+    NO_WINDOW,
+    flash_attn_with_kvcache,
+    lse_of_flash,
+    one_split,
+    options_of,
+    triple,
+    varlen,
+    window_of,
+)
 
 __all__ = [
     "flash_attn_func",
@@ -59,9 +68,8 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
 ]
-
-_NO_WINDOW = (-1, -1)
 
 
 def flash_attn_func(
@@ -71,7 +79,7 @@ def flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _NO_WINDOW,
+    window_size: tuple[int, int] = NO_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Any = None,
     deterministic: bool = False,
@@ -93,10 +101,10 @@ def flash_attn_func(
         out, (batch, seqlen_q, num_heads, head_dim_v); with return_attn_probs the triple (out,
         softmax_lse, S_dmask), softmax_lse being (batch, num_heads, seqlen_q).
     """
-    options = _options(dropout_p, causal, softcap, return_attn_probs)
-    if window_size is not _NO_WINDOW:
+    options = options_of(dropout_p, causal, softcap, return_attn_probs)
+    if window_size is not NO_WINDOW:
         shape = _views.shape_of(k, "k")
-        options["window"] = _window(window_size, causal, shape[1] if len(shape) == 4 else 0)
+        options["window"] = window_of(window_size, causal, shape[1] if len(shape) == 4 else 0)
     result = attention(
         q,
         k,
@@ -109,7 +117,7 @@ def flash_attn_func(
         sinks=s_aux,
         **options,
     )
-    return _triple(*result) if return_attn_probs else result
+    return triple(*result) if return_attn_probs else result
 
 
 def flash_attn_qkvpacked_func(
@@ -117,7 +125,7 @@ def flash_attn_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _NO_WINDOW,
+    window_size: tuple[int, int] = NO_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Any = None,
     deterministic: bool = False,
@@ -157,7 +165,7 @@ def flash_attn_kvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _NO_WINDOW,
+    window_size: tuple[int, int] = NO_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Any = None,
     deterministic: bool = False,
@@ -197,13 +205,13 @@ def flash_attn_varlen_func(
     k: Any,
     v: Any,
     cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _NO_WINDOW,
+    window_size: tuple[int, int] = NO_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Any = None,
     deterministic: bool = False,
@@ -214,6 +222,12 @@ def flash_attn_varlen_func(
     k_descale: Any = None,
     v_descale: Any = None,
     s_aux: Any = None,
+    seqused_k: Any = None,
+    out: Any = None,
+    return_softmax_lse: bool = False,
+    num_splits: int = 0,
+    scheduler_metadata: Any = None,
+    fa_version: int | None = None,
 ) -> Any:
     """Attention within each of several sequences, stored one after the other without padding.
 
@@ -223,24 +237,33 @@ def flash_attn_varlen_func(
         v: (total_k, num_heads_kv, head_dim_v).
         cu_seqlens_q: int32, (batch + 1,): where each sequence's queries begin, and total_q.
         cu_seqlens_k: The same for keys and values.
-        max_seqlen_q: At least the length of the longest sequence of queries; an int.
+            With block_table only its differences count, and only without seqused_k.
+        max_seqlen_q: At least the length of the longest sequence of queries; an int, required.
         max_seqlen_k: The same for keys.
-        block_table: None; there are no paged caches.
+        block_table: int32, (batch, max_pages): then k and v are pages, (num_pages, page_size,
+            num_heads_kv, .) of any page_size, and key j of sequence b is row j % page_size of page
+            block_table[b, j // page_size].
+
+    vLLM's version of the function has these too, by keyword:
+        seqused_k: int32, (batch,): how many keys each sequence has.
+        out: Where to write the result.
+        return_softmax_lse: Return (out, softmax_lse).
+        num_splits: See flash_attn_with_kvcache.
+        scheduler_metadata, fa_version: Ignored. A plan needs no preparation, and there is one
+            version. With block_table the descales are ignored too, as keys in a cache are not of
+            float8_e4m3fn.
 
     Returns:
         out, (total_q, num_heads, head_dim_v); with return_attn_probs the triple (out, softmax_lse,
         S_dmask), softmax_lse being (num_heads, total_q).
     """
-    if block_table is not None:
-        raise UnsupportedError(
-            f"block_table is of type {type(block_table).__qualname__}, and dlattn has no paged "
-            "caches; accepted: None"
-        )
-    options = _options(dropout_p, causal, softcap, return_attn_probs)
-    if window_size is not _NO_WINDOW:
+    options = options_of(dropout_p, causal, softcap, return_attn_probs, return_softmax_lse)
+    options["batch_invariant"] = one_split(num_splits)
+    options |= {"softmax_scale": softmax_scale, "alibi_slopes": alibi_slopes, "sinks": s_aux}
+    if window_size is not NO_WINDOW:
         known = max_seqlen_k if isinstance(max_seqlen_k, int) else 0  # else refused later on
-        options["window"] = _window(window_size, causal, known)
-    result = attention_varlen(
+        options["window"] = window_of(window_size, causal, known)
+    result = varlen(
         q,
         k,
         v,
@@ -248,15 +271,15 @@ def flash_attn_varlen_func(
         cu_seqlens_k,
         max_seqlen_q,
         max_seqlen_k,
-        softmax_scale=softmax_scale,
-        alibi_slopes=alibi_slopes,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        sinks=s_aux,
+        seqused_k=seqused_k,
+        block_table=block_table,
+        descales={"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale},
+        out=out,
         **options,
     )
-    return _triple(*result) if return_attn_probs else result
+    if return_attn_probs:
+        return triple(*result)
+    return lse_of_flash(*result) if return_softmax_lse else result
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -266,7 +289,7 @@ def flash_attn_varlen_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _NO_WINDOW,
+    window_size: tuple[int, int] = NO_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Any = None,
     deterministic: bool = False,
@@ -319,7 +342,7 @@ def flash_attn_varlen_kvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _NO_WINDOW,
+    window_size: tuple[int, int] = NO_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Any = None,
     deterministic: bool = False,
@@ -357,43 +380,3 @@ def flash_attn_varlen_kvpacked_func(
     except (UnsupportedError, TypeError) as error:
         _views.rename(error, {"k": "kv[:, 0]", "v": "kv[:, 1]"})
         raise
-
-
-def _options(dropout_p: Any, causal: Any, softcap: Any, return_attn_probs: Any) -> dict[str, Any]:
-    """Return the keywords of `attention` for arguments that need no array."""
-    _views.refuse_dropout(dropout_p)
-    _views.check_flag(causal, "causal")
-    _views.check_flag(return_attn_probs, "return_attn_probs")
-    if isinstance(softcap, (int, float)) and softcap <= 0:
-        softcap = 0.0
-    return {"causal": causal, "softcap": softcap, "return_lse": return_attn_probs}
-
-
-def _window(window_size: Any, causal: bool, seqlen_k: int) -> tuple[int | None, int | None]:
-    """Return attention's `window` for flash-attn's, as its host code settles the two sides."""
-    pair = isinstance(window_size, (tuple, list)) and len(window_size) == 2
-    if not pair or not all(_is_int(side) for side in window_size):
-        raise TypeError(
-            f"window_size is {window_size!r}; accepted: a pair (left, right) of int, negative for "
-            "no limit"
-        )
-    left, right = (-1 if side >= seqlen_k else side for side in window_size)
-    if left >= 0 and right < 0:
-        right = seqlen_k  # causal limits it to 0 anyway
-    return (None if left < 0 else left, None if right < 0 else right)
-
-
-def _is_int(value: Any) -> bool:
-    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
-
-
-def _triple(out: Any, lse: Any) -> tuple[Any, Any, Any]:
-    """Return what flash-attn returns for return_attn_probs; `lse` is changed in place."""
-    hidden = lse == -math.inf
-    if hasattr(lse, "masked_fill_"):  # torch: indexing would make a tensor of the value
-        lse.masked_fill_(hidden, math.inf)
-    elif hasattr(lse, "at"):  # JAX
-        lse = lse.at[hidden].set(math.inf)
-    else:
-        lse[hidden] = math.inf
-    return out, lse, out[:0].reshape(0)

@@ -10,7 +10,7 @@ import pytest
 from arrays import FRAMEWORKS, max_error, normal, to_float64
 
 import dlattn
-from dlattn import UnsupportedError, flash_attn
+from dlattn import UnsupportedError, _flash_kvcache, flash_attn
 
 # Names and defaults as in flash-attn 2.8.
 COMMON = {
@@ -24,11 +24,44 @@ COMMON = {
     "return_attn_probs": False,
 }
 SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+# That engines leave out the second one, by keyword, gives the later ones a default too.
+LATER = dict.fromkeys(SEQUENCES[1:])
+# vLLM's, behind the rest.
+OF_VLLM = {
+    "seqused_k": None,
+    "out": None,
+    "return_softmax_lse": False,
+    "num_splits": 0,
+    "scheduler_metadata": None,
+    "fa_version": None,
+}
+KVCACHE = {
+    "k": None,
+    "v": None,
+    "rotary_cos": None,
+    "rotary_sin": None,
+    "cache_seqlens": None,
+    "cache_batch_idx": None,
+    "cache_leftpad": None,
+    "block_table": None,
+    "softmax_scale": None,
+    "causal": False,
+    "window_size": (-1, -1),
+    "softcap": 0.0,
+    "rotary_interleaved": True,
+    "alibi_slopes": None,
+    "num_splits": 0,
+    "return_softmax_lse": False,
+}
 SIGNATURES = {
     "flash_attn_func": (("q", "k", "v"), COMMON),
     "flash_attn_qkvpacked_func": (("qkv",), COMMON),
     "flash_attn_kvpacked_func": (("q", "kv"), COMMON),
-    "flash_attn_varlen_func": (("q", "k", "v", *SEQUENCES), {**COMMON, "block_table": None}),
+    "flash_attn_varlen_func": (
+        ("q", "k", "v", "cu_seqlens_q"),
+        {**LATER, **COMMON, "block_table": None},
+    ),
+    "flash_attn_with_kvcache": (("q", "k_cache", "v_cache"), KVCACHE),
     "flash_attn_varlen_qkvpacked_func": (("qkv", "cu_seqlens", "max_seqlen"), COMMON),
     "flash_attn_varlen_kvpacked_func": (("q", "kv", *SEQUENCES), COMMON),
 }
@@ -41,6 +74,11 @@ def test_signature(name):
     if name in ("flash_attn_func", "flash_attn_varlen_func"):  # FlashAttention-3's, behind the rest
         for keyword in ("q_descale", "k_descale", "v_descale", "s_aux"):
             assert parameters.pop(keyword).kind is inspect.Parameter.KEYWORD_ONLY
+    if name == "flash_attn_varlen_func":
+        for keyword, default in OF_VLLM.items():
+            parameter = parameters.pop(keyword)
+            assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+            assert parameter.default == default
     assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters.values())
     assert list(parameters) == [*required, *defaults]
     assert {p.name: p.default for p in parameters.values() if p.default is not p.empty} == defaults
@@ -263,14 +301,14 @@ ARGUMENTS = {"softmax_scale": 0.3, "causal": True, "window_size": (3, 0), "softc
 def with_views(monkeypatch, library, x, call):
     """Call, and tell whether what came in as q, k or v was memory of `x`."""
     pointers = []
-    for name in ("attention", "attention_varlen"):
-        true = getattr(flash_attn, name)
+    for module, name in ((flash_attn, "attention"), (_flash_kvcache, "attention_varlen")):
+        true = getattr(module, name)
 
         def seen(*args, true=true, **options):
             pointers.extend(library.pointer(array) for array in args[:3])
             return true(*args, **options)
 
-        monkeypatch.setattr(flash_attn, name, seen)
+        monkeypatch.setattr(module, name, seen)
     result = call()
     start = library.pointer(x)
     assert len(pointers) == 3
@@ -381,13 +419,6 @@ WRONG = {
         lambda f: f.flash_attn_func(Q, K, V, softmax_scale=-1.0),
         UnsupportedError,
         ("softmax_scale is -1", "accepted"),
-    ),
-    "block_table": (
-        lambda f: f.flash_attn_varlen_func(
-            PACKED[:, 0], PACKED[:, 1], PACKED[:, 2], CU_Q, CU_Q, 9, 9, block_table=CU_Q
-        ),
-        UnsupportedError,
-        ("block_table is of type ndarray", "no paged caches", "accepted: None"),
     ),
     "alibi of float64": (
         lambda f: f.flash_attn_func(Q, K, V, alibi_slopes=np.ones(4)),

@@ -294,7 +294,7 @@ def _flash_forward_into(
     del num_splits  # how the work is shared out
     _check_dense(dropout_p, return_debug_mask)
     if block_table is not None:
-        raise _Refused("block_table is not None: there are no paged caches")
+        raise _Refused("block_table is not None: pages are left to torch")
     options: dict[str, Any] = {
         "causal": is_causal,
         "softmax_scale": scale,

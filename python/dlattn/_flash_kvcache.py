@@ -1,0 +1,244 @@
+"""Keys in a cache for `dlattn.flash_attn`, and what its functions share."""
+
+from __future__ import annotations
+
+import math
+import sys
+from numbers import Integral
+from typing import Any
+
+from dlattn import _views
+from dlattn._attention import attention_varlen, attention_with_kvcache
+from dlattn._errors import UnsupportedError
+
+NO_WINDOW = (-1, -1)
+
+_NAMES = {
+    "seqused_k": "cache_seqlens",
+    "leftpad_k": "cache_leftpad",
+    "page_table": "block_table",
+}
+
+
+def flash_attn_with_kvcache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    k: Any = None,
+    v: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    cache_seqlens: Any = None,
+    cache_batch_idx: Any = None,
+    cache_leftpad: Any = None,
+    block_table: Any = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = NO_WINDOW,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Any = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:
+    """Attention of q over the keys and values in a cache. The module tells the other arguments.
+
+    Args:
+        q: (batch, seqlen_q, num_heads, head_dim).
+        k_cache: (batch, seqlen_cache, num_heads_kv, head_dim), with cache_batch_idx of any batch;
+            with block_table (num_pages, page_size, num_heads_kv, head_dim) of any page_size.
+        v_cache: The same, of head_dim_v.
+        k, v: None: the cache is not written to. Write the new keys and values before the call, and
+            count them in cache_seqlens.
+        rotary_cos, rotary_sin: None: nothing is rotated. rotary_interleaved is ignored.
+        cache_seqlens: int32, (batch,), or an int for all: how many keys each sequence has. None:
+            all that there is room for.
+        cache_batch_idx: int32, (batch,): the entry of the cache of each sequence. Not with
+            block_table.
+        cache_leftpad: int32, (batch,): so many of each sequence's first keys are not seen.
+        block_table: int32, (batch, max_pages): key j of sequence b is row j % page_size of page
+            block_table[b, j // page_size]. What stands behind its last page is not read.
+        num_splits: 1: bits that do not depend on the rest of the batch, as
+            `attention_with_kvcache`'s batch_invariant gives them; which is why one asks flash-attn
+            for one split. Other numbers change no result in flash-attn, and are ignored: the plan
+            tells into how many parts keys are split.
+        return_softmax_lse: Return (out, softmax_lse), (batch, num_heads, seqlen_q).
+
+    Returns:
+        out, (batch, seqlen_q, num_heads, head_dim_v), or the pair.
+    """
+    _append(k, v, rotary_cos, rotary_sin)
+    options = options_of(0.0, causal, softcap, False, return_softmax_lse)
+    options["batch_invariant"] = one_split(num_splits)
+    room = _room(k_cache, "k_cache", block_table)
+    if window_size is not NO_WINDOW:
+        options["window"] = window_of(window_size, causal, room)
+    try:
+        result = attention_with_kvcache(
+            q,
+            k_cache,
+            v_cache,
+            seqused_k=_lengths(cache_seqlens, q, room),
+            page_table=block_table,
+            cache_batch_idx=cache_batch_idx,
+            leftpad_k=cache_leftpad,
+            softmax_scale=softmax_scale,
+            alibi_slopes=alibi_slopes,
+            **options,
+        )
+    except (UnsupportedError, TypeError) as error:
+        _views.rename(error, _NAMES)
+        raise
+    return lse_of_flash(*result) if return_softmax_lse else result
+
+
+def varlen(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: Any,
+    max_seqlen_k: Any,
+    *,
+    seqused_k: Any,
+    block_table: Any,
+    descales: dict[str, Any],
+    **options: Any,
+) -> Any:
+    """`attention_varlen`, with flash-attn's ways to tell the lengths of keys in pages."""
+    if block_table is not None:
+        descales = {}
+        if seqused_k is None and cu_seqlens_k is not None:
+            seqused_k = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
+        cu_seqlens_k = None
+        if isinstance(max_seqlen_k, int):  # engines pass what the model has, which may be more
+            max_seqlen_k = min(max_seqlen_k, _room(k, "k", block_table))
+    try:
+        return attention_varlen(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            seqused_k=seqused_k,
+            page_table=block_table,
+            **descales,
+            **options,
+        )
+    except (UnsupportedError, TypeError) as error:
+        _views.rename(error, {"page_table": "block_table"})
+        raise
+
+
+def _append(k: Any, v: Any, rotary_cos: Any, rotary_sin: Any) -> None:
+    """What comes before attention: the new keys and values go to the cache, q and k are rotated."""
+    for name, value in {"k": k, "v": v}.items():
+        if value is not None:
+            raise UnsupportedError(
+                f"{name} is given, and dlattn does not write to the cache; accepted: None, with "
+                "the new keys and values written before the call and counted in cache_seqlens"
+            )
+    for name, value in {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin}.items():
+        if value is not None:
+            raise UnsupportedError(
+                f"{name} is given, and dlattn does not rotate; accepted: None, with q and the keys "
+                "in the cache rotated before the call"
+            )
+
+
+def _room(cache: Any, name: str, block_table: Any) -> int:
+    """How many keys each sequence has room for; 0 for shapes that will be refused."""
+    shape = _views.shape_of(cache, name)
+    if len(shape) != 4:
+        return 0
+    if block_table is None:
+        return int(shape[1])
+    table = _views.shape_of(block_table, "block_table")
+    return int(table[1] * shape[1]) if len(table) == 2 else 0
+
+
+def _lengths(cache_seqlens: Any, q: Any, room: int) -> Any:
+    """A length for each sequence, as an array of q's library."""
+    if cache_seqlens is not None and not _is_int(cache_seqlens):
+        return cache_seqlens
+    count = room if cache_seqlens is None else int(cache_seqlens)
+    if not 0 <= count <= room:
+        raise UnsupportedError(
+            f"cache_seqlens is {count}; accepted: 0 to {room}, the keys that there is room for, or "
+            "an int32 tensor of shape (batch,)"
+        )
+    batch_size = _views.shape_of(q, "q")[0]
+    library = _views.library_of(q, "q")
+    if library == "torch":
+        torch = sys.modules["torch"]
+        return torch.full((batch_size,), count, dtype=torch.int32, device=q.device)
+    xp: Any = sys.modules.get("jax.numpy" if library == "jax" else library)
+    if not hasattr(xp, "full"):
+        raise TypeError(
+            f"cache_seqlens is {cache_seqlens} with q of type {type(q).__qualname__}; accepted: an "
+            "int32 tensor of shape (batch,)"
+        )
+    return xp.full((batch_size,), count, dtype=xp.int32)
+
+
+def options_of(
+    dropout_p: Any,
+    causal: Any,
+    softcap: Any,
+    return_attn_probs: Any,
+    return_softmax_lse: Any = False,
+) -> dict[str, Any]:
+    """Return the keywords of `attention` for arguments that need no array."""
+    _views.refuse_dropout(dropout_p)
+    _views.check_flag(causal, "causal")
+    _views.check_flag(return_attn_probs, "return_attn_probs")
+    _views.check_flag(return_softmax_lse, "return_softmax_lse")
+    if isinstance(softcap, (int, float)) and softcap <= 0:
+        softcap = 0.0
+    with_lse = return_attn_probs or return_softmax_lse
+    return {"causal": causal, "softcap": softcap, "return_lse": with_lse}
+
+
+def one_split(num_splits: Any) -> bool:
+    """Whether the caller asks for the keys in one part: for bits that the batch does not change."""
+    if not _is_int(num_splits):
+        raise TypeError(f"num_splits is of type {type(num_splits).__qualname__}; accepted: an int")
+    return bool(num_splits == 1)
+
+
+def window_of(window_size: Any, causal: bool, seqlen_k: int) -> tuple[int | None, int | None]:
+    """Return attention's `window` for flash-attn's, as its host code settles the two sides."""
+    pair = isinstance(window_size, (tuple, list)) and len(window_size) == 2
+    if not pair or not all(_is_int(side) for side in window_size):
+        raise TypeError(
+            f"window_size is {window_size!r}; accepted: a pair (left, right) of int, negative for "
+            "no limit"
+        )
+    left, right = (-1 if side >= seqlen_k else side for side in window_size)
+    if left >= 0 and right < 0:
+        right = seqlen_k  # causal limits it to 0 anyway
+    return (None if left < 0 else left, None if right < 0 else right)
+
+
+def _is_int(value: Any) -> bool:
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+
+
+def triple(out: Any, lse: Any) -> tuple[Any, Any, Any]:
+    """Return what flash-attn returns for return_attn_probs; `lse` is changed in place."""
+    return (*lse_of_flash(out, lse), out[:0].reshape(0))
+
+
+def lse_of_flash(out: Any, lse: Any) -> tuple[Any, Any]:
+    """`out`, and `lse` changed in place: +inf where a query sees no key."""
+    hidden = lse == -math.inf
+    if hasattr(lse, "masked_fill_"):  # torch: indexing would make a tensor of the value
+        lse.masked_fill_(hidden, math.inf)
+    elif hasattr(lse, "at"):  # JAX
+        lse = lse.at[hidden].set(math.inf)
+    else:
+        lse[hidden] = math.inf
+    return out, lse
