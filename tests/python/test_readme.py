@@ -131,6 +131,39 @@ def test_float8_example() -> None:
     assert max_error(out, expected[0]) <= bound.out
 
 
+def test_kvcache_examples() -> None:
+    """Each sequence of docs/kvcache.md against its keys, gathered here by hand."""
+    pytest.importorskip("torch")
+    scope: dict[str, Any] = {}
+
+    def run(name: str) -> None:
+        scope.clear()
+        exec(compile(example(name)[0], f"example {name}", "exec"), scope)
+
+    def check(out: Any, q: Any, *kv: Any, dtype: str = "float32", **options: Any) -> None:
+        expected = attention_reference(q, *kv, **options)
+        bound = error_bound(q, *kv, dtype=dtype, expected=expected, **options)
+        assert max_error(out, expected[0]) <= bound.out
+
+    run("kvcache_pages")
+    for b, (pages, length) in enumerate((([7, 31], 20), ([2], 3))):
+        caches = (scope[name][pages].flatten(0, 1) for name in ("k_cache", "v_cache"))
+        own = (x[None, :length] for x in caches)
+        check(scope["out"][b : b + 1], scope["q"][b : b + 1], *own, dtype="bfloat16")
+
+    run("kvcache_drafts")
+    own = (scope[name][:, :36] for name in ("k_cache", "v_cache"))
+    tree = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]], bool)
+    np.testing.assert_array_equal(scope["mask"][0, 0, :, 32:], tree)
+    check(scope["out"], scope["q"], *own, mask=scope["mask"])
+
+    run("kvcache_varlen")
+    for rows, pages, length in ((slice(20), [4, 1, 6], 41), (slice(20, 21), [2], 5)):
+        caches = (scope[x][pages].reshape(-1, 2, 64) for x in ("k_cache", "v_cache"))
+        own = (x[None, :length] for x in caches)
+        check(scope["out"][None, rows], scope["q"][None, rows], *own, causal=True)
+
+
 def relative_error(out: Any, expected: Any) -> float:
     difference = np.asarray(out, np.float64) - expected
     return float(np.linalg.norm(difference) / np.linalg.norm(expected))
