@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlattn._append import append_kv
 from dlattn._api import info, merge_states
+from dlattn._append import append_kv
 from dlattn._attention import attention, attention_varlen, attention_with_kvcache
 from dlattn._core import __version__
 from dlattn._errors import DeviceError, UnsupportedError

@@ -84,9 +84,9 @@ def append_kv(
     x / scale, to the nearest number, of two the even one: saturated to -128 and 127, or 448; NaN is
     0 in int8 and NaN in float8_e4m3fn. What is not rotated keeps its bits in a cache of k's dtype.
 
-    On a GPU values in the lists cannot be refused. A row whose sequence, position, page, entry, slot
-    or row of the tables does not exist is skipped, and nothing is written elsewhere; a row of q
-    that has none of the tables' is not written. On the CPU they are refused before anything is
+    On a GPU values in the lists cannot be refused. A row whose sequence, position, page, entry,
+    slot or row of the tables does not exist is skipped, and nothing is written elsewhere; a row of
+    q that has none of the tables' is not written. On the CPU they are refused before anything is
     written. Of rows that go to the same place any one is stored, of k and v not necessarily the
     same. What no row goes to stays as it is.
 

@@ -9,7 +9,7 @@ namespace dlattn::core {
 void validate(const AttentionParams& params);
 void validate(const MergeParams& params);
 void validate(const QuantizeParams& params);
-void validate(const AppendParams& params);  // validate_append.cpp
+void validate(const AppendParams& params);          // validate_append.cpp
 void validate_sizes(const QuantizeParams& params);  // what quantized_kv_bytes() reads
 
 }  // namespace dlattn::core

@@ -42,8 +42,15 @@ _ENUMS = {
     "float8_e4m3fn": "kFloat8E4M3",
     "int8": "kInt8",
 }
-_PARAMS = {"forward": "AttentionParams", "merge": "MergeParams", "quantize": "QuantizeTask"}
-_MERGED = ("float16", "bfloat16", "float32")
+_PARAMS = {
+    "forward": "AttentionParams",
+    "merge": "MergeParams",
+    "quantize": "QuantizeTask",
+    "append": "AppendParams",
+}
+# Operations of one family, whose kernels take any head dims, in these dtypes.
+_ANY_DIMS = {"merge": "row_per_warp", "append": "token_rows"}
+_ANY_DIMS_DTYPES = ("float16", "bfloat16", "float32")
 # Tile shapes of the families that have several, in the traits' order, each with the tiles it has.
 _ALL = range(1, 257)
 _MODS = ("", "computed", "loaded")  # of sm90
@@ -74,7 +81,8 @@ _TWINS = {
     **{("sm90_fp8", variant): "varlen" for variant in ("", "scaled")},
 }
 _KERNEL = re.compile(
-    r"_ZN6dlattn\d+(sm90|sm90_fp8|wmma8|[a-z_]+?)(?:12row_per_warp)?(?:6|\d\d(split|general|persistent|int8|combine)_)"
+    r"_ZN6dlattn\d+(sm90|sm90_fp8|wmma8|[a-z_]+?)(?:12row_per_warp|10token_rows)?"
+    r"(?:6|\d\d(split|general|persistent|int8|combine)_)"
     r"kernelI(6__half|13__nv_bfloat16|f)?"
     r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:Lb([01])E)?"
     r"(?:LNS0_8ScoreModE([0-2])ELb([01])E)?(?:LNS_9PrecisionE(\d)E)?EEv\w+"
@@ -169,7 +177,7 @@ def names(family: str, variant: str) -> list[str]:
 
 
 def expected_kernels() -> list[str]:
-    merges = [kernel_name("merge", dtype, None) for dtype in _MERGED]
+    any_dims = [kernel_name(name, d, None) for name in _ANY_DIMS for d in _ANY_DIMS_DTYPES]
     forward = [
         kernel_name(*instance, name)
         for instance in instances()
@@ -183,7 +191,7 @@ def expected_kernels() -> list[str]:
         for variant in ("int8", "fp8", "fp8_queries", "int8_fp16")
     ]
     of_halves = [name.replace(_INT8, _INT8_FP16) for name in forward if name.startswith(_INT8)]
-    return forward + of_halves + merges + quantizes
+    return forward + of_halves + any_dims + quantizes
 
 
 def name_of(symbol: str) -> str | None:
@@ -255,11 +263,15 @@ def compile_instances(
         source.write_text(_instantiation(template, "forward", family, dtype, tile))
         sources[source] = source.with_suffix(".cubin")
     if wanted is None:
-        merge = folder / "merge.cu"
-        merge.write_text(
-            "".join(_instantiation(template, "merge", "row_per_warp", d, 0) for d in _MERGED)
-        )
-        sources[merge] = merge.with_suffix(".cubin")
+        for operation, family in _ANY_DIMS.items():
+            source = folder / f"{operation}.cu"
+            source.write_text(
+                "".join(
+                    _instantiation(template, operation, family, dtype, 0)
+                    for dtype in _ANY_DIMS_DTYPES
+                )
+            )
+            sources[source] = source.with_suffix(".cubin")
         quantize = folder / "quantize.cu"
         quantize.write_text(
             "".join(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dlattn
-from dlattn import UnsupportedError, append_kv
+from dlattn import append_kv
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 DTYPES = {
@@ -372,7 +372,7 @@ def test_rows_of_no_sequence_are_skipped() -> None:
 
 
 def test_strided_tensors() -> None:
-    """K and V of a token in one row, of a cache of which they are slices; k, v and q of one tensor."""
+    """K and V of a token side by side in one cache; k, v and q slices of one tensor."""
     problem = Problem(head_dim_v=16, rotary_dim=16, with_q=True, where="pages")
     pages, rows = problem.sizes
     both = poisoned((rows, pages, 2, 2, 20), np.float16)

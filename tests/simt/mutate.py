@@ -51,6 +51,7 @@ FAMILIES = {
     "sm90_fp8_scaled": "forward/sm90_fp8/kernel.cuh",
     "merge": "merge/row_per_warp/kernel.cuh",
     "quantize": "quantize/key_blocks/kernel.cuh",
+    "append": "append/token_rows/kernel.cuh",
 }
 TIMEOUT_S = 300
 
