@@ -20,6 +20,7 @@ static_assert(DLATTN_FLOAT32 == static_cast<int>(DType::kFloat32));
 static_assert(DLATTN_FLOAT64 == static_cast<int>(DType::kFloat64));
 static_assert(DLATTN_FLOAT8_E4M3 == static_cast<int>(DType::kFloat8E4M3));
 static_assert(DLATTN_FLOAT8_E4M3 == kNumDTypes - 1);
+static_assert(DLATTN_INT8 == static_cast<int>(DType::kInt8));
 static_assert(DLATTN_CPU == static_cast<int>(DeviceType::kCpu));
 static_assert(DLATTN_CUDA == static_cast<int>(DeviceType::kCuda));
 static_assert(DLATTN_NOT_CAUSAL == static_cast<int>(Causal::kNone));
@@ -149,6 +150,21 @@ BasicTensorView<T> view(const char* name, const DlattnTensor& tensor) {
   return made;
 }
 
+// Of a cache, which may have another dtype besides.
+MutableTensorView cache_view(const char* name, DlattnTensor tensor) {
+  const std::int32_t dtype = tensor.dtype;
+  if (dtype < 0 || dtype > DLATTN_INT8) {
+    fail(name, ": dtype is ", dtype, "; accepted: 0 to ", DLATTN_FLOAT8_E4M3,
+         " (DLATTN_FLOAT16, DLATTN_BFLOAT16, DLATTN_FLOAT32, DLATTN_FLOAT64, DLATTN_FLOAT8_E4M3) "
+         "or ",
+         DLATTN_INT8, " (DLATTN_INT8)");
+  }
+  tensor.dtype = 0;  // which view() takes
+  MutableTensorView made = view<void>(name, tensor);
+  made.dtype = static_cast<DType>(dtype);
+  return made;
+}
+
 // Of bias and mask, whose columns have a stride.
 template <typename T>
 BasicTensorView<T> score_view(const char* name, const DlattnTensor& tensor) {
@@ -247,6 +263,47 @@ QuantizeParams params_of(const DlattnQuantize* given) {
   p.seqused_k = q.seqused_k;
   p.total_k = q.total_k;
   p.quantized_kv = q.quantized_kv;
+  return p;
+}
+
+AppendParams params_of(const DlattnAppend* given) {
+  const DlattnAppend a = taken("DlattnAppend", given);
+  if (a.reserved != 0) fail("reserved is ", a.reserved, "; accepted: 0");
+  AppendParams p;
+  p.k = view<const void>("k", a.k);
+  p.v = view<const void>("v", a.v);
+  p.k_cache = cache_view("k_cache", a.k_cache);
+  p.v_cache = cache_view("v_cache", a.v_cache);
+  p.q = view<const void>("q", a.q);
+  p.q_out = view<void>("q_out", a.q_out);
+  p.device = device_of(a.device_type, a.device_index);
+  p.batch_size = a.batch_size;
+  p.seqlen_new = a.seqlen_new;
+  p.num_heads = a.num_heads;
+  p.num_heads_kv = a.num_heads_kv;
+  p.head_dim = a.head_dim;
+  p.head_dim_v = a.head_dim_v;
+  p.cu_seqlens_q = a.cu_seqlens_q;
+  p.total_new = a.total_new;
+  p.seqused_k = a.seqused_k;
+  p.seqlen_k = a.seqlen_k;
+  p.cache_batch_size = a.cache_batch_size;
+  p.cache_batch_idx = a.cache_batch_idx;
+  p.page_table.data = a.page_table;
+  p.page_table.batch_stride = a.page_table_batch_stride;
+  p.page_size = a.page_size;
+  p.num_pages = a.num_pages;
+  p.slots = a.slots;
+  if (a.slot_bytes != 0) p.slot_bytes = a.slot_bytes;
+  p.rotary_cos = view<const void>("rotary_cos", a.rotary_cos);
+  p.rotary_sin = view<const void>("rotary_sin", a.rotary_sin);
+  p.rotary_positions = a.rotary_positions;
+  p.rotary_dim = a.rotary_dim;
+  p.rotary_interleaved = flag("rotary_interleaved", a.rotary_interleaved);
+  p.q_fixed_position = flag("q_fixed_position", a.q_fixed_position);
+  p.leftpad_k = a.leftpad_k;
+  p.k_scale = view<const float>("k_scale", a.k_scale);
+  p.v_scale = view<const float>("v_scale", a.v_scale);
   return p;
 }
 
@@ -374,6 +431,13 @@ int32_t dlattn_quantized_kv_bytes(const DlattnQuantize* params, int64_t* bytes) 
 
 int32_t dlattn_quantize_kv(const DlattnQuantize* params, void* stream) {
   return guarded([&] { quantize_kv(params_of(params), stream); });
+}
+
+int32_t dlattn_append_kv(const DlattnAppend* params, void* stream, const DlattnOptions* options) {
+  return guarded([&] {
+    const TakenOptions taken(options);
+    append_kv(params_of(params), stream, taken.options.poll);
+  });
 }
 
 int32_t dlattn_device_count(int32_t* count, char* why, size_t why_bytes) {

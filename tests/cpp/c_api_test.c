@@ -400,6 +400,48 @@ static void precisions(void) {
   }
 }
 
+/* Two rows behind the one that is there; the rest of the cache stays. */
+static void appends(void) {
+  float k[2 * 4], v[2 * 4], k_cache[5 * 4], v_cache[5 * 4];
+  const int32_t used[1] = {1};
+  DlattnAppend a = {.struct_size = sizeof a};
+  int i;
+  for (i = 0; i < 8; ++i) {
+    k[i] = (float)random_number() + 0.5f;
+    v[i] = (float)random_number() - 0.5f;
+  }
+  for (i = 0; i < 20; ++i) k_cache[i] = v_cache[i] = 7.0f;
+  a.k.data = k;
+  a.v.data = v;
+  a.k_cache.data = k_cache;
+  a.v_cache.data = v_cache;
+  a.k.row_stride = a.v.row_stride = a.k_cache.row_stride = a.v_cache.row_stride = 4;
+  a.k.dtype = a.v.dtype = a.k_cache.dtype = a.v_cache.dtype = DLATTN_FLOAT32;
+  a.batch_size = a.num_heads_kv = 1;
+  a.seqlen_new = 2;
+  a.seqlen_k = 5;
+  a.head_dim = a.head_dim_v = 4;
+  a.seqused_k = used;
+  CHECK(dlattn_append_kv(&a, NULL, NULL) == DLATTN_OK);
+  CHECK(memcmp(k_cache + 4, k, sizeof k) == 0 && memcmp(v_cache + 4, v, sizeof v) == 0);
+  for (i = 0; i < 20; ++i) CHECK((i >= 4 && i < 12) || (k_cache[i] == 7.0f && v_cache[i] == 7.0f));
+  a.k_cache.dtype = 6;
+  CHECK_REFUSED(dlattn_append_kv(&a, NULL, NULL),
+                "k_cache: dtype is 6; accepted: 0 to 4 (DLATTN_FLOAT16, DLATTN_BFLOAT16, "
+                "DLATTN_FLOAT32, DLATTN_FLOAT64, DLATTN_FLOAT8_E4M3) or 5 (DLATTN_INT8)");
+  a.k_cache.dtype = DLATTN_INT8;
+  CHECK_REFUSED(dlattn_append_kv(&a, NULL, NULL),
+                "v_cache: dtype is float32; accepted: int8, that of k_cache");
+  a.rotary_interleaved = 2;
+  CHECK_REFUSED(dlattn_append_kv(&a, NULL, NULL), "rotary_interleaved is 2; accepted: 0 or 1");
+  a.rotary_interleaved = 0;
+  a.q_fixed_position = -1;
+  CHECK_REFUSED(dlattn_append_kv(&a, NULL, NULL), "q_fixed_position is -1; accepted: 0 or 1");
+  a.reserved = 1;
+  CHECK_REFUSED(dlattn_append_kv(&a, NULL, NULL), "reserved is 1; accepted: 0");
+  CHECK_REFUSED(dlattn_append_kv(NULL, NULL, NULL), "DlattnAppend is null");
+}
+
 /* Attention over two halves of the keys, merged. */
 static void merges(void) {
   DlattnAttention a = problem(DLATTN_FLOAT32, 0), half[2];
@@ -656,6 +698,7 @@ int main(void) {
   features();
   variable_length();
   precisions();
+  appends();
   merges();
   versions_of_structs();
   plans();

@@ -73,6 +73,7 @@ DTYPES = {
     "float16": CONSTANTS["DLATTN_FLOAT16"],
     "float32": CONSTANTS["DLATTN_FLOAT32"],
     "float64": CONSTANTS["DLATTN_FLOAT64"],
+    "int8": CONSTANTS["DLATTN_INT8"],
 }
 
 
@@ -272,6 +273,71 @@ def test_keys_in_a_cache(paged: bool) -> None:
     )
 
 
+@pytest.mark.parametrize("cache_dtype", ["float16", "int8"])
+@pytest.mark.parametrize("where", ["rows", "pages", "slots"])
+def test_append(cache_dtype: str, where: str) -> None:
+    """The bits of Python's, with every field that tells where rows go, and rotation."""
+    random = np.random.default_rng(11)
+    total, dims = 7, ("row", "head", "col")
+    k, v, q = (random.normal(0.4, 1.5, (total, h, 32)).astype(np.float16) for h in (2, 2, 4))
+    tables = [random.normal(0, 0.7, (12, 8)).astype(np.float32) for _ in "cs"]
+    offsets, used = np.array([0, 4, 7], np.int32), np.array([5, 2], np.int32)
+    leftpad = np.array([1, 3], np.int32)
+    params = make(
+        "DlattnAppend",
+        **{n: tensor(x, *dims) for n, x in {"k": k, "v": v, "q": q}.items()},
+        rotary_cos=tensor(tables[0], "row", "col"),
+        rotary_sin=tensor(tables[1], "row", "col"),
+        batch_size=2,
+        num_heads=4,
+        num_heads_kv=2,
+        head_dim=32,
+        head_dim_v=32,
+        total_new=total,
+        rotary_positions=12,
+        rotary_dim=16,
+        rotary_interleaved=1,
+        q_fixed_position=1,
+    )
+    options: dict[str, Any] = {"cu_seqlens_q": offsets, "seqused_k": used, "leftpad_k": leftpad}
+    shape = (5, 12) if where == "rows" else (9, 3)
+    if where == "rows":
+        options["cache_batch_idx"] = np.array([4, 1], np.int32)
+        params.cache_batch_size, params.seqlen_k = shape
+    else:
+        params.num_pages, params.page_size = shape
+    if where == "pages":
+        options["page_table"] = np.array([[8, 0, 3, 7], [1, 6, -1, -1]], np.int32)
+        params.page_table_batch_stride, params.seqlen_k = 4, 12
+    if where == "slots":
+        options["slots"] = np.array([3, -1, 26, 0, 7, 8, 9], np.int32)
+        params.slot_bytes = 4
+    for name, array in options.items():
+        setattr(params, name, array.ctypes.data)
+    caches = [np.full((*shape, 2, 32), 3, cache_dtype) for _ in "kv"]
+    params.k_cache, params.v_cache = (tensor(x, *BSHD) for x in caches)
+    if cache_dtype == "int8":
+        scales = [random.uniform(0.02, 0.05, (2, 2)).astype(np.float32) for _ in "kv"]
+        params.k_scale, params.v_scale = (tensor(x, "batch", "head") for x in scales)
+        options |= {"k_scale": scales[0], "v_scale": scales[1]}
+    out = np.full_like(q, np.nan)
+    params.q_out = tensor(out, *dims)
+    assert LIBRARY.dlattn_append_kv(ctypes.byref(params), None, None) == 0, last_error()
+    same = [np.full_like(cache, 3) for cache in caches]
+    expected = dlattn.append_kv(
+        *(k, v, *same),
+        q=q,
+        rotary_cos=tables[0],
+        rotary_sin=tables[1],
+        rotary_interleaved=True,
+        q_fixed_position=True,
+        **options,
+    )
+    for got, want in zip((*caches, out), (*same, expected), strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert not (caches[0] == 3).all() and not (caches[1] == 3).all()
+
+
 def test_a_device_that_there_is_not() -> None:
     k = np.zeros((1, 2, 1, 64), np.float32)
     half = k.astype(np.float16)
@@ -287,7 +353,14 @@ def test_a_device_that_there_is_not() -> None:
         setattr(task, name, 1)
     task.seqlen_k, task.head_dim, task.head_dim_v = 2, 64, 64
     attention = problem(k, k, k, out, lse)
+    caches, used = np.zeros((2, 1, 4, 1, 64), np.float32), np.zeros(1, np.int32)
+    append = make("DlattnAppend", k=tensor(k, *BSHD), v=tensor(k, *BSHD), seqlen_new=2, seqlen_k=4)
+    append.k_cache, append.v_cache = (tensor(x, *BSHD) for x in caches)
+    append.seqused_k = used.ctypes.data
+    append.batch_size = append.num_heads_kv = 1
+    append.head_dim = append.head_dim_v = 64
     for struct, call in (
+        (append, lambda s: LIBRARY.dlattn_append_kv(s, None, None)),
         (attention, lambda s: LIBRARY.dlattn_attention(s, None, None)),
         (merge, lambda s: LIBRARY.dlattn_merge_states(s, None, None)),
         (task, lambda s: LIBRARY.dlattn_quantize_kv(s, None)),
@@ -374,6 +447,7 @@ def test_structs_are_as_the_library_has_them() -> None:
         "DlattnAttention": lambda s: LIBRARY.dlattn_attention(s, None, None),
         "DlattnMerge": lambda s: LIBRARY.dlattn_merge_states(s, None, None),
         "DlattnQuantize": lambda s: LIBRARY.dlattn_quantize_kv(s, None),
+        "DlattnAppend": lambda s: LIBRARY.dlattn_append_kv(s, None, None),
         "DlattnOptions": lambda s: LIBRARY.dlattn_attention(None, None, s),
         "DlattnDeviceInfo": lambda s: LIBRARY.dlattn_device_info(0, 0, s),
     }

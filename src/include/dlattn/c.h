@@ -11,8 +11,8 @@
 //
 // Every function that returns int32_t returns DLATTN_OK or what went wrong, and dlattn_last_error()
 // has it in words that name the argument, the value got and what is accepted. No C++ exception
-// leaves the library. All functions are thread-safe. forward.h, merge.h and quantize.h, the C++
-// API's headers, tell what is accepted and computed; the names are the same.
+// leaves the library. All functions are thread-safe. forward.h, merge.h, quantize.h and append.h,
+// the C++ API's headers, tell what is accepted and computed; the names are the same.
 
 #include <stddef.h>
 #include <stdint.h>
@@ -39,7 +39,8 @@ enum {
   DLATTN_BFLOAT16 = 1,
   DLATTN_FLOAT32 = 2,
   DLATTN_FLOAT64 = 3,  // on the CPU
-  DLATTN_FLOAT8_E4M3 = 4
+  DLATTN_FLOAT8_E4M3 = 4,
+  DLATTN_INT8 = 5  // of the caches of DlattnAppend alone
 };
 
 enum { DLATTN_CPU = 0, DLATTN_CUDA = 1 };  // device_type
@@ -55,8 +56,8 @@ enum { DLATTN_INPUTS = 0, DLATTN_INT8_FP8 = 1, DLATTN_FP8 = 2, DLATTN_INT8_FP16 
 // A tensor in the memory of a problem's device; data is null for one that is not given. Inputs are
 // not written. Strides count elements; 0 broadcasts an input. Those of dimensions that a tensor
 // does not have are not read, nor is col_stride but of bias and mask: the last dimension of the
-// others is contiguous. dtype is read of q, k, v, out, outs and bias; the others are of the type
-// that their comment names. This struct never grows.
+// others is contiguous. dtype is read of q, k, v, out, outs, bias, caches and rotary tables; the
+// others are of the type that their comment names. This struct never grows.
 typedef struct {
   void* data;
   int64_t batch_stride;
@@ -207,6 +208,54 @@ typedef struct {
   void* quantized_kv;
 } DlattnQuantize;
 
+// New keys and values to be written into a cache, with rotary embedding; dlattn_append_kv().
+typedef struct {
+  size_t struct_size;
+  int32_t device_type;
+  int32_t device_index;
+  DlattnTensor k;        // [batch_size, seqlen_new, num_heads_kv, head_dim]
+  DlattnTensor v;        // [batch_size, seqlen_new, num_heads_kv, head_dim_v]
+  DlattnTensor k_cache;  // [cache_batch_size, seqlen_k, num_heads_kv, .], or [num_pages, page_size,
+  DlattnTensor v_cache;  // num_heads_kv, .]. Of k's dtype, DLATTN_INT8 or DLATTN_FLOAT8_E4M3
+  DlattnTensor q;        // [batch_size, seqlen_new, num_heads, head_dim]; null: none
+  DlattnTensor q_out;    // as q, or q itself
+  int64_t batch_size;
+  int64_t seqlen_new;
+  int64_t num_heads;
+  int64_t num_heads_kv;
+  int64_t head_dim;
+  int64_t head_dim_v;
+
+  // Variable length: k, v, q and q_out are [total_new, heads, .]. Null: fixed length.
+  const int32_t* cu_seqlens_q;  // [batch_size + 1]
+  int64_t total_new;
+
+  // Where rows go: behind the keys that are there, or to slots, page * page_size + row, -1 for
+  // none.
+  const int32_t* seqused_k;        // [batch_size], keys before the call
+  int64_t seqlen_k;                // the most keys that a sequence can have; not with slots
+  int64_t cache_batch_size;        // with cache_batch_idx; without: batch_size
+  const int32_t* cache_batch_idx;  // [batch_size]; null: each its own entry
+  const int32_t* page_table;       // [batch_size, ceil(seqlen_k / page_size)]; null: no pages
+  int64_t page_table_batch_stride;
+  int64_t page_size;
+  int64_t num_pages;
+  const void* slots;   // [batch_size, seqlen_new] or [total_new]; null: none
+  int32_t slot_bytes;  // 0 or 8: int64; 4: int32
+
+  int32_t rotary_interleaved;  // 1: pairs are columns 2j and 2j + 1; 0: j and j + rotary_dim / 2
+  DlattnTensor rotary_cos;  // [rotary_positions, rotary_dim / 2], of k's dtype or float; null: none
+  DlattnTensor rotary_sin;  // the same
+  int64_t rotary_positions;
+  int64_t rotary_dim;
+  const int32_t* leftpad_k;  // [batch_size]; null: none
+  int32_t q_fixed_position;  // 1: q's rows are rotated as row 0
+  int32_t reserved;          // 0
+
+  DlattnTensor k_scale;  // float [batch_size, num_heads_kv], of 8-bit caches; null: none
+  DlattnTensor v_scale;  // the same
+} DlattnAppend;
+
 // The library writes the fields that struct_size covers.
 typedef struct {
   size_t struct_size;
@@ -253,6 +302,9 @@ DLATTN_API int32_t dlattn_merge_states(const DlattnMerge* params, void* stream,
 // Reads sizes, precision and whether there are cu_seqlens_k, and nothing else.
 DLATTN_API int32_t dlattn_quantized_kv_bytes(const DlattnQuantize* params, int64_t* bytes);
 DLATTN_API int32_t dlattn_quantize_kv(const DlattnQuantize* params, void* stream);
+// Of the options poll alone is read.
+DLATTN_API int32_t dlattn_append_kv(const DlattnAppend* params, void* stream,
+                                    const DlattnOptions* options);
 
 // GPUs; 0 where there is no GPU, no driver or no CUDA in this build, and why is told in `why`.
 DLATTN_API int32_t dlattn_device_count(int32_t* count, char* why, size_t why_bytes);
