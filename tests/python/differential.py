@@ -58,6 +58,8 @@ KERNELS = {
         "wmma:packed",
         "wmma_smem",
         "wmma_qk",
+        "decode:rows16",
+        "decode:rows32",
         "sm90",
     ),
 }

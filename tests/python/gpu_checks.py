@@ -25,7 +25,15 @@ SERVED = [
     ("scalar", "float32"),
     *(
         (kernel, dtype)
-        for kernel in ("scalar", "wmma_qk", "wmma_smem", "wmma", "wmma:split", "wmma:general")
+        for kernel in (
+            "scalar",
+            "wmma_qk",
+            "wmma_smem",
+            "wmma",
+            "wmma:split",
+            "wmma:general",
+            "decode",
+        )
         for dtype in HALF
     ),
     *(("sm90", dtype) for dtype in HALF if HOPPER),

@@ -98,7 +98,7 @@ def test_batch_invariant_of_another_type(function):
 KERNELS = [
     *("auto", "scalar", "wmma_qk", "wmma_smem"),
     *("wmma", "wmma:wide", "wmma:narrow", "wmma:split", "wmma:pipelined"),
-    *("wmma:general", "sm90"),
+    *("wmma:general", "decode", "sm90"),
 ]
 GPU_LENGTHS = [(1, 300), (17, 17), (300, 511), (511, 300), (64, 1024), (1, 1), (130, 129)]
 GPU_OPTIONS = {

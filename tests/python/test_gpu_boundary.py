@@ -19,7 +19,7 @@ from dlattn.reference import merge_states_reference
 pytestmark = pytest.mark.gpu
 
 HALF_SECOND = 1_000_000_000  # clock cycles, about
-KERNELS = ("auto", "scalar", "wmma_qk", "wmma_smem", "wmma", "sm90")
+KERNELS = ("auto", "scalar", "wmma_qk", "wmma_smem", "wmma", "decode", "sm90")
 MISSION = {"batch": 1, "seqlen_q": 512, "seqlen_k": 512, "num_heads": 8, "num_heads_kv": 8,
            "head_dim": 64}  # fmt: skip
 

@@ -40,6 +40,8 @@ KERNELS = [
             ("wmma:split", 128),
             ("wmma:general", 60),
             ("wmma:general", 256),
+            ("decode:rows16", 64),
+            ("decode:rows32", 128),
             ("auto", 128),
         )
     ),
