@@ -8,8 +8,10 @@ from numbers import Integral
 from typing import Any
 
 from dlattn import _views
+from dlattn._append import append_kv
 from dlattn._attention import attention_varlen, attention_with_kvcache
 from dlattn._errors import UnsupportedError
+from dlattn._plan import supported
 
 NO_WINDOW = (-1, -1)
 
@@ -48,11 +50,15 @@ def flash_attn_with_kvcache(
         k_cache: (batch, seqlen_cache, num_heads_kv, head_dim), with cache_batch_idx of any batch;
             with block_table (num_pages, page_size, num_heads_kv, head_dim) of any page_size.
         v_cache: The same, of head_dim_v.
-        k, v: None: the cache is not written to. Write the new keys and values before the call, and
-            count them in cache_seqlens.
-        rotary_cos, rotary_sin: None: nothing is rotated. rotary_interleaved is ignored.
-        cache_seqlens: int32, (batch,), or an int for all: how many keys each sequence has. None:
-            all that there is room for.
+        k, v: (batch, seqlen_new, num_heads_kv, .): new keys and values, which are written to the
+            caches behind each sequence's keys and attended to. A call that is refused writes
+            nothing. None: the caches are not written to.
+        rotary_cos, rotary_sin: (positions, rotary_dim / 2), with k and v alone: q and k are rotated
+            as `append_kv` tells, by their positions in the cache. Without causal and window all
+            queries of a sequence have the position of its first new key, as in flash-attn.
+        rotary_interleaved: Whether columns 2j and 2j + 1 are a pair, else j and j + rotary_dim / 2.
+        cache_seqlens: int32, (batch,), or an int for all: how many keys each sequence has, before
+            those of k. None: all that there is room for; not with k.
         cache_batch_idx: int32, (batch,): the entry of the cache of each sequence. Not with
             block_table.
         cache_leftpad: int32, (batch,): so many of each sequence's first keys are not seen.
@@ -67,25 +73,38 @@ def flash_attn_with_kvcache(
     Returns:
         out, (batch, seqlen_q, num_heads, head_dim_v), or the pair.
     """
-    _append(k, v, rotary_cos, rotary_sin)
     options = options_of(0.0, causal, softcap, False, return_softmax_lse)
     options["batch_invariant"] = one_split(num_splits)
+    options |= {"softmax_scale": softmax_scale, "alibi_slopes": alibi_slopes}
     room = _room(k_cache, "k_cache", block_table)
     if window_size is not NO_WINDOW:
         options["window"] = window_of(window_size, causal, room)
+    where = {"page_table": block_table, "cache_batch_idx": cache_batch_idx}
+    rotary = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
     try:
-        result = attention_with_kvcache(
-            q,
-            k_cache,
-            v_cache,
-            seqused_k=_lengths(cache_seqlens, q, room),
-            page_table=block_table,
-            cache_batch_idx=cache_batch_idx,
-            leftpad_k=cache_leftpad,
-            softmax_scale=softmax_scale,
-            alibi_slopes=alibi_slopes,
-            **options,
-        )
+        if k is None:
+            _refuse_alone(v=v, **rotary)
+            lengths = _lengths(cache_seqlens, q, room)
+        else:
+            before, lengths = _lengths_of_append(cache_seqlens, k, q, room)
+        options |= {**where, "seqused_k": lengths, "leftpad_k": cache_leftpad}
+        # A call that attention would refuse is left to it, before anything is written.
+        if k is not None and supported(q, k_cache, v_cache, **options):
+            fixed = not causal and options.get("window", (None, None)) == (None, None)
+            rotated = append_kv(
+                k,
+                v,
+                k_cache,
+                v_cache,
+                seqused_k=before,
+                q=None if rotary_cos is None else q,
+                rotary_interleaved=rotary_interleaved,
+                q_fixed_position=fixed and rotary_cos is not None,
+                **where,
+                **rotary,
+            )
+            q = q if rotated is None else rotated
+        result = attention_with_kvcache(q, k_cache, v_cache, **options)
     except (UnsupportedError, TypeError) as error:
         _views.rename(error, _NAMES)
         raise
@@ -133,20 +152,32 @@ def varlen(
         raise
 
 
-def _append(k: Any, v: Any, rotary_cos: Any, rotary_sin: Any) -> None:
-    """What comes before attention: the new keys and values go to the cache, q and k are rotated."""
-    for name, value in {"k": k, "v": v}.items():
+def _refuse_alone(**arguments: Any) -> None:
+    """Refuse what comes with new keys only."""
+    for name, value in arguments.items():
         if value is not None:
+            raise UnsupportedError(f"{name} is given and k is None; accepted: both, or neither")
+
+
+def _lengths_of_append(cache_seqlens: Any, k: Any, q: Any, room: int) -> tuple[Any, Any]:
+    """The lengths before and after the rows of k are appended."""
+    if cache_seqlens is None:
+        raise UnsupportedError(
+            "cache_seqlens is None and k is given; accepted: an int32 tensor of shape (batch,), or "
+            "an int, as k is written behind the keys that it counts"
+        )
+    shape = _views.shape_of(k, "k")
+    of_q = _views.shape_of(q, "q")
+    count = 0
+    if len(shape) == len(of_q) == 4:  # others are refused later on
+        if shape[0] != of_q[0]:
             raise UnsupportedError(
-                f"{name} is given, and dlattn does not write to the cache; accepted: None, with "
-                "the new keys and values written before the call and counted in cache_seqlens"
+                f"k: batch is {shape[0]}, shape {shape}; accepted: {of_q[0]}, that of q"
             )
-    for name, value in {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin}.items():
-        if value is not None:
-            raise UnsupportedError(
-                f"{name} is given, and dlattn does not rotate; accepted: None, with q and the keys "
-                "in the cache rotated before the call"
-            )
+        count = shape[1]
+    before = _lengths(cache_seqlens, q, room - count)
+    _views.shape_of(before, "cache_seqlens")  # raises TypeError for what is no tensor
+    return before, before + count
 
 
 def _room(cache: Any, name: str, block_table: Any) -> int:
@@ -170,7 +201,7 @@ def _lengths(cache_seqlens: Any, q: Any, room: int) -> Any:
             f"cache_seqlens is {count}; accepted: 0 to {room}, the keys that there is room for, or "
             "an int32 tensor of shape (batch,)"
         )
-    batch_size = _views.shape_of(q, "q")[0]
+    batch_size = (*_views.shape_of(q, "q"), 0)[0]
     library = _views.library_of(q, "q")
     if library == "torch":
         torch = sys.modules["torch"]

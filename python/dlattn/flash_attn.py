@@ -34,8 +34,7 @@ It differs in these points: float32 (and on the CPU float64), any head_dim that 
 head_dim_v are accepted too; so are the arrays of CuPy, NumPy and, except as qkv and kv, JAX.
 An array whose last dimension is not contiguous is refused and never copied. With alibi_slopes and
 causal, flash-attn leaves a constant of each row, slope * (i + seqlen_k - seqlen_q), out of its
-softmax_lse; here softmax_lse is that of the scores as described. flash_attn_with_kvcache does not
-write to the caches, nor rotate.
+softmax_lse; here softmax_lse is that of the scores as described.
 
 All functions raise UnsupportedError, TypeError and DeviceError as `attention` does, among others
 for dropout_p other than 0 and for a tensor that requires grad while gradients are on.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -14,6 +15,7 @@ import dlattn
 from dlattn import UnsupportedError, flash_attn
 
 NUMPY = NumPy().array
+NEW = normal(4, 3, 2, 64)
 LENGTHS = (9, 0, 40, 33)
 PAGED = Cache(LENGTHS, 16, seqlen_q=3, capacity=60)
 BY_BATCH = Cache(LENGTHS, seqlen_q=3, capacity=60)
@@ -36,6 +38,7 @@ def test_results(cache):
     out, lse = flash_attn.flash_attn_with_kvcache(*call, 0, True)
     assert np.isposinf(lse[1]).all()
     options = {"softmax_scale": 0.2, "causal": True, "window": (11, None), "softcap": 1.5}
+    lse = np.asarray(lse)
     problem.check(out, np.where(np.isposinf(lse), -np.inf, lse), **options, alibi_slopes=slopes)
     np.testing.assert_array_equal(flash_attn.flash_attn_with_kvcache(*call), out)
 
@@ -50,6 +53,106 @@ def test_one_length_for_all(count, name):
     used = 60 if count is None else int(count)
     same = dlattn.attention(q, k[:, :used], v[:, :used])
     np.testing.assert_allclose(np.asarray(out), np.asarray(same), rtol=1e-5, atol=1e-6)
+
+
+def rotated(x: Any, cos: Any, sin: Any, positions: Any, interleaved: bool) -> Any:
+    """Rotary embedding of (batch, rows, heads, dim) by rows of the tables, (batch, rows)."""
+    x, half = x.astype(np.float64), cos.shape[1]
+    c, s = (t.astype(np.float64)[positions][:, :, None] for t in (cos, sin))
+    first = slice(0, 2 * half, 2) if interleaved else slice(0, half)
+    second = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
+    out = x.copy()
+    out[..., first] = x[..., first] * c - x[..., second] * s
+    out[..., second] = x[..., second] * c + x[..., first] * s
+    return out.astype(np.float32)
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+@pytest.mark.parametrize("rotary", ["", "interleaved", "halves"])
+@pytest.mark.parametrize("mode", ["causal", "window", "full"])
+@pytest.mark.parametrize("cache", [PAGED, BY_BATCH, CHOSEN], ids=["pages", "entries", "chosen"])
+def test_new_keys_are_appended(cache, mode, rotary, name):
+    """Lengths count from before; what is no new key's stays as it is."""
+    framework = FRAMEWORKS[name]()
+    new, counts = 3, np.array([4, 0, 33, 30], np.int32)  # of the 9, 0, 40 and 33 that there are
+    if cache.leftpads:
+        cache = dataclasses.replace(cache, leftpads=(3, 0, 0, 30))
+    lengths = tuple(int(n) + new for n in counts)
+    problem = Problem(dataclasses.replace(cache, lengths=lengths))
+    numbers = problem.arrays(lambda x, dtype: x)
+    k, v = (np.empty((4, new, 2, 64), np.float32) for _ in range(2))
+    for b, i in np.ndindex(4, new):
+        at = problem.row(b, int(counts[b]) + i)
+        for rows, buffer in ((k, "k_cache"), (v, "v_cache")):
+            rows[b, i] = numbers[buffer][at]
+            numbers[buffer][at] = np.nan  # to be written
+    caches = [framework.array(numbers[x]) for x in ("k_cache", "v_cache")]
+    positions = counts[:, None] + np.arange(new)
+    options: dict[str, Any] = {"causal": mode == "causal"}
+    call: dict[str, Any] = dict(options)
+    if mode == "window":
+        options["window"], call["window_size"] = (11, 0), (11, 0)
+    own_q, own_k = problem.q, k
+    if rotary:
+        angles = normal(80, 16, seed=3)
+        cos, sin = np.cos(angles), np.sin(angles)
+        call |= {"rotary_cos": framework.array(cos), "rotary_sin": framework.array(sin)}
+        call["rotary_interleaved"] = rotary == "interleaved"
+        of_q = positions if mode != "full" else positions[:, :1].repeat(new, 1)
+        own_q = rotated(own_q, cos, sin, of_q, rotary == "interleaved")
+        own_k = rotated(k, cos, sin, positions, rotary == "interleaved")
+    for field, argument in (
+        ("page_table", "block_table"),
+        ("cache_batch_idx", "cache_batch_idx"),
+        ("leftpad_k", "cache_leftpad"),
+    ):
+        if getattr(problem, field) is not None:
+            call[argument] = framework.array(getattr(problem, field))
+    out, lse = flash_attn.flash_attn_with_kvcache(
+        framework.array(problem.q), *caches, framework.array(k), framework.array(v),
+        cache_seqlens=framework.array(counts), return_softmax_lse=True, **call,
+    )  # fmt: skip
+    for b, i in np.ndindex(4, new):
+        at = problem.row(b, int(counts[b]) + i)
+        numbers["k_cache"][at], numbers["v_cache"][at] = own_k[b, i], v[b, i]
+    for x, buffer in zip(caches, ("k_cache", "v_cache"), strict=True):
+        np.testing.assert_allclose(np.asarray(x), numbers[buffer], rtol=1e-5, atol=1e-6)
+    problem.q = own_q
+    problem.buffers = [numbers["k_cache"], numbers["v_cache"]]
+    lse = np.asarray(lse)
+    problem.check(out, np.where(np.isposinf(lse), -np.inf, lse), **options)
+
+
+def test_one_length_for_all_that_append():
+    q, k, v = (normal(2, 2, heads, 64, seed=heads) for heads in (4, 2, 2))
+    k_cache, v_cache = (normal(2, 30, 2, 64, seed=i) for i in (5, 6))
+    out = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=28)
+    np.testing.assert_array_equal(k_cache[:, 28:], k)
+    np.testing.assert_array_equal(v_cache[:, 28:], v)
+    np.testing.assert_allclose(out, dlattn.attention(q, k_cache, v_cache), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"softcap": math.nan},
+        {"alibi_slopes": np.ones(4)},
+        {"cache_seqlens": np.array([1, 2, 3, 62], np.int32)},
+        {"rotary_cos": np.ones((80, 16), np.float32)},
+        {"k": normal(4, 3, 2, 32)},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_refused_call_writes_nothing(wrong):
+    problem = Problem(BY_BATCH)
+    numbers = problem.arrays(NUMPY)
+    caches = [numbers["k_cache"], numbers["v_cache"]]
+    before = [x.copy() for x in caches]
+    given = {"k": NEW, "v": NEW, "cache_seqlens": np.array([1, 2, 3, 4], np.int32), **wrong}
+    with pytest.raises(UnsupportedError):
+        flash_attn.flash_attn_with_kvcache(numbers["q"], *caches, **given)
+    for x, y in zip(caches, before, strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 def test_no_lengths_are_all_pages():
@@ -141,10 +244,10 @@ def test_seqused_k_without_pages():
     assert not np.array_equal(out, flash_attn.flash_attn_varlen_func(*call, causal=True))
 
 
-def of_cache(**changes: Any) -> Any:
+def of_cache(cache: Cache = PAGED, **changes: Any) -> Any:
     names = ("q", "k_cache", "v_cache", "k", "v", "rotary_cos", "rotary_sin")
     names = (*names, "cache_seqlens", "cache_batch_idx", "cache_leftpad", "block_table")
-    given = dict(zip(names, positional(Problem(PAGED)), strict=True))
+    given = dict(zip(names, positional(Problem(cache)), strict=True))
     return flash_attn.flash_attn_with_kvcache(**{**given, **changes})
 
 
@@ -164,20 +267,54 @@ class Exporter:
         return (1, 0)
 
 
-NEW = normal(4, 3, 2, 64)
-WRITTEN = (
-    "is given, and dlattn does not write to the cache; accepted: None, with the new keys and "
-    "values written before the call and counted in cache_seqlens"
-)
-ROTATED = (
-    "is given, and dlattn does not rotate; accepted: None, with q and the keys in the cache "
-    "rotated before the call"
-)
 WRONG = {
-    "k": (lambda: of_cache(k=NEW, v=NEW), UnsupportedError, f"k {WRITTEN}"),
-    "v": (lambda: of_cache(v=NEW), UnsupportedError, f"v {WRITTEN}"),
-    "rotary_cos": (lambda: of_cache(rotary_cos=NEW), UnsupportedError, f"rotary_cos {ROTATED}"),
-    "rotary_sin": (lambda: of_cache(rotary_sin=NEW), UnsupportedError, f"rotary_sin {ROTATED}"),
+    "v alone": (
+        lambda: of_cache(v=NEW),
+        UnsupportedError,
+        "v is given and k is None; accepted: both, or neither",
+    ),
+    "cosines alone": (
+        lambda: of_cache(rotary_cos=NEW),
+        UnsupportedError,
+        "rotary_cos is given and k is None; accepted: both, or neither",
+    ),
+    "sines alone": (
+        lambda: of_cache(rotary_sin=NEW),
+        UnsupportedError,
+        "rotary_sin is given and k is None; accepted: both, or neither",
+    ),
+    "q of no dimensions": (
+        lambda: of_cache(BY_BATCH, q=np.float32([1.0]).reshape(()), cache_seqlens=3),
+        UnsupportedError,
+        "q has 0 dimensions",
+    ),
+    "k of two dimensions": (
+        lambda: of_cache(BY_BATCH, k=NEW[0, 0], v=NEW, cache_seqlens=3),
+        UnsupportedError,
+        "k has 2 dimensions",
+    ),
+    "k alone": (lambda: of_cache(BY_BATCH, k=NEW), TypeError, "v is of type NoneType"),
+    "k without lengths": (
+        lambda: of_cache(k=NEW, v=NEW, cache_seqlens=None),
+        UnsupportedError,
+        "cache_seqlens is None and k is given; accepted: an int32 tensor of shape (batch,), or an "
+        "int, as k is written behind the keys that it counts",
+    ),
+    "k behind the last row": (
+        lambda: of_cache(k=NEW, v=NEW, cache_seqlens=62),
+        UnsupportedError,
+        "cache_seqlens is 62; accepted: 0 to 61, the keys that there is room for",
+    ),
+    "k of another batch": (
+        lambda: of_cache(BY_BATCH, k=NEW[:2], v=NEW[:2], cache_seqlens=0),
+        UnsupportedError,
+        "k: batch is 2, shape (2, 3, 2, 64); accepted: 4, that of q",
+    ),
+    "k with lengths that are none": (
+        lambda: of_cache(k=NEW, v=NEW, cache_seqlens="3"),
+        TypeError,
+        "cache_seqlens is of type str",
+    ),
     "a length above the room": (
         lambda: of_cache(cache_seqlens=65),
         UnsupportedError,

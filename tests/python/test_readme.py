@@ -163,6 +163,14 @@ def test_kvcache_examples() -> None:
         own = (x[None, :length] for x in caches)
         check(scope["out"][None, rows], scope["q"][None, rows], *own, causal=True)
 
+    run("kvcache_append")
+    for b, (pages, length) in enumerate((([4, 1, 6], 42), ([2], 6))):
+        caches = (scope[x][pages].reshape(-1, 2, 64) for x in ("k_cache", "v_cache"))
+        own = [x[None, :length] for x in caches]
+        for x, new in zip(own, (scope["k"], scope["v"]), strict=True):
+            np.testing.assert_array_equal(x[0, -1], new[b, 0])
+        check(scope["out"][b : b + 1], scope["q"][b : b + 1], *own)
+
 
 def relative_error(out: Any, expected: Any) -> float:
     difference = np.asarray(out, np.float64) - expected
