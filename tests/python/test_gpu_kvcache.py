@@ -310,6 +310,53 @@ def test_varlen_queries(layout: str, page_size: int, kernel: str) -> None:
     assert max_error(lse.cpu(), expected[1]) < 1e-3
 
 
+@pytest.mark.parametrize("dtype", HALF)
+def test_tokens_of_one_graph(dtype: str) -> None:
+    """Each replay appends a token to every sequence, attends to all, and counts it."""
+    counts, steps = (0, 15, 100), 20
+    lengths = tuple(n + steps for n in counts)
+    problem = Problem(Cache(lengths, 16, head_dim=128, head_dim_v=128, dtype=dtype))
+    numbers = problem.arrays(lambda x, dtype: x)
+    caches = [convert(numbers[name], dtype) for name in ("k_cache", "v_cache")]
+    token = [torch.zeros(3, 1, 2, 128, device=DEVICE, dtype=caches[0].dtype) for _ in range(2)]
+    q = convert(problem.q, dtype)
+    table, used = convert(problem.page_table, "int32"), convert(np.array(counts), "int32")
+
+    def step() -> Any:
+        result = dlattn.flash_attn.flash_attn_with_kvcache(
+            q, *caches, *token, cache_seqlens=used, block_table=table, causal=True,
+            return_softmax_lse=True,
+        )  # fmt: skip
+        used.add_(1)
+        return result
+
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        out, lse = step()
+    for pool in caches:
+        pool[:] = float("nan")
+    for b, count in enumerate(counts):
+        for j in range(count):
+            for pool, name in zip(caches, ("k_cache", "v_cache"), strict=True):
+                pool[problem.row(b, j)] = convert(numbers[name][problem.row(b, j)], dtype)
+    used.copy_(convert(np.array(counts), "int32"))
+    for i in range(steps):
+        for new, name in zip(token, ("k_cache", "v_cache"), strict=True):
+            rows = [numbers[name][problem.row(b, count + i)] for b, count in enumerate(counts)]
+            new[:, 0] = convert(np.stack(rows), dtype)
+        out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        problem.seqused_k = np.array([count + i + 1 for count in counts], np.int32)
+        problem.check(out.cpu(), lse.cpu(), causal=True)
+    assert used.tolist() == list(lengths)
+
+
 def test_page_table_from_csr_can_be_captured() -> None:
     indptr, indices, last = (
         convert(np.array(x), "int32") for x in ([0, 2, 2, 5], [7, 1, 4, 0, 2], [3, 16, 16])
