@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "core/backend.h"
 #include "core/plan.h"
 #include "core/validate.h"
 #include "devices.h"
@@ -415,9 +416,23 @@ void plans() {
   CHECK_THROWS(dlattn::plan(doubles, device), UnsupportedError,
                "no kernel can run this: token_rows: dtype is float64; accepted: float16, bfloat16, "
                "float32");
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
+    const bool found = cuda::find_launcher<AppendParams>("token_rows", dtype, 0);
+    CHECK_EQ(found, cuda::compiled());
+  }
   DeviceInfo cpu;
   cpu.num_threads = 3;
   CHECK(dlattn::plan(doubles, cpu).kernel == "cpu");
+  AppendParams huge = good();
+  huge.batch_size = std::int64_t{1} << 30;
+  huge.k_cache.batch_stride = huge.v_cache.batch_stride = 0;
+  huge.k_cache.data = huge.v_cache.data = nullptr;
+  huge.cache_batch_idx = ints, huge.cache_batch_size = 0;
+  huge.k.batch_stride = huge.v.batch_stride = 0;
+  CHECK_THROWS(
+      dlattn::plan(huge, device), UnsupportedError,
+      "no kernel can run this: token_rows: needs 3221225472 thread blocks; accepted: up to "
+      "2147483647");
   AppendParams none = good();
   none.seqlen_new = 0;
   none.device.type = DeviceType::kCuda, none.device.index = 99;  // which is not even asked for
