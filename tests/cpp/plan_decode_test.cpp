@@ -46,6 +46,8 @@ void dealt() {
   CHECK_EQ(many.grid, 64 * 8);
   CHECK_EQ(many.num_splits, 1);
   CHECK_EQ(many.workspace_bytes, 0);
+  // A block for each would leave half the device idle.
+  CHECK_EQ(dlattn::plan(problem(8, 1, 4096), h200).grid, 2 * 132);
   // No more blocks than have two tiles each.
   CHECK_EQ(dlattn::plan(problem(1, 1, 1024), h200).grid, 1024 / 64 * 8 / 2);
   // Draft tokens: 32 rows.

@@ -64,8 +64,9 @@ def test_the_operators_are_the_functions(dtype: Any) -> None:
 def test_a_precision_gets_its_workspace(precision: str) -> None:
     q, k, v = inputs()
     options = {"precision": precision}
-    if not dlattn.supported(q, k, v, **options)[0]:
-        pytest.skip(dlattn.supported(q, k, v, **options)[1][0])
+    support = dlattn.supported(q, k, v, **options)
+    if not support.ok:
+        pytest.skip(support.reasons[0])
     before = torch.cuda.memory_allocated()
     found = OPS.attention(q, k, v, **options)
     equal(found, dlattn.attention(q, k, v, return_lse=True, **options))

@@ -70,8 +70,9 @@ constexpr TileConfig tile_config(int head_dim_tile, int variant) {
           smem_map(head_dim_tile, variant).total};
 }
 
-// Threads of a block that adds up the parts of one row of out.
-constexpr int kCombineThreads = 256;
+// Threads of a block that adds up the parts of one row of out. Few, so that an SM of compute
+// capability 9.0 has registers for it beside two blocks of the kernel before: it is launched early.
+constexpr int kCombineThreads = 128;
 constexpr int combine_smem_bytes() {
   return kCombineThreads * (4 * 4 + 8);  // of each thread four sums, of each group PartStats
 }

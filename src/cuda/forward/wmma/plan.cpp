@@ -363,6 +363,15 @@ double correction(int head_dim_tile, int variant) {
   }
 }
 
+// Where memory bounds, as with few queries: keys come at nearly its rate, if there are blocks
+// enough, and else as fast as a block has them on their way, measured on an H200 with cold keys.
+double least_ns(const AttentionParams& p, const DeviceInfo& device, std::int64_t grid) {
+  constexpr double kMemory = 1.06, kBlockRate = 41.0;  // bytes a nanosecond
+  const double bytes = cost::keys_ns(p, device) * cost::memory_rate(device);
+  const double blocks = std::max(static_cast<double>(grid), 1.0);
+  return std::max(kMemory * cost::keys_ns(p, device), bytes / (kBlockRate * blocks));
+}
+
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
                   Plan* plan, std::string* why) {
   const int tile = plan->head_dim_tile;
@@ -381,12 +390,11 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   plan->variant = choice.variant;
   plan->variant_name = kVariantNames[choice.variant];
   plan->packed_heads = choice.packed_heads;
-  // The keys of few queries come at nearly the memory's rate.
-  constexpr double kMemory = 1.06;
-  plan->predicted_ns = std::max(choice.ns * correction(tile, choice.variant),
-                                options.batch_invariant ? 0.0 : kMemory * cost::keys_ns(p, device));
+  plan->predicted_ns = choice.ns * correction(tile, choice.variant);
   cost::set_tile(p, config, plan);
   plan->grid = grid_of(p, device, tile, choice.variant, plan->grid);
+  if (!options.batch_invariant)
+    plan->predicted_ns = std::max(plan->predicted_ns, least_ns(p, device, plan->grid));
   return accepts_keys(p, options, *plan, why);
 }
 
