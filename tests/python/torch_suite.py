@@ -32,7 +32,7 @@ from typing import Any
 
 from torch_suite_worker import function_of, functions_of, read
 
-from dlattn.bench.environment import describe
+from dlattn.bench.environment import describe, git_state
 
 WORKER = Path(__file__).with_name("torch_suite_worker.py")
 CORES = len(os.sched_getaffinity(0))
@@ -287,11 +287,13 @@ def main() -> int:
         timeout=args.timeout,
         patience=args.patience,
     )
+    git = git_state(args.commit)  # as it was when the processes began
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         found, again = run_all(settings, Path(folder))
     summary = {
         **describe("cuda" if found["dlattn"].on_gpu else "cpu", args.commit),
+        "git": git,
         "seconds": round(time.monotonic() - start),
         **summarise(settings, found, again),
     }
