@@ -159,8 +159,9 @@ def _library_int8(q: Array, k: Array) -> Array:
 
 
 def _library_float8(q: Array, k: Array) -> Array:
-    r = rotation(q.shape[1])
-    q, k = q @ r, shifted(k, sampled=True) @ r
+    # By powers of two apart from what the library rounds: to e4m3 a factor of √2 is other bits.
+    r = rotation(q.shape[1]) * math.sqrt(q.shape[1])
+    q, k = q @ r, shifted(k, sampled=True) @ r / q.shape[1]
     a, b = power_of_two(q, 64), power_of_two(k, tile_of_float8(q.shape[1]))
     return (e4m3(q / a) @ e4m3(k / b).T) * a * b.T / math.sqrt(q.shape[1])
 
