@@ -21,6 +21,7 @@ struct Cache {
   int page_size = 0;              // 0: no pages
   std::vector<int> entries = {};  // cache_batch_idx, of one entry more than there are sequences
   std::vector<int> leftpad = {};
+  bool lengths = true;  // whether kernels are told `used`, which else is all that there is room for
 
   bool any() const { return !used.empty(); }
   std::string name() const {
@@ -93,7 +94,7 @@ struct Pool {
       view->head_stride = tensor.stride(2);
     };
     set(&p->k, k), set(&p->v, v);
-    p->seqused_k = used.data();
+    if (cache.lengths) p->seqused_k = used.data();
     if (!entries.empty()) p->cache_batch_idx = entries.data(), p->cache_batch_size = k.size(0);
     if (!leftpad.empty()) p->leftpad_k = leftpad.data();
     if (!cache.page_size) return;
@@ -232,6 +233,9 @@ std::vector<DecodeCase> cases() {
       {{1, 100, 64, kFull, 2, 1, Layout::kBshd, 0, 3}, {{100, 7, 60}, 0, {2, 0, 7}}, {0, 3}},
       {{2, 100, 64, kCausal, 2, 1, Layout::kBshd, 0, 4}, {{100, 7, 60, 9}, 32, {}, {3, 7, 0, 100}}},
       {{1, 100, 256, kFull, 2, 1, Layout::kBshd, 0, 2}, {{100, 35}, 7}},
+      // No sequence is as the first one, without lengths too.
+      {{1, 300, 64, kFull, 2, 1, Layout::kBshd, 0, 3},
+       {{300, 300, 300}, 0, {}, {170, 0, 3}, false}},
   };
   const auto add = [&](const Case& c) {
     if (c.batch_size > 0) cases.push_back({c});
