@@ -32,4 +32,25 @@ inline void check_address(const char* name, const void* address, std::int64_t el
        element_bytes == kWorkspaceAlignment ? "it" : "the element's size");
 }
 
+// An output must not map two elements to one address. `accepted` comes before the least stride.
+// Strides of an injective layout, sorted, each reach past all that the smaller ones span.
+inline void check_output_layout(const char* name, const char* accepted, std::int64_t inner,
+                                const std::int64_t (&sizes)[3], const std::int64_t (&strides)[3]) {
+  std::int64_t extent = inner;
+  bool used[3] = {sizes[0] <= 1, sizes[1] <= 1, sizes[2] <= 1};
+  for (;;) {
+    int next = -1;
+    for (int i = 0; i < 3; ++i) {
+      if (!used[i] && (next < 0 || strides[i] < strides[next])) next = i;
+    }
+    if (next < 0) return;
+    if (strides[next] < extent) {
+      fail(name, ": a stride of ", strides[next], " elements makes elements share memory; ",
+           accepted, extent, " there");
+    }
+    extent += strides[next] * (sizes[next] - 1);
+    used[next] = true;
+  }
+}
+
 }  // namespace dlattn::core

@@ -2,24 +2,13 @@
 #include <limits>
 
 #include "core/append.h"
+#include "core/checks.h"
 #include "core/fail.h"
 #include "core/overlap.h"
 #include "core/validate.h"
 
 namespace dlattn::core {
 namespace {
-
-void check_at_least(const char* name, std::int64_t value, std::int64_t least) {
-  if (value < least) fail(name, " is ", value, "; accepted: at least ", least);
-}
-
-void check_address(const char* name, const void* address, std::int64_t element_bytes) {
-  const std::int64_t past =
-      reinterpret_cast<std::intptr_t>(address) & (element_bytes - 1);  // a power of two
-  if (past == 0) return;
-  fail(name, ": its address is ", past, " byte(s) past a multiple of ", element_bytes,
-       "; accepted: multiples of the element's size");
-}
 
 bool is_8_bit(DType dtype) {
   return dtype == DType::kInt8 || dtype == DType::kFloat8E4M3;
@@ -56,35 +45,17 @@ Named named(const char* name, const BasicTensorView<T>& x, const TensorSizes& si
 void check_input(const Named& x) {
   if (!x.empty() && !x.data) fail(x.name, " is null");
   check_address(x.name, x.data, size_of(x.dtype));
-  constexpr const char* kDims[] = {"batch", "seqlen", "num_heads"};
-  for (int dim = 0; dim < 3; ++dim) {
-    if (x.size(dim) > 1 && x.strides[dim] < 0) {
-      fail(x.name, ": the stride of dimension ", kDims[dim], " is ", x.strides[dim],
-           "; negative strides are not accepted");
-    }
-  }
+  check_stride(x.name, "batch", x.sizes.batch, x.strides[0]);
+  check_stride(x.name, "seqlen", x.sizes.rows, x.strides[1]);
+  check_stride(x.name, "num_heads", x.sizes.heads, x.strides[2]);
 }
 
-// An output must not map two elements to one address: strides, sorted, each reach past all that the
-// smaller ones span.
 void check_output(const Named& x) {
   check_input(x);
   if (x.empty()) return;
-  std::int64_t extent = x.columns;
-  bool used[3] = {x.size(0) <= 1, x.size(1) <= 1, x.size(2) <= 1};
-  for (;;) {
-    int next = -1;
-    for (int i = 0; i < 3; ++i) {
-      if (!used[i] && (next < 0 || x.strides[i] < x.strides[next])) next = i;
-    }
-    if (next < 0) return;
-    if (x.strides[next] < extent) {
-      fail(x.name, ": a stride of ", x.strides[next],
-           " elements makes elements share memory; accepted: at least ", extent, " there");
-    }
-    extent += x.strides[next] * (x.size(next) - 1);
-    used[next] = true;
-  }
+  check_output_layout(x.name, "accepted: at least ", x.columns,
+                      {x.sizes.batch, x.sizes.rows, x.sizes.heads},
+                      {x.strides[0], x.strides[1], x.strides[2]});
 }
 
 void check_own_memory(const Named& output, const char* other, const Region& region) {
