@@ -34,6 +34,8 @@ class Argument:
     """The paragraph in `attention_varlen`, where it is another one."""
     kvcache_doc: str = ""
     """The same in `attention_with_kvcache`."""
+    native: bool = True
+    """Whether the native module takes it. If not, the template's code has done what it asks for."""
 
 
 ARGUMENTS = (
@@ -125,7 +127,8 @@ ARGUMENTS = (
             is required, and tells how many keys each sequence has.""",
         kvcache_doc="""int32, (batch,), contiguous, on q's device: how many keys each sequence has
             in the cache, those of this step's tokens among them; 0 to max_seqlen_k. Under
-            causality the last query sees the last of them.""",
+            causality the last query sees the last of them. With k, how many it has before the call,
+            as flash-attn's cache_seqlens: the rows of k are counted in addition.""",
     ),
     Argument(
         "page_table",
@@ -161,6 +164,52 @@ ARGUMENTS = (
         doc="""At least the number of keys of the longest sequence. A bound for the plan, which is
             made without a look at seqused_k: a tight one may be faster. None: all that the cache or
             the page table has room for.""",
+    ),
+    Argument(
+        "k",
+        "Tensor | None",
+        default="None",
+        functions=KVCACHE,
+        native=False,
+        doc="""New keys, (batch, seqlen_new, num_heads_kv, head_dim), of q's dtype: `append_kv`
+            writes them to k_cache, behind the keys that seqused_k counts, and they are attended to.
+            A call that attention refuses writes nothing. None: the caches are only read.""",
+    ),
+    Argument(
+        "v",
+        "Tensor | None",
+        default="None",
+        functions=KVCACHE,
+        native=False,
+        doc="New values, of k's shape with head_dim_v for head_dim. With k alone.",
+    ),
+    Argument(
+        "rotary_cos",
+        "Tensor | None",
+        default="None",
+        functions=KVCACHE,
+        native=False,
+        doc="""Cosines, (positions, rotary_dim / 2), of q's dtype or float32, with k alone: k, and q
+            with as many rows, are rotated by their positions as `append_kv` tells, which count from
+            leftpad_k. Without causal and window all rows of q have the position of the
+            sequence's first new key, as in flash-attn.""",
+    ),
+    Argument(
+        "rotary_sin",
+        "Tensor | None",
+        default="None",
+        functions=KVCACHE,
+        native=False,
+        doc="Sines, the same.",
+    ),
+    Argument(
+        "rotary_interleaved",
+        "bool",
+        default="False",
+        functions=KVCACHE,
+        native=False,
+        doc="""Whether pairs are columns 2j and 2j + 1 (GPT-J); else they are j and
+            j + rotary_dim / 2 (GPT-NeoX, Llama).""",
     ),
     Argument(
         "causal",

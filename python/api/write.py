@@ -103,12 +103,20 @@ def _values(arguments: list[Argument], function: str, indent: int) -> Iterator[s
 def _names(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
     """In the order in which the native module takes them."""
     for argument in arguments:
-        yield f"{argument.name},"
+        if argument.native:
+            yield f"{argument.name},"
 
 
 def _keywords(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
     for argument in arguments:
         yield f"{argument.name}={argument.name},"
+
+
+def _options(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
+    """What `supported` takes by keyword, as the entries of a dict."""
+    for argument in arguments:
+        if argument.default is not None and argument.native:
+            yield f'"{argument.name}": {argument.name},'
 
 
 def _paragraph(name: str, text: str, indent: int) -> list[str]:
@@ -127,6 +135,7 @@ _LINES = {
     "values": _values,
     "names": _names,
     "keywords": _keywords,
+    "options": _options,
 }
 
 

@@ -349,6 +349,11 @@ def attention_with_kvcache(
     cache_batch_idx: Tensor | None = None,
     leftpad_k: Tensor | None = None,
     max_seqlen_k: int | None = None,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    rotary_interleaved: bool = False,
     causal: Causal = False,
     softmax_scale: float | None = None,
     window: Window = (None, None),
@@ -366,9 +371,10 @@ def attention_with_kvcache(
     """Attention of a few new queries over the keys and values that a cache has of each sequence.
 
     The step of generation: seqlen_q is 1, a few drafted tokens, or a chunk of a prompt. The keys
-    and values of these tokens are in the cache before the call. How many keys there are, and in
-    which pages, stands in tensors on q's device, which the host never reads: nothing waits, and a
-    CUDA graph captured once serves other lengths and other pages at each replay.
+    and values of these tokens are in the cache before the call, or the call writes them to it, if
+    they are given as k and v. How many keys there are, and in which pages, stands in tensors on q's
+    device, which the host never reads: nothing waits, and a CUDA graph captured once serves other
+    lengths and other pages at each replay.
 
     Args:
         q: Queries, (batch, seqlen_q, num_heads, head_dim) in the layout "bshd": float16 or
@@ -381,7 +387,8 @@ def attention_with_kvcache(
         v_cache: Values, of k_cache's shape with head_dim_v for head_dim, and of q's dtype.
         seqused_k: int32, (batch,), contiguous, on q's device: how many keys each sequence has in
             the cache, those of this step's tokens among them; 0 to max_seqlen_k. Under causality
-            the last query sees the last of them.
+            the last query sees the last of them. With k, how many it has before the call, as
+            flash-attn's cache_seqlens: the rows of k are counted in addition.
         page_table: int32, (batch, max_pages), rows contiguous, on q's device: key j of sequence b
             is row j % page_size of page page_table[b, j // page_size]. What stands behind a
             sequence's last page is not read, so -1 and anything else may. None: k and v are not in
@@ -394,6 +401,17 @@ def attention_with_kvcache(
         max_seqlen_k: At least the number of keys of the longest sequence. A bound for the plan,
             which is made without a look at seqused_k: a tight one may be faster. None: all that the
             cache or the page table has room for.
+        k: New keys, (batch, seqlen_new, num_heads_kv, head_dim), of q's dtype: `append_kv` writes
+            them to k_cache, behind the keys that seqused_k counts, and they are attended to. A call
+            that attention refuses writes nothing. None: the caches are only read.
+        v: New values, of k's shape with head_dim_v for head_dim. With k alone.
+        rotary_cos: Cosines, (positions, rotary_dim / 2), of q's dtype or float32, with k alone: k,
+            and q with as many rows, are rotated by their positions as `append_kv` tells, which
+            count from leftpad_k. Without causal and window all rows of q have the position of the
+            sequence's first new key, as in flash-attn.
+        rotary_sin: Sines, the same.
+        rotary_interleaved: Whether pairs are columns 2j and 2j + 1 (GPT-J); else they are j and j +
+            rotary_dim / 2 (GPT-NeoX, Llama).
         causal: As for `attention`, with seqused_k for seqlen_k: False, True, "bottom_right" or
             "top_left". seqlen_q new tokens see those before them and each other with True.
         softmax_scale: Factor of q·k, from 2^-126 to 2^126. None: 1 / sqrt(head_dim).
@@ -432,6 +450,40 @@ def attention_with_kvcache(
         Pages: Kwon et al. PagedAttention. arXiv:2309.06180, 2023. The interface follows
         flash_attn_with_kvcache; https://github.com/Dao-AILab/flash-attention.
     """
+    if not (k is v is rotary_cos is rotary_sin is None):
+        from dlattn import _new_keys
+
+        q, seqused_k = _new_keys.append(
+            q,
+            k,
+            v,
+            k_cache,
+            v_cache,
+            options={
+                "seqused_k": seqused_k,
+                "page_table": page_table,
+                "cache_batch_idx": cache_batch_idx,
+                "leftpad_k": leftpad_k,
+                "max_seqlen_k": max_seqlen_k,
+                "causal": causal,
+                "softmax_scale": softmax_scale,
+                "window": window,
+                "softcap": softcap,
+                "mask": mask,
+                "alibi_slopes": alibi_slopes,
+                "sinks": sinks,
+                "layout": layout,
+                "out": out,
+                "return_lse": return_lse,
+                "stream": stream,
+                "kernel": kernel,
+                "batch_invariant": batch_invariant,
+            },
+            rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin,
+            rotary_interleaved=rotary_interleaved,
+            rotary_leftpad_k=leftpad_k,
+        )
     try:
         return _core.attention_with_kvcache(
             q,

@@ -7,11 +7,9 @@ import sys
 from numbers import Integral
 from typing import Any
 
-from dlattn import _views
-from dlattn._append import append_kv
+from dlattn import _new_keys, _views
 from dlattn._attention import attention_varlen, attention_with_kvcache
 from dlattn._errors import UnsupportedError
-from dlattn._plan import supported
 
 NO_WINDOW = (-1, -1)
 
@@ -80,30 +78,21 @@ def flash_attn_with_kvcache(
     if window_size is not NO_WINDOW:
         options["window"] = window_of(window_size, causal, room)
     where = {"page_table": block_table, "cache_batch_idx": cache_batch_idx}
-    rotary = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
+    new = {"k": k, "v": v, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
     try:
-        if k is None:
-            _refuse_alone(v=v, **rotary)
-            lengths = _lengths(cache_seqlens, q, room)
-        else:
-            before, lengths = _lengths_of_append(cache_seqlens, k, q, room)
-        options |= {**where, "seqused_k": lengths, "leftpad_k": cache_leftpad}
-        # A call that attention would refuse is left to it, before anything is written.
-        if k is not None and supported(q, k_cache, v_cache, **options):
-            fixed = not causal and options.get("window", (None, None)) == (None, None)
-            rotated = append_kv(
-                k,
-                v,
-                k_cache,
-                v_cache,
-                seqused_k=before,
-                q=None if rotary_cos is None else q,
+        options["seqused_k"] = _lengths(cache_seqlens, q, room, k)
+        options |= {**where, "leftpad_k": cache_leftpad}
+        if any(value is not None for value in new.values()):
+            # flash-attn's rotary positions count padding too
+            q, options["seqused_k"] = _new_keys.append(
+                q,
+                k_cache=k_cache,
+                v_cache=v_cache,
+                options=options,
                 rotary_interleaved=rotary_interleaved,
-                q_fixed_position=fixed and rotary_cos is not None,
-                **where,
-                **rotary,
+                rotary_leftpad_k=None,
+                **new,
             )
-            q = q if rotated is None else rotated
         result = attention_with_kvcache(q, k_cache, v_cache, **options)
     except (UnsupportedError, TypeError) as error:
         _views.rename(error, _NAMES)
@@ -152,34 +141,6 @@ def varlen(
         raise
 
 
-def _refuse_alone(**arguments: Any) -> None:
-    """Refuse what comes with new keys only."""
-    for name, value in arguments.items():
-        if value is not None:
-            raise UnsupportedError(f"{name} is given and k is None; accepted: both, or neither")
-
-
-def _lengths_of_append(cache_seqlens: Any, k: Any, q: Any, room: int) -> tuple[Any, Any]:
-    """The lengths before and after the rows of k are appended."""
-    if cache_seqlens is None:
-        raise UnsupportedError(
-            "cache_seqlens is None and k is given; accepted: an int32 tensor of shape (batch,), or "
-            "an int, as k is written behind the keys that it counts"
-        )
-    shape = _views.shape_of(k, "k")
-    of_q = _views.shape_of(q, "q")
-    count = 0
-    if len(shape) == len(of_q) == 4:  # others are refused later on
-        if shape[0] != of_q[0]:
-            raise UnsupportedError(
-                f"k: batch is {shape[0]}, shape {shape}; accepted: {of_q[0]}, that of q"
-            )
-        count = shape[1]
-    before = _lengths(cache_seqlens, q, room - count)
-    _views.shape_of(before, "cache_seqlens")  # raises TypeError for what is no tensor
-    return before, before + count
-
-
 def _room(cache: Any, name: str, block_table: Any) -> int:
     """How many keys each sequence has room for; 0 for shapes that will be refused."""
     shape = _views.shape_of(cache, name)
@@ -191,8 +152,16 @@ def _room(cache: Any, name: str, block_table: Any) -> int:
     return int(table[1] * shape[1]) if len(table) == 2 else 0
 
 
-def _lengths(cache_seqlens: Any, q: Any, room: int) -> Any:
-    """A length for each sequence, as an array of q's library."""
+def _lengths(cache_seqlens: Any, q: Any, room: int, k: Any) -> Any:
+    """A length for each sequence, before the rows of k, as an array of q's library."""
+    if k is not None:
+        if cache_seqlens is None:
+            raise UnsupportedError(
+                "cache_seqlens is None and k is given; accepted: an int32 tensor of shape "
+                "(batch,), or an int, as k is written behind the keys that it counts"
+            )
+        shape = _views.shape_of(k, "k")
+        room -= shape[1] if len(shape) == 4 else 0
     if cache_seqlens is not None and not _is_int(cache_seqlens):
         return cache_seqlens
     count = room if cache_seqlens is None else int(cache_seqlens)

@@ -119,6 +119,28 @@ class Problem:
                 made[name] = convert(values, "int32")
         return {**made, "layout": self.cache.layout}
 
+    def take_out(self, counts: Any, rows: int) -> tuple[Any, Any]:
+        """The keys and values behind the first `counts` of each sequence; NaN takes their place."""
+        taken = []
+        for buffer in self.buffers:
+            view = self._by_row(buffer)
+            new = np.empty((len(counts), rows, *view.shape[2:]), np.float32)
+            for b, i in np.ndindex(len(counts), rows):
+                at = self.row(b, int(counts[b]) + i)
+                new[b, i], view[at] = view[at], np.nan
+            taken.append(new.swapaxes(1, 2) if self.cache.layout == "bhsd" else new)
+        return taken[0], taken[1]
+
+    def put_back(self, counts: Any, k: Any, v: Any) -> None:
+        """Write rows where `take_out` took them from."""
+        for buffer, new in zip(self.buffers, (k, v), strict=True):
+            new = self._by_row(new)
+            for b, i in np.ndindex(*new.shape[:2]):
+                self._by_row(buffer)[self.row(b, int(counts[b]) + i)] = new[b, i]
+
+    def _by_row(self, x: Any) -> Any:
+        return x.swapaxes(1, 2) if self.cache.layout == "bhsd" else x
+
     def check(self, out: Any, lse: Any, **options: Any) -> None:
         """Each sequence is within the bound of the float64 reference, in itself."""
         given = self.arrays(lambda x, dtype: x)
@@ -128,6 +150,18 @@ class Problem:
             bound = error_bound(q, k, v, dtype=self.cache.dtype, expected=expected, **own)
             assert max_error(out[b : b + 1], expected[0]) <= bound.out, (b, self.cache)
             assert max_error(lse[b : b + 1], expected[1]) <= bound.lse, (b, self.cache)
+
+
+def rotated(x: Any, cos: Any, sin: Any, positions: Any, interleaved: bool) -> Any:
+    """Rotary embedding of (batch, rows, heads, dim) by rows of the tables, (batch, rows)."""
+    x, half = x.astype(np.float64), cos.shape[1]
+    c, s = (t.astype(np.float64)[positions][:, :, None] for t in (cos, sin))
+    first = slice(0, 2 * half, 2) if interleaved else slice(0, half)
+    second = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
+    out = x.copy()
+    out[..., first] = x[..., first] * c - x[..., second] * s
+    out[..., second] = x[..., second] * c + x[..., first] * s
+    return out.astype(np.float32)
 
 
 def lengths_about(page_size: int, capacity: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import FRAMEWORKS, NumPy, normal
-from kvcaches import Cache, Problem
+from kvcaches import Cache, Problem, rotated
 
 import dlattn
 from dlattn import UnsupportedError, flash_attn
@@ -55,18 +55,6 @@ def test_one_length_for_all(count, name):
     np.testing.assert_allclose(np.asarray(out), np.asarray(same), rtol=1e-5, atol=1e-6)
 
 
-def rotated(x: Any, cos: Any, sin: Any, positions: Any, interleaved: bool) -> Any:
-    """Rotary embedding of (batch, rows, heads, dim) by rows of the tables, (batch, rows)."""
-    x, half = x.astype(np.float64), cos.shape[1]
-    c, s = (t.astype(np.float64)[positions][:, :, None] for t in (cos, sin))
-    first = slice(0, 2 * half, 2) if interleaved else slice(0, half)
-    second = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
-    out = x.copy()
-    out[..., first] = x[..., first] * c - x[..., second] * s
-    out[..., second] = x[..., second] * c + x[..., first] * s
-    return out.astype(np.float32)
-
-
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 @pytest.mark.parametrize("rotary", ["", "interleaved", "halves"])
 @pytest.mark.parametrize("mode", ["causal", "window", "full"])
@@ -79,14 +67,8 @@ def test_new_keys_are_appended(cache, mode, rotary, name):
         cache = dataclasses.replace(cache, leftpads=(3, 0, 0, 30))
     lengths = tuple(int(n) + new for n in counts)
     problem = Problem(dataclasses.replace(cache, lengths=lengths))
-    numbers = problem.arrays(lambda x, dtype: x)
-    k, v = (np.empty((4, new, 2, 64), np.float32) for _ in range(2))
-    for b, i in np.ndindex(4, new):
-        at = problem.row(b, int(counts[b]) + i)
-        for rows, buffer in ((k, "k_cache"), (v, "v_cache")):
-            rows[b, i] = numbers[buffer][at]
-            numbers[buffer][at] = np.nan  # to be written
-    caches = [framework.array(numbers[x]) for x in ("k_cache", "v_cache")]
+    k, v = problem.take_out(counts, new)
+    caches = [framework.array(x) for x in problem.buffers]
     positions = counts[:, None] + np.arange(new)
     options: dict[str, Any] = {"causal": mode == "causal"}
     call: dict[str, Any] = dict(options)
@@ -112,13 +94,10 @@ def test_new_keys_are_appended(cache, mode, rotary, name):
         framework.array(problem.q), *caches, framework.array(k), framework.array(v),
         cache_seqlens=framework.array(counts), return_softmax_lse=True, **call,
     )  # fmt: skip
-    for b, i in np.ndindex(4, new):
-        at = problem.row(b, int(counts[b]) + i)
-        numbers["k_cache"][at], numbers["v_cache"][at] = own_k[b, i], v[b, i]
-    for x, buffer in zip(caches, ("k_cache", "v_cache"), strict=True):
-        np.testing.assert_allclose(np.asarray(x), numbers[buffer], rtol=1e-5, atol=1e-6)
+    problem.put_back(counts, own_k, v)
+    for x, buffer in zip(caches, problem.buffers, strict=True):
+        np.testing.assert_allclose(np.asarray(x), buffer, rtol=1e-5, atol=1e-6)
     problem.q = own_q
-    problem.buffers = [numbers["k_cache"], numbers["v_cache"]]
     lse = np.asarray(lse)
     problem.check(out, np.where(np.isposinf(lse), -np.inf, lse), **options)
 

@@ -1,0 +1,139 @@
+"""New keys and values of attention_with_kvcache itself: appended, and attended to."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays import FRAMEWORKS, normal
+from kvcaches import Cache, Problem, rotated
+from wrong_calls import Wrong, check
+
+import dlattn
+
+NEW = 3
+BEFORE = np.array([6, 0, 37, 30], np.int32)
+LENGTHS = tuple(int(n) + NEW for n in BEFORE)
+CACHES = {
+    "pages": {"page_size": 16},
+    "pages of one": {"page_size": 1, "leftpads": (2, 0, 0, 30)},
+    "entries": {},
+    "chosen entries": {"chosen": True, "leftpads": (2, 0, 0, 30)},
+}
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+@pytest.mark.parametrize("rotary", ["", "interleaved", "halves"])
+@pytest.mark.parametrize("mode", ["causal", "window", "full"])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("cache", CACHES)
+def test_new_keys(cache, layout, mode, rotary, name):
+    """What is no new key's stays as it is, and positions count from leftpad_k."""
+    framework = FRAMEWORKS[name]()
+    problem = Problem(
+        Cache(LENGTHS, seqlen_q=NEW, capacity=60, layout=layout, **CACHES[cache])  # type: ignore
+    )
+    k, v = problem.take_out(BEFORE, NEW)
+    given: dict[str, Any] = problem.arrays(lambda x, dtype: framework.array(x))
+    given["seqused_k"] = framework.array(BEFORE)
+    modes: dict[str, Any] = {
+        "causal": {"causal": True}, "window": {"window": (11, None)}, "full": {}
+    }  # fmt: skip
+    tables: dict[str, Any] = {}
+    own_q, own_k = problem.q, k
+    if rotary:
+        angles = normal(80, 16, seed=3)
+        cos, sin, interleaved = np.cos(angles), np.sin(angles), rotary == "interleaved"
+        tables = {"rotary_cos": framework.array(cos), "rotary_sin": framework.array(sin)}
+        tables["rotary_interleaved"] = interleaved
+        first = BEFORE if problem.leftpad_k is None else BEFORE - problem.leftpad_k
+        positions = first[:, None] + np.arange(NEW)
+        of_q = positions[:, :1].repeat(NEW, 1) if mode == "full" else positions
+
+        def rotate(x: Any, at: Any) -> Any:
+            if layout == "bshd":
+                return rotated(x, cos, sin, at, interleaved)
+            return rotated(x.swapaxes(1, 2), cos, sin, at, interleaved).swapaxes(1, 2)
+
+        own_q, own_k = rotate(problem.q, of_q), rotate(k, positions)
+    out, lse = dlattn.attention_with_kvcache(
+        **given, **modes[mode], **tables, return_lse=True,
+        k=framework.array(np.ascontiguousarray(k)), v=framework.array(np.ascontiguousarray(v)),
+    )  # fmt: skip
+    np.testing.assert_array_equal(np.asarray(given["seqused_k"]), BEFORE)
+    problem.put_back(BEFORE, own_k, v)
+    for name, buffer in zip(("k_cache", "v_cache"), problem.buffers, strict=True):
+        np.testing.assert_allclose(np.asarray(given[name]), buffer, rtol=1e-5, atol=1e-6)
+    problem.q = own_q
+    problem.check(np.asarray(out), np.asarray(lse), **modes[mode])
+
+
+def call() -> dict[str, Any]:
+    """One that is right."""
+    return {
+        "q": normal(4, NEW, 4, 64),
+        "k_cache": normal(4, 60, 2, 64, seed=1),
+        "v_cache": normal(4, 60, 2, 64, seed=2),
+        "k": normal(4, NEW, 2, 64, seed=3),
+        "v": normal(4, NEW, 2, 64, seed=4),
+        "seqused_k": BEFORE,
+        "causal": True,
+    }
+
+
+def wrong(word: str, error: type[Exception] = dlattn.UnsupportedError, **changes: Any) -> Wrong:
+    return Wrong(changes, (word,), error, call())
+
+
+TABLE = normal(80, 16)
+WRONG = {
+    "values alone": wrong("v is given and k is None", k=None),
+    "tables alone": wrong("rotary_cos is given and k is None", k=None, v=None, rotary_cos=TABLE),
+    "sines alone": wrong("accepted: both tables or none", rotary_sin=TABLE),
+    "no values": wrong("v is of type NoneType", TypeError, v=None),
+    "other batch": wrong("k: batch is 2, shape (2, 3, 2, 64); accepted: 4", k=normal(2, 3, 2, 64)),
+    "other heads": wrong("v: shape is", k=normal(4, 3, 4, 64)),
+    "no room": wrong("seqused_k[2] is 61", seqused_k=np.array([0, 1, 58, 2], np.int32)),
+    "no lengths": wrong("seqused_k is of type NoneType", TypeError, seqused_k=None),
+    "no array": wrong("k is of type int", TypeError, k=7),
+    "no cache": wrong("k_cache is of type int", TypeError, k_cache=7),
+    "out of another shape": wrong("out: shape is", out=np.empty((4, NEW, 4, 32), np.float32)),
+    "softcap": wrong("softcap is nan", softcap=math.nan),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_call_writes_nothing(name):
+    problem = WRONG[name]
+    before = {x: np.array(problem.defaults[x]) for x in ("k_cache", "v_cache")}
+    check(problem, dlattn.attention_with_kvcache)
+    for x, values in before.items():
+        np.testing.assert_array_equal(problem.defaults[x], values)
+
+
+def test_lengths_to_which_nothing_can_be_added():
+    class Lengths:
+        shape, dtype = (4,), np.dtype(np.int32)
+        __array_interface__ = BEFORE.__array_interface__
+
+        def __dlpack__(self, **options: Any) -> Any:
+            return BEFORE.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> Any:
+            return BEFORE.__dlpack_device__()
+
+    given = {**call(), "seqused_k": Lengths()}
+    with pytest.raises(TypeError, match="seqused_k is of type Lengths, to which no int can be"):
+        dlattn.attention_with_kvcache(**given)
+
+
+def test_bits_are_those_of_two_calls():
+    given = call()
+    other = {name: np.array(x) if name.endswith("cache") else x for name, x in given.items()}
+    out = dlattn.attention_with_kvcache(**given)
+    k, v = other.pop("k"), other.pop("v")
+    dlattn.append_kv(k, v, other["k_cache"], other["v_cache"], seqused_k=BEFORE)
+    other["seqused_k"] = BEFORE + NEW
+    np.testing.assert_array_equal(out, dlattn.attention_with_kvcache(**other))
