@@ -59,6 +59,13 @@ struct DlattnAttention {
     quantized_kv: *const c_void,
     workspace: *mut c_void,
     workspace_bytes: i64,
+    page_table: *const i32,
+    page_table_batch_stride: i64,
+    page_size: i64,
+    num_pages: i64,
+    cache_batch_idx: *const i32,
+    cache_batch_size: i64,
+    leftpad_k: *const i32,
 }
 
 const DLATTN_OK: i32 = 0;
