@@ -35,7 +35,7 @@ _DTYPES = {"wmma": ("float16",), "wmma8": ("float8_e4m3fn", "int8")}
 _INT8 = 2  # the first variant of 8-bit integers, of those that tile_shapes() tells of wmma8
 # No plan takes these on Ada: one has no loop, TMA brings the tiles of the other.
 NOT_MODELLED = ("single_pass", "persistent")
-_CORE = ("types", "code", "overlap", "validate", "varlen", "family", "plan", "boxes")
+_CORE = ("types", "code", "overlap", "validate", "varlen", "cache", "family", "plan", "boxes")
 _REGISTERS_PER_SM = 65536
 _RESERVED_SMEM = 1024  # bytes per block that CUDA takes for itself
 
