@@ -173,7 +173,8 @@ ARGUMENTS = (
         native=False,
         doc="""New keys, (batch, seqlen_new, num_heads_kv, head_dim), of q's dtype: `append_kv`
             writes them to k_cache, behind the keys that seqused_k counts, and they are attended to.
-            A call that attention refuses writes nothing. None: the caches are only read.""",
+            A call that attention refuses writes nothing. Not with stream: lengths are added on the
+            current stream of their library. None: the caches are only read.""",
     ),
     Argument(
         "v",

@@ -33,6 +33,11 @@ def append(
         q, rotated if there are tables, and the lengths with the new keys.
     """
     _refuse_alone(k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin)
+    if options.get("stream") is not None:
+        raise UnsupportedError(
+            "stream is given with k, and lengths are added on the current stream of their library; "
+            "accepted with k: None; with a stream, append_kv before the call"
+        )
     layout = options.get("layout", "bshd")
     lengths = _lengths_after(options["seqused_k"], k, q, layout)
     try:
@@ -58,7 +63,6 @@ def append(
         rotary_interleaved=rotary_interleaved,
         q_fixed_position=everywhere and rotary_cos is not None,
         layout=layout,
-        stream=options.get("stream"),
     )
     return q if rotated is None else rotated, lengths
 

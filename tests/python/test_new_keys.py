@@ -100,6 +100,7 @@ WRONG = {
     "no array": wrong("k is of type int", TypeError, k=7),
     "no cache": wrong("k_cache is of type int", TypeError, k_cache=7),
     "out of another shape": wrong("out: shape is", out=np.empty((4, NEW, 4, 32), np.float32)),
+    "a stream": wrong("stream is given with k", stream=1),
     "softcap": wrong("softcap is nan", softcap=math.nan),
 }
 
