@@ -173,6 +173,18 @@ BasicTensorView<T> score_view(const char* name, const DlattnTensor& tensor) {
   return made;
 }
 
+// Where the keys of a cache lie, which attention and append_kv are told alike.
+template <typename Given, typename Params>
+void take_cache(const Given& given, Params* p) {
+  p->page_table.data = given.page_table;
+  p->page_table.batch_stride = given.page_table_batch_stride;
+  p->page_size = given.page_size;
+  p->num_pages = given.num_pages;
+  p->cache_batch_idx = given.cache_batch_idx;
+  p->cache_batch_size = given.cache_batch_size;
+  p->leftpad_k = given.leftpad_k;
+}
+
 AttentionParams params_of(const DlattnAttention* given) {
   const DlattnAttention a = taken("DlattnAttention", given);
   AttentionParams p;
@@ -213,13 +225,7 @@ AttentionParams params_of(const DlattnAttention* given) {
   p.quantized_kv = a.quantized_kv;
   p.workspace = a.workspace;
   p.workspace_bytes = a.workspace_bytes;
-  p.page_table.data = a.page_table;
-  p.page_table.batch_stride = a.page_table_batch_stride;
-  p.page_size = a.page_size;
-  p.num_pages = a.num_pages;
-  p.cache_batch_idx = a.cache_batch_idx;
-  p.cache_batch_size = a.cache_batch_size;
-  p.leftpad_k = a.leftpad_k;
+  take_cache(a, &p);
   return p;
 }
 
@@ -287,12 +293,7 @@ AppendParams params_of(const DlattnAppend* given) {
   p.total_new = a.total_new;
   p.seqused_k = a.seqused_k;
   p.seqlen_k = a.seqlen_k;
-  p.cache_batch_size = a.cache_batch_size;
-  p.cache_batch_idx = a.cache_batch_idx;
-  p.page_table.data = a.page_table;
-  p.page_table.batch_stride = a.page_table_batch_stride;
-  p.page_size = a.page_size;
-  p.num_pages = a.num_pages;
+  take_cache(a, &p);
   p.slots = a.slots;
   if (a.slot_bytes != 0) p.slot_bytes = a.slot_bytes;
   p.rotary_cos = view<const void>("rotary_cos", a.rotary_cos);
@@ -301,7 +302,6 @@ AppendParams params_of(const DlattnAppend* given) {
   p.rotary_dim = a.rotary_dim;
   p.rotary_interleaved = flag("rotary_interleaved", a.rotary_interleaved);
   p.q_fixed_position = flag("q_fixed_position", a.q_fixed_position);
-  p.leftpad_k = a.leftpad_k;
   p.k_scale = view<const float>("k_scale", a.k_scale);
   p.v_scale = view<const float>("v_scale", a.v_scale);
   return p;

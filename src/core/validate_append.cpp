@@ -110,10 +110,8 @@ void check_places(const AppendParams& p) {
          ", the keys that a sequence has room for");
   }
   if (p.cache_batch_idx) check_at_least("cache_batch_size", p.cache_batch_size, 0);
-  if (p.page_table.data && p.batch_size > 1 && p.page_table.batch_stride < 0) {
-    fail("page_table: the stride of dimension batch is ", p.page_table.batch_stride,
-         "; negative strides are not accepted");
-  }
+  if (p.page_table.data)
+    check_stride("page_table", "batch", p.batch_size, p.page_table.batch_stride);
   check_address("cu_seqlens_q", p.cu_seqlens_q, sizeof(std::int32_t));
   check_address("seqused_k", p.seqused_k, sizeof(std::int32_t));
   check_address("cache_batch_idx", p.cache_batch_idx, sizeof(std::int32_t));
