@@ -47,7 +47,7 @@ def append(
         raise
     if not accepted:
         return q, lengths
-    everywhere = not options["causal"] and tuple(options.get("window", ())) in ((), (None, None))
+    no_window = tuple(options.get("window", (None, None))) == (None, None)
     rotated = append_kv(
         k,
         v,
@@ -61,7 +61,7 @@ def append(
         rotary_cos=rotary_cos,
         rotary_sin=rotary_sin,
         rotary_interleaved=rotary_interleaved,
-        q_fixed_position=everywhere and rotary_cos is not None,
+        q_fixed_position=rotary_cos is not None and not options["causal"] and no_window,
         layout=layout,
     )
     return q if rotated is None else rotated, lengths
