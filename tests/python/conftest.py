@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,6 +42,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def framework(request: pytest.FixtureRequest) -> Framework:
     """Each tensor library that runs on the CPU."""
     return FRAMEWORKS[request.param]()
+
+
+@pytest.fixture
+def torch() -> Iterator[Any]:
+    """torch with a GPU, and no work on it when the test is over."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip(f"torch {torch.__version__} finds no GPU")
+    yield torch
+    torch.cuda.synchronize()
 
 
 @pytest.fixture

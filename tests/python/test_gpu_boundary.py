@@ -24,15 +24,6 @@ MISSION = {"batch": 1, "seqlen_q": 512, "seqlen_k": 512, "num_heads": 8, "num_he
            "head_dim": 64}  # fmt: skip
 
 
-@pytest.fixture
-def torch():
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip(f"torch {torch.__version__} finds no GPU")
-    yield torch
-    torch.cuda.synchronize()
-
-
 def on_this_device(torch: Any, kernel: str) -> bool:
     """sm90 is for compute capability 9.0, and builds for others lack it."""
     if kernel != "sm90":

@@ -22,15 +22,6 @@ SIZES = {"batch": 1, "seqlen_q": 512, "seqlen_k": 512, "num_heads": 8, "num_head
          "head_dim": 64}  # fmt: skip
 
 
-@pytest.fixture
-def torch():
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip(f"torch {torch.__version__} finds no GPU")
-    yield torch
-    torch.cuda.synchronize()
-
-
 def on_gpu(torch: Any, *arrays: np.ndarray, device: Any = "cuda") -> list[Any]:
     return [torch.from_numpy(x).to(device, torch.float16) for x in arrays]
 
