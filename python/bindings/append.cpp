@@ -11,8 +11,8 @@
 namespace dlattn::python {
 namespace {
 
-constexpr dlpack::DLDataType kInt8{dlpack::kInt, 8, 1}, kInt32{dlpack::kInt, 32, 1},
-    kInt64{dlpack::kInt, 64, 1}, kFloat32{dlpack::kFloat, 32, 1};
+constexpr dlpack::DLDataType kInt8{dlpack::kInt, 8, 1}, kInt64{dlpack::kInt, 64, 1},
+    kFloat32{dlpack::kFloat, 32, 1};
 
 // The arguments as Python passed them, borrowed for the length of the call.
 struct AppendCall {
@@ -48,6 +48,9 @@ class AppendProblem {
 
   void check_unchanged() const {
     python::check_unchanged(tensors_.data(), tensors_.data() + tensors_.size());
+  }
+  void wait_for_owners() const {
+    python::wait_for_owners(tensors_.data(), tensors_.data() + tensors_.size(), target_);
   }
 
   AppendParams params;
@@ -91,7 +94,7 @@ class AppendProblem {
     is_list_ = !call.slots.is_none() && k.ndim == 3;
     if (!call.cu_seqlens_q.is_none()) {
       const Tensor& offsets = take_in(call.cu_seqlens_q, "cu_seqlens_q");
-      params.cu_seqlens_q = read_list(offsets, -1, "(batch + 1,)");
+      params.cu_seqlens_q = int32s_of(offsets, -1, "(batch + 1,)");
       params.batch_size = offsets.shape[0] - 1;
     }
     const Dims dims = dims_of(layout_);
@@ -135,10 +138,9 @@ class AppendProblem {
       unsupported(name, ": JAX arrays are immutable; accepted: a tensor that can be written");
     const Tensor& cache = take_in(object, name, true);
     if (cache.read_only) unsupported(name, " is read-only; accepted: a tensor that can be written");
-    const bool kBshd = layout_ == Layout::kBshd;
     check_rank(cache, 4,
-               kBshd ? "(batch or pages, rows, num_heads_kv, head_dim)"
-                     : "(batch or pages, num_heads_kv, rows, head_dim)");
+               layout_ == Layout::kBshd ? "(batch or pages, rows, num_heads_kv, head_dim)"
+                                        : "(batch or pages, num_heads_kv, rows, head_dim)");
     check_last_stride(cache);
     const Dims at = dims_of(layout_);
     Shape shape = {4, {cache.shape[0], cache.shape[1], cache.shape[2], head_dim}};
@@ -167,19 +169,21 @@ class AppendProblem {
           "slots");
     }
     if (!call.seqused_k.is_none())
-      params.seqused_k = read_list(take_in(call.seqused_k, "seqused_k"), params.batch_size);
+      params.seqused_k =
+          int32s_of(take_in(call.seqused_k, "seqused_k"), params.batch_size, "(batch,)");
     if (!call.leftpad_k.is_none())
-      params.leftpad_k = read_list(take_in(call.leftpad_k, "leftpad_k"), params.batch_size);
+      params.leftpad_k =
+          int32s_of(take_in(call.leftpad_k, "leftpad_k"), params.batch_size, "(batch,)");
     if (!call.cache_batch_idx.is_none()) {
-      params.cache_batch_idx =
-          read_list(take_in(call.cache_batch_idx, "cache_batch_idx"), params.batch_size);
+      params.cache_batch_idx = int32s_of(take_in(call.cache_batch_idx, "cache_batch_idx"),
+                                         params.batch_size, "(batch,)");
       params.cache_batch_size = entries;
     }
     const bool paged = params.slots || !call.page_table.is_none();
     if (paged) params.page_size = rows, params.num_pages = entries;
     if (!call.page_table.is_none()) {
       const Tensor& table = take_in(call.page_table, "page_table");
-      check_dtype(table, kInt32, "int32");
+      check_dtype(table, kInt32);
       check_rank(table, 2, "(batch, pages of a sequence)");
       check_last_stride(table);
       if (table.shape[0] != params.batch_size) {
@@ -203,7 +207,8 @@ class AppendProblem {
   }
 
   void read_slots(const Tensor& slots) {
-    if (!same(slots.dtype, kInt64)) check_dtype(slots, kInt32, "int64 or int32");
+    if (!same(slots.dtype, kInt64) && !same(slots.dtype, kInt32))
+      unsupported("slots: dtype is ", dtype_text(slots.dtype), "; accepted: int64 or int32");
     const Shape shape = is_list_ || params.cu_seqlens_q
                             ? Shape{1, {num_rows_}}
                             : Shape{2, {params.batch_size, params.seqlen_new}};
@@ -248,7 +253,7 @@ class AppendProblem {
   void read_scale(nb::handle object, const char* name, BasicTensorView<const float>* view) {
     if (object.is_none()) return;
     const Tensor& scale = take_in(object, name);
-    check_dtype(scale, kFloat32, "float32");
+    check_dtype(scale, kFloat32);
     view->data = static_cast<const float*>(scale.data);
     if (scale.ndim < 2 && scale.num_elements() == 1) {
       view->batch_stride = view->head_stride = 0;
@@ -264,25 +269,6 @@ class AppendProblem {
     }
   }
 
-  void check_dtype(const Tensor& tensor, dlpack::DLDataType expected, const char* accepted) const {
-    if (same(tensor.dtype, expected)) return;
-    unsupported(tensor.name, ": dtype is ", dtype_text(tensor.dtype), "; accepted: ", accepted);
-  }
-
-  // int32, `count` of them; -1: any number, but not none.
-  const std::int32_t* read_list(const Tensor& tensor, std::int64_t count,
-                                const char* dims = "(batch,)") const {
-    check_dtype(tensor, kInt32, "int32");
-    if (count >= 0) {
-      check_shape(tensor, {1, {count}}, dims);
-    } else {
-      check_rank(tensor, 1, dims);
-      if (tensor.shape[0] == 0) unsupported(tensor.name, " is empty; accepted: shape ", dims);
-    }
-    check_last_stride(tensor);
-    return static_cast<const std::int32_t*>(tensor.data);
-  }
-
   const Layout layout_;
   const Target& target_;
   std::vector<Tensor> tensors_;
@@ -291,15 +277,6 @@ class AppendProblem {
   bool is_list_ = false;
   std::int64_t num_rows_ = 0;
 };
-
-// Caches that autograd may have saved are not what they were.
-void tell_autograd(const AppendCall& call) {
-  for (const auto& [object, name] :
-       {std::pair{call.k_cache, "k_cache"}, {call.v_cache, "v_cache"}}) {
-    const TensorType& type = tensor_type(object, name);
-    if (type.torch) type.torch_state.increment_version(object);
-  }
-}
 
 nb::object append_kv(const AppendCall& call) {
   const Layout layout = parse_layout(call.layout);
@@ -313,13 +290,20 @@ nb::object append_kv(const AppendCall& call) {
   AppendProblem problem(call, layout, target);
   std::optional<Allocation> q_out = problem.allocate_queries();
   problem.check_unchanged();
+  const auto tell_autograd = [&] {
+    tell_written(call.k_cache, "k_cache");
+    tell_written(call.v_cache, "v_cache");
+  };
   try {
-    without_gil([&](Poll poll) { dlattn::append_kv(problem.params, target.stream, poll); });
+    without_gil([&](Poll poll) {
+      problem.wait_for_owners();
+      dlattn::append_kv(problem.params, target.stream, poll);
+    });
   } catch (const nb::python_error&) {
-    tell_autograd(call);  // a part may have been written
+    tell_autograd();  // a part may have been written
     throw;
   }
-  tell_autograd(call);
+  tell_autograd();
   return q_out ? take(target, &*q_out) : nb::none();
 }
 

@@ -56,10 +56,7 @@ Outcome compute(const AttentionCall& call, const Target& target, Problem& proble
                                  &workspace};
   }
   const auto tell_autograd = [&] {
-    if (out) return;
-    const TensorType& type = tensor_type(call.out, "out");
-    if (type.torch) type.torch_state.increment_version(call.out);
-    if (type.paddle) call_method(type.adapter, "wrote", call.out);
+    if (!out) tell_written(call.out, "out");
   };
   check_unchanged(problem.tensors, problem.tensors + problem.num_tensors);
   try {

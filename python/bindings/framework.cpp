@@ -316,6 +316,12 @@ void wait_for_owners(const Tensor* first, const Tensor* last, const Target& targ
   }
 }
 
+void tell_written(nb::handle object, const char* name) {
+  const TensorType& type = tensor_type(object, name);
+  if (type.torch) type.torch_state.increment_version(object);
+  if (type.paddle) call_method(type.adapter, "wrote", object);
+}
+
 namespace {
 
 nb::object tuple_of(const std::int64_t* numbers, int count) {

@@ -372,8 +372,7 @@ void check_last_stride(const Tensor& tensor) {
               "; accepted: 1 (elements of a row side by side)");
 }
 
-const std::int32_t* read_int32s(const Tensor& tensor, std::int64_t count, const char* dims,
-                                Problem* problem) {
+const std::int32_t* int32s_of(const Tensor& tensor, std::int64_t count, const char* dims) {
   check_dtype(tensor, kInt32);
   if (count >= 0) {
     check_shape(tensor, {1, {count}}, dims);
@@ -382,7 +381,12 @@ const std::int32_t* read_int32s(const Tensor& tensor, std::int64_t count, const 
     if (tensor.shape[0] == 0) unsupported(tensor.name, " is empty; accepted: shape ", dims);
   }
   check_last_stride(tensor);
-  const auto* numbers = static_cast<const std::int32_t*>(tensor.data);
+  return static_cast<const std::int32_t*>(tensor.data);
+}
+
+const std::int32_t* read_int32s(const Tensor& tensor, std::int64_t count, const char* dims,
+                                Problem* problem) {
+  const std::int32_t* const numbers = int32s_of(tensor, count, dims);
   if (problem->params.device.type != DeviceType::kCpu) return numbers;
   // Room for all three at once, as the first ones must stay where they are.
   std::vector<std::int32_t>& copies = problem->sequences;

@@ -91,6 +91,8 @@ const Tensor& take_in(nb::handle object, const char* name, const Target& target,
 const Tensor& take_in_out(nb::handle out, const Target& target, Problem* problem);
 
 // An int32 array of `count` numbers; -1: of any number of them, but not none.
+const std::int32_t* int32s_of(const Tensor& tensor, std::int64_t count, const char* dims);
+// The same, on the CPU of a copy that the problem holds.
 const std::int32_t* read_int32s(const Tensor& tensor, std::int64_t count, const char* dims,
                                 Problem* problem);
 

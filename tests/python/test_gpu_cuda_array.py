@@ -178,6 +178,25 @@ def test_other_streams_are_waited_for(torch, late_one, given):
     assert torch.equal(out, want)
 
 
+def test_append_waits_for_other_streams(torch):
+    """New keys are late on a stream that is not the call's."""
+    k, v = on_gpu(torch, normal(1, 64, 2, 64), normal(1, 64, 2, 64, seed=1))
+    caches = [nan_like(torch, torch.cat([x, x], 1)) for x in (k, v)]
+    used = torch.zeros(1, dtype=torch.int32, device="cuda")
+    dlattn.append_kv(*lent(k, v, *caches), seqused_k=Borrowed(used), stream=1)
+    late, stream, other = nan_like(torch, k), torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(HALF_SECOND)
+        late.copy_(k)
+    given = [Borrowed(late, stream=stream.cuda_stream), *lent(v, *caches)]
+    dlattn.append_kv(*given, seqused_k=Borrowed(used), stream=other)
+    assert not stream.query(), "the call waited for the stream"
+    torch.cuda.synchronize()
+    assert torch.equal(caches[0][:, :64], k)
+    assert torch.equal(caches[1][:, :64], v)
+
+
 def test_nothing_is_waited_for_without_need(torch):
     """Neither by a call whose arrays name no stream, nor by one that computes nothing."""
     arrays = on_gpu(torch, *qkv(**SIZES))
