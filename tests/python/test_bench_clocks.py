@@ -120,6 +120,29 @@ def test_gpu_clock_times_what_cannot_be_captured(fake_torch: FakeTorch) -> None:
     assert clock.window(prepared, INSTANT) == pytest.approx([1e-3])
 
 
+def test_a_turn_is_captured_once(fake_torch: FakeTorch) -> None:
+    calls: list[int] = []
+    turn = [lambda i=i: (calls.append(i), fake_torch.work()) for i in range(26)]
+    clock = timing.GpuClock()
+    prepared = clock.prepare(fake_torch.work, turn)
+    assert (prepared.calls, prepared.note) == (26, "")
+    assert calls == 2 * list(range(26))  # once before, once captured
+    windows = timing.Windows(1, warmup_seconds=0.0, measured_seconds=0.1, host_calls=1)
+    times = clock.window(prepared, windows)
+    assert times == pytest.approx([1e-3] * 4)
+    assert len(calls) == 52
+
+
+def test_cpu_clock_takes_the_calls_of_a_turn_one_by_one() -> None:
+    calls: list[int] = []
+    clock = timing.CpuClock()
+    prepared = clock.prepare(
+        lambda: pytest.fail("not of the turn"), [lambda i=i: calls.append(i) for i in range(3)]
+    )
+    assert len(clock.window(prepared, INSTANT)) == 3
+    assert calls == [0, 1, 2, 0]
+
+
 def test_gpu_clock_keeps_the_stream_busy_for_host_times(fake_torch: FakeTorch) -> None:
     clock = timing.GpuClock()
     start = fake_torch.now
@@ -139,7 +162,7 @@ def test_contestants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[str] = []
 
     class Clock(timing.CpuClock):
-        def prepare(self, call: Any) -> timing.Prepared:
+        def prepare(self, call: Any, turn: Any = ()) -> timing.Prepared:
             return timing.Prepared(call, 1, note=str(len(prepared)))
 
         def window(self, prepared: timing.Prepared, windows: timing.Windows) -> list[float]:
@@ -151,7 +174,7 @@ def test_contestants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     run.clock = Clock()
     original = run.clock.prepare
     monkeypatch.setattr(
-        run.clock, "prepare", lambda call: (prepared.append(call), original(call))[1]
+        run.clock, "prepare", lambda call, turn: (prepared.append(call), original(call, turn))[1]
     )
     results = run.time(run.of_case(Case((1, 1, 8, 8), False, "float32")))
     assert turns == ["1", "2", "2", "1", "1", "2"]

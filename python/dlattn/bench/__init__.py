@@ -123,7 +123,7 @@ def main(args: argparse.Namespace) -> int:
         session.release()
         save(complete=False)
     progress.step("host time of a call")
-    host = session.host_times(dtype)
+    host = session.host_times(session.host_entrants(dtype))
     progress.close()
 
     print(report.print_results(results, ceiling))

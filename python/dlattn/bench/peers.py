@@ -55,6 +55,8 @@ class Bound:
     `averaged` is for those whose results are rounded to few bits: without most of that rounding.
     `note` is what is to be known of the call's time.
     `plan` is the kernel that the call takes, and its shape if it has several: "wmma:wide".
+    `turn` is what to time instead: calls like it, one after the other, on tensors that are not all
+    in a cache.
     """
 
     call: Call
@@ -63,6 +65,7 @@ class Bound:
     plan: str = ""
     averaged: Call | None = None
     note: str = ""
+    turn: tuple[Call, ...] = ()
 
 
 @dataclass(frozen=True)

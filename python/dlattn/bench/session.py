@@ -105,7 +105,7 @@ class Session:
                     del out
                     if result.wrong and result.ours:
                         continue
-                    prepared = self.clock.prepare(bound.call)
+                    prepared = self.clock.prepare(bound.call, bound.turn)
                     result.note = "; ".join(note for note in (bound.note, prepared.note) if note)
             except UnavailableError as error:
                 result.note = str(error)
@@ -128,17 +128,21 @@ class Session:
                     seconds = self.clock.window(prepared, self.windows)
                 result.times.append(statistics.median(seconds))
 
-    def host_times(self, dtype: str) -> dict[str, float | None]:
-        """The eager call's host time, on a problem too small to matter."""
+    def host_entrants(self, dtype: str) -> dict[str, Entrant]:
+        """Everybody with a problem whose time on the device is too short to matter."""
         problem = self._problem(Case(_HOST_SIZES[self.device], False, dtype))
+        return {contestant.name: Entrant(contestant, problem) for contestant in self.contestants}
+
+    def host_times(self, entrants: Mapping[str, Entrant]) -> dict[str, float | None]:
+        """The eager call's host time, by the names given."""
         host: dict[str, float | None] = {}
-        for contestant in self.contestants:
+        for name, entrant in entrants.items():
             try:
-                bound = contestant.bind(problem)
+                bound = entrant.contestant.bind(entrant.problem)
                 with bound.context():
-                    host[contestant.name] = self.clock.host(bound.call, self.windows)
+                    host[name] = self.clock.host(bound.call, self.windows)
             except Exception:  # its cases say why
-                host[contestant.name] = None
+                host[name] = None
         return host
 
     def protocol(self) -> dict[str, Any]:

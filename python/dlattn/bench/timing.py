@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any, Protocol
 
 Call = Callable[[], object]
@@ -47,8 +47,8 @@ class Clock(Protocol):
 
     method: str
 
-    def prepare(self, call: Call) -> Prepared:
-        """Get ready to time a call."""
+    def prepare(self, call: Call, turn: Sequence[Call] = ()) -> Prepared:
+        """Get ready to time a call, or those of a turn."""
 
     def window(self, prepared: Prepared, windows: Windows) -> list[float]:
         """Seconds per call, one figure for each repetition within a measured window."""
@@ -69,14 +69,17 @@ class GpuClock:
         once = self._seconds(lambda: self._torch.cuda._sleep(cycles))
         self._busy_cycles = int(cycles * _BUSY_SECONDS / once)
 
-    def prepare(self, call: Call) -> Prepared:
+    def prepare(self, call: Call, turn: Sequence[Call] = ()) -> Prepared:
         """Capture; what cannot be captured is timed as launches in a row."""
         torch = self._torch
-        calls = 1 if self._seconds(call) > _LONG_CALL_SECONDS else _LAUNCHES_PER_GRAPH
+        if not turn:
+            long = self._seconds(call) > _LONG_CALL_SECONDS
+            turn = (call,) if long else (call,) * _LAUNCHES_PER_GRAPH
+        calls = len(turn)
 
         def launches() -> None:
-            for _ in range(calls):
-                call()
+            for each in turn:
+                each()
 
         # One stream for both: an allocator that keeps blocks by stream finds them while capturing.
         stream = torch.cuda.Stream()
@@ -143,9 +146,12 @@ class CpuClock:
 
     method = "wall time of each call, median"
 
-    def prepare(self, call: Call) -> Prepared:
+    def prepare(self, call: Call, turn: Sequence[Call] = ()) -> Prepared:
         """Nothing to prepare."""
-        return Prepared(call, 1)
+        if not turn:
+            return Prepared(call, 1)
+        calls = cycle(turn)
+        return Prepared(lambda: next(calls)(), 1)
 
     def window(self, prepared: Prepared, windows: Windows) -> list[float]:
         """Call for the warm-up, then measure each call."""
