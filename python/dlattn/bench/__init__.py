@@ -11,18 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import dlattn
-from dlattn.bench import eight_bit, environment, features, plot, precision, report, scores
+from dlattn.bench import decode, eight_bit, environment, features, plot, precision, report, scores
 from dlattn.bench.cases import Case, parse_shapes
+from dlattn.bench.decode import report as decode_report
+from dlattn.bench.features import Group
 from dlattn.bench.report import Result
-from dlattn.bench.session import Entrant, Session
-from dlattn.bench.timing import QUICK, SUSTAINED
+from dlattn.bench.session import Session
+from dlattn.bench.timing import MEMORY_BOUND, QUICK, SUSTAINED
 from dlattn.cli.devices import gpu_status
 from dlattn.cli.errors import CommandError
 from dlattn.cli.text import Progress
 from dlattn.cli.writing import check_writable, is_stream, write_text
 
 # On torch tensors, with contestants and baselines of their own.
-_STUDIES = {"features": features.groups, "scores": scores.groups, "eight_bit": eight_bit.groups}
+_STUDIES = ("features", "scores", "eight_bit", "decode")
+_OWN_PEERS = ("eight_bit", "decode")  # studies that choose their peers themselves
 _PEERS = {  # that a set of shapes is about, on a GPU; all others take part if they are named
     "sweep": ["torch-flash", "torch-cudnn", "fa4"],
     "small": ["torch-flash", "torch-efficient"],
@@ -35,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shape",
         default="seed",
         metavar="WHICH",
-        help="mission, seed (default), sweep, small, features, scores, eight_bit or B,H,S,D",
+        help="mission, seed (default), sweep, small, features, scores, eight_bit, decode or "
+        "B,H,S,D",
     )
     parser.add_argument(
         "--head-dim", nargs="*", type=int, metavar="D", help="only shapes of these head_dims"
@@ -44,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--only",
         nargs="*",
         metavar="GROUP",
-        help="of features, scores and eight_bit, only these groups",
+        help="of features, scores, eight_bit and decode, only these groups",
     )
     masks = parser.add_mutually_exclusive_group()
     masks.add_argument("--causal", action="store_true", help="causal only; default: both")
@@ -52,22 +56,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         choices=("float16", "bfloat16", "float32"),
-        help="default: float16 on a GPU, for eight_bit bfloat16; float32 on the CPU",
+        help="default: float16 on a GPU, for eight_bit and decode bfloat16; float32 on the CPU",
     )
     parser.add_argument(
         "--kernels",
         nargs="*",
         metavar="K",
         help="of ours: auto, a kernel, or a kernel and its shape such as wmma:wide; default: all, "
-        "or auto for sweep, small, features, scores and eight_bit, and wmma too for features on "
-        "Hopper",
+        "or auto for sweep, small, features, scores, eight_bit and decode, and wmma too for "
+        "features on Hopper",
     )
     parser.add_argument(
         "--peers",
         nargs="*",
         metavar="P",
-        help="default: all that are installed; for sweep, small, features, scores and eight_bit "
-        "those that these are about",
+        help="default: all that are installed; for sweep, small, features, scores, eight_bit and "
+        "decode those that these are about",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
     parser.add_argument("--quick", action="store_true", help="short windows: a first impression")
@@ -86,10 +90,16 @@ def main(args: argparse.Namespace) -> int:
         plot.require()
     session = _session(args, device)
     dtype = args.dtype or _default_dtype(args.shape, device)
-    groups = _groups(args, session, dtype)
+    decoding = None
+    if args.shape == "decode":
+        decoding = decode.study(_context(args, session, dtype, _masks(args)))
+    groups = _groups(args, session, dtype, decoding)
     checks = _checks(args, session, dtype)
     about = environment.describe(device, args.commit)
-    _print_head(about, session)
+    protocol = session.protocol()
+    if decoding is not None:
+        protocol.update(decode.protocol(device))
+    _print_head(about, session, protocol["method"])
 
     progress = Progress(len(groups) + len(checks) + 2)
     progress.step("ceilings: matrix product, copy")
@@ -100,7 +110,10 @@ def main(args: argparse.Namespace) -> int:
     checked: dict[str, Any] = {}
 
     def save(complete: bool) -> dict[str, Any]:
-        document = report.to_json(about, session.protocol(), ceiling, results, host, complete)
+        document = report.to_json(about, protocol, ceiling, results, host, complete)
+        if decoding is not None:
+            found = decode_report.summary(results, about["machine"])
+            document["decode"] = {**decoding.about(), **found}
         if args.shape == "eight_bit":
             copy = ceiling["copy_gb_per_s"]
             document["eight_bit"] = {
@@ -123,13 +136,17 @@ def main(args: argparse.Namespace) -> int:
         session.release()
         save(complete=False)
     progress.step("host time of a call")
-    host = session.host_times(session.host_entrants(dtype))
+    few = session.host_entrants(dtype) if decoding is None else decoding.host_entrants()
+    host = session.host_times(few)
     progress.close()
 
-    print(report.print_results(results, ceiling))
+    document = save(complete=True)
+    if decoding is not None:
+        print(decode_report.text(document, results))
+    else:
+        print(report.print_results(results, ceiling))
     print()
     print(report.print_host_times(host))
-    document = save(complete=True)
     if args.shape == "eight_bit":
         print(f"\n{eight_bit.text(document)}")
     if args.plot:
@@ -147,48 +164,56 @@ def _session(args: argparse.Namespace, device: str) -> Session:
     if args.shape in _STUDIES:
         if importlib.util.find_spec("torch") is None:
             raise CommandError(f"--shape {args.shape} needs torch, which holds its tensors")
-        if peers is None or args.shape == "eight_bit":
+        if peers is None or args.shape in _OWN_PEERS:
             peers = []  # the study knows its own
     elif device == "cuda" and peers is None:
         peers = _PEERS.get(args.shape)
-    return Session(device, QUICK if args.quick else SUSTAINED, kernels, peers)
+    windows = MEMORY_BOUND if args.shape == "decode" else SUSTAINED
+    return Session(device, QUICK if args.quick else windows, kernels, peers)
 
 
 def _default_dtype(shape: str, device: str) -> str:
     """That of the 16-bit tensors; the CPU's kernels compute in float32."""
     if device == "cpu":
         return "float32"
-    return "bfloat16" if shape == "eight_bit" else "float16"
+    return "bfloat16" if shape in ("eight_bit", "decode") else "float16"
 
 
 def _on_hopper() -> bool:
     return any(device.compute_capability == (9, 0) for device in dlattn.info().devices)
 
 
-def _groups(
-    args: argparse.Namespace, session: Session, dtype: str
-) -> list[tuple[str, Callable[[], list[Entrant]]]]:
-    """Who takes turns with whom, each with a name; tensors are made when it is their turn."""
+def _masks(args: argparse.Namespace) -> list[bool]:
+    """Whether causal: those that were asked for, or both."""
     masks = [causal for causal, wanted in ((False, args.full), (True, args.causal)) if wanted]
+    return masks or [False, True]
+
+
+def _groups(
+    args: argparse.Namespace, session: Session, dtype: str, decoding: decode.Study | None
+) -> list[tuple[str, Group]]:
+    """Who takes turns with whom, each with a name; tensors are made when it is their turn."""
+    if decoding is not None:
+        return _chosen(args, decoding.groups())
     if args.shape in _STUDIES:
-        return _study(args, session, dtype, masks or [False, True])
+        context = _context(args, session, dtype, _masks(args))
+        study = {"features": features, "scores": scores, "eight_bit": eight_bit}[args.shape]
+        return _chosen(args, study.groups(context))
     if args.only is not None:
         raise CommandError(f"--only is for --shape {' and '.join(_STUDIES)}")
     cases = [
         Case(sizes, causal, dtype)
         for sizes in parse_shapes(args.shape, session.device)
         if args.head_dim is None or sizes[3] in args.head_dim
-        for causal in masks or (False, True)
+        for causal in _masks(args)
     ]
     if not cases:
         raise CommandError(f"--head-dim {args.head_dim} leaves no shape of {args.shape}")
     return [(f"{case.label} {case.mask} {dtype}", partial(session.of_case, case)) for case in cases]
 
 
-def _study(
-    args: argparse.Namespace, session: Session, dtype: str, masks: list[bool]
-) -> list[tuple[str, Callable[[], list[Entrant]]]]:
-    named = _STUDIES[args.shape](_context(args, session, dtype, masks))
+def _chosen(args: argparse.Namespace, named: dict[str, list[Group]]) -> list[tuple[str, Group]]:
+    """Of a study's groups those that were asked for, each with its name."""
     for name in args.only or ():
         if name not in named:
             raise CommandError(f"--only {name}; accepted here: {', '.join(named)}")
@@ -219,13 +244,13 @@ def _checks(
     return eight_bit.checks(_context(args, session, dtype, [False]))
 
 
-def _print_head(about: dict[str, Any], session: Session) -> None:
+def _print_head(about: dict[str, Any], session: Session, method: str) -> None:
     machine, versions, git = about["machine"], about["versions"], about["git"]
     where = machine.get("gpu") or machine["cpu"]
     commit = f"commit {git['sha'][:12]}" if git["sha"] else "unknown commit"
     commit += " with changes" if git["dirty"] else ""
     print(f"{where}; " + ", ".join(f"{name} {version}" for name, version in versions.items()))
-    print(f"{commit}; {session.clock.method}")
+    print(f"{commit}; {method}")
     if session.device == "cpu":
         print(f"{dlattn.info().cpu_threads} threads, load average {machine['load_average']}")
     print(flush=True)

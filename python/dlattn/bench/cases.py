@@ -81,5 +81,5 @@ def parse_shapes(text: str, device: str) -> tuple[Sizes, ...]:
             return (sizes,)
     raise CommandError(
         f"--shape is {text!r}; accepted: mission, seed, sweep, small, features, scores, eight_bit, "
-        "or B,H,S,D such as 2,8,2048,64"
+        "decode, or B,H,S,D such as 2,8,2048,64"
     )

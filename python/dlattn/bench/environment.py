@@ -181,6 +181,8 @@ def _versions(device: str) -> dict[str, Any]:
     names["fa4"] = ("flash-attn-4",)
     names["cudnn_frontend"] = ("nvidia-cudnn-frontend",)
     names["comfy_kitchen"] = ("comfy-kitchen",)
+    names["flashinfer"] = ("flashinfer-python",)
+    names["flash_attn"] = ("flash-attn",)
     for name, distributions in names.items():
         for distribution in distributions:
             try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dlattn.bench import eight_bit
+from dlattn.bench.decode import report as decode_report
 from dlattn.bench.report import Result, best_peer, ceiling_text, from_json, summary_lines
 from dlattn.cli.text import duration, markdown_table, rate
 
@@ -55,7 +56,9 @@ def _section(path: Path, root: Path) -> str:
     plot = path.with_suffix(".png")
     if plot.is_file():
         parts.append(f"![{_where(document)}]({plot.relative_to(root).as_posix()})")
-    if any(result.baseline for result in results):
+    if "decode" in document:
+        tables, headline = decode_report.markdown(document, results), ""
+    elif any(result.baseline for result in results):
         tables, headline = _comparisons(results), ""
     else:
         tables, headline = _table(results), "\n".join(f"- {x}" for x in summary_lines(results))

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from dlattn.bench import tensors
 from dlattn.bench.cases import FLOAT8, Case
 from dlattn.cli.devices import CPU_KERNELS, GPU_KERNELS
 from dlattn.cli.errors import first_line
+
+if TYPE_CHECKING:
+    from dlattn.bench.decode.caches import Caches
 
 Array = NDArray[Any]
 Call = Callable[[], Any]
@@ -45,6 +48,7 @@ class Problem:
     v: Any
     options: Mapping[str, Any] = field(default_factory=dict)  # of dlattn.attention, causal apart
     varlen: Varlen | None = None
+    caches: Caches | None = None  # of decoding: q, k and v are laid out as it says
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dlattn.bench.cases import FLOAT8, Case
+from dlattn.bench.decode import plot as decode_plot
 from dlattn.bench.report import Result, ceiling_text, from_json
 from dlattn.cli.errors import CommandError
 from dlattn.cli.text import duration, rate
@@ -51,7 +52,11 @@ def draw(document: dict[str, Any], path: Path) -> None:
         "svg.hashsalt": "dlattn",
     }
     with pyplot.rc_context(style):
-        if "eight_bit" in document and _of_several_lengths(results):
+        if "decode" in document:
+            colours = _colours(results)
+            figure = decode_plot.bars(pyplot, document, results, colours, _TOP + _BOTTOM)
+            _reserve(figure, _BOTTOM)
+        elif "eight_bit" in document and _of_several_lengths(results):
             figure = _eight_bit(pyplot, results, document["eight_bit"])
         elif any(result.vs_baseline is not None for result in results):
             figure = _ratios(pyplot, results)
@@ -311,7 +316,8 @@ def _title(document: dict[str, Any]) -> str:
     machine = document["machine"]
     dtypes = dict.fromkeys(result["dtype"] for result in document["results"])
     dtype = " and ".join(dtypes) if "eight_bit" in document else next(iter(dtypes))
-    return f"Attention forward, {dtype}: {machine.get('gpu') or machine['cpu']}"
+    what = "Decoding" if "decode" in document else "Attention forward"
+    return f"{what}, {dtype}: {machine.get('gpu') or machine['cpu']}"
 
 
 def _footnote(document: dict[str, Any]) -> str:

@@ -176,6 +176,8 @@ class Session:
 
 
 def _expect(problem: Problem) -> Any:
+    if problem.caches is not None:
+        return problem.caches.inputs.expected
     if isinstance(problem.q, np.ndarray):
         return correctness.Expectations(problem.case, problem.q, problem.k, problem.v)
     options = {k: v for k, v in problem.options.items() if k != "return_lse"}

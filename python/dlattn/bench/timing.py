@@ -30,6 +30,8 @@ class Windows:
 
 # A card at its power limit needs a while to settle: short windows flatter by up to a tenth.
 SUSTAINED = Windows(rounds=3, warmup_seconds=0.12, measured_seconds=0.28, host_calls=1000)
+# Bound by memory, of calls of microseconds: far from the power limit, and settled at once.
+MEMORY_BOUND = Windows(rounds=3, warmup_seconds=0.03, measured_seconds=0.1, host_calls=1000)
 QUICK = Windows(rounds=2, warmup_seconds=0.01, measured_seconds=0.03, host_calls=200)
 
 
