@@ -11,7 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-from dlattn.bench.figures import figures_markdown, sweep_markdown
+from dlattn.bench.figures import decode_markdown, figures_markdown, sweep_markdown
 from dlattn.cli.support import support_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,11 +31,19 @@ they were timed.
 
 def parts() -> dict[Path, tuple[str, str]]:
     """The files with a generated part, the part's name and its text."""
-    sweep = ROOT / "benchmarks" / "results" / "h200-sweep.json"
     return {
-        README: ("figures", sweep_markdown(sweep, ROOT)),
+        README: ("figures", figures(ROOT / "benchmarks" / "results")),
         KERNELS: ("support", support_markdown()),
     }
+
+
+def figures(results: Path) -> str:
+    """README's figures: the sweep, and decoding once it has been measured."""
+    parts = [sweep_markdown(results / "h200-sweep.json", ROOT)]
+    decode = results / "h200-decode.json"
+    if decode.is_file():
+        parts.append(decode_markdown(decode, ROOT))
+    return "\n\n".join(parts)
 
 
 def fill(path: Path, text: str) -> str:

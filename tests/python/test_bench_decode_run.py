@@ -273,6 +273,37 @@ def test_wrong_peers_are_no_measure() -> None:
     assert [line[-1] for line in lines] == ["", "beyond the bound; mask as a bias", ""]
 
 
+def load_generator() -> Any:
+    path = Path(__file__).resolve().parents[2] / "benchmarks" / "update_readme.py"
+    spec = importlib.util.spec_from_file_location("update_readme", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_readme_has_decoding_once_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = load_generator()
+    monkeypatch.setattr(generator, "ROOT", tmp_path)
+    monkeypatch.setattr(generator, "sweep_markdown", lambda path, root: f"sweep {path.name}")
+    assert generator.figures(tmp_path) == "sweep h200-sweep.json"
+    (tmp_path / "h200-decode.json").write_text(json.dumps(example()))
+    text = generator.figures(tmp_path)
+    assert text.startswith("sweep h200-sweep.json\n\nDecoding, one query of each sequence: ")
+    assert "NVIDIA H200, bfloat16, microseconds a call" in text
+    assert "([h200-decode.json](h200-decode.json))" in text
+    assert "| (B,H,keys,D) | dlattn | cuDNN | FlashAttention-2 |" in text
+    assert "| (1,32/8,8192,128) | 8.4 | 8.0 | 11.2 |" in text
+    assert text.count("\n| (") == 6
+
+    (tmp_path / "h200-decode.json").write_text(json.dumps(example(only="contiguous")))
+    assert generator.figures(tmp_path) == text
+    (tmp_path / "h200-decode.json").write_text(json.dumps(example(only="mixes")))
+    assert "| (1,32/8,8192,128) | - | - | - |" in generator.figures(tmp_path)
+
+
 def test_plot(tmp_path: Path) -> None:
     pyplot = pytest.importorskip("matplotlib.pyplot")
     drawn = []

@@ -49,6 +49,13 @@ def sweep_markdown(path: Path, root: Path) -> str:
     )
 
 
+def decode_markdown(path: Path, root: Path) -> str:
+    """Decoding in a row for each of some cases; links are relative to `root`."""
+    document = json.loads(path.read_text())
+    link = f"[{path.name}]({path.relative_to(root).as_posix()})"
+    return decode_report.readme(document, from_json(document), link, _where(document))
+
+
 def _section(path: Path, root: Path) -> str:
     document = json.loads(path.read_text())
     results = [result for result in from_json(document) if result.seconds is not None]

@@ -17,6 +17,19 @@ from dlattn.cli.text import duration, markdown_table, table
 # a limit: runs and cards differ by some percent.
 H200_READ_TB_PER_S = 4.42
 
+_README_CASES = (  # of the group `contiguous`
+    "(1,32/8,1024,128)",
+    "(1,32/8,8192,128)",
+    "(1,32/8,131072,128)",
+    "(8,32/8,4096,128)",
+    "(64,32/8,4096,128)",
+)
+_README_NAMES = {
+    "dlattn auto": "dlattn",
+    "torch-cudnn": "cuDNN",
+    "torch-flash": "FlashAttention-2",
+}
+
 
 @dataclass
 class Row:
@@ -171,6 +184,28 @@ def markdown(document: Mapping[str, Any], results: Sequence[Result]) -> str:
     """The table for RESULTS.md."""
     headers, lines = times(results, document["machine"])
     return markdown_table([*headers[:-1], "note"], lines)
+
+
+def readme(document: Mapping[str, Any], results: Sequence[Result], link: str, where: str) -> str:
+    """A row for each of some cases, cold, of ours and two peers; `link` leads to the JSON."""
+    everybody = [row for row in rows(results) if row.group == "contiguous"]
+    lines = []
+    for label in _README_CASES:
+        cells = []
+        for name in _README_NAMES:
+            seconds = [
+                row.seconds(COLD)
+                for row in everybody
+                if (row.case.label, row.contestant) == (label, name)
+            ]
+            cells.append("-" if not seconds or seconds[0] is None else f"{1e6 * seconds[0]:.1f}")
+        lines.append([label, *cells])
+    headers = ["(B,H,keys,D)", *_README_NAMES.values()]
+    dtype = results[0].case.dtype
+    return (
+        f"Decoding, one query of each sequence: {where}, {dtype}, microseconds a call, keys and "
+        f"values cold ({link}):\n\n{markdown_table(headers, lines)}"
+    )
 
 
 def _size(count: float) -> str:
