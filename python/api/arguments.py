@@ -61,7 +61,7 @@ ARGUMENTS = (
         varlen_doc="""Keys, (total_k, num_heads_kv, head_dim), of q's dtype. num_heads_kv divides
             num_heads. Or what `quantize_kv` returned for the same cu_seqlens_k and seqused_k, with
             None for v. With page_table: a cache in pages, (num_pages, page_size, num_heads_kv,
-            head_dim), as for `attention_with_kvcache`.""",
+            head_dim), as for `attention_with_kvcache`, also of int8 or float8_e4m3fn.""",
         functions=ATTENTION,
     ),
     Argument(
@@ -76,7 +76,8 @@ ARGUMENTS = (
         "k_cache",
         "Tensor",
         functions=KVCACHE,
-        doc="""Keys, of q's dtype: (batch, seqlen_k, num_heads_kv, head_dim), or with page_table
+        doc="""Keys, of q's dtype, or of int8 or float8_e4m3fn with q of float16 or bfloat16 and
+            k_scale: (batch, seqlen_k, num_heads_kv, head_dim), or with page_table
             (num_pages, page_size, num_heads_kv, head_dim), with any page_size from 1 on. All
             strides but the last are free, so pages of other layouts are views: (num_pages, 2,
             page_size, ...) is `cache[:, 0]` and `cache[:, 1]`.""",
@@ -85,7 +86,7 @@ ARGUMENTS = (
         "v_cache",
         "Tensor",
         functions=KVCACHE,
-        doc="Values, of k_cache's shape with head_dim_v for head_dim, and of q's dtype.",
+        doc="Values, of k_cache's shape with head_dim_v for head_dim, and of its dtype.",
     ),
     Argument(
         "cu_seqlens_q",
@@ -322,6 +323,27 @@ ARGUMENTS = (
         values="Any: a factor of out.",
     ),
     Argument(
+        "k_scale",
+        "Tensor | None",
+        default="None",
+        functions=(*VARLEN, *KVCACHE),
+        doc="""With page_table and k of int8 or float8_e4m3fn, beside q of float16 or bfloat16: what
+            an element of k counts, as `append_kv` wrote it. float32 on q's device, which the host
+            does not read: one element, (num_heads_kv,) or (batch, num_heads_kv). Required then, and
+            not with other dtypes.""",
+        kvcache_doc="""With k_cache of int8 or float8_e4m3fn: what an element of it counts, as
+            `append_kv` wrote it. float32 on q's device, which the host does not read: one element,
+            (num_heads_kv,) or (batch, num_heads_kv). Required then, and not with other dtypes.""",
+    ),
+    Argument(
+        "v_scale",
+        "Tensor | None",
+        default="None",
+        functions=(*VARLEN, *KVCACHE),
+        doc="The same for v.",
+        kvcache_doc="The same for v_cache.",
+    ),
+    Argument(
         "precision",
         "Precision | None",
         default="None",
@@ -409,5 +431,40 @@ ARGUMENTS = (
             for a small one, most of all with few queries.""",
         varlen_doc="""Give a sequence the same bits alone and in any batch, as for
             `attention`.""",
+        kvcache_doc="""Give a sequence the same bits alone and in any batch, as for `attention`.
+            Keys are split all the same, at positions that no other sequence changes: see
+            split_size, which is 1024 then if it is not given.""",
+    ),
+    Argument(
+        "num_splits",
+        "int | None",
+        default="None",
+        functions=(*VARLEN, *KVCACHE),
+        doc="""Into how many parts the keys of a row are split, which different thread blocks
+            compute and which are then added up in their order. A sequence's own length decides
+            where they begin. None: the plan decides. Keys in a cache, and the kernel "decode"; on
+            the CPU up to a part for each tile of keys. More than 1 not with batch_invariant.""",
+    ),
+    Argument(
+        "split_size",
+        "int | None",
+        default="None",
+        functions=(*VARLEN, *KVCACHE),
+        doc="""How many keys a part has, a multiple of 128: parts begin at its multiples, counted
+            from a sequence's first key, and are added up in their order. So a sequence has the same
+            bits in any batch and at any capacity of the cache, in CUDA graphs too. The workspace
+            grows with the keys that there is room for. None: the plan decides. Keys in a cache, and
+            the kernel "decode"; the CPU does not split the keys then. Not with num_splits.""",
+    ),
+    Argument(
+        "workspace",
+        "Tensor | None",
+        default="None",
+        functions=(*VARLEN, *KVCACHE),
+        doc="""Memory of q's device for what the plan needs beside the tensors: contiguous, of any
+            dtype, at least `Plan.workspace_bytes` bytes, aligned to 256 of them, and apart from the
+            tensors. It needs no initialisation. A call must be done with it before another uses it.
+            None: q's framework allocates it. Not for JAX. The CPU, `supported` and `plan` need
+            none.""",
     ),
 )

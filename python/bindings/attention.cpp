@@ -47,6 +47,8 @@ Outcome compute(const AttentionCall& call, const Target& target, Problem& proble
     lse.emplace(allocate(target, "lse", problem.lse.sizes, problem.lse.ndim, DType::kFloat32));
     set_lse(lse->tensor, &problem);
   }
+  if (call.workspace.is_valid() && !call.workspace.is_none())
+    read_workspace(call.workspace, target, &problem);
   Workspace workspace{call, target, problem};
   // A precision needs one in any case: then the framework says why it gives none.
   if (target.type->gives_workspace || params.precision != Precision::kInputs) {

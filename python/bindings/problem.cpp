@@ -119,6 +119,36 @@ void read_v_descale(const Tensor& descale, Problem* problem) {
   read_descale(descale, p.batch_size, {p.num_heads_kv, p.num_heads_kv}, &p.v_descale);
 }
 
+// What an element of an 8-bit cache counts.
+void read_scale(const Tensor& scale, BasicTensorView<const float>* view, Problem* problem) {
+  const AttentionParams& p = problem->params;
+  if (!is_8_bit_cache(p)) {
+    unsupported(scale.name, " is given with keys of ", to_string(p.k.dtype),
+                "; accepted: None, as scales are for caches of int8 and float8_e4m3fn");
+  }
+  static constexpr float kNone[1] = {1.0f};  // of no sequence
+  read_descale(scale, p.batch_size, {p.num_heads_kv, p.num_heads_kv}, view);
+  if (scale.num_elements() == 0) view->data = kNone;
+}
+
+void read_k_scale(const Tensor& scale, Problem* problem) {
+  read_scale(scale, &problem->params.k_descale, problem);
+}
+
+void read_v_scale(const Tensor& scale, Problem* problem) {
+  read_scale(scale, &problem->params.v_descale, problem);
+}
+
+void check_scales_given(const AttentionParams& p) {
+  if (!is_8_bit_cache(p)) return;
+  const char* const missing = !p.k_descale.data   ? "k_scale"
+                              : !p.v_descale.data ? "v_scale"
+                                                  : nullptr;
+  if (!missing) return;
+  unsupported(missing, " is None with keys of ", to_string(p.k.dtype),
+              "; accepted: a float32 tensor, what an element of the cache counts");
+}
+
 void read_cu_seqlens_q(const Tensor& cu_seqlens_q, Problem* problem) {
   AttentionParams& p = problem->params;
   p.cu_seqlens_q = read_int32s(cu_seqlens_q, -1, "(batch + 1,)", problem);
@@ -191,6 +221,19 @@ void size_results(const Tensor& q, bool varlen, const QkvDims& dims, Problem* pr
                         : Shape{3, {p.batch_size, p.num_heads, p.seqlen_q}};
 }
 
+// The dtype of k or v: q's, or in a cache 8 bits.
+void read_key_dtype(const Tensor& q, const Tensor& tensor, bool cached, DType* dtype) {
+  if (same(tensor.dtype, q.dtype)) return;
+  for (const DType bytes : {DType::kInt8, DType::kFloat8E4M3}) {
+    if (!cached || !same(tensor.dtype, to_dlpack(bytes))) continue;
+    *dtype = bytes;
+    return;
+  }
+  unsupported(tensor.name, ": dtype is ", dtype_text(tensor.dtype),
+              "; accepted: ", dtype_text(q.dtype), ", that of q",
+              cached ? ", or int8 or float8_e4m3fn with k_scale and v_scale" : "");
+}
+
 // q, k and v of one problem: sizes and strides, checked against each other.
 void read_qkv(const Tensor& q, const Tensor& k, const Tensor& v, bool varlen, Keys keys,
               Problem* problem) {
@@ -203,10 +246,7 @@ void read_qkv(const Tensor& q, const Tensor& k, const Tensor& v, bool varlen, Ke
   read_q(q, varlen, q_dims, problem);
   for (const Tensor* tensor : {&k, &v}) {
     check_rank(*tensor, last + 1, dims.names);
-    if (!same(tensor->dtype, q.dtype)) {
-      unsupported(tensor->name, ": dtype is ", dtype_text(tensor->dtype),
-                  "; accepted: ", dtype_text(q.dtype), ", that of q");
-    }
+    read_key_dtype(q, *tensor, cached, tensor == &k ? &p.k.dtype : &p.v.dtype);
     check_last_stride(*tensor);
   }
   check_size(k, last, "head_dim", p.head_dim, "that of q");
@@ -262,6 +302,25 @@ void read_max_seqlen_k(nb::handle value, const char* name, Problem* problem) {
   problem->params.seqlen_k = parse_count(value, name);
 }
 
+// None: the plan decides. What else there is, dlattn::forward checks.
+void read_num_splits(nb::handle value, const char* name, Problem* problem) {
+  if (value.is_none()) return;
+  const std::int64_t splits = parse_count(value, name);
+  if (splits == 0)
+    unsupported(name, " is 0; accepted: an int >= 1, or None for what the plan decides");
+  problem->options.num_splits = static_cast<int>(splits);
+}
+
+void read_split_size(nb::handle value, const char* name, Problem* problem) {
+  if (value.is_none()) return;
+  const std::int64_t keys = parse_count(value, name);
+  if (keys == 0) {
+    unsupported(name, " is 0; accepted: a multiple of ", kSplitAlignment,
+                " keys, or None for what the plan decides");
+  }
+  problem->options.split_size = keys;
+}
+
 // None: read_tensors sets the default, which needs head_dim.
 void read_softmax_scale(nb::handle value, const char* name, Problem* problem) {
   if (!value.is_none()) problem->params.softmax_scale = parse_number(value, name);
@@ -303,6 +362,8 @@ constexpr Argument kArguments[] = {
     of(kNotKvcache, optional_tensor("q_descale", read_q_descale)),
     of(kNotKvcache, optional_tensor("k_descale", read_k_descale)),
     of(kNotKvcache, optional_tensor("v_descale", read_v_descale)),
+    of(kVarlen | kKvcache, optional_tensor("k_scale", read_k_scale)),
+    of(kVarlen | kKvcache, optional_tensor("v_scale", read_v_scale)),
     of(kNotKvcache,
        setting("precision", [](H x, const char* name,
                                Problem* p) { p->params.precision = parse_precision(x, name); })),
@@ -319,13 +380,16 @@ constexpr Argument kArguments[] = {
             [](H x, const char* name, Problem* p) {
               p->options.batch_invariant = parse_flag(x, name);
             }),
+    of(kVarlen | kKvcache, setting("num_splits", read_num_splits)),
+    of(kVarlen | kKvcache, setting("split_size", read_split_size)),
+    of(kVarlen | kKvcache, by_name("workspace", &AttentionCall::workspace)),
 };
 static_assert(std::size(kArguments) <= AttentionCall::kMaxArguments);
-// Besides the optional tensors of attention_varlen, which has the most: q, k, v, out and both
-// cu_seqlens. Exact, as each costs every call some time.
-static_assert(num_optional_tensors<kArguments>(Function::kVarlen) + 6 == Problem::kMaxTensors,
+// Besides the optional tensors of attention_varlen, which has the most: q, k, v, out, workspace
+// and both cu_seqlens. Exact, as each costs every call some time.
+static_assert(num_optional_tensors<kArguments>(Function::kVarlen) + 7 == Problem::kMaxTensors,
               "kMaxTensors in problem.h counts the tensors that a call can have");
-static_assert(num_optional_tensors<kArguments>(Function::kKvcache) + 4 <= Problem::kMaxTensors);
+static_assert(num_optional_tensors<kArguments>(Function::kKvcache) + 5 <= Problem::kMaxTensors);
 
 }  // namespace
 
@@ -408,6 +472,26 @@ const Tensor& take_in_out(nb::handle out, const Target& target, Problem* problem
   return tensor;
 }
 
+void read_workspace(nb::handle workspace, const Target& target, Problem* problem) {
+  if (target.type->deferred)
+    unsupported("workspace is given; accepted: None for JAX arrays, as they are immutable");
+  Tensor& memory = problem->tensors[problem->num_tensors++];
+  memory = import_tensor(workspace, "workspace", target, true);
+  if (memory.read_only)
+    unsupported("workspace is read-only; accepted: a tensor that can be written");
+  std::int64_t expected = 1;
+  for (int i = memory.ndim - 1; i >= 0; --i) {
+    if (memory.shape[i] > 1 && memory.strides[i] != expected) {
+      unsupported("workspace: its elements have gaps between them, shape ",
+                  shape_text(memory.shape, memory.ndim), "; accepted: a contiguous tensor");
+    }
+    expected *= memory.shape[i];
+  }
+  problem->params.workspace = memory.num_elements() > 0 ? memory.data : nullptr;
+  problem->params.workspace_bytes =
+      memory.num_elements() * memory.dtype.bits * memory.dtype.lanes / 8;
+}
+
 void def_call(nb::module_& module, const char* name, const char* name_varlen,
               const char* name_kvcache, CallFunction call) {
   def_with<kArguments, Function::kAttention>(module, name, call);
@@ -444,6 +528,7 @@ void read_tensors(const AttentionCall& call, const Target& target, Problem* prob
       kArgument.read_tensor(take_in(value, kArgument.name, target, problem), problem);
     }
   });
+  check_scales_given(p);
 }
 
 double default_scale(const AttentionParams& params) {

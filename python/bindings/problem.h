@@ -17,7 +17,7 @@ enum class Function { kAttention, kVarlen, kKvcache };
 
 // Their arguments, as Python passed them. Borrowed for the length of the call.
 struct AttentionCall {
-  static constexpr int kMaxArguments = 36;
+  static constexpr int kMaxArguments = 41;
 
   Function function;
 
@@ -27,6 +27,7 @@ struct AttentionCall {
   nb::handle q, k, v, softmax_scale, out, stream;
   nb::handle cu_seqlens_q, cu_seqlens_k;  // attention_varlen only, else null
   nb::handle seqused_k, page_table;       // null for attention
+  nb::handle workspace;                   // null for attention
   nb::handle cache_batch_idx;             // attention_with_kvcache only
 
   bool varlen() const { return function == Function::kVarlen; }
@@ -48,7 +49,7 @@ struct Shape {
 // An AttentionCall with its tensors taken in and its arguments checked against each other; what is
 // left for dlattn::forward to check are the values in `params`.
 struct Problem {
-  static constexpr int kMaxTensors = 15;
+  static constexpr int kMaxTensors = 18;
 
   AttentionParams params;
   Options options;
@@ -89,6 +90,9 @@ void read_tensors(const std::vector<Tensor>& tensors, Problem* problem);
 const Tensor& take_in(nb::handle object, const char* name, const Target& target, Problem* problem);
 // The same of one to write to; throws if it may not be written.
 const Tensor& take_in_out(nb::handle out, const Target& target, Problem* problem);
+
+// Takes in the memory that a caller gives for a plan's workspace.
+void read_workspace(nb::handle workspace, const Target& target, Problem* problem);
 
 // An int32 array of `count` numbers; -1: of any number of them, but not none.
 const std::int32_t* int32s_of(const Tensor& tensor, std::int64_t count, const char* dims);

@@ -112,6 +112,7 @@ nb::object plan(const AttentionCall& call) {
   fields["grid"] = chosen.grid;
   fields["smem_bytes"] = chosen.smem_bytes;
   fields["num_splits"] = chosen.num_splits;
+  fields["split_size"] = chosen.split_size;
   fields["workspace_bytes"] = chosen.workspace_bytes;
   fields["num_threads"] = chosen.num_threads;
   fields["isa"] = chosen.isa;

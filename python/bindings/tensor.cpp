@@ -220,6 +220,7 @@ void check_device(const char* name, Device device, Device accepted, const char* 
 dlpack::DLDataType to_dlpack(DType dtype) {
   const std::uint8_t code = dtype == DType::kBFloat16     ? dlpack::kBfloat
                             : dtype == DType::kFloat8E4M3 ? dlpack::kFloat8E4m3fn
+                            : dtype == DType::kInt8       ? dlpack::kInt
                                                           : dlpack::kFloat;
   return {code, static_cast<std::uint8_t>(8 * size_of(dtype)), 1};
 }

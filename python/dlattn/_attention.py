@@ -219,6 +219,8 @@ def attention_varlen(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     precision: Precision | None = None,
     layout: Layout = "bshd",
     out: Tensor | None = None,
@@ -227,6 +229,9 @@ def attention_varlen(
     stream: Any = None,
     kernel: Kernel = "auto",
     batch_invariant: bool = False,
+    num_splits: int | None = None,
+    split_size: int | None = None,
+    workspace: Tensor | None = None,
 ) -> Any:
     """Attention within each of several sequences of any lengths, stored without padding.
 
@@ -240,7 +245,7 @@ def attention_varlen(
         k: Keys, (total_k, num_heads_kv, head_dim), of q's dtype. num_heads_kv divides num_heads. Or
             what `quantize_kv` returned for the same cu_seqlens_k and seqused_k, with None for v.
             With page_table: a cache in pages, (num_pages, page_size, num_heads_kv, head_dim), as
-            for `attention_with_kvcache`.
+            for `attention_with_kvcache`, also of int8 or float8_e4m3fn.
         v: Values, (total_k, num_heads_kv, head_dim_v), of q's dtype. With page_table: (num_pages,
             page_size, num_heads_kv, head_dim_v).
         cu_seqlens_q: int32, (batch + 1,), contiguous: the row of q at which each sequence begins,
@@ -278,6 +283,11 @@ def attention_varlen(
             num_heads_kv), as FlashAttention-3 takes it, or to (batch, num_heads). None: 1.
         k_descale: The same for k, broadcastable to (batch, num_heads_kv).
         v_descale: The same for v, broadcastable to (batch, num_heads_kv).
+        k_scale: With page_table and k of int8 or float8_e4m3fn, beside q of float16 or bfloat16:
+            what an element of k counts, as `append_kv` wrote it. float32 on q's device, which the
+            host does not read: one element, (num_heads_kv,) or (batch, num_heads_kv). Required
+            then, and not with other dtypes.
+        v_scale: The same for v.
         precision: What the products are made of, as for `attention`: None for the inputs,
             "int8_fp8", "int8_fp16" or "fp8".
         layout: Dimensions of q, k, v and out: "bshd" for (total, num_heads, head_dim), "bhsd" for
@@ -288,6 +298,21 @@ def attention_varlen(
         stream: The CUDA stream to enqueue on, as for `attention`.
         kernel: The one kernel to use, or "auto", as for `attention`.
         batch_invariant: Give a sequence the same bits alone and in any batch, as for `attention`.
+        num_splits: Into how many parts the keys of a row are split, which different thread blocks
+            compute and which are then added up in their order. A sequence's own length decides
+            where they begin. None: the plan decides. Keys in a cache, and the kernel "decode"; on
+            the CPU up to a part for each tile of keys. More than 1 not with batch_invariant.
+        split_size: How many keys a part has, a multiple of 128: parts begin at its multiples,
+            counted from a sequence's first key, and are added up in their order. So a sequence has
+            the same bits in any batch and at any capacity of the cache, in CUDA graphs too. The
+            workspace grows with the keys that there is room for. None: the plan decides. Keys in a
+            cache, and the kernel "decode"; the CPU does not split the keys then. Not with
+            num_splits.
+        workspace: Memory of q's device for what the plan needs beside the tensors: contiguous, of
+            any dtype, at least `Plan.workspace_bytes` bytes, aligned to 256 of them, and apart from
+            the tensors. It needs no initialisation. A call must be done with it before another uses
+            it. None: q's framework allocates it. Not for JAX. The CPU, `supported` and `plan` need
+            none.
 
     Which values are accepted is told by `attention`. The host does not read lengths that lie on a
     GPU, and whatever they are, no kernel leaves the tensors: a sequence's rows are those from
@@ -328,6 +353,8 @@ def attention_varlen(
         q_descale,
         k_descale,
         v_descale,
+        k_scale,
+        v_scale,
         precision,
         layout,
         out,
@@ -336,6 +363,9 @@ def attention_varlen(
         stream,
         kernel,
         batch_invariant,
+        num_splits,
+        split_size,
+        workspace,
     )
 
 
@@ -361,12 +391,17 @@ def attention_with_kvcache(
     mask: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     layout: Layout = "bshd",
     out: Tensor | None = None,
     return_lse: bool = False,
     stream: Any = None,
     kernel: Kernel = "auto",
     batch_invariant: bool = False,
+    num_splits: int | None = None,
+    split_size: int | None = None,
+    workspace: Tensor | None = None,
 ) -> Any:
     """Attention of a few new queries over the keys and values that a cache has of each sequence.
 
@@ -380,11 +415,12 @@ def attention_with_kvcache(
         q: Queries, (batch, seqlen_q, num_heads, head_dim) in the layout "bshd": float16 or
             bfloat16; float32 on the CPU and in the kernel "scalar"; float64 on the CPU. Strides and
             alignment are those of `attention`.
-        k_cache: Keys, of q's dtype: (batch, seqlen_k, num_heads_kv, head_dim), or with page_table
-            (num_pages, page_size, num_heads_kv, head_dim), with any page_size from 1 on. All
-            strides but the last are free, so pages of other layouts are views: (num_pages, 2,
-            page_size, ...) is `cache[:, 0]` and `cache[:, 1]`.
-        v_cache: Values, of k_cache's shape with head_dim_v for head_dim, and of q's dtype.
+        k_cache: Keys, of q's dtype, or of int8 or float8_e4m3fn with q of float16 or bfloat16 and
+            k_scale: (batch, seqlen_k, num_heads_kv, head_dim), or with page_table (num_pages,
+            page_size, num_heads_kv, head_dim), with any page_size from 1 on. All strides but the
+            last are free, so pages of other layouts are views: (num_pages, 2, page_size, ...) is
+            `cache[:, 0]` and `cache[:, 1]`.
+        v_cache: Values, of k_cache's shape with head_dim_v for head_dim, and of its dtype.
         seqused_k: int32, (batch,), contiguous, on q's device: how many keys each sequence has in
             the cache, those of this step's tokens among them; 0 to max_seqlen_k. Under causality
             the last query sees the last of them. With k, how many it has before the call, as
@@ -427,6 +463,10 @@ def attention_with_kvcache(
             from the scores.
         sinks: float32, (num_heads,): a logit per head that joins the softmax's denominator, and has
             no value.
+        k_scale: With k_cache of int8 or float8_e4m3fn: what an element of it counts, as `append_kv`
+            wrote it. float32 on q's device, which the host does not read: one element,
+            (num_heads_kv,) or (batch, num_heads_kv). Required then, and not with other dtypes.
+        v_scale: The same for v_cache.
         layout: Dimensions of q, the caches and out: "bshd" (NHD), or "bhsd" (HND) for (batch,
             num_heads, seqlen, head_dim) and pages of (num_heads_kv, page_size, head_dim).
         out: Where to write the result, as for `attention`. None: a new tensor.
@@ -434,6 +474,23 @@ def attention_with_kvcache(
         stream: The CUDA stream to enqueue on, as for `attention`.
         kernel: The one kernel to use, or "auto", as for `attention`.
         batch_invariant: Give a sequence the same bits alone and in any batch, as for `attention`.
+            Keys are split all the same, at positions that no other sequence changes: see
+            split_size, which is 1024 then if it is not given.
+        num_splits: Into how many parts the keys of a row are split, which different thread blocks
+            compute and which are then added up in their order. A sequence's own length decides
+            where they begin. None: the plan decides. Keys in a cache, and the kernel "decode"; on
+            the CPU up to a part for each tile of keys. More than 1 not with batch_invariant.
+        split_size: How many keys a part has, a multiple of 128: parts begin at its multiples,
+            counted from a sequence's first key, and are added up in their order. So a sequence has
+            the same bits in any batch and at any capacity of the cache, in CUDA graphs too. The
+            workspace grows with the keys that there is room for. None: the plan decides. Keys in a
+            cache, and the kernel "decode"; the CPU does not split the keys then. Not with
+            num_splits.
+        workspace: Memory of q's device for what the plan needs beside the tensors: contiguous, of
+            any dtype, at least `Plan.workspace_bytes` bytes, aligned to 256 of them, and apart from
+            the tensors. It needs no initialisation. A call must be done with it before another uses
+            it. None: q's framework allocates it. Not for JAX. The CPU, `supported` and `plan` need
+            none.
 
     Which values are accepted is told by `attention`. What lies in the cache behind a sequence's
     last key, in pages that nobody uses or before leftpad_k has no effect, even if it is NaN.
@@ -473,12 +530,17 @@ def attention_with_kvcache(
                 "mask": mask,
                 "alibi_slopes": alibi_slopes,
                 "sinks": sinks,
+                "k_scale": k_scale,
+                "v_scale": v_scale,
                 "layout": layout,
                 "out": out,
                 "return_lse": return_lse,
                 "stream": stream,
                 "kernel": kernel,
                 "batch_invariant": batch_invariant,
+                "num_splits": num_splits,
+                "split_size": split_size,
+                "workspace": workspace,
             },
             rotary_cos=rotary_cos,
             rotary_sin=rotary_sin,
@@ -502,12 +564,17 @@ def attention_with_kvcache(
             mask,
             alibi_slopes,
             sinks,
+            k_scale,
+            v_scale,
             layout,
             out,
             return_lse,
             stream,
             kernel,
             batch_invariant,
+            num_splits,
+            split_size,
+            workspace,
         )
     except (UnsupportedError, TypeError) as error:
         from dlattn import _views  # and NumPy with it, which loads slowly

@@ -45,6 +45,8 @@ def supported(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     precision: Precision | None = None,
     layout: Layout = "bshd",
     out: Tensor | None = None,
@@ -53,6 +55,9 @@ def supported(
     stream: Any = None,
     kernel: Kernel = "auto",
     batch_invariant: bool = False,
+    num_splits: int | None = None,
+    split_size: int | None = None,
+    workspace: Tensor | None = None,
 ) -> Support:
     """Tell whether `attention` would run with these arguments, and if not, why.
 
@@ -80,6 +85,11 @@ def supported(
         page_table,
         cache_batch_idx,
         leftpad_k,
+        k_scale,
+        v_scale,
+        num_splits,
+        split_size,
+        workspace,
     )
     if any(argument is not None for argument in varlen):
         reason = _not_taken(
@@ -111,6 +121,8 @@ def supported(
                 q_descale,
                 k_descale,
                 v_descale,
+                k_scale,
+                v_scale,
                 precision,
                 layout,
                 out,
@@ -119,6 +131,9 @@ def supported(
                 stream,
                 kernel,
                 batch_invariant,
+                num_splits,
+                split_size,
+                workspace,
             )
         )
     if any(argument is not None for argument in kvcache):
@@ -151,12 +166,17 @@ def supported(
                 mask,
                 alibi_slopes,
                 sinks,
+                k_scale,
+                v_scale,
                 layout,
                 out,
                 return_lse,
                 stream,
                 kernel,
                 batch_invariant,
+                num_splits,
+                split_size,
+                workspace,
             )
         )
     return Support(
@@ -211,6 +231,8 @@ def plan(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     precision: Precision | None = None,
     layout: Layout = "bshd",
     out: Tensor | None = None,
@@ -219,6 +241,9 @@ def plan(
     stream: Any = None,
     kernel: Kernel = "auto",
     batch_invariant: bool = False,
+    num_splits: int | None = None,
+    split_size: int | None = None,
+    workspace: Tensor | None = None,
 ) -> Plan:
     """Tell how `attention` would compute this: kernel, tile, grid, shared memory, splits.
 
@@ -243,6 +268,11 @@ def plan(
         page_table,
         cache_batch_idx,
         leftpad_k,
+        k_scale,
+        v_scale,
+        num_splits,
+        split_size,
+        workspace,
     )
     if any(argument is not None for argument in varlen):
         reason = _not_taken(
@@ -274,6 +304,8 @@ def plan(
                 q_descale,
                 k_descale,
                 v_descale,
+                k_scale,
+                v_scale,
                 precision,
                 layout,
                 out,
@@ -282,6 +314,9 @@ def plan(
                 stream,
                 kernel,
                 batch_invariant,
+                num_splits,
+                split_size,
+                workspace,
             )
         )
     if any(argument is not None for argument in kvcache):
@@ -314,12 +349,17 @@ def plan(
                 mask,
                 alibi_slopes,
                 sinks,
+                k_scale,
+                v_scale,
                 layout,
                 out,
                 return_lse,
                 stream,
                 kernel,
                 batch_invariant,
+                num_splits,
+                split_size,
+                workspace,
             )
         )
     return Plan(

@@ -69,7 +69,8 @@ class Plan:
     variant: str
     """Which of the kernel's variants: a tile shape, or the score modifications it is made for."""
     dtype: str
-    """Element type of q: "float16", "bfloat16", "float32", "float64" or "float8_e4m3fn"."""
+    """Element type of q: "float16", "bfloat16", "float32", "float64" or "float8_e4m3fn"; of 8-bit
+    keys in a cache theirs, "int8" or "float8_e4m3fn"."""
     device: str
     """"cpu", or "cuda:0" and so on."""
     head_dim_tile: int
@@ -91,7 +92,9 @@ class Plan:
     smem_bytes: int
     """Shared memory per thread block."""
     num_splits: int
-    """Parts into which the keys are split."""
+    """Parts into which the keys of a row are split, about; as many as num_splits asked for."""
+    split_size: int
+    """Keys of a part, which begins at a multiple of it; 0: parts of any size."""
     workspace_bytes: int
     """Memory beyond inputs, out and lse."""
     num_threads: int

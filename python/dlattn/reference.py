@@ -22,6 +22,7 @@ from dlattn._plain import (
     allowed_keys,
     check_layout,
     dtype_name,
+    per_head,
     plain_attention,
     round_to,
     to_bool,
@@ -180,6 +181,8 @@ def attention_varlen_reference(
     q_descale: Any = None,
     k_descale: Any = None,
     v_descale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
     layout: Layout = "bshd",
     **options: Any,
 ) -> tuple[Array, Array]:
@@ -226,6 +229,8 @@ def attention_varlen_reference(
         if values is not None
     }
 
+    of_k, of_v = (per_head(scale, batch_size, k.shape[1]) for scale in (k_scale, v_scale))
+
     out = np.zeros((q.shape[0], num_heads, v.shape[2]))
     lse = np.full((num_heads, q.shape[0]), -np.inf)
     for b in range(batch_size):
@@ -234,8 +239,8 @@ def attention_varlen_reference(
         of_sequence = (slice(b, b + 1), slice(None), slice(lengths_q[b]), slice(lengths_k[b]))
         part_out, part_lse = attention_reference(
             q[None, rows],
-            k[None, keys],
-            v[None, keys],
+            k[None, keys] * of_k[b][:, None],
+            v[None, keys] * of_v[b][:, None],
             bias=None if bias is None else bias[of_sequence],
             mask=None if mask is None else mask[of_sequence],
             alibi_slopes=None if alibi_slopes is None else alibi_slopes[b],
@@ -277,12 +282,15 @@ def kvcache_problems(
     max_seqlen_k: int | None = None,
     mask: Any = None,
     alibi_slopes: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
     layout: Layout = "bshd",
     **options: Any,
 ) -> Iterator[tuple[Any, Array, Array, dict[str, Any]]]:
     """For each sequence of a cache its own q, k, v and options for `attention_reference`.
 
-    Keys before leftpad_k are 0 there, and hidden by the mask. max_seqlen_k changes no result.
+    Keys before leftpad_k are 0 there, and hidden by the mask. k and v are what 8-bit elements
+    stand for. max_seqlen_k changes no result.
     """
     check_layout(layout)
     k, v = to_float64(k_cache), to_float64(v_cache)
@@ -293,6 +301,7 @@ def kvcache_problems(
     heads, rows = (2, 1) if layout == "bshd" else (1, 2)
     if alibi_slopes is not None:
         slopes = np.broadcast_to(to_float64(alibi_slopes), (len(lengths), q.shape[heads]))
+    of_heads = [per_head(scale, len(lengths), k.shape[2]) for scale in (k_scale, v_scale)]
     for b, length in enumerate(lengths):
         if page_table is not None:
             own = _in_pages(k, v, length, np.asarray(page_table)[b])
@@ -300,7 +309,10 @@ def kvcache_problems(
             entry = b if cache_batch_idx is None else int(np.asarray(cache_batch_idx)[b])
             own = k[entry, :length], v[entry, :length]
         hidden = np.arange(length) < leftpads[b]
-        keys, values = (np.where(hidden[:, None, None], 0.0, x)[None] for x in own)
+        keys, values = (
+            np.where(hidden[:, None, None], 0.0, x * scale[b][:, None])[None]
+            for x, scale in zip(own, of_heads, strict=True)
+        )
         seen = np.broadcast_to(~hidden, (1, q.shape[heads], q.shape[rows], length))
         if mask is not None:
             full = np.atleast_1d(to_bool(mask))

@@ -321,6 +321,9 @@ struct TakenOptions {
       fail("num_threads is ", own.num_threads, "; accepted: at least 0, which is all");
     options.num_threads = own.num_threads;
     options.batch_invariant = flag("batch_invariant", own.batch_invariant);
+    if (own.reserved != 0) fail("reserved is ", own.reserved, "; accepted: 0");
+    options.num_splits = own.num_splits;
+    options.split_size = own.split_size;
     if (own.poll) options.poll = {poll, &own};
     options.workspace = {own.allocate, own.allocate_context};
   }

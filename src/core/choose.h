@@ -25,6 +25,15 @@ int head_dim_step(const Family<Params>& family, const Params& p) {
   return family.head_dim_step;
 }
 
+// Whether a family's instances of a problem's dtype are for such a problem: in families that read
+// caches, those of 8-bit dtypes are for caches of them alone.
+template <typename Params>
+bool is_served(const Family<Params>& family, const Params& p) {
+  if constexpr (std::is_same_v<Params, AttentionParams>)
+    return !family.reads_caches || size_of(dtype_of(p)) > 1 || is_8_bit_cache(p);
+  return true;
+}
+
 // The instance that serves a problem, null if there is none.
 template <typename Params>
 const Instance* instance_of(const ListedFamily<Params>& family, const Params& p, std::string* why) {
@@ -32,17 +41,20 @@ const Instance* instance_of(const ListedFamily<Params>& family, const Params& p,
   const DType dtype = dtype_of(p);
   const HeadDims dims = head_dims_of(p);
   const auto fits_step = [step](const NamedSize& dim) { return dim.value % step == 0; };
-  const Instance* instance = family.instance(dtype, std::max(dims.first.value, dims.second.value));
+  const auto instance_for = [&](std::int64_t head_dim) {
+    return is_served(*family.record, p) ? family.instance(dtype, head_dim) : nullptr;
+  };
+  const Instance* instance = instance_for(std::max(dims.first.value, dims.second.value));
   if (instance && fits_step(dims.first) && fits_step(dims.second)) return instance;
   if (!why) return nullptr;
-  if (!family.instance(dtype, 1)) {
+  if (!instance_for(1)) {
     if constexpr (std::is_same_v<Params, AttentionParams>) {
       if (p.precision != Precision::kInputs) {
         refuse(why, "does not implement precision ", to_string(p.precision));
         return nullptr;
       }
     }
-    refuse(why, "dtype is ", to_string(dtype), "; accepted: ", accepted_dtypes(family.instances));
+    refuse(why, "dtype is ", to_string(dtype), "; accepted: ", accepted_dtypes(family));
     return nullptr;
   }
   int largest = 0;
@@ -58,6 +70,15 @@ template <typename Params>
 bool is_for(const Family<Params>& family, const DeviceInfo& device) {
   return !family.capability ||
          family.capability == 10 * device.compute_major + device.compute_minor;
+}
+
+// Whether a plan splits the keys as its caller asks.
+inline bool splits_as_asked(const Plan& plan, const Options& options, std::string* why) {
+  if (options.split_size > 0 && plan.split_size != options.split_size)
+    return refuse(why, "does not implement split_size");
+  const bool fixed = plan.fixed_splits || plan.num_splits == options.num_splits;
+  if (options.num_splits > 0 && !fixed) return refuse(why, "does not implement num_splits");
+  return true;
 }
 
 // Whether a family can run a problem. If so, `plan`, whose copy_bytes are set, is how; if not,
@@ -85,6 +106,7 @@ bool plan_on(const ListedFamily<Params>& family, const Params& p, const DeviceIn
   plan->dtype = instance->dtype;
   plan->head_dim_tile = instance->head_dim_tile;
   if (!record.plan(p, device, options, plan, why) || !can_launch(*plan, device, why)) return false;
+  if (!splits_as_asked(*plan, options, why)) return false;
   if (!options.allow_workspace && plan->workspace_bytes > 0)
     return refuse(why, "needs a workspace of ", plan->workspace_bytes, " bytes");
   return positions_fit(p, why);
@@ -96,6 +118,8 @@ inline void start_over(Plan* plan) {
   static_cast<Launch&>(*plan) = Launch();
   plan->num_before = plan->num_after = 0;
   plan->num_splits = 1;
+  plan->fixed_splits = false;
+  plan->split_size = 0;
   plan->workspace_bytes = 0;
 }
 

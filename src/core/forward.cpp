@@ -37,6 +37,7 @@ Plan plan_of_call(const AttentionParams& params, const DeviceInfo& device, const
 Support supported(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
   try {
     core::validate(params);
+    core::validate(options);
   } catch (const UnsupportedError& error) {
     return {false, {error.what()}};
   }
@@ -46,11 +47,13 @@ Support supported(const AttentionParams& params, const DeviceInfo& device, const
 
 Plan plan(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
   core::validate(params);
+  core::validate(options);
   return core::make_plan(params, device, options);
 }
 
 void forward(const AttentionParams& params, void* stream, const Options& options) {
   core::validate(params);
+  core::validate(options);
   const DeviceInfo& device = device_info(params.device);
   const Plan plan = plan_of_call(params, device, options);
   core::print_if_asked(plan);

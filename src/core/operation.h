@@ -51,6 +51,7 @@ inline DType dtype_of(Precision precision) {
 
 // The dtype and the head dims by which a problem finds its instance of a family.
 inline DType dtype_of(const AttentionParams& p) {
+  if (is_8_bit_cache(p)) return p.k.dtype;
   return p.precision == Precision::kInputs ? p.q.dtype : dtype_of(p.precision);
 }
 inline DType dtype_of(const QuantizeTask& p) {

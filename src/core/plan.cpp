@@ -75,18 +75,6 @@ std::string unknown_kernel(std::string_view kernel) {
   return concat("kernel is ", kernel, "; accepted: ", names);
 }
 
-std::string accepted_dtypes(const std::vector<Instance>& instances) {
-  std::string dtypes;
-  const Instance* before = nullptr;
-  for (const Instance& instance : instances) {
-    if (instance.dtype == DType::kInt8) continue;  // no tensor's
-    if (!before || before->dtype != instance.dtype)
-      dtypes += concat(dtypes.empty() ? "" : ", ", to_string(instance.dtype));
-    before = &instance;
-  }
-  return dtypes;
-}
-
 const char* score_feature(const AttentionParams& p) {
   if (p.softcap != 0.0) return "softcap";
   if (p.bias.data) return "bias";

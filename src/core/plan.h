@@ -36,7 +36,21 @@ bool can_launch(const Plan& plan, const DeviceInfo& device, std::string* why);
 
 bool refuse_variant(const char* variant, std::string* why);  // of a family without variants
 std::string unknown_kernel(std::string_view kernel);
-std::string accepted_dtypes(const std::vector<Instance>& instances);
+// That q may have.
+template <typename Params>
+std::string accepted_dtypes(const ListedFamily<Params>& family) {
+  std::string dtypes;
+  const Instance* before = nullptr;
+  for (const Instance& instance : family.instances) {
+    // int8 is no tensor's, and in families that read caches 8 bits are the keys' alone.
+    const bool of_keys = family.record->reads_caches && size_of(instance.dtype) == 1;
+    if (instance.dtype == DType::kInt8 || of_keys) continue;
+    if (!before || before->dtype != instance.dtype)
+      dtypes += concat(dtypes.empty() ? "" : ", ", to_string(instance.dtype));
+    before = &instance;
+  }
+  return dtypes;
+}
 
 // The workspace of a call that follows `plan`: the parameters', or what `allocator` gives; null if
 // the plan needs none. Throws UnsupportedError if there is none, or it is too small or misaligned.

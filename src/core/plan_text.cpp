@@ -56,7 +56,9 @@ std::string describe(const Plan& plan) {
   }
   describe_others("after", plan.others + plan.num_before, plan.num_after, &out);
   if (plan.predicted_ns > 0.0) out << "predicted: " << plan.predicted_ns / 1e3 << " us\n";
-  out << "splits: " << plan.num_splits << ", workspace: " << plan.workspace_bytes << " bytes\n";
+  out << "splits: " << plan.num_splits;
+  if (plan.split_size > 0) out << " of " << plan.split_size << " keys";
+  out << ", workspace: " << plan.workspace_bytes << " bytes\n";
   return out.str();
 }
 

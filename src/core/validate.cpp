@@ -70,8 +70,27 @@ void check_dtype(const char* name, DType dtype, const char* other, DType expecte
        other);
 }
 
+bool is_16_bit(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
+
+// Of k and v beside q of another dtype.
+void check_8_bit_cache(const AttentionParams& p) {
+  if (!is_cache(p)) {
+    fail("k: dtype is ", to_string(p.k.dtype), "; accepted: ", to_string(p.q.dtype),
+         ", that of q, as the keys are not in a cache");
+  }
+  if (!is_16_bit(p.q.dtype)) {
+    fail("q: dtype is ", to_string(p.q.dtype), " with k of ", to_string(p.k.dtype),
+         "; accepted: float16, bfloat16");
+  }
+  check_dtype("v", p.v.dtype, "k", p.k.dtype);
+}
+
 void check_dtypes(const AttentionParams& p) {
-  if (!p.quantized_kv) {
+  if (is_8_bit_cache(p)) {
+    check_8_bit_cache(p);
+  } else if (!p.quantized_kv) {
     check_dtype("k", p.k.dtype, "q", p.q.dtype);
     check_dtype("v", p.v.dtype, "q", p.q.dtype);
   }
@@ -92,12 +111,20 @@ void check_descales(const AttentionParams& p) {
   } descales[] = {{"q_descale", p.q_descale, p.num_heads / p.heads_per_q_descale},
                   {"k_descale", p.k_descale, p.num_heads_kv},
                   {"v_descale", p.v_descale, p.num_heads_kv}};
-  const bool is_8_bit = p.q.dtype == DType::kFloat8E4M3;
+  const bool is_8_bit = p.q.dtype == DType::kFloat8E4M3, of_cache = is_8_bit_cache(p);
   for (const auto& descale : descales) {
-    if (!descale.view.data) continue;
-    if (!is_8_bit) {
+    const bool of_q = &descale == descales;
+    if (!descale.view.data) {
+      if (of_cache && !of_q) {
+        fail(descale.name, " is null with a cache of ", to_string(p.k.dtype),
+             "; accepted: what its elements count, [batch_size, num_heads_kv]");
+      }
+      continue;
+    }
+    if (!is_8_bit && (!of_cache || of_q)) {
       fail(descale.name, " is given with q of ", to_string(p.q.dtype),
-           "; accepted: none, as descales are for float8_e4m3fn alone");
+           "; accepted: none, as descales are for ",
+           of_q ? "float8_e4m3fn alone" : "8-bit elements alone");
     }
     check_stride(descale.name, "batch", p.batch_size, descale.view.batch_stride);
     check_stride(descale.name, "num_heads", descale.heads, descale.view.head_stride);
@@ -109,10 +136,6 @@ void check_descales(const AttentionParams& p) {
                               : p.alibi_slopes.data ? "alibi_slopes"
                                                     : nullptr;
   if (refused) fail(refused, " is given with q of float8_e4m3fn; accepted: none");
-}
-
-bool is_16_bit(DType dtype) {
-  return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
 }
 
 // Of what quantize_kv() writes: copies on a GPU take 16 bytes and more at a time.
@@ -151,10 +174,9 @@ void check_precision(const AttentionParams& p) {
 }
 
 void check_addresses(const AttentionParams& p) {
-  const std::int64_t bytes = size_of(p.q.dtype);
-  check_address("q", p.q.data, bytes);
-  check_address("k", p.k.data, bytes);
-  check_address("v", p.v.data, bytes);
+  check_address("q", p.q.data, size_of(p.q.dtype));
+  check_address("k", p.k.data, size_of(p.quantized_kv ? p.q.dtype : p.k.dtype));
+  check_address("v", p.v.data, size_of(p.quantized_kv ? p.q.dtype : p.v.dtype));
   check_address("out", p.out.data, size_of(p.out.dtype));
   check_address("lse", p.lse.data, sizeof(float));
   check_address("bias", p.bias.data, size_of(p.bias.dtype));
@@ -344,6 +366,21 @@ void validate(const AttentionParams& params) {
   check_layouts(params);
   check_scores(params);
   check_own_memory(params);
+}
+
+void validate(const Options& options) {
+  check_at_least("num_splits", options.num_splits, 0);
+  if (options.split_size < 0 || options.split_size % kSplitAlignment != 0) {
+    fail("split_size is ", options.split_size, "; accepted: multiples of ", kSplitAlignment,
+         " keys, or 0 for what the plan decides");
+  }
+  if (options.num_splits == 0) return;
+  if (options.split_size > 0) fail("num_splits is given with split_size; accepted: one of them");
+  if (options.batch_invariant && options.num_splits > 1) {
+    fail("num_splits is ", options.num_splits,
+         " with batch_invariant; accepted: 0 or 1, or a split_size, as what a part has must not "
+         "depend on a sequence's length");
+  }
 }
 
 void validate_sizes(const QuantizeParams& p) {

@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <cstring>
 
-// Scalar conversions of the 16-bit types and from the 8-bit one, rounding to nearest even. Internal
-// linkage on purpose: this header is compiled with different instruction sets, and the linker must
-// not pick one copy for all.
+// Scalar conversions of the 16-bit types and from the 8-bit ones, rounding to nearest even.
+// Internal linkage on purpose: this header is compiled with different instruction sets, and the
+// linker must not pick one copy for all.
 namespace dlattn::cpu {
 
 struct Half {
@@ -16,6 +16,9 @@ struct BFloat16 {
 };
 struct Float8 {  // e4m3fn
   std::uint8_t bits;
+};
+struct Int8 {
+  std::int8_t value;
 };
 
 static inline std::uint32_t float_bits(float value) {
@@ -51,6 +54,10 @@ static inline float to_float(Float8 value) {
   // As of half: bias 7 to 127.
   const float scaled = float_from_bits(magnitude << 20) * 0x1p120f;
   return float_from_bits(sign | float_bits(scaled));
+}
+
+static inline float to_float(Int8 value) {
+  return static_cast<float>(value.value);
 }
 
 static inline float to_float(float value) {

@@ -155,6 +155,18 @@ DLATTN_INLINE void convert_row(const Float8* from, std::int64_t count, float* to
   for (; i < count; ++i) to[i] = to_float(from[i]);
 }
 
+DLATTN_INLINE void convert_row(const Int8* from, std::int64_t count, float* to) {
+  constexpr int kStep = kWidth<float>;
+  typedef std::int8_t Bytes __attribute__((vector_size(kStep)));
+  std::int64_t i = 0;
+  for (; i + kStep <= count; i += kStep) {
+    Bytes bytes;
+    std::memcpy(&bytes, from + i, sizeof(bytes));
+    store_unaligned(to + i, __builtin_convertvector(bytes, Vec<float>));
+  }
+  for (; i < count; ++i) to[i] = to_float(from[i]);
+}
+
 // And back, rounding to nearest even.
 DLATTN_INLINE void convert_row(const float* from, std::int64_t count, BFloat16* to) {
   constexpr int kStep = kWidth<float>;

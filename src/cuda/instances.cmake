@@ -19,6 +19,8 @@ dlattn_instance(forward sm90 bfloat16 64 96 128 192 256)
 dlattn_family(forward decode TILES_PER_FILE 1)
 dlattn_instance(forward decode float16 64 128 256)
 dlattn_instance(forward decode bfloat16 64 128 256)
+dlattn_instance(forward decode float8_e4m3fn 64 128 256)  # of k and v, beside q of either
+dlattn_instance(forward decode int8 64 128 256)
 
 dlattn_family(forward sm90_fp8 ARCH 90a)
 dlattn_instance(forward sm90_fp8 float8_e4m3fn 64 128 192 256)

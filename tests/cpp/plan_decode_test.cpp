@@ -40,7 +40,7 @@ void dealt() {
   CHECK_EQ(one.grid, 2 * 132);
   CHECK_EQ(one.num_splits, 33);
   CHECK_EQ(one.packed_heads, 4);
-  CHECK_EQ(one.workspace_bytes, decode::workspace_map(1, one.grid, 16, 128).total);
+  CHECK_EQ(one.workspace_bytes, decode::workspace_map(1, 2 * one.grid, 16, 128).total);
   const Plan many = dlattn::plan(problem(64, 1, 4096), h200);
   CHECK(many.kernel == "decode");
   CHECK_EQ(many.grid, 64 * 8);
@@ -63,18 +63,137 @@ void without_a_workspace() {
   const Plan plan = dlattn::plan(problem(1, 1, 8192), h200, options);
   CHECK_EQ(plan.grid, 8);
   CHECK_EQ(plan.workspace_bytes, 0);
-  options = force("decode");
-  options.batch_invariant = true;
-  CHECK_EQ(dlattn::plan(problem(1, 1, 8192), h200, options).num_splits, 1);
-  CHECK_EQ(dlattn::plan(problem(3, 1, 8192), h200, options).grid, 24);
 }
 
-// Of a cache the host knows how long sequences can be, and no family else reads it.
+// Parts that a caller asks for, and that batch_invariant takes.
+void splits() {
+  Options options = force("decode");
+  options.num_splits = 5;
+  Plan plan = dlattn::plan(problem(2, 1, 8192), h200, options);
+  CHECK_EQ(plan.num_splits, 5);
+  CHECK(plan.fixed_splits);
+  CHECK_EQ(plan.grid, 2 * 8 * 5);
+  CHECK_EQ(plan.workspace_bytes, decode::workspace_map(2, 2 * 8 * 5, 16, 128).total);
+  options.num_splits = 1;
+  plan = dlattn::plan(problem(1, 1, 8192), h200, options);
+  CHECK_EQ(plan.num_splits, 1);
+  CHECK_EQ(plan.grid, 8);
+  CHECK_EQ(plan.workspace_bytes, 0);
+  // Not more than there are tiles, and of no more blocks than the device holds.
+  options.num_splits = 100000;
+  plan = dlattn::plan(problem(1, 1, 8192), h200, options);
+  CHECK_EQ(plan.num_splits, 8192 / 64);
+  CHECK_EQ(plan.grid, 2 * 132);
+
+  options.num_splits = 0;
+  options.split_size = 512;
+  plan = dlattn::plan(problem(1, 1, 8192), h200, options);
+  CHECK_EQ(plan.num_splits, 16);
+  CHECK_EQ(plan.split_size, 512);
+  CHECK_EQ(plan.workspace_bytes, decode::workspace_map(1, 8 * 16, 16, 128).total);
+  plan = dlattn::plan(problem(1, 1, 512), h200, options);  // one part, whose bits are the same
+  CHECK_EQ(plan.num_splits, 1);
+  CHECK_EQ(plan.split_size, 512);
+  CHECK_EQ(plan.workspace_bytes, 0);
+  CHECK_THROWS(dlattn::plan(problem(1, 1, 8192), h200,
+                            [] {
+                              Options other = force("wmma");
+                              other.split_size = 512;
+                              return other;
+                            }()),
+               UnsupportedError, "no kernel can run this: wmma: does not implement split_size");
+
+  options = force("decode");
+  options.batch_invariant = true;
+  const auto invariant = [&](std::int64_t batch_size, std::int64_t seqlen_k) {
+    return dlattn::plan(problem(batch_size, 1, seqlen_k), h200, options);
+  };
+  for (const std::int64_t batch_size : {1, 3, 64}) {
+    CHECK_EQ(invariant(batch_size, 8192).split_size, 1024);
+    CHECK(invariant(batch_size, 8192).variant_name == invariant(1, 100).variant_name);
+  }
+  options.allow_workspace = false;
+  CHECK_EQ(invariant(1, 8192).num_splits, 1);
+  CHECK_EQ(invariant(3, 8192).grid, 24);
+}
+
+void wrong_splits() {
+  const auto refused = [](auto change, const std::string& why) {
+    Options options;
+    change(&options);
+    CHECK_THROWS(dlattn::plan(problem(1, 1, 8192), h200, options), UnsupportedError, why);
+    CHECK(!supported(problem(1, 1, 8192), h200, options).ok);
+  };
+  refused([](Options* x) { x->num_splits = -1; }, "num_splits is -1; accepted: at least 0");
+  refused([](Options* x) { x->split_size = 100; },
+          "split_size is 100; accepted: multiples of 128 keys, or 0 for what the plan decides");
+  refused([](Options* x) { x->split_size = -128; },
+          "split_size is -128; accepted: multiples of 128 keys, or 0 for what the plan decides");
+  refused([](Options* x) { x->num_splits = 2, x->split_size = 128; },
+          "num_splits is given with split_size; accepted: one of them");
+  refused([](Options* x) { x->num_splits = 2, x->batch_invariant = true; },
+          "num_splits is 2 with batch_invariant; accepted: 0 or 1, or a split_size, as what a part "
+          "has must not depend on a sequence's length");
+}
+
+void check_copies(const AttentionParams& misaligned) {
+  CHECK_THROWS(dlattn::plan(misaligned, h200, force("decode")), UnsupportedError,
+               "no kernel can run this: decode: rows of q, k and v are aligned to 8 bytes; "
+               "accepted: 16");
+}
+
+// Keys of 8 bits, beside queries of either dtype.
+void caches_of_8_bits() {
+  static const std::int32_t lengths[8] = {};
+  static const float scale = 0.5f;
+  AttentionParams p = problem(8, 1, 32768);
+  p.seqused_k = lengths;
+  for (const DType dtype : {DType::kInt8, DType::kFloat8E4M3}) {
+    p.k.dtype = p.v.dtype = dtype;
+    p.k_descale.data = p.v_descale.data = &scale;
+    const Plan plan = dlattn::plan(p, h200);
+    CHECK(plan.kernel == "decode");
+    CHECK(plan.dtype == dtype);
+    CHECK_EQ(plan.copy_bytes, 16);
+    AttentionParams wrong = p;
+    wrong.k_descale.data = nullptr;
+    CHECK_THROWS(dlattn::plan(wrong, h200), UnsupportedError,
+                 std::string("k_descale is null with a cache of ") + to_string(dtype) +
+                     "; accepted: what its elements count, [batch_size, num_heads_kv]");
+    wrong = p;
+    wrong.q_descale.data = &scale;
+    CHECK_THROWS(dlattn::plan(wrong, h200), UnsupportedError,
+                 "q_descale is given with q of bfloat16; accepted: none, as descales are for "
+                 "float8_e4m3fn alone");
+    wrong = p;
+    wrong.v.dtype = DType::kBFloat16;
+    CHECK_THROWS(
+        dlattn::plan(wrong, h200), UnsupportedError,
+        std::string("v: dtype is bfloat16; accepted: ") + to_string(dtype) + ", that of k");
+    wrong = p;
+    wrong.seqused_k = nullptr;
+    CHECK_THROWS(dlattn::plan(wrong, h200), UnsupportedError,
+                 std::string("k: dtype is ") + to_string(dtype) +
+                     "; accepted: bfloat16, that of q, as the keys are not in a cache");
+    wrong = p;
+    wrong.k.row_stride += 8;
+    check_copies(wrong);
+  }
+}
+
+// Of a cache the host knows how long sequences can be, and no family else reads it. One may be long
+// and the others short.
 void caches() {
   static const std::int32_t anything[64] = {};
-  AttentionParams p = problem(4, 1, 4096);
+  AttentionParams p = problem(64, 1, 4096);
   p.seqused_k = anything;
   CHECK(dlattn::plan(p, h200).kernel == "decode");
+  CHECK_EQ(dlattn::plan(p, h200).grid, 2 * 132);
+  CHECK(dlattn::plan(p, h200).workspace_bytes > 0);
+  p.seqlen_k = 128;
+  CHECK_EQ(dlattn::plan(p, h200).workspace_bytes, 0);
+  p = problem(4, 1, 4096);
+  p.seqused_k = anything;
   p.page_table.data = anything, p.page_table.batch_stride = 4096 / 256;
   p.page_size = 256, p.num_pages = 64;
   CHECK(dlattn::plan(p, h200).kernel == "decode");
@@ -123,8 +242,9 @@ void refused() {
 void shared_memory() {
   for (const int tile : {64, 128, 256}) {
     for (int variant = 0; variant < decode::kNumVariants; ++variant) {
-      if (decode::has_variant(tile, variant))
-        CHECK(decode::tile_config(tile, variant).smem_bytes <= 101376);
+      if (!decode::has_variant(tile, variant)) continue;
+      for (const int bytes : decode::kKeyBytes)
+        CHECK(decode::tile_config(tile, variant, bytes).smem_bytes <= 101376);
     }
   }
   for (const DeviceInfo& device : gpus())
@@ -136,7 +256,10 @@ void shared_memory() {
 int main() {
   dealt();
   without_a_workspace();
+  splits();
+  wrong_splits();
   caches();
+  caches_of_8_bits();
   refused();
   shared_memory();
   return test::summary();

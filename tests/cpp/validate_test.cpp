@@ -187,9 +187,9 @@ void float8() {
       return p.*d.descale;
     };
     accepts([&](auto& p) { set(p); }, good_float8());
-    refuses([&](auto& p) { set(p); }, name +
-                                          " is given with q of float32; accepted: none, as "
-                                          "descales are for float8_e4m3fn alone");
+    refuses([&](auto& p) { set(p); },
+            name + " is given with q of float32; accepted: none, as descales are for " +
+                (name == "q_descale" ? "float8_e4m3fn alone" : "8-bit elements alone"));
     const std::string stride = name + ": the stride of dimension ";
     const std::string end = " is -1; negative strides are not accepted";
     refuses([&](auto& p) { set(p).batch_stride = -1; }, stride + "batch" + end, good_float8());

@@ -33,8 +33,8 @@ class NumPy(Framework):
     name = "numpy"
 
     def array(self, values, dtype=None):
-        if dtype == "bfloat16":
-            dtype = pytest.importorskip("ml_dtypes").bfloat16
+        if dtype in ("bfloat16", "float8_e4m3fn"):
+            dtype = getattr(pytest.importorskip("ml_dtypes"), dtype)
         return np.array(values, dtype=dtype)
 
     def is_array(self, x):

@@ -16,6 +16,9 @@ from dlattn.reference import (
     round_to,
 )
 
+# Options that tell how to compute, and change no result beyond its rounding.
+PLANNED = ("num_splits", "split_size", "workspace", "batch_invariant")
+
 
 @dataclass(frozen=True)
 class Cache:
@@ -36,6 +39,8 @@ class Cache:
     """Entries by cache_batch_idx, of more than there are sequences."""
     leftpads: tuple[int, ...] | None = None
     nan_before_leftpad: bool = True
+    cache_dtype: str = ""
+    """Of 8 bits, with a scale for each sequence and head; "": dtype."""
     capacity: int = 0
     """Keys that each sequence has room for; 0: as many as the longest has."""
 
@@ -51,6 +56,10 @@ class Problem:
         self.cache = cache
         self._random = np.random.default_rng([seed, len(cache.lengths), cache.room])
         batch, dims = len(cache.lengths), (cache.head_dim, cache.head_dim_v)
+        self.k_scale, self.v_scale = (
+            (0.02 + 0.03 * self._random.random((batch, cache.num_heads_kv))).astype(np.float32)
+            for _ in "kv"
+        )
         self.q = self._normal(batch, cache.seqlen_q, cache.num_heads, cache.head_dim)
         if cache.layout == "bhsd":
             self.q = np.ascontiguousarray(self.q.swapaxes(1, 2))
@@ -67,7 +76,13 @@ class Problem:
             self.cache_batch_idx = self._random.permutation(entries)[:batch].astype(np.int32)
         widths = [sum(dims)] if cache.one_row else dims
         heads = cache.num_heads_kv
-        self.buffers = [self._fill(entries, rows, heads, width) for width in widths]
+        scales = [self.k_scale, self.v_scale]
+        if cache.one_row:
+            scales = [np.repeat(np.stack(scales, axis=-1), dims, axis=-1)]
+        self.buffers = [
+            self._fill(entries, rows, heads, width, scale)
+            for width, scale in zip(widths, scales, strict=True)
+        ]
 
     def _normal(self, *shape: int) -> Any:
         """Around 0.25: no result is right by being zero."""
@@ -86,14 +101,22 @@ class Problem:
             self.page_table[b, :count] = [next(order) for _ in range(count)]
         return total
 
-    def _fill(self, entries: int, rows: int, heads: int, width: int) -> Any:
-        buffer = np.full((entries, rows, heads, width), np.nan, np.float32)
+    def _fill(self, entries: int, rows: int, heads: int, width: int, scale: Any) -> Any:
+        """The elements of a cache; `scale`: (batch, heads), or with the columns too."""
+        cache_dtype = self.cache.cache_dtype
+        unused = 127 if cache_dtype == "int8" else np.nan
+        buffer = np.full((entries, rows, heads, width), unused, np.float32)
         for b, length in enumerate(self.cache.lengths):
             first = 0
             if self.leftpad_k is not None and self.cache.nan_before_leftpad:
                 first = int(self.leftpad_k[b])
             for j in range(first, length):
-                buffer[self.row(b, j)] = self._normal(heads, width)
+                x = self._normal(heads, width)
+                if cache_dtype:
+                    x = x / scale[b].reshape(heads, -1)
+                    x = np.clip(np.rint(x), -128, 127) if cache_dtype == "int8" else x
+                    x = round_to(x.astype(np.float32), cache_dtype)
+                buffer[self.row(b, j)] = x
         if self.cache.layout == "bhsd":
             buffer = np.ascontiguousarray(buffer.swapaxes(1, 2))
         return buffer
@@ -108,7 +131,8 @@ class Problem:
     def arrays(self, convert: Callable[..., Any]) -> dict[str, Any]:
         """Arguments of `attention_with_kvcache`; `convert` is called with numbers and a dtype."""
         dtype = self.cache.dtype
-        buffers = [convert(buffer, dtype) for buffer in self.buffers]
+        cache_dtype = self.cache.cache_dtype
+        buffers = [convert(buffer, cache_dtype or dtype) for buffer in self.buffers]
         if self.cache.one_row:
             at = self.cache.head_dim
             buffers = [buffers[0][..., :at], buffers[0][..., at:]]
@@ -117,6 +141,9 @@ class Problem:
             values = getattr(self, name)
             if values is not None:
                 made[name] = convert(values, "int32")
+        if cache_dtype:
+            made["k_scale"] = convert(self.k_scale, "float32")
+            made["v_scale"] = convert(self.v_scale, "float32")
         return {**made, "layout": self.cache.layout}
 
     def take_out(self, counts: Any, rows: int) -> tuple[Any, Any]:
@@ -144,6 +171,7 @@ class Problem:
     def check(self, out: Any, lse: Any, **options: Any) -> None:
         """Each sequence is within the bound of the float64 reference, in itself."""
         given = self.arrays(lambda x, dtype: x)
+        options = {name: x for name, x in options.items() if name not in PLANNED}
         assert max_error(out, out) == 0.0, "NaN in out"
         for b, (q, k, v, own) in enumerate(kvcache_problems(**given, **options)):
             expected = attention_reference(q, k, v, **own)

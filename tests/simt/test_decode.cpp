@@ -39,20 +39,40 @@ struct DecodeCase {
   Cache cache = {};
   // Thread blocks; 0: a row block has one, whatever there is.
   std::vector<int> blocks = {0, 3};
+  // How the keys are split, with thread blocks.
+  int num_splits = 0;
+  int split_size = 0;
 };
 
 int within(int x, int most) {
   return std::max(0, std::min(x, most));
 }
 
-// A copy of a case's keys in a cache, with NaNs everywhere else.
 template <typename T>
+float as_float(T x) {
+  return static_cast<float>(x);
+}
+
+// Elements of a cache. Of 8 bits they count a power of two, so that T has what they stand for.
+template <typename KV>
+KV element(float x, float scale) {
+  if constexpr (std::is_same_v<KV, std::int8_t>) {
+    return static_cast<KV>(std::nearbyint(std::fmax(std::fmin(x / scale, 127.0f), -128.0f)));
+  } else {
+    return KV(x / scale);
+  }
+}
+
+// A copy of a case's keys in a cache, with NaNs everywhere else. Where its elements are of 8 bits,
+// the case's keys become what they stand for.
+template <typename T, typename KV>
 struct Pool {
-  simt::Tensor<T> k, v;
+  simt::Tensor<KV> k, v;
   std::vector<std::int32_t> pages, used, entries, leftpad;
+  std::vector<float> k_scale, v_scale;
   int max_pages = 0;
 
-  Pool(const Case& c, const Cache& cache, const simt::Tensors<T>& t)
+  Pool(const Case& c, const Cache& cache, simt::Tensors<T>& t)
       : used(cache.used.begin(), cache.used.end()),
         entries(cache.entries.begin(), cache.entries.end()),
         leftpad(cache.leftpad.begin(), cache.leftpad.end()) {
@@ -80,20 +100,43 @@ struct Pool {
                           : entries.empty() ? b
                                             : within(entries[b], c.batch_size);
         for (int h = 0; h < c.num_heads_kv; ++h) {
-          for (int d = 0; d < c.head_dim; ++d) k.at(entry, j % rows, h, d) = t.k.at(b, j, h, d);
-          for (int d = 0; d < c.dim_v(); ++d) v.at(entry, j % rows, h, d) = t.v.at(b, j, h, d);
+          const auto set = [&](KV* to, T* from, float scale) {
+            *to = element<KV>(as_float(*from), scale);
+            if constexpr (sizeof(KV) == 1) *from = T(as_float(*to) * scale);
+          };
+          const float of_k = scale_of(b, h, 5), of_v = scale_of(b, h, 4);
+          for (int d = 0; d < c.head_dim; ++d)
+            set(&k.at(entry, j % rows, h, d), &t.k.at(b, j, h, d), of_k);
+          for (int d = 0; d < c.dim_v(); ++d)
+            set(&v.at(entry, j % rows, h, d), &t.v.at(b, j, h, d), of_v);
         }
+      }
+    }
+    for (int b = 0; b < c.batch_size; ++b) {
+      for (int h = 0; h < c.num_heads_kv; ++h) {
+        k_scale.push_back(scale_of(b, h, 5));
+        v_scale.push_back(scale_of(b, h, 4));
       }
     }
   }
 
+  static float scale_of(int b, int h, int least) {
+    return sizeof(KV) == 1 ? std::ldexp(1.0f, -least - (b + 2 * h) % 3) : 1.0f;
+  }
+
   void describe(const Cache& cache, dlattn::AttentionParams* p) const {
-    const auto set = [](dlattn::TensorView* view, const simt::Tensor<T>& tensor) {
+    const auto set = [](dlattn::TensorView* view, const simt::Tensor<KV>& tensor) {
       view->data = tensor.data();
+      view->dtype = simt::DTypeOf<KV>::value;
       view->batch_stride = tensor.stride(0), view->row_stride = tensor.stride(1);
       view->head_stride = tensor.stride(2);
     };
     set(&p->k, k), set(&p->v, v);
+    if (sizeof(KV) == 1) {
+      p->k_descale.data = k_scale.data(), p->v_descale.data = v_scale.data();
+      p->k_descale.batch_stride = p->v_descale.batch_stride = p->num_heads_kv;
+      p->k_descale.head_stride = p->v_descale.head_stride = 1;
+    }
     if (cache.lengths) p->seqused_k = used.data();
     if (!entries.empty()) p->cache_batch_idx = entries.data(), p->cache_batch_size = k.size(0);
     if (!leftpad.empty()) p->leftpad_k = leftpad.data();
@@ -109,16 +152,17 @@ struct FreeMemory {
 using Memory = std::unique_ptr<unsigned char, FreeMemory>;
 
 // As the launcher does.
-template <typename T, int kTile, int kVariant>
+template <typename T, typename KV, int kTile, int kVariant>
 void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan,
                  const simt::Tensors<T>& tensors, simt::Schedule schedule) {
   const decode::DecodeShape shape = decode::make_decode_shape(params, plan);
   simt::Launch threads{dim3(static_cast<unsigned>(plan.grid)), dim3(plan.num_warps * 32),
                        static_cast<std::size_t>(plan.smem_bytes), schedule};
   simt::start_early(&threads, tensors);
+  using M = std::conditional_t<sizeof(KV) == 1, __half, T>;  // what is multiplied
   const auto run = [&](auto paged, auto general) {
     simt::launch(threads,
-                 [&] { decode::kernel<T, kTile, kVariant, paged, general>(params, shape); });
+                 [&] { decode::kernel<M, KV, kTile, kVariant, paged, general>(params, shape); });
   };
   const auto run_with = [&](auto paged) {
     if (decode::is_general(params)) return run(paged, std::true_type());
@@ -135,21 +179,40 @@ void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan
       dim3(decode::kCombineThreads), static_cast<std::size_t>(decode::combine_smem_bytes()),
       schedule};
   simt::start_early(&rows, tensors);
-  simt::launch(rows, [&] { decode::combine_kernel<T, kTile, kVariant>(params, shape); });
+  simt::launch(rows,
+               [&] { decode::combine_kernel<T, kTile, kVariant, sizeof(KV)>(params, shape); });
 }
 
-template <typename T>
+// Whether there are kernels for a case's keys as elements of KV, and this build has them.
+template <typename KV>
+bool has_keys_of(const DecodeCase& d) {
+  if constexpr (sizeof(KV) == 1) {
+#if defined(SIMT_ASAN) || defined(SIMT_TSAN)
+    if (std::is_same_v<KV, std::int8_t> != simt::kThreadSanitizer) return false;
+#endif
+    return d.cache.any() && d.sizes.head_dim % 16 == 0 && d.sizes.dim_v() % 16 == 0;
+  }
+  return true;
+}
+
+template <typename T, typename KV = T>
 void run(simt::Tests& tests, const DecodeCase& d, int variant, int blocks, const char* filter) {
+  if (!has_keys_of<KV>(d)) return;
   const Case& c = d.sizes;
   constexpr dlattn::DType kDType = simt::DTypeOf<T>::value;
-  const std::string name = "decode " + std::string(dlattn::to_string(kDType)) + " " + c.name() +
-                           d.cache.name() + " " + decode::kVariantNames[variant] + " blocks " +
-                           std::to_string(blocks);
+  constexpr dlattn::DType kKeys = simt::DTypeOf<KV>::value;
+  if (blocks == 0 && (d.num_splits || d.split_size)) return;
+  const std::string name =
+      "decode " + std::string(dlattn::to_string(kDType)) + " " + c.name() + d.cache.name() + " " +
+      decode::kVariantNames[variant] + " blocks " + std::to_string(blocks) +
+      (sizeof(KV) == 1 ? " keys " + std::string(dlattn::to_string(kKeys)) : "") +
+      (d.num_splits ? " splits " + std::to_string(d.num_splits) : "") +
+      (d.split_size ? " split_size " + std::to_string(d.split_size) : "");
   if (name.find(filter) == std::string::npos) return;
   if (std::is_same_v<T, __half> && std::abs(c.rise) > 1000.0) return;  // beyond float16
   simt::Tensors<T> t = simt::make_tensors<T>(c);
   dlattn::AttentionParams params = simt::make_params(c, t, kDType, kDType);
-  std::optional<Pool<T>> pool;
+  std::optional<Pool<T, KV>> pool;
   if (d.cache.any()) {
     pool.emplace(c, d.cache, t);
     pool->describe(d.cache, &params);
@@ -158,20 +221,23 @@ void run(simt::Tests& tests, const DecodeCase& d, int variant, int blocks, const
   options.kernel = kFamily;
   options.variant = decode::kVariantNames[variant];
   options.batch_invariant = blocks == 0;
+  options.allow_workspace = blocks != 0;
+  options.num_splits = d.num_splits;
+  options.split_size = d.split_size;
   const std::vector<std::string> refusals = dlattn::core::refusals(params, simt::ada(), options);
   if (!refusals.empty()) {
     if (c.seed || variant == decode::kRows32) return;
     simt::die("%s: %s", name.c_str(), refusals[0].c_str());
   }
   dlattn::Plan plan = dlattn::core::make_plan(params, simt::ada(), options);
-  if (!simt::is_built(kDType, plan.head_dim_tile) || plan.grid == 0) return;
+  if (!simt::is_built(plan.dtype, plan.head_dim_tile) || plan.grid == 0) return;
   std::string trouble;
   plan.grid = blocks ? blocks : std::min<std::int64_t>(plan.grid, 2);
-  plan.num_splits = blocks ? 2 : 1;
+  if (d.num_splits == 0 && d.split_size == 0) plan.num_splits = blocks ? 2 : 1;
   const std::int64_t bytes =
-      decode::workspace_map(params.batch_size, plan.grid, plan.block_m, plan.head_dim_tile).total;
-  if (blocks && plan.workspace_bytes <= 0 && plan.predicted_ns > 0 && !options.batch_invariant)
-    plan.workspace_bytes = bytes;
+      decode::workspace_map(params.batch_size, decode::num_parts(params, plan), plan.block_m,
+                            plan.head_dim_tile)
+          .total;
   const Memory workspace(
       static_cast<unsigned char*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256)));
   params.workspace = blocks ? workspace.get() : nullptr;
@@ -180,12 +246,12 @@ void run(simt::Tests& tests, const DecodeCase& d, int variant, int blocks, const
   for (const simt::Schedule schedule : simt::schedules()) {
     t.out.poison(), t.lse.poison();
     std::memset(workspace.get(), 0xFF, bytes);
-    simt::with_instance<kFamily, T>(plan.head_dim_tile, [&](auto tile) {
+    simt::with_instance<kFamily, KV>(plan.head_dim_tile, [&](auto tile) {
       if constexpr (decode::has_variant(tile, decode::kRows32)) {
         if (variant == decode::kRows32)
-          return run_kernels<T, tile, decode::kRows32>(params, plan, t, schedule);
+          return run_kernels<T, KV, tile, decode::kRows32>(params, plan, t, schedule);
       }
-      run_kernels<T, tile, decode::kRows16>(params, plan, t, schedule);
+      run_kernels<T, KV, tile, decode::kRows16>(params, plan, t, schedule);
     });
     const std::vector<unsigned char> out = t.out.bytes();
     if (first_out.empty()) first_out = out;
@@ -233,6 +299,17 @@ std::vector<DecodeCase> cases() {
       {{1, 100, 64, kFull, 2, 1, Layout::kBshd, 0, 3}, {{100, 7, 60}, 0, {2, 0, 7}}, {0, 3}},
       {{2, 100, 64, kCausal, 2, 1, Layout::kBshd, 0, 4}, {{100, 7, 60, 9}, 32, {}, {3, 7, 0, 100}}},
       {{1, 100, 256, kFull, 2, 1, Layout::kBshd, 0, 2}, {{100, 35}, 7}},
+      // Caches of 8 bits with more rows than a row block has, and more heads.
+      {{6, 300, 128, kCausal, 8, 2, Layout::kBshd, 0, 3}, {{300, 40, 129}, 16}, {0, 2, 9}},
+      {{1, 290, 192, kFull, 8, 1, Layout::kBhsd, 0, 2}, {{290, 3}}, {0, 5}},
+      // Keys split as the caller asks: more parts than there are tiles, parts of which windows
+      // leave a piece, sequences without a part.
+      {{1, 700, 64, kFull, 4, 1, Layout::kBshd, 0, 4}, {{700, 0, 1, 300}, 16}, {1, 3, 40}, 3},
+      {{2, 500, 128, kCausal, 4, 2, Layout::kBshd, 0, 2}, {{500, 64}}, {2, 7}, 100},
+      {{1, 700, 64, kFull, 4, 1, Layout::kBshd, 0, 4}, {{700, 0, 128, 300}, 16}, {1, 3}, 0, 128},
+      {{3, 400, 128, kCausal, 2, 1, Layout::kBshd, 0, 2}, {{400, 257}, 7}, {3}, 0, 256},
+      {{1, 300, 256, kFull, 2, 1, Layout::kBshd, 0, 2}, {{300, 129}}, {2}, 0, 128},
+      {{1, 300, 128, kCausal, 2, 1}, {}, {2}, 2},
       // No sequence is as the first one, without lengths too.
       {{1, 300, 64, kFull, 2, 1, Layout::kBshd, 0, 3},
        {{300, 300, 300}, 0, {}, {170, 0, 3}, false}},
@@ -249,6 +326,13 @@ std::vector<DecodeCase> cases() {
   cases.push_back({simt::with({4, 90, 64, kCausal, 2, 1, Layout::kBshd, 0, 2},
                               [](Case& c) { c.mask = true, c.window_left = 40; }),
                    {{90, 33}, 16}});
+  cases.push_back(
+      {simt::with({2, 400, 128, kCausal, 4, 2, Layout::kBshd, 0, 2},
+                  [](Case& c) { c.softcap = 3.0, c.window_left = 150, c.sinks = true; }),
+       {{400, 230}, 16},
+       {1, 4},
+       0,
+       128});
   // Row maxima that rise from key to key, and one that overflows.
   for (const double rise : {4.0, -1000.0, 1e4, -1e5, -1e9})
     add(simt::with({3, 300, 64, kFull}, [rise](Case& c) { c.rise = rise; }));
@@ -273,6 +357,10 @@ int main(int argc, char** argv) {
       for (int variant = 0; variant < decode::kNumVariants; ++variant) {
         run<__half>(tests, c, variant, blocks, arguments.filter());
         run<__nv_bfloat16>(tests, c, variant, blocks, arguments.filter());
+        run<__half, std::int8_t>(tests, c, variant, blocks, arguments.filter());
+        run<__nv_bfloat16, std::int8_t>(tests, c, variant, blocks, arguments.filter());
+        run<__half, __nv_fp8_e4m3>(tests, c, variant, blocks, arguments.filter());
+        run<__nv_bfloat16, __nv_fp8_e4m3>(tests, c, variant, blocks, arguments.filter());
       }
     }
   }

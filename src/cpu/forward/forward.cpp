@@ -163,7 +163,14 @@ void plan(const AttentionParams& params, const DeviceInfo& device, const Options
   plan->block_n = tiles.block_n;
   const std::int64_t num_tiles =
       num_m_blocks(params, *plan) * params.num_heads_kv * params.batch_size;
-  plan->num_splits = options.batch_invariant ? 1 : num_splits(params, num_tiles);
+  plan->fixed_splits = options.num_splits > 0;
+  plan->split_size = options.split_size;
+  if (plan->fixed_splits) {
+    const std::int64_t most = std::max<std::int64_t>(1, ceil_div(params.seqlen_k, tiles.block_n));
+    plan->num_splits = static_cast<int>(std::min<std::int64_t>(options.num_splits, most));
+  } else if (!options.batch_invariant && options.split_size == 0) {
+    plan->num_splits = num_splits(params, num_tiles);
+  }
   plan->grid = num_tiles * plan->num_splits;
   plan->num_threads = num_threads > 0 ? num_threads : device.num_threads;
   if (plan->num_threads > plan->grid)

@@ -55,7 +55,8 @@ Tiles tiles_for(std::int64_t rows) {
   return tiles;
 }
 
-template <typename In>
+// `In`: elements of q; `Key`: of k and v.
+template <typename In, typename Key = In>
 class TaskKernel {
  public:
   using T = typename ComputeTypeOf<In>::Type;
@@ -75,7 +76,7 @@ class TaskKernel {
               position_shift(params.causal, task.len_q, task.len_k), task.len_k) {
     q_t_ = arena_.take<T>(p_.head_dim * ld_);
     s_t_ = arena_.take<T>(block_n_ * ld_);
-    const bool copies = kConverts || KeyRows<In>::has_pages(p_);
+    const bool copies = kConverts || KeyRows<Key>::has_pages(p_);
     k_tile_ = arena_.take<T>(copies ? block_n_ * p_.head_dim : 0);
     v_tile_ = arena_.take<T>(copies ? block_n_ * p_.head_dim_v : 0);
     row_ = arena_.take<T>(max_int(p_.head_dim, p_.head_dim_v));
@@ -115,8 +116,9 @@ class TaskKernel {
   }
 
  private:
-  static constexpr bool kConverts = sizeof(In) <= 2;
+  static constexpr bool kConverts = sizeof(Key) <= 2;
   static constexpr bool kIs8Bit = sizeof(In) == 1;
+  static constexpr bool kHasDescales = sizeof(Key) == 1;
   static constexpr int kStep = kWidth<T>;
 
   State<T> part(int split) {
@@ -149,7 +151,7 @@ class TaskKernel {
     }
   }
 
-  // Of a row's head. Only 8-bit inputs have any.
+  // Of a row's head. Only 8-bit elements have any.
   Descales descales(std::int64_t r) const {
     return descales_of<std::int64_t>(p_, t_.batch, head_[r], t_.head_kv);
   }
@@ -162,17 +164,17 @@ class TaskKernel {
                     (varlen() ? 0 : t_.batch * p_.q.batch_stride) +
                     (t_.first_q + query_[r]) * p_.q.row_stride + head_[r] * p_.q.head_stride;
       convert_row(q, p_.head_dim, row_);
-      const T factor = kIs8Bit ? static_cast<T>(descales(r).scores) : T(1);
+      const T factor = kHasDescales ? static_cast<T>(descales(r).scores) : T(1);
       for (std::int64_t d = 0; d < p_.head_dim; ++d) q_t_[d * ld_ + r] = row_[d] * factor;
     }
   }
 
-  KeyRows<In> k_rows() const { return {p_, t_, p_.k, p_.head_dim}; }
-  KeyRows<In> v_rows() const { return {p_, t_, p_.v, p_.head_dim_v}; }
+  KeyRows<Key> k_rows() const { return {p_, t_, p_.k, p_.head_dim}; }
+  KeyRows<Key> v_rows() const { return {p_, t_, p_.v, p_.head_dim_v}; }
 
   // Makes keys [j, j + count) the left operand: in place, or converted to `tile`, or copied there
   // if they lie in several pages.
-  void set_left(const KeyRows<In>& rows, std::int64_t j, std::int64_t count, T* tile,
+  void set_left(const KeyRows<Key>& rows, std::int64_t j, std::int64_t count, T* tile,
                 ProductArgs<T>* args) {
     if constexpr (!kConverts) {
       if (rows.run(j, count) == count) {
@@ -185,15 +187,15 @@ class TaskKernel {
     args->left_stride = rows.width();
     for (std::int64_t n = 0; n < count;) {
       const std::int64_t run = rows.run(j + n, count - n);
-      const In* from = rows.row(j + n);
+      const Key* from = rows.row(j + n);
       for (const std::int64_t end = n + run; n < end; ++n, from += rows.stride())
         convert_row(from, rows.width(), tile + n * rows.width());
     }
   }
 
   // The first page's, if they lie in several.
-  Upcoming upcoming(const KeyRows<In>& rows, std::int64_t j, std::int64_t count) const {
-    const std::int64_t size = sizeof(In);
+  Upcoming upcoming(const KeyRows<Key>& rows, std::int64_t j, std::int64_t count) const {
+    const std::int64_t size = sizeof(Key);
     return {reinterpret_cast<const char*>(rows.row(j)), rows.stride() * size, rows.width() * size,
             rows.run(j, count)};
   }
@@ -350,7 +352,7 @@ class TaskKernel {
   }
 
   void write_row(std::int64_t r) {
-    softmax_.copy_row(r, kIs8Bit ? static_cast<T>(descales(r).v) : T(1), row_);
+    softmax_.copy_row(r, kHasDescales ? static_cast<T>(descales(r).v) : T(1), row_);
     if constexpr (!kIs8Bit) {
       store_row<In>(r);
     } else if (p_.out.dtype == DType::kFloat16) {

@@ -6,7 +6,7 @@
 // simd.h.
 namespace dlattn::cpu::DLATTN_CPU_ISA {
 
-// Calls function(In{}) with the storage type of a dtype.
+// Calls function(In{}) with the storage type of a dtype that q may have.
 template <typename Function>
 DLATTN_INLINE void dispatch(DType dtype, Function function) {
   switch (dtype) {
@@ -21,28 +21,46 @@ DLATTN_INLINE void dispatch(DType dtype, Function function) {
     case DType::kFloat8E4M3:
       return function(Float8{});
     case DType::kInt8:
-      break;  // no tensor's
+      break;  // no q's
   }
+}
+
+// Calls function(In{}, Key{}) with the storage types of q and of k and v.
+template <typename Function>
+DLATTN_INLINE void dispatch(const AttentionParams& p, Function function) {
+  if (!is_8_bit_cache(p)) return dispatch(p.q.dtype, [&](auto in) { function(in, in); });
+  const auto with_key = [&](auto in) {
+    if (p.k.dtype == DType::kInt8) return function(in, Int8{});
+    function(in, Float8{});
+  };
+  if (p.q.dtype == DType::kFloat16) return with_key(Half{});
+  with_key(BFloat16{});
+}
+
+// Calls function(kernel) with the kernel of a task.
+template <typename Function>
+DLATTN_INLINE void with_kernel(const AttentionParams& params, const Tiles& tiles, const Task& task,
+                               void* scratch, void* states, Function function) {
+  dispatch(params, [&](auto in, auto key) {
+    TaskKernel<decltype(in), decltype(key)> kernel(params, tiles, task, scratch, states);
+    function(kernel);
+  });
 }
 
 static void run(const AttentionParams& params, const Tiles& tiles, const Task& task, void* scratch,
                 void* states) {
-  dispatch(params.q.dtype,
-           [&](auto in) { TaskKernel<decltype(in)>(params, tiles, task, scratch, states).run(); });
+  with_kernel(params, tiles, task, scratch, states, [](auto& kernel) { kernel.run(); });
 }
 
 static void merge(const AttentionParams& params, const Tiles& tiles, const Task& task,
                   void* scratch, void* states) {
-  dispatch(params.q.dtype, [&](auto in) {
-    TaskKernel<decltype(in)>(params, tiles, task, scratch, states).merge();
-  });
+  with_kernel(params, tiles, task, scratch, states, [](auto& kernel) { kernel.merge(); });
 }
 
 static std::int64_t scratch_bytes(const AttentionParams& params, const Tiles& tiles) {
   std::int64_t bytes = 0;
-  dispatch(params.q.dtype, [&](auto in) {
-    bytes = TaskKernel<decltype(in)>(params, tiles, Task{}, nullptr, nullptr).scratch_bytes();
-  });
+  with_kernel(params, tiles, Task{}, nullptr, nullptr,
+              [&](auto& kernel) { bytes = kernel.scratch_bytes(); });
   return bytes;
 }
 

@@ -22,6 +22,14 @@ __device__ __forceinline__ float max_or_nan(float x, float y) {
   return z;
 }
 
+// PTX ISA, "Half Precision Floating Point Instructions: sub". x - y of two pairs of fp16 in a
+// register each.
+__device__ __forceinline__ std::uint32_t subtract_halves(std::uint32_t x, std::uint32_t y) {
+  std::uint32_t z;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  return z;
+}
+
 // PTX ISA, "Half Precision Floating Point Instructions: abs" and "max". Of two pairs of T in a
 // register each, the larger magnitudes; of a number and NaN the number's.
 template <typename T>

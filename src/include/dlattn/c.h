@@ -84,6 +84,12 @@ typedef struct {
   // none. Null: the parameters bring it.
   void* (*allocate)(void* context, int64_t bytes);
   void* allocate_context;
+  // Into how many parts the keys of a row are split; 0: the plan decides.
+  int32_t num_splits;
+  int32_t reserved;  // 0
+  // Keys of a part, which begins at a multiple of it: a multiple of 128; 0: the plan decides. Not
+  // with num_splits.
+  int64_t split_size;
 } DlattnOptions;
 
 // out = softmax(score(q k^T)) v; dlattn_attention().

@@ -41,14 +41,15 @@ constexpr double kMaxSoftcap = 0x1p100;        // 1.27e30
 
 // One attention problem: out = softmax(score(q k^T)) v, per batch entry and head, where
 //   score = softcap(softmax_scale * q.k) - alibi_slope * |i + shift - j| + bias,
-// q, k and v of kFloat8E4M3 being their elements times a descale of their head's, then -inf where
+// 8-bit elements of q, k and v being those times a descale of their head's, then -inf where
 // causality, window or mask forbid the key, then softmax with the head's sink in the denominator.
 //
 // A plain struct that kernels take by value. The last dimension of q, k, v, out and lse is
 // contiguous; every other stride is free.
 struct AttentionParams {
   // q, k and v are of one dtype. out is of the same, but for kFloat8E4M3: then of kBFloat16,
-  // kFloat16 or kFloat32, and there are no bias, mask or alibi_slopes.
+  // kFloat16 or kFloat32, and there are no bias, mask or alibi_slopes. In a cache k and v may both
+  // be of kInt8 or of kFloat8E4M3 where q is of kFloat16 or kBFloat16 (is_8_bit_cache()).
   TensorView q;                // [batch_size, seqlen_q, num_heads, head_dim]
   TensorView k;                // [batch_size, seqlen_k, num_heads_kv, head_dim]
   TensorView v;                // [batch_size, seqlen_k, num_heads_kv, head_dim_v]
@@ -72,8 +73,9 @@ struct AttentionParams {
   std::int64_t window_left = -1;   // keys j >= i + shift - window_left; -1: unlimited
   std::int64_t window_right = -1;  // keys j <= i + shift + window_right; -1: unlimited
 
-  // What an element of q, k or v of kFloat8E4M3 counts; null: 1. On the problem's device; with
-  // variable length, batch_size counts sequences. For no other dtype.
+  // What an 8-bit element of q, k or v counts. On the problem's device; with variable length,
+  // batch_size counts sequences. Null: 1 with q of kFloat8E4M3; k and v in an 8-bit cache have one.
+  // For no other dtype.
   BasicTensorView<const float> q_descale;  // [batch_size, num_heads / heads_per_q_descale]
   BasicTensorView<const float> k_descale;  // [batch_size, num_heads_kv]
   BasicTensorView<const float> v_descale;  // [batch_size, num_heads_kv]
@@ -104,7 +106,8 @@ struct AttentionParams {
   // Keys in a cache (is_cache()): seqused_k, page_table, cache_batch_idx or leftpad_k is given, and
   // cu_seqlens_k is null. Sequence b then has the first seqused_k[b] (null: all) of seqlen_k keys
   // that there is room for, and its last query stands at the last of them. q and out may be of
-  // variable length, with cu_seqlens_q alone. precision is kInputs, and q is not of kFloat8E4M3.
+  // variable length, with cu_seqlens_q alone. precision is kInputs, and q is not of kFloat8E4M3; k
+  // and v may be 8-bit elements.
   //
   // Without a page table k and v are [cache_batch_size, seqlen_k, num_heads_kv, .], and the keys of
   // sequence b are entry cache_batch_idx[b] of them (null: entry b). With one they are [num_pages,
@@ -143,6 +146,12 @@ struct AttentionParams {
 // rows.
 inline bool is_cache(const AttentionParams& p) {
   return !p.cu_seqlens_k && (p.seqused_k || p.page_table.data || p.cache_batch_idx || p.leftpad_k);
+}
+
+// Whether k and v are 8-bit elements of a cache, beside q of 16 bits.
+inline bool is_8_bit_cache(const AttentionParams& p) {
+  if (p.precision != Precision::kInputs || p.q.dtype == DType::kFloat8E4M3) return false;
+  return p.k.dtype == DType::kInt8 || p.k.dtype == DType::kFloat8E4M3;
 }
 
 // Whether forward() would run `params` on `device`; never launches, never throws for wrong params.

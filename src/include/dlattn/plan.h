@@ -20,6 +20,7 @@ struct WorkspaceAllocator {
   void* context = nullptr;
 };
 constexpr std::int64_t kWorkspaceAlignment = 256;  // bytes
+constexpr std::int64_t kSplitAlignment = 128;      // keys; whole tiles of every kernel
 
 struct Options {
   // One of kernel_names(). "auto" takes the family that is predicted to be the fastest. Any other
@@ -36,6 +37,15 @@ struct Options {
   // device and with rows of the same alignment. Slower where the batch is small, most of all with
   // few queries.
   bool batch_invariant = false;
+  // Into how many parts the keys of a row are split, each computed apart and added up in their
+  // order; 0: the plan decides. A part is as long as any other of its sequence, to whole tiles of
+  // keys. On the CPU at most one for each tile.
+  int num_splits = 0;
+  // How many keys a part has, a multiple of kSplitAlignment: parts begin at its multiples, counted
+  // from a sequence's first key, and are added up in their order, so that a sequence gives the same
+  // bits in any batch. 0: the plan decides; with batch_invariant it takes one number whatever the
+  // problem is. On the CPU one part has all keys. Not with num_splits.
+  std::int64_t split_size = 0;
   Poll poll;                     // CPU only
   WorkspaceAllocator workspace;  // CUDA only
   // Whether a plan may need a workspace for speed alone. forward() makes one that needs none where
@@ -70,7 +80,10 @@ struct Plan : Launch {
   int num_before = 0;
   int num_after = 0;
 
-  int num_splits = 1;  // parts into which the keys are split
+  // Parts into which the keys of a row are split, about; exactly with fixed_splits.
+  int num_splits = 1;
+  bool fixed_splits = false;    // as Options::num_splits asks
+  std::int64_t split_size = 0;  // keys of a part, which begins at a multiple of it; 0: any
   // Bytes of device memory that the launches need beside the tensors (AttentionParams::workspace).
   // On the CPU, bytes that the call itself allocates and frees.
   std::int64_t workspace_bytes = 0;

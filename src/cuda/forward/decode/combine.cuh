@@ -41,11 +41,11 @@ struct CombinedRow {
   }
 };
 
-template <typename T, int kHeadDim, int kVariant>
+template <typename T, int kHeadDim, int kVariant, int kKeyBytes>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_kernel(const __grid_constant__ AttentionParams params,
                    const __grid_constant__ DecodeShape shape) {
-  constexpr Shape kShape = shape_of(kHeadDim, kVariant);
+  constexpr Shape kShape = shape_of(kHeadDim, kVariant, kKeyBytes);
   constexpr int kBlockM = block_m(kShape), kBlockN = block_n(kShape);
   constexpr int kLanes = kHeadDim / 4, kGroups = kCombineThreads / kLanes, kAtOnce = 8;
   ptx::wait_for_grids_ahead();
@@ -60,13 +60,15 @@ __global__ void __launch_bounds__(kCombineThreads)
 
   RunningSum sum;
   if (blocks.tiles > 0) {
+    const bool split = is_split(shape);
     const unsigned total = units_before(params, shape, blocks, params.batch_size);
-    const unsigned per = per_block(total, shape.num_blocks);
+    // Of split keys each unit left a part.
+    const unsigned per = split ? 1 : per_block(total, shape.num_blocks);
     const auto row_block =
         static_cast<unsigned>(row.head / heads * blocks.of_head + row_of_head / kBlockM);
-    const unsigned tiles = static_cast<unsigned>(blocks.tiles);
-    const unsigned start = units_before(params, shape, blocks, row.sequence) + row_block * tiles;
-    const unsigned first = start / per, last = (start + tiles - 1) / per;
+    const unsigned units = static_cast<unsigned>(blocks.units_of_block(shape));
+    const unsigned start = units_before(params, shape, blocks, row.sequence) + row_block * units;
+    const unsigned first = start / per, last = (start + units - 1) / per;
     if (first == last) return;
     // Several at a time, so that their loads are on their way together.
 #pragma unroll 1
@@ -75,7 +77,8 @@ __global__ void __launch_bounds__(kCombineThreads)
       float x[kAtOnce][4];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const unsigned part = part_of(min(block + i * kGroups, last), per, start);
+        const unsigned of = min(block + i * kGroups, last);
+        const unsigned part = split ? of : part_of(of, per, start);
         const std::int64_t at = std::int64_t{part} * kBlockM + row_of_head % kBlockM;
         stats[i] = static_cast<const PartStats*>(shape.stats)[at];
         tile::load(x[i], shape.outs + at * kHeadDim + column);
@@ -101,7 +104,8 @@ __global__ void __launch_bounds__(kCombineThreads)
     all.add(stats[g], x);
   }
   const ResultRow<T> to(params, row.sequence, row.head, row.query);
-  const tile::RowResult result = finalize({all.row.row_max, all.row.row_sum}, to.sink);
+  const float of_values = value_scale<kKeyBytes>(params, row.sequence, row.head / heads);
+  const tile::RowResult result = finalize({all.row.row_max, all.row.row_sum}, to.sink, of_values);
   if (to.lse && column == 0) *to.lse = result.lse;
 #pragma unroll
   for (int e = 0; e < 4; e += 2) {

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "cuda/forward/decode/byte_products.cuh"
+#include "cuda/forward/decode/byte_queries.cuh"
 #include "cuda/forward/decode/parts.cuh"
 #include "cuda/forward/decode/producer.cuh"
 #include "cuda/forward/wmma/merge.cuh"
@@ -22,12 +24,13 @@ struct WarpRows {
   wmma::SpeculativeSoftmax<1> softmax;
   float acc_o[1][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][1][4];  // unless Q is in shared memory
+  float of_scores[2];                     // with 8-bit keys: what a row's products count
 };
 
 // A warp's way through a segment.
-template <typename T, int kHeadDim, int kVariant, bool kPaged, bool kGeneral>
+template <typename T, typename KV, int kHeadDim, int kVariant, bool kPaged, bool kGeneral>
 struct Consumer {
-  using Producer = decode::Producer<T, kHeadDim, kVariant, kPaged>;
+  using Producer = decode::Producer<KV, kHeadDim, kVariant, kPaged>;
   static constexpr Shape kShape = Producer::kShape;
   static constexpr SmemMap kMap = Producer::kMap;
   static constexpr int kBlockM = block_m(kShape);
@@ -36,6 +39,8 @@ struct Consumer {
   static constexpr int kStages = kShape.stages;
   static constexpr int kGroups = kShape.key_groups;
   static constexpr int kShares = kGroups / 2;  // of the columns, when a block's parts are added up
+  static constexpr bool kBytes = sizeof(KV) == 1;
+  static constexpr bool kScarce = kHeadDim > 128;  // registers are
   using Rows = WarpRows<kHeadDim, kSlice>;
   using Scores = typename Rows::Scores;
 
@@ -64,19 +69,30 @@ struct Consumer {
     Rows rows;
     const Producer producer(params, shape, segment,
                             mask.any_row(m0, min(m0 + kBlockM, num_rows) - 1));
-    if constexpr (kShape.queries_in_smem) copy_queries();
-    int pages[kStages + 1];
+    if constexpr (kShape.queries_in_smem && !kBytes) copy_queries();
+    int stage = 0, next_page = 0;
+    if constexpr (kScarce) {
+#pragma unroll 1
+      for (int i = 0; i < kStages; ++i)
+        producer.start(i, i * Producer::kStageBytes, producer.page(i));
+    } else {
+      int pages[kStages + 1];
 #pragma unroll
-    for (int i = 0; i <= kStages; ++i) pages[i] = producer.page(i);
+      for (int i = 0; i <= kStages; ++i) pages[i] = producer.page(i);
 #pragma unroll
-    for (int i = 0; i < kStages; ++i) producer.start(i, i * Producer::kStageBytes, pages[i]);
-    if constexpr (kShape.queries_in_smem) {
+      for (int i = 0; i < kStages; ++i) producer.start(i, i * Producer::kStageBytes, pages[i]);
+      next_page = pages[kStages];
+    }
+    if constexpr (kBytes) {
+      store_queries();
+      __syncthreads();
+      load_scales(rows);
+    } else if constexpr (kShape.queries_in_smem) {
       ptx::cp_async_wait<kStages - 1>();
       __syncthreads();
     } else {
       load_queries(rows);
     }
-    int stage = 0, next_page = pages[kStages];
 #pragma unroll 1
     for (int i = 0; i < segment.count; ++i) {
       ptx::cp_async_wait<kStages - 1>();
@@ -84,9 +100,9 @@ struct Consumer {
       attend(rows, producer.key(i), producer.stages + stage);
       group_barrier();
       // Where registers are scarce, none keeps it.
-      if constexpr (kShape.queries_in_smem) next_page = producer.page(i + kStages);
+      if constexpr (kScarce) next_page = producer.page(i + kStages);
       producer.start(i + kStages, stage, next_page);
-      if constexpr (!kShape.queries_in_smem) next_page = producer.page(i + kStages + 1);
+      if constexpr (!kScarce) next_page = producer.page(i + kStages + 1);
       stage = stage == (kStages - 1) * Producer::kStageBytes ? 0 : stage + Producer::kStageBytes;
     }
     leave_part(rows);
@@ -95,10 +111,11 @@ struct Consumer {
 
  private:
   // Where a row of Q lies.
-  __device__ __forceinline__ const T* query_row(int row) const {
+  template <typename Q = T>
+  __device__ __forceinline__ const Q* query_row(int row) const {
     const int heads = static_cast<int>(shape.packed_heads.divisor()), query = mask.query(row);
     const int head = segment.head_kv * heads + row - query * heads;
-    const T* const q = static_cast<const T*>(params.q.data) + head * params.q.head_stride;
+    const Q* const q = static_cast<const Q*>(params.q.data) + head * params.q.head_stride;
     if (!params.cu_seqlens_q)
       return q + segment.sequence * params.q.batch_stride + query * params.q.row_stride;
     return q + (tile::query_rows(params, segment.sequence).start + query) * params.q.row_stride;
@@ -134,6 +151,38 @@ struct Consumer {
                         query_row(min(m0 + row, num_rows - 1)) + (exists ? chunk * 8 : 0), exists);
     }
   }
+
+  // The same as fp16, for products with 8-bit keys.
+  __device__ __forceinline__ void store_queries() const {
+    constexpr int kChunks = ByteQueries<kHeadDim>::kChunks;
+    constexpr int kStep = num_warps(kShape) * 32 / kChunks;
+    static_assert(kBlockM % kStep == 0 && 32 % kChunks == 0);
+    const int chunk = static_cast<int>(threadIdx.x) % kChunks;
+    unsigned char* const smem = ptx::dynamic_smem();
+    with_query_type<T, sizeof(KV)>(shape, [&](auto element) {
+      using Q = decltype(element);
+      for (int row = static_cast<int>(threadIdx.x) / kChunks; row < kBlockM; row += kStep) {
+        tile::Vec<Q, 8> x;
+        memset(&x, 0, sizeof x);
+        if (m0 + row < num_rows && chunk * 8 < params.head_dim)
+          x = *reinterpret_cast<const tile::Vec<Q, 8>*>(query_row<Q>(m0 + row) + chunk * 8);
+        ByteQueries<kHeadDim>::store(smem + kMap.q, reinterpret_cast<float*>(smem + kMap.scales),
+                                     row, chunk, x);
+      }
+    });
+  }
+  // What the products of this lane's rows count.
+  __device__ __forceinline__ void load_scales(Rows& rows) const {
+    const float of_keys = descales_of(params, std::int64_t{segment.sequence},
+                                      std::int64_t{segment.head_kv} * shape.packed_heads.divisor(),
+                                      std::int64_t{segment.head_kv})
+                              .scores;
+    const auto* const scales = reinterpret_cast<const float*>(ptx::dynamic_smem() + kMap.scales);
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      rows.of_scores[h] = scales[row_group * 16 + 8 * h + lane_idx / 4] * of_keys;
+  }
+
   __device__ __forceinline__ ptx::SmemAddress queries() const {
     return ptx::smem_address(ptx::dynamic_smem()) + kMap.q;
   }
@@ -142,18 +191,7 @@ struct Consumer {
   __device__ __forceinline__ void attend(Rows& rows, int n0, ptx::SmemAddress stage) const {
     // S = Q K^T
     Scores acc_s;
-    [[maybe_unused]] const ptx::SmemAddress sQ = queries() +
-                                                 row_group * 16 * kHeadDim * kElementBytes +
-                                                 wmma::lane_place_down<kHeadDim>(lane_idx);
-    wmma::multiply_qk<T, kHeadDim, 0, kSlice>(acc_s,
-                                              stage + wmma::lane_place_across<kHeadDim>(lane_idx),
-                                              [&](std::uint32_t (&a)[1][4], int d) {
-                                                if constexpr (kShape.queries_in_smem) {
-                                                  wmma::load_q<kHeadDim>(a, sQ, d);
-                                                } else {
-                                                  memcpy(a, rows.rQ[d / 16], sizeof a);
-                                                }
-                                              });
+    multiply_qk(acc_s, rows, stage);
     float scale = shape.scale_log2;
     if constexpr (kGeneral) scale = modify(acc_s, n0);
     const int last_row = max(min(first_row + 15, num_rows - 1), first_row);
@@ -163,38 +201,72 @@ struct Consumer {
     std::uint32_t rP[1][kSlice / 16][4];
     rows.softmax.template first_probabilities<T, 0, kSlice>(acc_s, scale, false, rP, rows.acc_o);
     // O += P V
-    wmma::multiply_pv<T, kHeadDim, 0, kSlice>(
-        rows.acc_o, rP, stage + kMap.tensor + wmma::lane_place_down<kHeadDim>(lane_idx));
+    const ptx::SmemAddress sV =
+        stage + kMap.tensor + wmma::lane_place_down<Producer::kColumns>(lane_idx);
+    if constexpr (kBytes) {
+      multiply_pv_bytes<KV, kHeadDim, kSlice>(rows.acc_o, rP, sV);
+    } else {
+      wmma::multiply_pv<T, kHeadDim, 0, kSlice>(rows.acc_o, rP, sV);
+    }
+  }
+
+  __device__ __forceinline__ void multiply_qk(Scores& acc_s, const Rows& rows,
+                                              ptx::SmemAddress stage) const {
+    [[maybe_unused]] const ptx::SmemAddress sQ = queries() +
+                                                 row_group * 16 * kHeadDim * kElementBytes +
+                                                 wmma::lane_place_down<kHeadDim>(lane_idx);
+    const ptx::SmemAddress sK = stage + wmma::lane_place_across<Producer::kColumns>(lane_idx);
+    const auto load_q = [&](std::uint32_t (&a)[1][4], int d) {
+      if constexpr (kShape.queries_in_smem) {
+        wmma::load_q<kHeadDim>(a, sQ, d);
+      } else {
+        memcpy(a, rows.rQ[d / 16], sizeof a);
+      }
+    };
+    if constexpr (kBytes) {
+      multiply_qk_bytes<KV, kHeadDim, kSlice>(acc_s, sK, load_q);
+#pragma unroll
+      for (int j = 0; j < kSlice / 8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) acc_s[0][j][e] *= rows.of_scores[e / 2];
+      }
+    } else {
+      wmma::multiply_qk<T, kHeadDim, 0, kSlice>(acc_s, sK, load_q);
+    }
   }
 
   // Softcap, ALiBi and the caller's mask. Returns what makes the scores base 2.
   __device__ __forceinline__ float modify(Scores& acc_s, int n0) const {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = min(first_row + 8 * h + lane_idx / 4, num_rows - 1);
-      const int heads = static_cast<int>(shape.packed_heads.divisor()), query = mask.query(row);
-      const int head = segment.head_kv * heads + row - query * heads;
-      const float slope = tile::alibi_slope(params, tile::WorkTile{0, head, segment.sequence});
-      const std::uint8_t* visible = params.mask.data;
-      if (visible) {
-        visible += segment.sequence * params.mask.batch_stride + head * params.mask.head_stride +
-                   query * params.mask.row_stride;
-      }
+    const auto each = [&](int h, auto change) {
 #pragma unroll
       for (int j = 0; j < kSlice / 8; ++j) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = acc_s[0][j][2 * h + e];
-          const int key = n0 + 8 * j + lane_idx % 4 * 2 + e;
-          x *= shape.softmax_scale;
-          if (shape.softcap != 0.0f) x = shape.softcap * tile::tanh(x * shape.inverse_softcap);
-          if (params.alibi_slopes.data) {
-            const auto distance = static_cast<float>(mask.position(query) - key);
-            x = __fadd_rn(x, -alibi_penalty(slope, distance));
-          }
-          if (visible && (key >= mask.seqlen_k || !visible[key * params.mask.col_stride]))
-            x = -INFINITY;
-        }
+        for (int e = 0; e < 2; ++e)
+          change(acc_s[0][j][2 * h + e], n0 + 8 * j + lane_idx % 4 * 2 + e);
+      }
+    };
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      each(h, [&](float& x, int) { x *= shape.softmax_scale; });
+      if (shape.softcap != 0.0f)
+        each(h, [&](float& x, int) { x = shape.softcap * tile::tanh(x * shape.inverse_softcap); });
+      const int row = min(first_row + 8 * h + lane_idx / 4, num_rows - 1);
+      const int heads = static_cast<int>(shape.packed_heads.divisor()), query = mask.query(row);
+      const int head = segment.head_kv * heads + row - query * heads;
+      if (params.alibi_slopes.data) {
+        const float slope = tile::alibi_slope(params, tile::WorkTile{0, head, segment.sequence});
+        const int position = mask.position(query);
+        each(h, [&](float& x, int key) {
+          x = __fadd_rn(x, -alibi_penalty(slope, static_cast<float>(position - key)));
+        });
+      }
+      if (params.mask.data) {
+        const std::uint8_t* const visible =
+            params.mask.data + segment.sequence * params.mask.batch_stride +
+            head * params.mask.head_stride + query * params.mask.row_stride;
+        each(h, [&](float& x, int key) {
+          if (key >= mask.seqlen_k || !visible[key * params.mask.col_stride]) x = -INFINITY;
+        });
       }
     }
     return tile::kLog2e;
@@ -256,24 +328,34 @@ struct Consumer {
       }
       return sum;
     };
-    const int first_column = share * kPairs * 16 + lane_idx % 4 * 2;
-    if (row < num_rows && segment.complete) {
+    // Of 16 columns a lane has two pairs; with 8-bit keys the even columns of four neighbours are
+    // one product's, and the odd ones the next one's.
+    constexpr int kOfPair = kBytes ? 4 : 2, kNextPair = kBytes ? 2 : 8;
+    const auto pair_of = [](const tile::Vec<float, 4>& sum, int e) {
+      return kBytes ? tile::Vec<float, 2>{{sum.x[e], sum.x[e + 2]}}
+                    : tile::Vec<float, 2>{{sum.x[2 * e], sum.x[2 * e + 1]}};
+    };
+    const int first_column = share * kPairs * 16 + lane_idx % 4 * kOfPair;
+    if (row < num_rows && segment.is_complete()) {
       const int heads = static_cast<int>(shape.packed_heads.divisor()), query = mask.query(row);
-      const ResultRow<T> to(params, segment.sequence, segment.head_kv * heads + row - query * heads,
-                            query);
-      const tile::RowResult result = finalize(all, to.sink);
-      if (to.lse && share == 0 && lane_idx % 4 == 0) *to.lse = result.lse;
+      const float of_values = value_scale<sizeof(KV)>(params, segment.sequence, segment.head_kv);
+      with_query_type<T, sizeof(KV)>(shape, [&](auto element) {
+        const ResultRow<decltype(element)> to(params, segment.sequence,
+                                              segment.head_kv * heads + row - query * heads, query);
+        const tile::RowResult result = finalize(all, to.sink, of_values);
+        if (to.lse && share == 0 && lane_idx % 4 == 0) *to.lse = result.lse;
 #pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        const tile::Vec<float, 4> sum = sum_of(i);
+        for (int i = 0; i < kPairs; ++i) {
+          const tile::Vec<float, 4> sum = sum_of(i);
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          store_pair(to.out, first_column + 16 * i + 8 * e,
-                     tile::scaled(sum.x[2 * e], result.scale),
-                     tile::scaled(sum.x[2 * e + 1], result.scale),
-                     static_cast<int>(params.head_dim_v), shape.store_bytes);
+          for (int e = 0; e < 2; ++e) {
+            const tile::Vec<float, 2> pair = pair_of(sum, e);
+            store_pair(to.out, first_column + 16 * i + kNextPair * e,
+                       tile::scaled(pair.x[0], result.scale), tile::scaled(pair.x[1], result.scale),
+                       static_cast<int>(params.head_dim_v), shape.store_bytes);
+          }
         }
-      }
+      });
     } else if (row < num_rows) {
       const std::int64_t at = std::int64_t{segment.part} * kBlockM + row_of_block;
       if (share == 0 && lane_idx % 4 == 0) static_cast<PartStats*>(shape.stats)[at] = all;
@@ -282,8 +364,9 @@ struct Consumer {
       for (int i = 0; i < kPairs; ++i) {
         const tile::Vec<float, 4> sum = sum_of(i);
         // Of a row that saw nothing the accumulators are 0.
-        tile::store(to + first_column + 16 * i, {sum.x[0], sum.x[1]});
-        tile::store(to + first_column + 16 * i + 8, {sum.x[2], sum.x[3]});
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          tile::store(to + first_column + 16 * i + kNextPair * e, pair_of(sum, e).x);
       }
     }
     __syncthreads();  // the next segment's copies come to where the parts are

@@ -18,12 +18,13 @@
 
 namespace dlattn::decode {
 
-template <typename T, int kHeadDim, int kVariant, bool kPaged, bool kGeneral>
-__global__ void __launch_bounds__(num_warps(shape_of(kHeadDim, kVariant)) * 32,
+// T: what is multiplied, and but for 8-bit keys q and out. KV: elements of K and V.
+template <typename T, typename KV, int kHeadDim, int kVariant, bool kPaged, bool kGeneral>
+__global__ void __launch_bounds__(num_warps(shape_of(kHeadDim, kVariant, sizeof(KV))) * 32,
                                   kVariant == kRows16 ? 2 : 1)
     kernel(const __grid_constant__ AttentionParams params,
            const __grid_constant__ DecodeShape shape) {
-  constexpr Shape kShape = shape_of(kHeadDim, kVariant);
+  constexpr Shape kShape = shape_of(kHeadDim, kVariant, sizeof(KV));
   // Lengths may be what the grid ahead computes. Without any, and where registers allow, what is
   // known before is worked out before.
   constexpr bool kAhead = kHeadDim <= 128;
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(num_warps(shape_of(kHeadDim, kVariant)) * 32,
   for (;;) {
     if constexpr (!kAhead) segment = units.next();
     if (segment.is_none()) break;
-    const Consumer<T, kHeadDim, kVariant, kPaged, kGeneral> consumer(
+    const Consumer<T, KV, kHeadDim, kVariant, kPaged, kGeneral> consumer(
         params, shape, segment, Lengths(params, segment.sequence));
     consumer.run();
     if constexpr (kAhead) segment = units.next();

@@ -6,14 +6,14 @@
 
 namespace dlattn::decode {
 
-template <DType dtype, int kTile, int kVariant>
+template <typename T, typename KV, int kTile, int kVariant>
 void launch_variant(const AttentionParams& params, const Plan& plan, void* stream) {
-  using T = cuda::Element<dtype>;
-  constexpr int kMaxSmem = tile_config(kTile, kVariant).smem_bytes;
+  constexpr int kKeyBytes = sizeof(KV);
+  constexpr int kMaxSmem = tile_config(kTile, kVariant, kKeyBytes).smem_bytes;
   const DecodeShape shape = make_decode_shape(params, plan);
   const cuda::DeviceGuard device(params.device.index, "decode");
   const auto launch_as = [&](auto paged, auto general) {
-    cuda::launch_kernel<kernel<T, kTile, kVariant, paged, general>, kMaxSmem>(
+    cuda::launch_kernel<kernel<T, KV, kTile, kVariant, paged, general>, kMaxSmem>(
         device, plan.grid, plan.num_warps * 32, plan.smem_bytes, stream, params, shape);
   };
   const auto launch_with = [&](auto paged) {
@@ -29,17 +29,33 @@ void launch_variant(const AttentionParams& params, const Plan& plan, void* strea
     launch_with(std::false_type());
   }
   if (shape.whole) return;
-  cuda::launch_kernel<combine_kernel<T, kTile, kVariant>>(
-      device, params.batch_size * params.num_heads * params.seqlen_q, kCombineThreads,
-      combine_smem_bytes(), stream, params, shape);
+  const auto combine_as = [&](auto element) {
+    cuda::launch_kernel<combine_kernel<decltype(element), kTile, kVariant, kKeyBytes>>(
+        device, params.batch_size * params.num_heads * params.seqlen_q, kCombineThreads,
+        combine_smem_bytes(), stream, params, shape);
+  };
+  if (kKeyBytes == 1 && shape.is_bfloat16) return combine_as(__nv_bfloat16());
+  combine_as(T());
 }
 
+template <typename T, typename KV, int kTile>
+void launch_of(const AttentionParams& params, const Plan& plan, void* stream) {
+  if constexpr (has_variant(kTile, kRows32)) {
+    if (plan.variant == kRows32) return launch_variant<T, KV, kTile, kRows32>(params, plan, stream);
+  }
+  launch_variant<T, KV, kTile, kRows16>(params, plan, stream);
+}
+
+// `dtype`: of q, or with 8-bit keys theirs.
 template <DType dtype, int kTile>
 void launch(const AttentionParams& params, const Plan& plan, void* stream) {
-  if constexpr (has_variant(kTile, kRows32)) {
-    if (plan.variant == kRows32) return launch_variant<dtype, kTile, kRows32>(params, plan, stream);
+  if constexpr (dtype == DType::kInt8) {
+    launch_of<half, std::int8_t, kTile>(params, plan, stream);
+  } else if constexpr (dtype == DType::kFloat8E4M3) {
+    launch_of<half, __nv_fp8_e4m3, kTile>(params, plan, stream);
+  } else {
+    launch_of<cuda::Element<dtype>, cuda::Element<dtype>, kTile>(params, plan, stream);
   }
-  launch_variant<dtype, kTile, kRows16>(params, plan, stream);
 }
 
 }  // namespace dlattn::decode

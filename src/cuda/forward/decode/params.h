@@ -12,6 +12,11 @@ struct DecodeShape : LaunchShape {
   unsigned num_blocks;  // of the kernel that walks the keys
   // Blocks have whole row blocks: there are no parts, and nothing is left to be added up.
   bool whole;
+  // How the tiles of keys of a row block are divided into units (units.cuh). Neither: a tile is
+  // one.
+  int split_tiles;   // not 0: a unit ends at each multiple of so many tiles from key 0
+  int num_splits;    // not 0: a unit is one of so many parts of the row block
+  bool is_bfloat16;  // q and out, with 8-bit keys
   // All sequences have as many queries and keys, and the host knows how many.
   bool uniform;
   Divider page_size;  // 1 without pages
@@ -19,6 +24,15 @@ struct DecodeShape : LaunchShape {
   void* stats;
   float* outs;
 };
+
+// The parts that blocks leave in the workspace, at most. Of tiles that are dealt evenly a block has
+// at most one that began before its own, and one that goes on behind them.
+inline std::int64_t num_parts(const AttentionParams& p, const Plan& plan) {
+  if (plan.split_size == 0 && !plan.fixed_splits) return 2 * plan.grid;
+  const std::int64_t rows = p.seqlen_q * (p.num_heads / p.num_heads_kv);
+  const std::int64_t row_blocks = (rows + plan.block_m - 1) / plan.block_m;
+  return p.batch_size * p.num_heads_kv * row_blocks * plan.num_splits;
+}
 
 // Whether scores are modified between q.k and the softmax.
 inline bool is_general(const AttentionParams& p) {
@@ -30,10 +44,14 @@ inline DecodeShape make_decode_shape(const AttentionParams& p, const Plan& plan)
   static_cast<LaunchShape&>(shape) = make_launch_shape(p, plan, p.num_heads / p.num_heads_kv);
   shape.num_blocks = static_cast<unsigned>(plan.grid);
   shape.whole = plan.num_splits == 1;
+  shape.split_tiles = shape.whole ? 0 : static_cast<int>(plan.split_size / plan.block_n);
+  shape.num_splits = plan.fixed_splits && !shape.whole ? plan.num_splits : 0;
+  shape.is_bfloat16 = p.q.dtype == DType::kBFloat16;
   shape.uniform = !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_k && !p.leftpad_k;
   shape.page_size = Divider(p.page_table.data ? static_cast<std::uint32_t>(p.page_size) : 1);
   if (shape.whole) return shape;
-  const WorkspaceMap map = workspace_map(p.batch_size, plan.grid, plan.block_m, plan.head_dim_tile);
+  const WorkspaceMap map =
+      workspace_map(p.batch_size, num_parts(p, plan), plan.block_m, plan.head_dim_tile);
   auto* const bytes = static_cast<unsigned char*>(p.workspace);
   shape.starts = reinterpret_cast<std::uint32_t*>(bytes + map.starts);
   shape.stats = bytes + map.stats;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "core/descales.h"
+#include "cuda/forward/decode/params.h"
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/seqlen.cuh"
 #include "cuda/tile/vec.cuh"
@@ -15,9 +17,21 @@ struct alignas(8) PartStats {
   float row_sum;
 };
 
-// The result of a row: out = scale * (sum of weights x parts).
-__device__ __forceinline__ tile::RowResult finalize(const PartStats& stats, const float* sink) {
-  return tile::finalize(tile::RowMax(-stats.row_max, false), 1.0f, stats.row_sum, sink);
+// What 8-bit values of a KV head count; those of other types count themselves.
+template <int kKeyBytes>
+__device__ __forceinline__ float value_scale(const AttentionParams& p, int sequence, int head_kv) {
+  return kKeyBytes == 1 ? descale(p.v_descale, std::int64_t{sequence}, std::int64_t{head_kv})
+                        : 1.0f;
+}
+
+// The result of a row: out = scale * (sum of weights x parts). `of_values`: what they count. A row
+// that sees nothing is 0, whatever that is.
+__device__ __forceinline__ tile::RowResult finalize(const PartStats& stats, const float* sink,
+                                                    float of_values) {
+  tile::RowResult result =
+      tile::finalize(tile::RowMax(-stats.row_max, false), 1.0f, stats.row_sum, sink);
+  if (result.scale != 0.0f) result.scale *= of_values;
+  return result;
 }
 
 // Where a row of a row block goes.
@@ -54,6 +68,19 @@ __device__ __forceinline__ void store_pair(T* row, int column, float low, float 
   }
   if (column < columns) row[column] = tile::from_float<T>(low);
   if (column + 1 < columns) row[column + 1] = tile::from_float<T>(high);
+}
+
+// Calls function(T()) with the type of q's and out's elements: T itself, or with 8-bit keys, whose
+// kernels serve both types, the one that the launch is for.
+template <typename T, int kKeyBytes, typename Function>
+__device__ __forceinline__ void with_query_type(const DecodeShape& shape, Function function) {
+  if constexpr (kKeyBytes == 2) {
+    function(T());
+  } else if (shape.is_bfloat16) {
+    function(__nv_bfloat16());
+  } else {
+    function(__half());
+  }
 }
 
 }  // namespace dlattn::decode

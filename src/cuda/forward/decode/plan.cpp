@@ -7,7 +7,7 @@
 #include "core/concat.h"
 #include "core/family.h"
 #include "cuda/forward/cost.h"
-#include "cuda/forward/decode/traits.h"
+#include "cuda/forward/decode/params.h"
 #include "cuda/tile/launch_shape.h"
 #include "cuda/tile/span.h"
 
@@ -30,8 +30,13 @@ constexpr double kCombine = 2200.0;
 
 Times times(const AttentionParams& p, int head_dim_tile, int variant) {
   const bool modified = p.softcap != 0.0 || p.mask.data || p.alibi_slopes.data;
+  const double of_bytes = is_8_bit_cache(p) ? 0.65 : 1.0;
   const double of_rows = variant == kRows16 ? 11.0 : 12.0;
-  return {3300.0, 900.0, of_rows * head_dim_tile / 128.0 * (modified ? 2.0 : 1.0)};
+  return {3300.0, 900.0, of_bytes * of_rows * head_dim_tile / 128.0 * (modified ? 2.0 : 1.0)};
+}
+
+int key_bytes(const AttentionParams& p) {
+  return static_cast<int>(size_of(p.k.dtype));
 }
 
 // How many blocks an SM holds; registers leave room for two of 16 rows, and one of 32.
@@ -41,9 +46,16 @@ std::int64_t resident_blocks(const TileConfig& config, const DeviceInfo& device,
   return std::clamp<std::int64_t>(by_smem, 1, variant == kRows16 ? 2 : 1);
 }
 
+// How the keys of a row block are divided among thread blocks.
+struct Division {
+  bool whole = true;  // not at all
+  int num_splits = 0;
+  std::int64_t split_size = 0;  // as the options ask; neither: evenly
+};
+
 struct Choice {
   int variant;
-  bool whole;
+  Division division;
   std::int64_t grid;
   double ns;
 };
@@ -53,7 +65,7 @@ class Dealt {
  public:
   Dealt(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile, int variant)
       : variant_(variant),
-        config_(tile_config(head_dim_tile, variant)),
+        config_(tile_config(head_dim_tile, variant, key_bytes(p))),
         times_(times(p, head_dim_tile, variant)) {
     const std::int64_t group = p.num_heads / p.num_heads_kv;
     const std::int64_t of_head = ceil_div(p.seqlen_q * group, config_.block_m);
@@ -62,11 +74,12 @@ class Dealt {
     const cost::Walk walk = cost::walk(p, config_.block_m, static_cast<int>(group));
     keys_ = std::max(std::min(cost::mean_seqlen_k(p), walk.longest), 1.0);
     tiles_ = ceil_div(p.seqlen_k, config_.block_n);
+    lengths_known_ = !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_k;
     slots_ = resident_blocks(config_, device, variant) * std::max(device.num_sms, 1);
     // Every row block reads its keys, all but the first from L2: some 40 bytes a nanosecond and SM.
     constexpr double kL2Rate = 40.0;
     const double reads =
-        keys_ * static_cast<double>(row_blocks_ * (p.head_dim + p.head_dim_v)) * kElementBytes;
+        keys_ * static_cast<double>(row_blocks_ * (p.head_dim + p.head_dim_v)) * key_bytes(p);
     // Tensor cores are fed by too few warps to be more than a third busy, which is enough for
     // memory.
     constexpr double kBusy = 0.35;
@@ -88,13 +101,33 @@ class Dealt {
     const std::int64_t units = row_blocks_ * tiles_;
     const std::int64_t grid = std::clamp<std::int64_t>(ceil_div(units, kLeastTiles), 1, slots_);
     const double row_blocks = static_cast<double>(row_blocks_) / static_cast<double>(grid);
-    return {variant_, false, grid, ns(row_blocks, std::ceil(row_blocks)) + kCombine};
+    return {variant_, {false}, grid, ns(row_blocks, std::ceil(row_blocks)) + kCombine};
   }
+  // Whether one sequence may have many keys and the others few, for all that the host knows: then
+  // a block with its whole row block goes on long after the others, and the model of either way,
+  // for which all are as long as they can be, does not tell. Up to some 400 keys that costs less
+  // than to add up parts.
+  bool may_be_uneven() const { return !lengths_known_ && keys_ * times_.per_key > 2.0 * kCombine; }
+  // Parts of so many keys or of such a number, a block for each, in rounds.
+  Choice split(const Division& division) const {
+    const std::int64_t parts = row_blocks_ * parts_of(division);
+    const std::int64_t grid = std::clamp<std::int64_t>(parts, 1, slots_);
+    const double rounds = static_cast<double>(ceil_div(parts, grid));
+    const double share = 1.0 / static_cast<double>(parts_of(division));
+    return {variant_, division, grid, ns(rounds * share, rounds) + kCombine};
+  }
+  // The most parts that a row block can have.
+  std::int64_t parts_of(const Division& division) const {
+    const std::int64_t tiles = std::max<std::int64_t>(tiles_, 1);
+    if (division.num_splits > 0) return std::min<std::int64_t>(division.num_splits, tiles);
+    return ceil_div(tiles, division.split_size / config_.block_n);
+  }
+
   // A block for each row block, in rounds of as many as the device holds.
   Choice whole() const {
     const std::int64_t grid = std::min<std::int64_t>(row_blocks_, kMaxGrid);
     const auto rounds = static_cast<double>(ceil_div(std::max<std::int64_t>(grid, 1), slots_));
-    return {variant_, true, grid, ns(rounds, rounds)};
+    return {variant_, {}, grid, ns(rounds, rounds)};
   }
 
  private:
@@ -109,6 +142,7 @@ class Dealt {
   Times times_;
   std::int64_t row_blocks_, tiles_, slots_;
   double keys_, least_ns_;
+  bool lengths_known_;
 };
 
 int requested_variant(const char* name) {
@@ -129,7 +163,8 @@ bool accepts(const AttentionParams& p, const Options& options, const Plan& plan,
                   " bytes; accepted: 16");
   }
   // Each group of warps adds up its own.
-  const std::int64_t most = shape_of(plan.head_dim_tile, kRows16).key_groups * tile::kMostKeys;
+  const Shape shape = shape_of(plan.head_dim_tile, kRows16, key_bytes(p));
+  const std::int64_t most = shape.key_groups * tile::kMostKeys;
   if (p.seqlen_k > most) return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", most);
   const std::int64_t rows = p.seqlen_q * (p.num_heads / p.num_heads_kv);
   // Where there are more, it was not measured.
@@ -147,6 +182,31 @@ bool accepts(const AttentionParams& p, const Options& options, const Plan& plan,
   return true;
 }
 
+// The keys of a part with batch_invariant. A number of its own: on nothing that a batch may change
+// do bits depend then.
+constexpr std::int64_t kInvariantSplit = 1024;
+
+Division asked_division(const Options& options) {
+  if (options.num_splits > 0)
+    return {options.num_splits == 1, options.num_splits == 1 ? 0 : options.num_splits};
+  if (options.split_size > 0) return {false, 0, options.split_size};
+  if (options.batch_invariant && options.allow_workspace) return {false, 0, kInvariantSplit};
+  return {};
+}
+
+// Of one shape. With batch_invariant the time is that of `counted`.
+Choice choose(const Dealt& dealt, const Options& options) {
+  const Division asked = asked_division(options);
+  // A row block that is one part has the same bits either way.
+  if (!asked.whole && dealt.parts_of(asked) > 1) return dealt.split(asked);
+  Choice choice = dealt.whole();
+  choice.division.split_size = asked.split_size;
+  const bool decided = options.num_splits > 0 || !asked.whole || options.batch_invariant;
+  if (decided || !options.allow_workspace) return choice;
+  const Choice parts = dealt.in_parts();
+  return dealt.may_be_uneven() || parts.ns < choice.ns ? parts : choice;
+}
+
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
                   Plan* plan, std::string* why) {
   const int tile = plan->head_dim_tile, requested = requested_variant(options.variant);
@@ -155,28 +215,22 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   if (requested >= 0 && !has_variant(tile, requested))
     return refuse(why, "variant ", options.variant, " has no instance for this head_dim");
   if (!accepts(p, options, *plan, why)) return false;
-  // With batch_invariant a row block's keys are one thread block's, in the same order in any batch.
   AttentionParams large;
   const AttentionParams& counted = cost::counted(p, options.batch_invariant, &large);
-  Choice best{-1, true, 0, std::numeric_limits<double>::infinity()};
+  Choice best{-1, {}, 0, std::numeric_limits<double>::infinity()};
   for (int variant = 0; variant < kNumVariants; ++variant) {
     if (!has_variant(tile, variant) || (requested >= 0 && variant != requested)) continue;
-    if (tile_config(tile, variant).smem_bytes > device.max_smem_per_block) continue;
+    if (tile_config(tile, variant, key_bytes(p)).smem_bytes > device.max_smem_per_block) continue;
     const Dealt dealt(p, device, tile, variant);
     if (dealt.most_units() >= static_cast<double>(kMaxGrid)) continue;
-    Choice choice = dealt.whole();
-    if (options.batch_invariant) {
-      choice.ns = Dealt(counted, device, tile, variant).whole().ns;
-    } else if (options.allow_workspace) {
-      const Choice parts = dealt.in_parts();
-      if (parts.ns < choice.ns) choice = parts;
-    }
+    Choice choice = choose(dealt, options);
+    if (options.batch_invariant) choice.ns = Dealt(counted, device, tile, variant).whole().ns;
     if (choice.ns < best.ns) best = choice;
   }
   if (best.variant < 0)
     return refuse(why, "needs more shared memory than ", device.name,
                   " has, or has 2^31 tiles of keys");
-  const TileConfig config = tile_config(tile, best.variant);
+  const TileConfig config = tile_config(tile, best.variant, key_bytes(p));
   plan->variant = best.variant;
   plan->variant_name = kVariantNames[best.variant];
   plan->packed_heads = static_cast<int>(p.num_heads / p.num_heads_kv);
@@ -184,10 +238,18 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   const bool empty = p.batch_size == 0 || p.seqlen_q == 0 || (p.cu_seqlens_q && p.total_q == 0);
   plan->grid = empty ? 0 : best.grid;
   plan->predicted_ns = best.ns;
-  if (best.whole) return true;
-  plan->num_splits = static_cast<int>(std::max<std::int64_t>(
-      2, best.grid / std::max<std::int64_t>(1, p.batch_size * p.num_heads_kv)));
-  plan->workspace_bytes = workspace_map(p.batch_size, best.grid, config.block_m, tile).total;
+  plan->fixed_splits = options.num_splits > 0;
+  plan->split_size = best.division.split_size;
+  if (best.division.whole) return true;
+  if (plan->fixed_splits || plan->split_size > 0) {
+    const std::int64_t parts = Dealt(p, device, tile, best.variant).parts_of(best.division);
+    plan->num_splits = static_cast<int>(parts);
+  } else {
+    plan->num_splits = static_cast<int>(std::max<std::int64_t>(
+        2, best.grid / std::max<std::int64_t>(1, p.batch_size * p.num_heads_kv)));
+  }
+  plan->workspace_bytes =
+      workspace_map(p.batch_size, num_parts(p, *plan), config.block_m, tile).total;
   return p.batch_size * p.num_heads * p.seqlen_q <= kMaxGrid ||
          refuse(why, "batch_size x num_heads x seqlen_q is more than ", kMaxGrid);
 }

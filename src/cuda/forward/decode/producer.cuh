@@ -8,18 +8,15 @@
 namespace dlattn::decode {
 
 // Where the keys of a KV head of a sequence lie.
-template <typename T, bool kPaged>
+template <typename KV, bool kPaged>
 struct KeyRows {
-  const T *k, *v;  // key 0's, or page 0's of a pool
-  const std::int32_t* pages;
+  const KV *k, *v;  // key 0's, or page 0's of a pool
 
   __device__ __forceinline__ KeyRows(const AttentionParams& p, int sequence, int head_kv)
-      : k(static_cast<const T*>(p.k.data) + head_kv * p.k.head_stride),
-        v(static_cast<const T*>(p.v.data) + head_kv * p.v.head_stride),
-        pages(nullptr) {
-    if constexpr (kPaged) {
-      pages = p.page_table.data + sequence * p.page_table.batch_stride;
-    } else if (p.cu_seqlens_k) {
+      : k(static_cast<const KV*>(p.k.data) + head_kv * p.k.head_stride),
+        v(static_cast<const KV*>(p.v.data) + head_kv * p.v.head_stride) {
+    if constexpr (kPaged) return;
+    if (p.cu_seqlens_k) {
       const int start = tile::key_rows(p, sequence).start;
       k += start * p.k.row_stride, v += start * p.v.row_stride;
     } else {
@@ -31,25 +28,30 @@ struct KeyRows {
   }
 };
 
-template <typename T, int kHeadDim, int kVariant, bool kPaged>
+// `KV`: the type of elements of K and V.
+template <typename KV, int kHeadDim, int kVariant, bool kPaged>
 struct Producer {
-  static constexpr Shape kShape = shape_of(kHeadDim, kVariant);
-  static constexpr SmemMap kMap = smem_map(kHeadDim, kVariant);
+  static constexpr Shape kShape = shape_of(kHeadDim, kVariant, sizeof(KV));
+  static constexpr SmemMap kMap = smem_map(kHeadDim, kShape);
   static constexpr int kBlockN = block_n(kShape);
   static constexpr int kSlice = kShape.slice;
   static constexpr int kStages = kShape.stages;
-  static constexpr int kThreads = kShape.row_groups * 32;  // of a group
-  static constexpr int kChunks = kHeadDim / 8;             // of 16 bytes, of a row
-  static constexpr int kStep = kThreads / kChunks;         // rows that are copied at a time
+  static constexpr int kThreads = kShape.row_groups * 32;             // of a group
+  static constexpr int kOfChunk = 16 / static_cast<int>(sizeof(KV));  // elements
+  static constexpr int kChunks = kHeadDim / kOfChunk;                 // of 16 bytes, of a row
+  static constexpr int kStep = kThreads / kChunks;  // rows that are copied at a time
   static constexpr int kSteps = kSlice / kStep;
   static constexpr int kStageBytes = 2 * kMap.tensor;
   static constexpr int kUnroll = kHeadDim > 128 ? 1 : 4;  // where registers are scarce, not at all
-  using Rows = tile::SwizzledRows<kHeadDim>;
+  // As ldmatrix sees them: of 16-bit elements.
+  static constexpr int kColumns = kHeadDim * static_cast<int>(sizeof(KV)) / 2;
+  using Rows = tile::SwizzledRows<kColumns>;
   static_assert(kThreads % kChunks == 0 && kSlice % kStep == 0 && kSlice <= 32);
 
   const AttentionParams& params;
   const DecodeShape& shape;
-  const KeyRows<T, kPaged> rows;
+  const KeyRows<KV, kPaged> rows;
+  const int& sequence;            // a reference: no register of its own
   const ptx::SmemAddress stages;  // the group's
   const int first_key;            // the group's first key of the segment
   const int count;                // slices
@@ -62,6 +64,7 @@ struct Producer {
       : params(params),
         shape(shape),
         rows(params, segment.sequence, segment.head_kv),
+        sequence(segment.sequence),
         stages(ptx::smem_address(ptx::dynamic_smem()) + group() * kMap.group),
         first_key(segment.tile * kBlockN + group() * kSlice),
         count(segment.count),
@@ -82,7 +85,9 @@ struct Producer {
       const int lane = static_cast<int>(threadIdx.x) % 32, n = key(i) + lane;
       if (lane < kSlice && i < count && n >= begin && n < end) {
         const unsigned at = shape.page_size.quotient(static_cast<unsigned>(n));
-        return min(max(rows.pages[at], 0), static_cast<int>(params.num_pages) - 1);
+        const std::int32_t* const pages =
+            params.page_table.data + sequence * params.page_table.batch_stride;
+        return min(max(pages[at], 0), static_cast<int>(params.num_pages) - 1);
       }
     }
     return 0;
@@ -115,18 +120,18 @@ struct Producer {
         } else {
           k_offset = n * params.k.row_stride, v_offset = n * params.v.row_stride;
         }
-        copy(stages + stage, rows.k, k_offset, row, seen && chunk * 8 < params.head_dim);
+        copy(stages + stage, rows.k, k_offset, row, seen && chunk * kOfChunk < params.head_dim);
         copy(stages + stage + kMap.tensor, rows.v, v_offset, row,
-             seen && chunk * 8 < params.head_dim_v);
+             seen && chunk * kOfChunk < params.head_dim_v);
       }
     }
     ptx::cp_async_commit();
   }
 
  private:
-  __device__ __forceinline__ void copy(ptx::SmemAddress to, const T* from, std::int64_t offset,
+  __device__ __forceinline__ void copy(ptx::SmemAddress to, const KV* from, std::int64_t offset,
                                        int row, bool valid) const {
-    ptx::cp_async<16>(to + Rows::offset(row, chunk), from + (valid ? offset + chunk * 8 : 0),
+    ptx::cp_async<16>(to + Rows::offset(row, chunk), from + (valid ? offset + chunk * kOfChunk : 0),
                       valid);
   }
 };

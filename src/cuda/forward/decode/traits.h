@@ -7,7 +7,8 @@
 // Tile shapes of the kernels for few queries over many keys.
 namespace dlattn::decode {
 
-constexpr int kElementBytes = 2;  // of q, k, v and out: float16 or bfloat16
+constexpr int kElementBytes = 2;     // of q and out, and of what is multiplied: float16 or bfloat16
+constexpr int kKeyBytes[] = {2, 1};  // that elements of k and v may have: as q, int8 or e4m3
 
 // Query rows of a KV head that a thread block computes: 16 or 32.
 enum Variant { kRows16, kRows32 };
@@ -26,13 +27,22 @@ struct Shape {
   int slice;
   int stages;            // of a group, a slice of K and V each
   bool queries_in_smem;  // or in registers, where there is room
+  int key_bytes;         // of an element of K and V
 };
 
-constexpr Shape shape_of(int head_dim_tile, int variant) {
+// With 8-bit keys queries are in shared memory, in the order that their products want
+// (byte_queries.cuh), and slices are of more keys, or stages are more, for as many bytes to be on
+// their way.
+constexpr Shape shape_of(int head_dim_tile, int variant, int key_bytes) {
   const int row_groups = variant == kRows16 ? 1 : 2;
-  if (head_dim_tile <= 64) return {row_groups, 4, 32, 3, false};
-  if (head_dim_tile <= 128) return {row_groups, 4, 16, 3, false};
-  return {row_groups, 2, 16, 2, true};
+  if (key_bytes == 1) {
+    if (head_dim_tile <= 64) return {row_groups, 4, 32, 5, true, key_bytes};
+    if (head_dim_tile <= 128) return {row_groups, 4, 32, 2, true, key_bytes};
+    return {row_groups, 2, 16, 4, true, key_bytes};
+  }
+  if (head_dim_tile <= 64) return {row_groups, 4, 32, 3, false, key_bytes};
+  if (head_dim_tile <= 128) return {row_groups, 4, 16, 3, false, key_bytes};
+  return {row_groups, 2, 16, 2, true, key_bytes};
 }
 constexpr int num_warps(const Shape& shape) {
   return shape.row_groups * shape.key_groups;
@@ -50,24 +60,25 @@ struct SmemMap {
   int group;   // bytes of a group's stages, which at the end of a row block hold its part of out
   int stats;   // [block_m][key_groups] PartStats
   int q;       // [block_m] rows of Q, if they are in shared memory
+  int scales;  // [block_m] floats, what elements of these rows count, with 8-bit keys
   int total;
 };
 
-constexpr SmemMap smem_map(int head_dim_tile, int variant) {
-  const Shape shape = shape_of(head_dim_tile, variant);
+constexpr SmemMap smem_map(int head_dim_tile, const Shape& shape) {
   SmemMap map{};
-  map.tensor = shape.slice * head_dim_tile * kElementBytes;
+  map.tensor = shape.slice * head_dim_tile * shape.key_bytes;
   map.group = shape.stages * 2 * map.tensor;
   map.stats = shape.key_groups * map.group;
   map.q = map.stats + block_m(shape) * shape.key_groups * 8;
-  map.total = map.q + (shape.queries_in_smem ? block_m(shape) * head_dim_tile * kElementBytes : 0);
+  map.scales = map.q + (shape.queries_in_smem ? block_m(shape) * head_dim_tile * kElementBytes : 0);
+  map.total = map.scales + (shape.key_bytes == 1 ? block_m(shape) * 4 : 0);
   return map;
 }
 
-constexpr TileConfig tile_config(int head_dim_tile, int variant) {
-  const Shape shape = shape_of(head_dim_tile, variant);
+constexpr TileConfig tile_config(int head_dim_tile, int variant, int key_bytes) {
+  const Shape shape = shape_of(head_dim_tile, variant, key_bytes);
   return {block_m(shape), block_n(shape), num_warps(shape), shape.stages,
-          smem_map(head_dim_tile, variant).total};
+          smem_map(head_dim_tile, shape).total};
 }
 
 // Threads of a block that adds up the parts of one row of out. Few, so that an SM of compute
@@ -77,23 +88,23 @@ constexpr int combine_smem_bytes() {
   return kCombineThreads * (4 * 4 + 8);  // of each thread four sums, of each group PartStats
 }
 
-// What blocks leave in the workspace: where sequences begin among the units, and two parts each, of
-// a row block that begins before theirs and of one that ends behind it.
+// What blocks leave in the workspace: where sequences begin among the units, and parts of row
+// blocks.
 struct WorkspaceMap {
   std::int64_t starts;  // [batch_size + 1] std::uint32_t
-  std::int64_t stats;   // [2 grid][block_m] PartStats
-  std::int64_t outs;    // [2 grid][block_m][head_dim_tile] float
+  std::int64_t stats;   // [parts][block_m] PartStats
+  std::int64_t outs;    // [parts][block_m][head_dim_tile] float
   std::int64_t total;
 };
 
-constexpr WorkspaceMap workspace_map(std::int64_t batch_size, std::int64_t grid, int block_m,
+constexpr WorkspaceMap workspace_map(std::int64_t batch_size, std::int64_t parts, int block_m,
                                      int head_dim_tile) {
   const auto aligned = [](std::int64_t bytes) { return (bytes + 255) / 256 * 256; };
   WorkspaceMap map{};
   map.starts = 0;
   map.stats = aligned((batch_size + 1) * 4);
-  map.outs = map.stats + aligned(2 * grid * block_m * 8);
-  map.total = map.outs + 2 * grid * block_m * head_dim_tile * 4;
+  map.outs = map.stats + aligned(parts * block_m * 8);
+  map.total = map.outs + parts * block_m * head_dim_tile * 4;
   return map;
 }
 

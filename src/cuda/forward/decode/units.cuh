@@ -7,8 +7,14 @@
 // tiles of keys that a row of the sequence sees. Units are numbered sequence by sequence, head by
 // head, row block by row block, tile by tile, and each thread block takes as many of them, one
 // behind the other: so blocks end together whatever the lengths are. Where they have whole row
-// blocks (DecodeShape::whole), a row block is one unit.
+// blocks (DecodeShape::whole), a row block is one unit. Where the keys are split as the caller asks
+// (split_tiles, num_splits), a unit is the tiles of a part, and each leaves a part of its own.
 namespace dlattn::decode {
+
+// Whether units are parts that the caller asks for.
+__device__ __forceinline__ bool is_split(const DecodeShape& shape) {
+  return shape.split_tiles > 0 || shape.num_splits > 0;
+}
 
 // The row blocks of a sequence.
 struct RowBlocks {
@@ -23,12 +29,34 @@ struct RowBlocks {
     const int rows = lengths.rows(shape);
     const tile::Range tiles =
         tiles_of(lengths.mask(p, shape).any_row(0, max(rows - 1, 0)), kBlockN);
-    return {(rows + kBlockM - 1) / kBlockM, rows > 0 ? max(tiles.end - tiles.begin, 0) : 0,
-            tiles.begin};
+    RowBlocks blocks{};
+    blocks.of_head = (rows + kBlockM - 1) / kBlockM;
+    blocks.tiles = rows > 0 ? max(tiles.end - tiles.begin, 0) : 0;
+    blocks.first_tile = tiles.begin;
+    return blocks;
   }
-  __device__ __forceinline__ unsigned units(const AttentionParams& p, bool whole) const {
+  __device__ __forceinline__ int end() const { return first_tile + tiles; }
+  // The tiles of a unit, at most.
+  __device__ __forceinline__ int unit_tiles(const DecodeShape& shape) const {
+    if (shape.whole) return max(tiles, 1);
+    if (shape.num_splits > 0) return max((tiles + shape.num_splits - 1) / shape.num_splits, 1);
+    return max(shape.split_tiles, 1);
+  }
+  // The tile where the first unit would begin, were all its keys seen.
+  __device__ __forceinline__ int origin(const DecodeShape& shape) const {
+    return shape.split_tiles > 0 ? first_tile - first_tile % shape.split_tiles : first_tile;
+  }
+  // Of each row block; none if it sees nothing, unless it is whole.
+  __device__ __forceinline__ int units_of_block(const DecodeShape& shape) const {
+    if (shape.whole) return 1;
+    if (!is_split(shape) || tiles == 0) return tiles;
+    const int each = unit_tiles(shape);
+    return (end() - origin(shape) + each - 1) / each;
+  }
+  __device__ __forceinline__ unsigned units(const AttentionParams& p,
+                                            const DecodeShape& shape) const {
     return static_cast<unsigned>(p.num_heads_kv) * static_cast<unsigned>(of_head) *
-           static_cast<unsigned>(whole ? 1 : tiles);
+           static_cast<unsigned>(units_of_block(shape));
   }
 };
 
@@ -36,10 +64,10 @@ struct RowBlocks {
 struct Segment {
   int sequence, head_kv, row_block;
   int tile, count;  // numbered from key 0 on
-  bool complete;    // these are all
-  unsigned part;    // if not: which part of the workspace they are for
+  int part;         // which part of the workspace they are for; negative: none, as these are all
 
   __device__ __forceinline__ bool is_none() const { return sequence < 0; }
+  __device__ __forceinline__ bool is_complete() const { return part < 0; }
 };
 
 // Where part `block` of a row block goes whose first unit is `start`: a thread block has at most
@@ -55,7 +83,7 @@ __device__ __forceinline__ unsigned per_block(unsigned total, unsigned num_block
 // The units of all sequences before one, when the kernel that walks the keys is done.
 __device__ __forceinline__ unsigned units_before(const AttentionParams& p, const DecodeShape& shape,
                                                  const RowBlocks& blocks, std::int64_t sequence) {
-  return shape.uniform ? static_cast<unsigned>(sequence) * blocks.units(p, false)
+  return shape.uniform ? static_cast<unsigned>(sequence) * blocks.units(p, shape)
                        : shape.starts[sequence];
 }
 
@@ -65,16 +93,16 @@ class Units {
  public:
   __device__ __forceinline__ Units(const AttentionParams& p, const DecodeShape& shape)
       : p_(p), shape_(shape), lane_(threadIdx.x % 32) {
+    unsigned total = 0;
     if (shape.uniform) {
       blocks_ = of(0);
-      total_ = static_cast<unsigned>(p.batch_size) * units(blocks_);
+      total = static_cast<unsigned>(p.batch_size) * units(blocks_);
     } else {
-      for (int base = 0; base < sequences(); base += 32) total_ += scan(base, false);
+      for (int base = 0; base < sequences(); base += 32) total += scan(base, false);
     }
-    const unsigned per = per_block(total_, shape.num_blocks);
-    per_block_ = per;
-    unit_ = min(blockIdx.x * per, total_);
-    end_ = min(unit_ + per, total_);
+    const unsigned per = per_block(total, shape.num_blocks);
+    unit_ = min(blockIdx.x * per, total);
+    end_ = min(unit_ + per, total);
   }
 
   // Writes where every sequence begins, and where the last one ends.
@@ -96,17 +124,21 @@ class Units {
     if (unit_ >= end_) return segment;
     find();
     const unsigned within = unit_ - before_;
-    const auto tiles = static_cast<unsigned>(shape_.whole ? 1 : blocks_.tiles);
-    const unsigned row_block = within / tiles, tile = within - row_block * tiles;
+    const auto units = static_cast<unsigned>(blocks_.units_of_block(shape_));
+    const unsigned row_block = within / units, unit = within - row_block * units;
     const unsigned head = row_block / static_cast<unsigned>(blocks_.of_head);
     segment.sequence = sequence_;
     segment.head_kv = static_cast<int>(head);
     segment.row_block = static_cast<int>(row_block) - segment.head_kv * blocks_.of_head;
-    const unsigned count = min(tiles - tile, end_ - unit_);
-    segment.tile = blocks_.first_tile + static_cast<int>(tile);
-    segment.count = shape_.whole ? blocks_.tiles : static_cast<int>(count);
-    segment.complete = count == tiles;
-    segment.part = part_of(blockIdx.x, per_block_, unit_ - tile);
+    const unsigned count = is_split(shape_) ? 1 : min(units - unit, end_ - unit_);
+    const int each = blocks_.unit_tiles(shape_);
+    const int begin = blocks_.origin(shape_) + static_cast<int>(unit) * each;
+    const int end = begin + static_cast<int>(count) * each;
+    segment.tile = max(begin, blocks_.first_tile);
+    segment.count = min(end, blocks_.end()) - segment.tile;
+    // As part_of() tells: what a block does not begin, began before its own.
+    const unsigned part = is_split(shape_) ? unit_ : 2 * blockIdx.x + (unit > 0 ? 0 : 1);
+    segment.part = count == units ? -1 : static_cast<int>(part);
     unit_ += count;
     return segment;
   }
@@ -117,7 +149,7 @@ class Units {
     return RowBlocks::of<kBlockM, kBlockN>(p_, shape_, sequence);
   }
   __device__ __forceinline__ unsigned units(const RowBlocks& blocks) const {
-    return blocks.units(p_, shape_.whole);
+    return blocks.units(p_, shape_);
   }
   __device__ __forceinline__ unsigned units_or_none(int sequence) const {
     return sequence < sequences() ? units(of(sequence)) : 0;
@@ -141,7 +173,6 @@ class Units {
         const int first = __ffs(static_cast<int>(has)) - 1;
         sequence_ = base + first;
         before_ += __shfl_sync(tile::kFullMask, sum - own, first);
-        found_ = true;
       }
     }
     return __shfl_sync(tile::kFullMask, sum, 31);
@@ -154,14 +185,13 @@ class Units {
       before_ = static_cast<unsigned>(sequence_) * units(blocks_);
       return;
     }
-    if (found_ && unit_ < before_ + units(blocks_)) return;
+    const int last = sequence_;
+    if (last >= 0 && unit_ < before_ + units(blocks_)) return;
     // From the one behind on, if there was one.
-    int base = 0;
-    if (found_) base = sequence_ + 1, before_ += units(blocks_);
-    found_ = false;
-    while (!found_) {
+    if (last >= 0) before_ += units(blocks_);
+    for (int base = last + 1; sequence_ == last; base += 32) {
       const unsigned all = scan(base, true);
-      if (!found_) before_ += all, base += 32;
+      if (sequence_ == last) before_ += all;
     }
     blocks_ = of(sequence_);
   }
@@ -169,12 +199,10 @@ class Units {
   const AttentionParams& p_;
   const DecodeShape& shape_;
   const int lane_;
-  unsigned total_ = 0, per_block_ = 0;
   unsigned unit_ = 0, end_ = 0;
-  int sequence_ = 0;
+  int sequence_ = -1;    // none yet
   unsigned before_ = 0;  // units of the sequences before
-  bool found_ = false;
-  RowBlocks blocks_{};  // of the sequence; of all if they are alike
+  RowBlocks blocks_{};   // of the sequence; of all if they are alike
 };
 
 }  // namespace dlattn::decode

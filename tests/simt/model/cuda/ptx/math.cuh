@@ -20,6 +20,17 @@ inline float max_or_nan(float x, float y) {
   return std::isnan(x) || std::isnan(y) ? NAN : std::fmax(x, y);
 }
 
+inline std::uint32_t subtract_halves(std::uint32_t x, std::uint32_t y) {
+  std::uint32_t differences = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    const __half_raw a{static_cast<unsigned short>(x >> shift)};
+    const __half_raw b{static_cast<unsigned short>(y >> shift)};
+    const float difference = __half2float(__half(a)) - __half2float(__half(b));
+    differences |= std::uint32_t{__half_raw(__float2half_rn(difference)).x} << shift;
+  }
+  return differences;
+}
+
 template <typename T>
 std::uint32_t max_magnitudes(std::uint32_t x, std::uint32_t y) {
   constexpr std::uint32_t kInfinity = std::is_same_v<T, half> ? 0x7C00 : 0x7F80, kNan = 0x7FFF;

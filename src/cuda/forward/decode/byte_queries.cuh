@@ -1,0 +1,74 @@
+#pragma once
+
+#include "cuda/ptx/smem.cuh"
+#include "cuda/tile/swizzle.cuh"
+#include "cuda/tile/vec.cuh"
+#include "cuda/tile/warp.cuh"
+
+// Query rows for products with K of 8 bits, in shared memory as fp16.
+//
+// Of 16 columns those that lane c of a quad multiplies, 4 c to 4 c + 3, stand where operand a has
+// columns 2 c, 2 c + 1, 8 + 2 c and 9 + 2 c. Rows of bfloat16 are scaled by a power of two, so that
+// the largest magnitude of each is from 2^14 to 2^15: what fp16 rounds then is below 2^-39 of it.
+namespace dlattn::decode {
+
+template <int kHeadDim>
+class ByteQueries {
+ public:
+  static constexpr int kChunks = kHeadDim / 8;  // of 16 bytes, of a row
+
+  // Stores the row of which kChunks consecutive lanes have a chunk each, and what an element of it
+  // counts then. All lanes of the warp call it.
+  template <typename T>
+  __device__ __forceinline__ static void store(unsigned char* rows, float* scales, int row,
+                                               int chunk, const tile::Vec<T, 8>& x) {
+    std::uint32_t words[4];
+    float scale = 1.0f;
+    if constexpr (std::is_same_v<T, __half>) {
+      memcpy(words, x.x, sizeof words);
+    } else {
+      scale = to_half(x, words);
+    }
+    if (chunk == 0) scales[row] = scale;
+    unsigned char* const low = rows + Rows::offset(row, chunk - chunk % 2) + chunk % 2 * 8;
+    unsigned char* const high = rows + Rows::offset(row, chunk - chunk % 2 + 1) + chunk % 2 * 8;
+    *reinterpret_cast<Words*>(low) = {words[0], words[2]};
+    *reinterpret_cast<Words*>(high) = {words[1], words[3]};
+  }
+
+ private:
+  using Rows = tile::SwizzledRows<kHeadDim>;
+  using Words = tile::Vec<std::uint32_t, 2>;
+
+  // Returns what an element counts.
+  template <typename T>
+  __device__ __forceinline__ static float to_half(const tile::Vec<T, 8>& x,
+                                                  std::uint32_t (&words)[4]) {
+    float numbers[8], largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      numbers[i] = tile::to_float(x.x[i]);
+      largest = fmaxf(largest, fabsf(numbers[i]));
+    }
+#pragma unroll
+    for (int step = 1; step < kChunks; step *= 2)
+      largest = fmaxf(largest, __shfl_xor_sync(tile::kFullMask, largest, step));
+    std::uint32_t bits;
+    memcpy(&bits, &largest, sizeof bits);
+    // Within what both powers are normal numbers for.
+    const int exponent = max(min(static_cast<int>(bits >> 23) - 127, 127), -100);
+    const float factor = power_of_two(14 - exponent);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      words[i] = tile::pack<__half>(numbers[2 * i] * factor, numbers[2 * i + 1] * factor);
+    return power_of_two(exponent - 14);
+  }
+  __device__ __forceinline__ static float power_of_two(int exponent) {
+    const std::uint32_t bits = static_cast<std::uint32_t>(127 + exponent) << 23;
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    return power;
+  }
+};
+
+}  // namespace dlattn::decode
