@@ -19,8 +19,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,12 +28,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch_suite_worker import function_of, functions_of, read
+from suite_processes import finish, read, threads_of
+from torch_suite_worker import function_of, functions_of
 
 from dlattn.bench.environment import describe, git_state
 
 WORKER = Path(__file__).with_name("torch_suite_worker.py")
-CORES = len(os.sched_getaffinity(0))
 WAYS = ("stock", "dlattn")
 GOOD = ("passed", "failed as expected")
 FIRST_PART = 0.85  # of the time; the rest is for what was lost, once more
@@ -43,7 +41,6 @@ NOT_PROMISED = {
     "test_fused_sdp_priority_order": "which backend is faster by the clock: here all are one kernel"
 }
 REASONS = 40  # of refusals: the most frequent ones
-LOG = 1500  # characters of what a process printed before it died, the last ones
 
 
 @dataclass
@@ -141,46 +138,11 @@ def _finish_share(
     command += ["--shard", str(share[0]), str(share[1]), "--patience", str(settings.patience)]
     command += ["--dlattn"] if way == "dlattn" else []
     command += ["--only", str(only)] if only else []
-    # Several at once would each take all cores for the reference.
-    threads = str(max(CORES // settings.jobs, 1))
     environment = {
-        "OMP_NUM_THREADS": threads,
-        "DLATTN_NUM_THREADS": threads,
+        **threads_of(settings.jobs),
         "PYTORCH_PRINT_REPRO_ON_FAILURE": "0",  # it would take the place of what went wrong
-        **os.environ,
     }
-    log = records.with_suffix(".log")
-    while True:
-        before = records.stat().st_size if records.exists() else 0
-        with log.open("w") as printed:
-            process = subprocess.Popen(
-                command, stdout=printed, stderr=subprocess.STDOUT, env=environment
-            )
-            try:
-                status = process.wait(max(end - time.monotonic(), 0))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                return records
-        lines = list(read(records)) if records.exists() else []
-        if lines and lines[-1].get("finished"):
-            return records
-        message = f"exit status {status}: {log.read_text()[-LOG:]}"
-        with records.open("a") as file:
-            if lines and "test" in lines[-1] and "outcome" not in lines[-1]:
-                crash = {"test": lines[-1]["test"], "outcome": "crashed", "message": message}
-                file.write(f"\n{json.dumps(crash)}\n")
-            elif not any("outcome" in line for line in _lines_from(records, before)):
-                file.write(f"\n{json.dumps({'trouble': message})}\n")
-                return records
-
-
-def _lines_from(records: Path, offset: int) -> list[dict[str, Any]]:
-    """What the last process wrote."""
-    if not records.exists():
-        return []
-    text = records.read_bytes()[offset:].decode()
-    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    return finish(command, records, end, environment)
 
 
 def compared_in(found: dict[str, Results]) -> list[str]:

@@ -1,15 +1,12 @@
 """One process of `torch_suite.py`: some tests of a file of torch's, with or without dlattn.
 
-Writes a line of JSON when a test begins and one when it ends, so that nothing is lost where the
-process is. Tests whose end is in the file already are left out: a process that died is started
-again with the same arguments.
+What it writes is told by `suite_processes.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
 import faulthandler
 import importlib.util
 import json
@@ -19,12 +16,13 @@ import time
 import traceback
 import unittest
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from suite_processes import ended
 
 # The processes of a run share a GPU: what torch's allocator keeps beyond this is given back.
 KEPT_BYTES = 1 << 30
@@ -83,20 +81,6 @@ def chosen(tests: Iterable[str], functions: list[str], pattern: str, cases: int)
             if not cases or rank < cases:
                 kept.append((rank // ROUND, test.split(".")[0], test))
     return [test for _, _, test in sorted(kept, key=lambda entry: entry[:2])]
-
-
-def ended(records: Path) -> set[str]:
-    """The tests of a file of records that need not run again."""
-    if not records.exists():
-        return set()
-    return {r["test"] for r in read(records) if "outcome" in r}
-
-
-def read(records: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file of records; the last may be cut off."""
-    for line in records.read_text().splitlines():
-        with contextlib.suppress(json.JSONDecodeError):
-            yield json.loads(line)
 
 
 class Recorder(unittest.TestResult):
