@@ -1,0 +1,438 @@
+"""The program that runs other projects' tests of caches, on files of tests made up for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from programs import start
+from suite_adapters import SUITES
+from suite_adapters.cases import Cases, chosen
+
+# What becomes of each case is in its name. The functions' names are flash-attn's.
+FLASH_ATTN_2 = """
+import os
+
+import pytest
+import torch
+from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
+from flash_attn.bert_padding import pad_input, unpad_input
+from flash_attn.flash_attn_interface import _get_block_size_n
+from flash_attn.layers.rotary import apply_rotary_emb
+
+
+def problem(head_dim=16, room=8):
+    q = torch.randn(2, 1, 2, head_dim, device="cuda")
+    k, v = torch.randn(2, 4, room, 2, head_dim, device="cuda")
+    return q, k, v
+
+
+def plain(q, k, v):
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
+
+
+@pytest.mark.parametrize("has_batch_idx", [False])
+@pytest.mark.parametrize("what,rows", [("right", 8), pytest.param("wrong", 7), ("skipped", 0)])
+def test_flash_attn_kvcache(has_batch_idx, what, rows):
+    if what == "skipped":
+        pytest.skip("nothing to see")
+    q, k, v = problem()
+    index = torch.tensor([3, 1], dtype=torch.int32).cuda() if has_batch_idx else None
+    k_used, v_used = (x[[3, 1]] if has_batch_idx else x[:2] for x in (k, v))
+    if not has_batch_idx:
+        k, v = k[:2], v[:2]
+    window = torch.tensor([20, 20])
+    out = flash_attn_with_kvcache(q, k, v, cache_batch_idx=index, window_size=window)
+    expected = plain(q, k_used[:, :rows], v_used[:, :rows])
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_flash_attn_kvcache_refused():
+    q, k, v = problem()
+    flash_attn_with_kvcache(q, k, v, cache_seqlens=9)
+
+
+def test_flash_attn_kvcache_refusal_expected():
+    q, k, v = problem()
+    with pytest.raises(RuntimeError, match="cache_seqlens is 9"):
+        flash_attn_with_kvcache(q, k[:2], v[:2], cache_seqlens=9)
+    flash_attn_with_kvcache(q, k[:2], v[:2], cache_seqlens=8)
+
+
+def test_flash_attn_kvcache_no_refusal():
+    with pytest.raises(RuntimeError):
+        pass
+
+
+def test_flash_attn_kvcache_fails_as_expected():
+    pytest.xfail("known to its file")
+
+
+def test_flash_attn_kvcache_asks_for_what_is_missing():
+    _get_block_size_n("cuda", 64, False, True)
+
+
+def test_flash_attn_kvcache_without_dlattn():
+    x = torch.randn(2, 3, 4, device="cuda:0").to(0)
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    rows, indices, cu_seqlens, longest, used = unpad_input(x, mask)
+    assert cu_seqlens.tolist() == [0, 2, 3] and longest == 2 and used.tolist() == [2, 1]
+    assert torch.equal(pad_input(rows, indices, 2, 3), x * mask[..., None])
+
+
+def test_flash_attn_kvcache_dies():
+    os._exit(5)
+
+
+def test_flash_attn_kvcache_rotary():
+    q, k, v = problem(room=12)
+    cos, sin = torch.randn(2, 12, 4)
+    lengths = torch.tensor([3, 5], dtype=torch.int32)
+    for interleaved in (False, True):
+        new = torch.randn(2, 1, 2, 16)
+        flash_attn_with_kvcache(
+            q,
+            k[:2],
+            v[:2],
+            new,
+            new,
+            cos,
+            sin,
+            cache_seqlens=lengths,
+            rotary_interleaved=interleaved,
+        )
+        rotated = apply_rotary_emb(new, cos, sin, interleaved, seqlen_offsets=lengths)
+        torch.testing.assert_close(k[[0, 1], lengths.long()], rotated[:, 0], rtol=1e-5, atol=1e-5)
+
+
+def test_flash_attn_varlen_causal():
+    rows = torch.randn(3, 2, 16, requires_grad=True)
+    cu_seqlens = torch.tensor([0, 1, 3], dtype=torch.int32)
+    flash_attn_varlen_func(rows, rows, rows, cu_seqlens, cu_seqlens, 2, 2)
+
+
+def test_of_something_else():
+    assert False
+"""
+
+FLASH_ATTN_3 = """
+import pytest
+import torch
+from flash_attn_interface import (
+    flash_attn_combine,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+    get_scheduler_metadata,
+)
+from padding import pad_input
+
+
+def plain(q, k, v, position, leftpad, chunk):
+    # One sequence: causal to the bottom right, of keys behind leftpad in the query's own chunk.
+    key = torch.arange(k.shape[0]) - leftpad
+    begin = position[:, None] // chunk * chunk if chunk else 0
+    seen = (key <= position[:, None]) & (key >= 0) & (key >= begin)
+    scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
+    weights = scores.masked_fill(~seen, -1e9).softmax(-1) * seen
+    return torch.einsum("hqk,khd->qhd", weights, v)
+
+
+@pytest.mark.parametrize("chunk", [0, 3])
+@pytest.mark.parametrize("varlen_q", [False, True])
+@pytest.mark.parametrize("paged", [False, True])
+def test_flash_attn_kvcache(chunk, varlen_q, paged):
+    lengths = torch.tensor([5, 7], dtype=torch.int32)
+    leftpad = torch.tensor([1, 2], dtype=torch.int32)
+    counts = [2, 1] if varlen_q else [2, 2]
+    cu_seqlens = torch.tensor([0, counts[0], sum(counts)], dtype=torch.int32)
+    k, v = torch.randn(2, 3, 10, 2, 16)
+    index = torch.tensor([2, 0], dtype=torch.int32)
+    q, new_k, new_v = torch.randn(3, sum(counts), 2, 16)
+    caches = [k.clone(), v.clone()]
+    table = None
+    if paged:
+        caches = [x.reshape(6, 5, 2, 16).flip(0).contiguous() for x in caches]
+        table = torch.arange(5, -1, -1, dtype=torch.int32).reshape(3, 2)
+    by_sequence = (lambda x: x) if varlen_q else (lambda x: x.unflatten(0, (2, 2)))
+    cos, sin = torch.zeros(2, 20, 8)  # a turn of 90 degrees: all become 0 or change places
+    out, lse = flash_attn_with_kvcache(
+        by_sequence(q),
+        *caches,
+        by_sequence(new_k),
+        by_sequence(new_v),
+        rotary_cos=cos + 1,
+        rotary_sin=sin,
+        cache_seqlens=lengths,
+        cache_batch_idx=index,
+        cache_leftpad=leftpad,
+        page_table=table,
+        cu_seqlens_q=cu_seqlens if varlen_q else None,
+        cu_seqlens_k_new=cu_seqlens if varlen_q else None,
+        max_seqlen_q=2 if varlen_q else None,
+        rotary_seqlens=lengths,
+        causal=True,
+        attention_chunk=chunk,
+        scheduler_metadata=get_scheduler_metadata(),
+        num_splits=3,
+        return_softmax_lse=True,
+    )
+    out = out if varlen_q else out.flatten(0, 1)
+    for b, count in enumerate(counts):
+        rows = slice(*cu_seqlens[b : b + 2].tolist())
+        keys = [
+            torch.cat((old[index[b], : lengths[b]], new[rows]))
+            for old, new in ((k, new_k), (v, new_v))
+        ]
+        position = torch.arange(count) + lengths[b] - leftpad[b]
+        expected = plain(q[rows], *keys, position, leftpad[b], chunk)
+        torch.testing.assert_close(out[rows], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("parts", [2, 40])
+def test_flash_attn_combine(parts):
+    outs = torch.randn(parts, 1, 3, 2, 16)
+    lses = torch.randn(parts, 1, 3, 2)
+    out, lse = flash_attn_combine(outs, lses, out_dtype=torch.bfloat16)
+    weights = (lses - lses.logsumexp(0)).exp()
+    torch.testing.assert_close(lse, lses.logsumexp(0))
+    expected = (weights[..., None] * outs).sum(0)
+    torch.testing.assert_close(out, expected.bfloat16(), rtol=1e-2, atol=1e-2)
+"""
+
+FLASHINFER = """
+import pytest
+import torch
+from tests.test_helpers.jit_utils import gen_decode_attention_modules
+
+import flashinfer
+from flashinfer.utils import get_compute_capability, has_flashinfer_jit_cache
+
+
+@pytest.fixture(autouse=not has_flashinfer_jit_cache(), scope="module")
+def warmup_jit():
+    flashinfer.jit.build_jit_specs(gen_decode_attention_modules([torch.float16]))
+    yield
+
+
+def lists():
+    counts = (("indptr", [0, 2, 3]), ("indices", [4, 1, 2]), ("last_page_len", [3, 1]))
+    return {name: torch.tensor(x, dtype=torch.int32, device="cuda:0") for name, x in counts}
+
+
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+@pytest.mark.parametrize("off", [0, 1])
+def test_batch_decode(kv_layout, off):
+    shape = (5, 2, 4, 2, 16) if kv_layout == "NHD" else (5, 2, 2, 4, 16)
+    cache = torch.randn(shape, device="cuda:0")
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(8), kv_layout)
+    wrapper.plan(**lists(), num_qo_heads=4, num_kv_heads=2, head_dim=16, page_size=4)
+    q = torch.randn(2, 4, 16)
+    out, lse = wrapper.run(q, cache, return_lse=True)
+    buffer = torch.full_like(out, float("nan"))
+    wrapper.run(q, cache, out=buffer)
+    assert torch.equal(out, buffer)
+    cache = cache if kv_layout == "NHD" else cache.transpose(2, 3)
+    rows = torch.cat((cache[4], cache[1, :, : 3 - off]), 1)
+    single = flashinfer.single_decode_with_kv_cache(q[0], *rows, return_lse=True)
+    torch.testing.assert_close((out[0], lse[0]), single, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["NONE", "ROPE_LLAMA"])
+@pytest.mark.parametrize("use_tensor_cores", [True])
+def test_single_tensor_cores(mode, use_tensor_cores):
+    q, k, v = torch.randn(4, 16), torch.randn(9, 2, 16), torch.randn(9, 2, 16)
+    plain = flashinfer.single_decode_with_kv_cache(q, k, v, pos_encoding_mode=mode)
+    out = flashinfer.single_decode_with_kv_cache(q, k, v, use_tensor_cores=use_tensor_cores)
+    torch.testing.assert_close(out, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_cascade():
+    k, v, q = torch.randn(3, 14, 2, 16).unbind()
+    kv, at = torch.zeros(5, 2, 4, 2, 16), lists()
+    at["indptr"] = torch.tensor([0, 3], dtype=torch.int32)
+    at["last_page_len"] = torch.tensor([2], dtype=torch.int32)
+    lengths = flashinfer.get_seq_lens(at["indptr"], at["last_page_len"], 4)
+    rows = torch.tensor([0, 10], dtype=torch.int32)
+    where = flashinfer.get_batch_indices_positions(rows, lengths, 10)
+    flashinfer.append_paged_kv_cache(
+        k[:10], v[:10], *where, kv, at["indices"], at["indptr"], at["last_page_len"]
+    )
+    torch.testing.assert_close(kv[2, 1, :2], v[8:10])
+    parts = [
+        flashinfer.single_prefill_with_kv_cache(q[:2], k[part], v[part], return_lse=True)
+        for part in (slice(0, 10), slice(10, 14))
+    ]
+    whole = flashinfer.single_prefill_with_kv_cache(q[:2], k, v, return_lse=True)
+    torch.testing.assert_close(flashinfer.merge_state(*parts[0], *parts[1]), whole)
+
+
+def test_cuda_graph():
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        pass
+
+
+def test_nvfp4_cache():
+    raise AssertionError
+"""
+
+
+def run(
+    suite: str, folder: Path, text: str, *arguments: str, **files: str
+) -> tuple[int, dict[str, Any], str]:
+    """The program's exit status, what it wrote of its one file, and what it printed."""
+    path, results = folder / "tests" / "test_made_up.py", folder / "results.json"
+    path.parent.mkdir()
+    path.write_text(text)
+    for name in ("__init__", "test_helpers/__init__") if suite == "flashinfer" else ():
+        (path.parent / f"{name}.py").parent.mkdir(exist_ok=True)
+        (path.parent / f"{name}.py").write_text("")
+    process = start("kvcache_suite.py", suite, str(path), "--json", str(results), *arguments)
+    out, err = process.communicate(timeout=240)
+    summary = json.loads(results.read_text()) if results.exists() else {}
+    return process.returncode, summary, out + err
+
+
+def test_flash_attention_2(tmp_path: Path) -> None:
+    status, results, printed = run(
+        "flash-attention-2", tmp_path, FLASH_ATTN_2, "--suite-commit", "abc"
+    )
+    assert status == 1
+    file = results["files"]["test_made_up.py"]
+    assert results["suite"]["commit"] == "abc" and results["suite"]["name"] == "flash-attention-2"
+    functions = file["functions"]
+    # has_batch_idx is turned on, and a case of each is wrong or skipped
+    assert functions["test_flash_attn_kvcache"] == {
+        "cases": 6,
+        "passed": 2,
+        "failed": 2,
+        "skipped": 2,
+    }
+    ends = {name.removeprefix("test_flash_attn_"): row for name, row in functions.items()}
+    assert ends["kvcache_refused"] == {"cases": 1, "refused": 1}
+    assert ends["kvcache_refusal_expected"] == {"cases": 1, "passed": 1}
+    assert ends["kvcache_no_refusal"] == {"cases": 1, "failed": 1}
+    assert ends["kvcache_fails_as_expected"] == {"cases": 1, "xfailed": 1}
+    assert ends["kvcache_asks_for_what_is_missing"] == {"cases": 1, "refused": 1}
+    assert ends["kvcache_without_dlattn"] == {"cases": 1, "passed without dlattn": 1}
+    assert ends["kvcache_dies"] == {"cases": 1, "crashed": 1}
+    assert ends["kvcache_rotary"] == {"cases": 1, "passed": 1}
+    assert ends["varlen_causal"] == {"cases": 1, "refused": 1}  # asks for gradients
+    assert "test_of_something_else" not in functions
+    assert results["compared"] == 4 and file["served"] == {"flash_attn_with_kvcache": 7}
+    missing = "flash_attn.flash_attn_interface._get_block_size_n: not offered by the adapter"
+    assert file["refused"][missing] == 1
+    assert any("requires grad" in reason for reason in file["refused"])
+    messages = {case["test"]: case["message"] for case in file["failed"]}
+    assert len(messages) == 4
+    assert "not close" in messages["test_flash_attn_kvcache[has_batch_idx=True,rows=7,what=wrong]"]
+    assert "exit status 5" in messages["test_flash_attn_kvcache_dies[]"]
+    assert "4 compared, 4 failed" in printed
+
+
+def test_flash_attention_3(tmp_path: Path) -> None:
+    status, results, printed = run("flash-attention-3", tmp_path, FLASH_ATTN_3)
+    assert status == 0, printed
+    file = results["files"]["test_made_up.py"]
+    assert file["functions"] == {
+        "test_flash_attn_kvcache": {"cases": 8, "passed": 8},
+        "test_flash_attn_combine": {"cases": 2, "passed": 1, "refused": 1},
+    }
+    assert file["served"] == {
+        "attention_varlen": 4,
+        "append_kv": 6,
+        "flash_attn_with_kvcache": 2,
+        "attention_with_kvcache": 2,
+        "merge_states": 1,
+    }
+
+
+def test_flashinfer(tmp_path: Path) -> None:
+    status, results, printed = run("flashinfer", tmp_path, FLASHINFER)
+    assert status == 1
+    file = results["files"]["test_made_up.py"]
+    assert file["functions"] == {
+        "test_batch_decode": {"cases": 4, "passed": 2, "failed": 2},
+        "test_single_tensor_cores": {"cases": 2, "passed": 1, "refused": 1},
+        "test_cascade": {"cases": 1, "passed": 1},
+        "test_cuda_graph": {"cases": 1, "refused": 1},
+    }
+    assert all("off=1" in case["test"] for case in file["failed"]), printed
+    assert file["left_out"] == {"test_nvfp4_cache": "caches of 4-bit numbers"}
+    # What wrappers are compared with is not dlattn's.
+    assert file["served"]["attention_with_kvcache"] == 8 + 1
+    assert "attention" not in file["served"]
+
+
+def test_only_some_cases(tmp_path: Path) -> None:
+    status, results, printed = run(
+        "flash-attention-2", tmp_path, FLASH_ATTN_2, "-k", "what=right", "--cases", "1"
+    )
+    assert status == 0, printed
+    assert results["outcomes"] == {"passed": 1}
+    assert results["options"]["cases"] == 1
+
+
+def test_nothing_that_dlattn_served_proves_nothing(tmp_path: Path) -> None:
+    status, results, _ = run("flash-attention-2", tmp_path, FLASH_ATTN_2, "-k", "without_dlattn")
+    assert status == 1 and results["outcomes"] == {"passed without dlattn": 1}
+
+
+@pytest.mark.slow
+def test_a_case_that_hangs(tmp_path: Path) -> None:
+    sleeps = FLASH_ATTN_2.replace("os._exit(5)", "__import__('time').sleep(600)")
+    status, results, _ = run(
+        "flash-attention-2", tmp_path, sleeps, "-k", "dies|right", "--patience", "15", "--jobs", "2"
+    )
+    assert status == 1 and results["outcomes"] == {"passed": 2, "crashed": 1}
+
+
+def test_a_file_that_does_not_load(tmp_path: Path) -> None:
+    status, results, _ = run("flashinfer", tmp_path, "import no_such_module\n")
+    assert status == 1 and results["compared"] == 0
+    assert "no_such_module" in results["files"]["test_made_up.py"]["troubles"][0]
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="Dao-AILab/flash-attention"):
+        SUITES["flash-attention-3"].paths(tmp_path)
+
+
+@pytest.mark.parametrize("a", [1, (2, 3)])
+@pytest.mark.parametrize("b, c", [(4, "x"), pytest.param(5, None), (6, 7.5)])
+def parametrized(a: Any, b: Any, c: Any) -> None: ...
+
+
+def test_cases_are_all_combinations() -> None:
+    cases = Cases(parametrized, {"a": (8, 9, 10)})
+    found = [tuple(cases.arguments(number).values()) for number in range(len(cases))]
+    assert len(cases) == 9 and len(set(found)) == 9
+    assert {(b, c) for b, c, _ in found} == {(4, "x"), (5, None), (6, 7.5)}
+    assert {a for *_, a in found} == {8, 9, 10}
+    assert cases.title(0) == "parametrized[a=8,b=4,c=x]"
+    assert len(Cases(parametrized)) == 6
+    with pytest.raises(ValueError, match=r"\['a', 'b', 'c'\]"):
+        Cases(lambda a, b, c: None)
+
+
+def test_every_function_has_its_turn() -> None:
+    @pytest.mark.parametrize("n", range(50))
+    def test_a(n: int) -> None: ...
+
+    @pytest.mark.parametrize("n", range(10))
+    def test_b(n: int) -> None: ...
+
+    both = [Cases(test_a), Cases(test_b)]
+    order = [(group.name, number) for group, number in chosen(both, "", 0)]
+    assert sorted(order) == [("test_a", n) for n in range(50)] + [("test_b", n) for n in range(10)]
+    names = [name for name, _ in order]
+    assert names == ["test_a"] * 20 + ["test_b"] * 10 + ["test_a"] * 30
+    some = [(group.name, number) for group, number in chosen(both, "n=1", 5)]
+    ones = [pair for pair in order if str(pair[1]).startswith("1")]
+    ones.remove(("test_b", 1))
+    assert some == [*ones[:5], ("test_b", 1)]
