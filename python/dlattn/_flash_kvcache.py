@@ -52,8 +52,9 @@ def flash_attn_with_kvcache(
             caches behind each sequence's keys and attended to. A call that is refused writes
             nothing. None: the caches are not written to.
         rotary_cos, rotary_sin: (positions, rotary_dim / 2), with k and v alone: q and k are rotated
-            as `append_kv` tells, by their positions in the cache. Without causal and window all
-            queries of a sequence have the position of its first new key, as in flash-attn.
+            as `append_kv` tells, by their positions in the cache, and seqlen_q must be seqlen_new,
+            which flash-attn does not ask for. Without causal and window all queries of a sequence
+            have the position of its first new key, as in flash-attn.
         rotary_interleaved: Whether columns 2j and 2j + 1 are a pair, else j and j + rotary_dim / 2.
         cache_seqlens: int32, (batch,), or an int for all: how many keys each sequence has, before
             those of k. None: all that there is room for; not with k.

@@ -16,6 +16,7 @@ from dlattn import UnsupportedError, flash_attn
 
 NUMPY = NumPy().array
 NEW = normal(4, 3, 2, 64)
+TABLE = np.ones((80, 16), np.float32)
 LENGTHS = (9, 0, 40, 33)
 PAGED = Cache(LENGTHS, 16, seqlen_q=3, capacity=60)
 BY_BATCH = Cache(LENGTHS, seqlen_q=3, capacity=60)
@@ -117,8 +118,10 @@ def test_one_length_for_all_that_append():
         {"softcap": math.nan},
         {"alibi_slopes": np.ones(4)},
         {"cache_seqlens": np.array([1, 2, 3, 62], np.int32)},
-        {"rotary_cos": np.ones((80, 16), np.float32)},
+        {"rotary_cos": TABLE},
         {"k": normal(4, 3, 2, 32)},
+        # rotated q of other rows than k's
+        {"rotary_sin": TABLE, "rotary_cos": TABLE, "k": NEW[:, :2], "v": NEW[:, :2]},
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
