@@ -12,7 +12,6 @@ pytest.importorskip("torch")
 
 from programs import start
 from suite_adapters import SUITES
-from suite_adapters.cases import Cases, chosen
 
 # What becomes of each case is in its name. The functions' names are flash-attn's.
 FLASH_ATTN_2 = """
@@ -272,6 +271,47 @@ def test_cascade():
     torch.testing.assert_close(flashinfer.merge_state(*parts[0], *parts[1]), whole)
 
 
+def test_xqa_of_a_tree():
+    # Neither of two drafts sees the other.
+    cache, q = torch.randn(5, 2, 4, 2, 16), torch.randn(4, 4, 16)
+    table = torch.tensor([[4, 1], [2, -1]], dtype=torch.int32)
+    bits = torch.tensor([[1, 0], [2, 0]], dtype=torch.int16).expand(2, 2, 2).contiguous()
+    out = flashinfer.decode.xqa_batch_decode_with_kv_cache(
+        q,
+        cache,
+        torch.empty(8),
+        table,
+        torch.tensor([7, 3], dtype=torch.int32),
+        7,
+        0.25,
+        q_len_per_req=2,
+        mask=bits.view(torch.uint16),
+    )
+    for b, (pages, length) in enumerate((([4, 1], 7), ([2], 3))):
+        k, v = cache[pages].transpose(0, 1).flatten(1, 2)[:, :length]
+        seen = torch.ones(2, length, dtype=torch.bool)
+        seen[0, -1] = seen[1, -2] = False
+        rows = slice(2 * b, 2 * b + 2)
+        expected = flashinfer.single_prefill_with_kv_cache(q[rows], k, v, custom_mask=seen)
+        torch.testing.assert_close(out[rows], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_batch_attention_correctness():
+    kv = torch.randn(5, 2, 4, 2, 16)
+    at, rows = lists(), torch.tensor([0, 3, 4], dtype=torch.int32)
+    shape = {"num_qo_heads": 4, "num_kv_heads": 2, "page_size": 4, "causal": True}
+    plain = flashinfer.BatchPrefillWithPagedKVCacheWrapper(torch.empty(8))
+    plain.plan(rows, *at.values(), head_dim_qk=16, **shape)
+    ours = flashinfer.BatchAttention()
+    lengths = flashinfer.get_seq_lens(at["indptr"], at["last_page_len"], 4)
+    ours.plan(
+        rows, at["indptr"], at["indices"], lengths, head_dim_qk=16, head_dim_vo=16, **shape
+    )
+    q = torch.randn(4, 4, 16)
+    expected = plain.run(q, kv, return_lse=True, v_scale=2.0)
+    torch.testing.assert_close(ours.run(q, kv, v_scale=2.0), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_cuda_graph():
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         pass
@@ -360,13 +400,15 @@ def test_flashinfer(tmp_path: Path) -> None:
         "test_batch_decode": {"cases": 4, "passed": 2, "failed": 2},
         "test_single_tensor_cores": {"cases": 2, "passed": 1, "refused": 1},
         "test_cascade": {"cases": 1, "passed": 1},
+        "test_xqa_of_a_tree": {"cases": 1, "passed": 1},
+        "test_batch_attention_correctness": {"cases": 1, "passed": 1},
         "test_cuda_graph": {"cases": 1, "refused": 1},
     }
     assert all("off=1" in case["test"] for case in file["failed"]), printed
     assert file["left_out"] == {"test_nvfp4_cache": "caches of 4-bit numbers"}
     # What wrappers are compared with is not dlattn's.
-    assert file["served"]["attention_with_kvcache"] == 8 + 1
-    assert "attention" not in file["served"]
+    assert file["served"]["attention_with_kvcache"] == 8 + 1 + 1
+    assert file["served"]["attention_varlen"] == 1 and file["served"]["attention"] == 2
 
 
 def test_only_some_cases(tmp_path: Path) -> None:
@@ -401,38 +443,3 @@ def test_a_file_that_does_not_load(tmp_path: Path) -> None:
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="Dao-AILab/flash-attention"):
         SUITES["flash-attention-3"].paths(tmp_path)
-
-
-@pytest.mark.parametrize("a", [1, (2, 3)])
-@pytest.mark.parametrize("b, c", [(4, "x"), pytest.param(5, None), (6, 7.5)])
-def parametrized(a: Any, b: Any, c: Any) -> None: ...
-
-
-def test_cases_are_all_combinations() -> None:
-    cases = Cases(parametrized, {"a": (8, 9, 10)})
-    found = [tuple(cases.arguments(number).values()) for number in range(len(cases))]
-    assert len(cases) == 9 and len(set(found)) == 9
-    assert {(b, c) for b, c, _ in found} == {(4, "x"), (5, None), (6, 7.5)}
-    assert {a for *_, a in found} == {8, 9, 10}
-    assert cases.title(0) == "parametrized[a=8,b=4,c=x]"
-    assert len(Cases(parametrized)) == 6
-    with pytest.raises(ValueError, match=r"\['a', 'b', 'c'\]"):
-        Cases(lambda a, b, c: None)
-
-
-def test_every_function_has_its_turn() -> None:
-    @pytest.mark.parametrize("n", range(50))
-    def test_a(n: int) -> None: ...
-
-    @pytest.mark.parametrize("n", range(10))
-    def test_b(n: int) -> None: ...
-
-    both = [Cases(test_a), Cases(test_b)]
-    order = [(group.name, number) for group, number in chosen(both, "", 0)]
-    assert sorted(order) == [("test_a", n) for n in range(50)] + [("test_b", n) for n in range(10)]
-    names = [name for name, _ in order]
-    assert names == ["test_a"] * 20 + ["test_b"] * 10 + ["test_a"] * 30
-    some = [(group.name, number) for group, number in chosen(both, "n=1", 5)]
-    ones = [pair for pair in order if str(pair[1]).startswith("1")]
-    ones.remove(("test_b", 1))
-    assert some == [*ones[:5], ("test_b", 1)]

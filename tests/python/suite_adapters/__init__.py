@@ -65,6 +65,7 @@ def _named(name: str) -> Callable[..., Any]:
 _FLASHINFER = (
     "alibi",
     "attention_sink",
+    "batch_attention",
     "batch_decode_kernels",
     "batch_invariant_fa2",
     "decode_prefill_lse",
@@ -74,6 +75,7 @@ _FLASHINFER = (
     "shared_prefix_kernels",
     "sliding_window",
     "tensor_cores_decode",
+    "xqa_batch_decode",
 )
 
 SUITES = {

@@ -9,18 +9,19 @@ import torch
 
 import dlattn
 from suite_adapters import plain
+from suite_adapters.flashinfer_cascade import MultiLevelCascade, SharedPrefix, merge
 from suite_adapters.flashinfer_wrappers import (
     LN2,
+    BatchAttention,
     BatchDecode,
     BatchPrefill,
     BatchRagged,
     GraphBatchDecode,
-    MultiLevelCascade,
-    SharedPrefix,
+    attention_varlen,
     attention_with_kvcache,
+    decode,
     fast_decode_plan,
     halves,
-    merge,
     plain_parts,
     score_options,
 )
@@ -69,6 +70,70 @@ def get_batch_indices_positions(indptr: Any, seq_lens: Any, rows: int) -> tuple[
     owner = torch.searchsorted(indptr[1:].long(), row, right=True)
     last = seq_lens[owner] - indptr[1:][owner]
     return owner.int(), (row + last).int()
+
+
+def xqa_batch_decode_with_kv_cache(
+    query: torch.Tensor,
+    kv_cache: Any,
+    workspace_buffer: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_seq_len: int,
+    bmm1_scale: Any = 1.0,
+    bmm2_scale: Any = 1.0,
+    window_left: int = -1,
+    out: Any = None,
+    sinks: Any = None,
+    kv_layout: str = "NHD",
+    q_len_per_req: int = 1,
+    mask: Any = None,
+    q_cu_seq_lens: Any = None,
+    **_: Any,
+) -> torch.Tensor:
+    """Attention of one or some drafted tokens, which see each other as bits of `mask` say."""
+    k, v = halves(kv_cache)
+    options: dict[str, Any] = {
+        "seqused_k": seq_lens.int(),
+        "page_table": block_tables.int().contiguous(),
+        "softmax_scale": float(bmm1_scale),
+        "window": (window_left if window_left >= 0 else None, None),
+        "sinks": sinks,
+        "out": out,
+    }
+    if mask is not None:
+        options["mask"] = _draft_mask(mask, seq_lens, max_seq_len, q_len_per_req, q_cu_seq_lens)
+    if q_cu_seq_lens is None:
+        out = decode(
+            query, k, v, kv_layout, q_len_per_req, max_seqlen_k=int(max_seq_len), **options
+        )[0]
+    else:
+        if kv_layout == "HND":
+            k, v = k.transpose(1, 2), v.transpose(1, 2)
+        longest = (q_len_per_req, int(max_seq_len))
+        out = attention_varlen(query, k, v, q_cu_seq_lens, None, *longest, **options)
+    return out if float(bmm2_scale) == 1 else out.mul_(float(bmm2_scale))
+
+
+def _draft_mask(
+    mask: torch.Tensor, seq_lens: torch.Tensor, max_seq_len: int, q_len: int, cu_seqlens: Any
+) -> torch.Tensor:
+    """(batch, 1, q_len, max_seq_len): all keys before the drafts, and of these what the bits say.
+
+    Args:
+        mask: Words of 16 bits, of rows (batch, q_len) or with cu_seqlens (total_q,).
+    """
+    words = mask.view(torch.int16).int()
+    bits = (words[..., None] >> torch.arange(16, device=mask.device)) & 1
+    bits = bits.flatten(-2).bool()
+    counts = q_len
+    if cu_seqlens is not None:
+        counts = cu_seqlens[1:] - cu_seqlens[:-1]
+        row = cu_seqlens[:-1, None] + torch.arange(q_len, device=mask.device)
+        bits = bits[row.clamp_max(bits.shape[0] - 1).long()]
+    draft = torch.arange(max_seq_len, device=mask.device) - (seq_lens - counts)[:, None]
+    column = draft.clamp(0, bits.shape[-1] - 1)[:, None].expand(-1, q_len, -1)
+    seen = (draft < 0)[:, None] | bits.gather(2, column.long())
+    return seen[:, None]
 
 
 def single_decode_with_kv_cache(
@@ -169,7 +234,8 @@ def _slopes(q: torch.Tensor) -> torch.Tensor:
 
 
 def _capability(*_: Any) -> tuple[int, int]:
-    return torch.cuda.get_device_capability()
+    """Of the GPU; without one that of Hopper, which all tests of 16 bits run on."""
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)
 
 
 def install() -> None:
@@ -179,6 +245,7 @@ def install() -> None:
         "CUDAGraphBatchDecodeWithPagedKVCacheWrapper": GraphBatchDecode,
         "fast_decode_plan": fast_decode_plan,
         "single_decode_with_kv_cache": single_decode_with_kv_cache,
+        "xqa_batch_decode_with_kv_cache": xqa_batch_decode_with_kv_cache,
     }
     prefill = {
         "BatchPrefillWithPagedKVCacheWrapper": BatchPrefill,
@@ -198,7 +265,11 @@ def install() -> None:
         "get_seq_lens": get_seq_lens,
     }
     everything = {**decode, **prefill, **cascade, **page}
-    Module("flashinfer", BatchAttentionWithAttentionSinkWrapper=BatchPrefill, **everything)
+    attention_wrappers = {
+        "BatchAttention": BatchAttention,
+        "BatchAttentionWithAttentionSinkWrapper": BatchPrefill,
+    }
+    Module("flashinfer", **attention_wrappers, **everything)
     for name, contents in (
         ("decode", decode),
         ("prefill", prefill),

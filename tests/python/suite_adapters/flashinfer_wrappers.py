@@ -20,18 +20,23 @@ LN2 = math.log(2)  # FlashInfer's lse is a logarithm to base 2
 
 attention_varlen = serve(dlattn.attention_varlen)
 attention_with_kvcache = serve(dlattn.attention_with_kvcache)
-merge_states = serve(dlattn.merge_states)
 page_table_from_csr = serve(dlattn.page_table_from_csr)
 
 plain_parts: set[str] = set()
+_AGAINST_WRAPPERS = (
+    "test_batch_attention_correctness",
+    "test_batch_attention_with_noncontiguous_q",
+)
 
 
 def begin(test: str) -> None:
-    """Choose what is plain in a test function: attention of single sequences where a wrapper is
-    compared with it, or the kernel without tensor cores where those are."""
+    """Choose what is plain in a test function: the wrappers where another function is compared with
+    them, the kernel without tensor cores where the one with them is, and else attention of single
+    sequences where a wrapper is compared with it."""
     plain_parts.clear()
-    of_cores = "tensor_cores" in test or test == "test_mlc_failed_case"
-    if of_cores:
+    if test.startswith("test_xqa") or test in _AGAINST_WRAPPERS:
+        plain_parts.add("wrappers")
+    elif "tensor_cores" in test or test == "test_mlc_failed_case":
         plain_parts.add("cuda cores")
     elif not test.startswith("test_single"):
         plain_parts.add("single")
@@ -51,9 +56,7 @@ def score_options(options: dict[str, Any], head_dim: int) -> dict[str, Any]:
     }
 
 
-def _scaled(options: dict[str, Any], q_scale: Any, k_scale: Any, v_scale: Any) -> dict[str, Any]:
-    if v_scale is not None:
-        refuse("v_scale: not an option of dlattn's attention")
+def _scaled(options: dict[str, Any], q_scale: Any, k_scale: Any) -> dict[str, Any]:
     for scale in (q_scale, k_scale):
         options["softmax_scale"] *= 1.0 if scale is None else float(scale)
     return options
@@ -66,7 +69,7 @@ def halves(cache: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return (k, v) if k.dim() == 4 else (k[:, None], v[:, None])
 
 
-class _Paged:
+class Paged:
     """Lists of pages, as `plan` gets them, and dlattn's table of them."""
 
     def __init__(
@@ -91,7 +94,7 @@ class _Paged:
             self.room = -(-paged_kv_indices_buffer.shape[0] // batch)
         self.table: Any = None
 
-    def _plan(self, lists: Sequence[torch.Tensor], page_size: int, options: Any) -> None:
+    def plan_pages(self, lists: Sequence[torch.Tensor], page_size: int, options: Any) -> None:
         options = {**self.options, **options}
         indptr, indices, last_page_len = (x.to(self.device).int() for x in lists)
         table, lengths = page_table_from_csr(
@@ -107,7 +110,41 @@ class _Paged:
         self.invariant = bool(split)
 
 
-class BatchDecode(_Paged):
+def decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: str,
+    q_len: int,
+    out: Any = None,
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """dlattn's attention_with_kvcache, of rows (sequences * q_len, num_heads, head_dim).
+
+    Returns:
+        out, or what is new, and lse of base 2, (rows, num_heads).
+    """
+    heads_first = layout == "HND"
+
+    def by_sequence(x: torch.Tensor) -> torch.Tensor:
+        x = x.unflatten(0, (-1, q_len)) if q_len > 1 else x.unsqueeze(1)
+        return x.transpose(1, 2) if heads_first else x
+
+    made, lse = attention_with_kvcache(
+        by_sequence(q),
+        k,
+        v,
+        layout="bhsd" if heads_first else "bshd",
+        out=None if out is None else by_sequence(out),
+        return_lse=True,
+        **options,
+    )
+    if out is None:
+        out = (made.transpose(1, 2) if heads_first else made).flatten(0, 1)
+    return out, lse.transpose(1, 2).flatten(0, 1) / LN2
+
+
+class BatchDecode(Paged):
     """BatchDecodeWithPagedKVCacheWrapper."""
 
     def plan(
@@ -121,7 +158,7 @@ class BatchDecode(_Paged):
         page_size: int,
         **options: Any,
     ) -> None:
-        self._plan((indptr, indices, last_page_len), page_size, options)
+        self.plan_pages((indptr, indices, last_page_len), page_size, options)
         self.q_len = options.get("q_len_per_req") or 1
 
     def run(
@@ -135,36 +172,30 @@ class BatchDecode(_Paged):
         return_lse: bool = False,
         **_: Any,
     ) -> Any:
-        options = _scaled(score_options(self.planned, q.shape[-1]), q_scale, k_scale, v_scale)
+        options = _scaled(score_options(self.planned, q.shape[-1]), q_scale, k_scale)
         k, v = halves(paged_kv_cache)
-        if "cuda cores" in plain_parts and not self.use_tensor_cores:
-            made, lse = _plain_pages(q, range(q.shape[0] + 1), k, v, self, options)
-            return (made, lse) if return_lse else made
-        heads_first = self.layout == "HND"
-        dim = 2 if heads_first else 1
-
-        def by_sequence(x: torch.Tensor) -> torch.Tensor:
-            if self.q_len == 1:
-                return x.unsqueeze(dim)
-            x = x.unflatten(0, (-1, self.q_len))
-            return x.transpose(1, 2) if heads_first else x
-
-        made, lse = attention_with_kvcache(
-            by_sequence(q),
-            k,
-            v,
-            seqused_k=self.lengths,
-            page_table=self.table,
-            causal=self.q_len > 1,
-            layout="bhsd" if heads_first else "bshd",
-            out=None if out is None else by_sequence(out),
-            return_lse=True,
-            batch_invariant=self.invariant,
-            **options,
-        )
-        if out is None:
-            out = (made.transpose(1, 2) if heads_first else made).flatten(0, 1)
-        return (out, lse.transpose(1, 2).flatten(0, 1) / LN2) if return_lse else out
+        cuda_cores = "cuda cores" in plain_parts and not self.use_tensor_cores
+        if cuda_cores or "wrappers" in plain_parts:
+            rows = range(0, q.shape[0] + 1, self.q_len)
+            options["causal"] = self.q_len > 1
+            made, lse = plain_pages(q, rows, k, v, self, options)
+        else:
+            made, lse = decode(
+                q,
+                k,
+                v,
+                self.layout,
+                self.q_len,
+                seqused_k=self.lengths,
+                page_table=self.table,
+                causal=self.q_len > 1,
+                out=out,
+                batch_invariant=self.invariant,
+                **options,
+            )
+        if v_scale is not None:
+            made.mul_(float(v_scale))
+        return (made, lse) if return_lse else made
 
     def run_return_lse(self, q: torch.Tensor, paged_kv_cache: Any, **options: Any) -> Any:
         return self.run(q, paged_kv_cache, return_lse=True, **options)
@@ -204,7 +235,7 @@ def fast_decode_plan(
     type(wrapper).plan(wrapper, *lists, **options)
 
 
-class BatchPrefill(_Paged):
+class BatchPrefill(Paged):
     """BatchPrefillWithPagedKVCacheWrapper, and the wrapper with sinks."""
 
     def plan(
@@ -223,7 +254,7 @@ class BatchPrefill(_Paged):
         if options.get("custom_mask") is not None:
             refuse("custom_mask, of bits: not an option of dlattn's attention")
         lists = (paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
-        self._plan(lists, page_size, options)
+        self.plan_pages(lists, page_size, options)
         self.indptr = qo_indptr.to(self.device).int()
         self.longest = int((self.indptr[1:] - self.indptr[:-1]).max())
         self.causal = causal
@@ -243,8 +274,13 @@ class BatchPrefill(_Paged):
         **_: Any,
     ) -> Any:
         planned = self.planned if sm_scale is None else {**self.planned, "sm_scale": sm_scale}
-        options = _scaled(score_options(planned, q.shape[-1]), q_scale, k_scale, v_scale)
+        options = _scaled(score_options(planned, q.shape[-1]), q_scale, k_scale)
+        options["causal"] = self.causal
         k, v = halves(paged_kv_cache)
+        if "wrappers" in plain_parts and type(self) is BatchPrefill:
+            out, lse = plain_pages(q, self.indptr.tolist(), k, v, self, options)
+            out = out if v_scale is None else out.mul_(float(v_scale))
+            return (out, lse) if return_lse else out
         if self.layout == "HND":
             k, v = k.transpose(1, 2), v.transpose(1, 2)
         out, lse = attention_varlen(
@@ -257,14 +293,42 @@ class BatchPrefill(_Paged):
             self.table.shape[1] * k.shape[1],
             seqused_k=self.lengths,
             page_table=self.table,
-            causal=self.causal,
             sinks=sinks,
             out=out,
             return_lse=True,
             batch_invariant=self.invariant,
             **options,
         )
+        out = out if v_scale is None else out.mul_(float(v_scale))
         return (out, lse.transpose(0, 1) / LN2) if return_lse else out
+
+
+class BatchAttention(BatchPrefill):
+    """BatchAttention, for sequences of many and of few queries at once."""
+
+    def __init__(self, kv_layout: str = "NHD") -> None:
+        super().__init__(torch.empty(0), kv_layout)
+
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        kv_indices: torch.Tensor,
+        kv_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        head_dim_vo: int,
+        page_size: int,
+        **options: Any,
+    ) -> None:
+        self.device = qo_indptr.device
+        last = (kv_len - 1) % page_size + 1
+        lists = (qo_indptr, kv_indptr, kv_indices, last)
+        super().plan(*lists, num_qo_heads, num_kv_heads, head_dim_qk, page_size, **options)
+
+    def run(self, q: torch.Tensor, kv_cache: Any, **options: Any) -> Any:
+        return super().run(q, kv_cache, return_lse=True, **options)
 
 
 class BatchRagged:
@@ -305,59 +369,12 @@ class BatchRagged:
         )
 
 
-class MultiLevelCascade:
-    """MultiLevelCascadeAttentionWrapper: each level by itself, then merged."""
-
-    def __init__(self, num_levels: int, workspace: torch.Tensor, kv_layout: str = "NHD") -> None:
-        self.levels = [BatchPrefill(workspace, kv_layout) for _ in range(num_levels)]
-
-    def plan(
-        self,
-        qo_indptr: Sequence[torch.Tensor],
-        kv_indptr: Sequence[torch.Tensor],
-        kv_indices: Sequence[torch.Tensor],
-        last_page_len: Sequence[torch.Tensor],
-        *shape: int,
-        causal: bool = False,
-        **options: Any,
-    ) -> None:
-        lists = zip(qo_indptr, kv_indptr, kv_indices, last_page_len, strict=True)
-        for level, each in zip(self.levels, lists, strict=True):
-            level.plan(*each, *shape, causal=causal and level is self.levels[-1], **options)
-
-    def run(self, q: torch.Tensor, paged_kv_cache: Any) -> torch.Tensor:
-        parts = [level.run(q, paged_kv_cache, return_lse=True) for level in self.levels]
-        return merge([out for out, _ in parts], [lse for _, lse in parts])[0]
-
-
-class SharedPrefix(_Paged):
-    """The wrappers with a shared prefix: plain, since cascades are compared with them."""
-
-    def begin_forward(self, *lists: Any, **options: Any) -> None:
-        self.indptr = lists[0].tolist() if len(lists) == 8 else None
-        *lists, _, _, _, page_size = lists[-7:]
-        self._plan(lists, page_size, options)
-
-    def forward(
-        self,
-        q: torch.Tensor,
-        k_shared: torch.Tensor,
-        v_shared: torch.Tensor,
-        unique_kv_cache: Any,
-        causal: bool = False,
-    ) -> torch.Tensor:
-        rows = self.indptr or range(q.shape[0] + 1)
-        options = {**score_options(self.planned, q.shape[-1]), "causal": causal}
-        shared = (k_shared, v_shared)
-        return _plain_pages(q, rows, *halves(unique_kv_cache), self, options, shared)[0]
-
-
-def _plain_pages(
+def plain_pages(
     q: torch.Tensor,
     rows: Sequence[int],
     k: torch.Tensor,
     v: torch.Tensor,
-    pages: _Paged,
+    pages: Paged,
     options: dict[str, Any],
     prefix: Sequence[torch.Tensor] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -383,12 +400,3 @@ def _plain_pages(
         outs.append(out)
         lses.append(lse)
     return torch.cat(outs), torch.cat(lses) / LN2
-
-
-def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """dlattn's merge_states, of (rows, num_heads, head_dim) and lse of base 2."""
-    out, lse = merge_states(
-        [out[None] for out in outs],
-        [(lse.float() * LN2).transpose(0, 1)[None].contiguous() for lse in lses],
-    )
-    return out[0], lse[0].transpose(0, 1) / LN2
