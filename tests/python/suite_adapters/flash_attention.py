@@ -145,7 +145,9 @@ def _with_kvcache_3(
     **options: Any,
 ) -> Any:
     """FlashAttention-3's function: by dlattn's of that name, or for lists of queries, chunks of
-    keys and numbers of queries other than of new keys by `append_kv` and attention after it."""
+    keys and numbers of queries other than of new keys by `append_kv` and attention after it. There
+    the adapter rotates the queries, since `append_kv` rotates as many as there are new keys; and
+    chunks, and padding before the keys of lists, are masks."""
     _options_of_2({**options, "qv": qv})
     if rotary_seqlens is not None and rotary_seqlens is not cache_seqlens:
         refuse("rotary_seqlens other than cache_seqlens: not an argument of dlattn")
