@@ -46,8 +46,9 @@ def append_kv(
             size; or with page_table or slots (num_pages, page_size, num_heads_kv, head_dim), for
             any page size. In the layout "bhsd" heads come before rows. Of k's dtype, or int8 or
             float8_e4m3fn with scales. Any strides with a contiguous last dimension, but none that
-            make elements share memory: K and V may be slices of one tensor. Written in place, so
-            it may be neither read-only nor a JAX array.
+            make elements share memory: K and V may be slices of one tensor, or with page_table or
+            slots views of one pool that begin at different pages. Written in place, so it may be
+            neither read-only nor a JAX array.
         v_cache: Values, of k_cache's shape but for head_dim, and of k_cache's dtype.
         seqused_k: int32, (batch,): keys of each sequence before the call, as FlashAttention's
             cache_seqlens. Needed without slots; with slots it tells the rotary positions alone.

@@ -229,6 +229,8 @@ void memory_of_tensors() {
           "there");
   refuses([](auto& p) { p.v_cache.data = p.k_cache.data; },
           "k_cache shares memory with v_cache" + kShared);
+  refuses([](auto& p) { p.v_cache.data = p.k_cache.data; },
+          "k_cache shares memory with v_cache" + kShared, good_paged());
   refuses([](auto& p) { p.v_cache.data = memory + 16; }, "v_cache shares memory with k" + kShared);
   refuses([](auto& p) { p.k_cache.data = memory + kApart; },
           "k_cache shares memory with v" + kShared);

@@ -240,6 +240,29 @@ def test_caches_whose_elements_share_memory(name: str) -> None:
     message = "k_cache shares memory with v_cache; accepted: memory of its own"
     with pytest.raises(dlattn.UnsupportedError, match=message):
         append_kv(**good(k_cache=both, v_cache=both))
+    # Views of one pool, of which only pages may have parts in common.
+    pool = zeros((CACHE[0] + 1, *CACHE[1:]))
+    parts = {"k_cache": pool[:-1], "v_cache": pool[1:]}
+    with pytest.raises(dlattn.UnsupportedError, match=message):
+        append_kv(**good(**parts))
+    slots = {"slots": np.zeros((2, 3), np.int64), "seqused_k": None}
+    with pytest.raises(dlattn.UnsupportedError, match=message):
+        append_kv(**good(k_cache=both, v_cache=both, **slots))
+
+
+def test_pages_of_one_pool() -> None:
+    """Keys in even pages of a pool, values in the odd ones, as transformers has them."""
+    rng = np.random.default_rng(0)
+    pool = zeros((9, 4, 2, 16))
+    k, v = rng.standard_normal((2, 2, 3, 2, 16), dtype=np.float32)
+    table = np.array([[4, 2], [0, 6]], np.int32)
+    used = np.array([2, 0], np.int32)
+    append_kv(k, v, pool[:-1], pool[1:], seqused_k=used, page_table=table)
+    want = zeros(pool.shape)
+    for b, i in np.ndindex(2, 3):
+        page, row = table[b, (used[b] + i) // 4], (used[b] + i) % 4
+        want[page, row], want[page + 1, row] = k[b, i], v[b, i]
+    assert np.array_equal(pool, want)
 
 
 def test_jax_arrays() -> None:

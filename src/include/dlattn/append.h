@@ -38,8 +38,9 @@ struct AppendParams {
   TensorView v;  // [batch_size, seqlen_new, num_heads_kv, head_dim_v], of k's dtype
   // Of k's dtype, or both of kInt8 or of kFloat8E4M3. [cache_batch_size, seqlen_k, num_heads_kv,
   // .], or with page_table or slots [num_pages, page_size, num_heads_kv, .], where batch_stride
-  // leads from page to page. They share memory with no other tensor, and no two of their elements
-  // do.
+  // leads from page to page. They share memory with no other tensor, and no two elements of one
+  // do. Pages may be of both, in views of one pool that begin at different ones: which hold keys
+  // and which values, the page table or the slots tell.
   MutableTensorView k_cache;
   MutableTensorView v_cache;
   // Queries to be rotated; data is null: none. They come with tables. q_out may be q itself.
