@@ -27,7 +27,7 @@ from dlattn.integrations.torch.kernels import Kernels, count_write, own_error
 
 # Alignments of the causal mask as the operators have them.
 CAUSAL: dict[bool | str, int] = {False: 0, True: 1, "bottom_right": 1, "top_left": 2}
-_CAUSAL_OF: tuple[Any, ...] = (False, "bottom_right", "top_left")
+_CAUSAL_OF: tuple[Causal, ...] = (False, "bottom_right", "top_left")
 
 # What both operators of attention have behind their tensors; -1: no limit of a window.
 _OPTIONS = (
@@ -101,6 +101,20 @@ def operators() -> dict[str, str]:
     return KERNELS.described()
 
 
+def causal_of(causal: int) -> Causal:
+    """`dlattn.attention`'s argument for an operator's."""
+    if not 0 <= causal < len(_CAUSAL_OF):
+        raise dlattn.UnsupportedError(
+            f"causal is {causal}; accepted: 0 (no), 1 (bottom-right), 2 (top-left)"
+        )
+    return _CAUSAL_OF[causal]
+
+
+def window_of(left: int, right: int) -> Window:
+    """`dlattn.attention`'s argument for the two of an operator."""
+    return (None if left < 0 else left, None if right < 0 else right)
+
+
 def _options(
     bias: torch.Tensor | None,
     mask: torch.Tensor | None,
@@ -116,18 +130,14 @@ def _options(
     batch_invariant: bool,
 ) -> dict[str, Any]:
     """The keywords of `dlattn.attention`."""
-    if not 0 <= causal < len(_CAUSAL_OF):
-        raise dlattn.UnsupportedError(
-            f"causal is {causal}; accepted: 0 (no), 1 (bottom-right), 2 (top-left)"
-        )
     return {
         "bias": bias,
         "mask": mask,
         "alibi_slopes": alibi_slopes,
         "sinks": sinks,
-        "causal": _CAUSAL_OF[causal],
+        "causal": causal_of(causal),
         "softmax_scale": scale,
-        "window": tuple(None if side < 0 else side for side in (window_left, window_right)),
+        "window": window_of(window_left, window_right),
         "softcap": softcap,
         "precision": precision,
         "layout": "bhsd" if bhsd else "bshd",
@@ -173,7 +183,7 @@ def _any_requires_grad(*arguments: Any, **named: Any) -> bool:
     return any(x.requires_grad for x in _tensors((*arguments, *named.values())))
 
 
-def _forward_only(name: str) -> Callable[..., Any]:
+def forward_only(name: str) -> Callable[..., Any]:
     """What stands for the operator where gradients may be wanted. Without it torch would trace it
     as if it were constant."""
     # Every call outside torch.inference_mode() passes here: this is looked up once.
@@ -219,7 +229,7 @@ def _refuse_tangents(name: str, given: Any) -> None:
 # Shapes, for tracing
 
 
-def _with_defaults(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def with_defaults(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a function all arguments of an operator, which torch leaves out where they are the
     default."""
     arguments = torch._C.parse_schema(f"dlattn::{schema}").arguments
@@ -343,9 +353,9 @@ def _register() -> Kernels:
     for schema, (function, fake) in operators.items():
         name = schema.partition("(")[0]
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-        kernels[name] = _with_defaults(schema)(function)
-        _LIBRARY.impl(name, _forward_only(name), "Autograd")
-        torch.library.register_fake(f"dlattn::{name}", _with_defaults(schema)(fake), lib=_LIBRARY)
+        kernels[name] = with_defaults(schema)(function)
+        _LIBRARY.impl(name, forward_only(name), "Autograd")
+        torch.library.register_fake(f"dlattn::{name}", with_defaults(schema)(fake), lib=_LIBRARY)
         if name == "attention":
             torch.library.register_vmap(f"dlattn::{name}", _batched, lib=_LIBRARY)
     register_flop_formula(torch.ops.dlattn.attention)(_flops)

@@ -1,0 +1,141 @@
+"""`torch.ops.dlattn.attention_with_kvcache`: attention over a cache, for code that torch traces.
+
+Its kernel is Python's. The caches are read, never written: new keys are in them before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import dlattn
+from dlattn._types import Causal, Window
+from dlattn.integrations.torch import ops
+
+_SCHEMA = (
+    "attention_with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache, Tensor seqused_k, "
+    "Tensor? page_table=None, Tensor? cache_batch_idx=None, Tensor? leftpad_k=None, "
+    "int? max_seqlen_k=None, int causal=0, float? scale=None, int window_left=-1, "
+    "int window_right=-1, float softcap=0.0, Tensor? mask=None, Tensor? alibi_slopes=None, "
+    "Tensor? sinks=None, bool bhsd=False, bool batch_invariant=False) -> (Tensor out, Tensor lse)"
+)
+_LIBRARY = torch.library.Library("dlattn", "FRAGMENT")
+
+
+def attention_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    *,
+    seqused_k: torch.Tensor,
+    page_table: torch.Tensor | None = None,
+    cache_batch_idx: torch.Tensor | None = None,
+    leftpad_k: torch.Tensor | None = None,
+    max_seqlen_k: int | None = None,
+    causal: Causal = False,
+    softmax_scale: float | None = None,
+    window: Window = (None, None),
+    softcap: float = 0.0,
+    mask: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    layout: str = "bshd",
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+) -> Any:
+    """`dlattn.attention_with_kvcache` as an operator: for functions that torch compiles or exports.
+
+    Arguments, results and errors are those of `dlattn.attention_with_kvcache`; new keys and values,
+    rotary tables, `out`, `stream` and `kernel` are not among them.
+    """
+    if causal not in ops.CAUSAL:
+        raise dlattn.UnsupportedError(
+            f"causal is {causal!r}; accepted: False, True, 'bottom_right', 'top_left'"
+        )
+    if layout not in ("bshd", "bhsd"):
+        raise dlattn.UnsupportedError(f"layout is {layout!r}; accepted: 'bshd', 'bhsd'")
+    out, lse = torch.ops.dlattn.attention_with_kvcache(
+        q,
+        k_cache,
+        v_cache,
+        seqused_k,
+        page_table,
+        cache_batch_idx,
+        leftpad_k,
+        max_seqlen_k,
+        ops.CAUSAL[causal],
+        softmax_scale,
+        *(-1 if side is None else side for side in window),
+        softcap,
+        mask,
+        alibi_slopes,
+        sinks,
+        layout == "bhsd",
+        batch_invariant,
+    )
+    return (out, lse) if return_lse else out
+
+
+def _kernel(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    seqused_k: torch.Tensor,
+    page_table: torch.Tensor | None,
+    cache_batch_idx: torch.Tensor | None,
+    leftpad_k: torch.Tensor | None,
+    max_seqlen_k: int | None,
+    causal: int,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    mask: torch.Tensor | None,
+    alibi_slopes: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    bhsd: bool,
+    batch_invariant: bool,
+) -> Any:
+    return dlattn.attention_with_kvcache(
+        q,
+        k_cache,
+        v_cache,
+        seqused_k=seqused_k,
+        page_table=page_table,
+        cache_batch_idx=cache_batch_idx,
+        leftpad_k=leftpad_k,
+        max_seqlen_k=max_seqlen_k,
+        causal=ops.causal_of(causal),
+        softmax_scale=scale,
+        window=ops.window_of(window_left, window_right),
+        softcap=softcap,
+        mask=mask,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        layout="bhsd" if bhsd else "bshd",
+        return_lse=True,
+        batch_invariant=batch_invariant,
+    )
+
+
+def _fake(q: Any, k_cache: Any, v_cache: Any, *options: Any) -> Any:
+    bhsd = options[-2]
+    for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+        if x.dim() != 4:
+            raise dlattn.UnsupportedError(f"{name} has {x.dim()} dimensions; accepted: 4")
+    heads, rows = (q.shape[1], q.shape[2]) if bhsd else (q.shape[2], q.shape[1])
+    out = q.new_empty(*q.shape[:3], v_cache.shape[3])
+    return out, q.new_empty(q.shape[0], heads, rows, dtype=torch.float32)
+
+
+def _register() -> None:
+    name = _SCHEMA.partition("(")[0]
+    _LIBRARY.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
+    for backend in ("CPU", "CUDA"):
+        _LIBRARY.impl(name, ops.with_defaults(_SCHEMA)(_kernel), backend)
+    _LIBRARY.impl(name, ops.forward_only(name), "Autograd")
+    torch.library.register_fake(f"dlattn::{name}", ops.with_defaults(_SCHEMA)(_fake), lib=_LIBRARY)
+
+
+_register()
