@@ -40,6 +40,8 @@ def flash_attn_with_kvcache(
     alibi_slopes: Any = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
+    *,
+    s_aux: Any = None,
 ) -> Any:
     """Attention of q over the keys and values in a cache. The module tells the other arguments.
 
@@ -74,7 +76,7 @@ def flash_attn_with_kvcache(
     """
     options = options_of(0.0, causal, softcap, False, return_softmax_lse)
     options["batch_invariant"] = one_split(num_splits)
-    options |= {"softmax_scale": softmax_scale, "alibi_slopes": alibi_slopes}
+    options |= {"softmax_scale": softmax_scale, "alibi_slopes": alibi_slopes, "sinks": s_aux}
     room = _room(k_cache, "k_cache", block_table)
     if window_size is not NO_WINDOW:
         options["window"] = window_of(window_size, causal, room)

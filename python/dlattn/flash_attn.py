@@ -27,8 +27,8 @@ and what their extremes give, is told by `dlattn.attention` (Values):
     q_descale, k_descale, v_descale: Of flash_attn_func and flash_attn_varlen_func, by keyword, as
         FlashAttention-3 names them: what elements of float8_e4m3fn count, float32 of (batch,
         num_heads_kv). out is bfloat16 then.
-    s_aux: Of the same two, by keyword: sinks, float32 of (num_heads,), natural logits that take a
-        share of each row's softmax, as the kernels of gpt-oss name them.
+    s_aux: Of the same two and flash_attn_with_kvcache, by keyword: sinks, float32 of (num_heads,),
+        natural logits that take a share of each row's softmax, as the kernels of gpt-oss name them.
 
 It differs in these points: float32 (and on the CPU float64), any head_dim that a kernel has, and
 head_dim_v are accepted too; so are the arrays of CuPy, NumPy and, except as qkv and kv, JAX.

@@ -4,8 +4,9 @@
 
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="dlattn")
 
-"dlattn" serves models of any kind; "dlattn_flash" those that pass the lengths of packed sequences
-(vision towers, batches without padding). What each takes: `dlattn.integrations.transformers`.
+"dlattn" serves models of any kind, static caches and `generate_batch` among them; "dlattn_flash"
+those that pass the lengths of packed sequences (vision towers, batches without padding). What each
+takes: `dlattn.integrations.transformers` and `transformers_flash`.
 """
 
 from dlattn.integrations.transformers import attention_forward, attention_mask

@@ -74,6 +74,8 @@ def test_signature(name):
     if name in ("flash_attn_func", "flash_attn_varlen_func"):  # FlashAttention-3's, behind the rest
         for keyword in ("q_descale", "k_descale", "v_descale", "s_aux"):
             assert parameters.pop(keyword).kind is inspect.Parameter.KEYWORD_ONLY
+    if name == "flash_attn_with_kvcache":
+        assert parameters.pop("s_aux").kind is inspect.Parameter.KEYWORD_ONLY
     if name == "flash_attn_varlen_func":
         for keyword, default in OF_VLLM.items():
             parameter = parameters.pop(keyword)

@@ -44,6 +44,14 @@ def test_results(cache):
     np.testing.assert_array_equal(flash_attn.flash_attn_with_kvcache(*call), out)
 
 
+def test_sinks_are_named_s_aux():
+    problem, sinks = Problem(PAGED), np.array([0.5, -1.0, 2.0, 0.0], np.float32)
+    out = flash_attn.flash_attn_with_kvcache(*positional(problem), s_aux=sinks)
+    want = dlattn.attention_with_kvcache(**problem.arrays(NUMPY), sinks=sinks)
+    np.testing.assert_array_equal(out, want)
+    assert not np.array_equal(out, flash_attn.flash_attn_with_kvcache(*positional(problem)))
+
+
 @pytest.mark.parametrize("name", FRAMEWORKS)
 @pytest.mark.parametrize("count", [None, 60, 17, np.int64(17)])
 def test_one_length_for_all(count, name):

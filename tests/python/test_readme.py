@@ -282,6 +282,14 @@ def test_transformers_example() -> None:
     assert scope["logits"].shape == (1, 10, 100) and scope["logits"].isfinite().all()
 
 
+def test_continuous_batching_example() -> None:
+    pytest.importorskip("transformers", minversion="5.23")
+    scope: dict[str, Any] = {}
+    source = example("transformers_batch")[0]
+    exec(compile(source, "example transformers_batch", "exec"), scope)
+    assert [out.error for out in scope["outputs"].values()] == [None] * 3
+
+
 def test_diffusers_example() -> None:
     pytest.importorskip("diffusers")
     from diffusers.models import attention_dispatch

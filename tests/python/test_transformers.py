@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,114 +10,30 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from transformers_models import (  # noqa: E402, F401
+    DECODER,
+    DECODERS,
+    IDS,
+    SIZES,
+    VOCABULARY,
+    Calls,
+    decoder,
+    device,
+    generate,
+    on_device,
+    randomize,
+    tokens,
+)
+
 import dlattn.transformers  # noqa: E402
 from dlattn.integrations import transformers as integration  # noqa: E402
+from dlattn.integrations import transformers_flash as flash_face  # noqa: E402
 from dlattn.integrations.torch import differentiable  # noqa: E402
-
-DEVICE = "cpu"  # `device` sets it
-VOCABULARY = 97
-
-
-@pytest.fixture(autouse=True, params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the models and their inputs are."""
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("this torch has no CUDA")
-    monkeypatch.setattr(sys.modules[__name__], "DEVICE", request.param)
-
-
-_SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
-_DECODER = {
-    **_SIZES,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 96,
-    "max_position_embeddings": 128,
-}
-
-DECODERS: dict[str, Callable[[], Any]] = {
-    "llama": lambda: transformers.LlamaConfig(**_DECODER),
-    "qwen3": lambda: transformers.Qwen3Config(**_DECODER),
-    "gemma2": lambda: transformers.Gemma2Config(
-        **_DECODER, sliding_window=5, attn_logit_softcapping=2.0, query_pre_attn_scalar=16
-    ),
-    "gemma3": lambda: transformers.Gemma3TextConfig(
-        **_DECODER, sliding_window=5, query_pre_attn_scalar=16
-    ),
-    "mistral": lambda: transformers.MistralConfig(**_DECODER, sliding_window=5),
-    "gpt_oss": lambda: transformers.GptOssConfig(
-        **_DECODER, num_local_experts=2, num_experts_per_tok=1, sliding_window=5
-    ),
-    "phi3": lambda: transformers.Phi3Config(
-        **{k: v for k, v in _DECODER.items() if k != "head_dim"}, sliding_window=5
-    ),
-}
-
-# Left padding in the first of two sequences.
-IDS = [[0, 0, 0, 5, 6, 7, 8, 9], [3, 4, 5, 6, 7, 8, 9, 10]]
-
-
-def tokens() -> tuple[Any, Any]:
-    ids = torch.tensor(IDS, device=DEVICE)
-    return ids, (ids != 0).long()
-
-
-def randomize(model: Any) -> Any:
-    """Weights large enough that attention is not flat, the same for the same configuration."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            values = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(0.2 * values + (0.5 if parameter.dim() == 1 else 0.0))
-    return model.eval().to(DEVICE)
-
-
-def decoder(name: str, implementation: str, dtype: Any = None) -> Any:
-    config = DECODERS[name]()
-    model = transformers.AutoModelForCausalLM.from_config(
-        config, attn_implementation=implementation
-    )
-    return randomize(model).to(dtype or torch.float32)
-
-
-class Calls:
-    """Counts the calls of dlattn's functions."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.seen: list[dict[str, Any]] = []
-        attention, varlen = dlattn.attention, integration.flash_attn.flash_attn_varlen_func
-
-        def counted(*arguments: Any, **options: Any) -> Any:
-            self.seen.append({"k": arguments[1], **options})
-            return attention(*arguments, **options)
-
-        def counted_varlen(*arguments: Any, **options: Any) -> Any:
-            self.seen.append({"varlen": True, **options})
-            return varlen(*arguments, **options)
-
-        monkeypatch.setattr(dlattn, "attention", counted)
-        monkeypatch.setattr(integration.flash_attn, "attention", counted, raising=False)
-        monkeypatch.setattr(integration.flash_attn, "flash_attn_varlen_func", counted_varlen)
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     return Calls(monkeypatch)
-
-
-def generate(model: Any, **options: Any) -> Any:
-    ids, mask = tokens()
-    return model.generate(
-        input_ids=ids, attention_mask=mask, max_new_tokens=8, do_sample=False, **options
-    )
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -226,7 +140,7 @@ def test_bert(calls: Calls) -> None:
     ids, mask = tokens()
     outs = []
     for name in ("eager", "dlattn"):
-        config = transformers.BertConfig(**_SIZES, max_position_embeddings=64)
+        config = transformers.BertConfig(**SIZES, max_position_embeddings=64)
         config._attn_implementation = name
         outs.append(randomize(transformers.BertModel(config))(ids, attention_mask=mask)[0])
     assert len(calls.seen) == 2
@@ -258,10 +172,10 @@ def test_t5(calls: Calls) -> None:
 
 @torch.no_grad()
 def test_vit(calls: Calls) -> None:
-    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1)).to(device())
     outs = []
     for name in ("eager", "dlattn"):
-        sizes = {k: v for k, v in _SIZES.items() if k != "vocab_size"}
+        sizes = {k: v for k, v in SIZES.items() if k != "vocab_size"}
         config = transformers.ViTConfig(**sizes, image_size=32, patch_size=8)
         config._attn_implementation = name
         outs.append(randomize(transformers.ViTModel(config))(pixels)[0])
@@ -270,7 +184,7 @@ def test_vit(calls: Calls) -> None:
 
 
 def test_whisper(calls: Calls) -> None:
-    features = torch.randn(2, 16, 60, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    features = torch.randn(2, 16, 60, generator=torch.Generator().manual_seed(1)).to(device())
     outs = []
     for name in ("eager", "dlattn"):
         config = transformers.WhisperConfig(
@@ -294,7 +208,7 @@ def test_whisper(calls: Calls) -> None:
         )
         config._attn_implementation = name
         model = randomize(transformers.WhisperForConditionalGeneration(config))
-        start = torch.tensor([[1, 5, 9], [1, 6, 3]], device=DEVICE)
+        start = torch.tensor([[1, 5, 9], [1, 6, 3]], device=device())
         with torch.no_grad():
             outs.append(model(input_features=features, decoder_input_ids=start).logits)
     assert calls.seen
@@ -302,7 +216,7 @@ def test_whisper(calls: Calls) -> None:
 
 
 def qwen2_vl(name: str) -> Any:
-    text = {**_DECODER, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}}
+    text = {**DECODER, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}}
     text.pop("head_dim")
     vision = {
         "depth": 2,
@@ -325,10 +239,10 @@ def qwen2_vl(name: str) -> Any:
 @torch.no_grad()
 def test_qwen2_vl(name: str, calls: Calls) -> None:
     """Two images of different sizes in one packed sequence of patches."""
-    grid = torch.tensor([[1, 4, 4], [1, 2, 6]], device=DEVICE)
+    grid = torch.tensor([[1, 4, 4], [1, 2, 6]], device=device())
     patches = int(grid.prod(1).sum())
     generator = torch.Generator().manual_seed(2)
-    pixels = torch.randn(patches, 48, generator=generator).to(DEVICE)
+    pixels = torch.randn(patches, 48, generator=generator).to(device())
     outs = [
         model.model.visual(pixels, grid_thw=grid) for model in (qwen2_vl("eager"), qwen2_vl(name))
     ]
@@ -349,8 +263,8 @@ def test_the_flash_face(name: str, calls: Calls) -> None:
 @torch.no_grad()
 def test_packed_sequences() -> None:
     """Several sequences in one row, told apart by their positions."""
-    ids = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10, 11]], device=DEVICE)
-    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]], device=DEVICE)
+    ids = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10, 11]], device=device())
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]], device=device())
     eager = decoder("llama", "eager")
     want = torch.cat([eager(ids[:, :4]).logits, eager(ids[:, 4:]).logits], 1)
     for name in ("dlattn", "dlattn_flash"):
@@ -433,7 +347,7 @@ def test_dropout_with_what_torch_lacks_is_refused(name: str, argument: str) -> N
 
 
 def test_a_softcap_of_zero_is_none(calls: Calls) -> None:
-    q, k, v = (torch.randn(1, 2, 4, 8, device=DEVICE, requires_grad=True) for _ in range(3))
+    q, k, v = (torch.randn(1, 2, 4, 8, device=device(), requires_grad=True) for _ in range(3))
     layer = torch.nn.Module()
     for dropout in (0.0, 0.5):
         out, _ = integration.attention_forward(layer, q, k, v, None, dropout, softcap=0.0)
@@ -441,20 +355,15 @@ def test_a_softcap_of_zero_is_none(calls: Calls) -> None:
     assert not calls.seen
 
 
-def test_pages_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match="has no paged KV cache"):
-        integration._flash_attn_with_kvcache(*[torch.zeros(1)] * 3)
-
-
 @torch.no_grad()
 def test_additive_masks_and_sixteen_bits() -> None:
     """A mask of four dimensions that the caller made, as numbers, in the model's dtype."""
     ids, _ = tokens()
     length = ids.shape[1]
-    seen = torch.ones(length, length, dtype=torch.bool, device=DEVICE).tril()
+    seen = torch.ones(length, length, dtype=torch.bool, device=device()).tril()
     seen[5, 2] = False
     for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.2)):
-        additive = torch.zeros(2, 1, length, length, dtype=dtype, device=DEVICE)
+        additive = torch.zeros(2, 1, length, length, dtype=dtype, device=device())
         additive.masked_fill_(~seen, torch.finfo(dtype).min)
         outs = [
             decoder("llama", name, dtype)(input_ids=ids, attention_mask=additive).logits
@@ -465,14 +374,14 @@ def test_additive_masks_and_sixteen_bits() -> None:
 
 @torch.no_grad()
 def test_what_dlattn_refuses_is_told() -> None:
-    q = torch.zeros(1, 2, 4, 300, device=DEVICE, dtype=torch.int32)
+    q = torch.zeros(1, 2, 4, 300, device=device(), dtype=torch.int32)
     with pytest.raises(dlattn.UnsupportedError, match="accepted"):
         integration.attention_forward(torch.nn.Module(), q, q, q, None)
 
 
 def test_registering_again_changes_nothing() -> None:
     before = transformers.modeling_flash_attention_utils._lazy_imports
-    integration._register()
+    flash_face.register()
     assert transformers.modeling_flash_attention_utils._lazy_imports is before
     assert transformers.AttentionInterface()["dlattn"] is dlattn.transformers.attention_forward
 

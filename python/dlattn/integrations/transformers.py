@@ -1,4 +1,6 @@
-"""dlattn under the names by which transformers finds attention: "dlattn" and "dlattn_flash".
+"""dlattn under the name by which transformers finds attention: "dlattn".
+
+The names of the flash kind are in `transformers_flash`.
 
 Source: transformers' documentation of the attention interface and of `AttentionMaskInterface`;
 what a model passes on is told by its attention module and by `integrations/sdpa_attention.py` and
@@ -7,20 +9,17 @@ what a model passes on is told by its attention module and by `integrations/sdpa
 
 from __future__ import annotations
 
-from functools import wraps
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, modeling_flash_attention_utils
-from transformers.integrations.flash_attention import flash_attention_forward
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import flash_attention_mask, sdpa_mask
+from transformers.masking_utils import sdpa_mask
 
 import dlattn
-from dlattn import flash_attn
+from dlattn.integrations import transformers_flash
 from dlattn.integrations.torch import differentiable, ops
-
-NAME, FLASH_NAME = "dlattn", "dlattn_flash"
+from dlattn.integrations.transformers_flash import NAME
 
 
 def attention_forward(
@@ -70,9 +69,8 @@ def attention_forward(
         ValueError: Dropout with softcap or sinks.
         UnsupportedError, TypeError, DeviceError: As `dlattn.attention`.
     """
-    tensors = (query, key, value, attention_mask, s_aux, position_bias)
     softcap = softcap or None
-    wants_gradients = _wants_gradients(tensors)
+    wants_gradients = _wants_gradients((query, key, value, attention_mask, s_aux, position_bias))
     if dropout > 0.0:
         for name, given in (("softcap", softcap), ("s_aux", s_aux)):
             if given is not None:
@@ -152,107 +150,6 @@ def _attend(
     )
 
 
-# The flash face: transformers inspects these functions' parameters, and passes what it finds.
-
-
-def _flash_attn_func(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    s_aux: torch.Tensor | None = None,
-) -> torch.Tensor:
-    return flash_attn.flash_attn_func(
-        q,
-        k,
-        v,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        s_aux=None if s_aux is None else s_aux.float(),
-    )
-
-
-def _flash_attn_varlen_func(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int | torch.Tensor,
-    max_seqlen_k: int | torch.Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    s_aux: torch.Tensor | None = None,
-) -> torch.Tensor:
-    return flash_attn.flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens_q.to(torch.int32),
-        cu_seqlens_k.to(torch.int32),
-        int(max_seqlen_q),
-        int(max_seqlen_k),
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        s_aux=None if s_aux is None else s_aux.float(),
-    )
-
-
-def _flash_attn_with_kvcache(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k: torch.Tensor | None = None,
-    v: torch.Tensor | None = None,
-    cache_seqlens: torch.Tensor | None = None,
-    block_table: torch.Tensor | None = None,
-) -> torch.Tensor:
-    raise NotImplementedError(
-        f'attn_implementation="{FLASH_NAME}" has no paged KV cache, which generate_batch and '
-        f'serving ask for; accepted: generate(), with "{NAME}" or "{FLASH_NAME}"'
-    )
-
-
-def _register() -> None:
-    """Teach transformers both names; once is enough, more do no harm."""
-    AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, attention_mask)
-    AttentionInterface.register(FLASH_NAME, flash_attention_forward)
-    AttentionMaskInterface.register(FLASH_NAME, flash_attention_mask)
-    flash = modeling_flash_attention_utils
-    before = flash._lazy_imports
-    if getattr(before, "of_dlattn", False):
-        return
-
-    # A name of the flash kind is looked up among flash-attn's versions and then on the hub: there
-    # is no registry of functions.
-    @wraps(before)
-    def functions(implementation: str | None, *arguments: Any, **options: Any) -> Any:
-        if implementation != FLASH_NAME:
-            return before(implementation, *arguments, **options)
-        return (
-            _flash_attn_func,
-            _flash_attn_varlen_func,
-            _flash_attn_with_kvcache,
-            flash._pad_input,
-            flash._unpad_input,
-        )
-
-    functions.of_dlattn = True  # type: ignore[attr-defined]
-    flash._lazy_imports = functions
-
-
-_register()
+AttentionInterface.register(NAME, attention_forward)
+AttentionMaskInterface.register(NAME, attention_mask)
+transformers_flash.register()
