@@ -282,6 +282,14 @@ def test_transformers_example() -> None:
     assert scope["logits"].shape == (1, 10, 100) and scope["logits"].isfinite().all()
 
 
+def test_static_cache_example() -> None:
+    pytest.importorskip("transformers")
+    scope: dict[str, Any] = {}
+    source = example("transformers_static")[0]
+    exec(compile(source, "example transformers_static", "exec"), scope)
+    assert scope["out"].shape == (1, 12)
+
+
 def test_continuous_batching_example() -> None:
     pytest.importorskip("transformers", minversion="5.23")
     scope: dict[str, Any] = {}

@@ -18,7 +18,8 @@ from transformers.masking_utils import sdpa_mask
 
 import dlattn
 from dlattn.integrations import transformers_flash
-from dlattn.integrations.torch import differentiable, ops
+from dlattn.integrations import transformers_ranges as ranges
+from dlattn.integrations.torch import differentiable, kvcache, ops
 from dlattn.integrations.transformers_flash import NAME
 
 
@@ -54,7 +55,9 @@ def attention_forward(
         attention_mask: None, or bool (True: attend) or additive in query's dtype or float32,
             broadcastable to (batch, num_heads, seqlen_q, seqlen_k). None with more than one query
             of a causal layer is a causal mask by which query i sees keys 0 to i: that is also what
-            an empty static cache needs, whose keys are more than the queries.
+            an empty static cache needs, whose keys are more than the queries. Or what
+            `attention_mask()` made of a step of decoding: the range of keys that each sequence's
+            query sees, by which the cache is read no further than there are keys.
         dropout: Probability; above 0 see above.
         scaling: Factor of q·k; None: 1 / sqrt(head_dim).
         softcap: None, or the scores become softcap * tanh(score / softcap).
@@ -71,6 +74,13 @@ def attention_forward(
     """
     softcap = softcap or None
     wants_gradients = _wants_gradients((query, key, value, attention_mask, s_aux, position_bias))
+    if attention_mask is not None and ranges.are_ranges(attention_mask, query):
+        plain = dropout == 0.0 and position_bias is None and not wants_gradients
+        if plain and ranges.reads_caches(query, key, value):
+            return _attend_to_cache(
+                query, key, value, attention_mask, scaling, softcap or 0.0, s_aux
+            ), None
+        attention_mask = ranges.mask_of(attention_mask, key.shape[2])
     if dropout > 0.0:
         for name, given in (("softcap", softcap), ("s_aux", s_aux)):
             if given is not None:
@@ -112,10 +122,16 @@ def attention_forward(
     return out.contiguous(), None
 
 
-def attention_mask(*arguments: Any, **options: Any) -> torch.Tensor | None:
+def attention_mask(
+    batch_size: int, q_length: int, *arguments: Any, **options: Any
+) -> torch.Tensor | None:
     """What transformers calls to make the mask of a batch: a bool mask, or None where
-    `attention_forward` needs none. As `transformers.masking_utils.sdpa_mask`."""
-    return sdpa_mask(*arguments, **options)
+    `attention_forward` needs none, as `transformers.masking_utils.sdpa_mask`. Of a step of decoding
+    with a static cache it is ranges of keys (`dlattn.integrations.transformers_ranges`), unless
+    torch is tracing or there is none."""
+    decoding = ranges.is_decoding_step(q_length, options)
+    function = ranges.decoding_mask if decoding else sdpa_mask
+    return function(batch_size, q_length, *arguments, **options)
 
 
 def _wants_gradients(tensors: tuple[Any, ...]) -> bool:
@@ -148,6 +164,30 @@ def _attend(
         mask=mask,
         sinks=sinks,
     )
+
+
+def _attend_to_cache(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_ranges: torch.Tensor,
+    softmax_scale: float | None,
+    softcap: float,
+    s_aux: torch.Tensor | None,
+) -> torch.Tensor:
+    compiling = torch.compiler.is_compiling()
+    function = kvcache.attention_with_kvcache if compiling else dlattn.attention_with_kvcache
+    out: torch.Tensor = function(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        seqused_k=key_ranges[1, :, 0, 0],
+        leftpad_k=key_ranges[0, :, 0, 0],
+        softmax_scale=softmax_scale,
+        softcap=softcap,
+        sinks=None if s_aux is None else s_aux.float(),
+    )
+    return out.contiguous()
 
 
 AttentionInterface.register(NAME, attention_forward)
