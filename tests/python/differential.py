@@ -442,7 +442,8 @@ class Worst:
 
     def bounds(self, dtype: str) -> Bound:
         """Twice that, or a rounding of scores, probabilities and result."""
-        rounding = ROUNDING[dtype] + (0.0 if dtype == "float64" else 2.0**-23) * self.scores
+        of_scores = 2.0**-52 if dtype == "float64" else 2.0**-23
+        rounding = ROUNDING[dtype] + of_scores * self.scores
         out = bound_of(dtype, max(self.out, rounding * self.weighed), self.most_out)
         # lse is float32, even of a computation in float64.
         lse = bound_of("float32", max(self.lse, 2.0**-22 * self.scores), self.most_lse)

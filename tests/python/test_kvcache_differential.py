@@ -1,0 +1,219 @@
+"""A part of the random problems of KV caches; `kvcache_differential.py` runs any more."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import kvcache_differential
+import numpy as np
+import pytest
+from kvcache_differential import APPEND, KERNELS, LIMITS, KVCacheRun, NumPyBlocks, TorchBlocks, run
+from kvcache_draws import CALLS, Limits, draw_kvcache
+from kvcache_problems import KVCacheProblem
+
+import dlattn
+
+pytest.importorskip("ml_dtypes")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+def problems(
+    count: int, checked: bool = True, dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32")
+) -> Iterator[KVCacheProblem]:
+    """Problems of the first seeds, small ones."""
+    for seed in range(count):
+        yield draw_kvcache(seed, dtypes, Limits(1 << 13, 1 << 15, checked))
+
+
+def test_random_problems_on_the_cpu() -> None:
+    pytest.importorskip("torch")
+    summary = run(TorchBlocks("cpu"), KERNELS["cpu"], 0, 400, 8.0)
+    assert not summary.failures
+    assert all(summary.kernels[name].runs > 0 for name in KERNELS["cpu"])
+    assert 0 < summary.kernels["cpu"].worst_out[0] < 1
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_random_problems_on_a_gpu() -> None:
+    pytest.importorskip("torch")
+    summary = run(TorchBlocks(), KERNELS["cuda"], 0, None, 20.0)
+    assert not summary.failures
+    assert summary.kernels["auto"].runs > 0 and summary.kernels[APPEND].runs > 0
+
+
+def test_a_seed_is_a_problem() -> None:
+    one, two = (draw_kvcache(77, DTYPES, LIMITS["cpu"]) for _ in range(2))
+    assert one.describe() == two.describe() and one.places == two.places
+    for x, y in zip(one.numbers, two.numbers, strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert draw_kvcache(78, DTYPES, LIMITS["cpu"]).describe() != one.describe()
+
+
+def test_what_is_drawn() -> None:
+    features: Counter[str] = Counter()
+    for problem in problems(500):
+        features.update(problem.features())
+    wanted = (*(f"call: {name}" for name in CALLS), "page_size 1", "page_size 16", "page_size 17",
+              "page_size 64", "memory: halves, heads first", "memory: one row, rows first",
+              "cache_batch_idx", "page_table_from_csr", "shared pages or entries", "leftpad_k",
+              "max_seqlen_k", "no keys", "one key", "all the room", "whole pages",
+              "rotary interleaved", "rotary halves", "ragged new rows",
+              "slots", "slots of tokens", "rows of no place", "drafts", "chunks of a prompt",
+              "cache of int8", "cache of float8_e4m3fn", "mask", "bias", "sinks", "window",
+              "softcap", "alibi_slopes", "batch_invariant")  # fmt: skip
+    assert all(features[name] >= 3 for name in wanted), features
+    assert features["values out of range"] == 0
+    told = [p for p in problems(200, checked=False) if "values out of range" in p.features()]
+    assert len(told) >= 3
+
+
+def test_unused_memory_is_nan() -> None:
+    """And used memory is not."""
+    for problem in problems(60):
+        if problem.cache_dtype != problem.dtype:
+            continue
+        leftpads = problem.leftpads or (0,) * problem.batch
+        used = np.zeros(problem.numbers[0].shape[:2], bool)
+        for b, n in enumerate(problem.before):
+            used[problem.where(b, np.arange(min(leftpads[b], n), n))] = True
+        for x in problem.numbers:
+            assert np.isnan(x[~used]).all() and not np.isnan(x[used]).any()
+
+
+def failed(
+    function: str,
+    change: Callable[[dict[str, Any]], Any],
+    wanted: Callable[[KVCacheProblem], bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[int, int]:
+    """Of up to 8 problems, those that fail where a function gets arguments that are changed."""
+    whole = getattr(dlattn, function)
+
+    def wrong(**given: Any) -> Any:
+        change(given)
+        return whole(**given)
+
+    tried = count = 0
+    for problem in problems(600):
+        if not wanted(problem) or 0 in problem.lengths[:1] or 0 in problem.lengths_q[:1]:
+            continue
+        trial = KVCacheRun(NumPyBlocks(), problem)
+        tried += 1
+        kernel = APPEND if problem.call == "append" else "cpu"
+        monkeypatch.setattr(dlattn, function, wrong)
+        try:
+            out, lse, trouble = trial.check(kernel)
+        except dlattn.UnsupportedError:
+            out, lse, trouble = 0.0, 0.0, "refused"
+        monkeypatch.setattr(dlattn, function, whole)
+        count += bool(trouble) or out > 1 or lse > 1
+        if tried == 8:
+            break
+    return count, tried
+
+
+def called(call: str, *features: str) -> Callable[[KVCacheProblem], bool]:
+    """Problems of a call that have all of the features."""
+    return lambda p: p.call == call and set(features) <= set(p.features())
+
+
+def without(name: str, value: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda given: given.update({name: value})
+
+
+def one_key_less(given: dict[str, Any]) -> None:
+    given["seqused_k"] = np.maximum(given["seqused_k"] - 1, 0)
+
+
+def pages_in_turn(given: dict[str, Any]) -> None:
+    """Of sequences that have two or more, the first two change places."""
+    table = np.array(given["page_table"])
+    several = given["seqused_k"] > given["k_cache"].shape[2 if given["layout"] == "bhsd" else 1]
+    table[several, :2] = table[several, 1::-1]
+    given["page_table"] = table
+
+
+def other_form(given: dict[str, Any]) -> None:
+    given["rotary_interleaved"] = not given["rotary_interleaved"]
+
+
+def next_slot(given: dict[str, Any]) -> None:
+    given["slots"] = np.where(given["slots"] > 0, given["slots"] - 1, given["slots"])
+
+
+def doubled_scale(given: dict[str, Any]) -> None:
+    given["v_scale"] = np.asarray(given["v_scale"] * 2, np.float32)
+
+
+WRONG: dict[str, tuple[str, Any, Any]] = {
+    "leftpad_k": ("attend", without("leftpad_k", None), ("leftpad_k",)),
+    "a key": ("attend", one_key_less, ()),
+    "the order of pages": ("attend", pages_in_turn, ("page_size 1",)),
+    "the causal mask": ("attend", without("causal", False), ("causal bottom-right", "drafts")),
+    "sinks": ("attend", without("sinks", None), ("sinks",)),
+    "a mask": ("attend", without("mask", None), ("mask",)),
+    "the queries' positions": ("varlen", without("causal", "top_left"), ("causal bottom-right",)),
+    "the form of rotation": ("new keys", other_form, ("rotary q",)),
+    "the place of a row": ("append", next_slot, ("slots",)),
+    "a scale": ("append", doubled_scale, ("cache of int8",)),
+    "the form of rotation, stored": ("append", other_form, ("rotary halves",)),
+}
+FUNCTIONS = {"append": "append_kv", "varlen": "attention_varlen"}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_left_out_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, change, features = WRONG[name]
+    function = FUNCTIONS.get(call, "attention_with_kvcache")
+    count, tried = failed(function, change, called(call, *features), monkeypatch)
+    assert tried >= 3 and count >= tried * 0.6, f"{count} of {tried}"
+
+
+@pytest.mark.parametrize("call", ["attend", "append"])
+def test_a_write_to_another_row_fails(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function = FUNCTIONS.get(call, "attention_with_kvcache")
+    whole = getattr(dlattn, function)
+
+    def careless(**given: Any) -> Any:
+        given["v_cache"][-1, -1, -1, -1] = 3.0
+        return whole(**given)
+
+    monkeypatch.setattr(dlattn, function, careless)
+    kernel = APPEND if call == "append" else "cpu"
+    found = [
+        KVCacheRun(NumPyBlocks(), p).check(kernel)[2]
+        for p in problems(40, dtypes=("float32",))
+        if p.call == call
+    ]
+    assert "other bits in the cache" in found
+
+
+def test_a_wrong_table_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = dlattn.page_table_from_csr
+
+    def wrong(*lists: Any, **options: Any) -> Any:
+        table, lengths = whole(*lists, **options)
+        return table, lengths + 1
+
+    monkeypatch.setattr(dlattn, "page_table_from_csr", wrong)
+    problem = next(p for p in problems(400) if p.csr is not None)
+    found = KVCacheRun(NumPyBlocks(), problem).check("cpu")
+    assert found[2] == "page_table_from_csr makes other lengths"
+
+
+def test_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "kvcache.json"
+    words = ["kvcache_differential.py", "--device", "cpu", "--seed", "5", "--count", "8"]
+    monkeypatch.setattr(sys, "argv", [*words, "--json", str(path)])
+    assert kvcache_differential.main() == 0
+    document = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert (document["problems"], document["seeds"]) == (8, [5, 13])
+    kernels = document["kernels"]
+    assert sum(kernels[name]["runs"] for name in KERNELS["cpu"]) == 8
