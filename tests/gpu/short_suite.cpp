@@ -1,49 +1,22 @@
 // Every CUDA kernel on small problems, in device memory of exactly the tensors' sizes, so that
 // compute-sanitizer sees any access beyond them. Prints 'N passed, N failed'; exit code 77 where
 // there is no GPU.
-#include <cuda_runtime_api.h>
-
 #include <cmath>
-#include <cstdlib>
 #include <memory>
 
 #include "check.h"
+#include "device_copy.h"
 #include "problem.h"
+#include "short_caches.h"
 
 using namespace dlattn;
 using test::Buffer;
+using test::DeviceCopy;
 using test::Layout;
+using test::require;
 using test::Spec;
 
 namespace {
-
-void require(cudaError_t error) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s\n", cudaGetErrorString(error));
-  std::exit(1);
-}
-
-// A copy of host memory on the device, as far past a 16-byte boundary as the original.
-class DeviceCopy {
- public:
-  DeviceCopy(const void* host, std::int64_t bytes) : bytes_(static_cast<std::size_t>(bytes)) {
-    if (bytes == 0 || !host) return;
-    offset_ = reinterpret_cast<std::uintptr_t>(host) % 16;
-    require(cudaMalloc(&base_, offset_ + bytes_));
-    require(cudaMemcpy(data(), host, bytes_, cudaMemcpyHostToDevice));
-  }
-  ~DeviceCopy() { cudaFree(base_); }
-  DeviceCopy(const DeviceCopy&) = delete;
-
-  void* data() const { return base_ ? static_cast<char*>(base_) + offset_ : nullptr; }
-  void copy_back(void* host) const {
-    if (base_) require(cudaMemcpy(host, data(), bytes_, cudaMemcpyDeviceToHost));
-  }
-
- private:
-  void* base_ = nullptr;
-  std::size_t offset_ = 0, bytes_;
-};
 
 std::int64_t bytes_of(const Buffer& buffer, DType dtype) {
   return buffer.size() * size_of(dtype);
@@ -246,5 +219,7 @@ int main() {
     for (const Spec& spec : scalar_specs(dtype)) run(spec, "scalar");
     merge(dtype);
   }
+  test::run_decode();
+  test::run_append();
   return test::summary();
 }
