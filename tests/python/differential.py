@@ -29,7 +29,7 @@ from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
-from random_problems import Placed, Problem, draw
+from random_problems import Placed, Problem, contiguous, draw
 
 import dlattn
 from dlattn.bench.environment import describe
@@ -280,7 +280,7 @@ class Run:
                 view, block = arrays.poisoned(problem.out, problem.dtype)
             else:  # memory that a new result may be given
                 sizes = (*self.inputs[0].shape[:-1], self.inputs[2].shape[-1])
-                arrays.poisoned(Placed.of(sizes, [1] * len(sizes)), problem.dtype)
+                arrays.poisoned(Placed.of(sizes, contiguous(sizes)), problem.dtype)
             arguments, options = self._call(view)
             function = dlattn.attention_varlen if problem.varlen else dlattn.attention
             result = function(*arguments, kernel=kernel, **options)

@@ -23,7 +23,7 @@ import numpy as np
 from differential import NumPyArrays, TorchArrays, Worst
 from kvcache_draws import Limits, draw_kvcache
 from kvcache_problems import KVCacheProblem
-from random_problems import Placed
+from random_problems import Placed, contiguous
 
 import dlattn
 from dlattn.bench.tensors import torch_module
@@ -143,7 +143,7 @@ class KVCacheRun:
             if problem.call != "append" and problem.out is None:
                 # memory that a new result may be given
                 sizes = (sum(problem.lengths_q), problem.heads, problem.dims[1])
-                arrays.poisoned(Placed.of(sizes, [1] * 3), problem.dtype)
+                arrays.poisoned(Placed.of(sizes, contiguous(sizes)), problem.dtype)
             result = self._function()(**given)
             for got, want in zip(blocks, wanted, strict=True):
                 if not arrays.equal(arrays.bits(got), want):
