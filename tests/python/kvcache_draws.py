@@ -396,19 +396,29 @@ class KVCacheDraw(Draw):
             tensors["sinks"] = sinks, Placed.of((full[1],), (1,))
 
     def _tell_wrong(self, p: KVCacheProblem) -> None:
-        """Lengths and padding beyond what there can be count as the most, or as none."""
+        """Values beyond what there can be count as the nearest one in range."""
         most = p.room if p.max_seqlen_k is None else p.max_seqlen_k
-        p.told_lengths = tuple(
-            self.choice((n, most + 1, MOST)) if n == most
-            else self.choice((n, -1, LEAST)) if n == 0 else n
-            for n in p.lengths
-        )  # fmt: skip
+        p.told_lengths = tuple(self._beyond(n, most) for n in p.lengths)
         if p.leftpads is not None:
             p.told_leftpads = tuple(
-                self.choice((pad, LEAST)) if pad == 0
-                else self.choice((pad, MOST)) if pad == n else pad
-                for pad, n in zip(p.leftpads, p.lengths, strict=True)
-            )  # fmt: skip
+                self._beyond(pad, n) for pad, n in zip(p.leftpads, p.lengths, strict=True)
+            )
+        if p.csr is None and (p.page_size or p.chosen):
+            last = p.numbers[0].shape[0] - 1
+            p.told_entries = p.told_entries.copy()
+            for b, n in enumerate(p.lengths):
+                of_keys = np.s_[b : b + 1]
+                if p.page_size:
+                    of_keys = np.s_[b, : -(-n // p.page_size)]
+                told = [self._beyond(int(x), last) for x in p.entries[of_keys]]
+                p.stray |= told != p.entries[of_keys].tolist()
+                p.told_entries[of_keys] = told
+
+    def _beyond(self, x: int, most: int) -> int:
+        """The number, or one that is held to it as the least, 0, or the most."""
+        if x == most:
+            return self.choice((x, most + 1, MOST))
+        return self.choice((x, -1, LEAST)) if x == 0 else x
 
 
 def _repeated(values: np.ndarray, place: Placed) -> tuple[np.ndarray, Placed]:

@@ -68,6 +68,8 @@ class KVCacheProblem:
     leftpads: tuple[int, ...] | None = None
     told_lengths: tuple[int, ...] = ()
     told_leftpads: tuple[int, ...] | None = None
+    stray: bool = False
+    """Whether pages or entries are told that there are not."""
     table_gap: int = 0
     """Numbers between rows of the table."""
     csr: tuple[str, Any, Any, Any] | None = None
@@ -217,7 +219,8 @@ class KVCacheProblem:
 
     def _out_of_range(self) -> bool:
         lengths = self.before if self.call in ("new keys", "append") else self.lengths
-        return self.told_lengths != lengths or self.told_leftpads != self.leftpads
+        told = (self.told_lengths, self.told_leftpads)
+        return self.stray or told != (lengths, self.leftpads)
 
     def describe(self) -> str:
         """In one line."""
