@@ -19,7 +19,7 @@ sys.path.remove(str(ROOT / "tests" / "simt"))
 CUDA = ROOT / "src" / "cuda"
 
 
-@pytest.mark.parametrize("bug", seed_bugs.SEED_BUGS, ids=lambda bug: f"{bug.kind} {bug.families}")
+@pytest.mark.parametrize("bug", mutate.BUGS, ids=lambda bug: f"{bug.kind} {bug.families}")
 def test_every_bug_finds_its_place(bug: Any) -> None:
     """Otherwise seed_mutants ends with SystemExit."""
     mutants = list(mutate.seed_mutants(CUDA, bug))

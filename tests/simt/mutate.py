@@ -3,9 +3,9 @@
 Mutants are made in a copy of src/: every ``__syncthreads()``, ``__syncwarp()``, bar.sync and
 cp.async wait of each kernel family (its kernel and what that includes) removed in turn, every such
 wait made one group short, the same for what orders asynchronous copies and products on Hopper, and
-the bugs of seed_bugs.py put back. Each is compiled into the family's
-test, under ThreadSanitizer, AddressSanitizer or neither, until one of them fails. A mutant that
-survives all three, or an edit that does not apply, makes the exit status 1.
+the bugs of seed_bugs.py, append_bugs.py and decode_bugs.py put back. Each is compiled into the
+family's test, under ThreadSanitizer, AddressSanitizer or neither, until one of them fails. A mutant
+that survives all three, or an edit that does not apply, makes the exit status 1.
 
     python mutate.py --config <build folder>/tests/simt/simt.json [--quick] [--table MUTANTS.md]
 
@@ -32,6 +32,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from append_bugs import APPEND_BUGS
+from decode_bugs import DECODE_BUGS
 from markers import marked
 from seed_bugs import GENERAL, SEED_BUGS, SeedBug
 
@@ -49,11 +51,13 @@ FAMILIES = {
     "sm90": "forward/sm90/kernel.cuh",
     "sm90_fp8": "forward/sm90_fp8/kernel.cuh",
     "sm90_fp8_scaled": "forward/sm90_fp8/kernel.cuh",
+    "decode": "forward/decode/launch.cuh",
     "merge": "merge/row_per_warp/kernel.cuh",
     "quantize": "quantize/key_blocks/kernel.cuh",
     "append": "append/token_rows/kernel.cuh",
 }
 TIMEOUT_S = 300
+BUGS = SEED_BUGS + APPEND_BUGS + DECODE_BUGS
 
 # What is changed (pattern, replacement) wherever it occurs.
 SYNCHRONISATION = {
@@ -125,6 +129,7 @@ OWN_TILE = {
 }  # of families most of whose cases have another tile
 RACES_FIRST = ("tsan" + ONE_TILE, "tsan", "asan", "plain")
 NUMBERS_FIRST = ("plain" + ONE_TILE, "plain", "asan", "tsan")
+ACCESSES_FIRST = ("asan" + ONE_TILE, "asan", "plain", "tsan")
 
 
 @dataclass(frozen=True)
@@ -199,29 +204,38 @@ def is_equivalent(family: str, kind: str, source: str) -> bool:
     )
 
 
+def place_of_bug(cuda: Path, family: str, bug: SeedBug) -> tuple[str, str, tuple[int, int]]:
+    """File, source, and the span that a bug's text or marker is searched in."""
+    if bug.file:
+        source = (cuda / bug.file).read_text()
+        return bug.file, source, (0, len(source))
+    found = [
+        (file, source, span)
+        for file, source in sources(cuda, family).items()
+        for span in marked(source, bug.marker, bug.statements)
+    ]
+    if len(found) != 1:
+        sys.exit(f"{bug.kind}: {len(found)} markers {bug.marker}, not 1, in {family}")
+    return found[0]
+
+
 def seed_mutants(cuda: Path, bug: SeedBug) -> Iterator[Mutant]:
     for family in bug.families:
-        found = [
-            (file, source, span)
-            for file, source in sources(cuda, family).items()
-            for span in marked(source, bug.marker, bug.statements)
-        ]
-        if len(found) != 1:
-            sys.exit(f"{bug.kind}: {len(found)} markers {bug.marker}, not 1, in {family}")
-        file, source, (begin, end) = found[0]
+        file, source, (begin, end) = place_of_bug(cuda, family, bug)
         if bug.part:
             parts = list(re.compile(pattern_of(bug.part)).finditer(source, begin, end))
             if len(parts) != 1:
-                sys.exit(f"{bug.kind}: {len(parts)} places, not 1, behind the marker: {bug.part}")
+                sys.exit(f"{bug.kind}: {len(parts)} places, not 1, of the text: {bug.part}")
             begin, end = parts[0].span()
         mutated = source[:begin] + bug.replace + source[end:]
         statement = " ".join(source[begin:end].split())
-        yield Mutant(family, file, statement, bug.kind, mutated, NUMBERS_FIRST)
+        variants = ACCESSES_FIRST if bug.asan else NUMBERS_FIRST
+        yield Mutant(family, file, statement, bug.kind, mutated, variants)
 
 
 def all_mutants(cuda: Path) -> list[Mutant]:
     mutants = list(synchronisation_mutants(cuda))
-    for bug in SEED_BUGS:
+    for bug in BUGS:
         mutants += seed_mutants(cuda, bug)
     return mutants
 
@@ -405,7 +419,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Mutation test of the simt tests.")
     parser.add_argument("--config", type=Path, required=True, help="simt.json of the build folder")
     parser.add_argument("--quick", action="store_true", help="one mutant of each kind")
-    parser.add_argument("--only", default="", help="only mutants whose name contains this")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="only mutants whose name contains one of these"
+    )
     parser.add_argument("--list", action="store_true", help="name the mutants, run nothing")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--table", type=Path, help="write the results there, as Markdown")
@@ -419,7 +435,7 @@ def main() -> int:
         # A copy, so that edits of the source during a long run do not mix with the mutants.
         source = Path(scratch) / "unchanged"
         shutil.copytree(config["source"], source)
-        mutants = [m for m in all_mutants(source / "cuda") if args.only in m.name]
+        mutants = [m for m in all_mutants(source / "cuda") if any(x in m.name for x in args.only)]
         if args.quick:
             mutants = one_of_each_kind(mutants)
         if args.list:

@@ -23,7 +23,8 @@ class SeedBug:
     """Replaces the statements behind a marker ``// seed: <marker>`` in a family's kernel.
 
     The marker stands exactly once in what the kernel includes. Of a longer statement, ``part`` is
-    what is replaced; white space in it matches any white space.
+    what is replaced; white space in it matches any white space. With ``file``, of src/cuda, no
+    marker is needed: ``part`` stands there exactly once.
     """
 
     kind: str
@@ -32,6 +33,8 @@ class SeedBug:
     replace: str
     statements: int = 1
     part: str = ""
+    file: str = ""
+    asan: bool = False  # is what AddressSanitizer or UBSan sees
 
 
 SEED_BUGS = (

@@ -28,6 +28,7 @@ struct AppendCase {
   bool varlen = false;
   Layout layout = Layout::kBshd, cache_layout = Layout::kBshd;
   Layout cos_layout = Layout::kBshd, sin_layout = Layout::kBshd;
+  bool narrow_q_out = false;  // rows of q_out are off 4 bytes
   std::vector<std::int32_t> leftpad = {};
   std::vector<std::int32_t> offsets = {};  // cu_seqlens_q, instead of those of lengths
   // Changes what lies on the device into what nobody accepts.
@@ -53,6 +54,7 @@ std::string AppendCase::name() const {
   if (rotary_dim) add(interleaved ? "pairs" : "halves", rotary_dim);
   if (own_tables) text += " own tables";
   if (with_q) add(fixed_q ? "fixed q" : "q", heads);
+  if (narrow_q_out) text += " narrow q_out";
   if (varlen) text += " varlen";
   if (cache != DType::kFloat16) text += std::string(" ") + dlattn::to_string(cache);
   add("layout", static_cast<int>(layout)), add("cache", static_cast<int>(cache_layout));
@@ -110,7 +112,16 @@ void make_tensors(const AppendCase& c, All<T>* all) {
   };
   make(&all->k, c.heads_kv, c.head_dim), make(&all->v, c.heads_kv, c.head_dim_v);
   make(&all->q, c.heads, c.head_dim);
-  simt::allocate(&all->q_out, c.layout, entries, rows, c.heads, c.head_dim);
+  if (rows > 0 && c.cache == DType::kFloat16) {
+    // A signalling NaN, whose bits a copy keeps and arithmetic does not.
+    const std::uint32_t bits = simt::DTypeOf<T>::value == DType::kFloat16    ? 0x7d01
+                               : simt::DTypeOf<T>::value == DType::kBFloat16 ? 0x7f81
+                                                                             : 0x7f800001;
+    T& last = all->v.at(entries - 1, rows - 1, c.heads_kv - 1, c.head_dim_v - 1);
+    std::memcpy(static_cast<void*>(&last), &bits, sizeof last);
+  }
+  simt::allocate(&all->q_out, c.narrow_q_out ? Layout::kAlign2 : c.layout, entries, rows, c.heads,
+                 c.head_dim);
   const int cached = is_paged(c) ? c.page_size : c.capacity;
   const auto make_cache = [&](auto* x, int dim) {
     simt::allocate(x, c.cache_layout, num_entries(c), cached, c.heads_kv, dim);
@@ -358,6 +369,7 @@ std::vector<AppendCase> cases() {
     c.head_dim = 17, c.head_dim_v = 256, c.rotary_dim = 2, c.with_q = true;
   });
   add([](AppendCase& c) { c.head_dim = 300, c.head_dim_v = 1, c.rotary_dim = 256; });
+  add([](AppendCase& c) { c.with_q = c.narrow_q_out = true, c.rotary_dim = 64; });
   add([](AppendCase& c) { c.heads = 33, c.heads_kv = 11, c.rotary_dim = 64, c.with_q = true; });
   for (const DType cache : {DType::kInt8, DType::kFloat8E4M3}) {
     for (const int rotary_dim : {0, 32, 64}) {
@@ -371,11 +383,12 @@ std::vector<AppendCase> cases() {
       });
     }
   }
-  // More sequences than a step of the search looks at, some of them empty; slices of a batch.
+  // More sequences than a step of the search looks at, some of them empty, the last one not; slices
+  // of a batch.
   add([](AppendCase& c) {
     c.varlen = true, c.lengths.clear(), c.seqused.clear();
     for (int b = 0; b < 1100; ++b)
-      c.lengths.push_back(b % 37 == 5 ? 2 : 0), c.seqused.push_back(b % 9);
+      c.lengths.push_back(b % 37 == 5 || b == 1099 ? 2 : 0), c.seqused.push_back(b % 9);
     c.heads_kv = 1, c.head_dim = c.head_dim_v = 8;
   });
   add([](AppendCase& c) {

@@ -22,12 +22,13 @@ struct Cache {
   std::vector<int> entries = {};  // cache_batch_idx, of one entry more than there are sequences
   std::vector<int> leftpad = {};
   bool lengths = true;  // whether kernels are told `used`, which else is all that there is room for
+  bool stray = false;  // whether the table has pages that there are not, for the first and the last
 
   bool any() const { return !used.empty(); }
   std::string name() const {
     if (!any()) return {};
     std::string text = " cache";
-    if (page_size) text += " pages of " + std::to_string(page_size);
+    if (page_size) text += (stray ? " stray pages of " : " pages of ") + std::to_string(page_size);
     if (!entries.empty()) text += " entries";
     if (!leftpad.empty()) text += " leftpad";
     return text;
@@ -42,6 +43,7 @@ struct DecodeCase {
   // How the keys are split, with thread blocks.
   int num_splits = 0;
   int split_size = 0;
+  bool narrow_out = false;  // rows of out are off 4 bytes
 };
 
 int within(int x, int most) {
@@ -63,12 +65,12 @@ KV element(float x, float scale) {
   }
 }
 
-// A copy of a case's keys in a cache, with NaNs everywhere else. Where its elements are of 8 bits,
-// the case's keys become what they stand for.
+// A copy of a case's keys in a cache, with NaNs everywhere else, before leftpad_k too. Where its
+// elements are of 8 bits, the case's keys become what they stand for.
 template <typename T, typename KV>
 struct Pool {
   simt::Tensor<KV> k, v;
-  std::vector<std::int32_t> pages, used, entries, leftpad;
+  std::vector<std::int32_t> pages, told_pages, used, entries, leftpad;
   std::vector<float> k_scale, v_scale;
   int max_pages = 0;
 
@@ -80,7 +82,7 @@ struct Pool {
     int count = c.batch_size + (entries.empty() ? 0 : 1);
     if (cache.page_size) {
       max_pages = (c.seqlen_k + rows - 1) / rows;
-      count = 1;
+      count = cache.stray ? 0 : 1;
       // Backwards, so that neighbours are none. Behind a sequence's last page stands anything.
       pages.assign(c.batch_size * max_pages, -1);
       for (int b = 0; b < c.batch_size; ++b) {
@@ -91,11 +93,17 @@ struct Pool {
       for (std::int32_t& page : pages) {
         if (page > 0 && page < count) page = count - page;
       }
+      told_pages = pages;
+      for (std::int32_t& page : told_pages) {
+        if (cache.stray && page == 0) page = std::numeric_limits<std::int32_t>::min();
+        if (cache.stray && page == count - 1) page = count;
+      }
     }
     simt::allocate(&k, c.layout, count, rows, c.num_heads_kv, c.head_dim);
     simt::allocate(&v, c.layout, count, rows, c.num_heads_kv, c.dim_v());
     for (int b = 0; b < c.batch_size; ++b) {
-      for (int j = 0; j < within(used[b], c.seqlen_k); ++j) {
+      const int length = within(used[b], c.seqlen_k);
+      for (int j = leftpad.empty() ? 0 : within(leftpad[b], length); j < length; ++j) {
         const int entry = cache.page_size   ? pages[b * max_pages + j / rows]
                           : entries.empty() ? b
                                             : within(entries[b], c.batch_size);
@@ -141,7 +149,7 @@ struct Pool {
     if (!entries.empty()) p->cache_batch_idx = entries.data(), p->cache_batch_size = k.size(0);
     if (!leftpad.empty()) p->leftpad_k = leftpad.data();
     if (!cache.page_size) return;
-    p->page_table.data = pages.data(), p->page_table.batch_stride = max_pages;
+    p->page_table.data = told_pages.data(), p->page_table.batch_stride = max_pages;
     p->page_size = cache.page_size, p->num_pages = k.size(0);
   }
 };
@@ -211,6 +219,8 @@ void run(simt::Tests& tests, const DecodeCase& d, int variant, int blocks, const
   if (name.find(filter) == std::string::npos) return;
   if (std::is_same_v<T, __half> && std::abs(c.rise) > 1000.0) return;  // beyond float16
   simt::Tensors<T> t = simt::make_tensors<T>(c);
+  if (d.narrow_out)
+    simt::allocate(&t.out, Layout::kAlign2, c.batch_size, c.seqlen_q, c.num_heads, c.dim_v());
   dlattn::AttentionParams params = simt::make_params(c, t, kDType, kDType);
   std::optional<Pool<T, KV>> pool;
   if (d.cache.any()) {
@@ -294,6 +304,13 @@ std::vector<DecodeCase> cases() {
       // Caches: lengths of 0, of one key, at the edges of pages and tiles, beyond what there is.
       {{1, 200, 128, kCausal, 4, 1, Layout::kBshd, 0, 5}, {{0, 1, 64, 200, 300}}, {0, 1, 3, 7}},
       {{2, 150, 64, kCausal, 4, 2, Layout::kBhsd, 0, 3}, {{17, 150, -3}, 16}, {0, 2, 5}},
+      // Pages and entries that there are not, and padding: the nearest that there is.
+      {{2, 90, 64, kCausal, 2, 1, Layout::kBshd, 0, 2}, {{90, 33}, 16, {}, {}, true, true}},
+      {{1, 90, 64, kFull, 2, 1, Layout::kBshd, 0, 2}, {{90, 40}, 1, {}, {}, true, true}, {0, 3}},
+      {{1, 100, 64, kFull, 2, 1, Layout::kBshd, 0, 2}, {{100, 60}, 0, {-5, 7}, {INT32_MIN, 3}}},
+      {{2, 100, 64, kCausal, 2, 1, Layout::kBshd, 0, 3},
+       {{INT32_MAX, INT32_MIN, 40}, 16, {}, {7, 0, INT32_MAX}},
+       {0, 3}},
       {{1, 90, 128, kFull, 2, 1, Layout::kPacked, 0, 3}, {{90, 5, 33}, 1}, {0, 4}},
       {{3, 130, 128, kCausal, 2, 2, Layout::kBshd, 0, 2}, {{130, 40}, 48}, {0, 3}},
       {{1, 100, 64, kFull, 2, 1, Layout::kBshd, 0, 3}, {{100, 7, 60}, 0, {2, 0, 7}}, {0, 3}},
@@ -320,6 +337,13 @@ std::vector<DecodeCase> cases() {
   for (const Case& c : simt::shape_cases()) add(c);
   for (const Case& c : simt::packed_cases(64)) add(c);
   for (const Case& c : simt::feature_cases(128)) add(c);
+  cases.push_back({{3, 300, 64, kCausal, 4, 2}});
+  cases.back().narrow_out = true;
+  // Pages of K and V that are not alike, and more slices than a ring of stages has room for.
+  cases.push_back({simt::with({2, 1100, 40, kCausal, 2, 1, Layout::kBshd, 0, 2},
+                              [](Case& c) { c.head_dim_v = 64; }),
+                   {{1100, 700}, 16},
+                   {0, 3}});
   add(simt::with({3, 90, 64, kCausal, 4, 2}, [](Case& c) { c.softcap = 5.0; }));
   add(simt::with({3, 90, 128, kCausal, 4, 2}, [](Case& c) { c.alibi = true, c.sinks = true; }));
   add(simt::with({8, 70, 64, kCausal, 2, 1}, [](Case& c) { c.mask = true; }));

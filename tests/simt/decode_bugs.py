@@ -1,0 +1,339 @@
+"""Bugs of decode: each breaks one rule of where keys lie, which are seen, or how parts add up.
+
+They name their place by a file and the text there, which says once what is replaced. Two changes
+are not among them, because they change nothing: a limit of leftpad_k by the length (what begins
+behind its end is empty), and `<=` in part_of() (of a row block that begins with the thread block's
+first unit the other place is free).
+"""
+
+from __future__ import annotations
+
+from seed_bugs import SeedBug
+
+DECODE = ("decode",)
+
+
+def _decode(kind: str, file: str, part: str, replace: str) -> SeedBug:
+    return SeedBug(kind, DECODE, "", replace, part=part, file=f"forward/decode/{file}")
+
+
+def _read_or_write(kind: str, file: str, part: str, replace: str) -> SeedBug:
+    """Of what is no number: an access beyond memory or off its alignment, an overflow."""
+    return SeedBug(kind, DECODE, "", replace, part=part, file=f"forward/decode/{file}", asan=True)
+
+
+PAGE = "min(max(rows.pages[at], 0), static_cast<int>(params.num_pages) - 1)"
+ENTRY = "min(max(p.cache_batch_idx[sequence], 0), last)"
+LOOKED_UP = "lane < kSlice && i < count && n >= begin && n < end"
+COPIED_V = "rows.v, v_offset, row, seen &&"
+
+DECODE_BUGS = (
+    # Pages and entries.
+    _decode("pages as they stand in the table", "producer.cuh", PAGE, "rows.pages[at]"),
+    _decode("pages below the first", "producer.cuh", "max(rows.pages[at], 0)", "rows.pages[at]"),
+    _decode(
+        "the page behind the last one",
+        "producer.cuh",
+        "static_cast<int>(params.num_pages) - 1",
+        "static_cast<int>(params.num_pages)",
+    ),
+    _read_or_write(
+        "pages of keys that nobody sees looked up",
+        "producer.cuh",
+        LOOKED_UP,
+        "lane < kSlice && i < count && n >= begin",
+    ),
+    _decode(
+        "pages of another sequence", "producer.cuh", "sequence * p.page_table.batch_stride", "0"
+    ),
+    _decode("row of a page by the whole key", "producer.cuh", "shape.page_size.remainder(n)", "n"),
+    _decode(
+        "page by the row in it",
+        "producer.cuh",
+        "shape.page_size.quotient(static_cast<unsigned>(n))",
+        "shape.page_size.remainder(static_cast<unsigned>(n))",
+    ),
+    _decode(
+        "V's pages as far apart as K's",
+        "producer.cuh",
+        "offset(params.v, i, page)",
+        "offset(params.k, i, page)",
+    ),
+    _decode(
+        "pages of the slice before",
+        "producer.cuh",
+        "static_cast<unsigned>(key(i) + lane)",
+        "static_cast<unsigned>(key(i - 1) + lane)",
+    ),
+    _decode(
+        "rows of a slice all as its first one",
+        "producer.cuh",
+        "__shfl_sync(tile::kFullMask, k_of_lane, row)",
+        "__shfl_sync(tile::kFullMask, k_of_lane, 0)",
+    ),
+    _decode(
+        "entries as they stand in the list", "producer.cuh", ENTRY, "p.cache_batch_idx[sequence]"
+    ),
+    _decode(
+        "entries below the first",
+        "producer.cuh",
+        "max(p.cache_batch_idx[sequence], 0)",
+        "p.cache_batch_idx[sequence]",
+    ),
+    _decode(
+        "V of the sequence's own entry",
+        "producer.cuh",
+        "v += entry * p.v.batch_stride",
+        "v += sequence * p.v.batch_stride",
+    ),
+    # What is copied.
+    _decode("V behind the keys copied", "producer.cuh", COPIED_V, "rows.v, v_offset, row, "),
+    _read_or_write(
+        "K behind the keys copied",
+        "producer.cuh",
+        "rows.k, k_offset, row, seen &&",
+        "rows.k, k_offset, row, ",
+    ),
+    _decode(
+        "keys before the first copied",
+        "producer.cuh",
+        "const bool seen = n >= begin && n < end;",
+        "const bool seen = n < end;",
+    ),
+    _decode(
+        "a key less copied",
+        "producer.cuh",
+        "const bool seen = n >= begin && n < end;",
+        "const bool seen = n >= begin && n < end - 1;",
+    ),
+    _decode(
+        "columns of V as many as of K",
+        "producer.cuh",
+        "chunk * 8 < params.head_dim_v",
+        "chunk * 8 < params.head_dim",
+    ),
+    _decode(
+        "groups all at the first one's keys",
+        "producer.cuh",
+        "segment.tile * kBlockN + group() * kSlice",
+        "segment.tile * kBlockN",
+    ),
+    _decode(
+        "slices behind the segment copied",
+        "producer.cuh",
+        "if (i < count) {\n      const int n0",
+        "if (true) {\n      const int n0",
+    ),
+    # Pages are asked for before they are used.
+    _decode(
+        "first page behind the stages not asked for",
+        "consumer.cuh",
+        "next_page = pages[kStages];",
+        "next_page = pages[0];",
+    ),
+    _decode(
+        "next page a slice early",
+        "consumer.cuh",
+        "producer.page(i + kStages + 1)",
+        "producer.page(i + kStages)",
+    ),
+    _decode(
+        "next page a slice late, with queries in shared memory",
+        "consumer.cuh",
+        "next_page = producer.page(i + kStages);",
+        "next_page = producer.page(i + kStages + 1);",
+    ),
+    # Which keys are seen.
+    _read_or_write(
+        "lengths beyond the room",
+        "sequence.cuh",
+        "min(max(p.seqused_k[sequence], 0), seqlen_k)",
+        "max(p.seqused_k[sequence], 0)",
+    ),
+    _read_or_write(
+        "lengths below zero",
+        "sequence.cuh",
+        "max(p.seqused_k[sequence], 0)",
+        "p.seqused_k[sequence]",
+    ),
+    _decode(
+        "padding below zero",
+        "sequence.cuh",
+        "max(p.leftpad_k[sequence], 0)",
+        "p.leftpad_k[sequence]",
+    ),
+    _decode(
+        "padding left out of a row's keys",
+        "sequence.cuh",
+        "max(range.begin, first_key - origin)",
+        "range.begin",
+    ),
+    _decode(
+        "padding left out of the rows' keys",
+        "sequence.cuh",
+        "PackedMask::any_row(first, last);\n    return {max(range.begin, first_key), range.end};",
+        "PackedMask::any_row(first, last);\n    return range;",
+    ),
+    _decode(
+        "padding left out of whole tiles",
+        "sequence.cuh",
+        "PackedMask::every_row(first, last);\n    return {max(range.begin, first_key), range.end};",
+        "PackedMask::every_row(first, last);\n    return range;",
+    ),
+    _decode(
+        "positions by the room",
+        "sequence.cuh",
+        "position_shift(p.causal, seqlen_q, seqlen_k)",
+        "position_shift(p.causal, seqlen_q, static_cast<int>(p.seqlen_k))",
+    ),
+    _read_or_write(
+        "mask behind the keys read",
+        "consumer.cuh",
+        "(key >= mask.seqlen_k || !visible",
+        "(!visible",
+    ),
+    _decode(
+        "edge of a tile not masked",
+        "consumer.cuh",
+        "mask.every_row(first_row, last_row)",
+        "mask.any_row(first_row, last_row)",
+    ),
+    # How the work is dealt.
+    _decode(
+        "two parts of a block in one place", "units.cuh", "(start < block * per_block ? 0 : 1)", "0"
+    ),
+    _decode(
+        "units shared out rounded down",
+        "units.cuh",
+        "(total + num_blocks - 1) / num_blocks",
+        "total / num_blocks",
+    ),
+    _decode("a row block's later part as its first", "units.cuh", "unit_ - tile);", "unit_);"),
+    _decode("parts taken for the whole", "units.cuh", "count == tiles", "true"),
+    _decode("the whole taken for a part", "units.cuh", "count == tiles", "shape_.whole"),
+    _decode(
+        "units of the next block", "units.cuh", "min(tiles - tile, end_ - unit_)", "tiles - tile"
+    ),
+    _decode(
+        "tiles from key 0 on",
+        "units.cuh",
+        "blocks_.first_tile + static_cast<int>(tile)",
+        "static_cast<int>(tile)",
+    ),
+    _decode("starts where sequences end", "units.cuh", "before + sum - own;", "before + sum;"),
+    _decode(
+        "starts of 32 sequences again",
+        "units.cuh",
+        "before += __shfl_sync(tile::kFullMask, sum, 31);",
+        ";",
+    ),
+    _decode(
+        "end of the last sequence not written",
+        "units.cuh",
+        "if (lane_ == 0) shape_.starts[sequences()] = before;",
+        "",
+    ),
+    _decode(
+        "sequence that ends where the unit begins",
+        "units.cuh",
+        "before_ + sum > unit_",
+        "before_ + sum >= unit_",
+    ),
+    _decode(
+        "units of the sequence just done not counted",
+        "units.cuh",
+        "base = sequence_ + 1, before_ += units(blocks_);",
+        "base = sequence_ + 1;",
+    ),
+    _decode(
+        "sequence just done searched again",
+        "units.cuh",
+        "base = sequence_ + 1,",
+        "base = sequence_,",
+    ),
+    _decode(
+        "units of 32 sequences not counted",
+        "units.cuh",
+        "before_ += all, base += 32;",
+        "base += 32;",
+    ),
+    # How parts of several blocks add up.
+    _decode("sums not scaled down to a later part", "combine.cuh", "acc[e] * factor", "acc[e]"),
+    _decode(
+        "parts of one weight",
+        "combine.cuh",
+        "const float weight = row.probability(stats.row_max, 1.0f);",
+        "const float weight = stats.row_max == -INFINITY ? 0.0f : 1.0f;",
+    ),
+    _decode(
+        "statistics not weighed",
+        "combine.cuh",
+        "fmaf(weight, stats.row_sum, row.row_sum)",
+        "stats.row_sum + row.row_sum",
+    ),
+    _decode("rows of one block again", "combine.cuh", "if (first == last) return;", ""),
+    _decode(
+        "last part left out",
+        "combine.cuh",
+        "last = (start + tiles - 1) / per;",
+        "last = (start + tiles - 1) / per - 1;",
+    ),
+    _decode(
+        "a part too many",
+        "combine.cuh",
+        "last = (start + tiles - 1) / per;",
+        "last = (start + tiles) / per;",
+    ),
+    _decode(
+        "last part several times",
+        "combine.cuh",
+        "if (block + i * kGroups <= last) sum.add",
+        "sum.add",
+    ),
+    _decode("parts of the first row", "combine.cuh", "+ row_of_head % kBlockM", "+ 0"),
+    _decode(
+        "parts of the first row block",
+        "combine.cuh",
+        "* blocks.of_head + row_of_head / kBlockM",
+        "* blocks.of_head",
+    ),
+    _decode(
+        "rows of no sequence written",
+        "combine.cuh",
+        "if (row.query >= Lengths(params, row.sequence).seqlen_q) return;",
+        "",
+    ),
+    _decode(
+        "groups' sums not added up",
+        "combine.cuh",
+        "for (int g = 0; g < kGroups; ++g) {\n    float x[4];",
+        "for (int g = 0; g < 1; ++g) {\n    float x[4];",
+    ),
+    # How parts of a block's groups add up, and results.
+    _decode(
+        "groups of one weight",
+        "consumer.cuh",
+        "weights[g] = whole.probability(parts_of_row[g].row_max, 1.0f);",
+        "weights[g] = 1.0f;",
+    ),
+    _decode(
+        "row max of the first group",
+        "consumer.cuh",
+        "fmaxf(whole.row_max, parts_of_row[g].row_max)",
+        "parts_of_row[0].row_max",
+    ),
+    _decode(
+        "parts without their statistics",
+        "consumer.cuh",
+        "static_cast<PartStats*>(shape.stats)[at] = all;",
+        ";",
+    ),
+    _read_or_write("pairs stored wider than aligned", "parts.cuh", "store_bytes >= 4 &&", ""),
+    _decode("sinks left out", "parts.cuh", "stats.row_sum, sink)", "stats.row_sum, nullptr)"),
+    _decode(
+        "columns behind the last one",
+        "parts.cuh",
+        "store_bytes >= 4 && column + 2 <= columns",
+        "store_bytes >= 4",
+    ),
+)
