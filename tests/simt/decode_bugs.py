@@ -22,15 +22,15 @@ def _read_or_write(kind: str, file: str, part: str, replace: str) -> SeedBug:
     return SeedBug(kind, DECODE, "", replace, part=part, file=f"forward/decode/{file}", asan=True)
 
 
-PAGE = "min(max(rows.pages[at], 0), static_cast<int>(params.num_pages) - 1)"
+PAGE = "min(max(pages[at], 0), static_cast<int>(params.num_pages) - 1)"
 ENTRY = "min(max(p.cache_batch_idx[sequence], 0), last)"
 LOOKED_UP = "lane < kSlice && i < count && n >= begin && n < end"
 COPIED_V = "rows.v, v_offset, row, seen &&"
 
 DECODE_BUGS = (
     # Pages and entries.
-    _decode("pages as they stand in the table", "producer.cuh", PAGE, "rows.pages[at]"),
-    _decode("pages below the first", "producer.cuh", "max(rows.pages[at], 0)", "rows.pages[at]"),
+    _decode("pages as they stand in the table", "producer.cuh", PAGE, "pages[at]"),
+    _decode("pages below the first", "producer.cuh", "max(pages[at], 0)", "pages[at]"),
     _decode(
         "the page behind the last one",
         "producer.cuh",
@@ -44,7 +44,10 @@ DECODE_BUGS = (
         "lane < kSlice && i < count && n >= begin",
     ),
     _decode(
-        "pages of another sequence", "producer.cuh", "sequence * p.page_table.batch_stride", "0"
+        "pages of another sequence",
+        "producer.cuh",
+        "sequence * params.page_table.batch_stride",
+        "0",
     ),
     _decode("row of a page by the whole key", "producer.cuh", "shape.page_size.remainder(n)", "n"),
     _decode(
@@ -109,8 +112,8 @@ DECODE_BUGS = (
     _decode(
         "columns of V as many as of K",
         "producer.cuh",
-        "chunk * 8 < params.head_dim_v",
-        "chunk * 8 < params.head_dim",
+        "chunk * kOfChunk < params.head_dim_v",
+        "chunk * kOfChunk < params.head_dim",
     ),
     _decode(
         "groups all at the first one's keys",
@@ -208,17 +211,58 @@ DECODE_BUGS = (
         "(total + num_blocks - 1) / num_blocks",
         "total / num_blocks",
     ),
-    _decode("a row block's later part as its first", "units.cuh", "unit_ - tile);", "unit_);"),
-    _decode("parts taken for the whole", "units.cuh", "count == tiles", "true"),
-    _decode("the whole taken for a part", "units.cuh", "count == tiles", "shape_.whole"),
+    _decode("a row block's later part as its first", "units.cuh", "(begins ? 1 : 0)", "1"),
+    _decode("parts taken for the whole", "units.cuh", "segment->count == blocks_.tiles", "true"),
     _decode(
-        "units of the next block", "units.cuh", "min(tiles - tile, end_ - unit_)", "tiles - tile"
+        "the whole taken for a part",
+        "units.cuh",
+        "segment->count == blocks_.tiles",
+        "shape_.whole",
+    ),
+    _decode(
+        "units of the next block", "units.cuh", "min(units - unit, end_ - unit_)", "units - unit"
     ),
     _decode(
         "tiles from key 0 on",
         "units.cuh",
-        "blocks_.first_tile + static_cast<int>(tile)",
-        "static_cast<int>(tile)",
+        "begin = blocks_.first_tile + static_cast<int>(unit)",
+        "begin = static_cast<int>(unit)",
+    ),
+    _decode(
+        "a block that only begins a row block has it",
+        "units.cuh",
+        "begins = begin <= blocks_.first_tile",
+        "begins = begin < blocks_.first_tile",
+    ),
+    _decode(
+        "units for beginning left out of the search",
+        "combine.cuh",
+        "begin + kUnitsToBegin<kBlockN>;",
+        "begin;",
+    ),
+    _decode(
+        "parts end behind the row block",
+        "units.cuh",
+        "min(end, blocks_.end()) - segment->tile",
+        "end - segment->tile",
+    ),
+    _decode(
+        "parts of a size from the first tile on",
+        "units.cuh",
+        "first_tile - first_tile % shape.split_tiles : first_tile",
+        "first_tile : first_tile",
+    ),
+    _decode(
+        "the last part of a row block left out",
+        "units.cuh",
+        "(end() - origin(shape) + each - 1) / each",
+        "(end() - origin(shape)) / each",
+    ),
+    _decode(
+        "what was decided not written",
+        "units.cuh",
+        "static_cast<unsigned>(dealing_.part_tiles);",
+        "0;",
     ),
     _decode("starts where sequences end", "units.cuh", "before + sum - own;", "before + sum;"),
     _decode(
@@ -230,7 +274,7 @@ DECODE_BUGS = (
     _decode(
         "end of the last sequence not written",
         "units.cuh",
-        "if (lane_ == 0) shape_.starts[sequences()] = before;",
+        "shape_.starts[sequences()] = before;",
         "",
     ),
     _decode(
@@ -242,20 +286,20 @@ DECODE_BUGS = (
     _decode(
         "units of the sequence just done not counted",
         "units.cuh",
-        "base = sequence_ + 1, before_ += units(blocks_);",
-        "base = sequence_ + 1;",
+        "if (last >= 0) before_ += units(blocks_);",
+        "",
     ),
     _decode(
         "sequence just done searched again",
         "units.cuh",
-        "base = sequence_ + 1,",
-        "base = sequence_,",
+        "int base = last + 1;",
+        "int base = max(last, 0);",
     ),
     _decode(
         "units of 32 sequences not counted",
         "units.cuh",
-        "before_ += all, base += 32;",
-        "base += 32;",
+        "if (sequence_ == last) before_ += all;",
+        "",
     ),
     # How parts of several blocks add up.
     _decode("sums not scaled down to a later part", "combine.cuh", "acc[e] * factor", "acc[e]"),
@@ -275,14 +319,14 @@ DECODE_BUGS = (
     _decode(
         "last part left out",
         "combine.cuh",
-        "last = (start + tiles - 1) / per;",
-        "last = (start + tiles - 1) / per - 1;",
+        "last = (begin + units - 1) / per;",
+        "last = (begin + units - 1) / per - 1;",
     ),
     _decode(
         "a part too many",
         "combine.cuh",
-        "last = (start + tiles - 1) / per;",
-        "last = (start + tiles) / per;",
+        "last = (begin + units - 1) / per;",
+        "last = (begin + units) / per;",
     ),
     _decode(
         "last part several times",
@@ -335,5 +379,41 @@ DECODE_BUGS = (
         "parts.cuh",
         "store_bytes >= 4 && column + 2 <= columns",
         "store_bytes >= 4",
+    ),
+    # Keys of 8 bits.
+    _decode("bytes in the wrong order", "byte_products.cuh", "two<0x4342>", "two<0x4243>"),
+    _decode("columns of V swapped", "byte_products.cuh", "two<0x4341>", "two<0x4143>"),
+    _decode("e4m3's columns of V swapped", "byte_products.cuh", "<0x3120>", "<0x2130>"),
+    _decode("int8 off by one", "byte_products.cuh", "k1152 = 0x64806480u", "k1152 = 0x64816481u"),
+    _decode(
+        "keys 8 further on taken for those before",
+        "byte_products.cuh",
+        "rP[0][n / 16], even[0], even[1]",
+        "rP[0][n / 16], even[1], even[0]",
+    ),
+    _decode(
+        "Q in the order of 16-bit keys",
+        "byte_queries.cuh",
+        "= {words[0], words[2]};",
+        "= {words[0], words[1]};",
+    ),
+    _decode(
+        "Q's power of two not taken back",
+        "byte_queries.cuh",
+        "return power_of_two(exponent - 14);",
+        "return 1.0f;",
+    ),
+    _decode(
+        "k's factor left out",
+        "consumer.cuh",
+        "scales[row_group * 16 + 8 * h + lane_idx / 4] * of_keys;",
+        "scales[row_group * 16 + 8 * h + lane_idx / 4];",
+    ),
+    _decode("v's factor left out", "parts.cuh", "result.scale *= of_values;", ";"),
+    _decode(
+        "columns in the order of 16-bit keys",
+        "consumer.cuh",
+        "kOfPair = kBytes ? 4 : 2",
+        "kOfPair = 2",
     ),
 )
