@@ -237,7 +237,7 @@ DECODE_BUGS = (
     _decode(
         "units for beginning left out of the search",
         "combine.cuh",
-        "begin + kUnitsToBegin<kBlockN>;",
+        "begin + kBegin;",
         "begin;",
     ),
     _decode(
@@ -261,7 +261,7 @@ DECODE_BUGS = (
     _decode(
         "what was decided not written",
         "units.cuh",
-        "static_cast<unsigned>(dealing_.part_tiles);",
+        "static_cast<unsigned>(part_tiles_);",
         "0;",
     ),
     _decode("starts where sequences end", "units.cuh", "before + sum - own;", "before + sum;"),
@@ -319,14 +319,14 @@ DECODE_BUGS = (
     _decode(
         "last part left out",
         "combine.cuh",
-        "last = (begin + units - 1) / per;",
-        "last = (begin + units - 1) / per - 1;",
+        "last = (begin + dealt.of_block - 1) / per;",
+        "last = (begin + dealt.of_block - 1) / per - 1;",
     ),
     _decode(
         "a part too many",
         "combine.cuh",
-        "last = (begin + units - 1) / per;",
-        "last = (begin + units) / per;",
+        "last = (begin + dealt.of_block - 1) / per;",
+        "last = (begin + dealt.of_block) / per;",
     ),
     _decode(
         "last part several times",

@@ -60,15 +60,15 @@ __global__ void __launch_bounds__(kCombineThreads)
 
   RunningSum sum;
   if (blocks.tiles > 0) {
-    const bool split = is_split(shape);
-    const unsigned total = units_before(params, shape, blocks, params.batch_size);
-    // Of split keys each unit left a part.
-    const unsigned per = split ? 1 : per_block(total, shape.num_blocks);
+    constexpr int kBegin = tiles_to_begin(kBlockN);
+    const DealtUnits dealt(params, shape, blocks, row.sequence, kBegin);
+    const bool own_parts = by_parts(shape, dealt.part_tiles);
+    const unsigned per = own_parts ? 1 : per_block(dealt.total, shape.num_blocks);
     const auto row_block =
         static_cast<unsigned>(row.head / heads * blocks.of_head + row_of_head / kBlockM);
-    const unsigned units = static_cast<unsigned>(blocks.units_of_block(shape));
-    const unsigned start = units_before(params, shape, blocks, row.sequence) + row_block * units;
-    const unsigned first = start / per, last = (start + units - 1) / per;
+    const unsigned begin = dealt.before + row_block * dealt.of_block;
+    const unsigned start = own_parts ? begin : begin + kBegin;
+    const unsigned first = start / per, last = (begin + dealt.of_block - 1) / per;
     if (first == last) return;
     // Several at a time, so that their loads are on their way together.
 #pragma unroll 1
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kCombineThreads)
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const unsigned of = min(block + i * kGroups, last);
-        const unsigned part = split ? of : part_of(of, per, start);
+        const unsigned part = own_parts ? of : part_of(of, per, start);
         const std::int64_t at = std::int64_t{part} * kBlockM + row_of_head % kBlockM;
         stats[i] = static_cast<const PartStats*>(shape.stats)[at];
         tile::load(x[i], shape.outs + at * kHeadDim + column);

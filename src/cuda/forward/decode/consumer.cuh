@@ -71,7 +71,7 @@ struct Consumer {
                             mask.any_row(m0, min(m0 + kBlockM, num_rows) - 1));
     if constexpr (kShape.queries_in_smem && !kBytes) copy_queries();
     int stage = 0, next_page = 0;
-    if constexpr (kScarce) {
+    if constexpr (kScarce && (kBytes || kPaged)) {
 #pragma unroll 1
       for (int i = 0; i < kStages; ++i)
         producer.start(i, i * Producer::kStageBytes, producer.page(i));

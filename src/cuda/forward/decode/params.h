@@ -1,7 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
+#include "core/positions.h"
+#include "cuda/forward/decode/dealing.h"
 #include "cuda/forward/decode/traits.h"
 #include "cuda/tile/launch_shape.h"
 
@@ -16,6 +19,7 @@ struct DecodeShape : LaunchShape {
   // one.
   int split_tiles;   // not 0: a unit ends at each multiple of so many tiles from key 0
   int num_splits;    // not 0: a unit is one of so many parts of the row block
+  int part_tiles;    // uniform: what dealing.h decides
   bool is_bfloat16;  // q and out, with 8-bit keys
   // All sequences have as many queries and keys, and the host knows how many.
   bool uniform;
@@ -34,6 +38,22 @@ inline std::int64_t num_parts(const AttentionParams& p, const Plan& plan) {
   return p.batch_size * p.num_heads_kv * row_blocks * plan.num_splits;
 }
 
+// What dealing.h decides of sequences that are all as long as the problem says.
+inline int part_tiles_of(const AttentionParams& p, const Plan& plan) {
+  const std::int64_t rows = p.seqlen_q * (p.num_heads / p.num_heads_kv);
+  const PositionMask<std::int64_t> mask(
+      window_of<std::int64_t>(p), position_shift(p.causal, p.seqlen_q, p.seqlen_k), p.seqlen_k);
+  const Range<std::int64_t> tiles = tiles_of<std::int64_t>(
+      mask.any_row(0, std::max<std::int64_t>(p.seqlen_q - 1, 0)), plan.block_n);
+  const std::int64_t row_blocks =
+      (rows + plan.block_m - 1) / plan.block_m * p.num_heads_kv * p.batch_size;
+  const auto each = static_cast<unsigned>(std::max<std::int64_t>(tiles.end - tiles.begin, 0));
+  const auto blocks = static_cast<unsigned>(row_blocks);
+  return part_tiles(static_cast<unsigned>(plan.grid),
+                    static_cast<unsigned>(tiles_to_begin(plan.block_n)), each > 0 ? blocks : 0,
+                    blocks * each, each);
+}
+
 // Whether scores are modified between q.k and the softmax.
 inline bool is_general(const AttentionParams& p) {
   return p.softcap != 0.0 || p.mask.data || p.alibi_slopes.data;
@@ -48,6 +68,7 @@ inline DecodeShape make_decode_shape(const AttentionParams& p, const Plan& plan)
   shape.num_splits = plan.fixed_splits && !shape.whole ? plan.num_splits : 0;
   shape.is_bfloat16 = p.q.dtype == DType::kBFloat16;
   shape.uniform = !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_k && !p.leftpad_k;
+  shape.part_tiles = shape.uniform && !shape.whole ? part_tiles_of(p, plan) : 0;
   shape.page_size = Divider(p.page_table.data ? static_cast<std::uint32_t>(p.page_size) : 1);
   if (shape.whole) return shape;
   const WorkspaceMap map =

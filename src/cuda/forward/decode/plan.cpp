@@ -90,9 +90,9 @@ class Dealt {
                           products / (kBusy * cost::tensor_rate(device) * sms)});
   }
 
-  // Units as kernels count them, at most.
+  // Units as kernels count them, at most: tiles, and what it takes to begin (units.cuh).
   double most_units() const {
-    return static_cast<double>(row_blocks_) * static_cast<double>(tiles_);
+    return static_cast<double>(row_blocks_) * static_cast<double>(tiles_ + tiles_to_begin(config_.block_n));
   }
 
   // Keys are dealt evenly, to as many blocks as the device holds.

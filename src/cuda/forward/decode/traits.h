@@ -91,7 +91,7 @@ constexpr int combine_smem_bytes() {
 // What blocks leave in the workspace: where sequences begin among the units, and parts of row
 // blocks.
 struct WorkspaceMap {
-  std::int64_t starts;  // [batch_size + 1] std::uint32_t
+  std::int64_t starts;  // [batch_size + 2] std::uint32_t, the last one part_tiles
   std::int64_t stats;   // [parts][block_m] PartStats
   std::int64_t outs;    // [parts][block_m][head_dim_tile] float
   std::int64_t total;
@@ -102,7 +102,7 @@ constexpr WorkspaceMap workspace_map(std::int64_t batch_size, std::int64_t parts
   const auto aligned = [](std::int64_t bytes) { return (bytes + 255) / 256 * 256; };
   WorkspaceMap map{};
   map.starts = 0;
-  map.stats = aligned((batch_size + 1) * 4);
+  map.stats = aligned((batch_size + 2) * 4);
   map.outs = map.stats + aligned(parts * block_m * 8);
   map.total = map.outs + parts * block_m * head_dim_tile * 4;
   return map;

@@ -3,17 +3,26 @@
 #include "cuda/forward/decode/sequence.cuh"
 #include "cuda/tile/warp.cuh"
 
-// How the work is dealt. A row block is kBlockM rows of a KV head of a sequence; its units are the
-// tiles of keys that a row of the sequence sees. Units are numbered sequence by sequence, head by
-// head, row block by row block, tile by tile, and each thread block takes as many of them, one
-// behind the other: so blocks end together whatever the lengths are. Where they have whole row
-// blocks (DecodeShape::whole), a row block is one unit. Where the keys are split as the caller asks
-// (split_tiles, num_splits), a unit is the tiles of a part, and each leaves a part of its own.
+// How the work is dealt. A row block is kBlockM rows of a KV head of a sequence, with the tiles of
+// keys that a row of the sequence sees. It is made of units, which are numbered sequence by
+// sequence, head by head, row block by row block, and each thread block takes as many of them, one
+// behind the other. A unit is
+//   a row block         where thread blocks have whole ones (DecodeShape::whole);
+//   a part of one       where the keys are split as the caller asks (split_tiles, num_splits), or
+//                       where lengths are so much alike that parts of one size, a thread block
+//                       each, end soonest (dealing.h): each unit leaves a part of its own;
+//   a tile              else: thread blocks end together whatever the lengths are. Before its tiles
+//                       a row block has units for what it takes to begin one.
 namespace dlattn::decode {
 
 // Whether units are parts that the caller asks for.
 __device__ __forceinline__ bool is_split(const DecodeShape& shape) {
   return shape.split_tiles > 0 || shape.num_splits > 0;
+}
+
+// Whether every unit leaves a part of its own.
+__device__ __forceinline__ bool by_parts(const DecodeShape& shape, int part_tiles) {
+  return is_split(shape) || part_tiles > 0;
 }
 
 // The row blocks of a sequence.
@@ -36,27 +45,27 @@ struct RowBlocks {
     return blocks;
   }
   __device__ __forceinline__ int end() const { return first_tile + tiles; }
-  // The tiles of a unit, at most.
-  __device__ __forceinline__ int unit_tiles(const DecodeShape& shape) const {
+  __device__ __forceinline__ unsigned count(const AttentionParams& p) const {
+    return static_cast<unsigned>(p.num_heads_kv) * static_cast<unsigned>(of_head);
+  }
+  // The tiles of a unit, at most, where units are parts. `dealt`: DecodeShape::part_tiles.
+  __device__ __forceinline__ int unit_tiles(const DecodeShape& shape, int dealt) const {
     if (shape.whole) return max(tiles, 1);
     if (shape.num_splits > 0) return max((tiles + shape.num_splits - 1) / shape.num_splits, 1);
-    return max(shape.split_tiles, 1);
+    return shape.split_tiles > 0 ? shape.split_tiles : max(dealt, 1);
   }
   // The tile where the first unit would begin, were all its keys seen.
   __device__ __forceinline__ int origin(const DecodeShape& shape) const {
     return shape.split_tiles > 0 ? first_tile - first_tile % shape.split_tiles : first_tile;
   }
-  // Of each row block; none if it sees nothing, unless it is whole.
-  __device__ __forceinline__ int units_of_block(const DecodeShape& shape) const {
+  // Of each row block; none if it sees nothing, unless it is whole. `begin`: units for beginning.
+  __device__ __forceinline__ int units_of_block(const DecodeShape& shape, int dealt,
+                                                int begin) const {
     if (shape.whole) return 1;
-    if (!is_split(shape) || tiles == 0) return tiles;
-    const int each = unit_tiles(shape);
+    if (tiles == 0) return 0;
+    if (!is_split(shape) && dealt == 0) return begin + tiles;
+    const int each = unit_tiles(shape, dealt);
     return (end() - origin(shape) + each - 1) / each;
-  }
-  __device__ __forceinline__ unsigned units(const AttentionParams& p,
-                                            const DecodeShape& shape) const {
-    return static_cast<unsigned>(p.num_heads_kv) * static_cast<unsigned>(of_head) *
-           static_cast<unsigned>(units_of_block(shape));
   }
 };
 
@@ -70,8 +79,8 @@ struct Segment {
   __device__ __forceinline__ bool is_complete() const { return part < 0; }
 };
 
-// Where part `block` of a row block goes whose first unit is `start`: a thread block has at most
-// one that began before its own units, and one that goes on behind them.
+// Where part `block` of a row block goes whose first tile is unit `start`: a thread block has at
+// most one that began before its own units, and one that goes on behind them.
 __device__ __forceinline__ unsigned part_of(unsigned block, unsigned per_block, unsigned start) {
   return 2 * block + (start < block * per_block ? 0 : 1);
 }
@@ -80,24 +89,43 @@ __device__ __forceinline__ unsigned per_block(unsigned total, unsigned num_block
   return (total + num_blocks - 1) / num_blocks;
 }
 
-// The units of all sequences before one, when the kernel that walks the keys is done.
-__device__ __forceinline__ unsigned units_before(const AttentionParams& p, const DecodeShape& shape,
-                                                 const RowBlocks& blocks, std::int64_t sequence) {
-  return shape.uniform ? static_cast<unsigned>(sequence) * blocks.units(p, shape)
-                       : shape.starts[sequence];
-}
+// How units were dealt, when the kernel that walks the keys is done.
+struct DealtUnits {
+  int part_tiles;
+  unsigned total;     // of all sequences
+  unsigned before;    // of those before one
+  unsigned of_block;  // of each of its row blocks
+
+  // `blocks`: those of the sequence.
+  __device__ __forceinline__ DealtUnits(const AttentionParams& p, const DecodeShape& shape,
+                                        const RowBlocks& blocks, int sequence, int begin) {
+    const auto sequences = static_cast<unsigned>(p.batch_size);
+    part_tiles = shape.uniform ? shape.part_tiles : static_cast<int>(shape.starts[sequences + 1]);
+    of_block = static_cast<unsigned>(blocks.units_of_block(shape, part_tiles, begin));
+    if (shape.uniform) {
+      const unsigned each = blocks.count(p) * of_block;
+      total = sequences * each, before = static_cast<unsigned>(sequence) * each;
+    } else {
+      total = shape.starts[sequences], before = shape.starts[sequence];
+    }
+  }
+};
 
 // The walk through a thread block's units. All lanes of all warps do the same.
 template <int kBlockM, int kBlockN>
 class Units {
  public:
+  static constexpr int kBegin = tiles_to_begin(kBlockN);  // units of a row block before its tiles
+
   __device__ __forceinline__ Units(const AttentionParams& p, const DecodeShape& shape)
       : p_(p), shape_(shape), lane_(threadIdx.x % 32) {
     unsigned total = 0;
     if (shape.uniform) {
       blocks_ = of(0);
+      part_tiles_ = shape.part_tiles;
       total = static_cast<unsigned>(p.batch_size) * units(blocks_);
     } else {
+      decide();
       for (int base = 0; base < sequences(); base += 32) total += scan(base, false);
     }
     const unsigned per = per_block(total, shape.num_blocks);
@@ -105,7 +133,7 @@ class Units {
     end_ = min(unit_ + per, total);
   }
 
-  // Writes where every sequence begins, and where the last one ends.
+  // Writes where every sequence begins, where the last one ends, and what was decided.
   __device__ __forceinline__ void write_starts() const {
     if (threadIdx.x >= 32) return;
     unsigned before = 0;
@@ -114,42 +142,62 @@ class Units {
       if (base + lane_ < sequences()) shape_.starts[base + lane_] = before + sum - own;
       before += __shfl_sync(tile::kFullMask, sum, 31);
     }
-    if (lane_ == 0) shape_.starts[sequences()] = before;
+    if (lane_ > 0) return;
+    shape_.starts[sequences()] = before;
+    shape_.starts[sequences() + 1] = static_cast<unsigned>(part_tiles_);
   }
 
   // The next segment, or none.
   __device__ __forceinline__ Segment next() {
     Segment segment{};
-    segment.sequence = -1;
-    if (unit_ >= end_) return segment;
-    find();
-    const unsigned within = unit_ - before_;
-    const auto units = static_cast<unsigned>(blocks_.units_of_block(shape_));
-    const unsigned row_block = within / units, unit = within - row_block * units;
-    const unsigned head = row_block / static_cast<unsigned>(blocks_.of_head);
-    segment.sequence = sequence_;
-    segment.head_kv = static_cast<int>(head);
-    segment.row_block = static_cast<int>(row_block) - segment.head_kv * blocks_.of_head;
-    const unsigned count = is_split(shape_) ? 1 : min(units - unit, end_ - unit_);
-    const int each = blocks_.unit_tiles(shape_);
-    const int begin = blocks_.origin(shape_) + static_cast<int>(unit) * each;
-    const int end = begin + static_cast<int>(count) * each;
-    segment.tile = max(begin, blocks_.first_tile);
-    segment.count = min(end, blocks_.end()) - segment.tile;
-    // As part_of() tells: what a block does not begin, began before its own.
-    const unsigned part = is_split(shape_) ? unit_ : 2 * blockIdx.x + (unit > 0 ? 0 : 1);
-    segment.part = count == units ? -1 : static_cast<int>(part);
-    unit_ += count;
+    do {
+      segment.sequence = -1;
+      if (unit_ >= end_) return segment;
+      take(&segment);
+      // What a row block takes to begin may be all that this thread block has of it.
+    } while (segment.count <= 0 && !shape_.whole);
     return segment;
   }
 
  private:
+  // The segment that begins with unit_.
+  __device__ __forceinline__ void take(Segment* segment) {
+    find();
+    const unsigned within = unit_ - before_;
+    const auto units = static_cast<unsigned>(blocks_.units_of_block(shape_, part_tiles_, kBegin));
+    const unsigned row_block = within / units, unit = within - row_block * units;
+    const unsigned head = row_block / static_cast<unsigned>(blocks_.of_head);
+    segment->sequence = sequence_;
+    segment->head_kv = static_cast<int>(head);
+    segment->row_block = static_cast<int>(row_block) - segment->head_kv * blocks_.of_head;
+    unsigned count = 1;
+    int begin, end;
+    if (shape_.whole || by_parts(shape_, part_tiles_)) {
+      const int each = blocks_.unit_tiles(shape_, part_tiles_);
+      begin = blocks_.origin(shape_) + static_cast<int>(unit) * each;
+      end = begin + each;
+      segment->part = static_cast<int>(unit_);
+    } else {
+      count = min(units - unit, end_ - unit_);
+      begin = blocks_.first_tile + static_cast<int>(unit) - kBegin;
+      end = begin + static_cast<int>(count);
+      // As part_of() tells: what a block does not begin, began before its own.
+      const bool begins = begin <= blocks_.first_tile;
+      segment->part = static_cast<int>(2 * blockIdx.x + (begins ? 1 : 0));
+    }
+    segment->tile = max(begin, blocks_.first_tile);
+    segment->count = min(end, blocks_.end()) - segment->tile;
+    if (segment->count == blocks_.tiles) segment->part = -1;
+    unit_ += count;
+  }
+
   __device__ __forceinline__ int sequences() const { return static_cast<int>(p_.batch_size); }
   __device__ __forceinline__ RowBlocks of(int sequence) const {
     return RowBlocks::of<kBlockM, kBlockN>(p_, shape_, sequence);
   }
   __device__ __forceinline__ unsigned units(const RowBlocks& blocks) const {
-    return blocks.units(p_, shape_);
+    return blocks.count(p_) *
+           static_cast<unsigned>(blocks.units_of_block(shape_, part_tiles_, kBegin));
   }
   __device__ __forceinline__ unsigned units_or_none(int sequence) const {
     return sequence < sequences() ? units(of(sequence)) : 0;
@@ -163,8 +211,23 @@ class Units {
     return x;
   }
 
-  // The units of 32 sequences. `to_find`: moves to the one of them that has unit_, if one has, and
-  // says so by ending the walk.
+  // Decides by the lengths of all sequences.
+  __device__ __forceinline__ void decide() {
+    if (shape_.whole || is_split(shape_)) return;
+    unsigned row_blocks = 0, tiles = 0, most = 0;
+    for (int base = 0; base < sequences(); base += 32) {
+      RowBlocks blocks{};
+      if (base + lane_ < sequences()) blocks = of(base + lane_);
+      const unsigned own = blocks.tiles > 0 ? blocks.count(p_) : 0;
+      const auto each = static_cast<unsigned>(blocks.tiles);
+      row_blocks += __shfl_sync(tile::kFullMask, inclusive_sum(own), 31);
+      tiles += __shfl_sync(tile::kFullMask, inclusive_sum(own * each), 31);
+      most = max(most, __reduce_max_sync(tile::kFullMask, each));
+    }
+    part_tiles_ = part_tiles(shape_.num_blocks, kBegin, row_blocks, tiles, most);
+  }
+
+  // The units of 32 sequences. `to_find`: moves to the one of them that has unit_, if one has.
   __device__ __forceinline__ unsigned scan(int base, bool to_find) {
     const unsigned own = units_or_none(base + lane_), sum = inclusive_sum(own);
     if (to_find) {
@@ -199,6 +262,7 @@ class Units {
   const AttentionParams& p_;
   const DecodeShape& shape_;
   const int lane_;
+  int part_tiles_ = 0;
   unsigned unit_ = 0, end_ = 0;
   int sequence_ = -1;    // none yet
   unsigned before_ = 0;  // units of the sequences before

@@ -1,0 +1,38 @@
+#pragma once
+
+#include "core/inline.h"
+
+// How row blocks are divided among thread blocks, decided by the host where it knows all lengths,
+// else by every thread block alike.
+namespace dlattn::decode {
+
+// The tiles' time that it takes to begin a row block, some 256 keys'.
+constexpr int tiles_to_begin(int block_n) {
+  return 256 / block_n;
+}
+
+// The tiles of a part if row blocks are to be divided into parts of one size, a thread block each;
+// 0 if tiles are to be dealt one by one. For row blocks with `tiles` in all and at most `most`
+// each.
+//
+// Parts of one size, as many of each row block as there are thread blocks for, end after the
+// longest; tiles dealt one by one after as many as any thread block has, but then most thread
+// blocks have pieces of two row blocks, and begin twice.
+DLATTN_SHARED int part_tiles(unsigned num_blocks, unsigned begin, unsigned row_blocks,
+                             unsigned tiles, unsigned most) {
+  if (row_blocks == 0) return 0;
+  unsigned each = most, rounds = 1;
+  if (row_blocks <= num_blocks) {
+    const unsigned parts = num_blocks / row_blocks;
+    each = (most + parts - 1) / parts;
+  } else {
+    rounds = (row_blocks + num_blocks - 1) / num_blocks;
+  }
+  // rounds * (each + begin) <= (tiles + row_blocks * begin) / num_blocks + begin
+  const unsigned by_parts = rounds * (each + begin) - begin;
+  return by_parts <= ~0u / num_blocks && by_parts * num_blocks <= tiles + row_blocks * begin
+             ? static_cast<int>(each)
+             : 0;
+}
+
+}  // namespace dlattn::decode
