@@ -72,8 +72,11 @@ _VARIANTS = {
     "sm90_fp8": {"": _ALL, "scaled": range(1, 129)},
     "decode": {"rows16": _ALL, "rows32": range(1, 129)},
 }
-# Each tile shape of decode has these kernels.
-_DECODE = ("", "general", "paged", "paged_general", "combine")
+# Each tile shape of decode has these kernels, by the dtype of the keys, and those that add up parts
+# by that of out: after kernels for keys of as many bytes, and of one.
+_DECODE = ("", "general", "paged", "paged_general")
+_DECODE_SUMS = {"2": "combine", "1": "combine_of_bytes"}
+_DECODE_KEYS = {"a": "int8", "13__nv_fp8_e4m3": "float8_e4m3fn"}
 # Kernels of which there is another beside: those that pack heads, those for packed sequences.
 _TWINS = {
     ("wmma", "narrow"): "packed",
@@ -82,10 +85,16 @@ _TWINS = {
 }
 _KERNEL = re.compile(
     r"_ZN6dlattn\d+(sm90|sm90_fp8|wmma8|[a-z_]+?)(?:12row_per_warp|10token_rows)?"
-    r"(?:6|\d\d(split|general|persistent|int8|combine)_)"
+    r"(?:6|\d\d(split|general|persistent|int8)_)"
     r"kernelI(6__half|13__nv_bfloat16|f)?"
     r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:Lb([01])E)?"
     r"(?:LNS0_8ScoreModE([0-2])ELb([01])E)?(?:LNS_9PrecisionE(\d)E)?EEv\w+"
+)
+# Of decode: by the dtypes of what is multiplied and of the keys (S2_: the same), tile and shape.
+_DECODE_KERNEL = re.compile(
+    r"_ZN6dlattn6decode(?:6kernel|14combine_kernel)"
+    r"I(6__half|13__nv_bfloat16)(S2_|a|13__nv_fp8_e4m3)?Li(\d+)ELi([01])E"
+    r"(?:Lb([01])ELb([01])E|Li([12])E)EEv\w+"
 )
 # Of key_blocks, which quantises: by the dtype of its inputs, its precision, its columns, and
 # whether it is q's.
@@ -168,10 +177,11 @@ def variants(family: str, tile: int | None = None) -> list[str]:
     return [name for name, tiles in named.items() if tile is None or tile in tiles]
 
 
-def names(family: str, variant: str) -> list[str]:
+def names(family: str, variant: str, dtype: str = "") -> list[str]:
     """Those of the kernels of a tile shape, apart from family, dtype and tile."""
     if family == "decode":
-        return [f"{variant}_{kernel}".rstrip("_") for kernel in _DECODE]
+        sums = () if dtype in _DECODE_KEYS.values() else _DECODE_SUMS.values()
+        return [f"{variant}_{kernel}".rstrip("_") for kernel in (*_DECODE, *sums)]
     twin = _TWINS.get((family, variant))
     return [variant, f"{variant}_{twin}".lstrip("_")] if twin else [variant]
 
@@ -182,7 +192,7 @@ def expected_kernels() -> list[str]:
         kernel_name(*instance, name)
         for instance in instances()
         for variant in variants(instance[0], instance[2])
-        for name in names(instance[0], variant)
+        for name in names(instance[0], variant, instance[1])
     ]
     quantizes = [
         kernel_name("quantize", dtype, columns, variant)
@@ -200,6 +210,11 @@ def name_of(symbol: str) -> str | None:
         element, precision, columns, queries = match.groups()
         variant = _PRECISIONS[precision] + ("_queries" if queries == "1" else "")
         return kernel_name("quantize", _TYPES[element], columns, variant)
+    if match := _DECODE_KERNEL.fullmatch(symbol):
+        element, keys, tile, variant, paged, general, key_bytes = match.groups()
+        dtype = _DECODE_KEYS.get(keys or "", _TYPES[element])
+        kernel = _DECODE_SUMS[key_bytes] if key_bytes else _DECODE[2 * int(paged) + int(general)]
+        return kernel_name("decode", dtype, tile, variants("decode")[int(variant)], kernel)
     match = _KERNEL.fullmatch(symbol)
     return _parsed_name(match) if match else None
 
@@ -216,9 +231,6 @@ def _parsed_name(match: re.Match[str]) -> str:
         return kernel_name(family, dtype, tile, variants(family)[int(twin)])
     elif family == "sm90_fp8":
         name = variants(family)[int(scaled)]
-    elif family == "decode":
-        kernel = "combine" if name else _DECODE[2 * int(twin) + int(scaled)]
-        return kernel_name(family, _TYPES[element], tile, variants(family)[int(variant)], kernel)
     elif variant:
         name = variants(family)[int(variant)]
     name = names(family, name or "")[twin == "1"]
@@ -390,11 +402,13 @@ def dynamic_smem() -> dict[str, int]:
                 arguments += f", {tile_v}, dlattn::sm90::ScoreMod({mod})"
             elif variant and family not in ("wmma8", "sm90_fp8"):
                 arguments += f", {variants(family).index(variant)}"
+            if family == "decode":
+                arguments += ", 1" if dtype in _DECODE_KEYS.values() else ", 2"
             config = f"dlattn::{family}::tile_config({arguments})"
-            for name in names(family, variant):
+            for name in names(family, variant, dtype):
                 whole = kernel_name(family, dtype, tile, name)
                 bytes_ = f"{config}.smem_bytes"
-                if name.endswith("_combine"):
+                if "_combine" in name:
                     bytes_ = "dlattn::decode::combine_smem_bytes()"
                 lines.append(f'std::printf("{whole} %d\\n", {bytes_});')
             if whole.startswith(_INT8):

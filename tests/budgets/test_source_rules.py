@@ -38,7 +38,7 @@ HOST_ONLY = re.compile(
 SHARED_WITH_KERNELS = re.compile(
     r"^cuda/(?:(?:(?:forward|merge|quantize|append)/)?\w+/(?:\w+_)?(?:traits|params)"
     r"|(?:forward/sm90|forward/sm90_fp8|tile|forward/wmma)/boxes"
-    r"|forward/sm90/grid|forward/wmma/packing|quantize/key_blocks/shape"
+    r"|forward/sm90/grid|forward/wmma/packing|forward/decode/dealing|quantize/key_blocks/shape"
     r"|tile/(?:alignment|config|divider|launch_shape|span))\.h$"
 )
 BUILT_INS = re.compile(r"\b(?:threadIdx|blockIdx|__global__|__device__|__shared__)\b")

@@ -106,7 +106,7 @@ def test_one_declaration_reaches_signature_docstring_and_calls(write, monkeypatc
     arguments = (
         *write.ARGUMENTS,
         declare(
-            "num_splits", "int | None", default="None", doc="Parts of the keys.", values="Any."
+            "num_slices", "int | None", default="None", doc="Parts of the keys.", values="Any."
         ),
         declare("tree", "Any", default="None", functions=varlen, doc="Of drafts."),
         declare("k_scale", "Any", default="None", functions=kvcache, doc="Of the cache."),
@@ -120,23 +120,23 @@ def test_one_declaration_reaches_signature_docstring_and_calls(write, monkeypatc
 
     for name in FUNCTIONS:
         parameters = inspect.signature(made[name]).parameters
-        assert parameters["num_splits"].default is None
+        assert parameters["num_slices"].default is None
         assert ("tree" in parameters) == (name in varlen)
         assert ("k_scale" in parameters) == (name in kvcache)
-    assert "num_splits: Parts of the keys." in made["attention"].__doc__
-    assert "num_splits: Any." in made["attention"].__doc__
+    assert "num_slices: Parts of the keys." in made["attention"].__doc__
+    assert "num_slices: Any." in made["attention"].__doc__
     assert "tree: Of drafts." in made["attention_varlen"].__doc__
     assert "k_scale: Of the cache." in made["attention_with_kvcache"].__doc__
 
     q, k, v = qkv()
-    made["attention"](q, k, v, num_splits=3)
+    made["attention"](q, k, v, num_slices=3)
     assert native.call[0] == "attention" and native.call[1][-1] == 3
     for name in ("supported", "plan"):
-        made[name](q, k, v, num_splits=3)
+        made[name](q, k, v, num_slices=3)
         assert native.call[0] == name and native.call[1][-1] == 3
-        made[name](q, k, v, num_splits=3, tree=4)
+        made[name](q, k, v, num_slices=3, tree=4)
         assert native.call[0] == f"{name}_varlen" and native.call[1][-2:] == (3, 4)
-        made[name](q, k, v, num_splits=3, k_scale=4)
+        made[name](q, k, v, num_slices=3, k_scale=4)
         assert native.call[0] == f"{name}_with_kvcache" and native.call[1][-2:] == (3, 4)
         assert all(x is y for x, y in zip(native.call[1], (q, k, v), strict=False))
     made["attention_varlen"](q, k, v, 1, 2, 3, 4, tree=5)
