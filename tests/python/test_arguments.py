@@ -109,7 +109,7 @@ def test_one_declaration_reaches_signature_docstring_and_calls(write, monkeypatc
             "num_slices", "int | None", default="None", doc="Parts of the keys.", values="Any."
         ),
         declare("tree", "Any", default="None", functions=varlen, doc="Of drafts."),
-        declare("k_scale", "Any", default="None", functions=kvcache, doc="Of the cache."),
+        declare("depth", "Any", default="None", functions=kvcache, doc="Of the cache."),
     )
     native = Recorder()
     made: dict[str, Any] = {}
@@ -122,11 +122,11 @@ def test_one_declaration_reaches_signature_docstring_and_calls(write, monkeypatc
         parameters = inspect.signature(made[name]).parameters
         assert parameters["num_slices"].default is None
         assert ("tree" in parameters) == (name in varlen)
-        assert ("k_scale" in parameters) == (name in kvcache)
+        assert ("depth" in parameters) == (name in kvcache)
     assert "num_slices: Parts of the keys." in made["attention"].__doc__
     assert "num_slices: Any." in made["attention"].__doc__
     assert "tree: Of drafts." in made["attention_varlen"].__doc__
-    assert "k_scale: Of the cache." in made["attention_with_kvcache"].__doc__
+    assert "depth: Of the cache." in made["attention_with_kvcache"].__doc__
 
     q, k, v = qkv()
     made["attention"](q, k, v, num_slices=3)
@@ -136,13 +136,13 @@ def test_one_declaration_reaches_signature_docstring_and_calls(write, monkeypatc
         assert native.call[0] == name and native.call[1][-1] == 3
         made[name](q, k, v, num_slices=3, tree=4)
         assert native.call[0] == f"{name}_varlen" and native.call[1][-2:] == (3, 4)
-        made[name](q, k, v, num_slices=3, k_scale=4)
+        made[name](q, k, v, num_slices=3, depth=4)
         assert native.call[0] == f"{name}_with_kvcache" and native.call[1][-2:] == (3, 4)
         assert all(x is y for x, y in zip(native.call[1], (q, k, v), strict=False))
     made["attention_varlen"](q, k, v, 1, 2, 3, 4, tree=5)
     assert native.call[0] == "attention_varlen"
     assert native.call[1][3:7] == (1, 2, 3, 4) and native.call[1][-2:] == (None, 5)
-    made["attention_with_kvcache"](q, k, v, seqused_k=6, k_scale=7)
+    made["attention_with_kvcache"](q, k, v, seqused_k=6, depth=7)
     assert native.call[0] == "attention_with_kvcache"
     assert native.call[1][3] == 6 and native.call[1][-2:] == (None, 7)
 

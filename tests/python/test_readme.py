@@ -163,6 +163,13 @@ def test_kvcache_examples() -> None:
         own = (x[None, :length] for x in caches)
         check(scope["out"][None, rows], scope["q"][None, rows], *own, causal=True)
 
+    run("kvcache_8_bit")
+    for b, pages in enumerate(([4], [2])):
+        for x, new in (("k_cache", "k"), ("v_cache", "v")):
+            stored = scope[x][pages].reshape(-1, 2, 64)[:12] * np.float32(4 / 127)
+            assert np.abs(stored - np.clip(scope[new][b].astype(np.float32), -4.1, 4)).max() < 0.02
+    assert scope["out"].shape == (2, 1, 8, 64) and np.isfinite(scope["out"]).all()
+
     run("kvcache_append")
     for b, (pages, length) in enumerate((([4, 1, 6], 42), ([2], 6))):
         caches = (scope[x][pages].reshape(-1, 2, 64) for x in ("k_cache", "v_cache"))
