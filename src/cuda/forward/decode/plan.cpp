@@ -92,7 +92,8 @@ class Dealt {
 
   // Units as kernels count them, at most: tiles, and what it takes to begin (units.cuh).
   double most_units() const {
-    return static_cast<double>(row_blocks_) * static_cast<double>(tiles_ + tiles_to_begin(config_.block_n));
+    return static_cast<double>(row_blocks_) *
+           static_cast<double>(tiles_ + tiles_to_begin(config_.block_n));
   }
 
   // Keys are dealt evenly, to as many blocks as the device holds.
