@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import gc
-import importlib.util
 import json
 import re
 import sys
@@ -27,22 +26,9 @@ import torch
 from suite_adapters import SUITES, Suite
 from suite_adapters.cases import Cases, chosen, test_functions
 from suite_adapters.serving import Refused, refused, reset, served
-from suite_processes import ended
+from suite_processes import KEPT_BYTES, MESSAGE, ended, load
 
-# The processes of a run share a GPU: what torch's allocator keeps beyond this is given back.
-KEPT_BYTES = 1 << 30
-MESSAGE = 1500  # characters of a traceback, the last ones
 SHAPE = re.compile(r"\((\d+, ?)+\d*\)")  # in reasons, which are counted without them
-
-
-def load(path: Path) -> ModuleType:
-    """The test file as a module."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def cases_of(suite: Suite, module: ModuleType) -> tuple[list[Cases], dict[str, str]]:

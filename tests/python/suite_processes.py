@@ -8,16 +8,32 @@ is started again with the same arguments.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 CORES = len(os.sched_getaffinity(0))
 LOG = 1500  # characters of what a process printed before it died, the last ones
+# The processes of a run share a GPU: what torch's allocator keeps beyond this is given back.
+KEPT_BYTES = 1 << 30
+MESSAGE = 1500  # characters of a traceback, the last ones
+
+
+def load(path: Path) -> ModuleType:
+    """A test file as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def threads_of(jobs: int) -> dict[str, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import ast
 import faulthandler
-import importlib.util
 import json
 import re
 import sys
@@ -22,23 +21,15 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from suite_processes import ended
+from suite_processes import KEPT_BYTES, MESSAGE, ended, load
 
-# The processes of a run share a GPU: what torch's allocator keeps beyond this is given back.
-KEPT_BYTES = 1 << 30
 ROUND = 20  # tests of a function
-MESSAGE = 1500  # characters of a traceback, the last ones
 
 
-def load(path: Path) -> ModuleType:
+def load_beside(path: Path) -> ModuleType:
     """The test file as a module; files beside it can be imported, as where it comes from."""
     sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
+    return load(path)
 
 
 def tests_of(module: ModuleType) -> dict[str, type[unittest.TestCase]]:
@@ -176,7 +167,7 @@ def main() -> None:
 
         dlattn.activate()  # before the file asks torch anything
     path = args.path.resolve()
-    tests = tests_of(load(path))
+    tests = tests_of(load_beside(path))
     names = chosen(tests, functions_of(path), args.pattern, args.cases)
     if args.only:
         only = set(json.loads(args.only.read_text()))
