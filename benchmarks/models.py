@@ -1,6 +1,6 @@
 """Whole models with torch's attention and with dlattn's, random weights at real sizes.
 
-    python benchmarks/models.py --json benchmarks/results/h200-models.json --plot h200-models.png
+    python benchmarks/models.py --json models.json --plot models.png
 
 Prefill of a model of Llama 3's 8B shapes (transformers), one step of a transformer of Flux dev's at
 1024 x 1024 pixels (diffusers), and ViT-L with a batch of 32 (transformers). Contestants take turns;
