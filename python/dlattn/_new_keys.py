@@ -62,6 +62,8 @@ def append(
         rotary_sin=rotary_sin,
         rotary_interleaved=rotary_interleaved,
         q_fixed_position=rotary_cos is not None and not options["causal"] and no_window,
+        k_scale=options.get("k_scale"),
+        v_scale=options.get("v_scale"),
         layout=layout,
     )
     return q if rotated is None else rotated, lengths

@@ -82,6 +82,29 @@ def test_what_append_kv_wrote_is_attended_to(cache_dtype):
     assert max_error(out, np.repeat(v, 2, axis=2)) <= step
 
 
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
+def test_new_keys_of_the_call_are_rounded_by_the_same_factors(cache_dtype):
+    lengths, dtype = np.array([7, 0, 20], np.int32), "float16"
+    k, v = normal(3, 2, 2, 64, seed=1, dtype=dtype), normal(3, 2, 2, 64, seed=2, dtype=dtype)
+    scales = {
+        "k_scale": np.full((3, 2), 0.03, np.float32),
+        "v_scale": np.array([0.02, 0.05], np.float32),
+    }
+    q = normal(3, 2, 4, 64, seed=3, dtype=dtype)
+    empty = np.zeros((3, 24, 2, 64), NUMPY([0], cache_dtype).dtype)
+    apart, at_once = [empty.copy(), empty.copy()], [empty.copy(), empty.copy()]
+    dlattn.append_kv(k, v, *apart, seqused_k=lengths, **scales)
+    expected = dlattn.attention_with_kvcache(
+        q, *apart, seqused_k=lengths + 2, causal=True, **scales
+    )
+    out = dlattn.attention_with_kvcache(
+        q, *at_once, seqused_k=lengths, k=k, v=v, causal=True, **scales
+    )
+    for one, other in zip(apart, at_once, strict=True):
+        assert one.any() and np.array_equal(one.view(np.uint8), other.view(np.uint8))
+    assert out.any() and np.array_equal(out, expected)
+
+
 def test_rows_that_see_nothing_do_not_count_the_scale():
     problem = Problem(Cache((0, 0), dtype="float16", cache_dtype="int8", capacity=4))
     arrays = problem.arrays(NUMPY)
