@@ -405,9 +405,9 @@ DECODE_BUGS = (
     ),
     _decode(
         "k's factor left out",
-        "consumer.cuh",
-        "scales[row_group * 16 + 8 * h + lane_idx / 4] * of_keys;",
-        "scales[row_group * 16 + 8 * h + lane_idx / 4];",
+        "byte_queries.cuh",
+        "scales[row] = scale * of_keys;",
+        "scales[row] = scale;",
     ),
     _decode("v's factor left out", "parts.cuh", "result.scale *= of_values;", ";"),
     _decode(

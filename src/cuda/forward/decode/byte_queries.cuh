@@ -17,11 +17,11 @@ class ByteQueries {
  public:
   static constexpr int kChunks = kHeadDim / 8;  // of 16 bytes, of a row
 
-  // Stores the row of which kChunks consecutive lanes have a chunk each, and what an element of it
-  // counts then. All lanes of the warp call it.
+  // Stores the row of which kChunks consecutive lanes have a chunk each, and what its products
+  // count with keys of which an element counts `of_keys`. All lanes of the warp call it.
   template <typename T>
   __device__ __forceinline__ static void store(unsigned char* rows, float* scales, int row,
-                                               int chunk, const tile::Vec<T, 8>& x) {
+                                               int chunk, const tile::Vec<T, 8>& x, float of_keys) {
     std::uint32_t words[4];
     float scale = 1.0f;
     if constexpr (std::is_same_v<T, __half>) {
@@ -29,7 +29,7 @@ class ByteQueries {
     } else {
       scale = to_half(x, words);
     }
-    if (chunk == 0) scales[row] = scale;
+    if (chunk == 0) scales[row] = scale * of_keys;
     unsigned char* const low = rows + Rows::offset(row, chunk - chunk % 2) + chunk % 2 * 8;
     unsigned char* const high = rows + Rows::offset(row, chunk - chunk % 2 + 1) + chunk % 2 * 8;
     *reinterpret_cast<Words*>(low) = {words[0], words[2]};

@@ -24,7 +24,6 @@ struct WarpRows {
   wmma::SpeculativeSoftmax<1> softmax;
   float acc_o[1][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][1][4];  // unless Q is in shared memory
-  float of_scores[2];                     // with 8-bit keys: what a row's products count
 };
 
 // A warp's way through a segment.
@@ -86,7 +85,6 @@ struct Consumer {
     if constexpr (kBytes) {
       store_queries();
       __syncthreads();
-      load_scales(rows);
     } else if constexpr (kShape.queries_in_smem) {
       ptx::cp_async_wait<kStages - 1>();
       __syncthreads();
@@ -158,6 +156,10 @@ struct Consumer {
     constexpr int kStep = num_warps(kShape) * 32 / kChunks;
     static_assert(kBlockM % kStep == 0 && 32 % kChunks == 0);
     const int chunk = static_cast<int>(threadIdx.x) % kChunks;
+    const float of_keys = descales_of(params, std::int64_t{segment.sequence},
+                                      std::int64_t{segment.head_kv} * shape.packed_heads.divisor(),
+                                      std::int64_t{segment.head_kv})
+                              .scores;
     unsigned char* const smem = ptx::dynamic_smem();
     with_query_type<T, sizeof(KV)>(shape, [&](auto element) {
       using Q = decltype(element);
@@ -167,20 +169,14 @@ struct Consumer {
         if (m0 + row < num_rows && chunk * 8 < params.head_dim)
           x = *reinterpret_cast<const tile::Vec<Q, 8>*>(query_row<Q>(m0 + row) + chunk * 8);
         ByteQueries<kHeadDim>::store(smem + kMap.q, reinterpret_cast<float*>(smem + kMap.scales),
-                                     row, chunk, x);
+                                     row, chunk, x, of_keys);
       }
     });
   }
-  // What the products of this lane's rows count.
-  __device__ __forceinline__ void load_scales(Rows& rows) const {
-    const float of_keys = descales_of(params, std::int64_t{segment.sequence},
-                                      std::int64_t{segment.head_kv} * shape.packed_heads.divisor(),
-                                      std::int64_t{segment.head_kv})
-                              .scores;
+  // What the products of this lane's row h count.
+  __device__ __forceinline__ float scale_of_row(int h) const {
     const auto* const scales = reinterpret_cast<const float*>(ptx::dynamic_smem() + kMap.scales);
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-      rows.of_scores[h] = scales[row_group * 16 + 8 * h + lane_idx / 4] * of_keys;
+    return scales[row_group * 16 + 8 * h + lane_idx / 4];
   }
 
   __device__ __forceinline__ ptx::SmemAddress queries() const {
@@ -226,9 +222,11 @@ struct Consumer {
     if constexpr (kBytes) {
       multiply_qk_bytes<KV, kHeadDim, kSlice>(acc_s, sK, load_q);
 #pragma unroll
-      for (int j = 0; j < kSlice / 8; ++j) {
+      for (int h = 0; h < 2; ++h) {
+        const float scale = scale_of_row(h);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) acc_s[0][j][e] *= rows.of_scores[e / 2];
+        for (int j = 0; j < kSlice / 8; ++j)
+          acc_s[0][j][2 * h] *= scale, acc_s[0][j][2 * h + 1] *= scale;
       }
     } else {
       wmma::multiply_qk<T, kHeadDim, 0, kSlice>(acc_s, sK, load_q);

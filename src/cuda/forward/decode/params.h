@@ -29,26 +29,27 @@ struct DecodeShape : LaunchShape {
   float* outs;
 };
 
+// Of all KV heads and sequences, at most: those that are as long as the problem says.
+inline std::int64_t num_row_blocks(const AttentionParams& p, int block_m) {
+  const std::int64_t rows = p.seqlen_q * (p.num_heads / p.num_heads_kv);
+  return (rows + block_m - 1) / block_m * p.num_heads_kv * p.batch_size;
+}
+
 // The parts that blocks leave in the workspace, at most. Of tiles that are dealt evenly a block has
 // at most one that began before its own, and one that goes on behind them.
 inline std::int64_t num_parts(const AttentionParams& p, const Plan& plan) {
   if (plan.split_size == 0 && !plan.fixed_splits) return 2 * plan.grid;
-  const std::int64_t rows = p.seqlen_q * (p.num_heads / p.num_heads_kv);
-  const std::int64_t row_blocks = (rows + plan.block_m - 1) / plan.block_m;
-  return p.batch_size * p.num_heads_kv * row_blocks * plan.num_splits;
+  return num_row_blocks(p, plan.block_m) * plan.num_splits;
 }
 
 // What dealing.h decides of sequences that are all as long as the problem says.
 inline int part_tiles_of(const AttentionParams& p, const Plan& plan) {
-  const std::int64_t rows = p.seqlen_q * (p.num_heads / p.num_heads_kv);
   const PositionMask<std::int64_t> mask(
       window_of<std::int64_t>(p), position_shift(p.causal, p.seqlen_q, p.seqlen_k), p.seqlen_k);
   const Range<std::int64_t> tiles = tiles_of<std::int64_t>(
       mask.any_row(0, std::max<std::int64_t>(p.seqlen_q - 1, 0)), plan.block_n);
-  const std::int64_t row_blocks =
-      (rows + plan.block_m - 1) / plan.block_m * p.num_heads_kv * p.batch_size;
   const auto each = static_cast<unsigned>(std::max<std::int64_t>(tiles.end - tiles.begin, 0));
-  const auto blocks = static_cast<unsigned>(row_blocks);
+  const auto blocks = static_cast<unsigned>(num_row_blocks(p, plan.block_m));
   return part_tiles(static_cast<unsigned>(plan.grid),
                     static_cast<unsigned>(tiles_to_begin(plan.block_n)), each > 0 ? blocks : 0,
                     blocks * each, each);

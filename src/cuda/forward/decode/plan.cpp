@@ -56,6 +56,7 @@ struct Division {
 struct Choice {
   int variant;
   Division division;
+  std::int64_t num_splits;  // of a row block, at most
   std::int64_t grid;
   double ns;
 };
@@ -68,8 +69,8 @@ class Dealt {
         config_(tile_config(head_dim_tile, variant, key_bytes(p))),
         times_(times(p, head_dim_tile, variant)) {
     const std::int64_t group = p.num_heads / p.num_heads_kv;
-    const std::int64_t of_head = ceil_div(p.seqlen_q * group, config_.block_m);
-    row_blocks_ = of_head * p.num_heads_kv * p.batch_size;
+    row_blocks_ = num_row_blocks(p, config_.block_m);
+    heads_ = std::max<std::int64_t>(1, p.batch_size * p.num_heads_kv);
     // Every row block has the tiles that a row of its sequence sees.
     const cost::Walk walk = cost::walk(p, config_.block_m, static_cast<int>(group));
     keys_ = std::max(std::min(cost::mean_seqlen_k(p), walk.longest), 1.0);
@@ -102,7 +103,8 @@ class Dealt {
     const std::int64_t units = row_blocks_ * tiles_;
     const std::int64_t grid = std::clamp<std::int64_t>(ceil_div(units, kLeastTiles), 1, slots_);
     const double row_blocks = static_cast<double>(row_blocks_) / static_cast<double>(grid);
-    return {variant_, {false}, grid, ns(row_blocks, std::ceil(row_blocks)) + kCombine};
+    const std::int64_t splits = std::max<std::int64_t>(2, grid / heads_);
+    return {variant_, {false}, splits, grid, ns(row_blocks, std::ceil(row_blocks)) + kCombine};
   }
   // Whether one sequence may have many keys and the others few, for all that the host knows: then
   // a block with its whole row block goes on long after the others, and the model of either way,
@@ -111,11 +113,11 @@ class Dealt {
   bool may_be_uneven() const { return !lengths_known_ && keys_ * times_.per_key > 2.0 * kCombine; }
   // Parts of so many keys or of such a number, a block for each, in rounds.
   Choice split(const Division& division) const {
-    const std::int64_t parts = row_blocks_ * parts_of(division);
+    const std::int64_t splits = parts_of(division), parts = row_blocks_ * splits;
     const std::int64_t grid = std::clamp<std::int64_t>(parts, 1, slots_);
     const double rounds = static_cast<double>(ceil_div(parts, grid));
-    const double share = 1.0 / static_cast<double>(parts_of(division));
-    return {variant_, division, grid, ns(rounds * share, rounds) + kCombine};
+    const double share = 1.0 / static_cast<double>(splits);
+    return {variant_, division, splits, grid, ns(rounds * share, rounds) + kCombine};
   }
   // The most parts that a row block can have.
   std::int64_t parts_of(const Division& division) const {
@@ -128,7 +130,7 @@ class Dealt {
   Choice whole() const {
     const std::int64_t grid = std::min<std::int64_t>(row_blocks_, kMaxGrid);
     const auto rounds = static_cast<double>(ceil_div(std::max<std::int64_t>(grid, 1), slots_));
-    return {variant_, {}, grid, ns(rounds, rounds)};
+    return {variant_, {}, 1, grid, ns(rounds, rounds)};
   }
 
  private:
@@ -141,7 +143,7 @@ class Dealt {
   int variant_;
   TileConfig config_;
   Times times_;
-  std::int64_t row_blocks_, tiles_, slots_;
+  std::int64_t row_blocks_, heads_, tiles_, slots_;
   double keys_, least_ns_;
   bool lengths_known_;
 };
@@ -218,7 +220,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   if (!accepts(p, options, *plan, why)) return false;
   AttentionParams large;
   const AttentionParams& counted = cost::counted(p, options.batch_invariant, &large);
-  Choice best{-1, {}, 0, std::numeric_limits<double>::infinity()};
+  Choice best{-1, {}, 1, 0, std::numeric_limits<double>::infinity()};
   for (int variant = 0; variant < kNumVariants; ++variant) {
     if (!has_variant(tile, variant) || (requested >= 0 && variant != requested)) continue;
     if (tile_config(tile, variant, key_bytes(p)).smem_bytes > device.max_smem_per_block) continue;
@@ -241,14 +243,8 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   plan->predicted_ns = best.ns;
   plan->fixed_splits = options.num_splits > 0;
   plan->split_size = best.division.split_size;
+  plan->num_splits = static_cast<int>(best.num_splits);
   if (best.division.whole) return true;
-  if (plan->fixed_splits || plan->split_size > 0) {
-    const std::int64_t parts = Dealt(p, device, tile, best.variant).parts_of(best.division);
-    plan->num_splits = static_cast<int>(parts);
-  } else {
-    plan->num_splits = static_cast<int>(std::max<std::int64_t>(
-        2, best.grid / std::max<std::int64_t>(1, p.batch_size * p.num_heads_kv)));
-  }
   plan->workspace_bytes =
       workspace_map(p.batch_size, num_parts(p, *plan), config.block_m, tile).total;
   return p.batch_size * p.num_heads * p.seqlen_q <= kMaxGrid ||

@@ -60,7 +60,7 @@ struct SmemMap {
   int group;   // bytes of a group's stages, which at the end of a row block hold its part of out
   int stats;   // [block_m][key_groups] PartStats
   int q;       // [block_m] rows of Q, if they are in shared memory
-  int scales;  // [block_m] floats, what elements of these rows count, with 8-bit keys
+  int scales;  // [block_m] floats, what products of these rows count, with 8-bit keys
   int total;
 };
 
