@@ -150,8 +150,9 @@ BasicTensorView<T> view(const char* name, const DlattnTensor& tensor) {
   return made;
 }
 
-// Of a cache, which may have another dtype besides.
-MutableTensorView cache_view(const char* name, DlattnTensor tensor) {
+// Of keys and values, which in a cache may have another dtype besides.
+template <typename T>
+BasicTensorView<T> cache_view(const char* name, DlattnTensor tensor) {
   const std::int32_t dtype = tensor.dtype;
   if (dtype < 0 || dtype > DLATTN_INT8) {
     fail(name, ": dtype is ", dtype, "; accepted: 0 to ", DLATTN_FLOAT8_E4M3,
@@ -160,7 +161,7 @@ MutableTensorView cache_view(const char* name, DlattnTensor tensor) {
          DLATTN_INT8, " (DLATTN_INT8)");
   }
   tensor.dtype = 0;  // which view() takes
-  MutableTensorView made = view<void>(name, tensor);
+  BasicTensorView<T> made = view<T>(name, tensor);
   made.dtype = static_cast<DType>(dtype);
   return made;
 }
@@ -190,8 +191,8 @@ AttentionParams params_of(const DlattnAttention* given) {
   AttentionParams p;
   p.device = device_of(a.device_type, a.device_index);
   p.q = view<const void>("q", a.q);
-  p.k = view<const void>("k", a.k);
-  p.v = view<const void>("v", a.v);
+  p.k = cache_view<const void>("k", a.k);
+  p.v = cache_view<const void>("v", a.v);
   p.out = view<void>("out", a.out);
   p.lse = view<float>("lse", a.lse);
   p.batch_size = a.batch_size;
@@ -278,8 +279,8 @@ AppendParams params_of(const DlattnAppend* given) {
   AppendParams p;
   p.k = view<const void>("k", a.k);
   p.v = view<const void>("v", a.v);
-  p.k_cache = cache_view("k_cache", a.k_cache);
-  p.v_cache = cache_view("v_cache", a.v_cache);
+  p.k_cache = cache_view<void>("k_cache", a.k_cache);
+  p.v_cache = cache_view<void>("v_cache", a.v_cache);
   p.q = view<const void>("q", a.q);
   p.q_out = view<void>("q_out", a.q_out);
   p.device = device_of(a.device_type, a.device_index);

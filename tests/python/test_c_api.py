@@ -120,6 +120,25 @@ def results(q: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return out, np.full((q.shape[0], q.shape[2], q.shape[1]), np.nan, np.float32)
 
 
+def test_8_bit_cache() -> None:
+    q, k, v = arrays("float16")
+    k, v = (np.clip(np.rint(x * np.float16(30)), -128, 127).astype(np.int8) for x in (k, v))
+    scales = {name: np.array([[0.03, 0.02], [0.04, 0.05]], np.float32) for name in ("k", "v")}
+    lengths = np.array([33, 17], np.int32)
+    out, lse = results(q, v)
+    params = problem(q, k, v, out, lse)
+    params.k_descale, params.v_descale = (tensor(x, "batch", "head") for x in scales.values())
+    params.seqused_k = lengths.ctypes.data
+    assert LIBRARY.dlattn_attention(ctypes.byref(params), None, None) == 0, last_error()
+    expected = dlattn.attention_with_kvcache(
+        q, k, v, seqused_k=lengths, k_scale=scales["k"], v_scale=scales["v"], return_lse=True
+    )
+    assert np.array_equal(out, expected[0]) and np.array_equal(lse, expected[1])
+    params.k_descale = make("DlattnTensor")
+    assert LIBRARY.dlattn_attention(ctypes.byref(params), None, None) != 0
+    assert last_error().startswith("k_descale is null with a cache of int8; accepted: ")
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_attention(dtype: str) -> None:
     q, k, v = arrays(dtype)

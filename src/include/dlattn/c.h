@@ -123,7 +123,8 @@ typedef struct {
   int64_t window_left;
   int64_t window_right;
 
-  // What an element of float8 q, k or v counts; null: 1.
+  // What an 8-bit element of q, k or v counts. Null: 1 with q of DLATTN_FLOAT8_E4M3. k and v of a
+  // cache may be of DLATTN_INT8 or DLATTN_FLOAT8_E4M3 beside q of 16 bits, and have one then.
   DlattnTensor q_descale;       // float [batch_size, num_heads / heads_per_q_descale]
   DlattnTensor k_descale;       // float [batch_size, num_heads_kv]
   DlattnTensor v_descale;       // float [batch_size, num_heads_kv]
