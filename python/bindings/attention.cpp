@@ -40,7 +40,7 @@ Outcome compute(const AttentionCall& call, const Target& target, Problem& proble
     out.emplace(allocate(target, "out", problem.out.sizes, problem.out.ndim, params.out.dtype));
     set_out(out->tensor, &problem);
   } else {
-    set_out(take_in_out(call.out, target, &problem), &problem);
+    set_out(take_in_to_write(call.out, "out", target, &problem), &problem);
   }
   std::optional<Allocation> lse;
   if (problem.return_lse) {

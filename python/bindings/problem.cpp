@@ -463,22 +463,18 @@ const Tensor& take_in(nb::handle object, const char* name, const Target& target,
   return problem->tensors[problem->num_tensors++] = import_tensor(object, name, target);
 }
 
-const Tensor& take_in_out(nb::handle out, const Target& target, Problem* problem) {
-  if (target.type->deferred || tensor_type(out, "out").deferred)
-    unsupported("out: JAX arrays are immutable; accepted: None");
+const Tensor& take_in_to_write(nb::handle object, const char* name, const Target& target,
+                               Problem* problem) {
+  if (target.type->deferred || tensor_type(object, name).deferred)
+    unsupported(name, ": JAX arrays are immutable; accepted: None");
   Tensor& tensor = problem->tensors[problem->num_tensors++];
-  tensor = import_tensor(out, "out", target, true);
-  if (tensor.read_only) unsupported("out is read-only; accepted: a tensor that can be written");
+  tensor = import_tensor(object, name, target, true);
+  if (tensor.read_only) unsupported(name, " is read-only; accepted: a tensor that can be written");
   return tensor;
 }
 
 void read_workspace(nb::handle workspace, const Target& target, Problem* problem) {
-  if (target.type->deferred)
-    unsupported("workspace is given; accepted: None for JAX arrays, as they are immutable");
-  Tensor& memory = problem->tensors[problem->num_tensors++];
-  memory = import_tensor(workspace, "workspace", target, true);
-  if (memory.read_only)
-    unsupported("workspace is read-only; accepted: a tensor that can be written");
+  const Tensor& memory = take_in_to_write(workspace, "workspace", target, problem);
   std::int64_t expected = 1;
   for (int i = memory.ndim - 1; i >= 0; --i) {
     if (memory.shape[i] > 1 && memory.strides[i] != expected) {
