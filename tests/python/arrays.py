@@ -34,7 +34,7 @@ class NumPy(Framework):
 
     def array(self, values, dtype=None):
         if dtype in ("bfloat16", "float8_e4m3fn"):
-            dtype = getattr(pytest.importorskip("ml_dtypes"), dtype)
+            dtype = getattr(pytest.importorskip("ml_dtypes"), str(dtype))
         return np.array(values, dtype=dtype)
 
     def is_array(self, x):
