@@ -85,7 +85,8 @@ bool waits_for_grids_ahead(int device, const char* kernel_name) {
 
 // Enqueues `kernel` on the device of the guard; never synchronises. Every thread of every block of
 // it waits for the grids ahead before it accesses global memory, so that its end implies theirs,
-// and lets the next grid start only then, so that at most two overlap. `smem_bytes` is at most
+// and lets the next grid start only then, so that at most two overlap; with a few blocks behind a
+// grid that fills the device, three (ptx/grid_dependency.cuh). `smem_bytes` is at most
 // kMaxSmem, or, without one, the same in every launch of one kernel.
 template <auto kernel, int kMaxSmem = 0, typename... Args>
 void launch_kernel(const DeviceGuard& guard, std::int64_t num_blocks, int num_threads,

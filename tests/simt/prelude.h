@@ -81,6 +81,10 @@ T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
 }
 
 // Of all lanes of a warp.
+inline unsigned __reduce_add_sync(unsigned mask, unsigned x) {
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(mask, x, step);
+  return x;
+}
 inline unsigned __reduce_max_sync(unsigned mask, unsigned x) {
   for (int apart = 16; apart > 0; apart /= 2) {
     const unsigned other = __shfl_xor_sync(mask, x, apart);

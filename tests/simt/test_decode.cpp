@@ -183,7 +183,8 @@ void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan
   }
   if (shape.whole) return;
   simt::Launch rows{
-      dim3(static_cast<unsigned>(params.batch_size * params.num_heads * params.seqlen_q)),
+      dim3(static_cast<unsigned>(params.batch_size * params.num_heads * params.seqlen_q *
+                                 decode::combine_blocks(kTile))),
       dim3(decode::kCombineThreads), static_cast<std::size_t>(decode::combine_smem_bytes()),
       schedule};
   simt::start_early(&rows, tensors);

@@ -13,8 +13,18 @@ __device__ __forceinline__ void wait_for_grids_ahead() {
 }
 
 // The same section, .launch_dependents. Lets the next grid start once every block of this one has
-// called it or ended. It orders no memory: the next grid's wait does.
+// called it or ended. It orders no memory: the next grid's wait does. After the wait, so that only
+// two grids overlap.
 __device__ __forceinline__ void let_next_grid_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// The same before the wait, which must still come: else this grid might end before those ahead, and
+// with it the next one's wait. For a grid of few and small blocks behind one that fills the device:
+// the blocks of the third are then in place when the second ends.
+__device__ __forceinline__ void let_next_grid_start_before_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif

@@ -2,8 +2,9 @@
 
 // Adds up the parts of rows of out that several thread blocks have left in the workspace.
 //
-// A thread block per row of out. Its threads form groups, each of which has all columns, four a
-// thread, of every so many-th part; at the end the groups' sums are added up in shared memory. Rows
+// A thread block per row of out, or per 128 columns of it. Its threads form groups, each of which
+// has these columns, four a thread, of every so many-th part; at the end the groups' sums are added
+// up in shared memory. Rows
 // that one thread block had all keys of are done already, and rows that see no key get their result
 // here.
 
@@ -14,17 +15,31 @@
 
 namespace dlattn::decode {
 
-// Parts of a row, as they are added up one by one.
+// Parts of a row, as they are added up, some at a time.
 struct RunningSum {
   tile::OnlineSoftmax row;
   float acc[4] = {};
 
-  __device__ __forceinline__ void add(const PartStats& stats, const float (&x)[4]) {
-    const float factor = row.raise_max(stats.row_max, 1.0f);
-    const float weight = row.probability(stats.row_max, 1.0f);
-    row.row_sum = fmaf(weight, stats.row_sum, row.row_sum);
+  // The first `count` of them.
+  template <int kMost>
+  __device__ __forceinline__ void add(const PartStats (&stats)[kMost], const float (&x)[kMost][4],
+                                      int count) {
+    float most = -INFINITY;
 #pragma unroll
-    for (int e = 0; e < 4; ++e) acc[e] = fmaf(weight, x[e], acc[e] * factor);
+    for (int i = 0; i < kMost; ++i) {
+      if (i < count) most = fmaxf(most, stats[i].row_max);
+    }
+    const float factor = row.raise_max(most, 1.0f);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) acc[e] *= factor;
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      if (i >= count) continue;
+      const float weight = row.probability(stats[i].row_max, 1.0f);
+      row.row_sum = fmaf(weight, stats[i].row_sum, row.row_sum);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc[e] = fmaf(weight, x[i][e], acc[e]);
+    }
   }
 };
 
@@ -41,70 +56,104 @@ struct CombinedRow {
   }
 };
 
+// Where the parts of a row are.
+struct PartsOfRow {
+  bool is_done = false;         // none, and nothing is left to do
+  bool own = false;             // each unit's is at its own number
+  unsigned first = 0, end = 0;  // by thread block, or by unit if own
+  unsigned per = 1, start = 0;  // as part_of() counts
+  int row_of_block = 0;
+
+  template <int kBlockM, int kBlockN>
+  __device__ __forceinline__ static PartsOfRow of(const AttentionParams& params,
+                                                  const DecodeShape& shape,
+                                                  const CombinedRow& row) {
+    constexpr int kBegin = tiles_to_begin(kBlockN);
+    PartsOfRow parts;
+    DealtUnits dealt(params, shape, row.sequence);
+    const RowBlocks blocks = RowBlocks::of<kBlockM, kBlockN>(params, shape, row.sequence);
+    if (row.query >= Lengths(params, row.sequence).seqlen_q) {
+      parts.is_done = true;
+    } else if (blocks.tiles > 0) {
+      const int heads = static_cast<int>(shape.packed_heads.divisor());
+      const int head_kv = row.head / heads;
+      const int row_of_head = row.query * heads + row.head - head_kv * heads;
+      const int row_block = row_of_head / kBlockM;
+      dealt.set_blocks(params, shape, blocks, row.sequence, kBegin);
+      parts.own = by_parts(shape, dealt.part_tiles);
+      parts.per = parts.own ? 1 : per_block(dealt.total, shape.num_blocks);
+      const unsigned begin =
+          dealt.before +
+          static_cast<unsigned>(head_kv * blocks.of_head + row_block) * dealt.of_block;
+      parts.start = parts.own ? begin : begin + kBegin;
+      parts.first = parts.start / parts.per;
+      parts.end = (begin + dealt.of_block - 1) / parts.per + 1;
+      parts.is_done = parts.end - parts.first == 1;
+      parts.row_of_block = row_of_head % kBlockM;
+    }
+    return parts;
+  }
+  // Of a row of the workspace's parts.
+  template <int kBlockM>
+  __device__ __forceinline__ std::int64_t at(unsigned i) const {
+    const unsigned part = own ? i : part_of(i, per, start);
+    return std::int64_t{part} * kBlockM + row_of_block;
+  }
+};
+
 template <typename T, int kHeadDim, int kVariant, int kKeyBytes>
-__global__ void __launch_bounds__(kCombineThreads)
+__global__ void __launch_bounds__(kCombineThreads, kCombineBlocks)
     combine_kernel(const __grid_constant__ AttentionParams params,
                    const __grid_constant__ DecodeShape shape) {
   constexpr Shape kShape = shape_of(kHeadDim, kVariant, kKeyBytes);
   constexpr int kBlockM = block_m(kShape), kBlockN = block_n(kShape);
-  constexpr int kLanes = kHeadDim / 4, kGroups = kCombineThreads / kLanes, kAtOnce = 8;
-  ptx::wait_for_grids_ahead();
-  ptx::let_next_grid_start();
-  const CombinedRow row(params, blockIdx.x);
+  constexpr int kColumns = combine_columns(kHeadDim);
+  constexpr int kLanes = kColumns / 4, kGroups = kCombineThreads / kLanes, kAtOnce = 8;
+  constexpr unsigned kBlocks = combine_blocks(kHeadDim);
+  ptx::let_next_grid_start_before_wait();
+  const CombinedRow row(params, blockIdx.x / kBlocks);
   const int group = static_cast<int>(threadIdx.x) / kLanes;
-  const int column = static_cast<int>(threadIdx.x) % kLanes * 4;
-  const RowBlocks blocks = RowBlocks::of<kBlockM, kBlockN>(params, shape, row.sequence);
-  const int heads = static_cast<int>(shape.packed_heads.divisor());
-  const int row_of_head = row.query * heads + row.head % heads;
-  if (row.query >= Lengths(params, row.sequence).seqlen_q) return;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int column = static_cast<int>(blockIdx.x % kBlocks) * kColumns + lane * 4;
+  // Lengths may be what the grid ahead of both computes, and how they were dealt is the kernel's.
+  if (!shape.uniform) ptx::wait_for_grids_ahead();
+  const PartsOfRow parts = PartsOfRow::of<kBlockM, kBlockN>(params, shape, row);
+  if (shape.uniform) ptx::wait_for_grids_ahead();
+  if (parts.is_done) return;
 
   RunningSum sum;
-  if (blocks.tiles > 0) {
-    constexpr int kBegin = tiles_to_begin(kBlockN);
-    const DealtUnits dealt(params, shape, blocks, row.sequence, kBegin);
-    const bool own_parts = by_parts(shape, dealt.part_tiles);
-    const unsigned per = own_parts ? 1 : per_block(dealt.total, shape.num_blocks);
-    const auto row_block =
-        static_cast<unsigned>(row.head / heads * blocks.of_head + row_of_head / kBlockM);
-    const unsigned begin = dealt.before + row_block * dealt.of_block;
-    const unsigned start = own_parts ? begin : begin + kBegin;
-    const unsigned first = start / per, last = (begin + dealt.of_block - 1) / per;
-    if (first == last) return;
-    // Several at a time, so that their loads are on their way together.
+  // Several at a time, so that their loads are on their way together.
 #pragma unroll 1
-    for (unsigned block = first + group; block <= last; block += kAtOnce * kGroups) {
-      PartStats stats[kAtOnce];
-      float x[kAtOnce][4];
+  for (unsigned part = parts.first + group; part < parts.end; part += kAtOnce * kGroups) {
+    PartStats stats[kAtOnce];
+    float x[kAtOnce][4];
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const unsigned of = min(block + i * kGroups, last);
-        const unsigned part = own_parts ? of : part_of(of, per, start);
-        const std::int64_t at = std::int64_t{part} * kBlockM + row_of_head % kBlockM;
-        stats[i] = static_cast<const PartStats*>(shape.stats)[at];
-        tile::load(x[i], shape.outs + at * kHeadDim + column);
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (block + i * kGroups <= last) sum.add(stats[i], x[i]);
-      }
+    for (int i = 0; i < kAtOnce; ++i) {
+      const std::int64_t at = parts.at<kBlockM>(min(part + i * kGroups, parts.end - 1));
+      stats[i] = static_cast<const PartStats*>(shape.stats)[at];
+      tile::load(x[i], shape.outs + at * kHeadDim + column);
     }
+    sum.add(stats, x, static_cast<int>((parts.end - part + kGroups - 1) / kGroups));
   }
   // [kGroups][kLanes] of four sums, then [kGroups] of statistics.
   auto* const sums = reinterpret_cast<tile::Vec<float, 4>*>(ptx::dynamic_smem());
   auto* const stats = reinterpret_cast<PartStats*>(sums + kCombineThreads);
   tile::store(sums[threadIdx.x].x, sum.acc);
-  if (column == 0) stats[group] = {sum.row.row_max, sum.row.row_sum};
+  if (lane == 0) stats[group] = {sum.row.row_max, sum.row.row_sum};
   __syncthreads();
   if (group > 0) return;
-  RunningSum all;
+  PartStats of_groups[kGroups];
+  float x[kGroups][4];
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
-    float x[4];
-    tile::load(x, sums[g * kLanes + threadIdx.x].x);
-    all.add(stats[g], x);
+    of_groups[g] = stats[g];
+    tile::load(x[g], sums[g * kLanes + lane].x);
   }
+  RunningSum all;
+  all.add(of_groups, x, kGroups);
   const ResultRow<T> to(params, row.sequence, row.head, row.query);
-  const float of_values = value_scale<kKeyBytes>(params, row.sequence, row.head / heads);
+  const float of_values = value_scale<kKeyBytes>(
+      params, row.sequence, row.head / static_cast<int>(shape.packed_heads.divisor()));
   const tile::RowResult result = finalize({all.row.row_max, all.row.row_sum}, to.sink, of_values);
   if (to.lse && column == 0) *to.lse = result.lse;
 #pragma unroll

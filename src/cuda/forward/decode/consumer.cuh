@@ -11,9 +11,17 @@
 #include "cuda/forward/wmma/softmax.cuh"
 #include "cuda/forward/wmma/tiles.cuh"
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/tile/score.cuh"
 
 namespace dlattn::decode {
+
+// Before a block's first access to global memory; again it does nothing. Of what is known before,
+// as much as can be is worked out before.
+__device__ __forceinline__ void begin_access() {
+  ptx::wait_for_grids_ahead();
+  ptx::let_next_grid_start();
+}
 
 // 16 rows in one group's warp: its share of the output, of the group's keys alone. Apart from the
 // consumer, so that nvcc splits it into registers.
@@ -68,6 +76,7 @@ struct Consumer {
     Rows rows;
     const Producer producer(params, shape, segment,
                             mask.any_row(m0, min(m0 + kBlockM, num_rows) - 1));
+    begin_access();
     if constexpr (kShape.queries_in_smem && !kBytes) copy_queries();
     int stage = 0, next_page = 0;
     if constexpr (kScarce && (kBytes || kPaged)) {

@@ -28,8 +28,10 @@ DLATTN_SHARED int part_tiles(unsigned num_blocks, unsigned begin, unsigned row_b
   } else {
     rounds = (row_blocks + num_blocks - 1) / num_blocks;
   }
-  // rounds * (each + begin) <= (tiles + row_blocks * begin) / num_blocks + begin
-  const unsigned by_parts = rounds * (each + begin) - begin;
+  // rounds * (each + begin) <= (tiles + row_blocks * begin) / num_blocks + begin, or 1/16 more: to
+  // deal tiles takes each thread block its time too.
+  unsigned by_parts = rounds * (each + begin) - begin;
+  by_parts -= by_parts / 16;
   return by_parts <= ~0u / num_blocks && by_parts * num_blocks <= tiles + row_blocks * begin
              ? static_cast<int>(each)
              : 0;

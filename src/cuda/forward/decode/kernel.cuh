@@ -14,7 +14,6 @@
 // block's before its parts are added up, and before the next segment.
 
 #include "cuda/forward/decode/consumer.cuh"
-#include "cuda/ptx/grid_dependency.cuh"
 
 namespace dlattn::decode {
 
@@ -25,17 +24,13 @@ __global__ void __launch_bounds__(num_warps(shape_of(kHeadDim, kVariant, sizeof(
     kernel(const __grid_constant__ AttentionParams params,
            const __grid_constant__ DecodeShape shape) {
   constexpr Shape kShape = shape_of(kHeadDim, kVariant, sizeof(KV));
-  // Lengths may be what the grid ahead computes. Without any, and where registers allow, what is
-  // known before is worked out before.
+  // Lengths and entries may be what the grid ahead computes. Without any, and where registers
+  // allow, what is known before is worked out before.
   constexpr bool kAhead = kHeadDim <= 128;
-  if (!kAhead || !shape.uniform) ptx::wait_for_grids_ahead();
+  if (!kAhead || !shape.uniform || params.cache_batch_idx) begin_access();
   Units<block_m(kShape), block_n(kShape)> units(params, shape);
   Segment segment;
-  if constexpr (kAhead) {
-    segment = units.next();
-    if (shape.uniform) ptx::wait_for_grids_ahead();
-  }
-  ptx::let_next_grid_start();
+  if constexpr (kAhead) segment = units.next();
   for (;;) {
     if constexpr (!kAhead) segment = units.next();
     if (segment.is_none()) break;
@@ -44,6 +39,7 @@ __global__ void __launch_bounds__(num_warps(shape_of(kHeadDim, kVariant, sizeof(
     consumer.run();
     if constexpr (kAhead) segment = units.next();
   }
+  begin_access();  // of blocks that have nothing to do
   // By the block that has least to do.
   if (!shape.whole && !shape.uniform && blockIdx.x == gridDim.x - 1) units.write_starts();
 }

@@ -31,8 +31,8 @@ void launch_variant(const AttentionParams& params, const Plan& plan, void* strea
   if (shape.whole) return;
   const auto combine_as = [&](auto element) {
     cuda::launch_kernel<combine_kernel<decltype(element), kTile, kVariant, kKeyBytes>>(
-        device, params.batch_size * params.num_heads * params.seqlen_q, kCombineThreads,
-        combine_smem_bytes(), stream, params, shape);
+        device, params.batch_size * params.num_heads * params.seqlen_q * combine_blocks(kTile),
+        kCombineThreads, combine_smem_bytes(), stream, params, shape);
   };
   if (kKeyBytes == 1 && shape.is_bfloat16) return combine_as(__nv_bfloat16());
   combine_as(T());

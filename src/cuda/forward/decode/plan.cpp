@@ -247,8 +247,9 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   if (best.division.whole) return true;
   plan->workspace_bytes =
       workspace_map(p.batch_size, num_parts(p, *plan), config.block_m, tile).total;
-  return p.batch_size * p.num_heads * p.seqlen_q <= kMaxGrid ||
-         refuse(why, "batch_size x num_heads x seqlen_q is more than ", kMaxGrid);
+  const std::int64_t most_rows = kMaxGrid / combine_blocks(tile);
+  return p.batch_size * p.num_heads * p.seqlen_q <= most_rows ||
+         refuse(why, "batch_size x num_heads x seqlen_q is more than ", most_rows);
 }
 
 }  // namespace

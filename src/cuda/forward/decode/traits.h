@@ -81,9 +81,17 @@ constexpr TileConfig tile_config(int head_dim_tile, int variant, int key_bytes) 
           smem_map(head_dim_tile, shape).total};
 }
 
-// Threads of a block that adds up the parts of one row of out. Few, so that an SM of compute
-// capability 9.0 has registers for it beside two blocks of the kernel before: it is launched early.
+// A block that adds up the parts of some columns of a row of out. Threads and registers (64, by so
+// many blocks an SM) are few, so that most SMs of compute capability 9.0 have room for it beside
+// blocks of the kernel before: it is launched early.
 constexpr int kCombineThreads = 128;
+constexpr int kCombineBlocks = 8;
+constexpr int combine_columns(int head_dim_tile) {
+  return head_dim_tile < 128 ? head_dim_tile : 128;
+}
+constexpr int combine_blocks(int head_dim_tile) {  // of a row
+  return head_dim_tile / combine_columns(head_dim_tile);
+}
 constexpr int combine_smem_bytes() {
   return kCombineThreads * (4 * 4 + 8);  // of each thread four sums, of each group PartStats
 }

@@ -91,23 +91,27 @@ __device__ __forceinline__ unsigned per_block(unsigned total, unsigned num_block
 
 // How units were dealt, when the kernel that walks the keys is done.
 struct DealtUnits {
-  int part_tiles;
-  unsigned total;     // of all sequences
-  unsigned before;    // of those before one
-  unsigned of_block;  // of each of its row blocks
+  int part_tiles = 0;
+  unsigned total = 0;     // of all sequences
+  unsigned before = 0;    // of those before one
+  unsigned of_block = 0;  // of each of its row blocks
 
-  // `blocks`: those of the sequence.
+  // Reads what the kernel has written, which takes its time: to be called early.
   __device__ __forceinline__ DealtUnits(const AttentionParams& p, const DecodeShape& shape,
-                                        const RowBlocks& blocks, int sequence, int begin) {
-    const auto sequences = static_cast<unsigned>(p.batch_size);
-    part_tiles = shape.uniform ? shape.part_tiles : static_cast<int>(shape.starts[sequences + 1]);
+                                        int sequence)
+      : part_tiles(shape.part_tiles) {
+    if (shape.uniform) return;
+    part_tiles = static_cast<int>(shape.starts[p.batch_size + 1]);
+    total = shape.starts[p.batch_size], before = shape.starts[sequence];
+  }
+  // `blocks`: those of the sequence.
+  __device__ __forceinline__ void set_blocks(const AttentionParams& p, const DecodeShape& shape,
+                                             const RowBlocks& blocks, int sequence, int begin) {
     of_block = static_cast<unsigned>(blocks.units_of_block(shape, part_tiles, begin));
-    if (shape.uniform) {
-      const unsigned each = blocks.count(p) * of_block;
-      total = sequences * each, before = static_cast<unsigned>(sequence) * each;
-    } else {
-      total = shape.starts[sequences], before = shape.starts[sequence];
-    }
+    if (!shape.uniform) return;
+    const unsigned each = blocks.count(p) * of_block;
+    total = static_cast<unsigned>(p.batch_size) * each;
+    before = static_cast<unsigned>(sequence) * each;
   }
 };
 
@@ -116,6 +120,9 @@ template <int kBlockM, int kBlockN>
 class Units {
  public:
   static constexpr int kBegin = tiles_to_begin(kBlockN);  // units of a row block before its tiles
+  // Whether an only sequence is found without a search. Not where registers are scarce, as they are
+  // where tiles have so few keys.
+  static constexpr bool kFindsOnly = kBlockN > 32;
 
   __device__ __forceinline__ Units(const AttentionParams& p, const DecodeShape& shape)
       : p_(p), shape_(shape), lane_(threadIdx.x % 32) {
@@ -125,15 +132,15 @@ class Units {
       part_tiles_ = shape.part_tiles;
       total = static_cast<unsigned>(p.batch_size) * units(blocks_);
     } else {
-      decide();
-      for (int base = 0; base < sequences(); base += 32) total += scan(base, false);
+      total = count();
     }
     const unsigned per = per_block(total, shape.num_blocks);
     unit_ = min(blockIdx.x * per, total);
     end_ = min(unit_ + per, total);
   }
 
-  // Writes where every sequence begins, where the last one ends, and what was decided.
+  // Writes where every sequence begins, where the last one ends, and what was decided, for the
+  // combine kernel.
   __device__ __forceinline__ void write_starts() const {
     if (threadIdx.x >= 32) return;
     unsigned before = 0;
@@ -211,39 +218,52 @@ class Units {
     return x;
   }
 
-  // Decides by the lengths of all sequences.
-  __device__ __forceinline__ void decide() {
-    if (shape_.whole || is_split(shape_)) return;
-    unsigned row_blocks = 0, tiles = 0, most = 0;
-    for (int base = 0; base < sequences(); base += 32) {
-      RowBlocks blocks{};
-      if (base + lane_ < sequences()) blocks = of(base + lane_);
-      const unsigned own = blocks.tiles > 0 ? blocks.count(p_) : 0;
-      const auto each = static_cast<unsigned>(blocks.tiles);
-      row_blocks += __shfl_sync(tile::kFullMask, inclusive_sum(own), 31);
-      tiles += __shfl_sync(tile::kFullMask, inclusive_sum(own * each), 31);
-      most = max(most, __reduce_max_sync(tile::kFullMask, each));
+  // The units of all sequences, when it is decided by their lengths what a unit is. Every thread
+  // block does this before its first copy.
+  __device__ __forceinline__ unsigned count() {
+    const bool decides = !shape_.whole && !is_split(shape_);
+    if (sequences() == 1) {
+      blocks_ = of(0);
+      const unsigned own = blocks_.tiles > 0 ? blocks_.count(p_) : 0;
+      const auto each = static_cast<unsigned>(blocks_.tiles);
+      if (decides) part_tiles_ = part_tiles(shape_.num_blocks, kBegin, own, own * each, each);
+      return units(blocks_);
     }
-    part_tiles_ = part_tiles(shape_.num_blocks, kBegin, row_blocks, tiles, most);
+    if (decides) {
+      unsigned row_blocks = 0, tiles = 0, most = 0;
+      for (int base = 0; base < sequences(); base += 32) {
+        RowBlocks blocks{};
+        if (base + lane_ < sequences()) blocks = of(base + lane_);
+        const unsigned own = blocks.tiles > 0 ? blocks.count(p_) : 0;
+        const auto each = static_cast<unsigned>(blocks.tiles);
+        row_blocks += __reduce_add_sync(tile::kFullMask, own);
+        tiles += __reduce_add_sync(tile::kFullMask, own * each);
+        most = max(most, __reduce_max_sync(tile::kFullMask, each));
+      }
+      part_tiles_ = part_tiles(shape_.num_blocks, kBegin, row_blocks, tiles, most);
+      if (part_tiles_ == 0) return tiles + row_blocks * kBegin;
+    }
+    unsigned total = 0;
+    for (int base = 0; base < sequences(); base += 32)
+      total += __reduce_add_sync(tile::kFullMask, units_or_none(base + lane_));
+    return total;
   }
 
-  // The units of 32 sequences. `to_find`: moves to the one of them that has unit_, if one has.
-  __device__ __forceinline__ unsigned scan(int base, bool to_find) {
+  // The units of 32 sequences. Moves to the one of them that has unit_, if one has.
+  __device__ __forceinline__ unsigned find_among(int base) {
     const unsigned own = units_or_none(base + lane_), sum = inclusive_sum(own);
-    if (to_find) {
-      const unsigned has = __ballot_sync(tile::kFullMask, before_ + sum > unit_);
-      if (has != 0) {
-        const int first = __ffs(static_cast<int>(has)) - 1;
-        sequence_ = base + first;
-        before_ += __shfl_sync(tile::kFullMask, sum - own, first);
-      }
+    const unsigned has = __ballot_sync(tile::kFullMask, before_ + sum > unit_);
+    if (has != 0) {
+      const int first = __ffs(static_cast<int>(has)) - 1;
+      sequence_ = base + first;
+      before_ += __shfl_sync(tile::kFullMask, sum - own, first);
     }
     return __shfl_sync(tile::kFullMask, sum, 31);
   }
 
   // Moves to the sequence that has unit_.
   __device__ __forceinline__ void find() {
-    if (shape_.uniform) {
+    if (shape_.uniform || (kFindsOnly && sequences() == 1)) {  // blocks_ are those of all
       sequence_ = static_cast<int>(unit_ / units(blocks_));
       before_ = static_cast<unsigned>(sequence_) * units(blocks_);
       return;
@@ -253,7 +273,7 @@ class Units {
     // From the one behind on, if there was one.
     if (last >= 0) before_ += units(blocks_);
     for (int base = last + 1; sequence_ == last; base += 32) {
-      const unsigned all = scan(base, true);
+      const unsigned all = find_among(base);
       if (sequence_ == last) before_ += all;
     }
     blocks_ = of(sequence_);
