@@ -7,9 +7,10 @@
 
 What `differential.py` does for attention, for `attention_with_kvcache`, with new keys too,
 `attention_varlen` with pages, `append_kv` and `page_table_from_csr`. Each sequence is held to a
-bound of its own, twice the error of a plain computation in the same dtype. What `append_kv` stores
-has to have the bits that NumPy computes, and all other bytes of a cache's memory those that they
-had. Problems of seeds that are a multiple of three are of NumPy arrays where that is possible.
+bound of its own, twice the error of a plain computation in the same dtype, of what the elements
+stand for if they are of 8 bits. What `append_kv` stores has to have the bits that NumPy computes,
+and all other bytes of a cache's memory those that they had. Problems of seeds that are a multiple
+of three are of NumPy arrays where that is possible.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ KERNELS = {
     "cpu": ("cpu", APPEND),
     "cuda": ("auto", "decode", "decode:rows16", "decode:rows32", APPEND),
 }
+# Options that say how to compute, and nothing of what.
+PLANNED = ("return_lse", "batch_invariant", "num_splits", "split_size")
+GUARD = 256  # bytes before a workspace and behind it; workspaces are aligned to as many
 LIMITS = {"cpu": Limits(1 << 18, 1 << 21, True), "cuda": Limits(1 << 21, 1 << 23, False)}
 WHOLE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
@@ -51,6 +55,10 @@ class NumPyBlocks(NumPyArrays):
     def bits(self, x: Any) -> Any:
         """The same memory as integers."""
         return x.view(WHOLE[x.dtype.itemsize])
+
+    def as_dtype(self, x: Any, dtype: str) -> Any:
+        """The same memory as elements of a dtype."""
+        return x.view(dtype)
 
     def copy(self, x: Any) -> Any:
         return x.copy()
@@ -86,6 +94,10 @@ class TorchBlocks(TorchArrays):
         """The same memory as integers."""
         return x.view(getattr(self.torch, WHOLE[x.element_size()]))
 
+    def as_dtype(self, x: Any, dtype: str) -> Any:
+        """The same memory as elements of a dtype."""
+        return x.view(getattr(self.torch, dtype))
+
     def copy(self, x: Any) -> Any:
         return x.clone()
 
@@ -120,14 +132,29 @@ class KVCacheRun:
             return False
         if kernel == APPEND:
             return True
-        given = self._arguments(self._caches()[1], kernel)
-        for name in ("k", "v", "rotary_cos", "rotary_sin", "rotary_interleaved"):
-            if self.problem.call == "new keys":
-                given.pop(name, None)
+        return bool(dlattn.supported(**self._asked(self._arguments(self._caches()[1], kernel))))
+
+    def _asked(self, given: dict[str, Any]) -> dict[str, Any]:
+        """What `supported` and `plan` are asked about a call."""
+        given = dict(given)
         if self.problem.call == "new keys":
+            for name in ("k", "v", "rotary_cos", "rotary_sin", "rotary_interleaved"):
+                given.pop(name, None)
             given["seqused_k"] = self.arrays.ints(self.problem.lengths)
-        asked = {name.removesuffix("_cache"): value for name, value in given.items()}
-        return bool(dlattn.supported(**asked))
+        return {name.removesuffix("_cache"): value for name, value in given.items()}
+
+    def _workspace(self, given: dict[str, Any], content: int) -> tuple[Any, Any]:
+        """As many bytes as the plan needs, as elements of a dtype, and their block."""
+        size = dlattn.plan(**self._asked(given)).workspace_bytes
+        size = -(-size // 8) * 8
+        block = self.arrays.whole(np.full(size + 2 * GUARD, 255, np.uint8), "uint8")
+        block[GUARD : GUARD + size] = content
+        return self.arrays.as_dtype(block[GUARD : GUARD + size], self.problem.workspace), block
+
+    def _is_guarded(self, block: Any) -> bool:
+        """Whether what lies around a workspace is as it was."""
+        guard = self.arrays.whole(np.full(GUARD, 255, np.uint8), "uint8")
+        return all(self.arrays.equal(x, guard) for x in (block[:GUARD], block[-GUARD:]))
 
     def check(self, kernel: str) -> tuple[float, float, str]:
         """Errors of out and lse over their bounds, and what else is wrong."""
@@ -135,11 +162,14 @@ class KVCacheRun:
         table = self._wrong_table()
         if table:
             return math.inf, 0.0, table
-        results = []
-        for _ in range(2):
+        results: list[tuple[Any, Any]] = []
+        for content in (255, 0):  # what a workspace holds: NaN, and zeros
             blocks, caches = self._caches()
             wanted = self._wanted(blocks)
             given = self._arguments(caches, kernel)
+            memory: Any = None
+            if problem.workspace:
+                given["workspace"], memory = self._workspace(given, content)
             if problem.call != "append" and problem.out is None:
                 # memory that a new result may be given
                 sizes = (sum(problem.lengths_q), problem.heads, problem.dims[1])
@@ -154,13 +184,16 @@ class KVCacheRun:
             out, lse = result if problem.options["return_lse"] else (result, None)
             if problem.out is not None and not arrays.untouched(self._out_block, problem.out):
                 return math.inf, 0.0, "a write beside out"
+            if memory is not None and not self._is_guarded(memory):
+                return math.inf, 0.0, "a write beside the workspace"
             results.append((self._rows_first(out), lse))
         (out, lse), (again, lse_again) = results
         if problem.call == "append":
             return self._wrong_q(out)
         if not arrays.same(out, again) or (lse is not None and not arrays.same(lse, lse_again)):
             return math.inf, 0.0, "other bits the second time"
-        if problem.options["batch_invariant"] and problem.call == "attend" and problem.batch > 1:
+        of_no_batch = problem.options["batch_invariant"] or problem.options["split_size"]
+        if of_no_batch and problem.call == "attend" and problem.batch > 1:
             alone = self._first_alone(kernel)
             if not arrays.same(alone, out[:1]):
                 return math.inf, 0.0, "other bits alone than in a batch"
@@ -202,7 +235,7 @@ class KVCacheRun:
             if problem.call == "append":
                 made["q_fixed_position"] = problem.rotary.fixed_q
         for name, scale in zip(("k_scale", "v_scale"), problem.scales, strict=False):
-            made[name] = arrays.whole(scale, "float32")
+            made[name] = arrays.make(scale.values, scale.place, "float32")
         return {**made, **self._lists(), **problem.options, "layout": problem.layout}
 
     def _lists(self) -> dict[str, Any]:
@@ -239,6 +272,7 @@ class KVCacheRun:
 
     def _table_of_lists(self) -> Any:
         arrays, problem = self.arrays, self.problem
+        assert problem.csr is not None
         dtype, *lists = problem.csr
         columns = problem.entries.shape[1]
         longest = int(np.diff(lists[0]).max(initial=0))
@@ -315,8 +349,11 @@ class KVCacheRun:
             given |= {name: given[name][:1] for name in ("k_cache", "v_cache")}
         if "mask" in given and given["mask"].ndim == 4:
             given["mask"] = given["mask"][:1]
-        if "alibi_slopes" in given and given["alibi_slopes"].ndim == 2:
-            given["alibi_slopes"] = given["alibi_slopes"][:1]
+        elif "mask" not in given and problem.options["split_size"]:  # at any capacity
+            given["max_seqlen_k"] = problem.lengths[0]
+        for name in ("alibi_slopes", "k_scale", "v_scale"):
+            if name in given and given[name].ndim == 2:
+                given[name] = given[name][:1]
         return self._rows_first(dlattn.attention_with_kvcache(**{**given, "return_lse": False}))
 
     def _expect(self) -> None:
@@ -348,16 +385,13 @@ class KVCacheRun:
         length = problem.lengths[b]
         keys = np.arange(length)
         at = problem.where(b, keys)
-        k, v = (x[at].astype(problem.real) for x in problem.numbers)
+        elements = [x[at].copy() for x in problem.numbers]
         if self.stored:
             new = problem.owners[0] == b
-            for x, stored in zip((k, v), self.stored, strict=True):
+            for x, stored in zip(elements, self.stored, strict=True):
                 x[problem.before[b] :] = stored[new]
-        options = {
-            name: x
-            for name, x in problem.options.items()
-            if name not in ("return_lse", "batch_invariant")
-        }
+        k, v = (problem.stands_for(x, name, b) for name, x in zip("kv", elements, strict=True))
+        options = {name: x for name, x in problem.options.items() if name not in PLANNED}
         shape = (problem.batch, problem.heads)
         for name, (values, _) in problem.tensors.items():
             if name in ("bias", "mask"):
@@ -411,7 +445,7 @@ def score_size(q: np.ndarray, k: np.ndarray, scale: float | None) -> float:
     return (scale or q.shape[-1] ** -0.5) * product
 
 
-def attempt(arrays: Any, problem: KVCacheProblem) -> KVCacheRun:
+def attempt(arrays: Any, problem: Any) -> Any:
     """A run on a device; on the CPU every third problem is one of NumPy arrays."""
     if arrays.device == "cpu" and problem.seed % 3 == 0:
         arrays = NumPyBlocks()

@@ -1,7 +1,8 @@
 """Random problems of KV caches: lengths at every edge, pages of any size in any order, new keys.
 
-A problem is made of its seed and of what its device allows. A cache is NaN wherever no key in use
-lies: behind lengths, before leftpad_k, in pages and entries of nobody, between strided rows.
+A problem is made of its seed and of what its device allows. A cache is NaN, or of int8 something
+else than 0, wherever no key in use lies: behind lengths, before leftpad_k, in pages and entries of
+nobody, between strided rows.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from kvcache_eight_bits import draw_elements, draw_scale, unused_elements
 from kvcache_problems import KVCacheProblem, Rotary
 from random_problems import HEAD_DIMS, Draw, Placed, contiguous
 
@@ -24,12 +26,13 @@ LEAST, MOST = -(2**31), 2**31 - 1
 
 # The calls, and how often each is drawn.
 CALLS = {"attend": 4, "new keys": 3, "varlen": 3, "append": 3}
-# What a cache may be stored in beside the dtype of its queries, None, by call.
-CACHE_DTYPES: dict[str, tuple[str | None, ...]] = {
-    "attend": (None,),
-    "new keys": (None,),
-    "varlen": (None,),
-    "append": (None, None, "int8", "float8_e4m3fn"),
+# What a cache may be stored in beside the dtype of its queries, None, and beside which of these.
+CACHE_DTYPES: tuple[str | None, ...] = (None, None, "int8", "float8_e4m3fn")
+BESIDE_8_BITS = {
+    "attend": ("float16", "bfloat16"),
+    "new keys": ("float16", "bfloat16"),
+    "varlen": ("float16", "bfloat16"),
+    "append": ("float16", "bfloat16", "float32"),
 }
 # The options of the calls that attend, and what draws each. Those that are tensors are drawn in
 # `_add_tensors`.
@@ -125,7 +128,7 @@ class KVCacheDraw(Draw):
         room = rng.choice((most, rng.randint(least, most)))
         columns = -(-room // page_size) if paged else 0
         room = columns * page_size or room
-        cache_dtype = None if dtype == "float64" else rng.choice(CACHE_DTYPES[call])
+        cache_dtype = rng.choice(CACHE_DTYPES) if dtype in BESIDE_8_BITS[call] else None
         queries = max(1, limits.scores // (batch * heads * room))
         lengths_q = (min(rng.choice(QUERIES), queries),) * batch
         if call == "varlen":
@@ -261,23 +264,24 @@ class KVCacheDraw(Draw):
         for b, n in enumerate(p.before):
             first = p.leftpads[b] if p.leftpads is not None else 0
             used[p.where(b, np.arange(min(first, n), n))] = True
+        if p.cache_dtype != p.dtype:
+            full = (1 if p.slots_of_tokens else p.batch, p.heads_kv)
+            appended = p.call in ("new keys", "append")
+            p.scales = tuple(
+                draw_scale(rng, self._numbers, p.cache_dtype, full, appended) for _ in "kv"
+            )
         numbers = []
-        for name, dim in zip("kv", p.dims, strict=True):
-            x = np.full((count, rows, p.heads_kv, dim), np.nan, p.real)
+        for i, (name, dim) in enumerate(zip("kv", p.dims, strict=True)):
+            sizes = (count, rows, p.heads_kv, dim)
             values = self._values(name, (int(used.sum()), p.heads_kv, dim))
-            x[used] = round_to(values, p.dtype)
+            if p.scales:
+                x = unused_elements(self._numbers, p.cache_dtype, sizes)
+                x[used] = draw_elements(rng, self._numbers, p.cache_dtype, values, p.scales[i])
+            else:
+                x = np.full(sizes, np.nan, p.real)
+                x[used] = round_to(values, p.dtype)
             numbers.append(x)
         p.numbers = tuple(numbers)
-        if p.cache_dtype != p.dtype:  # numbers that are there already
-            p.numbers = tuple(
-                self._numbers.integers(-100, 100, x.shape).astype(np.float32) for x in numbers
-            )
-            p.numbers = tuple(round_to(x, p.cache_dtype) for x in p.numbers)
-            batch = 1 if p.slots_of_tokens else p.batch
-            shape = rng.choice(((), (1,), (p.heads_kv,), (batch, p.heads_kv)))
-            p.scales = tuple(
-                np.asarray(self._numbers.uniform(0.01, 0.05, shape), np.float32) for _ in "kv"
-            )
         p.memory, p.places = self._cache_memory(count, rows, p.heads_kv, p.dims)
 
     def _cache_memory(
@@ -357,6 +361,7 @@ class KVCacheDraw(Draw):
         if p.call == "new keys":
             self._add_rows(p)
         p.options = {name: draw(self) for name, draw in OPTIONS.items()}
+        self._add_division(p)
         if p.rotary is not None:  # flash-attn's rule
             fixed = not p.options["causal"] and p.options["window"] == (None, None)
             p.rotary = Rotary(
@@ -370,6 +375,19 @@ class KVCacheDraw(Draw):
         self._add_tensors(p, (p.batch, p.heads, max(p.lengths_q), most_k))
         if self.chance(0.5):
             p.out = self._place_rows(p, p.heads, p.dims[1], p.lengths_q, varlen)
+
+    def _add_division(self, p: KVCacheProblem) -> None:
+        """In which parts the keys are computed, and whether the caller gives memory for that."""
+        asked = self.choice((None, None, None, "num_splits", "split_size"))
+        p.options |= {"num_splits": None, "split_size": None}
+        if asked == "num_splits":
+            # A part must not depend on a sequence's length with batch_invariant.
+            several = (1,) if p.options["batch_invariant"] else (1, 2, 2, 3, 7, 16, 1000)
+            p.options[asked] = self.choice(several)
+        elif asked == "split_size":
+            p.options[asked] = self.choice((128, 128, 256, 1024, 1 << 20))
+        if self.chance(0.25):
+            p.workspace = self.choice(("uint8", "float32", "int64"))
 
     def _add_tensors(self, p: KVCacheProblem, full: tuple[int, int, int, int]) -> None:
         """Mask, slopes and sinks; bias where the call takes one."""
@@ -407,7 +425,7 @@ class KVCacheDraw(Draw):
             last = p.numbers[0].shape[0] - 1
             p.told_entries = p.told_entries.copy()
             for b, n in enumerate(p.lengths):
-                of_keys = np.s_[b : b + 1]
+                of_keys: Any = np.s_[b : b + 1]
                 if p.page_size:
                     of_keys = np.s_[b, : -(-n // p.page_size)]
                 told = [self._beyond(int(x), last) for x in p.entries[of_keys]]

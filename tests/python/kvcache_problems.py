@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from kvcache_eight_bits import CACHE_DTYPES, Scale, in_8_bits
 from random_problems import Placed
 
 from dlattn.reference import round_to
@@ -91,12 +92,15 @@ class KVCacheProblem:
     """Without cu_seqlens_q."""
     slot_dtype: str = "int64"
     rotary: Rotary | None = None
-    scales: tuple[np.ndarray, ...] = ()
+    scales: tuple[Scale, ...] = ()
+    """Of K and V in 8 bits."""
     lost: Any = None
     """New rows that have no place."""
     tensors: dict[str, tuple[np.ndarray, Placed]] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     out: Placed | None = None
+    workspace: str = ""
+    """dtype of memory that the caller gives the call; "": none."""
 
     @property
     def batch(self) -> int:
@@ -147,11 +151,22 @@ class KVCacheProblem:
         if not self.scales:
             return [round_to(x, self.cache_dtype) for x in (k, v)]
         sequence = self.owners[0]
-        shape = (self.batch, self.heads_kv)
         return [
-            in_8_bits(x, np.broadcast_to(scale, shape)[sequence], self.cache_dtype)
-            for x, scale in zip((k, v), self.scales, strict=True)
+            in_8_bits(x, scale[sequence], self.cache_dtype)
+            for x, scale in zip((k, v), self.factors, strict=True)
         ]
+
+    @property
+    def factors(self) -> list[np.ndarray]:
+        """What elements of K and V count, (batch, heads)."""
+        return [scale.of_heads(self.batch, self.heads_kv) for scale in self.scales]
+
+    def stands_for(self, x: np.ndarray, name: str, b: int) -> np.ndarray:
+        """The numbers (rows, heads, dim) of sequence b's elements: exact ones, of 8 bits."""
+        if not self.scales:
+            return x.astype(self.real)
+        factors: np.ndarray = self.factors["kv".index(name)][b, :, None].astype(np.float64)
+        return x.astype(np.float64) * factors
 
     def rotated_q(self) -> np.ndarray:
         """q as scores are formed of it."""
@@ -169,7 +184,8 @@ class KVCacheProblem:
             f"call: {self.call}": True,
             f"dtype {self.dtype}": True,
             f"layout {self.layout}": True,
-            f"cache of {self.cache_dtype}": self.cache_dtype != self.dtype,
+            f"cache of {self.cache_dtype}": self.cache_dtype in CACHE_DTYPES,
+            **{scale.kind: True for scale in self.scales},
             f"page_size {pages}": bool(pages),
             f"memory: {self.memory}": True,
             "cache_batch_idx": self.chosen,
@@ -207,6 +223,9 @@ class KVCacheProblem:
                 "softcap": options["softcap"] > 0,
                 "lse": options["return_lse"],
                 "batch_invariant": options["batch_invariant"],
+                "num_splits": options["num_splits"] is not None,
+                "split_size": options["split_size"] is not None,
+                "workspace": bool(self.workspace),
             }
         return [name for name, used in asked.items() if used]
 
@@ -231,11 +250,3 @@ class KVCacheProblem:
             f"{self.room}, bound {self.max_seqlen_k}, leftpad_k {self.leftpads}, {plain}; "
             f"{', '.join(self.features())}"
         )
-
-
-def in_8_bits(x: np.ndarray, scale: np.ndarray, dtype: str) -> np.ndarray:
-    """(n, heads, dim) in float32 by scales (n, heads)."""
-    quotient = x / scale[..., None]
-    if dtype == "int8":
-        return np.clip(np.rint(quotient), -128, 127)
-    return round_to(np.clip(quotient, -448, 448), dtype)

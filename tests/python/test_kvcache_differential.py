@@ -13,7 +13,8 @@ import kvcache_differential
 import numpy as np
 import pytest
 from kvcache_differential import APPEND, KERNELS, LIMITS, KVCacheRun, NumPyBlocks, TorchBlocks, run
-from kvcache_draws import CALLS, Limits, draw_kvcache
+from kvcache_draws import BESIDE_8_BITS, CALLS, Limits, draw_kvcache
+from kvcache_eight_bits import CACHE_DTYPES
 from kvcache_problems import KVCacheProblem
 
 import dlattn
@@ -66,17 +67,59 @@ def test_what_is_drawn() -> None:
               "rotary interleaved", "rotary halves", "ragged new rows",
               "slots", "slots of tokens", "rows of no place", "drafts", "chunks of a prompt",
               "cache of int8", "cache of float8_e4m3fn", "mask", "bias", "sinks", "window",
-              "softcap", "alibi_slopes", "batch_invariant")  # fmt: skip
+              "softcap", "alibi_slopes", "batch_invariant", "num_splits", "split_size",
+              "workspace")  # fmt: skip
     assert all(features[name] >= 3 for name in wanted), features
     assert features["values out of range"] == 0
     told = [p for p in problems(200, checked=False) if "values out of range" in p.features()]
     assert len(told) >= 3
 
 
+SCALES = ("scales of one element", "scales by KV head", "scales by sequence and KV head")
+BESIDE_EACH = ("layout bhsd", "cache_batch_idx", "page_size 16", "max_seqlen_k", "num_splits",
+               "split_size", "batch_invariant", "workspace", "softcap", "window", "sinks",
+               "mask", "alibi_slopes", "lse", *SCALES)  # fmt: skip
+
+
+def test_what_is_drawn_of_8_bits() -> None:
+    """Each dtype of a cache in each call, and beside each feature; kinds of scales in each call."""
+    features: Counter[tuple[str, ...]] = Counter()
+    for problem in problems(1500):
+        found = problem.features()
+        caches = [name for name in found if name.startswith("cache of ")]
+        assert bool(caches) == bool(problem.scales)
+        assert not caches or problem.dtype in BESIDE_8_BITS[problem.call]
+        for cache in caches:
+            features.update((cache, name) for name in found)
+            features.update((f"call: {problem.call}", name) for name in found if name in SCALES)
+    for dtype in CACHE_DTYPES:
+        wanted = (*(f"call: {name}" for name in CALLS), *BESIDE_EACH, "leftpad_k", "rotary halves",
+                  "page_table_from_csr", "bias", "scales by sequence")  # fmt: skip
+        for name in wanted:
+            assert features[f"cache of {dtype}", name] > 0, (dtype, name)
+    for call in CALLS:
+        assert all(features[f"call: {call}", name] > 0 for name in SCALES), call
+
+
+def test_the_ways_to_split_keys() -> None:
+    """Alone and together, as far as they are accepted."""
+    seen = set()
+    for problem in problems(400):
+        if problem.call == "append":
+            continue
+        asked = problem.options
+        splits, size = asked["num_splits"], asked["split_size"]
+        assert splits is None or size is None
+        assert not asked["batch_invariant"] or splits in (None, 1)
+        seen.add((splits is not None, size is not None, asked["batch_invariant"],
+                  bool(problem.workspace)))  # fmt: skip
+    assert len(seen) == 12  # of three ways, with and without batch_invariant and a workspace
+
+
 def test_unused_memory_is_nan() -> None:
     """And used memory is not."""
     for problem in problems(60):
-        if problem.cache_dtype != problem.dtype:
+        if problem.cache_dtype == "int8":
             continue
         leftpads = problem.leftpads or (0,) * problem.batch
         used = np.zeros(problem.numbers[0].shape[:2], bool)
@@ -151,6 +194,16 @@ def doubled_scale(given: dict[str, Any]) -> None:
     given["v_scale"] = np.asarray(given["v_scale"] * 2, np.float32)
 
 
+def other_heads(given: dict[str, Any]) -> None:
+    """Scales of the next KV head."""
+    for name in ("k_scale", "v_scale"):
+        given[name] = np.roll(given[name], 1, axis=-1) if given[name].ndim else given[name]
+
+
+def scale_of_keys(given: dict[str, Any]) -> None:
+    given["k_scale"] = np.asarray(given["k_scale"] * 2, np.float32)
+
+
 WRONG: dict[str, tuple[str, Any, Any]] = {
     "leftpad_k": ("attend", without("leftpad_k", None), ("leftpad_k",)),
     "a key": ("attend", one_key_less, ()),
@@ -162,6 +215,12 @@ WRONG: dict[str, tuple[str, Any, Any]] = {
     "the form of rotation": ("new keys", other_form, ("rotary q",)),
     "the place of a row": ("append", next_slot, ("slots",)),
     "a scale": ("append", doubled_scale, ("cache of int8",)),
+    "a scale of values of int8": ("attend", doubled_scale, ("cache of int8",)),
+    "a scale of values of e4m3": ("varlen", doubled_scale, ("cache of float8_e4m3fn",)),
+    "a scale of keys of int8": ("varlen", scale_of_keys, ("cache of int8", "lse")),
+    "a scale of keys of e4m3": ("attend", scale_of_keys, ("cache of float8_e4m3fn", "lse")),
+    "a scale of new keys": ("new keys", scale_of_keys, ("cache of int8",)),
+    "a KV head's scales": ("attend", other_heads, ("scales by KV head",)),
     "the form of rotation, stored": ("append", other_form, ("rotary halves",)),
 }
 FUNCTIONS = {"append": "append_kv", "varlen": "attention_varlen"}
@@ -192,6 +251,38 @@ def test_a_write_to_another_row_fails(call: str, monkeypatch: pytest.MonkeyPatch
         if p.call == call
     ]
     assert "other bits in the cache" in found
+
+
+def test_a_write_beside_the_workspace_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function writes one byte behind it."""
+    whole = dlattn.attention_with_kvcache
+
+    def careless(**given: Any) -> Any:
+        memory = given["workspace"].view(np.uint8)
+        np.lib.stride_tricks.as_strided(memory[-1:], (2,), (1,))[1] = 3
+        return whole(**given)
+
+    monkeypatch.setattr(dlattn, "attention_with_kvcache", careless)
+    problem = next(p for p in problems(400) if p.workspace and p.call == "attend")
+    found = KVCacheRun(NumPyBlocks(), problem).check("cpu")
+    assert found[2] == "a write beside the workspace"
+
+
+def test_bits_that_depend_on_the_batch_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With split_size too."""
+    whole = dlattn.attention_with_kvcache
+
+    def careless(**given: Any) -> Any:
+        return whole(**given | {"softmax_scale": 0.1 + len(given["q"])})
+
+    def wanted(p: KVCacheProblem) -> bool:
+        asked = p.options
+        return p.call == "attend" and p.batch > 1 and asked["split_size"] and p.lengths[0] > 1
+
+    problem = next(p for p in problems(600) if wanted(p) and not p.options["batch_invariant"])
+    monkeypatch.setattr(dlattn, "attention_with_kvcache", careless)
+    found = KVCacheRun(NumPyBlocks(), problem).check("cpu")
+    assert found[2] == "other bits alone than in a batch"
 
 
 def test_a_wrong_table_fails(monkeypatch: pytest.MonkeyPatch) -> None:
