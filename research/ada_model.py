@@ -1,10 +1,11 @@
-"""Predict the wmma and wmma8 kernels' speed on Ada GPUs from their machine code.
+"""Predict the wmma, wmma8 and decode kernels' speed on Ada GPUs from their machine code.
 
 python research/ada_model.py                                  # compiles what it needs, prints
 DLATTN_BUILD_DIR=build python research/ada_model.py           # reads a build's libdlattn.so
 python research/ada_model.py --json research/model/ada.json
 python research/ada_model.py --print research/model/ada.json   # what that run printed
 python research/ada_model.py --family wmma8                     # the 8-bit kernels
+python research/ada_model.py --family decode                    # few queries over many keys
 
 Needs cuobjdump and nvdisasm (CUDA toolkit or PyPI), a C++ compiler, and nvcc for architectures that
 the library has no code for.
@@ -22,7 +23,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from sass_model import calibrate, kernels, report
+from sass_model import calibrate, decode, decode_report, kernels, report
 from sass_model.devices import DEVICES, Device
 from sass_model.predict import Pace, Problem, pace, predict
 from sass_model.simulate import Run, simulate
@@ -30,6 +31,8 @@ from sass_model.simulate import Run, simulate
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"  # measured, which the model is held against
 ADA = [d for d in DEVICES.values() if d.arch == "sm_89"]
+TILE_OF_DECODE = 128  # head_dim, of all calls that are predicted
+_TEXT = {"wmma": report.text, "wmma8": report.text_8_bit, "decode": decode_report.text}
 
 
 def problems() -> list[Problem]:
@@ -117,6 +120,17 @@ def paces_of(
     return paces, turns
 
 
+def slower_loops(loops: list[kernels.Kernel], devices: list[Device]) -> decode_report.Slower:
+    """The clocks of decode's long loops by those of the same code on an H200."""
+    found = {}
+    for kernel in loops:
+        measured = decode.loop_clocks(kernel, decode.MEASURED_ON)
+        for device in devices:
+            clocks = decode.loop_clocks(kernel, device)
+            found[device.name, kernel.shape.name] = clocks / measured
+    return found
+
+
 def changed_since(path: Path) -> bool:
     """Whether the kernels have changed since a results file was measured."""
     sha = json.loads(path.read_text())["git"]["sha"]
@@ -144,7 +158,7 @@ def main() -> int:
     """Print the tables; write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", type=Path, help="libdlattn.so; else DLATTN_BUILD_DIR's")
-    parser.add_argument("--family", choices=("wmma", "wmma8"), default="wmma")
+    parser.add_argument("--family", choices=tuple(_TEXT), default="wmma")
     parser.add_argument("--tiles", type=int, nargs="+", help="head_dim tiles; all by default")
     parser.add_argument("--json", type=Path, help="write everything there")
     parser.add_argument("--published", type=Path, help="folder of listings, see calibrate.py")
@@ -152,7 +166,15 @@ def main() -> int:
     args = parser.parse_args()
     if args.made:
         made = json.loads(args.made.read_text())
-        print(report.text_8_bit(made) if args.family == "wmma8" else report.text(made))
+        print(_TEXT[args.family](made))
+        return 0
+
+    if args.family == "decode":
+        loops = kernels.load("sm_89", args.library, [TILE_OF_DECODE], args.family)
+        measured = decode_report.measured_calls(RESULTS / "h200-decode.json")
+        document = decode_report.document(ADA, slower_loops(loops, ADA), measured, about())
+        print(decode_report.text(document))
+        _write(document, args.json)
         return 0
 
     if args.family == "wmma8":

@@ -1,4 +1,4 @@
-"""Fetches the machine code of the wmma and wmma8 kernels, with the shapes that the plan reads."""
+"""Fetches the machine code of the kernels, with the shapes that the plan reads."""
 
 from __future__ import annotations
 
@@ -29,15 +29,25 @@ _SYMBOLS = {
     "wmma8": re.compile(
         r"_ZN6dlattn5wmma8\d+(?:(int8)_)?kernelILi(\d+)ELb([01])E(?:LNS_9PrecisionE1E)?E\w*"
     ),
+    # Those without pages and without score modification.
+    "decode": re.compile(
+        r"_ZN6dlattn6decode\d+kernelI6__half(S\d*_|13__nv_fp8_e4m3)Li(\d+)ELi(\d)ELb0ELb0EE\w*"
+    ),
 }
 # Of which the instances are.
-_DTYPES = {"wmma": ("float16",), "wmma8": ("float8_e4m3fn", "int8")}
-_INT8 = 2  # the first variant of 8-bit integers, of those that tile_shapes() tells of wmma8
+_DTYPES = {
+    "wmma": ("float16",),
+    "wmma8": ("float8_e4m3fn", "int8"),
+    "decode": ("float16", "float8_e4m3fn"),
+}
+# The first variant of wmma8's 8-bit integers, of those that tile_shapes() tells, and of decode's
+# 8-bit caches.
+_INT8 = 2
 # No plan takes these on Ada: one has no loop, TMA brings the tiles of the other.
 NOT_MODELLED = ("single_pass", "persistent")
 _CORE = ("types", "code", "overlap", "validate", "varlen", "cache", "family", "plan", "boxes")
 _REGISTERS_PER_SM = 65536
-_RESERVED_SMEM = 1024  # bytes per block that CUDA takes for itself
+RESERVED_SMEM = 1024  # bytes per block that CUDA takes for itself
 
 
 @dataclass(frozen=True)
@@ -101,7 +111,7 @@ class Kernel:
         per_sub_partition = _REGISTERS_PER_SM // SUB_PARTITIONS // registers
         return min(
             per_sub_partition * SUB_PARTITIONS // warps,
-            device.smem_per_sm // (self.shape.smem_bytes + _RESERVED_SMEM),
+            device.smem_per_sm // (self.shape.smem_bytes + RESERVED_SMEM),
             device.max_warps_per_sm // warps,
         )
 
@@ -144,6 +154,16 @@ _PRINT_SHAPES = {
               const auto c = tile_config(tile);
               std::printf("%d %d %s %d %d %d %d 1\\n", tile, v, names[v], c.block_m, c.block_n,
                           c.num_warps, c.smem_bytes);
+            }""",
+    # A group's tile is its slice.
+    "decode": """
+            for (int v = 0; v < 2 * kNumVariants; ++v) {
+              if (!has_variant(tile, v % kNumVariants)) continue;
+              const int key_bytes = v < kNumVariants ? 2 : 1;
+              const auto s = shape_of(tile, v % kNumVariants, key_bytes);
+              std::printf("%d %d %s%s %d %d %d %d %d\\n", tile, v, kVariantNames[v % kNumVariants],
+                          key_bytes == 1 ? "_8_bit" : "", block_m(s), s.slice, num_warps(s),
+                          smem_map(tile, s).total, s.key_groups);
             }""",
 }
 
@@ -201,7 +221,7 @@ def planned_variants(
           DeviceInfo d;
           d.type = DeviceType::kCuda;
           d.compute_major = major, d.compute_minor = minor, d.num_sms = sms;
-          d.smem_per_sm = smem, d.max_smem_per_block = smem - {_RESERVED_SMEM}, d.l2_bytes = l2;
+          d.smem_per_sm = smem, d.max_smem_per_block = smem - {RESERVED_SMEM}, d.l2_bytes = l2;
           p.device.type = DeviceType::kCuda;
           Options options;
           options.kernel = "wmma";
@@ -210,6 +230,11 @@ def planned_variants(
         int main() {{
           {" ".join(cases)}
         }}"""
+    return run_planner(text).split()
+
+
+def run_planner(text: str) -> str:
+    """Compiles a host program with the plans of all families, and returns what it prints."""
     enums = {
         "float16": "kFloat16",
         "bfloat16": "kBFloat16",
@@ -231,7 +256,7 @@ def planned_variants(
     sources = [ROOT / f"src/core/{name}.cpp" for name in _CORE]
     sources += [ROOT / f"src/cuda/forward/{family}/plan.cpp" for family in families]
     sources.append(ROOT / "tests/simt/plan_only.cpp")
-    return _run_cpp(text, *sources, headers=headers).split()
+    return _run_cpp(text, *sources, headers=headers)
 
 
 def _kernels_of(
@@ -249,7 +274,7 @@ def _kernels_of(
         if match := _SYMBOLS[family].fullmatch(symbol):
             kind, tile, variant = match.groups()
             names = {s.variant: s.name for s in shapes.values()}
-            if kind == "int8":
+            if kind in ("int8", "13__nv_fp8_e4m3"):
                 variant = int(variant) + _INT8
             shape = shapes[int(tile), names[int(variant)] if variant is not None else kind]
             if shape.name in NOT_MODELLED:
