@@ -182,11 +182,10 @@ void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan
     run_with(std::false_type());
   }
   if (shape.whole) return;
-  simt::Launch rows{
-      dim3(static_cast<unsigned>(params.batch_size * params.num_heads * params.seqlen_q *
-                                 decode::combine_blocks(kTile))),
-      dim3(decode::kCombineThreads), static_cast<std::size_t>(decode::combine_smem_bytes()),
-      schedule};
+  simt::Launch rows{dim3(static_cast<unsigned>(params.batch_size * params.num_heads *
+                                               params.seqlen_q * decode::combine_blocks(kTile))),
+                    dim3(decode::kCombineThreads),
+                    static_cast<std::size_t>(decode::combine_smem_bytes()), schedule};
   simt::start_early(&rows, tensors);
   simt::launch(rows,
                [&] { decode::combine_kernel<T, kTile, kVariant, sizeof(KV)>(params, shape); });
