@@ -113,21 +113,24 @@ class Plan:
 
 def plans(calls: Sequence[tuple[Device, Call]]) -> list[Plan]:
     """What the family plans. Raises ValueError where it refuses a call."""
-    cases = [
-        f"show({device.arch[3:-1]}, {device.arch[-1]}, {device.num_sms}, {device.smem_per_sm}, "
-        f"{device.l2_bytes}, {call.batch}, {call.heads}, {call.heads_kv}, {call.queries}, "
-        f"{call.keys}, {call.head_dim}, {call.key_bytes}, {int(call.lengths_on_device)});"
+    asked = [
+        (
+            device,
+            (
+                call.batch,
+                call.heads,
+                call.heads_kv,
+                call.queries,
+                call.keys,
+                call.head_dim,
+                call.key_bytes,
+                int(call.lengths_on_device),
+            ),
+        )
         for device, call in calls
     ]
-    text = f"""
-        #include "core/plan.h"
-        #include "cuda/forward/decode/params.h"
-        #include <cstdio>
-        using namespace dlattn;
-        void show(int major, int minor, int sms, int smem, int l2, int batch, int heads, int kv,
-                  int queries, int keys, int dim, int key_bytes, bool lengths_on_device) {{
-          static const std::int32_t lengths[1] = {{}};
-          AttentionParams p;
+    problem = """
+          static const std::int32_t lengths[1] = {};
           p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = DType::kFloat16;
           if (key_bytes == 1) p.k.dtype = p.v.dtype = DType::kFloat8E4M3;
           p.batch_size = batch, p.num_heads = heads, p.num_heads_kv = kv;
@@ -135,17 +138,11 @@ def plans(calls: Sequence[tuple[Device, Call]]) -> list[Plan]:
           p.q.head_stride = p.k.head_stride = p.v.head_stride = p.out.head_stride = dim;
           p.q.row_stride = p.out.row_stride = heads * dim;
           p.k.row_stride = p.v.row_stride = kv * dim;
-          p.q.batch_stride = p.out.batch_stride = std::int64_t{{queries}} * heads * dim;
-          p.k.batch_stride = p.v.batch_stride = std::int64_t{{keys}} * kv * dim;
-          if (lengths_on_device) p.seqused_k = lengths;
-          DeviceInfo d;
-          d.type = DeviceType::kCuda;
-          d.compute_major = major, d.compute_minor = minor, d.num_sms = sms;
-          d.smem_per_sm = smem, d.max_smem_per_block = smem - {RESERVED_SMEM}, d.l2_bytes = l2;
-          p.device.type = DeviceType::kCuda;
-          Options options;
-          options.kernel = "decode";
-          try {{
+          p.q.batch_stride = p.out.batch_stride = std::int64_t{queries} * heads * dim;
+          p.k.batch_stride = p.v.batch_stride = std::int64_t{keys} * kv * dim;
+          if (on_device) p.seqused_k = lengths;"""
+    show = """
+          try {
             const Plan plan = core::make_plan(p, d, options);
             const bool whole = plan.num_splits == 1;
             const std::int64_t rows = decode::num_row_blocks(p, plan.block_m);
@@ -154,15 +151,14 @@ def plans(calls: Sequence[tuple[Device, Call]]) -> list[Plan]:
                         (long long)rows, (long long)((keys + plan.block_n - 1) / plan.block_n),
                         decode::tiles_to_begin(plan.block_n), int(whole),
                         whole ? 0 : decode::part_tiles_of(p, plan));
-          }} catch (const std::exception& error) {{
+          } catch (const std::exception& error) {
             std::printf("refused: %s\\n", error.what());
-          }}
-        }}
-        int main() {{
-          {" ".join(cases)}
-        }}"""
+          }"""
+    parameters = "batch, heads, kv, queries, keys, dim, key_bytes, on_device"
+    header = "cuda/forward/decode/params.h"
+    lines = run_planner("decode", parameters, asked, problem, show, header)
     found = []
-    for (device, call), line in zip(calls, run_planner(text).splitlines(), strict=True):
+    for (device, call), line in zip(calls, lines, strict=True):
         variant, *rest = line.split()
         if variant == "refused:":
             raise ValueError(f"{device.name}, {call.text}: {line}")

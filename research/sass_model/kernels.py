@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -197,44 +197,66 @@ def planned_variants(
 
     The bool: whether causal.
     """
-    cases = []
-    for device, (batch, heads, seqlen, head_dim), causal in problems:
-        cases.append(
-            f"show({device.arch[3:-1]}, {device.arch[-1]}, {device.num_sms}, {device.smem_per_sm}, "
-            f"{device.l2_bytes}, {batch}, {heads}, {seqlen}, {head_dim}, {int(causal)});"
-        )
-    text = f"""
-        #include "core/plan.h"
-        #include <cstdio>
-        using namespace dlattn;
-        void show(int major, int minor, int sms, int smem, int l2, int batch, int heads, int seqlen,
-                  int dim, int causal) {{
-          AttentionParams p;
+    calls = [
+        (device, (batch, heads, seqlen, head_dim, int(causal)))
+        for device, (batch, heads, seqlen, head_dim), causal in problems
+    ]
+    problem = """
           p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = DType::kFloat16;
           p.batch_size = batch, p.num_heads = p.num_heads_kv = heads;
           p.seqlen_q = p.seqlen_k = seqlen, p.head_dim = p.head_dim_v = dim;
           p.q.row_stride = p.k.row_stride = p.v.row_stride = p.out.row_stride = dim;
           p.q.head_stride = p.k.head_stride = p.v.head_stride = p.out.head_stride = seqlen * dim;
           p.q.batch_stride = p.k.batch_stride = p.v.batch_stride = p.out.batch_stride =
-              std::int64_t{{heads}} * seqlen * dim;
-          if (causal) p.window_right = 0;
+              std::int64_t{heads} * seqlen * dim;
+          if (causal) p.window_right = 0;"""
+    show = "std::puts(core::make_plan(p, d, options).variant_name);"
+    return run_planner("wmma", "batch, heads, seqlen, dim, causal", calls, problem, show)
+
+
+def run_planner(
+    family: str,
+    parameters: str,
+    calls: Sequence[tuple[Device, Sequence[int]]],
+    problem: str,
+    show: str,
+    header: str = "core/plan.h",
+) -> list[str]:
+    """Compiles a host program with the plans of all families, and returns the lines that it prints.
+
+    Args:
+        family: Whose plans are asked for.
+        parameters: Names of ints, which `calls` has the values of beside each device.
+        problem: C++ that describes AttentionParams `p` by them.
+        show: C++ that prints the line of a call, of `p`, DeviceInfo `d` and `options`.
+        header: What `show` needs beside core/plan.h.
+    """
+    cases = [
+        f"show({device.arch[3:-1]}, {device.arch[-1]}, {device.num_sms}, {device.smem_per_sm}, "
+        f"{device.l2_bytes}, {', '.join(map(str, values))});"
+        for device, values in calls
+    ]
+    ints = ", ".join(f"int {name}" for name in parameters.split(", "))
+    text = f"""
+        #include "core/plan.h"
+        #include "{header}"
+        #include <cstdio>
+        using namespace dlattn;
+        void show(int major, int minor, int sms, int smem, int l2, {ints}) {{
+          AttentionParams p;
+          {problem}
           DeviceInfo d;
           d.type = DeviceType::kCuda;
           d.compute_major = major, d.compute_minor = minor, d.num_sms = sms;
           d.smem_per_sm = smem, d.max_smem_per_block = smem - {RESERVED_SMEM}, d.l2_bytes = l2;
           p.device.type = DeviceType::kCuda;
           Options options;
-          options.kernel = "wmma";
-          std::puts(core::make_plan(p, d, options).variant_name);
+          options.kernel = "{family}";
+          {show}
         }}
         int main() {{
           {" ".join(cases)}
         }}"""
-    return run_planner(text).split()
-
-
-def run_planner(text: str) -> str:
-    """Compiles a host program with the plans of all families, and returns what it prints."""
     enums = {
         "float16": "kFloat16",
         "bfloat16": "kBFloat16",
@@ -256,7 +278,7 @@ def run_planner(text: str) -> str:
     sources = [ROOT / f"src/core/{name}.cpp" for name in _CORE]
     sources += [ROOT / f"src/cuda/forward/{family}/plan.cpp" for family in families]
     sources.append(ROOT / "tests/simt/plan_only.cpp")
-    return _run_cpp(text, *sources, headers=headers)
+    return _run_cpp(text, *sources, headers=headers).splitlines()
 
 
 def _kernels_of(
