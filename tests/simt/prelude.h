@@ -80,17 +80,22 @@ T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
                          source >= lane / width * width ? source : lane);
 }
 
+namespace simt {
+
 // Of all lanes of a warp.
-inline unsigned __reduce_add_sync(unsigned mask, unsigned x) {
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(mask, x, step);
+template <typename Operation>
+unsigned reduce(unsigned mask, unsigned x, Operation operation) {
+  for (int apart = 16; apart > 0; apart /= 2) x = operation(x, __shfl_xor_sync(mask, x, apart));
   return x;
 }
+
+}  // namespace simt
+
+inline unsigned __reduce_add_sync(unsigned mask, unsigned x) {
+  return ::simt::reduce(mask, x, [](unsigned a, unsigned b) { return a + b; });
+}
 inline unsigned __reduce_max_sync(unsigned mask, unsigned x) {
-  for (int apart = 16; apart > 0; apart /= 2) {
-    const unsigned other = __shfl_xor_sync(mask, x, apart);
-    x = x < other ? other : x;
-  }
-  return x;
+  return ::simt::reduce(mask, x, [](unsigned a, unsigned b) { return a < b ? b : a; });
 }
 
 inline unsigned __ballot_sync(unsigned mask, int predicate) {

@@ -25,9 +25,7 @@ __device__ __forceinline__ void let_next_grid_start() {
 // with it the next one's wait. For a grid of few and small blocks behind one that fills the device:
 // the blocks of the third are then in place when the second ends.
 __device__ __forceinline__ void let_next_grid_start_before_wait() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
+  let_next_grid_start();
 }
 
 }  // namespace dlattn::ptx

@@ -4,9 +4,8 @@
 //
 // A thread block per row of out, or per 128 columns of it. Its threads form groups, each of which
 // has these columns, four a thread, of every so many-th part; at the end the groups' sums are added
-// up in shared memory. Rows
-// that one thread block had all keys of are done already, and rows that see no key get their result
-// here.
+// up in shared memory. Rows that one thread block had all keys of are done already, and rows that
+// see no key get their result here.
 
 #include "cuda/forward/decode/parts.cuh"
 #include "cuda/forward/decode/units.cuh"
