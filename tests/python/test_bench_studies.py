@@ -509,9 +509,12 @@ def test_the_sums_that_raise_a_row_max() -> None:
     assert limit and 2.0 ** int(limit[1]) == scores.MAX_SUM
     largest = re.search(r"kLargest = 0x1p(\d+)f", shared)
     assert largest and 2.0 ** int(largest[1]) == scores.LARGEST
-    for family in ("wmma", "sm90"):
-        source = _source(f"forward/{family}/softmax.cuh")
-        assert "tile::kMaxSum" in source and "tile::kLargest" in source
+    wmma, sm90 = (_source(f"forward/{family}/softmax.cuh") for family in ("wmma", "sm90"))
+    assert "tile::kMaxSum" in wmma and "tile::kLargest" in wmma and "tile::kLargest" in sm90
+    limit = re.search(r"kMaxSum = 0x1p(\d+)f", sm90)
+    assert limit and 2.0 ** int(limit[1]) == scores.HOPPER_MAX_SUM
+    walk = scores.walk_of(SimpleNamespace(kernel="sm90", block_n=64, head_dim_tile=64))
+    assert walk.to_power == ("kToPower = true;" in sm90)
 
 
 def _source(path: str) -> str:

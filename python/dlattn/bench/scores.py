@@ -2,7 +2,7 @@
 
 That softmax takes a row's probabilities relative to a reference, the row's maximum as it was when
 last raised, and raises it where a lane's sum of them over a tile, or a slice of one, exceeds 2^15
-(2^60 in bfloat16): references go up by what the sums say and the probabilities are scaled down.
+(`sm90`: 2^10): references go up by what the sums say and the probabilities are scaled down.
 Where a sum exceeds 2^120 (`wmma`: a lane's, `sm90`: a row's), scores are made again and references
 raised to their maxima; `sm90` then works the maximum out first until no reference is raised by
 2^60 or more. How often that happens depends on the scores alone. So queries and keys are made here
@@ -40,7 +40,8 @@ from dlattn.bench.session import Entrant
 
 Tensor = Any
 
-MAX_SUM = 2.0**15  # of a lane's probabilities
+MAX_SUM = 2.0**15  # of a lane's probabilities, in wmma
+HOPPER_MAX_SUM = 2.0**10  # in sm90
 SLACK = 8.0  # of an edge tile's scores over the reference, in powers of 2
 LARGEST = 2.0**120  # sum of a row that is scaled down
 FAR_RISE = 60.0  # of a reference, in powers of 2, after which the next tile's maximum comes first
@@ -189,6 +190,7 @@ class Walk:
     slack: float = SLACK
     speculates_on_edges: bool = False  # on all edge tiles but the walk's first
     lanes_overflow: bool = True  # lanes' sums tell whether fp32 was too small; False: rows'
+    to_power: bool = False  # sums raise a reference so that the largest probability is a power of 2
 
 
 @dataclass(frozen=True)
@@ -214,11 +216,12 @@ def walk_of(plan: Any) -> Walk:
             16,
             slices=1,
             edge_keys=plan.block_n,
-            max_sum=MAX_SUM,
+            max_sum=HOPPER_MAX_SUM,
             slack=0.0,
             speculates_on_edges=True,
             anticipates=True,
             lanes_overflow=False,
+            to_power=True,
         )
     rows = plan.block_m // plan.num_warps
     narrow_slices = 1 if plan.variant == "persistent" else 2
@@ -269,7 +272,8 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
     As the softmaxes of wmma and sm90 in src/cuda/forward do: on edge tiles a row whose maximum
     exceeds its reference by more than the slack gets the maximum as its reference, a row that has
     seen nothing always. On the others, if a lane's sum exceeds max_sum, all rows of its warp raise
-    their references by the exponent of their sum, or as on edge tiles if a sum exceeds LARGEST.
+    their references by the exponent of their sum, in sm90 up to the next one for which the largest
+    probability is a power of two, or as on edge tiles if a sum exceeds LARGEST.
     If the walk anticipates, a warp whose row maxima rose far goes about the next tile like that
     from the start. Warps pass over the slices of edge tiles that they do not see. As many queries
     as keys.
@@ -321,6 +325,9 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
                 overflown = (largest if walk.lanes_overflow else sums) > LARGEST
                 overflown = _by_warp(overflowing & overflown, walk.warp_rows)
                 by_sums = reference + sums.clamp(min=1.0).frexp().exponent - 1
+                if walk.to_power:
+                    excess = top - reference
+                    by_sums += torch.where(by_sums > reference, excess - excess.floor(), 0.0)
                 raised_to = torch.where(overflowing, by_sums, reference)
                 raised_to = torch.where(overflown | (inside & rising), by_maximum, raised_to)
                 far = _by_warp(raised_to - reference > FAR_RISE, walk.warp_rows)

@@ -8,12 +8,12 @@ namespace dlattn::sm90 {
 
 // How large probabilities are that are rounded to 16 bits, in powers of two.
 struct HalfRange {
-  static constexpr float kMaxSum = tile::kMaxSum;  // of a lane's, above which a row max is raised
-  static constexpr int kFirstExponent = 0;         // of the largest one of a row's first tile
-  static constexpr int kSumExponent = 0;           // of a row's sum after it was raised
+  static constexpr float kMaxSum = 0x1p10f;  // of a lane's, above which a row max is raised
+  static constexpr int kFirstExponent = 0;   // of the largest one of a row's first tile
+  static constexpr int kSumExponent = 0;     // of a row's sum after it was raised
   static constexpr float kMostScaled = tile::kMostScaled;  // of a scaled row max, by magnitude
-  static constexpr bool kToPower = false;  // whether a row max is then where the tile's largest
-                                           // probability is a power of two
+  static constexpr bool kToPower = true;  // whether a row max is then where the tile's largest
+                                          // probability is a power of two
 };
 
 // The streaming softmax of this lane's two rows of its warp's 16, with a speculative row max:
@@ -175,7 +175,7 @@ struct RangedSoftmax {
       const int raised = tile::raise_by(row_sums[h], Range::kSumExponent);
       words[h] = old - static_cast<float>(raised);
       if constexpr (Range::kToPower) {
-        const float exponent = log2f(row_max(probabilities, h));
+        const float exponent = ptx::log2(row_max(probabilities, h));
         if (raised > 0) words[h] -= exponent - floorf(exponent);
       }
       factors[h] = ptx::exp2(words[h] - old);

@@ -16,6 +16,10 @@ inline float exp2(float x) {
   return y < kSmallestNormal ? 0.0f : y;
 }
 
+inline float log2(float x) {
+  return std::log2(x);
+}
+
 inline float max_or_nan(float x, float y) {
   return std::isnan(x) || std::isnan(y) ? NAN : std::fmax(x, y);
 }
