@@ -53,7 +53,7 @@ _ANY_DIMS = {"merge": "row_per_warp", "append": "token_rows"}
 _ANY_DIMS_DTYPES = ("float16", "bfloat16", "float32")
 # Tile shapes of the families that have several, in the traits' order, each with the tiles it has.
 _ALL = range(1, 257)
-_MODS = ("", "computed", "loaded")  # of sm90
+_SM90 = ("", "computed", "loaded", "short")
 _VARIANTS = {
     "wmma": {
         "wide": _ALL,
@@ -64,9 +64,14 @@ _VARIANTS = {
         "single_pass": (64,),
         "persistent": range(64, 257),
     },
-    # By the tile of v's head_dim, then by the score modification.
+    # By the tile of v's head_dim, then by the kernel of the tile.
     "sm90": {
-        f"{v}{mod}": tiles for v, tiles in (("", _ALL), ("v128", range(129, 193))) for mod in _MODS
+        **{
+            f"{v}{kind}": tiles
+            for v, tiles in (("", _ALL), ("v128", range(129, 193)))
+            for kind in _SM90[:3]
+        },
+        "short": range(1, 129),
     },
     "wmma8": {"": _ALL, "general": range(1, 129)},
     "sm90_fp8": {"": _ALL, "scaled": range(1, 129)},
@@ -80,7 +85,7 @@ _DECODE_KEYS = {"a": "int8", "13__nv_fp8_e4m3": "float8_e4m3fn"}
 # Kernels of which there is another beside: those that pack heads, those for packed sequences.
 _TWINS = {
     ("wmma", "narrow"): "packed",
-    **{("sm90", f"{v}{mod}"): "varlen" for v in ("", "v128") for mod in _MODS[:2]},
+    **{("sm90", f"{v}{mod}"): "varlen" for v in ("", "v128") for mod in _SM90[:2]},
     **{("sm90_fp8", variant): "varlen" for variant in ("", "scaled")},
 }
 _KERNEL = re.compile(
@@ -88,7 +93,7 @@ _KERNEL = re.compile(
     r"(?:6|\d\d(split|general|persistent|int8)_)"
     r"kernelI(6__half|13__nv_bfloat16|f)?"
     r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:Lb([01])E)?"
-    r"(?:LNS0_8ScoreModE([0-2])ELb([01])E)?(?:LNS_9PrecisionE(\d)E)?EEv\w+"
+    r"(?:LNS0_7VariantE([0-3])ELb([01])E)?(?:LNS_9PrecisionE(\d)E)?EEv\w+"
 )
 # Of decode: by the dtypes of what is multiplied and of the keys (S2_: the same), tile and shape.
 _DECODE_KERNEL = re.compile(
@@ -223,7 +228,7 @@ def _parsed_name(match: re.Match[str]) -> str:
     family, name, element, tile, variant, twin, scaled, mod, varlen, precision = match.groups()
     if family == "sm90":
         name, twin = (
-            (f"v{variant}" if variant != tile else "") + _MODS[int(mod)],
+            (f"v{variant}" if variant != tile else "") + _SM90[int(mod)],
             varlen,
         )
     elif family == "wmma8":
@@ -398,8 +403,8 @@ def dynamic_smem() -> dict[str, int]:
             arguments = f"{size}, {tile}" if family == "scalar" else str(tile)
             if family == "sm90":
                 tile_v = 128 if variant.startswith("v128") else tile
-                mod = _MODS.index(variant.removeprefix("v128"))
-                arguments += f", {tile_v}, dlattn::sm90::ScoreMod({mod})"
+                mod = _SM90.index(variant.removeprefix("v128"))
+                arguments += f", {tile_v}, dlattn::sm90::Variant({mod})"
             elif variant and family not in ("wmma8", "sm90_fp8"):
                 arguments += f", {variants(family).index(variant)}"
             if family == "decode":

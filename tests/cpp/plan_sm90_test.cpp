@@ -53,13 +53,14 @@ void served() {
     const Plan plan = dlattn::plan(p, h200, force("sm90"));
     CHECK(plan.kernel == "sm90");
     CHECK_EQ(plan.head_dim_tile, d.tile);
-    const TileConfig config = sm90::tile_config(d.tile, d.tile_v);
+    const TileConfig config =
+        sm90::tile_config(d.tile, d.tile_v, static_cast<sm90::Variant>(plan.variant));
     CHECK_EQ(plan.block_m, config.block_m);
     CHECK_EQ(plan.block_n, config.block_n);
     CHECK_EQ(plan.num_warps, config.num_warps);
     CHECK_EQ(plan.smem_bytes, config.smem_bytes);
     CHECK(plan.smem_bytes <= h200.max_smem_per_block);
-    CHECK(plan.grid > 0 && plan.grid <= 2048 / config.block_m * 8 * 2);
+    CHECK(plan.grid > 0 && plan.grid <= (2047 / config.block_m + 1) * 8 * 2);
   }
 }
 
@@ -142,17 +143,21 @@ void score_terms() {
       const Plan plan = dlattn::plan(p, h200);
       CHECK(plan.kernel == "sm90");
       CHECK(std::string(plan.variant_name) == "computed");
-      const TileConfig config = sm90::tile_config(head_dim, head_dim, sm90::ScoreMod::kComputed);
+      const TileConfig config = sm90::tile_config(head_dim, head_dim, sm90::Variant::kComputed);
       CHECK_EQ(plan.block_m, config.block_m);
       CHECK_EQ(plan.smem_bytes, config.smem_bytes);
       CHECK_EQ(plan.num_warps, config.num_warps);
     }
   }
-  // Those of small grids too, for which wmma has no tiles but its general ones.
+  // Those of small grids are decode's, which divides their keys; with batch_invariant they may not
+  // be, and wmma has no tiles for them but its general ones.
   for (const std::int64_t seqlen : {256, 512}) {
     AttentionParams p = problem(DType::kFloat16, 64);
     p.batch_size = 1, p.seqlen_q = p.seqlen_k = seqlen, p.softcap = 30.0;
-    CHECK(dlattn::plan(p, h200).kernel == "sm90");
+    CHECK(dlattn::plan(p, h200).kernel == "decode");
+    Options invariant;
+    invariant.batch_invariant = true;
+    CHECK(dlattn::plan(p, h200, invariant).kernel == "sm90");
     p.softcap = 0.0;
     CHECK(dlattn::plan(p, h200).kernel == "wmma");
   }
@@ -173,7 +178,7 @@ void score_terms() {
     CHECK(plan.kernel == "sm90");
     CHECK(std::string(plan.variant_name) == "loaded");
     const int tiles = (plan.block_m * plan.block_n) * ((c.wide ? 4 : 2) + (c.mask ? 1 : 0));
-    const TileConfig config = sm90::tile_config(c.head_dim, c.head_dim, sm90::ScoreMod::kBiasMask);
+    const TileConfig config = sm90::tile_config(c.head_dim, c.head_dim, sm90::Variant::kLoaded);
     CHECK_EQ(plan.smem_bytes, config.smem_bytes + c.stages * tiles);
     CHECK(plan.smem_bytes <= h200.max_smem_per_block);
   }
@@ -190,8 +195,10 @@ void automatic_choice() {
     std::int64_t causal_grid = 0;  // where it differs
   } choices[] = {
       {1, 8, 512, 64, "wmma", 0},
-      {1, 8, 2048, 64, "sm90", 64, 512},  // causal: of wmma
-      {1, 32, 1024, 64, "sm90", 128},
+      {1, 8, 2048, 64, "sm90", 128},  // short blocks
+      {2, 8, 2048, 64, "sm90", 128, 256},
+      {1, 8, 4096, 64, "sm90", 128, 256},
+      {1, 32, 1024, 64, "sm90", 128, 256},
       {1, 8, 2048, 128, "sm90", 128},
       {1, 8, 512, 128, "wmma", 0},
       {1, 8, 1024, 128, "sm90", 64},
@@ -199,9 +206,9 @@ void automatic_choice() {
       {1, 8, 256, 256, "sm90", 16},
       // Blocks that are up to half full, and few keys.
       {8, 32, 64, 128, "wmma", 0},
-      {8, 32, 128, 128, "sm90", 256},
-      {8, 32, 128, 64, "wmma", 0},
-      {8, 32, 192, 64, "sm90", 256},
+      {8, 32, 128, 128, "sm90", 132, 256},
+      {8, 32, 128, 64, "sm90", 132, 256},  // causal: of wmma
+      {8, 32, 192, 64, "sm90", 132, 256},
       {4, 32, 64, 256, "sm90", 128},
       {8, 32, 64, 256, "wmma", 0},
       {4, 32, 4096, 64, "sm90", 2048},
@@ -209,14 +216,14 @@ void automatic_choice() {
       {16, 16, 1024, 128, "sm90", 132},
       {8, 32, 512, 128, "sm90", 132},
       {8, 16, 1024, 128, "sm90", 132, 1024},  // shares of 8 works, of 8 lengths
-      {8, 16, 2048, 128, "sm90", 132, 2048},
+      {8, 16, 2048, 128, "sm90", 132, 1408},
       {16, 8, 1024, 256, "sm90", 132, 1024},
       {16, 16, 1024, 256, "sm90", 132, 2048},  // one stage of Q
       {1, 32, 1024, 128, "sm90", 256},
-      {4, 16, 4096, 128, "sm90", 2048},
+      {4, 16, 4096, 128, "sm90", 1408},  // blocks of 192 rows
       {32, 8, 512, 256, "sm90", 132},
       {16, 8, 512, 256, "sm90", 512},
-      {70000, 8, 4096, 128, "sm90", 17920000},
+      {70000, 8, 4096, 128, "sm90", 12320000},
   };
   for (const auto& c : choices) {
     AttentionParams q = problem(DType::kFloat16, c.head_dim);
@@ -242,22 +249,28 @@ void edges_of_the_choice() {
   few.batch_size = 64, few.seqlen_q = 64;
   CHECK(core::make_plan(few, h200, {}).kernel == "sm90");
   few.seqlen_q = 512, few.seqlen_k = 64;
-  CHECK(core::make_plan(few, h200, {}).kernel == "wmma");
-  few.seqlen_k = 128;
   CHECK(core::make_plan(few, h200, {}).kernel == "sm90");
+  CHECK_EQ(core::make_plan(few, h200, {}).grid, 132);  // blocks stay, however few their works
+  few.seqlen_k = 256;
+  CHECK_EQ(core::make_plan(few, h200, {}).grid, 132);
+  few.batch_size = 9;  // works for two rounds and a half
+  CHECK_EQ(core::make_plan(few, h200, {}).grid, 132);
+  few.seqlen_k = 320;
+  CHECK(core::make_plan(few, h200, {}).grid > 132);
   // A window makes walks short, so blocks stay for several of them.
+  constexpr std::int64_t kAll = 22 * 8 * 16;  // blocks of 192 rows, heads, sequences
   AttentionParams narrow = problem(DType::kFloat16, 128);
   narrow.batch_size = 16, narrow.seqlen_q = narrow.seqlen_k = 4096,
   narrow.causal = Causal::kBottomRight;
-  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 4096);
+  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, kAll);
   narrow.window_left = 1025;
-  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 4096);
+  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, kAll);
   narrow.window_left = 1024;
   CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 132);
   narrow.window_left = 512;
   CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 132);
   narrow.causal = Causal::kNone;
-  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 4096);
+  CHECK_EQ(core::make_plan(narrow, h200, {}).grid, kAll);
   narrow.window_right = 100;
   CHECK_EQ(core::make_plan(narrow, h200, {}).grid, 132);
   // Sides whose sum is more than 64 bits hold see as much as none.
@@ -277,10 +290,10 @@ void choice_by_time() {
     void (*set)(AttentionParams&);
     std::string_view kernel;
   } cases[] = {
-      {1, 192, 192, 256, [](AttentionParams&) {}, "sm90"},                      // 6.7 us, wmma 13.1
-      {128, 64, 2048, 128, [](AttentionParams&) {}, "sm90"},                    // 36.7, 57.2
-      {2, 128, 128, 64, [](AttentionParams& p) { p.softcap = 20.0; }, "sm90"},  // 6.8, 12.8
-      {8, 512, 512, 64, [](AttentionParams&) {}, "wmma"},                       // the mission shape
+      {1, 192, 192, 256, [](AttentionParams&) {}, "sm90"},    // 6.7 us, wmma 13.1
+      {128, 64, 2048, 128, [](AttentionParams&) {}, "sm90"},  // 36.7, 57.2
+      {2, 128, 128, 64, [](AttentionParams& p) { p.softcap = 20.0; }, "decode"},
+      {8, 512, 512, 64, [](AttentionParams&) {}, "wmma"},  // the mission shape
       {32, 128, 128, 64, [](AttentionParams&) {}, "wmma"},
       {8, 2048, 64, 64, [](AttentionParams&) {}, "wmma"},  // 4.7, sm90 5.3
   };
@@ -295,11 +308,63 @@ void choice_by_time() {
     CHECK(plan.predicted_ns > 2e3 && plan.predicted_ns < 1e5);
     // The one taken is predicted to be the fastest of those that serve the problem.
     for (const std::string_view name : kernel_names()) {
-      // decode is taken for few queries alone.
+      // decode is taken for few queries alone, and for not too many of modified scores.
       if (name == "auto" || name == "decode" || !supported(p, h200, force(name)).ok) continue;
       CHECK(plan.predicted_ns <= dlattn::plan(p, h200, force(name)).predicted_ns);
     }
   }
+}
+
+// Of plain scores there are blocks of fewer rows, for grids of few or of uneven blocks.
+void short_blocks() {
+  const auto of = [](const char* variant) {
+    Options options = force("sm90");
+    options.variant = variant;
+    return options;
+  };
+  for (const int head_dim : {64, 96, 128}) {
+    AttentionParams p = problem(DType::kFloat16, head_dim);
+    p.batch_size = 1, p.causal = Causal::kBottomRight;
+    CHECK(std::string(dlattn::plan(p, h200).variant_name) == "short");
+    const Plan by_name = dlattn::plan(p, h200, of("short"));
+    CHECK(std::string(by_name.variant_name) == "short");
+    CHECK_EQ(by_name.block_m, 128);
+    const Plan tall = dlattn::plan(p, h200, of("tall"));
+    CHECK(std::string(tall.variant_name).empty());
+    CHECK_EQ(tall.block_m, head_dim == 64 ? 256 : 192);
+    // Those of varlen sequences are tall, and with batch_invariant so are all.
+    Options invariant;
+    invariant.batch_invariant = true;
+    CHECK(std::string(dlattn::plan(p, h200, invariant).variant_name).empty());
+    p.batch_size = 128;
+    CHECK(std::string(dlattn::plan(p, h200).variant_name).empty());
+  }
+  static const std::int32_t offsets[2] = {};
+  const struct {
+    void (*change)(AttentionParams&, Options&);
+    const char* why;
+  } cases[] = {
+      {[](AttentionParams& p, Options&) { p.softcap = 30.0; }, "score terms"},
+      {[](AttentionParams& p, Options&) { p.mask.data = bools, p.mask.col_stride = 1; },
+       "score terms"},
+      {[](AttentionParams& p, Options&) { p.cu_seqlens_q = p.cu_seqlens_k = offsets; },
+       "cu_seqlens_q"},
+      {[](AttentionParams& p, Options&) { p.head_dim = 192; }, "head dims above 128"},
+      {[](AttentionParams&, Options& options) { options.batch_invariant = true; },
+       "batch_invariant"},
+  };
+  for (const auto& c : cases) {
+    AttentionParams p = problem(DType::kFloat16, 64);
+    Options options = of("short");
+    c.change(p, options);
+    CHECK_THROWS(
+        dlattn::plan(p, h200, options), UnsupportedError,
+        std::string("no kernel can run this: sm90: variant short does not implement ") + c.why);
+    options.variant = "tall";
+    CHECK(supported(p, h200, options).ok);
+  }
+  CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), h200, of("wide")), UnsupportedError,
+               "no kernel can run this: sm90: variant is wide; accepted: tall, short");
 }
 
 // Varlen batches with a bias or a mask are not the family's: with batch_invariant, batches go where
@@ -340,13 +405,13 @@ void varlen() {
     std::string_view kernel;
     std::int64_t grid;
   } choices[] = {
-      {64, 131584, 4096, 128, "sm90", (131584 / 128 + 64) * 8},
+      {64, 131584, 4096, 128, "sm90", (131584 / 192 + 64) * 8},
       {64, 131584, 4096, 64, "sm90", (131584 / 256 + 64) * 8},
-      {1000, 1000, 1, 128, "decode", 0},
-      {1000, 1000 + 8192, 8192, 128, "sm90", (9192 / 128 + 1000) * 8},
+      {1000, 1000, 1, 128, "wmma", 0},  // decode's blocks would look for 30 sequences each
+      {1000, 1000 + 8192, 8192, 128, "sm90", (9192 / 192 + 1000) * 8},
       {100, 100 * 64, 64, 128, "wmma", 0},
-      {100, 100 * 64, 4096, 128, "sm90", (6400 / 128 + 100) * 8},  // wmma would have empty blocks
-      {100, 100 * 65, 4096, 128, "sm90", (6500 / 128 + 100) * 8},
+      {100, 100 * 64, 4096, 128, "sm90", (6400 / 192 + 100) * 8},  // wmma would have empty blocks
+      {100, 100 * 65, 4096, 128, "sm90", (6500 / 192 + 100) * 8},
       {256, 256 * 300, 1000, 128, "sm90", 132},
       {1, 0, 0, 128, "wmma", 0},
   };
@@ -377,6 +442,7 @@ int main() {
   automatic_choice();
   edges_of_the_choice();
   choice_by_time();
+  short_blocks();
   batch_invariance();
   varlen();
   return test::summary();

@@ -117,7 +117,7 @@ void batch_invariance() {
       AttentionParams p = problem(DType::kFloat16, head_dim);
       p.num_heads = p.num_heads_kv = 64, p.batch_size = 64, p.seqlen_q = p.seqlen_k = 8192;
       p.q.batch_stride = p.k.batch_stride = p.v.batch_stride = 0;
-      const Plan large = core::make_plan(p, device, {});
+      const Plan large = core::make_plan(p, device, options);
       for (const std::int64_t batch_size : {1, 3, 64}) {
         for (const std::int64_t seqlen : {1, 100, 512, 8192}) {
           for (const std::int64_t num_heads : {1, 8, 64}) {

@@ -1,7 +1,7 @@
 """Variants and forms of the CUDA kernels that no other test asks for by name, against float64.
 
-Every variant of wmma with query heads packed; sm90's score modification at every head_dim and in
-varlen; chains of calls to different kernels.
+Every variant of wmma with query heads packed; sm90's tall and short blocks; its score modification
+at every head_dim and in varlen; chains of calls to different kernels.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ LACKS = (
     "compute capability",
     "needs code for",
 )
+
+hopper = pytest.mark.skipif(not HOPPER, reason="needs compute capability 9.0 and code for it")
 
 # --- packed heads --------------------------------------------------------------------------------
 
@@ -95,9 +97,76 @@ def test_scores_of_packed_heads_that_rise(variant: str) -> None:
         pytest.skip(f"no {variant} here")
 
 
+# --- blocks of sm90 ------------------------------------------------------------------------------
+
+BLOCKS = ["sm90:tall", "sm90:short"]
+
+
+@hopper
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dims", [(64, 64), (40, 56), (96, 96), (128, 128), (128, 72)])
+@pytest.mark.parametrize("kernel", BLOCKS)
+def test_blocks_of_sm90(kernel: str, dims: tuple[int, int], dtype: str) -> None:
+    """Lengths around tiles of 64 and 128 keys and blocks of 128, 192 and 256 rows."""
+    lengths = [
+        (1, 1),
+        (64, 64),
+        (128, 63),
+        (129, 65),
+        (127, 128),
+        (192, 129),
+        (193, 192),
+        (256, 257),
+    ]
+    lengths += [(257, 1), (300, 40), (70, 640), (400, 1000)]
+    for causal in CAUSAL:
+        for seqlen_q, seqlen_k in lengths:
+            inputs = qkv(dtype, seqlen_q, seqlen_k, heads=4, heads_kv=2, dim=dims[0], dim_v=dims[1])
+            check(kernel, *inputs, causal=causal)
+        inputs = qkv(dtype, 300, 700, heads=4, heads_kv=2, dim=dims[0], dim_v=dims[1])
+        check(kernel, *inputs, causal=causal, window=(100, 30))
+        check(kernel, *inputs, causal=causal, window=(5, 0), sinks=torch.ones(4, device=DEVICE))
+
+
+@hopper
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dim", [64, 96, 128])
+@pytest.mark.parametrize("kernel", BLOCKS)
+def test_blocks_of_sm90_and_rising_scores(kernel: str, dim: int, dtype: str) -> None:
+    """Row maxima that one group of keys raises far and the other does not, or beyond measure."""
+    for hot in (0, 63, 64, 128, 290, 440):
+        for size in (20.0, 2e4):
+            q, k, v = qkv(dtype, 200, 448, dim=dim)
+            k[:, hot] *= size if dtype == "bfloat16" else min(size, 2e3)
+            check(kernel, q, k, v)
+    q, k, v = qkv(dtype, 200, 448, dim=dim)
+    check(kernel, torch.full_like(q, 3e4), torch.full_like(k, 3e4), v)
+    k[:, 64:128] = 0  # scores of every other tile alone
+    check(kernel, q * 50, k, v)
+
+
+@hopper
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dim", [64, 96, 128, 192, 256])
+@pytest.mark.parametrize("kernel", BLOCKS)
+def test_keys_that_outweigh_all_others(kernel: str, dim: int, dtype: str) -> None:
+    """Self-attention of a tensor with itself: results are v, rounded once."""
+    if kernel == "sm90:short" and dim > 128:
+        pytest.skip("tall blocks alone")
+    q = torch.randn(2, 1024, 8, dim, device=DEVICE).to(getattr(torch, dtype))
+    scale = 16 / dim  # a row's own key is some 16 above the others
+    out = dlattn.attention(q, q, q, kernel=kernel, softmax_scale=scale)
+    wide = q.double().transpose(1, 2)
+    exact = (torch.softmax(wide @ wide.mT * scale, 3) @ wide).transpose(1, 2)
+
+    def error(x: Any) -> float:
+        return float((x.double() - exact).pow(2).mean().sqrt())
+
+    assert error(out) <= 1.05 * error(exact.to(q.dtype))
+
+
 # --- score modification on sm90 ------------------------------------------------------------------
 
-hopper = pytest.mark.skipif(not HOPPER, reason="needs compute capability 9.0 and code for it")
 DIMS = [(64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256)]
 SLOPES = [0.5, -0.1, 0.0, 1.0]
 

@@ -260,8 +260,34 @@ SEED_BUGS = (
         SM90,
         "key-loop",
         "if (kFromRegisters) release(shared.queries, query_use); "
-        "for (int n = walk.tiles.end - 2; n >= walk.tiles.begin; --n) step(walk, n, score_mod);",
+        "for (int n = own_tile(walk, walk.tiles.end - 1) - kKeyGroups; n >= walk.tiles.begin; "
+        "n -= kKeyGroups) step(walk, n, score_mod);",
         statements=2,
+    ),
+    # Of two consumers that share rows.
+    SeedBug(
+        "sums of one group of keys lost",
+        SM90,
+        "merge-sums",
+        "row_sum[h] *= factors[h];",
+    ),
+    SeedBug(
+        "both groups of keys scaled alike",
+        SM90,
+        "merge-parts",
+        "acc = fmaf(x.x[e], factors[e / 2], acc * factors[e / 2]);",
+    ),
+    SeedBug(
+        "unscaled row max taken for a scaled one",
+        SM90,
+        "merge-mode",
+        "other.set_mode(Softmax::kScaled);",
+    ),
+    SeedBug(
+        "groups of keys count uses apart",
+        SM90,
+        "even-out",
+        ";",
     ),
     SeedBug(
         "results of other columns",

@@ -15,23 +15,27 @@ using simt::kFull;
 using simt::kTopLeft;
 using simt::Layout;
 
-template <typename T>
+using dlattn::sm90::Variant;
+
+template <typename T, bool kShort = false>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
+  const Variant variant = kShort ? Variant::kShort : dlattn::sm90::variant_of(params);
   simt::with_instance<kFamily, T>(head_dim_tile, [&](auto tile) {
-    const dlattn::sm90::TensorBoxes boxes = dlattn::sm90::tensor_boxes(params, tile);
+    const dlattn::sm90::TensorBoxes boxes = dlattn::sm90::tensor_boxes(params, tile, variant);
     const dlattn::sm90::Launch launch = {
         simt::encode(boxes.q),
         simt::encode(boxes.k),
         simt::encode(boxes.v),
         simt::encode(boxes.out),
-        static_cast<unsigned>(dlattn::sm90::num_work_tiles(params, tile)),
+        static_cast<unsigned>(dlattn::sm90::num_work_tiles(params, tile, variant)),
         dlattn::sm90::score_params(params, tile),
         simt::encode(boxes.bias),
         simt::encode(boxes.mask)};
     dlattn::sm90::with_head_dim_v_tile<tile>(params.head_dim_v, [&](auto tile_v) {
-      dlattn::sm90::with_kernel(params, [&](auto score_mod, auto varlen) {
-        dlattn::sm90::kernel<T, tile, tile_v, score_mod, varlen>(params, shape, launch);
+      const bool is_varlen = params.cu_seqlens_q != nullptr;
+      dlattn::sm90::with_kernel<tile>(variant, is_varlen, [&](auto constant, auto varlen) {
+        dlattn::sm90::kernel<T, tile, tile_v, constant, varlen>(params, shape, launch);
       });
     });
   });
@@ -190,8 +194,10 @@ int main(int argc, char** argv) {
   constexpr int kBlocks = 2;  // so few that they compute several tiles one after the other
   tests.limit_blocks(kBlocks);
   for (const Case& c : arguments.cases(cases())) {
-    tests.run<half>(kFamily, c, run_kernel<half>);
-    tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16>);
+    tests.run<half>(kFamily, c, run_kernel<half>, "tall");
+    tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16>, "tall");
+    tests.run<half>(kFamily, c, run_kernel<half, true>, "short");  // what it does not refuse
+    tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16, true>, "short");
   }
   return tests.finish();
 }

@@ -59,7 +59,7 @@ struct Launch {
   std::string_view kernel;  // the family, "cpu" on the CPU
   DType dtype = DType::kFloat16;
   int head_dim_tile = 0;          // both head dims rounded up to the instance that serves them
-  int variant = 0;                // which tile shape of wmma, or score modification of sm90
+  int variant = 0;                // which tile shape, or kernel for score modifications
   const char* variant_name = "";  // its name; may be ""
   int packed_heads = 1;           // query heads of a KV head that are rows of the same tiles
   int block_m = 0;                // query rows per tile

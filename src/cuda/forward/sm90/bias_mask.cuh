@@ -26,7 +26,7 @@ struct BiasMaskTiles {
   template <int kHeadDim, int kHeadDimV>
   __device__ __forceinline__
   BiasMaskTiles(const ScoreParams& params,
-                const Shared<kHeadDim, kHeadDimV, ScoreMod::kBiasMask>& shared, int consumer)
+                const Shared<kHeadDim, kHeadDimV, Variant::kLoaded>& shared, int consumer)
       : params(params),
         base(shared.base),
         tiles(shared.base + shared.kMap.bias_mask + consumer * params.stages * params.stage_bytes),
@@ -81,7 +81,7 @@ using BiasMaskSource =
 template <int kHeadDim, int kHeadDimV>
 __device__ __forceinline__ void produce_bias_mask(
     const AttentionParams& params, const LaunchShape& shape, const Launch& launch,
-    const Shared<kHeadDim, kHeadDimV, ScoreMod::kBiasMask>& shared, int consumer) {
+    const Shared<kHeadDim, kHeadDimV, Variant::kLoaded>& shared, int consumer) {
   constexpr int kBlockM = block_m(shared.kShape);
   constexpr int kWideColumns = kBlockRowBytes / 4;
   const tile::Mask mask = position_mask(params, shape, tile::fixed_lengths(params));

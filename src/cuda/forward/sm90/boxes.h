@@ -18,12 +18,12 @@ struct TensorBoxes {
 };
 
 // The shape that a problem has in the instance of a tile.
-inline TileShape tile_shape(const AttentionParams& p, int head_dim_tile) {
-  return tile_shape(head_dim_tile, head_dim_v_tile(head_dim_tile, p.head_dim_v), score_mod_of(p));
+inline TileShape tile_shape(const AttentionParams& p, int head_dim_tile, Variant variant) {
+  return tile_shape(head_dim_tile, head_dim_v_tile(head_dim_tile, p.head_dim_v), variant);
 }
 
-inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
-  const int block_n = tile_shape(p, head_dim_tile).block_n;
+inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile, Variant variant) {
+  const int block_n = tile_shape(p, head_dim_tile, variant).block_n;
   const std::int64_t rows_k = core::key_sizes(p).rows;
   TensorView k = p.k, v = p.v;
   if (rows_k == 0) k.data = v.data = p.q.data;  // without keys there may be no address
@@ -55,8 +55,8 @@ inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
 }
 
 // Work tiles of the whole problem.
-inline std::int64_t num_work_tiles(const AttentionParams& p, int head_dim_tile) {
-  return num_tiles(p, block_m(tile_shape(p, head_dim_tile)));
+inline std::int64_t num_work_tiles(const AttentionParams& p, int head_dim_tile, Variant variant) {
+  return num_tiles(p, block_m(tile_shape(p, head_dim_tile, variant)));
 }
 
 }  // namespace dlattn::sm90

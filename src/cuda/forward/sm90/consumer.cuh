@@ -3,6 +3,7 @@
 #include "cuda/forward/sm90/epilogue.cuh"
 #include "cuda/forward/sm90/key_walk.cuh"
 #include "cuda/forward/sm90/products.cuh"
+#include "cuda/forward/sm90/row_parts.cuh"
 #include "cuda/forward/sm90/score.cuh"
 #include "cuda/forward/sm90/setup.cuh"
 #include "cuda/forward/sm90/softmax.cuh"
@@ -13,10 +14,11 @@ namespace dlattn::sm90 {
 // A consumer warpgroup: it computes its 64 query rows of one work tile after the other. A step
 // starts S = Q K^T of the next key tile, then O += P V of this one, and computes the next tile's
 // probabilities while P V runs. Without kPipelined it finishes P V first, which takes fewer
-// registers.
-template <typename T, bool kVarlen, int kHeadDim, int kHeadDimV, ScoreMod kScoreMod>
+// registers. With two groups of keys it takes every other tile of keys, and its results are merged
+// with those of the consumer that takes the others.
+template <typename T, bool kVarlen, int kHeadDim, int kHeadDimV, Variant kVariant>
 struct Consumer {
-  using SharedParts = Shared<kHeadDim, kHeadDimV, kScoreMod>;
+  using SharedParts = Shared<kHeadDim, kHeadDimV, kVariant>;
 
   __device__ __forceinline__ Consumer(const AttentionParams& params, const LaunchShape& shape,
                                       const Launch& launch, const SharedParts& shared, int consumer)
@@ -24,13 +26,15 @@ struct Consumer {
         shape(shape),
         launch(launch),
         shared(shared),
-        consumer(consumer),
+        row_group(kKeyGroups == 1 ? consumer : consumer % row_groups(kShape)),
+        key_group(kKeyGroups == 1 ? 0 : consumer / row_groups(kShape)),
         scheduler{shape, launch.num_work_tiles},
         first_lane(threadIdx.x % 32 == 0),
         ping_pong{consumer},
         fixed_mask(position_mask(params, shape, tile::fixed_lengths(params))),
         scale(score_scale<kScoreMod>(params, shape)),
-        bias_mask(launch.score, shared, consumer) {}
+        bias_mask(launch.score, shared, consumer),
+        use(static_cast<unsigned>(key_group)) {}
 
   __device__ __forceinline__ void run() {
     ping_pong.begin();
@@ -47,7 +51,9 @@ struct Consumer {
       begin(walk, score_mod);
 #pragma unroll 1
       // seed: key-loop
-      for (int n = walk.tiles.end - 2; n >= walk.tiles.begin; --n) step(walk, n, score_mod);
+      for (int n = own_tile(walk, walk.tiles.end - 1) - kKeyGroups; n >= walk.tiles.begin;
+           n -= kKeyGroups)
+        step(walk, n, score_mod);
       if (kFromRegisters) release(shared.queries, query_use);
       end(walk);
     }
@@ -55,10 +61,12 @@ struct Consumer {
   }
 
  private:
-  static constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kScoreMod);
+  static constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kVariant);
+  static constexpr ScoreMod kScoreMod = score_mod_of(kVariant);
+  static constexpr int kKeyGroups = kShape.key_groups;
   static constexpr int kBlockN = kShape.block_n;
   static constexpr bool kPipelined = kShape.pipelined;
-  static constexpr bool kFromRegisters = stores_from_registers(kHeadDim, kScoreMod);
+  static constexpr bool kFromRegisters = stores_from_registers(kHeadDim, kVariant);
   using TileWalk = KeyWalk<block_m(kShape), kBlockN>;
   using TileScoreMod = LaneScoreMod<T, kScoreMod>;
 
@@ -66,7 +74,7 @@ struct Consumer {
   const LaunchShape& shape;
   const Launch& launch;
   const SharedParts& shared;
-  const int consumer;
+  const int row_group, key_group;
   const tile::RoundRobin scheduler;
   const bool first_lane;
   const PingPong<kShape.num_consumers, kShape.ping_pong> ping_pong;
@@ -75,8 +83,8 @@ struct Consumer {
   const tile::Mask fixed_mask;
   const float scale;
   BiasMaskSource<kScoreMod> bias_mask;
-  unsigned use = 0;        // uses so far of the stages of K and V
-  unsigned query_use = 0;  // and of Q's: one for each work tile
+  unsigned use;            // of the stages of K and V: that of this consumer's tile at hand
+  unsigned query_use = 0;  // uses so far of Q's stages: one for each work tile
 
   float acc_o[kHeadDimV / 2];
   float acc_s[kBlockN / 2];
@@ -84,12 +92,22 @@ struct Consumer {
   Softmax softmax;
 
   __device__ __forceinline__ TileWalk walk_of(const tile::SequenceTile& work) const {
-    return {work, kVarlen ? position_mask(params, shape, work) : fixed_mask, consumer};
+    return {work, kVarlen ? position_mask(params, shape, work) : fixed_mask, row_group};
   }
 
   template <typename Stages>
   __device__ __forceinline__ void release(const Stages& ring, unsigned use) const {
     if (first_lane) ring.release(use);
+  }
+
+  // The last tile up to `n` that is of this consumer's group of keys.
+  __device__ __forceinline__ int own_tile(const TileWalk& walk, int n) const {
+    if constexpr (kKeyGroups == 1) return n;
+    return n - (walk.all.end - 1 - n + key_group) % kKeyGroups;
+  }
+  // Whether it sees any tile of its group.
+  __device__ __forceinline__ bool sees_any(const TileWalk& walk) const {
+    return walk.sees_any() && own_tile(walk, walk.tiles.end - 1) >= walk.tiles.begin;
   }
 
   // Takes part in the barriers of a key tile that only other consumers see.
@@ -100,26 +118,42 @@ struct Consumer {
     release(shared.keys, use);
     shared.values.wait_full(use);
     release(shared.values, use);
+    use += kKeyGroups;
+  }
+
+  // Has both groups of keys count uses from the same one again, and keeps them in step, after a
+  // walk of which the first group had a tile more.
+  __device__ __forceinline__ void even_out(const TileWalk& walk) {
+    if ((walk.all.end - walk.all.begin) % kKeyGroups == 0) return;
+    if (key_group == 0) {
+      --use;
+      return;
+    }
+    // seed: even-out
     ++use;
+    ping_pong.wait();
+    ping_pong.pass();
   }
 
   // Up to the probabilities of the first key tile.
   __device__ __forceinline__ void begin(const TileWalk& walk, TileScoreMod& score_mod) {
     if constexpr (!kVarlen) shared.queries.wait_full(query_use);
 #pragma unroll 1
-    for (int n = walk.all.end - 1; n >= walk.all.begin && n >= walk.tiles.end; --n) pass_over();
+    for (int n = own_tile(walk, walk.all.end - 1); n >= walk.all.begin && n >= walk.tiles.end;
+         n -= kKeyGroups)
+      pass_over();
     softmax = Softmax();
-    if (walk.sees_any()) begin_first(walk, score_mod);
+    if (sees_any(walk)) begin_first(walk, score_mod);
     // Cleared last, so that these registers are free until here.
 #pragma unroll
     for (int d = 0; d < kHeadDimV / 2; ++d) acc_o[d] = 0.0f;
   }
 
   __device__ __forceinline__ void begin_first(const TileWalk& walk, TileScoreMod& score_mod) {
-    const int n = walk.tiles.end - 1;
+    const int n = own_tile(walk, walk.tiles.end - 1);
     shared.keys.wait_full(use);
     ping_pong.wait();
-    start_qk<T, kHeadDim, kBlockN>(acc_s, shared.q(query_use, consumer), shared.k(use));
+    start_qk<T, kHeadDim, kBlockN>(acc_s, shared.q(query_use, row_group), shared.k(use));
     ping_pong.pass();
     ptx::wgmma_wait<0>();
     release(shared.keys, use);
@@ -161,13 +195,14 @@ struct Consumer {
     release(shared.values, use);
   }
 
-  // S and probabilities of tile n, whose K has use + 1, and P V of the tile walked before it.
+  // S and probabilities of tile n, whose K has use + kKeyGroups, and P V of the tile walked before
+  // it.
   __device__ __forceinline__ void step(const TileWalk& walk, int n, TileScoreMod& score_mod) {
     if constexpr (!kPipelined) start_values(), finish_values();
-    const ptx::SmemAddress sQ = shared.q(query_use, consumer);
-    shared.keys.wait_full(use + 1);
+    const ptx::SmemAddress sQ = shared.q(query_use, row_group);
+    shared.keys.wait_full(use + kKeyGroups);
     ping_pong.wait();
-    start_qk<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
+    start_qk<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + kKeyGroups));
     if constexpr (kPipelined) start_values();
     ping_pong.pass();
     ptx::wgmma_wait<kPipelined ? 1 : 0>();
@@ -175,7 +210,7 @@ struct Consumer {
     bias_mask.wait_full();
     float sums[2], factors[2];
     const bool raised = exponentiate(n, sQ, walk, score_mod, sums, factors);
-    release(shared.keys, use + 1);
+    release(shared.keys, use + kKeyGroups);
     bias_mask.release();
     // seed: finish-values
     softmax.add(sums);
@@ -183,7 +218,7 @@ struct Consumer {
     // seed: rescale-output
     if (raised) rescale(acc_o, factors);
     pack_probabilities<T>(rP, acc_s);  // only now: products in flight may still read rP
-    ++use;
+    use += kKeyGroups;
   }
 
   __device__ __forceinline__ void hide_unseen(const TileWalk& walk, int n) {
@@ -207,7 +242,7 @@ struct Consumer {
         raised = true;
         raises = !softmax.scale_down(acc_s, sums, factors);
         if (raises) {
-          recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + 1));
+          recompute_scores<T, kHeadDim, kBlockN>(acc_s, sQ, shared.k(use + kKeyGroups));
           score_mod.expect_larger(softmax);
         }
       }
@@ -224,13 +259,24 @@ struct Consumer {
 
   // P V of the last tile, and the results.
   __device__ __forceinline__ void end(const TileWalk& walk) {
-    if (walk.sees_any()) {
+    if (sees_any(walk)) {
       start_values();
       finish_values();
-      ++use;
+      use += kKeyGroups;
     }
 #pragma unroll 1
-    for (int n = walk.tiles.begin - 1; n >= walk.all.begin; --n) pass_over();
+    for (int n = own_tile(walk, walk.tiles.begin - 1); n >= walk.all.begin; n -= kKeyGroups)
+      pass_over();
+    if constexpr (kKeyGroups > 1) {
+      even_out(walk);
+      const RowParts<kHeadDimV> parts{shared.part(row_group), row_group};
+      if (key_group > 0) {
+        parts.hand_over(softmax, acc_o);
+        if (ThreadIndex().index == 0) shared.queries.release(query_use);
+        return;
+      }
+      parts.add(softmax, scale, acc_o);
+    }
     // Where results go through Q's stage, that is not released yet, and its work tile is still in
     // shared memory: it is read again rather than kept in registers, which are scarce.
     const tile::SequenceTile work =
@@ -242,8 +288,8 @@ struct Consumer {
       store_from_registers<T, kHeadDimV>(params, result, work, walk.first_row, scales, acc_o);
     } else {
       const bool stored =
-          store_results<T, kHeadDimV, kVarlen>(params, launch, work, walk.first_row, consumer,
-                                               shared.q(query_use, consumer), scales, acc_o);
+          store_results<T, kHeadDimV, kVarlen>(params, launch, work, walk.first_row, row_group,
+                                               shared.q(query_use, row_group), scales, acc_o);
       if (stored) shared.queries.release(query_use);
     }
   }

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <string>
+#include <string_view>
 
 #include "core/boxes.h"
 #include "core/family.h"
@@ -18,6 +21,12 @@ namespace {
 
 using core::refuse;
 
+// What Options::variant asks for.
+constexpr std::string_view kTallName = "tall", kShortName = "short";
+std::string accepted_variants() {
+  return "tall, short";
+}
+
 // What of a problem's features the family takes for sequences of one length alone; null if none.
 const char* fixed_length_feature(const AttentionParams& p) {
   if (!p.cu_seqlens_q) return nullptr;
@@ -26,9 +35,9 @@ const char* fixed_length_feature(const AttentionParams& p) {
 }
 
 // Whether TMA can be told of a problem's tensors.
-bool accepts_tensors(const AttentionParams& p, std::string* why) {
+bool accepts_tensors(const AttentionParams& p, Variant variant, std::string* why) {
   const int tile = static_cast<int>(std::max(p.head_dim, p.head_dim_v));
-  const TensorBoxes boxes = tensor_boxes(p, tile);
+  const TensorBoxes boxes = tensor_boxes(p, tile, variant);
   for (const tile::TensorBox* box :
        {&boxes.q, &boxes.k, &boxes.v, &boxes.out, &boxes.bias, &boxes.mask}) {
     const std::string misfit = core::misfit(*box);
@@ -66,7 +75,7 @@ bool accepts_scores(const AttentionParams& p, std::string* why) {
 using Speed = cost::OnePerSmSpeed;
 
 // Measured on an H200 (research/steps/h200-choices.json).
-Speed speed(const AttentionParams& p, int head_dim_tile) {
+Speed speed(const AttentionParams& p, int head_dim_tile, Variant variant) {
   const ScoreMod score_mod = score_mod_of(p);
   if (p.softcap != 0.0 && score_mod != ScoreMod::kBiasMask) {
     if (head_dim_tile <= 64) return {5500, 6500, 24.0, 13.0};
@@ -86,39 +95,90 @@ Speed speed(const AttentionParams& p, int head_dim_tile) {
     if (head_dim_tile <= 128) return {4500, 5000, 17.9, 13.7};
     return head_dim_tile <= 192 ? Speed{5000, 6500, 21.0, 10.1} : Speed{6000, 12300, 23.2, 16.6};
   }
-  if (head_dim_tile <= 64) return {4000, 4500, 13.5, 8.2};
-  if (head_dim_tile <= 96) return {4300, 5100, 9.1, 8.4};
-  if (head_dim_tile <= 128) return {4600, 5100, 10.2, 7.9};
+  if (variant == Variant::kShort) {
+    if (head_dim_tile <= 64) return {3800, 4370, 7.05, 4.8};
+    return head_dim_tile <= 96 ? Speed{4050, 4950, 8.7, 8.2} : Speed{4200, 4720, 10.4, 7.9};
+  }
+  if (head_dim_tile <= 64) return {3700, 4340, 13.0, 8.5};
+  if (head_dim_tile <= 96) return {4100, 5050, 14.0, 8.5};
+  if (head_dim_tile <= 128) return {4300, 5130, 15.0, 10.0};
   if (head_dim_tile <= 192 && head_dim_v_tile(head_dim_tile, p.head_dim_v) <= 128)
     return {4200, 7300, 11.2, 11.2};
   return head_dim_tile <= 192 ? Speed{6000, 9900, 13.3, 13.3} : Speed{5000, 7800, 19.6, 12.4};
 }
 
+// Whether set-up and copies of a work tile take longer than its products, so that blocks that stay
+// for several are faster however few these are.
+bool is_shortest_walk(const AttentionParams& p, const TileShape& shape) {
+  constexpr std::int64_t kKeys = 256;
+  return shape.query_stages > 1 && !p.cu_seqlens_q && p.causal == Causal::kNone &&
+         longest_walk(p, block_m(shape)) <= kKeys;
+}
+
+// By what part of how far the longest walk exceeds the mean the last SM ends later; the same fit.
+double tail(const AttentionParams& p, int head_dim_tile, Variant variant) {
+  if (score_mod_of(p) != ScoreMod::kNone) return head_dim_tile <= 64 ? 0.8 : 0.25;
+  if (variant == Variant::kShort) return head_dim_tile <= 64 ? 0.15 : 0.75;
+  if (head_dim_tile > 128) return 0.25;
+  return head_dim_tile > 96 ? 0.74 : 0.35;
+}
+
 double predicted_ns(const AttentionParams& p, const DeviceInfo& device, const Options& options,
-                    int head_dim_tile) {
+                    int head_dim_tile, Variant variant) {
   AttentionParams large;
   const AttentionParams& counted = cost::counted(p, options.batch_invariant, &large);
-  const TileShape shape = tile_shape(p, head_dim_tile);
-  Speed s = speed(p, head_dim_tile);
-  const cost::Walk walk = cost::walk(counted, block_m(shape), 1);
+  const TileShape shape = tile_shape(p, head_dim_tile, variant);
+  Speed s = speed(p, head_dim_tile, variant);
+  cost::Walk walk = cost::walk(counted, block_m(shape), 1);
+  // Tiles of keys are computed whole.
+  const bool alike = walk.mean == walk.longest;
+  walk.longest = std::ceil(walk.longest / shape.block_n) * shape.block_n;
+  if (alike) walk.mean = walk.longest;
   const double per_key = s.of_key(cost::mean_seqlen_q(counted), block_m(shape), kWarpgroupRows);
   // Persistent blocks hide a part of what lies between two tiles, where walks are short.
   constexpr double kManyRounds = 7, kShortWalk = 1024;
-  const double left = p.cu_seqlens_q ? 0.75 : 0.5;
   const bool persistent = std::ceil(walk.blocks / std::max(device.num_sms, 1)) >= kManyRounds &&
                           walk.longest <= kShortWalk;
-  if (persistent) s.next *= left;
-  const double tail = head_dim_tile <= 64 ? 0.8 : 0.25;
-  return cost::one_block_per_sm_ns(p, walk, device, s, per_key, tail);
+  if (persistent) {
+    s.next *= p.cu_seqlens_q ? 0.75 : 0.5;
+  } else if (is_shortest_walk(counted, shape)) {
+    s.first += 500.0, s.next *= 0.45;
+  }
+  return cost::one_block_per_sm_ns(p, walk, device, s, per_key, tail(p, head_dim_tile, variant));
 }
 
 // Thread blocks for a problem.
-std::int64_t grid_of(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile) {
-  const TileShape shape = tile_shape(params, head_dim_tile);
-  const std::int64_t tiles = num_work_tiles(params, head_dim_tile);
+std::int64_t grid_of(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
+                     Variant variant) {
+  const TileShape shape = tile_shape(params, head_dim_tile, variant);
+  const std::int64_t tiles = num_work_tiles(params, head_dim_tile, variant);
   // A single stage of Q is free only after the results that go through it.
   if (shape.query_stages == 1 && score_mod_of(params) != ScoreMod::kNone) return tiles;
+  if (is_shortest_walk(params, shape) && tiles <= kMaxGrid)
+    return std::min<std::int64_t>(tiles, device.num_sms);
   return num_blocks(params, device, tiles, block_m(shape), shape.query_stages > 1 ? 1024 : 512);
+}
+
+// The variants of plain scores that a problem can have, as options ask; none: `why` says why not.
+struct Candidates {
+  bool tall = true, short_blocks = false;
+};
+bool candidates_of(const AttentionParams& p, const Options& options, int head_dim_tile,
+                   Candidates* candidates, std::string* why) {
+  const std::string_view asked = options.variant ? options.variant : "";
+  const bool plain = score_mod_of(p) == ScoreMod::kNone;
+  const char* missing = !plain                             ? "score terms"
+                        : p.cu_seqlens_q                   ? "cu_seqlens_q"
+                        : !has_short_blocks(head_dim_tile) ? "head dims above 128"
+                                                           : nullptr;
+  // With batch_invariant a sequence of a batch has the bits of one of a varlen batch.
+  candidates->short_blocks = !missing && !options.batch_invariant && asked != kTallName;
+  candidates->tall = asked != kShortName;
+  if (!asked.empty() && asked != kTallName && asked != kShortName)
+    return refuse(why, "variant is ", asked, "; accepted: ", accepted_variants());
+  if (candidates->tall || candidates->short_blocks) return true;
+  if (missing) return refuse(why, "variant short does not implement ", missing);
+  return refuse(why, "variant short does not implement batch_invariant");
 }
 
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
@@ -135,18 +195,26 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   // The keys of few queries come at nearly the memory's rate.
   constexpr double kMemory = 1.06;
   const double least = options.batch_invariant ? 0.0 : kMemory * cost::keys_ns(p, device);
-  const double ns = std::max(predicted_ns(p, device, options, tile), least);
+  Candidates candidates;
+  if (!candidates_of(p, options, tile, &candidates, why)) return false;
+  Variant variant = variant_of(p);
+  double ns = std::numeric_limits<double>::infinity();
+  if (candidates.tall) ns = predicted_ns(p, device, options, tile, variant);
+  if (candidates.short_blocks) {
+    const double short_ns = predicted_ns(p, device, options, tile, Variant::kShort);
+    if (short_ns < ns) ns = short_ns, variant = Variant::kShort;
+  }
+  ns = std::max(ns, least);
   if (ns > plan->predicted_ns) return refuse(why, "is not faster");
-  if (!accepts_tensors(p, why) || !accepts_scores(p, why)) return false;
+  if (!accepts_tensors(p, variant, why) || !accepts_scores(p, why)) return false;
   if (p.seqlen_k > tile::kMostKeys)
     return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", tile::kMostKeys);
-  const ScoreMod score_mod = score_mod_of(p);
-  TileConfig config = tile_config(tile, head_dim_v_tile(tile, p.head_dim_v), score_mod);
-  if (score_mod == ScoreMod::kBiasMask) config.smem_bytes += bias_mask_bytes(p, tile);
-  plan->variant = static_cast<int>(score_mod);
-  plan->variant_name = kScoreModNames[plan->variant];
+  TileConfig config = tile_config(tile, head_dim_v_tile(tile, p.head_dim_v), variant);
+  if (variant == Variant::kLoaded) config.smem_bytes += bias_mask_bytes(p, tile);
+  plan->variant = static_cast<int>(variant);
+  plan->variant_name = kVariantNames[plan->variant];
   cost::set_tile(p, config, plan);
-  plan->grid = grid_of(p, device, tile);
+  plan->grid = grid_of(p, device, tile, variant);
   plan->predicted_ns = ns;
   return true;
 }
@@ -154,6 +222,6 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
 }  // namespace
 
 extern const core::ForwardFamily kFamily;
-const core::ForwardFamily kFamily = {"sm90", 90, 8, nullptr, plan_forward};
+const core::ForwardFamily kFamily = {"sm90", 90, 8, accepted_variants, plan_forward};
 
 }  // namespace dlattn::sm90

@@ -9,11 +9,11 @@ namespace dlattn::sm90 {
 
 // One thread starts all copies of the block, as stages become free. The next tile of K comes before
 // the V of this one, as the consumers want them: K[n], K[n - 1], V[n], K[n - 2], V[n - 1], ...
-template <bool kVarlen, int kHeadDim, int kHeadDimV, ScoreMod kScoreMod>
+template <bool kVarlen, int kHeadDim, int kHeadDimV, Variant kVariant>
 __device__ __forceinline__ void produce(const AttentionParams& params, const LaunchShape& shape,
                                         const Launch& launch,
-                                        const Shared<kHeadDim, kHeadDimV, kScoreMod>& shared) {
-  constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kScoreMod);
+                                        const Shared<kHeadDim, kHeadDimV, kVariant>& shared) {
+  constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kVariant);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kBlockM = block_m(kShape);
   ptx::prefetch_tensor_map(launch.q);
@@ -46,7 +46,7 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
     const auto queries =
         tile::box_source<kVarlen>(work.head, work.batch, work.start_q, work.seqlen_q);
 #pragma unroll
-    for (int c = 0; c < kShape.num_consumers; ++c) {
+    for (int c = 0; c < row_groups(kShape); ++c) {
 #pragma unroll
       for (int d = 0; d < kHeadDim; d += kBlockColumns) {
         queries.load(shared.q(query_use, c) + tile_bytes(kWarpgroupRows, d), launch.q, arrived, d,

@@ -14,20 +14,35 @@ inline ScoreMod score_mod_of(const AttentionParams& p) {
   return p.softcap != 0.0 || p.alibi_slopes.data ? ScoreMod::kComputed : ScoreMod::kNone;
 }
 
-// Calls run(score_mod, varlen) with a problem's, as compile-time constants.
-template <typename Run>
-void with_kernel(const AttentionParams& p, Run run) {
-  const auto with_score_mod = [&](auto score_mod) {
-    if (p.cu_seqlens_q) return run(score_mod, std::true_type{});
-    run(score_mod, std::false_type{});
-  };
+// The kernel for a problem's scores; of plain ones, that of tall blocks.
+inline Variant variant_of(const AttentionParams& p) {
   switch (score_mod_of(p)) {
-    case ScoreMod::kNone:
-      return with_score_mod(std::integral_constant<ScoreMod, ScoreMod::kNone>{});
     case ScoreMod::kComputed:
-      return with_score_mod(std::integral_constant<ScoreMod, ScoreMod::kComputed>{});
-    case ScoreMod::kBiasMask:  // the plan refuses them with varlen
-      return run(std::integral_constant<ScoreMod, ScoreMod::kBiasMask>{}, std::false_type{});
+      return Variant::kComputed;
+    case ScoreMod::kBiasMask:
+      return Variant::kLoaded;
+    default:
+      return Variant::kTall;
+  }
+}
+
+// Calls run(variant, varlen) with a plan's, as compile-time constants.
+template <int kHeadDim, typename Run>
+void with_kernel(Variant variant, bool varlen, Run run) {
+  const auto with_variant = [&](auto constant) {
+    if (varlen) return run(constant, std::true_type{});
+    run(constant, std::false_type{});
+  };
+  switch (variant) {
+    case Variant::kTall:
+      return with_variant(std::integral_constant<Variant, Variant::kTall>{});
+    case Variant::kComputed:
+      return with_variant(std::integral_constant<Variant, Variant::kComputed>{});
+    case Variant::kLoaded:  // the plan refuses it with varlen
+      return run(std::integral_constant<Variant, Variant::kLoaded>{}, std::false_type{});
+    case Variant::kShort:  // the same
+      if constexpr (has_short_blocks(kHeadDim))
+        return run(std::integral_constant<Variant, Variant::kShort>{}, std::false_type{});
   }
 }
 
@@ -84,15 +99,15 @@ inline int stage_bytes(const AttentionParams& p) {
 // How many of them are in flight: what a thread block has room for.
 inline int bias_mask_stages(const AttentionParams& p, int head_dim_tile) {
   const int tile_v = head_dim_v_tile(head_dim_tile, p.head_dim_v);
-  const int consumers = tile_shape(head_dim_tile, tile_v, ScoreMod::kBiasMask).num_consumers;
-  const int room = kMaxSmem - smem_map(head_dim_tile, tile_v, ScoreMod::kBiasMask).total;
+  const int consumers = tile_shape(head_dim_tile, tile_v, Variant::kLoaded).num_consumers;
+  const int room = kMaxSmem - smem_map(head_dim_tile, tile_v, Variant::kLoaded).total;
   return room >= kBiasMaskStages * consumers * stage_bytes(p) ? kBiasMaskStages : 1;
 }
 
 // Bytes of shared memory for them.
 inline int bias_mask_bytes(const AttentionParams& p, int head_dim_tile) {
   const int tile_v = head_dim_v_tile(head_dim_tile, p.head_dim_v);
-  const int consumers = tile_shape(head_dim_tile, tile_v, ScoreMod::kBiasMask).num_consumers;
+  const int consumers = tile_shape(head_dim_tile, tile_v, Variant::kLoaded).num_consumers;
   return bias_mask_stages(p, head_dim_tile) * consumers * stage_bytes(p);
 }
 

@@ -20,12 +20,12 @@ struct Launch {
   ptx::TensorMap bias, mask;  // one box: a consumer's tile, of fp32 half of one
 };
 
-template <int kHeadDim, int kHeadDimV, ScoreMod kScoreMod>
+template <int kHeadDim, int kHeadDimV, Variant kVariant>
 struct Shared {
-  static constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kScoreMod);
-  static constexpr SmemMap kMap = smem_map(kHeadDim, kHeadDimV, kScoreMod);
+  static constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kVariant);
+  static constexpr SmemMap kMap = smem_map(kHeadDim, kHeadDimV, kVariant);
   static constexpr int kRowsBytes = tile_bytes(kWarpgroupRows, kHeadDim);  // a warpgroup's, of Q
-  static constexpr int kQueryBytes = kShape.num_consumers * kRowsBytes;
+  static constexpr int kQueryBytes = row_groups(kShape) * kRowsBytes;
   static constexpr int kKeyBytes = tile_bytes(kShape.block_n, kHeadDim);
   static constexpr int kValueBytes = tile_bytes(kShape.block_n, kHeadDimV);
 
@@ -39,8 +39,8 @@ struct Shared {
         keys(base + kMap.mbarriers + queries.kBytes),
         values(base + kMap.mbarriers + queries.kBytes + keys.kBytes) {}
 
-  __device__ __forceinline__ ptx::SmemAddress q(unsigned use, int consumer) const {
-    return base + kMap.q + queries.stage(use) * kQueryBytes + consumer * kRowsBytes;
+  __device__ __forceinline__ ptx::SmemAddress q(unsigned use, int row_group) const {
+    return base + kMap.q + queries.stage(use) * kQueryBytes + row_group * kRowsBytes;
   }
   __device__ __forceinline__ ptx::SmemAddress k(unsigned use) const {
     return base + kMap.k + keys.stage(use) * kKeyBytes;
@@ -56,6 +56,12 @@ struct Shared {
                                                  queries.stage(use) * kWorkTileBytes);
   }
 
+  // What the consumers of a row group hand over (key_groups.cuh).
+  __device__ __forceinline__ float* part(int row_group) const {
+    return reinterpret_cast<float*>(ptx::dynamic_smem() + kMap.parts +
+                                    row_group * part_bytes(kHeadDimV));
+  }
+
   // Of a consumer's tiles of bias and mask: [kBiasMaskStages] full, then as many empty.
   __device__ __forceinline__ ptx::SmemAddress bias_mask_mbarriers(int consumer) const {
     return base + kMap.mbarriers + queries.kBytes + keys.kBytes + values.kBytes +
@@ -66,10 +72,10 @@ struct Shared {
   // where results go by way of it.
   __device__ __forceinline__ void init() const {
     if (threadIdx.x == 0) {
-      queries.init(kShape.num_consumers * (stores_from_registers(kHeadDim, kScoreMod) ? 4 : 1));
-      keys.init(kShape.num_consumers * 4);
-      values.init(kShape.num_consumers * 4);
-      if constexpr (kScoreMod == ScoreMod::kBiasMask) {
+      queries.init(kShape.num_consumers * (stores_from_registers(kHeadDim, kVariant) ? 4 : 1));
+      keys.init(row_groups(kShape) * 4);
+      values.init(row_groups(kShape) * 4);
+      if constexpr (kVariant == Variant::kLoaded) {
 #pragma unroll
         for (int c = 0; c < kShape.num_consumers; ++c)
           tile::Ring<kBiasMaskStages>(bias_mask_mbarriers(c)).init(4);

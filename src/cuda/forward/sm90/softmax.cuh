@@ -193,6 +193,29 @@ struct RangedSoftmax {
     row_sum[1] += sums[1];
   }
 
+  // Takes another softmax of the same rows over other keys into this one. `factors` and
+  // `other_factors` as in raise(): of what each of the two has accumulated. All lanes call it.
+  __device__ __forceinline__ void merge(const RangedSoftmax& other, float scale,
+                                        float (&factors)[2], float (&other_factors)[2]) {
+    const bool either_unscaled = unscaled() || other.unscaled();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const tile::RowMax own(words[h], unscaled()), others(other.words[h], other.unscaled());
+      float word = fminf(words[h], other.words[h]);
+      if (either_unscaled) {
+        const tile::RaisedRowMax theirs(others, -INFINITY, scale);
+        word = tile::RaisedRowMax(own, theirs.base, scale).word(scale, true);
+      }
+      const tile::RowMax both(word, either_unscaled);
+      factors[h] = tile::change_of_row_max(own, both, scale);
+      other_factors[h] = tile::change_of_row_max(others, both, scale);
+      words[h] = word;
+      // seed: merge-sums
+      row_sum[h] = row_sum[h] * factors[h] + other.row_sum[h] * other_factors[h];
+    }
+    if (either_unscaled) set_mode(kUnscaled);
+  }
+
   // A row's result, of all its scores. All lanes call it.
   __device__ __forceinline__ tile::RowResult finalize(int h, float scale, const float* sink,
                                                       float shift = 0.0f) const {

@@ -13,13 +13,27 @@ constexpr int kBlockColumns = 64;    // tiles lie in shared memory in blocks of 
 constexpr int kBlockRowBytes = 128;  // whose rows are as long as the widest swizzle
 constexpr int kWorkTileBytes = 32;
 
-// The score modification of a problem, each with kernels of its own.
+// The score modification of a problem.
 enum class ScoreMod {
   kNone,
   kComputed,  // softcap, ALiBi
   kBiasMask,  // bias, mask; those as well
 };
-constexpr const char* kScoreModNames[] = {"", "computed", "loaded"};
+
+// The kernels of a tile: one for each score modification, and of plain scores one whose blocks have
+// fewer rows, for grids of few or of uneven blocks.
+enum class Variant { kTall, kComputed, kLoaded, kShort };
+constexpr const char* kVariantNames[] = {"", "computed", "loaded", "short"};
+
+constexpr ScoreMod score_mod_of(Variant variant) {
+  if (variant == Variant::kComputed) return ScoreMod::kComputed;
+  return variant == Variant::kLoaded ? ScoreMod::kBiasMask : ScoreMod::kNone;
+}
+
+// Whether a tile has kernels of short blocks: of fixed lengths alone.
+constexpr bool has_short_blocks(int head_dim_tile) {
+  return head_dim_tile <= 128;
+}
 
 constexpr int kMaxSmem = 227 * 1024;  // of a block, with opt-in
 
@@ -28,8 +42,11 @@ constexpr int kBiasMaskRows = kWarpgroupRows, kBiasMaskKeys = 64, kBiasMaskStage
 
 struct TileShape {
   int num_consumers = 2;  // warpgroups beside the producer's
-  int block_n = 64;       // keys per tile
-  int num_stages = 2;     // tiles of K, and as many of V, in shared memory; a power of two
+  // Consumers that share rows: each takes every so many-th tile of keys, and their results are
+  // merged in shared memory.
+  int key_groups = 1;
+  int block_n = 64;      // keys per tile
+  int num_stages = 2;    // tiles of K, and as many of V, in shared memory; a power of two
   int query_stages = 2;  // tiles of Q; with two, the next one's copy runs under this one's products
   bool ping_pong = true;  // consumers start their products one after the other
   // Per thread; together no more than the block has at launch (DESIGN.md).
@@ -102,27 +119,50 @@ constexpr TileShape plain_shape(int head_dim_tile, int head_dim_v_tile) {
     shape.consumer_registers = 112;
     return shape;
   }
+  if (head_dim_tile <= 128) {
+    shape.num_consumers = 3;
+    shape.num_stages = 4;
+    shape.consumer_registers = 160;
+    return shape;
+  }
   if (head_dim_tile <= 192) shape.block_n = head_dim_v_tile <= 128 ? 128 : 96;
   if (head_dim_tile > 128) shape.query_stages = 1;
   shape.ping_pong = head_dim_tile <= 192;
   return shape;
 }
 
+constexpr TileShape short_shape(int head_dim_tile, int head_dim_v_tile) {
+  TileShape shape = plain_shape(head_dim_tile, head_dim_v_tile);
+  if (head_dim_tile <= 64) {
+    shape.key_groups = 2;
+  } else if (head_dim_tile <= 128) {
+    shape.num_consumers = 2;
+    shape.block_n = 128;
+    shape.num_stages = 2;
+    shape.consumer_registers = 240;
+  }
+  return shape;
+}
+
 constexpr TileShape tile_shape(int head_dim_tile, int head_dim_v_tile,
-                               ScoreMod score_mod = ScoreMod::kNone) {
-  if (score_mod == ScoreMod::kBiasMask) return bias_mask_shape(head_dim_tile);
-  if (score_mod == ScoreMod::kComputed) return computed_shape(head_dim_tile, head_dim_v_tile);
+                               Variant variant = Variant::kTall) {
+  if (variant == Variant::kLoaded) return bias_mask_shape(head_dim_tile);
+  if (variant == Variant::kComputed) return computed_shape(head_dim_tile, head_dim_v_tile);
+  if (variant == Variant::kShort) return short_shape(head_dim_tile, head_dim_v_tile);
   return plain_shape(head_dim_tile, head_dim_v_tile);
 }
 
 // Whether results go from registers to global memory, so that Q's stage is free after its last
 // product, or by way of that stage, which takes fewer registers.
-constexpr bool stores_from_registers(int head_dim_tile, ScoreMod score_mod) {
-  return head_dim_tile > 96 && score_mod == ScoreMod::kNone;
+constexpr bool stores_from_registers(int head_dim_tile, Variant variant) {
+  return head_dim_tile > 96 && score_mod_of(variant) == ScoreMod::kNone;
 }
 
+constexpr int row_groups(const TileShape& shape) {
+  return shape.num_consumers / shape.key_groups;
+}
 constexpr int block_m(const TileShape& shape) {
-  return shape.num_consumers * kWarpgroupRows;
+  return row_groups(shape) * kWarpgroupRows;
 }
 constexpr int num_threads(const TileShape& shape) {
   return (shape.num_consumers + 1) * kWarpgroupThreads;
@@ -134,39 +174,45 @@ constexpr int tile_bytes(int rows, int head_dim_tile) {
   return (head_dim_tile + kBlockColumns - 1) / kBlockColumns * rows * kBlockRowBytes;
 }
 
+// Bytes of what a consumer leaves to the one that it shares rows with.
+constexpr int part_bytes(int head_dim_v_tile) {
+  return kWarpgroupThreads * (head_dim_v_tile / 2 + 5) * 4;
+}
+
 // Byte offsets into dynamic shared memory.
 struct SmemMap {
-  int q;  // [query_stages][num_consumers] tiles of 64 rows, later those of out
+  int q;  // [query_stages][row groups] tiles of 64 rows, later those of out
   int k;  // [num_stages] tiles of block_n rows
   int v;  // the same of V
   int mbarriers;
   int work_tiles;  // [query_stages] of kWorkTileBytes: which rows Q's are; used with varlen
+  int parts;       // [row groups] of part_bytes(), with two groups of keys
   int bias_mask;   // [num_consumers][stages] tiles; as many bytes as these take
   int total;       // without those
 };
 
 constexpr SmemMap smem_map(int head_dim_tile, int head_dim_v_tile,
-                           ScoreMod score_mod = ScoreMod::kNone) {
-  const TileShape shape = tile_shape(head_dim_tile, head_dim_v_tile, score_mod);
+                           Variant variant = Variant::kTall) {
+  const TileShape shape = tile_shape(head_dim_tile, head_dim_v_tile, variant);
   SmemMap map{};
   map.q = 0;
   map.k = map.q + shape.query_stages * tile_bytes(block_m(shape), head_dim_tile);
   map.v = map.k + shape.num_stages * tile_bytes(shape.block_n, head_dim_tile);
   map.mbarriers = map.v + shape.num_stages * tile_bytes(shape.block_n, head_dim_v_tile);
   map.work_tiles = map.mbarriers + (2 * shape.query_stages + 4 * shape.num_stages) * 8;
-  if (score_mod == ScoreMod::kBiasMask)
-    map.work_tiles += 2 * kBiasMaskStages * shape.num_consumers * 8;
-  map.total = map.work_tiles + shape.query_stages * kWorkTileBytes;
-  if (score_mod == ScoreMod::kBiasMask)
-    map.bias_mask = map.total = (map.total + 1023) / 1024 * 1024;
+  if (variant == Variant::kLoaded) map.work_tiles += 2 * kBiasMaskStages * shape.num_consumers * 8;
+  map.parts = map.work_tiles + shape.query_stages * kWorkTileBytes;
+  map.total = map.parts;
+  if (shape.key_groups > 1) map.total += row_groups(shape) * part_bytes(head_dim_v_tile);
+  if (variant == Variant::kLoaded) map.bias_mask = map.total = (map.total + 1023) / 1024 * 1024;
   return map;
 }
 
 constexpr TileConfig tile_config(int head_dim_tile, int head_dim_v_tile,
-                                 ScoreMod score_mod = ScoreMod::kNone) {
-  const TileShape shape = tile_shape(head_dim_tile, head_dim_v_tile, score_mod);
+                                 Variant variant = Variant::kTall) {
+  const TileShape shape = tile_shape(head_dim_tile, head_dim_v_tile, variant);
   return {block_m(shape), shape.block_n, num_threads(shape) / 32, shape.num_stages,
-          smem_map(head_dim_tile, head_dim_v_tile, score_mod).total};
+          smem_map(head_dim_tile, head_dim_v_tile, variant).total};
 }
 
 }  // namespace dlattn::sm90

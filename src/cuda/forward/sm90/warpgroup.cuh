@@ -20,6 +20,7 @@ struct ThreadIndex {
 // The block's named barriers.
 constexpr int kPingPongBarrier = 1;   // + consumer: it may start its products
 constexpr int kWarpgroupBarrier = 8;  // + consumer: its own threads
+constexpr int kPartsBarrier = 12;     // + row group: the two consumers that share its rows
 
 // Ping-pong scheduling: consumer c starts its products of a tile after consumer c - 1 has, so that
 // one's softmax runs while the other's products do. All consumers wait and pass equally often.
