@@ -57,6 +57,40 @@ void dealt() {
   CHECK(dlattn::plan(problem(4, 4096, 4096), h200).kernel == "sm90");
 }
 
+// Where lengths are on the device, every block reads those of all sequences: then there are no more
+// blocks than the device holds, and the time grows with the sequences.
+void lengths_on_the_device() {
+  static const std::int32_t lengths[1] = {};
+  AttentionParams p = problem(1000, 1, 64);
+  const Plan known = dlattn::plan(p, h200, force("decode"));
+  CHECK_EQ(known.grid, 1000 * 8);
+  p.seqused_k = lengths;
+  const Plan plan = dlattn::plan(p, h200);
+  CHECK(plan.kernel == "decode");
+  CHECK_EQ(plan.num_splits, 1);
+  CHECK_EQ(plan.grid, 2 * 132);
+  CHECK(plan.predicted_ns > known.predicted_ns + 15e3);
+  p.seqused_k = nullptr, p.leftpad_k = lengths;
+  CHECK_EQ(dlattn::plan(p, h200).grid, 2 * 132);
+}
+
+// More rows than of few queries, where scores are modified and the grid is small.
+void modified_scores() {
+  AttentionParams p = problem(1, 1024, 1024, 64, 4, 4);
+  CHECK(dlattn::plan(p, h200).kernel != "decode");
+  p.softcap = 20.0;
+  CHECK(dlattn::plan(p, h200).kernel == "decode");
+  const DeviceInfo l4 = test::gpu("NVIDIA L4", 8, 9, 58, 101376);  // where it was not measured
+  CHECK(dlattn::plan(p, l4).kernel != "decode");
+  Options invariant;
+  invariant.batch_invariant = true;
+  CHECK(dlattn::plan(p, h200, invariant).kernel != "decode");
+  p.batch_size = 64;
+  CHECK(dlattn::plan(p, h200).kernel == "sm90");
+  p.batch_size = 1, p.seqlen_q = p.seqlen_k = 1025;
+  CHECK(dlattn::plan(p, h200).kernel == "sm90");
+}
+
 void without_a_workspace() {
   Options options = force("decode");
   options.allow_workspace = false;
@@ -255,6 +289,8 @@ void shared_memory() {
 
 int main() {
   dealt();
+  lengths_on_the_device();
+  modified_scores();
   without_a_workspace();
   splits();
   wrong_splits();

@@ -158,7 +158,7 @@ def test_what_the_other_kernels_lack(kernel: str, feature: str) -> None:
     with pytest.raises(dlattn.UnsupportedError, match=f"does not implement {feature}"):
         dlattn.attention(q, k, v, kernel=kernel, **asked)
     assert dlattn.plan(q, k, v, kernel="wmma", **asked).variant == "general"
-    assert dlattn.plan(q, k, v, **asked).kernel in ("wmma", "sm90")
+    assert dlattn.plan(q, k, v, **asked).kernel in ("wmma", "sm90", "decode")
 
 
 @every_kernel

@@ -20,19 +20,24 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Of a tile shape, in nanoseconds. Measured on an H200.
+// Of a tile shape, in nanoseconds. Measured on an H200 (research/steps/h200-choices.json).
 struct Times {
   double first;    // of a block, launch and first copies
   double next;     // of each further row block, which begins with empty stages
   double per_key;  // of a block, alone on its SM or beside another
 };
-constexpr double kCombine = 2200.0;
+constexpr double kCombine = 1000.0;
+
+// What a key takes more where scores are modified.
+double modified(const AttentionParams& p) {
+  return p.mask.data ? 2.7 : is_general(p) ? 1.3 : 1.0;
+}
 
 Times times(const AttentionParams& p, int head_dim_tile, int variant) {
-  const bool modified = p.softcap != 0.0 || p.mask.data || p.alibi_slopes.data;
   const double of_bytes = is_8_bit_cache(p) ? 0.65 : 1.0;
   const double of_rows = variant == kRows16 ? 11.0 : 12.0;
-  return {3300.0, 900.0, of_bytes * of_rows * head_dim_tile / 128.0 * (modified ? 2.0 : 1.0)};
+  const double per_key = of_bytes * of_rows * head_dim_tile / 128.0 * modified(p);
+  return head_dim_tile <= 128 ? Times{4250.0, 5700.0, per_key} : Times{8200.0, 3950.0, per_key};
 }
 
 int key_bytes(const AttentionParams& p) {
@@ -75,17 +80,22 @@ class Dealt {
     const cost::Walk walk = cost::walk(p, config_.block_m, static_cast<int>(group));
     keys_ = std::max(std::min(cost::mean_seqlen_k(p), walk.longest), 1.0);
     tiles_ = ceil_div(p.seqlen_k, config_.block_n);
-    lengths_known_ = !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_k;
+    lengths_known_ = !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_k && !p.leftpad_k;
+    // Else every block reads the lengths of all sequences, a warp's at a time, and then looks for
+    // its own among them.
+    constexpr double kOfLengths = 600.0;
+    if (!lengths_known_)
+      times_.first += kOfLengths * static_cast<double>(ceil_div(p.batch_size, 32));
     slots_ = resident_blocks(config_, device, variant) * std::max(device.num_sms, 1);
-    // Every row block reads its keys, all but the first from L2: some 40 bytes a nanosecond and SM.
-    constexpr double kL2Rate = 40.0;
+    // Every row block reads its keys, all but the first from L2: some 43 bytes a nanosecond and SM.
+    constexpr double kL2Rate = 43.0;
     const double reads =
         keys_ * static_cast<double>(row_blocks_ * (p.head_dim + p.head_dim_v)) * key_bytes(p);
-    // Tensor cores are fed by too few warps to be more than a third busy, which is enough for
+    // Tensor cores are fed by too few warps to be more than a quarter busy, which is enough for
     // memory.
-    constexpr double kBusy = 0.35;
-    const double products =
-        4.0 * keys_ * head_dim_tile * static_cast<double>(row_blocks_ * config_.block_m);
+    constexpr double kBusy = 0.26;
+    const double products = 4.0 * keys_ * head_dim_tile * modified(p) *
+                            static_cast<double>(row_blocks_ * config_.block_m);
     const double sms = std::max(device.num_sms, 1);
     least_ns_ = std::max({cost::keys_ns(p, device), reads / (kL2Rate * sms),
                           products / (kBusy * cost::tensor_rate(device) * sms)});
@@ -110,7 +120,10 @@ class Dealt {
   // a block with its whole row block goes on long after the others, and the model of either way,
   // for which all are as long as they can be, does not tell. Up to some 400 keys that costs less
   // than to add up parts.
-  bool may_be_uneven() const { return !lengths_known_ && keys_ * times_.per_key > 2.0 * kCombine; }
+  bool may_be_uneven() const {
+    constexpr double kLittle = 4400.0;
+    return !lengths_known_ && keys_ * times_.per_key > kLittle;
+  }
   // Parts of so many keys or of such a number, a block for each, in rounds.
   Choice split(const Division& division) const {
     const std::int64_t splits = parts_of(division), parts = row_blocks_ * splits;
@@ -126,10 +139,13 @@ class Dealt {
     return ceil_div(tiles, division.split_size / config_.block_n);
   }
 
-  // A block for each row block, in rounds of as many as the device holds.
+  // Whole row blocks: a block for each, in rounds of as many as the device holds, or with lengths
+  // on the device no more blocks than that, each of which looks for its sequences once.
   Choice whole() const {
-    const std::int64_t grid = std::min<std::int64_t>(row_blocks_, kMaxGrid);
-    const auto rounds = static_cast<double>(ceil_div(std::max<std::int64_t>(grid, 1), slots_));
+    const std::int64_t most = lengths_known_ ? kMaxGrid : slots_;
+    const std::int64_t grid = std::min<std::int64_t>(row_blocks_, most);
+    const auto rounds =
+        static_cast<double>(ceil_div(std::max<std::int64_t>(row_blocks_, 1), slots_));
     return {variant_, {}, 1, grid, ns(rounds, rounds)};
   }
 
@@ -159,7 +175,21 @@ std::string accepted_variants() {
   return "rows16, rows32";
 }
 
-bool accepts(const AttentionParams& p, const Options& options, const Plan& plan, std::string* why) {
+constexpr std::int64_t kFewRows = 64;  // of queries, of a KV head
+
+// Up to how many rows the family may be the fastest: modified scores cost the others more, whose
+// blocks have all keys. The model knows less of those beyond kFewRows, so they have a margin.
+constexpr double kMargin = 1.2;
+std::int64_t few_rows(const AttentionParams& p, const DeviceInfo& device, const Options& options,
+                      int head_dim_tile) {
+  constexpr std::int64_t kFewModifiedRows = 1024;
+  const bool measured = device.compute_major == 9 && head_dim_tile <= 128;
+  const bool more = measured && is_general(p) && !options.batch_invariant;
+  return more ? kFewModifiedRows : kFewRows;
+}
+
+bool accepts(const AttentionParams& p, const DeviceInfo& device, const Options& options,
+             const Plan& plan, std::string* why) {
   if (p.bias.data) return refuse(why, "does not implement bias");
   if (plan.copy_bytes < 16) {
     return refuse(why, "rows of q, k and v are aligned to ", plan.copy_bytes,
@@ -170,9 +200,8 @@ bool accepts(const AttentionParams& p, const Options& options, const Plan& plan,
   const std::int64_t most = shape.key_groups * tile::kMostKeys;
   if (p.seqlen_k > most) return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", most);
   const std::int64_t rows = p.seqlen_q * (p.num_heads / p.num_heads_kv);
-  // Where there are more, it was not measured.
-  constexpr std::int64_t kFewRows = 64;
-  if (options.kernel == core::kAuto && !is_cache(p) && rows > kFewRows)
+  if (options.kernel == core::kAuto && !is_cache(p) &&
+      rows > few_rows(p, device, options, plan.head_dim_tile))
     return refuse(why, "is for few queries");
   if (rows > kMaxSeqlen) {
     return refuse(why, "seqlen_q x heads of a group is ", rows, "; accepted: up to ", kMaxSeqlen);
@@ -217,7 +246,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
     return refuse(why, "variant is ", options.variant, "; accepted: ", accepted_variants());
   if (requested >= 0 && !has_variant(tile, requested))
     return refuse(why, "variant ", options.variant, " has no instance for this head_dim");
-  if (!accepts(p, options, *plan, why)) return false;
+  if (!accepts(p, device, options, *plan, why)) return false;
   AttentionParams large;
   const AttentionParams& counted = cost::counted(p, options.batch_invariant, &large);
   Choice best{-1, {}, 1, 0, std::numeric_limits<double>::infinity()};
@@ -240,7 +269,8 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   cost::set_tile(p, config, plan);
   const bool empty = p.batch_size == 0 || p.seqlen_q == 0 || (p.cu_seqlens_q && p.total_q == 0);
   plan->grid = empty ? 0 : best.grid;
-  plan->predicted_ns = best.ns;
+  const bool many_rows = p.seqlen_q * plan->packed_heads > kFewRows;
+  plan->predicted_ns = best.ns * (many_rows && !is_cache(p) ? kMargin : 1.0);
   plan->fixed_splits = options.num_splits > 0;
   plan->split_size = best.division.split_size;
   plan->num_splits = static_cast<int>(best.num_splits);
