@@ -154,7 +154,9 @@ def measure(case: Case, families: list[str]) -> Case:
         row["auto_us"] = round(microseconds(lambda: call("auto")), 2)
         row["ratio"] = round(min(times.values()) / row["auto_us"], 4)
     else:
-        row["auto"] = call("auto", plan=True).kernel
+        plan = call("auto", plan=True)
+        variant = plan.variant if plan.variant == "short" else "tall"  # of sm90
+        row["auto"] = plan.kernel if plan.kernel in times else f"{plan.kernel}:{variant}"
         row["ratio"] = round(min(times.values()) / times[row["auto"]], 4)
     return row
 
@@ -169,7 +171,9 @@ def kind_of(row: Case) -> str:
 def main() -> None:
     """Parse arguments, measure, sum up."""
     parser = argparse.ArgumentParser(description="auto against the fastest family.")
-    parser.add_argument("--families", default="sm90,wmma", help="those that are timed")
+    parser.add_argument(
+        "--families", default="sm90:tall,sm90:short,wmma,decode", help="those that are timed"
+    )
     parser.add_argument("--seconds", type=float, default=300.0, help="no new case after so many")
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--commit", help="of the build, where there is no git")
