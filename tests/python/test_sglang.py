@@ -96,17 +96,21 @@ def test_signatures_are_those_of_sglang() -> None:
 class Pool:
     """Keys and values of one layer, NaN where no token has been."""
 
-    def __init__(self, slots: int) -> None:
-        self.k = torch.full((slots, HEADS_KV, DIM), float("nan"))
-        self.v = torch.full((slots, HEADS_KV, DIM_V), float("nan"))
+    def __init__(self, slots: int, dtype: Any = torch.float32) -> None:
+        self.k = torch.full((slots, HEADS_KV, DIM), float("nan")).to(dtype)
+        self.v = torch.full((slots, HEADS_KV, DIM_V), float("nan")).to(dtype)
 
     def get_kv_buffer(self, layer_id: int) -> Any:
         assert layer_id == 3
         return self.k, self.v
 
     def set_kv_buffer(self, layer: Any, where: Any, k: Any, v: Any, *scales: Any) -> None:
-        assert scales == (None, None)
-        self.k[where.loc], self.v[where.loc] = k, v
+        assert scales == (layer.k_scale, layer.v_scale)
+        for pool, x, scale in ((self.k, k, scales[0]), (self.v, v, scales[1])):
+            counted = x if scale is None else x / scale
+            pool.view(torch.uint8 if pool.itemsize == 1 else pool.dtype)[where.loc] = (
+                counted.to(pool.dtype).view(torch.uint8) if pool.itemsize == 1 else counted
+            )
 
 
 class Server:
@@ -117,7 +121,7 @@ class Server:
         pages = torch.randperm(48 // page_size * 2, generator=self.generator)
         slots = (pages[:, None] * page_size + torch.arange(page_size)).flatten()
         self.table = slots[: 4 * CONTEXT].view(4, CONTEXT).to(torch.int32)
-        self.pool = Pool(96)
+        self.pool = Pool(96, changes.get("kv_cache_dtype", torch.float32))
         config = SimpleNamespace(
             attention_arch=sglang_stub.AttentionArch.MHA,
             is_encoder_decoder=False,
@@ -255,6 +259,35 @@ def test_score_modifications(given: dict[str, Any], options: dict[str, Any], mod
     close(found, server.want([0, 1], new, q, softmax_scale=0.3, **options))
 
 
+@pytest.mark.parametrize("factors", [(None, None), (0.5, 3.0)])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_pools_of_8_bits(page_size: int, factors: Any) -> None:
+    """The pool rounds keys and values, by a layer's factors if it has any."""
+    server, dtype = Server(page_size, kv_cache_dtype=torch.float8_e4m3fn), torch.float8_e4m3fn
+    backend = Backend(server.runner)
+    given = [None if x is None else torch.nn.Parameter(torch.tensor(x)) for x in factors]
+    own = layer(k_scale=given[0], v_scale=given[1])
+    for requests, new, mode in (
+        ([2, 0, 3], [5, 9, 1], Mode.EXTEND),
+        ([3, 0, 2], [1, 1, 1], Mode.DECODE),
+    ):
+        batch, q, k, v = server.batch(requests, new, mode)
+        backend.init_forward_metadata(batch)
+        with torch.no_grad():
+            found = backend.forward(q.half(), k, v, own, batch)
+        exact = server.keys
+        server.keys = {
+            r: tuple(
+                (x / (scale or 1.0)).to(dtype).float() * (scale or 1.0)
+                for x, scale in zip(pair, factors, strict=True)
+            )
+            for r, pair in exact.items()
+        }
+        want = server.want(requests, new, q.half(), causal=True, softmax_scale=0.3)
+        torch.testing.assert_close(found.float(), want, rtol=2e-3, atol=2e-3)
+        server.keys = exact
+
+
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_graphs_of_decoding(page_size: int) -> None:
     """The tensors that a graph was captured with are those that later steps are told by."""
@@ -340,7 +373,7 @@ def test_deterministic_inference(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"kv_cache_dtype": torch.float8_e4m3fn}, "kv_cache_dtype is float8_e4m3fn; accepted: fl"),
+        ({"kv_cache_dtype": torch.float8_e5m2}, "kv_cache_dtype is float8_e5m2; accepted: fl"),
         ({"kv_cache_dtype": torch.float32, "device": "cuda"}, "kv_cache_dtype is float32"),
         ({"attention_arch": sglang_stub.AttentionArch.MLA}, "the model's attention is MLA"),
         ({"is_encoder_decoder": True}, "the model has an encoder"),

@@ -127,8 +127,9 @@ def asked(**changes: Any) -> list[str]:
         ({"head_size": 100}, "head_size"),
         ({"head_size": 264}, "head_size"),
         ({"dtype": torch.float32}, "dtype"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
-        ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype"),
+        ({"kv_cache_dtype": "fp8"}, ""),
+        ({"kv_cache_dtype": "fp8_e4m3"}, ""),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype"),
         ({"kv_cache_dtype": "int8_per_token_head"}, "kv_cache_dtype"),
         ({"device_capability": vllm_stub.DeviceCapability(7, 5)}, "compute capability"),
         ({"attn_type": "encoder_only"}, "attention type"),
@@ -277,6 +278,34 @@ def test_not_causal(window: Any, option: Any) -> None:
         step.metadata(causal=torch.ones(4, dtype=torch.int32))
 
 
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
+@pytest.mark.parametrize("order", ["NHD", "HND"])
+def test_caches_of_8_bits(order: str, name: str) -> None:
+    """Bytes of e4m3, and a layer's factors in tensors that are read when they are needed."""
+    step, dtype = Step(order, torch.float16), torch.float8_e4m3fn
+    factors = SimpleNamespace(_k_scale=torch.tensor(1.0), _v_scale=torch.tensor([3.0]))
+    impl = layer(kv_cache_dtype=name)
+    factors._k_scale.fill_(0.5)
+    scale = torch.cat([torch.full((DIM,), 0.5), torch.full((DIM,), 3.0)])
+    step.cache = (step.cache / scale).to(dtype).view(torch.uint8)
+    rounded = [
+        tuple(((x / s).to(dtype).float() * s).half() for x, s in ((k, 0.5), (v, 3.0)))
+        for k, v in step.dense
+    ]
+    exact, step.dense = step.dense, rounded
+    metadata = step.metadata()
+    impl.do_kv_cache_update(factors, step.key, step.value, step.cache, metadata.slot_mapping)
+    out = torch.full_like(step.query, 7.0)
+    impl.forward(factors, step.query, step.key, step.value, step.cache, metadata, out)
+    tokens = sum(QUERIES)
+    assert (out[tokens:] == 7.0).all()
+    want = step.want(causal=True, softmax_scale=0.3).half()
+    torch.testing.assert_close(out[:tokens], want, rtol=2e-3, atol=2e-3)
+    step.dense = exact
+    want = step.want(causal=True, softmax_scale=0.3).half()
+    assert not torch.allclose(out[:tokens], want, rtol=2e-3, atol=2e-3)
+
+
 def test_slots_of_no_token_are_skipped() -> None:
     """Of padded steps: slots of -1, and keys behind those that have slots."""
     step = Step()
@@ -353,8 +382,8 @@ def test_batch_invariance(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(NotImplementedError, match=r"kv_cache_dtype is 'fp8'; .* accepts auto"):
-        layer(kv_cache_dtype="fp8")
+    with pytest.raises(NotImplementedError, match=r"kv_cache_dtype is 'fp8_e5m2'; .* accepts auto"):
+        layer(kv_cache_dtype="fp8_e5m2")
     with pytest.raises(NotImplementedError, match=r"attn_type is 'encoder_only'"):
         layer(attn_type="encoder_only")
     step, impl = Step(), layer()

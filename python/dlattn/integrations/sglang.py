@@ -19,7 +19,7 @@ from sglang.srt.runtime_context import get_exec
 
 import dlattn
 
-_DTYPES = (torch.float16, torch.bfloat16)
+_DTYPES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 
 
 @dataclass
@@ -58,7 +58,9 @@ class DlattnAttnBackend(AttentionBackend):
         on_cpu = torch.device(model_runner.device).type == "cpu"
         if model_runner.kv_cache_dtype not in (*_DTYPES, *([torch.float32] if on_cpu else [])):
             dtype = str(model_runner.kv_cache_dtype).removeprefix("torch.")
-            raise _refused(f"kv_cache_dtype is {dtype}", "float16, bfloat16; on CPUs float32")
+            raise _refused(
+                f"kv_cache_dtype is {dtype}", "float16, bfloat16, float8_e4m3fn; on CPUs float32"
+            )
         if getattr(pool, "swa_layer_nums", 0) > 0:
             raise _refused(
                 "layers with sliding windows have a pool of their own",
@@ -71,6 +73,7 @@ class DlattnAttnBackend(AttentionBackend):
         self.token_to_kv_pool = pool
         self.req_to_token: torch.Tensor = model_runner.req_to_token_pool.req_to_token
         self.batch_invariant = bool(get_exec().deterministic.enable_deterministic_inference)
+        self._one = torch.ones((), dtype=torch.float32, device=self.device)
         self.forward_metadata: DlattnMetadata | None = None
         self._graphs: DlattnMetadata | None = None  # the tensors of all CUDA graphs
 
@@ -204,6 +207,11 @@ class DlattnAttnBackend(AttentionBackend):
             where = KVWriteLoc.for_layer(forward_batch, layer)
             self.token_to_kv_pool.set_kv_buffer(layer, where, k, v, layer.k_scale, layer.v_scale)
         assert self.forward_metadata is not None
+        scales = {}
+        if self.kv_cache_dtype == torch.float8_e4m3fn:  # without factors the pool writes rounds
+            for name in ("k_scale", "v_scale"):
+                scale = getattr(layer, name)
+                scales[name] = self._one if scale is None else scale.detach()
         causal = layer.attn_type != AttentionType.DECODER_BIDIRECTIONAL
         left = layer.sliding_window_size  # without the query's own key
         limited = left is not None and left > -1
@@ -213,6 +221,7 @@ class DlattnAttnBackend(AttentionBackend):
             "window": (left, 0 if causal else left) if limited else (None, None),
             "softcap": layer.logit_cap or 0.0,
             "batch_invariant": self.batch_invariant,
+            **scales,
         }
 
     def _caches(self, layer: Any) -> tuple[torch.Tensor, ...]:

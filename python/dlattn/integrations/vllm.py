@@ -26,7 +26,8 @@ from vllm.v1.attention.backend import (
 import dlattn
 from dlattn.integrations.vllm_plugin import NAME
 
-_CACHE_DTYPES = ["auto", "float16", "bfloat16"]
+_8_BIT_DTYPES = ["fp8", "fp8_e4m3"]  # one type by two names
+_CACHE_DTYPES = ["auto", "float16", "bfloat16", *_8_BIT_DTYPES]
 
 
 class DlattnBackend(AttentionBackend):
@@ -245,6 +246,7 @@ class DlattnImpl(AttentionImpl[DlattnMetadata]):
             sinks=None if self.sinks is None else self.sinks.detach().float(),
             out=output[:tokens],
             batch_invariant=self.batch_invariant,
+            **self._scales(layer),
         )
         return output
 
@@ -259,10 +261,25 @@ class DlattnImpl(AttentionImpl[DlattnMetadata]):
         """Write a step's keys and values to the cache; a slot of -1 is of no token."""
         tokens = slot_mapping.shape[0]  # keys and values may be padded behind them
         k_cache, v_cache = self._caches(kv_cache)
-        dlattn.append_kv(key[:tokens], value[:tokens], k_cache, v_cache, slots=slot_mapping)
+        dlattn.append_kv(
+            key[:tokens],
+            value[:tokens],
+            k_cache,
+            v_cache,
+            slots=slot_mapping,
+            **self._scales(layer),
+        )
+
+    def _scales(self, layer: Any) -> dict[str, torch.Tensor]:
+        """What a cache in 8 bits counts: a layer's, in tensors that vLLM may still write to."""
+        if self.kv_cache_dtype not in _8_BIT_DTYPES:
+            return {}
+        return {"k_scale": layer._k_scale, "v_scale": layer._v_scale}
 
     def _caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values, each (num_blocks, block_size, num_heads_kv, head_size)."""
+        if self.kv_cache_dtype in _8_BIT_DTYPES:
+            kv_cache = kv_cache.view(torch.float8_e4m3fn)  # vLLM has them as bytes
         pages = kv_cache.transpose(1, 2)
         return pages[..., : self.head_size], pages[..., self.head_size :]
 
