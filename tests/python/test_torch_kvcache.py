@@ -52,6 +52,21 @@ def test_the_operator_is_the_function(paged: bool, dtype: Any) -> None:
     assert torch.equal(dlattn.torch.attention_with_kvcache(*tensors, **given), want[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_caches_of_8_bits(dtype: Any) -> None:
+    (q, k, v), where = cache(paged=True)
+    k, v = ((x * 10).to(dtype) for x in (k, v))
+    scales = {"k_scale": torch.tensor([0.1, 0.2]), "v_scale": torch.tensor(0.1)}
+    want = dlattn.attention_with_kvcache(q.half(), k, v, **where, **scales)
+    found = dlattn.torch.attention_with_kvcache(q.half(), k, v, **where, **scales)
+    assert found.dtype == torch.float16 and torch.equal(found, want)
+    used = where.pop("seqused_k")
+    if dtype == torch.int8:  # opcheck multiplies its inputs, which torch does not do to float8
+        torch.library.opcheck(OP, (q.half(), k, v, used), {**where, **scales})
+    with pytest.raises(dlattn.UnsupportedError, match="k_scale"):
+        dlattn.torch.attention_with_kvcache(q.half(), k, v, seqused_k=used, **where)
+
+
 def test_entries_and_the_other_layout() -> None:
     (q, k, v), where = cache()
     where["cache_batch_idx"] = torch.tensor([1, 0], dtype=torch.int32)

@@ -18,7 +18,8 @@ _SCHEMA = (
     "Tensor? page_table=None, Tensor? cache_batch_idx=None, Tensor? leftpad_k=None, "
     "int? max_seqlen_k=None, int causal=0, float? scale=None, int window_left=-1, "
     "int window_right=-1, float softcap=0.0, Tensor? mask=None, Tensor? alibi_slopes=None, "
-    "Tensor? sinks=None, bool bhsd=False, bool batch_invariant=False) -> (Tensor out, Tensor lse)"
+    "Tensor? sinks=None, bool bhsd=False, bool batch_invariant=False, Tensor? k_scale=None, "
+    "Tensor? v_scale=None) -> (Tensor out, Tensor lse)"
 )
 _LIBRARY = torch.library.Library("dlattn", "FRAGMENT")
 
@@ -40,6 +41,8 @@ def attention_with_kvcache(
     mask: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     layout: str = "bshd",
     return_lse: bool = False,
     batch_invariant: bool = False,
@@ -47,7 +50,8 @@ def attention_with_kvcache(
     """`dlattn.attention_with_kvcache` as an operator: for functions that torch compiles or exports.
 
     Arguments, results and errors are those of `dlattn.attention_with_kvcache`; new keys and values,
-    rotary tables, `out`, `stream` and `kernel` are not among them.
+    rotary tables, `out`, `stream`, `kernel`, `num_splits`, `split_size` and `workspace` are not
+    among them. `k_scale` and `v_scale` of caches in 8 bits are tensors, float32 on q's device.
     """
     if causal not in ops.CAUSAL:
         raise dlattn.UnsupportedError(
@@ -73,6 +77,8 @@ def attention_with_kvcache(
         sinks,
         layout == "bhsd",
         batch_invariant,
+        k_scale,
+        v_scale,
     )
     return (out, lse) if return_lse else out
 
@@ -96,6 +102,8 @@ def _kernel(
     sinks: torch.Tensor | None,
     bhsd: bool,
     batch_invariant: bool,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
 ) -> Any:
     return dlattn.attention_with_kvcache(
         q,
@@ -113,6 +121,8 @@ def _kernel(
         mask=mask,
         alibi_slopes=alibi_slopes,
         sinks=sinks,
+        k_scale=k_scale,
+        v_scale=v_scale,
         layout="bhsd" if bhsd else "bshd",
         return_lse=True,
         batch_invariant=batch_invariant,
@@ -120,7 +130,7 @@ def _kernel(
 
 
 def _fake(q: Any, k_cache: Any, v_cache: Any, *options: Any) -> Any:
-    bhsd = options[-2]
+    bhsd = options[-4]
     for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         if x.dim() != 4:
             raise dlattn.UnsupportedError(f"{name} has {x.dim()} dimensions; accepted: 4")
