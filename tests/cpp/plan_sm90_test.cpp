@@ -315,6 +315,25 @@ void choice_by_time() {
   }
 }
 
+// Under causality all heads are walked together where L2 holds their keys.
+void order_of_heads() {
+  AttentionParams p = problem(DType::kFloat16, 64);
+  p.batch_size = 1, p.num_heads = p.num_heads_kv = 32;
+  CHECK(!core::make_plan(p, h200, {}).all_heads_together);  // all walks are alike
+  p.causal = Causal::kBottomRight;
+  CHECK(core::make_plan(p, h200, {}).all_heads_together);
+  CHECK(!core::make_plan(p, h200, force("wmma")).all_heads_together);
+  p.batch_size = 2;
+  CHECK(core::make_plan(p, h200, {}).all_heads_together);
+  p.batch_size = 3;
+  CHECK(!core::make_plan(p, h200, {}).all_heads_together);
+  p.num_heads_kv = 8;
+  CHECK(core::make_plan(p, h200, {}).all_heads_together);
+  static const std::int32_t offsets[2] = {};
+  p.batch_size = 1, p.cu_seqlens_q = p.cu_seqlens_k = offsets, p.total_q = p.total_k = 2048;
+  CHECK(!core::make_plan(p, h200, {}).all_heads_together);
+}
+
 // Of plain scores there are blocks of fewer rows, for grids of few or of uneven blocks.
 void short_blocks() {
   const auto of = [](const char* variant) {
@@ -443,6 +462,7 @@ int main() {
   edges_of_the_choice();
   choice_by_time();
   short_blocks();
+  order_of_heads();
   batch_invariance();
   varlen();
   return test::summary();

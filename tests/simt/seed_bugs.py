@@ -264,6 +264,12 @@ SEED_BUGS = (
         "n -= kKeyGroups) step(walk, n, score_mod);",
         statements=2,
     ),
+    SeedBug(
+        "heads counted from the last eight on",
+        SM90,
+        "first-head",
+        "const unsigned first_head = head / kHeadsTogether * kHeadsTogether;",
+    ),
     # Of two consumers that share rows.
     SeedBug(
         "sums of one group of keys lost",

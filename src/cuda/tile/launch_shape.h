@@ -17,7 +17,7 @@ constexpr std::int64_t kMaxSeqlen = (std::int64_t{1} << 30) - 1024;
 constexpr std::int64_t kMaxGrid = 2147483647;  // blocks: grids are one-dimensional
 static_assert(kMaxSeqlen < kUnlimited<int>);
 
-// Heads that are walked together, longest first (scheduler.cuh).
+// Heads that are walked together, longest first (scheduler.cuh), but for plans that say all.
 constexpr unsigned kHeadsTogether = 8;
 
 struct LaunchShape {
@@ -36,7 +36,7 @@ struct LaunchShape {
   bool longest_first;  // walk row blocks from last to first: under causality the last ones see most
                        // keys
   std::uint32_t heads_in_groups;  // of all batch entries, those in full groups of kHeadsTogether
-  Divider heads_left;             // that are not
+  Divider heads_left;             // that are not: walked together too, behind those
   Divider packed_heads;           // query heads whose rows tiles hold in turn (tile/rows.cuh)
 };
 
@@ -82,7 +82,7 @@ inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan,
   shape.natural = p.softcap != 0.0 || p.alibi_slopes.data || p.bias.data;
   shape.longest_first = p.causal != Causal::kNone;
   const auto heads = static_cast<std::uint32_t>(p.num_heads / packed_heads * p.batch_size);
-  const std::uint32_t heads_left = heads % kHeadsTogether;
+  const std::uint32_t heads_left = plan.all_heads_together ? heads : heads % kHeadsTogether;
   shape.heads_in_groups = heads - heads_left;
   shape.heads_left = divider(heads_left);
   return shape;

@@ -14,16 +14,17 @@ struct WorkTile {
 
 // Tile `index` of num_m_blocks of each head, in the order of a one-dimensional grid, which no
 // problem outgrows: row blocks vary fastest, so that blocks running side by side read the same
-// keys, then heads, then batch entries. Longest first, a few heads are walked together, all their
-// last row blocks before the ones before those: then the grid ends with the short blocks of all of
-// them. `Shape`: LaunchShape, or what has the members of it that are needed.
+// keys, then heads, then batch entries. Longest first, a few heads are walked together, or all of
+// them, their last row blocks before the ones before those: then the grid ends with the short
+// blocks of all of them. `Shape`: LaunchShape, or what has the members of it that are needed.
 template <typename Shape>
 __device__ __forceinline__ WorkTile scheduled_tile(const Shape& shape, unsigned index) {
   const unsigned m_blocks = shape.num_m_blocks.divisor();
   unsigned head = shape.num_m_blocks.quotient(index);  // of all batch entries
   unsigned m_block = index - head * m_blocks;
   if (shape.longest_first) {
-    const unsigned first_head = head / kHeadsTogether * kHeadsTogether;
+    // seed: first-head
+    const unsigned first_head = min(head / kHeadsTogether * kHeadsTogether, shape.heads_in_groups);
     const unsigned within = index - first_head * m_blocks;
     const bool all = first_head < shape.heads_in_groups;
     const unsigned from_last = all ? within / kHeadsTogether : shape.heads_left.quotient(within);

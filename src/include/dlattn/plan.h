@@ -62,13 +62,16 @@ struct Launch {
   int variant = 0;                // which tile shape, or kernel for score modifications
   const char* variant_name = "";  // its name; may be ""
   int packed_heads = 1;           // query heads of a KV head that are rows of the same tiles
-  int block_m = 0;                // query rows per tile
-  int block_n = 0;                // keys per tile
-  int num_warps = 0;              // per thread block
-  int num_stages = 0;             // K/V tiles in flight
-  int copy_bytes = 0;             // bytes per global-to-shared copy, by alignment: 16, 8, 4 or 2
-  std::int64_t grid = 0;          // thread blocks (CUDA) or tasks (CPU)
-  std::int64_t smem_bytes = 0;    // dynamic shared memory per thread block
+  // Under causality: whether row blocks are worked off longest first over all heads at once, or 8
+  // heads at a time, whose keys are in L2 then.
+  bool all_heads_together = false;
+  int block_m = 0;              // query rows per tile
+  int block_n = 0;              // keys per tile
+  int num_warps = 0;            // per thread block
+  int num_stages = 0;           // K/V tiles in flight
+  int copy_bytes = 0;           // bytes per global-to-shared copy, by alignment: 16, 8, 4 or 2
+  std::int64_t grid = 0;        // thread blocks (CUDA) or tasks (CPU)
+  std::int64_t smem_bytes = 0;  // dynamic shared memory per thread block
 };
 
 // How a problem will be computed: launches in order, over one workspace. A Plan is itself the

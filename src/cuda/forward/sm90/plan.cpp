@@ -115,6 +115,17 @@ bool is_shortest_walk(const AttentionParams& p, const TileShape& shape) {
          longest_walk(p, block_m(shape)) <= kKeys;
 }
 
+// Whether all heads are walked together: where their keys fit L2 beside each other, the longest
+// walks then begin first of all, and those of few rounds end together.
+bool walks_all_heads_together(const AttentionParams& p) {
+  constexpr std::int64_t kMostBytes = 40'000'000;
+  if (p.causal == Causal::kNone || p.cu_seqlens_q) return false;
+  const std::int64_t key_bytes = (p.head_dim + p.head_dim_v) * size_of(p.k.dtype);
+  const std::int64_t heads = p.batch_size * p.num_heads_kv;
+  return heads <= kMostBytes / key_bytes && p.seqlen_k <= kMostBytes / key_bytes &&
+         heads * p.seqlen_k <= kMostBytes / key_bytes;
+}
+
 // By what part of how far the longest walk exceeds the mean the last SM ends later; the same fit.
 double tail(const AttentionParams& p, int head_dim_tile, Variant variant) {
   if (score_mod_of(p) != ScoreMod::kNone) return head_dim_tile <= 64 ? 0.8 : 0.25;
@@ -144,7 +155,10 @@ double predicted_ns(const AttentionParams& p, const DeviceInfo& device, const Op
   } else if (is_shortest_walk(counted, shape)) {
     s.first += 500.0, s.next *= 0.45;
   }
-  return cost::one_block_per_sm_ns(p, walk, device, s, per_key, tail(p, head_dim_tile, variant));
+  constexpr double kEven = 0.1;
+  const double uneven = tail(p, head_dim_tile, variant);
+  return cost::one_block_per_sm_ns(p, walk, device, s, per_key,
+                                   walks_all_heads_together(p) ? std::min(kEven, uneven) : uneven);
 }
 
 // Thread blocks for a problem.
@@ -215,6 +229,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   plan->variant_name = kVariantNames[plan->variant];
   cost::set_tile(p, config, plan);
   plan->grid = grid_of(p, device, tile, variant);
+  plan->all_heads_together = walks_all_heads_together(p);
   plan->predicted_ns = ns;
   return true;
 }
