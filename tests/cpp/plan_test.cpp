@@ -3,6 +3,7 @@
 #include "core/plan.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <string_view>
 
@@ -113,8 +114,10 @@ void batch_invariance() {
   options.batch_invariant = true;
   bool matters = false;
   for (const DeviceInfo& device : gpus()) {
-    for (const int head_dim : {32, 64, 96, 128, 192, 256}) {
+    for (const int dim : {32, 64, 96, 128, 192, 256, -64, -96, -128, -256}) {
+      const int head_dim = std::abs(dim);
       AttentionParams p = problem(DType::kFloat16, head_dim);
+      if (dim < 0) p.causal = Causal::kBottomRight;
       p.num_heads = p.num_heads_kv = 64, p.batch_size = 64, p.seqlen_q = p.seqlen_k = 8192;
       p.q.batch_stride = p.k.batch_stride = p.v.batch_stride = 0;
       const Plan large = core::make_plan(p, device, options);

@@ -20,7 +20,7 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Of a tile shape, in nanoseconds. Measured on an H200 (research/steps/h200-choices.json).
+// Of a tile shape, in nanoseconds. Measured on an H200 (research/steps/h200-choices-blocks.json).
 struct Times {
   double first;    // of a block, launch and first copies
   double next;     // of each further row block, which begins with empty stages

@@ -74,7 +74,8 @@ bool accepts_scores(const AttentionParams& p, std::string* why) {
 
 using Speed = cost::OnePerSmSpeed;
 
-// Measured on an H200 (research/steps/h200-choices.json).
+// Measured on an H200 (research/steps/h200-choices.json; of plain scores up to head_dim 128,
+// h200-choices-blocks.json).
 Speed speed(const AttentionParams& p, int head_dim_tile, Variant variant) {
   const ScoreMod score_mod = score_mod_of(p);
   if (p.softcap != 0.0 && score_mod != ScoreMod::kBiasMask) {
@@ -157,8 +158,9 @@ double predicted_ns(const AttentionParams& p, const DeviceInfo& device, const Op
   }
   constexpr double kEven = 0.1;
   const double uneven = tail(p, head_dim_tile, variant);
-  return cost::one_block_per_sm_ns(p, walk, device, s, per_key,
-                                   walks_all_heads_together(p) ? std::min(kEven, uneven) : uneven);
+  return cost::one_block_per_sm_ns(
+      p, walk, device, s, per_key,
+      walks_all_heads_together(counted) ? std::min(kEven, uneven) : uneven);
 }
 
 // Thread blocks for a problem.
