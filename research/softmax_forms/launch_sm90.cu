@@ -16,7 +16,7 @@ extern "C" __attribute__((visibility("default"))) int launch(
   const Plan plan = plan_of("sm90", p, HEAD_DIM, sm90::tile_config(HEAD_DIM, HEAD_DIM), grid);
   try {
     sm90::launch_tile<DType::kFloat16, HEAD_DIM, HEAD_DIM, sm90::Variant::kTall, false>(p, plan,
-                                                                                         stream);
+                                                                                        stream);
   } catch (const Error&) {
     return 1;
   }

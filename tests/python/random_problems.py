@@ -94,10 +94,10 @@ class Problem:
 
     def _unaligned(self) -> bool:
         eight = 4 if self.dtype == "float32" else 8
-        return any(
-            (place.offset | math.gcd(0, *place.strides[:-1])) % eight
-            for place in (self.tensors[name][1] for name in "qkv")
-        )
+        places = [self.tensors[name][1] for name in "qkv"]
+        if self.out is not None:
+            places.append(self.out)
+        return any((p.offset | math.gcd(0, *p.strides[:-1])) % eight for p in places)
 
     def describe(self) -> str:
         """In one line."""

@@ -62,7 +62,7 @@ def test_score_features(kernel: str, dtype: str, causal: Any, seqlen_k: int) -> 
     q, k, v = qkv(dtype, 70, seqlen_k)
     bias = normal(2, 1, 70, seqlen_k, dtype=dtype, seed=5)
     bias_row = normal(4, 1, seqlen_k, dtype="float32", seed=6)
-    mask = torch.rand(1, 4, 70, seqlen_k, device=DEVICE) < 0.7
+    mask = normal(1, 4, 70, seqlen_k, dtype="float32", seed=7) > -0.3
     mask[:, 1, 10:40] = False
     slopes = torch.tensor([0.5, 0.1, 0.0, 1.0], device=DEVICE)
     for options in [
