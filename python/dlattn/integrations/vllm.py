@@ -246,7 +246,8 @@ class DlattnImpl(AttentionImpl[DlattnMetadata]):
             sinks=None if self.sinks is None else self.sinks.detach().float(),
             out=output[:tokens],
             batch_invariant=self.batch_invariant,
-            **self._scales(layer),
+            k_scale=self._scale(layer, "_k_scale"),
+            v_scale=self._scale(layer, "_v_scale"),
         )
         return output
 
@@ -267,14 +268,13 @@ class DlattnImpl(AttentionImpl[DlattnMetadata]):
             k_cache,
             v_cache,
             slots=slot_mapping,
-            **self._scales(layer),
+            k_scale=self._scale(layer, "_k_scale"),
+            v_scale=self._scale(layer, "_v_scale"),
         )
 
-    def _scales(self, layer: Any) -> dict[str, torch.Tensor]:
-        """What a cache in 8 bits counts: a layer's, in tensors that vLLM may still write to."""
-        if self.kv_cache_dtype not in _8_BIT_DTYPES:
-            return {}
-        return {"k_scale": layer._k_scale, "v_scale": layer._v_scale}
+    def _scale(self, layer: Any, name: str) -> torch.Tensor | None:
+        """What a cache in 8 bits counts: a layer's, in a tensor that vLLM may still write to."""
+        return getattr(layer, name) if self.kv_cache_dtype in _8_BIT_DTYPES else None
 
     def _caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values, each (num_blocks, block_size, num_heads_kv, head_size)."""
