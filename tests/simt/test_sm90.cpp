@@ -132,6 +132,8 @@ std::vector<Case> cases() {
   simt::append(&cases, simt::slice_cases(simt::with({1, 1, 128, kCausal, 9, 3}, [](Case& c) {
     c.alibi = true, c.softcap = 5.0;
   })));
+  // More than eight heads, of several row blocks each.
+  cases.push_back({260, 70, 64, kTopLeft, 9, 3});
   // Works enough for blocks that stay for several of them.
   cases.push_back({20, 130, 64, kCausal, 9, 3, Layout::kBshd, 0, 2});
   cases.push_back({130, 150, 128, kFull, 4, 2, Layout::kBshd, 0, 2});
