@@ -1,6 +1,6 @@
 """What kernel="auto" takes against the fastest family, on a GPU, over many shapes.
 
-    python research/choices.py --json research/steps/h200-choices.json
+    python research/choices.py --json research/steps/h200-choices-blocks.json
 
 Each case is timed with every family of --families by replays of a CUDA graph; a ratio is the
 fastest one's time over that of the family that auto takes, so that 1 is the best choice. The times

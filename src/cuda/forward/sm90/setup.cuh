@@ -56,7 +56,7 @@ struct Shared {
                                                  queries.stage(use) * kWorkTileBytes);
   }
 
-  // What the consumers of a row group hand over (key_groups.cuh).
+  // What the second consumer of a row group hands over to the first (row_parts.cuh).
   __device__ __forceinline__ float* part(int row_group) const {
     return reinterpret_cast<float*>(ptx::dynamic_smem() + kMap.parts +
                                     row_group * part_bytes(kHeadDimV));
