@@ -175,26 +175,13 @@ std::int64_t grid_of(const AttentionParams& params, const DeviceInfo& device, in
   return num_blocks(params, device, tiles, block_m(shape), shape.query_stages > 1 ? 1024 : 512);
 }
 
-// The variants of plain scores that a problem can have, as options ask; none: `why` says why not.
-struct Candidates {
-  bool tall = true, short_blocks = false;
-};
-bool candidates_of(const AttentionParams& p, const Options& options, int head_dim_tile,
-                   Candidates* candidates, std::string* why) {
-  const std::string_view asked = options.variant ? options.variant : "";
-  const bool plain = score_mod_of(p) == ScoreMod::kNone;
-  const char* missing = !plain                             ? "score terms"
-                        : p.cu_seqlens_q                   ? "cu_seqlens_q"
-                        : !has_short_blocks(head_dim_tile) ? "head dims above 128"
-                                                           : nullptr;
-  // With batch_invariant a sequence of a batch has the bits of one of a varlen batch.
-  candidates->short_blocks = !missing && !options.batch_invariant && asked != kTallName;
-  candidates->tall = asked != kShortName;
-  if (!asked.empty() && asked != kTallName && asked != kShortName)
-    return refuse(why, "variant is ", asked, "; accepted: ", accepted_variants());
-  if (candidates->tall || candidates->short_blocks) return true;
-  if (missing) return refuse(why, "variant short does not implement ", missing);
-  return refuse(why, "variant short does not implement batch_invariant");
+// What of a problem, or of the options, short blocks do not take; null if they take it.
+const char* short_blocks_lack(const AttentionParams& p, const Options& options, int head_dim_tile) {
+  if (score_mod_of(p) != ScoreMod::kNone) return "score terms";
+  if (p.cu_seqlens_q) return "cu_seqlens_q";
+  if (!has_short_blocks(head_dim_tile)) return "head dims above 128";
+  // A sequence of a batch has the bits of one of a varlen batch then.
+  return options.batch_invariant ? "batch_invariant" : nullptr;
 }
 
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
@@ -211,12 +198,15 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   // The keys of few queries come at nearly the memory's rate.
   constexpr double kMemory = 1.06;
   const double least = options.batch_invariant ? 0.0 : kMemory * cost::keys_ns(p, device);
-  Candidates candidates;
-  if (!candidates_of(p, options, tile, &candidates, why)) return false;
+  const std::string_view asked = options.variant ? options.variant : "";
+  if (!asked.empty() && asked != kTallName && asked != kShortName)
+    return refuse(why, "variant is ", asked, "; accepted: ", accepted_variants());
+  const char* const lack = short_blocks_lack(p, options, tile);
+  if (asked == kShortName && lack) return refuse(why, "variant short does not implement ", lack);
   Variant variant = variant_of(p);
   double ns = std::numeric_limits<double>::infinity();
-  if (candidates.tall) ns = predicted_ns(p, device, options, tile, variant);
-  if (candidates.short_blocks) {
+  if (asked != kShortName) ns = predicted_ns(p, device, options, tile, variant);
+  if (asked != kTallName && !lack) {
     const double short_ns = predicted_ns(p, device, options, tile, Variant::kShort);
     if (short_ns < ns) ns = short_ns, variant = Variant::kShort;
   }
