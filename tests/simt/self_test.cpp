@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/mbarrier.cuh"
@@ -404,6 +405,34 @@ void dependent_grid(GridAhead kind, bool asynchronous) {
   if (out[5] != 5.0f) fail("numbers of the grid ahead");
 }
 
+enum class Cluster { kRight, kNoFirst, kNoLast, kOneBlockAlone, kOutside };
+
+// Each thread of a block of four adds up what those of its number have left in their shared memory.
+void cluster(Cluster kind) {
+  constexpr int kBlocks = 4;
+  std::vector<float> out(2 * kBlocks * kThreads, NAN);
+  for (const simt::Schedule schedule : {0, 1, 3}) {
+    simt::Launch launch{dim3(2 * kBlocks), dim3(kThreads), kThreads * 2 * sizeof(float), schedule};
+    launch.cluster_size = kBlocks;
+    simt::launch(launch, [&] {
+      const int i = threadIdx.x, rank = blockIdx.x % kBlocks;
+      smem()[2 * i] = static_cast<float>(i), smem()[2 * i + 1] = static_cast<float>(blockIdx.x);
+      if (kind == Cluster::kOneBlockAlone && rank > 0) return;
+      if (kind != Cluster::kNoFirst) ptx::cluster_sync();
+      float sum = 0.0f;
+      for (unsigned from = 0; from < kBlocks + (kind == Cluster::kOutside); ++from) {
+        float x[2];
+        ptx::load_of_block(x, ptx::smem_address(smem() + 2 * i), from);
+        sum += x[0] * x[1];
+      }
+      out[blockIdx.x * kThreads + i] = sum;
+      if (kind != Cluster::kNoLast) ptx::cluster_leave();
+    });
+  }
+  if (out[5] != 5.0f * (0 + 1 + 2 + 3) || out[7 * kThreads + 9] != 9.0f * (4 + 5 + 6 + 7))
+    fail("sums of a cluster");
+}
+
 template <typename T>
 T number(int i) {
   return static_cast<T>(static_cast<float>(i % 11 - 5) * 0.25f);
@@ -588,6 +617,15 @@ const std::vector<Case> kCases = {
      "before the wait for the grids ahead"},
     {"start of the next grid before the wait", [] { dependent_grid(GridAhead::kEarlyStart, true); },
      "before griddepcontrol.wait"},
+    {"cluster", [] { cluster(Cluster::kRight); }, nullptr},
+    {"cluster without a barrier before its loads", [] { cluster(Cluster::kNoFirst); },
+     kTsan ? kRace : kWrong, !kAsan},
+    {"cluster without a barrier behind its loads", [] { cluster(Cluster::kNoLast); },
+     "some of whose threads have ended"},
+    {"barrier of a cluster that one block reaches", [] { cluster(Cluster::kOneBlockAlone); },
+     "after some of its threads have ended"},
+    {"block that a cluster has not", [] { cluster(Cluster::kOutside); },
+     "block 4 of a cluster of 4"},
     {"shuffle without one lane", missing_lane, "never reach"},
     {"shuffle from outside its mask", lane_outside_mask, "leaves out the calling lane"},
     {"shuffles and votes", shuffles, nullptr},

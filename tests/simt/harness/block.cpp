@@ -29,15 +29,20 @@ namespace {
 
 Worker workers[kMaxThreads];
 int num_made = 0;
-int num_threads = 0;
+int num_threads = 0;  // of the blocks that run at once, as are the warps
 int num_warps = 0;
+int block_threads = 0;
+int num_blocks = 0;  // that run at once
+Block* blocks[kMaxWarps];
+Block* all_blocks = nullptr;  // of the launch
 unsigned masks[kMaxWarps][kMaxMasks];
 int num_masks[kMaxWarps];
 // Of each bar.sync: how often it has let its threads go on, the threads that have arrived at it
 // without waiting since, by warp, and how many they ask for.
-int openings[kNumBarriers];
+// By block of the cluster.
+int openings[kMaxWarps][kNumBarriers];
 int arrived[kNumBarriers][kMaxWarps];
-int arrived_count[kNumBarriers];
+int arrived_count[kMaxWarps][kNumBarriers];
 bool came_to_barrier = false;  // a thread, since it was last looked which of them may open
 
 Fiber host;
@@ -83,6 +88,7 @@ void fiber_entry() {
 
 void resume(Worker* worker) {
   current = worker;
+  block = worker->block;
   switch_fiber(&host, &worker->fiber);
 }
 
@@ -165,6 +171,7 @@ bool complete_collectives(int warp) {
     if (arrived != lanes[i].mask) continue;
     if (lanes[i].combine) {
       current = &lanes[i];  // whose thread an error message names
+      block = current->block;
       lanes[i].combine(operands, arrived);
       current = nullptr;
     }
@@ -176,14 +183,19 @@ bool complete_collectives(int warp) {
   return progress;
 }
 
-// Lets the threads go on that wait at a bar.sync which as many as it asks for have reached.
-bool complete_barriers() {
-  if (!came_to_barrier) return false;
-  came_to_barrier = false;
+// The threads of a block of the cluster: from which on, and before which.
+int first_of(int rank) {
+  return rank * block_threads;
+}
+
+// Lets the threads of a block go on that wait at a bar.sync which as many as it asks for have
+// reached.
+bool complete_barriers(int rank) {
+  const int first = first_of(rank), end = first_of(rank + 1);
   int lanes[kNumBarriers][kMaxWarps], count[kNumBarriers], all[kNumBarriers] = {};
   std::memcpy(lanes, arrived, sizeof lanes);
-  std::memcpy(count, arrived_count, sizeof count);
-  for (int i = 0; i < num_threads; ++i) {
+  std::memcpy(count, arrived_count[rank], sizeof count);
+  for (int i = first; i < end; ++i) {
     const Worker& w = workers[i];
     if (w.state != State::kAtNamedBarrier) continue;
     if (count[w.barrier_id] == 0) count[w.barrier_id] = w.barrier_count;
@@ -193,21 +205,30 @@ bool complete_barriers() {
   }
   bool progress = false;
   for (int id = 0; id < kNumBarriers; ++id) {
-    for (int warp = 0; warp < num_warps; ++warp) all[id] += lanes[id][warp];
+    const int first_warp = first / kWarpSize, end_warp = (end + kWarpSize - 1) / kWarpSize;
+    for (int warp = first_warp; warp < end_warp; ++warp) all[id] += lanes[id][warp];
     if (all[id] == 0 || all[id] < count[id]) continue;
     if (all[id] > count[id]) die_stuck("more threads meet at a bar.sync than it asks for");
-    for (int warp = 0; warp < num_warps; ++warp) {
+    for (int warp = first_warp; warp < end_warp; ++warp) {
       if (lanes[id][warp] % kWarpSize != 0) die_stuck("a bar.sync of a part of a warp");
     }
-    for (int i = 0; i < num_threads; ++i) {
+    for (int i = first; i < end; ++i) {
       Worker& w = workers[i];
       if (w.state == State::kAtNamedBarrier && w.barrier_id == id) w.state = State::kReady;
     }
-    std::memset(arrived[id], 0, sizeof arrived[id]);
-    arrived_count[id] = 0;
-    ++openings[id];
+    for (int warp = first_warp; warp < end_warp; ++warp) arrived[id][warp] = 0;
+    arrived_count[rank][id] = 0;
+    ++openings[rank][id];
     progress = true;
   }
+  return progress;
+}
+
+bool complete_barriers() {
+  if (!came_to_barrier) return false;
+  came_to_barrier = false;
+  bool progress = false;
+  for (int rank = 0; rank < num_blocks; ++rank) progress |= complete_barriers(rank);
   return progress;
 }
 
@@ -260,26 +281,48 @@ void run_to_barrier(Random* random) {
   }
 }
 
-// All threads have ended (true) or wait at one barrier, which then opens (false).
-bool pass_barrier() {
-  int ended = 0, waiting = 0;
-  for (int i = 0; i < num_threads; ++i) {
-    ended += workers[i].state == State::kDone;
-    waiting += workers[i].state == State::kAtBarrier;
-  }
-  if (ended == num_threads) {
-    for (const int count : arrived_count) {
-      if (count != 0) die_stuck("threads arrived at a bar.sync that never opened");
-    }
-    return true;
-  }
-  if (ended + waiting == num_threads && ended > 0)
+// How many threads of a block of the cluster are in a state.
+int count_of(int rank, State state) {
+  int count = 0;
+  for (int i = first_of(rank); i < first_of(rank + 1); ++i) count += workers[i].state == state;
+  return count;
+}
+
+// Whether all threads of a block wait at its barrier, which then opens.
+bool pass_barrier(int rank) {
+  const int ended = count_of(rank, State::kDone), waiting = count_of(rank, State::kAtBarrier);
+  if (waiting == 0) return false;
+  if (ended + waiting == block_threads && ended > 0)
     die_stuck("__syncthreads after some threads of the block have ended");
-  if (waiting < num_threads) die_stuck("a collective or barrier that some threads never reach");
-  for (int i = 0; i < num_threads; ++i) {
-    if (!same_place(workers[0], workers[i]))
+  if (waiting < block_threads) die_stuck("a collective or barrier that some threads never reach");
+  for (int i = first_of(rank); i < first_of(rank + 1); ++i) {
+    if (!same_place(workers[first_of(rank)], workers[i]))
       die_stuck("threads of the block wait at different __syncthreads");
   }
+  for (int i = first_of(rank); i < first_of(rank + 1); ++i) workers[i].state = State::kReady;
+  return true;
+}
+
+// All threads have ended (true), or all of a block wait at its barrier, or all at the cluster's,
+// which then opens (false).
+bool pass_barriers() {
+  int ended = 0, waiting = 0;
+  bool passed = false;
+  for (int rank = 0; rank < num_blocks; ++rank) {
+    passed |= pass_barrier(rank);
+    const int of_block = count_of(rank, State::kDone);
+    ended += of_block;
+    waiting += count_of(rank, State::kAtClusterBarrier);
+    if (of_block < block_threads) continue;
+    for (const int count : arrived_count[rank]) {
+      if (count != 0) die_stuck("threads arrived at a bar.sync that never opened");
+    }
+  }
+  if (passed) return false;
+  if (ended == num_threads) return true;
+  if (ended + waiting == num_threads && ended > 0)
+    die_stuck("a barrier of the cluster after some of its threads have ended");
+  if (waiting < num_threads) die_stuck("a collective or barrier that some threads never reach");
   for (int i = 0; i < num_threads; ++i) workers[i].state = State::kReady;
   return false;
 }
@@ -300,11 +343,11 @@ Block* make_block() {
   return made;
 }
 
-void check_guards() {
+void check_guards([[maybe_unused]] const Block* of) {
 #if !defined(SIMT_ASAN)
-  const unsigned char* after = block->memory + kGuard + shape.smem_bytes;
+  const unsigned char* after = of->memory + kGuard + shape.smem_bytes;
   for (std::size_t i = 0; i < kGuard; ++i) {
-    if (block->memory[i] != kFill || after[i] != kFill) {
+    if (of->memory[i] != kFill || after[i] != kFill) {
       std::fprintf(stderr, "simt: a write outside the %zu bytes of dynamic shared memory\n",
                    shape.smem_bytes);
       std::_Exit(1);
@@ -333,11 +376,14 @@ void prepare_workers() {
   std::memset(arrived_count, 0, sizeof arrived_count);
 }
 
-void prepare_worker(int i, const dim3& block_idx) {
+void prepare_worker(int i, unsigned first_block) {
   Worker& w = workers[i];
-  const unsigned x = shape.block.x, y = shape.block.y;
-  w.thread.thread_idx = dim3(i % x, i / x % y, i / (x * y));
-  w.thread.block_idx = block_idx;
+  const unsigned x = shape.block.x, y = shape.block.y, gx = shape.grid.x, gy = shape.grid.y;
+  w.rank = i / block_threads;
+  w.block = blocks[w.rank];
+  const unsigned of_block = i % block_threads, n = first_block + w.rank;
+  w.thread.thread_idx = dim3(of_block % x, of_block / x % y, of_block / (x * y));
+  w.thread.block_idx = dim3(n % gx, n / gx % gy, n / (gx * gy));
   w.thread.block_dim = shape.block;
   w.thread.grid_dim = shape.grid;
   w.thread.index = i;
@@ -346,6 +392,7 @@ void prepare_worker(int i, const dim3& block_idx) {
   w.state = State::kReady;
   w.name = "";
   w.barriers = 0;
+  w.cluster_barriers = 0;
   w.registers = 0;
   w.grids_ahead_over = shape.grid_ahead == nullptr;
   std::memset(w.warp_syncs, 0, sizeof w.warp_syncs);
@@ -354,7 +401,7 @@ void prepare_worker(int i, const dim3& block_idx) {
 // setmaxnreg waits for registers that others give back; more than those of the launch never come.
 void check_registers() {
   constexpr int kRegisters = 65536, kGranularity = 8, kGroup = 4 * kWarpSize;
-  const int at_launch = kRegisters / num_threads / kGranularity * kGranularity;
+  const int at_launch = kRegisters / block_threads / kGranularity * kGranularity;
   int all = 0;
   bool asked = false;
   for (int i = 0; i < num_threads; ++i) {
@@ -376,17 +423,20 @@ void check_order_of_grids() {
   }
 }
 
-void run_block(const dim3& block_idx, Random* random) {
-  Block* made = make_block();
-  made->next = block;
-  block = made;
+// A cluster of blocks, from one of that number on.
+void run_blocks(unsigned first, Random* random) {
+  for (int rank = 0; rank < num_blocks; ++rank) {
+    blocks[rank] = make_block();
+    blocks[rank]->next = all_blocks;
+    all_blocks = blocks[rank];
+  }
   prepare_workers();
-  for (int i = 0; i < num_threads; ++i) prepare_worker(i, block_idx);
+  for (int i = 0; i < num_threads; ++i) prepare_worker(i, first);
   tsan_release(&launch_begin);
   do {
     run_to_barrier(random);
-  } while (!pass_barrier());
-  check_guards();
+  } while (!pass_barriers());
+  for (int rank = 0; rank < num_blocks; ++rank) check_guards(blocks[rank]);
   check_registers();
   check_order_of_grids();
   check_bulk_loads();
@@ -427,7 +477,14 @@ unsigned char* dynamic_smem() {
 }
 
 int num_block_threads() {
-  return num_threads;
+  return block_threads;
+}
+
+unsigned char* smem_of_block(const void* own, unsigned rank) {
+  if (static_cast<int>(rank) >= num_blocks) die("block %u of a cluster of %d", rank, num_blocks);
+  if (count_of(static_cast<int>(rank), State::kDone) > 0)
+    die("shared memory of block %u of the cluster, some of whose threads have ended", rank);
+  return blocks[rank]->memory + (static_cast<const unsigned char*>(own) - block->memory);
 }
 
 bool in_dynamic_smem(const void* memory, std::size_t bytes) {
@@ -462,10 +519,18 @@ void sync_threads(const char* file, int line) {
   tsan_acquire(object);
 }
 
+void sync_cluster() {
+  Worker* me = current;
+  long* object = &blocks[0]->sync->cluster[me->cluster_barriers++ & 1];
+  tsan_release(object);
+  wait(State::kAtClusterBarrier, "barrier.cluster");
+  tsan_acquire(object);
+}
+
 void sync_barrier(int id, int count) {
   check_barrier(id, count);
   Worker* me = current;
-  long* object = &block->sync->named[id][openings[id] & 1];
+  long* object = &block->sync->named[id][openings[me->rank][id] & 1];
   me->barrier_id = id;
   me->barrier_count = count;
   tsan_release(object);
@@ -476,10 +541,11 @@ void sync_barrier(int id, int count) {
 
 void arrive_at_barrier(int id, int count) {
   check_barrier(id, count);
-  if (arrived_count[id] != 0 && arrived_count[id] != count)
+  int& asked = arrived_count[current->rank][id];
+  if (asked != 0 && asked != count)
     die_stuck("threads that meet at one bar.sync ask for different numbers of threads");
-  tsan_release(&block->sync->named[id][openings[id] & 1]);
-  arrived_count[id] = count;
+  tsan_release(&block->sync->named[id][openings[current->rank][id] & 1]);
+  asked = count;
   ++arrived[id][current->thread.warp];
   came_to_barrier = true;
 }
@@ -531,24 +597,28 @@ void ordering_collective(const char* name, unsigned mask, Combine combine, void*
 
 void run(const Launch& launch, void (*body)(void*), void* context) {
   shape = launch;
-  num_threads = static_cast<int>(launch.block.x * launch.block.y * launch.block.z);
-  if (num_threads < 1 || num_threads > kMaxThreads) die("a block of %d threads", num_threads);
+  block_threads = static_cast<int>(launch.block.x * launch.block.y * launch.block.z);
+  if (block_threads < 1 || block_threads > kMaxThreads) die("a block of %d threads", block_threads);
+  num_blocks = static_cast<int>(launch.cluster_size);
+  num_threads = num_blocks * block_threads;
+  const unsigned x = launch.grid.x, y = launch.grid.y, count = x * y * launch.grid.z;
+  if (num_blocks > 1 && (num_threads > kMaxThreads || block_threads % kWarpSize != 0 ||
+                         count != x || count % launch.cluster_size != 0))
+    die("clusters of %d blocks of %d threads in a grid of %u", num_blocks, block_threads, count);
   num_warps = (num_threads + kWarpSize - 1) / kWarpSize;
   thread_body = body;
   thread_context = context;
   adopt_current(&host);
   if (launch.grid_ahead) run_grid_ahead();
   Random random{0x9E3779B97F4A7C15ull ^ launch.schedule};
-  const unsigned x = launch.grid.x, y = launch.grid.y, count = x * y * launch.grid.z;
-  for (unsigned n = 0; n < count; ++n) {
-    const unsigned i = launch.schedule == 1 ? count - 1 - n : n;
-    run_block(dim3(i % x, i / x % y, i / (x * y)), &random);
-  }
+  const unsigned clusters = count / launch.cluster_size;
+  for (unsigned n = 0; n < clusters; ++n)
+    run_blocks((launch.schedule == 1 ? clusters - 1 - n : n) * launch.cluster_size, &random);
   tsan_acquire(&launch_end);
-  while (block) {
-    Block* next = block->next;
-    free_block(block);
-    block = next;
+  while (all_blocks) {
+    Block* next = all_blocks->next;
+    free_block(all_blocks);
+    all_blocks = next;
   }
 }
 

@@ -5,11 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 
-// Runs the thread blocks of a launch, one after another, each CUDA thread on a fiber of its own.
-// Threads switch at barriers and warp collectives only.
+// Runs the thread blocks of a launch, one after another, or those of a cluster at once, each CUDA
+// thread on a fiber of its own. Threads switch at barriers and warp collectives only.
 //
 // What ThreadSanitizer is told (the memory model):
 //   __syncthreads   orders all threads of the block.
+//   barrier.cluster orders all threads of all blocks of the cluster.
 //   bar.sync        orders the threads that meet at it; those that bar.arrive, before it.
 //   __syncwarp      orders the lanes of its mask.
 //   wgmma.wait_group orders the lanes of its warp: what one of them does after it comes after all
@@ -27,11 +28,12 @@
 // lane of the mask never reaches, __syncthreads at different places of the source, a bar.sync whose
 // threads disagree about their number or are not whole warps, a lane that
 // calls a collective whose mask leaves it out, a wrong argument to a modelled instruction, a write
-// outside the dynamic shared memory.
+// outside the dynamic shared memory, a read of the shared memory of a block of the cluster some of
+// whose threads have ended.
 namespace simt {
 
 constexpr int kWarpSize = 32;
-constexpr int kMaxThreads = 1024;
+constexpr int kMaxThreads = 1024;  // of a block, and of a cluster
 
 // Order in which runnable threads get their turn: 0 in order, 1 reversed, any other number shuffled
 // by that seed, odd ones switching between warps at every collective, even ones running a warp as
@@ -47,6 +49,7 @@ struct Launch {
   // over.
   void (*grid_ahead)(void*) = nullptr;
   void* grid_ahead_context = nullptr;
+  unsigned cluster_size = 1;  // neighbouring blocks, in a grid of one dimension
 };
 
 struct Thread {
@@ -54,7 +57,7 @@ struct Thread {
   dim3 block_idx;
   dim3 block_dim;
   dim3 grid_dim;
-  int index = 0;  // within the block
+  int index = 0;  // within the cluster, as is the warp's; a block of its own is one
   int warp = 0;
   int lane = 0;
 };
@@ -65,8 +68,11 @@ constexpr std::uint32_t kSmemBase = 1024;
 unsigned char* dynamic_smem();
 bool in_dynamic_smem(const void* memory, std::size_t bytes);
 int num_block_threads();
+// What lies in another block of the cluster where `own` does in the caller's.
+unsigned char* smem_of_block(const void* own, unsigned rank);
 
 void sync_threads(const char* file, int line);
+void sync_cluster();
 void sync_warp(unsigned mask);
 
 // bar.sync: waits until `count` threads, whole warps, have called it with this `id`, 1 to 15.

@@ -14,11 +14,23 @@ constexpr int kMaxMasks = 64;          // different masks that one warp of one b
 constexpr std::size_t kGuard = 1024;   // bytes around the dynamic shared memory, and its alignment
 constexpr unsigned char kFill = 0xFF;  // NaN in float, half and bfloat16
 
-enum class State { kReady, kAtBarrier, kAtNamedBarrier, kAtMbarrier, kAtCollective, kDone };
+enum class State {
+  kReady,
+  kAtBarrier,
+  kAtNamedBarrier,
+  kAtMbarrier,
+  kAtCollective,
+  kAtClusterBarrier,
+  kDone
+};
+
+struct Block;
 
 struct Worker {  // what the scheduler knows of a thread
   Fiber fiber;
   Thread thread;
+  Block* block = nullptr;
+  int rank = 0;  // of its block in the cluster
   State state = State::kDone;
   const char* name = "";  // of the barrier or collective it waits at
   const char* file = "";
@@ -30,7 +42,8 @@ struct Worker {  // what the scheduler knows of a thread
   int barrier_count = 0;
   int mbarrier = 0;  // that it waits at, and the parity
   int parity = 0;
-  int barriers = 0;               // passed so far
+  int barriers = 0;  // passed so far
+  int cluster_barriers = 0;
   int warp_syncs[kMaxMasks];      // passed so far, by index of the mask
   int registers = 0;              // that it has asked for, 0: not yet
   bool grids_ahead_over = false;  // whether it has waited for them
@@ -41,6 +54,7 @@ struct Worker {  // what the scheduler knows of a thread
 // races would go unseen.
 struct SyncObjects {
   long block[2];
+  long cluster[2];  // those of its first block
   long named[kNumBarriers][2];
   long mbarriers[kMaxMbarriers][2];
   long tma_units[kMaxMbarriers];
@@ -66,7 +80,7 @@ struct Block {
 };
 
 extern Worker* current;  // null: the host runs
-extern Block* block;
+extern Block* block;     // that of the thread that runs
 extern Launch shape;
 extern Mbarrier mbarriers[kMaxMbarriers];  // of the block
 extern int num_mbarriers;

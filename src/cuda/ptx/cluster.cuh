@@ -1,0 +1,74 @@
+#pragma once
+
+#include "cuda/ptx/smem.cuh"
+
+// Thread block clusters: blocks of a grid that run at one time and read each other's shared memory.
+// From compute capability 9.0 on; code for older ones is never launched so.
+namespace dlattn::ptx {
+
+// Whether the code that is compiled may be launched in clusters.
+#if __CUDA_ARCH__ >= 900
+constexpr bool kClusters = true;
+#else
+constexpr bool kClusters = false;
+#endif
+
+// PTX ISA, "Parallel Synchronization and Communication Instructions: barrier.cluster, fence". Waits
+// for all threads of all blocks of the cluster. What they have stored to their shared memory may be
+// loaded then; of global memory nothing is ordered. Without the fences that say so, from CUDA 12.7
+// on, it is, which takes a microsecond.
+__device__ __forceinline__ void cluster_sync() {
+#if __CUDA_ARCH__ >= 900
+  __syncwarp();
+#if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 7)
+  asm volatile(
+      "fence.release.sync_restrict::shared::cta.cluster;\n"
+      "barrier.cluster.arrive.relaxed.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;\n"
+      "fence.acquire.sync_restrict::shared::cluster.cluster;" ::
+          : "memory");
+#else
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+#endif
+#endif
+}
+
+// The same behind loads from others whose values have been used: a block's shared memory is there
+// for them until it has passed this, and may be written again.
+__device__ __forceinline__ void cluster_leave() {
+#if __CUDA_ARCH__ >= 900
+  __syncwarp();
+  asm volatile(
+      "barrier.cluster.arrive.relaxed.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+#endif
+}
+
+// PTX ISA, "Data Movement and Conversion Instructions: mapa, ld". Loads from the shared memory of
+// block `rank` of the cluster what lies there where `own` is in the caller's.
+__device__ __forceinline__ void load_of_block(float (&x)[2], SmemAddress own, unsigned rank) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .u32 there; mapa.shared::cluster.u32 there, %2, %3;\n"
+      "ld.shared::cluster.v2.f32 {%0, %1}, [there]; }"
+      : "=f"(x[0]), "=f"(x[1])
+      : "r"(own), "r"(rank)
+      : "memory");
+#endif
+}
+__device__ __forceinline__ void load_of_block(float (&x)[4], SmemAddress own, unsigned rank) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .u32 there; mapa.shared::cluster.u32 there, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }"
+      : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+      : "r"(own), "r"(rank)
+      : "memory");
+#endif
+}
+
+}  // namespace dlattn::ptx

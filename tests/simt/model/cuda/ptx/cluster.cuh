@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstring>
+
+#include "cuda/ptx/smem.cuh"
+#include "harness/memory.h"
+
+namespace dlattn::ptx {
+
+constexpr bool kClusters = true;
+
+inline void cluster_sync() {
+  simt::sync_cluster();
+}
+
+inline void cluster_leave() {
+  simt::sync_cluster();
+}
+
+template <int kCount>
+void load_of_block(float (&x)[kCount], SmemAddress own, unsigned rank) {
+  if (own % sizeof x != 0) simt::die("ld.shared::cluster of %zu bytes from %u", sizeof x, own);
+  const unsigned char* const there = simt::smem_of_block(at_smem_address(own), rank);
+  simt::touch(there, sizeof x);
+  std::memcpy(x, there, sizeof x);
+}
+
+}  // namespace dlattn::ptx
