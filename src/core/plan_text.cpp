@@ -50,7 +50,9 @@ std::string describe(const Plan& plan) {
   if (plan.kernel == core::kCpu) {
     out << "threads: " << plan.num_threads << ", " << plan.isa << ", " << plan.grid << " tasks\n";
   } else {
-    out << "grid: " << plan.grid << " blocks of " << plan.num_warps << " warps\n"
+    out << "grid: " << plan.grid << " blocks of " << plan.num_warps << " warps";
+    if (plan.cluster_size > 1) out << ", in clusters of " << plan.cluster_size;
+    out << "\n"
         << "shared memory: " << plan.smem_bytes << " bytes per block, " << plan.num_stages
         << " stage(s), copies of " << plan.copy_bytes << " bytes\n";
   }

@@ -87,26 +87,41 @@ bool waits_for_grids_ahead(int device, const char* kernel_name) {
 // it waits for the grids ahead before it accesses global memory, so that its end implies theirs,
 // and lets the next grid start only then, so that at most two overlap; with a few blocks behind a
 // grid that fills the device, three (ptx/grid_dependency.cuh). `smem_bytes` is at most
-// kMaxSmem, or, without one, the same in every launch of one kernel.
+// kMaxSmem, or, without one, the same in every launch of one kernel. `cluster_size` blocks, a power
+// of two up to 8 that divides their number, form a cluster (ptx/cluster.cuh).
 template <auto kernel, int kMaxSmem = 0, typename... Args>
-void launch_kernel(const DeviceGuard& guard, std::int64_t num_blocks, int num_threads,
-                   std::int64_t smem_bytes, void* stream, const Args&... args) {
+void launch_clusters(const DeviceGuard& guard, std::int64_t num_blocks, int cluster_size,
+                     int num_threads, std::int64_t smem_bytes, void* stream, const Args&... args) {
   const int device = guard.device();
   const char* const kernel_name = guard.kernel_name();
   allow_smem<kernel>(device, kMaxSmem ? kMaxSmem : smem_bytes, kernel_name);
   void* arguments[] = {const_cast<void*>(static_cast<const void*>(&args))...};
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (waits_for_grids_ahead<kernel>(device, kernel_name)) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster_size > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {static_cast<unsigned>(cluster_size), 1, 1};
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(num_blocks));
   config.blockDim = dim3(static_cast<unsigned>(num_threads));
   config.dynamicSmemBytes = static_cast<std::size_t>(smem_bytes);
   config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = &early;
-  config.numAttrs = waits_for_grids_ahead<kernel>(device, kernel_name) ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   check(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments), kernel_name,
         "launch");
+}
+
+// The same without clusters.
+template <auto kernel, int kMaxSmem = 0, typename... Args>
+void launch_kernel(const DeviceGuard& guard, std::int64_t num_blocks, int num_threads,
+                   std::int64_t smem_bytes, void* stream, const Args&... args) {
+  launch_clusters<kernel, kMaxSmem>(guard, num_blocks, 1, num_threads, smem_bytes, stream, args...);
 }
 
 }  // namespace dlattn::cuda

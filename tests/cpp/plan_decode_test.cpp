@@ -47,9 +47,10 @@ void dealt() {
   CHECK_EQ(many.num_splits, 1);
   CHECK_EQ(many.workspace_bytes, 0);
   // A block for each would leave half the device idle.
-  CHECK_EQ(dlattn::plan(problem(8, 1, 4096), h200).grid, 2 * 132);
+  CHECK_EQ(dlattn::plan(problem(4, 1, 8192), h200).grid, 2 * 132);
   // No more blocks than have two tiles each.
-  CHECK_EQ(dlattn::plan(problem(1, 1, 1024), h200).grid, 1024 / 64 * 8 / 2);
+  const DeviceInfo l40s = test::gpu("NVIDIA L40S", 8, 9, 142, 101376);
+  CHECK_EQ(dlattn::plan(problem(1, 1, 1024), l40s).grid, 1024 / 64 * 8 / 2);
   // Draft tokens: 32 rows.
   CHECK(dlattn::plan(problem(8, 8, 4096), h200).variant_name == std::string("rows32"));
   // Few keys, and many queries, are for others.
@@ -94,9 +95,66 @@ void modified_scores() {
 void without_a_workspace() {
   Options options = force("decode");
   options.allow_workspace = false;
-  const Plan plan = dlattn::plan(problem(1, 1, 8192), h200, options);
+  const DeviceInfo l40s = test::gpu("NVIDIA L40S", 8, 9, 142, 101376);
+  Plan plan = dlattn::plan(problem(1, 1, 8192), l40s, options);
   CHECK_EQ(plan.grid, 8);
   CHECK_EQ(plan.workspace_bytes, 0);
+  CHECK_EQ(plan.cluster_size, 1);
+  plan = dlattn::plan(problem(1, 1, 8192), h200, options);
+  CHECK_EQ(plan.grid, 8 * 8);
+  CHECK_EQ(plan.cluster_size, 8);
+  CHECK_EQ(plan.workspace_bytes, 0);
+}
+
+// Clusters of thread blocks, which add up what they have of a row block without a workspace.
+void clusters() {
+  const auto size = [](const AttentionParams& p, const Options& options = Options()) {
+    const Plan plan = dlattn::plan(p, h200, options);
+    if (plan.cluster_size > 1) {
+      CHECK(plan.kernel == "decode");
+      CHECK_EQ(plan.num_splits, plan.cluster_size);
+      CHECK_EQ(plan.workspace_bytes, 0);
+      CHECK_EQ(plan.grid % plan.cluster_size, 0);
+      CHECK(describe(plan).find("in clusters of " + std::to_string(plan.cluster_size)) !=
+            std::string::npos);
+    }
+    return plan.cluster_size;
+  };
+  CHECK_EQ(size(problem(1, 1, 1024)), 8);
+  CHECK_EQ(size(problem(1, 1, 256)), 4);     // no block without keys
+  CHECK_EQ(size(problem(1, 1, 131072)), 1);  // half of the SMs are too few
+  CHECK_EQ(size(problem(64, 1, 4096)), 1);   // enough row blocks for all
+  CHECK_EQ(size(problem(8, 8, 4096)), 2);
+  // Code for older GPUs has no clusters, and no other GPU was measured.
+  DeviceInfo older = h200;
+  older.code = 89;
+  CHECK_EQ(dlattn::plan(problem(1, 1, 1024), older).cluster_size, 1);
+  const DeviceInfo blackwell = test::gpu("NVIDIA RTX 5090", 12, 0, 170, 101376);
+  CHECK_EQ(dlattn::plan(problem(1, 1, 1024), blackwell).cluster_size, 1);
+  // A sequence of a batch may be long and the others short, an only one may not.
+  static const std::int32_t lengths[4] = {};
+  AttentionParams p = problem(8, 1, 4096);
+  CHECK_EQ(size(p), 2);
+  p.seqused_k = lengths;
+  CHECK_EQ(size(p), 1);
+  p = problem(1, 1, 4096);
+  p.seqused_k = lengths;
+  CHECK_EQ(size(p), 8);
+  // Parts that a caller asks for, if there are as many clusters; not those whose bits must not
+  // depend on the batch.
+  Options options;
+  options.num_splits = 4;
+  CHECK_EQ(size(problem(1, 1, 4096), options), 4);
+  CHECK_EQ(size(problem(2, 1, 4096), options), 4);
+  CHECK_EQ(size(problem(8, 1, 4096), options), 1);
+  options.num_splits = 5;
+  CHECK_EQ(size(problem(1, 1, 4096), options), 1);
+  options.num_splits = 1;
+  CHECK_EQ(size(problem(1, 1, 4096), options), 1);
+  options.num_splits = 0, options.split_size = 128;
+  CHECK_EQ(size(problem(1, 1, 1024), options), 1);
+  options.split_size = 0, options.batch_invariant = true;
+  CHECK_EQ(size(problem(1, 1, 1024), options), 1);
 }
 
 // Parts that a caller asks for, and that batch_invariant takes.
@@ -292,6 +350,7 @@ int main() {
   lengths_on_the_device();
   modified_scores();
   without_a_workspace();
+  clusters();
   splits();
   wrong_splits();
   caches();

@@ -302,16 +302,16 @@ DECODE_BUGS = (
         "",
     ),
     # How parts of several blocks add up.
-    _decode("sums not scaled down to a later part", "combine.cuh", "acc[e] *= factor;", ""),
+    _decode("sums not scaled down to a later part", "parts.cuh", "acc[e] *= factor;", ""),
     _decode(
         "parts of one weight",
-        "combine.cuh",
+        "parts.cuh",
         "const float weight = row.probability(stats[i].row_max, 1.0f);",
         "const float weight = stats[i].row_max == -INFINITY ? 0.0f : 1.0f;",
     ),
     _decode(
         "statistics not weighed",
-        "combine.cuh",
+        "parts.cuh",
         "fmaf(weight, stats[i].row_sum, row.row_sum)",
         "stats[i].row_sum + row.row_sum",
     ),
@@ -335,7 +335,7 @@ DECODE_BUGS = (
     ),
     _decode(
         "last part several times",
-        "combine.cuh",
+        "parts.cuh",
         "if (i >= count) continue;",
         "",
     ),
@@ -384,6 +384,43 @@ DECODE_BUGS = (
         "parts.cuh",
         "store_bytes >= 4 && column + 2 <= columns",
         "store_bytes >= 4",
+    ),
+    # Clusters.
+    _decode(
+        "no barrier of the cluster before its loads", "consumer.cuh", "ptx::cluster_sync();", ";"
+    ),
+    _decode(
+        "no barrier of the cluster behind its loads", "consumer.cuh", "ptx::cluster_leave();", ";"
+    ),
+    _decode(
+        "tiles of the cluster's first block for all",
+        "units.cuh",
+        "segment->tile += before;",
+        ";",
+    ),
+    _decode(
+        "last block of the cluster as many tiles as any",
+        "units.cuh",
+        "min(each, all - before)",
+        "each",
+    ),
+    _decode(
+        "statistics of the first group for the block's",
+        "consumer.cuh",
+        "stats(row_of_block)[0] = all;",
+        ";",
+    ),
+    _decode(
+        "statistics of the block itself for all of the cluster",
+        "consumer.cuh",
+        "load_of_block(of_block, sStats, from)",
+        "load_of_block(of_block, sStats, rank)",
+    ),
+    _decode(
+        "one block of the cluster left out",
+        "consumer.cuh",
+        "sum.add(of_blocks, x, size - first);",
+        "sum.add(of_blocks, x, size - first - 1);",
     ),
     # Keys of 8 bits.
     _decode("bytes in the wrong order", "byte_products.cuh", "two<0x4342>", "two<0x4243>"),

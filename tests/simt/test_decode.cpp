@@ -44,6 +44,8 @@ struct DecodeCase {
   int num_splits = 0;
   int split_size = 0;
   bool narrow_out = false;  // rows of out are off 4 bytes
+  // Thread blocks that have a row block's keys together, one of each of these after the other.
+  std::vector<int> clusters = {};
 };
 
 int within(int x, int most) {
@@ -166,6 +168,7 @@ void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan
   const decode::DecodeShape shape = decode::make_decode_shape(params, plan);
   simt::Launch threads{dim3(static_cast<unsigned>(plan.grid)), dim3(plan.num_warps * 32),
                        static_cast<std::size_t>(plan.smem_bytes), schedule};
+  threads.cluster_size = static_cast<unsigned>(plan.cluster_size);
   simt::start_early(&threads, tensors);
   using M = std::conditional_t<sizeof(KV) == 1, __half, T>;  // what is multiplied
   const auto run = [&](auto paged, auto general) {
@@ -204,7 +207,8 @@ bool has_keys_of(const DecodeCase& d) {
 }
 
 template <typename T, typename KV = T>
-void run(simt::Tests& tests, const DecodeCase& d, int variant, int blocks, const char* filter) {
+void run(simt::Tests& tests, const DecodeCase& d, int variant, int blocks, int cluster,
+         const char* filter) {
   if (!has_keys_of<KV>(d)) return;
   const Case& c = d.sizes;
   constexpr dlattn::DType kDType = simt::DTypeOf<T>::value;
@@ -214,6 +218,7 @@ void run(simt::Tests& tests, const DecodeCase& d, int variant, int blocks, const
       "decode " + std::string(dlattn::to_string(kDType)) + " " + c.name() + d.cache.name() + " " +
       decode::kVariantNames[variant] + " blocks " + std::to_string(blocks) +
       (sizeof(KV) == 1 ? " keys " + std::string(dlattn::to_string(kKeys)) : "") +
+      (cluster > 1 ? " cluster " + std::to_string(cluster) : "") +
       (d.num_splits ? " splits " + std::to_string(d.num_splits) : "") +
       (d.split_size ? " split_size " + std::to_string(d.split_size) : "");
   if (name.find(filter) == std::string::npos) return;
@@ -244,6 +249,11 @@ void run(simt::Tests& tests, const DecodeCase& d, int variant, int blocks, const
   std::string trouble;
   plan.grid = blocks ? blocks : std::min<std::int64_t>(plan.grid, 2);
   if (d.num_splits == 0 && d.split_size == 0) plan.num_splits = blocks ? 2 : 1;
+  if (cluster > 1) {
+    if (cluster * plan.num_warps * 32 > simt::kMaxThreads) return;
+    plan.cluster_size = plan.num_splits = cluster;
+    plan.grid *= cluster;
+  }
   const std::int64_t bytes =
       decode::workspace_map(params.batch_size, decode::num_parts(params, plan), plan.block_m,
                             plan.head_dim_tile)
@@ -331,6 +341,27 @@ std::vector<DecodeCase> cases() {
       {{1, 300, 64, kFull, 2, 1, Layout::kBshd, 0, 3},
        {{300, 300, 300}, 0, {}, {170, 0, 3}, false}},
   };
+  // Clusters: more blocks than there are tiles, so that some have none, rows that see nothing,
+  // sequences of several lengths one after the other, windows, draft tokens, keys of 8 bits.
+  const auto add_clusters = [&](const Case& c, const Cache& cache, std::vector<int> sizes) {
+    cases.push_back({c, cache, {}});
+    cases.back().clusters = std::move(sizes);
+  };
+  add_clusters({1, 500, 128, kCausal, 8, 2}, {}, {2, 4, 8});
+  add_clusters({1, 90, 64, kFull, 4, 1}, {}, {2, 8});
+  add_clusters({40, 20, 128, kCausal, 1, 1}, {}, {4});
+  add_clusters({1, 200, 128, kCausal, 4, 1, Layout::kBshd, 0, 5}, {{0, 1, 64, 200, 300}}, {4});
+  add_clusters({2, 90, 64, kCausal, 2, 1, Layout::kBshd, 0, 2}, {{90, 33}, 16, {}, {}, true, true},
+               {2});
+  add_clusters({6, 300, 128, kCausal, 8, 2, Layout::kBshd, 0, 3}, {{300, 40, 129}, 16}, {2, 4});
+  add_clusters({1, 290, 192, kFull, 8, 1, Layout::kBhsd, 0, 2}, {{290, 3}}, {2, 16});
+  add_clusters(simt::with({2, 400, 128, kCausal, 4, 2, Layout::kBshd, 0, 2},
+                          [](Case& c) { c.softcap = 3.0, c.window_left = 150, c.sinks = true; }),
+               {{400, 230}, 16}, {4});
+  add_clusters(simt::with({3, 300, 64, kFull}, [](Case& c) { c.rise = -1e9; }), {}, {2});
+  for (const Case& c : simt::packed_cases(64)) {
+    if (c.batch_size > 0) add_clusters(c, {}, {4});
+  }
   const auto add = [&](const Case& c) {
     if (c.batch_size > 0) cases.push_back({c});
   };
@@ -371,6 +402,16 @@ std::vector<DecodeCase> cases() {
   return cases;
 }
 
+void run_types(simt::Tests& tests, const DecodeCase& c, int variant, int blocks, int cluster,
+               const char* filter) {
+  run<__half>(tests, c, variant, blocks, cluster, filter);
+  run<__nv_bfloat16>(tests, c, variant, blocks, cluster, filter);
+  run<__half, std::int8_t>(tests, c, variant, blocks, cluster, filter);
+  run<__nv_bfloat16, std::int8_t>(tests, c, variant, blocks, cluster, filter);
+  run<__half, __nv_fp8_e4m3>(tests, c, variant, blocks, cluster, filter);
+  run<__nv_bfloat16, __nv_fp8_e4m3>(tests, c, variant, blocks, cluster, filter);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -379,13 +420,12 @@ int main(int argc, char** argv) {
   for (const DecodeCase& c : cases()) {
     for (const int blocks : c.blocks) {
       for (int variant = 0; variant < decode::kNumVariants; ++variant) {
-        run<__half>(tests, c, variant, blocks, arguments.filter());
-        run<__nv_bfloat16>(tests, c, variant, blocks, arguments.filter());
-        run<__half, std::int8_t>(tests, c, variant, blocks, arguments.filter());
-        run<__nv_bfloat16, std::int8_t>(tests, c, variant, blocks, arguments.filter());
-        run<__half, __nv_fp8_e4m3>(tests, c, variant, blocks, arguments.filter());
-        run<__nv_bfloat16, __nv_fp8_e4m3>(tests, c, variant, blocks, arguments.filter());
+        run_types(tests, c, variant, blocks, 1, arguments.filter());
       }
+    }
+    for (const int cluster : c.clusters) {
+      for (int variant = 0; variant < decode::kNumVariants; ++variant)
+        run_types(tests, c, variant, 0, cluster, arguments.filter());
     }
   }
   return tests.finish();

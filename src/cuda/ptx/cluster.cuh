@@ -15,8 +15,8 @@ constexpr bool kClusters = false;
 
 // PTX ISA, "Parallel Synchronization and Communication Instructions: barrier.cluster, fence". Waits
 // for all threads of all blocks of the cluster. What they have stored to their shared memory may be
-// loaded then; of global memory nothing is ordered. Without the fences that say so, from CUDA 12.7
-// on, it is, which takes a microsecond.
+// loaded then; of global memory nothing is ordered. Without the fences that say so, which CUDA has
+// from 12.7 on, it is, and threads wait for that.
 __device__ __forceinline__ void cluster_sync() {
 #if __CUDA_ARCH__ >= 900
   __syncwarp();

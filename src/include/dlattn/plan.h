@@ -71,6 +71,7 @@ struct Launch {
   int num_stages = 0;           // K/V tiles in flight
   int copy_bytes = 0;           // bytes per global-to-shared copy, by alignment: 16, 8, 4 or 2
   std::int64_t grid = 0;        // thread blocks (CUDA) or tasks (CPU)
+  int cluster_size = 1;         // thread blocks of a cluster; 1: there are none
   std::int64_t smem_bytes = 0;  // dynamic shared memory per thread block
 };
 

@@ -308,7 +308,8 @@ struct Consumer {
   }
 
   // Adds up the groups' parts, in their order: of 8 rows of the row group and a share of the
-  // columns. Stores the sum, or where it is a part itself, leaves it in the workspace.
+  // columns. Stores the sum, or where it is a part itself, leaves it in the workspace, or to the
+  // cluster.
   __device__ __forceinline__ void add_up() const {
     constexpr int kPairs = wmma::kPartPairs<kHeadDim> / kShares;
     const int h = group % 2, share = group / 2;
@@ -335,33 +336,24 @@ struct Consumer {
       }
       return sum;
     };
-    // Of 16 columns a lane has two pairs; with 8-bit keys the even columns of four neighbours are
-    // one product's, and the odd ones the next one's.
-    constexpr int kOfPair = kBytes ? 4 : 2, kNextPair = kBytes ? 2 : 8;
-    const auto pair_of = [](const tile::Vec<float, 4>& sum, int e) {
-      return kBytes ? tile::Vec<float, 2>{{sum.x[e], sum.x[e + 2]}}
-                    : tile::Vec<float, 2>{{sum.x[2 * e], sum.x[2 * e + 1]}};
-    };
-    const int first_column = share * kPairs * 16 + lane_idx % 4 * kOfPair;
-    if (row < num_rows && segment.is_complete()) {
-      const int heads = static_cast<int>(shape.packed_heads.divisor()), query = mask.query(row);
-      const float of_values = value_scale<sizeof(KV)>(params, segment.sequence, segment.head_kv);
-      with_query_type<T, sizeof(KV)>(shape, [&](auto element) {
-        const ResultRow<decltype(element)> to(params, segment.sequence,
-                                              segment.head_kv * heads + row - query * heads, query);
-        const tile::RowResult result = finalize(all, to.sink, of_values);
-        if (to.lse && share == 0 && lane_idx % 4 == 0) *to.lse = result.lse;
+    if constexpr (ptx::kClusters) {
+      if (shape.cluster_log2 > 0) {
+        // Where the first group's part was, of which nobody else reads this lane's.
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
-          const tile::Vec<float, 4> sum = sum_of(i);
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const tile::Vec<float, 2> pair = pair_of(sum, e);
-            store_pair(to.out, first_column + 16 * i + kNextPair * e,
-                       tile::scaled(pair.x[0], result.scale), tile::scaled(pair.x[1], result.scale),
-                       static_cast<int>(params.head_dim_v), shape.store_bytes);
-          }
+          tile::store(part(0)[h * wmma::kPartPairs<kHeadDim> + share * kPairs + i][lane_idx].x,
+                      sum_of(i).x);
         }
+        __syncthreads();  // all have read the groups' statistics
+        if (share == 0 && lane_idx % 4 == 0) stats(row_of_block)[0] = all;
+        return add_up_cluster();
+      }
+    }
+    const int first_column = share * kPairs * 16 + lane_idx % 4 * kOfPair;
+    if (row < num_rows && segment.is_complete()) {
+      with_result(row, all, share == 0, [&](const auto& to, const tile::RowResult& result) {
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) store(to, result, first_column + 16 * i, sum_of(i));
       });
     } else if (row < num_rows) {
       const std::int64_t at = std::int64_t{segment.part} * kBlockM + row_of_block;
@@ -377,6 +369,83 @@ struct Consumer {
       }
     }
     __syncthreads();  // the next segment's copies come to where the parts are
+  }
+
+  // Adds up the parts of the cluster's blocks, in their order, from where they left them in shared
+  // memory: a block of 8 rows some of the 16 columns that a warp has at a time.
+  __device__ __forceinline__ void add_up_cluster() const {
+    constexpr int kPairs = wmma::kPartPairs<kHeadDim>, kAtOnce = 8;
+    ptx::cluster_sync();
+    const int size = 1 << shape.cluster_log2, rank = static_cast<int>(rank_in_cluster(shape));
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+#pragma unroll 1
+    for (int line = warp * size + rank; line < kShape.row_groups * 2 * kPairs;
+         line += num_warps(kShape) * size) {
+      const int row_of_block = line / kPairs * 8 + lane_idx / 4, row = m0 + row_of_block;
+      const ptx::SmemAddress sStats = ptx::smem_address(stats(row_of_block));
+      const ptx::SmemAddress sPart =
+          ptx::smem_address(ptx::dynamic_smem()) + (line * 32 + lane_idx) * 16;
+      RunningSum sum;
+#pragma unroll 1
+      for (int first = 0; first < size; first += kAtOnce) {
+        PartStats of_blocks[kAtOnce];
+        float x[kAtOnce][4];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const auto from = static_cast<unsigned>(min(first + i, size - 1));
+          float of_block[2];
+          ptx::load_of_block(of_block, sStats, from);
+          ptx::load_of_block(x[i], sPart, from);
+          of_blocks[i] = {of_block[0], of_block[1]};
+        }
+        sum.add(of_blocks, x, size - first);
+      }
+      if (row >= num_rows) continue;
+      const int pair = line % kPairs;
+      with_result(
+          row, {sum.row.row_max, sum.row.row_sum}, pair == 0,
+          [&](const auto& to, const tile::RowResult& result) {
+            const tile::Vec<float, 4> x = {{sum.acc[0], sum.acc[1], sum.acc[2], sum.acc[3]}};
+            store(to, result, pair * 16 + lane_idx % 4 * kOfPair, x);
+          });
+    }
+    ptx::cluster_leave();  // the next segment's copies come to where others read
+  }
+
+  // Calls store_with(to, result) for where a row goes and what its sums are multiplied with; its
+  // lse is stored if `stores_lse`.
+  template <typename Function>
+  __device__ __forceinline__ void with_result(int row, const PartStats& all, bool stores_lse,
+                                              Function store_with) const {
+    const int heads = static_cast<int>(shape.packed_heads.divisor()), query = mask.query(row);
+    const float of_values = value_scale<sizeof(KV)>(params, segment.sequence, segment.head_kv);
+    with_query_type<T, sizeof(KV)>(shape, [&](auto element) {
+      const ResultRow<decltype(element)> to(params, segment.sequence,
+                                            segment.head_kv * heads + row - query * heads, query);
+      const tile::RowResult result = finalize(all, to.sink, of_values);
+      if (to.lse && stores_lse && lane_idx % 4 == 0) *to.lse = result.lse;
+      store_with(to, result);
+    });
+  }
+  // A lane's sums of 16 columns of a row, from its first one on.
+  template <typename Q>
+  __device__ __forceinline__ void store(const ResultRow<Q>& to, const tile::RowResult& result,
+                                        int column, const tile::Vec<float, 4>& sum) const {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const tile::Vec<float, 2> pair = pair_of(sum, e);
+      store_pair(to.out, column + kNextPair * e, tile::scaled(pair.x[0], result.scale),
+                 tile::scaled(pair.x[1], result.scale), static_cast<int>(params.head_dim_v),
+                 shape.store_bytes);
+    }
+  }
+  // Of 16 columns a lane has two pairs; with 8-bit keys the even columns of four neighbours are one
+  // product's, and the odd ones the next one's.
+  static constexpr int kOfPair = kBytes ? 4 : 2, kNextPair = kBytes ? 2 : 8;
+  __device__ __forceinline__ static tile::Vec<float, 2> pair_of(const tile::Vec<float, 4>& sum,
+                                                                int e) {
+    return kBytes ? tile::Vec<float, 2>{{sum.x[e], sum.x[e + 2]}}
+                  : tile::Vec<float, 2>{{sum.x[2 * e], sum.x[2 * e + 1]}};
   }
 
   __device__ __forceinline__ PartStats* stats(int row_of_block) const {

@@ -13,8 +13,9 @@ void launch_variant(const AttentionParams& params, const Plan& plan, void* strea
   const DecodeShape shape = make_decode_shape(params, plan);
   const cuda::DeviceGuard device(params.device.index, "decode");
   const auto launch_as = [&](auto paged, auto general) {
-    cuda::launch_kernel<kernel<T, KV, kTile, kVariant, paged, general>, kMaxSmem>(
-        device, plan.grid, plan.num_warps * 32, plan.smem_bytes, stream, params, shape);
+    cuda::launch_clusters<kernel<T, KV, kTile, kVariant, paged, general>, kMaxSmem>(
+        device, plan.grid, plan.cluster_size, plan.num_warps * 32, plan.smem_bytes, stream, params,
+        shape);
   };
   const auto launch_with = [&](auto paged) {
     if (is_general(params)) {

@@ -12,9 +12,12 @@
 namespace dlattn::decode {
 
 struct DecodeShape : LaunchShape {
-  unsigned num_blocks;  // of the kernel that walks the keys
-  // Blocks have whole row blocks: there are no parts, and nothing is left to be added up.
+  unsigned num_blocks;  // of the kernel that walks the keys; clusters, where it has them
+  // Blocks, or clusters, have whole row blocks: nothing goes to the workspace, and nothing is left
+  // to be added up.
   bool whole;
+  // Thread blocks of a cluster, which have a row block's keys together: 1 << cluster_log2.
+  int cluster_log2;
   // How the tiles of keys of a row block are divided into units (units.cuh). Neither: a tile is
   // one.
   int split_tiles;   // not 0: a unit ends at each multiple of so many tiles from key 0
@@ -63,8 +66,9 @@ inline bool is_general(const AttentionParams& p) {
 inline DecodeShape make_decode_shape(const AttentionParams& p, const Plan& plan) {
   DecodeShape shape{};
   static_cast<LaunchShape&>(shape) = make_launch_shape(p, plan, p.num_heads / p.num_heads_kv);
-  shape.num_blocks = static_cast<unsigned>(plan.grid);
-  shape.whole = plan.num_splits == 1;
+  while (1 << shape.cluster_log2 < plan.cluster_size) ++shape.cluster_log2;
+  shape.num_blocks = static_cast<unsigned>(plan.grid) >> shape.cluster_log2;
+  shape.whole = plan.num_splits == 1 || plan.cluster_size > 1;
   shape.split_tiles = shape.whole ? 0 : static_cast<int>(plan.split_size / plan.block_n);
   shape.num_splits = plan.fixed_splits && !shape.whole ? plan.num_splits : 0;
   shape.is_bfloat16 = p.q.dtype == DType::kBFloat16;

@@ -17,6 +17,34 @@ struct alignas(8) PartStats {
   float row_sum;
 };
 
+// Parts of a row, as they are added up, some at a time.
+struct RunningSum {
+  tile::OnlineSoftmax row;
+  float acc[4] = {};
+
+  // The first `count` of them.
+  template <int kMost>
+  __device__ __forceinline__ void add(const PartStats (&stats)[kMost], const float (&x)[kMost][4],
+                                      int count) {
+    float most = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      if (i < count) most = fmaxf(most, stats[i].row_max);
+    }
+    const float factor = row.raise_max(most, 1.0f);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) acc[e] *= factor;
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      if (i >= count) continue;
+      const float weight = row.probability(stats[i].row_max, 1.0f);
+      row.row_sum = fmaf(weight, stats[i].row_sum, row.row_sum);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc[e] = fmaf(weight, x[i][e], acc[e]);
+    }
+  }
+};
+
 // What 8-bit values of a KV head count; those of other types count themselves.
 template <int kKeyBytes>
 __device__ __forceinline__ float value_scale(const AttentionParams& p, int sequence, int head_kv) {

@@ -4,6 +4,7 @@
 #include <limits>
 #include <string_view>
 
+#include "core/code.h"
 #include "core/concat.h"
 #include "core/family.h"
 #include "cuda/forward/cost.h"
@@ -26,7 +27,10 @@ struct Times {
   double next;     // of each further row block, which begins with empty stages
   double per_key;  // of a block, alone on its SM or beside another
 };
-constexpr double kCombine = 1000.0;
+// To add up the parts in the workspace, and more where that kernel must read lengths first.
+constexpr double kCombine = 1000.0, kCombineOfLengths = 1600.0;
+// Clusters of more than two blocks on more than half of the SMs.
+constexpr double kOfManyClusters = 1000.0;
 
 // What a key takes more where scores are modified.
 double modified(const AttentionParams& p) {
@@ -64,6 +68,7 @@ struct Choice {
   std::int64_t num_splits;  // of a row block, at most
   std::int64_t grid;
   double ns;
+  int cluster_size = 1;
 };
 
 // How a problem is dealt to the blocks of a shape, and what that takes.
@@ -86,7 +91,10 @@ class Dealt {
     constexpr double kOfLengths = 600.0;
     if (!lengths_known_)
       times_.first += kOfLengths * static_cast<double>(ceil_div(p.batch_size, 32));
-    slots_ = resident_blocks(config_, device, variant) * std::max(device.num_sms, 1);
+    num_sms_ = std::max(device.num_sms, 1);
+    slots_ = resident_blocks(config_, device, variant) * num_sms_;
+    one_sequence_ = p.batch_size == 1;
+    has_clusters_ = device.compute_major == 9 && core::has_code(device, 90, nullptr);
     // Every row block reads its keys, all but the first from L2: some 43 bytes a nanosecond and SM.
     constexpr double kL2Rate = 43.0;
     const double reads =
@@ -96,9 +104,8 @@ class Dealt {
     constexpr double kBusy = 0.26;
     const double products = 4.0 * keys_ * head_dim_tile * modified(p) *
                             static_cast<double>(row_blocks_ * config_.block_m);
-    const double sms = std::max(device.num_sms, 1);
-    least_ns_ = std::max({cost::keys_ns(p, device), reads / (kL2Rate * sms),
-                          products / (kBusy * cost::tensor_rate(device) * sms)});
+    memory_ns_ = cost::keys_ns(p, device);
+    busy_ns_ = std::max(reads / kL2Rate, products / (kBusy * cost::tensor_rate(device)));
   }
 
   // Units as kernels count them, at most: tiles, and what it takes to begin (units.cuh).
@@ -114,7 +121,7 @@ class Dealt {
     const std::int64_t grid = std::clamp<std::int64_t>(ceil_div(units, kLeastTiles), 1, slots_);
     const double row_blocks = static_cast<double>(row_blocks_) / static_cast<double>(grid);
     const std::int64_t splits = std::max<std::int64_t>(2, grid / heads_);
-    return {variant_, {false}, splits, grid, ns(row_blocks, std::ceil(row_blocks)) + kCombine};
+    return {variant_, {false}, splits, grid, ns(row_blocks, std::ceil(row_blocks)) + combine_ns()};
   }
   // Whether one sequence may have many keys and the others few, for all that the host knows: then
   // a block with its whole row block goes on long after the others, and the model of either way,
@@ -130,13 +137,32 @@ class Dealt {
     const std::int64_t grid = std::clamp<std::int64_t>(parts, 1, slots_);
     const double rounds = static_cast<double>(ceil_div(parts, grid));
     const double share = 1.0 / static_cast<double>(splits);
-    return {variant_, division, splits, grid, ns(rounds * share, rounds) + kCombine};
+    return {variant_, division, splits, grid, ns(rounds * share, rounds) + combine_ns()};
   }
   // The most parts that a row block can have.
   std::int64_t parts_of(const Division& division) const {
     const std::int64_t tiles = std::max<std::int64_t>(tiles_, 1);
     if (division.num_splits > 0) return std::min<std::int64_t>(division.num_splits, tiles);
     return ceil_div(tiles, division.split_size / config_.block_n);
+  }
+
+  // A cluster of so many blocks for each row block, with a part of its keys each. They add it up in
+  // shared memory, which takes no time to speak of: there is no workspace and no second kernel.
+  Choice in_clusters(int size) const {
+    const std::int64_t grid = std::max<std::int64_t>(row_blocks_, 1) * size;
+    const bool many = size > 2 && 2 * grid > num_sms_;
+    const double time = ns(1.0 / static_cast<double>(size), 1.0, grid);
+    return {variant_, {}, size, grid, time + (many ? kOfManyClusters : 0.0), size};
+  }
+  // Whether there are clusters of that size, an SM for each of their blocks, and tiles for all of
+  // these. A cluster's blocks are in one group of some 16 SMs, so a few SMs are left over.
+  bool has_clusters(int size) const {
+    return has_clusters_ && size <= tiles_ && row_blocks_ * size <= num_sms_ / size * size;
+  }
+  // Whether they may be taken: not where one sequence may be long and the others short, for a row
+  // block's keys are one cluster's.
+  bool may_be_clusters(int size) const {
+    return has_clusters(size) && (lengths_known_ || one_sequence_);
   }
 
   // Whole row blocks: a block for each, in rounds of as many as the device holds, or with lengths
@@ -150,18 +176,24 @@ class Dealt {
   }
 
  private:
-  // Of a block with the keys of so many row blocks, which begins so many.
-  double ns(double row_blocks, double begun) const {
+  double combine_ns() const { return kCombine + (lengths_known_ ? 0.0 : kCombineOfLengths); }
+
+  // Of a block with the keys of so many row blocks, which begins so many, in a grid of that size or
+  // one that leaves no SM idle.
+  double ns(double row_blocks, double begun,
+            std::int64_t grid = std::numeric_limits<std::int64_t>::max()) const {
+    const double least =
+        std::max(memory_ns_, busy_ns_ / static_cast<double>(std::min(grid, num_sms_)));
     return times_.first + times_.next * std::max(begun - 1.0, 0.0) +
-           std::max(row_blocks * keys_ * times_.per_key, least_ns_);
+           std::max(row_blocks * keys_ * times_.per_key, least);
   }
 
   int variant_;
   TileConfig config_;
   Times times_;
-  std::int64_t row_blocks_, heads_, tiles_, slots_;
-  double keys_, least_ns_;
-  bool lengths_known_;
+  std::int64_t row_blocks_, heads_, tiles_, slots_, num_sms_;
+  double keys_, memory_ns_, busy_ns_;
+  bool lengths_known_, one_sequence_, has_clusters_;
 };
 
 int requested_variant(const char* name) {
@@ -226,17 +258,33 @@ Division asked_division(const Options& options) {
   return {};
 }
 
+constexpr int kClusterSizes[] = {2, 4, 8};
+
 // Of one shape. With batch_invariant the time is that of `counted`.
 Choice choose(const Dealt& dealt, const Options& options) {
   const Division asked = asked_division(options);
-  // A row block that is one part has the same bits either way.
-  if (!asked.whole && dealt.parts_of(asked) > 1) return dealt.split(asked);
+  const bool invariant = options.batch_invariant || asked.split_size > 0;
   Choice choice = dealt.whole();
   choice.division.split_size = asked.split_size;
-  const bool decided = options.num_splits > 0 || !asked.whole || options.batch_invariant;
-  if (decided || !options.allow_workspace) return choice;
-  const Choice parts = dealt.in_parts();
-  return dealt.may_be_uneven() || parts.ns < choice.ns ? parts : choice;
+  // A row block that is one part has the same bits either way.
+  const bool split = !asked.whole && dealt.parts_of(asked) > 1;
+  if (split) {
+    choice = dealt.split(asked);
+  } else if (invariant || options.num_splits > 0) {
+    return choice;
+  } else if (options.allow_workspace) {
+    const Choice parts = dealt.in_parts();
+    if (dealt.may_be_uneven() || parts.ns < choice.ns) choice = parts;
+  }
+  if (invariant) return choice;
+  for (const int size : kClusterSizes) {
+    const bool may_be =
+        split ? size == asked.num_splits && dealt.has_clusters(size) : dealt.may_be_clusters(size);
+    if (!may_be) continue;
+    const Choice clusters = dealt.in_clusters(size);
+    if (clusters.ns < choice.ns || (split && !options.allow_workspace)) choice = clusters;
+  }
+  return choice;
 }
 
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
@@ -269,12 +317,13 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   cost::set_tile(p, config, plan);
   const bool empty = p.batch_size == 0 || p.seqlen_q == 0 || (p.cu_seqlens_q && p.total_q == 0);
   plan->grid = empty ? 0 : best.grid;
+  plan->cluster_size = best.cluster_size;
   const bool many_rows = p.seqlen_q * plan->packed_heads > kFewRows;
   plan->predicted_ns = best.ns * (many_rows && !is_cache(p) ? kMargin : 1.0);
   plan->fixed_splits = options.num_splits > 0;
   plan->split_size = best.division.split_size;
   plan->num_splits = static_cast<int>(best.num_splits);
-  if (best.division.whole) return true;
+  if (best.division.whole || best.cluster_size > 1) return true;
   plan->workspace_bytes =
       workspace_map(p.batch_size, num_parts(p, *plan), config.block_m, tile).total;
   const std::int64_t most_rows = kMaxGrid / combine_blocks(tile);

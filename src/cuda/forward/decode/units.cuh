@@ -1,13 +1,15 @@
 #pragma once
 
 #include "cuda/forward/decode/sequence.cuh"
+#include "cuda/ptx/cluster.cuh"
 #include "cuda/tile/warp.cuh"
 
 // How the work is dealt. A row block is kBlockM rows of a KV head of a sequence, with the tiles of
 // keys that a row of the sequence sees. It is made of units, which are numbered sequence by
 // sequence, head by head, row block by row block, and each thread block takes as many of them, one
 // behind the other. A unit is
-//   a row block         where thread blocks have whole ones (DecodeShape::whole);
+//   a row block         where thread blocks have whole ones (DecodeShape::whole), or clusters,
+//                       whose blocks have as many tiles of it each;
 //   a part of one       where the keys are split as the caller asks (split_tiles, num_splits), or
 //                       where lengths are so much alike that parts of one size, a thread block
 //                       each, end soonest (dealing.h): each unit leaves a part of its own;
@@ -79,6 +81,15 @@ struct Segment {
   __device__ __forceinline__ bool is_complete() const { return part < 0; }
 };
 
+// Which cluster of the grid the caller is in, or which block where there are none, and which block
+// of its cluster it is.
+__device__ __forceinline__ unsigned cluster_or_block(const DecodeShape& shape) {
+  return ptx::kClusters ? blockIdx.x >> shape.cluster_log2 : blockIdx.x;
+}
+__device__ __forceinline__ unsigned rank_in_cluster(const DecodeShape& shape) {
+  return blockIdx.x & ((1u << shape.cluster_log2) - 1);
+}
+
 // Where part `block` of a row block goes whose first tile is unit `start`: a thread block has at
 // most one that began before its own units, and one that goes on behind them.
 __device__ __forceinline__ unsigned part_of(unsigned block, unsigned per_block, unsigned start) {
@@ -135,7 +146,7 @@ class Units {
       total = count();
     }
     const unsigned per = per_block(total, shape.num_blocks);
-    unit_ = min(blockIdx.x * per, total);
+    unit_ = min(cluster_or_block(shape) * per, total);
     end_ = min(unit_ + per, total);
   }
 
@@ -195,7 +206,20 @@ class Units {
     segment->tile = max(begin, blocks_.first_tile);
     segment->count = min(end, blocks_.end()) - segment->tile;
     if (segment->count == blocks_.tiles) segment->part = -1;
+    if constexpr (ptx::kClusters) {
+      if (shape_.cluster_log2 > 0) share_out(segment);
+    }
     unit_ += count;
+  }
+
+  // A whole row block's tiles among the blocks of the cluster: what this one has of them, which may
+  // be none.
+  __device__ __forceinline__ void share_out(Segment* segment) const {
+    const int size = 1 << shape_.cluster_log2, all = segment->count;
+    const int each = (all + size - 1) >> shape_.cluster_log2;
+    const int before = min(static_cast<int>(rank_in_cluster(shape_)) * each, all);
+    segment->tile += before;
+    segment->count = min(each, all - before);
   }
 
   __device__ __forceinline__ int sequences() const { return static_cast<int>(p_.batch_size); }
