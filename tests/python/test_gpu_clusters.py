@@ -78,7 +78,7 @@ def test_features(seqlen_q: int, feature: str) -> None:
     problem = Problem(dataclasses.replace(ONE, seqlen_q=seqlen_q))
     sinks, slopes = normal_array(8, seed=8), normal_array(1, 8, seed=9) ** 2
     for size in (2, 8):
-        run(problem, size, causal=True, **FEATURES[feature])
+        run(problem, size, **{"causal": True, **FEATURES[feature]})
         run(problem, size, **FEATURES[feature], sinks=sinks, alibi_slopes=slopes)
 
 
