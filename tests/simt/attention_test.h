@@ -337,10 +337,12 @@ class Tests {
     std::printf("%s %s: error %.2e (bound %.2e), lse %.2e (%.2e) %s\n", ok ? "ok  " : "FAIL",
                 name.c_str(), e.out, bound, e.lse, lse_bound, trouble.c_str());
     std::fflush(stdout);
+    if (!ok && std::getenv("SIMT_STOP_AT_FAILURE")) std::_Exit(finish());
   }
 
   int finish() const {
     std::printf("%d passed, %d failed\n", passed_, failed_);
+    std::fflush(stdout);
     return failed_ != 0 || passed_ == 0;
   }
 

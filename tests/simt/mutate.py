@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import re
 import shutil
 import signal
@@ -312,6 +313,7 @@ class Bench:
         try:
             ran = subprocess.run(
                 [str(binary)],
+                env={**os.environ, "SIMT_STOP_AT_FAILURE": "1"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -369,9 +371,8 @@ def evidence(output: str, status: int) -> str:
     error = re.search(r"^simt: ([^\n(]*)", output, re.MULTILINE)
     if error:
         return error.group(1).strip()
-    failures = len(re.findall(r"^FAIL ", output, re.MULTILINE))
-    if failures:
-        return f"wrong results in {failures} cases"
+    if re.search(r"^FAIL ", output, re.MULTILINE):
+        return "wrong results"
     return f"ended by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
 
 
