@@ -40,7 +40,7 @@ def parts() -> dict[Path, tuple[str, str]]:
 def figures(results: Path) -> str:
     """README's figures: the sweep, and decoding once it has been measured."""
     parts = [sweep_markdown(results / "h200-sweep.json", ROOT)]
-    decode = results / "h200-decode.json"
+    decode = results / "h100-decode.json"
     if decode.is_file():
         parts.append(decode_markdown(decode, ROOT))
     return "\n\n".join(parts)
