@@ -16,8 +16,6 @@ struct DecodeShape : LaunchShape {
   // Blocks, or clusters, have whole row blocks: nothing goes to the workspace, and nothing is left
   // to be added up.
   bool whole;
-  // Thread blocks of a cluster, which have a row block's keys together: 1 << cluster_log2.
-  int cluster_log2;
   // How the tiles of keys of a row block are divided into units (units.cuh). Neither: a tile is
   // one.
   int split_tiles;   // not 0: a unit ends at each multiple of so many tiles from key 0
@@ -30,6 +28,8 @@ struct DecodeShape : LaunchShape {
   std::uint32_t* starts;
   void* stats;
   float* outs;
+  // Thread blocks of a cluster, which have a row block's keys together: 1 << cluster_log2.
+  int cluster_log2;
 };
 
 // Of all KV heads and sequences, at most: those that are as long as the problem says.
