@@ -454,15 +454,21 @@ def main() -> int:
             not_run = [m for m in mutants if bench.inputs(m) not in known]
             mutants = [m for m in mutants if bench.inputs(m) in known]
 
+        keeping = Lock()
+
         def find_out(mutant: Mutant) -> str | None:
             key = bench.inputs(mutant) if args.state else ""
-            return known[key] if key in known else bench.try_mutant(mutant)
+            if key in known:
+                return known[key]
+            how = bench.try_mutant(mutant)
+            if args.state and how:
+                with keeping:  # at once: the mutants before may take longer than there is time
+                    known[key] = how
+                    args.state.write_text(json.dumps(known, indent=1) + "\n")
+            return how
 
         for mutant, how in zip(mutants, pool.map(find_out, mutants), strict=True):
             results.append((mutant, how))
-            if args.state and how:
-                known[bench.inputs(mutant)] = how
-                args.state.write_text(json.dumps(known, indent=1) + "\n")
             print(f"{'ok  ' if how else 'FAIL'} {mutant.name}: {how or 'survives'}", flush=True)
     if args.table:
         args.table.write_text(table(results, not_run, revision(Path(config["source"]))))
