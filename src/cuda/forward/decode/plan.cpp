@@ -27,9 +27,10 @@ struct Times {
   double next;     // of each further row block, which begins with empty stages
   double per_key;  // of a block, alone on its SM or beside another
 };
-// To add up the parts in the workspace, and more where that kernel must read lengths first.
+// What it takes to add up the parts in the workspace, and more where that kernel must read lengths
+// first; and more where clusters of four blocks and up have more than half of the SMs. The last two
+// were seen on an H100 (research/LOG.md, 2026-11-26).
 constexpr double kCombine = 1000.0, kCombineOfLengths = 1600.0;
-// Clusters of more than two blocks on more than half of the SMs.
 constexpr double kOfManyClusters = 1000.0;
 
 // What a key takes more where scores are modified.
