@@ -28,6 +28,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # What takes the longest begins first, so that others run beside it where there are workers.
     items.sort(key=lambda item: item.path.name != "test_package_cpp.py")
+    if not os.environ.get("DLATTN_NIGHTLY"):
+        later = pytest.mark.skip(reason="for .ci/nightly, or with DLATTN_NIGHTLY=1")
+        for item in items:
+            if "nightly" in item.keywords:
+                item.add_marker(later)
     info = dlattn.info()
     if info.gpu:
         return

@@ -59,7 +59,7 @@ def test_rust_example(shared_library: Path, tmp_path: Path) -> None:
     assert "largest error" in output and "refused: softmax_scale" in output, output
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_consumer_through_fetch_content(tmp_path: Path) -> None:
     check_consumer(tmp_path, DLATTN_SOURCE=ROOT, DLATTN_CUDA="OFF")
 

@@ -283,8 +283,16 @@ class Bench:
         command += [f"-DSIMT_TILE={tile}"] if tile else []
         return [*command, "-include", f"{c['tests']}/prelude.h", f"{c['tests']}/test_{family}.cpp"]
 
+    def build(self) -> str:
+        """The compiler and the flags of all variants, without the folders of this checkout."""
+        c = self.config
+        asked = [c["compiler"], "--version"]
+        version = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+        flags = {name: variant["flags"] for name, variant in sorted(c["variants"].items())}
+        return json.dumps([version, c["flags"], flags])
+
     def inputs(self, mutant: Mutant) -> str:
-        """A digest of the mutant and of all that its test is compiled from."""
+        """A digest of the mutant, and of all that its test is compiled from and by."""
         with self.lock:
             if mutant.family not in self.digests:
                 command = [*self.command(self.source, mutant.family, "plain"), "-M"]
@@ -293,7 +301,7 @@ class Bench:
                     Path(name) for name in listed.partition(":")[2].replace("\\\n", "").split()
                 }
                 files |= {x for x in Path(self.config["tests"]).rglob("harness/*") if x.is_file()}
-                digest = hashlib.sha256()
+                digest = hashlib.sha256(self.build().encode())
                 for content in sorted(path.read_bytes() for path in files):
                     digest.update(content)
                 self.digests[mutant.family] = digest.hexdigest()
