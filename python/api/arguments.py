@@ -425,10 +425,13 @@ ARGUMENTS = (
         doc="""Give a sequence the same bits alone, in any batch and in any batch of
             `attention_varlen`, on the same device, as long as its rows are aligned alike. Without
             it the same call gives the same bits each time, but some choices of the plan follow
-            batch size, numbers of heads and lengths: on a GPU the kernel, the tile shape of "wmma"
-            and whether it packs heads, on the CPU into how many parts the keys of few queries are
-            split. With it they are made as for a large batch of long sequences, which is slower
-            for a small one, most of all with few queries.""",
+            batch size, numbers of heads and lengths: on a GPU the kernel, its tile shape, whether
+            it packs heads and whether it splits the keys, on the CPU into how many parts the keys
+            of few queries are split. With it they are made as for a large batch of long sequences,
+            which is slower for a small one, most of all with few queries: they depend on dtype,
+            head dims, num_heads / num_heads_kv, features, alignment and device alone. A call
+            beyond the limits of the kernel that is taken then, on GPUs mostly more than 131,072
+            keys, is refused; "wmma:general" takes any number of them.""",
         varlen_doc="""Give a sequence the same bits alone and in any batch, as for
             `attention`.""",
         kvcache_doc="""Give a sequence the same bits alone and in any batch, as for `attention`.

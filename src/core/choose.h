@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "core/choice_problem.h"
 #include "core/concat.h"
 #include "core/family.h"
 #include "core/operation.h"
@@ -126,8 +127,8 @@ inline void start_over(Plan* plan) {
 // Whether a family that `options` admit can run a problem on a GPU. If so, `best` is how, by the
 // families' models the fastest; if not, `reasons` are why not, unless that is null.
 template <typename Params>
-bool best_plan(const Params& p, const DeviceInfo& device, const Options& options, Plan* best,
-               std::vector<std::string>* reasons) {
+bool fastest_plan(const Params& p, const DeviceInfo& device, const Options& options, Plan* best,
+                  std::vector<std::string>* reasons) {
   std::string text;
   std::string* why = reasons ? &text : nullptr;
   const bool any = options.kernel == kAuto;
@@ -148,6 +149,51 @@ bool best_plan(const Params& p, const DeviceInfo& device, const Options& options
   }
   if (!known && reasons) reasons->push_back(unknown_kernel(options.kernel));
   return found;
+}
+
+// What names the choices of a plan, as Options::kernel and Options::variant would.
+template <typename Params>
+std::string request_of(const Plan& plan) {
+  for (const ListedFamily<Params>& family : families<Params>()) {
+    if (plan.kernel == family.record->name && family.record->request_of)
+      return family.record->request_of(plan);
+  }
+  return {};
+}
+
+// The same with Options::batch_invariant: the fastest for the problem that choices are made for,
+// which has none of the real lengths. Where the real problem is beyond that kernel's limits it is
+// refused: another kernel would give other bits than the sequence has elsewhere.
+inline bool invariant_plan(const AttentionParams& p, const DeviceInfo& device,
+                           const Options& options, Plan* best, std::vector<std::string>* reasons) {
+  const AttentionParams choice = problem_for_choice(p);
+  Plan chosen;
+  if (!fastest_plan(choice, device, options, &chosen, nullptr)) {
+    // A tile shape that the caller names is no choice: the real problem alone decides. Otherwise it
+    // has the reasons, which name the real tensors, unless it would be served.
+    const bool found = fastest_plan(p, device, options, best, reasons);
+    if (!found || options.variant) return found;
+    return fastest_plan(choice, device, options, &chosen, reasons);
+  }
+  const std::string request = request_of<AttentionParams>(chosen);
+  Options as_chosen = options;
+  as_chosen.kernel = chosen.kernel;
+  as_chosen.variant = request.empty() ? nullptr : request.c_str();
+  if (fastest_plan(p, device, as_chosen, best, reasons)) return true;
+  if (reasons && !options.variant) {
+    for (std::string& reason : *reasons)
+      reason += "; with batch_invariant no other kernel is taken";
+  }
+  return false;
+}
+
+template <typename Params>
+bool best_plan(const Params& p, const DeviceInfo& device, const Options& options, Plan* best,
+               std::vector<std::string>* reasons) {
+  if constexpr (std::is_same_v<Params, AttentionParams>) {
+    if (options.batch_invariant) return invariant_plan(p, device, options, best, reasons);
+  }
+  return fastest_plan(p, device, options, best, reasons);
 }
 
 }  // namespace dlattn::core

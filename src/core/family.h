@@ -29,6 +29,8 @@ struct Family {
   bool (*plan)(const Params& params, const DeviceInfo& device, const Options& options, Plan* plan,
                std::string* why);
   bool reads_caches = false;  // whether it takes keys in a cache (is_cache())
+  // The Options::variant that asks for all that was chosen in a plan; null: there is one shape.
+  std::string (*request_of)(const Plan& plan) = nullptr;
 };
 using ForwardFamily = Family<AttentionParams>;
 using MergeFamily = Family<MergeParams>;

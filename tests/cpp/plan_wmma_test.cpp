@@ -411,7 +411,7 @@ void many_keys() {
                  "where pairs of out's columns are not aligned to 4 bytes: up to 131072");
     CHECK(dlattn::plan(odd, device).kernel != "wmma");
   }
-  // A sequence of fewer keys alone is computed by another variant than in such a batch.
+  // With batch_invariant the variant is that of fewer keys, and general is one to ask for by name.
   const std::int32_t starts[] = {0, 1, 2};
   p.cu_seqlens_q = p.cu_seqlens_k = starts;
   p.total_q = 2, p.total_k = p.seqlen_k;
@@ -419,8 +419,10 @@ void many_keys() {
   Options invariant = force("wmma");
   invariant.batch_invariant = true;
   CHECK_THROWS(dlattn::plan(p, device, invariant), UnsupportedError,
-               "no kernel can run this: wmma: variant general: seqlen_k is 524289; accepted of "
-               "varlen batches with batch_invariant: up to 131072");
+               "no kernel can run this: wmma: variant wide: seqlen_k is 524289; accepted: up to "
+               "131072; with batch_invariant no other kernel is taken");
+  invariant.variant = "general";
+  CHECK_EQ(dlattn::plan(p, device, invariant).variant, wmma::kGeneral);
 }
 
 }  // namespace

@@ -111,20 +111,6 @@ inline double keys_ns(const AttentionParams& p, const DeviceInfo& device) {
   return keys * bytes / memory_rate(device);
 }
 
-// What Options::batch_invariant has the plan chosen for: rows enough to fill any device, of heads
-// like the problem's. Nothing in its sizes depends on what else is in the batch.
-inline AttentionParams large_batch_of(const AttentionParams& p) {
-  AttentionParams large = p;
-  large.batch_size = 1024;
-  large.seqlen_q = large.seqlen_k = 4096;
-  large.num_heads = p.num_heads / p.num_heads_kv;
-  large.num_heads_kv = 1;
-  large.cu_seqlens_q = large.cu_seqlens_k = large.seqused_k = nullptr;
-  large.page_table = {};
-  large.cache_batch_idx = large.leftpad_k = nullptr;
-  return large;
-}
-
 // Sets what a tile shape says of a plan, with one thread block for each tile of rows.
 inline void set_tile(const AttentionParams& p, const TileConfig& config, Plan* plan) {
   plan->block_m = config.block_m;
@@ -137,24 +123,14 @@ inline void set_tile(const AttentionParams& p, const TileConfig& config, Plan* p
   plan->grid = m_blocks * (p.num_heads / plan->packed_heads) * p.batch_size;
 }
 
-// The problem whose time counts; `large` is room for another one.
-inline const AttentionParams& counted(const AttentionParams& p, bool batch_invariant,
-                                      AttentionParams* large) {
-  if (!batch_invariant) return p;
-  *large = large_batch_of(p);
-  return *large;
-}
-
 // The plan of a family with one tile shape, of whose blocks an SM is taken to hold one, or a
 // refusal if it cannot be the fastest.
 inline bool plan_one_shape(const AttentionParams& p, const DeviceInfo& device,
-                           const Options& options, const TileConfig& config, const Speed& speed,
-                           Plan* plan, std::string* why) {
+                           const TileConfig& config, const Speed& speed, Plan* plan,
+                           std::string* why) {
   if (speed.fixed > plan->predicted_ns) return core::refuse(why, "is not faster");
   set_tile(p, config, plan);
-  AttentionParams large;
-  const Walk w = walk(counted(p, options.batch_invariant, &large), plan->block_m, 1);
-  plan->predicted_ns = rounds_ns(w, speed, device.num_sms, 1.0);
+  plan->predicted_ns = rounds_ns(walk(p, plan->block_m, 1), speed, device.num_sms, 1.0);
   return true;
 }
 

@@ -32,10 +32,12 @@ struct Options {
   // chooses what is not named; null: both.
   const char* variant = nullptr;
   int num_threads = 0;  // CPU only; 0: DeviceInfo::num_threads
-  // Plan as for one large batch, whatever the batch size, numbers of heads and lengths are. A
-  // sequence then gives the same bits alone, in any batch and in any varlen batch, on the same
+  // Choose as for one large batch of long sequences: kernel, variant, packing and parts of the keys
+  // then depend on dtypes, head dims, num_heads / num_heads_kv, features, alignment and device
+  // alone. A sequence gives the same bits alone, in any batch and in any varlen batch, on the same
   // device and with rows of the same alignment. Slower where the batch is small, most of all with
-  // few queries.
+  // few queries. A problem beyond the limits of the kernel chosen is refused: no other one is
+  // taken.
   bool batch_invariant = false;
   // Into how many parts the keys of a row are split, each computed apart and added up in their
   // order; 0: the plan decides. A part is as long as any other of its sequence, to whole tiles of

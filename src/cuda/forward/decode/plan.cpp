@@ -208,17 +208,19 @@ std::string accepted_variants() {
   return "rows16, rows32";
 }
 
+std::string request_of(const Plan& plan) {
+  return plan.variant_name;
+}
+
 constexpr std::int64_t kFewRows = 64;  // of queries, of a KV head
 
 // Up to how many rows the family may be the fastest: modified scores cost the others more, whose
 // blocks have all keys. The model knows less of those beyond kFewRows, so they have a margin.
 constexpr double kMargin = 1.2;
-std::int64_t few_rows(const AttentionParams& p, const DeviceInfo& device, const Options& options,
-                      int head_dim_tile) {
+std::int64_t few_rows(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile) {
   constexpr std::int64_t kFewModifiedRows = 1024;
   const bool measured = device.compute_major == 9 && head_dim_tile <= 128;
-  const bool more = measured && is_general(p) && !options.batch_invariant;
-  return more ? kFewModifiedRows : kFewRows;
+  return measured && is_general(p) ? kFewModifiedRows : kFewRows;
 }
 
 bool accepts(const AttentionParams& p, const DeviceInfo& device, const Options& options,
@@ -233,8 +235,10 @@ bool accepts(const AttentionParams& p, const DeviceInfo& device, const Options& 
   const std::int64_t most = shape.key_groups * tile::kMostKeys;
   if (p.seqlen_k > most) return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", most);
   const std::int64_t rows = p.seqlen_q * (p.num_heads / p.num_heads_kv);
-  if (options.kernel == core::kAuto && !is_cache(p) &&
-      rows > few_rows(p, device, options, plan.head_dim_tile))
+  // Where the keys are to be split, no other family can be taken, whatever the rows are.
+  const bool others_serve = !is_cache(p) && options.split_size == 0 && options.num_splits <= 1;
+  if (options.kernel == core::kAuto && others_serve &&
+      rows > few_rows(p, device, plan.head_dim_tile))
     return refuse(why, "is for few queries");
   if (rows > kMaxSeqlen) {
     return refuse(why, "seqlen_q x heads of a group is ", rows, "; accepted: up to ", kMaxSeqlen);
@@ -261,7 +265,7 @@ Division asked_division(const Options& options) {
 
 constexpr int kClusterSizes[] = {2, 4, 8};
 
-// Of one shape. With batch_invariant the time is that of `counted`.
+// Of one shape.
 Choice choose(const Dealt& dealt, const Options& options) {
   const Division asked = asked_division(options);
   const bool invariant = options.batch_invariant || asked.split_size > 0;
@@ -296,16 +300,13 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   if (requested >= 0 && !has_variant(tile, requested))
     return refuse(why, "variant ", options.variant, " has no instance for this head_dim");
   if (!accepts(p, device, options, *plan, why)) return false;
-  AttentionParams large;
-  const AttentionParams& counted = cost::counted(p, options.batch_invariant, &large);
   Choice best{-1, {}, 1, 0, std::numeric_limits<double>::infinity()};
   for (int variant = 0; variant < kNumVariants; ++variant) {
     if (!has_variant(tile, variant) || (requested >= 0 && variant != requested)) continue;
     if (tile_config(tile, variant, key_bytes(p)).smem_bytes > device.max_smem_per_block) continue;
     const Dealt dealt(p, device, tile, variant);
     if (dealt.most_units() >= static_cast<double>(kMaxGrid)) continue;
-    Choice choice = choose(dealt, options);
-    if (options.batch_invariant) choice.ns = Dealt(counted, device, tile, variant).whole().ns;
+    const Choice choice = choose(dealt, options);
     if (choice.ns < best.ns) best = choice;
   }
   if (best.variant < 0)
@@ -335,6 +336,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
 }  // namespace
 
 extern const core::ForwardFamily kFamily;
-const core::ForwardFamily kFamily = {"decode", 0, 8, accepted_variants, plan_forward, true};
+const core::ForwardFamily kFamily = {"decode",     0,    8,         accepted_variants,
+                                     plan_forward, true, request_of};
 
 }  // namespace dlattn::decode

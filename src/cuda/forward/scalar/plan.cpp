@@ -12,10 +12,10 @@ cost::Speed speed(int head_dim_tile) {
   return head_dim_tile <= 128 ? cost::Speed{10000, 120.0, 77.0} : cost::Speed{15000, 126.0, 80.0};
 }
 
-bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
-                  Plan* plan, std::string* why) {
+bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options&, Plan* plan,
+                  std::string* why) {
   const int tile = plan->head_dim_tile;
-  return cost::plan_one_shape(p, device, options,
+  return cost::plan_one_shape(p, device,
                               tile_config(static_cast<int>(size_of(p.q.dtype)), tile, p.seqlen_k),
                               speed(tile), plan, why);
 }

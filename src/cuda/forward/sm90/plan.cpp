@@ -27,6 +27,10 @@ std::string accepted_variants() {
   return "tall, short";
 }
 
+std::string request_of(const Plan& plan) {
+  return std::string(plan.variant == static_cast<int>(Variant::kShort) ? kShortName : kTallName);
+}
+
 // What of a problem's features the family takes for sequences of one length alone; null if none.
 const char* fixed_length_feature(const AttentionParams& p) {
   if (!p.cu_seqlens_q) return nullptr;
@@ -135,32 +139,29 @@ double tail(const AttentionParams& p, int head_dim_tile, Variant variant) {
   return head_dim_tile > 96 ? 0.74 : 0.35;
 }
 
-double predicted_ns(const AttentionParams& p, const DeviceInfo& device, const Options& options,
-                    int head_dim_tile, Variant variant) {
-  AttentionParams large;
-  const AttentionParams& counted = cost::counted(p, options.batch_invariant, &large);
+double predicted_ns(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile,
+                    Variant variant) {
   const TileShape shape = tile_shape(p, head_dim_tile, variant);
   Speed s = speed(p, head_dim_tile, variant);
-  cost::Walk walk = cost::walk(counted, block_m(shape), 1);
+  cost::Walk walk = cost::walk(p, block_m(shape), 1);
   // Tiles of keys are computed whole.
   const bool alike = walk.mean == walk.longest;
   walk.longest = std::ceil(walk.longest / shape.block_n) * shape.block_n;
   if (alike) walk.mean = walk.longest;
-  const double per_key = s.of_key(cost::mean_seqlen_q(counted), block_m(shape), kWarpgroupRows);
+  const double per_key = s.of_key(cost::mean_seqlen_q(p), block_m(shape), kWarpgroupRows);
   // Persistent blocks hide a part of what lies between two tiles, where walks are short.
   constexpr double kManyRounds = 7, kShortWalk = 1024;
   const bool persistent = std::ceil(walk.blocks / std::max(device.num_sms, 1)) >= kManyRounds &&
                           walk.longest <= kShortWalk;
   if (persistent) {
     s.next *= p.cu_seqlens_q ? 0.75 : 0.5;
-  } else if (is_shortest_walk(counted, shape)) {
+  } else if (is_shortest_walk(p, shape)) {
     s.first += 500.0, s.next *= 0.45;
   }
   constexpr double kEven = 0.1;
   const double uneven = tail(p, head_dim_tile, variant);
-  return cost::one_block_per_sm_ns(
-      p, walk, device, s, per_key,
-      walks_all_heads_together(counted) ? std::min(kEven, uneven) : uneven);
+  return cost::one_block_per_sm_ns(p, walk, device, s, per_key,
+                                   walks_all_heads_together(p) ? std::min(kEven, uneven) : uneven);
 }
 
 // Thread blocks for a problem.
@@ -197,7 +198,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
                   " of varlen batches with batch_invariant");
   // The keys of few queries come at nearly the memory's rate.
   constexpr double kMemory = 1.06;
-  const double least = options.batch_invariant ? 0.0 : kMemory * cost::keys_ns(p, device);
+  const double least = kMemory * cost::keys_ns(p, device);
   const std::string_view asked = options.variant ? options.variant : "";
   if (!asked.empty() && asked != kTallName && asked != kShortName)
     return refuse(why, "variant is ", asked, "; accepted: ", accepted_variants());
@@ -205,9 +206,9 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   if (asked == kShortName && lack) return refuse(why, "variant short does not implement ", lack);
   Variant variant = variant_of(p);
   double ns = std::numeric_limits<double>::infinity();
-  if (asked != kShortName) ns = predicted_ns(p, device, options, tile, variant);
+  if (asked != kShortName) ns = predicted_ns(p, device, tile, variant);
   if (asked != kTallName && !lack) {
-    const double short_ns = predicted_ns(p, device, options, tile, Variant::kShort);
+    const double short_ns = predicted_ns(p, device, tile, Variant::kShort);
     if (short_ns < ns) ns = short_ns, variant = Variant::kShort;
   }
   ns = std::max(ns, least);
@@ -229,6 +230,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
 }  // namespace
 
 extern const core::ForwardFamily kFamily;
-const core::ForwardFamily kFamily = {"sm90", 90, 8, accepted_variants, plan_forward};
+const core::ForwardFamily kFamily = {"sm90",       90,    8,         accepted_variants,
+                                     plan_forward, false, request_of};
 
 }  // namespace dlattn::sm90

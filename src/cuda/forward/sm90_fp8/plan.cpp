@@ -33,26 +33,22 @@ constexpr cost::OnePerSmSpeed speed(int head_dim_tile) {
   return {4600, 5100, 7.8 * rows * columns, 6.2 * columns};
 }
 
-double predicted_ns(const AttentionParams& p, const DeviceInfo& device, const Options& options,
-                    int head_dim_tile) {
-  AttentionParams large;
-  const AttentionParams& counted = cost::counted(p, options.batch_invariant, &large);
+double predicted_ns(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile) {
   const TileShape shape = tile_shape(head_dim_tile);
   const cost::OnePerSmSpeed s = speed(head_dim_tile);
-  const double per_key = s.of_key(cost::mean_seqlen_q(counted), block_m(shape), kWarpgroupRows);
+  const double per_key = s.of_key(cost::mean_seqlen_q(p), block_m(shape), kWarpgroupRows);
   constexpr double kTail = 0.25;
-  return cost::one_block_per_sm_ns(p, cost::walk(counted, block_m(shape), 1), device, s, per_key,
-                                   kTail);
+  return cost::one_block_per_sm_ns(p, cost::walk(p, block_m(shape), 1), device, s, per_key, kTail);
 }
 
-bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
-                  Plan* plan, std::string* why) {
+bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options&, Plan* plan,
+                  std::string* why) {
   const int tile = plan->head_dim_tile;
   if (!device.arch_specific_code)
     return refuse(why, "needs code for 90a, which this build does not have");
   if (const char* feature = core::score_feature(p))
     return refuse(why, "does not implement ", feature);
-  const double ns = predicted_ns(p, device, options, tile);
+  const double ns = predicted_ns(p, device, tile);
   if (ns > plan->predicted_ns) return refuse(why, "is not faster");
   if (p.precision == Precision::kInputs && !accepts_tensors(p, tile, why)) return false;
   if (p.seqlen_k > kMostKeys)

@@ -220,6 +220,10 @@ bool parse_request(const char* text, Request* request) {
   return plus == std::string_view::npos || set_packing(all.substr(plus + 1));
 }
 
+std::string request_of(const Plan& plan) {
+  return concat(plan.variant_name, plan.packed_heads > 1 ? "+packed" : "+unpacked");
+}
+
 // The most keys that a variant adds up accurately (cuda/tile/span.h). For rows of more keys general
 // sets accumulators aside, as long as pairs of out's columns are aligned to 4 bytes.
 std::int64_t most_keys(const AttentionParams& p, int head_dim_tile, int variant) {
@@ -232,25 +236,23 @@ std::int64_t most_keys(const AttentionParams& p, int head_dim_tile, int variant)
 
 // Chooses the variant that is predicted to be the fastest; the general kernel for problems that the
 // others do not serve, or that have more keys than the chosen one accepts.
-Choice choose(const AttentionParams& params, const DeviceInfo& device, int head_dim_tile,
+Choice choose(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile,
               const Request& request, bool batch_invariant) {
   using Packing = Request::Packing;
-  AttentionParams large;
-  const AttentionParams& p = cost::counted(params, batch_invariant, &large);
-  const int group = static_cast<int>(group_size(params));
+  const int group = static_cast<int>(group_size(p));
   const bool must_pack = request.packing == Packing::kPacked;
   // With batch_invariant bits must not depend on lengths, so lengths must not decide about packing.
   const auto may_pack = [&](int variant) {
     const bool wanted =
         must_pack || (request.packing == Packing::kAny && group > 1 && !batch_invariant);
-    return wanted && packing_refusal(params, variant).empty();
+    return wanted && packing_refusal(p, variant).empty();
   };
   const auto general = [&] {
     Choice choice = {kGeneral, may_pack(kGeneral) ? group : 1};
     choice.ns = predicted_ns(p, device, head_dim_tile, choice);
     return choice;
   };
-  if (request.variant == kGeneral || !fast_refusal(params).empty()) return general();
+  if (request.variant == kGeneral || !fast_refusal(p).empty()) return general();
 
   const bool any = request.variant == Request::kAnyVariant;
   // If no variant has a time, the one that needs least shared memory.
@@ -263,10 +265,9 @@ Choice choose(const AttentionParams& params, const DeviceInfo& device, int head_
     // persistent does not serve.
     if (any && variant == kPersistent &&
         (batch_invariant || !persistent_pays(device) ||
-         !tma_refusal(params, device, head_dim_tile, variant).empty()))
+         !tma_refusal(p, device, head_dim_tile, variant).empty()))
       continue;
-    if (any && splits_keys(variant) && !split_refusal(params, head_dim_tile, variant).empty())
-      continue;
+    if (any && splits_keys(variant) && !split_refusal(p, head_dim_tile, variant).empty()) continue;
     if (must_pack && !may_pack(variant)) continue;
     Choice choice = {variant, 1};
     choice.ns = predicted_ns(p, device, head_dim_tile, choice);
@@ -277,7 +278,7 @@ Choice choose(const AttentionParams& params, const DeviceInfo& device, int head_
     }
     if (choice.ns < best.ns) best = choice;
   }
-  const bool too_many_keys = params.seqlen_k > most_keys(params, head_dim_tile, best.variant);
+  const bool too_many_keys = p.seqlen_k > most_keys(p, head_dim_tile, best.variant);
   return any && too_many_keys && (may_pack(kGeneral) || !must_pack) ? general() : best;
 }
 
@@ -329,17 +330,11 @@ std::string accepted_variants() {
   return names + "packed, unpacked, or one of each as in narrow+packed";
 }
 
-// Whether a variant adds up a row's keys accurately, and with batch_invariant as in other batches.
-bool accepts_keys(const AttentionParams& p, const Options& options, const Plan& plan,
-                  std::string* why) {
-  std::int64_t most = most_keys(p, plan.head_dim_tile, plan.variant);
+// Whether a variant adds up a row's keys accurately.
+bool accepts_keys(const AttentionParams& p, const Plan& plan, std::string* why) {
+  const std::int64_t most = most_keys(p, plan.head_dim_tile, plan.variant);
   const char* with =
       plan.variant == kGeneral ? " where pairs of out's columns are not aligned to 4 bytes" : "";
-  // Alone, a sequence of fewer keys would get another kernel.
-  if (options.batch_invariant && p.cu_seqlens_q && p.seqlen_k > tile::kMostKeys) {
-    most = tile::kMostKeys;
-    with = " of varlen batches with batch_invariant";
-  }
   if (p.seqlen_k <= most) return true;
   return refuse(why, "variant ", plan.variant_name, ": seqlen_k is ", p.seqlen_k, "; accepted",
                 with, ": up to ", most);
@@ -393,14 +388,14 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   plan->predicted_ns = choice.ns * correction(tile, choice.variant);
   cost::set_tile(p, config, plan);
   plan->grid = grid_of(p, device, tile, choice.variant, plan->grid);
-  if (!options.batch_invariant)
-    plan->predicted_ns = std::max(plan->predicted_ns, least_ns(p, device, plan->grid));
-  return accepts_keys(p, options, *plan, why);
+  plan->predicted_ns = std::max(plan->predicted_ns, least_ns(p, device, plan->grid));
+  return accepts_keys(p, *plan, why);
 }
 
 }  // namespace
 
 extern const core::ForwardFamily kFamily;
-const core::ForwardFamily kFamily = {"wmma", 0, 1, accepted_variants, plan_forward};
+const core::ForwardFamily kFamily = {"wmma",       0,     1,         accepted_variants,
+                                     plan_forward, false, request_of};
 
 }  // namespace dlattn::wmma

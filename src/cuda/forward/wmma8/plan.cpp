@@ -24,8 +24,8 @@ cost::Speed speed(const AttentionParams& p, const DeviceInfo& device, int head_d
   return {7000.0, 2.0 * busy, busy};
 }
 
-bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
-                  Plan* plan, std::string* why) {
+bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options&, Plan* plan,
+                  std::string* why) {
   const bool int8 = multiplies_integers(p.precision);
   const bool half_values = p.precision == Precision::kInt8Fp16;
   if (p.precision != Precision::kInputs && !int8)
@@ -47,11 +47,8 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   const int bytes = value_bytes(p.precision);
   const TileConfig config = tile_config(tile, bytes);
   cost::set_tile(p, config, plan);
-  AttentionParams large;
-  const cost::Walk walk =
-      cost::walk(cost::counted(p, options.batch_invariant, &large), config.block_m, 1);
-  plan->predicted_ns = cost::rounds_ns(walk, speed(p, device, tile), device.num_sms,
-                                       blocks_per_sm(tile, general, bytes));
+  plan->predicted_ns = cost::rounds_ns(cost::walk(p, config.block_m, 1), speed(p, device, tile),
+                                       device.num_sms, blocks_per_sm(tile, general, bytes));
   return true;
 }
 

@@ -13,13 +13,12 @@ cost::Speed speed(int head_dim_tile) {
   return head_dim_tile <= 64 ? cost::Speed{10000, 65.0, 41.0} : cost::Speed{10000, 110.0, 73.0};
 }
 
-bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
-                  Plan* plan, std::string* why) {
+bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options&, Plan* plan,
+                  std::string* why) {
   if (const char* feature = core::score_feature(p))
     return core::refuse(why, "does not implement ", feature);
   const int tile = plan->head_dim_tile;
-  return cost::plan_one_shape(p, device, options, tile_config(tile, p.seqlen_k), speed(tile), plan,
-                              why);
+  return cost::plan_one_shape(p, device, tile_config(tile, p.seqlen_k), speed(tile), plan, why);
 }
 
 }  // namespace

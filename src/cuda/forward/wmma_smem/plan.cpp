@@ -16,16 +16,15 @@ cost::Speed speed(const DeviceInfo& device, int head_dim_tile) {
   return {10000, 90.0 * slower, 26.0 * slower};
 }
 
-bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
-                  Plan* plan, std::string* why) {
+bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options&, Plan* plan,
+                  std::string* why) {
   if (const char* feature = core::score_feature(p))
     return core::refuse(why, "does not implement ", feature);
   if (p.seqlen_k > tile::kMostKeys) {
     return core::refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", tile::kMostKeys);
   }
   const int tile = plan->head_dim_tile;
-  return cost::plan_one_shape(p, device, options, tile_config(tile), speed(device, tile), plan,
-                              why);
+  return cost::plan_one_shape(p, device, tile_config(tile), speed(device, tile), plan, why);
 }
 
 }  // namespace
