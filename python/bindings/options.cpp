@@ -168,7 +168,12 @@ void* parse_stream(nb::handle value) {
     handle = value.attr("cuda_stream");
   } else if (nb::hasattr(value, "__cuda_stream__")) {
     const nb::object protocol = value.attr("__cuda_stream__");
-    handle = nb::object(PyCallable_Check(protocol.ptr()) ? nb::object(protocol()) : protocol)[1];
+    const nb::object pair = PyCallable_Check(protocol.ptr()) ? nb::object(protocol()) : protocol;
+    if (!(PyTuple_Check(pair.ptr()) || PyList_Check(pair.ptr())) || nb::len(pair) != 2) {
+      wrong_type("stream: its __cuda_stream__ is ", repr_text(pair),
+                 "; accepted: a pair (version, handle)");
+    }
+    handle = pair[1];
   } else if (nb::hasattr(value, "ptr")) {
     handle = value.attr("ptr");
   }
@@ -177,7 +182,7 @@ void* parse_stream(nb::handle value) {
                "; accepted: an int, or an object with cuda_stream, ptr or __cuda_stream__");
   }
   const std::int64_t number = to_int64(handle);
-  if (number < 0)
+  if (number < 0 || number == INT64_MAX)  // saturated
     unsupported("stream is ", repr_text(value), "; accepted: the handle of a CUDA stream, >= 0");
   return reinterpret_cast<void*>(static_cast<std::uintptr_t>(number));
 }

@@ -56,6 +56,18 @@ class Attributes {
   explicit Attributes(const xla::Attributes& given) : given_(given) {}
 
   std::int64_t integer(const char* name) const { return scalar<std::int64_t>(name, xla::kS64); }
+  // Of the numbers from 0 to `last`.
+  std::int64_t integer(const char* name, std::int64_t last) const {
+    const std::int64_t value = integer(name);
+    if (value < 0 || value > last)
+      unsupported("attribute ", name, " is ", value, "; accepted: 0 to ", last);
+    return value;
+  }
+  template <typename Enum>
+  Enum enumerator(const char* name, Enum last) const {
+    return static_cast<Enum>(integer(name, static_cast<std::int64_t>(last)));
+  }
+  bool flag(const char* name) const { return integer(name, 1) != 0; }
   double number(const char* name) const { return scalar<double>(name, xla::kF64); }
   std::string text(const char* name) const {
     const auto& span = *static_cast<const xla::ByteSpan*>(find(name, xla::kString));
@@ -115,18 +127,18 @@ void* stream_of(const xla::CallFrame& frame) {
 
 void set_options(const Attributes& attributes, Problem* problem) {
   AttentionParams& p = problem->params;
-  p.causal = static_cast<Causal>(attributes.integer("causal"));
-  p.precision = static_cast<Precision>(attributes.integer("precision"));
+  p.causal = attributes.enumerator("causal", Causal::kTopLeft);
+  p.precision = attributes.enumerator("precision", Precision::kInt8Fp16);
   p.softmax_scale = attributes.number("softmax_scale");
   p.softcap = attributes.number("softcap");
   p.window_left = attributes.integer("window_left");
   p.window_right = attributes.integer("window_right");
   p.seqlen_q = attributes.integer("max_seqlen_q");
   p.seqlen_k = attributes.integer("max_seqlen_k");
-  problem->layout = static_cast<Layout>(attributes.integer("layout"));
-  problem->out_dtype = static_cast<DType>(attributes.integer("out_dtype"));
-  problem->return_lse = attributes.integer("return_lse") != 0;
-  problem->options.batch_invariant = attributes.integer("batch_invariant") != 0;
+  problem->layout = attributes.enumerator("layout", Layout::kBhsd);
+  problem->out_dtype = attributes.enumerator("out_dtype", DType::kFloat8E4M3);
+  problem->return_lse = attributes.flag("return_lse");
+  problem->options.batch_invariant = attributes.flag("batch_invariant");
 }
 
 // The results of a call are out, lse if it is wanted, and the workspace if the plan has any.
@@ -141,6 +153,10 @@ void set_results(const xla::CallFrame& frame, Problem* problem) {
   if (problem->return_lse) set_lse(tensor_of("lse", result(count++), p.device), problem);
   if (count == frame.results.size) return;
   const xla::Buffer& memory = result(count);
+  if (memory.rank != 1 || memory.dtype != xla::kU8) {
+    unsupported("the workspace has ", memory.rank, " dimensions and XLA's dtype ", memory.dtype,
+                "; accepted: 1 dimension, of uint8");
+  }
   const auto address = reinterpret_cast<std::uintptr_t>(memory.data);
   const std::uintptr_t aligned =
       (address + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
@@ -246,7 +262,12 @@ class Shapes {
     Tensor tensor;
     tensor.name = name;
     tensor.dtype = dtype_named(name, text(pair[0]));
-    for (const nb::handle size : sizes) tensor.shape[tensor.ndim++] = nb::cast<std::int64_t>(size);
+    for (const nb::handle size : sizes) {
+      std::int64_t number = 0;  // a symbolic size is no int
+      if (!nb::try_cast(size, number))
+        unsupported(name, ": shape is ", text(sizes), "; accepted: a tuple of ints");
+      tensor.shape[tensor.ndim++] = number;
+    }
     place(&tensor);
     return tensor;
   }

@@ -194,11 +194,20 @@ def test_cuda_tensors_without_a_device():
 def test_stream_of_the_wrong_kind():
     arrays = [device_tensor(2, 0, x) for x in (Q, K, V)]
     out = device_tensor(2, 0, poisoned(2, 5, 4, 8))
+
+    class Stream:
+        def __init__(self, told):
+            self.__cuda_stream__ = told
+
     for stream, error, words in [
         ("0", TypeError, ("stream is of type str", "cuda_stream, ptr or __cuda_stream__")),
         (1.5, TypeError, ("stream is of type float", "accepted: an int")),
         (True, TypeError, ("stream is of type bool", "accepted: an int")),
         (-1, UnsupportedError, ("stream is -1", "accepted", ">= 0")),
+        (2**70, UnsupportedError, (f"stream is {2**70}", "accepted: the handle of a CUDA stream")),
+        (Stream(5), TypeError, ("its __cuda_stream__ is 5; accepted: a pair (version, handle)",)),
+        (Stream((0,)), TypeError, ("its __cuda_stream__ is (0,); accepted: a pair",)),
+        (Stream((0, "7")), TypeError, ("stream is of type", "accepted: an int")),
         (None, UnsupportedError, ("stream is None", "does not tell", "accepted")),
     ]:
         with pytest.raises(error) as caught:

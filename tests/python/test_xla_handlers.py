@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from arrays import assert_attention, qkv
 
-from dlattn import _core
+from dlattn import UnsupportedError, _core
 
 I32, I64, SIZE, POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_size_t, ctypes.c_void_p
 CAPSULE_POINTER: Any = ctypes.pythonapi.PyCapsule_GetPointer
@@ -209,6 +209,14 @@ def test_metadata(platform: str, traits: int) -> None:
         ),
         ({"causal": 1.0}, "attribute causal is of XLA's type 12"),
         ({"causal": "x"}, "attribute causal is missing; accepted: "),
+        ({"causal": 99}, "attribute causal is 99; accepted: 0 to 2"),
+        ({"causal": 2**32 + 1}, "attribute causal is 4294967297; accepted: 0 to 2"),
+        ({"precision": 4}, "attribute precision is 4; accepted: 0 to 3"),
+        ({"precision": -1}, "attribute precision is -1; accepted: 0 to 3"),
+        ({"layout": 2}, "attribute layout is 2; accepted: 0 to 1"),
+        ({"out_dtype": 5}, "attribute out_dtype is 5; accepted: 0 to 4"),
+        ({"return_lse": 2}, "attribute return_lse is 2; accepted: 0 to 1"),
+        ({"batch_invariant": 2**40}, "attribute batch_invariant is 1099511627776; accepted: 0 to"),
         ({"softcap": -1.0}, "softcap is -1; accepted: "),
         ({"kernel": "fastest"}, "no kernel can run this: kernel is fastest; accepted: auto, cpu"),
         ({"kernel": "cpu:wide"}, "no kernel can run this: cpu: variant is wide; accepted: none"),
@@ -230,6 +238,8 @@ def test_wrong_buffers() -> None:
     attributes = described()[0]
     for inputs, results, words in (
         (INPUTS, empty()[:1], "result 1 is missing"),
+        (INPUTS, [*empty(), np.zeros((), np.float32)], "the workspace has 0 dimensions and XLA's"),
+        (INPUTS, [*empty(), np.zeros(9, np.float32)], "the workspace has 1 dimensions and XLA's"),
         (INPUTS, [x[:1].copy() for x in empty()], "out: shape is (1, 9, 4, 8); accepted: "),
         ([INPUTS[0].view(np.uint8), *INPUTS[1:]], empty(), "q: dtype is XLA's number 6"),
         ([INPUTS[0].reshape((1,) * 6 + INPUTS[0].shape), *INPUTS[1:]], empty(), "q has 10 dim"),
@@ -238,6 +248,8 @@ def test_wrong_buffers() -> None:
         assert caller.call(inputs, results, attributes) == 1
         assert caller.error is not None and caller.error[0] == INVALID_ARGUMENT
         assert caller.error[1].startswith(words), caller.error
+    with pytest.raises(UnsupportedError, match=r"^q: shape is \(2, 9.5, 4, 8\); accepted: a tuple"):
+        _core.xla_call(("float32", (2, 9.5, 4, 8)), *SPECS[1:], *DEFAULTS, False)
 
 
 def test_a_gpu_is_named_by_xla() -> None:
