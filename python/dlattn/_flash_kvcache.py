@@ -7,7 +7,7 @@ import sys
 from numbers import Integral
 from typing import Any
 
-from dlattn import _new_keys, _views
+from dlattn import _frameworks, _new_keys, _views
 from dlattn._attention import attention_varlen, attention_with_kvcache
 from dlattn._errors import UnsupportedError
 
@@ -184,7 +184,12 @@ def _lengths(cache_seqlens: Any, q: Any, room: int, k: Any) -> Any:
             f"cache_seqlens is {cache_seqlens} with q of type {type(q).__qualname__}; accepted: an "
             "int32 tensor of shape (batch,)"
         )
-    return xp.full((batch_size,), count, dtype=xp.int32)
+    _frameworks.find(type(q), "q").check(q, "q")
+    if library == "cupy":
+        with xp.cuda.Device(q.device.id):
+            return xp.full((batch_size,), count, dtype=xp.int32)
+    lengths = xp.full((batch_size,), count, dtype=xp.int32)
+    return _frameworks.on_device_of(q, lengths) if library == "jax" else lengths
 
 
 def options_of(

@@ -188,7 +188,7 @@ class Jax(Framework):
         from_dlpack = sys.modules["jax"].dlpack.from_dlpack
         if _jax_device(like).platform == "cpu":
             buffers, _ = launch(None)
-            return [from_dlpack(buffer) for buffer in buffers]
+            return [on_device_of(like, from_dlpack(buffer)) for buffer in buffers]
 
         self._release()
         exporter = _Launching(like, launch)
@@ -395,3 +395,10 @@ def _version_incrementer(torch: Any) -> Callable[[tuple[Any, ...]], None]:
 
 def _jax_device(x: Any) -> Any:
     return next(iter(x.devices()))
+
+
+def on_device_of(like: Any, x: Any) -> Any:
+    """`x` on the device of `like`, both of JAX: DLPack has one CPU, JAX may have several."""
+    return (
+        x if x.devices() == like.devices() else sys.modules["jax"].device_put(x, _jax_device(like))
+    )

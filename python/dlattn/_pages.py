@@ -72,7 +72,7 @@ def page_table_from_csr(
     keys = xp.where(counts > 0, (counts - 1) * page_size + last_page_len, none)
     columns = xp.arange(max_pages, **on)
     if int(indices.shape[0]) == 0:
-        table = xp.zeros((batch_size, max_pages), **on) - 1
+        table = xp.zeros_like(begins[:, None] + columns[None, :]) - 1  # on their device
     else:
         at = xp.clip(begins[:, None] + columns[None, :], 0, int(indices.shape[0]) - 1)
         pages = indices[at]

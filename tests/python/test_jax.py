@@ -523,9 +523,11 @@ def test_import_brings_no_jax() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.slow
-def test_sharded() -> None:
-    program = Path(__file__).with_name("jax_sharded.py")
+@pytest.mark.parametrize(
+    "name", ["jax_devices", pytest.param("jax_sharded", marks=pytest.mark.slow)]
+)
+def test_several_devices(name: str) -> None:
+    program = Path(__file__).with_name(f"{name}.py")
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(program.parent)]))
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
     done = subprocess.run(
