@@ -104,6 +104,8 @@ def splits(kind: Any) -> None:
     scores = {"bias": bias, "mask": mask, "alibi_slopes": slopes, "sinks": sinks}
     check("batch, all tensors", attend, qkv, [BATCH] * 6 + [WHOLE], two, **scores)
     split = [P(None, "x"), WHOLE, P(None, "x"), P("x")]
+    scalars = {"bias": np.array(0.5, np.float32), "mask": np.array(True)}
+    check("batch, scalars", attend, qkv, [BATCH] * 3 + [WHOLE] * 2, two, **scalars)
     check("heads, all tensors", attend, qkv, [HEADS] * 3 + split, two, **scores)
     check("queries (gathers)", attend, qkv, [P(None, "x"), WHOLE, WHOLE], two)
     swapped = [x.swapaxes(1, 2) for x in qkv]

@@ -228,6 +228,35 @@ def test_gradients(options: dict[str, Any], x64: None) -> None:
     test_util.check_grads(call, (*arrays, moving), order=1, modes=["rev"], atol=1e-5, rtol=1e-5)
 
 
+def test_gradients_of_gradients(x64: None) -> None:
+    """As those of the formula, of each operand that has any."""
+    shapes = {"q": (1, 4, 2, 3), "k": (1, 5, 1, 3), "v": (1, 5, 1, 2), "bias": (2, 4, 5)}
+    moving = {
+        name: jnp.asarray(normal(*shape, seed=seed) + 0.2, "float64")
+        for seed, (name, shape) in enumerate(shapes.items())
+    }
+    rest = {"causal": True, "softcap": 3.0}
+    both = {**rest, "softmax_scale": None, "layout": "bshd", "window": (None, None)}
+
+    def second(function: Any) -> Any:
+        def loss(operands: Any) -> Any:
+            out, lse = function(operands)
+            return jnp.sin(out).sum() + jnp.sin(lse).sum()
+
+        def of_gradient(operands: Any) -> Any:
+            return sum(jnp.sum(x**2) for x in jax.tree.leaves(jax.grad(loss)(operands)))
+
+        return jax.jit(jax.grad(of_gradient)).lower(moving)
+
+    attention = second(lambda operands: face.attention(**operands, **rest, return_lse=True))
+    assert "custom_call @dlattn_attention(" in attention.as_text()
+    found = attention.compile()(moving)
+    want = second(lambda operands: _formula.attention(both, operands)).compile()(moving)
+    for name in moving:
+        assert np.abs(want[name]).max() > 1e-2, name
+        np.testing.assert_allclose(found[name], want[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
 def test_gradients_of_what_is_float32(x64: None) -> None:
     """Slopes, sinks and the lse: against differences of the float64 formula."""
     random = np.random.default_rng(6)
@@ -279,6 +308,46 @@ def test_formula(options: dict[str, Any]) -> None:
     tensors = {name: jnp.asarray(x) for name, x in options.items() if name in TENSORS}
     operands = dict(zip("qkv", map(jnp.asarray, INPUTS), strict=True))
     assert_attention(_formula.attention(both, {**operands, **tensors}), *INPUTS, **options)
+
+
+SCALARS = [
+    {"bias": np.array(0.75, np.float32)},
+    {"bias": np.float32(-0.5), "mask": np.array(True)},
+    {"mask": np.bool_(False)},
+]
+
+
+@pytest.mark.parametrize("options", SCALARS, ids=["bias", "bias+mask", "mask"])
+def test_scalars_broadcast(options: dict[str, Any]) -> None:
+    """A bias and a mask without dimensions, as outside of XLA."""
+    result = jax.jit(lambda a, t: face.attention(*a, **t, return_lse=True))(INPUTS, options)
+    for found in (result, face.attention(*INPUTS, **options, return_lse=True)):
+        assert_attention(found, *INPUTS, **{n: np.asarray(x) for n, x in options.items()})
+    q, k = INPUTS[:2]
+    out, want = (f(q, k, k, **options) for f in (face.dot_product_attention, nn))
+    if options.get("mask", True):  # else rows see nothing
+        np.testing.assert_allclose(out, want, rtol=2e-5, atol=2e-6)
+    else:
+        assert not np.asarray(out).any()
+
+
+def test_scalars_in_transformations() -> None:
+    """Of which each sequence of a mapped call has its own; and the gradient of one."""
+    q, k, v = (np.stack([x, 2 * x, 3 * x]) for x in INPUTS)
+    bias, mask = normal(3, seed=9), np.array([True, False, True])
+
+    def call(*arrays: Any) -> Any:
+        return face.attention(*arrays[:3], bias=arrays[3], mask=arrays[4], return_lse=True)
+
+    result = jax.jit(jax.vmap(call))(q, k, v, bias, mask)
+    for got, want in zip(result, loop([0] * 5, [q, k, v, bias, mask], call), strict=True):
+        np.testing.assert_allclose(np.asarray(got), want, rtol=2e-5, atol=2e-6)
+
+    def lse(bias: Any) -> Any:
+        return face.attention(*INPUTS, bias=bias, return_lse=True)[1].mean()
+
+    gradient = jax.grad(lse)(jnp.float32(0.5))  # what is added to all scores is added to lse
+    assert gradient.shape == () and abs(gradient - 1) < 1e-5
 
 
 def nn(*arrays: Any, **options: Any) -> Any:
@@ -444,6 +513,31 @@ def test_wrong_calls(changes: dict[str, Any], kind: type[Exception], words: str,
     with pytest.raises(kind) as raised:
         jax.jit(call).lower(arrays) if jit else call(arrays)
     assert type(raised.value) is kind and str(raised.value) == words
+
+
+def test_symbolic_sizes() -> None:
+    """Of jax.export: refused by the names of each function; plain sizes are exported."""
+    export = pytest.importorskip("jax.export")
+    sizes = export.symbolic_shape("b, s")
+
+    def array(*shape: Any) -> Any:
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    symbolic = [array(*sizes, heads, 8) for heads in (4, 2, 2)]
+    for call, name in ((face.attention, "q"), (face.dot_product_attention, "query")):
+        words = rf"^{name} is of shape \(b, s, 4, 8\), which has symbolic sizes; accepted: numbers"
+        with pytest.raises(UnsupportedError, match=words):
+            export.export(jax.jit(call))(*symbolic)
+    plain = [array(2, 5, heads, 8) for heads in (4, 2, 2)]
+    with pytest.raises(UnsupportedError, match=r"^bias is of shape \(s, 5\), which has symbolic"):
+        export.export(jax.jit(lambda a, b: face.attention(*a, bias=b)))(plain, array(sizes[1], 5))
+    mapped = jax.jit(jax.vmap(lambda q: face.attention(q, *(jnp.ones((2, 5, 4, 8)),) * 2)))
+    with pytest.raises(UnsupportedError, match=r"^q is of shape \(2\*b, 5, 4, 8\), which has sym"):
+        export.export(mapped)(array(sizes[0], 2, 5, 4, 8))
+    checks = [export.DisabledSafetyCheck.custom_call("dlattn_attention")]
+    exported = export.export(jax.jit(face.attention), disabled_checks=checks)(*plain)
+    arrays = qkv(2, 5, 5, 4, 2, 8)
+    np.testing.assert_array_equal(exported.call(*arrays), face.attention(*arrays))
 
 
 def test_kernels_that_no_device_has() -> None:

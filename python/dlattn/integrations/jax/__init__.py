@@ -36,10 +36,12 @@ _RENAMED = {
 def _array(x: Any, name: str) -> Any:
     if isinstance(x, QuantizedKV):
         raise TypeError(f"{name} is of type dlattn.QuantizedKV; accepted: an array, in dlattn.jax")
-    if not isinstance(x, (jax.Array, np.ndarray)):
+    if not isinstance(x, (jax.Array, np.ndarray, np.generic)):
         kind = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
         raise TypeError(f"{name} is of type {kind}; accepted: an array of JAX or NumPy")
-    return jnp.asarray(x)
+    array = jnp.asarray(x)
+    _call.check_sizes(name, array)
+    return array
 
 
 def _hashable(value: Any) -> Any:

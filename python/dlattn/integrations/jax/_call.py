@@ -23,7 +23,15 @@ from dlattn._attention import attention as _attention
 from dlattn._attention import attention_varlen as _attention_varlen
 from dlattn._errors import UnsupportedError
 from dlattn.integrations.jax import _formula
-from dlattn.integrations.jax._operands import dims, fold, folds, sharding_rule, size_of, splits
+from dlattn.integrations.jax._operands import (
+    dims,
+    fold,
+    folds,
+    last_dims,
+    sharding_rule,
+    size_of,
+    splits,
+)
 
 SIGNATURE = inspect.signature(_attention)
 _VARLEN = inspect.signature(_attention_varlen)
@@ -37,13 +45,24 @@ for _platform, _handler in _core.xla_handlers().items():
     jax.ffi.register_ffi_target(_TARGET, _handler, platform=_platform)
 
 
-def _spec(x: Any) -> tuple[str, tuple[int, ...]]:
+def check_sizes(name: str, x: Any) -> None:
+    """Raise UnsupportedError for symbolic sizes, as jax.export gives arrays."""
+    if not all(isinstance(size, int) for size in x.shape):
+        shape = ", ".join(map(str, x.shape))
+        raise UnsupportedError(
+            f"{name} is of shape ({shape}), which has symbolic sizes; accepted: numbers, so a "
+            "jax.export for each shape"
+        )
+
+
+def _spec(name: str, x: Any) -> tuple[str, tuple[int, ...]]:
+    check_sizes(name, x)
     return str(x.dtype), tuple(x.shape)
 
 
 def describe(options: dict[str, Any], operands: dict[str, Any]) -> Any:
     """What `_core` says of a call with these shapes. Raises what the call would raise."""
-    given = {**options, **{name: _spec(x) for name, x in operands.items()}}
+    given = {**options, **{name: _spec(name, x) for name, x in operands.items()}}
     signature, function = SIGNATURE, _core.xla_call
     if "cu_seqlens_q" in operands:
         signature, function = _VARLEN, _core.xla_call_varlen
@@ -112,7 +131,7 @@ def _partitionable(
             letters = dims(name, layout)
             if shape is None:
                 return NamedSharding(mesh, PartitionSpec(*(split.get(x) for x in letters)))
-            letters = letters[-len(shape) :]
+            letters = last_dims(letters, len(shape))
             parts = (split.get(x) if n != 1 else None for x, n in zip(letters, shape, strict=True))
             return NamedSharding(mesh, PartitionSpec(*parts))
 
@@ -251,7 +270,8 @@ def differentiable(options: Options, names: Names) -> Callable[..., Result]:
                 "q is of float8_e4m3fn and a gradient is asked for; accepted: float16, bfloat16, "
                 "float32 or float64 where there is one"
             )
-        return attend(*operands), operands
+        # The function itself, which has a gradient of its own: that of this rule is a second one.
+        return dlattn_attention(*operands), operands
 
     def gradients(operands: Any, cotangents: Result) -> list[Any]:
         floating = [jnp.issubdtype(x.dtype, jnp.floating) for x in operands]

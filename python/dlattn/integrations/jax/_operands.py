@@ -32,6 +32,11 @@ def dims(name: str, layout: str) -> str:
     return _LAYOUTS[layout].get(name) or _DIMS[name]
 
 
+def last_dims(letters: str, count: int) -> str:
+    """The last dimensions, which an operand of `count` dimensions has; of a scalar none."""
+    return letters[len(letters) - count :]
+
+
 def size_of(letter: str, name: str, x: Any, layout: str) -> int:
     """Of an operand, or of one with further dimensions before its own."""
     letters = dims(name, layout)
@@ -107,7 +112,9 @@ def sharding_rule(
             for name, letters, shape in entries
         )
 
-    left = side((name, dims(name, layout)[-len(shape) :], shape) for name, shape in operands)
+    left = side(
+        (name, last_dims(dims(name, layout), len(shape)), shape) for name, shape in operands
+    )
     sizes = {"b": operands[0][1][0], "h": num_heads}
     right = side(
         (name, letters, tuple(sizes.get(letter, 0) for letter in letters))
