@@ -5,14 +5,16 @@ Where vLLM is not installed, `vllm_stub` stands for the part of it that the back
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
+import pickle
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +29,7 @@ from dlattn.reference import attention_reference  # noqa: E402
 
 with installed(vllm_stub.MODULES):
     import dlattn.vllm
+from dlattn.integrations import plugin_errors  # noqa: E402
 from dlattn.integrations import vllm as integration  # noqa: E402
 
 Backend, Impl = dlattn.vllm.DlattnBackend, dlattn.vllm.DlattnImpl
@@ -76,6 +79,63 @@ def test_the_plug_in_imports_no_backend() -> None:
         [sys.executable, "-c", code, str(Path(__file__).parent)], capture_output=True, text=True
     )
     assert done.stdout.split()[-1:] == ["False"], done.stderr
+
+
+def test_pickles_of_the_member() -> None:
+    registry = importlib.import_module("vllm.v1.attention.backends.registry")
+    dlattn.vllm.register()
+    member = registry.AttentionBackendEnum[Backend.get_name()]
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps({"backend": member}, protocol))["backend"] is member
+    assert copy.copy(member) is member and copy.deepcopy([member])[0] is member
+    other = registry.AttentionBackendEnum.FLASH_ATTN
+    assert pickle.loads(pickle.dumps(other)) is other
+
+
+def test_a_process_that_is_spawned_before_it_loads_plug_ins() -> None:
+    program = Path(__file__).with_name("vllm_spawn.py")
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True)
+    assert done.stdout.split() == ["DLATTN", "0"], done.stderr
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin_errors, "_told", set())
+
+
+def test_another_vllm_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As 0.12, which has no such module; one that registers no names; and whatever else."""
+    name = "vllm.v1.attention.backends.registry"
+    registry = importlib.import_module(name)
+    members = SimpleNamespace(__members__={})
+
+    def fail(*_: Any) -> None:
+        raise TypeError("register_backend() takes 1 argument")
+
+    for changes, words in (
+        (None, "ModuleNotFoundError: "),
+        ({"register_backend": None}, "ImportError: cannot import name 'register_backend'"),
+        (
+            {"AttentionBackendEnum": members, "register_backend": lambda *_: None},
+            "RuntimeError: register_backend adds no member for a name",
+        ),
+        ({"AttentionBackendEnum": members, "register_backend": fail}, "TypeError: register_back"),
+    ):
+        forget(monkeypatch)
+        caplog.clear()
+        module = None
+        if changes is not None:
+            given = {**vars(registry), **changes}
+            module = ModuleType(name)
+            vars(module).update({n: x for n, x in given.items() if x is not None})
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, name, module)
+            for _ in range(2):
+                dlattn.vllm.register()
+        (message,) = caplog.messages
+        assert message.startswith("dlattn's attention backend is not registered with vllm ")
+        assert words in message and message.endswith("; accepted: vllm 0.33")
 
 
 @pytest.mark.parametrize("cls", [Backend, Impl, dlattn.vllm.DlattnMetadataBuilder])

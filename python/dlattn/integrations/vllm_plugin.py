@@ -6,12 +6,31 @@ the class.
 
 from __future__ import annotations
 
+from typing import Any
+
+from dlattn.integrations.plugin_errors import log_errors
+
 NAME = "DLATTN"
 
 
+@log_errors("vllm", "vllm 0.33")
 def register() -> None:
     """Tell vLLM of the backend; once is enough, more do no harm."""
+    _member()
+
+
+def _member() -> Any:
+    """The backend's member of vLLM's enumeration, which it is added to if need be.
+
+    A process that vLLM spawns unpickles its configuration before it loads any plug-in, and would
+    find no such member: so a pickle of it has the name of this function.
+    """
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     if NAME not in AttentionBackendEnum.__members__:
         register_backend(NAME, "dlattn.vllm.DlattnBackend")
+        if NAME not in AttentionBackendEnum.__members__:
+            raise RuntimeError("register_backend adds no member for a name")
+    member: Any = AttentionBackendEnum.__members__[NAME]
+    member.__reduce_ex__ = lambda protocol: (_member, ())
+    return member
