@@ -34,6 +34,9 @@ class ForwardMode(enum.IntEnum):
     def is_decode_or_idle(self) -> bool:
         return self in (ForwardMode.DECODE, ForwardMode.IDLE)
 
+    def is_mixed(self) -> bool:
+        return self == ForwardMode.MIXED
+
     def is_dllm_extend(self) -> bool:
         return self == ForwardMode.DLLM_EXTEND
 
@@ -55,7 +58,8 @@ class KVWriteLoc:
     def for_layer(
         cls, forward_batch: Any, layer: Any, *, swa_loc: Any = None, full_loc: Any = None
     ) -> Any:
-        return cls(forward_batch.out_cache_loc, swa_loc, full_loc)
+        physical = forward_batch.out_cache_loc_is_physical
+        return cls(forward_batch.out_cache_loc, swa_loc, full_loc, physical)
 
 
 class AttentionBackend:
@@ -122,7 +126,8 @@ class AttentionBackend:
 
 ATTENTION_BACKENDS: dict[str, Any] = {}
 ATTENTION_BACKEND_CHOICES = ["triton", "flashinfer", "fa3"]
-DETERMINISTIC_ATTENTION_BACKEND_CHOICES = ["triton", "fa3"]
+DETERMINISTIC_ATTENTION_BACKEND_CHOICES = ["triton", "fa3", "flashinfer"]
+RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND = ["triton", "fa3"]
 EXEC = SimpleNamespace(deterministic=SimpleNamespace(enable_deterministic_inference=False))
 
 
@@ -153,6 +158,8 @@ MODULES: dict[str, dict[str, Any]] = {
     "sglang.srt.layers.radix_attention": {"AttentionType": AttentionType},
     "sglang.srt.mem_cache": {},
     "sglang.srt.mem_cache.memory_pool": {"KVWriteLoc": KVWriteLoc},
+    "sglang.srt.model_executor": {},
+    "sglang.srt.model_executor.forward_batch_info": {"ForwardMode": ForwardMode},
     "sglang.srt.runtime_context": {"get_exec": get_exec},
     "sglang.srt.server_args": {
         "ATTENTION_BACKEND_CHOICES": ATTENTION_BACKEND_CHOICES,
@@ -160,6 +167,12 @@ MODULES: dict[str, dict[str, Any]] = {
         "add_attention_backend_choices": ATTENTION_BACKEND_CHOICES.extend,
         "add_deterministic_attention_backend_choices": (
             DETERMINISTIC_ATTENTION_BACKEND_CHOICES.extend
+        ),
+        "RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND": (
+            RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND
+        ),
+        "add_radix_supported_deterministic_attention_backend_choices": (
+            RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND.extend
         ),
     },
 }

@@ -28,16 +28,19 @@ from dlattn.reference import attention_reference  # noqa: E402
 with installed(sglang_stub.MODULES):
     import dlattn.sglang
 
-Mode, Kind = sglang_stub.ForwardMode, sglang_stub.AttentionType
+    Mode = importlib.import_module("sglang.srt.model_executor.forward_batch_info").ForwardMode
+from dlattn.integrations import engines  # noqa: E402
+from dlattn.integrations import sglang as integration  # noqa: E402
+
+Arch, Kind = integration.AttentionArch, integration.AttentionType
 Backend = dlattn.sglang.DlattnAttnBackend
 HEADS, HEADS_KV, DIM, DIM_V, CONTEXT = 4, 2, 16, 8, 24
 
 
 @pytest.fixture(autouse=True)
-def stub() -> Iterator[None]:
-    with installed(sglang_stub.MODULES) as stands:
-        if not stands:
-            pytest.skip("SGLang is installed, and these tests are of its stub")
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(integration, "get_exec", sglang_stub.get_exec)  # servers alone have one
+    with installed(sglang_stub.MODULES):
         yield
 
 
@@ -50,10 +53,29 @@ def test_what_is_said_without_sglang() -> None:
 def test_registering() -> None:
     for _ in range(2):
         dlattn.sglang.register()
-    for choices in ("ATTENTION_BACKEND_CHOICES", "DETERMINISTIC_ATTENTION_BACKEND_CHOICES"):
-        assert getattr(sglang_stub, choices).count("dlattn") == 1
-    made = sglang_stub.ATTENTION_BACKENDS["dlattn"](Server().runner)
+    arguments = importlib.import_module("sglang.srt.server_args")
+    for choices in (
+        "ATTENTION_BACKEND_CHOICES",
+        "DETERMINISTIC_ATTENTION_BACKEND_CHOICES",
+        "RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND",
+    ):
+        assert getattr(arguments, choices).count("dlattn") == 1, choices
+    registry = importlib.import_module("sglang.srt.layers.attention.attention_registry")
+    made = registry.ATTENTION_BACKENDS["dlattn"](Server().runner)
     assert type(made) is Backend
+
+
+def test_another_sglang_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments = importlib.import_module("sglang.srt.server_args")
+    monkeypatch.setattr(engines, "_told", set())
+    monkeypatch.delattr(arguments, "RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND")
+    for _ in range(2):
+        dlattn.sglang.register()
+    (message,) = caplog.messages
+    assert message.startswith("dlattn's attention backend is not registered with sglang ")
+    assert "AttributeError: " in message and message.endswith("; accepted: sglang 0.5.23")
 
 
 def test_the_entry_point() -> None:
@@ -80,7 +102,7 @@ def test_the_plug_in_imports_no_backend() -> None:
 def test_signatures_are_those_of_sglang() -> None:
     compared = 0
     for name, method in vars(Backend).items():
-        theirs = getattr(sglang_stub.AttentionBackend, name, None)
+        theirs = getattr(integration.AttentionBackend, name, None)
         if name.startswith("_") or not inspect.isfunction(theirs):
             continue
         want, found = (
@@ -123,7 +145,7 @@ class Server:
         self.table = slots[: 4 * CONTEXT].view(4, CONTEXT).to(torch.int32)
         self.pool = Pool(96, changes.get("kv_cache_dtype", torch.float32))
         config = SimpleNamespace(
-            attention_arch=sglang_stub.AttentionArch.MHA,
+            attention_arch=Arch.MHA,
             is_encoder_decoder=False,
             context_len=CONTEXT,
             attention_chunk_size=None,
@@ -168,6 +190,7 @@ class Server:
             extend_seq_lens=torch.tensor(new),
             extend_seq_lens_cpu=new,
             out_cache_loc=torch.cat(slots),
+            out_cache_loc_is_physical=False,
             spec_info=None,
         )
         return batch, q.flatten(1), k, v
@@ -348,11 +371,13 @@ def test_rows_of_padding_and_idle_ranks() -> None:
 
 
 def test_deterministic_inference(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bool] = []
+    """With which the number of a prompt's tokens does not choose its kernel."""
+    seen: list[Any] = []
 
     def count(attend: Any) -> Any:
         def counted(*arguments: Any, **options: Any) -> Any:
-            seen.append(options["batch_invariant"])
+            most = arguments[5] if len(arguments) > 5 else 1
+            seen.append((options["batch_invariant"], most))
             return attend(*arguments, **options)
 
         return counted
@@ -367,7 +392,10 @@ def test_deterministic_inference(monkeypatch: pytest.MonkeyPatch) -> None:
             batch, q, k, v = server.batch([0], [tokens], mode)
             backend.init_forward_metadata(batch)
             backend.forward(q, k, v, layer(), batch)
-    assert seen == [False, False, True, True]
+    assert seen == [(False, 3), (False, 1), (True, 65), (True, 1)]
+    mixed, *_ = server.batch([0, 1], [1, 2], Mode.MIXED)
+    with pytest.raises(NotImplementedError, match="deterministic inference of batches that mix"):
+        backend.init_forward_metadata(mixed)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +403,7 @@ def test_deterministic_inference(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"kv_cache_dtype": torch.float8_e5m2}, "kv_cache_dtype is float8_e5m2; accepted: fl"),
         ({"kv_cache_dtype": torch.float32, "device": "cuda"}, "kv_cache_dtype is float32"),
-        ({"attention_arch": sglang_stub.AttentionArch.MLA}, "the model's attention is MLA"),
+        ({"attention_arch": Arch.MLA}, "the model's attention is MLA"),
         ({"is_encoder_decoder": True}, "the model has an encoder"),
         ({"attention_chunk_size": 8}, "the model attends to chunks"),
         ({"token_to_kv_pool": SimpleNamespace(swa_layer_nums=2)}, "--disable-hybrid-swa-memory"),

@@ -29,7 +29,7 @@ from dlattn.reference import attention_reference  # noqa: E402
 
 with installed(vllm_stub.MODULES):
     import dlattn.vllm
-from dlattn.integrations import plugin_errors  # noqa: E402
+from dlattn.integrations import engines  # noqa: E402
 from dlattn.integrations import vllm as integration  # noqa: E402
 
 Backend, Impl = dlattn.vllm.DlattnBackend, dlattn.vllm.DlattnImpl
@@ -99,7 +99,7 @@ def test_a_process_that_is_spawned_before_it_loads_plug_ins() -> None:
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin_errors, "_told", set())
+    monkeypatch.setattr(engines, "_told", set())
 
 
 def test_another_vllm_goes_on(
@@ -427,18 +427,20 @@ def test_metadata_refers_to_what_vllm_updates() -> None:
 
 
 def test_batch_invariance(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bool] = []
+    """With which a batch's longest query does not choose the kernel of the others."""
+    seen: list[tuple[bool, int]] = []
     attend = dlattn.attention_varlen
 
     def counted(*arguments: Any, **options: Any) -> Any:
-        seen.append(options["batch_invariant"])
+        seen.append((options["batch_invariant"], arguments[5]))
         return attend(*arguments, **options)
 
     monkeypatch.setattr(dlattn, "attention_varlen", counted)
     run(layer(), Step())
     monkeypatch.setattr(integration.envs, "VLLM_BATCH_INVARIANT", True, raising=False)
     run(layer(), Step())
-    assert seen == [False, True]
+    run(layer(), Step(), max_query_len=300)
+    assert seen == [(False, max(QUERIES)), (True, 65), (True, 300)]
 
 
 def test_refusals() -> None:

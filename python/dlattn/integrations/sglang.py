@@ -18,6 +18,7 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.runtime_context import get_exec
 
 import dlattn
+from dlattn.integrations.engines import most_queries
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 
@@ -81,6 +82,11 @@ class DlattnAttnBackend(AttentionBackend):
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         _refuse_modes(forward_batch)
+        if self.batch_invariant and forward_batch.forward_mode.is_mixed():
+            raise _refused(
+                "deterministic inference of batches that mix prompts and single tokens",
+                "a server without --enable-mixed-chunk",
+            )
         table = self._page_table(forward_batch, self._most_keys(forward_batch))
         metadata = DlattnMetadata(forward_batch.seq_lens.to(torch.int32), table)
         if not forward_batch.forward_mode.is_decode_or_idle():
@@ -151,7 +157,7 @@ class DlattnAttnBackend(AttentionBackend):
             v_cache,
             metadata.cu_seqlens_q,
             None,
-            metadata.max_seqlen_q,
+            most_queries(metadata.max_seqlen_q, self.batch_invariant),
             metadata.page_table.shape[1] * self.page_size,
             seqused_k=metadata.seq_lens,
             page_table=metadata.page_table,

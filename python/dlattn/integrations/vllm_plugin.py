@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlattn.integrations.plugin_errors import log_errors
+from dlattn.integrations.engines import log_errors
 
 NAME = "DLATTN"
 
