@@ -16,6 +16,15 @@ import dlattn
 
 PRECISIONS = {"exact": None, "int8_fp8": "int8_fp8", "int8_fp16": "int8_fp16", "fp8": "fp8"}
 
+# What else ComfyUI tells its functions of attention: these are read, or say nothing of the numbers.
+KNOWN = {
+    "_inside_attn_wrapper",
+    "enable_gqa",
+    "low_precision_attention",
+    "scale",
+    "transformer_options",
+}
+
 _log = logging.getLogger(__name__)
 _told: set[str] = set()
 
@@ -41,7 +50,11 @@ def attend(
             head_dim).
         mask: None, bool (True: attend) or numbers that are added: (rows, keys), (batch, rows, keys)
             or (batch, heads, rows, keys), each dimension but the last two also 1.
-        precision: As `dlattn.attention` takes it. With one, additive masks are left to `func`.
+        attn_precision: torch.float32 for scores in float32, as they are with precision None.
+        precision: As `dlattn.attention` takes it. With one, additive masks are left to `func`. A
+            model that forbids it, by low_precision_attention=False, gets None.
+        kwargs: scale, a factor of the scores; enable_gqa, for fewer heads of k and v than of q.
+            What else is given, and not KNOWN, is left to `func`.
 
     Returns:
         (batch, rows, heads * head_dim), or with skip_output_reshape (batch, heads, rows, head_dim).
@@ -49,11 +62,13 @@ def attend(
     options = {"mask": mask, "attn_precision": attn_precision, "skip_reshape": skip_reshape}
     if skip_output_reshape:  # which not all of ComfyUI's functions have
         options["skip_output_reshape"] = True
+    if kwargs.get("low_precision_attention") is False or str(attn_precision) == "torch.float32":
+        precision = None
     try:
+        _refuse_unknown(kwargs)
         layout = "bhsd" if skip_reshape else "bshd"
-        by_head = [q, k, v] if skip_reshape else [x.unflatten(2, (heads, -1)) for x in (q, k, v)]
         out = dlattn.attention(
-            *by_head,
+            *_by_head(q, k, v, heads, skip_reshape, kwargs.get("enable_gqa", False)),
             layout=layout,
             precision=precision,
             softmax_scale=kwargs.get("scale"),
@@ -66,6 +81,27 @@ def attend(
         return out if skip_reshape else out.transpose(1, 2)
     rows_first = out.transpose(1, 2) if skip_reshape else out
     return rows_first.reshape(*rows_first.shape[:2], -1)
+
+
+def _refuse_unknown(kwargs: dict[str, Any]) -> None:
+    unknown = sorted(name for name in kwargs.keys() - KNOWN if kwargs[name] is not None)
+    if unknown:
+        known = ", ".join(sorted(KNOWN))
+        raise ValueError(f"{', '.join(unknown)} is given; accepted: {known}")
+
+
+def _by_head(q: Any, k: Any, v: Any, heads: int, skip_reshape: bool, gqa: bool) -> list[Any]:
+    if skip_reshape:
+        if not gqa and k.shape[1] != q.shape[1]:
+            raise ValueError(f"k has {k.shape[1]} heads; accepted: {q.shape[1]}, or enable_gqa")
+        return [q, k, v]
+    heads_kv = k.shape[2] // max(1, q.shape[2] // heads) if gqa else heads
+    parts = []
+    for name, x, count in (("q", q, heads), ("k", k, heads_kv), ("v", v, heads_kv)):
+        if count == 0 or x.shape[2] % count:
+            raise ValueError(f"{name} has {x.shape[2]} columns; accepted: a multiple of {count}")
+        parts.append(x.unflatten(2, (count, -1)))
+    return parts
 
 
 def _masks(mask: Any, batch: int) -> dict[str, Any]:

@@ -109,6 +109,57 @@ def test_precisions(node: ModuleType, precision: str) -> None:
     np.testing.assert_array_equal(out, packed(want))
 
 
+@pytest.mark.parametrize(
+    "given", [{"low_precision_attention": False}, {"attn_precision": torch.float32}]
+)
+@pytest.mark.parametrize("precision", ["int8_fp8", "int8_fp16", "fp8"])
+def test_models_that_forbid_low_precision(
+    node: ModuleType, precision: str, given: dict[str, Any]
+) -> None:
+    q, k, v = drawn(torch.float16)
+    override = overridden(node, precision)
+    want = dlattn.attention(q, k, v, layout="bhsd")
+    out = override(refuse, *map(packed, (q, k, v)), HEADS, **given)
+    np.testing.assert_array_equal(out, packed(want))
+    low = override(refuse, *map(packed, (q, k, v)), HEADS, low_precision_attention=True)
+    assert not torch.equal(low, packed(want))
+
+
+def test_scale_and_grouped_heads(node: ModuleType) -> None:
+    q, *_ = drawn()
+    q = torch.cat([q, q.flip(2)], 1)  # twice the heads of k and v
+    _, k, v = drawn()
+    scale = 0.7
+    want = exact(q * scale * DIM**0.5, *(x.repeat_interleave(2, 1) for x in (k, v)))
+    override = overridden(node)
+    options = {"scale": scale, "enable_gqa": True, "transformer_options": {"a": 1}}
+    rows = override(refuse, *map(packed, (q, k, v)), 2 * HEADS, **options)
+    close(rows, packed(want))
+    close(override(refuse, q, k, v, 2 * HEADS, skip_reshape=True, **options), packed(want))
+    # Without enable_gqa it is ComfyUI's matter what that is.
+    for arrays, form in ((map(packed, (q, k, v)), {}), ((q, k, v), {"skip_reshape": True})):
+        assert override(lambda *_, **__: "own", *arrays, 2 * HEADS, **form) == "own"
+    odd = [packed(x)[..., :-1] for x in (q, k, v)]
+    for grouped in (False, True):
+        given = {"enable_gqa": grouped}
+        assert override(lambda *_, **__: "own", *odd, 2 * HEADS, **given) == "own"
+
+
+def test_what_is_not_known_is_comfyuis(node: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
+    q, k, v = map(packed, drawn())
+    seen = []
+
+    def own(*_: Any, **kwargs: Any) -> str:
+        seen.append(kwargs["is_causal"])
+        return "own"
+
+    override = overridden(node)
+    with caplog.at_level("INFO"):
+        assert override(own, q, k, v, HEADS, is_causal=True, scale=0.5) == "own"
+    assert seen == [True] and "is_causal is given; accepted: " in caplog.messages[0]
+    assert override(refuse, q, k, v, HEADS, is_causal=None, _inside_attn_wrapper=True).shape
+
+
 def test_what_dlattn_refuses_is_comfyuis(
     node: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
