@@ -19,7 +19,12 @@ Shape = tuple[int, ...]
 
 
 def refuse_dropout(dropout_p: Any) -> None:
-    if dropout_p != 0:
+    try:
+        none = bool(dropout_p == 0)
+    except (RuntimeError, TypeError, ValueError):  # of an array
+        kind = type(dropout_p).__qualname__
+        raise TypeError(f"dropout_p is of type {kind}; accepted: 0.0") from None
+    if not none:
         raise UnsupportedError(
             f"dropout_p is {dropout_p!r}, and dlattn computes the forward pass without dropout; "
             "accepted: 0.0"

@@ -382,6 +382,11 @@ WRONG = {
         UnsupportedError,
         ("dropout_p is 0.1", "accepted: 0.0"),
     ),
+    "dropout an array": (
+        lambda f: f.flash_attn_func(Q, K, V, np.zeros(2)),
+        TypeError,
+        ("dropout_p is of type ndarray", "accepted: 0.0"),
+    ),
     "dropout of packed": (
         lambda f: f.flash_attn_qkvpacked_func(QKV, dropout_p=0.5),
         UnsupportedError,

@@ -497,6 +497,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
         "q: dtype is int32; accepted: float16, bfloat16, float32, float64, float8_e4m3fn",
     ),
     ({"return_lse": 1}, TypeError, "return_lse is of type int; accepted: a bool"),
+    ({"q": None}, TypeError, "q is of type NoneType; accepted: an array of JAX or NumPy"),
 ]
 
 
@@ -571,6 +572,31 @@ def test_wrong_calls_of_dot_product_attention() -> None:
         call(*INPUTS, scale=-1)
     with pytest.raises(TypeError, match=r"^mask is of type str; accepted: an array"):
         call(*INPUTS, mask="mask")
+
+
+def test_values_that_jax_cannot_hold() -> None:
+    """No array of numbers, and windows wider than an int32."""
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    text = np.array(["a"])
+    with pytest.raises(TypeError, match=r"^bias is of dtype <U1; accepted: numbers, or bool$"):
+        face.attention(*INPUTS, bias=text)
+    for name in ("query", "key", "value"):
+        given = {**dict(zip(("query", "key", "value"), INPUTS, strict=True)), name: None}
+        with pytest.raises(TypeError, match=rf"^{name} is of type NoneType; accepted: an array"):
+            face.dot_product_attention(**given)
+    q, k, v = (x[:, :5] for x in INPUTS)
+    wide = face.dot_product_attention(q, k, v, local_window_size=(2**70, 2))
+    close(wide, face.attention(q, k, v, window=(None, 2)))
+    used = np.array([5, 4], np.int32)
+    with_lengths = face.dot_product_attention(
+        q, k, v, local_window_size=(2**70, 2**40), key_value_seq_lengths=used
+    )
+    close(with_lengths, face.dot_product_attention(q, k, v, key_value_seq_lengths=used))
+
+    def gradient(window: Any) -> Any:
+        return jax.grad(lambda q: face.attention(q, k, v, window=window).sum())(q)
+
+    close(gradient((2**70, 0)), gradient((None, 0)))
 
 
 def test_what_the_handler_refuses_arrives_in_words() -> None:

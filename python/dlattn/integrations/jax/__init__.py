@@ -39,7 +39,10 @@ def _array(x: Any, name: str) -> Any:
     if not isinstance(x, (jax.Array, np.ndarray, np.generic)):
         kind = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
         raise TypeError(f"{name} is of type {kind}; accepted: an array of JAX or NumPy")
-    array = jnp.asarray(x)
+    try:
+        array = jnp.asarray(x)
+    except TypeError as error:  # of text, or objects
+        raise TypeError(f"{name} is of dtype {x.dtype}; accepted: numbers, or bool") from error
     _call.check_sizes(name, array)
     return array
 
@@ -131,7 +134,11 @@ def dot_product_attention(
         "query_seq_lengths": query_seq_lengths,
         "key_value_seq_lengths": key_value_seq_lengths,
     }
-    given = {n: _array(x, n) for n, x in {**arrays, **lengths}.items() if x is not None}
+    given = {
+        name: _array(x, name)
+        for name, x in {**arrays, **lengths}.items()
+        if x is not None or name in ("query", "key", "value")
+    }
     q, k, v = (given[name] for name in ("query", "key", "value"))
     alone = q.ndim == 3
     if alone:
@@ -198,6 +205,8 @@ def _window(
     shift = k.shape[1] - q.shape[1]
     if not has_lengths and left + shift >= 0 and right - shift >= 0:
         return (left + shift, right - shift), mask
+    most = q.shape[1] + k.shape[1]  # no limit, and an int that JAX's arrays can hold
+    left, right = min(left, most), min(right, most)
     row, column = jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[1])
     band = (column >= row - left) & (column <= row + right)
     return (None, None), band if mask is None else mask & band

@@ -48,7 +48,8 @@ def attention(options: Mapping[str, Any], operands: Mapping[str, Any]) -> tuple[
     seen = key < used
     if options["causal"]:
         seen &= key <= position
-    left, right = options["window"]
+    most = seqlen_q + seqlen_k  # no limit, and an int that JAX's arrays can hold
+    left, right = (None if x is None else min(int(x), most) for x in options["window"])
     if left is not None:
         seen &= key >= position - left
     if right is not None:
