@@ -2,8 +2,8 @@
 
 The CUDA compiler is looked for in CUDACXX, PATH, CUDA_HOME, CUDA_PATH, CUDAToolkit_ROOT and
 /usr/local/cuda*. Where it is in none of them, the hooks that name build requirements add NVIDIA's
-compiler wheels, and the hooks that build point CMake at them. A build with DLATTN_CUDA=OFF asks for
-no compiler at all.
+compiler wheels, and the hooks that build point CMake at them. A build with DLATTN_CUDA=OFF, a CMake
+definition or a variable of the environment, asks for no compiler at all.
 
 The library links CUDA's runtime statically, and a runtime refuses drivers older than its major
 version of CUDA. A compiler too new for the driver of this machine is passed over; where no other
@@ -57,7 +57,8 @@ environment. Either
   - install the CUDA toolkit, or set CUDACXX to its nvcc;
   - build without --no-build-isolation, which brings nvcc from PyPI;
   - pip install {" ".join(repr(wheel) for wheel in CUDA_WHEELS)}; or
-  - add --config-settings=cmake.define.DLATTN_CUDA=OFF for the CPU backend alone."""
+  - set DLATTN_CUDA=OFF, or add --config-settings=cmake.define.DLATTN_CUDA=OFF, for the CPU backend
+    alone."""
 
 
 def _as_list(value: str | list[str]) -> list[str]:
@@ -69,6 +70,9 @@ def _definitions(config_settings: ConfigSettings | None) -> Iterator[tuple[str, 
     settings = {
         key.removeprefix("skbuild."): value for key, value in (config_settings or {}).items()
     }
+    cuda = os.environ.get("DLATTN_CUDA", "").strip()
+    if cuda:
+        yield "DLATTN_CUDA", cuda
     arguments = shlex.split(os.environ.get("CMAKE_ARGS", ""))
     arguments += _as_list(os.environ.get("SKBUILD_CMAKE_ARGS", ""))
     arguments += [f"-D{item}" for item in _as_list(os.environ.get("SKBUILD_CMAKE_DEFINE", ""))]
@@ -89,14 +93,24 @@ def _is_false(value: str) -> bool:
     return value in {"", "0", "OFF", "NO", "FALSE", "N", "IGNORE"} or value.endswith("NOTFOUND")
 
 
+def _is_true(value: str) -> bool:
+    return value.upper() in {"1", "ON", "YES", "TRUE", "Y"}
+
+
+def asked_cuda(config_settings: ConfigSettings | None) -> str | None:
+    """What DLATTN_CUDA is set to from outside; stops the build if that is neither on nor off."""
+    asked = dict(_definitions(config_settings)).get("DLATTN_CUDA")
+    if asked is not None and not (_is_true(asked) or _is_false(asked)):
+        raise SystemExit(f"dlattn: DLATTN_CUDA is {asked!r}; accepted: ON or OFF")
+    return asked
+
+
 def wants_compiler(config_settings: ConfigSettings | None) -> bool:
     """Whether the build compiles CUDA code and leaves the choice of compiler to this backend."""
-    if sys.platform == "darwin":
+    asked = asked_cuda(config_settings)
+    if sys.platform == "darwin" or (asked is not None and _is_false(asked)):
         return False
-    definitions = dict(_definitions(config_settings))
-    return not (
-        _is_false(definitions.get("DLATTN_CUDA", "ON")) or definitions.get("CMAKE_CUDA_COMPILER")
-    )
+    return not dict(_definitions(config_settings)).get("CMAKE_CUDA_COMPILER")
 
 
 def _cuda_version(nvcc: str) -> tuple[int, int]:
@@ -170,7 +184,8 @@ def _old_driver(compiler: str, cuda_major: int) -> str:
             f"install a release wheel built with CUDA {MIN_CUDA[0]} in place of the source;",
         ]
     remedies += [
-        "add --config-settings=cmake.define.DLATTN_CUDA=OFF for the CPU backend alone; or",
+        "set DLATTN_CUDA=OFF, or add --config-settings=cmake.define.DLATTN_CUDA=OFF, for the CPU "
+        "backend alone; or",
         "set DLATTN_IGNORE_DRIVER=1 to build for another machine.",
     ]
     return "\n  - ".join(
@@ -240,6 +255,10 @@ def _prepend(variable: str, value: str) -> None:
 def _prepare(config_settings: ConfigSettings | None) -> None:
     """Points CMake at the compiler, through the environment of this process."""
     os.environ.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(_num_cores()))
+    asked = asked_cuda(config_settings)
+    if asked is not None:  # last: scikit-build-core gives CMAKE_ARGS to CMake after all the others
+        argument = shlex.quote(f"-DDLATTN_CUDA={asked}")
+        os.environ["CMAKE_ARGS"] = f"{os.environ.get('CMAKE_ARGS', '')} {argument}".strip()
     if not wants_compiler(config_settings):
         return
     nvcc = system_nvcc()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,7 @@ def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     no driver."""
     monkeypatch.syspath_prepend(str(ROOT / "_build"))
     for variable in (
+        "DLATTN_CUDA",
         *("CMAKE_ARGS", "SKBUILD_CMAKE_ARGS", "SKBUILD_CMAKE_DEFINE", "CMAKE_BUILD_PARALLEL_LEVEL"),
         *("CUDACXX", "CUDA_HOME", "CUDA_PATH", "CUDAToolkit_ROOT", "LIBRARY_PATH"),
     ):
@@ -98,6 +101,131 @@ def test_environment_switches_cuda_off(
     # What the command line says goes before what the environment says.
     settings = {"cmake.define.DLATTN_CUDA": "ON"}
     assert len(cuda_wheels(backend.get_requires_for_build_wheel(settings))) == 5
+
+
+CUDA_OFF = {"cmake.define.DLATTN_CUDA": "OFF"}
+CUDA_ON = {"cmake.define.DLATTN_CUDA": "ON"}
+
+
+@pytest.mark.parametrize("value", ["OFF", "off", "0", "FALSE", "No", " OFF "])
+def test_variable_of_the_environment_switches_cuda_off(
+    backend: ModuleType, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("DLATTN_CUDA", value)
+    assert cuda_wheels(backend.get_requires_for_build_wheel()) == []
+    assert cuda_wheels(backend.get_requires_for_build_editable()) == []
+    assert len(cuda_wheels(backend.get_requires_for_build_wheel(CUDA_ON))) == 5
+    monkeypatch.setenv("CMAKE_ARGS", "-DDLATTN_CUDA=ON")
+    assert len(cuda_wheels(backend.get_requires_for_build_wheel())) == 5
+
+
+@pytest.mark.parametrize(
+    ("environment", "settings", "expected"),
+    [
+        ({"DLATTN_CUDA": "OFF"}, None, "OFF"),
+        ({"DLATTN_CUDA": ""}, CUDA_OFF, "OFF"),
+        ({"DLATTN_CUDA": "ON"}, CUDA_OFF, "OFF"),
+        ({"CMAKE_ARGS": "-DDLATTN_CUDA=ON"}, CUDA_OFF, "OFF"),
+        ({"CMAKE_ARGS": "-DDLATTN_CUDA=OFF"}, {"cmake.args": "-DDLATTN_CUDA=0"}, "0"),
+        ({"DLATTN_CUDA": "ON", "SKBUILD_CMAKE_DEFINE": "DLATTN_CUDA=NO"}, None, "NO"),
+    ],
+)
+def test_cmake_is_given_what_the_compiler_was_chosen_by(
+    backend: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    settings: dict[str, str] | None,
+    expected: str,
+) -> None:
+    """scikit-build-core gives CMake the definitions of CMAKE_ARGS last, and the last one counts."""
+    from scikit_build_core.builder.builder import get_cmake_args_from_settings
+    from scikit_build_core.settings.skbuild_model import ScikitBuildSettings
+
+    monkeypatch.setenv("CMAKE_BUILD_PARALLEL_LEVEL", "1")
+    monkeypatch.setenv("CMAKE_ARGS", "")
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    backend._prepare(settings)
+    given = get_cmake_args_from_settings(ScikitBuildSettings(), os.environ)
+    assert [word for word in given if "DLATTN_CUDA" in word][-1] == f"-DDLATTN_CUDA={expected}"
+
+
+@pytest.mark.parametrize("value", ["of", "maybe", "2", "cpu"])
+def test_neither_on_nor_off_is_refused(
+    backend: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str
+) -> None:
+    message = rf"DLATTN_CUDA is '{value}'; accepted: ON or OFF"
+    settings = {"cmake.define.DLATTN_CUDA": value}
+    for hook in (backend.get_requires_for_build_wheel, backend.get_requires_for_build_editable):
+        with pytest.raises(SystemExit, match=message):
+            hook(settings)
+    monkeypatch.setenv("DLATTN_CUDA", value)
+    monkeypatch.setenv("CMAKE_BUILD_PARALLEL_LEVEL", "1")
+    for hook in (backend.build_wheel, backend.build_editable):
+        with pytest.raises(SystemExit, match=message):
+            hook(str(tmp_path))
+    assert cuda_wheels(backend.get_requires_for_build_wheel(CUDA_OFF)) == []  # goes before it
+
+
+def option_of_cmake(
+    tmp_path: Path, environment: dict[str, str], *definitions: str
+) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
+    cmake = shutil.which("cmake", path=path)
+    if not cmake:
+        pytest.skip("no cmake")
+    script = tmp_path / "option.cmake"
+    script.write_text(
+        f'cmake_minimum_required(VERSION 3.24)\ninclude("{ROOT}/cmake/Options.cmake")\n'
+        'dlattn_option_or_environment(DLATTN_CUDA "the kernels" ON)\n'
+        'dlattn_option(DLATTN_TESTS "the tests" OFF)\n'
+        "if(DLATTN_CUDA)\n  message(STATUS built)\nendif()\n"
+    )
+    rest = {name: value for name, value in os.environ.items() if name != "DLATTN_CUDA"}
+    return subprocess.run(
+        [cmake, *definitions, "-P", str(script)],
+        env={**rest, **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "definitions", "built"),
+    [
+        ({}, (), True),
+        ({"DLATTN_CUDA": ""}, (), True),
+        ({"DLATTN_CUDA": "off"}, (), False),
+        ({"DLATTN_CUDA": "0"}, ("-DDLATTN_CUDA=ON",), True),
+        ({"DLATTN_CUDA": "ON"}, ("-DDLATTN_CUDA=OFF",), False),
+    ],
+)
+def test_cmake_takes_the_variable_of_the_environment(
+    tmp_path: Path, environment: dict[str, str], definitions: tuple[str, ...], built: bool
+) -> None:
+    result = option_of_cmake(tmp_path, environment, *definitions)
+    assert result.returncode == 0, result.stderr
+    assert ("-- built" in result.stdout) == built
+    if environment.get("DLATTN_CUDA"):
+        source = "(environment)" if not definitions else "goes before the environment's"
+        assert source in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("environment", "definitions", "place"),
+    [
+        ({"DLATTN_CUDA": "maybe"}, (), "DLATTN_CUDA of the environment"),
+        ({}, ("-DDLATTN_CUDA=maybe",), "DLATTN_CUDA"),
+        ({}, ("-DDLATTN_TESTS=maybe",), "DLATTN_TESTS"),
+    ],
+)
+def test_cmake_refuses_what_is_neither_on_nor_off(
+    tmp_path: Path, environment: dict[str, str], definitions: tuple[str, ...], place: str
+) -> None:
+    result = option_of_cmake(tmp_path, environment, *definitions)
+    assert result.returncode != 0
+    message = " ".join(result.stderr.split())
+    assert f'dlattn: {place} is "maybe"; accepted: ON or OFF.' in message
 
 
 def test_named_compiler_is_left_alone(backend: ModuleType) -> None:

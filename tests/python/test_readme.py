@@ -233,23 +233,60 @@ def test_sageattention_example() -> None:
     assert np.abs(scope["lse"] - lse).max() < 0.1
 
 
-def test_c_example(tmp_path: Path) -> None:
-    """Compiled against this build's library, and run."""
-    if not shutil.which("cc"):
-        pytest.skip("not found: cc")
+def loaded_library() -> Path:
     code = (
         "import ctypes, dlattn._core as core; ctypes.CDLL(core.__file__)\n"
         "maps = open('/proc/self/maps').read().split()\n"
         "print(next(path for path in maps if '/libdlattn.so' in path))"
     )
     command = [sys.executable, "-c", code]
-    library = Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout[:-1])
+    return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout[:-1])
+
+
+def package_as_installed(folder: Path) -> Path:
+    """The package's folder, or one like it where it is imported from a build folder."""
+    package = Path(dlattn._core.__file__).parent
+    if (package / "include" / "dlattn" / "c.h").is_file():
+        return package
+    (folder / "lib").mkdir(parents=True)
+    (folder / "include").symlink_to(ROOT / "src" / "include")
+    library = loaded_library()
+    soname = re.sub(r"(\.so\.\d+).*", r"\1", library.name)
+    for name in {"libdlattn.so", soname}:
+        (folder / "lib" / name).symlink_to(library)
+    return folder
+
+
+def test_c_example(tmp_path: Path) -> None:
+    """Compiled and run by the lines that docs/c.md has, as they stand."""
+    if not shutil.which("cc"):
+        pytest.skip("not found: cc")
+    text = (ROOT / "docs" / "c.md").read_text()
+    _, _, behind = text.partition("From an installed Python package:\n\n```\n")
+    lines, _, _ = behind.partition("```\n")
+    assert "cc -std=c99 main.c " in lines
+    package = package_as_installed(tmp_path / "site packages" / "dlattn")
+    python = tmp_path / "bin" / "python"  # what the lines call
+    python.parent.mkdir()
+    answer = f'"{sys.executable}" "$@"'
+    if package.is_relative_to(tmp_path):
+        answer = f'[ "$*" = "-m dlattn --include-dir" ] && echo "{package}/include"'
+    python.write_text(f"#!/bin/sh\n{answer}\n")
+    python.chmod(0o755)
     (tmp_path / "main.c").write_text(example("c")[0] + "\n")
-    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
-    paths = ["-I", ROOT / "src" / "include", library, f"-Wl,-rpath,{library.parent}"]
-    program = tmp_path / "demo"
-    subprocess.run(["cc", *flags, tmp_path / "main.c", *paths, "-lm", "-o", program], check=True)
-    output = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    result = subprocess.run(
+        ["sh", "-e", "-c", lines if "./a.out" in lines else f"{lines}./a.out"],
+        cwd=tmp_path,
+        env={
+            **{name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"},
+            "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    output = result.stdout
     first, last = map(float, output.splitlines()[0].split())
     q = np.sin(np.float32(0.37) * np.arange(128 * 4 * 64, dtype=np.float32))
     q = q.reshape(1, 128, 4, 64)
