@@ -24,6 +24,8 @@ import torch
 
 import dlattn
 from dlattn.bench.environment import describe
+from dlattn.cli.errors import CommandError
+from dlattn.cli.writing import check_distinct
 
 Call = Callable[[], Any]
 
@@ -258,6 +260,10 @@ def main() -> int:
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--commit", metavar="SHA", help="to record; default: ask git, here")
     args = parser.parse_args()
+    try:
+        check_distinct({"--json": args.json, "--plot": args.plot})
+    except CommandError as error:
+        parser.error(str(error))
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
     options = Options(args.device, dtype, args.tiny)
     entries = []

@@ -34,7 +34,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlattn.bench import accuracy
+from dlattn.cli.errors import CommandError
 from dlattn.cli.text import markdown_table
+from dlattn.cli.writing import check_distinct
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -626,6 +628,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--print", type=Path, dest="shown", metavar="JSON")
     parser.add_argument("--gates", type=Path, metavar="JSON", help="of the benchmark")
     args = parser.parse_args(arguments)
+    try:
+        check_distinct({"--json": args.json, "--plot": args.plot})
+    except CommandError as error:
+        parser.error(str(error))
     found = json.loads(args.shown.read_text()) if args.shown else document(args.seeds, args.longest)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -18,6 +18,7 @@ from dlattn.bench import correctness, environment, figures, peers, plot, report,
 from dlattn.bench.cases import MISSION, SEED, Case, parse_shapes, sweep
 from dlattn.cli import main
 from dlattn.cli.errors import CommandError
+from dlattn.cli.writing import check_distinct
 
 Captured = pytest.CaptureFixture[str]
 
@@ -142,6 +143,65 @@ def test_wrong_use(arguments: list[str], message: str, capsys: Captured) -> None
     except SystemExit as exit_:  # from argparse
         assert exit_.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["same", "relative", "symlink", "folder", "hardlink"])
+def test_two_outputs_in_one_file(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dlattn.bench._session", lambda *_: pytest.fail("measured in vain"))
+    one, other = tmp_path / "one.png", tmp_path / "other.png"
+    if kind == "same":
+        other = one
+    elif kind == "relative":
+        other = Path("../") / tmp_path.name / "one.png"
+    elif kind == "symlink":
+        other.symlink_to("one.png")
+    elif kind == "folder":
+        (tmp_path / "folder").symlink_to(tmp_path)
+        other = tmp_path / "folder" / "one.png"
+    else:
+        one.write_bytes(b"precious")
+        other.hardlink_to(one)
+    assert run_bench("--json", one, "--plot", other) == 2
+    assert f"--plot {other}: --json goes there too; give it another name" in capsys.readouterr().err
+    assert not one.exists() or one.read_bytes() == b"precious"
+
+
+def test_outputs_that_nobody_wants(tmp_path: Path) -> None:
+    null = tmp_path / "null.png"
+    null.symlink_to("/dev/null")
+    check_distinct({"--json": Path("/dev/null"), "--plot": null, "--third": None})
+    with pytest.raises(CommandError, match=r"--third .*: --json goes there too"):
+        check_distinct({"--json": tmp_path / "a", "--plot": null, "--third": tmp_path / "a"})
+
+
+@pytest.mark.parametrize("name", ["plot", "plot.xyz", ".png"])
+def test_plot_of_no_known_kind(tmp_path: Path, capsys: Captured, name: str) -> None:
+    """Refused before anything is measured; matplotlib would give `plot` a suffix of its own."""
+    pytest.importorskip("matplotlib")
+    assert run_bench("--shape", "1,1,16,8", "--plot", tmp_path / name) == 2
+    assert f"{name}: accepted: a name that ends in .png, .svg or .pdf" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_plot_that_fails_leaves_the_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure
+    path = tmp_path / "plot.png"
+    path.write_bytes(b"precious")
+
+    def fails(self: Any, file: Any, **_: Any) -> None:
+        file.write(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(figure, "savefig", fails)
+    with pytest.raises(CommandError, match=r"plot\.png: cannot be written: No space left"):
+        plot.draw(example(), path)
+    assert path.read_bytes() == b"precious"
+    assert [found.name for found in tmp_path.iterdir()] == ["plot.png"]
 
 
 def test_a_gpu_that_is_not_there(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 import socket
 import stat
 import subprocess
@@ -161,6 +162,59 @@ def test_interrupt_leaves_nothing_behind(folder: Path, monkeypatch: Any) -> None
     monkeypatch.setattr(np.lib.format, "write_array", interrupt)
     assert main(words("-o", "out.npy")) == 130
     assert sorted(folder.iterdir()) == before
+
+
+# Stops in the middle of the second file, as a slow disk would, until the signal comes.
+STOPPED = """
+import signal, sys, time
+import numpy as np
+from dlattn.cli import main
+
+signal.signal(signal.SIGHUP, {sighup})
+written, write = [], np.lib.format.write_array
+
+def stop(file, array, **options):
+    write(file, array, **options)
+    written.append(array)
+    if len(written) == 2:
+        file.write(b"rest")
+        print("stopped", file=sys.stderr, flush=True)
+        sys.stdin.readline()
+
+np.lib.format.write_array = stop
+sys.exit(main({arguments}))
+"""
+
+
+def stopped_program(sighup: str) -> subprocess.Popen[str]:
+    arguments = words("-o", "out.npy", "--lse", "lse.npz")
+    code = STOPPED.format(sighup=sighup, arguments=arguments)
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "stopped\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_leaves_nothing_behind(folder: Path, number: signal.Signals) -> None:
+    (folder / "out.npy").write_bytes(b"precious")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with stopped_program("signal.SIG_DFL") as process:
+        assert len(list(folder.glob(".dlattn-*"))) == 2
+        process.send_signal(number)
+        assert process.wait(timeout=60) == -number  # as without files: by the signal itself
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_signal_that_is_ignored(folder: Path) -> None:
+    """As nohup does."""
+    with stopped_program("signal.SIG_IGN") as process:
+        process.send_signal(signal.SIGHUP)
+        process.communicate("\n", timeout=60)
+        assert process.returncode == 0
+    assert is_out(load(Place(folder / "out.npy", None)))
+    assert not list(folder.glob(".dlattn-*"))
 
 
 NOT_UTF_8 = os.fsdecode(b"\xff")

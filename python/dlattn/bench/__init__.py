@@ -21,7 +21,7 @@ from dlattn.bench.timing import MEMORY_BOUND, QUICK, SUSTAINED
 from dlattn.cli.devices import gpu_status
 from dlattn.cli.errors import CommandError
 from dlattn.cli.text import Progress
-from dlattn.cli.writing import check_writable, is_stream, write_text
+from dlattn.cli.writing import check_distinct, check_writable, is_stream, write_text
 
 # On torch tensors, with contestants and baselines of their own.
 _STUDIES = ("features", "scores", "eight_bit", "decode")
@@ -83,11 +83,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command; 1 if one of our kernels is wrong."""
     device = args.device or ("cpu" if gpu_status() else "cuda")
-    for option, path in (("--json", args.json), ("--plot", args.plot)):
+    outputs = {"--json": args.json, "--plot": args.plot}
+    for option, path in outputs.items():
         if path is not None:
             check_writable(path, option)
+    check_distinct(outputs)
     if args.plot:
-        plot.require()
+        plot.require(args.plot)
     session = _session(args, device)
     dtype = args.dtype or _default_dtype(args.shape, device)
     decoding = None

@@ -12,8 +12,9 @@ from typing import Any
 from dlattn.bench.cases import FLOAT8, Case
 from dlattn.bench.decode import plot as decode_plot
 from dlattn.bench.report import Result, ceiling_text, from_json
-from dlattn.cli.errors import CommandError
+from dlattn.cli.errors import CommandError, OutputError, first_line
 from dlattn.cli.text import duration, rate
+from dlattn.cli.writing import replacing
 
 # Ours in shades of one strong colour, the last kernel, our best, in the strongest; peers in greys
 # that still differ when printed.
@@ -24,20 +25,22 @@ _PEERS = ("#3d3d3d", "#6e6e6e", "#969696", "#bababa", "#d6d6d6")
 _TOP, _BOTTOM, _LEGEND = 0.4, 0.45, 0.5
 
 
-def require() -> None:
-    """Raise before an hour of measuring if nothing can be drawn after it."""
+def require(path: Path) -> None:
+    """Raise before an hour of measuring if nothing can be drawn after it, or not in such a file."""
     try:
-        import matplotlib  # noqa: F401
+        import matplotlib
     except ImportError:
         raise CommandError("--plot needs matplotlib: pip install 'dlattn[bench]'") from None
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    if path.suffix[1:].lower() not in Figure().canvas.get_supported_filetypes():
+        raise CommandError(f"--plot {path}: accepted: a name that ends in .png, .svg or .pdf")
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
     """Draw what `report.to_json` wrote."""
-    require()
-    import matplotlib
-
-    matplotlib.use("Agg")
+    require(path)
     from matplotlib import pyplot
 
     results = [result for result in from_json(document) if result.tflops is not None]
@@ -67,9 +70,10 @@ def draw(document: dict[str, Any], path: Path) -> None:
         figure.text(0.01, 0.99, _title(document), fontsize=13, fontweight="bold", va="top")
         figure.text(0.01, 0.01, _footnote(document), fontsize=7.5, color="#666666", va="bottom")
         try:
-            figure.savefig(path, dpi=180)
+            with replacing(path) as file:
+                figure.savefig(file, format=path.suffix[1:].lower(), dpi=180)
         except (OSError, ValueError) as error:
-            raise CommandError(f"--plot {path}: {error}") from error
+            raise OutputError(f"--plot {path}: cannot be written: {first_line(error)}") from error
         pyplot.close(figure)
 
 

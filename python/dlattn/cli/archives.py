@@ -81,6 +81,12 @@ WRITERS: dict[str, Write] = {
 }
 
 
+def begins_as(path: Path) -> bool:
+    """Whether a .npy or .npz file begins as these do."""
+    with path.open("rb") as file:
+        return file.read(6).startswith({".npy": b"\x93NUMPY", ".npz": b"PK"}[path.suffix])
+
+
 def check_readable(path: Path) -> None:
     """Raise if a file of several arrays is none."""
     if path.suffix == ".npz":

@@ -56,17 +56,12 @@ def load(place: Place) -> Array:
             raise CommandError(f"{place.path}: cannot be read: it is {what}")
         if place.path.suffix == ".safetensors":
             return archives.read_safetensors(place.path, lambda keys: _pick(place, keys))
-        loaded = np.load(place.path, allow_pickle=False)  # what it is, its content decides
-        if place.path.suffix == ".npz" and isinstance(loaded, np.lib.npyio.NpzFile):
-            with loaded as archive:
-                loaded = archive[_pick(place, archive.files)]
-        elif place.path.suffix == ".npz":
-            loaded = None
+        loaded = _load_numpy(place)
         if not isinstance(loaded, np.ndarray):
             raise CommandError(
                 f"{place}: cannot be read: it is no array in a {place.path.suffix} file"
             )
-        return _named(place, loaded)
+        return _native(_named(place, loaded))
     except CommandError:
         raise
     except Exception as error:  # each reader has errors of its own; all mean an unreadable file
@@ -77,14 +72,14 @@ def check_outputs(outputs: Mapping[str, Place], inputs: Mapping[str, Place]) -> 
     """Raise before anything is computed if results could not be kept, or would destroy an input."""
     for name, output in outputs.items():
         for source, place in inputs.items():
-            if _same_file(output.path, place.path) and not _is_another_array(output, place):
+            if writing.same_file(output.path, place.path) and not _is_another_array(output, place):
                 hint = "" if output.path.suffix == ".npy" else ", or both arrays names: path:key"
                 raise CommandError(
                     f"--{name} {output}: that is the file of --{source}; give it another name{hint}"
                 )
     (first, one), *others = outputs.items()
     for second, other in others:
-        if _same_file(one.path, other.path):
+        if writing.same_file(one.path, other.path):
             if _is_another_array(Place(one.path, one.key or first), other, second):
                 continue
             linked = os.path.realpath(one.path) != os.path.realpath(other.path)
@@ -124,6 +119,27 @@ def save(arrays: Iterable[tuple[Place, str, Array]]) -> None:
         raise
     except Exception as error:  # each writer has errors of its own
         raise OutputError(f"{path}: cannot be written: {first_line(error)}") from error
+
+
+def _load_numpy(place: Place) -> Any:
+    """What NumPy finds in a .npy or .npz file, an array if all is right."""
+    try:
+        loaded = np.load(place.path, allow_pickle=False)  # what it is, its content decides
+        if place.path.suffix == ".npy":
+            return loaded
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            return None
+        with loaded as archive:
+            return archive[_pick(place, archive.files)]
+    except (EOFError, ValueError) as error:
+        reason = first_line(error)
+        if not archives.begins_as(place.path):
+            reason = f"it is no {place.path.suffix} file"
+        elif "Object arrays" in reason:
+            reason = "its elements are Python objects; accepted: numbers"
+        elif "pickle" in str(error):  # NumPy's advice is to load it unsafely
+            reason = "its header is none that NumPy writes for an array of numbers"
+        raise CommandError(f"{place}: cannot be read: {reason}") from error
 
 
 def _split(text: str) -> tuple[str, str | None]:
@@ -182,16 +198,6 @@ def _is_another_array(a: Place, b: Place, default_key: str | None = None) -> boo
     return one_path and one_kind and len(keys) == 2 and None not in keys
 
 
-def _same_file(a: Path, b: Path) -> bool:
-    """Whether two paths name one file, through links too."""
-    if os.path.realpath(a) == os.path.realpath(b):
-        return True
-    try:
-        return os.path.samefile(a, b)
-    except OSError:  # one of them is not there, or not to be seen
-        return False
-
-
 def _pick(place: Place, keys: Iterable[str]) -> str:
     names = sorted(keys)
     if place.key in names:
@@ -204,6 +210,11 @@ def _pick(place: Place, keys: Iterable[str]) -> str:
     if place.key is not None:
         got = f"no array named {place.key!r}"
     raise CommandError(f"{place.path}: {got}; it holds: {', '.join(names)}")
+
+
+def _native(array: Array) -> Array:
+    """The array, in C order and in this machine's order of bytes, copied if need be."""
+    return np.asarray(array, array.dtype.newbyteorder("="), order="C")
 
 
 def _named(place: Place, array: Array) -> Array:
