@@ -18,18 +18,21 @@ bool is_text(nb::handle value, const char* text) {
   return PyUnicode_Check(value.ptr()) && PyUnicode_CompareWithASCIIString(value.ptr(), text) == 0;
 }
 
-// Whether `value` is a number of Python's tower, which no tensor is: reading one of those could
-// wait for a device.
-bool is_number(nb::handle value, const char* tower) {
+// Whether `value` is a real number of Python's tower, which no tensor is: reading one of those
+// could wait for a device.
+bool is_real(nb::handle value) {
   if (PyBool_Check(value.ptr())) return false;
-  const nb::object kind = nb::module_::import_("numbers").attr(tower);
+  const nb::object kind = nb::module_::import_("numbers").attr("Real");
   const int yes = guarded([&] { return PyObject_IsInstance(value.ptr(), kind.ptr()); });
   if (yes < 0) throw nb::python_error();
   return yes;
 }
 
+// As dlattn._numbers.integer: an int, or an integer of another library, but no bool and no tensor.
 bool is_int(nb::handle value) {
-  return (PyLong_Check(value.ptr()) && !PyBool_Check(value.ptr())) || is_number(value, "Integral");
+  if (PyBool_Check(value.ptr())) return false;
+  return PyLong_Check(value.ptr()) ||
+         (PyIndex_Check(value.ptr()) && !nb::hasattr(value, "__dlpack__"));
 }
 
 // Saturates.
@@ -133,7 +136,7 @@ bool parse_flag(nb::handle value, const char* name) {
 }
 
 double parse_number(nb::handle value, const char* name) {
-  const bool number = PyFloat_Check(value.ptr()) || is_int(value) || is_number(value, "Real");
+  const bool number = PyFloat_Check(value.ptr()) || is_int(value) || is_real(value);
   if (!number) wrong_type(name, " is of type ", type_text(value), "; accepted: a float");
   const double result = guarded([&] { return PyFloat_AsDouble(value.ptr()); });
   if (result == -1.0 && PyErr_Occurred()) {

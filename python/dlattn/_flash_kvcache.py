@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from numbers import Integral
+from numbers import Real
 from typing import Any
 
 from dlattn import _frameworks, _new_keys, _views
 from dlattn._attention import attention_varlen, attention_with_kvcache
 from dlattn._errors import UnsupportedError
+from dlattn._numbers import integer
 
 NO_WINDOW = (-1, -1)
 
@@ -123,8 +124,9 @@ def varlen(
         if seqused_k is None and cu_seqlens_k is not None:
             seqused_k = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
         cu_seqlens_k = None
-        if isinstance(max_seqlen_k, int):  # engines pass what the model has, which may be more
-            max_seqlen_k = min(max_seqlen_k, _room(k, "k", block_table))
+        known = integer(max_seqlen_k)  # else refused later on
+        if known is not None:  # engines pass what the model has, which may be more
+            max_seqlen_k = min(known, _room(k, "k", block_table))
     try:
         return attention_varlen(
             q,
@@ -165,9 +167,9 @@ def _lengths(cache_seqlens: Any, q: Any, room: int, k: Any) -> Any:
             )
         shape = _views.shape_of(k, "k")
         room -= shape[1] if len(shape) == 4 else 0
-    if cache_seqlens is not None and not _is_int(cache_seqlens):
+    count = room if cache_seqlens is None else integer(cache_seqlens)
+    if count is None:
         return cache_seqlens
-    count = room if cache_seqlens is None else int(cache_seqlens)
     if not 0 <= count <= room:
         raise UnsupportedError(
             f"cache_seqlens is {count}; accepted: 0 to {room}, the keys that there is room for, or "
@@ -204,7 +206,7 @@ def options_of(
     _views.check_flag(causal, "causal")
     _views.check_flag(return_attn_probs, "return_attn_probs")
     _views.check_flag(return_softmax_lse, "return_softmax_lse")
-    if isinstance(softcap, (int, float)) and softcap <= 0:
+    if isinstance(softcap, Real) and softcap <= 0:
         softcap = 0.0
     with_lse = return_attn_probs or return_softmax_lse
     return {"causal": causal, "softcap": softcap, "return_lse": with_lse}
@@ -212,27 +214,26 @@ def options_of(
 
 def one_split(num_splits: Any) -> bool:
     """Whether the caller asks for the keys in one part: for bits that the batch does not change."""
-    if not _is_int(num_splits):
+    number = integer(num_splits)
+    if number is None:
         raise TypeError(f"num_splits is of type {type(num_splits).__qualname__}; accepted: an int")
-    return bool(num_splits == 1)
+    return number == 1
 
 
 def window_of(window_size: Any, causal: bool, seqlen_k: int) -> tuple[int | None, int | None]:
     """Return attention's `window` for flash-attn's, as its host code settles the two sides."""
     pair = isinstance(window_size, (tuple, list)) and len(window_size) == 2
-    if not pair or not all(_is_int(side) for side in window_size):
+    sides = [integer(side) for side in window_size] if pair else []
+    left, right = sides or (None, None)
+    if left is None or right is None:
         raise TypeError(
             f"window_size is {window_size!r}; accepted: a pair (left, right) of int, negative for "
             "no limit"
         )
-    left, right = (-1 if side >= seqlen_k else side for side in window_size)
+    left, right = (-1 if side >= seqlen_k else side for side in (left, right))
     if left >= 0 and right < 0:
         right = seqlen_k  # causal limits it to 0 anyway
     return (None if left < 0 else left, None if right < 0 else right)
-
-
-def _is_int(value: Any) -> bool:
-    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def triple(out: Any, lse: Any) -> tuple[Any, Any, Any]:

@@ -59,6 +59,7 @@ from dlattn._flash_kvcache import (
     varlen,
     window_of,
 )
+from dlattn._numbers import integer
 
 __all__ = [
     "flash_attn_func",
@@ -260,7 +261,7 @@ def flash_attn_varlen_func(
     options["batch_invariant"] = one_split(num_splits)
     options |= {"softmax_scale": softmax_scale, "alibi_slopes": alibi_slopes, "sinks": s_aux}
     if window_size is not NO_WINDOW:
-        known = max_seqlen_k if isinstance(max_seqlen_k, int) else 0  # else refused later on
+        known = integer(max_seqlen_k) or 0  # what is no int is refused later on
         options["window"] = window_of(window_size, causal, known)
     result = varlen(
         q,

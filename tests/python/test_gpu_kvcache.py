@@ -371,3 +371,18 @@ def test_page_table_from_csr_can_be_captured() -> None:
     torch.cuda.synchronize()
     assert used.tolist() == [18, 0, 34]
     assert table.tolist() == [[7, 1, -1, -1], [-1, -1, -1, -1], [4, 0, 2, -1]]
+
+
+def test_page_table_from_csr_reads_a_gpu_only_where_it_must() -> None:
+    lists = [np.array(x) for x in ([0, 2, 2, 5], [7, 1, 4, 0, 2], [3, 16, 17])]
+    indptr, indices, last = (convert(x, "int32") for x in lists)
+    with pytest.raises(dlattn.UnsupportedError, match=r"last_page_len\[2\] is 17; accepted: 1 to"):
+        dlattn.page_table_from_csr(indptr, indices, last, page_size=16)
+    with pytest.raises(dlattn.UnsupportedError, match="indices is on cpu, and indptr on cuda:0"):
+        dlattn.page_table_from_csr(indptr, indices.cpu(), last, page_size=16)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        used = dlattn.page_table_from_csr(indptr, indices, last, page_size=16, max_pages=3)[1]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert used.tolist() == [19, 0, 49]

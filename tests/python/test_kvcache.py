@@ -532,9 +532,13 @@ def test_csr_is_what_attention_takes():
             ValueError,
             r"indptr is empty; accepted: shape \(batch \+ 1,\)",
         ),
-        ({"page_size": 0}, ValueError, "page_size is 0; accepted: at least 1"),
+        ({"page_size": 0}, ValueError, "page_size is 0; accepted: 1 to 2147483647"),
+        ({"page_size": 2**40}, ValueError, "page_size is 1099511627776; accepted: 1 to 2147483647"),
         ({"page_size": 16.0}, TypeError, "page_size is of type float; accepted: an int"),
-        ({"max_pages": -1}, ValueError, "max_pages is -1; accepted: at least 0"),
+        ({"page_size": True}, TypeError, "page_size is of type bool; accepted: an int"),
+        ({"max_pages": -1}, ValueError, "max_pages is -1; accepted: 0 to 2147483647"),
+        ({"max_pages": 2**40}, ValueError, "max_pages is 1099511627776; accepted: 0 to 2147483647"),
+        ({"max_pages": 2}, ValueError, "max_pages is 2; accepted: at least 3, the pages of sequen"),
     ],
 )
 def test_wrong_csr(changes, error, message):
@@ -542,3 +546,69 @@ def test_wrong_csr(changes, error, message):
     given = {"indptr": indptr, "indices": indices, "last_page_len": last, "page_size": 16}
     with pytest.raises(error, match=message):
         dlattn.page_table_from_csr(**{**given, **changes})
+
+
+@pytest.mark.parametrize("max_pages", [None, 3])
+@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize(
+    ("changed", "values", "message"),
+    [
+        ("indptr", [0, 2, 2, 5, 7], r"indptr\[4\] is 7; accepted: 0 to 6, the number of indices"),
+        ("indptr", [-1, 2, 2, 5, 6], r"indptr\[0\] is -1; accepted: 0 to 6"),
+        (
+            "indptr",
+            [0, 2, 1, 5, 6],
+            r"indptr\[2\] is 1, less than indptr\[1\], 2; accepted: n",
+        ),
+        ("last_page_len", [3, 16, 16, 0], r"last_page_len\[3\] is 0; accepted: 1 to 16, page_size"),
+        ("last_page_len", [3, 16, -4, 1], r"last_page_len\[2\] is -4; accepted: 1 to 16"),
+        ("last_page_len", [17, 16, 16, 1], r"last_page_len\[0\] is 17; accepted: 1 to 16"),
+    ],
+)
+def test_csr_of_wrong_values(name, max_pages, changed, values, message):
+    framework = FRAMEWORKS[name]()
+    given = dict(zip(("indptr", "indices", "last_page_len"), csr(framework), strict=True))
+    given[changed] = framework.array(np.array(values), "int32")
+    with pytest.raises(dlattn.UnsupportedError, match=message):
+        dlattn.page_table_from_csr(**given, page_size=16, max_pages=max_pages)
+
+
+def test_csr_beyond_int32():
+    indptr, indices, last = csr(NumPy(), "int64")
+    for page in (2**31, -(2**31) - 1, 2**40):
+        wrong = np.where(indices == 2, page, indices)
+        with pytest.raises(ValueError, match=rf"indices\[4\] is {page}; accepted: an int32 number"):
+            dlattn.page_table_from_csr(indptr, wrong, last, page_size=16, max_pages=3)
+        room = np.append(indices, page)  # an engine's, of which nothing is used yet
+        dlattn.page_table_from_csr(indptr, room, last, page_size=16)
+    message = "indptr: sequence 2 has 3 pages, 2147483664 keys; accepted: at most 2147483647 keys"
+    for dtype in ("int32", "int64"):
+        with pytest.raises(ValueError, match=message):
+            dlattn.page_table_from_csr(*csr(NumPy(), dtype), page_size=2**30)
+    used = dlattn.page_table_from_csr(*csr(NumPy()), page_size=2**30 - 9)[1]
+    assert used[2] == 2 * (2**30 - 9) + 16
+
+
+def test_csr_of_two_libraries():
+    torch = pytest.importorskip("torch")
+    for i, name in enumerate(("indptr", "indices", "last_page_len")):
+        lists = csr(NumPy())
+        lists[i] = torch.from_numpy(lists[i])
+        wrong = ("torch.Tensor", "numpy.ndarray")
+        wrong = ("indices", *wrong[::-1]) if i == 0 else (name, *wrong)
+        message = "{} is of type {}, and indptr of type {}; accepted: three arrays of one library"
+        with pytest.raises(TypeError, match=message.format(*wrong)):
+            dlattn.page_table_from_csr(*lists, page_size=16)
+    lists = [torch.from_numpy(x) for x in csr(NumPy())]
+    lists[1] = lists[1].to("meta")
+    with pytest.raises(ValueError, match="indices is on meta, and indptr on cpu; accepted: one d"):
+        dlattn.page_table_from_csr(*lists, page_size=16)
+
+
+def test_csr_while_it_is_traced():
+    """The host has no values then, and reads none if max_pages is given."""
+    expected = dlattn.page_table_from_csr(*csr(NumPy()), page_size=16)
+    jax = pytest.importorskip("jax")
+    table = jax.jit(lambda *x: dlattn.page_table_from_csr(*x, page_size=16, max_pages=3))
+    for got, same in zip(table(*csr(FRAMEWORKS["jax"]())), expected, strict=True):
+        np.testing.assert_array_equal(got, same)

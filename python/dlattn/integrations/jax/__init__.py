@@ -14,6 +14,7 @@ import numpy as np
 from dlattn import _views
 from dlattn._attention import attention as _attention
 from dlattn._errors import UnsupportedError
+from dlattn._numbers import integer
 from dlattn._types import QuantizedKV
 
 if jax.__version_info__ < (0, 8):
@@ -190,9 +191,9 @@ def _window(
     """`attention`'s window and mask for one that is counted from the first key."""
     if size is None:
         return (None, None), mask
-    sides = (size, size) if isinstance(size, int) else size
-    right_kind = isinstance(sides, (tuple, list)) and len(sides) == 2
-    if not right_kind or any(isinstance(x, bool) or not isinstance(x, int) for x in sides):
+    both = size if isinstance(size, (tuple, list)) else (size, size)
+    sides = [side for side in map(integer, both) if side is not None]
+    if len(both) != 2 or len(sides) != 2:
         raise TypeError(
             f"local_window_size is {size!r}; accepted: an int >= 0, a pair (left, right) of them, "
             "or None"
