@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 import dlattn
+from dlattn.bench import load
 from dlattn.bench.environment import describe
 from dlattn.cli.errors import CommandError
 from dlattn.cli.writing import check_distinct
@@ -244,7 +245,8 @@ def draw(document: dict[str, Any], path: Path) -> None:
     axis.set_xlabel("speed over torch's own attention, whole model")
     axis.spines[["top", "right"]].set_visible(False)
     machine = document["machine"]
-    axis.set_title(f"Random weights at real sizes: {machine.get('gpu') or machine['cpu']}")
+    busy = f", {load.BUSY}" if document["busy"] else ""
+    axis.set_title(f"Random weights at real sizes: {machine.get('gpu') or machine['cpu']}{busy}")
     figure.savefig(path, dpi=150)
 
 
@@ -267,20 +269,27 @@ def main() -> int:
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
     options = Options(args.device, dtype, args.tiny)
     entries = []
+    watch = load.Watch(args.device)
+    watch.before()
     with torch.no_grad():
         for name in args.models:
             torch.manual_seed(0)
             for case in MODELS[name](options):
                 entries.append(measure(case, args.device, args.windows, args.window_seconds))
                 print(text_of(entries[-1]), flush=True)
+                watch.during()
+    watch.after()
     document = {
         **describe(args.device, args.commit),
+        "busy": watch.reasons(),
         "dtype": str(dtype).removeprefix("torch."),
         "windows": args.windows,
         "window_seconds": args.window_seconds,
         "dlattn": dlattn.__version__,
         "cases": entries,
     }
+    if document["busy"]:
+        print(load.warning(document["busy"]))
     if args.json:
         args.json.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
     if args.plot:

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dlattn.torch
+from dlattn.bench import load
 from dlattn.bench.environment import describe
 
 LAYERS, HEADS, WIDTH, VOCABULARY = 12, 12, 768, 256
@@ -148,6 +149,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--commit", metavar="SHA", help="to record; default: ask git, here")
     args = parser.parse_args()
+    watch = load.Watch(args.device)
+    watch.before()
     dlattn.torch.stats(reset=True)
     contestants = [
         Run("stock", nullcontext, args),
@@ -157,11 +160,14 @@ def main() -> int:
     for first in range(0, args.steps, BLOCK):
         for run in contestants:
             run.steps(min(BLOCK, args.steps - first))
+            watch.during()
+    watch.after()
     runs = [run.to_json() for run in contestants]
     stats = dlattn.torch.stats()
     parts = differences(runs)
     document = {
         **describe(args.device, args.commit),
+        "busy": watch.reasons(),
         "model": {"layers": LAYERS, "heads": HEADS, "width": WIDTH, "vocabulary": VOCABULARY},
         "batch": args.batch,
         "seqlen": args.seqlen,
@@ -177,6 +183,8 @@ def main() -> int:
     for part in parts:
         print(f"{part['name']}: losses differ by {part['mean']:.5f}, at most {part['largest']:.5f}")
     print(stats)
+    if document["busy"]:
+        print(load.warning(document["busy"]))
     if args.json:
         args.json.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
     ours, flash = parts

@@ -15,7 +15,7 @@ from quick_bench import INSTANT
 
 import dlattn
 from dlattn import bench
-from dlattn.bench import environment
+from dlattn.bench import environment, load
 
 # JAX would take most of a GPU's memory, which torch's tests need too.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -70,7 +70,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def instant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The benchmark does everything once, and has small ceilings."""
+    """The benchmark does everything once, has small ceilings, and is alone on the machine."""
+    monkeypatch.setattr(load, "_SAMPLE_SECONDS", 0.0)
+    monkeypatch.setattr(load, "_others", lambda *_: 0.0)
+    monkeypatch.setattr(load, "_gpu_utilization", lambda: 0.0)
+    monkeypatch.setattr(load, "_GPU_SAMPLE_SECONDS", 0.0)
     monkeypatch.setattr(bench, "QUICK", INSTANT)
     monkeypatch.setattr(environment, "_MATMUL_SIZE", {"cpu": 64, "cuda": 256})
     monkeypatch.setattr(environment, "_COPY_BYTES", {"cpu": 1 << 16, "cuda": 1 << 20})

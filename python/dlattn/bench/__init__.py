@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import dlattn
-from dlattn.bench import decode, eight_bit, environment, features, plot, precision, report, scores
+from dlattn.bench import (
+    decode,
+    eight_bit,
+    environment,
+    features,
+    load,
+    plot,
+    precision,
+    report,
+    scores,
+)
 from dlattn.bench.cases import Case, parse_shapes
 from dlattn.bench.decode import report as decode_report
 from dlattn.bench.features import Group
@@ -91,6 +101,8 @@ def main(args: argparse.Namespace) -> int:
     if args.plot:
         plot.require(args.plot)
     session = _session(args, device)
+    watch = load.Watch(device)
+    watch.before()
     dtype = args.dtype or _default_dtype(args.shape, device)
     decoding = None
     if args.shape == "decode":
@@ -101,7 +113,7 @@ def main(args: argparse.Namespace) -> int:
     protocol = session.protocol()
     if decoding is not None:
         protocol.update(decode.protocol(device))
-    _print_head(about, session, protocol["method"])
+    _print_head(about, session, protocol["method"], watch.reasons())
 
     progress = Progress(len(groups) + len(checks) + 2)
     progress.step("ceilings: matrix product, copy")
@@ -112,7 +124,8 @@ def main(args: argparse.Namespace) -> int:
     checked: dict[str, Any] = {}
 
     def save(complete: bool) -> dict[str, Any]:
-        document = report.to_json(about, protocol, ceiling, results, host, complete)
+        environs = {**about, "busy": watch.reasons()}
+        document = report.to_json(environs, protocol, ceiling, results, host, complete)
         if decoding is not None:
             found = decode_report.summary(results, about["machine"])
             document["decode"] = {**decoding.about(), **found}
@@ -129,7 +142,9 @@ def main(args: argparse.Namespace) -> int:
 
     for name, group in groups:
         progress.step(name)
-        results += session.time(group())
+        timed = session.time(group())
+        report.mark(timed, watch.during())
+        results += timed
         session.release()
         save(complete=False)  # a long run that is cut off keeps what it has measured
     for name, check in checks.items():
@@ -140,6 +155,8 @@ def main(args: argparse.Namespace) -> int:
     progress.step("host time of a call")
     few = session.host_entrants(dtype) if decoding is None else decoding.host_entrants()
     host = session.host_times(few)
+    watch.during()
+    watch.after()
     progress.close()
 
     document = save(complete=True)
@@ -151,6 +168,8 @@ def main(args: argparse.Namespace) -> int:
     print(report.print_host_times(host))
     if args.shape == "eight_bit":
         print(f"\n{eight_bit.text(document)}")
+    if document["busy"]:
+        print(f"\n{load.warning(document['busy'])}")
     if args.plot:
         plot.draw(document, args.plot)
     return 1 if any(result.ours and result.wrong for result in results) else 0
@@ -246,7 +265,7 @@ def _checks(
     return eight_bit.checks(_context(args, session, dtype, [False]))
 
 
-def _print_head(about: dict[str, Any], session: Session, method: str) -> None:
+def _print_head(about: dict[str, Any], session: Session, method: str, busy: list[str]) -> None:
     machine, versions, git = about["machine"], about["versions"], about["git"]
     where = machine.get("gpu") or machine["cpu"]
     commit = f"commit {git['sha'][:12]}" if git["sha"] else "unknown commit"
@@ -255,4 +274,6 @@ def _print_head(about: dict[str, Any], session: Session, method: str) -> None:
     print(f"{commit}; {method}")
     if session.device == "cpu":
         print(f"{dlattn.info().cpu_threads} threads, load average {machine['load_average']}")
+    if busy:
+        print(load.warning(busy))
     print(flush=True)

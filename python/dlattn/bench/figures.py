@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dlattn.bench import eight_bit
+from dlattn.bench import eight_bit, load
 from dlattn.bench.decode import report as decode_report
 from dlattn.bench.report import Result, best_peer, ceiling_text, from_json, summary_lines
 from dlattn.cli.text import duration, markdown_table, rate
@@ -76,7 +76,8 @@ def _section(path: Path, root: Path) -> str:
         parts.append(tables)
     if "eight_bit" in document:
         parts += [markdown_table(*found) for found in eight_bit.tables(document)]
-    parts += [_host_line(document), _small_print(document)]
+    busy = load.warning(document.get("busy", []))
+    parts += [busy, _host_line(document), _small_print(document)]
     return "\n\n".join(part for part in parts if part)
 
 

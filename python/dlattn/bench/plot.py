@@ -11,6 +11,7 @@ from typing import Any
 
 from dlattn.bench.cases import FLOAT8, Case
 from dlattn.bench.decode import plot as decode_plot
+from dlattn.bench.load import BUSY
 from dlattn.bench.report import Result, ceiling_text, from_json
 from dlattn.cli.errors import CommandError, OutputError, first_line
 from dlattn.cli.text import duration, rate
@@ -321,7 +322,8 @@ def _title(document: dict[str, Any]) -> str:
     dtypes = dict.fromkeys(result["dtype"] for result in document["results"])
     dtype = " and ".join(dtypes) if "eight_bit" in document else next(iter(dtypes))
     what = "Decoding" if "decode" in document else "Attention forward"
-    return f"{what}, {dtype}: {machine.get('gpu') or machine['cpu']}"
+    busy = f", {BUSY}" if document.get("busy") else ""
+    return f"{what}, {dtype}: {machine.get('gpu') or machine['cpu']}{busy}"
 
 
 def _footnote(document: dict[str, Any]) -> str:
@@ -334,6 +336,7 @@ def _footnote(document: dict[str, Any]) -> str:
         f"dlattn {versions['dlattn']} at {(git['sha'] or 'unknown')[:10]}, {', '.join(peers)}",
         *([f"{threads} threads"] if threads else []),
         document["date"][:10],
+        *document.get("busy", ()),
     ]
     return "\n".join(("; ".join(parts[:2]), "; ".join(parts[2:])))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dlattn.bench.cases import FLOAT8, Case
+from dlattn.bench.load import BUSY
 from dlattn.cli.text import duration, rate, table
 
 SCHEMA = 1
@@ -54,6 +55,13 @@ class Result:
     def wrong(self) -> bool:
         """Further from float64 than twice a plain computation of the same dtype."""
         return self.bound_ratio is not None and self.bound_ratio > 1.0
+
+
+def mark(results: Sequence[Result], is_busy: bool) -> None:
+    """Note at results that others used the machine meanwhile."""
+    for result in results:
+        if is_busy and result.times:
+            result.note = "; ".join(note for note in (result.note, BUSY) if note)
 
 
 def print_results(results: Sequence[Result], ceiling: dict[str, Any]) -> str:
@@ -149,8 +157,10 @@ def _summary(results: Sequence[Result], head_dim: int | None) -> list[dict[str, 
 
 def summary_lines(results: Sequence[Result]) -> list[str]:
     """The summary in words: every peer over all cases, the best of them for each head_dim."""
+    busy = any(BUSY in result.note for result in results)
     return [
-        f"{line['contestant']} is {line['geometric_mean']:.3f} times as fast as {line['peer']} "
+        (f"On a {BUSY}: " if busy else "")
+        + f"{line['contestant']} is {line['geometric_mean']:.3f} times as fast as {line['peer']} "
         + (f"at head_dim {line['head_dim']} " if line["head_dim"] else "")
         + f"(geometric mean of {line['cases']} cases; least {line['least']:.3f}, at "
         f"{line['least_case']}; {line['below_1']} below 1)."
