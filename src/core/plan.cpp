@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "core/backend.h"
+#include "core/call_memory.h"
 #include "core/choose.h"
 #include "core/concat.h"
 #include "core/quantized.h"
@@ -161,27 +162,35 @@ Plan make_plan(const AppendParams& params, const DeviceInfo& device) {
   return plan_other(params, device);
 }
 
+std::string workspace_refusal(const AttentionParams& params, const Plan& plan) {
+  if (plan.workspace_bytes == 0) return {};
+  if (!params.workspace) {
+    return concat("workspace is null; accepted: ", plan.workspace_bytes,
+                  " bytes of device memory, or an allocator in the options");
+  }
+  if (params.workspace_bytes < plan.workspace_bytes) {
+    return concat("workspace has ", params.workspace_bytes, " bytes; accepted: at least ",
+                  plan.workspace_bytes);
+  }
+  const auto past = reinterpret_cast<std::uintptr_t>(params.workspace) % kWorkspaceAlignment;
+  if (past == 0) return {};
+  return concat("workspace: its address is ", past, " byte(s) past a multiple of ",
+                kWorkspaceAlignment, "; accepted: multiples of it");
+}
+
 void* workspace_of(const AttentionParams& params, const Plan& plan,
                    const WorkspaceAllocator& allocator) {
   if (plan.workspace_bytes == 0) return nullptr;
-  void* memory = params.workspace;
-  if (memory && params.workspace_bytes < plan.workspace_bytes) {
-    throw UnsupportedError(concat("workspace has ", params.workspace_bytes,
-                                  " bytes; accepted: at least ", plan.workspace_bytes));
+  AttentionParams given = params;
+  const bool allocates = !params.workspace && allocator.function;
+  if (allocates) {
+    given.workspace = allocator.function(allocator.context, plan.workspace_bytes);
+    given.workspace_bytes = plan.workspace_bytes;
   }
-  if (!memory && allocator.function)
-    memory = allocator.function(allocator.context, plan.workspace_bytes);
-  if (!memory) {
-    throw UnsupportedError(concat("workspace is null; accepted: ", plan.workspace_bytes,
-                                  " bytes of device memory, or an allocator in the options"));
-  }
-  const auto past = reinterpret_cast<std::uintptr_t>(memory) % kWorkspaceAlignment;
-  if (past != 0) {
-    throw UnsupportedError(concat("workspace: its address is ", past,
-                                  " byte(s) past a multiple of ", kWorkspaceAlignment,
-                                  "; accepted: multiples of it"));
-  }
-  return memory;
+  if (const std::string why = workspace_refusal(given, plan); !why.empty())
+    throw UnsupportedError(why);
+  if (allocates) check_workspace_memory(given);
+  return given.workspace;
 }
 
 }  // namespace dlattn::core

@@ -52,8 +52,12 @@ std::string accepted_dtypes(const ListedFamily<Params>& family) {
   return dtypes;
 }
 
+// Why the parameters' workspace is none for `plan`; "" if it is one, or the plan needs none.
+std::string workspace_refusal(const AttentionParams& params, const Plan& plan);
+
 // The workspace of a call that follows `plan`: the parameters', or what `allocator` gives; null if
-// the plan needs none. Throws UnsupportedError if there is none, or it is too small or misaligned.
+// the plan needs none. Throws UnsupportedError if there is none, if it is too small or misaligned,
+// or if what the allocator gives shares memory with a tensor.
 void* workspace_of(const AttentionParams& params, const Plan& plan,
                    const WorkspaceAllocator& allocator);
 

@@ -1,11 +1,11 @@
 #include "core/validate.h"
 
 #include "core/cache.h"
+#include "core/call_memory.h"
 #include "core/checks.h"
 #include "core/concat.h"
 #include "core/fail.h"
 #include "core/operation.h"
-#include "core/overlap.h"
 #include "core/quantized.h"
 #include "core/tensor_sizes.h"
 #include "core/varlen.h"
@@ -235,122 +235,6 @@ void check_scores(const AttentionParams& p) {
   if (p.sinks.data) check_stride("sinks", "num_heads", p.num_heads, p.sinks.head_stride);
 }
 
-struct Named {
-  const char* name;
-  Region region;
-};
-
-void check_own_memory(const Named& output, const Named& other) {
-  if (disjoint(output.region, other.region)) return;
-  fail(
-      output.name, " shares memory with ", other.name,
-      "; accepted: memory of its own, or a slice of the same buffer whose strides show that it has "
-      "no element in common");
-}
-
-// The memory of [batch][rows][heads] runs of `columns` elements, of [batch][heads] runs of rows
-// and of [batch][heads][rows][columns].
-template <typename T>
-Region rows_region(const BasicTensorView<T>& x, const TensorSizes& sizes, std::int64_t columns) {
-  return {x.data,
-          size_of(x.dtype),
-          columns,
-          {sizes.batch, sizes.rows, sizes.heads, 1},
-          {x.batch_stride, x.row_stride, x.head_stride, 0}};
-}
-Region lse_region(const BasicTensorView<float>& lse, const TensorSizes& sizes) {
-  return {lse.data,
-          4,
-          sizes.rows,
-          {sizes.batch, sizes.heads, 1, 1},
-          {lse.batch_stride, lse.head_stride, 0, 0}};
-}
-template <typename T>
-Region scores_region(const BasicTensorView<T>& x, std::int64_t element_bytes,
-                     const AttentionParams& p) {
-  return {x.data,
-          element_bytes,
-          1,
-          {p.batch_size, p.num_heads, p.seqlen_q, p.seqlen_k},
-          {x.batch_stride, x.head_stride, x.row_stride, x.col_stride}};
-}
-
-void check_own_memory(const AttentionParams& p) {
-  const TensorSizes queries = query_sizes(p), keys = key_sizes(p);
-  const Named out = {"out", rows_region(p.out, queries, p.head_dim_v)};
-  const Named lse = {"lse", lse_region(p.lse, queries)};
-  const auto check = [&](const char* name, const Region& input) {
-    check_own_memory(out, {name, input});
-    if (p.lse.data) check_own_memory(lse, {name, input});
-  };
-  if (p.lse.data) check_own_memory(out, lse);
-  check("q", rows_region(p.q, queries, p.head_dim));
-  if (p.quantized_kv) {
-    check("quantized_kv",
-          {p.quantized_kv, 1, quantized_layout(keys_of(p)).bytes, {1, 1, 1, 1}, {}});
-  } else {
-    check("k", rows_region(p.k, keys, p.head_dim));
-    check("v", rows_region(p.v, keys, p.head_dim_v));
-  }
-  if (p.bias.data) check("bias", scores_region(p.bias, size_of(p.bias.dtype), p));
-  if (p.mask.data) check("mask", scores_region(p.mask, 1, p));
-  if (p.alibi_slopes.data) {
-    const auto& slopes = p.alibi_slopes;
-    check("alibi_slopes", {slopes.data,
-                           4,
-                           1,
-                           {p.batch_size, p.num_heads, 1, 1},
-                           {slopes.batch_stride, slopes.head_stride, 0, 0}});
-  }
-  const auto check_descale = [&](const char* name, const BasicTensorView<const float>& x,
-                                 std::int64_t heads) {
-    if (x.data)
-      check(name,
-            {x.data, 4, 1, {p.batch_size, heads, 1, 1}, {x.batch_stride, x.head_stride, 0, 0}});
-  };
-  check_descale("q_descale", p.q_descale, p.num_heads / p.heads_per_q_descale);
-  check_descale("k_descale", p.k_descale, p.num_heads_kv);
-  check_descale("v_descale", p.v_descale, p.num_heads_kv);
-  if (p.sinks.data)
-    check("sinks", {p.sinks.data, 4, 1, {p.num_heads, 1, 1, 1}, {p.sinks.head_stride, 0, 0, 0}});
-  const auto check_list = [&](const char* name, const std::int32_t* list, std::int64_t count) {
-    if (list) check(name, {list, 4, count, {1, 1, 1, 1}, {}});
-  };
-  check_list("cu_seqlens_q", p.cu_seqlens_q, p.batch_size + 1);
-  check_list("cu_seqlens_k", p.cu_seqlens_k, p.batch_size + 1);
-  check_list("seqused_k", p.seqused_k, p.batch_size);
-  check_list("cache_batch_idx", p.cache_batch_idx, p.batch_size);
-  check_list("leftpad_k", p.leftpad_k, p.batch_size);
-  if (p.page_table.data) {
-    check("page_table", {p.page_table.data,
-                         4,
-                         pages_of(p, p.seqlen_k),
-                         {p.batch_size, 1, 1, 1},
-                         {p.page_table.batch_stride, 0, 0, 0}});
-  }
-}
-
-void check_own_memory(const MergeParams& p) {
-  const TensorSizes sizes = {p.batch_size, p.seqlen_q, p.num_heads};
-  const Named out = {"out", rows_region(p.out, sizes, p.head_dim_v)};
-  const Named lse = {"lse", lse_region(p.lse, sizes)};
-  check_own_memory(out, lse);
-  for (int n = 0; n < p.num_states; ++n) {
-    const auto& lses = p.lses[n];
-    const Named inputs[] = {{"outs", rows_region(p.outs[n], sizes, p.head_dim_v)},
-                            {"lses",
-                             {lses.data,
-                              4,
-                              1,
-                              {p.batch_size, p.num_heads, p.seqlen_q, 1},
-                              {lses.batch_stride, lses.head_stride, lses.row_stride, 0}}}};
-    for (const Named& input : inputs) {
-      check_own_memory(out, input);
-      check_own_memory(lse, input);
-    }
-  }
-}
-
 }  // namespace
 
 void validate(const AttentionParams& params) {
@@ -421,17 +305,10 @@ void validate(const QuantizeParams& p) {
   check_address("quantized_kv", p.quantized_kv, buffer_alignment(p.device));
   if (keys.batch * keys.rows == 0) return;
   if (!p.quantized_kv) fail("quantized_kv is null");
-  const Named written = {"quantized_kv",
-                         {p.quantized_kv, 1, quantized_layout(p).bytes, {1, 1, 1, 1}, {}}};
   for (const auto& t : tensors) {
     if (!t.view.data) fail(t.name, " is null");
-    check_own_memory(written, {t.name, rows_region(t.view, keys, t.columns)});
   }
-  const auto check_list = [&](const char* name, const std::int32_t* list, std::int64_t count) {
-    if (list) check_own_memory(written, {name, {list, 4, count, {1, 1, 1, 1}, {}}});
-  };
-  check_list("cu_seqlens_k", p.cu_seqlens_k, p.batch_size + 1);
-  check_list("seqused_k", p.seqused_k, p.batch_size);
+  check_own_memory(p);
 }
 
 void validate(const MergeParams& p) {

@@ -2,9 +2,9 @@
 #include <limits>
 
 #include "core/append.h"
+#include "core/call_memory.h"
 #include "core/checks.h"
 #include "core/fail.h"
-#include "core/overlap.h"
 #include "core/validate.h"
 
 namespace dlattn::core {
@@ -23,17 +23,7 @@ struct Named {
   std::int64_t columns;
   std::int64_t strides[3];  // of sizes' dimensions
 
-  std::int64_t size(int dim) const {
-    return dim == 0 ? sizes.batch : dim == 1 ? sizes.rows : sizes.heads;
-  }
   bool empty() const { return sizes.batch * sizes.rows == 0; }
-  Region region() const {
-    return {data,
-            size_of(dtype),
-            columns,
-            {sizes.batch, sizes.rows, sizes.heads, 1},
-            {strides[0], strides[1], strides[2], 0}};
-  }
 };
 
 template <typename T>
@@ -56,13 +46,6 @@ void check_output(const Named& x) {
   check_output_layout(x.name, "accepted: at least ", x.columns,
                       {x.sizes.batch, x.sizes.rows, x.sizes.heads},
                       {x.strides[0], x.strides[1], x.strides[2]});
-}
-
-void check_own_memory(const Named& output, const char* other, const Region& region) {
-  if (disjoint(output.region(), region)) return;
-  fail(output.name, " shares memory with ", other,
-       "; accepted: memory of its own, or a slice of the same buffer whose strides show that it "
-       "has no element in common");
 }
 
 void check_sizes(const AppendParams& p) {
@@ -208,13 +191,6 @@ void check_scales(const AppendParams& p) {
   }
 }
 
-// Whether an output is its input, which may be rotated in place.
-bool is_in_place(const Named& a, const Named& b) {
-  bool same = a.data == b.data;
-  for (int dim = 0; dim < 3; ++dim) same &= a.size(dim) <= 1 || a.strides[dim] == b.strides[dim];
-  return same;
-}
-
 void check_memory(const AppendParams& p) {
   const TensorSizes keys = new_sizes(p, p.num_heads_kv), queries = new_sizes(p, p.num_heads);
   const TensorSizes cached = cache_sizes(p);
@@ -231,48 +207,7 @@ void check_memory(const AppendParams& p) {
   check_output(k_cache), check_output(v_cache);
   if (rotates) check_input(cos), check_input(sin);
   if (has_q) check_input(q), check_output(q_out);
-
-  const auto check = [&](const Named& output) {
-    for (const Named* input : {&k, &v}) check_own_memory(output, input->name, input->region());
-    if (rotates) {
-      for (const Named* input : {&cos, &sin})
-        check_own_memory(output, input->name, input->region());
-    }
-    const auto check_list = [&](const char* name, const void* list, std::int64_t bytes,
-                                std::int64_t rows = 1, std::int64_t row_bytes = 0) {
-      if (list) check_own_memory(output, name, {list, 1, bytes, {rows, 1, 1, 1}, {row_bytes}});
-    };
-    check_list("cu_seqlens_q", p.cu_seqlens_q, 4 * (p.batch_size + 1));
-    check_list("seqused_k", p.seqused_k, 4 * p.batch_size);
-    check_list("cache_batch_idx", p.cache_batch_idx, 4 * p.batch_size);
-    check_list("leftpad_k", p.leftpad_k, 4 * p.batch_size);
-    check_list("slots", p.slots, p.slot_bytes * num_new_rows(p));
-    if (p.page_table.data) {
-      check_list("page_table", p.page_table.data,
-                 4 * ((p.seqlen_k + p.page_size - 1) / p.page_size), p.batch_size,
-                 4 * p.page_table.batch_stride);
-    }
-    const auto check_scale = [&](const char* name, const BasicTensorView<const float>& x) {
-      if (!x.data) return;
-      check_own_memory(
-          output, name,
-          {x.data, 4, 1, {p.batch_size, p.num_heads_kv, 1, 1}, {x.batch_stride, x.head_stride}});
-    };
-    check_scale("k_scale", p.k_scale);
-    check_scale("v_scale", p.v_scale);
-  };
-  check(k_cache), check(v_cache);
-  // Views of one pool may overlap in pages: which of these are keys, the table and the slots tell.
-  const bool paged = p.page_table.data || p.slots;
-  if (!paged || k_cache.data == v_cache.data)
-    check_own_memory(k_cache, "v_cache", v_cache.region());
-  if (!has_q) return;
-  check(q_out);
-  for (const Named* cache : {&k_cache, &v_cache}) {
-    check_own_memory(*cache, "q", q.region());
-    check_own_memory(*cache, "q_out", q_out.region());
-  }
-  if (!is_in_place(q_out, q)) check_own_memory(q_out, "q", q.region());
+  check_own_memory(p);
 }
 
 }  // namespace

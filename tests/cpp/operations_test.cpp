@@ -107,6 +107,17 @@ void workspace() {
       "workspace: its address is 16 byte(s) past a multiple of 256; accepted: multiples of it";
   CHECK_THROWS(core::workspace_of(p, plan, allocator), UnsupportedError, misaligned);
 
+  // What the allocator gives may lie over a tensor.
+  AttentionParams over = p;
+  over.batch_size = over.seqlen_q = over.num_heads = over.num_heads_kv = over.head_dim_v = 1;
+  over.out.data = memory + 96, over.out.dtype = DType::kFloat32;
+  asked.answer = memory;
+  CHECK_THROWS(core::workspace_of(over, plan, allocator), UnsupportedError,
+               "workspace shares memory with out; accepted: memory of its own, or a slice of the "
+               "same buffer whose strides show that it has no element in common");
+  over.out.data = memory + 100;
+  CHECK(core::workspace_of(over, plan, allocator) == memory);
+
   asked.bytes = 0;
   p.workspace = memory, p.workspace_bytes = 99;
   CHECK_THROWS(core::workspace_of(p, plan, allocator), UnsupportedError,

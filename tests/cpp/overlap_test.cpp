@@ -181,12 +181,17 @@ void with_each_output(const std::string& name, Set set) {
   p.lse.data = reinterpret_cast<float*>(memory + 4 * 5 * kApart);
   p.lse.batch_stride = kHeads * kRows, p.lse.head_stride = kBatch * kRows;
   if (!p.cu_seqlens_q) p.lse.head_stride = kRows;
+  p.workspace = memory + 4 * 8 * kApart, p.workspace_bytes = 4096;
   CHECK(verdict(p) == "accepted");
-  AttentionParams of_out = p, of_lse = p;
+  AttentionParams of_out = p, of_lse = p, of_workspace = p;
   set(of_out, static_cast<char*>(p.out.data) + 4 * 100);
   CHECK(verdict(of_out) == shared("out", name));
   set(of_lse, reinterpret_cast<char*>(p.lse.data) + 4 * 11);
   CHECK(verdict(of_lse) == shared("lse", name));
+  set(of_workspace, static_cast<char*>(p.workspace) + 4096 - 4);
+  CHECK(verdict(of_workspace) == shared("workspace", name));
+  set(of_workspace, static_cast<char*>(p.workspace) + 4096);
+  CHECK(verdict(of_workspace) == "accepted");
 }
 
 void every_input() {
@@ -221,6 +226,16 @@ void every_input() {
   p.lse.data = static_cast<float*>(p.out.data);
   p.lse.batch_stride = kHeads * kRows, p.lse.head_stride = kRows;
   CHECK(verdict(p) == shared("out", "lse"));
+
+  p = packed(kHeads * kDim, kApart, kDim);
+  p.lse.data = reinterpret_cast<float*>(memory + 4 * 5 * kApart);
+  p.lse.batch_stride = kHeads * kRows, p.lse.head_stride = kRows;
+  p.workspace = static_cast<char*>(p.out.data) - 255, p.workspace_bytes = 256;
+  CHECK(verdict(p) == shared("out", "workspace"));
+  p.workspace = reinterpret_cast<char*>(p.lse.data) - 255;
+  CHECK(verdict(p) == shared("lse", "workspace"));
+  p.workspace_bytes = 255;
+  CHECK(verdict(p) == "accepted");
 }
 
 // k and v of a cache are its entries or its pages, however long a sequence can be.

@@ -1,0 +1,23 @@
+#pragma once
+
+#include "dlattn/attention.h"
+
+namespace dlattn::core {
+
+// Each throws UnsupportedError if what a call writes shares memory with another tensor of the call:
+// with one that it reads, whatever that is for, or with another one that it writes. Nothing that a
+// pointer of the parameters points to is read.
+void check_own_memory(const AttentionParams& params);
+void check_own_memory(const MergeParams& params);
+void check_own_memory(const QuantizeParams& params);
+void check_own_memory(const AppendParams& params);
+
+// The same of two calls that are made as one, between the tensors of one and those of the other:
+// of each for itself it is checked before. `attention` reads the caches that `append` writes, and
+// the queries that it rotates.
+void check_own_memory(const AppendParams& append, const AttentionParams& attention);
+
+// The same of `attention`'s workspace alone.
+void check_workspace_memory(const AttentionParams& params);
+
+}  // namespace dlattn::core
