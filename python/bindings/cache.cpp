@@ -80,12 +80,12 @@ void read_page_table(const Tensor& page_table, Problem* problem) {
 
 void read_cache_batch_idx(const Tensor& cache_batch_idx, Problem* problem) {
   AttentionParams& p = problem->params;
-  p.cache_batch_idx = read_int32s(cache_batch_idx, p.batch_size, "(batch,)", problem);
+  p.cache_batch_idx = int32s_of(cache_batch_idx, p.batch_size, "(batch,)");
 }
 
 void read_leftpad_k(const Tensor& leftpad_k, Problem* problem) {
   AttentionParams& p = problem->params;
-  p.leftpad_k = read_int32s(leftpad_k, p.batch_size, "(batch,)", problem);
+  p.leftpad_k = int32s_of(leftpad_k, p.batch_size, "(batch,)");
 }
 
 void read_max_seqlen_of_cache(nb::handle value, const char* name, Problem* problem) {

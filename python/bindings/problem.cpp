@@ -151,18 +151,18 @@ void check_scales_given(const AttentionParams& p) {
 
 void read_cu_seqlens_q(const Tensor& cu_seqlens_q, Problem* problem) {
   AttentionParams& p = problem->params;
-  p.cu_seqlens_q = read_int32s(cu_seqlens_q, -1, "(batch + 1,)", problem);
+  p.cu_seqlens_q = int32s_of(cu_seqlens_q, -1, "(batch + 1,)");
   p.batch_size = cu_seqlens_q.shape[0] - 1;
 }
 
 void read_cu_seqlens_k(const Tensor& cu_seqlens_k, Problem* problem) {
   AttentionParams& p = problem->params;
-  p.cu_seqlens_k = read_int32s(cu_seqlens_k, p.batch_size + 1, "(batch + 1,)", problem);
+  p.cu_seqlens_k = int32s_of(cu_seqlens_k, p.batch_size + 1, "(batch + 1,)");
 }
 
 void read_seqused_k(const Tensor& seqused_k, Problem* problem) {
   AttentionParams& p = problem->params;
-  p.seqused_k = read_int32s(seqused_k, p.batch_size, "(batch,)", problem);
+  p.seqused_k = int32s_of(seqused_k, p.batch_size, "(batch,)");
 }
 
 // The dtype of out for that of q and what the caller asks for.
@@ -446,17 +446,6 @@ const std::int32_t* int32s_of(const Tensor& tensor, std::int64_t count, const ch
   }
   check_last_stride(tensor);
   return static_cast<const std::int32_t*>(tensor.data);
-}
-
-const std::int32_t* read_int32s(const Tensor& tensor, std::int64_t count, const char* dims,
-                                Problem* problem) {
-  const std::int32_t* const numbers = int32s_of(tensor, count, dims);
-  if (problem->params.device.type != DeviceType::kCpu) return numbers;
-  // Room for all three at once, as the first ones must stay where they are.
-  std::vector<std::int32_t>& copies = problem->sequences;
-  if (copies.empty()) copies.reserve(3 * static_cast<std::size_t>(tensor.shape[0]));
-  copies.insert(copies.end(), numbers, numbers + tensor.shape[0]);
-  return copies.data() + copies.size() - tensor.shape[0];
 }
 
 const Tensor& take_in(nb::handle object, const char* name, const Target& target, Problem* problem) {

@@ -62,9 +62,6 @@ struct Problem {
   // Of the caller's, in the order in which they came in: inputs, then a given out.
   Tensor tensors[kMaxTensors];
   int num_tensors = 0;
-  // On the CPU, copies of cu_seqlens_q, cu_seqlens_k, seqused_k and the like: what was checked must
-  // be what is used, whoever writes to the caller's arrays meanwhile.
-  std::vector<std::int32_t> sequences;
   nb::object buffer;  // of a QuantizedKV
 };
 
@@ -97,9 +94,6 @@ void read_workspace(nb::handle workspace, const Target& target, Problem* problem
 
 // An int32 array of `count` numbers; -1: of any number of them, but not none.
 const std::int32_t* int32s_of(const Tensor& tensor, std::int64_t count, const char* dims);
-// The same, on the CPU of a copy that the problem holds.
-const std::int32_t* read_int32s(const Tensor& tensor, std::int64_t count, const char* dims,
-                                Problem* problem);
 
 void set_out(const Tensor& out, Problem* problem);  // checks shape, dtype and writability
 void set_lse(const Tensor& lse, Problem* problem);

@@ -150,11 +150,11 @@ nb::object quantize_kv(nb::handle k, nb::handle v, nb::handle precision, nb::han
     read_keys(keys, values, parsed, varlen, &params);
     if (varlen) {
       const Tensor& offsets = take_in(cu_seqlens_k, "cu_seqlens_k", settled, &problem);
-      params.cu_seqlens_k = read_int32s(offsets, -1, "(batch + 1,)", &problem);
+      params.cu_seqlens_k = int32s_of(offsets, -1, "(batch + 1,)");
       params.batch_size = offsets.shape[0] - 1;
       if (!seqused_k.is_none()) {
-        params.seqused_k = read_int32s(take_in(seqused_k, "seqused_k", settled, &problem),
-                                       params.batch_size, "(batch,)", &problem);
+        params.seqused_k = int32s_of(take_in(seqused_k, "seqused_k", settled, &problem),
+                                     params.batch_size, "(batch,)");
       }
     }
     const std::int64_t floats[1] = {quantized_kv_bytes(params) / 4};
