@@ -32,7 +32,7 @@ void check_sizes(const AttentionParams& p) {
   check_at_least("num_heads_kv", p.num_heads_kv, 1);
   if (p.num_heads % p.num_heads_kv != 0) {
     fail("k: num_heads_kv = ", p.num_heads_kv, " does not divide num_heads = ", p.num_heads,
-         " of q");
+         " of q; accepted: a divisor of ", p.num_heads);
   }
   check_at_least("head_dim", p.head_dim, 1);
   check_at_least("head_dim of v", p.head_dim_v, 1);

@@ -70,9 +70,9 @@ void sizes() {
   refuses([](auto& p) { p.num_heads = 0; }, "num_heads is 0; accepted: at least 1");
   refuses([](auto& p) { p.num_heads_kv = 0; }, "num_heads_kv is 0; accepted: at least 1");
   refuses([](auto& p) { p.num_heads_kv = 3; },
-          "k: num_heads_kv = 3 does not divide num_heads = 4 of q");
+          "k: num_heads_kv = 3 does not divide num_heads = 4 of q; accepted: a divisor of 4");
   refuses([](auto& p) { p.num_heads_kv = 8; },
-          "k: num_heads_kv = 8 does not divide num_heads = 4 of q");
+          "k: num_heads_kv = 8 does not divide num_heads = 4 of q; accepted: a divisor of 4");
   refuses([](auto& p) { p.head_dim = 0; }, "head_dim is 0; accepted: at least 1");
   refuses([](auto& p) { p.head_dim_v = 0; }, "head_dim of v is 0; accepted: at least 1");
   accepts([](auto& p) { p.batch_size = 0; });
