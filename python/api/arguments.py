@@ -329,11 +329,11 @@ ARGUMENTS = (
         functions=(*VARLEN, *KVCACHE),
         doc="""With page_table and k of int8 or float8_e4m3fn, beside q of float16 or bfloat16: what
             an element of k counts, as `append_kv` wrote it. float32 on q's device, which the host
-            does not read: one element, (num_heads_kv,) or (batch, num_heads_kv). Required then, and
-            not with other dtypes.""",
+            does not read, broadcastable to (batch, num_heads_kv). Required then, and not with other
+            dtypes.""",
         kvcache_doc="""With k_cache of int8 or float8_e4m3fn: what an element of it counts, as
-            `append_kv` wrote it. float32 on q's device, which the host does not read: one element,
-            (num_heads_kv,) or (batch, num_heads_kv). Required then, and not with other dtypes.""",
+            `append_kv` wrote it. float32 on q's device, which the host does not read, broadcastable
+            to (batch, num_heads_kv). Required then, and not with other dtypes.""",
     ),
     Argument(
         "v_scale",

@@ -2,11 +2,22 @@
 
 #include <optional>
 
+#include "append_problem.h"
+#include "core/names_of_caches.h"
 #include "errors.h"
 #include "gil.h"
 
 namespace dlattn::python {
 namespace {
+
+template <typename T>
+TensorView as_input(const BasicTensorView<T>& written) {
+  TensorView view;
+  view.data = written.data, view.dtype = written.dtype;
+  view.batch_stride = written.batch_stride;
+  view.row_stride = written.row_stride, view.head_stride = written.head_stride;
+  return view;
+}
 
 // Gives a call the workspace that its plan asks for: a tensor of the target's framework, which may
 // be let go of as soon as the work is enqueued, if nobody else keeps it.
@@ -14,8 +25,9 @@ struct Workspace {
   const AttentionCall& call;
   const Target& target;
   const Problem& problem;
+  const AppendProblem* append;  // null: none
   Unlocked* unlocked = nullptr;
-  nb::object memory;
+  nb::object memory{};
 
   void* allocate(std::int64_t bytes) {
     return unlocked->with_gil([&] {
@@ -26,21 +38,38 @@ struct Workspace {
                           : nb::object(nb::int_(reinterpret_cast<std::uintptr_t>(target.stream))));
       // Python has run since they were looked at.
       check_unchanged(problem.tensors, problem.tensors + problem.num_tensors);
+      if (append) append->check_unchanged();
       return import_tensor(memory, "workspace", target).data;
     });
   }
 };
 
-Outcome compute(const AttentionCall& call, const Target& target, Problem& problem, Held* held) {
-  read_tensors(call, target, &problem);
-  const AttentionParams& params = problem.params;
+// Where the result goes: the caller's tensor, or a new one.
+std::optional<Allocation> place_out(const AttentionCall& call, const Target& target,
+                                    Problem* problem) {
+  if (!call.out.is_none()) {
+    set_out(take_in_to_write(call.out, "out", target, problem), problem);
+    return {};
+  }
+  std::optional<Allocation> out(
+      allocate(target, "out", problem->out.sizes, problem->out.ndim, problem->params.out.dtype));
+  set_out(out->tensor, problem);
+  return out;
+}
 
-  std::optional<Allocation> out;
-  if (call.out.is_none()) {
-    out.emplace(allocate(target, "out", problem.out.sizes, problem.out.ndim, params.out.dtype));
-    set_out(out->tensor, &problem);
-  } else {
-    set_out(take_in_to_write(call.out, "out", target, &problem), &problem);
+// `append`: new keys and values, to be written before attention reads them. Null: none.
+Outcome compute(const AttentionCall& call, const Target& target, Problem& problem, Held* held,
+                AppendProblem* append = nullptr) {
+  const AttentionParams& params = problem.params;
+  const auto read = [&] {
+    read_tensors(call, target, &problem);
+    return place_out(call, target, &problem);
+  };
+  std::optional<Allocation> out = append ? core::in_names_of_caches(read) : read();
+  std::optional<Allocation> q_out;
+  if (append && append->has_queries()) {
+    q_out.emplace(append->allocate_queries());
+    problem.params.q = as_input(append->params.q_out);
   }
   std::optional<Allocation> lse;
   if (problem.return_lse) {
@@ -49,7 +78,7 @@ Outcome compute(const AttentionCall& call, const Target& target, Problem& proble
   }
   if (call.workspace.is_valid() && !call.workspace.is_none())
     read_workspace(call.workspace, target, &problem);
-  Workspace workspace{call, target, problem};
+  Workspace workspace{call, target, problem, append};
   // A precision needs one in any case: then the framework says why it gives none.
   if (target.type->gives_workspace || params.precision != Precision::kInputs) {
     problem.options.workspace = {[](void* self, std::int64_t bytes) {
@@ -59,14 +88,20 @@ Outcome compute(const AttentionCall& call, const Target& target, Problem& proble
   }
   const auto tell_autograd = [&] {
     if (!out) tell_written(call.out, "out");
+    if (!append) return;
+    tell_written(call.k, "k_cache");
+    tell_written(call.v, "v_cache");
   };
   check_unchanged(problem.tensors, problem.tensors + problem.num_tensors);
+  if (append) append->check_unchanged();
   try {
     without_gil([&](Poll poll, Unlocked& unlocked) {
       problem.options.poll = poll;
       workspace.unlocked = &unlocked;
       wait_for_owners(problem.tensors, problem.tensors + problem.num_tensors, target);
-      forward(params, target.stream, problem.options);
+      if (!append) return forward(params, target.stream, problem.options);
+      append->wait_for_owners();
+      append_and_attend(append->params, params, target.stream, problem.options);
     });
   } catch (const nb::python_error&) {
     tell_autograd();  // a part may have been written
@@ -92,6 +127,41 @@ nb::object attention(const AttentionCall& call) {
   Target target = make_target(call.q, "q");
   return run_on(target, call.stream, [&](const Target& settled, Held* held) {
     return compute(call, settled, problem, held);
+  });
+}
+
+nb::object append_and_attend(const NewKeys& given, const nb::dict& options) {
+  const AttentionCall call = kvcache_call(options);
+  Problem problem = read_options(call);
+  Target target = make_target(call.q, "q");
+  if (target.type->deferred) {
+    unsupported(
+        "q is a JAX array and k is given; accepted: a tensor of another library, as a JAX array "
+        "cannot be a cache that is written");
+  }
+  const auto option = [&](const char* name) {
+    return options.contains(name) ? nb::object(options[name]) : nb::none();
+  };
+  const bool rotates = !given.rotary_cos.is_none();
+  const nb::object none = nb::none(), no = nb::bool_(false);
+  const nb::object k_scale = option("k_scale"), v_scale = option("v_scale");
+  AppendCall append;
+  append.k = given.k, append.v = given.v;
+  append.k_cache = call.k, append.v_cache = call.v;
+  append.seqused_k = given.seqused_k, append.page_table = call.page_table;
+  append.slots = append.cu_seqlens_q = none;
+  append.cache_batch_idx = call.cache_batch_idx;
+  append.leftpad_k = rotates ? given.leftpad_k : none;
+  append.q = rotates ? call.q : none;
+  append.rotary_cos = given.rotary_cos, append.rotary_sin = given.rotary_sin;
+  append.rotary_interleaved = given.rotary_interleaved, append.q_fixed_position = no;
+  append.k_scale = k_scale, append.v_scale = v_scale;
+  return run_on(target, call.stream, [&](const Target& settled, Held* held) {
+    AppendProblem appended(append, problem.layout, settled);
+    const AttentionParams& p = problem.params;
+    const bool sees_all = p.causal == Causal::kNone && p.window_left < 0 && p.window_right < 0;
+    appended.params.q_fixed_position = rotates && sees_all;
+    return compute(call, settled, problem, held, &appended);
   });
 }
 

@@ -10,6 +10,17 @@
 namespace dlattn::python {
 
 nb::object attention(const AttentionCall& call);  // out, or (out, lse)
+
+// New keys and values of a call of attention_with_kvcache, and what rotates them.
+struct NewKeys {
+  nb::handle k, v;
+  nb::handle seqused_k;  // the lengths before the call; those of attention count the new keys
+  nb::handle rotary_cos, rotary_sin, rotary_interleaved;
+  nb::handle leftpad_k;  // from which rotary positions count
+};
+// The same of `options`, arguments of attention_with_kvcache by their names, behind the new keys.
+// All of both is checked before anything is written.
+nb::object append_and_attend(const NewKeys& given, const nb::dict& options);
 nb::object merge_states(nb::handle outs, nb::handle lses, nb::handle layout, nb::handle stream);
 
 // (ok, reasons), and dicts: a plan's fields, its text and why not other kernels; the build and the

@@ -41,6 +41,17 @@ NB_MODULE(_core, m) {
   register_support(m);
   register_quantized_kv();
   def_call(m, "attention", "attention_varlen", "attention_with_kvcache", attention);
+  m.def(
+      "append_and_attend",
+      [](nb::handle k, nb::handle v, nb::handle seqused_k, nb::handle rotary_cos,
+         nb::handle rotary_sin, nb::handle rotary_interleaved, nb::handle leftpad_k,
+         const nb::dict& options) {
+        return append_and_attend(
+            {k, v, seqused_k, rotary_cos, rotary_sin, rotary_interleaved, leftpad_k}, options);
+      },
+      nb::arg("k").none(), nb::arg("v").none(), nb::arg("seqused_k").none(),
+      nb::arg("rotary_cos").none(), nb::arg("rotary_sin").none(),
+      nb::arg("rotary_interleaved").none(), nb::arg("leftpad_k").none(), nb::arg("options"));
   def_call(m, "supported", "supported_varlen", "supported_with_kvcache", supported);
   def_call(m, "plan", "plan_varlen", "plan_with_kvcache", plan);
   def_call(m, "xla_call", "xla_call_varlen", nullptr, xla_call);

@@ -119,16 +119,14 @@ void read_v_descale(const Tensor& descale, Problem* problem) {
   read_descale(descale, p.batch_size, {p.num_heads_kv, p.num_heads_kv}, &p.v_descale);
 }
 
-// What an element of an 8-bit cache counts.
+// What an element of an 8-bit cache counts, of one that attention reads.
 void read_scale(const Tensor& scale, BasicTensorView<const float>* view, Problem* problem) {
   const AttentionParams& p = problem->params;
   if (!is_8_bit_cache(p)) {
     unsupported(scale.name, " is given with keys of ", to_string(p.k.dtype),
                 "; accepted: None, as scales are for caches of int8 and float8_e4m3fn");
   }
-  static constexpr float kNone[1] = {1.0f};  // of no sequence
-  read_descale(scale, p.batch_size, {p.num_heads_kv, p.num_heads_kv}, view);
-  if (scale.num_elements() == 0) view->data = kNone;
+  read_scales(scale, p.batch_size, p.num_heads_kv, view);
 }
 
 void read_k_scale(const Tensor& scale, Problem* problem) {
@@ -448,6 +446,13 @@ const std::int32_t* int32s_of(const Tensor& tensor, std::int64_t count, const ch
   return static_cast<const std::int32_t*>(tensor.data);
 }
 
+void read_scales(const Tensor& scale, std::int64_t batch_size, std::int64_t num_heads_kv,
+                 BasicTensorView<const float>* view) {
+  static constexpr float kNone[1] = {1.0f};  // of no sequence
+  read_descale(scale, batch_size, {num_heads_kv, num_heads_kv}, view);
+  if (scale.num_elements() == 0) view->data = kNone;
+}
+
 const Tensor& take_in(nb::handle object, const char* name, const Target& target, Problem* problem) {
   return problem->tensors[problem->num_tensors++] = import_tensor(object, name, target);
 }
@@ -482,6 +487,21 @@ void def_call(nb::module_& module, const char* name, const char* name_varlen,
   def_with<kArguments, Function::kAttention>(module, name, call);
   def_with<kArguments, Function::kVarlen>(module, name_varlen, call);
   if (name_kvcache) def_with<kArguments, Function::kKvcache>(module, name_kvcache, call);
+}
+
+AttentionCall kvcache_call(const nb::dict& arguments) {
+  AttentionCall call;
+  call.function = Function::kKvcache;
+  for_each_argument<kArguments>([&](auto i) {
+    constexpr Argument kArgument = kArguments[i];
+    if constexpr ((kArgument.functions & kKvcache) != 0) {
+      const nb::handle given = PyDict_GetItemString(arguments.ptr(), kArgument.name);
+      constexpr bool kIsSetting = kArgument.read != nullptr && kArgument.member == nullptr;
+      call.values[i] = given.is_valid() || kIsSetting ? given : nb::handle(Py_None);
+      if constexpr (kArgument.member != nullptr) call.*kArgument.member = call.values[i];
+    }
+  });
+  return call;
 }
 
 Problem read_options(const AttentionCall& call) {

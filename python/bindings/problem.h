@@ -40,6 +40,10 @@ using CallFunction = nb::object (*)(const AttentionCall&);
 void def_call(nb::module_& module, const char* name, const char* name_varlen,
               const char* name_kvcache, CallFunction call);
 
+// The call of attention_with_kvcache of arguments by their names. What is not named has its
+// default, but for max_seqlen_k.
+AttentionCall kvcache_call(const nb::dict& arguments);
+
 // Sizes of a tensor of the caller's.
 struct Shape {
   int ndim = 0;
@@ -94,6 +98,10 @@ void read_workspace(nb::handle workspace, const Target& target, Problem* problem
 
 // An int32 array of `count` numbers; -1: of any number of them, but not none.
 const std::int32_t* int32s_of(const Tensor& tensor, std::int64_t count, const char* dims);
+// What an element of an 8-bit cache counts: float32, of a shape that broadcasts to (batch_size,
+// num_heads_kv).
+void read_scales(const Tensor& scale, std::int64_t batch_size, std::int64_t num_heads_kv,
+                 BasicTensorView<const float>* view);
 
 void set_out(const Tensor& out, Problem* problem);  // checks shape, dtype and writability
 void set_lse(const Tensor& lse, Problem* problem);

@@ -43,6 +43,8 @@ Problem planned_problem(const AttentionCall& call) {
   }
   if (problem.return_lse)
     set_lse(stand_in("lse", kUnallocatedLse, problem.lse, to_dlpack(DType::kFloat32)), &problem);
+  if (call.workspace.is_valid() && !call.workspace.is_none())
+    read_workspace(call.workspace, target, &problem);
   return problem;
 }
 

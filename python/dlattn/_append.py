@@ -74,8 +74,8 @@ def append_kv(
             j + rotary_dim / 2 (GPT-NeoX, Llama). flash_attn's default is True.
         q_fixed_position: Whether all rows of q are rotated as the sequence's row 0, which is what
             flash_attn_with_kvcache does without causality and window.
-        k_scale: What an element of an 8-bit k_cache counts: float32, one element, (num_heads_kv,)
-            or (batch, num_heads_kv); positive and finite.
+        k_scale: What an element of an 8-bit k_cache counts: float32, broadcastable to (batch,
+            num_heads_kv); positive and finite.
         v_scale: The same of v_cache.
         layout: Dimensions of k, v, q and the caches, as for `attention`: "bshd" or "bhsd".
         stream: As for `attention`.

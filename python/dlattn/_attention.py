@@ -288,8 +288,8 @@ def attention_varlen(
         v_descale: The same for v, broadcastable to (batch, num_heads_kv).
         k_scale: With page_table and k of int8 or float8_e4m3fn, beside q of float16 or bfloat16:
             what an element of k counts, as `append_kv` wrote it. float32 on q's device, which the
-            host does not read: one element, (num_heads_kv,) or (batch, num_heads_kv). Required
-            then, and not with other dtypes.
+            host does not read, broadcastable to (batch, num_heads_kv). Required then, and not with
+            other dtypes.
         v_scale: The same for v.
         precision: What the products are made of, as for `attention`: None for the inputs,
             "int8_fp8", "int8_fp16" or "fp8".
@@ -467,8 +467,8 @@ def attention_with_kvcache(
         sinks: float32, (num_heads,): a logit per head that joins the softmax's denominator, and has
             no value.
         k_scale: With k_cache of int8 or float8_e4m3fn: what an element of it counts, as `append_kv`
-            wrote it. float32 on q's device, which the host does not read: one element,
-            (num_heads_kv,) or (batch, num_heads_kv). Required then, and not with other dtypes.
+            wrote it. float32 on q's device, which the host does not read, broadcastable to (batch,
+            num_heads_kv). Required then, and not with other dtypes.
         v_scale: The same for v_cache.
         layout: Dimensions of q, the caches and out: "bshd" (NHD), or "bhsd" (HND) for (batch,
             num_heads, seqlen, head_dim) and pages of (num_heads_kv, page_size, head_dim).
@@ -514,7 +514,7 @@ def attention_with_kvcache(
     if not (k is v is rotary_cos is rotary_sin is None):
         from dlattn import _new_keys
 
-        q, seqused_k = _new_keys.append(
+        return _new_keys.append_and_attend(
             q,
             k,
             v,

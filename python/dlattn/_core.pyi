@@ -28,8 +28,21 @@ def plan(*args: Any) -> dict[str, Any]: ...
 def plan_varlen(*args: Any) -> dict[str, Any]: ...
 def plan_with_kvcache(*args: Any) -> dict[str, Any]: ...
 
-# The same with pairs (dtype, shape) as tensors: what XLA's handlers are called with. Returns their
-# attributes, dtype and shape of out, the shape of lse and the bytes of workspace.
+# What attention_with_kvcache returns for arguments by their names, after new keys are appended.
+def append_and_attend(
+    k: Any,
+    v: Any,
+    seqused_k: Any,  # before the call; that of options counts the new keys
+    rotary_cos: Any,
+    rotary_sin: Any,
+    rotary_interleaved: Any,
+    leftpad_k: Any,  # from which rotary positions count
+    options: dict[str, Any],
+) -> Any: ...
+
+# attention's and attention_varlen's arguments, with pairs (dtype, shape) as tensors: what XLA's
+# handlers are called with. Returns their attributes, dtype and shape of out, the shape of lse and
+# the bytes of workspace.
 def xla_call(
     *args: Any,
 ) -> tuple[dict[str, int | float | str], tuple[str, tuple[int, ...]], tuple[int, ...], int]: ...

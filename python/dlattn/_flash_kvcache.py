@@ -88,7 +88,7 @@ def flash_attn_with_kvcache(
         options |= {**where, "leftpad_k": cache_leftpad}
         if any(value is not None for value in new.values()):
             # flash-attn's rotary positions count padding too
-            q, options["seqused_k"] = _new_keys.append(
+            result = _new_keys.append_and_attend(
                 q,
                 k_cache=k_cache,
                 v_cache=v_cache,
@@ -97,7 +97,8 @@ def flash_attn_with_kvcache(
                 rotary_leftpad_k=None,
                 **new,
             )
-        result = attention_with_kvcache(q, k_cache, v_cache, **options)
+        else:
+            result = attention_with_kvcache(q, k_cache, v_cache, **options)
     except (UnsupportedError, TypeError) as error:
         _views.rename(error, _NAMES)
         raise

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlattn import _views
-from dlattn._append import append_kv
+from dlattn import _core, _views
 from dlattn._errors import UnsupportedError
-from dlattn._plan import supported
 
 
-def append(
+def append_and_attend(
     q: Any,
     k: Any,
     v: Any,
@@ -22,15 +20,12 @@ def append(
     rotary_sin: Any,
     rotary_interleaved: Any,
     rotary_leftpad_k: Any,
-) -> tuple[Any, Any]:
-    """Append k and v, unless attention would refuse the call: then it is left to it to say why.
+) -> Any:
+    """Append k and v, and return attention over the cache. A call that is refused writes nothing.
 
     Args:
         options: The keywords of `attention_with_kvcache`, with the lengths from before.
         rotary_leftpad_k: `append_kv`'s leftpad_k.
-
-    Returns:
-        q, rotated if there are tables, and the lengths with the new keys.
     """
     _refuse_alone(k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin)
     if options.get("stream") is not None:
@@ -38,35 +33,19 @@ def append(
             "stream is given with k, and lengths are added on the current stream of their library; "
             "accepted with k: None; with a stream, append_kv before the call"
         )
-    layout = options.get("layout", "bshd")
-    lengths = _lengths_after(options["seqused_k"], k, q, layout)
-    try:
-        accepted = supported(q, k_cache, v_cache, **(options | {"seqused_k": lengths}))
-    except TypeError as error:
-        _views.rename(error, {"k": "k_cache", "v": "v_cache"})
-        raise
-    if not accepted:
-        return q, lengths
-    no_window = tuple(options.get("window", (None, None))) == (None, None)
-    rotated = append_kv(
+    seqused_k = options["seqused_k"]
+    lengths = _lengths_after(seqused_k, k, q, options.get("layout", "bshd"))
+    caches = {"q": q, "k_cache": k_cache, "v_cache": v_cache}
+    return _core.append_and_attend(
         k,
         v,
-        k_cache,
-        v_cache,
-        seqused_k=options["seqused_k"],
-        page_table=options["page_table"],
-        cache_batch_idx=options["cache_batch_idx"],
-        leftpad_k=None if rotary_cos is None else rotary_leftpad_k,
-        q=None if rotary_cos is None else q,
-        rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin,
-        rotary_interleaved=rotary_interleaved,
-        q_fixed_position=rotary_cos is not None and not options["causal"] and no_window,
-        k_scale=options.get("k_scale"),
-        v_scale=options.get("v_scale"),
-        layout=layout,
+        seqused_k,
+        rotary_cos,
+        rotary_sin,
+        rotary_interleaved,
+        rotary_leftpad_k,
+        {"max_seqlen_k": None} | options | caches | {"seqused_k": lengths},
     )
-    return q if rotated is None else rotated, lengths
 
 
 def _refuse_alone(k: Any, **arguments: Any) -> None:
@@ -89,6 +68,8 @@ def _lengths_after(seqused_k: Any, k: Any, q: Any, layout: Any) -> Any:
     _views.shape_of(seqused_k, "seqused_k")  # raises TypeError for what is no tensor
     try:
         return seqused_k + rows
+    except OverflowError:  # of a dtype that is refused later on
+        return seqused_k
     except TypeError:
         kind = type(seqused_k).__name__
         raise TypeError(

@@ -40,5 +40,8 @@ void merge_states(const MergeParams& params, Poll poll = {});
 // Of lengths that nobody else can write to.
 void quantize_kv(const QuantizeParams& params, int num_threads, Poll poll = {});
 void append_kv(const AppendParams& params, int num_threads, Poll poll = {});
+// Throws UnsupportedError for lists that append_kv() refuses, and for lengths that are more than
+// `max_seqlen_k` with the new keys.
+void check_lists(const AppendParams& params, std::int64_t max_seqlen_k);
 
 }  // namespace dlattn::cpu

@@ -444,6 +444,14 @@ int32_t dlattn_append_kv(const DlattnAppend* params, void* stream, const DlattnO
   });
 }
 
+int32_t dlattn_append_and_attend(const DlattnAppend* append, const DlattnAttention* attention,
+                                 void* stream, const DlattnOptions* options) {
+  return guarded([&] {
+    const TakenOptions taken(options);
+    append_and_attend(params_of(append), params_of(attention), stream, taken.options);
+  });
+}
+
 int32_t dlattn_device_count(int32_t* count, char* why, size_t why_bytes) {
   return guarded([&] {
     if (!count) fail("count is null");

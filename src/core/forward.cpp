@@ -1,6 +1,7 @@
 #include "dlattn/forward.h"
 
 #include "core/backend.h"
+#include "core/forward.h"
 #include "core/plan.h"
 #include "core/quantized.h"
 #include "core/validate.h"
@@ -42,6 +43,11 @@ Support supported(const AttentionParams& params, const DeviceInfo& device, const
     return {false, {error.what()}};
   }
   std::vector<std::string> reasons = core::refusals(params, device, options);
+  if (reasons.empty() && params.workspace) {
+    const Plan plan = core::make_plan(params, device, options);
+    const std::string why = plan.kernel == core::kCpu ? "" : core::workspace_refusal(params, plan);
+    if (!why.empty()) reasons.push_back(why);
+  }
   return {reasons.empty(), std::move(reasons)};
 }
 
@@ -51,21 +57,33 @@ Plan plan(const AttentionParams& params, const DeviceInfo& device, const Options
   return core::make_plan(params, device, options);
 }
 
-void forward(const AttentionParams& params, void* stream, const Options& options) {
-  core::validate(params);
-  core::validate(options);
+namespace core {
+
+PreparedForward prepare_forward(const AttentionParams& params, const Options& options) {
+  validate(params);
+  validate(options);
   const DeviceInfo& device = device_info(params.device);
-  const Plan plan = plan_of_call(params, device, options);
-  core::print_if_asked(plan);
-  if (plan.kernel == core::kCpu) return cpu::forward(params, plan, options.poll);
+  PreparedForward prepared{params, plan_of_call(params, device, options), options.poll};
+  print_if_asked(prepared.plan);
+  if (prepared.plan.kernel == kCpu || prepared.plan.grid == 0) return prepared;
+  if (prepared.plan.workspace_bytes > 0)
+    prepared.params.workspace = workspace_of(params, prepared.plan, options.workspace);
+  return prepared;
+}
+
+void PreparedForward::run(void* stream) {
+  if (plan.kernel == kCpu) return cpu::forward(params, plan, poll);
   if (plan.grid == 0) return;
   const auto launch =
       cuda::find_launcher<AttentionParams>(plan.kernel, plan.dtype, plan.head_dim_tile);
-  if (plan.workspace_bytes == 0) return launch(params, plan, stream);
-  AttentionParams with_workspace = params;
-  with_workspace.workspace = core::workspace_of(params, plan, options.workspace);
-  if (plan.num_before > 0) quantize(plan.others[0], stream, &with_workspace);
-  launch(with_workspace, plan, stream);
+  if (plan.num_before > 0) quantize(plan.others[0], stream, &params);
+  launch(params, plan, stream);
+}
+
+}  // namespace core
+
+void forward(const AttentionParams& params, void* stream, const Options& options) {
+  core::prepare_forward(params, options).run(stream);
 }
 
 }  // namespace dlattn

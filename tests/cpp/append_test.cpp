@@ -12,6 +12,7 @@
 #include "core/plan.h"
 #include "core/validate.h"
 #include "devices.h"
+#include "dlattn/attention.h"
 
 using namespace dlattn;
 
@@ -441,6 +442,74 @@ void plans() {
   append_kv(none);
 }
 
+// New rows and attention over them, as one call.
+struct AsOne : OnCpu {
+  std::vector<float> q, out;
+  std::vector<std::int32_t> after;
+  AttentionParams attention;
+
+  AsOne() : q(12), out(13, -7.0f), after{4, 5} {
+    for (std::size_t i = 0; i < q.size(); ++i) q[i] = 0.3f + 0.1f * static_cast<float>(i % 5);
+    for (std::size_t i = 0; i < k.size(); ++i) k[i] += 0.2f * static_cast<float>(i % 7);
+    for (std::size_t i = 0; i < v.size(); ++i) v[i] += 0.3f * static_cast<float>(i % 4);
+    AttentionParams& a = attention;
+    a.q = {q.data(), 6, 2, 2, 1, DType::kFloat32};
+    a.k = {k_cache.data(), 10, 2, 2, 1, DType::kFloat32};
+    a.v = {v_cache.data(), 10, 2, 2, 1, DType::kFloat32};
+    a.out = {out.data(), 6, 2, 2, 1, DType::kFloat32};
+    a.batch_size = 2, a.seqlen_q = 3, a.seqlen_k = 5, a.num_heads = a.num_heads_kv = 1;
+    a.head_dim = a.head_dim_v = 2, a.softmax_scale = 0.5, a.seqused_k = after.data();
+  }
+  AsOne(const AsOne&) = delete;
+
+  template <typename Change>
+  void refuses(Change change, const std::string& message) {
+    change(*this);
+    const std::vector<float> before[] = {k, v, q, k_cache, v_cache, out};
+    CHECK_THROWS(append_and_attend(p, attention), UnsupportedError, message);
+    const std::vector<float> now[] = {k, v, q, k_cache, v_cache, out};
+    for (int i = 0; i < 6; ++i) CHECK(now[i] == before[i]);
+  }
+};
+
+void as_one_call() {
+  AsOne one, two;
+  append_and_attend(one.p, one.attention);
+  append_kv(two.p), forward(two.attention);
+  CHECK(one.k_cache == two.k_cache && one.v_cache == two.v_cache && one.out == two.out);
+  CHECK(one.k_cache[2] == one.k[0] && one.out[0] != -7.0f && one.out[12] == -7.0f);
+
+  AsOne().refuses([](AsOne& x) { x.used = {1, 3}; },
+                  "seqused_k[1] is 3 with 3 new keys; accepted: 0 to 2, so that they end by 5, "
+                  "what the cache has room for");
+  AsOne().refuses([](AsOne& x) { x.attention.seqlen_k = 4; },
+                  "seqused_k[1] is 2 with 3 new keys; accepted: 0 to 1, so that they end by 4, "
+                  "which is max_seqlen_k");
+  AsOne().refuses([](AsOne& x) { x.attention.softcap = -1.0; },
+                  "softcap is -1; accepted: 7.9e-31 to 1.27e30 (2^-100 to 2^100), or 0 for none");
+  AsOne().refuses([](AsOne& x) { x.attention.k.row_stride = -2; },
+                  "k_cache: the stride of dimension seqlen is -2; negative strides are not "
+                  "accepted");
+  AsOne().refuses([](AsOne& x) { x.p.k.row_stride = -2; },
+                  "k: the stride of dimension seqlen is -2; negative strides are not accepted");
+  AsOne().refuses([](AsOne& x) { x.attention.device.type = DeviceType::kCuda; },
+                  "attention is on cuda:0; accepted: cpu, where append is");
+  AsOne().refuses([](AsOne& x) { x.attention.out.data = x.k.data(); },
+                  "out shares memory with k" + kShared);
+  AsOne().refuses([](AsOne& x) { x.attention.q.data = x.k_cache.data() + 4; },
+                  "k_cache shares memory with q" + kShared);
+  AsOne().refuses([](AsOne& x) { x.attention.sinks = {x.v_cache.data() + 4, 0, 0, 1}; },
+                  "v_cache shares memory with sinks" + kShared);
+  AsOne().refuses(
+      [](AsOne& x) { x.attention.workspace = x.used.data(), x.attention.workspace_bytes = 4; },
+      "workspace shares memory with seqused_k" + kShared);
+  AsOne().refuses(
+      [](AsOne& x) {
+        x.attention.workspace = x.v_cache.data() + 19, x.attention.workspace_bytes = 4;
+      },
+      "workspace shares memory with v_cache" + kShared);
+}
+
 }  // namespace
 
 int main() {
@@ -453,5 +522,6 @@ int main() {
   values();
   queries_in_place();
   plans();
+  as_one_call();
   return test::summary();
 }

@@ -442,6 +442,67 @@ static void appends(void) {
   CHECK_REFUSED(dlattn_append_kv(NULL, NULL, NULL), "DlattnAppend is null");
 }
 
+/* Two new rows and attention over the three that there are then, as one call. */
+static void appends_and_attends(void) {
+  float k[2 * 4], v[2 * 4], k_cache[5 * 4], v_cache[5 * 4], apart[2][5 * 4], q[2 * 4],
+      out[2][2 * 4];
+  const int32_t before[1] = {1}, after[1] = {3};
+  DlattnAppend append = {.struct_size = sizeof append};
+  DlattnAttention a = {.struct_size = sizeof a};
+  int i;
+  for (i = 0; i < 8; ++i) {
+    k[i] = (float)random_number() + 0.5f;
+    v[i] = (float)random_number() - 0.5f;
+    q[i] = (float)random_number() + 0.3f;
+    out[0][i] = out[1][i] = NAN;
+  }
+  for (i = 0; i < 20; ++i) {
+    k_cache[i] = (float)random_number() + 0.5f;
+    v_cache[i] = (float)random_number() + 0.5f;
+  }
+  memcpy(apart[0], k_cache, sizeof k_cache);
+  memcpy(apart[1], v_cache, sizeof v_cache);
+  append.k.data = k;
+  append.v.data = v;
+  append.k_cache.data = k_cache;
+  append.v_cache.data = v_cache;
+  append.k.row_stride = append.v.row_stride = append.k_cache.row_stride = 4;
+  append.v_cache.row_stride = 4;
+  append.k.dtype = append.v.dtype = append.k_cache.dtype = append.v_cache.dtype = DLATTN_FLOAT32;
+  append.batch_size = append.num_heads_kv = 1;
+  append.seqlen_new = 2;
+  append.seqlen_k = 5;
+  append.head_dim = append.head_dim_v = 4;
+  append.seqused_k = before;
+  a.q.data = q;
+  a.q.row_stride = a.k.row_stride = a.v.row_stride = a.out.row_stride = 4;
+  a.q.dtype = a.k.dtype = a.v.dtype = a.out.dtype = DLATTN_FLOAT32;
+  a.k.data = k_cache;
+  a.v.data = v_cache;
+  a.out.data = out[0];
+  a.batch_size = a.num_heads = a.num_heads_kv = 1;
+  a.seqlen_q = 2;
+  a.seqlen_k = 5;
+  a.head_dim = a.head_dim_v = 4;
+  a.seqused_k = after;
+  a.causal = DLATTN_BOTTOM_RIGHT;
+  a.softcap = -1.0;
+  CHECK_REFUSED(dlattn_append_and_attend(&append, &a, NULL, NULL),
+                "softcap is -1; accepted: 7.9e-31 to 1.27e30 (2^-100 to 2^100), or 0 for none");
+  CHECK(memcmp(k_cache, apart[0], sizeof k_cache) == 0);
+  CHECK(memcmp(v_cache, apart[1], sizeof v_cache) == 0);
+  CHECK_REFUSED(dlattn_append_and_attend(&append, NULL, NULL, NULL), "DlattnAttention is null");
+  a.softcap = 0.0;
+  CHECK(dlattn_append_and_attend(&append, &a, NULL, NULL) == DLATTN_OK);
+  append.k_cache.data = a.k.data = apart[0];
+  append.v_cache.data = a.v.data = apart[1];
+  a.out.data = out[1];
+  CHECK(dlattn_append_kv(&append, NULL, NULL) == DLATTN_OK);
+  CHECK(dlattn_attention(&a, NULL, NULL) == DLATTN_OK);
+  CHECK(memcmp(k_cache, apart[0], sizeof k_cache) == 0 && memcmp(k_cache + 4, k, sizeof k) == 0);
+  CHECK(memcmp(out[0], out[1], sizeof out[0]) == 0 && !isnan(out[0][7]));
+}
+
 /* Attention over two halves of the keys, merged. */
 static void merges(void) {
   DlattnAttention a = problem(DLATTN_FLOAT32, 0), half[2];
@@ -699,6 +760,7 @@ int main(void) {
   variable_length();
   precisions();
   appends();
+  appends_and_attends();
   merges();
   versions_of_structs();
   plans();

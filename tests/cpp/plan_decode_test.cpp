@@ -106,6 +106,25 @@ void without_a_workspace() {
   CHECK_EQ(plan.workspace_bytes, 0);
 }
 
+// A workspace that the call brings is looked at before it is made.
+void workspace_of_the_call() {
+  AttentionParams p = problem(1, 1, 8192);
+  const std::int64_t bytes = dlattn::plan(p, h200).workspace_bytes;
+  char* const memory = reinterpret_cast<char*>(std::uintptr_t{1} << 50);
+  const auto why = [&](char* at, std::int64_t size) -> std::string {
+    p.workspace = at, p.workspace_bytes = size;
+    const Support support = supported(p, h200);
+    return support.ok ? "" : support.reasons.at(0);
+  };
+  CHECK(why(memory, bytes) == "");
+  CHECK(why(nullptr, 0) == "");
+  CHECK(why(memory, bytes - 1) == "workspace has " + std::to_string(bytes - 1) +
+                                      " bytes; accepted: at least " + std::to_string(bytes));
+  CHECK(why(memory + 128, bytes) ==
+        "workspace: its address is 128 byte(s) past a multiple of 256; accepted: multiples of it");
+  CHECK(why(static_cast<char*>(p.out.data), bytes).find("out shares memory with workspace") == 0);
+}
+
 // Clusters of thread blocks, which add up what they have of a row block without a workspace.
 void clusters() {
   const auto size = [](const AttentionParams& p, const Options& options = Options()) {
@@ -350,6 +369,7 @@ int main() {
   lengths_on_the_device();
   modified_scores();
   without_a_workspace();
+  workspace_of_the_call();
   clusters();
   splits();
   wrong_splits();

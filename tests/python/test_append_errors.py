@@ -206,7 +206,7 @@ WRONG = [
     (in_8_bits(v_scale=None), "v_scale is null with v_cache of int8; accepted: a float32 tensor o"),
     (
         in_8_bits(v_scale=np.ones(3, np.float32)),
-        "v_scale: shape is (3,); accepted: one element, (2",
+        "v_scale: shape is (3,); accepted: one that broadcasts to (batch, num_heads_kv) = (2, 2)",
     ),
     (in_8_bits(k_scale=np.ones(2)), "k_scale: dtype is float64; accepted: float32"),
     (in_8_bits(k_scale=2.0), "k_scale is of type float"),

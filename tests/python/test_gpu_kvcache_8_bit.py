@@ -135,10 +135,16 @@ def test_a_workspace_of_the_callers(asked: dict[str, int]) -> None:
     run(problem, "decode", causal=True, workspace=workspace[256:], **asked)
     assert torch.all(workspace[:256] == 0xFF)
     run(problem, "decode", causal=True, workspace=workspace, **asked)
-    with pytest.raises(dlattn.UnsupportedError, match=f"workspace has {size - 1} bytes; accepted"):
-        run(problem, "decode", causal=True, workspace=workspace[: size - 1], **asked)
-    with pytest.raises(dlattn.UnsupportedError, match="workspace: its address is 1 byte"):
-        run(problem, "decode", causal=True, workspace=workspace[1:], **asked)
+    options: dict[str, Any] = {"kernel": "decode", "causal": True, **asked}
+    wrong = {
+        f"workspace has {size - 1} bytes; accepted: at least {size}": workspace[: size - 1],
+        "workspace: its address is 1 byte": workspace[1:],
+    }
+    for message, given in wrong.items():
+        support = dlattn.supported(**plan_of, **options, workspace=given)
+        assert not support and message in str(support)
+        with pytest.raises(dlattn.UnsupportedError, match=message):
+            dlattn.attention_with_kvcache(**arrays, **options, workspace=given)
 
 
 def test_a_graph_of_splits_serves_other_lengths() -> None:

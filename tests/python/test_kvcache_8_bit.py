@@ -55,7 +55,28 @@ def test_leftpad_and_chosen_entries(cache_dtype):
     run(Problem(dataclasses.replace(cache, cache_dtype=cache_dtype)), causal=True)
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (2,), (3, 2), (3, 1)], ids=str)
+SCALES = [(), (1,), (2,), (1, 1), (1, 2), (3, 1), (3, 2)]
+
+
+@pytest.mark.parametrize("shape", SCALES, ids=str)
+def test_append_kv_takes_the_scales_that_attention_takes(shape):
+    given = np.random.default_rng(5).uniform(0.02, 0.05, shape).astype(np.float32)
+    k, v = normal(3, 2, 2, 64), normal(3, 2, 2, 64, seed=1)
+    lengths = np.array([0, 4, 6], np.int32)
+    caches = [[np.full((3, 8, 2, 64), 7, np.int8) for _ in "kv"] for _ in range(3)]
+    for own, scale in zip(caches, (given, np.broadcast_to(given, (3, 2)).copy()), strict=False):
+        dlattn.append_kv(k, v, *own, seqused_k=lengths, k_scale=scale, v_scale=np.array(2 * scale))
+    q = normal(3, 2, 4, 64, seed=2).astype(np.float16)
+    new = {"k": k.astype(np.float16), "v": v.astype(np.float16)}
+    dlattn.attention_with_kvcache(
+        q, *caches[2], seqused_k=lengths, k_scale=given, v_scale=np.array(2 * given), **new
+    )
+    for x, y, z in zip(*caches, strict=True):
+        np.testing.assert_array_equal(x, y)
+        assert np.abs(x.astype(int) - z).max() <= 1 and np.any(x != 7)
+
+
+@pytest.mark.parametrize("shape", SCALES, ids=str)
 def test_shapes_of_scales(shape):
     problem = Problem(Cache((5, 33, 70), 16, dtype="float16", cache_dtype="int8"))
     given = (np.random.default_rng(4).random(shape) * 0.05).astype(np.float32)

@@ -91,3 +91,14 @@ WRONG = [
 def test_wrong_calls(wrong):
     arrays = Problem(CACHE).arrays(NUMPY)
     check(dataclasses.replace(wrong, defaults=arrays), dlattn.attention_with_kvcache)
+
+
+@pytest.mark.parametrize("wrong", [w for w in WRONG if "workspace" in w.changes])
+def test_a_wrong_workspace_is_not_supported(wrong):
+    arrays = Problem(CACHE).arrays(NUMPY)
+    arrays = {name.removesuffix("_cache"): x for name, x in arrays.items()}
+    check(dataclasses.replace(wrong, defaults=arrays), dlattn.plan)
+    if wrong.error is TypeError:
+        return check(dataclasses.replace(wrong, defaults=arrays), dlattn.supported)
+    support = dataclasses.replace(wrong, defaults=arrays).call(dlattn.supported)
+    assert not support and wrong.words[0] in str(support)

@@ -12,6 +12,7 @@ from kvcaches import Cache, Problem, rotated
 from wrong_calls import Wrong, check
 
 import dlattn
+import dlattn.flash_attn
 
 NEW = 3
 BEFORE = np.array([6, 0, 37, 30], np.int32)
@@ -95,23 +96,99 @@ WRONG = {
     "no values": wrong("v is of type NoneType", TypeError, v=None),
     "other batch": wrong("k: batch is 2, shape (2, 3, 2, 64); accepted: 4", k=normal(2, 3, 2, 64)),
     "other heads": wrong("v: shape is", k=normal(4, 3, 4, 64)),
-    "no room": wrong("seqused_k[2] is 61", seqused_k=np.array([0, 1, 58, 2], np.int32)),
+    "no room": wrong(
+        "seqused_k[2] is 58 with 3 new keys; accepted: 0 to 57, so that they end by 60, what the "
+        "cache has room for",
+        seqused_k=np.array([0, 1, 58, 2], np.int32),
+    ),
+    "a length beyond int32 with the new keys": wrong(
+        "seqused_k[1] is 2147483647 with 3 new keys; accepted: 0 to 57",
+        seqused_k=np.array([0, 2**31 - 1, 58, 2], np.int32),
+    ),
+    "a negative length": wrong(
+        "seqused_k[0] is -1 with 3 new keys", seqused_k=np.array([-1, 0, 0, 0], np.int32)
+    ),
+    "beyond max_seqlen_k": wrong(
+        "seqused_k[2] is 37 with 3 new keys; accepted: 0 to 36, so that they end by 39, which is "
+        "max_seqlen_k",
+        max_seqlen_k=39,
+    ),
+    "lengths of bool": wrong("seqused_k: dtype is bool", seqused_k=np.zeros(4, bool)),
+    "lengths of uint8": wrong(
+        "seqused_k: dtype is uint8",
+        seqused_k=np.zeros(4, np.uint8),
+        **{x: normal(4, 300, 2, 64) for x in ("k", "v")},
+    ),
+    "lengths of float32": wrong("seqused_k: dtype is float32", seqused_k=np.zeros(4, np.float32)),
     "no lengths": wrong("seqused_k is of type NoneType", TypeError, seqused_k=None),
     "no array": wrong("k is of type int", TypeError, k=7),
     "no cache": wrong("k_cache is of type int", TypeError, k_cache=7),
     "out of another shape": wrong("out: shape is", out=np.empty((4, NEW, 4, 32), np.float32)),
     "a stream": wrong("stream is given with k", stream=1),
     "softcap": wrong("softcap is nan", softcap=math.nan),
+    "a window that is no pair": wrong("window", TypeError, window=5),
+    "a kernel of no name": wrong("kernel is 'flash'; accepted:", kernel="flash"),
+    "a kernel of a GPU": wrong("the tensors are on the CPU", kernel="decode"),
+    "splits": wrong("num_splits is -1", num_splits=-1),
+    "caches of another dtype": wrong(
+        "k_cache: dtype is float16; accepted: float32",
+        **{f"{x}_cache": normal(4, 60, 2, 64).astype(np.float16) for x in "kv"},
+    ),
+    "scales": wrong("k_scale is given", k_scale=np.ones(2, np.float32)),
+    "a text for a workspace": wrong("workspace is of type str", TypeError, workspace="4096"),
+    "a list for a workspace": wrong("workspace is of type list", TypeError, workspace=[0] * 64),
+    "a workspace with gaps": wrong(
+        "workspace: its elements have gaps between them, shape (4, 4); accepted: a contiguous",
+        workspace=np.empty((4, 8), np.uint8)[:, :4],
+    ),
+    "a read-only workspace": wrong(
+        "workspace is read-only", workspace=np.frombuffer(bytes(256), np.uint8)
+    ),
+    "a read-only out": wrong(
+        "out is read-only",
+        out=np.frombuffer(bytes(4 * NEW * 4 * 64 * 4), np.float32).reshape(4, NEW, 4, 64),
+    ),
+    "a list of entries": wrong(
+        "cache_batch_idx: shape is (3,)", cache_batch_idx=np.zeros(3, np.int32)
+    ),
+    "an entry that is none": wrong(
+        "cache_batch_idx[3] is 4; accepted: 0 to 3",
+        cache_batch_idx=np.array([0, 1, 2, 4], np.int32),
+    ),
+    "too much padding": wrong("leftpad_k[1] is 4", leftpad_k=np.array([0, 4, 0, 0], np.int32)),
+    "a mask of another length": wrong("mask: shape is", mask=np.ones((NEW, 61), bool)),
+    "sinks of other heads": wrong("sinks: shape is", sinks=np.ones(3, np.float32)),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_call_writes_nothing(name):
     problem = WRONG[name]
-    before = {x: np.array(problem.defaults[x]) for x in ("k_cache", "v_cache")}
+    given = {**problem.defaults, **problem.changes}
+    before = {x: a.tobytes() for x, a in given.items() if isinstance(a, np.ndarray)}
     check(problem, dlattn.attention_with_kvcache)
-    for x, values in before.items():
-        np.testing.assert_array_equal(problem.defaults[x], values)
+    assert {x: given[x].tobytes() for x in before} == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"cache_seqlens": np.array([0, 1, 58, 2], np.int32)}, "cache_seqlens[2] is 58 with 3 new"),
+        ({"cache_seqlens": np.zeros(4, bool)}, "cache_seqlens: dtype is bool"),
+        ({"cache_seqlens": 58}, "cache_seqlens is 58; accepted: 0 to 57"),
+        ({"s_aux": np.ones(3, np.float32)}, "sinks: shape is (3,)"),
+        ({"window_size": 3}, "window_size is 3"),
+    ],
+)
+def test_a_wrong_call_of_flash_attn_writes_nothing(changes, words):
+    given = call()
+    given["cache_seqlens"] = given.pop("seqused_k")
+    given |= changes
+    before = {x: a.tobytes() for x, a in given.items() if isinstance(a, np.ndarray)}
+    with pytest.raises((TypeError, dlattn.UnsupportedError)) as caught:
+        dlattn.flash_attn.flash_attn_with_kvcache(**given)
+    assert words in str(caught.value)
+    assert {x: given[x].tobytes() for x in before} == before
 
 
 def test_lengths_to_which_nothing_can_be_added():

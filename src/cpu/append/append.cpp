@@ -27,8 +27,11 @@ struct Rows {
 
 class Placement {
  public:
-  explicit Placement(const AppendParams& p)
-      : p_(p), rotates_(p.rotary_cos.data), places_(static_cast<std::size_t>(num_new_rows(p))) {
+  explicit Placement(const AppendParams& p, std::int64_t max_seqlen_k = INT64_MAX)
+      : p_(p),
+        rotates_(p.rotary_cos.data),
+        max_seqlen_k_(max_seqlen_k),
+        places_(static_cast<std::size_t>(num_new_rows(p))) {
     std::int64_t begin = p.cu_seqlens_q ? first_offset() : 0;
     for (std::int64_t b = 0; b < p.batch_size; ++b) {
       const std::int64_t count = p.cu_seqlens_q ? count_of(b, begin) : p.seqlen_new;
@@ -62,8 +65,11 @@ class Placement {
   // The position of a sequence's first new row, where positions count.
   std::int64_t checked_first(std::int64_t b, std::int64_t count) const {
     if (p_.slots && !rotates_) return 0;
-    const std::int64_t most = p_.slots ? p_.rotary_positions : p_.seqlen_k;
-    const char* const why = p_.slots ? ", the rows of rotary_cos" : ", what the cache has room for";
+    const std::int64_t room = p_.slots ? p_.rotary_positions : p_.seqlen_k;
+    const std::int64_t most = max_seqlen_k_ < room ? max_seqlen_k_ : room;
+    const char* const why = most < room ? ", which is max_seqlen_k"
+                            : p_.slots  ? ", the rows of rotary_cos"
+                                        : ", what the cache has room for";
     if (count > most) {
       fail("cu_seqlens_q: sequence ", b, " has ", count, " new keys; accepted: up to ", most, why);
     }
@@ -124,6 +130,7 @@ class Placement {
 
   const AppendParams& p_;
   const bool rotates_;
+  const std::int64_t max_seqlen_k_;
   std::vector<Place> places_;
 };
 
@@ -233,6 +240,10 @@ void append_rows(const AppendParams& p, int num_threads, Poll poll) {
 }
 
 }  // namespace
+
+void check_lists(const AppendParams& params, std::int64_t max_seqlen_k) {
+  const Placement checked(params, max_seqlen_k);
+}
 
 void append_kv(const AppendParams& params, int num_threads, Poll poll) {
   switch (params.k.dtype) {

@@ -4,6 +4,7 @@
 
 #include "dlattn/device.h"
 #include "dlattn/export.h"
+#include "dlattn/forward.h"
 #include "dlattn/plan.h"
 #include "dlattn/tensor.h"
 #include "dlattn/types.h"
@@ -103,5 +104,12 @@ DLATTN_API Plan plan(const AppendParams& params, const DeviceInfo& device);
 
 // Writes k and v into the cache, and q rotated into q_out; stream, poll and errors as forward().
 DLATTN_API void append_kv(const AppendParams& params, void* stream = nullptr, Poll poll = {});
+
+// append_kv() and then forward(), as one call: whatever either refuses is refused before anything
+// is written. `attention` reads the caches that `append` writes, its seqused_k counts the new keys
+// too, and its q may be `append`'s q_out. Beside those, no tensor of one may share memory with what
+// the other writes. An error of `attention` calls its k and v k_cache and v_cache.
+DLATTN_API void append_and_attend(const AppendParams& append, const AttentionParams& attention,
+                                  void* stream = nullptr, const Options& options = {});
 
 }  // namespace dlattn

@@ -312,6 +312,12 @@ DLATTN_API int32_t dlattn_quantize_kv(const DlattnQuantize* params, void* stream
 // Of the options poll alone is read.
 DLATTN_API int32_t dlattn_append_kv(const DlattnAppend* params, void* stream,
                                     const DlattnOptions* options);
+// dlattn_append_kv() and then dlattn_attention(), as one call: whatever either refuses is refused
+// before anything is written. `attention` reads the caches that `append` writes, its seqused_k
+// counts the new keys too, and its q may be `append`'s q_out.
+DLATTN_API int32_t dlattn_append_and_attend(const DlattnAppend* append,
+                                            const DlattnAttention* attention, void* stream,
+                                            const DlattnOptions* options);
 
 // GPUs; 0 where there is no GPU, no driver or no CUDA in this build, and why is told in `why`.
 DLATTN_API int32_t dlattn_device_count(int32_t* count, char* why, size_t why_bytes);
