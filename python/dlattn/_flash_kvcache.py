@@ -123,7 +123,7 @@ def varlen(
     if block_table is not None:
         descales = {}
         if seqused_k is None and cu_seqlens_k is not None:
-            seqused_k = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
+            seqused_k = _lengths_between(cu_seqlens_k)
         cu_seqlens_k = None
         known = integer(max_seqlen_k)  # else refused later on
         if known is not None:  # engines pass what the model has, which may be more
@@ -193,6 +193,17 @@ def _lengths(cache_seqlens: Any, q: Any, room: int, k: Any) -> Any:
             return xp.full((batch_size,), count, dtype=xp.int32)
     lengths = xp.full((batch_size,), count, dtype=xp.int32)
     return _frameworks.on_device_of(q, lengths) if library == "jax" else lengths
+
+
+def _lengths_between(cu_seqlens_k: Any) -> Any:
+    """The lengths of sequences that begin at these offsets, computed where they lie."""
+    shape = _views.shape_of(cu_seqlens_k, "cu_seqlens_k")
+    dtype = str(cu_seqlens_k.dtype).rpartition(".")[2]
+    if dtype != "int32" or len(shape) != 1:
+        raise UnsupportedError(
+            f"cu_seqlens_k: dtype is {dtype}, shape {tuple(shape)}; accepted: int32, (batch + 1,)"
+        )
+    return cu_seqlens_k[1:] - cu_seqlens_k[:-1]
 
 
 def options_of(

@@ -128,6 +128,8 @@ def test_one_length_for_all_that_append():
         {"cache_seqlens": np.array([1, 2, 3, 62], np.int32)},
         {"rotary_cos": TABLE},
         {"k": normal(4, 3, 2, 32)},
+        {"s_aux": np.ones(3, np.float32)},
+        {"window_size": 3},
         # rotated q of other rows than k's
         {"rotary_sin": TABLE, "rotary_cos": TABLE, "k": NEW[:, :2], "v": NEW[:, :2]},
     ],
@@ -139,7 +141,7 @@ def test_a_refused_call_writes_nothing(wrong):
     caches = [numbers["k_cache"], numbers["v_cache"]]
     before = [x.copy() for x in caches]
     given = {"k": NEW, "v": NEW, "cache_seqlens": np.array([1, 2, 3, 4], np.int32), **wrong}
-    with pytest.raises(UnsupportedError):
+    with pytest.raises((UnsupportedError, TypeError)):
         flash_attn.flash_attn_with_kvcache(numbers["q"], *caches, **given)
     for x, y in zip(caches, before, strict=True):
         np.testing.assert_array_equal(x, y)
@@ -388,6 +390,16 @@ WRONG = {
         lambda: of_pages(block_table=np.zeros((3, 4), np.int64)),
         UnsupportedError,
         "block_table: dtype is int64; accepted: int32",
+    ),
+    "varlen: offsets of bool": (
+        lambda: of_pages(seqused_k=None, cu_seqlens_k=np.zeros(4, bool)),
+        UnsupportedError,
+        "cu_seqlens_k: dtype is bool, shape (4,); accepted: int32, (batch + 1,)",
+    ),
+    "varlen: offsets of int64": (
+        lambda: of_pages(seqused_k=None, cu_seqlens_k=np.zeros(4, np.int64)),
+        UnsupportedError,
+        "cu_seqlens_k: dtype is int64, shape (4,); accepted: int32, (batch + 1,)",
     ),
     "varlen: neither offsets nor table": (
         lambda: of_pages(block_table=None, k_descale=None, v_descale=None),

@@ -191,6 +191,24 @@ def test_a_wrong_call_of_flash_attn_writes_nothing(changes, words):
     assert {x: given[x].tobytes() for x in before} == before
 
 
+def test_jax_arrays():
+    jax = pytest.importorskip("jax")
+    given = {name: jax.numpy.asarray(x) for name, x in call().items() if name != "causal"}
+    with pytest.raises(dlattn.UnsupportedError, match="q is a JAX array and k is given; accepted"):
+        dlattn.attention_with_kvcache(**given)
+
+
+def test_autograd_is_told_what_was_written():
+    torch = pytest.importorskip("torch")
+    given = {name: torch.from_numpy(np.array(x)) for name, x in call().items() if name != "causal"}
+    caches = given["k_cache"], given["v_cache"]
+    with pytest.raises(dlattn.UnsupportedError):
+        dlattn.attention_with_kvcache(**given, softcap=-1.0)
+    assert [x._version for x in caches] == [0, 0]
+    dlattn.attention_with_kvcache(**given)
+    assert [x._version for x in caches] == [1, 1] and given["k"]._version == 0
+
+
 def test_lengths_to_which_nothing_can_be_added():
     class Lengths:
         shape, dtype = (4,), np.dtype(np.int32)
