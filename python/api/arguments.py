@@ -174,7 +174,7 @@ ARGUMENTS = (
         native=False,
         doc="""New keys, (batch, seqlen_new, num_heads_kv, head_dim), of q's dtype: `append_kv`
             writes them to k_cache, behind the keys that seqused_k counts, and they are attended to.
-            A call that attention refuses writes nothing. Not with stream: lengths are added on the
+            A call that is refused writes nothing. Not with stream: lengths are added on the
             current stream of their library. None: the caches are only read.""",
     ),
     Argument(

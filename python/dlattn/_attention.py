@@ -442,8 +442,8 @@ def attention_with_kvcache(
             cache or the page table has room for.
         k: New keys, (batch, seqlen_new, num_heads_kv, head_dim), of q's dtype: `append_kv` writes
             them to k_cache, behind the keys that seqused_k counts, and they are attended to. A call
-            that attention refuses writes nothing. Not with stream: lengths are added on the current
-            stream of their library. None: the caches are only read.
+            that is refused writes nothing. Not with stream: lengths are added on the current stream
+            of their library. None: the caches are only read.
         v: New values, of k's shape with head_dim_v for head_dim. With k alone.
         rotary_cos: Cosines, (positions, rotary_dim / 2), of q's dtype or float32, with k alone: k,
             and q with as many rows, are rotated by their positions as `append_kv` tells, which

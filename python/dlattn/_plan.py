@@ -255,7 +255,8 @@ def plan(
         A `Plan`, which prints readably.
 
     Raises:
-        UnsupportedError, TypeError, DeviceError: As the call itself would.
+        UnsupportedError, TypeError, DeviceError: As the call itself would, but for the size of a
+            workspace, which the plan tells.
     """
     varlen = (
         cu_seqlens_q,

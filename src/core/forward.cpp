@@ -43,9 +43,9 @@ Support supported(const AttentionParams& params, const DeviceInfo& device, const
     return {false, {error.what()}};
   }
   std::vector<std::string> reasons = core::refusals(params, device, options);
-  if (reasons.empty() && params.workspace) {
+  if (reasons.empty() && params.workspace && device.type == DeviceType::kCuda) {
     const Plan plan = core::make_plan(params, device, options);
-    const std::string why = plan.kernel == core::kCpu ? "" : core::workspace_refusal(params, plan);
+    const std::string why = core::workspace_refusal(params, plan);
     if (!why.empty()) reasons.push_back(why);
   }
   return {reasons.empty(), std::move(reasons)};
