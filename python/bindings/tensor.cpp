@@ -89,6 +89,7 @@ constexpr const char* kSmallFloats[] = {"float8_e3m4",     "float8_e4m3",     "f
                                         "float6_e3m2fn",   "float4_e2m1fn"};
 
 dlpack::DLDataType array_dtype(nb::handle array, const ArrayInterface& interface) {
+  if (interface.itemsize > 16) return {0, 0, 0};  // beyond the 8 bits that count an element's
   const auto bits = static_cast<std::uint8_t>(interface.itemsize * 8);
   // NumPy has no bfloat16 or float8 of its own; those of ml_dtypes are opaque bytes to the array
   // interface, or floats, and a name.

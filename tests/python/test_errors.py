@@ -122,6 +122,10 @@ WRONG = {
         {"q": np.ones((2, 5, 4, 8), np.int32)}, ("q: dtype is int32", "accepted", "bfloat16")
     ),
     "q complex64": Wrong({"q": Q.astype(np.complex64)}, ("q: dtype is complex64", "accepted")),
+    "q of long complex numbers": Wrong(
+        {"q": Q.astype(np.clongdouble)},
+        (f"q: dtype is {np.dtype(np.clongdouble).name}; accepted", "float8_e4m3fn"),
+    ),
     "q bool": Wrong({"q": Q > 0}, ("q: dtype is bool", "accepted", "float16")),
     "q of objects": Wrong({"q": Q.astype(object)}, ("q: dtype is object", "accepted")),
     "q of structures": Wrong(
