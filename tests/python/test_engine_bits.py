@@ -13,7 +13,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import dlattn  # noqa: E402
-from dlattn.integrations.engines import most_queries  # noqa: E402
 
 HEADS, HEADS_KV, PAGE = 8, 2, 16
 FEATURES: dict[str, dict[str, Any]] = {
@@ -75,7 +74,7 @@ class Requests:
             self.v,
             starts.to(self.device),
             None,
-            most_queries(max(new), True),
+            max(new),
             self.table.shape[1] * PAGE,
             seqused_k=lengths.to(self.device),
             page_table=self.table[requests].to(self.device),

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 _log = logging.getLogger(__name__)
 _told: set[str] = set()
-_BEYOND_FEW = 65  # queries, by which the kernel "decode" is refused
 
 
 def log_errors(package: str, accepted: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
@@ -31,15 +30,6 @@ def log_errors(package: str, accepted: str) -> Callable[[Callable[[], None]], Ca
         return registered
 
     return decorate
-
-
-def most_queries(in_batch: int, batch_invariant: bool) -> int:
-    """`max_seqlen_q` of a batch whose longest sequence has `in_batch` queries.
-
-    With few, kernels for few queries are taken, whose bits are others. A sequence that is to have
-    the same bits in any batch must not take them by what the others of its batch have.
-    """
-    return max(in_batch, _BEYOND_FEW) if batch_invariant else in_batch
 
 
 def _tell(package: str, accepted: str, error: Exception) -> None:

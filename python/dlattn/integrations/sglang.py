@@ -18,7 +18,6 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.runtime_context import get_exec
 
 import dlattn
-from dlattn.integrations.engines import most_queries
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 
@@ -157,7 +156,7 @@ class DlattnAttnBackend(AttentionBackend):
             v_cache,
             metadata.cu_seqlens_q,
             None,
-            most_queries(metadata.max_seqlen_q, self.batch_invariant),
+            metadata.max_seqlen_q,
             metadata.page_table.shape[1] * self.page_size,
             seqused_k=metadata.seq_lens,
             page_table=metadata.page_table,

@@ -24,7 +24,6 @@ from vllm.v1.attention.backend import (
 )
 
 import dlattn
-from dlattn.integrations.engines import most_queries
 from dlattn.integrations.vllm_plugin import NAME
 
 _8_BIT_DTYPES = ["fp8", "fp8_e4m3"]  # one type by two names
@@ -235,7 +234,7 @@ class DlattnImpl(AttentionImpl[DlattnMetadata]):
             v_cache,
             attn_metadata.query_start_loc,
             None,
-            most_queries(attn_metadata.max_query_len, self.batch_invariant),
+            attn_metadata.max_query_len,
             attn_metadata.max_seq_len,
             seqused_k=attn_metadata.seq_lens,
             page_table=attn_metadata.block_table,
