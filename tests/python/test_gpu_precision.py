@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from typing import Any
 
@@ -108,6 +109,46 @@ def test_windows_and_sinks(precision: str) -> None:
     check(q, k, v, precision=precision, causal=True, window=(100, 0), sinks=sinks)
     check(q, k, v, precision=precision, window=(30, 40))
     check(k[:, :400], k[:, :50], v[:, :50], precision=precision, causal=True, sinks=sinks[:2])
+
+
+# (batch, seqlen_q, seqlen_k, heads, dim), causal, window: warpgroups or whole blocks see nothing.
+BLIND = [
+    ((1, 1196, 65, 4, 16), True, (None, None)),
+    ((1, 256, 128, 2, 64), False, (None, 7)),
+    ((2, 400, 65, 2, 128), True, (None, None)),
+    ((3, 700, 1, 3, 32), True, (9, None)),
+]
+
+
+@pytest.mark.parametrize("kind", ["float8", *PRECISIONS])
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_that_see_nothing(kind: str, seed: int) -> None:
+    """Their lse is -inf and their out 0, whatever registers a block happens to start with."""
+    draw = random.Random(seed)
+    sizes = (draw.randint(1, 3), draw.randint(100, 1500), draw.randint(1, 300))
+    window = (draw.choice([None, 40]), draw.choice([None, 0, 9]))
+    drawn = ((*sizes, draw.randint(1, 4), 16 * draw.randint(1, 8)), draw.random() < 0.7, window)
+    for (batch, seqlen_q, seqlen_k, heads, dim), causal, window in [drawn, BLIND[seed % 4]]:
+        dtype = draw.choice(["float16", "bfloat16"])
+        args = inputs(
+            seqlen_q, seqlen_k, batch=batch, heads=heads, heads_kv=heads, dim=dim, dtype=dtype
+        )
+        options: dict[str, Any] = {"causal": causal, "window": window}
+        if kind == "float8":
+            args = [x.to(torch.float8_e4m3fn) for x in args]
+        else:
+            options["precision"] = kind
+        support = dlattn.supported(*args, **options)
+        if not support:
+            pytest.skip(str(support))
+        right = 0 if causal else window[1]
+        last = torch.arange(seqlen_q, device=DEVICE) + seqlen_k - seqlen_q + (right or 0)
+        blind = last < 0 if right is not None else torch.zeros_like(last, dtype=torch.bool)
+        for _ in range(3):
+            out, lse = dlattn.attention(*args, return_lse=True, **options)
+            assert (lse[:, :, blind] == float("-inf")).all()
+            assert (out[:, blind].float() == 0).all()
+            assert out.float().isfinite().all() and not lse.isnan().any()
 
 
 @every_precision

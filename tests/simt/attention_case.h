@@ -68,6 +68,7 @@ struct Case {
   // negative, by how much key 127 stands out.
   double rise = 0.0;
   double bias_rise = 0.0;  // the same of the bias, not negative
+  double pair = 0.0;       // the first element of the last two keys, but for its sign; k is 0 else
   // Of 8-bit inputs. All descales of k are `k_descale`, or drawn as the others are.
   bool descales = false;
   bool q_descale_by_kv_head = false;
@@ -175,6 +176,7 @@ inline std::string Case::name() const {
   if (!lengths.empty()) out << " " << lengths;
   if (rise != 0.0) out << " rising";
   if (bias_rise != 0.0) out << " bias rising";
+  if (pair != 0.0) out << " pair";
   if (descales) out << (q_descale_by_kv_head ? " descales by kv head" : " descales");
   if (k_descale) out << " k=" << *k_descale;
   if (seed) out << " seed " << *seed;
@@ -327,6 +329,14 @@ Tensors<T, Out> make_tensors(const Case& c) {
   t.k.fill(&random, 1.5, 0.25);
   t.v.fill(&random, 1.0, 0.5);
   if (c.rise != 0.0) raise_scores(c, t);
+  if (c.pair != 0.0) {
+    t.k.for_each([](T& x) { x = static_cast<T>(0.0f); });
+    for (int j = 1; j <= 2; ++j) {
+      for (int h = 0; h < c.num_heads_kv; ++h)
+        t.k.at(0, c.seqlen_k - j, h, 0) =
+            static_cast<T>(static_cast<float>(j == 1 ? c.pair : -c.pair));
+    }
+  }
   // Rows of no sequence, and keys that are not in use, may hold anything.
   for (int row = 0; c.varlen() && row < c.total_q; ++row) {
     if (c.owners(row) == 0) fill_row(t.q, row, static_cast<T>(NAN));

@@ -53,6 +53,9 @@ std::vector<Case> cases() {
       // The scales of q end with the workspace, and the last consumers' rows are beyond q.
       {65, 10, 64, kFull, 32, 1},
       {129, 10, 128, kFull, 64, 1},
+      // Consumers whose rows see no key, as a block's first work tile and as a later one.
+      {400, 65, 64, kCausal, 1, 1, Layout::kBshd, 0, 2},
+      simt::with({256, 128, 64, kFull, 2, 2}, [](Case& c) { c.window_right = 7; }),
       simt::with({70, 500, 128, kCausal, 2, 1}, [](Case& c) { c.window_left = 200; }),
       simt::with({40, 140, 128, kCausal, 2, 1}, [](Case& c) { c.sinks = true; }),
       simt::with({300, 140, 64, kCausal, 2, 1}, [](Case& c) { c.sinks = true; }),
@@ -69,6 +72,9 @@ std::vector<Case> cases() {
       simt::with({20, 300, 64, kFull}, [](Case& c) { c.rise = -1e5; }),
       simt::with({20, 300, 64, kFull}, [](Case& c) { c.rise = -1e7; }),
       simt::with({20, 300, 128, kFull}, [](Case& c) { c.rise = -1e7; }),
+      // Tiles whose keys are all 0, after such a row max.
+      simt::with({20, 300, 64, kFull}, [](Case& c) { c.pair = 1e6; }),
+      simt::with({90, 300, 128, kCausal}, [](Case& c) { c.pair = 1e8; }),
   };
   const Case packed = {1, 1, 128, kCausal, 2, 1};
   cases.push_back(simt::varlen(packed, {130, 0, 64, 1, 300, 3}, {200, 17, 0, 65, 63, 128}));
@@ -85,7 +91,7 @@ int main(int argc, char** argv) {
   constexpr int kBlocks = 2;  // so few that they compute several tiles one after the other
   int number = 0;
   for (const Case& c : cases()) {
-    const bool beyond_half = std::abs(c.rise) > 1e3;
+    const bool beyond_half = std::abs(c.rise) > 1e3 || c.pair != 0.0;
     if (number++ % 2 == 0 && !beyond_half) {
       simt::run_quantized<half>(&tests, kFamily, c, dlattn::Precision::kFp8, simt::hopper(), filter,
                                 kBlocks, run_kernel);

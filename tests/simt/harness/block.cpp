@@ -396,6 +396,7 @@ void prepare_worker(int i, unsigned first_block) {
   w.registers = 0;
   w.grids_ahead_over = shape.grid_ahead == nullptr;
   std::memset(w.warp_syncs, 0, sizeof w.warp_syncs);
+  poison_stack(&w.fiber);
 }
 
 // setmaxnreg waits for registers that others give back; more than those of the launch never come.

@@ -20,6 +20,10 @@ void adopt_current(Fiber* fiber);
 // Makes a fiber that will run `entry`, which must never return. It lives as long as the process.
 void make_fiber(Fiber* fiber, void (*entry)());
 
+// Fills what a fiber that does not run will use of its stack with bytes that are NaN as floats, so
+// that what its next function leaves uninitialised is not what an earlier one has left there.
+void poison_stack(Fiber* fiber);
+
 // The first thing that `entry` does: completes the switch that led to it.
 void finish_first_switch(Fiber* from);
 

@@ -36,11 +36,12 @@ constexpr float cut_off(int block_n) {
   return (0x1p-12f + 0x1p-14f) * part * part;
 }
 
-// A factor of scores, at least the least one. Products of e4m3 are below 2^32, so all scores are 0
-// with that, and with less; but what is hidden stays -inf, which times 0 it would not. NaN compares
-// with nothing, and becomes it.
+// A factor of scores, at least the least one. Products of e4m3 are below 2^32, so scores are below
+// 2^-32 with that, and probabilities 1; but what is hidden stays -inf, which times 0 it would not.
+// No less, so that row maxima can be told in units of it (change_units()) without overflow, of
+// logits up to 2^64. NaN compares with nothing, and becomes it.
 __device__ __forceinline__ float at_least_scale(float scale) {
-  constexpr float kLeast = 0x1p-126f;
+  constexpr float kLeast = 0x1p-64f;
   return scale > kLeast ? scale : kLeast;
 }
 
@@ -138,6 +139,7 @@ struct Consumer {
   __device__ __forceinline__ void begin(const TileWalk& walk) {
     if constexpr (kScaled) {
       tiles = TileScales<true>(params, shape, launch.scales, walk.work, walk.first_row, kBlockN);
+      scale = 1.0f;  // rows that see no tile have no scores, but results of any scale
     } else {
       // NaN compares with nothing: then these are the scores of any scale, and end() has NaN.
       scale = at_least_scale(shape.scale_log2 * descales(walk.work).scores);
