@@ -19,8 +19,10 @@ def merge_states(
     """Merge attention over disjoint sets of keys into attention over all of them.
 
     Exact up to rounding: lse = log sum exp(lse_n), out = sum exp(lse_n - lse) out_n. A part whose
-    lse is -inf contributes nothing, whatever its out holds. At most one part may have been
-    computed with sinks.
+    lse is -inf, or +inf as `flash_attn_func` returns it, saw no key and contributes nothing,
+    whatever its out holds; where all parts are such, out is 0 and lse -inf. NaN makes the result
+    NaN. At most one part may have been computed with sinks, and none with a sink of +inf, whose
+    lse is +inf too: it would count as empty.
 
     Args:
         outs: 1 to 32 results of `attention`, in a list or stacked along a first dimension; each of

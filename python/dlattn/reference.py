@@ -349,10 +349,11 @@ def merge_states_reference(
 ) -> tuple[Array, Array]:
     """Merge partial results over disjoint sets of keys, in float64.
 
-    A part with lse = -inf saw no key and contributes nothing, whatever its out holds.
+    A part whose lse is an infinity saw no key and contributes nothing, whatever its out holds.
     """
     all_outs = np.stack([to_float64(out) for out in outs])
     all_lses = np.stack([to_float64(lse) for lse in lses])
+    all_lses = np.where(np.isposinf(all_lses), -np.inf, all_lses)
     top = np.max(all_lses, axis=0)
     top = np.where(np.isneginf(top), 0.0, top)
     weights = np.exp(all_lses - top)

@@ -151,6 +151,38 @@ void empty_parts() {
   CHECK(std::fabs(parts.lse.get(parts.lse_out(1, 3, 0)) - 1002.4076) < 1e-3);
 }
 
+// +inf is what flash attention's functions say of rows that saw nothing.
+void either_infinity_is_an_empty_part() {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+    Parts parts(dtype, 3, 0);
+    const double nan = std::nan("");
+    const auto empty = [&](int n, std::int64_t b, std::int64_t i, std::int64_t h, double lse) {
+      parts.lses[n].set(parts.lse_in(b, i, h), lse);
+      for (std::int64_t d = 0; d < kDim; ++d) parts.outs[n].set(parts.out_at(b, i, h) + d, nan);
+    };
+    empty(0, 0, 1, 0, kInf), empty(2, 0, 1, 0, kInf);  // one part is left
+    empty(1, 0, 2, 1, kInf), empty(2, 0, 2, 1, -kInf);
+    for (int n = 0; n < 3; ++n) empty(n, 1, 3, 2, n == 1 ? -kInf : kInf);  // none
+    empty(0, 1, 4, 0, kInf), empty(1, 1, 4, 0, nan);
+    merge_states(parts.params);
+    const auto lse = [&](std::int64_t b, std::int64_t i, std::int64_t h) {
+      return parts.lse.get(parts.lse_out(b, i, h));
+    };
+    CHECK(lse(0, 1, 0) == parts.lses[1].get(parts.lse_in(0, 1, 0)));
+    CHECK(lse(0, 2, 1) == parts.lses[0].get(parts.lse_in(0, 2, 1)));
+    CHECK(lse(1, 3, 2) == -kInf);
+    CHECK(std::isnan(lse(1, 4, 0)));
+    for (std::int64_t d = 0; d < kDim; ++d) {
+      const auto same = [&](int n, std::int64_t at) {
+        return parts.out.get(at) == parts.outs[n].get(at);
+      };
+      CHECK(same(1, parts.out_at(0, 1, 0) + d) && same(0, parts.out_at(0, 2, 1) + d));
+      CHECK(parts.out.get(parts.out_at(1, 3, 2) + d) == 0.0);
+      CHECK(std::isnan(parts.out.get(parts.out_at(1, 4, 0) + d)));
+    }
+  }
+}
+
 // lse of any finite size, of parts that saw keys: weights by differences, which double holds.
 void lse_of_any_size() {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
@@ -237,6 +269,7 @@ int main() {
   all_dtypes();
   many_rows();
   empty_parts();
+  either_infinity_is_an_empty_part();
   lse_of_any_size();
   nan_lse_reaches_the_result();
   merges_attention();

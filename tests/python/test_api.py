@@ -9,6 +9,7 @@ import pytest
 from arrays import assert_attention, max_error, normal, poisoned, qkv, to_float64
 
 import dlattn
+from dlattn.flash_attn import flash_attn_func
 from dlattn.reference import (
     attention_reference,
     attention_varlen_reference,
@@ -233,8 +234,8 @@ def test_merge_states(framework, layout, dtype, stacked):
     parts = 3
     outs = [normal(2, 5, 4, 8, seed=n, dtype=dtype) for n in range(parts)]
     lses = [normal(2, 4, 5, seed=n) for n in range(parts)]
-    lses[1][0, 2] = -np.inf
-    outs[1][0, :, 2] = np.nan  # contributes nothing, whatever it holds
+    lses[1][0, 2], lses[0][1, 1] = -np.inf, np.inf
+    outs[1][0, :, 2] = outs[0][1, :, 1] = np.nan  # contributes nothing, whatever it holds
     if layout == "bhsd":
         outs = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for x in outs]
     expected = merge_states_reference(
@@ -260,6 +261,21 @@ def test_merging_partial_attention_is_attention_over_all_keys():
     outs, lses = zip(*parts, strict=True)
     merged = dlattn.merge_states(outs, lses)
     assert_attention(merged, q, k, v)
+
+
+def test_merge_with_what_flash_attention_returns_without_keys():
+    q, k, v = qkv(seqlen_k=5)
+    nothing, nothing_lse, _ = flash_attn_func(q, k[:, :0], v[:, :0], return_attn_probs=True)
+    assert np.all(np.isposinf(nothing_lse))
+    out, lse = dlattn.attention(q, k, v, return_lse=True)
+    for parts in ([(nothing, nothing_lse), (out, lse)], [(out, lse), (nothing, nothing_lse)]):
+        merged_out, merged_lse = dlattn.merge_states(*zip(*parts, strict=True))
+        np.testing.assert_array_equal(merged_out, out)
+        np.testing.assert_array_equal(merged_lse, lse)
+    none_out, none_lse = dlattn.merge_states([nothing] * 2, [nothing_lse] * 2)
+    assert not none_out.any() and np.all(np.isneginf(none_lse))
+    _, of_nan = dlattn.merge_states([out, out], [lse, np.full_like(lse, np.nan)])
+    assert np.all(np.isnan(of_nan))
 
 
 def test_merge_of_one_state_is_that_state():

@@ -365,14 +365,17 @@ def test_merge_states(dtype: str, parts: int, dim: int) -> None:
     assert_close(lse, want_lse, plain_lse, "float32", "lse")
 
 
+@pytest.mark.parametrize("infinity", [-math.inf, math.inf])
 @pytest.mark.parametrize("dtype", ["float32", *HALF])
-def test_merge_with_empty_states(dtype: str) -> None:
+def test_merge_with_empty_states(dtype: str, infinity: float) -> None:
     q, k, v = qkv(dtype, 37, 60)
     out, lse = dlattn.attention(q, k, v, kernel="scalar", return_lse=True)
-    nothing = torch.full_like(out, math.nan), torch.full_like(lse, -math.inf)
+    nothing = torch.full_like(out, math.nan), torch.full_like(lse, infinity)
     merged, merged_lse = dlattn.merge_states([nothing[0], out], [nothing[1], lse])
     torch.testing.assert_close(merged, out)
     torch.testing.assert_close(merged_lse, lse)
     merged, merged_lse = dlattn.merge_states([nothing[0]] * 3, [nothing[1]] * 3)
     assert (merged == 0).all()
     assert (merged_lse == -math.inf).all()
+    merged, merged_lse = dlattn.merge_states([out, out], [lse, torch.full_like(lse, math.nan)])
+    assert merged.isnan().all() and merged_lse.isnan().all()

@@ -151,9 +151,10 @@ def test_merge_of_parts_is_the_whole(qkv):
     np.testing.assert_allclose(lse, whole[1], rtol=1e-13)
 
 
-def test_merge_ignores_what_empty_parts_hold(qkv):
+@pytest.mark.parametrize("infinity", [-np.inf, np.inf])
+def test_merge_ignores_what_empty_parts_hold(qkv, infinity):
     out, lse = attention_reference(*qkv)
-    garbage, nothing = np.full_like(out, np.nan), np.full_like(lse, -np.inf)
+    garbage, nothing = np.full_like(out, np.nan), np.full_like(lse, infinity)
     merged = merge_states_reference([garbage, out], [nothing, lse])
     np.testing.assert_array_equal(merged[0], out)
     np.testing.assert_array_equal(merged[1], lse)

@@ -13,7 +13,7 @@ struct MergeCase {
   simt::Layout layout = simt::Layout::kBshd;
 };
 
-// Parts: some empty (lse = -inf, out = NaN), and row 0 of batch 0 empty in all of them.
+// Parts: some empty (lse an infinity, out = NaN), and row 0 of batch 0 empty in all of them.
 template <typename T>
 struct Parts {
   std::vector<simt::Tensor<T>> outs;
@@ -39,7 +39,7 @@ Parts<T> make_parts(const MergeCase& c) {
       for (int h = 0; h < c.num_heads; ++h) {
         for (int i = 0; i < c.seqlen_q; ++i) {
           if ((b > 0 || i > 0) && (i + n) % 5 != 4) continue;
-          lse.at(b, h, i, 0) = -INFINITY;
+          lse.at(b, h, i, 0) = (i + h + n) % 2 ? INFINITY : -INFINITY;
           for (int d = 0; d < c.head_dim_v; ++d) out.at(b, i, h, d) = static_cast<T>(NAN);
         }
       }
@@ -78,14 +78,15 @@ template <typename Real, typename T>
 void merge_row(const Parts<T>& parts, int b, int h, int i, std::vector<Real>* out, Real* lse) {
   Real maximum = -INFINITY, sum = 0;
   for (const auto& part : parts.lses) {
+    if (!std::isfinite(part.at(b, h, i, 0))) continue;
     maximum = std::max(maximum, static_cast<Real>(part.at(b, h, i, 0)));
   }
   std::fill(out->begin(), out->end(), Real{0});
   *lse = -INFINITY;
   if (maximum == -INFINITY) return;
   for (std::size_t n = 0; n < parts.outs.size(); ++n) {
+    if (!std::isfinite(parts.lses[n].at(b, h, i, 0))) continue;
     const Real weight = std::exp(static_cast<Real>(parts.lses[n].at(b, h, i, 0)) - maximum);
-    if (weight == 0) continue;
     sum += weight;
     for (std::size_t d = 0; d < out->size(); ++d) {
       (*out)[d] += weight * static_cast<Real>(static_cast<float>(parts.outs[n].at(b, i, h, d)));

@@ -19,8 +19,9 @@ Weights weights_of_row(const MergeParams& p, std::int64_t b, std::int64_t h, std
   Weights w;
   double max = -kInf;
   for (int n = 0; n < p.num_states; ++n) {
-    const double lse = p.lses[n].data[b * p.lses[n].batch_stride + h * p.lses[n].head_stride +
-                                      i * p.lses[n].row_stride];
+    const double given = p.lses[n].data[b * p.lses[n].batch_stride + h * p.lses[n].head_stride +
+                                        i * p.lses[n].row_stride];
+    const double lse = given == kInf ? -kInf : given;  // a part without keys, either way
     w.weight[n] = lse;
     // A NaN wins, so that it reaches the result.
     if (lse > max || std::isnan(lse)) max = lse;

@@ -15,8 +15,9 @@ constexpr int kMaxMergeStates = 32;
 
 // Merge of partial attention results over disjoint sets of keys, exact up to rounding:
 //   lse = log sum_n exp(lse_n),  out = sum_n exp(lse_n - lse) out_n.
-// A part with lse_n = -inf contributes nothing, whatever its out_n holds; if every part is empty,
-// out = 0, lse = -inf.
+// A part whose lse_n is an infinity, of either sign, has no keys and contributes nothing, whatever
+// its out_n holds: flash attention's functions say +inf there. If every part is empty, out = 0,
+// lse = -inf. So a part computed with a sink of +inf cannot be merged. NaN makes the result NaN.
 struct MergeParams {
   int num_states = 0;  // 1 .. kMaxMergeStates
   // Neither out nor lse shares memory with a part.

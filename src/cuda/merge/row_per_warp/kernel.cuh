@@ -40,11 +40,11 @@ __device__ __forceinline__ void merge_row(const MergeParams& p, const Row& row, 
     lse = p.lses[lane_idx].data[row.batch * p.lses[lane_idx].batch_stride +
                                 row.head * p.lses[lane_idx].head_stride +
                                 row.query * p.lses[lane_idx].row_stride];
+    if (lse == INFINITY) lse = -INFINITY;  // a part without keys, either way
   }
   const float max = tile::reduce_max<32>(lse);
   const float finite_max = max == -INFINITY ? 0.0f : max;
-  // Of a part whose sink is +inf, lse is too.
-  const float weight = lse == finite_max ? 1.0f : ptx::exp2((lse - finite_max) * tile::kLog2e);
+  const float weight = ptx::exp2((lse - finite_max) * tile::kLog2e);
   const float sum = tile::reduce_sum<32>(weight);
   const float scale = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
 
