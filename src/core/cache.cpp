@@ -1,8 +1,11 @@
 #include "core/cache.h"
 
+#include <algorithm>
+
 #include "core/checks.h"
 #include "core/fail.h"
 #include "core/plan.h"
+#include "core/positions.h"
 #include "core/tensor_sizes.h"
 
 namespace dlattn::core {
@@ -36,6 +39,19 @@ void check_dtypes(const AttentionParams& p) {
   }
 }
 
+// The keys of sequence b that one of its queries may see by position: in pages of no other keys may
+// anything stand, as kernels do not read them.
+Range<std::int64_t> seen_keys(const AttentionParams& p, std::int64_t b, std::int64_t length,
+                              std::int64_t leftpad) {
+  const std::int64_t queries =
+      p.cu_seqlens_q ? std::int64_t{p.cu_seqlens_q[b + 1]} - p.cu_seqlens_q[b] : p.seqlen_q;
+  if (queries <= 0) return {0, 0};
+  const std::int64_t shift = position_shift(p.causal, queries, length);
+  const PositionMask<std::int64_t> mask(window_of<std::int64_t>(p), shift, length);
+  const Range<std::int64_t> keys = mask.any_row(0, queries - 1);
+  return {std::max(keys.begin, leftpad), keys.end};
+}
+
 }  // namespace
 
 void check_cache(const AttentionParams& p) {
@@ -67,9 +83,11 @@ void check_cached_keys(const AttentionParams& p) {
       fail("cache_batch_idx[", b, "] is ", p.cache_batch_idx[b], "; accepted: 0 to ",
            p.cache_batch_size - 1, ", the entries of the cache");
     }
-    if (!p.page_table.data || leftpad == length) continue;
+    if (!p.page_table.data) continue;
+    const Range<std::int64_t> seen = seen_keys(p, b, length, leftpad);
+    if (seen.end <= seen.begin) continue;
     const std::int32_t* const pages = p.page_table.data + b * p.page_table.batch_stride;
-    for (std::int64_t i = leftpad / p.page_size; i < pages_of(p, length); ++i) {
+    for (std::int64_t i = seen.begin / p.page_size; i <= (seen.end - 1) / p.page_size; ++i) {
       if (pages[i] >= 0 && pages[i] < p.num_pages) continue;
       fail("page_table[", b, "][", i, "] is ", pages[i], "; accepted: 0 to ", p.num_pages - 1,
            ", as the sequence has ", length, " keys in pages of ", p.page_size);

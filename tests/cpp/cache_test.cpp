@@ -214,6 +214,55 @@ void values() {
   table[2][0] = table[2][1] = 8;
 }
 
+// Pages that no query may see by its position: before a window, and behind what the last query
+// sees.
+void pages_beyond_windows() {
+  const auto refused = [](std::int64_t page) {
+    return "page_table[0][" + std::to_string(page) +
+           "] is 99; accepted: 0 to 8, as the sequence has 10 keys in pages of 4";
+  };
+  struct Seen {
+    Causal causal;
+    std::int64_t left, right;
+    bool pages[3];
+  };
+  // Of 10 keys the two queries are at 8 and 9, top-left at 0 and 1.
+  const Seen cases[] = {
+      {Causal::kNone, -1, -1, {true, true, true}},
+      {Causal::kBottomRight, 3, -1, {false, true, true}},  // keys 5 to 9
+      {Causal::kBottomRight, 4, 0, {false, true, true}},   // 4 to 9
+      {Causal::kNone, 5, 0, {true, true, true}},           // 3 to 9
+      {Causal::kBottomRight, 0, -1, {false, false, true}},
+      {Causal::kTopLeft, -1, -1, {true, false, false}},
+      {Causal::kTopLeft, 0, 0, {true, false, false}},
+      {Causal::kNone, -1, 0, {true, true, true}},
+  };
+  for (const Seen& seen : cases) {
+    for (std::int64_t page = 0; page < 3; ++page) {
+      const auto set = [&](auto& p) {
+        p.causal = seen.causal, p.window_left = seen.left, p.window_right = seen.right;
+      };
+      const std::int32_t before = table[0][page];
+      table[0][page] = 99;
+      if (seen.pages[page]) {
+        refuses(set, refused(page), paged());
+      } else {
+        accepts(set, paged());
+      }
+      table[0][page] = before;
+    }
+  }
+  // A sequence without queries sees none; rows: 2, 0 and 4 queries of the three.
+  AttentionParams p = paged();
+  p.cu_seqlens_q = rows, p.total_q = 6, p.seqlen_q = 4;
+  used[1] = 9;
+  accepts([](auto&) {}, p);
+  table[2][0] = -1, p.causal = Causal::kBottomRight, p.window_left = 0;  // at keys 1 to 4
+  refuses([](auto&) {},
+          "page_table[2][0] is -1; accepted: 0 to 8, as the sequence has 5 keys in pages of 4", p);
+  used[1] = 0, table[2][0] = 8;
+}
+
 // A family reads keys in a cache only if its record says so.
 void families() {
   core::ForwardFamily record = {"made_up", 0, 1, nullptr,
@@ -249,6 +298,7 @@ int main() {
   together();
   sizes_and_addresses();
   values();
+  pages_beyond_windows();
   families();
   return test::summary();
 }

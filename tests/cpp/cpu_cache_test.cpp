@@ -40,6 +40,7 @@ class Cached {
       leftpads.push_back(cache.leftpad ? static_cast<std::int32_t>(random() % 7) : 0);
       used.push_back(static_cast<std::int32_t>(problem.keys(b)) + leftpads.back());
       entries.push_back(static_cast<std::int32_t>(batch - b));  // of batch + 1
+      queries_of.push_back(problem.cu_seqlens_q[b + 1] - problem.cu_seqlens_q[b]);
       p.seqlen_k = std::max<std::int64_t>(p.seqlen_k, used.back());
     }
     p.cu_seqlens_k = nullptr, p.total_k = 0;
@@ -61,7 +62,7 @@ class Cached {
   }
 
   AttentionParams params;
-  std::vector<std::int32_t> used, leftpads, entries, table;
+  std::vector<std::int32_t> used, leftpads, entries, table, told, queries_of;
   Buffer k, v;
 
  private:
@@ -84,13 +85,38 @@ class Cached {
       const std::int64_t own = (used[b] + page_size - 1) / page_size;
       for (std::int64_t i = 0; i < own; ++i) table[b * p.page_table.batch_stride + i] = pages++;
     }
+    const std::vector<bool> seen = seen_pages(page_size);
     std::vector<std::int32_t> order(pages);
     for (std::int32_t i = 0; i < pages; ++i) order[i] = i;
     std::shuffle(order.begin(), order.end(), random);
     for (std::int32_t& page : table) page = page < 0 ? -1 : order[page];
-    p.page_table.data = table.data();
+    told = table;
+    constexpr std::int32_t kNoPages[] = {-1, std::numeric_limits<std::int32_t>::max()};
+    for (std::size_t i = 0; i < told.size(); ++i) {
+      if (!seen[i]) told[i] = kNoPages[i % 2];
+    }
+    p.page_table.data = told.data();
     p.num_pages = pages;
     return pages;
+  }
+
+  // Whether a query sees a key of each page of the table. What no query sees need not be there.
+  std::vector<bool> seen_pages(std::int64_t page_size) const {
+    const AttentionParams& p = params;
+    std::vector<bool> seen(table.size());
+    for (std::int64_t b = 0; b < p.batch_size; ++b) {
+      const std::int64_t queries = queries_of[b];
+      for (std::int64_t j = leftpads[b]; j < used[b]; ++j) {
+        for (std::int64_t i = 0; i < queries; ++i) {
+          const std::int64_t at = i + used[b] - queries;
+          const bool hidden = (p.causal == Causal::kBottomRight && j > at) ||
+                              (p.window_left >= 0 && j < at - p.window_left) ||
+                              (p.window_right >= 0 && j > at + p.window_right);
+          if (!hidden) seen[b * p.page_table.batch_stride + j / page_size] = true;
+        }
+      }
+    }
+    return seen;
   }
 
   std::int64_t index(std::int64_t b, std::int64_t j, const TensorView& x) const {

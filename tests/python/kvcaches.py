@@ -66,6 +66,8 @@ class Problem:
         self.seqused_k = np.array(cache.lengths, np.int32)
         self.leftpad_k = None if cache.leftpads is None else np.array(cache.leftpads, np.int32)
         self.page_table: Any = None
+        self.told_table: Any = None
+        """What calls are told, if it is another table."""
         self.cache_batch_idx: Any = None
         entries, rows = batch, cache.room
         if cache.page_size:
@@ -139,12 +141,21 @@ class Problem:
         made = {"q": convert(self.q, dtype), "k_cache": buffers[0], "v_cache": buffers[1]}
         for name in ("seqused_k", "page_table", "cache_batch_idx", "leftpad_k"):
             values = getattr(self, name)
+            if name == "page_table" and self.told_table is not None:
+                values = self.told_table
             if values is not None:
                 made[name] = convert(values, "int32")
         if cache_dtype:
             made["k_scale"] = convert(self.k_scale, "float32")
             made["v_scale"] = convert(self.v_scale, "float32")
         return {**made, "layout": self.cache.layout}
+
+    def evict(self, left: int, entry: int) -> None:
+        """Tell of no page before a window of so many keys, as engines leave their tables."""
+        self.told_table = self.page_table.copy()
+        for b, length in enumerate(self.cache.lengths):
+            first = max(0, length - self.cache.seqlen_q - left)
+            self.told_table[b, : first // self.cache.page_size] = entry
 
     def take_out(self, counts: Any, rows: int) -> tuple[Any, Any]:
         """The keys and values behind the first `counts` of each sequence; NaN takes their place."""
@@ -171,6 +182,8 @@ class Problem:
     def check(self, out: Any, lse: Any, **options: Any) -> None:
         """Each sequence is within the bound of the float64 reference, in itself."""
         given = self.arrays(lambda x, dtype: x)
+        if self.page_table is not None:
+            given["page_table"] = self.page_table
         options = {name: x for name, x in options.items() if name not in PLANNED}
         assert max_error(out, out) == 0.0, "NaN in out"
         for b, (q, k, v, own) in enumerate(kvcache_problems(**given, **options)):

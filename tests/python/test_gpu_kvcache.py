@@ -60,6 +60,19 @@ def kernel(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
+@pytest.mark.parametrize("entry", [-1, MOST])
+@pytest.mark.parametrize("page_size", [1, 3, 16, 256])
+def test_pages_before_a_window_need_not_be_there(page_size: int, entry: int, kernel: str) -> None:
+    """Tiles of keys begin before windows, with entries that are no pages within the first one."""
+    for seqlen_q, left in ((1, 20), (3, 7), (8, 0), (40, 33)):
+        cache = Cache((0, 9, 50, 210, 900), page_size, seqlen_q, capacity=1024, dtype="float16")
+        problem = Problem(cache)
+        problem.evict(left, entry)
+        assert (problem.told_table[4] == entry).any()
+        run(problem, kernel, causal=True, window=(left, None))
+        run(problem, kernel, causal=True, window=(left, None), softcap=2.0)
+
+
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 @pytest.mark.parametrize("page_size", PAGES)

@@ -93,6 +93,20 @@ def test_draft_trees(dtype, page_size):
     run(problem, mask=of_all[0, 0, :, :1])  # whole rows
 
 
+@pytest.mark.parametrize("entry", [-1, 2**31 - 1])
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+def test_pages_before_a_window_need_not_be_there(page_size, entry):
+    for seqlen_q, left in ((1, 20), (3, 7), (8, 0), (40, 33)):
+        problem = Problem(Cache((0, 9, 50, 210), page_size, seqlen_q, capacity=224))
+        problem.evict(left, entry)
+        assert (problem.told_table[3] == entry).sum() > 210 // page_size // 3
+        run(problem, causal=True, window=(left, None))
+        run(problem, causal=True, window=(left, None), softcap=2.0)
+    problem.evict(left - 3 * page_size, entry)
+    with pytest.raises(dlattn.UnsupportedError, match=f"is {entry}; accepted: 0 to"):
+        run(problem, causal=True, window=(left, None))
+
+
 def test_one_sequence_of_many_keys():
     """Keys of few queries are split."""
     cache = Cache((5000,), 16, num_heads=2, num_heads_kv=1, capacity=8000)

@@ -100,6 +100,15 @@ struct Pool {
         if (cache.stray && page == 0) page = std::numeric_limits<std::int32_t>::min();
         if (cache.stray && page == count - 1) page = count;
       }
+      // What no query sees by position need not be there, though a tile of keys begins with it.
+      for (int b = 0; b < c.batch_size; ++b) {
+        const int length = within(used[b], c.seqlen_k), queries = c.rows_q(b);
+        const auto window = dlattn::window_of<int>(c.causal, c.window_left, c.window_right);
+        const int shift = dlattn::position_shift(c.causal, queries, length);
+        const dlattn::PositionMask<int> mask(window, shift, length);
+        for (int i = 0; queries > 0 && i < mask.any_row(0, queries - 1).begin / rows; ++i)
+          told_pages[b * max_pages + i] = i % 2 ? -1 : 0x7fffffff;
+      }
     }
     simt::allocate(&k, c.layout, count, rows, c.num_heads_kv, c.head_dim);
     simt::allocate(&v, c.layout, count, rows, c.num_heads_kv, c.dim_v());
@@ -329,6 +338,14 @@ std::vector<DecodeCase> cases() {
       // Caches of 8 bits with more rows than a row block has, and more heads.
       {{6, 300, 128, kCausal, 8, 2, Layout::kBshd, 0, 3}, {{300, 40, 129}, 16}, {0, 2, 9}},
       {{1, 290, 192, kFull, 8, 1, Layout::kBhsd, 0, 2}, {{290, 3}}, {0, 5}},
+      // Windows, and pages before them that there are not, within their first tile too.
+      {simt::with({1, 400, 128, kCausal, 4, 1, Layout::kBshd, 0, 3},
+                  [](Case& c) { c.window_left = 90; }),
+       {{400, 5, 131}, 16},
+       {0, 2}},
+      {simt::with({3, 300, 64, kCausal, 2, 1, Layout::kBhsd, 0, 2},
+                  [](Case& c) { c.window_left = 5; }),
+       {{300, 77}, 1}},
       // Keys split as the caller asks: more parts than there are tiles, parts of which windows
       // leave a piece, sequences without a part.
       {{1, 700, 64, kFull, 4, 1, Layout::kBshd, 0, 4}, {{700, 0, 1, 300}, 16}, {1, 3, 40}, 3},
