@@ -410,6 +410,29 @@ def test_dot_product_attention(options: dict[str, Any], keys: int) -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("filler", [np.nan, np.inf])
+def test_rows_beyond_lengths_reach_no_result(filler: float) -> None:
+    """Neither out nor a gradient, whatever they hold."""
+    lengths = {**LENGTHS, "query_seq_lengths": np.array([11, 7], np.int32)}
+
+    def results(filler: float) -> Any:
+        arrays = [x.copy() for x in INPUTS]
+        for x, name in zip(arrays, ("query", "key_value", "key_value"), strict=True):
+            for b, length in enumerate(lengths[f"{name}_seq_lengths"]):
+                x[b, length:] = filler
+
+        def loss(a: Any) -> Any:
+            out = face.dot_product_attention(*a, is_causal=True, **lengths)
+            return (out * out).sum(), out
+
+        gradients, out = jax.jit(jax.grad(loss, has_aux=True))(arrays)
+        return [out, *gradients]
+
+    for got, want in zip(results(filler), results(0.0), strict=True):
+        assert np.isfinite(got).all() and np.abs(got).max() > 0.1
+        np.testing.assert_array_equal(got, want)
+
+
 def test_dot_product_attention_without_batch() -> None:
     q, k, v = (x[0] for x in INPUTS)
     out, lse = face.dot_product_attention(q, k, v, is_causal=True, return_residual=True)

@@ -168,6 +168,10 @@ def dot_product_attention(
     bound.apply_defaults()
     if used is not None and k.ndim == 4:
         bound.arguments["seqused_k"] = jnp.clip(used, 0, k.shape[1])
+    if query_seq_lengths is not None and q.ndim == 4:
+        # What NaN in the other rows would make of the gradients of key and value.
+        valid = jnp.arange(q.shape[1]) < given["query_seq_lengths"][:, None]
+        bound.arguments["q"] = jnp.where(valid[..., None, None], q, jnp.zeros_like(q))
     try:
         result = _attend(bound.arguments)
     except (UnsupportedError, TypeError) as error:
@@ -175,7 +179,6 @@ def dot_product_attention(
         raise
     out, lse = result if return_residual else (result, None)
     if query_seq_lengths is not None:
-        valid = jnp.arange(q.shape[1]) < given["query_seq_lengths"][:, None]
         out = jnp.where(valid[..., None, None], out, 0)
         lse = None if lse is None else jnp.where(valid[:, None], lse, -jnp.inf)
     out = out[0] if alone else out

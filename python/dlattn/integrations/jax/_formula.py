@@ -30,6 +30,12 @@ def attention(options: Mapping[str, Any], operands: Mapping[str, Any]) -> tuple[
     # Elements of 16 bits multiply as such, and add up in float32.
     precision = jax.lax.Precision.HIGHEST if q.dtype == compute else None
 
+    if "seqused_k" in operands:
+        # NaN in a row that is not in use, times a weight or a gradient of 0, would be NaN.
+        rows = operands["seqused_k"].reshape(-1, 1, 1, 1)
+        in_use = jnp.arange(seqlen_k)[:, None, None] < rows
+        k, v = (jnp.where(in_use, x, jnp.zeros_like(x)) for x in (k, v))
+
     scale = options["softmax_scale"]
     scale = 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
     q = q.reshape(batch_size, seqlen_q, *groups[1:], head_dim)
