@@ -263,6 +263,25 @@ def test_merging_partial_attention_is_attention_over_all_keys():
     assert_attention(merged, q, k, v)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("slope", [-1000.0, -300.3])
+def test_the_furthest_key_has_the_row(dtype, slope):
+    """Of scores up to 10^6 out is one key's value, to the last bit, and lse as good."""
+    options = {"alibi_slopes": np.full(4, slope, np.float32)}
+    for seqlen_q, seqlen_k in ((17, 20), (40, 150), (3, 1100)):
+        for causal in (False, "top_left", True):
+            q, k, v = qkv(seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=24, dtype=dtype)
+            out, lse = dlattn.attention(q, k, v, causal=causal, return_lse=True, **options)
+            at = np.arange(seqlen_q) + (0 if causal == "top_left" else seqlen_k - seqlen_q)
+            last = at if causal else seqlen_k - 1
+            furthest = np.where(at > last - at, 0, last)  # never as far as the other end
+            np.testing.assert_array_equal(out, np.repeat(v[:, furthest], 2, axis=2))
+            exact = attention_reference(q, k, v, causal=causal, **options)[1]
+            large = np.abs(exact) > 1e3
+            ulps = np.abs(lse - exact) / np.spacing(np.abs(exact).astype(np.float32))
+            assert (ulps[large] <= 2.0).all()
+
+
 def test_merge_with_what_flash_attention_returns_without_keys():
     q, k, v = qkv(seqlen_k=5)
     nothing, nothing_lse, _ = flash_attn_func(q, k[:, :0], v[:, :0], return_attn_probs=True)

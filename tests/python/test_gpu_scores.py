@@ -145,6 +145,32 @@ def test_special_biases(kernel: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", ["wmma_qk", "wmma_smem", "wmma:wide"])
+@every_kernel
+@pytest.mark.parametrize("dim", [64, 96, 128])
+@pytest.mark.parametrize("slope", [-1000.0, -300.3])
+def test_the_furthest_key_has_the_row(kernel: str, dtype: str, dim: int, slope: float) -> None:
+    """Of scores up to 10^6 out is one key's value, to the last bit, and lse as good."""
+    for lengths in [(17, 20), (40, 150), (3, 1100)]:
+        for causal in (False, "top_left", True):
+            q, k, v = qkv(dtype, *lengths, dim=dim)
+            slopes = torch.full((q.shape[2],), slope, device=DEVICE)
+            options: dict[str, Any] = {"causal": causal, "alibi_slopes": slopes}
+            if not dlattn.supported(q, k, v, kernel=kernel, **options):
+                pytest.skip("not by this kernel")
+            out, lse = dlattn.attention(q, k, v, kernel=kernel, return_lse=True, **options)
+            at = torch.arange(lengths[0], device=DEVICE)
+            at = at + (0 if causal == "top_left" else lengths[1] - lengths[0])
+            last = at if causal else torch.full_like(at, lengths[1] - 1)
+            furthest = torch.where(at > last - at, 0, last)  # never as far as the other end
+            want = v[:, furthest].repeat_interleave(q.shape[2] // v.shape[2], 2)
+            assert torch.equal(out, want), (lengths, causal)
+            exact = attend(q, k, v, torch.float64, **options)[1]
+            large = exact.abs() > 1e3
+            size = exact.float().abs()
+            ulp = torch.nextafter(size, torch.full_like(size, math.inf)) - size
+            assert ((lse - exact).abs() <= 3.0 * ulp)[large].all(), (lengths, causal)
+
+
 @pytest.mark.parametrize("feature", ["softcap", "bias", "mask", "alibi_slopes"])
 def test_what_the_other_kernels_lack(kernel: str, feature: str) -> None:
     options = {

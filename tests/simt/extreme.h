@@ -25,6 +25,7 @@ struct Extreme {
   double bias = 0.0;   // added to the bias there; no lower or higher than its dtype's ends
   double equal = 0.0;  // q and k, all of them; 0: as drawn
   std::optional<double> slope, sink, scale;
+  bool one_key = false;  // one key of each row outweighs the others: out is its value, exactly
 
   bool holds(int i, int j, int seqlen_q, int seqlen_k) const {
     switch (where) {

@@ -3,6 +3,7 @@
 #include "cuda/forward/decode/kernel.cuh"
 #include "feature_cases.h"
 #include "length_cases.h"
+#include "value_cases.h"
 
 namespace {
 
@@ -358,6 +359,7 @@ std::vector<DecodeCase> cases() {
       {{1, 300, 64, kFull, 2, 1, Layout::kBshd, 0, 3},
        {{300, 300, 300}, 0, {}, {170, 0, 3}, false}},
   };
+  for (const Case& c : simt::far_key_cases()) cases.push_back({c, {}, {0, 3}});
   // Clusters: more blocks than there are tiles, so that some have none, rows that see nothing,
   // sequences of several lengths one after the other, windows, draft tokens, keys of 8 bits.
   const auto add_clusters = [&](const Case& c, const Cache& cache, std::vector<int> sizes) {

@@ -31,7 +31,11 @@ inline std::vector<Case> value_cases_of(const Case& base, bool all) {
   add_bias(Bias::kOwnDType, kLowest, Where::kAfterRow);
   add([](Case&, Extreme& e) { e.equal = 30000.0; });
   add([](Case& c, Extreme&) { c.softcap = 1e7; });
-  add([](Case& c, Extreme& e) { c.alibi = true, e.slope = -1000.0; });
+  for (const Causal causal : {kFull, kTopLeft}) {
+    add([=](Case& c, Extreme& e) {
+      c.causal = causal, c.alibi = e.one_key = true, e.slope = -1000.0;
+    });
+  }
   add([](Case& c, Extreme& e) { c.alibi = true, e.slope = 1e30; });
   add([](Case& c, Extreme& e) { c.sinks = true, e.sink = 3e38; });
   if (!all) return cases;
@@ -73,6 +77,24 @@ inline std::vector<Case> value_cases_of(const Case& base, bool all) {
   return cases;
 }
 
+// Scores of 10^3 to 10^6, of which each row's furthest key has the largest by far.
+inline std::vector<Case> far_key_cases() {
+  std::vector<Case> cases;
+  for (const int head_dim : {64, 96, 128}) {
+    for (const double slope : {-1000.0, -300.3}) {
+      for (const Case& c : {Case{3, 1100, head_dim, kFull, 2, 1}, Case{17, 20, head_dim, kTopLeft},
+                            Case{20, 90, head_dim, kCausal, 2, 2}}) {
+        cases.push_back(with(c, [=](Case& c) {
+          c.alibi = true;
+          c.extreme.emplace();
+          c.extreme->one_key = true, c.extreme->slope = slope;
+        }));
+      }
+    }
+  }
+  return cases;
+}
+
 inline std::vector<Case> value_cases() {
   std::vector<Case> cases;
   for (const int head_dim : {64, 96, 128, 192, 256}) {
@@ -81,6 +103,7 @@ inline std::vector<Case> value_cases() {
   }
   append(&cases, value_cases_of({40, 136, 192, kCausal, 1, 1, Layout::kBshd, 128}, false));
   append(&cases, value_cases_of({1, 200, 64, kFull, 4, 1}, false));  // packed heads
+  append(&cases, far_key_cases());
   return cases;
 }
 

@@ -34,9 +34,10 @@ constexpr float kLargest = 0x1p120f;
 constexpr float kNothing = 3.402823466e+38f;
 
 // The largest scaled row max, by magnitude, where probabilities have 16 bits. Its rounding is at
-// most 4, so that the probability of a row's largest score is within 2^-4 and 2^4. `most` below:
-// this, or what a kernel has instead.
-constexpr float kMostScaled = 0x1p26f;
+// most 2^-12, so that the probability of a row's largest score is within 2^-12 of 1: rounded to
+// fp16 it is 1, its sum is not 1 by so little that a row of one key has that key's values, to the
+// last bit. `most` below: this, or what a kernel has instead.
+constexpr float kMostScaled = 0x1p13f;
 
 struct RowMax {
   float base = 0.0f;     // in the scores' units; -inf: the row has seen nothing

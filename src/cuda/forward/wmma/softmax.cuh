@@ -322,10 +322,12 @@ struct SpeculativeSoftmax {
   }
 
   // Times this, what is relative to a row max is relative to the row max scaled and rounded. From
-  // kMostScaled on the rounding is not taken back: it is the same in all warps that share the row.
+  // 2^26 on, where that is a factor beyond 2^4, the rounding is not taken back: it is the same in
+  // all warps that share the row.
   __device__ __forceinline__ float scaled_part(int m, int h, float scale) const {
     const float row_max = words[m][h] * scale;
-    if (!unscaled || !(fabsf(row_max) < tile::kMostScaled)) return 1.0f;
+    constexpr float kMostRounded = 0x1p26f;
+    if (!unscaled || !(fabsf(row_max) < kMostRounded)) return 1.0f;
     return ptx::exp2(fmaf(words[m][h], scale, -row_max));
   }
 
