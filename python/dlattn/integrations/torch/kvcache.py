@@ -8,16 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import register_flop_formula
 
 import dlattn
 from dlattn._types import Causal, Window
-from dlattn.integrations.torch import ops
+from dlattn.integrations.torch import flops, ops
 
 _SCHEMA = (
     "attention_with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache, Tensor seqused_k, "
     "Tensor? page_table=None, Tensor? cache_batch_idx=None, Tensor? leftpad_k=None, "
-    "int? max_seqlen_k=None, int causal=0, float? scale=None, int window_left=-1, "
-    "int window_right=-1, float softcap=0.0, Tensor? mask=None, Tensor? alibi_slopes=None, "
+    "SymInt? max_seqlen_k=None, int causal=0, float? scale=None, SymInt window_left=-1, "
+    "SymInt window_right=-1, float softcap=0.0, Tensor? mask=None, Tensor? alibi_slopes=None, "
     "Tensor? sinks=None, bool bhsd=False, bool batch_invariant=False, Tensor? k_scale=None, "
     "Tensor? v_scale=None) -> (Tensor out, Tensor lse)"
 )
@@ -146,6 +147,9 @@ def _register() -> None:
         _LIBRARY.impl(name, ops.with_defaults(_SCHEMA)(_kernel), backend)
     _LIBRARY.impl(name, ops.forward_only(name), "Autograd")
     torch.library.register_fake(f"dlattn::{name}", ops.with_defaults(_SCHEMA)(_fake), lib=_LIBRARY)
+    ops.register_mapping(_SCHEMA, _LIBRARY)
+    packet = torch.ops.dlattn.attention_with_kvcache
+    register_flop_formula(packet, get_raw=True)(flops.attention_with_kvcache)
 
 
 _register()

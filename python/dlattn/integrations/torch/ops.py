@@ -23,21 +23,23 @@ from torch.utils.flop_counter import register_flop_formula
 
 import dlattn
 from dlattn._types import Causal, Precision, Window
+from dlattn.integrations.torch import flops, vmap
 from dlattn.integrations.torch.kernels import Kernels, count_write, own_error
 
 # Alignments of the causal mask as the operators have them.
 CAUSAL: dict[bool | str, int] = {False: 0, True: 1, "bottom_right": 1, "top_left": 2}
 _CAUSAL_OF: tuple[Causal, ...] = (False, "bottom_right", "top_left")
 
-# What both operators of attention have behind their tensors; -1: no limit of a window.
+# What both operators of attention have behind their tensors; -1: no limit of a window. Lengths are
+# SymInt, which a compiled graph takes anew at each call: an int is a constant of the graph.
 _OPTIONS = (
     "Tensor? bias=None, Tensor? mask=None, Tensor? alibi_slopes=None, Tensor? sinks=None, "
-    "int causal=0, float? scale=None, int window_left=-1, int window_right=-1, float softcap=0.0, "
-    "str? precision=None, bool bhsd=False, bool batch_invariant=False"
+    "int causal=0, float? scale=None, SymInt window_left=-1, SymInt window_right=-1, "
+    "float softcap=0.0, str? precision=None, bool bhsd=False, bool batch_invariant=False"
 )
 _VARLEN = (
-    "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, "
-    "int max_seqlen_k, Tensor? seqused_k=None, "
+    "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, "
+    "SymInt max_seqlen_k, Tensor? seqused_k=None, "
 )
 _LIBRARY = torch.library.Library("dlattn", "DEF")
 
@@ -249,6 +251,20 @@ def with_defaults(schema: str) -> Callable[[Callable[..., Any]], Callable[..., A
     return decorate
 
 
+def register_mapping(schema: str, library: Any) -> None:
+    """Give an operator its rule of `vmap`, which gets all arguments and their dimensions."""
+    name = schema.partition("(")[0]
+    rule = getattr(vmap, name)
+    full = with_defaults(schema)(lambda *arguments: arguments)
+
+    def mapped(info: Any, in_dims: tuple[Any, ...], *given: Any) -> Any:
+        arguments = full(*given)
+        dims = (*in_dims, *(None,) * (len(arguments) - len(in_dims)))
+        return rule(info.batch_size, dims, *arguments)
+
+    torch.library.register_vmap(f"dlattn::{name}", mapped, lib=library)
+
+
 def _fake_attention(q: Any, k: Any, v: Any, *options: Any) -> Any:
     bhsd = options[10]
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -277,53 +293,6 @@ def _fake_merge(outs: list[torch.Tensor], lses: list[torch.Tensor]) -> Any:
     return torch.empty_like(outs[0], memory_format=torch.contiguous_format), lses[0].new_empty(
         lses[0].shape
     )
-
-
-# vmap and operations
-
-
-def _batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
-    """All that is mapped joins the batch."""
-    count = info.batch_size
-    moved = []
-    for i, (x, dim) in enumerate(zip(arguments, in_dims, strict=True)):
-        if not isinstance(x, torch.Tensor) or (i == 6 and dim is None):  # sinks have no batch
-            moved.append(x)
-            continue
-        if i == 6:
-            raise NotImplementedError(
-                "sinks: vmap over them is not implemented; accepted: sinks that are not mapped"
-            )
-        x = x.movedim(dim, 0) if dim is not None else x.expand(count, *x.shape)
-        if i > 2:  # bias, mask and slopes may lack leading dimensions
-            x = _of_full_batch(
-                x, arguments[0].dim() - (in_dims[0] is not None), i, arguments, in_dims
-            )
-        moved.append(x.flatten(0, 1))
-    out, lse = torch.ops.dlattn.attention(*moved)
-    return tuple(x.unflatten(0, (count, -1)) for x in (out, lse)), (0, 0)
-
-
-def _of_full_batch(
-    x: torch.Tensor, rank: int, i: int, arguments: Any, in_dims: tuple[Any, ...]
-) -> torch.Tensor:
-    """(mapped, batch, …) of a tensor that broadcasts to (batch, …)."""
-    q, dim = arguments[0], in_dims[0]
-    batch = q.movedim(dim, 0).shape[1] if dim is not None else q.shape[0]
-    wanted = 2 if i == 5 else rank  # slopes are (batch, num_heads)
-    while x.dim() < wanted + 1:
-        x = x.unsqueeze(1)
-    return x.expand(x.shape[0], batch, *x.shape[2:])
-
-
-def _flops(q: Any, k: Any, v: Any, *options: Any, out_shape: Any = None, **named: Any) -> int:
-    """As torch counts attention: two products, whatever is masked. Tensors are their shapes."""
-    del out_shape
-    bhsd = options[10] if len(options) > 10 else named.get("bhsd", False)
-    batch, first, second, head_dim = q
-    heads, rows = (first, second) if bhsd else (second, first)
-    keys = k[2] if bhsd else k[1]
-    return 2 * batch * heads * rows * keys * (head_dim + v[3])
 
 
 def _register() -> Kernels:
@@ -356,9 +325,14 @@ def _register() -> Kernels:
         kernels[name] = with_defaults(schema)(function)
         _LIBRARY.impl(name, forward_only(name), "Autograd")
         torch.library.register_fake(f"dlattn::{name}", with_defaults(schema)(fake), lib=_LIBRARY)
-        if name == "attention":
-            torch.library.register_vmap(f"dlattn::{name}", _batched, lib=_LIBRARY)
-    register_flop_formula(torch.ops.dlattn.attention)(_flops)
+        if not name.endswith("_out"):  # torch maps no operator that writes to its inputs
+            register_mapping(schema, _LIBRARY)
+    for names, formula, get_raw in (
+        (("attention", "attention_out"), flops.attention, False),
+        (("attention_varlen", "attention_varlen_out"), flops.attention_varlen, True),
+    ):
+        packets = [getattr(torch.ops.dlattn, name) for name in names]
+        register_flop_formula(packets, get_raw=get_raw)(formula)
     found = Kernels(kernels)
     found.register()
     return found
