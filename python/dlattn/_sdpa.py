@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,8 @@ def scaled_dot_product_attention(
 
     Takes torch tensors, and CuPy, JAX and NumPy arrays as well. Nothing is copied. Calls of four
     dimensions that agree in the first two go straight to `attention`; for all others the arrays are
-    viewed as such, which JAX arrays cannot be.
+    viewed as such, which JAX arrays cannot be. Under torch.autocast torch tensors are cast to its
+    dtype first, as by torch's function: query, key and value, unless they are float64.
 
     Args:
         query: (..., num_heads, seqlen_q, head_dim). All of them have at least two dimensions; those
@@ -72,6 +74,15 @@ def scaled_dot_product_attention(
     if attn_mask is not None and is_causal:
         raise UnsupportedError("attn_mask is given and is_causal is True; accepted: one of the two")
 
+    torch = getattr(sys.modules.get("torch"), "_C", None)
+    if (
+        torch is not None
+        and torch._is_any_autocast_enabled()
+        and isinstance(query, torch.TensorBase)
+    ):
+        from dlattn.integrations.torch import autocast
+
+        query, key, value, attn_mask = autocast.cast(query, key, value, attn_mask)
     arrays = (query, key, value)
     q_shape, k_shape, v_shape = (
         _views.shape_of(x, name) for x, name in zip(arrays, ("query", "key", "value"), strict=True)

@@ -396,3 +396,64 @@ def test_masks_are_those_of_sdpa() -> None:
     config = copy.deepcopy(DECODERS["llama"]())
     found = dlattn.transformers.attention_mask(**asked, config=config, dtype=torch.float32)
     assert found.dtype == torch.bool and found.shape == (2, 1, 4, 6)
+
+
+AUTOCAST = ("llama", "qwen3", "gemma2", "gemma3", "gpt_oss")
+
+
+def under_autocast(name: str, implementation: str, *, train: bool) -> tuple[Any, list[Any]]:
+    """Logits of a float32 model under autocast, and gradients in training."""
+    model = decoder(name, implementation).train(train)
+    ids = tokens()[0][1:]
+    with torch.set_grad_enabled(train), torch.autocast(device(), dtype=torch.bfloat16):
+        logits = model(input_ids=ids).logits
+    if not train:
+        return logits, []
+    logits.float().square().mean().backward()
+    return logits, [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", AUTOCAST)
+def test_autocast(name: str, train: bool, calls: Calls) -> None:
+    """q and k are float32 there, from rotary tables and norms, and v is bfloat16."""
+    want, want_gradients = under_autocast(name, "eager", train=train)
+    found, gradients = under_autocast(name, "dlattn", train=train)
+    assert calls.seen or train
+    assert all(call["k"].dtype == torch.bfloat16 for call in calls.seen)
+    assert found.dtype == want.dtype
+    difference = (found - want).float().norm() / want.float().norm()
+    assert difference < 0.03
+    for x, y in zip(gradients, want_gradients, strict=True):
+        assert (x - y).norm() <= 0.06 * y.norm() + 1e-6
+
+
+@pytest.mark.parametrize("implementation", ["dlattn", "dlattn_flash"])
+def test_decoding_under_autocast(implementation: str, calls: Calls) -> None:
+    """Caches of both dtypes, dynamic and static."""
+    for options in ({}, {"cache_implementation": "static", "disable_compile": True}):
+        if options and implementation == "dlattn_flash":
+            continue
+        calls.seen.clear()
+        with torch.autocast(device(), dtype=torch.bfloat16):
+            generate(decoder("llama", implementation), **options)
+        assert calls.seen
+        assert any("leftpad_k" in call for call in calls.seen) == bool(options)
+
+
+@torch.no_grad()
+def test_compiled_under_autocast() -> None:
+    model = decoder("qwen3", "dlattn")
+    ids = tokens()[0][1:]
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.autocast(device(), dtype=torch.bfloat16):
+        want = model(input_ids=ids).logits
+        found = compiled(input_ids=ids).logits
+    torch.testing.assert_close(found, want, rtol=3e-2, atol=3e-2)
+
+
+def test_dtypes_that_differ_are_refused_without_autocast() -> None:
+    q = torch.randn(1, 4, 3, 16, device=device())
+    for dtype in (torch.bfloat16, torch.float16):
+        with pytest.raises(dlattn.UnsupportedError, match="dtype"):
+            dlattn.transformers.attention_forward(torch.nn.Module(), q, q, q.to(dtype), None)

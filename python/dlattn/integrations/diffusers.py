@@ -16,7 +16,7 @@ from diffusers.models.attention_dispatch import AttentionBackendName, _Attention
 
 import dlattn
 from dlattn._types import Precision
-from dlattn.integrations.torch import ops
+from dlattn.integrations.torch import autocast, ops
 
 # The names, and the precision of their products.
 BACKENDS: dict[str, Precision | None] = {
@@ -39,6 +39,8 @@ def attend(
     precision: Precision | None = None,
 ) -> Any:
     """What a backend computes.
+
+    Under torch.autocast query, key and value are cast to its dtype first, unless they are float64.
 
     Where gradients are asked for, or dropout, diffusers' native backend does it, with torch's
     scaled_dot_product_attention; not in 8 bits, which have no gradients.
@@ -65,6 +67,8 @@ def attend(
         ValueError: Gradients or dropout with a precision or return_lse.
         UnsupportedError, TypeError, DeviceError: As `dlattn.attention`.
     """
+    if torch._C._is_any_autocast_enabled():
+        query, key, value, attn_mask = autocast.cast(query, key, value, attn_mask)
     tensors = (query, key, value, attn_mask)
     if dropout_p > 0.0 or (
         torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)

@@ -19,7 +19,7 @@ from transformers.masking_utils import sdpa_mask
 import dlattn
 from dlattn.integrations import transformers_flash
 from dlattn.integrations import transformers_ranges as ranges
-from dlattn.integrations.torch import differentiable, kvcache, ops
+from dlattn.integrations.torch import autocast, differentiable, kvcache, ops
 from dlattn.integrations.transformers_flash import NAME
 
 
@@ -41,6 +41,8 @@ def attention_forward(
 
     Sliding windows and chunks are in `attention_mask`, which `attention_mask()` makes. Keys and
     values of shared heads are taken as they are, without repeating them, with any mask.
+
+    Under torch.autocast query, key and value are cast to its dtype first, unless they are float64.
 
     Where gradients are asked for, or dropout, torch's scaled_dot_product_attention does it, as
     attn_implementation="sdpa" would. It has no softcap and no sinks: with them the forward pass is
@@ -73,6 +75,11 @@ def attention_forward(
         UnsupportedError, TypeError, DeviceError: As `dlattn.attention`.
     """
     softcap = softcap or None
+    if torch._C._is_any_autocast_enabled():
+        # Rotary tables and norms of float32 leave q and k in it, beside v.
+        query, key, value, attention_mask, position_bias = autocast.cast(
+            query, key, value, attention_mask, position_bias
+        )
     wants_gradients = _wants_gradients((query, key, value, attention_mask, s_aux, position_bias))
     if attention_mask is not None and ranges.are_ranges(attention_mask, query):
         plain = dropout == 0.0 and position_bias is None and not wants_gradients

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 import dlattn
 from dlattn._types import Causal, Window
-from dlattn.integrations.torch import flops, ops
+from dlattn.integrations.torch import autocast, flops, ops
 
 _SCHEMA = (
     "attention_with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache, Tensor seqused_k, "
@@ -148,6 +148,7 @@ def _register() -> None:
     _LIBRARY.impl(name, ops.forward_only(name), "Autograd")
     torch.library.register_fake(f"dlattn::{name}", ops.with_defaults(_SCHEMA)(_fake), lib=_LIBRARY)
     ops.register_mapping(_SCHEMA, _LIBRARY)
+    autocast.register(name, None, _LIBRARY)
     packet = torch.ops.dlattn.attention_with_kvcache
     register_flop_formula(packet, get_raw=True)(flops.attention_with_kvcache)
 

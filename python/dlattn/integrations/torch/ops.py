@@ -23,7 +23,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 import dlattn
 from dlattn._types import Causal, Precision, Window
-from dlattn.integrations.torch import flops, vmap
+from dlattn.integrations.torch import autocast, flops, vmap
 from dlattn.integrations.torch.kernels import Kernels, count_write, own_error
 
 # Alignments of the causal mask as the operators have them.
@@ -41,6 +41,7 @@ _VARLEN = (
     "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, "
     "SymInt max_seqlen_k, Tensor? seqused_k=None, "
 )
+_BIASES = {"attention": 3, "attention_varlen": 8}  # where the argument is
 _LIBRARY = torch.library.Library("dlattn", "DEF")
 
 
@@ -327,6 +328,8 @@ def _register() -> Kernels:
         torch.library.register_fake(f"dlattn::{name}", with_defaults(schema)(fake), lib=_LIBRARY)
         if not name.endswith("_out"):  # torch maps no operator that writes to its inputs
             register_mapping(schema, _LIBRARY)
+        if name in _BIASES:
+            autocast.register(name, _BIASES[name], _LIBRARY)
     for names, formula, get_raw in (
         (("attention", "attention_out"), flops.attention, False),
         (("attention_varlen", "attention_varlen_out"), flops.attention_varlen, True),
