@@ -38,7 +38,7 @@ def versions_markdown() -> str:
         r"^MIN_DRIVER = \{(\d+): (\d+), (\d+): (\d+)\}", backend
     )
     (torch,) = _find(
-        r"torch is \{torch.__version__\}; accepted: ([\d.]+)", f"{faces}/torch/sdpa.py"
+        r"torch is \{torch.__version__\}; accepted: ([\d.]+)", f"{faces}/torch/activation.py"
     )
     (torch_ci,) = _find(r'^torch_version="torch==([\d.]+)"', ".ci/run")
     (jax,) = _find(r"accepted: ([\d.]+) or later, in dlattn.jax", f"{faces}/jax/__init__.py")

@@ -11,9 +11,10 @@ and, for code that torch compiles or exports, `dlattn.torch.attention` and `atte
 registers them, and changes nothing of torch.
 """
 
+from dlattn.integrations.torch.activation import activate, active, deactivate, is_active
 from dlattn.integrations.torch.kvcache import attention_with_kvcache
 from dlattn.integrations.torch.ops import attention, operators
-from dlattn.integrations.torch.sdpa import Stats, activate, active, deactivate, is_active, stats
+from dlattn.integrations.torch.sdpa_stats import Stats, stats
 
 __all__ = [
     "Stats",

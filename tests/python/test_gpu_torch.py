@@ -114,6 +114,23 @@ def test_grouped_heads(operator: str, grad: bool) -> None:
     )
 
 
+def test_a_mask_alone_that_requires_grad() -> None:
+    """torch asks for no log-sum-exp there, and its own backward kernel fails without it."""
+    tensors = drawn(seqlen_q=128, grad=False)
+    mask = torch.randn(128, 128, device="cuda", dtype=torch.float16).requires_grad_()
+
+    def gradient(inputs: list[Any], bias: Any) -> Any:
+        out = F.scaled_dot_product_attention(*inputs, attn_mask=bias)
+        return torch.autograd.grad(out.float().square().sum(), mask)[0].float()
+
+    with dlattn.torch.active(), torch.nn.attention.sdpa_kernel(BACKENDS.EFFICIENT_ATTENTION):
+        found = gradient(tensors, mask)
+    assert dlattn.torch.stats().served == {EFFICIENT: 1}
+    with torch.nn.attention.sdpa_kernel(BACKENDS.MATH):
+        want = gradient([x.float() for x in tensors], mask.float())
+    torch.testing.assert_close(found, want, rtol=2e-2, atol=2e-2 * want.abs().max().item())
+
+
 @pytest.mark.parametrize("operator", [FLASH, EFFICIENT, CUDNN])
 def test_strides(operator: str) -> None:
     packed = torch.randn(2, 130, 3, 4, 64, device="cuda", dtype=torch.float16)

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import dlattn.torch  # noqa: E402
-from dlattn.integrations.torch import sdpa  # noqa: E402
+from dlattn.integrations.torch import activation, sdpa  # noqa: E402
 
 F = torch.nn.functional
 OPERATOR = "_scaled_dot_product_flash_attention_for_cpu"
@@ -165,20 +165,84 @@ def dispatch(name: str = OPERATOR) -> str:
 
 
 def test_activating_and_deactivating() -> None:
-    before = dispatch()
+    """The kernels are registered once: other threads may be in them, so a flag alone is flipped."""
     tensors = drawn()
     want = F.scaled_dot_product_attention(*tensors)
     assert not dlattn.torch.is_active()
+    registered = None
     for _ in range(2):
         dlattn.torch.activate()
         dlattn.torch.activate()  # again does nothing
-        assert dlattn.torch.is_active() and dispatch() != before
+        registered = registered or dispatch()
+        assert dlattn.torch.is_active() and dispatch() == registered
         F.scaled_dot_product_attention(*tensors)
         dlattn.torch.deactivate()
         dlattn.torch.deactivate()
-        assert not dlattn.torch.is_active() and dispatch() == before
+        assert not dlattn.torch.is_active() and dispatch() == registered
         assert torch.equal(F.scaled_dot_product_attention(*tensors), want)
     assert served() == 2
+
+
+def test_activating_while_others_call() -> None:
+    """What torch's dispatcher calls must not go away meanwhile."""
+    tensors = drawn()
+    want = F.scaled_dot_product_attention(*tensors)
+    dlattn.torch.activate()
+    failed: list[Any] = []
+    ended = threading.Event()
+
+    def call() -> None:
+        while not ended.is_set():
+            found = F.scaled_dot_product_attention(*tensors)
+            if not torch.allclose(found, want, rtol=1e-5, atol=1e-5):
+                failed.append(found)
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(300):
+        dlattn.torch.deactivate()
+        dlattn.torch.activate()
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert not failed and served() > 0
+
+
+def test_blocks_of_threads_overlap() -> None:
+    """A block that ends leaves dlattn active for those that are open."""
+    tensors = drawn()
+    begun, ended = threading.Event(), threading.Event()
+    inside: list[bool] = []
+
+    def second() -> None:
+        with dlattn.torch.active():
+            begun.set()
+            ended.wait(10)
+            F.scaled_dot_product_attention(*tensors)
+            inside.append(dlattn.torch.is_active())
+
+    thread = threading.Thread(target=second)
+    with dlattn.torch.active():
+        thread.start()
+        begun.wait(10)
+    assert dlattn.torch.is_active()
+    ended.set()
+    thread.join()
+    assert inside == [True] and served() == 1
+    assert not dlattn.torch.is_active()
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("wanted", [None, False, True])
+def test_what_is_wanted_in_a_block_holds_behind_it(before: bool, wanted: bool | None) -> None:
+    if before:
+        dlattn.torch.activate()
+    with dlattn.torch.active():
+        if wanted is not None:
+            dlattn.torch.activate() if wanted else dlattn.torch.deactivate()
+        assert dlattn.torch.is_active()
+    assert dlattn.torch.is_active() == (before if wanted is None else wanted)
 
 
 def test_the_context_manager() -> None:
@@ -192,7 +256,7 @@ def test_the_context_manager() -> None:
     assert served() == 1
 
 
-@pytest.mark.skipif(not sdpa._HAS_REGISTRY, reason="torch is older than 2.10")
+@pytest.mark.skipif(not activation._HAS_REGISTRY, reason="torch is older than 2.10")
 def test_torchs_registry() -> None:
     from torch.nn import attention
 
@@ -205,7 +269,7 @@ def test_torchs_registry() -> None:
     assert served() == 1
 
 
-@pytest.mark.skipif(not sdpa._HAS_REGISTRY, reason="torch is older than 2.10")
+@pytest.mark.skipif(not activation._HAS_REGISTRY, reason="torch is older than 2.10")
 def test_another_implementation_is_active_again() -> None:
     from torch.nn import attention
 
@@ -224,12 +288,16 @@ def test_another_implementation_is_active_again() -> None:
 
 
 def test_without_a_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sdpa, "_HAS_REGISTRY", False)
-    before = dispatch()
+    monkeypatch.setattr(activation, "_HAS_REGISTRY", False)
     with dlattn.torch.active():
         F.scaled_dot_product_attention(*drawn())
         assert dlattn.torch.is_active()
-    assert dispatch() == before and not dlattn.torch.is_active() and served() == 1
+    assert not dlattn.torch.is_active()
+    dlattn.torch.activate()
+    assert dlattn.torch.is_active()
+    dlattn.torch.deactivate()
+    F.scaled_dot_product_attention(*drawn())
+    assert not dlattn.torch.is_active() and served() == 1
 
 
 def test_old_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -498,8 +566,100 @@ def test_a_dropout_that_drops_nothing() -> None:
     for kernel, *more in ((sdpa._flash,), (sdpa._efficient, None, True), (sdpa._cudnn, None, True)):
         found, want = (kernel(*drawn(), *more, dropout_p=p)[0] for p in (1e-11, 0.0))
         assert torch.equal(found, want)
-        with pytest.raises(sdpa._Refused, match="dropout_p is above 0"):
+        with pytest.raises(sdpa.Refused, match="dropout_p is above 0"):
             kernel(*drawn(), *more, dropout_p=2.0**-32)
+        assert torch.equal(kernel(*drawn(), *more, dropout_p=-0.0)[0], want)
+
+
+@pytest.mark.parametrize("dropout_p", [-1.0, -1e-12, float("nan")])
+def test_a_dropout_that_is_none(dropout_p: float) -> None:
+    """torch says what it says to it."""
+    for kernel, *more in ((sdpa._flash,), (sdpa._efficient, None, True), (sdpa._cudnn, None, True)):
+        with pytest.raises(sdpa.Refused, match="dropout_p is no probability"):
+            kernel(*drawn(), *more, dropout_p=dropout_p)
+    with pytest.raises(RuntimeError) as own:
+        F.scaled_dot_product_attention(*drawn(), dropout_p=dropout_p)
+    with dlattn.torch.active(), pytest.raises(RuntimeError) as ours:
+        F.scaled_dot_product_attention(*drawn(), dropout_p=dropout_p)
+    assert str(ours.value).splitlines()[0] == str(own.value).splitlines()[0]
+    assert dlattn.torch.stats() == dlattn.torch.Stats({}, {f"{OPERATOR}: dropout_p is not 0": 1})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"dropout_p": 1e-11},
+        {"attn_mask": torch.ones(33, 47, dtype=torch.bool)},
+        {"attn_mask": torch.ones(4, 33, 47)},
+        {"attn_mask": torch.ones(47)},
+        {"attn_mask": torch.ones(1, 2, 4, 33, 47)},
+    ],
+)
+def test_what_the_operator_of_the_cpu_refuses(wrong: dict[str, Any]) -> None:
+    """torch's function hands none of these to it."""
+    operator = getattr(torch.ops.aten, OPERATOR)
+    with pytest.raises(RuntimeError) as own:
+        operator(*drawn(), **wrong)
+    with dlattn.torch.active(), pytest.raises(RuntimeError) as ours:
+        operator(*drawn(), **wrong)
+    assert str(ours.value).splitlines()[0] == str(own.value).splitlines()[0]
+
+
+SIZES = [{"batch": 0}, {"heads": 0, "heads_kv": 0}, {"seqlen_q": 0}, {"seqlen_k": 0}, {"dim": 0}]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_sizes_of_0_and_masks_of_any_rank_are_torchs(sizes: dict[str, int], causal: bool) -> None:
+    def outcome(**options: Any) -> Any:
+        tensors = drawn(**sizes, grad=True)
+        try:
+            out = F.scaled_dot_product_attention(*tensors, **options)
+            return out, *torch.autograd.grad(out.sum(), tensors)
+        except (RuntimeError, IndexError) as error:
+            return str(error).splitlines()[0]
+
+    rows, keys = sizes.get("seqlen_q", 33), sizes.get("seqlen_k", 47)
+    asked: list[dict[str, Any]] = [{"is_causal": causal}]
+    if not causal:
+        shapes = ((rows, keys), (1,) * 5 + (keys,), (1, 1, 1, rows, keys), (keys,), ())
+        asked += [{"attn_mask": torch.ones(shape)} for shape in shapes]
+    for options in asked:
+        want = outcome(**options)
+        with dlattn.torch.active():
+            found = outcome(**options)
+        if isinstance(want, str):
+            assert found == want
+        else:
+            torch.testing.assert_close(found, want)
+
+
+def test_a_bias_alone_that_requires_grad() -> None:
+    """torch asks for no log-sum-exp then, without which its backward kernel fails."""
+    q, k, v = drawn()
+    bias = torch.randn(33, 47, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    found = sdpa._efficient(q, k, v, bias.expand(2, 4, 33, 47), False)[1]
+    assert found.shape == (2, 4, 64)
+    close(found[..., :33], exact(q, k, v, bias=bias.detach().double())[1])
+    with dlattn.torch.active():
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        (gradient,) = torch.autograd.grad(out.square().sum(), bias)
+    out = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), bias.double())
+    (want,) = torch.autograd.grad(out.square().sum(), bias)
+    torch.testing.assert_close(gradient, want, rtol=1e-4, atol=1e-4)
+
+
+def test_reasons_do_not_grow_with_their_numbers() -> None:
+    q, k, v = drawn()
+    with dlattn.torch.active():
+        for scale in (1e-42, 2e-42, float("nan"), 0.0, -0.5, 1e300):
+            F.scaled_dot_product_attention(q, k, v, scale=scale)
+        for rows in (3, 4, 51):
+            F.scaled_dot_product_attention(q[:, :, :rows].double(), k.double(), v.double())
+    refused = dlattn.torch.stats().refused
+    assert sorted(refused.values()) == [3, 6]
+    (first,) = (reason for reason, count in refused.items() if count == 6)
+    assert "softmax_scale is 1e-42; accepted: " in first
 
 
 @pytest.mark.parametrize(
@@ -523,7 +683,7 @@ def test_reasons_of_flash_forward(change: dict[str, Any], reason: str) -> None:
         "return_debug_mask": False,
         **change,
     }
-    with pytest.raises(sdpa._Refused, match=reason):
+    with pytest.raises(sdpa.Refused, match=reason):
         sdpa._flash_forward(*(x.transpose(1, 2) for x in drawn()), **arguments)
 
 
@@ -531,7 +691,7 @@ def test_the_operators_are_torchs() -> None:
     """Arguments of every kernel are those of the operator that it replaces, in their order."""
     import inspect
 
-    for kernels in sdpa._KERNELS.values():
+    for kernels in sdpa.KERNELS.values():
         for name, kernel in kernels.items():
             operator = getattr(torch.ops.aten, name, None)
             if operator is None:  # of a later torch

@@ -1,33 +1,19 @@
-"""torch's own scaled_dot_product_attention by dlattn: its kernels are replaced, nothing above them.
+"""torch's operators of attention by dlattn: what `activation` puts in the place of torch's kernels.
 
-`activate()` puts dlattn's kernels where torch keeps flash-attention, memory-efficient attention and
-cuDNN's (CUDA) and flash-attention for the CPU. All that leads there is served:
-F.scaled_dot_product_attention, nn.MultiheadAttention, varlen_attn, compiled graphs. Which of these
-operators it is torch decides as before, and so whose backward kernel computes gradients: it gets
-out and the logarithms of the softmax's denominators as torch's own forward has them.
+Each has the operator's arguments and results, the logarithms of the softmax's denominators among
+them as torch's own backward kernel takes them, and raises `Refused` for what it does not serve.
 
-What dlattn does not serve goes to the kernel that was there, and is counted with the reason.
-
-Source: the operators' definitions in PyTorch's aten/src/ATen/native/native_functions.yaml, and
-torch.nn.attention's registry of flash-attention implementations (2.10 and later).
+Source: the operators' definitions in PyTorch's aten/src/ATen/native/native_functions.yaml.
 """
 
 from __future__ import annotations
 
-import threading
-import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn import attention as torch_attention
 
 import dlattn
-
-NAME = "dlattn"
 
 # Rows of the log-sum-exp that memory-efficient attention's backward reads at a time.
 _EFFICIENT_ROWS = 32
@@ -36,44 +22,7 @@ _EFFICIENT_ROWS = 32
 _LEAST_DROPOUT = 2.0**-32
 
 
-@dataclass
-class Stats:
-    """What was asked of torch's attention since dlattn was activated first, or `stats(reset=True)`.
-
-    Attributes:
-        served: Calls that dlattn computed, by the name of torch's operator.
-        refused: Calls that went to the kernel that was there before, by the reason.
-    """
-
-    served: dict[str, int] = field(default_factory=dict)
-    refused: dict[str, int] = field(default_factory=dict)
-
-
-_served: Counter[str] = Counter()
-_refused: Counter[str] = Counter()
-_counting = threading.Lock()
-
-
-def stats(reset: bool = False) -> Stats:
-    """Return how many calls dlattn served, and why it left others to torch.
-
-    Args:
-        reset: Begin to count anew.
-    """
-    with _counting:
-        found = Stats(dict(_served), dict(_refused))
-        if reset:
-            _served.clear()
-            _refused.clear()
-    return found
-
-
-def _count(counter: Counter[str], what: str) -> None:
-    with _counting:
-        counter[what] += 1
-
-
-class _Refused(Exception):
+class Refused(Exception):
     """Why dlattn leaves a call to torch."""
 
 
@@ -85,7 +34,7 @@ def _compute(function: Callable[..., Any], *arguments: Any, **options: Any) -> A
     try:
         return function(*arguments, return_lse=True, **options)
     except (dlattn.UnsupportedError, TypeError) as error:  # before anything was launched
-        raise _Refused(str(error)) from error
+        raise Refused(str(error)) from error
     finally:
         if enabled:
             torch._C._set_grad_enabled(True)
@@ -93,9 +42,11 @@ def _compute(function: Callable[..., Any], *arguments: Any, **options: Any) -> A
 
 def _check_dense(dropout_p: float, return_debug_mask: bool = False) -> None:
     if dropout_p >= _LEAST_DROPOUT:
-        raise _Refused("dropout_p is above 0")
+        raise Refused("dropout_p is above 0")
+    if not dropout_p >= 0.0:  # NaN too
+        raise Refused("dropout_p is no probability")
     if return_debug_mask:
-        raise _Refused("return_debug_mask is True")
+        raise Refused("return_debug_mask is True")
 
 
 def _for_backward(lse: torch.Tensor, maybe_blind: bool = True) -> torch.Tensor:
@@ -182,6 +133,8 @@ def _efficient(
         layout="bhsd",
         out=out,
     )
+    # torch does not ask for it where the bias alone requires grad, and its backward then fails.
+    compute_log_sumexp = compute_log_sumexp or (attn_bias is not None and attn_bias.requires_grad)
     padded = -(-rows // _EFFICIENT_ROWS) * _EFFICIENT_ROWS if compute_log_sumexp else 0
     lse = query.new_empty(batch, heads, padded, dtype=torch.float32)
     if compute_log_sumexp:
@@ -240,11 +193,14 @@ def _for_cpu(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    _check_dense(dropout_p)
+    # This one has no dropout at all and fewer kinds of masks: the rest are errors of torch's.
+    if dropout_p != 0.0:
+        raise Refused("dropout_p is not 0")
     if query.dtype == torch.float64:
         # dlattn's lse is float32, which float64 gradients would be no better than.
-        raise _Refused("query is float64")
-    of_bool = attn_mask is not None and attn_mask.dtype == torch.bool
+        raise Refused("query is float64")
+    if attn_mask is not None and (attn_mask.dtype == torch.bool or attn_mask.dim() not in (2, 4)):
+        raise Refused("attn_mask is bool, or has not 2 or 4 dimensions")
     out = torch.empty_like(query)
     _, found = _compute(
         dlattn.attention,
@@ -253,8 +209,7 @@ def _for_cpu(
         value,
         causal="top_left" if is_causal else False,
         softmax_scale=scale,
-        mask=attn_mask if of_bool else None,
-        bias=None if of_bool else attn_mask,
+        bias=attn_mask,
         layout="bhsd",
         out=out,
     )
@@ -294,7 +249,7 @@ def _flash_forward_into(
     del num_splits  # how the work is shared out
     _check_dense(dropout_p, return_debug_mask)
     if block_table is not None:
-        raise _Refused("block_table is not None: pages are left to torch")
+        raise Refused("block_table is not None: pages are left to torch")
     options: dict[str, Any] = {
         "causal": is_causal,
         "softmax_scale": scale,
@@ -304,10 +259,10 @@ def _flash_forward_into(
     }
     if cum_seq_q is None and cum_seq_k is None:
         if seqused_k is not None:
-            raise _Refused("seqused_k without cum_seq_q")
+            raise Refused("seqused_k without cum_seq_q")
         _, lse = _compute(dlattn.attention, query, key, value, **options)
     elif cum_seq_q is None or cum_seq_k is None:
-        raise _Refused("one of cum_seq_q and cum_seq_k is None")
+        raise Refused("one of cum_seq_q and cum_seq_k is None")
     else:
         starts = (cum_seq_q, cum_seq_k, int(max_q), int(max_k))
         options["seqused_k"] = seqused_k
@@ -321,7 +276,7 @@ def _flash_forward(query: torch.Tensor, *arguments: Any, **options: Any) -> tupl
     return (out, lse, *_unused_random_state(query), query.new_empty(0))
 
 
-_KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
+KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
     "CUDA": {
         "_scaled_dot_product_flash_attention": _flash,
         "_scaled_dot_product_efficient_attention": _efficient,
@@ -331,117 +286,3 @@ _KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
     },
     "CPU": {"_scaled_dot_product_flash_attention_for_cpu": _for_cpu},
 }
-
-
-def _with_fallback(name: str, kernel: Callable[..., Any], before: Any) -> Callable[..., Any]:
-    def serve(keys: Any, *arguments: Any, **options: Any) -> Any:
-        try:
-            results = kernel(*arguments, **options)
-        except _Refused as refusal:
-            _count(_refused, f"{name}: {refusal}")
-        else:
-            _count(_served, name)
-            return results
-        return before.call_boxed(keys, *arguments, **options)
-
-    return serve
-
-
-class _Active:
-    """dlattn's kernels in torch's dispatcher, until `remove`."""
-
-    def __init__(self) -> None:
-        self._library: Any = torch.library.Library("aten", "IMPL")
-        backends = ["CPU", *(["CUDA"] if torch.version.cuda else [])]
-        # What was there must be asked for before anything is put in its place.
-        replaced = []
-        for backend in backends:
-            for name, kernel in _KERNELS[backend].items():
-                packet = getattr(torch.ops.aten, name, None)
-                if packet is not None:
-                    before = torch.library.get_kernel(packet.default, backend)
-                    replaced.append((packet.default, backend, _with_fallback(name, kernel, before)))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "(?s).*previously registered kernel")
-            for operator, backend, function in replaced:
-                self._library.impl(
-                    operator, function, backend, with_keyset=True, allow_override=True
-                )
-
-    def remove(self) -> None:
-        """Put back what was there."""
-        if self._library is not None:
-            self._library._destroy()
-            self._library = None
-
-
-_HAS_REGISTRY = hasattr(torch_attention, "activate_flash_attention_impl")
-_active: _Active | None = None  # where torch has no registry
-
-
-def activate() -> None:
-    """Let torch's attention be computed by dlattn, in all of the process, until `deactivate()`.
-
-    In torch's registry dlattn is the flash-attention implementation "dlattn"
-    (`torch.nn.attention.activate_flash_attention_impl("dlattn")` is the same); another that is
-    active is restored to torch's own first. Graphs that were compiled before are served too: they
-    call the same operators.
-
-    Raises:
-        RuntimeError: torch is older than 2.9, which has no way to call a kernel that is replaced.
-    """
-    global _active
-    if not hasattr(torch.library, "get_kernel"):
-        raise RuntimeError(f"torch is {torch.__version__}; accepted: 2.9 or later")
-    if _HAS_REGISTRY:
-        if torch_attention.current_flash_attention_impl() != NAME:
-            torch_attention.activate_flash_attention_impl(NAME)
-    elif _active is None:
-        _active = _Active()
-
-
-def deactivate() -> None:
-    """Put back torch's own kernels; nothing happens where dlattn is not active."""
-    global _active
-    if _HAS_REGISTRY:
-        if torch_attention.current_flash_attention_impl() == NAME:
-            _restore()
-    elif _active is not None:
-        _active.remove()
-        _active = None
-
-
-def _restore() -> None:
-    if hasattr(torch_attention, "restore_flash_attention_impl"):
-        torch_attention.restore_flash_attention_impl()
-        return
-    # 2.10 has no function for it: what it does when another implementation is activated.
-    registry: Any = torch_attention._registry
-    registry._FLASH_ATTENTION_ACTIVE[1].remove()
-    registry._FLASH_ATTENTION_ACTIVE = None
-
-
-def is_active() -> bool:
-    """Whether torch's attention is dlattn's now."""
-    if _HAS_REGISTRY:
-        return torch_attention.current_flash_attention_impl() == NAME
-    return _active is not None
-
-
-@contextmanager
-def active() -> Iterator[None]:
-    """`activate()` for a block of code; what was active before is so again behind it."""
-    before = torch_attention.current_flash_attention_impl() if _HAS_REGISTRY else None
-    was = is_active()
-    activate()
-    try:
-        yield
-    finally:
-        if not was:
-            deactivate()
-            if before is not None:
-                torch_attention.activate_flash_attention_impl(before)
-
-
-if _HAS_REGISTRY:
-    torch_attention.register_flash_attention_impl(NAME, register_fn=_Active)
