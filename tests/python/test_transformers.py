@@ -252,7 +252,7 @@ def test_qwen2_vl(name: str, calls: Calls) -> None:
     assert len(calls.seen) == (4 if name == "dlattn" else 2)
 
 
-@pytest.mark.parametrize("name", [n for n in DECODERS if n not in ("gpt_oss",)])
+@pytest.mark.parametrize("name", DECODERS)
 def test_the_flash_face(name: str, calls: Calls) -> None:
     want = generate(decoder(name, "eager"))
     found = generate(decoder(name, "dlattn_flash"))

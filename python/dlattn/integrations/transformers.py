@@ -17,6 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 import dlattn
+from dlattn.integrations import transformers_arguments as arguments
 from dlattn.integrations import transformers_flash
 from dlattn.integrations import transformers_ranges as ranges
 from dlattn.integrations.torch import autocast, differentiable, kvcache, ops
@@ -35,7 +36,8 @@ def attention_forward(
     is_causal: bool | None = None,
     s_aux: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
-    **_: Any,
+    indices: torch.Tensor | None = None,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """What a model of transformers calls as its attention.
 
@@ -65,16 +67,23 @@ def attention_forward(
         softcap: None, or the scores become softcap * tanh(score / softcap).
         s_aux: (num_heads,) the learned sinks of gpt-oss, natural logits.
         position_bias: (1 or batch, num_heads, seqlen_q, seqlen_k), added to the scores (T5).
+        indices: (batch, seqlen_q, count) keys that an indexer chose (DeepSeek V3.2); the mask then
+            hides all others.
+        options: Whatever else a model passes; see `transformers_arguments`.
 
     Returns:
         out of (batch, seqlen_q, num_heads, head_dim_v), contiguous, in query's dtype, and None:
         there are no attention weights.
 
     Raises:
-        ValueError: Dropout with softcap or sinks.
+        ValueError: Dropout with softcap or sinks, or an option that is not computed.
         UnsupportedError, TypeError, DeviceError: As `dlattn.attention`.
     """
     softcap = softcap or None
+    if options:
+        arguments.check(NAME, options)
+    if indices is not None:
+        attention_mask = arguments.chosen(attention_mask, indices, key)
     if torch._C._is_any_autocast_enabled():
         # Rotary tables and norms of float32 leave q and k in it, beside v.
         query, key, value, attention_mask, position_bias = autocast.cast(
@@ -130,15 +139,17 @@ def attention_forward(
 
 
 def attention_mask(
-    batch_size: int, q_length: int, *arguments: Any, **options: Any
+    batch_size: int, q_length: int, *given: Any, **options: Any
 ) -> torch.Tensor | None:
     """What transformers calls to make the mask of a batch: a bool mask, or None where
     `attention_forward` needs none, as `transformers.masking_utils.sdpa_mask`. Of a step of decoding
     with a static cache it is ranges of keys (`dlattn.integrations.transformers_ranges`), unless
     torch is tracing or there is none."""
+    if q_length != 1 and arguments.drops_queries(options.get("config")):
+        options["allow_is_causal_skip"] = False
     decoding = ranges.is_decoding_step(q_length, options)
     function = ranges.decoding_mask if decoding else sdpa_mask
-    return function(batch_size, q_length, *arguments, **options)
+    return function(batch_size, q_length, *given, **options)
 
 
 def _wants_gradients(tensors: tuple[Any, ...]) -> bool:

@@ -13,12 +13,18 @@ from functools import wraps
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, modeling_flash_attention_utils
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PreTrainedModel,
+    modeling_flash_attention_utils,
+)
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.masking_utils import flash_attention_mask
 
 from dlattn import flash_attn
+from dlattn.integrations import transformers_arguments
 
 NAME, FLASH_NAME, PAGED_NAME = "dlattn", "dlattn_flash", "dlattn_flash2"
 
@@ -111,12 +117,19 @@ def _flash_attn_with_kvcache(
     )
 
 
+@wraps(flash_attention_forward)
+def _flash_forward(module: torch.nn.Module, *tensors: Any, **options: Any) -> Any:
+    transformers_arguments.check(FLASH_NAME, options, flash=True)
+    return flash_attention_forward(module, *tensors, **options)
+
+
 def register() -> None:
     """Teach transformers the names; once is enough, more do no harm."""
     for name in (FLASH_NAME, PAGED_NAME):
-        AttentionInterface.register(name, flash_attention_forward)
+        AttentionInterface.register(name, _flash_forward)
         AttentionMaskInterface.register(name, flash_attention_mask)
     _find_functions()
+    _check_models()
     _serve_continuous_batching()
 
 
@@ -154,18 +167,42 @@ def _serve_continuous_batching() -> None:
     def switch(self: Any, model: Any, *arguments: Any, **options: Any) -> None:
         given = model.config._attn_implementation
         if given in (NAME, FLASH_NAME):
-            _allow(model)
             model.set_attn_implementation(PAGED_NAME)
             self._original_attn_impl = given  # what the model gets back when the batch is done
         before(self, model, *arguments, **options)
 
     switch.of_dlattn = True  # type: ignore[attr-defined]
-    ContinuousBatchingManager.switch_to_cb_friendly_attn = switch
+    setattr(ContinuousBatchingManager, before.__name__, switch)
+
+
+def _check_models() -> None:
+    before = getattr(PreTrainedModel, "_check_and_adjust_attn_implementation", None)
+    if before is None or getattr(before, "of_dlattn", False):
+        return
+
+    # transformers knows flash-attn's names and those of the hub: it asks no model whether flash
+    # attention suits it for another, and takes a kernel of the hub in its place, with a line in the
+    # log, where a model lists the flash implementations that have its sinks.
+    @wraps(before)
+    def check(self: Any, implementation: str | None, *arguments: Any, **options: Any) -> Any:
+        if (implementation or "").removeprefix("paged|") in (FLASH_NAME, PAGED_NAME):
+            if not self._supports_flash_attn:
+                raise ValueError(
+                    f'attn_implementation is "{implementation}", and {type(self).__name__} does '
+                    'not support flash attention (_supports_flash_attn); accepted: "dlattn", or '
+                    "what transformers offers for it"
+                )
+            _allow(self)
+        return before(self, implementation, *arguments, **options)
+
+    check.of_dlattn = True  # type: ignore[attr-defined]
+    setattr(PreTrainedModel, before.__name__, check)
 
 
 def _allow(model: Any) -> None:
     """Add dlattn to the flash implementations of models that list theirs (for sinks: gpt-oss)."""
     for module in model.modules():
         listed = getattr(module, "_compatible_flash_implementations", None)
-        if listed is not None and PAGED_NAME not in listed:
-            module._compatible_flash_implementations = [*listed, PAGED_NAME]
+        if listed is not None:
+            more = [name for name in (FLASH_NAME, PAGED_NAME) if name not in listed]
+            module._compatible_flash_implementations = [*listed, *more]
