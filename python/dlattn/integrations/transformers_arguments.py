@@ -18,7 +18,8 @@ _NOT_COMPUTED = {
     "block_indices": "blocks of keys that an indexer chose (MiniMax M3)",
     "sinks": "sinks of each token (Inkling 2)",
 }
-_NOT_OF_FLASH = {
+_NEITHER_OF_FLASH = {
+    **_NOT_COMPUTED,
     "indices": "keys that an indexer chose (DeepSeek V3.2)",
     "position_bias": "a bias by position (T5)",
 }
@@ -26,12 +27,13 @@ _NOT_OF_FLASH = {
 
 def check(name: str, options: dict[str, Any], flash: bool = False) -> None:
     """Raise ValueError for options that the attention of that name does not compute."""
-    for option, meaning in {**_NOT_COMPUTED, **(_NOT_OF_FLASH if flash else {})}.items():
+    for option in _NEITHER_OF_FLASH if flash else _NOT_COMPUTED:
         if options.get(option) is not None:
-            other = '"dlattn" or "eager"' if flash and option in _NOT_OF_FLASH else '"eager"'
+            other = '"eager"' if option in _NOT_COMPUTED else '"dlattn" or "eager"'
             raise ValueError(
-                f'{option}: the model passes {meaning}, which attn_implementation="{name}" does '
-                f"not compute; accepted: attn_implementation={other}"
+                f"{option}: the model passes {_NEITHER_OF_FLASH[option]}, which "
+                f'attn_implementation="{name}" does not compute; accepted: '
+                f"attn_implementation={other}"
             )
     if options.get("output_attentions", False):
         _log.warning_once(

@@ -33,26 +33,25 @@ def _as(x: Any, dtype: torch.dtype, kinds: tuple[torch.dtype, ...]) -> Any:
     return x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype in kinds else x
 
 
-def register(name: str, bias: int | None, library: torch.library.Library) -> None:
-    """Give an operator its rule of autocast. `bias` is the index of that argument, if there is one.
+def register(name: str, arguments: list[str], library: torch.library.Library) -> None:
+    """Give an operator its rule of autocast, which costs nothing where autocast is off.
 
-    Where autocast is off the rule costs nothing.
+    Its first three arguments are q, k and v.
     """
     # Every call under autocast passes here: this is looked up once.
     overload = getattr(torch.ops.dlattn, name).default
     call = getattr(overload, "_op", overload)
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
     keys = keys | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+    cast_ones = [arguments.index(x) for x in (*arguments[:3], "bias") if x in arguments]
 
-    def cast_first(q: Any, k: Any, v: Any, *others: Any) -> Any:
-        rest = list(others)
-        at = None if bias is None or len(rest) <= bias - 3 else bias - 3
-        if at is None:
-            q, k, v = cast(q, k, v)
-        else:
-            q, k, v, rest[at] = cast(q, k, v, rest[at])
+    def cast_first(*given: Any) -> Any:
+        full = list(given)
+        where = [i for i in cast_ones if i < len(full)]  # a bias that is None may be left out
+        for i, x in zip(where, cast(*(full[i] for i in where)), strict=True):
+            full[i] = x
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            return call(q, k, v, *rest)
+            return call(*full)
 
     for key in ("AutocastCPU", "AutocastCUDA"):
         library.impl(name, cast_first, key)

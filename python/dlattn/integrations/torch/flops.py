@@ -2,7 +2,7 @@
 
 As torch counts attention: two products of every query with every key, whatever is masked. Where
 lengths stand in tensors their values count, as in torch's own formulas, and the host waits for them
-on a GPU; where there are none, as while torch traces, the upper bounds do.
+on a GPU; where there are none, as while torch traces, the upper bounds do. Arguments come by name.
 """
 
 from __future__ import annotations
@@ -14,30 +14,23 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 
-def attention(q: Any, k: Any, v: Any, *options: Any, out_shape: Any = None, **named: Any) -> int:
-    """Tensors are their shapes here."""
-    del out_shape
-    bhsd = _option(options, 10, named)
-    batch, first, second, head_dim = q
+def attention(q: Any, k: Any, v: Any, *, bhsd: bool = False, **_: Any) -> int:
+    batch, first, second, head_dim = q.shape
     heads, rows = (first, second) if bhsd else (second, first)
-    keys = k[2] if bhsd else k[1]
-    return _products(heads, batch * rows * keys, head_dim, v[3])
+    return _products(heads, batch * rows * k.shape[2 if bhsd else 1], head_dim, v.shape[3])
 
 
 def attention_varlen(
     q: torch.Tensor,
-    k: torch.Tensor,
     v: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
     cu_seqlens_k: torch.Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
     seqused_k: torch.Tensor | None = None,
-    *options: Any,
-    out_val: Any = None,
-    **named: Any,
+    bhsd: bool = False,
+    **_: Any,
 ) -> int:
-    del k, out_val
     batch = cu_seqlens_q.shape[0] - 1
     rows = cu_seqlens_q.diff().tolist() if _is_known(cu_seqlens_q) else [max_seqlen_q] * batch
     if seqused_k is not None and _is_known(seqused_k):
@@ -46,9 +39,8 @@ def attention_varlen(
         keys = cu_seqlens_k.diff().tolist()
     else:
         keys = [max_seqlen_k] * batch
-    heads = q.shape[0 if _option(options, 10, named) else 1]
     pairs = sum(r * n for r, n in zip(rows, keys, strict=True))
-    return _products(heads, pairs, q.shape[2], v.shape[2])
+    return _products(q.shape[0 if bhsd else 1], pairs, q.shape[2], v.shape[2])
 
 
 def attention_with_kvcache(
@@ -57,15 +49,11 @@ def attention_with_kvcache(
     v_cache: torch.Tensor,
     seqused_k: torch.Tensor,
     page_table: torch.Tensor | None = None,
-    cache_batch_idx: torch.Tensor | None = None,
     leftpad_k: torch.Tensor | None = None,
     max_seqlen_k: int | None = None,
-    *options: Any,
-    out_val: Any = None,
-    **named: Any,
+    bhsd: bool = False,
+    **_: Any,
 ) -> int:
-    del cache_batch_idx, out_val
-    bhsd = _option(options, 8, named)
     heads, rows = (q.shape[1], q.shape[2]) if bhsd else (q.shape[2], q.shape[1])
     if _is_known(seqused_k):
         keys = int(seqused_k.sum())
@@ -83,11 +71,6 @@ def attention_with_kvcache(
 def _products(heads: int, pairs: int, head_dim: int, head_dim_v: int) -> int:
     """Of `pairs` of a query and a key in each head."""
     return 2 * heads * pairs * (head_dim + head_dim_v)
-
-
-def _option(options: Any, index: int, named: dict[str, Any]) -> bool:
-    """bhsd, which is the option `index`."""
-    return bool(options[index] if len(options) > index else named.get("bhsd", False))
 
 
 def _is_known(x: torch.Tensor) -> bool:

@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import register_flop_formula
 
 import dlattn
 from dlattn._types import Causal, Window
-from dlattn.integrations.torch import autocast, flops, ops
+from dlattn.integrations.torch import autocast, ops
 
 _SCHEMA = (
     "attention_with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache, Tensor seqused_k, "
@@ -148,9 +147,8 @@ def _register() -> None:
     _LIBRARY.impl(name, ops.forward_only(name), "Autograd")
     torch.library.register_fake(f"dlattn::{name}", ops.with_defaults(_SCHEMA)(_fake), lib=_LIBRARY)
     ops.register_mapping(_SCHEMA, _LIBRARY)
-    autocast.register(name, None, _LIBRARY)
-    packet = torch.ops.dlattn.attention_with_kvcache
-    register_flop_formula(packet, get_raw=True)(flops.attention_with_kvcache)
+    autocast.register(name, ops.argument_names(name), _LIBRARY)
+    ops.register_operations(name)
 
 
 _register()

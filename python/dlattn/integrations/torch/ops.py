@@ -41,7 +41,6 @@ _VARLEN = (
     "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, "
     "SymInt max_seqlen_k, Tensor? seqused_k=None, "
 )
-_BIASES = {"attention": 3, "attention_varlen": 8}  # where the argument is
 _LIBRARY = torch.library.Library("dlattn", "DEF")
 
 
@@ -252,16 +251,36 @@ def with_defaults(schema: str) -> Callable[[Callable[..., Any]], Callable[..., A
     return decorate
 
 
+def register_operations(*operators: str) -> None:
+    """Let torch count the operations of operators that have the first one's arguments."""
+    formula = getattr(flops, operators[0])
+    names = argument_names(operators[0])
+
+    def count(*given: Any, out_val: Any = None, **named: Any) -> int:
+        del out_val
+        named.update(zip(names, given, strict=False))
+        return int(formula(**named))
+
+    packets = [getattr(torch.ops.dlattn, name) for name in operators]
+    register_flop_formula(packets, get_raw=True)(count)
+
+
+def argument_names(name: str) -> list[str]:
+    """Of an operator, in their order."""
+    return [a.name for a in getattr(torch.ops.dlattn, name).default._schema.arguments]
+
+
 def register_mapping(schema: str, library: Any) -> None:
     """Give an operator its rule of `vmap`, which gets all arguments and their dimensions."""
     name = schema.partition("(")[0]
     rule = getattr(vmap, name)
+    names = argument_names(name)
     full = with_defaults(schema)(lambda *arguments: arguments)
 
     def mapped(info: Any, in_dims: tuple[Any, ...], *given: Any) -> Any:
-        arguments = full(*given)
-        dims = (*in_dims, *(None,) * (len(arguments) - len(in_dims)))
-        return rule(info.batch_size, dims, *arguments)
+        arguments = dict(zip(names, full(*given), strict=True))
+        dims = dict.fromkeys(names) | dict(zip(names, in_dims, strict=False))
+        return rule(info.batch_size, dims, arguments)
 
     torch.library.register_vmap(f"dlattn::{name}", mapped, lib=library)
 
@@ -328,14 +347,10 @@ def _register() -> Kernels:
         torch.library.register_fake(f"dlattn::{name}", with_defaults(schema)(fake), lib=_LIBRARY)
         if not name.endswith("_out"):  # torch maps no operator that writes to its inputs
             register_mapping(schema, _LIBRARY)
-        if name in _BIASES:
-            autocast.register(name, _BIASES[name], _LIBRARY)
-    for names, formula, get_raw in (
-        (("attention", "attention_out"), flops.attention, False),
-        (("attention_varlen", "attention_varlen_out"), flops.attention_varlen, True),
-    ):
-        packets = [getattr(torch.ops.dlattn, name) for name in names]
-        register_flop_formula(packets, get_raw=get_raw)(formula)
+        if name in ("attention", "attention_varlen"):
+            autocast.register(name, argument_names(name), _LIBRARY)
+    for name in ("attention", "attention_varlen"):
+        register_operations(name, f"{name}_out")
     found = Kernels(kernels)
     found.register()
     return found
