@@ -124,3 +124,45 @@ def test_tensors_on_the_cpu_are_refused() -> None:
         OPS.attention(q.cpu(), k, v)
     with pytest.raises(dlattn.UnsupportedError, match="out is on cpu; accepted: cuda:0"):
         OPS.attention_out(q, k, v, out=torch.empty_like(q, device="cpu"))
+
+
+def test_autocast() -> None:
+    q, k, v = inputs(torch.float32)
+    want = [x.to(torch.bfloat16) for x in (q, k, v)]
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        found = OPS.attention(q, k, v.to(torch.bfloat16), causal=1)
+        one = dlattn.torch.attention(q, k, v, causal=True)
+    equal(found, dlattn.attention(*want, causal=True, return_lse=True))
+    equal(one, found[0])
+
+
+def mapped_as_one_by_one(function: Any, *stacked: Any) -> None:
+    found = torch.vmap(function)(*stacked)
+    each = [function(*tensors) for tensors in zip(*stacked, strict=True)]
+    for part, want in zip(found, zip(*each, strict=True), strict=True):
+        torch.testing.assert_close(part, torch.stack(want), rtol=4e-3, atol=4e-3)
+
+
+def test_packs_are_mapped() -> None:
+    """Each with lengths of its own; the second has rows that belong to no sequence."""
+    q, k, v = drawn((3, 130, 4, 64), (3, 130, 2, 64), (3, 130, 2, 64))
+    starts = torch.tensor([[0, 70, 130], [9, 30, 100], [0, 0, 130]], device="cuda").int()
+
+    def function(q: Any, k: Any, v: Any, starts: Any) -> Any:
+        out, lse = OPS.attention_varlen(q, k, v, starts, starts, 130, 130, causal=1)
+        rows = torch.arange(130, device="cuda")
+        mine = (rows >= starts[0]) & (rows < starts[-1])
+        return torch.where(mine[:, None, None], out, 0.0), torch.where(mine, lse, 0.0)
+
+    mapped_as_one_by_one(function, q, k, v, starts)
+
+
+def test_caches_are_mapped() -> None:
+    q, k, v = drawn((3, 2, 1, 4, 64), (3, 9, 16, 2, 64), (3, 9, 16, 2, 64))
+    table = torch.tensor([[[7, 0, 3], [2, 8, -1]]] * 3, device="cuda").int()
+    used = torch.tensor([[48, 20], [1, 32], [0, 17]], device="cuda").int()
+
+    def function(q: Any, k: Any, v: Any, used: Any, table: Any) -> Any:
+        return OPS.attention_with_kvcache(q, k, v, used, page_table=table, causal=1)
+
+    mapped_as_one_by_one(function, q, k, v, used, table)
