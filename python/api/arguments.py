@@ -60,8 +60,10 @@ ARGUMENTS = (
             [4]). Or what `quantize_kv` returned of keys and values, with None for v.""",
         varlen_doc="""Keys, (total_k, num_heads_kv, head_dim), of q's dtype. num_heads_kv divides
             num_heads. Or what `quantize_kv` returned for the same cu_seqlens_k and seqused_k, with
-            None for v. With page_table: a cache in pages, (num_pages, page_size, num_heads_kv,
-            head_dim), as for `attention_with_kvcache`, also of int8 or float8_e4m3fn.""",
+            None for v: another number of sequences or a larger max_seqlen_k is refused, and on the
+            CPU other offsets and more keys too. With page_table: a cache in pages, (num_pages,
+            page_size, num_heads_kv, head_dim), as for `attention_with_kvcache`, also of int8 or
+            float8_e4m3fn.""",
         functions=ATTENTION,
     ),
     Argument(

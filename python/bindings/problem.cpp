@@ -277,7 +277,6 @@ void read_qkv(const Tensor& q, const Tensor& k, const Tensor& v, bool varlen, Ke
 void read_qkv(const AttentionCall& call, const Target& target, Problem* problem) {
   const bool varlen = call.varlen();
   const Keys keys = keys_of(call);
-  check_lengths_given(call);
   const Tensor& q = take_in(call.q, "q", target, problem);
   if (is_quantized_kv(call.k)) {
     if (keys != Keys::kAsQueries)
@@ -518,13 +517,14 @@ Problem read_options(const AttentionCall& call) {
 void read_tensors(const AttentionCall& call, const Target& target, Problem* problem) {
   AttentionParams& p = problem->params;
   p.device = target.device;
+  check_lengths_given(call);
+  // First the number of sequences, which nothing may change once sizes were checked by it.
+  if (call.varlen())
+    read_cu_seqlens_q(take_in(call.cu_seqlens_q, "cu_seqlens_q", target, problem), problem);
   read_qkv(call, target, problem);
   if (call.softmax_scale.is_none()) p.softmax_scale = default_scale(p);
-  if (call.varlen()) {
-    read_cu_seqlens_q(take_in(call.cu_seqlens_q, "cu_seqlens_q", target, problem), problem);
-    if (!call.is_paged())
-      read_cu_seqlens_k(take_in(call.cu_seqlens_k, "cu_seqlens_k", target, problem), problem);
-  }
+  if (call.varlen() && !call.is_paged())
+    read_cu_seqlens_k(take_in(call.cu_seqlens_k, "cu_seqlens_k", target, problem), problem);
   for_each_argument<kArguments>([&](auto i) {
     constexpr Argument kArgument = kArguments[i];
     if constexpr (kArgument.read_tensor != nullptr) {
@@ -534,6 +534,7 @@ void read_tensors(const AttentionCall& call, const Target& target, Problem* prob
     }
   });
   check_scales_given(p);
+  if (call.varlen() && is_quantized_kv(call.k)) check_key_lengths(call.k, p);
 }
 
 double default_scale(const AttentionParams& params) {
@@ -564,11 +565,9 @@ void read_tensors(const std::vector<Tensor>& tensors, Problem* problem) {
     return nullptr;
   };
   const Tensor* const cu_seqlens_q = find("cu_seqlens_q");
+  if (cu_seqlens_q) read_cu_seqlens_q(*cu_seqlens_q, problem);
   read_qkv(*find("q"), *find("k"), *find("v"), cu_seqlens_q, Keys::kAsQueries, problem);
-  if (cu_seqlens_q) {
-    read_cu_seqlens_q(*cu_seqlens_q, problem);
-    read_cu_seqlens_k(*find("cu_seqlens_k"), problem);
-  }
+  if (cu_seqlens_q) read_cu_seqlens_k(*find("cu_seqlens_k"), problem);
   for_each_argument<kArguments>([&](auto i) {
     constexpr Argument kArgument = kArguments[i];
     if constexpr (kArgument.read_tensor != nullptr) {

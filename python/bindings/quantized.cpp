@@ -1,5 +1,8 @@
 #include "quantized.h"
 
+#include <cstring>
+#include <vector>
+
 #include "attention.h"
 #include "errors.h"
 #include "gil.h"
@@ -46,14 +49,19 @@ void read_quantized_kv(nb::handle k, nb::handle v, bool varlen, const Target& ta
                 varlen ? "variable, as cu_seqlens_k is given" : "fixed, for attention");
   }
   const std::int64_t batch_size = size_of_field(k, "batch_size");
+  if (batch_size != p.batch_size) {
+    unsupported("k: batch_size is ", batch_size, "; accepted: ", p.batch_size, ", ",
+                varlen ? "the number of sequences of cu_seqlens_q" : "that of q");
+  }
+  const std::int64_t seqlen_k = size_of_field(k, "seqlen_k");
   if (varlen) {
     p.total_k = parse_count(total_k, "total_k");
-    p.batch_size = batch_size;
-  } else {
-    if (batch_size != p.batch_size) {
-      unsupported("k: batch_size is ", batch_size, "; accepted: ", p.batch_size, ", that of q");
+    if (p.seqlen_k > seqlen_k) {
+      unsupported("max_seqlen_k is ", p.seqlen_k, "; accepted: up to ", seqlen_k,
+                  ", which k is quantised with");
     }
-    p.seqlen_k = size_of_field(k, "seqlen_k");
+  } else {
+    p.seqlen_k = seqlen_k;
   }
   p.num_heads_kv = size_of_field(k, "num_heads_kv");
   p.head_dim_v = size_of_field(k, "head_dim_v");
@@ -82,6 +90,44 @@ void read_quantized_kv(nb::handle k, nb::handle v, bool varlen, const Target& ta
                 " bytes; accepted: one of at least ", needed, " bytes, as quantize_kv makes it");
   }
   p.quantized_kv = tensor.data;
+}
+
+// Where each sequence begins, cu_seqlens_k, and then how many keys it has.
+std::vector<std::int32_t> lengths_of_keys(const std::int32_t* cu_seqlens_k,
+                                          const std::int32_t* seqused_k, std::int64_t batch_size) {
+  std::vector<std::int32_t> lengths(cu_seqlens_k, cu_seqlens_k + batch_size + 1);
+  for (std::int64_t b = 0; b < batch_size; ++b)
+    lengths.push_back(seqused_k ? seqused_k[b] : cu_seqlens_k[b + 1] - cu_seqlens_k[b]);
+  return lengths;
+}
+
+void check_key_lengths(nb::handle k, const AttentionParams& p) {
+  const nb::object kept = attribute(k, interned("key_lengths"));
+  if (kept.is_none() || p.device.type != DeviceType::kCpu) return;
+  if (!PyBytes_Check(kept.ptr()))
+    wrong_type("key_lengths of k is of type ", type_text(kept), "; accepted: bytes or None");
+  const nb::bytes given = nb::borrow<nb::bytes>(kept);
+  const auto batch = static_cast<std::size_t>(p.batch_size);
+  const std::size_t bytes = (2 * batch + 1) * sizeof(std::int32_t);
+  if (given.size() != bytes) {
+    unsupported("key_lengths of k has ", given.size(), " bytes; accepted: ", bytes,
+                ", as quantize_kv makes it");
+  }
+  std::vector<std::int32_t> then(2 * batch + 1);
+  std::memcpy(then.data(), given.data(), bytes);
+  for (std::size_t i = 0; i <= batch; ++i) {
+    if (p.cu_seqlens_k[i] == then[i]) continue;
+    unsupported("cu_seqlens_k[", i, "] is ", p.cu_seqlens_k[i], "; accepted: ", then[i],
+                ", which k is quantised with");
+  }
+  const std::vector<std::int32_t> now = lengths_of_keys(p.cu_seqlens_k, p.seqused_k, p.batch_size);
+  for (std::size_t b = 0; b < batch; ++b) {
+    const std::int32_t keys = now[batch + 1 + b], most = then[batch + 1 + b];
+    if (keys <= most) continue;
+    unsupported(p.seqused_k ? concat("seqused_k[", b, "] is ", keys)
+                            : concat("seqused_k is None and sequence ", b, " has ", keys, " keys"),
+                "; accepted: up to ", most, ", the keys that k is quantised with");
+  }
 }
 
 namespace {
@@ -142,6 +188,7 @@ nb::object quantize_kv(nb::handle k, nb::handle v, nb::handle precision, nb::han
     unsupported("seqused_k is given without cu_seqlens_k; accepted: None, or both");
   if (varlen) params.seqlen_k = parse_count(max_seqlen_k, "max_seqlen_k");
   Target target = make_target(k, "k");
+  nb::object key_lengths = nb::none();
   const nb::object buffer = run_on(target, stream, [&](const Target& settled, Held* held) {
     Problem problem;
     problem.params.device = params.device = settled.device;
@@ -165,6 +212,11 @@ nb::object quantize_kv(nb::handle k, nb::handle v, nb::handle precision, nb::han
       wait_for_owners(problem.tensors, problem.tensors + problem.num_tensors, settled);
       dlattn::quantize_kv(params, settled.stream);
     });
+    if (varlen && settled.device.type == DeviceType::kCpu) {
+      const std::vector<std::int32_t> lengths =
+          lengths_of_keys(params.cu_seqlens_k, params.seqused_k, params.batch_size);
+      key_lengths = nb::bytes(lengths.data(), lengths.size() * sizeof lengths[0]);
+    }
     if (held) {
       for (int i = 0; i < problem.num_tensors; ++i) held->push_back(problem.tensors[i].owner);
       held->push_back(buffer.tensor.owner);
@@ -173,9 +225,9 @@ nb::object quantize_kv(nb::handle k, nb::handle v, nb::handle precision, nb::han
     outcome.out = take(settled, &buffer);
     return outcome;
   });
-  return nb::make_tuple(buffer, params.batch_size, params.seqlen_k, params.num_heads_kv,
-                        params.head_dim, params.head_dim_v,
-                        varlen ? nb::object(nb::int_(params.total_k)) : nb::none());
+  return nb::make_tuple(buffer, params.batch_size, params.seqlen_k,
+                        varlen ? nb::object(nb::int_(params.total_k)) : nb::none(),
+                        params.num_heads_kv, params.head_dim, params.head_dim_v, key_lengths);
 }
 
 }  // namespace dlattn::python

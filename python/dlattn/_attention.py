@@ -246,9 +246,10 @@ def attention_varlen(
         q: Queries, (total_q, num_heads, head_dim) in the layout "bshd". Dtypes, strides and
             alignment are those of `attention`.
         k: Keys, (total_k, num_heads_kv, head_dim), of q's dtype. num_heads_kv divides num_heads. Or
-            what `quantize_kv` returned for the same cu_seqlens_k and seqused_k, with None for v.
-            With page_table: a cache in pages, (num_pages, page_size, num_heads_kv, head_dim), as
-            for `attention_with_kvcache`, also of int8 or float8_e4m3fn.
+            what `quantize_kv` returned for the same cu_seqlens_k and seqused_k, with None for v:
+            another number of sequences or a larger max_seqlen_k is refused, and on the CPU other
+            offsets and more keys too. With page_table: a cache in pages, (num_pages, page_size,
+            num_heads_kv, head_dim), as for `attention_with_kvcache`, also of int8 or float8_e4m3fn.
         v: Values, (total_k, num_heads_kv, head_dim_v), of q's dtype. With page_table: (num_pages,
             page_size, num_heads_kv, head_dim_v).
         cu_seqlens_q: int32, (batch + 1,), contiguous: the row of q at which each sequence begins,

@@ -58,9 +58,7 @@ def quantize_kv(
         [1] Shah et al. FlashAttention-3. arXiv:2407.08608, 2024 ("incoherent processing").
         [2] Zhang et al. SageAttention2. arXiv:2411.10958, 2024.
     """
-    buffer, batch_size, seqlen_k, num_heads_kv, head_dim, head_dim_v, total_k = _core.quantize_kv(
+    fields = _core.quantize_kv(
         k, v, precision, layout, stream, cu_seqlens_k, max_seqlen_k, seqused_k
     )
-    return QuantizedKV(
-        buffer, precision, batch_size, seqlen_k, total_k, num_heads_kv, head_dim, head_dim_v
-    )
+    return QuantizedKV(fields[0], precision, *fields[1:])

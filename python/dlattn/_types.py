@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 Tensor: TypeAlias = Any
@@ -31,6 +31,9 @@ class QuantizedKV:
     num_heads_kv: int
     head_dim: int
     head_dim_v: int
+    key_lengths: bytes | None = field(default=None, repr=False)
+    """On the CPU with variable length: cu_seqlens_k and each sequence's number of keys as int32,
+    to which those of a call are compared. None: not known to the host."""
 
     @property
     def nbytes(self) -> int:

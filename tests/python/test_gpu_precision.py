@@ -222,6 +222,11 @@ def test_packed_sequences(precision: str) -> None:
     )
     kept = dlattn.attention_varlen(q, kv, None, *arguments, **options)
     assert torch.equal(kept, out)
+    more = [torch.cat([cu, cu[-1:]]) for cu in (cu_q, cu_k)]
+    with pytest.raises(dlattn.UnsupportedError, match="k: batch_size is 4; accepted: 5"):
+        dlattn.attention_varlen(q, kv, None, *more, 300, 640)
+    with pytest.raises(dlattn.UnsupportedError, match="max_seqlen_k is 641; accepted: up to 640"):
+        dlattn.attention_varlen(q, kv, None, cu_q, cu_k, 300, 641)
 
 
 @every_precision

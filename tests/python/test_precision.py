@@ -338,6 +338,73 @@ def test_refusals() -> None:
     assert "head_dim_tile" not in dlattn.plan(q, k, v, precision="int8_fp8").text
 
 
+def packed_keys() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(18)
+    q = rng.standard_normal((18, 4, 64)) + 0.5
+    k, v = (rng.standard_normal((200, 2, 64)) + 0.5 for _ in range(2))
+    return q.astype(np.float16), k.astype(np.float16), v.astype(np.float16)
+
+
+def test_kept_keys_of_other_sequences() -> None:
+    """Neither of another number of them than k was quantised with, nor of other keys."""
+    q, k, v = packed_keys()
+
+    def lengths(*values: int) -> np.ndarray:
+        return np.array(values, np.int32)
+
+    used = lengths(50, 100)
+    kept = {"cu_seqlens_k": lengths(0, 100, 200), "max_seqlen_k": 100}
+    kv = dlattn.quantize_kv(k, v, **kept)
+    part = dlattn.quantize_kv(k, v, **kept, seqused_k=used)
+    two, three = lengths(0, 9, 18), lengths(0, 9, 18, 18)
+    number = ", the number of sequences of cu_seqlens_q"
+    cases: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] = [
+        ("k: batch_size is 2; accepted: 3" + number, kv, (three, lengths(0, 100, 200, 200)), {}),
+        ("k: batch_size is 2; accepted: 1" + number, kv, (lengths(0, 18), lengths(0, 100)), {}),
+        ("max_seqlen_k is 101; accepted: up to 100, which k is quantised with", kv,
+         (two, lengths(0, 100, 200)), {"max_seqlen_k": 101}),
+        (r"cu_seqlens_k\[1\] is 110; accepted: 100, which k is quantised with", kv,
+         (two, lengths(0, 110, 200)), {"max_seqlen_k": 100}),
+        (r"seqused_k is None and sequence 0 has 100 keys; accepted: up to 50, the keys", part,
+         (two, lengths(0, 100, 200)), {}),
+        (r"seqused_k\[0\] is 51; accepted: up to 50, the keys that k is quantised with", part,
+         (two, lengths(0, 100, 200)), {"seqused_k": lengths(51, 100)}),
+    ]  # fmt: skip
+    for match, given, cu_seqlens, options in cases:
+        arguments = {"max_seqlen_q": 18, "max_seqlen_k": 100, **options}
+        for function in (dlattn.attention_varlen, dlattn.plan):
+            with pytest.raises(dlattn.UnsupportedError, match=match):
+                function(q, given, None, *cu_seqlens, **arguments)
+        assert not dlattn.supported(q, given, None, *cu_seqlens, **arguments)
+    # Fewer keys of each sequence than it was quantised with are its first ones.
+    options = {"max_seqlen_q": 9, "max_seqlen_k": 100, "seqused_k": used}
+    fewer = dlattn.attention_varlen(q, kv, None, two, kept["cu_seqlens_k"], **options)
+    for b, n in enumerate(used):
+        rows, keys = slice(9 * b, 9 * b + 9), slice(100 * b, 100 * b + n)
+        expected, _ = exact(q[None, rows], k[None, keys], v[None, keys])
+        assert relative(fewer[rows], expected[0]) < 0.1
+
+
+def test_key_lengths_that_quantize_kv_did_not_make() -> None:
+    import dataclasses
+
+    q, k, v = packed_keys()
+    cu_q, cu_k = np.array([0, 9, 18], np.int32), np.array([0, 100, 200], np.int32)
+    kv = dlattn.quantize_kv(k, v, cu_seqlens_k=cu_k, max_seqlen_k=100)
+    out = dlattn.attention_varlen(q, kv, None, cu_q, cu_k, 9, 100)
+    unknown = dataclasses.replace(kv, key_lengths=None)
+    np.testing.assert_array_equal(
+        dlattn.attention_varlen(q, unknown, None, cu_q, cu_k, 9, 100), out
+    )
+    for lengths, error, match in (
+        (b"", dlattn.UnsupportedError, "key_lengths of k has 0 bytes; accepted: 20"),
+        (3, TypeError, "key_lengths of k is of type int; accepted: bytes or None"),
+    ):
+        wrong = dataclasses.replace(kv, key_lengths=lengths)
+        with pytest.raises(error, match=match):
+            dlattn.attention_varlen(q, wrong, None, cu_q, cu_k, 9, 100)
+
+
 def test_a_buffer_that_is_too_small() -> None:
     import dataclasses
 
