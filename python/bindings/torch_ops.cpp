@@ -1,10 +1,12 @@
 #include "torch_ops.h"
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <iterator>
 #include <new>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "errors.h"
@@ -234,11 +236,19 @@ void run_merge(const Signature& signature, Value* stack) {
   stack[1] = reinterpret_cast<Value>(lse.release());
 }
 
+// An array, not a std::string: a thread that ends destroys nothing, so that operators can be called
+// until the process has ended.
 struct Failure {
   const char* kind = nullptr;  // of the exception's class in Python
-  std::string message;
+  char message[4096] = "";     // cut off where it ends
+
+  void set(const char* name, std::string_view text) {
+    kind = name;
+    message[text.copy(message, sizeof message - 1)] = '\0';
+  }
 };
 thread_local Failure failure;
+static_assert(std::is_trivially_destructible_v<Failure>);
 
 // What failed, if `code` throws.
 template <typename Code>
@@ -247,15 +257,15 @@ void catch_failure(Code&& code) noexcept {
   try {
     code();
   } catch (const UnsupportedError& error) {
-    failure = {"UnsupportedError", error.what()};
+    failure.set("UnsupportedError", error.what());
   } catch (const DeviceError& error) {
-    failure = {"DeviceError", error.what()};
+    failure.set("DeviceError", error.what());
   } catch (const nb::builtin_exception& error) {  // thrown by wrong_type
-    failure = {"TypeError", error.what()};
+    failure.set("TypeError", error.what());
   } catch (const std::bad_alloc&) {
-    failure = {"MemoryError", "out of memory"};  // short: it needs no memory
+    failure.set("MemoryError", "out of memory");
   } catch (const std::exception& error) {
-    failure = {"RuntimeError", error.what()};
+    failure.set("RuntimeError", error.what());
   }
 }
 
@@ -264,8 +274,7 @@ void catch_failure(Code&& code) noexcept {
 template <typename Code>
 void run_or_throw(Code&& code) {
   catch_failure(code);
-  if (failure.kind)
-    torch_functions.check(false, "dlattn", "torch_ops.cpp", 0, failure.message.c_str());
+  if (failure.kind) torch_functions.check(false, "dlattn", "torch_ops.cpp", 0, failure.message);
 }
 
 template <bool kVarlen, bool kWithOut>
@@ -341,7 +350,7 @@ void unregister_torch_ops() {
 nb::object torch_ops_failure() {
   if (!failure.kind) return nb::none();
   const nb::object message = nb::steal<nb::object>(PyUnicode_DecodeUTF8(
-      failure.message.data(), static_cast<Py_ssize_t>(failure.message.size()), "backslashreplace"));
+      failure.message, static_cast<Py_ssize_t>(std::strlen(failure.message)), "backslashreplace"));
   if (!message.is_valid()) throw nb::python_error();
   return nb::make_tuple(failure.kind, message);
 }

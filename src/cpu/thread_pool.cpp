@@ -49,16 +49,18 @@ struct Job {
   std::condition_variable helper_left;
 };
 
+// Whether the process ends. No thread is started then: callers, which may be destructors of static
+// objects, exit handlers and threads that the process does not wait for, compute alone.
+std::atomic<bool> ending{false};
+
 class ThreadPool {
  public:
-  // Ends the threads, of each at the end of its task. What callers are computing they compute
-  // alone from here on: threads that the process does not wait for may be among them, so that the
-  // pool itself must stay.
+  // Ends the threads, of each at the end of its task, when `ending` is set. Callers are served on,
+  // so the pool itself must stay.
   void stop() {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      stopping_ = true;
-    }
+    }  // a thread is waiting now, or sees `ending`
     job_added_.notify_all();
     for (std::thread& thread : threads_) thread.join();
   }
@@ -80,7 +82,7 @@ class ThreadPool {
   // With the mutex held. A system that grants no more threads only makes the call slower.
   void grow(int helpers) {
     try {
-      while (!stopping_ && static_cast<int>(threads_.size()) < helpers)
+      while (!ending && static_cast<int>(threads_.size()) < helpers)
         threads_.emplace_back([this] { serve(); });
     } catch (const std::system_error&) {
     }
@@ -97,7 +99,7 @@ class ThreadPool {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       Job* job = nullptr;
-      job_added_.wait(lock, [&] { return stopping_ || (job = next_job()) != nullptr; });
+      job_added_.wait(lock, [&] { return ending || (job = next_job()) != nullptr; });
       if (!job) return;
       --job->helpers_wanted;
       ++job->helpers_inside;
@@ -114,7 +116,7 @@ class ThreadPool {
     try {
       Poller poller(worker == 0 ? job.poll : Poll{}, job.num_tasks);
       for (;;) {
-        if (worker != 0 && stopping_) return;
+        if (worker != 0 && ending) return;
         const std::int64_t task = job.next_task.fetch_add(1, std::memory_order_relaxed);
         if (task >= job.num_tasks) return;
         poller.before_task();
@@ -131,7 +133,6 @@ class ThreadPool {
   std::condition_variable job_added_;
   std::list<Job*> jobs_;
   std::vector<std::thread> threads_;
-  std::atomic<bool> stopping_{false};
 };
 
 std::atomic<ThreadPool*> current_pool{nullptr};
@@ -145,7 +146,8 @@ void forget_pool() {
 struct AtForkAndExit {
   AtForkAndExit() { pthread_atfork(nullptr, nullptr, forget_pool); }
   ~AtForkAndExit() {
-    if (ThreadPool* pool = current_pool.load(std::memory_order_acquire)) pool->stop();
+    ending = true;
+    if (ThreadPool* pool = current_pool.load()) pool->stop();
   }
 } at_fork_and_exit;
 
@@ -153,7 +155,7 @@ ThreadPool& pool() {
   ThreadPool* pool = current_pool.load(std::memory_order_acquire);
   if (!pool) {
     auto* fresh = new ThreadPool;  // starts no thread yet
-    if (current_pool.compare_exchange_strong(pool, fresh, std::memory_order_acq_rel)) return *fresh;
+    if (current_pool.compare_exchange_strong(pool, fresh)) return *fresh;
     delete fresh;
   }
   return *pool;

@@ -14,7 +14,8 @@ namespace dlattn::cpu {
 //
 // The threads belong to one pool per process, made on first use, joined at exit and made anew after
 // a fork. Several callers may be in here at once; they share the threads. Those that are in here
-// while the process exits go on alone.
+// while the process exits go on alone, and so do calls from exit handlers and from destructors of
+// static objects that come later.
 void parallel_for(std::int64_t num_tasks, int num_threads,
                   const std::function<void(std::int64_t task, int worker)>& body, Poll poll = {});
 

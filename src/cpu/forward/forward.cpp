@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cstdlib>
-#include <memory>
 #include <new>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -106,42 +106,57 @@ class QueryTiles {
   std::vector<std::int64_t> end_;  // packed: behind the last tile of each sequence
 };
 
-struct Free {
-  void operator()(void* memory) const { std::free(memory); }
-};
-
 struct Block {
-  std::unique_ptr<char, Free> memory;
+  char* memory = nullptr;
   std::int64_t bytes = 0;
 };
 
-// What a thread keeps of its last call.
-thread_local Block kept;
+// What a thread keeps of its last call. Nothing destroys it, so that it is there for the calls of
+// static objects' destructors and of exit handlers, which come after a thread's own objects are
+// gone; `ended` then says that nobody frees what is kept any more.
+struct Kept {
+  Block block;
+  bool ended = false;
+};
+thread_local Kept kept;
+static_assert(std::is_trivially_destructible_v<Kept>);
+
+struct FreeAtEnd {
+  bool wanted = false;  // set where a thread keeps something: the first access makes the object
+  ~FreeAtEnd() {
+    std::free(kept.block.memory);
+    kept = {{}, true};
+  }
+};
+thread_local FreeAtEnd free_at_end;
 
 // Memory for the tasks of one call. A thread keeps it for its next one, unless it is large: of a
 // few rows the computation itself takes no longer than the allocator. It is taken and put back, as
 // a call's poll may run another call in the same thread.
 class Workspace {
  public:
-  explicit Workspace(std::int64_t bytes) : kept_(kept), block_(std::exchange(kept_, {})) {
+  explicit Workspace(std::int64_t bytes) : kept_(kept), block_(std::exchange(kept_.block, {})) {
     if (block_.bytes >= bytes) return;
-    block_.memory.reset(
-        static_cast<char*>(std::aligned_alloc(64, static_cast<std::size_t>(bytes))));
+    std::free(block_.memory);
+    block_ = {static_cast<char*>(std::aligned_alloc(64, static_cast<std::size_t>(bytes))), bytes};
     if (!block_.memory) throw std::bad_alloc();
-    block_.bytes = bytes;
   }
   ~Workspace() {
-    if (block_.bytes <= kMostKept) kept_ = std::move(block_);
+    if (!kept_.ended && block_.bytes <= kMostKept) {
+      free_at_end.wanted = true;
+      std::swap(kept_.block, block_);  // a call that the poll made may have kept another one
+    }
+    std::free(block_.memory);
   }
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
-  char* get() const { return block_.memory.get(); }
+  char* get() const { return block_.memory; }
 
  private:
   static constexpr std::int64_t kMostKept = 1 << 20;
 
-  Block& kept_;  // this thread's: looking it up takes a while
+  Kept& kept_;  // this thread's: looking it up takes a while
   Block block_;
 };
 
