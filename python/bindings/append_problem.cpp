@@ -1,5 +1,6 @@
 #include "append_problem.h"
 
+#include "cache.h"
 #include "errors.h"
 
 namespace dlattn::python {
@@ -138,7 +139,7 @@ void AppendProblem::read_page_table(nb::handle object, std::int64_t rows) {
   }
   params.page_table.data = static_cast<const std::int32_t*>(table.data);
   params.page_table.batch_stride = table.strides[0];
-  params.seqlen_k = table.shape[1] * rows;
+  params.seqlen_k = room_of_pages(table.shape[1], rows);
   // Without elements, so that no sequence has room for a row.
   static constexpr std::int32_t kNone = 0;
   if (!table.data) params.page_table.data = &kNone;

@@ -18,6 +18,15 @@ void settle_max_seqlen_k(std::int64_t most, Problem* problem, const Parts&... ro
 
 }  // namespace
 
+std::int64_t room_of_pages(std::int64_t pages, std::int64_t page_size) {
+  std::int64_t keys;
+  if (__builtin_mul_overflow(pages, page_size, &keys) || keys > kMaxLength) {
+    unsupported("page_table: a sequence has ", pages, " pages of ", page_size,
+                " keys; accepted: room for up to ", kMaxLength, " keys");
+  }
+  return keys;
+}
+
 Keys keys_of(const AttentionCall& call) {
   if (call.is_paged()) return Keys::kPages;
   if (call.function != Function::kKvcache) return Keys::kAsQueries;
@@ -74,8 +83,8 @@ void read_page_table(const Tensor& page_table, Problem* problem) {
       page_table.num_elements() > 0 ? static_cast<const std::int32_t*>(page_table.data) : kNone;
   p.page_table.batch_stride = page_table.strides[0];
   const std::int64_t pages = page_table.shape[1];
-  settle_max_seqlen_k(pages * p.page_size, problem, "the keys of page_table's ", pages,
-                      " pages of ", p.page_size);
+  settle_max_seqlen_k(room_of_pages(pages, p.page_size), problem, "the keys of page_table's ",
+                      pages, " pages of ", p.page_size);
 }
 
 void read_cache_batch_idx(const Tensor& cache_batch_idx, Problem* problem) {

@@ -17,6 +17,9 @@ void check_lengths_given(const AttentionCall& call);
 // Sizes of a cache. seqlen_k of one in pages is settled when page_table comes.
 void size_cache(const Tensor& q, const Tensor& k, const Tensor& v, Keys keys, Problem* problem);
 
+// The keys of a sequence of so many pages; throws if they are more than one may have.
+std::int64_t room_of_pages(std::int64_t pages, std::int64_t page_size);
+
 void read_page_table(const Tensor& page_table, Problem* problem);
 void read_cache_batch_idx(const Tensor& cache_batch_idx, Problem* problem);
 void read_leftpad_k(const Tensor& leftpad_k, Problem* problem);

@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "dlattn/device.h"
+#include "dlattn/tensor.h"
 #include "errors.h"
 #include "gil.h"
 #include "names.h"
@@ -136,6 +137,25 @@ void contiguous_strides(Tensor* tensor) {
   }
 }
 
+// Whether offsets can be counted at all, of whatever element. What an operation accepts is decided
+// in core.
+static void check_span(const Tensor& tensor) {
+  constexpr std::int64_t kMost = kMaxTensorBytes / 16;
+  std::int64_t span = 0;
+  for (int i = 0; i < tensor.ndim; ++i) {
+    const std::int64_t stride = tensor.strides[i];
+    if (tensor.shape[i] <= 1) continue;
+    std::int64_t step = 0;
+    if (stride >= -kMost && stride <= kMost &&
+        !__builtin_mul_overflow(tensor.shape[i] - 1, stride < 0 ? -stride : stride, &step) &&
+        !__builtin_add_overflow(span, step, &span) && span <= kMost)
+      continue;
+    unsupported(tensor.name, ": the stride of dimension ", i, ", of size ", tensor.shape[i],
+                ", is ", stride, "; accepted: strides by which the tensor spans up to ", kMost,
+                " elements");
+  }
+}
+
 void set_layout(Tensor* tensor, int ndim, const std::int64_t* shape, const std::int64_t* strides) {
   if (ndim < 0 || ndim > kMaxDims) {
     unsupported(tensor->name, " has ", ndim, " dimensions; accepted: at most ", kMaxDims);
@@ -155,6 +175,7 @@ void set_layout(Tensor* tensor, int ndim, const std::int64_t* shape, const std::
     if (elements > 0) contiguous_strides(tensor);
   } else {
     std::memcpy(tensor->strides, strides, sizeof(std::int64_t) * ndim);
+    check_span(*tensor);
   }
   if (elements > 0 && !tensor->data) {
     wrong_type(tensor->name, ": its exporter gave a null pointer; accepted: memory of ", elements,

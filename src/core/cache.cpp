@@ -59,11 +59,12 @@ void check_cache(const AttentionParams& p) {
   if (!is_cache(p)) return;
   check_dtypes(p);
   const std::int64_t least = p.batch_size > 0 && p.seqlen_k > 0 ? 1 : 0;
-  if (p.cache_batch_idx) check_at_least("cache_batch_size", p.cache_batch_size, least);
+  if (p.cache_batch_idx) check_length("cache_batch_size", p.cache_batch_size, least);
   if (!p.page_table.data) return;
-  check_at_least("page_size", p.page_size, 1);
-  check_at_least("num_pages", p.num_pages, least);
-  check_stride("page_table", "batch", p.batch_size, p.page_table.batch_stride);
+  check_length("page_size", p.page_size, 1);
+  check_length("num_pages", p.num_pages, least);
+  check_strides("page_table", sizeof(std::int32_t), pages_of(p, p.seqlen_k),
+                {{"batch", p.batch_size, p.page_table.batch_stride}});
 }
 
 void check_cached_keys(const AttentionParams& p) {

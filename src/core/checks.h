@@ -1,8 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
+#include <string>
 
+#include "core/concat.h"
 #include "core/fail.h"
+#include "core/tensor_sizes.h"
 #include "dlattn/forward.h"
 
 // What is checked of one size, stride or address. Each throws UnsupportedError.
@@ -12,6 +16,54 @@ inline void check_at_least(const char* name, std::int64_t value, std::int64_t le
   if (value < least) fail(name, " is ", value, "; accepted: at least ", least);
 }
 
+inline void check_within(const char* name, std::int64_t value, std::int64_t least,
+                         std::int64_t most) {
+  check_at_least(name, value, least);
+  if (value > most) fail(name, " is ", value, "; accepted: up to ", most);
+}
+// Of sequences, heads and the columns of a head; of rows, pages and entries.
+inline void check_count(const char* name, std::int64_t value, std::int64_t least) {
+  check_within(name, value, least, kMaxCount);
+}
+inline void check_length(const char* name, std::int64_t value, std::int64_t least) {
+  check_within(name, value, least, kMaxLength);
+}
+
+// How many elements there are, of sizes that are checked. A size of 0 counts as 1, so that no part
+// of the product is larger than it. `name`: the tensor's, or "".
+inline void check_elements(const char* name, const char* sizes,
+                           std::initializer_list<std::int64_t> values) {
+  std::int64_t product = 1;
+  bool fits = true;
+  for (const std::int64_t size : values)
+    fits = fits && !__builtin_mul_overflow(product, size > 1 ? size : 1, &product);
+  if (fits && product <= kMaxElements) return;
+  std::string text;
+  for (const std::int64_t size : values) text += concat(text.empty() ? "" : " x ", size);
+  fail(name, *name ? ": " : "", sizes, " is ", text, "; accepted: a product of up to ",
+       kMaxElements);
+}
+inline void check_elements(const char* name, const TensorSizes& sizes, std::int64_t columns) {
+  check_elements(name, "batch x seqlen x num_heads x head_dim",
+                 {sizes.batch, sizes.rows, sizes.heads, columns});
+}
+
+// A value from outside of its enumeration, as a cast makes it.
+template <typename Enum>
+void check_enum(const char* name, Enum value, Enum last, const char* accepted) {
+  const int number = static_cast<int>(value), most = static_cast<int>(last);
+  if (number >= 0 && number <= most) return;
+  fail(name, " is ", number, "; accepted: 0 to ", most, " (", accepted, ")");
+}
+inline void check_device_type(DeviceType type) {
+  check_enum("device type", type, DeviceType::kCuda, "DeviceType::kCpu, kCuda");
+}
+inline void check_known_dtype(const char* name, DType dtype) {
+  if (size_of(dtype) > 0) return;
+  check_enum(concat(name, ": dtype").c_str(), dtype, DType::kInt8,
+             "DType::kFloat16, kBFloat16, kFloat32, kFloat64, kFloat8E4M3, kInt8");
+}
+
 // The stride of a dimension of one element is never used, so it may be anything.
 inline void check_stride(const char* name, const char* dim, std::int64_t size,
                          std::int64_t stride) {
@@ -19,6 +71,48 @@ inline void check_stride(const char* name, const char* dim, std::int64_t size,
     fail(name, ": the stride of dimension ", dim, " is ", stride,
          "; negative strides are not accepted");
   }
+}
+
+// A dimension of a tensor other than the last one.
+struct Dim {
+  const char* name;
+  std::int64_t size;
+  std::int64_t stride;
+};
+
+// Where the last element lies, behind the first one. Negative strides are refused elsewhere.
+inline void check_span(const char* name, std::int64_t element_bytes, std::int64_t columns,
+                       std::initializer_list<Dim> dims) {
+  for (const Dim& dim : dims) {
+    if (dim.size == 0) return;
+  }
+  std::int64_t elements = columns;
+  for (const Dim& dim : dims) {
+    if (dim.size <= 1 || dim.stride <= 0) continue;
+    std::int64_t step, bytes;
+    const bool fits = !__builtin_mul_overflow(dim.size - 1, dim.stride, &step) &&
+                      !__builtin_add_overflow(elements, step, &elements) &&
+                      !__builtin_mul_overflow(elements, element_bytes, &bytes) &&
+                      bytes <= kMaxTensorBytes;
+    if (fits) continue;
+    fail(name, ": the stride of dimension ", dim.name, ", of size ", dim.size, ", is ", dim.stride,
+         "; accepted: strides by which the tensor spans up to ", kMaxTensorBytes, " bytes");
+  }
+}
+
+// The strides of an input, of which `columns` elements lie side by side.
+inline void check_strides(const char* name, std::int64_t element_bytes, std::int64_t columns,
+                          std::initializer_list<Dim> dims) {
+  for (const Dim& dim : dims) check_stride(name, dim.name, dim.size, dim.stride);
+  check_span(name, element_bytes, columns, dims);
+}
+template <typename T>
+void check_strides(const char* name, const BasicTensorView<T>& x, const TensorSizes& sizes,
+                   std::int64_t columns) {
+  check_strides(name, size_of(x.dtype), columns,
+                {{"batch", sizes.batch, x.batch_stride},
+                 {"seqlen", sizes.rows, x.row_stride},
+                 {"num_heads", sizes.heads, x.head_stride}});
 }
 
 // A GPU faults at an element that lies across its own size, and takes the process' context along.
@@ -32,8 +126,9 @@ inline void check_address(const char* name, const void* address, std::int64_t el
        element_bytes == kWorkspaceAlignment ? "it" : "the element's size");
 }
 
-// An output must not map two elements to one address. `accepted` comes before the least stride.
-// Strides of an injective layout, sorted, each reach past all that the smaller ones span.
+// An output must not map two elements to one address. Its span is checked. `accepted` comes before
+// the least stride. Strides of an injective layout, sorted, each reach past all that the smaller
+// ones span.
 inline void check_output_layout(const char* name, const char* accepted, std::int64_t inner,
                                 const std::int64_t (&sizes)[3], const std::int64_t (&strides)[3]) {
   std::int64_t extent = inner;

@@ -2,6 +2,7 @@
 #include <sstream>
 
 #include "core/backend.h"
+#include "core/checks.h"
 #include "core/family.h"
 #include "core/plan.h"
 #include "core/published.h"
@@ -31,6 +32,7 @@ std::string device_status() {
 }
 
 const DeviceInfo& device_info(Device device) {
+  core::check_device_type(device.type);
   return device.type == DeviceType::kCpu ? cpu_info() : cuda::device_info(device.index);
 }
 

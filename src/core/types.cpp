@@ -25,21 +25,23 @@ const char* to_string(DType dtype) {
 }
 
 const char* to_string(DeviceType type) {
-  return type == DeviceType::kCuda ? "cuda" : "cpu";
+  return type == DeviceType::kCuda ? "cuda" : type == DeviceType::kCpu ? "cpu" : "unknown";
 }
 
 const char* to_string(Operation operation) {
   return operation == Operation::kForward    ? "forward"
          : operation == Operation::kMerge    ? "merge"
          : operation == Operation::kQuantize ? "quantize"
-                                             : "append";
+         : operation == Operation::kAppend   ? "append"
+                                             : "unknown";
 }
 
 const char* to_string(Precision precision) {
-  return precision == Precision::kInputs    ? "inputs"
-         : precision == Precision::kInt8Fp8 ? "int8_fp8"
-         : precision == Precision::kFp8     ? "fp8"
-                                            : "int8_fp16";
+  return precision == Precision::kInputs     ? "inputs"
+         : precision == Precision::kInt8Fp8  ? "int8_fp8"
+         : precision == Precision::kFp8      ? "fp8"
+         : precision == Precision::kInt8Fp16 ? "int8_fp16"
+                                             : "unknown";
 }
 
 std::int64_t size_of(DType dtype) {

@@ -1,5 +1,7 @@
 #include "core/validate.h"
 
+#include <algorithm>
+
 #include "core/cache.h"
 #include "core/call_memory.h"
 #include "core/checks.h"
@@ -24,18 +26,38 @@ void check_window(const char* name, std::int64_t value) {
   }
 }
 
+void check_precision_known(Precision precision) {
+  check_enum("precision", precision, Precision::kInt8Fp16,
+             "Precision::kInputs, kInt8Fp8, kFp8, kInt8Fp16");
+}
+
+void check_enums(const AttentionParams& p) {
+  check_enum("causal", p.causal, Causal::kTopLeft, "Causal::kNone, kBottomRight, kTopLeft");
+  check_precision_known(p.precision);
+  check_device_type(p.device.type);
+  check_known_dtype("q", p.q.dtype);
+  check_known_dtype("out", p.out.dtype);
+  if (p.bias.data) check_known_dtype("bias", p.bias.dtype);
+  if (p.quantized_kv) return;
+  check_known_dtype("k", p.k.dtype);
+  check_known_dtype("v", p.v.dtype);
+}
+
 void check_sizes(const AttentionParams& p) {
-  check_at_least("batch_size", p.batch_size, 0);
-  check_at_least("seqlen_q", p.seqlen_q, 0);
-  check_at_least("seqlen_k", p.seqlen_k, 0);
-  check_at_least("num_heads", p.num_heads, 1);
-  check_at_least("num_heads_kv", p.num_heads_kv, 1);
+  check_count("batch_size", p.batch_size, 0);
+  check_length("seqlen_q", p.seqlen_q, 0);
+  check_length("seqlen_k", p.seqlen_k, 0);
+  check_count("num_heads", p.num_heads, 1);
+  check_count("num_heads_kv", p.num_heads_kv, 1);
   if (p.num_heads % p.num_heads_kv != 0) {
     fail("k: num_heads_kv = ", p.num_heads_kv, " does not divide num_heads = ", p.num_heads,
          " of q; accepted: a divisor of ", p.num_heads);
   }
-  check_at_least("head_dim", p.head_dim, 1);
-  check_at_least("head_dim of v", p.head_dim_v, 1);
+  check_count("head_dim", p.head_dim, 1);
+  check_count("head_dim of v", p.head_dim_v, 1);
+  check_elements("", "batch_size x seqlen_q x num_heads", {p.batch_size, p.seqlen_q, p.num_heads});
+  check_elements("", "batch_size x seqlen_k x num_heads_kv",
+                 {p.batch_size, p.seqlen_k, p.num_heads_kv});
   const std::int64_t group = p.num_heads / p.num_heads_kv;
   if (p.heads_per_q_descale != 1 && p.heads_per_q_descale != group) {
     fail("heads_per_q_descale is ", p.heads_per_q_descale, "; accepted: 1 or num_heads / ",
@@ -43,22 +65,33 @@ void check_sizes(const AttentionParams& p) {
   }
 }
 
+// What key_sizes() takes is checked.
+void check_elements(const AttentionParams& p) {
+  const TensorSizes queries = query_sizes(p), keys = key_sizes(p);
+  check_elements("q", queries, p.head_dim);
+  check_elements("k", keys, p.head_dim);
+  check_elements("v", keys, p.head_dim_v);
+  check_elements("out", queries, p.head_dim_v);
+}
+
 void check_layouts(const AttentionParams& p) {
   const TensorSizes queries = query_sizes(p), keys = key_sizes(p);
-  const struct {
-    const char* name;
-    const TensorView& view;
-    const TensorSizes& sizes;
-  } tensors[] = {{"q", p.q, queries}, {"k", p.k, keys}, {"v", p.v, keys}};
-  for (const auto& t : tensors) {
-    check_stride(t.name, "batch", t.sizes.batch, t.view.batch_stride);
-    check_stride(t.name, "seqlen", t.sizes.rows, t.view.row_stride);
-    check_stride(t.name, "num_heads", t.sizes.heads, t.view.head_stride);
+  check_strides("q", p.q, queries, p.head_dim);
+  if (!p.quantized_kv) {
+    check_strides("k", p.k, keys, p.head_dim);
+    check_strides("v", p.v, keys, p.head_dim_v);
   }
   if (queries.batch * queries.rows == 0) return;
+  check_span("out", size_of(p.out.dtype), p.head_dim_v,
+             {{"batch", queries.batch, p.out.batch_stride},
+              {"seqlen", queries.rows, p.out.row_stride},
+              {"num_heads", queries.heads, p.out.head_stride}});
   check_output_layout("out", kOutNeeds, p.head_dim_v, {queries.batch, queries.rows, queries.heads},
                       {p.out.batch_stride, p.out.row_stride, p.out.head_stride});
   if (p.lse.data) {
+    check_span("lse", sizeof(float), queries.rows,
+               {{"batch", queries.batch, p.lse.batch_stride},
+                {"num_heads", queries.heads, p.lse.head_stride}});
     check_output_layout("lse", kOutNeeds, queries.rows, {queries.batch, queries.heads, 1},
                         {p.lse.batch_stride, p.lse.head_stride, 0});
   }
@@ -126,8 +159,9 @@ void check_descales(const AttentionParams& p) {
            "; accepted: none, as descales are for ",
            of_q ? "float8_e4m3fn alone" : "8-bit elements alone");
     }
-    check_stride(descale.name, "batch", p.batch_size, descale.view.batch_stride);
-    check_stride(descale.name, "num_heads", descale.heads, descale.view.head_stride);
+    check_strides(descale.name, sizeof(float), 1,
+                  {{"batch", p.batch_size, descale.view.batch_stride},
+                   {"num_heads", descale.heads, descale.view.head_stride}});
     check_address(descale.name, descale.view.data, sizeof(float));
   }
   if (!is_8_bit) return;
@@ -202,11 +236,13 @@ void check_pointers(const AttentionParams& p) {
 
 // A tensor of an element for each score.
 template <typename T>
-void check_score_strides(const char* name, const AttentionParams& p, const BasicTensorView<T>& x) {
-  check_stride(name, "batch", p.batch_size, x.batch_stride);
-  check_stride(name, "num_heads", p.num_heads, x.head_stride);
-  check_stride(name, "seqlen_q", p.seqlen_q, x.row_stride);
-  check_stride(name, "seqlen_k", p.seqlen_k, x.col_stride);
+void check_score_strides(const char* name, std::int64_t element_bytes, const AttentionParams& p,
+                         const BasicTensorView<T>& x) {
+  check_strides(name, element_bytes, 1,
+                {{"batch", p.batch_size, x.batch_stride},
+                 {"num_heads", p.num_heads, x.head_stride},
+                 {"seqlen_q", p.seqlen_q, x.row_stride},
+                 {"seqlen_k", p.seqlen_k, x.col_stride}});
 }
 
 void check_scores(const AttentionParams& p) {
@@ -225,22 +261,27 @@ void check_scores(const AttentionParams& p) {
            p.q.dtype == DType::kFloat32 ? "" : concat(to_string(p.q.dtype), " (that of q) or "),
            "float32");
     }
-    check_score_strides("bias", p, p.bias);
+    check_score_strides("bias", size_of(p.bias.dtype), p, p.bias);
   }
-  if (p.mask.data) check_score_strides("mask", p, p.mask);
+  if (p.mask.data) check_score_strides("mask", 1, p, p.mask);
   if (p.alibi_slopes.data) {
-    check_stride("alibi_slopes", "batch", p.batch_size, p.alibi_slopes.batch_stride);
-    check_stride("alibi_slopes", "num_heads", p.num_heads, p.alibi_slopes.head_stride);
+    check_strides("alibi_slopes", sizeof(float), 1,
+                  {{"batch", p.batch_size, p.alibi_slopes.batch_stride},
+                   {"num_heads", p.num_heads, p.alibi_slopes.head_stride}});
   }
-  if (p.sinks.data) check_stride("sinks", "num_heads", p.num_heads, p.sinks.head_stride);
+  if (p.sinks.data) {
+    check_strides("sinks", sizeof(float), 1, {{"num_heads", p.num_heads, p.sinks.head_stride}});
+  }
 }
 
 }  // namespace
 
 void validate(const AttentionParams& params) {
+  check_enums(params);
   check_sizes(params);
   check_cache(params);
   check_varlen(params);
+  check_elements(params);
   check_lengths(params);
   check_pointers(params);
   check_precision(params);
@@ -268,15 +309,20 @@ void validate(const Options& options) {
 }
 
 void validate_sizes(const QuantizeParams& p) {
+  check_precision_known(p.precision);
+  check_device_type(p.device.type);
   if (p.precision == Precision::kInputs)
     fail("precision is inputs; accepted: int8_fp8, fp8, int8_fp16");
-  check_at_least("batch_size", p.batch_size, 0);
-  check_at_least("seqlen_k", p.seqlen_k, 0);
-  check_at_least("num_heads_kv", p.num_heads_kv, 1);
-  check_at_least("head_dim", p.head_dim, 1);
-  check_at_least("head_dim of v", p.head_dim_v, 1);
+  check_count("batch_size", p.batch_size, 0);
+  check_length("seqlen_k", p.seqlen_k, 0);
+  check_count("num_heads_kv", p.num_heads_kv, 1);
+  check_count("head_dim", p.head_dim, 1);
+  check_count("head_dim of v", p.head_dim_v, 1);
   check_quantized_dims(p.head_dim, p.head_dim_v, p.precision);
-  check_at_least("total_k", p.total_k, 0);
+  check_count("total_k", p.total_k, 0);
+  check_elements("", "batch_size x seqlen_k x num_heads_kv",
+                 {p.batch_size, p.seqlen_k, p.num_heads_kv});
+  check_elements("", "total_k x num_heads_kv", {p.total_k, p.num_heads_kv});
 }
 
 void validate(const QuantizeParams& p) {
@@ -296,9 +342,7 @@ void validate(const QuantizeParams& p) {
     }
     check_dtype(t.name, t.view.dtype, "k", p.k.dtype);
     check_address(t.name, t.view.data, size_of(t.view.dtype));
-    check_stride(t.name, "batch", keys.batch, t.view.batch_stride);
-    check_stride(t.name, "seqlen", keys.rows, t.view.row_stride);
-    check_stride(t.name, "num_heads", keys.heads, t.view.head_stride);
+    check_strides(t.name, t.view, keys, t.columns);
   }
   check_address("cu_seqlens_k", p.cu_seqlens_k, sizeof(std::int32_t));
   check_address("seqused_k", p.seqused_k, sizeof(std::int32_t));
@@ -315,11 +359,14 @@ void validate(const MergeParams& p) {
   if (p.num_states < 1 || p.num_states > kMaxMergeStates) {
     fail("outs holds ", p.num_states, " parts; accepted: 1 to ", kMaxMergeStates);
   }
-  check_at_least("batch_size", p.batch_size, 0);
-  check_at_least("seqlen_q", p.seqlen_q, 0);
-  check_at_least("num_heads", p.num_heads, 1);
-  check_at_least("head_dim of outs", p.head_dim_v, 1);
-  if (p.out.dtype == DType::kFloat8E4M3) {
+  check_device_type(p.device.type);
+  check_known_dtype("out", p.out.dtype);
+  check_count("batch_size", p.batch_size, 0);
+  check_length("seqlen_q", p.seqlen_q, 0);
+  check_count("num_heads", p.num_heads, 1);
+  check_count("head_dim of outs", p.head_dim_v, 1);
+  check_elements("outs", {p.batch_size, p.seqlen_q, p.num_heads}, p.head_dim_v);
+  if (p.out.dtype == DType::kFloat8E4M3 || p.out.dtype == DType::kInt8) {
     fail("out: dtype is ", to_string(p.out.dtype),
          "; accepted: float16, bfloat16, float32, float64");
   }
@@ -332,13 +379,19 @@ void validate(const MergeParams& p) {
     check_dtype("outs", p.outs[n].dtype, "out", p.out.dtype);
     check_address("outs", p.outs[n].data, size_of(p.out.dtype));
     check_address("lses", p.lses[n].data, sizeof(float));
-    check_stride("outs", "batch", p.batch_size, p.outs[n].batch_stride);
-    check_stride("outs", "seqlen", p.seqlen_q, p.outs[n].row_stride);
-    check_stride("outs", "num_heads", p.num_heads, p.outs[n].head_stride);
-    check_stride("lses", "batch", p.batch_size, p.lses[n].batch_stride);
-    check_stride("lses", "num_heads", p.num_heads, p.lses[n].head_stride);
-    check_stride("lses", "seqlen", p.seqlen_q, p.lses[n].row_stride);
+    check_strides("outs", p.outs[n], {p.batch_size, p.seqlen_q, p.num_heads}, p.head_dim_v);
+    check_strides("lses", sizeof(float), 1,
+                  {{"batch", p.batch_size, p.lses[n].batch_stride},
+                   {"num_heads", p.num_heads, p.lses[n].head_stride},
+                   {"seqlen", p.seqlen_q, p.lses[n].row_stride}});
   }
+  check_span("out", size_of(p.out.dtype), p.head_dim_v,
+             {{"batch", p.batch_size, p.out.batch_stride},
+              {"seqlen", p.seqlen_q, p.out.row_stride},
+              {"num_heads", p.num_heads, p.out.head_stride}});
+  check_span(
+      "lse", sizeof(float), p.seqlen_q,
+      {{"batch", p.batch_size, p.lse.batch_stride}, {"num_heads", p.num_heads, p.lse.head_stride}});
   check_output_layout("out", kOutNeeds, p.head_dim_v, {p.batch_size, p.seqlen_q, p.num_heads},
                       {p.out.batch_stride, p.out.row_stride, p.out.head_stride});
   check_output_layout("lse", kOutNeeds, p.seqlen_q, {p.batch_size, p.num_heads, 1},

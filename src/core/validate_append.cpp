@@ -1,6 +1,4 @@
 // What append_kv() refuses before anything is launched.
-#include <limits>
-
 #include "core/append.h"
 #include "core/call_memory.h"
 #include "core/checks.h"
@@ -33,11 +31,13 @@ Named named(const char* name, const BasicTensorView<T>& x, const TensorSizes& si
 }
 
 void check_input(const Named& x) {
+  check_elements(x.name, x.sizes, x.columns);
   if (!x.empty() && !x.data) fail(x.name, " is null");
   check_address(x.name, x.data, size_of(x.dtype));
-  check_stride(x.name, "batch", x.sizes.batch, x.strides[0]);
-  check_stride(x.name, "seqlen", x.sizes.rows, x.strides[1]);
-  check_stride(x.name, "num_heads", x.sizes.heads, x.strides[2]);
+  check_strides(x.name, size_of(x.dtype), x.columns,
+                {{"batch", x.sizes.batch, x.strides[0]},
+                 {"seqlen", x.sizes.rows, x.strides[1]},
+                 {"num_heads", x.sizes.heads, x.strides[2]}});
 }
 
 void check_output(const Named& x) {
@@ -48,22 +48,29 @@ void check_output(const Named& x) {
                       {x.strides[0], x.strides[1], x.strides[2]});
 }
 
+void check_enums(const AppendParams& p) {
+  check_device_type(p.device.type);
+  check_known_dtype("k", p.k.dtype);
+  check_known_dtype("v", p.v.dtype);
+  check_known_dtype("k_cache", p.k_cache.dtype);
+  check_known_dtype("v_cache", p.v_cache.dtype);
+}
+
 void check_sizes(const AppendParams& p) {
-  check_at_least("batch_size", p.batch_size, 0);
-  check_at_least("num_heads_kv", p.num_heads_kv, 1);
-  check_at_least("head_dim", p.head_dim, 1);
-  check_at_least("head_dim of v", p.head_dim_v, 1);
-  if (p.q.data) check_at_least("num_heads", p.num_heads, 1);
+  check_count("batch_size", p.batch_size, 0);
+  check_count("num_heads_kv", p.num_heads_kv, 1);
+  check_count("head_dim", p.head_dim, 1);
+  check_count("head_dim of v", p.head_dim_v, 1);
+  if (p.q.data) check_count("num_heads", p.num_heads, 1);
   if (p.cu_seqlens_q) {
-    constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-    check_at_least("total_new", p.total_new, 0);
-    if (p.total_new > kMost) fail("total_new is ", p.total_new, "; accepted: up to ", kMost);
+    check_count("total_new", p.total_new, 0);
     if (p.batch_size == 0 && p.total_new > 0) {
       fail("batch_size is 0, by a cu_seqlens_q of one offset, but k has ", p.total_new,
            " tokens; accepted: at least 1 sequence, or a k without tokens");
     }
   } else {
-    check_at_least("seqlen_new", p.seqlen_new, 0);
+    check_length("seqlen_new", p.seqlen_new, 0);
+    check_elements("", "batch_size x seqlen_new", {p.batch_size, p.seqlen_new});
   }
 }
 
@@ -80,11 +87,12 @@ void check_places(const AppendParams& p) {
     fail("slot_bytes is ", p.slot_bytes, "; accepted: 4 (int32) or 8 (int64)");
   }
   if (paged) {
-    check_at_least("page_size", p.page_size, 1);
-    check_at_least("num_pages", p.num_pages, 0);
+    check_length("page_size", p.page_size, 1);
+    check_length("num_pages", p.num_pages, 0);
+    check_elements("", "num_pages x page_size", {p.num_pages, p.page_size});
   }
   if (!p.slots) {
-    check_at_least("seqlen_k", p.seqlen_k, 0);
+    check_length("seqlen_k", p.seqlen_k, 0);
     if (!p.seqused_k && num_new_rows(p) > 0)
       fail("seqused_k is null; accepted: the lengths before the call, or slots");
   }
@@ -92,9 +100,11 @@ void check_places(const AppendParams& p) {
     fail("seqlen_new is ", p.seqlen_new, "; accepted: up to ", p.seqlen_k,
          ", the keys that a sequence has room for");
   }
-  if (p.cache_batch_idx) check_at_least("cache_batch_size", p.cache_batch_size, 0);
-  if (p.page_table.data)
-    check_stride("page_table", "batch", p.batch_size, p.page_table.batch_stride);
+  if (p.cache_batch_idx) check_length("cache_batch_size", p.cache_batch_size, 0);
+  if (p.page_table.data) {
+    check_strides("page_table", sizeof(std::int32_t), (p.seqlen_k + p.page_size - 1) / p.page_size,
+                  {{"batch", p.batch_size, p.page_table.batch_stride}});
+  }
   check_address("cu_seqlens_q", p.cu_seqlens_q, sizeof(std::int32_t));
   check_address("seqused_k", p.seqused_k, sizeof(std::int32_t));
   check_address("cache_batch_idx", p.cache_batch_idx, sizeof(std::int32_t));
@@ -129,7 +139,7 @@ void check_rotary(const AppendParams& p) {
     fail("rotary_sin: dtype is ", to_string(p.rotary_sin.dtype),
          "; accepted: ", to_string(p.rotary_cos.dtype), ", that of rotary_cos");
   }
-  check_at_least("rotary_positions", p.rotary_positions, 0);
+  check_length("rotary_positions", p.rotary_positions, 0);
   if (!p.slots && p.rotary_positions < p.seqlen_k) {
     fail("rotary_cos has ", p.rotary_positions, " rows; accepted: at least ", p.seqlen_k,
          ", the keys that the cache has room for");
@@ -181,6 +191,9 @@ void check_scales(const AppendParams& p) {
           (p.num_heads_kv > 1 && scale.view.head_stride < 0)) {
         fail(scale.name, ": a stride is negative; accepted: strides of at least 0");
       }
+      check_span(scale.name, sizeof(float), 1,
+                 {{"batch", p.batch_size, scale.view.batch_stride},
+                  {"num_heads", p.num_heads_kv, scale.view.head_stride}});
     } else if (needed) {
       fail(scale.name, " is null with ", scale.cache, " of ", to_string(p.k_cache.dtype),
            "; accepted: a float32 tensor on its device");
@@ -213,6 +226,7 @@ void check_memory(const AppendParams& p) {
 }  // namespace
 
 void validate(const AppendParams& p) {
+  check_enums(p);
   check_sizes(p);
   check_dtypes(p);
   check_places(p);

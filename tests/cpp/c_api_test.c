@@ -389,6 +389,26 @@ static void precisions(void) {
     a.k = z.k;
     a.v = z.v;
     CHECK_REFUSED(dlattn_quantized_kv_bytes(&z, NULL), "bytes is null");
+    {
+      DlattnQuantize large = z;
+      bytes = -7;
+      large.batch_size = (int64_t)1 << 62;
+      CHECK_REFUSED(dlattn_quantized_kv_bytes(&large, &bytes),
+                    "batch_size is 4611686018427387904; accepted: up to 2147483647");
+      large = z;
+      large.seqlen_k = INT64_MAX;
+      CHECK_REFUSED(dlattn_quantized_kv_bytes(&large, &bytes),
+                    "seqlen_k is 9223372036854775807; accepted: up to 1099511627776");
+      large = z;
+      large.num_heads_kv = large.seqlen_k = (int64_t)1 << 30;
+      CHECK_REFUSED(dlattn_quantized_kv_bytes(&large, &bytes),
+                    "batch_size x seqlen_k x num_heads_kv is 2 x 1073741824 x 1073741824; "
+                    "accepted: a product of up to 4503599627370496");
+      large.num_heads_kv = (int64_t)1 << 40;
+      CHECK_REFUSED(dlattn_quantized_kv_bytes(&large, &bytes),
+                    "num_heads_kv is 1099511627776; accepted: up to 2147483647");
+      CHECK(bytes == -7);
+    }
     z.precision = DLATTN_INPUTS;
     CHECK_REFUSED(dlattn_quantized_kv_bytes(&z, &bytes),
                   "precision is inputs; accepted: int8_fp8, fp8, int8_fp16");

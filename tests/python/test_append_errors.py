@@ -217,6 +217,17 @@ WRONG = [
 ]
 
 
+def test_pages_whose_keys_no_number_counts() -> None:
+    row = zeros((16,), np.float16)
+    pool = np.lib.stride_tricks.as_strided(row, (1, 2**56, 2, 16), (0, 0, 0, 2))
+    table = zeros((2, 128), np.int32)
+    k = np.ones((2, 3, 2, 16), np.float16)
+    message = "page_table: a sequence has 128 pages of 72057594037927936 keys; accepted: room for"
+    with pytest.raises(dlattn.UnsupportedError, match=message):
+        append_kv(k, k, pool, pool, page_table=table, seqused_k=ints(0, 0))
+    assert (row == 0).all()
+
+
 @pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[m[:50] for _, m in WRONG])
 def test_wrong_calls(arguments: dict[str, Any], message: str) -> None:
     """Nothing is written before."""

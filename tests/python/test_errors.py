@@ -578,6 +578,14 @@ WRONG_MERGES = {
         [x[:, :, :4] for x in LSES],
         ("lses: shape is (2, 4, 4)", "(2, 4, 5)"),
     ),
+    "a stack whose parts no memory holds": (
+        np.lib.stride_tricks.as_strided(np.stack(OUTS), strides=(2**60, 640, 128, 32, 4)),
+        np.stack(LSES),
+        (
+            "outs: the stride of dimension 0, of size 2, is 288230376151711744",
+            "accepted: strides by which the tensor spans up to 72057594037927936 elements",
+        ),
+    ),
     "lses float64": (OUTS, [x.astype(np.float64) for x in LSES], ("lses", "float64", "float32")),
     "lses no tensors": (OUTS, [1.0, 2.0], ("lses is of type float", "accepted"), TypeError),
     "outs a set": (set(), LSES, ("outs is of type set", "accepted"), TypeError),

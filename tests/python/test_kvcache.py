@@ -215,6 +215,8 @@ Q = normal(2, 1, 4, 8)
 PAGED = normal(9, 4, 2, 8, seed=1)
 TABLE = np.array([[3, 8, -1], [0, 1, 2]], np.int32)
 USED = np.array([5, 12], np.int32)
+# A page of so many keys, which all share one row.
+ENDLESS = np.broadcast_to(np.zeros(8, np.float16), (1, 2**57, 2, 8))
 PAGES_OF_4 = {"q": Q, "k_cache": PAGED, "v_cache": PAGED, "seqused_k": USED, "page_table": TABLE}
 # Entries of 12 keys.
 ENTRIES = normal(2, 12, 2, 8, seed=2)
@@ -268,6 +270,14 @@ WRONG = {
     ),
     "bound below zero": wrong(
         "max_seqlen_k is -1; accepted: an int from 0 to 2147483647", max_seqlen_k=-1
+    ),
+    "pages whose keys no number counts": wrong(
+        "page_table: a sequence has 96 pages of 144115188075855872 keys; accepted: room for up to "
+        "1099511627776 keys",
+        q=Q.astype(np.float16),
+        k_cache=ENDLESS,
+        v_cache=ENDLESS,
+        page_table=np.tile(TABLE, (1, 32)),
     ),
     "table of int64": wrong(
         "page_table: dtype is int64; accepted: int32", page_table=TABLE.astype(np.int64)

@@ -220,6 +220,10 @@ def test_metadata(platform: str, traits: int) -> None:
         ({"softcap": -1.0}, "softcap is -1; accepted: "),
         ({"kernel": "fastest"}, "no kernel can run this: kernel is fastest; accepted: auto, cpu"),
         ({"kernel": "cpu:wide"}, "no kernel can run this: cpu: variant is wide; accepted: none"),
+        ({"causal": 256}, "attribute causal is 256; accepted: 0 to 2"),
+        ({"precision": -1}, "attribute precision is -1; accepted: 0 to 3"),
+        ({"layout": 2}, "attribute layout is 2; accepted: 0 to 1"),
+        ({"out_dtype": 258}, "attribute out_dtype is 258; accepted: 0 to 4"),
         ({"layout": 1}, "lse: shape is (2, 4, 9); accepted: (2, 9, 4)"),
     ],
 )

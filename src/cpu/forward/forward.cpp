@@ -186,13 +186,19 @@ void plan(const AttentionParams& params, const DeviceInfo& device, const Options
   } else if (!options.batch_invariant && options.split_size == 0) {
     plan->num_splits = num_splits(params, num_tiles);
   }
-  plan->grid = num_tiles * plan->num_splits;
+  const std::int64_t state_bytes = plan->num_splits > 1 ? kernels.state_bytes(params, tiles) : 0;
+  std::int64_t states;
+  if (__builtin_mul_overflow(num_tiles, plan->num_splits, &plan->grid) ||
+      __builtin_mul_overflow(plan->grid, state_bytes, &states) || states > kMaxTensorBytes) {
+    throw UnsupportedError("num_splits is " + std::to_string(plan->num_splits) + " for " +
+                           std::to_string(num_tiles) +
+                           " tiles of queries; accepted: as many as take up to " +
+                           std::to_string(kMaxTensorBytes) + " bytes, or 0 for the default");
+  }
   plan->num_threads = num_threads > 0 ? num_threads : device.num_threads;
   if (plan->num_threads > plan->grid)
     plan->num_threads = plan->grid > 0 ? static_cast<int>(plan->grid) : 1;
-  plan->workspace_bytes = plan->num_threads * kernels.scratch_bytes(params, tiles);
-  if (plan->num_splits > 1)
-    plan->workspace_bytes += plan->grid * kernels.state_bytes(params, tiles);
+  plan->workspace_bytes = plan->num_threads * kernels.scratch_bytes(params, tiles) + states;
 }
 
 void forward(const AttentionParams& given, const Plan& plan, Poll poll) {

@@ -19,6 +19,13 @@ struct BasicTensorView {
   DType dtype = DType::kFloat16;  // of the elements; read only where T is void
 };
 
+// The largest sizes that an operation accepts. Within them nothing that is computed from sizes and
+// strides overflows 64 bits, on any backend.
+constexpr std::int64_t kMaxCount = (std::int64_t{1} << 31) - 1;  // sequences, heads, a head dim
+constexpr std::int64_t kMaxLength = std::int64_t{1} << 40;       // rows, pages, cache entries
+constexpr std::int64_t kMaxElements = std::int64_t{1} << 52;     // of a tensor, shared ones too
+constexpr std::int64_t kMaxTensorBytes = std::int64_t{1} << 60;  // from its first to its last one
+
 using TensorView = BasicTensorView<const void>;
 using MutableTensorView = BasicTensorView<void>;
 
