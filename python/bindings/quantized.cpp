@@ -84,7 +84,7 @@ void read_quantized_kv(nb::handle k, nb::handle v, bool varlen, const Target& ta
   const Tensor& tensor = take_in(buffer, "buffer of k", target, problem);
   problem->buffer = buffer;
   check_last_stride(tensor);
-  const std::int64_t bytes = tensor.num_elements() * tensor.dtype.bits / 8;
+  const std::int64_t bytes = tensor.num_elements() * (tensor.dtype.bits / 8);
   if (tensor.ndim != 1 || bytes < needed) {
     unsupported("buffer of k has ", tensor.ndim, " dimension(s) and ", bytes,
                 " bytes; accepted: one of at least ", needed, " bytes, as quantize_kv makes it");

@@ -262,10 +262,16 @@ class Shapes {
     Tensor tensor;
     tensor.name = name;
     tensor.dtype = dtype_named(name, text(pair[0]));
+    std::int64_t elements = 1;
     for (const nb::handle size : sizes) {
       std::int64_t number = 0;  // a symbolic size is no int
       if (!nb::try_cast(size, number))
         unsupported(name, ": shape is ", text(sizes), "; accepted: a tuple of ints");
+      if (number < 0 || __builtin_mul_overflow(elements, number, &elements) ||
+          elements > kMaxElements) {
+        unsupported(name, ": dimension ", tensor.ndim, " is of size ", number,
+                    "; accepted: sizes whose product is up to ", kMaxElements);
+      }
       tensor.shape[tensor.ndim++] = number;
     }
     place(&tensor);

@@ -171,6 +171,13 @@ def test_what_a_call_is_made_of() -> None:
     assert attributes["kernel"] == "auto" and attributes["return_lse"] == 1
 
 
+def test_shapes_that_no_number_counts() -> None:
+    specs = [(dtype, (2**31, 2**31, *shape[2:])) for dtype, shape in SPECS]
+    message = "q: dimension 1 is of size 2147483648; accepted: sizes whose product is up to 4503"
+    with pytest.raises(UnsupportedError, match=message):
+        _core.xla_call(*specs, *DEFAULTS, False)
+
+
 def test_a_call() -> None:
     results = empty()
     caller = Caller("cpu")

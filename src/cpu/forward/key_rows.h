@@ -1,5 +1,6 @@
 #pragma once
 
+#include "core/tensor_sizes.h"
 #include "cpu/forward/task.h"
 #include "cpu/simd.h"
 
@@ -12,7 +13,7 @@ class KeyRows {
   // `x`: k or v of the problem, with `width` columns.
   KeyRows(const AttentionParams& p, const Task& task, const TensorView& x, std::int64_t width)
       : first_(static_cast<const In*>(x.data) + task.head_kv * x.head_stride),
-        stride_(x.row_stride),
+        stride_(core::key_sizes(p).rows > 1 ? x.row_stride : 0),  // any, of one row
         width_(width) {
     if (has_pages(p)) {
       page_table_ = p.page_table.data + task.entry_k * p.page_table.batch_stride;

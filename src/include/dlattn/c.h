@@ -12,7 +12,8 @@
 // Every function that returns int32_t returns DLATTN_OK or what went wrong, and dlattn_last_error()
 // has it in words that name the argument, the value got and what is accepted. No C++ exception
 // leaves the library. All functions are thread-safe. forward.h, merge.h, quantize.h and append.h,
-// the C++ API's headers, tell what is accepted and computed; the names are the same.
+// the C++ API's headers, tell what is accepted and computed, and tensor.h how large sizes may be;
+// the names are the same.
 
 #include <stddef.h>
 #include <stdint.h>
