@@ -93,8 +93,14 @@ std::vector<std::string> refusals(const AttentionParams& params, const DeviceInf
                                   const Options& options) {
   if (asks_for_cpu(device, options)) {
     std::string why;
-    if (runs_on_cpu(device, options, &why)) return {};
-    return {concat(kCpu, ": ", why)};
+    if (!runs_on_cpu(device, options, &why)) return {concat(kCpu, ": ", why)};
+    try {  // numbers of threads and parts are its matter
+      Plan plan;
+      cpu::plan(params, device, options, &plan);
+      return {};
+    } catch (const UnsupportedError& error) {
+      return {error.what()};
+    }
   }
   Plan plan;
   std::vector<std::string> reasons;

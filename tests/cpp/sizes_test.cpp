@@ -336,8 +336,15 @@ void parts_of_tiles() {
   CHECK_FOR(got.find("num_splits is 2147483647 for ") == 0 &&
                 got.find("tiles of queries; accepted: as many as take up to") != got.npos,
             got);
+  const Support refused = supported(p, cpu, options);
+  CHECK(!refused.ok && refused.reasons.size() == 1 && refused.reasons[0] == got);
   options.num_splits = 1;
   CHECK(plan(p, cpu, options).grid > 0);
+  CHECK(supported(p, cpu, options).ok);
+  options.num_threads = -1;
+  const Support threads = supported(p, cpu, options);
+  CHECK(!threads.ok && threads.reasons.size() == 1 &&
+        threads.reasons[0] == "num_threads is -1; accepted: 1 to 4096, or 0 for the default");
 }
 
 void enumerations() {

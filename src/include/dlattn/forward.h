@@ -130,8 +130,8 @@ struct AttentionParams {
 
   // Not kInputs: q, k, v and out are of kFloat16 or kBFloat16, and there are no softcap, bias and
   // alibi_slopes. quantized_kv is what quantize_kv() wrote of k and v in this precision, on the
-  // problem's device; k and v are not read then, and may be null. Null: they are quantised into the
-  // workspace before.
+  // problem's device, with the same sizes and cu_seqlens_k, by which its parts are found; k and v
+  // are not read then, and may be null. Null: they are quantised into the workspace before.
   Precision precision = Precision::kInputs;
   const void* quantized_kv = nullptr;
 
