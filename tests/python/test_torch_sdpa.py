@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -183,29 +185,39 @@ def test_activating_and_deactivating() -> None:
     assert served() == 2
 
 
+@torch.no_grad()
 def test_activating_while_others_call() -> None:
     """What torch's dispatcher calls must not go away meanwhile."""
-    tensors = drawn()
+    tensors = drawn(batch=1, heads=1, seqlen_q=1, seqlen_k=1)
     want = F.scaled_dot_product_attention(*tensors)
     dlattn.torch.activate()
     failed: list[Any] = []
     ended = threading.Event()
 
     def call() -> None:
-        while not ended.is_set():
-            found = F.scaled_dot_product_attention(*tensors)
-            if not torch.allclose(found, want, rtol=1e-5, atol=1e-5):
-                failed.append(found)
+        try:
+            with torch.no_grad():
+                while not ended.is_set():
+                    torch.testing.assert_close(F.scaled_dot_product_attention(*tensors), want)
+        except Exception as error:
+            failed.append(error)
 
-    threads = [threading.Thread(target=call) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for _ in range(300):
-        dlattn.torch.deactivate()
-        dlattn.torch.activate()
-    ended.set()
-    for thread in threads:
-        thread.join()
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end and not failed:
+            dlattn.torch.deactivate()
+            dlattn.torch.activate()
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
+    F.scaled_dot_product_attention(*tensors)
     assert not failed and served() > 0
 
 
