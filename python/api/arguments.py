@@ -140,7 +140,8 @@ ARGUMENTS = (
         functions=(*VARLEN, *KVCACHE),
         doc="""int32, (batch, max_pages), rows contiguous, on q's device: key j of sequence b is row
             j % page_size of page page_table[b, j // page_size]. What stands behind a sequence's
-            last page is not read, so -1 and anything else may. None: k and v are not in pages.""",
+            last page, or for pages before a window, whose keys no query sees, is not read, so -1
+            and anything else may. None: k and v are not in pages.""",
     ),
     Argument(
         "cache_batch_idx",

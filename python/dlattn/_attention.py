@@ -266,8 +266,8 @@ def attention_varlen(
             page_table it is required, and tells how many keys each sequence has.
         page_table: int32, (batch, max_pages), rows contiguous, on q's device: key j of sequence b
             is row j % page_size of page page_table[b, j // page_size]. What stands behind a
-            sequence's last page is not read, so -1 and anything else may. None: k and v are not in
-            pages.
+            sequence's last page, or for pages before a window, whose keys no query sees, is not
+            read, so -1 and anything else may. None: k and v are not in pages.
         causal: As for `attention`, with the lengths of each sequence: False, True, "bottom_right"
             or "top_left".
         softmax_scale: Factor of q·k, from 2^-126 to 2^126. None: 1 / sqrt(head_dim).
@@ -431,8 +431,8 @@ def attention_with_kvcache(
             flash-attn's cache_seqlens: the rows of k are counted in addition.
         page_table: int32, (batch, max_pages), rows contiguous, on q's device: key j of sequence b
             is row j % page_size of page page_table[b, j // page_size]. What stands behind a
-            sequence's last page is not read, so -1 and anything else may. None: k and v are not in
-            pages.
+            sequence's last page, or for pages before a window, whose keys no query sees, is not
+            read, so -1 and anything else may. None: k and v are not in pages.
         cache_batch_idx: int32, (batch,), contiguous: the entry of k_cache and v_cache that each
             sequence's keys are in; they may then have more entries than there are sequences. None:
             sequence b is entry b. Not with page_table.

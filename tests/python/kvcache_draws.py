@@ -99,6 +99,7 @@ class KVCacheDraw(Draw):
             self._lose_rows(p)
         else:
             self._add_call(p)
+            self._evict(p)
         if not self._limits.checked and p.call == "attend" and self.chance(0.15):
             self._tell_wrong(p)
         return p
@@ -240,6 +241,17 @@ class KVCacheDraw(Draw):
             ]
             dtype = rng.choice(("int32", "int64"))
             p.csr = (dtype, np.cumsum([0, *counts]), np.concatenate(pages), np.array(last))
+
+    def _evict(self, p: KVCacheProblem) -> None:
+        """No pages before a window, in the tables of every other problem that has one."""
+        left = p.options.get("window", (None, None))[0]
+        if not p.page_size or left is None or p.csr is not None or self._seed % 2:
+            return
+        for b, (length, queries) in enumerate(zip(p.lengths, p.lengths_q, strict=True)):
+            first = 0 if p.options["causal"] == "top_left" else length - queries
+            count = max(0, first - left) // p.page_size
+            p.told_entries[b, :count] = (-1, LEAST, MOST)[self._seed // 2 % 3]
+            p.evicted |= count > 0
 
     def _add_entries(self, p: KVCacheProblem) -> None:
         """Those of the sequences, or any of a larger cache."""

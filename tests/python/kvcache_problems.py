@@ -71,6 +71,8 @@ class KVCacheProblem:
     told_leftpads: tuple[int, ...] | None = None
     stray: bool = False
     """Whether pages or entries are told that there are not."""
+    evicted: bool = False
+    """Whether there are no pages before a window."""
     table_gap: int = 0
     """Numbers between rows of the table."""
     csr: tuple[str, Any, Any, Any] | None = None
@@ -190,6 +192,7 @@ class KVCacheProblem:
             f"memory: {self.memory}": True,
             "cache_batch_idx": self.chosen,
             "page_table_from_csr": self.csr is not None,
+            "no pages before a window": self.evicted,
             "shared pages or entries": self._shared(),
             "leftpad_k": self.leftpads is not None,
             "max_seqlen_k": self.max_seqlen_k is not None,

@@ -62,7 +62,8 @@ def test_what_is_drawn() -> None:
         features.update(problem.features())
     wanted = (*(f"call: {name}" for name in CALLS), "page_size 1", "page_size 16", "page_size 17",
               "page_size 64", "memory: halves, heads first", "memory: one row, rows first",
-              "cache_batch_idx", "page_table_from_csr", "shared pages or entries", "leftpad_k",
+              "cache_batch_idx", "page_table_from_csr", "no pages before a window",
+              "shared pages or entries", "leftpad_k",
               "max_seqlen_k", "no keys", "one key", "all the room", "whole pages",
               "rotary interleaved", "rotary halves", "ragged new rows",
               "slots", "slots of tokens", "rows of no place", "drafts", "chunks of a prompt",

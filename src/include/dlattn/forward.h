@@ -117,8 +117,9 @@ struct AttentionParams {
   // The CPU backend refuses values that are out of range. Those on a GPU cannot be refused, so
   // kernels clamp them: lengths to 0 .. seqlen_k, entries and pages to those that there are,
   // leftpad_k to 0 .. the sequence's length. No address is formed from what stands in the page
-  // table behind a sequence's last page, and what rows of k and v hold behind its last key or
-  // before leftpad_k has no effect, whatever it is.
+  // table behind a sequence's last page, or for pages none of whose keys a query may see by its
+  // position, and what rows of k and v hold behind its last key or before leftpad_k has no effect,
+  // whatever it is.
   BasicTensorView<const std::int32_t> page_table;  // [batch_size, ceil(seqlen_k / page_size)], rows
                                                    // batch_stride apart; null: no pages
   std::int64_t page_size = 0;                      // keys of a page: at least 1
