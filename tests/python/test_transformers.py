@@ -431,17 +431,24 @@ def test_autocast(name: str, train: bool, calls: Calls, monkeypatch: pytest.Monk
         assert (x - y).norm() <= 0.06 * y.norm() + 1e-6
 
 
-@pytest.mark.parametrize("implementation", ["dlattn", "dlattn_flash"])
-def test_decoding_under_autocast(implementation: str, calls: Calls) -> None:
+STATIC = {"cache_implementation": "static", "disable_compile": True}
+
+
+@pytest.mark.parametrize(
+    ("implementation", "options"), [("dlattn", {}), ("dlattn_flash", {}), ("dlattn", STATIC)]
+)
+def test_decoding_under_autocast(
+    implementation: str, options: dict[str, Any], calls: Calls
+) -> None:
     """Caches of both dtypes, dynamic and static."""
-    for options in ({}, {"cache_implementation": "static", "disable_compile": True}):
-        if options and implementation == "dlattn_flash":
-            continue
-        calls.seen.clear()
-        with torch.autocast(device(), dtype=torch.bfloat16):
-            generate(decoder("llama", implementation), **options)
-        assert calls.seen
-        assert any("leftpad_k" in call for call in calls.seen) == bool(options)
+    with torch.autocast(device(), dtype=torch.bfloat16):
+        try:
+            generate(decoder("llama", "eager"), **options)
+        except RuntimeError as error:  # an older transformers
+            pytest.skip(f"its own attention cannot: {error}")
+        generate(decoder("llama", implementation), **options)
+    assert calls.seen
+    assert any("leftpad_k" in call for call in calls.seen) == bool(options)
 
 
 @torch.no_grad()
