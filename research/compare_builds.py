@@ -27,7 +27,10 @@ _HEAD_DIMS = (64, 128, 256)
 _SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 _MISSION = (1, 8, 512, 64)
 _CALLS = ("plain", "out", "return_lse")  # of which the host time is taken
-_FEATURES = ("varlen", "gqa", "decode", "bias", "mask", "softcap", "alibi", "window", "sinks")
+_FEATURES = (
+    *("varlen", "gqa", "decode", "bias", "padding"),
+    *("mask", "softcap", "alibi", "window", "sinks"),
+)
 
 
 def sweep() -> list[dict[str, Any]]:
@@ -150,6 +153,9 @@ def prepare(case: dict[str, Any]) -> Callable[[], object]:
         options["return_lse"] = True
     if feature == "bias":
         options["bias"] = normal(seqlen, seqlen)
+    elif feature == "padding":  # on the left, as a bias of the least number
+        hidden = torch.arange(seqlen, device=device) < seqlen // 4
+        options["bias"] = torch.where(hidden, torch.finfo(dtype).min, 0.0).to(dtype)[None]
     elif feature == "mask":
         options["mask"] = torch.rand(seqlen, seqlen, device=device, generator=generator) < 0.8
     elif feature == "softcap":
