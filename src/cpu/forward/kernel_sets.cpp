@@ -1,6 +1,7 @@
 #include <cstring>
 #include <string>
 
+#include "core/backend.h"
 #include "cpu/device.h"
 #include "cpu/forward/task.h"
 
@@ -17,6 +18,7 @@ const KernelSet& kernels_for(const char* isa) {
 #endif
       {"portable", portable_kernels},
   };
+  if (!*isa) isa = device_info().isa;  // a DeviceInfo as it is at first: this processor
   for (const auto& set : sets) {
     if (std::strcmp(isa, set.isa) == 0 && has_isa(isa)) return set.kernels();
   }

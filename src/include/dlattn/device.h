@@ -33,7 +33,7 @@ struct DeviceInfo {
   bool arch_specific_code = false;
   // CPU
   int num_threads = 0;   // DLATTN_NUM_THREADS, else the cores this process may run on
-  const char* isa = "";  // "avx512", "avx2" or "portable"
+  const char* isa = "";  // "avx512", "avx2" or "portable"; empty: what this processor has
 };
 
 // Number of CUDA devices; 0 where there is no GPU, no driver or no CUDA in this build. Never
