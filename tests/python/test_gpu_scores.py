@@ -144,7 +144,6 @@ def test_special_biases(kernel: str, dtype: str) -> None:
     assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("kernel", ["wmma_qk", "wmma_smem", "wmma:wide"])
 @every_kernel
 @pytest.mark.parametrize("dim", [64, 96, 128])
 @pytest.mark.parametrize("slope", [-1000.0, -300.3])
@@ -171,6 +170,7 @@ def test_the_furthest_key_has_the_row(kernel: str, dtype: str, dim: int, slope: 
             assert ((lse - exact).abs() <= 3.0 * ulp)[large].all(), (lengths, causal)
 
 
+@pytest.mark.parametrize("kernel", ["wmma_qk", "wmma_smem", "wmma:wide"])
 @pytest.mark.parametrize("feature", ["softcap", "bias", "mask", "alibi_slopes"])
 def test_what_the_other_kernels_lack(kernel: str, feature: str) -> None:
     options = {

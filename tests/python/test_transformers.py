@@ -36,6 +36,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     return Calls(monkeypatch)
 
 
+@pytest.fixture
+def forgotten_graphs() -> None:
+    """Other tests compile the same code too, and torch keeps a limited number of its graphs."""
+    torch._dynamo.reset()
+
+
+fresh_compiler = pytest.mark.usefixtures("forgotten_graphs")
+
+
 @pytest.mark.parametrize("name", DECODERS)
 @torch.no_grad()
 def test_logits_of_a_padded_batch(name: str, calls: Calls) -> None:
@@ -85,6 +94,7 @@ def test_an_empty_static_cache_is_longer_than_the_queries(calls: Calls) -> None:
     torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
 
 
+@fresh_compiler
 @torch.no_grad()
 def test_compiled_as_one_graph() -> None:
     model = decoder("gemma2", "dlattn")
@@ -95,6 +105,7 @@ def test_compiled_as_one_graph() -> None:
     torch.testing.assert_close(found[mask == 1], want[mask == 1], rtol=1e-4, atol=1e-4)
 
 
+@fresh_compiler
 def test_compiled_decoding() -> None:
     """A static cache, whose decoding steps transformers compiles where it can."""
     ids, mask = tokens()
@@ -325,6 +336,7 @@ def test_training_by_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found) == 2 * (2 if name == "gpt_oss" else 1)  # and their biases
 
 
+@fresh_compiler
 def test_compiled_training() -> None:
     ids, mask = tokens()
     want = gradients(decoder("gemma2", "dlattn").train(), ids, mask)
@@ -451,6 +463,7 @@ def test_decoding_under_autocast(
     assert any("leftpad_k" in call for call in calls.seen) == bool(options)
 
 
+@fresh_compiler
 @torch.no_grad()
 def test_compiled_under_autocast() -> None:
     model = decoder("qwen3", "dlattn")
