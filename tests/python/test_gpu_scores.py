@@ -148,7 +148,11 @@ def test_special_biases(kernel: str, dtype: str) -> None:
 @pytest.mark.parametrize("dim", [64, 96, 128])
 @pytest.mark.parametrize("slope", [-1000.0, -300.3])
 def test_the_furthest_key_has_the_row(kernel: str, dtype: str, dim: int, slope: float) -> None:
-    """Of scores up to 10^6 out is one key's value, to the last bit, and lse as good."""
+    """Of scores up to 10^6 out is one key's value, to the last bit, and lse as good.
+
+    sm90 rounds seven times on the way to lse, once an ulp at most: tile/DESIGN.md.
+    """
+    most_ulps = 7.0 if kernel.startswith("sm90") else 2.0
     for lengths in [(17, 20), (40, 150), (3, 1100)]:
         for causal in (False, "top_left", True):
             q, k, v = qkv(dtype, *lengths, dim=dim)
@@ -167,7 +171,8 @@ def test_the_furthest_key_has_the_row(kernel: str, dtype: str, dim: int, slope: 
             large = exact.abs() > 1e3
             size = exact.float().abs()
             ulp = torch.nextafter(size, torch.full_like(size, math.inf)) - size
-            assert ((lse - exact).abs() <= 3.0 * ulp)[large].all(), (lengths, causal)
+            ulps = ((lse - exact).abs() / ulp)[large]
+            assert (ulps <= most_ulps).all(), (lengths, causal, ulps.max())
 
 
 @pytest.mark.parametrize("kernel", ["wmma_qk", "wmma_smem", "wmma:wide"])
