@@ -45,7 +45,10 @@ _DTYPES = {
 _INT8 = 2
 # No plan takes these on Ada: one has no loop, TMA brings the tiles of the other.
 NOT_MODELLED = ("single_pass", "persistent")
-_CORE = ("types", "code", "overlap", "validate", "varlen", "cache", "family", "plan", "boxes")
+_CORE = (
+    *("types", "code", "overlap", "call_memory", "checks", "validate"),
+    *("varlen", "cache", "family", "plan", "boxes"),
+)
 _REGISTERS_PER_SM = 65536
 RESERVED_SMEM = 1024  # bytes per block that CUDA takes for itself
 
