@@ -1,0 +1,189 @@
+"""An argument of attention is declared once, in python/api/arguments.py."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_type_hints
+
+import pytest
+from arrays import qkv
+
+import dlattn
+
+API = Path(__file__).resolve().parents[3] / "python" / "api"
+FUNCTIONS = ("attention", "attention_varlen", "attention_with_kvcache", "supported", "plan")
+
+
+@pytest.fixture(scope="module")
+def write() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(API))
+    try:
+        spec = importlib.util.spec_from_file_location("write_api", API / "write.py")
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        sys.path.remove(str(API))
+        sys.modules.pop("arguments", None)
+
+
+def test_generated_modules_are_what_the_declarations_say(write):
+    for path, text in write.outputs().items():
+        assert path.read_text(encoding="utf-8") == text, f"run python {API / 'write.py'}"
+
+
+def test_check_notices_a_change(write, tmp_path, monkeypatch, capsys):
+    stale = tmp_path / "_attention.py"
+    monkeypatch.setattr(write, "PACKAGE", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["write.py"])
+    assert write.main() == 0
+    monkeypatch.setattr(sys, "argv", ["write.py", "--check"])
+    assert write.main() == 0
+    stale.write_text(stale.read_text(encoding="utf-8").replace("softcap: float", "softcap: int"))
+    assert write.main() == 1 and "_attention.py" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_binding_takes_the_arguments_in_the_same_order(write, name):
+    """They are passed by position: an order of its own would exchange them silently."""
+    forms = [""] if name.startswith("attention") else ["", "_varlen", "_with_kvcache"]
+    for form in forms:
+        native = name + form
+        function = name if name.startswith("attention") else f"attention{form}"
+        declared = [a.name for a in write.ARGUMENTS if function in a.functions and a.native]
+        signature = getattr(dlattn._core, native).__doc__.splitlines()[0]
+        assert re.findall(r"(\w+): object", signature) == declared
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_signatures_are_explicit(write, name):
+    function = getattr(dlattn, name)
+    parameters = inspect.signature(function).parameters
+    assert list(parameters) == [a.name for a in write.ARGUMENTS if name in a.functions]
+    for argument in write.ARGUMENTS:
+        if name not in argument.functions:
+            continue
+        parameter = parameters[argument.name]
+        if argument.default is None:
+            assert parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        else:
+            assert parameter.kind is parameter.KEYWORD_ONLY
+            required = name in argument.required_by
+            default = inspect.Parameter.empty if required else ast.literal_eval(argument.default)
+            assert parameter.default == default
+    assert set(get_type_hints(function)) == {*parameters, "return"}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS[:3])
+def test_every_argument_has_a_paragraph(name):
+    section = inspect.getdoc(getattr(dlattn, name)).partition("\nArgs:\n")[2].partition("\n\n")[0]
+    documented = re.findall(r"^    (\w+): ", section, re.MULTILINE)
+    assert documented == list(inspect.signature(getattr(dlattn, name)).parameters)
+
+
+class Recorder:
+    """In the place of the native module: tells what it was called with."""
+
+    def __getattr__(self, name: str) -> Any:
+        def native(*args: Any) -> Any:
+            self.call = (name, args)
+            return {"kernel": "cpu"} if name.startswith("plan") else (True, ())
+
+        return native
+
+
+def test_one_declaration_reaches_signature_docstring_and_calls(write, monkeypatch):
+    declare = write.Argument
+    varlen, kvcache = ((f"attention_{x}", "supported", "plan") for x in ("varlen", "with_kvcache"))
+    arguments = (
+        *write.ARGUMENTS,
+        declare(
+            "num_slices", "int | None", default="None", doc="Parts of the keys.", values="Any."
+        ),
+        declare("tree", "Any", default="None", functions=varlen, doc="Of drafts."),
+        declare("depth", "Any", default="None", functions=kvcache, doc="Of the cache."),
+    )
+    native = Recorder()
+    made: dict[str, Any] = {}
+    for stem in ("attention", "plan"):
+        template = (API / f"{stem}.py.in").read_text(encoding="utf-8")
+        exec(write.fill(template, arguments), made)
+    made |= {"_core": native, "Support": lambda *a: a, "Plan": lambda **a: a}
+
+    for name in FUNCTIONS:
+        parameters = inspect.signature(made[name]).parameters
+        assert parameters["num_slices"].default is None
+        assert ("tree" in parameters) == (name in varlen)
+        assert ("depth" in parameters) == (name in kvcache)
+    assert "num_slices: Parts of the keys." in made["attention"].__doc__
+    assert "num_slices: Any." in made["attention"].__doc__
+    assert "tree: Of drafts." in made["attention_varlen"].__doc__
+    assert "depth: Of the cache." in made["attention_with_kvcache"].__doc__
+
+    q, k, v = qkv()
+    made["attention"](q, k, v, num_slices=3)
+    assert native.call[0] == "attention" and native.call[1][-1] == 3
+    for name in ("supported", "plan"):
+        made[name](q, k, v, num_slices=3)
+        assert native.call[0] == name and native.call[1][-1] == 3
+        made[name](q, k, v, num_slices=3, tree=4)
+        assert native.call[0] == f"{name}_varlen" and native.call[1][-2:] == (3, 4)
+        made[name](q, k, v, num_slices=3, depth=4)
+        assert native.call[0] == f"{name}_with_kvcache" and native.call[1][-2:] == (3, 4)
+        assert all(x is y for x, y in zip(native.call[1], (q, k, v), strict=False))
+    made["attention_varlen"](q, k, v, 1, 2, 3, 4, tree=5)
+    assert native.call[0] == "attention_varlen"
+    assert native.call[1][3:7] == (1, 2, 3, 4) and native.call[1][-2:] == (None, 5)
+    made["attention_with_kvcache"](q, k, v, seqused_k=6, depth=7)
+    assert native.call[0] == "attention_with_kvcache"
+    assert native.call[1][3] == 6 and native.call[1][-2:] == (None, 7)
+
+
+@pytest.mark.parametrize("name", ["supported", "plan"])
+def test_the_arguments_tell_which_function_is_asked_about(name, monkeypatch):
+    native = Recorder()
+    monkeypatch.setattr("dlattn._plan._core", native)
+    monkeypatch.setattr("dlattn._plan.Plan", dict)
+    ask = getattr(dlattn, name)
+    for argument in ("seqused_k", "page_table", "cache_batch_idx", "leftpad_k", "max_seqlen_k"):
+        ask(1, 2, 3, **{argument: 4})
+        assert native.call[0] == f"{name}_with_kvcache" and 4 in native.call[1][3:8]
+        if argument in ("seqused_k", "page_table", "max_seqlen_k"):
+            ask(1, 2, 3, max_seqlen_q=5, **{argument: 4})
+            assert native.call[0] == f"{name}_varlen" and {4, 5} <= {*native.call[1][3:9]}
+    for argument in ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q"):
+        ask(1, 2, 3, **{argument: 4})
+        assert native.call[0] == f"{name}_varlen" and 4 in native.call[1][3:6]
+    ask(1, 2, 3)
+    assert native.call[0] == name
+
+
+def wrong_question(name: str, **arguments: Any) -> str:
+    q, k, v = qkv()
+    if name == "plan":
+        with pytest.raises(dlattn.UnsupportedError) as raised:
+            dlattn.plan(q, k, v, **arguments)
+        return str(raised.value)
+    support = dlattn.supported(q, k, v, **arguments)
+    assert not support.ok and len(support.reasons) == 1
+    return support.reasons[0]
+
+
+@pytest.mark.parametrize("name", ["supported", "plan"])
+def test_what_the_function_does_not_take_is_refused(name):
+    for argument in ("bias", "q_descale", "k_descale", "v_descale", "precision", "out_dtype"):
+        assert wrong_question(name, seqused_k=1, **{argument: 2}) == (
+            f"{argument} is given; accepted: None, as attention_with_kvcache does not take it"
+        )
+    for argument in ("cache_batch_idx", "leftpad_k"):
+        assert wrong_question(name, cu_seqlens_q=1, **{argument: 2}) == (
+            f"{argument} is given; accepted: None, as attention_varlen does not take it"
+        )

@@ -1,0 +1,152 @@
+"""The documentation's site builds without a warning, and its pages say what the code does."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import dlattn
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCS = ROOT / "docs"
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    for name in ("sphinx", "myst_parser", "furo"):
+        pytest.importorskip(name)
+    if not (ROOT / "research").exists():
+        pytest.skip("no research/, which some pages lead to; it is not in the sdist")
+    folder = tmp_path_factory.mktemp("site")
+    package = Path(str(dlattn.__file__)).parents[1]
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", str(DOCS)]
+    command += ["-d", str(folder / "doctrees"), str(ROOT), str(folder / "html")]
+    path = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "html"
+
+
+def text_of(page: Path) -> str:
+    return re.sub(r"<[^>]*>", "", page.read_text())
+
+
+@pytest.mark.slow
+def test_site_has_every_page(site: Path) -> None:
+    assert "url=docs/index.html" in (site / "index.html").read_text()
+    for path in [ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.glob("*.md")]:
+        assert (site / path.relative_to(ROOT)).with_suffix(".html").is_file(), path
+    menu = (site / "docs" / "index.html").read_text()
+    for page in ("install", "usage", "errors", "semantics", "torch", "jax", "c", "api/dlattn"):
+        assert f'href="{page}.html"' in menu, page
+
+
+@pytest.mark.slow
+def test_site_has_the_docstrings(site: Path) -> None:
+    page = site / "docs" / "api" / "dlattn.html"
+    html, text = page.read_text(), text_of(page)
+    for name in dlattn.__all__:
+        if name not in ("__version__", "flash_attn", "sageattention"):
+            assert f'id="dlattn.{name}"' in html, name
+    # An argument of several lines, marks that Sphinx would take for its own, code.
+    assert "kernel The one kernel to use, of those in info().kernels, or" in " ".join(text.split())
+    assert "|q·k| and |softmax_scale * q·k| &lt;= 2^126" in " ".join(text.split())
+    assert '<span class="pre">Plan.variant</span>' in html
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "needed", "marks"),
+    [
+        ("flash_attn", [], ["flash_attn_varlen_func", "alibi_slopes"]),
+        ("sageattention", [], ["sageattn_varlen", "tensor_layout"]),
+        ("torch", ["torch"], ["activate", "deactivate", "stats"]),
+        ("transformers", ["torch", "transformers"], ["attention_forward"]),
+        ("diffusers", ["torch", "diffusers"], ["dlattn_int8_fp8"]),
+        ("jax", ["jax"], ["dot_product_attention", "local_window_size"]),
+    ],
+)
+def test_site_has_the_faces_that_can_be_imported(
+    site: Path, name: str, needed: list[str], marks: list[str]
+) -> None:
+    page = site / "docs" / "api" / f"{name}.html"
+    assert page.is_file() == all(map(importlib.util.find_spec, needed))
+    if page.is_file():
+        text = text_of(page)
+        assert not [mark for mark in marks if mark not in text]
+
+
+def test_docstrings_become_rst() -> None:
+    pytest.importorskip("sphinx")
+    to_rst = load(DOCS / "conf.py").to_rst
+    given = ["Sum |x| of `x`.", "", "    code(x)", "", "Args:", "    x: One", "        of *two*."]
+    expected = [
+        r"Sum \|x\| of \ ``x``\ .",
+        "",
+        *["", ".. code-block:: python", "", "   code(x)", ""],
+        *["", "**Args**", "", "", "- **x** One", r"  of \*two\*.", ""],
+    ]
+    assert to_rst(given) == expected
+
+
+def strings_of_the_code() -> str:
+    """The text of all string literals that messages are made of, those side by side joined."""
+    found = []
+    for folder in ("python/dlattn", "_build"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.JoinedStr):
+                    parts = [x.value if isinstance(x, ast.Constant) else "{}" for x in node.values]
+                    found.append("".join(map(str, parts)))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.append(node.value)
+    for folder in ("src", "python/bindings", "cmake"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".cpp", ".h", ".cmake"):
+                text = re.sub(r'"\s*\n\s*"', "", path.read_text())
+                found += re.findall(r'"((?:\\.|[^"\\\n])*)"', text)
+    return "\n".join(found).replace('\\"', '"')
+
+
+# What torch says, not dlattn.
+_OF_TORCH = {"Dynamo does not know how to trace method", "nb_func"}
+
+
+def test_errors_are_those_of_the_code() -> None:
+    rows = re.findall(r"^\| (.*?) \| .* \|$", (DOCS / "errors.md").read_text(), re.MULTILINE)
+    messages = [part for row in rows for part in re.findall(r"`([^`]+)`", row)]
+    assert len(messages) > 25
+    known = strings_of_the_code()
+    assert not [m for m in messages if m not in known and m not in _OF_TORCH]
+
+
+def test_versions_are_current() -> None:
+    generator = load(DOCS / "update_versions.py")
+    text = (DOCS / "install.md").read_text()
+    assert generator.fill(text) == text, "run: python docs/update_versions.py"
+    stale = text.replace("| Python |", "| Python, once |")
+    assert stale != text and generator.fill(stale) == text
+    with pytest.raises(SystemExit, match="0 places for the generated part 'versions'"):
+        generator.fill(text.replace("<!-- generated: versions -->", ""))

@@ -1,0 +1,205 @@
+"""Which architectures a build is for: cmake/Archs.cmake, with made-up compilers and GPUs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+CUDA_13 = (75, 80, 86, 87, 88, 89, 90, 100, 110, 103, 120, 121)
+CUDA_12_0 = (50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 89, 90)
+
+Choose = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def write_program(path: Path, *lines: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def choose(tmp_path: Path) -> Choose:
+    """Runs the choice, on a machine with these GPUs ("8.9") and this compiler."""
+    cmake = shutil.which("cmake", path=PATH)
+    if not cmake:
+        pytest.skip("no cmake")
+    script = tmp_path / "choose.cmake"
+    script.write_text(
+        f'cmake_minimum_required(VERSION 3.24)\ninclude("{ROOT}/cmake/Archs.cmake")\n'
+        'dlattn_choose_archs(chosen "${NVCC}")\nmessage(STATUS "chosen: ${chosen}")\n'
+    )
+
+    def run(
+        gpus: list[str] | None = None,
+        known: tuple[int, ...] = CUDA_13,
+        query: str | None = None,  # what nvcc's own query prints
+        environment: dict[str, str] | None = None,
+        **definitions: str,
+    ) -> subprocess.CompletedProcess[str]:
+        nvcc = write_program(tmp_path / "cuda" / "bin" / "nvcc", *(f"echo sm_{a}" for a in known))
+        write_program(
+            nvcc.with_name("__nvcc_device_query"),
+            *(["echo failed >&2; exit 1"] if query is None else [f"printf '{query}'"]),
+        )
+        failure = "echo 'NVIDIA-SMI has failed because it could not talk to the driver'; exit 9"
+        write_program(
+            tmp_path / "bin" / "nvidia-smi",
+            '[ "$*" = "--query-gpu=compute_cap --format=csv,noheader" ] || exit 2',
+            *([failure] if gpus is None else [f"echo '{gpu}'" for gpu in gpus]),
+        )
+        unset = {"DLATTN_ARCHS", "CUDAARCHS"}
+        inherited = {key: value for key, value in os.environ.items() if key not in unset}
+        path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+        defined = [f"-D{key}={value}" for key, value in definitions.items()]
+        return subprocess.run(
+            [cmake, f"-DNVCC={nvcc}", *defined, "-P", str(script)],
+            env={**inherited, "PATH": path, **(environment or {})},
+            capture_output=True,
+            text=True,
+        )
+
+    return run
+
+
+def chosen(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode == 0, result.stderr
+    match = re.search(r"^-- chosen: (.*)$", result.stdout, re.MULTILINE)
+    assert match
+    return match[1]
+
+
+def said(result: subprocess.CompletedProcess[str]) -> str:
+    """The one line that says what is built."""
+    lines = [line for line in result.stdout.splitlines() if line.startswith("-- dlattn: ")]
+    assert len(lines) == 1, result.stdout
+    return lines[0].removeprefix("-- dlattn: ")
+
+
+def error(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode != 0, result.stdout
+    return " ".join(result.stderr.split())
+
+
+ALL = "80-real;89-real;90-real;120-real;89-virtual"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        (["8.0"], "80-real;80-virtual"),
+        (["8.6"], "86-real;80-virtual"),
+        (["8.9"], "89-real;80-virtual"),
+        (["9.0"], "90-real;80-virtual"),
+        (["12.0"], "120-real;80-virtual"),
+        (["9.0", "9.0"], "90-real;80-virtual"),
+        (["12.0", "8.9", "7.5"], "89-real;120-real;80-virtual"),
+        (["8.9", "[N/A]"], "89-real;80-virtual"),
+        (["12.9"], "121-real;80-virtual"),  # the newest machine code that runs there
+        (["13.0"], "80-virtual"),
+    ],
+)
+def test_gpus_of_the_machine(choose: Choose, gpus: list[str], expected: str) -> None:
+    assert chosen(choose(gpus)) == expected
+
+
+def test_native(choose: Choose) -> None:
+    assert chosen(choose(["9.0", "8.9"], DLATTN_ARCHS="native")) == "89-real;90-real;80-virtual"
+
+
+@pytest.mark.parametrize("gpus", [None, [], ["[N/A]"], ["7.5"]])
+def test_all_where_there_is_no_gpu(choose: Choose, gpus: list[str] | None) -> None:
+    assert chosen(choose(gpus)) == ALL
+
+
+def test_nvcc_is_asked_where_nvidia_smi_does_not_know(choose: Choose) -> None:
+    assert chosen(choose(None, query="89")) == "89-real;80-virtual"
+    assert chosen(choose(["[N/A]"], query="90\\n120\\n")) == "90-real;120-real;80-virtual"
+    assert chosen(choose(["8.9"], query="90")) == "89-real;80-virtual"
+
+
+def test_all_is_what_this_compiler_knows(choose: Choose) -> None:
+    result = choose(["8.9"], CUDA_12_0, DLATTN_ARCHS="all")
+    assert chosen(result) == "80-real;89-real;90-real;89-virtual"
+    assert "this nvcc does not know 12.0, where the PTX serves" in said(result)
+    result = choose(["12.0"], CUDA_12_0)
+    assert chosen(result) == "80-virtual"
+    assert "building PTX alone (GPU found: 12.0; this nvcc does not know 12.0" in said(result)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ("all", ALL),
+        (" all ", ALL),
+        ("89", "89-real;80-virtual"),
+        ("8.9", "89-real;80-virtual"),
+        ("89;90", "89-real;90-real;80-virtual"),
+        ("89,90", "89-real;90-real;80-virtual"),
+        ("8.9 12.0", "89-real;120-real;80-virtual"),
+        ("90;89;90", "90-real;89-real;80-virtual"),
+        ("native;90", "86-real;90-real;80-virtual"),
+        ("86;native", "86-real;80-virtual"),
+    ],
+)
+def test_list(choose: Choose, asked: str, expected: str) -> None:
+    assert chosen(choose(["8.6"], DLATTN_ARCHS=asked)) == expected
+
+
+def test_definition_goes_before_the_environment(choose: Choose) -> None:
+    environment = {"DLATTN_ARCHS": "120"}
+    assert chosen(choose(["8.6"], environment=environment)) == "120-real;80-virtual"
+    result = choose(["8.6"], environment=environment, DLATTN_ARCHS="89;90")
+    assert chosen(result) == "89-real;90-real;80-virtual"
+
+
+@pytest.mark.parametrize("asked", ["75", "7.5", "99", "sm_89", "90a", "89-real", "all"])
+def test_unknown_value_is_refused(choose: Choose, asked: str) -> None:
+    message = error(choose(["8.9"], DLATTN_ARCHS=f"89;{asked}"))
+    assert f'DLATTN_ARCHS is "89;{asked}" and has "{asked}".' in message
+    assert "Accepted: all; native, for the GPUs of this machine; or a list" in message
+    assert "nvcc knows (89;90): 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121." in message
+
+
+@pytest.mark.parametrize(("gpus", "found"), [(None, "none"), (["7.5"], "7.5")])
+def test_native_without_a_gpu_is_refused(
+    choose: Choose, gpus: list[str] | None, found: str
+) -> None:
+    message = error(choose(gpus, DLATTN_ARCHS="native"))
+    assert 'DLATTN_ARCHS is "native", and no GPU of compute capability 8.0 or later' in message
+    assert f"(found: {found}; asked: nvidia-smi, __nvcc_device_query)" in message
+    assert "Accepted: all, or a list of compute capabilities (89;90)." in message
+
+
+def test_cmakes_own_variable_goes_first(choose: Choose) -> None:
+    result = choose(["8.9"], CMAKE_CUDA_ARCHITECTURES="80;90-real", DLATTN_ARCHS="120")
+    assert chosen(result) == "80;90-real"
+    assert said(result) == "building for 80, 90-real (CMAKE_CUDA_ARCHITECTURES)"
+    assert chosen(choose(["8.9"], environment={"CUDAARCHS": "80", "DLATTN_ARCHS": "120"})) == "80"
+    assert chosen(choose(None, CMAKE_CUDA_ARCHITECTURES="native")) == "native"
+    message = error(choose(None, CMAKE_CUDA_ARCHITECTURES="75"))
+    assert 'CMAKE_CUDA_ARCHITECTURES has "75"; the kernels need compute capability 8.0' in message
+
+
+def test_one_line_says_what_is_built_and_why(choose: Choose) -> None:
+    assert said(choose(["8.9"])) == (
+        "building machine code for 8.9 and PTX for 8.0 and later (GPU found: 8.9). "
+        "DLATTN_ARCHS=all builds machine code for every GPU."
+    )
+    assert said(choose(None)) == (
+        "building machine code for 8.0, 8.9, 9.0, 12.0 and PTX for 8.9 and later (no GPU found). "
+        "DLATTN_ARCHS=native, or a list as 89;90, builds for fewer in less time."
+    )
+    assert "(no GPU of compute capability 8.0 or later found)" in said(choose(["7.5"]))
+    assert "machine code for 8.9, 9.0 and PTX for 8.0 and later (DLATTN_ARCHS: 89, 90)" in said(
+        choose(["8.6"], DLATTN_ARCHS="89;90")
+    )
