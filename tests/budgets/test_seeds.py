@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# For these imports alone: tests/python has modules of the same names as tests/simt.
+# On the path for these imports alone.
 sys.path.insert(0, str(ROOT / "tests" / "simt"))
 markers, mutate, seed_bugs = map(importlib.import_module, ("markers", "mutate", "seed_bugs"))
 sys.path.remove(str(ROOT / "tests" / "simt"))

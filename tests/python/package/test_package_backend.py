@@ -420,7 +420,7 @@ def test_missing_compiler_is_explained(
 
 def test_sdist_holds_every_tracked_file_and_no_junk(backend: ModuleType, tmp_path: Path) -> None:
     """All but research/, which nothing in the build needs."""
-    folders = ("_build", "benchmarks", "cmake", "examples", "python", "src", "tests")
+    folders = ("_build", "benchmarks", "cmake", "examples", "python", "src", "tests", "tools")
     listing = subprocess.run(
         ["git", "ls-files", *folders, "*.md", ":(exclude)research"],
         cwd=ROOT,

@@ -12,7 +12,7 @@ PATIENCE = 120  # seconds
 
 
 def start(program: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start a program: its text, or the name of a file in HERE."""
+    """Start a program: its text, or the path of a file, from HERE."""
     named = [str(HERE / program)] if program.endswith(".py") else ["-c", program]
     return subprocess.Popen(
         [sys.executable, *named, *arguments],

@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 from programs import start
 from suite_adapters import SUITES
 
+PROGRAM = Path(__file__).resolve().parents[3] / "tools" / "suites" / "kvcache_suite.py"
 # What becomes of each case is in its name. The functions' names are flash-attn's.
 FLASH_ATTN_2 = """
 import os
@@ -332,7 +333,7 @@ def run(
     for name in ("__init__", "test_helpers/__init__") if suite == "flashinfer" else ():
         (path.parent / f"{name}.py").parent.mkdir(exist_ok=True)
         (path.parent / f"{name}.py").write_text("")
-    process = start("kvcache_suite.py", suite, str(path), "--json", str(results), *arguments)
+    process = start(str(PROGRAM), suite, str(path), "--json", str(results), *arguments)
     out, err = process.communicate(timeout=240)
     summary = json.loads(results.read_text()) if results.exists() else {}
     return process.returncode, summary, out + err

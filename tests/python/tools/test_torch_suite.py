@@ -14,6 +14,7 @@ from programs import start
 from torch_suite import Results, compared_in, lost_in
 from torch_suite_worker import chosen, function_of
 
+PROGRAM = Path(__file__).resolve().parents[3] / "tools" / "suites" / "torch_suite.py"
 # What each test does as it is, and with dlattn, is in its name.
 SUITE = """
 import os
@@ -93,7 +94,7 @@ def run(folder: Path, *arguments: str, text: str = SUITE) -> tuple[int, dict[str
     """The program's exit status, what it wrote, and what it printed."""
     suite, results = folder / "test_suite.py", folder / "results.json"
     suite.write_text(text)
-    process = start("torch_suite.py", str(suite), "--json", str(results), *arguments)
+    process = start(str(PROGRAM), str(suite), "--json", str(results), *arguments)
     out, err = process.communicate(timeout=240)
     return (
         process.returncode,

@@ -1,7 +1,7 @@
 """Tests that torch has of its own, with torch's attention computed by dlattn.
 
-    python tests/python/support/torch_suite.py FOLDER/test_transformers.py --json results.json
-    python tests/python/support/torch_suite.py FILE -k 'CUDA\\.' --jobs 16 --json results.json
+    python tools/suites/torch_suite.py FOLDER/test_transformers.py --json results.json
+    python tools/suites/torch_suite.py FILE -k 'CUDA\\.' --cases 20 --jobs 16 --json results.json
 
 FILE is from the folder `test` of PyTorch's sources, of about the release that is installed; it is
 not part of this project. Its tests run twice, as they are and after `dlattn.torch.activate()`, in

@@ -1,9 +1,8 @@
 """Every kernel that serves a random problem of KV caches, against float64.
 
-    cd tests/python/support
-    python kvcache_differential.py --seconds 60               # a GPU if there is one, else CPU
-    python kvcache_differential.py --seconds 600 --workers 16 # processes, on all GPUs in turn
-    python kvcache_differential.py --seed 1234 --count 1      # one problem again
+    python tools/fuzz/kvcache_differential.py --seconds 60    # a GPU if there is one, else CPU
+    python tools/fuzz/kvcache_differential.py --seconds 600 --workers 16 # on all GPUs in turn
+    python tools/fuzz/kvcache_differential.py --seed 1234 --count 1      # one problem again
 
 What `differential.py` does for attention, for `attention_with_kvcache`, with new keys too,
 `attention_varlen` with pages, `append_kv` and `page_table_from_csr`. Each sequence is held to a

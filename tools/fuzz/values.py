@@ -1,8 +1,8 @@
 """Every kernel that serves a problem of extreme values, against float64.
 
-    python tests/python/support/values.py --seconds 60  # a GPU if there is one, else CPU
-    python tests/python/support/values.py --seconds 600 --workers 16  # processes, on all GPUs
-    python tests/python/support/values.py --seed 1234 --count 1  # one problem again
+    python tools/fuzz/values.py --seconds 60               # a GPU if there is one, else CPU
+    python tools/fuzz/values.py --seconds 600 --workers 16 # processes, on all GPUs in turn
+    python tools/fuzz/values.py --seed 1234 --count 1      # one problem again
 
 Bias, masks with a bias, softcap, ALiBi slopes, sinks, softmax_scale and the magnitudes of q, k and
 v cover the accepted range of each. `value_bounds` says what a right result is.

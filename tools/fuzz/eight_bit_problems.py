@@ -1,8 +1,8 @@
 """Kernels of 8-bit products on random problems, against the CPU backend.
 
-    python tests/python/support/eight_bit_problems.py --seconds 60  # on a GPU
-    python tests/python/support/eight_bit_problems.py --seconds 600 --workers 16  # on all GPUs
-    python tests/python/support/eight_bit_problems.py --seed 1234 --count 1  # one problem again
+    python tools/fuzz/eight_bit_problems.py --seconds 60               # on a GPU
+    python tools/fuzz/eight_bit_problems.py --seconds 600 --workers 16 # processes, on all GPUs
+    python tools/fuzz/eight_bit_problems.py --seed 1234 --count 1      # one problem again
 
 q, k and v are float8_e4m3fn, or 16-bit tensors that a precision quantises. The CPU backend has the
 same numbers in 8 bits and rounds nothing else, so a kernel may differ by what it rounds on the way:

@@ -1,7 +1,7 @@
 """Other projects' tests of caches of keys, with dlattn in the place of the package they test.
 
-    python tests/python/support/kvcache_suite.py flash-attention-2 FOLDER --json results.json
-    python tests/python/support/kvcache_suite.py flashinfer FILE -k 'page_size=16' --jobs 8
+    python tools/suites/kvcache_suite.py flash-attention-2 FOLDER --json results.json
+    python tools/suites/kvcache_suite.py flashinfer FILE -k 'page_size=16' --cases 40 --jobs 8
 
 FOLDER is a copy of the project's repository, or as much of it as the tests need; FILE is one of its
 files. They are not part of this project. `suite_adapters` has modules of the package's name that

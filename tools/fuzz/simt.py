@@ -1,6 +1,6 @@
 """Run random problems on the kernels of wmma and sm90 under simt, and sum up what came of them.
 
-python tests/simt/random_problems.py --build build --count 1000 --variants plain asan
+python tools/fuzz/simt.py --build build --count 1000 --variants plain asan
 
 A problem is a seed's, so `build/tests/simt/simt_<test>_plain --random 1 <seed>` is one again.
 """

@@ -1,8 +1,8 @@
 """Every kernel that serves a random problem, against float64.
 
-    python tests/python/support/differential.py --seconds 60  # a GPU if there is one, else CPU
-    python tests/python/support/differential.py --seconds 600 --workers 16  # processes, on all GPUs
-    python tests/python/support/differential.py --seed 1234 --count 1  # one problem again
+    python tools/fuzz/differential.py --seconds 60               # a GPU if there is one, else CPU
+    python tools/fuzz/differential.py --seconds 600 --workers 16 # processes, on all GPUs in turn
+    python tools/fuzz/differential.py --seed 1234 --count 1      # one problem again
 
 Problem i has the seed --seed + i, printed where it fails; the second of three workers has seeds
 --seed + 1, + 4, + 7 and so on. The error may be twice that of a plain computation in the same
