@@ -30,7 +30,7 @@ struct {
   const TensorType* known = nullptr;
 } latest;
 
-nb::handle frameworks;  // the module dlattn._frameworks
+nb::handle frameworks;  // the module dlattn.frameworks
 
 // Called by a weak reference when its type is gone: another one may be made at the same address.
 PyObject* forget(PyObject*, PyObject* reference) {
@@ -157,7 +157,7 @@ void set_allocation_error(void* context, const char* kind, const char* message) 
 }  // namespace
 
 void register_frameworks() {
-  frameworks = nb::module_::import_("dlattn._frameworks").release();
+  frameworks = nb::module_::import_("dlattn.frameworks").release();
 }
 
 const TensorType& tensor_type(nb::handle object, const char* name) {

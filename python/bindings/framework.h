@@ -9,12 +9,12 @@
 
 // What the binding knows of the caller's tensor library. Two kinds: types with DLPack's C exchange
 // API are served without running any Python code; the others through an adapter object of
-// dlattn._frameworks.
+// dlattn.frameworks.
 namespace dlattn::python {
 
 struct TensorType {
   const dlpack::ExchangeApi* api = nullptr;  // null: use the adapter
-  nb::object adapter;                        // dlattn._frameworks.Framework
+  nb::object adapter;                        // dlattn.frameworks.Framework
   bool torch = false;       // has autograd, conjugate and negative bits to look out for
   bool paddle = false;      // has autograd to look out for
   bool numpy = false;       // read through __array_struct__

@@ -62,8 +62,8 @@ DType to_dtype(const Tensor& tensor, const char* accepted);
 Tensor from_exchange_api(const dlpack::ExchangeApi& api, nb::handle object, const char* name,
                          bool owning);
 Tensor from_array_struct(nb::handle array, const char* name);  // a numpy.ndarray
-// An object with __cuda_array_interface__, as dlattn._cuda_array.describe tells of it. Without
-// elements it counts as on the thread's current device.
+// An object with __cuda_array_interface__, as CudaArray.describe in dlattn.frameworks describes it.
+// Without elements it counts as on the thread's current device.
 Tensor from_cuda_array(nb::handle array, const nb::object& described, const char* name);
 Tensor from_capsule(const nb::object& capsule,
                     const char* name);  // what __dlpack__ returned; consumes it

@@ -7,7 +7,7 @@ namespace dlattn::python {
 namespace nb = nanobind;
 
 // What of torch's own state a call must look at, in objects that tell it in some tens of
-// nanoseconds. They come from dlattn._frameworks.Torch, whose methods look closer.
+// nanoseconds. They come from dlattn.frameworks.Torch, whose methods look closer.
 class TorchState {
  public:
   TorchState() = default;  // of what is not torch

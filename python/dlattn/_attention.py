@@ -513,9 +513,9 @@ def attention_with_kvcache(
         flash_attn_with_kvcache; https://github.com/Dao-AILab/flash-attention.
     """
     if not (k is v is rotary_cos is rotary_sin is None):
-        from dlattn import _new_keys
+        from dlattn._append_and_attend import append_and_attend
 
-        return _new_keys.append_and_attend(
+        return append_and_attend(
             q,
             k,
             v,

@@ -7,10 +7,12 @@ import sys
 from numbers import Real
 from typing import Any
 
-from dlattn import _frameworks, _new_keys, _views
+from dlattn import _views, frameworks
+from dlattn._append_and_attend import append_and_attend
 from dlattn._attention import attention_varlen, attention_with_kvcache
 from dlattn._errors import UnsupportedError
 from dlattn._numbers import integer
+from dlattn.frameworks.jax import on_device_of
 
 NO_WINDOW = (-1, -1)
 
@@ -88,7 +90,7 @@ def flash_attn_with_kvcache(
         options |= {**where, "leftpad_k": cache_leftpad}
         if any(value is not None for value in new.values()):
             # flash-attn's rotary positions count padding too
-            result = _new_keys.append_and_attend(
+            result = append_and_attend(
                 q,
                 k_cache=k_cache,
                 v_cache=v_cache,
@@ -187,12 +189,12 @@ def _lengths(cache_seqlens: Any, q: Any, room: int, k: Any) -> Any:
             f"cache_seqlens is {cache_seqlens} with q of type {type(q).__qualname__}; accepted: an "
             "int32 tensor of shape (batch,)"
         )
-    _frameworks.find(type(q), "q").check(q, "q")
+    frameworks.find(type(q), "q").check(q, "q")
     if library == "cupy":
         with xp.cuda.Device(q.device.id):
             return xp.full((batch_size,), count, dtype=xp.int32)
     lengths = xp.full((batch_size,), count, dtype=xp.int32)
-    return _frameworks.on_device_of(q, lengths) if library == "jax" else lengths
+    return on_device_of(q, lengths) if library == "jax" else lengths
 
 
 def _lengths_between(cu_seqlens_k: Any) -> Any:

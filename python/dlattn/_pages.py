@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from dlattn import _frameworks
 from dlattn._errors import UnsupportedError
-from dlattn._framework import type_text
 from dlattn._numbers import integer
 from dlattn._types import Tensor
+from dlattn.frameworks import find
+from dlattn.frameworks.base import type_text
 
 _MODULES = {"numpy": "numpy", "torch": "torch", "cupy": "cupy", "jax": "jax.numpy"}
 _INT32_MAX = 2**31 - 1
@@ -89,7 +89,7 @@ def _count(value: Any, name: str, least: int) -> int:
 def _check_lists(lists: dict[str, Any]) -> str:
     """What can be told without the values; returns the name of the library."""
     indptr = lists["indptr"]
-    frameworks = {name: _frameworks.find(type(x), name).name for name, x in lists.items()}
+    frameworks = {name: find(type(x), name).name for name, x in lists.items()}
     framework = frameworks["indptr"]
     if framework not in _MODULES:
         raise TypeError(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dlattn import _frameworks
+from dlattn import frameworks
 from dlattn._errors import UnsupportedError
 
 Shape = tuple[int, ...]
@@ -47,7 +47,7 @@ def shape_of(x: Any, name: str) -> Shape:
     try:
         return tuple(x.shape)
     except (AttributeError, TypeError):
-        _frameworks.find(type(x), name)  # raises TypeError for what is no tensor
+        frameworks.find(type(x), name)  # raises TypeError for what is no tensor
         raise TypeError(
             f"{name} is of type {type(x).__qualname__}, which has no shape; accepted: a torch, "
             "CuPy, JAX or NumPy array"
@@ -126,4 +126,4 @@ def _check_views(x: Any, name: str, accepted: str) -> str:
 
 @lru_cache(maxsize=64)
 def _library(kind: type, name: str) -> str:
-    return _frameworks.find(kind, name).name
+    return frameworks.find(kind, name).name

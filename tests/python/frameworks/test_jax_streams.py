@@ -47,7 +47,7 @@ class FakeJaxArray:
 
 @pytest.fixture
 def fake_jax(monkeypatch):
-    from dlattn import _frameworks
+    from dlattn.frameworks.jax import Jax
 
     events = FakeEvents()
     streams = iter(range(100, 1000))
@@ -68,7 +68,7 @@ def fake_jax(monkeypatch):
     Dlpack.from_dlpack = staticmethod(from_dlpack)
     monkeypatch.setitem(sys.modules, "jax", Module)
     monkeypatch.setattr(_core, "relay", lambda capsule: f"relayed {capsule}")
-    framework = _frameworks.Jax()
+    framework = Jax()
     monkeypatch.setattr(
         framework, "empty", lambda like, shape, dtype: FakeJaxArray(events, f"sentinel {shape}")
     )

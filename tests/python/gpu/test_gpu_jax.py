@@ -77,7 +77,7 @@ def test_jax_with_much_going_on(jax):
 
 
 def test_jax_memory_is_let_go(jax):
-    framework = sys.modules["dlattn._frameworks"]._FRAMEWORKS["jax"]
+    framework = sys.modules["dlattn.frameworks"]._FRAMEWORKS["jax"]
     arrays = [jax.numpy.asarray(x, dtype="float16") for x in qkv(**MISSION)]
     for _ in range(50):
         dlattn.attention(*arrays).block_until_ready()

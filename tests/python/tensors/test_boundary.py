@@ -122,7 +122,7 @@ def test_out_may_be_a_slice_of_the_buffer_of_q_k_and_v(layout):
 def test_jax_takes_the_result_over_without_a_copy(monkeypatch):
     jax = FRAMEWORKS["jax"]()
     pointers = []
-    framework = sys.modules["dlattn._frameworks"]._FRAMEWORKS["jax"]
+    framework = sys.modules["dlattn.frameworks"]._FRAMEWORKS["jax"]
     empty = type(framework).empty
 
     def spied(self: Any, *arguments: Any) -> Any:

@@ -16,7 +16,8 @@ from programs import HERE
 from wrong_calls import K, Q, V
 
 import dlattn
-from dlattn import UnsupportedError, _core, _cuda_array, _frameworks
+from dlattn import UnsupportedError, _core, frameworks
+from dlattn.frameworks.cuda_array import Numba
 
 no_gpu = pytest.mark.skipif(bool(dlattn.info().devices), reason="the fake memory would be used")
 
@@ -429,7 +430,7 @@ def test_other_objects_of_numba_are_no_tensors():
 def test_numba_arrays_that_are_numpy_arrays_too_are_on_the_gpu():
     """Its mapped and managed ones."""
     kind = type("ManagedNDArray", (NumbaArray, np.ndarray), {"__module__": "numba.cuda"})
-    assert isinstance(_frameworks.find(kind, "q"), _cuda_array.Numba)
+    assert isinstance(frameworks.find(kind, "q"), Numba)
 
 
 def test_no_library_is_imported():

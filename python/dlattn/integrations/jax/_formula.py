@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dlattn._plain import LARGEST_SLOPE
+from dlattn.reference.definition import LARGEST_SLOPE
 
 
 def attention(options: Mapping[str, Any], operands: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -1,7 +1,7 @@
 """Attention in plain NumPy: the float64 reference, and the error that a correct result may have.
 
-The definition itself, and what holds at the edges of the accepted values, is in `_plain.py`, which
-also computes what a plain implementation in another dtype would make of the same problem.
+The definition itself, and what holds at the edges of the accepted values, is in `definition.py`,
+which also computes what a plain implementation in another dtype would make of the same problem.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlattn._plain import (
+from dlattn.reference.definition import (
     LARGEST_SLOPE,
     Array,
     Causal,

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from dlattn._errors import UnsupportedError
-from dlattn._framework import Framework, cannot_allocate, type_text
+from dlattn.frameworks.base import Framework, cannot_allocate, type_text
 
 INTERFACE = "__cuda_array_interface__"
 
