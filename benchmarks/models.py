@@ -25,8 +25,8 @@ import torch
 import dlattn
 from dlattn.bench import load
 from dlattn.bench.environment import describe
-from dlattn.cli.errors import CommandError
-from dlattn.cli.writing import check_distinct
+from dlattn.console.errors import CommandError
+from dlattn.console.writing import check_distinct
 
 Call = Callable[[], Any]
 

@@ -34,9 +34,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlattn.bench import accuracy
-from dlattn.cli.errors import CommandError
-from dlattn.cli.text import markdown_table
-from dlattn.cli.writing import check_distinct
+from dlattn.console.errors import CommandError
+from dlattn.console.text import markdown_table
+from dlattn.console.writing import check_distinct
 
 ROOT = Path(__file__).resolve().parent.parent
 

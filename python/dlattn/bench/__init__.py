@@ -28,10 +28,10 @@ from dlattn.bench.features import Group
 from dlattn.bench.report import Result
 from dlattn.bench.session import Session
 from dlattn.bench.timing import MEMORY_BOUND, QUICK, SUSTAINED
-from dlattn.cli.devices import gpu_status
-from dlattn.cli.errors import CommandError
-from dlattn.cli.text import Progress
-from dlattn.cli.writing import check_distinct, check_writable, is_stream, write_text
+from dlattn.console.devices import gpu_status
+from dlattn.console.errors import CommandError
+from dlattn.console.text import Progress
+from dlattn.console.writing import check_distinct, check_writable, is_stream, write_text
 
 # On torch tensors, with contestants and baselines of their own.
 _STUDIES = ("features", "scores", "eight_bit", "decode")

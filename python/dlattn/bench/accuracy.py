@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from dlattn.bench import tensors
 from dlattn.bench.cases import FLOAT8, Case, Sizes
 from dlattn.bench.peers import Contestant, Problem, UnavailableError
-from dlattn.cli.errors import first_line
-from dlattn.cli.text import shape
+from dlattn.console.errors import first_line
+from dlattn.console.text import shape
 
 Array = NDArray[np.float32]
 Inputs = tuple[Array, Array, Array]  # q, k, v: (seqlen, head_dim)

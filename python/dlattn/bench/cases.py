@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dlattn.cli.errors import CommandError
+from dlattn.console.errors import CommandError
 
 Sizes = tuple[int, int, int, int]  # batch_size, num_heads, seqlen, head_dim
 

@@ -16,7 +16,7 @@ from typing import Any
 from dlattn.bench import tensors
 from dlattn.bench.cases import FLOAT8
 from dlattn.bench.peers import Bound, Contestant, Problem, UnavailableError
-from dlattn.cli.errors import first_line
+from dlattn.console.errors import first_line
 
 NAME = "cudnn-fp8"
 

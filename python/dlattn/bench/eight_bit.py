@@ -36,8 +36,8 @@ from dlattn.bench.precision import (
 )
 from dlattn.bench.report import Result
 from dlattn.bench.session import Entrant
-from dlattn.cli.errors import CommandError
-from dlattn.cli.text import table
+from dlattn.console.errors import CommandError
+from dlattn.console.text import table
 
 Group = Callable[[], list[Entrant]]
 

@@ -10,7 +10,7 @@ from typing import Any
 from dlattn.bench import eight_bit, load
 from dlattn.bench.decode import report as decode_report
 from dlattn.bench.report import Result, best_peer, ceiling_text, from_json, summary_lines
-from dlattn.cli.text import duration, markdown_table, rate
+from dlattn.console.text import duration, markdown_table, rate
 
 _MOST_ROWS = 12  # of a table that is shown without being asked
 _TOKENS = (1024, 4096, 16384)  # of the README's table

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 import dlattn
 from dlattn.bench import tensors
 from dlattn.bench.cases import FLOAT8, Case
-from dlattn.cli.devices import CPU_KERNELS, GPU_KERNELS
-from dlattn.cli.errors import first_line
+from dlattn.console.devices import CPU_KERNELS, GPU_KERNELS
+from dlattn.console.errors import first_line
 
 if TYPE_CHECKING:
     from dlattn.bench.decode.caches import Caches

@@ -13,9 +13,9 @@ from dlattn.bench.cases import FLOAT8, Case
 from dlattn.bench.decode import plot as decode_plot
 from dlattn.bench.load import BUSY
 from dlattn.bench.report import Result, ceiling_text, from_json
-from dlattn.cli.errors import CommandError, OutputError, first_line
-from dlattn.cli.text import duration, rate
-from dlattn.cli.writing import replacing
+from dlattn.console.errors import CommandError, OutputError, first_line
+from dlattn.console.text import duration, rate
+from dlattn.console.writing import replacing
 
 # Ours in shades of one strong colour, the last kernel, our best, in the strongest; peers in greys
 # that still differ when printed.

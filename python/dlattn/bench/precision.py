@@ -11,7 +11,7 @@ from dlattn.bench import tensors
 from dlattn.bench.accuracy import Table
 from dlattn.bench.peers import Bound, Contestant, Problem, ours_with
 from dlattn.bench.report import Result
-from dlattn.cli.text import duration
+from dlattn.console.text import duration
 
 PRECISIONS = ("int8_fp8", "fp8", "int8_fp16")
 MOST_COLUMNS = 128  # head_dim that these take

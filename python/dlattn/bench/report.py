@@ -10,7 +10,7 @@ from typing import Any
 
 from dlattn.bench.cases import FLOAT8, Case
 from dlattn.bench.load import BUSY
-from dlattn.cli.text import duration, rate, table
+from dlattn.console.text import duration, rate, table
 
 SCHEMA = 1
 

@@ -29,8 +29,8 @@ from dlattn.bench.peers import (
 )
 from dlattn.bench.report import Result, best_peer
 from dlattn.bench.timing import Clock, CpuClock, GpuClock, Prepared, Windows
-from dlattn.cli.devices import gpu_status
-from dlattn.cli.errors import CommandError, first_line
+from dlattn.console.devices import gpu_status
+from dlattn.console.errors import CommandError, first_line
 
 # Of an entrant and of its baseline, a fact by which their times are compared as well.
 TILES = "tiles"

@@ -11,8 +11,8 @@ from typing import Any
 
 import dlattn
 from dlattn.cli import check, info, run
-from dlattn.cli.errors import CommandError, first_line
-from dlattn.cli.stdout import Stdout, StdoutError, discard
+from dlattn.console.errors import CommandError, first_line
+from dlattn.console.stdout import Stdout, StdoutError, discard
 
 _EPILOG = "Exit codes: 0 done; 1 a check, the device or writing failed; 2 wrong use."
 _READER_IS_GONE = 141  # as the shell reports a program that a closed pipe has ended

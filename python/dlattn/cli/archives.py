@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from dlattn.cli.errors import CommandError
+from dlattn.console.errors import CommandError
 
 Array = NDArray[Any]
 Write = Callable[[BinaryIO, Mapping[str, Array], "Path | None"], None]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dlattn
-from dlattn.cli.devices import (
+from dlattn.console.devices import (
     CPU_KERNELS,
     FLOAT8,
     GPU_KERNELS,
@@ -24,9 +24,9 @@ from dlattn.cli.devices import (
     find_gpu,
     gpu_status,
 )
-from dlattn.cli.errors import CommandError
-from dlattn.cli.text import Progress, duration, shape, table
-from dlattn.cli.writing import check_writable, write_text
+from dlattn.console.errors import CommandError
+from dlattn.console.text import Progress, duration, shape, table
+from dlattn.console.writing import check_writable, write_text
 from dlattn.reference import Bound, attention_reference, error_bound, max_error
 
 Array = NDArray[Any]

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dlattn.cli import archives, writing
+from dlattn.cli import archives
 from dlattn.cli.archives import safetensors
-from dlattn.cli.errors import CommandError, OutputError, first_line
+from dlattn.console import writing
+from dlattn.console.errors import CommandError, OutputError, first_line
 
 Array = NDArray[Any]
 

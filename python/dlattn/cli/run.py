@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 import dlattn
-from dlattn.cli.devices import FLOAT8, find_device
-from dlattn.cli.errors import CommandError, first_line
 from dlattn.cli.files import Array, Place, check_outputs, load, save
+from dlattn.console.devices import FLOAT8, find_device
+from dlattn.console.errors import CommandError, first_line
 
 FILES = ".npy, .npz (file.npz:key) or .safetensors (file.safetensors:name)"
 

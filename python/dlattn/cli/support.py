@@ -7,7 +7,7 @@ from functools import partial
 from itertools import pairwise
 
 from dlattn import _core
-from dlattn.cli.text import markdown_table, table
+from dlattn.console.text import markdown_table, table
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn")
 KERNELS = tuple(name for name in _core.kernel_names if name != "auto")

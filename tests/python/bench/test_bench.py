@@ -17,8 +17,8 @@ import dlattn
 from dlattn.bench import correctness, environment, figures, peers, plot, report, session
 from dlattn.bench.cases import MISSION, SEED, Case, parse_shapes, sweep
 from dlattn.cli import main
-from dlattn.cli.errors import CommandError
-from dlattn.cli.writing import check_distinct
+from dlattn.console.errors import CommandError
+from dlattn.console.writing import check_distinct
 
 Captured = pytest.CaptureFixture[str]
 

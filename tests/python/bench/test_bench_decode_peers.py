@@ -19,7 +19,7 @@ from dlattn.bench.decode import contestants
 from dlattn.bench.decode.cases import COLD, E4M3, INT8, SCALES, DecodeCase, turn_groups
 from dlattn.bench.features import Context
 from dlattn.bench.peers import Problem, UnavailableError
-from dlattn.cli.errors import CommandError
+from dlattn.console.errors import CommandError
 
 torch = pytest.importorskip("torch")
 

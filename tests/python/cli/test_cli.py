@@ -17,8 +17,8 @@ from command_line import Captured, draw, program
 
 import dlattn
 from dlattn.cli import main, support
-from dlattn.cli.stdout import Stdout
-from dlattn.cli.text import Progress, duration, markdown_table, rate, shape, table
+from dlattn.console.stdout import Stdout
+from dlattn.console.text import Progress, duration, markdown_table, rate, shape, table
 
 # As a program
 

@@ -13,7 +13,8 @@ import pytest
 from command_line import Captured, refuses
 
 import dlattn
-from dlattn.cli import check, devices, main
+from dlattn.cli import check, main
+from dlattn.console import devices
 
 SMALL = (
     check.Case("even", (1, 2, 16, 8), False, seeds=(0, 1)),

@@ -30,8 +30,8 @@ from command_line import (
 )
 
 from dlattn.cli import main
-from dlattn.cli.errors import OutputError
 from dlattn.cli.files import Place, load, save
+from dlattn.console.errors import OutputError
 
 # Modes, links, what is no regular file
 

@@ -15,8 +15,8 @@ import pytest
 from command_line import Captured, draw, refuses
 
 from dlattn.cli import main
-from dlattn.cli.devices import CpuDevice
 from dlattn.cli.files import Place, load, save
+from dlattn.console.devices import CpuDevice
 from dlattn.reference import attention_reference, error_bound, max_error
 
 

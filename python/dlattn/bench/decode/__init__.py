@@ -30,7 +30,7 @@ from dlattn.bench.decode.contestants import PEERS, Peer, ours
 from dlattn.bench.features import Context
 from dlattn.bench.peers import Contestant, Problem
 from dlattn.bench.session import Entrant
-from dlattn.cli.errors import CommandError
+from dlattn.console.errors import CommandError
 
 Group = Callable[[], list[Entrant]]
 

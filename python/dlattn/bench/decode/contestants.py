@@ -16,7 +16,7 @@ from dlattn.bench import tensors
 from dlattn.bench.decode.caches import Caches
 from dlattn.bench.decode.cases import PAGE, DecodeCase, turns
 from dlattn.bench.peers import Bound, Contestant, Problem, UnavailableError
-from dlattn.cli.errors import first_line
+from dlattn.console.errors import first_line
 
 _WORKSPACE_BYTES = 128 << 20  # what FlashInfer's documentation recommends
 _UNEVEN = ("skewed", "mixes", "traces")  # groups whose sequences have several lengths

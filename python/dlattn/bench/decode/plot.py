@@ -8,7 +8,7 @@ from typing import Any
 from dlattn.bench.decode.cases import COLD
 from dlattn.bench.decode.report import Row, reference_tb_per_s, rows
 from dlattn.bench.report import Result
-from dlattn.cli.text import duration
+from dlattn.console.text import duration
 
 _BAR, _GAP, _PANEL = 0.2, 0.12, 0.75  # inches: of a bar, between cases, beside a panel's bars
 

@@ -11,7 +11,7 @@ from dlattn.bench.accuracy import Table
 from dlattn.bench.cases import Case
 from dlattn.bench.decode.cases import COLD, WARM, parse_variant
 from dlattn.bench.report import Result
-from dlattn.cli.text import duration, markdown_table, table
+from dlattn.console.text import duration, markdown_table, table
 
 # What cuDNN read on an H200, of 1.07 GB of keys and values in 243 us. It is a measure to go by, not
 # a limit: runs and cards differ by some percent.

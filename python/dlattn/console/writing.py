@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dlattn.cli.errors import CommandError, OutputError, first_line
+from dlattn.console.errors import CommandError, OutputError, first_line
 
 # Signals that end a program, but for the interrupt, which Python raises as an exception.
 _DEADLY = [

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
-from dlattn.cli.stdout import discard
+from dlattn.console.stdout import discard
 
 
 def table(

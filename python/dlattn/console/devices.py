@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import dlattn
 from dlattn._core import kernel_names
-from dlattn.cli.errors import CommandError, first_line
+from dlattn.console.errors import CommandError, first_line
 
 CPU_KERNELS = ("cpu",)
 GPU_KERNELS = tuple(name for name in kernel_names if name not in ("auto", *CPU_KERNELS))
