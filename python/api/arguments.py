@@ -79,7 +79,7 @@ ARGUMENTS = (
         "Tensor",
         functions=KVCACHE,
         doc="""Keys, of q's dtype, or of int8 or float8_e4m3fn with q of float16 or bfloat16 and
-            k_scale: (batch, seqlen_k, num_heads_kv, head_dim), or with page_table
+            k_descale: (batch, seqlen_k, num_heads_kv, head_dim), or with page_table
             (num_pages, page_size, num_heads_kv, head_dim), with any page_size from 1 on. All
             strides but the last are free, so pages of other layouts are views: (num_pages, 2,
             page_size, ...) is `cache[:, 0]` and `cache[:, 1]`.""",
@@ -313,38 +313,23 @@ ARGUMENTS = (
         "k_descale",
         "Tensor | None",
         default="None",
-        functions=ATTENTION,
         doc="The same for k, broadcastable to (batch, num_heads_kv).",
-        values="As of q_descale.",
+        varlen_doc="""The same for k, broadcastable to (batch, num_heads_kv). With page_table and k
+            of int8 or float8_e4m3fn, beside q of float16 or bfloat16: the factor of its elements
+            with which `append_kv` wrote them, required then.""",
+        kvcache_doc="""The factor of the elements of k_cache of int8 or float8_e4m3fn, with which
+            `append_kv` wrote them: float32 on q's device, which the host does not read,
+            broadcastable to (batch, num_heads_kv). Required then, and not with other dtypes.""",
+        values="As for q_descale.",
     ),
     Argument(
         "v_descale",
         "Tensor | None",
         default="None",
-        functions=ATTENTION,
         doc="The same for v, broadcastable to (batch, num_heads_kv).",
-        values="Any: a factor of out.",
-    ),
-    Argument(
-        "k_scale",
-        "Tensor | None",
-        default="None",
-        functions=(*VARLEN, *KVCACHE),
-        doc="""With page_table and k of int8 or float8_e4m3fn, beside q of float16 or bfloat16: what
-            an element of k counts, as `append_kv` wrote it. float32 on q's device, which the host
-            does not read, broadcastable to (batch, num_heads_kv). Required then, and not with other
-            dtypes.""",
-        kvcache_doc="""With k_cache of int8 or float8_e4m3fn: what an element of it counts, as
-            `append_kv` wrote it. float32 on q's device, which the host does not read, broadcastable
-            to (batch, num_heads_kv). Required then, and not with other dtypes.""",
-    ),
-    Argument(
-        "v_scale",
-        "Tensor | None",
-        default="None",
-        functions=(*VARLEN, *KVCACHE),
-        doc="The same for v.",
+        varlen_doc="The same for v.",
         kvcache_doc="The same for v_cache.",
+        values="Any: a factor of out.",
     ),
     Argument(
         "precision",

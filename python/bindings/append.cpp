@@ -48,17 +48,17 @@ void register_append_kv(nb::module_& module) {
          nb::handle page_table, nb::handle slots, nb::handle cu_seqlens_q,
          nb::handle cache_batch_idx, nb::handle leftpad_k, nb::handle q, nb::handle rotary_cos,
          nb::handle rotary_sin, nb::handle rotary_interleaved, nb::handle q_fixed_position,
-         nb::handle k_scale, nb::handle v_scale, nb::handle layout, nb::handle stream) {
+         nb::handle k_descale, nb::handle v_descale, nb::handle layout, nb::handle stream) {
         return append_kv({k, v, k_cache, v_cache, seqused_k, page_table, slots, cu_seqlens_q,
                           cache_batch_idx, leftpad_k, q, rotary_cos, rotary_sin, rotary_interleaved,
-                          q_fixed_position, k_scale, v_scale, layout, stream});
+                          q_fixed_position, k_descale, v_descale, layout, stream});
       },
       nb::arg("k").none(), nb::arg("v").none(), nb::arg("k_cache").none(),
       nb::arg("v_cache").none(), nb::arg("seqused_k").none(), nb::arg("page_table").none(),
       nb::arg("slots").none(), nb::arg("cu_seqlens_q").none(), nb::arg("cache_batch_idx").none(),
       nb::arg("leftpad_k").none(), nb::arg("q").none(), nb::arg("rotary_cos").none(),
       nb::arg("rotary_sin").none(), nb::arg("rotary_interleaved").none(),
-      nb::arg("q_fixed_position").none(), nb::arg("k_scale").none(), nb::arg("v_scale").none(),
+      nb::arg("q_fixed_position").none(), nb::arg("k_descale").none(), nb::arg("v_descale").none(),
       nb::arg("layout").none(), nb::arg("stream").none());
 }
 

@@ -26,8 +26,8 @@ AppendProblem::AppendProblem(const AppendCall& call, Layout layout, const Target
   read_caches(call);
   read_places(call);
   read_rotary(call);
-  read_scale(call.k_scale, "k_scale", &params.k_scale);
-  read_scale(call.v_scale, "v_scale", &params.v_scale);
+  read_descale(call.k_descale, "k_descale", &params.k_descale);
+  read_descale(call.v_descale, "v_descale", &params.v_descale);
 }
 
 Allocation AppendProblem::allocate_queries() {
@@ -223,10 +223,10 @@ void AppendProblem::read_rotary(const AppendCall& call) {
   read(call.rotary_sin, "rotary_sin", &params.rotary_sin);
 }
 
-void AppendProblem::read_scale(nb::handle object, const char* name,
-                               BasicTensorView<const float>* view) {
+void AppendProblem::read_descale(nb::handle object, const char* name,
+                                 BasicTensorView<const float>* view) {
   if (!object.is_none())
-    read_scales(take_in(object, name), params.batch_size, params.num_heads_kv, view);
+    read_descales(take_in(object, name), params.batch_size, params.num_heads_kv, view);
 }
 
 }  // namespace dlattn::python

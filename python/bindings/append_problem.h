@@ -10,8 +10,8 @@ namespace dlattn::python {
 // The arguments of append_kv as Python passed them, borrowed for the length of the call.
 struct AppendCall {
   nb::handle k, v, k_cache, v_cache, seqused_k, page_table, slots, cu_seqlens_q, cache_batch_idx,
-      leftpad_k, q, rotary_cos, rotary_sin, rotary_interleaved, q_fixed_position, k_scale, v_scale,
-      layout, stream;
+      leftpad_k, q, rotary_cos, rotary_sin, rotary_interleaved, q_fixed_position, k_descale,
+      v_descale, layout, stream;
 };
 
 // Its tensors, as they come in, and the parameters made of them.
@@ -51,7 +51,7 @@ class AppendProblem {
   void read_places(const AppendCall& call);
   void read_slots(const Tensor& slots);
   void read_rotary(const AppendCall& call);
-  void read_scale(nb::handle object, const char* name, BasicTensorView<const float>* view);
+  void read_descale(nb::handle object, const char* name, BasicTensorView<const float>* view);
 
   const Layout layout_;
   const Target& target_;

@@ -144,7 +144,7 @@ nb::object append_and_attend(const NewKeys& given, const nb::dict& options) {
   };
   const bool rotates = !given.rotary_cos.is_none();
   const nb::object none = nb::none(), no = nb::bool_(false);
-  const nb::object k_scale = option("k_scale"), v_scale = option("v_scale");
+  const nb::object k_descale = option("k_descale"), v_descale = option("v_descale");
   AppendCall append;
   append.k = given.k, append.v = given.v;
   append.k_cache = call.k, append.v_cache = call.v;
@@ -155,7 +155,7 @@ nb::object append_and_attend(const NewKeys& given, const nb::dict& options) {
   append.q = rotates ? call.q : none;
   append.rotary_cos = given.rotary_cos, append.rotary_sin = given.rotary_sin;
   append.rotary_interleaved = given.rotary_interleaved, append.q_fixed_position = no;
-  append.k_scale = k_scale, append.v_scale = v_scale;
+  append.k_descale = k_descale, append.v_descale = v_descale;
   return run_on(target, call.stream, [&](const Target& settled, Held* held) {
     AppendProblem appended(append, problem.layout, settled);
     const AttentionParams& p = problem.params;

@@ -111,36 +111,18 @@ void read_q_descale(const Tensor& descale, Problem* problem) {
 
 void read_k_descale(const Tensor& descale, Problem* problem) {
   AttentionParams& p = problem->params;
-  read_descale(descale, p.batch_size, {p.num_heads_kv, p.num_heads_kv}, &p.k_descale);
+  read_descales(descale, p.batch_size, p.num_heads_kv, &p.k_descale);
 }
 
 void read_v_descale(const Tensor& descale, Problem* problem) {
   AttentionParams& p = problem->params;
-  read_descale(descale, p.batch_size, {p.num_heads_kv, p.num_heads_kv}, &p.v_descale);
+  read_descales(descale, p.batch_size, p.num_heads_kv, &p.v_descale);
 }
 
-// What an element of an 8-bit cache counts, of one that attention reads.
-void read_scale(const Tensor& scale, BasicTensorView<const float>* view, Problem* problem) {
-  const AttentionParams& p = problem->params;
-  if (!is_8_bit_cache(p)) {
-    unsupported(scale.name, " is given with keys of ", to_string(p.k.dtype),
-                "; accepted: None, as scales are for caches of int8 and float8_e4m3fn");
-  }
-  read_scales(scale, p.batch_size, p.num_heads_kv, view);
-}
-
-void read_k_scale(const Tensor& scale, Problem* problem) {
-  read_scale(scale, &problem->params.k_descale, problem);
-}
-
-void read_v_scale(const Tensor& scale, Problem* problem) {
-  read_scale(scale, &problem->params.v_descale, problem);
-}
-
-void check_scales_given(const AttentionParams& p) {
+void check_descales_given(const AttentionParams& p) {
   if (!is_8_bit_cache(p)) return;
-  const char* const missing = !p.k_descale.data   ? "k_scale"
-                              : !p.v_descale.data ? "v_scale"
+  const char* const missing = !p.k_descale.data   ? "k_descale"
+                              : !p.v_descale.data ? "v_descale"
                                                   : nullptr;
   if (!missing) return;
   unsupported(missing, " is None with keys of ", to_string(p.k.dtype),
@@ -229,7 +211,7 @@ void read_key_dtype(const Tensor& q, const Tensor& tensor, bool cached, DType* d
   }
   unsupported(tensor.name, ": dtype is ", dtype_text(tensor.dtype),
               "; accepted: ", dtype_text(q.dtype), ", that of q",
-              cached ? ", or int8 or float8_e4m3fn with k_scale and v_scale" : "");
+              cached ? ", or int8 or float8_e4m3fn with k_descale and v_descale" : "");
 }
 
 // q, k and v of one problem: sizes and strides, checked against each other.
@@ -357,10 +339,8 @@ constexpr Argument kArguments[] = {
     optional_tensor("alibi_slopes", read_alibi_slopes),
     optional_tensor("sinks", read_sinks),
     of(kNotKvcache, optional_tensor("q_descale", read_q_descale)),
-    of(kNotKvcache, optional_tensor("k_descale", read_k_descale)),
-    of(kNotKvcache, optional_tensor("v_descale", read_v_descale)),
-    of(kVarlen | kKvcache, optional_tensor("k_scale", read_k_scale)),
-    of(kVarlen | kKvcache, optional_tensor("v_scale", read_v_scale)),
+    optional_tensor("k_descale", read_k_descale),
+    optional_tensor("v_descale", read_v_descale),
     of(kNotKvcache,
        setting("precision", [](H x, const char* name,
                                Problem* p) { p->params.precision = parse_precision(x, name); })),
@@ -445,11 +425,11 @@ const std::int32_t* int32s_of(const Tensor& tensor, std::int64_t count, const ch
   return static_cast<const std::int32_t*>(tensor.data);
 }
 
-void read_scales(const Tensor& scale, std::int64_t batch_size, std::int64_t num_heads_kv,
-                 BasicTensorView<const float>* view) {
+void read_descales(const Tensor& descale, std::int64_t batch_size, std::int64_t num_heads_kv,
+                   BasicTensorView<const float>* view) {
   static constexpr float kNone[1] = {1.0f};  // of no sequence
-  read_descale(scale, batch_size, {num_heads_kv, num_heads_kv}, view);
-  if (scale.num_elements() == 0) view->data = kNone;
+  read_descale(descale, batch_size, {num_heads_kv, num_heads_kv}, view);
+  if (descale.num_elements() == 0) view->data = kNone;
 }
 
 const Tensor& take_in(nb::handle object, const char* name, const Target& target, Problem* problem) {
@@ -533,7 +513,7 @@ void read_tensors(const AttentionCall& call, const Target& target, Problem* prob
       kArgument.read_tensor(take_in(value, kArgument.name, target, problem), problem);
     }
   });
-  check_scales_given(p);
+  check_descales_given(p);
   if (call.varlen() && is_quantized_kv(call.k)) check_key_lengths(call.k, p);
 }
 
@@ -581,7 +561,7 @@ void set_out(const Tensor& out, Problem* problem) {
   const int skip = 4 - problem->out.ndim;
   const Dims at = dims_of(problem->layout);
   check_shape(out, problem->out, "that of q with the head_dim of v");
-  // Of 8-bit inputs a given out decides for itself, among what dlattn::forward accepts.
+  // A given out decides the dtype for 8-bit inputs, among those that dlattn::forward accepts.
   if (p.q.dtype == DType::kFloat8E4M3 && problem->out_dtype == DType::kFloat8E4M3) {
     p.out.dtype = to_dtype(out, "bfloat16, float16, float32");
   } else {

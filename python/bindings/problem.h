@@ -53,7 +53,7 @@ struct Shape {
 // An AttentionCall with its tensors taken in and its arguments checked against each other; what is
 // left for dlattn::forward to check are the values in `params`.
 struct Problem {
-  static constexpr int kMaxTensors = 18;
+  static constexpr int kMaxTensors = 16;
 
   AttentionParams params;
   Options options;
@@ -63,7 +63,7 @@ struct Problem {
       DType::kFloat8E4M3;  // as the caller named it; this one, which out never has: not
   Shape out;               // of the caller's out and lse
   Shape lse;
-  // Of the caller's, in the order in which they came in: inputs, then a given out.
+  // The caller's tensors, in the order in which they came in: inputs, then a given out.
   Tensor tensors[kMaxTensors];
   int num_tensors = 0;
   nb::object buffer;  // of a QuantizedKV
@@ -98,10 +98,9 @@ void read_workspace(nb::handle workspace, const Target& target, Problem* problem
 
 // An int32 array of `count` numbers; -1: of any number of them, but not none.
 const std::int32_t* int32s_of(const Tensor& tensor, std::int64_t count, const char* dims);
-// What an element of an 8-bit cache counts: float32, of a shape that broadcasts to (batch_size,
-// num_heads_kv).
-void read_scales(const Tensor& scale, std::int64_t batch_size, std::int64_t num_heads_kv,
-                 BasicTensorView<const float>* view);
+// k_descale or v_descale: float32, of a shape that broadcasts to (batch_size, num_heads_kv).
+void read_descales(const Tensor& descale, std::int64_t batch_size, std::int64_t num_heads_kv,
+                   BasicTensorView<const float>* view);
 
 void set_out(const Tensor& out, Problem* problem);  // checks shape, dtype and writability
 void set_lse(const Tensor& lse, Problem* problem);

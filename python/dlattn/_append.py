@@ -25,8 +25,8 @@ def append_kv(
     rotary_sin: Tensor | None = None,
     rotary_interleaved: bool = False,
     q_fixed_position: bool = False,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
     layout: Layout = "bshd",
     stream: Any = None,
 ) -> Any:
@@ -74,16 +74,17 @@ def append_kv(
             j + rotary_dim / 2 (GPT-NeoX, Llama). flash_attn's default is True.
         q_fixed_position: Whether all rows of q are rotated as the sequence's row 0, which is what
             flash_attn_with_kvcache does without causality and window.
-        k_scale: What an element of an 8-bit k_cache counts: float32, broadcastable to (batch,
+        k_descale: The factor of the elements of an 8-bit k_cache: float32, broadcastable to (batch,
             num_heads_kv); positive and finite.
-        v_scale: The same of v_cache.
+        v_descale: The same for v_cache.
         layout: Dimensions of k, v, q and the caches, as for `attention`: "bshd" or "bhsd".
         stream: As for `attention`.
 
     The rotation of a pair (x0, x1) is (x0 cos - x1 sin, x1 cos + x0 sin), in fp32 (in float64 for
     float64 inputs), and rounded once, to the cache's or q's dtype. In 8 bits an element is
-    x / scale, to the nearest number, of two the even one: saturated to -128 and 127, or 448; NaN is
-    0 in int8 and NaN in float8_e4m3fn. What is not rotated keeps its bits in a cache of k's dtype.
+    x / descale, to the nearest number, on a tie the even one: saturated to -128 and 127, or 448;
+    NaN is 0 in int8 and NaN in float8_e4m3fn. Without a rotation elements keep their bits in a
+    cache of k's dtype.
 
     On a GPU values in the lists cannot be refused. A row whose sequence, position, page, entry,
     slot or row of the tables does not exist is skipped, and nothing is written elsewhere; a row of
@@ -116,8 +117,8 @@ def append_kv(
         rotary_sin,
         rotary_interleaved,
         q_fixed_position,
-        k_scale,
-        v_scale,
+        k_descale,
+        v_descale,
         layout,
         stream,
     )

@@ -139,7 +139,7 @@ def attention(
         q_descale: Positive and finite, or 0; so is the product of q's and k's, and that times
             softmax_scale is 0 or from 2^-126 to 2^126. A negative one or NaN: the head's rows are
             NaN.
-        k_descale: As of q_descale.
+        k_descale: As for q_descale.
         v_descale: Any: a factor of out.
 
     An element x of q, k or v of float8_e4m3fn stands for x times its head's descale; scores are
@@ -222,8 +222,6 @@ def attention_varlen(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
     precision: Precision | None = None,
     layout: Layout = "bshd",
     out: Tensor | None = None,
@@ -285,13 +283,10 @@ def attention_varlen(
         q_descale: With q of float8_e4m3fn alone: what its elements count, a factor for each head.
             float32 on q's device, which the host does not read; broadcastable to (batch,
             num_heads_kv), as FlashAttention-3 takes it, or to (batch, num_heads). None: 1.
-        k_descale: The same for k, broadcastable to (batch, num_heads_kv).
-        v_descale: The same for v, broadcastable to (batch, num_heads_kv).
-        k_scale: With page_table and k of int8 or float8_e4m3fn, beside q of float16 or bfloat16:
-            what an element of k counts, as `append_kv` wrote it. float32 on q's device, which the
-            host does not read, broadcastable to (batch, num_heads_kv). Required then, and not with
-            other dtypes.
-        v_scale: The same for v.
+        k_descale: The same for k, broadcastable to (batch, num_heads_kv). With page_table and k of
+            int8 or float8_e4m3fn, beside q of float16 or bfloat16: the factor of its elements with
+            which `append_kv` wrote them, required then.
+        v_descale: The same for v.
         precision: What the products are made of, as for `attention`: None for the inputs,
             "int8_fp8", "int8_fp16" or "fp8".
         layout: Dimensions of q, k, v and out: "bshd" for (total, num_heads, head_dim), "bhsd" for
@@ -357,8 +352,6 @@ def attention_varlen(
         q_descale,
         k_descale,
         v_descale,
-        k_scale,
-        v_scale,
         precision,
         layout,
         out,
@@ -395,8 +388,8 @@ def attention_with_kvcache(
     mask: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
     layout: Layout = "bshd",
     out: Tensor | None = None,
     return_lse: bool = False,
@@ -420,7 +413,7 @@ def attention_with_kvcache(
             bfloat16; float32 on the CPU and in the kernel "scalar"; float64 on the CPU. Strides and
             alignment are those of `attention`.
         k_cache: Keys, of q's dtype, or of int8 or float8_e4m3fn with q of float16 or bfloat16 and
-            k_scale: (batch, seqlen_k, num_heads_kv, head_dim), or with page_table (num_pages,
+            k_descale: (batch, seqlen_k, num_heads_kv, head_dim), or with page_table (num_pages,
             page_size, num_heads_kv, head_dim), with any page_size from 1 on. All strides but the
             last are free, so pages of other layouts are views: (num_pages, 2, page_size, ...) is
             `cache[:, 0]` and `cache[:, 1]`.
@@ -467,10 +460,10 @@ def attention_with_kvcache(
             from the scores.
         sinks: float32, (num_heads,): a logit per head that joins the softmax's denominator, and has
             no value.
-        k_scale: With k_cache of int8 or float8_e4m3fn: what an element of it counts, as `append_kv`
-            wrote it. float32 on q's device, which the host does not read, broadcastable to (batch,
-            num_heads_kv). Required then, and not with other dtypes.
-        v_scale: The same for v_cache.
+        k_descale: The factor of the elements of k_cache of int8 or float8_e4m3fn, with which
+            `append_kv` wrote them: float32 on q's device, which the host does not read,
+            broadcastable to (batch, num_heads_kv). Required then, and not with other dtypes.
+        v_descale: The same for v_cache.
         layout: Dimensions of q, the caches and out: "bshd" (NHD), or "bhsd" (HND) for (batch,
             num_heads, seqlen, head_dim) and pages of (num_heads_kv, page_size, head_dim).
         out: Where to write the result, as for `attention`. None: a new tensor.
@@ -534,8 +527,8 @@ def attention_with_kvcache(
                 "mask": mask,
                 "alibi_slopes": alibi_slopes,
                 "sinks": sinks,
-                "k_scale": k_scale,
-                "v_scale": v_scale,
+                "k_descale": k_descale,
+                "v_descale": v_descale,
                 "layout": layout,
                 "out": out,
                 "return_lse": return_lse,
@@ -568,8 +561,8 @@ def attention_with_kvcache(
             mask,
             alibi_slopes,
             sinks,
-            k_scale,
-            v_scale,
+            k_descale,
+            v_descale,
             layout,
             out,
             return_lse,

@@ -303,8 +303,8 @@ AppendParams params_of(const DlattnAppend* given) {
   p.rotary_dim = a.rotary_dim;
   p.rotary_interleaved = flag("rotary_interleaved", a.rotary_interleaved);
   p.q_fixed_position = flag("q_fixed_position", a.q_fixed_position);
-  p.k_scale = view<const float>("k_scale", a.k_scale);
-  p.v_scale = view<const float>("v_scale", a.v_scale);
+  p.k_descale = view<const float>("k_descale", a.k_descale);
+  p.v_descale = view<const float>("v_descale", a.v_descale);
   return p;
 }
 

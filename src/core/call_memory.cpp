@@ -129,8 +129,8 @@ void for_each_read(const AppendParams& p, const Visit& visit) {
     const std::int64_t pages = (p.seqlen_k + p.page_size - 1) / p.page_size;
     read("page_table", table_region(p.page_table, p.batch_size, pages));
   }
-  read("k_scale", heads_region(p.k_scale, p.batch_size, p.num_heads_kv));
-  read("v_scale", heads_region(p.v_scale, p.batch_size, p.num_heads_kv));
+  read("k_descale", heads_region(p.k_descale, p.batch_size, p.num_heads_kv));
+  read("v_descale", heads_region(p.v_descale, p.batch_size, p.num_heads_kv));
 }
 
 template <typename Visit>

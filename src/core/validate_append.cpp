@@ -181,7 +181,7 @@ void check_scales(const AppendParams& p) {
     const char* name;
     const BasicTensorView<const float>& view;
     const char* cache;
-  } scales[] = {{"k_scale", p.k_scale, "k_cache"}, {"v_scale", p.v_scale, "v_cache"}};
+  } scales[] = {{"k_descale", p.k_descale, "k_cache"}, {"v_descale", p.v_descale, "v_cache"}};
   for (const auto& scale : scales) {
     const bool needed = is_8_bit(p.k_cache.dtype);
     if (needed == (scale.view.data != nullptr)) {

@@ -65,7 +65,7 @@ AppendParams good_slots() {
 AppendParams good_8_bit() {
   AppendParams p = good();
   p.k_cache.dtype = p.v_cache.dtype = DType::kInt8;
-  p.k_scale = {floats, 2, 0, 1}, p.v_scale = {floats + 10, 2, 0, 1};
+  p.k_descale = {floats, 2, 0, 1}, p.v_descale = {floats + 10, 2, 0, 1};
   return p;
 }
 
@@ -188,18 +188,18 @@ void dtypes() {
           "v_cache: dtype is float8_e4m3fn; accepted: int8, that of k_cache", good_8_bit());
   refuses([](auto& p) { p.k.dtype = p.v.dtype = DType::kFloat64; },
           "k_cache: dtype is int8; accepted: float64, that of k", good_8_bit());
-  refuses([](auto& p) { p.k_scale = {}; },
-          "k_scale is null with k_cache of int8; accepted: a float32 tensor on its device",
+  refuses([](auto& p) { p.k_descale = {}; },
+          "k_descale is null with k_cache of int8; accepted: a float32 tensor on its device",
           good_8_bit());
-  refuses([](auto& p) { p.v_scale = {}; },
-          "v_scale is null with v_cache of int8; accepted: a float32 tensor on its device",
+  refuses([](auto& p) { p.v_descale = {}; },
+          "v_descale is null with v_cache of int8; accepted: a float32 tensor on its device",
           good_8_bit());
-  refuses([](auto& p) { p.v_scale = {floats, 0, 0, 0}; },
-          "v_scale is given with v_cache of float32; accepted: none");
-  refuses([](auto& p) { p.k_scale.head_stride = -1; },
-          "k_scale: a stride is negative; accepted: strides of at least 0", good_8_bit());
-  refuses([](auto& p) { p.k_scale.data = reinterpret_cast<float*>(memory + 2); },
-          "k_scale: its address is 2 byte(s) past a multiple of 4; accepted: multiples of the "
+  refuses([](auto& p) { p.v_descale = {floats, 0, 0, 0}; },
+          "v_descale is given with v_cache of float32; accepted: none");
+  refuses([](auto& p) { p.k_descale.head_stride = -1; },
+          "k_descale: a stride is negative; accepted: strides of at least 0", good_8_bit());
+  refuses([](auto& p) { p.k_descale.data = reinterpret_cast<float*>(memory + 2); },
+          "k_descale: its address is 2 byte(s) past a multiple of 4; accepted: multiples of the "
           "element's size",
           good_8_bit());
 }
@@ -244,7 +244,7 @@ void memory_of_tensors() {
           good_rotary());
   refuses(cache_at(ints + 100), "v_cache shares memory with page_table" + kShared, good_paged());
   refuses(cache_at(ints + 200), "v_cache shares memory with slots" + kShared, good_slots());
-  refuses(cache_at(floats), "v_cache shares memory with k_scale" + kShared, good_8_bit());
+  refuses(cache_at(floats), "v_cache shares memory with k_descale" + kShared, good_8_bit());
   AppendParams lists = good_rotary();
   lists.cu_seqlens_q = ints + 5000, lists.total_new = 3;
   lists.leftpad_k = ints + 6000;
@@ -253,8 +253,8 @@ void memory_of_tensors() {
   lists.cache_batch_idx = ints + 7000, lists.cache_batch_size = 2;
   refuses(cache_at(ints + 7000), "v_cache shares memory with cache_batch_idx" + kShared, lists);
   AppendParams scaled = good_8_bit();
-  scaled.v_scale.data = floats + 4000;
-  refuses(cache_at(floats + 4000), "v_cache shares memory with v_scale" + kShared, scaled);
+  scaled.v_descale.data = floats + 4000;
+  refuses(cache_at(floats + 4000), "v_cache shares memory with v_descale" + kShared, scaled);
   refuses([](auto& p) { p.v_cache.data = const_cast<void*>(p.q.data); },
           "v_cache shares memory with q" + kShared, good_rotary());
   refuses([](auto& p) { p.v_cache.data = p.q_out.data; },

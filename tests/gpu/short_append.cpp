@@ -26,7 +26,7 @@ struct AppendCase {
   Where where;
   DType dtype = DType::kBFloat16, cache = DType::kBFloat16;
   int page_size = 16, dim = 64, rotary_dim = 0;
-  // What lies on the device. Rows that it gives no place are left out.
+  // The lists on the device. Rows that it gives no place are left out.
   std::vector<std::int32_t> used = {0, 30, 46};
   std::vector<std::int32_t> entries = {2, 0, 1};
   std::vector<std::int64_t> slots = {};  // empty: those of the table
@@ -128,8 +128,8 @@ AppendParams AppendProblem::describe() const {
     p.rotary_dim = c_.rotary_dim, p.rotary_positions = kRoom;
   }
   if (c_.cache != c_.dtype) {
-    p.k_scale = {scales_.data(), kHeadsKv, 0, 1};
-    p.v_scale = p.k_scale;
+    p.k_descale = {scales_.data(), kHeadsKv, 0, 1};
+    p.v_descale = p.k_descale;
   }
   return p;
 }
@@ -182,7 +182,8 @@ void AppendProblem::run() {
   p.k_cache.data = k_cache.data(), p.v_cache.data = v_cache.data();
   if (c_.q) p.q.data = q.data(), p.q_out.data = q_out.data();
   if (c_.rotary_dim) p.rotary_cos.data = cos.data(), p.rotary_sin.data = sin.data();
-  if (p.k_scale.data) p.k_scale.data = p.v_scale.data = static_cast<const float*>(scales.data());
+  if (p.k_descale.data)
+    p.k_descale.data = p.v_descale.data = static_cast<const float*>(scales.data());
   p.cu_seqlens_q = list(starts), p.seqused_k = list(used);
   if (c_.where != Where::kSlots) p.seqlen_k = kRoom;
   if (c_.where == Where::kEntries) p.cache_batch_idx = list(entries), p.cache_batch_size = kBatch;

@@ -69,7 +69,7 @@ APPEND_BUGS = (
     _append("bytes of an 8-bit cache as of k", "(scale.data ? 1 : sizeof(T))", "sizeof(T)"),
     _append("rows of no place written", "if (to.entry < 0) return false;", ";"),
     # 8 bits.
-    _append("v's scale is k's", "of_v ? p.v_scale : p.k_scale", "p.k_scale"),
+    _append("v's scale is k's", "of_v ? p.v_descale : p.k_descale", "p.k_descale"),
     _append("scale of the first sequence", "at.sequence * scale.batch_stride +", "0 +"),
     _append("scale of the first head", "+ head * scale.head_stride]", "]"),
     _append(

@@ -37,7 +37,7 @@ struct AppendCase {
   std::string name() const;
 };
 
-// What lies on the device beside the tensors of numbers.
+// The lists on the device beside the tensors of numbers.
 struct Lists {
   std::vector<std::int32_t> cu_seqlens, seqused, leftpad, entries, table, slots32;
   std::vector<std::int64_t> slots;
@@ -183,8 +183,8 @@ AppendParams make_params(const AppendCase& c, const All<T>& all) {
     view(all.k_cache, kDType, &p.k_cache), view(all.v_cache, kDType, &p.v_cache);
   } else {
     view(all.k_cache8, c.cache, &p.k_cache), view(all.v_cache8, c.cache, &p.v_cache);
-    p.k_scale = {all.scales.data(), c.heads_kv, 0, 1};
-    p.v_scale = {&all.scales.at(1, 0, 0, 0), c.heads_kv, 0, 1};
+    p.k_descale = {all.scales.data(), c.heads_kv, 0, 1};
+    p.v_descale = {&all.scales.at(1, 0, 0, 0), c.heads_kv, 0, 1};
   }
   if (c.rotary_dim && c.own_tables) {
     view(all.own_cos, kDType, &p.rotary_cos), view(all.own_sin, kDType, &p.rotary_sin);
@@ -240,8 +240,7 @@ std::int64_t slot_of(const AppendCase& c, const Lists& lists, int row, int seque
   return entry >= 0 && entry < num_entries(c) ? entry * rows + position % rows : -1;
 }
 
-// What is to be there afterwards: the CPU backend writes one row at a time, to a slot, at a
-// position.
+// Computes the expected cache: the CPU backend writes one row at a time, to a slot, at a position.
 template <typename T>
 void append_on_cpu(const AppendCase& c, const AppendParams& given, const Lists& lists) {
   const std::int64_t bytes = sizeof(T);
@@ -268,8 +267,9 @@ void append_on_cpu(const AppendCase& c, const AppendParams& given, const Lists& 
         x->data = (char*)x->data + (entry * x->batch_stride + at * x->row_stride) * bytes;
     };
     to_row(&p.k), to_row(&p.v), to_row(&p.q), to_row(&p.q_out);
-    if (p.k_scale.data)
-      p.k_scale.data += b * p.k_scale.batch_stride, p.v_scale.data += b * p.v_scale.batch_stride;
+    if (p.k_descale.data)
+      p.k_descale.data += b * p.k_descale.batch_stride,
+          p.v_descale.data += b * p.v_descale.batch_stride;
     const auto run = [&](std::int64_t slot, std::int64_t table_row, bool with_q) {
       if (c.rotary_dim && table_row < 0) return;
       const auto first = static_cast<std::int32_t>(table_row);

@@ -74,7 +74,7 @@ template <typename T, typename KV>
 struct Pool {
   simt::Tensor<KV> k, v;
   std::vector<std::int32_t> pages, told_pages, used, entries, leftpad;
-  std::vector<float> k_scale, v_scale;
+  std::vector<float> k_descale, v_descale;
   int max_pages = 0;
 
   Pool(const Case& c, const Cache& cache, simt::Tensors<T>& t)
@@ -134,8 +134,8 @@ struct Pool {
     }
     for (int b = 0; b < c.batch_size; ++b) {
       for (int h = 0; h < c.num_heads_kv; ++h) {
-        k_scale.push_back(scale_of(b, h, 5));
-        v_scale.push_back(scale_of(b, h, 4));
+        k_descale.push_back(scale_of(b, h, 5));
+        v_descale.push_back(scale_of(b, h, 4));
       }
     }
   }
@@ -153,7 +153,7 @@ struct Pool {
     };
     set(&p->k, k), set(&p->v, v);
     if (sizeof(KV) == 1) {
-      p->k_descale.data = k_scale.data(), p->v_descale.data = v_scale.data();
+      p->k_descale.data = k_descale.data(), p->v_descale.data = v_descale.data();
       p->k_descale.batch_stride = p->v_descale.batch_stride = p->num_heads_kv;
       p->k_descale.head_stride = p->v_descale.head_stride = 1;
     }

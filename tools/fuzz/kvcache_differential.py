@@ -233,7 +233,7 @@ class KVCacheRun:
             made["rotary_interleaved"] = problem.rotary.interleaved
             if problem.call == "append":
                 made["q_fixed_position"] = problem.rotary.fixed_q
-        for name, scale in zip(("k_scale", "v_scale"), problem.scales, strict=False):
+        for name, scale in zip(("k_descale", "v_descale"), problem.scales, strict=False):
             made[name] = arrays.make(scale.values, scale.place, "float32")
         return {**made, **self._lists(), **problem.options, "layout": problem.layout}
 
@@ -350,7 +350,7 @@ class KVCacheRun:
             given["mask"] = given["mask"][:1]
         elif "mask" not in given and problem.options["split_size"]:  # at any capacity
             given["max_seqlen_k"] = problem.lengths[0]
-        for name in ("alibi_slopes", "k_scale", "v_scale"):
+        for name in ("alibi_slopes", "k_descale", "v_descale"):
             if name in given and given[name].ndim == 2:
                 given[name] = given[name][:1]
         return self._rows_first(dlattn.attention_with_kvcache(**{**given, "return_lse": False}))

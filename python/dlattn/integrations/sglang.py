@@ -214,8 +214,7 @@ class DlattnAttnBackend(AttentionBackend):
         assert self.forward_metadata is not None
         scales = {}
         if self.kv_cache_dtype == torch.float8_e4m3fn:  # without factors the pool writes rounds
-            for name in ("k_scale", "v_scale"):
-                scale = getattr(layer, name)
+            for name, scale in (("k_descale", layer.k_scale), ("v_descale", layer.v_scale)):
                 scales[name] = self._one if scale is None else scale.detach()
         causal = layer.attn_type != AttentionType.DECODER_BIDIRECTIONAL
         left = layer.sliding_window_size  # without the query's own key

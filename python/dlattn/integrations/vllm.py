@@ -246,8 +246,8 @@ class DlattnImpl(AttentionImpl[DlattnMetadata]):
             sinks=None if self.sinks is None else self.sinks.detach().float(),
             out=output[:tokens],
             batch_invariant=self.batch_invariant,
-            k_scale=self._scale(layer, "_k_scale"),
-            v_scale=self._scale(layer, "_v_scale"),
+            k_descale=self._scale(layer, "_k_scale"),
+            v_descale=self._scale(layer, "_v_scale"),
         )
         return output
 
@@ -268,8 +268,8 @@ class DlattnImpl(AttentionImpl[DlattnMetadata]):
             k_cache,
             v_cache,
             slots=slot_mapping,
-            k_scale=self._scale(layer, "_k_scale"),
-            v_scale=self._scale(layer, "_v_scale"),
+            k_descale=self._scale(layer, "_k_scale"),
+            v_descale=self._scale(layer, "_v_scale"),
         )
 
     def _scale(self, layer: Any, name: str) -> torch.Tensor | None:

@@ -181,8 +181,6 @@ def attention_varlen_reference(
     q_descale: Any = None,
     k_descale: Any = None,
     v_descale: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
     layout: Layout = "bshd",
     **options: Any,
 ) -> tuple[Array, Array]:
@@ -229,8 +227,6 @@ def attention_varlen_reference(
         if values is not None
     }
 
-    of_k, of_v = (per_head(scale, batch_size, k.shape[1]) for scale in (k_scale, v_scale))
-
     out = np.zeros((q.shape[0], num_heads, v.shape[2]))
     lse = np.full((num_heads, q.shape[0]), -np.inf)
     for b in range(batch_size):
@@ -239,8 +235,8 @@ def attention_varlen_reference(
         of_sequence = (slice(b, b + 1), slice(None), slice(lengths_q[b]), slice(lengths_k[b]))
         part_out, part_lse = attention_reference(
             q[None, rows],
-            k[None, keys] * of_k[b][:, None],
-            v[None, keys] * of_v[b][:, None],
+            k[None, keys],
+            v[None, keys],
             bias=None if bias is None else bias[of_sequence],
             mask=None if mask is None else mask[of_sequence],
             alibi_slopes=None if alibi_slopes is None else alibi_slopes[b],
@@ -282,8 +278,8 @@ def kvcache_problems(
     max_seqlen_k: int | None = None,
     mask: Any = None,
     alibi_slopes: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
     layout: Layout = "bshd",
     **options: Any,
 ) -> Iterator[tuple[Any, Array, Array, dict[str, Any]]]:
@@ -301,7 +297,7 @@ def kvcache_problems(
     heads, rows = (2, 1) if layout == "bshd" else (1, 2)
     if alibi_slopes is not None:
         slopes = np.broadcast_to(to_float64(alibi_slopes), (len(lengths), q.shape[heads]))
-    of_heads = [per_head(scale, len(lengths), k.shape[2]) for scale in (k_scale, v_scale)]
+    of_heads = [per_head(scale, len(lengths), k.shape[2]) for scale in (k_descale, v_descale)]
     for b, length in enumerate(lengths):
         if page_table is not None:
             own = _in_pages(k, v, length, np.asarray(page_table)[b])

@@ -203,9 +203,9 @@ void append_row(const AppendParams& p, std::int64_t n, const Place& place) {
   };
   if (place.to.entry >= 0) {
     for (std::int64_t h = 0; h < p.num_heads_kv; ++h) {
-      append_head<T>(p, p.k, p.k_cache, p.k_scale, p.head_dim, place.rotary_k, row_of(p.k, h),
+      append_head<T>(p, p.k, p.k_cache, p.k_descale, p.head_dim, place.rotary_k, row_of(p.k, h),
                      place, h);
-      append_head<T>(p, p.v, p.v_cache, p.v_scale, p.head_dim_v, -1, row_of(p.v, h), place, h);
+      append_head<T>(p, p.v, p.v_cache, p.v_descale, p.head_dim_v, -1, row_of(p.v, h), place, h);
     }
   }
   if (!p.q.data) return;

@@ -95,8 +95,8 @@ struct AppendParams {
 
   // What an element of an 8-bit cache counts: positive and finite. [batch_size, num_heads_kv]; 0
   // strides broadcast.
-  BasicTensorView<const float> k_scale;
-  BasicTensorView<const float> v_scale;
+  BasicTensorView<const float> k_descale;
+  BasicTensorView<const float> v_descale;
 };
 
 // The plan that append_kv() would follow on `device`. Throws UnsupportedError.

@@ -260,8 +260,8 @@ typedef struct {
   int32_t q_fixed_position;  // 1: q's rows are rotated as row 0
   int32_t reserved;          // 0
 
-  DlattnTensor k_scale;  // float [batch_size, num_heads_kv], of 8-bit caches; null: none
-  DlattnTensor v_scale;  // the same
+  DlattnTensor k_descale;  // float [batch_size, num_heads_kv], of 8-bit caches; null: none
+  DlattnTensor v_descale;  // the same
 } DlattnAppend;
 
 // The library writes the fields that struct_size covers.

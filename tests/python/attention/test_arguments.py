@@ -179,7 +179,7 @@ def wrong_question(name: str, **arguments: Any) -> str:
 
 @pytest.mark.parametrize("name", ["supported", "plan"])
 def test_what_the_function_does_not_take_is_refused(name):
-    for argument in ("bias", "q_descale", "k_descale", "v_descale", "precision", "out_dtype"):
+    for argument in ("bias", "q_descale", "precision", "out_dtype"):
         assert wrong_question(name, seqused_k=1, **{argument: 2}) == (
             f"{argument} is given; accepted: None, as attention_with_kvcache does not take it"
         )

@@ -146,7 +146,7 @@ def wide(function: Any) -> Any:
     """A function that takes 8-bit caches with scales, made of one that does not."""
 
     def called(q: Any, k: Any, v: Any, **options: Any) -> Any:
-        scales = [options.pop(name, None) for name in ("k_scale", "v_scale")]
+        scales = [options.pop(name, None) for name in ("k_descale", "v_descale")]
         if scales[0] is not None:
             assert all(s.shape == (2,) and s.dtype == torch.float32 for s in scales)
             k, v = ((x.float() * s[:, None]).to(q.dtype) for x, s in zip((k, v), scales))  # noqa: B905
@@ -176,10 +176,10 @@ def test_what_a_build_refuses_is_noted(
     known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def supported(*args: Any, **options: Any) -> Any:
-        if "k_scale" not in options:
+        if "k_descale" not in options:
             return dlattn.Support(True, ())
         if not known:
-            raise TypeError("supported() got an unexpected keyword argument 'k_scale'\nand more")
+            raise TypeError("supported() got an unexpected keyword argument 'k_descale'\nand more")
         return dlattn.Support(False, ("k has 8 bits", "q has 16"))
 
     monkeypatch.setattr(dlattn, "supported", supported)

@@ -141,7 +141,7 @@ def test_caches_of_8_bits_stay() -> None:
     q, k, v = mixed()
     k, v = ((x.float() * 20).to(torch.int8) for x in (k, v))
     used = torch.tensor([11, 4], dtype=torch.int32)
-    scales = {"k_scale": torch.tensor(0.05), "v_scale": torch.tensor(0.05)}
+    scales = {"k_descale": torch.tensor(0.05), "v_descale": torch.tensor(0.05)}
     with bf16():
         found = dlattn.torch.attention_with_kvcache(q, k, v, seqused_k=used, **scales)
     want = dlattn.attention_with_kvcache(q.to(BF16), k, v, seqused_k=used, **scales)

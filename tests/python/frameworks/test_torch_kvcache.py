@@ -56,14 +56,14 @@ def test_the_operator_is_the_function(paged: bool, dtype: Any) -> None:
 def test_caches_of_8_bits(dtype: Any) -> None:
     (q, k, v), where = cache(paged=True)
     k, v = ((x * 10).to(dtype) for x in (k, v))
-    scales = {"k_scale": torch.tensor([0.1, 0.2]), "v_scale": torch.tensor(0.1)}
+    scales = {"k_descale": torch.tensor([0.1, 0.2]), "v_descale": torch.tensor(0.1)}
     want = dlattn.attention_with_kvcache(q.half(), k, v, **where, **scales)
     found = dlattn.torch.attention_with_kvcache(q.half(), k, v, **where, **scales)
     assert found.dtype == torch.float16 and torch.equal(found, want)
     used = where.pop("seqused_k")
     if dtype == torch.int8:  # opcheck multiplies its inputs, which torch does not do to float8
         torch.library.opcheck(OP, (q.half(), k, v, used), {**where, **scales})
-    with pytest.raises(dlattn.UnsupportedError, match="k_scale"):
+    with pytest.raises(dlattn.UnsupportedError, match="k_descale"):
         dlattn.torch.attention_with_kvcache(q.half(), k, v, seqused_k=used, **where)
 
 

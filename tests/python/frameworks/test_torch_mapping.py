@@ -292,7 +292,7 @@ def test_what_else_a_cache_has_is_mapped() -> None:
     slopes, scales = drawn(COUNT, 4).abs(), drawn(COUNT, 2, 2, seed=5).abs()
     leftpad = ints([4, 0], [0, 1], [2, 2])
 
-    def function(mask: Any, slopes: Any, k_scale: Any, v_scale: Any, leftpad: Any) -> Any:
+    def function(mask: Any, slopes: Any, k_descale: Any, v_descale: Any, leftpad: Any) -> Any:
         return OPS.attention_with_kvcache(
             q,
             k,
@@ -301,8 +301,8 @@ def test_what_else_a_cache_has_is_mapped() -> None:
             leftpad_k=leftpad,
             mask=mask,
             alibi_slopes=slopes,
-            k_scale=k_scale,
-            v_scale=v_scale,
+            k_descale=k_descale,
+            v_descale=v_descale,
         )
 
     arguments = (masks, slopes, scales, scales[:, 0, 0].contiguous(), leftpad)

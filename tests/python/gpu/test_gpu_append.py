@@ -89,7 +89,7 @@ class Problem:
             self.lists["leftpad_k"] = torch.tensor(leftpad, dtype=torch.int32)
         self.cache_dtype = kind if cache == "same" else getattr(torch, cache)
         if cache != "same":
-            for name in ("k_scale", "v_scale"):
+            for name in ("k_descale", "v_descale"):
                 scale = torch.rand(batch, heads_kv, generator=generator) * 0.02 + 0.02
                 self.inputs[name] = scale
         self.shape = (entries, rows, heads_kv, dim)
@@ -167,7 +167,7 @@ def test_pools_of_more_than_2_31_elements() -> None:
     k = torch.randn(3, heads, dim, device=DEVICE)
     slots = torch.tensor([pages * rows - 1, -1, 0], device=DEVICE)
     one = torch.tensor(0.05, device=DEVICE)
-    append_kv(k, k[..., :16], cache, other, slots=slots, k_scale=one, v_scale=one)
+    append_kv(k, k[..., :16], cache, other, slots=slots, k_descale=one, v_descale=one)
     expected = torch.round(k / 0.05).clamp(-128, 127)
     assert (cache[-1, -1].float() - expected[0]).abs().max() <= 1
     assert (cache[0, 0].float() - expected[2]).abs().max() <= 1

@@ -78,7 +78,8 @@ def test_every_element_counts_what_it_is(cache_dtype: str, kernel: str) -> None:
     q = torch.ones(4, 1, 1, 64, device=DEVICE, dtype=torch.float16)
     out = dlattn.attention_with_kvcache(
         q, torch.zeros_like(v), v, seqused_k=torch.ones(4, device=DEVICE, dtype=torch.int32),
-        k_scale=torch.ones((), device=DEVICE), v_scale=torch.ones((), device=DEVICE), kernel=kernel,
+        k_descale=torch.ones((), device=DEVICE), v_descale=torch.ones((), device=DEVICE),
+        kernel=kernel,
     )  # fmt: skip
     torch.testing.assert_close(out.float(), v.float(), rtol=0, atol=0, equal_nan=True)
 
@@ -115,7 +116,7 @@ def test_bits_of_splits_do_not_depend_on_the_batch(
     table = arrays["page_table"]
     for b in (1, 20, 39):
         own = dict(arrays)
-        for name in ("q", "seqused_k", "k_scale", "v_scale"):
+        for name in ("q", "seqused_k", "k_descale", "v_descale"):
             if name in own:
                 own[name] = own[name][b : b + 1]
         for columns in (table.shape[1], -(-lengths[b] // 16)):  # of any room

@@ -157,7 +157,7 @@ class Problem:
         if self.with_q:
             given["q"] = self.shaped(self.q)
         if self.cache_dtype:
-            for name, scale in zip(("k_scale", "v_scale"), self.scales, strict=True):
+            for name, scale in zip(("k_descale", "v_descale"), self.scales, strict=True):
                 given[name] = {
                     "batch": scale,
                     "heads": scale[0],
@@ -307,7 +307,7 @@ def test_special_values() -> None:
     stored = {}
     for dtype in ("int8", "float8_e4m3fn"):
         caches = [poisoned((1, 1, 1, 16), DTYPES[dtype]) for _ in "kv"]
-        append_kv(x, x, *caches, seqused_k=used, k_scale=one, v_scale=one)
+        append_kv(x, x, *caches, seqused_k=used, k_descale=one, v_descale=one)
         np.testing.assert_array_equal(bits(caches[0]), bits(caches[1]))
         stored[dtype] = caches[0].reshape(-1)
     expected = [0, 2, 2, 0, -2, 126, 127, -128, 127, -128, 127, -128, 0, 0, 0, 0]
@@ -332,7 +332,7 @@ def test_e4m3_rounds_as_ml_dtypes() -> None:
     heads = x.shape[2]
     caches = [poisoned(x.shape, ml_dtypes.float8_e4m3fn) for _ in "kv"]
     scale = np.ones((), np.float32)
-    append_kv(x, x, *caches, seqused_k=np.zeros(1, np.int32), k_scale=scale, v_scale=scale)
+    append_kv(x, x, *caches, seqused_k=np.zeros(1, np.int32), k_descale=scale, v_descale=scale)
     expected = np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn)
     assert heads > 200
     np.testing.assert_array_equal(bits(caches[0]), bits(expected))

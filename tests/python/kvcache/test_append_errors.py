@@ -51,7 +51,7 @@ def rotary(**changes: Any) -> dict[str, Any]:
 
 def in_8_bits(**changes: Any) -> dict[str, Any]:
     caches = {name: zeros(CACHE, np.int8) for name in ("k_cache", "v_cache")}
-    scales = {name: np.ones(2, np.float32) for name in ("k_scale", "v_scale")}
+    scales = {name: np.ones(2, np.float32) for name in ("k_descale", "v_descale")}
     return good(**(caches | scales | changes))
 
 
@@ -98,7 +98,10 @@ WRONG = [
     (good(cache_batch_idx=ints(0)), "cache_batch_idx: shape is (1,); accepted: (2,), (batch,)"),
     (good(layout="hbsd"), 'layout is \'hbsd\'; accepted: "bshd" or "bhsd"'),
     (good(stream=3), "stream is 3; accepted: None, as k is on the CPU"),
-    (good(k_scale=np.ones(1, np.float32)), "k_scale is given with k_cache of float32; accepted: n"),
+    (
+        good(k_descale=np.ones(1, np.float32)),
+        "k_descale is given with k_cache of float32; accepted: n",
+    ),
     (
         good(cu_seqlens_q=ints(0, 3, 6)),
         "k has 4 dimensions, shape (2, 3, 2, 16); accepted: 3, (total",
@@ -202,14 +205,20 @@ WRONG = [
     ),
     (rotary(rotary_interleaved=1), "rotary_interleaved is of type int; accepted: a bool"),
     (rotary(q_fixed_position=None), "q_fixed_position is of type NoneType; accepted: a bool"),
-    (in_8_bits(k_scale=None), "k_scale is null with k_cache of int8; accepted: a float32 tensor o"),
-    (in_8_bits(v_scale=None), "v_scale is null with v_cache of int8; accepted: a float32 tensor o"),
     (
-        in_8_bits(v_scale=np.ones(3, np.float32)),
-        "v_scale: shape is (3,); accepted: one that broadcasts to (batch, num_heads_kv) = (2, 2)",
+        in_8_bits(k_descale=None),
+        "k_descale is null with k_cache of int8; accepted: a float32 tensor o",
     ),
-    (in_8_bits(k_scale=np.ones(2)), "k_scale: dtype is float64; accepted: float32"),
-    (in_8_bits(k_scale=2.0), "k_scale is of type float"),
+    (
+        in_8_bits(v_descale=None),
+        "v_descale is null with v_cache of int8; accepted: a float32 tensor o",
+    ),
+    (
+        in_8_bits(v_descale=np.ones(3, np.float32)),
+        "v_descale: shape is (3,); accepted: one that broadcasts to (batch, num_heads_kv) = (2, 2)",
+    ),
+    (in_8_bits(k_descale=np.ones(2)), "k_descale: dtype is float64; accepted: float32"),
+    (in_8_bits(k_descale=2.0), "k_descale is of type float"),
     (
         in_8_bits(v_cache=zeros(CACHE)),
         "v_cache: dtype is float32; accepted: int8, that of k_cache",
@@ -314,7 +323,7 @@ def test_torch_8_bit_caches() -> None:
         x = torch.arange(192.0).reshape(2, 3, 2, 16) - 96
         used = torch.tensor([0, 5], dtype=torch.int32)
         scale = torch.tensor(2.0)
-        append_kv(x, x, *caches, seqused_k=used, k_scale=scale, v_scale=scale)
+        append_kv(x, x, *caches, seqused_k=used, k_descale=scale, v_descale=scale)
         halves = x / 2
         stored = torch.round(halves) if dtype is torch.int8 else halves.to(dtype).float()
         assert torch.equal(caches[0][0, :3].float(), stored[0])

@@ -65,11 +65,13 @@ def test_append_kv_takes_the_scales_that_attention_takes(shape):
     lengths = np.array([0, 4, 6], np.int32)
     caches = [[np.full((3, 8, 2, 64), 7, np.int8) for _ in "kv"] for _ in range(3)]
     for own, scale in zip(caches, (given, np.broadcast_to(given, (3, 2)).copy()), strict=False):
-        dlattn.append_kv(k, v, *own, seqused_k=lengths, k_scale=scale, v_scale=np.array(2 * scale))
+        dlattn.append_kv(
+            k, v, *own, seqused_k=lengths, k_descale=scale, v_descale=np.array(2 * scale)
+        )
     q = normal(3, 2, 4, 64, seed=2).astype(np.float16)
     new = {"k": k.astype(np.float16), "v": v.astype(np.float16)}
     dlattn.attention_with_kvcache(
-        q, *caches[2], seqused_k=lengths, k_scale=given, v_scale=np.array(2 * given), **new
+        q, *caches[2], seqused_k=lengths, k_descale=given, v_descale=np.array(2 * given), **new
     )
     for x, y, z in zip(*caches, strict=True):
         np.testing.assert_array_equal(x, y)
@@ -80,8 +82,8 @@ def test_append_kv_takes_the_scales_that_attention_takes(shape):
 def test_shapes_of_scales(shape):
     problem = Problem(Cache((5, 33, 70), 16, dtype="float16", cache_dtype="int8"))
     given = (np.random.default_rng(4).random(shape) * 0.05).astype(np.float32)
-    scales = {"k_scale": np.array(given), "v_scale": np.array(given * 2)}
-    problem.k_scale, problem.v_scale = scales.values()
+    scales = {"k_descale": np.array(given), "v_descale": np.array(given * 2)}
+    problem.k_descale, problem.v_descale = scales.values()
     got = dlattn.attention_with_kvcache(**{**problem.arrays(NUMPY), **scales}, return_lse=True)
     problem.check(*got)
 
@@ -92,7 +94,7 @@ def test_what_append_kv_wrote_is_attended_to(cache_dtype):
     lengths, dtype = np.array([7, 0, 20], np.int32), "float16"
     k, v = normal(3, 1, 2, 64, seed=1, dtype=dtype), normal(3, 1, 2, 64, seed=2, dtype=dtype)
     caches = [np.zeros((3, 24, 2, 64), NUMPY([0], cache_dtype).dtype) for _ in "kv"]
-    scales = {name: np.full((2,), 0.03, np.float32) for name in ("k_scale", "v_scale")}
+    scales = {name: np.full((2,), 0.03, np.float32) for name in ("k_descale", "v_descale")}
     dlattn.append_kv(k, v, *caches, seqused_k=lengths, **scales)
     q = normal(3, 1, 4, 64, seed=3, dtype=dtype)
     # All but the new key are before leftpad_k: out is its value.
@@ -108,8 +110,8 @@ def test_new_keys_of_the_call_are_rounded_by_the_same_factors(cache_dtype):
     lengths, dtype = np.array([7, 0, 20], np.int32), "float16"
     k, v = normal(3, 2, 2, 64, seed=1, dtype=dtype), normal(3, 2, 2, 64, seed=2, dtype=dtype)
     scales = {
-        "k_scale": np.full((3, 2), 0.03, np.float32),
-        "v_scale": np.array([0.02, 0.05], np.float32),
+        "k_descale": np.full((3, 2), 0.03, np.float32),
+        "v_descale": np.array([0.02, 0.05], np.float32),
     }
     q = normal(3, 2, 4, 64, seed=3, dtype=dtype)
     empty = np.zeros((3, 24, 2, 64), NUMPY([0], cache_dtype).dtype)
@@ -129,7 +131,7 @@ def test_new_keys_of_the_call_are_rounded_by_the_same_factors(cache_dtype):
 def test_rows_that_see_nothing_do_not_count_the_scale():
     problem = Problem(Cache((0, 0), dtype="float16", cache_dtype="int8", capacity=4))
     arrays = problem.arrays(NUMPY)
-    arrays["v_scale"] = np.full((2, 2), np.nan, np.float32)
+    arrays["v_descale"] = np.full((2, 2), np.nan, np.float32)
     out, lse = dlattn.attention_with_kvcache(**arrays, return_lse=True)
     assert not np.any(out) and np.all(lse == -np.inf)
 
@@ -168,19 +170,19 @@ def arguments_of_a_cache() -> dict[str, Any]:
 F32, HALVES = np.float32, np.zeros((6, 4, 2, 64), np.float16)
 ALLOWED = "accepted: a float32 tensor, what an element of the cache counts"
 WRONG = [
-    Wrong({"k_scale": None}, ("k_scale is None with keys of int8", ALLOWED)),
-    Wrong({"v_scale": None}, ("v_scale is None with keys of int8", ALLOWED)),
+    Wrong({"k_descale": None}, ("k_descale is None with keys of int8", ALLOWED)),
+    Wrong({"v_descale": None}, ("v_descale is None with keys of int8", ALLOWED)),
     Wrong(
-        {"k_scale": np.ones(3, F32)},
-        ("k_scale: shape is (3,)", "one that broadcasts to (batch, num_heads_kv) = (2, 2)"),
+        {"k_descale": np.ones(3, F32)},
+        ("k_descale: shape is (3,)", "one that broadcasts to (batch, num_heads_kv) = (2, 2)"),
     ),
-    Wrong({"v_scale": np.ones(2)}, ("v_scale: dtype is float64; accepted: float32",)),
-    Wrong({"k_scale": 0.5}, ("k_scale is of type float",), TypeError),
+    Wrong({"v_descale": np.ones(2)}, ("v_descale: dtype is float64; accepted: float32",)),
+    Wrong({"k_descale": 0.5}, ("k_descale is of type float",), TypeError),
     Wrong({"v_cache": HALVES}, ("v_cache: dtype is float16; accepted: int8, that of k_cache",)),
-    Wrong({"k_cache": HALVES}, ("k_scale is given with keys of float16",)),
+    Wrong({"k_cache": HALVES}, ("v_cache: dtype is int8; accepted: float16, that of k_cache",)),
     Wrong(
         {"k_cache": HALVES, "v_cache": HALVES},
-        ("k_scale is given with keys of float16; accepted: None, as scales are for caches",),
+        ("k_descale is given with q of float16; accepted: none, as descales are for 8-bit",),
     ),
     Wrong(
         {"q": np.zeros((2, 1, 4, 64), F32)},
@@ -188,7 +190,7 @@ WRONG = [
     ),
     Wrong(
         {"k_cache": np.zeros((6, 4, 2, 64), np.uint8)},
-        ("k_cache: dtype is uint8", "or int8 or float8_e4m3fn with k_scale and v_scale"),
+        ("k_cache: dtype is uint8", "or int8 or float8_e4m3fn with k_descale and v_descale"),
     ),
 ]
 

@@ -192,17 +192,17 @@ def next_slot(given: dict[str, Any]) -> None:
 
 
 def doubled_scale(given: dict[str, Any]) -> None:
-    given["v_scale"] = np.asarray(given["v_scale"] * 2, np.float32)
+    given["v_descale"] = np.asarray(given["v_descale"] * 2, np.float32)
 
 
 def other_heads(given: dict[str, Any]) -> None:
     """Scales of the next KV head."""
-    for name in ("k_scale", "v_scale"):
+    for name in ("k_descale", "v_descale"):
         given[name] = np.roll(given[name], 1, axis=-1) if given[name].ndim else given[name]
 
 
 def scale_of_keys(given: dict[str, Any]) -> None:
-    given["k_scale"] = np.asarray(given["k_scale"] * 2, np.float32)
+    given["k_descale"] = np.asarray(given["k_descale"] * 2, np.float32)
 
 
 WRONG: dict[str, tuple[str, Any, Any]] = {

@@ -134,7 +134,7 @@ WRONG = {
         "k_cache: dtype is float16; accepted: float32",
         **{f"{x}_cache": normal(4, 60, 2, 64).astype(np.float16) for x in "kv"},
     ),
-    "scales": wrong("k_scale is given", k_scale=np.ones(2, np.float32)),
+    "scales": wrong("k_descale is given", k_descale=np.ones(2, np.float32)),
     "a text for a workspace": wrong("workspace is of type str", TypeError, workspace="4096"),
     "a list for a workspace": wrong("workspace is of type list", TypeError, workspace=[0] * 64),
     "a workspace with gaps": wrong(

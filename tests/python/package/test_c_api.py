@@ -131,7 +131,7 @@ def test_8_bit_cache() -> None:
     params.seqused_k = lengths.ctypes.data
     assert LIBRARY.dlattn_attention(ctypes.byref(params), None, None) == 0, last_error()
     expected = dlattn.attention_with_kvcache(
-        q, k, v, seqused_k=lengths, k_scale=scales["k"], v_scale=scales["v"], return_lse=True
+        q, k, v, seqused_k=lengths, k_descale=scales["k"], v_descale=scales["v"], return_lse=True
     )
     assert np.array_equal(out, expected[0]) and np.array_equal(lse, expected[1])
     params.k_descale = make("DlattnTensor")
@@ -337,8 +337,8 @@ def test_append(cache_dtype: str, where: str) -> None:
     params.k_cache, params.v_cache = (tensor(x, *BSHD) for x in caches)
     if cache_dtype == "int8":
         scales = [random.uniform(0.02, 0.05, (2, 2)).astype(np.float32) for _ in "kv"]
-        params.k_scale, params.v_scale = (tensor(x, "batch", "head") for x in scales)
-        options |= {"k_scale": scales[0], "v_scale": scales[1]}
+        params.k_descale, params.v_descale = (tensor(x, "batch", "head") for x in scales)
+        options |= {"k_descale": scales[0], "v_descale": scales[1]}
     out = np.full_like(q, np.nan)
     params.q_out = tensor(out, *dims)
     assert LIBRARY.dlattn_append_kv(ctypes.byref(params), None, None) == 0, last_error()

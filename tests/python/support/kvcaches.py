@@ -56,7 +56,7 @@ class Problem:
         self.cache = cache
         self._random = np.random.default_rng([seed, len(cache.lengths), cache.room])
         batch, dims = len(cache.lengths), (cache.head_dim, cache.head_dim_v)
-        self.k_scale, self.v_scale = (
+        self.k_descale, self.v_descale = (
             (0.02 + 0.03 * self._random.random((batch, cache.num_heads_kv))).astype(np.float32)
             for _ in "kv"
         )
@@ -78,7 +78,7 @@ class Problem:
             self.cache_batch_idx = self._random.permutation(entries)[:batch].astype(np.int32)
         widths = [sum(dims)] if cache.one_row else dims
         heads = cache.num_heads_kv
-        scales = [self.k_scale, self.v_scale]
+        scales = [self.k_descale, self.v_descale]
         if cache.one_row:
             scales = [np.repeat(np.stack(scales, axis=-1), dims, axis=-1)]
         self.buffers = [
@@ -146,8 +146,8 @@ class Problem:
             if values is not None:
                 made[name] = convert(values, "int32")
         if cache_dtype:
-            made["k_scale"] = convert(self.k_scale, "float32")
-            made["v_scale"] = convert(self.v_scale, "float32")
+            made["k_descale"] = convert(self.k_descale, "float32")
+            made["v_descale"] = convert(self.v_descale, "float32")
         return {**made, "layout": self.cache.layout}
 
     def evict(self, left: int, entry: int) -> None:

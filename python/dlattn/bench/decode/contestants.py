@@ -68,7 +68,7 @@ def ours(own: Contestant) -> Contestant:
         if case.page_size:
             options["page_table"] = inputs.page_table
         if inputs.scales is not None:
-            options["k_scale"], options["v_scale"] = (
+            options["k_descale"], options["v_descale"] = (
                 x.repeat(case.num_heads_kv) for x in inputs.scales
             )
         plan = _plan(inputs.q, *caches.pairs[0], options)
@@ -97,7 +97,7 @@ def _plan(q: Any, k: Any, v: Any, options: dict[str, Any]) -> str:
             raise UnavailableError(f"refused: {'; '.join(support.reasons)}")
         plan = dlattn.plan(q, k, v, **options)
     except TypeError as error:
-        if "k_scale" not in options:
+        if "k_descale" not in options:
             raise
         # A build without 8-bit caches knows neither the arguments nor such tensors.
         raise UnavailableError(f"refused: {first_line(error)}") from error

@@ -18,8 +18,8 @@ _SCHEMA = (
     "Tensor? page_table=None, Tensor? cache_batch_idx=None, Tensor? leftpad_k=None, "
     "SymInt? max_seqlen_k=None, int causal=0, float? scale=None, SymInt window_left=-1, "
     "SymInt window_right=-1, float softcap=0.0, Tensor? mask=None, Tensor? alibi_slopes=None, "
-    "Tensor? sinks=None, bool bhsd=False, bool batch_invariant=False, Tensor? k_scale=None, "
-    "Tensor? v_scale=None) -> (Tensor out, Tensor lse)"
+    "Tensor? sinks=None, bool bhsd=False, bool batch_invariant=False, Tensor? k_descale=None, "
+    "Tensor? v_descale=None) -> (Tensor out, Tensor lse)"
 )
 _LIBRARY = torch.library.Library("dlattn", "FRAGMENT")
 
@@ -41,8 +41,8 @@ def attention_with_kvcache(
     mask: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
     layout: str = "bshd",
     return_lse: bool = False,
     batch_invariant: bool = False,
@@ -51,7 +51,7 @@ def attention_with_kvcache(
 
     Arguments, results and errors are those of `dlattn.attention_with_kvcache`; new keys and values,
     rotary tables, `out`, `stream`, `kernel`, `num_splits`, `split_size` and `workspace` are not
-    among them. `k_scale` and `v_scale` of caches in 8 bits are tensors, float32 on q's device.
+    among them. `k_descale` and `v_descale` of caches in 8 bits are tensors, float32 on q's device.
     """
     if causal not in ops.CAUSAL:
         raise dlattn.UnsupportedError(
@@ -77,8 +77,8 @@ def attention_with_kvcache(
         sinks,
         layout == "bhsd",
         batch_invariant,
-        k_scale,
-        v_scale,
+        k_descale,
+        v_descale,
     )
     return (out, lse) if return_lse else out
 
@@ -102,8 +102,8 @@ def _kernel(
     sinks: torch.Tensor | None,
     bhsd: bool,
     batch_invariant: bool,
-    k_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
+    k_descale: torch.Tensor | None,
+    v_descale: torch.Tensor | None,
 ) -> Any:
     return dlattn.attention_with_kvcache(
         q,
@@ -121,8 +121,8 @@ def _kernel(
         mask=mask,
         alibi_slopes=alibi_slopes,
         sinks=sinks,
-        k_scale=k_scale,
-        v_scale=v_scale,
+        k_descale=k_descale,
+        v_descale=v_descale,
         layout="bhsd" if bhsd else "bshd",
         return_lse=True,
         batch_invariant=batch_invariant,

@@ -92,7 +92,7 @@ def attention_with_kvcache(count: int, dims: Arguments, given: Arguments) -> Any
     for name in ("seqused_k", "leftpad_k"):
         if given[name] is not None:
             given[name] = joined(name).contiguous()
-    for name, rank in (("mask", 4), ("alibi_slopes", 2), ("k_scale", 2), ("v_scale", 2)):
+    for name, rank in (("mask", 4), ("alibi_slopes", 2), ("k_descale", 2), ("v_descale", 2)):
         given[name] = _of_batch(given[name], dims[name], count, batch, rank)
     out, lse = torch.ops.dlattn.attention_with_kvcache(**given)
     return tuple(x.unflatten(0, (count, batch)) for x in (out, lse)), (0, 0)

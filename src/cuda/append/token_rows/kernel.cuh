@@ -163,7 +163,7 @@ __device__ __forceinline__ bool row_at(const AppendParams& p, unsigned n, const 
       p.slots ? cache_row_of_slot(p, slot_of(p, n)) : cache_row_at(p, at.sequence, position);
   if (to.entry < 0) return false;
   const MutableTensorView& cache = of_v ? p.v_cache : p.k_cache;
-  const BasicTensorView<const float>& scale = of_v ? p.v_scale : p.k_scale;
+  const BasicTensorView<const float>& scale = of_v ? p.v_descale : p.k_descale;
   row->from = row_of<const T>(p, of_v ? p.v : p.k, n, at, head);
   row->dtype = cache.dtype;
   const std::int64_t offset =
