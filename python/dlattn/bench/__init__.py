@@ -46,10 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument(
         "--shape",
-        default="seed",
+        default="basic",
         metavar="WHICH",
-        help="mission, seed (default), sweep, small, features, scores, eight_bit, decode or "
-        "B,H,S,D",
+        help="basic (default), sweep, small, features, scores, eight_bit, decode or B,H,S,D",
     )
     parser.add_argument(
         "--head-dim", nargs="*", type=int, metavar="D", help="only shapes of these head_dims"
@@ -58,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--only",
         nargs="*",
         metavar="GROUP",
-        help="of features, scores, eight_bit and decode, only these groups",
+        help="only these groups of features, scores, eight_bit or decode",
     )
     masks = parser.add_mutually_exclusive_group()
     masks.add_argument("--causal", action="store_true", help="causal only; default: both")
@@ -72,9 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kernels",
         nargs="*",
         metavar="K",
-        help="of ours: auto, a kernel, or a kernel and its shape such as wmma:wide; default: all, "
-        "or auto for sweep, small, features, scores, eight_bit and decode, and wmma too for "
-        "features on Hopper",
+        help="kernels of dlattn: auto, a kernel, or a kernel and its shape such as wmma:wide; "
+        "default: all, or auto for sweep, small, features, scores, eight_bit and decode, and wmma "
+        "too for features on Hopper",
     )
     parser.add_argument(
         "--peers",
@@ -234,7 +233,7 @@ def _groups(
 
 
 def _chosen(args: argparse.Namespace, named: dict[str, list[Group]]) -> list[tuple[str, Group]]:
-    """Of a study's groups those that were asked for, each with its name."""
+    """The groups of a study that were asked for, each with its name."""
     for name in args.only or ():
         if name not in named:
             raise CommandError(f"--only {name}; accepted here: {', '.join(named)}")
@@ -259,7 +258,7 @@ def _context(
 def _checks(
     args: argparse.Namespace, session: Session, dtype: str
 ) -> dict[str, Callable[[], list[dict[str, Any]]]]:
-    """What a study finds out beside times, unless some of its groups are asked for alone."""
+    """The findings of a study beside times, unless some of its groups are asked for alone."""
     if args.shape != "eight_bit" or args.only is not None:
         return {}
     return eight_bit.checks(_context(args, session, dtype, [False]))

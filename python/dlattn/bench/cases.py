@@ -9,8 +9,7 @@ from dlattn.console.errors import CommandError
 
 Sizes = tuple[int, int, int, int]  # batch_size, num_heads, seqlen, head_dim
 
-MISSION: Sizes = (1, 8, 512, 64)
-SEED: tuple[Sizes, ...] = (MISSION, (2, 8, 2048, 64), (2, 8, 2048, 128))
+BASIC: tuple[Sizes, ...] = ((1, 8, 512, 64), (2, 8, 2048, 64), (2, 8, 2048, 128))
 
 FLOAT8 = "float8_e4m3fn"
 
@@ -70,8 +69,8 @@ def small(device: str) -> tuple[Sizes, ...]:
 
 
 def parse_shapes(text: str, device: str) -> tuple[Sizes, ...]:
-    """The shapes that `mission`, `seed`, `sweep`, `small` or `B,H,S,D` stand for."""
-    named = {"mission": (MISSION,), "seed": SEED, "sweep": sweep(device), "small": small(device)}
+    """The shapes that `basic`, `sweep`, `small` or `B,H,S,D` stand for."""
+    named = {"basic": BASIC, "sweep": sweep(device), "small": small(device)}
     if text in named:
         return named[text]
     parts = text.split(",")
@@ -80,6 +79,6 @@ def parse_shapes(text: str, device: str) -> tuple[Sizes, ...]:
         if 0 < math.prod(sizes) < _TOO_MANY_ELEMENTS:
             return (sizes,)
     raise CommandError(
-        f"--shape is {text!r}; accepted: mission, seed, sweep, small, features, scores, eight_bit, "
-        "decode, or B,H,S,D such as 2,8,2048,64"
+        f"--shape is {text!r}; accepted: basic, sweep, small, features, scores, eight_bit, decode, "
+        "or B,H,S,D such as 2,8,2048,64"
     )

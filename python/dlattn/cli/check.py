@@ -34,7 +34,8 @@ Array = NDArray[Any]
 DTYPES = {"cpu": ("float32", "float16", FLOAT8), "cuda": ("float16", FLOAT8)}
 OFFSET = 0.25  # a mean that is not zero, so that an indexing error cannot cancel out
 LARGEST_FLOAT8 = 448.0
-# Of a GPU's results from inputs of 8 bits, full and causal, whose first rows see few keys.
+# The largest errors of a GPU's results from inputs of 8 bits, full and causal, whose first rows see
+# few keys.
 FLOAT8_LARGEST_ERROR = {False: 1e-2, True: 6e-2}
 
 # A device, and the kernels to check there by dtype.
@@ -59,7 +60,7 @@ class Case:
 CASES = (
     *(
         Case(name, (1, 8, seqlen, 64), causal, seeds=(0, 1, 2))
-        for name, seqlen in (("tiny", 32), ("small", 64), ("medium", 128), ("mission", 512))
+        for name, seqlen in (("tiny", 32), ("small", 64), ("medium", 128), ("large", 512))
         for causal in (False, True)
     ),
     Case("long", (2, 8, 2048, 64), False),
@@ -70,7 +71,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Result:
-    """What one kernel made of one drawn problem."""
+    """The result of one kernel for one drawn problem."""
 
     case: str
     sizes: tuple[int, int, int, int]

@@ -15,7 +15,7 @@ from quick_bench import run_bench, run_to_json
 
 import dlattn
 from dlattn.bench import correctness, environment, figures, peers, plot, report, session
-from dlattn.bench.cases import MISSION, SEED, Case, parse_shapes, sweep
+from dlattn.bench.cases import BASIC, Case, parse_shapes, sweep
 from dlattn.cli import main
 from dlattn.console.errors import CommandError
 from dlattn.console.writing import check_distinct
@@ -29,8 +29,7 @@ pytestmark = pytest.mark.usefixtures("instant")
 
 
 def test_shapes() -> None:
-    assert parse_shapes("mission", "cuda") == (MISSION,)
-    assert parse_shapes("seed", "cpu") == SEED
+    assert parse_shapes("basic", "cpu") == BASIC
     assert parse_shapes("2,4,100,32", "cpu") == ((2, 4, 100, 32),)
     for batch_size, num_heads, seqlen, head_dim in sweep("cuda"):
         assert batch_size * seqlen == 16384
@@ -43,14 +42,14 @@ TOO_LARGE = ("99999999,999999,99999,9999", "1,1,1," + "9" * 5000)
 
 @pytest.mark.parametrize("text", [*WRONG, *TOO_LARGE], ids=lambda text: text[:20])
 def test_wrong_shapes(text: str) -> None:
-    accepted = "mission, seed, sweep, small, features, scores, eight_bit, decode, or B,H,S,D"
+    accepted = "basic, sweep, small, features, scores, eight_bit, decode, or B,H,S,D"
     with pytest.raises(CommandError, match=f"accepted: {accepted}"):
         parse_shapes(text, "cpu")
 
 
 def test_operations_are_counted_as_the_field_does() -> None:
-    assert Case(MISSION, False, "float16").flops == 4 * 8 * 512 * 512 * 64
-    assert Case(MISSION, True, "float16").flops == 2 * 8 * 512 * 512 * 64
+    assert Case(BASIC[0], False, "float16").flops == 4 * 8 * 512 * 512 * 64
+    assert Case(BASIC[0], True, "float16").flops == 2 * 8 * 512 * 512 * 64
 
 
 # A whole run
@@ -302,7 +301,7 @@ def test_inputs_are_not_zero_nor_centred() -> None:
     assert not np.array_equal(q, k)
 
 
-# What is written down
+# The written files
 
 
 def example(name: str = "AMD", *, gpu: bool = False, lengths: tuple[int, ...] = (512,)) -> Any:

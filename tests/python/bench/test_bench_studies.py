@@ -231,7 +231,7 @@ def test_times_of_tiles_are_compared() -> None:
 def test_ours_are_compared_with_the_same_kernel_and_with_wmma(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What times, plans and problems become; `sm90`, `auto` and `wmma` are made up."""
+    """Times, plans and problems in the results; `sm90`, `auto` and `wmma` are made up."""
     case = Case((1, 1, 64, 8), False, "float16")
     bare = cpu_problem(case, *3 * (np.zeros((1, 1, 64, 8), np.float16),))
     masked = replace(bare, options={"mask": True})
@@ -299,7 +299,7 @@ def test_groups_can_be_chosen(tmp_path: Path, capsys: Captured) -> None:
     for arguments, message in (
         (["features", "--only", "gqb"], "--only gqb; accepted here: gqa, varlen, mask, score"),
         (["scores", "--head-dim", "7"], "leave nothing of scores"),
-        (["mission", "--only", "gqa"], "--only is for --shape features and scores"),
+        (["basic", "--only", "gqa"], "--only is for --shape features and scores"),
     ):
         assert main(["bench", "--device", "cpu", "--shape", *arguments]) == 2
         assert message in capsys.readouterr().err

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 
 HALF_SECOND = 1_000_000_000  # clock cycles, about
 KERNELS = ("auto", "scalar", "wmma_qk", "wmma_smem", "wmma", "decode", "sm90")
-MISSION = {"batch": 1, "seqlen_q": 512, "seqlen_k": 512, "num_heads": 8, "num_heads_kv": 8,
+SIZES = {"batch": 1, "seqlen_q": 512, "seqlen_k": 512, "num_heads": 8, "num_heads_kv": 8,
            "head_dim": 64}  # fmt: skip
 
 
@@ -60,8 +60,8 @@ def on_gpu(
     return [torch.from_numpy(x).to(device, getattr(torch, dtype)) for x in arrays]
 
 
-def mission(torch: Any, dtype: str = "float16", device: Any = "cuda", **sizes: int) -> list[Any]:
-    return on_gpu(torch, *qkv(**{**MISSION, **sizes}), dtype=dtype, device=device)
+def arrays_of(torch: Any, dtype: str = "float16", device: Any = "cuda", **sizes: int) -> list[Any]:
+    return on_gpu(torch, *qkv(**{**SIZES, **sizes}), dtype=dtype, device=device)
 
 
 def spin(cupy: Any) -> None:
@@ -203,7 +203,7 @@ def test_features_work_or_are_refused_by_name(torch, name, kernel):
 
 
 def test_tensors_come_in_where_they_are(torch, either_way):
-    x = mission(torch)[0]
+    x = arrays_of(torch)[0]
     seen = _core.inspect(x)
     assert seen["pointer"] == x.data_ptr() and seen["device"] == "cuda:0"
     assert seen["exchange_api"] == (
@@ -213,7 +213,7 @@ def test_tensors_come_in_where_they_are(torch, either_way):
 
 @pytest.mark.parametrize("return_lse", [False, True])
 def test_peak_memory_is_what_the_plan_says(torch, either_way, kernel, return_lse):
-    arrays = mission(torch)
+    arrays = arrays_of(torch)
     dlattn.attention(*arrays, kernel=kernel, return_lse=return_lse)
     torch.cuda.synchronize()
     gc.collect()
@@ -229,7 +229,7 @@ def test_peak_memory_is_what_the_plan_says(torch, either_way, kernel, return_lse
 
 
 def test_out_given_allocates_nothing(torch, either_way):
-    arrays = mission(torch)
+    arrays = arrays_of(torch)
     out = torch.empty_like(arrays[0])
     dlattn.attention(*arrays, out=out)
     torch.cuda.synchronize()
@@ -239,7 +239,7 @@ def test_out_given_allocates_nothing(torch, either_way):
 
 
 def test_device_memory_outside_the_allocator_does_not_grow(torch):
-    arrays = mission(torch)
+    arrays = arrays_of(torch)
     out = torch.empty_like(arrays[0])
     dlattn.attention(*arrays, out=out)
     torch.cuda.synchronize()
@@ -254,7 +254,7 @@ def test_device_memory_outside_the_allocator_does_not_grow(torch):
 
 
 def test_the_call_returns_while_the_stream_is_busy(torch, either_way):
-    arrays = mission(torch)
+    arrays = arrays_of(torch)
     expected = dlattn.attention(*arrays, return_lse=True)
     dlattn.merge_states([expected[0]] * 2, [expected[1]] * 2)  # loading a kernel may wait
     torch.cuda.synchronize()
@@ -273,7 +273,7 @@ def test_the_call_returns_while_the_stream_is_busy(torch, either_way):
 
 def test_order_on_a_side_stream(torch, either_way):
     """Inputs arrive late on the stream; who computes on another stream sees NaN."""
-    arrays = mission(torch)
+    arrays = arrays_of(torch)
     expected = dlattn.attention(*arrays)
     late = [torch.full_like(x, torch.nan) for x in arrays]
     torch.cuda.synchronize()
@@ -290,7 +290,7 @@ def test_order_on_a_side_stream(torch, either_way):
 
 @pytest.mark.parametrize("kind", ["handle", "torch", "cupy", "protocol"])
 def test_stream_argument(torch, either_way, kind):
-    arrays = mission(torch)
+    arrays = arrays_of(torch)
     expected = dlattn.attention(*arrays)
     late = [torch.full_like(x, torch.nan) for x in arrays]
     out = torch.full_like(expected, torch.nan)
@@ -317,7 +317,7 @@ def test_stream_argument(torch, either_way, kind):
 @pytest.mark.parametrize("stream", [0, 1, 2])
 def test_default_streams_by_handle(torch, stream):
     """The legacy default stream is 0 and 1, the thread's own default stream 2."""
-    arrays = mission(torch)
+    arrays = arrays_of(torch)
     torch.cuda.synchronize()
     out = dlattn.attention(*arrays, stream=stream)
     torch.cuda.synchronize()
@@ -325,7 +325,7 @@ def test_default_streams_by_handle(torch, stream):
 
 
 def test_order_on_a_cupy_stream(cupy):
-    arrays = [cupy.asarray(x, dtype=cupy.float16) for x in qkv(**MISSION)]
+    arrays = [cupy.asarray(x, dtype=cupy.float16) for x in qkv(**SIZES)]
     expected = dlattn.attention(*arrays)
     late = [cupy.full_like(x, cupy.nan) for x in arrays]
     cupy.cuda.Device().synchronize()
@@ -343,7 +343,7 @@ def test_order_on_a_cupy_stream(cupy):
 
 def test_torch_and_cupy_tensors_in_one_call(torch, cupy):
     """A tensor of another framework is ordered after that framework's current stream."""
-    q, k, v = mission(torch)
+    q, k, v = arrays_of(torch)
     expected = dlattn.attention(q, k, v)
     late = cupy.full(k.shape, cupy.nan, dtype=cupy.float16)
     source = cupy.from_dlpack(k)
@@ -361,7 +361,7 @@ def test_torch_and_cupy_tensors_in_one_call(torch, cupy):
 
 
 def test_graph_capture_and_replay(torch, either_way, kernel):
-    arrays = mission(torch)
+    arrays = arrays_of(torch)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         dlattn.attention(*arrays, causal=True, kernel=kernel, return_lse=True)  # loads the kernel
@@ -388,7 +388,7 @@ def test_two_threads_at_once(torch):
 
     def work(seed: int) -> None:
         try:
-            arrays = [x * (1 + seed) for x in mission(torch)]
+            arrays = [x * (1 + seed) for x in arrays_of(torch)]
             want = dlattn.attention(*arrays, causal=bool(seed))
             torch.cuda.synchronize()
             with torch.cuda.stream(torch.cuda.Stream()):
@@ -412,7 +412,7 @@ def test_second_gpu(torch, either_way):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     assert torch.cuda.current_device() == 0
-    arrays = mission(torch, device="cuda:1")
+    arrays = arrays_of(torch, device="cuda:1")
     out, lse = dlattn.attention(*arrays, return_lse=True)
     assert out.device == lse.device == torch.device("cuda:1")
     assert torch.cuda.current_device() == 0
@@ -434,7 +434,7 @@ def test_second_gpu(torch, either_way):
 def test_mixed_gpus(torch, either_way):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    q, k, v = mission(torch)
+    q, k, v = arrays_of(torch)
     with pytest.raises(UnsupportedError, match=r"k is on cuda:1; accepted: cuda:0, where q is"):
         dlattn.attention(q, k.to("cuda:1"), v)
     with pytest.raises(UnsupportedError, match=r"out is on cuda:1; accepted: cuda:0"):
@@ -442,7 +442,7 @@ def test_mixed_gpus(torch, either_way):
 
 
 def test_mixed_with_the_cpu(torch, either_way):
-    q, k, v = mission(torch)
+    q, k, v = arrays_of(torch)
     with pytest.raises(UnsupportedError, match=r"k is on cpu; accepted: cuda:0, where q is"):
         dlattn.attention(q, k.cpu(), v)
     with pytest.raises(UnsupportedError, match=r"v is on cuda:0; accepted: cpu, where q is"):
@@ -461,7 +461,7 @@ def test_pinned_memory_computes_on_the_cpu(torch):
 
 
 def test_a_refused_call_leaves_cuda_as_it_was(torch):
-    arrays = mission(torch, dtype="float64")
+    arrays = arrays_of(torch, dtype="float64")
     with pytest.raises(UnsupportedError, match="float64"):
         dlattn.attention(*arrays)
     torch.cuda.synchronize()
@@ -516,7 +516,7 @@ def test_cupy_managed_memory(cupy):
 
 
 def test_cupy_stream_argument(cupy):
-    arrays = [cupy.asarray(x, dtype=cupy.float16) for x in qkv(**MISSION)]
+    arrays = [cupy.asarray(x, dtype=cupy.float16) for x in qkv(**SIZES)]
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     out = dlattn.attention(*arrays, stream=stream)

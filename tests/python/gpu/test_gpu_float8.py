@@ -253,7 +253,7 @@ def test_peaked_and_rising_scores(kernel: str, dim: int, seqlen_k: int) -> None:
 
 
 @every_kernel
-def test_the_mission_shape(kernel: str) -> None:
+def test_a_short_sequence(kernel: str) -> None:
     """Descales by head from the largest element, N(0, 1): the error is at most 1e-2."""
     tensors: dict[str, Any] = {}
     for i, name in enumerate("qkv"):

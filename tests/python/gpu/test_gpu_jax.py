@@ -15,7 +15,7 @@ from dlattn.reference import attention_reference, error_bound
 
 pytestmark = pytest.mark.gpu
 
-MISSION = {"batch": 1, "seqlen_q": 512, "seqlen_k": 512, "num_heads": 8, "num_heads_kv": 8,
+SIZES = {"batch": 1, "seqlen_q": 512, "seqlen_k": 512, "num_heads": 8, "num_heads_kv": 8,
            "head_dim": 64}  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def test_jax_with_much_going_on(jax):
 
 def test_jax_memory_is_let_go(jax):
     framework = sys.modules["dlattn.frameworks"]._FRAMEWORKS["jax"]
-    arrays = [jax.numpy.asarray(x, dtype="float16") for x in qkv(**MISSION)]
+    arrays = [jax.numpy.asarray(x, dtype="float16") for x in qkv(**SIZES)]
     for _ in range(50):
         dlattn.attention(*arrays).block_until_ready()
     for sentinel, _ in framework._in_flight:
