@@ -7,7 +7,7 @@
 #include "core/tensor_sizes.h"
 #include "dlattn/append.h"
 
-// What append_kv() computes of a number, and where a row goes. The one definition of it, for the
+// The numbers that append_kv() computes, and where a row goes. The one definition of it, for the
 // CPU backend, kernels and their tests.
 namespace dlattn {
 

@@ -5,8 +5,8 @@
 
 #include "dlattn/attention.h"
 
-// What core asks of the backends. src/cuda defines the cuda functions, or src/cuda/no_cuda.cpp in a
-// build without nvcc, so that callers need no #ifdef.
+// The functions that core calls in the backends. src/cuda defines the cuda functions, or
+// src/cuda/no_cuda.cpp in a build without nvcc, so that callers need no #ifdef.
 namespace dlattn::cuda {
 
 bool compiled();
@@ -37,7 +37,7 @@ void plan(const AttentionParams& params, const DeviceInfo& device, const Options
           Plan* plan);
 void forward(const AttentionParams& params, const Plan& plan, Poll poll = {});
 void merge_states(const MergeParams& params, Poll poll = {});
-// Of lengths that nobody else can write to.
+// Takes lengths that nobody else can write to.
 void quantize_kv(const QuantizeParams& params, int num_threads, Poll poll = {});
 void append_kv(const AppendParams& params, int num_threads, Poll poll = {});
 // Throws UnsupportedError for lists that append_kv() refuses, and for lengths that are more than

@@ -6,7 +6,7 @@
 
 namespace dlattn::core {
 
-// What of a tensor TMA cannot be told; empty if it can be told all.
+// Says why TMA cannot read a tensor; empty if it can.
 std::string misfit(const tile::TensorBox& box);
 
 }  // namespace dlattn::core

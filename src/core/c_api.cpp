@@ -150,7 +150,7 @@ BasicTensorView<T> view(const char* name, const DlattnTensor& tensor) {
   return made;
 }
 
-// Of keys and values, which in a cache may have another dtype besides.
+// Reads keys and values, which in a cache may have another dtype besides.
 template <typename T>
 BasicTensorView<T> cache_view(const char* name, DlattnTensor tensor) {
   const std::int32_t dtype = tensor.dtype;
@@ -166,7 +166,7 @@ BasicTensorView<T> cache_view(const char* name, DlattnTensor tensor) {
   return made;
 }
 
-// Of bias and mask, whose columns have a stride.
+// Reads bias and mask, whose columns have a stride.
 template <typename T>
 BasicTensorView<T> score_view(const char* name, const DlattnTensor& tensor) {
   BasicTensorView<T> made = view<T>(name, tensor);

@@ -26,7 +26,7 @@ void check_together(const AttentionParams& p) {
   }
 }
 
-// What no kernel computes with keys in a cache.
+// Refuses dtypes and precisions that no kernel computes with keys in a cache.
 void check_dtypes(const AttentionParams& p) {
   const char* const feature = cache_feature(p);
   if (p.precision != Precision::kInputs) {

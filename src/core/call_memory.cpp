@@ -17,7 +17,7 @@ struct Named {
   Region region;
 };
 
-// What a call writes.
+// The tensors that a call writes.
 struct Written {
   Named tensors[3];
   int count = 0;
@@ -204,7 +204,7 @@ bool may_share(const Params&, const Named&, const Named&) {
   return false;
 }
 
-// Of an output that is its input.
+// Whether an output is its input.
 bool is_in_place(const Region& a, const Region& b) {
   bool same = a.data == b.data;
   for (int dim = 0; dim < 4; ++dim) same &= a.sizes[dim] <= 1 || a.strides[dim] == b.strides[dim];

@@ -8,7 +8,7 @@
 #include "core/tensor_sizes.h"
 #include "dlattn/forward.h"
 
-// What is checked of one size, stride or address. Each throws UnsupportedError.
+// Checks of one size, stride or address. Each throws UnsupportedError.
 namespace dlattn::core {
 
 inline void check_at_least(const char* name, std::int64_t value, std::int64_t least) {
@@ -20,7 +20,7 @@ inline void check_within(const char* name, std::int64_t value, std::int64_t leas
   check_at_least(name, value, least);
   if (value > most) fail(name, " is ", value, "; accepted: up to ", most);
 }
-// Of sequences, heads and the columns of a head; of rows, pages and entries.
+// Counts sequences, heads and the columns of a head; rows, pages and entries.
 inline void check_count(const char* name, std::int64_t value, std::int64_t least) {
   check_within(name, value, least, kMaxCount);
 }

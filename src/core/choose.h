@@ -16,8 +16,8 @@
 // predicted to be the fastest.
 namespace dlattn::core {
 
-// What a problem's head dims must be multiples of for a family. Rows of k and v that quantize_kv()
-// wrote are as long as an instance has them, whatever head_dim is.
+// The number that a problem's head dims must be multiples of for a family. Rows of k and v that
+// quantize_kv() wrote are as long as an instance has them, whatever head_dim is.
 template <typename Params>
 int head_dim_step(const Family<Params>& family, const Params& p) {
   if constexpr (std::is_same_v<Params, AttentionParams>) {
@@ -151,7 +151,7 @@ bool fastest_plan(const Params& p, const DeviceInfo& device, const Options& opti
   return found;
 }
 
-// What names the choices of a plan, as Options::kernel and Options::variant would.
+// Names the choices of a plan, as Options::kernel and Options::variant would.
 template <typename Params>
 std::string request_of(const Plan& plan) {
   for (const ListedFamily<Params>& family : families<Params>()) {

@@ -9,8 +9,8 @@ namespace dlattn::core {
 
 constexpr int kMinCapability = 80;  // that the kernels need, as a compute capability times ten
 
-// What of machine code and PTX for `archs` (CMAKE_CUDA_ARCHITECTURES, ';'-separated) runs on a
-// compute capability. Machine code for X.Y runs on X.Z with Z >= Y; PTX for X.Y on anything from
+// Finds the machine code and PTX for `archs` (CMAKE_CUDA_ARCHITECTURES, ';'-separated) that runs on
+// a compute capability. Machine code for X.Y runs on X.Z with Z >= Y; PTX for X.Y on anything from
 // X.Y up, and is taken where no machine code runs; code for X.Ya on X.Y alone.
 struct Code {
   int capability = 0;          // of the newest that runs there, times ten; 0: none does

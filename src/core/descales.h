@@ -6,7 +6,7 @@
 #include "core/inline.h"
 #include "dlattn/forward.h"
 
-// What 8-bit elements count: the one definition of it, for the CPU backend, kernels and the
+// The factors of 8-bit elements: their one definition, for the CPU backend, kernels and the
 // reference of their tests.
 namespace dlattn {
 

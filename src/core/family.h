@@ -7,8 +7,8 @@
 #include "core/concat.h"
 #include "core/operation.h"
 
-// What core knows of the families of kernels for GPUs. It knows no more of any of them: the list is
-// made from src/cuda/instances.cmake, and each family's record stands beside its kernels.
+// The record of a family of kernels for GPUs. It knows no more of any of them: the list is made
+// from src/cuda/instances.cmake, and each family's record stands beside its kernels.
 namespace dlattn::core {
 
 // A family of an operation, which takes `Params`.

@@ -7,7 +7,8 @@
 #include "cuda/tile/alignment.h"
 #include "dlattn/attention.h"
 
-// What the parameters of an operation are, and what families of any operation are asked about them.
+// The parameters of each operation, and the questions that families of any operation are asked
+// about them.
 namespace dlattn::core {
 
 template <Operation operation>
@@ -44,7 +45,7 @@ inline Operation operation_of(const AppendParams&) {
   return Operation::kAppend;
 }
 
-// What q.k is made of in a precision other than kInputs.
+// The dtype of the factors of q.k in a precision other than kInputs.
 inline DType dtype_of(Precision precision) {
   return multiplies_integers(precision) ? DType::kInt8 : DType::kFloat8E4M3;
 }

@@ -10,7 +10,7 @@
 
 namespace dlattn::core {
 
-// What Options::kernel may be beside the families' names.
+// The values of Options::kernel beside the families' names.
 constexpr std::string_view kAuto = "auto", kCpu = "cpu";
 
 // The name of a score feature (softcap, bias, mask, alibi_slopes) that a problem uses; null: none.

@@ -57,7 +57,7 @@ template <typename Int>
 DLATTN_SHARED Int window_side(std::int64_t keys) {
   return keys < 0 || keys > kUnlimited<Int> ? kUnlimited<Int> : static_cast<Int>(keys);
 }
-// Of AttentionParams' fields of these names.
+// The window of AttentionParams' fields of these names.
 template <typename Int>
 DLATTN_SHARED Window<Int> window_of(Causal causal, std::int64_t window_left,
                                     std::int64_t window_right) {

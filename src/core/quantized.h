@@ -7,8 +7,8 @@
 #include "dlattn/forward.h"
 #include "dlattn/quantize.h"
 
-// What quantize_kv() writes, and where. The one definition of it, for the CPU backend, kernels and
-// their tests.
+// The contents of quantize_kv()'s buffer, and where they lie. The one definition of it, for the CPU
+// backend, kernels and their tests.
 namespace dlattn {
 
 // Keys of which the mean is taken that k is stored without: few, as every thread block that
@@ -61,10 +61,10 @@ constexpr int value_place(Precision precision, int column) {
              ? column
              : column / 16 * 16 + column / 2 % 2 * 8 + column % 16 / 4 * 2 + column % 2;
 }
-// What values are scaled to at most: fp16's to what leaves small ones the most bits. Those of
-// kInt8Fp8 are multiplied by probabilities of up to 64, and sums over a block fit fp16: 64 * 15 *
-// 64 = 61440. So probabilities down to 2^-12 of the largest are normal numbers of e4m3 still, and
-// values down to 2^-9.9.
+// The largest number that values are scaled to: fp16's is the one that leaves small ones the most
+// bits. Those of kInt8Fp8 are multiplied by probabilities of up to 64, and sums over a block fit
+// fp16: 64 * 15 * 64 = 61440. So probabilities down to 2^-12 of the largest are normal numbers of
+// e4m3 still, and values down to 2^-9.9.
 constexpr float largest_value(Precision precision) {
   return precision == Precision::kInt8Fp8    ? 15.0f
          : precision == Precision::kInt8Fp16 ? 32768.0f
@@ -175,7 +175,7 @@ QueryLayout query_layout(const Params& p) {
   return layout;
 }
 
-// What a kernel that quantises is to do: k and v, unless quantized_kv is null, and q, unless
+// The task of a kernel that quantises: k and v, unless quantized_kv is null, and q, unless
 // quantized_q is.
 struct QuantizeTask : QuantizeParams {
   TensorView q;
@@ -186,8 +186,8 @@ struct QuantizeTask : QuantizeParams {
   void* quantized_q = nullptr;
 };
 
-// What there is to do before attention in another precision than kInputs, into `workspace`, which
-// has task_bytes(): q first, then k and v.
+// The task before attention in another precision than kInputs, into `workspace`, which has
+// task_bytes(): q first, then k and v.
 inline bool quantizes_queries(const AttentionParams& p) {
   return p.precision == Precision::kFp8;
 }

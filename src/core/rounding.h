@@ -41,8 +41,8 @@ DLATTN_SHARED float float_of_bits(std::uint32_t bits) {
 #endif
 }
 
-// Of what is to share a scale the bits of the largest magnitude, whose order is that of numbers,
-// infinity and NaN last.
+// The bits of a magnitude, whose order is that of numbers, infinity and NaN last: the largest
+// decides the scale of a block.
 DLATTN_SHARED std::uint32_t magnitude_bits(float x) {
   return bits_of(x) & 0x7fffffffu;
 }

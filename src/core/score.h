@@ -2,7 +2,7 @@
 
 #include "core/inline.h"
 
-// What becomes of a product q.k before the softmax, in this order, each step rounded as it stands:
+// The steps from a product q.k to the softmax, in this order, each step rounded as it stands:
 //
 //   score = softcap(softmax_scale * q.k)     softcapped()
 //         - slope * |position - key|         alibi_penalty(), of a limited_slope()
@@ -28,8 +28,8 @@ DLATTN_SHARED Score softcapped(Score score, Real cap, Tanh tanh) {
   return cap == Real(0) ? score : cap * tanh(score / cap);
 }
 
-// What ALiBi takes from a score. It is rounded before it is taken, so that keys at one distance
-// have one penalty: callers keep the difference from being fused with it.
+// The penalty of ALiBi, which is subtracted from a score. It is rounded before it is taken, so that
+// keys at one distance have one penalty: callers keep the difference from being fused with it.
 template <typename Real>
 DLATTN_SHARED Real alibi_penalty(Real slope, Real distance) {
   return slope * magnitude(distance);

@@ -14,13 +14,13 @@ struct TensorSizes {
   std::int64_t heads;
 };
 
-// Of q and out.
+// The sizes of q and out.
 inline TensorSizes query_sizes(const AttentionParams& p) {
   if (p.cu_seqlens_q) return {1, p.total_q, p.num_heads};
   return {p.batch_size, p.seqlen_q, p.num_heads};
 }
 
-// Of k and v. Those of a cache have its entries or its pages for the batch.
+// The sizes of k and v. Those of a cache have its entries or its pages for the batch.
 inline TensorSizes key_sizes(const AttentionParams& p) {
   if (p.cu_seqlens_k) return {1, p.total_k, p.num_heads_kv};
   if (p.page_table.data) return {p.num_pages, p.page_size, p.num_heads_kv};

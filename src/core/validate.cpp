@@ -65,7 +65,7 @@ void check_sizes(const AttentionParams& p) {
   }
 }
 
-// What key_sizes() takes is checked.
+// Counts the elements; the sizes that key_sizes() takes have been checked.
 void check_elements(const AttentionParams& p) {
   const TensorSizes queries = query_sizes(p), keys = key_sizes(p);
   check_elements("q", queries, p.head_dim);
@@ -107,7 +107,7 @@ bool is_16_bit(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
 }
 
-// Of k and v beside q of another dtype.
+// Checks k and v of another dtype than q's.
 void check_8_bit_cache(const AttentionParams& p) {
   if (!is_cache(p)) {
     fail("k: dtype is ", to_string(p.k.dtype), "; accepted: ", to_string(p.q.dtype),
@@ -135,7 +135,7 @@ void check_dtypes(const AttentionParams& p) {
        "; accepted: bfloat16, float16, float32, as q is of float8_e4m3fn");
 }
 
-// What comes with 8-bit inputs alone, and what does not come with them.
+// Checks the tensors that 8-bit inputs need, and those that they refuse.
 void check_descales(const AttentionParams& p) {
   const struct {
     const char* name;
@@ -172,7 +172,7 @@ void check_descales(const AttentionParams& p) {
   if (refused) fail(refused, " is given with q of float8_e4m3fn; accepted: none");
 }
 
-// Of what quantize_kv() writes: copies on a GPU take 16 bytes and more at a time.
+// The alignment of quantize_kv()'s buffer: copies on a GPU take 16 bytes and more at a time.
 std::int64_t buffer_alignment(Device device) {
   return device.type == DeviceType::kCuda ? kWorkspaceAlignment : std::int64_t{sizeof(float)};
 }
@@ -187,7 +187,7 @@ void check_quantized_dims(std::int64_t head_dim, std::int64_t head_dim_v, Precis
   }
 }
 
-// What 8-bit products of 16-bit inputs come with, and what does not come without them.
+// Checks the fields that 8-bit products of 16-bit inputs need, and those that go with them alone.
 void check_precision(const AttentionParams& p) {
   if (p.precision == Precision::kInputs) {
     if (p.quantized_kv) fail("quantized_kv is given with precision inputs; accepted: none");

@@ -5,7 +5,7 @@
 namespace dlattn::core {
 
 // Throws UnsupportedError for a problem that is wrong whatever computes it: sizes, strides, ranges.
-// What one kernel family lacks is that family's refusal (plan.h), not an error here.
+// A feature that one kernel family lacks is that family's refusal (plan.h), not an error here.
 void validate(const AttentionParams& params);
 void validate(const Options& options);
 void validate(const MergeParams& params);

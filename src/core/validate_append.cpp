@@ -1,4 +1,4 @@
-// What append_kv() refuses before anything is launched.
+// Checks append_kv()'s parameters before anything is launched.
 #include "core/append.h"
 #include "core/call_memory.h"
 #include "core/checks.h"

@@ -122,8 +122,8 @@ static inline void from_float(double value, double* result) {
   *result = value;
 }
 
-// What orders numbers by magnitude, infinity and NaN last; and that of 2^100, or of infinity where
-// the type does not reach so far.
+// The bits that order numbers by magnitude, infinity and NaN last; and those of 2^100, or of
+// infinity where the type does not reach so far.
 static inline std::uint16_t magnitude_bits(Half value) {
   return value.bits & 0x7fffu;
 }

@@ -1,4 +1,4 @@
-// What the driver tells of the caller's pointers, and the order among the caller's streams.
+// Asks the driver about the caller's pointers, and orders work on the caller's streams.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 

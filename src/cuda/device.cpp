@@ -1,4 +1,4 @@
-// What the CUDA runtime says of the devices.
+// Describes the devices, as the CUDA runtime reports them.
 #include <cuda_runtime_api.h>
 
 #include <atomic>

@@ -12,7 +12,7 @@
 #include "cuda/device_guard.h"
 #include "dlattn/types.h"
 
-// What every family's launcher shares: the element types, large shared memory, the launch and
+// Shared by the launchers of all families: the element types, large shared memory, the launch and
 // errors.
 namespace dlattn::cuda {
 

@@ -7,8 +7,8 @@
 
 namespace dlattn::cuda {
 
-// What TMA reads of a tensor, whose elements of 16 bits are of `dtype`; nothing of one
-// without data. Encoded by the driver, which asks for a current device.
+// Describes to TMA a tensor whose elements of 16 bits are of `dtype`; no memory if the tensor has
+// no data. Encoded by the driver, which asks for a current device.
 ptx::TensorMap encode_tensor_map(const DeviceGuard& device, const tile::TensorBox& box,
                                  DType dtype);
 

@@ -19,7 +19,7 @@ char* const memory = reinterpret_cast<char*>(std::uintptr_t{1} << 40);
 constexpr std::int64_t kApart = 1 << 20;
 const std::string kNothing = "(nothing thrown)";
 
-// Of 3 sequences of up to 10 keys.
+// Lists of 3 sequences of up to 10 keys.
 std::int32_t used[3] = {10, 0, 5};
 std::int32_t leftpads[3] = {0, 0, 3};
 std::int32_t entries[3] = {6, 0, 6};
@@ -226,7 +226,7 @@ void pages_beyond_windows() {
     std::int64_t left, right;
     bool pages[3];
   };
-  // Of 10 keys the two queries are at 8 and 9, top-left at 0 and 1.
+  // The two queries over 10 keys are at 8 and 9, top-left at 0 and 1.
   const Seen cases[] = {
       {Causal::kNone, -1, -1, {true, true, true}},
       {Causal::kBottomRight, 3, -1, {false, true, true}},  // keys 5 to 9

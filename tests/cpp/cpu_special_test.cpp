@@ -1,4 +1,4 @@
-// What the CPU kernels do at the edges: empty problems, infinities and NaN, thread counts, plans,
+// Tests the CPU kernels at the edges: empty problems, infinities and NaN, thread counts, plans,
 // environment.
 #include <cmath>
 #include <cstdlib>

@@ -262,7 +262,7 @@ void scales() {
         spec.alibi = adjusts;
         spec.causal = Causal::kBottomRight;
         check_changed(spec, "scale 2^" + std::to_string(exponent), [&](Problem& p) {
-          // Of scores of a few units, but for q.k within 2^126.
+          // Scores are of a few units, but q.k stays within 2^126.
           const double factor = std::ldexp(exponent == -126 ? 0.1 : 0.4, -exponent / 2);
           for (std::int64_t i = 0; i < p.q.size(); ++i) p.q.set(i, p.q.get(i) * factor);
           for (std::int64_t i = 0; i < p.k.size(); ++i) p.k.set(i, p.k.get(i) * factor);

@@ -26,7 +26,7 @@ std::vector<float>& numbers(int n) {
   static auto* const all = new std::vector<float>[3];
   return all[n];
 }
-// What a call in main() gave.
+// The result of a call in main().
 std::vector<float>& expected() {
   static auto& values = *new std::vector<float>;
   return values;

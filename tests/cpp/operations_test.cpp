@@ -107,7 +107,7 @@ void workspace() {
       "workspace: its address is 16 byte(s) past a multiple of 256; accepted: multiples of it";
   CHECK_THROWS(core::workspace_of(p, plan, allocator), UnsupportedError, misaligned);
 
-  // What the allocator gives may lie over a tensor.
+  // Memory that the allocator gives may lie over a tensor.
   AttentionParams over = p;
   over.batch_size = over.seqlen_q = over.num_heads = over.num_heads_kv = over.head_dim_v = 1;
   over.out.data = memory + 96, over.out.dtype = DType::kFloat32;

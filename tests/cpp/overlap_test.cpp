@@ -45,7 +45,7 @@ bool share_a_byte(const Region& a, const Region& b) {
   return shared;
 }
 
-// What is called disjoint has no byte in common, whatever the strides.
+// Regions that are called disjoint have no byte in common, whatever the strides.
 void random_regions() {
   std::mt19937 random(12);
   const auto pick = [&](int from, int to) {

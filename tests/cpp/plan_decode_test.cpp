@@ -292,8 +292,8 @@ void caches_of_8_bits() {
   }
 }
 
-// Of a cache the host knows how long sequences can be, and no family else reads it. One may be long
-// and the others short.
+// The host knows how long sequences of a cache can be, and no other family reads it. One may be
+// long and the others short.
 void caches() {
   static const std::int32_t anything[64] = {};
   AttentionParams p = problem(64, 1, 4096);
@@ -349,7 +349,7 @@ void refused() {
                 options);
 }
 
-// What GPUs of compute capability 8.9 and 8.6 have.
+// Devices of compute capability 8.9 and 8.6.
 void shared_memory() {
   for (const int tile : {64, 128, 256}) {
     for (int variant = 0; variant < decode::kNumVariants; ++variant) {

@@ -45,7 +45,7 @@ struct Features {
   bool cache = false;
 };
 
-// What a plan chooses: what decides about the bits of a row.
+// The choices of a plan that decide about the bits of a row.
 struct Choice {
   std::string kernel;
   int variant, packed_heads, block_m, block_n, num_warps, num_stages, copy_bytes, cluster_size;
@@ -287,7 +287,7 @@ Options invariant() {
   return options;
 }
 
-// What a caller saw: alone a few rows were decode's, and in a batch sm90's.
+// A fault that a caller saw: alone a few rows were decode's, and in a batch sm90's.
 void few_rows_with_softcap() {
   const DeviceInfo h200 = test::gpu("H200", 9, 0, 132, 232448);
   constexpr std::int64_t kLengths[][2] = {{1, 300},   {17, 17},   {300, 511},
@@ -345,7 +345,7 @@ void beyond_limits() {
   CHECK(!core::refusals(p, a100, single_pass).empty());
   p.seqlen_k = 256;
   CHECK(core::refusals(p, a100, single_pass).empty());
-  // What no kernel serves has its reasons of the tensors that there are.
+  // A problem that no kernel serves is refused for the tensors that it has.
   p = test::problem(DType::kFloat16, 64);
   p.k.data = static_cast<const char*>(p.k.data) + 2;
   Options decode = invariant();

@@ -334,7 +334,7 @@ void order_of_heads() {
   CHECK(!core::make_plan(p, h200, {}).all_heads_together);
 }
 
-// Of plain scores there are blocks of fewer rows, for grids of few or of uneven blocks.
+// Plain scores may take blocks of fewer rows, for grids of few or of uneven blocks.
 void short_blocks() {
   const auto of = [](const char* variant) {
     Options options = force("sm90");

@@ -80,7 +80,7 @@ void refused() {
       "dtype is float16; accepted: float8_e4m3fn");
 }
 
-// What the general kernel is for.
+// The problems that need the general kernel.
 void general() {
   AttentionParams p = problem(128);
   CHECK(!wmma8::is_general(p.softcap, 16) && wmma8::is_general(p.softcap, 8));

@@ -338,7 +338,7 @@ void packed_heads() {
   }
 }
 
-// What kernels are told of a problem whose heads are packed.
+// The launch shape of a problem whose heads are packed.
 void packed_launches() {
   const DeviceInfo device = gpus()[0];
   const auto launched = [&](const AttentionParams& p, const char* variant, auto check) {
@@ -400,7 +400,7 @@ void many_keys() {
   CHECK_EQ(dlattn::plan(few, device, force("wmma")).variant, wmma::kGeneral);
   few.seqlen_k = 4 * 131072;
   CHECK_EQ(dlattn::plan(few, device, force("wmma")).variant, wmma::kSplit);
-  // What is set aside is pairs of out's columns.
+  // Pairs of out's columns are set aside.
   for (const auto change :
        {+[](AttentionParams& q) { q.head_dim_v = 63; },
         +[](AttentionParams& q) { q.out.row_stride += 1, q.out.batch_stride *= 2; }}) {

@@ -43,7 +43,7 @@ enum class Layout {
   kBroadcast,  // k, v and q with zero strides: one KV head and one batch entry serve all
 };
 
-// What to compute. Every feature is off by default.
+// The problem to compute. Every feature is off by default.
 struct Spec {
   dlattn::DType dtype = dlattn::DType::kFloat32;
   std::int64_t batch_size = 2, seqlen_q = 40, seqlen_k = 70;
@@ -58,7 +58,7 @@ struct Spec {
   bool lse = true;
   double softmax_scale = 0.0;                              // 0: 1 / sqrt(head_dim)
   std::vector<std::int32_t> lengths_q, lengths_k, used_k;  // variable length, where given
-  // Of kFloat8E4M3 alone. Of q by KV head, where asked.
+  // Only for kFloat8E4M3. Of q by KV head, where asked.
   dlattn::DType out_dtype = dlattn::DType::kBFloat16;
   bool descales = false, q_descale_by_kv_head = false;
 

@@ -109,7 +109,7 @@ double half_step_of_fp16(double x) {
   return std::exp2(std::max(std::floor(std::log2(std::abs(x))), -14.0) - 11.0);
 }
 
-// What is stored of v for a column, in the row that begins at number `row`.
+// The stored number of v for a column, in the row that begins at number `row`.
 float stored_value(const Quantized& q, std::int64_t row, int column) {
   const std::int64_t at = row + value_place(q.params.precision, column);
   if (q.params.precision != Precision::kInt8Fp16) return from_e4m3(q.view.v[at]);
@@ -256,7 +256,7 @@ void errors() {
   }
 }
 
-// What is not finite, and blocks of zeros.
+// Numbers that are not finite, and blocks of zeros.
 void special() {
   for (const Precision precision : {Precision::kInt8Fp8, Precision::kFp8, Precision::kInt8Fp16}) {
     const bool int8 = multiplies_integers(precision);
@@ -361,7 +361,7 @@ void plans() {
   CHECK_EQ(plan.block_n, 96);
   CHECK_EQ(plan.num_warps, 6);
   CHECK_EQ(plan.grid, 2 * 2 * 3 * 2);
-  // Of a large problem thread blocks do several of these each: 2 * 128 of each of 16 heads, 8 at a
+  // Thread blocks do several items each in a large problem: 2 * 128 of each of 16 heads, 8 at a
   // time, and of larger ones up to 16.
   QuantizeParams large = p;
   large.precision = Precision::kInt8Fp8;

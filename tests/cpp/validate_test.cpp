@@ -419,7 +419,7 @@ void precision() {
         },
         good_precision());
   }
-  // What was quantised before is read instead of k and v.
+  // Keys and values that were quantised before are read instead of k and v.
   accepts(
       [&](auto& p) {
         p.quantized_kv = buffer, p.k.data = p.v.data = nullptr;

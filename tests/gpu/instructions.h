@@ -19,9 +19,9 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 
-// What Hopper's instructions do, by small kernels whose results are known exactly. Compiled twice
-// with the same expectations: by nvcc for a GPU (instructions.cu), which says whether they are
-// right, and as host C++ (tests/simt), which says whether the models are.
+// Shows the results of Hopper's instructions, by small kernels whose results are known exactly.
+// Compiled twice with the same expectations: by nvcc for a GPU (instructions.cu), which says
+// whether they are right, and as host C++ (tests/simt), which says whether the models are.
 //
 // A world has
 //   allocate<T>(count)                 memory that host and kernels see
@@ -187,7 +187,8 @@ void for_each_of_box(const TestTensor& t, const int (&at)[5], int unit, Visit vi
 constexpr int kNumStores = 4;
 constexpr int kBoxesAt[][5] = {{0, 0, 0, 0},  {8, 10, 1, 1}, {64, 30, 2, 1},
                                {0, 45, 0, 2}, {-8, 0, 0, 0}, {0, -5, -1, 0}};
-// Of rank 5, rows up to a sequence's end amid the tensor: fewer than a box has, more, all, none.
+// Boxes of rank 5 with rows up to a sequence's end amid the tensor: fewer than a box has, more,
+// all, none.
 constexpr int kFar = TestTensor::kFar;
 constexpr int kPackedBoxesAt[][5] = {{0, kFar - 7, 0, 7, kFar},
                                      {8, kFar - 11, 1, 30, kFar},

@@ -146,7 +146,7 @@ void test_permutations(World& world, Checks* checks) {
   checks->expect_equal(permutations.permuted, expected, 4, name);
 }
 
-// Of two pairs of 16-bit numbers, and of two floats.
+// The maxima of two pairs of 16-bit numbers, and of two floats.
 struct Maxima {
   static constexpr int kThreads = 128;
   const std::uint32_t* x;

@@ -29,7 +29,7 @@ struct Layout {
     const int width = mn_major && span ? span / 2 : 1;  // whole blocks
     return (rows + width - 1) / width * width * kDepth * 2;
   }
-  // Of the operand of step `step`, from the tile's start.
+  // The offset of the operand of step `step` from the tile's start.
   int advance(int step) const {
     if (mn_major) return step * 16 * (span ? span : 16);
     if (span == 0) return step * 2 * rows * 16;

@@ -1,4 +1,4 @@
-// What compute-sanitizer's racecheck makes of barriers of part of a thread block. No kernel here
+// Shows how compute-sanitizer's racecheck sees barriers of part of a thread block. No kernel here
 // but the last has a race: groups of warps work in memory of their own, each with a barrier of its
 // own, then __syncthreads, then all warps read what all groups left. Prints each kernel's name;
 // racecheck's reports on it stand before that.

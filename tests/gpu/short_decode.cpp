@@ -65,7 +65,7 @@ class DecodeProblem {
     describe(dtype);
   }
 
-  // What the CPU backend makes of it.
+  // Computes the expected results on the CPU backend.
   void expect() {
     AttentionParams p = params_;
     p.device = {DeviceType::kCpu, 0};

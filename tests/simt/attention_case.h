@@ -34,7 +34,7 @@ enum class Layout {
 
 enum class Bias { kNone, kOwnDType, kFloat32 };
 
-// Of bias and mask.
+// The layout of bias and mask.
 enum class ScoreLayout {
   kRows,     // contiguous
   kAligned,  // rows begin at multiples of 16 elements
@@ -69,7 +69,7 @@ struct Case {
   double rise = 0.0;
   double bias_rise = 0.0;  // the same of the bias, not negative
   double pair = 0.0;       // the first element of the last two keys, but for its sign; k is 0 else
-  // Of 8-bit inputs. All descales of k are `k_descale`, or drawn as the others are.
+  // Settings of 8-bit inputs. All descales of k are `k_descale`, or drawn as the others are.
   bool descales = false;
   bool q_descale_by_kv_head = false;
   std::optional<float> k_descale = {};
@@ -78,9 +78,9 @@ struct Case {
   std::vector<int> cu_seqlens_q = {}, cu_seqlens_k = {}, seqused_k = {};
   int total_q = 0, total_k = 0;
   std::string lengths = {};  // what is said of them
-  // Of a random problem, which not every family serves.
+  // The seed of a random problem, which not every family serves.
   std::optional<unsigned> seed = {};
-  // Of a test of values, which not every family serves either.
+  // The values of a test of extreme ones, which not every family serves either.
   std::optional<Extreme> extreme = {};
 
   int dim_v() const { return head_dim_v ? head_dim_v : head_dim; }
@@ -89,7 +89,7 @@ struct Case {
   }
   bool varlen() const { return !cu_seqlens_q.empty(); }
   // Where a sequence's tensors stand: batch index and first row; and how many rows are its own.
-  // What is in memory counts as far as the tensors and the longest length allow.
+  // Lengths in memory count as far as the tensors and the longest length allow.
   int batch_index(int batch) const { return varlen() ? 0 : batch; }
   int start_q(int batch) const { return varlen() ? within(cu_seqlens_q[batch], 0, total_q) : 0; }
   int start_k(int batch) const { return varlen() ? within(cu_seqlens_k[batch], 0, total_k) : 0; }
@@ -209,7 +209,7 @@ inline void rewrite(const std::vector<std::int32_t>& lengths) {
   for (const std::int32_t& x : lengths) const_cast<volatile std::int32_t&>(x) = x;
 }
 
-// What a grid ahead of a launch may do to its tensors, lengths of sequences included.
+// Does to a launch's tensors and lengths all that a grid ahead of it may do.
 template <typename T, typename Out>
 void rewrite(const Tensors<T, Out>& t) {
   rewrite(t.q), rewrite(t.k), rewrite(t.v), rewrite(t.out), rewrite(t.lse);
@@ -265,7 +265,7 @@ inline int steps(const Case& c, int j) {
   return to - std::clamp(j, from, to);
 }
 
-// Of a problem of one batch entry and fixed length.
+// Shapes of a problem of one batch entry and fixed length.
 template <typename T, typename Out>
 void raise_scores(const Case& c, const Tensors<T, Out>& t) {
   constexpr float kQuery = 2.0f;

@@ -110,10 +110,10 @@ void with_instance(int head_dim_tile, Run run) {
 
 struct Errors {
   double out = 0.0, plain_out = 0.0, lse = 0.0, plain_lse = 0.0;
-  // Of a random problem: what one rounding of the largest sum of weighted magnitudes amounts to.
-  // The plain computation of a few rows may be exact by luck, and nothing can be held to that.
+  // In a random problem: one rounding of the largest sum of weighted magnitudes. The plain
+  // computation of a few rows may be exact by luck, and nothing can be held to that.
   double rounding = 0.0;
-  // Of extremes whose rows are each one key's: the error of lse, in its distance to the next
+  // In extremes whose rows are each one key's: the error of lse, in its distance to the next
   // number.
   double lse_ulps = 0.0;
 };
@@ -174,7 +174,7 @@ Errors compare(const Case& c, const Tensors<T, Out>& t, const reference::Roundin
           const double ulp = std::nextafter(exact_lse, INFINITY) - exact_lse;
           e.lse_ulps = std::max(e.lse_ulps, distance(lse, exact.lse[row]) / ulp);
         }
-        // Of extremes relative to lse: a large one must not excuse the others.
+        // Errors of extremes are relative to lse: a large one must not excuse the others.
         const double size = std::abs(exact.lse[row]);
         const double unit = c.extreme && std::isfinite(size) ? std::max(1.0, size) : 1.0;
         e.lse = std::max(e.lse, distance(lse, exact.lse[row]) / unit);

@@ -18,7 +18,8 @@ def _decode(kind: str, file: str, part: str, replace: str) -> SeedBug:
 
 
 def _read_or_write(kind: str, file: str, part: str, replace: str) -> SeedBug:
-    """Of what is no number: an access beyond memory or off its alignment, an overflow."""
+    """A change whose fault is no wrong number: an access beyond memory or off its alignment, an
+    overflow."""
     return SeedBug(kind, DECODE, "", replace, part=part, file=f"forward/decode/{file}", asan=True)
 
 
@@ -89,7 +90,7 @@ DECODE_BUGS = (
         "v += entry * p.v.batch_stride",
         "v += sequence * p.v.batch_stride",
     ),
-    # What is copied.
+    # Changes in what is copied.
     _decode("V behind the keys copied", "producer.cuh", COPIED_V, "rows.v, v_offset, row, "),
     _read_or_write(
         "K behind the keys copied",

@@ -8,7 +8,7 @@
 
 #include "attention_test.h"
 
-// What the tests of families of 8-bit inputs share.
+// Cases that the tests of families of 8-bit inputs share.
 namespace simt {
 
 // Without what is not defined for 8-bit inputs.

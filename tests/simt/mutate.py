@@ -60,7 +60,7 @@ FAMILIES = {
 TIMEOUT_S = 300
 BUGS = SEED_BUGS + APPEND_BUGS + DECODE_BUGS
 
-# What is changed (pattern, replacement) wherever it occurs.
+# Changes (pattern, replacement) that are made wherever the pattern occurs.
 SYNCHRONISATION = {
     "no __syncthreads": (r"__syncthreads\(\);", ";"),
     "no __syncwarp": (r"__syncwarp\([^;]*\);", ";"),
@@ -271,7 +271,7 @@ class Bench:
         self.lock = Lock()
 
     def command(self, source: Path, family: str, variant: str) -> list[str]:
-        """What compiles the test of a family, but for libraries and output."""
+        """Return the command that compiles the test of a family, but for libraries and output."""
         c = self.config
         variant, _, tile = variant.partition(" ")
         if tile and family in OWN_TILE:

@@ -82,7 +82,7 @@ T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
 
 namespace simt {
 
-// Of all lanes of a warp.
+// Reduces over all lanes of a warp.
 template <typename Operation>
 unsigned reduce(unsigned mask, unsigned x, Operation operation) {
   for (int apart = 16; apart > 0; apart /= 2) x = operation(x, __shfl_xor_sync(mask, x, apart));

@@ -85,7 +85,7 @@ class RandomCase {
   double density_ = 0.0;
 };
 
-// What a test's arguments ask for:
+// Reads a test's arguments:
 //   [<filter>]                                        its own cases whose line contains the filter
 //   --random [<count> [<first seed> [<seconds>]]]     random ones
 //   --values [<filter> [<seconds>]]                   those of extreme values

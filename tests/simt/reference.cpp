@@ -20,7 +20,7 @@ bool visible(const Problem& p, long i, long j) {
   return p.mask.empty() || p.mask[i * p.seqlen_k + j];
 }
 
-// What a score is the sum of.
+// The terms whose sum a score is.
 template <typename Real>
 struct Score {
   Real of_product = 0, of_distance = 0, of_bias = 0;

@@ -26,7 +26,7 @@ struct Problem {
   std::vector<double> q;  // [seqlen_q][head_dim]
   std::vector<double> k;  // [seqlen_k][head_dim]
   std::vector<double> v;  // [seqlen_k][head_dim_v]
-  // What elements of q and of k count, row by row; empty: 1.
+  // Factors of the elements of q and of k, row by row; empty: 1.
   std::vector<double> q_scales, k_scales;
   std::vector<double> bias;  // [seqlen_q][seqlen_k], or empty
   std::vector<bool> mask;    // [seqlen_q][seqlen_k], true: attend; or empty

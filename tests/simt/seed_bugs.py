@@ -270,7 +270,7 @@ SEED_BUGS = (
         "first-head",
         "const unsigned first_head = head / kHeadsTogether * kHeadsTogether;",
     ),
-    # Of two consumers that share rows.
+    # Two consumers that share rows.
     SeedBug(
         "sums of one group of keys lost",
         SM90,
@@ -316,7 +316,7 @@ SEED_BUGS = (
         "sO + d * 128 + row * 128 + lane / 16 * 16",
         part="sO + swizzled_offset(row, d / 8 + lane / 16, kWarpgroupRows)",
     ),
-    # Of sm90_fp8.
+    # sm90_fp8.
     SeedBug(
         "keys of V in their own order",
         SM90_FP8,
@@ -500,7 +500,7 @@ SEED_BUGS = (
         "new-run",
         "",
     ),
-    # Of wmma8.
+    # wmma8.
     SeedBug(
         "partial row group read whole",
         WMMA8,
@@ -554,7 +554,7 @@ SEED_BUGS = (
     SeedBug("descales left out", WMMA8, "descales", ";", part="* descale;"),
     SeedBug("copies wider than aligned", WMMA8, "copy-bytes", "shape.copy_bytes = 16;"),
     SeedBug("stores wider than aligned", WMMA8, "store-bytes", "shape.store_bytes = 16;"),
-    # Of wmma8 in 8-bit integers.
+    # wmma8 in 8-bit integers.
     SeedBug("scores of absent keys used", WMMA8_INT8, "hide-keys", ";"),
     SeedBug(
         "partial row group stored whole", WMMA8_INT8, "stored-rows", "const bool exists = true;"

@@ -7,8 +7,8 @@
 #include "cuda/tile/boxes.h"
 #include "harness/memory.h"
 
-// What the driver makes of a tensor and its box (src/cuda/tensor_map.cpp), for the model of the
-// TMA.
+// Makes of a tensor and its box what the driver makes (src/cuda/tensor_map.cpp), for the model of
+// the TMA.
 namespace simt {
 
 inline dlattn::ptx::TensorMap encode(const dlattn::tile::TensorBox& box) {

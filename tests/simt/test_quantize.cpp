@@ -126,8 +126,8 @@ dlattn::QuantizeParams make_params(const Case& c, const Keys<T>& keys, Precision
   return p;
 }
 
-// What the CPU backend writes, with the lengths that kernels take from what lies in memory. False
-// if these are none that it accepts: starts that decrease.
+// Writes what the CPU backend writes, with the lengths that kernels take from what lies in memory.
+// False if these are none that it accepts: starts that decrease.
 bool quantize_on_cpu(const Case& c, dlattn::QuantizeParams p, void* to) {
   std::vector<std::int32_t> starts, used;
   if (c.varlen()) {

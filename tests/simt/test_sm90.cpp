@@ -204,7 +204,7 @@ int main(int argc, char** argv) {
     const bool fits_half = std::abs(c.rise) <= 1000.0;
     if (fits_half) tests.run<half>(kFamily, c, run_kernel<half>, "tall");
     tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16>, "tall");
-    // What it does not refuse.
+    // Problems that it does not refuse.
     if (fits_half) tests.run<half>(kFamily, c, run_kernel<half, true>, "short");
     tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16, true>, "short");
   }

@@ -53,7 +53,7 @@ std::vector<Case> rising_cases(int head_dim, int seqlen_k, double rise,
   return cases;
 }
 
-// Of the tiles of other head dims.
+// Cases of the tiles of other head dims.
 std::vector<Case> tile_cases(int head_dim) {
   const dlattn::sm90_fp8::TileShape shape = dlattn::sm90_fp8::tile_shape(head_dim);
   const int rows = dlattn::sm90_fp8::block_m(shape), keys = shape.block_n;

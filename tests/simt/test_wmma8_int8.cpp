@@ -55,7 +55,7 @@ struct Int8Case {
   }
 };
 
-// What quantize_kv() writes to: no byte more, poisoned.
+// The memory that quantize_kv() writes to: no byte more, poisoned.
 struct Buffer {
   std::unique_ptr<unsigned char, void (*)(void*)> memory{nullptr, std::free};
   std::int64_t bytes = 0;
@@ -396,7 +396,7 @@ class Int8Tests {
         }
       }
     }
-    // Of many probabilities the errors of rounding average out; those of fp16 are as out's.
+    // Rounding errors of many probabilities average out; those of fp16 are as out's.
     const double bound = params.precision == Precision::kInt8Fp16 ? rounding_bound<T>()
                          : fewest >= kBlock                       ? 0.027
                                                                   : 0x1p-4;
@@ -451,7 +451,7 @@ class Int8Tests {
       buffer.quantize(own);
       launch(*t, own, dlattn::core::make_plan(own, simt::ada(), options), buffer,
              simt::schedules()[0]);
-      // What it wrote, it wrote like before.
+      // The rows that it wrote have the same bits as before.
       const std::vector<unsigned char> out_now = t->out.bytes(), lse_now = t->lse.bytes();
       const auto agree = [](const std::vector<unsigned char>& now,
                             const std::vector<unsigned char>& before, std::size_t bytes) {

@@ -49,7 +49,7 @@ def summarise(lines: list[str]) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Of the checkout that this file is in, with a word if it has changes."""
+    """Return the commit of this file's checkout, with a word if it has changes."""
     git = ["git", "-C", str(Path(__file__).parent)]
     words = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty= with changes"]
     done = subprocess.run([*git, *words], capture_output=True, text=True)

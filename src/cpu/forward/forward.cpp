@@ -111,9 +111,9 @@ struct Block {
   std::int64_t bytes = 0;
 };
 
-// What a thread keeps of its last call. Nothing destroys it, so that it is there for the calls of
-// static objects' destructors and of exit handlers, which come after a thread's own objects are
-// gone; `ended` then says that nobody frees what is kept any more.
+// The memory that a thread keeps of its last call. Nothing destroys it, so that it is there for the
+// calls of static objects' destructors and of exit handlers, which come after a thread's own
+// objects are gone; `ended` then says that nobody frees what is kept any more.
 struct Kept {
   Block block;
   bool ended = false;

@@ -151,7 +151,7 @@ class TaskKernel {
     }
   }
 
-  // Of a row's head. Only 8-bit elements have any.
+  // The descales of a row's head. Only 8-bit elements have any.
   Descales descales(std::int64_t r) const {
     return descales_of<std::int64_t>(p_, t_.batch, head_[r], t_.head_kv);
   }

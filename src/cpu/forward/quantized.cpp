@@ -82,7 +82,8 @@ void dequantize_kv(const AttentionParams& p, const QuantizedLayout& layout,
   }
 }
 
-// What k was stored without adds to the logits of a row, all alike: lse and the sink have it.
+// The mean that was subtracted from k adds to the logits of a row, all alike: lse and the sink have
+// it.
 double shift_of_row(const AttentionParams& p, const QuantizedView& view, std::int64_t sequence,
                     std::int64_t row, std::int64_t head, std::int64_t head_kv) {
   const Rows rows = query_rows(p, sequence);

@@ -23,7 +23,7 @@ class Arena {
   std::int64_t used_ = 0;
 };
 
-// What a task's rows carry from tile to tile; what of it is summed up may be of another type.
+// The state of a task's rows from tile to tile; sums may be of another type.
 template <typename T, typename Sum = T>
 struct State {
   State() = default;

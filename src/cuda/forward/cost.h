@@ -9,12 +9,12 @@
 #include "cuda/tile/config.h"
 #include "dlattn/attention.h"
 
-// What the families' plans share, as plain host code: the fields of a tile, and the model of their
-// times, which is how many thread blocks a problem has, how many keys they visit, and what that
-// takes on the busiest SM.
+// Plain host code that the plans of the families share: the fields of a tile, and the model of
+// their times. The model counts the thread blocks of a problem and the keys that they visit, and
+// predicts the time that the busiest SM takes for them.
 namespace dlattn::cost {
 
-// What a tile shape takes, in nanoseconds: a block per SM, and as many as fit.
+// The times of a tile shape, in nanoseconds: for one block on an SM, and for as many as fit.
 struct Speed {
   double fixed;  // of a block beside its keys: launch, first copies, epilogue
   double alone;  // per key, a block that has its SM to itself: latencies
@@ -28,7 +28,7 @@ struct Walk {
   double empty = 0.0;
 };
 
-// What a block that has no rows keeps an SM from others, in nanoseconds, on an H200.
+// The time for which a block without rows keeps an SM from others, in nanoseconds, on an H200.
 constexpr double kEmptyBlock = 140.0;
 
 // Queries and keys of a sequence; of packed ones, whose lengths the host does not know, on average.
@@ -103,7 +103,8 @@ inline double memory_rate(const DeviceInfo& device) {
   return device.num_sms < 60 ? 270.0 : 850.0;
 }
 
-// What it takes at least to read all keys once, in nanoseconds. With few queries that is the time.
+// The least time in which all keys can be read once, in nanoseconds. With few queries that is the
+// time.
 inline double keys_ns(const AttentionParams& p, const DeviceInfo& device) {
   const double keys = mean_seqlen_k(p) * static_cast<double>(p.num_heads_kv * p.batch_size);
   const auto bytes =
@@ -134,7 +135,7 @@ inline bool plan_one_shape(const AttentionParams& p, const DeviceInfo& device,
   return true;
 }
 
-// What a thread block takes of an SM, which holds one, in nanoseconds.
+// The times of a thread block that has an SM to itself, in nanoseconds.
 struct OnePerSmSpeed {
   double first;    // beside its keys: launch, set-up, first copies, epilogue
   double next;     // the same of each one after it

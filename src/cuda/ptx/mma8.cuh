@@ -12,8 +12,8 @@ namespace dlattn::ptx {
 //   b: column l / 4, rows 4 (l % 4) (b0) and 16 further (b1);
 //   d: rows l / 4 (d[0], d[1]) and l / 4 + 8 (d[2], d[3]), columns 2 (l % 4) and the next.
 
-// Of e4m3, with fp32 accumulators, of which compute capability 8.9 keeps 14 bits: sums of many
-// products must be promoted. From 8.9 on; 9.0 computes it by instructions for float16.
+// Multiplies e4m3, with fp32 accumulators, of which compute capability 8.9 keeps 14 bits: sums of
+// many products must be promoted. From 8.9 on; 9.0 computes it by instructions for float16.
 __device__ __forceinline__ void mma_e4m3(float (&d)[4], const std::uint32_t (&a)[4],
                                          std::uint32_t b0, std::uint32_t b1) {
   asm volatile(
@@ -34,7 +34,7 @@ __device__ __forceinline__ void mma_e4m3(std::uint32_t (&d)[2], const std::uint3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Of signed bytes, exact.
+// Multiplies signed bytes; exact.
 __device__ __forceinline__ void mma_s8(std::int32_t (&d)[4], const std::uint32_t (&a)[4],
                                        std::uint32_t b0, std::uint32_t b1) {
   asm volatile(

@@ -18,7 +18,8 @@ constexpr int access_bytes(std::uint64_t bits, std::int64_t element_bytes) {
   return bytes;
 }
 
-// Of a tensor's rows, wherever they begin. The stride of a dimension of one element does not count.
+// The alignment of a tensor's rows, wherever they begin. The stride of a dimension of one element
+// does not count.
 template <typename T>
 int row_alignment(const BasicTensorView<T>& x, const core::TensorSizes& sizes,
                   std::int64_t element_bytes) {

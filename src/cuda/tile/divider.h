@@ -8,9 +8,9 @@ namespace dlattn {
 // instruction for it, and the one they do without costs a thread block its first hundreds of
 // cycles.
 //
-// Of numbers below 2^31. With 2^s the least power of two >= d, m = ceil(2^(31 + s) / d) exceeds the
-// exact quotient by less than 1, so n m / 2^(31 + s) exceeds n / d by less than n / 2^(31 + s) < 1
-// / 2^s <= 1 / d, which is too little to reach the next integer.
+// Numbers are below 2^31. With 2^s the least power of two >= d, m = ceil(2^(31 + s) / d) exceeds
+// the exact quotient by less than 1, so n m / 2^(31 + s) exceeds n / d by less than n / 2^(31 + s)
+// < 1 / 2^s <= 1 / d, which is too little to reach the next integer.
 class Divider {
  public:
   Divider() = default;

@@ -8,8 +8,8 @@
 #include "cuda/tile/divider.h"
 #include "dlattn/attention.h"
 
-// What the host works out once per launch, so that thread blocks do not: plain C++, shared by the
-// launchers and by the tests that run kernels on the CPU.
+// Numbers that the host computes once per launch, so that thread blocks do not: plain C++, shared
+// by the launchers and by the tests that run kernels on the CPU.
 namespace dlattn {
 
 // Longest sequence that kernels take: key positions, windows added, must fit 32 bits.

@@ -3,7 +3,8 @@
 #include "cuda/tile/copy.cuh"
 #include "cuda/tile/seqlen.cuh"
 
-// What a thread block loads. Both functions start copies; see copy_rows for when they are complete.
+// Copies of a thread block from global to shared memory. Both functions start copies; see copy_rows
+// for when they are complete.
 namespace dlattn::tile {
 
 // Rows m0 .. m0 + kBlockM - 1 of q; zeros past the sequence's end.

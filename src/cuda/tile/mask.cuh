@@ -11,7 +11,7 @@ using Range = dlattn::Range<int>;
 using dlattn::contains;
 using dlattn::contains_all;
 
-// What a query row sees by position, as kernels know it.
+// The keys that a query row sees by position, in the form that kernels use.
 struct Mask : PositionMask<int> {
   template <typename Shape>  // LaunchShape, or what has its window
   __device__ __forceinline__ Mask(const Shape& shape, int shift, int seqlen_k)

@@ -40,7 +40,7 @@ struct Ring {
     ptx::mbarrier_arrive_expect_tx(mbarrier, bytes);
     return mbarrier;
   }
-  // Of producers that write the stage themselves.
+  // For producers that write the stage themselves.
   __device__ __forceinline__ void end_fill(unsigned use) const {
     ptx::mbarrier_arrive(full + stage(use) * ptx::kMbarrierBytes);
   }

@@ -6,10 +6,10 @@
 
 namespace dlattn::tile {
 
-// What the rows of a work tile stand for. As a rule row r is query r of its head. kPacked: the tile
-// has LaunchShape::packed_heads heads of q, which share a head of K and V, and row r is query r /
-// packed_heads of the (r mod packed_heads)-th of them: so keys are read once for all of them, and
-// what a row sees by position never decreases from one row to the next here, too.
+// Maps the rows of a work tile to queries and heads. As a rule row r is query r of its head.
+// kPacked: the tile has LaunchShape::packed_heads heads of q, which share a head of K and V, and
+// row r is query r / packed_heads of the (r mod packed_heads)-th of them: so keys are read once for
+// all of them, and what a row sees by position never decreases from one row to the next here, too.
 template <bool kPacked>
 struct Rows {
   const LaunchShape& shape;

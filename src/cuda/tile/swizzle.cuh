@@ -28,7 +28,8 @@ struct SwizzledRows {
   static constexpr int kSegmentStep = kBoxRows > 0 ? kBoxRows * kSegmentBytes : kSegmentBytes;
   static constexpr int kChunks = kSegmentBytes / 16;  // of a segment
 
-  // What the chunks of a row are XORed with; the same for rows that are a multiple of 8 apart.
+  // The number that the chunks of a row are XORed with; the same for rows that are a multiple of 8
+  // apart.
   __device__ __forceinline__ static int key(int row) {
     return kChunks == 8 ? row % 8 : row / 2 % 4;
   }

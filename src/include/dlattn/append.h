@@ -26,22 +26,22 @@ namespace dlattn {
 //   8 bits    x / scale, to the nearest number, of two the even one. Beyond int8's -128 to 127 and
 //             beyond e4m3's 448 the nearest of these; NaN is 0 in int8, NaN in e4m3
 //
-// What lies on the device nobody can refuse: kernels skip a row of k and v whose sequence,
-// position, page, cache entry, slot or row of the tables does not exist, and a row of q whose
-// sequence or row of the tables does not, and write nothing elsewhere. The CPU backend refuses such
-// values before it writes anything. A slot of -1 skips its row of k and v everywhere. Of rows that
-// go to the same place one is stored, of k and v not necessarily the same. Everything else in the
-// cache stays as it is.
+// Nobody can refuse values on the device: kernels skip a row of k and v whose sequence, position,
+// page, cache entry, slot or row of the tables does not exist, and a row of q whose sequence or row
+// of the tables does not, and write nothing elsewhere. The CPU backend refuses such values before
+// it writes anything. A slot of -1 skips its row of k and v everywhere. Of rows that go to the same
+// place one is stored, of k and v not necessarily the same. Everything else in the cache stays as
+// it is.
 //
 // Sources: Su et al. RoFormer. arXiv:2104.09864, 2021 (rotary embedding).
 struct AppendParams {
   TensorView k;  // [batch_size, seqlen_new, num_heads_kv, head_dim], of 16 or 32 bits; CPU: or 64
   TensorView v;  // [batch_size, seqlen_new, num_heads_kv, head_dim_v], of k's dtype
-  // Of k's dtype, or both of kInt8 or of kFloat8E4M3. [cache_batch_size, seqlen_k, num_heads_kv,
-  // .], or with page_table or slots [num_pages, page_size, num_heads_kv, .], where batch_stride
-  // leads from page to page. They share memory with no other tensor, and no two elements of one
-  // do. Pages may be of both, in views of one pool that begin at different ones: which hold keys
-  // and which values, the page table or the slots tell.
+  // Both of k's dtype, of kInt8 or of kFloat8E4M3. [cache_batch_size, seqlen_k, num_heads_kv, .],
+  // or with page_table or slots [num_pages, page_size, num_heads_kv, .], where batch_stride leads
+  // from page to page. They share memory with no other tensor, and no two elements of one do. Pages
+  // may be of both, in views of one pool that begin at different ones: which hold keys and which
+  // values, the page table or the slots tell.
   MutableTensorView k_cache;
   MutableTensorView v_cache;
   // Queries to be rotated; data is null: none. They come with tables. q_out may be q itself.
@@ -93,7 +93,7 @@ struct AppendParams {
   // FlashAttention does with padding too.
   const std::int32_t* leftpad_k = nullptr;
 
-  // What an element of an 8-bit cache counts: positive and finite. [batch_size, num_heads_kv]; 0
+  // The factors of the elements of 8-bit caches: positive and finite. [batch_size, num_heads_kv]; 0
   // strides broadcast.
   BasicTensorView<const float> k_descale;
   BasicTensorView<const float> v_descale;

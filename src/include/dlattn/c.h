@@ -34,7 +34,7 @@ enum {
   DLATTN_INTERNAL_ERROR = 5  // none of the others
 };
 
-// Of elements: DlattnTensor.dtype.
+// The values of DlattnTensor.dtype.
 enum {
   DLATTN_FLOAT16 = 0,
   DLATTN_BFLOAT16 = 1,
@@ -50,8 +50,9 @@ enum { DLATTN_CPU = 0, DLATTN_CUDA = 1 };  // device_type
 // seqlen_q for every mode but DLATTN_TOP_LEFT, where it is 0; causal modes allow j <= i + shift.
 enum { DLATTN_NOT_CAUSAL = 0, DLATTN_BOTTOM_RIGHT = 1, DLATTN_TOP_LEFT = 2 };
 
-// What products are made of, with q, k and v of 16 bits: the inputs as they are; 8-bit integers for
-// q.k and e4m3 for probabilities times v; e4m3 for both.
+// The factors of the products, with q, k and v of 16 bits: the inputs as they are; 8-bit integers
+// for q.k and e4m3 for probabilities times v; e4m3 for both; 8-bit integers for q.k and fp16 for
+// probabilities times v.
 enum { DLATTN_INPUTS = 0, DLATTN_INT8_FP8 = 1, DLATTN_FP8 = 2, DLATTN_INT8_FP16 = 3 };
 
 // A tensor in the memory of a problem's device; data is null for one that is not given. Inputs are
@@ -124,8 +125,8 @@ typedef struct {
   int64_t window_left;
   int64_t window_right;
 
-  // What an 8-bit element of q, k or v counts. Null: 1 with q of DLATTN_FLOAT8_E4M3. k and v of a
-  // cache may be of DLATTN_INT8 or DLATTN_FLOAT8_E4M3 beside q of 16 bits, and have one then.
+  // The factors of the elements of 8-bit q, k and v. Null: 1 with q of DLATTN_FLOAT8_E4M3. k and v
+  // of a cache may be of DLATTN_INT8 or DLATTN_FLOAT8_E4M3 beside q of 16 bits, and have one then.
   DlattnTensor q_descale;       // float [batch_size, num_heads / heads_per_q_descale]
   DlattnTensor k_descale;       // float [batch_size, num_heads_kv]
   DlattnTensor v_descale;       // float [batch_size, num_heads_kv]
@@ -146,7 +147,7 @@ typedef struct {
   int64_t total_q;
   int64_t total_k;
 
-  // What dlattn_quantize_kv() wrote of k and v in this precision, instead of both; or null.
+  // The buffer that dlattn_quantize_kv() wrote in this precision, which replaces k and v; or null.
   const void* quantized_kv;
   // DlattnPlan.workspace_bytes of device memory, aligned to 256. Null: DlattnOptions.allocate.
   void* workspace;
@@ -304,13 +305,13 @@ DLATTN_API int32_t dlattn_attention_plan(const DlattnAttention* params,
 // return, and `why` tells in words, one reason a line.
 DLATTN_API int32_t dlattn_supported(const DlattnAttention* params, const DlattnOptions* options,
                                     char* why, size_t why_bytes);
-// Of the options poll alone is read.
+// Reads no option but poll.
 DLATTN_API int32_t dlattn_merge_states(const DlattnMerge* params, void* stream,
                                        const DlattnOptions* options);
 // Reads sizes, precision and whether there are cu_seqlens_k, and nothing else.
 DLATTN_API int32_t dlattn_quantized_kv_bytes(const DlattnQuantize* params, int64_t* bytes);
 DLATTN_API int32_t dlattn_quantize_kv(const DlattnQuantize* params, void* stream);
-// Of the options poll alone is read.
+// Reads no option but poll.
 DLATTN_API int32_t dlattn_append_kv(const DlattnAppend* params, void* stream,
                                     const DlattnOptions* options);
 // dlattn_append_kv() and then dlattn_attention(), as one call: whatever either refuses is refused

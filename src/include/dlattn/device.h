@@ -12,7 +12,7 @@
 // The devices of this machine, and what this build has for them.
 namespace dlattn {
 
-// What the plan needs to know of a device.
+// The properties of a device that a plan needs.
 struct DeviceInfo {
   DeviceType type = DeviceType::kCpu;
   int index = 0;
@@ -50,7 +50,7 @@ DLATTN_API int cuda_device_of(const void* pointer);
 // Both are CUDA streams of `device`. Returns at once.
 DLATTN_API void wait_for_stream(Device device, void* stream, void* earlier);
 
-// What this build contains.
+// The contents of this build.
 struct BuildInfo {
   const char* version = DLATTN_VERSION;
   bool cuda = false;                 // compiled with CUDA kernels
@@ -64,7 +64,7 @@ struct BuildInfo {
 };
 
 DLATTN_API BuildInfo build_info();
-// What Options::kernel may be: "auto", "cpu" and the families of kernels, whether this build has
+// The values of Options::kernel: "auto", "cpu" and the families of kernels, whether this build has
 // them or not.
 DLATTN_API const std::vector<std::string_view>& kernel_names();
 

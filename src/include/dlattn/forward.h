@@ -73,7 +73,7 @@ struct AttentionParams {
   std::int64_t window_left = -1;   // keys j >= i + shift - window_left; -1: unlimited
   std::int64_t window_right = -1;  // keys j <= i + shift + window_right; -1: unlimited
 
-  // What an 8-bit element of q, k or v counts. On the problem's device; with variable length,
+  // The factors of the elements of 8-bit q, k and v. On the problem's device; with variable length,
   // batch_size counts sequences. Null: 1 with q of kFloat8E4M3; k and v in an 8-bit cache have one.
   // For no other dtype.
   BasicTensorView<const float> q_descale;  // [batch_size, num_heads / heads_per_q_descale]

@@ -15,15 +15,15 @@ namespace dlattn {
 enum class DType : std::int8_t { kFloat16, kBFloat16, kFloat32, kFloat64, kFloat8E4M3, kInt8 };
 constexpr int kNumDTypes = 5;  // that tensors of attention may have: those before kInt8
 
-// What the products of attention are made of, with q, k and v of 16 bits.
+// The numbers that attention multiplies, with q, k and v of 16 bits.
 //   kInputs   the inputs as they are
 //   kInt8Fp8  8-bit integers for q.k, e4m3 for probabilities times v
 //   kInt8Fp16 8-bit integers for q.k, fp16 for probabilities times v
 //   kFp8      e4m3 for both
 enum class Precision : std::int8_t { kInputs, kInt8Fp8, kFp8, kInt8Fp16 };
 
-// What kernels compute: attention, the merge of partial results of it, k and v in 8 bits, or new
-// rows in a cache of k and v.
+// The operations: attention, the merge of partial results of it, k and v in 8 bits, or new rows in
+// a cache of k and v.
 enum class Operation : std::int8_t { kForward, kMerge, kQuantize, kAppend };
 
 enum class DeviceType : std::int8_t { kCpu, kCuda };
@@ -45,7 +45,7 @@ struct Poll {
   void* context = nullptr;
 };
 
-// What every failing call of this library throws.
+// The exception of every failing call of this library.
 class DLATTN_API Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -37,9 +37,8 @@ Block* blocks[kMaxWarps];
 Block* all_blocks = nullptr;  // of the launch
 unsigned masks[kMaxWarps][kMaxMasks];
 int num_masks[kMaxWarps];
-// Of each bar.sync: how often it has let its threads go on, the threads that have arrived at it
-// without waiting since, by warp, and how many they ask for.
-// By block of the cluster.
+// For each bar.sync: how often it has let its threads go on, the threads that have arrived at it
+// without waiting since, by warp, and how many they ask for. By block of the cluster.
 int openings[kMaxWarps][kNumBarriers];
 int arrived[kNumBarriers][kMaxWarps];
 int arrived_count[kMaxWarps][kNumBarriers];

@@ -8,7 +8,7 @@
 // Runs the thread blocks of a launch, one after another, or those of a cluster at once, each CUDA
 // thread on a fiber of its own. Threads switch at barriers and warp collectives only.
 //
-// What ThreadSanitizer is told (the memory model):
+// The events for ThreadSanitizer (the memory model):
 //   __syncthreads   orders all threads of the block.
 //   barrier.cluster orders all threads of all blocks of the cluster.
 //   bar.sync        orders the threads that meet at it; those that bar.arrive, before it.
@@ -24,12 +24,12 @@
 //   everything. Blocks of
 //                   one launch are not ordered, so two blocks that write one address are a race
 //                   (unless the same thread index does it, for those share a fiber).
-// What ends the program, with a message: a barrier or collective that some thread of the block or
+// The program ends, with a message, for: a barrier or collective that some thread of the block or
 // lane of the mask never reaches, __syncthreads at different places of the source, a bar.sync whose
-// threads disagree about their number or are not whole warps, a lane that
-// calls a collective whose mask leaves it out, a wrong argument to a modelled instruction, a write
-// outside the dynamic shared memory, a read of the shared memory of a block of the cluster some of
-// whose threads have ended.
+// threads disagree about their number or are not whole warps, a lane that calls a collective whose
+// mask leaves it out, a wrong argument to a modelled instruction, a write outside the dynamic
+// shared memory, a read of the shared memory of a block of the cluster some of whose threads have
+// ended.
 namespace simt {
 
 constexpr int kWarpSize = 32;
@@ -45,8 +45,8 @@ struct Launch {
   dim3 block;
   std::size_t smem_bytes = 0;
   Schedule schedule = 0;
-  // What the grid ahead does at its end, in a launch that may start before that; null: all ahead is
-  // over.
+  // The writes of the grid ahead at its end, in a launch that may start before that; null: all
+  // ahead is over.
   void (*grid_ahead)(void*) = nullptr;
   void* grid_ahead_context = nullptr;
   unsigned cluster_size = 1;  // neighbouring blocks, in a grid of one dimension
@@ -68,7 +68,7 @@ constexpr std::uint32_t kSmemBase = 1024;
 unsigned char* dynamic_smem();
 bool in_dynamic_smem(const void* memory, std::size_t bytes);
 int num_block_threads();
-// What lies in another block of the cluster where `own` does in the caller's.
+// The place in another block of the cluster that is `own` in the caller's.
 unsigned char* smem_of_block(const void* own, unsigned rank);
 
 void sync_threads(const char* file, int line);
@@ -104,7 +104,7 @@ void mbarrier_complete_bytes(void* memory);  // all that are on their way
 // Waits until the phase of this parity is complete, or all that it lacks is promised: whether it is
 // the latter.
 bool mbarrier_wait(void* memory, int parity);
-// What the caller has completed itself since is ordered before what follows.
+// Orders what the caller has completed itself since before what follows.
 void mbarrier_acquire(void* memory, int parity);
 int mbarrier_number(void* memory);  // which of the block's mbarriers
 // Makes the initialisation of all mbarriers so far visible to asynchronous copies.
@@ -118,7 +118,7 @@ void write_async_view(void* smem, const void* from, std::size_t bytes);
 
 constexpr int kMaxRank = 5;
 
-// What a tensor map says. Fits in the 128 bytes of the opaque one.
+// The contents of a tensor map. Fits in the 128 bytes of the opaque one.
 struct TensorMap {
   unsigned char* address;
   std::int64_t strides[kMaxRank];  // in bytes; the innermost is that of an element
@@ -238,8 +238,8 @@ struct WgmmaOperations {
   const WgmmaOperation* operations;
   int count;
 };
-// What the warps of a warpgroup issue must be the same: that this warp's number `index` is this
-// one, and, at a warp's end, that it has issued as many as the others.
+// Checks that the warps of a warpgroup issue the same: that this warp's number `index` is this one,
+// and, at a warp's end, that it has issued as many as the others.
 void log_wgmma(int index, const WgmmaOperation& operation);
 void end_wgmma_log(int issued);
 void combine_wgmma(void* const (&operands)[kWarpSize], unsigned mask);

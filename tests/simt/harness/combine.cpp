@@ -1,5 +1,6 @@
-// What warp collectives do with their lanes' operands. Compiled without instrumentation: the
-// scheduler runs these over the registers of all lanes, which is an exchange and no data race.
+// Computes the results of warp collectives from their lanes' operands. Compiled without
+// instrumentation: the scheduler runs these over the registers of all lanes, which is an exchange
+// and no data race.
 #include <cuda_fp16.h>
 
 #include <cstring>

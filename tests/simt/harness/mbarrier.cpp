@@ -26,7 +26,7 @@ void end_phase_if_complete(Mbarrier* m) {
   ++m->phase;
 }
 
-// What a TMA unit has to do for the current thread.
+// A copy that a TMA unit has to make for the current thread.
 struct CopyJob {
   int mbarrier;
   void (*complete)(const BulkLoads& loads);

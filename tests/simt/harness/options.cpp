@@ -1,4 +1,4 @@
-// What the sanitizers are to do in these programs, whatever the environment says.
+// Sets the options of the sanitizers in these programs, whatever the environment says.
 
 extern "C" const char* __asan_default_options() {
   return "detect_leaks=0:detect_stack_use_after_return=0:abort_on_error=0:exitcode=1";

@@ -6,7 +6,7 @@
 #include "block.h"
 #include "fiber.h"
 
-// What the harness's own files, which are compiled without instrumentation, share of its state.
+// State that the harness's own files share, which are compiled without instrumentation.
 namespace simt::internal {
 
 constexpr int kMaxWarps = kMaxThreads / kWarpSize;

@@ -127,7 +127,7 @@ void multiply(const WgmmaOperations* const (&lanes)[kWarpSize], int index, int w
   }
 }
 
-// What the warps of each warpgroup have issued.
+// The operations that the warps of each warpgroup have issued.
 struct Log {
   std::uint64_t* operations;
   int count, capacity;

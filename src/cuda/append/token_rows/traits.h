@@ -5,7 +5,7 @@
 #include "core/append.h"
 #include "cuda/tile/alignment.h"
 
-// What plan, launcher and kernel all know. Plain C++.
+// The numbers that plan, launcher and kernel share. Plain C++.
 namespace dlattn::append::token_rows {
 
 constexpr int kNumThreads = 256;
@@ -26,7 +26,7 @@ inline std::int64_t num_parts(const AppendParams& p) {
   return (rows_of_token(p) + kRowsPerBlock - 1) / kRowsPerBlock;
 }
 
-// What kernels need beside the parameters. Made by the launcher.
+// The arguments of the kernels beside the parameters. Made by the launcher.
 struct Shape {
   std::uint32_t parts;
   bool wide_k, wide_v, wide_q;  // rows are moved in wide accesses, else number by number

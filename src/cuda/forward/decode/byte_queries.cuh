@@ -7,9 +7,9 @@
 
 // Query rows for products with K of 8 bits, in shared memory as fp16.
 //
-// Of 16 columns those that lane c of a quad multiplies, 4 c to 4 c + 3, stand where operand a has
-// columns 2 c, 2 c + 1, 8 + 2 c and 9 + 2 c. Rows of bfloat16 are scaled by a power of two, so that
-// the largest magnitude of each is from 2^14 to 2^15: what fp16 rounds then is below 2^-39 of it.
+// Lane c of a quad multiplies columns 4 c to 4 c + 3 of 16; they stand where operand a has columns
+// 2 c, 2 c + 1, 8 + 2 c and 9 + 2 c. Rows of bfloat16 are scaled by a power of two, so that the
+// largest magnitude of each is from 2^14 to 2^15: what fp16 rounds then is below 2^-39 of it.
 namespace dlattn::decode {
 
 template <int kHeadDim>

@@ -64,7 +64,7 @@ struct PartsOfRow {
     }
     return parts;
   }
-  // Of a row of the workspace's parts.
+  // The index of a row among the parts in the workspace.
   template <int kBlockM>
   __device__ __forceinline__ std::int64_t at(unsigned i) const {
     const unsigned part = own ? i : part_of(i, per, start);

@@ -182,7 +182,7 @@ struct Consumer {
       }
     });
   }
-  // What the products of this lane's row h count.
+  // The factor of the products of this lane's row h.
   __device__ __forceinline__ float scale_of_row(int h) const {
     const auto* const scales = reinterpret_cast<const float*>(ptx::dynamic_smem() + kMap.scales);
     return scales[row_group * 16 + 8 * h + lane_idx / 4];
@@ -362,7 +362,7 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
         const tile::Vec<float, 4> sum = sum_of(i);
-        // Of a row that saw nothing the accumulators are 0.
+        // The accumulators of a row that saw nothing are 0.
 #pragma unroll
         for (int e = 0; e < 2; ++e)
           tile::store(to + first_column + 16 * i + kNextPair * e, pair_of(sum, e).x);
@@ -439,7 +439,7 @@ struct Consumer {
                  shape.store_bytes);
     }
   }
-  // Of 16 columns a lane has two pairs; with 8-bit keys the even columns of four neighbours are one
+  // A lane has two pairs of 16 columns; with 8-bit keys the even columns of four neighbours are one
   // product's, and the odd ones the next one's.
   static constexpr int kOfPair = kBytes ? 4 : 2, kNextPair = kBytes ? 2 : 8;
   __device__ __forceinline__ static tile::Vec<float, 2> pair_of(const tile::Vec<float, 4>& sum,

@@ -8,7 +8,7 @@
 #include "cuda/forward/decode/traits.h"
 #include "cuda/tile/launch_shape.h"
 
-// What the host works out once per launch.
+// Numbers that the host computes once per launch.
 namespace dlattn::decode {
 
 struct DecodeShape : LaunchShape {
@@ -32,7 +32,8 @@ struct DecodeShape : LaunchShape {
   int cluster_log2;
 };
 
-// Of all KV heads and sequences, at most: those that are as long as the problem says.
+// The most row blocks of all KV heads and sequences: the number if all are as long as the problem
+// says.
 inline std::int64_t num_row_blocks(const AttentionParams& p, int block_m) {
   const std::int64_t rows = p.seqlen_q * (p.num_heads / p.num_heads_kv);
   return (rows + block_m - 1) / block_m * p.num_heads_kv * p.batch_size;
@@ -45,7 +46,7 @@ inline std::int64_t num_parts(const AttentionParams& p, const Plan& plan) {
   return num_row_blocks(p, plan.block_m) * plan.num_splits;
 }
 
-// What dealing.h decides of sequences that are all as long as the problem says.
+// The tiles of a part, where all sequences are as long as the problem says.
 inline int part_tiles_of(const AttentionParams& p, const Plan& plan) {
   const PositionMask<std::int64_t> mask(
       window_of<std::int64_t>(p), position_shift(p.causal, p.seqlen_q, p.seqlen_k), p.seqlen_k);

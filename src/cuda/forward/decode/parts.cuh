@@ -45,7 +45,7 @@ struct RunningSum {
   }
 };
 
-// What 8-bit values of a KV head count; those of other types count themselves.
+// The factor of the 8-bit values of a KV head; 1 for other types.
 template <int kKeyBytes>
 __device__ __forceinline__ float value_scale(const AttentionParams& p, int sequence, int head_kv) {
   return kKeyBytes == 1 ? descale(p.v_descale, std::int64_t{sequence}, std::int64_t{head_kv})
@@ -69,7 +69,7 @@ struct ResultRow {
   float* lse;         // null: not wanted
   const float* sink;  // null: none
 
-  // Of query `query` of head `head` of a sequence.
+  // Finds query `query` of head `head` of a sequence.
   __device__ __forceinline__ ResultRow(const AttentionParams& p, int sequence, int head,
                                        int query) {
     out = static_cast<T*>(p.out.data) + head * p.out.head_stride;

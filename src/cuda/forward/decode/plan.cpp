@@ -21,19 +21,21 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Of a tile shape, in nanoseconds. Measured on an H200 (research/steps/h200-choices-blocks.json).
+// The times of a tile shape, in nanoseconds. Measured on an H200
+// (research/steps/h200-choices-blocks.json).
 struct Times {
   double first;    // of a block, launch and first copies
   double next;     // of each further row block, which begins with empty stages
   double per_key;  // of a block, alone on its SM or beside another
 };
-// What it takes to add up the parts in the workspace, and more where that kernel must read lengths
-// first; and more where clusters of four blocks and up have more than half of the SMs. The last two
-// were seen on an H100 (research/LOG.md, 2026-11-26).
+// The time that adding up the parts in the workspace takes; the time that it takes more if that
+// kernel must read lengths first; and the time that clusters of four blocks and more cost where
+// they have more than half of the SMs. The last two were seen on an H100 (research/LOG.md,
+// 2026-11-26).
 constexpr double kCombine = 1000.0, kCombineOfLengths = 1600.0;
 constexpr double kOfManyClusters = 1000.0;
 
-// What a key takes more where scores are modified.
+// The factor by which modified scores make a key slower.
 double modified(const AttentionParams& p) {
   return p.mask.data ? 2.7 : is_general(p) ? 1.3 : 1.0;
 }
@@ -179,8 +181,8 @@ class Dealt {
  private:
   double combine_ns() const { return kCombine + (lengths_known_ ? 0.0 : kCombineOfLengths); }
 
-  // Of a block with the keys of so many row blocks, which begins so many, in a grid of that size or
-  // one that leaves no SM idle.
+  // The time of a block with the keys of so many row blocks, which begins so many, in a grid of
+  // that size or one that leaves no SM idle.
   double ns(double row_blocks, double begun,
             std::int64_t grid = std::numeric_limits<std::int64_t>::max()) const {
     const double least =
@@ -265,7 +267,7 @@ Division asked_division(const Options& options) {
 
 constexpr int kClusterSizes[] = {2, 4, 8};
 
-// Of one shape.
+// Chooses the partition for one shape.
 Choice choose(const Dealt& dealt, const Options& options) {
   const Division asked = asked_division(options);
   const bool invariant = options.batch_invariant || asked.split_size > 0;

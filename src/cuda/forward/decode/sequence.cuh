@@ -8,7 +8,7 @@
 // head: row r is query r / packed_heads of the (r mod packed_heads)-th of them.
 namespace dlattn::decode {
 
-// What a row sees by position, of a sequence whose first `first_key` keys nobody sees.
+// The keys that a row sees by position, in a sequence whose first `first_key` keys nobody sees.
 struct KeyMask : tile::PackedMask {
   int first_key;
 

@@ -96,8 +96,7 @@ constexpr int combine_smem_bytes() {
   return kCombineThreads * (4 * 4 + 8);  // of each thread four sums, of each group PartStats
 }
 
-// What blocks leave in the workspace: where sequences begin among the units, and parts of row
-// blocks.
+// The contents of the workspace: where sequences begin among the units, and parts of row blocks.
 struct WorkspaceMap {
   std::int64_t starts;  // [batch_size + 2] std::uint32_t, the last one part_tiles
   std::int64_t stats;   // [parts][block_m] PartStats

@@ -60,7 +60,8 @@ struct RowBlocks {
   __device__ __forceinline__ int origin(const DecodeShape& shape) const {
     return shape.split_tiles > 0 ? first_tile - first_tile % shape.split_tiles : first_tile;
   }
-  // Of each row block; none if it sees nothing, unless it is whole. `begin`: units for beginning.
+  // The units of each row block; none if it sees nothing, unless it is whole. `begin`: units for
+  // beginning.
   __device__ __forceinline__ int units_of_block(const DecodeShape& shape, int dealt,
                                                 int begin) const {
     if (shape.whole) return 1;
@@ -172,7 +173,8 @@ class Units {
       segment.sequence = -1;
       if (unit_ >= end_) return segment;
       take(&segment);
-      // What a row block takes to begin may be all that this thread block has of it.
+      // Beginning a row block counts as units too, and these may be all that this thread block has
+      // of it.
     } while (segment.count <= 0 && !shape_.whole);
     return segment;
   }

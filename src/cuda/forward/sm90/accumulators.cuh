@@ -4,8 +4,7 @@
 
 #include "cuda/tile/vec.cuh"
 
-// What a lane does with all the accumulators of a product that it holds, whichever softmax is
-// between the products.
+// The steps of a lane over all accumulators of a product, for any softmax between the products.
 namespace dlattn::sm90 {
 
 // Multiplies each row of accumulators with its factor.

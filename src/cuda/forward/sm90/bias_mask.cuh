@@ -112,7 +112,7 @@ __device__ __forceinline__ void produce_bias_mask(
   }
 }
 
-// What stands in shared memory at an address, as the compiler knows it to be.
+// Reads a value at an address that the compiler knows to be in shared memory.
 template <typename X>
 __device__ __forceinline__ X at_shared(ptx::SmemAddress base, ptx::SmemAddress address) {
   return *reinterpret_cast<const X*>(ptx::dynamic_smem() + (address - base));

@@ -11,7 +11,7 @@
 
 namespace dlattn::sm90 {
 
-// What this lane's two rows must be scaled with; stores their lse. `first_row` is the consumer's.
+// Returns the factors of this lane's two rows and stores their lse. `first_row` is the consumer's.
 // All lanes call it.
 template <typename T>
 __device__ __forceinline__ void finish_rows(const tile::ResultRows<T>& result,

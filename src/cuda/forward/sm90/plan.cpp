@@ -21,7 +21,7 @@ namespace {
 
 using core::refuse;
 
-// What Options::variant asks for.
+// The kernel that Options::variant asks for.
 constexpr std::string_view kTallName = "tall", kShortName = "short";
 std::string accepted_variants() {
   return "tall, short";
@@ -31,7 +31,8 @@ std::string request_of(const Plan& plan) {
   return std::string(plan.variant == static_cast<int>(Variant::kShort) ? kShortName : kTallName);
 }
 
-// What of a problem's features the family takes for sequences of one length alone; null if none.
+// Names the first feature of a problem that the family takes only with sequences of one length;
+// null if there is none.
 const char* fixed_length_feature(const AttentionParams& p) {
   if (!p.cu_seqlens_q) return nullptr;
   if (p.mask.data) return "mask with cu_seqlens_q";
@@ -176,7 +177,7 @@ std::int64_t grid_of(const AttentionParams& params, const DeviceInfo& device, in
   return num_blocks(params, device, tiles, block_m(shape), shape.query_stages > 1 ? 1024 : 512);
 }
 
-// What of a problem, or of the options, short blocks do not take; null if they take it.
+// Names what short blocks lack for a problem or its options; null if they serve it.
 const char* short_blocks_lack(const AttentionParams& p, const Options& options, int head_dim_tile) {
   if (score_mod_of(p) != ScoreMod::kNone) return "score terms";
   if (p.cu_seqlens_q) return "cu_seqlens_q";

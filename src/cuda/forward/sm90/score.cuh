@@ -24,7 +24,7 @@ __device__ __forceinline__ std::uint32_t exponent_bits(float x) {
   return bits & 0x7f800000u;
 }
 
-// What modified scores must be multiplied with to be in base 2.
+// The factor that puts modified scores in base 2.
 template <ScoreMod kScoreMod>
 __device__ __forceinline__ float score_scale(const AttentionParams& p, const LaunchShape& shape) {
   return kScoreMod == ScoreMod::kBiasMask && p.bias.data ? tile::kLog2e : shape.scale_log2;
@@ -52,7 +52,7 @@ struct LaneScoreMod {
   // How large the scores are that softcap has met: what it may take the warp's next ones for. The
   // softmax keeps it.
   enum Size : unsigned { kSmaller, kSmall, kLarge };
-  // Of the scores at hand:
+  // The state of the scores at hand:
   float shift[2];  // base 2, what is still to be added to all of a row's
   bool uncapped;   // softcap is left to exponentiate()
   bool beyond;     // softcap took for small what was not
@@ -151,12 +151,12 @@ struct LaneScoreMod {
   }
 
  private:
-  // Of this lane's first row, minus its first key.
+  // The position of this lane's first row, minus that of its first key.
   __device__ __forceinline__ static float lane_position(int position) {
     const ThreadIndex thread;
     return static_cast<float>(position + thread.warp * 16 + thread.lane / 4 - thread.lane % 4 * 2);
   }
-  // Of a lane's score, counted from its first.
+  // The key and the row of a lane's score, counted from its first.
   __device__ __forceinline__ static constexpr int key(int i) { return i / 4 * 8 + i % 2; }
   __device__ __forceinline__ static constexpr int row(int i) { return i / 2 % 2 * 8; }
 

@@ -63,7 +63,7 @@ struct ScoreParams {
   TanhRatio<2> smaller_log2;  // the two of these times softmax_scale * log2(e)
   TanhRatio<4> small_log2;
   float slope_scale;  // of ALiBi's slopes
-  // Of bias and mask.
+  // The stages of bias and mask.
   int bias_bytes;   // of an element, 0: no bias
   int stage_bytes;  // of a consumer's tiles
   int stages;       // of them

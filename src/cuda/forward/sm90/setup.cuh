@@ -8,10 +8,10 @@
 #include "cuda/tile/ring.cuh"
 #include "cuda/tile/varlen_scheduler.cuh"
 
-// What producer and consumers share: tensor maps, shared memory and the barriers between them.
+// Shared by producer and consumers: tensor maps, shared memory and the barriers between them.
 namespace dlattn::sm90 {
 
-// What a launch passes beside the parameters.
+// The arguments that a launch passes beside the parameters.
 struct Launch {
   // One box: 64 columns of a warpgroup's rows of q and out, or of a tile's keys of k and v.
   ptx::TensorMap q, k, v, out;
@@ -56,13 +56,13 @@ struct Shared {
                                                  queries.stage(use) * kWorkTileBytes);
   }
 
-  // What the second consumer of a row group hands over to the first (row_parts.cuh).
+  // The results that the second consumer of a row group hands over to the first (row_parts.cuh).
   __device__ __forceinline__ float* part(int row_group) const {
     return reinterpret_cast<float*>(ptx::dynamic_smem() + kMap.parts +
                                     row_group * part_bytes(kHeadDimV));
   }
 
-  // Of a consumer's tiles of bias and mask: [kBiasMaskStages] full, then as many empty.
+  // Barriers of a consumer's tiles of bias and mask: [kBiasMaskStages] full, then as many empty.
   __device__ __forceinline__ ptx::SmemAddress bias_mask_mbarriers(int consumer) const {
     return base + kMap.mbarriers + queries.kBytes + keys.kBytes + values.kBytes +
            consumer * 2 * kBiasMaskStages * ptx::kMbarrierBytes;

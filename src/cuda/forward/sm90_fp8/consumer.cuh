@@ -289,7 +289,7 @@ struct Consumer {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int i = walk.first_row + thread.warp * 16 + 8 * h + thread.lane / 4;
-      // What k was stored without, which the logits of all the row's keys have.
+      // The mean that was subtracted from k, which is in the logits of all the row's keys.
       float shift = 0.0f;
       if constexpr (kScaled) {
         if ((result.lse || result.sink) && walk.sees_any())

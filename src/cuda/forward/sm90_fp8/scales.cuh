@@ -13,7 +13,7 @@ struct LoadedScales {
   float keys, values;
 };
 
-// Of 8-bit inputs, which have descales for all of a head.
+// The factors of 8-bit inputs, which have descales for all of a head.
 template <bool kScaled>
 struct TileScales {
   __device__ __forceinline__ static LoadedScales load(int /*keys*/, int /*values*/) { return {}; }

@@ -8,12 +8,12 @@
 #include "cuda/tile/ring.cuh"
 #include "cuda/tile/varlen_scheduler.cuh"
 
-// What producer and consumers share: tensor maps, shared memory and the barriers between them.
+// Shared by producer and consumers: tensor maps, shared memory and the barriers between them.
 namespace dlattn::sm90_fp8 {
 
 using sm90::ThreadIndex;
 
-// What a launch passes beside the parameters.
+// The arguments that a launch passes beside the parameters.
 struct Launch {
   ptx::TensorMap q, k, v;
   unsigned num_work_tiles;  // of the whole problem
@@ -21,7 +21,7 @@ struct Launch {
 
 template <bool kScaled>
 struct LaunchOf : Launch {};
-// Of 16-bit inputs that were quantised.
+// The scales of 16-bit inputs that were quantised.
 template <>
 struct LaunchOf<true> : Launch {
   BlockScales scales;

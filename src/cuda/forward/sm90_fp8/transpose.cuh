@@ -57,8 +57,8 @@ struct Transposer {
   static constexpr int kAtOnce = kBlockN / kKeys % 2 == 0 ? 2 : 3;  // of these, as registers allow
   static_assert(kBlockN % (kKeys * kAtOnce) == 0);
 
-  // Of keys 8 i + 2 (lane % 4) and the next, columns 2 (lane / 4) and the next, to both columns'
-  // keys.
+  // Turns columns 2 (lane / 4) and the next of keys 8 i + 2 (lane % 4) and the next into pairs of
+  // keys, one pair for each column.
   __device__ __forceinline__ static void interleave(std::uint32_t (&pairs)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {

@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   using KeyCopy = TileCopy<T, kHeadDim, kNumThreads, false, RowsByLane>;
   const T* next_k = nullptr;  // where the copy of the next tile begins, of rows aligned to 16 bytes
   const T* next_v = nullptr;
-  // What is needed seldom is computed again rather than kept: registers are scarce.
+  // Numbers that are seldom needed are computed again rather than kept: registers are scarce.
   const auto recall_work = [&] { return tile::scheduled_tile(shape, ptx::reread_block_index()); };
   const auto recall_sequence = [&] { return tile::Sequence<T>(params, shape, recall_work()); };
   const auto recall_row = [&] {  // this lane's first

@@ -10,9 +10,9 @@
 // rows, a share of the columns.
 namespace dlattn::wmma {
 
-// What a lane of a warp has of a row in two neighbouring tiles of 8 columns. Parts are arrays of
-// these for a whole warp, so that those who store and those who load touch 16 bytes a lane, one
-// behind the other. Of 16 rows by kHeadDim columns: [row half h][pair of column tiles].
+// The results that a lane of a warp has of a row in two neighbouring tiles of 8 columns. Parts are
+// arrays of these for a whole warp, so that those who store and those who load touch 16 bytes a
+// lane, one behind the other. Of 16 rows by kHeadDim columns: [row half h][pair of column tiles].
 using PartPair = tile::Vec<float, 4>[32];
 
 template <int kHeadDim>
@@ -40,7 +40,7 @@ struct alignas(8) PartStats {
   float row_sum;
 };
 
-// What a row's parts add up to.
+// The sums of a row's parts.
 template <int kParts>
 struct RowMerge {
   float weights[kParts];      // out = sum of weight x part

@@ -195,7 +195,7 @@ struct SpeculativeSoftmax {
     return score * scale > kSlack - words[m][h];
   }
 
-  // What holds for at least one of this lane's scores.
+  // Conditions that hold for at least one of this lane's scores.
   struct Excess {
     bool needs_raise;    // a score exceeds its row max by more than kSlack
     bool beyond_scaled;  // a score is too large for a scaled row max

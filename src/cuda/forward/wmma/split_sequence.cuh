@@ -7,7 +7,7 @@
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/seqlen.cuh"
 
-// What a block of the split kernel works on, in the fewest instructions.
+// The tile that a block of the split kernel works on, found in the fewest instructions.
 namespace dlattn::wmma {
 
 // tile::Sequence in chunks. Waits for the grids ahead where lengths are in memory.

@@ -187,7 +187,7 @@ struct Consumer {
   }
 };
 
-// What a thread block does.
+// The whole work of a thread block.
 template <typename Inputs>
 __device__ __forceinline__ void attend(const Inputs& inputs) {
   using Consumer = wmma8::Consumer<Inputs>;

@@ -25,7 +25,7 @@ struct E4m3Inputs {
   const AttentionParams& params;
   const LaunchShape& shape;
 
-  // Of the copies of k and v.
+  // For the copies of k and v.
   __device__ __forceinline__ static std::int64_t row_stride(const TensorView& x) {
     return x.row_stride;
   }

@@ -5,8 +5,7 @@
 // wrote, a scale for each 64 keys. Q goes from global memory to registers, by no shared memory.
 // A tile of 64 keys has its own maximum, relative to which P is rounded to e4m3, and its products
 // with V are added to the output times a factor of the row's.
-// Of int8_fp16 P and V are fp16, and that is all.
-// kGeneral: with a mask.
+// The only difference of int8_fp16 is that P and V are fp16. kGeneral: with a mask.
 
 #include "cuda/forward/wmma8/consumer.cuh"
 #include "cuda/forward/wmma8/int8_inputs.cuh"

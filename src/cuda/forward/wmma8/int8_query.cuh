@@ -114,7 +114,7 @@ struct QueryRow {
     return i / 4 * 16 + lane % 4 * 4 + i % 4;
   }
 
-  // Of this lane's columns.
+  // Adds and subtracts pairs of this lane's columns.
   __device__ __forceinline__ void add_pairs(int apart) {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {

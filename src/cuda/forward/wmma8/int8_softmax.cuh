@@ -71,7 +71,7 @@ struct TileOfRow {
   }
 };
 
-// What makes scores of a sequence's products, beside what is a row's own.
+// Makes scores of a sequence's products, with everything but what is a row's own.
 struct Int8Scores {
   const AttentionParams& params;
   const QuantizedView& view;
@@ -79,11 +79,11 @@ struct Int8Scores {
   // Where the scales of the walk's first tile stand; those of the next one are before. 32 bits are
   // enough: keys and values of more scales would take terabytes.
   unsigned last_scale;
-  // What the caller's mask is asked about.
+  // The position in the caller's mask.
   std::int64_t mask_start;  // of the head
   int first_row, seqlen_q;  // the warp's first row, counted from the sequence's
 
-  // Of tile i of the walk.
+  // The scales of tile i of the walk.
   __device__ __forceinline__ float k_scale(int i) const { return view.k_scale[last_scale - i]; }
   __device__ __forceinline__ float v_scale(int i) const { return view.v_scale[last_scale - i]; }
 

@@ -19,7 +19,7 @@ namespace dlattn::wmma8 {
 // smaller ones down to 2^-14 of it are normal numbers.
 constexpr int kShift = 8;
 
-// What makes scores of products q.k: of one head. One number is kept, as registers are scarce.
+// Makes scores of the products q.k of one head. One number is kept, as registers are scarce.
 template <bool kGeneral>
 struct ScoreScale {
   const LaunchShape& shape;
@@ -34,7 +34,7 @@ struct ScoreScale {
   }
 
   __device__ __forceinline__ bool has_softcap() const { return kGeneral && shape.softcap != 0.0f; }
-  // Of scores as softcap leaves them, to base 2.
+  // The factor that puts scores in base 2, as softcap leaves them.
   __device__ __forceinline__ float log2() const {
     return has_softcap() ? tile::kLog2e : of_products;
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-// What plan and kernel both know.
+// The numbers that plan and kernel share.
 namespace dlattn::merge::row_per_warp {
 
 constexpr int kNumWarps = 4;  // per thread block, a row of out each at a time

@@ -3,8 +3,8 @@
 #include "cuda/quantize/key_blocks/shape.h"
 #include "cuda/tile/seqlen.cuh"
 
-// What a thread block does, in order: the items of one head that follow each other, each a tensor
-// of a block of keys, v before k. Blocks are numbered as scales are.
+// The items of a thread block, in order: those of one head that follow each other, each a tensor of
+// a block of keys, v before k. Blocks are numbered as scales are.
 namespace dlattn::quantize::key_blocks {
 
 // Where it is read and written. Offsets are 64-bit: tensors may hold more than 2^31 elements.

@@ -58,7 +58,7 @@ struct Shared {
     return reinterpret_cast<Chunk*>(ptx::dynamic_smem()) + (r * kThreadChunks + i) * kThreads +
            threadIdx.x;
   }
-  // What k's columns are multiplied by, and what is added then.
+  // The factor of k's columns, and the number that is added then.
   __device__ __forceinline__ static float* factors() {
     return reinterpret_cast<float*>(ptx::dynamic_smem() + kThreads * kThreadBytes);
   }
@@ -72,7 +72,7 @@ struct Shared {
   __device__ __forceinline__ static Item* items() {
     return reinterpret_cast<Item*>(shifts() + kColumns);
   }
-  // Of each warp, in each step: threads may still read those of the step before.
+  // Each warp has one for each step: threads may still read those of the step before.
   __device__ __forceinline__ static std::uint32_t* largest(int step) {
     return reinterpret_cast<std::uint32_t*>(items() + kMaxSteps) + step * (kThreads / 32);
   }
@@ -153,7 +153,7 @@ struct BlockQuantizer {
     copy_ahead(step);
 #pragma unroll 1
     while (step < shape.steps) {
-      // Of a sequence whose v alone is the thread block's no mean is needed.
+      // No mean is needed if the thread block has nothing but v of the sequence.
       const int sequence = Smem::items()[step].sequence;
       if (!kQueries && sequence != sampled && (of_k(step) || step + 1 < shape.steps)) {
         find_means(step);
@@ -402,7 +402,7 @@ struct BlockQuantizer {
   __device__ __forceinline__ void store(int step, const Rounding& rounding, GetNumber x) const {
     const int rows = Smem::items()[step].rows;
     std::uint8_t* const to = Smem::items()[step].to + (tile.first_row * kColumns + tile.column(0));
-    // Of what is not finite no integer is kept.
+    // Numbers that are not finite are stored as the integer 0.
     const std::uint32_t kept = kToInt8 && rounding.up == 0.0f ? 0u : ~0u;
 #pragma unroll
     for (int r = 0; r < kThreadRows; ++r) {

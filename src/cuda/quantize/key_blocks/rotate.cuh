@@ -8,7 +8,7 @@
 // begins at column i * kColumns / 2 + lane * kChunk.
 namespace dlattn::quantize::key_blocks {
 
-// What a column is multiplied by first: its sign, divided by the number of columns.
+// The factor that a column has first: its sign, divided by the number of columns.
 template <int kColumns>
 __device__ __forceinline__ float rotation_factor(int column) {
   // A power of two, so that the product is the quotient.

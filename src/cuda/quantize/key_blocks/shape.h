@@ -10,7 +10,7 @@
 
 namespace dlattn::quantize::key_blocks {
 
-// What kernels need beside the parameters. Made by the launcher.
+// The arguments of the kernels beside the parameters. Made by the launcher.
 struct Shape {
   QuantizedView to;
   Divider heads;
@@ -20,7 +20,7 @@ struct Shape {
   bool whole_k, whole_v;    // rows are made of chunks, each aligned to 16 bytes
 };
 
-// Of a head: blocks of keys, or of q, of all batch entries, times the tensors of each.
+// The items of a head: blocks of keys, or of q, of all batch entries, times the tensors of each.
 inline std::int64_t num_items(const QuantizedLayout& layout, const QuantizeParams& p) {
   return num_parts(false) * layout.blocks * (p.cu_seqlens_k ? 1 : p.batch_size);
 }
@@ -28,7 +28,8 @@ inline std::int64_t num_items(const QueryLayout& layout, const QuantizeTask& tas
   return num_parts(true) * layout.blocks * (task.cu_seqlens_q ? 1 : task.batch_size);
 }
 
-// What a launch's thread blocks do, and how many there are: none where there is nothing to do.
+// The steps of a launch's thread blocks, and the number of blocks: none where there is nothing to
+// do.
 struct Grid {
   int steps = 1;
   std::int64_t blocks = 0;

@@ -39,7 +39,7 @@ __device__ __forceinline__ void add_sampled(const std::uint16_t* from, std::int6
 // The sum over the 16 lanes that have the same columns: that of column column_of_lane(), of the
 // lane's 8, which another lane has too.
 __device__ __forceinline__ float sum_of_lanes(float (&sums)[kChunk], int lane) {
-  // Of what two lanes have in common each adds up one half.
+  // Two lanes each add up one half of the columns that both have.
 #pragma unroll
   for (int half = kChunk / 2, apart = 16; half > 0; half /= 2, apart /= 2) {
     const bool upper = lane & apart;

@@ -2,7 +2,7 @@
 
 #include "core/quantized.h"
 
-// What plan and kernels both know.
+// The numbers that plan and kernels share.
 namespace dlattn::quantize::key_blocks {
 
 // That has conversions to e4m3, where there are any.
@@ -12,7 +12,7 @@ constexpr int min_capability(Precision precision) {
 
 // Numbers of 16 bits that one load reads.
 constexpr int kChunk = 8;
-// What a thread holds: chunks of rows, each a half of a row's columns from the next.
+// The part of a thread: chunks of rows, each a half of a row's columns from the next.
 constexpr int kThreadRows = 2;
 constexpr int kThreadChunks = 2;
 constexpr int kThreadColumns = kThreadChunks * kChunk;
@@ -23,7 +23,7 @@ constexpr int kItemBytes = 48;
 constexpr int block_rows(Precision precision, int columns, bool queries) {
   return queries ? query_block(precision) : quantized_block(precision, columns);
 }
-// What is quantised of a block of keys, one tensor after the other: v, then k; of q it is alone.
+// The tensors that are quantised of a block of keys, one after the other: v, then k; q is alone.
 constexpr int num_parts(bool queries) {
   return queries ? 1 : 2;
 }
@@ -36,10 +36,10 @@ constexpr int blocks_per_sm(int columns, int block_n) {
   return 1024 / num_threads(columns, block_n);
 }
 
-// What a thread block does one after the other: tensors of blocks of keys, `items` in all. As many
-// as give each place on a GPU of 132 SMs one thread block: then all begin and end together, and
-// what each does once is done seldom. Larger problems have several, as lengths that only the device
-// knows leave some with nothing to do.
+// The steps of a thread block, one after the other: tensors of blocks of keys, `items` in all. As
+// many as give each place on a GPU of 132 SMs one thread block: then all begin and end together,
+// and what each does once is done seldom. Larger problems have several, as lengths that only the
+// device knows leave some with nothing to do.
 constexpr int kMaxSteps = 16;
 constexpr int num_steps(std::int64_t items, int columns, int block_n) {
   const std::int64_t places = 132 * blocks_per_sm(columns, block_n);

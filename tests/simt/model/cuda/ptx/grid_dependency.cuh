@@ -12,7 +12,7 @@ inline void let_next_grid_start() {
   simt::let_next_grid_start();
 }
 
-// What must hold is that every thread waits before it ends, which the harness sees to.
+// Every thread must wait before it ends: the harness sees to that.
 inline void let_next_grid_start_before_wait() {}
 
 }  // namespace dlattn::ptx
