@@ -1,4 +1,5 @@
-# What .ci/run and .ci/nightly share: folders, an environment, the cache, CUDA, and stages whose times are printed. Sourced.
+# Shared by .ci/run and .ci/nightly: folders, an environment, the cache, CUDA, and stages whose
+# times are printed. Sourced.
 set -euo pipefail
 exec </dev/null
 

@@ -98,7 +98,7 @@ def _is_true(value: str) -> bool:
 
 
 def asked_cuda(config_settings: ConfigSettings | None) -> str | None:
-    """What DLATTN_CUDA is set to from outside; stops the build if that is neither on nor off."""
+    """The value of DLATTN_CUDA from outside; stops the build if that is neither on nor off."""
     asked = dict(_definitions(config_settings)).get("DLATTN_CUDA")
     if asked is not None and not (_is_true(asked) or _is_false(asked)):
         raise SystemExit(f"dlattn: DLATTN_CUDA is {asked!r}; accepted: ON or OFF")

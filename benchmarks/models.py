@@ -43,7 +43,7 @@ class Case:
 
 @dataclass
 class Options:
-    """What the models are made for."""
+    """The settings that the models are made for."""
 
     device: str
     dtype: torch.dtype

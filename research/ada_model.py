@@ -93,7 +93,7 @@ def rows_8_bit(
 
 
 def in_clocks(device: Device) -> Device:
-    """What matters to a multiprocessor alone: L4 and L40S are the same then."""
+    """The properties that matter to a multiprocessor alone: L4 and L40S are the same then."""
     return replace(
         device, name="", num_sms=0, clock_hz=0.0, dram_bytes_per_second=0.0, l2_bytes=0, source=""
     )

@@ -1,4 +1,4 @@
-"""What kernel="auto" takes against the fastest family, on a GPU, over many shapes.
+"""Compares the choice of kernel="auto" with the fastest family, on a GPU, over many shapes.
 
     python research/choices.py --json research/steps/h200-choices-blocks.json
 
@@ -73,7 +73,8 @@ def packs() -> Iterator[Case]:
 
 
 def call_of(case: Case) -> Callable[..., Any]:
-    """What calls attention on a case's tensors, or, with plan=True and no packs, plans the call."""
+    """The call of attention on a case's tensors, or, with plan=True and no packs, the plan of the
+    call."""
     import torch
 
     import dlattn
@@ -162,7 +163,7 @@ def measure(case: Case, families: list[str]) -> Case:
 
 
 def kind_of(row: Case) -> str:
-    """What a row is counted under."""
+    """The group that a row is counted under."""
     if "lengths" in row:
         return "packs"
     return str(row.get("feature") or ("unequal lengths" if "k" in row else "plain"))

@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 Array = NDArray[Any]
 Logits = Callable[[Array, Array], Array]  # of q and k
-# Of v: as multiplied, and their scale, of channels or, with two dimensions, of keys.
+# v as multiplied, and its scales: of channels or, with two dimensions, of keys.
 Values = Callable[[Array], tuple[Array, Array | float]]
 
 Tile = Callable[[int], int]  # keys of a tile, by head_dim
@@ -120,13 +120,13 @@ def exact_logits(q: Array, k: Array) -> Array:
 
 
 def int8_logits(q: Array, k: Array, q_rows: int, k_rows: int) -> Array:
-    """Of int8 by a scale for each block of rows."""
+    """Rounding to int8 by a scale for each block of rows."""
     a, b = largest_of_blocks(q, q_rows) / 127, largest_of_blocks(k, k_rows) / 127
     return (int8(q, a) @ int8(k, b).T) * a * b.T / math.sqrt(q.shape[1])
 
 
 def float8_logits(q: Array, k: Array, rows: int = 0) -> Array:
-    """Of e4m3 by a scale for each block of rows, or one for all."""
+    """Rounding to e4m3 by a scale for each block of rows, or one for all."""
     a = largest_of_blocks(q, rows or len(q)) / LARGEST
     b = largest_of_blocks(k, rows or len(k)) / LARGEST
     return (e4m3(q / a) @ e4m3(k / b).T) * a * b.T / math.sqrt(q.shape[1])
@@ -235,7 +235,7 @@ def _small_float8_of_channels(v: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Scheme:
-    """What it rounds, and in which order it walks the keys."""
+    """The tensors that a scheme rounds, and the order in which it walks the keys."""
 
     name: str
     logits: Logits
@@ -280,7 +280,7 @@ SCHEMES = (
         rounded_sums=True,
     ),
     Scheme("int8 rotated, fp16 P V (SageAttention)", _tokens, float16_values, "float16"),
-    # What the library does in these precisions.
+    # The library's own precisions.
     Scheme(
         "dlattn int8_fp8",
         _library_int8,
@@ -296,7 +296,7 @@ SCHEMES = (
 
 
 def attend(scheme: Scheme, q: Array, k: Array, v: Array) -> Array:
-    """What the scheme makes of it."""
+    """The result of the scheme."""
     # Scores are float32 everywhere.
     scores = (scheme.logits(q, k) * LOG2_E).astype(np.float32)
     values, v_scale = scheme.values(v)
@@ -354,7 +354,7 @@ def exact(q: Array, k: Array, v: Array) -> Array:
 
 
 def floor_log2(x: Array) -> Array:
-    """Of magnitudes; far below all others for 0."""
+    """The exponents of magnitudes; far below all others for 0."""
     return np.where(x == 0, -200, np.frexp(np.abs(x))[1] - 1)
 
 
@@ -393,7 +393,7 @@ ADA_FLOAT16 = ("ada fp16", 64)
 
 
 def accumulators(keys: int, mean: float, rows: int = 4, columns: int = 8) -> list[dict[str, Any]]:
-    """What sums of N(0,1) logits' weights and v ~ N(mean,1) lose, both rounded to e4m3 before."""
+    """The loss of sums of N(0,1) logits' weights and v ~ N(mean,1), both rounded to e4m3 before."""
     rng = np.random.default_rng(1)
     logits = rng.standard_normal((rows, keys))
     p = e4m3(np.exp(logits - logits.max(1, keepdims=True)) * 256)

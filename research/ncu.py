@@ -41,7 +41,7 @@ BATCH_SIZE, SEQLEN, CHANNELS = 4, 4096, 2048
 MASKS = {"no": (False,), "yes": (True,), "both": (False, True)}
 WARMUP = 3  # calls before the one that is profiled, to load code and to warm the L2
 
-# What is kept of some hundred metrics, and under which name.
+# The metrics that are kept of some hundred, and under which name.
 PICKED = (
     (r"gpu__time_duration\.sum", "duration"),
     (r"(?:gpc|sm|smsp)__cycles_elapsed\.avg\.per_second", "SM clock"),
@@ -92,7 +92,8 @@ class Case(NamedTuple):
 
 
 def target(cases: list[Case]) -> None:
-    """What is profiled: for each case a few calls, the last of them, on torch or CuPy arrays."""
+    """The program that is profiled: for each case a few calls, the last of them, on torch or CuPy
+    arrays."""
     import dlattn
 
     try:
@@ -160,7 +161,7 @@ def profile(
 
 
 def parse(text: str) -> list[dict[str, tuple[str, str]]]:
-    """Of each launch metric to value and unit, from ncu's raw page: names, units, values."""
+    """The value and unit of each launch metric, from ncu's raw page: names, units, values."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     rows = list(csv.reader(io.StringIO("\n".join(lines))))
     if len(rows) < 3 or "ID" not in rows[0]:
@@ -177,7 +178,7 @@ def parse(text: str) -> list[dict[str, tuple[str, str]]]:
 
 
 def pick(metrics: dict[str, tuple[str, str]]) -> dict[str, Any]:
-    """What is asked for, in the order of PICKED; the largest stalls first."""
+    """The metrics asked for, in the order of PICKED; the largest stalls first."""
     picked: dict[str, Any] = {}
     for pattern, name in PICKED:
         found = []

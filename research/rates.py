@@ -1,4 +1,5 @@
-"""What warp instructions cost on the GPU at hand, beside what the model of Ada takes for it.
+"""Measures the cost of warp instructions on the GPU at hand, beside the one that the model of Ada
+takes.
 
     python research/rates.py --build build/rates          # compiles rates/rates.cu for sm_90a
     build/rates > rates.json                              # on an H200: seconds, without Python
@@ -60,7 +61,7 @@ def loops(arch: str) -> dict[str, list[Instruction]]:
 
 
 def clocks_by_the_model(loop: list[Instruction], device: Device) -> float:
-    """Of an instruction: what the busiest pipe, or issuing, takes of a turn."""
+    """The part of a turn that an instruction takes on the busiest pipe, or of issuing."""
     pipes: dict[str, float] = {"issue": float(len(loop))}
     for i in loop:
         use = use_of(i, device)
@@ -71,13 +72,13 @@ def clocks_by_the_model(loop: list[Instruction], device: Device) -> float:
 
 
 def opcodes(loop: list[Instruction]) -> str:
-    """Of the instructions that are measured."""
+    """The names of the instructions that are measured."""
     many = [i.opcode for i in loop]
     return " + ".join(x for x in dict.fromkeys(many) if many.count(x) > STEPS // 2)
 
 
 def compare(measured: dict[str, Any], code: dict[str, list[Instruction]]) -> dict[str, Any]:
-    """What was measured beside what the model says of the same code."""
+    """The measured costs beside those that the model takes for the same code."""
     (name,) = (name for name in DEVICES if name in measured["gpu"])
     device = DEVICES[name]
     instructions = []

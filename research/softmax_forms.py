@@ -77,14 +77,14 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """What a kernel is compiled for: a tile and, of wmma, its variant."""
+    """The parameters that a kernel is compiled with: a tile and, for wmma, its variant."""
 
     head_dim: int
     variant: str
 
     @property
     def definitions(self) -> list[str]:
-        """What the launcher is told of it."""
+        """The numbers that the launcher gets."""
         variant = [f"-DVARIANT=k{self.variant.title().replace('_', '')}"] if self.variant else []
         return [f"-DHEAD_DIM={self.head_dim}", *variant]
 
@@ -108,12 +108,12 @@ def plan_of(family: Family, case: Case) -> dlattn.Plan:
 
 
 def shape_of(plan: dlattn.Plan) -> Shape:
-    """What the kernel of a plan is compiled for."""
+    """The parameters that the kernel of a plan is compiled with."""
     return Shape(plan.head_dim_tile, plan.variant)
 
 
 def compile_command(family: Family, form: str, shape: Shape, arch: str, output: Path) -> list[str]:
-    """What compiles a form."""
+    """The command that compiles a form."""
     folders = [*FORMS[form], ROOT / "src", ROOT / "src" / "include"]
     command = ["nvcc", "-std=c++17", "-O3", "--expt-relaxed-constexpr", *shape.definitions]
     number = arch.removeprefix("sm_") + family.suffix

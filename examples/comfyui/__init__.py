@@ -16,7 +16,8 @@ import dlattn
 
 PRECISIONS = {"exact": None, "int8_fp8": "int8_fp8", "int8_fp16": "int8_fp16", "fp8": "fp8"}
 
-# What else ComfyUI tells its functions of attention: these are read, or say nothing of the numbers.
+# The other arguments of ComfyUI's attention functions: these are read, or say nothing of the
+# numbers.
 KNOWN = {
     "_inside_attn_wrapper",
     "enable_gqa",
@@ -43,7 +44,7 @@ def attend(
     precision: str | None = None,
     **kwargs: Any,
 ) -> Any:
-    """What ComfyUI calls instead of `func`, its own attention, with that first.
+    """The function that ComfyUI calls instead of `func`, its own attention, with that first.
 
     Args:
         q, k, v: (batch, rows, heads * head_dim), or with skip_reshape (batch, heads, rows,
@@ -132,7 +133,7 @@ class DlattnAttention:
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
-        """What ComfyUI shows."""
+        """The node that ComfyUI shows."""
         return {"required": {"model": ("MODEL",), "precision": (list(PRECISIONS),)}}
 
     def patch(self, model: Any, precision: str) -> tuple[Any]:

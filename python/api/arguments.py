@@ -336,15 +336,15 @@ ARGUMENTS = (
         "Precision | None",
         default="None",
         functions=ATTENTION,
-        doc="""What the products are made of, with q of float16 or bfloat16 and head dims up to
-            128. None: of the inputs as they are. "int8_fp8": of 8-bit integers for q·k, and of
-            float8_e4m3fn for probabilities times v [8]. "int8_fp16": of 8-bit integers for q·k, and
-            of float16 for probabilities times v [9]. "fp8": of float8_e4m3fn for both. q, k and v
+        doc="""The numbers that are multiplied, with q of float16 or bfloat16 and head dims up to
+            128. None: the inputs as they are. "int8_fp8": 8-bit integers for q·k, and
+            float8_e4m3fn for probabilities times v [8]. "int8_fp16": 8-bit integers for q·k, and
+            float16 for probabilities times v [9]. "fp8": float8_e4m3fn for both. q, k and v
             are quantised on the way, k and v into a workspace of the framework's memory (see
             `quantize_kv`, which also tells what becomes of numbers that are not finite); rows of q
             have a scale each, or with "fp8" 64 of them one. Not with softcap, bias or alibi_slopes.
             Never chosen unasked.""",
-        varlen_doc="""What the products are made of, as for `attention`: None for the inputs,
+        varlen_doc="""The numbers that are multiplied, as for `attention`: None for the inputs,
             "int8_fp8", "int8_fp16" or "fp8".""",
     ),
     Argument(

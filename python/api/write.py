@@ -55,14 +55,15 @@ def _names_of(function: str, arguments: tuple[Argument, ...]) -> set[str]:
 
 
 def _without(function: str, arguments: tuple[Argument, ...]) -> list[Argument]:
-    """What `supported` and `plan` take by keyword, and this function does not."""
+    """The arguments that `supported` and `plan` take by keyword, and this function does not."""
     taken = _names_of(function, arguments)
     keywords = [a for a in arguments if "plan" in a.functions and a.default is not None]
     return [a for a in keywords if a.name not in taken]
 
 
 def _only(function: str, arguments: tuple[Argument, ...]) -> list[Argument]:
-    """What `supported` and `plan` take for this function, and not for those before it."""
+    """The arguments that `supported` and `plan` take for this function, and not for those before
+    it."""
     order = ("attention", "attention_with_kvcache", "attention_varlen")
     before = (_names_of(other, arguments) for other in order[: order.index(function)])
     taken = _names_of(function, arguments).difference(*before)
@@ -113,7 +114,7 @@ def _keywords(arguments: list[Argument], function: str, indent: int) -> Iterator
 
 
 def _options(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
-    """What `supported` takes by keyword, as the entries of a dict."""
+    """The keywords of `supported`, as the entries of a dict."""
     for argument in arguments:
         if argument.default is not None and argument.native:
             yield f'"{argument.name}": {argument.name},'

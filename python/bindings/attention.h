@@ -30,7 +30,7 @@ nb::object plan(const AttentionCall& call);
 nb::object info();
 nb::object inspect(nb::handle tensor);
 
-// What a computation hands back.
+// The results of a computation.
 struct Outcome {
   nb::object out;
   nb::object lse;  // null if not asked for

@@ -11,7 +11,7 @@ enum class Keys { kAsQueries, kEntries, kChosenEntries, kPages };
 Keys keys_of(const AttentionCall& call);
 QkvDims cache_dims(Keys keys, Layout layout);
 
-// Of the lists of lengths, refuses what a call must not have and what it lacks.
+// Refuses lists of lengths that a call must not have, and asks for those that it lacks.
 void check_lengths_given(const AttentionCall& call);
 
 // Sizes of a cache. seqlen_k of one in pages is settled when page_table comes.

@@ -253,7 +253,7 @@ Tensor take_in(nb::handle object, const TensorType& type, const char* name, cons
     Tensor tensor =
         target.lent.owner.is(object) ? target.lent : read_cuda_array(object, type, name);
     tensor.name = name;
-    // Of no memory, the device is any.
+    // A tensor without elements may be on any device.
     if (tensor.num_elements() == 0 && target.device.type == DeviceType::kCuda)
       tensor.device = target.device;
     check_device(name, tensor.device, target);

@@ -7,7 +7,7 @@
 #include "tensor.h"
 #include "torch_state.h"
 
-// What the binding knows of the caller's tensor library. Two kinds: types with DLPack's C exchange
+// The binding's knowledge of the caller's tensor library. Two kinds: types with DLPack's C exchange
 // API are served without running any Python code; the others through an adapter object of
 // dlattn.frameworks.
 namespace dlattn::python {

@@ -31,7 +31,8 @@ auto guarded(Code&& code) noexcept {
   }
 }
 
-// What a function of Python's C API returned. Throws if it is null, as an exception is set then.
+// Owns the result of a function of Python's C API. Throws if it is null, as an exception is set
+// then.
 inline nb::object checked(PyObject* result) {
   if (!result) throw nb::python_error();
   return nb::steal<nb::object>(result);

@@ -17,7 +17,7 @@
 namespace dlattn::python {
 namespace {
 
-// What this module keeps of Python (classes, types, the frameworks' adapters) is one interpreter's.
+// The module keeps Python's classes, types and the frameworks' adapters for one interpreter.
 void check_interpreter() {
   if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0) return;
   throw nb::import_error(

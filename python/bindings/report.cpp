@@ -1,4 +1,4 @@
-// What is told without computing anything: supported, plan, info, inspect.
+// Answers questions without computing anything: supported, plan, info, inspect.
 #include <string>
 #include <vector>
 

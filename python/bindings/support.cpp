@@ -101,7 +101,7 @@ void set_kvcache(AttentionParams* p) {
 
 constexpr float kFloats[1] = {0.0f};
 
-// What a kernel may lack, in the order of the table of what is supported.
+// Features that a kernel may lack, in the order of the table of what is supported.
 struct Feature {
   const char* name;
   void (*add)(AttentionParams* p);  // to a made-up problem

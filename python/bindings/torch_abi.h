@@ -24,8 +24,8 @@ using String = StringObject*;
 using List = ListObject*;
 using Library = LibraryObject*;
 
-// What runs an operator: takes its arguments off the stack, in the order of its schema, and puts
-// its results there. Torch calls it without the GIL.
+// A function that runs an operator: takes its arguments off the stack, in the order of its schema,
+// and puts its results there. Torch calls it without the GIL.
 using Kernel = void(Value* stack, std::uint64_t num_arguments, std::uint64_t num_results);
 
 // The version of the above that this module speaks: that of torch 2.10, which later ones know.

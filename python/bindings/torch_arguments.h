@@ -10,7 +10,7 @@
 // The arguments that torch passes to an operator's kernel.
 namespace dlattn::python {
 
-// What lies on the stack for an argument, which the kernel owns.
+// The kind of an argument on the stack, which the kernel owns.
 enum class Kind : std::uint8_t {
   kNumber,  // a bool or int, or a float
   kTensor,
@@ -20,7 +20,7 @@ enum class Kind : std::uint8_t {
   kOptionalText,
 };
 
-// Of an argument written as torch prints its type, and its name: "Optional[Tensor] bias".
+// Reads an argument written as torch prints its type, and its name: "Optional[Tensor] bias".
 constexpr Kind kind_of(std::string_view argument) {
   const std::string_view type = argument.substr(0, argument.find(' '));
   return type == "Tensor"             ? Kind::kTensor

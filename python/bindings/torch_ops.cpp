@@ -250,7 +250,7 @@ struct Failure {
 thread_local Failure failure;
 static_assert(std::is_trivially_destructible_v<Failure>);
 
-// What failed, if `code` throws.
+// Keeps the failure, if `code` throws.
 template <typename Code>
 void catch_failure(Code&& code) noexcept {
   failure.kind = nullptr;

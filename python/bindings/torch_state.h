@@ -6,7 +6,7 @@ namespace dlattn::python {
 
 namespace nb = nanobind;
 
-// What of torch's own state a call must look at, in objects that tell it in some tens of
+// The part of torch's own state that a call must look at, in objects that tell it in some tens of
 // nanoseconds. They come from dlattn.frameworks.Torch, whose methods look closer.
 class TorchState {
  public:

@@ -56,7 +56,7 @@ class Attributes {
   explicit Attributes(const xla::Attributes& given) : given_(given) {}
 
   std::int64_t integer(const char* name) const { return scalar<std::int64_t>(name, xla::kS64); }
-  // Of the numbers from 0 to `last`.
+  // Takes the numbers from 0 to `last`.
   std::int64_t integer(const char* name, std::int64_t last) const {
     const std::int64_t value = integer(name);
     if (value < 0 || value > last)

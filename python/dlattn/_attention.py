@@ -80,11 +80,11 @@ def attention(
             num_heads_kv), as FlashAttention-3 takes it, or to (batch, num_heads). None: 1.
         k_descale: The same for k, broadcastable to (batch, num_heads_kv).
         v_descale: The same for v, broadcastable to (batch, num_heads_kv).
-        precision: What the products are made of, with q of float16 or bfloat16 and head dims up to
-            128. None: of the inputs as they are. "int8_fp8": of 8-bit integers for q·k, and of
-            float8_e4m3fn for probabilities times v [8]. "int8_fp16": of 8-bit integers for q·k, and
-            of float16 for probabilities times v [9]. "fp8": of float8_e4m3fn for both. q, k and v
-            are quantised on the way, k and v into a workspace of the framework's memory (see
+        precision: The numbers that are multiplied, with q of float16 or bfloat16 and head dims up
+            to 128. None: the inputs as they are. "int8_fp8": 8-bit integers for q·k, and
+            float8_e4m3fn for probabilities times v [8]. "int8_fp16": 8-bit integers for q·k, and
+            float16 for probabilities times v [9]. "fp8": float8_e4m3fn for both. q, k and v are
+            quantised on the way, k and v into a workspace of the framework's memory (see
             `quantize_kv`, which also tells what becomes of numbers that are not finite); rows of q
             have a scale each, or with "fp8" 64 of them one. Not with softcap, bias or alibi_slopes.
             Never chosen unasked.
@@ -287,7 +287,7 @@ def attention_varlen(
             int8 or float8_e4m3fn, beside q of float16 or bfloat16: the factor of its elements with
             which `append_kv` wrote them, required then.
         v_descale: The same for v.
-        precision: What the products are made of, as for `attention`: None for the inputs,
+        precision: The numbers that are multiplied, as for `attention`: None for the inputs,
             "int8_fp8", "int8_fp16" or "fp8".
         layout: Dimensions of q, k, v and out: "bshd" for (total, num_heads, head_dim), "bhsd" for
             (num_heads, total, head_dim).

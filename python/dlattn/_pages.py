@@ -87,7 +87,7 @@ def _count(value: Any, name: str, least: int) -> int:
 
 
 def _check_lists(lists: dict[str, Any]) -> str:
-    """What can be told without the values; returns the name of the library."""
+    """Check all that needs no values; returns the name of the library."""
     indptr = lists["indptr"]
     frameworks = {name: find(type(x), name).name for name, x in lists.items()}
     framework = frameworks["indptr"]

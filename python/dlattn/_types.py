@@ -105,7 +105,7 @@ class Plan:
     isa: str
     """The CPU's instruction set in use."""
     predicted_ns: float
-    """What it takes on a GPU, in nanoseconds, by the kernel's model; 0: unknown."""
+    """The time on a GPU, in nanoseconds, by the kernel's model; 0: unknown."""
     passed_over: tuple[str, ...]
     """Why the other kernels of this device cannot run the call."""
     text: str
@@ -122,7 +122,7 @@ class DeviceInfo:
     """A CUDA device."""
 
     index: int
-    """Of cuda:<index>."""
+    """The number in cuda:<index>."""
     name: str
     compute_capability: tuple[int, int]
     """(8, 9) for 8.9."""
@@ -154,20 +154,21 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class Info:
-    """What this build contains and which devices it found."""
+    """The contents of this build and the devices that it found."""
 
     version: str
     cuda: bool
     """Whether the build has CUDA kernels."""
     cuda_version: str
-    """Of the toolkit that compiled them."""
+    """The version of the toolkit that compiled the kernels."""
     archs: tuple[str, ...]
     """Machine code ("89-real") and PTX ("89-virtual") in this build."""
     archs_reason: str
     """Why those: what the build was asked for, or the GPU that it found."""
     kernels: tuple[str, ...]
     missing_kernels: tuple[str, ...]
-    """What this build lacks, as it has no code for the compute capability that they are for."""
+    """The kernels that this build lacks, as it has no code for the compute capability that they are
+    for."""
     devices: tuple[DeviceInfo, ...]
     device_status: str
     """Why there are no devices; empty if there are."""

@@ -1,4 +1,4 @@
-"""What the functions with other libraries' signatures share: views of arrays, names in errors."""
+"""Shared by the functions with other libraries' signatures: views of arrays, names in errors."""
 
 from __future__ import annotations
 

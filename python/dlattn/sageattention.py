@@ -57,7 +57,7 @@ __all__ = [
 
 _LAYOUTS: dict[str, Layout] = {"HND": "bhsd", "NHD": "bshd"}
 
-# What an error of `attention` says, and what it says to who has given no `precision`.
+# The words of an error of `attention`, and those for a caller who has given no `precision`.
 _NAMES = {
     "softmax_scale": "sm_scale",
     "precision is int8_fp8 with q of": "q: dtype is",
@@ -102,7 +102,7 @@ def sageattn_qk_int8_pv_fp8_cuda(
     return_lse: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """What `sageattn` computes, under the name that SageAttention has for one kind of GPU.
+    """`sageattn` under the name that SageAttention has for one kind of GPU.
 
     Returns:
         As sageattn.

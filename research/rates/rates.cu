@@ -79,7 +79,7 @@ DLATTN_OP(RoundToU8,
           "{ .reg .s32 p, q; cvt.rni.s32.f32 p, %1; cvt.rni.s32.f32 q, %2;"
           " cvt.pack.sat.u8.s32.b32 %0, p, q, %0; }",
           : "+r"(x[0]) : "r"(s.a[0]), "r"(s.a[1]))
-// What a load brings is the address of the next one of its chain, or it would be left out.
+// Each load brings the address of the next one of its chain, or it would be left out.
 struct Ldsm {
   static __device__ void prepare(State& s, std::uint32_t* smem, std::uint32_t base) {
     if (threadIdx.x < 32) smem[threadIdx.x] = base + 16 * threadIdx.x;

@@ -35,12 +35,12 @@ class Comparison:
         return self.predicted / self.measured - 1
 
 
-# What results call variants that have other names by now.
+# Names of variants in older results, with their names of today.
 FORMER_VARIANTS = {"ahead": "pipelined", "whole": "single_pass", "bulk": "persistent"}
 
 
 def measured_cases(path: Path) -> list[tuple[Problem, str, float]]:
-    """Of a results file: the wmma kernel's float16 problems, the variants they ran on, seconds."""
+    """The wmma kernel's float16 problems in a results file, the variants they ran on, seconds."""
     cases = []
     for result in json.loads(path.read_text())["results"]:
         ours = result["contestant"] == "dlattn wmma"

@@ -31,7 +31,7 @@ NEXT_SECONDS = 0.9e-6  # of each further part of a thread block, without a byte:
 KEY_SECONDS = 11e-9  # of a key of head_dim 128, of a thread block that waits for no byte: plan.cpp
 KEY_SECONDS_8_BIT = 0.65 * KEY_SECONDS
 READ_BYTES_PER_SECOND = 4.42e12  # the most that reads of DRAM reach
-# What programmatic dependent launch saves of a launch, 0.79 to 1.04 in three shapes of
+# The part of a launch that programmatic dependent launch saves, 0.79 to 1.04 in three shapes of
 # research/LOG.md. Ada has none of it, so that each launch takes so much longer there.
 DEPENDENT_LAUNCH_SECONDS = 0.9e-6
 
@@ -57,7 +57,7 @@ class Call:
 
     @property
     def bytes(self) -> int:
-        """Of K and V."""
+        """The bytes of K and V."""
         return 2 * self.batch * self.heads_kv * self.keys * self.head_dim * self.key_bytes
 
     @property
@@ -69,7 +69,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Plan:
-    """What plan.cpp and dealing.h make of a call."""
+    """The partition that plan.cpp and dealing.h make for a call."""
 
     variant: str
     block_n: int  # keys of a tile
@@ -85,7 +85,7 @@ class Plan:
 
     @property
     def parts(self) -> list[list[int]]:
-        """Of each thread block the tiles of its parts of row blocks, one behind the other."""
+        """For each thread block the tiles of its parts of row blocks, one behind the other."""
         if self.whole:
             return [[self.row_tiles] for _ in range(self.row_blocks)]
         begin, units = self.begin, self.begin + self.row_tiles
@@ -112,7 +112,7 @@ class Plan:
 
 
 def plans(calls: Sequence[tuple[Device, Call]]) -> list[Plan]:
-    """What the family plans. Raises ValueError where it refuses a call."""
+    """The plan of the family. Raises ValueError where it refuses a call."""
     asked = [
         (
             device,
@@ -191,7 +191,8 @@ def in_parts(plan: Plan, device: Device) -> Plan:
 
 
 def loop_clocks(kernel: Kernel, device: Device) -> float:
-    """Of a pass through the long loop, a thread block alone on its SM, whose bytes are there.
+    """The clocks of a pass through the long loop, for a thread block alone on its SM, whose bytes
+    are there.
 
     Groups of warps have tiles of their own and do not meet.
     """
@@ -201,7 +202,7 @@ def loop_clocks(kernel: Kernel, device: Device) -> float:
 
 
 def key_seconds(call: Call, plan: Plan, device: Device, slower: float = 1.0) -> float:
-    """Of a key of a thread block that waits for no byte.
+    """The clocks of a key in a thread block that waits for no byte.
 
     As many clocks as on an H200, times `slower`: the clocks of the long loop by those on an H200,
     both by the model.
@@ -255,7 +256,7 @@ def stream_seconds(
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of one call on one device."""
+    """The times of one call on one device."""
 
     seconds: float
     fixed: float  # seconds without a byte: launches, first byte, end, adding up
@@ -267,12 +268,12 @@ class Prediction:
     bound: str
 
     def share(self, call: Call, device: Device) -> float:
-        """Of the data sheet's bandwidth."""
+        """The share of the data sheet's bandwidth."""
         return call.bytes / self.seconds / device.dram_bytes_per_second
 
 
 def fixed_seconds(call: Call, plan: Plan, device: Device) -> float:
-    """What a call takes beside reading."""
+    """The time of a call beside reading."""
     launches = 1 if plan.whole else 2
     seconds = FIRST_SECONDS + (0.0 if plan.whole else COMBINE_SECONDS)
     if call.lengths_on_device:
@@ -319,7 +320,7 @@ def predict(
 
 
 def share_needed(call: Call, prediction: Prediction, device: Device) -> float:
-    """Of the data sheet's bandwidth, for the call to come to TARGET_SHARE of it.
+    """The share of the data sheet's bandwidth that brings the call to TARGET_SHARE of it.
 
     More than 1: none is enough.
     """

@@ -25,7 +25,7 @@ from sass_model.decode import (
 from sass_model.devices import Device
 from sass_model.report import Document, table
 
-# Of a tile, the long loop's clocks by those on an H200, by GPU and variant (kernels.Shape.name).
+# The long loop's clocks for a tile by those on an H200, by GPU and variant (kernels.Shape.name).
 Slower = dict[tuple[str, str], float]
 
 _FITTED = "contiguous: 1 query, cold"  # at head_dims up to 128
@@ -58,7 +58,7 @@ class Measured:
 
 
 def measured_calls(path: Path) -> list[Measured]:
-    """Of a results file: the decode family's calls with K and V cold, without pages."""
+    """The decode family's calls in a results file, with K and V cold, without pages."""
     found = []
     for result in json.loads(path.read_text())["results"]:
         ours = result["contestant"] == "dlattn auto" and result["plan"].startswith("decode:")
@@ -138,8 +138,8 @@ def document(
             "at_nominal": _figures(call, device, nominal),
         }
         if plan.whole:
-            # What it takes with a thread block on each SM, and the clock below which thread blocks
-            # are too few for the bandwidth.
+            # The time with a thread block on each SM, and the clock below which thread blocks are
+            # too few for the bandwidth.
             parts = in_parts(plan, device)
             entry["in_parts"] = _figures(call, device, predict(call, parts, device, slower=times))
             at_a_time = min(prediction.blocks, plan.resident * device.num_sms)
@@ -208,7 +208,7 @@ def predictions_table(made: Document) -> str:
 
 
 def target_table(made: Document) -> str:
-    """What the call of 33 MB of K and V is allowed, takes, and would need."""
+    """The time that the call of 33 MB of K and V is allowed, takes, and would need."""
     rows = []
     for row in made["predictions"]:
         if "share_needed" not in row:

@@ -49,7 +49,7 @@ class Device:
 
     @property
     def peak_flops(self) -> float:
-        """Of dense fp16 products with fp32 accumulation, per second."""
+        """Dense fp16 operations with fp32 accumulation, per second."""
         return self.num_sms * SUB_PARTITIONS * HMMA_FLOPS / self.hmma_clocks * self.clock_hz
 
 
@@ -164,7 +164,7 @@ DEVICES = {
 
 @dataclass(frozen=True)
 class Use:
-    """What one warp instruction needs."""
+    """The resources that one warp instruction needs."""
 
     pipe: str  # "tensor", "mufu", "fma", "alu", "uniform", "memory" or "" for the issue slot alone
     clocks: float  # that the pipe is busy
@@ -194,7 +194,8 @@ WRITE_LATENCY = 400.0  # until a block's last stores have left and another may t
 
 
 def product_clocks(i: Instruction, device: Device) -> float:
-    """Of a sub-partition's tensor core. Raises ValueError for a product that a GPU has not."""
+    """The clocks of a sub-partition's tensor core. Raises ValueError for a product that a GPU has
+    not."""
     sums = "float16_clocks" if i.float16_sums else "clocks"
     clocks: float = getattr(device, f"{i.name.lower()}_{sums}", 0.0)
     if not clocks:

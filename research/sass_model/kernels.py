@@ -20,12 +20,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "budgets"))
 import cubins  # noqa: E402
 
-# Of each family the kernels' names, with groups for a named kernel, its tile and its variant.
+# The kernels' names in each family, with groups for a named kernel, its tile and its variant.
 _SYMBOLS = {
     "wmma": re.compile(
         r"_ZN6dlattn4wmma\d+(?:(split|general|persistent)_)?kernelI6__halfLi(\d+)E(?:Li(\d+)E)?(?:Lb0E)?E\w*"
     ),
-    # Of the integers' the kernels of precision int8_fp8: those of int8_fp16 are not modelled.
+    # Only the kernels of precision int8_fp8 of the integers': those of int8_fp16 are not modelled.
     "wmma8": re.compile(
         r"_ZN6dlattn5wmma8\d+(?:(int8)_)?kernelILi(\d+)ELb([01])E(?:LNS_9PrecisionE1E)?E\w*"
     ),
@@ -34,7 +34,7 @@ _SYMBOLS = {
         r"_ZN6dlattn6decode\d+kernelI6__half(S\d*_|13__nv_fp8_e4m3)Li(\d+)ELi(\d)ELb0ELb0EE\w*"
     ),
 }
-# Of which the instances are.
+# The dtypes of the instances.
 _DTYPES = {
     "wmma": ("float16",),
     "wmma8": ("float8_e4m3fn", "int8"),
@@ -140,8 +140,8 @@ def _run_cpp(text: str, *sources: Path, headers: dict[str, str] | None = None) -
         return subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout
 
 
-# What prints the shapes of a tile: head_dim tile, variant, its name, block_m, block_n, warps, bytes
-# of shared memory, groups of keys.
+# A program that prints the shapes of a tile: head_dim tile, variant, its name, block_m, block_n,
+# warps, bytes of shared memory, groups of keys.
 _PRINT_SHAPES = {
     "wmma": """
             for (int v = 0; v < kNumVariants; ++v) {

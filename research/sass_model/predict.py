@@ -96,8 +96,9 @@ def pace(kernel: Kernel, device: Device) -> Pace:
 
 
 def tiles_outside(kernel: Kernel) -> int:
-    """Of each group of warps: a kernel whose long loop works out the scores of a tile beside P V of
-    the one before has the first scores in its prologue and the last P V in its epilogue."""
+    """The loops of each group of warps: a kernel whose long loop computes the scores of a tile
+    beside P V of the one before has the first scores in its prologue and the last P V in its
+    epilogue."""
     return 1 if operations(kernel.paths.prologue) else 0
 
 
@@ -137,7 +138,8 @@ class _Walk:
             for edge, main in zip(pace_.edge, pace_.main, strict=True)
         ]
         self.queue = deque(blocks)
-        # Of each SM: blocks waiting for memory as (until, work), blocks computing as work left.
+        # The blocks of each SM: those waiting for memory as (until, work), those computing as work
+        # left.
         self.starting: list[list[tuple[float, float]]] = [[] for _ in range(device.num_sms)]
         self.computing: list[list[float]] = [[] for _ in range(device.num_sms)]
         self.ending: list[list[float]] = [[] for _ in range(device.num_sms)]
@@ -193,7 +195,7 @@ class _Walk:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of one kernel for one problem on one device."""
+    """The prediction for one kernel and one problem on one device."""
 
     seconds: float
     peak_share: float  # of the tensor cores' peak for its products, by the usual count
@@ -220,7 +222,7 @@ def dram_seconds(problem: Problem, device: Device, shape: Shape) -> float:
 
 
 def quantisation_seconds(problem: Problem, device: Device) -> float:
-    """What comes before a problem that quantises: a launch that reads and writes k and v."""
+    """The launch before a problem that quantises: it reads and writes k and v."""
     if not problem.quantises:
         return 0.0
     elements = 2.0 * problem.batch * problem.heads * problem.seqlen * problem.head_dim

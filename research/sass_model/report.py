@@ -33,7 +33,7 @@ def _percent(share: float) -> str:
 
 
 def _shape_text(entry: dict[str, Any]) -> str:
-    """Of a problem: "(1, 8, 512, 64) causal"."""
+    """A problem in words: "(1, 8, 512, 64) causal"."""
     shape = ", ".join(map(str, entry["shape"]))
     return f"({shape}){' causal' if entry['causal'] else ''}"
 
@@ -201,7 +201,7 @@ def text(document: Document) -> str:
 
 
 def _port_bytes(kernel: Kernel) -> int:
-    """Of the shared memory's port, that a warp's tile moves."""
+    """The bytes that a warp's tile moves through the shared memory's port."""
     main = kernel.paths.main
     return sum(
         i.bytes_per_lane * WARP_LANES

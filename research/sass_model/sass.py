@@ -71,7 +71,8 @@ class Instruction:
 
     @cached_property
     def operations(self) -> int:
-        """Of a matrix product, a multiplication and an addition counted as two; else 0."""
+        """The operations of a matrix product, a multiplication and an addition counted as two; else
+        0."""
         shape = _SHAPE.search(self.opcode) if self.name in _PRODUCTS else None
         return 2 * 16 * 8 * int(shape[1]) if shape else 0
 
@@ -103,7 +104,7 @@ class Instruction:
 
     @property
     def bytes_per_lane(self) -> int:
-        """What a lane moves, of an access to shared or global memory."""
+        """The bytes that a lane moves in an access to shared or global memory."""
         if self.name == "LDSM":
             matrices = re.search(r"\.([124])$", self.opcode)
             return 4 * int(matrices[1]) if matrices else 4
@@ -172,7 +173,7 @@ def copied_bytes(instructions: Iterable[Instruction]) -> int:
 
 
 def handovers(instructions: list[Instruction]) -> dict[int, str]:
-    """What instructions, by address, do with mbarriers (stages.cuh of wmma).
+    """The use of mbarriers by each instruction, by address (stages.cuh of wmma).
 
     "fill": the warp's copies count as landed when they have; "release": it has read a stage;
     "full", "empty": it waits until all warps have filled, released one. A stage has two of 8
@@ -276,7 +277,7 @@ class Flow:
         return loops
 
     def instructions(self, blocks: Iterable[int]) -> list[Instruction]:
-        """Of blocks, in the order given."""
+        """The instructions of blocks, in the order given."""
         return [i for block in blocks for i in self.blocks[block].instructions]
 
     def main_loop(self) -> Loop:
@@ -348,7 +349,7 @@ def _basic_blocks(instructions: list[Instruction]) -> list[Block]:
 
 @dataclass(frozen=True)
 class Paths:
-    """What a warp of a kernel executes, in pieces.
+    """The instructions that a warp of a kernel executes, in pieces.
 
     The long loop takes its common path: every copy, and otherwise as few instructions as possible,
     which leaves out the code for rows that outgrow their references, products among it. An

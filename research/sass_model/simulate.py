@@ -85,7 +85,7 @@ class _Warp:
 
 @dataclass(frozen=True)
 class Run:
-    """What came out."""
+    """The result of a simulation."""
 
     clocks_per_pass: float  # of one block; `blocks` of them run side by side
     busy: dict[str, float]  # share of the clocks that a pipe, or "issue", is in use

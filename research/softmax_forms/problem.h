@@ -3,7 +3,7 @@
 #include "cuda/tile/config.h"
 #include "dlattn/attention.h"
 
-// What the launchers of the softmax's forms share.
+// Shared by the launchers of the softmax's forms.
 namespace dlattn {
 
 // q, k, v and out are contiguous, (batch_size, num_heads, seqlen, head_dim), of float16.

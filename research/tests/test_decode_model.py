@@ -55,7 +55,7 @@ def test_tiles_one_by_one() -> None:
     by_tiles = replace(PLAN, grid=3, row_blocks=2, row_tiles=10, begin=4, part_tiles=0)
     # 28 units, 10 a thread block: 4 + 6 | 4, 4 + 2 | 8.
     assert by_tiles.parts == [[6], [4, 2], [8]]
-    # What a row block takes to begin may be all that a thread block has of it.
+    # Beginning a row block may be all that a thread block has of it.
     assert replace(by_tiles, grid=7).parts == [[4], [4], [2], [2], [4], [4]]
     for grid in range(1, 40):
         assert sum(map(sum, replace(by_tiles, grid=grid).parts)) == 20
@@ -156,7 +156,7 @@ def test_constants_are_fitted_to_what_was_measured() -> None:
 
 
 def test_committed_figures_are_the_models() -> None:
-    """Of the plans and paces that they were made with."""
+    """The plans and paces that they were made with."""
     calls = {call.text: call for call in decode_report.CALLS}
     rows = committed()["predictions"]
     assert len(rows) == 3 * len(calls)
@@ -196,7 +196,8 @@ def test_the_share_that_reads_must_reach(device: Any) -> None:
 
 
 def test_what_the_page_says_of_plans() -> None:
-    """Of 8 thread blocks on a slow L4, of parts of one tile, and of how many a 4090 needs."""
+    """The times of 8 thread blocks on a slow L4, of parts of one tile, and how many a 4090
+    needs."""
     call = decode_report.TARGET
     row = row_of("L4", call)
     plan, slow = Plan(**row["plan"]), replace(L4, clock_hz=1.2e9)

@@ -119,7 +119,7 @@ def test_sums_in_few_bits_lose_the_mean() -> None:
     assert entries["ada", 64]["relative_l2"] < 3e-4
 
 
-# What an earlier simulation of the same schemes gave, one draw each of 128 queries.
+# The results of an earlier simulation of the same schemes, one draw each of 128 queries.
 TABLE = {
     "only P in e4m3 ×256, backward": (0.023, 0.024, 0.005, 0.0014, 0.008, 0.008, 0.021),
     "only P in e4m3 ×1, forward": (0.024, 0.025, 0.008, 0.0014, 0.009, 0.009, 0.157),

@@ -95,14 +95,14 @@ _KERNEL = re.compile(
     r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:Lb([01])E)?"
     r"(?:LNS0_7VariantE([0-3])ELb([01])E)?(?:LNS_9PrecisionE(\d)E)?EEv\w+"
 )
-# Of decode: by the dtypes of what is multiplied and of the keys (S2_: the same), tile and shape.
+# decode: by the dtypes of what is multiplied and of the keys (S2_: the same), tile and shape.
 _DECODE_KERNEL = re.compile(
     r"_ZN6dlattn6decode(?:6kernel|14combine_kernel)"
     r"I(6__half|13__nv_bfloat16)(S2_|a|13__nv_fp8_e4m3)?Li(\d+)ELi([01])E"
     r"(?:Lb([01])ELb([01])E|Li([12])E)EEv\w+"
 )
-# Of key_blocks, which quantises: by the dtype of its inputs, its precision, its columns, and
-# whether it is q's.
+# key_blocks, which quantises: by the dtype of its inputs, its precision, its columns, and whether
+# it is q's.
 _QUANTIZE = re.compile(
     r"_ZN6dlattn8quantize10key_blocks6kernelI(6__half|13__nv_bfloat16)"
     r"LNS_9PrecisionE([123])ELi(64|128)ELb([01])EEEv\w+"
@@ -114,12 +114,12 @@ _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
 
 class NoTools(Exception):
-    """What is needed to look at kernels is not on this machine."""
+    """Raised where this machine lacks a tool that reads kernels."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What one kernel needs on one architecture, without its dynamic shared memory."""
+    """The resources of one kernel on one architecture, without its dynamic shared memory."""
 
     registers: int
     stack: int
@@ -251,7 +251,7 @@ def installed_library() -> Path | None:
 
 
 def _instantiation(template: str, operation: str, family: str, dtype: str, tile: int) -> str:
-    """What CMake makes of instance.cu.in."""
+    """The source that CMake makes of instance.cu.in."""
     forward = operation == "forward"
     values = {
         "operation": operation,
@@ -431,7 +431,8 @@ def dynamic_smem() -> dict[str, int]:
 
 
 def cuda_version() -> str:
-    """Of the compiler that made the kernels: the installed package's, else that of nvcc."""
+    """The version of the compiler that made the kernels: the installed package's, else that of
+    nvcc."""
     if not os.environ.get("DLATTN_BUILD_DIR") and installed_library():
         import dlattn
 

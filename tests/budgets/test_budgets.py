@@ -1,4 +1,5 @@
-"""What the compiled kernels need: no spills on sm_89 (of sm90: sm_90a), recorded registers."""
+"""Tests the resources of the compiled kernels: no spills on sm_89 (of sm90: sm_90a), recorded
+registers."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ import pytest
 
 # Per block.
 MAX_SMEM = {cubins.SM_89: 99 * 1024, cubins.SM_90: 227 * 1024, cubins.SM_90A: 227 * 1024}
-# Of variants that no plan takes on 8.9: what compute capability 8.0 has.
+# Variants that no plan takes on 8.9 have the limit of compute capability 8.0.
 BEYOND_ADA = {"single_pass": 163 * 1024}
 MAX_LADDER_REGISTERS = 120  # of the WMMA kernels at head_dim 64
 LADDER = ("wmma_qk", "wmma_smem")
-# Of wmma on sm_89: warps of a block, and blocks that an SM holds.
+# The shapes of wmma on sm_89: warps of a block, and blocks that an SM holds.
 OCCUPANCY = {
     "32_wide": (4, 2),
     "32_narrow": (4, 4),
@@ -53,7 +54,7 @@ def smem() -> dict[str, int]:
 
 
 def needs(kernels: cubins.Kernels, kernel: str) -> cubins.Usage:
-    """What a kernel needs on the architecture of its budget."""
+    """The resources of a kernel on the architecture of its budget."""
     archs = kernels.usage.get(kernel, {})
     arch = cubins.arch_of(kernel)
     if arch != cubins.SM_89 and not any(arch in others for others in kernels.usage.values()):

@@ -1,4 +1,4 @@
-"""What the Python tests share."""
+"""Shared by the Python tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # What takes the longest begins first, so that others run beside it where there are workers.
+    # The longest tests begin first, so that others run beside them where there are workers.
     items.sort(key=lambda item: item.path.name != "test_package_cpp.py")
     if not os.environ.get("DLATTN_NIGHTLY"):
         later = pytest.mark.skip(reason="for .ci/nightly, or with DLATTN_NIGHTLY=1")

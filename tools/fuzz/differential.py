@@ -167,7 +167,7 @@ class TorchArrays:
 
 @dataclass
 class Tally:
-    """What one kernel made of the problems."""
+    """The results of one kernel for the problems."""
 
     runs: int = 0
     passed_over: int = 0
@@ -259,7 +259,7 @@ class Run:
         self._expect()
 
     def features(self) -> list[str]:
-        """What a summary counts."""
+        """The entries that a summary counts."""
         return self.problem.features()
 
     def served(self, kernel: str) -> bool:
@@ -456,7 +456,8 @@ def _magnitude(x: Any) -> float:
 
 
 def attempt_on(arrays: Any) -> type[Run]:
-    """What holds kernels to float64: whole results on NumPy arrays, each row on torch tensors."""
+    """The bounds that hold kernels to float64: whole results on NumPy arrays, each row on torch
+    tensors."""
     if isinstance(arrays, NumPyArrays):
         return Run
     from values import ValuesRun

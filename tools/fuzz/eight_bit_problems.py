@@ -119,7 +119,7 @@ class EightBitRun(Run):
             self._parts.append((at, out, lse, *self._bounds(q, k, v, out, lse, weighed)))
 
     def _bounds(self, q: Any, k: Any, v: Any, out: Any, lse: Any, weighed: Any) -> tuple[Any, Any]:
-        """Of elements of out, and of lse."""
+        """The errors of elements of out, and of lse."""
         scale = self.problem.options["softmax_scale"] or q.shape[-1] ** -0.5
         group = q.shape[2] // k.shape[2]
         q_norms = q.float().norm(dim=-1)

@@ -121,7 +121,7 @@ class KVCacheRun:
             self._expect()
 
     def features(self) -> list[str]:
-        """What a summary counts."""
+        """The entries that a summary counts."""
         library = "numpy" if isinstance(self.arrays, NumPyArrays) else "torch"
         return [*self.problem.features(), f"arrays of {library}"]
 
@@ -134,7 +134,7 @@ class KVCacheRun:
         return bool(dlattn.supported(**self._asked(self._arguments(self._caches()[1], kernel))))
 
     def _asked(self, given: dict[str, Any]) -> dict[str, Any]:
-        """What `supported` and `plan` are asked about a call."""
+        """The arguments with which `supported` and `plan` are asked about a call."""
         given = dict(given)
         if self.problem.call == "new keys":
             for name in ("k", "v", "rotary_cos", "rotary_sin", "rotary_interleaved"):
@@ -282,7 +282,7 @@ class KVCacheRun:
         )
 
     def _wrong_table(self) -> str:
-        """What is wrong with the table that lists of pages were made into."""
+        """The fault of the table that lists of pages were made into."""
         if self.problem.csr is None:
             return ""
         table, lengths = to_float64(self.made["page_table"]), to_float64(self.csr_lengths)
@@ -417,7 +417,7 @@ class KVCacheRun:
         return worst_out, worst_lse
 
     def _wrong_q(self, q: Any) -> tuple[float, float, str]:
-        """Of `append_kv`: q has the bits of its numbers, rotated."""
+        """The rotated q of `append_kv` has the bits of its numbers."""
         arrays, problem = self.arrays, self.problem
         if problem.q is None:
             return (0.0, 0.0, "") if q is None else (math.inf, 0.0, "a result without q")
@@ -430,7 +430,8 @@ class KVCacheRun:
 
 
 def of_sequence(values: np.ndarray, b: int, rows: int, keys: int) -> np.ndarray:
-    """What broadcasts to (batch, heads, queries, keys), for one of the batch."""
+    """The part for one of the batch of a tensor that broadcasts to (batch, heads, queries,
+    keys)."""
     full = values[(None,) * (4 - values.ndim)]
     full = full[b : b + 1] if full.shape[0] > 1 else full
     full = full[:, :, :rows] if full.shape[2] > 1 else full

@@ -26,7 +26,7 @@ LEAST, MOST = -(2**31), 2**31 - 1
 
 # The calls, and how often each is drawn.
 CALLS = {"attend": 4, "new keys": 3, "varlen": 3, "append": 3}
-# What a cache may be stored in beside the dtype of its queries, None, and beside which of these.
+# The dtypes of a cache beside the dtype of its queries, None, and beside which of these.
 CACHE_DTYPES: tuple[str | None, ...] = (None, None, "int8", "float8_e4m3fn")
 BESIDE_8_BITS = {
     "attend": ("float16", "bfloat16"),
@@ -48,7 +48,7 @@ OPTIONS: dict[str, Callable[[KVCacheDraw], Any]] = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What problems of a device are like."""
+    """The ranges of a device's problems."""
 
     scores: int  # of a batch, at most
     numbers: int  # of the keys and values of a batch, about

@@ -15,13 +15,13 @@ CACHE_DTYPES = ("int8", "float8_e4m3fn")
 SHAPES = ("()", "(1,)", "(heads,)", "(batch, heads)", "(batch, heads)")
 # `append_kv` takes no scale of these shapes.
 SHAPES_TO_READ = (*SHAPES, "(batch, 1)", "(1, heads)")
-# What scales are multiplied by, mostly 1: elements saturate, or have few steps.
+# The factors that scales are multiplied by, mostly 1: elements saturate, or have few steps.
 FACTORS = {"int8": (*(1.0,) * 6, 2.0**-3, 2.0**3), "float8_e4m3fn": (*(1.0,) * 6, 2.0**-3, 2.0**8)}
 
 
 @dataclass(frozen=True)
 class Scale:
-    """What an element of a cache counts: values that broadcast to (batch, heads), and a place."""
+    """The factors of a cache's elements: values that broadcast to (batch, heads), and a place."""
 
     values: np.ndarray
     place: Placed
@@ -91,7 +91,8 @@ def draw_elements(
 
 
 def unused_elements(numbers: np.random.Generator, dtype: str, sizes: tuple[int, ...]) -> np.ndarray:
-    """What lies where no key in use is: NaN; int8 has none, and has its largest numbers there."""
+    """The contents where no key in use is: NaN; int8 has none, and has its largest numbers
+    there."""
     if dtype == "int8":
         return numbers.choice(np.array([-128, 127], np.float32), sizes)
     return np.full(sizes, np.nan, np.float32)

@@ -40,7 +40,7 @@ class Rotary:
 
 @dataclass
 class KVCacheProblem:
-    """What to compute. Numbers are float32, float64 of float64, and those of their dtype.
+    """A problem to compute. Numbers are float32, float64 of float64, and those of their dtype.
 
     Rows of q, and new rows of k and v, lie one after the other, (rows, heads, dim), whatever the
     call makes of them: sequence b has `counts[b]` new keys and `lengths_q[b]` queries.
@@ -81,7 +81,7 @@ class KVCacheProblem:
     places: tuple[Placed, ...] = ()
     numbers: tuple[np.ndarray, ...] = ()
     """(entries, rows, heads, dim) of K and V."""
-    # What is new.
+    # The new rows.
     q: Any = None
     new: tuple[np.ndarray, ...] = ()
     inputs: dict[str, Placed] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class KVCacheProblem:
     slot_dtype: str = "int64"
     rotary: Rotary | None = None
     scales: tuple[Scale, ...] = ()
-    """Of K and V in 8 bits."""
+    """The dtype of K and V in 8 bits."""
     lost: Any = None
     """New rows that have no place."""
     tensors: dict[str, tuple[np.ndarray, Placed]] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class KVCacheProblem:
 
     @property
     def owners(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of each new row its sequence, and which of the sequence's it is."""
+        """The sequence of each new row, and which of the sequence's rows it is."""
         sequence = np.repeat(np.arange(self.batch), self.counts)
         index = np.concatenate([np.arange(n) for n in self.counts])
         return sequence, index.astype(int)
@@ -138,7 +138,7 @@ class KVCacheProblem:
         return self.entries[sequence], keys
 
     def positions(self, fixed: bool = False) -> np.ndarray:
-        """Of new rows, for rotary embedding."""
+        """The positions of new rows, for rotary embedding."""
         sequence, index = self.owners
         at = np.array(self.before, int)[sequence] + (0 if fixed else index)
         if self.leftpads is not None:
@@ -160,7 +160,7 @@ class KVCacheProblem:
 
     @property
     def factors(self) -> list[np.ndarray]:
-        """What elements of K and V count, (batch, heads)."""
+        """The factors of the elements of K and V, (batch, heads)."""
         return [scale.of_heads(self.batch, self.heads_kv) for scale in self.scales]
 
     def stands_for(self, x: np.ndarray, name: str, b: int) -> np.ndarray:
@@ -178,7 +178,7 @@ class KVCacheProblem:
         return round_to(self.rotary.rotate(self.q.astype(self.real), positions), self.dtype)
 
     def features(self) -> list[str]:
-        """What is asked for, in the words that a summary counts."""
+        """The features asked for, in the words that a summary counts."""
         options, lengths = self.options, self.lengths
         causal, rotary = options.get("causal"), self.rotary
         pages = self.page_size

@@ -47,7 +47,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Problem:
-    """What to compute. Tensors are pairs of values and a place; names are those of dlattn."""
+    """A problem to compute. Tensors are pairs of values and a place; names are those of dlattn."""
 
     seed: int
     dtype: str
@@ -66,7 +66,7 @@ class Problem:
         return bool(self.lengths_q)
 
     def features(self) -> list[str]:
-        """What is asked for, in the words that a summary counts."""
+        """The features asked for, in the words that a summary counts."""
         q, k, v = (self.tensors[name][1].sizes for name in "qkv")
         options = self.options
         causal = options["causal"]
@@ -175,7 +175,7 @@ class Draw:
         return rng.choice(HEAD_DIMS) if rng.random() < 0.75 else rng.randint(1, 256)
 
     def _most_rows(self, most: int) -> int:
-        """Of queries, where a head may have so many scores."""
+        """The number of queries, where a head may have so many scores."""
         return most
 
     def _length(self, most: int) -> int:

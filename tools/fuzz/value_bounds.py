@@ -1,4 +1,4 @@
-"""What a right result may be, for values of any magnitude: exact results, and a bound for each row.
+"""The bounds of right results for values of any magnitude: exact results, and a bound for each row.
 
 Scores are formed in float32 (float64 for float64), so that a row may depend on how they round. A
 row is one of these, by its near keys: those that may have a weight, whatever its scores round to.
@@ -53,7 +53,7 @@ Tensor = Any
 
 @dataclass
 class Terms:
-    """What a score is made of, (batch, heads, queries, keys), and which keys are visible."""
+    """The terms of a score, (batch, heads, queries, keys), and which keys are visible."""
 
     capped: Tensor  # softcap(scale * q.k)
     alibi: Tensor
@@ -176,7 +176,7 @@ def _few(x: Tensor) -> list[float]:
 
 
 class Expected:
-    """What is right for one batch of equal lengths, (batch, rows, heads, dim)."""
+    """The right results for one batch of equal lengths, (batch, rows, heads, dim)."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> None:
         torch = torch_module()
@@ -367,7 +367,7 @@ class Expected:
         error = torch.maximum(error.nan_to_num(nan=math.inf), outside.nan_to_num(nan=math.inf))
         empty = self._is("empty")[..., None]
         error = torch.where(empty, torch.where(out == 0, 0.0, math.inf), error)
-        # Of a NaN beside a sink that has all weight, and without keys, both can be said.
+        # Either result is right for a NaN beside a sink that has all weight, and without keys.
         is_nan, or_sink = self._is("nan"), self.sink == math.inf
         right = out.isnan() | ((or_sink | ~self.any_key) & (out == 0))
         error = torch.where(is_nan[..., None], torch.where(right, 0.0, math.inf), error)

@@ -51,7 +51,7 @@ class DrawValues(Draw):
         return problem
 
     def _exponent(self) -> float:
-        """Of the magnitude that scores are to have, to base two."""
+        """The exponent of the magnitude that scores are to have, to base two."""
         rng = self._random
         lowest, highest = rng.choice(((-6, 4),) * 4 + ((4, 14),) * 2 + ((14, 40), (-60, 120)))
         return rng.uniform(lowest, highest)

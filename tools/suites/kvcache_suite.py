@@ -69,7 +69,7 @@ def run_file(settings: Settings, path: Path, end: float, folder: Path) -> list[d
 
 
 def summarise(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """What became of a file's cases, as JSON can hold it."""
+    """The outcomes of a file's cases, as JSON can hold them."""
     functions: dict[str, Counter[str]] = {}
     served, refused = Counter[str](), Counter[str]()
     failed, troubles, left_out, seconds = [], [], {}, []

@@ -46,7 +46,7 @@ def cases_of(suite: Suite, module: ModuleType) -> tuple[list[Cases], dict[str, s
 
 
 def _skip_reason(function: Callable[..., Any]) -> str | None:
-    """Of a mark that skips all cases of a function."""
+    """The reason of a mark that skips all cases of a function."""
     for mark in getattr(function, "pytestmark", ()):
         if mark.name == "skip" or (mark.name == "skipif" and mark.args and mark.args[0] is True):
             return f"skipped by its file: {mark.kwargs.get('reason', '')}"

@@ -93,7 +93,7 @@ def ended(records: Path) -> set[str]:
 
 
 def _lines_from(records: Path, offset: int) -> list[dict[str, Any]]:
-    """What the last process wrote."""
+    """The output of the last process."""
     if not records.exists():
         return []
     text = records.read_bytes()[offset:].decode()

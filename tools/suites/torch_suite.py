@@ -58,7 +58,7 @@ class Settings:
 
 @dataclass
 class Results:
-    """What became of the tests that were chosen, in one way."""
+    """The outcomes of the tests that were chosen, in one way."""
 
     chosen: set[str] = field(default_factory=set)
     records: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Results:
         return str(self.records[test]["outcome"]) if test in self.records else "not run"
 
     def counts(self) -> dict[str, int]:
-        """Of the outcomes."""
+        """The counts of the outcomes."""
         return dict(Counter(self.outcome(test) for test in sorted(self.chosen)).most_common())
 
     def take(self, records: Path) -> None:

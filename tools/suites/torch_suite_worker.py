@@ -57,7 +57,7 @@ def function_of(test: str, functions: Iterable[str]) -> str:
 
 
 def chosen(tests: Iterable[str], functions: list[str], pattern: str, cases: int) -> list[str]:
-    """Of the tests that match, at most so many of each function, in the order to run them.
+    """Keep of the tests that match at most so many of each function, in the order to run them.
 
     They come in rounds of ROUND tests of each function, by class, since unittest prepares a class
     when it comes to it: when time ends, every function has had its turn.

@@ -99,7 +99,7 @@ def make(kind: str, head_dim: int, seed: int = 0) -> Inputs:
 
 @dataclass(frozen=True)
 class Errors:
-    """Of a result: relative to the norms of the exact one, and the largest of all."""
+    """Errors of a result: relative to the norms of the exact one, and the largest of all."""
 
     relative_l2: float
     relative_l1: float
@@ -108,7 +108,7 @@ class Errors:
 
 
 def errors(out: Any, exact: Any) -> Errors:
-    """Of arrays, or of torch tensors wherever they are."""
+    """The errors of an array, or of a torch tensor wherever it is."""
     if hasattr(out, "detach"):
         out, exact = out.double().cpu().numpy(), exact.double().cpu().numpy()
     a, b = np.asarray(out, np.float64), np.asarray(exact, np.float64)

@@ -61,7 +61,7 @@ def measure(out: Array, expected: list[Expected]) -> tuple[float, float]:
 
 
 class Expectations:
-    """What `expect` says, as the GPU's counterpart in `tensors` offers it."""
+    """The result of `expect`, as the GPU's counterpart in `tensors` offers it."""
 
     def __init__(self, case: Case, q: Array, k: Array, v: Array) -> None:
         """Compute it."""

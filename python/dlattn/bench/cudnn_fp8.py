@@ -58,7 +58,7 @@ class Attention:
         return self._out
 
     def result(self) -> Any:
-        """What it computes, in float32, written over NaN."""
+        """The result in float32, written over NaN."""
         tensors.fill_with_nan(self._out)
         return self().float() / self._scales[-1]
 

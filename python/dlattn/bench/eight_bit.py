@@ -244,11 +244,11 @@ def to_float8(problem: Problem) -> Problem:
     return Problem(case, inputs[0], inputs[1], inputs[2], options, varlen)
 
 
-# What is checked beside the times
+# Checks beside the times
 
 
 def checks(context: Context) -> dict[str, Callable[[], list[accuracy.Entry]]]:
-    """What is measured once the times are taken, by the key of the JSON that has it."""
+    """The measurements that follow the times, by the key of the JSON that has each."""
     others, scale, device = peers(context), SCALES[context.device], context.device
     # The inputs of the distributions are exact in float16.
     dtype = "float16" if context.dtype == "bfloat16" else context.dtype
@@ -266,7 +266,7 @@ def checks(context: Context) -> dict[str, Callable[[], list[accuracy.Entry]]]:
     }
 
 
-# What the run comes to
+# The results of a run
 
 
 def summary(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -306,7 +306,7 @@ def summary(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def tables(document: Mapping[str, Any]) -> list[accuracy.Table]:
-    """What the run comes to, and what was checked beside the times."""
+    """The results of a run, and the checks beside the times."""
     found = document["eight_bit"]
     parts = []
     if found["summary"]:

@@ -1,4 +1,4 @@
-"""What a figure has to be read with: commit, machine, versions, ceilings."""
+"""The facts by which a figure has to be read: commit, machine, versions, ceilings."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def git_state(commit: str | None) -> dict[str, Any]:
         top = Path(_output("git", "rev-parse", "--show-toplevel"))
         if not (top / "src" / "include" / "dlattn" / "version.h").is_file():
             return {"sha": None, "dirty": None}
-        # What was run is code; notes and results lying about do not make it another program.
+        # Only changed code makes it another program; notes and results lying about do not.
         changes = _output("git", "status", "--porcelain", "--untracked-files=no")
         return {"sha": _output("git", "rev-parse", "HEAD"), "dirty": bool(changes)}
     except (OSError, subprocess.CalledProcessError):

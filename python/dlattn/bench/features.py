@@ -1,4 +1,4 @@
-"""What features cost: every feature beside what it is measured by, taking turns with it."""
+"""The cost of features: every feature beside what it is measured by, taking turns with it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Context:
 
     @property
     def scale(self) -> Scale:
-        """Of this device's problems."""
+        """The sizes of this device's problems."""
         scale = SCALES[self.device]
         return replace(
             scale,
@@ -242,7 +242,8 @@ def _walk_facts(own: Contestant, problem: Problem, left: int | None) -> dict[str
 
 
 def score(context: Context, sizes: Sizes) -> list[Entrant]:
-    """What changes scores, strides or outputs under causality, against the same kernel without."""
+    """Features that change scores, strides or outputs under causality, against the same kernel
+    without."""
     torch = tensors.torch_module()
     batch_size, num_heads, seqlen, head_dim = sizes
     case = Case(sizes, True, context.dtype, variant="plain")

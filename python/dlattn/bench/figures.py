@@ -97,7 +97,7 @@ def _table(results: Sequence[Result]) -> str:
 
 
 def _comparisons(results: Sequence[Result]) -> str:
-    """What is measured by a baseline, in operations per second over the baseline's."""
+    """Results that are measured by a baseline, in operations per second over the baseline's."""
     rows = []
     facts = list(dict.fromkeys(name for result in results for name in result.facts))
     for result in results:

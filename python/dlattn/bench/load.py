@@ -86,7 +86,7 @@ class Watch:
 
 
 def warning(reasons: list[str]) -> str:
-    """What is printed beside figures, a line; empty on a quiet machine."""
+    """The line that is printed beside figures; empty on a quiet machine."""
     if not reasons:
         return ""
     return f"WARNING, {BUSY}: {'; '.join(reasons)}. Times and ratios may be far off."

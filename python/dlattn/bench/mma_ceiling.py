@@ -1,4 +1,4 @@
-"""What warp-level matrix instructions reach on this GPU: products on registers and nothing else.
+"""The ceiling of warp-level matrix instructions on this GPU: products on registers alone.
 
 A kernel made of `mma.sync` cannot be faster, whatever it does about memory and softmax; larger
 matrix products of a vendor's library may be, with instructions that such a kernel does not have.

@@ -181,7 +181,7 @@ Point = tuple[str, bool, float, float]  # contestant, whether ours, TFLOP/s, rel
 def _errors_and_speeds(
     results: Sequence[Result], distributions: Sequence[dict[str, Any]]
 ) -> tuple[Case, list[Point]] | None:
-    """Of contestants of whom both are known, in the case that most of them ran."""
+    """The contestants of whom both are known, in the case that most of them ran."""
     # 16-bit inputs are float16 where errors are found, so that theirs do not hide the schemes'.
     errors = {
         entry["scheme"].replace("float16", "bfloat16"): entry["relative_l2"]

@@ -73,7 +73,7 @@ def bytes_moved(problem: Problem) -> float:
 
 
 def quantising_rates(results: Sequence[Result], copy_gb_per_s: float) -> list[dict[str, Any]]:
-    """What quantize_kv moves a second, beside a copy."""
+    """The bytes that quantize_kv moves a second, beside a copy."""
     lines = []
     for result in results:
         if result.case.variant != ALONE or not result.seconds:
@@ -95,7 +95,7 @@ def quantising_rates(results: Sequence[Result], copy_gb_per_s: float) -> list[di
 
 
 def rates_table(lines: Sequence[Mapping[str, Any]]) -> Table:
-    """Of quantize_kv: a row for each precision and case."""
+    """The rates of quantize_kv: a row for each precision and case."""
     rows = [
         [
             line["contestant"],

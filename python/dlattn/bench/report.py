@@ -1,4 +1,4 @@
-"""What a benchmark found: as a table and as JSON."""
+"""The findings of a benchmark: as a table and as JSON."""
 
 from __future__ import annotations
 

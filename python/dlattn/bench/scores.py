@@ -1,4 +1,4 @@
-"""What the data does to a softmax whose reference is seldom raised: `wmma`'s and `sm90`'s.
+"""The effect of the data on a softmax whose row max is seldom raised: `wmma`'s and `sm90`'s.
 
 That softmax takes a row's probabilities relative to a reference, the row's maximum as it was when
 last raised, and raises it where a lane's sum of them over a tile, or a slice of one, exceeds 2^15
@@ -236,7 +236,8 @@ def walk_of(plan: Any) -> Walk:
 
 
 def facts_of(problem: Problem, kernel: Any) -> dict[str, float]:
-    """What the rule does to a problem; nothing where a kernel computes it that has no such rule."""
+    """The effect of the rule on a problem; nothing where a kernel computes it that has no such
+    rule."""
     inputs = (problem.q, problem.k, problem.v)
     options = {"causal": problem.case.causal, "layout": "bhsd", "kernel": kernel}
     if not dlattn.supported(*inputs, **options):
@@ -350,7 +351,7 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
 
 
 def _sums_by_lane(part: Tensor, reference: Tensor) -> Tensor:
-    """What each lane of a row adds up of a slice's probabilities: (heads, rows, lanes)."""
+    """The sums of a slice's probabilities over each lane of a row: (heads, rows, lanes)."""
     torch = tensors.torch_module()
     weights = torch.where(part > -math.inf, torch.exp2(part - reference[..., None]), 0.0)
     heads, num_rows, width = part.shape

@@ -32,7 +32,7 @@ from dlattn.bench.timing import Clock, CpuClock, GpuClock, Prepared, Windows
 from dlattn.console.devices import gpu_status
 from dlattn.console.errors import CommandError, first_line
 
-# Of an entrant and of its baseline, a fact by which their times are compared as well.
+# A fact about an entrant and its baseline, by which their times are compared as well.
 TILES = "tiles"
 _WMMA = "dlattn wmma"
 _HOST_SIZES = {"cuda": (1, 8, 128, 64), "cpu": (1, 1, 16, 64)}

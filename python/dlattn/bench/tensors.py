@@ -57,7 +57,7 @@ def dtype_of(x: Tensor) -> str:
 
 
 def fill_with_nan(x: Tensor) -> Tensor:
-    """Of any floating-point dtype, in place."""
+    """Fill a tensor of any floating-point dtype, in place."""
     if dtype_of(x) != FLOAT8:
         return x.fill_(math.nan)
     x.view(torch_module().uint8).fill_(_FLOAT8_NAN)

@@ -37,7 +37,7 @@ QUICK = Windows(rounds=2, warmup_seconds=0.01, measured_seconds=0.03, host_calls
 
 @dataclass(frozen=True)
 class Prepared:
-    """What to time."""
+    """One function to time."""
 
     run: Call
     calls: int  # that it makes

@@ -100,7 +100,7 @@ def read_safetensors(path: Path, pick: Callable[[Iterable[str]], str]) -> Array:
     """The array of a .safetensors file that `pick` names, given all their names."""
     with safetensors().safe_open(path, framework="np") as tensors:
         key = pick(tensors.keys())
-        # Of 8-bit floats the package reads none to NumPy.
+        # The package cannot read 8-bit floats to NumPy.
         if tensors.get_slice(key).get_dtype() != "F8_E4M3":
             array: Array = tensors.get_tensor(key)
             return array

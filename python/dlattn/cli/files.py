@@ -123,7 +123,7 @@ def save(arrays: Iterable[tuple[Place, str, Array]]) -> None:
 
 
 def _load_numpy(place: Place) -> Any:
-    """What NumPy finds in a .npy or .npz file, an array if all is right."""
+    """The contents of a .npy or .npz file as NumPy finds them, an array if all is right."""
     try:
         loaded = np.load(place.path, allow_pickle=False)  # what it is, its content decides
         if place.path.suffix == ".npy":
@@ -164,7 +164,7 @@ def _is_key(text: str) -> bool:
 
 
 def _by_file(contents: Iterable[tuple[Place, str]]) -> dict[Path, list[tuple[Place, str]]]:
-    """What goes into each file, under the first of the paths that name it."""
+    """The contents of each file, under the first of the paths that name it."""
     files: dict[str, list[tuple[Place, str]]] = {}
     for place, key in contents:
         files.setdefault(os.path.realpath(place.path), []).append((place, key))

@@ -9,7 +9,7 @@ import importlib.util
 import dlattn
 from dlattn.cli.support import support_table
 
-# What can bring tensors, be timed against or read files; found without importing it.
+# Packages that can bring tensors, be timed against or read files; found without importing them.
 _PACKAGES = ("numpy", "torch", "cupy", "jax", "ml_dtypes", "safetensors", "matplotlib")
 
 

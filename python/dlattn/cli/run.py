@@ -35,12 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name}-descale",
             metavar="FILE",
-            help=f"what the elements of {name} count, by head, where {name} is of float8_e4m3fn",
+            help=f"factors of the elements of {name}, by head, with {name} of float8_e4m3fn",
         )
     parser.add_argument(
         "--out-dtype",
         choices=("bfloat16", "float16", "float32"),
-        help="of out where q is of float8_e4m3fn; default: bfloat16",
+        help="dtype of out with q of float8_e4m3fn; default: bfloat16",
     )
     parser.add_argument("--bias", metavar="FILE", help="added to the scores")
     parser.add_argument("--mask", metavar="FILE", help="boolean, true where a query may attend")

@@ -15,7 +15,7 @@ KERNELS = tuple(name for name in _core.kernel_names if name != "auto")
 _CPU = 0
 _CAPABILITIES = (80, 86, 89, 90, 100, 120)
 _MOST_HEAD_DIM = 512  # as far as is asked
-# Of features; others read as they are.
+# Labels of features; others read as they are.
 _LABELS = {"gqa": "GQA/MQA", "head_dim_v": "head_dim of v differs", "kvcache": "KV cache"}
 _HEADERS = ("kernel", "runs on", "dtype", "head_dim", "features")
 

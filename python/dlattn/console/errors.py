@@ -1,4 +1,4 @@
-"""What a command raises to end with a message and no traceback, and others' errors in a line."""
+"""The exception that ends a command with a message and no traceback; other errors in a line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class OutputError(CommandError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, or its name if it says nothing."""
+    """The first line of an error, or its name if it has none."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror  # without the number, and the path that the caller names
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -25,7 +25,7 @@ _unfinished: set[str] = set()
 
 
 def status(path: Path) -> os.stat_result | None:
-    """What is there, through links; None if nothing is yet."""
+    """The file that is there, through links; None if nothing is yet."""
     try:
         return os.stat(path)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What dlattn must know of the tensor libraries whose types lack DLPack's C exchange API.
+"""Adapters for the tensor libraries whose types lack DLPack's C exchange API.
 
 No library is imported here before one of its own tensors has come in, by which time the caller
 has imported it. The native module calls `find` once per type and keeps what it returns. It imports

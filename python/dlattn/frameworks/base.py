@@ -1,4 +1,4 @@
-"""What the native module asks of a tensor library."""
+"""The methods that the native module calls of a tensor library."""
 
 from __future__ import annotations
 

@@ -54,7 +54,8 @@ class Numba(CudaArray):
 
 
 def _numba_stream(cuda: Any, like: Any, stream: int) -> Any:
-    """What Numba writes into an array's interface, for who uses the array after this call."""
+    """The stream that Numba writes into an array's interface, for who uses the array after this
+    call."""
     if stream in (0, 1):
         return 0
     if getattr(like, INTERFACE).get("stream") == stream:

@@ -32,7 +32,8 @@ class Torch(Framework):
         return memory
 
     def watched(self) -> tuple[Any, Any, Any, dict[str, Any], dict[str, Any], Any]:
-        """What tells the native module quickly whether to call check_modes and check_tangent.
+        """The state from which the native module sees quickly whether to call check_modes and
+        check_tangent.
 
         The number of dispatch modes, torch.jit's tracing, what increments versions, the variables
         of torch.autograd.forward_ad and torch.utils._python_dispatch, as far as this torch has

@@ -38,7 +38,7 @@ def attend(
     return_lse: bool = False,
     precision: Precision | None = None,
 ) -> Any:
-    """What a backend computes.
+    """Attention as diffusers calls a backend.
 
     Under torch.autocast query, key and value are cast to its dtype first, unless they are float64.
 

@@ -1,4 +1,4 @@
-"""What the backends of serving engines share."""
+"""Shared by the backends of serving engines."""
 
 from __future__ import annotations
 

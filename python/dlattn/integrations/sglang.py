@@ -24,7 +24,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 
 @dataclass
 class DlattnMetadata:
-    """What the layers of a forward pass share.
+    """The lists that the layers of a forward pass share.
 
     Attributes:
         seq_lens: int32 (batch,): keys of each request, those of this pass among them.
@@ -77,7 +77,7 @@ class DlattnAttnBackend(AttentionBackend):
         self.forward_metadata: DlattnMetadata | None = None
         self._graphs: DlattnMetadata | None = None  # the tensors of all CUDA graphs
 
-    # What a forward pass begins with
+    # The start of a forward pass
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         _refuse_modes(forward_batch)

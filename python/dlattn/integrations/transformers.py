@@ -39,7 +39,7 @@ def attention_forward(
     indices: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What a model of transformers calls as its attention.
+    """Attention as a model of transformers calls it.
 
     Sliding windows and chunks are in `attention_mask`, which `attention_mask()` makes. Keys and
     values of shared heads are taken as they are, without repeating them, with any mask.
@@ -141,7 +141,7 @@ def attention_forward(
 def attention_mask(
     batch_size: int, q_length: int, *given: Any, **options: Any
 ) -> torch.Tensor | None:
-    """What transformers calls to make the mask of a batch: a bool mask, or None where
+    """The function that transformers calls to make the mask of a batch: a bool mask, or None where
     `attention_forward` needs none, as `transformers.masking_utils.sdpa_mask`. Of a step of decoding
     with a static cache it is ranges of keys (`dlattn.integrations.transformers_ranges`), unless
     torch is tracing or there is none."""

@@ -1,4 +1,5 @@
-"""What a model of transformers passes on to its attention beyond tensors, masks and scales.
+"""The arguments that a model of transformers passes to its attention beyond tensors, masks and
+scales.
 
 Most of it says nothing new. What would change the result and is not computed is refused by name,
 as an argument that is left out in silence gives wrong results.
@@ -13,7 +14,7 @@ from transformers.utils import logging
 
 _log = logging.get_logger(__name__)
 
-# What they mean, by the models that pass them.
+# The meaning of each, by the models that pass them.
 _NOT_COMPUTED = {
     "block_indices": "blocks of keys that an indexer chose (MiniMax M3)",
     "sinks": "sinks of each token (Inkling 2)",

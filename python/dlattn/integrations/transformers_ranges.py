@@ -58,7 +58,7 @@ def ranges_of(mask: torch.Tensor) -> torch.Tensor | None:
 
 
 def decoding_mask(*arguments: Any, **options: Any) -> torch.Tensor | None:
-    """What `sdpa_mask` returns, as ranges where there can be."""
+    """The mask of `sdpa_mask`, as ranges where there can be."""
     mask: torch.Tensor | None = sdpa_mask(*arguments, **options)
     ranges = None if mask is None or mask.dtype != torch.bool else ranges_of(mask)
     return mask if ranges is None else ranges

@@ -31,7 +31,7 @@ _CACHE_DTYPES = ["auto", "float16", "bfloat16", *_8_BIT_DTYPES]
 
 
 class DlattnBackend(AttentionBackend):
-    """What vLLM asks of a backend before it builds a model."""
+    """The class that vLLM asks about a backend before it builds a model."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
     supported_kv_cache_dtypes: ClassVar[list[Any]] = _CACHE_DTYPES
@@ -81,7 +81,7 @@ class DlattnBackend(AttentionBackend):
 
 @dataclass
 class DlattnMetadata(AttentionMetadata):
-    """What a step's layers share.
+    """The lists that the layers of a step share.
 
     Attributes:
         num_actual_tokens: Rows of the queries that are tokens; what follows is padding.
@@ -273,7 +273,7 @@ class DlattnImpl(AttentionImpl[DlattnMetadata]):
         )
 
     def _scale(self, layer: Any, name: str) -> torch.Tensor | None:
-        """What a cache in 8 bits counts: a layer's, in a tensor that vLLM may still write to."""
+        """The factor of a cache in 8 bits: a layer's, in a tensor that vLLM may still write to."""
         return getattr(layer, name) if self.kv_cache_dtype in _8_BIT_DTYPES else None
 
     def _caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -96,7 +96,7 @@ def attention_reference(
 def same_dtype_reference(
     q: Any, k: Any, v: Any, *, dtype: str | None = None, form: Form = "natural", **options: Any
 ) -> tuple[Array, Array]:
-    """What a plain implementation in `dtype` computes (default: the dtype of q).
+    """Attention as a plain implementation in `dtype` computes it (default: the dtype of q).
 
     Products accumulate in float32, as matrix units do; scores and softmax are float32, the
     probabilities are rounded to `dtype` before they meet V, and so is the result. In float32 and
@@ -374,7 +374,8 @@ def bias_range(
     layout: Layout = "bshd",
     **_: Any,
 ) -> BiasRange:
-    """What the bias is over the keys that each row may attend to; options without a say are taken.
+    """The range of the bias over the keys that each row may attend to; options without a say are
+    taken.
 
     A bias of -inf hides its key. NaN counts as a bias of any size.
     """

@@ -136,7 +136,7 @@ def per_head(values: Any, batch_size: int, heads: int) -> Array:
 def _descales(
     q_descale: Any, k_descale: Any, batch_size: int, num_heads: int, num_heads_kv: int
 ) -> Array:
-    """What the products of each query head with its keys count: (batch, num_heads).
+    """The factors of the products of each query head with its keys: (batch, num_heads).
 
     Those of q are given by head, or by KV head. A negative one is no factor of anything.
     """

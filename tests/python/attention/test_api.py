@@ -266,7 +266,7 @@ def test_merging_partial_attention_is_attention_over_all_keys():
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("slope", [-1000.0, -300.3])
 def test_the_furthest_key_has_the_row(dtype, slope):
-    """Of scores up to 10^6 out is one key's value, to the last bit, and lse as good."""
+    """With scores up to 10^6 out is one key's value, to the last bit, and lse as good."""
     options = {"alibi_slopes": np.full(4, slope, np.float32)}
     for seqlen_q, seqlen_k in ((17, 20), (40, 150), (3, 1100)):
         for causal in (False, "top_left", True):

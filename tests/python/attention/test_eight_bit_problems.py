@@ -102,5 +102,5 @@ def test_values_a_fifth_too_large_fail(monkeypatch: pytest.MonkeyPatch) -> None:
             continue
         tried += 1
         failed += EightBitRun(TorchArrays("cpu"), problem).check("cpu")[0] > 1
-    # Of long sums of both signs little is left, of the errors that the bound allows more.
+    # Long sums of both signs leave little, so that the bound allows more errors.
     assert failed >= 0.8 * tried > 5, f"{failed} of {tried}"

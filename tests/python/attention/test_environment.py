@@ -1,4 +1,4 @@
-"""What environment variables do, each read once in a process of its own."""
+"""Environment variables, each read once in a process of its own."""
 
 from __future__ import annotations
 

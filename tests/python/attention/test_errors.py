@@ -56,7 +56,7 @@ class Nowhere:
 
 
 class Claiming(Exporter):
-    """What __dlpack_device__ returns need not be a device."""
+    """__dlpack_device__ need not return a device."""
 
     def __init__(self, claim: Any) -> None:
         super().__init__(Q)

@@ -72,7 +72,7 @@ CALLS: dict[str, Callable[[Int], Any]] = {
     "quantize_kv": quantized,
     "page_size": lambda n: dlattn.page_table_from_csr(*LISTS, page_size=n(16), max_pages=n(4))[1],
     "max_pages": lambda n: dlattn.page_table_from_csr(*LISTS, page_size=16, max_pages=n(4))[0],
-    # What an engine's model has, more than the pages: clamped.
+    # The lengths of an engine's model, more than the pages have, are clamped.
     "flash_attn's max_seqlen_k": lambda n: flash_attn.flash_attn_varlen_func(
         Q, *PAGES, CU_Q, None, n(5), n(131072), block_table=TABLE, seqused_k=USED
     ),

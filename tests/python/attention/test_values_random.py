@@ -119,7 +119,7 @@ def test_right_results_pass() -> None:
 
 
 def test_products_of_subnormal_numbers_are_aligned_as_stored() -> None:
-    """Of 16 products those of tensor cores keep 25 bits below the largest that could be stored."""
+    """Sums of 16 products on tensor cores keep 25 bits below the largest that could be stored."""
     generator = torch.Generator().manual_seed(7)
     sizes = torch.exp2(-16 * torch.rand(1, 64, 1, 128, generator=generator))
     q = (sizes * torch.randn(1, 64, 1, 128, generator=generator)).half()

@@ -30,7 +30,7 @@ L2 = 50_000_000  # bytes, as an H200's
 
 @pytest.fixture
 def h200(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the set asks of a GPU."""
+    """The kernels that the set asks of a GPU."""
     monkeypatch.setattr(decode, "l2_bytes", lambda device: L2)
     monkeypatch.setattr(decode, "_memory_bytes", lambda device: 78 * 2.0**30)
 

@@ -189,7 +189,7 @@ def test_what_a_build_refuses_is_noted(
     assert len(notes) == 1 and notes.pop().startswith(f"refused: {why}")
 
 
-# What is told
+# The printed report
 
 
 def example(gpu: str = "NVIDIA H200", only: str = "") -> dict[str, Any]:

@@ -134,7 +134,7 @@ def test_a_sample_and_packed_sequences_take_their_descales(
 
 
 class FakeTensor:
-    """Of a graph: sizes, strides, and that an output has them set."""
+    """A tensor of a graph: sizes, strides, and that an output has them set."""
 
     def __init__(self, uid: int, dim: Any = None, stride: Any = None, data_type: Any = None):
         self.uid, self.dim, self.stride, self.data_type = uid, dim, stride, data_type
@@ -475,7 +475,7 @@ def test_precisions_on_a_gpu(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_bound_of_a_precision(causal: bool) -> None:
-    """What the library computes is within it, a wrong scale of v or of the scores is not."""
+    """The library's results are within it, a wrong scale of v or of the scores is not."""
     asked = precision.in_precision(problem(causal), "fp8")
     assert asked.case.dtype == "bfloat16" and asked.q.dtype == torch.bfloat16
     inputs, options = (asked.q, asked.k, asked.v), {**asked.options, "causal": causal}
@@ -599,7 +599,7 @@ def test_plot(tmp_path: Any) -> None:
     drawn = panels_of(document, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
     sweep, of_mean, of_errors = drawn
-    # What ran at one length alone is no line.
+    # A contestant that ran at one length alone makes no line.
     assert sweep == {f"dlattn auto {FLOAT8}", "dlattn auto bfloat16", f"cudnn-fp8 {FLOAT8}"}
     assert len(of_mean) == 1
     assert of_errors == {f"dlattn auto {FLOAT8}", "dlattn auto 16 bits"}

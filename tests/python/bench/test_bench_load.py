@@ -36,7 +36,7 @@ def test_busy_machine(tmp_path: Path, capsys: Captured, monkeypatch: pytest.Monk
     assert len(rows) == 4 and all(row.endswith("busy machine") for row in rows)
     sentences = [line for line in printed.splitlines() if " times as fast as " in line]
     assert sentences and all(line.startswith("On a busy machine: dlattn") for line in sentences)
-    # What is made of the JSON.
+    # The warnings made from the JSON.
     assert plot._title(document).endswith(", busy machine")
     assert plot._footnote(document).endswith(f"; {ALL} before the benchmark; {document['busy'][1]}")
     markdown = figures.figures_markdown([tmp_path / "bench.json"], tmp_path)

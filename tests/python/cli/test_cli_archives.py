@@ -1,4 +1,4 @@
-"""What `python -m dlattn run` does to files of several arrays: it loses none of them."""
+"""`python -m dlattn run` on files of several arrays: it loses none of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `python -m dlattn run` does to files: none is cut off or left behind."""
+"""`python -m dlattn run` on files: none is cut off or left behind."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def strings_of_the_code() -> str:
     return "\n".join(found).replace('\\"', '"')
 
 
-# What torch says, not dlattn.
+# Words of torch, not of dlattn.
 _OF_TORCH = {"Dynamo does not know how to trace method", "nb_func"}
 
 

@@ -44,7 +44,7 @@ def extras() -> set[str]:
 
 
 def mistakes(text: str) -> list[str]:
-    """Of a workflow."""
+    """The steps of a workflow."""
     document, found = load(text), []
     triggers = document[True]  # as YAML 1.1 reads "on"
     for trigger in triggers.values():

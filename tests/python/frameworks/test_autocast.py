@@ -64,7 +64,7 @@ FACES = {
 }
 
 
-# What is no operator is not compiled.
+# A function that is no operator is not compiled.
 COMPILED = [(name, False) for name in FACES] + [(name, True) for name in FACES if name != "sdpa"]
 
 

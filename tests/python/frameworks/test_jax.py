@@ -128,7 +128,7 @@ def test_empty() -> None:
 
 
 def loop(axes: list[int | None], values: list[Any], function: Any) -> Any:
-    """What vmap computes, one by one."""
+    """The results of vmap, computed one by one."""
     counts = {x.shape[axis] for x, axis in zip(values, axes, strict=True) if axis is not None}
     (count,) = counts
     results = [
@@ -203,7 +203,7 @@ def test_a_map_is_one_call() -> None:
 
 @every_feature
 def test_gradients(options: dict[str, Any], x64: None) -> None:
-    """Of the formula, against differences of what dlattn computes in float64."""
+    """The gradients of the formula, against differences of dlattn's results in float64."""
     test_util = pytest.importorskip("jax.test_util")
     random = np.random.default_rng(5)
     shapes = [(2, 5, 4, 3), (2, 6, 2, 3), (2, 6, 2, 2)]
@@ -333,7 +333,7 @@ def test_scalars_broadcast(options: dict[str, Any]) -> None:
 
 
 def test_scalars_in_transformations() -> None:
-    """Of which each sequence of a mapped call has its own; and the gradient of one."""
+    """The operands of which each sequence of a mapped call has its own; and the gradient of one."""
     q, k, v = (np.stack([x, 2 * x, 3 * x]) for x in INPUTS)
     bias, mask = normal(3, seed=9), np.array([True, False, True])
 
@@ -541,7 +541,7 @@ def test_wrong_calls(changes: dict[str, Any], kind: type[Exception], words: str,
 
 
 def test_symbolic_sizes() -> None:
-    """Of jax.export: refused by the names of each function; plain sizes are exported."""
+    """jax.export is refused by the names of each function; plain sizes are exported."""
     export = pytest.importorskip("jax.export")
     sizes = export.symbolic_shape("b, s")
 

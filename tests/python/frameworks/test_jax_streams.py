@@ -13,7 +13,7 @@ from dlattn import _core
 
 
 class FakeEvents:
-    """What has been enqueued, in order."""
+    """The enqueued work, in order."""
 
     def __init__(self) -> None:
         self.log: list[tuple[str, Any]] = []

@@ -17,7 +17,7 @@ OPS = torch.ops.dlattn
 
 @pytest.fixture(autouse=True, params=["native", "Python"])
 def kernels(request: Any) -> Iterator[None]:
-    """What runs the operators."""
+    """The ways to run the operators."""
     if request.param == "native":
         if not KERNELS.native:
             pytest.skip(dlattn.torch.operators()["CPU"])

@@ -187,7 +187,7 @@ def test_activating_and_deactivating() -> None:
 
 @torch.no_grad()
 def test_activating_while_others_call() -> None:
-    """What torch's dispatcher calls must not go away meanwhile."""
+    """The functions that torch's dispatcher calls must not go away meanwhile."""
     tensors = drawn(batch=1, heads=1, seqlen_q=1, seqlen_k=1)
     want = F.scaled_dot_product_attention(*tensors)
     dlattn.torch.activate()

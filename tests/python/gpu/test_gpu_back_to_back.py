@@ -150,7 +150,8 @@ def test_streams_that_part_and_meet(kernel: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("kernel", ["wmma", "sm90"] if HOPPER else ["wmma"])
 def test_first_call_of_a_process_within_a_capture(kernel: str) -> None:
-    """What is asked of CUDA once per kernel may be asked while a stream is being captured."""
+    """Questions to CUDA that are asked once per kernel may come while a stream is being
+    captured."""
     program = f"""
 import torch, dlattn
 x = torch.randn(1, 512, 8, 64, device="cuda", dtype=torch.float16)

@@ -167,7 +167,7 @@ def test_other_streams_are_waited_for(torch, late_one, given):
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(HALF_SECOND)
-        # What out holds is overwritten, so that it must come before the call's own writes.
+        # The contents of out are overwritten, so that they must come before the call's own writes.
         tensors[late_one].copy_(true if late_one < 3 else torch.zeros_like(true))
     borrowed = lent(*tensors)
     borrowed[late_one] = Borrowed(tensors[late_one], stream=stream.cuda_stream)

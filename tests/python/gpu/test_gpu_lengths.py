@@ -47,7 +47,7 @@ KERNELS = [
     ),
     *(("sm90", dtype, dim) for dtype in HALF for dim in (64, 96, 128, 192, 256) if HOPPER),
 ]
-# What cu_seqlens_q, cu_seqlens_k, max_seqlen_q and max_seqlen_k are, and seqused_k.
+# The values of cu_seqlens_q, cu_seqlens_k, max_seqlen_q and max_seqlen_k, and seqused_k.
 SLICES: list[tuple[Any, ...]] = [
     ([37, 50, 50, 120], [20, 60, 63, 140], 70, 77),
     ([0, 13, 80], [400, 520, 650], 67, 130),
@@ -78,7 +78,7 @@ FEATURES: list[dict[str, Any]] = [
     {"causal": True},
     {"causal": True, "window": (100, None), "sinks": True},
 ]
-# Of the kernels that have them, with varlen batches.
+# The kernels that have them, with varlen batches.
 TERMS = [("scalar", 64), ("wmma:general", 64), ("wmma:general", 100)] + [
     ("sm90", dim) for dim in (64, 128, 256) if HOPPER
 ]

@@ -148,7 +148,7 @@ def test_special_biases(kernel: str, dtype: str) -> None:
 @pytest.mark.parametrize("dim", [64, 96, 128])
 @pytest.mark.parametrize("slope", [-1000.0, -300.3])
 def test_the_furthest_key_has_the_row(kernel: str, dtype: str, dim: int, slope: float) -> None:
-    """Of scores up to 10^6 out is one key's value, to the last bit, and lse as good.
+    """With scores up to 10^6 out is one key's value, to the last bit, and lse as good.
 
     sm90 rounds seven times on the way to lse, once an ulp at most: tile/DESIGN.md.
     """

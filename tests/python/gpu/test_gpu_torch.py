@@ -24,7 +24,7 @@ CHOSEN = {
     EFFICIENT: BACKENDS.EFFICIENT_ATTENTION,
     CUDNN: BACKENDS.CUDNN_ATTENTION,
 }
-# Of bfloat16 and float16, both sides of a comparison round.
+# Both sides of a comparison round to bfloat16 and float16.
 TOLERANCE = {torch.float16: 6e-3, torch.bfloat16: 5e-2, torch.float32: 2e-4}
 
 

@@ -19,7 +19,7 @@ OPS = torch.ops.dlattn
 
 @pytest.fixture(autouse=True, params=["native", "Python"])
 def kernels(request: Any) -> Iterator[None]:
-    """What runs the operators."""
+    """The ways to run the operators."""
     if request.param == "Python":
         with KERNELS.in_python():
             yield

@@ -30,7 +30,7 @@ import dlattn
 
 pytestmark = pytest.mark.gpu
 
-# What a device or a head_dim may lack of a variant; other refusals are failures.
+# Features that a device or a head_dim may lack in a variant; other refusals are failures.
 LACKS = (
     "no instance for this head_dim",
     "of shared memory",
@@ -251,7 +251,7 @@ def check_varlen_modification(
     arguments = (q[0], k[0], v[0], *starts, max(lengths_q), max(lengths_k))
     if not dlattn.supported(*arguments, kernel=kernel, causal=causal, **options):
         # Bias and mask come in boxes, which serve no varlen batch.
-        # Of a softcap far from the scale its polynomials overflow.
+        # The polynomials of a softcap far from the scale overflow.
         assert kernel == "sm90", name
         assert {"bias", "mask"} & set(options) or name == "large softcap", name
         return

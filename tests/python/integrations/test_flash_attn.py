@@ -194,7 +194,7 @@ def test_masks(lengths, causal, window):
 
 
 def test_windows_differ_where_the_host_code_settles_them():
-    """What test_masks relies on: sides of -1, of seqlen_k and beyond are told apart."""
+    """test_masks relies on this: sides of -1, of seqlen_k and beyond are told apart."""
     assert not seen_keys(9, 3, False, (0, -1), 3)[:3].any()
     assert seen_keys(9, 3, False, (-1, 3), 3).all()
     assert not seen_keys(9, 3, False, (-1, 2), 3)[0].any()

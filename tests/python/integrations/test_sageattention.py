@@ -56,7 +56,8 @@ SIGNATURES: dict[str, dict[str, Any]] = {
 SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
 FIXED_LENGTH = [name for name in SIGNATURES if name != "sageattn_varlen"]
 
-# Of noise, relative L2, by simulation 0.036 with probabilities rounded, which they are on a GPU.
+# The relative L2 error on noise, by simulation 0.036 with probabilities rounded, which they are on
+# a GPU.
 NOISE = 0.045
 FEW_KEYS = 1.5 * NOISE  # rows of few keys, as causal ones are, have none to average errors with
 LSE = 0.05

@@ -129,7 +129,7 @@ def test_compiled_decoding() -> None:
                 past_key_values=cache,
             )
             found.append(out.logits[:, -1:].argmax(-1))
-    # What is behind the end of a sequence is padding.
+    # Tokens behind the end of a sequence are padding.
     found, want = torch.cat(found, 1), want[:, ids.shape[1] :]
     assert torch.equal(found[:, : want.shape[1]][want != 0], want[want != 0])
 
@@ -285,7 +285,7 @@ def test_packed_sequences() -> None:
 
 
 def labels_of(ids: Any, mask: Any) -> Any:
-    """Of tokens behind a token: what a row of padding holds is told by conventions that differ."""
+    """Mask tokens behind a token: conventions differ about the contents of a row of padding."""
     if mask is None:
         return ids
     return ids.masked_fill((mask == 0) | (mask.roll(1, 1) == 0), -100)

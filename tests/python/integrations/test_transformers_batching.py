@@ -41,7 +41,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def one_by_one(name: str, new_tokens: int) -> list[list[int]]:
-    """What eager attention generates of each prompt alone."""
+    """The tokens that eager attention generates of each prompt alone."""
     model = decoder(name, "eager")
     outs = []
     for prompt in PROMPTS:
@@ -79,7 +79,7 @@ def test_batches_give_the_tokens_of_each_prompt_alone(name: str, pages: list[Any
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
 def test_batches_without_pages(name: str) -> None:
-    """What transformers does with prompts, on CPUs and for windows: it gathers keys for each."""
+    """The ways of transformers with prompts, on CPUs and for windows: it gathers keys for each."""
     assert batched(decoder(name, "dlattn"), 4, max_blocks_per_request=0) == one_by_one(name, 4)
 
 

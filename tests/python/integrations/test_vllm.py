@@ -366,7 +366,7 @@ def test_caches_of_8_bits(order: str, name: str) -> None:
 
 
 def test_slots_of_no_token_are_skipped() -> None:
-    """Of padded steps: slots of -1, and keys behind those that have slots."""
+    """Padded steps have slots of -1, and keys behind those that have slots."""
     step = Step()
     slots = step.common.slot_mapping.clone()
     slots[[1, 6]] = -1

@@ -210,7 +210,7 @@ def test_the_references_agree():
         assert max_error(out[b], same[0][0]) < 1e-12 and max_error(lse[b], same[1][0]) < 1e-12
 
 
-# What is wrong. Sequences of up to 12 keys in pages of 4, of which there are 9.
+# Changes that make a call wrong. Sequences of up to 12 keys in pages of 4, of which there are 9.
 Q = normal(2, 1, 4, 8)
 PAGED = normal(9, 4, 2, 8, seed=1)
 TABLE = np.array([[3, 8, -1], [0, 1, 2]], np.int32)

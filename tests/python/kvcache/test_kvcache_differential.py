@@ -136,7 +136,7 @@ def failed(
     wanted: Callable[[KVCacheProblem], bool],
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[int, int]:
-    """Of up to 8 problems, those that fail where a function gets arguments that are changed."""
+    """The failures among up to 8 problems where a function gets arguments that are changed."""
     whole = getattr(dlattn, function)
 
     def wrong(**given: Any) -> Any:
@@ -176,7 +176,7 @@ def one_key_less(given: dict[str, Any]) -> None:
 
 
 def pages_in_turn(given: dict[str, Any]) -> None:
-    """Of sequences that have two or more, the first two change places."""
+    """The first two sequences change places, where there are two or more."""
     table = np.array(given["page_table"])
     several = given["seqused_k"] > given["k_cache"].shape[2 if given["layout"] == "bhsd" else 1]
     table[several, :2] = table[several, 1::-1]

@@ -31,7 +31,7 @@ CACHES = {
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 @pytest.mark.parametrize("cache", CACHES)
 def test_new_keys(cache, layout, mode, rotary, name):
-    """What is no new key's stays as it is, and positions count from leftpad_k."""
+    """Elements that no new key has stay as they are, and positions count from leftpad_k."""
     framework = FRAMEWORKS[name]()
     problem = Problem(
         Cache(LENGTHS, seqlen_q=NEW, capacity=60, layout=layout, **CACHES[cache])  # type: ignore

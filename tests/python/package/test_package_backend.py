@@ -98,7 +98,7 @@ def test_environment_switches_cuda_off(
 ) -> None:
     monkeypatch.setenv(variable, value)
     assert cuda_wheels(backend.get_requires_for_build_wheel()) == []
-    # What the command line says goes before what the environment says.
+    # The command line goes before the environment.
     settings = {"cmake.define.DLATTN_CUDA": "ON"}
     assert len(cuda_wheels(backend.get_requires_for_build_wheel(settings))) == 5
 
@@ -303,7 +303,7 @@ def test_driver_too_old_for_the_compiler_from_pypi(
             in message
         )
         assert "DLATTN_CUDA=OFF" in message and "DLATTN_IGNORE_DRIVER=1" in message
-        # Of these the driver 470 could not run the code either.
+        # The driver 470 could not run the code of these either.
         helps = driver != "470.256.02"
         assert ("install a CUDA 12.x toolkit" in message) == helps
         assert ("a release wheel built with CUDA 12" in message) == helps

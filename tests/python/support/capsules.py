@@ -99,7 +99,7 @@ def make_managed(
 
 
 def kept(address: int) -> Any:
-    """What make_managed was given to keep."""
+    """The owner that make_managed was given to keep."""
     return _exported[address][1]
 
 

@@ -1,4 +1,4 @@
-"""What the command line's tests share."""
+"""Shared by the tests of the command line."""
 
 from __future__ import annotations
 

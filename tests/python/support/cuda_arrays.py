@@ -8,7 +8,7 @@ import numpy as np
 
 
 def interface_of(array: np.ndarray, **changes: Any) -> dict[str, Any]:
-    """What the interface says of an array, with changes; None removes nothing, `...` does."""
+    """The interface of an array, with changes; None removes nothing, `...` does."""
     described = {
         "shape": array.shape,
         "typestr": array.dtype.str,

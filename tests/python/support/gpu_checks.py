@@ -1,4 +1,4 @@
-"""What the tests of the CUDA kernels share: a float64 reference on the GPU, the bound, inputs."""
+"""Shared by the tests of the CUDA kernels: a float64 reference on the GPU, the bound, inputs."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ PLANNED = ("num_splits", "split_size", "workspace", "batch_invariant")
 
 @dataclass(frozen=True)
 class Cache:
-    """What a cache is like, and the queries over it."""
+    """The shape of a cache, and the queries over it."""
 
     lengths: tuple[int, ...]
     page_size: int = 0  # 0: no pages
@@ -40,7 +40,7 @@ class Cache:
     leftpads: tuple[int, ...] | None = None
     nan_before_leftpad: bool = True
     cache_dtype: str = ""
-    """Of 8 bits, with a scale for each sequence and head; "": dtype."""
+    """The dtype of 8 bits, with a scale for each sequence and head; "": dtype."""
     capacity: int = 0
     """Keys that each sequence has room for; 0: as many as the longest has."""
 
@@ -67,7 +67,7 @@ class Problem:
         self.leftpad_k = None if cache.leftpads is None else np.array(cache.leftpads, np.int32)
         self.page_table: Any = None
         self.told_table: Any = None
-        """What calls are told, if it is another table."""
+        """The table that calls get, if it is another one."""
         self.cache_batch_idx: Any = None
         entries, rows = batch, cache.room
         if cache.page_size:

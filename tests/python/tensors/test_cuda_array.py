@@ -26,7 +26,7 @@ def cuda_arrays(*arrays: np.ndarray, **changes: Any) -> list[CudaArray]:
     return [CudaArray(x, **changes) for x in arrays]
 
 
-# What is read
+# Accepted interfaces
 
 
 @no_gpu
@@ -60,7 +60,7 @@ def test_what_the_interface_says(typestr, dtype):
 @no_gpu
 @pytest.mark.parametrize("version", [2, 3])
 def test_strides_are_in_bytes(version):
-    """Of a slice backward, the pointer is that of its first element."""
+    """The pointer of a slice backward is that of its first element."""
     x = normal(4, 6, 8)[::-2, 1:, ::1]
     stream = ... if version == 2 else 1
     seen = _core.inspect(CudaArray(x, version=version, stream=stream))
@@ -150,7 +150,7 @@ def test_any_stream_may_be_named():
             dlattn.attention(*arrays, out=out, stream=stream)
 
 
-# What is refused
+# Refused interfaces
 
 
 def refused(error: type[Exception], *words: str, **changes: Any) -> None:
@@ -348,7 +348,7 @@ def test_host_memory_is_refused():
 
 
 class FakeNumba:
-    """What is called of numba.cuda, and the array that it makes, in host memory."""
+    """The functions of numba.cuda that are called, and the array that it makes, in host memory."""
 
     def __init__(self) -> None:
         self.log: list[Any] = []

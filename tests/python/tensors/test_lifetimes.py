@@ -1,4 +1,4 @@
-"""What a call keeps alive and what it lets go; several threads; what is imported."""
+"""Objects that a call keeps alive and lets go; several threads; imports."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_no_leak_over_many_calls(name):
 
 
 def test_a_refused_call_gives_its_output_back(framework):
-    """What is wrong with the numbers is found when the output is there already."""
+    """A fault of the numbers is found when the output is there already."""
     arrays = [framework.array(x) for x in qkv(1, 512, 2, 8, 8, 64)]  # out: 1 MB, never touched
 
     def run(count: int) -> None:

@@ -201,7 +201,7 @@ def test_paddle_without_the_exchange_api(paddle, no_exchange_api):
     assert_attention(out, *qkv())
 
 
-# What needs no library
+# Tests without a library
 
 
 class Fake(Exporter):

@@ -1,4 +1,4 @@
-"""What a call writes shares no memory with another tensor of the call, whatever that is for.
+"""Outputs of a call share no memory with another tensor of the call, whatever that is for.
 
 Each pair of tensors is laid one over the other by a few bytes: the call is refused by both names,
 and no byte of any of its tensors changes.

@@ -14,7 +14,7 @@ from programs import start
 from suite_adapters import SUITES
 
 PROGRAM = Path(__file__).resolve().parents[3] / "tools" / "suites" / "kvcache_suite.py"
-# What becomes of each case is in its name. The functions' names are flash-attn's.
+# The outcome of each case is in its name. The functions' names are flash-attn's.
 FLASH_ATTN_2 = """
 import os
 
@@ -407,7 +407,7 @@ def test_flashinfer(tmp_path: Path) -> None:
     }
     assert all("off=1" in case["test"] for case in file["failed"]), printed
     assert file["left_out"] == {"test_nvfp4_cache": "caches of 4-bit numbers"}
-    # What wrappers are compared with is not dlattn's.
+    # The wrappers are compared with functions that are not dlattn's.
     assert file["served"]["attention_with_kvcache"] == 8 + 1 + 1
     assert file["served"]["attention_varlen"] == 1 and file["served"]["attention"] == 2
 

@@ -15,7 +15,7 @@ from torch_suite import Results, compared_in, lost_in
 from torch_suite_worker import chosen, function_of
 
 PROGRAM = Path(__file__).resolve().parents[3] / "tools" / "suites" / "torch_suite.py"
-# What each test does as it is, and with dlattn, is in its name.
+# The outcome of each test as it is, and with dlattn, is in its name.
 SUITE = """
 import os
 import unittest

@@ -105,7 +105,8 @@ def test_functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 def chosen(all_cases: Sequence[Cases], pattern: str, cases: int) -> list[tuple[Cases, int]]:
-    """Of the cases whose names match, at most so many of each function, in the order to run them.
+    """Keep of the cases whose names match at most so many of each function, in the order to run
+    them.
 
     Those with the least CRC-32 come first, in rounds of ROUND cases of each function: when time
     ends, every function has had its turn.

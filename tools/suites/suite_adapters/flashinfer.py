@@ -234,7 +234,7 @@ def _slopes(q: torch.Tensor) -> torch.Tensor:
 
 
 def _capability(*_: Any) -> tuple[int, int]:
-    """Of the GPU; without one that of Hopper, which all tests of 16 bits run on."""
+    """The capability of the GPU; without one that of Hopper, which all tests of 16 bits run on."""
     return torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)
 
 

@@ -60,7 +60,7 @@ def unpad_input(
 
 
 def pad_input(rows: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int) -> torch.Tensor:
-    """What `unpad_input` made its rows of, with zeros elsewhere."""
+    """The padded tensor whose rows `unpad_input` took, with zeros elsewhere."""
     out = rows.new_zeros(batch * seqlen, *rows.shape[1:])
     out = out.index_copy(0, indices, rows)
     return out.unflatten(0, (batch, seqlen))

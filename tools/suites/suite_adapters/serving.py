@@ -1,4 +1,4 @@
-"""What the adapters' functions are made of: calls of dlattn that are counted, and what is missing.
+"""The parts of the adapters' functions: calls of dlattn that are counted, and what is missing.
 
 A test that asks for what dlattn refuses by name, or for what its project has beside attention, is
 not one that fails: it ends with `Refused`, and the reason is counted.

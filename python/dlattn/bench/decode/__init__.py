@@ -70,7 +70,7 @@ class Study:
         return found
 
     def about(self) -> dict[str, Any]:
-        """What the figures have to be read with."""
+        """The facts by which the figures have to be read."""
         return {
             "l2_bytes": l2_bytes(self.context.device),
             "rotated": ROTATED,
@@ -142,7 +142,7 @@ def study(context: Context) -> Study:
 
 
 def l2_bytes(device: str) -> int:
-    """Of the device's L2 cache."""
+    """The bytes of the device's L2 cache."""
     if device == "cpu":
         return _CPU_CACHE_BYTES
     return int(tensors.torch_module().cuda.get_device_properties(0).L2_cache_size)

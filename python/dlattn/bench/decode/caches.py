@@ -17,7 +17,8 @@ _LARGEST = {"float8_e4m3fn": tensors.LARGEST_FLOAT8, "int8": 127.0}
 
 @dataclass(frozen=True)
 class Inputs:
-    """What all calls of a case share, and K and V in as many copies as cold calls read in turn."""
+    """The tensors that all calls of a case share, and K and V in as many copies as cold calls read
+    in turn."""
 
     case: DecodeCase
     q: Tensor  # (batch, queries, num_heads, head_dim)

@@ -1,4 +1,4 @@
-"""What is decoded: batches of sequences, of so many keys each, and how these lie in memory."""
+"""The decoding problems: batches of sequences, the keys of each, and how these lie in memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DecodeCase:
 
     @property
     def what(self) -> str:
-        """What sets it apart from other cases of its sizes, in words."""
+        """The difference from other cases of its sizes, in words."""
         parts = [self.name] if self.name else []
         if self.queries > 1:
             parts.append(f"{self.queries} queries")
@@ -58,7 +58,7 @@ class DecodeCase:
         return 4.0 * self.num_heads * self.head_dim * self.queries * sum(self.lengths)
 
     def cache_bytes(self, dtype: str) -> int:
-        """Of the keys and values that are in use, beside queries of `dtype`."""
+        """The bytes of the keys and values that are in use, beside queries of `dtype`."""
         item = _ITEM_BYTES[self.cache_dtype or dtype]
         return 2 * sum(self.lengths) * self.num_heads_kv * self.head_dim * item
 
@@ -195,7 +195,7 @@ def on_device(
 
 
 def host_cases(scale: Scale) -> tuple[DecodeCase, ...]:
-    """Of whose calls the host time is measured: without lengths, with them, in pages."""
+    """The cases whose host time is measured: without lengths, with them, in pages."""
     case = _even("host", scale.host)
     return (case, *on_device(case, pages=(PAGE,)))
 

@@ -286,7 +286,7 @@ def _flash_4(function: Any, caches: Caches) -> Bound:
 
 
 def _of_the_host(case: DecodeCase) -> list[str]:
-    """What is to be known of a function that reads no lengths from the device."""
+    """Notes on a function that reads no lengths from the device."""
     return ["the host knows the lengths"] if case.on_device else []
 
 
@@ -335,5 +335,5 @@ PEERS = {
 
 
 def names(device: str) -> Sequence[str]:
-    """Of all peers."""
+    """The names of all peers."""
     return [peer.name for peer in PEERS[device]]

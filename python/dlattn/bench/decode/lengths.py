@@ -36,7 +36,7 @@ def parse(text: str) -> Lengths:
 
 @dataclass(frozen=True)
 class Trace:
-    """What is known of a trace, and lengths drawn by it."""
+    """The published figures of a trace, and lengths drawn by it."""
 
     name: str
     inputs: Quantiles

@@ -1,4 +1,4 @@
-"""What a run of decoding comes to: a row for each case and contestant, cold and warm."""
+"""The results of a run of decoding: a row for each case and contestant, cold and warm."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dlattn.bench.decode.cases import COLD, WARM, parse_variant
 from dlattn.bench.report import Result
 from dlattn.console.text import duration, markdown_table, table
 
-# What cuDNN read on an H200, of 1.07 GB of keys and values in 243 us. It is a measure to go by, not
-# a limit: runs and cards differ by some percent.
+# The rate at which cuDNN read on an H200: 1.07 GB of keys and values in 243 us. It is a measure to
+# go by, not a limit: runs and cards differ by some percent.
 H200_READ_TB_PER_S = 4.42
 
 _README_CASES = (  # of the group `contiguous`
@@ -44,7 +44,7 @@ class Row:
     results: dict[str, Result] = field(default_factory=dict)  # by temperature
 
     def seconds(self, temperature: str) -> float | None:
-        """Of a call."""
+        """The time of a call."""
         result = self.results.get(temperature)
         return None if result is None else result.seconds
 
@@ -99,12 +99,12 @@ def vs_best_peer(row: Row, everybody: Sequence[Row], temperature: str) -> float 
 
 
 def reference_tb_per_s(machine: Mapping[str, Any]) -> float | None:
-    """What times are compared with on this GPU, if that is known for it."""
+    """The read rate with which times are compared on this GPU, if that is known for it."""
     return H200_READ_TB_PER_S if re.search(r"\bH200\b", str(machine.get("gpu"))) else None
 
 
 def summary(results: Sequence[Result], machine: Mapping[str, Any]) -> dict[str, Any]:
-    """What the JSON has beside the results."""
+    """The entries of the JSON beside the results."""
     reference = reference_tb_per_s(machine)
     everybody = rows(results)
     entries = []

@@ -169,7 +169,7 @@ def dot_product_attention(
     if used is not None and k.ndim == 4:
         bound.arguments["seqused_k"] = jnp.clip(used, 0, k.shape[1])
     if query_seq_lengths is not None and q.ndim == 4:
-        # What NaN in the other rows would make of the gradients of key and value.
+        # NaN in the other rows would reach the gradients of key and value.
         valid = jnp.arange(q.shape[1]) < given["query_seq_lengths"][:, None]
         bound.arguments["q"] = jnp.where(valid[..., None, None], q, jnp.zeros_like(q))
     try:

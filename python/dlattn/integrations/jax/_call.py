@@ -61,7 +61,7 @@ def _spec(name: str, x: Any) -> tuple[str, tuple[int, ...]]:
 
 
 def describe(options: dict[str, Any], operands: dict[str, Any]) -> Any:
-    """What `_core` says of a call with these shapes. Raises what the call would raise."""
+    """The answer of `_core` about a call with these shapes. Raises what the call would raise."""
     given = {**options, **{name: _spec(name, x) for name, x in operands.items()}}
     signature, function = SIGNATURE, _core.xla_call
     if "cu_seqlens_q" in operands:
@@ -123,7 +123,7 @@ def _partitionable(
         return launch(options, names, operands)
 
     def shardings(q: Any) -> tuple[tuple[Any, ...], Result]:
-        """Of all operands and results, from that of q."""
+        """The shardings of all operands and results, from that of q."""
         mesh = q.sharding.mesh
         split = splits(q.sharding.spec, mesh.shape, num_heads_kv, layout)
 

@@ -62,7 +62,8 @@ def attention(options: Mapping[str, Any], operands: Mapping[str, Any]) -> tuple[
         seen &= key <= position + right
 
     def by_score(x: Any) -> Any:
-        """What broadcasts to (batch, num_heads, seqlen_q, seqlen_k), with its heads in groups."""
+        """A tensor that broadcasts to (batch, num_heads, seqlen_q, seqlen_k), with its heads in
+        groups."""
         x = x.reshape(*(1,) * (4 - x.ndim), *x.shape)
         heads = (1, 1) if x.shape[1] == 1 else groups[1:]
         return x.reshape(x.shape[0], *heads, *x.shape[2:])

@@ -1,4 +1,4 @@
-"""What each operand's dimensions are, and what follows from that: batching and sharding."""
+"""The dimensions of each operand, and what follows from them: batching and sharding."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def last_dims(letters: str, count: int) -> str:
 
 
 def size_of(letter: str, name: str, x: Any, layout: str) -> int:
-    """Of an operand, or of one with further dimensions before its own."""
+    """The dimensions of an operand, or of one with further dimensions before its own."""
     letters = dims(name, layout)
     size: int = x.shape[x.ndim - len(letters) + letters.index(letter)]
     return size

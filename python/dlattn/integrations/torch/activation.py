@@ -31,7 +31,7 @@ _HAS_REGISTRY = hasattr(torch_attention, "activate_flash_attention_impl")
 
 
 class _State:
-    """What the process has of dlattn in torch's dispatcher; `changing` is held to change it.
+    """The state of dlattn in torch's dispatcher; `changing` is held to change it.
 
     Attributes:
         installed: The kernels are there. They stay: other threads may be calling them.
@@ -74,7 +74,7 @@ def _install() -> None:
         return
     library: Any = torch.library.Library("aten", "IMPL")
     backends = ["CPU", *(["CUDA"] if torch.version.cuda else [])]
-    # What was there must be asked for before anything is put in its place.
+    # The kernels that were there must be asked for before anything is put in their place.
     replaced = []
     for backend in backends:
         for name, kernel in KERNELS[backend].items():

@@ -1,4 +1,4 @@
-"""What torch.autocast does to attention: q, k and v get its dtype, as those of torch's function.
+"""torch.autocast for attention: q, k and v get its dtype, as those of torch's function.
 
 Source: the list of what autocast does to which function, in
 https://docs.pytorch.org/docs/stable/amp.html (scaled_dot_product_attention).

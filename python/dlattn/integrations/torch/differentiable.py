@@ -149,7 +149,7 @@ def _chunks(q: torch.Tensor, seqlen_k: int) -> Iterator[tuple[int, slice, slice]
 
 @dataclass
 class _Part:
-    """What changes the scores of a chunk, each broadcasting to them."""
+    """The terms that change the scores of a chunk, each broadcasting to them."""
 
     bias: torch.Tensor | None
     mask: torch.Tensor | None
@@ -227,7 +227,8 @@ def _four(x: torch.Tensor) -> torch.Tensor:
 def _part(
     x: torch.Tensor | None, batch: int, heads: slice, rows: slice, group: int, dtype: torch.dtype
 ) -> torch.Tensor | None:
-    """What belongs to a chunk of a tensor that broadcasts to [batch, num_heads, seqlen_q, …]."""
+    """The part of a tensor that belongs to a chunk, where it broadcasts to [batch, num_heads,
+    seqlen_q, …]."""
     if x is None:
         return None
     x = _four(x)

@@ -69,7 +69,7 @@ def attention_with_kvcache(
 
 
 def _products(heads: int, pairs: int, head_dim: int, head_dim_v: int) -> int:
-    """Of `pairs` of a query and a key in each head."""
+    """The operations for `pairs` of a query and a key in each head."""
     return 2 * heads * pairs * (head_dim + head_dim_v)
 
 

@@ -1,4 +1,4 @@
-"""What runs torch's operators: native kernels, or Python's where torch lacks what those need.
+"""The kernels of torch's operators: native ones, or Python's where torch lacks what those need.
 
 The native ones (python/bindings/torch_ops.cpp) are registered through torch's stable C ABI, of
 torch 2.10 and later, as this process has loaded it: nothing of torch is compiled or linked. They
@@ -100,7 +100,7 @@ def count_write(out: torch.Tensor) -> None:
 
 
 def _counting_writes(name: str) -> Kernel:
-    """What stands between an operator and its kernel where no gradients are wanted."""
+    """Call an operator's kernel where no gradients are wanted."""
     call = getattr(torch.ops.dlattn, name).default
 
     def write(*arguments: Any, out: torch.Tensor) -> Any:

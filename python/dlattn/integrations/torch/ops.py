@@ -30,8 +30,9 @@ from dlattn.integrations.torch.kernels import Kernels, count_write, own_error
 CAUSAL: dict[bool | str, int] = {False: 0, True: 1, "bottom_right": 1, "top_left": 2}
 _CAUSAL_OF: tuple[Causal, ...] = (False, "bottom_right", "top_left")
 
-# What both operators of attention have behind their tensors; -1: no limit of a window. Lengths are
-# SymInt, which a compiled graph takes anew at each call: an int is a constant of the graph.
+# The arguments of both operators of attention behind their tensors; -1: no limit of a window.
+# Lengths are SymInt, which a compiled graph takes anew at each call: an int is a constant of the
+# graph.
 _OPTIONS = (
     "Tensor? bias=None, Tensor? mask=None, Tensor? alibi_slopes=None, Tensor? sinks=None, "
     "int causal=0, float? scale=None, SymInt window_left=-1, SymInt window_right=-1, "
@@ -186,8 +187,8 @@ def _any_requires_grad(*arguments: Any, **named: Any) -> bool:
 
 
 def forward_only(name: str) -> Callable[..., Any]:
-    """What stands for the operator where gradients may be wanted. Without it torch would trace it
-    as if it were constant."""
+    """The operator where gradients may be wanted. Without it torch would trace it as if it were
+    constant."""
     # Every call outside torch.inference_mode() passes here: this is looked up once.
     overload = getattr(torch.ops.dlattn, name).default
     call = getattr(overload, "_op", overload)
@@ -266,7 +267,7 @@ def register_operations(*operators: str) -> None:
 
 
 def argument_names(name: str) -> list[str]:
-    """Of an operator, in their order."""
+    """The argument names of an operator, in their order."""
     return [a.name for a in getattr(torch.ops.dlattn, name).default._schema.arguments]
 
 

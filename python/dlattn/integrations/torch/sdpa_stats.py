@@ -1,4 +1,4 @@
-"""What dlattn served of torch's attention, and why it left the rest to torch."""
+"""Counts the calls of torch's attention that dlattn served, and why it left the rest to torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Stats:
-    """What was asked of torch's attention since dlattn was activated first, or `stats(reset=True)`.
+    """The calls of torch's attention since dlattn was activated first, or `stats(reset=True)`.
 
     Attributes:
         served: Calls that dlattn computed, by the name of torch's operator.

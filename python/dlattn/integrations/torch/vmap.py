@@ -129,11 +129,12 @@ def _offsets(like: torch.Tensor, step: int) -> torch.Tensor:
 def _of_batch(
     x: torch.Tensor | None, dim: int | None, count: int, batch: int, rank: int, gaps: bool = False
 ) -> torch.Tensor | None:
-    """What broadcasts to `rank` dimensions, of which the batch is the first, for the joined batch.
+    """Join the batches of a tensor that broadcasts to `rank` dimensions, of which the batch is the
+    first.
 
     `gaps`: with an element more between two mappings.
     """
-    # Of rank 2 are slopes and scales of sequences, which need not broadcast from one sequence.
+    # Slopes and scales of sequences have rank 2, and need not broadcast from one sequence.
     broadcasts = x is not None and (x.dim() < rank or (rank > 2 and x.shape[0] == 1))
     if x is None or (dim is None and broadcasts):
         return x

@@ -9,7 +9,7 @@
 
 namespace dlattn::sm90 {
 
-// Of each tile the rows' maxima are worked out first. What has been accumulated is scaled to them
+// The rows' maxima of each tile are computed first. What has been accumulated is scaled to them
 // where one of the warp's rises, which takes a vote and a branch, as every known kernel for Hopper
 // has it: that branch is the consumer's for rows whose row max does not fit.
 struct Softmax {
@@ -21,7 +21,7 @@ struct Softmax {
   mutable float row_sum[2] = {0.0f, 0.0f};        // this lane's part
   mutable float tile_factors[2] = {1.0f, 1.0f};   // what the last tile's maxima call for
 
-  // Of kernels with score terms, which have no plain form.
+  // Stands in for kernels with score terms, which have no plain form.
   __device__ __forceinline__ static bool unscaled() { return false; }
   __device__ __forceinline__ static unsigned met() { return 0; }
   __device__ __forceinline__ static void set_met(unsigned) {}

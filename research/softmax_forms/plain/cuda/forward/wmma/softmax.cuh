@@ -9,8 +9,8 @@
 
 namespace dlattn::wmma {
 
-// Of each tile the rows' maxima are worked out first and what has been accumulated is scaled to
-// them, whatever the scores. So none are ever made again.
+// The rows' maxima of each tile are computed first and the accumulators are scaled to them,
+// whatever the scores. So none are ever made again.
 template <int kRowTiles>
 struct PlainSoftmax {
   // -maximum of a row that has seen nothing: with it -inf gives 0.
