@@ -179,7 +179,7 @@ WRONG = [
     Wrong({"v_descale": np.ones(2)}, ("v_descale: dtype is float64; accepted: float32",)),
     Wrong({"k_descale": 0.5}, ("k_descale is of type float",), TypeError),
     Wrong({"v_cache": HALVES}, ("v_cache: dtype is float16; accepted: int8, that of k_cache",)),
-    Wrong({"k_cache": HALVES}, ("v_cache: dtype is int8; accepted: float16, that of k_cache",)),
+    Wrong({"k_cache": HALVES}, ("v_cache: dtype is int8; accepted: float16, that of q",)),
     Wrong(
         {"k_cache": HALVES, "v_cache": HALVES},
         ("k_descale is given with q of float16; accepted: none, as descales are for 8-bit",),
