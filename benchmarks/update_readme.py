@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 from dlattn.bench.figures import decode_markdown, figures_markdown, sweep_markdown
@@ -43,7 +44,7 @@ def figures(results: Path) -> str:
     decode = results / "h100-decode.json"
     if decode.is_file():
         parts.append(decode_markdown(decode, ROOT))
-    return "\n\n".join(parts)
+    return wrapped("\n\n".join(parts))
 
 
 def fill(path: Path, text: str) -> str:
@@ -56,10 +57,22 @@ def fill(path: Path, text: str) -> str:
     return text
 
 
+def wrapped(text: str) -> str:
+    """With lines of at most 120 columns, but for the rows of tables."""
+    lines = []
+    for line in text.split("\n"):
+        indent = "  " if line.startswith("- ") else ""
+        parts = textwrap.wrap(
+            line, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        lines += [line] if line.startswith("|") or len(line) <= 120 else parts
+    return "\n".join(lines)
+
+
 def results() -> str:
     """RESULTS.md as it should be."""
     files = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
-    return _HEAD + figures_markdown(files, RESULTS.parent) + "\n"
+    return wrapped(_HEAD + figures_markdown(files, RESULTS.parent)) + "\n"
 
 
 def main() -> int:

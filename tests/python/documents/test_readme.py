@@ -419,7 +419,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_readme_can_be_finished() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 160
 
 
 @pytest.mark.parametrize(
