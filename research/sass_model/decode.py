@@ -36,7 +36,7 @@ READ_BYTES_PER_SECOND = 4.42e12  # the most that reads of DRAM reach
 DEPENDENT_LAUNCH_SECONDS = 0.9e-6
 
 # The part of a data sheet's bandwidth that reads reach on Ada: an assumption, that of
-# cuda/forward/cost.h.
+# cuda/plan/cost.h.
 SUSTAINED_SHARE = 0.9
 TARGET_SHARE = 0.9  # of a data sheet's bandwidth, by a call's bytes over its time
 _NEAR = 0.02  # by so much longer than bytes over bandwidth is still bound by it

@@ -47,7 +47,7 @@ _INT8 = 2
 NOT_MODELLED = ("single_pass", "persistent")
 _CORE = (
     *("types", "code", "overlap", "call_memory", "checks", "validate"),
-    *("varlen", "cache", "family", "plan", "boxes"),
+    *("varlen", "cache", "family", "plan"),
 )
 _REGISTERS_PER_SM = 65536
 RESERVED_SMEM = 1024  # bytes per block that CUDA takes for itself
@@ -279,6 +279,7 @@ def run_planner(
         ),
     }
     sources = [ROOT / f"src/core/{name}.cpp" for name in _CORE]
+    sources += sorted((ROOT / "src/cuda/plan").glob("*.cpp"))
     sources += [ROOT / f"src/cuda/forward/{family}/plan.cpp" for family in families]
     sources.append(ROOT / "tests/simt/plan_only.cpp")
     return _run_cpp(text, *sources, headers=headers).splitlines()

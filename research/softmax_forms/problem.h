@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/tile/config.h"
+#include "cuda/plan/tile_config.h"
 #include "dlattn/attention.h"
 
 // Shared by the launchers of the softmax's forms.

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/alignment.h"
 #include "core/operation.h"
 #include "core/tensor_sizes.h"
-#include "cuda/tile/alignment.h"
 #include "dlattn/forward.h"
 
 // Options::batch_invariant: the problem that choices are made for. Kernel, variant, packing and

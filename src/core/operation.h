@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <string>
 
+#include "core/alignment.h"
 #include "core/quantized.h"
-#include "cuda/tile/alignment.h"
 #include "dlattn/attention.h"
 
 // The parameters of each operation, and the questions that families of any operation are asked
@@ -86,7 +86,6 @@ inline HeadDims head_dims_of(const AppendParams& p) {
 }
 
 // Bytes per copy of rows to shared memory; 0 where kernels copy none.
-using dlattn::copy_bytes;
 inline int copy_bytes(const MergeParams&) {
   return 0;
 }

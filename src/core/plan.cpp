@@ -8,8 +8,8 @@
 #include "core/call_memory.h"
 #include "core/choose.h"
 #include "core/concat.h"
+#include "core/limits.h"
 #include "core/quantized.h"
-#include "cuda/tile/launch_shape.h"
 
 namespace dlattn::core {
 namespace {

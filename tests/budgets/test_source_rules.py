@@ -34,13 +34,8 @@ ASM = re.compile(r"\b(?:asm|__asm__)\b")
 HOST_ONLY = re.compile(
     r"^(?:cuda|cudart|curand|crt/|mma\.h|cub/|thrust/|Python\.h|nanobind|torch|ATen)"
 )
-# Plain C++ beside the kernels, which the plan reads.
-SHARED_WITH_KERNELS = re.compile(
-    r"^cuda/(?:(?:(?:forward|merge|quantize|append)/)?\w+/(?:\w+_)?(?:traits|params)"
-    r"|(?:forward/sm90|forward/sm90_fp8|tile|forward/wmma)/boxes"
-    r"|forward/sm90/grid|forward/wmma/packing|forward/decode/dealing|quantize/key_blocks/shape"
-    r"|tile/(?:alignment|config|divider|launch_shape|span))\.h$"
-)
+# Headers that plans read beside kernels are plain C++, and end in .h; device code is in .cuh files.
+READ_BY_PLANS = re.compile(r"^cuda/(?:plan|tile|\w+/\w+)/\w+\.h$")
 BUILT_INS = re.compile(r"\b(?:threadIdx|blockIdx|__global__|__device__|__shared__)\b")
 
 
@@ -54,10 +49,10 @@ def test_asm_stands_under_ptx_only() -> None:
 
 
 def test_public_and_core_headers_are_plain_cpp() -> None:
+    """They include nothing of cuda/ either."""
     for path in sources("include", "core", "cpu"):
         for name in includes(path.read_text()):
-            allowed = SHARED_WITH_KERNELS.match(name)
-            assert allowed or not HOST_ONLY.match(name), f"{path} includes {name}"
+            assert not HOST_ONLY.match(name), f"{path} includes {name}"
 
 
 def test_core_knows_no_family() -> None:
@@ -67,8 +62,6 @@ def test_core_knows_no_family() -> None:
     assert len(families) >= 5
     for path in sources("core", "include"):
         text = path.read_text()
-        for name in includes(text):
-            assert not name.startswith("cuda/") or name.startswith("cuda/tile/"), f"{path}: {name}"
         named = re.search(rf"\b(?:{'|'.join(families)})\b", re.sub(r"//[^\n]*", "", text))
         assert not named, f"{path} names {named and named[0]}"
 
@@ -76,25 +69,15 @@ def test_core_knows_no_family() -> None:
 def test_plans_are_host_code() -> None:
     """They stand beside their kernels, and are compiled in builds without CUDA too."""
     plans = sorted((SOURCES / "cuda").rglob("plan.cpp"))
-    assert len(plans) >= 5
-    for path in [*plans, SOURCES / "cuda" / "forward" / "cost.h"]:
+    shared = sorted((SOURCES / "cuda" / "plan").glob("*"))
+    assert len(plans) >= 5 and len(shared) >= 5
+    headers = [p for p in sources("cuda") if READ_BY_PLANS.match(str(p.relative_to(SOURCES)))]
+    for path in {*plans, *shared, *headers}:
         text = path.read_text()
         assert not BUILT_INS.search(code(text)), f"{path} has device code"
         for name in includes(text):
-            host = SHARED_WITH_KERNELS.match(name) or name == "cuda/forward/cost.h"
-            assert host or not HOST_ONLY.match(name), f"{path} includes {name}"
-
-
-def test_what_core_shares_with_the_kernels_is_plain_cpp() -> None:
-    for path in sources("cuda"):
-        name = str(path.relative_to(SOURCES))
-        if not SHARED_WITH_KERNELS.match(name):
-            continue
-        text = path.read_text()
-        assert not BUILT_INS.search(code(text)), f"{name} has device code"
-        for included in includes(text):
-            allowed = SHARED_WITH_KERNELS.match(included)
-            assert allowed or not HOST_ONLY.match(included), f"{name} includes {included}"
+            allowed = READ_BY_PLANS.match(name)
+            assert allowed or not HOST_ONLY.match(name), f"{path} includes {name}"
 
 
 def test_kernels_include_from_the_root_of_the_sources() -> None:
@@ -190,7 +173,9 @@ def test_the_rules_see_what_they_forbid() -> None:
     assert not ASM.search(code('// asm\nconst char* s = "asm";'))
     assert HOST_ONLY.match("cuda_fp16.h")
     assert HOST_ONLY.match("cuda/ptx/math.cuh")
-    assert not SHARED_WITH_KERNELS.match("cuda/ptx/math.cuh")
+    assert not READ_BY_PLANS.match("cuda/ptx/math.cuh")
+    assert not READ_BY_PLANS.match("cuda/device_guard.h")
+    assert READ_BY_PLANS.match("cuda/merge/row_per_warp/traits.h")
     assert GUARDED_STATIC.search("void f() {\n  static const X x = g();\n}")
     assert GUARDED_STATIC.search("void f() {\n  static std::vector<int> x(g());\n}")
     assert not GUARDED_STATIC.search("static int f();\n  static constexpr int x = 1;")

@@ -230,7 +230,7 @@ void tensor_boxes() {
   CHECK_EQ(boxes.q.box_rows, 32);
   CHECK_EQ(boxes.k.box_rows, 64);
   CHECK_EQ(boxes.v.box_columns, 64);
-  const tile::TensorBox all = wmma::all_segments(boxes.k, 128);
+  const cuda::TensorBox all = wmma::all_segments(boxes.k, 128);
   const std::int64_t sizes[] = {64, p.seqlen_k, 2, p.num_heads_kv, p.batch_size};
   const std::int64_t strides[] = {2, p.k.row_stride * 2, 128, p.k.head_stride * 2,
                                   p.k.batch_stride * 2};

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "check.h"
+#include "core/limits.h"
 #include "core/plan.h"
 #include "core/quantized.h"
 #include "core/rounding.h"
 #include "cpu/convert.h"
-#include "cuda/tile/launch_shape.h"
 #include "devices.h"
 
 namespace {
@@ -378,7 +378,7 @@ void plans() {
   p.seqlen_k = std::int64_t{1} << 31;
   CHECK_THROWS(core::make_plan(task_of(p), device), UnsupportedError,
                "no kernel can run this: key_blocks: seqlen_k is 2147483648; accepted: up to " +
-                   std::to_string(kMaxSeqlen));
+                   std::to_string(core::kMaxSeqlen));
   const DeviceInfo old = test::gpu("NVIDIA A100", 8, 0, 108, 166912);
   p = make(problem).params;
   CHECK_THROWS(

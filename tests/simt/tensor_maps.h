@@ -3,15 +3,15 @@
 #include <cstdint>
 #include <cstring>
 
+#include "cuda/plan/tensor_box.h"
 #include "cuda/ptx/tma.cuh"
-#include "cuda/tile/boxes.h"
 #include "harness/memory.h"
 
 // Makes of a tensor and its box what the driver makes (src/cuda/tensor_map.cpp), for the model of
 // the TMA.
 namespace simt {
 
-inline dlattn::ptx::TensorMap encode(const dlattn::tile::TensorBox& box) {
+inline dlattn::ptx::TensorMap encode(const dlattn::cuda::TensorBox& box) {
   TensorMap map{};
   if (!box.data) return {};
   map.address = static_cast<unsigned char*>(const_cast<void*>(box.data));

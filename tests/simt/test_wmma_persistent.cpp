@@ -22,7 +22,7 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
       const dlattn::wmma::TensorBoxes boxes =
           dlattn::wmma::tensor_boxes(params, tile, dlattn::wmma::kPersistent);
       const bool whole = dlattn::wmma::full_segments(params, tile);
-      const auto encode = [&](const dlattn::tile::TensorBox& box) {
+      const auto encode = [&](const dlattn::cuda::TensorBox& box) {
         return simt::encode(whole ? dlattn::wmma::all_segments(box, tile) : box);
       };
       const dlattn::wmma::TensorMaps maps = {encode(boxes.q), encode(boxes.k), encode(boxes.v),

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cuda/tile/span.h"
+#include "cuda/tile/accumulation_limits.h"
 
 // Accumulators of rows that have more keys than should be added up in one go (span.h). After
 // kSpanKeys keys a lane sets the upper 16 bits of each accumulator aside, in the row of out, which

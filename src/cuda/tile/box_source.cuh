@@ -1,7 +1,7 @@
 #pragma once
 
+#include "cuda/plan/tensor_box.h"
 #include "cuda/ptx/tma.cuh"
-#include "cuda/tile/boxes.h"
 
 // Where TMA finds the rows of one head of a sequence, as boxes.h describes tensors to it: what
 // loads or stores a box names a row of the sequence and a column, and knows no more.
@@ -35,7 +35,7 @@ struct VarlenBoxes {
   }
 
  private:
-  static constexpr int kEnd = static_cast<int>(kVarlenEnd);
+  static constexpr int kEnd = static_cast<int>(cuda::kVarlenEnd);
 
   __device__ __forceinline__ ptx::BoxAt at(int column, int row) const {
     return {column, kEnd - (length - row), head, start + length};

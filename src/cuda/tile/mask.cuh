@@ -3,7 +3,7 @@
 #include <type_traits>
 
 #include "core/positions.h"
-#include "cuda/tile/launch_shape.h"
+#include "cuda/plan/launch_shape.h"
 
 namespace dlattn::tile {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/tile/launch_shape.h"
+#include "cuda/plan/launch_shape.h"
 
 // Which tiles of query rows there are, and in which order thread blocks take them.
 namespace dlattn::tile {

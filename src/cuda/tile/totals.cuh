@@ -1,7 +1,7 @@
 #pragma once
 
+#include "cuda/tile/accumulation_limits.h"
 #include "cuda/tile/online_softmax.cuh"
-#include "cuda/tile/span.h"
 
 // Totals of rows of many keys, in kernels whose P V runs on CUDA cores. Such kernels add up the
 // keys in runs (span.h) and add each run's accumulators to totals. Otherwise every key would be one

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
+#include "core/alignment.h"
 #include "core/append.h"
-#include "cuda/tile/alignment.h"
 
 // The numbers that plan, launcher and kernel share. Plain C++.
 namespace dlattn::append::token_rows {
@@ -37,7 +37,7 @@ inline Shape make_shape(const AppendParams& p) {
   const bool rotates = p.rotary_cos.data;
   const auto is_aligned = [&](const auto& x, const core::TensorSizes& sizes) {
     const std::int64_t element = size_of(x.dtype);
-    return row_alignment(x, sizes, element) >= std::min<std::int64_t>(width * element, 16);
+    return core::row_alignment(x, sizes, element) >= std::min<std::int64_t>(width * element, 16);
   };
   const core::TensorSizes tables = {1, p.rotary_positions, 1};
   const bool tables_aligned =

@@ -6,7 +6,7 @@
 #include "core/positions.h"
 #include "cuda/forward/decode/dealing.h"
 #include "cuda/forward/decode/traits.h"
-#include "cuda/tile/launch_shape.h"
+#include "cuda/plan/launch_shape.h"
 
 // Numbers that the host computes once per launch.
 namespace dlattn::decode {

@@ -7,10 +7,10 @@
 #include "core/code.h"
 #include "core/concat.h"
 #include "core/family.h"
-#include "cuda/forward/cost.h"
+#include "core/limits.h"
 #include "cuda/forward/decode/params.h"
-#include "cuda/tile/launch_shape.h"
-#include "cuda/tile/span.h"
+#include "cuda/plan/cost.h"
+#include "cuda/tile/accumulation_limits.h"
 
 namespace dlattn::decode {
 namespace {
@@ -171,7 +171,7 @@ class Dealt {
   // Whole row blocks: a block for each, in rounds of as many as the device holds, or with lengths
   // on the device no more blocks than that, each of which looks for its sequences once.
   Choice whole() const {
-    const std::int64_t most = lengths_known_ ? kMaxGrid : slots_;
+    const std::int64_t most = lengths_known_ ? core::kMaxGrid : slots_;
     const std::int64_t grid = std::min<std::int64_t>(row_blocks_, most);
     const auto rounds =
         static_cast<double>(ceil_div(std::max<std::int64_t>(row_blocks_, 1), slots_));
@@ -242,8 +242,9 @@ bool accepts(const AttentionParams& p, const DeviceInfo& device, const Options& 
   if (options.kernel == core::kAuto && others_serve &&
       rows > few_rows(p, device, plan.head_dim_tile))
     return refuse(why, "is for few queries");
-  if (rows > kMaxSeqlen) {
-    return refuse(why, "seqlen_q x heads of a group is ", rows, "; accepted: up to ", kMaxSeqlen);
+  if (rows > core::kMaxSeqlen) {
+    return refuse(why, "seqlen_q x heads of a group is ", rows, "; accepted: up to ",
+                  core::kMaxSeqlen);
   }
   constexpr std::int64_t kMostPages = std::numeric_limits<std::int32_t>::max();
   if (p.page_table.data && p.page_size > kMostPages)
@@ -307,7 +308,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
     if (!has_variant(tile, variant) || (requested >= 0 && variant != requested)) continue;
     if (tile_config(tile, variant, key_bytes(p)).smem_bytes > device.max_smem_per_block) continue;
     const Dealt dealt(p, device, tile, variant);
-    if (dealt.most_units() >= static_cast<double>(kMaxGrid)) continue;
+    if (dealt.most_units() >= static_cast<double>(core::kMaxGrid)) continue;
     const Choice choice = choose(dealt, options);
     if (choice.ns < best.ns) best = choice;
   }
@@ -330,7 +331,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   if (best.division.whole || best.cluster_size > 1) return true;
   plan->workspace_bytes =
       workspace_map(p.batch_size, num_parts(p, *plan), config.block_m, tile).total;
-  const std::int64_t most_rows = kMaxGrid / combine_blocks(tile);
+  const std::int64_t most_rows = core::kMaxGrid / combine_blocks(tile);
   return p.batch_size * p.num_heads * p.seqlen_q <= most_rows ||
          refuse(why, "batch_size x num_heads x seqlen_q is more than ", most_rows);
 }

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "cuda/tile/config.h"
+#include "cuda/plan/tile_config.h"
 
 // Tile shapes of the kernels for few queries over many keys.
 namespace dlattn::decode {

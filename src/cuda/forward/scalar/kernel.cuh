@@ -97,8 +97,8 @@ __device__ __forceinline__ void apply_score_mod(float (&score)[kRows],
   for (int r = 0; r < kRows; ++r) score[r] = column[r * kBlockN];
 }
 
-// Adds the accumulators of one run of keys (tile/span.h) to `totals`, and row lane_idx's sum to
-// `total`.
+// Adds the accumulators of one run of keys (tile/accumulation_limits.h) to `totals`, and row
+// lane_idx's sum to `total`.
 template <int kRows, int kChunks, int kVecSize>
 __device__ __forceinline__ void add_run(const tile::Totals<kRows, kChunks, kVecSize>& totals,
                                         tile::OnlineSoftmax& total,

@@ -1,6 +1,6 @@
 #include "core/family.h"
-#include "cuda/forward/cost.h"
 #include "cuda/forward/scalar/traits.h"
+#include "cuda/plan/cost.h"
 
 namespace dlattn::scalar {
 namespace {

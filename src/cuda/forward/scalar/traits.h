@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-#include "cuda/tile/config.h"
-#include "cuda/tile/span.h"
+#include "cuda/plan/tile_config.h"
+#include "cuda/tile/accumulation_limits.h"
 
 namespace dlattn::scalar {
 

@@ -5,7 +5,8 @@
 #include "core/tensor_sizes.h"
 #include "cuda/forward/sm90/score_params.h"
 #include "cuda/forward/sm90/traits.h"
-#include "cuda/tile/boxes.h"
+#include "cuda/plan/launch_shape.h"
+#include "cuda/plan/tensor_box.h"
 #include "dlattn/forward.h"
 
 // How the tensors are described to TMA, as plain host code: the plan asks whether they can be, the
@@ -13,8 +14,8 @@
 namespace dlattn::sm90 {
 
 struct TensorBoxes {
-  tile::TensorBox q, k, v, out;
-  tile::TensorBox bias, mask;  // without data if there is none
+  cuda::TensorBox q, k, v, out;
+  cuda::TensorBox bias, mask;  // without data if there is none
 };
 
 // The shape that a problem has in the instance of a tile.
@@ -28,16 +29,16 @@ inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile, Var
   TensorView k = p.k, v = p.v;
   if (rows_k == 0) k.data = v.data = p.q.data;  // without keys there may be no address
   if (p.cu_seqlens_q) {
-    return {tile::varlen_box("q", p.q, p.head_dim, p.total_q, p.num_heads, kWarpgroupRows),
-            tile::varlen_box("k", k, p.head_dim, rows_k, p.num_heads_kv, block_n),
-            tile::varlen_box("v", v, p.head_dim_v, rows_k, p.num_heads_kv, block_n),
-            tile::varlen_box("out", p.out, p.head_dim_v, p.total_q, p.num_heads, kWarpgroupRows),
+    return {cuda::varlen_box("q", p.q, p.head_dim, p.total_q, p.num_heads, kWarpgroupRows),
+            cuda::varlen_box("k", k, p.head_dim, rows_k, p.num_heads_kv, block_n),
+            cuda::varlen_box("v", v, p.head_dim_v, rows_k, p.num_heads_kv, block_n),
+            cuda::varlen_box("out", p.out, p.head_dim_v, p.total_q, p.num_heads, kWarpgroupRows),
             {},
             {}};
   }
   const auto box = [&p](const char* name, const auto& x, std::int64_t columns, std::int64_t rows,
                         std::int64_t heads, int box_rows, std::int64_t element_bytes = 2) {
-    return tile::tensor_box(name, x, columns, rows, heads, p.batch_size, box_rows,
+    return cuda::tensor_box(name, x, columns, rows, heads, p.batch_size, box_rows,
                             static_cast<int>(element_bytes));
   };
   TensorBoxes boxes = {box("q", p.q, p.head_dim, p.seqlen_q, p.num_heads, kWarpgroupRows),

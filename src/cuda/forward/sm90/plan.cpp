@@ -6,15 +6,15 @@
 #include <string>
 #include <string_view>
 
-#include "core/boxes.h"
 #include "core/family.h"
+#include "core/limits.h"
 #include "core/positions.h"
-#include "cuda/forward/cost.h"
 #include "cuda/forward/sm90/boxes.h"
-#include "cuda/forward/sm90/grid.h"
 #include "cuda/forward/sm90/score_params.h"
-#include "cuda/tile/launch_shape.h"
-#include "cuda/tile/span.h"
+#include "cuda/plan/cost.h"
+#include "cuda/plan/persistent_grid.h"
+#include "cuda/plan/tensor_box.h"
+#include "cuda/tile/accumulation_limits.h"
 
 namespace dlattn::sm90 {
 namespace {
@@ -43,9 +43,9 @@ const char* fixed_length_feature(const AttentionParams& p) {
 bool accepts_tensors(const AttentionParams& p, Variant variant, std::string* why) {
   const int tile = static_cast<int>(std::max(p.head_dim, p.head_dim_v));
   const TensorBoxes boxes = tensor_boxes(p, tile, variant);
-  for (const tile::TensorBox* box :
+  for (const cuda::TensorBox* box :
        {&boxes.q, &boxes.k, &boxes.v, &boxes.out, &boxes.bias, &boxes.mask}) {
-    const std::string misfit = core::misfit(*box);
+    const std::string misfit = cuda::tma_refusal(*box);
     if (!misfit.empty()) return refuse(why, misfit);
   }
   return true;
@@ -118,7 +118,7 @@ Speed speed(const AttentionParams& p, int head_dim_tile, Variant variant) {
 bool is_shortest_walk(const AttentionParams& p, const TileShape& shape) {
   constexpr std::int64_t kKeys = 256;
   return shape.query_stages > 1 && !p.cu_seqlens_q && p.causal == Causal::kNone &&
-         longest_walk(p, block_m(shape)) <= kKeys;
+         cuda::longest_walk(p, block_m(shape)) <= kKeys;
 }
 
 // Whether all heads are walked together: where their keys fit L2 beside each other, the longest
@@ -172,9 +172,10 @@ std::int64_t grid_of(const AttentionParams& params, const DeviceInfo& device, in
   const std::int64_t tiles = num_work_tiles(params, head_dim_tile, variant);
   // A single stage of Q is free only after the results that go through it.
   if (shape.query_stages == 1 && score_mod_of(params) != ScoreMod::kNone) return tiles;
-  if (is_shortest_walk(params, shape) && tiles <= kMaxGrid)
+  if (is_shortest_walk(params, shape) && tiles <= core::kMaxGrid)
     return std::min<std::int64_t>(tiles, device.num_sms);
-  return num_blocks(params, device, tiles, block_m(shape), shape.query_stages > 1 ? 1024 : 512);
+  return cuda::num_blocks(params, device, tiles, block_m(shape),
+                          shape.query_stages > 1 ? 1024 : 512);
 }
 
 // Names what short blocks lack for a problem or its options; null if they serve it.

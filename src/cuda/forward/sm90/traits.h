@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/tile/config.h"
+#include "cuda/plan/tile_config.h"
 
 namespace dlattn::sm90 {
 

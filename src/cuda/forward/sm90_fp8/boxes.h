@@ -5,7 +5,8 @@
 #include "core/quantized.h"
 #include "core/tensor_sizes.h"
 #include "cuda/forward/sm90_fp8/traits.h"
-#include "cuda/tile/boxes.h"
+#include "cuda/plan/launch_shape.h"
+#include "cuda/plan/tensor_box.h"
 #include "dlattn/forward.h"
 
 // How the tensors are described to TMA, as plain host code: the plan asks whether they can be, the
@@ -13,7 +14,7 @@
 namespace dlattn::sm90_fp8 {
 
 struct TensorBoxes {
-  tile::TensorBox q, k, v;
+  cuda::TensorBox q, k, v;
 };
 
 // A box has 128 columns of a warpgroup's rows of q, or of a tile's keys of k and v.
@@ -24,9 +25,9 @@ inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
   if (rows_k == 0) k.data = v.data = p.q.data;  // without keys there may be no address
   const auto box = [&p](const char* name, const TensorView& x, std::int64_t columns,
                         std::int64_t rows, std::int64_t heads, int box_rows) {
-    tile::TensorBox described =
-        p.cu_seqlens_q ? tile::varlen_box(name, x, columns, rows, heads, box_rows, 1)
-                       : tile::tensor_box(name, x, columns, rows, heads, p.batch_size, box_rows, 1);
+    cuda::TensorBox described =
+        p.cu_seqlens_q ? cuda::varlen_box(name, x, columns, rows, heads, box_rows, 1)
+                       : cuda::tensor_box(name, x, columns, rows, heads, p.batch_size, box_rows, 1);
     described.box_columns = kBlockColumns;
     return described;
   };

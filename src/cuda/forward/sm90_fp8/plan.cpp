@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/boxes.h"
 #include "core/family.h"
-#include "cuda/forward/cost.h"
-#include "cuda/forward/sm90/grid.h"
 #include "cuda/forward/sm90_fp8/boxes.h"
-#include "cuda/tile/launch_shape.h"
+#include "cuda/plan/cost.h"
+#include "cuda/plan/persistent_grid.h"
+#include "cuda/plan/tensor_box.h"
 
 namespace dlattn::sm90_fp8 {
 namespace {
@@ -18,8 +17,8 @@ using core::refuse;
 // Whether TMA can be told of a problem's tensors.
 bool accepts_tensors(const AttentionParams& p, int head_dim_tile, std::string* why) {
   const TensorBoxes boxes = tensor_boxes(p, head_dim_tile);
-  for (const tile::TensorBox* box : {&boxes.q, &boxes.k, &boxes.v}) {
-    const std::string misfit = core::misfit(*box);
+  for (const cuda::TensorBox* box : {&boxes.q, &boxes.k, &boxes.v}) {
+    const std::string misfit = cuda::tma_refusal(*box);
     if (!misfit.empty()) return refuse(why, misfit);
   }
   return true;
@@ -55,7 +54,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
     return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", kMostKeys);
   cost::set_tile(p, tile_config(tile), plan);
   const TileShape shape = tile_shape(tile);
-  plan->grid = sm90::num_blocks(p, device, num_work_tiles(p, tile), block_m(shape),
+  plan->grid = cuda::num_blocks(p, device, num_work_tiles(p, tile), block_m(shape),
                                 shape.query_stages > 1 ? 1024 : 512);
   plan->predicted_ns = ns;
   return true;

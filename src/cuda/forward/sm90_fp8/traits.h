@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "cuda/forward/sm90/traits.h"
-#include "cuda/tile/config.h"
+#include "cuda/plan/tile_config.h"
 
 namespace dlattn::sm90_fp8 {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "cuda/forward/wmma/traits.h"
-#include "cuda/tile/boxes.h"
+#include "cuda/plan/tensor_box.h"
 #include "dlattn/forward.h"
 
 // The boxes by which TMA loads the tensors of a problem of fixed length, as plain host code: the
@@ -11,7 +11,7 @@
 namespace dlattn::wmma {
 
 struct TensorBoxes {
-  tile::TensorBox q, k, v;
+  cuda::TensorBox q, k, v;
 };
 
 // Columns of a segment of tile::SwizzledRows.
@@ -25,7 +25,7 @@ inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile, int
   const auto box = [&](const char* name, TensorView x, std::int64_t columns, std::int64_t rows,
                        std::int64_t heads, int box_rows) {
     if (rows == 0) x.data = p.q.data;  // x.data may be null
-    tile::TensorBox box = tile::tensor_box(name, x, columns, rows, heads, p.batch_size, box_rows);
+    cuda::TensorBox box = cuda::tensor_box(name, x, columns, rows, heads, p.batch_size, box_rows);
     box.box_columns = segment_columns(head_dim_tile);
     return box;
   };
@@ -43,7 +43,7 @@ inline bool full_segments(const AttentionParams& p, int head_dim_tile) {
 
 // The same rows in one box, with the segments of a row as a dimension of their own after the rows:
 // [batch][heads][segments][rows][columns].
-inline tile::TensorBox all_segments(tile::TensorBox box, int head_dim_tile) {
+inline cuda::TensorBox all_segments(cuda::TensorBox box, int head_dim_tile) {
   const std::int64_t segments = box.sizes[0] / box.box_columns;
   for (int i = 4; i > 2; --i) {
     box.sizes[i] = box.sizes[i - 1];

@@ -41,7 +41,7 @@ void launch_variant(const AttentionParams& params, const LaunchShape& shape, con
   } else if constexpr (uses_tma(kTile, kVariant)) {
     const TensorBoxes boxes = tensor_boxes(params, kTile, kVariant);
     const bool full = full_segments(params, kTile);
-    const auto encode = [&](const tile::TensorBox& box) {
+    const auto encode = [&](const cuda::TensorBox& box) {
       return cuda::encode_tensor_map(device, full ? all_segments(box, kTile) : box, dtype);
     };
     launch(params, shape, TensorMaps{encode(boxes.q), encode(boxes.k), encode(boxes.v), full});

@@ -6,7 +6,7 @@
 
 #include "core/positions.h"
 #include "cuda/forward/wmma/traits.h"
-#include "cuda/tile/launch_shape.h"
+#include "cuda/plan/launch_shape.h"
 #include "dlattn/attention.h"
 
 // Packed heads (pack_gqa): the query heads of one KV head become rows of the same tiles, so that K

@@ -5,17 +5,17 @@
 #include <string>
 #include <string_view>
 
-#include "core/boxes.h"
+#include "core/alignment.h"
 #include "core/concat.h"
 #include "core/family.h"
-#include "cuda/forward/cost.h"
+#include "core/limits.h"
 #include "cuda/forward/wmma/boxes.h"
 #include "cuda/forward/wmma/packing.h"
 #include "cuda/forward/wmma/split_params.h"
 #include "cuda/forward/wmma/traits.h"
-#include "cuda/tile/alignment.h"
-#include "cuda/tile/launch_shape.h"
-#include "cuda/tile/span.h"
+#include "cuda/plan/cost.h"
+#include "cuda/plan/tensor_box.h"
+#include "cuda/tile/accumulation_limits.h"
 
 namespace dlattn::wmma {
 namespace {
@@ -134,7 +134,7 @@ std::string fast_refusal(const AttentionParams& p) {
     return std::string("does not implement ") + feature;
   if (p.head_dim % 8 != 0) return head_dim_text("head_dim", p.head_dim);
   if (p.head_dim_v % 8 != 0) return head_dim_text("head_dim of v", p.head_dim_v);
-  const int bytes = copy_bytes(p);
+  const int bytes = core::copy_bytes(p);
   if (bytes == 16) return {};
   return "rows of q, k and v are aligned to " + std::to_string(bytes) + " bytes; accepted: 16";
 }
@@ -160,12 +160,12 @@ std::string tma_refusal(const AttentionParams& p, const DeviceInfo& device, int 
   if (device.code < 90) return "needs code for 90 or later, which this build does not have";
   if (p.cu_seqlens_q) return "does not implement cu_seqlens_q";
   const TensorBoxes boxes = tensor_boxes(p, head_dim_tile, variant);
-  for (const tile::TensorBox* box : {&boxes.q, &boxes.k, &boxes.v}) {
-    const std::string why = core::misfit(*box);
+  for (const cuda::TensorBox* box : {&boxes.q, &boxes.k, &boxes.v}) {
+    const std::string why = cuda::tma_refusal(*box);
     if (!why.empty()) return why;
   }
   // The persistent kernel stores results from registers, 16 bytes at a time alone.
-  const int bytes = store_bytes(p);
+  const int bytes = core::store_bytes(p);
   if (bytes == 16) return {};
   return concat("rows of out are aligned to ", bytes, " bytes; accepted: 16");
 }
@@ -173,9 +173,9 @@ std::string tma_refusal(const AttentionParams& p, const DeviceInfo& device, int 
 // Why the query heads of a KV head cannot be rows of the same tiles; empty if they can.
 std::string packing_refusal(const AttentionParams& p, int variant) {
   if (group_size(p) == 1) return "every query head has a head of k and v to itself";
-  if (p.seqlen_q * group_size(p) > kMaxSeqlen) {
+  if (p.seqlen_q * group_size(p) > core::kMaxSeqlen) {
     return "seqlen_q x heads of a group is " + std::to_string(p.seqlen_q * group_size(p)) +
-           "; accepted: up to " + std::to_string(kMaxSeqlen);
+           "; accepted: up to " + std::to_string(core::kMaxSeqlen);
   }
   if (!packs_heads(variant) && !heads_fold_into_rows(p)) {
     return std::string("variant ") + kVariantNames[variant] +
@@ -224,13 +224,14 @@ std::string request_of(const Plan& plan) {
   return concat(plan.variant_name, plan.packed_heads > 1 ? "+packed" : "+unpacked");
 }
 
-// The most keys that a variant adds up accurately (cuda/tile/span.h). For rows of more keys general
-// sets accumulators aside, as long as pairs of out's columns are aligned to 4 bytes.
+// The most keys that a variant adds up accurately (cuda/tile/accumulation_limits.h). For rows of
+// more keys general sets accumulators aside, as long as pairs of out's columns are aligned to 4
+// bytes.
 std::int64_t most_keys(const AttentionParams& p, int head_dim_tile, int variant) {
   constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
   if (variant == kSinglePass) return kAny;  // split_refusal() has refused
   if (variant == kSplit) return split_shape(head_dim_tile, false).key_groups * tile::kMostKeys;
-  const bool pairs = p.head_dim_v % 2 == 0 && store_bytes(p) >= 4;
+  const bool pairs = p.head_dim_v % 2 == 0 && core::store_bytes(p) >= 4;
   return variant == kGeneral && pairs ? kAny : tile::kMostKeys;
 }
 
@@ -289,7 +290,7 @@ Choice choose(const AttentionParams& p, const DeviceInfo& device, int head_dim_t
 std::int64_t grid_of(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile,
                      int variant, std::int64_t num_tiles) {
   // Kernels count work tiles in 32 bits, as grids count blocks.
-  if (variant != kPersistent || num_tiles > kMaxGrid) return num_tiles;
+  if (variant != kPersistent || num_tiles > core::kMaxGrid) return num_tiles;
   constexpr std::int64_t kShortWalk = 2048;
   const bool causal = p.causal != Causal::kNone;
   if ((causal ? p.seqlen_k / 2 : p.seqlen_k) > kShortWalk) return num_tiles;

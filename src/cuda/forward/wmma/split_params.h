@@ -4,7 +4,7 @@
 
 #include "core/tensor_sizes.h"
 #include "cuda/forward/wmma/split_traits.h"
-#include "cuda/tile/launch_shape.h"
+#include "cuda/plan/launch_shape.h"
 
 namespace dlattn::wmma {
 

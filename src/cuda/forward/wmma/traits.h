@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/forward/wmma/split_traits.h"
-#include "cuda/tile/config.h"
+#include "cuda/plan/tile_config.h"
 
 namespace dlattn::wmma {
 

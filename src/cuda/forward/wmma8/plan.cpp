@@ -3,8 +3,8 @@
 #include "core/code.h"
 #include "core/family.h"
 #include "core/quantized.h"
-#include "cuda/forward/cost.h"
 #include "cuda/forward/wmma8/traits.h"
+#include "cuda/plan/cost.h"
 
 namespace dlattn::wmma8 {
 namespace {

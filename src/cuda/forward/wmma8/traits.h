@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "cuda/tile/config.h"
+#include "cuda/plan/tile_config.h"
 
 namespace dlattn::wmma8 {
 

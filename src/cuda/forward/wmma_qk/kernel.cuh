@@ -26,8 +26,8 @@ constexpr int kNumThreads = kNumWarps * 32;
 constexpr int kRows = tile::kRowGroupRows;
 constexpr int kGroups = kBlockN / 8;  // groups of four keys per lane
 
-// Adds the accumulators of one run of keys (tile/span.h) to `totals`, and the sum of this lane's
-// row to `total`.
+// Adds the accumulators of one run of keys (tile/accumulation_limits.h) to `totals`, and the sum of
+// this lane's row to `total`.
 template <int kChunks, int kVecSize>
 __device__ __forceinline__ void add_run(const tile::Totals<kRows, kChunks, kVecSize>& totals,
                                         tile::OnlineSoftmax& total,

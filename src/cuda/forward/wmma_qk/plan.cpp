@@ -1,8 +1,8 @@
 #include "core/plan.h"
 
 #include "core/family.h"
-#include "cuda/forward/cost.h"
 #include "cuda/forward/wmma_qk/traits.h"
+#include "cuda/plan/cost.h"
 
 namespace dlattn::wmma_qk {
 namespace {

@@ -1,9 +1,9 @@
 #include "core/plan.h"
 
 #include "core/family.h"
-#include "cuda/forward/cost.h"
 #include "cuda/forward/wmma_smem/traits.h"
-#include "cuda/tile/span.h"
+#include "cuda/plan/cost.h"
+#include "cuda/tile/accumulation_limits.h"
 
 namespace dlattn::wmma_smem {
 namespace {

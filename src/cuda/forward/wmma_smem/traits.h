@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/tile/config.h"
+#include "cuda/plan/tile_config.h"
 
 namespace dlattn::wmma_smem {
 

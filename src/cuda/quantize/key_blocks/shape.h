@@ -2,10 +2,10 @@
 
 #include <cstdint>
 
+#include "core/alignment.h"
 #include "core/quantized.h"
 #include "core/tensor_sizes.h"
 #include "cuda/quantize/key_blocks/traits.h"
-#include "cuda/tile/alignment.h"
 #include "cuda/tile/divider.h"
 
 namespace dlattn::quantize::key_blocks {
@@ -82,7 +82,7 @@ inline Shape make_query_shape(const QuantizeTask& task, int steps) {
   shape.blocks = Divider(static_cast<std::uint32_t>(layout.blocks));
   shape.num_items = static_cast<std::uint32_t>(num_items(layout, task));
   shape.steps = steps;
-  shape.whole_k = task.head_dim % kChunk == 0 && row_alignment(task.q, rows, 2) == 16;
+  shape.whole_k = task.head_dim % kChunk == 0 && core::row_alignment(task.q, rows, 2) == 16;
   return shape;
 }
 
@@ -92,7 +92,7 @@ inline Shape make_shape(const QuantizeParams& p, int steps) {
   const bool varlen = p.cu_seqlens_k;
   const core::TensorSizes keys = {varlen ? 1 : p.batch_size, layout.rows, layout.heads};
   const auto is_whole = [&](const TensorView& x, std::int64_t columns) {
-    return columns % kChunk == 0 && row_alignment(x, keys, 2) == 16;
+    return columns % kChunk == 0 && core::row_alignment(x, keys, 2) == 16;
   };
   Shape shape;
   shape.to = view_of(layout, p.quantized_kv, varlen);

@@ -6,7 +6,7 @@
 
 #include "core/family.h"
 #include "core/positions.h"
-#include "cuda/tile/config.h"
+#include "cuda/plan/tile_config.h"
 #include "dlattn/attention.h"
 
 // Plain host code that the plans of the families share: the fields of a tile, and the model of

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/limits.h"
 #include "core/positions.h"
-#include "cuda/tile/launch_shape.h"
 #include "dlattn/attention.h"
 
-// How many thread blocks a grid of Hopper's has, as plain host code.
-namespace dlattn::sm90 {
+// The number of thread blocks of a grid of persistent thread blocks on Hopper, as plain host code.
+namespace dlattn::cuda {
 
 // The most keys that a block of `rows` queries walks.
 inline std::int64_t longest_walk(const AttentionParams& p, std::int64_t rows) {
@@ -27,7 +27,7 @@ inline std::int64_t num_blocks(const AttentionParams& params, const DeviceInfo& 
   // work tiles more evenly, which counts where they are long, few or, under causality, of different
   // lengths, of which a share of few rounds does not have all.
   constexpr std::int64_t kManyRounds = 7;
-  if (tiles < kManyRounds * device.num_sms || tiles > kMaxGrid) return tiles;
+  if (tiles < kManyRounds * device.num_sms || tiles > core::kMaxGrid) return tiles;
   const std::int64_t walk = longest_walk(params, rows);
   const bool short_walk = walk <= few_keys;
   const bool causal = params.causal != Causal::kNone;
@@ -42,4 +42,4 @@ inline std::int64_t num_blocks(const AttentionParams& params, const DeviceInfo& 
   return short_walk && rounds >= 2 * tiles_of_head ? device.num_sms : tiles;
 }
 
-}  // namespace dlattn::sm90
+}  // namespace dlattn::cuda

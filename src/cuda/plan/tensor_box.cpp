@@ -1,12 +1,12 @@
-#include "core/boxes.h"
+#include "cuda/plan/tensor_box.h"
 
 #include "core/concat.h"
 
-namespace dlattn::core {
+namespace dlattn::cuda {
 
-std::string misfit(const tile::TensorBox& box) {
+std::string tma_refusal(const TensorBox& box) {
   constexpr std::int64_t kMaxStride = std::int64_t{1} << 40;
-  const std::int64_t most_bytes = (box.rank == 5 ? tile::kVarlenWrap : kMaxStride) - 16;
+  const std::int64_t most_bytes = (box.rank == 5 ? kVarlenWrap : kMaxStride) - 16;
   std::uint64_t bits = reinterpret_cast<std::uintptr_t>(box.data);
   bool fits = true;
   for (int i = 1; i < 4; ++i) {
@@ -15,16 +15,16 @@ std::string misfit(const tile::TensorBox& box) {
   }
   if (fits && bits % 16 == 0) return {};
   if (reinterpret_cast<std::uintptr_t>(box.data) % 16 != 0)
-    return concat(box.name, " begins at ", box.data, "; accepted: multiples of 16 bytes");
+    return core::concat(box.name, " begins at ", box.data, "; accepted: multiples of 16 bytes");
   const char* const names[] = {"column", "row", "head", "batch"};
   for (int i = 1; i < 4; ++i) {
     const std::int64_t stride = box.strides[i];
     if (stride % 16 != 0 || stride < 0 || stride > most_bytes) {
-      return concat(box.name, " has a ", names[i], " stride of ", stride,
-                    " bytes; accepted: multiples of 16 from 0 to ", most_bytes);
+      return core::concat(box.name, " has a ", names[i], " stride of ", stride,
+                          " bytes; accepted: multiples of 16 from 0 to ", most_bytes);
     }
   }
   return {};
 }
 
-}  // namespace dlattn::core
+}  // namespace dlattn::cuda

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
-#include "cuda/tile/launch_shape.h"
+#include "core/limits.h"
+#include "dlattn/tensor.h"
 
-// How tensors are described to TMA, as plain host code: the plan asks whether they can be, the
-// launch does it.
-namespace dlattn::tile {
+// How tensors are described to TMA, as plain host code: a plan asks whether TMA accepts them, and a
+// launch encodes them (cuda/tensor_map.h).
+namespace dlattn::cuda {
 
 constexpr int kBoxRowBytes = 128;  // the widest swizzle's
 
@@ -53,7 +55,7 @@ TensorBox tensor_box(const char* name, const BasicTensorView<T>& x, std::int64_t
 // rows, and addresses wrap.
 constexpr std::int64_t kVarlenEnd = std::int64_t{1} << 30;
 constexpr std::int64_t kVarlenWrap = std::int64_t{1} << 34;  // 2^64 / kVarlenEnd
-static_assert(kVarlenEnd > kMaxSeqlen);
+static_assert(kVarlenEnd > core::kMaxSeqlen);
 
 template <typename T>
 TensorBox varlen_box(const char* name, const BasicTensorView<T>& x, std::int64_t columns,
@@ -68,4 +70,7 @@ TensorBox varlen_box(const char* name, const BasicTensorView<T>& x, std::int64_t
   return box;
 }
 
-}  // namespace dlattn::tile
+// Why TMA cannot read a tensor; empty if it can.
+std::string tma_refusal(const TensorBox& box);
+
+}  // namespace dlattn::cuda

@@ -3,19 +3,14 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/alignment.h"
 #include "core/positions.h"
-#include "cuda/tile/alignment.h"
 #include "cuda/tile/divider.h"
 #include "dlattn/attention.h"
 
 // Numbers that the host computes once per launch, so that thread blocks do not: plain C++, shared
 // by the launchers and by the tests that run kernels on the CPU.
 namespace dlattn {
-
-// Longest sequence that kernels take: key positions, windows added, must fit 32 bits.
-constexpr std::int64_t kMaxSeqlen = (std::int64_t{1} << 30) - 1024;
-constexpr std::int64_t kMaxGrid = 2147483647;  // blocks: grids are one-dimensional
-static_assert(kMaxSeqlen < kUnlimited<int>);
 
 // Heads that are walked together, longest first (scheduler.cuh), but for plans that say all.
 constexpr unsigned kHeadsTogether = 8;
@@ -71,9 +66,9 @@ inline LaunchShape make_launch_shape(const AttentionParams& p, const Plan& plan,
   // seed: copy-bytes
   shape.copy_bytes = plan.copy_bytes;
   // seed: store-bytes
-  shape.store_bytes = store_bytes(p);
-  shape.bias_load_bytes = score_load_bytes(p, p.bias, size_of(p.bias.dtype));
-  shape.mask_load_bytes = score_load_bytes(p, p.mask, 1);
+  shape.store_bytes = core::store_bytes(p);
+  shape.bias_load_bytes = core::score_load_bytes(p, p.bias, size_of(p.bias.dtype));
+  shape.mask_load_bytes = core::score_load_bytes(p, p.mask, 1);
   shape.window = window_of<int>(p);
   shape.scale_log2 = static_cast<float>(p.softmax_scale * kLog2e);
   shape.softmax_scale = static_cast<float>(p.softmax_scale);

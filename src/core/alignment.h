@@ -6,9 +6,9 @@
 #include "core/tensor_sizes.h"
 #include "dlattn/forward.h"
 
-// To how many bytes, up to 16, the rows of tensors are aligned: as wide may an access to them be.
-// Plain C++, shared by the plans and the launchers.
-namespace dlattn {
+// How many bytes, up to 16, the rows of tensors are aligned to, which is how wide an access to them
+// may be.
+namespace dlattn::core {
 
 // The largest power of two up to 16 that divides all `bits` are made of; no access is narrower than
 // one element.
@@ -21,7 +21,7 @@ constexpr int access_bytes(std::uint64_t bits, std::int64_t element_bytes) {
 // The alignment of a tensor's rows, wherever they begin. The stride of a dimension of one element
 // does not count.
 template <typename T>
-int row_alignment(const BasicTensorView<T>& x, const core::TensorSizes& sizes,
+int row_alignment(const BasicTensorView<T>& x, const TensorSizes& sizes,
                   std::int64_t element_bytes) {
   std::uint64_t bits = reinterpret_cast<std::uintptr_t>(x.data);
   const auto add = [&](std::int64_t size, std::int64_t stride) {
@@ -35,20 +35,20 @@ int row_alignment(const BasicTensorView<T>& x, const core::TensorSizes& sizes,
 
 // The widest copy of q, k and v. A row is copied in whole steps, so its length counts as well.
 inline int copy_bytes(const AttentionParams& p) {
-  const auto of = [](const TensorView& x, const core::TensorSizes& sizes, std::int64_t columns) {
+  const auto of = [](const TensorView& x, const TensorSizes& sizes, std::int64_t columns) {
     const std::int64_t element_bytes = size_of(x.dtype);
     return std::min(
         row_alignment(x, sizes, element_bytes),
         access_bytes(static_cast<std::uint64_t>(columns * element_bytes), element_bytes));
   };
-  const core::TensorSizes keys = core::key_sizes(p);
-  return std::min({of(p.q, core::query_sizes(p), p.head_dim), of(p.k, keys, p.head_dim),
+  const TensorSizes keys = key_sizes(p);
+  return std::min({of(p.q, query_sizes(p), p.head_dim), of(p.k, keys, p.head_dim),
                    of(p.v, keys, p.head_dim_v)});
 }
 
 // The widest store to out.
 inline int store_bytes(const AttentionParams& p) {
-  return row_alignment(p.out, core::query_sizes(p), size_of(p.out.dtype));
+  return row_alignment(p.out, query_sizes(p), size_of(p.out.dtype));
 }
 
 // The widest load of bias or mask along the keys; 0: a row's keys share one element; -1: they are
@@ -61,4 +61,4 @@ int score_load_bytes(const AttentionParams& p, const BasicTensorView<T>& x,
   return row_alignment(x, {p.batch_size, p.seqlen_q, p.num_heads}, element_bytes);
 }
 
-}  // namespace dlattn
+}  // namespace dlattn::core
