@@ -46,8 +46,9 @@ def test_each_form_has_its_softmax(kernel: str, variant: str, form: str, tmp_pat
         command[command.index("-shared")] = "-M"
     subprocess.run(command[:-others], check=True)
     files = (tmp_path / "files.d").read_text()
-    assert (f"softmax_forms/plain/cuda/forward/{kernel}/softmax.cuh" in files) == (form == "plain")
-    assert (f"src/cuda/forward/{kernel}/softmax.cuh" in files) == (form == "own")
+    softmax = {"wmma": "cuda/tile/mma/softmax.cuh", "sm90": "cuda/forward/sm90/softmax.cuh"}[kernel]
+    assert (f"softmax_forms/plain/{softmax}" in files) == (form == "plain")
+    assert (f"src/{softmax}" in files) == (form == "own")
 
 
 def test_resources_are_read() -> None:

@@ -66,6 +66,28 @@ def test_core_knows_no_family() -> None:
         assert not named, f"{path} names {named and named[0]}"
 
 
+def family_folders() -> set[str]:
+    return {str(p.parent.relative_to(SOURCES)) for p in (SOURCES / "cuda").rglob("plan.cpp")}
+
+
+def other_families(path: str, text: str, folders: set[str]) -> list[str]:
+    """The headers of families that a file includes from outside of their folders."""
+    return [
+        name
+        for name in includes(text)
+        if (folder := name.rpartition("/")[0]) in folders and folder != path.rpartition("/")[0]
+    ]
+
+
+def test_families_include_no_other_family() -> None:
+    """Code that two of them use stands in cuda/plan/ and cuda/tile/, which include none."""
+    folders = family_folders()
+    assert len(folders) >= 10
+    for path in sources("."):
+        name = str(path.relative_to(SOURCES))
+        assert not other_families(name, path.read_text(), folders), name
+
+
 def test_plans_are_host_code() -> None:
     """They stand beside their kernels, and are compiled in builds without CUDA too."""
     plans = sorted((SOURCES / "cuda").rglob("plan.cpp"))
@@ -176,6 +198,13 @@ def test_the_rules_see_what_they_forbid() -> None:
     assert not READ_BY_PLANS.match("cuda/ptx/math.cuh")
     assert not READ_BY_PLANS.match("cuda/device_guard.h")
     assert READ_BY_PLANS.match("cuda/merge/row_per_warp/traits.h")
+    families = {"cuda/forward/a", "cuda/forward/b"}
+    text = '#include "cuda/forward/a/traits.h"\n#include "cuda/tile/mask.cuh"\n'
+    assert other_families("cuda/forward/b/kernel.cuh", text, families) == [
+        "cuda/forward/a/traits.h"
+    ]
+    assert other_families("cuda/tile/mask.cuh", text, families)
+    assert not other_families("cuda/forward/a/kernel.cuh", text, families)
     assert GUARDED_STATIC.search("void f() {\n  static const X x = g();\n}")
     assert GUARDED_STATIC.search("void f() {\n  static std::vector<int> x(g());\n}")
     assert not GUARDED_STATIC.search("static int f();\n  static constexpr int x = 1;")

@@ -223,7 +223,7 @@ SEED_BUGS = (
         "probabilities packed while the product reads them",
         SM90,
         "finish-values",
-        "softmax.add(sums); pack_probabilities<T>(rP, acc_s);"
+        "softmax.add(sums); tile::wgmma::pack_probabilities<T>(rP, acc_s);"
         " if constexpr (kPipelined) finish_values();",
         statements=2,
     ),

@@ -483,7 +483,7 @@ def test_the_walk_of_a_plan(variant: str) -> None:
             head_dim_tile=head_dim_tile, dtype="bfloat16",
         )  # fmt: skip
         assert scores.walk_of(plan) == scores.Walk(warps * rows, block_n, rows, slices, edge_keys)
-    assert f"kSlack = {scores.SLACK}f" in _source("forward/wmma/softmax.cuh")
+    assert f"kSlack = {scores.SLACK}f" in _source("tile/mma/softmax.cuh")
 
 
 def test_the_walk_of_a_plan_on_hopper() -> None:
@@ -498,8 +498,8 @@ def test_the_walk_of_a_plan_on_hopper() -> None:
         plan = SimpleNamespace(kernel="sm90", block_n=block_n, head_dim_tile=128, dtype="float16")
         walk = scores.walk_of(plan)
         assert (walk.block_n, walk.edge_keys) == (block_n, block_n)
-    assert "kWarpgroupRows = 64;" in _source("forward/sm90/traits.h")
-    far = re.search(r"kFarRise = 0x1p-(\d+)f", _source("forward/sm90/softmax.cuh"))
+    assert "kWarpgroupRows = 64;" in _source("tile/wgmma/warpgroup.h")
+    far = re.search(r"kFarRise = 0x1p-(\d+)f", _source("tile/wgmma/softmax.cuh"))
     assert far and int(far[1]) == scores.FAR_RISE
 
 
@@ -509,8 +509,9 @@ def test_the_sums_that_raise_a_row_max() -> None:
     assert limit and 2.0 ** int(limit[1]) == scores.MAX_SUM
     largest = re.search(r"kLargest = 0x1p(\d+)f", shared)
     assert largest and 2.0 ** int(largest[1]) == scores.LARGEST
-    wmma, sm90 = (_source(f"forward/{family}/softmax.cuh") for family in ("wmma", "sm90"))
-    assert "tile::kMaxSum" in wmma and "tile::kLargest" in wmma and "tile::kLargest" in sm90
+    mma, wgmma = (_source(f"tile/{folder}/softmax.cuh") for folder in ("mma", "wgmma"))
+    assert "tile::kMaxSum" in mma and "tile::kLargest" in mma and "tile::kLargest" in wgmma
+    sm90 = _source("forward/sm90/softmax.cuh")
     limit = re.search(r"kMaxSum = 0x1p(\d+)f", sm90)
     assert limit and 2.0 ** int(limit[1]) == scores.HOPPER_MAX_SUM
     walk = scores.walk_of(SimpleNamespace(kernel="sm90", block_n=64, head_dim_tile=64))

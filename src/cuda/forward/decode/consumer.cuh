@@ -6,12 +6,12 @@
 #include "cuda/forward/decode/byte_queries.cuh"
 #include "cuda/forward/decode/parts.cuh"
 #include "cuda/forward/decode/producer.cuh"
-#include "cuda/forward/wmma/merge.cuh"
-#include "cuda/forward/wmma/products.cuh"
-#include "cuda/forward/wmma/softmax.cuh"
-#include "cuda/forward/wmma/tiles.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/grid_dependency.cuh"
+#include "cuda/tile/mma/mask.cuh"
+#include "cuda/tile/mma/partial_output.cuh"
+#include "cuda/tile/mma/products.cuh"
+#include "cuda/tile/mma/softmax.cuh"
 #include "cuda/tile/score.cuh"
 
 namespace dlattn::decode {
@@ -29,7 +29,7 @@ template <int kHeadDim, int kSlice>
 struct WarpRows {
   using Scores = float[1][kSlice / 8][4];
 
-  wmma::SpeculativeSoftmax<1> softmax;
+  tile::mma::SpeculativeSoftmax<1> softmax;
   float acc_o[1][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][1][4];  // unless Q is in shared memory
 };
@@ -201,17 +201,17 @@ struct Consumer {
     if constexpr (kGeneral) scale = modify(acc_s, n0);
     const int last_row = max(min(first_row + 15, num_rows - 1), first_row);
     if (!tile::contains_all(mask.every_row(first_row, last_row), n0, kSlice))
-      wmma::apply_mask(acc_s, mask, first_row + lane_idx / 4, n0, lane_idx);
+      tile::mma::apply_mask(acc_s, mask, first_row + lane_idx / 4, n0, lane_idx);
     // P = exp(S - row max)
     std::uint32_t rP[1][kSlice / 16][4];
     rows.softmax.template first_probabilities<T, 0, kSlice>(acc_s, scale, false, rP, rows.acc_o);
     // O += P V
     const ptx::SmemAddress sV =
-        stage + kMap.tensor + wmma::lane_place_down<Producer::kColumns>(lane_idx);
+        stage + kMap.tensor + tile::mma::lane_offset_down<Producer::kColumns>(lane_idx);
     if constexpr (kBytes) {
       multiply_pv_bytes<KV, kHeadDim, kSlice>(rows.acc_o, rP, sV);
     } else {
-      wmma::multiply_pv<T, kHeadDim, 0, kSlice>(rows.acc_o, rP, sV);
+      tile::mma::multiply_pv<T, kHeadDim, 0, kSlice>(rows.acc_o, rP, sV);
     }
   }
 
@@ -219,11 +219,11 @@ struct Consumer {
                                               ptx::SmemAddress stage) const {
     [[maybe_unused]] const ptx::SmemAddress sQ = queries() +
                                                  row_group * 16 * kHeadDim * kElementBytes +
-                                                 wmma::lane_place_down<kHeadDim>(lane_idx);
-    const ptx::SmemAddress sK = stage + wmma::lane_place_across<Producer::kColumns>(lane_idx);
+                                                 tile::mma::lane_offset_down<kHeadDim>(lane_idx);
+    const ptx::SmemAddress sK = stage + tile::mma::lane_offset_across<Producer::kColumns>(lane_idx);
     const auto load_q = [&](std::uint32_t (&a)[1][4], int d) {
       if constexpr (kShape.queries_in_smem) {
-        wmma::load_q<kHeadDim>(a, sQ, d);
+        tile::mma::load_q<kHeadDim>(a, sQ, d);
       } else {
         memcpy(a, rows.rQ[d / 16], sizeof a);
       }
@@ -238,7 +238,7 @@ struct Consumer {
           acc_s[0][j][2 * h] *= scale, acc_s[0][j][2 * h + 1] *= scale;
       }
     } else {
-      wmma::multiply_qk<T, kHeadDim, 0, kSlice>(acc_s, sK, load_q);
+      tile::mma::multiply_qk<T, kHeadDim, 0, kSlice>(acc_s, sK, load_q);
     }
   }
 
@@ -303,7 +303,7 @@ struct Consumer {
         stats(row_group * 16 + 8 * h + lane_idx / 4)[group] = {row.row_max, row.row_sum};
     }
     rows.softmax.scale_rows(scale_log2(), rows.acc_o);
-    wmma::store_part<kHeadDim>(part(group), rows.acc_o[0], lane_idx);
+    tile::mma::store_part<kHeadDim>(part(group), rows.acc_o[0], lane_idx);
     __syncthreads();
   }
 
@@ -311,7 +311,7 @@ struct Consumer {
   // columns. Stores the sum, or where it is a part itself, leaves it in the workspace, or to the
   // cluster.
   __device__ __forceinline__ void add_up() const {
-    constexpr int kPairs = wmma::kPartPairs<kHeadDim> / kShares;
+    constexpr int kPairs = tile::mma::kPartPairs<kHeadDim> / kShares;
     const int h = group % 2, share = group / 2;
     const int row_of_block = row_group * 16 + 8 * h + lane_idx / 4, row = m0 + row_of_block;
     const PartStats* const parts_of_row = stats(row_of_block);
@@ -330,7 +330,8 @@ struct Consumer {
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
         float x[4];
-        tile::load(x, part(g)[h * wmma::kPartPairs<kHeadDim> + share * kPairs + i][lane_idx].x);
+        tile::load(x,
+                   part(g)[h * tile::mma::kPartPairs<kHeadDim> + share * kPairs + i][lane_idx].x);
 #pragma unroll
         for (int e = 0; e < 4; ++e) sum.x[e] = fmaf(weights[g], x[e], sum.x[e]);
       }
@@ -341,7 +342,7 @@ struct Consumer {
         // Where the first group's part was, of which nobody else reads this lane's.
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
-          tile::store(part(0)[h * wmma::kPartPairs<kHeadDim> + share * kPairs + i][lane_idx].x,
+          tile::store(part(0)[h * tile::mma::kPartPairs<kHeadDim> + share * kPairs + i][lane_idx].x,
                       sum_of(i).x);
         }
         __syncthreads();  // all have read the groups' statistics
@@ -374,7 +375,7 @@ struct Consumer {
   // Adds up the parts of the cluster's blocks, in their order, from where they left them in shared
   // memory: a block of 8 rows some of the 16 columns that a warp has at a time.
   __device__ __forceinline__ void add_up_cluster() const {
-    constexpr int kPairs = wmma::kPartPairs<kHeadDim>, kAtOnce = 8;
+    constexpr int kPairs = tile::mma::kPartPairs<kHeadDim>, kAtOnce = 8;
     ptx::cluster_sync();
     const int size = 1 << shape.cluster_log2, rank = static_cast<int>(rank_in_cluster(shape));
     const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -452,9 +453,9 @@ struct Consumer {
     return reinterpret_cast<PartStats*>(ptx::dynamic_smem() + kMap.stats) + row_of_block * kGroups;
   }
   // The row group's part of a group.
-  __device__ __forceinline__ wmma::PartPair* part(int of_group) const {
-    return reinterpret_cast<wmma::PartPair*>(ptx::dynamic_smem() + of_group * kMap.group) +
-           row_group * 2 * wmma::kPartPairs<kHeadDim>;
+  __device__ __forceinline__ tile::mma::PartPair* part(int of_group) const {
+    return reinterpret_cast<tile::mma::PartPair*>(ptx::dynamic_smem() + of_group * kMap.group) +
+           row_group * 2 * tile::mma::kPartPairs<kHeadDim>;
   }
   static_assert(kBlockM * kHeadDim * static_cast<int>(sizeof(float)) <= kMap.group);
 };

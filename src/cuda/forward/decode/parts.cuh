@@ -2,6 +2,7 @@
 
 #include "core/descales.h"
 #include "cuda/forward/decode/params.h"
+#include "cuda/tile/mma/partial_output.cuh"
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/seqlen.cuh"
 #include "cuda/tile/vec.cuh"
@@ -10,12 +11,7 @@
 // groups of warps in shared memory, and those of several blocks in the workspace.
 namespace dlattn::decode {
 
-// Statistics of a row in a part: what the part is relative to, base 2 (-inf: it saw nothing), and
-// the sum of its probabilities.
-struct alignas(8) PartStats {
-  float row_max;
-  float row_sum;
-};
+using tile::mma::PartStats;
 
 // Parts of a row, as they are added up, some at a time.
 struct RunningSum {

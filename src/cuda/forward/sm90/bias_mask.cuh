@@ -7,11 +7,11 @@
 
 #include "cuda/forward/sm90/products.cuh"
 #include "cuda/forward/sm90/setup.cuh"
-#include "cuda/forward/sm90/tiles.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/tile/vec.cuh"
+#include "cuda/tile/wgmma/mask.cuh"
 
 // Bias and mask: for each tile of scores TMA loads a tile of theirs to shared memory. Each consumer
 // has its own tiles, which one thread of the producer's warpgroup loads for it.
@@ -84,7 +84,7 @@ __device__ __forceinline__ void produce_bias_mask(
     const Shared<kHeadDim, kHeadDimV, Variant::kLoaded>& shared, int consumer) {
   constexpr int kBlockM = block_m(shared.kShape);
   constexpr int kWideColumns = kBlockRowBytes / 4;
-  const tile::Mask mask = position_mask(params, shape, tile::fixed_lengths(params));
+  const tile::Mask mask = tile::wgmma::position_mask(params, shape, tile::fixed_lengths(params));
   const int seqlen_q = static_cast<int>(params.seqlen_q);
   const tile::RoundRobin scheduler{shape, launch.num_work_tiles};
   BiasMaskTiles bias_mask(launch.score, shared, consumer);
@@ -94,7 +94,7 @@ __device__ __forceinline__ void produce_bias_mask(
     const tile::WorkTile work = scheduler.tile(index);
     const int first_row = work.m_block * kBlockM + consumer * kWarpgroupRows;
     const int last_row = min(first_row + kWarpgroupRows, seqlen_q) - 1;
-    const tile::Range tiles = visible_tiles(mask, first_row, last_row, kBiasMaskKeys);
+    const tile::Range tiles = tile::wgmma::visible_tiles(mask, first_row, last_row, kBiasMaskKeys);
     for (int n = tiles.end - 1; n >= tiles.begin; --n, ++bias_mask.use) {
       const ptx::SmemAddress full = bias_mask.begin_fill();
       const int n0 = n * kBiasMaskKeys;

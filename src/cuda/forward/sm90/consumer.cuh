@@ -1,13 +1,14 @@
 #pragma once
 
 #include "cuda/forward/sm90/epilogue.cuh"
-#include "cuda/forward/sm90/key_walk.cuh"
 #include "cuda/forward/sm90/products.cuh"
 #include "cuda/forward/sm90/row_parts.cuh"
 #include "cuda/forward/sm90/score.cuh"
 #include "cuda/forward/sm90/setup.cuh"
 #include "cuda/forward/sm90/softmax.cuh"
-#include "cuda/forward/sm90/tiles.cuh"
+#include "cuda/tile/wgmma/key_walk.cuh"
+#include "cuda/tile/wgmma/mask.cuh"
+#include "cuda/tile/wgmma/work_tile.cuh"
 
 namespace dlattn::sm90 {
 
@@ -31,7 +32,7 @@ struct Consumer {
         scheduler{shape, launch.num_work_tiles},
         first_lane(threadIdx.x % 32 == 0),
         ping_pong{consumer},
-        fixed_mask(position_mask(params, shape, tile::fixed_lengths(params))),
+        fixed_mask(tile::wgmma::position_mask(params, shape, tile::fixed_lengths(params))),
         scale(score_scale<kScoreMod>(params, shape)),
         bias_mask(launch.score, shared, consumer),
         use(static_cast<unsigned>(key_group)) {}
@@ -41,7 +42,7 @@ struct Consumer {
     for (; kVarlen || scheduler.index(query_use) < scheduler.count; ++query_use) {
       tile::SequenceTile work;
       if constexpr (kVarlen) {
-        work = received_tile(shared, query_use);
+        work = tile::wgmma::received_tile(shared, query_use);
         if (work.seqlen_q == 0) break;
       } else {
         work = tile::fixed_lengths(params, scheduler.tile(scheduler.index(query_use)));
@@ -67,7 +68,7 @@ struct Consumer {
   static constexpr int kBlockN = kShape.block_n;
   static constexpr bool kPipelined = kShape.pipelined;
   static constexpr bool kFromRegisters = stores_from_registers(kHeadDim, kVariant);
-  using TileWalk = KeyWalk<block_m(kShape), kBlockN>;
+  using TileWalk = tile::wgmma::KeyWalk<block_m(kShape), kBlockN>;
   using TileScoreMod = LaneScoreMod<T, kScoreMod>;
 
   const AttentionParams& params;
@@ -92,7 +93,8 @@ struct Consumer {
   Softmax softmax;
 
   __device__ __forceinline__ TileWalk walk_of(const tile::SequenceTile& work) const {
-    return {work, kVarlen ? position_mask(params, shape, work) : fixed_mask, row_group};
+    return {work, kVarlen ? tile::wgmma::position_mask(params, shape, work) : fixed_mask,
+            row_group};
   }
 
   template <typename Stages>
@@ -160,17 +162,17 @@ struct Consumer {
     bias_mask.wait_full();
     score_mod.apply(acc_s, walk.position(n));
     bias_mask.release();
-    if (walk.is_edge(n)) apply_mask(acc_s, walk.mask, walk.first_row, n * kBlockN);
+    if (walk.is_edge(n)) tile::wgmma::apply_mask(acc_s, walk.mask, walk.first_row, n * kBlockN);
     float sums[2];
     if constexpr (kScoreMod == ScoreMod::kNone) {
       float probabilities[kBlockN / 2];
       softmax.begin(acc_s, scale, probabilities, sums);
-      pack_probabilities<T>(rP, probabilities);
+      tile::wgmma::pack_probabilities<T>(rP, probabilities);
     } else {
       float factors[2];
       raise(score_mod, sums, factors);
       softmax.add(sums);
-      pack_probabilities<T>(rP, acc_s);
+      tile::wgmma::pack_probabilities<T>(rP, acc_s);
     }
   }
 
@@ -216,13 +218,14 @@ struct Consumer {
     softmax.add(sums);
     if constexpr (kPipelined) finish_values();
     // seed: rescale-output
-    if (raised) rescale(acc_o, factors);
-    pack_probabilities<T>(rP, acc_s);  // only now: products in flight may still read rP
+    if (raised) tile::wgmma::rescale(acc_o, factors);
+    tile::wgmma::pack_probabilities<T>(rP,
+                                       acc_s);  // only now: products in flight may still read rP
     use += kKeyGroups;
   }
 
   __device__ __forceinline__ void hide_unseen(const TileWalk& walk, int n) {
-    if (walk.is_edge(n)) apply_mask(acc_s, walk.mask, walk.first_row, n * kBlockN);
+    if (walk.is_edge(n)) tile::wgmma::apply_mask(acc_s, walk.mask, walk.first_row, n * kBlockN);
   }
 
   // Turns tile n's scores into probabilities and their sums. Returns whether row maxima rose; then

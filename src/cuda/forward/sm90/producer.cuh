@@ -1,9 +1,9 @@
 #pragma once
 
-#include "cuda/forward/sm90/key_walk.cuh"
 #include "cuda/forward/sm90/setup.cuh"
-#include "cuda/forward/sm90/tiles.cuh"
 #include "cuda/tile/box_source.cuh"
+#include "cuda/tile/wgmma/mask.cuh"
+#include "cuda/tile/wgmma/work_tile.cuh"
 
 namespace dlattn::sm90 {
 
@@ -33,14 +33,15 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
     if constexpr (kVarlen) {
       work = tile::varlen_tile(params, shape, kBlockM, index, &start_k);
       if (work.seqlen_q == 0) continue;
-      hand_over(shared, query_use, work);
+      tile::wgmma::hand_over(shared, query_use, work);
     } else {
       work = tile::fixed_lengths(params, scheduler.tile(index));
     }
     const int head_kv = static_cast<int>(shape.heads_per_kv_head.quotient(work.head));
     const int m0 = work.m_block * kBlockM;
-    const tile::Range tiles = visible_tiles(position_mask(params, shape, work), m0,
-                                            min(m0 + kBlockM, work.seqlen_q) - 1, kBlockN);
+    const tile::Range tiles =
+        tile::wgmma::visible_tiles(tile::wgmma::position_mask(params, shape, work), m0,
+                                   min(m0 + kBlockM, work.seqlen_q) - 1, kBlockN);
 
     const ptx::SmemAddress arrived = shared.queries.begin_fill(query_use, shared.kQueryBytes);
     const auto queries =
@@ -76,7 +77,7 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
     }
   }
   if constexpr (kVarlen) {
-    hand_over(shared, query_use, tile::SequenceTile{});  // that was all
+    tile::wgmma::hand_over(shared, query_use, tile::SequenceTile{});  // that was all
     shared.queries.begin_fill(query_use, 0);
   }
 }

@@ -1,8 +1,8 @@
 #pragma once
 
+#include "cuda/forward/sm90/ping_pong.cuh"
 #include "cuda/forward/sm90/softmax.cuh"
 #include "cuda/forward/sm90/traits.h"
-#include "cuda/forward/sm90/warpgroup.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/tile/vec.cuh"
 

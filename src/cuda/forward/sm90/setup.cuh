@@ -1,17 +1,20 @@
 #pragma once
 
+#include "cuda/forward/sm90/ping_pong.cuh"
 #include "cuda/forward/sm90/score_params.h"
 #include "cuda/forward/sm90/traits.h"
-#include "cuda/forward/sm90/warpgroup.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tensor_map.cuh"
 #include "cuda/tile/ring.cuh"
 #include "cuda/tile/varlen_scheduler.cuh"
+#include "cuda/tile/wgmma/thread_index.cuh"
 
 // Shared by producer and consumers: tensor maps, shared memory and the barriers between them.
 namespace dlattn::sm90 {
 
-// The arguments that a launch passes beside the parameters.
+using tile::wgmma::ThreadIndex;
+
+// What a launch passes beside the parameters.
 struct Launch {
   // One box: 64 columns of a warpgroup's rows of q and out, or of a tile's keys of k and v.
   ptx::TensorMap q, k, v, out;

@@ -4,14 +4,16 @@
 #include <type_traits>
 
 #include "cuda/plan/tile_config.h"
+#include "cuda/tile/wgmma/warpgroup.h"
 
 namespace dlattn::sm90 {
 
-constexpr int kWarpgroupThreads = 128;
-constexpr int kWarpgroupRows = 64;   // of queries, per consumer
-constexpr int kBlockColumns = 64;    // tiles lie in shared memory in blocks of 64 columns,
-constexpr int kBlockRowBytes = 128;  // whose rows are as long as the widest swizzle
-constexpr int kWorkTileBytes = 32;
+using tile::wgmma::kBlockRowBytes;
+using tile::wgmma::kWarpgroupRows;
+using tile::wgmma::kWarpgroupThreads;
+using tile::wgmma::kWorkTileBytes;
+
+constexpr int kBlockColumns = 64;  // tiles lie in shared memory in blocks of as many columns
 
 // The score modification of a problem.
 enum class ScoreMod {

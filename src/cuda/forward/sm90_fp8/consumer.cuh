@@ -1,12 +1,13 @@
 #pragma once
 
 #include "core/descales.h"
-#include "cuda/forward/sm90/key_walk.cuh"
-#include "cuda/forward/sm90/softmax.cuh"
 #include "cuda/forward/sm90_fp8/epilogue.cuh"
 #include "cuda/forward/sm90_fp8/products.cuh"
 #include "cuda/forward/sm90_fp8/scales.cuh"
 #include "cuda/forward/sm90_fp8/setup.cuh"
+#include "cuda/tile/wgmma/key_walk.cuh"
+#include "cuda/tile/wgmma/softmax.cuh"
+#include "cuda/tile/wgmma/work_tile.cuh"
 
 namespace dlattn::sm90_fp8 {
 
@@ -65,19 +66,19 @@ struct Consumer {
         consumer(consumer),
         scheduler{shape, launch.num_work_tiles},
         first_lane(threadIdx.x % 32 == 0),
-        fixed_mask(sm90::position_mask(params, shape, tile::fixed_lengths(params))) {}
+        fixed_mask(tile::wgmma::position_mask(params, shape, tile::fixed_lengths(params))) {}
 
   __device__ __forceinline__ void run() {
     for (; kVarlen || scheduler.index(query_use) < scheduler.count; ++query_use) {
       tile::SequenceTile work;
       if constexpr (kVarlen) {
-        work = sm90::received_tile(shared, query_use);
+        work = tile::wgmma::received_tile(shared, query_use);
         if (work.seqlen_q == 0) break;
       } else {
         work = tile::fixed_lengths(params, scheduler.tile(scheduler.index(query_use)));
       }
-      const TileWalk walk(work, kVarlen ? sm90::position_mask(params, shape, work) : fixed_mask,
-                          consumer);
+      const TileWalk walk(
+          work, kVarlen ? tile::wgmma::position_mask(params, shape, work) : fixed_mask, consumer);
       begin(walk);
 #pragma unroll 1
       // seed: key-loop
@@ -93,8 +94,8 @@ struct Consumer {
   static constexpr bool kPipelined = kShape.pipelined;
   static constexpr float kCutOff = cut_off(kBlockN);
   static constexpr int kExactTiles = (kExactKeys + kBlockN - 1) / kBlockN;
-  using TileWalk = sm90::KeyWalk<block_m(kShape), kBlockN>;
-  using Softmax = sm90::RangedSoftmax<ByteRange>;
+  using TileWalk = tile::wgmma::KeyWalk<block_m(kShape), kBlockN>;
+  using Softmax = tile::wgmma::RangedSoftmax<ByteRange>;
 
   const AttentionParams& params;
   const LaunchShape& shape;
@@ -173,7 +174,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void hide_unseen(const TileWalk& walk, int n) {
-    if (walk.is_edge(n)) sm90::apply_mask(acc_s, walk.mask, walk.first_row, n * kBlockN);
+    if (walk.is_edge(n)) tile::wgmma::apply_mask(acc_s, walk.mask, walk.first_row, n * kBlockN);
   }
 
   // O += P V of the tile whose product is in acc_pv.
@@ -235,8 +236,8 @@ struct Consumer {
     }
     // seed: rescale-output
     if (raised) {
-      sm90::rescale(acc_o, factors);
-      if constexpr (kPipelined) sm90::rescale(acc_pv, factors);
+      tile::wgmma::rescale(acc_o, factors);
+      if constexpr (kPipelined) tile::wgmma::rescale(acc_pv, factors);
     }
     pack_probabilities(rP, acc_s);  // only now: products in flight may still read rP
     tiles.set(loaded);

@@ -1,8 +1,8 @@
 #pragma once
 
-#include "cuda/forward/sm90/key_walk.cuh"
 #include "cuda/forward/sm90_fp8/setup.cuh"
 #include "cuda/tile/box_source.cuh"
+#include "cuda/tile/wgmma/work_tile.cuh"
 
 namespace dlattn::sm90_fp8 {
 
@@ -20,7 +20,7 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
   unsigned use = 0;        // of the stages of K and V
   unsigned query_use = 0;  // of those of Q
   const auto copy = [&](const tile::SequenceTile& work, int start_k, const tile::Range& tiles) {
-    if constexpr (kVarlen) sm90::hand_over(shared, query_use, work);
+    if constexpr (kVarlen) tile::wgmma::hand_over(shared, query_use, work);
     const ptx::SmemAddress arrived = shared.queries.begin_fill(query_use, shared.kQueryBytes);
     const auto queries =
         tile::box_source<kVarlen>(work.head, work.batch, work.start_q, work.seqlen_q);
@@ -54,7 +54,7 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
   };
   for_each_work_tile<kVarlen, kBlockM, kBlockN>(params, shape, launch, copy);
   if constexpr (kVarlen) {
-    sm90::hand_over(shared, query_use, tile::SequenceTile{});  // that was all
+    tile::wgmma::hand_over(shared, query_use, tile::SequenceTile{});  // that was all
     shared.queries.begin_fill(query_use, 0);
   }
 }

@@ -1,17 +1,17 @@
 #pragma once
 
-#include "cuda/forward/sm90/tiles.cuh"
-#include "cuda/forward/sm90/warpgroup.cuh"
 #include "cuda/forward/sm90_fp8/boxes.h"
 #include "cuda/forward/sm90_fp8/traits.h"
 #include "cuda/ptx/tensor_map.cuh"
 #include "cuda/tile/ring.cuh"
 #include "cuda/tile/varlen_scheduler.cuh"
+#include "cuda/tile/wgmma/mask.cuh"
+#include "cuda/tile/wgmma/thread_index.cuh"
 
 // Shared by producer and consumers: tensor maps, shared memory and the barriers between them.
 namespace dlattn::sm90_fp8 {
 
-using sm90::ThreadIndex;
+using tile::wgmma::ThreadIndex;
 
 // The arguments that a launch passes beside the parameters.
 struct Launch {
@@ -103,8 +103,8 @@ __device__ __forceinline__ void for_each_work_tile(const AttentionParams& params
     }
     const int m0 = work.m_block * kBlockM;
     visit(work, start_k,
-          sm90::visible_tiles(sm90::position_mask(params, shape, work), m0,
-                              min(m0 + kBlockM, work.seqlen_q) - 1, kBlockN));
+          tile::wgmma::visible_tiles(tile::wgmma::position_mask(params, shape, work), m0,
+                                     min(m0 + kBlockM, work.seqlen_q) - 1, kBlockN));
   }
 }
 

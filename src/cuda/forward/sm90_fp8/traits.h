@@ -2,15 +2,15 @@
 
 #include <cstdint>
 
-#include "cuda/forward/sm90/traits.h"
 #include "cuda/plan/tile_config.h"
+#include "cuda/tile/wgmma/warpgroup.h"
 
 namespace dlattn::sm90_fp8 {
 
-using sm90::kBlockRowBytes;
-using sm90::kWarpgroupRows;
-using sm90::kWarpgroupThreads;
-using sm90::kWorkTileBytes;
+using tile::wgmma::kBlockRowBytes;
+using tile::wgmma::kWarpgroupRows;
+using tile::wgmma::kWarpgroupThreads;
+using tile::wgmma::kWorkTileBytes;
 
 constexpr int kBlockColumns = 128;  // tiles lie in shared memory in blocks of as many columns
 constexpr int kTransposers = 3;  // warps of the producer's that transpose V; the other one copies

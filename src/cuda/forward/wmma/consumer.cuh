@@ -116,10 +116,10 @@ struct Consumer {
 
   // Where tile i's K and V begin for this lane's ldmatrix.
   __device__ __forceinline__ ptx::SmemAddress lane_k() const {
-    return producer.k(i) + lane_place_across<kHeadDim>(lane_idx);
+    return producer.k(i) + tile::mma::lane_offset_across<kHeadDim>(lane_idx);
   }
   __device__ __forceinline__ ptx::SmemAddress lane_v() const {
-    return producer.v(i) + lane_place_down<kHeadDim>(lane_idx);
+    return producer.v(i) + tile::mma::lane_offset_down<kHeadDim>(lane_idx);
   }
 
   __device__ __forceinline__ TileRange tiles_again(const TileRange& tiles) const {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/forward/wmma/softmax.cuh"
+#include "cuda/tile/mma/softmax.cuh"
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/quad_rows.cuh"
 #include "cuda/tile/seqlen.cuh"
@@ -12,7 +12,7 @@ namespace dlattn::wmma {
 template <int kHeadDim, int kRowTiles, typename T>
 __device__ __forceinline__ void write_from_registers(
     const AttentionParams& params, const tile::ResultRows<T>& result, int first_row,
-    const SpeculativeSoftmax<kRowTiles>& softmax, float scale_log2,
+    const tile::mma::SpeculativeSoftmax<kRowTiles>& softmax, float scale_log2,
     const float (&acc_o)[kRowTiles][kHeadDim / 8][4], int lane) {
   const int head_dim_v = static_cast<int>(params.head_dim_v);
 #pragma unroll

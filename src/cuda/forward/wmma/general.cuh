@@ -18,15 +18,15 @@
 #include "cuda/forward/wmma/aside.cuh"
 #include "cuda/forward/wmma/copy.cuh"
 #include "cuda/forward/wmma/output.cuh"
-#include "cuda/forward/wmma/products.cuh"
 #include "cuda/forward/wmma/score.cuh"
-#include "cuda/forward/wmma/softmax.cuh"
 #include "cuda/forward/wmma/stages.cuh"
 #include "cuda/forward/wmma/tiles.cuh"
 #include "cuda/forward/wmma/traits.h"
 #include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/tile/mask.cuh"
+#include "cuda/tile/mma/products.cuh"
+#include "cuda/tile/mma/softmax.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/seqlen.cuh"
 
@@ -75,12 +75,12 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   const int head_dim = static_cast<int>(params.head_dim);
   const int head_dim_v = static_cast<int>(params.head_dim_v);
   unsigned char* smem = ptx::dynamic_smem();
-  const ptx::SmemAddress lane_q =
-      ptx::smem_address(smem) + kMap.q + warp_row * kRowBytes + lane_place_down<kHeadDim>(lane_idx);
+  const ptx::SmemAddress lane_q = ptx::smem_address(smem) + kMap.q + warp_row * kRowBytes +
+                                  tile::mma::lane_offset_down<kHeadDim>(lane_idx);
   const ptx::SmemAddress lane_k =
-      ptx::smem_address(smem) + kMap.k + lane_place_across<kHeadDim>(lane_idx);
+      ptx::smem_address(smem) + kMap.k + tile::mma::lane_offset_across<kHeadDim>(lane_idx);
   const ptx::SmemAddress lane_v =
-      ptx::smem_address(smem) + kMap.v + lane_place_down<kHeadDim>(lane_idx);
+      ptx::smem_address(smem) + kMap.v + tile::mma::lane_offset_down<kHeadDim>(lane_idx);
 
   const TileRange tiles(tile::Mask(shape, seq.shift, seq.seqlen_k), m0,
                         min(m0 + kBlockM, seq.seqlen_q) - 1, kBlockN);
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
 
   const Stages<kShape.num_warps, kShape.handover, 2> stages(ptx::smem_address(smem) +
                                                             kMap.mbarriers);
-  SpeculativeSoftmax<kRowTiles> softmax;
+  tile::mma::SpeculativeSoftmax<kRowTiles> softmax;
   float acc_o[kRowTiles][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];  // unless Q is read from shared memory
 
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
       ptx::cp_async_wait<0>();
       __syncthreads();
 #pragma unroll
-      for (int d = 0; d < kHeadDim; d += 16) load_q<kHeadDim>(rQ[d / 16], lane_q, d);
+      for (int d = 0; d < kHeadDim; d += 16) tile::mma::load_q<kHeadDim>(rQ[d / 16], lane_q, d);
     }
     if constexpr (kOverlaid) {
       __syncthreads();  // all warps have Q: K and V may overwrite it
@@ -200,14 +200,14 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
     };
     float acc_s[kRowTiles][kBlockN / 8][4];
     const auto make_scores = [&] {
-      multiply_qk<T, kHeadDim, 0, kBlockN>(acc_s, lane_k + stage,
-                                           [&](std::uint32_t (&a)[kRowTiles][4], int d) {
-                                             if constexpr (kQueryInRegisters) {
-                                               memcpy(a, rQ[d / 16], sizeof a);
-                                             } else {
-                                               load_q<kHeadDim>(a, lane_q, d);
-                                             }
-                                           });
+      tile::mma::multiply_qk<T, kHeadDim, 0, kBlockN>(acc_s, lane_k + stage,
+                                                      [&](std::uint32_t (&a)[kRowTiles][4], int d) {
+                                                        if constexpr (kQueryInRegisters) {
+                                                          memcpy(a, rQ[d / 16], sizeof a);
+                                                        } else {
+                                                          tile::mma::load_q<kHeadDim>(a, lane_q, d);
+                                                        }
+                                                      });
       ptx::cp_async_wait<stages.kGroups>();  // for bias and mask, not for the next K and V
       score_mod.apply(acc_s, position - n0);
     };
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
       if (n > tiles.begin) copy_bias_mask(n - 1);
       std::uint32_t rP[kRowTiles][kBlockN / 16][4];
       softmax.template pack<T, 0, kBlockN>(acc_s, rP);
-      multiply_pv<T, kHeadDim, 0, kBlockN>(acc_o, rP, lane_v + stage);
+      tile::mma::multiply_pv<T, kHeadDim, 0, kBlockN>(acc_o, rP, lane_v + stage);
     } else {
       if (!lost) copy_next_tile();
       make_scores();
@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
         std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
         softmax.template first_probabilities<T, kFirst, kSliceKeys>(acc_s, scale_log2,
                                                                     score_mod.faint(), rP, acc_o);
-        multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v + stage);
+        tile::mma::multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v + stage);
       };
       for_each_slice(slice, std::make_integer_sequence<int, kShape.slices>{});
     }

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "cuda/tile/mma/partial_output.cuh"
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/vec.cuh"
 
@@ -10,44 +11,14 @@
 // rows, a share of the columns.
 namespace dlattn::wmma {
 
-// The results that a lane of a warp has of a row in two neighbouring tiles of 8 columns. Parts are
-// arrays of these for a whole warp, so that those who store and those who load touch 16 bytes a
-// lane, one behind the other. Of 16 rows by kHeadDim columns: [row half h][pair of column tiles].
-using PartPair = tile::Vec<float, 4>[32];
-
-template <int kHeadDim>
-constexpr int kPartPairs = kHeadDim / 16;  // of a row
-
-// Stores the output of a warp's 16 rows.
-template <int kHeadDim>
-__device__ __forceinline__ void store_part(PartPair* part, const float (&acc_o)[kHeadDim / 8][4],
-                                           int lane) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-#pragma unroll
-    for (int i = 0; i < kPartPairs<kHeadDim>; ++i) {
-      const float x[4] = {acc_o[2 * i][2 * h], acc_o[2 * i][2 * h + 1], acc_o[2 * i + 1][2 * h],
-                          acc_o[2 * i + 1][2 * h + 1]};
-      tile::store(part[h * kPartPairs<kHeadDim> + i][lane].x, x);
-    }
-  }
-}
-
-// Statistics of one row in one group: what the group's output is relative to (-inf: it saw nothing)
-// and the sum. In shared memory a row's of all groups stand side by side.
-struct alignas(8) PartStats {
-  float row_max;
-  float row_sum;
-};
-
-// The sums of a row's parts.
+// What a row's parts add up to.
 template <int kParts>
 struct RowMerge {
   float weights[kParts];      // out = sum of weight x part
   tile::OnlineSoftmax whole;  // of scores in base 2
   bool empty;                 // the row attends to nothing: out is 0 whatever the parts hold
 
-  __device__ __forceinline__ RowMerge(const PartStats* stats, const float* sink) {
+  __device__ __forceinline__ RowMerge(const tile::mma::PartStats* stats, const float* sink) {
     float part[2 * kParts];
     tile::load(part, &stats->row_max);
 #pragma unroll
@@ -74,10 +45,10 @@ struct RowParts {
   float x[kParts][kPairs][4];
 
   // `part` holds them in part 0; those of the next part are `part_bytes` further.
-  __device__ __forceinline__ RowParts(const PartPair* part, int part_bytes, int lane) {
+  __device__ __forceinline__ RowParts(const tile::mma::PartPair* part, int part_bytes, int lane) {
 #pragma unroll
     for (int g = 0; g < kParts; ++g) {
-      const auto* from = reinterpret_cast<const PartPair*>(
+      const auto* from = reinterpret_cast<const tile::mma::PartPair*>(
           reinterpret_cast<const unsigned char*>(part) + g * part_bytes);
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) tile::load(x[g][i], from[i][lane].x);

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "cuda/forward/wmma/softmax.cuh"
+#include "cuda/tile/mma/softmax.cuh"
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/rows.cuh"
 #include "cuda/tile/seqlen.cuh"
@@ -66,9 +66,9 @@ __device__ __forceinline__ void store_rows(RowAddress row_address, int num_rows,
 template <int kHeadDim, bool kAnyColumns, bool kOverlaid, int kRowTiles, typename T, bool kPacked>
 __device__ __forceinline__ void write_results(
     const AttentionParams& params, const LaunchShape& shape, const tile::ResultRows<T>& result,
-    const tile::Rows<kPacked>& rows, int first_row, const SpeculativeSoftmax<kRowTiles>& softmax,
-    float scale_log2, const float (&acc_o)[kRowTiles][kHeadDim / 8][4], unsigned char* sO,
-    int lane) {
+    const tile::Rows<kPacked>& rows, int first_row,
+    const tile::mma::SpeculativeSoftmax<kRowTiles>& softmax, float scale_log2,
+    const float (&acc_o)[kRowTiles][kHeadDim / 8][4], unsigned char* sO, int lane) {
   const int num_rows = rows.count(result.seqlen_q);
   float scales[kRowTiles][2];
 #pragma unroll

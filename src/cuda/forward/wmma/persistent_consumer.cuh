@@ -109,11 +109,11 @@ struct PersistentConsumer {
  private:
   __device__ __forceinline__ ptx::SmemAddress lane_k(ptx::SmemAddress base, int lane) const {
     return base + Shared::kMap.k + i % kShape.stages * Shared::kStageBytes +
-           lane_place_across<kHeadDim, kBlockN>(lane);
+           tile::mma::lane_offset_across<kHeadDim, kBlockN>(lane);
   }
   __device__ __forceinline__ ptx::SmemAddress lane_v(ptx::SmemAddress base, int lane) const {
     return base + Shared::kMap.v + i % kShape.stages * Shared::kStageBytes +
-           lane_place_down<kHeadDim, kBlockN>(lane);
+           tile::mma::lane_offset_down<kHeadDim, kBlockN>(lane);
   }
 
   __device__ __forceinline__ void release() const {

@@ -3,10 +3,11 @@
 #include <cstring>
 
 #include "cuda/forward/wmma/merge.cuh"
-#include "cuda/forward/wmma/products.cuh"
-#include "cuda/forward/wmma/softmax.cuh"
 #include "cuda/forward/wmma/split_producer.cuh"
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/tile/mma/mask.cuh"
+#include "cuda/tile/mma/products.cuh"
+#include "cuda/tile/mma/softmax.cuh"
 
 namespace dlattn::wmma {
 
@@ -16,7 +17,7 @@ template <int kHeadDim, int kBlockN>
 struct SplitRows {
   using Scores = float[1][kBlockN / 8][4];
 
-  SpeculativeSoftmax<1> softmax;
+  tile::mma::SpeculativeSoftmax<1> softmax;
   float acc_o[1][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][1][4];
   std::uint32_t rP[1][kBlockN / 16][4];
@@ -89,10 +90,10 @@ struct SplitConsumer {
     const ptx::SmemAddress sQ = ptx::smem_address(ptx::dynamic_smem()) + kMap.q;
 #pragma unroll
     for (int d = 0; d < kHeadDim; d += 16) {
-      load_q<kHeadDim>(rows.rQ[d / 16],
-                       sQ + warp_row * kHeadDim * static_cast<int>(sizeof(T)) +
-                           lane_place_down<kHeadDim>(lane_idx),
-                       d);
+      tile::mma::load_q<kHeadDim>(rows.rQ[d / 16],
+                                  sQ + warp_row * kHeadDim * static_cast<int>(sizeof(T)) +
+                                      tile::mma::lane_offset_down<kHeadDim>(lane_idx),
+                                  d);
     }
   }
 
@@ -134,18 +135,18 @@ struct SplitConsumer {
     rows.softmax.scale_rows(params.scale_log2, rows.acc_o);
     // Where a part reaches into the last stage, another warp of the group may still read V there.
     if (kPartOffset == 0) group_barrier();
-    store_part<kHeadDim>(part(group), rows.acc_o[0], lane_idx);
+    tile::mma::store_part<kHeadDim>(part(group), rows.acc_o[0], lane_idx);
     __syncthreads();
   }
 
   // O = the sum of the groups' parts, of 8 rows of the row group and a share of the columns.
   __device__ __forceinline__ void merge(const tile::ResultRows<T>& result) const {
     constexpr int kShares = kGroups / 2;  // of the columns
-    constexpr int kPairs = kPartPairs<kHeadDim> / kShares;
-    static_assert(kPartPairs<kHeadDim> % kShares == 0);
+    constexpr int kPairs = tile::mma::kPartPairs<kHeadDim> / kShares;
+    static_assert(tile::mma::kPartPairs<kHeadDim> % kShares == 0);
     const int h = group % 2, share = group / 2, column = share * kPairs * 16;
-    const RowParts<kGroups, kPairs> parts(part(0) + h * kPartPairs<kHeadDim> + share * kPairs,
-                                          kMap.group, lane_idx);
+    const RowParts<kGroups, kPairs> parts(
+        part(0) + h * tile::mma::kPartPairs<kHeadDim> + share * kPairs, kMap.group, lane_idx);
     const RowMerge<kGroups> merge(stats() + 8 * h * kGroups, result.sink);
     const int row = m0 + warp_row + 8 * h + lane_idx / 4;
     if (row >= result.seqlen_q) return;
@@ -160,14 +161,14 @@ struct SplitConsumer {
   }
   // S = Q K^T
   __device__ __forceinline__ void multiply_k(const Rows& rows, Scores& acc_s, int stage) const {
-    multiply_qk<T, kHeadDim, 0, kBlockN>(
-        acc_s, producer.k(stage) + lane_place_across<kHeadDim>(lane_idx),
+    tile::mma::multiply_qk<T, kHeadDim, 0, kBlockN>(
+        acc_s, producer.k(stage) + tile::mma::lane_offset_across<kHeadDim>(lane_idx),
         [&](std::uint32_t (&a)[1][4], int d) { memcpy(a, rows.rQ[d / 16], sizeof a); });
   }
   // O += P V
   __device__ __forceinline__ void multiply_v(Rows& rows, int stage) const {
-    multiply_pv<T, kHeadDim, 0, kBlockN>(rows.acc_o, rows.rP,
-                                         producer.v(stage) + lane_place_down<kHeadDim>(lane_idx));
+    tile::mma::multiply_pv<T, kHeadDim, 0, kBlockN>(
+        rows.acc_o, rows.rP, producer.v(stage) + tile::mma::lane_offset_down<kHeadDim>(lane_idx));
   }
   // P = exp(S - row max)
   __device__ __forceinline__ void make_probabilities(Rows& rows, Scores& acc_s) const {
@@ -178,12 +179,12 @@ struct SplitConsumer {
   __device__ __forceinline__ void hide_unseen(Scores& acc_s, int i) const {
     const int n0 = producer.tiles.tile(i) * kBlockN, row = m0 + warp_row;
     if (!tile::contains_all(mask.every_row(row, row + 15), n0, kBlockN))
-      apply_mask(acc_s, mask, row + lane_idx / 4, n0, lane_idx);
+      tile::mma::apply_mask(acc_s, mask, row + lane_idx / 4, n0, lane_idx);
   }
 
   // Statistics of this lane's first row, of all groups.
-  __device__ __forceinline__ PartStats* stats() const {
-    return reinterpret_cast<PartStats*>(ptx::dynamic_smem() + kMap.stats) +
+  __device__ __forceinline__ tile::mma::PartStats* stats() const {
+    return reinterpret_cast<tile::mma::PartStats*>(ptx::dynamic_smem() + kMap.stats) +
            (warp_row + lane_idx / 4) * kGroups;
   }
 
@@ -194,10 +195,10 @@ struct SplitConsumer {
   static_assert(kPartBytes <= kMap.group);
 
   // The row group's part of a group.
-  __device__ __forceinline__ PartPair* part(int of_group) const {
-    return reinterpret_cast<PartPair*>(ptx::dynamic_smem() + kMap.stages + of_group * kMap.group +
-                                       kPartOffset) +
-           row_group * 2 * kPartPairs<kHeadDim>;
+  __device__ __forceinline__ tile::mma::PartPair* part(int of_group) const {
+    return reinterpret_cast<tile::mma::PartPair*>(ptx::dynamic_smem() + kMap.stages +
+                                                  of_group * kMap.group + kPartOffset) +
+           row_group * 2 * tile::mma::kPartPairs<kHeadDim>;
   }
 };
 

@@ -3,10 +3,11 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cuda/forward/wmma/products.cuh"
-#include "cuda/forward/wmma/softmax.cuh"
 #include "cuda/forward/wmma/tiles.cuh"
 #include "cuda/forward/wmma/traits.h"
+#include "cuda/tile/mma/mask.cuh"
+#include "cuda/tile/mma/products.cuh"
+#include "cuda/tile/mma/softmax.cuh"
 
 namespace dlattn::wmma {
 
@@ -29,33 +30,34 @@ struct WarpRows {
   static constexpr int kQueryBox = uses_tma(kHeadDim, kVariant) ? kRows : 0;
   static constexpr int kKeyBox = uses_tma(kHeadDim, kVariant) ? kBlockN : 0;
 
-  SpeculativeSoftmax<kRowTiles> softmax;
+  tile::mma::SpeculativeSoftmax<kRowTiles> softmax;
   float acc_o[kRowTiles][kHeadDim / 8][4] = {};
   std::uint32_t rQ[kHeadDim / 16][kRowTiles][4];  // if kInRegisters
   const ptx::SmemAddress lane_q;
 
   // `sQ`: the address of the warp's rows of Q in shared memory.
   __device__ __forceinline__ WarpRows(ptx::SmemAddress sQ, int lane)
-      : lane_q(sQ + lane_place_down<kHeadDim, kQueryBox>(lane)) {}
+      : lane_q(sQ + tile::mma::lane_offset_down<kHeadDim, kQueryBox>(lane)) {}
 
   __device__ __forceinline__ void load_queries() {
     static_assert(kInRegisters);
 #pragma unroll
-    for (int d = 0; d < kHeadDim; d += 16) load_q<kHeadDim, kQueryBox>(rQ[d / 16], lane_q, d);
+    for (int d = 0; d < kHeadDim; d += 16)
+      tile::mma::load_q<kHeadDim, kQueryBox>(rQ[d / 16], lane_q, d);
   }
 
   // S = Q K^T for the first kKeys keys from `lane_k` on.
   template <int kKeys>
   __device__ __forceinline__ void multiply_keys(float (&acc_s)[kRowTiles][kKeys / 8][4],
                                                 ptx::SmemAddress lane_k) const {
-    multiply_qk<T, kHeadDim, 0, kKeys, kKeyBox>(acc_s, lane_k,
-                                                [this](std::uint32_t (&a)[kRowTiles][4], int d) {
-                                                  if constexpr (kInRegisters) {
-                                                    memcpy(a, rQ[d / 16], sizeof a);
-                                                  } else {
-                                                    load_q<kHeadDim, kQueryBox>(a, lane_q, d);
-                                                  }
-                                                });
+    tile::mma::multiply_qk<T, kHeadDim, 0, kKeys, kKeyBox>(
+        acc_s, lane_k, [this](std::uint32_t (&a)[kRowTiles][4], int d) {
+          if constexpr (kInRegisters) {
+            memcpy(a, rQ[d / 16], sizeof a);
+          } else {
+            tile::mma::load_q<kHeadDim, kQueryBox>(a, lane_q, d);
+          }
+        });
   }
 
   // Updates the rows with a full tile, in slices of its keys. Returns how many keys it has done,
@@ -90,13 +92,14 @@ struct WarpRows {
       float acc_s[kRowTiles][kSliceKeys / 8][4];
       multiply_keys<kSliceKeys>(acc_s, lane_k + first * kRowBytes);
       if (!tile::contains_all(mask.every_row(first_row, last_row), n0, kSliceKeys))
-        apply_mask(acc_s, mask, first_row + lane_idx / 4, n0, lane_idx);
+        tile::mma::apply_mask(acc_s, mask, first_row + lane_idx / 4, n0, lane_idx);
       if (first < begin) hide_keys(acc_s, begin - first, lane_idx);
       // P = exp(S - row max)
       std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
       softmax.template first_probabilities<T, 0, kSliceKeys>(acc_s, scale_log2, false, rP, acc_o);
       // O += P V
-      multiply_pv<T, kHeadDim, 0, kSliceKeys, kKeyBox>(acc_o, rP, lane_v + first * kRowBytes);
+      tile::mma::multiply_pv<T, kHeadDim, 0, kSliceKeys, kKeyBox>(acc_o, rP,
+                                                                  lane_v + first * kRowBytes);
     }
   }
 
@@ -116,7 +119,7 @@ struct WarpRows {
     softmax.template pack<T, kFirst, kKeys>(acc_s, rP);
     if constexpr (kSlice == 0) consumer.after_softmax();
     // O += P V
-    multiply_pv<T, kHeadDim, kFirst, kKeys, kKeyBox>(acc_o, rP, consumer.lane_v());
+    tile::mma::multiply_pv<T, kHeadDim, kFirst, kKeys, kKeyBox>(acc_o, rP, consumer.lane_v());
     keys = kFirst + kKeys;
     if constexpr (kFirst + kKeys < kBlockN)
       attend_slices<kSlice + 1>(acc_s, consumer, scale_log2, keys);

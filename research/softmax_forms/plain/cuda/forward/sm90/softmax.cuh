@@ -3,9 +3,9 @@
 // The plain streaming softmax in the place of sm90's own: the kernels' source, compiled with this
 // folder in front of src, is the same but for it. For research/softmax_forms.py alone.
 
-#include "cuda/forward/sm90/accumulators.cuh"
 #include "cuda/tile/row_max.cuh"
 #include "cuda/tile/warp.cuh"
+#include "cuda/tile/wgmma/accumulators.cuh"
 
 namespace dlattn::sm90 {
 

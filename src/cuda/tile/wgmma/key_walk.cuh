@@ -1,35 +1,10 @@
 #pragma once
 
-#include "cuda/forward/sm90/tiles.cuh"
-#include "cuda/tile/warp.cuh"
+#include "cuda/tile/wgmma/mask.cuh"
 
-// How a work tile gets from the producer to the consumers, and what a consumer walks for it.
-namespace dlattn::sm90 {
+namespace dlattn::tile::wgmma {
 
-// Leaves a work tile for the consumers, which read it when its Q has arrived.
-template <typename Shared>
-__device__ __forceinline__ void hand_over(const Shared& shared, unsigned query_use,
-                                          const tile::SequenceTile& work) {
-  shared.queries.wait_empty(query_use);
-  *shared.work_tile(query_use) = work;
-}
-
-// The work tile that Q was copied for. The shuffles tell the compiler that it is the same in all
-// lanes.
-template <typename Shared>
-__device__ __forceinline__ tile::SequenceTile received_tile(const Shared& shared,
-                                                            unsigned query_use) {
-  shared.queries.wait_full(query_use);
-  const auto uniform = [](int x) { return __shfl_sync(tile::kFullMask, x, 0); };
-  const tile::SequenceTile work = *shared.work_tile(query_use);
-  __syncwarp();  // one lane will release it for all
-  return {{uniform(work.m_block), work.head, work.batch},
-          work.start_q,
-          uniform(work.seqlen_q),
-          uniform(work.seqlen_k)};
-}
-
-// Which tiles of keys a consumer walks for one work tile.
+// The tiles of keys that a consumer walks for one work tile.
 template <int kBlockM, int kBlockN>
 struct KeyWalk {
   tile::SequenceTile work;
@@ -58,4 +33,4 @@ struct KeyWalk {
   __device__ __forceinline__ bool is_edge(int n) const { return n < whole.begin || n >= whole.end; }
 };
 
-}  // namespace dlattn::sm90
+}  // namespace dlattn::tile::wgmma

@@ -5,7 +5,7 @@
 #include "cuda/tile/vec.cuh"
 #include "cuda/tile/warp.cuh"
 
-namespace dlattn::wmma {
+namespace dlattn::tile::mma {
 
 // Accumulators of kRowTiles x kColumns / 8 products of m16n8k16. A lane has two rows of row tile m,
 // h = 0 and 1: elements 2 h and 2 h + 1 of each product belong to row 16 m + 8 h + lane / 4.
@@ -404,4 +404,4 @@ struct SpeculativeSoftmax {
   }
 };
 
-}  // namespace dlattn::wmma
+}  // namespace dlattn::tile::mma

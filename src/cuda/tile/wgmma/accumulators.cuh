@@ -4,8 +4,9 @@
 
 #include "cuda/tile/vec.cuh"
 
-// The steps of a lane over all accumulators of a product, for any softmax between the products.
-namespace dlattn::sm90 {
+// Operations of a lane on all its accumulators of a product by wgmma, for any softmax between the
+// products.
+namespace dlattn::tile::wgmma {
 
 // Multiplies each row of accumulators with its factor.
 template <int kCount>
@@ -27,4 +28,4 @@ __device__ __forceinline__ void pack_probabilities(std::uint32_t (&rP)[kScores /
   }
 }
 
-}  // namespace dlattn::sm90
+}  // namespace dlattn::tile::wgmma

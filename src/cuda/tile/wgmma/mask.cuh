@@ -3,13 +3,12 @@
 #include <cmath>
 #include <cstdint>
 
-#include "cuda/forward/sm90/traits.h"
-#include "cuda/forward/sm90/warpgroup.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/varlen_scheduler.cuh"
+#include "cuda/tile/wgmma/thread_index.cuh"
 
-// Which tiles of keys are walked, and what of them rows see.
-namespace dlattn::sm90 {
+// Selects the tiles of keys that rows see, and masks scores in the registers of a warpgroup.
+namespace dlattn::tile::wgmma {
 
 __device__ __forceinline__ tile::Mask position_mask(const AttentionParams& params,
                                                     const LaunchShape& shape,
@@ -65,4 +64,4 @@ __device__ __forceinline__ void apply_mask(float (&acc_s)[kScores], const tile::
   }
 }
 
-}  // namespace dlattn::sm90
+}  // namespace dlattn::tile::wgmma

@@ -7,7 +7,7 @@
 #include "cuda/tile/vec.cuh"
 #include "cuda/tile/warp.cuh"
 
-namespace dlattn::wmma {
+namespace dlattn::tile::mma {
 
 // The rows' maxima of each tile are computed first and the accumulators are scaled to them,
 // whatever the scores. So none are ever made again.
@@ -104,4 +104,4 @@ struct PlainSoftmax {
 template <int kRowTiles>
 using SpeculativeSoftmax = PlainSoftmax<kRowTiles>;
 
-}  // namespace dlattn::wmma
+}  // namespace dlattn::tile::mma

@@ -1,12 +1,12 @@
 #pragma once
 
-#include "cuda/forward/wmma/softmax.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mma.cuh"
+#include "cuda/tile/mma/softmax.cuh"
 #include "cuda/tile/swizzle.cuh"
 
 // Both matrix products of a warp: kRowTiles x 16 query rows with the keys of a tile.
-namespace dlattn::wmma {
+namespace dlattn::tile::mma {
 
 // The address that a lane gives ldmatrix, relative to a tile, for the block of columns 0 .. 15.
 // kBoxRows here and below: see tile::SwizzledRows.
@@ -14,13 +14,13 @@ namespace dlattn::wmma {
 // For Q (operand a) and V (operand b after a transposition): the four matrices are the quadrants of
 // a 16 x 16 block, down the rows first.
 template <int kColumns, int kBoxRows = 0>
-__device__ __forceinline__ int lane_place_down(int lane) {
+__device__ __forceinline__ int lane_offset_down(int lane) {
   return tile::SwizzledRows<kColumns, kBoxRows>::offset(lane % 16, lane / 16);
 }
 // For K (operand b as it lies): across the columns first, so that the two registers of one product
 // are neighbours, as the instruction wants them: otherwise each costs moves.
 template <int kColumns, int kBoxRows = 0>
-__device__ __forceinline__ int lane_place_across(int lane) {
+__device__ __forceinline__ int lane_offset_across(int lane) {
   return tile::SwizzledRows<kColumns, kBoxRows>::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
@@ -84,4 +84,4 @@ __device__ __forceinline__ void multiply_pv(float (&acc_o)[kRowTiles][kHeadDim /
   }
 }
 
-}  // namespace dlattn::wmma
+}  // namespace dlattn::tile::mma

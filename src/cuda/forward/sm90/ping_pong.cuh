@@ -2,20 +2,9 @@
 
 #include "cuda/forward/sm90/traits.h"
 #include "cuda/ptx/barrier.cuh"
-#include "cuda/ptx/special.cuh"
 
-// A block's warpgroups: which of its threads one is, and ping-pong scheduling of its consumers.
+// The named barriers of a thread block, and ping-pong scheduling of its consumers.
 namespace dlattn::sm90 {
-
-// A thread's index in its warpgroup. It is read again for each use: registers are scarce.
-struct ThreadIndex {
-  int index, warp, lane;
-
-  __device__ __forceinline__ ThreadIndex()
-      : index(static_cast<int>(ptx::reread_thread_index()) % kWarpgroupThreads),
-        warp(index / 32),
-        lane(index % 32) {}
-};
 
 // The block's named barriers.
 constexpr int kPingPongBarrier = 1;   // + consumer: it may start its products
