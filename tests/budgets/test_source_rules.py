@@ -88,6 +88,20 @@ def test_families_include_no_other_family() -> None:
         assert not other_families(name, path.read_text(), folders), name
 
 
+def test_the_harness_of_the_simt_tests_knows_no_family() -> None:
+    """Only headers that are named after one do: wmma_test.h."""
+    folders = family_folders()
+    families = {folder.rpartition("/")[2] for folder in folders}
+    simt = SOURCES.parent / "tests" / "simt"
+    files = [*sorted((simt / "harness").iterdir()), *sorted(simt.glob("*.h"))]
+    assert len(files) >= 20
+    for path in files:
+        included = other_families("", path.read_text(), folders)
+        own = [family for family in families if path.name.startswith(f"{family}_")]
+        assert all(name.split("/")[-2] in own for name in included), path
+        assert path.parent == simt or not re.search(r'"cuda/', path.read_text()), path
+
+
 def test_plans_are_host_code() -> None:
     """They stand beside their kernels, and are compiled in builds without CUDA too."""
     plans = sorted((SOURCES / "cuda").rglob("plan.cpp"))

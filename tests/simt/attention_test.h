@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -18,7 +19,7 @@
 #include "attention_case.h"
 #include "core/plan.h"
 #include "core/validate.h"
-#include "cuda/forward/wmma/packing.h"
+#include "cuda/plan/launch_shape.h"
 #include "harness/launch.h"
 #include "random_cases.h"
 
@@ -277,6 +278,9 @@ class Tests {
   // The largest 8-bit probability of the plain computation.
   void hold_to(float largest) { largest_ = largest; }
 
+  // The error of lse of extremes, in its distance to the next number.
+  void hold_lse_to(double most_ulps) { most_ulps_ = most_ulps; }
+
   // Plans are made for this device from now on.
   void plan_for(const dlattn::DeviceInfo& device) { device_ = device; }
 
@@ -322,10 +326,8 @@ class Tests {
     if (!kThreadSanitizer && !overlap && (c.batch_size > 1 || c.varlen())) {
       const std::vector<unsigned char> lse = t.lse.bytes();
       t.out.poison(), t.lse.poison();
-      // In the same tiles: bits may depend on whether heads are packed.
-      const std::string tiles =
-          std::string(plan.variant_name) + (plan.packed_heads > 1 ? "+packed" : "+unpacked");
-      if (kernel == "wmma") options.variant = tiles.c_str();
+      const std::string same_tiles = variant_of_sequences(plan);
+      if (!same_tiles.empty()) options.variant = same_tiles.c_str();
       for (int b = 0; b < c.batch_size; ++b) {
         const dlattn::AttentionParams own = alone<T, Out>(c, params, b);
         run_plan(t, own, dlattn::core::make_plan(own, device_, options), schedules()[0],
@@ -348,10 +350,8 @@ class Tests {
     const double bound = 2.0 * std::max(e.plain_out, e.rounding) + tiny,
                  lse_bound = 2.0 * e.plain_lse + (in_e4m3 ? 0x1p-12 : 5e-6);
     if (!std::isfinite(bound + lse_bound)) die("%s: the plain result is not finite", name.c_str());
-    // sm90 has scores and slopes in units of q.k, which rounds them once more.
-    const double most_ulps = family_ == "sm90" ? 3.0 : 2.0;
     const bool ok =
-        e.out <= bound && e.lse <= lse_bound && e.lse_ulps <= most_ulps && trouble.empty();
+        e.out <= bound && e.lse <= lse_bound && e.lse_ulps <= most_ulps_ && trouble.empty();
     ++(ok ? passed_ : failed_);
     std::printf("%s %s: error %.2e (bound %.2e), lse %.2e (%.2e)", ok ? "ok  " : "FAIL",
                 name.c_str(), e.out, bound, e.lse, lse_bound);
@@ -361,11 +361,27 @@ class Tests {
     if (!ok && std::getenv("SIMT_STOP_AT_FAILURE")) std::_Exit(finish());
   }
 
+  virtual ~Tests() = default;
+
   int finish() const {
     std::printf("%d passed, %d failed\n", passed_, failed_);
     std::fflush(stdout);
     return failed_ != 0 || passed_ == 0;
   }
+
+ protected:
+  using RunLaunch = std::function<void(const dlattn::AttentionParams&, const dlattn::LaunchShape&)>;
+
+  // Calls run() with the parameters of the kernel for a problem and its plan, as the family's
+  // launcher does.
+  virtual void as_launched(const dlattn::AttentionParams& params, const dlattn::Plan& plan,
+                           const RunLaunch& run) const {
+    run(params, dlattn::make_launch_shape(params, plan));
+  }
+
+  // The variant by which a sequence alone has the same tiles as in the batch that has this plan;
+  // empty: the one that the batch was asked for.
+  virtual std::string variant_of_sequences(const dlattn::Plan&) const { return {}; }
 
  private:
   template <typename T, typename Out, typename RunKernel>
@@ -376,11 +392,10 @@ class Tests {
                    static_cast<std::size_t>(plan.smem_bytes), schedule};
     start_early(&threads, tensors);
     if (plan.grid == 0) return;
-    dlattn::wmma::as_launched(
-        params, plan,
-        [&](const dlattn::AttentionParams& launched, const dlattn::LaunchShape& shape) {
-          launch(threads, [&] { run_kernel(plan.head_dim_tile, launched, shape); });
-        });
+    as_launched(params, plan,
+                [&](const dlattn::AttentionParams& launched, const dlattn::LaunchShape& shape) {
+                  launch(threads, [&] { run_kernel(plan.head_dim_tile, launched, shape); });
+                });
   }
 
   bool time_is_up() const {
@@ -392,6 +407,7 @@ class Tests {
   dlattn::DeviceInfo device_ = ada();
   // In the middle of two numbers, as a row's may be where its row max was not known beforehand.
   float largest_ = 272.0f;
+  double most_ulps_ = 2.0;
   std::int64_t most_blocks_ = INT64_MAX;
   double seconds_ = 1e9;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();

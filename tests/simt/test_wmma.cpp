@@ -1,7 +1,7 @@
-#include "attention_test.h"
 #include "cuda/forward/wmma/kernel.cuh"
 #include "feature_cases.h"
 #include "length_cases.h"
+#include "wmma_test.h"
 
 namespace {
 
@@ -101,7 +101,7 @@ void run_variants(simt::Tests& tests, const Case& c) {
 
 int main(int argc, char** argv) {
   const simt::Arguments arguments(argc, argv);
-  simt::Tests tests("wmma", arguments);
+  simt::WmmaTests tests("wmma", arguments);
   for (const Case& c : arguments.cases(cases())) {
     run_variants<half>(tests, c);
     run_variants<__nv_bfloat16>(tests, c);

@@ -1,7 +1,7 @@
-#include "attention_test.h"
 #include "cuda/forward/wmma/general.cuh"
 #include "feature_cases.h"
 #include "length_cases.h"
+#include "wmma_test.h"
 
 namespace {
 
@@ -142,7 +142,7 @@ std::vector<Case> packed_cases() {
 
 int main(int argc, char** argv) {
   const simt::Arguments arguments(argc, argv);
-  simt::Tests tests("wmma_general", arguments);
+  simt::WmmaTests tests("wmma_general", arguments);
   for (const Case& c : arguments.cases(cases())) {
     tests.run<half>(kFamily, c, run_kernel<half>, "general");
     tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16>, "general");

@@ -1,8 +1,8 @@
-#include "attention_test.h"
 #include "cuda/forward/wmma/boxes.h"
 #include "cuda/forward/wmma/persistent.cuh"
 #include "feature_cases.h"
 #include "tensor_maps.h"
+#include "wmma_test.h"
 
 namespace {
 
@@ -80,7 +80,7 @@ std::vector<Case> cases() {
 
 int main(int argc, char** argv) {
   const simt::Arguments arguments(argc, argv);
-  simt::Tests tests("wmma_persistent", arguments, simt::hopper());
+  simt::WmmaTests tests("wmma_persistent", arguments, simt::hopper());
   for (const Case& c : arguments.cases(cases())) {
     tests.limit_blocks(2);  // the plan has a block for each item of so small problems
     tests.run<half>(kFamily, c, run_kernel<half>, "persistent+unpacked");

@@ -1,8 +1,8 @@
-#include "attention_test.h"
 #include "cuda/forward/wmma/split.cuh"
 #include "cuda/forward/wmma/traits.h"
 #include "feature_cases.h"
 #include "length_cases.h"
+#include "wmma_test.h"
 
 namespace {
 
@@ -114,7 +114,7 @@ void run(simt::Tests& tests, const Case& c, const std::string& packing) {
 
 int main(int argc, char** argv) {
   const simt::Arguments arguments(argc, argv);
-  simt::Tests tests("wmma_split", arguments);
+  simt::WmmaTests tests("wmma_split", arguments);
   for (const Case& c : arguments.cases(cases())) {
     run<kSplit>(tests, c, "+unpacked");
     if (c.seed) run<kSinglePass>(tests, c, "+unpacked");
