@@ -23,7 +23,7 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
   const Variant variant = kShort ? Variant::kShort : dlattn::sm90::variant_of(params);
   simt::with_instance<kFamily, T>(head_dim_tile, [&](auto tile) {
     const dlattn::sm90::TensorBoxes boxes = dlattn::sm90::tensor_boxes(params, tile, variant);
-    const dlattn::sm90::Launch launch = {
+    const dlattn::sm90::KernelArgs args = {
         simt::encode(boxes.q),
         simt::encode(boxes.k),
         simt::encode(boxes.v),
@@ -35,7 +35,7 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
     dlattn::sm90::with_head_dim_v_tile<tile>(params.head_dim_v, [&](auto tile_v) {
       const bool is_varlen = params.cu_seqlens_q != nullptr;
       dlattn::sm90::with_kernel<tile>(variant, is_varlen, [&](auto constant, auto varlen) {
-        dlattn::sm90::kernel<T, tile, tile_v, constant, varlen>(params, shape, launch);
+        dlattn::sm90::kernel<T, tile, tile_v, constant, varlen>(params, shape, args);
       });
     });
   });

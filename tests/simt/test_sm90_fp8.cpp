@@ -24,13 +24,13 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
   simt::with_instance<kFamily, Element>(head_dim_tile, [&](auto tile) {
     const dlattn::sm90_fp8::TensorBoxes boxes = dlattn::sm90_fp8::tensor_boxes(params, tile);
-    const dlattn::sm90_fp8::LaunchOf<false> launch{
+    const dlattn::sm90_fp8::KernelArgsOf<false> args{
         {simt::encode(boxes.q), simt::encode(boxes.k), simt::encode(boxes.v),
          static_cast<unsigned>(dlattn::sm90_fp8::num_work_tiles(params, tile))}};
     if (params.cu_seqlens_q) {
-      dlattn::sm90_fp8::kernel<tile, true, false>(params, shape, launch);
+      dlattn::sm90_fp8::kernel<tile, true, false>(params, shape, args);
     } else {
-      dlattn::sm90_fp8::kernel<tile, false, false>(params, shape, launch);
+      dlattn::sm90_fp8::kernel<tile, false, false>(params, shape, args);
     }
   });
 }

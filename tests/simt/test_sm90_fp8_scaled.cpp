@@ -19,20 +19,20 @@ using simt::Layout;
 
 void run_kernel(const dlattn::AttentionParams& params, const dlattn::Plan& plan) {
   namespace family = dlattn::sm90_fp8;
-  family::LaunchOf<true> launch{};
-  launch.scales = family::block_scales(params);
-  const dlattn::AttentionParams inner = family::quantized_problem(params, launch.scales);
+  family::KernelArgsOf<true> args{};
+  args.scales = family::block_scales(params);
+  const dlattn::AttentionParams inner = family::quantized_problem(params, args.scales);
   const dlattn::LaunchShape shape = dlattn::make_launch_shape(inner, plan);
   simt::with_instance<kFamily, __nv_fp8_e4m3>(plan.head_dim_tile, [&](auto tile) {
     if constexpr (tile <= dlattn::kMaxQuantizedHeadDim) {
       const family::TensorBoxes boxes = family::tensor_boxes(inner, tile);
-      launch.q = simt::encode(boxes.q), launch.k = simt::encode(boxes.k);
-      launch.v = simt::encode(boxes.v);
-      launch.num_work_tiles = static_cast<unsigned>(family::num_work_tiles(inner, tile));
+      args.q = simt::encode(boxes.q), args.k = simt::encode(boxes.k);
+      args.v = simt::encode(boxes.v);
+      args.num_work_tiles = static_cast<unsigned>(family::num_work_tiles(inner, tile));
       if (inner.cu_seqlens_q) {
-        family::kernel<tile, true, true>(inner, shape, launch);
+        family::kernel<tile, true, true>(inner, shape, args);
       } else {
-        family::kernel<tile, false, true>(inner, shape, launch);
+        family::kernel<tile, false, true>(inner, shape, args);
       }
     }
   });

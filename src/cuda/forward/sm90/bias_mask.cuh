@@ -80,14 +80,14 @@ using BiasMaskSource =
 // Starts the copies of a consumer's tiles, in the order of its walk.
 template <int kHeadDim, int kHeadDimV>
 __device__ __forceinline__ void produce_bias_mask(
-    const AttentionParams& params, const LaunchShape& shape, const Launch& launch,
+    const AttentionParams& params, const LaunchShape& shape, const KernelArgs& args,
     const Shared<kHeadDim, kHeadDimV, Variant::kLoaded>& shared, int consumer) {
   constexpr int kBlockM = block_m(shared.kShape);
   constexpr int kWideColumns = kBlockRowBytes / 4;
   const tile::Mask mask = tile::wgmma::position_mask(params, shape, tile::fixed_lengths(params));
   const int seqlen_q = static_cast<int>(params.seqlen_q);
-  const tile::RoundRobin scheduler{shape, launch.num_work_tiles};
-  BiasMaskTiles bias_mask(launch.score, shared, consumer);
+  const tile::RoundRobin scheduler{shape, args.num_work_tiles};
+  BiasMaskTiles bias_mask(args.score, shared, consumer);
   for (unsigned round = 0;; ++round) {
     const unsigned index = scheduler.index(round);
     if (index >= scheduler.count) break;
@@ -99,15 +99,15 @@ __device__ __forceinline__ void produce_bias_mask(
       const ptx::SmemAddress full = bias_mask.begin_fill();
       const int n0 = n * kBiasMaskKeys;
       if (params.bias.data) {
-        ptx::tma_load(bias_mask.bias(), launch.bias, full, {n0, first_row, work.head, work.batch});
-        if (launch.score.bias_bytes == 4) {
+        ptx::tma_load(bias_mask.bias(), args.bias, full, {n0, first_row, work.head, work.batch});
+        if (args.score.bias_bytes == 4) {
           // seed: wide-bias
-          ptx::tma_load(bias_mask.bias() + kBiasMaskRows * kBlockRowBytes, launch.bias, full,
+          ptx::tma_load(bias_mask.bias() + kBiasMaskRows * kBlockRowBytes, args.bias, full,
                         {n0 + kWideColumns, first_row, work.head, work.batch});
         }
       }
       if (params.mask.data)
-        ptx::tma_load(bias_mask.mask(), launch.mask, full, {n0, first_row, work.head, work.batch});
+        ptx::tma_load(bias_mask.mask(), args.mask, full, {n0, first_row, work.head, work.batch});
     }
   }
 }

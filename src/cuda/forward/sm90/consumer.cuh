@@ -22,19 +22,20 @@ struct Consumer {
   using SharedParts = Shared<kHeadDim, kHeadDimV, kVariant>;
 
   __device__ __forceinline__ Consumer(const AttentionParams& params, const LaunchShape& shape,
-                                      const Launch& launch, const SharedParts& shared, int consumer)
+                                      const KernelArgs& args, const SharedParts& shared,
+                                      int consumer)
       : params(params),
         shape(shape),
-        launch(launch),
+        args(args),
         shared(shared),
         row_group(kKeyGroups == 1 ? consumer : consumer % row_groups(kShape)),
         key_group(kKeyGroups == 1 ? 0 : consumer / row_groups(kShape)),
-        scheduler{shape, launch.num_work_tiles},
+        scheduler{shape, args.num_work_tiles},
         first_lane(threadIdx.x % 32 == 0),
         ping_pong{consumer},
         fixed_mask(tile::wgmma::position_mask(params, shape, tile::fixed_lengths(params))),
         scale(score_scale<kScoreMod>(params, shape)),
-        bias_mask(launch.score, shared, consumer),
+        bias_mask(args.score, shared, consumer),
         use(static_cast<unsigned>(key_group)) {}
 
   __device__ __forceinline__ void run() {
@@ -48,7 +49,7 @@ struct Consumer {
         work = tile::fixed_lengths(params, scheduler.tile(scheduler.index(query_use)));
       }
       const TileWalk walk = walk_of(work);
-      TileScoreMod score_mod(params, shape, launch.score, work, bias_mask);
+      TileScoreMod score_mod(params, shape, args.score, work, bias_mask);
       begin(walk, score_mod);
 #pragma unroll 1
       // seed: key-loop
@@ -73,7 +74,7 @@ struct Consumer {
 
   const AttentionParams& params;
   const LaunchShape& shape;
-  const Launch& launch;
+  const KernelArgs& args;
   const SharedParts& shared;
   const int row_group, key_group;
   const tile::RoundRobin scheduler;
@@ -291,7 +292,7 @@ struct Consumer {
       store_from_registers<T, kHeadDimV>(params, result, work, walk.first_row, scales, acc_o);
     } else {
       const bool stored =
-          store_results<T, kHeadDimV, kVarlen>(params, launch, work, walk.first_row, row_group,
+          store_results<T, kHeadDimV, kVarlen>(params, args, work, walk.first_row, row_group,
                                                shared.q(query_use, row_group), scales, acc_o);
       if (stored) shared.queries.release(query_use);
     }

@@ -31,7 +31,7 @@ __device__ __forceinline__ void finish_rows(const tile::ResultRows<T>& result,
 // Stores a consumer's rows, by way of its rows of Q's shared memory `sO`, which TMA has read
 // when this returns: the thread for which it returns true may release them.
 template <typename T, int kHeadDim, bool kVarlen>
-__device__ __forceinline__ bool store_results(const AttentionParams& params, const Launch& launch,
+__device__ __forceinline__ bool store_results(const AttentionParams& params, const KernelArgs& args,
                                               const tile::SequenceTile& work, int first_row,
                                               int consumer, ptx::SmemAddress sO,
                                               const float (&scales)[2],
@@ -58,7 +58,7 @@ __device__ __forceinline__ bool store_results(const AttentionParams& params, con
     const auto rows = tile::box_source<kVarlen>(work.head, work.batch, work.start_q, work.seqlen_q);
 #pragma unroll
     for (int d = 0; d < kHeadDim; d += kBlockColumns) {
-      if (d < params.head_dim_v) rows.store(launch.out, sO + d * kBlockRowBytes, d, first_row);
+      if (d < params.head_dim_v) rows.store(args.out, sO + d * kBlockRowBytes, d, first_row);
     }
     ptx::tma_store_commit();
     ptx::tma_store_wait_read();

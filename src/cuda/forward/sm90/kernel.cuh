@@ -21,7 +21,7 @@ namespace dlattn::sm90 {
 template <typename T, int kHeadDim, int kHeadDimV, Variant kVariant, bool kVarlen>
 __global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim, kHeadDimV, kVariant)), 1)
     kernel(const __grid_constant__ AttentionParams params,
-           const __grid_constant__ LaunchShape shape, const __grid_constant__ Launch launch) {
+           const __grid_constant__ LaunchShape shape, const __grid_constant__ KernelArgs args) {
   constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kVariant);
   const Shared<kHeadDim, kHeadDimV, kVariant> shared(ptx::smem_address(ptx::dynamic_smem()));
   shared.init();
@@ -29,20 +29,19 @@ __global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim, kHeadDimV, kV
   ptx::let_next_grid_start();
   if (threadIdx.x < kWarpgroupThreads) {
     ptx::lower_registers<kShape.producer_registers>();
-    if (threadIdx.x == 0) produce<kVarlen>(params, shape, launch, shared);
+    if (threadIdx.x == 0) produce<kVarlen>(params, shape, args, shared);
     if constexpr (kVariant == Variant::kLoaded) {
       static_assert(kShape.num_consumers <= 3, "a warp of the producer's for each");
       const int consumer = static_cast<int>(threadIdx.x) / 32 - 1;
       if (threadIdx.x % 32 == 0 && consumer >= 0 && consumer < kShape.num_consumers)
-        produce_bias_mask(params, shape, launch, shared, consumer);
+        produce_bias_mask(params, shape, args, shared, consumer);
     }
   } else {
     ptx::raise_registers<kShape.consumer_registers>();
     // The same in all lanes, and by this the compiler knows.
     const int warpgroup =
         __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
-    Consumer<T, kVarlen, kHeadDim, kHeadDimV, kVariant>(params, shape, launch, shared,
-                                                        warpgroup - 1)
+    Consumer<T, kVarlen, kHeadDim, kHeadDimV, kVariant>(params, shape, args, shared, warpgroup - 1)
         .run();
   }
 }

@@ -11,18 +11,18 @@ template <DType dtype, int kHeadDim, int kHeadDimV, Variant kVariant, bool kVarl
 void launch_tile(const AttentionParams& params, const Plan& plan, void* stream) {
   const cuda::DeviceGuard device(params.device.index, "sm90");
   const TensorBoxes boxes = tensor_boxes(params, kHeadDim, kVariant);
-  const Launch launch = {cuda::encode_tensor_map(device, boxes.q, dtype),
-                         cuda::encode_tensor_map(device, boxes.k, dtype),
-                         cuda::encode_tensor_map(device, boxes.v, dtype),
-                         cuda::encode_tensor_map(device, boxes.out, dtype),
-                         static_cast<unsigned>(num_work_tiles(params, kHeadDim, kVariant)),
-                         score_params(params, kHeadDim),
-                         cuda::encode_tensor_map(device, boxes.bias, dtype),
-                         cuda::encode_tensor_map(device, boxes.mask, dtype)};
+  const KernelArgs args = {cuda::encode_tensor_map(device, boxes.q, dtype),
+                           cuda::encode_tensor_map(device, boxes.k, dtype),
+                           cuda::encode_tensor_map(device, boxes.v, dtype),
+                           cuda::encode_tensor_map(device, boxes.out, dtype),
+                           static_cast<unsigned>(num_work_tiles(params, kHeadDim, kVariant)),
+                           score_params(params, kHeadDim),
+                           cuda::encode_tensor_map(device, boxes.bias, dtype),
+                           cuda::encode_tensor_map(device, boxes.mask, dtype)};
   constexpr int kMostSmem = kVariant == Variant::kLoaded ? kMaxSmem : 0;
   cuda::launch_kernel<kernel<cuda::Element<dtype>, kHeadDim, kHeadDimV, kVariant, kVarlen>,
                       kMostSmem>(device, plan.grid, plan.num_warps * 32, plan.smem_bytes, stream,
-                                 params, make_launch_shape(params, plan), launch);
+                                 params, make_launch_shape(params, plan), args);
 }
 
 template <DType dtype, int kTile>

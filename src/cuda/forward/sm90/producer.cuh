@@ -11,18 +11,18 @@ namespace dlattn::sm90 {
 // the V of this one, as the consumers want them: K[n], K[n - 1], V[n], K[n - 2], V[n - 1], ...
 template <bool kVarlen, int kHeadDim, int kHeadDimV, Variant kVariant>
 __device__ __forceinline__ void produce(const AttentionParams& params, const LaunchShape& shape,
-                                        const Launch& launch,
+                                        const KernelArgs& args,
                                         const Shared<kHeadDim, kHeadDimV, kVariant>& shared) {
   constexpr TileShape kShape = tile_shape(kHeadDim, kHeadDimV, kVariant);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kBlockM = block_m(kShape);
-  ptx::prefetch_tensor_map(launch.q);
-  ptx::prefetch_tensor_map(launch.k);
-  ptx::prefetch_tensor_map(launch.v);
-  ptx::prefetch_tensor_map(launch.out);
+  ptx::prefetch_tensor_map(args.q);
+  ptx::prefetch_tensor_map(args.k);
+  ptx::prefetch_tensor_map(args.v);
+  ptx::prefetch_tensor_map(args.out);
   const int head_dim_v = static_cast<int>(params.head_dim_v);
   const int value_bytes = tile_bytes(kBlockN, head_dim_v);  // further columns are never stored
-  const tile::RoundRobin scheduler{shape, launch.num_work_tiles};
+  const tile::RoundRobin scheduler{shape, args.num_work_tiles};
   unsigned use = 0;        // of the stages of K and V
   unsigned query_use = 0;  // of those of Q
   for (unsigned round = 0;; ++round) {
@@ -50,7 +50,7 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
     for (int c = 0; c < row_groups(kShape); ++c) {
 #pragma unroll
       for (int d = 0; d < kHeadDim; d += kBlockColumns) {
-        queries.load(shared.q(query_use, c) + tile_bytes(kWarpgroupRows, d), launch.q, arrived, d,
+        queries.load(shared.q(query_use, c) + tile_bytes(kWarpgroupRows, d), args.q, arrived, d,
                      m0 + c * kWarpgroupRows);
       }
     }
@@ -65,10 +65,10 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
       }
     };
     const auto load_k = [&](int n, unsigned use) {
-      load(launch.k, shared.k(use), shared.keys.begin_fill(use, shared.kKeyBytes), n, kHeadDim);
+      load(args.k, shared.k(use), shared.keys.begin_fill(use, shared.kKeyBytes), n, kHeadDim);
     };
     const auto load_v = [&](int n, unsigned use) {
-      load(launch.v, shared.v(use), shared.values.begin_fill(use, value_bytes), n, head_dim_v);
+      load(args.v, shared.v(use), shared.values.begin_fill(use, value_bytes), n, head_dim_v);
     };
     if (tiles.begin < tiles.end) load_k(tiles.end - 1, use);
     for (int n = tiles.end - 1; n >= tiles.begin; --n, ++use) {

@@ -14,8 +14,8 @@ namespace dlattn::sm90 {
 
 using tile::wgmma::ThreadIndex;
 
-// What a launch passes beside the parameters.
-struct Launch {
+// The arguments of the kernel beside AttentionParams and LaunchShape.
+struct KernelArgs {
   // One box: 64 columns of a warpgroup's rows of q and out, or of a tile's keys of k and v.
   ptx::TensorMap q, k, v, out;
   unsigned num_work_tiles;  // of the whole problem

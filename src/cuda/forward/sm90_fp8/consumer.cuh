@@ -57,14 +57,14 @@ struct Consumer {
   using SharedParts = Shared<kHeadDim>;
 
   __device__ __forceinline__ Consumer(const AttentionParams& params, const LaunchShape& shape,
-                                      const LaunchOf<kScaled>& launch, const SharedParts& shared,
+                                      const KernelArgsOf<kScaled>& args, const SharedParts& shared,
                                       int consumer)
       : params(params),
         shape(shape),
-        launch(launch),
+        args(args),
         shared(shared),
         consumer(consumer),
-        scheduler{shape, launch.num_work_tiles},
+        scheduler{shape, args.num_work_tiles},
         first_lane(threadIdx.x % 32 == 0),
         fixed_mask(tile::wgmma::position_mask(params, shape, tile::fixed_lengths(params))) {}
 
@@ -99,7 +99,7 @@ struct Consumer {
 
   const AttentionParams& params;
   const LaunchShape& shape;
-  const LaunchOf<kScaled>& launch;
+  const KernelArgsOf<kScaled>& args;
   const SharedParts& shared;
   const int consumer;
   const tile::RoundRobin scheduler;
@@ -139,7 +139,7 @@ struct Consumer {
   // Up to the probabilities of the first key tile.
   __device__ __forceinline__ void begin(const TileWalk& walk) {
     if constexpr (kScaled) {
-      tiles = TileScales<true>(params, shape, launch.scales, walk.work, walk.first_row, kBlockN);
+      tiles = TileScales<true>(params, shape, args.scales, walk.work, walk.first_row, kBlockN);
       scale = 1.0f;  // rows that see no tile have no scores, but results of any scale
     } else {
       // NaN compares with nothing: then these are the scores of any scale, and end() has NaN.
@@ -294,7 +294,7 @@ struct Consumer {
       float shift = 0.0f;
       if constexpr (kScaled) {
         if ((result.lse || result.sink) && walk.sees_any())
-          shift = shift_of_row(params, shape, launch.scales, walk.work, i);
+          shift = shift_of_row(params, shape, args.scales, walk.work, i);
         if (tile::reduce_sum<4>(softmax.row_sum[h]) == 0.0f) shift = 0.0f;
       }
       const tile::RowResult row = softmax.finalize(h, scale, result.sink, shift);

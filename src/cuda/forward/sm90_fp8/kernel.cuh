@@ -23,7 +23,7 @@ template <int kHeadDim, bool kVarlen, bool kScaled>
 __global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim)), 1)
     kernel(const __grid_constant__ AttentionParams params,
            const __grid_constant__ LaunchShape shape,
-           const __grid_constant__ LaunchOf<kScaled> launch) {
+           const __grid_constant__ KernelArgsOf<kScaled> args) {
   constexpr TileShape kShape = tile_shape(kHeadDim);
   const Shared<kHeadDim> shared(ptx::smem_address(ptx::dynamic_smem()));
   shared.init();
@@ -34,13 +34,13 @@ __global__ void __launch_bounds__(num_threads(tile_shape(kHeadDim)), 1)
   if (warp < kWarpgroupThreads / 32) {
     ptx::lower_registers<kShape.producer_registers>();
     if (warp < kTransposers) {
-      transpose_values<kVarlen>(params, shape, launch, shared, warp);
+      transpose_values<kVarlen>(params, shape, args, shared, warp);
     } else if (threadIdx.x % 32 == 0) {
-      produce<kVarlen>(params, shape, launch, shared);
+      produce<kVarlen>(params, shape, args, shared);
     }
   } else {
     ptx::raise_registers<kShape.consumer_registers>();
-    Consumer<kVarlen, kHeadDim, kScaled>(params, shape, launch, shared, warp / 4 - 1).run();
+    Consumer<kVarlen, kHeadDim, kScaled>(params, shape, args, shared, warp / 4 - 1).run();
   }
 }
 

@@ -8,25 +8,25 @@
 namespace dlattn::sm90_fp8 {
 
 template <int kHeadDim, bool kVarlen, bool kScaled>
-void launch_tile(const AttentionParams& params, const Plan& plan, LaunchOf<kScaled> launch,
+void launch_tile(const AttentionParams& params, const Plan& plan, KernelArgsOf<kScaled> args,
                  void* stream) {
   const cuda::DeviceGuard device(params.device.index, "sm90_fp8");
   const TensorBoxes boxes = tensor_boxes(params, kHeadDim);
   constexpr DType kDType = DType::kFloat8E4M3;
-  launch.q = cuda::encode_tensor_map(device, boxes.q, kDType);
-  launch.k = cuda::encode_tensor_map(device, boxes.k, kDType);
-  launch.v = cuda::encode_tensor_map(device, boxes.v, kDType);
-  launch.num_work_tiles = static_cast<unsigned>(num_work_tiles(params, kHeadDim));
+  args.q = cuda::encode_tensor_map(device, boxes.q, kDType);
+  args.k = cuda::encode_tensor_map(device, boxes.k, kDType);
+  args.v = cuda::encode_tensor_map(device, boxes.v, kDType);
+  args.num_work_tiles = static_cast<unsigned>(num_work_tiles(params, kHeadDim));
   cuda::launch_kernel<kernel<kHeadDim, kVarlen, kScaled>>(device, plan.grid, plan.num_warps * 32,
                                                           plan.smem_bytes, stream, params,
-                                                          make_launch_shape(params, plan), launch);
+                                                          make_launch_shape(params, plan), args);
 }
 
 template <int kTile, bool kScaled>
 void launch_lengths(const AttentionParams& params, const Plan& plan,
-                    const LaunchOf<kScaled>& launch, void* stream) {
-  if (params.cu_seqlens_q) return launch_tile<kTile, true, kScaled>(params, plan, launch, stream);
-  launch_tile<kTile, false, kScaled>(params, plan, launch, stream);
+                    const KernelArgsOf<kScaled>& args, void* stream) {
+  if (params.cu_seqlens_q) return launch_tile<kTile, true, kScaled>(params, plan, args, stream);
+  launch_tile<kTile, false, kScaled>(params, plan, args, stream);
 }
 
 template <DType dtype, int kTile>
@@ -34,7 +34,7 @@ void launch(const AttentionParams& params, const Plan& plan, void* stream) {
   static_assert(dtype == DType::kFloat8E4M3);
   if constexpr (kTile <= kMaxQuantizedHeadDim) {
     if (params.precision != Precision::kInputs) {
-      LaunchOf<true> scaled{};
+      KernelArgsOf<true> scaled{};
       scaled.scales = block_scales(params);
       return launch_lengths<kTile, true>(quantized_problem(params, scaled.scales), plan, scaled,
                                          stream);

@@ -10,13 +10,13 @@ namespace dlattn::sm90_fp8 {
 // the V of this one, as the consumers want them: K[n], K[n - 1], V[n], K[n - 2], V[n - 1], ...
 template <bool kVarlen, int kHeadDim>
 __device__ __forceinline__ void produce(const AttentionParams& params, const LaunchShape& shape,
-                                        const Launch& launch, const Shared<kHeadDim>& shared) {
+                                        const KernelArgs& args, const Shared<kHeadDim>& shared) {
   constexpr TileShape kShape = tile_shape(kHeadDim);
   constexpr int kBlockN = kShape.block_n;
   constexpr int kBlockM = block_m(kShape);
-  ptx::prefetch_tensor_map(launch.q);
-  ptx::prefetch_tensor_map(launch.k);
-  ptx::prefetch_tensor_map(launch.v);
+  ptx::prefetch_tensor_map(args.q);
+  ptx::prefetch_tensor_map(args.k);
+  ptx::prefetch_tensor_map(args.v);
   unsigned use = 0;        // of the stages of K and V
   unsigned query_use = 0;  // of those of Q
   const auto copy = [&](const tile::SequenceTile& work, int start_k, const tile::Range& tiles) {
@@ -28,7 +28,7 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
     for (int c = 0; c < kShape.num_consumers; ++c) {
 #pragma unroll
       for (int d = 0; d < kHeadDim; d += kBlockColumns) {
-        queries.load(shared.q(query_use, c) + tile_bytes(kWarpgroupRows, d), launch.q, arrived, d,
+        queries.load(shared.q(query_use, c) + tile_bytes(kWarpgroupRows, d), args.q, arrived, d,
                      work.m_block * kBlockM + c * kWarpgroupRows);
       }
     }
@@ -43,16 +43,16 @@ __device__ __forceinline__ void produce(const AttentionParams& params, const Lau
         keys.load(to + tile_bytes(kBlockN, d), map, full, d, n * kBlockN);
     };
     const auto load_k = [&](int n, unsigned use) {
-      load(launch.k, shared.k(use), shared.keys.begin_fill(use, shared.kKeyBytes), n);
+      load(args.k, shared.k(use), shared.keys.begin_fill(use, shared.kKeyBytes), n);
     };
     if (tiles.begin < tiles.end) load_k(tiles.end - 1, use);
 #pragma unroll 1
     for (int n = tiles.end - 1; n >= tiles.begin; --n, ++use) {
       if (n > tiles.begin) load_k(n - 1, use + 1);
-      load(launch.v, shared.v(use), shared.values.begin_fill(use, shared.kKeyBytes), n);
+      load(args.v, shared.v(use), shared.values.begin_fill(use, shared.kKeyBytes), n);
     }
   };
-  for_each_work_tile<kVarlen, kBlockM, kBlockN>(params, shape, launch, copy);
+  for_each_work_tile<kVarlen, kBlockM, kBlockN>(params, shape, args, copy);
   if constexpr (kVarlen) {
     tile::wgmma::hand_over(shared, query_use, tile::SequenceTile{});  // that was all
     shared.queries.begin_fill(query_use, 0);

@@ -13,17 +13,17 @@ namespace dlattn::sm90_fp8 {
 
 using tile::wgmma::ThreadIndex;
 
-// The arguments that a launch passes beside the parameters.
-struct Launch {
+// The arguments of the kernel beside AttentionParams and LaunchShape.
+struct KernelArgs {
   ptx::TensorMap q, k, v;
   unsigned num_work_tiles;  // of the whole problem
 };
 
 template <bool kScaled>
-struct LaunchOf : Launch {};
-// The scales of 16-bit inputs that were quantised.
+struct KernelArgsOf : KernelArgs {};
+// For 16-bit inputs that were quantised.
 template <>
-struct LaunchOf<true> : Launch {
+struct KernelArgsOf<true> : KernelArgs {
   BlockScales scales;
 };
 
@@ -86,9 +86,9 @@ struct Shared {
 // visit(work, start_k, tiles), with the first row of its sequence in K and V.
 template <bool kVarlen, int kBlockM, int kBlockN, typename Visit>
 __device__ __forceinline__ void for_each_work_tile(const AttentionParams& params,
-                                                   const LaunchShape& shape, const Launch& launch,
+                                                   const LaunchShape& shape, const KernelArgs& args,
                                                    Visit visit) {
-  const tile::RoundRobin scheduler{shape, launch.num_work_tiles};
+  const tile::RoundRobin scheduler{shape, args.num_work_tiles};
 #pragma unroll 1
   for (unsigned round = 0;; ++round) {
     const unsigned index = scheduler.index(round);

@@ -73,13 +73,13 @@ struct Transposer {
 // Transposes all tiles of V that the block's consumers will read, as stages become free.
 template <bool kVarlen, int kHeadDim>
 __device__ __forceinline__ void transpose_values(const AttentionParams& params,
-                                                 const LaunchShape& shape, const Launch& launch,
+                                                 const LaunchShape& shape, const KernelArgs& args,
                                                  const Shared<kHeadDim>& shared, int warp) {
   constexpr TileShape kShape = tile_shape(kHeadDim);
   const Transposer<kHeadDim, kShape.block_n> transposer(static_cast<int>(threadIdx.x) % 32);
   unsigned use = 0;
   for_each_work_tile<kVarlen, block_m(kShape), kShape.block_n>(
-      params, shape, launch, [&](const tile::SequenceTile&, int, const tile::Range& tiles) {
+      params, shape, args, [&](const tile::SequenceTile&, int, const tile::Range& tiles) {
         const unsigned end = use + static_cast<unsigned>(max(tiles.end - tiles.begin, 0));
 #pragma unroll 1
         for (; use != end; ++use) {
