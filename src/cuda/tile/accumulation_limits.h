@@ -2,13 +2,13 @@
 
 #include <cstdint>
 
-// How many keys of a row products with V add up in one go, as plain constexpr host code: the plan
-// reads the same numbers as the kernels. Tensor cores add to an accumulator by cutting off what its
-// last place does not hold: where all of V has one sign, a row of a million keys loses nearly 1%
-// that way, of 65,536 0.05%.
+// How many keys of a row one accumulator of a product with V adds up, as plain constexpr host code:
+// the plan reads the same numbers as the kernels. Tensor cores add to an accumulator by cutting off
+// what its last place does not hold: where all of V has one sign, a row of a million keys loses
+// nearly 1% that way, of 65,536 0.05%.
 namespace dlattn::tile {
 
-// After so many what has been accumulated is set aside (aside.cuh). DLATTN_SPAN_KEYS is for tests
+// After so many keys the accumulators are set aside (aside.cuh). DLATTN_SPAN_KEYS is for tests
 // on rows that are not so long.
 #ifdef DLATTN_SPAN_KEYS
 constexpr int kSpanKeys = DLATTN_SPAN_KEYS;
@@ -23,7 +23,7 @@ constexpr int span_tiles(int block_n) {
   return tiles;
 }
 
-// The most that kernels which set nothing aside take for an accumulator.
+// The most keys that kernels which set nothing aside accept for an accumulator.
 constexpr std::int64_t kMostKeys = 131072;
 
 // CUDA cores round to nearest instead, so that errors cancel, but not where every product is the

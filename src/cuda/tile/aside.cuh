@@ -6,11 +6,12 @@
 
 #include "cuda/tile/accumulation_limits.h"
 
-// Accumulators of rows that have more keys than should be added up in one go (span.h). After
-// kSpanKeys keys a lane sets the upper 16 bits of each accumulator aside, in the row of out, which
-// nobody reads before the results are stored. The rest, less than 2^-7 of the accumulator, stays,
-// and the next keys are added to it. The upper halves are taken back before the row max is raised,
-// and at the end. Nothing is lost: an accumulator minus its upper half is exact.
+// Accumulators of rows that have more keys than one accumulator should add up
+// (accumulation_limits.h). After kSpanKeys keys a lane sets the upper 16 bits of each accumulator
+// aside, in the row of out, which nobody reads before the results are stored. The rest, less than
+// 2^-7 of the accumulator, stays, and the next keys are added to it. The upper halves are taken
+// back before the row max is raised, and at the end. Nothing is lost: an accumulator minus its
+// upper half is exact.
 namespace dlattn::tile {
 
 // The two fp32 numbers whose upper halves are in `word`, and whose lower halves are 0.

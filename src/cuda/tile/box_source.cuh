@@ -3,8 +3,8 @@
 #include "cuda/plan/tensor_box.h"
 #include "cuda/ptx/tma.cuh"
 
-// Where TMA finds the rows of one head of a sequence, as boxes.h describes tensors to it: what
-// loads or stores a box names a row of the sequence and a column, and knows no more.
+// Where TMA finds the rows of one head of a sequence, in tensors that plan/tensor_box.h describes.
+// A caller that loads or stores a box names a row of the sequence and a column.
 namespace dlattn::tile {
 
 // Fixed lengths: a sequence is a batch entry.

@@ -4,9 +4,9 @@
 #include "cuda/tile/online_softmax.cuh"
 
 // Totals of rows of many keys, in kernels whose P V runs on CUDA cores. Such kernels add up the
-// keys in runs (span.h) and add each run's accumulators to totals. Otherwise every key would be one
-// more addition to the same accumulator, and where all additions are rounded the same way a million
-// keys would lose up to 1%. With totals no sum has more than 1,024 addends.
+// keys in runs (accumulation_limits.h) and add each run's accumulators to totals. Otherwise every
+// key would be one more addition to the same accumulator, and where all additions are rounded the
+// same way a million keys would lose up to 1%. With totals no sum has more than 1,024 addends.
 namespace dlattn::tile {
 
 // The totals of a warp's accumulators. Each lane has its own, 32 floats apart, so that no lane

@@ -14,7 +14,7 @@ namespace dlattn::sm90 {
 
 using tile::wgmma::ThreadIndex;
 
-// The arguments of the kernel beside AttentionParams and LaunchShape.
+// The arguments that a launch passes beside the parameters.
 struct KernelArgs {
   // One box: 64 columns of a warpgroup's rows of q and out, or of a tile's keys of k and v.
   ptx::TensorMap q, k, v, out;

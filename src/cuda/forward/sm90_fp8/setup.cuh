@@ -13,7 +13,7 @@ namespace dlattn::sm90_fp8 {
 
 using tile::wgmma::ThreadIndex;
 
-// The arguments of the kernel beside AttentionParams and LaunchShape.
+// The arguments that a launch passes beside the parameters.
 struct KernelArgs {
   ptx::TensorMap q, k, v;
   unsigned num_work_tiles;  // of the whole problem
@@ -21,7 +21,7 @@ struct KernelArgs {
 
 template <bool kScaled>
 struct KernelArgsOf : KernelArgs {};
-// For 16-bit inputs that were quantised.
+// The scales of 16-bit inputs that were quantised.
 template <>
 struct KernelArgsOf<true> : KernelArgs {
   BlockScales scales;

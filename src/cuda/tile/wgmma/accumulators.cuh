@@ -4,8 +4,7 @@
 
 #include "cuda/tile/vec.cuh"
 
-// Operations of a lane on all its accumulators of a product by wgmma, for any softmax between the
-// products.
+// The steps of a lane over all accumulators of a product, for any softmax between the products.
 namespace dlattn::tile::wgmma {
 
 // Multiplies each row of accumulators with its factor.
