@@ -4,12 +4,12 @@
 #   instances.inc             DLATTN_INSTANCE(kForward, scalar, scalar, kFloat16, 64) ... for core and the tests
 #   <operation>_<family>*.cu  explicit instantiations of a family's launcher, from instance.cu.in; listed in
 #                             DLATTN_INSTANCE_SOURCES, or DLATTN_INSTANCE_SOURCES_<arch>
-# and sets DLATTN_FAMILY_PLANS, the sources of the families' plans and what they share, DLATTN_FAMILY_ARCHS, the
-# architectures that families are for alone, and DLATTN_COMPILED and DLATTN_COMPILED_<arch>, what instances.inc says of the instances of each.
+# and sets DLATTN_FAMILY_PLANS, the sources of the families' plans, DLATTN_FAMILY_ARCHS, the architectures that families
+# are for alone, and DLATTN_COMPILED and DLATTN_COMPILED_<arch>, what instances.inc says of the instances of each.
 set(DLATTN_GENERATED_DIR ${PROJECT_BINARY_DIR}/generated)
 set(DLATTN_INSTANCE_SOURCES)
 set(DLATTN_FAMILY_ARCHS)
-set(DLATTN_FAMILY_PLANS ${PROJECT_SOURCE_DIR}/src/cuda/plan/tensor_box.cpp)
+set(DLATTN_FAMILY_PLANS ${PROJECT_SOURCE_DIR}/src/cuda/plan/tensor_box.cpp)  # which plans share
 set(_head "// Generated from src/cuda/instances.cmake.\n")
 set(_families_inc "${_head}")
 set(_instances_inc "${_head}")
