@@ -75,6 +75,31 @@ void lengths_on_the_device() {
   CHECK_EQ(dlattn::plan(p, h200).grid, 2 * 132);
 }
 
+// Queries of variable length over a cache have as many keys as those of fixed length.
+void varlen_queries_over_caches() {
+  static const std::int32_t lists[1] = {};
+  for (const DeviceInfo& device : gpus()) {
+    for (const std::int64_t batch_size : {1, 4, 16, 64}) {
+      for (const std::int64_t seqlen_k : {1024, 8192, 131072}) {
+        AttentionParams p = problem(batch_size, 1, seqlen_k);
+        p.seqused_k = lists;
+        p.page_table.data = lists, p.page_table.batch_stride = seqlen_k / 16;
+        p.page_size = 16, p.num_pages = batch_size * seqlen_k / 16;
+        p.k.batch_stride = p.v.batch_stride = 16 * p.k.row_stride;
+        const Plan fixed = dlattn::plan(p, device);
+        p.cu_seqlens_q = lists, p.total_q = batch_size;
+        p.q.batch_stride = p.out.batch_stride = 0;
+        const Plan varlen = dlattn::plan(p, device);
+        CHECK(varlen.kernel == fixed.kernel);
+        CHECK_EQ(varlen.grid, fixed.grid);
+        CHECK_EQ(varlen.num_splits, fixed.num_splits);
+        CHECK_EQ(varlen.cluster_size, fixed.cluster_size);
+        CHECK_EQ(varlen.workspace_bytes, fixed.workspace_bytes);
+      }
+    }
+  }
+}
+
 // More rows than of few queries, where scores are modified and the grid is small.
 void modified_scores() {
   AttentionParams p = problem(1, 1024, 1024, 64, 4, 4);
@@ -367,6 +392,7 @@ void shared_memory() {
 int main() {
   dealt();
   lengths_on_the_device();
+  varlen_queries_over_caches();
   modified_scores();
   without_a_workspace();
   workspace_of_the_call();

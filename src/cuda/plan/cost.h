@@ -32,13 +32,14 @@ struct Walk {
 constexpr double kEmptyBlock = 140.0;
 
 // Queries and keys of a sequence; of packed ones, whose lengths the host does not know, on average.
+// Keys in a cache are not packed, whatever the queries are.
 inline double mean_seqlen_q(const AttentionParams& p) {
   const double batch = static_cast<double>(std::max<std::int64_t>(p.batch_size, 1));
   return p.cu_seqlens_q ? p.total_q / batch : static_cast<double>(p.seqlen_q);
 }
 inline double mean_seqlen_k(const AttentionParams& p) {
   const double batch = static_cast<double>(std::max<std::int64_t>(p.batch_size, 1));
-  return p.cu_seqlens_q ? p.total_k / batch : static_cast<double>(p.seqlen_k);
+  return p.cu_seqlens_k ? p.total_k / batch : static_cast<double>(p.seqlen_k);
 }
 
 inline Walk walk(const AttentionParams& p, int block_m, int packed_heads) {
