@@ -41,6 +41,8 @@ dlattn_family(forward scalar)
 dlattn_instance(forward scalar float16 64 128 256)
 dlattn_instance(forward scalar bfloat16 64 128 256)
 dlattn_instance(forward scalar float32 64 128 256)
+dlattn_instance(forward scalar float8_e4m3fn 64 128 256)  # of k and v, beside q of 16 bits; the same kernels
+dlattn_instance(forward scalar int8 64 128 256)
 
 dlattn_family(merge row_per_warp)
 dlattn_instance(merge row_per_warp float16 0)

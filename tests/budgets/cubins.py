@@ -82,8 +82,10 @@ _VARIANTS = {
 _DECODE = ("", "general", "paged", "paged_general")
 _DECODE_SUMS = {"2": "combine", "1": "combine_of_bytes"}
 _DECODE_KEYS = {"a": "int8", "13__nv_fp8_e4m3": "float8_e4m3fn"}
-# Kernels of which there is another beside: those that pack heads, those for packed sequences.
+# Kernels of which there is another beside: those that pack heads, those for packed sequences, those
+# for keys in a cache.
 _TWINS = {
+    ("scalar", ""): "cached",
     ("wmma", "narrow"): "packed",
     **{("sm90", f"{v}{mod}"): "varlen" for v in ("", "v128") for mod in _SM90[:2]},
     **{("sm90_fp8", variant): "varlen" for variant in ("", "scaled")},
@@ -184,6 +186,8 @@ def variants(family: str, tile: int | None = None) -> list[str]:
 
 def names(family: str, variant: str, dtype: str = "") -> list[str]:
     """Those of the kernels of a tile shape, apart from family, dtype and tile."""
+    if family == "scalar" and dtype in _DECODE_KEYS.values():
+        return []  # 8-bit caches are for the kernels of q's dtype
     if family == "decode":
         sums = () if dtype in _DECODE_KEYS.values() else _DECODE_SUMS.values()
         return [f"{variant}_{kernel}".rstrip("_") for kernel in (*_DECODE, *sums)]
@@ -275,6 +279,8 @@ def compile_instances(
     sources = {}
     for family, dtype, tile in instances():
         if wanted is not None and (family, dtype, tile) not in wanted:
+            continue
+        if not names(family, variants(family)[0], dtype):
             continue
         source = folder / f"{kernel_name(family, dtype, tile)}.cu"
         source.write_text(_instantiation(template, "forward", family, dtype, tile))

@@ -1,4 +1,5 @@
 #include "attention_test.h"
+#include "cache_cases.h"
 #include "cuda/forward/decode/combine.cuh"
 #include "cuda/forward/decode/kernel.cuh"
 #include "feature_cases.h"
@@ -9,32 +10,13 @@ namespace {
 
 constexpr std::string_view kFamily = "decode";
 
+using simt::Cache;
 using simt::Case;
 using simt::kCausal;
 using simt::kFull;
 using simt::kTopLeft;
 using simt::Layout;
 namespace decode = dlattn::decode;
-
-// Where the keys of a case lie, if in a cache.
-struct Cache {
-  std::vector<int> used = {};     // keys of each sequence; beyond lie NaNs
-  int page_size = 0;              // 0: no pages
-  std::vector<int> entries = {};  // cache_batch_idx, of one entry more than there are sequences
-  std::vector<int> leftpad = {};
-  bool lengths = true;  // whether kernels are told `used`, which else is all that there is room for
-  bool stray = false;  // whether the table has pages that there are not, for the first and the last
-
-  bool any() const { return !used.empty(); }
-  std::string name() const {
-    if (!any()) return {};
-    std::string text = " cache";
-    if (page_size) text += (stray ? " stray pages of " : " pages of ") + std::to_string(page_size);
-    if (!entries.empty()) text += " entries";
-    if (!leftpad.empty()) text += " leftpad";
-    return text;
-  }
-};
 
 struct DecodeCase {
   Case sizes;
@@ -47,124 +29,6 @@ struct DecodeCase {
   bool narrow_out = false;  // rows of out are off 4 bytes
   // Thread blocks that have a row block's keys together, one of each of these after the other.
   std::vector<int> clusters = {};
-};
-
-int within(int x, int most) {
-  return std::max(0, std::min(x, most));
-}
-
-template <typename T>
-float as_float(T x) {
-  return static_cast<float>(x);
-}
-
-// Elements of a cache. Of 8 bits they count a power of two, so that T has what they stand for.
-template <typename KV>
-KV element(float x, float scale) {
-  if constexpr (std::is_same_v<KV, std::int8_t>) {
-    return static_cast<KV>(std::nearbyint(std::fmax(std::fmin(x / scale, 127.0f), -128.0f)));
-  } else {
-    return KV(x / scale);
-  }
-}
-
-// A copy of a case's keys in a cache, with NaNs everywhere else, before leftpad_k too. Where its
-// elements are of 8 bits, the case's keys become what they stand for.
-template <typename T, typename KV>
-struct Pool {
-  simt::Tensor<KV> k, v;
-  std::vector<std::int32_t> pages, told_pages, used, entries, leftpad;
-  std::vector<float> k_descale, v_descale;
-  int max_pages = 0;
-
-  Pool(const Case& c, const Cache& cache, simt::Tensors<T>& t)
-      : used(cache.used.begin(), cache.used.end()),
-        entries(cache.entries.begin(), cache.entries.end()),
-        leftpad(cache.leftpad.begin(), cache.leftpad.end()) {
-    const int rows = cache.page_size ? cache.page_size : c.seqlen_k;
-    int count = c.batch_size + (entries.empty() ? 0 : 1);
-    if (cache.page_size) {
-      max_pages = (c.seqlen_k + rows - 1) / rows;
-      count = cache.stray ? 0 : 1;
-      // Backwards, so that neighbours are none. Behind a sequence's last page stands anything.
-      pages.assign(c.batch_size * max_pages, -1);
-      for (int b = 0; b < c.batch_size; ++b) {
-        const int in_use = (within(used[b], c.seqlen_k) + rows - 1) / rows;
-        for (int i = 0; i < in_use; ++i) pages[b * max_pages + i] = count++;
-        for (int i = in_use; i < max_pages; ++i) pages[b * max_pages + i] = i % 2 ? -1 : 0x7fffffff;
-      }
-      for (std::int32_t& page : pages) {
-        if (page > 0 && page < count) page = count - page;
-      }
-      told_pages = pages;
-      for (std::int32_t& page : told_pages) {
-        if (cache.stray && page == 0) page = std::numeric_limits<std::int32_t>::min();
-        if (cache.stray && page == count - 1) page = count;
-      }
-      // Pages that no query sees by position need not be there, though a tile of keys begins with
-      // them.
-      for (int b = 0; b < c.batch_size; ++b) {
-        const int length = within(used[b], c.seqlen_k), queries = c.rows_q(b);
-        const auto window = dlattn::window_of<int>(c.causal, c.window_left, c.window_right);
-        const int shift = dlattn::position_shift(c.causal, queries, length);
-        const dlattn::PositionMask<int> mask(window, shift, length);
-        for (int i = 0; queries > 0 && i < mask.any_row(0, queries - 1).begin / rows; ++i)
-          told_pages[b * max_pages + i] = i % 2 ? -1 : 0x7fffffff;
-      }
-    }
-    simt::allocate(&k, c.layout, count, rows, c.num_heads_kv, c.head_dim);
-    simt::allocate(&v, c.layout, count, rows, c.num_heads_kv, c.dim_v());
-    for (int b = 0; b < c.batch_size; ++b) {
-      const int length = within(used[b], c.seqlen_k);
-      for (int j = leftpad.empty() ? 0 : within(leftpad[b], length); j < length; ++j) {
-        const int entry = cache.page_size   ? pages[b * max_pages + j / rows]
-                          : entries.empty() ? b
-                                            : within(entries[b], c.batch_size);
-        for (int h = 0; h < c.num_heads_kv; ++h) {
-          const auto set = [&](KV* to, T* from, float scale) {
-            *to = element<KV>(as_float(*from), scale);
-            if constexpr (sizeof(KV) == 1) *from = T(as_float(*to) * scale);
-          };
-          const float of_k = scale_of(b, h, 5), of_v = scale_of(b, h, 4);
-          for (int d = 0; d < c.head_dim; ++d)
-            set(&k.at(entry, j % rows, h, d), &t.k.at(b, j, h, d), of_k);
-          for (int d = 0; d < c.dim_v(); ++d)
-            set(&v.at(entry, j % rows, h, d), &t.v.at(b, j, h, d), of_v);
-        }
-      }
-    }
-    for (int b = 0; b < c.batch_size; ++b) {
-      for (int h = 0; h < c.num_heads_kv; ++h) {
-        k_descale.push_back(scale_of(b, h, 5));
-        v_descale.push_back(scale_of(b, h, 4));
-      }
-    }
-  }
-
-  static float scale_of(int b, int h, int least) {
-    return sizeof(KV) == 1 ? std::ldexp(1.0f, -least - (b + 2 * h) % 3) : 1.0f;
-  }
-
-  void describe(const Cache& cache, dlattn::AttentionParams* p) const {
-    const auto set = [](dlattn::TensorView* view, const simt::Tensor<KV>& tensor) {
-      view->data = tensor.data();
-      view->dtype = simt::DTypeOf<KV>::value;
-      view->batch_stride = tensor.stride(0), view->row_stride = tensor.stride(1);
-      view->head_stride = tensor.stride(2);
-    };
-    set(&p->k, k), set(&p->v, v);
-    if (sizeof(KV) == 1) {
-      p->k_descale.data = k_descale.data(), p->v_descale.data = v_descale.data();
-      p->k_descale.batch_stride = p->v_descale.batch_stride = p->num_heads_kv;
-      p->k_descale.head_stride = p->v_descale.head_stride = 1;
-    }
-    if (cache.lengths) p->seqused_k = used.data();
-    if (!entries.empty()) p->cache_batch_idx = entries.data(), p->cache_batch_size = k.size(0);
-    if (!leftpad.empty()) p->leftpad_k = leftpad.data();
-    if (!cache.page_size) return;
-    p->page_table.data = told_pages.data(), p->page_table.batch_stride = max_pages;
-    p->page_size = cache.page_size, p->num_pages = k.size(0);
-  }
 };
 
 struct FreeMemory {
@@ -238,7 +102,7 @@ void run(simt::Tests& tests, const DecodeCase& d, int variant, int blocks, int c
   if (d.narrow_out)
     simt::allocate(&t.out, Layout::kAlign2, c.batch_size, c.seqlen_q, c.num_heads, c.dim_v());
   dlattn::AttentionParams params = simt::make_params(c, t, kDType, kDType);
-  std::optional<Pool<T, KV>> pool;
+  std::optional<simt::Pool<T, KV>> pool;
   if (d.cache.any()) {
     pool.emplace(c, d.cache, t);
     pool->describe(d.cache, &params);
@@ -291,17 +155,7 @@ void run(simt::Tests& tests, const DecodeCase& d, int variant, int blocks, int c
     if (!simt::other_rows_intact(c, t)) trouble = "a write to rows of no sequence";
   }
   const auto problem_of = [&](int batch, int head) {
-    Case own = c;
-    if (d.cache.any()) own.seqlen_k = within(d.cache.used[batch], c.seqlen_k);
-    simt::reference::Problem problem = simt::make_problem(own, t, batch, head);
-    if (!d.cache.leftpad.empty()) {
-      if (problem.mask.empty()) problem.mask.assign(problem.seqlen_q * problem.seqlen_k, true);
-      for (int i = 0; i < problem.seqlen_q; ++i) {
-        for (int j = 0; j < within(d.cache.leftpad[batch], problem.seqlen_k); ++j)
-          problem.mask[i * problem.seqlen_k + j] = false;
-      }
-    }
-    return problem;
+    return simt::cached_problem(c, d.cache, t, batch, head);
   };
   tests.report(name, simt::compare(c, t, simt::plain_rounding<T, T>(0.0f), problem_of), kDType,
                trouble);

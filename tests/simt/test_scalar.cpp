@@ -1,5 +1,7 @@
 #include "attention_test.h"
+#include "cache_cases.h"
 #include "cuda/forward/scalar/kernel.cuh"
+#include "cuda/forward/scalar/shape.h"
 #include "feature_cases.h"
 #include "length_cases.h"
 
@@ -7,6 +9,7 @@ namespace {
 
 constexpr std::string_view kFamily = "scalar";
 
+using simt::Cache;
 using simt::Case;
 using simt::kCausal;
 using simt::kFull;
@@ -17,7 +20,7 @@ template <typename T>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
   simt::with_instance<kFamily, T>(
-      head_dim_tile, [&](auto tile) { dlattn::scalar::kernel<T, tile>(params, shape); });
+      head_dim_tile, [&](auto tile) { dlattn::scalar::kernel<T, tile, false>(params, shape); });
 }
 
 // The score features that scalar alone has: each by itself, then all of them.
@@ -91,6 +94,85 @@ std::vector<Case> cases() {
   return cases;
 }
 
+struct CachedCase {
+  Case sizes;
+  Cache cache;
+};
+
+// Lengths at the edges of pages and tiles and beyond what there is, pages and entries that there
+// are not, padding, windows, every score feature, any alignment.
+std::vector<CachedCase> cached_cases() {
+  const auto scores = [](Case& c) {
+    c.softcap = 2.0, c.alibi = true, c.bias = simt::Bias::kFloat32, c.mask = true, c.sinks = true;
+  };
+  std::vector<CachedCase> cases = {
+      {{1, 90, 64, kCausal, 4, 1, Layout::kBshd, 0, 5}, {{0, 1, 32, 90, 300}}},
+      {{3, 70, 40, kCausal, 4, 2, Layout::kBhsd, 0, 3}, {{17, 70, -3}, 16}},
+      {{2, 90, 64, kFull, 2, 1, Layout::kBshd, 0, 2}, {{90, 33}, 16, {}, {}, true, true}},
+      {{1, 90, 64, kFull, 2, 1, Layout::kBshd, 0, 2}, {{90, 40}, 1, {}, {}, true, true}},
+      {{1, 60, 64, kFull, 2, 1, Layout::kBshd, 0, 2}, {{60, 50}, 0, {-5, 7}, {INT32_MIN, 3}}},
+      {{40, 70, 72, kCausal, 2, 1, Layout::kBshd, 0, 2}, {{70, 39}, 48}},
+      {{2, 70, 64, kCausal, 2, 1, Layout::kBshd, 0, 3},
+       {{INT32_MAX, INT32_MIN, 40}, 7, {}, {33, 0, INT32_MAX}}},
+      {{2, 60, 33, kCausal, 2, 1, Layout::kAlign2, 0, 2}, {{60, 31}, 16}},
+      {{2, 60, 34, kCausal, 2, 1, Layout::kAlign4, 0, 2}, {{60, 31}, 0, {2, 0}}},
+      {{2, 60, 36, kFull, 2, 1, Layout::kAlign8, 0, 2}, {{60, 31}, 16}},
+      {simt::with({2, 90, 64, kCausal, 4, 2, Layout::kBshd, 0, 2}, scores), {{90, 60}, 16}},
+      {simt::with({5, 80, 20, kCausal, 2, 2, Layout::kPacked, 24, 2},
+                  [&](Case& c) { scores(c), c.window_left = 20; }),
+       {{80, 41}, 16, {}, {3, 0}}},
+      {simt::with({3, 120, 64, kCausal, 2, 1, Layout::kBhsd, 0, 2},
+                  [](Case& c) { c.window_left = 5; }),
+       {{120, 77}, 1}},
+      // The keys that there is room for, with padding.
+      {{4, 50, 64, kTopLeft, 2, 1, Layout::kBshd, 0, 3}, {{50, 50, 50}, 0, {}, {17, 0, 3}, false}},
+  };
+  if (simt::kThreadSanitizer) return cases;
+  cases.push_back({{1, 300, 256, kFull, 2, 1, Layout::kBshd, 0, 2}, {{300, 35}, 7}});
+  cases.push_back({{20, 200, 128, kCausal, 8, 2, Layout::kBshd, 72, 3}, {{200, 40, 129}, 16}});
+  return cases;
+}
+
+// `KV`: the type of the elements of the cache.
+template <typename T, typename KV = T>
+void run_cached(simt::Tests& tests, const CachedCase& d, const char* filter) {
+  const Case& c = d.sizes;
+  if (c.layout == Layout::kAlign2 && sizeof(T) == 4) return;
+  constexpr dlattn::DType kDType = simt::DTypeOf<T>::value, kKeys = simt::DTypeOf<KV>::value;
+  const std::string name = std::string("scalar ") + dlattn::to_string(kDType) + " " + c.name() +
+                           d.cache.name() + " keys " + dlattn::to_string(kKeys);
+  if (name.find(filter) == std::string::npos) return;
+  simt::Tensors<T> t = simt::make_tensors<T>(c);
+  dlattn::AttentionParams params = simt::make_params(c, t, kDType, kDType);
+  const simt::Pool<T, KV> pool(c, d.cache, t);
+  pool.describe(d.cache, &params);
+  dlattn::Options options;
+  options.kernel = kFamily;
+  const dlattn::Plan plan = dlattn::core::make_plan(params, simt::ada(), options);
+  if (!simt::is_built(kDType, plan.head_dim_tile)) return;
+  const simt::HangGuard guard(name);
+  std::string trouble;
+  std::vector<unsigned char> first_out;
+  for (const simt::Schedule schedule : simt::schedules()) {
+    t.out.poison(), t.lse.poison();
+    const dlattn::LaunchShape shape = dlattn::scalar::make_shape(params, plan);
+    simt::Launch threads{dim3(static_cast<unsigned>(plan.grid)), dim3(plan.num_warps * 32),
+                         static_cast<std::size_t>(plan.smem_bytes), schedule};
+    simt::start_early(&threads, t);
+    simt::with_instance<kFamily, T>(plan.head_dim_tile, [&](auto tile) {
+      simt::launch(threads, [&] { dlattn::scalar::kernel<T, tile, true>(params, shape); });
+    });
+    if (first_out.empty()) first_out = t.out.bytes();
+    if (t.out.bytes() != first_out) trouble = "out depends on the order of threads";
+    if (!t.out.gaps_intact() || !t.lse.gaps_intact()) trouble = "a write outside out or lse";
+  }
+  const auto problem_of = [&](int batch, int head) {
+    return simt::cached_problem(c, d.cache, t, batch, head);
+  };
+  tests.report(name, simt::compare(c, t, simt::plain_rounding<T, T>(272.0f), problem_of), kDType,
+               trouble);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -100,6 +182,13 @@ int main(int argc, char** argv) {
     tests.run<half>(kFamily, c, run_kernel<half>);
     tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16>);
     if (c.layout != Layout::kAlign2) tests.run<float>(kFamily, c, run_kernel<float>);
+  }
+  for (const CachedCase& c : cached_cases()) {
+    run_cached<half>(tests, c, arguments.filter());
+    run_cached<__nv_bfloat16>(tests, c, arguments.filter());
+    run_cached<float>(tests, c, arguments.filter());
+    run_cached<half, std::int8_t>(tests, c, arguments.filter());
+    run_cached<__nv_bfloat16, __nv_fp8_e4m3>(tests, c, arguments.filter());
   }
   return tests.finish();
 }

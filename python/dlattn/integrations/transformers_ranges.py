@@ -81,9 +81,9 @@ def mask_of(ranges: torch.Tensor, seqlen_k: int) -> torch.Tensor:
 
 
 def reads_caches(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether a kernel takes these as a cache: told by what torch knows while it traces.
+    """Whether a fast kernel takes these as a cache: told by what torch knows while it traces.
 
-    On a GPU it is one kernel, `decode` (docs/kernels.md); the CPU's takes all.
+    On a GPU `decode` is the one on tensor cores (docs/kernels.md); the CPU's takes all.
     """
     if query.device.type == "cpu":
         return True

@@ -8,8 +8,8 @@
 namespace dlattn::tile {
 
 // Rows m0 .. m0 + kBlockM - 1 of q; zeros past the sequence's end.
-template <int kBlockM, int kHeadDim, int kLd, int kThreads, typename T>
-__device__ __forceinline__ void start_q_copy(T* sQ, const Sequence<T>& seq,
+template <int kBlockM, int kHeadDim, int kLd, int kThreads, typename T, typename Sequence>
+__device__ __forceinline__ void start_q_copy(T* sQ, const Sequence& seq,
                                              const AttentionParams& params,
                                              const LaunchShape& shape, int m0) {
   // seed: query-rows

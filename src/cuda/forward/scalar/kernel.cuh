@@ -8,8 +8,10 @@
 // warp; the probabilities go through shared memory; then lanes own columns of the output, held
 // unnormalised in registers. Shared memory: see SmemMap. Barriers per tile: one before K and V are
 // overwritten, one after they have landed; between a warp's writes and reads of its own rows of sP,
-// a __syncwarp.
+// a __syncwarp. With kCache keys lie in a cache, and an 8-bit one's are converted as they are
+// copied (cached_keys.cuh).
 
+#include "cuda/forward/scalar/cached_keys.cuh"
 #include "cuda/forward/scalar/traits.h"
 #include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/smem.cuh"
@@ -37,11 +39,11 @@ struct Tiles {
 };
 
 // Loads Q as fp32, so that the inner loop converts K alone. `staging`, where K will be, takes it as
-// it is.
-template <typename T, int kHeadDim>
-__device__ __forceinline__ void load_q(float* sQ, T* staging, const tile::Sequence<T>& seq,
+// it is. `factor(x)`: what becomes of an element.
+template <typename T, int kHeadDim, typename Sequence, typename Factor>
+__device__ __forceinline__ void load_q(float* sQ, T* staging, const Sequence& seq,
                                        const AttentionParams& params, const LaunchShape& shape,
-                                       int m0) {
+                                       int m0, Factor factor) {
   using Tile = Tiles<T, kHeadDim>;
   tile::start_q_copy<Tile::kBlockM, kHeadDim, Tile::kLd, kNumThreads>(staging, seq, params, shape,
                                                                       m0);
@@ -50,7 +52,7 @@ __device__ __forceinline__ void load_q(float* sQ, T* staging, const tile::Sequen
   __syncthreads();
 #pragma unroll 4
   for (int i = threadIdx.x; i < Tile::kBlockM * kHeadDim; i += kNumThreads) {
-    sQ[i] = tile::to_float(staging[i / kHeadDim * Tile::kLd + i % kHeadDim]);
+    sQ[i] = factor(tile::to_float(staging[i / kHeadDim * Tile::kLd + i % kHeadDim]));
   }
 }
 
@@ -81,11 +83,11 @@ __device__ __forceinline__ void dot_products(float (&dot)[kRows], const float* s
 // Applies the score modification, bias and mask to the scores of key j with rows first_row and on.
 // The loop over this lane's column of sP is rolled: repeated per row they would be too much code
 // and take too many registers.
-template <int kRows, typename T>
+template <int kRows, typename T, typename Sequence>
 __device__ __forceinline__ void apply_score_mod(float (&score)[kRows],
                                                 const tile::HeadScoreMod<T>& score_mod,
                                                 float* column, int first_row, int j,
-                                                const tile::Sequence<T>& seq) {
+                                                const Sequence& seq) {
 #pragma unroll
   for (int r = 0; r < kRows; ++r) column[r * kBlockN] = score[r];
   const int rows = j < seq.seqlen_k ? min(kRows, seq.seqlen_q - first_row) : 0;
@@ -118,17 +120,22 @@ __device__ __forceinline__ void add_run(const tile::Totals<kRows, kChunks, kVecS
   totals.add(acc_o, [&](int r) { return __shfl_sync(tile::kFullMask, factor, r); });
 }
 
-template <typename T, int kHeadDim>
-__global__ void __launch_bounds__(kNumThreads, sizeof(T) == 4 && kHeadDim <= 64 ? 4 : 3)
+// The thread blocks that an SM should hold, by which the compiler has registers to spare.
+template <typename T, int kHeadDim, bool kCache>
+constexpr int kBlocksPerSm = sizeof(T) == 4 && kHeadDim <= 64 && !kCache ? 4 : 3;
+
+template <typename T, int kHeadDim, bool kCache>
+__global__ void __launch_bounds__(kNumThreads, kBlocksPerSm<T, kHeadDim, kCache>)
     kernel(const __grid_constant__ AttentionParams params,
            const __grid_constant__ LaunchShape shape) {
+  using Sequence = std::conditional_t<kCache, tile::CachedSequence<T>, tile::Sequence<T>>;
   using Tile = Tiles<T, kHeadDim>;
   using Columns = tile::LaneColumns<T, kHeadDim>;
   constexpr int kRows = Tile::kRows;
 
   const tile::WorkTile work = tile::scheduled_tile(shape, blockIdx.x);
   ptx::wait_for_grids_ahead();
-  const tile::Sequence<T> seq(params, shape, work);
+  const Sequence seq(params, shape, work);
   const int m0 = work.m_block * Tile::kBlockM;
   if (m0 >= seq.seqlen_q) return;
 
@@ -140,14 +147,22 @@ __global__ void __launch_bounds__(kNumThreads, sizeof(T) == 4 && kHeadDim <= 64 
   T* sV = reinterpret_cast<T*>(smem + Tile::kMap.v);
   float* sP = reinterpret_cast<float*>(smem + Tile::kMap.p) + warp_row * kBlockN;
 
-  load_q<T, kHeadDim>(reinterpret_cast<float*>(smem + Tile::kMap.q), sK, seq, params, shape, m0);
+  const int head_kv = static_cast<int>(shape.heads_per_kv_head.quotient(work.head));
+  [[maybe_unused]] float of_scores = 1.0f;
+  if constexpr (kCache) of_scores = key_descales(params, work.batch, work.head, head_kv).scores;
+  load_q<T, kHeadDim>(reinterpret_cast<float*>(smem + Tile::kMap.q), sK, seq, params, shape, m0,
+                      [&](float x) { return kCache ? x * of_scores : x; });
 
   const tile::HeadScoreMod<T> score_mod(params, work);
   // seed: score-scale
   const float scale_log2 = score_mod.any ? tile::kLog2e : shape.scale_log2;
   const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
-  const tile::Range keys = mask.any_row(m0, min(m0 + Tile::kBlockM, seq.seqlen_q) - 1);
-  const tile::Range unmasked = mask.every_row(m0 + warp_row, m0 + warp_row + kRows - 1);
+  tile::Range keys = mask.any_row(m0, min(m0 + Tile::kBlockM, seq.seqlen_q) - 1);
+  tile::Range unmasked = mask.every_row(m0 + warp_row, m0 + warp_row + kRows - 1);
+  if constexpr (kCache) {
+    keys.begin = max(keys.begin, seq.first_key);
+    unmasked.begin = max(unmasked.begin, seq.first_key);
+  }
 
   tile::OnlineSoftmax softmax[kRows];  // row_sum is this lane's part
   float acc_o[kRows][Columns::kChunks][Columns::kVecSize] = {};
@@ -164,8 +179,14 @@ __global__ void __launch_bounds__(kNumThreads, sizeof(T) == 4 && kHeadDim <= 64 
       add_run(totals, total, acc_o, softmax, scale_log2, lane_idx);
     }
     __syncthreads();  // all warps are done with the tile before
-    tile::start_kv_copy<kBlockN, kHeadDim, Tile::kLd, kNumThreads>(sK, sV, seq, params, shape, n0,
-                                                                   keys.end);
+    if constexpr (kCache) {
+      start_cache_copy<kBlockN, kHeadDim, Tile::kLd, kNumWarps>(
+          sK, sV, tile::CacheSource(params, work.batch), params, shape.copy_bytes, head_kv, n0,
+          keys);
+    } else {
+      tile::start_kv_copy<kBlockN, kHeadDim, Tile::kLd, kNumThreads>(sK, sV, seq, params, shape, n0,
+                                                                     keys.end);
+    }
     ptx::cp_async_wait<0>();
     __syncthreads();
 
@@ -176,7 +197,10 @@ __global__ void __launch_bounds__(kNumThreads, sizeof(T) == 4 && kHeadDim <= 64 
       apply_score_mod(score, score_mod, sP + lane_idx, m0 + warp_row, n0 + lane_idx, seq);
     // seed: masked
     const bool masked = !tile::contains_all(unmasked, n0, kBlockN);
-    const tile::Range seeing_rows = mask.column(n0 + lane_idx);
+    tile::Range seeing_rows = mask.column(n0 + lane_idx);
+    if constexpr (kCache) {
+      if (n0 + lane_idx < seq.first_key) seeing_rows.end = seeing_rows.begin;
+    }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       float x = score[r];
@@ -205,7 +229,14 @@ __global__ void __launch_bounds__(kNumThreads, sizeof(T) == 4 && kHeadDim <= 64 
   }
 
   // The work tile is looked up again: kept through the loop, it would spill at head_dim 64 in fp32.
-  const tile::ResultRows<T> to(params, tile::scheduled_tile(shape, ptx::reread_block_index()));
+  const tile::WorkTile same = tile::scheduled_tile(shape, ptx::reread_block_index());
+  const tile::ResultRows<T> to(params, same);
+  [[maybe_unused]] float of_values = 1.0f;
+  if constexpr (kCache) {
+    of_values = key_descales(params, same.batch, same.head,
+                             static_cast<int>(shape.heads_per_kv_head.quotient(same.head)))
+                    .v;
+  }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int row = m0 + warp_row + r;
@@ -213,7 +244,10 @@ __global__ void __launch_bounds__(kNumThreads, sizeof(T) == 4 && kHeadDim <= 64 
     softmax[r].row_sum = tile::reduce_sum<32>(softmax[r].row_sum);
     // seed: stored-rows
     if (row >= seq.seqlen_q) continue;
-    const tile::RowResult result = softmax[r].finalize(scale_log2, to.sink);
+    tile::RowResult result = softmax[r].finalize(scale_log2, to.sink);
+    if constexpr (kCache) {
+      if (result.scale != 0.0f) result.scale *= of_values;
+    }
     Columns::store_row(to.out + row * params.out.row_stride, acc_o[r], lane_idx, result.scale,
                        static_cast<int>(params.head_dim_v), shape.store_bytes);
     if (to.lse && lane_idx == 0) to.lse[row] = result.lse;
