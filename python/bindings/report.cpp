@@ -113,6 +113,10 @@ nb::object plan(const AttentionCall& call) {
   fields["copy_bytes"] = chosen.copy_bytes;
   fields["grid"] = chosen.grid;
   fields["smem_bytes"] = chosen.smem_bytes;
+  std::vector<std::string> launches;
+  for (int i = 0; i < chosen.num_launches(); ++i) launches.push_back(describe(chosen.launch(i)));
+  fields["num_launches"] = chosen.num_launches();
+  fields["launches"] = to_tuple(launches);
   fields["num_splits"] = chosen.num_splits;
   fields["split_size"] = chosen.split_size;
   fields["workspace_bytes"] = chosen.workspace_bytes;

@@ -70,7 +70,8 @@ class Plan:
     kernel: str
     """One of `info().kernels`."""
     variant: str
-    """Which of the kernel's variants: a tile shape, or the score modifications it is made for."""
+    """Which of the kernel's variants: a tile shape, or the score modifications that it is made for.
+    kernel="<kernel>:<variant>" asks for it; where it is empty, kernel="<kernel>"."""
     dtype: str
     """Element type of q: "float16", "bfloat16", "float32", "float64" or "float8_e4m3fn"; of 8-bit
     keys in a cache theirs, "int8" or "float8_e4m3fn"."""
@@ -94,6 +95,11 @@ class Plan:
     """Thread blocks, or tasks on the CPU."""
     smem_bytes: int
     """Shared memory per thread block."""
+    num_launches: int
+    """Kernels that a call launches, or 1 on the CPU; 0 where there is nothing to compute."""
+    launches: tuple[str, ...]
+    """These in order, each its operation, kernel and grid: "combine by decode:rows16, 32 blocks of
+    4 warps"."""
     num_splits: int
     """Parts into which the keys of a row are split, about; as many as num_splits asked for."""
     split_size: int

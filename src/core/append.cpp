@@ -34,8 +34,7 @@ struct PreparedAppend {
   void run(void* stream, Poll poll) const {
     if (is_empty) return;
     if (plan.kernel == core::kCpu) return cpu::append_kv(params, plan.num_threads, poll);
-    cuda::find_launcher<AppendParams>(plan.kernel, plan.dtype, plan.head_dim_tile)(params, plan,
-                                                                                   stream);
+    cuda::enqueue(params, plan, stream);
   }
 };
 

@@ -19,13 +19,26 @@ const DeviceInfo& device_info(int index);  // cached; throws DeviceError
 int device_of(const void* pointer);        // as cuda_device_of; there is a device
 void wait_for_stream(int device, void* stream, void* earlier);
 
-// Enqueues a plan: its own launch, and those of other operations before and after it.
+// Enqueues one kernel: `launch`, which is one of `plan`.
 template <typename Params>
-using Launcher = void (*)(const Params& params, const Plan& plan, void* stream);
+using Launcher = void (*)(const Params& params, const Plan& plan, const Launch& launch,
+                          void* stream);
 // The launcher of an instance that instances.cmake lists for the operation that takes Params; null
 // in a build that lacks it.
 template <typename Params>
 Launcher<Params> find_launcher(std::string_view family, DType dtype, int head_dim_tile);
+
+template <typename Params>
+void enqueue(const Params& params, const Plan& plan, const Launch& launch, void* stream) {
+  find_launcher<Params>(launch.kernel, launch.dtype, launch.head_dim_tile)(params, plan, launch,
+                                                                           stream);
+}
+
+// Enqueues the launches of a plan all of which take the same parameters.
+template <typename Params>
+void enqueue(const Params& params, const Plan& plan, void* stream) {
+  for (int i = 0; i < plan.num_launches(); ++i) enqueue(params, plan, plan.launch(i), stream);
+}
 
 }  // namespace dlattn::cuda
 

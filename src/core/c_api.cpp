@@ -367,7 +367,7 @@ DlattnPlan translated(const Plan& plan) {
   made.workspace_bytes = plan.workspace_bytes;
   made.predicted_ns = plan.predicted_ns;
   made.num_splits = plan.num_splits;
-  made.num_launches = 1 + plan.num_before + plan.num_after;
+  made.num_launches = plan.num_launches();
   copy_text(plan.kernel, made.kernel, sizeof made.kernel);
   copy_text(plan.variant_name, made.variant, sizeof made.variant);
   return made;

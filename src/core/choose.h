@@ -113,8 +113,8 @@ bool plan_on(const ListedFamily<Params>& family, const Params& p, const DeviceIn
   return positions_fit(p, why);
 }
 
-// Makes a plan as good as new. Of `others` nothing counts then, so they stay as they are, which is
-// quicker than a new Plan.
+// Makes a plan as good as new. Launches before and after it are not counted then, so they stay as
+// they are, which is quicker than a new Plan.
 inline void start_over(Plan* plan) {
   static_cast<Launch&>(*plan) = Launch();
   plan->num_before = plan->num_after = 0;

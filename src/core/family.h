@@ -24,8 +24,7 @@ struct Family {
   // operation, kernel, dtype, head_dim_tile and copy_bytes are set, is how, with predicted_ns; if
   // not, `why` says why not, without the family's name, unless it is null. At first predicted_ns is
   // what the fastest of the families before was predicted to take: one that is not faster may
-  // refuse for that. A family may plan launches of other operations before and after its own; its
-  // launcher enqueues them.
+  // refuse for that. A family may list launches of other operations after its own (Plan::after).
   bool (*plan)(const Params& params, const DeviceInfo& device, const Options& options, Plan* plan,
                std::string* why);
   bool reads_caches = false;  // whether it takes keys in a cache (is_cache())

@@ -9,28 +9,24 @@
 namespace dlattn {
 namespace {
 
-// Enqueues the launch of a plan that writes inputs in 8 bits to the workspace.
-void quantize(const Launch& launch, void* stream, AttentionParams* params) {
-  const QuantizeTask task = task_of(*params, params->workspace);
-  if (!params->quantized_kv) params->quantized_kv = task.quantized_kv;
-  if (launch.grid == 0) return;  // there is nothing to quantise
-  Plan plan;
-  static_cast<Launch&>(plan) = launch;
-  cuda::find_launcher<QuantizeTask>(plan.kernel, plan.dtype, plan.head_dim_tile)(task, plan,
-                                                                                 stream);
-}
-
-// The plan of a call. One for a workspace that nobody gives is passed over for the fastest that
-// needs none, if there is one.
+// The plan of a call. Where nobody gives a workspace it is the fastest that needs none, if there is
+// one.
 Plan plan_of_call(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
-  const Plan plan = core::make_plan(params, device, options);
   const bool given = params.workspace || options.workspace.function;
-  if (plan.kernel == core::kCpu || plan.workspace_bytes == 0 || given) return plan;
-  if (params.precision != Precision::kInputs) return plan;  // that needs one in any case
+  // Other precisions need one in any case.
+  if (given || device.type == DeviceType::kCpu || params.precision != Precision::kInputs)
+    return core::make_plan(params, device, options);
   Options without = options;
   without.allow_workspace = false;
-  return core::refusals(params, device, without).empty() ? core::make_plan(params, device, without)
-                                                         : plan;
+  Plan plan, other;
+  if (!options.batch_invariant)
+    return core::find_plan(params, device, without, &plan)
+               ? plan
+               : core::make_plan(params, device, options);
+  // The choice for problems of any lengths, with a workspace or not, comes first.
+  plan = core::make_plan(params, device, options);
+  return plan.workspace_bytes > 0 && core::find_plan(params, device, without, &other) ? other
+                                                                                      : plan;
 }
 
 }  // namespace
@@ -42,9 +38,9 @@ Support supported(const AttentionParams& params, const DeviceInfo& device, const
   } catch (const UnsupportedError& error) {
     return {false, {error.what()}};
   }
-  std::vector<std::string> reasons = core::refusals(params, device, options);
+  Plan plan;
+  std::vector<std::string> reasons = core::refusals(params, device, options, &plan);
   if (reasons.empty() && params.workspace && device.type == DeviceType::kCuda) {
-    const Plan plan = core::make_plan(params, device, options);
     const std::string why = core::workspace_refusal(params, plan);
     if (!why.empty()) reasons.push_back(why);
   }
@@ -65,7 +61,7 @@ PreparedForward prepare_forward(const AttentionParams& params, const Options& op
   const DeviceInfo& device = device_info(params.device);
   PreparedForward prepared{params, plan_of_call(params, device, options), options.poll};
   print_if_asked(prepared.plan);
-  if (prepared.plan.kernel == kCpu || prepared.plan.grid == 0) return prepared;
+  if (prepared.plan.kernel == kCpu || prepared.plan.num_launches() == 0) return prepared;
   if (prepared.plan.workspace_bytes > 0)
     prepared.params.workspace = workspace_of(params, prepared.plan, options.workspace);
   return prepared;
@@ -73,11 +69,25 @@ PreparedForward prepare_forward(const AttentionParams& params, const Options& op
 
 void PreparedForward::run(void* stream) {
   if (plan.kernel == kCpu) return cpu::forward(params, plan, poll);
-  if (plan.grid == 0) return;
-  const auto launch =
-      cuda::find_launcher<AttentionParams>(plan.kernel, plan.dtype, plan.head_dim_tile);
-  if (plan.num_before > 0) quantize(plan.others[0], stream, &params);
-  launch(params, plan, stream);
+  QuantizeTask task;
+  if (params.precision != Precision::kInputs) {
+    task = task_of(params, params.workspace);
+    if (!params.quantized_kv) params.quantized_kv = task.quantized_kv;
+  }
+  for (int i = 0; i < plan.num_launches(); ++i) {
+    const Launch& launch = plan.launch(i);
+    switch (launch.operation) {
+      case Operation::kQuantize:
+        task.queries = launch.variant != 0;
+        cuda::enqueue(task, plan, launch, stream);
+        break;
+      case Operation::kCombine:
+        cuda::enqueue(CombineTask{params}, plan, launch, stream);
+        break;
+      default:
+        cuda::enqueue(params, plan, launch, stream);
+    }
+  }
 }
 
 }  // namespace core

@@ -17,8 +17,7 @@ void merge_states(const MergeParams& params, void* stream, Poll poll) {
   const Plan plan = core::make_plan(params, device_info(params.device));
   core::print_if_asked(plan);
   if (plan.kernel == core::kCpu) return cpu::merge_states(params, poll);
-  cuda::find_launcher<MergeParams>(plan.kernel, plan.dtype, plan.head_dim_tile)(params, plan,
-                                                                                stream);
+  cuda::enqueue(params, plan, stream);
 }
 
 }  // namespace dlattn

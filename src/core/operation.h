@@ -9,6 +9,14 @@
 
 // The parameters of each operation, and the questions that families of any operation are asked
 // about them.
+namespace dlattn {
+
+// The attention whose partial results are to be combined. No family plans it alone: a family of
+// kForward that leaves partial results lists the launch that combines them.
+struct CombineTask : AttentionParams {};
+
+}  // namespace dlattn
+
 namespace dlattn::core {
 
 template <Operation operation>
@@ -29,6 +37,10 @@ template <>
 struct ParamsOfOperation<Operation::kAppend> {
   using Type = AppendParams;
 };
+template <>
+struct ParamsOfOperation<Operation::kCombine> {
+  using Type = CombineTask;
+};
 template <Operation operation>
 using ParamsOf = typename ParamsOfOperation<operation>::Type;
 
@@ -43,6 +55,9 @@ inline Operation operation_of(const QuantizeTask&) {
 }
 inline Operation operation_of(const AppendParams&) {
   return Operation::kAppend;
+}
+inline Operation operation_of(const CombineTask&) {
+  return Operation::kCombine;
 }
 
 // The dtype of the factors of q.k in a precision other than kInputs.

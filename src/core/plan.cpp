@@ -46,10 +46,10 @@ bool can_launch(const Launch& launch, const DeviceInfo& device, std::string* why
 }  // namespace
 
 bool can_launch(const Plan& plan, const DeviceInfo& device, std::string* why) {
-  bool can = can_launch(static_cast<const Launch&>(plan), device, why);
-  for (int i = 0; i < plan.num_before + plan.num_after; ++i)
-    can = can && can_launch(plan.others[i], device, why);
-  return can;
+  for (int i = 0; i < plan.num_launches(); ++i) {
+    if (!can_launch(plan.launch(i), device, why)) return false;
+  }
+  return true;
 }
 
 bool positions_fit(const AttentionParams& p, std::string* why) {
@@ -89,35 +89,19 @@ const char* cache_feature(const AttentionParams& p) {
   return p.leftpad_k ? "leftpad_k" : "seqused_k";
 }
 
-std::vector<std::string> refusals(const AttentionParams& params, const DeviceInfo& device,
-                                  const Options& options) {
-  if (asks_for_cpu(device, options)) {
-    std::string why;
-    if (!runs_on_cpu(device, options, &why)) return {concat(kCpu, ": ", why)};
-    try {  // numbers of threads and parts are its matter
-      Plan plan;
-      cpu::plan(params, device, options, &plan);
-      return {};
-    } catch (const UnsupportedError& error) {
-      return {error.what()};
-    }
-  }
-  Plan plan;
-  std::vector<std::string> reasons;
-  if (best_plan(params, device, options, &plan, &reasons)) reasons.clear();
-  return reasons;
-}
-
 namespace {
 
-// Has the inputs of a plan quantised into its workspace before.
+// Adds the launches that quantise a plan's inputs into its workspace.
 void add_quantization(const AttentionParams& params, const DeviceInfo& device, Plan* plan) {
-  // Any address: which parts there are is what counts.
-  const QuantizeTask task = task_of(params, plan);
-  const Plan before = make_plan(task, device);
-  plan->others[plan->num_before++] = before;
+  QuantizeTask task = task_of(params, plan);  // any address: which tensors there are is what counts
+  for (const bool queries : {true, false}) {
+    task.queries = queries;
+    if (!(queries ? task.quantized_q : task.quantized_kv)) continue;
+    const Plan quantization = make_plan(task, device);
+    if (quantization.grid > 0) plan->before[plan->num_before++] = quantization;
+    plan->predicted_ns += quantization.predicted_ns;
+  }
   plan->workspace_bytes += task_bytes(params);
-  plan->predicted_ns += before.predicted_ns;
 }
 
 template <typename Params>
@@ -139,20 +123,49 @@ Plan plan_other(const Params& params, const DeviceInfo& device) {
 
 }  // namespace
 
+namespace {
+
+// As find_plan(). If there is none, `reasons`, unless it is null, are why.
+bool plan_of(const AttentionParams& params, const DeviceInfo& device, const Options& options,
+             Plan* plan, std::vector<std::string>* reasons) {
+  if (asks_for_cpu(device, options)) {
+    std::string why;
+    if (!runs_on_cpu(device, options, reasons ? &why : nullptr)) {
+      if (reasons) *reasons = {concat(kCpu, ": ", why)};
+      return false;
+    }
+    plan->kernel = kCpu;
+    plan->dtype = params.q.dtype;
+    cpu::plan(params, device, options, plan);  // throws for numbers of threads and parts
+    return true;
+  }
+  if (!best_plan(params, device, options, plan, reasons)) return false;
+  if (quantizes_queries(params) || quantizes_keys(params)) add_quantization(params, device, plan);
+  return true;
+}
+
+}  // namespace
+
+bool find_plan(const AttentionParams& params, const DeviceInfo& device, const Options& options,
+               Plan* plan) {
+  return plan_of(params, device, options, plan, nullptr);
+}
+
+std::vector<std::string> refusals(const AttentionParams& params, const DeviceInfo& device,
+                                  const Options& options, Plan* plan) {
+  Plan own;
+  std::vector<std::string> reasons;
+  try {
+    if (plan_of(params, device, options, plan ? plan : &own, &reasons)) reasons.clear();
+  } catch (const UnsupportedError& error) {
+    return {error.what()};
+  }
+  return reasons;
+}
+
 Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
   Plan plan;
-  if (!asks_for_cpu(device, options)) {
-    if (best_plan(params, device, options, &plan, nullptr)) {
-      if (quantizes_queries(params) || quantizes_keys(params))
-        add_quantization(params, device, &plan);
-      return plan;
-    }
-  } else if (runs_on_cpu(device, options, nullptr)) {
-    plan.kernel = kCpu;
-    plan.dtype = params.q.dtype;
-    cpu::plan(params, device, options, &plan);
-    return plan;
-  }
+  if (find_plan(params, device, options, &plan)) return plan;
   fail_without_kernel(refusals(params, device, options));
 }
 

@@ -26,9 +26,14 @@ Plan make_plan(const MergeParams& params, const DeviceInfo& device);
 Plan make_plan(const QuantizeTask& task, const DeviceInfo& device);
 Plan make_plan(const AppendParams& params, const DeviceInfo& device);
 
-// Why none of the kernels that `options` admits can run a valid problem; empty if one can.
+// The same without that error: whether there is a plan.
+bool find_plan(const AttentionParams& params, const DeviceInfo& device, const Options& options,
+               Plan* plan);
+
+// Why none of the kernels that `options` admits can run a valid problem; empty if one can. `plan`,
+// unless it is null, is then how.
 std::vector<std::string> refusals(const AttentionParams& params, const DeviceInfo& device,
-                                  const Options& options);
+                                  const Options& options, Plan* plan = nullptr);
 
 // Whether the device can launch all that a plan does; if not, `why`, unless it is null, says why
 // not.

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <sstream>
 
+#include "core/concat.h"
 #include "core/plan.h"
 #include "core/published.h"
 
@@ -25,22 +26,29 @@ bool print_plans() {
   });
 }
 
-void describe_others(const char* when, const Launch* launches, int count, std::ostream* out) {
-  for (int i = 0; i < count; ++i) {
-    const Launch& launch = launches[i];
-    *out << when << ": " << to_string(launch.operation) << " by " << launch.kernel << ", "
-         << launch.grid << " blocks of " << launch.num_warps << " warps\n";
-  }
+std::string kernel_text(const Launch& launch) {
+  return core::concat(launch.kernel, *launch.variant_name ? ":" : "", launch.variant_name);
 }
 
 }  // namespace
 
+std::string describe(const Launch& launch) {
+  std::ostringstream out;
+  out << to_string(launch.operation) << " by " << kernel_text(launch) << ", " << launch.grid;
+  if (launch.kernel == core::kCpu) {
+    out << " tasks";
+  } else {
+    out << " blocks of " << launch.num_warps << " warps";
+  }
+  return out.str();
+}
+
 std::string describe(const Plan& plan) {
   std::ostringstream out;
-  describe_others("before", plan.others, plan.num_before, &out);
+  for (int i = 0; i < plan.num_before; ++i) out << "before: " << describe(plan.before[i]) << "\n";
   if (plan.operation != Operation::kForward)
     out << "operation: " << to_string(plan.operation) << "\n";
-  out << "kernel: " << plan.kernel << (*plan.variant_name ? ":" : "") << plan.variant_name << "\n"
+  out << "kernel: " << kernel_text(plan) << "\n"
       << "dtype: " << to_string(plan.dtype) << "\n"
       << "tile: " << plan.block_m << " queries";
   if (plan.block_n) out << " x " << plan.block_n << " keys";
@@ -56,7 +64,7 @@ std::string describe(const Plan& plan) {
         << "shared memory: " << plan.smem_bytes << " bytes per block, " << plan.num_stages
         << " stage(s), copies of " << plan.copy_bytes << " bytes\n";
   }
-  describe_others("after", plan.others + plan.num_before, plan.num_after, &out);
+  for (int i = 0; i < plan.num_after; ++i) out << "after: " << describe(plan.after[i]) << "\n";
   if (plan.predicted_ns > 0.0) out << "predicted: " << plan.predicted_ns / 1e3 << " us\n";
   out << "splits: " << plan.num_splits;
   if (plan.split_size > 0) out << " of " << plan.split_size << " keys";

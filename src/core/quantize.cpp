@@ -33,9 +33,7 @@ void quantize_kv(const QuantizeParams& params, void* stream) {
   const Plan plan = core::make_plan(task, device_info(params.device));
   core::print_if_asked(plan);
   if (plan.kernel == core::kCpu) return cpu::quantize_kv(params, plan.num_threads);
-  if (plan.grid == 0) return;
-  cuda::find_launcher<QuantizeTask>(plan.kernel, plan.dtype, plan.head_dim_tile)(task, plan,
-                                                                                 stream);
+  cuda::enqueue(task, plan, stream);
 }
 
 }  // namespace dlattn

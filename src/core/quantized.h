@@ -176,8 +176,9 @@ QueryLayout query_layout(const Params& p) {
 }
 
 // The task of a kernel that quantises: k and v, unless quantized_kv is null, and q, unless
-// quantized_q is.
+// quantized_q is. Each takes a launch of its own.
 struct QuantizeTask : QuantizeParams {
+  bool queries = false;  // this launch takes q, else k and v
   TensorView q;
   std::int64_t num_heads = 0;
   std::int64_t seqlen_q = 0;
@@ -194,6 +195,8 @@ inline bool quantizes_queries(const AttentionParams& p) {
 inline bool quantizes_keys(const AttentionParams& p) {
   return p.precision != Precision::kInputs && !p.quantized_kv;
 }
+// Launch::variant of kQuantize.
+constexpr const char* kQuantizedTensors[] = {"keys", "queries"};
 inline std::int64_t task_bytes(const AttentionParams& p) {
   return (quantizes_queries(p) ? query_layout(p).bytes : 0) +
          (quantizes_keys(p) ? quantized_layout(keys_of(p)).bytes : 0);

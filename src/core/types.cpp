@@ -33,6 +33,7 @@ const char* to_string(Operation operation) {
          : operation == Operation::kMerge    ? "merge"
          : operation == Operation::kQuantize ? "quantize"
          : operation == Operation::kAppend   ? "append"
+         : operation == Operation::kCombine  ? "combine"
                                              : "unknown";
 }
 

@@ -3,7 +3,9 @@
 # that instantiate the launchers, core's lists of families and the registry's table. Families of an operation are asked
 # in this order: the fastest ones come first, after which plans of the others end early.
 #
-#   dlattn_family(<operation> <family> [ARCH <arch>] [TILES_PER_FILE <n>])   for all architectures, or for one alone
+#   dlattn_family(<operation> <family> [ARCH <arch>] [TILES_PER_FILE <n>] [THEN <operation>])
+#                                                                  for all architectures, or for one alone; THEN: the
+#                                                                  operation of a launch that may follow the family's own
 #   dlattn_instance(<operation> <family> <dtype> <head_dim tiles, ascending>...)
 
 # A family's instances are compiled as one file, or where that takes long as files of a few tiles each. Fewer files take
@@ -16,7 +18,7 @@ dlattn_family(forward sm90 ARCH 90a TILES_PER_FILE 2)
 dlattn_instance(forward sm90 float16 64 96 128 192 256)
 dlattn_instance(forward sm90 bfloat16 64 96 128 192 256)
 
-dlattn_family(forward decode TILES_PER_FILE 1)
+dlattn_family(forward decode TILES_PER_FILE 1 THEN combine)
 dlattn_instance(forward decode float16 64 128 256)
 dlattn_instance(forward decode bfloat16 64 128 256)
 dlattn_instance(forward decode float8_e4m3fn 64 128 256)  # of k and v, beside q of either

@@ -1,6 +1,6 @@
 // The CUDA backend of a build without nvcc: same symbols, nothing behind them.
 #include "core/backend.h"
-#include "core/quantized.h"
+#include "core/operation.h"
 
 namespace dlattn::cuda {
 
@@ -44,5 +44,6 @@ template Launcher<AttentionParams> find_launcher(std::string_view, DType, int);
 template Launcher<MergeParams> find_launcher(std::string_view, DType, int);
 template Launcher<QuantizeTask> find_launcher(std::string_view, DType, int);
 template Launcher<AppendParams> find_launcher(std::string_view, DType, int);
+template Launcher<CombineTask> find_launcher(std::string_view, DType, int);
 
 }  // namespace dlattn::cuda

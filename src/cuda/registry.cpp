@@ -4,15 +4,17 @@
 #include "core/backend.h"
 #include "core/operation.h"
 
-#define DLATTN_FAMILY(operation, family, space)                                        \
+// Declared once for each instance, which does no harm.
+#define DLATTN_INSTANCE(operation, family, space, dtype, tile)                         \
   namespace space {                                                                    \
   template <DType, int>                                                                \
-  void launch(const core::ParamsOf<Operation::operation>&, const Plan&, void* stream); \
+  void launch(const core::ParamsOf<Operation::operation>&, const Plan&, const Launch&, \
+              void* stream);                                                           \
   }
 namespace dlattn {
-#include "families.inc"
+#include "compiled.inc"
 }
-#undef DLATTN_FAMILY
+#undef DLATTN_INSTANCE
 
 namespace dlattn::cuda {
 namespace {
@@ -23,11 +25,13 @@ struct AnyLauncher {
   Launcher<MergeParams> merge = nullptr;
   Launcher<QuantizeTask> quantize = nullptr;
   Launcher<AppendParams> append = nullptr;
+  Launcher<CombineTask> combine = nullptr;
 
   constexpr AnyLauncher(Launcher<AttentionParams> launch) : forward(launch) {}
   constexpr AnyLauncher(Launcher<MergeParams> launch) : merge(launch) {}
   constexpr AnyLauncher(Launcher<QuantizeTask> launch) : quantize(launch) {}
   constexpr AnyLauncher(Launcher<AppendParams> launch) : append(launch) {}
+  constexpr AnyLauncher(Launcher<CombineTask> launch) : combine(launch) {}
 
   template <typename Params>
   Launcher<Params> of() const {
@@ -35,6 +39,7 @@ struct AnyLauncher {
     if constexpr (std::is_same_v<Params, MergeParams>) return merge;
     if constexpr (std::is_same_v<Params, QuantizeTask>) return quantize;
     if constexpr (std::is_same_v<Params, AppendParams>) return append;
+    if constexpr (std::is_same_v<Params, CombineTask>) return combine;
   }
 };
 
@@ -67,5 +72,6 @@ template Launcher<AttentionParams> find_launcher(std::string_view, DType, int);
 template Launcher<MergeParams> find_launcher(std::string_view, DType, int);
 template Launcher<QuantizeTask> find_launcher(std::string_view, DType, int);
 template Launcher<AppendParams> find_launcher(std::string_view, DType, int);
+template Launcher<CombineTask> find_launcher(std::string_view, DType, int);
 
 }  // namespace dlattn::cuda

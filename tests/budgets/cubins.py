@@ -47,6 +47,7 @@ _PARAMS = {
     "merge": "MergeParams",
     "quantize": "QuantizeTask",
     "append": "AppendParams",
+    "combine": "CombineTask",
 }
 # Operations of one family, whose kernels take any head dims, in these dtypes.
 _ANY_DIMS = {"merge": "row_per_warp", "append": "token_rows"}
@@ -254,14 +255,22 @@ def installed_library() -> Path | None:
     return None
 
 
-def _instantiation(template: str, operation: str, family: str, dtype: str, tile: int) -> str:
-    """The source that CMake makes of instance.cu.in."""
-    forward = operation == "forward"
+def _following(family: str) -> list[str]:
+    """The operations of launches that may follow those of a family of attention."""
+    text = (ROOT / "src/cuda/instances.cmake").read_text()
+    return re.findall(rf"^dlattn_family\(forward {family}\b.* THEN (\w+)\)", text, re.M)
+
+
+def _instantiation(
+    template: str, operation: str, family: str, dtype: str, tile: int, launched: str = ""
+) -> str:
+    """The source that CMake makes of instance.cu.in, for `operation` or one that follows it."""
+    space = family if operation == "forward" else f"{operation}::{family}"
     values = {
         "operation": operation,
         "family": family,
-        "_space": family if forward else f"{operation}::{family}",
-        "_params": _PARAMS[operation],
+        "_space": f"{space}::{launched}" if launched else space,
+        "_params": _PARAMS[launched or operation],
         "_enum": _ENUMS[dtype],
         "tile": str(tile),
     }
@@ -283,7 +292,12 @@ def compile_instances(
         if not names(family, variants(family)[0], dtype):
             continue
         source = folder / f"{kernel_name(family, dtype, tile)}.cu"
-        source.write_text(_instantiation(template, "forward", family, dtype, tile))
+        source.write_text(
+            "".join(
+                _instantiation(template, "forward", family, dtype, tile, launched)
+                for launched in ("", *_following(family))
+            )
+        )
         sources[source] = source.with_suffix(".cubin")
     if wanted is None:
         for operation, family in _ANY_DIMS.items():

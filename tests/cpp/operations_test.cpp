@@ -58,16 +58,23 @@ void several_launches() {
   const DeviceInfo device = test::gpu("RTX 4090", 8, 9, 128, 101376);
   Plan plan;
   plan.kernel = "wmma";
-  plan.others[0].operation = Operation::kForward, plan.others[0].kernel = "first";
-  plan.others[1].operation = Operation::kMerge, plan.others[1].kernel = "row_per_warp";
+  plan.before[0].operation = Operation::kForward, plan.before[0].kernel = "first";
+  plan.before[0].variant_name = "wide";
+  plan.after[0].operation = Operation::kMerge, plan.after[0].kernel = "row_per_warp";
   plan.num_before = plan.num_after = 1;
+  CHECK_EQ(plan.num_launches(), 0);  // there is nothing to compute
+  plan.grid = 1;
+  CHECK_EQ(plan.num_launches(), 3);
+  CHECK(&plan.launch(0) == &plan.before[0]);
+  CHECK(&plan.launch(1) == &plan);
+  CHECK(&plan.launch(2) == &plan.after[0]);
   CHECK(core::can_launch(plan, device, nullptr));
   const std::string text = describe(plan);
-  const std::size_t before = text.find("before: forward by first, 0 blocks of 0 warps\n");
+  const std::size_t before = text.find("before: forward by first:wide, 0 blocks of 0 warps\n");
   const std::size_t own = text.find("kernel: wmma\n");
   const std::size_t after = text.find("after: merge by row_per_warp, 0 blocks of 0 warps\n");
   CHECK(before < own && own < after && after != std::string::npos);
-  for (Launch* launch : {static_cast<Launch*>(&plan), &plan.others[0], &plan.others[1]}) {
+  for (Launch* launch : {static_cast<Launch*>(&plan), &plan.before[0], &plan.after[0]}) {
     launch->smem_bytes = device.max_smem_per_block + 1;
     std::string why;
     CHECK(!core::can_launch(plan, device, &why));
@@ -75,7 +82,7 @@ void several_launches() {
     launch->smem_bytes = 0, launch->grid = std::int64_t{1} << 31;
     CHECK(!core::can_launch(plan, device, &why));
     CHECK(why == "needs 2147483648 thread blocks; accepted: up to 2147483647");
-    launch->grid = 0;
+    launch->grid = 1;
   }
 }
 

@@ -171,10 +171,10 @@ typedef struct {
 typedef struct {
   size_t struct_size;
   int64_t
-      workspace_bytes;  // of device memory; on the CPU, what the call itself allocates and frees
-  double predicted_ns;  // GPU time by the kernel's cost model; 0: unknown
-  int32_t num_splits;   // parts into which the keys are split
-  int32_t num_launches;
+      workspace_bytes;   // of device memory; on the CPU, what the call itself allocates and frees
+  double predicted_ns;   // GPU time by the kernel's cost model; 0: unknown
+  int32_t num_splits;    // parts into which the keys are split
+  int32_t num_launches;  // kernels that a call enqueues; 0: there is nothing to compute
   char kernel[32];
   char variant[32];
 } DlattnPlan;

@@ -77,14 +77,23 @@ struct Launch {
   std::int64_t smem_bytes = 0;  // dynamic shared memory per thread block
 };
 
-// How a problem will be computed: launches in order, over one workspace. A Plan is itself the
-// launch that computes the operation. Launches of other operations may prepare its inputs or finish
-// its results. A plain struct: making one allocates nothing.
+// How a problem will be computed: the kernel launches of a call in order, over one workspace. The
+// launch that Options::kernel chooses is the Plan itself; others prepare its inputs or finish its
+// results. A call enqueues these launches and no others. A plain struct: making one allocates
+// nothing.
 struct Plan : Launch {
-  static constexpr int kMaxOthers = 2;
-  Launch others[kMaxOthers];  // in order: those before, then those after
+  static constexpr int kMaxBefore = 2, kMaxAfter = 1;
+  Launch before[kMaxBefore];
+  Launch after[kMaxAfter];
   int num_before = 0;
   int num_after = 0;
+
+  // 0 where there is nothing to compute.
+  int num_launches() const { return grid == 0 ? 0 : num_before + 1 + num_after; }
+  const Launch& launch(int index) const {
+    if (index < num_before) return before[index];
+    return index == num_before ? *this : after[index - num_before - 1];
+  }
 
   // Parts into which the keys of a row are split, about; exactly with fixed_splits.
   int num_splits = 1;
@@ -103,6 +112,7 @@ struct Support {
   std::vector<std::string> reasons;  // why not; empty if ok
 };
 
-DLATTN_API std::string describe(const Plan& plan);  // one field a line
+DLATTN_API std::string describe(const Plan& plan);      // one field a line
+DLATTN_API std::string describe(const Launch& launch);  // operation, kernel and grid, on one line
 
 }  // namespace dlattn

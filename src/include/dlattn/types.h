@@ -22,9 +22,13 @@ constexpr int kNumDTypes = 5;  // that tensors of attention may have: those befo
 //   kFp8      e4m3 for both
 enum class Precision : std::int8_t { kInputs, kInt8Fp8, kFp8, kInt8Fp16 };
 
-// The operations: attention, the merge of partial results of it, k and v in 8 bits, or new rows in
-// a cache of k and v.
-enum class Operation : std::int8_t { kForward, kMerge, kQuantize, kAppend };
+// The operation of a kernel launch:
+//   kForward   attention, or where the keys of a row are split partial results of it
+//   kMerge     merge of partial results that the caller has
+//   kQuantize  q, or k and v, in 8 bits
+//   kAppend    new rows in a cache of k and v
+//   kCombine   out and lse of the partial results that kForward has left in the workspace
+enum class Operation : std::int8_t { kForward, kMerge, kQuantize, kAppend, kCombine };
 
 enum class DeviceType : std::int8_t { kCpu, kCuda };
 

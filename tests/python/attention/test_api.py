@@ -335,6 +335,8 @@ def test_plan(framework):
     assert plan.kernel == "cpu" and plan.dtype == "float32" and plan.device == "cpu"
     assert plan.num_threads >= 1 and plan.grid >= 1 and plan.block_m >= 1 and plan.isa
     assert plan.num_splits >= 1 and plan.workspace_bytes >= 0 and plan.passed_over == ()
+    assert plan.num_launches == 1
+    assert plan.launches == (f"forward by cpu, {plan.grid} tasks",)
     assert "kernel: cpu" in str(plan) and plan.isa in str(plan)
 
 

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <type_traits>
+
+#include "core/operation.h"
 #include "cuda/forward/decode/combine.cuh"
 #include "cuda/forward/decode/kernel.cuh"
 #include "cuda/launch.cuh"
@@ -29,27 +32,26 @@ void launch_variant(const AttentionParams& params, const Plan& plan, void* strea
   } else {
     launch_with(std::false_type());
   }
-  if (shape.whole) return;
-  const auto combine_as = [&](auto element) {
-    cuda::launch_kernel<combine_kernel<decltype(element), kTile, kVariant, kKeyBytes>>(
-        device, params.batch_size * params.num_heads * params.seqlen_q * combine_blocks(kTile),
-        kCombineThreads, combine_smem_bytes(), stream, params, shape);
-  };
-  if (kKeyBytes == 1 && shape.is_bfloat16) return combine_as(__nv_bfloat16());
-  combine_as(T());
+}
+
+// Calls `f` with the variant of a launch.
+template <int kTile, typename F>
+void with_variant(const Launch& launch, const F& f) {
+  if constexpr (has_variant(kTile, kRows32)) {
+    if (launch.variant == kRows32) return f(std::integral_constant<int, kRows32>());
+  }
+  f(std::integral_constant<int, kRows16>());
 }
 
 template <typename T, typename KV, int kTile>
 void launch_of(const AttentionParams& params, const Plan& plan, void* stream) {
-  if constexpr (has_variant(kTile, kRows32)) {
-    if (plan.variant == kRows32) return launch_variant<T, KV, kTile, kRows32>(params, plan, stream);
-  }
-  launch_variant<T, KV, kTile, kRows16>(params, plan, stream);
+  with_variant<kTile>(
+      plan, [&](auto variant) { launch_variant<T, KV, kTile, variant>(params, plan, stream); });
 }
 
 // `dtype`: of q, or with 8-bit keys theirs.
 template <DType dtype, int kTile>
-void launch(const AttentionParams& params, const Plan& plan, void* stream) {
+void launch(const AttentionParams& params, const Plan& plan, const dlattn::Launch&, void* stream) {
   if constexpr (dtype == DType::kInt8) {
     launch_of<half, std::int8_t, kTile>(params, plan, stream);
   } else if constexpr (dtype == DType::kFloat8E4M3) {
@@ -60,3 +62,29 @@ void launch(const AttentionParams& params, const Plan& plan, void* stream) {
 }
 
 }  // namespace dlattn::decode
+
+namespace dlattn::decode::combine {
+
+template <DType dtype, int kTile>
+void launch(const CombineTask& task, const Plan& plan, const Launch& launch, void* stream) {
+  constexpr int kKeyBytes =
+      dtype == DType::kInt8 || dtype == DType::kFloat8E4M3 ? 1 : kElementBytes;
+  const AttentionParams& params = task;
+  const DecodeShape shape = make_decode_shape(params, plan);
+  const cuda::DeviceGuard device(params.device.index, "decode");
+  const auto launch_as = [&](auto element) {
+    with_variant<kTile>(launch, [&](auto variant) {
+      cuda::launch_kernel<combine_kernel<decltype(element), kTile, variant, kKeyBytes>>(
+          device, launch.grid, launch.num_warps * 32, launch.smem_bytes, stream, params, shape);
+    });
+  };
+  if constexpr (kKeyBytes > 1) {
+    launch_as(cuda::Element<dtype>());
+  } else if (shape.is_bfloat16) {
+    launch_as(__nv_bfloat16());
+  } else {
+    launch_as(half());
+  }
+}
+
+}  // namespace dlattn::decode::combine

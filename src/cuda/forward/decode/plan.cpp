@@ -295,6 +295,22 @@ Choice choose(const Dealt& dealt, const Options& options) {
   return choice;
 }
 
+// The launch that adds up the parts in the workspace.
+Launch combine_launch(const AttentionParams& p, const Plan& plan) {
+  Launch launch;
+  launch.operation = Operation::kCombine;
+  launch.kernel = plan.kernel;
+  launch.dtype = plan.dtype;
+  launch.head_dim_tile = plan.head_dim_tile;
+  launch.variant = plan.variant;
+  launch.variant_name = plan.variant_name;
+  launch.block_m = 1;
+  launch.num_warps = kCombineThreads / 32;
+  launch.grid = p.batch_size * p.num_heads * p.seqlen_q * combine_blocks(plan.head_dim_tile);
+  launch.smem_bytes = combine_smem_bytes();
+  return launch;
+}
+
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options& options,
                   Plan* plan, std::string* why) {
   const int tile = plan->head_dim_tile, requested = requested_variant(options.variant);
@@ -332,8 +348,10 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   plan->workspace_bytes =
       workspace_map(p.batch_size, num_parts(p, *plan), config.block_m, tile).total;
   const std::int64_t most_rows = core::kMaxGrid / combine_blocks(tile);
-  return p.batch_size * p.num_heads * p.seqlen_q <= most_rows ||
-         refuse(why, "batch_size x num_heads x seqlen_q is more than ", most_rows);
+  if (p.batch_size * p.num_heads * p.seqlen_q > most_rows)
+    return refuse(why, "batch_size x num_heads x seqlen_q is more than ", most_rows);
+  plan->after[plan->num_after++] = combine_launch(p, *plan);
+  return true;
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ void launch_kernel(const AttentionParams& params, const Plan& plan, void* stream
 
 // `dtype`: of q, or that of an 8-bit cache.
 template <DType dtype, int kTile>
-void launch(const AttentionParams& params, const Plan& plan, void* stream) {
+void launch(const AttentionParams& params, const Plan& plan, const dlattn::Launch&, void* stream) {
   if constexpr (dtype == DType::kInt8 || dtype == DType::kFloat8E4M3) {
     if (params.q.dtype == DType::kFloat16)
       return launch_kernel<half, kTile, true>(params, plan, stream);

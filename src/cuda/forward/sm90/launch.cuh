@@ -26,7 +26,7 @@ void launch_tile(const AttentionParams& params, const Plan& plan, void* stream) 
 }
 
 template <DType dtype, int kTile>
-void launch(const AttentionParams& params, const Plan& plan, void* stream) {
+void launch(const AttentionParams& params, const Plan& plan, const dlattn::Launch&, void* stream) {
   with_head_dim_v_tile<kTile>(params.head_dim_v, [&](auto tile_v) {
     with_kernel<kTile>(static_cast<Variant>(plan.variant), params.cu_seqlens_q != nullptr,
                        [&](auto variant, auto varlen) {

@@ -30,7 +30,7 @@ void launch_lengths(const AttentionParams& params, const Plan& plan,
 }
 
 template <DType dtype, int kTile>
-void launch(const AttentionParams& params, const Plan& plan, void* stream) {
+void launch(const AttentionParams& params, const Plan& plan, const dlattn::Launch&, void* stream) {
   static_assert(dtype == DType::kFloat8E4M3);
   if constexpr (kTile <= kMaxQuantizedHeadDim) {
     if (params.precision != Precision::kInputs) {

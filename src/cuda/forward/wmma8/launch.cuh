@@ -8,7 +8,7 @@
 namespace dlattn::wmma8 {
 
 template <DType dtype, int kTile>
-void launch(const AttentionParams& params, const Plan& plan, void* stream) {
+void launch(const AttentionParams& params, const Plan& plan, const dlattn::Launch&, void* stream) {
   const LaunchShape shape = make_launch_shape(params, plan);
   const auto launch_as = [&](auto general) {
     const cuda::DeviceGuard device(params.device.index, "wmma8");

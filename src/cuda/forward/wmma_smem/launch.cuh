@@ -6,7 +6,7 @@
 namespace dlattn::wmma_smem {
 
 template <DType dtype, int kTile>
-void launch(const AttentionParams& params, const Plan& plan, void* stream) {
+void launch(const AttentionParams& params, const Plan& plan, const dlattn::Launch&, void* stream) {
   cuda::launch_kernel<kernel<cuda::Element<dtype>, kTile>>(
       cuda::DeviceGuard(params.device.index, "wmma_smem"), plan.grid, plan.num_warps * 32,
       plan.smem_bytes, stream, params, make_launch_shape(params, plan));

@@ -6,10 +6,10 @@
 namespace dlattn::merge::row_per_warp {
 
 template <DType dtype, int>
-void launch(const MergeParams& params, const Plan& plan, void* stream) {
+void launch(const MergeParams& params, const Plan&, const Launch& launch, void* stream) {
   cuda::launch_kernel<kernel<cuda::Element<dtype>>>(
-      cuda::DeviceGuard(params.device.index, "merge_states"), plan.grid, kNumThreads,
-      plan.smem_bytes, stream, params);
+      cuda::DeviceGuard(params.device.index, "merge_states"), launch.grid, kNumThreads,
+      launch.smem_bytes, stream, params);
 }
 
 }  // namespace dlattn::merge::row_per_warp

@@ -5,40 +5,35 @@
 
 namespace dlattn::quantize::key_blocks {
 
-template <Precision kPrecision, int kColumns>
-void launch_in(const QuantizeTask& task, void* stream) {
-  const cuda::DeviceGuard guard(task.device.index, "quantize_kv");
-  const Grid keys = grid_of_keys(task), rows_of_q = grid_of_queries(task);
-  const auto launch_kernel = [&](auto element, auto queries, const Grid& grid,
-                                 const QuantizeParams& params, const Shape& shape) {
-    constexpr int kRows = block_rows(kPrecision, kColumns, queries);
-    cuda::launch_kernel<kernel<decltype(element), kPrecision, kColumns, queries>>(
-        guard, grid.blocks, num_threads(kColumns, kRows), smem_bytes(kColumns, kRows), stream,
-        params, shape);
+template <Precision kPrecision, int kColumns, bool kQueries>
+void launch_tensors(const QuantizeTask& task, const Launch& launch, void* stream) {
+  const auto launch_as = [&](auto element, const QuantizeParams& params, const Shape& shape) {
+    cuda::launch_kernel<kernel<decltype(element), kPrecision, kColumns, kQueries>>(
+        cuda::DeviceGuard(task.device.index, "quantize_kv"), launch.grid, launch.num_warps * 32,
+        launch.smem_bytes, stream, params, shape);
   };
   const auto launch_of = [&](auto element) {
-    if constexpr (kPrecision == Precision::kFp8) {
-      if (rows_of_q.blocks > 0) {
-        launch_kernel(element, std::true_type(), rows_of_q, queries_as_keys(task),
-                      make_query_shape(task, rows_of_q.steps));
-      }
+    if constexpr (kQueries) {
+      launch_as(element, queries_as_keys(task),
+                make_query_shape(task, grid_of_queries(task).steps));
+    } else {
+      launch_as(element, task, make_shape(task, grid_of_keys(task).steps));
     }
-    if (keys.blocks > 0)
-      launch_kernel(element, std::false_type(), keys, task, make_shape(task, keys.steps));
   };
-  const DType dtype_in = keys.blocks > 0 ? task.k.dtype : task.q.dtype;
+  const DType dtype_in = kQueries ? task.q.dtype : task.k.dtype;
   if (dtype_in == DType::kFloat16) return launch_of(cuda::Element<DType::kFloat16>());
   launch_of(cuda::Element<DType::kBFloat16>());
 }
 
 template <DType dtype, int kColumns>
-void launch(const QuantizeTask& task, const Plan&, void* stream) {
+void launch(const QuantizeTask& task, const Plan&, const Launch& launch, void* stream) {
   if constexpr (dtype != DType::kInt8) {
-    launch_in<Precision::kFp8, kColumns>(task, stream);
+    if (task.queries) return launch_tensors<Precision::kFp8, kColumns, true>(task, launch, stream);
+    launch_tensors<Precision::kFp8, kColumns, false>(task, launch, stream);
   } else if (task.precision == Precision::kInt8Fp16) {
-    launch_in<Precision::kInt8Fp16, kColumns>(task, stream);
+    launch_tensors<Precision::kInt8Fp16, kColumns, false>(task, launch, stream);
   } else {
-    launch_in<Precision::kInt8Fp8, kColumns>(task, stream);
+    launch_tensors<Precision::kInt8Fp8, kColumns, false>(task, launch, stream);
   }
 }
 
