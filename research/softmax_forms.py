@@ -109,7 +109,7 @@ def plan_of(family: Family, case: Case) -> dlattn.Plan:
 
 def shape_of(plan: dlattn.Plan) -> Shape:
     """The parameters that the kernel of a plan is compiled with."""
-    return Shape(plan.head_dim_tile, plan.variant)
+    return Shape(plan.head_dim_tile, plan.variant if plan.kernel == "wmma" else "")
 
 
 def compile_command(family: Family, form: str, shape: Shape, arch: str, output: Path) -> list[str]:

@@ -54,7 +54,7 @@ _ANY_DIMS = {"merge": "row_per_warp", "append": "token_rows"}
 _ANY_DIMS_DTYPES = ("float16", "bfloat16", "float32")
 # Tile shapes of the families that have several, in the traits' order, each with the tiles it has.
 _ALL = range(1, 257)
-_SM90 = ("", "computed", "loaded", "short")
+_SM90 = ("", "softcap_alibi", "bias_mask", "short")
 _VARIANTS = {
     "wmma": {
         "wide": _ALL,

@@ -142,7 +142,7 @@ void score_terms() {
       if (!alibi) p.softcap = 30.0;
       const Plan plan = dlattn::plan(p, h200);
       CHECK(plan.kernel == "sm90");
-      CHECK(std::string(plan.variant_name) == "computed");
+      CHECK(std::string(plan.variant_name) == "softcap_alibi");
       const TileConfig config = sm90::tile_config(head_dim, head_dim, sm90::Variant::kComputed);
       CHECK_EQ(plan.block_m, config.block_m);
       CHECK_EQ(plan.smem_bytes, config.smem_bytes);
@@ -176,7 +176,7 @@ void score_terms() {
     if (c.mask) p.mask.data = bools, p.mask.col_stride = 1;
     const Plan plan = dlattn::plan(p, h200);
     CHECK(plan.kernel == "sm90");
-    CHECK(std::string(plan.variant_name) == "loaded");
+    CHECK(std::string(plan.variant_name) == "bias_mask");
     const int tiles = (plan.block_m * plan.block_n) * ((c.wide ? 4 : 2) + (c.mask ? 1 : 0));
     const TileConfig config = sm90::tile_config(c.head_dim, c.head_dim, sm90::Variant::kLoaded);
     CHECK_EQ(plan.smem_bytes, config.smem_bytes + c.stages * tiles);
@@ -349,14 +349,14 @@ void short_blocks() {
     CHECK(std::string(by_name.variant_name) == "short");
     CHECK_EQ(by_name.block_m, 128);
     const Plan tall = dlattn::plan(p, h200, of("tall"));
-    CHECK(std::string(tall.variant_name).empty());
+    CHECK(std::string(tall.variant_name) == "tall");
     CHECK_EQ(tall.block_m, head_dim == 64 ? 256 : 192);
     // Those of varlen sequences are tall, and with batch_invariant so are all.
     Options invariant;
     invariant.batch_invariant = true;
-    CHECK(std::string(dlattn::plan(p, h200, invariant).variant_name).empty());
+    CHECK(std::string(dlattn::plan(p, h200, invariant).variant_name) == "tall");
     p.batch_size = 128;
-    CHECK(std::string(dlattn::plan(p, h200).variant_name).empty());
+    CHECK(std::string(dlattn::plan(p, h200).variant_name) == "tall");
   }
   static const std::int32_t offsets[2] = {};
   const struct {
@@ -382,8 +382,22 @@ void short_blocks() {
     options.variant = "tall";
     CHECK(supported(p, h200, options).ok);
   }
-  CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), h200, of("wide")), UnsupportedError,
-               "no kernel can run this: sm90: variant is wide; accepted: tall, short");
+  // Of tall blocks, those with the problem's score modifications.
+  AttentionParams capped = problem(DType::kFloat16, 64);
+  capped.softcap = 30.0;
+  CHECK(std::string(dlattn::plan(capped, h200, of("softcap_alibi")).variant_name) ==
+        "softcap_alibi");
+  CHECK_THROWS(dlattn::plan(capped, h200, of("bias_mask")), UnsupportedError,
+               "no kernel can run this: sm90: variant bias_mask is not for this problem's scores; "
+               "accepted: softcap_alibi");
+  CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), h200, of("softcap_alibi")),
+               UnsupportedError,
+               "no kernel can run this: sm90: variant softcap_alibi is not for this problem's "
+               "scores; accepted: tall");
+  CHECK_THROWS(
+      dlattn::plan(problem(DType::kFloat16, 64), h200, of("wide")), UnsupportedError,
+      "no kernel can run this: sm90: variant is wide; accepted: tall, softcap_alibi, bias_mask, "
+      "short");
 }
 
 // Varlen batches with a bias or a mask are not the family's: with batch_invariant, batches go where

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -21,14 +22,23 @@ namespace {
 
 using core::refuse;
 
-// The kernel that Options::variant asks for.
-constexpr std::string_view kTallName = "tall", kShortName = "short";
-std::string accepted_variants() {
-  return "tall, short";
+// The variant of a name; nullopt if there is none.
+std::optional<Variant> variant_named(std::string_view name) {
+  for (const Variant variant :
+       {Variant::kTall, Variant::kComputed, Variant::kLoaded, Variant::kShort}) {
+    if (name == name_of(variant)) return variant;
+  }
+  return std::nullopt;
 }
 
+std::string accepted_variants() {
+  return "tall, softcap_alibi, bias_mask, short";
+}
+
+// A problem's own score modifications choose between the tall blocks' variants.
 std::string request_of(const Plan& plan) {
-  return std::string(plan.variant == static_cast<int>(Variant::kShort) ? kShortName : kTallName);
+  const bool is_short = plan.variant == static_cast<int>(Variant::kShort);
+  return name_of(is_short ? Variant::kShort : Variant::kTall);
 }
 
 // Names the first feature of a problem that the family takes only with sequences of one length;
@@ -201,15 +211,21 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   // The keys of few queries come at nearly the memory's rate.
   constexpr double kMemory = 1.06;
   const double least = kMemory * cost::keys_ns(p, device);
-  const std::string_view asked = options.variant ? options.variant : "";
-  if (!asked.empty() && asked != kTallName && asked != kShortName)
-    return refuse(why, "variant is ", asked, "; accepted: ", accepted_variants());
+  const std::optional<Variant> asked = variant_named(options.variant ? options.variant : "");
+  if (options.variant && !asked)
+    return refuse(why, "variant is ", options.variant, "; accepted: ", accepted_variants());
   const char* const lack = short_blocks_lack(p, options, tile);
-  if (asked == kShortName && lack) return refuse(why, "variant short does not implement ", lack);
+  const bool asks_short = asked == Variant::kShort;
+  if (asks_short && lack) return refuse(why, "variant short does not implement ", lack);
   Variant variant = variant_of(p);
+  // Tall blocks have the variant that the problem's score modifications need.
+  if (asked && !asks_short && asked != Variant::kTall && asked != variant) {
+    return refuse(why, "variant ", options.variant,
+                  " is not for this problem's scores; accepted: ", name_of(variant));
+  }
   double ns = std::numeric_limits<double>::infinity();
-  if (asked != kShortName) ns = predicted_ns(p, device, tile, variant);
-  if (asked != kTallName && !lack) {
+  if (!asks_short) ns = predicted_ns(p, device, tile, variant);
+  if ((!asked || asks_short) && !lack) {
     const double short_ns = predicted_ns(p, device, tile, Variant::kShort);
     if (short_ns < ns) ns = short_ns, variant = Variant::kShort;
   }
@@ -221,7 +237,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   TileConfig config = tile_config(tile, head_dim_v_tile(tile, p.head_dim_v), variant);
   if (variant == Variant::kLoaded) config.smem_bytes += bias_mask_bytes(p, tile);
   plan->variant = static_cast<int>(variant);
-  plan->variant_name = kVariantNames[plan->variant];
+  plan->variant_name = name_of(variant);
   cost::set_tile(p, config, plan);
   plan->grid = grid_of(p, device, tile, variant);
   plan->all_heads_together = walks_all_heads_together(p);

@@ -25,7 +25,10 @@ enum class ScoreMod {
 // The kernels of a tile: one for each score modification, and of plain scores one whose blocks have
 // fewer rows, for grids of few or of uneven blocks.
 enum class Variant { kTall, kComputed, kLoaded, kShort };
-constexpr const char* kVariantNames[] = {"", "computed", "loaded", "short"};
+constexpr const char* kVariantNames[] = {"tall", "softcap_alibi", "bias_mask", "short"};
+constexpr const char* name_of(Variant variant) {
+  return kVariantNames[static_cast<int>(variant)];
+}
 
 constexpr ScoreMod score_mod_of(Variant variant) {
   if (variant == Variant::kComputed) return ScoreMod::kComputed;
