@@ -46,7 +46,7 @@ _INT8 = 2
 # No plan takes these on Ada: one has no loop, TMA brings the tiles of the other.
 NOT_MODELLED = ("single_pass", "persistent")
 _CORE = (
-    *("types", "code", "overlap", "call_memory", "checks", "validate"),
+    *("types", "code", "overlap", "call_memory", "checks", "operations/tensors", "validate"),
     *("varlen", "cache", "family", "plan"),
 )
 _REGISTERS_PER_SM = 65536

@@ -6,6 +6,10 @@
 #include <new>
 
 #include "core/fail.h"
+#include "core/operations/append.h"
+#include "core/operations/forward.h"
+#include "core/operations/merge.h"
+#include "core/operations/quantize.h"
 #include "dlattn/attention.h"
 #include "dlattn/c.h"
 
@@ -134,74 +138,57 @@ Precision precision_of(std::int32_t precision) {
                                  "DLATTN_INT8_FP16");
 }
 
-template <typename T>
-BasicTensorView<T> view(const char* name, const DlattnTensor& tensor) {
-  if (tensor.reserved != 0) fail(name, ": reserved is ", tensor.reserved, "; accepted: 0");
-  BasicTensorView<T> made;
-  made.data = static_cast<T*>(tensor.data);
-  made.batch_stride = tensor.batch_stride;
-  made.row_stride = tensor.row_stride;
-  made.head_stride = tensor.head_stride;
-  if constexpr (std::is_void_v<T>) {
-    made.dtype = checked_enum<DType>(
-        name, ": dtype", tensor.dtype, DLATTN_FLOAT8_E4M3,
-        "DLATTN_FLOAT16, DLATTN_BFLOAT16, DLATTN_FLOAT32, DLATTN_FLOAT64, DLATTN_FLOAT8_E4M3");
+// Takes a DlattnTensor into the view at `field`.
+void take_tensor(const core::Operand& operand, const DlattnTensor& tensor, char* field) {
+  if (tensor.reserved != 0) fail(operand.name, ": reserved is ", tensor.reserved, "; accepted: 0");
+  TensorView view;
+  view.data = tensor.data;
+  view.batch_stride = tensor.batch_stride;
+  view.row_stride = tensor.row_stride;
+  view.head_stride = tensor.head_stride;
+  if (operand.has_columns()) view.col_stride = tensor.col_stride;
+  const bool is_cached = operand.elements == core::Elements::kCached;
+  if (is_cached || operand.elements == core::Elements::kAny) {
+    if (tensor.dtype < 0 || tensor.dtype > (is_cached ? DLATTN_INT8 : DLATTN_FLOAT8_E4M3)) {
+      fail(operand.name, ": dtype is ", tensor.dtype, "; accepted: 0 to ", DLATTN_FLOAT8_E4M3,
+           " (DLATTN_FLOAT16, DLATTN_BFLOAT16, DLATTN_FLOAT32, DLATTN_FLOAT64, "
+           "DLATTN_FLOAT8_E4M3)",
+           is_cached ? core::concat(" or ", DLATTN_INT8, " (DLATTN_INT8)") : "");
+    }
+    view.dtype = static_cast<DType>(tensor.dtype);
   }
-  return made;
+  std::memcpy(field, &view, sizeof view);
 }
 
-// Reads keys and values, which in a cache may have another dtype besides.
-template <typename T>
-BasicTensorView<T> cache_view(const char* name, DlattnTensor tensor) {
-  const std::int32_t dtype = tensor.dtype;
-  if (dtype < 0 || dtype > DLATTN_INT8) {
-    fail(name, ": dtype is ", dtype, "; accepted: 0 to ", DLATTN_FLOAT8_E4M3,
-         " (DLATTN_FLOAT16, DLATTN_BFLOAT16, DLATTN_FLOAT32, DLATTN_FLOAT64, DLATTN_FLOAT8_E4M3) "
-         "or ",
-         DLATTN_INT8, " (DLATTN_INT8)");
+// Takes what the table of the operation says that both structs have.
+template <typename Struct, typename Params>
+void take_fields(const Struct& given, Params* params) {
+  const core::Operands table = core::operands_of(*params);
+  for (const core::Operand* operand = table.sizes; operand < table.end; ++operand) {
+    if (operand->c_offset == 0) continue;
+    const char* const from = reinterpret_cast<const char*>(&given) + operand->c_offset;
+    char* const to = reinterpret_cast<char*>(params) + operand->offset;
+    if (operand->kind == core::Kind::kTensor) {
+      take_tensor(*operand, core::load<DlattnTensor>(from, 0), to);
+    } else {
+      std::memcpy(to, from, 8);  // a size, or a pointer
+    }
   }
-  tensor.dtype = 0;  // which view() takes
-  BasicTensorView<T> made = view<T>(name, tensor);
-  made.dtype = static_cast<DType>(dtype);
-  return made;
 }
 
-// Reads bias and mask, whose columns have a stride.
-template <typename T>
-BasicTensorView<T> score_view(const char* name, const DlattnTensor& tensor) {
-  BasicTensorView<T> made = view<T>(name, tensor);
-  made.col_stride = tensor.col_stride;
-  return made;
-}
-
-// Where the keys of a cache lie, which attention and append_kv are told alike.
-template <typename Given, typename Params>
-void take_cache(const Given& given, Params* p) {
+// Page tables are a pointer and a stride.
+template <typename Struct, typename Params>
+void take_page_table(const Struct& given, Params* p) {
   p->page_table.data = given.page_table;
   p->page_table.batch_stride = given.page_table_batch_stride;
-  p->page_size = given.page_size;
-  p->num_pages = given.num_pages;
-  p->cache_batch_idx = given.cache_batch_idx;
-  p->cache_batch_size = given.cache_batch_size;
-  p->leftpad_k = given.leftpad_k;
 }
 
 AttentionParams params_of(const DlattnAttention* given) {
   const DlattnAttention a = taken("DlattnAttention", given);
   AttentionParams p;
   p.device = device_of(a.device_type, a.device_index);
-  p.q = view<const void>("q", a.q);
-  p.k = cache_view<const void>("k", a.k);
-  p.v = cache_view<const void>("v", a.v);
-  p.out = view<void>("out", a.out);
-  p.lse = view<float>("lse", a.lse);
-  p.batch_size = a.batch_size;
-  p.seqlen_q = a.seqlen_q;
-  p.seqlen_k = a.seqlen_k;
-  p.num_heads = a.num_heads;
-  p.num_heads_kv = a.num_heads_kv;
-  p.head_dim = a.head_dim;
-  p.head_dim_v = a.head_dim_v;
+  take_fields(a, &p);
+  take_page_table(a, &p);
   p.softmax_scale =
       a.softmax_scale != 0.0 ? a.softmax_scale : 1.0 / std::sqrt(static_cast<double>(a.head_dim));
   p.softcap = a.softcap;
@@ -210,23 +197,7 @@ AttentionParams params_of(const DlattnAttention* given) {
   p.precision = precision_of(a.precision);
   if (flag("has_window_left", a.has_window_left)) p.window_left = a.window_left;
   if (flag("has_window_right", a.has_window_right)) p.window_right = a.window_right;
-  p.q_descale = view<const float>("q_descale", a.q_descale);
-  p.k_descale = view<const float>("k_descale", a.k_descale);
-  p.v_descale = view<const float>("v_descale", a.v_descale);
   if (a.heads_per_q_descale != 0) p.heads_per_q_descale = a.heads_per_q_descale;
-  p.bias = score_view<const void>("bias", a.bias);
-  p.mask = score_view<const std::uint8_t>("mask", a.mask);
-  p.alibi_slopes = view<const float>("alibi_slopes", a.alibi_slopes);
-  p.sinks = view<const float>("sinks", a.sinks);
-  p.cu_seqlens_q = a.cu_seqlens_q;
-  p.cu_seqlens_k = a.cu_seqlens_k;
-  p.seqused_k = a.seqused_k;
-  p.total_q = a.total_q;
-  p.total_k = a.total_k;
-  p.quantized_kv = a.quantized_kv;
-  p.workspace = a.workspace;
-  p.workspace_bytes = a.workspace_bytes;
-  take_cache(a, &p);
   return p;
 }
 
@@ -239,17 +210,13 @@ MergeParams params_of(const DlattnMerge* given) {
   if (!m.lses) fail("lses is null");
   MergeParams p;
   p.num_states = m.num_states;
+  const core::Operands table = core::operands_of(p);
   for (int n = 0; n < m.num_states; ++n) {
-    p.outs[n] = view<const void>("outs", m.outs[n]);
-    p.lses[n] = view<const float>("lses", m.lses[n]);
+    take_tensor(*core::find(table, "outs"), m.outs[n], reinterpret_cast<char*>(&p.outs[n]));
+    take_tensor(*core::find(table, "lses"), m.lses[n], reinterpret_cast<char*>(&p.lses[n]));
   }
-  p.out = view<void>("out", m.out);
-  p.lse = view<float>("lse", m.lse);
+  take_fields(m, &p);
   p.device = device_of(m.device_type, m.device_index);
-  p.batch_size = m.batch_size;
-  p.seqlen_q = m.seqlen_q;
-  p.num_heads = m.num_heads;
-  p.head_dim_v = m.head_dim_v;
   return p;
 }
 
@@ -258,18 +225,8 @@ QuantizeParams params_of(const DlattnQuantize* given) {
   if (q.reserved != 0) fail("reserved is ", q.reserved, "; accepted: 0");
   QuantizeParams p;
   p.precision = precision_of(q.precision);
-  p.k = view<const void>("k", q.k);
-  p.v = view<const void>("v", q.v);
+  take_fields(q, &p);
   p.device = device_of(q.device_type, q.device_index);
-  p.batch_size = q.batch_size;
-  p.seqlen_k = q.seqlen_k;
-  p.num_heads_kv = q.num_heads_kv;
-  p.head_dim = q.head_dim;
-  p.head_dim_v = q.head_dim_v;
-  p.cu_seqlens_k = q.cu_seqlens_k;
-  p.seqused_k = q.seqused_k;
-  p.total_k = q.total_k;
-  p.quantized_kv = q.quantized_kv;
   return p;
 }
 
@@ -277,34 +234,12 @@ AppendParams params_of(const DlattnAppend* given) {
   const DlattnAppend a = taken("DlattnAppend", given);
   if (a.reserved != 0) fail("reserved is ", a.reserved, "; accepted: 0");
   AppendParams p;
-  p.k = view<const void>("k", a.k);
-  p.v = view<const void>("v", a.v);
-  p.k_cache = cache_view<void>("k_cache", a.k_cache);
-  p.v_cache = cache_view<void>("v_cache", a.v_cache);
-  p.q = view<const void>("q", a.q);
-  p.q_out = view<void>("q_out", a.q_out);
+  take_fields(a, &p);
+  take_page_table(a, &p);
   p.device = device_of(a.device_type, a.device_index);
-  p.batch_size = a.batch_size;
-  p.seqlen_new = a.seqlen_new;
-  p.num_heads = a.num_heads;
-  p.num_heads_kv = a.num_heads_kv;
-  p.head_dim = a.head_dim;
-  p.head_dim_v = a.head_dim_v;
-  p.cu_seqlens_q = a.cu_seqlens_q;
-  p.total_new = a.total_new;
-  p.seqused_k = a.seqused_k;
-  p.seqlen_k = a.seqlen_k;
-  take_cache(a, &p);
-  p.slots = a.slots;
   if (a.slot_bytes != 0) p.slot_bytes = a.slot_bytes;
-  p.rotary_cos = view<const void>("rotary_cos", a.rotary_cos);
-  p.rotary_sin = view<const void>("rotary_sin", a.rotary_sin);
-  p.rotary_positions = a.rotary_positions;
-  p.rotary_dim = a.rotary_dim;
   p.rotary_interleaved = flag("rotary_interleaved", a.rotary_interleaved);
   p.q_fixed_position = flag("q_fixed_position", a.q_fixed_position);
-  p.k_descale = view<const float>("k_descale", a.k_descale);
-  p.v_descale = view<const float>("v_descale", a.v_descale);
   return p;
 }
 

@@ -63,8 +63,6 @@ void check_cache(const AttentionParams& p) {
   if (!p.page_table.data) return;
   check_length("page_size", p.page_size, 1);
   check_length("num_pages", p.num_pages, least);
-  check_strides("page_table", sizeof(std::int32_t), pages_of(p, p.seqlen_k),
-                {{"batch", p.batch_size, p.page_table.batch_stride}});
 }
 
 void check_cached_keys(const AttentionParams& p) {

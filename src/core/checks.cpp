@@ -17,23 +17,4 @@ void check_many_elements(const char* name, const char* sizes,
        kMaxElements);
 }
 
-void check_large_span(const char* name, std::int64_t element_bytes, std::int64_t columns,
-                      std::initializer_list<Dim> dims) {
-  for (const Dim& dim : dims) {
-    if (dim.size == 0) return;
-  }
-  std::int64_t elements = columns;
-  for (const Dim& dim : dims) {
-    if (dim.size <= 1 || dim.stride <= 0) continue;
-    std::int64_t step, bytes;
-    const bool fits = !__builtin_mul_overflow(dim.size - 1, dim.stride, &step) &&
-                      !__builtin_add_overflow(elements, step, &elements) &&
-                      !__builtin_mul_overflow(elements, element_bytes, &bytes) &&
-                      bytes <= kMaxTensorBytes;
-    if (fits) continue;
-    fail(name, ": the stride of dimension ", dim.name, ", of size ", dim.size, ", is ", dim.stride,
-         "; accepted: strides by which the tensor spans up to ", kMaxTensorBytes, " bytes");
-  }
-}
-
 }  // namespace dlattn::core

@@ -60,53 +60,6 @@ inline void check_known_dtype(const char* name, DType dtype) {
              "DType::kFloat16, kBFloat16, kFloat32, kFloat64, kFloat8E4M3, kInt8");
 }
 
-// The stride of a dimension of one element is never used, so it may be anything.
-inline void check_stride(const char* name, const char* dim, std::int64_t size,
-                         std::int64_t stride) {
-  if (size > 1 && stride < 0) {
-    fail(name, ": the stride of dimension ", dim, " is ", stride,
-         "; negative strides are not accepted");
-  }
-}
-
-// A dimension of a tensor other than the last one.
-struct Dim {
-  const char* name;
-  std::int64_t size;
-  std::int64_t stride;
-};
-
-// Whether sizes and strides are so small, and strides not negative, that no check of them fails.
-inline bool are_small(std::int64_t columns, std::initializer_list<Dim> dims) {
-  std::int64_t sizes = columns, strides = 0;
-  for (const Dim& dim : dims) sizes |= dim.size, strides |= dim.stride;
-  return sizes >> 24 == 0 && strides >> 30 == 0;
-}
-
-// Where the last element lies, behind the first one. Negative strides are refused elsewhere.
-void check_large_span(const char* name, std::int64_t element_bytes, std::int64_t columns,
-                      std::initializer_list<Dim> dims);
-inline void check_span(const char* name, std::int64_t element_bytes, std::int64_t columns,
-                       std::initializer_list<Dim> dims) {
-  if (!are_small(columns, dims)) check_large_span(name, element_bytes, columns, dims);
-}
-
-// The strides of an input, of which `columns` elements lie side by side.
-inline void check_strides(const char* name, std::int64_t element_bytes, std::int64_t columns,
-                          std::initializer_list<Dim> dims) {
-  if (are_small(columns, dims)) return;
-  for (const Dim& dim : dims) check_stride(name, dim.name, dim.size, dim.stride);
-  check_large_span(name, element_bytes, columns, dims);
-}
-template <typename T>
-void check_strides(const char* name, const BasicTensorView<T>& x, const TensorSizes& sizes,
-                   std::int64_t columns) {
-  check_strides(name, size_of(x.dtype), columns,
-                {{"batch", sizes.batch, x.batch_stride},
-                 {"seqlen", sizes.rows, x.row_stride},
-                 {"num_heads", sizes.heads, x.head_stride}});
-}
-
 // A GPU faults at an element that lies across its own size, and takes the process' context along.
 // So do the parts of a buffer of larger alignment.
 inline void check_address(const char* name, const void* address, std::int64_t element_bytes) {
@@ -116,28 +69,6 @@ inline void check_address(const char* name, const void* address, std::int64_t el
   fail(name, ": its address is ", past, " byte(s) past a multiple of ", element_bytes,
        "; accepted: multiples of ",
        element_bytes == kWorkspaceAlignment ? "it" : "the element's size");
-}
-
-// An output must not map two elements to one address. Its span is checked. `accepted` comes before
-// the least stride. Strides of an injective layout, sorted, each reach past all that the smaller
-// ones span.
-inline void check_output_layout(const char* name, const char* accepted, std::int64_t inner,
-                                const std::int64_t (&sizes)[3], const std::int64_t (&strides)[3]) {
-  std::int64_t extent = inner;
-  bool used[3] = {sizes[0] <= 1, sizes[1] <= 1, sizes[2] <= 1};
-  for (;;) {
-    int next = -1;
-    for (int i = 0; i < 3; ++i) {
-      if (!used[i] && (next < 0 || strides[i] < strides[next])) next = i;
-    }
-    if (next < 0) return;
-    if (strides[next] < extent) {
-      fail(name, ": a stride of ", strides[next], " elements makes elements share memory; ",
-           accepted, extent, " there");
-    }
-    extent += strides[next] * (sizes[next] - 1);
-    used[next] = true;
-  }
 }
 
 }  // namespace dlattn::core

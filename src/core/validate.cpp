@@ -8,14 +8,15 @@
 #include "core/concat.h"
 #include "core/fail.h"
 #include "core/operation.h"
+#include "core/operations/forward.h"
+#include "core/operations/merge.h"
+#include "core/operations/quantize.h"
+#include "core/operations/tensors.h"
 #include "core/quantized.h"
-#include "core/tensor_sizes.h"
 #include "core/varlen.h"
 
 namespace dlattn::core {
 namespace {
-
-constexpr const char* kOutNeeds = "out needs strides of at least ";
 
 // Wider than any sequence, and small enough that positions can be added to it.
 constexpr std::int64_t kMaxWindow = std::int64_t{1} << 40;
@@ -44,17 +45,11 @@ void check_enums(const AttentionParams& p) {
 }
 
 void check_sizes(const AttentionParams& p) {
-  check_count("batch_size", p.batch_size, 0);
-  check_length("seqlen_q", p.seqlen_q, 0);
-  check_length("seqlen_k", p.seqlen_k, 0);
-  check_count("num_heads", p.num_heads, 1);
-  check_count("num_heads_kv", p.num_heads_kv, 1);
+  check_sizes(operands_of(p), &p);
   if (p.num_heads % p.num_heads_kv != 0) {
     fail("k: num_heads_kv = ", p.num_heads_kv, " does not divide num_heads = ", p.num_heads,
          " of q; accepted: a divisor of ", p.num_heads);
   }
-  check_count("head_dim", p.head_dim, 1);
-  check_count("head_dim of v", p.head_dim_v, 1);
   check_elements("", "batch_size x seqlen_q x num_heads", {p.batch_size, p.seqlen_q, p.num_heads});
   check_elements("", "batch_size x seqlen_k x num_heads_kv",
                  {p.batch_size, p.seqlen_k, p.num_heads_kv});
@@ -62,38 +57,6 @@ void check_sizes(const AttentionParams& p) {
   if (p.heads_per_q_descale != 1 && p.heads_per_q_descale != group) {
     fail("heads_per_q_descale is ", p.heads_per_q_descale, "; accepted: 1 or num_heads / ",
          "num_heads_kv = ", group);
-  }
-}
-
-// Counts the elements; the sizes that key_sizes() takes have been checked.
-void check_elements(const AttentionParams& p) {
-  const TensorSizes queries = query_sizes(p), keys = key_sizes(p);
-  check_elements("q", queries, p.head_dim);
-  check_elements("k", keys, p.head_dim);
-  check_elements("v", keys, p.head_dim_v);
-  check_elements("out", queries, p.head_dim_v);
-}
-
-void check_layouts(const AttentionParams& p) {
-  const TensorSizes queries = query_sizes(p), keys = key_sizes(p);
-  check_strides("q", p.q, queries, p.head_dim);
-  if (!p.quantized_kv) {
-    check_strides("k", p.k, keys, p.head_dim);
-    check_strides("v", p.v, keys, p.head_dim_v);
-  }
-  if (queries.batch * queries.rows == 0) return;
-  check_span("out", size_of(p.out.dtype), p.head_dim_v,
-             {{"batch", queries.batch, p.out.batch_stride},
-              {"seqlen", queries.rows, p.out.row_stride},
-              {"num_heads", queries.heads, p.out.head_stride}});
-  check_output_layout("out", kOutNeeds, p.head_dim_v, {queries.batch, queries.rows, queries.heads},
-                      {p.out.batch_stride, p.out.row_stride, p.out.head_stride});
-  if (p.lse.data) {
-    check_span("lse", sizeof(float), queries.rows,
-               {{"batch", queries.batch, p.lse.batch_stride},
-                {"num_heads", queries.heads, p.lse.head_stride}});
-    check_output_layout("lse", kOutNeeds, queries.rows, {queries.batch, queries.heads, 1},
-                        {p.lse.batch_stride, p.lse.head_stride, 0});
   }
 }
 
@@ -140,10 +103,8 @@ void check_descales(const AttentionParams& p) {
   const struct {
     const char* name;
     const BasicTensorView<const float>& view;
-    std::int64_t heads;
-  } descales[] = {{"q_descale", p.q_descale, p.num_heads / p.heads_per_q_descale},
-                  {"k_descale", p.k_descale, p.num_heads_kv},
-                  {"v_descale", p.v_descale, p.num_heads_kv}};
+  } descales[] = {
+      {"q_descale", p.q_descale}, {"k_descale", p.k_descale}, {"v_descale", p.v_descale}};
   const bool is_8_bit = p.q.dtype == DType::kFloat8E4M3, of_cache = is_8_bit_cache(p);
   for (const auto& descale : descales) {
     const bool of_q = &descale == descales;
@@ -159,10 +120,6 @@ void check_descales(const AttentionParams& p) {
            "; accepted: none, as descales are for ",
            of_q ? "float8_e4m3fn alone" : "8-bit elements alone");
     }
-    check_strides(descale.name, sizeof(float), 1,
-                  {{"batch", p.batch_size, descale.view.batch_stride},
-                   {"num_heads", descale.heads, descale.view.head_stride}});
-    check_address(descale.name, descale.view.data, sizeof(float));
   }
   if (!is_8_bit) return;
   const char* const refused = p.bias.data           ? "bias"
@@ -207,42 +164,16 @@ void check_precision(const AttentionParams& p) {
   check_address("quantized_kv", p.quantized_kv, buffer_alignment(p.device));
 }
 
-void check_addresses(const AttentionParams& p) {
-  check_address("q", p.q.data, size_of(p.q.dtype));
-  check_address("k", p.k.data, size_of(p.quantized_kv ? p.q.dtype : p.k.dtype));
-  check_address("v", p.v.data, size_of(p.quantized_kv ? p.q.dtype : p.v.dtype));
-  check_address("out", p.out.data, size_of(p.out.dtype));
-  check_address("lse", p.lse.data, sizeof(float));
-  check_address("bias", p.bias.data, size_of(p.bias.dtype));
-  check_address("alibi_slopes", p.alibi_slopes.data, sizeof(float));
-  check_address("sinks", p.sinks.data, sizeof(float));
-  check_address("cu_seqlens_q", p.cu_seqlens_q, sizeof(std::int32_t));
-  check_address("cu_seqlens_k", p.cu_seqlens_k, sizeof(std::int32_t));
-  check_address("seqused_k", p.seqused_k, sizeof(std::int32_t));
-  check_address("page_table", p.page_table.data, sizeof(std::int32_t));
-  check_address("cache_batch_idx", p.cache_batch_idx, sizeof(std::int32_t));
-  check_address("leftpad_k", p.leftpad_k, sizeof(std::int32_t));
-}
-
-void check_pointers(const AttentionParams& p) {
-  const TensorSizes queries = query_sizes(p), keys = key_sizes(p);
-  if (queries.batch * queries.rows == 0) return;
-  if (!p.q.data) fail("q is null");
-  if (!p.out.data) fail("out is null");
-  if (keys.batch * keys.rows == 0 || p.quantized_kv) return;
-  if (!p.k.data) fail("k is null");
-  if (!p.v.data) fail("v is null");
-}
-
-// A tensor of an element for each score.
-template <typename T>
-void check_score_strides(const char* name, std::int64_t element_bytes, const AttentionParams& p,
-                         const BasicTensorView<T>& x) {
-  check_strides(name, element_bytes, 1,
-                {{"batch", p.batch_size, x.batch_stride},
-                 {"num_heads", p.num_heads, x.head_stride},
-                 {"seqlen_q", p.seqlen_q, x.row_stride},
-                 {"seqlen_k", p.seqlen_k, x.col_stride}});
+// Those that the call is given. k and v are not read beside quantized_kv: of them the address alone
+// is checked.
+GivenTensors tensors_of(const AttentionParams& p, const Sizes& sizes) {
+  if (!p.quantized_kv) return GivenTensors(operands_of(p), &p, sizes);
+  AttentionParams read = p;
+  for (TensorView* view : {&read.k, &read.v}) {
+    const void* const data = view->data;
+    *view = TensorView(), view->data = data, view->dtype = p.q.dtype;
+  }
+  return GivenTensors(operands_of(p), &read, sizes);
 }
 
 void check_scores(const AttentionParams& p) {
@@ -261,16 +192,6 @@ void check_scores(const AttentionParams& p) {
            p.q.dtype == DType::kFloat32 ? "" : concat(to_string(p.q.dtype), " (that of q) or "),
            "float32");
     }
-    check_score_strides("bias", size_of(p.bias.dtype), p, p.bias);
-  }
-  if (p.mask.data) check_score_strides("mask", 1, p, p.mask);
-  if (p.alibi_slopes.data) {
-    check_strides("alibi_slopes", sizeof(float), 1,
-                  {{"batch", p.batch_size, p.alibi_slopes.batch_stride},
-                   {"num_heads", p.num_heads, p.alibi_slopes.head_stride}});
-  }
-  if (p.sinks.data) {
-    check_strides("sinks", sizeof(float), 1, {{"num_heads", p.num_heads, p.sinks.head_stride}});
   }
 }
 
@@ -281,16 +202,17 @@ void validate(const AttentionParams& params) {
   check_sizes(params);
   check_cache(params);
   check_varlen(params);
-  check_elements(params);
-  check_lengths(params);
-  check_pointers(params);
   check_precision(params);
+  const Sizes sizes = sizes_of(params);
+  const GivenTensors tensors = tensors_of(params, sizes);
+  check_elements(tensors);
   check_dtypes(params);
   check_descales(params);
-  check_addresses(params);
-  check_layouts(params);
+  if (sizes['B'] != 0 && sizes['S'] != 0) check_given(tensors);
+  check_layouts(tensors);
+  check_lengths(params);
   check_scores(params);
-  check_own_memory(params);
+  check_own_memory(tensors);
 }
 
 void validate(const Options& options) {
@@ -313,13 +235,8 @@ void validate_sizes(const QuantizeParams& p) {
   check_device_type(p.device.type);
   if (p.precision == Precision::kInputs)
     fail("precision is inputs; accepted: int8_fp8, fp8, int8_fp16");
-  check_count("batch_size", p.batch_size, 0);
-  check_length("seqlen_k", p.seqlen_k, 0);
-  check_count("num_heads_kv", p.num_heads_kv, 1);
-  check_count("head_dim", p.head_dim, 1);
-  check_count("head_dim of v", p.head_dim_v, 1);
+  check_sizes(operands_of(p), &p);
   check_quantized_dims(p.head_dim, p.head_dim_v, p.precision);
-  check_count("total_k", p.total_k, 0);
   check_elements("", "batch_size x seqlen_k x num_heads_kv",
                  {p.batch_size, p.seqlen_k, p.num_heads_kv});
   check_elements("", "total_k x num_heads_kv", {p.total_k, p.num_heads_kv});
@@ -327,32 +244,25 @@ void validate_sizes(const QuantizeParams& p) {
 
 void validate(const QuantizeParams& p) {
   validate_sizes(p);
-  check_lengths(p);
-  const TensorSizes keys = p.cu_seqlens_k ? TensorSizes{1, p.total_k, p.num_heads_kv}
-                                          : TensorSizes{p.batch_size, p.seqlen_k, p.num_heads_kv};
   const struct {
     const char* name;
-    const TensorView& view;
-    std::int64_t columns;
-  } tensors[] = {{"k", p.k, p.head_dim}, {"v", p.v, p.head_dim_v}};
-  for (const auto& t : tensors) {
-    if (!is_16_bit(t.view.dtype)) {
-      fail(t.name, ": dtype is ", to_string(t.view.dtype),
+    DType dtype;
+  } dtypes[] = {{"k", p.k.dtype}, {"v", p.v.dtype}};
+  for (const auto& t : dtypes) {
+    if (!is_16_bit(t.dtype)) {
+      fail(t.name, ": dtype is ", to_string(t.dtype),
            "; accepted: float16 or bfloat16 with precision ", to_string(p.precision));
     }
-    check_dtype(t.name, t.view.dtype, "k", p.k.dtype);
-    check_address(t.name, t.view.data, size_of(t.view.dtype));
-    check_strides(t.name, t.view, keys, t.columns);
+    check_dtype(t.name, t.dtype, "k", p.k.dtype);
   }
-  check_address("cu_seqlens_k", p.cu_seqlens_k, sizeof(std::int32_t));
-  check_address("seqused_k", p.seqused_k, sizeof(std::int32_t));
+  const Sizes sizes = sizes_of(p);
+  const GivenTensors tensors(operands_of(p), &p, sizes);
+  check_elements(tensors);
+  check_layouts(tensors);
   check_address("quantized_kv", p.quantized_kv, buffer_alignment(p.device));
-  if (keys.batch * keys.rows == 0) return;
-  if (!p.quantized_kv) fail("quantized_kv is null");
-  for (const auto& t : tensors) {
-    if (!t.view.data) fail(t.name, " is null");
-  }
-  check_own_memory(p);
+  check_lengths(p);
+  check_given(tensors);
+  check_own_memory(tensors);
 }
 
 void validate(const MergeParams& p) {
@@ -361,42 +271,20 @@ void validate(const MergeParams& p) {
   }
   check_device_type(p.device.type);
   check_known_dtype("out", p.out.dtype);
-  check_count("batch_size", p.batch_size, 0);
-  check_length("seqlen_q", p.seqlen_q, 0);
-  check_count("num_heads", p.num_heads, 1);
-  check_count("head_dim of outs", p.head_dim_v, 1);
-  check_elements("outs", {p.batch_size, p.seqlen_q, p.num_heads}, p.head_dim_v);
+  const Operands table = operands_of(p);
+  check_sizes(table, &p);
+  const Sizes sizes = sizes_of(p);
   if (p.out.dtype == DType::kFloat8E4M3 || p.out.dtype == DType::kInt8) {
     fail("out: dtype is ", to_string(p.out.dtype),
          "; accepted: float16, bfloat16, float32, float64");
   }
   if (p.batch_size * p.seqlen_q == 0) return;
-  if (!p.out.data) fail("out is null");
-  if (!p.lse.data) fail("lse is null");
-  for (int n = 0; n < p.num_states; ++n) {
-    if (!p.outs[n].data) fail("outs[", n, "] is null");
-    if (!p.lses[n].data) fail("lses[", n, "] is null");
-    check_dtype("outs", p.outs[n].dtype, "out", p.out.dtype);
-    check_address("outs", p.outs[n].data, size_of(p.out.dtype));
-    check_address("lses", p.lses[n].data, sizeof(float));
-    check_strides("outs", p.outs[n], {p.batch_size, p.seqlen_q, p.num_heads}, p.head_dim_v);
-    check_strides("lses", sizeof(float), 1,
-                  {{"batch", p.batch_size, p.lses[n].batch_stride},
-                   {"num_heads", p.num_heads, p.lses[n].head_stride},
-                   {"seqlen", p.seqlen_q, p.lses[n].row_stride}});
-  }
-  check_span("out", size_of(p.out.dtype), p.head_dim_v,
-             {{"batch", p.batch_size, p.out.batch_stride},
-              {"seqlen", p.seqlen_q, p.out.row_stride},
-              {"num_heads", p.num_heads, p.out.head_stride}});
-  check_span(
-      "lse", sizeof(float), p.seqlen_q,
-      {{"batch", p.batch_size, p.lse.batch_stride}, {"num_heads", p.num_heads, p.lse.head_stride}});
-  check_output_layout("out", kOutNeeds, p.head_dim_v, {p.batch_size, p.seqlen_q, p.num_heads},
-                      {p.out.batch_stride, p.out.row_stride, p.out.head_stride});
-  check_output_layout("lse", kOutNeeds, p.seqlen_q, {p.batch_size, p.num_heads, 1},
-                      {p.lse.batch_stride, p.lse.head_stride, 0});
-  check_own_memory(p);
+  const GivenTensors tensors(table, &p, sizes);
+  check_elements(tensors);
+  check_given(tensors);
+  for (int n = 0; n < p.num_states; ++n) check_dtype("outs", p.outs[n].dtype, "out", p.out.dtype);
+  check_layouts(tensors);
+  check_own_memory(tensors);
 }
 
 }  // namespace dlattn::core

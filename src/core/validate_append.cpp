@@ -3,6 +3,8 @@
 #include "core/call_memory.h"
 #include "core/checks.h"
 #include "core/fail.h"
+#include "core/operations/append.h"
+#include "core/operations/tensors.h"
 #include "core/validate.h"
 
 namespace dlattn::core {
@@ -10,42 +12,6 @@ namespace {
 
 bool is_8_bit(DType dtype) {
   return dtype == DType::kInt8 || dtype == DType::kFloat8E4M3;
-}
-
-// A tensor of the call, as its memory is checked.
-struct Named {
-  const char* name;
-  const void* data;
-  DType dtype;
-  TensorSizes sizes;
-  std::int64_t columns;
-  std::int64_t strides[3];  // of sizes' dimensions
-
-  bool empty() const { return sizes.batch * sizes.rows == 0; }
-};
-
-template <typename T>
-Named named(const char* name, const BasicTensorView<T>& x, const TensorSizes& sizes,
-            std::int64_t columns) {
-  return {name, x.data, x.dtype, sizes, columns, {x.batch_stride, x.row_stride, x.head_stride}};
-}
-
-void check_input(const Named& x) {
-  check_elements(x.name, x.sizes, x.columns);
-  if (!x.empty() && !x.data) fail(x.name, " is null");
-  check_address(x.name, x.data, size_of(x.dtype));
-  check_strides(x.name, size_of(x.dtype), x.columns,
-                {{"batch", x.sizes.batch, x.strides[0]},
-                 {"seqlen", x.sizes.rows, x.strides[1]},
-                 {"num_heads", x.sizes.heads, x.strides[2]}});
-}
-
-void check_output(const Named& x) {
-  check_input(x);
-  if (x.empty()) return;
-  check_output_layout(x.name, "accepted: at least ", x.columns,
-                      {x.sizes.batch, x.sizes.rows, x.sizes.heads},
-                      {x.strides[0], x.strides[1], x.strides[2]});
 }
 
 void check_enums(const AppendParams& p) {
@@ -57,10 +23,7 @@ void check_enums(const AppendParams& p) {
 }
 
 void check_sizes(const AppendParams& p) {
-  check_count("batch_size", p.batch_size, 0);
-  check_count("num_heads_kv", p.num_heads_kv, 1);
-  check_count("head_dim", p.head_dim, 1);
-  check_count("head_dim of v", p.head_dim_v, 1);
+  check_sizes(operands_of(p), &p);
   if (p.q.data) check_count("num_heads", p.num_heads, 1);
   if (p.cu_seqlens_q) {
     check_count("total_new", p.total_new, 0);
@@ -101,16 +64,6 @@ void check_places(const AppendParams& p) {
          ", the keys that a sequence has room for");
   }
   if (p.cache_batch_idx) check_length("cache_batch_size", p.cache_batch_size, 0);
-  if (p.page_table.data) {
-    check_strides("page_table", sizeof(std::int32_t), (p.seqlen_k + p.page_size - 1) / p.page_size,
-                  {{"batch", p.batch_size, p.page_table.batch_stride}});
-  }
-  check_address("cu_seqlens_q", p.cu_seqlens_q, sizeof(std::int32_t));
-  check_address("seqused_k", p.seqused_k, sizeof(std::int32_t));
-  check_address("cache_batch_idx", p.cache_batch_idx, sizeof(std::int32_t));
-  check_address("leftpad_k", p.leftpad_k, sizeof(std::int32_t));
-  check_address("page_table", p.page_table.data, sizeof(std::int32_t));
-  if (p.slots) check_address("slots", p.slots, p.slot_bytes);
 }
 
 void check_rotary(const AppendParams& p) {
@@ -186,14 +139,10 @@ void check_scales(const AppendParams& p) {
     const bool needed = is_8_bit(p.k_cache.dtype);
     if (needed == (scale.view.data != nullptr)) {
       if (!needed) continue;
-      check_address(scale.name, scale.view.data, sizeof(float));
       if ((p.batch_size > 1 && scale.view.batch_stride < 0) ||
           (p.num_heads_kv > 1 && scale.view.head_stride < 0)) {
         fail(scale.name, ": a stride is negative; accepted: strides of at least 0");
       }
-      check_span(scale.name, sizeof(float), 1,
-                 {{"batch", p.batch_size, scale.view.batch_stride},
-                  {"num_heads", p.num_heads_kv, scale.view.head_stride}});
     } else if (needed) {
       fail(scale.name, " is null with ", scale.cache, " of ", to_string(p.k_cache.dtype),
            "; accepted: a float32 tensor on its device");
@@ -202,25 +151,6 @@ void check_scales(const AppendParams& p) {
            "; accepted: none");
     }
   }
-}
-
-void check_memory(const AppendParams& p) {
-  const TensorSizes keys = new_sizes(p, p.num_heads_kv), queries = new_sizes(p, p.num_heads);
-  const TensorSizes cached = cache_sizes(p);
-  const Named k = named("k", p.k, keys, p.head_dim), v = named("v", p.v, keys, p.head_dim_v);
-  const Named q = named("q", p.q, queries, p.head_dim);
-  const Named k_cache = named("k_cache", p.k_cache, cached, p.head_dim);
-  const Named v_cache = named("v_cache", p.v_cache, cached, p.head_dim_v);
-  const Named q_out = named("q_out", p.q_out, queries, p.head_dim);
-  const TensorSizes table = {1, p.rotary_positions, 1};
-  const Named cos = named("rotary_cos", p.rotary_cos, table, p.rotary_dim / 2);
-  const Named sin = named("rotary_sin", p.rotary_sin, table, p.rotary_dim / 2);
-  const bool rotates = p.rotary_cos.data, has_q = p.q.data;
-  check_input(k), check_input(v);
-  check_output(k_cache), check_output(v_cache);
-  if (rotates) check_input(cos), check_input(sin);
-  if (has_q) check_input(q), check_output(q_out);
-  check_own_memory(p);
 }
 
 }  // namespace
@@ -232,7 +162,13 @@ void validate(const AppendParams& p) {
   check_places(p);
   check_scales(p);
   check_rotary(p);
-  check_memory(p);
+  const Operands table = operands_of(p);
+  const Sizes sizes = sizes_of(p);
+  const GivenTensors tensors(table, &p, sizes);
+  check_elements(tensors);
+  check_given(tensors);
+  check_layouts(tensors);
+  check_own_memory(p, tensors);
 }
 
 }  // namespace dlattn::core

@@ -1,0 +1,215 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+#include <type_traits>
+
+#include "dlattn/tensor.h"
+
+// How the tensors and sizes of an operation are declared: each once, in the operation's table
+// (forward.h, append.h, merge.h, quantize.h beside this file). Checks of sizes, addresses, strides
+// and shared memory, the C API, the Python module and the faces for torch and JAX loop over it.
+namespace dlattn::core {
+
+enum class Kind : std::uint8_t {
+  kTensor,   // a BasicTensorView
+  kTensors,  // an array of them, sizes['N'] of which are used
+  kList,     // a pointer to elements that lie side by side
+  kCount,    // a size up to kMaxCount
+  kLength,   // a size up to kMaxLength
+  kNumber,   // a size that only the operation's own checks know
+};
+
+// The type of a tensor's elements.
+enum class Elements : std::uint8_t {
+  kAny,     // the view's dtype, of attention's dtypes
+  kCached,  // the same, or kInt8
+  kFloat32,
+  kInt32,
+  kBool,  // a byte each
+  kByte,
+  kSlots,  // sizes['x'] bytes each
+};
+
+enum class Access : std::uint8_t { kRead, kWrite, kModify };
+
+// The functions and faces that take an operand under its own name, as bits.
+enum Surface : std::uint8_t {
+  kInAttention = 1,
+  kInVarlen = 2,
+  kInKvcache = 4,
+  kInTorch = 8,  // torch.ops.dlattn.attention and attention_varlen
+  kInJax = 16,
+  kInFloat8 = kInAttention | kInVarlen | kInJax,  // where 8-bit q, k and v are taken
+  kInAll = 31,
+};
+
+// Which stride of a view a dimension has, as an index into View::strides.
+constexpr int stride_index(char letter) {
+  switch (letter) {
+    case 's':
+    case 'S':
+    case 'T':
+    case 'R':
+      return 1;
+    case 'h':
+    case 'g':
+    case 'n':
+      return 2;
+    case 't':
+      return 3;
+    default:
+      return 0;
+  }
+}
+
+constexpr const char* name_of_dim(char letter) {
+  switch (letter) {
+    case 's':
+      return "seqlen_q";
+    case 't':
+      return "seqlen_k";
+    default:
+      return stride_index(letter) == 0   ? "batch"
+             : stride_index(letter) == 1 ? "seqlen"
+                                         : "num_heads";
+  }
+}
+
+// One row of a table.
+//
+// `dims` has a letter for each dimension. Those after a space have elements side by side; the view
+// has a stride for each of the others. The operation's sizes_of() gives their sizes:
+//   b sequences             s seqlen_q      t seqlen_k       h num_heads      d head_dim
+//   B batch of rows of q    S rows of q     T rows of k, v   g num_heads_kv   e head_dim of v
+//   C batch of rows of k    (B and C: all sequences of a varlen batch are one; C: entries, pages)
+//   n heads with a q_descale of their own   o sequences + 1  p pages of a sequence
+//   R rows and c columns of rotary tables   m, w elements    N parts of an array
+struct Operand {
+  const char* name;
+  Kind kind;
+  std::uint16_t offset;    // of its field in the parameters
+  std::uint16_t c_offset;  // of its field in the struct of dlattn/c.h; 0: that has another form
+  const char* dims = "";   // as with() has them
+  char letters[4] = {};    // of the dimensions with a stride, and which of View::strides it is
+  std::uint8_t strides[4] = {};
+  std::uint8_t num_strides = 0;
+  char run = 0;  // the letter of the dimension after them; 0: none
+  Elements elements = Elements::kAny;
+  Access access = Access::kRead;
+  bool is_required = false;  // null is refused, unless the tensor has no elements
+  std::uint8_t surfaces = 0;
+  std::int64_t least = 0;  // of a size
+
+  constexpr bool is_tensor() const { return kind <= Kind::kList; }
+  // Whether its columns have a stride, as those of bias have.
+  constexpr bool has_columns() const { return num_strides == 4; }
+
+  // What differs from the defaults.
+  constexpr Operand with(const char* dims_, Elements type = Elements::kAny) const {
+    Operand changed = *this;
+    changed.dims = dims_, changed.elements = type;
+    const char* letter = dims_;
+    for (; *letter && *letter != ' '; ++letter) {
+      changed.letters[changed.num_strides] = *letter;
+      changed.strides[changed.num_strides++] = static_cast<std::uint8_t>(stride_index(*letter));
+    }
+    if (*letter) changed.run = letter[1];
+    return changed;
+  }
+  constexpr Operand required() const {
+    Operand changed = *this;
+    changed.is_required = true;
+    return changed;
+  }
+  constexpr Operand written(Access how = Access::kWrite) const {
+    Operand changed = *this;
+    changed.access = how;
+    return changed;
+  }
+  constexpr Operand taken_by(int functions) const {
+    Operand changed = *this;
+    changed.surfaces = static_cast<std::uint8_t>(functions);
+    return changed;
+  }
+  constexpr Operand called(const char* in_messages) const {
+    Operand changed = *this;
+    changed.name = in_messages;
+    return changed;
+  }
+  constexpr Operand at_least(std::int64_t number) const {
+    Operand changed = *this;
+    changed.least = number;
+    return changed;
+  }
+};
+
+// A field of the parameters and of the struct of dlattn/c.h, which have it under the same name; of
+// the parameters alone.
+#define DLATTN_FIELD(kind, Params, Struct, name)                      \
+  Operand {                                                           \
+    #name, Kind::kind, offsetof(Params, name), offsetof(Struct, name) \
+  }
+#define DLATTN_FIELD_OF_CPP(kind, Params, name) \
+  Operand{#name, Kind::kind, offsetof(Params, name), 0}
+
+// A table: sizes first, then tensors.
+struct Operands {
+  const Operand* sizes;
+  const Operand* tensors;
+  const Operand* end;
+
+  template <std::size_t kCount>
+  constexpr Operands(const Operand (&table)[kCount])
+      : sizes(table), tensors(table), end(table + kCount) {
+    while (!tensors->is_tensor()) ++tensors;
+  }
+};
+
+// The tensor of that name; null: there is none.
+constexpr const Operand* find(const Operands& table, std::string_view name) {
+  for (const Operand* operand = table.tensors; operand < table.end; ++operand) {
+    if (name == operand->name) return operand;
+  }
+  return nullptr;
+}
+
+// The size of each dimension of a call's tensors, by letter.
+class Sizes {
+ public:
+  std::int64_t& operator[](char letter) { return sizes_[letter - 'A']; }
+  std::int64_t operator[](char letter) const { return sizes_[letter - 'A']; }
+
+ private:
+  std::int64_t sizes_['z' - 'A' + 1];  // the letters of the operation's table are set
+};
+
+// A tensor of the parameters is accessed by its bytes, whatever its elements are: the layout of any
+// BasicTensorView.
+constexpr std::size_t stride_offset(int index) {
+  return offsetof(TensorView, batch_stride) + index * sizeof(std::int64_t);
+}
+static_assert(offsetof(TensorView, data) == 0 &&
+              offsetof(TensorView, row_stride) == stride_offset(1) &&
+              offsetof(TensorView, head_stride) == stride_offset(2) &&
+              offsetof(TensorView, col_stride) == stride_offset(3));
+
+template <typename T>
+T load(const void* params, std::size_t offset) {
+  T value;
+  std::memcpy(&value, static_cast<const char*>(params) + offset, sizeof value);
+  return value;
+}
+template <typename T>
+void store(void* params, std::size_t offset, const T& value) {
+  std::memcpy(static_cast<char*>(params) + offset, &value, sizeof value);
+}
+
+// A tensor's field in the parameters; of an array that of part `n`.
+inline const char* field_of(const Operand& operand, const void* params, std::int64_t n = 0) {
+  return static_cast<const char*>(params) + operand.offset + n * sizeof(TensorView);
+}
+
+}  // namespace dlattn::core
