@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/operations/operand.h"
 #include "problem.h"
 
 // How a list of arguments becomes functions of the Python module. The list itself, kArguments, is
@@ -22,6 +23,7 @@ constexpr Functions bit(Function function) {
 constexpr Functions kVarlen = bit(Function::kVarlen), kKvcache = bit(Function::kKvcache);
 constexpr Functions kNotKvcache = bit(Function::kAttention) | kVarlen;
 constexpr Functions kAll = kNotKvcache | kKvcache;
+static_assert(kNotKvcache == core::kInBoth && kKvcache == core::kInKvcache);
 
 // An argument of attention, attention_varlen or attention_with_kvcache.
 struct Argument {
@@ -31,7 +33,10 @@ struct Argument {
   void (*read)(nb::handle value, const char* name, Problem* problem);
   // An optional tensor: fills its fields after q, k, v and cu_seqlens. Not called for None.
   void (*read_tensor)(const Tensor& tensor, Problem* problem);
-  nb::handle AttentionCall::* member;  // where it also goes if it is read by name
+  nb::handle AttentionCall::* member;      // where it also goes if it is read by name
+  const core::Operand* operand = nullptr;  // an optional tensor that its row of the table describes
+
+  constexpr bool is_optional_tensor() const { return read_tensor || operand; }
 };
 
 constexpr Argument by_name(const char* name, decltype(Argument::member) member) {
@@ -53,11 +58,32 @@ constexpr Argument of(Functions functions, Argument argument) {
   return argument;
 }
 
+// The optional tensors of a table, which its rows describe, between two lists.
+template <const auto& kTable>
+constexpr std::size_t num_described() {
+  std::size_t count = 0;
+  for (const core::Operand& operand : kTable) count += (operand.surfaces & kAll) != 0;
+  return count;
+}
+template <const auto& kTable, std::size_t kBefore, std::size_t kBehind>
+constexpr auto with_optional_tensors(const Argument (&before)[kBefore],
+                                     const Argument (&behind)[kBehind]) {
+  std::array<Argument, kBefore + num_described<kTable>() + kBehind> list{};
+  std::size_t count = 0;
+  for (const Argument& argument : before) list[count++] = argument;
+  for (const core::Operand& operand : kTable) {
+    if ((operand.surfaces & kAll) == 0) continue;
+    list[count++] = {operand.name, operand.surfaces & kAll, nullptr, nullptr, nullptr, &operand};
+  }
+  for (const Argument& argument : behind) list[count++] = argument;
+  return list;
+}
+
 template <const auto& kList>
 constexpr std::size_t num_optional_tensors(Function function) {
   std::size_t count = 0;
   for (const Argument& argument : kList)
-    count += argument.read_tensor != nullptr && (argument.functions & bit(function));
+    count += argument.is_optional_tensor() && (argument.functions & bit(function));
   return count;
 }
 

@@ -6,6 +6,7 @@
 
 #include "arguments.h"
 #include "cache.h"
+#include "core/operations/forward.h"
 #include "errors.h"
 #include "quantized.h"
 
@@ -16,9 +17,10 @@ constexpr char kDTypes[] = "float16, bfloat16, float32, float64, float8_e4m3fn";
 constexpr dlpack::DLDataType kFloat32{dlpack::kFloat, 32, 1};
 constexpr dlpack::DLDataType kBool{dlpack::kBool, 8, 1};
 
-// Strides of a tensor that broadcasts, right-aligned, to [batch_size, num_heads, seqlen_q,
-// seqlen_k].
-void broadcast(const Tensor& tensor, const AttentionParams& p, std::int64_t* (&strides)[4]) {
+// Reads a tensor that broadcasts, right-aligned, to [batch_size, num_heads, seqlen_q, seqlen_k].
+void read_scores(const Tensor& tensor, const AttentionParams& p, TensorView* view) {
+  std::int64_t* const strides[4] = {&view->batch_stride, &view->head_stride, &view->row_stride,
+                                    &view->col_stride};
   const std::int64_t full[4] = {p.batch_size, p.num_heads, p.seqlen_q, p.seqlen_k};
   bool fits = tensor.ndim <= 4;
   for (int i = 0; i < 4 && fits; ++i) {
@@ -32,54 +34,26 @@ void broadcast(const Tensor& tensor, const AttentionParams& p, std::int64_t* (&s
               shape_text(full, 4));
 }
 
-void read_bias(const Tensor& bias, Problem* problem) {
-  AttentionParams& p = problem->params;
-  p.bias.dtype = to_dtype(bias, "that of q, or float32");
-  std::int64_t* strides[] = {&p.bias.batch_stride, &p.bias.head_stride, &p.bias.row_stride,
-                             &p.bias.col_stride};
-  broadcast(bias, p, strides);
-  p.bias.data = bias.data;
-}
-
-void read_mask(const Tensor& mask, Problem* problem) {
-  AttentionParams& p = problem->params;
-  check_dtype(mask, kBool);
-  std::int64_t* strides[] = {&p.mask.batch_stride, &p.mask.head_stride, &p.mask.row_stride,
-                             &p.mask.col_stride};
-  broadcast(mask, p, strides);
-  p.mask.data = static_cast<const std::uint8_t*>(mask.data);
-}
-
-void read_alibi_slopes(const Tensor& slopes, Problem* problem) {
-  AttentionParams& p = problem->params;
-  check_dtype(slopes, kFloat32);
-  const bool per_batch = slopes.ndim == 2;
-  const bool fits = (slopes.ndim == 1 || per_batch) &&
-                    slopes.shape[slopes.ndim - 1] == p.num_heads &&
-                    (!per_batch || slopes.shape[0] == p.batch_size);
+// Reads [num_heads] or [batch_size, num_heads].
+void read_by_head(const Tensor& tensor, const AttentionParams& p, TensorView* view) {
+  const bool per_batch = tensor.ndim == 2;
+  const bool fits = (tensor.ndim == 1 || per_batch) &&
+                    tensor.shape[tensor.ndim - 1] == p.num_heads &&
+                    (!per_batch || tensor.shape[0] == p.batch_size);
   if (!fits) {
-    unsupported("alibi_slopes: shape is ", shape_text(slopes.shape, slopes.ndim),
+    unsupported(tensor.name, ": shape is ", shape_text(tensor.shape, tensor.ndim),
                 "; accepted: (num_heads,) = (", p.num_heads, ",) or (batch, num_heads) = (",
                 p.batch_size, ", ", p.num_heads, ")");
   }
-  p.alibi_slopes.data = static_cast<const float*>(slopes.data);
-  p.alibi_slopes.batch_stride = per_batch ? slopes.strides[0] : 0;
-  p.alibi_slopes.head_stride = slopes.strides[slopes.ndim - 1];
+  view->batch_stride = per_batch ? tensor.strides[0] : 0;
+  view->head_stride = tensor.strides[tensor.ndim - 1];
 }
 
-void read_sinks(const Tensor& sinks, Problem* problem) {
-  AttentionParams& p = problem->params;
-  check_dtype(sinks, kFloat32);
-  check_shape(sinks, {1, {p.num_heads}}, "(num_heads,)");
-  p.sinks.data = static_cast<const float*>(sinks.data);
-  p.sinks.head_stride = sinks.strides[0];
-}
-
-// A descale that broadcasts, right-aligned, to [batch_size, heads]; `heads` is the first of
+// Reads a descale that broadcasts, right-aligned, to [batch_size, heads]; `heads` is the first of
 // `accepted` that it fits.
+template <typename View>
 std::int64_t read_descale(const Tensor& descale, std::int64_t batch_size,
-                          const std::int64_t (&accepted)[2], BasicTensorView<const float>* view) {
-  check_dtype(descale, kFloat32);
+                          const std::int64_t (&accepted)[2], View* view) {
   const auto size = [&](int from_last) {
     return descale.ndim > from_last ? descale.shape[descale.ndim - 1 - from_last] : 1;
   };
@@ -90,7 +64,6 @@ std::int64_t read_descale(const Tensor& descale, std::int64_t batch_size,
     const bool fits = descale.ndim <= 2 && (size(0) == 1 || size(0) == heads) &&
                       (size(1) == 1 || size(1) == batch_size);
     if (!fits) continue;
-    view->data = static_cast<const float*>(descale.data);
     view->batch_stride = stride(1);
     view->head_stride = stride(0);
     return heads;
@@ -102,21 +75,33 @@ std::int64_t read_descale(const Tensor& descale, std::int64_t batch_size,
       accepted[0] == accepted[1] ? "" : concat(" or (batch, num_heads) = ", shape_text(first, 2)));
 }
 
-void read_q_descale(const Tensor& descale, Problem* problem) {
+// Reads an optional tensor by what the table says of it.
+void read_operand(const core::Operand& operand, const Tensor& tensor, Problem* problem) {
   AttentionParams& p = problem->params;
-  const std::int64_t heads =
-      read_descale(descale, p.batch_size, {p.num_heads, p.num_heads_kv}, &p.q_descale);
-  if (heads != p.num_heads && heads > 0) p.heads_per_q_descale = p.num_heads / heads;
-}
-
-void read_k_descale(const Tensor& descale, Problem* problem) {
-  AttentionParams& p = problem->params;
-  read_descales(descale, p.batch_size, p.num_heads_kv, &p.k_descale);
-}
-
-void read_v_descale(const Tensor& descale, Problem* problem) {
-  AttentionParams& p = problem->params;
-  read_descales(descale, p.batch_size, p.num_heads_kv, &p.v_descale);
+  TensorView view;
+  view.data = tensor.data;
+  if (operand.elements == core::Elements::kAny) {
+    view.dtype = to_dtype(tensor, "that of q, or float32");
+  } else {
+    check_dtype(tensor, operand.elements == core::Elements::kBool ? kBool : kFloat32);
+  }
+  const std::string_view dims = operand.dims;
+  if (dims == "bhst") {
+    read_scores(tensor, p, &view);
+  } else if (dims == "bh") {
+    read_by_head(tensor, p, &view);
+  } else if (dims == "h") {
+    check_shape(tensor, {1, {p.num_heads}}, "(num_heads,)");
+    view.head_stride = tensor.strides[0];
+  } else {
+    const bool of_q = dims == "bn";
+    const std::int64_t most = of_q ? p.num_heads : p.num_heads_kv;
+    const std::int64_t heads = read_descale(tensor, p.batch_size, {most, p.num_heads_kv}, &view);
+    if (of_q && heads != p.num_heads && heads > 0) p.heads_per_q_descale = p.num_heads / heads;
+    static constexpr float kNoSequence[1] = {1.0f};
+    if (tensor.num_elements() == 0) view.data = kNoSequence;
+  }
+  core::store(&p, operand.offset, view);
 }
 
 void check_descales_given(const AttentionParams& p) {
@@ -309,7 +294,7 @@ void read_softmax_scale(nb::handle value, const char* name, Problem* problem) {
 // Python passes them: that of python/api/arguments.py. Settings and optional tensors are read in
 // this order.
 using H = nb::handle;
-constexpr Argument kArguments[] = {
+constexpr Argument kBeforeTensors[] = {
     by_name("q", &AttentionCall::q),
     of(kNotKvcache, by_name("k", &AttentionCall::k)),
     of(kNotKvcache, by_name("v", &AttentionCall::v)),
@@ -334,13 +319,8 @@ constexpr Argument kArguments[] = {
             }),
     setting("softcap",
             [](H x, const char* name, Problem* p) { p->params.softcap = parse_number(x, name); }),
-    of(kNotKvcache, optional_tensor("bias", read_bias)),
-    optional_tensor("mask", read_mask),
-    optional_tensor("alibi_slopes", read_alibi_slopes),
-    optional_tensor("sinks", read_sinks),
-    of(kNotKvcache, optional_tensor("q_descale", read_q_descale)),
-    optional_tensor("k_descale", read_k_descale),
-    optional_tensor("v_descale", read_v_descale),
+};
+constexpr Argument kBehindTensors[] = {
     of(kNotKvcache,
        setting("precision", [](H x, const char* name,
                                Problem* p) { p->params.precision = parse_precision(x, name); })),
@@ -361,12 +341,34 @@ constexpr Argument kArguments[] = {
     of(kVarlen | kKvcache, setting("split_size", read_split_size)),
     of(kVarlen | kKvcache, by_name("workspace", &AttentionCall::workspace)),
 };
+constexpr auto kArguments =
+    with_optional_tensors<core::kForwardOperands>(kBeforeTensors, kBehindTensors);
 static_assert(std::size(kArguments) <= AttentionCall::kMaxArguments);
 // Besides the optional tensors of attention_varlen, which has the most: q, k, v, out, workspace
-// and both cu_seqlens. Exact, as each costs every call some time.
-static_assert(num_optional_tensors<kArguments>(Function::kVarlen) + 7 == Problem::kMaxTensors,
+// and both cu_seqlens.
+static_assert(num_optional_tensors<kArguments>(Function::kVarlen) + 7 <= Problem::kMaxTensors,
               "kMaxTensors in problem.h counts the tensors that a call can have");
 static_assert(num_optional_tensors<kArguments>(Function::kKvcache) + 5 <= Problem::kMaxTensors);
+
+template <std::size_t i>
+void read_optional_tensor(const Tensor& tensor, Problem* problem) {
+  constexpr Argument kArgument = kArguments[i];
+  if constexpr (kArgument.read_tensor != nullptr) {
+    kArgument.read_tensor(tensor, problem);
+  } else {
+    read_operand(*kArgument.operand, tensor, problem);
+  }
+}
+
+// Calls `visit(i, name, read)` for each optional tensor, where `read` fills its fields.
+template <typename Visit>
+void for_each_optional_tensor(const Visit& visit) {
+  for_each_argument<kArguments>([&](auto i) {
+    constexpr Argument kArgument = kArguments[i];
+    if constexpr (kArgument.is_optional_tensor())
+      visit(std::size_t{i}, kArgument.name, read_optional_tensor<i>);
+  });
+}
 
 }  // namespace
 
@@ -428,8 +430,9 @@ const std::int32_t* int32s_of(const Tensor& tensor, std::int64_t count, const ch
 void read_descales(const Tensor& descale, std::int64_t batch_size, std::int64_t num_heads_kv,
                    BasicTensorView<const float>* view) {
   static constexpr float kNone[1] = {1.0f};  // of no sequence
+  check_dtype(descale, kFloat32);
   read_descale(descale, batch_size, {num_heads_kv, num_heads_kv}, view);
-  if (descale.num_elements() == 0) view->data = kNone;
+  view->data = descale.num_elements() > 0 ? static_cast<const float*>(descale.data) : kNone;
 }
 
 const Tensor& take_in(nb::handle object, const char* name, const Target& target, Problem* problem) {
@@ -505,13 +508,9 @@ void read_tensors(const AttentionCall& call, const Target& target, Problem* prob
   if (call.softmax_scale.is_none()) p.softmax_scale = default_scale(p);
   if (call.varlen() && !call.is_paged())
     read_cu_seqlens_k(take_in(call.cu_seqlens_k, "cu_seqlens_k", target, problem), problem);
-  for_each_argument<kArguments>([&](auto i) {
-    constexpr Argument kArgument = kArguments[i];
-    if constexpr (kArgument.read_tensor != nullptr) {
-      const nb::handle value = call.values[i];
-      if (!value.is_valid() || value.is_none()) return;
-      kArgument.read_tensor(take_in(value, kArgument.name, target, problem), problem);
-    }
+  for_each_optional_tensor([&](std::size_t i, const char* name, const auto& read) {
+    const nb::handle value = call.values[i];
+    if (value.is_valid() && !value.is_none()) read(take_in(value, name, target, problem), problem);
   });
   check_descales_given(p);
   if (call.varlen() && is_quantized_kv(call.k)) check_key_lengths(call.k, p);
@@ -527,12 +526,9 @@ std::vector<GivenTensor> given_tensors(const AttentionCall& call) {
     given.push_back({"cu_seqlens_q", call.cu_seqlens_q});
     given.push_back({"cu_seqlens_k", call.cu_seqlens_k});
   }
-  for_each_argument<kArguments>([&](auto i) {
-    constexpr Argument kArgument = kArguments[i];
-    if constexpr (kArgument.read_tensor != nullptr) {
-      const nb::handle value = call.values[i];
-      if (value.is_valid() && !value.is_none()) given.push_back({kArgument.name, value});
-    }
+  for_each_optional_tensor([&](std::size_t i, const char* name, const auto&) {
+    const nb::handle value = call.values[i];
+    if (value.is_valid() && !value.is_none()) given.push_back({name, value});
   });
   return given;
 }
@@ -548,11 +544,8 @@ void read_tensors(const std::vector<Tensor>& tensors, Problem* problem) {
   if (cu_seqlens_q) read_cu_seqlens_q(*cu_seqlens_q, problem);
   read_qkv(*find("q"), *find("k"), *find("v"), cu_seqlens_q, Keys::kAsQueries, problem);
   if (cu_seqlens_q) read_cu_seqlens_k(*find("cu_seqlens_k"), problem);
-  for_each_argument<kArguments>([&](auto i) {
-    constexpr Argument kArgument = kArguments[i];
-    if constexpr (kArgument.read_tensor != nullptr) {
-      if (const Tensor* tensor = find(kArgument.name)) kArgument.read_tensor(*tensor, problem);
-    }
+  for_each_optional_tensor([&](std::size_t, const char* name, const auto& read) {
+    if (const Tensor* tensor = find(name)) read(*tensor, problem);
   });
 }
 

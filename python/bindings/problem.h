@@ -17,7 +17,7 @@ enum class Function { kAttention, kVarlen, kKvcache };
 
 // Their arguments, as Python passed them. Borrowed for the length of the call.
 struct AttentionCall {
-  static constexpr int kMaxArguments = 41;
+  static constexpr int kMaxArguments = 48;
 
   Function function;
 

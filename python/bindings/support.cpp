@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/operations/forward.h"
 #include "dlattn/attention.h"
 #include "errors.h"
 #include "options.h"
@@ -75,13 +76,11 @@ void set_head_dim_v(AttentionParams* p) {
   p->v.batch_stride = p->out.batch_stride = kSeqlen * kHeads * p->head_dim_v;
 }
 
-void set_bias(AttentionParams* p) {
-  p->bias.data = memory(4);
-  p->bias.dtype = DType::kFloat32;
-}
-
-void set_mask(AttentionParams* p) {
-  p->mask.data = static_cast<const std::uint8_t*>(memory(4));
+void set_tensor(const core::Operand& operand, AttentionParams* p) {
+  TensorView view;
+  view.data = memory(4);
+  view.dtype = DType::kFloat32;
+  core::store(p, operand.offset, view);
 }
 
 void set_varlen(AttentionParams* p) {
@@ -99,35 +98,41 @@ void set_kvcache(AttentionParams* p) {
   p->seqused_k = seqused_k;
 }
 
-constexpr float kFloats[1] = {0.0f};
-
 // Features that a kernel may lack, in the order of the table of what is supported.
 struct Feature {
   const char* name;
   void (*add)(AttentionParams* p);  // to a made-up problem
 };
-constexpr Feature kFeatures[] = {
+constexpr Feature kBeforeTensors[] = {
     {"causal", [](AttentionParams* p) { p->causal = Causal::kBottomRight; }},
     {"gqa", [](AttentionParams* p) { p->num_heads_kv = 1; }},
     {"head_dim_v", set_head_dim_v},
     {"window", [](AttentionParams* p) { p->window_left = 8; }},
     {"softcap", [](AttentionParams* p) { p->softcap = 30.0; }},
-    {"bias", set_bias},
-    {"mask", set_mask},
-    {"alibi_slopes", [](AttentionParams* p) { p->alibi_slopes.data = kFloats; }},
-    {"sinks", [](AttentionParams* p) { p->sinks.data = kFloats; }},
-    {"varlen", set_varlen},
-    {"kvcache", set_kvcache},
 };
+constexpr Feature kBehindTensors[] = {{"varlen", set_varlen}, {"kvcache", set_kvcache}};
+
+// visit(name, add) for each feature that a kernel may lack, in the order of the table of what is
+// supported.
+template <typename Visit>
+void for_each_feature(const Visit& visit) {
+  for (const Feature& feature : kBeforeTensors) visit(feature.name, feature.add);
+  for (const core::Operand& operand : core::kForwardOperands) {
+    if (operand.surfaces & core::kIsFeature)
+      visit(operand.name, [&](AttentionParams* p) { set_tensor(operand, p); });
+  }
+  for (const Feature& feature : kBehindTensors) visit(feature.name, feature.add);
+}
 
 void add_feature(const std::string& name, AttentionParams* p) {
   if (name.empty()) return;
   std::string accepted;
-  for (const Feature& feature : kFeatures) {
-    if (name == feature.name) return feature.add(p);
-    accepted += concat(accepted.empty() ? "" : ", ", feature.name);
-  }
-  unsupported("feature is ", name, "; accepted: ", accepted);
+  bool found = false;
+  for_each_feature([&](const char* feature, const auto& add) {
+    if (name == feature) add(p), found = true;
+    accepted += concat(accepted.empty() ? "" : ", ", feature);
+  });
+  if (!found) unsupported("feature is ", name, "; accepted: ", accepted);
 }
 
 std::string refusal(nb::handle kernel, const std::string& dtype, std::int64_t head_dim,
@@ -153,7 +158,7 @@ void register_support(nb::module_& module) {
     names.append(nb::str(name.data(), name.size()));
   module.attr("kernel_names") = nb::tuple(names);
   nb::list features;
-  for (const Feature& feature : kFeatures) features.append(nb::str(feature.name));
+  for_each_feature([&](const char* name, const auto&) { features.append(nb::str(name)); });
   module.attr("feature_names") = nb::tuple(features);
   module.def("refusal", &refusal, nb::arg("kernel"), nb::arg("dtype"), nb::arg("head_dim"),
              nb::arg("feature"), nb::arg("compute_capability"));

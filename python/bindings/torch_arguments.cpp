@@ -56,7 +56,7 @@ Arguments::Arguments(const Signature& signature, const Value* stack) : signature
   for (int i = 0; i < signature.count; ++i) {
     values_[i] = stack[i];
     given_[i] = true;
-    if (signature.kinds[i] < Kind::kOptionalTensor) continue;
+    if (signature.arguments[i].kind < Kind::kOptionalTensor) continue;
     auto* const optional = reinterpret_cast<Value*>(stack[i]);
     given_[i] = optional;
     if (!optional) continue;
@@ -67,7 +67,7 @@ Arguments::Arguments(const Signature& signature, const Value* stack) : signature
 
 Arguments::~Arguments() {
   for (int i = 0; i < signature_.count; ++i) {
-    if (given_[i]) delete_owned(signature_.kinds[i], values_[i]);
+    if (given_[i]) delete_owned(signature_.arguments[i].kind, values_[i]);
   }
 }
 

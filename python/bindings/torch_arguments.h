@@ -20,9 +20,8 @@ enum class Kind : std::uint8_t {
   kOptionalText,
 };
 
-// Reads an argument written as torch prints its type, and its name: "Optional[Tensor] bias".
-constexpr Kind kind_of(std::string_view argument) {
-  const std::string_view type = argument.substr(0, argument.find(' '));
+// The kind of an argument whose type torch prints so.
+constexpr Kind kind_of(std::string_view type) {
   return type == "Tensor"             ? Kind::kTensor
          : type == "List[Tensor]"     ? Kind::kTensors
          : type == "Optional[Tensor]" ? Kind::kOptionalTensor
@@ -33,19 +32,29 @@ constexpr Kind kind_of(std::string_view argument) {
 
 // An operator's arguments, in the order of its schema.
 struct Signature {
-  static constexpr int kMaxArguments = 21;
+  static constexpr int kMaxArguments = 32;
 
-  std::string_view arguments[kMaxArguments] = {};
-  Kind kinds[kMaxArguments] = {};
+  struct Argument {
+    std::string_view type;
+    const char* name = "";
+    Kind kind = Kind::kNumber;
+
+    constexpr bool is_tensor() const {
+      return kind == Kind::kTensor || kind == Kind::kOptionalTensor;
+    }
+  };
+  Argument arguments[kMaxArguments] = {};
   int count = 0;
 
-  template <std::size_t kCount>
-  constexpr void add(const std::string_view (&more)[kCount]) {
-    for (const std::string_view argument : more) {
-      arguments[count] = argument;
-      kinds[count] = kind_of(argument);
-      ++count;
+  constexpr void add(std::string_view type, const char* name) {
+    arguments[count++] = {type, name, kind_of(type)};
+  }
+  // Where the argument stands; -1: the operator has none of that name.
+  constexpr int index(std::string_view name) const {
+    for (int i = 0; i < count; ++i) {
+      if (name == arguments[i].name) return i;
     }
+    return -1;
   }
 };
 

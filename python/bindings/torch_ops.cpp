@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
-#include <iterator>
 #include <new>
 #include <string_view>
 #include <type_traits>
 #include <vector>
 
+#include "core/operations/forward.h"
 #include "errors.h"
 #include "merge.h"
 #include "problem.h"
@@ -24,65 +24,53 @@ using torch_abi::Value;
 // Python.
 
 // The operators' arguments, which must be those of the schemas in dlattn/integrations/torch/ops.py.
-constexpr std::string_view kTensors[] = {"Tensor q", "Tensor k", "Tensor v"};
-constexpr std::string_view kVarlenTensors[] = {
-    "Tensor q",
-    "Tensor k",
-    "Tensor v",
-    "Tensor cu_seqlens_q",
-    "Tensor cu_seqlens_k",
-    "int max_seqlen_q",
-    "int max_seqlen_k",
-    "Optional[Tensor] seqused_k",
-};
-// Behind those.
-constexpr std::string_view kOptions[] = {
-    "Optional[Tensor] bias",
-    "Optional[Tensor] mask",
-    "Optional[Tensor] alibi_slopes",
-    "Optional[Tensor] sinks",
-    "int causal",
-    "Optional[float] scale",
-    "int window_left",
-    "int window_right",
-    "float softcap",
-    "Optional[str] precision",
-    "bool bhsd",
-    "bool batch_invariant",
-};
-constexpr std::string_view kOut[] = {"Tensor out"};
-constexpr std::string_view kParts[] = {"List[Tensor] outs", "List[Tensor] lses"};
-
-// Indices of the options, behind where they begin.
-enum Option {
-  kBias,
-  kMask,
-  kAlibiSlopes,
-  kSinks,
-  kCausal,
-  kScale,
-  kWindowLeft,
-  kWindowRight,
-  kSoftcap,
-  kPrecision,
-  kBhsd,
-  kBatchInvariant,
-};
-
 constexpr Signature signature(bool varlen, bool with_out) {
   Signature made;
-  if (varlen) made.add(kVarlenTensors);
-  if (!varlen) made.add(kTensors);
-  made.add(kOptions);
-  if (with_out) made.add(kOut);
+  for (const char* name : {"q", "k", "v"}) made.add("Tensor", name);
+  if (varlen) {
+    for (const char* name : {"cu_seqlens_q", "cu_seqlens_k"}) made.add("Tensor", name);
+    for (const char* name : {"max_seqlen_q", "max_seqlen_k"}) made.add("int", name);
+    made.add("Optional[Tensor]", "seqused_k");
+  }
+  for (const core::Operand& operand : core::kForwardOperands) {
+    if (operand.surfaces & core::kInTorch) made.add("Optional[Tensor]", operand.name);
+  }
+  made.add("int", "causal");
+  made.add("Optional[float]", "scale");
+  for (const char* name : {"window_left", "window_right"}) made.add("int", name);
+  made.add("float", "softcap");
+  made.add("Optional[str]", "precision");
+  for (const char* name : {"bhsd", "batch_invariant"}) made.add("bool", name);
+  if (with_out) made.add("Tensor", "out");
   return made;
 }
 
 constexpr Signature merge_signature() {
   Signature made;
-  made.add(kParts);
+  for (const char* name : {"outs", "lses"}) made.add("List[Tensor]", name);
   return made;
 }
+
+// An operator of attention, with where its settings stand among its arguments; -1: it has none.
+struct AttentionOperator {
+  Signature signature;
+  int max_seqlen_q, max_seqlen_k, causal, scale, window_left, window_right, softcap, precision,
+      bhsd, batch_invariant, out;
+
+  constexpr AttentionOperator(bool varlen, bool with_out)
+      : signature(python::signature(varlen, with_out)),
+        max_seqlen_q(signature.index("max_seqlen_q")),
+        max_seqlen_k(signature.index("max_seqlen_k")),
+        causal(signature.index("causal")),
+        scale(signature.index("scale")),
+        window_left(signature.index("window_left")),
+        window_right(signature.index("window_right")),
+        softcap(signature.index("softcap")),
+        precision(signature.index("precision")),
+        bhsd(signature.index("bhsd")),
+        batch_invariant(signature.index("batch_invariant")),
+        out(signature.index("out")) {}
+};
 
 std::int64_t count_of(std::int64_t count, const char* name) {
   if (count < 0 || count > INT32_MAX)
@@ -114,45 +102,33 @@ std::int64_t window_of(std::int64_t tokens) {
   return tokens < 0 ? -1 : std::min(tokens, kMaxWindow);
 }
 
-// The numbers among an operator's arguments; its options begin at `at`.
-void read_numbers(const Arguments& arguments, int at, bool varlen, Problem* problem) {
+void read_settings(const AttentionOperator& op, const Arguments& arguments, Problem* problem) {
   AttentionParams& p = problem->params;
-  p.causal = causal_of(arguments.integer(at + kCausal));
-  if (varlen) {
-    p.seqlen_q = count_of(arguments.integer(5), "max_seqlen_q");
-    p.seqlen_k = count_of(arguments.integer(6), "max_seqlen_k");
+  p.causal = causal_of(arguments.integer(op.causal));
+  if (op.max_seqlen_q >= 0) {
+    p.seqlen_q = count_of(arguments.integer(op.max_seqlen_q), "max_seqlen_q");
+    p.seqlen_k = count_of(arguments.integer(op.max_seqlen_k), "max_seqlen_k");
   }
-  if (arguments.given(at + kScale)) p.softmax_scale = arguments.number(at + kScale);
-  p.window_left = window_of(arguments.integer(at + kWindowLeft));
-  p.window_right = window_of(arguments.integer(at + kWindowRight));
-  p.softcap = arguments.number(at + kSoftcap);
-  if (arguments.given(at + kPrecision)) p.precision = precision_of(arguments.text(at + kPrecision));
-  problem->layout = arguments.flag(at + kBhsd) ? Layout::kBhsd : Layout::kBshd;
-  problem->options.batch_invariant = arguments.flag(at + kBatchInvariant);
+  if (arguments.given(op.scale)) p.softmax_scale = arguments.number(op.scale);
+  p.window_left = window_of(arguments.integer(op.window_left));
+  p.window_right = window_of(arguments.integer(op.window_right));
+  p.softcap = arguments.number(op.softcap);
+  if (arguments.given(op.precision)) p.precision = precision_of(arguments.text(op.precision));
+  problem->layout = arguments.flag(op.bhsd) ? Layout::kBhsd : Layout::kBshd;
+  problem->options.batch_invariant = arguments.flag(op.batch_invariant);
   problem->return_lse = true;
 }
 
 // The tensors that a call reads.
-std::vector<Tensor> describe_tensors(const Arguments& arguments, int at, bool varlen) {
+std::vector<Tensor> describe_tensors(const AttentionOperator& op, const Arguments& arguments) {
   std::vector<Tensor> tensors;
-  tensors.reserve(10);
-  const auto add = [&](int i, const char* name) {
-    if (!arguments.given(i)) return;
-    tensors.push_back(describe(arguments.tensor(i), name));
-    check_device(name, tensors.back().device, tensors.front().device, "q");
-  };
-  add(0, "q");
-  add(1, "k");
-  add(2, "v");
-  if (varlen) {
-    add(3, "cu_seqlens_q");
-    add(4, "cu_seqlens_k");
-    add(7, "seqused_k");
+  tensors.reserve(Signature::kMaxArguments);
+  for (int i = 0; i < op.signature.count; ++i) {
+    const Signature::Argument& argument = op.signature.arguments[i];
+    if (!argument.is_tensor() || i == op.out || !arguments.given(i)) continue;
+    tensors.push_back(describe(arguments.tensor(i), argument.name));
+    check_device(argument.name, tensors.back().device, tensors.front().device, "q");
   }
-  add(at + kBias, "bias");
-  add(at + kMask, "mask");
-  add(at + kAlibiSlopes, "alibi_slopes");
-  add(at + kSinks, "sinks");
   return tensors;
 }
 
@@ -179,20 +155,20 @@ void* stream_of(Device device) {
 }
 
 // Runs an operator of attention: its results are out and lse, or lse alone if out is given.
-void run(const Signature& signature, bool varlen, bool with_out, Value* stack) {
-  const Arguments arguments(signature, stack);
-  const int at = static_cast<int>(varlen ? std::size(kVarlenTensors) : std::size(kTensors));
+void run(const AttentionOperator& op, Value* stack) {
+  const Arguments arguments(op.signature, stack);
+  const bool with_out = op.out >= 0;
   Problem problem;
   AttentionParams& p = problem.params;
-  read_numbers(arguments, at, varlen, &problem);
-  const std::vector<Tensor> tensors = describe_tensors(arguments, at, varlen);
+  read_settings(op, arguments, &problem);
+  const std::vector<Tensor> tensors = describe_tensors(op, arguments);
   p.device = tensors.front().device;
   read_tensors(tensors, &problem);
-  if (!arguments.given(at + kScale)) p.softmax_scale = default_scale(p);
+  if (!arguments.given(op.scale)) p.softmax_scale = default_scale(p);
 
   OwnedTensor out;
   if (with_out) {
-    const Tensor given = describe(arguments.tensor(signature.count - 1), "out", true);
+    const Tensor given = describe(arguments.tensor(op.out), "out", true);
     check_device("out", given.device, p.device, "q");
     set_out(given, &problem);
   } else {
@@ -223,10 +199,11 @@ std::vector<Tensor> describe_parts(const std::vector<torch_abi::Tensor>& parts, 
 
 void run_merge(const Signature& signature, Value* stack) {
   const Arguments arguments(signature, stack);
-  const std::vector<torch_abi::Tensor> parts = arguments.tensors(0);
+  const std::vector<torch_abi::Tensor> parts = arguments.tensors(signature.index("outs"));
   const Device device = parts.empty() ? Device{} : describe(parts[0], "outs").device;
   const std::vector<Tensor> outs = describe_parts(parts, "outs", device);
-  const std::vector<Tensor> lses = describe_parts(arguments.tensors(1), "lses", device);
+  const std::vector<Tensor> lses =
+      describe_parts(arguments.tensors(signature.index("lses")), "lses", device);
   Merge merge = read_parts(outs, lses, Layout::kBshd, device);
   OwnedTensor out = empty_tensor("out", merge.out.sizes, 4, merge.params.out.dtype, device);
   OwnedTensor lse = empty_tensor("lse", merge.lse.sizes, 3, DType::kFloat32, device);
@@ -278,12 +255,12 @@ void run_or_throw(Code&& code) {
 }
 
 template <bool kVarlen, bool kWithOut>
-constexpr Signature kSignature = signature(kVarlen, kWithOut);
+constexpr AttentionOperator kAttention(kVarlen, kWithOut);
 constexpr Signature kMergeSignature = merge_signature();
 
 template <bool kVarlen, bool kWithOut>
 void attention_kernel(Value* stack, std::uint64_t, std::uint64_t) {
-  run_or_throw([&] { run(kSignature<kVarlen, kWithOut>, kVarlen, kWithOut, stack); });
+  run_or_throw([&] { run(kAttention<kVarlen, kWithOut>, stack); });
 }
 
 void merge_kernel(Value* stack, std::uint64_t, std::uint64_t) {
@@ -296,17 +273,18 @@ struct Operator {
   const Signature& signature;
 };
 constexpr Operator kOperators[] = {
-    {"attention", attention_kernel<false, false>, kSignature<false, false>},
-    {"attention_out", attention_kernel<false, true>, kSignature<false, true>},
-    {"attention_varlen", attention_kernel<true, false>, kSignature<true, false>},
-    {"attention_varlen_out", attention_kernel<true, true>, kSignature<true, true>},
+    {"attention", attention_kernel<false, false>, kAttention<false, false>.signature},
+    {"attention_out", attention_kernel<false, true>, kAttention<false, true>.signature},
+    {"attention_varlen", attention_kernel<true, false>, kAttention<true, false>.signature},
+    {"attention_varlen_out", attention_kernel<true, true>, kAttention<true, true>.signature},
     {"merge_states", merge_kernel, kMergeSignature},
 };
 
 bool same_arguments(const Signature& signature, nb::handle schema) {
   if (nb::len(schema) != static_cast<std::size_t>(signature.count)) return false;
   for (int i = 0; i < signature.count; ++i) {
-    if (text(nb::object(schema[i])) != signature.arguments[i]) return false;
+    const Signature::Argument& argument = signature.arguments[i];
+    if (text(nb::object(schema[i])) != concat(argument.type, " ", argument.name)) return false;
   }
   return true;
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/operations/forward.h"
 #include "errors.h"
 #include "xla_abi.h"
 
@@ -291,8 +292,8 @@ class Shapes {
   void place(Tensor* tensor) {
     contiguous_strides(tensor);
     const std::int64_t count = tensor->num_elements();
-    if (std::strncmp(tensor->name, "cu_seqlens", 10) == 0 ||
-        std::strcmp(tensor->name, "seqused_k") == 0) {  // the CPU's checks read them
+    const core::Operand* const operand = core::find(core::kForwardOperands, tensor->name);
+    if (operand && operand->kind == core::Kind::kList) {  // the CPU's checks read them
       lengths_.emplace_back(static_cast<std::size_t>(count) + 1, 0);
       tensor->data = lengths_.back().data();
       return;

@@ -35,15 +35,16 @@ enum class Elements : std::uint8_t {
 
 enum class Access : std::uint8_t { kRead, kWrite, kModify };
 
-// The functions and faces that take an operand under its own name, as bits.
+// The functions of Python that take a tensor as an optional argument, and what else has it under
+// its name, as bits.
 enum Surface : std::uint8_t {
   kInAttention = 1,
   kInVarlen = 2,
   kInKvcache = 4,
-  kInTorch = 8,  // torch.ops.dlattn.attention and attention_varlen
-  kInJax = 16,
-  kInFloat8 = kInAttention | kInVarlen | kInJax,  // where 8-bit q, k and v are taken
-  kInAll = 31,
+  kInTorch = 8,     // torch.ops.dlattn.attention and attention_varlen
+  kIsFeature = 16,  // the table of what kernels support
+  kInBoth = kInAttention | kInVarlen,
+  kInAll = kInBoth | kInKvcache | kInTorch | kIsFeature,
 };
 
 // Which stride of a view a dimension has, as an index into View::strides.
