@@ -3,9 +3,10 @@
 #   CMAKE_CUDA_ARCHITECTURES, or CUDAARCHS in the environment: as CMake reads it
 #   DLATTN_ARCHS, a CMake variable or in the environment:
 #     all      machine code for every GPU that the kernels know, and PTX for newer ones; what a release has
-#     native   machine code for the GPUs of this machine, and PTX for the others
+#     native   machine code for the GPUs of this machine, and PTX for newer ones
 #     89;90    machine code for those, and PTX for the others
-#   none of them: native where there is a GPU, else all
+#     common   machine code for 8.9, of 9.0 the kernels that are for it alone, and PTX for all others
+#   none of them: native where there is a GPU, else common
 include_guard()
 
 set(DLATTN_MIN_ARCH 80)  # cp.async
@@ -14,10 +15,16 @@ set(DLATTN_ALL_ARCHS 80 89 90 120)  # 8.6 and 8.7 run the code for 8.0
 # A release has machine code for all GPUs up to 9.0. Its PTX is for newer ones, and 8.9 is the nearest relative of most
 # of them: tensor cores too slow to feel an mbarrier (cuda/forward/wmma/stages.cuh).
 set(DLATTN_ALL_PTX 89-virtual)
-# Other builds lack machine code for older GPUs too, so their PTX is for the oldest. It serves all: what the kernels ask
-# of __CUDA_ARCH__ is how stages are handed over (stages.cuh), which decides on speed alone, and for instructions of 9.0
-# and later, which plans and launches use only where the code that runs has them (DeviceInfo::code, cuda/launch.cuh).
+# A list lacks machine code for older GPUs too, so its PTX is for the oldest. It serves all: what the kernels ask
+# of __CUDA_ARCH__ is how stages are handed over (stages.cuh), which decides on speed alone, and for instructions of 8.9
+# and 9.0, which plans and launches use only where the code that runs has them (DeviceInfo::code, cuda/launch.cuh).
 set(DLATTN_OTHER_PTX ${DLATTN_MIN_ARCH}-virtual)
+# A machine without a GPU builds for another one: in few CPU seconds, and so that every GPU is served. Two kinds of PTX,
+# because 8.9 is the first that has fp8; only files with fp8 are compiled twice (dlattn_code_flags). Kernels for 9.0
+# alone have machine code, since PTX for 9.0a serves nothing else; they are the fast ones there.
+set(DLATTN_COMMON_ARCHS 89-real 80-virtual 89-virtual)
+set(DLATTN_COMMON_FAMILY_ARCHS 90a)
+# A build for the GPUs of this machine compiles once for each: its PTX is that of the oldest of them.
 
 # The compute capabilities of this machine's GPUs, times ten; empty where none is found. NVIDIA's tools are asked, for
 # nothing here may need a framework: nvidia-smi, which comes with the driver, or nvcc's own query.
@@ -60,13 +67,36 @@ function(_dlattn_capabilities variable)  # "89;120" as "8.9, 12.0"
   set(${variable} "${text}" PARENT_SCOPE)
 endfunction()
 
-# Sets `variable` to what CMAKE_CUDA_ARCHITECTURES should be, and DLATTN_ARCHS_REASON to why, and says it. `nvcc` is the
-# compiler.
+# The options by which nvcc compiles for `archs`, a list as CMAKE_CUDA_ARCHITECTURES has it. With `shared`, machine code
+# for 8.9 is made of the PTX for 8.0 where that is wanted too: one run of the compiler's front half, which takes longer
+# than ptxas, in place of two, and the same machine code (DLATTN_CODE_OF_89, cuda/forward/wmma/stages.cuh). Not for code
+# that asks for instructions of 8.9.
+function(dlattn_code_flags variable shared archs)
+  set(flags "")
+  if(shared AND "80-virtual" IN_LIST archs AND "89-real" IN_LIST archs)
+    list(REMOVE_ITEM archs 89-real 89-virtual)
+    list(APPEND flags --generate-code=arch=compute_80,code=sm_89 -DDLATTN_CODE_OF_89)
+  endif()
+  foreach(arch ${archs})
+    string(REGEX MATCH "^[0-9]+[af]?" name ${arch})
+    if(NOT arch MATCHES "-virtual$")
+      list(APPEND flags --generate-code=arch=compute_${name},code=sm_${name})
+    endif()
+    if(NOT arch MATCHES "-real$")
+      list(APPEND flags --generate-code=arch=compute_${name},code=compute_${name})
+    endif()
+  endforeach()
+  set(${variable} ${flags} PARENT_SCOPE)
+endfunction()
+
+# Sets `variable` to what CMAKE_CUDA_ARCHITECTURES should be, DLATTN_ARCHS_REASON to why, and says it. Sets
+# DLATTN_ASKED_FAMILY_ARCHS to the architectures whose own families are wanted beside those. `nvcc` is the compiler.
 function(dlattn_choose_archs variable nvcc)
   if(NOT EXISTS "${nvcc}")  # CUDACXX may be a name, and have flags
     separate_arguments(words UNIX_COMMAND "${nvcc}")
     list(POP_FRONT words nvcc)
   endif()
+  set(DLATTN_ASKED_FAMILY_ARCHS "" PARENT_SCOPE)
   set(archs "${CMAKE_CUDA_ARCHITECTURES}")
   if(NOT archs AND NOT "$ENV{CUDAARCHS}" STREQUAL "")
     set(archs "$ENV{CUDAARCHS}")
@@ -114,7 +144,7 @@ function(dlattn_choose_archs variable nvcc)
     endforeach()
     _dlattn_capabilities(found ${found})
     if(asked STREQUAL "")
-      set(items all)
+      set(items common)
       set(reason "no GPU found")
       if(native)
         set(items native)
@@ -129,7 +159,8 @@ function(dlattn_choose_archs variable nvcc)
       endif()
       message(FATAL_ERROR
         "dlattn: DLATTN_ARCHS is \"${asked}\", and no GPU of compute capability 8.0 or later is found here (found: "
-        "${found}; asked: nvidia-smi, __nvcc_device_query). Accepted: all, or a list of compute capabilities (89;90).")
+        "${found}; asked: nvidia-smi, __nvcc_device_query). Accepted: common, all, or a list of compute capabilities "
+        "(89;90).")
     endif()
   endif()
 
@@ -145,7 +176,13 @@ function(dlattn_choose_archs variable nvcc)
         list(APPEND unknown ${arch})
       endif()
     endforeach()
-    set(rest "DLATTN_ARCHS=native, or a list as 89;90, builds for fewer in less time")
+    set(rest "DLATTN_ARCHS=common, native, or a list as 89;90, builds for fewer in less time")
+  elseif(items STREQUAL "common")
+    set(chosen 89)
+    set(ptx ${DLATTN_COMMON_ARCHS})
+    list(REMOVE_ITEM ptx 89-real)
+    set(DLATTN_ASKED_FAMILY_ARCHS ${DLATTN_COMMON_FAMILY_ARCHS} PARENT_SCOPE)
+    set(rest "DLATTN_ARCHS=all builds machine code for every GPU, DLATTN_ARCHS=90 for a Hopper")
   else()
     foreach(item ${items})
       if(item STREQUAL "native")
@@ -169,7 +206,7 @@ function(dlattn_choose_archs variable nvcc)
         endforeach()
         list(JOIN accepted ", " accepted)
         message(FATAL_ERROR
-          "dlattn: DLATTN_ARCHS is \"${asked}\" and has \"${item}\". Accepted: all; native, for the GPUs of this "
+          "dlattn: DLATTN_ARCHS is \"${asked}\" and has \"${item}\". Accepted: common; all; native, for the GPUs of this "
           "machine; or a list of compute capabilities that this nvcc knows (89;90): ${accepted}.")
       endif()
       list(APPEND chosen ${arch})
@@ -177,14 +214,21 @@ function(dlattn_choose_archs variable nvcc)
     set(rest "DLATTN_ARCHS=all builds machine code for every GPU")
   endif()
   list(REMOVE_DUPLICATES chosen)
+  if(items STREQUAL "native" AND chosen)
+    list(GET chosen 0 oldest)
+    set(ptx ${oldest}-virtual)
+  endif()
 
   set(text "PTX alone")
   if(chosen)
     _dlattn_capabilities(text ${chosen})
     string(PREPEND text "machine code for ")
-    string(REGEX MATCH "^[0-9]+" from ${ptx})
+    string(REGEX MATCH "^[0-9]+" from "${ptx}")
     _dlattn_capabilities(from ${from})
     string(APPEND text " and PTX for ${from} and later")
+    if(items STREQUAL "common")
+      string(APPEND text ", with the kernels for 9.0 alone")
+    endif()
   endif()
   if(unknown)
     _dlattn_capabilities(unknown ${unknown})

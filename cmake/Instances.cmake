@@ -3,12 +3,14 @@
 #                             and namespace within dlattn
 #   instances.inc             DLATTN_INSTANCE(kForward, scalar, scalar, kFloat16, 64) ... for core and the tests
 #   <operation>_<family>*.cu  explicit instantiations of a family's launcher, from instance.cu.in; listed in
-#                             DLATTN_INSTANCE_SOURCES, or DLATTN_INSTANCE_SOURCES_<arch>
+#                             DLATTN_INSTANCE_SOURCES, or DLATTN_INSTANCE_SOURCES_<arch>; those with fp8 also in
+#                             DLATTN_FP8_SOURCES
 # and sets DLATTN_FAMILY_PLANS, the sources of the families' plans, DLATTN_FAMILY_ARCHS, the architectures that families
 # are for alone, and DLATTN_COMPILED and DLATTN_COMPILED_<arch>, what instances.inc says of the instances of each, and
 # the same of the launches that follow a family's own (THEN).
 set(DLATTN_GENERATED_DIR ${PROJECT_BINARY_DIR}/generated)
 set(DLATTN_INSTANCE_SOURCES)
+set(DLATTN_FP8_SOURCES)
 set(DLATTN_FAMILY_ARCHS)
 set(DLATTN_FAMILY_PLANS ${PROJECT_SOURCE_DIR}/src/cuda/plan/tensor_box.cpp)  # which plans share
 set(_head "// Generated from src/cuda/instances.cmake.\n")
@@ -85,8 +87,12 @@ function(dlattn_instance operation family dtype)
     endforeach()
     set(_text_${name} "${_text_${name}}" PARENT_SCOPE)
     list(APPEND DLATTN_INSTANCE_SOURCES${arch} ${source})
+    if("${dtype}" STREQUAL float8_e4m3fn)
+      list(APPEND DLATTN_FP8_SOURCES ${source})
+    endif()
   endforeach()
   list(REMOVE_DUPLICATES DLATTN_INSTANCE_SOURCES${arch})
+  set(DLATTN_FP8_SOURCES ${DLATTN_FP8_SOURCES} PARENT_SCOPE)
   set(_instances_inc "${_instances_inc}" PARENT_SCOPE)
   set(DLATTN_COMPILED${arch} "${DLATTN_COMPILED${arch}}" PARENT_SCOPE)
   set(DLATTN_INSTANCE_SOURCES${arch} ${DLATTN_INSTANCE_SOURCES${arch}} PARENT_SCOPE)

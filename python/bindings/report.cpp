@@ -65,6 +65,7 @@ nb::dict device_dict(const DeviceInfo& device) {
   fields["unserved"] = nb::str(device.unserved.c_str());
   fields["code"] = nb::make_tuple(device.code / 10, device.code % 10);
   fields["ptx"] = device.ptx;
+  fields["arch_specific_code"] = device.arch_specific_code;
   return fields;
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -144,6 +145,8 @@ class DeviceInfo:
     """The compute capability of the code that runs on it; (0, 0) for none."""
     ptx: bool = False
     """Whether that is PTX, which the driver compiles when it first loads it."""
+    arch_specific_code: bool = False
+    """Whether there is also machine code of kernels for this compute capability alone."""
 
     @property
     def served(self) -> bool:
@@ -155,6 +158,8 @@ class DeviceInfo:
         if self.served:
             kind = "PTX, which the driver compiles," if self.ptx else "machine code"
             status = f"served by {kind} for {self.code[0]}.{self.code[1]}"
+            if self.ptx and self.arch_specific_code:
+                status += f", and by machine code of the kernels for {major}.{minor} alone"
         return f"cuda:{self.index} {self.name}, compute capability {major}.{minor}, {status}"
 
 
@@ -168,7 +173,7 @@ class Info:
     cuda_version: str
     """The version of the toolkit that compiled the kernels."""
     archs: tuple[str, ...]
-    """Machine code ("89-real") and PTX ("89-virtual") in this build."""
+    """Machine code ("89-real"), PTX ("89-virtual") or both ("89") in this build."""
     archs_reason: str
     """Why those: what the build was asked for, or the GPU that it found."""
     kernels: tuple[str, ...]
@@ -181,6 +186,11 @@ class Info:
     cpu_isa: str
     cpu_threads: int
 
+    def _capabilities(self, other: str) -> str:
+        """Of machine code, where `other` is "-virtual", or of PTX, where it is "-real"."""
+        names = (re.match(r"(\d+)(\d[af]?)", arch) for arch in self.archs if other not in arch)
+        return ", ".join(dict.fromkeys(f"{name[1]}.{name[2]}" for name in names if name)) or "none"
+
     @property
     def gpu(self) -> bool:
         """Whether there is a CUDA device that this build's kernels run on."""
@@ -189,7 +199,10 @@ class Info:
     def __str__(self) -> str:
         built = "CPU only (built without CUDA)"
         if self.cuda:
-            built = f"CUDA {self.cuda_version} for {', '.join(self.archs)} ({self.archs_reason})"
+            built = (
+                f"CUDA {self.cuda_version}, machine code for {self._capabilities('-virtual')}; "
+                f"PTX for {self._capabilities('-real')} ({self.archs_reason})"
+            )
         lines = [
             f"dlattn {self.version}",
             f"build: {built}",

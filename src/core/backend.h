@@ -12,6 +12,7 @@ namespace dlattn::cuda {
 bool compiled();
 const char* toolkit_version();  // "13.0"; "" without CUDA
 const char* archs();  // CMAKE_CUDA_ARCHITECTURES of this build, ';'-separated; "" without CUDA
+const char* family_archs();  // of families that are for one architecture alone: "90a-real"; or ""
 const char* archs_reason();  // why those; "" without CUDA
 int device_count();
 std::string device_status();

@@ -35,8 +35,14 @@ bool compiles_ptx(CudaVersions versions) {
 
 }  // namespace
 
-Code code_for(const std::string& archs, int compute_major, int compute_minor) {
+Code code_for(const std::string& archs, const std::string& family_archs, int compute_major,
+              int compute_minor) {
   const int wanted = compute_major * 10 + compute_minor;
+  if (!family_archs.empty()) {
+    Code code = code_for(archs, {}, compute_major, compute_minor);
+    code.arch_specific |= code_for(family_archs, {}, compute_major, compute_minor).arch_specific;
+    return code;
+  }
   int machine_code = 0, ptx_code = 0;
   Code code;
   std::istringstream list(archs);

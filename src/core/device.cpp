@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <sstream>
 
@@ -50,6 +51,10 @@ BuildInfo build_info() {
   info.cuda = cuda::compiled();
   info.cuda_version = cuda::toolkit_version();
   info.archs = split(cuda::archs());
+  for (std::string& arch : split(cuda::family_archs())) {
+    if (std::find(info.archs.begin(), info.archs.end(), arch) == info.archs.end())
+      info.archs.push_back(std::move(arch));
+  }
   info.archs_reason = cuda::archs_reason();
   info.kernels = {std::string(core::kCpu)};
   for (const auto& family : core::families<AttentionParams>()) {

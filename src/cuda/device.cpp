@@ -59,7 +59,8 @@ DeviceInfo query(int index) {
   info.max_smem_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
   info.smem_per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, index);
   info.l2_bytes = attribute(cudaDevAttrL2CacheSize, index);
-  const core::Code code = core::code_for(archs(), info.compute_major, info.compute_minor);
+  const core::Code code =
+      core::code_for(archs(), family_archs(), info.compute_major, info.compute_minor);
   core::CudaVersions versions{CUDART_VERSION, 0};
   cudaDriverGetVersion(&versions.driver);
   info.unserved = core::unserved(info, code, archs(), versions);
@@ -79,6 +80,9 @@ const char* toolkit_version() {
 }
 const char* archs() {
   return DLATTN_CUDA_ARCHS;
+}
+const char* family_archs() {
+  return DLATTN_CUDA_FAMILY_ARCHS;
 }
 const char* archs_reason() {
   return DLATTN_CUDA_ARCHS_REASON;

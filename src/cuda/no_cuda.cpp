@@ -18,6 +18,9 @@ const char* toolkit_version() {
 const char* archs() {
   return "";
 }
+const char* family_archs() {
+  return "";
+}
 const char* archs_reason() {
   return "";
 }

@@ -12,18 +12,19 @@ namespace {
 
 void archs() {
   const auto check = [](const char* archs, int major, int minor, int capability,
-                        bool specific = false) {
-    const core::Code code = core::code_for(archs, major, minor);
+                        bool specific = false, const char* family_archs = "") {
+    const core::Code code = core::code_for(archs, family_archs, major, minor);
     CHECK_EQ(code.capability, capability);
     CHECK_EQ(code.arch_specific, specific);
   };
-  const char* release = "80-real;89-real;90-real;120-real;89-virtual;90a-real";
+  const char* release = "80-real;89-real;90-real;120-real;89-virtual";
   check(release, 7, 5, 0);
   check(release, 8, 0, 80);
   check(release, 8, 6, 80);  // machine code for 8.0
   check(release, 8, 9, 89);
-  check(release, 9, 0, 90, true);
-  check(release, 10, 0, 89);  // PTX for 8.9
+  check(release, 9, 0, 90, true, "90a-real");
+  check(release, 9, 0, 90);
+  check(release, 10, 0, 89, false, "90a-real");  // PTX for 8.9
   check(release, 12, 1, 120);
   check("89-real", 8, 6, 0);  // machine code does not run on older minors
   check("89-real", 9, 0, 0);  // nor on another major
@@ -40,12 +41,20 @@ void archs() {
   check("90a-virtual", 10, 0, 0);
   check("", 8, 9, 0);
   check("native", 8, 9, 0);
+  // What a machine without a GPU builds: code for 9.0 is that of sm90's families alone.
+  const char* common = "89-real;80-virtual;89-virtual";
+  check(common, 8, 0, 80, false, "90a-real");
+  check(common, 8, 6, 80, false, "90a-real");
+  check(common, 8, 9, 89, false, "90a-real");
+  check(common, 9, 0, 89, true, "90a-real");
+  check(common, 12, 0, 89, false, "90a-real");
+  check("89-real", 9, 0, 0, true, "90a-real");
 }
 
 // PTX is for devices that no machine code runs on.
 void ptx() {
   const auto check = [](const char* archs, int major, int minor, int capability, bool ptx) {
-    const core::Code code = core::code_for(archs, major, minor);
+    const core::Code code = core::code_for(archs, "90a-real", major, minor);
     CHECK_EQ(code.capability, capability);
     CHECK_EQ(code.ptx, ptx);
   };
@@ -54,7 +63,8 @@ void ptx() {
   check("89-real;80-virtual", 8, 9, 89, false);
   check("86-real;80-virtual", 8, 9, 86, false);
   check("80-real;89-virtual", 8, 9, 80, false);
-  check("90-real;80-virtual;90a-real", 9, 0, 90, false);
+  check("90-real;80-virtual", 9, 0, 90, false);
+  check("89-real;80-virtual;89-virtual", 9, 0, 89, true);
   check("80-virtual", 9, 0, 80, true);
   check("89", 8, 9, 89, false);
   check("89", 12, 0, 89, true);
@@ -64,7 +74,7 @@ void ptx() {
 std::string unserved(const char* name, int major, int minor, const char* archs,
                      core::CudaVersions versions = {13000, 13000}) {
   const DeviceInfo device = test::gpu(name, major, minor, 100, 101376);
-  return core::unserved(device, core::code_for(archs, major, minor), archs, versions);
+  return core::unserved(device, core::code_for(archs, "", major, minor), archs, versions);
 }
 
 const std::string rebuild =

@@ -371,6 +371,9 @@ def test_info_tells_which_code_serves_a_gpu():
     assert device.served and str(device).endswith("9.0, served by machine code for 9.0")
     other = dataclasses.replace(device, code=(8, 0), ptx=True)
     assert str(other).endswith("9.0, served by PTX, which the driver compiles, for 8.0")
+    beside = dataclasses.replace(other, arch_specific_code=True)
+    assert str(beside) == f"{other}, and by machine code of the kernels for 9.0 alone"
+    assert "alone" not in str(dataclasses.replace(device, arch_specific_code=True))
 
 
 def test_info_of_a_build_for_one_gpu():
@@ -384,7 +387,14 @@ def test_info_of_a_build_for_one_gpu():
         missing_kernels=("sm90",),
     )
     lines = str(info).splitlines()
-    assert lines[1] == "build: CUDA 13.0 for 89-real, 80-virtual (GPU found: 8.9)"
+    assert lines[1] == ("build: CUDA 13.0, machine code for 8.9; PTX for 8.0 (GPU found: 8.9)")
+    archs = ("89-real", "120", "80-virtual", "89-virtual", "90a-real")
+    assert "machine code for 8.9, 12.0, 9.0a; PTX for 12.0, 8.0, 8.9 (" in str(
+        dataclasses.replace(info, archs=archs)
+    )
+    assert "machine code for none; PTX for 8.0 (" in str(
+        dataclasses.replace(info, archs=("80-virtual",))
+    )
     assert lines[2] == "kernels: cpu, wmma"
     assert lines[3] == "not in this build: sm90 (DLATTN_ARCHS=all pip install . has all)"
     assert "not in this build" not in str(dataclasses.replace(info, missing_kernels=()))

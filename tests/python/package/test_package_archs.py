@@ -37,6 +37,7 @@ def choose(tmp_path: Path) -> Choose:
     script.write_text(
         f'cmake_minimum_required(VERSION 3.24)\ninclude("{ROOT}/cmake/Archs.cmake")\n'
         'dlattn_choose_archs(chosen "${NVCC}")\nmessage(STATUS "chosen: ${chosen}")\n'
+        'message(STATUS "families of their own: ${DLATTN_ASKED_FAMILY_ARCHS}")\n'
     )
 
     def run(
@@ -90,41 +91,61 @@ def error(result: subprocess.CompletedProcess[str]) -> str:
     return " ".join(result.stderr.split())
 
 
+def families(result: subprocess.CompletedProcess[str]) -> str:
+    """The architectures whose own families are asked for, beside those that are chosen."""
+    match = re.search(r"^-- families of their own: ?(.*)$", result.stdout, re.MULTILINE)
+    assert match
+    return match[1]
+
+
 ALL = "80-real;89-real;90-real;120-real;89-virtual"
+COMMON = "89-real;80-virtual;89-virtual"
 
 
 @pytest.mark.parametrize(
     ("gpus", "expected"),
     [
         (["8.0"], "80-real;80-virtual"),
-        (["8.6"], "86-real;80-virtual"),
-        (["8.9"], "89-real;80-virtual"),
-        (["9.0"], "90-real;80-virtual"),
-        (["12.0"], "120-real;80-virtual"),
-        (["9.0", "9.0"], "90-real;80-virtual"),
-        (["12.0", "8.9", "7.5"], "89-real;120-real;80-virtual"),
-        (["8.9", "[N/A]"], "89-real;80-virtual"),
-        (["12.9"], "121-real;80-virtual"),  # the newest machine code that runs there
+        (["8.6"], "86-real;86-virtual"),
+        (["8.9"], "89-real;89-virtual"),
+        (["9.0"], "90-real;90-virtual"),
+        (["12.0"], "120-real;120-virtual"),
+        (["9.0", "9.0"], "90-real;90-virtual"),
+        (["12.0", "8.9", "7.5"], "89-real;120-real;89-virtual"),  # PTX of the oldest
+        (["8.9", "[N/A]"], "89-real;89-virtual"),
+        (["12.9"], "121-real;121-virtual"),  # the newest machine code that runs there
         (["13.0"], "80-virtual"),
     ],
 )
 def test_gpus_of_the_machine(choose: Choose, gpus: list[str], expected: str) -> None:
-    assert chosen(choose(gpus)) == expected
+    result = choose(gpus)
+    assert chosen(result) == expected
+    assert families(result) == ""  # those of 9.0 come with any 90
 
 
 def test_native(choose: Choose) -> None:
-    assert chosen(choose(["9.0", "8.9"], DLATTN_ARCHS="native")) == "89-real;90-real;80-virtual"
+    assert chosen(choose(["9.0", "8.9"], DLATTN_ARCHS="native")) == "89-real;90-real;89-virtual"
 
 
 @pytest.mark.parametrize("gpus", [None, [], ["[N/A]"], ["7.5"]])
-def test_all_where_there_is_no_gpu(choose: Choose, gpus: list[str] | None) -> None:
-    assert chosen(choose(gpus)) == ALL
+def test_common_where_there_is_no_gpu(choose: Choose, gpus: list[str] | None) -> None:
+    result = choose(gpus)
+    assert chosen(result) == COMMON
+    assert families(result) == "90a"
+
+
+def test_common_may_be_asked_for(choose: Choose) -> None:
+    result = choose(["9.0"], CUDA_12_0, DLATTN_ARCHS="common")
+    assert chosen(result) == COMMON
+    assert families(result) == "90a"
+    assert families(choose(None, DLATTN_ARCHS="all")) == ""
+    assert families(choose(None, CMAKE_CUDA_ARCHITECTURES="89")) == ""
 
 
 def test_nvcc_is_asked_where_nvidia_smi_does_not_know(choose: Choose) -> None:
-    assert chosen(choose(None, query="89")) == "89-real;80-virtual"
-    assert chosen(choose(["[N/A]"], query="90\\n120\\n")) == "90-real;120-real;80-virtual"
-    assert chosen(choose(["8.9"], query="90")) == "89-real;80-virtual"
+    assert chosen(choose(None, query="89")) == "89-real;89-virtual"
+    assert chosen(choose(["[N/A]"], query="90\\n120\\n")) == "90-real;120-real;90-virtual"
+    assert chosen(choose(["8.9"], query="90")) == "89-real;89-virtual"
 
 
 def test_all_is_what_this_compiler_knows(choose: Choose) -> None:
@@ -162,11 +183,11 @@ def test_definition_goes_before_the_environment(choose: Choose) -> None:
     assert chosen(result) == "89-real;90-real;80-virtual"
 
 
-@pytest.mark.parametrize("asked", ["75", "7.5", "99", "sm_89", "90a", "89-real", "all"])
+@pytest.mark.parametrize("asked", ["75", "7.5", "99", "sm_89", "90a", "89-real", "all", "common"])
 def test_unknown_value_is_refused(choose: Choose, asked: str) -> None:
     message = error(choose(["8.9"], DLATTN_ARCHS=f"89;{asked}"))
     assert f'DLATTN_ARCHS is "89;{asked}" and has "{asked}".' in message
-    assert "Accepted: all; native, for the GPUs of this machine; or a list" in message
+    assert "Accepted: common; all; native, for the GPUs of this machine; or a list" in message
     assert "nvcc knows (89;90): 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121." in message
 
 
@@ -177,7 +198,7 @@ def test_native_without_a_gpu_is_refused(
     message = error(choose(gpus, DLATTN_ARCHS="native"))
     assert 'DLATTN_ARCHS is "native", and no GPU of compute capability 8.0 or later' in message
     assert f"(found: {found}; asked: nvidia-smi, __nvcc_device_query)" in message
-    assert "Accepted: all, or a list of compute capabilities (89;90)." in message
+    assert "Accepted: common, all, or a list of compute capabilities (89;90)." in message
 
 
 def test_cmakes_own_variable_goes_first(choose: Choose) -> None:
@@ -192,14 +213,66 @@ def test_cmakes_own_variable_goes_first(choose: Choose) -> None:
 
 def test_one_line_says_what_is_built_and_why(choose: Choose) -> None:
     assert said(choose(["8.9"])) == (
-        "building machine code for 8.9 and PTX for 8.0 and later (GPU found: 8.9). "
+        "building machine code for 8.9 and PTX for 8.9 and later (GPU found: 8.9). "
         "DLATTN_ARCHS=all builds machine code for every GPU."
     )
     assert said(choose(None)) == (
-        "building machine code for 8.0, 8.9, 9.0, 12.0 and PTX for 8.9 and later (no GPU found). "
-        "DLATTN_ARCHS=native, or a list as 89;90, builds for fewer in less time."
+        "building machine code for 8.9 and PTX for 8.0 and later, with the kernels for 9.0 alone "
+        "(no GPU found). DLATTN_ARCHS=all builds machine code for every GPU, DLATTN_ARCHS=90 for a "
+        "Hopper."
+    )
+    assert said(choose(["8.9"], DLATTN_ARCHS="all")) == (
+        "building machine code for 8.0, 8.9, 9.0, 12.0 and PTX for 8.9 and later (DLATTN_ARCHS: "
+        "all). DLATTN_ARCHS=common, native, or a list as 89;90, builds for fewer in less time."
     )
     assert "(no GPU of compute capability 8.0 or later found)" in said(choose(["7.5"]))
     assert "machine code for 8.9, 9.0 and PTX for 8.0 and later (DLATTN_ARCHS: 89, 90)" in said(
         choose(["8.6"], DLATTN_ARCHS="89;90")
     )
+
+
+@pytest.fixture
+def flags(tmp_path: Path) -> Callable[[bool, str], list[str]]:
+    """nvcc's options for a list of architectures, of files with `shared` PTX or without."""
+    cmake = shutil.which("cmake", path=PATH)
+    if not cmake:
+        pytest.skip("no cmake")
+
+    def run(shared: bool, archs: str) -> list[str]:
+        script = tmp_path / "flags.cmake"
+        script.write_text(
+            f'cmake_minimum_required(VERSION 3.24)\ninclude("{ROOT}/cmake/Archs.cmake")\n'
+            f'dlattn_code_flags(flags {"ON" if shared else "OFF"} "{archs}")\n'
+            'message(STATUS "flags: ${flags}")\n'
+        )
+        command = [cmake, "-P", str(script)]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        match = re.search(r"^-- flags: (.*)$", output, re.MULTILINE)
+        assert match
+        prefix = "--generate-code=arch=compute_"
+        return [flag.removeprefix(prefix) for flag in match[1].split(";")]
+
+    return run
+
+
+def test_ptx_for_8_0_becomes_machine_code_for_8_9(flags: Callable[[bool, str], list[str]]) -> None:
+    shared = ["80,code=sm_89", "-DDLATTN_CODE_OF_89"]
+    assert flags(True, COMMON) == [*shared, "80,code=compute_80"]
+    assert flags(False, COMMON) == ["89,code=sm_89", "80,code=compute_80", "89,code=compute_89"]
+    assert flags(True, "89-real;90-real;80-virtual") == [
+        *shared,
+        "90,code=sm_90",
+        "80,code=compute_80",
+    ]
+    # Machine code for 8.0 hands stages over otherwise, and a release's is compiled for each.
+    for archs in (ALL, "89-real;89-virtual", "80-real;80-virtual", "86-real;80-virtual"):
+        assert flags(True, archs) == flags(False, archs)
+
+
+def test_flags_of_cmakes_own_list(flags: Callable[[bool, str], list[str]]) -> None:
+    assert flags(True, "89") == ["89,code=sm_89", "89,code=compute_89"]
+    assert flags(True, "90a-real;120f") == [
+        "90a,code=sm_90a",
+        "120f,code=sm_120f",
+        "120f,code=compute_120f",
+    ]
