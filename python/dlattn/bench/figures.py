@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
-from dlattn.bench import eight_bit, load
+from dlattn.bench import eight_bit, load, plot
 from dlattn.bench.decode import report as decode_report
 from dlattn.bench.report import Result, best_peer, ceiling_text, from_json, summary_lines
 from dlattn.console.text import duration, markdown_table, rate
@@ -41,9 +42,9 @@ def sweep_markdown(path: Path, root: Path) -> str:
                 cells.append(f"{rates[_OURS]:.0f} ({rates[peer]:.0f}, {_PEERS[peer]})")
             rows.append([str(head_dim), mask, *cells])
     headers = ["head_dim", "mask", *(f"{tokens} tokens" for tokens in _TOKENS)]
-    plot = path.with_suffix(".png").relative_to(root).as_posix()
+    image = path.with_suffix(".png").relative_to(root).as_posix()
     return (
-        f"![{_where(document)}: the sweep]({plot})\n\n"
+        f"![{_where(document)}: the sweep]({image})\n\n"
         f"{_where(document)}, float16, TFLOP/s, the fastest of the others in parentheses "
         f"([{path.name}]({path.relative_to(root).as_posix()})):\n\n{markdown_table(headers, rows)}"
     )
@@ -60,9 +61,9 @@ def _section(path: Path, root: Path) -> str:
     document = json.loads(path.read_text())
     results = [result for result in from_json(document) if result.seconds is not None]
     parts = [f"**{_where(document)}** ([{path.name}]({path.relative_to(root).as_posix()}))"]
-    plot = path.with_suffix(".png")
-    if plot.is_file():
-        parts.append(f"![{_where(document)}]({plot.relative_to(root).as_posix()})")
+    files = (plot.part(path.with_suffix(".png"), number) for number in count(1))
+    for image in takewhile(Path.is_file, files):
+        parts.append(f"![{_where(document)}]({image.relative_to(root).as_posix()})")
     if "decode" in document:
         tables, headline = decode_report.markdown(document, results), ""
     elif any(result.baseline for result in results):

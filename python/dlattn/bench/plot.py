@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -22,8 +23,11 @@ from dlattn.console.writing import replacing
 _OURS = ("#0b5fa5", "#4d9bdb", "#9ccaf0")
 _PEERS = ("#3d3d3d", "#6e6e6e", "#969696", "#bababa", "#d6d6d6")
 
+_WIDTH = 11.2  # inches
+_DPI = 130
 # Inches above and below the panels, for the title, the small print and a legend.
-_TOP, _BOTTOM, _LEGEND = 0.4, 0.45, 0.5
+_TOP, _BOTTOM, _LEGEND = 0.4, 0.6, 0.5
+_SMALL = 7.5  # points: the small print's font
 
 
 def require(path: Path) -> None:
@@ -39,8 +43,13 @@ def require(path: Path) -> None:
         raise CommandError(f"--plot {path}: accepted: a name that ends in .png, .svg or .pdf")
 
 
-def draw(document: dict[str, Any], path: Path) -> None:
-    """Draw what `report.to_json` wrote."""
+def part(path: Path, number: int) -> Path:
+    """The file of a plot's part, counted from 1, where the plot takes several."""
+    return path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
+
+
+def draw(document: dict[str, Any], path: Path) -> list[Path]:
+    """Draw what `report.to_json` wrote. Returns the files: decoding may take several."""
     require(path)
     from matplotlib import pyplot
 
@@ -52,39 +61,69 @@ def draw(document: dict[str, Any], path: Path) -> None:
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.axisbelow": True,
-        "savefig.bbox": "tight",
         "svg.hashsalt": "dlattn",
     }
+    files = []
     with pyplot.rc_context(style):
-        if "decode" in document:
-            colours = _colours(results)
-            figure = decode_plot.bars(pyplot, document, results, colours, _TOP + _BOTTOM)
+        for number, figure in enumerate(_figures(pyplot, document, results), 1):
+            figure.text(0.01, 0.99, _title(document), fontsize=13, fontweight="bold", va="top")
+            width, height = figure.get_size_inches()
+            small = {"fontsize": _SMALL, "color": "#666666", "va": "bottom"}
+            figure.text(0.01, 0.05 / height, _footnote(document, width), **small)
+            files.append(part(path, number))
+            _save(figure, files[-1])
+            pyplot.close(figure)
+    return files
+
+
+def _figures(pyplot: Any, document: dict[str, Any], results: Sequence[Result]) -> Iterator[Any]:
+    """The figures of a document, in the form that its results ask for."""
+    if "decode" in document:
+        for figure in decode_plot.bars(
+            pyplot, document, results, _colours(results), _WIDTH, _TOP + _BOTTOM
+        ):
             _reserve(figure, _BOTTOM)
-        elif "eight_bit" in document and _of_several_lengths(results):
-            figure = _eight_bit(pyplot, results, document["eight_bit"])
-        elif any(result.vs_baseline is not None for result in results):
-            figure = _ratios(pyplot, results)
-        elif _is_sweep(results):
-            figure = _lines(pyplot, results, document["ceiling"].get("mma_sync_tflops"))
-        else:
-            figure = _bars(pyplot, results)
-        figure.text(0.01, 0.99, _title(document), fontsize=13, fontweight="bold", va="top")
-        figure.text(0.01, 0.01, _footnote(document), fontsize=7.5, color="#666666", va="bottom")
-        try:
-            with replacing(path) as file:
-                figure.savefig(file, format=path.suffix[1:].lower(), dpi=180)
-        except (OSError, ValueError) as error:
-            raise OutputError(f"--plot {path}: cannot be written: {first_line(error)}") from error
-        pyplot.close(figure)
+            yield figure
+    elif "eight_bit" in document and _of_several_lengths(results):
+        yield _eight_bit(pyplot, results, document["eight_bit"])
+    elif any(result.vs_baseline is not None for result in results):
+        yield _ratios(pyplot, results)
+    elif _is_sweep(results):
+        yield _lines(pyplot, results, _ceiling(document["ceiling"]))
+    else:
+        yield _bars(pyplot, results)
 
 
-Panel = tuple[int, int, int, bool]  # head_dim, heads, key heads, whether causal
+def _save(figure: Any, path: Path) -> None:
+    try:
+        with replacing(path) as file:
+            figure.savefig(file, format=path.suffix[1:].lower(), dpi=_DPI)
+    except (OSError, ValueError) as error:
+        raise OutputError(f"--plot {path}: cannot be written: {first_line(error)}") from error
+
+
+# head_dim, heads, key heads, whether causal, and the batch where that tells results apart
+Panel = tuple[int, int, int, bool, int]
 Panelist = Callable[[Any, dict[str, str]], None]  # draws into axes, with contestants' colours
 
 
-def _panel_of(result: Result) -> Panel:
+def _panel_of(result: Result, batch: int = 0) -> Panel:
     case = result.case
-    return case.sizes[3], case.sizes[1], case.heads_kv, case.causal
+    return case.sizes[3], case.sizes[1], case.heads_kv, case.causal, batch
+
+
+def _panels(results: Sequence[Result]) -> dict[Panel, list[Result]]:
+    """The results of each panel, in which a contestant has one at a length: no line goes back."""
+    panels: dict[Panel, list[Result]] = {}
+    for result in results:
+        panels.setdefault(_panel_of(result), []).append(result)
+    for key, panel in list(panels.items()):
+        if len({(r.contestant, r.case.sizes[2]) for r in panel}) == len(panel):
+            continue
+        del panels[key]
+        for result in panel:
+            panels.setdefault(_panel_of(result, result.case.sizes[0]), []).append(result)
+    return dict(sorted(panels.items()))
 
 
 def _of_several_lengths(results: Sequence[Result]) -> list[Result]:
@@ -120,7 +159,7 @@ def _bars(pyplot: Any, results: Sequence[Result]) -> Any:
     columns = min(2, len(cases))
     rows = -(-len(cases) // columns)
     bars_each = max(sum(r.case == case for r in results) for case in cases)
-    size = (5.6 * columns, rows * (0.55 + 0.27 * bars_each) + _TOP + _BOTTOM)
+    size = (_WIDTH / 2 * columns, rows * (0.55 + 0.27 * bars_each) + _TOP + _BOTTOM)
     figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     _reserve(figure, _BOTTOM)
     for axis in axes.flat[len(cases) :]:
@@ -208,11 +247,11 @@ def _error_against_speed(axis: Any, case: Case, points: Sequence[Point]) -> None
         axis.plot(speed, error, marker, color=colour, markersize=7, label=label)
     speeds, errors = [p[2] for p in points], [p[3] for p in points]
     axis.set_xlim(0, 1.15 * max(speeds))
-    axis.set_ylim(0.5 * min(errors), 3 * max(errors))
+    axis.set_ylim(0.05 * min(errors), 3 * max(errors))  # room for the legend
     axis.set_xlabel(f"TFLOP/s, {_case_name(case)}")
     axis.set_ylabel("relative L2 error")
     axis.grid(color="#e6e6e6", linewidth=0.8)
-    axis.legend(fontsize=8, frameon=False, loc="center left")
+    axis.legend(fontsize=7, loc="lower left")  # with a frame: its markers are no points
     title = "Error (noise, 2048 keys) against speed: lower right is better"
     axis.set_title(title, loc="left", fontsize=10)
 
@@ -220,26 +259,28 @@ def _error_against_speed(axis: Any, case: Case, points: Sequence[Point]) -> None
 def _lines(
     pyplot: Any,
     results: Sequence[Result],
-    ceiling: float | None,
+    ceiling: tuple[float, str] | None,
     extra: Sequence[Panelist] = (),
 ) -> Any:
-    """A panel for each head_dim, heads and mask: TFLOP/s over sequence length, and the ceiling if
-    any. Each of `extra` draws one more."""
-    panels = sorted({_panel_of(r) for r in results})
+    """A panel for each head_dim, heads and mask: TFLOP/s over sequence length, all to one scale,
+    and the ceiling if any. Each of `extra` draws one more."""
+    panels = _panels(results)
+    fastest = max(r.tflops or 0.0 for r in results)
+    if ceiling is not None and ceiling[0] < fastest:
+        ceiling = None  # it is none
+    most = 1.06 * (ceiling[0] if ceiling is not None else fastest)
     colours = _colours(results)
     count = len(panels) + len(extra)
     columns = min(2, count)
     rows = -(-count // columns)
-    size = (5.6 * columns, 3.0 * rows + _TOP + _LEGEND + _BOTTOM)
+    size = (_WIDTH / 2 * columns, 2.6 * rows + _TOP + _LEGEND + _BOTTOM)
     figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     _reserve(figure, _LEGEND + _BOTTOM)
     for axis in axes.flat[count:]:
         axis.set_visible(False)
     for axis, more in zip(axes.flat[len(panels) :], extra, strict=False):
         more(axis, colours)
-    for axis, key in zip(axes.flat, panels, strict=False):
-        head_dim, heads, heads_kv, causal = key
-        panel = [r for r in results if _panel_of(r) == key]
+    for axis, (key, panel) in zip(axes.flat, panels.items(), strict=False):
         for name in dict.fromkeys(r.contestant for r in panel):
             line = sorted((r for r in panel if r.contestant == name), key=lambda r: r.case.sizes[2])
             ours = line[0].ours
@@ -254,15 +295,11 @@ def _lines(
                 zorder=3 if ours else 2,
             )
         if ceiling is not None:
-            axis.axhline(
-                ceiling, color=_OURS[0], linewidth=1, linestyle=":", label="mma.sync ceiling"
-            )
+            axis.axhline(ceiling[0], color=_PEERS[1], linewidth=1, linestyle=":", label=ceiling[1])
         _length_axis(axis, sorted({r.case.sizes[2] for r in panel}))
+        axis.set_ylim(top=most)
         axis.set_ylabel("TFLOP/s")
-        title = f"head_dim {head_dim}, {'causal' if causal else 'full'}"
-        if len({other[:3] for other in panels if other[0] == head_dim}) > 1:
-            title = f"{heads}/{heads_kv} heads, {title}"
-        axis.set_title(title, loc="left", fontsize=10)
+        axis.set_title(_panel_title(key, panels), loc="left", fontsize=10)
     handles, labels = axes.flat[0].get_legend_handles_labels()
     place = (0.5, _BOTTOM / size[1])
     figure.legend(
@@ -270,11 +307,26 @@ def _lines(
         labels,
         loc="lower center",
         bbox_to_anchor=place,
-        ncols=4,
+        ncols=min(5, len(labels)),
         frameon=False,
         fontsize=9,
     )
     return figure
+
+
+def _panel_title(key: Panel, panels: Iterable[Panel]) -> str:
+    head_dim, heads, heads_kv, causal, batch = key
+    title = f"head_dim {head_dim}, {'causal' if causal else 'full'}"
+    if len({other[:3] for other in panels}) > len({other[0] for other in panels}):
+        title = f"{heads if heads == heads_kv else f'{heads}/{heads_kv}'} heads, {title}"
+    return f"batch {batch}, {title}" if batch else title
+
+
+def _ceiling(ceiling: dict[str, Any]) -> tuple[float, str]:
+    """The most that this run has seen matrix instructions reach, and its name. On GPUs with wgmma
+    mma.sync is no bound: there a product by the vendor's library is faster."""
+    product = ceiling["tflops"], f"matrix product, {ceiling['matmul']}"
+    return max(product, (ceiling.get("mma_sync_tflops") or 0.0, "mma.sync on registers"))
 
 
 def _length_axis(axis: Any, lengths: Sequence[int]) -> None:
@@ -294,7 +346,7 @@ def _ratios(pyplot: Any, results: Sequence[Result]) -> Any:
         for r in compared
     ]
     ratios = [r.vs_baseline or 0.0 for r in compared]
-    size = (11.2, 0.6 + 0.24 * len(compared) + _TOP + _BOTTOM)
+    size = (_WIDTH, 0.6 + 0.24 * len(compared) + _TOP + _BOTTOM)
     figure, axes = pyplot.subplots(1, 1, figsize=size, squeeze=False, layout="constrained")
     _reserve(figure, _BOTTOM)
     axis = axes[0, 0]
@@ -326,7 +378,8 @@ def _title(document: dict[str, Any]) -> str:
     return f"{what}, {dtype}: {machine.get('gpu') or machine['cpu']}{busy}"
 
 
-def _footnote(document: dict[str, Any]) -> str:
+def _footnote(document: dict[str, Any], width: float) -> str:
+    """The small print, in lines that fit into so many inches."""
     ceiling, git, versions = document["ceiling"], document["git"], document["versions"]
     peers = [f"{name} {versions[name]}" for name in ("torch", "cupy", "numpy") if name in versions]
     threads = document["protocol"]["threads"]
@@ -338,7 +391,9 @@ def _footnote(document: dict[str, Any]) -> str:
         document["date"][:10],
         *document.get("busy", ()),
     ]
-    return "\n".join(("; ".join(parts[:2]), "; ".join(parts[2:])))
+    characters = int(width * 72 / (0.62 * _SMALL))
+    lines = [textwrap.fill("; ".join(some), characters) for some in (parts[:2], parts[2:])]
+    return "\n".join(lines)
 
 
 def _case_name(case: Case) -> str:

@@ -362,10 +362,12 @@ def test_figures(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "a.json").write_text(json.dumps(example(gpu=True)))
     (folder / "b.json").write_text(json.dumps(example("EPYC")))
-    (folder / "a.png").write_bytes(b"")
+    for name in ("a.png", "a-2.png", "a-4.png"):  # the last one is nobody's
+        (folder / name).write_bytes(b"")
     text = figures.figures_markdown(sorted(folder.glob("*.json")), tmp_path)
     assert "**NVIDIA X** ([a.json](results/a.json))" in text
-    assert "![NVIDIA X](results/a.png)" in text
+    assert "![NVIDIA X](results/a.png)\n\n![NVIDIA X](results/a-2.png)\n\n" in text
+    assert "a-4.png" not in text
     assert "**EPYC, 2 threads** ([b.json](results/b.json))" in text
     assert "results/b.png" not in text
     assert (

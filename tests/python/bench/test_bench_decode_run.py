@@ -309,21 +309,30 @@ def test_plot(tmp_path: Path) -> None:
     drawn = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pyplot, "close", drawn.append)
-        plot.draw(example(), tmp_path / "plot.png")
-    (figure,) = drawn
-    assert [axis.get_title(loc="left") for axis in figure.axes] == list(
+        files = plot.draw(example(), tmp_path / "plot.png")
+    assert [file.name for file in files] == [
+        "plot.png",
+        *(f"plot-{i}.png" for i in range(2, len(drawn) + 1)),
+    ]
+    axes = [axis for figure in drawn for axis in figure.axes]
+    assert [axis.get_title(loc="left") for axis in axes] == list(
         dict.fromkeys(case.group for case in all_of("cuda"))
     )
-    contiguous = figure.axes[0]
+    assert len({axis.get_xlim() for axis in axes}) == 1  # figures can be compared
+    for figure in drawn:
+        assert figure.get_size_inches()[1] < 10
+    contiguous = axes[0]
     widths = [bar.get_width() for bar in contiguous.patches]
     assert len(widths) == 30 and widths[:3] == pytest.approx([4.0, 4.2, 3.0])
     texts = [text.get_text().strip() for text in contiguous.texts]
     assert texts[3] == "8.39 us"
     assert [line.get_xdata()[0] for line in contiguous.lines] == [4.42]
-    assert figure.texts[0].get_text() == "Decoding, bfloat16: NVIDIA H200"
-    pyplot.close(figure)
-    plot.draw(example("L4", "traces"), tmp_path / "one.svg")
-    assert (tmp_path / "one.svg").stat().st_size > 5_000
+    for figure in drawn:
+        assert figure.texts[0].get_text() == "Decoding, bfloat16: NVIDIA H200"
+        pyplot.close(figure)
+    one = tmp_path / "one.svg"
+    assert plot.draw(example("L4", "traces"), one) == [one]
+    assert one.stat().st_size > 5_000
 
 
 def test_a_study_of_other_results_is_not_read_as_decoding() -> None:

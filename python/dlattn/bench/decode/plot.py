@@ -1,8 +1,9 @@
-"""A run of decoding as bars: what everybody reads a second, cold, in a panel for each group."""
+"""A run of decoding as bars: what everybody reads a second, cold, in a panel for each group, and in
+several figures where one would be too tall to be read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dlattn.bench.decode.cases import COLD
@@ -11,6 +12,7 @@ from dlattn.bench.report import Result
 from dlattn.console.text import duration
 
 _BAR, _GAP, _PANEL = 0.2, 0.12, 0.75  # inches: of a bar, between cases, beside a panel's bars
+_TALLEST = 8.0  # inches of panels in a figure, unless one alone is taller
 
 
 def bars(
@@ -18,35 +20,51 @@ def bars(
     document: Mapping[str, Any],
     results: Sequence[Result],
     colours: Mapping[str, str],
+    width: float,
     margins: float,
-) -> Any:
-    """The figure, with so many inches above and below the panels."""
+) -> Iterator[Any]:
+    """The figures, so wide and with so many inches above and below the panels, to one scale."""
     timed = [row for row in rows(results) if row.seconds(COLD) is not None]
     groups = list(dict.fromkeys(row.group for row in timed))
     panels = [[row for row in timed if row.group == group] for group in groups]
-    heights = [_height(panel) for panel in panels]
-    figure, axes = pyplot.subplots(
-        len(panels),
-        1,
-        figsize=(11.2, sum(heights) + margins),
-        height_ratios=heights,
-        squeeze=False,
-        layout="constrained",
-        sharex=True,
-    )
     reference = reference_tb_per_s(document["machine"])
-    most = max(row.tb_per_s(COLD) or 0.0 for row in timed)
-    for axis, panel in zip(axes[:, 0], panels, strict=True):
-        _panel(axis, panel, colours)
-        axis.set_xlim(0, 1.2 * max(most, reference or 0.0))
-        if reference is not None:
-            axis.axvline(reference, color="#3d3d3d", linewidth=0.8, linestyle=":")
-    measure = f"; dotted: {reference}" if reference is not None else ""
-    axes[-1, 0].set_xlabel(f"TB/s of K and V, cold{measure}")
-    names = dict.fromkeys(row.contestant for row in timed)
-    handles = [pyplot.Rectangle((0, 0), 1, 1, color=colours[name]) for name in names]
-    axes[0, 0].legend(handles, list(names), fontsize=8, frameon=False, loc="lower right")
-    return figure
+    most = 1.12 * max(*(row.tb_per_s(COLD) or 0.0 for row in timed), reference or 0.0)
+    measure = f"; dotted: the memory's {reference}" if reference is not None else ""
+    for part in _parts(panels):
+        heights = [_height(panel) for panel in part]
+        figure, axes = pyplot.subplots(
+            len(part),
+            1,
+            figsize=(width, sum(heights) + margins),
+            height_ratios=heights,
+            squeeze=False,
+            layout="constrained",
+            sharex=True,
+        )
+        for axis, panel in zip(axes[:, 0], part, strict=True):
+            _panel(axis, panel, colours)
+            axis.set_xlim(0, most)
+            if reference is not None:
+                axis.axvline(reference, color="#3d3d3d", linewidth=0.8, linestyle=":")
+        axes[-1, 0].set_xlabel(f"TB/s of K and V, cold{measure}")
+        names = dict.fromkeys(row.contestant for panel in part for row in panel)
+        handles = [pyplot.Rectangle((0, 0), 1, 1, color=colours[name]) for name in names]
+        place = {"loc": "upper right", "bbox_to_anchor": (0.99, 1.0), "ncols": len(names)}
+        figure.legend(handles, list(names), fontsize=8, frameon=False, **place)
+        yield figure
+
+
+def _parts(panels: Sequence[Sequence[Row]]) -> list[list[Sequence[Row]]]:
+    """Neighbouring panels that one figure has room for."""
+    parts: list[list[Sequence[Row]]] = []
+    room = 0.0
+    for panel in panels:
+        if not parts or _height(panel) > room:
+            parts.append([])
+            room = _TALLEST
+        parts[-1].append(panel)
+        room -= _height(panel)
+    return parts
 
 
 def _height(panel: Sequence[Row]) -> float:
