@@ -126,6 +126,24 @@ def test_tensor_cores_are_fed_by_ldmatrix(kernels: cubins.Kernels, kernel: str) 
     assert len(re.findall(r"\bLDSM\.", code)) <= len(re.findall(r"\b[HQ]MMA\.", code))
 
 
+@pytest.mark.parametrize("kernel", ["sm90_float16_64_short", "sm90_bfloat16_64_short"])
+def test_consumers_that_share_rows_wait_at_the_same_instructions(
+    kernels: cubins.Kernels, kernel: str
+) -> None:
+    """All threads that wait at a `bar.sync` must do so by one instruction, which synccheck holds.
+
+    For ping-pong one of two warpgroups arrives and one waits, equally often in the code. Both wait
+    where one hands its accumulators over, and where those have been read: at two instructions.
+    """
+    needs(kernels, kernel)
+    waits, arrivals = (
+        len(re.findall(rf"\bBAR\.{kind}\b[^;]*, 0x100 ;", kernels.code[kernel]))
+        for kind in ("SYNC", "ARV")
+    )
+    assert arrivals > 0
+    assert waits - arrivals == 2
+
+
 @pytest.mark.parametrize("kernel", [k for k in cubins.expected_kernels() if k.startswith("sm90")])
 def test_wgmma_runs_asynchronously(kernels: cubins.Kernels, kernel: str) -> None:
     needs(kernels, kernel)

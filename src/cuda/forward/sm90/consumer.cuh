@@ -274,12 +274,11 @@ struct Consumer {
     if constexpr (kKeyGroups > 1) {
       even_out(walk);
       const RowParts<kHeadDimV> parts{shared.part(row_group), row_group};
+      parts.merge(key_group > 0, softmax, scale, acc_o);
       if (key_group > 0) {
-        parts.hand_over(softmax, acc_o);
         if (ThreadIndex().index == 0) shared.queries.release(query_use);
         return;
       }
-      parts.add(softmax, scale, acc_o);
     }
     // Where results go through Q's stage, that is not released yet, and its work tile is still in
     // shared memory: it is read again rather than kept in registers, which are scarce.

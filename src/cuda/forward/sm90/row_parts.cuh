@@ -16,6 +16,20 @@ struct RowParts {
   float* memory;  // part_bytes(kHeadDimV)
   int row_group;
 
+  // Adds the accumulators of the consumer that hands over to the other's. Both consumers pass the
+  // same two instructions: `bar.sync` promises that its threads do.
+  __device__ __forceinline__ void merge(bool hands_over, Softmax& softmax, float scale,
+                                        float (&acc_o)[kHeadDimV / 2]) const {
+    if (hands_over) hand_over(softmax, acc_o);
+    meet();  // it is there
+    if (!hands_over) add(softmax, scale, acc_o);
+    meet();  // it has been read
+  }
+
+ private:
+  using Vector = tile::Vec<float, 4>;
+  static constexpr int kVectors = kHeadDimV / 8;
+
   __device__ __forceinline__ void hand_over(const Softmax& softmax,
                                             const float (&acc_o)[kHeadDimV / 2]) const {
     const ThreadIndex thread;
@@ -29,14 +43,11 @@ struct RowParts {
     vector(thread.index, kVectors) = {
         {softmax.words[0], softmax.words[1], softmax.row_sum[0], softmax.row_sum[1]}};
     unscaled(thread.index) = softmax.unscaled() ? 1.0f : 0.0f;
-    meet();  // it is there
-    meet();  // it has been read
   }
 
   __device__ __forceinline__ void add(Softmax& softmax, float scale,
                                       float (&acc_o)[kHeadDimV / 2]) const {
     const ThreadIndex thread;
-    meet();
     const Vector stats = vector(thread.index, kVectors);
     Softmax other;
     other.words[0] = stats.x[0], other.words[1] = stats.x[1];
@@ -55,12 +66,7 @@ struct RowParts {
         acc = fmaf(x.x[e], other_factors[e / 2], acc * factors[e / 2]);
       }
     }
-    meet();
   }
-
- private:
-  using Vector = tile::Vec<float, 4>;
-  static constexpr int kVectors = kHeadDimV / 8;
 
   // The threads' vectors side by side, so that a warp's are 512 neighbouring bytes.
   __device__ __forceinline__ Vector& vector(int thread, int i) const {
