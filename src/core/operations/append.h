@@ -35,8 +35,8 @@ constexpr Operand kAppendOperands[] = {
     FIELD(kList, leftpad_k).with(" b", Elements::kInt32),
     FIELD(kList, slots).with(" m", Elements::kSlots),
     DLATTN_FIELD_OF_CPP(kTensor, AppendParams, page_table).with("b p", Elements::kInt32),
-    FIELD(kTensor, k_scale).with("bg", Elements::kFloat32),
-    FIELD(kTensor, v_scale).with("bg", Elements::kFloat32),
+    FIELD(kTensor, k_descale).with("bg", Elements::kFloat32),
+    FIELD(kTensor, v_descale).with("bg", Elements::kFloat32),
 
     FIELD(kTensor, k_cache).with("CTg d", Elements::kCached).written(Access::kModify).required(),
     FIELD(kTensor, v_cache).with("CTg e", Elements::kCached).written(Access::kModify).required(),
