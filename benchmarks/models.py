@@ -192,7 +192,7 @@ def measure(case: Case, device: str, windows: int, window_seconds: float) -> dic
         case.choose(name)
         try:
             out = case.call().float()
-        except (ValueError, TypeError) as error:  # what dlattn refuses
+        except (ValueError, TypeError) as error:  # dlattn refuses the call
             results[name] = {"note": str(error).splitlines()[0]}
             continue
         first = out if first is None else first

@@ -3,7 +3,7 @@
 python research/ada_model.py                                  # compiles what it needs, prints
 DLATTN_BUILD_DIR=build python research/ada_model.py           # reads a build's libdlattn.so
 python research/ada_model.py --json research/model/ada.json
-python research/ada_model.py --print research/model/ada.json   # what that run printed
+python research/ada_model.py --print research/model/ada.json   # the output of that run
 python research/ada_model.py --family wmma8                     # the 8-bit kernels
 python research/ada_model.py --family decode                    # few queries over many keys
 
@@ -36,7 +36,7 @@ _TEXT = {"wmma": report.text, "wmma8": report.text_8_bit, "decode": decode_repor
 
 
 def problems() -> list[Problem]:
-    """The mission shape, small grids, and the sweep's shapes at 512 and 4096 tokens."""
+    """(1,8,512,64), small grids, and the sweep's shapes at 512 and 4096 tokens."""
     found = []
     for causal in (False, True):
         found += [Problem(1, 8, 512, 64, causal), Problem(2, 8, 2048, 64, causal)]

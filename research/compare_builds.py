@@ -4,7 +4,7 @@
 
 Each path is a folder that holds the package `dlattn`, as `pip install --target` or a build folder's
 `python/` makes it. Each build runs in a process of its own, which waits while the other is timed.
-The cases are the sweep, full and causal, the mission shape, small grids, features, float32, and the
+The cases are the sweep, full and causal, (1,8,512,64), small grids, features, float32, and the
 host time of eager calls, which wants a machine that does nothing else; inputs are the same, times
 are sustained medians of CUDA-graph replays, and a figure is a ratio of one run.
 """
@@ -25,7 +25,7 @@ from typing import Any
 
 _HEAD_DIMS = (64, 128, 256)
 _SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
-_MISSION = (1, 8, 512, 64)
+_SHORT = (1, 8, 512, 64)
 _CALLS = ("plain", "out", "return_lse")  # of which the host time is taken
 _FEATURES = (
     *("varlen", "gqa", "decode", "bias", "padding"),
@@ -34,13 +34,13 @@ _FEATURES = (
 
 
 def sweep() -> list[dict[str, Any]]:
-    """The cases of the sweep and the mission shape, as workers take them."""
+    """The cases of the sweep and (1,8,512,64), as workers take them."""
     sizes = [(16384 // s, 2048 // d, s, d) for d in _HEAD_DIMS for s in _SEQLENS]
     return [
         {"sizes": shape, "causal": causal, "kernel": kernel}
         for kernel in ("auto", "wmma")
         for causal in (False, True)
-        for shape in (*sizes, _MISSION)
+        for shape in (*sizes, _SHORT)
     ]
 
 
@@ -81,9 +81,9 @@ def float32() -> list[dict[str, Any]]:
 
 
 def host_times() -> list[dict[str, Any]]:
-    """Those of eager calls of the mission shape."""
-    mission = {"sizes": _MISSION, "causal": False, "kernel": "auto"}
-    return [{**mission, "host": call} for call in _CALLS]
+    """The eager calls of (1,8,512,64)."""
+    case = {"sizes": _SHORT, "causal": False, "kernel": "auto"}
+    return [{**case, "host": call} for call in _CALLS]
 
 
 def name_of(case: dict[str, Any]) -> str:

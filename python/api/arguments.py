@@ -139,9 +139,9 @@ ARGUMENTS = (
         default="None",
         functions=(*VARLEN, *KVCACHE),
         doc="""int32, (batch, max_pages), rows contiguous, on q's device: key j of sequence b is row
-            j % page_size of page page_table[b, j // page_size]. What stands behind a sequence's
-            last page, or for pages before a window, whose keys no query sees, is not read, so -1
-            and anything else may. None: k and v are not in pages.""",
+            j % page_size of page page_table[b, j // page_size]. Entries behind a sequence's last
+            page, and those of pages before a window, whose keys no query sees, are not read and may
+            be anything, as -1. None: k and v are not in pages.""",
     ),
     Argument(
         "cache_batch_idx",
@@ -157,17 +157,17 @@ ARGUMENTS = (
         "Tensor | None",
         default="None",
         functions=("supported", "plan", *KVCACHE),
-        doc="""int32, (batch,), contiguous: so many of each sequence's first keys are not seen, 0 to
-            seqused_k. Positions count them all the same. None: none.""",
+        doc="""int32, (batch,), contiguous: the number of hidden keys at the start of each sequence,
+            0 to seqused_k. Positions still count them. None: 0.""",
     ),
     Argument(
         "max_seqlen_k",
         "int | None",
         default="None",
         functions=KVCACHE,
-        doc="""At least the number of keys of the longest sequence. A bound for the plan, which is
-            made without a look at seqused_k: a tight one may be faster. None: all that the cache or
-            the page table has room for.""",
+        doc="""At least the number of keys of the longest sequence. A bound for the plan, which
+            does not know seqused_k: a tight one may be faster. None: the capacity of the cache or
+            the page table.""",
     ),
     Argument(
         "k",
@@ -195,7 +195,7 @@ ARGUMENTS = (
         functions=KVCACHE,
         native=False,
         doc="""Cosines, (positions, rotary_dim / 2), of q's dtype or float32, with k alone: k, and q
-            with as many rows, are rotated by their positions as `append_kv` tells, which count from
+            with as many rows, are rotated by their positions as by `append_kv`, counted from
             leftpad_k. Without causal and window all rows of q have the position of the
             sequence's first new key, as in flash-attn.""",
     ),
@@ -247,7 +247,7 @@ ARGUMENTS = (
         "softcap",
         "float",
         default="0.0",
-        doc="""If not 0, scores become softcap * tanh(score / softcap), before all that follows.
+        doc="""If not 0, scores become softcap * tanh(score / softcap), before bias and ALiBi.
             From 2^-100 to 2^100.""",
         values="0 for none, or 2^-100 (7.9e-31) to 2^100 (1.27e30).",
     ),
@@ -263,9 +263,9 @@ ARGUMENTS = (
         values="""-inf hides the key, as `mask` does. Every finite number, down to the least of its
             dtype, is a number like any other: a row all of whose keys have a large negative bias
             is not hidden. If they share one of magnitude 1e9 or more, beside which scores vanish,
-            out is the mean of v over those keys. Below that it is a weighted mean of v's rows, its
-            error at most twice the worse of two plain computations in fp32, with scores natural
-            and with scores times log2(e). NaN or +inf: the row is NaN.""",
+            out is the mean of v over those keys. Below that it is a weighted mean of v's rows, with
+            at most twice the error of a plain computation in fp32, in natural scores or times
+            log2(e). NaN or +inf: the row is NaN.""",
     ),
     Argument(
         "mask",
@@ -302,11 +302,11 @@ ARGUMENTS = (
         "Tensor | None",
         default="None",
         functions=ATTENTION,
-        doc="""With q of float8_e4m3fn alone: what its elements count, a factor for each head.
+        doc="""With q of float8_e4m3fn alone: the factor of its elements, one for each head.
             float32 on q's device, which the host does not read; broadcastable to (batch,
             num_heads_kv), as FlashAttention-3 takes it, or to (batch, num_heads). None: 1.""",
-        values="""Positive and finite, or 0; so is the product of q's and k's, and that times
-            softmax_scale is 0 or from 2^-126 to 2^126. A negative one or NaN: the head's rows are
+        values="""Positive and finite, or 0, and so must be its product with k_descale. That times
+            softmax_scale is 0 or from 2^-126 to 2^126. Negative or NaN: the head's rows are
             NaN.""",
     ),
     Argument(
@@ -341,9 +341,8 @@ ARGUMENTS = (
             float8_e4m3fn for probabilities times v [8]. "int8_fp16": 8-bit integers for q·k, and
             float16 for probabilities times v [9]. "fp8": float8_e4m3fn for both. q, k and v
             are quantised on the way, k and v into a workspace of the framework's memory (see
-            `quantize_kv`, which also tells what becomes of numbers that are not finite); rows of q
-            have a scale each, or with "fp8" 64 of them one. Not with softcap, bias or alibi_slopes.
-            Never chosen unasked.""",
+            `quantize_kv`, also for numbers that are not finite). Each row of q has a scale, with
+            "fp8" each 64 rows. Not with softcap, bias or alibi_slopes. "auto" never chooses it.""",
         varlen_doc="""The numbers that are multiplied, as for `attention`: None for the inputs,
             "int8_fp8", "int8_fp16" or "fp8".""",
     ),
@@ -364,8 +363,8 @@ ARGUMENTS = (
         "Tensor | None",
         default="None",
         doc="""Where to write the result: of its shape and dtype, on q's device, writable. It shares
-            no element with an input; slices of one buffer, interleaved in any way that their
-            strides show to be apart, are fine. torch counts it as modified in place. None: a new
+            no element with an input; interleaved slices of one buffer are fine if their strides
+            show that they are apart. torch counts it as modified in place. None: a new
             tensor, of a library that dlattn can allocate for. Not for JAX, whose arrays are
             immutable.""",
         varlen_doc="Where to write the result, as for `attention`. None: a new tensor.",
@@ -415,11 +414,11 @@ ARGUMENTS = (
             it the same call gives the same bits each time, but some choices of the plan follow
             batch size, numbers of heads and lengths: on a GPU the kernel, its tile shape, whether
             it packs heads and whether it splits the keys, on the CPU into how many parts the keys
-            of few queries are split. With it they are made as for a large batch of long sequences,
-            which is slower for a small one, most of all with few queries: they depend on dtype,
-            head dims, num_heads / num_heads_kv, features, alignment and device alone. A call
-            beyond the limits of the kernel that is taken then, on GPUs mostly more than 131,072
-            keys, is refused; "wmma:general" takes any number of them.""",
+            of few queries are split. With it these choices are those for a large batch of long
+            sequences, which is slower for a small one, most of all with few queries: they depend on
+            dtype, head dims, num_heads / num_heads_kv, features, alignment and device alone. A call
+            beyond the limits of the chosen kernel is refused, on GPUs mostly one of more than
+            131,072 keys; "wmma:general" takes any number of them.""",
         varlen_doc="""Give a sequence the same bits alone and in any batch, as for
             `attention`.""",
         kvcache_doc="""Give a sequence the same bits alone and in any batch, as for `attention`.
@@ -431,29 +430,29 @@ ARGUMENTS = (
         "int | None",
         default="None",
         functions=(*VARLEN, *KVCACHE),
-        doc="""Into how many parts the keys of a row are split, which different thread blocks
-            compute and which are then added up in their order. A sequence's own length decides
-            where they begin. None: the plan decides. Keys in a cache, and the kernel "decode"; on
-            the CPU up to a part for each tile of keys. More than 1 not with batch_invariant.""",
+        doc="""The number of parts that the keys of a row are split into. Different thread blocks
+            compute them, and they are added up in order. A sequence's own length decides where they
+            begin. None: the plan decides. For keys in a cache, and the kernel "decode"; on the CPU
+            at most a part for each tile of keys. Not more than 1 with batch_invariant.""",
     ),
     Argument(
         "split_size",
         "int | None",
         default="None",
         functions=(*VARLEN, *KVCACHE),
-        doc="""How many keys a part has, a multiple of 128: parts begin at its multiples, counted
-            from a sequence's first key, and are added up in their order. So a sequence has the same
-            bits in any batch and at any capacity of the cache, in CUDA graphs too. The workspace
-            grows with the keys that there is room for. None: the plan decides. Keys in a cache, and
-            the kernel "decode"; the CPU does not split the keys then. Not with num_splits.""",
+        doc="""The number of keys in a part, a multiple of 128: parts begin at its multiples,
+            counted from a sequence's first key, and are added up in order. So a sequence has the
+            same bits in any batch and at any capacity of the cache, in CUDA graphs too. The
+            workspace grows with that capacity. None: the plan decides. For keys in a cache, and the
+            kernel "decode"; the CPU does not split the keys then. Not with num_splits.""",
     ),
     Argument(
         "workspace",
         "Tensor | None",
         default="None",
         functions=(*VARLEN, *KVCACHE),
-        doc="""Memory of q's device for what the plan needs beside the tensors: contiguous, of any
-            dtype, at least `Plan.workspace_bytes` bytes, aligned to 256 of them, and apart from the
+        doc="""Memory on q's device that the plan needs beside the tensors: contiguous, of any
+            dtype, at least `Plan.workspace_bytes` bytes, aligned to 256 bytes, apart from the
             tensors. It needs no initialisation. A call must be done with it before another uses it.
             None: q's framework allocates it. Not for JAX. The CPU, `supported` and `plan` need
             none.""",

@@ -9,7 +9,7 @@
 namespace dlattn::python::dlpack {
 
 constexpr std::uint32_t kMajorVersion = 1;
-constexpr std::uint32_t kMinorVersion = 1;  // what __dlpack__(max_version=...) is asked for
+constexpr std::uint32_t kMinorVersion = 1;  // the max_version passed to __dlpack__
 
 struct Version {
   std::uint32_t major;

@@ -13,7 +13,7 @@
 namespace dlattn::python {
 namespace {
 
-constexpr std::size_t kAlignment = 64;  // what XLA asks of memory that it takes over without a copy
+constexpr std::size_t kAlignment = 64;  // needed for XLA to take it without a copy
 
 class HostBuffer {
  public:

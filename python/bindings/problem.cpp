@@ -111,7 +111,7 @@ void check_descales_given(const AttentionParams& p) {
                                                   : nullptr;
   if (!missing) return;
   unsupported(missing, " is None with keys of ", to_string(p.k.dtype),
-              "; accepted: a float32 tensor, what an element of the cache counts");
+              "; accepted: a float32 tensor, the factor of the cache's elements");
 }
 
 void read_cu_seqlens_q(const Tensor& cu_seqlens_q, Problem* problem) {
@@ -270,8 +270,7 @@ void read_max_seqlen_k(nb::handle value, const char* name, Problem* problem) {
 void read_num_splits(nb::handle value, const char* name, Problem* problem) {
   if (value.is_none()) return;
   const std::int64_t splits = parse_count(value, name);
-  if (splits == 0)
-    unsupported(name, " is 0; accepted: an int >= 1, or None for what the plan decides");
+  if (splits == 0) unsupported(name, " is 0; accepted: an int >= 1, or None: the plan decides");
   problem->options.num_splits = static_cast<int>(splits);
 }
 
@@ -280,7 +279,7 @@ void read_split_size(nb::handle value, const char* name, Problem* problem) {
   const std::int64_t keys = parse_count(value, name);
   if (keys == 0) {
     unsupported(name, " is 0; accepted: a multiple of ", kSplitAlignment,
-                " keys, or None for what the plan decides");
+                " keys, or None: the plan decides");
   }
   problem->options.split_size = keys;
 }

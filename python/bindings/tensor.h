@@ -66,7 +66,7 @@ Tensor from_array_struct(nb::handle array, const char* name);  // a numpy.ndarra
 // Without elements it counts as on the thread's current device.
 Tensor from_cuda_array(nb::handle array, const nb::object& described, const char* name);
 Tensor from_capsule(const nb::object& capsule,
-                    const char* name);  // what __dlpack__ returned; consumes it
+                    const char* name);  // the result of __dlpack__; consumes it
 
 // Any Python code that runs may give a lender other memory and so free what was read. Throws if one
 // has other memory now. Call it when no more Python code will run.

@@ -32,10 +32,10 @@ def append_kv(
 ) -> Any:
     """Write new keys and values into a KV cache, in place, with rotary embedding [1] if asked for.
 
-    Row i of sequence b becomes key seqused_k[b] + i of that sequence. Where that lies, the cache
-    says: in a row of its own, in pages that `page_table` names, or in `slots`. Nothing is copied,
-    nothing is read on the host, and which rows are written depends on the tensors' values alone: a
-    CUDA graph that holds the call can be replayed with other lengths, pages and slots.
+    Row i of sequence b becomes key seqused_k[b] + i of that sequence. Its place is in the entry of
+    the sequence, in the pages that `page_table` names, or in `slots`. Nothing is copied and the
+    host reads nothing: the tensors' values alone decide which rows are written, so that a CUDA
+    graph with the call can be replayed with other lengths, pages and slots.
 
     Args:
         k: New keys, (batch, seqlen_new, num_heads_kv, head_dim) in the layout "bshd", or with
@@ -45,10 +45,10 @@ def append_kv(
         k_cache: Keys, (batch, seqlen_k, num_heads_kv, head_dim), with cache_batch_idx of any batch
             size; or with page_table or slots (num_pages, page_size, num_heads_kv, head_dim), for
             any page size. In the layout "bhsd" heads come before rows. Of k's dtype, or int8 or
-            float8_e4m3fn with scales. Any strides with a contiguous last dimension, but none that
-            make elements share memory: K and V may be slices of one tensor, or with page_table or
-            slots views of one pool that begin at different pages. Written in place, so it may be
-            neither read-only nor a JAX array.
+            float8_e4m3fn with k_descale and v_descale. Any strides with a contiguous last
+            dimension, but none that make elements share memory: K and V may be slices of one
+            tensor, or with page_table or slots views of one pool that begin at different pages.
+            Written in place, so it may be neither read-only nor a JAX array.
         v_cache: Values, of k_cache's shape but for head_dim, and of k_cache's dtype.
         seqused_k: int32, (batch,): keys of each sequence before the call, as FlashAttention's
             cache_seqlens. Needed without slots; with slots it tells the rotary positions alone.
@@ -88,9 +88,9 @@ def append_kv(
 
     On a GPU values in the lists cannot be refused. A row whose sequence, position, page, entry,
     slot or row of the tables does not exist is skipped, and nothing is written elsewhere; a row of
-    q that has none of the tables' is not written. On the CPU they are refused before anything is
-    written. Of rows that go to the same place any one is stored, of k and v not necessarily the
-    same. What no row goes to stays as it is.
+    q without a row of the tables is not written. On the CPU such values are refused before anything
+    is written. If several rows go to the same place, one of them is stored, for k and v not
+    necessarily the same one. Everything else in the cache stays unchanged.
 
     Returns:
         None, or if q is given the rotated q, a new tensor of k's framework and device.

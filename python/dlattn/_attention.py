@@ -66,7 +66,7 @@ def attention(
         softmax_scale: Factor of q·k, from 2^-126 to 2^126. None: 1 / sqrt(head_dim).
         window: (left, right), the number of keys that a query sees to either side of its position:
             p - left <= j <= p + right. None on a side: no limit.
-        softcap: If not 0, scores become softcap * tanh(score / softcap), before all that follows.
+        softcap: If not 0, scores become softcap * tanh(score / softcap), before bias and ALiBi.
             From 2^-100 to 2^100.
         bias: Added to the scores. Broadcastable to (batch, num_heads, seqlen_q, seqlen_k); q's
             dtype or float32. -inf hides the key.
@@ -75,7 +75,7 @@ def attention(
             from the scores [5].
         sinks: float32, (num_heads,): a logit per head that joins the softmax's denominator, and has
             no value [6].
-        q_descale: With q of float8_e4m3fn alone: what its elements count, a factor for each head.
+        q_descale: With q of float8_e4m3fn alone: the factor of its elements, one for each head.
             float32 on q's device, which the host does not read; broadcastable to (batch,
             num_heads_kv), as FlashAttention-3 takes it, or to (batch, num_heads). None: 1.
         k_descale: The same for k, broadcastable to (batch, num_heads_kv).
@@ -85,16 +85,14 @@ def attention(
             float8_e4m3fn for probabilities times v [8]. "int8_fp16": 8-bit integers for q·k, and
             float16 for probabilities times v [9]. "fp8": float8_e4m3fn for both. q, k and v are
             quantised on the way, k and v into a workspace of the framework's memory (see
-            `quantize_kv`, which also tells what becomes of numbers that are not finite); rows of q
-            have a scale each, or with "fp8" 64 of them one. Not with softcap, bias or alibi_slopes.
-            Never chosen unasked.
+            `quantize_kv`, also for numbers that are not finite). Each row of q has a scale, with
+            "fp8" each 64 rows. Not with softcap, bias or alibi_slopes. "auto" never chooses it.
         layout: Dimensions of q, k, v and out: "bshd", or "bhsd" for (batch, num_heads, seqlen,
             head_dim).
         out: Where to write the result: of its shape and dtype, on q's device, writable. It shares
-            no element with an input; slices of one buffer, interleaved in any way that their
-            strides show to be apart, are fine. torch counts it as modified in place. None: a new
-            tensor, of a library that dlattn can allocate for. Not for JAX, whose arrays are
-            immutable.
+            no element with an input; interleaved slices of one buffer are fine if their strides
+            show that they are apart. torch counts it as modified in place. None: a new tensor, of a
+            library that dlattn can allocate for. Not for JAX, whose arrays are immutable.
         out_dtype: Dtype of the result for q of float8_e4m3fn: "bfloat16", "float16" or "float32".
             None: that of `out` if it is given, else "bfloat16". For other dtypes of q it is q's.
         return_lse: Also return the log of the softmax's denominator.
@@ -112,14 +110,14 @@ def attention(
             it the same call gives the same bits each time, but some choices of the plan follow
             batch size, numbers of heads and lengths: on a GPU the kernel, its tile shape, whether
             it packs heads and whether it splits the keys, on the CPU into how many parts the keys
-            of few queries are split. With it they are made as for a large batch of long sequences,
-            which is slower for a small one, most of all with few queries: they depend on dtype,
-            head dims, num_heads / num_heads_kv, features, alignment and device alone. A call beyond
-            the limits of the kernel that is taken then, on GPUs mostly more than 131,072 keys, is
-            refused; "wmma:general" takes any number of them.
+            of few queries are split. With it these choices are those for a large batch of long
+            sequences, which is slower for a small one, most of all with few queries: they depend on
+            dtype, head dims, num_heads / num_heads_kv, features, alignment and device alone. A call
+            beyond the limits of the chosen kernel is refused, on GPUs mostly one of more than
+            131,072 keys; "wmma:general" takes any number of them.
 
-    Values: these are accepted, by every kernel and for every dtype alike. What Python holds and is
-    not accepted is refused; what lies in a tensor cannot be, and has these results.
+    Values: every kernel accepts these, for every dtype. Other values of Python objects are refused.
+    Values in a tensor cannot be refused, and give these results.
 
         q, k, v: Finite numbers whose scores stay within fp32's range, |q·k| and |softmax_scale *
             q·k| <= 2^126. Beyond that a row may be inf or NaN, as a plain computation in fp32
@@ -130,23 +128,22 @@ def attention(
         bias: -inf hides the key, as `mask` does. Every finite number, down to the least of its
             dtype, is a number like any other: a row all of whose keys have a large negative bias is
             not hidden. If they share one of magnitude 1e9 or more, beside which scores vanish, out
-            is the mean of v over those keys. Below that it is a weighted mean of v's rows, its
-            error at most twice the worse of two plain computations in fp32, with scores natural and
-            with scores times log2(e). NaN or +inf: the row is NaN.
+            is the mean of v over those keys. Below that it is a weighted mean of v's rows, with at
+            most twice the error of a plain computation in fp32, in natural scores or times log2(e).
+            NaN or +inf: the row is NaN.
         alibi_slopes: Any. Beyond 2^64 (1.8e19), ±inf too, it counts as 2^64 with its sign. NaN: the
             head's rows are NaN.
         sinks: Any. -inf: no sink. +inf: out = 0 and lse = +inf. NaN: NaN.
-        q_descale: Positive and finite, or 0; so is the product of q's and k's, and that times
-            softmax_scale is 0 or from 2^-126 to 2^126. A negative one or NaN: the head's rows are
-            NaN.
+        q_descale: Positive and finite, or 0, and so must be its product with k_descale. That times
+            softmax_scale is 0 or from 2^-126 to 2^126. Negative or NaN: the head's rows are NaN.
         k_descale: As for q_descale.
         v_descale: Any: a factor of out.
 
     An element x of q, k or v of float8_e4m3fn stands for x times its head's descale; scores are
-    softmax_scale * q_descale * k_descale * q·k, and softcap is of those.
+    softmax_scale * q_descale * k_descale * q·k, and softcap applies to them.
 
-    Scores are formed in fp32 (of float64 in float64). A shift common to a row's scores changes
-    nothing in out but what fp32 rounds.
+    Scores are computed in fp32 (in float64 for float64 inputs). A shift common to a row's scores
+    changes out only by fp32's rounding.
 
     Returns:
         out, of q's shape with head_dim_v for head_dim, and of q's dtype or `out_dtype`; with
@@ -263,15 +260,15 @@ def attention_varlen(
             first; 0 to its length. None: all. The causal shift counts the keys in use. With
             page_table it is required, and tells how many keys each sequence has.
         page_table: int32, (batch, max_pages), rows contiguous, on q's device: key j of sequence b
-            is row j % page_size of page page_table[b, j // page_size]. What stands behind a
-            sequence's last page, or for pages before a window, whose keys no query sees, is not
-            read, so -1 and anything else may. None: k and v are not in pages.
+            is row j % page_size of page page_table[b, j // page_size]. Entries behind a sequence's
+            last page, and those of pages before a window, whose keys no query sees, are not read
+            and may be anything, as -1. None: k and v are not in pages.
         causal: As for `attention`, with the lengths of each sequence: False, True, "bottom_right"
             or "top_left".
         softmax_scale: Factor of q·k, from 2^-126 to 2^126. None: 1 / sqrt(head_dim).
         window: (left, right), the number of keys that a query sees to either side of its position:
             p - left <= j <= p + right. None on a side: no limit.
-        softcap: If not 0, scores become softcap * tanh(score / softcap), before all that follows.
+        softcap: If not 0, scores become softcap * tanh(score / softcap), before bias and ALiBi.
             From 2^-100 to 2^100.
         bias: Added to the scores. Broadcastable to (batch, num_heads, max_seqlen_q, max_seqlen_k);
             q's dtype or float32. -inf hides the key.
@@ -280,7 +277,7 @@ def attention_varlen(
             from the scores.
         sinks: float32, (num_heads,): a logit per head that joins the softmax's denominator, and has
             no value.
-        q_descale: With q of float8_e4m3fn alone: what its elements count, a factor for each head.
+        q_descale: With q of float8_e4m3fn alone: the factor of its elements, one for each head.
             float32 on q's device, which the host does not read; broadcastable to (batch,
             num_heads_kv), as FlashAttention-3 takes it, or to (batch, num_heads). None: 1.
         k_descale: The same for k, broadcastable to (batch, num_heads_kv). With page_table and k of
@@ -297,27 +294,26 @@ def attention_varlen(
         stream: The CUDA stream to enqueue on, as for `attention`.
         kernel: The one kernel to use, or "auto", as for `attention`.
         batch_invariant: Give a sequence the same bits alone and in any batch, as for `attention`.
-        num_splits: Into how many parts the keys of a row are split, which different thread blocks
-            compute and which are then added up in their order. A sequence's own length decides
-            where they begin. None: the plan decides. Keys in a cache, and the kernel "decode"; on
-            the CPU up to a part for each tile of keys. More than 1 not with batch_invariant.
-        split_size: How many keys a part has, a multiple of 128: parts begin at its multiples,
-            counted from a sequence's first key, and are added up in their order. So a sequence has
-            the same bits in any batch and at any capacity of the cache, in CUDA graphs too. The
-            workspace grows with the keys that there is room for. None: the plan decides. Keys in a
-            cache, and the kernel "decode"; the CPU does not split the keys then. Not with
-            num_splits.
-        workspace: Memory of q's device for what the plan needs beside the tensors: contiguous, of
-            any dtype, at least `Plan.workspace_bytes` bytes, aligned to 256 of them, and apart from
-            the tensors. It needs no initialisation. A call must be done with it before another uses
-            it. None: q's framework allocates it. Not for JAX. The CPU, `supported` and `plan` need
+        num_splits: The number of parts that the keys of a row are split into. Different thread
+            blocks compute them, and they are added up in order. A sequence's own length decides
+            where they begin. None: the plan decides. For keys in a cache, and the kernel "decode";
+            on the CPU at most a part for each tile of keys. Not more than 1 with batch_invariant.
+        split_size: The number of keys in a part, a multiple of 128: parts begin at its multiples,
+            counted from a sequence's first key, and are added up in order. So a sequence has the
+            same bits in any batch and at any capacity of the cache, in CUDA graphs too. The
+            workspace grows with that capacity. None: the plan decides. For keys in a cache, and the
+            kernel "decode"; the CPU does not split the keys then. Not with num_splits.
+        workspace: Memory on q's device that the plan needs beside the tensors: contiguous, of any
+            dtype, at least `Plan.workspace_bytes` bytes, aligned to 256 bytes, apart from the
+            tensors. It needs no initialisation. A call must be done with it before another uses it.
+            None: q's framework allocates it. Not for JAX. The CPU, `supported` and `plan` need
             none.
 
-    Which values are accepted is told by `attention`. The host does not read lengths that lie on a
-    GPU, and whatever they are, no kernel leaves the tensors: a sequence's rows are those from
+    `attention` lists the accepted values. The host does not read lengths that lie on a GPU, and
+    no kernel leaves the tensors, whatever the lengths are: a sequence's rows are those from
     clamp(cu_seqlens[b], 0, total) to clamp(cu_seqlens[b + 1], its first row, total), the first
-    max_seqlen of them at most, and seqused_k is clamped to what is there. With page_table keys and
-    values lie in pages, as for `attention_with_kvcache`, and seqused_k counts them.
+    max_seqlen of them at most, and seqused_k is clamped to the sequence's length. With page_table
+    keys and values lie in pages, as for `attention_with_kvcache`, and seqused_k counts them.
 
     Returns:
         out, (total_q, num_heads, head_dim_v) in the layout "bshd", of q's dtype or `out_dtype`;
@@ -400,13 +396,13 @@ def attention_with_kvcache(
     split_size: int | None = None,
     workspace: Tensor | None = None,
 ) -> Any:
-    """Attention of a few new queries over the keys and values that a cache has of each sequence.
+    """Attention of a few new queries over each sequence's keys and values in a cache.
 
-    The step of generation: seqlen_q is 1, a few drafted tokens, or a chunk of a prompt. The keys
-    and values of these tokens are in the cache before the call, or the call writes them to it, if
-    they are given as k and v. How many keys there are, and in which pages, stands in tensors on q's
-    device, which the host never reads: nothing waits, and a CUDA graph captured once serves other
-    lengths and other pages at each replay.
+    This is a step of generation: seqlen_q is 1, a few drafted tokens, or a chunk of a prompt. The
+    keys and values of these tokens are in the cache before the call, or are given as k and v, and
+    the call writes them to it. The numbers of keys and their pages are tensors on q's device, which
+    the host never reads: nothing waits, and a CUDA graph captured once serves other lengths and
+    other pages at each replay.
 
     Args:
         q: Queries, (batch, seqlen_q, num_heads, head_dim) in the layout "bshd": float16 or
@@ -423,26 +419,26 @@ def attention_with_kvcache(
             the last query sees the last of them. With k, how many it has before the call, as
             flash-attn's cache_seqlens: the rows of k are counted in addition.
         page_table: int32, (batch, max_pages), rows contiguous, on q's device: key j of sequence b
-            is row j % page_size of page page_table[b, j // page_size]. What stands behind a
-            sequence's last page, or for pages before a window, whose keys no query sees, is not
-            read, so -1 and anything else may. None: k and v are not in pages.
+            is row j % page_size of page page_table[b, j // page_size]. Entries behind a sequence's
+            last page, and those of pages before a window, whose keys no query sees, are not read
+            and may be anything, as -1. None: k and v are not in pages.
         cache_batch_idx: int32, (batch,), contiguous: the entry of k_cache and v_cache that each
             sequence's keys are in; they may then have more entries than there are sequences. None:
             sequence b is entry b. Not with page_table.
-        leftpad_k: int32, (batch,), contiguous: so many of each sequence's first keys are not seen,
-            0 to seqused_k. Positions count them all the same. None: none.
+        leftpad_k: int32, (batch,), contiguous: the number of hidden keys at the start of each
+            sequence, 0 to seqused_k. Positions still count them. None: 0.
         max_seqlen_k: At least the number of keys of the longest sequence. A bound for the plan,
-            which is made without a look at seqused_k: a tight one may be faster. None: all that the
-            cache or the page table has room for.
+            which does not know seqused_k: a tight one may be faster. None: the capacity of the
+            cache or the page table.
         k: New keys, (batch, seqlen_new, num_heads_kv, head_dim), of q's dtype: `append_kv` writes
             them to k_cache, behind the keys that seqused_k counts, and they are attended to. A call
             that is refused writes nothing. Not with stream: lengths are added on the current stream
             of their library. None: the caches are only read.
         v: New values, of k's shape with head_dim_v for head_dim. With k alone.
         rotary_cos: Cosines, (positions, rotary_dim / 2), of q's dtype or float32, with k alone: k,
-            and q with as many rows, are rotated by their positions as `append_kv` tells, which
-            count from leftpad_k. Without causal and window all rows of q have the position of the
-            sequence's first new key, as in flash-attn.
+            and q with as many rows, are rotated by their positions as by `append_kv`, counted from
+            leftpad_k. Without causal and window all rows of q have the position of the sequence's
+            first new key, as in flash-attn.
         rotary_sin: Sines, the same.
         rotary_interleaved: Whether pairs are columns 2j and 2j + 1 (GPT-J); else they are j and j +
             rotary_dim / 2 (GPT-NeoX, Llama).
@@ -451,7 +447,7 @@ def attention_with_kvcache(
         softmax_scale: Factor of q·k, from 2^-126 to 2^126. None: 1 / sqrt(head_dim).
         window: (left, right), the number of keys that a query sees to either side of its position:
             p - left <= j <= p + right. None on a side: no limit.
-        softcap: If not 0, scores become softcap * tanh(score / softcap), before all that follows.
+        softcap: If not 0, scores become softcap * tanh(score / softcap), before bias and ALiBi.
             From 2^-100 to 2^100.
         mask: bool, True where a query may attend to a key; broadcastable to (batch, num_heads,
             seqlen_q, max_seqlen_k). Its last dimension counts a sequence's keys from its first. A
@@ -473,26 +469,25 @@ def attention_with_kvcache(
         batch_invariant: Give a sequence the same bits alone and in any batch, as for `attention`.
             Keys are split all the same, at positions that no other sequence changes: see
             split_size, which is 1024 then if it is not given.
-        num_splits: Into how many parts the keys of a row are split, which different thread blocks
-            compute and which are then added up in their order. A sequence's own length decides
-            where they begin. None: the plan decides. Keys in a cache, and the kernel "decode"; on
-            the CPU up to a part for each tile of keys. More than 1 not with batch_invariant.
-        split_size: How many keys a part has, a multiple of 128: parts begin at its multiples,
-            counted from a sequence's first key, and are added up in their order. So a sequence has
-            the same bits in any batch and at any capacity of the cache, in CUDA graphs too. The
-            workspace grows with the keys that there is room for. None: the plan decides. Keys in a
-            cache, and the kernel "decode"; the CPU does not split the keys then. Not with
-            num_splits.
-        workspace: Memory of q's device for what the plan needs beside the tensors: contiguous, of
-            any dtype, at least `Plan.workspace_bytes` bytes, aligned to 256 of them, and apart from
-            the tensors. It needs no initialisation. A call must be done with it before another uses
-            it. None: q's framework allocates it. Not for JAX. The CPU, `supported` and `plan` need
+        num_splits: The number of parts that the keys of a row are split into. Different thread
+            blocks compute them, and they are added up in order. A sequence's own length decides
+            where they begin. None: the plan decides. For keys in a cache, and the kernel "decode";
+            on the CPU at most a part for each tile of keys. Not more than 1 with batch_invariant.
+        split_size: The number of keys in a part, a multiple of 128: parts begin at its multiples,
+            counted from a sequence's first key, and are added up in order. So a sequence has the
+            same bits in any batch and at any capacity of the cache, in CUDA graphs too. The
+            workspace grows with that capacity. None: the plan decides. For keys in a cache, and the
+            kernel "decode"; the CPU does not split the keys then. Not with num_splits.
+        workspace: Memory on q's device that the plan needs beside the tensors: contiguous, of any
+            dtype, at least `Plan.workspace_bytes` bytes, aligned to 256 bytes, apart from the
+            tensors. It needs no initialisation. A call must be done with it before another uses it.
+            None: q's framework allocates it. Not for JAX. The CPU, `supported` and `plan` need
             none.
 
-    Which values are accepted is told by `attention`. What lies in the cache behind a sequence's
-    last key, in pages that nobody uses or before leftpad_k has no effect, even if it is NaN.
-    seqused_k, page_table, cache_batch_idx and leftpad_k are checked on the CPU; on a GPU lengths
-    are clamped to 0 and max_seqlen_k, and entries and pages to those that there are.
+    `attention` lists the accepted values. Parts of the cache behind a sequence's last key, in pages
+    that nobody uses or before leftpad_k have no effect, even if they are NaN. seqused_k,
+    page_table, cache_batch_idx and leftpad_k are checked on the CPU; on a GPU lengths are clamped
+    to 0 and max_seqlen_k, and entries and pages to those that exist.
 
     Returns:
         out, of q's shape with head_dim_v for head_dim; with `return_lse` the pair (out, lse), as

@@ -1,8 +1,8 @@
 from typing import Any
 
 __version__: str
-kernel_names: tuple[str, ...]  # what the argument kernel may be: "auto", "cpu", the families
-feature_names: tuple[str, ...]  # what refusal takes for the argument feature
+kernel_names: tuple[str, ...]  # values of the argument kernel: "auto", "cpu", the families
+feature_names: tuple[str, ...]  # values of refusal's argument feature
 
 class HostBuffer:
     def __init__(self, shape: tuple[int, ...], dtype: str) -> None: ...

@@ -60,10 +60,10 @@ def supported(
     """Tell whether `attention` would run with these arguments, and if not, why.
 
     Takes the arguments of `attention`, `attention_varlen` or `attention_with_kvcache`, and answers
-    for the one whose arguments there are: cu_seqlens_q, cu_seqlens_k or max_seqlen_q is given for
+    for the function that they belong to: cu_seqlens_q, cu_seqlens_k or max_seqlen_q is given for
     `attention_varlen`; else seqused_k, page_table, cache_batch_idx, leftpad_k or max_seqlen_k for
-    `attention_with_kvcache`, whose caches are k and v here. Nothing is launched, and no memory of a
-    device allocated.
+    `attention_with_kvcache`, whose caches are k and v here. Nothing is launched, and no device
+    memory is allocated.
 
     Returns:
         A `Support`: true or false in a condition, with the reasons why the call would not run, one
@@ -238,7 +238,7 @@ def plan(
     """Tell how `attention` would compute this: kernel, tile, grid, shared memory, splits.
 
     Takes the arguments of `attention`, `attention_varlen` or `attention_with_kvcache`, as
-    `supported` does. Nothing is launched, and no memory of a device allocated. DLATTN_PRINT_PLAN=1
+    `supported` does. Nothing is launched, and no device memory is allocated. DLATTN_PRINT_PLAN=1
     in the environment prints the plan of every call.
 
     Returns:

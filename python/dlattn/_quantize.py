@@ -21,17 +21,17 @@ def quantize_kv(
 ) -> QuantizedKV:
     """Store keys and values in 8 bits, to be attended to any number of times.
 
-    What `attention(..., precision=...)` does with k and v before each call, done once: for
+    This does once what `attention(..., precision=...)` does with k and v in each call: for
     cross-attention, or wherever k and v outlive a call. k and v themselves are needed no longer.
-    The result is given as k, with None for v.
+    Pass the result as k, and None for v.
 
-    Of each head and sequence, k is stored without the mean of 64 of its keys, which no softmax
-    sees, after a rotation that spreads what one column carries over all of them (a Hadamard
-    transform with fixed signs [1]); v as it is. Keys are taken in blocks, counted from a sequence's
-    first: of 64 ("int8_fp8" [2], "int8_fp16"), or of 128 ("fp8"; 96 with head dims up to 64). A
-    block of k has a scale, as 8-bit integers its largest magnitude over 127, as float8_e4m3fn a
-    power of two. A block of v has a power of two, and is float8_e4m3fn, or float16 ("int8_fp16").
-    Both head dims are stored as 64 columns, or 128 if one is beyond 64.
+    For each head and sequence, the mean of 64 keys is subtracted from k, which the softmax does not
+    see, and k is rotated by a Hadamard transform with fixed signs [1], which spreads each column
+    over all of them; v is stored as it is. Blocks of keys, counted from a sequence's first, have 64
+    keys ("int8_fp8" [2], "int8_fp16") or 128 ("fp8"; 96 with head dims up to 64). A block of k has
+    a scale: its largest magnitude over 127 for 8-bit integers, a power of two for float8_e4m3fn. A
+    block of v has a power of two, and is float8_e4m3fn, or float16 ("int8_fp16"). Both head dims
+    are stored as 64 columns, or 128 if one is beyond 64.
 
     Args:
         k: Keys, (batch, seqlen_k, num_heads_kv, head_dim) in the layout "bshd", or with
@@ -45,8 +45,8 @@ def quantize_kv(
         layout: Dimensions of k and v, as for `attention`.
         stream: As for `attention`.
 
-    Values: finite. In k, what is not makes all keys of its block NaN, or with "fp8" its key;
-    in v, itself.
+    Values: finite. Another number in k makes all keys of its block NaN, or with "fp8" its key; in v
+    it makes itself NaN.
 
     Returns:
         A `QuantizedKV`, whose buffer is a new tensor of k's framework and device.

@@ -261,7 +261,7 @@ def flash_attn_varlen_func(
     options["batch_invariant"] = one_split(num_splits)
     options |= {"softmax_scale": softmax_scale, "alibi_slopes": alibi_slopes, "sinks": s_aux}
     if window_size is not NO_WINDOW:
-        known = integer(max_seqlen_k) or 0  # what is no int is refused later on
+        known = integer(max_seqlen_k) or 0  # anything but an int is refused later
         options["window"] = window_of(window_size, causal, known)
     result = varlen(
         q,

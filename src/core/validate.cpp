@@ -111,7 +111,7 @@ void check_descales(const AttentionParams& p) {
     if (!descale.view.data) {
       if (of_cache && !of_q) {
         fail(descale.name, " is null with a cache of ", to_string(p.k.dtype),
-             "; accepted: what its elements count, [batch_size, num_heads_kv]");
+             "; accepted: the factor of its elements, [batch_size, num_heads_kv]");
       }
       continue;
     }
@@ -219,13 +219,13 @@ void validate(const Options& options) {
   check_at_least("num_splits", options.num_splits, 0);
   if (options.split_size < 0 || options.split_size % kSplitAlignment != 0) {
     fail("split_size is ", options.split_size, "; accepted: multiples of ", kSplitAlignment,
-         " keys, or 0 for what the plan decides");
+         " keys, or 0: the plan decides");
   }
   if (options.num_splits == 0) return;
   if (options.split_size > 0) fail("num_splits is given with split_size; accepted: one of them");
   if (options.batch_invariant && options.num_splits > 1) {
     fail("num_splits is ", options.num_splits,
-         " with batch_invariant; accepted: 0 or 1, or a split_size, as what a part has must not "
+         " with batch_invariant; accepted: 0 or 1, or a split_size, as the keys of a part must not "
          "depend on a sequence's length");
   }
 }

@@ -11,6 +11,6 @@ void validate(const Options& options);
 void validate(const MergeParams& params);
 void validate(const QuantizeParams& params);
 void validate(const AppendParams& params);          // validate_append.cpp
-void validate_sizes(const QuantizeParams& params);  // what quantized_kv_bytes() reads
+void validate_sizes(const QuantizeParams& params);  // the fields that quantized_kv_bytes() reads
 
 }  // namespace dlattn::core

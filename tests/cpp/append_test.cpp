@@ -322,11 +322,11 @@ void refuses_value(Change change, const std::string& message) {
 // The last of the values is the wrong one, so that others come before it.
 void values() {
   refuses_value([](OnCpu& c) { c.used = {0, 3}; },
-                "seqused_k[1] is 3 with 3 new keys; accepted: 0 to 2, so that they end by 5, what "
-                "the cache has room for");
+                "seqused_k[1] is 3 with 3 new keys; accepted: 0 to 2, so that they end by 5, the "
+                "room in the cache");
   refuses_value([](OnCpu& c) { c.used = {0, -1}; },
-                "seqused_k[1] is -1 with 3 new keys; accepted: 0 to 2, so that they end by 5, what "
-                "the cache has room for");
+                "seqused_k[1] is -1 with 3 new keys; accepted: 0 to 2, so that they end by 5, the "
+                "room in the cache");
   refuses_value([](OnCpu& c) { c.varlen({-1, 2, 3}); },
                 "cu_seqlens_q[0] is -1; accepted: 0 or more");
   refuses_value([](OnCpu& c) { c.varlen({0, 2, 1}); },
@@ -335,8 +335,8 @@ void values() {
   refuses_value([](OnCpu& c) { c.varlen({0, 2, 7}); },
                 "cu_seqlens_q[2] is 7; accepted: up to the 6 tokens of the tensor");
   refuses_value([](OnCpu& c) { c.varlen({0, 0, 6}); },
-                "cu_seqlens_q: sequence 1 has 6 new keys; accepted: up to 5, what the cache has "
-                "room for");
+                "cu_seqlens_q: sequence 1 has 6 new keys; accepted: up to 5, the room in "
+                "the cache");
   refuses_value([](OnCpu& c) { c.page({0, 1, 2, 4}); },
                 "page_table[1, 1] is 4; accepted: 0 to 3, the pages of the cache");
   refuses_value([](OnCpu& c) { c.page({0, 1, 2, -1}); },
@@ -481,7 +481,7 @@ void as_one_call() {
 
   AsOne().refuses([](AsOne& x) { x.used = {1, 3}; },
                   "seqused_k[1] is 3 with 3 new keys; accepted: 0 to 2, so that they end by 5, "
-                  "what the cache has room for");
+                  "the room in the cache");
   AsOne().refuses([](AsOne& x) { x.attention.seqlen_k = 4; },
                   "seqused_k[1] is 2 with 3 new keys; accepted: 0 to 1, so that they end by 4, "
                   "which is max_seqlen_k");

@@ -135,7 +135,7 @@ void many_rows() {
 void empty_parts() {
   Parts parts(DType::kFloat32, 3, 0);
   for (std::int64_t h = 0; h < kHeads; ++h) {
-    parts.lses[1].set(parts.lse_in(0, 0, h), -kInf);  // what it holds does not count, were it NaN
+    parts.lses[1].set(parts.lse_in(0, 0, h), -kInf);  // its output does not count, not even NaN
     for (std::int64_t d = 0; d < kDim; ++d)
       parts.outs[1].set(parts.out_at(0, 0, h) + d, std::nan(""));
   }

@@ -262,14 +262,14 @@ void wrong_splits() {
   };
   refused([](Options* x) { x->num_splits = -1; }, "num_splits is -1; accepted: at least 0");
   refused([](Options* x) { x->split_size = 100; },
-          "split_size is 100; accepted: multiples of 128 keys, or 0 for what the plan decides");
+          "split_size is 100; accepted: multiples of 128 keys, or 0: the plan decides");
   refused([](Options* x) { x->split_size = -128; },
-          "split_size is -128; accepted: multiples of 128 keys, or 0 for what the plan decides");
+          "split_size is -128; accepted: multiples of 128 keys, or 0: the plan decides");
   refused([](Options* x) { x->num_splits = 2, x->split_size = 128; },
           "num_splits is given with split_size; accepted: one of them");
   refused([](Options* x) { x->num_splits = 2, x->batch_invariant = true; },
-          "num_splits is 2 with batch_invariant; accepted: 0 or 1, or a split_size, as what a part "
-          "has must not depend on a sequence's length");
+          "num_splits is 2 with batch_invariant; accepted: 0 or 1, or a split_size, as the keys "
+          "of a part must not depend on a sequence's length");
 }
 
 void check_copies(const AttentionParams& misaligned) {
@@ -295,7 +295,7 @@ void caches_of_8_bits() {
     wrong.k_descale.data = nullptr;
     CHECK_THROWS(dlattn::plan(wrong, h200), UnsupportedError,
                  std::string("k_descale is null with a cache of ") + to_string(dtype) +
-                     "; accepted: what its elements count, [batch_size, num_heads_kv]");
+                     "; accepted: the factor of its elements, [batch_size, num_heads_kv]");
     wrong = p;
     wrong.q_descale.data = &scale;
     CHECK_THROWS(dlattn::plan(wrong, h200), UnsupportedError,

@@ -293,7 +293,7 @@ void choice_by_time() {
       {1, 192, 192, 256, [](AttentionParams&) {}, "sm90"},    // 6.7 us, wmma 13.1
       {128, 64, 2048, 128, [](AttentionParams&) {}, "sm90"},  // 36.7, 57.2
       {2, 128, 128, 64, [](AttentionParams& p) { p.softcap = 20.0; }, "decode"},
-      {8, 512, 512, 64, [](AttentionParams&) {}, "wmma"},  // the mission shape
+      {8, 512, 512, 64, [](AttentionParams&) {}, "wmma"},  // a short sequence
       {32, 128, 128, 64, [](AttentionParams&) {}, "wmma"},
       {8, 2048, 64, 64, [](AttentionParams&) {}, "wmma"},  // 4.7, sm90 5.3
   };

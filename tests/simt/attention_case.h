@@ -77,7 +77,7 @@ struct Case {
   // total_q and total_k rows. seqlen_q and seqlen_k are what the host takes for the longest.
   std::vector<int> cu_seqlens_q = {}, cu_seqlens_k = {}, seqused_k = {};
   int total_q = 0, total_k = 0;
-  std::string lengths = {};  // what is said of them
+  std::string lengths = {};  // their description
   // The seed of a random problem, which not every family serves.
   std::optional<unsigned> seed = {};
   // The values of a test of extreme ones, which not every family serves either.

@@ -45,7 +45,7 @@ void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan
                        static_cast<std::size_t>(plan.smem_bytes), schedule};
   threads.cluster_size = static_cast<unsigned>(plan.cluster_size);
   simt::start_early(&threads, tensors);
-  using M = std::conditional_t<sizeof(KV) == 1, __half, T>;  // what is multiplied
+  using M = std::conditional_t<sizeof(KV) == 1, __half, T>;  // the type of the factors
   const auto run = [&](auto paged, auto general) {
     simt::launch(threads,
                  [&] { decode::kernel<M, KV, kTile, kVariant, paged, general>(params, shape); });

@@ -504,7 +504,7 @@ def run(
                 continue
             try:
                 out, lse, trouble = trial.check(kernel)
-            except Exception as error:  # what a kernel that promised to serve should not do
+            except Exception as error:  # a kernel that promised to serve must not raise
                 out, lse, trouble = math.inf, math.inf, f"{type(error).__name__}: {error}"
             tally.runs += 1
             summary.served_features[kernel].update(features)

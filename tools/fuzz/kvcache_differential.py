@@ -162,7 +162,7 @@ class KVCacheRun:
         if table:
             return math.inf, 0.0, table
         results: list[tuple[Any, Any]] = []
-        for content in (255, 0):  # what a workspace holds: NaN, and zeros
+        for content in (255, 0):  # contents of a workspace: NaN, and zeros
             blocks, caches = self._caches()
             wanted = self._wanted(blocks)
             given = self._arguments(caches, kernel)

@@ -24,7 +24,7 @@ class Case:
     causal: bool
     dtype: str
     num_heads_kv: int = 0  # 0: num_heads
-    variant: str = ""  # what is asked for beyond that, in words
+    variant: str = ""  # further demands, in words
 
     @property
     def heads_kv(self) -> int:

@@ -176,7 +176,7 @@ def _flash_4(problem: Problem) -> Bound:
         return (result[0] if isinstance(result, tuple) else result).transpose(1, 2)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what its compiler says about the package's own code
+        warnings.simplefilter("ignore")  # its compiler warns about the package's own code
         once()
     return Bound(once)
 

@@ -28,7 +28,7 @@ class Result:
     note: str = ""
     operations: float | None = None  # of a call, where the case's count does not say it
     baseline: str = ""  # whom its speed is compared with
-    baseline_plan: str = ""  # what that took, if it is ours
+    baseline_plan: str = ""  # the kernel that it took, if it is ours
     vs_baseline: float | None = None  # operations per second over the baseline's
     facts: dict[str, float] = field(default_factory=dict)  # of its problem
     plan: str = ""  # the kernel that a call of ours took, with its shape: "wmma:wide"

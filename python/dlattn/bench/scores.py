@@ -1,13 +1,12 @@
 """The effect of the data on a softmax whose row max is seldom raised: `wmma`'s and `sm90`'s.
 
-That softmax takes a row's probabilities relative to a reference, the row's maximum as it was when
-last raised, and raises it where a lane's sum of them over a tile, or a slice of one, exceeds 2^15
-(`sm90`: 2^10): references go up by what the sums say and the probabilities are scaled down.
-Where a sum exceeds 2^120 (`wmma`: a lane's, `sm90`: a row's), scores are made again and references
-raised to their maxima; `sm90` then works the maximum out first until no reference is raised by
-2^60 or more. How often that happens depends on the scores alone. So queries and keys are made here
-whose scores have statistics as models produce them, and the rates are counted by following the rule
-over the scores in float32.
+That softmax takes a row's probabilities relative to a row max that may be stale. It raises the row
+max where a lane's sum of them over a tile, or a slice of one, exceeds 2^15 (`sm90`: 2^10), by what
+the sums say, and scales the probabilities down. Where a sum exceeds 2^120 (`wmma`: a lane's,
+`sm90`: a row's), scores are recomputed and the row max becomes their maximum; `sm90` then computes
+the maximum first until no row max rises by 2^60 or more. How often that happens depends on the
+scores alone. So queries and keys are made here whose scores have statistics as models produce them,
+and the rates are counted by following the rule over the scores in float32.
 
 Statistics, in natural logits after scaling. Noise is that of normal q and k, of deviation about 1:
 
@@ -19,7 +18,7 @@ distant     the mean rises by 2 for every 64 keys towards the first key: every t
 sink        key 0 stands 10 (first head) to 30 (last head) above the mean of the others
 retrieval   16 pairs of rotary angles that add up to 8 at distance 0 and decay from there, and for
             each query one of 32 keys, anywhere, that its content matches: about 14
-adversarial deviation 0.1, and 13 more from each 16 keys to the 16 before them: no reference fits
+adversarial deviation 0.1, and 13 more from each 16 keys to the 16 before them: no row max fits
             any tile
 """
 
@@ -42,9 +41,9 @@ Tensor = Any
 
 MAX_SUM = 2.0**15  # of a lane's probabilities, in wmma
 HOPPER_MAX_SUM = 2.0**10  # in sm90
-SLACK = 8.0  # of an edge tile's scores over the reference, in powers of 2
+SLACK = 8.0  # of an edge tile's scores over the row max, in powers of 2
 LARGEST = 2.0**120  # sum of a row that is scaled down
-FAR_RISE = 60.0  # of a reference, in powers of 2, after which the next tile's maximum comes first
+FAR_RISE = 60.0  # of a row max, in powers of 2, after which the next tile's maximum comes first
 _TILE = 64  # keys in which the drifts are told
 _WIDE_SLICES = {96: 4, 128: 4}  # of wmma's tiles with 32 rows a warp, where there is not one
 _LANES = 4  # that share a row: lane l has columns 2 l and 2 l + 1 of every 8
@@ -190,7 +189,7 @@ class Walk:
     slack: float = SLACK
     speculates_on_edges: bool = False  # on all edge tiles but the walk's first
     lanes_overflow: bool = True  # lanes' sums tell whether fp32 was too small; False: rows'
-    to_power: bool = False  # sums raise a reference so that the largest probability is a power of 2
+    to_power: bool = False  # sums raise a row max so that the largest probability is a power of 2
 
 
 @dataclass(frozen=True)
@@ -198,9 +197,9 @@ class Rates:
     """How often the rule was broken, over warps, tiles and slices."""
 
     redone: float  # scores and probabilities made again, of the long loop's
-    scaled: float  # scaled down to references raised by the sums, of the long loop's
+    scaled: float  # scaled down to row maxima raised by the sums, of the long loop's
     max_first: float  # made after the maximum was worked out, of the long loop's
-    raised_on_edges: float  # references raised, of edge tiles
+    raised_on_edges: float  # row maxima raised, of edge tiles
     long_tiles: float  # the long loop's share of all tiles
 
 
@@ -271,9 +270,9 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
     """Follow the rule over scores, (heads, rows, keys) in powers of 2, from the last tile on.
 
     As the softmaxes of wmma and sm90 in src/cuda/forward do: on edge tiles a row whose maximum
-    exceeds its reference by more than the slack gets the maximum as its reference, a row that has
+    exceeds its row max by more than the slack gets the maximum as its row max, a row that has
     seen nothing always. On the others, if a lane's sum exceeds max_sum, all rows of its warp raise
-    their references by the exponent of their sum, in sm90 up to the next one for which the largest
+    their row maxima by the exponent of their sum, in sm90 up to the next one for which the largest
     probability is a power of two, or as on edge tiles if a sum exceeds LARGEST.
     If the walk anticipates, a warp whose row maxima rose far goes about the next tile like that
     from the start. Warps pass over the slices of edge tiles that they do not see. As many queries
@@ -296,7 +295,7 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
 
     pad = -num_keys % walk.block_n
     scores = torch.nn.functional.pad(scores, (0, pad), value=-math.inf)
-    reference = torch.full((heads, num_rows), -math.inf, device=scores.device)
+    row_max = torch.full((heads, num_rows), -math.inf, device=scores.device)
     rising = torch.zeros((heads, num_rows), dtype=torch.bool, device=scores.device)
     counts = dict.fromkeys(("redone", "scaled", "first", "long", "raised", "edge"), 0.0)
     for n in range(int(end.max()) - 1, -1, -1):
@@ -310,30 +309,30 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
             for first_key in reversed(slices) if edge else slices:
                 part = scores[:, :, first_key : first_key + width]
                 top = part.amax(2)
-                by_maximum = torch.where(top > reference + walk.slack, top, reference)
+                by_maximum = torch.where(top > row_max + walk.slack, top, row_max)
                 if edge:
-                    raised_to = torch.where(inside, by_maximum, reference)
+                    raised_to = torch.where(inside, by_maximum, row_max)
                     seen = inside & (top > -math.inf)
                     counts["edge"] += _warps(seen, walk.warp_rows)
-                    counts["raised"] += _warps(raised_to > reference, walk.warp_rows)
-                    reference = raised_to
+                    counts["raised"] += _warps(raised_to > row_max, walk.warp_rows)
+                    row_max = raised_to
                     continue
-                by_lane = _sums_by_lane(part, reference)
+                by_lane = _sums_by_lane(part, row_max)
                 sums = by_lane.sum(2)
                 largest = by_lane.amax(2)
                 overflowing = inside & ~rising & (largest > walk.max_sum)
                 overflowing = _by_warp(overflowing, walk.warp_rows)
                 overflown = (largest if walk.lanes_overflow else sums) > LARGEST
                 overflown = _by_warp(overflowing & overflown, walk.warp_rows)
-                by_sums = reference + sums.clamp(min=1.0).frexp().exponent - 1
+                by_sums = row_max + sums.clamp(min=1.0).frexp().exponent - 1
                 if walk.to_power:
-                    excess = top - reference
-                    by_sums += torch.where(by_sums > reference, excess - excess.floor(), 0.0)
-                raised_to = torch.where(overflowing, by_sums, reference)
+                    excess = top - row_max
+                    by_sums += torch.where(by_sums > row_max, excess - excess.floor(), 0.0)
+                raised_to = torch.where(overflowing, by_sums, row_max)
                 raised_to = torch.where(overflown | (inside & rising), by_maximum, raised_to)
-                far = _by_warp(raised_to - reference > FAR_RISE, walk.warp_rows)
+                far = _by_warp(raised_to - row_max > FAR_RISE, walk.warp_rows)
                 rose_far |= overflown | (rising & far)
-                reference = raised_to
+                row_max = raised_to
                 counts["long"] += _warps(inside.expand(heads, -1), walk.warp_rows)
                 counts["redone"] += _warps(overflown, walk.warp_rows)
                 counts["scaled"] += _warps(overflowing & ~overflown, walk.warp_rows)
@@ -350,10 +349,10 @@ def follow(walk: Walk, scores: Tensor, causal: bool) -> Rates:
     )
 
 
-def _sums_by_lane(part: Tensor, reference: Tensor) -> Tensor:
+def _sums_by_lane(part: Tensor, row_max: Tensor) -> Tensor:
     """The sums of a slice's probabilities over each lane of a row: (heads, rows, lanes)."""
     torch = tensors.torch_module()
-    weights = torch.where(part > -math.inf, torch.exp2(part - reference[..., None]), 0.0)
+    weights = torch.where(part > -math.inf, torch.exp2(part - row_max[..., None]), 0.0)
     heads, num_rows, width = part.shape
     return weights.view(heads, num_rows, width // 8, _LANES, 2).sum((2, 4))
 

@@ -84,7 +84,7 @@ class Result:
     lse_max_error: float
     lse_bound: float
     seconds: float
-    failure: str  # what was raised; empty if nothing
+    failure: str  # the exception raised; empty if none
 
     @property
     def passed(self) -> bool:

@@ -125,7 +125,7 @@ def save(arrays: Iterable[tuple[Place, str, Array]]) -> None:
 def _load_numpy(place: Place) -> Any:
     """The contents of a .npy or .npz file as NumPy finds them, an array if all is right."""
     try:
-        loaded = np.load(place.path, allow_pickle=False)  # what it is, its content decides
+        loaded = np.load(place.path, allow_pickle=False)  # its content decides its type
         if place.path.suffix == ".npy":
             return loaded
         if not isinstance(loaded, np.lib.npyio.NpzFile):

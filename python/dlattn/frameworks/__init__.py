@@ -65,7 +65,7 @@ def find(kind: type, argument: str, x: Any = None) -> Framework:
 def _has_interface(x: Any) -> bool:
     try:
         return hasattr(x, INTERFACE)
-    except Exception:  # what is no array may raise anything
+    except Exception:  # an object that is no array may raise anything
         return False
 
 

@@ -205,7 +205,7 @@ class DlattnAttnBackend(AttentionBackend):
             if value is not None and value is not False:
                 raise _refused(f"{name} is given", "a call without it")
         if layer.is_cross_attention or layer.attn_type == AttentionType.ENCODER_ONLY:
-            raise _refused("a layer attends to what is no cache of its own", "decoder layers")
+            raise _refused("a layer attends to no cache of its own", "decoder layers")
         if layer.xai_temperature_len > 0 or layer.logit_capping_method != "tanh":
             raise _refused("a temperature by position, or a cap that is no tanh", "a tanh")
         if save_kv_cache and k is not None and v is not None:

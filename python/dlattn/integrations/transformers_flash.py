@@ -168,7 +168,7 @@ def _serve_continuous_batching() -> None:
         given = model.config._attn_implementation
         if given in (NAME, FLASH_NAME):
             model.set_attn_implementation(PAGED_NAME)
-            self._original_attn_impl = given  # what the model gets back when the batch is done
+            self._original_attn_impl = given  # the model gets it back after the batch
         before(self, model, *arguments, **options)
 
     switch.of_dlattn = True  # type: ignore[attr-defined]

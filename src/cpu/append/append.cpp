@@ -69,7 +69,7 @@ class Placement {
     const std::int64_t most = max_seqlen_k_ < room ? max_seqlen_k_ : room;
     const char* const why = most < room ? ", which is max_seqlen_k"
                             : p_.slots  ? ", the rows of rotary_cos"
-                                        : ", what the cache has room for";
+                                        : ", the room in the cache";
     if (count > most) {
       fail("cu_seqlens_q: sequence ", b, " has ", count, " new keys; accepted: up to ", most, why);
     }

@@ -185,7 +185,7 @@ class RunningSoftmax {
   const std::int64_t ld_;    // block_m
   const std::int64_t size_;  // of O^T
   double unit_ = 1.0;
-  T to_log2_ = 0;  // what turns differences of scores into powers of two
+  T to_log2_ = 0;  // turns differences of scores into powers of two
   bool has_totals_ = false;
   std::int64_t tiles_in_run_ = 0;
   T* rescale_;    // [block_m]

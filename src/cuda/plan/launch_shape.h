@@ -22,7 +22,7 @@ struct LaunchShape {
   // Bytes per access, by alignment (core/alignment.h): of global-to-shared copies, of stores to
   // out, of loads of bias and mask.
   int copy_bytes, store_bytes, bias_load_bytes, mask_load_bytes;
-  Window<int> window;  // what a row may see around its position
+  Window<int> window;  // the keys that a row may see around its position
   float scale_log2;    // softmax_scale * log2(e): softmax works in base 2
   float softmax_scale;
   float softcap;  // 0: off

@@ -209,7 +209,7 @@ def test_packed_sequences_are_those_alone(precision: str) -> None:
     cu_k = np.cumsum([0, *lengths_k]).astype(np.int32)
     q, k, v = inputs(rng, batch=1, seqlen_q=cu_q[-1], seqlen_k=cu_k[-1])
     q, k, v = q[0], k[0], v[0]
-    for b, n in enumerate(used):  # what is not in use is not read
+    for b, n in enumerate(used):  # unused keys are not read
         k[cu_k[b] + n : cu_k[b + 1]] = np.nan
         v[cu_k[b] + n : cu_k[b + 1]] = np.nan
     seqused = np.array(used, np.int32)

@@ -266,7 +266,7 @@ def test_c_example(tmp_path: Path) -> None:
     lines, _, _ = behind.partition("```\n")
     assert "cc -std=c99 main.c " in lines
     package = package_as_installed(tmp_path / "site packages" / "dlattn")
-    python = tmp_path / "bin" / "python"  # what the lines call
+    python = tmp_path / "bin" / "python"  # the program that the lines call
     python.parent.mkdir()
     answer = f'"{sys.executable}" "$@"'
     if package.is_relative_to(tmp_path):

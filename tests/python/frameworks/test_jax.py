@@ -347,7 +347,7 @@ def test_scalars_in_transformations() -> None:
     def lse(bias: Any) -> Any:
         return face.attention(*INPUTS, bias=bias, return_lse=True)[1].mean()
 
-    gradient = jax.grad(lse)(jnp.float32(0.5))  # what is added to all scores is added to lse
+    gradient = jax.grad(lse)(jnp.float32(0.5))  # lse rises by a number that is added to all scores
     assert gradient.shape == () and abs(gradient - 1) < 1e-5
 
 

@@ -238,7 +238,7 @@ def test_packs_of_too_many_rows_are_refused() -> None:
     k = torch.empty(1, 2**30, 1, 8, device="meta").expand(COUNT, -1, -1, -1)
     starts = ints(0, 8).to("meta")
     with pytest.raises(
-        dlattn.UnsupportedError, match="k: vmap makes one pack of 3 with 1073741824"
+        dlattn.UnsupportedError, match="k: vmap makes one varlen batch of 3 with 1073741824"
     ):
         torch.vmap(lambda k: OPS.attention_varlen(k[:8], k, k, starts, starts, 8, 8))(k)
 

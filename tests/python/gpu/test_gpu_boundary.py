@@ -283,7 +283,7 @@ def test_order_on_a_side_stream(torch, either_way):
         for x, y in zip(late, arrays, strict=True):
             x.copy_(y)
         out = dlattn.attention(*late)
-        doubled = out + out  # what follows on the stream sees the result
+        doubled = out + out  # later work on the stream sees the result
     stream.synchronize()
     assert torch.equal(out, expected) and torch.equal(doubled, expected + expected)
 

@@ -274,7 +274,7 @@ def test_results_in_a_captured_graph(operator: str) -> None:
     with dlattn.torch.active():
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # what is made once is made before
+        with torch.cuda.stream(stream):  # objects that are made once are made before
             torch.autograd.grad(call(*tensors, *more)[0].sum(), tensors)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()

@@ -336,7 +336,7 @@ def test_graphs_of_decoding(page_size: int) -> None:
         batch, q, k, v = server.batch(requests, [1, 1, 1], Mode.DECODE)
         backend.init_forward_metadata_out_graph(batch)
         assert backend.forward_metadata.seq_lens.data_ptr() == captured.seq_lens.data_ptr()
-        backend.forward_metadata = captured  # what a replayed graph reads
+        backend.forward_metadata = captured  # the lists that a replayed graph reads
         found = backend.forward(q, k, v, layer(), batch)
         close(found, server.want(requests, [1, 1, 1], q, causal=True, softmax_scale=0.3))
     prompt, *_ = server.batch([3], [2], Mode.EXTEND)

@@ -254,7 +254,7 @@ class Step:
             num_reqs=len(KEYS),
             num_actual_tokens=tokens,
             max_query_len=max(QUERIES),
-            max_seq_len=100,  # what the model may have, more than the table has room for
+            max_seq_len=100,  # the model's limit, beyond the table's room
             block_table_tensor=self.table,
             slot_mapping=torch.tensor(slots),
         )

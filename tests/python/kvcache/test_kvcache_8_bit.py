@@ -168,7 +168,7 @@ def arguments_of_a_cache() -> dict[str, Any]:
 
 
 F32, HALVES = np.float32, np.zeros((6, 4, 2, 64), np.float16)
-ALLOWED = "accepted: a float32 tensor, what an element of the cache counts"
+ALLOWED = "accepted: a float32 tensor, the factor of the cache's elements"
 WRONG = [
     Wrong({"k_descale": None}, ("k_descale is None with keys of int8", ALLOWED)),
     Wrong({"v_descale": None}, ("v_descale is None with keys of int8", ALLOWED)),

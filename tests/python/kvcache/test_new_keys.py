@@ -97,8 +97,8 @@ WRONG = {
     "other batch": wrong("k: batch is 2, shape (2, 3, 2, 64); accepted: 4", k=normal(2, 3, 2, 64)),
     "other heads": wrong("v: shape is", k=normal(4, 3, 4, 64)),
     "no room": wrong(
-        "seqused_k[2] is 58 with 3 new keys; accepted: 0 to 57, so that they end by 60, what the "
-        "cache has room for",
+        "seqused_k[2] is 58 with 3 new keys; accepted: 0 to 57, so that they end by 60, the room "
+        "in the cache",
         seqused_k=np.array([0, 1, 58, 2], np.int32),
     ),
     "a length beyond int32 with the new keys": wrong(

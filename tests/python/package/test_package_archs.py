@@ -43,7 +43,7 @@ def choose(tmp_path: Path) -> Choose:
     def run(
         gpus: list[str] | None = None,
         known: tuple[int, ...] = CUDA_13,
-        query: str | None = None,  # what nvcc's own query prints
+        query: str | None = None,  # the output of nvcc's own query
         environment: dict[str, str] | None = None,
         **definitions: str,
     ) -> subprocess.CompletedProcess[str]:

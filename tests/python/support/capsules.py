@@ -57,7 +57,7 @@ capsule_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
 set_capsule_name = _python.PyCapsule_SetName
 set_capsule_name.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
-_exported: dict[int, Any] = {}  # what an export points to, until its deleter is called
+_exported: dict[int, Any] = {}  # the target of an export, until its deleter is called
 
 
 def make_managed(

@@ -187,7 +187,7 @@ def test_the_current_stream_of_the_right_device():
         ("allocate", (2, 3), (2, 5, 4, 8)),
         ("allocate", (2, 3), (2, 4, 5)),
     ]
-    assert kind.alive == 0  # what was allocated is given back
+    assert kind.alive == 0  # all allocations are given back
 
 
 @no_gpu

@@ -26,7 +26,7 @@ enum class State {
 
 struct Block;
 
-struct Worker {  // what the scheduler knows of a thread
+struct Worker {  // the scheduler's state of a thread
   Fiber fiber;
   Thread thread;
   Block* block = nullptr;

@@ -18,7 +18,7 @@ from dlattn.bench.decode.cases import PAGE, DecodeCase, turns
 from dlattn.bench.peers import Bound, Contestant, Problem, UnavailableError
 from dlattn.console.errors import first_line
 
-_WORKSPACE_BYTES = 128 << 20  # what FlashInfer's documentation recommends
+_WORKSPACE_BYTES = 128 << 20  # recommended by FlashInfer's documentation
 _UNEVEN = ("skewed", "mixes", "traces")  # groups whose sequences have several lengths
 
 Attend = Callable[[Any, Any], Any]  # over one copy of K and V: (batch, queries, num_heads, dim)
@@ -280,7 +280,7 @@ def _flash_4(function: Any, caches: Caches) -> Bound:
         return result[0] if isinstance(result, tuple) else result
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what its compiler says about the package's own code
+        warnings.simplefilter("ignore")  # its compiler warns about the package's own code
         attend(*caches.pairs[0])
     return _in_turn(caches, attend, note="; ".join(_of_the_host(caches.inputs.case)))
 

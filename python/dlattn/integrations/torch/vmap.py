@@ -31,10 +31,10 @@ def attention(count: int, dims: Arguments, given: Arguments) -> Any:
 
 
 def attention_varlen(count: int, dims: Arguments, given: Arguments) -> Any:
-    """The packs become one. Rows that belong to no sequence, as the last of one pack and the first
-    of the next may, are a sequence in between, whose results nobody reads."""
+    """Join the varlen batches into one. Rows of no sequence, as those at the end of a batch and the
+    start of the next may be, become a sequence in between, whose results nobody reads."""
     _refuse_sinks(dims)
-    rows = 1 if given["bhsd"] else 0  # the dimension of a pack's rows
+    rows = 1 if given["bhsd"] else 0  # the dimension of a batch's rows
     totals = {}
     for name in ("q", "k", "v"):
         x = _first(given[name], dims[name], count).movedim(0, rows)
@@ -45,7 +45,7 @@ def attention_varlen(count: int, dims: Arguments, given: Arguments) -> Any:
         total, starts = totals[name], f"cu_seqlens_{name}"
         if count * total > _MOST_ROWS:
             raise dlattn.UnsupportedError(
-                f"{name}: vmap makes one pack of {count} with {total} rows each; accepted: "
+                f"{name}: vmap makes one varlen batch of {count} with {total} rows each; accepted: "
                 f"{_MOST_ROWS} rows in all"
             )
         each = _first(given[starts], dims[starts], count)

@@ -19,7 +19,7 @@ struct Softmax {
   // Mutable: to the kernel, exponentiate() changes nothing.
   mutable float words[2] = {kNothing, kNothing};  // -maxima in powers of 2
   mutable float row_sum[2] = {0.0f, 0.0f};        // this lane's part
-  mutable float tile_factors[2] = {1.0f, 1.0f};   // what the last tile's maxima call for
+  mutable float tile_factors[2] = {1.0f, 1.0f};   // needed by the last tile's maxima
 
   // Stands in for kernels with score terms, which have no plain form.
   __device__ __forceinline__ static bool unscaled() { return false; }
