@@ -16,7 +16,7 @@ ALL = (*ATTENTION, *KVCACHE)
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument. Of texts only the words count: they are wrapped as they are written out."""
+    """An argument. Line breaks in texts do not count: they are wrapped when written."""
 
     name: str
     type: str

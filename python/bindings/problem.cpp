@@ -266,7 +266,7 @@ void read_max_seqlen_k(nb::handle value, const char* name, Problem* problem) {
   problem->params.seqlen_k = parse_count(value, name);
 }
 
-// None: the plan decides. What else there is, dlattn::forward checks.
+// None: the plan decides. dlattn::forward checks the rest.
 void read_num_splits(nb::handle value, const char* name, Problem* problem) {
   if (value.is_none()) return;
   const std::int64_t splits = parse_count(value, name);

@@ -40,8 +40,8 @@ using CallFunction = nb::object (*)(const AttentionCall&);
 void def_call(nb::module_& module, const char* name, const char* name_varlen,
               const char* name_kvcache, CallFunction call);
 
-// The call of attention_with_kvcache of arguments by their names. What is not named has its
-// default, but for max_seqlen_k.
+// The call of attention_with_kvcache of arguments by their names. Arguments that are not named have
+// their defaults, but for max_seqlen_k.
 AttentionCall kvcache_call(const nb::dict& arguments);
 
 // Sizes of a tensor of the caller's.

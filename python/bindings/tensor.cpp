@@ -137,8 +137,8 @@ void contiguous_strides(Tensor* tensor) {
   }
 }
 
-// Whether offsets can be counted at all, of whatever element. What an operation accepts is decided
-// in core.
+// Whether offsets can be counted at all, of whatever element. Core decides what an operation
+// accepts.
 static void check_span(const Tensor& tensor) {
   constexpr std::int64_t kMost = kMaxTensorBytes / 16;
   std::int64_t span = 0;

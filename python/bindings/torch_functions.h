@@ -5,7 +5,7 @@
 #include "tensor.h"
 #include "torch_abi.h"
 
-// torch's functions and numbers, as this process's libtorch has them. What is here needs no GIL.
+// torch's functions and numbers, as this process's libtorch has them. They need no GIL.
 namespace dlattn::python {
 
 extern torch_abi::Functions torch_functions;  // after load_torch

@@ -21,7 +21,7 @@ class QuantizedKV:
     """Keys and values in 8 bits, as `quantize_kv` returns them. Usable as k of `attention`."""
 
     buffer: Tensor
-    """All of it, a tensor of k's framework and device. What lies where in it is dlattn's matter."""
+    """All of it, a tensor of k's framework and device. Its layout is dlattn's matter."""
     precision: Precision
     batch_size: int
     """With variable length the number of sequences."""
@@ -66,7 +66,7 @@ class Support:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a call would be computed. What only the other kind of device has is 0 or empty."""
+    """How a call would be computed. Fields of the other kind of device are 0 or empty."""
 
     kernel: str
     """One of `info().kernels`."""

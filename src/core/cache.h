@@ -9,9 +9,9 @@ namespace dlattn::core {
 void check_cache(const AttentionParams& params);
 
 // Throws UnsupportedError unless seqused_k, leftpad_k, cache_batch_idx and page_table, which are in
-// memory of the host, name keys that the cache has. Of the page table only pages with a key that a
-// query may see by position are read: anything may stand in the others, as for pages before a
-// window. cu_seqlens_q have been checked.
+// memory of the host, name keys that the cache has. Only entries of pages with a key that a query
+// may see by position are read: the others may be anything, as those before a window. cu_seqlens_q
+// have been checked.
 void check_cached_keys(const AttentionParams& params);
 
 }  // namespace dlattn::core

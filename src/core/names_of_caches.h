@@ -24,7 +24,7 @@ inline std::string with_names_of_caches(const std::string& message) {
   return renamed;
 }
 
-// Returns the result of `code`. What it refuses, it refuses in those names.
+// Returns the result of `code`. Its errors use those names.
 template <typename Code>
 auto in_names_of_caches(Code&& code) {
   try {

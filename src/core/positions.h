@@ -112,7 +112,7 @@ DLATTN_SHARED Range<Int> tiles_of(const Range<Int>& keys, Int block_n) {
   return {none ? 0 : keys.begin / block_n, none ? 0 : (keys.end + block_n - 1) / block_n};
 }
 
-// Those that are within `keys`. What is divided is seen not to be negative: then it is shifted.
+// Those that are within `keys`. The compiler sees that the dividend is not negative and shifts it.
 template <typename Int>
 DLATTN_SHARED Range<Int> whole_tiles_of(const Range<Int>& keys, Int block_n) {
   return {(greater<Int>(keys.begin, 0) + block_n - 1) / block_n,

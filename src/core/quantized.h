@@ -15,13 +15,14 @@ namespace dlattn {
 // quantises keys of a head reads them.
 constexpr int kSampledKeys = 64;
 // Their sum: first so many partial ones, of every so many'th key each, in order; then the upper
-// half of these is added to the lower one, until one is left. What is not finite counts as 0.
+// half of these is added to the lower one, until one is left. Numbers that are not finite count as
+// 0.
 constexpr int kPartialSums = 16;
 
-// The mean of `count` numbers. What is so large that a difference with it could overflow counts as
-// 0, and so do sums that overflowed and the mean of nothing; and what is so small that fp32 would
-// lose bits of it divided by the number of columns. So (x - mean) / columns, rounded after each
-// step, is what one FMA makes of x / columns and the quotient of the mean.
+// The mean of `count` numbers. A mean counts as 0 if a difference with it could overflow, if its
+// sum overflowed, if there are no numbers, or if it is so small that fp32 would lose bits of it
+// divided by the number of columns. So (x - mean) / columns, rounded after each step, is what one
+// FMA makes of x / columns and the quotient of the mean.
 DLATTN_SHARED float mean_of_sum(float sum, int count) {
   constexpr float kLeast = 0x1p-100f, kMost = 0x1p100f;
   const float mean = sum * (1.0f / static_cast<float>(count));

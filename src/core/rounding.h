@@ -11,9 +11,9 @@ namespace dlattn {
 
 // q and k are rotated before they are rounded: times a sign of the column's, then a Hadamard
 // transform of all columns, divided by their number. Products of two rotated rows are those of the
-// rows, divided by the number of columns. What one column carries is then spread over all of them.
-// The transform is computed in place, over pairs of columns 1, 2, 4, ... apart, in this order, so
-// that all who compute it have the same bits.
+// rows, divided by the number of columns. Each column is then spread over all of them. The
+// transform is computed in place, over pairs of columns 1, 2, 4, ... apart, in this order, so that
+// all who compute it have the same bits.
 //
 // The sign of a column: fixed, and alike no row of the transform.
 DLATTN_SHARED constexpr bool rotation_negates(int column) {
@@ -56,7 +56,7 @@ struct Rounding {
   float inverse;
 };
 
-// To integers of -127 to 127. What is not finite makes all that share the scale NaN.
+// To integers of -127 to 127. A number that is not finite makes all that share its scale NaN.
 DLATTN_SHARED Rounding rounding_to_int8(std::uint32_t largest_bits) {
   const float largest = float_of_bits(largest_bits);
   if (largest_bits >= kInfinityBits) return {float_of_bits(0x7fc00000u), 0.0f, 0.0f};

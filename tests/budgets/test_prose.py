@@ -65,7 +65,10 @@ def too_long(text: str) -> list[str]:
 
 @pytest.mark.parametrize("note", NOTES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_lines_of_documents_are_short(note: Path) -> None:
-    assert not too_long(note.read_text(encoding="utf-8"))
+    text = note.read_text(encoding="utf-8")
+    assert not too_long(text)
+    rows = [line.rstrip() for line in text.splitlines() if line.startswith("|")]
+    assert all(row.endswith("|") for row in rows), "a row of a table is broken"
 
 
 def test_the_rules_see_what_they_forbid() -> None:

@@ -24,7 +24,7 @@ std::int32_t used[3] = {10, 0, 5};
 std::int32_t leftpads[3] = {0, 0, 3};
 std::int32_t entries[3] = {6, 0, 6};
 const std::int32_t rows[4] = {0, 2, 2, 6};  // of queries, where they are of variable length
-// In pages of 4, of which there are 9. What is not in use is no page.
+// In pages of 4, of which there are 9. Entries that are not in use are no pages.
 std::int32_t table[3][3] = {{8, 0, 3}, {-1, -1, 99}, {8, 8, -1}};
 
 AttentionParams good() {

@@ -100,7 +100,8 @@ class Cached {
     return pages;
   }
 
-  // Whether a query sees a key of each page of the table. What no query sees need not be there.
+  // Whether a query sees a key of each page of the table. Pages that no query sees need not be
+  // there.
   std::vector<bool> seen_pages(std::int64_t page_size) const {
     const AttentionParams& p = params;
     std::vector<bool> seen(table.size());

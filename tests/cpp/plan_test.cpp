@@ -1,5 +1,5 @@
-// Plans for made-up GPUs, and the registry's tiles. Needs no GPU and no CUDA. What wmma and sm90
-// have of their own: plan_wmma_test.cpp, plan_sm90_test.cpp.
+// Plans for made-up GPUs, and the registry's tiles. Needs no GPU and no CUDA. wmma and sm90 have
+// tests of their own: plan_wmma_test.cpp, plan_sm90_test.cpp.
 #include "core/plan.h"
 
 #include <algorithm>

@@ -58,7 +58,7 @@ struct Spec {
   bool lse = true;
   double softmax_scale = 0.0;                              // 0: 1 / sqrt(head_dim)
   std::vector<std::int32_t> lengths_q, lengths_k, used_k;  // variable length, where given
-  // Only for kFloat8E4M3. Of q by KV head, where asked.
+  // Only for kFloat8E4M3. q's may be by KV head.
   dlattn::DType out_dtype = dlattn::DType::kBFloat16;
   bool descales = false, q_descale_by_kv_head = false;
 

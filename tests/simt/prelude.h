@@ -1,8 +1,8 @@
 #pragma once
 
 // Included before everything else when a kernel's source is compiled as host C++: CUDA's built-ins
-// on top of the real CUDA headers' host pass. What kernels may use is listed in
-// src/cuda/ptx/README.md; the rest does not compile here.
+// on top of the real CUDA headers' host pass. src/cuda/ptx/README.md lists the built-ins that
+// kernels may use; the rest does not compile here.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>

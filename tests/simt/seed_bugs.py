@@ -22,7 +22,7 @@ WMMA8_INT8 = ("wmma8_int8",)
 class SeedBug:
     """Replaces the statements behind a marker ``// seed: <marker>`` in a family's kernel.
 
-    The marker stands exactly once in what the kernel includes. Of a longer statement, ``part`` is
+    The marker stands exactly once in what the kernel includes. In a longer statement, ``part`` is
     what is replaced; white space in it matches any white space. With ``file``, of src/cuda, no
     marker is needed: ``part`` stands there exactly once.
     """

@@ -212,7 +212,7 @@ AppendParams make_params(const AppendCase& c, const All<T>& all) {
   return p;
 }
 
-// The sequence of a row; -1: none. Of starts that decrease, which this test leaves out, any.
+// The sequence of a row; -1: none. Starts that decrease may give any, and are left out.
 int sequence_of(const AppendCase& c, const Lists& lists, int row) {
   if (!c.varlen) return row / c.lengths[0];
   const int total = total_rows(c);

@@ -40,8 +40,8 @@ void descales(Case& c) {
 }
 
 // Each tile's scores outgrow what the one before it has set as the row max, and do not: by so much
-// that probabilities are scaled down, and by more than fp32 holds. Of the walk's first 1024 keys,
-// whose maxima come first, and beyond them.
+// that probabilities are scaled down, and by more than fp32 holds. Within the walk's first 1024
+// keys, whose maxima come first, and beyond them.
 std::vector<Case> rising_cases(int head_dim, int seqlen_k, double rise,
                                std::initializer_list<float> k_descales) {
   std::vector<Case> cases;

@@ -467,8 +467,9 @@ class Int8Tests {
     count(same, name + " alone", same ? "" : "depends on the other sequences");
   }
 
-  // `rounded`: the bound of the error against P rounded alike. What is left are tensor cores' sums,
-  // and results that a hair's breadth has rounded to the other side, which are coarser in bfloat16.
+  // `rounded`: the bound of the error against P rounded alike. The remaining errors are those of
+  // tensor cores' sums, and of results that were rounded to the other side by a hair's breadth,
+  // which are coarser in bfloat16.
   void report(const std::string& name, const Errors& e, double rounded,
               const std::string& trouble) {
     constexpr double kLse = 1e-5;

@@ -54,7 +54,7 @@ def attending_to_kept(precision: str) -> Contestant:
 
 
 def quantising(precision: str) -> Contestant:
-    """quantize_kv alone. What is checked is attention to what it makes."""
+    """quantize_kv alone. The check is attention to its result."""
     whole = computing_in(precision)
 
     def bind(problem: Problem) -> Bound:

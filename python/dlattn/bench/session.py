@@ -227,8 +227,8 @@ def _compare(entrants: Sequence[Entrant], results: Sequence[Result]) -> None:
 def _compare_ours(entrants: Sequence[Entrant], results: Sequence[Result]) -> None:
     """Tell ours relative to the same kernel without the feature, and to wmma on the same problem.
 
-    Both are facts, above 1 is faster. What `auto` takes for either may be another kernel: that is
-    no figure of the feature, and left out.
+    Both are facts, above 1 is faster. A ratio of two kernels, as `auto` may choose, is no figure of
+    the feature and is left out.
     """
     by_entrant = {id(entrant): result for entrant, result in zip(entrants, results, strict=True)}
     for entrant, result in zip(entrants, results, strict=True):

@@ -98,8 +98,8 @@ def write_text(path: Path, text: str) -> None:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` when the block has ended without an error.
 
-    A link stays and its target is replaced, which keeps its mode and owner. What is no regular
-    file (a FIFO, a device) is not replaced but written to, and so is what stdout goes to.
+    A link stays and its target is replaced, which keeps its mode and owner. A file that
+    is not regular (a FIFO, a device) is not replaced but written to, and so is stdout's target.
 
     An error or a signal that ends the program leaves nothing behind.
     """

@@ -131,9 +131,9 @@ class RunningSoftmax {
     return {top, total};
   }
 
-  // The output of a row that is finished; `row` has room for whole vectors. What the tiles gave a
-  // row that saw no key (0 times V, a NaN perhaps) does not count, and a mean of finite V is not
-  // rounded to infinity. `v_descale` is what V's elements count.
+  // The output of a row that is finished; `row` has room for whole vectors. The sums of a row that
+  // saw no key (0 times V, a NaN perhaps) do not count, and a mean of finite V is not rounded to
+  // infinity. `v_descale` is what V's elements count.
   void copy_row(std::int64_t r, T v_descale, T* row) const {
     const std::int64_t head_dim_v = size_ / ld_;
     if (rescale_[r] == T(0)) {

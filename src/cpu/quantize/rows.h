@@ -80,7 +80,7 @@ inline std::uint8_t to_e4m3(float x, const Rounding& rounding) {
   return byte.bits;
 }
 
-// The bits of a half. What is not finite becomes the NaN that GPUs' conversions have.
+// The bits of a half. Numbers that are not finite become the NaN of GPUs' conversions.
 inline std::uint16_t to_fp16(float x, const Rounding& rounding) {
   if (magnitude_bits(x) >= kInfinityBits) return 0x7fff;
   Half half;

@@ -88,8 +88,8 @@ inline double rounds_ns(const Walk& w, const Speed& speed, double num_sms, doubl
 constexpr double kH200Rate = 4850.0;
 
 // Products of mma.sync per SM, in operations per nanosecond, by data sheet but for the H200, where
-// it was measured. Of devices of one compute capability the rates differ by up to two; on the slow
-// ones of 8.6 and later the tensor cores bound every shape, which compare alike then.
+// it was measured. Rates of devices of one compute capability differ by up to two; on the slow ones
+// of 8.6 and later the tensor cores bound every shape, so that shapes compare alike.
 inline double tensor_rate(const DeviceInfo& device) {
   if (device.compute_major == 9) return kH200Rate;
   return device.compute_major == 8 && device.compute_minor == 0 ? 2889.0 : 1700.0;

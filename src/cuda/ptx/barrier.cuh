@@ -11,8 +11,8 @@ __device__ __forceinline__ void barrier_sync(int id, int num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
 }
 
-// The same section, bar.arrive: counts as one of them, but does not wait for the others. What was
-// written before is seen by those that wait.
+// The same section, bar.arrive: counts as one of them, but does not wait for the others. Waiting
+// threads see earlier writes.
 __device__ __forceinline__ void barrier_arrive(int id, int num_threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
 }

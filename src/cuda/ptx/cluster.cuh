@@ -14,9 +14,9 @@ constexpr bool kClusters = false;
 #endif
 
 // PTX ISA, "Parallel Synchronization and Communication Instructions: barrier.cluster, fence". Waits
-// for all threads of all blocks of the cluster. What they have stored to their shared memory may be
-// loaded then; of global memory nothing is ordered. Without the fences that say so, which CUDA has
-// from 12.7 on, it is, and threads wait for that.
+// for all threads of all blocks of the cluster. Their stores to shared memory may be loaded then;
+// global memory is not ordered. Without the fences that say so, which CUDA has from 12.7 on, it is,
+// and threads wait for that.
 __device__ __forceinline__ void cluster_sync() {
 #if __CUDA_ARCH__ >= 900
   __syncwarp();

@@ -38,8 +38,8 @@ __device__ __forceinline__ std::uint32_t subtract_halves(std::uint32_t x, std::u
   return z;
 }
 
-// PTX ISA, "Half Precision Floating Point Instructions: abs" and "max". Of two pairs of T in a
-// register each, the larger magnitudes; of a number and NaN the number's.
+// PTX ISA, "Half Precision Floating Point Instructions: abs" and "max". The larger magnitudes of
+// two pairs of T, each in a register; the number's if the other one is NaN.
 template <typename T>
 __device__ __forceinline__ std::uint32_t max_magnitudes(std::uint32_t x, std::uint32_t y);
 template <>

@@ -17,9 +17,9 @@ namespace dlattn::ptx {
 // PTX ISA, "Asynchronous warpgroup-level matrix multiply-accumulate: Matrix Descriptor". Where an
 // operand lies in shared memory, in rows of 128 bytes whose 16-byte chunks are swizzled as TMA does
 // (chunk c of row r stands at c ^ r % 8); `first` is the address of its first element, in a tile
-// whose address is a multiple of 1024. Eight rows, 1024 bytes, follow each
-// other. Of an operand of 16-bit elements whose rows run along M or N ("transposed") and which is
-// wider than 64 elements, `block_bytes` lead from a block of 64 columns to the next.
+// whose address is a multiple of 1024. Eight rows, 1024 bytes, follow each other. In an operand of
+// 16-bit elements whose rows run along M or N ("transposed") and which is wider than 64 elements,
+// `block_bytes` lead from a block of 64 columns to the next.
 __device__ __forceinline__ std::uint64_t wgmma_descriptor(SmemAddress first, int block_bytes) {
   constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
   constexpr std::uint64_t kEightRows = std::uint64_t{1024 >> 4} << 32;
@@ -80,7 +80,7 @@ __device__ __forceinline__ void wgmma_wait() {
 // b if `accumulate`, with fp32 accumulators; a is 64 x K, b K x N, d 64 x N, with N twice the
 // length of the array d and K 32 bytes of elements. Warp w of the group has rows 16 w .. 16 w + 15
 // of d and a: in d[4 j] .. d[4 j + 3], columns 8 j and on as in d of mma_m16n8k16, and a as in its
-// a. Of e4m3 a register of a holds four elements, k = 4 (l % 4) and on of lane l, where a 16-bit
+// a. With e4m3 a register of a holds four elements, k = 4 (l % 4) and on of lane l, where a 16-bit
 // type has two. Accumulators of e4m3 have 13 bits of fraction; what is smaller is cut off.
 //   wgmma_ss: both operands in shared memory. Rows of a, and of b unless kTransposeB, run along K;
 //             those of a transposed b, which is of 16-bit elements, run along N.

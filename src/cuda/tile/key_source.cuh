@@ -4,8 +4,8 @@
 
 #include "dlattn/forward.h"
 
-// Where the keys of a sequence lie. What copies K and V asks a source for the rows of a block of
-// keys; nothing else knows. Sources of kernels that copy by TMA are in box_source.cuh.
+// Where the keys of a sequence lie. Code that copies K and V asks a source for the rows of a block
+// of keys; nothing else knows. Sources of kernels that copy by TMA are in box_source.cuh.
 namespace dlattn::tile {
 
 // Rows of one head, counted from a sequence's first.

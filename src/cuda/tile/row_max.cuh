@@ -132,8 +132,8 @@ __device__ __forceinline__ float scaled(float accumulator, float scale) {
 }
 
 // `row_sum`: the sum of all the row's probabilities. `sink`: the head's logit in the denominator,
-// or null; with +inf out is 0. Of logits that all have `shift` more than the row's scores.
-// Straight-line code, so that the rows of a lane overlap.
+// or null; with +inf out is 0. The result is that of logits that all have `shift` more than the
+// row's scores. Straight-line code, so that the rows of a lane overlap.
 __device__ __forceinline__ RowResult finalize(const RowMax& row_max, float scale, float row_sum,
                                               const float* sink, float shift = 0.0f) {
   float top = fmaf(row_max.base, scale * kLn2, -row_max.neg * kLn2);  // natural

@@ -29,9 +29,9 @@ namespace dlattn {
 // Nobody can refuse values on the device: kernels skip a row of k and v whose sequence, position,
 // page, cache entry, slot or row of the tables does not exist, and a row of q whose sequence or row
 // of the tables does not, and write nothing elsewhere. The CPU backend refuses such values before
-// it writes anything. A slot of -1 skips its row of k and v everywhere. Of rows that go to the same
-// place one is stored, of k and v not necessarily the same. Everything else in the cache stays as
-// it is.
+// it writes anything. A slot of -1 skips its row of k and v everywhere. If several rows go to the
+// same place, one of them is stored, for k and v not necessarily the same. Everything else in the
+// cache stays as it is.
 //
 // Sources: Su et al. RoFormer. arXiv:2104.09864, 2021 (rotary embedding).
 struct AppendParams {
@@ -72,8 +72,8 @@ struct AppendParams {
                                                    // batch_stride counts; null: no pages
   std::int64_t page_size = 0;
   std::int64_t num_pages = 0;
-  // [batch_size, seqlen_new] or [total_new], contiguous: page * page_size + row in it, or -1. Of
-  // int64 or int32, as slot_bytes, 8 or 4, says; null: none. Not with page_table.
+  // [batch_size, seqlen_new] or [total_new], contiguous: page * page_size + row in it, or -1. int64
+  // or int32, as slot_bytes, 8 or 4, says; null: none. Not with page_table.
   const void* slots = nullptr;
   int slot_bytes = 8;
 

@@ -43,8 +43,8 @@ DLATTN_API int device_count();
 DLATTN_API std::string device_status();
 // Asked of the device once and kept. Throws DeviceError if there is no such device.
 DLATTN_API const DeviceInfo& device_info(Device device);
-// The index of the CUDA device that `pointer` is memory of; -1 if it is none's. Of null, that of
-// the calling thread's current device. 0 where there is no device, which device_info then says.
+// The index of the CUDA device that `pointer` is memory of; -1 if it is none's. Null: that of the
+// calling thread's current device. 0 where there is no device, which device_info then says.
 DLATTN_API int cuda_device_of(const void* pointer);
 // Makes what is enqueued on `stream` from now on start after what is on the stream `earlier` now.
 // Both are CUDA streams of `device`. Returns at once.

@@ -1,4 +1,4 @@
-"""GitHub's files: workflows, forms for issues, CITATION.cff. What can be checked without GitHub."""
+"""GitHub's files: workflows, forms for issues, CITATION.cff, checked without GitHub."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@
 #include "block.h"
 #include "memory.h"
 
-// Bulk copies of tensor tiles (TMA). What a load writes holds NaNs from its issue until somebody
-// waits for it at its mbarrier, and the content then. A store reads its source until the issuing
-// thread's wait, and is done there: the source must still be what it was at the issue.
+// Bulk copies of tensor tiles (TMA). The destination of a load holds NaNs from its issue until
+// somebody waits for it at its mbarrier, and the content then. A store reads its source until the
+// issuing thread's wait, and is done there: the source must still be what it was at the issue.
 namespace simt {
 
 // The encoding's demands, then those of this model.

@@ -12,8 +12,8 @@ inline void touch(const void* memory, unsigned bytes) {
   for (unsigned i = 0; i < bytes; ++i) (void)byte[i];
 }
 
-// A write. Of a call of memset or memcpy with a constant size that the compiler expands itself the
-// sanitizers see nothing.
+// A write. The sanitizers do not see a call of memset or memcpy with a constant size that the
+// compiler expands itself.
 inline void overwrite(void* dst, const void* src, unsigned bytes, std::uint32_t otherwise) {
   volatile std::uint32_t* to = static_cast<std::uint32_t*>(dst);
   for (unsigned i = 0; i < bytes / 4; ++i) {

@@ -55,7 +55,7 @@ def serve(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Module(ModuleType):
-    """A module of the peer's. What it does not hold can be imported, and is refused when called."""
+    """A module of the peer's. Other names can be imported, and are refused when called."""
 
     def __init__(self, name: str, **contents: Any) -> None:
         super().__init__(name)

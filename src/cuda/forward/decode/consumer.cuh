@@ -16,8 +16,8 @@
 
 namespace dlattn::decode {
 
-// Before a block's first access to global memory; again it does nothing. Of what is known before,
-// as much as can be is worked out before.
+// Before a block's first access to global memory; again it does nothing. Compute everything that
+// needs no global memory first.
 __device__ __forceinline__ void begin_access() {
   ptx::wait_for_grids_ahead();
   ptx::let_next_grid_start();

@@ -39,8 +39,8 @@ inline std::int64_t num_row_blocks(const AttentionParams& p, int block_m) {
   return (rows + block_m - 1) / block_m * p.num_heads_kv * p.batch_size;
 }
 
-// The parts that blocks leave in the workspace, at most. Of tiles that are dealt evenly a block has
-// at most one that began before its own, and one that goes on behind them.
+// The parts that blocks leave in the workspace, at most. With evenly divided tiles a block has at
+// most one part that began before its own tiles, and one that goes on behind them.
 inline std::int64_t num_parts(const AttentionParams& p, const Plan& plan) {
   if (plan.split_size == 0 && !plan.fixed_splits) return 2 * plan.grid;
   return num_row_blocks(p, plan.block_m) * plan.num_splits;

@@ -78,8 +78,8 @@ struct Producer {
   __device__ __forceinline__ int key(int i) const { return first_key + i * kBlockN; }
 
   // The page of the key of slice i that has the lane's number; to be asked for well before it is
-  // used. Nothing is read of the table for keys that nobody sees. What stands there may lie outside
-  // the pool, and is clamped.
+  // used. Nothing is read of the table for keys that nobody sees. Entries may lie outside the pool,
+  // and are clamped.
   __device__ __forceinline__ int page(int i) const {
     if constexpr (kPaged) {
       const int lane = static_cast<int>(threadIdx.x) % 32, n = key(i) + lane;

@@ -4,11 +4,11 @@
 // specialisation. As sm90, but for V.
 //
 // A thread block has a producer warpgroup and two or three consumer warpgroups, each of which
-// computes 64 query rows of one head from start to end. Of the producer's warps one thread starts
-// all copies of Q, K and V, and three warps transpose V's tiles in shared memory. The block takes
-// one work tile (block_m rows of a head) after the other and walks tiles of block_n keys from the
-// last to the first. Shared memory: SmemMap, in swizzled tiles. Barriers: an mbarrier "full" and
-// one "empty" for each stage of Q, K, V and transposed V (Ring).
+// computes 64 query rows of one head from start to end. In the producer one thread starts all
+// copies of Q, K and V, and three warps transpose V's tiles in shared memory. The block takes one
+// work tile (block_m rows of a head) after the other and walks tiles of block_n keys from the last
+// to the first. Shared memory: SmemMap, in swizzled tiles. Barriers: an mbarrier "full" and one
+// "empty" for each stage of Q, K, V and transposed V (Ring).
 
 #include "cuda/forward/sm90_fp8/consumer.cuh"
 #include "cuda/forward/sm90_fp8/producer.cuh"

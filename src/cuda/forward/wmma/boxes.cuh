@@ -14,7 +14,7 @@ struct TensorMaps {
 };
 
 // Loads kRows rows of `source`, from `row` on, to `smem`. One thread calls it. `mbarrier` expects
-// the bytes of all kColumns columns. What the tensor does not have becomes zeros.
+// the bytes of all kColumns columns. Elements outside of the tensor become zeros.
 template <int kColumns, int kRows>
 __device__ __forceinline__ void load_rows(ptx::SmemAddress smem, const ptx::TensorMap& map,
                                           bool full_segments, ptx::SmemAddress mbarrier,

@@ -123,8 +123,8 @@ struct Consumer {
     stages().release(i, lane_idx);
   }
 
-  // O = O / row sum, and the rows' lse. What is needed of the work tile is worked out again rather
-  // than kept: registers are scarce in the loop.
+  // O = O / row sum, and the rows' lse. Numbers of the work tile are computed again rather than
+  // kept: registers are scarce in the loop.
   __device__ __forceinline__ void end(Rows& rows, const Scores& scores) const {
     const tile::WorkTile done = tile::scheduled_tile(shape, ptx::reread_block_index());
     const Sequence same(params, shape, done);
