@@ -23,7 +23,7 @@ Encode encode_function() {
   return function;
 }
 
-CUtensorMapDataType data_type(const cuda::TensorBox& box, DType dtype) {
+CUtensorMapDataType data_type(const TensorBox& box, DType dtype) {
   if (box.element_bytes == 1) return CU_TENSOR_MAP_DATA_TYPE_UINT8;
   if (box.element_bytes == 4) return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   return dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
@@ -32,8 +32,7 @@ CUtensorMapDataType data_type(const cuda::TensorBox& box, DType dtype) {
 
 }  // namespace
 
-ptx::TensorMap encode_tensor_map(const DeviceGuard& device, const cuda::TensorBox& box,
-                                 DType dtype) {
+ptx::TensorMap encode_tensor_map(const DeviceGuard& device, const TensorBox& box, DType dtype) {
   if (!box.data) return {};
   const Encode encode = encode_function();
   constexpr int kMaxRank = 5;
@@ -44,7 +43,7 @@ ptx::TensorMap encode_tensor_map(const DeviceGuard& device, const cuda::TensorBo
   const cuuint32_t box_sizes[kMaxRank] = {static_cast<cuuint32_t>(box.box_columns),
                                           static_cast<cuuint32_t>(box.box_rows),
                                           static_cast<cuuint32_t>(box.box_depth), 1, 1};
-  const CUtensorMapSwizzle swizzle = box.box_columns * box.element_bytes == cuda::kBoxRowBytes
+  const CUtensorMapSwizzle swizzle = box.box_columns * box.element_bytes == kBoxRowBytes
                                          ? CU_TENSOR_MAP_SWIZZLE_128B
                                          : CU_TENSOR_MAP_SWIZZLE_64B;
   const cuuint32_t steps[kMaxRank] = {1, 1, 1, 1, 1};

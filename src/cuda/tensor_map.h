@@ -9,7 +9,6 @@ namespace dlattn::cuda {
 
 // Describes to TMA a tensor whose elements of 16 bits are of `dtype`; no memory if the tensor has
 // no data. Encoded by the driver, which asks for a current device.
-ptx::TensorMap encode_tensor_map(const DeviceGuard& device, const cuda::TensorBox& box,
-                                 DType dtype);
+ptx::TensorMap encode_tensor_map(const DeviceGuard& device, const TensorBox& box, DType dtype);
 
 }  // namespace dlattn::cuda

@@ -70,7 +70,7 @@ TensorBox varlen_box(const char* name, const BasicTensorView<T>& x, std::int64_t
   return box;
 }
 
-// Why TMA cannot read a tensor; empty if it can.
+// Says why TMA cannot read a tensor; empty if it can.
 std::string tma_refusal(const TensorBox& box);
 
 }  // namespace dlattn::cuda

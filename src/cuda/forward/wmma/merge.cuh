@@ -11,7 +11,7 @@
 // rows, a share of the columns.
 namespace dlattn::wmma {
 
-// What a row's parts add up to.
+// The sums of a row's parts.
 template <int kParts>
 struct RowMerge {
   float weights[kParts];      // out = sum of weight x part

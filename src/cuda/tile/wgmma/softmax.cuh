@@ -20,7 +20,7 @@ template <typename Range>
 struct RangedSoftmax {
   float words[2] = {tile::kNothing, tile::kNothing};  // the row maxima, each a tile::RowMax
   float row_sum[2] = {0.0f, 0.0f};                    // this lane's part
-  // Of the warp. In one word: registers are scarce.
+  // The mode of the warp. In one word: registers are scarce.
   enum Mode {
     kScaled,
     kOverflowed,  // row maxima rose so far that the next tile's may overflow
@@ -253,7 +253,7 @@ struct RangedSoftmax {
       row_sum[h] *= factors[h];
     }
     if (!unscaled) return;
-    // Of a row that has seen nothing all scores are -inf.
+    // All scores of a row that has seen nothing are -inf.
 #pragma unroll
     for (int i = 0; i < kScores; ++i) acc_s[i] -= fmaxf(words[i / 2 % 2], -tile::kNothing);
   }
