@@ -71,14 +71,11 @@ const std::vector<ListedFamily<Params>>& families() {
   return published(published_families<Params>, listed_families<Params>);
 }
 
-template struct ListedFamily<AttentionParams>;
-template struct ListedFamily<MergeParams>;
-template struct ListedFamily<QuantizeTask>;
-template struct ListedFamily<AppendParams>;
-template const std::vector<ListedFamily<AttentionParams>>& families();
-template const std::vector<ListedFamily<MergeParams>>& families();
-template const std::vector<ListedFamily<QuantizeTask>>& families();
-template const std::vector<ListedFamily<AppendParams>>& families();
+#define DLATTN_FAMILIES(enumerator, name, Params) \
+  template struct ListedFamily<Params>;           \
+  template const std::vector<ListedFamily<Params>>& families();
+DLATTN_OPERATIONS(DLATTN_FAMILIES)
+#undef DLATTN_FAMILIES
 
 }  // namespace dlattn::core
 

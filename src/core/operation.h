@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/alignment.h"
+#include "core/operations.h"
 #include "core/quantized.h"
 #include "dlattn/attention.h"
 
@@ -21,44 +22,19 @@ namespace dlattn::core {
 
 template <Operation operation>
 struct ParamsOfOperation;
-template <>
-struct ParamsOfOperation<Operation::kForward> {
-  using Type = AttentionParams;
-};
-template <>
-struct ParamsOfOperation<Operation::kMerge> {
-  using Type = MergeParams;
-};
-template <>
-struct ParamsOfOperation<Operation::kQuantize> {
-  using Type = QuantizeTask;
-};
-template <>
-struct ParamsOfOperation<Operation::kAppend> {
-  using Type = AppendParams;
-};
-template <>
-struct ParamsOfOperation<Operation::kCombine> {
-  using Type = CombineTask;
-};
 template <Operation operation>
 using ParamsOf = typename ParamsOfOperation<operation>::Type;
 
-inline Operation operation_of(const AttentionParams&) {
-  return Operation::kForward;
-}
-inline Operation operation_of(const MergeParams&) {
-  return Operation::kMerge;
-}
-inline Operation operation_of(const QuantizeTask&) {
-  return Operation::kQuantize;
-}
-inline Operation operation_of(const AppendParams&) {
-  return Operation::kAppend;
-}
-inline Operation operation_of(const CombineTask&) {
-  return Operation::kCombine;
-}
+#define DLATTN_PARAMS(enumerator, name, Params)     \
+  template <>                                       \
+  struct ParamsOfOperation<Operation::enumerator> { \
+    using Type = Params;                            \
+  };                                                \
+  inline Operation operation_of(const Params&) {    \
+    return Operation::enumerator;                   \
+  }
+DLATTN_OPERATIONS(DLATTN_PARAMS)
+#undef DLATTN_PARAMS
 
 // The dtype of the factors of q.k in a precision other than kInputs.
 inline DType dtype_of(Precision precision) {

@@ -1,5 +1,7 @@
 #include "dlattn/types.h"
 
+#include "core/operations.h"
+
 namespace dlattn {
 
 Error::~Error() = default;
@@ -29,12 +31,14 @@ const char* to_string(DeviceType type) {
 }
 
 const char* to_string(Operation operation) {
-  return operation == Operation::kForward    ? "forward"
-         : operation == Operation::kMerge    ? "merge"
-         : operation == Operation::kQuantize ? "quantize"
-         : operation == Operation::kAppend   ? "append"
-         : operation == Operation::kCombine  ? "combine"
-                                             : "unknown";
+  switch (operation) {
+#define DLATTN_NAME(enumerator, name, Params) \
+  case Operation::enumerator:                 \
+    return #name;
+    DLATTN_OPERATIONS(DLATTN_NAME)
+#undef DLATTN_NAME
+  }
+  return "unknown";
 }
 
 const char* to_string(Precision precision) {

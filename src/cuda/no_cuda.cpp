@@ -43,10 +43,9 @@ template <typename Params>
 Launcher<Params> find_launcher(std::string_view, DType, int) {
   return nullptr;
 }
-template Launcher<AttentionParams> find_launcher(std::string_view, DType, int);
-template Launcher<MergeParams> find_launcher(std::string_view, DType, int);
-template Launcher<QuantizeTask> find_launcher(std::string_view, DType, int);
-template Launcher<AppendParams> find_launcher(std::string_view, DType, int);
-template Launcher<CombineTask> find_launcher(std::string_view, DType, int);
+#define DLATTN_FIND(enumerator, name, Params) \
+  template Launcher<Params> find_launcher(std::string_view, DType, int);
+DLATTN_OPERATIONS(DLATTN_FIND)
+#undef DLATTN_FIND
 
 }  // namespace dlattn::cuda

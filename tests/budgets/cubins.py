@@ -42,13 +42,9 @@ _ENUMS = {
     "float8_e4m3fn": "kFloat8E4M3",
     "int8": "kInt8",
 }
-_PARAMS = {
-    "forward": "AttentionParams",
-    "merge": "MergeParams",
-    "quantize": "QuantizeTask",
-    "append": "AppendParams",
-    "combine": "CombineTask",
-}
+_PARAMS = dict(  # of each operation
+    re.findall(r"X\(k\w+, (\w+), (\w+)\)", (ROOT / "src/core/operations.h").read_text())
+)
 # Operations of one family, whose kernels take any head dims, in these dtypes.
 _ANY_DIMS = {"merge": "row_per_warp", "append": "token_rows"}
 _ANY_DIMS_DTYPES = ("float16", "bfloat16", "float32")
