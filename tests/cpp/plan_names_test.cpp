@@ -1,5 +1,5 @@
 // The kernel and variant that a plan's text names are a request: Options with them give the same
-// plan.
+// plan. The text names every launch.
 #include <string>
 
 #include "check.h"
@@ -18,7 +18,7 @@ std::string named_in(const std::string& text) {
 }
 
 void names_are_requests() {
-  int planned = 0, with_variant = 0;
+  int planned = 0, with_variant = 0, of_several = 0;
   for (unsigned seed = 0; seed < 4000; ++seed) {
     Random random(seed);
     Features f = random_features(random);
@@ -45,10 +45,17 @@ void names_are_requests() {
     if (!core::find_plan(p, f.device, named, &same)) continue;
     CHECK_FOR(describe(same) == text, what + "\n" + text + "but by name\n" + describe(same));
     CHECK_FOR(same.num_launches() == plan.num_launches() && same.variant == plan.variant, what);
+    for (int i = 0; i < plan.num_launches(); ++i) {
+      const Launch& launch = plan.launch(i);
+      CHECK_FOR(&launch == &plan || text.find(": " + describe(launch) + "\n") != std::string::npos,
+                what + "\n" + text);
+      of_several += i > 0;
+    }
     ++planned, with_variant += !variant.empty();
   }
   CHECK(planned > 2000);
   CHECK(with_variant > 1000);
+  CHECK(of_several > 200);
 }
 
 }  // namespace
