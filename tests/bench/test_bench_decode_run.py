@@ -274,7 +274,7 @@ def test_wrong_peers_are_no_measure() -> None:
 
 
 def load_generator() -> Any:
-    path = Path(__file__).resolve().parents[3] / "benchmarks" / "update_readme.py"
+    path = Path(__file__).resolve().parents[2] / "benchmarks" / "update_readme.py"
     spec = importlib.util.spec_from_file_location("update_readme", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

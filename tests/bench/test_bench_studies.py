@@ -519,7 +519,7 @@ def test_the_sums_that_raise_a_row_max() -> None:
 
 
 def _source(path: str) -> str:
-    return (Path(__file__).parents[3] / "src" / "cuda" / path).read_text()
+    return (Path(__file__).parents[2] / "src" / "cuda" / path).read_text()
 
 
 # The ceiling

@@ -1,4 +1,4 @@
-"""Shared by the Python tests."""
+"""Fixtures of all tests in Python, and which of them are skipped."""
 
 from __future__ import annotations
 
