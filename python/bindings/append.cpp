@@ -23,8 +23,8 @@ nb::object append_kv(const AppendCall& call) {
   if (problem.has_queries()) q_out.emplace(problem.allocate_queries());
   problem.check_unchanged();
   const auto tell_autograd = [&] {
-    tell_written(call.k_cache, "k_cache");
-    tell_written(call.v_cache, "v_cache");
+    mark_modified(call.k_cache, "k_cache");
+    mark_modified(call.v_cache, "v_cache");
   };
   try {
     without_gil([&](Poll poll) {

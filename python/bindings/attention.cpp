@@ -87,10 +87,10 @@ Outcome compute(const AttentionCall& call, const Target& target, Problem& proble
                                  &workspace};
   }
   const auto tell_autograd = [&] {
-    if (!out) tell_written(call.out, "out");
+    if (!out) mark_modified(call.out, "out");
     if (!append) return;
-    tell_written(call.k, "k_cache");
-    tell_written(call.v, "v_cache");
+    mark_modified(call.k, "k_cache");
+    mark_modified(call.v, "v_cache");
   };
   check_unchanged(problem.tensors, problem.tensors + problem.num_tensors);
   if (append) append->check_unchanged();

@@ -316,10 +316,10 @@ void wait_for_owners(const Tensor* first, const Tensor* last, const Target& targ
   }
 }
 
-void tell_written(nb::handle object, const char* name) {
+void mark_modified(nb::handle object, const char* name) {
   const TensorType& type = tensor_type(object, name);
   if (type.torch) type.torch_state.increment_version(object);
-  if (type.paddle) call_method(type.adapter, "wrote", object);
+  if (type.paddle) call_method(type.adapter, "mark_modified", object);
 }
 
 namespace {

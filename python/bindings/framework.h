@@ -65,7 +65,7 @@ Tensor import_tensor(nb::handle object, const char* name, const Target& target,
 void wait_for_owners(const Tensor* first, const Tensor* last, const Target& target);
 
 // Tells the autograd of the tensor's framework that it was written to: it may have been saved.
-void tell_written(nb::handle object, const char* name);
+void mark_modified(nb::handle object, const char* name);
 
 // A new tensor of the target's framework.
 struct Allocation {

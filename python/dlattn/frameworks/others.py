@@ -56,7 +56,7 @@ class Paddle(Framework):
                 f"pass {argument}.detach()"
             )
 
-    def wrote(self, x: Any) -> None:
+    def mark_modified(self, x: Any) -> None:
         """Tell autograd that `x` was modified in place."""
         x._bump_inplace_version()
 
