@@ -1,4 +1,4 @@
-"""Fixtures of all tests in Python, and which of them are skipped."""
+"""Shared by the Python tests."""
 
 from __future__ import annotations
 

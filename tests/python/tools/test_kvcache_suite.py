@@ -13,7 +13,6 @@ pytest.importorskip("torch")
 from programs import start
 from suite_adapters import SUITES
 
-PROGRAM = Path(__file__).resolve().parents[3] / "tools" / "suites" / "kvcache_suite.py"
 # The outcome of each case is in its name. The functions' names are flash-attn's.
 FLASH_ATTN_2 = """
 import os
@@ -321,6 +320,9 @@ def test_cuda_graph():
 def test_nvfp4_cache():
     raise AssertionError
 """
+
+
+PROGRAM = Path(__file__).resolve().parents[3] / "tools" / "suites" / "kvcache_suite.py"
 
 
 def run(

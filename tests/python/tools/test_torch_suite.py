@@ -14,7 +14,6 @@ from programs import start
 from torch_suite import Results, compared_in, lost_in
 from torch_suite_worker import chosen, function_of
 
-PROGRAM = Path(__file__).resolve().parents[3] / "tools" / "suites" / "torch_suite.py"
 # The outcome of each test as it is, and with dlattn, is in its name.
 SUITE = """
 import os
@@ -88,6 +87,9 @@ class TestNotPrepared(unittest.TestCase):
     def test_never(self):
         pass
 """
+
+
+PROGRAM = Path(__file__).resolve().parents[3] / "tools" / "suites" / "torch_suite.py"
 
 
 def run(folder: Path, *arguments: str, text: str = SUITE) -> tuple[int, dict[str, Any], str]:
