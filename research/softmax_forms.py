@@ -44,6 +44,7 @@ FORMS = {"own": (), "plain": (FOLDER / "plain",)}  # put before src
 HOST_SOURCES = (
     ROOT / "src/core/types.cpp",
     ROOT / "src/cuda/device_guard.cpp",
+    ROOT / "src/cuda/launch.cpp",
     ROOT / "src/cuda/driver.cpp",
     ROOT / "src/cuda/tensor_map.cpp",
 )
