@@ -24,7 +24,6 @@ set(DLATTN_OTHER_PTX ${DLATTN_MIN_ARCH}-virtual)
 # alone have machine code, since PTX for 9.0a serves nothing else; they are the fast ones there.
 set(DLATTN_COMMON_ARCHS 89-real 80-virtual 89-virtual)
 set(DLATTN_COMMON_FAMILY_ARCHS 90a)
-# A build for the GPUs of this machine compiles once for each: its PTX is that of the oldest of them.
 
 # The compute capabilities of this machine's GPUs, times ten; empty where none is found. NVIDIA's tools are asked, for
 # nothing here may need a framework: nvidia-smi, which comes with the driver, or nvcc's own query.
@@ -70,10 +69,10 @@ endfunction()
 # The options by which nvcc compiles for `archs`, a list as CMAKE_CUDA_ARCHITECTURES has it. With `shared`, machine code
 # for 8.9 is made of the PTX for 8.0 where that is wanted too: one run of the compiler's front half, which takes longer
 # than ptxas, in place of two, and the same machine code (DLATTN_CODE_OF_89, cuda/forward/wmma/stages.cuh). Not for code
-# that asks for instructions of 8.9.
+# that asks for instructions of 8.9, and not beside machine code for 8.0, which hands stages over in a way of its own.
 function(dlattn_code_flags variable shared archs)
   set(flags "")
-  if(shared AND "80-virtual" IN_LIST archs AND "89-real" IN_LIST archs)
+  if(shared AND "80-virtual" IN_LIST archs AND "89-real" IN_LIST archs AND NOT "80-real" IN_LIST archs)
     list(REMOVE_ITEM archs 89-real 89-virtual)
     list(APPEND flags --generate-code=arch=compute_80,code=sm_89 -DDLATTN_CODE_OF_89)
   endif()
@@ -214,7 +213,7 @@ function(dlattn_choose_archs variable nvcc)
     set(rest "DLATTN_ARCHS=all builds machine code for every GPU")
   endif()
   list(REMOVE_DUPLICATES chosen)
-  if(items STREQUAL "native" AND chosen)
+  if(items STREQUAL "native" AND chosen)  # PTX that takes no run of the compiler of its own
     list(GET chosen 0 oldest)
     set(ptx ${oldest}-virtual)
   endif()

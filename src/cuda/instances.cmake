@@ -10,6 +10,7 @@
 
 # A family's instances are compiled as one file, or where that takes long as files of a few tiles each. Fewer files take
 # less time on few cores: to read the headers, once for the host and once an architecture, takes as long as a small kernel.
+# More files let a driver start sooner from PTX: at the first call of a kernel it compiles all that are in its file.
 dlattn_family(forward wmma TILES_PER_FILE 2)
 dlattn_instance(forward wmma float16 32 64 96 128 192 256)
 dlattn_instance(forward wmma bfloat16 32 64 96 128 192 256)

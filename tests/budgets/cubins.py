@@ -276,9 +276,16 @@ def _instantiation(
 
 
 def compile_instances(
-    folder: Path, arch: str = SM_89, wanted: Container[tuple[str, str, int]] | None = None
+    folder: Path,
+    arch: str = SM_89,
+    wanted: Container[tuple[str, str, int]] | None = None,
+    ptx: str = "",
+    options: Sequence[str] = (),
 ) -> list[Path]:
-    """The instances, or those wanted of them, as cubins of an architecture."""
+    """The instances, or those wanted of them, as cubins of an architecture.
+
+    `ptx`: the compute capability of the PTX that they are made of, "80", if not that of the cubin.
+    """
     nvcc = tool("nvcc")
     template = (ROOT / "src/cuda/instance.cu.in").read_text()
     sources = {}
@@ -317,8 +324,8 @@ def compile_instances(
 
     def build(source: Path) -> None:
         number = (SM_90A if arch_of(source.stem) == SM_90A else arch).removeprefix("sm_")
-        code = f"arch=compute_{number},code=sm_{number}"
-        flags = ["-std=c++17", "--expt-relaxed-constexpr", "-gencode", code, "-cubin"]
+        code = f"arch=compute_{ptx or number},code=sm_{number}"
+        flags = [*options, "-std=c++17", "--expt-relaxed-constexpr", "-gencode", code, "-cubin"]
         includes = [f"-I{ROOT / 'src'}", f"-I{ROOT / 'src/include'}"]
         subprocess.run(
             [nvcc, *flags, *includes, "-o", str(sources[source]), str(source)], check=True

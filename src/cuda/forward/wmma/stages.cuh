@@ -18,7 +18,9 @@ static_assert(kMbarrierBytes == ptx::kMbarrierBytes);
 // instructions cost time beside them. DLATTN_FAST_TENSOR_CORES is for tests of that code elsewhere;
 // DLATTN_CODE_OF_89 says that PTX for 8.0 becomes machine code for 8.9 too (cuda/CMakeLists.txt).
 constexpr Handover resolved(Handover handover) {
-#if defined(__CUDA_ARCH__) && !defined(DLATTN_CODE_OF_89)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 800 && defined(DLATTN_CODE_OF_89)
+  constexpr bool kFast = false;
+#elif defined(__CUDA_ARCH__)
   constexpr bool kFast = __CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200);
 #elif defined(DLATTN_FAST_TENSOR_CORES)
   constexpr bool kFast = true;
