@@ -171,7 +171,7 @@ def main() -> int:
 
     if args.family == "decode":
         loops = kernels.load("sm_89", args.library, [TILE_OF_DECODE], args.family)
-        measured = decode_report.measured_calls(ROOT / "research/model/h200-decode.json")
+        measured = decode_report.measured_calls(ROOT / "research/model/decode-calls.json")
         document = decode_report.document(ADA, slower_loops(loops, ADA), measured, about())
         print(decode_report.text(document))
         _write(document, args.json)

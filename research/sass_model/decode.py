@@ -20,7 +20,7 @@ from sass_model.simulate import simulate
 MEASURED_ON = DEVICES["H200"]
 
 # Fitted to eight measured calls on an H200 in graphs of such calls (research/model/
-# h200-decode.json, K and V cold), where programmatic dependent launch hides part of both launches.
+# decode-calls.json, K and V cold), where programmatic dependent launch hides part of both launches.
 # Ada is taken to need the same seconds.
 FIRST_SECONDS = 2.8e-6  # launch, set-up, the first byte, and what follows the last one
 COMBINE_SECONDS = 4.0e-6  # from the last part's end to the end of the kernel that adds parts up

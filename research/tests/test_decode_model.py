@@ -19,7 +19,7 @@ from sass_model.devices import DEVICES
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "research/model/ada-decode.json"
-MEASURED = ROOT / "research/model/h200-decode.json"
+MEASURED = ROOT / "research/model/decode-calls.json"
 L4, L40S, RTX_4090, H200 = (DEVICES[name] for name in ("L4", "L40S", "RTX 4090", "H200"))
 
 # One sequence of 8192 keys on 16 SMs: two parts of 64 tiles of each of 8 row blocks.
