@@ -281,7 +281,7 @@ def run_planner(
     sources = [ROOT / f"src/core/{name}.cpp" for name in _CORE]
     sources += sorted((ROOT / "src/cuda/plan").glob("*.cpp"))
     sources += [ROOT / f"src/cuda/forward/{family}/plan.cpp" for family in families]
-    sources.append(ROOT / "tests/simt/plan_only.cpp")
+    sources.append(Path(__file__).with_name("plan_only.cpp"))
     return _run_cpp(text, *sources, headers=headers).splitlines()
 
 

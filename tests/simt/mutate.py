@@ -312,8 +312,8 @@ class Bench:
         c = self.config
         binary = work / "test"
         command = self.command(source, family, variant)
-        library = c["variants"][variant.partition(" ")[0]]["library"]
-        command += [*c["objects"], library, "-o", str(binary)]
+        link = c["variants"][variant.partition(" ")[0]]["link"]
+        command += [*link, *c["libraries"], "-o", str(binary)]
         built = subprocess.run(command, capture_output=True, text=True, check=False)
         if built.returncode != 0:
             first_errors = "\n".join(built.stderr.splitlines()[:20])
