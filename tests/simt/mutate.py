@@ -124,6 +124,15 @@ QUICK = {
     "no wait for the grids ahead",
 }
 
+# Those that show at other tiles than the one below alone: not for the quick run.
+SLOW_TO_SHOW = {
+    ("wmma", "mbarrier parity flipped"),
+    ("wmma_general", "mbarrier parity flipped"),
+    ("wmma_qk", "copies wider than aligned"),
+    ("wmma_smem", "copies wider than aligned"),
+    ("wmma8", "copies wider than aligned"),
+}
+
 # The variants that are tried, likeliest first. The first has but one tile of head_dim, which takes
 # far less time to compile than all.
 ONE_TILE = " 64"
@@ -250,6 +259,7 @@ def one_of_each_kind(mutants: list[Mutant]) -> list[Mutant]:
     The first families are the quickest to compile and run. The general kernel's seed bugs show at
     its largest tiles alone, which is no quick build.
     """
+    mutants = [m for m in mutants if (m.family, m.kind) not in SLOW_TO_SHOW]
     removed = {m.kind: m for m in reversed(mutants) if m.kind in QUICK}
     numbers = [m for m in mutants if m.variants == NUMBERS_FIRST and m.family not in GENERAL]
     seeds = {m.family: m for m in numbers}

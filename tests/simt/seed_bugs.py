@@ -34,7 +34,8 @@ class SeedBug:
     statements: int = 1
     part: str = ""
     file: str = ""
-    asan: bool = False  # is what AddressSanitizer or UBSan sees
+    # Is what AddressSanitizer or UBSan sees, or needs their build's short runs of keys.
+    asan: bool = False
 
 
 SEED_BUGS = (
@@ -203,6 +204,7 @@ SEED_BUGS = (
         ALL,
         "store-bytes",
         "shape.store_bytes = 16;",
+        asan=True,
     ),
     # sm90: operands and registers of asynchronous products, overflows of the speculative row max.
     SeedBug(
@@ -481,24 +483,28 @@ SEED_BUGS = (
         SCALAR + QK,
         "add-run-total",
         "*total = *total + acc[r][c][e];",
+        asan=True,
     ),
     SeedBug(
         "totals of the runs before lost",
         SCALAR + QK,
         "add-run-total",
         "*total = acc[r][c][e];",
+        asan=True,
     ),
     SeedBug(
         "sums of the runs before lost",
         SCALAR,
         "add-run-sum",
         "total.row_sum = run.row_sum;",
+        asan=True,
     ),
     SeedBug(
         "a run's sum counted again",
         QK,
         "new-run",
         "",
+        asan=True,
     ),
     # wmma8.
     SeedBug(
@@ -553,7 +559,9 @@ SEED_BUGS = (
     ),
     SeedBug("descales left out", WMMA8, "descales", ";", part="* descale;"),
     SeedBug("copies wider than aligned", WMMA8, "copy-bytes", "shape.copy_bytes = 16;"),
-    SeedBug("stores wider than aligned", WMMA8, "store-bytes", "shape.store_bytes = 16;"),
+    SeedBug(
+        "stores wider than aligned", WMMA8, "store-bytes", "shape.store_bytes = 16;", asan=True
+    ),
     # wmma8 in 8-bit integers.
     SeedBug("scores of absent keys used", WMMA8_INT8, "hide-keys", ";"),
     SeedBug(
@@ -597,6 +605,9 @@ SEED_BUGS = (
         "given-mask",
         "!tile::contains(visible, key)",
         part="!exists || !tile::contains(visible, key)",
+        asan=True,
     ),
-    SeedBug("stores wider than aligned", WMMA8_INT8, "store-bytes", "shape.store_bytes = 16;"),
+    SeedBug(
+        "stores wider than aligned", WMMA8_INT8, "store-bytes", "shape.store_bytes = 16;", asan=True
+    ),
 )
