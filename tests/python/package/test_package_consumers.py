@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from cpp_builds import (
     ROOT,
+    build_folder,
     check_c_compiler,
     check_consumer,
     compile_and_install,
@@ -31,7 +32,8 @@ def tools() -> None:
 def shared_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The prefix that it is installed to."""
     folder = tmp_path_factory.mktemp("shared")
-    return compile_and_install(folder / "build", folder / "prefix", BUILD_SHARED_LIBS="ON")
+    build = build_folder("shared", folder)
+    return compile_and_install(build, folder / "prefix", BUILD_SHARED_LIBS="ON")
 
 
 @pytest.mark.slow

@@ -10,7 +10,14 @@ import re
 from pathlib import Path
 
 import pytest
-from cpp_builds import CORES, check_consumer, compile_and_install, run, skip_without_tools
+from cpp_builds import (
+    CORES,
+    build_folder,
+    check_consumer,
+    compile_and_install,
+    run,
+    skip_without_tools,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -22,7 +29,7 @@ def tools() -> None:
 def static_build(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The build folder, with the C++ tests, and the prefix it was installed to."""
     folder = tmp_path_factory.mktemp("static")
-    build, prefix = folder / "build", folder / "prefix"
+    build, prefix = build_folder("static", folder), folder / "prefix"
     compile_and_install(build, prefix, BUILD_SHARED_LIBS="OFF", DLATTN_TESTS="ON")
     return build, prefix
 

@@ -32,6 +32,12 @@ def run(*command: str | Path) -> str:
     return result.stdout
 
 
+def build_folder(name: str, otherwise: Path) -> Path:
+    """Where a test builds the library: .ci/run has its builds side by side, for ccache's sake."""
+    folder = os.environ.get("DLATTN_TEST_BUILDS")
+    return Path(folder) / name if folder else otherwise / "build"
+
+
 def configure(source: Path, build: Path, **definitions: object) -> None:
     run(
         *("cmake", "-S", source, "-B", build, "-G", "Ninja"),
