@@ -187,7 +187,7 @@ class Info:
     cpu_threads: int
 
     def _capabilities(self, other: str) -> str:
-        """Of machine code, where `other` is "-virtual", or of PTX, where it is "-real"."""
+        """The capabilities of machine code (`other`: "-virtual") or of PTX (`other`: "-real")."""
         names = (re.match(r"(\d+)(\d[af]?)", arch) for arch in self.archs if other not in arch)
         return ", ".join(dict.fromkeys(f"{name[1]}.{name[2]}" for name in names if name)) or "none"
 

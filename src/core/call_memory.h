@@ -9,7 +9,7 @@ namespace dlattn::core {
 // with one that it reads, whatever that is for, or with another one that it writes. Nothing that a
 // pointer of the parameters points to is read.
 void check_own_memory(const GivenTensors& tensors);
-// Of append_kv(), where views of one pool may be both caches, and q_out may be q.
+// The same for append_kv(), where views of one pool may be both caches, and q_out may be q.
 void check_own_memory(const AppendParams& params, const GivenTensors& tensors);
 
 // The same of two calls that are made as one, between the tensors of one and those of the other:

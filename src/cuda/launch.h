@@ -8,8 +8,8 @@
 // The launch of a kernel without its types: compiled once, where launch.cuh is compiled for each.
 namespace dlattn::cuda {
 
-// What CUDA was asked about a kernel, or for it: a bit a device. Devices from 64 on have none, and
-// CUDA is asked every time.
+// The questions that CUDA has answered about a kernel, or for it: a bit per device. Devices from 64
+// on have none, and CUDA is asked every time.
 struct KernelState {
   std::atomic<std::uint64_t> allowed{0};          // large shared memory
   std::atomic<std::uint64_t> asked{0}, waits{0};  // whether it waits for grids ahead

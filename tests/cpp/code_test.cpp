@@ -41,7 +41,7 @@ void archs() {
   check("90a-virtual", 10, 0, 0);
   check("", 8, 9, 0);
   check("native", 8, 9, 0);
-  // What a machine without a GPU builds: code for 9.0 is that of sm90's families alone.
+  // The build of a machine without a GPU: code for 9.0 is that of sm90's families alone.
   const char* common = "89-real;80-virtual;89-virtual";
   check(common, 8, 0, 80, false, "90a-real");
   check(common, 8, 6, 80, false, "90a-real");

@@ -14,7 +14,7 @@ using namespace test;
 
 namespace {
 
-// What a plan chooses: what decides about the bits of a row.
+// The choices of a plan that decide about the bits of a row.
 struct Choice {
   std::string kernel;
   int variant, packed_heads, block_m, block_n, num_warps, num_stages, copy_bytes, cluster_size;

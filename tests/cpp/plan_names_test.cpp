@@ -10,7 +10,7 @@ using namespace test;
 
 namespace {
 
-// What follows "kernel: " in a plan's text.
+// The name behind "kernel: " in a plan's text.
 std::string named_in(const std::string& text) {
   const std::string before = "kernel: ";
   const std::size_t begin = text.find(before) + before.size();

@@ -382,7 +382,7 @@ void short_blocks() {
     options.variant = "tall";
     CHECK(supported(p, h200, options).ok);
   }
-  // Of tall blocks, those with the problem's score modifications.
+  // Tall blocks have variants with the problem's score modifications.
   AttentionParams capped = problem(DType::kFloat16, 64);
   capped.softcap = 30.0;
   CHECK(std::string(dlattn::plan(capped, h200, of("softcap_alibi")).variant_name) ==

@@ -47,7 +47,7 @@ void check_launch(const Launch& planned, const recorder::Launch& launch, void* s
   ++launched[name_of(planned)];
 }
 
-// What a call has launched, against its plan.
+// Compares the launches of a call with its plan.
 void check_call(const Plan& plan, void* stream, const std::string& where) {
   const auto& launches = recorder::launches();
   CHECK_FOR(launches.size() == static_cast<std::size_t>(plan.num_launches()),

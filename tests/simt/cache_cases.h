@@ -84,7 +84,8 @@ struct Pool {
         if (cache.stray && page == 0) page = std::numeric_limits<std::int32_t>::min();
         if (cache.stray && page == count - 1) page = count;
       }
-      // What no query sees by position need not be there, though a tile of keys begins with it.
+      // Pages that no query sees by position need not be there, though a tile of keys begins with
+      // them.
       for (int b = 0; b < c.batch_size; ++b) {
         const int length = within(used[b], c.seqlen_k), queries = c.rows_q(b);
         const auto window = dlattn::window_of<int>(c.causal, c.window_left, c.window_right);

@@ -1,1 +1,1 @@
-"""What the commands and the benchmark share: errors, tables, files to write, devices."""
+"""Shared by the commands and the benchmark: errors, tables, files to write, devices."""

@@ -108,7 +108,7 @@ struct Operand {
   // Whether its columns have a stride, as those of bias have.
   constexpr bool has_columns() const { return num_strides == 4; }
 
-  // What differs from the defaults.
+  // The same operand with other dimensions and elements.
   constexpr Operand with(const char* dims_, Elements type = Elements::kAny) const {
     Operand changed = *this;
     changed.dims = dims_, changed.elements = type;

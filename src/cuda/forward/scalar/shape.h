@@ -6,8 +6,8 @@
 
 namespace dlattn::scalar {
 
-// What the host works out once per launch. Copies are as wide as q, k and v are aligned, but of
-// 8-bit keys, which are converted one by one and leave q its own element.
+// Numbers that the host computes once per launch. Copies are as wide as q, k and v are aligned;
+// 8-bit keys are converted one by one, so q has its own element for the width then.
 inline LaunchShape make_shape(const AttentionParams& p, const Plan& plan) {
   LaunchShape shape = make_launch_shape(p, plan);
   shape.copy_bytes = std::max(shape.copy_bytes, static_cast<int>(size_of(p.q.dtype)));
