@@ -200,7 +200,6 @@ int main(int argc, char** argv) {
   simt::Tests tests("sm90", arguments, simt::hopper());
   constexpr int kBlocks = 2;  // so few that they compute several tiles one after the other
   tests.limit_blocks(kBlocks);
-  tests.hold_lse_to(3.0);  // scores and slopes are in units of q.k, which rounds them once more
   for (const Case& c : arguments.cases(cases())) {
     const bool fits_half = std::abs(c.rise) <= 1000.0;
     if (fits_half) tests.run<half>(kFamily, c, run_kernel<half>, "tall");

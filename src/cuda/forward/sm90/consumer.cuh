@@ -49,7 +49,7 @@ struct Consumer {
         work = tile::fixed_lengths(params, scheduler.tile(scheduler.index(query_use)));
       }
       const TileWalk walk = walk_of(work);
-      TileScoreMod score_mod(params, shape, args.score, work, bias_mask);
+      TileScoreMod score_mod(params, shape, args.score, work, scale, bias_mask);
       begin(walk, score_mod);
 #pragma unroll 1
       // seed: key-loop
@@ -57,7 +57,7 @@ struct Consumer {
            n -= kKeyGroups)
         step(walk, n, score_mod);
       if (kFromRegisters) release(shared.queries, query_use);
-      end(walk);
+      end(walk, score_mod);
     }
     ping_pong.end();
   }
@@ -83,7 +83,7 @@ struct Consumer {
   // With fixed lengths the same for all work tiles. Computed for each it would take one more
   // register.
   const tile::Mask fixed_mask;
-  const float scale;
+  const float scale;  // of scores before ALiBi, to base 2
   BiasMaskSource<kScoreMod> bias_mask;
   unsigned use;            // of the stages of K and V: that of this consumer's tile at hand
   unsigned query_use = 0;  // uses so far of Q's stages: one for each work tile
@@ -167,7 +167,7 @@ struct Consumer {
     float sums[2];
     if constexpr (kScoreMod == ScoreMod::kNone) {
       float probabilities[kBlockN / 2];
-      softmax.begin(acc_s, scale, probabilities, sums);
+      softmax.begin(acc_s, score_mod.scale, probabilities, sums);
       tile::wgmma::pack_probabilities<T>(rP, probabilities);
     } else {
       float factors[2];
@@ -181,11 +181,11 @@ struct Consumer {
   __device__ __forceinline__ void raise(const TileScoreMod& score_mod, float (&sums)[2],
                                         float (&factors)[2]) {
     if constexpr (kScoreMod == ScoreMod::kNone) {
-      softmax.raise(acc_s, scale, factors);
+      softmax.raise(acc_s, score_mod.scale, factors);
     } else {
-      softmax.raise_any(acc_s, scale, score_mod.faint(), factors);
+      softmax.raise_any(acc_s, score_mod.scale, score_mod.faint(), factors);
     }
-    softmax.exponentiate_raised(acc_s, scale, sums);
+    softmax.exponentiate_raised(acc_s, score_mod.scale, sums);
   }
 
   // O += P V of the tile whose probabilities are in rP.
@@ -239,7 +239,7 @@ struct Consumer {
     if (__builtin_expect(!raises, 1)) {
       score_mod.apply_quickly(acc_s, softmax, walk.position(n), walk.is_edge(n));
       hide_unseen(walk, n);
-      score_mod.exponentiate(acc_s, softmax, scale, sums);
+      score_mod.exponentiate(acc_s, softmax, sums);
       // This branch also keeps the compiler from waiting for the product with V any earlier.
       // seed: overflow
       if (softmax.overflows(sums)) {
@@ -262,7 +262,7 @@ struct Consumer {
   }
 
   // P V of the last tile, and the results.
-  __device__ __forceinline__ void end(const TileWalk& walk) {
+  __device__ __forceinline__ void end(const TileWalk& walk, const TileScoreMod& score_mod) {
     if (sees_any(walk)) {
       start_values();
       finish_values();
@@ -274,7 +274,7 @@ struct Consumer {
     if constexpr (kKeyGroups > 1) {
       even_out(walk);
       const RowParts<kHeadDimV> parts{shared.part(row_group), row_group};
-      parts.merge(key_group > 0, softmax, scale, acc_o);
+      parts.merge(key_group > 0, softmax, score_mod.scale, acc_o);
       if (key_group > 0) {
         if (ThreadIndex().index == 0) shared.queries.release(query_use);
         return;
@@ -286,7 +286,7 @@ struct Consumer {
         kVarlen && !kFromRegisters ? *shared.work_tile(query_use) : walk.work;
     const tile::ResultRows<T> result(params, work);
     float scales[2];
-    finish_rows(result, work, walk.first_row, softmax, scale, scales);
+    finish_rows(result, work, walk.first_row, softmax, score_mod.scale, scales);
     if constexpr (kFromRegisters) {
       store_from_registers<T, kHeadDimV>(params, result, work, walk.first_row, scales, acc_o);
     } else {

@@ -24,14 +24,14 @@ __device__ __forceinline__ std::uint32_t exponent_bits(float x) {
   return bits & 0x7f800000u;
 }
 
-// The factor that puts modified scores in base 2.
+// The factor that puts scores in base 2 before ALiBi, if there is any.
 template <ScoreMod kScoreMod>
 __device__ __forceinline__ float score_scale(const AttentionParams& p, const LaunchShape& shape) {
   return kScoreMod == ScoreMod::kBiasMask && p.bias.data ? tile::kLog2e : shape.scale_log2;
 }
 
-// The score modification of a lane's two rows of its warp's 16, in units of q.k; natural where
-// there is a bias.
+// The score modification of a lane's two rows of its warp's 16. Scores are in units of q.k until
+// bias or ALiBi makes them natural.
 template <typename T, ScoreMod kScoreMod>
 struct LaneScoreMod {
   // Whether many tiles in a row may take their maxima first.
@@ -47,25 +47,29 @@ struct LaneScoreMod {
   const ScoreParams& params;
   BiasMaskSource<kScoreMod>& bias_mask;  // bias and mask of the tile at hand
   float softmax_scale;
-  float scale;  // from what these units are to base 2
-  float slope;  // ALiBi's
+  const float& scale_before;  // of scores before ALiBi, to base 2
+  float slope;                // ALiBi's, natural
+  float scale;                // of the scores of apply(), to base 2
   // How large the scores are that softcap has met: what it may take the warp's next ones for. The
   // softmax keeps it.
   enum Size : unsigned { kSmaller, kSmall, kLarge };
   // The state of the scores at hand:
-  float shift[2];  // base 2, what is still to be added to all of a row's
-  bool uncapped;   // softcap is left to exponentiate()
-  bool beyond;     // softcap took for small what was not
+  float shift[2];    // base 2, what is still to be added to all of a row's
+  float tile_scale;  // of this tile, to base 2
+  bool uncapped;     // softcap is left to exponentiate()
+  bool beyond;       // softcap took for small what was not
 
   __device__ __forceinline__ LaneScoreMod(const AttentionParams& p, const LaunchShape& shape,
                                           const ScoreParams& params, const tile::WorkTile& work,
+                                          const float& scale_before,
                                           BiasMaskSource<kScoreMod>& bias_mask)
       : all(p),
         params(params),
         bias_mask(bias_mask),
         softmax_scale(shape.softmax_scale),
-        scale(score_scale<kScoreMod>(p, shape)),
-        slope(tile::alibi_slope(p, work) * params.slope_scale) {}
+        scale_before(scale_before),
+        slope(tile::alibi_slope(p, work)),
+        scale(slope != 0.0f ? tile::kLog2e : scale_before) {}
 
   // Whether scores may be so small that a scaled row max does not tell them from -inf.
   __device__ __forceinline__ bool faint() const {
@@ -94,6 +98,7 @@ struct LaneScoreMod {
   __device__ __forceinline__ void apply_quickly(float (&acc_s)[kScores], const Softmax& softmax,
                                                 int position, bool edge) {
     shift[0] = shift[1] = 0.0f;
+    tile_scale = scale;
     beyond = false;
     const bool capped = params.cap != 0.0f;
     uncapped = kScoreMod == ScoreMod::kComputed && capped && slope == 0.0f &&
@@ -116,19 +121,23 @@ struct LaneScoreMod {
       const float lane = lane_position(position);
       // Counted from the tile's first key the last ones, which may be the nearest, count most.
       // Where that would cost digits, it is done to tiles further away alone.
-      const float steepness = fabsf(slope) * scale;
+      const float steepness = fabsf(slope) * tile::kLog2e;
       const bool steep = steepness > kSteepSlope;
       const bool before = position >= kBlockN - 1 && (!steep || position >= 2 * kBlockN - 1);
       const float furthest = static_cast<float>(abs(position) + kBlockN + kWarpgroupRows);
       if ((before || after) && steepness * furthest <= kMostShift) {
         // seed: slope-sign
         const float rising = after ? -slope : slope;
+        const float down = -rising * tile::kLog2e;
+        shift[0] = down * lane;
+        // seed: second-row
+        shift[1] = fmaf(down, 8.0f, shift[0]);
+        // Scores keep their units here: one FFMA each.
+        tile_scale = scale_before;
+        const float per_key = rising * params.slope_scale;
 #pragma unroll
         for (int i = 0; i < kScores; ++i)
-          acc_s[i] = fmaf(rising, static_cast<float>(key(i)), acc_s[i]);
-        shift[0] = -rising * scale * lane;
-        // seed: second-row
-        shift[1] = -rising * scale * (lane + 8.0f);
+          acc_s[i] = fmaf(per_key, static_cast<float>(key(i)), acc_s[i]);
       } else {
         add_distances(acc_s, lane);
       }
@@ -138,14 +147,14 @@ struct LaneScoreMod {
   // As Softmax::exponentiate; sums tell of scores that are void, as of row maxima that do not fit.
   template <int kScores>
   __device__ __forceinline__ void exponentiate(float (&acc_s)[kScores], const Softmax& softmax,
-                                               float scale, float (&sums)[2]) {
+                                               float (&sums)[2]) {
     if (uncapped) {
       if (softmax.met() == kSmaller)
         return exponentiate_capped(acc_s, softmax, params.smaller_log2, sums);
       return exponentiate_capped(acc_s, softmax, params.small_log2, sums);
     }
     const float negs[2] = {softmax.words[0] + shift[0], softmax.words[1] + shift[1]};
-    Softmax::exponentiate(acc_s, scale, negs, sums);
+    Softmax::exponentiate(acc_s, tile_scale, negs, sums);
     // seed: softcap-range
     if (beyond) sums[0] = INFINITY;
   }
@@ -160,12 +169,14 @@ struct LaneScoreMod {
   __device__ __forceinline__ static constexpr int key(int i) { return i / 4 * 8 + i % 2; }
   __device__ __forceinline__ static constexpr int row(int i) { return i / 2 % 2 * 8; }
 
-  // Penalties are rounded before they are added, so that keys at one distance have one.
+  // Makes scores natural. Penalties are rounded before they are taken from them, so that keys at
+  // one distance have one.
   template <int kScores>
   __device__ __forceinline__ void add_distances(float (&acc_s)[kScores], float position) const {
 #pragma unroll
     for (int i = 0; i < kScores; ++i)
-      acc_s[i] -= __fmul_rn(slope, fabsf(position + static_cast<float>(row(i) - key(i))));
+      acc_s[i] = fmaf(acc_s[i], params.natural_scale,
+                      -__fmul_rn(slope, fabsf(position + static_cast<float>(row(i) - key(i)))));
   }
 
   template <int kScores>
@@ -225,9 +236,12 @@ template <typename T>
 struct LaneScoreMod<T, ScoreMod::kNone> {
   static constexpr bool kMayOverflow = true;
 
+  const float& scale;  // of scores, to base 2
+
   __device__ __forceinline__ LaneScoreMod(const AttentionParams&, const LaunchShape&,
                                           const ScoreParams&, const tile::WorkTile&,
-                                          const NoBiasMask&) {}
+                                          const float& scale, const NoBiasMask&)
+      : scale(scale) {}
   __device__ __forceinline__ static void expect_larger(Softmax&) {}
   __device__ __forceinline__ static bool faint() { return false; }
   template <int kScores>
@@ -237,7 +251,7 @@ struct LaneScoreMod<T, ScoreMod::kNone> {
                                                 bool) const {}
   template <int kScores>
   __device__ __forceinline__ void exponentiate(float (&acc_s)[kScores], const Softmax& softmax,
-                                               float scale, float (&sums)[2]) const {
+                                               float (&sums)[2]) const {
     softmax.exponentiate(acc_s, scale, sums);
   }
 };

@@ -54,15 +54,17 @@ struct TanhRatio {
   float coefficients[kDegree + 1];
 };
 
-// In the kernels scores are in units of q.k until the softmax scales them, and so are caps and
-// slopes. Where there is a bias, scores are natural from there on.
+// In the kernels scores are in units of q.k until the softmax scales them, and so is softcap's cap.
+// Bias makes them natural, and so does ALiBi, but on tiles to which it adds the keys' share alone.
 struct ScoreParams {
   float cap;  // softcap in these units; 0: off
   float inverse_cap;
   TanhRatio<4> small;
   TanhRatio<2> smaller_log2;  // the two of these times softmax_scale * log2(e)
   TanhRatio<4> small_log2;
-  float slope_scale;  // of ALiBi's slopes
+  // Scores before ALiBi are in units of q.k or, with a bias, natural:
+  float natural_scale;  // makes them natural
+  float slope_scale;    // makes slopes of their units
   // The stages of bias and mask.
   int bias_bytes;   // of an element, 0: no bias
   int stage_bytes;  // of a consumer's tiles
@@ -130,7 +132,9 @@ TanhRatio<kDegree> tanh_ratio(const TanhFit<kDegree>& fit, double cap, double sc
 inline ScoreParams score_params(const AttentionParams& p, int head_dim_tile) {
   constexpr double kLog2e = 1.4426950408889634;
   ScoreParams s{};
-  s.slope_scale = p.bias.data ? 1.0f : static_cast<float>(1.0 / p.softmax_scale);
+  const double natural = p.bias.data ? 1.0 : p.softmax_scale;
+  s.natural_scale = static_cast<float>(natural);
+  s.slope_scale = static_cast<float>(1.0 / natural);
   if (p.bias.data || p.mask.data) {
     s.bias_bytes = bias_bytes(p);
     s.stage_bytes = stage_bytes(p);
