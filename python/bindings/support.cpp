@@ -4,8 +4,12 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
+#include "core/operations/append.h"
 #include "core/operations/forward.h"
+#include "core/operations/merge.h"
+#include "core/operations/quantize.h"
 #include "dlattn/attention.h"
 #include "errors.h"
 #include "options.h"
@@ -150,9 +154,34 @@ std::string refusal(nb::handle kernel, const std::string& dtype, std::int64_t he
   return reasons;
 }
 
+// The tensors of an operation as the table has them: their names, dimensions, and which functions
+// and faces take them as optional arguments.
+nb::tuple tensors_of(const core::Operands& table) {
+  constexpr std::pair<int, const char*> kSurfaces[] = {{core::kInAttention, "attention"},
+                                                       {core::kInVarlen, "attention_varlen"},
+                                                       {core::kInKvcache, "attention_with_kvcache"},
+                                                       {core::kInTorch, "torch"}};
+  nb::list tensors;
+  for (const core::Operand* operand = table.tensors; operand < table.end; ++operand) {
+    nb::list takers;
+    for (const auto& [bit, name] : kSurfaces) {
+      if (operand->surfaces & bit) takers.append(nb::str(name));
+    }
+    tensors.append(
+        nb::make_tuple(nb::str(operand->name), nb::str(operand->dims), nb::tuple(takers)));
+  }
+  return nb::tuple(tensors);
+}
+
 }  // namespace
 
 void register_support(nb::module_& module) {
+  nb::dict operands;
+  operands["forward"] = tensors_of(core::kForwardOperands);
+  operands["append"] = tensors_of(core::kAppendOperands);
+  operands["merge"] = tensors_of(core::kMergeOperands);
+  operands["quantize"] = tensors_of(core::kQuantizeOperands);
+  module.attr("operands") = operands;
   nb::list names;
   for (const std::string_view name : kernel_names())
     names.append(nb::str(name.data(), name.size()));

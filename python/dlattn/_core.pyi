@@ -2,6 +2,9 @@ from typing import Any
 
 __version__: str
 kernel_names: tuple[str, ...]  # values of the argument kernel: "auto", "cpu", the families
+# The tensors of each operation, from its table in src/core/operations: name, dimensions, and what
+# takes it as an optional argument (functions, and "torch" for torch.ops.dlattn).
+operands: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]]
 feature_names: tuple[str, ...]  # values of refusal's argument feature
 
 class HostBuffer:

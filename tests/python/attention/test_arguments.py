@@ -89,6 +89,53 @@ def test_every_argument_has_a_paragraph(name):
     assert documented == list(inspect.signature(getattr(dlattn, name)).parameters)
 
 
+OPERANDS = dlattn._core.operands
+STRUCTS = {
+    "forward": "DlattnAttention",
+    "append": "DlattnAppend",
+    "merge": "DlattnMerge",
+    "quantize": "DlattnQuantize",
+}
+
+
+@pytest.mark.parametrize("operation", STRUCTS)
+def test_the_tables_have_the_tensors_of_the_c_structs(operation):
+    header = API.parents[1] / "src" / "include" / "dlattn" / "c.h"
+    text = re.sub(r"//[^\n]*", "", header.read_text(encoding="utf-8"))
+    body = re.search(rf"typedef struct {{([^}}]*)}} {STRUCTS[operation]};", text)
+    assert body
+    fields = re.findall(r"(?:DlattnTensor\*?|(?:void|int32_t)\*) (\w+);", body[1])
+    assert len(fields) > 3 and sorted(fields) == sorted(name for name, *_ in OPERANDS[operation])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS[:3])
+def test_functions_take_the_optional_tensors_of_the_table_in_its_order(write, name):
+    tensors = [operand for operand, _, takers in OPERANDS["forward"] if name in takers]
+    parameters = inspect.signature(getattr(dlattn, name)).parameters
+    assert len(tensors) >= 3 and tensors == [x for x in parameters if x in tensors]
+    assert all(parameters[x].default is None for x in tensors)
+
+
+def test_append_kv_takes_the_tensors_of_its_table():
+    tensors = {name for name, *_ in OPERANDS["append"]} - {"q_out"}
+    assert tensors <= set(inspect.signature(dlattn.append_kv).parameters)
+
+
+def test_jax_and_torch_take_the_tensors_of_the_table():
+    forward = OPERANDS["forward"]
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("dlattn.torch")
+    schema = torch.ops.dlattn.attention.default._schema.arguments
+    assert [name for name, _, takers in forward if "torch" in takers] == [
+        argument.name for argument in schema[3:] if "Tensor" in str(argument.type)
+    ]
+    pytest.importorskip("jax")
+    from dlattn.integrations.jax import _operands
+
+    optional = [name for name, _, takers in forward if "attention" in takers]
+    assert ("q", "k", "v", *optional, "seqused_k") == _operands.NAMES
+
+
 class Recorder:
     """In the place of the native module: tells what it was called with."""
 

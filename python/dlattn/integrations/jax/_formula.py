@@ -14,11 +14,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dlattn._errors import UnsupportedError
 from dlattn.reference.definition import LARGEST_SLOPE
+
+_DEFINED = {"q", "k", "v", "bias", "mask", "alibi_slopes", "sinks", "seqused_k"}
 
 
 def attention(options: Mapping[str, Any], operands: Mapping[str, Any]) -> tuple[Any, Any]:
     """`out` and `lse`, as `dlattn.attention` defines them."""
+    for name in operands.keys() - _DEFINED:
+        raise UnsupportedError(f"{name} is given and a gradient is asked for; accepted: None")
     q, k, v = (operands[name] for name in "qkv")
     if options["layout"] == "bhsd":
         q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))

@@ -8,18 +8,15 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from dlattn import _core
+
 # b: batch, s: seqlen_q, t: seqlen_k, h: num_heads, g: num_heads_kv, d and e: head_dim of q and v.
 # An operand of fewer dimensions has the last ones, as it broadcasts, and so does one of size 1.
 _DIMS = {
-    "bias": "bhst",
-    "mask": "bhst",
-    "alibi_slopes": "bh",
-    "sinks": "h",
-    "q_descale": "bh",
-    "k_descale": "bg",
-    "v_descale": "bg",
-    "seqused_k": "b",
-}
+    name: letters.replace("n", "h")
+    for name, letters, functions in _core.operands["forward"]
+    if "attention" in functions
+} | {"seqused_k": "b"}
 _LAYOUTS = {
     "bshd": {"q": "bshd", "k": "btgd", "v": "btge", "out": "bshe", "lse": "bhs"},
     "bhsd": {"q": "bhsd", "k": "bgtd", "v": "bgte", "out": "bhse", "lse": "bhs"},

@@ -83,69 +83,21 @@ def attention_with_kvcache(
     return (out, lse) if return_lse else out
 
 
-def _kernel(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    seqused_k: torch.Tensor,
-    page_table: torch.Tensor | None,
-    cache_batch_idx: torch.Tensor | None,
-    leftpad_k: torch.Tensor | None,
-    max_seqlen_k: int | None,
-    causal: int,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    mask: torch.Tensor | None,
-    alibi_slopes: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    bhsd: bool,
-    batch_invariant: bool,
-    k_descale: torch.Tensor | None,
-    v_descale: torch.Tensor | None,
-) -> Any:
-    return dlattn.attention_with_kvcache(
-        q,
-        k_cache,
-        v_cache,
-        seqused_k=seqused_k,
-        page_table=page_table,
-        cache_batch_idx=cache_batch_idx,
-        leftpad_k=leftpad_k,
-        max_seqlen_k=max_seqlen_k,
-        causal=ops.causal_of(causal),
-        softmax_scale=scale,
-        window=ops.window_of(window_left, window_right),
-        softcap=softcap,
-        mask=mask,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        layout="bhsd" if bhsd else "bshd",
-        return_lse=True,
-        batch_invariant=batch_invariant,
-    )
+def _kernel(**given: Any) -> Any:
+    return dlattn.attention_with_kvcache(**ops.keywords(**given))
 
 
-def _fake(q: Any, k_cache: Any, v_cache: Any, *options: Any) -> Any:
-    bhsd = options[-4]
-    for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
-        if x.dim() != 4:
-            raise dlattn.UnsupportedError(f"{name} has {x.dim()} dimensions; accepted: 4")
-    heads, rows = (q.shape[1], q.shape[2]) if bhsd else (q.shape[2], q.shape[1])
-    out = q.new_empty(*q.shape[:3], v_cache.shape[3])
-    return out, q.new_empty(q.shape[0], heads, rows, dtype=torch.float32)
+def _fake(*, q: Any, k_cache: Any, v_cache: Any, bhsd: bool, **_: Any) -> Any:
+    return ops.fake_attention(bhsd, q=q, k_cache=k_cache, v_cache=v_cache)
 
 
 def _register() -> None:
     name = _SCHEMA.partition("(")[0]
     _LIBRARY.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
     for backend in ("CPU", "CUDA"):
-        _LIBRARY.impl(name, ops.with_defaults(_SCHEMA)(_kernel), backend)
+        _LIBRARY.impl(name, ops.by_name(_SCHEMA, _kernel), backend)
     _LIBRARY.impl(name, ops.forward_only(name), "Autograd")
-    torch.library.register_fake(f"dlattn::{name}", ops.with_defaults(_SCHEMA)(_fake), lib=_LIBRARY)
+    torch.library.register_fake(f"dlattn::{name}", ops.by_name(_SCHEMA, _fake), lib=_LIBRARY)
     ops.register_mapping(_SCHEMA, _LIBRARY)
     autocast.register(name, ops.argument_names(name), _LIBRARY)
     ops.register_operations(name)

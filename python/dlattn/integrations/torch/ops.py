@@ -14,7 +14,6 @@ Source: torch.library, https://docs.pytorch.org/docs/stable/library.html.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import wraps
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 import dlattn
+from dlattn import _core
 from dlattn._types import Causal, Precision, Window
 from dlattn.integrations.torch import autocast, flops, vmap
 from dlattn.integrations.torch.kernels import Kernels, count_write, own_error
@@ -30,17 +30,17 @@ from dlattn.integrations.torch.kernels import Kernels, count_write, own_error
 CAUSAL: dict[bool | str, int] = {False: 0, True: 1, "bottom_right": 1, "top_left": 2}
 _CAUSAL_OF: tuple[Causal, ...] = (False, "bottom_right", "top_left")
 
-# The arguments of both operators of attention behind their tensors; -1: no limit of a window.
-# Lengths are SymInt, which a compiled graph takes anew at each call: an int is a constant of the
-# graph.
-_OPTIONS = (
-    "Tensor? bias=None, Tensor? mask=None, Tensor? alibi_slopes=None, Tensor? sinks=None, "
+# The arguments of both operators of attention behind their tensors; -1: no limit of a window. Lengths are
+# SymInt, which a compiled graph takes anew at each call: an int is a constant of the graph.
+_TENSORS = [name for name, _, takers in _core.operands["forward"] if "torch" in takers]
+_OPTIONS = "".join(f"Tensor? {name}=None, " for name in _TENSORS) + (
     "int causal=0, float? scale=None, SymInt window_left=-1, SymInt window_right=-1, "
     "float softcap=0.0, str? precision=None, bool bhsd=False, bool batch_invariant=False"
 )
-_VARLEN = (
-    "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, "
-    "SymInt max_seqlen_k, Tensor? seqused_k=None, "
+_QKV = "Tensor q, Tensor k, Tensor v, "
+_VARLEN = _QKV + (
+    "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "
+    "Tensor? seqused_k=None, "
 )
 _LIBRARY = torch.library.Library("dlattn", "DEF")
 
@@ -118,53 +118,32 @@ def window_of(left: int, right: int) -> Window:
     return (None if left < 0 else left, None if right < 0 else right)
 
 
-def _options(
-    bias: torch.Tensor | None,
-    mask: torch.Tensor | None,
-    alibi_slopes: torch.Tensor | None,
-    sinks: torch.Tensor | None,
+def keywords(
+    *,
     causal: int,
     scale: float | None,
     window_left: int,
     window_right: int,
-    softcap: float,
-    precision: str | None,
     bhsd: bool,
-    batch_invariant: bool,
+    **same: Any,
 ) -> dict[str, Any]:
-    """The keywords of `dlattn.attention`."""
+    """The arguments of dlattn's function for those of its operator, by name."""
     return {
-        "bias": bias,
-        "mask": mask,
-        "alibi_slopes": alibi_slopes,
-        "sinks": sinks,
+        **same,
         "causal": causal_of(causal),
         "softmax_scale": scale,
         "window": window_of(window_left, window_right),
-        "softcap": softcap,
-        "precision": precision,
         "layout": "bhsd" if bhsd else "bshd",
-        "batch_invariant": batch_invariant,
         "return_lse": True,
     }
 
 
-def _attention(q: Any, k: Any, v: Any, *options: Any) -> Any:
-    return dlattn.attention(q, k, v, **_options(*options))
+def _attention(**given: Any) -> Any:
+    return dlattn.attention(**keywords(**given))
 
 
-def _attention_out(q: Any, k: Any, v: Any, *options: Any, out: Any) -> Any:
-    return dlattn.attention(q, k, v, out=out, **_options(*options))[1]
-
-
-def _varlen(*arguments: Any) -> Any:
-    tensors, seqused_k, options = arguments[:7], arguments[7], arguments[8:]
-    return dlattn.attention_varlen(*tensors, seqused_k=seqused_k, **_options(*options))
-
-
-def _varlen_out(*arguments: Any, out: Any) -> Any:
-    tensors, seqused_k, options = arguments[:7], arguments[7], _options(*arguments[8:])
-    return dlattn.attention_varlen(*tensors, seqused_k=seqused_k, out=out, **options)[1]
+def _varlen(**given: Any) -> Any:
+    return dlattn.attention_varlen(**keywords(**given))
 
 
 def _merge(outs: list[torch.Tensor], lses: list[torch.Tensor]) -> Any:
@@ -232,24 +211,21 @@ def _refuse_tangents(name: str, given: Any) -> None:
 # Shapes, for tracing
 
 
-def with_defaults(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a function all arguments of an operator, which torch leaves out where they are the
-    default."""
+def by_name(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function that takes all arguments by name stand for an operator.
+
+    Torch leaves out those that are the default. An operator that writes to `out` returns its last
+    result alone.
+    """
     arguments = torch._C.parse_schema(f"dlattn::{schema}").arguments
-    names = [argument.name for argument in arguments if not argument.kwarg_only]
+    names = [argument.name for argument in arguments]
     defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def full(*given: Any, **named: Any) -> Any:
-            behind = [
-                named.pop(name) if name in named else defaults[name] for name in names[len(given) :]
-            ]
-            return function(*given, *behind, **named)
+    def call(*given: Any, **named: Any) -> Any:
+        result = function(**{**defaults, **dict(zip(names, given, strict=False)), **named})
+        return result[1] if "out" in named else result
 
-        return full
-
-    return decorate
+    return call
 
 
 def register_operations(*operators: str) -> None:
@@ -276,38 +252,34 @@ def register_mapping(schema: str, library: Any) -> None:
     name = schema.partition("(")[0]
     rule = getattr(vmap, name)
     names = argument_names(name)
-    full = with_defaults(schema)(lambda *arguments: arguments)
+    all_by_name = by_name(schema, dict)
 
     def mapped(info: Any, in_dims: tuple[Any, ...], *given: Any) -> Any:
-        arguments = dict(zip(names, full(*given), strict=True))
+        arguments = all_by_name(*given)
         dims = dict.fromkeys(names) | dict(zip(names, in_dims, strict=False))
         return rule(info.batch_size, dims, arguments)
 
     torch.library.register_vmap(f"dlattn::{name}", mapped, lib=library)
 
 
-def _fake_attention(q: Any, k: Any, v: Any, *options: Any) -> Any:
-    bhsd = options[10]
-    for name, x in (("q", q), ("k", k), ("v", v)):
+def fake_attention(bhsd: bool, **qkv: Any) -> Any:
+    """out and lse of q, and of keys and values under any names."""
+    for name, x in qkv.items():
         if x.dim() != 4:
             raise dlattn.UnsupportedError(f"{name} has {x.dim()} dimensions; accepted: 4")
+    q, _, v = qkv.values()
     heads, rows = (q.shape[1], q.shape[2]) if bhsd else (q.shape[2], q.shape[1])
     out = q.new_empty(*q.shape[:3], v.shape[3])
     return out, q.new_empty(q.shape[0], heads, rows, dtype=torch.float32)
 
 
-def _fake_attention_out(q: Any, k: Any, v: Any, *options: Any, out: Any) -> Any:
-    return _fake_attention(q, k, v, *options)[1]
+def _fake_attention(*, q: Any, k: Any, v: Any, bhsd: bool, **_: Any) -> Any:
+    return fake_attention(bhsd, q=q, k=k, v=v)
 
 
-def _fake_varlen(*arguments: Any) -> Any:
-    q, v, bhsd = arguments[0], arguments[2], arguments[18]
+def _fake_varlen(*, q: Any, v: Any, bhsd: bool, **_: Any) -> Any:
     heads, rows = (q.shape[0], q.shape[1]) if bhsd else (q.shape[1], q.shape[0])
     return q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(heads, rows, dtype=torch.float32)
-
-
-def _fake_varlen_out(*arguments: Any, out: Any) -> Any:
-    return _fake_varlen(*arguments)[1]
 
 
 def _fake_merge(outs: list[torch.Tensor], lses: list[torch.Tensor]) -> Any:
@@ -317,35 +289,22 @@ def _fake_merge(outs: list[torch.Tensor], lses: list[torch.Tensor]) -> Any:
 
 
 def _register() -> Kernels:
+    attention, varlen = (_attention, _fake_attention), (_varlen, _fake_varlen)
+    results = "(Tensor out, Tensor lse)"
     operators: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-        f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor out, Tensor lse)": (
-            _attention,
-            _fake_attention,
-        ),
-        f"attention_out(Tensor q, Tensor k, Tensor v, {_OPTIONS}, *, Tensor(a!) out) -> Tensor": (
-            _attention_out,
-            _fake_attention_out,
-        ),
-        f"attention_varlen({_VARLEN}{_OPTIONS}) -> (Tensor out, Tensor lse)": (
-            _varlen,
-            _fake_varlen,
-        ),
-        f"attention_varlen_out({_VARLEN}{_OPTIONS}, *, Tensor(a!) out) -> Tensor": (
-            _varlen_out,
-            _fake_varlen_out,
-        ),
-        "merge_states(Tensor[] outs, Tensor[] lses) -> (Tensor out, Tensor lse)": (
-            _merge,
-            _fake_merge,
-        ),
+        f"attention({_QKV}{_OPTIONS}) -> {results}": attention,
+        f"attention_out({_QKV}{_OPTIONS}, *, Tensor(a!) out) -> Tensor": attention,
+        f"attention_varlen({_VARLEN}{_OPTIONS}) -> {results}": varlen,
+        f"attention_varlen_out({_VARLEN}{_OPTIONS}, *, Tensor(a!) out) -> Tensor": varlen,
+        f"merge_states(Tensor[] outs, Tensor[] lses) -> {results}": (_merge, _fake_merge),
     }
     kernels = {}
     for schema, (function, fake) in operators.items():
         name = schema.partition("(")[0]
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-        kernels[name] = with_defaults(schema)(function)
+        kernels[name] = by_name(schema, function)
         _LIBRARY.impl(name, forward_only(name), "Autograd")
-        torch.library.register_fake(f"dlattn::{name}", with_defaults(schema)(fake), lib=_LIBRARY)
+        torch.library.register_fake(f"dlattn::{name}", by_name(schema, fake), lib=_LIBRARY)
         if not name.endswith("_out"):  # torch maps no operator that writes to its inputs
             register_mapping(schema, _LIBRARY)
         if name in ("attention", "attention_varlen"):

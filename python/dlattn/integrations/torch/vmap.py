@@ -13,9 +13,16 @@ import torch
 from torch.nn.functional import pad
 
 import dlattn
+from dlattn import _core
 
 Arguments = dict[str, Any]
 
+# The operators' optional tensors that broadcast to dimensions of which the batch is the first.
+_RANKS = {
+    name: len(dims)
+    for name, dims, takers in _core.operands["forward"]
+    if "torch" in takers and dims.startswith("b")
+}
 _MOST_ROWS = 2**31 - 1  # cu_seqlens are int32
 
 
@@ -24,7 +31,7 @@ def attention(count: int, dims: Arguments, given: Arguments) -> Any:
     for name in ("q", "k", "v"):
         given[name] = _first(given[name], dims[name], count).flatten(0, 1)
     batch = given["q"].shape[0] // max(count, 1)
-    for name, rank in (("bias", 4), ("mask", 4), ("alibi_slopes", 2)):
+    for name, rank in _RANKS.items():
         given[name] = _of_batch(given[name], dims[name], count, batch, rank)
     out, lse = torch.ops.dlattn.attention(**given)
     return tuple(x.unflatten(0, (count, batch)) for x in (out, lse)), (0, 0)
@@ -54,7 +61,7 @@ def attention_varlen(count: int, dims: Arguments, given: Arguments) -> Any:
     if given["seqused_k"] is not None:
         used = _first(given["seqused_k"], dims["seqused_k"], count)
         given["seqused_k"] = pad(used, (0, 1)).flatten()[:-1]
-    for name, rank in (("bias", 4), ("mask", 4), ("alibi_slopes", 2)):
+    for name, rank in _RANKS.items():
         given[name] = _of_batch(given[name], dims[name], count, batch, rank, gaps=True)
     if given["q"].device.type == "cpu" and given["bias"] is None and given["mask"] is None:
         # The CPU refuses what is longer, the sequences in between as well.
