@@ -43,22 +43,13 @@ const Tensor& AppendProblem::take_in(nb::handle object, const char* name, bool t
 
 template <typename View>
 void AppendProblem::set_view(const Tensor& tensor, bool listed, View* view) const {
-  const Dims at = dims_of(layout_);
-  view->data = tensor.data;
+  python::set_view(tensor, dims_of(layout_), listed, view);
   view->dtype = dtype_of(tensor);
-  view->batch_stride = listed ? 0 : tensor.strides[at.batch];
-  view->row_stride = tensor.strides[at.row - listed];
-  view->head_stride = tensor.strides[at.head - listed];
-}
-
-const char* AppendProblem::rows_text() const {
-  if (!varlen()) return dims_text(layout_);
-  return layout_ == Layout::kBshd ? "(total, num_heads, head_dim)" : "(num_heads, total, head_dim)";
 }
 
 void AppendProblem::check_rows(const Tensor& tensor, const Tensor& like, bool same_heads) const {
   const int listed = varlen(), head = dims_of(layout_).head - listed, last = 3 - listed;
-  check_rank(tensor, 4 - listed, rows_text());
+  check_rank(tensor, 4 - listed, dims_text(layout_, varlen()));
   check_last_stride(tensor);
   for (int i = 0; i < last; ++i) {
     if (tensor.shape[i] == like.shape[i] || (i == head && !same_heads)) continue;
@@ -155,17 +146,14 @@ void AppendProblem::read_places(const AppendCall& call) {
         "seqused_k is None; accepted: int32 (batch,), the lengths before the call, or "
         "slots");
   }
-  if (!call.seqused_k.is_none())
-    params.seqused_k =
-        int32s_of(take_in(call.seqused_k, "seqused_k"), params.batch_size, "(batch,)");
-  if (!call.leftpad_k.is_none())
-    params.leftpad_k =
-        int32s_of(take_in(call.leftpad_k, "leftpad_k"), params.batch_size, "(batch,)");
-  if (!call.cache_batch_idx.is_none()) {
-    params.cache_batch_idx =
-        int32s_of(take_in(call.cache_batch_idx, "cache_batch_idx"), params.batch_size, "(batch,)");
-    params.cache_batch_size = entries;
-  }
+  const auto read_list = [&](nb::handle list, const char* name) -> const std::int32_t* {
+    if (list.is_none()) return nullptr;
+    return int32s_of(take_in(list, name), params.batch_size, "(batch,)");
+  };
+  params.seqused_k = read_list(call.seqused_k, "seqused_k");
+  params.leftpad_k = read_list(call.leftpad_k, "leftpad_k");
+  params.cache_batch_idx = read_list(call.cache_batch_idx, "cache_batch_idx");
+  if (params.cache_batch_idx) params.cache_batch_size = entries;
   const bool paged = params.slots || !call.page_table.is_none();
   if (paged) params.page_size = rows, params.num_pages = entries;
   if (!call.page_table.is_none()) {

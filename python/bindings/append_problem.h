@@ -35,7 +35,6 @@ class AppendProblem {
   static constexpr int kMaxTensors = 14;
 
   bool varlen() const { return params.cu_seqlens_q || is_list_; }
-  const char* rows_text() const;
 
   const Tensor& take_in(nb::handle object, const char* name, bool to_write = false);
   // `listed`: rows lie one behind the other, without a dimension for the batch.

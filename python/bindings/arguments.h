@@ -62,7 +62,7 @@ constexpr Argument of(Functions functions, Argument argument) {
 template <const auto& kTable>
 constexpr std::size_t num_described() {
   std::size_t count = 0;
-  for (const core::Operand& operand : kTable) count += (operand.surfaces & kAll) != 0;
+  for (const core::Operand& operand : kTable) count += operand.has(kAll);
   return count;
 }
 template <const auto& kTable, std::size_t kBefore, std::size_t kBehind>
@@ -72,8 +72,8 @@ constexpr auto with_optional_tensors(const Argument (&before)[kBefore],
   std::size_t count = 0;
   for (const Argument& argument : before) list[count++] = argument;
   for (const core::Operand& operand : kTable) {
-    if ((operand.surfaces & kAll) == 0) continue;
-    list[count++] = {operand.name, operand.surfaces & kAll, nullptr, nullptr, nullptr, &operand};
+    if (!operand.has(kAll)) continue;
+    list[count++] = {operand.name, operand.traits & kAll, nullptr, nullptr, nullptr, &operand};
   }
   for (const Argument& argument : behind) list[count++] = argument;
   return list;

@@ -87,16 +87,6 @@ void read_page_table(const Tensor& page_table, Problem* problem) {
                       pages, " pages of ", p.page_size);
 }
 
-void read_cache_batch_idx(const Tensor& cache_batch_idx, Problem* problem) {
-  AttentionParams& p = problem->params;
-  p.cache_batch_idx = int32s_of(cache_batch_idx, p.batch_size, "(batch,)");
-}
-
-void read_leftpad_k(const Tensor& leftpad_k, Problem* problem) {
-  AttentionParams& p = problem->params;
-  p.leftpad_k = int32s_of(leftpad_k, p.batch_size, "(batch,)");
-}
-
 void read_max_seqlen_of_cache(nb::handle value, const char* name, Problem* problem) {
   problem->params.seqlen_k = value.is_none() ? kWholeCache : parse_count(value, name);
 }

@@ -21,8 +21,6 @@ void size_cache(const Tensor& q, const Tensor& k, const Tensor& v, Keys keys, Pr
 std::int64_t room_of_pages(std::int64_t pages, std::int64_t page_size);
 
 void read_page_table(const Tensor& page_table, Problem* problem);
-void read_cache_batch_idx(const Tensor& cache_batch_idx, Problem* problem);
-void read_leftpad_k(const Tensor& leftpad_k, Problem* problem);
 void read_max_seqlen_of_cache(nb::handle value, const char* name, Problem* problem);
 
 }  // namespace dlattn::python

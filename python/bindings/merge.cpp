@@ -117,10 +117,8 @@ Merge read_parts(const std::vector<Tensor>& outs, const std::vector<Tensor>& lse
     if (!same(lses[n].dtype, kFloat32)) {
       unsupported("lses: a part's dtype is ", dtype_text(lses[n].dtype), "; accepted: float32");
     }
-    p.outs[n].data = outs[n].data, p.outs[n].dtype = p.out.dtype;
-    p.outs[n].batch_stride = outs[n].strides[at.batch];
-    p.outs[n].row_stride = outs[n].strides[at.row];
-    p.outs[n].head_stride = outs[n].strides[at.head];
+    set_view(outs[n], at, false, &p.outs[n]);
+    p.outs[n].dtype = p.out.dtype;
     p.lses[n].data = static_cast<const float*>(lses[n].data);
     p.lses[n].batch_stride = lses[n].strides[0];
     p.lses[n].head_stride = lses[n].strides[1];
@@ -131,11 +129,7 @@ Merge read_parts(const std::vector<Tensor>& outs, const std::vector<Tensor>& lse
 
 void set_results(const Tensor& out, const Tensor& lse, Merge* merge) {
   MergeParams& p = merge->params;
-  const Dims at = dims_of(merge->layout);
-  p.out.data = out.data;
-  p.out.batch_stride = out.strides[at.batch];
-  p.out.row_stride = out.strides[at.row];
-  p.out.head_stride = out.strides[at.head];
+  set_view(out, dims_of(merge->layout), false, &p.out);
   p.lse.data = static_cast<float*>(lse.data);
   p.lse.batch_stride = lse.strides[0];
   p.lse.head_stride = lse.strides[1];

@@ -6,7 +6,6 @@
 
 #include "arguments.h"
 #include "cache.h"
-#include "core/operations/forward.h"
 #include "errors.h"
 #include "quantized.h"
 
@@ -78,6 +77,8 @@ std::int64_t read_descale(const Tensor& descale, std::int64_t batch_size,
 // Reads an optional tensor by what the table says of it.
 void read_operand(const core::Operand& operand, const Tensor& tensor, Problem* problem) {
   AttentionParams& p = problem->params;
+  if (operand.kind == core::Kind::kList)
+    return core::store(&p, operand.offset, int32s_of(tensor, p.batch_size, "(batch,)"));
   TensorView view;
   view.data = tensor.data;
   if (operand.elements == core::Elements::kAny) {
@@ -125,11 +126,6 @@ void read_cu_seqlens_k(const Tensor& cu_seqlens_k, Problem* problem) {
   p.cu_seqlens_k = int32s_of(cu_seqlens_k, p.batch_size + 1, "(batch + 1,)");
 }
 
-void read_seqused_k(const Tensor& seqused_k, Problem* problem) {
-  AttentionParams& p = problem->params;
-  p.seqused_k = int32s_of(seqused_k, p.batch_size, "(batch,)");
-}
-
 // The dtype of out for that of q and what the caller asks for.
 DType dtype_of_out(DType dtype, DType asked) {
   const bool none = asked == DType::kFloat8E4M3;
@@ -147,13 +143,9 @@ DType dtype_of_out(DType dtype, DType asked) {
 }
 
 QkvDims qkv_dims(bool varlen, const Problem& problem) {
-  const bool bshd = problem.layout == Layout::kBshd;
   const int skip = varlen ? 1 : 0;
   const Dims dims = dims_of(problem.layout);
-  const char* const names = !varlen ? dims_text(problem.layout)
-                            : bshd  ? "(total, num_heads, head_dim)"
-                                    : "(num_heads, total, head_dim)";
-  return {names, {0, dims.row - skip, dims.head - skip}, 3 - skip};
+  return {dims_text(problem.layout, varlen), {0, dims.row - skip, dims.head - skip}, 3 - skip};
 }
 
 void read_q(const Tensor& q, bool varlen, const QkvDims& dims, Problem* problem) {
@@ -169,11 +161,10 @@ void read_q(const Tensor& q, bool varlen, const QkvDims& dims, Problem* problem)
   } else {
     p.batch_size = q.shape[at.batch];
     p.seqlen_q = q.shape[at.row];
-    p.q.batch_stride = q.strides[at.batch];
   }
   p.num_heads = q.shape[at.head];
   p.head_dim = q.shape[last];
-  p.q.data = q.data, p.q.row_stride = q.strides[at.row], p.q.head_stride = q.strides[at.head];
+  set_view(q, dims_of(problem->layout), varlen, &p.q);
 }
 
 // Sizes of the results, when those of the inputs are known.
@@ -229,15 +220,11 @@ void read_qkv(const Tensor& q, const Tensor& k, const Tensor& v, bool varlen, Ke
     check_size(v, at.batch, "batch", q.shape[at.batch], "that of q");
     p.seqlen_k = k.shape[at.row];
   }
-  if (!packed) {
-    p.k.batch_stride = k.strides[at.batch];
-    p.v.batch_stride = v.strides[at.batch];
-  }
   p.total_k = packed ? k.shape[at.row] : 0;
   p.num_heads_kv = k.shape[at.head];
   p.head_dim_v = v.shape[last];
-  p.k.data = k.data, p.k.row_stride = k.strides[at.row], p.k.head_stride = k.strides[at.head];
-  p.v.data = v.data, p.v.row_stride = v.strides[at.row], p.v.head_stride = v.strides[at.head];
+  set_view(k, dims_of(problem->layout), packed, &p.k);
+  set_view(v, dims_of(problem->layout), packed, &p.v);
   size_results(q, varlen, q_dims, problem);
 }
 
@@ -293,6 +280,9 @@ void read_softmax_scale(nb::handle value, const char* name, Problem* problem) {
 // Python passes them: that of python/api/arguments.py. Settings and optional tensors are read in
 // this order.
 using H = nb::handle;
+constexpr Argument described(const char* name, decltype(Argument::member) member = nullptr) {
+  return {name, kAll, nullptr, nullptr, member, core::find(core::kForwardOperands, name)};
+}
 constexpr Argument kBeforeTensors[] = {
     by_name("q", &AttentionCall::q),
     of(kNotKvcache, by_name("k", &AttentionCall::k)),
@@ -303,12 +293,11 @@ constexpr Argument kBeforeTensors[] = {
     of(kVarlen, by_name("cu_seqlens_k", &AttentionCall::cu_seqlens_k)),
     of(kVarlen, setting("max_seqlen_q", read_max_seqlen_q)),
     of(kVarlen, setting("max_seqlen_k", read_max_seqlen_k)),
-    of(kVarlen | kKvcache, optional_tensor("seqused_k", read_seqused_k, &AttentionCall::seqused_k)),
+    of(kVarlen | kKvcache, described("seqused_k", &AttentionCall::seqused_k)),
     of(kVarlen | kKvcache,
        optional_tensor("page_table", read_page_table, &AttentionCall::page_table)),
-    of(kKvcache,
-       optional_tensor("cache_batch_idx", read_cache_batch_idx, &AttentionCall::cache_batch_idx)),
-    of(kKvcache, optional_tensor("leftpad_k", read_leftpad_k)),
+    of(kKvcache, described("cache_batch_idx", &AttentionCall::cache_batch_idx)),
+    of(kKvcache, described("leftpad_k")),
     of(kKvcache, setting("max_seqlen_k", read_max_seqlen_of_cache)),
     setting("causal", [](H x, const char*, Problem* p) { p->params.causal = parse_causal(x); }),
     setting("softmax_scale", read_softmax_scale, &AttentionCall::softmax_scale),
@@ -345,8 +334,7 @@ constexpr auto kArguments =
 static_assert(std::size(kArguments) <= AttentionCall::kMaxArguments);
 // Besides the optional tensors of attention_varlen, which has the most: q, k, v, out, workspace
 // and both cu_seqlens.
-static_assert(num_optional_tensors<kArguments>(Function::kVarlen) + 7 <= Problem::kMaxTensors,
-              "kMaxTensors in problem.h counts the tensors that a call can have");
+static_assert(num_optional_tensors<kArguments>(Function::kVarlen) + 7 <= Problem::kMaxTensors);
 static_assert(num_optional_tensors<kArguments>(Function::kKvcache) + 5 <= Problem::kMaxTensors);
 
 template <std::size_t i>
@@ -375,7 +363,10 @@ Dims dims_of(Layout layout) {
   return layout == Layout::kBshd ? Dims{0, 1, 2} : Dims{0, 2, 1};
 }
 
-const char* dims_text(Layout layout) {
+const char* dims_text(Layout layout, bool listed) {
+  if (listed)
+    return layout == Layout::kBshd ? "(total, num_heads, head_dim)"
+                                   : "(num_heads, total, head_dim)";
   return layout == Layout::kBshd ? "(batch, seqlen, num_heads, head_dim)"
                                  : "(batch, num_heads, seqlen, head_dim)";
 }
@@ -550,8 +541,6 @@ void read_tensors(const std::vector<Tensor>& tensors, Problem* problem) {
 
 void set_out(const Tensor& out, Problem* problem) {
   AttentionParams& p = problem->params;
-  const int skip = 4 - problem->out.ndim;
-  const Dims at = dims_of(problem->layout);
   check_shape(out, problem->out, "that of q with the head_dim of v");
   // A given out decides the dtype for 8-bit inputs, among those that dlattn::forward accepts.
   if (p.q.dtype == DType::kFloat8E4M3 && problem->out_dtype == DType::kFloat8E4M3) {
@@ -560,10 +549,7 @@ void set_out(const Tensor& out, Problem* problem) {
     check_dtype(out, to_dlpack(p.out.dtype));
   }
   check_last_stride(out);
-  p.out.data = out.data;
-  p.out.batch_stride = skip ? 0 : out.strides[at.batch];
-  p.out.row_stride = out.strides[at.row - skip];
-  p.out.head_stride = out.strides[at.head - skip];
+  set_view(out, dims_of(problem->layout), problem->out.ndim == 3, &p.out);
 }
 
 void set_lse(const Tensor& lse, Problem* problem) {

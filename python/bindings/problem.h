@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "core/operations/forward.h"
 #include "dlattn/attention.h"
 #include "framework.h"
 #include "options.h"
@@ -53,7 +54,7 @@ struct Shape {
 // An AttentionCall with its tensors taken in and its arguments checked against each other; what is
 // left for dlattn::forward to check are the values in `params`.
 struct Problem {
-  static constexpr int kMaxTensors = 16;
+  static constexpr int kMaxTensors = core::num_tensors(core::kForwardOperands);
 
   AttentionParams params;
   Options options;
@@ -110,7 +111,17 @@ struct Dims {
   int batch, row, head;
 };
 Dims dims_of(Layout layout);
-const char* dims_text(Layout layout);
+const char* dims_text(Layout layout, bool listed = false);
+
+// Lets a view of the parameters be a tensor of rows of a head. With `listed` the tensor has no
+// dimension for the batch, and those of `at` are counted as if it had one.
+template <typename T>
+void set_view(const Tensor& tensor, const Dims& at, bool listed, BasicTensorView<T>* view) {
+  view->data = static_cast<T*>(tensor.data);
+  view->batch_stride = listed ? 0 : tensor.strides[at.batch];
+  view->row_stride = tensor.strides[at.row - listed];
+  view->head_stride = tensor.strides[at.head - listed];
+}
 
 // How q, k or v of a problem lie.
 struct QkvDims {

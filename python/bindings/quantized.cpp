@@ -136,11 +136,8 @@ void read_keys(const Tensor& k, const Tensor& v, Layout layout, bool varlen, Qua
   const int skip = varlen ? 1 : 0, last = 3 - skip;
   const Dims dims = dims_of(layout);
   const Dims at = {0, dims.row - skip, dims.head - skip};
-  const char* const names = !varlen                   ? dims_text(layout)
-                            : layout == Layout::kBshd ? "(total, num_heads, head_dim)"
-                                                      : "(num_heads, total, head_dim)";
   for (const Tensor* tensor : {&k, &v}) {
-    check_rank(*tensor, 4 - skip, names);
+    check_rank(*tensor, 4 - skip, dims_text(layout, varlen));
     check_last_stride(*tensor);
   }
   for (int i = 0; i < last; ++i) {
@@ -151,10 +148,7 @@ void read_keys(const Tensor& k, const Tensor& v, Layout layout, bool varlen, Qua
   }
   const auto read = [&](const Tensor& tensor, TensorView* view) {
     view->dtype = to_dtype(tensor, "float16, bfloat16");
-    view->data = tensor.data;
-    view->batch_stride = varlen ? 0 : tensor.strides[at.batch];
-    view->row_stride = tensor.strides[at.row];
-    view->head_stride = tensor.strides[at.head];
+    set_view(tensor, dims, varlen, view);
   };
   read(k, &p->k);
   read(v, &p->v);

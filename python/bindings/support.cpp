@@ -122,7 +122,7 @@ template <typename Visit>
 void for_each_feature(const Visit& visit) {
   for (const Feature& feature : kBeforeTensors) visit(feature.name, feature.add);
   for (const core::Operand& operand : core::kForwardOperands) {
-    if (operand.surfaces & core::kIsFeature)
+    if (operand.has(core::kIsFeature))
       visit(operand.name, [&](AttentionParams* p) { set_tensor(operand, p); });
   }
   for (const Feature& feature : kBehindTensors) visit(feature.name, feature.add);
@@ -165,7 +165,7 @@ nb::tuple tensors_of(const core::Operands& table) {
   for (const core::Operand* operand = table.tensors; operand < table.end; ++operand) {
     nb::list takers;
     for (const auto& [bit, name] : kSurfaces) {
-      if (operand->surfaces & bit) takers.append(nb::str(name));
+      if (operand->has(bit)) takers.append(nb::str(name));
     }
     tensors.append(
         nb::make_tuple(nb::str(operand->name), nb::str(operand->dims), nb::tuple(takers)));

@@ -8,7 +8,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/operations/forward.h"
 #include "errors.h"
 #include "merge.h"
 #include "problem.h"
@@ -33,7 +32,7 @@ constexpr Signature signature(bool varlen, bool with_out) {
     made.add("Optional[Tensor]", "seqused_k");
   }
   for (const core::Operand& operand : core::kForwardOperands) {
-    if (operand.surfaces & core::kInTorch) made.add("Optional[Tensor]", operand.name);
+    if (operand.has(core::kInTorch)) made.add("Optional[Tensor]", operand.name);
   }
   made.add("int", "causal");
   made.add("Optional[float]", "scale");

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "core/operations/forward.h"
 #include "errors.h"
 #include "xla_abi.h"
 

@@ -37,7 +37,7 @@ bool may_share(const AppendParams& p, const GivenTensor& written, const GivenTen
 // The first tensor that is written: tables have those behind what is read.
 const GivenTensor* written_in(const GivenTensors& tensors) {
   const GivenTensor* first = tensors.begin();
-  while (first < tensors.end() && first->operand->access == Access::kRead) ++first;
+  while (first < tensors.end() && !first->operand->has(kWritten)) ++first;
   return first;
 }
 

@@ -9,16 +9,17 @@ namespace dlattn::core {
 #define FIELD(kind, name) DLATTN_FIELD(kind, MergeParams, DlattnMerge, name)
 
 constexpr Operand kMergeOperands[] = {
-    FIELD(kCount, batch_size),
-    FIELD(kLength, seqlen_q),
-    FIELD(kCount, num_heads).at_least(1),
-    FIELD(kCount, head_dim_v).called("head_dim of outs").at_least(1),
+    {FIELD(kCount, batch_size)},
+    {FIELD(kLength, seqlen_q)},
+    {FIELD(kCount, num_heads), 1},
+    {"head_dim of outs", Kind::kCount, offsetof(MergeParams, head_dim_v),
+     offsetof(DlattnMerge, head_dim_v), 1},
 
-    DLATTN_FIELD_OF_CPP(kTensors, MergeParams, outs).with("BSh e").required(),
-    DLATTN_FIELD_OF_CPP(kTensors, MergeParams, lses).with("BhS", Elements::kFloat32).required(),
+    {DLATTN_FIELD_OF_CPP(kTensors, MergeParams, outs), "BSh e", Elements::kAny, kRequired},
+    {DLATTN_FIELD_OF_CPP(kTensors, MergeParams, lses), "BhS", Elements::kFloat32, kRequired},
 
-    FIELD(kTensor, out).with("BSh e").written().required(),
-    FIELD(kTensor, lse).with("Bh S", Elements::kFloat32).written().required(),
+    {FIELD(kTensor, out), "BSh e", Elements::kAny, kRequired | kWritten},
+    {FIELD(kTensor, lse), "Bh S", Elements::kFloat32, kRequired | kWritten},
 };
 #undef FIELD
 

@@ -33,18 +33,20 @@ enum class Elements : std::uint8_t {
   kSlots,  // sizes['x'] bytes each
 };
 
-enum class Access : std::uint8_t { kRead, kWrite, kModify };
-
-// The functions of Python that take a tensor as an optional argument, and what else has it under
-// its name, as bits.
-enum Surface : std::uint8_t {
+// What is true of a tensor, as bits.
+enum Trait : std::uint16_t {
+  // Which functions of Python take it as an optional argument.
   kInAttention = 1,
   kInVarlen = 2,
   kInKvcache = 4,
-  kInTorch = 8,     // torch.ops.dlattn.attention and attention_varlen
-  kIsFeature = 16,  // the table of what kernels support
+  kInTorch = 8,     // torch.ops.dlattn.attention and attention_varlen take it
+  kIsFeature = 16,  // the table of what kernels support has it
   kInBoth = kInAttention | kInVarlen,
   kInAll = kInBoth | kInKvcache | kInTorch | kIsFeature,
+
+  kRequired = 32,  // null is refused, unless the tensor has no elements
+  kWritten = 64,
+  kModified = 128 | kWritten,  // what is not written stays as it is
 };
 
 // Which stride of a view a dimension has, as an index into View::strides.
@@ -93,68 +95,48 @@ struct Operand {
   Kind kind;
   std::uint16_t offset;    // of its field in the parameters
   std::uint16_t c_offset;  // of its field in the struct of dlattn/c.h; 0: that has another form
-  const char* dims = "";   // as with() has them
-  char letters[4] = {};    // of the dimensions with a stride, and which of View::strides it is
+  const char* dims;
+  char letters[4] = {};  // of the dimensions with a stride, and which of a view's strides it is
   std::uint8_t strides[4] = {};
   std::uint8_t num_strides = 0;
   char run = 0;  // the letter of the dimension after them; 0: none
-  Elements elements = Elements::kAny;
-  Access access = Access::kRead;
-  bool is_required = false;  // null is refused, unless the tensor has no elements
-  std::uint8_t surfaces = 0;
+  Elements elements;
+  std::uint16_t traits;    // of Trait
   std::int64_t least = 0;  // of a size
 
   constexpr bool is_tensor() const { return kind <= Kind::kList; }
   // Whether its columns have a stride, as those of bias have.
   constexpr bool has_columns() const { return num_strides == 4; }
+  constexpr bool has(int trait) const { return (traits & trait) != 0; }
 
-  // The same operand with other dimensions and elements.
-  constexpr Operand with(const char* dims_, Elements type = Elements::kAny) const {
-    Operand changed = *this;
-    changed.dims = dims_, changed.elements = type;
-    const char* letter = dims_;
+  constexpr Operand(const char* name_, Kind kind_, std::size_t offset_, std::size_t c_offset_,
+                    const char* dims_, Elements elements_ = Elements::kAny, int traits_ = 0)
+      : name(name_),
+        kind(kind_),
+        offset(static_cast<std::uint16_t>(offset_)),
+        c_offset(static_cast<std::uint16_t>(c_offset_)),
+        dims(dims_),
+        elements(elements_),
+        traits(static_cast<std::uint16_t>(traits_)) {
+    const char* letter = dims;
     for (; *letter && *letter != ' '; ++letter) {
-      changed.letters[changed.num_strides] = *letter;
-      changed.strides[changed.num_strides++] = static_cast<std::uint8_t>(stride_index(*letter));
+      letters[num_strides] = *letter;
+      strides[num_strides++] = static_cast<std::uint8_t>(stride_index(*letter));
     }
-    if (*letter) changed.run = letter[1];
-    return changed;
+    if (*letter) run = letter[1];
   }
-  constexpr Operand required() const {
-    Operand changed = *this;
-    changed.is_required = true;
-    return changed;
-  }
-  constexpr Operand written(Access how = Access::kWrite) const {
-    Operand changed = *this;
-    changed.access = how;
-    return changed;
-  }
-  constexpr Operand taken_by(int functions) const {
-    Operand changed = *this;
-    changed.surfaces = static_cast<std::uint8_t>(functions);
-    return changed;
-  }
-  constexpr Operand called(const char* in_messages) const {
-    Operand changed = *this;
-    changed.name = in_messages;
-    return changed;
-  }
-  constexpr Operand at_least(std::int64_t number) const {
-    Operand changed = *this;
-    changed.least = number;
-    return changed;
+  constexpr Operand(const char* name_, Kind kind_, std::size_t offset_, std::size_t c_offset_,
+                    std::int64_t least_ = 0)
+      : Operand(name_, kind_, offset_, c_offset_, "") {
+    least = least_;
   }
 };
 
 // A field of the parameters and of the struct of dlattn/c.h, which have it under the same name; of
-// the parameters alone.
-#define DLATTN_FIELD(kind, Params, Struct, name)                      \
-  Operand {                                                           \
-    #name, Kind::kind, offsetof(Params, name), offsetof(Struct, name) \
-  }
-#define DLATTN_FIELD_OF_CPP(kind, Params, name) \
-  Operand{#name, Kind::kind, offsetof(Params, name), 0}
+// the parameters alone; one with a name of its own in messages.
+#define DLATTN_FIELD(kind, Params, Struct, name) \
+  #name, Kind::kind, offsetof(Params, name), offsetof(Struct, name)
+#define DLATTN_FIELD_OF_CPP(kind, Params, name) #name, Kind::kind, offsetof(Params, name), 0
 
 // A table: sizes first, then tensors.
 struct Operands {
@@ -168,6 +150,12 @@ struct Operands {
     while (!tensors->is_tensor()) ++tensors;
   }
 };
+
+template <std::size_t kCount>
+constexpr int num_tensors(const Operand (&table)[kCount]) {
+  const Operands rows(table);
+  return static_cast<int>(rows.end - rows.tensors);
+}
 
 // The tensor of that name; null: there is none.
 constexpr const Operand* find(const Operands& table, std::string_view name) {

@@ -10,19 +10,20 @@ namespace dlattn::core {
 #define FIELD(kind, name) DLATTN_FIELD(kind, QuantizeParams, DlattnQuantize, name)
 
 constexpr Operand kQuantizeOperands[] = {
-    FIELD(kCount, batch_size),
-    FIELD(kLength, seqlen_k),
-    FIELD(kCount, num_heads_kv).at_least(1),
-    FIELD(kCount, head_dim).at_least(1),
-    FIELD(kCount, head_dim_v).called("head_dim of v").at_least(1),
-    FIELD(kCount, total_k),
+    {FIELD(kCount, batch_size)},
+    {FIELD(kLength, seqlen_k)},
+    {FIELD(kCount, num_heads_kv), 1},
+    {FIELD(kCount, head_dim), 1},
+    {"head_dim of v", Kind::kCount, offsetof(QuantizeParams, head_dim_v),
+     offsetof(DlattnQuantize, head_dim_v), 1},
+    {FIELD(kCount, total_k)},
 
-    FIELD(kTensor, k).with("CTg d").required(),
-    FIELD(kTensor, v).with("CTg e").required(),
-    FIELD(kList, cu_seqlens_k).with(" o", Elements::kInt32),
-    FIELD(kList, seqused_k).with(" b", Elements::kInt32),
+    {FIELD(kTensor, k), "CTg d", Elements::kAny, kRequired},
+    {FIELD(kTensor, v), "CTg e", Elements::kAny, kRequired},
+    {FIELD(kList, cu_seqlens_k), " o", Elements::kInt32},
+    {FIELD(kList, seqused_k), " b", Elements::kInt32},
 
-    FIELD(kList, quantized_kv).with(" m", Elements::kByte).written().required(),
+    {FIELD(kList, quantized_kv), " m", Elements::kByte, kRequired | kWritten},
 };
 #undef FIELD
 

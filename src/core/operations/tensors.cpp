@@ -40,6 +40,11 @@ std::int64_t parts_of(const Operand& operand, const Sizes& sizes) {
   return operand.kind == Kind::kTensors ? sizes['N'] : 1;
 }
 
+// Whether a tensor that is written keeps what is not written.
+bool is_modified(const Operand& operand) {
+  return (operand.traits & kModified) == kModified;
+}
+
 // Whether the tensor is one of rows of a head, as q is.
 bool has_rows(const Operand& operand) {
   return operand.run == 'd' || operand.run == 'e' || operand.run == 'c';
@@ -106,8 +111,8 @@ void check_injective(const Operand& operand, const Region& region) {
     if (region.strides[next] < extent) {
       fail(operand.name, ": a stride of ", region.strides[next],
            " elements makes elements share memory; ",
-           operand.access == Access::kWrite ? "out needs strides of" : "accepted:", " at least ",
-           extent, " there");
+           !is_modified(operand) ? "out needs strides of" : "accepted:", " at least ", extent,
+           " there");
     }
     extent += region.strides[next] * (region.sizes[next] - 1);
     used[next] = true;
@@ -121,7 +126,7 @@ GivenTensors::GivenTensors(const Operands& table, const void* params, const Size
     for (std::int64_t n = 0; n < parts_of(*operand, sizes); ++n) {
       const char* const view = field_of(*operand, params, n);
       if (!load<const void*>(view, 0)) {
-        if (!missing_ && operand->is_required && !is_empty(*operand, sizes))
+        if (!missing_ && operand->has(kRequired) && !is_empty(*operand, sizes))
           missing_ = operand, missing_part_ = n;
         continue;
       }
@@ -160,10 +165,10 @@ void check_layouts(const GivenTensors& tensors) {
   for (const auto& [operand, region] : tensors) {
     check_address(operand->name, region.data, region.element_bytes);
     if (!is_small(region)) {
-      if (operand->access != Access::kWrite) check_not_negative(*operand, region);
+      if (!operand->has(kWritten) || is_modified(*operand)) check_not_negative(*operand, region);
       check_span(*operand, region);
     }
-    if (operand->access != Access::kRead && !is_empty(region)) check_injective(*operand, region);
+    if (operand->has(kWritten) && !is_empty(region)) check_injective(*operand, region);
   }
 }
 

@@ -53,12 +53,7 @@ def attention_with_kvcache(
     rotary tables, `out`, `stream`, `kernel`, `num_splits`, `split_size` and `workspace` are not
     among them. `k_descale` and `v_descale` of caches in 8 bits are tensors, float32 on q's device.
     """
-    if causal not in ops.CAUSAL:
-        raise dlattn.UnsupportedError(
-            f"causal is {causal!r}; accepted: False, True, 'bottom_right', 'top_left'"
-        )
-    if layout not in ("bshd", "bhsd"):
-        raise dlattn.UnsupportedError(f"layout is {layout!r}; accepted: 'bshd', 'bhsd'")
+    ops.check_words(causal, layout)
     out, lse = torch.ops.dlattn.attention_with_kvcache(
         q,
         k_cache,

@@ -68,12 +68,7 @@ def attention(
     Arguments, results and errors are those of `dlattn.attention`; float8 tensors, `out`, `stream`
     and `kernel` are not among them.
     """
-    if causal not in CAUSAL:
-        raise dlattn.UnsupportedError(
-            f"causal is {causal!r}; accepted: False, True, 'bottom_right', 'top_left'"
-        )
-    if layout not in ("bshd", "bhsd"):
-        raise dlattn.UnsupportedError(f"layout is {layout!r}; accepted: 'bshd', 'bhsd'")
+    check_words(causal, layout)
     try:
         out, lse = torch.ops.dlattn.attention(
             q,
@@ -94,6 +89,16 @@ def attention(
     except RuntimeError as error:
         raise own_error(error) from None
     return (out, lse) if return_lse else out
+
+
+def check_words(causal: Any, layout: Any) -> None:
+    """Raise UnsupportedError unless an operator has a number for them."""
+    if causal not in CAUSAL:
+        raise dlattn.UnsupportedError(
+            f"causal is {causal!r}; accepted: False, True, 'bottom_right', 'top_left'"
+        )
+    if layout not in ("bshd", "bhsd"):
+        raise dlattn.UnsupportedError(f"layout is {layout!r}; accepted: 'bshd', 'bhsd'")
 
 
 def operators() -> dict[str, str]:
