@@ -34,7 +34,7 @@ def test_machine_code_is_the_same(family: str, tmp_path: Path) -> None:
     instances = [i for i in cubins.instances() if i[0] == family and i[1] != FP8]
     assert DEFINITION in CMAKE
     try:
-        for number, instance in enumerate(instances):
+        for number, instance in enumerate({instances[0], instances[-1]}):
             own = code(tmp_path / f"own{number}", instance)
             shared = code(tmp_path / f"shared{number}", instance, ptx="80", options=[DEFINITION])
             assert own and all(own.values())

@@ -1,0 +1,108 @@
+"""CPU seconds that a build takes, by operation and kernel family.
+
+    python research/build_cost.py                          what a machine without a GPU builds
+    python research/build_cost.py --archs 89 --only decode
+    python research/build_cost.py --write                  puts the table into docs/install.md
+
+Compiles everything anew in a temporary folder, without ccache, and takes as long. User and system
+time of the compilers, and of all that they start, are added. Needs GNU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT = ROOT / "docs" / "install.md"
+MARKS = ("<!-- generated: build cost -->\n", "<!-- end -->")
+PARTS = {"src/cuda/": "CUDA, host code", "src/core/": "core", "src/cpu/": "CPU backend"}
+BINDINGS = "Python module"
+
+
+def part_of(source: str, families: Iterable[str]) -> str:
+    """What a source file belongs to: a family ("forward/decode") or a part of the host code."""
+    if "/generated/" in source:
+        name = Path(source).stem
+        fitting = [f for f in families if f"{name}_".startswith(f"{f.replace('/', '_')}_")]
+        return max(fitting, key=len)
+    inside = os.path.relpath(source, ROOT)
+    return next((part for folder, part in PARTS.items() if inside.startswith(folder)), BINDINGS)
+
+
+def read(log: str, families: Iterable[str]) -> dict[str, float]:
+    """CPU seconds by part, from lines of user time, system time and command."""
+    seconds: dict[str, float] = {}
+    for line in log.splitlines():
+        match = re.match(r"([\d.]+) ([\d.]+) .* -c (\S+)", line)
+        if match:
+            part = part_of(match[3], families)
+            seconds[part] = seconds.get(part, 0) + float(match[1]) + float(match[2])
+    return seconds
+
+
+def table(seconds: dict[str, float]) -> str:
+    """Operations first, each with its families, the dearest first."""
+    operations: dict[str, float] = {}
+    for part, cost in seconds.items():
+        operation = part.split("/")[0]
+        operations[operation] = operations.get(operation, 0) + cost
+    lines = ["| operation or part | CPU seconds | families |", "| --- | --- | --- |"]
+    for operation in sorted(operations, key=lambda name: -operations[name]):
+        of_it = {p.split("/")[1]: c for p, c in seconds.items() if p.startswith(f"{operation}/")}
+        dearest = sorted(of_it, key=lambda name: -of_it[name])
+        families = ", ".join(f"{name} {of_it[name]:.0f}" for name in dearest)
+        lines.append(f"| {operation} | {operations[operation]:.0f} | {families} |")
+    lines.append(f"| all | {sum(seconds.values()):.0f} | |")
+    return "\n".join(lines) + "\n"
+
+
+def build(archs: str, only: str, folder: Path) -> str:
+    """Builds what matches `only`; the log of the compilers' times."""
+    log = folder / "times.log"
+    launcher = f"{shutil.which('time')};-a;-o;{log};-f;%U %S %C"
+    languages = ("C", "CXX", "CUDA")
+    configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", "-DDLATTN_PYTHON=ON"]
+    configure += [f"-DCMAKE_{language}_COMPILER_LAUNCHER={launcher}" for language in languages]
+    environment = {**os.environ, "CCACHE_DISABLE": "1"}
+    if archs == "OFF":
+        configure.append("-DDLATTN_CUDA=OFF")
+    else:
+        configure.append(f"-DDLATTN_ARCHS={archs}")
+    subprocess.run(configure, check=True, env=environment, stdout=sys.stderr)
+    ninja = ["ninja", "-C", str(folder)]
+    listed = subprocess.run([*ninja, "-t", "targets", "all"], capture_output=True, text=True)
+    objects = [line.split(": ")[0] for line in listed.stdout.splitlines()]
+    wanted = [o for o in objects if o.endswith(".o") and re.search(only, o)] if only else []
+    subprocess.run([*ninja, *wanted], check=True, env=environment, stdout=sys.stderr)
+    return log.read_text()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--archs", default="common", help="DLATTN_ARCHS, or OFF for the CPU alone")
+    parser.add_argument("--only", default="", help="object files that match this expression")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/install.md")
+    arguments = parser.parse_args()
+    folders = (ROOT / "src" / "cuda").glob("*/*/plan.cpp")
+    families = ["/".join(path.parts[-3:-1]) for path in folders]
+    with tempfile.TemporaryDirectory() as folder:
+        text = table(read(build(arguments.archs, arguments.only, Path(folder)), families))
+    print(text, end="")
+    if arguments.write:
+        before, _, rest = DOCUMENT.read_text().partition(MARKS[0])
+        _, end, after = rest.partition(MARKS[1])
+        DOCUMENT.write_text(f"{before}{MARKS[0]}{text}{end}{after}")
+
+
+if __name__ == "__main__":
+    main()

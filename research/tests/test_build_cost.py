@@ -1,0 +1,53 @@
+"""The cost of a build: which part a compiler's time counts for, and the table."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+RESEARCH = Path(__file__).resolve().parents[1]
+ROOT = RESEARCH.parent
+sys.path.insert(0, str(RESEARCH))
+
+import build_cost  # noqa: E402
+
+FAMILIES = ["forward/wmma", "forward/wmma_smem", "forward/wmma8", "merge/row_per_warp"]
+LOG = f"""\
+10.25 0.50 nvcc -O3 -MD -x cu -c /tmp/b/generated/forward_wmma_float16_32.cu -o a.o
+4.00 0.00 nvcc -x cu -c /tmp/b/generated/forward_wmma_smem.cu -o b.o
+2.00 0.25 nvcc -x cu -c /tmp/b/generated/forward_wmma8.cu -o c.o
+1.00 0.50 nvcc -x cu -c /tmp/b/generated/merge_row_per_warp.cu -o d.o
+3.00 0.25 g++ -o e.o -c {ROOT}/src/core/plan.cpp
+1.00 0.00 g++ -o f.o -c {ROOT}/src/core/merge.cpp
+0.75 0.00 g++ -o g.o -c {ROOT}/src/cuda/forward/wmma/plan.cpp
+6.00 1.00 g++ -o h.o -c /usr/lib/nanobind/src/nb_combined.cpp
+Command exited with non-zero status 1
+"""
+
+
+def test_times_are_counted_by_family_and_part():
+    assert build_cost.read(LOG, FAMILIES) == {
+        "forward/wmma": 10.75,
+        "forward/wmma_smem": 4.0,
+        "forward/wmma8": 2.25,
+        "merge/row_per_warp": 1.5,
+        "core": 4.25,
+        "CUDA, host code": 0.75,
+        "Python module": 7.0,
+    }
+
+
+def test_table_has_the_dearest_first():
+    lines = build_cost.table(build_cost.read(LOG, FAMILIES)).splitlines()
+    assert lines[2:5] == [
+        "| forward | 17 | wmma 11, wmma_smem 4, wmma8 2 |",
+        "| Python module | 7 |  |",
+        "| core | 4 |  |",
+    ]
+    assert lines[-1] == "| all | 30 | |"
+
+
+def test_the_document_has_a_place_for_the_table():
+    text = build_cost.DOCUMENT.read_text()
+    start, end = build_cost.MARKS
+    assert text.count(start) == 1 and end in text.partition(start)[2]
