@@ -35,10 +35,7 @@ template <DType dtype>
 using Element = typename ElementOf<dtype>::Type;
 
 template <auto kernel>
-KernelState* kernel_state() {
-  static KernelState state;
-  return &state;
-}
+inline KernelState kernel_state;
 
 // Enqueues `kernel` on the device of the guard; never synchronises. Every thread of every block of
 // it waits for the grids ahead before it accesses global memory, so that its end implies theirs,
@@ -51,7 +48,7 @@ void launch_clusters(const DeviceGuard& guard, std::int64_t num_blocks, int clus
                      int num_threads, std::int64_t smem_bytes, void* stream, const Args&... args) {
   void* arguments[] = {const_cast<void*>(static_cast<const void*>(&args))...};
   launch(
-      guard, reinterpret_cast<const void*>(kernel), kernel_state<kernel>(),
+      guard, reinterpret_cast<const void*>(kernel), &kernel_state<kernel>,
       {num_blocks, cluster_size, num_threads, smem_bytes, kMaxSmem ? kMaxSmem : smem_bytes, stream},
       arguments);
 }
