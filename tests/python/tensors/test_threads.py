@@ -25,8 +25,9 @@ def test_first_calls_at_once(libraries: str) -> None:
 
 
 @pytest.mark.slow
-def test_first_calls_of_a_hundred_processes() -> None:
-    first_calls(100, "numpy")
+@pytest.mark.parametrize("processes", [24, pytest.param(100, marks=pytest.mark.nightly)])
+def test_first_calls_of_many_processes(processes: int) -> None:
+    first_calls(processes, "numpy")
 
 
 PREAMBLE = """
