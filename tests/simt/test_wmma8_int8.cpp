@@ -311,7 +311,7 @@ class Int8Tests {
     if (!given.hostile) compare_with_cpu(name, c, &t, params, errors.exact_bound);
 #endif
     report(name, errors, rounding_bound<T>(), trouble);
-    if (!simt::kThreadSanitizer && !given.hostile && (c.batch_size > 1 || c.varlen()))
+    if (simt::kSequencesAlone && !given.hostile && (c.batch_size > 1 || c.varlen()))
       run_alone(name, c, &t, params, options, first, lse);
   }
 
