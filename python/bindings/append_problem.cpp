@@ -36,8 +36,8 @@ Allocation AppendProblem::allocate_queries() {
   return made;
 }
 
-const Tensor& AppendProblem::take_in(nb::handle object, const char* name, bool to_write) {
-  tensors_.push_back(import_tensor(object, name, target_, to_write));
+const Tensor& AppendProblem::import_tensor(nb::handle object, const char* name, bool to_write) {
+  tensors_.push_back(python::import_tensor(object, name, target_, to_write));
   return tensors_.back();
 }
 
@@ -60,11 +60,11 @@ void AppendProblem::check_rows(const Tensor& tensor, const Tensor& like, bool sa
 }
 
 void AppendProblem::read_new_rows(const AppendCall& call) {
-  const Tensor& k = take_in(call.k, "k");
+  const Tensor& k = import_tensor(call.k, "k");
   // Slots tell all of a list of tokens, so it needs no offsets.
   is_list_ = !call.slots.is_none() && k.ndim == 3;
   if (!call.cu_seqlens_q.is_none()) {
-    const Tensor& offsets = take_in(call.cu_seqlens_q, "cu_seqlens_q");
+    const Tensor& offsets = import_tensor(call.cu_seqlens_q, "cu_seqlens_q");
     params.cu_seqlens_q = int32s_of(offsets, -1, "(batch + 1,)");
     params.batch_size = offsets.shape[0] - 1;
   }
@@ -72,7 +72,7 @@ void AppendProblem::read_new_rows(const AppendCall& call) {
   const int listed = varlen(), last = 3 - listed;
   const int row = dims.row - listed, head = dims.head - listed;
   check_rows(k, k, true);
-  const Tensor& v = take_in(call.v, "v");
+  const Tensor& v = import_tensor(call.v, "v");
   check_rows(v, k, true);
   set_view(k, listed, &params.k);
   set_view(v, listed, &params.v);
@@ -83,7 +83,7 @@ void AppendProblem::read_new_rows(const AppendCall& call) {
   params.head_dim_v = v.shape[last];
   num_rows_ = params.cu_seqlens_q ? params.total_new : params.batch_size * params.seqlen_new;
   if (call.q.is_none()) return;
-  q_ = &take_in(call.q, "q");
+  q_ = &import_tensor(call.q, "q");
   check_rows(*q_, k, false);
   if (q_->shape[last] != params.head_dim) {
     unsupported("q: head_dim is ", q_->shape[last], "; accepted: ", params.head_dim, ", that of k");
@@ -96,7 +96,7 @@ void AppendProblem::read_cache(nb::handle object, const char* name, std::int64_t
                                MutableTensorView* view, const Tensor* other) {
   if (tensor_type(object, name).deferred)
     unsupported(name, ": JAX arrays are immutable; accepted: a tensor that can be written");
-  const Tensor& cache = take_in(object, name, true);
+  const Tensor& cache = import_tensor(object, name, true);
   if (cache.read_only) unsupported(name, " is read-only; accepted: a tensor that can be written");
   check_rank(cache, 4,
              layout_ == Layout::kBshd ? "(batch or pages, rows, num_heads_kv, head_dim)"
@@ -119,7 +119,7 @@ void AppendProblem::read_caches(const AppendCall& call) {
 }
 
 void AppendProblem::read_page_table(nb::handle object, std::int64_t rows) {
-  const Tensor& table = take_in(object, "page_table");
+  const Tensor& table = import_tensor(object, "page_table");
   check_dtype(table, kInt32);
   check_rank(table, 2, "(batch, pages of a sequence)");
   check_last_stride(table);
@@ -140,7 +140,7 @@ void AppendProblem::read_places(const AppendCall& call) {
   const Dims at = dims_of(layout_);
   const std::int64_t entries = k_cache_->shape[at.batch], rows = k_cache_->shape[at.row];
   if (!call.slots.is_none()) {
-    read_slots(take_in(call.slots, "slots"));
+    read_slots(import_tensor(call.slots, "slots"));
   } else if (call.seqused_k.is_none()) {
     unsupported(
         "seqused_k is None; accepted: int32 (batch,), the lengths before the call, or "
@@ -148,7 +148,7 @@ void AppendProblem::read_places(const AppendCall& call) {
   }
   const auto read_list = [&](nb::handle list, const char* name) -> const std::int32_t* {
     if (list.is_none()) return nullptr;
-    return int32s_of(take_in(list, name), params.batch_size, "(batch,)");
+    return int32s_of(import_tensor(list, name), params.batch_size, "(batch,)");
   };
   params.seqused_k = read_list(call.seqused_k, "seqused_k");
   params.leftpad_k = read_list(call.leftpad_k, "leftpad_k");
@@ -190,7 +190,7 @@ void AppendProblem::read_slots(const Tensor& slots) {
 void AppendProblem::read_rotary(const AppendCall& call) {
   const auto read = [&](nb::handle object, const char* name, TensorView* view) {
     if (object.is_none()) return;
-    const Tensor& table = take_in(object, name);
+    const Tensor& table = import_tensor(object, name);
     check_rank(table, 2, "(positions, rotary_dim / 2)");
     check_last_stride(table);
     if (table.num_elements() == 0) {
@@ -214,7 +214,7 @@ void AppendProblem::read_rotary(const AppendCall& call) {
 void AppendProblem::read_descale(nb::handle object, const char* name,
                                  BasicTensorView<const float>* view) {
   if (!object.is_none())
-    read_descales(take_in(object, name), params.batch_size, params.num_heads_kv, view);
+    read_descales(import_tensor(object, name), params.batch_size, params.num_heads_kv, view);
 }
 
 }  // namespace dlattn::python

@@ -36,7 +36,7 @@ class AppendProblem {
 
   bool varlen() const { return params.cu_seqlens_q || is_list_; }
 
-  const Tensor& take_in(nb::handle object, const char* name, bool to_write = false);
+  const Tensor& import_tensor(nb::handle object, const char* name, bool to_write = false);
   // `listed`: rows lie one behind the other, without a dimension for the batch.
   template <typename View>
   void set_view(const Tensor& tensor, bool listed, View* view) const;

@@ -48,7 +48,7 @@ struct Workspace {
 std::optional<Allocation> place_out(const AttentionCall& call, const Target& target,
                                     Problem* problem) {
   if (!call.out.is_none()) {
-    set_out(take_in_to_write(call.out, "out", target, problem), problem);
+    set_out(import_tensor_to_write(call.out, "out", target, problem), problem);
     return {};
   }
   std::optional<Allocation> out(

@@ -243,8 +243,8 @@ void set_stream(nb::handle stream, Target* target) {
 
 namespace {
 
-Tensor take_in(nb::handle object, const TensorType& type, const char* name, const Target& target,
-               bool to_write) {
+Tensor import_tensor(nb::handle object, const TensorType& type, const char* name,
+                     const Target& target, bool to_write) {
   if (type.numpy) {
     check_device(name, {}, target);
     return from_array_struct(object, name);
@@ -305,7 +305,7 @@ Tensor take_in(nb::handle object, const TensorType& type, const char* name, cons
 Tensor import_tensor(nb::handle object, const char* name, const Target& target, bool to_write) {
   const nb::object held = nb::borrow(object.type());  // an object may change its class meanwhile
   const TensorType& type = tensor_type(object, name);
-  Tensor tensor = take_in(object, type, name, target, to_write);
+  Tensor tensor = import_tensor(object, type, name, target, to_write);
   tensor.may_run_code = !type.plain || (type.torch && !type.api);
   return tensor;
 }

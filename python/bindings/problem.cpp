@@ -231,7 +231,7 @@ void read_qkv(const Tensor& q, const Tensor& k, const Tensor& v, bool varlen, Ke
 void read_qkv(const AttentionCall& call, const Target& target, Problem* problem) {
   const bool varlen = call.varlen();
   const Keys keys = keys_of(call);
-  const Tensor& q = take_in(call.q, "q", target, problem);
+  const Tensor& q = import_tensor(call.q, "q", target, problem);
   if (is_quantized_kv(call.k)) {
     if (keys != Keys::kAsQueries)
       unsupported("k is a QuantizedKV; accepted: a tensor, as keys in a cache are not quantised");
@@ -240,8 +240,8 @@ void read_qkv(const AttentionCall& call, const Target& target, Problem* problem)
     read_quantized_kv(call.k, call.v, varlen, target, problem);
     return size_results(q, varlen, dims, problem);
   }
-  const Tensor& k = take_in(call.k, "k", target, problem);
-  const Tensor& v = take_in(call.v, "v", target, problem);
+  const Tensor& k = import_tensor(call.k, "k", target, problem);
+  const Tensor& v = import_tensor(call.v, "v", target, problem);
   read_qkv(q, k, v, varlen, keys, problem);
 }
 
@@ -425,12 +425,13 @@ void read_descales(const Tensor& descale, std::int64_t batch_size, std::int64_t 
   view->data = descale.num_elements() > 0 ? static_cast<const float*>(descale.data) : kNone;
 }
 
-const Tensor& take_in(nb::handle object, const char* name, const Target& target, Problem* problem) {
+const Tensor& import_tensor(nb::handle object, const char* name, const Target& target,
+                            Problem* problem) {
   return problem->tensors[problem->num_tensors++] = import_tensor(object, name, target);
 }
 
-const Tensor& take_in_to_write(nb::handle object, const char* name, const Target& target,
-                               Problem* problem) {
+const Tensor& import_tensor_to_write(nb::handle object, const char* name, const Target& target,
+                                     Problem* problem) {
   if (target.type->deferred || tensor_type(object, name).deferred)
     unsupported(name, ": JAX arrays are immutable; accepted: None");
   Tensor& tensor = problem->tensors[problem->num_tensors++];
@@ -440,7 +441,7 @@ const Tensor& take_in_to_write(nb::handle object, const char* name, const Target
 }
 
 void read_workspace(nb::handle workspace, const Target& target, Problem* problem) {
-  const Tensor& memory = take_in_to_write(workspace, "workspace", target, problem);
+  const Tensor& memory = import_tensor_to_write(workspace, "workspace", target, problem);
   std::int64_t expected = 1;
   for (int i = memory.ndim - 1; i >= 0; --i) {
     if (memory.shape[i] > 1 && memory.strides[i] != expected) {
@@ -493,14 +494,15 @@ void read_tensors(const AttentionCall& call, const Target& target, Problem* prob
   check_lengths_given(call);
   // First the number of sequences, which nothing may change once sizes were checked by it.
   if (call.varlen())
-    read_cu_seqlens_q(take_in(call.cu_seqlens_q, "cu_seqlens_q", target, problem), problem);
+    read_cu_seqlens_q(import_tensor(call.cu_seqlens_q, "cu_seqlens_q", target, problem), problem);
   read_qkv(call, target, problem);
   if (call.softmax_scale.is_none()) p.softmax_scale = default_scale(p);
   if (call.varlen() && !call.is_paged())
-    read_cu_seqlens_k(take_in(call.cu_seqlens_k, "cu_seqlens_k", target, problem), problem);
+    read_cu_seqlens_k(import_tensor(call.cu_seqlens_k, "cu_seqlens_k", target, problem), problem);
   for_each_optional_tensor([&](std::size_t i, const char* name, const auto& read) {
     const nb::handle value = call.values[i];
-    if (value.is_valid() && !value.is_none()) read(take_in(value, name, target, problem), problem);
+    if (value.is_valid() && !value.is_none())
+      read(import_tensor(value, name, target, problem), problem);
   });
   check_descales_given(p);
   if (call.varlen() && is_quantized_kv(call.k)) check_key_lengths(call.k, p);

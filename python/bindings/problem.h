@@ -89,10 +89,11 @@ std::vector<GivenTensor> given_tensors(const AttentionCall& call);
 void read_tensors(const std::vector<Tensor>& tensors, Problem* problem);
 
 // Takes in a tensor of the caller's; the reference is good as long as the problem.
-const Tensor& take_in(nb::handle object, const char* name, const Target& target, Problem* problem);
+const Tensor& import_tensor(nb::handle object, const char* name, const Target& target,
+                            Problem* problem);
 // The same of one to write to; throws if it may not be written.
-const Tensor& take_in_to_write(nb::handle object, const char* name, const Target& target,
-                               Problem* problem);
+const Tensor& import_tensor_to_write(nb::handle object, const char* name, const Target& target,
+                                     Problem* problem);
 
 // Takes in the memory that a caller gives for a plan's workspace.
 void read_workspace(nb::handle workspace, const Target& target, Problem* problem);

@@ -81,7 +81,7 @@ void read_quantized_kv(nb::handle k, nb::handle v, bool varlen, const Target& ta
   if (varlen) sizes.cu_seqlens_k = kAny;
   const std::int64_t needed = quantized_kv_bytes(sizes);
   const nb::object buffer = attribute(k, interned("buffer"));
-  const Tensor& tensor = take_in(buffer, "buffer of k", target, problem);
+  const Tensor& tensor = import_tensor(buffer, "buffer of k", target, problem);
   problem->buffer = buffer;
   check_last_stride(tensor);
   const std::int64_t bytes = tensor.num_elements() * (tensor.dtype.bits / 8);
@@ -186,15 +186,15 @@ nb::object quantize_kv(nb::handle k, nb::handle v, nb::handle precision, nb::han
   const nb::object buffer = run_on(target, stream, [&](const Target& settled, Held* held) {
     Problem problem;
     problem.params.device = params.device = settled.device;
-    const Tensor& keys = take_in(k, "k", settled, &problem);
-    const Tensor& values = take_in(v, "v", settled, &problem);
+    const Tensor& keys = import_tensor(k, "k", settled, &problem);
+    const Tensor& values = import_tensor(v, "v", settled, &problem);
     read_keys(keys, values, parsed, varlen, &params);
     if (varlen) {
-      const Tensor& offsets = take_in(cu_seqlens_k, "cu_seqlens_k", settled, &problem);
+      const Tensor& offsets = import_tensor(cu_seqlens_k, "cu_seqlens_k", settled, &problem);
       params.cu_seqlens_k = int32s_of(offsets, -1, "(batch + 1,)");
       params.batch_size = offsets.shape[0] - 1;
       if (!seqused_k.is_none()) {
-        params.seqused_k = int32s_of(take_in(seqused_k, "seqused_k", settled, &problem),
+        params.seqused_k = int32s_of(import_tensor(seqused_k, "seqused_k", settled, &problem),
                                      params.batch_size, "(batch,)");
       }
     }

@@ -39,7 +39,7 @@ Problem planned_problem(const AttentionCall& call) {
     set_out(stand_in("out", kUnallocatedOut, problem.out, to_dlpack(problem.params.out.dtype)),
             &problem);
   } else {
-    set_out(take_in_to_write(call.out, "out", target, &problem), &problem);
+    set_out(import_tensor_to_write(call.out, "out", target, &problem), &problem);
   }
   if (problem.return_lse)
     set_lse(stand_in("lse", kUnallocatedLse, problem.lse, to_dlpack(DType::kFloat32)), &problem);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cuda/tile/launch_shape.h"
+#include "cuda/plan/launch_shape.h"
 
 namespace dlattn::scalar {
 
