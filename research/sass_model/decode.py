@@ -2,7 +2,7 @@
 
 Few queries over many keys: what counts is when the first byte comes, how many thread blocks read at
 the same time, and what is left to do behind the last byte. Thread blocks, and what each of them
-has to read, are those of plan.cpp and dealing.h, which the model compiles. They share DRAM evenly,
+has to read, are those of plan.cpp and work_partition.h, which the model compiles. They share DRAM evenly,
 and none reads faster than its long loop goes, or than the bytes that it has on their way allow.
 """
 
@@ -69,7 +69,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Plan:
-    """The partition that plan.cpp and dealing.h make for a call."""
+    """The partition that plan.cpp and work_partition.h make for a call."""
 
     variant: str
     block_n: int  # keys of a tile
@@ -149,7 +149,7 @@ def plans(calls: Sequence[tuple[Device, Call]]) -> list[Plan]:
             std::printf("%s %d %d %lld %lld %lld %lld %d %d %d\\n", plan.variant_name, plan.block_n,
                         plan.num_stages, (long long)plan.smem_bytes, (long long)plan.grid,
                         (long long)rows, (long long)((keys + plan.block_n - 1) / plan.block_n),
-                        decode::tiles_to_begin(plan.block_n), int(whole),
+                        decode::fixed_overhead_tiles(plan.block_n), int(whole),
                         whole ? 0 : decode::part_tiles_of(p, plan));
           } catch (const std::exception& error) {
             std::printf("refused: %s\\n", error.what());

@@ -51,7 +51,7 @@ def test_parts_of_one_size() -> None:
 
 
 def test_tiles_one_by_one() -> None:
-    """As units.cuh walks: each row block has `begin` units before its tiles."""
+    """As schedule.cuh walks: each row block has `begin` units before its tiles."""
     by_tiles = replace(PLAN, grid=3, row_blocks=2, row_tiles=10, begin=4, part_tiles=0)
     # 28 units, 10 a thread block: 4 + 6 | 4, 4 + 2 | 8.
     assert by_tiles.parts == [[6], [4, 2], [8]]

@@ -344,7 +344,7 @@ void packed_launches() {
   const auto launched = [&](const AttentionParams& p, const char* variant, auto check) {
     Options options = force("wmma");
     options.variant = variant;
-    wmma::as_launched(p, dlattn::plan(p, device, options), check);
+    wmma::with_folded_heads(p, dlattn::plan(p, device, options), check);
   };
   AttentionParams p = decode_problem(2, 64);
   p.num_heads_kv = 1, p.seqlen_q = 3, p.out.batch_stride *= 3;

@@ -381,8 +381,8 @@ class Tests {
 
   // Calls run() with the parameters of the kernel for a problem and its plan, as the family's
   // launcher does.
-  virtual void as_launched(const dlattn::AttentionParams& params, const dlattn::Plan& plan,
-                           const RunLaunch& run) const {
+  virtual void with_folded_heads(const dlattn::AttentionParams& params, const dlattn::Plan& plan,
+                                 const RunLaunch& run) const {
     run(params, dlattn::make_launch_shape(params, plan));
   }
 
@@ -399,10 +399,11 @@ class Tests {
                    static_cast<std::size_t>(plan.smem_bytes), schedule};
     start_early(&threads, tensors);
     if (plan.grid == 0) return;
-    as_launched(params, plan,
-                [&](const dlattn::AttentionParams& launched, const dlattn::LaunchShape& shape) {
-                  launch(threads, [&] { run_kernel(plan.head_dim_tile, launched, shape); });
-                });
+    with_folded_heads(
+        params, plan,
+        [&](const dlattn::AttentionParams& launched, const dlattn::LaunchShape& shape) {
+          launch(threads, [&] { run_kernel(plan.head_dim_tile, launched, shape); });
+        });
   }
 
   bool time_is_up() const {

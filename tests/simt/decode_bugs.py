@@ -204,34 +204,34 @@ DECODE_BUGS = (
     ),
     # How the work is dealt.
     _decode(
-        "two parts of a block in one place", "units.cuh", "(start < block * per_block ? 0 : 1)", "0"
+        "two parts of a block in one place", "schedule.cuh", "(start < block * per_block ? 0 : 1)", "0"
     ),
     _decode(
         "units shared out rounded down",
-        "units.cuh",
+        "schedule.cuh",
         "(total + num_blocks - 1) / num_blocks",
         "total / num_blocks",
     ),
-    _decode("a row block's later part as its first", "units.cuh", "(begins ? 1 : 0)", "1"),
-    _decode("parts taken for the whole", "units.cuh", "segment->count == blocks_.tiles", "true"),
+    _decode("a row block's later part as its first", "schedule.cuh", "(begins ? 1 : 0)", "1"),
+    _decode("parts taken for the whole", "schedule.cuh", "segment->count == blocks_.tiles", "true"),
     _decode(
         "the whole taken for a part",
-        "units.cuh",
+        "schedule.cuh",
         "segment->count == blocks_.tiles",
         "shape_.whole",
     ),
     _decode(
-        "units of the next block", "units.cuh", "min(units - unit, end_ - unit_)", "units - unit"
+        "units of the next block", "schedule.cuh", "min(units - unit, end_ - unit_)", "units - unit"
     ),
     _decode(
         "tiles from key 0 on",
-        "units.cuh",
+        "schedule.cuh",
         "begin = blocks_.first_tile + static_cast<int>(unit)",
         "begin = static_cast<int>(unit)",
     ),
     _decode(
         "a block that only begins a row block has it",
-        "units.cuh",
+        "schedule.cuh",
         "begins = begin <= blocks_.first_tile",
         "begins = begin < blocks_.first_tile",
     ),
@@ -243,62 +243,62 @@ DECODE_BUGS = (
     ),
     _decode(
         "parts end behind the row block",
-        "units.cuh",
+        "schedule.cuh",
         "min(end, blocks_.end()) - segment->tile",
         "end - segment->tile",
     ),
     _decode(
         "parts of a size from the first tile on",
-        "units.cuh",
+        "schedule.cuh",
         "first_tile - first_tile % shape.split_tiles : first_tile",
         "first_tile : first_tile",
     ),
     _decode(
         "the last part of a row block left out",
-        "units.cuh",
+        "schedule.cuh",
         "(end() - origin(shape) + each - 1) / each",
         "(end() - origin(shape)) / each",
     ),
     _decode(
         "what was decided not written",
-        "units.cuh",
+        "schedule.cuh",
         "static_cast<unsigned>(part_tiles_);",
         "0;",
     ),
-    _decode("starts where sequences end", "units.cuh", "before + sum - own;", "before + sum;"),
+    _decode("starts where sequences end", "schedule.cuh", "before + sum - own;", "before + sum;"),
     _decode(
         "starts of 32 sequences again",
-        "units.cuh",
+        "schedule.cuh",
         "before += __shfl_sync(tile::kFullMask, sum, 31);",
         ";",
     ),
     _decode(
         "end of the last sequence not written",
-        "units.cuh",
+        "schedule.cuh",
         "shape_.starts[sequences()] = before;",
         "",
     ),
     _decode(
         "sequence that ends where the unit begins",
-        "units.cuh",
+        "schedule.cuh",
         "before_ + sum > unit_",
         "before_ + sum >= unit_",
     ),
     _decode(
         "units of the sequence just done not counted",
-        "units.cuh",
+        "schedule.cuh",
         "if (last >= 0) before_ += units(blocks_);",
         "",
     ),
     _decode(
         "sequence just done searched again",
-        "units.cuh",
+        "schedule.cuh",
         "int base = last + 1;",
         "int base = max(last, 0);",
     ),
     _decode(
         "units of 32 sequences not counted",
-        "units.cuh",
+        "schedule.cuh",
         "if (sequence_ == last) before_ += all;",
         "",
     ),
@@ -395,13 +395,13 @@ DECODE_BUGS = (
     ),
     _decode(
         "tiles of the cluster's first block for all",
-        "units.cuh",
+        "schedule.cuh",
         "segment->tile += before;",
         ";",
     ),
     _decode(
         "last block of the cluster as many tiles as any",
-        "units.cuh",
+        "schedule.cuh",
         "min(each, all - before)",
         "each",
     ),
@@ -437,8 +437,8 @@ DECODE_BUGS = (
     _decode(
         "Q in the order of 16-bit keys",
         "byte_queries.cuh",
-        "= {words[0], words[2]};",
-        "= {words[0], words[1]};",
+        "= {row_max_words[0], words[2]};",
+        "= {row_max_words[0], row_max_words[1]};",
     ),
     _decode(
         "Q's power of two not taken back",

@@ -455,7 +455,7 @@ SEED_BUGS = (
     SeedBug(
         "what is set aside not taken back",
         GENERAL,
-        "take-aside",
+        "restore-flushed",
         "pair[i] += 0.0f * upper[i];",
         part="pair[i] += upper[i];",
     ),
@@ -464,7 +464,7 @@ SEED_BUGS = (
         GENERAL,
         "scale-down",
         "if (overflows(sums) && (",
-        part="if (overflows(sums) && (is_aside ||",
+        part="if (overflows(sums) && (is_flushed ||",
     ),
     SeedBug(
         "what is set aside not scaled",

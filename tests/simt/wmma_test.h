@@ -13,9 +13,9 @@ class WmmaTests : public Tests {
   using Tests::Tests;
 
  private:
-  void as_launched(const dlattn::AttentionParams& params, const dlattn::Plan& plan,
-                   const RunLaunch& run) const override {
-    dlattn::wmma::as_launched(params, plan, run);
+  void with_folded_heads(const dlattn::AttentionParams& params, const dlattn::Plan& plan,
+                         const RunLaunch& run) const override {
+    dlattn::wmma::with_folded_heads(params, plan, run);
   }
 
   // Bits may depend on whether heads are packed.

@@ -79,11 +79,11 @@ struct RaisedRowMax {
     if (!exceeded && from.is_nothing()) base = -INFINITY;
   }
 
-  // Whether it cannot be kept scaled. `faint`: scores may be so small that, scaled, kNothing does
-  // not tell them from -inf, as with a bias of the least finite value.
-  __device__ __forceinline__ bool needs_unscaled(float scale, bool faint,
+  // Whether it cannot be kept scaled. `may_hide_tiny_scores`: scores may be so small that, scaled,
+  // kNothing does not tell them from -inf, as with a bias of the least finite value.
+  __device__ __forceinline__ bool needs_unscaled(float scale, bool may_hide_tiny_scores,
                                                  float most = kMostScaled) const {
-    return base == -INFINITY ? faint : !(fabsf(base * scale) < most);
+    return base == -INFINITY ? may_hide_tiny_scores : !(fabsf(base * scale) < most);
   }
 
   __device__ __forceinline__ float word(float scale, bool unscaled) const {

@@ -8,7 +8,7 @@
 // see no key get their result here.
 
 #include "cuda/forward/decode/parts.cuh"
-#include "cuda/forward/decode/units.cuh"
+#include "cuda/forward/decode/schedule.cuh"
 #include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/smem.cuh"
 
@@ -39,9 +39,9 @@ struct PartsOfRow {
   __device__ __forceinline__ static PartsOfRow of(const AttentionParams& params,
                                                   const DecodeShape& shape,
                                                   const CombinedRow& row) {
-    constexpr int kBegin = tiles_to_begin(kBlockN);
+    constexpr int kBegin = fixed_overhead_tiles(kBlockN);
     PartsOfRow parts;
-    DealtUnits dealt(params, shape, row.sequence);
+    WrittenSchedule dealt(params, shape, row.sequence);
     const RowBlocks blocks = RowBlocks::of<kBlockM, kBlockN>(params, shape, row.sequence);
     if (row.query >= Lengths(params, row.sequence).seqlen_q) {
       parts.is_done = true;

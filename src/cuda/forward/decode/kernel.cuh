@@ -3,9 +3,9 @@
 // Attention of few queries over many keys: the keys are divided among all thread blocks of the
 // device.
 //
-// A thread block takes as many units as any other (units.cuh), segment by segment: kBlockM rows of
-// a KV head, those of all its query heads, with consecutive tiles of keys. In a tile each group of
-// warps has a slice of keys of its own, which it copies into its own ring of stages by cp.async
+// A thread block takes as many units as any other (schedule.cuh), segment by segment: kBlockM rows
+// of a KV head, those of all its query heads, with consecutive tiles of keys. In a tile each group
+// of warps has a slice of keys of its own, which it copies into its own ring of stages by cp.async
 // (Producer), and each of its warps 16 rows (Consumer). Groups share nothing until the segment's
 // end; then their parts of the output, left in the stages, are added up in the order of the groups.
 // A sum over all tiles of the row block is the result. Any other goes to the workspace in fp32, and
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(num_warps(shape_of(kHeadDim, kVariant, sizeof(
   // allow, what is known before is worked out before.
   constexpr bool kAhead = kHeadDim <= 128;
   if (!kAhead || !shape.uniform || params.cache_batch_idx) begin_access();
-  Units<block_m(kShape), block_n(kShape)> units(params, shape);
+  DecodeSchedule<block_m(kShape), block_n(kShape)> units(params, shape);
   Segment segment;
   if constexpr (kAhead) segment = units.next();
   for (;;) {

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "core/positions.h"
-#include "cuda/forward/decode/dealing.h"
 #include "cuda/forward/decode/traits.h"
+#include "cuda/forward/decode/work_partition.h"
 #include "cuda/plan/launch_shape.h"
 
 // Numbers that the host computes once per launch.
@@ -16,11 +16,11 @@ struct DecodeShape : LaunchShape {
   // Blocks, or clusters, have whole row blocks: nothing goes to the workspace, and nothing is left
   // to be added up.
   bool whole;
-  // How the tiles of keys of a row block are divided into units (units.cuh). Neither: a tile is
+  // How the tiles of keys of a row block are divided into units (schedule.cuh). Neither: a tile is
   // one.
   int split_tiles;   // not 0: a unit ends at each multiple of so many tiles from key 0
   int num_splits;    // not 0: a unit is one of so many parts of the row block
-  int part_tiles;    // uniform: what dealing.h decides
+  int part_tiles;    // uniform: what work_partition.h decides
   bool is_bfloat16;  // q and out, with 8-bit keys
   // All sequences have as many queries and keys, and the host knows how many.
   bool uniform;
@@ -55,8 +55,8 @@ inline int part_tiles_of(const AttentionParams& p, const Plan& plan) {
   const auto each = static_cast<unsigned>(std::max<std::int64_t>(tiles.end - tiles.begin, 0));
   const auto blocks = static_cast<unsigned>(num_row_blocks(p, plan.block_m));
   return part_tiles(static_cast<unsigned>(plan.grid),
-                    static_cast<unsigned>(tiles_to_begin(plan.block_n)), each > 0 ? blocks : 0,
-                    blocks * each, each);
+                    static_cast<unsigned>(fixed_overhead_tiles(plan.block_n)),
+                    each > 0 ? blocks : 0, blocks * each, each);
 }
 
 // Whether scores are modified between q.k and the softmax.

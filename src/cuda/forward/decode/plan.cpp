@@ -75,9 +75,9 @@ struct Choice {
 };
 
 // How a problem is dealt to the blocks of a shape, and what that takes.
-class Dealt {
+class WorkPartition {
  public:
-  Dealt(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile, int variant)
+  WorkPartition(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile, int variant)
       : variant_(variant),
         config_(tile_config(head_dim_tile, variant, key_bytes(p))),
         times_(times(p, head_dim_tile, variant)) {
@@ -111,10 +111,10 @@ class Dealt {
     busy_ns_ = std::max(reads / kL2Rate, products / (kBusy * cost::tensor_rate(device)));
   }
 
-  // Units as kernels count them, at most: tiles, and what it takes to begin (units.cuh).
+  // The units as kernels count them, at most: tiles, and what it takes to begin (schedule.cuh).
   double most_units() const {
     return static_cast<double>(row_blocks_) *
-           static_cast<double>(tiles_ + tiles_to_begin(config_.block_n));
+           static_cast<double>(tiles_ + fixed_overhead_tiles(config_.block_n));
   }
 
   // Keys are dealt evenly, to as many blocks as the device holds.
@@ -269,27 +269,27 @@ Division asked_division(const Options& options) {
 constexpr int kClusterSizes[] = {2, 4, 8};
 
 // Chooses the partition for one shape.
-Choice choose(const Dealt& dealt, const Options& options) {
+Choice choose(const WorkPartition& partition, const Options& options) {
   const Division asked = asked_division(options);
   const bool invariant = options.batch_invariant || asked.split_size > 0;
-  Choice choice = dealt.whole();
+  Choice choice = partition.whole();
   choice.division.split_size = asked.split_size;
   // A row block that is one part has the same bits either way.
-  const bool split = !asked.whole && dealt.parts_of(asked) > 1;
+  const bool split = !asked.whole && partition.parts_of(asked) > 1;
   if (split) {
-    choice = dealt.split(asked);
+    choice = partition.split(asked);
   } else if (invariant || options.num_splits > 0) {
     return choice;
   } else if (options.allow_workspace) {
-    const Choice parts = dealt.in_parts();
-    if (dealt.may_be_uneven() || parts.ns < choice.ns) choice = parts;
+    const Choice parts = partition.in_parts();
+    if (partition.may_be_uneven() || parts.ns < choice.ns) choice = parts;
   }
   if (invariant) return choice;
   for (const int size : kClusterSizes) {
-    const bool may_be =
-        split ? size == asked.num_splits && dealt.has_clusters(size) : dealt.may_be_clusters(size);
+    const bool may_be = split ? size == asked.num_splits && partition.has_clusters(size)
+                              : partition.may_be_clusters(size);
     if (!may_be) continue;
-    const Choice clusters = dealt.in_clusters(size);
+    const Choice clusters = partition.in_clusters(size);
     if (clusters.ns < choice.ns || (split && !options.allow_workspace)) choice = clusters;
   }
   return choice;
@@ -323,9 +323,9 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   for (int variant = 0; variant < kNumVariants; ++variant) {
     if (!has_variant(tile, variant) || (requested >= 0 && variant != requested)) continue;
     if (tile_config(tile, variant, key_bytes(p)).smem_bytes > device.max_smem_per_block) continue;
-    const Dealt dealt(p, device, tile, variant);
-    if (dealt.most_units() >= static_cast<double>(core::kMaxGrid)) continue;
-    const Choice choice = choose(dealt, options);
+    const WorkPartition partition(p, device, tile, variant);
+    if (partition.most_units() >= static_cast<double>(core::kMaxGrid)) continue;
+    const Choice choice = choose(partition, options);
     if (choice.ns < best.ns) best = choice;
   }
   if (best.variant < 0)

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/forward/decode/units.cuh"
+#include "cuda/forward/decode/schedule.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/tile/swizzle.cuh"
 

@@ -183,7 +183,7 @@ struct Consumer {
     if constexpr (kScoreMod == ScoreMod::kNone) {
       softmax.raise(acc_s, score_mod.scale, factors);
     } else {
-      softmax.raise_any(acc_s, score_mod.scale, score_mod.faint(), factors);
+      softmax.raise_any(acc_s, score_mod.scale, score_mod.may_hide_tiny_scores(), factors);
     }
     softmax.exponentiate_raised(acc_s, score_mod.scale, sums);
   }

@@ -55,8 +55,8 @@ bool accepts_tensors(const AttentionParams& p, Variant variant, std::string* why
   const TensorBoxes boxes = tensor_boxes(p, tile, variant);
   for (const cuda::TensorBox* box :
        {&boxes.q, &boxes.k, &boxes.v, &boxes.out, &boxes.bias, &boxes.mask}) {
-    const std::string misfit = cuda::tma_refusal(*box);
-    if (!misfit.empty()) return refuse(why, misfit);
+    const std::string tma_refusal = cuda::tma_refusal(*box);
+    if (!tma_refusal.empty()) return refuse(why, tma_refusal);
   }
   return true;
 }

@@ -40,8 +40,8 @@ struct RowParts {
       for (int e = 0; e < 4; ++e) x.x[e] = acc_o[4 * i + e];
       vector(thread.index, i) = x;
     }
-    vector(thread.index, kVectors) = {
-        {softmax.words[0], softmax.words[1], softmax.row_sum[0], softmax.row_sum[1]}};
+    vector(thread.index, kVectors) = {{softmax.row_max_words[0], softmax.row_max_words[1],
+                                       softmax.row_sum[0], softmax.row_sum[1]}};
     unscaled(thread.index) = softmax.unscaled() ? 1.0f : 0.0f;
   }
 
@@ -50,7 +50,7 @@ struct RowParts {
     const ThreadIndex thread;
     const Vector stats = vector(thread.index, kVectors);
     Softmax other;
-    other.words[0] = stats.x[0], other.words[1] = stats.x[1];
+    other.row_max_words[0] = stats.x[0], other.row_max_words[1] = stats.x[1];
     other.row_sum[0] = stats.x[2], other.row_sum[1] = stats.x[3];
     // seed: merge-mode
     other.set_mode(unscaled(thread.index) != 0.0f ? Softmax::kUnscaled : Softmax::kScaled);

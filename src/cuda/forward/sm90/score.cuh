@@ -72,7 +72,7 @@ struct LaneScoreMod {
         scale(slope != 0.0f ? tile::kLog2e : scale_before) {}
 
   // Whether scores may be so small that a scaled row max does not tell them from -inf.
-  __device__ __forceinline__ bool faint() const {
+  __device__ __forceinline__ bool may_hide_tiny_scores() const {
     return kScoreMod == ScoreMod::kBiasMask && params.bias_bytes != 0;
   }
   // Takes scores for larger ones than it has.
@@ -153,7 +153,8 @@ struct LaneScoreMod {
         return exponentiate_capped(acc_s, softmax, params.smaller_log2, sums);
       return exponentiate_capped(acc_s, softmax, params.small_log2, sums);
     }
-    const float negs[2] = {softmax.words[0] + shift[0], softmax.words[1] + shift[1]};
+    const float negs[2] = {softmax.row_max_words[0] + shift[0],
+                           softmax.row_max_words[1] + shift[1]};
     Softmax::exponentiate(acc_s, tile_scale, negs, sums);
     // seed: softcap-range
     if (beyond) sums[0] = INFINITY;
@@ -221,8 +222,8 @@ struct LaneScoreMod {
     std::uint32_t exponents = 0;
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
-      acc_s[i] = ptx::exp2(
-          fmaf(acc_s[i], tanh_ratio(acc_s[i], ratio, &exponents), softmax.words[i / 2 % 2]));
+      acc_s[i] = ptx::exp2(fmaf(acc_s[i], tanh_ratio(acc_s[i], ratio, &exponents),
+                                softmax.row_max_words[i / 2 % 2]));
       parts[i % 4] += acc_s[i];
     }
     sums[0] = parts[0] + parts[1];
@@ -243,7 +244,7 @@ struct LaneScoreMod<T, ScoreMod::kNone> {
                                           const float& scale, const NoBiasMask&)
       : scale(scale) {}
   __device__ __forceinline__ static void expect_larger(Softmax&) {}
-  __device__ __forceinline__ static bool faint() { return false; }
+  __device__ __forceinline__ static bool may_hide_tiny_scores() { return false; }
   template <int kScores>
   __device__ __forceinline__ void apply(float (&)[kScores], int) const {}
   template <int kScores>

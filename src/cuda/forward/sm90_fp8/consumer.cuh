@@ -32,7 +32,7 @@ constexpr int kExactKeys = 1024;
 // wgmma cuts off a part of what it adds up: of the product of a tile with a V that has a mean this
 // much, on average, which grows as the square of the tile's keys. It is given back, but for the
 // row's largest probability, of which nothing is lost: so a row of one key is exact.
-constexpr float cut_off(int block_n) {
+constexpr float rounding_bias(int block_n) {
   const float part = static_cast<float>(block_n) / 128.0f;
   return (0x1p-12f + 0x1p-14f) * part * part;
 }
@@ -92,7 +92,7 @@ struct Consumer {
   static constexpr TileShape kShape = tile_shape(kHeadDim);
   static constexpr int kBlockN = kShape.block_n;
   static constexpr bool kPipelined = kShape.pipelined;
-  static constexpr float kCutOff = cut_off(kBlockN);
+  static constexpr float kRoundingBias = rounding_bias(kBlockN);
   static constexpr int kExactTiles = (kExactKeys + kBlockN - 1) / kBlockN;
   using TileWalk = tile::wgmma::KeyWalk<block_m(kShape), kBlockN>;
   using Softmax = tile::wgmma::RangedSoftmax<ByteRange>;
@@ -303,7 +303,7 @@ struct Consumer {
       const float of_scores = factors.scores >= 0.0f ? 1.0f : factors.scores;
       const float largest = static_cast<float>(1 << ByteRange::kFirstExponent);
       const float others = fmaxf(1.0f - largest / tile::reduce_sum<4>(softmax.row_sum[h]), 0.0f);
-      const float given_back = fmaf(others, kCutOff, 1.0f);
+      const float given_back = fmaf(others, kRoundingBias, 1.0f);
       scales[h] = any ? row.scale * given_back * factors.v * of_scores : 0.0f;
       if (result.lse && thread.lane % 4 == 0 && i < walk.work.seqlen_q)
         result.lse[i] = (row.lse + shift) * (any ? of_scores : 1.0f);

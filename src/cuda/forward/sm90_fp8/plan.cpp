@@ -18,8 +18,8 @@ using core::refuse;
 bool accepts_tensors(const AttentionParams& p, int head_dim_tile, std::string* why) {
   const TensorBoxes boxes = tensor_boxes(p, head_dim_tile);
   for (const cuda::TensorBox* box : {&boxes.q, &boxes.k, &boxes.v}) {
-    const std::string misfit = cuda::tma_refusal(*box);
-    if (!misfit.empty()) return refuse(why, misfit);
+    const std::string tma_refusal = cuda::tma_refusal(*box);
+    if (!tma_refusal.empty()) return refuse(why, tma_refusal);
   }
   return true;
 }

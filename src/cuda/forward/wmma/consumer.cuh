@@ -19,7 +19,7 @@ struct Consumer {
   static constexpr SmemMap kMap = smem_map(kHeadDim, kVariant);
   static constexpr int kBlockM = block_m(kShape);
   static constexpr int kBlockN = kShape.block_n;
-  static constexpr bool kOverlaid = kShape.query_place == QueryPlace::kRegistersOverlaid;
+  static constexpr bool kOverlaid = kShape.query_location == QueryLocation::kRegistersOverlaid;
   // Under software pipelining no warp waits in the long loop for its stage to be free before it
   // must. Edge tiles are too few for warps to be apart, and their copies are waited for. In small
   // blocks of short rows the copies' instructions had better not delay the first products.

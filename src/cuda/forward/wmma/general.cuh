@@ -15,7 +15,7 @@
 // Unlike there, no consumer struct holds the steps: with one, the kernel took up to 5% longer on an
 // H200 at head_dim 64 and 128 (research/LOG.md).
 
-#include "cuda/forward/wmma/aside.cuh"
+#include "cuda/forward/wmma/accumulator_flush.cuh"
 #include "cuda/forward/wmma/copy.cuh"
 #include "cuda/forward/wmma/output.cuh"
 #include "cuda/forward/wmma/score.cuh"
@@ -58,8 +58,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   constexpr int kBlockN = kShape.block_n;
   constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(T));
   constexpr int kStage = kBlockN * kRowBytes;  // bytes
-  constexpr bool kQueryInRegisters = kShape.query_place != QueryPlace::kSmem;
-  constexpr bool kOverlaid = kShape.query_place == QueryPlace::kRegistersOverlaid;
+  constexpr bool kQueryInRegisters = kShape.query_location != QueryLocation::kSmem;
+  constexpr bool kOverlaid = kShape.query_location == QueryLocation::kRegistersOverlaid;
   constexpr bool kScarce = registers_are_scarce(kHeadDim);
   constexpr bool kFromSums = kShape.handover == Handover::kMbarrier;
   using LaneScoreMod = wmma::LaneScoreMod<T, kRowTiles, kBlockN, kNumThreads, kScarce>;
@@ -162,31 +162,32 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
   int stage = 0;  // in bytes
   int i = 0;      // how many tiles have been walked
   // Whether a tile's scores must be recomputed, and the row maxima raised to theirs first: the
-  // speculative max overflowed by more than fp32 holds, or at all while is_aside.
+  // speculative max overflowed by more than fp32 holds, or at all while is_flushed.
   bool lost = false;
-  // Whether the accumulators of rows of many keys are set aside (tile/aside.cuh). They are taken
-  // back before the row max is raised.
-  bool is_aside = false;
+  // Whether the accumulators of rows of many keys are set aside (tile/accumulator_flush.cuh). They
+  // are taken back before the row max is raised.
+  bool is_flushed = false;
 #pragma unroll 1
   for (int n = tiles.end - 1;;) {
     const bool done = n < tiles.begin;
     const int n0 = n * kBlockN;
     const bool edge = n >= tiles.full_end || n < tiles.full_begin;
     const bool raises = edge || lost || softmax.unscaled;
-    constexpr int kSpan = tile::span_tiles(kBlockN);
-    if (__builtin_expect(i >= kSpan, 0)) {
+    constexpr int kFlushTiles = tile::flush_tiles(kBlockN);
+    if (__builtin_expect(i >= kFlushTiles, 0)) {
       const tile::WorkTile same = recall_work();
       const int thread = static_cast<int>(ptx::reread_thread_index());
-      const Aside<T> aside{params, tile::ResultRows<T>(params, same),
-                           same.m_block * kBlockM + thread / 32 * kRowTiles * 16, thread % 32};
-      if (is_aside && (done || raises || i % kSpan == 0)) {
-        aside.take(acc_o);
-        is_aside = false;
+      const AccumulatorFlush<T> flush{params, tile::ResultRows<T>(params, same),
+                                      same.m_block * kBlockM + thread / 32 * kRowTiles * 16,
+                                      thread % 32};
+      if (is_flushed && (done || raises || i % kFlushTiles == 0)) {
+        flush.restore(acc_o);
+        is_flushed = false;
       }
       const bool pairs = shape.store_bytes >= 4 && head_dim_v % 2 == 0;  // as the plan asks
-      if (!is_aside && !done && !raises && pairs) {
-        aside.set(acc_o);
-        is_aside = true;
+      if (!is_flushed && !done && !raises && pairs) {
+        flush.store(acc_o);
+        is_flushed = true;
       }
     }
     if (done) break;
@@ -224,10 +225,12 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
       make_scores();
       mask_scores();
       if (raises) {
-        softmax.template raise_maxima<0, kBlockN>(acc_s, scale_log2, score_mod.faint(), acc_o);
+        softmax.template raise_maxima<0, kBlockN>(acc_s, scale_log2,
+                                                  score_mod.may_hide_tiny_scores(), acc_o);
         softmax.raised_probabilities(acc_s, scale_log2);
       }
-      lost = !raises && !softmax.template speculate<0, kBlockN>(acc_s, scale_log2, acc_o, is_aside);
+      lost =
+          !raises && !softmax.template speculate<0, kBlockN>(acc_s, scale_log2, acc_o, is_flushed);
       // seed: lost-scores
       if (lost) continue;  // the same tile again
       copy_next_tile();
@@ -239,7 +242,7 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
       if (!lost) copy_next_tile();
       make_scores();
       // seed: would-raise
-      lost = is_aside && softmax.would_raise(acc_s, scale_log2, score_mod.faint());
+      lost = is_flushed && softmax.would_raise(acc_s, scale_log2, score_mod.may_hide_tiny_scores());
       if (lost) continue;  // the same tile again
       if (n > tiles.begin) copy_bias_mask(n - 1);
       mask_scores();
@@ -247,8 +250,8 @@ __global__ void __launch_bounds__(tile_shape(kHeadDim, kGeneral).num_warps * 32,
       const auto slice = [&](auto index) {
         constexpr int kFirst = decltype(index)::value * kSliceKeys;
         std::uint32_t rP[kRowTiles][kSliceKeys / 16][4];
-        softmax.template first_probabilities<T, kFirst, kSliceKeys>(acc_s, scale_log2,
-                                                                    score_mod.faint(), rP, acc_o);
+        softmax.template first_probabilities<T, kFirst, kSliceKeys>(
+            acc_s, scale_log2, score_mod.may_hide_tiny_scores(), rP, acc_o);
         tile::mma::multiply_pv<T, kHeadDim, kFirst, kSliceKeys>(acc_o, rP, lane_v + stage);
       };
       for_each_slice(slice, std::make_integer_sequence<int, kShape.slices>{});

@@ -68,7 +68,7 @@ void launch_planned(const AttentionParams& params, const LaunchShape& shape, con
 
 template <DType dtype, int kTile>
 void launch(const AttentionParams& params, const Plan& plan, const dlattn::Launch&, void* stream) {
-  as_launched(params, plan, [&](const AttentionParams& launched, const LaunchShape& shape) {
+  with_folded_heads(params, plan, [&](const AttentionParams& launched, const LaunchShape& shape) {
     launch_planned<dtype, kTile>(launched, shape, plan, stream);
   });
 }

@@ -64,7 +64,7 @@ inline AttentionParams folded_heads(const AttentionParams& p) {
 
 // Calls launch(params, shape) with the parameters of the kernel for a problem and its plan.
 template <typename Launch>
-void as_launched(const AttentionParams& p, const Plan& plan, Launch launch) {
+void with_folded_heads(const AttentionParams& p, const Plan& plan, Launch launch) {
   if (plan.packed_heads == 1 || packs_heads(plan.variant)) {
     launch(p, make_launch_shape(p, plan, plan.packed_heads));
   } else {

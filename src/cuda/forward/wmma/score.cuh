@@ -146,7 +146,9 @@ struct LaneScoreMod {
   }
 
   // Whether scores may be so small that a scaled row max does not tell them from -inf.
-  __device__ __forceinline__ bool faint() const { return params.bias.data != nullptr; }
+  __device__ __forceinline__ bool may_hide_tiny_scores() const {
+    return params.bias.data != nullptr;
+  }
 
   // The factor that makes scores base 2 after apply().
   __device__ __forceinline__ float scale_log2() const {

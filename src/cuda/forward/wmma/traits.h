@@ -7,7 +7,7 @@ namespace dlattn::wmma {
 
 // Where a warp reads its rows of Q: from shared memory for every tile, or from registers, loaded
 // once; then K and V may be laid over Q's shared memory.
-enum class QueryPlace { kSmem, kRegisters, kRegistersOverlaid };
+enum class QueryLocation { kSmem, kRegisters, kRegistersOverlaid };
 
 // How warps hand the stages of K and V over to each other (stages.cuh). kMbarrierIfSlow: by
 // mbarriers where tensor cores are slow, else by the block's barrier; that is decided when the
@@ -37,38 +37,39 @@ struct TileShape {
   int block_n;    // keys per tile
   int slices;     // in which a tile's probabilities are made and multiplied with V
   int edge_keys;  // keys of a slice of an edge tile; fewer take fewer registers
-  QueryPlace query_place;
+  QueryLocation query_location;
   int blocks_per_sm;  // for which registers must leave room
   Handover handover = Handover::kBlockBarrier;
   int stages = 2;  // tiles of K and V in shared memory
 };
 
 constexpr TileShape wide_shape(int head_dim_tile, Handover handover) {
-  if (head_dim_tile <= 64) return {4, 2, 64, 1, 32, QueryPlace::kRegisters, 2, handover};
-  if (head_dim_tile <= 128) return {4, 2, 64, 4, 32, QueryPlace::kSmem, 2, handover};
-  return {8, 1, 32, 2, 16, QueryPlace::kRegistersOverlaid, 1, handover};
+  if (head_dim_tile <= 64) return {4, 2, 64, 1, 32, QueryLocation::kRegisters, 2, handover};
+  if (head_dim_tile <= 128) return {4, 2, 64, 4, 32, QueryLocation::kSmem, 2, handover};
+  return {8, 1, 32, 2, 16, QueryLocation::kRegistersOverlaid, 1, handover};
 }
 
 constexpr TileShape narrow_shape(int head_dim_tile) {
   constexpr Handover kSlow = Handover::kMbarrierIfSlow;
-  if (head_dim_tile <= 64) return {4, 1, 64, 2, 32, QueryPlace::kRegistersOverlaid, 3, kSlow};
-  if (head_dim_tile <= 128) return {4, 1, 32, 2, 32, QueryPlace::kRegistersOverlaid, 3, kSlow};
-  return {4, 1, 32, 2, 16, QueryPlace::kRegistersOverlaid, 2};
+  if (head_dim_tile <= 64) return {4, 1, 64, 2, 32, QueryLocation::kRegistersOverlaid, 3, kSlow};
+  if (head_dim_tile <= 128) return {4, 1, 32, 2, 32, QueryLocation::kRegistersOverlaid, 3, kSlow};
+  return {4, 1, 32, 2, 16, QueryLocation::kRegistersOverlaid, 2};
 }
 
 // One block has all warps of an SM. Copies by TMA take hardly any of the warps' time, so a second
 // block need not fill it, and one block reads each tile once where two would read it twice.
 constexpr TileShape persistent_shape(int head_dim_tile) {
-  if (head_dim_tile <= 64) return {8, 2, 64, 1, 32, QueryPlace::kRegisters, 1, Handover::kTma, 8};
-  if (head_dim_tile <= 128) return {8, 2, 64, 4, 32, QueryPlace::kSmem, 1, Handover::kTma, 4};
-  return {8, 1, 32, 1, 16, QueryPlace::kRegisters, 1, Handover::kTma, 4};
+  if (head_dim_tile <= 64)
+    return {8, 2, 64, 1, 32, QueryLocation::kRegisters, 1, Handover::kTma, 8};
+  if (head_dim_tile <= 128) return {8, 2, 64, 4, 32, QueryLocation::kSmem, 1, Handover::kTma, 4};
+  return {8, 1, 32, 1, 16, QueryLocation::kRegisters, 1, Handover::kTma, 4};
 }
 
 constexpr TileShape general_shape(int head_dim_tile) {
-  if (head_dim_tile <= 64) return {4, 2, 64, 2, 32, QueryPlace::kRegistersOverlaid, 2};
-  if (head_dim_tile <= 96) return {4, 2, 32, 1, 32, QueryPlace::kRegistersOverlaid, 2};
-  if (head_dim_tile <= 128) return {4, 2, 32, 1, 32, QueryPlace::kSmem, 2};
-  return {8, 1, 32, 1, 32, QueryPlace::kRegistersOverlaid, 1, Handover::kMbarrier};
+  if (head_dim_tile <= 64) return {4, 2, 64, 2, 32, QueryLocation::kRegistersOverlaid, 2};
+  if (head_dim_tile <= 96) return {4, 2, 32, 1, 32, QueryLocation::kRegistersOverlaid, 2};
+  if (head_dim_tile <= 128) return {4, 2, 32, 1, 32, QueryLocation::kSmem, 2};
+  return {8, 1, 32, 1, 32, QueryLocation::kRegistersOverlaid, 1, Handover::kMbarrier};
 }
 
 constexpr TileShape tile_shape(int head_dim_tile, int variant) {
@@ -138,7 +139,7 @@ constexpr SmemMap smem_map(int head_dim_tile, int variant) {
   const int k_bytes = shape.stages * shape.block_n * head_dim_tile * kElementBytes;
   SmemMap map{};
   map.q = 0;
-  map.k = shape.query_place == QueryPlace::kRegistersOverlaid ? 0 : q_bytes;
+  map.k = shape.query_location == QueryLocation::kRegistersOverlaid ? 0 : q_bytes;
   map.v = map.k + k_bytes;
   map.mbarriers = map.v + k_bytes > q_bytes ? map.v + k_bytes : q_bytes;
   map.total = map.mbarriers;

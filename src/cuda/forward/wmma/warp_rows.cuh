@@ -25,7 +25,7 @@ struct WarpRows {
   static constexpr int kRows = kRowTiles * 16;
   static constexpr int kBytes = kRows * kHeadDim * static_cast<int>(sizeof(T));  // Q's
   static constexpr int kBlockN = kShape.block_n;
-  static constexpr bool kInRegisters = kShape.query_place != QueryPlace::kSmem;
+  static constexpr bool kInRegisters = kShape.query_location != QueryLocation::kSmem;
   // Rows of a box of Q, and of one of K or V (tile::SwizzledRows).
   static constexpr int kQueryBox = uses_tma(kHeadDim, kVariant) ? kRows : 0;
   static constexpr int kKeyBox = uses_tma(kHeadDim, kVariant) ? kBlockN : 0;

@@ -116,8 +116,8 @@ struct Consumer {
     stages().wait_full(i);
     if constexpr (!kCopyLate) copy_next();
     const ptx::SmemAddress at = smem() + stage(i);
-    rows.attend(*this, scores, mask, at + lane_place_k<kHeadDim>(lane_idx),
-                at + kMap.v + Rows::lane_place_v(lane_idx), lane_idx);
+    rows.attend(*this, scores, mask, at + lane_offset_k<kHeadDim>(lane_idx),
+                at + kMap.v + Rows::lane_offset_v(lane_idx), lane_idx);
     mask.shift += kBlockN;
     mask.seqlen_k += kBlockN;
     stages().release(i, lane_idx);

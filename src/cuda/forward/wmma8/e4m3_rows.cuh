@@ -22,8 +22,8 @@ struct E4m3Rows {
 
   static constexpr bool kQueryInRegisters = kShape.query_in_registers;
 
-  __device__ __forceinline__ static int lane_place_v(int lane) {
-    return wmma8::lane_place_v<kHeadDim>(lane);
+  __device__ __forceinline__ static int lane_offset_v(int lane) {
+    return wmma8::lane_offset_v<kHeadDim>(lane);
   }
 
   std::uint32_t rQ[kHeadDim / 32][kRowTiles][4];  // if kQueryInRegisters
@@ -83,7 +83,7 @@ struct E4m3Rows {
   // Where the warp's rows of the block's begin for this lane's ldmatrix.
   __device__ __forceinline__ static ptx::SmemAddress lane_q(ptx::SmemAddress sQ) {
     return sQ + static_cast<int>(threadIdx.x) / 32 * kBytes +
-           lane_place_q<kHeadDim>(threadIdx.x % 32);
+           lane_offset_q<kHeadDim>(threadIdx.x % 32);
   }
 };
 

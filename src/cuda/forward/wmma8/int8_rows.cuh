@@ -23,8 +23,8 @@ struct Int8Rows {
   static_assert(largest_value(Precision::kInt8Fp8) * (1 << kInt8Shift) * kBlockN <= 65504.0f,
                 "sums of a tile fit fp16");
 
-  __device__ __forceinline__ static int lane_place_v(int lane) {
-    return kHalfValues ? lane_place_half_v<kHeadDim>(lane) : wmma8::lane_place_v<kHeadDim>(lane);
+  __device__ __forceinline__ static int lane_offset_v(int lane) {
+    return kHalfValues ? lane_offset_half_v<kHeadDim>(lane) : wmma8::lane_offset_v<kHeadDim>(lane);
   }
 
   std::uint32_t rQ[kHeadDim / 32][kRowTiles][4];

@@ -19,16 +19,16 @@ namespace dlattn::wmma8 {
 // The address that a lane gives ldmatrix, relative to a tile, for 32 columns from 0 on. Of Q, 16
 // rows down first; of K, 16 keys across first, so that the registers of one product are neighbours.
 template <int kHeadDim>
-__device__ __forceinline__ int lane_place_q(int lane) {
+__device__ __forceinline__ int lane_offset_q(int lane) {
   return ByteRows<kHeadDim>::offset(lane % 16, lane / 16);
 }
 template <int kHeadDim>
-__device__ __forceinline__ int lane_place_k(int lane) {
+__device__ __forceinline__ int lane_offset_k(int lane) {
   return ByteRows<kHeadDim>::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 // The same for 32 keys and 16 columns of V.
 template <int kHeadDim>
-__device__ __forceinline__ int lane_place_v(int lane) {
+__device__ __forceinline__ int lane_offset_v(int lane) {
   return ByteRows<kHeadDim>::offset(lane, 0);
 }
 
@@ -161,7 +161,7 @@ __device__ __forceinline__ void multiply_pv(float (&acc_o)[kRowTiles][kHeadDim /
 // The same of P and V in fp16, V's columns in the order of value_place(): so a lane has the same
 // columns of the sums.
 template <int kHeadDim>
-__device__ __forceinline__ int lane_place_half_v(int lane) {
+__device__ __forceinline__ int lane_offset_half_v(int lane) {
   return ByteRows<2 * kHeadDim>::offset(lane % 16, lane / 16);
 }
 template <int kHeadDim, int kKeys, int kRowTiles, typename Promote>

@@ -28,16 +28,16 @@ using Accumulators = float[kRowTiles][kColumns / 8][4];
 // ones; `scale` makes them base 2.
 template <int kRowTiles>
 struct SpeculativeSoftmax {
-  float words[kRowTiles][2];    // the row maxima, each the word of a tile::RowMax
-  float row_sum[kRowTiles][2];  // this lane's part
-  bool unscaled = false;        // whether the warp's words are row maxima in the scores' units
+  float row_max_words[kRowTiles][2];  // the row maxima, each the word of a tile::RowMax
+  float row_sum[kRowTiles][2];        // this lane's part
+  bool unscaled = false;  // whether the warp's words are row maxima in the scores' units
 
   __device__ __forceinline__ SpeculativeSoftmax() {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        words[m][h] = tile::kNothing;
+        row_max_words[m][h] = tile::kNothing;
         row_sum[m][h] = 0.0f;
       }
     }
@@ -45,17 +45,18 @@ struct SpeculativeSoftmax {
 
   // Turns the scores of keys kFirst .. kFirst + kKeys - 1 of the tile into probabilities, in place,
   // and adds them to the sums. All row maxima must be scaled. Returns false where the speculative
-  // max of one of the warp's rows overflowed by more than fp32 holds, or at all if `is_aside`
-  // (tile/aside.cuh). Then neither sums nor row maxima have changed, but these keys' scores are
-  // lost: they must be recomputed, and the row maxima raised to theirs. All lanes call it.
+  // max of one of the warp's rows overflowed by more than fp32 holds, or at all if `is_flushed`
+  // (tile/accumulator_flush.cuh). Then neither sums nor row maxima have changed, but these keys'
+  // scores are lost: they must be recomputed, and the row maxima raised to theirs. All lanes call
+  // it.
   template <int kFirst, int kKeys, int kGroups, int kOutGroups>
   __device__ __forceinline__ bool speculate(float (&acc_s)[kRowTiles][kGroups][4], float scale,
                                             float (&acc_o)[kRowTiles][kOutGroups][4],
-                                            bool is_aside = false) {
+                                            bool is_flushed = false) {
     float sums[kRowTiles][2];
     exponentiate<kFirst, kKeys>(acc_s, scale, sums);
     // seed: scale-down
-    if (overflows(sums) && (is_aside || !scale_down<kFirst, kKeys>(acc_s, sums, acc_o)))
+    if (overflows(sums) && (is_flushed || !scale_down<kFirst, kKeys>(acc_s, sums, acc_o)))
       return false;
     add(sums);
     return true;
@@ -63,13 +64,14 @@ struct SpeculativeSoftmax {
 
   // The same for keys whose scores are likely to exceed the row max: raises the row maxima, of
   // either kind, first. Packs the probabilities as operands of products with V.
-  // `faint`: scores may be so small that a scaled row max does not tell them from -inf.
+  // `may_hide_tiny_scores`: scores may be so small that a scaled row max does not tell them from
+  // -inf.
   template <typename T, int kFirst, int kKeys, int kGroups, int kOutGroups>
   __device__ __forceinline__ void first_probabilities(float (&acc_s)[kRowTiles][kGroups][4],
-                                                      float scale, bool faint,
+                                                      float scale, bool may_hide_tiny_scores,
                                                       std::uint32_t (&rP)[kRowTiles][kKeys / 16][4],
                                                       float (&acc_o)[kRowTiles][kOutGroups][4]) {
-    raise_maxima<kFirst, kKeys>(acc_s, scale, faint, acc_o);
+    raise_maxima<kFirst, kKeys>(acc_s, scale, may_hide_tiny_scores, acc_o);
     safe_probabilities<T, kFirst, kKeys>(acc_s, scale, rP);
   }
 
@@ -84,28 +86,28 @@ struct SpeculativeSoftmax {
 
   // Raises a scaled row max that a score exceeds by more than kSlack to the maximum of the row's
   // scores. Where one of the warp's is or becomes unscaled, raises all, and leaves the scores
-  // relative to them. `faint` as above. All lanes call it.
+  // relative to them. `may_hide_tiny_scores` as above. All lanes call it.
   template <int kFirst, int kKeys, int kGroups, int kOutGroups>
   __device__ __forceinline__ void raise_maxima(float (&acc_s)[kRowTiles][kGroups][4], float scale,
-                                               bool faint,
+                                               bool may_hide_tiny_scores,
                                                float (&acc_o)[kRowTiles][kOutGroups][4]) {
-    const Excess excess = excess_of<kFirst, kKeys>(acc_s, scale, faint);
+    const Excess excess = excess_of<kFirst, kKeys>(acc_s, scale, may_hide_tiny_scores);
     const bool any_beyond = __any_sync(tile::kFullMask, excess.beyond_scaled);
     if (!__any_sync(tile::kFullMask, excess.needs_raise)) return;
     const RowValues maxima = row_maxima<kFirst, kKeys>(acc_s);
     if (__builtin_expect(any_beyond, 0))
-      return raise_any<kFirst, kKeys>(acc_s, maxima, scale, faint, acc_o);
+      return raise_any<kFirst, kKeys>(acc_s, maxima, scale, may_hide_tiny_scores, acc_o);
     // A NaN score is no maximum, but its probability is NaN, so that it reaches sum and output.
     const auto raised = [&](int m, int h) {
-      return exceeds(m, h, maxima.of[m][h], scale) ? -maxima.of[m][h] * scale : words[m][h];
+      return exceeds(m, h, maxima.of[m][h], scale) ? -maxima.of[m][h] * scale : row_max_words[m][h];
     };
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float old = words[m][h];
-        words[m][h] = raised(m, h);
-        scale_row(m, h, ptx::exp2(words[m][h] - old), acc_o);
+        const float old = row_max_words[m][h];
+        row_max_words[m][h] = raised(m, h);
+        scale_row(m, h, ptx::exp2(row_max_words[m][h] - old), acc_o);
       }
     }
   }
@@ -114,8 +116,9 @@ struct SpeculativeSoftmax {
   // it.
   template <int kGroups>
   __device__ __forceinline__ bool would_raise(const float (&acc_s)[kRowTiles][kGroups][4],
-                                              float scale, bool faint) const {
-    return __any_sync(tile::kFullMask, excess_of<0, kGroups * 8>(acc_s, scale, faint).needs_raise);
+                                              float scale, bool may_hide_tiny_scores) const {
+    return __any_sync(tile::kFullMask,
+                      excess_of<0, kGroups * 8>(acc_s, scale, may_hide_tiny_scores).needs_raise);
   }
 
   // raise_maxima() before anything has been accumulated. All lanes call it.
@@ -128,7 +131,7 @@ struct SpeculativeSoftmax {
   // Warps that share rows merge their parts by scaled row maxima: returns the row's, rounded, and
   // the sum of its four lanes relative to it. All lanes call it.
   __device__ __forceinline__ tile::OnlineSoftmax scaled_row(int m, int h, float scale) const {
-    const float row_max = unscaled ? words[m][h] * scale : -words[m][h];
+    const float row_max = unscaled ? row_max_words[m][h] * scale : -row_max_words[m][h];
     const float sum = tile::reduce_sum<4>(row_sum[m][h]) * scaled_part(m, h, scale);
     return {row_max == -tile::kNothing ? -INFINITY : row_max, sum};
   }
@@ -183,7 +186,7 @@ struct SpeculativeSoftmax {
   // A row's result after its last tile. All lanes call it.
   __device__ __forceinline__ tile::RowResult finalize(int m, int h, float scale,
                                                       const float* sink) const {
-    return tile::finalize(tile::RowMax(words[m][h], unscaled), scale,
+    return tile::finalize(tile::RowMax(row_max_words[m][h], unscaled), scale,
                           tile::reduce_sum<4>(row_sum[m][h]), sink);
   }
 
@@ -192,7 +195,7 @@ struct SpeculativeSoftmax {
 
   // Whether a score exceeds the row's scaled max by so much that it is raised.
   __device__ __forceinline__ bool exceeds(int m, int h, float score, float scale) const {
-    return score * scale > kSlack - words[m][h];
+    return score * scale > kSlack - row_max_words[m][h];
   }
 
   // Conditions that hold for at least one of this lane's scores.
@@ -202,14 +205,14 @@ struct SpeculativeSoftmax {
   };
   template <int kFirst, int kKeys, int kGroups>
   __device__ __forceinline__ Excess excess_of(const float (&acc_s)[kRowTiles][kGroups][4],
-                                              float scale, bool faint) const {
+                                              float scale, bool may_hide_tiny_scores) const {
     Excess excess{unscaled, unscaled};
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float lane = lane_max<kFirst, kKeys>(acc_s[m], h);
-        const bool nothing = faint && words[m][h] == tile::kNothing;
+        const bool nothing = may_hide_tiny_scores && row_max_words[m][h] == tile::kNothing;
         excess.needs_raise |= exceeds(m, h, lane, scale) || nothing;
         excess.beyond_scaled |=
             (!(fabsf(lane * scale) < tile::kMostScaled) && lane != -INFINITY) || nothing;
@@ -259,7 +262,7 @@ struct SpeculativeSoftmax {
   template <int kFirst, int kKeys, int kGroups>
   __device__ __forceinline__ void exponentiate(float (&acc_s)[kRowTiles][kGroups][4], float scale,
                                                float (&sums)[kRowTiles][2]) const {
-    exponentiate<kFirst, kKeys>(acc_s, scale, words, sums);
+    exponentiate<kFirst, kKeys>(acc_s, scale, row_max_words, sums);
   }
 
   // The same after raise_maxima(), for row maxima of either kind. Without a branch it may overlap
@@ -272,7 +275,7 @@ struct SpeculativeSoftmax {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) negs[m][h] = unscaled ? 0.0f : words[m][h];
+      for (int h = 0; h < 2; ++h) negs[m][h] = unscaled ? 0.0f : row_max_words[m][h];
     }
     exponentiate<kFirst, kKeys>(acc_s, scale, negs, sums);
   }
@@ -298,7 +301,7 @@ struct SpeculativeSoftmax {
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        lost |= sums[m][h] > tile::kLargest || !tile::can_raise(words[m][h]);
+        lost |= sums[m][h] > tile::kLargest || !tile::can_raise(row_max_words[m][h]);
     }
     if (__any_sync(tile::kFullMask, lost)) return false;
 #pragma unroll
@@ -306,9 +309,9 @@ struct SpeculativeSoftmax {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int shift = tile::raise_by(tile::reduce_sum<4>(sums[m][h]));
-        const float old = words[m][h];
-        words[m][h] = old - static_cast<float>(shift);
-        const float factor = ptx::exp2(words[m][h] - old);
+        const float old = row_max_words[m][h];
+        row_max_words[m][h] = old - static_cast<float>(shift);
+        const float factor = ptx::exp2(row_max_words[m][h] - old);
         scale_row(m, h, factor, acc_o);
         sums[m][h] *= factor;
 #pragma unroll
@@ -325,10 +328,10 @@ struct SpeculativeSoftmax {
   // 2^26 on, where that is a factor beyond 2^4, the rounding is not taken back: it is the same in
   // all warps that share the row.
   __device__ __forceinline__ float scaled_part(int m, int h, float scale) const {
-    const float row_max = words[m][h] * scale;
+    const float row_max = row_max_words[m][h] * scale;
     constexpr float kMostRounded = 0x1p26f;
     if (!unscaled || !(fabsf(row_max) < kMostRounded)) return 1.0f;
-    return ptx::exp2(fmaf(words[m][h], scale, -row_max));
+    return ptx::exp2(fmaf(row_max_words[m][h], scale, -row_max));
   }
 
   // One number for each row.
@@ -351,18 +354,20 @@ struct SpeculativeSoftmax {
   // raise_maxima() for scores of any size and row maxima of either kind.
   template <int kFirst, int kKeys, int kGroups, int kOutGroups>
   __device__ __forceinline__ void raise_any(float (&acc_s)[kRowTiles][kGroups][4],
-                                            const RowValues& maxima, float scale, bool faint,
+                                            const RowValues& maxima, float scale,
+                                            bool may_hide_tiny_scores,
                                             float (&acc_o)[kRowTiles][kOutGroups][4]) {
     const bool were_unscaled = unscaled;
     const auto raised = [&](int m, int h) {
-      return tile::RaisedRowMax(tile::RowMax(words[m][h], were_unscaled), maxima.of[m][h], scale,
-                                were_unscaled ? 0.0f : kSlack);
+      return tile::RaisedRowMax(tile::RowMax(row_max_words[m][h], were_unscaled), maxima.of[m][h],
+                                scale, were_unscaled ? 0.0f : kSlack);
     };
     bool needs_unscaled = false;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) needs_unscaled |= raised(m, h).needs_unscaled(scale, faint);
+      for (int h = 0; h < 2; ++h)
+        needs_unscaled |= raised(m, h).needs_unscaled(scale, may_hide_tiny_scores);
     }
     unscaled = __any_sync(tile::kFullMask, needs_unscaled);
 #pragma unroll
@@ -378,7 +383,8 @@ struct SpeculativeSoftmax {
       for (int j = kFirst / 8; j < (kFirst + kKeys) / 8; ++j) {
         // A row that has seen nothing has base -inf and scores of -inf: -inf - -inf is NaN.
 #pragma unroll
-        for (int e = 0; e < 4; ++e) acc_s[m][j][e] -= fmaxf(words[m][e / 2], -tile::kNothing);
+        for (int e = 0; e < 4; ++e)
+          acc_s[m][j][e] -= fmaxf(row_max_words[m][e / 2], -tile::kNothing);
       }
     }
   }
@@ -387,8 +393,8 @@ struct SpeculativeSoftmax {
   template <int kOutGroups>
   __device__ __forceinline__ void take_max(int m, int h, float word, bool was_unscaled, float scale,
                                            float (&acc_o)[kRowTiles][kOutGroups][4]) {
-    const tile::RowMax from(words[m][h], was_unscaled);
-    words[m][h] = word;
+    const tile::RowMax from(row_max_words[m][h], was_unscaled);
+    row_max_words[m][h] = word;
     scale_row(m, h, tile::change_of_row_max(from, tile::RowMax(word, unscaled), scale), acc_o);
   }
 

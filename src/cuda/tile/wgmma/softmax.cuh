@@ -18,8 +18,8 @@ namespace dlattn::tile::wgmma {
 // kFirstExponent, kSumExponent, kMostScaled and kToPower.
 template <typename Range>
 struct RangedSoftmax {
-  float words[2] = {tile::kNothing, tile::kNothing};  // the row maxima, each a tile::RowMax
-  float row_sum[2] = {0.0f, 0.0f};                    // this lane's part
+  float row_max_words[2] = {tile::kNothing, tile::kNothing};  // the row maxima, each a tile::RowMax
+  float row_sum[2] = {0.0f, 0.0f};                            // this lane's part
   // The mode of the warp. In one word: registers are scarce.
   enum Mode {
     kScaled,
@@ -41,7 +41,7 @@ struct RangedSoftmax {
   __device__ __forceinline__ void change_units(float ratio) {
     if (!unscaled()) return;
 #pragma unroll
-    for (float& word : words) word *= ratio;
+    for (float& word : row_max_words) word *= ratio;
   }
 
   // Whether the next tile's maxima are computed first.
@@ -55,16 +55,16 @@ struct RangedSoftmax {
   __device__ __forceinline__ void raise(float (&acc_s)[kScores], float scale, float (&factors)[2]) {
     const float maxima[2] = {row_max(acc_s, 0), row_max(acc_s, 1)};
     // A row that sees nothing, or NaN alone, keeps what it has.
-    const float next[2] = {fminf(words[0], word_of(maxima[0], scale)),
-                           fminf(words[1], word_of(maxima[1], scale))};
+    const float next[2] = {fminf(row_max_words[0], word_of(maxima[0], scale)),
+                           fminf(row_max_words[1], word_of(maxima[1], scale))};
     const bool beyond = unscaled() || is_beyond_scaled(next[0]) || is_beyond_scaled(next[1]);
     if (__builtin_expect(__any_sync(tile::kFullMask, beyond), 0))
       return raise_any(acc_s, maxima, scale, false, factors);
     set_mode(kScaled);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      factors[h] = ptx::exp2(next[h] - words[h]);
-      words[h] = next[h];
+      factors[h] = ptx::exp2(next[h] - row_max_words[h]);
+      row_max_words[h] = next[h];
       row_sum[h] *= factors[h];
     }
   }
@@ -78,14 +78,14 @@ struct RangedSoftmax {
     bool beyond = false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      words[h] = fminf(tile::kNothing, word_of(row_max(acc_s, h), scale));
-      beyond |= is_beyond_scaled(words[h]);
+      row_max_words[h] = fminf(tile::kNothing, word_of(row_max(acc_s, h), scale));
+      beyond |= is_beyond_scaled(row_max_words[h]);
     }
 #pragma unroll
     for (int i = 0; i < kScores; ++i) probabilities[i] = acc_s[i];
-    exponentiate(probabilities, scale, words, sums);
+    exponentiate(probabilities, scale, row_max_words, sums);
     if (__any_sync(tile::kFullMask, beyond)) {
-      words[0] = words[1] = tile::kNothing;
+      row_max_words[0] = row_max_words[1] = tile::kNothing;
       float factors[2];
       raise_any(acc_s, scale, false, factors);
       exponentiate_raised(acc_s, scale, sums);
@@ -105,12 +105,12 @@ struct RangedSoftmax {
     if (overflowed && !unscaled()) set_mode(kOverflowed);
   }
 
-  // The same for scores of any size and row maxima of either kind. `faint`: of
+  // The same for scores of any size and row maxima of either kind. `may_hide_tiny_scores`: of
   // tile::RaisedRowMax.
   template <int kScores>
-  __device__ __forceinline__ void raise_any(float (&acc_s)[kScores], float scale, bool faint,
-                                            float (&factors)[2]) {
-    raise_any(acc_s, {row_max(acc_s, 0), row_max(acc_s, 1)}, scale, faint, factors);
+  __device__ __forceinline__ void raise_any(float (&acc_s)[kScores], float scale,
+                                            bool may_hide_tiny_scores, float (&factors)[2]) {
+    raise_any(acc_s, {row_max(acc_s, 0), row_max(acc_s, 1)}, scale, may_hide_tiny_scores, factors);
   }
 
   // Scores to probabilities, in place, and their sums, relative to scaled row maxima.
@@ -130,14 +130,15 @@ struct RangedSoftmax {
   template <int kScores>
   __device__ __forceinline__ void exponentiate(float (&acc_s)[kScores], float scale,
                                                float (&sums)[2]) const {
-    exponentiate(acc_s, scale, words, sums);
+    exponentiate(acc_s, scale, row_max_words, sums);
   }
 
   // The same after raise(), whatever the row maxima are.
   template <int kScores>
   __device__ __forceinline__ void exponentiate_raised(float (&acc_s)[kScores], float scale,
                                                       float (&sums)[2]) const {
-    const float negs[2] = {unscaled() ? 0.0f : words[0], unscaled() ? 0.0f : words[1]};
+    const float negs[2] = {unscaled() ? 0.0f : row_max_words[0],
+                           unscaled() ? 0.0f : row_max_words[1]};
     exponentiate(acc_s, scale, negs, sums);
   }
 
@@ -157,19 +158,19 @@ struct RangedSoftmax {
     const float row_sums[2] = {tile::reduce_sum<4>(sums[0]), tile::reduce_sum<4>(sums[1])};
     const auto lost = [&](int h) {
       // seed: may-scale
-      return row_sums[h] > tile::kLargest || !tile::can_raise(words[h], Range::kMostScaled);
+      return row_sums[h] > tile::kLargest || !tile::can_raise(row_max_words[h], Range::kMostScaled);
     };
     if (__any_sync(tile::kFullMask, lost(0) || lost(1))) return false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float old = words[h];
+      const float old = row_max_words[h];
       const int raised = tile::raise_by(row_sums[h], Range::kSumExponent);
-      words[h] = old - static_cast<float>(raised);
+      row_max_words[h] = old - static_cast<float>(raised);
       if constexpr (Range::kToPower) {
         const float exponent = ptx::log2(row_max(probabilities, h));
-        if (raised > 0) words[h] -= exponent - floorf(exponent);
+        if (raised > 0) row_max_words[h] -= exponent - floorf(exponent);
       }
-      factors[h] = ptx::exp2(words[h] - old);
+      factors[h] = ptx::exp2(row_max_words[h] - old);
       row_sum[h] *= factors[h];
       // seed: scale-sum
       sums[h] *= factors[h];
@@ -191,8 +192,9 @@ struct RangedSoftmax {
     const bool either_unscaled = unscaled() || other.unscaled();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const tile::RowMax own(words[h], unscaled()), others(other.words[h], other.unscaled());
-      float word = fminf(words[h], other.words[h]);
+      const tile::RowMax own(row_max_words[h], unscaled()),
+          others(other.row_max_words[h], other.unscaled());
+      float word = fminf(row_max_words[h], other.row_max_words[h]);
       if (either_unscaled) {
         const tile::RaisedRowMax theirs(others, -INFINITY, scale);
         word = tile::RaisedRowMax(own, theirs.base, scale).word(scale, true);
@@ -200,7 +202,7 @@ struct RangedSoftmax {
       const tile::RowMax both(word, either_unscaled);
       factors[h] = tile::change_of_row_max(own, both, scale);
       other_factors[h] = tile::change_of_row_max(others, both, scale);
-      words[h] = word;
+      row_max_words[h] = word;
       // seed: merge-sums
       row_sum[h] = row_sum[h] * factors[h] + other.row_sum[h] * other_factors[h];
     }
@@ -210,7 +212,7 @@ struct RangedSoftmax {
   // A row's result, of all its scores. All lanes call it.
   __device__ __forceinline__ tile::RowResult finalize(int h, float scale, const float* sink,
                                                       float shift = 0.0f) const {
-    return tile::finalize(tile::RowMax(words[h], unscaled()), scale,
+    return tile::finalize(tile::RowMax(row_max_words[h], unscaled()), scale,
                           tile::reduce_sum<4>(row_sum[h]), sink, shift);
   }
 
@@ -238,24 +240,27 @@ struct RangedSoftmax {
 
   template <int kScores>
   __device__ __forceinline__ void raise_any(float (&acc_s)[kScores], const float (&maxima)[2],
-                                            float scale, bool faint, float (&factors)[2]) {
-    const tile::RaisedRowMax raised[2] = {{tile::RowMax(words[0], unscaled()), maxima[0], scale},
-                                          {tile::RowMax(words[1], unscaled()), maxima[1], scale}};
+                                            float scale, bool may_hide_tiny_scores,
+                                            float (&factors)[2]) {
+    const tile::RaisedRowMax raised[2] = {
+        {tile::RowMax(row_max_words[0], unscaled()), maxima[0], scale},
+        {tile::RowMax(row_max_words[1], unscaled()), maxima[1], scale}};
     constexpr float kMost = Range::kMostScaled;
-    const bool unscaled =
-        __any_sync(tile::kFullMask, raised[0].needs_unscaled(scale, faint, kMost) ||
-                                        raised[1].needs_unscaled(scale, faint, kMost));
+    const bool unscaled = __any_sync(
+        tile::kFullMask, raised[0].needs_unscaled(scale, may_hide_tiny_scores, kMost) ||
+                             raised[1].needs_unscaled(scale, may_hide_tiny_scores, kMost));
     set_mode(unscaled ? kUnscaled : kScaled);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      words[h] = raised[h].word(scale, unscaled);
-      factors[h] = tile::change_of_row_max(raised[h].from, tile::RowMax(words[h], unscaled), scale);
+      row_max_words[h] = raised[h].word(scale, unscaled);
+      factors[h] =
+          tile::change_of_row_max(raised[h].from, tile::RowMax(row_max_words[h], unscaled), scale);
       row_sum[h] *= factors[h];
     }
     if (!unscaled) return;
     // All scores of a row that has seen nothing are -inf.
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) acc_s[i] -= fmaxf(words[i / 2 % 2], -tile::kNothing);
+    for (int i = 0; i < kScores; ++i) acc_s[i] -= fmaxf(row_max_words[i / 2 % 2], -tile::kNothing);
   }
 };
 

@@ -7,7 +7,7 @@
 namespace dlattn::decode {
 
 // The tiles' time that it takes to begin a row block, some 256 keys'.
-constexpr int tiles_to_begin(int block_n) {
+constexpr int fixed_overhead_tiles(int block_n) {
   return 256 / block_n;
 }
 

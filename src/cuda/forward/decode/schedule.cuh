@@ -12,7 +12,7 @@
 //                       whose blocks have as many tiles of it each;
 //   a part of one       where the keys are split as the caller asks (split_tiles, num_splits), or
 //                       where lengths are so much alike that parts of one size, a thread block
-//                       each, end soonest (dealing.h): each unit leaves a part of its own;
+//                       each, end soonest (work_partition.h): each unit leaves a part of its own;
 //   a tile              else: thread blocks end together whatever the lengths are. Before its tiles
 //                       a row block has units for what it takes to begin one.
 namespace dlattn::decode {
@@ -102,15 +102,15 @@ __device__ __forceinline__ unsigned per_block(unsigned total, unsigned num_block
 }
 
 // How units were dealt, when the kernel that walks the keys is done.
-struct DealtUnits {
+struct WrittenSchedule {
   int part_tiles = 0;
   unsigned total = 0;     // of all sequences
   unsigned before = 0;    // of those before one
   unsigned of_block = 0;  // of each of its row blocks
 
   // Reads what the kernel has written, which takes its time: to be called early.
-  __device__ __forceinline__ DealtUnits(const AttentionParams& p, const DecodeShape& shape,
-                                        int sequence)
+  __device__ __forceinline__ WrittenSchedule(const AttentionParams& p, const DecodeShape& shape,
+                                             int sequence)
       : part_tiles(shape.part_tiles) {
     if (shape.uniform) return;
     part_tiles = static_cast<int>(shape.starts[p.batch_size + 1]);
@@ -129,14 +129,15 @@ struct DealtUnits {
 
 // The walk through a thread block's units. All lanes of all warps do the same.
 template <int kBlockM, int kBlockN>
-class Units {
+class DecodeSchedule {
  public:
-  static constexpr int kBegin = tiles_to_begin(kBlockN);  // units of a row block before its tiles
+  static constexpr int kBegin =
+      fixed_overhead_tiles(kBlockN);  // units of a row block before its tiles
   // Whether an only sequence is found without a search. Not where registers are scarce, as they are
   // where tiles have so few keys.
   static constexpr bool kFindsOnly = kBlockN > 32;
 
-  __device__ __forceinline__ Units(const AttentionParams& p, const DecodeShape& shape)
+  __device__ __forceinline__ DecodeSchedule(const AttentionParams& p, const DecodeShape& shape)
       : p_(p), shape_(shape), lane_(threadIdx.x % 32) {
     unsigned total = 0;
     if (shape.uniform) {

@@ -1,26 +1,26 @@
 #pragma once
 
-#include "cuda/tile/aside.cuh"
+#include "cuda/tile/accumulator_flush.cuh"
 #include "cuda/tile/seqlen.cuh"
 
 namespace dlattn::wmma {
 
 // Sets the accumulators of a warp's rows aside in the rows of out, or takes them back from there
-// (tile/aside.cuh). `first_row`: the warp's first row, counted from the head's first.
+// (tile/accumulator_flush.cuh). `first_row`: the warp's first row, counted from the head's first.
 template <typename T>
-struct Aside {
+struct AccumulatorFlush {
   const AttentionParams& params;
   const tile::ResultRows<T> result;
   const int first_row;
   const int lane;
 
   template <int kRowTiles, int kGroups>
-  __device__ __forceinline__ void set(float (&acc_o)[kRowTiles][kGroups][4]) const {
-    move(acc_o, [](float* pair, T* out) { tile::set_aside(pair, out); });
+  __device__ __forceinline__ void store(float (&acc_o)[kRowTiles][kGroups][4]) const {
+    move(acc_o, [](float* pair, T* out) { tile::flush(pair, out); });
   }
   template <int kRowTiles, int kGroups>
-  __device__ __forceinline__ void take(float (&acc_o)[kRowTiles][kGroups][4]) const {
-    move(acc_o, [](float* pair, const T* out) { tile::take_back(pair, out); });
+  __device__ __forceinline__ void restore(float (&acc_o)[kRowTiles][kGroups][4]) const {
+    move(acc_o, [](float* pair, const T* out) { tile::restore(pair, out); });
     __syncwarp();  // other lanes may store results there
   }
 

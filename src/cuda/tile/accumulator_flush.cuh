@@ -7,7 +7,7 @@
 #include "cuda/tile/accumulation_limits.h"
 
 // Accumulators of rows that have more keys than one accumulator should add up
-// (accumulation_limits.h). After kSpanKeys keys a lane sets the upper 16 bits of each accumulator
+// (accumulation_limits.h). After kFlushKeys keys a lane sets the upper 16 bits of each accumulator
 // aside, in the row of out, which nobody reads before the results are stored. The rest, less than
 // 2^-7 of the accumulator, stays, and the next keys are added to it. The upper halves are taken
 // back before the row max is raised, and at the end. Nothing is lost: an accumulator minus its
@@ -23,7 +23,7 @@ __device__ __forceinline__ void unpack_upper(std::uint32_t word, float (&x)[2]) 
 // Stores the upper halves of two accumulators, whatever T is, over two elements of `out`, which are
 // aligned to 4 bytes, and leaves the rest in the accumulators.
 template <typename T>
-__device__ __forceinline__ void set_aside(float* pair, T* out) {
+__device__ __forceinline__ void flush(float* pair, T* out) {
   static_assert(sizeof(T) == 2);
   std::uint32_t bits[2];
   memcpy(bits, pair, sizeof bits);
@@ -37,11 +37,11 @@ __device__ __forceinline__ void set_aside(float* pair, T* out) {
 }
 
 template <typename T>
-__device__ __forceinline__ void take_back(float* pair, const T* out) {
+__device__ __forceinline__ void restore(float* pair, const T* out) {
   static_assert(sizeof(T) == 2);
   float upper[2];
   unpack_upper(*reinterpret_cast<const std::uint32_t*>(out), upper);
-  // seed: take-aside
+  // seed: restore-flushed
   for (int i = 0; i < 2; ++i) pair[i] += upper[i];
 }
 
