@@ -28,7 +28,7 @@ BINDINGS = "Python module"
 
 
 def part_of(source: str, families: Iterable[str]) -> str:
-    """What a source file belongs to: a family ("forward/decode") or a part of the host code."""
+    """The family ("forward/decode") or the part of the host code that a source file belongs to."""
     if "/generated/" in source:
         name = Path(source).stem
         fitting = [f for f in families if f"{name}_".startswith(f"{f.replace('/', '_')}_")]

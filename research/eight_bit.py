@@ -54,7 +54,7 @@ SAMPLED = 64  # keys whose mean is subtracted where not all are averaged
 
 
 def tile_of_float8(dim: int) -> int:
-    """Keys of a tile of the library's precision fp8, which share a scale (core/quantized.h)."""
+    """Keys of a tile of precision fp8, which share a scale (core/problem/quantized.h)."""
     return 96 if dim <= 64 else 128
 
 
@@ -99,7 +99,7 @@ def signs(dim: int) -> Array:
 
 
 def rotation(dim: int) -> Array:
-    """The library's (core/rounding.h): a sign for each column, then the Hadamard transform."""
+    """A sign for each column, then the Hadamard transform, as core/problem/rounding.h has them."""
     x = np.arange(dim, dtype=np.uint64) * 0x9E3779B9 & 0xFFFFFFFF
     x = (x ^ x >> np.uint64(15)) * np.uint64(0x85EBCA6B) & np.uint64(0xFFFFFFFF)
     return np.where(x >> np.uint64(31), -1.0, 1.0)[:, None] * hadamard(dim)
@@ -210,7 +210,7 @@ def float8_of_blocks(v: Array, keys: int = TILE) -> tuple[Array, float]:
 
 
 def _small_float8_of_blocks(v: Array) -> tuple[Array, Array]:
-    """The library's: so small that 64 of them times 64 fit a sum in float16 (core/quantized.h)."""
+    """So small that 64 of them times 64 fit a sum in float16, as in core/problem/quantized.h."""
     scale = power_of_two(v, TILE, 15.0)
     return e4m3(v / scale), scale
 

@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "append_problem.h"
-#include "core/names_of_caches.h"
+#include "core/validate/names_of_caches.h"
 #include "errors.h"
 #include "gil.h"
 

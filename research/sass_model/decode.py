@@ -2,8 +2,9 @@
 
 Few queries over many keys: what counts is when the first byte comes, how many thread blocks read at
 the same time, and what is left to do behind the last byte. Thread blocks, and what each of them
-has to read, are those of plan.cpp and work_partition.h, which the model compiles. They share DRAM evenly,
-and none reads faster than its long loop goes, or than the bytes that it has on their way allow.
+has to read, are those of plan.cpp and work_partition.h, which the model compiles. They share DRAM
+evenly, and none reads faster than its long loop goes, or than the bytes that it has on their way
+allow.
 """
 
 from __future__ import annotations

@@ -45,10 +45,7 @@ _DTYPES = {
 _INT8 = 2
 # No plan takes these on Ada: one has no loop, TMA brings the tiles of the other.
 NOT_MODELLED = ("single_pass", "persistent")
-_CORE = (
-    *("types", "code", "overlap", "call_memory", "checks", "operations/tensors", "validate"),
-    *("varlen", "cache", "family", "plan"),
-)
+_CORE = ("operations", "plan", "validate")  # folders
 _REGISTERS_PER_SM = 65536
 RESERVED_SMEM = 1024  # bytes per block that CUDA takes for itself
 
@@ -177,7 +174,7 @@ def tile_shapes(family: str = "wmma") -> dict[tuple[int, str], Shape]:
     if not tiles:
         raise ValueError(f"instances.cmake has none of {family}")
     text = f"""
-        #include "core/quantized.h"
+        #include "core/problem/quantized.h"
         #include "cuda/forward/{family}/traits.h"
         #include <cstdio>
         #include <initializer_list>
@@ -223,7 +220,7 @@ def run_planner(
     calls: Sequence[tuple[Device, Sequence[int]]],
     problem: str,
     show: str,
-    header: str = "core/plan.h",
+    header: str = "core/plan/plan.h",
 ) -> list[str]:
     """Compiles a host program with the plans of all families, and returns the lines that it prints.
 
@@ -232,7 +229,7 @@ def run_planner(
         parameters: Names of ints, which `calls` has the values of beside each device.
         problem: C++ that describes AttentionParams `p` by them.
         show: C++ that prints the line of a call, of `p`, DeviceInfo `d` and `options`.
-        header: What `show` needs beside core/plan.h.
+        header: What `show` needs beside core/plan/plan.h.
     """
     cases = [
         f"show({device.arch[3:-1]}, {device.arch[-1]}, {device.num_sms}, {device.smem_per_sm}, "
@@ -241,7 +238,7 @@ def run_planner(
     ]
     ints = ", ".join(f"int {name}" for name in parameters.split(", "))
     text = f"""
-        #include "core/plan.h"
+        #include "core/plan/plan.h"
         #include "{header}"
         #include <cstdio>
         using namespace dlattn;
@@ -278,7 +275,8 @@ def run_planner(
             f"DLATTN_FAMILY(kForward, {family}, {family})\n" for family in families
         ),
     }
-    sources = [ROOT / f"src/core/{name}.cpp" for name in _CORE]
+    sources = [ROOT / "src/core/types.cpp"]
+    sources += [x for name in _CORE for x in sorted((ROOT / "src/core" / name).glob("*.cpp"))]
     sources += sorted((ROOT / "src/cuda/plan").glob("*.cpp"))
     sources += [ROOT / f"src/cuda/forward/{family}/plan.cpp" for family in families]
     sources.append(Path(__file__).with_name("plan_only.cpp"))

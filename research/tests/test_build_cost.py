@@ -17,8 +17,8 @@ LOG = f"""\
 4.00 0.00 nvcc -x cu -c /tmp/b/generated/forward_wmma_smem.cu -o b.o
 2.00 0.25 nvcc -x cu -c /tmp/b/generated/forward_wmma8.cu -o c.o
 1.00 0.50 nvcc -x cu -c /tmp/b/generated/merge_row_per_warp.cu -o d.o
-3.00 0.25 g++ -o e.o -c {ROOT}/src/core/plan.cpp
-1.00 0.00 g++ -o f.o -c {ROOT}/src/core/merge.cpp
+3.00 0.25 g++ -o e.o -c {ROOT}/src/core/plan/plan.cpp
+1.00 0.00 g++ -o f.o -c {ROOT}/src/core/calls/merge.cpp
 0.75 0.00 g++ -o g.o -c {ROOT}/src/cuda/forward/wmma/plan.cpp
 6.00 1.00 g++ -o h.o -c /usr/lib/nanobind/src/nb_combined.cpp
 Command exited with non-zero status 1

@@ -57,7 +57,7 @@ def test_schemes_compute_attention(scheme: eight_bit.Scheme) -> None:
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_librarys_rotation(head_dim: int) -> None:
-    """It is orthogonal, leaves no column alone, and has the signs of core/rounding.h."""
+    """It is orthogonal, leaves no column alone, and has the signs of core/problem/rounding.h."""
     r = eight_bit.rotation(head_dim)
     np.testing.assert_allclose(r @ r.T, np.eye(head_dim), atol=1e-12)
     np.testing.assert_allclose(np.abs(r), 1 / math.sqrt(head_dim))

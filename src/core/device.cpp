@@ -3,10 +3,10 @@
 #include <sstream>
 
 #include "core/backend.h"
-#include "core/checks.h"
-#include "core/family.h"
-#include "core/plan.h"
-#include "core/published.h"
+#include "core/plan/family.h"
+#include "core/plan/plan.h"
+#include "core/util/published.h"
+#include "core/validate/checks.h"
 
 namespace dlattn {
 namespace {

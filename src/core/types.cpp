@@ -1,6 +1,6 @@
 #include "dlattn/types.h"
 
-#include "core/operations.h"
+#include "core/operations/operations.h"
 
 namespace dlattn {
 

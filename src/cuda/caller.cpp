@@ -6,7 +6,7 @@
 #include <string>
 
 #include "core/backend.h"
-#include "core/published.h"
+#include "core/util/published.h"
 #include "cuda/device_guard.h"
 #include "cuda/driver.h"
 

@@ -5,8 +5,8 @@
 #include <memory>
 
 #include "core/backend.h"
-#include "core/code.h"
-#include "core/published.h"
+#include "core/plan/code.h"
+#include "core/util/published.h"
 
 namespace dlattn::cuda {
 namespace {

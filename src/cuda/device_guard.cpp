@@ -6,7 +6,7 @@
 #include <atomic>
 #include <string>
 
-#include "core/published.h"
+#include "core/util/published.h"
 #include "cuda/driver.h"
 #include "dlattn/types.h"
 

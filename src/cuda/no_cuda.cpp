@@ -1,6 +1,6 @@
 // The CUDA backend of a build without nvcc: same symbols, nothing behind them.
 #include "core/backend.h"
-#include "core/operation.h"
+#include "core/operations/operation.h"
 
 namespace dlattn::cuda {
 

@@ -2,7 +2,7 @@
 #include <type_traits>
 
 #include "core/backend.h"
-#include "core/operation.h"
+#include "core/operations/operation.h"
 
 // Declared once for each instance, which does no harm.
 #define DLATTN_INSTANCE(operation, family, space, dtype, tile)                         \

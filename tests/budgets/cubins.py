@@ -43,7 +43,7 @@ _ENUMS = {
     "int8": "kInt8",
 }
 _PARAMS = dict(  # of each operation
-    re.findall(r"X\(k\w+, (\w+), (\w+)\)", (ROOT / "src/core/operations.h").read_text())
+    re.findall(r"X\(k\w+, (\w+), (\w+)\)", (ROOT / "src/core/operations/operations.h").read_text())
 )
 # Operations of one family, whose kernels take any head dims, in these dtypes.
 _ANY_DIMS = {"merge": "row_per_warp", "append": "token_rows"}

@@ -11,7 +11,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MARKS = {".py": "#", ".pyi": "#", ".cmake": "#", ".txt": "#", ".sh": "#"}
 MARKS |= dict.fromkeys((".h", ".c", ".cpp", ".cu", ".cuh", ".rs", ".in"), "//")
-FOLDERS = ("src", "python", "tests", "tools", "research", "benchmarks", "examples", "_build", "cmake")
+FOLDERS = (
+    "src",
+    "python",
+    "tests",
+    "tools",
+    "research",
+    "benchmarks",
+    "examples",
+    "_build",
+    "cmake",
+)
 NOTES = [p for p in ROOT.glob("*.md") if p.name != "CHANGELOG.md"]
 NOTES += [p for f in (*FOLDERS, "docs") for p in (ROOT / f).rglob("*.md")]
 LONGEST_LINE = 120

@@ -9,8 +9,8 @@
 
 #include "check.h"
 #include "core/backend.h"
-#include "core/plan.h"
-#include "core/validate.h"
+#include "core/plan/plan.h"
+#include "core/validate/validate.h"
 #include "devices.h"
 #include "dlattn/attention.h"
 

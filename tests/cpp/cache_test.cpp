@@ -1,13 +1,13 @@
 // Every message of core/cache, and of what else is checked of keys in a cache.
-#include "core/cache.h"
+#include "core/validate/cache.h"
 
 #include <vector>
 
 #include "check.h"
-#include "core/choose.h"
-#include "core/plan.h"
-#include "core/tensor_sizes.h"
-#include "core/validate.h"
+#include "core/plan/choose.h"
+#include "core/plan/plan.h"
+#include "core/problem/tensor_sizes.h"
+#include "core/validate/validate.h"
 #include "dlattn/attention.h"
 
 using namespace dlattn;

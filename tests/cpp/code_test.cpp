@@ -1,5 +1,5 @@
 // Which code of a build runs on which GPU, and what is said where none does.
-#include "core/code.h"
+#include "core/plan/code.h"
 
 #include <string>
 

@@ -7,7 +7,7 @@
 
 #include "check.h"
 #include "core/backend.h"
-#include "core/plan.h"
+#include "core/plan/plan.h"
 #include "problem.h"
 
 using namespace dlattn;

@@ -6,7 +6,7 @@
 
 #include "check.h"
 #include "core/backend.h"
-#include "core/plan.h"
+#include "core/plan/plan.h"
 #include "cpu/convert.h"
 #include "problem.h"
 

@@ -5,7 +5,7 @@
 
 #include "check.h"
 #include "core/backend.h"
-#include "core/plan.h"
+#include "core/plan/plan.h"
 #include "devices.h"
 
 namespace {

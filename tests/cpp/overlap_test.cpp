@@ -1,11 +1,11 @@
 // Which outputs share memory with an input: judged by core/overlap, and by looking at every byte.
-#include "core/overlap.h"
+#include "core/validate/overlap.h"
 
 #include <random>
 #include <vector>
 
 #include "check.h"
-#include "core/validate.h"
+#include "core/validate/validate.h"
 
 using namespace dlattn;
 using core::Region;

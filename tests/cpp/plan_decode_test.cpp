@@ -3,7 +3,7 @@
 #include <string>
 
 #include "check.h"
-#include "core/plan.h"
+#include "core/plan/plan.h"
 #include "cuda/forward/decode/traits.h"
 #include "plan_problems.h"
 

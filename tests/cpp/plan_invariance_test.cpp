@@ -6,7 +6,7 @@
 #include <string>
 
 #include "check.h"
-#include "core/plan.h"
+#include "core/plan/plan.h"
 #include "random_problem.h"
 
 using namespace dlattn;

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "check.h"
-#include "core/plan.h"
+#include "core/plan/plan.h"
 #include "cuda/forward/sm90_fp8/traits.h"
 #include "plan_problems.h"
 

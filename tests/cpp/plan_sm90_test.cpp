@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "check.h"
-#include "core/plan.h"
+#include "core/plan/plan.h"
 #include "cuda/forward/sm90/traits.h"
 #include "plan_problems.h"
 

@@ -1,6 +1,6 @@
 // Plans for made-up GPUs, and the registry's tiles. Needs no GPU and no CUDA. wmma and sm90 have
 // tests of their own: plan_wmma_test.cpp, plan_sm90_test.cpp.
-#include "core/plan.h"
+#include "core/plan/plan.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -9,7 +9,7 @@
 
 #include "check.h"
 #include "core/backend.h"
-#include "core/family.h"
+#include "core/plan/family.h"
 #include "cuda/forward/scalar/traits.h"
 #include "cuda/forward/wmma/traits.h"
 #include "cuda/forward/wmma_qk/traits.h"

@@ -2,7 +2,7 @@
 #include <string>
 
 #include "check.h"
-#include "core/plan.h"
+#include "core/plan/plan.h"
 #include "cuda/forward/wmma8/traits.h"
 #include "plan_problems.h"
 

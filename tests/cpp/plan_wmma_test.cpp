@@ -2,7 +2,7 @@
 #include <string>
 
 #include "check.h"
-#include "core/plan.h"
+#include "core/plan/plan.h"
 #include "cuda/forward/wmma/boxes.h"
 #include "cuda/forward/wmma/packing.h"
 #include "cuda/forward/wmma/traits.h"

@@ -1,6 +1,6 @@
-// Positions and what they let queries see (core/positions.h), against forward.h's words, key by
-// key.
-#include "core/positions.h"
+// Positions and what they let queries see (core/problem/positions.h), against forward.h's words,
+// key by key.
+#include "core/problem/positions.h"
 
 #include "check.h"
 

@@ -7,8 +7,8 @@
 #include <sstream>
 
 #include "core/backend.h"
-#include "core/plan.h"
-#include "core/validate.h"
+#include "core/plan/plan.h"
+#include "core/validate/validate.h"
 #include "cpu/convert.h"
 #include "cpu/forward/task.h"
 

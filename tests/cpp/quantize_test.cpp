@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "check.h"
-#include "core/limits.h"
-#include "core/plan.h"
-#include "core/quantized.h"
-#include "core/rounding.h"
+#include "core/plan/plan.h"
+#include "core/problem/limits.h"
+#include "core/problem/quantized.h"
+#include "core/problem/rounding.h"
 #include "cpu/convert.h"
 #include "devices.h"
 

@@ -5,7 +5,7 @@
 #include <sstream>
 #include <string>
 
-#include "core/plan.h"
+#include "core/plan/plan.h"
 #include "plan_problems.h"
 
 // Random features of attention problems, and random problems that have them, on made-up GPUs.

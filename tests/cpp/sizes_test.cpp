@@ -4,8 +4,8 @@
 #include <string>
 
 #include "check.h"
-#include "core/quantized.h"
-#include "core/validate.h"
+#include "core/problem/quantized.h"
+#include "core/validate/validate.h"
 #include "dlattn/attention.h"
 
 using namespace dlattn;

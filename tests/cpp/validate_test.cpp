@@ -1,5 +1,5 @@
 // Every message of core/validate: what is wrong, the value got, what is accepted.
-#include "core/validate.h"
+#include "core/validate/validate.h"
 
 #include <cmath>
 #include <limits>

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "core/rounding.h"
+#include "core/problem/rounding.h"
 #include "cuda/ptx/convert.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/permute.cuh"

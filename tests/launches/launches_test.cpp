@@ -4,8 +4,8 @@
 #include <string>
 
 #include "check.h"
-#include "core/family.h"
-#include "core/quantized.h"
+#include "core/plan/family.h"
+#include "core/problem/quantized.h"
 #include "dlattn/append.h"
 #include "dlattn/merge.h"
 #include "dlattn/quantize.h"

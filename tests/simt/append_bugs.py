@@ -10,7 +10,7 @@ from seed_bugs import SeedBug
 APPEND = ("append",)
 TOKEN_ROWS = "append/token_rows/kernel.cuh"
 TRAITS = "append/token_rows/traits.h"
-PLACES = "../core/append.h"
+PLACES = "../core/problem/append.h"
 
 
 def _append(

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "core/descales.h"
-#include "core/positions.h"
+#include "core/problem/descales.h"
+#include "core/problem/positions.h"
 #include "dlattn/attention.h"
 #include "extreme.h"
 #include "reference.h"

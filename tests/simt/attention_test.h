@@ -17,8 +17,8 @@
 
 #include "../cpp/devices.h"
 #include "attention_case.h"
-#include "core/plan.h"
-#include "core/validate.h"
+#include "core/plan/plan.h"
+#include "core/validate/validate.h"
 #include "cuda/plan/launch_shape.h"
 #include "harness/launch.h"
 #include "random_cases.h"

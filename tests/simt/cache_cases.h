@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "attention_case.h"
-#include "core/positions.h"
+#include "core/problem/positions.h"
 
 // Problems whose keys lie in a cache.
 namespace simt {

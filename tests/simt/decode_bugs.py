@@ -204,7 +204,10 @@ DECODE_BUGS = (
     ),
     # How the work is dealt.
     _decode(
-        "two parts of a block in one place", "schedule.cuh", "(start < block * per_block ? 0 : 1)", "0"
+        "two parts of a block in one place",
+        "schedule.cuh",
+        "(start < block * per_block ? 0 : 1)",
+        "0",
     ),
     _decode(
         "units shared out rounded down",

@@ -8,14 +8,14 @@
 
 #include "attention_test.h"
 #include "core/backend.h"
-#include "core/quantized.h"
+#include "core/problem/quantized.h"
 #include "cpu/quantize/rows.h"
 
 // Problems of 16-bit inputs that are computed in 8 bits: what the host quantises them to, and the
 // reference on that.
 namespace simt {
 
-// q of a problem in 8 bits, to `buffer`, as core/quantized.h says.
+// q of a problem in 8 bits, to `buffer`, as core/problem/quantized.h says.
 inline void quantize_queries(const Case& c, const dlattn::AttentionParams& p, void* buffer) {
   const dlattn::QueryLayout layout = dlattn::query_layout(p);
   std::memset(buffer, 0xA5, static_cast<std::size_t>(layout.bytes));  // as tests poison it

@@ -9,7 +9,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "core/score.h"
+#include "core/problem/score.h"
 #include "harness/e4m3_sum.h"
 
 namespace simt::reference {

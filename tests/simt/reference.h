@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/positions.h"
+#include "core/problem/positions.h"
 
 // Attention of one head of one sequence, on the host: once in float64, and once as plainly as the
 // kernels' dtype allows.

@@ -3,7 +3,7 @@
 // probabilities rounded as the kernel rounds them.
 #include "attention_test.h"
 #include "core/backend.h"
-#include "core/quantized.h"
+#include "core/problem/quantized.h"
 #include "cpu/quantize/rows.h"
 #include "cuda/forward/wmma8/int8.cuh"
 #include "wmma_cases.h"

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "core/append.h"
 #include "core/operations/operand.h"
+#include "core/problem/append.h"
 #include "dlattn/append.h"
 #include "dlattn/c.h"
 

@@ -1,8 +1,8 @@
 #pragma once
 
 #include "core/operations/operand.h"
-#include "core/quantized.h"
-#include "core/tensor_sizes.h"
+#include "core/problem/quantized.h"
+#include "core/problem/tensor_sizes.h"
 #include "dlattn/c.h"
 #include "dlattn/forward.h"
 

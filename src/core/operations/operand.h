@@ -33,7 +33,7 @@ enum class Elements : std::uint8_t {
   kSlots,  // sizes['x'] bytes each
 };
 
-// What is true of a tensor, as bits.
+// Properties of a tensor, as bits.
 enum Trait : std::uint16_t {
   // Which functions of Python take it as an optional argument.
   kInAttention = 1,

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "core/operations/operand.h"
-#include "core/quantized.h"
+#include "core/problem/quantized.h"
 #include "dlattn/c.h"
 #include "dlattn/quantize.h"
 

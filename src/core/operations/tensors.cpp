@@ -1,7 +1,7 @@
 #include "core/operations/tensors.h"
 
-#include "core/checks.h"
-#include "core/fail.h"
+#include "core/validate/checks.h"
+#include "core/validate/fail.h"
 
 namespace dlattn::core {
 namespace {

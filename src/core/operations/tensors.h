@@ -1,7 +1,7 @@
 #pragma once
 
 #include "core/operations/operand.h"
-#include "core/overlap.h"
+#include "core/validate/overlap.h"
 
 // The tensors of one call, and what is checked of all of them alike.
 namespace dlattn::core {

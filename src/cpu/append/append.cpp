@@ -1,9 +1,9 @@
-#include "core/append.h"
+#include "core/problem/append.h"
 
 #include <vector>
 
 #include "core/backend.h"
-#include "core/fail.h"
+#include "core/validate/fail.h"
 #include "cpu/convert.h"
 #include "cpu/thread_pool.h"
 

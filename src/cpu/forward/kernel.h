@@ -3,9 +3,9 @@
 #include <float.h>
 #include <math.h>
 
-#include "core/descales.h"
-#include "core/positions.h"
-#include "core/score.h"
+#include "core/problem/descales.h"
+#include "core/problem/positions.h"
+#include "core/problem/score.h"
 #include "cpu/forward/key_rows.h"
 #include "cpu/forward/outer_product.h"
 #include "cpu/forward/scratch.h"

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "core/tensor_sizes.h"
+#include "core/problem/tensor_sizes.h"
 #include "cpu/forward/task.h"
 #include "cpu/simd.h"
 

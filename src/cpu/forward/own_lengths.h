@@ -4,8 +4,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/tensor_sizes.h"
-#include "core/varlen.h"
+#include "core/problem/tensor_sizes.h"
+#include "core/validate/varlen.h"
 #include "dlattn/forward.h"
 
 namespace dlattn::cpu {

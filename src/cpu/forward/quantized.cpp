@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/backend.h"
-#include "core/tensor_sizes.h"
+#include "core/problem/tensor_sizes.h"
 #include "cpu/forward/own_lengths.h"
 #include "cpu/quantize/rows.h"
 #include "cpu/thread_pool.h"

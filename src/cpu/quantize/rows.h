@@ -4,12 +4,12 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/quantized.h"
-#include "core/rounding.h"
+#include "core/problem/quantized.h"
+#include "core/problem/rounding.h"
 #include "cpu/convert.h"
 #include "dlattn/tensor.h"
 
-// Rows of q and k rotated and rounded to 8 bits, as core/rounding.h says.
+// Rows of q and k rotated and rounded to 8 bits, as core/problem/rounding.h says.
 namespace dlattn::cpu {
 
 // A row of a 16-bit tensor, in fp32.

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/family.h"
-#include "core/positions.h"
+#include "core/plan/family.h"
+#include "core/problem/positions.h"
 #include "cuda/plan/tile_config.h"
 #include "dlattn/attention.h"
 

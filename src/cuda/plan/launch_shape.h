@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/alignment.h"
-#include "core/positions.h"
+#include "core/problem/alignment.h"
+#include "core/problem/positions.h"
 #include "cuda/tile/divider.h"
 #include "dlattn/attention.h"
 
@@ -19,8 +19,8 @@ struct LaunchShape {
   Divider num_m_blocks;       // per head
   Divider num_heads;          // of q, packed ones as one
   Divider heads_per_kv_head;  // query heads that share a head of k and v
-  // Bytes per access, by alignment (core/alignment.h): of global-to-shared copies, of stores to
-  // out, of loads of bias and mask.
+  // Bytes per access, by alignment (core/problem/alignment.h): of global-to-shared copies, of
+  // stores to out, of loads of bias and mask.
   int copy_bytes, store_bytes, bias_load_bytes, mask_load_bytes;
   Window<int> window;  // the keys that a row may see around its position
   float scale_log2;    // softmax_scale * log2(e): softmax works in base 2

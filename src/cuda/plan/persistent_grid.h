@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/limits.h"
-#include "core/positions.h"
+#include "core/problem/limits.h"
+#include "core/problem/positions.h"
 #include "dlattn/attention.h"
 
 // The number of thread blocks of a grid of persistent thread blocks on Hopper, as plain host code.

@@ -1,6 +1,6 @@
 #include "cuda/plan/tensor_box.h"
 
-#include "core/concat.h"
+#include "core/util/concat.h"
 
 namespace dlattn::cuda {
 

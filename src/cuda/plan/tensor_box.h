@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/limits.h"
+#include "core/problem/limits.h"
 #include "dlattn/tensor.h"
 
 // How tensors are described to TMA, as plain host code: a plan asks whether TMA accepts them, and a

@@ -2,7 +2,7 @@
 
 #include <type_traits>
 
-#include "core/positions.h"
+#include "core/problem/positions.h"
 #include "cuda/plan/launch_shape.h"
 
 namespace dlattn::tile {

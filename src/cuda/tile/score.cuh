@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/score.h"
+#include "core/problem/score.h"
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/scheduler.cuh"
 #include "cuda/tile/vec.cuh"
@@ -31,8 +31,8 @@ __device__ __forceinline__ float tanh(float x) {
   return fabsf(x) < 0.55f ? near_zero : beyond;
 }
 
-// The score modification of one head, as core/score.h defines it: softcap, ALiBi, bias, and the
-// caller's mask.
+// The score modification of one head, as core/problem/score.h defines it: softcap, ALiBi, bias, and
+// the caller's mask.
 template <typename T>
 struct HeadScoreMod {
   const AttentionParams& params;

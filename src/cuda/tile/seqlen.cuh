@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "core/positions.h"
+#include "core/problem/positions.h"
 #include "cuda/tile/key_source.cuh"
 #include "cuda/tile/scheduler.cuh"
 

@@ -30,8 +30,9 @@ from dlattn.integrations.torch.kernels import Kernels, count_write, own_error
 CAUSAL: dict[bool | str, int] = {False: 0, True: 1, "bottom_right": 1, "top_left": 2}
 _CAUSAL_OF: tuple[Causal, ...] = (False, "bottom_right", "top_left")
 
-# The arguments of both operators of attention behind their tensors; -1: no limit of a window. Lengths are
-# SymInt, which a compiled graph takes anew at each call: an int is a constant of the graph.
+# The arguments of both operators of attention behind their tensors; -1: no limit of a window.
+# Lengths are SymInt, which a compiled graph takes anew at each call: an int is a constant of the
+# graph.
 _TENSORS = [name for name, _, takers in _core.operands["forward"] if "torch" in takers]
 _OPTIONS = "".join(f"Tensor? {name}=None, " for name in _TENSORS) + (
     "int causal=0, float? scale=None, SymInt window_left=-1, SymInt window_right=-1, "

@@ -1,6 +1,6 @@
 #pragma once
 
-// New keys and values into a cache, and queries rotated: what core/append.h defines.
+// New keys and values into a cache, and queries rotated: what core/problem/append.h defines.
 //
 // A thread block does 16 heads' rows of one token, of k, v and q in this order: 16 lanes a row. All
 // threads find out where the token goes, which takes the same few loads for all, then each lane
@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "core/append.h"
+#include "core/problem/append.h"
 #include "cuda/append/token_rows/traits.h"
 #include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/tile/seqlen.cuh"

@@ -1,4 +1,4 @@
-#include "core/family.h"
+#include "core/plan/family.h"
 #include "cuda/append/token_rows/traits.h"
 
 namespace dlattn::append::token_rows {

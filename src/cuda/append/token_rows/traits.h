@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-#include "core/alignment.h"
-#include "core/append.h"
+#include "core/problem/alignment.h"
+#include "core/problem/append.h"
 
 // The numbers that plan, launcher and kernel share. Plain C++.
 namespace dlattn::append::token_rows {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/positions.h"
+#include "core/problem/positions.h"
 #include "cuda/forward/decode/traits.h"
 #include "cuda/forward/decode/work_partition.h"
 #include "cuda/plan/launch_shape.h"

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "core/descales.h"
+#include "core/problem/descales.h"
 #include "cuda/forward/decode/params.h"
 #include "cuda/tile/mma/partial_output.cuh"
 #include "cuda/tile/online_softmax.cuh"

@@ -1,13 +1,13 @@
-#include "core/plan.h"
+#include "core/plan/plan.h"
 
 #include <algorithm>
 #include <limits>
 #include <string_view>
 
-#include "core/code.h"
-#include "core/concat.h"
-#include "core/family.h"
-#include "core/limits.h"
+#include "core/plan/code.h"
+#include "core/plan/family.h"
+#include "core/problem/limits.h"
+#include "core/util/concat.h"
 #include "cuda/forward/decode/params.h"
 #include "cuda/plan/cost.h"
 #include "cuda/tile/accumulation_limits.h"

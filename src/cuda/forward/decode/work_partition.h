@@ -1,6 +1,6 @@
 #pragma once
 
-#include "core/inline.h"
+#include "core/util/inline.h"
 
 // How row blocks are divided among thread blocks, decided by the host where it knows all lengths,
 // else by every thread block alike.

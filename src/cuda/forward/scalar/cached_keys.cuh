@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "core/descales.h"
+#include "core/problem/descales.h"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/tile/cache_source.cuh"
 #include "cuda/tile/mask.cuh"

@@ -1,4 +1,4 @@
-#include "core/family.h"
+#include "core/plan/family.h"
 #include "cuda/forward/scalar/traits.h"
 #include "cuda/plan/cost.h"
 

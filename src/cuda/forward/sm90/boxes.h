@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "core/tensor_sizes.h"
+#include "core/problem/tensor_sizes.h"
 #include "cuda/forward/sm90/score_params.h"
 #include "cuda/forward/sm90/traits.h"
 #include "cuda/plan/launch_shape.h"

@@ -1,4 +1,4 @@
-#include "core/plan.h"
+#include "core/plan/plan.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,9 +7,9 @@
 #include <string>
 #include <string_view>
 
-#include "core/family.h"
-#include "core/limits.h"
-#include "core/positions.h"
+#include "core/plan/family.h"
+#include "core/problem/limits.h"
+#include "core/problem/positions.h"
 #include "cuda/forward/sm90/boxes.h"
 #include "cuda/forward/sm90/score_params.h"
 #include "cuda/plan/cost.h"

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-#include "core/quantized.h"
-#include "core/tensor_sizes.h"
+#include "core/problem/quantized.h"
+#include "core/problem/tensor_sizes.h"
 #include "cuda/forward/sm90_fp8/traits.h"
 #include "cuda/plan/launch_shape.h"
 #include "cuda/plan/tensor_box.h"
@@ -36,8 +36,8 @@ inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile) {
           box("v", v, p.head_dim_v, rows_k, p.num_heads_kv, block_n)};
 }
 
-// 16-bit inputs that were quantised (core/quantized.h): the scales of their blocks, a power of two
-// each, and what the results have of the inputs themselves.
+// 16-bit inputs that were quantised (core/problem/quantized.h): the scales of their blocks, a power
+// of two each, and what the results have of the inputs themselves.
 struct BlockScales {
   QuantizedQueries queries;
   QuantizedView keys;

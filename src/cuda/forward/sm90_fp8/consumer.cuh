@@ -1,6 +1,6 @@
 #pragma once
 
-#include "core/descales.h"
+#include "core/problem/descales.h"
 #include "cuda/forward/sm90_fp8/epilogue.cuh"
 #include "cuda/forward/sm90_fp8/products.cuh"
 #include "cuda/forward/sm90_fp8/scales.cuh"

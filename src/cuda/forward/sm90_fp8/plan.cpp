@@ -1,9 +1,9 @@
-#include "core/plan.h"
+#include "core/plan/plan.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "core/family.h"
+#include "core/plan/family.h"
 #include "cuda/forward/sm90_fp8/boxes.h"
 #include "cuda/plan/cost.h"
 #include "cuda/plan/persistent_grid.h"

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "core/positions.h"
+#include "core/problem/positions.h"
 #include "cuda/forward/wmma/traits.h"
 #include "cuda/plan/launch_shape.h"
 #include "dlattn/attention.h"

@@ -1,14 +1,14 @@
-#include "core/plan.h"
+#include "core/plan/plan.h"
 
 #include <algorithm>
 #include <limits>
 #include <string>
 #include <string_view>
 
-#include "core/alignment.h"
-#include "core/concat.h"
-#include "core/family.h"
-#include "core/limits.h"
+#include "core/plan/family.h"
+#include "core/problem/alignment.h"
+#include "core/problem/limits.h"
+#include "core/util/concat.h"
 #include "cuda/forward/wmma/boxes.h"
 #include "cuda/forward/wmma/packing.h"
 #include "cuda/forward/wmma/split_params.h"

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "core/descales.h"
+#include "core/problem/descales.h"
 #include "cuda/forward/wmma8/e4m3_rows.cuh"
 #include "cuda/tile/seqlen.cuh"
 

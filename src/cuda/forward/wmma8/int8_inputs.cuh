@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "core/quantized.h"
+#include "core/problem/quantized.h"
 #include "cuda/forward/wmma8/int8_rows.cuh"
 #include "cuda/tile/seqlen.cuh"
 

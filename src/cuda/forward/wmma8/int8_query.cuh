@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "core/rounding.h"
+#include "core/problem/rounding.h"
 #include "cuda/ptx/permute.cuh"
 #include "cuda/tile/vec.cuh"
 #include "cuda/tile/warp.cuh"
@@ -30,8 +30,8 @@ struct QueryRows {
   }
 };
 
-// A lane's part of a row of q on its way to 8-bit integers, as core/rounding.h says: 4 columns of
-// every 16, those from 4 (lane % 4) on. A lane quad has the row.
+// A lane's part of a row of q on its way to 8-bit integers, as core/problem/rounding.h says: 4
+// columns of every 16, those from 4 (lane % 4) on. A lane quad has the row.
 template <int kColumns>
 struct QueryRow {
   static constexpr int kOwn = kColumns / 4;

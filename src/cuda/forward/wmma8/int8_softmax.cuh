@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/quantized.h"
+#include "core/problem/quantized.h"
 #include "cuda/forward/wmma8/int8_query.cuh"
 #include "cuda/forward/wmma8/softmax.cuh"
 

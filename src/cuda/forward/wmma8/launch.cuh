@@ -1,6 +1,6 @@
 #pragma once
 
-#include "core/quantized.h"
+#include "core/problem/quantized.h"
 #include "cuda/forward/wmma8/int8.cuh"
 #include "cuda/forward/wmma8/kernel.cuh"
 #include "cuda/launch.cuh"

@@ -1,8 +1,8 @@
-#include "core/plan.h"
+#include "core/plan/plan.h"
 
-#include "core/code.h"
-#include "core/family.h"
-#include "core/quantized.h"
+#include "core/plan/code.h"
+#include "core/plan/family.h"
+#include "core/problem/quantized.h"
 #include "cuda/forward/wmma8/traits.h"
 #include "cuda/plan/cost.h"
 

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/descales.h"
+#include "core/problem/descales.h"
 #include "cuda/ptx/convert.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/mask.cuh"

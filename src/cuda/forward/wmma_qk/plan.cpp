@@ -1,6 +1,6 @@
-#include "core/plan.h"
+#include "core/plan/plan.h"
 
-#include "core/family.h"
+#include "core/plan/family.h"
 #include "cuda/forward/wmma_qk/traits.h"
 #include "cuda/plan/cost.h"
 

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "core/family.h"
+#include "core/plan/family.h"
 #include "cuda/merge/row_per_warp/traits.h"
 
 namespace dlattn::merge::row_per_warp {

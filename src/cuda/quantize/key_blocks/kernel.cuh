@@ -1,7 +1,7 @@
 #pragma once
 
-// k and v in 8 bits, or q, as core/quantized.h and core/rounding.h define them, to the same bits as
-// the CPU backend.
+// k and v in 8 bits, or q, as core/problem/quantized.h and core/problem/rounding.h define them, to
+// the same bits as the CPU backend.
 //
 // A thread block does several blocks of keys of a head, which have a scale each: of each first v,
 // then k. A thread holds 2 chunks of 2 rows: v's as they were read, k's as fp32 without the mean of
@@ -285,7 +285,7 @@ struct BlockQuantizer {
     Numbers k;
 #pragma unroll
     for (int c = 0; c < kThreadColumns; c += 4) {
-      // core/quantized.h says why one FMA is enough.
+      // core/problem/quantized.h says why one FMA is enough.
       float factor[4], shift[4];
       const int at = (c / 4 * tile.kLanes + tile.lane) * 4;
       tile::load(factor, Smem::factors() + at);

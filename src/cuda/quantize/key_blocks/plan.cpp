@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "core/code.h"
-#include "core/family.h"
+#include "core/plan/code.h"
+#include "core/plan/family.h"
 #include "cuda/quantize/key_blocks/shape.h"
 
 namespace dlattn::quantize::key_blocks {

@@ -1,11 +1,11 @@
 #pragma once
 
-#include "core/rounding.h"
+#include "core/problem/rounding.h"
 #include "cuda/quantize/key_blocks/traits.h"
 #include "cuda/tile/warp.cuh"
 
-// The rotation of core/rounding.h of a row that lies in neighbouring lanes: chunk i of a lane's
-// begins at column i * kColumns / 2 + lane * kChunk.
+// The rotation of core/problem/rounding.h of a row that lies in neighbouring lanes: chunk i of a
+// lane's begins at column i * kColumns / 2 + lane * kChunk.
 namespace dlattn::quantize::key_blocks {
 
 // The factor that a column has first: its sign, divided by the number of columns.

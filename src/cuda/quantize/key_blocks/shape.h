@@ -2,9 +2,9 @@
 
 #include <cstdint>
 
-#include "core/alignment.h"
-#include "core/quantized.h"
-#include "core/tensor_sizes.h"
+#include "core/problem/alignment.h"
+#include "core/problem/quantized.h"
+#include "core/problem/tensor_sizes.h"
 #include "cuda/quantize/key_blocks/traits.h"
 #include "cuda/tile/divider.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "core/rounding.h"
+#include "core/problem/rounding.h"
 #include "cuda/quantize/key_blocks/rows.cuh"
 #include "cuda/tile/warp.cuh"
 

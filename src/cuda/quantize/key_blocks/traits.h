@@ -1,6 +1,6 @@
 #pragma once
 
-#include "core/quantized.h"
+#include "core/problem/quantized.h"
 
 // The numbers that plan and kernels share.
 namespace dlattn::quantize::key_blocks {

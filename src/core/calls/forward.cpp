@@ -1,0 +1,99 @@
+#include "dlattn/forward.h"
+
+#include "core/backend.h"
+#include "core/calls/forward.h"
+#include "core/plan/plan.h"
+#include "core/problem/quantized.h"
+#include "core/validate/validate.h"
+
+namespace dlattn {
+namespace {
+
+// The plan of a call. Where nobody gives a workspace it is the fastest that needs none, if there is
+// one.
+Plan plan_of_call(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
+  const bool given = params.workspace || options.workspace.function;
+  // Other precisions need one in any case.
+  if (given || device.type == DeviceType::kCpu || params.precision != Precision::kInputs)
+    return core::make_plan(params, device, options);
+  Options without = options;
+  without.allow_workspace = false;
+  Plan plan, other;
+  if (!options.batch_invariant)
+    return core::find_plan(params, device, without, &plan)
+               ? plan
+               : core::make_plan(params, device, options);
+  // The choice for problems of any lengths, with a workspace or not, comes first.
+  plan = core::make_plan(params, device, options);
+  return plan.workspace_bytes > 0 && core::find_plan(params, device, without, &other) ? other
+                                                                                      : plan;
+}
+
+}  // namespace
+
+Support supported(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
+  try {
+    core::validate(params);
+    core::validate(options);
+  } catch (const UnsupportedError& error) {
+    return {false, {error.what()}};
+  }
+  Plan plan;
+  std::vector<std::string> reasons = core::refusals(params, device, options, &plan);
+  if (reasons.empty() && params.workspace && device.type == DeviceType::kCuda) {
+    const std::string why = core::workspace_refusal(params, plan);
+    if (!why.empty()) reasons.push_back(why);
+  }
+  return {reasons.empty(), std::move(reasons)};
+}
+
+Plan plan(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
+  core::validate(params);
+  core::validate(options);
+  return core::make_plan(params, device, options);
+}
+
+namespace core {
+
+PreparedForward prepare_forward(const AttentionParams& params, const Options& options) {
+  validate(params);
+  validate(options);
+  const DeviceInfo& device = device_info(params.device);
+  PreparedForward prepared{params, plan_of_call(params, device, options), options.poll};
+  print_if_asked(prepared.plan);
+  if (prepared.plan.kernel == kCpu || prepared.plan.num_launches() == 0) return prepared;
+  if (prepared.plan.workspace_bytes > 0)
+    prepared.params.workspace = workspace_of(params, prepared.plan, options.workspace);
+  return prepared;
+}
+
+void PreparedForward::run(void* stream) {
+  if (plan.kernel == kCpu) return cpu::forward(params, plan, poll);
+  QuantizeTask task;
+  if (params.precision != Precision::kInputs) {
+    task = task_of(params, params.workspace);
+    if (!params.quantized_kv) params.quantized_kv = task.quantized_kv;
+  }
+  for (int i = 0; i < plan.num_launches(); ++i) {
+    const Launch& launch = plan.launch(i);
+    switch (launch.operation) {
+      case Operation::kQuantize:
+        task.queries = launch.variant != 0;
+        cuda::enqueue(task, plan, launch, stream);
+        break;
+      case Operation::kCombine:
+        cuda::enqueue(CombineTask{params}, plan, launch, stream);
+        break;
+      default:
+        cuda::enqueue(params, plan, launch, stream);
+    }
+  }
+}
+
+}  // namespace core
+
+void forward(const AttentionParams& params, void* stream, const Options& options) {
+  core::prepare_forward(params, options).run(stream);
+}
+
+}  // namespace dlattn

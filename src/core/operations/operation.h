@@ -1,0 +1,100 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/operations/operations.h"
+#include "core/problem/alignment.h"
+#include "core/problem/quantized.h"
+#include "dlattn/attention.h"
+
+// The parameters of each operation, and the questions that families of any operation are asked
+// about them.
+namespace dlattn {
+
+// The attention whose partial results are to be combined. No family plans it alone: a family of
+// kForward that leaves partial results lists the launch that combines them.
+struct CombineTask : AttentionParams {};
+
+}  // namespace dlattn
+
+namespace dlattn::core {
+
+template <Operation operation>
+struct ParamsOfOperation;
+template <Operation operation>
+using ParamsOf = typename ParamsOfOperation<operation>::Type;
+
+#define DLATTN_PARAMS(enumerator, name, Params)     \
+  template <>                                       \
+  struct ParamsOfOperation<Operation::enumerator> { \
+    using Type = Params;                            \
+  };                                                \
+  inline Operation operation_of(const Params&) {    \
+    return Operation::enumerator;                   \
+  }
+DLATTN_OPERATIONS(DLATTN_PARAMS)
+#undef DLATTN_PARAMS
+
+// The dtype of the factors of q.k in a precision other than kInputs.
+inline DType dtype_of(Precision precision) {
+  return multiplies_integers(precision) ? DType::kInt8 : DType::kFloat8E4M3;
+}
+
+// The dtype and the head dims by which a problem finds its instance of a family.
+inline DType dtype_of(const AttentionParams& p) {
+  if (is_8_bit_cache(p)) return p.k.dtype;
+  return p.precision == Precision::kInputs ? p.q.dtype : dtype_of(p.precision);
+}
+inline DType dtype_of(const QuantizeTask& p) {
+  return dtype_of(p.precision);
+}
+inline DType dtype_of(const MergeParams& p) {
+  return p.out.dtype;
+}
+inline DType dtype_of(const AppendParams& p) {
+  return p.k.dtype;
+}
+
+struct NamedSize {
+  const char* name;
+  std::int64_t value;
+};
+struct HeadDims {
+  NamedSize first, second;
+};
+inline HeadDims head_dims_of(const AttentionParams& p) {
+  return {{"head_dim", p.head_dim}, {"head_dim of v", p.head_dim_v}};
+}
+inline HeadDims head_dims_of(const MergeParams& p) {
+  return {{"head_dim of outs", p.head_dim_v}, {"head_dim of outs", p.head_dim_v}};
+}
+inline HeadDims head_dims_of(const QuantizeTask& p) {
+  return {{"head_dim", p.head_dim}, {"head_dim of v", p.head_dim_v}};
+}
+inline HeadDims head_dims_of(const AppendParams& p) {
+  return {{"head_dim", p.head_dim}, {"head_dim of v", p.head_dim_v}};
+}
+
+// Bytes per copy of rows to shared memory; 0 where kernels copy none.
+inline int copy_bytes(const MergeParams&) {
+  return 0;
+}
+inline int copy_bytes(const QuantizeTask&) {
+  return 0;
+}
+inline int copy_bytes(const AppendParams&) {
+  return 0;
+}
+
+// Whether kernels can count a problem's positions; if not, `why`, unless it is null, says why not.
+bool positions_fit(const AttentionParams& p, std::string* why);
+inline bool positions_fit(const MergeParams&, std::string*) {
+  return true;
+}
+bool positions_fit(const QuantizeTask& p, std::string* why);
+inline bool positions_fit(const AppendParams&, std::string*) {
+  return true;
+}
+
+}  // namespace dlattn::core

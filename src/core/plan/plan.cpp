@@ -1,0 +1,215 @@
+#include "core/plan/plan.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <sstream>
+
+#include "core/backend.h"
+#include "core/plan/choose.h"
+#include "core/problem/limits.h"
+#include "core/problem/quantized.h"
+#include "core/util/concat.h"
+#include "core/validate/call_memory.h"
+
+namespace dlattn::core {
+namespace {
+
+bool runs_on_cpu(const DeviceInfo& device, const Options& options, std::string* why) {
+  if (device.type != DeviceType::kCpu) return refuse(why, "the tensors are on a CUDA device");
+  return !options.variant || refuse_variant(options.variant, why);
+}
+
+bool asks_for_cpu(const DeviceInfo& device, const Options& options) {
+  return options.kernel == kCpu || (options.kernel == kAuto && device.type == DeviceType::kCpu);
+}
+
+std::string join(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += (text.empty() ? "" : "; ") + line;
+  return text;
+}
+
+[[noreturn]] void fail_without_kernel(const std::vector<std::string>& reasons) {
+  throw UnsupportedError("no kernel can run this: " + join(reasons));
+}
+
+bool can_launch(const Launch& launch, const DeviceInfo& device, std::string* why) {
+  if (launch.smem_bytes > device.max_smem_per_block) {
+    return refuse(why, "needs ", launch.smem_bytes, " bytes of shared memory per block; ",
+                  device.name, " has ", device.max_smem_per_block);
+  }
+  if (launch.grid > kMaxGrid)
+    return refuse(why, "needs ", launch.grid, " thread blocks; accepted: up to ", kMaxGrid);
+  return true;
+}
+
+}  // namespace
+
+bool can_launch(const Plan& plan, const DeviceInfo& device, std::string* why) {
+  for (int i = 0; i < plan.num_launches(); ++i) {
+    if (!can_launch(plan.launch(i), device, why)) return false;
+  }
+  return true;
+}
+
+bool positions_fit(const AttentionParams& p, std::string* why) {
+  for (const NamedSize& length : {NamedSize{"seqlen_q", p.seqlen_q}, {"seqlen_k", p.seqlen_k}}) {
+    if (length.value > kMaxSeqlen)
+      return refuse(why, length.name, " is ", length.value, "; accepted: up to ", kMaxSeqlen);
+  }
+  return true;
+}
+
+bool positions_fit(const QuantizeTask& p, std::string* why) {
+  if (p.seqlen_k <= kMaxSeqlen) return true;
+  return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", kMaxSeqlen);
+}
+
+bool refuse_variant(const char* variant, std::string* why) {
+  return refuse(why, "variant is ", variant, "; accepted: none, this kernel has one tile shape");
+}
+
+std::string unknown_kernel(std::string_view kernel) {
+  std::string names;
+  for (const std::string_view name : kernel_names())
+    names += concat(names.empty() ? "" : ", ", name);
+  return concat("kernel is ", kernel, "; accepted: ", names);
+}
+
+const char* score_feature(const AttentionParams& p) {
+  if (p.softcap != 0.0) return "softcap";
+  if (p.bias.data) return "bias";
+  if (p.mask.data) return "mask";
+  return p.alibi_slopes.data ? "alibi_slopes" : nullptr;
+}
+
+const char* cache_feature(const AttentionParams& p) {
+  if (p.page_table.data) return "page_table";
+  if (p.cache_batch_idx) return "cache_batch_idx";
+  return p.leftpad_k ? "leftpad_k" : "seqused_k";
+}
+
+namespace {
+
+// Adds the launches that quantise a plan's inputs into its workspace.
+void add_quantization(const AttentionParams& params, const DeviceInfo& device, Plan* plan) {
+  QuantizeTask task = task_of(params, plan);  // any address: which tensors there are is what counts
+  for (const bool queries : {true, false}) {
+    task.queries = queries;
+    if (!(queries ? task.quantized_q : task.quantized_kv)) continue;
+    const Plan quantization = make_plan(task, device);
+    if (quantization.grid > 0) plan->before[plan->num_before++] = quantization;
+    plan->predicted_ns += quantization.predicted_ns;
+  }
+  plan->workspace_bytes += task_bytes(params);
+}
+
+template <typename Params>
+Plan plan_other(const Params& params, const DeviceInfo& device) {
+  Plan plan;
+  if (device.type == DeviceType::kCpu) {
+    plan.operation = operation_of(params);
+    plan.kernel = kCpu;
+    plan.dtype = dtype_of(params);
+    plan.num_threads = device.num_threads;
+    plan.isa = device.isa;
+    return plan;
+  }
+  if (best_plan(params, device, Options(), &plan, nullptr)) return plan;
+  std::vector<std::string> reasons;
+  best_plan(params, device, Options(), &plan, &reasons);
+  fail_without_kernel(reasons);
+}
+
+}  // namespace
+
+namespace {
+
+// As find_plan(). If there is none, `reasons`, unless it is null, are why.
+bool plan_of(const AttentionParams& params, const DeviceInfo& device, const Options& options,
+             Plan* plan, std::vector<std::string>* reasons) {
+  if (asks_for_cpu(device, options)) {
+    std::string why;
+    if (!runs_on_cpu(device, options, reasons ? &why : nullptr)) {
+      if (reasons) *reasons = {concat(kCpu, ": ", why)};
+      return false;
+    }
+    plan->kernel = kCpu;
+    plan->dtype = params.q.dtype;
+    cpu::plan(params, device, options, plan);  // throws for numbers of threads and parts
+    return true;
+  }
+  if (!best_plan(params, device, options, plan, reasons)) return false;
+  if (quantizes_queries(params) || quantizes_keys(params)) add_quantization(params, device, plan);
+  return true;
+}
+
+}  // namespace
+
+bool find_plan(const AttentionParams& params, const DeviceInfo& device, const Options& options,
+               Plan* plan) {
+  return plan_of(params, device, options, plan, nullptr);
+}
+
+std::vector<std::string> refusals(const AttentionParams& params, const DeviceInfo& device,
+                                  const Options& options, Plan* plan) {
+  Plan own;
+  std::vector<std::string> reasons;
+  try {
+    if (plan_of(params, device, options, plan ? plan : &own, &reasons)) reasons.clear();
+  } catch (const UnsupportedError& error) {
+    return {error.what()};
+  }
+  return reasons;
+}
+
+Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
+  Plan plan;
+  if (find_plan(params, device, options, &plan)) return plan;
+  fail_without_kernel(refusals(params, device, options));
+}
+
+Plan make_plan(const MergeParams& params, const DeviceInfo& device) {
+  return plan_other(params, device);
+}
+
+Plan make_plan(const QuantizeTask& params, const DeviceInfo& device) {
+  return plan_other(params, device);
+}
+
+Plan make_plan(const AppendParams& params, const DeviceInfo& device) {
+  return plan_other(params, device);
+}
+
+std::string workspace_refusal(const AttentionParams& params, const Plan& plan) {
+  if (plan.workspace_bytes == 0) return {};
+  if (!params.workspace) {
+    return concat("workspace is null; accepted: ", plan.workspace_bytes,
+                  " bytes of device memory, or an allocator in the options");
+  }
+  if (params.workspace_bytes < plan.workspace_bytes) {
+    return concat("workspace has ", params.workspace_bytes, " bytes; accepted: at least ",
+                  plan.workspace_bytes);
+  }
+  const auto past = reinterpret_cast<std::uintptr_t>(params.workspace) % kWorkspaceAlignment;
+  if (past == 0) return {};
+  return concat("workspace: its address is ", past, " byte(s) past a multiple of ",
+                kWorkspaceAlignment, "; accepted: multiples of it");
+}
+
+void* workspace_of(const AttentionParams& params, const Plan& plan,
+                   const WorkspaceAllocator& allocator) {
+  if (plan.workspace_bytes == 0) return nullptr;
+  AttentionParams given = params;
+  const bool allocates = !params.workspace && allocator.function;
+  if (allocates) {
+    given.workspace = allocator.function(allocator.context, plan.workspace_bytes);
+    given.workspace_bytes = plan.workspace_bytes;
+  }
+  if (const std::string why = workspace_refusal(given, plan); !why.empty())
+    throw UnsupportedError(why);
+  if (allocates) check_workspace_memory(given);
+  return given.workspace;
+}
+
+}  // namespace dlattn::core
