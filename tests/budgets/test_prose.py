@@ -22,7 +22,7 @@ FOLDERS = (
     "_build",
     "cmake",
 )
-NOTES = [p for p in ROOT.glob("*.md") if p.name != "CHANGELOG.md"]
+NOTES = list(ROOT.glob("*.md"))
 NOTES += [p for f in (*FOLDERS, "docs") for p in (ROOT / f).rglob("*.md")]
 LONGEST_LINE = 120
 
