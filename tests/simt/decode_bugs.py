@@ -440,8 +440,8 @@ DECODE_BUGS = (
     _decode(
         "Q in the order of 16-bit keys",
         "byte_queries.cuh",
-        "= {row_max_words[0], words[2]};",
-        "= {row_max_words[0], row_max_words[1]};",
+        "= {words[0], words[2]};",
+        "= {words[0], words[1]};",
     ),
     _decode(
         "Q's power of two not taken back",
