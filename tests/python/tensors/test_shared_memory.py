@@ -172,8 +172,8 @@ def test_operators_of_torch(other: str, native: bool, monkeypatch: pytest.Monkey
     names = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
     arguments = [*(given[n] for n in names), 7, 9, given["seqused_k"]]
     before = pool.clone()
-    call = torch.ops.dlattn.attention_varlen_out if native else ops._varlen_out
-    options = () if native else (None, None, None, None, 0, None, -1, -1, 0.0, None, False, False)
+    schema = f"attention_varlen_out({ops._VARLEN}{ops._OPTIONS}, *, Tensor(a!) out) -> Tensor"
+    call = torch.ops.dlattn.attention_varlen_out if native else ops.by_name(schema, ops._varlen)
     with pytest.raises(dlattn.UnsupportedError, match=f"out shares memory with {other}"):
-        call(*arguments, *options, out=out)
+        call(*arguments, out=out)
     assert torch.equal(pool, before)
