@@ -38,7 +38,9 @@ def test_busy_machine(tmp_path: Path, capsys: Captured, monkeypatch: pytest.Monk
     assert sentences and all(line.startswith("On a busy machine: dlattn") for line in sentences)
     # The warnings made from the JSON.
     assert plot._title(document).endswith(", busy machine")
-    assert plot._footnote(document).endswith(f"; {ALL} before the benchmark; {document['busy'][1]}")
+    assert plot._footnote(document, 99.0).endswith(
+        f"; {ALL} before the benchmark; {document['busy'][1]}"
+    )
     markdown = figures.figures_markdown([tmp_path / "bench.json"], tmp_path)
     assert f"WARNING, busy machine: {ALL} before" in markdown
 
@@ -49,9 +51,9 @@ def test_quiet_machine(tmp_path: Path, capsys: Captured) -> None:
     assert document["busy"] == []
     assert not any(result["note"] for result in document["results"])
     assert "busy" not in capsys.readouterr().out
-    assert "busy" not in plot._title(document) + plot._footnote(document)
+    assert "busy" not in plot._title(document) + plot._footnote(document, 99.0)
     del document["busy"]  # as older documents
-    assert "busy" not in plot._title(document) + plot._footnote(document)
+    assert "busy" not in plot._title(document) + plot._footnote(document, 99.0)
 
 
 @pytest.mark.usefixtures("instant")
