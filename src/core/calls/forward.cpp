@@ -69,6 +69,7 @@ PreparedForward prepare_forward(const AttentionParams& params, const Options& op
 
 void PreparedForward::run(void* stream) {
   if (plan.kernel == kCpu) return cpu::forward(params, plan, poll);
+  if (plan.num_launches() == 0) return;
   QuantizeTask task;
   if (params.precision != Precision::kInputs) {
     task = task_of(params, params.workspace);
