@@ -3,6 +3,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/operations/operation.h"
 #include "dlattn/attention.h"
 
 // The functions that core calls in the backends. src/cuda defines the cuda functions, or
@@ -39,6 +40,23 @@ void enqueue(const Params& params, const Plan& plan, const Launch& launch, void*
 template <typename Params>
 void enqueue(const Params& params, const Plan& plan, void* stream) {
   for (int i = 0; i < plan.num_launches(); ++i) enqueue(params, plan, plan.launch(i), stream);
+}
+
+// The same of a backward pass, beside whose own launches are those of other operations.
+inline void enqueue(const BackwardParams& params, const Plan& plan, void* stream) {
+  for (int i = 0; i < plan.num_launches(); ++i) {
+    const Launch& launch = plan.launch(i);
+    switch (launch.operation) {
+      case Operation::kDelta:
+        enqueue(DeltaTask{params}, plan, launch, stream);
+        break;
+      case Operation::kReduce:
+        enqueue(ReduceTask{params}, plan, launch, stream);
+        break;
+      default:
+        enqueue(params, plan, launch, stream);
+    }
+  }
 }
 
 }  // namespace dlattn::cuda

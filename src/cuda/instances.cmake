@@ -3,9 +3,10 @@
 # that instantiate the launchers, core's lists of families and the registry's table. Families of an operation are asked
 # in this order: the fastest ones come first, after which plans of the others end early.
 #
-#   dlattn_family(<operation> <family> [ARCH <arch>] [TILES_PER_FILE <n>] [THEN <operation>])
+#   dlattn_family(<operation> <family> [ARCH <arch>] [TILES_PER_FILE <n>] [THEN <operation>] [WITHOUT_PLAN])
 #                                                                  for all architectures, or for one alone; THEN: the
-#                                                                  operation of a launch that may follow the family's own
+#                                                                  operation of a launch that may follow the family's own;
+#                                                                  WITHOUT_PLAN: plans of other families list its launches
 #   dlattn_instance(<operation> <family> <dtype> <head_dim tiles, ascending>...)
 
 # A family's instances are compiled as one file, or where that takes long as files of a few tiles each. Fewer files take
@@ -60,3 +61,16 @@ dlattn_family(append token_rows)
 dlattn_instance(append token_rows float16 0)
 dlattn_instance(append token_rows bfloat16 0)
 dlattn_instance(append token_rows float32 0)
+
+dlattn_family(backward scalar)
+dlattn_instance(backward scalar float16 128 256)  # the same kernels for all dtypes
+dlattn_instance(backward scalar bfloat16 128 256)
+dlattn_instance(backward scalar float32 128 256)
+
+dlattn_family(delta rows WITHOUT_PLAN)
+dlattn_instance(delta rows float16 0)
+dlattn_instance(delta rows bfloat16 0)
+dlattn_instance(delta rows float32 0)
+
+dlattn_family(reduce heads WITHOUT_PLAN)
+dlattn_instance(reduce heads float32 0)

@@ -7,6 +7,7 @@
 #include "core/problem/alignment.h"
 #include "core/problem/quantized.h"
 #include "dlattn/attention.h"
+#include "dlattn/backward.h"
 
 // The parameters of each operation, and the questions that families of any operation are asked
 // about them.
@@ -15,6 +16,12 @@ namespace dlattn {
 // The attention whose partial results are to be combined. No family plans it alone: a family of
 // kForward that leaves partial results lists the launch that combines them.
 struct CombineTask : AttentionParams {};
+
+// The backward pass whose rows of lse and delta are to be prepared, and that whose partial sums are
+// to be added up. No family plans them alone: a family of kBackward lists both launches
+// (cuda/plan/backward_launches.h).
+struct DeltaTask : BackwardParams {};
+struct ReduceTask : BackwardParams {};
 
 }  // namespace dlattn
 
@@ -46,6 +53,9 @@ inline DType dtype_of(const AttentionParams& p) {
   if (is_8_bit_cache(p)) return p.k.dtype;
   return p.precision == Precision::kInputs ? p.q.dtype : dtype_of(p.precision);
 }
+inline DType dtype_of(const BackwardParams& p) {
+  return p.forward.q.dtype;
+}
 inline DType dtype_of(const QuantizeTask& p) {
   return dtype_of(p.precision);
 }
@@ -65,6 +75,9 @@ struct HeadDims {
 };
 inline HeadDims head_dims_of(const AttentionParams& p) {
   return {{"head_dim", p.head_dim}, {"head_dim of v", p.head_dim_v}};
+}
+inline HeadDims head_dims_of(const BackwardParams& p) {
+  return head_dims_of(p.forward);
 }
 inline HeadDims head_dims_of(const MergeParams& p) {
   return {{"head_dim of outs", p.head_dim_v}, {"head_dim of outs", p.head_dim_v}};
@@ -86,9 +99,15 @@ inline int copy_bytes(const QuantizeTask&) {
 inline int copy_bytes(const AppendParams&) {
   return 0;
 }
+inline int copy_bytes(const BackwardParams& p) {
+  return copy_bytes(p.forward);
+}
 
 // Whether kernels can count a problem's positions; if not, `why`, unless it is null, says why not.
 bool positions_fit(const AttentionParams& p, std::string* why);
+inline bool positions_fit(const BackwardParams& p, std::string* why) {
+  return positions_fit(p.forward, why);
+}
 inline bool positions_fit(const MergeParams&, std::string*) {
   return true;
 }

@@ -10,5 +10,8 @@
   X(kMerge, merge, MergeParams)         \
   X(kQuantize, quantize, QuantizeTask)  \
   X(kAppend, append, AppendParams)      \
-  X(kCombine, combine, CombineTask)
+  X(kCombine, combine, CombineTask)     \
+  X(kBackward, backward, BackwardParams) \
+  X(kDelta, delta, DeltaTask)           \
+  X(kReduce, reduce, ReduceTask)
 // clang-format on

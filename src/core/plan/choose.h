@@ -122,6 +122,7 @@ inline void start_over(Plan* plan) {
   plan->fixed_splits = false;
   plan->split_size = 0;
   plan->workspace_bytes = 0;
+  plan->cleared_bytes = plan->parts_per_head = 0;
 }
 
 // Whether a family that `options` admit can run a problem on a GPU. If so, `best` is how, by the

@@ -35,6 +35,7 @@ using ForwardFamily = Family<AttentionParams>;
 using MergeFamily = Family<MergeParams>;
 using QuantizeFamily = Family<QuantizeTask>;
 using AppendFamily = Family<AppendParams>;
+using BackwardFamily = Family<BackwardParams>;
 
 // For what returns whether it accepts: false, and why, if anybody asks.
 template <typename... Parts>

@@ -82,7 +82,7 @@ struct Launch {
 // results. A call enqueues these launches and no others. A plain struct: making one allocates
 // nothing.
 struct Plan : Launch {
-  static constexpr int kMaxBefore = 2, kMaxAfter = 1;
+  static constexpr int kMaxBefore = 2, kMaxAfter = 3;
   Launch before[kMaxBefore];
   Launch after[kMaxAfter];
   int num_before = 0;
@@ -102,6 +102,10 @@ struct Plan : Launch {
   // Bytes of device memory that the launches need beside the tensors (AttentionParams::workspace).
   // On the CPU, bytes that the call itself allocates and frees.
   std::int64_t workspace_bytes = 0;
+  // Of backward alone. Bytes at the workspace's end that the first launch sets to zero, and partial
+  // sums of a head's slope of ALiBi that the last one adds up.
+  std::int64_t cleared_bytes = 0;
+  std::int64_t parts_per_head = 0;
   int num_threads = 0;        // CPU threads
   const char* isa = "";       // CPU instruction set
   double predicted_ns = 0.0;  // GPU time by the family's cost model, nanoseconds; 0: unknown

@@ -28,7 +28,19 @@ enum class Precision : std::int8_t { kInputs, kInt8Fp8, kFp8, kInt8Fp16 };
 //   kQuantize  q, or k and v, in 8 bits
 //   kAppend    new rows in a cache of k and v
 //   kCombine   out and lse of the partial results that kForward has left in the workspace
-enum class Operation : std::int8_t { kForward, kMerge, kQuantize, kAppend, kCombine };
+//   kBackward  gradients of attention
+//   kDelta     lse and rowsum(dout * out) - dlse of every row, in the workspace, for kBackward
+//   kReduce    gradients of slopes and sinks, of the partial sums that these two have left there
+enum class Operation : std::int8_t {
+  kForward,
+  kMerge,
+  kQuantize,
+  kAppend,
+  kCombine,
+  kBackward,
+  kDelta,
+  kReduce
+};
 
 enum class DeviceType : std::int8_t { kCpu, kCuda };
 

@@ -1,0 +1,17 @@
+#pragma once
+
+#include "core/operations/operation.h"
+#include "cuda/launch.cuh"
+#include "cuda/reduce/heads/kernel.cuh"
+
+namespace dlattn::reduce::heads {
+
+template <DType, int>
+void launch(const ReduceTask& task, const Plan& plan, const Launch& launch, void* stream) {
+  const BackwardParams& params = task;
+  cuda::launch_kernel<reduce_kernel<kNumThreads>>(
+      cuda::DeviceGuard(params.forward.device.index, "backward"), launch.grid, kNumThreads,
+      launch.smem_bytes, stream, params, make_shape(params, plan.parts_per_head));
+}
+
+}  // namespace dlattn::reduce::heads
