@@ -67,10 +67,10 @@ dlattn_instance(backward scalar float16 128 256)  # the same kernels for all dty
 dlattn_instance(backward scalar bfloat16 128 256)
 dlattn_instance(backward scalar float32 128 256)
 
-dlattn_family(delta rows WITHOUT_PLAN)
-dlattn_instance(delta rows float16 0)
-dlattn_instance(delta rows bfloat16 0)
-dlattn_instance(delta rows float32 0)
+dlattn_family(delta row_blocks WITHOUT_PLAN)
+dlattn_instance(delta row_blocks float16 0)
+dlattn_instance(delta row_blocks bfloat16 0)
+dlattn_instance(delta row_blocks float32 0)
 
-dlattn_family(reduce heads WITHOUT_PLAN)
-dlattn_instance(reduce heads float32 0)
+dlattn_family(reduce partial_sums WITHOUT_PLAN)
+dlattn_instance(reduce partial_sums float32 0)

@@ -28,6 +28,17 @@ SM_89 = "sm_89"
 SM_90 = "sm_90"
 SM_90A = "sm_90a"
 
+# The kernels of each family of backward that its tiles have. They take any dtype in scalar, which
+# has one beside for all tiles.
+_BACKWARD = {"scalar": ("keys", "queries")}
+_BACKWARD_ANY_TILE = {"scalar": ("bias",)}
+_BACKWARD_ANY_DTYPE = ("scalar",)
+# Kernels that a backward pass launches beside a family's own.
+_BESIDE_BACKWARD = {
+    "delta": ("row_blocks", ("float16", "bfloat16", "float32")),
+    "reduce": ("partial_sums", ("float32",)),
+}
+
 # Without a type of elements kernels are of the one 8-bit type.
 _TYPES = {
     "6__half": "float16",
@@ -106,6 +117,13 @@ _QUANTIZE = re.compile(
     r"_ZN6dlattn8quantize10key_blocks6kernelI(6__half|13__nv_bfloat16)"
     r"LNS_9PrecisionE([123])ELi(64|128)ELb([01])EEEv\w+"
 )
+_BACKWARD_KERNEL = re.compile(
+    r"_ZN6dlattn\d+backward_([a-z]+(?:\d\d)?)\d+([a-z]+)_kernel"
+    r"I(6__half|13__nv_bfloat16)?(?:Li(\d+)E)?(?:L\w\w?E)*EEv\w+"
+)
+_BESIDE_BACKWARD_KERNEL = re.compile(
+    r"_ZN6dlattn\d(delta|reduce)\d\d\w+?_kernelI(6__half|13__nv_bfloat16|f|Li128E)EEv\w+"
+)
 # An instance of int8 has the kernels of two precisions.
 _INT8, _INT8_FP16 = "wmma8_int8_", "wmma8_int8_fp16_"
 _PRECISIONS = {"1": "int8", "2": "fp8", "3": "int8_fp16"}
@@ -150,11 +168,11 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
-def instances() -> list[tuple[str, str, int]]:
+def instances(operation: str = "forward") -> list[tuple[str, str, int]]:
     """The (family, dtype, head_dim tile) of instances.cmake."""
     text = (ROOT / "src/cuda/instances.cmake").read_text()
     found = []
-    instance = re.compile(r"^dlattn_instance\(forward (\w+) (\w+) ([\d ]+)\)", re.M)
+    instance = re.compile(rf"^dlattn_instance\({operation} (\w+) (\w+) ([\d ]+)\)", re.M)
     for family, dtype, tiles in instance.findall(text):
         found += [(family, dtype, int(tile)) for tile in tiles.split()]
     return found
@@ -164,7 +182,7 @@ def arch_of(kernel: str) -> str:
     """The architecture that a kernel's budget is about."""
     if kernel.endswith("_persistent"):  # over TMA, which 8.9 has not
         return SM_90
-    return SM_90A if kernel.startswith("sm90_") else SM_89
+    return SM_90A if kernel.removeprefix("backward_").startswith("sm90") else SM_89
 
 
 def kernel_name(
@@ -192,6 +210,19 @@ def names(family: str, variant: str, dtype: str = "") -> list[str]:
     return [variant, f"{variant}_{twin}".lstrip("_")] if twin else [variant]
 
 
+def backward_kernels() -> list[str]:
+    found = {}  # in order, each once
+    for family, dtype, tile in instances("backward"):
+        named = "" if family in _BACKWARD_ANY_DTYPE else dtype
+        for kernel in _BACKWARD[family]:
+            found[kernel_name(f"backward_{family}", named, tile, kernel)] = None
+        for kernel in _BACKWARD_ANY_TILE.get(family, ()):
+            found[kernel_name(f"backward_{family}", named, None, kernel)] = None
+    for operation, (_, dtypes) in _BESIDE_BACKWARD.items():
+        found.update({kernel_name(operation, dtype, None): None for dtype in dtypes})
+    return list(found)
+
+
 def expected_kernels() -> list[str]:
     any_dims = [kernel_name(name, d, None) for name in _ANY_DIMS for d in _ANY_DIMS_DTYPES]
     forward = [
@@ -207,7 +238,7 @@ def expected_kernels() -> list[str]:
         for variant in ("int8", "fp8", "fp8_queries", "int8_fp16")
     ]
     of_halves = [name.replace(_INT8, _INT8_FP16) for name in forward if name.startswith(_INT8)]
-    return forward + of_halves + any_dims + quantizes
+    return forward + of_halves + any_dims + quantizes + backward_kernels()
 
 
 def name_of(symbol: str) -> str | None:
@@ -221,6 +252,13 @@ def name_of(symbol: str) -> str | None:
         dtype = _DECODE_KEYS.get(keys or "", _TYPES[element])
         kernel = _DECODE_SUMS[key_bytes] if key_bytes else _DECODE[2 * int(paged) + int(general)]
         return kernel_name("decode", dtype, tile, variants("decode")[int(variant)], kernel)
+    if match := _BESIDE_BACKWARD_KERNEL.fullmatch(symbol):
+        operation, element = match.groups()
+        return kernel_name(operation, _TYPES.get(element, "float32"), None)
+    if match := _BACKWARD_KERNEL.fullmatch(symbol):
+        family, kernel, element, tile = match.groups()
+        tile = None if kernel in _BACKWARD_ANY_TILE.get(family, ()) else tile
+        return kernel_name(f"backward_{family}", _TYPES[element] if element else "", tile, kernel)
     match = _KERNEL.fullmatch(symbol)
     return _parsed_name(match) if match else None
 
@@ -261,7 +299,9 @@ def _instantiation(
     template: str, operation: str, family: str, dtype: str, tile: int, launched: str = ""
 ) -> str:
     """The source that CMake makes of instance.cu.in, for `operation` or one that follows it."""
-    space = family if operation == "forward" else f"{operation}::{family}"
+    space = {"forward": family, "backward": f"backward_{family}"}.get(
+        operation, f"{operation}::{family}"
+    )
     values = {
         "operation": operation,
         "family": family,
@@ -321,6 +361,13 @@ def compile_instances(
             )
         )
         sources[quantize] = quantize.with_suffix(".cubin")
+        for operation in ("backward", *_BESIDE_BACKWARD):
+            for family in dict.fromkeys(family for family, _, _ in instances(operation)):
+                own = (i for i in instances(operation) if i[0] == family)
+                texts = [_instantiation(template, operation, *instance) for instance in own]
+                source = folder / f"{operation}_{family}.cu"
+                source.write_text("".join(texts))
+                sources[source] = source.with_suffix(".cubin")
 
     def build(source: Path) -> None:
         number = (SM_90A if arch_of(source.stem) == SM_90A else arch).removeprefix("sm_")
@@ -419,7 +466,19 @@ def dynamic_smem() -> dict[str, int]:
         raise NoTools("no C++ compiler is installed")
     families = sorted({family for family, _, _ in instances()})
     lines = [f'#include "cuda/forward/{family}/traits.h"' for family in families]
+    lines += [
+        f'#include "cuda/{operation}/{family}/traits.h"'
+        for operation in ("backward", *_BESIDE_BACKWARD)
+        for family in dict.fromkeys(family for family, _, _ in instances(operation))
+    ]
     lines += ["#include <cstdio>", "int main() {"]
+    for kernel in backward_kernels():
+        space = kernel.split("_")[0]
+        if space in _BESIDE_BACKWARD:
+            space += f"::{_BESIDE_BACKWARD[space][0]}"
+        else:
+            space = "_".join(kernel.split("_")[:2])
+        lines.append(f'std::printf("{kernel} %d\\n", dlattn::{space}::kSmemBytes);')
     for family, dtype, tile in instances():
         size = 4 if dtype == "float32" else 2
         for variant in variants(family, tile):
@@ -447,7 +506,8 @@ def dynamic_smem() -> dict[str, int]:
     with tempfile.TemporaryDirectory() as temporary:
         source, program = Path(temporary) / "smem.cpp", Path(temporary) / "smem"
         source.write_text("\n".join(lines))
-        command = [compiler, "-std=c++17", f"-I{ROOT / 'src'}", "-o", str(program), str(source)]
+        includes = [f"-I{ROOT / 'src'}", f"-I{ROOT / 'src/include'}"]
+        command = [compiler, "-std=c++17", *includes, "-o", str(program), str(source)]
         subprocess.run(command, check=True)
         done = subprocess.run([str(program)], capture_output=True, text=True, check=True)
     return {name: int(size) for name, size in (line.split() for line in done.stdout.splitlines())}

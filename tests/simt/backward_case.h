@@ -13,7 +13,7 @@
 // Backward passes: tensors, and the gradients in float64 and as plainly as the dtype allows.
 namespace simt {
 
-// What is asked of a backward pass beside its case.
+// Results and inputs of a backward pass beside its case.
 struct Wanted {
   bool dout = true, dlse = true;
   bool dq = true, dk = true, dv = true, dslopes = true, dsinks = true;

@@ -3,9 +3,10 @@
 Mutants are made in a copy of src/: every ``__syncthreads()``, ``__syncwarp()``, bar.sync and
 cp.async wait of each kernel family (its kernel and what that includes) removed in turn, every such
 wait made one group short, the same for what orders asynchronous copies and products on Hopper, and
-the bugs of seed_bugs.py, append_bugs.py and decode_bugs.py put back. Each is compiled into the
-family's test, under ThreadSanitizer, AddressSanitizer or neither, until one of them fails. A mutant
-that survives all three, or an edit that does not apply, makes the exit status 1.
+the bugs of seed_bugs.py, append_bugs.py, decode_bugs.py and backward_bugs.py put back. Each is
+compiled into the family's test, under ThreadSanitizer, AddressSanitizer or neither, until one of
+them fails. A mutant that survives all three, or an edit that does not apply, makes the exit status
+1.
 
     python mutate.py --config <build folder>/tests/simt/simt.json [--quick] [--table MUTANTS.md]
 
@@ -34,6 +35,7 @@ from threading import Lock
 from typing import Any
 
 from append_bugs import APPEND_BUGS
+from backward_bugs import BACKWARD_BUGS
 from decode_bugs import DECODE_BUGS
 from markers import marked
 from seed_bugs import GENERAL, SEED_BUGS, SeedBug
@@ -56,9 +58,10 @@ FAMILIES = {
     "merge": "merge/row_per_warp/kernel.cuh",
     "quantize": "quantize/key_blocks/kernel.cuh",
     "append": "append/token_rows/kernel.cuh",
+    "backward_scalar": "backward/scalar/bias.cuh",
 }
 TIMEOUT_S = 300
-BUGS = SEED_BUGS + APPEND_BUGS + DECODE_BUGS
+BUGS = SEED_BUGS + APPEND_BUGS + DECODE_BUGS + BACKWARD_BUGS
 
 # Changes (pattern, replacement) that are made wherever the pattern occurs.
 SYNCHRONISATION = {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cuda/delta/rows/traits.h"
+#include "cuda/delta/row_blocks/traits.h"
 #include "cuda/plan/backward_workspace.h"
-#include "cuda/reduce/heads/traits.h"
+#include "cuda/reduce/partial_sums/traits.h"
 #include "dlattn/plan.h"
 
 // The launches that families of `backward` list beside their own.
@@ -17,28 +17,29 @@ inline void add_delta(const BackwardParams& b, Plan* plan) {
   Launch& launch = plan->before[plan->num_before++];
   launch = Launch();
   launch.operation = Operation::kDelta;
-  launch.kernel = "rows";
+  launch.kernel = "row_blocks";
   launch.dtype = b.forward.q.dtype;
   launch.block_m = kDeltaRows;
-  launch.num_warps = delta::rows::kNumThreads / 32;
-  launch.smem_bytes = delta::rows::kSmemBytes;
-  launch.grid = std::max<std::int64_t>(delta::rows::num_tiles(b), 1);
+  launch.num_warps = delta::row_blocks::kNumThreads / 32;
+  launch.smem_bytes = delta::row_blocks::kSmemBytes;
+  launch.grid = std::max<std::int64_t>(delta::row_blocks::num_tiles(b), 1);
 }
 
 // Adds the launch that adds up partial sums, if dsinks or dalibi_slopes are wanted. The plan's
 // parts_per_head is set.
 inline void add_reduce(const BackwardParams& b, Plan* plan) {
-  const reduce::heads::Shape shape = reduce::heads::make_shape(b, plan->parts_per_head);
+  const reduce::partial_sums::Shape shape =
+      reduce::partial_sums::make_shape(b, plan->parts_per_head);
   const std::int64_t grid = shape.slopes.count() + shape.sinks.count();
   if (grid == 0) return;
   Launch& launch = plan->after[plan->num_after++];
   launch = Launch();
   launch.operation = Operation::kReduce;
-  launch.kernel = "heads";
+  launch.kernel = "partial_sums";
   launch.dtype = DType::kFloat32;
   launch.block_m = 1;
-  launch.num_warps = reduce::heads::kNumThreads / 32;
-  launch.smem_bytes = reduce::heads::kSmemBytes;
+  launch.num_warps = reduce::partial_sums::kNumThreads / 32;
+  launch.smem_bytes = reduce::partial_sums::kSmemBytes;
   launch.grid = grid;
 }
 

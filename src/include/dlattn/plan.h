@@ -102,8 +102,8 @@ struct Plan : Launch {
   // Bytes of device memory that the launches need beside the tensors (AttentionParams::workspace).
   // On the CPU, bytes that the call itself allocates and frees.
   std::int64_t workspace_bytes = 0;
-  // Of backward alone. Bytes at the workspace's end that the first launch sets to zero, and partial
-  // sums of a head's slope of ALiBi that the last one adds up.
+  // Bytes at the workspace's end that backward's first launch sets to zero, and partial sums of a
+  // head's slope of ALiBi that its last one adds up.
   std::int64_t cleared_bytes = 0;
   std::int64_t parts_per_head = 0;
   int num_threads = 0;        // CPU threads

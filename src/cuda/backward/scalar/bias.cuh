@@ -11,10 +11,7 @@ namespace dlattn::backward_scalar {
 __device__ __forceinline__ void store_bias(const float (&sum)[4][4], const BiasShape& bias,
                                            void* data, const MutableTensorView& x, int rows,
                                            int columns, float* numbers) {
-  // seed: tile-is-free
-  __syncthreads();
-  write_operand<false>(numbers, sum);
-  // seed: tile-is-written
+  write_operand<false>(numbers, sum);  // where a thread's own scores were
   __syncthreads();
   const int num_rows = bias.per_query ? min(rows, kTile) : 1;
   const int num_columns = bias.per_key ? min(columns, kTile) : 1;
@@ -36,7 +33,7 @@ __device__ __forceinline__ void store_bias(const float (&sum)[4][4], const BiasS
   });
 }
 
-// What a block of the grid loops over in one dimension: its own, or all where dbias has one.
+// The indices of one dimension that a block loops over: its own, or all where dbias has one.
 __device__ __forceinline__ tile::Range own_or_all(std::int64_t of_bias, std::int64_t all, int own) {
   if (of_bias == all) return {own, own + 1};
   return {0, static_cast<int>(all)};

@@ -170,12 +170,10 @@ __device__ __forceinline__ void compute_gradients(Gradients& g, const Head& head
   float* const staged = smem;
   float* const scores = smem + kStageSize;
   multiply_rows(g.p, head.q(), m0, head.k(), n0, staged);
-  // seed: tile-is-free
   write_operand<false>(scores, g.p);
   if (wants_ds) multiply_rows(g.ds, head.dout(), m0, head.v(), n0, staged);
   const bool has_cap = wants_ds && head.params.forward.softcap != 0.0;
-  // seed: staged-is-read
-  if (has_cap) __syncthreads();
+  if (has_cap) __syncthreads();  // factors take the place of rows that all have read
   compute_scores(head, m0, n0, scores, has_cap ? staged : nullptr);
 #pragma unroll
   for (int r = 0; r < 4; ++r) {

@@ -32,10 +32,8 @@ __device__ __forceinline__ WorkTile work_tile(const Grid& grid) {
 // The sum over all threads of a block, in a fixed order; thread 0 has it.
 __device__ __forceinline__ float sum_of_block(float x, float* warp_sums) {
   x = tile::reduce_sum<32>(x);
-  // seed: sums-are-free
-  __syncthreads();
+  __syncthreads();  // all have read what was there
   if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = x;
-  // seed: sums-are-written
   __syncthreads();
   x = 0.0f;
   for (int warp = 0; warp < kNumThreads / 32; ++warp) x += warp_sums[warp];
@@ -71,8 +69,7 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim == 64 ? 2 : 1)
         add_product(dv, operand, head.dout(), m * kTile, staged);
       }
       if (params.dk.data) {
-        // seed: p-is-read
-        __syncthreads();
+        __syncthreads();  // all have read P
         write_operand<false>(operand, g.dx);
         add_product(dk, operand, head.q(), m * kTile, staged);
       }
@@ -128,8 +125,7 @@ __global__ void __launch_bounds__(kNumThreads, kHeadDim == 256 ? 1 : 2)
     compute_gradients(g, head, m0, n * kTile, true, staged);
     if (params.dalibi_slopes.data) slope -= slope_sum(g, head, m0, n * kTile);
     if (params.dq.data) {
-      // seed: scores-are-read
-      __syncthreads();
+      __syncthreads();  // all have read their scores
       write_operand<true>(operand, g.dx);
       add_product(dq, operand, head.k(), n * kTile, staged);
     }

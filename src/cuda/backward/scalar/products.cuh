@@ -89,11 +89,9 @@ __device__ __forceinline__ void multiply_rows(float (&product)[4][4], const Rows
   }
 #pragma unroll 1
   for (int column = 0; column < a.columns; column += kDepth) {
-    // seed: rows-are-read
-    __syncthreads();
+    __syncthreads();  // all have read the rows before
     stage<kDepth>(staged, a, a0, column, transposed);
     stage<kDepth>(other, b, b0, column, transposed);
-    // seed: rows-are-staged
     __syncthreads();
     add_outer_products<kDepth>(product, staged, other);
   }
@@ -107,11 +105,9 @@ __device__ __forceinline__ void add_product(float (&acc)[kChunks][4][4], const f
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {
     if (chunk * kTile < b.columns) {
-      // seed: operand-is-written
-      __syncthreads();
+      __syncthreads();  // `a` is written, and all have read the rows before
       stage<kTile>(staged, b, b0, chunk * kTile,
                    [](int row, int column) { return row * kLd + column; });
-      // seed: chunk-is-staged
       __syncthreads();
       add_outer_products<kTile>(acc[chunk], a, staged);
     }

@@ -1,10 +1,10 @@
 #pragma once
 
 #include "core/operations/operation.h"
-#include "cuda/delta/rows/kernel.cuh"
+#include "cuda/delta/row_blocks/kernel.cuh"
 #include "cuda/launch.cuh"
 
-namespace dlattn::delta::rows {
+namespace dlattn::delta::row_blocks {
 
 template <DType dtype, int>
 void launch(const DeltaTask& task, const Plan& plan, const Launch& launch, void* stream) {
@@ -14,4 +14,4 @@ void launch(const DeltaTask& task, const Plan& plan, const Launch& launch, void*
       launch.smem_bytes, stream, params, make_shape(params, plan));
 }
 
-}  // namespace dlattn::delta::rows
+}  // namespace dlattn::delta::row_blocks

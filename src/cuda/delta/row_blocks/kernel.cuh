@@ -10,7 +10,7 @@
 
 #include <cmath>
 
-#include "cuda/delta/rows/traits.h"
+#include "cuda/delta/row_blocks/traits.h"
 #include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/smem.cuh"
 #include "cuda/tile/online_softmax.cuh"
@@ -18,7 +18,7 @@
 #include "cuda/tile/vec.cuh"
 #include "cuda/tile/warp.cuh"
 
-namespace dlattn::delta::rows {
+namespace dlattn::delta::row_blocks {
 
 // This lane's part of the sum of out times dout of a row.
 template <typename T>
@@ -172,8 +172,8 @@ __global__ void __launch_bounds__(kNumThreads)
   if (params.forward.cu_seqlens_q) clear_rows_between<T>(params);
   if (blockIdx.x >= shape.num_tiles) return;
   const AttentionParams& p = params.forward;
-  const unsigned of_all = blockIdx.x / shape.row_blocks;  // heads
-  const auto row_block = static_cast<int>(blockIdx.x - of_all * shape.row_blocks);
+  const unsigned of_all = blockIdx.x / shape.num_row_blocks;  // heads
+  const auto row_block = static_cast<int>(blockIdx.x - of_all * shape.num_row_blocks);
   const auto num_heads = static_cast<unsigned>(p.num_heads);
   const unsigned batch = of_all / num_heads;
   const float sum =
@@ -183,7 +183,6 @@ __global__ void __launch_bounds__(kNumThreads)
   auto* const warp_sums = reinterpret_cast<float*>(ptx::dynamic_smem());
   const float warp_sum = tile::reduce_sum<32>(sum);
   if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = warp_sum;
-  // seed: sink-sums
   __syncthreads();
   if (threadIdx.x != 0) return;
   float total = 0.0f;
@@ -191,4 +190,4 @@ __global__ void __launch_bounds__(kNumThreads)
   workspace_at<float>(params, backward_workspace(params, 0).sink_parts)[blockIdx.x] = total;
 }
 
-}  // namespace dlattn::delta::rows
+}  // namespace dlattn::delta::row_blocks

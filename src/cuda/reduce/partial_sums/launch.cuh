@@ -2,9 +2,9 @@
 
 #include "core/operations/operation.h"
 #include "cuda/launch.cuh"
-#include "cuda/reduce/heads/kernel.cuh"
+#include "cuda/reduce/partial_sums/kernel.cuh"
 
-namespace dlattn::reduce::heads {
+namespace dlattn::reduce::partial_sums {
 
 template <DType, int>
 void launch(const ReduceTask& task, const Plan& plan, const Launch& launch, void* stream) {
@@ -14,4 +14,4 @@ void launch(const ReduceTask& task, const Plan& plan, const Launch& launch, void
       launch.smem_bytes, stream, params, make_shape(params, plan.parts_per_head));
 }
 
-}  // namespace dlattn::reduce::heads
+}  // namespace dlattn::reduce::partial_sums

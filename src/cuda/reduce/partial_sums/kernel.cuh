@@ -10,10 +10,10 @@
 #include "cuda/plan/backward_workspace.h"
 #include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/smem.cuh"
-#include "cuda/reduce/heads/traits.h"
+#include "cuda/reduce/partial_sums/traits.h"
 #include "cuda/tile/warp.cuh"
 
-namespace dlattn::reduce::heads {
+namespace dlattn::reduce::partial_sums {
 
 // The sum of the parts of heads of sequences by all threads; thread 0 has it.
 __device__ __forceinline__ float sum_parts(const float* parts, const AttentionParams& p,
@@ -28,7 +28,6 @@ __device__ __forceinline__ float sum_parts(const float* parts, const AttentionPa
   }
   sum = tile::reduce_sum<32>(sum);
   if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = sum;
-  // seed: part-sums
   __syncthreads();
   sum = 0.0f;
   for (int warp = 0; warp < kNumThreads / 32; ++warp) sum += warp_sums[warp];
@@ -62,4 +61,4 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-}  // namespace dlattn::reduce::heads
+}  // namespace dlattn::reduce::partial_sums

@@ -7,7 +7,7 @@
 #include "dlattn/plan.h"
 
 // The numbers that plans, launcher and kernel share.
-namespace dlattn::reduce::heads {
+namespace dlattn::reduce::partial_sums {
 
 constexpr int kNumThreads = 128;
 constexpr int kSmemBytes = kNumThreads / 32 * 4;
@@ -49,4 +49,4 @@ inline Shape make_shape(const BackwardParams& b, std::int64_t parts_per_head) {
   return shape;
 }
 
-}  // namespace dlattn::reduce::heads
+}  // namespace dlattn::reduce::partial_sums
