@@ -6,12 +6,13 @@ The native module's own list is `kArguments` in python/bindings/problem.cpp; a t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ATTENTION = ("attention", "attention_varlen", "supported", "plan")
 VARLEN = ("attention_varlen", "supported", "plan")
 KVCACHE = ("attention_with_kvcache",)
 ALL = (*ATTENTION, *KVCACHE)
+BACKWARD = ("attention_backward", "attention_varlen_backward")
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Argument:
     """Whether the native module takes it. If not, the template's code has done what it asks for."""
 
 
-ARGUMENTS = (
+_ARGUMENTS = (
     Argument(
         "q",
         "Tensor",
@@ -458,3 +459,32 @@ ARGUMENTS = (
             none.""",
     ),
 )
+
+# What attention takes and a call with gradients does not: 8 bits, how keys are split, and results,
+# which are inputs there.
+_WITHOUT_GRADIENTS = (
+    "q_descale",
+    "k_descale",
+    "v_descale",
+    "precision",
+    "out",
+    "out_dtype",
+    "return_lse",
+    "batch_invariant",
+    "page_table",
+    "num_splits",
+    "split_size",
+    "workspace",
+)
+
+
+def _with_backward(argument: Argument) -> Argument:
+    """The argument, taken by the functions of gradients too where they know it."""
+    if argument.name in _WITHOUT_GRADIENTS:
+        return argument
+    pairs = zip(("attention", "attention_varlen"), BACKWARD, strict=True)
+    taken = [backward for forward, backward in pairs if forward in argument.functions]
+    return replace(argument, functions=(*argument.functions, *taken))
+
+
+ARGUMENTS = tuple(map(_with_backward, _ARGUMENTS))

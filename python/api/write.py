@@ -1,4 +1,4 @@
-"""Write python/dlattn/_attention.py and _plan.py from their templates and the declared arguments.
+"""Write _attention.py, _backward.py and _plan.py from their templates and the declared arguments.
 
 python python/api/write.py           # write them
 python python/api/write.py --check   # exit 1 if they are not what would be written
@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from arguments import ALL, ARGUMENTS, Argument
+from arguments import ALL, ARGUMENTS, BACKWARD, Argument
 
 API = Path(__file__).resolve().parent
 PACKAGE = API.parent / "dlattn"
@@ -113,6 +113,19 @@ def _keywords(arguments: list[Argument], function: str, indent: int) -> Iterator
         yield f"{argument.name}={argument.name},"
 
 
+def _keywords_only(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
+    """The parameters behind those that a template names itself."""
+    for argument in arguments:
+        if argument.default is not None:
+            yield f"{argument.name}: {argument.type} = {argument.default},"
+
+
+def _entries(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
+    """All of them, as the entries of a dict."""
+    for argument in arguments:
+        yield f'"{argument.name}": {argument.name},'
+
+
 def _options(arguments: list[Argument], function: str, indent: int) -> Iterator[str]:
     """The keywords of `supported`, as the entries of a dict."""
     for argument in arguments:
@@ -137,6 +150,8 @@ _LINES = {
     "names": _names,
     "keywords": _keywords,
     "options": _options,
+    "keywords_only": _keywords_only,
+    "entries": _entries,
 }
 
 
@@ -145,7 +160,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare, do not write")
     check = parser.parse_args().check
-    unknown = {name for argument in ARGUMENTS for name in argument.functions} - set(ALL)
+    unknown = {name for argument in ARGUMENTS for name in argument.functions} - {*ALL, *BACKWARD}
     if unknown:
         raise SystemExit(f"arguments.py names functions that there are not: {sorted(unknown)}")
     stale = False

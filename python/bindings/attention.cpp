@@ -131,7 +131,7 @@ nb::object attention(const AttentionCall& call) {
 }
 
 nb::object append_and_attend(const NewKeys& given, const nb::dict& options) {
-  const AttentionCall call = kvcache_call(options);
+  const AttentionCall call = call_of(Function::kKvcache, options);
   Problem problem = read_options(call);
   Target target = make_target(call.q, "q");
   if (target.type->deferred) {

@@ -30,24 +30,45 @@ nb::object plan(const AttentionCall& call);
 nb::object info();
 nb::object inspect(nb::handle tensor);
 
+// Gradients of a call of attention, or with cu_seqlens_q of attention_varlen, whose arguments
+// `options` has by their names. `gradients` are the caller's tensors to write to, and `needs` the
+// names of those to compute, of dq, dk, dv, dbias, dalibi_slopes and dsinks.
+struct BackwardCall {
+  nb::handle dout, out, lse, dlse;
+  nb::dict gradients;
+  nb::handle needs, deterministic, workspace;
+  nb::dict options;
+};
+nb::object attention_backward(const BackwardCall& call);  // a tuple of the six, None for the others
+
 // The results of a computation.
 struct Outcome {
   nb::object out;
   nb::object lse;  // null if not asked for
 };
+inline nb::list list_of(const Outcome& outcome) {
+  nb::list outputs;
+  outputs.append(outcome.out);
+  if (outcome.lse.is_valid()) outputs.append(outcome.lse);
+  return outputs;
+}
+inline nb::object result_of(const Outcome& outcome) {
+  return outcome.lse.is_valid() ? nb::object(nb::make_tuple(outcome.out, outcome.lse))
+                                : outcome.out;
+}
 
 // Memory of the inputs and outputs, for a framework that must be told when the device is done with
 // it.
 using Held = std::vector<nb::object>;
 
 // Runs `compute(target, held)` once, on the stream that the caller named or the framework's own,
-// and returns its outputs as the framework's tensors: out, or (out, lse).
+// and returns its outputs as the framework's tensors: what result_of() makes of them or, of a
+// framework that defers them, a tuple of those that list_of() names, or the only one.
 template <typename Compute>
 nb::object run_on(Target& target, nb::handle stream, Compute&& compute) {
   if (!target.type->deferred) {
     set_stream(stream, &target);
-    Outcome outcome = compute(target, static_cast<Held*>(nullptr));
-    return outcome.lse.is_valid() ? nb::make_tuple(outcome.out, outcome.lse) : outcome.out;
+    return result_of(compute(target, static_cast<Held*>(nullptr)));
   }
   if (!stream.is_none()) {
     throw UnsupportedError(
@@ -57,10 +78,7 @@ nb::object run_on(Target& target, nb::handle stream, Compute&& compute) {
       [&](nb::handle own_stream) {
         if (target.device.type == DeviceType::kCuda) set_stream(own_stream, &target);
         Held held;
-        const Outcome outcome = compute(target, &held);
-        nb::list outputs;
-        outputs.append(outcome.out);
-        if (outcome.lse.is_valid()) outputs.append(outcome.lse);
+        const nb::list outputs = list_of(compute(target, &held));
         nb::list memory;
         for (const nb::object& owner : held) {
           if (owner.is_valid()) memory.append(owner);

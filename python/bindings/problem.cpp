@@ -16,38 +16,6 @@ constexpr char kDTypes[] = "float16, bfloat16, float32, float64, float8_e4m3fn";
 constexpr dlpack::DLDataType kFloat32{dlpack::kFloat, 32, 1};
 constexpr dlpack::DLDataType kBool{dlpack::kBool, 8, 1};
 
-// Reads a tensor that broadcasts, right-aligned, to [batch_size, num_heads, seqlen_q, seqlen_k].
-void read_scores(const Tensor& tensor, const AttentionParams& p, TensorView* view) {
-  std::int64_t* const strides[4] = {&view->batch_stride, &view->head_stride, &view->row_stride,
-                                    &view->col_stride};
-  const std::int64_t full[4] = {p.batch_size, p.num_heads, p.seqlen_q, p.seqlen_k};
-  bool fits = tensor.ndim <= 4;
-  for (int i = 0; i < 4 && fits; ++i) {
-    const int dim = i - (4 - tensor.ndim);
-    *strides[i] = dim < 0 || tensor.shape[dim] == 1 ? 0 : tensor.strides[dim];
-    fits = dim < 0 || tensor.shape[dim] == 1 || tensor.shape[dim] == full[i];
-  }
-  if (fits) return;
-  unsupported(tensor.name, ": shape is ", shape_text(tensor.shape, tensor.ndim),
-              "; accepted: one that broadcasts to (batch, num_heads, seqlen_q, seqlen_k) = ",
-              shape_text(full, 4));
-}
-
-// Reads [num_heads] or [batch_size, num_heads].
-void read_by_head(const Tensor& tensor, const AttentionParams& p, TensorView* view) {
-  const bool per_batch = tensor.ndim == 2;
-  const bool fits = (tensor.ndim == 1 || per_batch) &&
-                    tensor.shape[tensor.ndim - 1] == p.num_heads &&
-                    (!per_batch || tensor.shape[0] == p.batch_size);
-  if (!fits) {
-    unsupported(tensor.name, ": shape is ", shape_text(tensor.shape, tensor.ndim),
-                "; accepted: (num_heads,) = (", p.num_heads, ",) or (batch, num_heads) = (",
-                p.batch_size, ", ", p.num_heads, ")");
-  }
-  view->batch_stride = per_batch ? tensor.strides[0] : 0;
-  view->head_stride = tensor.strides[tensor.ndim - 1];
-}
-
 // Reads a descale that broadcasts, right-aligned, to [batch_size, heads]; `heads` is the first of
 // `accepted` that it fits.
 template <typename View>
@@ -359,6 +327,36 @@ void for_each_optional_tensor(const Visit& visit) {
 
 }  // namespace
 
+void read_scores(const Tensor& tensor, const AttentionParams& p, TensorView* view) {
+  std::int64_t* const strides[4] = {&view->batch_stride, &view->head_stride, &view->row_stride,
+                                    &view->col_stride};
+  const std::int64_t full[4] = {p.batch_size, p.num_heads, p.seqlen_q, p.seqlen_k};
+  bool fits = tensor.ndim <= 4;
+  for (int i = 0; i < 4 && fits; ++i) {
+    const int dim = i - (4 - tensor.ndim);
+    *strides[i] = dim < 0 || tensor.shape[dim] == 1 ? 0 : tensor.strides[dim];
+    fits = dim < 0 || tensor.shape[dim] == 1 || tensor.shape[dim] == full[i];
+  }
+  if (fits) return;
+  unsupported(tensor.name, ": shape is ", shape_text(tensor.shape, tensor.ndim),
+              "; accepted: one that broadcasts to (batch, num_heads, seqlen_q, seqlen_k) = ",
+              shape_text(full, 4));
+}
+
+void read_by_head(const Tensor& tensor, const AttentionParams& p, TensorView* view) {
+  const bool per_batch = tensor.ndim == 2;
+  const bool fits = (tensor.ndim == 1 || per_batch) &&
+                    tensor.shape[tensor.ndim - 1] == p.num_heads &&
+                    (!per_batch || tensor.shape[0] == p.batch_size);
+  if (!fits) {
+    unsupported(tensor.name, ": shape is ", shape_text(tensor.shape, tensor.ndim),
+                "; accepted: (num_heads,) = (", p.num_heads, ",) or (batch, num_heads) = (",
+                p.batch_size, ", ", p.num_heads, ")");
+  }
+  view->batch_stride = per_batch ? tensor.strides[0] : 0;
+  view->head_stride = tensor.strides[tensor.ndim - 1];
+}
+
 Dims dims_of(Layout layout) {
   return layout == Layout::kBshd ? Dims{0, 1, 2} : Dims{0, 2, 1};
 }
@@ -462,17 +460,16 @@ void def_call(nb::module_& module, const char* name, const char* name_varlen,
   if (name_kvcache) def_with<kArguments, Function::kKvcache>(module, name_kvcache, call);
 }
 
-AttentionCall kvcache_call(const nb::dict& arguments) {
+AttentionCall call_of(Function function, const nb::dict& arguments) {
   AttentionCall call;
-  call.function = Function::kKvcache;
+  call.function = function;
   for_each_argument<kArguments>([&](auto i) {
     constexpr Argument kArgument = kArguments[i];
-    if constexpr ((kArgument.functions & kKvcache) != 0) {
-      const nb::handle given = PyDict_GetItemString(arguments.ptr(), kArgument.name);
-      constexpr bool kIsSetting = kArgument.read != nullptr && kArgument.member == nullptr;
-      call.values[i] = given.is_valid() || kIsSetting ? given : nb::handle(Py_None);
-      if constexpr (kArgument.member != nullptr) call.*kArgument.member = call.values[i];
-    }
+    if ((kArgument.functions & bit(function)) == 0) return;
+    const nb::handle given = PyDict_GetItemString(arguments.ptr(), kArgument.name);
+    constexpr bool kIsSetting = kArgument.read != nullptr && kArgument.member == nullptr;
+    call.values[i] = given.is_valid() || kIsSetting ? given : nb::handle(Py_None);
+    if constexpr (kArgument.member != nullptr) call.*kArgument.member = call.values[i];
   });
   return call;
 }

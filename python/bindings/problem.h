@@ -41,9 +41,9 @@ using CallFunction = nb::object (*)(const AttentionCall&);
 void def_call(nb::module_& module, const char* name, const char* name_varlen,
               const char* name_kvcache, CallFunction call);
 
-// The call of attention_with_kvcache of arguments by their names. Arguments that are not named have
-// their defaults, but for max_seqlen_k.
-AttentionCall kvcache_call(const nb::dict& arguments);
+// The call of one of them with arguments by their names. Arguments that are not named have their
+// defaults, but for max_seqlen_k of attention_with_kvcache.
+AttentionCall call_of(Function function, const nb::dict& arguments);
 
 // Sizes of a tensor of the caller's.
 struct Shape {
@@ -106,6 +106,12 @@ void read_descales(const Tensor& descale, std::int64_t batch_size, std::int64_t 
 
 void set_out(const Tensor& out, Problem* problem);  // checks shape, dtype and writability
 void set_lse(const Tensor& lse, Problem* problem);
+
+// Fill a view of a tensor that broadcasts, right-aligned, to [batch_size, num_heads, seqlen_q,
+// seqlen_k], and of one that is [num_heads] or [batch_size, num_heads]. A dimension of one element
+// has a stride of 0.
+void read_scores(const Tensor& tensor, const AttentionParams& params, TensorView* view);
+void read_by_head(const Tensor& tensor, const AttentionParams& params, TensorView* view);
 
 // Offsets of a (batch, seqlen, num_heads) tensor's dimensions in `layout`.
 struct Dims {

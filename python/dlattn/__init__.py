@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dlattn._api import info, merge_states
 from dlattn._append import append_kv
 from dlattn._attention import attention, attention_varlen, attention_with_kvcache
+from dlattn._backward import Gradients, attention_backward, attention_varlen_backward
 from dlattn._core import __version__
 from dlattn._errors import DeviceError, UnsupportedError
 from dlattn._pages import page_table_from_csr
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DeviceError",
     "DeviceInfo",
+    "Gradients",
     "Info",
     "Plan",
     "QuantizedKV",
@@ -35,7 +37,9 @@ __all__ = [
     "__version__",
     "append_kv",
     "attention",
+    "attention_backward",
     "attention_varlen",
+    "attention_varlen_backward",
     "attention_with_kvcache",
     "flash_attn",
     "info",

@@ -13,6 +13,7 @@ Window: TypeAlias = tuple[int | None, int | None]
 Layout: TypeAlias = Literal["bshd", "bhsd"]
 OutDType: TypeAlias = Literal["bfloat16", "float16", "float32", "float64"]
 Kernel: TypeAlias = str
+Gradient: TypeAlias = Literal["dq", "dk", "dv", "dbias", "dalibi_slopes", "dsinks"]
 Precision: TypeAlias = Literal["int8_fp8", "int8_fp16", "fp8"]
 
 

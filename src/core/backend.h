@@ -68,6 +68,9 @@ DeviceInfo device_info();
 void plan(const AttentionParams& params, const DeviceInfo& device, const Options& options,
           Plan* plan);
 void forward(const AttentionParams& params, const Plan& plan, Poll poll = {});
+void plan(const BackwardParams& params, const DeviceInfo& device, const Options& options,
+          Plan* plan);
+void backward(const BackwardParams& params, const Plan& plan, Poll poll = {});
 void merge_states(const MergeParams& params, Poll poll = {});
 // Takes lengths that nobody else can write to.
 void quantize_kv(const QuantizeParams& params, int num_threads, Poll poll = {});

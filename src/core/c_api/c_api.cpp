@@ -6,6 +6,7 @@
 #include <new>
 
 #include "core/operations/append.h"
+#include "core/operations/backward.h"
 #include "core/operations/forward.h"
 #include "core/operations/merge.h"
 #include "core/operations/quantize.h"
@@ -201,6 +202,16 @@ AttentionParams params_of(const DlattnAttention* given) {
   return p;
 }
 
+BackwardParams params_of(const DlattnBackward* given) {
+  const DlattnBackward b = taken("DlattnBackward", given);
+  if (b.reserved != 0) fail("reserved is ", b.reserved, "; accepted: 0");
+  BackwardParams p;
+  p.forward = params_of(b.attention);
+  take_fields(b, &p);
+  p.deterministic = flag("deterministic", b.deterministic);
+  return p;
+}
+
 MergeParams params_of(const DlattnMerge* given) {
   const DlattnMerge m = taken("DlattnMerge", given);
   if (m.reserved != 0) fail("reserved is ", m.reserved, "; accepted: 0");
@@ -336,6 +347,26 @@ int32_t dlattn_attention_plan(const DlattnAttention* params, const DlattnOptions
     const AttentionParams p = params_of(params);
     check_struct("DlattnPlan", plan);
     const Plan made = dlattn::plan(p, device_info(p.device), taken.options);
+    copy_text(describe(made), text, text_bytes);
+    give(translated(made), plan);
+  });
+}
+
+int32_t dlattn_attention_backward(const DlattnBackward* params, void* stream,
+                                  const DlattnOptions* options) {
+  return guarded([&] {
+    const TakenOptions taken(options);
+    backward(params_of(params), stream, taken.options);
+  });
+}
+
+int32_t dlattn_attention_backward_plan(const DlattnBackward* params, const DlattnOptions* options,
+                                       DlattnPlan* plan, char* text, size_t text_bytes) {
+  return guarded([&] {
+    const TakenOptions taken(options);
+    const BackwardParams p = params_of(params);
+    check_struct("DlattnPlan", plan);
+    const Plan made = dlattn::plan(p, device_info(p.forward.device), taken.options);
     copy_text(describe(made), text, text_bytes);
     give(translated(made), plan);
   });

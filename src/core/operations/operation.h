@@ -7,7 +7,6 @@
 #include "core/problem/alignment.h"
 #include "core/problem/quantized.h"
 #include "dlattn/attention.h"
-#include "dlattn/backward.h"
 
 // The parameters of each operation, and the questions that families of any operation are asked
 // about them.

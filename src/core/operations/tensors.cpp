@@ -33,6 +33,8 @@ void set_region(const Operand& operand, const char* view, const Sizes& sizes, Re
   for (int i = 0; i < operand.num_strides; ++i) {
     region->sizes[i] = sizes[operand.letters[i]];
     region->strides[i] = load<std::int64_t>(view, stride_offset(operand.strides[i]));
+    if (operand.has(kSummed) && region->strides[i] == 0 && region->sizes[i] > 1)
+      region->sizes[i] = 1;
   }
 }
 

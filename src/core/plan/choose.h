@@ -148,7 +148,12 @@ bool fastest_plan(const Params& p, const DeviceInfo& device, const Options& opti
       *best = plan, found = true;
     }
   }
-  if (!known && reasons) reasons->push_back(unknown_kernel(options.kernel));
+  if (!known && reasons) {
+    std::vector<std::string_view> names = {kAuto, kCpu};
+    for (const ListedFamily<Params>& family : families<Params>())
+      names.push_back(family.record->name);
+    reasons->push_back(unknown_kernel(options.kernel, names));
+  }
   return found;
 }
 

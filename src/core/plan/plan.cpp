@@ -69,11 +69,10 @@ bool refuse_variant(const char* variant, std::string* why) {
   return refuse(why, "variant is ", variant, "; accepted: none, this kernel has one tile shape");
 }
 
-std::string unknown_kernel(std::string_view kernel) {
-  std::string names;
-  for (const std::string_view name : kernel_names())
-    names += concat(names.empty() ? "" : ", ", name);
-  return concat("kernel is ", kernel, "; accepted: ", names);
+std::string unknown_kernel(std::string_view kernel, const std::vector<std::string_view>& names) {
+  std::string text;
+  for (const std::string_view name : names) text += concat(text.empty() ? "" : ", ", name);
+  return concat("kernel is ", kernel, "; accepted: ", text);
 }
 
 const char* score_feature(const AttentionParams& p) {
@@ -125,23 +124,60 @@ Plan plan_other(const Params& params, const DeviceInfo& device) {
 
 namespace {
 
+// The plan of the CPU backend. If it cannot run the problem, `reasons`, unless it is null, are why.
+template <typename Params>
+bool plan_on_cpu(const Params& params, const DeviceInfo& device, const Options& options, Plan* plan,
+                 std::vector<std::string>* reasons) {
+  std::string why;
+  if (!runs_on_cpu(device, options, reasons ? &why : nullptr)) {
+    if (reasons) *reasons = {concat(kCpu, ": ", why)};
+    return false;
+  }
+  plan->operation = operation_of(params);
+  plan->kernel = kCpu;
+  plan->dtype = dtype_of(params);
+  cpu::plan(params, device, options, plan);  // throws for numbers of threads and parts
+  return true;
+}
+
 // As find_plan(). If there is none, `reasons`, unless it is null, are why.
 bool plan_of(const AttentionParams& params, const DeviceInfo& device, const Options& options,
              Plan* plan, std::vector<std::string>* reasons) {
   if (asks_for_cpu(device, options)) {
-    std::string why;
-    if (!runs_on_cpu(device, options, reasons ? &why : nullptr)) {
-      if (reasons) *reasons = {concat(kCpu, ": ", why)};
-      return false;
-    }
-    plan->kernel = kCpu;
+    if (!plan_on_cpu(params, device, options, plan, reasons)) return false;
     plan->dtype = params.q.dtype;
-    cpu::plan(params, device, options, plan);  // throws for numbers of threads and parts
     return true;
   }
   if (!best_plan(params, device, options, plan, reasons)) return false;
   if (quantizes_queries(params) || quantizes_keys(params)) add_quantization(params, device, plan);
   return true;
+}
+
+bool plan_of(const BackwardParams& params, const DeviceInfo& device, const Options& options,
+             Plan* plan, std::vector<std::string>* reasons) {
+  if (asks_for_cpu(device, options)) return plan_on_cpu(params, device, options, plan, reasons);
+  if (options.batch_invariant) {
+    if (reasons) {
+      *reasons = {
+          "batch_invariant is true; accepted: false in a backward pass on a GPU, which has "
+          "deterministic"};
+    }
+    return false;
+  }
+  return best_plan(params, device, options, plan, reasons);
+}
+
+template <typename Params>
+std::vector<std::string> refusals_of(const Params& params, const DeviceInfo& device,
+                                     const Options& options, Plan* plan) {
+  Plan own;
+  std::vector<std::string> reasons;
+  try {
+    if (plan_of(params, device, options, plan ? plan : &own, &reasons)) reasons.clear();
+  } catch (const UnsupportedError& error) {
+    return {error.what()};
+  }
+  return reasons;
 }
 
 }  // namespace
@@ -153,14 +189,12 @@ bool find_plan(const AttentionParams& params, const DeviceInfo& device, const Op
 
 std::vector<std::string> refusals(const AttentionParams& params, const DeviceInfo& device,
                                   const Options& options, Plan* plan) {
-  Plan own;
-  std::vector<std::string> reasons;
-  try {
-    if (plan_of(params, device, options, plan ? plan : &own, &reasons)) reasons.clear();
-  } catch (const UnsupportedError& error) {
-    return {error.what()};
-  }
-  return reasons;
+  return refusals_of(params, device, options, plan);
+}
+
+std::vector<std::string> refusals(const BackwardParams& params, const DeviceInfo& device,
+                                  const Options& options, Plan* plan) {
+  return refusals_of(params, device, options, plan);
 }
 
 Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
@@ -179,6 +213,12 @@ Plan make_plan(const QuantizeTask& params, const DeviceInfo& device) {
 
 Plan make_plan(const AppendParams& params, const DeviceInfo& device) {
   return plan_other(params, device);
+}
+
+Plan make_plan(const BackwardParams& params, const DeviceInfo& device, const Options& options) {
+  Plan plan;
+  if (plan_of(params, device, options, &plan, nullptr)) return plan;
+  fail_without_kernel(refusals(params, device, options));
 }
 
 std::string workspace_refusal(const AttentionParams& params, const Plan& plan) {

@@ -25,6 +25,7 @@ Plan make_plan(const AttentionParams& params, const DeviceInfo& device, const Op
 Plan make_plan(const MergeParams& params, const DeviceInfo& device);
 Plan make_plan(const QuantizeTask& task, const DeviceInfo& device);
 Plan make_plan(const AppendParams& params, const DeviceInfo& device);
+Plan make_plan(const BackwardParams& params, const DeviceInfo& device, const Options& options);
 
 // The same without that error: whether there is a plan.
 bool find_plan(const AttentionParams& params, const DeviceInfo& device, const Options& options,
@@ -34,13 +35,15 @@ bool find_plan(const AttentionParams& params, const DeviceInfo& device, const Op
 // unless it is null, is then how.
 std::vector<std::string> refusals(const AttentionParams& params, const DeviceInfo& device,
                                   const Options& options, Plan* plan = nullptr);
+std::vector<std::string> refusals(const BackwardParams& params, const DeviceInfo& device,
+                                  const Options& options, Plan* plan = nullptr);
 
 // Whether the device can launch all that a plan does; if not, `why`, unless it is null, says why
 // not.
 bool can_launch(const Plan& plan, const DeviceInfo& device, std::string* why);
 
 bool refuse_variant(const char* variant, std::string* why);  // of a family without variants
-std::string unknown_kernel(std::string_view kernel);
+std::string unknown_kernel(std::string_view kernel, const std::vector<std::string_view>& names);
 // That q may have.
 template <typename Params>
 std::string accepted_dtypes(const ListedFamily<Params>& family) {

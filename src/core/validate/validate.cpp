@@ -197,14 +197,15 @@ void check_scores(const AttentionParams& p) {
 
 }  // namespace
 
-void validate(const AttentionParams& params) {
+void check_numbers(const AttentionParams& params) {
   check_enums(params);
   check_sizes(params);
   check_cache(params);
   check_varlen(params);
   check_precision(params);
-  const Sizes sizes = sizes_of(params);
-  const GivenTensors tensors = tensors_of(params, sizes);
+}
+
+void check_tensors(const AttentionParams& params, const GivenTensors& tensors, const Sizes& sizes) {
   check_elements(tensors);
   check_dtypes(params);
   check_descales(params);
@@ -213,6 +214,12 @@ void validate(const AttentionParams& params) {
   check_lengths(params);
   check_scores(params);
   check_own_memory(tensors);
+}
+
+void validate(const AttentionParams& params) {
+  check_numbers(params);
+  const Sizes sizes = sizes_of(params);
+  check_tensors(params, tensors_of(params, sizes), sizes);
 }
 
 void validate(const Options& options) {

@@ -8,6 +8,7 @@
 // of the Python function dlattn.attention.
 
 #include "dlattn/append.h"
+#include "dlattn/backward.h"
 #include "dlattn/device.h"
 #include "dlattn/forward.h"
 #include "dlattn/merge.h"

@@ -11,9 +11,9 @@
 //
 // Every function that returns int32_t returns DLATTN_OK or what went wrong, and dlattn_last_error()
 // has it in words that name the argument, the value got and what is accepted. No C++ exception
-// leaves the library. All functions are thread-safe. forward.h, merge.h, quantize.h and append.h,
-// the C++ API's headers, tell what is accepted and computed, and tensor.h how large sizes may be;
-// the names are the same.
+// leaves the library. All functions are thread-safe. forward.h, backward.h, merge.h, quantize.h and
+// append.h, the C++ API's headers, tell what is accepted and computed, and tensor.h how large sizes
+// may be; the names are the same.
 
 #include <stddef.h>
 #include <stdint.h>
@@ -179,6 +179,26 @@ typedef struct {
   char variant[32];
 } DlattnPlan;
 
+// Gradients of dlattn_attention(); dlattn_attention_backward(). A gradient whose data is null is
+// not computed. One with a stride of 0 in a dimension has one element there, the sum over it, where
+// bias and alibi_slopes are broadcast.
+typedef struct {
+  size_t struct_size;
+  // The call whose gradients these are. Its out and lse are read, and its workspace is that of the
+  // backward pass. precision is DLATTN_INPUTS, and the keys are in no cache.
+  const DlattnAttention* attention;
+  DlattnTensor dout;  // as out; null: zeros
+  DlattnTensor dlse;  // as lse, with row_stride; null: zeros; dout or dlse is given
+  DlattnTensor dq;    // as q, of its dtype
+  DlattnTensor dk;
+  DlattnTensor dv;
+  DlattnTensor dbias;          // as bias, of its dtype
+  DlattnTensor dalibi_slopes;  // float [batch_size, num_heads]
+  DlattnTensor dsinks;         // float [num_heads]
+  int32_t deterministic;       // 1: the same bits at every call; on the CPU they are always
+  int32_t reserved;            // 0
+} DlattnBackward;
+
 // Merge of partial results over disjoint sets of keys, by their lse; dlattn_merge_states().
 typedef struct {
   size_t struct_size;
@@ -305,6 +325,14 @@ DLATTN_API int32_t dlattn_attention_plan(const DlattnAttention* params,
 // return, and `why` tells in words, one reason a line.
 DLATTN_API int32_t dlattn_supported(const DlattnAttention* params, const DlattnOptions* options,
                                     char* why, size_t why_bytes);
+// Computes gradients; stream, memory and graphs as dlattn_attention(). num_splits, split_size and,
+// on a GPU, batch_invariant are refused.
+DLATTN_API int32_t dlattn_attention_backward(const DlattnBackward* params, void* stream,
+                                             const DlattnOptions* options);
+// As dlattn_attention_plan().
+DLATTN_API int32_t dlattn_attention_backward_plan(const DlattnBackward* params,
+                                                  const DlattnOptions* options, DlattnPlan* plan,
+                                                  char* text, size_t text_bytes);
 // Reads no option but poll.
 DLATTN_API int32_t dlattn_merge_states(const DlattnMerge* params, void* stream,
                                        const DlattnOptions* options);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -62,11 +63,13 @@ def test_attention(kernel: str, dtype: str, seqlen_q: int, seqlen_k: int) -> Non
 
 def test_parts_of_the_keys() -> None:
     q, k, v = inputs(1, 20000)
+    used = torch.tensor([20000, 19000], dtype=torch.int32, device=DEVICE)
     for num_splits, launches in ((1, 1), (37, 2)):
-        options: dict[str, Any] = {"kernel": "decode", "num_splits": num_splits}
+        options: dict[str, Any] = {"seqused_k": used, "kernel": "decode", "num_splits": num_splits}
         plan = dlattn.plan(q, k, v, **options)
         assert plan.num_launches == launches
-        assert launched(lambda o=options: dlattn.attention(q, k, v, **o)) == launches
+        call = functools.partial(dlattn.attention_with_kvcache, q, k, v, **options)
+        assert launched(call) == launches
 
 
 @pytest.mark.parametrize("precision", ["fp8", "int8_fp8", "int8_fp16"])

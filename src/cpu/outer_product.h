@@ -7,10 +7,12 @@
 // element at a time:
 //   S^T[key][query]  = sum_d   K[key][d]   * Q^T[d][query]
 //   O^T[d][query]    = O^T[d][query] * rescale[query] + sum_key V[key][d] * P^T[key][query]
+// The backward pass has a third one, with the columns of a head in the lanes:
+//   dV[key][d]       = dV[key][d] + sum_query P^T[key][query] * dO[query][d]
 // The sum over a tile's keys begins at 0, so that its terms are not rounded to the size of O^T.
-// Both are sums of outer products of a column of K or V^T with a row of Q^T or P^T. One call below
-// keeps kRows x kCols vectors of the result in registers; that many independent sums hide the
-// latency of the multiply-adds, and one load serves several of them.
+// All are sums of outer products of a column of the left operand with a row of the right one. One
+// call below keeps kRows x kCols vectors of the result in registers; that many independent sums
+// hide the latency of the multiply-adds, and one load serves several of them.
 namespace dlattn::cpu::DLATTN_CPU_ISA {
 
 constexpr int kMaxCols = kNumRegisters == 32 ? 4 : 2;
@@ -23,7 +25,7 @@ constexpr int kRowsFor =
     (kNumRegisters == 32 ? 24 : 12) / kCols < kMaxRows ? (kNumRegisters == 32 ? 24 : 12) / kCols
                                                        : kMaxRows;
 
-enum class Product { kScores, kOutput };
+enum class Product { kScores, kOutput, kGradient };
 
 // Rows that will be needed soon. A product asks for them bit by bit, so that memory works while it
 // computes: with few queries that is most of the time.
@@ -43,13 +45,13 @@ struct Upcoming {
 
 template <typename T>
 struct ProductArgs {
-  const T* left;             // K or V
-  std::int64_t left_stride;  // between keys
-  const T* right;            // Q^T or P^T
-  std::int64_t depth;        // head_dim, or keys in the tile
-  T* result;                 // S^T or O^T
-  const T* rescale;          // kOutput only: [block_m]
-  std::int64_t block_m;      // columns of right and result
+  const T* left;               // K or V; P^T
+  std::int64_t left_stride;    // between keys
+  const T* right;              // Q^T or P^T; dO
+  std::int64_t depth;          // head_dim, or keys in the tile; queries in it
+  T* result;                   // S^T or O^T; dV
+  const T* rescale = nullptr;  // kOutput only: [block_m]
+  std::int64_t block_m;        // columns of right and result
   Upcoming upcoming;
 };
 
@@ -80,6 +82,13 @@ void product_block(const ProductArgs<T>& args) {
     }
     left += depth_step;
     right += ld;
+  }
+  if constexpr (kProduct == Product::kGradient) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (int c = 0; c < kCols; ++c) sum[r][c] += load(result + r * ld + c * kWidth<T>);
+    }
   }
   if constexpr (kOutput) {
     Vec<T> rescale[kCols];
@@ -124,7 +133,8 @@ void product_columns(std::int64_t rows, ProductArgs<T> args) {
   }
 }
 
-// The whole product: `rows` keys for kScores, `rows` elements of head_dim_v for kOutput.
+// The whole product: `rows` keys for kScores and kGradient, `rows` elements of head_dim_v for
+// kOutput.
 template <typename T, Product kProduct>
 void multiply(std::int64_t rows, ProductArgs<T> args) {
   if (args.block_m == kWidth<T>) return product_columns<T, kProduct, 1>(rows, args);
@@ -133,7 +143,7 @@ void multiply(std::int64_t rows, ProductArgs<T> args) {
     product_columns<T, kProduct, kMaxCols>(rows, args);
     args.right += kMaxCols * kWidth<T>;
     args.result += kMaxCols * kWidth<T>;
-    args.rescale += kMaxCols * kWidth<T>;
+    if constexpr (kProduct == Product::kOutput) args.rescale += kMaxCols * kWidth<T>;
     args.upcoming.num_rows = 0;
   }
 }

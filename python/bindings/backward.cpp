@@ -1,0 +1,287 @@
+#include "dlattn/backward.h"
+
+#include <optional>
+#include <string>
+
+#include "attention.h"
+#include "errors.h"
+#include "gil.h"
+
+namespace dlattn::python {
+namespace {
+
+constexpr dlpack::DLDataType kFloat32{dlpack::kFloat, 32, 1};
+
+// The gradients, in the order in which they are returned.
+constexpr int kNumGradients = 6;
+constexpr const char* kGradients[kNumGradients] = {"dq",    "dk", "dv", "dbias", "dalibi_slopes",
+                                                   "dsinks"};
+constexpr const char* kInputs[kNumGradients] = {"q", "k", "v", "bias", "alibi_slopes", "sinks"};
+
+// The results: each a tensor, or null where it is not wanted.
+struct Gradients {
+  nb::object each[kNumGradients];
+};
+nb::list list_of(const Gradients& gradients) {
+  nb::list outputs;
+  for (const nb::object& one : gradients.each) {
+    if (one.is_valid()) outputs.append(one);
+  }
+  return outputs;
+}
+nb::object result_of(const Gradients& gradients) {
+  nb::list outputs;
+  for (const nb::object& one : gradients.each) outputs.append(one.is_valid() ? one : nb::none());
+  return nb::tuple(outputs);
+}
+
+// A call with its tensors taken in.
+class BackwardProblem {
+ public:
+  BackwardProblem(const BackwardCall& call, const AttentionCall& forward, Problem problem)
+      : call_(call), forward_(forward), problem_(std::move(problem)) {
+    params_.deterministic = parse_flag(call.deterministic, "deterministic");
+    read_needs();
+  }
+
+  bool wants(int i) const { return wanted_[i]; }
+
+  Gradients compute(const Target& target, Held* held) {
+    num_tensors_ = problem_.num_tensors = 0;  // JAX may run it again
+    read_tensors(forward_, target, &problem_);
+    read_results(target);
+    Gradients results;
+    std::optional<Allocation> made[kNumGradients];
+    for (int i = 0; i < kNumGradients; ++i) place(i, target, &made[i]);
+    if (!call_.workspace.is_none()) read_workspace(call_.workspace, target, &problem_);
+    params_.forward = problem_.params;
+    run(target);
+    for (int i = 0; i < kNumGradients; ++i) {
+      if (!wants(i)) continue;
+      const nb::handle given = this->given(i);
+      if (!given.is_none()) mark_modified(given, kGradients[i]);
+      if (held && made[i]) held->push_back(made[i]->tensor.owner);
+      results.each[i] = made[i] ? take(target, &*made[i]) : nb::borrow(given);
+    }
+    if (held) hold(held);
+    return results;
+  }
+
+ private:
+  // Which gradients to compute. None: of all that the call is given.
+  void read_needs() {
+    const nb::handle needs = call_.needs;
+    for (int i = 0; i < kNumGradients; ++i) {
+      const nb::handle input = PyDict_GetItemString(call_.options.ptr(), kInputs[i]);
+      has_input_[i] = input.is_valid() && !input.is_none();
+      wanted_[i] = needs.is_none() && has_input_[i];
+    }
+    if (!needs.is_none()) {
+      if (nb::isinstance<nb::str>(needs)) {
+        unsupported("needs is a str; accepted: None, or a sequence of names, as (\"dq\", \"dk\")");
+      }
+      for (const nb::handle name : nb::iter(needs)) want(name);
+    }
+    for (int i = 0; i < kNumGradients; ++i) {
+      if (!given(i).is_none() && !wanted_[i]) {
+        unsupported(kGradients[i], " is given and is not among those to compute; accepted: None");
+      }
+    }
+  }
+
+  void want(nb::handle name) {
+    for (int i = 0; i < kNumGradients; ++i) {
+      if (!nb::isinstance<nb::str>(name) || nb::cast<std::string>(name) != kGradients[i]) continue;
+      if (!has_input_[i]) {
+        unsupported("needs has ", kGradients[i], " and ", kInputs[i],
+                    " is None; accepted: gradients of what is given");
+      }
+      wanted_[i] = true;
+      return;
+    }
+    unsupported("needs has ", nb::cast<std::string>(nb::repr(name)),
+                "; accepted: dq, dk, dv, dbias, dalibi_slopes, dsinks");
+  }
+
+  // The caller's tensor for a gradient, or None.
+  nb::handle given(int i) const {
+    const nb::handle tensor = PyDict_GetItemString(call_.gradients.ptr(), kGradients[i]);
+    return tensor.is_valid() ? tensor : nb::handle(Py_None);
+  }
+
+  const Tensor& import(nb::handle object, const char* name, const Target& target) {
+    return tensors_[num_tensors_++] = import_tensor(object, name, target);
+  }
+
+  // out and lse, and their gradients.
+  void read_results(const Target& target) {
+    set_out(import(call_.out, "out", target), &problem_);
+    const Tensor& lse = import(call_.lse, "lse", target);
+    check_dtype(lse, kFloat32);
+    set_lse(lse, &problem_);
+    const Dims at = dims_of(problem_.layout);
+    const bool listed = problem_.out.ndim == 3;
+    if (!call_.dout.is_none()) {
+      const Tensor& dout = import(call_.dout, "dout", target);
+      check_shape(dout, problem_.out, "that of out");
+      check_dtype(dout, to_dlpack(problem_.params.out.dtype));
+      check_last_stride(dout);
+      set_view(dout, at, listed, &params_.dout);
+      params_.dout.data = dout.data, params_.dout.dtype = problem_.params.out.dtype;
+    }
+    if (call_.dlse.is_none()) return;
+    const Tensor& dlse = import(call_.dlse, "dlse", target);
+    check_dtype(dlse, kFloat32);
+    check_shape(dlse, problem_.lse, "that of lse");
+    params_.dlse.data = static_cast<const float*>(dlse.data);
+    params_.dlse.batch_stride = dlse.ndim == 3 ? dlse.strides[0] : 0;
+    params_.dlse.head_stride = dlse.strides[dlse.ndim - 2];
+    params_.dlse.row_stride = dlse.strides[dlse.ndim - 1];
+  }
+
+  // The tensor that came in as the input of a gradient.
+  const Tensor& input(int i) const {
+    int n = 0;
+    while (std::string_view(problem_.tensors[n].name) != kInputs[i]) ++n;
+    return problem_.tensors[n];
+  }
+
+  // Where a gradient goes: the caller's tensor, or a new one.
+  void place(int i, const Target& target, std::optional<Allocation>* made) {
+    if (!wants(i)) return;
+    const Tensor& of = input(i);
+    const bool is_float32 = i > 3;
+    const DType dtype = is_float32 ? DType::kFloat32 : to_dtype(of, "that of q, or float32");
+    const nb::handle given = this->given(i);
+    if (given.is_none()) {
+      made->emplace(allocate(target, kGradients[i], of.shape, of.ndim, dtype));
+      set(i, (*made)->tensor, dtype);
+      return;
+    }
+    if (target.type->deferred)
+      unsupported(kGradients[i], ": JAX arrays are immutable; accepted: None");
+    Tensor& tensor = tensors_[num_tensors_++];
+    tensor = import_tensor(given, kGradients[i], target, true);
+    if (tensor.read_only)
+      unsupported(kGradients[i], " is read-only; accepted: a tensor that can be written");
+    check_dtype(tensor, to_dlpack(dtype));
+    Shape shape;
+    shape.ndim = of.ndim;
+    for (int n = 0; n < of.ndim; ++n) shape.sizes[n] = of.shape[n];
+    check_shape(tensor, shape, concat("that of ", kInputs[i]).c_str());
+    set(i, tensor, dtype);
+  }
+
+  void set(int i, const Tensor& tensor, DType dtype) {
+    const AttentionParams& p = problem_.params;
+    if (i < 3) {
+      MutableTensorView* const views[] = {&params_.dq, &params_.dk, &params_.dv};
+      check_last_stride(tensor);
+      set_view(tensor, dims_of(problem_.layout), tensor.ndim == 3, views[i]);
+      views[i]->dtype = dtype;
+      return;
+    }
+    TensorView view;
+    if (i == 3) {
+      read_scores(tensor, p, &view);
+      params_.dbias.batch_stride = view.batch_stride, params_.dbias.head_stride = view.head_stride;
+      params_.dbias.row_stride = view.row_stride, params_.dbias.col_stride = view.col_stride;
+      params_.dbias.data = tensor.data, params_.dbias.dtype = dtype;
+      return;
+    }
+    if (i == 4) {
+      read_by_head(tensor, p, &view);
+    } else {
+      view.head_stride = tensor.strides[0];
+    }
+    BasicTensorView<float>& gradient = i == 4 ? params_.dalibi_slopes : params_.dsinks;
+    gradient.data = static_cast<float*>(tensor.data);
+    gradient.batch_stride = view.batch_stride, gradient.head_stride = view.head_stride;
+  }
+
+  struct Workspace {
+    BackwardProblem* self;
+    const Target& target;
+    Unlocked* unlocked;
+  };
+
+  void run(const Target& target) {
+    Workspace workspace{this, target, nullptr};
+    if (target.type->gives_workspace) {
+      problem_.options.workspace = {[](void* context, std::int64_t bytes) {
+                                      auto& given = *static_cast<Workspace*>(context);
+                                      return given.unlocked->with_gil([&] {
+                                        return given.self->allocate_workspace(given.target, bytes);
+                                      });
+                                    },
+                                    &workspace};
+    }
+    check_unchanged_tensors();
+    without_gil([&](Poll poll, Unlocked& unlocked) {
+      problem_.options.poll = poll;
+      workspace.unlocked = &unlocked;
+      wait_for_owners(problem_.tensors, problem_.tensors + problem_.num_tensors, target);
+      wait_for_owners(tensors_, tensors_ + num_tensors_, target);
+      dlattn::backward(params_, target.stream, problem_.options);
+    });
+  }
+
+  void* allocate_workspace(const Target& target, std::int64_t bytes) {
+    const nb::object stream =
+        forward_.stream.is_none()
+            ? nb::none()
+            : nb::object(nb::int_(reinterpret_cast<std::uintptr_t>(target.stream)));
+    memory_ = call_method(target.type->adapter, "workspace", target.like, bytes,
+                          target.device.index, stream);
+    check_unchanged_tensors();  // Python has run
+    return import_tensor(memory_, "workspace", target).data;
+  }
+
+  void check_unchanged_tensors() const {
+    check_unchanged(problem_.tensors, problem_.tensors + problem_.num_tensors);
+    check_unchanged(tensors_, tensors_ + num_tensors_);
+  }
+
+  void hold(Held* held) const {
+    for (int i = 0; i < problem_.num_tensors; ++i) held->push_back(problem_.tensors[i].owner);
+    for (int i = 0; i < num_tensors_; ++i) held->push_back(tensors_[i].owner);
+    if (memory_.is_valid()) held->push_back(memory_);
+  }
+
+  const BackwardCall& call_;
+  const AttentionCall& forward_;
+  Problem problem_;
+  BackwardParams params_;
+  bool has_input_[kNumGradients], wanted_[kNumGradients];
+  Tensor tensors_[4 + kNumGradients];  // out, lse, their gradients, and those to write to
+  int num_tensors_ = 0;
+  nb::object memory_;  // the workspace that the framework gave
+};
+
+}  // namespace
+
+nb::object attention_backward(const BackwardCall& call) {
+  const bool varlen = call.options.contains("cu_seqlens_q");
+  const AttentionCall forward =
+      call_of(varlen ? Function::kVarlen : Function::kAttention, call.options);
+  BackwardProblem problem(call, forward, read_options(forward));
+  Target target = make_target(forward.q, "q");
+  const nb::object outputs = run_on(target, forward.stream, [&](const Target& settled, Held* held) {
+    return problem.compute(settled, held);
+  });
+  if (!target.type->deferred) return outputs;
+  // Those that are wanted, in their order.
+  nb::list all;
+  int next = 0;
+  const bool is_one = !nb::isinstance<nb::tuple>(outputs);
+  for (int i = 0; i < kNumGradients; ++i) {
+    if (!problem.wants(i)) {
+      all.append(nb::none());
+    } else {
+      all.append(is_one ? outputs : nb::object(outputs[next++]));
+    }
+  }
+  return nb::tuple(all);
+}
+
+}  // namespace dlattn::python

@@ -1,0 +1,326 @@
+#pragma once
+
+#include <math.h>
+
+#include "cpu/backward/rows.h"
+#include "cpu/backward/task.h"
+#include "cpu/outer_product.h"
+#include "cpu/score_tile.h"
+
+// The CPU kernels of the backward pass. A tile of keys and queries is computed by two products,
+// S^T = K Q^T and dP^T = V dO^T, with keys in rows and queries in lanes, from which follow
+//   P^T = exp(S^T - lse)  and  dS^T = P^T (dP^T - delta).
+// Who owns keys adds P^T dO to dv and dS^T Q to dk, over all queries that see them; who owns
+// queries adds dS K to dq, over all keys that they see; who owns a tile of dbias adds dS^T over the
+// dimensions that dbias lacks. So nobody writes to what another one writes to, and all sums have an
+// order of their own, whatever the threads do. It costs 7 products where 5 would do.
+namespace dlattn::cpu::DLATTN_CPU_ISA {
+
+template <typename T>
+constexpr int kBackwardM = sizeof(T) == 4 ? 64 : 32;
+template <typename T>
+constexpr int kBackwardN = sizeof(T) == 4 ? 96 : 48;
+
+// Columns of a head as lanes of a product.
+template <typename T>
+DLATTN_INLINE std::int64_t padded_columns(std::int64_t columns) {
+  if (columns <= kWidth<T>) return kWidth<T>;
+  if (columns <= 2 * kWidth<T>) return 2 * kWidth<T>;
+  constexpr std::int64_t kStep = kMaxCols * kWidth<T>;
+  return (columns + kStep - 1) / kStep * kStep;
+}
+
+template <typename T>
+class BackwardKernel {
+ public:
+  static constexpr std::int64_t kM = kBackwardM<T>, kN = kBackwardN<T>;
+
+  BackwardKernel(const BackwardParams& params, const T* delta, void* scratch)
+      : b_(params), p_(params.forward), all_deltas_(delta), arena_(scratch) {
+    const std::int64_t dim = p_.head_dim, dim_v = p_.head_dim_v;
+    q_t_ = arena_.take<T>(dim * kM);
+    dout_t_ = arena_.take<T>(dim_v * kM);
+    q_ = arena_.take<T>(padded_columns<T>(dim) * kM);
+    dout_ = arena_.take<T>(padded_columns<T>(dim_v) * kM);
+    k_ = arena_.take<T>(padded_columns<T>(dim) * kN);
+    v_ = arena_.take<T>(padded_columns<T>(dim_v) * kN);
+    dk_ = arena_.take<T>(padded_columns<T>(dim) * kN);
+    dv_ = arena_.take<T>(padded_columns<T>(dim_v) * kN);
+    dq_t_ = arena_.take<T>(dim * kM);
+    s_t_ = arena_.take<T>(kN * kM);
+    dp_t_ = arena_.take<T>(kN * kM);
+    slopes_ = arena_.take<T>(kN * kM);
+    sums_ = arena_.take<T>(kN * kM);
+    lse_ = arena_.take<T>(kM);
+    delta_ = arena_.take<T>(kM);
+    ones_ = arena_.take<T>(kM);
+    row_ = arena_.take<T>(padded_columns<T>(max_int(dim, dim_v)));
+    score_memory_ = arena_.used();
+    Arena sizes(nullptr);
+    ScoreTile<T>(p_, 0, 0, 0, kM, &sizes);
+    arena_.take<char>(sizes.used());
+    scratch_ = static_cast<char*>(scratch);
+    if (scratch) fill(ones_, kM, T(1));
+  }
+
+  std::int64_t scratch_bytes() const { return arena_.used(); }
+
+  void keys(const BackwardTask& task) {
+    const SequenceRows& sequence = task.sequence;
+    const std::int64_t count = min_int(kN, sequence.len_k - task.begin);
+    load_keys(sequence, task.head, task.begin, count);
+    fill(dk_, padded_columns<T>(p_.head_dim) * count, T(0));
+    fill(dv_, padded_columns<T>(p_.head_dim_v) * count, T(0));
+    const std::int64_t group = p_.num_heads / p_.num_heads_kv;
+    const PositionMask<std::int64_t> mask = mask_of(sequence);
+    const std::int64_t begin = max_int(0, mask.column(task.begin).begin);
+    const std::int64_t end = min_int(sequence.len_q, mask.column(task.begin + count - 1).end);
+    for (std::int64_t head = task.head * group; head < (task.head + 1) * group; ++head) {
+      for (std::int64_t i = begin / kM * kM; i < end; i += kM) {
+        ScoreTile<T> scores = load_queries(sequence, head, i);
+        tile(&scores, task.begin, count);
+        if (b_.dv.data) add_to_keys(s_t_, dout_, p_.head_dim_v, count, dv_);
+        if (b_.dk.data) add_to_keys(dp_t_, q_, p_.head_dim, count, dk_);
+      }
+    }
+    const T scale = static_cast<T>(p_.softmax_scale);
+    for (std::int64_t n = 0; n < count; ++n) {
+      const std::int64_t at = sequence.first_k + task.begin + n;
+      const std::int64_t entry = p_.cu_seqlens_k ? 0 : sequence.batch;
+      if (b_.dv.data)
+        write_row(b_.dv, entry, at, task.head, p_.head_dim_v,
+                  dv_ + n * padded_columns<T>(p_.head_dim_v));
+      if (!b_.dk.data) continue;
+      T* const row = dk_ + n * padded_columns<T>(p_.head_dim);
+      for (std::int64_t d = 0; d < p_.head_dim; ++d) row[d] *= scale;
+      write_row(b_.dk, entry, at, task.head, p_.head_dim, row);
+    }
+  }
+
+  double queries(const BackwardTask& task) {
+    const SequenceRows& sequence = task.sequence;
+    const std::int64_t head_kv = task.head / (p_.num_heads / p_.num_heads_kv);
+    ScoreTile<T> scores = load_queries(sequence, task.head, task.begin);
+    fill(dq_t_, p_.head_dim * kM, T(0));
+    const Range<std::int64_t> keys = scores.keys();
+    double slope = 0.0;
+    for (std::int64_t j = keys.begin; j < keys.end; j += kN) {
+      const std::int64_t count = min_int(kN, keys.end - j);
+      load_keys(sequence, head_kv, j, count);
+      tile(&scores, j, count, b_.dalibi_slopes.data ? &slope : nullptr);
+      if (!b_.dq.data) continue;
+      ProductArgs<T> args;
+      args.left = k_, args.left_stride = padded_columns<T>(p_.head_dim);
+      args.right = dp_t_, args.depth = count;
+      args.result = dq_t_, args.rescale = ones_, args.block_m = kM;
+      multiply<T, Product::kOutput>(p_.head_dim, args);
+    }
+    if (b_.dq.data) write_queries(sequence, task.head, task.begin);
+    return slope;
+  }
+
+  void bias(const BiasTask& task, const BiasDims& dims, const SequenceRows* sequences) {
+    fill(sums_, kN * kM, T(0));
+    const auto each = [](bool own, std::int64_t index, std::int64_t count) {
+      return own ? Range<std::int64_t>{index, index + 1} : Range<std::int64_t>{0, count};
+    };
+    const auto rows_of = [](bool own, std::int64_t tile, std::int64_t size, std::int64_t length) {
+      if (!own) return Range<std::int64_t>{0, length};
+      return Range<std::int64_t>{tile * size, min_int((tile + 1) * size, length)};
+    };
+    const Range<std::int64_t> batches = each(dims.batches, task.batch, p_.batch_size);
+    const Range<std::int64_t> heads = each(dims.heads, task.head, p_.num_heads);
+    for (std::int64_t b = batches.begin; b < batches.end; ++b) {
+      const SequenceRows& sequence = sequences[b];
+      const Range<std::int64_t> queries =
+          rows_of(dims.queries, task.query_tile, kM, sequence.len_q);
+      const Range<std::int64_t> keys = rows_of(dims.keys, task.key_tile, kN, sequence.len_k);
+      for (std::int64_t h = heads.begin; h < heads.end; ++h) {
+        for (std::int64_t i = queries.begin; i < queries.end; i += kM)
+          add_to_bias(sequence, h, i, keys);
+      }
+    }
+    write_bias(task, dims);
+  }
+
+ private:
+  template <typename U>
+  static void fill(U* to, std::int64_t count, U value) {
+    for (std::int64_t i = 0; i < count; ++i) to[i] = value;
+  }
+
+  PositionMask<std::int64_t> mask_of(const SequenceRows& sequence) const {
+    return {window_of<std::int64_t>(p_), position_shift(p_.causal, sequence.len_q, sequence.len_k),
+            sequence.len_k};
+  }
+
+  void load_keys(const SequenceRows& sequence, std::int64_t head, std::int64_t j,
+                 std::int64_t count) {
+    const std::int64_t entry = p_.cu_seqlens_k ? 0 : sequence.batch;
+    for (std::int64_t n = 0; n < count; ++n) {
+      const std::int64_t row = sequence.first_k + j + n;
+      read_row(p_.k, entry, row, head, p_.head_dim, k_ + n * padded_columns<T>(p_.head_dim));
+      read_row(p_.v, entry, row, head, p_.head_dim_v, v_ + n * padded_columns<T>(p_.head_dim_v));
+    }
+  }
+
+  // Takes queries i .. i + kM - 1 of a head. Lanes behind the last one repeat it, so that no tile
+  // is visited for them, with an lse by which they have no probability.
+  ScoreTile<T> load_queries(const SequenceRows& sequence, std::int64_t head, std::int64_t i) {
+    Arena memory(scratch_ + score_memory_);
+    ScoreTile<T> scores(p_, sequence.batch, sequence.len_q, sequence.len_k, kM, &memory);
+    num_rows_ = min_int(kM, sequence.len_q - i);
+    const std::int64_t entry = p_.cu_seqlens_q ? 0 : sequence.batch;
+    const std::int64_t rows = p_.cu_seqlens_q ? p_.total_q : p_.seqlen_q;
+    const T* const delta = all_deltas_ + (entry * p_.num_heads + head) * rows;
+    const std::int64_t columns = padded_columns<T>(p_.head_dim);
+    const std::int64_t columns_v = padded_columns<T>(p_.head_dim_v);
+    fill(q_, columns * kM, T(0)), fill(dout_, columns_v * kM, T(0));
+    for (std::int64_t r = 0; r < kM; ++r) {
+      scores.set_lane(r, i + min_int(r, num_rows_ - 1), head);
+      lse_[r] = static_cast<T>(INFINITY), delta_[r] = T(0);
+      if (r >= num_rows_) continue;
+      const std::int64_t row = sequence.first_q + i + r;
+      read_row(p_.q, entry, row, head, p_.head_dim, q_ + r * columns);
+      if (b_.dout.data) read_row(b_.dout, entry, row, head, p_.head_dim_v, dout_ + r * columns_v);
+      const float lse = p_.lse.data[entry * p_.lse.batch_stride + head * p_.lse.head_stride + row];
+      if (lse == -INFINITY) continue;  // it sees nothing
+      lse_[r] = static_cast<T>(lse), delta_[r] = delta[row];
+    }
+    transpose(q_, columns, p_.head_dim, q_t_);
+    transpose(dout_, columns_v, p_.head_dim_v, dout_t_);
+    return scores;
+  }
+
+  static void transpose(const T* from, std::int64_t stride, std::int64_t columns, T* to) {
+    for (std::int64_t d = 0; d < columns; ++d) {
+      for (std::int64_t r = 0; r < kM; ++r) to[d * kM + r] = from[r * stride + d];
+    }
+  }
+
+  // Leaves P^T in s_t_ and dS^T, times the derivative of the softcap, in dp_t_. Adds to `slope`
+  // what dalibi_slopes gains, and dS^T to sums_, if they are wanted.
+  void tile(ScoreTile<T>* scores, std::int64_t j, std::int64_t count, double* slope = nullptr,
+            bool adds_bias = false) {
+    product(k_, q_t_, p_.head_dim, count, s_t_);
+    product(v_, dout_t_, p_.head_dim_v, count, dp_t_);
+    const bool capped = p_.softcap > 0;
+    if (scores->adjusts()) scores->adjust(s_t_, j, count, num_rows_, capped ? slopes_ : nullptr);
+    scores->hide(s_t_, j, count);
+    const T unit = scores->adjusts() ? T(1) : static_cast<T>(p_.softmax_scale);
+    constexpr T kLog2E = MathConstants<T>::kLog2E;
+    const Vec<T> least = broadcast(-MathConstants<T>::kExpMax);
+    double total = 0.0;
+    for (std::int64_t lane = 0; lane < kM; lane += kWidth<T>) {
+      const Vec<T> lse = load(lse_ + lane), delta = load(delta_ + lane);
+      Vec<T> distance = {}, sum = {};
+      for (int c = 0; c < kWidth<T>; ++c) {
+        distance[c] = static_cast<T>(scores->mask().position(scores->query(lane + c)) - j);
+      }
+      for (std::int64_t n = 0; n < count; ++n) {
+        const std::int64_t at = n * kM + lane;
+        const Vec<T> power = (load(s_t_ + at) * unit - lse) * kLog2E;
+        const Vec<T> p = exp2<T>(-max(least, -power));
+        Vec<T> ds = p * (load(dp_t_ + at) - delta);
+        if (slope) {
+          const Vec<T> keys = distance - static_cast<T>(n);
+          sum += ds * (keys < T(0) ? -keys : keys);
+        }
+        if (adds_bias) store(sums_ + at, load(sums_ + at) + ds);
+        if (capped) ds *= load(slopes_ + at);
+        store(s_t_ + at, p);
+        store(dp_t_ + at, ds);
+      }
+      for (int c = 0; c < kWidth<T>; ++c) total += static_cast<double>(sum[c]);
+    }
+    if (slope) *slope -= total;
+  }
+
+  // S^T = K Q^T, or dP^T = V dO^T.
+  static void product(const T* left, const T* right, std::int64_t depth, std::int64_t count,
+                      T* result) {
+    ProductArgs<T> args;
+    args.left = left, args.left_stride = padded_columns<T>(depth);
+    args.right = right, args.depth = depth;
+    args.result = result, args.block_m = kM;
+    multiply<T, Product::kScores>(count, args);
+  }
+
+  static void add_to_keys(const T* left, const T* right, std::int64_t columns, std::int64_t count,
+                          T* result) {
+    ProductArgs<T> args;
+    args.left = left, args.left_stride = kM;
+    args.right = right, args.depth = kM;
+    args.result = result, args.block_m = padded_columns<T>(columns);
+    multiply<T, Product::kGradient>(count, args);
+  }
+
+  void write_queries(const SequenceRows& sequence, std::int64_t head, std::int64_t i) {
+    const T scale = static_cast<T>(p_.softmax_scale);
+    for (std::int64_t r = 0; r < num_rows_; ++r) {
+      for (std::int64_t d = 0; d < p_.head_dim; ++d) row_[d] = dq_t_[d * kM + r] * scale;
+      write_row(b_.dq, p_.cu_seqlens_q ? 0 : sequence.batch, sequence.first_q + i + r, head,
+                p_.head_dim, row_);
+    }
+  }
+
+  void add_to_bias(const SequenceRows& sequence, std::int64_t head, std::int64_t i,
+                   const Range<std::int64_t>& all) {
+    ScoreTile<T> scores = load_queries(sequence, head, i);
+    const Range<std::int64_t> seen = scores.keys();
+    for (std::int64_t j = all.begin; j < all.end; j += kN) {
+      const std::int64_t count = min_int(kN, all.end - j);
+      if (j >= seen.end || j + count <= seen.begin) continue;
+      load_keys(sequence, head / (p_.num_heads / p_.num_heads_kv), j, count);
+      tile(&scores, j, count, nullptr, true);
+    }
+  }
+
+  // What a task has added up; of dimensions in which dbias has one element, the sum.
+  void write_bias(const BiasTask& task, const BiasDims& dims) {
+    const std::int64_t i = dims.queries ? task.query_tile * kM : 0;
+    const std::int64_t j = dims.keys ? task.key_tile * kN : 0;
+    const std::int64_t rows = dims.queries ? min_int(kM, p_.seqlen_q - i) : 1;
+    const std::int64_t columns = dims.keys ? min_int(kN, p_.seqlen_k - j) : 1;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t n = 0; n < columns; ++n) {
+        double sum = 0.0;
+        for (std::int64_t x = dims.keys ? n : 0; x < (dims.keys ? n + 1 : kN); ++x) {
+          for (std::int64_t y = dims.queries ? r : 0; y < (dims.queries ? r + 1 : kM); ++y)
+            sum += static_cast<double>(sums_[x * kM + y]);
+        }
+        const T value = static_cast<T>(sum);
+        MutableTensorView element = b_.dbias;
+        element.data = static_cast<char*>(element.data) +
+                       (n + j) * b_.dbias.col_stride * size_of(b_.dbias.dtype);
+        write_element(element, task.batch, i + r, task.head, value);
+      }
+    }
+  }
+
+  static void write_element(const MutableTensorView& view, std::int64_t batch, std::int64_t row,
+                            std::int64_t head, T value) {
+    if (view.dtype == DType::kFloat32) {
+      const float as_float = static_cast<float>(value);
+      write_row(view, batch, row, head, 1, &as_float);
+    } else {
+      write_row(view, batch, row, head, 1, &value);
+    }
+  }
+
+  const BackwardParams& b_;
+  const AttentionParams& p_;
+  const T* const all_deltas_;
+  Arena arena_;
+  char* scratch_;
+  std::int64_t score_memory_;
+  std::int64_t num_rows_ = 0;
+
+  // Of the queries: [head_dim, kM] and [kM, columns]; of the keys: [kN, columns].
+  T *q_t_, *dout_t_, *q_, *dout_, *k_, *v_, *dk_, *dv_, *dq_t_;
+  T *s_t_, *dp_t_, *slopes_, *sums_;  // [kN, kM]
+  T *lse_, *delta_, *ones_;           // [kM]
+  T* row_;
+};
+
+}  // namespace dlattn::cpu::DLATTN_CPU_ISA

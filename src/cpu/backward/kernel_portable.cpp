@@ -1,0 +1,10 @@
+#define DLATTN_CPU_ISA portable
+#include "cpu/backward/kernel_set.h"
+
+namespace dlattn::cpu {
+
+const BackwardKernels& portable_backward_kernels(bool is_double) {
+  return portable::backward_kernels(is_double);
+}
+
+}  // namespace dlattn::cpu

@@ -1,0 +1,68 @@
+#pragma once
+
+#include "cpu/backward/kernel.h"
+
+// The kernels of one instruction set as backward.cpp calls them. Included by kernel_<isa>.cpp, see
+// simd.h.
+namespace dlattn::cpu::DLATTN_CPU_ISA {
+
+template <typename T>
+static std::int64_t backward_scratch_bytes(const BackwardParams& params) {
+  return BackwardKernel<T>(params, nullptr, nullptr).scratch_bytes();
+}
+
+template <typename T>
+static void backward_delta(const BackwardParams& b, std::int64_t batch, std::int64_t head,
+                           std::int64_t begin, std::int64_t count, void* scratch, void* delta) {
+  const AttentionParams& p = b.forward;
+  const std::int64_t columns = p.head_dim_v;
+  T* const dout = static_cast<T*>(scratch);
+  T* const out = dout + (columns + kWidth<T> - 1) / kWidth<T> * kWidth<T>;
+  for (std::int64_t row = begin; row < begin + count; ++row) {
+    double sum = 0.0;
+    if (b.dout.data) {
+      TensorView results;
+      results.data = p.out.data, results.dtype = p.out.dtype;
+      results.batch_stride = p.out.batch_stride, results.row_stride = p.out.row_stride;
+      results.head_stride = p.out.head_stride;
+      read_row(b.dout, batch, row, head, columns, dout);
+      read_row(results, batch, row, head, columns, out);
+      for (std::int64_t d = 0; d < columns; ++d)
+        sum += static_cast<double>(dout[d]) * static_cast<double>(out[d]);
+    }
+    if (b.dlse.data) {
+      sum -= b.dlse.data[batch * b.dlse.batch_stride + head * b.dlse.head_stride +
+                         row * b.dlse.row_stride];
+    }
+    static_cast<T*>(delta)[row - begin] = static_cast<T>(sum);
+  }
+}
+
+template <typename T>
+static void backward_keys(const BackwardParams& params, const BackwardTask& task, const void* delta,
+                          void* scratch) {
+  BackwardKernel<T>(params, static_cast<const T*>(delta), scratch).keys(task);
+}
+
+template <typename T>
+static double backward_queries(const BackwardParams& params, const BackwardTask& task,
+                               const void* delta, void* scratch) {
+  return BackwardKernel<T>(params, static_cast<const T*>(delta), scratch).queries(task);
+}
+
+template <typename T>
+static void backward_bias(const BackwardParams& params, const BiasTask& task, const BiasDims& dims,
+                          const SequenceRows* sequences, const void* delta, void* scratch) {
+  BackwardKernel<T>(params, static_cast<const T*>(delta), scratch).bias(task, dims, sequences);
+}
+
+template <typename T>
+static const BackwardKernels kBackwardKernels = {
+    kBackwardM<T>,    kBackwardN<T>,       backward_scratch_bytes<T>, backward_delta<T>,
+    backward_keys<T>, backward_queries<T>, backward_bias<T>};
+
+static const BackwardKernels& backward_kernels(bool is_double) {
+  return is_double ? kBackwardKernels<double> : kBackwardKernels<float>;
+}
+
+}  // namespace dlattn::cpu::DLATTN_CPU_ISA
