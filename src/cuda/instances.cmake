@@ -62,6 +62,10 @@ dlattn_instance(append token_rows float16 0)
 dlattn_instance(append token_rows bfloat16 0)
 dlattn_instance(append token_rows float32 0)
 
+dlattn_family(backward sm90 ARCH 90a)
+dlattn_instance(backward sm90 float16 64 128)
+dlattn_instance(backward sm90 bfloat16 64 128)
+
 dlattn_family(backward scalar)
 dlattn_instance(backward scalar float16 128 256)  # the same kernels for all dtypes
 dlattn_instance(backward scalar bfloat16 128 256)

@@ -51,6 +51,8 @@ __device__ __forceinline__ void wgmma_wait() {
 }
 
 // The accumulators as operands %0 on, 32 at a time.
+#define DLATTN_REGISTERS_0_TO_15 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define DLATTN_REGISTERS_0                                                 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -151,6 +153,8 @@ __device__ __forceinline__ void wgmma_wait() {
     }                                                                                           \
   }
 
+DLATTN_WGMMA(16, "32", DLATTN_REGISTERS_0_TO_15, DLATTN_ACCUMULATORS_16(d, 0), "%16", "%17", "%18",
+             "%19", "%20", "%21", "%22")
 DLATTN_WGMMA(32, "64", DLATTN_REGISTERS_0, DLATTN_ACCUMULATORS_32(d, 0), "%32", "%33", "%34", "%35",
              "%36", "%37", "%38")
 DLATTN_WGMMA(48, "96", DLATTN_REGISTERS_0 ", " DLATTN_REGISTERS_32_TO_47, DLATTN_ACCUMULATORS_48(d),
@@ -177,5 +181,6 @@ DLATTN_WGMMA(128, "256",
 #undef DLATTN_REGISTERS_32_TO_47
 #undef DLATTN_REGISTERS_32
 #undef DLATTN_REGISTERS_0
+#undef DLATTN_REGISTERS_0_TO_15
 
 }  // namespace dlattn::ptx

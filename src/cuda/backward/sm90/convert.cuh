@@ -1,0 +1,49 @@
+#pragma once
+
+#include "cuda/backward/sm90/setup.cuh"
+#include "cuda/backward/sm90/store.cuh"
+#include "cuda/ptx/grid_dependency.cuh"
+
+namespace dlattn::backward_sm90 {
+
+// The sum of dQ to dq. A thread block has a tile of block_m queries of a head, each of its
+// warpgroups one part of it, which it reads as a consumer of the backward kernel had it.
+template <typename T, int kHeadDim, bool kSoftcap>
+__global__ void __launch_bounds__(kNumConsumers* kWarpgroupThreads)
+    convert_kernel(const __grid_constant__ Problem p) {
+  constexpr int kBlockM = block_m(kHeadDim, kSoftcap), kColumns = part_columns(kHeadDim, kSoftcap);
+  constexpr int kRowParts = dq_parts(kHeadDim, kSoftcap).rows;
+  ptx::wait_for_grids_ahead();
+  ptx::let_next_grid_start();
+  if (blockIdx.x >= p.num_blocks) return;
+  const tile::WorkTile work = tile::scheduled_tile(p, blockIdx.x);
+  tile::SequenceRows rows = {0, static_cast<int>(p.seqlen_q)};
+  int entry = work.batch;
+  if (p.cu_seqlens_q) {
+    rows = tile::query_rows(p, work.batch);
+    entry = 0;
+  }
+  if (work.m_block * kBlockM >= rows.count) return;
+  const int part = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
+  const int row_part = part % kRowParts, column = part / kRowParts * kColumns;
+  const ThreadIndex thread;
+  const std::int64_t first =
+      first_row(p, static_cast<int>(p.num_heads.divisor()), work.batch, work.head, rows.start);
+  const float* const from = p.dq_sum + (first + work.m_block * kBlockM) * kHeadDim +
+                            part * kWarpgroupRows * kColumns + thread.index * 4;
+  float acc[kColumns / 2];
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; i += 4) {
+    float numbers[4];
+    tile::load(numbers, from + i * kWarpgroupThreads);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) acc[i + e] = numbers[e];
+  }
+  MutableTensorView columns = p.dq;
+  columns.data = static_cast<T*>(p.dq.data) + column;
+  store_rows<T, kColumns>(columns, entry, work.head, rows,
+                          work.m_block * kBlockM + row_part * kWarpgroupRows, p.head_dim - column,
+                          p.softmax_scale, acc);
+}
+
+}  // namespace dlattn::backward_sm90

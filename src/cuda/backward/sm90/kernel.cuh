@@ -1,0 +1,49 @@
+#pragma once
+
+// The gradients of attention on Hopper (compute capability 9.0): wgmma, TMA, mbarriers, warp
+// specialisation.
+//
+// A thread block has 128 keys of one KV head: a producer warpgroup, one warp of which brings the
+// keys and then the queries that see them, and two consumer warpgroups, each of which computes dK
+// and dV of 64 keys from start to end. It walks the tiles of queries that see the keys, of all
+// query heads that share them. Each tile's dQ is added to a sum in global memory, in fp32 and in
+// the order of the consumers' registers; convert.cuh finishes it. Shared memory: SmemMap, in
+// swizzled tiles. Barriers: an mbarrier "full" and one "empty" for each stage of Q and dO (Ring),
+// one for K and V; a named barrier of the consumers for dS.
+
+#include "cuda/backward/sm90/consumer.cuh"
+#include "cuda/backward/sm90/producer.cuh"
+#include "cuda/ptx/grid_dependency.cuh"
+#include "cuda/ptx/registers.cuh"
+
+namespace dlattn::backward_sm90 {
+
+template <typename T, int kHeadDim, bool kSoftcap>
+__global__ void __launch_bounds__(kNumThreads, 1)
+    kernel(const __grid_constant__ Problem problem, const __grid_constant__ TensorMaps maps) {
+  const Shared<kHeadDim, kSoftcap> shared(ptx::smem_address(ptx::dynamic_smem()));
+  if (threadIdx.x == 0) shared.init();
+  ptx::wait_for_grids_ahead();
+  ptx::let_next_grid_start();
+  if (blockIdx.x >= problem.num_blocks) return;
+  if (threadIdx.x == 0) shared.work() = Work<shared.kBlockM>(problem, blockIdx.x);
+  __syncthreads();
+  if (!shared.work().has_rows()) return;
+  if (threadIdx.x < kWarpgroupThreads) {
+    ptx::lower_registers<kProducerRegisters>();
+    if (threadIdx.x >= 32) return;
+    if (problem.cu_seqlens_q) {
+      produce<true>(problem, maps, shared);
+    } else {
+      produce<false>(problem, maps, shared);
+    }
+  } else {
+    ptx::raise_registers<kConsumerRegisters>();
+    // The same in all lanes, and by this the compiler knows.
+    const int warpgroup =
+        __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
+    Consumer<T, kHeadDim, kSoftcap>(problem, shared, warpgroup - 1).run();
+  }
+}
+
+}  // namespace dlattn::backward_sm90

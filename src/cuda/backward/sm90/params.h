@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+
+#include "core/problem/positions.h"
+#include "cuda/tile/divider.h"
+#include "dlattn/forward.h"
+
+// The parameters of the kernels, plain C++: a launcher fills them, and the tests that run kernels
+// on the CPU do.
+namespace dlattn::backward_sm90 {
+
+struct Problem {
+  // As in AttentionParams.
+  const std::int32_t *cu_seqlens_q, *cu_seqlens_k, *seqused_k;
+  std::int64_t total_q, total_k, seqlen_q, seqlen_k;
+  Causal causal;
+  int head_dim, head_dim_v;
+
+  // The fields that tile::scheduled_tile takes; its row blocks are blocks of keys, or of dQ of
+  // queries.
+  Divider num_m_blocks;
+  Divider num_heads;
+  bool longest_first;
+  std::uint32_t heads_in_groups;
+  Divider heads_left;
+
+  unsigned num_blocks;  // there may be one more thread block
+
+  int heads_per_kv_head;
+  Window<int> window;
+  float softmax_scale;
+  float scale_log2;    // from q.k to scores in base 2, with softcap to tanh's argument
+  float softcap_log2;  // softcap times log2(e)
+
+  // In the workspace, all of whose heads have padded_rows queries (cuda/plan/backward_workspace.h).
+  std::int64_t padded_rows;
+  const float *lse_log2, *delta;
+  float* dq_sum;                 // head_dim_tile numbers a row (traits.h); null: dq is not wanted
+  MutableTensorView dq, dk, dv;  // null: not wanted
+};
+
+}  // namespace dlattn::backward_sm90

@@ -1,0 +1,106 @@
+#include <algorithm>
+#include <string>
+
+#include "core/plan/family.h"
+#include "core/problem/alignment.h"
+#include "cuda/backward/sm90/shape.h"
+#include "cuda/plan/backward_launches.h"
+#include "cuda/plan/cost.h"
+#include "cuda/plan/tensor_box.h"
+
+namespace dlattn::backward_sm90 {
+namespace {
+
+using core::refuse;
+
+// Names the first feature of a problem that the family lacks; null if there is none.
+const char* missing_feature(const BackwardParams& b) {
+  if (b.deterministic && b.dq.data) return "deterministic";
+  if (b.forward.bias.data) return "bias";
+  if (b.forward.mask.data) return "mask";
+  return b.forward.alibi_slopes.data ? "alibi_slopes" : nullptr;
+}
+
+// Whether tensors lie as the kernels read and write them.
+bool accepts_tensors(const BackwardParams& b, int head_dim_tile, std::string* why) {
+  const TensorBoxes boxes = tensor_boxes(b, head_dim_tile);
+  for (const cuda::TensorBox* box : {&boxes.q, &boxes.k, &boxes.v, &boxes.dout}) {
+    const std::string tma_refusal = cuda::tma_refusal(*box);
+    if (!tma_refusal.empty()) return refuse(why, tma_refusal);
+  }
+  const core::TensorSizes queries = core::query_sizes(b.forward);
+  const core::TensorSizes keys = core::key_sizes(b.forward);
+  const struct {
+    const char* name;
+    const MutableTensorView& view;
+    const core::TensorSizes& sizes;
+  } results[] = {{"dq", b.dq, queries}, {"dk", b.dk, keys}, {"dv", b.dv, keys}};
+  for (const auto& x : results) {
+    if (x.view.data && core::row_alignment(x.view, x.sizes, 2) != 16)
+      return refuse(why, x.name, " has rows that are not aligned to 16 bytes");
+  }
+  return true;
+}
+
+// Nanoseconds. A step is a tile of queries with a block's keys, at the rate of an H200.
+double predicted_ns(const BackwardParams& b, const Plan& plan, const DeviceInfo& device) {
+  constexpr double kLaunches = 9000.0, kBlock = 3000.0;
+  constexpr double kRate = 4100.0;  // operations of an SM per nanosecond
+  const AttentionParams& p = b.forward;
+  const cost::Walk walk = cost::walk(p, 64, 1);
+  const double pairs = walk.blocks * walk.mean * 64.0;  // of a query and a key
+  const double per_pair = 10.0 * plan.head_dim_tile / kRate * (p.softcap != 0.0 ? 1.5 : 1.0);
+  const double sms = std::max(static_cast<double>(device.num_sms), 1.0);
+  const double group = static_cast<double>(p.num_heads) /
+                       static_cast<double>(std::max<std::int64_t>(p.num_heads_kv, 1));
+  const double longest = cost::mean_seqlen_q(p) * kBlockN * group;
+  const double blocks = static_cast<double>(plan.grid);
+  // Blocks of one length run in rounds; of different ones, the last SM ends with a part of one.
+  const double mean = pairs / std::max(blocks, 1.0);
+  const double rounds = std::ceil(blocks / sms);
+  const double most =
+      walk.longest > walk.mean ? std::max(longest, pairs / sms + mean / 2.0) : rounds * mean;
+  return kLaunches + rounds * kBlock + most * per_pair;
+}
+
+bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Options&, Plan* plan,
+                   std::string* why) {
+  const AttentionParams& p = b.forward;
+  const int tile = plan->head_dim_tile;
+  const bool softcap = p.softcap != 0.0;
+  if (const char* feature = missing_feature(b)) return refuse(why, "has no ", feature);
+  if (!b.dout.data && p.out.data) return refuse(why, "needs dout");
+  if (b.dsinks.data && !b.dq.data && !b.dk.data && !b.dv.data)
+    return refuse(why, "computes dq, dk and dv, of which none is wanted");
+  if (!accepts_tensors(b, tile, why)) return false;
+  plan->variant = softcap ? kSoftcap : kPlain;
+  plan->variant_name = kKernelNames[plan->variant];
+  plan->block_m = block_m(p, tile);
+  plan->block_n = kBlockN;
+  plan->num_warps = kNumThreads / 32;
+  plan->num_stages = kNumStages;
+  plan->smem_bytes = smem_map(tile, softcap).total;
+  plan->grid = std::max<std::int64_t>(num_key_blocks(p), 1);
+  plan->predicted_ns = predicted_ns(b, *plan, device);
+  plan->cleared_bytes = b.dq.data ? dq_sum_bytes(p, tile) : 0;
+  plan->workspace_bytes = backward_workspace(b, 0).own + plan->cleared_bytes;
+  add_delta(b, plan);
+  if (b.dq.data) {
+    Launch& convert = plan->after[plan->num_after++];
+    convert = *plan;
+    convert.variant = kConvert;
+    convert.variant_name = kKernelNames[kConvert];
+    convert.num_warps = kNumConsumers * kWarpgroupThreads / 32;
+    convert.smem_bytes = 0;
+    convert.grid = std::max<std::int64_t>(num_query_blocks(p, tile), 1);
+  }
+  add_reduce(b, plan);
+  return true;
+}
+
+}  // namespace
+
+extern const core::BackwardFamily kFamily;
+const core::BackwardFamily kFamily = {"sm90", 90, 8, nullptr, plan_backward};
+
+}  // namespace dlattn::backward_sm90

@@ -1,0 +1,135 @@
+#pragma once
+
+#include "cuda/backward/sm90/params.h"
+#include "cuda/backward/sm90/traits.h"
+#include "cuda/plan/backward_workspace.h"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/smem.cuh"
+#include "cuda/ptx/tensor_map.cuh"
+#include "cuda/tile/mask.cuh"
+#include "cuda/tile/ring.cuh"
+#include "cuda/tile/scheduler.cuh"
+#include "cuda/tile/seqlen.cuh"
+#include "cuda/tile/wgmma/thread_index.cuh"
+
+// Shared by producer and consumers: which keys a block has and which queries it walks, shared
+// memory and the barriers between them.
+namespace dlattn::backward_sm90 {
+
+using tile::wgmma::ThreadIndex;
+
+struct TensorMaps {
+  // One box: 64 columns of a step's rows of q and dout, or of a block's keys.
+  ptx::TensorMap q, k, v, dout;
+};
+
+// lse in base 2 and delta of two neighbouring queries.
+struct alignas(16) RowStatsPair {
+  float lse[2], delta[2];
+};
+
+// The index of a head's first row of a sequence in the workspace.
+__device__ __forceinline__ std::int64_t first_row(const Problem& p, int num_heads, int batch,
+                                                  int head, int start_q) {
+  if (p.cu_seqlens_q) return head * p.padded_rows + first_padded_row(start_q, batch);
+  return (static_cast<std::int64_t>(batch) * num_heads + head) * p.padded_rows;
+}
+
+// The keys of a thread block, and the tiles of queries that see one of them.
+template <int kBlockM>
+struct Work {
+  int head_kv, batch;
+  int n0;                  // the first key
+  int start_q, start_k;    // the sequence's first rows
+  int seqlen_q, seqlen_k;  // keys in use
+  int rows_k;              // rows of the sequence in k, those not in use too
+  std::int64_t first_row;  // in the workspace, of the first head of q that reads head_kv
+  tile::Mask mask;
+  tile::Range tiles;  // of queries, that see at least one key
+  tile::Range whole;  // of queries, that see all of the block's keys
+
+  __device__ __forceinline__ explicit Work(const Problem& p, unsigned index) : mask(p, 0, 0) {
+    const tile::WorkTile place = tile::scheduled_tile(p, index);
+    head_kv = place.head;
+    batch = place.batch;
+    // Under causality it is the first keys that most queries see.
+    const int n_blocks = static_cast<int>(p.num_m_blocks.divisor());
+    n0 = (p.longest_first ? n_blocks - 1 - place.m_block : place.m_block) * kBlockN;
+    start_q = start_k = 0;
+    seqlen_q = static_cast<int>(p.seqlen_q);
+    seqlen_k = rows_k = static_cast<int>(p.seqlen_k);
+    if (p.cu_seqlens_q) {
+      const tile::SequenceRows queries = tile::query_rows(p, batch),
+                               keys = tile::key_rows(p, batch);
+      start_q = queries.start;
+      seqlen_q = queries.count;
+      start_k = keys.start;
+      seqlen_k = keys.count;
+      rows_k = tile::sequence_rows(p.cu_seqlens_k, batch, p.total_k, p.seqlen_k).count;
+    }
+    first_row =
+        backward_sm90::first_row(p, static_cast<int>(p.num_heads.divisor()) * p.heads_per_kv_head,
+                                 batch, head_kv * p.heads_per_kv_head, start_q);
+    mask = tile::Mask(p, position_shift(p.causal, seqlen_q, seqlen_k), seqlen_k);
+    const int last = min(n0 + kBlockN, seqlen_k) - 1;
+    tile::Range seen = {max(mask.column(n0).begin, 0), min(mask.column(last).end, seqlen_q)};
+    if (last < n0) seen.end = seen.begin;
+    tiles = tiles_of(seen, kBlockM);
+    whole = {0, 0};
+    if (last == n0 + kBlockN - 1)
+      whole = whole_tiles_of({mask.column(last).begin, mask.column(n0).end}, kBlockM);
+  }
+
+  __device__ __forceinline__ bool has_rows() const { return n0 < rows_k; }
+  __device__ __forceinline__ bool is_edge(int m) const { return m < whole.begin || m >= whole.end; }
+};
+
+template <int kHeadDim, bool kSoftcap>
+struct Shared {
+  static constexpr SmemMap kMap = smem_map(kHeadDim, kSoftcap);
+  static constexpr int kBlockM = block_m(kHeadDim, kSoftcap);
+  static constexpr int kKeyBytes = tile_bytes(kBlockN, kHeadDim);
+  static constexpr int kQueryBytes = tile_bytes(kBlockM, kHeadDim);
+  static constexpr int kScoreBytes = tile_bytes(kBlockM, kBlockN);
+
+  ptx::SmemAddress base;
+  tile::Ring<kNumStages> queries;  // of Q, dO and their rows' numbers
+  ptx::SmemAddress keys_full;      // of K and V
+
+  __device__ __forceinline__ explicit Shared(ptx::SmemAddress base)
+      : base(base),
+        queries(base + kMap.mbarriers),
+        keys_full(base + kMap.mbarriers + queries.kBytes) {}
+
+  __device__ __forceinline__ ptx::SmemAddress k() const { return base + kMap.k; }
+  __device__ __forceinline__ ptx::SmemAddress v() const { return base + kMap.v; }
+  __device__ __forceinline__ ptx::SmemAddress q(unsigned use) const {
+    return base + kMap.q + queries.stage(use) * kQueryBytes;
+  }
+  __device__ __forceinline__ ptx::SmemAddress dout(unsigned use) const {
+    return base + kMap.dout + queries.stage(use) * kQueryBytes;
+  }
+  __device__ __forceinline__ ptx::SmemAddress ds(unsigned use) const {
+    return base + kMap.ds + queries.stage(use) * kScoreBytes;
+  }
+  __device__ __forceinline__ RowStatsPair* row_stats(unsigned use) const {
+    return reinterpret_cast<RowStatsPair*>(ptx::dynamic_smem() + kMap.row_stats) +
+           queries.stage(use) * (kBlockM / 2);
+  }
+
+  // The block's work lies in shared memory: registers are scarce.
+  __device__ __forceinline__ Work<kBlockM>& work() const {
+    static_assert(sizeof(Work<kBlockM>) <= kWorkBytes, "");
+    return *reinterpret_cast<Work<kBlockM>*>(ptx::dynamic_smem() + kMap.work);
+  }
+
+  // By one thread, before anything else: a stage is filled by TMA and the producer's lanes, and
+  // released warp by warp.
+  __device__ __forceinline__ void init() const {
+    queries.init(kNumConsumers * 4, 1 + 32);
+    ptx::mbarrier_init(keys_full, 1);
+    ptx::fence_mbarrier_init();
+  }
+};
+
+}  // namespace dlattn::backward_sm90

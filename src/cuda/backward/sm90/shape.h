@@ -1,0 +1,110 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/backward/sm90/params.h"
+#include "cuda/backward/sm90/traits.h"
+#include "cuda/plan/backward_workspace.h"
+#include "cuda/plan/launch_shape.h"
+#include "cuda/plan/tensor_box.h"
+
+// Grids, their numbers and how tensors are described to TMA, as plain host code: for the plan, the
+// launch, and the tests that run kernels on the CPU.
+namespace dlattn::backward_sm90 {
+
+inline std::int64_t num_row_blocks(std::int64_t rows, int block_rows) {
+  return (rows + block_rows - 1) / block_rows;
+}
+
+// Bytes of the sum of dQ in the workspace.
+inline std::int64_t dq_sum_bytes(const AttentionParams& p, int head_dim_tile) {
+  const std::int64_t entries = p.cu_seqlens_q ? 1 : p.batch_size;
+  return entries * p.num_heads * padded_rows(p) * head_dim_tile * 4;
+}
+
+inline std::int64_t num_key_blocks(const AttentionParams& p) {
+  return num_row_blocks(p.seqlen_k, kBlockN) * p.num_heads_kv * p.batch_size;
+}
+inline int block_m(const AttentionParams& p, int head_dim_tile) {
+  return block_m(head_dim_tile, p.softcap != 0.0);
+}
+inline std::int64_t num_query_blocks(const AttentionParams& p, int head_dim_tile) {
+  return num_row_blocks(p.seqlen_q, block_m(p, head_dim_tile)) * p.num_heads * p.batch_size;
+}
+
+// For a grid with a block for each `block_rows` of `rows`, of `heads`.
+inline Problem make_problem(const BackwardParams& b, std::int64_t rows, int block_rows,
+                            std::int64_t heads) {
+  const AttentionParams& p = b.forward;
+  constexpr double kLog2e = 1.4426950408889634;
+  const auto divider = [](std::int64_t n) {
+    return Divider(static_cast<std::uint32_t>(std::max<std::int64_t>(n, 1)));
+  };
+  Problem problem{};
+  problem.cu_seqlens_q = p.cu_seqlens_q;
+  problem.cu_seqlens_k = p.cu_seqlens_k;
+  problem.seqused_k = p.seqused_k;
+  problem.total_q = p.total_q;
+  problem.total_k = p.total_k;
+  problem.seqlen_q = p.seqlen_q;
+  problem.seqlen_k = p.seqlen_k;
+  problem.causal = p.causal;
+  problem.head_dim = static_cast<int>(p.head_dim);
+  problem.head_dim_v = static_cast<int>(p.head_dim_v);
+  problem.num_m_blocks = divider(num_row_blocks(rows, block_rows));
+  problem.num_heads = divider(heads);
+  problem.longest_first = p.causal != Causal::kNone;
+  const auto all_heads = static_cast<std::uint32_t>(heads * p.batch_size);
+  const std::uint32_t left = all_heads % kHeadsTogether;
+  problem.heads_in_groups = all_heads - left;
+  problem.heads_left = divider(left);
+  problem.num_blocks =
+      static_cast<unsigned>(num_row_blocks(rows, block_rows) * heads * p.batch_size);
+  problem.heads_per_kv_head =
+      static_cast<int>(p.num_heads / std::max<std::int64_t>(p.num_heads_kv, 1));
+  problem.window = window_of<int>(p);
+  problem.softmax_scale = static_cast<float>(p.softmax_scale);
+  const bool capped = p.softcap != 0.0;
+  problem.scale_log2 =
+      static_cast<float>(capped ? p.softmax_scale / p.softcap : p.softmax_scale * kLog2e);
+  problem.softcap_log2 = static_cast<float>(p.softcap * kLog2e);
+  const BackwardWorkspace map = backward_workspace(b, 0);
+  problem.padded_rows = padded_rows(p);
+  problem.lse_log2 = workspace_at<const float>(b, map.lse_log2);
+  problem.delta = workspace_at<const float>(b, map.delta);
+  problem.dq_sum = b.dq.data ? workspace_at<float>(b, map.own) : nullptr;
+  problem.dq = b.dq;
+  problem.dk = b.dk;
+  problem.dv = b.dv;
+  return problem;
+}
+
+inline Problem key_problem(const BackwardParams& b) {
+  return make_problem(b, b.forward.seqlen_k, kBlockN, b.forward.num_heads_kv);
+}
+inline Problem query_problem(const BackwardParams& b, int head_dim_tile) {
+  const AttentionParams& p = b.forward;
+  return make_problem(b, p.seqlen_q, block_m(p, head_dim_tile), p.num_heads);
+}
+
+struct TensorBoxes {
+  cuda::TensorBox q, k, v, dout;
+};
+
+inline TensorBoxes tensor_boxes(const BackwardParams& b, int head_dim_tile) {
+  const AttentionParams& p = b.forward;
+  const int rows = block_m(p, head_dim_tile);
+  const auto box = [&](const char* name, const TensorView& x, std::int64_t columns, bool of_keys) {
+    const int box_rows = of_keys ? kBlockN : rows;
+    const std::int64_t heads = of_keys ? p.num_heads_kv : p.num_heads;
+    if (p.cu_seqlens_q)
+      return cuda::varlen_box(name, x, columns, of_keys ? p.total_k : p.total_q, heads, box_rows);
+    return cuda::tensor_box(name, x, columns, of_keys ? p.seqlen_k : p.seqlen_q, heads,
+                            p.batch_size, box_rows);
+  };
+  return {box("q", p.q, p.head_dim, false), box("k", p.k, p.head_dim, true),
+          box("v", p.v, p.head_dim_v, true), box("dout", b.dout, p.head_dim_v, false)};
+}
+
+}  // namespace dlattn::backward_sm90

@@ -1,0 +1,78 @@
+#pragma once
+
+#include "cuda/plan/tile_config.h"
+#include "cuda/tile/wgmma/warpgroup.h"
+
+// The tiles of the backward kernel of wgmma, as plain constexpr host code.
+namespace dlattn::backward_sm90 {
+
+using tile::wgmma::kBlockRowBytes;
+using tile::wgmma::kWarpgroupRows;
+using tile::wgmma::kWarpgroupThreads;
+
+// The family's kernels, as variants of launches.
+enum Kernel { kPlain, kSoftcap, kConvert };
+constexpr const char* kKernelNames[] = {"plain", "softcap", "convert"};
+
+constexpr int kBlockColumns = 64;  // tiles lie in shared memory in blocks of as many columns
+
+constexpr int kNumConsumers = 2;  // warpgroups beside the producer's, each with 64 of the keys
+constexpr int kBlockN = kNumConsumers * kWarpgroupRows;  // keys per thread block
+constexpr int kNumThreads = (kNumConsumers + 1) * kWarpgroupThreads;
+constexpr int kNumStages = 2;  // tiles of Q and dO, and tiles of dS
+// Per thread; together no more than the block has at launch.
+constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+
+// Queries per step. Softcap takes registers.
+constexpr int block_m(int head_dim_tile, bool softcap) {
+  return head_dim_tile <= 64 && !softcap ? 128 : 64;
+}
+
+// The consumers' parts of a step's dQ: of 64 rows each, or of half of the columns.
+struct DqParts {
+  int rows, columns;  // how many parts
+};
+constexpr DqParts dq_parts(int head_dim_tile, bool softcap) {
+  const int rows = block_m(head_dim_tile, softcap) / kWarpgroupRows;
+  return {rows, kNumConsumers / rows};
+}
+constexpr int part_columns(int head_dim_tile, bool softcap) {
+  return head_dim_tile / dq_parts(head_dim_tile, softcap).columns;
+}
+
+// Bytes of `rows` rows in shared memory: blocks of [rows][64] elements of 16 bits, swizzled.
+constexpr int tile_bytes(int rows, int columns) {
+  return columns / kBlockColumns * rows * kBlockRowBytes;
+}
+
+// lse in base 2 and delta of a query.
+constexpr int kRowStatsBytes = 8;
+
+constexpr int kWorkBytes = 80;
+
+// Byte offsets into dynamic shared memory.
+struct SmemMap {
+  int k, v;       // tiles of kBlockN rows
+  int q, dout;    // [kNumStages] tiles of block_m rows
+  int ds;         // [kNumStages] tiles of block_m rows of kBlockN columns
+  int row_stats;  // [kNumStages][block_m] of kRowStatsBytes
+  int mbarriers;
+  int work;  // the block's keys
+  int total;
+};
+
+constexpr SmemMap smem_map(int head_dim_tile, bool softcap) {
+  const int rows = block_m(head_dim_tile, softcap);
+  SmemMap map{};
+  map.v = map.k + tile_bytes(kBlockN, head_dim_tile);
+  map.q = map.v + tile_bytes(kBlockN, head_dim_tile);
+  map.dout = map.q + kNumStages * tile_bytes(rows, head_dim_tile);
+  map.ds = map.dout + kNumStages * tile_bytes(rows, head_dim_tile);
+  map.row_stats = map.ds + kNumStages * tile_bytes(rows, kBlockN);
+  map.mbarriers = map.row_stats + kNumStages * rows * kRowStatsBytes;
+  map.work = map.mbarriers + (2 * kNumStages + 2) * 8;
+  map.total = map.work + kWorkBytes;
+  return map;
+}
+
+}  // namespace dlattn::backward_sm90

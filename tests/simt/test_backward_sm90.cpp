@@ -1,0 +1,212 @@
+#include "backward_case.h"
+#include "core/plan/choose.h"
+#include "cuda/backward/sm90/convert.cuh"
+#include "cuda/backward/sm90/kernel.cuh"
+#include "cuda/backward/sm90/shape.h"
+#include "cuda/delta/rows/kernel.cuh"
+#include "cuda/reduce/heads/kernel.cuh"
+#include "feature_cases.h"
+#include "length_cases.h"
+#include "tensor_maps.h"
+
+// The launches of backward passes by sm90, with those that all families share.
+namespace {
+
+using simt::Case;
+using simt::kCausal;
+using simt::kFull;
+using simt::kTopLeft;
+using simt::Layout;
+using simt::Wanted;
+namespace sm90 = dlattn::backward_sm90;
+
+template <typename T, int kTile, bool kSoftcap>
+void run_own(const dlattn::BackwardParams& p, const sm90::TensorMaps& maps,
+             const dlattn::Launch& launch) {
+  if (launch.variant == sm90::kConvert) {
+    sm90::convert_kernel<T, kTile, kSoftcap>(sm90::query_problem(p, kTile));
+  } else {
+    sm90::kernel<T, kTile, kSoftcap>(sm90::key_problem(p), maps);
+  }
+}
+
+template <typename T, int kTile>
+void run_launch(const dlattn::BackwardParams& p, const dlattn::Plan& plan,
+                const sm90::TensorMaps& maps, const dlattn::Launch& launch) {
+  if (launch.operation == dlattn::Operation::kDelta)
+    return dlattn::delta::rows::delta_kernel<T>(p, dlattn::delta::rows::make_shape(p, plan));
+  if (launch.operation == dlattn::Operation::kReduce) {
+    return dlattn::reduce::heads::reduce_kernel<dlattn::reduce::heads::kNumThreads>(
+        p, dlattn::reduce::heads::make_shape(p, plan.parts_per_head));
+  }
+  if (p.forward.softcap != 0.0) {
+    run_own<T, kTile, true>(p, maps, launch);
+  } else {
+    run_own<T, kTile, false>(p, maps, launch);
+  }
+}
+
+template <typename T, int kTile>
+class Run {
+ public:
+  Run(const Case& c, const Wanted& w)
+      : case_(c), wanted_(w), tensors_(simt::make_backward_tensors<T>(c, w)) {
+    params_ = simt::make_backward_params(c, w, tensors_);
+    dlattn::Options options;
+    options.kernel = "sm90";
+    std::vector<std::string> reasons;
+    if (!dlattn::core::fastest_plan(params_, simt::hopper(), options, &plan_, &reasons))
+      simt::die("no plan: %s", reasons.empty() ? "" : reasons[0].c_str());
+    const std::int64_t size = plan_.workspace_bytes / 4;
+    tensors_.workspace.allocate({1, 1, 1, size}, {size, size, size, 1});
+    params_.forward.workspace = tensors_.workspace.data();
+    params_.forward.workspace_bytes = plan_.workspace_bytes;
+  }
+
+  // Returns whether all is right.
+  bool operator()(const std::string& name) {
+    std::string trouble;
+    std::vector<unsigned char> first;
+    for (const simt::Schedule schedule : simt::schedules()) {
+      for_each_result([](auto& tensor, int) { tensor.poison(); });
+      tensors_.workspace.poison();
+      launch_all(schedule);
+      std::vector<unsigned char> bytes;
+      for_each_result([&](auto& tensor, int which) {
+        if (!tensor.gaps_intact()) trouble = "a write outside a gradient";
+        if (which == simt::kDq) return;  // added in any order
+        const std::vector<unsigned char> own = tensor.bytes();
+        bytes.insert(bytes.end(), own.begin(), own.end());
+      });
+      if (first.empty()) first = bytes;
+      if (bytes != first && !case_.sequences_overlap())
+        trouble = "gradients depend on the order of threads";
+    }
+    return report(name, trouble);
+  }
+
+ private:
+  template <typename Visit>
+  void for_each_result(Visit visit) {
+    visit(tensors_.dq, simt::kDq), visit(tensors_.dk, simt::kDk), visit(tensors_.dv, simt::kDv);
+    visit(tensors_.dsinks, simt::kDsinks);
+  }
+
+  void launch_all(simt::Schedule schedule) {
+    const sm90::TensorBoxes boxes = sm90::tensor_boxes(params_, kTile);
+    const sm90::TensorMaps maps = {simt::encode(boxes.q), simt::encode(boxes.k),
+                                   simt::encode(boxes.v), simt::encode(boxes.dout)};
+    for (int i = 0; i < plan_.num_launches(); ++i) {
+      const dlattn::Launch& launch = plan_.launch(i);
+      simt::Launch threads{dim3(static_cast<unsigned>(launch.grid)), dim3(launch.num_warps * 32),
+                           static_cast<std::size_t>(launch.smem_bytes), schedule};
+      simt::start_early(&threads, tensors_);
+      simt::launch(threads, [&] { run_launch<T, kTile>(params_, plan_, maps, launch); });
+    }
+  }
+
+  bool report(const std::string& name, const std::string& trouble) {
+    bool ok = trouble.empty();
+    std::string text;
+    if (!case_.sequences_overlap()) {
+      const auto round = [](float x) { return static_cast<float>(static_cast<T>(x)); };
+      const auto exact =
+          simt::gradients<double>(case_, wanted_, tensors_, [](double x) { return x; });
+      const auto plain = simt::gradients<float>(case_, wanted_, tensors_, round);
+      for_each_result([&](auto& tensor, int which) {
+        if (!tensor.data()) return;
+        const simt::GradientError error =
+            simt::compare_gradient(tensor, exact.of[which], plain.of[which]);
+        ok = ok && error.ok();
+        char line[80];
+        std::snprintf(line, sizeof line, " %s%s %.1e (plain %.1e)", error.ok() ? "" : "WRONG ",
+                      simt::kGradientNames[which], error.ours, error.plain);
+        text += line;
+      });
+    }
+    std::printf("%s %s:%s %s\n", ok ? "ok  " : "FAIL", name.c_str(), text.c_str(), trouble.c_str());
+    std::fflush(stdout);
+    return ok;
+  }
+
+  const Case& case_;
+  const Wanted& wanted_;
+  simt::BackwardTensors<T> tensors_;
+  dlattn::BackwardParams params_;
+  dlattn::Plan plan_;
+};
+
+// Edges of tiles, which are 128 keys by 64 or 128 queries, features by themselves and together,
+// rows that see nothing, grouped heads.
+std::vector<Case> cases(int head_dim) {
+  std::vector<Case> cases = {
+      {1, 1, head_dim, kFull},
+      {65, 129, head_dim, kFull},
+      {260, 130, head_dim, kFull},
+      {200, 300, head_dim, kCausal},
+      {130, 66, head_dim, kCausal},
+      {300, 40, head_dim, kCausal},
+      {129, 257, head_dim, kTopLeft},
+      {63, 127, head_dim - 8, kTopLeft, 2, 2, Layout::kPacked, head_dim - 16, 2},
+      {33, 70, head_dim, kCausal, 4, 2, Layout::kBhsd, head_dim, 2},
+      {20, 40, head_dim, kCausal, 2, 1, Layout::kBroadcast, 0, 2},
+      {70, 140, head_dim, kCausal, 9, 9},
+      {20, 0, head_dim, kFull},
+      {0, 40, head_dim, kFull},
+      {20, 20, head_dim, kFull, 1, 1, Layout::kBshd, 0, 0},
+  };
+  simt::append(&cases, simt::feature_cases(head_dim));
+  const Case base = {35, 150, head_dim, kCausal, 2, 1, Layout::kBshd, 0, 2};
+  const auto with = [&](auto set) { cases.push_back(simt::with(base, set)); };
+  with([](Case& c) { c.softcap = 2.0; });
+  with([](Case& c) { c.softcap = 0.5, c.causal = kFull, c.sinks = true; });
+  with([](Case& c) { c.seqlen_q = 200, c.window_left = 70; });
+  with([](Case& c) {
+    c.seqlen_q = 200, c.seqlen_k = 300, c.causal = kFull, c.window_left = 20, c.window_right = 90;
+  });
+  cases.push_back(simt::with(simt::varlen(base, {9, 70, 0, 133, 1}, {133, 90, 20, 0, 260}),
+                             [](Case& c) { c.softcap = 2.0, c.sinks = true, c.window_left = 45; }));
+  cases.push_back(simt::with(simt::varlen(base, {200, 70}, {300, 31}),
+                             [](Case& c) { c.seqused_k = {129, 20}; }));
+  simt::append(&cases, simt::slice_cases({1, 1, head_dim, kCausal, 2, 1}));
+  simt::append(&cases, simt::hostile_length_cases({1, 1, head_dim, kCausal, 2, 1}));
+  return cases;
+}
+
+template <typename T, int kTile>
+void run(const simt::Arguments& arguments, int* passed, int* failed) {
+  if constexpr (simt::is_built(simt::DTypeOf<T>::value, kTile)) {
+    int number = 0;
+    for (const Case& c : cases(kTile)) {
+      Wanted w;
+      // With one key and no dlse, gradients of scores are 0 but for rounding.
+      w.dlse = ++number % 3 != 0 || c.window_left == 0;
+      if (kTile > 64 && number % 3 == 1 && c.softcap == 0.0) continue;  // for time
+      if (number % 8 == 1) w.dq = false;
+      if (number % 8 == 4) w.dk = false;
+      if (number % 8 == 7) w.dv = false;
+      if (number % 10 == 3) w.dout_scale = 1e-4;
+      const std::string name = std::string("backward sm90 ") +
+                               dlattn::to_string(simt::DTypeOf<T>::value) + " " + c.name() +
+                               w.name();
+      // Blocks that write the same rows race.
+      if (simt::kThreadSanitizer && c.sequences_overlap()) continue;
+      if (name.find(arguments.filter()) == std::string::npos) continue;
+      const simt::HangGuard guard(name);
+      const bool ok = Run<T, kTile>(c, w)(name);
+      ++*(ok ? passed : failed);
+      if (!ok && std::getenv("SIMT_STOP_AT_FAILURE")) std::_Exit(1);
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const simt::Arguments arguments(argc, argv);
+  int passed = 0, failed = 0;
+  run<half, 64>(arguments, &passed, &failed), run<__nv_bfloat16, 64>(arguments, &passed, &failed);
+  run<half, 128>(arguments, &passed, &failed), run<__nv_bfloat16, 128>(arguments, &passed, &failed);
+  std::printf("%d passed, %d failed\n", passed, failed);
+  return failed != 0 || passed == 0;
+}
