@@ -17,6 +17,10 @@ def _decode(kind: str, file: str, part: str, replace: str) -> SeedBug:
     return SeedBug(kind, DECODE, "", replace, part=part, file=f"forward/decode/{file}")
 
 
+def _mask(kind: str, part: str, replace: str) -> SeedBug:
+    return SeedBug(kind, DECODE, "", replace, part=part, file="tile/mask.cuh")
+
+
 def _read_or_write(kind: str, file: str, part: str, replace: str) -> SeedBug:
     """A change whose fault is no wrong number: an access beyond memory or off its alignment, an
     overflow."""
@@ -166,23 +170,20 @@ DECODE_BUGS = (
         "max(p.leftpad_k[sequence], 0)",
         "p.leftpad_k[sequence]",
     ),
-    _decode(
+    _mask(
         "padding left out of a row's keys",
-        "sequence.cuh",
         "max(range.begin, first_key - origin)",
         "range.begin",
     ),
-    _decode(
+    _mask(
         "padding left out of the rows' keys",
-        "sequence.cuh",
-        "PackedMask::any_row(first, last);\n    return {max(range.begin, first_key), range.end};",
-        "PackedMask::any_row(first, last);\n    return range;",
+        "Base::any_row(first, last);\n    return {max(range.begin, first_key), range.end};",
+        "Base::any_row(first, last);\n    return range;",
     ),
-    _decode(
+    _mask(
         "padding left out of whole tiles",
-        "sequence.cuh",
-        "PackedMask::every_row(first, last);\n    return {max(range.begin, first_key), range.end};",
-        "PackedMask::every_row(first, last);\n    return range;",
+        "Base::every_row(first, last);\n    return {max(range.begin, first_key), range.end};",
+        "Base::every_row(first, last);\n    return range;",
     ),
     _decode(
         "positions by the room",

@@ -39,6 +39,29 @@ struct PackedMask : Mask {
   }
 };
 
+// The same in a sequence whose first `first_key` keys nobody sees.
+template <typename Base>
+struct PaddedMask : Base {
+  int first_key;
+
+  __device__ __forceinline__ PaddedMask(const LaunchShape& shape, int shift, int seqlen_k,
+                                        int first_key)
+      : Base(shape, shift, seqlen_k), first_key(first_key) {}
+
+  __device__ __forceinline__ Range row(int i, int origin = 0) const {
+    const Range range = Base::row(i, origin);
+    return {max(range.begin, first_key - origin), range.end};
+  }
+  __device__ __forceinline__ Range any_row(int first, int last) const {
+    const Range range = Base::any_row(first, last);
+    return {max(range.begin, first_key), range.end};
+  }
+  __device__ __forceinline__ Range every_row(int first, int last) const {
+    const Range range = Base::every_row(first, last);
+    return {max(range.begin, first_key), range.end};
+  }
+};
+
 template <bool kPacked>
 using RowMask = std::conditional_t<kPacked, PackedMask, Mask>;
 

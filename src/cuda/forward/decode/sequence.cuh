@@ -8,27 +8,7 @@
 // head: row r is query r / packed_heads of the (r mod packed_heads)-th of them.
 namespace dlattn::decode {
 
-// The keys that a row sees by position, in a sequence whose first `first_key` keys nobody sees.
-struct KeyMask : tile::PackedMask {
-  int first_key;
-
-  __device__ __forceinline__ KeyMask(const LaunchShape& shape, int shift, int seqlen_k,
-                                     int first_key)
-      : PackedMask(shape, shift, seqlen_k), first_key(first_key) {}
-
-  __device__ __forceinline__ tile::Range row(int i, int origin = 0) const {
-    const tile::Range range = PackedMask::row(i, origin);
-    return {max(range.begin, first_key - origin), range.end};
-  }
-  __device__ __forceinline__ tile::Range any_row(int first, int last) const {
-    const tile::Range range = PackedMask::any_row(first, last);
-    return {max(range.begin, first_key), range.end};
-  }
-  __device__ __forceinline__ tile::Range every_row(int first, int last) const {
-    const tile::Range range = PackedMask::every_row(first, last);
-    return {max(range.begin, first_key), range.end};
-  }
-};
+using KeyMask = tile::PaddedMask<tile::PackedMask>;
 
 struct Lengths {
   int seqlen_q;
