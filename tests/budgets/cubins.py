@@ -98,12 +98,14 @@ _TWINS = {
     **{("sm90", f"{v}{mod}"): "varlen" for v in ("", "v128") for mod in _SM90[:2]},
     **{("sm90_fp8", variant): "varlen" for variant in ("", "scaled")},
 }
+# Kernels of which there is another for keys in a cache, in these tiles.
+_CACHED = dict.fromkeys((("wmma", "narrow"), ("sm90", ""), ("sm90", "short")), (64, 128))
 _KERNEL = re.compile(
     r"_ZN6dlattn\d+(sm90|sm90_fp8|wmma8|[a-z_]+?)(?:12row_per_warp|10token_rows)?"
-    r"(?:6|\d\d(split|general|persistent|int8)_)"
+    r"(?:6|\d\d(split|general|persistent|int8|cached)_)"
     r"kernelI(6__half|13__nv_bfloat16|f)?"
     r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:Lb([01])E)?"
-    r"(?:LNS0_7VariantE([0-3])ELb([01])E)?(?:LNS_9PrecisionE(\d)E)?EEv\w+"
+    r"(?:LNS0_7VariantE([0-3])E(?:Lb([01])E)?)?(?:LNS_9PrecisionE(\d)E)?EEv\w+"
 )
 # decode: by the dtypes of what is multiplied and of the keys (S2_: the same), tile and shape.
 _DECODE_KERNEL = re.compile(
@@ -199,15 +201,17 @@ def variants(family: str, tile: int | None = None) -> list[str]:
     return [name for name, tiles in named.items() if tile is None or tile in tiles]
 
 
-def names(family: str, variant: str, dtype: str = "") -> list[str]:
+def names(family: str, variant: str, dtype: str = "", tile: int | None = None) -> list[str]:
     """Those of the kernels of a tile shape, apart from family, dtype and tile."""
     if family == "scalar" and dtype in _DECODE_KEYS.values():
         return []  # 8-bit caches are for the kernels of q's dtype
     if family == "decode":
         sums = () if dtype in _DECODE_KEYS.values() else _DECODE_SUMS.values()
         return [f"{variant}_{kernel}".rstrip("_") for kernel in (*_DECODE, *sums)]
-    twin = _TWINS.get((family, variant))
-    return [variant, f"{variant}_{twin}".lstrip("_")] if twin else [variant]
+    beside = [twin] if (twin := _TWINS.get((family, variant))) else []
+    if tile in _CACHED.get((family, variant), ()):
+        beside.append("cached")
+    return [variant, *(f"{variant}_{kernel}".lstrip("_") for kernel in beside)]
 
 
 def backward_kernels() -> list[str]:
@@ -229,7 +233,7 @@ def expected_kernels() -> list[str]:
         kernel_name(*instance, name)
         for instance in instances()
         for variant in variants(instance[0], instance[2])
-        for name in names(instance[0], variant, instance[1])
+        for name in names(instance[0], variant, instance[1], instance[2])
     ]
     quantizes = [
         kernel_name("quantize", dtype, columns, variant)
@@ -265,6 +269,9 @@ def name_of(symbol: str) -> str | None:
 
 def _parsed_name(match: re.Match[str]) -> str:
     family, name, element, tile, variant, twin, scaled, mod, varlen, precision = match.groups()
+    if name == "cached":
+        shape = _SM90[int(mod)] if family == "sm90" else variants(family)[int(variant)]
+        return kernel_name(family, _TYPES[element], tile, shape, name)
     if family == "sm90":
         name, twin = (
             (f"v{variant}" if variant != tile else "") + _SM90[int(mod)],
@@ -492,7 +499,7 @@ def dynamic_smem() -> dict[str, int]:
             if family == "decode":
                 arguments += ", 1" if dtype in _DECODE_KEYS.values() else ", 2"
             config = f"dlattn::{family}::tile_config({arguments})"
-            for name in names(family, variant, dtype):
+            for name in names(family, variant, dtype, tile):
                 whole = kernel_name(family, dtype, tile, name)
                 bytes_ = f"{config}.smem_bytes"
                 if "_combine" in name:

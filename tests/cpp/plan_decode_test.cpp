@@ -317,8 +317,7 @@ void caches_of_8_bits() {
   }
 }
 
-// The host knows how long sequences of a cache can be, and no other family reads it. One may be
-// long and the others short.
+// The host knows how long sequences of a cache can be. One may be long and the others short.
 void caches() {
   static const std::int32_t anything[64] = {};
   AttentionParams p = problem(64, 1, 4096);
@@ -333,8 +332,9 @@ void caches() {
   p.page_table.data = anything, p.page_table.batch_stride = 4096 / 256;
   p.page_size = 256, p.num_pages = 64;
   CHECK(dlattn::plan(p, h200).kernel == "decode");
-  CHECK_THROWS(dlattn::plan(p, h200, force("wmma")), UnsupportedError,
-               "no kernel can run this: wmma: does not read keys in a cache: page_table is given");
+  CHECK_THROWS(
+      dlattn::plan(p, h200, force("wmma_qk")), UnsupportedError,
+      "no kernel can run this: wmma_qk: does not read keys in a cache: page_table is given");
   // Whatever lies in a table is a page, of 32 bits.
   p.num_pages = std::int64_t{1} << 31;
   CHECK_THROWS(dlattn::plan(p, h200, force("decode")), UnsupportedError,

@@ -110,9 +110,11 @@ struct Pool {
           };
           const float of_k = scale_of(b, h, 5), of_v = scale_of(b, h, 4);
           for (int d = 0; d < c.head_dim; ++d)
-            set(&k.at(entry, j % rows, h, d), &t.k.at(b, j, h, d), of_k);
+            set(&k.at(entry, j % rows, h, d), &t.k.at(c.batch_index(b), c.start_k(b) + j, h, d),
+                of_k);
           for (int d = 0; d < c.dim_v(); ++d)
-            set(&v.at(entry, j % rows, h, d), &t.v.at(b, j, h, d), of_v);
+            set(&v.at(entry, j % rows, h, d), &t.v.at(c.batch_index(b), c.start_k(b) + j, h, d),
+                of_v);
         }
       }
     }
@@ -141,6 +143,7 @@ struct Pool {
       p->k_descale.batch_stride = p->v_descale.batch_stride = p->num_heads_kv;
       p->k_descale.head_stride = p->v_descale.head_stride = 1;
     }
+    p->cu_seqlens_k = nullptr, p->total_k = 0;
     if (cache.lengths) p->seqused_k = used.data();
     if (!entries.empty()) p->cache_batch_idx = entries.data(), p->cache_batch_size = k.size(0);
     if (!leftpad.empty()) p->leftpad_k = leftpad.data();
@@ -149,6 +152,52 @@ struct Pool {
     p->page_size = cache.page_size, p->num_pages = k.size(0);
   }
 };
+
+struct CachedCase {
+  Case sizes;
+  Cache cache;
+};
+
+// A case whose queries are of variable length: the sequences have so many.
+inline Case varlen_queries(Case c, const std::vector<int>& queries) {
+  return varlen(c, queries, std::vector<int>(queries.size(), c.seqlen_k));
+}
+
+// Many queries of each sequence: lengths at the edges of pages and tiles and beyond what there is,
+// pages and entries that there are not, windows that hide whole pages. kAnyRows: padding and pages
+// of any size too.
+inline std::vector<CachedCase> many_query_cases(bool any_rows) {
+  const auto window = [](int left, int right) {
+    return [=](Case& c) { c.window_left = left, c.window_right = right; };
+  };
+  std::vector<CachedCase> cases = {
+      {{130, 200, 64, kCausal, 2, 1, Layout::kBshd, 0, 3}, {{200, 17, 0}, 16}},
+      {{40, 300, 128, kCausal, 4, 2, Layout::kBhsd, 0, 2}, {{300, 129}, 64}},
+      {{70, 270, 128, kFull, 2, 1, Layout::kBshd, 0, 2}, {{270, 100}, 256}},
+      {{5, 90, 64, kFull, 2, 1, Layout::kBshd, 0, 2}, {{90, 33}, 16, {}, {}, true, true}},
+      {{33, 150, 64, kCausal, 2, 1, Layout::kBshd, 0, 3}, {{150, 60, INT32_MAX}, 0, {-5, 7, 1}}},
+      {{20, 130, 128, kTopLeft, 2, 1, Layout::kPacked, 104, 2}, {{130, -3}, 24}},
+      {with({150, 300, 64, kCausal, 2, 2, Layout::kBshd, 40, 2}, window(20, -1)), {{300, 177}, 8}},
+      {with({40, 400, 128, kTopLeft, 1, 1, Layout::kBshd, 0, 2}, window(9, 5)), {{400, 90}, 16}},
+      {with(varlen_queries({1, 200, 64, kCausal, 2, 1}, {3, 0, 140, 33}),
+            [](Case& c) { c.sinks = true; }),
+       {{200, 90, 170, 2}, 32}},
+      {with(varlen_queries({1, 260, 128, kCausal, 2, 1}, {60, 1}), window(70, -1)),
+       {{260, 30}, 0, {1, 0}}},
+      // Row maxima that outgrow those before them.
+      {with({20, 600, 128, kFull}, [](Case& c) { c.rise = 1.0; }), {{600}, 16}},
+  };
+  if (any_rows) {
+    const std::vector<CachedCase> more = {
+        {{40, 150, 64, kCausal, 2, 1, Layout::kBshd, 0, 2}, {{150, 61}, 7}},
+        {with({20, 150, 128, kCausal, 1, 1, Layout::kBshd, 0, 2}, window(30, -1)), {{150, 99}, 1}},
+        {{40, 100, 64, kCausal, 2, 1, Layout::kBshd, 0, 3}, {{100, 60, 9}, 16, {}, {33, 0, 20}}},
+        {{9, 70, 128, kFull, 2, 1, Layout::kBshd, 0, 2}, {{70, 70}, 0, {}, {65, INT32_MIN}, false}},
+    };
+    cases.insert(cases.end(), more.begin(), more.end());
+  }
+  return cases;
+}
 
 // One head of one sequence of a case, with the keys that its cache has.
 template <typename T>

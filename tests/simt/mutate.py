@@ -3,8 +3,8 @@
 Mutants are made in a copy of src/: every ``__syncthreads()``, ``__syncwarp()``, bar.sync and
 cp.async wait of each kernel family (its kernel and what that includes) removed in turn, every such
 wait made one group short, the same for what orders asynchronous copies and products on Hopper, and
-the bugs of seed_bugs.py, append_bugs.py, decode_bugs.py and backward_bugs.py put back. Each is
-compiled into the family's test, under ThreadSanitizer, AddressSanitizer or neither, until one of
+the bugs of seed_bugs.py, append_bugs.py, cache_bugs.py, decode_bugs.py and backward_bugs.py put
+back. Each is compiled into the family's test, under ThreadSanitizer, AddressSanitizer or neither, until one of
 them fails. A mutant that survives all three, or an edit that does not apply, makes the exit status
 1.
 
@@ -36,6 +36,7 @@ from typing import Any
 
 from append_bugs import APPEND_BUGS
 from backward_bugs import BACKWARD_BUGS
+from cache_bugs import CACHE_BUGS
 from decode_bugs import DECODE_BUGS
 from markers import marked
 from seed_bugs import GENERAL, SEED_BUGS, SeedBug
@@ -61,7 +62,7 @@ FAMILIES = {
     "backward_scalar": "backward/scalar/bias.cuh",
 }
 TIMEOUT_S = 300
-BUGS = SEED_BUGS + APPEND_BUGS + DECODE_BUGS + BACKWARD_BUGS
+BUGS = SEED_BUGS + APPEND_BUGS + CACHE_BUGS + DECODE_BUGS + BACKWARD_BUGS
 
 # Changes (pattern, replacement) that are made wherever the pattern occurs.
 SYNCHRONISATION = {

@@ -94,10 +94,7 @@ std::vector<Case> cases() {
   return cases;
 }
 
-struct CachedCase {
-  Case sizes;
-  Cache cache;
-};
+using simt::CachedCase;
 
 // Lengths at the edges of pages and tiles and beyond what there is, pages and entries that there
 // are not, padding, windows, every score feature, any alignment.

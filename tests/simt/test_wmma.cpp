@@ -1,3 +1,5 @@
+#include "cached_test.h"
+#include "cuda/forward/wmma/cached.cuh"
 #include "cuda/forward/wmma/kernel.cuh"
 #include "feature_cases.h"
 #include "length_cases.h"
@@ -20,6 +22,18 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
     if constexpr (dlattn::wmma::has_variant(tile, kVariant))
       dlattn::wmma::kernel<T, tile, kVariant, kPacked>(params, shape);
   });
+}
+
+template <typename T>
+void run_cached(simt::Tests& tests, const simt::CachedCase& c, const char* filter) {
+  const auto run = [](int head_dim_tile, const dlattn::AttentionParams& params,
+                      const dlattn::LaunchShape& shape) {
+    simt::with_instance<kFamily, T>(head_dim_tile, [&](auto tile) {
+      if constexpr (dlattn::wmma::reads_caches(tile, dlattn::wmma::kNarrow))
+        dlattn::wmma::cached_kernel<T, tile, dlattn::wmma::kNarrow>(params, shape);
+    });
+  };
+  simt::run_cached<T>(tests, kFamily, "narrow", simt::ada(), INT64_MAX, c, filter, run);
 }
 
 // Tiles are 64 or 32 keys by 64 or 128 rows, 16 or 32 rows a warp.
@@ -119,6 +133,10 @@ int main(int argc, char** argv) {
       tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16, kNarrow, true>,
                                "narrow+packed");
     }
+  }
+  for (const simt::CachedCase& c : simt::many_query_cases(true)) {
+    run_cached<half>(tests, c, arguments.filter());
+    run_cached<__nv_bfloat16>(tests, c, arguments.filter());
   }
   return tests.finish();
 }

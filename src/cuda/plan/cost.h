@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/plan/family.h"
+#include "core/plan/plan.h"
 #include "core/problem/positions.h"
 #include "cuda/plan/tile_config.h"
 #include "dlattn/attention.h"
@@ -111,6 +112,22 @@ inline double keys_ns(const AttentionParams& p, const DeviceInfo& device) {
   const auto bytes =
       static_cast<double>(p.head_dim * size_of(p.k.dtype) + p.head_dim_v * size_of(p.v.dtype));
   return keys * bytes / memory_rate(device);
+}
+
+// The factor by which kernels whose blocks have all keys of a sequence are taken to be slower than
+// predicted where a cache's keys are for few queries. The lengths are on the device; where they
+// differ, decode divides the keys evenly, and the model does not tell.
+inline double few_rows_of_cache(const AttentionParams& p) {
+  constexpr std::int64_t kFewRows = 32;  // of queries, of a KV head
+  constexpr double kMargin = 2.0;
+  return is_cache(p) && p.seqlen_q * (p.num_heads / p.num_heads_kv) <= kFewRows ? kMargin : 1.0;
+}
+
+// Keys in a cache with batch_invariant have one kernel, whatever the number of new queries is: that
+// for few, unless the caller names another. Names what makes a problem such a one; null if nothing.
+inline const char* feature_of_invariant_cache(const AttentionParams& p, const Options& options) {
+  const bool invariant = options.batch_invariant && options.kernel == core::kAuto;
+  return invariant && is_cache(p) ? core::cache_feature(p) : nullptr;
 }
 
 // Sets what a tile shape says of a plan, with one thread block for each tile of rows.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/forward/wmma/cached_producer.cuh"
 #include "cuda/forward/wmma/output.cuh"
 #include "cuda/forward/wmma/producer.cuh"
 #include "cuda/forward/wmma/stages.cuh"
@@ -13,7 +14,8 @@
 namespace dlattn::wmma {
 
 // A warp's way through the block's work tile: its own rows, and all keys that the block's rows see.
-template <typename T, int kHeadDim, int kVariant, bool kPackGqa>
+// kCached: these lie in a cache.
+template <typename T, int kHeadDim, int kVariant, bool kPackGqa, bool kCached = false>
 struct Consumer {
   static constexpr TileShape kShape = tile_shape(kHeadDim, kVariant);
   static constexpr SmemMap kMap = smem_map(kHeadDim, kVariant);
@@ -28,11 +30,13 @@ struct Consumer {
   // Whether what is needed after the loop, or seldom in it, is worked out again rather than kept:
   // there is no register to spare in the loop.
   static constexpr bool kScarce = kHeadDim > 64;
-  using Mask = tile::RowMask<kPackGqa>;
+  using Mask = std::conditional_t<kCached, tile::PaddedMask<tile::RowMask<kPackGqa>>,
+                                  tile::RowMask<kPackGqa>>;
   using TileRows = tile::Rows<kPackGqa>;
-  using Sequence = tile::Sequence<T>;
+  using Sequence = std::conditional_t<kCached, tile::CachedSequence<T>, tile::Sequence<T>>;
   using WarpRows = wmma::WarpRows<T, kHeadDim, kVariant>;
-  using Producer = wmma::Producer<T, kHeadDim, kVariant>;
+  using Producer = std::conditional_t<kCached, CachedProducer<T, kHeadDim, kVariant>,
+                                      wmma::Producer<T, kHeadDim, kVariant>>;
 
   const AttentionParams& params;
   const LaunchShape& shape;
@@ -66,6 +70,10 @@ struct Consumer {
 
   // Q, the last tile of K and V, and where the others are.
   __device__ __forceinline__ void begin(WarpRows& rows) {
+    if constexpr (kCached) {
+      const int first = work.m_block * kBlockM;
+      producer.begin(shape, work, mask_of(seq).any_row(first, last_row(first, seq)), tiles);
+    }
     copy_queries();
     if constexpr (!kOverlaid) producer.copy_first(seq, tiles);
     if constexpr (WarpRows::kInRegisters) {
@@ -99,7 +107,7 @@ struct Consumer {
     if (!begun) producer.stages.wait_full(i);
     if (!begun || (kCopyLate && begin == 0)) producer.copy_next(i);
     const Sequence same = sequence_again();
-    const Mask mask(shape, same.shift, same.seqlen_k);
+    const Mask mask = mask_of(same);
     const int first_row = work_again().m_block * kBlockM + warp_row;
     rows.attend_edge(mask, first_row, n, begin, lane_k(), lane_v(), shape.scale_log2, lane_idx);
     producer.stages.release(i, lane_idx);
@@ -154,11 +162,21 @@ struct Consumer {
       return seq;
     }
   }
+  __device__ __forceinline__ Mask mask_of(const Sequence& seq) const {
+    if constexpr (kCached) {
+      return Mask(shape, seq.shift, seq.seqlen_k, seq.first_key);
+    } else {
+      return Mask(shape, seq.shift, seq.seqlen_k);
+    }
+  }
+  // The last row of the work tile that begins with row `first`.
+  __device__ __forceinline__ int last_row(int first, const Sequence& seq) const {
+    return min(first + kBlockM, tile_rows.count(seq.seqlen_q)) - 1;
+  }
   __device__ __forceinline__ TileRange tiles_of(const tile::WorkTile& work,
                                                 const Sequence& seq) const {
     const int first = work.m_block * kBlockM;
-    return {Mask(shape, seq.shift, seq.seqlen_k), first,
-            min(first + kBlockM, tile_rows.count(seq.seqlen_q)) - 1, kBlockN};
+    return {mask_of(seq), first, last_row(first, seq), kBlockN};
   }
 };
 

@@ -80,6 +80,21 @@ struct TileCopy {
     }
   }
 
+  // The same, of which those exist that row_exists(row) says, in any order.
+  template <int kRows, typename RowAddress, typename RowExists>
+  __device__ __forceinline__ static void scattered(ptx::SmemAddress smem, const T* gmem,
+                                                   RowAddress row_address, RowExists row_exists,
+                                                   int columns) {
+    static_assert(kRows % kStep == 0);
+#pragma unroll
+    for (int first = 0; first < kRows; first += kStep) {
+      const T* const from = row_address(first);
+      const bool exists = row_exists(first + first_row());
+      copy_row(smem + smem_offset() + first * Rows::kRowBytes,
+               (exists ? from : gmem) + first_column(), exists ? columns : 0);
+    }
+  }
+
   // As edge(), in fewer instructions, which counts where they are fetched for the first time.
   // `from` is this thread's chunk of the first of its rows. Addresses of what does not exist are
   // computed, but not read.

@@ -2,6 +2,7 @@
 
 #include "cuda/forward/wmma/boxes.cuh"
 #include "cuda/forward/wmma/boxes.h"
+#include "cuda/forward/wmma/cached.cuh"
 #include "cuda/forward/wmma/general.cuh"
 #include "cuda/forward/wmma/kernel.cuh"
 #include "cuda/forward/wmma/packing.h"
@@ -13,9 +14,11 @@
 namespace dlattn::wmma {
 
 // The kernel of a variant.
-template <typename T, int kTile, int kVariant, bool kPacked>
+template <typename T, int kTile, int kVariant, bool kPacked, bool kCached>
 constexpr auto variant_kernel() {
-  if constexpr (splits_keys(kVariant)) {
+  if constexpr (kCached) {
+    return cached_kernel<T, kTile, kVariant>;
+  } else if constexpr (splits_keys(kVariant)) {
     return split_kernel<T, kTile, kVariant>;
   } else if constexpr (kVariant == kGeneral) {
     return general_kernel<T, kTile>;
@@ -26,10 +29,11 @@ constexpr auto variant_kernel() {
   }
 }
 
-template <DType dtype, int kTile, int kVariant, bool kPacked = false>
+template <DType dtype, int kTile, int kVariant, bool kPacked = false, bool kCached = false>
 void launch_variant(const AttentionParams& params, const LaunchShape& shape, const Plan& plan,
                     void* stream) {
-  constexpr auto kKernel = variant_kernel<cuda::Element<dtype>, kTile, kVariant, kPacked>();
+  constexpr auto kKernel =
+      variant_kernel<cuda::Element<dtype>, kTile, kVariant, kPacked, kCached>();
   constexpr int kMaxSmem = tile_config(kTile, kVariant).smem_bytes;
   const cuda::DeviceGuard device(params.device.index, "wmma");
   const auto launch = [&](const auto&... args) {
@@ -55,6 +59,10 @@ void launch_planned(const AttentionParams& params, const LaunchShape& shape, con
                     void* stream) {
   if constexpr (kVariant < kNumVariants) {
     if constexpr (has_variant(kTile, kVariant)) {
+      if constexpr (reads_caches(kTile, kVariant)) {
+        if (plan.variant == kVariant && is_cache(params))
+          return launch_variant<dtype, kTile, kVariant, false, true>(params, shape, plan, stream);
+      }
       if constexpr (packs_heads(kVariant)) {
         if (plan.variant == kVariant && plan.packed_heads > 1)
           return launch_variant<dtype, kTile, kVariant, true>(params, shape, plan, stream);

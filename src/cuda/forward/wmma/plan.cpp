@@ -93,6 +93,9 @@ Speed speed(const AttentionParams& p, int head_dim_tile, int variant) {
   }
 }
 
+// The factor of the time of a key that lies in a cache; an estimate by the instructions.
+constexpr double kLookUps = 1.08;
+
 // How many blocks of a tile shape an SM holds.
 std::int64_t resident_blocks(const TileConfig& config, const DeviceInfo& device, int head_dim_tile,
                              int variant) {
@@ -117,9 +120,12 @@ double predicted_ns(const AttentionParams& p, const DeviceInfo& device, int head
   const bool wide = variant != kNarrow && !splits_keys(variant);
   const double tensor_bound = wide ? 1.08 : variant == kNarrow ? 1.12 : 1.2;
   const double products = 4.0 * head_dim_tile * config.block_m;  // operations per key
+  // To look up rows takes instructions, which an H200's tensor cores wait for.
+  const double look_ups = is_cache(p) ? kLookUps : 1.0;
   const double tensor = products / cost::tensor_rate(device);
-  const double alone = measured.alone + std::max(tensor - products / cost::kH200Rate, 0.0);
-  const double busy = std::max(measured.busy, tensor_bound * tensor);
+  const double alone =
+      look_ups * measured.alone + std::max(tensor - products / cost::kH200Rate, 0.0);
+  const double busy = std::max(look_ups * measured.busy, tensor_bound * tensor);
   const cost::Walk walk = cost::walk(p, config.block_m, choice.packed_heads);
   return cost::rounds_ns(walk, {measured.fixed, alone, busy}, device.num_sms, resident);
 }
@@ -148,6 +154,24 @@ std::string split_refusal(const AttentionParams& p, int head_dim_tile, int varia
   const std::int64_t most = single_pass_keys(split_shape(head_dim_tile, true));
   if (p.seqlen_k <= most) return {};
   return "seqlen_k is " + std::to_string(p.seqlen_k) + "; accepted: up to " + std::to_string(most);
+}
+
+// Why the variant asked for, or every one, does not serve a problem whose keys lie in a cache;
+// empty if one does.
+std::string cache_refusal(const AttentionParams& p, int head_dim_tile, const Request& request) {
+  if (!is_cache(p)) return {};
+  const std::string why = fast_refusal(p);
+  if (!why.empty()) return "with keys in a cache: " + why;
+  if (!reads_caches(head_dim_tile, kNarrow))
+    return "has no instance for this head_dim with keys in a cache";
+  const bool any = request.variant == Request::kAnyVariant;
+  const char* const feature = core::cache_feature(p);
+  if (!any && !reads_caches(head_dim_tile, request.variant)) {
+    return concat("variant ", kVariantNames[request.variant],
+                  " does not read keys in a cache: ", feature, " is given");
+  }
+  if (request.packing != Request::Packing::kPacked) return {};
+  return concat("packed: does not read keys in a cache: ", feature, " is given");
 }
 
 // Why TMA does not load a problem's tiles on a device; empty if it does.
@@ -244,8 +268,8 @@ Choice choose(const AttentionParams& p, const DeviceInfo& device, int head_dim_t
   const bool must_pack = request.packing == Packing::kPacked;
   // With batch_invariant bits must not depend on lengths, so lengths must not decide about packing.
   const auto may_pack = [&](int variant) {
-    const bool wanted =
-        must_pack || (request.packing == Packing::kAny && group > 1 && !batch_invariant);
+    const bool wanted = must_pack || (request.packing == Packing::kAny && group > 1 &&
+                                      !batch_invariant && !is_cache(p));
     return wanted && packing_refusal(p, variant).empty();
   };
   const auto general = [&] {
@@ -261,6 +285,7 @@ Choice choose(const AttentionParams& p, const DeviceInfo& device, int head_dim_t
                  std::numeric_limits<double>::infinity()};
   for (const int variant : {kPersistent, kPipelined, kWide, kNarrow, kSplit, kSinglePass}) {
     if (!has_variant(head_dim_tile, variant) || (!any && variant != request.variant)) continue;
+    if (is_cache(p) && !reads_caches(head_dim_tile, variant)) continue;
     if (any && variant == kPipelined && !mbarriers_pay(device)) continue;
     // With batch_invariant a sequence must give the same bits alone and in a varlen batch, which
     // persistent does not serve.
@@ -279,7 +304,7 @@ Choice choose(const AttentionParams& p, const DeviceInfo& device, int head_dim_t
     }
     if (choice.ns < best.ns) best = choice;
   }
-  const bool too_many_keys = p.seqlen_k > most_keys(p, head_dim_tile, best.variant);
+  const bool too_many_keys = !is_cache(p) && p.seqlen_k > most_keys(p, head_dim_tile, best.variant);
   return any && too_many_keys && (may_pack(kGeneral) || !must_pack) ? general() : best;
 }
 
@@ -374,7 +399,11 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   Request request;
   if (!parse_request(options.variant, &request))
     return refuse(why, "variant is ", options.variant, "; accepted: ", accepted_variants());
-  const std::string refusal = request_refusal(p, device, tile, request);
+  if (const char* const feature = cost::feature_of_invariant_cache(p, options))
+    return refuse(why, "does not read keys in a cache with batch_invariant: ", feature,
+                  " is given");
+  std::string refusal = cache_refusal(p, tile, request);
+  if (refusal.empty()) refusal = request_refusal(p, device, tile, request);
   if (!refusal.empty()) return refuse(why, refusal);
 
   const Choice choice = choose(p, device, tile, request, options.batch_invariant);
@@ -389,14 +418,15 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   plan->predicted_ns = choice.ns * correction(tile, choice.variant);
   cost::set_tile(p, config, plan);
   plan->grid = grid_of(p, device, tile, choice.variant, plan->grid);
-  plan->predicted_ns = std::max(plan->predicted_ns, least_ns(p, device, plan->grid));
+  plan->predicted_ns =
+      std::max(plan->predicted_ns, least_ns(p, device, plan->grid)) * cost::few_rows_of_cache(p);
   return accepts_keys(p, *plan, why);
 }
 
 }  // namespace
 
 extern const core::ForwardFamily kFamily;
-const core::ForwardFamily kFamily = {"wmma",       0,     1,         accepted_variants,
-                                     plan_forward, false, request_of};
+const core::ForwardFamily kFamily = {"wmma",       0,    1,         accepted_variants,
+                                     plan_forward, true, request_of};
 
 }  // namespace dlattn::wmma

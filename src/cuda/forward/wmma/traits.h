@@ -86,6 +86,12 @@ constexpr bool packs_heads(int variant) {
   return variant == kNarrow;
 }
 
+// Whether a variant has kernels for keys in a cache too (cached_producer.cuh): the one that is the
+// fastest for most problems where there is no sm90.
+constexpr bool reads_caches(int head_dim_tile, int variant) {
+  return variant == kNarrow && (head_dim_tile == 64 || head_dim_tile == 128);
+}
+
 // Whether there is a kernel of this shape.
 constexpr bool has_variant(int head_dim_tile, int variant) {
   if (variant == kSplit) return head_dim_tile <= 128;
