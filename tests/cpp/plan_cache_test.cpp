@@ -77,6 +77,12 @@ void automatic_choice() {
   options.variant = "short";
   CHECK(dlattn::plan(p, h200, options).variant_name == std::string("short"));
   CHECK(dlattn::plan(p, l4, force("wmma")).grid == 3 * 8 * 32);
+  // A step that mixes a part of a prompt with single tokens has few rows.
+  p = paged(101, 512, 4096);
+  p.cu_seqlens_q = numbers, p.total_q = 512 + 100;
+  CHECK(dlattn::plan(p, h200).kernel == "decode" && dlattn::plan(p, l4).kernel == "decode");
+  p.batch_size = 20, p.total_q = 20 * 512;
+  CHECK(dlattn::plan(p, h200).kernel == "sm90" && dlattn::plan(p, l4).kernel == "wmma");
   // Others have what these lack.
   p = paged(1, 512, 8192);
   p.softcap = 5.0;

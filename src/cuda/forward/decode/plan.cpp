@@ -74,6 +74,16 @@ struct Choice {
   int cluster_size = 1;
 };
 
+// The part of the row blocks that there is for queries of variable length over a cache, of which
+// other families may take many: a step that mixes a prompt with single tokens has few.
+double used_row_blocks(const AttentionParams& p, int block_m) {
+  if (!is_cache(p) || !p.cu_seqlens_q) return 1.0;
+  const std::int64_t rows = p.total_q * (p.num_heads / p.num_heads_kv);
+  const std::int64_t most = (rows / block_m + p.batch_size) * p.num_heads_kv;
+  const std::int64_t all = std::max<std::int64_t>(num_row_blocks(p, block_m), 1);
+  return std::min(static_cast<double>(most) / static_cast<double>(all), 1.0);
+}
+
 // How a problem is dealt to the blocks of a shape, and what that takes.
 class WorkPartition {
  public:
@@ -83,6 +93,7 @@ class WorkPartition {
         times_(times(p, head_dim_tile, variant)) {
     const std::int64_t group = p.num_heads / p.num_heads_kv;
     row_blocks_ = num_row_blocks(p, config_.block_m);
+    used_ = used_row_blocks(p, config_.block_m);
     heads_ = std::max<std::int64_t>(1, p.batch_size * p.num_heads_kv);
     // Every row block has the tiles that a row of its sequence sees.
     const cost::Walk walk = cost::walk(p, config_.block_m, static_cast<int>(group));
@@ -100,12 +111,13 @@ class WorkPartition {
     has_clusters_ = device.compute_major == 9 && core::has_code(device, 90, nullptr);
     // Every row block reads its keys, all but the first from L2: some 43 bytes a nanosecond and SM.
     constexpr double kL2Rate = 43.0;
-    const double reads =
-        keys_ * static_cast<double>(row_blocks_ * (p.head_dim + p.head_dim_v)) * key_bytes(p);
+    const double reads = keys_ * used_ *
+                         static_cast<double>(row_blocks_ * (p.head_dim + p.head_dim_v)) *
+                         key_bytes(p);
     // Tensor cores are fed by too few warps to be more than a quarter busy, which is enough for
     // memory.
     constexpr double kBusy = 0.26;
-    const double products = 4.0 * keys_ * head_dim_tile * modified(p) *
+    const double products = 4.0 * keys_ * head_dim_tile * modified(p) * used_ *
                             static_cast<double>(row_blocks_ * config_.block_m);
     memory_ns_ = cost::keys_ns(p, device);
     busy_ns_ = std::max(reads / kL2Rate, products / (kBusy * cost::tensor_rate(device)));
@@ -187,15 +199,15 @@ class WorkPartition {
             std::int64_t grid = std::numeric_limits<std::int64_t>::max()) const {
     const double least =
         std::max(memory_ns_, busy_ns_ / static_cast<double>(std::min(grid, num_sms_)));
-    return times_.first + times_.next * std::max(begun - 1.0, 0.0) +
-           std::max(row_blocks * keys_ * times_.per_key, least);
+    return times_.first + times_.next * std::max(used_ * begun - 1.0, 0.0) +
+           std::max(used_ * row_blocks * keys_ * times_.per_key, least);
   }
 
   int variant_;
   TileConfig config_;
   Times times_;
   std::int64_t row_blocks_, heads_, tiles_, slots_, num_sms_;
-  double keys_, memory_ns_, busy_ns_;
+  double used_, keys_, memory_ns_, busy_ns_;
   bool lengths_known_, one_sequence_, has_clusters_;
 };
 
