@@ -4,9 +4,9 @@ Mutants are made in a copy of src/: every ``__syncthreads()``, ``__syncwarp()``,
 cp.async wait of each kernel family (its kernel and what that includes) removed in turn, every such
 wait made one group short, the same for what orders asynchronous copies and products on Hopper, and
 the bugs of seed_bugs.py, append_bugs.py, cache_bugs.py, decode_bugs.py and backward_bugs.py put
-back. Each is compiled into the family's test, under ThreadSanitizer, AddressSanitizer or neither, until one of
-them fails. A mutant that survives all three, or an edit that does not apply, makes the exit status
-1.
+back. Each is compiled into the family's test, under ThreadSanitizer, AddressSanitizer or
+neither, until one of them fails. A mutant that survives all three, or an edit that does not
+apply, makes the exit status 1.
 
     python mutate.py --config <build folder>/tests/simt/simt.json [--quick] [--table MUTANTS.md]
 
