@@ -62,6 +62,11 @@ struct HeadRows {
   __device__ __forceinline__ std::int64_t offset(const View& x, int head, int row) const {
     return entry * x.batch_stride + head * x.head_stride + (start_q + row) * x.row_stride;
   }
+  // Of lse, whose rows lie side by side: its row stride is not set.
+  __device__ __forceinline__ std::int64_t lse_offset(const BasicTensorView<float>& lse, int head,
+                                                     int row) const {
+    return entry * lse.batch_stride + head * lse.head_stride + start_q + row;
+  }
 };
 
 // The rows of a tile. Returns this thread's part of the sink's sum.
@@ -93,7 +98,7 @@ __device__ __forceinline__ float compute_rows(const BackwardParams& b, const Sha
     if (threadIdx.x % kLanes != 0) continue;
     float lse = -INFINITY;
     if (exists) {
-      lse = p.lse.data[seq.offset(p.lse, head, row)];
+      lse = p.lse.data[seq.lse_offset(p.lse, head, row)];
       if (b.dlse.data) sum -= b.dlse.data[seq.offset(b.dlse, head, row)];
       if (wants_sink) sink_sum -= sink_probability(sink, lse) * sum;
     }
