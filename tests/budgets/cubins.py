@@ -124,7 +124,7 @@ _BACKWARD_KERNEL = re.compile(
     r"I(6__half|13__nv_bfloat16)?(?:Li(\d+)E)?(?:L\w\w?E)*EEv\w+"
 )
 _BESIDE_BACKWARD_KERNEL = re.compile(
-    r"_ZN6dlattn\d(delta|reduce)\d\d\w+?_kernelI(6__half|13__nv_bfloat16|f|Li128E)EEv\w+"
+    r"_ZN6dlattn\d(delta|reduce)\d\d\w+?_kernelI(6__half|13__nv_bfloat16|f)EEv\w+"
 )
 # An instance of int8 has the kernels of two precisions.
 _INT8, _INT8_FP16 = "wmma8_int8_", "wmma8_int8_fp16_"
@@ -258,7 +258,7 @@ def name_of(symbol: str) -> str | None:
         return kernel_name("decode", dtype, tile, variants("decode")[int(variant)], kernel)
     if match := _BESIDE_BACKWARD_KERNEL.fullmatch(symbol):
         operation, element = match.groups()
-        return kernel_name(operation, _TYPES.get(element, "float32"), None)
+        return kernel_name(operation, _TYPES[element], None)
     if match := _BACKWARD_KERNEL.fullmatch(symbol):
         family, kernel, element, tile = match.groups()
         tile = None if kernel in _BACKWARD_ANY_TILE.get(family, ()) else tile

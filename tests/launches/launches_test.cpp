@@ -2,11 +2,13 @@
 // lists, launched as it says.
 #include <map>
 #include <string>
+#include <vector>
 
 #include "check.h"
 #include "core/plan/family.h"
 #include "core/problem/quantized.h"
 #include "dlattn/append.h"
+#include "dlattn/backward.h"
 #include "dlattn/merge.h"
 #include "dlattn/quantize.h"
 #include "random_problem.h"
@@ -27,6 +29,8 @@ std::string name_of(const Launch& launch) {
 std::string space_of(const Launch& launch) {
   const bool attention =
       launch.operation == Operation::kForward || launch.operation == Operation::kCombine;
+  if (launch.operation == Operation::kBackward)
+    return "dlattn::backward_" + std::string(launch.kernel) + "::";
   return (attention ? "dlattn::" : "dlattn::" + std::string(to_string(launch.operation)) + "::") +
          std::string(launch.kernel) + "::";
 }
@@ -208,6 +212,66 @@ void append() {
   }
 }
 
+// A backward pass of a problem with some of the gradients.
+BackwardParams random_backward(Random& random, const AttentionParams& forward) {
+  BackwardParams b;
+  AttentionParams& p = b.forward;
+  p = forward;
+  const std::int64_t rows_q = p.cu_seqlens_q ? p.total_q : p.seqlen_q;
+  const std::int64_t rows_k = p.cu_seqlens_q ? p.total_k : p.seqlen_k;
+  p.lse.data = reinterpret_cast<float*>(at(1)), p.lse.row_stride = 1;
+  p.lse.head_stride = rows_q, p.lse.batch_stride = p.num_heads * rows_q;
+  p.workspace = at(2), p.workspace_bytes = std::int64_t{1} << 50;
+  const DType dtype = p.q.dtype;
+  if (random.chance(90)) lay_out_heads(3, dtype, rows_q, p.num_heads, p.head_dim_v, &b.dout);
+  if (random.chance(40) || !b.dout.data)
+    b.dlse.data = p.lse.data, b.dlse.head_stride = rows_q, b.dlse.batch_stride = p.lse.batch_stride,
+    b.dlse.row_stride = 1;
+  if (random.chance(70)) lay_out_heads(4, dtype, rows_q, p.num_heads, p.head_dim, &b.dq);
+  if (random.chance(70)) lay_out_heads(5, dtype, rows_k, p.num_heads_kv, p.head_dim, &b.dk);
+  if (random.chance(70)) lay_out_heads(6, dtype, rows_k, p.num_heads_kv, p.head_dim_v, &b.dv);
+  if (p.bias.data && random.chance(70)) {
+    b.dbias.data = at(7), b.dbias.dtype = p.bias.dtype;
+    if (random.chance(50)) b.dbias.row_stride = p.seqlen_k;
+    if (random.chance(50)) b.dbias.head_stride = p.seqlen_q * p.seqlen_k;
+    if (random.chance(50)) b.dbias.batch_stride = p.num_heads * p.seqlen_q * p.seqlen_k;
+  }
+  if (p.alibi_slopes.data && random.chance(70)) {
+    b.dalibi_slopes.data = reinterpret_cast<float*>(at(8)), b.dalibi_slopes.head_stride = 1;
+    if (random.chance(50)) b.dalibi_slopes.batch_stride = p.num_heads;
+  }
+  if (p.sinks.data && random.chance(70))
+    b.dsinks.data = reinterpret_cast<float*>(at(9)), b.dsinks.head_stride = 1;
+  b.deterministic = random.chance(50);
+  return b;
+}
+
+void backward_passes() {
+  int of_several = 0;
+  for (unsigned seed = 0; seed < 800; ++seed) {
+    Random random(seed);
+    Features f = random_features(random);
+    if (size_of(f.params.q.dtype) == 1 || f.cache) continue;
+    f.params.precision = Precision::kInputs;
+    set_alignment(random, &f.params);
+    f.params.device.index = static_cast<int>(random.below(recorder::kNumDevices));
+    const BackwardParams b = random_backward(random, random_problem(random, f, random.chance(50)));
+    const DeviceInfo& device = device_info(b.forward.device);
+    std::vector<std::string_view> kernels = {core::kAuto};
+    for (const auto& family : core::families<BackwardParams>())
+      kernels.push_back(family.record->name);
+    for (const std::string_view kernel : kernels) {
+      Options options;
+      options.kernel = kernel;
+      const bool ok = check([&] { return dlattn::plan(b, device, options); },
+                            [&](void* stream) { backward(b, stream, options); },
+                            "backward, seed " + std::to_string(seed));
+      of_several += ok && recorder::launches().size() > 3;
+    }
+  }
+  CHECK(of_several > 100);
+}
+
 template <typename Params>
 void check_families(const char* operation) {
   for (const auto& family : core::families<Params>()) {
@@ -223,11 +287,14 @@ int main() {
   quantization();
   merge();
   append();
+  backward_passes();
   check_families<AttentionParams>("forward");
   check_families<MergeParams>("merge");
   check_families<QuantizeTask>("quantize");
   check_families<AppendParams>("append");
+  check_families<BackwardParams>("backward");
   CHECK(launched["combine decode"] > 0);
+  CHECK(launched["delta row_blocks"] > 0 && launched["reduce partial_sums"] > 0);
   for (const auto& [name, count] : launched) std::printf("%s: %d launches\n", name.c_str(), count);
   return test::summary();
 }

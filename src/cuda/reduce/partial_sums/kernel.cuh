@@ -16,13 +16,14 @@
 namespace dlattn::reduce::partial_sums {
 
 // The sum of the parts of heads of sequences by all threads; thread 0 has it.
-__device__ __forceinline__ float sum_parts(const float* parts, const AttentionParams& p,
+template <typename T>
+__device__ __forceinline__ float sum_parts(const T* parts, const AttentionParams& p,
                                            std::int64_t per_head, const Extent& batch,
                                            const Extent& head, float* warp_sums) {
   float sum = 0.0f;
   for (std::int64_t b = batch.begin; b < batch.end; ++b) {
     for (std::int64_t h = head.begin; h < head.end; ++h) {
-      const float* const own = parts + (b * p.num_heads + h) * per_head;
+      const T* const own = parts + (b * p.num_heads + h) * per_head;
       for (std::int64_t i = threadIdx.x; i < per_head; i += kNumThreads) sum += own[i];
     }
   }
@@ -34,8 +35,8 @@ __device__ __forceinline__ float sum_parts(const float* parts, const AttentionPa
   return sum;
 }
 
-template <int kThreads>  // a template, as headers may define it
-__global__ void __launch_bounds__(kThreads)
+template <typename T>  // of partial sums and results: float
+__global__ void __launch_bounds__(kNumThreads)
     reduce_kernel(const __grid_constant__ BackwardParams params,
                   const __grid_constant__ Shape shape) {
   auto* const warp_sums = reinterpret_cast<float*>(ptx::dynamic_smem());
@@ -47,10 +48,9 @@ __global__ void __launch_bounds__(kThreads)
   const Numbers& numbers = is_slope ? shape.slopes : shape.sinks;
   const std::int64_t b = index / numbers.heads, h = index - b * numbers.heads;
   const std::int64_t offset = is_slope ? map.slope_parts : map.sink_parts;
-  const float sum = sum_parts(workspace_at<const float>(params, offset), p,
-                              is_slope ? shape.parts_per_head : delta_blocks(p),
-                              extent(b, numbers.batches, p.batch_size),
-                              extent(h, numbers.heads, p.num_heads), warp_sums);
+  const float sum = sum_parts(
+      workspace_at<const T>(params, offset), p, is_slope ? shape.parts_per_head : delta_blocks(p),
+      extent(b, numbers.batches, p.batch_size), extent(h, numbers.heads, p.num_heads), warp_sums);
   if (threadIdx.x != 0) return;
   if (is_slope) {
     const auto& to = params.dalibi_slopes;
