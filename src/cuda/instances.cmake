@@ -66,6 +66,10 @@ dlattn_family(backward sm90 ARCH 90a)
 dlattn_instance(backward sm90 float16 64 128)
 dlattn_instance(backward sm90 bfloat16 64 128)
 
+dlattn_family(backward wmma)
+dlattn_instance(backward wmma float16 64 128 256)
+dlattn_instance(backward wmma bfloat16 64 128 256)
+
 dlattn_family(backward scalar)
 dlattn_instance(backward scalar float16 128 256)  # the same kernels for all dtypes
 dlattn_instance(backward scalar bfloat16 128 256)

@@ -60,6 +60,7 @@ FAMILIES = {
     "quantize": "quantize/key_blocks/kernel.cuh",
     "append": "append/token_rows/kernel.cuh",
     "backward_scalar": "backward/scalar/bias.cuh",
+    "backward_wmma": "backward/wmma/launch.cuh",
 }
 TIMEOUT_S = 300
 BUGS = SEED_BUGS + APPEND_BUGS + CACHE_BUGS + DECODE_BUGS + BACKWARD_BUGS
