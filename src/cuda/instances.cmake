@@ -63,8 +63,8 @@ dlattn_instance(append token_rows bfloat16 0)
 dlattn_instance(append token_rows float32 0)
 
 dlattn_family(backward sm90 ARCH 90a)
-dlattn_instance(backward sm90 float16 64 128)
-dlattn_instance(backward sm90 bfloat16 64 128)
+dlattn_instance(backward sm90 float16 64 128 256)
+dlattn_instance(backward sm90 bfloat16 64 128 256)
 
 dlattn_family(backward wmma)
 dlattn_instance(backward wmma float16 64 128 256)

@@ -84,11 +84,11 @@ __device__ __forceinline__ void wgmma_wait() {
 // of d and a: in d[4 j] .. d[4 j + 3], columns 8 j and on as in d of mma_m16n8k16, and a as in its
 // a. With e4m3 a register of a holds four elements, k = 4 (l % 4) and on of lane l, where a 16-bit
 // type has two. Accumulators of e4m3 have 13 bits of fraction; what is smaller is cut off.
-//   wgmma_ss: both operands in shared memory. Rows of a, and of b unless kTransposeB, run along K;
-//             those of a transposed b, which is of 16-bit elements, run along N.
+//   wgmma_ss: both operands in shared memory. Rows of a and b run along K unless they are
+//             transposed, which are of 16-bit elements: then along M and N.
 //   wgmma_rs: a in registers.
 #define DLATTN_WGMMA(count, n, registers, accumulators, i0, i1, i2, i3, i4, i5, i6)             \
-  template <typename T, bool kTransposeB>                                                       \
+  template <typename T, bool kTransposeB, bool kTransposeA = false>                             \
   __device__ __forceinline__ void wgmma_ss(float (&d)[count], std::uint64_t a, std::uint64_t b, \
                                            bool accumulate) {                                   \
     if constexpr (std::is_same_v<T, half>) {                                                    \
@@ -96,11 +96,12 @@ __device__ __forceinline__ void wgmma_wait() {
                    ", 0;\n"                                                                     \
                    "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.f16.f16 {" registers          \
                    "}, "                                                                        \
-                   "" i0 ", " i1 ", p, 1, 1, 0, " i3 "; }\n"                                    \
+                   "" i0 ", " i1 ", p, 1, 1, " i4 ", " i3 "; }\n"                               \
                    : accumulators                                                               \
-                   : "l"(a), "l"(b), "r"(int{accumulate}), "n"(int{kTransposeB}));              \
+                   : "l"(a), "l"(b), "r"(int{accumulate}), "n"(int{kTransposeB}),               \
+                     "n"(int{kTransposeA}));                                                    \
     } else if constexpr (std::is_same_v<T, __nv_fp8_e4m3>) {                                    \
-      static_assert(!kTransposeB, "rows of 8-bit operands run along K");                        \
+      static_assert(!kTransposeA && !kTransposeB, "rows of 8-bit operands run along K");        \
       asm volatile("{ .reg .pred p; setp.ne.b32 p, " i2                                         \
                    ", 0;\n"                                                                     \
                    "wgmma.mma_async.sync.aligned.m64n" n "k32.f32.e4m3.e4m3 {" registers        \
@@ -114,9 +115,10 @@ __device__ __forceinline__ void wgmma_wait() {
                    ", 0;\n"                                                                     \
                    "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" registers        \
                    "}, "                                                                        \
-                   "" i0 ", " i1 ", p, 1, 1, 0, " i3 "; }\n"                                    \
+                   "" i0 ", " i1 ", p, 1, 1, " i4 ", " i3 "; }\n"                               \
                    : accumulators                                                               \
-                   : "l"(a), "l"(b), "r"(int{accumulate}), "n"(int{kTransposeB}));              \
+                   : "l"(a), "l"(b), "r"(int{accumulate}), "n"(int{kTransposeB}),               \
+                     "n"(int{kTransposeA}));                                                    \
     }                                                                                           \
   }                                                                                             \
   template <typename T, bool kTransposeB>                                                       \

@@ -10,8 +10,6 @@
 
 namespace dlattn::backward_sm90 {
 
-constexpr int kScoresBarrier = 1;  // of both consumers: dS of a step is complete
-
 // A consumer warpgroup: dK and dV of its 64 keys, and of each step's dQ the part that the block's
 // keys give. Scores are transposed, with keys as rows: so P^T and dS^T are, packed, the operands in
 // registers of dV += P^T dO and dK += dS^T Q, and dS alone goes through shared memory, for dQ. A
@@ -53,7 +51,7 @@ struct Consumer {
  private:
   const Problem& problem;
   const Shared<kHeadDim, kSoftcap>& shared;
-  const Work<kBlockM>& work;
+  const typename Shared<kHeadDim, kSoftcap>::BlockWork& work;
   const int consumer;
   unsigned use = 0;
 

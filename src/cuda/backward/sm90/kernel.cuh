@@ -3,9 +3,9 @@
 // The gradients of attention on Hopper (compute capability 9.0): wgmma, TMA, mbarriers, warp
 // specialisation.
 //
-// A thread block has 128 keys of one KV head: a producer warpgroup, one warp of which brings the
-// keys and then the queries that see them, and two consumer warpgroups, each of which computes dK
-// and dV of 64 keys from start to end. It walks the tiles of queries that see the keys, of all
+// A thread block has 128 keys of one KV head, or 64: a producer warpgroup, one warp of which brings
+// the keys and then the queries that see them, and two consumer warpgroups, each of which computes
+// dK and dV of 64 keys from start to end, or of half of their columns. It walks the tiles of queries that see the keys, of all
 // query heads that share them. Each tile's dQ is added to a sum in global memory, in fp32 and in
 // the order of the consumers' registers; convert.cuh finishes it. Shared memory: SmemMap, in
 // swizzled tiles. Barriers: an mbarrier "full" and one "empty" for each stage of Q and dO (Ring),
@@ -13,6 +13,7 @@
 
 #include "cuda/backward/sm90/consumer.cuh"
 #include "cuda/backward/sm90/producer.cuh"
+#include "cuda/backward/sm90/wide_consumer.cuh"
 #include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/registers.cuh"
 
@@ -26,7 +27,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   ptx::wait_for_grids_ahead();
   ptx::let_next_grid_start();
   if (blockIdx.x >= problem.num_blocks) return;
-  if (threadIdx.x == 0) shared.work() = Work<shared.kBlockM>(problem, blockIdx.x);
+  if (threadIdx.x == 0) shared.work() = typename Shared<kHeadDim, kSoftcap>::BlockWork(problem, blockIdx.x);
   __syncthreads();
   if (!shared.work().has_rows()) return;
   if (threadIdx.x < kWarpgroupThreads) {
@@ -42,7 +43,9 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     // The same in all lanes, and by this the compiler knows.
     const int warpgroup =
         __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
-    Consumer<T, kHeadDim, kSoftcap>(problem, shared, warpgroup - 1).run();
+    using Own = std::conditional_t<is_wide(kHeadDim), WideConsumer<T, kHeadDim, kSoftcap>,
+                                   Consumer<T, kHeadDim, kSoftcap>>;
+    Own(problem, shared, warpgroup - 1).run();
   }
 }
 

@@ -25,7 +25,7 @@ void launch_with(const BackwardParams& params, const dlattn::Launch& launch, voi
                            cuda::encode_tensor_map(device, boxes.v, dtype),
                            cuda::encode_tensor_map(device, boxes.dout, dtype)};
   cuda::launch_kernel<kernel<T, kTile, kSoftcap>>(device, launch.grid, launch.num_warps * 32,
-                                                  launch.smem_bytes, stream, key_problem(params),
+                                                  launch.smem_bytes, stream, key_problem(params, kTile),
                                                   maps);
 }
 

@@ -53,7 +53,7 @@ double predicted_ns(const BackwardParams& b, const Plan& plan, const DeviceInfo&
   const double sms = std::max(static_cast<double>(device.num_sms), 1.0);
   const double group = static_cast<double>(p.num_heads) /
                        static_cast<double>(std::max<std::int64_t>(p.num_heads_kv, 1));
-  const double longest = cost::mean_seqlen_q(p) * kBlockN * group;
+  const double longest = cost::mean_seqlen_q(p) * plan.block_n * group;
   const double blocks = static_cast<double>(plan.grid);
   // Blocks of one length run in rounds; of different ones, the last SM ends with a part of one.
   const double mean = pairs / std::max(blocks, 1.0);
@@ -76,11 +76,11 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
   plan->variant = softcap ? kSoftcap : kPlain;
   plan->variant_name = kKernelNames[plan->variant];
   plan->block_m = block_m(p, tile);
-  plan->block_n = kBlockN;
+  plan->block_n = block_n(tile);
   plan->num_warps = kNumThreads / 32;
   plan->num_stages = kNumStages;
   plan->smem_bytes = smem_map(tile, softcap).total;
-  plan->grid = std::max<std::int64_t>(num_key_blocks(p), 1);
+  plan->grid = std::max<std::int64_t>(num_key_blocks(p, tile), 1);
   plan->predicted_ns = predicted_ns(b, *plan, device);
   plan->cleared_bytes = b.dq.data ? dq_sum_bytes(p, tile) : 0;
   plan->workspace_bytes = backward_workspace(b, 0).own + plan->cleared_bytes;

@@ -11,8 +11,8 @@ namespace dlattn::backward_sm90 {
 template <bool kVarlen, int kHeadDim, bool kSoftcap>
 __device__ __forceinline__ void produce(const Problem& p, const TensorMaps& maps,
                                         const Shared<kHeadDim, kSoftcap>& shared) {
-  constexpr int kBlockM = shared.kBlockM, kPairs = kBlockM / 64;
-  const Work<kBlockM>& work = shared.work();
+  constexpr int kBlockM = shared.kBlockM, kBlockN = shared.kBlockN, kPairs = kBlockM / 64;
+  const auto& work = shared.work();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (work.tiles.begin >= work.tiles.end) return;
   if (lane == 0) {

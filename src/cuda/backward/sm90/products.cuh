@@ -8,10 +8,12 @@
 // until the consumer waits for them.
 namespace dlattn::backward_sm90 {
 
-// A product of the consumer's rows of K with Q, or of V with dO: both lie in rows along head_dim.
-template <typename T, int kHeadDim, int kBlockM>
-__device__ __forceinline__ void start_scores(float (&acc)[kBlockM / 2], ptx::SmemAddress keys,
+// A product of the consumer's rows of K with Q, or of V with dO: both lie in rows along head_dim, of
+// which the tiles have kBlockN and kBlockM. kQueries: those of the consumer.
+template <typename T, int kHeadDim, int kBlockM, int kQueries = kBlockM>
+__device__ __forceinline__ void start_scores(float (&acc)[kQueries / 2], ptx::SmemAddress keys,
                                              ptx::SmemAddress queries) {
+  constexpr int kBlockN = block_n(kHeadDim);
   const std::uint64_t a = ptx::wgmma_descriptor(keys, 0);
   const std::uint64_t b = ptx::wgmma_descriptor(queries, 0);
   ptx::wgmma_fence();
@@ -42,7 +44,7 @@ template <typename T, int kHeadDim, bool kSoftcap>
 __device__ __forceinline__ void start_dq(float (&acc)[part_columns(kHeadDim, kSoftcap) / 2],
                                          ptx::SmemAddress ds, ptx::SmemAddress keys, int consumer) {
   constexpr int kRowParts = dq_parts(kHeadDim, kSoftcap).rows;
-  constexpr int kBlockM = block_m(kHeadDim, kSoftcap);
+  constexpr int kBlockM = block_m(kHeadDim, kSoftcap), kBlockN = block_n(kHeadDim);
   const int row_part = consumer % kRowParts;
   const int column = consumer / kRowParts * part_columns(kHeadDim, kSoftcap);
   const std::uint64_t a = ptx::wgmma_descriptor(ds + row_part * kWarpgroupRows * kBlockRowBytes, 0);
@@ -69,6 +71,52 @@ __device__ __forceinline__ void store_ds(const std::uint32_t (&ds)[kBlockM / 16]
 #pragma unroll
   for (int m = 0; m < kBlockM; m += 16)
     ptx::stmatrix_x4_trans(row + m * kBlockRowBytes, ds[m / 16]);
+}
+
+// For the consumers that have half of the columns of all keys.
+
+// dV += P^T dO, or dK += dS^T Q, with both operands in shared memory: `scores` in rows of keys.
+template <typename T, int kColumns, int kBlockM>
+__device__ __forceinline__ void start_wide_key_sums(float (&acc)[kColumns / 2],
+                                                    ptx::SmemAddress scores,
+                                                    ptx::SmemAddress queries) {
+  static_assert(kBlockM == kBlockColumns, "a row of a key's scores is one of a block");
+  const std::uint64_t a = ptx::wgmma_descriptor(scores, 0);
+  const std::uint64_t b = ptx::wgmma_descriptor(queries, kBlockM * kBlockRowBytes);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int m = 0; m < kBlockM; m += 16)
+    ptx::wgmma_ss<T, true>(acc, ptx::wgmma_advance(a, m * 2),
+                           ptx::wgmma_advance(b, m * kBlockRowBytes), true);
+  ptx::wgmma_commit();
+}
+
+// 64 columns of dQ = dS K, of all keys of the block and a step's queries.
+template <typename T, int kKeys>
+__device__ __forceinline__ void start_wide_dq(float (&acc)[kBlockColumns / 2],
+                                              ptx::SmemAddress scores, ptx::SmemAddress keys) {
+  const std::uint64_t a = ptx::wgmma_descriptor(scores, 0);
+  const std::uint64_t b = ptx::wgmma_descriptor(keys, 0);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int n = 0; n < kKeys; n += 16)
+    ptx::wgmma_ss<T, true, true>(acc, ptx::wgmma_advance(a, n * kBlockRowBytes),
+                                 ptx::wgmma_advance(b, n * kBlockRowBytes), n > 0);
+  ptx::wgmma_commit();
+}
+
+// Stores a consumer's P^T or dS^T in rows of keys: it has kQueries of their 64 columns, from
+// `query` on.
+template <int kQueries>
+__device__ __forceinline__ void store_wide_scores(const std::uint32_t (&scores)[kQueries / 16][4],
+                                                  ptx::SmemAddress to, int query, int warp,
+                                                  int lane) {
+  const ptx::SmemAddress row = to + (warp * 16 + lane % 16) * kBlockRowBytes;
+#pragma unroll
+  for (int m = 0; m < kQueries; m += 16) {
+    const int chunk = (query + m) / 8 + lane / 16;
+    ptx::stmatrix_x4(row + (chunk ^ (lane % 8)) * 16, scores[m / 16]);
+  }
 }
 
 }  // namespace dlattn::backward_sm90

@@ -18,6 +18,8 @@ namespace dlattn::backward_sm90 {
 
 using tile::wgmma::ThreadIndex;
 
+constexpr int kScoresBarrier = 1;  // of both consumers: dS of a step is complete
+
 struct TensorMaps {
   // One box: 64 columns of a step's rows of q and dout, or of a block's keys.
   ptx::TensorMap q, k, v, dout;
@@ -36,7 +38,7 @@ __device__ __forceinline__ std::int64_t first_row(const Problem& p, int num_head
 }
 
 // The keys of a thread block, and the tiles of queries that see one of them.
-template <int kBlockM>
+template <int kBlockM, int kBlockN>
 struct Work {
   int head_kv, batch;
   int n0;                  // the first key
@@ -88,9 +90,11 @@ template <int kHeadDim, bool kSoftcap>
 struct Shared {
   static constexpr SmemMap kMap = smem_map(kHeadDim, kSoftcap);
   static constexpr int kBlockM = block_m(kHeadDim, kSoftcap);
+  static constexpr int kBlockN = block_n(kHeadDim);
+  using BlockWork = Work<kBlockM, kBlockN>;
   static constexpr int kKeyBytes = tile_bytes(kBlockN, kHeadDim);
   static constexpr int kQueryBytes = tile_bytes(kBlockM, kHeadDim);
-  static constexpr int kScoreBytes = tile_bytes(kBlockM, kBlockN);
+  static constexpr int kScoreBytes = score_bytes(kHeadDim, kSoftcap);
 
   ptx::SmemAddress base;
   tile::Ring<kNumStages> queries;  // of Q, dO and their rows' numbers
@@ -118,9 +122,9 @@ struct Shared {
   }
 
   // The block's work lies in shared memory: registers are scarce.
-  __device__ __forceinline__ Work<kBlockM>& work() const {
-    static_assert(sizeof(Work<kBlockM>) <= kWorkBytes, "");
-    return *reinterpret_cast<Work<kBlockM>*>(ptx::dynamic_smem() + kMap.work);
+  __device__ __forceinline__ BlockWork& work() const {
+    static_assert(sizeof(BlockWork) <= kWorkBytes, "");
+    return *reinterpret_cast<BlockWork*>(ptx::dynamic_smem() + kMap.work);
   }
 
   // By one thread, before anything else: a stage is filled by TMA and the producer's lanes, and

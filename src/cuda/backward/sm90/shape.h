@@ -23,8 +23,8 @@ inline std::int64_t dq_sum_bytes(const AttentionParams& p, int head_dim_tile) {
   return entries * p.num_heads * padded_rows(p) * head_dim_tile * 4;
 }
 
-inline std::int64_t num_key_blocks(const AttentionParams& p) {
-  return num_row_blocks(p.seqlen_k, kBlockN) * p.num_heads_kv * p.batch_size;
+inline std::int64_t num_key_blocks(const AttentionParams& p, int head_dim_tile) {
+  return num_row_blocks(p.seqlen_k, block_n(head_dim_tile)) * p.num_heads_kv * p.batch_size;
 }
 inline int block_m(const AttentionParams& p, int head_dim_tile) {
   return block_m(head_dim_tile, p.softcap != 0.0);
@@ -80,8 +80,8 @@ inline Problem make_problem(const BackwardParams& b, std::int64_t rows, int bloc
   return problem;
 }
 
-inline Problem key_problem(const BackwardParams& b) {
-  return make_problem(b, b.forward.seqlen_k, kBlockN, b.forward.num_heads_kv);
+inline Problem key_problem(const BackwardParams& b, int head_dim_tile) {
+  return make_problem(b, b.forward.seqlen_k, block_n(head_dim_tile), b.forward.num_heads_kv);
 }
 inline Problem query_problem(const BackwardParams& b, int head_dim_tile) {
   const AttentionParams& p = b.forward;
@@ -96,7 +96,7 @@ inline TensorBoxes tensor_boxes(const BackwardParams& b, int head_dim_tile) {
   const AttentionParams& p = b.forward;
   const int rows = block_m(p, head_dim_tile);
   const auto box = [&](const char* name, const TensorView& x, std::int64_t columns, bool of_keys) {
-    const int box_rows = of_keys ? kBlockN : rows;
+    const int box_rows = of_keys ? block_n(head_dim_tile) : rows;
     const std::int64_t heads = of_keys ? p.num_heads_kv : p.num_heads;
     if (p.cu_seqlens_q)
       return cuda::varlen_box(name, x, columns, of_keys ? p.total_k : p.total_q, heads, box_rows);

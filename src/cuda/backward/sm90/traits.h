@@ -16,12 +16,20 @@ constexpr const char* kKernelNames[] = {"plain", "softcap", "convert"};
 
 constexpr int kBlockColumns = 64;  // tiles lie in shared memory in blocks of as many columns
 
-constexpr int kNumConsumers = 2;  // warpgroups beside the producer's, each with 64 of the keys
-constexpr int kBlockN = kNumConsumers * kWarpgroupRows;  // keys per thread block
+constexpr int kNumConsumers = 2;  // warpgroups beside the producer's
 constexpr int kNumThreads = (kNumConsumers + 1) * kWarpgroupThreads;
 constexpr int kNumStages = 2;  // tiles of Q and dO, and tiles of dS
 // Per thread; together no more than the block has at launch.
 constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+
+// Keys per thread block. Consumers have 64 each, or all of them and half of the columns of their
+// gradients each: with 256 columns a consumer's registers hold no more.
+constexpr bool is_wide(int head_dim_tile) {
+  return head_dim_tile > 128;
+}
+constexpr int block_n(int head_dim_tile) {
+  return is_wide(head_dim_tile) ? kWarpgroupRows : kNumConsumers * kWarpgroupRows;
+}
 
 // Queries per step. Softcap takes registers.
 constexpr int block_m(int head_dim_tile, bool softcap) {
@@ -50,11 +58,16 @@ constexpr int kRowStatsBytes = 8;
 
 constexpr int kWorkBytes = 80;
 
+constexpr int score_bytes(int head_dim_tile, bool softcap) {
+  const int tile = tile_bytes(block_m(head_dim_tile, softcap), block_n(head_dim_tile));
+  return is_wide(head_dim_tile) ? 2 * tile : tile;
+}
+
 // Byte offsets into dynamic shared memory.
 struct SmemMap {
-  int k, v;       // tiles of kBlockN rows
+  int k, v;       // tiles of block_n rows
   int q, dout;    // [kNumStages] tiles of block_m rows
-  int ds;         // [kNumStages] tiles of block_m rows of kBlockN columns
+  int ds;         // [kNumStages] tiles of dS, block_m by block_n; the wide ones' P before each
   int row_stats;  // [kNumStages][block_m] of kRowStatsBytes
   int mbarriers;
   int work;  // the block's keys
@@ -62,13 +75,13 @@ struct SmemMap {
 };
 
 constexpr SmemMap smem_map(int head_dim_tile, bool softcap) {
-  const int rows = block_m(head_dim_tile, softcap);
+  const int rows = block_m(head_dim_tile, softcap), keys = block_n(head_dim_tile);
   SmemMap map{};
-  map.v = map.k + tile_bytes(kBlockN, head_dim_tile);
-  map.q = map.v + tile_bytes(kBlockN, head_dim_tile);
+  map.v = map.k + tile_bytes(keys, head_dim_tile);
+  map.q = map.v + tile_bytes(keys, head_dim_tile);
   map.dout = map.q + kNumStages * tile_bytes(rows, head_dim_tile);
   map.ds = map.dout + kNumStages * tile_bytes(rows, head_dim_tile);
-  map.row_stats = map.ds + kNumStages * tile_bytes(rows, kBlockN);
+  map.row_stats = map.ds + kNumStages * score_bytes(head_dim_tile, softcap);
   map.mbarriers = map.row_stats + kNumStages * rows * kRowStatsBytes;
   map.work = map.mbarriers + (2 * kNumStages + 2) * 8;
   map.total = map.work + kWorkBytes;

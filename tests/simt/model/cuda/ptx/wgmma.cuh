@@ -55,10 +55,11 @@ simt::WgmmaOperation wgmma_operation(std::uint64_t b, bool transpose_b, bool acc
 
 }  // namespace model
 
-template <typename T, bool kTransposeB, int kCount>
+template <typename T, bool kTransposeB, bool kTransposeA = false, int kCount>
 void wgmma_ss(float (&d)[kCount], std::uint64_t a, std::uint64_t b, bool accumulate) {
   simt::WgmmaOperation operation = model::wgmma_operation<T, kCount>(b, kTransposeB, accumulate);
   operation.descriptor_a = a;
+  operation.a_mn_major = kTransposeA;
   simt::issue_wgmma(operation, d, nullptr);
 }
 
