@@ -71,13 +71,13 @@ struct CachedProducer : Producer<T, kHeadDim, kVariant> {
   }
   __device__ __forceinline__ void copy_rows(ptx::SmemAddress smem, const TensorView& x,
                                             int columns) const {
-    const T* const head = static_cast<const T*>(x.data) + head_kv * x.head_stride;
-    const std::int64_t own = row.offset(x);
+    const T* const own = static_cast<const T*>(x.data) + head_kv * x.head_stride + row.offset(x);
     Copy::template scattered<kBlockN>(
-        smem, head,
+        smem,
         [&](int first) {
           const int lane = first / Copy::kStep * kWarpRows + threadIdx.x % 32 / kLanesOfRow;
-          return head + __shfl_sync(tile::kFullMask, own, lane);
+          return reinterpret_cast<const T*>(
+              __shfl_sync(tile::kFullMask, reinterpret_cast<std::uintptr_t>(own), lane));
         },
         [&](int row) { return tile::contains(seen, next + row); }, columns);
   }

@@ -80,18 +80,22 @@ struct TileCopy {
     }
   }
 
-  // The same, of which those exist that row_exists(row) says, in any order.
+  // The same, of which those exist that row_exists(row) says, in any order; row_address() is of the
+  // thread's row `first` rows behind its first. Addresses of what does not exist are not read.
   template <int kRows, typename RowAddress, typename RowExists>
-  __device__ __forceinline__ static void scattered(ptx::SmemAddress smem, const T* gmem,
-                                                   RowAddress row_address, RowExists row_exists,
-                                                   int columns) {
+  __device__ __forceinline__ static void scattered(ptx::SmemAddress smem, RowAddress row_address,
+                                                   RowExists row_exists, int columns) {
     static_assert(kRows % kStep == 0);
 #pragma unroll
     for (int first = 0; first < kRows; first += kStep) {
-      const T* const from = row_address(first);
+      const T* const from = row_address(first) + first_column();
       const bool exists = row_exists(first + first_row());
-      copy_row(smem + smem_offset() + first * Rows::kRowBytes,
-               (exists ? from : gmem) + first_column(), exists ? columns : 0);
+#pragma unroll
+      for (int s = 0; s < Rows::kSegments; ++s) {
+        ptx::cp_async<16>(smem + smem_offset() + first * Rows::kRowBytes + s * Rows::kSegmentBytes,
+                          from + s * kSegmentColumns,
+                          exists && first_column() + s * kSegmentColumns < columns);
+      }
     }
   }
 
