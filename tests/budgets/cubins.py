@@ -30,7 +30,11 @@ SM_90A = "sm_90a"
 
 # The kernels of each family of backward that its tiles have. They take any dtype in scalar, which
 # has one beside for all tiles.
-_BACKWARD = {"wmma": ("keys", "queries", "convert", "bias"), "scalar": ("keys", "queries")}
+_BACKWARD = {
+    "sm90": ("plain", "softcap", "convert"),
+    "wmma": ("keys", "queries", "convert", "bias"),
+    "scalar": ("keys", "queries"),
+}
 _BACKWARD_ANY_TILE = {"scalar": ("bias",)}
 _BACKWARD_ANY_DTYPE = ("scalar",)
 # Kernels that a backward pass launches beside a family's own.

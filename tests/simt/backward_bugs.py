@@ -15,6 +15,19 @@ DELTA = "delta/row_blocks/kernel.cuh"
 REDUCE = "reduce/partial_sums/kernel.cuh"
 
 
+BACKWARD_SM90 = ("backward_sm90",)
+CONSUMER = "backward/sm90/consumer.cuh"
+WIDE_CONSUMER = "backward/sm90/wide_consumer.cuh"
+PRODUCER = "backward/sm90/producer.cuh"
+SCORES = "backward/sm90/scores.cuh"
+SETUP = "backward/sm90/setup.cuh"
+PRODUCTS = "backward/sm90/products.cuh"
+
+
+def _sm90(kind: str, file: str, part: str, replace: str, asan: bool = False) -> SeedBug:
+    return SeedBug(kind, BACKWARD_SM90, "", replace, part=part, file=file, asan=asan)
+
+
 def _backward(kind: str, file: str, part: str, replace: str) -> SeedBug:
     return SeedBug(kind, BACKWARD_SCALAR, "", replace, part=part, file=file)
 
@@ -39,4 +52,47 @@ BACKWARD_BUGS = (
     _backward("a sink's sum of warps without a barrier", DELTA, "__syncthreads();", ""),
     _backward("parts of one sequence for all", REDUCE, "(b * p.num_heads + h)", "h"),
     _backward("a sum of warps without a barrier", REDUCE, "__syncthreads();", ""),
+    # Barriers and fences of sm90, then its terms.
+    _sm90(
+        "dS without a barrier",
+        CONSUMER,
+        "ptx::barrier_sync(kScoresBarrier, kNumConsumers * kWarpgroupThreads);",
+        "",
+    ),
+    _sm90("dS without a fence", CONSUMER, "ptx::fence_proxy_async();", ""),
+    _sm90("no wait for a stage", CONSUMER, "shared.queries.wait_full(use);", ""),
+    _sm90("no wait for K and V", CONSUMER, "ptx::mbarrier_sleep(shared.keys_full, 0);", ""),
+    _sm90("the next tile's head", CONSUMER, "if (next <= m) ++head;", ""),
+    _sm90(
+        "dS without a barrier in wide heads",
+        WIDE_CONSUMER,
+        "ptx::barrier_sync(kScoresBarrier, kNumConsumers * kWarpgroupThreads);",
+        "",
+    ),
+    _sm90("dS without a fence in wide heads", WIDE_CONSUMER, "ptx::fence_proxy_async();", ""),
+    _sm90("no wait for a stage in wide heads", WIDE_CONSUMER, "shared.queries.wait_full(use);", ""),
+    _sm90(
+        "no wait for K and V in wide heads",
+        WIDE_CONSUMER,
+        "ptx::mbarrier_sleep(shared.keys_full, 0);",
+        "",
+    ),
+    _sm90("the next tile's head in wide heads", WIDE_CONSUMER, "if (next <= m) ++head;", ""),
+    _sm90(
+        "stage released before dK is done",
+        CONSUMER,
+        "ptx::wgmma_wait<1>();  // dK and dV",
+        "",
+    ),
+    _sm90("stage filled before it is free", PRODUCER, "shared.queries.wait_empty(use);", ""),
+    _sm90("stage full without its rows' numbers", SETUP, "1 + 32", "1"),
+    _sm90("delta added", SCORES, "(x - pair.delta[i % 2])", "(x + pair.delta[i % 2])"),
+    _sm90("softcap's slope forgotten", SCORES, "* fmaf(-x, x, 1.0f)", ""),
+    _sm90("edge of a walk taken for whole", SETUP, "m < whole.begin || m >= whole.end", "false"),
+    _sm90(
+        "rows of dS in another order",
+        PRODUCTS,
+        "(chunk ^ (lane % 8)) * 16;  // rows",
+        "chunk * 16;  // rows",
+    ),
 )

@@ -60,6 +60,7 @@ FAMILIES = {
     "quantize": "quantize/key_blocks/kernel.cuh",
     "append": "append/token_rows/kernel.cuh",
     "backward_scalar": "backward/scalar/bias.cuh",
+    "backward_sm90": "backward/sm90/kernel.cuh",
     "backward_wmma": "backward/wmma/launch.cuh",
 }
 TIMEOUT_S = 300

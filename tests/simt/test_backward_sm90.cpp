@@ -3,8 +3,8 @@
 #include "cuda/backward/sm90/convert.cuh"
 #include "cuda/backward/sm90/kernel.cuh"
 #include "cuda/backward/sm90/shape.h"
-#include "cuda/delta/rows/kernel.cuh"
-#include "cuda/reduce/heads/kernel.cuh"
+#include "cuda/delta/row_blocks/kernel.cuh"
+#include "cuda/reduce/partial_sums/kernel.cuh"
 #include "feature_cases.h"
 #include "length_cases.h"
 #include "tensor_maps.h"
@@ -20,30 +20,21 @@ using simt::Layout;
 using simt::Wanted;
 namespace sm90 = dlattn::backward_sm90;
 
-template <typename T, int kTile, bool kSoftcap>
-void run_own(const dlattn::BackwardParams& p, const sm90::TensorMaps& maps,
-             const dlattn::Launch& launch) {
-  if (launch.variant == sm90::kConvert) {
-    sm90::convert_kernel<T, kTile, kSoftcap>(sm90::query_problem(p, kTile));
-  } else {
-    sm90::kernel<T, kTile, kSoftcap>(sm90::key_problem(p, kTile), maps);
-  }
-}
-
 template <typename T, int kTile>
 void run_launch(const dlattn::BackwardParams& p, const dlattn::Plan& plan,
                 const sm90::TensorMaps& maps, const dlattn::Launch& launch) {
   if (launch.operation == dlattn::Operation::kDelta)
-    return dlattn::delta::rows::delta_kernel<T>(p, dlattn::delta::rows::make_shape(p, plan));
+    return dlattn::delta::row_blocks::delta_kernel<T>(
+        p, dlattn::delta::row_blocks::make_shape(p, plan));
   if (launch.operation == dlattn::Operation::kReduce) {
-    return dlattn::reduce::heads::reduce_kernel<dlattn::reduce::heads::kNumThreads>(
-        p, dlattn::reduce::heads::make_shape(p, plan.parts_per_head));
+    return dlattn::reduce::partial_sums::reduce_kernel<float>(
+        p, dlattn::reduce::partial_sums::make_shape(p, plan.parts_per_head));
   }
-  if (p.forward.softcap != 0.0) {
-    run_own<T, kTile, true>(p, maps, launch);
-  } else {
-    run_own<T, kTile, false>(p, maps, launch);
-  }
+  if (launch.variant == sm90::kConvert)
+    return sm90::convert_kernel<T, kTile>(sm90::query_problem(p, kTile));
+  if (launch.variant == sm90::kSoftcap)
+    return sm90::softcap_kernel<T, kTile>(sm90::key_problem(p, kTile), maps);
+  sm90::plain_kernel<T, kTile>(sm90::key_problem(p, kTile), maps);
 }
 
 template <typename T, int kTile>

@@ -8,11 +8,11 @@ namespace dlattn::backward_sm90 {
 
 // The sum of dQ to dq. A thread block has a tile of block_m queries of a head, each of its
 // warpgroups one part of it, which it reads as a consumer of the backward kernel had it.
-template <typename T, int kHeadDim, bool kSoftcap>
+template <typename T, int kHeadDim>
 __global__ void __launch_bounds__(kNumConsumers* kWarpgroupThreads)
     convert_kernel(const __grid_constant__ Problem p) {
-  constexpr int kBlockM = block_m(kHeadDim, kSoftcap), kColumns = part_columns(kHeadDim, kSoftcap);
-  constexpr int kRowParts = dq_parts(kHeadDim, kSoftcap).rows;
+  constexpr int kBlockM = block_m(kHeadDim, false), kColumns = part_columns(kHeadDim, false);
+  constexpr int kRowParts = dq_parts(kHeadDim, false).rows;
   ptx::wait_for_grids_ahead();
   ptx::let_next_grid_start();
   if (blockIdx.x >= p.num_blocks) return;

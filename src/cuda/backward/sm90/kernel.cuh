@@ -5,11 +5,11 @@
 //
 // A thread block has 128 keys of one KV head, or 64: a producer warpgroup, one warp of which brings
 // the keys and then the queries that see them, and two consumer warpgroups, each of which computes
-// dK and dV of 64 keys from start to end, or of half of their columns. It walks the tiles of queries that see the keys, of all
-// query heads that share them. Each tile's dQ is added to a sum in global memory, in fp32 and in
-// the order of the consumers' registers; convert.cuh finishes it. Shared memory: SmemMap, in
-// swizzled tiles. Barriers: an mbarrier "full" and one "empty" for each stage of Q and dO (Ring),
-// one for K and V; a named barrier of the consumers for dS.
+// dK and dV of 64 keys from start to end, or of half of their columns. It walks the tiles of
+// queries that see the keys, of all query heads that share them. Each tile's dQ is added to a sum
+// in global memory, in fp32 and in the order of the consumers' registers; convert.cuh finishes it.
+// Shared memory: SmemMap, in swizzled tiles. Barriers: an mbarrier "full" and one "empty" for each
+// stage of Q and dO (Ring), one for K and V; a named barrier of the consumers for dS.
 
 #include "cuda/backward/sm90/consumer.cuh"
 #include "cuda/backward/sm90/producer.cuh"
@@ -20,14 +20,14 @@
 namespace dlattn::backward_sm90 {
 
 template <typename T, int kHeadDim, bool kSoftcap>
-__global__ void __launch_bounds__(kNumThreads, 1)
-    kernel(const __grid_constant__ Problem problem, const __grid_constant__ TensorMaps maps) {
+__device__ __forceinline__ void run_block(const Problem& problem, const TensorMaps& maps) {
   const Shared<kHeadDim, kSoftcap> shared(ptx::smem_address(ptx::dynamic_smem()));
   if (threadIdx.x == 0) shared.init();
   ptx::wait_for_grids_ahead();
   ptx::let_next_grid_start();
   if (blockIdx.x >= problem.num_blocks) return;
-  if (threadIdx.x == 0) shared.work() = typename Shared<kHeadDim, kSoftcap>::BlockWork(problem, blockIdx.x);
+  if (threadIdx.x == 0)
+    shared.work() = typename Shared<kHeadDim, kSoftcap>::BlockWork(problem, blockIdx.x);
   __syncthreads();
   if (!shared.work().has_rows()) return;
   if (threadIdx.x < kWarpgroupThreads) {
@@ -47,6 +47,19 @@ __global__ void __launch_bounds__(kNumThreads, 1)
                                    Consumer<T, kHeadDim, kSoftcap>>;
     Own(problem, shared, warpgroup - 1).run();
   }
+}
+
+template <typename T, int kHeadDim>
+__global__ void __launch_bounds__(kNumThreads, 1)
+    plain_kernel(const __grid_constant__ Problem problem, const __grid_constant__ TensorMaps maps) {
+  run_block<T, kHeadDim, false>(problem, maps);
+}
+
+template <typename T, int kHeadDim>
+__global__ void __launch_bounds__(kNumThreads, 1)
+    softcap_kernel(const __grid_constant__ Problem problem,
+                   const __grid_constant__ TensorMaps maps) {
+  run_block<T, kHeadDim, true>(problem, maps);
 }
 
 }  // namespace dlattn::backward_sm90

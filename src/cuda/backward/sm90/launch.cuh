@@ -1,7 +1,5 @@
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/backward/sm90/convert.cuh"
 #include "cuda/backward/sm90/kernel.cuh"
 #include "cuda/backward/sm90/shape.h"
@@ -10,13 +8,14 @@
 
 namespace dlattn::backward_sm90 {
 
-template <DType dtype, int kTile, bool kSoftcap>
-void launch_with(const BackwardParams& params, const dlattn::Launch& launch, void* stream) {
+template <DType dtype, int kTile>
+void launch(const BackwardParams& params, const Plan&, const dlattn::Launch& launch, void* stream) {
   using T = cuda::Element<dtype>;
   const cuda::DeviceGuard device(params.forward.device.index, "backward");
+  const int num_threads = launch.num_warps * 32;
   if (launch.variant == kConvert) {
-    cuda::launch_kernel<convert_kernel<T, kTile, kSoftcap>>(
-        device, launch.grid, launch.num_warps * 32, 0, stream, query_problem(params, kTile));
+    cuda::launch_kernel<convert_kernel<T, kTile>>(
+        device, launch.grid, num_threads, launch.smem_bytes, stream, query_problem(params, kTile));
     return;
   }
   const TensorBoxes boxes = tensor_boxes(params, kTile);
@@ -24,17 +23,13 @@ void launch_with(const BackwardParams& params, const dlattn::Launch& launch, voi
                            cuda::encode_tensor_map(device, boxes.k, dtype),
                            cuda::encode_tensor_map(device, boxes.v, dtype),
                            cuda::encode_tensor_map(device, boxes.dout, dtype)};
-  cuda::launch_kernel<kernel<T, kTile, kSoftcap>>(device, launch.grid, launch.num_warps * 32,
-                                                  launch.smem_bytes, stream, key_problem(params, kTile),
-                                                  maps);
-}
-
-template <DType dtype, int kTile>
-void launch(const BackwardParams& params, const Plan&, const dlattn::Launch& launch, void* stream) {
-  if (params.forward.softcap != 0.0) {
-    launch_with<dtype, kTile, true>(params, launch, stream);
+  const Problem problem = key_problem(params, kTile);
+  if (launch.variant == kSoftcap) {
+    cuda::launch_kernel<softcap_kernel<T, kTile>>(device, launch.grid, num_threads,
+                                                  launch.smem_bytes, stream, problem, maps);
   } else {
-    launch_with<dtype, kTile, false>(params, launch, stream);
+    cuda::launch_kernel<plain_kernel<T, kTile>>(device, launch.grid, num_threads, launch.smem_bytes,
+                                                stream, problem, maps);
   }
 }
 

@@ -8,8 +8,8 @@
 // until the consumer waits for them.
 namespace dlattn::backward_sm90 {
 
-// A product of the consumer's rows of K with Q, or of V with dO: both lie in rows along head_dim, of
-// which the tiles have kBlockN and kBlockM. kQueries: those of the consumer.
+// A product of the consumer's rows of K with Q, or of V with dO: both lie in rows along head_dim,
+// of which the tiles have kBlockN and kBlockM. kQueries: those of the consumer.
 template <typename T, int kHeadDim, int kBlockM, int kQueries = kBlockM>
 __device__ __forceinline__ void start_scores(float (&acc)[kQueries / 2], ptx::SmemAddress keys,
                                              ptx::SmemAddress queries) {

@@ -30,7 +30,7 @@ inline int block_m(const AttentionParams& p, int head_dim_tile) {
   return block_m(head_dim_tile, p.softcap != 0.0);
 }
 inline std::int64_t num_query_blocks(const AttentionParams& p, int head_dim_tile) {
-  return num_row_blocks(p.seqlen_q, block_m(p, head_dim_tile)) * p.num_heads * p.batch_size;
+  return num_row_blocks(p.seqlen_q, block_m(head_dim_tile, false)) * p.num_heads * p.batch_size;
 }
 
 // For a grid with a block for each `block_rows` of `rows`, of `heads`.
@@ -85,7 +85,7 @@ inline Problem key_problem(const BackwardParams& b, int head_dim_tile) {
 }
 inline Problem query_problem(const BackwardParams& b, int head_dim_tile) {
   const AttentionParams& p = b.forward;
-  return make_problem(b, p.seqlen_q, block_m(p, head_dim_tile), p.num_heads);
+  return make_problem(b, p.seqlen_q, block_m(head_dim_tile, false), p.num_heads);
 }
 
 struct TensorBoxes {

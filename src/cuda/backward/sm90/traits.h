@@ -36,6 +36,9 @@ constexpr int block_m(int head_dim_tile, bool softcap) {
   return head_dim_tile <= 64 && !softcap ? 128 : 64;
 }
 
+// The sum of dQ lies in rows of 64 queries, each with its columns in the order of accumulators of
+// 64 rows: so its order is the same whatever a step has of it.
+//
 // The consumers' parts of a step's dQ: of 64 rows each, or of half of the columns.
 struct DqParts {
   int rows, columns;  // how many parts
@@ -87,5 +90,8 @@ constexpr SmemMap smem_map(int head_dim_tile, bool softcap) {
   map.total = map.work + kWorkBytes;
   return map;
 }
+
+// The most that a kernel of the family takes.
+constexpr int kSmemBytes = smem_map(256, false).total;
 
 }  // namespace dlattn::backward_sm90

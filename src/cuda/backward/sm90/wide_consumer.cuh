@@ -65,7 +65,8 @@ struct WideConsumer {
   // The consumer's columns, from block `block` of them on, of a tile of 64 rows.
   __device__ __forceinline__ ptx::SmemAddress columns(ptx::SmemAddress tile, int block = 0) const {
     // Read anew, so that descriptors are not kept in registers from step to step.
-    return ptx::reread(tile) + (consumer * (kColumns / kBlockColumns) + block) * kBlockM * kBlockRowBytes;
+    return ptx::reread(tile) +
+           (consumer * (kColumns / kBlockColumns) + block) * kBlockM * kBlockRowBytes;
   }
   __device__ __forceinline__ ptx::SmemAddress p() const { return shared.ds(use); }
   __device__ __forceinline__ ptx::SmemAddress ds() const {
@@ -135,8 +136,8 @@ struct WideConsumer {
   __device__ __forceinline__ VisibleQueries visible_queries_of(int m) const {
     const ThreadIndex thread;
     const int key = work.n0 + thread.warp * 16 + thread.lane / 4;
-    return visible_queries<kQueries>(
-        work.mask, key, m * kBlockM + consumer * kQueries + thread.lane % 4 * 2);
+    return visible_queries<kQueries>(work.mask, key,
+                                     m * kBlockM + consumer * kQueries + thread.lane % 4 * 2);
   }
 
   // Adds block `block` of the consumer's columns.
@@ -146,8 +147,7 @@ struct WideConsumer {
     const int consumer = all / kWarpgroupThreads, thread = all % kWarpgroupThreads;
     constexpr int kNumbers = kBlockColumns / 2;
     float* const to =
-        problem.dq_sum +
-        (work.first_row + head * problem.padded_rows + m * kBlockM) * kHeadDim +
+        problem.dq_sum + (work.first_row + head * problem.padded_rows + m * kBlockM) * kHeadDim +
         (consumer * (kColumns / 2) + block * kNumbers) * kWarpgroupThreads + thread * 4;
 #pragma unroll
     for (int i = 0; i < kNumbers; i += 4)
