@@ -28,7 +28,7 @@ void run_launch(const dlattn::BackwardParams& p, const dlattn::Plan& plan,
     return dlattn::delta::row_blocks::delta_kernel<T>(
         p, dlattn::delta::row_blocks::make_shape(p, plan));
   if (launch.operation == dlattn::Operation::kReduce) {
-    return dlattn::reduce::partial_sums::reduce_kernel<dlattn::reduce::partial_sums::kNumThreads>(
+    return dlattn::reduce::partial_sums::reduce_kernel<float>(
         p, dlattn::reduce::partial_sums::make_shape(p, plan.parts_per_head));
   }
   const auto kernel = static_cast<backward::Kernel>(launch.variant);
