@@ -489,7 +489,11 @@ def dynamic_smem() -> dict[str, int]:
             space += f"::{_BESIDE_BACKWARD[space][0]}"
         else:
             space = "_".join(kernel.split("_")[:2])
-        lines.append(f'std::printf("{kernel} %d\\n", dlattn::{space}::kSmemBytes);')
+        size = "kSmemBytes"
+        if space == "backward_wmma":
+            tile, own = kernel.split("_")[-2:]
+            size = f"smem_bytes({tile}, {_BACKWARD['wmma'].index(own)})"
+        lines.append(f'std::printf("{kernel} %d\\n", dlattn::{space}::{size});')
     for family, dtype, tile in instances():
         size = 4 if dtype == "float32" else 2
         for variant in variants(family, tile):

@@ -2,6 +2,7 @@
 
 #include "cuda/backward/wmma/sequence.cuh"
 #include "cuda/backward/wmma/traits.h"
+#include "cuda/plan/backward_workspace.h"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/scheduler.cuh"
 
@@ -23,8 +24,9 @@ struct KeyWalk {
   int block_n;
   int n0;  // the block's first key
   SequenceOf seq;
-  int begin, end;  // tiles of queries
-  int start;       // the one that each head begins with
+  int begin, end;          // tiles of queries
+  int start;               // the one that each head begins with
+  std::int64_t first_row;  // of head 0 in lse and delta
 
   __device__ __forceinline__ KeyWalk(const AttentionParams& p, const Shape& shape,
                                      const tile::WorkTile& work, int block_n)
@@ -37,6 +39,7 @@ struct KeyWalk {
     // Under causality the first keys are seen by most queries.
     block = shape.longest_first ? num_blocks - 1 - work.m_block : work.m_block;
     n0 = block * block_n;
+    first_row = padded_row_index(p, work.batch, 0, seq.start_q);
     const tile::Mask mask(shape, seq.shift, seq.seqlen_k);
     const int last = min(n0 + block_n, seq.seqlen_k) - 1;
     const int first_query = max(mask.column(n0).begin, 0);

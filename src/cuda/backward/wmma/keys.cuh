@@ -86,7 +86,7 @@ struct KeyBlock {
         base + kMap.q + stage * kBlockM * kRowBytes,
         walk.seq.template rows<const T>(p.q, walk.seq.start_q, head) + m0 * p.q.row_stride,
         p.q.row_stride, walk.seq.seqlen_q - m0, static_cast<int>(p.head_dim));
-    copy_row_numbers(kMap.lse + stage * kBlockM * 4, delta_rows(head).lse_log2 + m0);
+    copy_row_numbers(kMap.lse + stage * kBlockM * 4, shape.lse_log2, head, m0);
   }
   __device__ __forceinline__ void copy_dout(const QueryStep& step) const {
     const int head = walk.head(step);
@@ -98,15 +98,15 @@ struct KeyBlock {
         walk.seq.template rows<const T>(dout, walk.seq.start_q, head) + m0 * dout.row_stride,
         dout.row_stride, any ? walk.seq.seqlen_q - m0 : 0,
         static_cast<int>(params.forward.head_dim_v));
-    copy_row_numbers(kMap.delta, delta_rows(head).delta + m0);
+    copy_row_numbers(kMap.delta, shape.delta, head, m0);
   }
-  __device__ __forceinline__ DeltaRows delta_rows(int head) const {
-    return DeltaRows(params, walk.batch, head, walk.seq.start_q);
-  }
-  // Rows beyond the sequence have numbers, too.
-  __device__ __forceinline__ void copy_row_numbers(int at, const float* from) const {
-    const int i = static_cast<int>(threadIdx.x);
-    if (i < kBlockM / 4) ptx::cp_async<16>(base + at + 16 * i, from + 4 * i, true);
+  // A number of each row. Rows beyond the sequence have them, too.
+  __device__ __forceinline__ void copy_row_numbers(int at, const float* from, int head,
+                                                   int m0) const {
+    const int i = static_cast<int>(threadIdx.x) * 4;
+    if (i >= kBlockM) return;
+    from += walk.first_row + head * shape.delta_rows + m0 + i;
+    ptx::cp_async<16>(base + at + 4 * i, from, true);
   }
   __device__ __forceinline__ void copy_keys() const {
     const AttentionParams& p = params.forward;

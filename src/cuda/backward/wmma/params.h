@@ -37,7 +37,12 @@ struct Shape {
   int store_bytes;
   std::uint32_t num_blocks;  // a grid has one at least
   BiasGrid bias;             // of the kernel of dbias
-  // In the workspace. The sum of dQ (traits.h), or null: dQ is made elsewhere. A sequence's parts
+  // In the workspace: lse in base 2 and delta of all rows, `delta_rows` of each head
+  // (cuda/plan/backward_workspace.h).
+  const float* lse_log2;
+  const float* delta;
+  std::int64_t delta_rows;
+  // The sum of dQ (traits.h), or null: dQ is made elsewhere. A sequence's parts
   // begin at first_part().
   float* dq_sum;
   // Sums of -dS |position - key| by head of q, block of keys and pair of warps; null: not wanted.

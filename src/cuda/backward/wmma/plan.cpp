@@ -22,11 +22,10 @@ void set_launch(const BackwardParams& b, Kernel kernel, int head_dim_tile, Launc
   launch->num_warps = kNumWarps;
   launch->block_m = kernel == kKeys ? keys.block_m : queries.block_m;
   launch->block_n = kernel == kKeys ? keys.block_n : queries.block_n;
-  launch->smem_bytes = query_smem(head_dim_tile).total;
-  if (kernel == kKeys) launch->smem_bytes = key_smem(head_dim_tile).total;
+  launch->smem_bytes = smem_bytes(head_dim_tile, kernel);
   if (kernel == kConvert) {
     launch->block_m = kNumWarps * kPartRows;
-    launch->block_n = launch->smem_bytes = 0;
+    launch->block_n = 0;
   }
   launch->grid = std::max<std::int64_t>(num_blocks(b, kernel, head_dim_tile), 1);
 }

@@ -59,11 +59,12 @@ struct QueryBlock {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     warp_row = warp % kRowWarps * 16;
     split = warp / kRowWarps;
-    const DeltaRows rows(params, batch, head, seq.start_q);
+    const std::int64_t row =
+        padded_row_index(params.forward, batch, head, seq.start_q) + lane_row();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      lse_log2[h] = rows.lse_log2[lane_row() + 8 * h];
-      delta[h] = rows.delta[lane_row() + 8 * h];
+      lse_log2[h] = shape.lse_log2[row + 8 * h];
+      delta[h] = shape.delta[row + 8 * h];
     }
 #pragma unroll
     for (int j = 0; j < kHeadDim / 8; ++j) {

@@ -127,6 +127,9 @@ inline Shape planned_shape(const BackwardParams& b, const Plan& plan, Kernel ker
                            int head_dim_tile) {
   Shape shape = make_shape(b, kernel, head_dim_tile, store_bytes(b));
   const BackwardWorkspace map = backward_workspace(b, plan.parts_per_head);
+  shape.lse_log2 = workspace_at<float>(b, map.lse_log2);
+  shape.delta = workspace_at<float>(b, map.delta);
+  shape.delta_rows = padded_rows(b.forward);
   if (plan.cleared_bytes > 0)
     shape.dq_sum = workspace_at<float>(b, plan.workspace_bytes - plan.cleared_bytes);
   if (plan.parts_per_head > 0) shape.slope_parts = workspace_at<float>(b, map.slope_parts);

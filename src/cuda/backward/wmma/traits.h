@@ -92,6 +92,12 @@ constexpr int kPartRows = 16;
 constexpr int kPartColumns = 32;
 constexpr int kPartSize = kPartRows * kPartColumns;
 
+// Dynamic shared memory of a launch.
+constexpr int smem_bytes(int head_dim_tile, int kernel) {
+  if (kernel == kConvert) return 0;
+  return kernel == kKeys ? key_smem(head_dim_tile).total : query_smem(head_dim_tile).total;
+}
+
 constexpr int kMostSmem = 99 * 1024;
 static_assert(key_smem(64).total <= kMostSmem && query_smem(64).total <= kMostSmem);
 static_assert(key_smem(128).total <= kMostSmem && query_smem(128).total <= kMostSmem);
