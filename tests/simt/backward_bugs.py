@@ -32,7 +32,27 @@ def _backward(kind: str, file: str, part: str, replace: str) -> SeedBug:
     return SeedBug(kind, BACKWARD_SCALAR, "", replace, part=part, file=file)
 
 
+WMMA_KEYS = "backward/wmma/keys.cuh"
+WMMA_WALK = "backward/wmma/key_walk.cuh"
+WMMA_QUERIES = "backward/wmma/queries.cuh"
+WMMA_BIAS = "backward/wmma/bias.cuh"
+
+
+def _wmma(kind: str, file: str, part: str, replace: str) -> SeedBug:
+    return SeedBug(kind, ("backward_wmma",), "", replace, part=part, file=file)
+
+
+WMMA_BUGS = (
+    _wmma("delta added", WMMA_KEYS, "x[k][j][e] - rDelta[e % 2]", "x[k][j][e] + rDelta[e % 2]"),
+    _wmma("a slope's sum without its sign", WMMA_KEYS, "[pair] = -sum", "[pair] = sum"),
+    _wmma("unscaled dk", WMMA_KEYS, "makes_dk ? shape.softmax_scale : 1.0f", "1.0f"),
+    _wmma("the group's other heads left out", WMMA_WALK, "group_head < group()", "group_head < 1"),
+    _wmma("softcap forgotten in dq", WMMA_QUERIES, "dp[0][i / 4][i % 4] *= factor", "(void)factor"),
+    _wmma("one head in dbias", WMMA_BIAS, "h < heads.end", "h < heads.begin + 1"),
+)
+
 BACKWARD_BUGS = (
+    *WMMA_BUGS,
     _backward("delta added", HEAD, "(g.ds[r][c] - delta)", "(g.ds[r][c] + delta)"),
     _backward("softcap forgotten in gradients", HEAD, "g.ds[r][c] * factor[c]", "g.ds[r][c]"),
     _backward("rows that see nothing", HEAD, "if (lse == -INFINITY) lse = INFINITY;", ""),
