@@ -28,14 +28,23 @@ from dlattn.reference.definition import (
     to_bool,
     to_float64,
 )
+from dlattn.reference.gradients import (
+    ReferenceGradients,
+    attention_backward_reference,
+    attention_varlen_backward_reference,
+    same_dtype_gradients,
+)
 
 __all__ = [
     "ABSOLUTE_TERM",
     "LARGEST_SLOPE",
     "BiasRange",
     "Bound",
+    "ReferenceGradients",
     "allowed_keys",
+    "attention_backward_reference",
     "attention_reference",
+    "attention_varlen_backward_reference",
     "attention_varlen_reference",
     "attention_with_kvcache_reference",
     "bias_range",
@@ -46,6 +55,7 @@ __all__ = [
     "max_error",
     "merge_states_reference",
     "round_to",
+    "same_dtype_gradients",
     "same_dtype_reference",
     "to_float64",
 ]

@@ -74,7 +74,7 @@ def plain_attention(
     batch_size, num_heads, seqlen_q, head_dim = q.shape
     num_heads_kv, seqlen_k, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     scale = 1.0 / math.sqrt(head_dim) if softmax_scale is None else softmax_scale
-    shift = _shift(seqlen_q, seqlen_k, causal)
+    shift = shift_of(seqlen_q, seqlen_k, causal)
     full = (batch_size, num_heads, seqlen_q, seqlen_k)
     bias = None if bias is None else np.broadcast_to(to_float64(bias).astype(compute), full)
     mask = None if mask is None else np.broadcast_to(to_bool(mask), full)
@@ -290,7 +290,7 @@ def allowed_keys(
     window: Window = (None, None),
 ) -> Array:
     """Whether causality and window let query row i see key j: (len(rows), seqlen_k), bool."""
-    position = rows[:, None] + _shift(seqlen_q, seqlen_k, causal)
+    position = rows[:, None] + shift_of(seqlen_q, seqlen_k, causal)
     key = np.arange(seqlen_k)[None, :]
     allowed = np.ones((len(rows), seqlen_k), dtype=bool)
     if causal:
@@ -309,7 +309,7 @@ def check_layout(layout: str) -> None:
         raise ValueError(f"layout is {layout!r}; accepted: 'bshd', 'bhsd'")
 
 
-def _shift(seqlen_q: int, seqlen_k: int, causal: Causal) -> int:
+def shift_of(seqlen_q: int, seqlen_k: int, causal: Causal) -> int:
     """Query i stands at key position i + shift."""
     if causal not in (False, True, "bottom_right", "top_left"):
         raise ValueError(f"causal is {causal!r}; accepted: False, True, 'bottom_right', 'top_left'")
