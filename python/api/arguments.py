@@ -460,8 +460,8 @@ _ARGUMENTS = (
     ),
 )
 
-# What attention takes and a call with gradients does not: 8 bits, how keys are split, and results,
-# which are inputs there.
+# Arguments of attention that the functions of gradients lack: 8 bits, how keys are split, and the
+# results, which they take as inputs.
 _WITHOUT_GRADIENTS = (
     "q_descale",
     "k_descale",

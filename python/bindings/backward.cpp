@@ -80,7 +80,7 @@ class BackwardProblem {
       if (nb::isinstance<nb::str>(needs)) {
         unsupported("needs is a str; accepted: None, or a sequence of names, as (\"dq\", \"dk\")");
       }
-      for (const nb::handle name : nb::iter(needs)) want(name);
+      for (const nb::handle name : names_of(needs)) want(name);
     }
     for (int i = 0; i < kNumGradients; ++i) {
       if (!given(i).is_none() && !wanted_[i]) {
@@ -89,9 +89,21 @@ class BackwardProblem {
     }
   }
 
+  static nb::tuple names_of(nb::handle needs) {
+    nb::object names =
+        nb::steal<nb::object>(guarded([&] { return PySequence_Tuple(needs.ptr()); }));
+    if (names.is_valid()) return nb::tuple(names);
+    nb::python_error error;
+    if (!error.matches(PyExc_TypeError)) throw error;
+    wrong_type_from(error, concat("needs is of type ", type_text(needs),
+                                  "; accepted: None, or a sequence of names, as (\"dq\", \"dk\")"));
+  }
+
   void want(nb::handle name) {
     for (int i = 0; i < kNumGradients; ++i) {
-      if (!nb::isinstance<nb::str>(name) || nb::cast<std::string>(name) != kGradients[i]) continue;
+      const bool same = PyUnicode_Check(name.ptr()) &&
+                        PyUnicode_CompareWithASCIIString(name.ptr(), kGradients[i]) == 0;
+      if (!same) continue;
       if (!has_input_[i]) {
         unsupported("needs has ", kGradients[i], " and ", kInputs[i],
                     " is None; accepted: gradients of what is given");
@@ -99,7 +111,7 @@ class BackwardProblem {
       wanted_[i] = true;
       return;
     }
-    unsupported("needs has ", nb::cast<std::string>(nb::repr(name)),
+    unsupported("needs has ", repr_text(name),
                 "; accepted: dq, dk, dv, dbias, dalibi_slopes, dsinks");
   }
 

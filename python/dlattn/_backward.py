@@ -14,11 +14,11 @@ class Gradients(NamedTuple):
     """The gradients of a call of `attention`; None for those that were not asked for."""
 
     dq: Any = None
-    """Of q's shape and dtype."""
+    """The gradient of q, of its shape and dtype."""
     dk: Any = None
     dv: Any = None
     dbias: Any = None
-    """Of bias' own shape and dtype: the sum over what it is broadcast along."""
+    """The gradient of bias, of its own shape and dtype: the sum over what it is broadcast along."""
     dalibi_slopes: Any = None
     """float32, of alibi_slopes' shape."""
     dsinks: Any = None

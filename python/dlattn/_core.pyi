@@ -43,6 +43,20 @@ def append_and_attend(
     options: dict[str, Any],
 ) -> Any: ...
 
+# The six gradients of a call of attention or attention_varlen, whose arguments `options` has by
+# their names; None for those that `needs` leaves out.
+def attention_backward(
+    dout: Any,
+    out: Any,
+    lse: Any,
+    dlse: Any,
+    gradients: dict[str, Any],  # tensors to write to, or None
+    needs: Any,
+    deterministic: Any,
+    workspace: Any,
+    options: dict[str, Any],
+) -> tuple[Any, ...]: ...
+
 # attention's and attention_varlen's arguments, with pairs (dtype, shape) as tensors: what XLA's
 # handlers are called with. Returns their attributes, dtype and shape of out, the shape of lse and
 # the bytes of workspace.

@@ -1,0 +1,250 @@
+"""Gradients against float64: every feature, on the CPU. tests/python/gpu has the kernels'."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays import to_float64
+from gradients import FEATURES, NAMES, array, check, nans, random_problem, varlen_problem
+
+import dlattn
+from dlattn.reference import max_error
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", range(12))
+def test_random_problems(seed, dtype):
+    check(random_problem(seed, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", range(3))
+def test_all_features_at_once(seed, dtype):
+    check(random_problem(seed, dtype, features=FEATURES))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "features",
+    [
+        (),
+        ("seqused_k", "causal", "dlse", "dv"),
+        ("bias", "mask", "alibi", "sinks", "softcap", "bhsd", "window"),
+    ],
+)
+def test_varlen(features, seed, dtype):
+    """NaN in rows of no sequence, and behind seqused_k, reaches nothing."""
+    check(varlen_problem(seed, dtype, features=features))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("factor", [1e-4, 1e3])
+def test_dout_of_any_size(factor, dtype):
+    """The allowance follows the gradients' size, so that small ones are held to as much."""
+    problem = random_problem(5, dtype, features=("causal", "bias", "sinks"))
+    problem.dout = array(to_float64(problem.dout) * factor, dtype)
+    found = check(problem)
+    assert 0.01 * factor < np.max(np.abs(to_float64(found.dv))) < 100 * factor
+
+
+@pytest.mark.parametrize("has_dout, has_dlse", [(True, False), (False, True), (True, True)])
+def test_gradients_of_out_and_lse(has_dout, has_dlse):
+    problem = random_problem(6, "float32", features=("dlse", "causal", "softcap", "sinks"))
+    problem.dout = problem.dout if has_dout else None
+    problem.dlse = problem.dlse if has_dlse else None
+    found = check(problem)
+    assert (found.dv != 0).any() == has_dout and (found.dk != 0).any()
+
+
+def test_rows_of_dout_may_be_one_row():
+    problem = random_problem(7, "float32", features=("causal",))
+    problem.dout = np.broadcast_to(problem.dout[:1, :1, :1], problem.dout.shape)
+    assert problem.dout.strides[:3] == (0, 0, 0)
+    check(problem)
+    # dlse may have any strides.
+    dlse = np.float32(0.5)
+    problem.dlse = np.broadcast_to(dlse, problem.lse.shape)
+    check(problem)
+
+
+@pytest.mark.parametrize("features", [("mask",), ("mask", "softcap"), ("mask", "sinks", "softcap")])
+def test_rows_that_see_nothing(features):
+    problem = random_problem(8, "float32", features=(*features, "dlse"))
+    found = check(problem)
+    blind = problem.inputs["q"].shape[1] // 2
+    assert (found.dq[:, blind] == 0).all() and (found.dq[:, 0] != 0).any()
+
+
+def test_keys_that_nobody_sees():
+    problem = random_problem(9, "float32", features=())
+    mask = np.ones((1, 1, 1, problem.inputs["k"].shape[1]), bool)
+    mask[..., 1] = False
+    problem.inputs["mask"] = mask
+    given = {name: np.full_like(problem.inputs[name[1:]], np.nan) for name in ("dk", "dv")}
+    found = check(problem, **given)
+    assert (found.dk[:, 1] == 0).all() and (found.dv[:, 1] == 0).all()
+
+
+@pytest.mark.parametrize("seqlen_q, seqlen_k", [(0, 5), (5, 0), (0, 0)])
+def test_no_queries_or_no_keys(seqlen_q, seqlen_k):
+    heads, dim = 2, 8
+    q, k, v = (np.ones((2, n, heads, dim), np.float32) for n in (seqlen_q, seqlen_k, seqlen_k))
+    sinks = np.ones(heads, np.float32)
+    out, lse = dlattn.attention(q, k, v, sinks=sinks, return_lse=True)
+    given = {
+        name: np.full(x.shape, np.nan, np.float32) for name, x in zip("qkv", (q, k, v), strict=True)
+    }
+    found = dlattn.attention_backward(
+        np.ones_like(out),
+        q,
+        k,
+        v,
+        out,
+        lse,
+        dlse=np.ones_like(lse),
+        sinks=sinks,
+        dq=given["q"],
+        dk=given["k"],
+        dv=given["v"],
+    )
+    assert all((x == 0).all() for x in found[:3])
+    np.testing.assert_allclose(found.dsinks, np.full(heads, 2.0 * seqlen_q * (seqlen_k == 0)))
+
+
+def test_into_strided_tensors():
+    problem = random_problem(10, "float32", features=("causal", "dv"))
+    given = {}
+    for name in ("dq", "dk", "dv"):
+        shape = problem.inputs[name[1:]].shape
+        given[name] = nans((*shape[:3], shape[3] + 5), "float32")[..., : shape[3]]
+    found = check(problem, **given)
+    for name, tensor in given.items():
+        assert getattr(found, name) is tensor
+        assert np.isnan(tensor.base).sum() == 5 * np.prod(tensor.shape[:3])
+
+
+@pytest.mark.parametrize(
+    "needs",
+    [
+        ("dq",),
+        ("dk",),
+        ("dv",),
+        ("dk", "dv"),
+        ("dbias",),
+        ("dsinks",),
+        ("dalibi_slopes", "dv"),
+        NAMES,
+    ],
+)
+def test_only_what_is_asked_for(needs):
+    problem = random_problem(
+        11, "float32", features=("bias", "sinks", "alibi", "causal", "softcap")
+    )
+    check(problem, needs=needs)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_same_bits_each_time(deterministic):
+    problem = random_problem(12, "float32", features=FEATURES, most=90)
+    first = problem.gradients(deterministic=deterministic)
+    for _ in range(5):
+        again = problem.gradients(deterministic=deterministic)
+        assert all(np.array_equal(x, y) for x, y in zip(first, again, strict=True))
+
+
+def test_a_part_of_the_keys():
+    """With out and lse of a whole, the gradients are this part's share."""
+    problem = random_problem(13, "float32", features=())
+    whole = problem.gradients()
+    k, v = problem.inputs["k"], problem.inputs["v"]
+    half = k.shape[1] // 2 + 1
+    dq = 0
+    for keys in (slice(0, half), slice(half, None)):
+        problem.inputs |= {"k": k[:, keys], "v": v[:, keys]}
+        part = problem.gradients()
+        dq = dq + part.dq
+        np.testing.assert_allclose(part.dk, whole.dk[:, keys], atol=1e-5)
+        np.testing.assert_allclose(part.dv, whole.dv[:, keys], atol=1e-5)
+    np.testing.assert_allclose(dq, whole.dq, atol=1e-5)
+
+
+def test_every_framework(framework):
+    problem = random_problem(14, "float32", features=("bias", "sinks", "alibi", "dlse"))
+    expected = problem.gradients()
+    inputs = {name: framework.array(x) for name, x in problem.inputs.items()}
+    given = (problem.dout, problem.out, problem.lse, problem.dlse)
+    dout, out, lse, dlse = (framework.array(x) for x in given)
+    found = dlattn.attention_backward(dout, out=out, lse=lse, dlse=dlse, **inputs)
+    for name, one, other in zip(NAMES, found, expected, strict=True):
+        assert framework.is_array(one) and max_error(one, other) == 0, name
+    some = dlattn.attention_backward(dout, out=out, lse=lse, needs=["dk"], **inputs)
+    assert framework.is_array(some.dk) and [x is None for x in some].count(True) == 5
+
+
+def problem_for_errors() -> tuple[Any, dict[str, Any]]:
+    problem = random_problem(15, "float32", features=())
+    problem.forward()
+    given = {**problem.inputs, "dout": problem.dout, "out": problem.out, "lse": problem.lse}
+    return problem, given
+
+
+def float16(x: Any) -> Any:
+    return x.astype(np.float16)
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        (lambda g: {"dout": g["dout"][:, :-1]}, r"^dout: shape is .*accepted: .*that of out"),
+        (lambda g: {"dout": float16(g["dout"])}, r"^dout: dtype is float16; accepted: float32"),
+        (lambda g: {"dout": np.asfortranarray(g["dout"])}, r"^dout: the stride of the last"),
+        (lambda g: {"dout": None}, r"^dout and dlse are null; accepted: at least one"),
+        (lambda g: {"out": g["out"][..., :-1]}, r"^out: shape is "),
+        (lambda g: {"out": float16(g["out"])}, r"^out: dtype is float16"),
+        (lambda g: {"lse": g["lse"][..., :-1]}, r"^lse: shape is "),
+        (lambda g: {"lse": g["lse"].astype(np.float64)}, r"^lse: dtype is float64; accepted: floa"),
+        (lambda g: {"dlse": g["lse"][:, :-1]}, r"^dlse: shape is .*that of lse"),
+        (lambda g: {"dlse": g["lse"].astype(np.float64)}, r"^dlse: dtype is float64"),
+        (lambda g: {"dq": g["q"][:, :-1].copy()}, r"^dq: shape is .*that of q"),
+        (lambda g: {"dk": float16(g["k"])}, r"^dk: dtype is float16; accepted: float32"),
+        (lambda g: {"dv": np.asfortranarray(g["v"])}, r"^dv: the stride of the last"),
+        (lambda g: {"dq": np.broadcast_to(g["q"], g["q"].shape)}, r"^dq is read-only; accepted"),
+        (lambda g: {"dq": g["q"]}, r"dq.*q|q.*dq"),
+        (lambda g: {"dq": np.empty_like(g["q"]), "needs": ["dk"]}, r"^dq is given and is not am"),
+        (lambda g: {"needs": "dq"}, r"^needs is a str; accepted"),
+        (lambda g: {"needs": ["q"]}, r"^needs has 'q'; accepted: dq, dk"),
+        (lambda g: {"needs": [3]}, r"^needs has 3; accepted: dq, dk"),
+        (lambda g: {"needs": ["dbias"]}, r"^needs has dbias and bias is None"),
+        (lambda g: {"needs": []}, r"accepted: at least one of them"),
+        (lambda g: {"kernel": "decode"}, r"decode"),
+        (lambda g: {"softcap": -1.0}, r"^softcap is -1"),
+    ],
+)
+def test_wrong_calls(changed, message):
+    _, given = problem_for_errors()
+    given |= changed(given)
+    with pytest.raises(dlattn.UnsupportedError, match=message):
+        dlattn.attention_backward(**given)
+
+
+def test_wrong_kinds_of_objects():
+    _, given = problem_for_errors()
+    for name in ("out", "lse", "q"):
+        with pytest.raises(TypeError, match=rf"^{name} is None|{name}"):
+            dlattn.attention_backward(**{**given, name: None})
+    with pytest.raises(TypeError, match="deterministic"):
+        dlattn.attention_backward(**given, deterministic="yes")
+    with pytest.raises(TypeError, match="needs"):
+        dlattn.attention_backward(**given, needs=3)
+
+
+def test_8_bit_tensors_are_refused():
+    problem, given = problem_for_errors()
+    float8 = {name: array(x, "float8_e4m3fn") for name, x in problem.inputs.items()}
+    with pytest.raises(dlattn.UnsupportedError, match="float8_e4m3fn"):
+        dlattn.attention_backward(**{**given, **float8})

@@ -1,0 +1,151 @@
+"""Gradients on a GPU against float64, by every family that computes them.
+
+The workspace and the gradients' memory are poisoned with NaN before each call.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from gpu_checks import DEVICE, HALF, HOPPER, torch
+from gradients import FEATURES, NAMES, OF, array, check, random_problem, varlen_problem
+
+import dlattn
+from dlattn.reference import to_float64
+
+pytestmark = pytest.mark.gpu
+
+# What each family is asked for here. sm90 has no bias, mask and slopes.
+FEATURES_OF = {
+    "scalar": FEATURES,
+    "wmma": FEATURES,
+    "sm90": ("softcap", "sinks", "window", "scale", "causal", "dlse", "bhsd"),
+}
+SERVED = [
+    ("scalar", "float32"),
+    *((kernel, dtype) for kernel in ("scalar", "wmma") for dtype in HALF),
+    *(("sm90", dtype) for dtype in HALF if HOPPER),
+]
+every_family = pytest.mark.parametrize(("kernel", "dtype"), SERVED)
+WORKSPACE = 1 << 24  # float32 elements
+
+
+@pytest.fixture(scope="module")
+def memory() -> Any:
+    return torch.empty(WORKSPACE, dtype=torch.float32, device=DEVICE)
+
+
+def poison(problem: Any, needs: Any = None) -> dict[str, Any]:
+    """Tensors of NaN for dq, dk and dv."""
+    wanted = [x for x in ("dq", "dk", "dv") if needs is None or x in needs]
+    return {name: torch.full_like(problem.inputs[OF[name]], torch.nan) for name in wanted}
+
+
+def needs_of(kernel: str, features: Any) -> Any:
+    """What the family computes with these features; None: everything."""
+    if kernel == "wmma" and {"alibi", "softcap"} <= set(features):
+        return [name for name in NAMES if name != "dalibi_slopes"]
+    return None
+
+
+def run(kernel: str, problem: Any, memory: Any, needs: Any = None, **more: Any) -> Any:
+    memory.fill_(torch.nan)
+    if needs is not None:
+        needs = [x for x in needs if problem.inputs.get(OF[x]) is not None]
+    given = poison(problem, needs)
+    return check(problem, needs=needs, kernel=kernel, workspace=memory, **given, **more)
+
+
+@every_family
+@pytest.mark.parametrize("seed", range(16))
+def test_random_problems(kernel: str, dtype: str, seed: int, memory: Any) -> None:
+    draw = random.Random(seed)
+    features = [x for x in FEATURES_OF[kernel] if draw.random() < 0.4]
+    dims = (64, 128) if kernel == "sm90" else (16, 64, 128, 256)
+    problem = random_problem(seed, dtype, DEVICE, most=150, features=features, dims=dims)
+    run(kernel, problem, memory, needs_of(kernel, features))
+
+
+@every_family
+@pytest.mark.parametrize("seed", range(3))
+def test_all_features_at_once(kernel: str, dtype: str, seed: int, memory: Any) -> None:
+    features = FEATURES_OF[kernel]
+    problem = random_problem(seed, dtype, DEVICE, most=150, features=features, dims=(64,))
+    run(kernel, problem, memory, needs_of(kernel, features))
+
+
+@every_family
+@pytest.mark.parametrize("seed", range(4))
+def test_varlen(kernel: str, dtype: str, seed: int, memory: Any) -> None:
+    """NaN in rows of no sequence, and behind seqused_k, reaches nothing."""
+    features = ("seqused_k", "causal", "dlse") if seed % 2 else ()
+    problem = varlen_problem(seed, dtype, DEVICE, most=200, features=features, dim=64)
+    run(kernel, problem, memory)
+
+
+@pytest.mark.parametrize("dtype", [*HALF, "float32"])
+@pytest.mark.parametrize("seed", range(8))
+def test_the_family_that_is_chosen(dtype: str, seed: int) -> None:
+    check(random_problem(100 + seed, dtype, DEVICE, most=100))
+
+
+@every_family
+@pytest.mark.parametrize("factor", [1e-4, 1e3])
+def test_dout_of_any_size(kernel: str, dtype: str, factor: float, memory: Any) -> None:
+    problem = random_problem(5, dtype, DEVICE, most=100, features=("causal",), dims=(64,))
+    problem.dout = array(to_float64(problem.dout) * factor, dtype, DEVICE)
+    run(kernel, problem, memory)
+
+
+@every_family
+def test_rows_of_dout_may_be_one_row(kernel: str, dtype: str, memory: Any) -> None:
+    problem = random_problem(7, dtype, DEVICE, most=100, features=("causal",), dims=(64,))
+    problem.dout = problem.dout[:1, :1, :1].expand(problem.dout.shape)
+    run(kernel, problem, memory)
+
+
+@every_family
+@pytest.mark.parametrize("needs", [("dq",), ("dk",), ("dv",), ("dk", "dv"), ("dq", "dsinks")])
+def test_only_what_is_asked_for(kernel: str, dtype: str, needs: Any, memory: Any) -> None:
+    features = ("sinks", "causal", "softcap")
+    problem = random_problem(11, dtype, DEVICE, most=100, features=features, dims=(64,))
+    run(kernel, problem, memory, needs)
+
+
+@pytest.mark.parametrize("kernel", ["scalar", "wmma"])
+@pytest.mark.parametrize("dtype", HALF)
+def test_rows_that_see_nothing(kernel: str, dtype: str, memory: Any) -> None:
+    features = ("mask", "softcap", "dlse")
+    problem = random_problem(8, dtype, DEVICE, most=100, features=features, dims=(64,))
+    found = run(kernel, problem, memory)
+    blind = problem.inputs["q"].shape[1] // 2
+    assert (found.dq[:, blind] == 0).all() and (found.dq[:, 0] != 0).any()
+
+
+@pytest.mark.parametrize("kernel", ["auto", "scalar", "wmma"])
+def test_the_same_bits_each_time(kernel: str, memory: Any) -> None:
+    problem = random_problem(12, "float16", DEVICE, most=400, features=("causal",), dims=(64,))
+    problem.forward()
+
+    def gradients() -> Any:
+        memory.fill_(torch.nan)
+        return problem.gradients(kernel=kernel, workspace=memory, deterministic=True)
+
+    first = gradients()
+    for _ in range(20):
+        again = gradients()
+        assert all(torch.equal(x, y) for x, y in zip(first[:3], again[:3], strict=True))
+
+
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(0, 5), (5, 0)])
+def test_no_queries_or_no_keys(seqlen_q: int, seqlen_k: int) -> None:
+    q, k, v = (
+        torch.ones(2, n, 2, 64, dtype=torch.float16, device=DEVICE)
+        for n in (seqlen_q, seqlen_k, seqlen_k)
+    )
+    out, lse = dlattn.attention(q, k, v, return_lse=True)
+    given = {name: torch.full_like(x, torch.nan) for name, x in (("dq", q), ("dk", k), ("dv", v))}
+    found = dlattn.attention_backward(torch.ones_like(out), q, k, v, out, lse, **given)
+    assert all((x == 0).all() for x in found[:3])
