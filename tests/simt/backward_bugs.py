@@ -63,10 +63,7 @@ BACKWARD_BUGS = (
     _backward("one head in dbias", BIAS, "h < heads.end", "h < heads.begin + 1"),
     _backward("dlse added", DELTA, "sum -= b.dlse", "sum += b.dlse"),
     _backward(
-        "sequence that begins at its row passed over",
-        DELTA,
-        "middle, total) <= row",
-        "middle, total) < row",
+        "rows before the first sequence taken for its own", DELTA, "row >= rows.start && ", ""
     ),
     _backward("rows of no sequence left as they are", DELTA, "if (exists) continue;", "continue;"),
     _backward("a sink's sum of warps without a barrier", DELTA, "__syncthreads();", ""),

@@ -58,6 +58,7 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
   if (queries) add(kQueries, query_grid(p).count());
   if (b.dbias.data) add(kBias, bias_grid(bias_shape(b)).count());
   if (is_first) add(kQueries, 0);
+  plan->variant_name = "";  // the text's name of a kernel is one that may be asked for
   add_reduce(b, plan);
   plan->predicted_ns = predicted_ns(b, device);
   return true;
