@@ -1,0 +1,131 @@
+// The plans of backward passes by scalar, which serves all: only launches that are wanted, with
+// those that all families share before and after them.
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "core/plan/plan.h"
+#include "cuda/plan/backward_workspace.h"
+#include "plan_problems.h"
+
+using namespace dlattn;
+using namespace test;
+
+namespace {
+
+char* at(int index) {
+  return memory + index * kApart;
+}
+
+BackwardParams backward_problem(DType dtype = DType::kFloat16) {
+  BackwardParams b;
+  AttentionParams& p = b.forward;
+  p = problem(dtype, 64);
+  p.lse.data = reinterpret_cast<float*>(at(4));
+  p.lse.row_stride = 1, p.lse.head_stride = 2048, p.lse.batch_stride = 8 * 2048;
+  b.dout.data = at(5), b.dout.dtype = dtype;
+  b.dout.batch_stride = p.out.batch_stride, b.dout.row_stride = p.out.row_stride;
+  b.dout.head_stride = p.out.head_stride;
+  return b;
+}
+
+void want(MutableTensorView* gradient, int index, const TensorView& like) {
+  gradient->data = at(index), gradient->dtype = like.dtype;
+  gradient->batch_stride = like.batch_stride, gradient->row_stride = like.row_stride;
+  gradient->head_stride = like.head_stride;
+}
+
+void want_slopes_and_sinks(BackwardParams* b, bool slopes, bool sinks) {
+  auto* const numbers = reinterpret_cast<float*>(at(10));
+  if (slopes) {
+    b->forward.alibi_slopes.data = numbers, b->forward.alibi_slopes.head_stride = 1;
+    b->dalibi_slopes.data = numbers + 100, b->dalibi_slopes.head_stride = 1;
+  }
+  if (sinks) {
+    b->forward.sinks.data = numbers + 200, b->forward.sinks.head_stride = 1;
+    b->dsinks.data = numbers + 300, b->dsinks.head_stride = 1;
+  }
+}
+
+Plan plan_by_scalar(const BackwardParams& b) {
+  return dlattn::plan(b, gpus()[0], force("scalar"));
+}
+
+// Operations, with the variants of those that follow the plan's own.
+std::vector<std::string> launches_of(const Plan& plan) {
+  std::vector<std::string> names;
+  for (int i = 0; i < plan.num_launches(); ++i) {
+    const std::string variant = plan.launch(i).variant_name;
+    names.push_back(variant.empty() ? to_string(plan.launch(i).operation) : variant);
+  }
+  return names;
+}
+
+void what_is_wanted_is_launched() {
+  using Names = std::vector<std::string>;
+  BackwardParams b = backward_problem();
+  want(&b.dq, 6, b.forward.q);
+  CHECK((launches_of(plan_by_scalar(b)) == Names{"delta", "backward"}));
+  CHECK(plan_by_scalar(b).grid == 2 * 8 * 32);  // 64 queries a block
+  want(&b.dv, 8, b.forward.v);
+  CHECK((launches_of(plan_by_scalar(b)) == Names{"delta", "backward", "queries"}));
+  want_slopes_and_sinks(&b, true, true);
+  CHECK((launches_of(plan_by_scalar(b)) == Names{"delta", "backward", "queries", "reduce"}));
+  const Plan all = plan_by_scalar(b);
+  CHECK(all.launch(3).grid == 8 + 8);  // slopes are those of all sequences
+  CHECK(all.parts_per_head == 32);
+
+  BackwardParams sinks = backward_problem();
+  want_slopes_and_sinks(&sinks, false, true);
+  CHECK((launches_of(plan_by_scalar(sinks)) == Names{"delta", "backward", "reduce"}));
+  CHECK(plan_by_scalar(sinks).grid == 1);  // which has nothing to do
+}
+
+void the_name_of_a_plan_may_be_asked_for() {
+  BackwardParams b = backward_problem();
+  want(&b.dq, 6, b.forward.q), want(&b.dk, 7, b.forward.k);
+  const std::string text = describe(plan_by_scalar(b));
+  CHECK_FOR(text.find("before: delta by row_blocks, ") != std::string::npos, text);
+  CHECK_FOR(text.find("operation: backward\nkernel: scalar\n") != std::string::npos, text);
+  CHECK_FOR(text.find("after: backward by scalar:queries, ") != std::string::npos, text);
+}
+
+// Zeros are written where there is nothing to compute them from.
+void empty_problems_have_launches() {
+  for (const bool queries : {true, false}) {
+    BackwardParams b = backward_problem();
+    (queries ? b.forward.seqlen_k : b.forward.seqlen_q) = 0;
+    want(&b.dq, 6, b.forward.q), want(&b.dk, 7, b.forward.k), want(&b.dv, 8, b.forward.v);
+    const Plan plan = plan_by_scalar(b);
+    CHECK(plan.num_launches() == 3);
+    for (int i = 0; i < plan.num_launches(); ++i) CHECK(plan.launch(i).grid > 0);
+  }
+}
+
+// The rows of varlen sequences lie apart, and all within the workspace.
+void padded_rows_hold_every_sequence() {
+  BackwardParams b = backward_problem();
+  AttentionParams& p = b.forward;
+  const std::int32_t starts[] = {5, 5, 260, 261, 389, 900};
+  p.cu_seqlens_q = starts, p.batch_size = 5, p.total_q = 1000;
+  std::int64_t end = 0;
+  for (int i = 0; i < 5; ++i) {
+    const std::int64_t begin = first_padded_row(starts[i], i);
+    CHECK(begin >= end && begin % kDeltaRows == 0);
+    const int rows = starts[i + 1] - starts[i];
+    end = begin + (rows + kDeltaRows - 1) / kDeltaRows * kDeltaRows;
+  }
+  CHECK(end <= padded_rows(p));
+  const BackwardWorkspace map = backward_workspace(b, 0);
+  CHECK(map.own == 2 * 4 * p.num_heads * padded_rows(p));
+}
+
+}  // namespace
+
+int main() {
+  what_is_wanted_is_launched();
+  the_name_of_a_plan_may_be_asked_for();
+  empty_problems_have_launches();
+  padded_rows_hold_every_sequence();
+  return test::summary();
+}
