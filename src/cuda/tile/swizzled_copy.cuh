@@ -27,7 +27,6 @@ __device__ __forceinline__ void copy_swizzled_rows(ptx::SmemAddress smem, const 
   const int end = chunk * kChunkColumns < columns ? rows : 0;
 #pragma unroll
   for (int row = 0; row < kRows; row += kStep) {
-    // seed: copy-swizzled-row
     ptx::cp_async<16>(to + row * Rows::kRowBytes, from, first + row < end);
     from += kStep * row_stride;
   }

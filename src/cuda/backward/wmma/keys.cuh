@@ -187,12 +187,10 @@ struct KeyBlock {
           word = packed;
         }
       }
-      // seed: exchange-free
       if (half == 1) ptx::barrier_sync(kFreeBarrier + pair, 64);
 #pragma unroll
       for (int u = first; u < first + kHalf; ++u)
         tile::store(exchange_slot(u - first), x[u / kGroups][u % kGroups]);
-      // seed: exchange-full
       ptx::barrier_arrive(kFullBarrier + pair, 64);
     });
   }
@@ -233,7 +231,6 @@ struct KeyBlock {
       }
       if (half == 0) ptx::barrier_arrive(kFreeBarrier + pair, 64);
     });
-    // seed: exchange-ds
     __syncwarp();  // dS takes the place of P
 #pragma unroll
     for (int u = 0; u < 2 * kHalf; ++u) {
@@ -285,7 +282,6 @@ struct KeyBlock {
   // warps that begin with Q need not wait.
   __device__ __forceinline__ void wait_for_dout() const {
     ptx::cp_async_wait<1>();  // not for the next step's Q
-    // seed: late-dout
     ptx::barrier_sync(kDoutBarrier, kNumThreads);
   }
 
