@@ -73,7 +73,15 @@ CACHE_BUGS = (
         BOXES,
     ),
     _sm90("pages before all seen keys read", "|| first + rows <= seen.begin", "", BOXES),
-    _sm90("pages behind all seen keys read", "first >= seen.end ||", "", BOXES),
+    SeedBug(
+        "pages behind all seen keys looked up",
+        SM90,
+        "",
+        "",
+        part="first >= seen.end ||",
+        file=BOXES,
+        asan=True,
+    ),
     _sm90(
         "queries of varlen batches taken for others'",
         "if (params.cu_seqlens_q) {\n    use(",

@@ -177,7 +177,8 @@ inline std::vector<CachedCase> many_query_cases(bool any_rows) {
       {{5, 90, 64, kFull, 2, 1, Layout::kBshd, 0, 2}, {{90, 33}, 16, {}, {}, true, true}},
       {{33, 150, 64, kCausal, 2, 1, Layout::kBshd, 0, 3}, {{150, 60, INT32_MAX}, 0, {-5, 7, 1}}},
       {{20, 130, 128, kTopLeft, 2, 1, Layout::kPacked, 104, 2}, {{130, -3}, 24}},
-      {with({150, 300, 64, kCausal, 2, 2, Layout::kBshd, 40, 2}, window(20, -1)), {{300, 177}, 8}},
+      // Pages that are not there within the first tile of keys.
+      {with({150, 330, 64, kCausal, 2, 2, Layout::kBshd, 40, 2}, window(20, -1)), {{330, 177}, 8}},
       {with({40, 400, 128, kTopLeft, 1, 1, Layout::kBshd, 0, 2}, window(9, 5)), {{400, 90}, 16}},
       {with(varlen_queries({1, 200, 64, kCausal, 2, 1}, {3, 0, 140, 33}),
             [](Case& c) { c.sinks = true; }),
