@@ -26,7 +26,7 @@ DLATTN_INLINE std::int64_t clamp_int(std::int64_t x, std::int64_t low, std::int6
 template <typename T>
 class ScoreTile {
  public:
-  // Of sequence `batch`, with `ld` lanes.
+  // The scores of sequence `batch`, with `ld` lanes.
   ScoreTile(const AttentionParams& params, std::int64_t batch, std::int64_t len_q,
             std::int64_t len_k, std::int64_t ld, Arena* arena)
       : p_(params),

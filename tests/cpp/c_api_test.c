@@ -420,6 +420,97 @@ static void precisions(void) {
   }
 }
 
+/* dot(out, dout) + dot(lse, dlse) of a problem, whose gradients these are. */
+static double loss(const DlattnAttention* a, const DlattnTensor* dout, const DlattnTensor* dlse) {
+  double sum = 0;
+  int64_t b, i, h, c;
+  for (b = 0; b < a->batch_size; ++b) {
+    for (i = 0; i < a->seqlen_q; ++i) {
+      for (h = 0; h < a->num_heads; ++h) {
+        double out[kDimV], lse;
+        plain_row(a, b, i, h, 0, 0, a->seqlen_q, a->seqlen_k, out, &lse);
+        sum += lse * ((float*)dlse->data)[b * dlse->batch_stride + h * dlse->head_stride + i];
+        for (c = 0; c < a->head_dim_v; ++c) {
+          sum += out[c] *
+                 load(dout->data, dout->dtype,
+                      b * dout->batch_stride + i * dout->row_stride + h * dout->head_stride + c);
+        }
+      }
+    }
+  }
+  return sum;
+}
+
+/* A gradient's element against a difference of the plain formula in float64. */
+static void check_gradient(const DlattnBackward* b, const DlattnTensor* input,
+                           const DlattnTensor* gradient, int64_t at, int line) {
+  const double step_size = input->dtype == DLATTN_FLOAT64 ? 1e-5 : 0x1p-8;
+  const double value = load(input->data, input->dtype, at);
+  const double got = load(gradient->data, gradient->dtype, at);
+  double above, below;
+  single_steps = 0;
+  store(input->data, input->dtype, at, value + step_size);
+  above = loss(b->attention, &b->dout, &b->dlse);
+  store(input->data, input->dtype, at, value - step_size);
+  below = loss(b->attention, &b->dout, &b->dlse);
+  store(input->data, input->dtype, at, value);
+  above = (above - below) / (2 * step_size);
+  check(fabs(got - above) <= 1e-3 * (1 + fabs(above)), line, "gradient near a difference");
+}
+
+static void gradients(void) {
+  char text[500];
+  DlattnPlan plan = {.struct_size = sizeof plan};
+  DlattnAttention a = problem(DLATTN_FLOAT64, 0);
+  DlattnBackward b = {.struct_size = sizeof b}, wrong;
+  a.causal = DLATTN_BOTTOM_RIGHT;
+  a.softcap = 2.0;
+  a.sinks = tensor(DLATTN_FLOAT32, 1, 1, 1, kHeads, 0, 0.5);
+  a.sinks.head_stride = 1;
+  CHECK(dlattn_attention(&a, NULL, NULL) == DLATTN_OK);
+  b.attention = &a;
+  b.dout = tensor(DLATTN_FLOAT64, kBatch, kQueries, kHeads, kDimV, 0, 0.2);
+  b.dlse = a.lse;
+  b.dlse.data = elements(DLATTN_FLOAT32, kBatch * kHeads * (kQueries + kGap), 0.1);
+  b.dlse.row_stride = 1;
+  b.dq = tensor(DLATTN_FLOAT64, kBatch, kQueries, kHeads, kDim, 0, NAN);
+  b.dk = tensor(DLATTN_FLOAT64, kBatch, kKeys, kHeadsKv, kDim, 0, NAN);
+  b.dv = tensor(DLATTN_FLOAT64, kBatch, kKeys, kHeadsKv, kDimV, 0, NAN);
+  b.dsinks = tensor(DLATTN_FLOAT32, 1, 1, 1, kHeads, 0, NAN);
+  b.dsinks.head_stride = 1;
+  CHECK(dlattn_attention_backward(&b, NULL, NULL) == DLATTN_OK);
+  check_gradient(&b, &a.q, &b.dq, a.q.batch_stride + 3 * a.q.row_stride + 5, __LINE__);
+  check_gradient(&b, &a.k, &b.dk, 7 * a.k.row_stride + a.k.head_stride + 2, __LINE__);
+  check_gradient(&b, &a.v, &b.dv, a.v.batch_stride + 9 * a.v.row_stride + 1, __LINE__);
+  check_gradient(&b, &a.sinks, &b.dsinks, 2, __LINE__);
+  CHECK(dlattn_attention_backward_plan(&b, NULL, &plan, text, sizeof text) == DLATTN_OK);
+  CHECK(strcmp(plan.kernel, "cpu") == 0 && plan.workspace_bytes > 0);
+  CHECK(strncmp(text, "operation: backward\n", 20) == 0);
+
+#define REFUSED_BACKWARD(change, words)                                  \
+  do {                                                                   \
+    wrong = b;                                                           \
+    change;                                                              \
+    CHECK_REFUSED(dlattn_attention_backward(&wrong, NULL, NULL), words); \
+  } while (0)
+  REFUSED_BACKWARD(wrong.attention = NULL, "DlattnAttention is null");
+  REFUSED_BACKWARD(wrong.reserved = 3, "reserved is 3; accepted: 0");
+  REFUSED_BACKWARD(wrong.deterministic = 2, "deterministic is 2; accepted: 0 or 1");
+  REFUSED_BACKWARD(wrong.dq.dtype = DLATTN_FLOAT32,
+                   "dq: dtype is float32; accepted: float64, that of q");
+  REFUSED_BACKWARD((wrong.dbias = wrong.dq, wrong.dq.data = NULL),
+                   "dbias is given and bias is null; accepted: none");
+  CHECK_REFUSED(dlattn_attention_backward(NULL, NULL, NULL), "DlattnBackward is null");
+  CHECK_REFUSED(dlattn_attention_backward_plan(&b, NULL, NULL, NULL, 0), "DlattnPlan is null");
+  free(b.dout.data);
+  free(b.dlse.data);
+  free(b.dq.data);
+  free(b.dk.data);
+  free(b.dv.data);
+  free(b.dsinks.data);
+  release(&a);
+}
+
 /* Two rows behind the one that is there; the rest of the cache stays. */
 static void appends(void) {
   float k[2 * 4], v[2 * 4], k_cache[5 * 4], v_cache[5 * 4];
@@ -779,6 +870,7 @@ int main(void) {
   features();
   variable_length();
   precisions();
+  gradients();
   appends();
   appends_and_attends();
   merges();

@@ -32,8 +32,10 @@ double descale(const BasicTensorView<const float>& x, std::int64_t b, std::int64
   return x.data ? x.data[b * x.batch_stride + h * x.head_stride] : 1.0;
 }
 
+}  // namespace
+
 template <typename R>
-Row<R> attend(const Problem& problem, std::int64_t b, std::int64_t i, std::int64_t h) {
+Scores<R> scores_of(const Problem& problem, std::int64_t b, std::int64_t i, std::int64_t h) {
   const AttentionParams& p = problem.params;
   const std::int64_t len_k = problem.keys(b);
   const std::int64_t shift = p.causal == Causal::kTopLeft ? 0 : len_k - problem.rows(b);
@@ -44,12 +46,8 @@ Row<R> attend(const Problem& problem, std::int64_t b, std::int64_t i, std::int64
   const std::int64_t h_kv = h / (p.num_heads / p.num_heads_kv);
   const std::int64_t position = i + shift;
   const R q_descale = R(descale(p.q_descale, b, h / p.heads_per_q_descale));
-  const R k_descale = R(descale(p.k_descale, b, h_kv)),
-          v_descale = R(descale(p.v_descale, b, h_kv));
-  std::vector<R> score(len_k);
-  const R sink = p.sinks.data ? R(problem.sinks.get(h * p.sinks.head_stride)) : R(-kInf);
-  R max = sink;
-  bool nothing_seen = sink == R(-kInf);
+  const R k_descale = R(descale(p.k_descale, b, h_kv));
+  Scores<R> row;
   for (std::int64_t j = 0; j < len_k; ++j) {
     R s = 0;
     for (std::int64_t d = 0; d < p.head_dim; ++d) {
@@ -59,7 +57,12 @@ Row<R> attend(const Problem& problem, std::int64_t b, std::int64_t i, std::int64
                            h_kv * p.k.head_stride + d));
     }
     s *= R(p.softmax_scale) * (q_descale * k_descale);
-    if (p.softcap > 0) s = R(p.softcap) * std::tanh(s / R(p.softcap));
+    R derivative = 1;
+    if (p.softcap > 0) {
+      const R ratio = std::tanh(s / R(p.softcap));
+      s = R(p.softcap) * ratio;
+      derivative = 1 - ratio * ratio;
+    }
     if (p.alibi_slopes.data) {
       const double slope =
           problem.alibi.get(b * p.alibi_slopes.batch_stride + h * p.alibi_slopes.head_stride);
@@ -80,9 +83,31 @@ Row<R> attend(const Problem& problem, std::int64_t b, std::int64_t i, std::int64
     seen = seen && (p.window_right < 0 || j <= position + p.window_right);
     seen = seen && (!p.mask.data || p.mask.data[b * p.mask.batch_stride + h * p.mask.head_stride +
                                                 i * p.mask.row_stride + j * p.mask.col_stride]);
-    score[j] = seen ? s : R(-kInf);
-    if (score[j] > max) max = score[j];
-    if (score[j] != R(-kInf)) nothing_seen = false;  // so does a NaN
+    row.score.push_back(seen ? s : R(-kInf));
+    row.softcap_derivative.push_back(derivative);
+    row.distance.push_back(std::llabs(position - j));
+  }
+  return row;
+}
+
+template Scores<float> scores_of(const Problem&, std::int64_t, std::int64_t, std::int64_t);
+template Scores<double> scores_of(const Problem&, std::int64_t, std::int64_t, std::int64_t);
+
+namespace {
+
+template <typename R>
+Row<R> attend(const Problem& problem, std::int64_t b, std::int64_t i, std::int64_t h) {
+  const AttentionParams& p = problem.params;
+  const std::int64_t batch = p.cu_seqlens_q ? 0 : b;
+  const std::int64_t first_k = p.cu_seqlens_q ? p.cu_seqlens_k[b] : 0;
+  const std::int64_t h_kv = h / (p.num_heads / p.num_heads_kv), len_k = problem.keys(b);
+  std::vector<R> score = scores_of<R>(problem, b, i, h).score;
+  const R sink = p.sinks.data ? R(problem.sinks.get(h * p.sinks.head_stride)) : R(-kInf);
+  R max = sink;
+  bool nothing_seen = sink == R(-kInf);
+  for (const R s : score) {
+    if (s > max) max = s;
+    if (s != R(-kInf)) nothing_seen = false;  // so does a NaN
   }
   Row<R> row;
   row.out.assign(p.head_dim_v, R(0));
@@ -99,6 +124,7 @@ Row<R> attend(const Problem& problem, std::int64_t b, std::int64_t i, std::int64
                                      h_kv * p.v.head_stride + d));
     }
   }
+  const R v_descale = R(descale(p.v_descale, b, h_kv));
   for (R& o : row.out) o *= v_descale;
   row.lse = max + std::log(sum);
   return row;

@@ -85,6 +85,15 @@ struct Problem {
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;
 };
 
+// The scores of one query and head, one a key, in the arithmetic of R: -inf where it is not seen.
+template <typename R>
+struct Scores {
+  std::vector<R> score, softcap_derivative;
+  std::vector<std::int64_t> distance;  // of which ALiBi is a multiple
+};
+template <typename R>
+Scores<R> scores_of(const Problem& problem, std::int64_t b, std::int64_t i, std::int64_t h);
+
 // The formula of params.h, written plainly and computed in double, or in long double for float64
 // problems.
 struct Reference {

@@ -107,8 +107,8 @@ void strides() {
 void outputs() {
   const auto overlap = [](int stride, int least) {
     return "out: a stride of " + std::to_string(stride) +
-           " elements makes elements share memory; out needs strides of at least " +
-           std::to_string(least) + " there";
+           " elements makes elements share memory; accepted: at least " + std::to_string(least) +
+           " there";
   };
   refuses([](auto& p) { p.out.head_stride = 7; }, overlap(7, 8));
   refuses([](auto& p) { p.out.head_stride = 0; }, overlap(0, 8));
@@ -120,8 +120,8 @@ void outputs() {
 
   const auto lse_overlap = [](int stride, int least) {
     return "lse: a stride of " + std::to_string(stride) +
-           " elements makes elements share memory; out needs strides of at least " +
-           std::to_string(least) + " there";
+           " elements makes elements share memory; accepted: at least " + std::to_string(least) +
+           " there";
   };
   refuses([](auto& p) { p.lse.data = lse, p.lse.head_stride = 2, p.lse.batch_stride = 12; },
           lse_overlap(2, 3));
@@ -393,10 +393,10 @@ void merges() {
   merge_refuses([](auto& p) { p.lse.data = static_cast<float*>(p.out.data); },
                 shared("out", "lse"));
   merge_refuses([](auto& p) { p.out.head_stride = 7; },
-                "out: a stride of 7 elements makes elements share memory; out needs strides of at "
+                "out: a stride of 7 elements makes elements share memory; accepted: at "
                 "least 8 there");
   merge_refuses([](auto& p) { p.lse.head_stride = 2; },
-                "lse: a stride of 2 elements makes elements share memory; out needs strides of at "
+                "lse: a stride of 2 elements makes elements share memory; accepted: at "
                 "least 3 there");
 }
 

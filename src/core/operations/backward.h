@@ -5,7 +5,7 @@
 
 namespace dlattn::core {
 
-// Of the call of forward(): its tensors are read, and its own table has its sizes.
+// Tensors of the call of forward() are read; its own table has its sizes.
 #define OF_FORWARD(kind, name) #name, Kind::kind, offsetof(BackwardParams, forward.name), 0
 #define FIELD(kind, name) DLATTN_FIELD(kind, BackwardParams, DlattnBackward, name)
 

@@ -112,9 +112,7 @@ void check_injective(const Operand& operand, const Region& region) {
     if (next < 0) return;
     if (region.strides[next] < extent) {
       fail(operand.name, ": a stride of ", region.strides[next],
-           " elements makes elements share memory; ",
-           !is_modified(operand) ? "out needs strides of" : "accepted:", " at least ", extent,
-           " there");
+           " elements makes elements share memory; accepted: at least ", extent, " there");
     }
     extent += region.strides[next] * (region.sizes[next] - 1);
     used[next] = true;

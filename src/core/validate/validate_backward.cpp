@@ -10,7 +10,7 @@
 namespace dlattn::core {
 namespace {
 
-// What forward() takes and has no gradients.
+// Refuses arguments of forward() that have no gradients.
 void check_forward(const AttentionParams& p) {
   check_enum("precision", p.precision, Precision::kInt8Fp16,
              "Precision::kInputs, kInt8Fp8, kFp8, kInt8Fp16");

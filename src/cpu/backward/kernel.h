@@ -276,7 +276,7 @@ class BackwardKernel {
     }
   }
 
-  // What a task has added up; of dimensions in which dbias has one element, the sum.
+  // Writes the sums of a task, added up over dimensions in which dbias has one element.
   void write_bias(const BiasTask& task, const BiasDims& dims) {
     const std::int64_t i = dims.queries ? task.query_tile * kM : 0;
     const std::int64_t j = dims.keys ? task.key_tile * kN : 0;
@@ -316,7 +316,7 @@ class BackwardKernel {
   std::int64_t score_memory_;
   std::int64_t num_rows_ = 0;
 
-  // Of the queries: [head_dim, kM] and [kM, columns]; of the keys: [kN, columns].
+  // Queries: [head_dim, kM] and [kM, columns]. Keys: [kN, columns].
   T *q_t_, *dout_t_, *q_, *dout_, *k_, *v_, *dk_, *dv_, *dq_t_;
   T *s_t_, *dp_t_, *slopes_, *sums_;  // [kN, kM]
   T *lse_, *delta_, *ones_;           // [kM]

@@ -15,8 +15,8 @@ struct SequenceRows {
   std::int64_t len_q = 0, len_k = 0;
 };
 
-// What each task of a launch owns: keys of a KV head, for dk and dv; queries of a head, for dq and
-// a part of dalibi_slopes; a tile of dbias.
+// Each task of a launch owns keys of a KV head, for dk and dv; queries of a head, for dq and a part
+// of dalibi_slopes; or a tile of dbias.
 struct BackwardTask {
   SequenceRows sequence;
   std::int64_t head = 0;   // for keys, that of k

@@ -464,6 +464,7 @@ def test_structs_are_as_the_library_has_them() -> None:
     """A struct that is one field short is refused, with the size that the library knows."""
     calls = {
         "DlattnAttention": lambda s: LIBRARY.dlattn_attention(s, None, None),
+        "DlattnBackward": lambda s: LIBRARY.dlattn_attention_backward(s, None, None),
         "DlattnMerge": lambda s: LIBRARY.dlattn_merge_states(s, None, None),
         "DlattnQuantize": lambda s: LIBRARY.dlattn_quantize_kv(s, None),
         "DlattnAppend": lambda s: LIBRARY.dlattn_append_kv(s, None, None),
