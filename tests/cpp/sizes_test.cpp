@@ -392,7 +392,7 @@ void enumerations() {
   refuses(appending(), [](auto& p) { p.k_cache.dtype = kUnknown; }, "k_cache" + dtypes);
   for (const char* text :
        {to_string(static_cast<DeviceType>(2)), to_string(kUnknown),
-        to_string(static_cast<Precision>(4)), to_string(static_cast<Operation>(5))}) {
+        to_string(static_cast<Precision>(4)), to_string(static_cast<Operation>(8))}) {
     CHECK_FOR(std::string(text) == "unknown", text);
   }
 }
