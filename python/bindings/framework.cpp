@@ -73,8 +73,9 @@ void check_torch(nb::handle object, const TorchState& state, const char* name, b
   if (attribute(object, names.requires_grad).ptr() == Py_True &&
       nb::cast<bool>(call_method(frameworks, "torch_grad_enabled"))) {
     unsupported(name,
-                " requires grad, and dlattn computes no gradients; accepted: a tensor without "
-                "requires_grad. Call it under torch.no_grad() or pass ",
+                " requires grad, and this function has no gradients; accepted: a tensor without "
+                "requires_grad. dlattn.torch.attention has gradients; else call this under "
+                "torch.no_grad() or pass ",
                 name, ".detach()");
   }
   if (maybe_dual) state.check_tangent(object, name);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -119,6 +120,7 @@ def varlen(
     seqused_k: Any,
     block_table: Any,
     descales: dict[str, Any],
+    deterministic: Any = False,
     **options: Any,
 ) -> Any:
     """`attention_varlen`, with flash-attn's ways to tell the lengths of keys in pages."""
@@ -130,8 +132,13 @@ def varlen(
         known = integer(max_seqlen_k)  # else refused later on
         if known is not None:  # engines pass what the model has, which may be more
             max_seqlen_k = min(known, _room(k, "k", block_table))
+    function: Any = attention_varlen
+    if _views.wants_gradients(q, k, v, options.get("alibi_slopes"), options.get("sinks")):
+        from dlattn.integrations.torch import flash
+
+        function = partial(flash.attention_varlen, deterministic=bool(deterministic))
     try:
-        return attention_varlen(
+        return function(
             q,
             k,
             v,
@@ -251,13 +258,15 @@ def window_of(window_size: Any, causal: bool, seqlen_k: int) -> tuple[int | None
 
 
 def triple(out: Any, lse: Any) -> tuple[Any, Any, Any]:
-    """Return what flash-attn returns for return_attn_probs; `lse` is changed in place."""
+    """Return what flash-attn returns for return_attn_probs; see `lse_of_flash`."""
     return (*lse_of_flash(out, lse), out[:0].reshape(0))
 
 
 def lse_of_flash(out: Any, lse: Any) -> tuple[Any, Any]:
-    """`out`, and `lse` changed in place: +inf where a query sees no key."""
+    """`out`, and `lse` with +inf where a query sees no key: in place, unless it has gradients."""
     hidden = lse == -math.inf
+    if getattr(lse, "requires_grad", False):
+        return out, lse.masked_fill(hidden, math.inf)
     if hasattr(lse, "masked_fill_"):  # torch: indexing would make a tensor of the value
         lse.masked_fill_(hidden, math.inf)
     elif hasattr(lse, "at"):  # JAX

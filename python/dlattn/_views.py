@@ -31,6 +31,14 @@ def refuse_dropout(dropout_p: Any) -> None:
         )
 
 
+def wants_gradients(*tensors: Any) -> bool:
+    """Whether torch is to differentiate a call with one of these."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return False
+    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors)
+
+
 def check_flag(value: Any, name: str) -> None:
     if value is not True and value is not False:
         kind = type(value).__qualname__

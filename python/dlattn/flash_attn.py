@@ -1,4 +1,4 @@
-"""`attention` under the names and signatures of the package flash-attn, version 2.8; forward only.
+"""`attention` under the names and signatures of the package flash-attn, version 2.8.
 
     from dlattn.flash_attn import flash_attn_func
 
@@ -17,9 +17,9 @@ and what their extremes give, is told by `dlattn.attention` (Values):
     softcap: If > 0, scores become softcap * tanh(score / softcap); else it does nothing.
     alibi_slopes: float32, (num_heads,) or (batch, num_heads): slope * |i + seqlen_k - seqlen_q - j|
         is subtracted from the scores.
-    deterministic: Ignored. It chooses flash-attn's backward pass; the forward pass gives the same
-        bits each time in both packages. For bits that do not depend on the rest of the batch see
-        `dlattn.attention`.
+    deterministic: Whether gradients have the same bits each time, at some cost, as for
+        `dlattn.attention_backward`. The forward pass has them in both packages. For bits that do
+        not depend on the rest of the batch see `dlattn.attention`.
     return_attn_probs: Return (out, softmax_lse, S_dmask). softmax_lse is the log of the softmax's
         denominator, float32, and +inf for a query that sees no key (where `attention` tells -inf);
         out is 0 there. S_dmask is what flash-attn returns when nothing is dropped: an empty array.
@@ -30,6 +30,10 @@ and what their extremes give, is told by `dlattn.attention` (Values):
     s_aux: Of the same two and flash_attn_with_kvcache, by keyword: sinks, float32 of (num_heads,),
         natural logits that take a share of each row's softmax, as the kernels of gpt-oss name them.
 
+Torch tensors may require grad: gradients of out and softmax_lse with respect to q, k, v,
+alibi_slopes and s_aux are those of `dlattn.attention_backward`, and have none themselves. Descales,
+pages and `out` have no gradients, and neither has flash_attn_with_kvcache.
+
 It differs in these points: float32 (and on the CPU float64), any head_dim that a kernel has, and
 head_dim_v are accepted too; so are the arrays of CuPy, NumPy and, except as qkv and kv, JAX.
 An array whose last dimension is not contiguous is refused and never copied. With alibi_slopes and
@@ -37,13 +41,14 @@ causal, flash-attn leaves a constant of each row, slope * (i + seqlen_k - seqlen
 softmax_lse; here softmax_lse is that of the scores as described.
 
 All functions raise UnsupportedError, TypeError and DeviceError as `attention` does, among others
-for dropout_p other than 0 and for a tensor that requires grad while gradients are on.
+for dropout_p other than 0.
 
 Source: Dao. FlashAttention-2. arXiv:2307.08691, 2023; https://github.com/Dao-AILab/flash-attention.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from dlattn import _views
@@ -105,7 +110,12 @@ def flash_attn_func(
     if window_size is not NO_WINDOW:
         shape = _views.shape_of(k, "k")
         options["window"] = window_of(window_size, causal, shape[1] if len(shape) == 4 else 0)
-    result = attention(
+    function: Any = attention
+    if _views.wants_gradients(q, k, v, alibi_slopes, s_aux):
+        from dlattn.integrations.torch import flash
+
+        function = partial(flash.attention, deterministic=bool(deterministic))
+    result = function(
         q,
         k,
         v,
@@ -274,6 +284,7 @@ def flash_attn_varlen_func(
         seqused_k=seqused_k,
         block_table=block_table,
         descales={"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale},
+        deterministic=deterministic,
         out=out,
         **options,
     )

@@ -76,7 +76,7 @@ def attend(
         if precision is not None or return_lse:
             asked = f"precision {precision!r}" if precision is not None else "return_lse=True"
             raise ValueError(
-                f"{asked}: dlattn has no gradients and no dropout of its own yet; accepted: a call "
+                f"{asked}: with it dlattn has no gradients and no dropout; accepted: a call "
                 'without both, or the backend "dlattn", which leaves them to torch'
             )
         return attention_dispatch._native_attention(

@@ -318,6 +318,14 @@ def test_compile_example() -> None:
     assert scope["out"].shape == (1, 300, 4, 64) and scope["out"].isfinite().all()
 
 
+def test_gradients_example() -> None:
+    pytest.importorskip("torch")
+    scope: dict[str, Any] = {}
+    exec(compile(example("gradients")[0], "example gradients", "exec"), scope)
+    assert all(scope[name].grad.isfinite().all() for name in ("q", "k", "v", "sinks"))
+    assert scope["sinks"].grad.abs().max() > 0
+
+
 def test_transformers_example() -> None:
     pytest.importorskip("transformers")
     scope: dict[str, Any] = {}

@@ -17,7 +17,7 @@ from dlattn.reference import to_float64
 
 pytestmark = pytest.mark.gpu
 
-# What each family is asked for here. sm90 has no bias, mask and slopes.
+# The features that are tested of each family: sm90 has no bias, mask and slopes.
 FEATURES_OF = {
     "scalar": FEATURES,
     "wmma": FEATURES,
@@ -44,7 +44,7 @@ def poison(problem: Any, needs: Any = None) -> dict[str, Any]:
 
 
 def needs_of(kernel: str, features: Any) -> Any:
-    """What the family computes with these features; None: everything."""
+    """The gradients that a family computes with these features; None: all."""
     if kernel == "wmma" and {"alibi", "softcap"} <= set(features):
         return [name for name in NAMES if name != "dalibi_slopes"]
     return None
@@ -149,3 +149,31 @@ def test_no_queries_or_no_keys(seqlen_q: int, seqlen_k: int) -> None:
     given = {name: torch.full_like(x, torch.nan) for name, x in (("dq", q), ("dk", k), ("dv", v))}
     found = dlattn.attention_backward(torch.ones_like(out), q, k, v, out, lse, **given)
     assert all((x == 0).all() for x in found[:3])
+
+
+def test_torch_computes_these_gradients() -> None:
+    """By the operator, on a stream of its own, and compiled."""
+    import dlattn.torch
+
+    problem = random_problem(20, "float16", DEVICE, most=100, features=("causal",), dims=(64,))
+    tensors = [x.requires_grad_() for x in problem.inputs.values()]
+    causal = problem.options["causal"]
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return dlattn.torch.attention(q, k, v, causal=causal)
+
+    results = []
+    for function in (attend, torch.compile(attend, fullgraph=True)):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            out = function(*tensors)
+        torch.cuda.current_stream().wait_stream(stream)
+        results.append(torch.autograd.grad(out, tensors, problem.dout))
+    for x in tensors:
+        x.requires_grad_(False)
+    found = problem.gradients()
+    for name, one, other, mine in zip(NAMES, *results, found, strict=False):
+        assert torch.allclose(one, other, atol=1e-2, rtol=1e-2), name
+        assert torch.allclose(one, mine, atol=1e-2, rtol=1e-2), name
+    check(problem, found)

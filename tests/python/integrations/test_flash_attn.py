@@ -504,23 +504,106 @@ def test_wrong_calls(name):
         assert word in str(caught.value)
 
 
-def test_tensors_that_require_grad():
+def gradients_of(function, *arrays):
+    """Gradients of a weighted sum of out and lse; functions return both."""
     torch = pytest.importorskip("torch")
-    qkv = torch.from_numpy(QKV).clone().requires_grad_()
-    kv = torch.from_numpy(KV).clone().requires_grad_()
-    q, k, v = (torch.from_numpy(x) for x in (Q, K, V))
-    for call, name in (
-        (lambda: flash_attn.flash_attn_qkvpacked_func(qkv), "qkv[:, :, 0]"),
-        (lambda: flash_attn.flash_attn_kvpacked_func(q, kv), "kv[:, :, 0]"),
-        (lambda: flash_attn.flash_attn_func(q, k, v.clone().requires_grad_()), "v"),
-    ):
-        with pytest.raises(UnsupportedError) as caught:
-            call()
-        assert str(caught.value).startswith(f"{name} requires grad")
-        assert "accepted: a tensor without requires_grad" in str(caught.value)
-        assert f"{name}.detach()" in str(caught.value)
-        with torch.no_grad():
-            call()
+    tensors = [torch.from_numpy(x).clone().requires_grad_() for x in arrays]
+    out, lse = function(*tensors)
+    weights = torch.linspace(-1, 1, out.shape[-1])
+    seen = torch.where(lse.isinf(), 0.0, lse)
+    ((out * weights).sum() + (seen * 0.3).sum()).backward()
+    return [x.grad for x in tensors]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_gradients(deterministic, monkeypatch):
+    torch = pytest.importorskip("torch")
+    import dlattn.torch
+
+    asked = []
+    function = dlattn.attention_backward
+    monkeypatch.setattr("dlattn._backward._core", Recorder(asked))
+    assert function is dlattn.attention_backward
+    common = {"causal": True, "softcap": 2.0, "window": (4, None)}
+    want = gradients_of(
+        lambda q, k, v: dlattn.torch.attention(q, k, v, **common, return_lse=True), Q, K, V
+    )
+    options = {"causal": True, "softcap": 2.0, "window_size": (4, -1), "return_attn_probs": True}
+    found = gradients_of(
+        lambda q, k, v: flash_attn.flash_attn_func(q, k, v, **options, deterministic=deterministic)[
+            :2
+        ],
+        Q,
+        K,
+        V,
+    )
+    for one, other in zip(found, want, strict=True):
+        torch.testing.assert_close(one, other)
+    assert asked == [False, deterministic]
+
+
+class Recorder:
+    """In the place of the native module: tells what backward passes are asked to be."""
+
+    def __init__(self, asked):
+        self._asked = asked
+
+    def attention_backward(self, *arguments):
+        self._asked.append(arguments[6])
+        return dlattn._core.attention_backward(*arguments)
+
+
+def test_gradients_of_packed_tensors():
+    torch = pytest.importorskip("torch")
+    flash = flash_attn.flash_attn_func
+    options = {"causal": True, "return_attn_probs": True}
+    packed = gradients_of(lambda qkv: flash_attn.flash_attn_qkvpacked_func(qkv, **options)[:2], QKV)
+    apart = gradients_of(
+        lambda *x: flash(*x, **options)[:2], *(QKV[:, :, i].copy() for i in range(3))
+    )
+    torch.testing.assert_close(packed[0], torch.stack(apart, dim=2))
+    packed = gradients_of(
+        lambda q, kv: flash_attn.flash_attn_kvpacked_func(q, kv, **options)[:2], Q, KV
+    )
+    apart = gradients_of(
+        lambda *x: flash(*x, **options)[:2], Q, *(KV[:, :, i].copy() for i in range(2))
+    )
+    torch.testing.assert_close(packed[0], apart[0])
+    torch.testing.assert_close(packed[1], torch.stack(apart[1:], dim=2))
+
+
+def test_gradients_of_varlen():
+    """Each sequence of a pack has the gradients that it has alone."""
+    torch = pytest.importorskip("torch")
+    batch, seqlen_q, seqlen_k = Q.shape[0], Q.shape[1], K.shape[1]
+    starts_q, starts_k = (
+        torch.arange(batch + 1, dtype=torch.int32) * n for n in (seqlen_q, seqlen_k)
+    )
+
+    def packed(q, k, v):
+        q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+        out, lse, _ = flash_attn.flash_attn_varlen_func(
+            q, k, v, starts_q, starts_k, seqlen_q, seqlen_k, causal=True, return_attn_probs=True
+        )
+        return out, lse
+
+    found = gradients_of(packed, Q, K, V)
+    want = gradients_of(
+        lambda *x: flash_attn.flash_attn_func(*x, causal=True, return_attn_probs=True)[:2], Q, K, V
+    )
+    for one, other in zip(found, want, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_calls_without_gradients():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(x).clone().requires_grad_() for x in (Q, K, V))
+    descale = torch.ones(1)
+    with pytest.raises(UnsupportedError, match="k_descale is given and an input requires grad"):
+        flash_attn.flash_attn_func(q, k, v, k_descale=descale)
+    lengths = torch.full((q.shape[0],), k.shape[1], dtype=torch.int32)
+    with pytest.raises(UnsupportedError, match="requires grad"):
+        flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths)
 
 
 def test_packed_jax_arrays_are_refused():

@@ -12,6 +12,7 @@ import torch
 import dlattn
 from dlattn._types import Causal, Window
 from dlattn.integrations.torch import autocast, ops
+from dlattn.integrations.torch.gradients import forward_only
 
 _SCHEMA = (
     "attention_with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache, Tensor seqused_k, "
@@ -91,7 +92,7 @@ def _register() -> None:
     _LIBRARY.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
     for backend in ("CPU", "CUDA"):
         _LIBRARY.impl(name, ops.by_name(_SCHEMA, _kernel), backend)
-    _LIBRARY.impl(name, ops.forward_only(name), "Autograd")
+    _LIBRARY.impl(name, forward_only(name), "Autograd")
     torch.library.register_fake(f"dlattn::{name}", ops.by_name(_SCHEMA, _fake), lib=_LIBRARY)
     ops.register_mapping(_SCHEMA, _LIBRARY)
     autocast.register(name, ops.argument_names(name), _LIBRARY)

@@ -5,25 +5,25 @@ call of `dlattn.attention` is no operator. `attention` here has its arguments an
 operator. Numbers, errors and accepted values are those of `dlattn.attention`; an operator that is
 traced checks no more than shapes, and raises the rest where it runs.
 
-Forward only: an operator whose input requires grad, while gradients are on, or has a tangent,
-raises.
+`attention` and `attention_varlen` have gradients (gradients.py). An operator whose input has a
+tangent raises, and so do the others where an input requires grad while gradients are on.
 
 Source: torch.library, https://docs.pytorch.org/docs/stable/library.html.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 import dlattn
 from dlattn import _core
 from dlattn._types import Causal, Precision, Window
 from dlattn.integrations.torch import autocast, flops, vmap
+from dlattn.integrations.torch.gradients import Differentiable, autograd_kernel, forward_only
 from dlattn.integrations.torch.kernels import Kernels, count_write, own_error
 
 # Alignments of the causal mask as the operators have them.
@@ -34,15 +34,17 @@ _CAUSAL_OF: tuple[Causal, ...] = (False, "bottom_right", "top_left")
 # Lengths are SymInt, which a compiled graph takes anew at each call: an int is a constant of the
 # graph.
 _TENSORS = [name for name, _, takers in _core.operands["forward"] if "torch" in takers]
-_OPTIONS = "".join(f"Tensor? {name}=None, " for name in _TENSORS) + (
+SCORES = "".join(f"Tensor? {name}=None, " for name in _TENSORS) + (
     "int causal=0, float? scale=None, SymInt window_left=-1, SymInt window_right=-1, "
-    "float softcap=0.0, str? precision=None, bool bhsd=False, bool batch_invariant=False"
+    "float softcap=0.0, "
 )
+_OPTIONS = SCORES + "str? precision=None, bool bhsd=False, bool batch_invariant=False"
 _QKV = "Tensor q, Tensor k, Tensor v, "
-_VARLEN = _QKV + (
+LENGTHS = (
     "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "
     "Tensor? seqused_k=None, "
 )
+_VARLEN = _QKV + LENGTHS
 _LIBRARY = torch.library.Library("dlattn", "DEF")
 
 
@@ -67,7 +69,9 @@ def attention(
     """`dlattn.attention` as an operator: for functions that torch compiles or exports.
 
     Arguments, results and errors are those of `dlattn.attention`; float8 tensors, `out`, `stream`
-    and `kernel` are not among them.
+    and `kernel` are not among them. It has gradients, of out and lse with respect to q, k, v, bias,
+    alibi_slopes and sinks: those of `dlattn.attention_backward`. Where an input requires grad
+    `precision` is refused.
     """
     check_words(causal, layout)
     try:
@@ -75,6 +79,58 @@ def attention(
             q,
             k,
             v,
+            bias,
+            mask,
+            alibi_slopes,
+            sinks,
+            CAUSAL[causal],
+            softmax_scale,
+            *(-1 if side is None else side for side in window),
+            softcap,
+            precision,
+            layout == "bhsd",
+            batch_invariant,
+        )
+    except RuntimeError as error:
+        raise own_error(error) from None
+    return (out, lse) if return_lse else out
+
+
+def attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    seqused_k: torch.Tensor | None = None,
+    causal: Causal = False,
+    softmax_scale: float | None = None,
+    window: Window = (None, None),
+    softcap: float = 0.0,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    precision: Precision | None = None,
+    layout: str = "bshd",
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+) -> Any:
+    """`dlattn.attention_varlen` as an operator, as `attention` is that of `dlattn.attention`."""
+    check_words(causal, layout)
+    try:
+        out, lse = torch.ops.dlattn.attention_varlen(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            seqused_k,
             bias,
             mask,
             alibi_slopes,
@@ -156,62 +212,9 @@ def _merge(outs: list[torch.Tensor], lses: list[torch.Tensor]) -> Any:
     return dlattn.merge_states(outs, lses)
 
 
-# Gradients
-
-
-def _tensors(given: Any) -> Iterator[torch.Tensor]:
-    for x in given:
-        if isinstance(x, torch.Tensor):
-            yield x
-        elif isinstance(x, (list, tuple)):
-            yield from _tensors(x)
-
-
-def _any_requires_grad(*arguments: Any, **named: Any) -> bool:
-    return any(x.requires_grad for x in _tensors((*arguments, *named.values())))
-
-
-def forward_only(name: str) -> Callable[..., Any]:
-    """The operator where gradients may be wanted. Without it torch would trace it as if it were
-    constant."""
-    # Every call outside torch.inference_mode() passes here: this is looked up once.
-    overload = getattr(torch.ops.dlattn, name).default
-    call = getattr(overload, "_op", overload)
-    grad_enabled = torch.is_grad_enabled
-    any_requires_grad = getattr(torch._C, "_any_requires_grad", _any_requires_grad)
-    writes = name.endswith("_out")
-    below = torch._C._AutoDispatchBelowAutograd
-    if writes:  # both keys at once, where this torch can
-        below = getattr(torch._C, "_AutoDispatchBelowADInplaceOrView", below)
-
-    def forward_only(*arguments: Any, **named: Any) -> Any:
-        if grad_enabled() and any_requires_grad(*arguments, **named):
-            raise dlattn.UnsupportedError(
-                f"torch.ops.dlattn.{name}: an input requires grad, and dlattn computes no "
-                "gradients; accepted: tensors without requires_grad. Call it under "
-                "torch.no_grad() or pass x.detach()"
-            )
-        if forward_ad._current_level >= 0:
-            _refuse_tangents(name, (*arguments, *named.values()))
-        try:
-            with below():
-                result = call(*arguments, **named)
-        except RuntimeError as error:
-            raise own_error(error) from None
-        if writes and KERNELS.native:
-            count_write(named["out"])
-        return result
-
-    return forward_only
-
-
-def _refuse_tangents(name: str, given: Any) -> None:
-    for x in _tensors(given):
-        if forward_ad.unpack_dual(x).tangent is not None:
-            raise dlattn.UnsupportedError(
-                f"torch.ops.dlattn.{name}: an input has a tangent (torch.autograd.forward_ad), and "
-                "dlattn computes no gradients; accepted: tensors without one, x.detach()"
-            )
+def _written(out: torch.Tensor) -> None:
+    if KERNELS.native:
+        count_write(out)
 
 
 # Shapes, for tracing
@@ -309,7 +312,11 @@ def _register() -> Kernels:
         name = schema.partition("(")[0]
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         kernels[name] = by_name(schema, function)
-        _LIBRARY.impl(name, forward_only(name), "Autograd")
+        if name in ("attention", "attention_varlen"):
+            autograd = autograd_kernel(name, Differentiable(name))
+        else:
+            autograd = forward_only(name, _written if name.endswith("_out") else None)
+        _LIBRARY.impl(name, autograd, "Autograd")
         torch.library.register_fake(f"dlattn::{name}", by_name(schema, fake), lib=_LIBRARY)
         if not name.endswith("_out"):  # torch maps no operator that writes to its inputs
             register_mapping(schema, _LIBRARY)

@@ -1,0 +1,241 @@
+"""How torch's operators meet autograd: those with gradients, and those without.
+
+The gradients are `dlattn.attention_backward`'s, by operators of their own, so that torch can trace
+them. What is saved is q, k, v, out, lse and the tensors that change scores: memory does not grow
+with the square of the sequence. Gradients of gradients are refused.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+
+import dlattn
+from dlattn.integrations.torch.kernels import own_error
+
+# The inputs of an operator that may require grad, in the order of their gradients.
+WITH_GRADIENTS = ("q", "k", "v", "bias", "alibi_slopes", "sinks")
+# The arguments of an operator that its backward operator does not take.
+_FORWARD_ALONE = ("precision", "batch_invariant")
+
+
+def tensors_among(given: Any) -> Iterator[torch.Tensor]:
+    for x in given:
+        if isinstance(x, torch.Tensor):
+            yield x
+        elif isinstance(x, (list, tuple)):
+            yield from tensors_among(x)
+
+
+def _any_requires_grad(*arguments: Any, **named: Any) -> bool:
+    return any(x.requires_grad for x in tensors_among((*arguments, *named.values())))
+
+
+def autograd_kernel(
+    name: str, wanted: Callable[..., Any], written: Callable[[Any], None] | None = None
+) -> Callable[..., Any]:
+    """The operator where gradients may be wanted; `wanted` gets the arguments where they are.
+
+    Without it torch would trace it as if it were constant. `written` is told of the argument out of
+    an operator that writes to it.
+    """
+    # Every call outside torch.inference_mode() passes here: this is looked up once.
+    overload = getattr(torch.ops.dlattn, name).default
+    call = getattr(overload, "_op", overload)
+    grad_enabled = torch.is_grad_enabled
+    any_requires_grad = getattr(torch._C, "_any_requires_grad", _any_requires_grad)
+    below = torch._C._AutoDispatchBelowAutograd
+    if written is not None:  # both keys at once, where this torch can
+        below = getattr(torch._C, "_AutoDispatchBelowADInplaceOrView", below)
+
+    def autograd_kernel(*arguments: Any, **named: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(name, (*arguments, *named.values()))
+        if grad_enabled() and any_requires_grad(*arguments, **named):
+            return wanted(*arguments, **named)
+        try:
+            with below():
+                result = call(*arguments, **named)
+        except RuntimeError as error:
+            raise own_error(error) from None
+        if written is not None:
+            written(named["out"])
+        return result
+
+    return autograd_kernel
+
+
+def forward_only(name: str, written: Callable[[Any], None] | None = None) -> Callable[..., Any]:
+    """An operator without gradients, for the key Autograd."""
+
+    def wanted(*_: Any, **__: Any) -> Any:
+        raise dlattn.UnsupportedError(
+            f"torch.ops.dlattn.{name}: an input requires grad, and this operator has no gradients; "
+            "accepted: tensors without requires_grad. Call it under torch.no_grad() or pass "
+            "x.detach()"
+        )
+
+    return autograd_kernel(name, wanted, written)
+
+
+def _refuse_tangents(name: str, given: Any) -> None:
+    for x in tensors_among(given):
+        if forward_ad.unpack_dual(x).tangent is not None:
+            raise dlattn.UnsupportedError(
+                f"torch.ops.dlattn.{name}: an input has a tangent (torch.autograd.forward_ad), and "
+                "dlattn has no derivatives in forward mode; accepted: tensors without one, "
+                "x.detach()"
+            )
+
+
+def backward_only_once(name: str) -> Callable[..., Any]:
+    """A backward operator for the key Autograd, which makes gradients of gradients raise.
+
+    A graph of it is wanted with create_graph=True, by torch.func.grad always; of a saved input even
+    where dout is a constant.
+    """
+    call = getattr(torch.ops.dlattn, name).default
+    function: Any = _Once
+
+    def wanted(*arguments: Any, **named: Any) -> Any:
+        with enable_single_level_autograd_function():
+            return list(function.apply(call, named, *arguments))
+
+    return autograd_kernel(name, wanted)
+
+
+def _call_below(call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Call an operator in the forward pass of its autograd function.
+
+    torch turns gradients off there. Below a transform of torch.func there may be another one, which
+    is to see the operator with gradients on.
+    """
+    if not torch._C._are_functorch_transforms_active():
+        return call(*given, **named)
+    with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+        return call(*given, **named)
+
+
+# Each is called as an operator's kernel, where one transform of torch.func is at work, and no
+# other: torch.autograd.Function would hand it to all of them.
+class _Once(torch.autograd.function._SingleLevelFunction):
+    @staticmethod
+    def forward(call: Callable[..., Any], named: dict[str, Any], *given: Any) -> Any:
+        return tuple(_call_below(call, *given, **named))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise dlattn.UnsupportedError(
+            "gradients of dlattn's attention are differentiated (create_graph=True); accepted: "
+            "gradients of out and lse alone, as these have none themselves"
+        )
+
+
+class Differentiable:
+    """An operator with gradients: `torch.ops.dlattn.attention` or `attention_varlen`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.call = getattr(torch.ops.dlattn, name).default
+        arguments = self.call._schema.arguments
+        self.names = [a.name for a in arguments]
+        self._defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+        self.places = [self.names.index(x) for x in WITH_GRADIENTS]
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        given = {**self._defaults, **dict(zip(self.names, arguments, strict=False)), **named}
+        if given["precision"] is not None:
+            raise dlattn.UnsupportedError(
+                f"precision is {given['precision']!r} and an input requires grad; accepted: None, "
+                "as 8-bit products have no gradients"
+            )
+        function: Any = _Attention
+        with enable_single_level_autograd_function():
+            return function.apply(self, *(given[name] for name in self.names))
+
+
+_ASKED = threading.local()
+
+
+@contextmanager
+def deterministic_gradients(deterministic: bool) -> Iterator[None]:
+    """Operators that are called inside have gradients of the same bits each time, if it is true."""
+    before = getattr(_ASKED, "deterministic", False)
+    _ASKED.deterministic = deterministic
+    try:
+        yield
+    finally:
+        _ASKED.deterministic = before
+
+
+class _Attention(torch.autograd.function._SingleLevelFunction):
+    @staticmethod
+    def forward(operator: Differentiable, *given: Any) -> Any:
+        return _call_below(operator.call, *given)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        operator, *given = inputs
+        ctx.set_materialize_grads(False)
+        ctx.operator = operator
+        ctx.deterministic = getattr(_ASKED, "deterministic", False)
+        ctx.tensors = [n for n, x in zip(operator.names, given, strict=True) if _is_tensor(x)]
+        ctx.save_for_backward(*(x for x in given if _is_tensor(x)), *output)
+        ctx.settings = {
+            name: x
+            for name, x in zip(operator.names, given, strict=True)
+            if not _is_tensor(x) and name not in _FORWARD_ALONE
+        }
+
+    @staticmethod
+    def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
+        operator = ctx.operator
+        wanted = [ctx.needs_input_grad[1 + place] for place in operator.places]
+        results: list[Any] = [None] * (1 + len(operator.names))
+        if (dout is None and dlse is None) or not any(wanted):
+            return tuple(results)
+        *saved, out, lse = ctx.saved_tensors
+        given = {**ctx.settings, **dict(zip(ctx.tensors, saved, strict=True))}
+        found = backward_operator(operator.name)(
+            **given,
+            dout=_as_out(dout, out),
+            out=out,
+            lse=lse,
+            dlse=None if dlse is None else dlse.to(torch.float32),
+            needs=wanted,
+            deterministic=ctx.deterministic or torch.are_deterministic_algorithms_enabled(),
+        )
+        left = iter(found)
+        for place, is_wanted in zip(operator.places, wanted, strict=True):
+            if is_wanted:
+                results[1 + place] = next(left)
+        return tuple(results)
+
+
+def backward_operator(name: str) -> Callable[..., Any]:
+    """`torch.ops.dlattn.attention_backward` or `attention_varlen_backward`, of backward.py."""
+    operator: Callable[..., Any] = getattr(torch.ops.dlattn, f"{name}_backward")
+    return operator
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, torch.Tensor)
+
+
+def _as_out(dout: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor | None:
+    """dout in out's dtype, its rows contiguous: those of x.expand() may not be."""
+    if dout is None:
+        return None
+    if dout.dtype != out.dtype:
+        dout = dout.to(out.dtype)
+    return dout if dout.stride(-1) == 1 or dout.shape[-1] <= 1 else dout.contiguous()
