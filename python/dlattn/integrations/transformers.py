@@ -17,10 +17,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 import dlattn
+import dlattn.integrations.torch.backward  # registers operators
 from dlattn.integrations import transformers_arguments as arguments
 from dlattn.integrations import transformers_flash
 from dlattn.integrations import transformers_ranges as ranges
-from dlattn.integrations.torch import autocast, differentiable, kvcache, ops
+from dlattn.integrations.torch import autocast, kvcache, ops
 from dlattn.integrations.transformers_flash import NAME
 
 
@@ -47,9 +48,8 @@ def attention_forward(
     Under torch.autocast query, key and value are cast to its dtype first, unless they are float64.
 
     Where gradients are asked for, or dropout, torch's scaled_dot_product_attention does it, as
-    attn_implementation="sdpa" would. It has no softcap and no sinks: with them the forward pass is
-    dlattn's and gradients come from the formula, in parts (see `dlattn.integrations.torch.
-    differentiable`), and there is no dropout.
+    attn_implementation="sdpa" would. It has no softcap and no sinks: with them both passes are
+    dlattn's, and there is no dropout.
 
     Args:
         module: The model's attention layer; its `is_causal` counts where `is_causal` is None.
@@ -123,8 +123,7 @@ def attention_forward(
     if mask is not None and mask.dtype != torch.bool:
         bias = mask if bias is None else bias + mask
         mask = None
-    function: Any = differentiable.attention if wants_gradients else _attend
-    out = function(
+    out = _attend(
         query.transpose(1, 2),
         key.transpose(1, 2),
         value.transpose(1, 2),
@@ -134,6 +133,7 @@ def attention_forward(
         bias=bias,
         mask=mask,
         sinks=None if s_aux is None else s_aux.float(),
+        is_operator=wants_gradients or torch.compiler.is_compiling(),
     )
     return out.contiguous(), None
 
@@ -167,9 +167,10 @@ def _attend(
     bias: torch.Tensor | None,
     mask: torch.Tensor | None,
     sinks: torch.Tensor | None,
+    is_operator: bool,
 ) -> torch.Tensor:
-    # Traced, it must be an operator; run, the operator is only a way about.
-    function = ops.attention if torch.compiler.is_compiling() else dlattn.attention
+    # Traced or differentiated, it must be an operator; else that is only a way about.
+    function: Any = ops.attention if is_operator else dlattn.attention
     return function(
         q,
         k,
