@@ -13,7 +13,7 @@
 // compiler's vector extension, so arithmetic, comparison and selection are plain operators on every
 // architecture; what follows adds only what the operators lack.
 //
-// Every kernel_<isa>.cpp includes this with its own DLATTN_CPU_ISA. All that is defined here has
+// Every kernels_<isa>.cpp includes this with its own DLATTN_CPU_ISA. All that is defined here has
 // internal linkage or lives in that namespace, and nothing is called that other files might
 // instantiate as well (no std:: templates): the linker would keep one copy, and it might be the one
 // with instructions that this processor lacks.

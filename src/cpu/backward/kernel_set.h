@@ -2,7 +2,7 @@
 
 #include "cpu/backward/kernel.h"
 
-// The kernels of one instruction set as backward.cpp calls them. Included by kernel_<isa>.cpp, see
+// The kernels of one instruction set as backward.cpp calls them. Included by kernels_<isa>.cpp, see
 // simd.h.
 namespace dlattn::cpu::DLATTN_CPU_ISA {
 

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "core/problem/descales.h"
+#include "cpu/elements.h"
 #include "cpu/forward/key_rows.h"
 #include "cpu/forward/scratch.h"
 #include "cpu/forward/softmax.h"
@@ -20,15 +21,6 @@
 // the maximum (softmax.h).
 namespace dlattn::cpu::DLATTN_CPU_ISA {
 
-template <typename In>
-struct ComputeTypeOf {
-  using Type = float;
-};
-template <>
-struct ComputeTypeOf<double> {
-  using Type = double;
-};
-
 template <typename T>
 constexpr int kMaxBlockM = sizeof(T) == 4 ? 64 : 32;
 template <typename T>
@@ -43,12 +35,10 @@ Tiles tiles_for(std::int64_t rows) {
   return tiles;
 }
 
-// `In`: elements of q; `Key`: of k and v.
-template <typename In, typename Key = In>
+// `T`: float or double, the type that is computed with.
+template <typename T>
 class TaskKernel {
  public:
-  using T = typename ComputeTypeOf<In>::Type;
-
   // `states` holds the parts of the task if its keys are split, and is null otherwise.
   TaskKernel(const AttentionParams& params, const Tiles& tiles, const Task& task, void* scratch,
              void* states)
@@ -56,6 +46,7 @@ class TaskKernel {
         t_(task),
         ld_(tiles.block_m),
         block_n_(tiles.block_n),
+        key_size_(size_of(params.k.dtype)),
         arena_(scratch),
         states_(static_cast<char*>(states)),
         state_(part(task.split)),
@@ -63,7 +54,7 @@ class TaskKernel {
         scores_(params, task.batch, task.len_q, task.len_k, ld_, &arena_) {
     q_t_ = arena_.take<T>(p_.head_dim * ld_);
     s_t_ = arena_.take<T>(block_n_ * ld_);
-    const bool copies = kConverts || KeyRows<Key>::has_pages(p_);
+    const bool copies = converts() || KeyRows::has_pages(p_);
     k_tile_ = arena_.take<T>(copies ? block_n_ * p_.head_dim : 0);
     v_tile_ = arena_.take<T>(copies ? block_n_ * p_.head_dim_v : 0);
     row_ = arena_.take<T>(max_int(p_.head_dim, p_.head_dim_v));
@@ -97,10 +88,10 @@ class TaskKernel {
   }
 
  private:
-  static constexpr bool kConverts = sizeof(Key) <= 2;
-  static constexpr bool kIs8Bit = sizeof(In) == 1;
-  static constexpr bool kHasDescales = sizeof(Key) == 1;
-  static constexpr int kStep = kWidth<T>;
+  // Whether elements of k and v are of another type than T.
+  bool converts() const { return key_size_ != static_cast<std::int64_t>(sizeof(T)); }
+  // Only 8-bit elements have any.
+  bool has_descales() const { return key_size_ == 1; }
 
   State<T> part(int split) {
     if (!states_) return State<T>(p_, ld_, &arena_);
@@ -125,7 +116,7 @@ class TaskKernel {
     }
   }
 
-  // The descales of a row's head. Only 8-bit elements have any.
+  // The descales of a row's head.
   Descales descales(std::int64_t r) const {
     return descales_of<std::int64_t>(p_, t_.batch, scores_.head(r), t_.head_kv);
   }
@@ -133,45 +124,48 @@ class TaskKernel {
   void load_queries() {
     if (t_.num_rows < ld_)
       std::memset(q_t_, 0, static_cast<std::size_t>(p_.head_dim * ld_) * sizeof(T));
-    for (std::int64_t r = 0; r < t_.num_rows; ++r) {
-      const In* q =
-          static_cast<const In*>(p_.q.data) + (varlen() ? 0 : t_.batch * p_.q.batch_stride) +
-          (t_.first_q + scores_.query(r)) * p_.q.row_stride + scores_.head(r) * p_.q.head_stride;
-      convert_row(q, p_.head_dim, row_);
-      const T factor = kHasDescales ? static_cast<T>(descales(r).scores) : T(1);
-      for (std::int64_t d = 0; d < p_.head_dim; ++d) q_t_[d * ld_ + r] = row_[d] * factor;
-    }
+    with_element<T>(p_.q.dtype, [&](auto zero) {
+      const auto* const q = static_cast<const decltype(zero)*>(p_.q.data);
+      for (std::int64_t r = 0; r < t_.num_rows; ++r) {
+        convert_row(q + place(p_.q, r), p_.head_dim, row_);
+        const T factor = has_descales() ? static_cast<T>(descales(r).scores) : T(1);
+        for (std::int64_t d = 0; d < p_.head_dim; ++d) q_t_[d * ld_ + r] = row_[d] * factor;
+      }
+    });
   }
 
-  KeyRows<Key> k_rows() const { return {p_, t_, p_.k, p_.head_dim}; }
-  KeyRows<Key> v_rows() const { return {p_, t_, p_.v, p_.head_dim_v}; }
+  // Where the row begins in q or out.
+  template <typename View>
+  std::int64_t place(const View& x, std::int64_t r) const {
+    return (varlen() ? 0 : t_.batch * x.batch_stride) +
+           (t_.first_q + scores_.query(r)) * x.row_stride + scores_.head(r) * x.head_stride;
+  }
+
+  KeyRows k_rows() const { return {p_, t_, p_.k, p_.head_dim}; }
+  KeyRows v_rows() const { return {p_, t_, p_.v, p_.head_dim_v}; }
 
   // Makes keys [j, j + count) the left operand: in place, or converted to `tile`, or copied there
   // if they lie in several pages.
-  void set_left(const KeyRows<Key>& rows, std::int64_t j, std::int64_t count, T* tile,
+  void set_left(const KeyRows& rows, std::int64_t j, std::int64_t count, T* tile,
                 ProductArgs<T>* args) {
-    if constexpr (!kConverts) {
-      if (rows.run(j, count) == count) {
-        args->left = rows.row(j);
-        args->left_stride = rows.stride();
-        return;
-      }
+    if (!converts() && rows.run(j, count) == count) {
+      args->left = reinterpret_cast<const T*>(rows.row(j));
+      args->left_stride = rows.stride();
+      return;
     }
     args->left = tile;
     args->left_stride = rows.width();
     for (std::int64_t n = 0; n < count;) {
       const std::int64_t run = rows.run(j + n, count - n);
-      const Key* from = rows.row(j + n);
-      for (const std::int64_t end = n + run; n < end; ++n, from += rows.stride())
-        convert_row(from, rows.width(), tile + n * rows.width());
+      read_elements(p_.k.dtype, rows.row(j + n), run, rows.stride(), rows.width(),
+                    tile + n * rows.width());
+      n += run;
     }
   }
 
   // The first page's, if they lie in several.
-  Upcoming upcoming(const KeyRows<Key>& rows, std::int64_t j, std::int64_t count) const {
-    const std::int64_t size = sizeof(Key);
-    return {reinterpret_cast<const char*>(rows.row(j)), rows.stride() * size, rows.width() * size,
-            rows.run(j, count)};
+  Upcoming upcoming(const KeyRows& rows, std::int64_t j, std::int64_t count) const {
+    return {rows.row(j), rows.stride() * key_size_, rows.width() * key_size_, rows.run(j, count)};
   }
 
   // Keys [j, j + count), with `next` keys to follow.
@@ -213,7 +207,7 @@ class TaskKernel {
             saturated(denominator.log());
       }
     }
-    for (std::int64_t r = 0; r < t_.num_rows; ++r) write_row(r);
+    write_rows();
   }
 
   // Beyond float, where only float64's scores get, lse is the nearest number: the row is not empty.
@@ -223,31 +217,20 @@ class TaskKernel {
     return static_cast<float>(lse);
   }
 
-  void write_row(std::int64_t r) {
-    softmax_.copy_row(r, kHasDescales ? static_cast<T>(descales(r).v) : T(1), row_);
-    if constexpr (!kIs8Bit) {
-      store_row<In>(r);
-    } else if (p_.out.dtype == DType::kFloat16) {
-      store_row<Half>(r);
-    } else if (p_.out.dtype == DType::kBFloat16) {
-      store_row<BFloat16>(r);
-    } else {
-      store_row<float>(r);
+  void write_rows() {
+    const std::int64_t size = size_of(p_.out.dtype);
+    for (std::int64_t r = 0; r < t_.num_rows; ++r) {
+      softmax_.copy_row(r, has_descales() ? static_cast<T>(descales(r).v) : T(1), row_);
+      write_elements(p_.out.dtype, row_, p_.head_dim_v,
+                     static_cast<char*>(p_.out.data) + place(p_.out, r) * size);
     }
-  }
-
-  template <typename Out>
-  void store_row(std::int64_t r) {
-    Out* out = static_cast<Out*>(p_.out.data) + (varlen() ? 0 : t_.batch * p_.out.batch_stride) +
-               (t_.first_q + scores_.query(r)) * p_.out.row_stride +
-               scores_.head(r) * p_.out.head_stride;
-    convert_row(row_, p_.head_dim_v, out);
   }
 
   const AttentionParams& p_;
   const Task& t_;
   const std::int64_t ld_;  // block_m
   const std::int64_t block_n_;
+  const std::int64_t key_size_;  // bytes of an element of k and v
   Arena arena_;
   char* const states_;
   const State<T> state_;

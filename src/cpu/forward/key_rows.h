@@ -7,12 +7,12 @@
 namespace dlattn::cpu::DLATTN_CPU_ISA {
 
 // The rows of K or V of a task's sequence and KV head: at one stride from each other, or in pages.
-template <typename In>
 class KeyRows {
  public:
   // `x`: k or v of the problem, with `width` columns.
   KeyRows(const AttentionParams& p, const Task& task, const TensorView& x, std::int64_t width)
-      : first_(static_cast<const In*>(x.data) + task.head_kv * x.head_stride),
+      : size_(size_of(x.dtype)),
+        first_(static_cast<const char*>(x.data) + task.head_kv * x.head_stride * size_),
         stride_(core::key_sizes(p).rows > 1 ? x.row_stride : 0),  // any, of one row
         width_(width) {
     if (has_pages(p)) {
@@ -20,19 +20,19 @@ class KeyRows {
       page_size_ = p.page_size;
       page_stride_ = x.batch_stride;
     } else {
-      first_ += task.entry_k * x.batch_stride + task.first_k * x.row_stride;
+      first_ += (task.entry_k * x.batch_stride + task.first_k * x.row_stride) * size_;
     }
   }
 
   static bool has_pages(const AttentionParams& p) { return p.page_table.data != nullptr; }
 
-  std::int64_t stride() const { return stride_; }
+  std::int64_t stride() const { return stride_; }  // in elements
   std::int64_t width() const { return width_; }
 
   // The row of key j, which the sequence has.
-  const In* row(std::int64_t j) const {
-    if (!page_table_) return first_ + j * stride_;
-    return first_ + page_table_[j / page_size_] * page_stride_ + j % page_size_ * stride_;
+  const char* row(std::int64_t j) const {
+    if (!page_table_) return first_ + j * stride_ * size_;
+    return first_ + (page_table_[j / page_size_] * page_stride_ + j % page_size_ * stride_) * size_;
   }
 
   // How many of `count` keys from j on lie at the stride behind it.
@@ -43,7 +43,8 @@ class KeyRows {
   }
 
  private:
-  const In* first_;
+  const std::int64_t size_;  // of an element
+  const char* first_;
   const std::int64_t stride_;
   const std::int64_t width_;
   const std::int32_t* page_table_ = nullptr;
