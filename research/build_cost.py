@@ -33,6 +33,8 @@ def part_of(source: str, families: Iterable[str]) -> str:
         name = Path(source).stem
         fitting = [f for f in families if f"{name}_".startswith(f"{f.replace('/', '_')}_")]
         return max(fitting, key=len)
+    if "/unity_core_" in source or "/unity_plans_" in source:
+        return PARTS["src/core/"]
     inside = os.path.relpath(source, ROOT)
     return next((part for folder, part in PARTS.items() if inside.startswith(folder)), BINDINGS)
 
@@ -70,6 +72,7 @@ def build(archs: str, only: str, folder: Path) -> str:
     launcher = f"{shutil.which('time')};-a;-o;{log};-f;%U %S %C"
     languages = ("C", "CXX", "CUDA")
     configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", "-DDLATTN_PYTHON=ON"]
+    configure.append("-DDLATTN_JOINED=ON")  # as pip does
     configure += [f"-DCMAKE_{language}_COMPILER_LAUNCHER={launcher}" for language in languages]
     environment = {**os.environ, "CCACHE_DISABLE": "1"}
     if archs == "OFF":

@@ -10,8 +10,6 @@
 namespace dlattn::python {
 namespace {
 
-constexpr dlpack::DLDataType kFloat32{dlpack::kFloat, 32, 1};
-
 // The gradients, in the order in which they are returned.
 constexpr int kNumGradients = 6;
 constexpr const char* kGradients[kNumGradients] = {"dq",    "dk", "dv", "dbias", "dalibi_slopes",

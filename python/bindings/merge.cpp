@@ -10,8 +10,6 @@
 namespace dlattn::python {
 namespace {
 
-constexpr dlpack::DLDataType kFloat32{dlpack::kFloat, 32, 1};
-
 // The parts of `outs` or `lses`: the tensors of a tuple, or the slices of a stacked tensor. Their
 // tensors are added to `taken`.
 std::vector<Tensor> import_parts(nb::handle parts, const char* name, const Target& target,

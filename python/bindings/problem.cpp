@@ -13,7 +13,6 @@ namespace dlattn::python {
 namespace {
 
 constexpr char kDTypes[] = "float16, bfloat16, float32, float64, float8_e4m3fn";
-constexpr dlpack::DLDataType kFloat32{dlpack::kFloat, 32, 1};
 constexpr dlpack::DLDataType kBool{dlpack::kBool, 8, 1};
 
 // Reads a descale that broadcasts, right-aligned, to [batch_size, heads]; `heads` is the first of

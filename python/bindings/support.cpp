@@ -107,25 +107,25 @@ struct Feature {
   const char* name;
   void (*add)(AttentionParams* p);  // to a made-up problem
 };
-constexpr Feature kBeforeTensors[] = {
+constexpr Feature kFeaturesBeforeTensors[] = {
     {"causal", [](AttentionParams* p) { p->causal = Causal::kBottomRight; }},
     {"gqa", [](AttentionParams* p) { p->num_heads_kv = 1; }},
     {"head_dim_v", set_head_dim_v},
     {"window", [](AttentionParams* p) { p->window_left = 8; }},
     {"softcap", [](AttentionParams* p) { p->softcap = 30.0; }},
 };
-constexpr Feature kBehindTensors[] = {{"varlen", set_varlen}, {"kvcache", set_kvcache}};
+constexpr Feature kFeaturesBehindTensors[] = {{"varlen", set_varlen}, {"kvcache", set_kvcache}};
 
 // visit(name, add) for each feature that a kernel may lack, in the order of the table of what is
 // supported.
 template <typename Visit>
 void for_each_feature(const Visit& visit) {
-  for (const Feature& feature : kBeforeTensors) visit(feature.name, feature.add);
+  for (const Feature& feature : kFeaturesBeforeTensors) visit(feature.name, feature.add);
   for (const core::Operand& operand : core::kForwardOperands) {
     if (operand.has(core::kIsFeature))
       visit(operand.name, [&](AttentionParams* p) { set_tensor(operand, p); });
   }
-  for (const Feature& feature : kBehindTensors) visit(feature.name, feature.add);
+  for (const Feature& feature : kFeaturesBehindTensors) visit(feature.name, feature.add);
 }
 
 void add_feature(const std::string& name, AttentionParams* p) {

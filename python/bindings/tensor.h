@@ -12,6 +12,7 @@ namespace dlattn::python {
 namespace nb = nanobind;
 
 constexpr int kMaxDims = 8;
+constexpr dlpack::DLDataType kFloat32{dlpack::kFloat, 32, 1};
 
 // A tensor of the caller, as its exporter described it: checked, and copied so that the exporter
 // can change nothing of it.

@@ -14,7 +14,7 @@ torch_abi::Functions torch_functions;
 
 namespace {
 
-using torch_abi::Functions;
+using TorchFunctions = torch_abi::Functions;
 
 constexpr char kExtension[] =
 #ifdef __APPLE__
@@ -25,35 +25,35 @@ constexpr char kExtension[] =
 
 struct Symbol {
   const char* name;
-  std::size_t offset;  // in Functions
+  std::size_t offset;  // in TorchFunctions
   bool optional = false;
 };
 
 constexpr Symbol kSymbols[] = {
-    {"aoti_torch_library_init_impl", offsetof(Functions, new_library)},
-    {"aoti_torch_delete_library_object", offsetof(Functions, delete_library)},
-    {"torch_library_impl", offsetof(Functions, add_kernel)},
-    {"aoti_torch_get_dim", offsetof(Functions, get_dim)},
-    {"aoti_torch_get_sizes", offsetof(Functions, get_sizes)},
-    {"aoti_torch_get_strides", offsetof(Functions, get_strides)},
-    {"aoti_torch_get_dtype", offsetof(Functions, get_dtype)},
-    {"aoti_torch_get_device_type", offsetof(Functions, get_device_type)},
-    {"aoti_torch_get_device_index", offsetof(Functions, get_device_index)},
-    {"torch_get_const_data_ptr", offsetof(Functions, get_const_data)},
-    {"aoti_torch_get_data_ptr", offsetof(Functions, get_data)},
-    {"aoti_torch_empty_strided", offsetof(Functions, empty_strided)},
-    {"aoti_torch_delete_tensor_object", offsetof(Functions, delete_tensor)},
-    {"torch_string_length", offsetof(Functions, get_length)},
-    {"torch_string_c_str", offsetof(Functions, get_characters)},
-    {"torch_delete_string", offsetof(Functions, delete_string)},
-    {"torch_list_size", offsetof(Functions, get_size)},
-    {"torch_list_get_item", offsetof(Functions, get_item)},
-    {"torch_delete_list", offsetof(Functions, delete_list)},
-    {"aoti_torch_check", offsetof(Functions, check)},
-    {"aoti_torch_device_type_cpu", offsetof(Functions, cpu_type)},
-    {"aoti_torch_device_type_cuda", offsetof(Functions, cuda_type)},
-    {"torch_delete_stable_ivalue", offsetof(Functions, delete_value), true},
-    {"torch_exception_get_what_without_backtrace", offsetof(Functions, last_error), true},
+    {"aoti_torch_library_init_impl", offsetof(TorchFunctions, new_library)},
+    {"aoti_torch_delete_library_object", offsetof(TorchFunctions, delete_library)},
+    {"torch_library_impl", offsetof(TorchFunctions, add_kernel)},
+    {"aoti_torch_get_dim", offsetof(TorchFunctions, get_dim)},
+    {"aoti_torch_get_sizes", offsetof(TorchFunctions, get_sizes)},
+    {"aoti_torch_get_strides", offsetof(TorchFunctions, get_strides)},
+    {"aoti_torch_get_dtype", offsetof(TorchFunctions, get_dtype)},
+    {"aoti_torch_get_device_type", offsetof(TorchFunctions, get_device_type)},
+    {"aoti_torch_get_device_index", offsetof(TorchFunctions, get_device_index)},
+    {"torch_get_const_data_ptr", offsetof(TorchFunctions, get_const_data)},
+    {"aoti_torch_get_data_ptr", offsetof(TorchFunctions, get_data)},
+    {"aoti_torch_empty_strided", offsetof(TorchFunctions, empty_strided)},
+    {"aoti_torch_delete_tensor_object", offsetof(TorchFunctions, delete_tensor)},
+    {"torch_string_length", offsetof(TorchFunctions, get_length)},
+    {"torch_string_c_str", offsetof(TorchFunctions, get_characters)},
+    {"torch_delete_string", offsetof(TorchFunctions, delete_string)},
+    {"torch_list_size", offsetof(TorchFunctions, get_size)},
+    {"torch_list_get_item", offsetof(TorchFunctions, get_item)},
+    {"torch_delete_list", offsetof(TorchFunctions, delete_list)},
+    {"aoti_torch_check", offsetof(TorchFunctions, check)},
+    {"aoti_torch_device_type_cpu", offsetof(TorchFunctions, cpu_type)},
+    {"aoti_torch_device_type_cuda", offsetof(TorchFunctions, cuda_type)},
+    {"torch_delete_stable_ivalue", offsetof(TorchFunctions, delete_value), true},
+    {"torch_exception_get_what_without_backtrace", offsetof(TorchFunctions, last_error), true},
 };
 
 constexpr std::uint8_t small_float(int index) {
@@ -65,7 +65,7 @@ struct KnownDType {
   const char* name;
   dlpack::DLDataType dtype;
 };
-constexpr KnownDType kDTypes[] = {
+constexpr KnownDType kKnownDTypes[] = {
     {"float16", {dlpack::kFloat, 16, 1}},
     {"bfloat16", {dlpack::kBfloat, 16, 1}},
     {"float32", {dlpack::kFloat, 32, 1}},
@@ -88,18 +88,18 @@ constexpr KnownDType kDTypes[] = {
     {"complex64", {dlpack::kComplex, 64, 1}},
     {"complex128", {dlpack::kComplex, 128, 1}},
 };
-std::int32_t dtype_numbers[std::size(kDTypes)];  // -1: this torch lacks it
+std::int32_t dtype_numbers[std::size(kKnownDTypes)];  // -1: this torch lacks it
 
 std::int32_t number_of(dlpack::DLDataType dtype) {
-  for (std::size_t i = 0; i < std::size(kDTypes); ++i) {
-    if (same(kDTypes[i].dtype, dtype)) return dtype_numbers[i];
+  for (std::size_t i = 0; i < std::size(kKnownDTypes); ++i) {
+    if (same(kKnownDTypes[i].dtype, dtype)) return dtype_numbers[i];
   }
   unsupported("out: dtype is ", dtype_text(dtype), ", which torch does not have");
 }
 
 dlpack::DLDataType dtype_of(const char* name, std::int32_t number) {
-  for (std::size_t i = 0; i < std::size(kDTypes); ++i) {
-    if (dtype_numbers[i] == number) return kDTypes[i].dtype;
+  for (std::size_t i = 0; i < std::size(kKnownDTypes); ++i) {
+    if (dtype_numbers[i] == number) return kKnownDTypes[i].dtype;
   }
   unsupported(name, ": dtype is torch's number ", number,
               "; accepted: float16, bfloat16, float32, float64, float8_e4m3fn");
@@ -113,7 +113,7 @@ std::string load_torch(const std::string& folder) {
   };
   void* const cpu = open("libtorch_cpu");
   if (!cpu) return "libtorch_cpu of this process does not lie in " + folder;
-  Functions found{};
+  TorchFunctions found{};
   const auto look_up = [](void* library, const char* name, void* function) {
     void* const symbol = dlsym(library, name);
     std::memcpy(function, &symbol, sizeof symbol);
@@ -128,8 +128,8 @@ std::string load_torch(const std::string& folder) {
     look_up(cuda, "aoti_torch_get_current_cuda_stream", &found.get_current_cuda_stream);
   }
   if (torch_functions.check) return {};  // loaded before, and kernels may be running
-  for (std::size_t i = 0; i < std::size(kDTypes); ++i) {
-    const std::string name = std::string("aoti_torch_dtype_") + kDTypes[i].name;
+  for (std::size_t i = 0; i < std::size(kKnownDTypes); ++i) {
+    const std::string name = std::string("aoti_torch_dtype_") + kKnownDTypes[i].name;
     std::int32_t (*number)();
     dtype_numbers[i] = look_up(cpu, name.c_str(), &number) ? number() : -1;
   }
@@ -161,7 +161,7 @@ torch_abi::Tensor OwnedTensor::release() {
 }
 
 Tensor describe(torch_abi::Tensor from, const char* name, bool to_write) {
-  const Functions& torch = torch_functions;
+  const TorchFunctions& torch = torch_functions;
   std::int32_t dtype = 0, type = 0, index = 0;
   std::int64_t ndim = 0;
   std::int64_t *sizes = nullptr, *strides = nullptr;
@@ -188,7 +188,7 @@ Tensor describe(torch_abi::Tensor from, const char* name, bool to_write) {
 
 OwnedTensor empty_tensor(const char* name, const std::int64_t* sizes, int ndim, DType dtype,
                          Device device) {
-  const Functions& torch = torch_functions;
+  const TorchFunctions& torch = torch_functions;
   std::int64_t strides[kMaxDims];
   std::int64_t stride = 1;
   for (int i = ndim - 1; i >= 0; --i) {  // as torch counts where a size is 0

@@ -27,7 +27,7 @@ void check_together(const AttentionParams& p) {
 }
 
 // Refuses dtypes and precisions that no kernel computes with keys in a cache.
-void check_dtypes(const AttentionParams& p) {
+void check_cache_dtypes(const AttentionParams& p) {
   const char* const feature = cache_feature(p);
   if (p.precision != Precision::kInputs) {
     fail("precision is ", to_string(p.precision), " with keys in a cache (", feature,
@@ -57,7 +57,7 @@ Range<std::int64_t> seen_keys(const AttentionParams& p, std::int64_t b, std::int
 void check_cache(const AttentionParams& p) {
   check_together(p);
   if (!is_cache(p)) return;
-  check_dtypes(p);
+  check_cache_dtypes(p);
   const std::int64_t least = p.batch_size > 0 && p.seqlen_k > 0 ? 1 : 0;
   if (p.cache_batch_idx) check_length("cache_batch_size", p.cache_batch_size, least);
   if (!p.page_table.data) return;
