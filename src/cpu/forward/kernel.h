@@ -217,13 +217,16 @@ class TaskKernel {
     return static_cast<float>(lse);
   }
 
-  void write_rows() {
-    const std::int64_t size = size_of(p_.out.dtype);
-    for (std::int64_t r = 0; r < t_.num_rows; ++r) {
-      softmax_.copy_row(r, has_descales() ? static_cast<T>(descales(r).v) : T(1), row_);
-      write_elements(p_.out.dtype, row_, p_.head_dim_v,
-                     static_cast<char*>(p_.out.data) + place(p_.out, r) * size);
-    }
+  void write_rows() {  // no result has 8 bits
+    with_element<T>(p_.out.dtype, [&](auto zero) {
+      if constexpr (sizeof(zero) > 1) {
+        auto* const out = static_cast<decltype(zero)*>(p_.out.data);
+        for (std::int64_t r = 0; r < t_.num_rows; ++r) {
+          softmax_.copy_row(r, has_descales() ? static_cast<T>(descales(r).v) : T(1), row_);
+          convert_row(row_, p_.head_dim_v, out + place(p_.out, r));
+        }
+      }
+    });
   }
 
   const AttentionParams& p_;
