@@ -62,7 +62,7 @@ struct HeadRows {
   __device__ __forceinline__ std::int64_t offset(const View& x, int head, int row) const {
     return entry * x.batch_stride + head * x.head_stride + (start_q + row) * x.row_stride;
   }
-  // Of lse, whose rows lie side by side: its row stride is not set.
+  // Rows of lse lie side by side: its row stride is not set.
   __device__ __forceinline__ std::int64_t lse_offset(const BasicTensorView<float>& lse, int head,
                                                      int row) const {
     return entry * lse.batch_stride + head * lse.head_stride + start_q + row;
