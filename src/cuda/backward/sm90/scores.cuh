@@ -61,7 +61,6 @@ __device__ __forceinline__ void hide(float (&probabilities)[kScores],
                                      const VisibleQueries& visible) {
 #pragma unroll
   for (int i = 0; i < kScores; ++i) {
-    // seed: hide-queries
     if (!visible.contains(i)) probabilities[i] = 0.0f;
   }
 }
