@@ -40,6 +40,11 @@ struct Sequence {
   __device__ __forceinline__ std::int64_t offset(const View& x, int start, int head) const {
     return entry * x.batch_stride + start * x.row_stride + head * x.head_stride;
   }
+  // Rows of lse lie side by side: its row stride is not set.
+  template <typename View>
+  __device__ __forceinline__ std::int64_t lse_offset(const View& lse, int head) const {
+    return entry * lse.batch_stride + start_q + head * lse.head_stride;
+  }
 };
 
 // The address of an element of a view of any dtype.
@@ -67,7 +72,7 @@ struct Head {
         head(head),
         head_kv(head / static_cast<int>(b.forward.num_heads / b.forward.num_heads_kv)),
         slope(tile::alibi_slope(b.forward, {0, head, batch})),
-        lse(b.forward.lse.data ? b.forward.lse.data + seq.offset(b.forward.lse, seq.start_q, head)
+        lse(b.forward.lse.data ? b.forward.lse.data + seq.lse_offset(b.forward.lse, head)
                                : nullptr),  // there are no queries
         delta(DeltaRows(b, batch, head, seq.start_q).delta) {}
 
