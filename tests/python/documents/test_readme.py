@@ -20,7 +20,12 @@ import pytest
 
 import dlattn
 from dlattn.cli import _parser
-from dlattn.reference import attention_reference, error_bound, max_error
+from dlattn.reference import (
+    attention_backward_reference,
+    attention_reference,
+    error_bound,
+    max_error,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -73,6 +78,16 @@ def test_python_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert max_error(out, expected[0]) <= bound.out
     if "lse" in scope:
         assert max_error(scope["lse"], expected[1]) <= bound.lse
+
+
+def test_backward_example() -> None:
+    scope: dict[str, Any] = {}
+    exec(compile(example("backward")[0], "example backward", "exec"), scope)
+    given = [scope[name] for name in ("dout", "q", "k", "v", "out", "lse")]
+    expected = attention_backward_reference(*given, **scope["options"])
+    for name in ("dq", "dk", "dv", "dsinks"):
+        assert max_error(getattr(scope["gradients"], name), getattr(expected, name)) < 1e-4, name
+    assert scope["gradients"].dbias is None and scope["gradients"].dalibi_slopes is None
 
 
 @pytest.mark.gpu
