@@ -2,6 +2,7 @@
 #include "core/operations/backward.h"
 #include "core/operations/tensors.h"
 #include "core/plan/plan.h"
+#include "core/problem/tensor_sizes.h"
 #include "core/validate/call_memory.h"
 #include "core/validate/checks.h"
 #include "core/validate/fail.h"
@@ -27,6 +28,12 @@ void check_forward(const AttentionParams& p) {
     fail("q: dtype is ", to_string(p.q.dtype),
          "; accepted: float16, bfloat16, float32, float64, as 8-bit elements have no gradients");
   }
+}
+
+// Whether there are no queries or no keys.
+bool has_empty_tensors(const AttentionParams& p) {
+  const TensorSizes queries = query_sizes(p), keys = key_sizes(p);
+  return queries.batch * queries.rows == 0 || keys.batch * keys.rows == 0;
 }
 
 struct Gradient {
@@ -57,6 +64,7 @@ void check_gradients(const BackwardParams& b) {
     fail(gradient.name, ": dtype is ", to_string(gradient.dtype),
          "; accepted: ", to_string(gradient.expected), ", that of ", gradient.of);
   }
+  if (has_empty_tensors(p)) return;  // which may be null
   if (!b.dout.data && !b.dlse.data) fail("dout and dlse are null; accepted: at least one of them");
   for (const Gradient& gradient : gradients) {
     if (&gradient != gradients && gradient.data) return;
