@@ -97,7 +97,7 @@ def measure(
 def main() -> None:
     """Parse arguments, measure, sum up."""
     parser = argparse.ArgumentParser(description="Chunked prefill over pages.")
-    parser.add_argument("--kernel", default="auto", help="of all but decode's: auto, sm90, wmma")
+    parser.add_argument("--kernel", default="auto", help="of all but decode's: auto, wmma")
     parser.add_argument("--cases", type=int, default=len(CASES), help="only the first so many")
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--commit", help="of the build, where there is no git")

@@ -3,7 +3,6 @@
 #include <cuda.h>
 
 #include <atomic>
-#include <cstdint>
 #include <cstring>
 #include <string>
 
@@ -48,12 +47,10 @@ ptx::TensorMap encode_tensor_map(const DeviceGuard& device, const TensorBox& box
                                          ? CU_TENSOR_MAP_SWIZZLE_128B
                                          : CU_TENSOR_MAP_SWIZZLE_64B;
   const cuuint32_t steps[kMaxRank] = {1, 1, 1, 1, 1};
-  void* const address = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(box.data) -
-                                                static_cast<std::uintptr_t>(box.before));
-  const CUresult result =
-      encode(&map, data_type(box, dtype), static_cast<cuuint32_t>(box.rank), address, sizes,
-             strides, box_sizes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode(
+      &map, data_type(box, dtype), static_cast<cuuint32_t>(box.rank), const_cast<void*>(box.data),
+      sizes, strides, box_sizes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw DeviceError(std::string(device.kernel_name()) + ": cuTensorMapEncodeTiled of " +
                       box.name + " failed: error " + std::to_string(result));

@@ -1,4 +1,4 @@
-// Plans of the kernels for prefill, sm90 and wmma, over keys in a cache.
+// Plans of wmma, a kernel for prefill, over keys in a cache.
 #include <cstdint>
 #include <string>
 
@@ -46,7 +46,7 @@ void refuses(const char* kernel, const char* variant, const AttentionParams& p,
                "no kernel can run this: " + std::string(kernel) + ": " + why);
 }
 
-// By their predicted times: chunks of prompts have the kernels for prefill, a few tokens decode.
+// By their predicted times: chunks of prompts have wmma, a few tokens decode.
 void automatic_choice() {
   for (const int head_dim : {64, 128}) {
     for (const bool in_pages : {true, false}) {
@@ -55,8 +55,8 @@ void automatic_choice() {
         const AttentionParams p = paged(batch_size, seqlen_q, seqlen_k, head_dim);
         return std::string(dlattn::plan(in_pages ? p : entries(p), device).kernel);
       };
-      CHECK(kernel(1, 512, 8192, h200) == "sm90" && kernel(1, 512, 8192, l4) == "wmma");
-      CHECK(kernel(4, 2048, 2048, h200) == "sm90" && kernel(4, 2048, 2048, l4) == "wmma");
+      CHECK(kernel(1, 512, 8192, h200) == "wmma" && kernel(1, 512, 8192, l4) == "wmma");
+      CHECK(kernel(4, 2048, 2048, h200) == "wmma" && kernel(4, 2048, 2048, l4) == "wmma");
       for (const std::int64_t batch_size : {1, 4, 128}) {
         for (const std::int64_t seqlen_k : {512, 65536}) {
           CHECK(kernel(batch_size, 1, seqlen_k, h200) == "decode");
@@ -66,24 +66,22 @@ void automatic_choice() {
     }
   }
   AttentionParams p = paged(1, 512, 8192);
-  CHECK_EQ(dlattn::plan(p, h200).grid, 4 * 32);
-  CHECK(dlattn::plan(p, h200).variant_name == std::string("short"));
-  CHECK_EQ(dlattn::plan(p, l4).grid, 8 * 32);
-  CHECK(dlattn::plan(p, l4).variant_name == std::string("narrow"));
-  CHECK_EQ(dlattn::plan(p, l4).packed_heads, 1);
-  // Queries of variable length have short blocks too, and a tile of each sequence in wmma.
+  for (const DeviceInfo& device : {h200, l4}) {
+    const Plan plan = dlattn::plan(p, device);
+    CHECK_EQ(plan.grid, 8 * 32);
+    CHECK(plan.variant_name == std::string("narrow"));
+    CHECK_EQ(plan.packed_heads, 1);
+  }
+  // Queries of variable length have a tile of each sequence.
   p.cu_seqlens_q = numbers, p.total_q = 512, p.batch_size = 3;
-  Options options = force("sm90");
-  options.variant = "short";
-  CHECK(dlattn::plan(p, h200, options).variant_name == std::string("short"));
   CHECK(dlattn::plan(p, l4, force("wmma")).grid == 3 * 8 * 32);
   // A step that mixes a part of a prompt with single tokens has few rows.
   p = paged(101, 512, 4096);
   p.cu_seqlens_q = numbers, p.total_q = 512 + 100;
   CHECK(dlattn::plan(p, h200).kernel == "decode" && dlattn::plan(p, l4).kernel == "decode");
   p.batch_size = 20, p.total_q = 20 * 512;
-  CHECK(dlattn::plan(p, h200).kernel == "sm90" && dlattn::plan(p, l4).kernel == "wmma");
-  // Others have what these lack.
+  CHECK(dlattn::plan(p, h200).kernel == "wmma" && dlattn::plan(p, l4).kernel == "wmma");
+  // Others have what it lacks.
   p = paged(1, 512, 8192);
   p.softcap = 5.0;
   CHECK(dlattn::plan(p, h200).kernel == "decode");
@@ -102,29 +100,21 @@ void batch_invariance() {
     Options options;
     options.batch_invariant = true;
     CHECK(dlattn::plan(p, device, options).kernel == "decode");
-    options.kernel = device.compute_major == 9 ? "sm90" : "wmma";
+    options.kernel = "wmma";
     const Plan plan = dlattn::plan(p, device, options);
-    CHECK(plan.kernel == options.kernel && plan.variant_name != std::string("short"));
+    CHECK(plan.kernel == options.kernel);
   }
 }
 
 void refused() {
   AttentionParams p = paged(1, 512, 8192);
-  p.page_size = 12;
-  refuses("sm90", nullptr, p, h200, "page_size is 12; accepted: multiples of 8 below 2^31");
-  p = paged(1, 512, 8192);
-  p.num_pages = std::int64_t{1} << 31;
-  refuses("sm90", nullptr, p, h200, "the pool has 2147483648 pages; accepted: up to 2147483647");
-  p = paged(1, 512, 8192);
-  p.leftpad_k = numbers;
-  refuses("sm90", nullptr, p, h200, "does not implement leftpad_k");
-  p = paged(1, 512, 8192);
+  refuses("sm90", nullptr, p, h200, "does not read keys in a cache: page_table is given");
+  refuses("sm90", "short", entries(p), h200,
+          "does not read keys in a cache: cache_batch_idx is given");
   p.softcap = 5.0;
-  refuses("sm90", nullptr, p, h200, "does not implement softcap with keys in a cache");
   refuses("wmma", nullptr, p, l4, "with keys in a cache: does not implement softcap");
   for (const int head_dim : {96, 256}) {
     const AttentionParams other = paged(1, 512, 8192, head_dim);
-    refuses("sm90", nullptr, other, h200, "has no instance for this head_dim with keys in a cache");
     refuses("wmma", nullptr, other, l4, "has no instance for this head_dim with keys in a cache");
   }
   p = paged(1, 512, 8192);
@@ -135,12 +125,6 @@ void refused() {
           "packed: does not read keys in a cache: page_table is given");
   p.seqlen_k = 131073;
   refuses("wmma", nullptr, p, l4, "variant narrow: seqlen_k is 131073; accepted: up to 131072");
-  refuses("sm90", nullptr, p, h200, "seqlen_k is 131073; accepted: up to 131072");
-  p = paged(1, 512, 8192);
-  p.v.row_stride = std::int64_t{1} << 33;
-  refuses("sm90", nullptr, p, h200,
-          "v has a row stride of 17179869184 bytes; accepted: multiples of 16 from 0 to "
-          "17179869168");
 }
 
 }  // namespace

@@ -6,11 +6,9 @@ and barriers of these kernels stand here too: mutate.py finds those of a family'
 
 from __future__ import annotations
 
-from seed_bugs import SM90, SeedBug
+from seed_bugs import SeedBug
 
 WMMA = ("wmma",)
-BOXES = "tile/box_source.cuh"
-TENSOR_BOX = "plan/tensor_box.h"
 
 
 def _wmma(
@@ -19,14 +17,7 @@ def _wmma(
     return SeedBug(kind, WMMA, "", replace, part=part, file=f"forward/wmma/{file}", asan=asan)
 
 
-def _sm90(
-    kind: str, part: str, replace: str, file: str = "forward/sm90/cached_producer.cuh"
-) -> SeedBug:
-    return SeedBug(kind, SM90, "", replace, part=part, file=file)
-
-
 CACHE_BUGS = (
-    # Rows by cp.async.
     _wmma("rows copied that nobody sees", "tile::contains(seen, next + row)", "row >= 0"),
     _wmma(
         "pages of hidden keys looked up",
@@ -64,52 +55,5 @@ CACHE_BUGS = (
         "0, static_cast<int>(",
         part="min(max(pages[at], 0), last), static_cast<int>(",
         file="tile/cache_source.cuh",
-    ),
-    # Boxes by TMA.
-    _sm90(
-        "keys behind the last one copied",
-        "{rows - exist, at.index, at.row + exist}",
-        "{0, at.index, at.row + rows}",
-        BOXES,
-    ),
-    _sm90("pages before all seen keys read", "|| first + rows <= seen.begin", "", BOXES),
-    SeedBug(
-        "pages behind all seen keys looked up",
-        SM90,
-        "",
-        "",
-        part="first >= seen.end ||",
-        file=BOXES,
-        asan=True,
-    ),
-    _sm90(
-        "queries of varlen batches taken for others'",
-        "if (params.cu_seqlens_q) {\n    use(",
-        "if (params.seqlen_q < 0) {\n    use(",
-        BOXES,
-    ),
-    _sm90(
-        "coordinates from the tensor on", "box.before = box_rows * box.strides[1];", ";", TENSOR_BOX
-    ),
-    _sm90(
-        "no box that ends with its page",
-        "box.sizes[4] = std::max<std::int64_t>(rows, 1) + 1;",
-        "box.sizes[4] = std::max<std::int64_t>(rows, 1);",
-        TENSOR_BOX,
-    ),
-    _sm90("boxes as long as pages", "p.page_size & -p.page_size", "p.page_size", TENSOR_BOX),
-    _sm90("all boxes at the first rows", "+ lane_row * kBlockRowBytes", ""),
-    _sm90("lengths by the room", "if (params.seqused_k) work.seqlen_k", "if (false) work.seqlen_k"),
-    _sm90("a stage that is in use", "__syncwarp();", ";"),
-    _sm90(
-        "the first tile of queries",
-        "work.m_block * kBlockM + c * kWarpgroupRows",
-        "c * kWarpgroupRows",
-    ),
-    _sm90(
-        "no wait for the grids ahead",
-        "ptx::wait_for_grids_ahead();",
-        ";",
-        "forward/sm90/cached_kernel.cuh",
     ),
 )

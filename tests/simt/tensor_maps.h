@@ -14,8 +14,7 @@ namespace simt {
 inline dlattn::ptx::TensorMap encode(const dlattn::cuda::TensorBox& box) {
   TensorMap map{};
   if (!box.data) return {};
-  map.address = reinterpret_cast<unsigned char*>(reinterpret_cast<std::uintptr_t>(box.data) -
-                                                 static_cast<std::uintptr_t>(box.before));
+  map.address = static_cast<unsigned char*>(const_cast<void*>(box.data));
   map.rank = box.rank;
   map.element_bytes = box.element_bytes;
   map.swizzle = box.box_columns * box.element_bytes;

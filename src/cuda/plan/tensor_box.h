@@ -5,8 +5,6 @@
 #include <string>
 
 #include "core/problem/limits.h"
-#include "core/util/inline.h"
-#include "dlattn/forward.h"
 #include "dlattn/tensor.h"
 
 // How tensors are described to TMA, as plain host code: a plan asks whether TMA accepts them, and a
@@ -25,8 +23,7 @@ struct TensorBox {
   int element_bytes = 2;
   int box_columns = kBoxRowBytes / 2;  // which fill a row of the swizzle's, or half of one
   int rank = 4;
-  int box_depth = 1;        // of the third dimension
-  std::int64_t before = 0;  // bytes by which TMA's coordinates count from before `data`
+  int box_depth = 1;  // of the third dimension
 };
 
 // Rows of all sequences of one length: [batch][heads][rows][columns].
@@ -71,32 +68,6 @@ TensorBox varlen_box(const char* name, const BasicTensorView<T>& x, std::int64_t
   box.strides[3] = box.strides[1];
   box.strides[4] = kVarlenWrap - box.strides[1];
   return box;
-}
-
-// Rows of the entries or pages of a cache. A box has rows of one page, and must end where the keys
-// of a sequence end within it. So the dimension of rows is as long as the box: of which the last r
-// rows are wanted begins at row box_rows - r, and there TMA takes the tensor to end. The fifth
-// dimension walks along the page in steps of a row, to where the wanted rows end; TMA's address is
-// box_rows before the tensor's for that.
-template <typename T>
-TensorBox page_box(const char* name, const BasicTensorView<T>& x, std::int64_t columns,
-                   std::int64_t rows, std::int64_t heads, std::int64_t pages, int box_rows,
-                   int element_bytes = 2) {
-  TensorBox box = tensor_box(name, x, columns, rows, heads, pages, box_rows, element_bytes);
-  box.rank = 5;
-  box.sizes[1] = box_rows;
-  box.sizes[4] = std::max<std::int64_t>(rows, 1) + 1;
-  box.strides[4] = box.strides[1];
-  box.before = box_rows * box.strides[1];
-  return box;
-}
-
-// The rows of a box of keys in a cache for tiles of `block_n`, a power of two: as many as a tile's
-// and a page's first rows have between them at least.
-DLATTN_SHARED int page_box_rows(const AttentionParams& p, int block_n) {
-  if (!p.page_table.data) return block_n;
-  const std::int64_t even = p.page_size & -p.page_size;
-  return even < block_n ? static_cast<int>(even) : block_n;
 }
 
 // Says why TMA cannot read a tensor; empty if it can.

@@ -2,8 +2,6 @@
 
 #include "cuda/plan/tensor_box.h"
 #include "cuda/ptx/tma.cuh"
-#include "cuda/tile/cache_source.cuh"
-#include "cuda/tile/mask.cuh"
 
 // Where TMA finds the rows of one head of a sequence, in tensors that plan/tensor_box.h describes.
 // A caller that loads or stores a box names a row of the sequence and a column.
@@ -44,29 +42,6 @@ struct VarlenBoxes {
   }
 };
 
-// Keys in a cache: rows of one page or entry (page_box()).
-struct PageBox {
-  int row;   // of its dimension: the box begins there
-  int page;  // or entry
-  int end;   // the row of it behind the box's last
-
-  __device__ __forceinline__ void load(ptx::SmemAddress to, const ptx::TensorMap& map,
-                                       ptx::SmemAddress mbarrier, int column, int head) const {
-    ptx::tma_load(to, map, mbarrier, {column, row, head, page}, end);
-  }
-};
-
-// The box of keys `first` to first + rows - 1, which are in one page. `seen`: those that a row
-// sees by position. Of a box without them nothing is read, nor of the table; it is zeros, as are
-// the rows behind the sequence's last key.
-__device__ __forceinline__ PageBox page_box_of(const CacheSource& source, const Range& seen,
-                                               int seqlen_k, int first, int rows) {
-  if (first >= seen.end || first + rows <= seen.begin) return {rows, 0, 0};
-  const CacheRow at = source.find(first);
-  const int exist = min(rows, seqlen_k - first);
-  return {rows - exist, at.index, at.row + exist};
-}
-
 // The boxes of a sequence whose rows of this tensor begin at `start` and are `length`.
 template <bool kVarlen>
 __device__ __forceinline__ auto box_source(int head, int batch, int start, int length) {
@@ -74,17 +49,6 @@ __device__ __forceinline__ auto box_source(int head, int batch, int start, int l
     return VarlenBoxes{head, start, length};
   } else {
     return StridedBoxes{head, batch};
-  }
-}
-
-// Calls use(boxes) with those of a work tile's rows of q or out, of fixed or of variable length.
-template <typename Tile, typename Use>
-__device__ __forceinline__ void with_query_boxes(const AttentionParams& params, const Tile& work,
-                                                 Use use) {
-  if (params.cu_seqlens_q) {
-    use(VarlenBoxes{work.head, work.start_q, work.seqlen_q});
-  } else {
-    use(StridedBoxes{work.head, work.batch});
   }
 }
 
