@@ -265,9 +265,9 @@ def test_training_goes_through_torchs_attention(calls: list[dict[str, Any]]) -> 
 def test_refusals() -> None:
     q, k, v = (drawn(1, 4, 2, 16, seed=i).to(torch.float16) for i in range(3))
     q.requires_grad_()
-    with pytest.raises(ValueError, match="precision 'fp8': dlattn has no gradients"):
+    with pytest.raises(ValueError, match="precision 'fp8': with it dlattn has no gradients"):
         integration.attend(q, k, v, precision="fp8")
-    with pytest.raises(ValueError, match="return_lse=True: dlattn has no gradients"):
+    with pytest.raises(ValueError, match="return_lse=True: with it dlattn has no gradients"):
         integration.attend(q, k, v, return_lse=True)
     backend = attention_dispatch._AttentionBackendRegistry._backends
     with torch.no_grad(), pytest.raises(NotImplementedError, match="no context parallelism"):
