@@ -31,11 +31,7 @@ struct Workspace {
 
   void* allocate(std::int64_t bytes) {
     return unlocked->with_gil([&] {
-      memory =
-          call_method(target.type->adapter, "workspace", target.like, bytes, target.device.index,
-                      call.stream.is_none()
-                          ? nb::none()
-                          : nb::object(nb::int_(reinterpret_cast<std::uintptr_t>(target.stream))));
+      memory = allocate_workspace(target, bytes, call.stream);
       // Python has run since they were looked at.
       check_unchanged(problem.tensors, problem.tensors + problem.num_tensors);
       if (append) append->check_unchanged();

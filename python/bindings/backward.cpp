@@ -221,7 +221,7 @@ class BackwardProblem {
       problem_.options.workspace = {[](void* context, std::int64_t bytes) {
                                       auto& given = *static_cast<Workspace*>(context);
                                       return given.unlocked->with_gil([&] {
-                                        return given.self->allocate_workspace(given.target, bytes);
+                                        return given.self->take_workspace(given.target, bytes);
                                       });
                                     },
                                     &workspace};
@@ -236,13 +236,8 @@ class BackwardProblem {
     });
   }
 
-  void* allocate_workspace(const Target& target, std::int64_t bytes) {
-    const nb::object stream =
-        forward_.stream.is_none()
-            ? nb::none()
-            : nb::object(nb::int_(reinterpret_cast<std::uintptr_t>(target.stream)));
-    memory_ = call_method(target.type->adapter, "workspace", target.like, bytes,
-                          target.device.index, stream);
+  void* take_workspace(const Target& target, std::int64_t bytes) {
+    memory_ = allocate_workspace(target, bytes, forward_.stream);
     check_unchanged_tensors();  // Python has run
     return import_tensor(memory_, "workspace", target).data;
   }

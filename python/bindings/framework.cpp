@@ -351,6 +351,14 @@ Allocation::~Allocation() {
   if (managed && managed->deleter) managed->deleter(managed);
 }
 
+nb::object allocate_workspace(const Target& target, std::int64_t bytes, nb::handle stream) {
+  const nb::object settled =
+      stream.is_none() ? nb::none()
+                       : nb::object(nb::int_(reinterpret_cast<std::uintptr_t>(target.stream)));
+  return call_method(target.type->adapter, "workspace", target.like, bytes, target.device.index,
+                     settled);
+}
+
 Allocation allocate(const Target& target, const char* name, const std::int64_t* shape, int ndim,
                     DType dtype) {
   Allocation made;

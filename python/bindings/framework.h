@@ -80,6 +80,9 @@ struct Allocation {
   ~Allocation();
 };
 
+// Memory of the target's framework for a plan's workspace, on `stream` as the caller named it.
+nb::object allocate_workspace(const Target& target, std::int64_t bytes, nb::handle stream);
+
 Allocation allocate(const Target& target, const char* name, const std::int64_t* shape, int ndim,
                     DType dtype);
 nb::object take(const Target& target, Allocation* allocation);

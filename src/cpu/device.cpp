@@ -90,4 +90,10 @@ bool has_isa(const char* isa) {
   return false;
 }
 
+void check_num_threads(int num_threads) {
+  if (num_threads >= 0 && num_threads <= 4096) return;
+  throw UnsupportedError("num_threads is " + std::to_string(num_threads) +
+                         "; accepted: 1 to 4096, or 0 for the default");
+}
+
 }  // namespace dlattn::cpu

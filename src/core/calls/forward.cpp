@@ -2,6 +2,7 @@
 
 #include "core/backend.h"
 #include "core/calls/forward.h"
+#include "core/calls/support.h"
 #include "core/plan/plan.h"
 #include "core/problem/quantized.h"
 #include "core/validate/validate.h"
@@ -32,19 +33,10 @@ Plan plan_of_call(const AttentionParams& params, const DeviceInfo& device, const
 }  // namespace
 
 Support supported(const AttentionParams& params, const DeviceInfo& device, const Options& options) {
-  try {
+  return core::support_of(params, params, device, options, [&] {
     core::validate(params);
     core::validate(options);
-  } catch (const UnsupportedError& error) {
-    return {false, {error.what()}};
-  }
-  Plan plan;
-  std::vector<std::string> reasons = core::refusals(params, device, options, &plan);
-  if (reasons.empty() && params.workspace && device.type == DeviceType::kCuda) {
-    const std::string why = core::workspace_refusal(params, plan);
-    if (!why.empty()) reasons.push_back(why);
-  }
-  return {reasons.empty(), std::move(reasons)};
+  });
 }
 
 Plan plan(const AttentionParams& params, const DeviceInfo& device, const Options& options) {

@@ -237,19 +237,36 @@ std::string workspace_refusal(const AttentionParams& params, const Plan& plan) {
                 kWorkspaceAlignment, "; accepted: multiples of it");
 }
 
-void* workspace_of(const AttentionParams& params, const Plan& plan,
-                   const WorkspaceAllocator& allocator) {
+namespace {
+
+// `given`: a copy of the parameters, `attention` the part of it that has the workspace.
+template <typename Params>
+void* taken_workspace(const Params& given, AttentionParams* attention, const Plan& plan,
+                      const WorkspaceAllocator& allocator) {
   if (plan.workspace_bytes == 0) return nullptr;
-  AttentionParams given = params;
-  const bool allocates = !params.workspace && allocator.function;
+  const bool allocates = !attention->workspace && allocator.function;
   if (allocates) {
-    given.workspace = allocator.function(allocator.context, plan.workspace_bytes);
-    given.workspace_bytes = plan.workspace_bytes;
+    attention->workspace = allocator.function(allocator.context, plan.workspace_bytes);
+    attention->workspace_bytes = plan.workspace_bytes;
   }
-  if (const std::string why = workspace_refusal(given, plan); !why.empty())
+  if (const std::string why = workspace_refusal(*attention, plan); !why.empty())
     throw UnsupportedError(why);
   if (allocates) check_workspace_memory(given);
-  return given.workspace;
+  return attention->workspace;
+}
+
+}  // namespace
+
+void* workspace_of(const AttentionParams& params, const Plan& plan,
+                   const WorkspaceAllocator& allocator) {
+  AttentionParams given = params;
+  return taken_workspace(given, &given, plan, allocator);
+}
+
+void* workspace_of(const BackwardParams& params, const Plan& plan,
+                   const WorkspaceAllocator& allocator) {
+  BackwardParams given = params;
+  return taken_workspace(given, &given.forward, plan, allocator);
 }
 
 }  // namespace dlattn::core

@@ -68,6 +68,8 @@ std::string workspace_refusal(const AttentionParams& params, const Plan& plan);
 // or if what the allocator gives shares memory with a tensor.
 void* workspace_of(const AttentionParams& params, const Plan& plan,
                    const WorkspaceAllocator& allocator);
+void* workspace_of(const BackwardParams& params, const Plan& plan,
+                   const WorkspaceAllocator& allocator);
 
 // Prints a plan to stderr if the environment variable DLATTN_PRINT_PLAN asks for it.
 void print_if_asked(const Plan& plan);

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "core/operations/append.h"
+#include "core/operations/backward.h"
 #include "core/operations/forward.h"
 #include "core/validate/fail.h"
 
@@ -85,13 +86,26 @@ void check_own_memory(const AppendParams& append, const AttentionParams& attenti
   }
 }
 
-void check_workspace_memory(const AttentionParams& params) {
+namespace {
+
+template <typename Params>
+void check_last_tensor(const Params& params) {
   const GivenTensors tensors = tensors_of(params);
   const GivenTensor& workspace = *(tensors.end() - 1);
   for (const GivenTensor* output = written_in(tensors); output < &workspace; ++output)
     check_apart(workspace, *output);
   for (const GivenTensor* input = tensors.begin(); input < written_in(tensors); ++input)
     check_apart(workspace, *input);
+}
+
+}  // namespace
+
+void check_workspace_memory(const AttentionParams& params) {
+  check_last_tensor(params);
+}
+
+void check_workspace_memory(const BackwardParams& params) {
+  check_last_tensor(params);
 }
 
 }  // namespace dlattn::core

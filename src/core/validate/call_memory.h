@@ -17,7 +17,8 @@ void check_own_memory(const AppendParams& params, const GivenTensors& tensors);
 // the queries that it rotates.
 void check_own_memory(const AppendParams& append, const AttentionParams& attention);
 
-// The same of `attention`'s workspace alone.
+// The same of a call's workspace alone, the last tensor of its table.
 void check_workspace_memory(const AttentionParams& params);
+void check_workspace_memory(const BackwardParams& params);
 
 }  // namespace dlattn::core

@@ -1,14 +1,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <new>
-#include <string>
 #include <vector>
 
 #include "core/backend.h"
 #include "core/problem/tensor_sizes.h"
+#include "core/util/ceil_div.h"
 #include "cpu/backward/task.h"
 #include "cpu/device.h"
 #include "cpu/forward/own_lengths.h"
@@ -17,9 +16,7 @@
 namespace dlattn::cpu {
 namespace {
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
+using core::ceil_div;
 
 std::int64_t compute_bytes(const AttentionParams& p) {
   return p.q.dtype == DType::kFloat64 ? 8 : 4;
@@ -251,25 +248,10 @@ class Backward {
 
 }  // namespace
 
-const BackwardKernels& backward_kernels_for(const char* isa, DType dtype) {
-  const bool is_double = dtype == DType::kFloat64;
-  if (!*isa) isa = device_info().isa;
-#if defined(__x86_64__)
-  if (has_isa(isa) && std::strcmp(isa, "avx512") == 0) return avx512_backward_kernels(is_double);
-  if (has_isa(isa) && std::strcmp(isa, "avx2") == 0) return avx2_backward_kernels(is_double);
-#endif
-  if (std::strcmp(isa, "portable") == 0) return portable_backward_kernels(is_double);
-  throw UnsupportedError(std::string("isa is \"") + isa +
-                         "\", which this processor or this build does not have");
-}
-
 void plan(const BackwardParams& params, const DeviceInfo& device, const Options& options,
           Plan* plan) {
   const AttentionParams& p = params.forward;
-  if (options.num_threads < 0 || options.num_threads > 4096) {
-    throw UnsupportedError("num_threads is " + std::to_string(options.num_threads) +
-                           "; accepted: 1 to 4096, or 0 for the default");
-  }
+  check_num_threads(options.num_threads);
   const BackwardKernels& kernels = backward_kernels_for(device.isa, p.q.dtype);
   plan->isa = device.isa;
   plan->block_m = kernels.block_m;

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "core/backend.h"
+#include "core/util/ceil_div.h"
+#include "cpu/device.h"
 #include "cpu/forward/own_lengths.h"
 #include "cpu/forward/quantized.h"
 #include "cpu/forward/task.h"
@@ -15,9 +17,7 @@
 namespace dlattn::cpu {
 namespace {
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
+using core::ceil_div;
 
 // Query rows that share a KV head's keys, of the longest sequence.
 std::int64_t rows_per_kv_head(const AttentionParams& p) {
@@ -166,11 +166,7 @@ void plan(const AttentionParams& params, const DeviceInfo& device, const Options
           Plan* plan) {
   if (params.precision != Precision::kInputs)
     return cpu::plan(dequantized(params), device, options, plan);
-  const int num_threads = options.num_threads;
-  if (num_threads < 0 || num_threads > 4096) {
-    throw UnsupportedError("num_threads is " + std::to_string(num_threads) +
-                           "; accepted: 1 to 4096, or 0 for the default");
-  }
+  check_num_threads(options.num_threads);
   const KernelSet& kernels = kernels_for(device.isa);
   const Tiles tiles = kernels.tiles(params.q.dtype, rows_per_kv_head(params));
   plan->isa = device.isa;
@@ -195,7 +191,7 @@ void plan(const AttentionParams& params, const DeviceInfo& device, const Options
                            " tiles of queries; accepted: as many as take up to " +
                            std::to_string(kMaxTensorBytes) + " bytes, or 0 for the default");
   }
-  plan->num_threads = num_threads > 0 ? num_threads : device.num_threads;
+  plan->num_threads = options.num_threads > 0 ? options.num_threads : device.num_threads;
   if (plan->num_threads > plan->grid)
     plan->num_threads = plan->grid > 0 ? static_cast<int>(plan->grid) : 1;
   plan->workspace_bytes = plan->num_threads * kernels.scratch_bytes(params, tiles) + states;

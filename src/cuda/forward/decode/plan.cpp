@@ -7,6 +7,7 @@
 #include "core/plan/code.h"
 #include "core/plan/family.h"
 #include "core/problem/limits.h"
+#include "core/util/ceil_div.h"
 #include "core/util/concat.h"
 #include "cuda/forward/decode/params.h"
 #include "cuda/plan/cost.h"
@@ -15,11 +16,8 @@
 namespace dlattn::decode {
 namespace {
 
+using core::ceil_div;
 using core::refuse;
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
 
 // The times of a tile shape, in nanoseconds. Measured on an H200
 // (research/steps/h200-choices-blocks.json).
