@@ -226,6 +226,16 @@ void plans() {
   CHECK(one.num_launches() > 1 && one.launch(0).operation == Operation::kDelta);
 }
 
+// Tensors without elements cost no memory, however many sequences they are said to have.
+void sequences_without_rows() {
+  BackwardParams b = good();
+  b.forward.batch_size = kMaxCount;
+  b.forward.seqlen_q = b.forward.seqlen_k = 0;
+  b.dbias.data = nullptr;
+  b.dalibi_slopes.data = b.dsinks.data = nullptr;
+  CHECK_THROWS(backward(b), UnsupportedError, "(nothing thrown)");
+}
+
 }  // namespace
 
 int main() {
@@ -236,5 +246,6 @@ int main() {
   shared_memory();
   options();
   plans();
+  sequences_without_rows();
   return test::summary();
 }

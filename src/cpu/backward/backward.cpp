@@ -30,6 +30,8 @@ std::int64_t delta_bytes(const AttentionParams& p) {
 }
 
 std::vector<SequenceRows> sequences_of(const AttentionParams& p) {
+  // Tensors without elements may have any number of sequences.
+  if (!p.cu_seqlens_q && !p.cu_seqlens_k && p.seqlen_q == 0 && p.seqlen_k == 0) return {};
   std::vector<SequenceRows> all(static_cast<std::size_t>(p.batch_size));
   for (std::int64_t b = 0; b < p.batch_size; ++b) {
     SequenceRows& one = all[static_cast<std::size_t>(b)];

@@ -128,7 +128,8 @@ class BackwardKernel {
       if (!own) return Range<std::int64_t>{0, length};
       return Range<std::int64_t>{tile * size, min_int((tile + 1) * size, length)};
     };
-    const Range<std::int64_t> batches = each(dims.batches, task.batch, p_.batch_size);
+    const Range<std::int64_t> batches =
+        sequences ? each(dims.batches, task.batch, p_.batch_size) : Range<std::int64_t>{0, 0};
     const Range<std::int64_t> heads = each(dims.heads, task.head, p_.num_heads);
     for (std::int64_t b = batches.begin; b < batches.end; ++b) {
       const SequenceRows& sequence = sequences[b];

@@ -46,7 +46,7 @@ struct BackwardKernels {
   // Returns the task's part of dalibi_slopes.
   double (*queries)(const BackwardParams& params, const BackwardTask& task, const void* delta,
                     void* scratch) = nullptr;
-  // `sequences`: [batch_size].
+  // `sequences`: [batch_size]; null: none has rows.
   void (*bias)(const BackwardParams& params, const BiasTask& task, const BiasDims& dims,
                const SequenceRows* sequences, const void* delta, void* scratch) = nullptr;
 };
