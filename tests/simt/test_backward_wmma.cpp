@@ -189,6 +189,11 @@ std::vector<BackwardCase> cases(int head_dim) {
   const auto with = [&](auto set) { sizes.push_back(simt::with(base, set)); };
   with([](Case& c) { c.softcap = 2.0; });
   with([](Case& c) { c.alibi = true; });
+  // Rows all of whose keys have the lowest number, whose multiple by log2(e) is none.
+  with([](Case& c) {
+    c.bias = simt::Bias::kFloat32;
+    c.extreme = simt::Extreme{simt::Extreme::Where::kOddRows, 0, -3.4028235e38};
+  });
   with([](Case& c) { c.bias = simt::Bias::kOwnDType, c.mask = true; });
   with([](Case& c) {
     c.bias = simt::Bias::kFloat32, c.score_layout = simt::ScoreLayout::kColumns, c.causal = kFull;

@@ -210,7 +210,9 @@ def plain_gradients(
         own_lse = lse[b, h, rows]
         # A row that sees nothing has lse = -inf, and no probabilities.
         seen = allowed & ~np.isneginf(own_lse)[:, None]
-        probs = np.exp(np.where(seen, scores - np.where(seen, own_lse[:, None], 0), -np.inf))
+        # No score exceeds lse but by rounding, which at -1e9 is by 64.
+        power = np.minimum(scores - np.where(seen, own_lse[:, None], 0), 0)
+        probs = np.exp(np.where(seen, power, -np.inf))
         own_delta = np.where(np.any(seen, axis=1), delta[b, h, rows], 0)
         ds = probs * (dout[b, h, rows] @ v[b, head_kv].T - own_delta[:, None])
         dx = round_to(ds * slope_of_cap, dtype)

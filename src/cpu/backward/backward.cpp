@@ -182,8 +182,8 @@ class Backward {
         const std::int64_t entry = p_.cu_seqlens_q ? 0 : one.batch;
         for (std::int64_t i = one.first_q; i < one.first_q + one.len_q; ++i) {
           const double lse = p_.lse.data[entry * p_.lse.batch_stride + h * p_.lse.head_stride + i];
-          if (sink == -INFINITY) continue;
-          const double probability = sink == lse ? 1.0 : std::exp(sink - lse);
+          if (sink == -INFINITY || lse == -INFINITY) continue;
+          const double probability = sink >= lse ? 1.0 : std::exp(sink - lse);
           sum -= probability * delta_at((entry * p_.num_heads + h) * rows + i);
         }
       }

@@ -210,7 +210,6 @@ class BackwardKernel {
     scores->hide(s_t_, j, count);
     const T unit = scores->adjusts() ? T(1) : static_cast<T>(p_.softmax_scale);
     constexpr T kLog2E = MathConstants<T>::kLog2E;
-    const Vec<T> least = broadcast(-MathConstants<T>::kExpMax);
     double total = 0.0;
     for (std::int64_t lane = 0; lane < kM; lane += kWidth<T>) {
       const Vec<T> lse = load(lse_ + lane), delta = load(delta_ + lane);
@@ -221,7 +220,8 @@ class BackwardKernel {
       for (std::int64_t n = 0; n < count; ++n) {
         const std::int64_t at = n * kM + lane;
         const Vec<T> power = (load(s_t_ + at) * unit - lse) * kLog2E;
-        const Vec<T> p = exp2<T>(-max(least, -power));
+        // No score exceeds lse but by rounding, which at -1e9 is by 64.
+        const Vec<T> p = exp2<T>(-max(broadcast(T(0)), -power));
         Vec<T> ds = p * (load(dp_t_ + at) - delta);
         if (slope) {
           const Vec<T> keys = distance - static_cast<T>(n);

@@ -40,9 +40,16 @@ DLATTN_SHARED std::int64_t delta_blocks(const AttentionParams& p) {
   return (p.seqlen_q + kDeltaRows - 1) / kDeltaRows;
 }
 
+// Whether lse is kept as it is, else times log2(e). A bias or slopes may be so large that the
+// multiple is infinite, or rounded by so much that exp2 of a difference is: the natural one is
+// subtracted from natural scores first.
+DLATTN_SHARED bool has_natural_lse(const AttentionParams& p) {
+  return p.bias.data || p.alibi_slopes.data;
+}
+
 // Byte offsets into the workspace. All are multiples of 128.
 struct BackwardWorkspace {
-  std::int64_t lse_log2;     // float [rows]: lse * log2(e), or inf where a row sees nothing
+  std::int64_t lse;          // float [rows]: by has_natural_lse(), or inf where a row sees nothing
   std::int64_t delta;        // float [rows]: rowsum(dout * out) - dlse
   std::int64_t sink_parts;   // float [batch_size][num_heads][delta_blocks]; none without dsinks
   std::int64_t slope_parts;  // float [batch_size][num_heads][Plan::parts_per_head]
@@ -57,7 +64,7 @@ DLATTN_SHARED BackwardWorkspace backward_workspace(const BackwardParams& b,
   const std::int64_t heads = p.batch_size * p.num_heads;
   const std::int64_t rows = (p.cu_seqlens_q ? p.num_heads : heads) * padded_rows(p);
   BackwardWorkspace map{};
-  map.delta = map.lse_log2 + floats(rows);
+  map.delta = map.lse + floats(rows);
   map.sink_parts = map.delta + floats(rows);
   map.slope_parts = map.sink_parts + (b.dsinks.data ? floats(heads * delta_blocks(p)) : 0);
   map.own = map.slope_parts + floats(heads * parts_per_head);
@@ -71,13 +78,13 @@ DLATTN_SHARED T* workspace_at(const BackwardParams& b, std::int64_t offset) {
 
 // lse and delta of the rows of a head of a sequence.
 struct DeltaRows {
-  const float* lse_log2;
+  const float* lse;
   const float* delta;
 
   DLATTN_SHARED DeltaRows(const BackwardParams& b, int batch, int head, int start_q) {
     const BackwardWorkspace map = backward_workspace(b, 0);
     const std::int64_t first = padded_row_index(b.forward, batch, head, start_q);
-    lse_log2 = workspace_at<const float>(b, map.lse_log2) + first;
+    lse = workspace_at<const float>(b, map.lse) + first;
     delta = workspace_at<const float>(b, map.delta) + first;
   }
 };

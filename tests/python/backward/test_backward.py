@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import to_float64
-from gradients import FEATURES, NAMES, array, check, nans, random_problem, varlen_problem
+from gradients import (
+    FEATURES,
+    NAMES,
+    array,
+    check,
+    check_finite_spellings,
+    nans,
+    random_problem,
+    varlen_problem,
+)
 
 import dlattn
 from dlattn.reference import max_error
@@ -78,6 +87,12 @@ def test_rows_that_see_nothing(features):
     found = check(problem)
     blind = problem.inputs["q"].shape[1] // 2
     assert (found.dq[:, blind] == 0).all() and (found.dq[:, 0] != 0).any()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("lowest", [-1e9, -1e20, float(np.finfo(np.float32).min)])
+def test_finite_spellings_of_minus_infinity(lowest, dtype):
+    check_finite_spellings(lowest, dtype)
 
 
 def test_keys_that_nobody_sees():

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 from gpu_checks import DEVICE, HALF, HOPPER, torch
-from gradients import FEATURES, NAMES, OF, array, check, random_problem, varlen_problem
+from gradients import (
+    FEATURES,
+    NAMES,
+    OF,
+    array,
+    check,
+    check_finite_spellings,
+    random_problem,
+    varlen_problem,
+)
 
 import dlattn
 from dlattn.reference import to_float64
@@ -112,6 +121,13 @@ def test_only_what_is_asked_for(kernel: str, dtype: str, needs: Any, memory: Any
     features = ("sinks", "causal", "softcap")
     problem = random_problem(11, dtype, DEVICE, most=100, features=features, dims=(64,))
     run(kernel, problem, memory, needs)
+
+
+@pytest.mark.parametrize("kernel", ["scalar", "wmma"])
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("lowest", [-1e9, -1e20, -3.4028234663852886e38])
+def test_finite_spellings_of_minus_infinity(kernel: str, dtype: str, lowest: float) -> None:
+    check_finite_spellings(lowest, dtype, DEVICE, kernel=kernel)
 
 
 @pytest.mark.parametrize("kernel", ["scalar", "wmma"])

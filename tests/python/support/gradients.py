@@ -117,8 +117,37 @@ def check(problem: Problem, found: Any = None, needs: Any = None, **more: Any) -
         if name not in ("dq", "dk", "dv"):
             tiny += np.finfo(np.float32).eps * _largest(expected) * max(problem_size(problem), 1)
         bound = 3 * max_error(rough, want) + tiny
+        assert np.isfinite(bound), name
         assert max_error(got, want) <= bound, (name, max_error(got, want), bound, largest)
     return found
+
+
+def check_finite_spellings(lowest: float, dtype: str, device: str = "cpu", **more: Any) -> None:
+    """Rows all of whose keys have a finite bias that stands for minus infinity, and no gradient.
+
+    Scores and lse are rounded by much there: lse is what it was and one number less, as another
+    kernel may round it. Such rows add nothing to the gradients of the others; with a gradient of
+    their own, whose share no lse tells, everything stays finite.
+    """
+    problem = random_problem(16, dtype, device, most=60, features=("causal",), dims=(64,))
+    seqlen_q, seqlen_k = problem.inputs["q"].shape[1], problem.inputs["k"].shape[1]
+    bias = np.zeros((1, 1, seqlen_q, seqlen_k), np.float32)
+    bias[:, :, ::3] = lowest
+    bias[..., seqlen_k // 2] = lowest
+    problem.inputs["bias"] = array(bias, "float32", device)
+    given = problem.dout
+    dout = to_float64(given)
+    dout[:, ::3] = 0
+    problem.forward()
+    lse = np.asarray(to_float64(problem.lse), np.float32)
+    lowest_finite = np.finfo(np.float32).min
+    less = np.where(lse > lowest_finite, np.nextafter(lse, lowest_finite), lse)
+    for rounded in (lse, np.where(lse < -1e8, less, lse)):
+        problem.lse = array(rounded, "float32", device)
+        problem.dout = array(dout, dtype, device)
+        check(problem, **more)
+        problem.dout = given
+        assert all(np.isfinite(to_float64(x)).all() for x in problem.gradients(**more)[:4])
 
 
 def _largest(gradients: Any) -> float:

@@ -71,7 +71,7 @@ inline Problem make_problem(const BackwardParams& b, std::int64_t rows, int bloc
   problem.softcap_log2 = static_cast<float>(p.softcap * kLog2e);
   const BackwardWorkspace map = backward_workspace(b, 0);
   problem.padded_rows = padded_rows(p);
-  problem.lse_log2 = workspace_at<const float>(b, map.lse_log2);
+  problem.lse_log2 = workspace_at<const float>(b, map.lse);
   problem.delta = workspace_at<const float>(b, map.delta);
   problem.dq_sum = b.dq.data ? workspace_at<float>(b, map.own) : nullptr;
   problem.dq = b.dq;

@@ -86,7 +86,7 @@ struct KeyBlock {
         base + kMap.q + stage * kBlockM * kRowBytes,
         walk.seq.template rows<const T>(p.q, walk.seq.start_q, head) + m0 * p.q.row_stride,
         p.q.row_stride, walk.seq.seqlen_q - m0, static_cast<int>(p.head_dim));
-    copy_row_numbers(kMap.lse + stage * kBlockM * 4, shape.lse_log2, head, m0);
+    copy_row_numbers(kMap.lse + stage * kBlockM * 4, shape.lse, head, m0);
   }
   __device__ __forceinline__ void copy_dout(const QueryStep& step) const {
     const int head = walk.head(step);
@@ -166,6 +166,18 @@ struct KeyBlock {
     if (!walk.all_visible(step)) hide_by_position(step, x);
 
     const float* lse = reinterpret_cast<const float*>(smem + kMap.lse) + stage * kBlockM;
+    if (shape.natural_lse) {
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j) {
+        float rLse[2];
+        tile::load(rLse, lse + 8 * j + lane % 4 * 2);
+#pragma unroll
+        for (int k = 0; k < kKeyTiles; ++k) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) x[k][j][e] = mod.less_lse(x[k][j][e], rLse[e % 2]);
+        }
+      }
+    }
     for_each_half([&](int half, int first) {
 #pragma unroll
       for (int u = first; u < first + kHalf; ++u) {
@@ -174,7 +186,7 @@ struct KeyBlock {
         tile::load(rLse, lse + 8 * j + lane % 4 * 2);
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          x[k][j][e] = ptx::exp2(fmaf(x[k][j][e], shape.score_log2, -rLse[e % 2]));
+          x[k][j][e] = ptx::exp2(fmaf(x[k][j][e], shape.score_log2, -mod.lse_log2(rLse[e % 2])));
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           float* const p = x[k][j] + 2 * h;

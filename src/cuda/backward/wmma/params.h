@@ -34,12 +34,13 @@ struct Shape {
   // scale, and so are natural.
   bool natural;
   float score_log2;
+  bool natural_lse;  // has_natural_lse()
   int store_bytes;
   std::uint32_t num_blocks;  // a grid has one at least
   BiasGrid bias;             // of the kernel of dbias
-  // In the workspace: lse in base 2 and delta of all rows, `delta_rows` of each head
+  // In the workspace: lse and delta of all rows, `delta_rows` of each head
   // (cuda/plan/backward_workspace.h).
-  const float* lse_log2;
+  const float* lse;
   const float* delta;
   std::int64_t delta_rows;
   // The sum of dQ (traits.h), or null: dQ is made elsewhere. A sequence's parts

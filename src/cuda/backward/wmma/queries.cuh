@@ -42,7 +42,7 @@ struct QueryBlock {
   unsigned char* smem;
   ptx::SmemAddress base;
   int lane, warp_row, split;
-  float lse_log2[2], delta[2];  // of the lane's rows, which need not exist
+  float lse[2], delta[2];  // of the lane's rows, which need not exist
   float acc[1][kHeadDim / 8][4];
 
   __device__ __forceinline__ QueryBlock(const BackwardParams& params, const Shape& shape,
@@ -63,7 +63,7 @@ struct QueryBlock {
         padded_row_index(params.forward, batch, head, seq.start_q) + lane_row();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      lse_log2[h] = shape.lse_log2[row + 8 * h];
+      lse[h] = shape.lse[row + 8 * h];
       delta[h] = shape.delta[row + 8 * h];
     }
 #pragma unroll
@@ -139,11 +139,18 @@ struct QueryBlock {
     const int last = min(m0 + kBlockM, seq.seqlen_q) - 1;
     if (!tile::contains_all(mask.every_row(m0, last), n * kBlockN, kBlockN))
       tile::mma::apply_mask(s, mask, lane_row(), n0, lane);
+    if (shape.natural_lse) {
+#pragma unroll
+      for (int j = 0; j < kWarpKeys / 8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[0][j][e] = mod.less_lse(s[0][j][e], lse[e / 2]);
+      }
+    }
 #pragma unroll
     for (int j = 0; j < kWarpKeys / 8; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float p = ptx::exp2(fmaf(s[0][j][e], shape.score_log2, -lse_log2[e / 2]));
+        const float p = ptx::exp2(fmaf(s[0][j][e], shape.score_log2, -mod.lse_log2(lse[e / 2])));
         s[0][j][e] = p * dp[0][j][e];
       }
     }

@@ -41,6 +41,7 @@ inline Shape make_shape(const AttentionParams& p, std::int64_t seqlen, int rows,
   shape.inverse_softcap = p.softcap != 0.0 ? static_cast<float>(1.0 / p.softcap) : 0.0f;
   shape.natural = p.softcap != 0.0 || p.alibi_slopes.data || p.bias.data;
   shape.score_log2 = static_cast<float>((shape.natural ? 1.0 : p.softmax_scale) * kLog2e);
+  shape.natural_lse = has_natural_lse(p);
   shape.store_bytes = store_bytes;
   return shape;
 }
@@ -127,7 +128,7 @@ inline Shape planned_shape(const BackwardParams& b, const Plan& plan, Kernel ker
                            int head_dim_tile) {
   Shape shape = make_shape(b, kernel, head_dim_tile, store_bytes(b));
   const BackwardWorkspace map = backward_workspace(b, plan.parts_per_head);
-  shape.lse_log2 = workspace_at<float>(b, map.lse_log2);
+  shape.lse = workspace_at<float>(b, map.lse);
   shape.delta = workspace_at<float>(b, map.delta);
   shape.delta_rows = padded_rows(b.forward);
   if (plan.cleared_bytes > 0)

@@ -1,7 +1,7 @@
 #pragma once
 
-// Prepares a backward pass: lse * log2(e) and delta = rowsum(dout * out) - dlse of every row of q
-// (cuda/plan/backward_workspace.h), partial sums of dsinks, and zeros.
+// Prepares a backward pass: lse, most often times log2(e), and delta = rowsum(dout * out) - dlse of
+// every row of q (cuda/plan/backward_workspace.h), partial sums of dsinks, and zeros.
 //
 // A thread block has kDeltaRows rows of one head of one sequence, 8 lanes a row. All blocks
 // together set to zero what nobody else writes: rows of dq, dk and dv that belong to no sequence,
@@ -43,8 +43,8 @@ __device__ __forceinline__ float dot(const T* out, const T* dout, int columns, b
 
 // The probability of the sink of a row.
 __device__ __forceinline__ float sink_probability(float sink, float lse) {
-  if (sink == -INFINITY) return 0.0f;
-  return sink == lse ? 1.0f : ptx::exp2((sink - lse) * tile::kLog2e);
+  if (sink == -INFINITY || lse == -INFINITY) return 0.0f;
+  return sink >= lse ? 1.0f : ptx::exp2((sink - lse) * tile::kLog2e);
 }
 
 // A head of a sequence in the tensors of a backward pass.
@@ -79,8 +79,9 @@ __device__ __forceinline__ float compute_rows(const BackwardParams& b, const Sha
   if (m0 >= seq.seqlen_q) return 0.0f;
   const std::int64_t first = padded_row_index(p, batch, head, seq.start_q);
   const BackwardWorkspace map = backward_workspace(b, 0);
-  float* const lse_log2 = workspace_at<float>(b, map.lse_log2) + first;
+  float* const lse_out = workspace_at<float>(b, map.lse) + first;
   float* const delta = workspace_at<float>(b, map.delta) + first;
+  const float lse_scale = has_natural_lse(p) ? 1.0f : tile::kLog2e;
   const bool wants_sink = b.dsinks.data;
   const float sink = wants_sink ? p.sinks.data[head * p.sinks.head_stride] : 0.0f;
   float sink_sum = 0.0f;
@@ -102,7 +103,7 @@ __device__ __forceinline__ float compute_rows(const BackwardParams& b, const Sha
       if (b.dlse.data) sum -= b.dlse.data[seq.offset(b.dlse, head, row)];
       if (wants_sink) sink_sum -= sink_probability(sink, lse) * sum;
     }
-    lse_log2[row] = lse == -INFINITY ? INFINITY : lse * tile::kLog2e;
+    lse_out[row] = lse == -INFINITY ? INFINITY : lse * lse_scale;
     delta[row] = sum;
   }
   return sink_sum;
