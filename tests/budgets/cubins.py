@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -133,6 +134,7 @@ _BESIDE_BACKWARD_KERNEL = re.compile(
 # An instance of int8 has the kernels of two precisions.
 _INT8, _INT8_FP16 = "wmma8_int8_", "wmma8_int8_fp16_"
 _PRECISIONS = {"1": "int8", "2": "fp8", "3": "int8_fp16"}
+_OPCODE = re.compile(r"^ +/\*[0-9a-f]+\*/ +(?:@!?U?P\w+ +)?([A-Z0-9_.]+)", re.M)
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
 
@@ -398,7 +400,7 @@ class Kernels:
     """The kernels of one build."""
 
     usage: dict[str, dict[str, Usage]]  # by kernel, then by architecture
-    code: dict[str, str]  # machine code for the architecture of its budget, as text
+    code: dict[str, str]  # of those of reads_code(): machine code for its budget's architecture
     source: str  # where they come from
 
 
@@ -419,20 +421,26 @@ def listings(
     binary: Path, arch: str = SM_89, symbols: Sequence[str] = ()
 ) -> Iterator[tuple[str, str]]:
     """(mangled name, machine code as text) of kernels of a library or cubin; default: of all."""
-    name = ""
-    lines: list[str] = []
     options = [] if binary.suffix == ".cubin" else ["-arch", arch]
     if symbols:
         options += ["-fun", ",".join(symbols)]
-    for line in _run(tool("cuobjdump"), "-sass", *options, str(binary)).splitlines():
-        if match := re.search(r"Function : (\w+)", line):
-            if name:
-                yield name, "\n".join(lines)
-            name, lines = match[1], []
-        else:
-            lines.append(line)
-    if name:
-        yield name, "\n".join(lines)
+    listing = _run(tool("cuobjdump"), "-sass", *options, str(binary))
+    for function in listing.split("Function : ")[1:]:
+        name, _, code = function.partition("\n")
+        yield name, code
+
+
+def reads_code(kernel: str) -> bool:
+    """Whether tests read a kernel's machine code. That of bfloat16 differs from float16's in the
+    types of its instructions alone; only .ci/nightly reads both."""
+    return kernel.startswith(("wmma", "sm90")) and (
+        "_bfloat16_" not in kernel or bool(os.environ.get("DLATTN_NIGHTLY"))
+    )
+
+
+def opcodes(code: str) -> Counter[str]:
+    """How often each instruction is in machine code, by the name that it has before operands."""
+    return Counter(_OPCODE.findall(code))
 
 
 def _read(binaries: list[Path], source: str) -> Kernels:
@@ -442,7 +450,7 @@ def _read(binaries: list[Path], source: str) -> Kernels:
         for symbol, arch, usage in usage_of_symbols(binary):
             if name := name_of(symbol):
                 kernels.usage.setdefault(name, {})[arch] = usage
-                if arch == arch_of(name):
+                if arch == arch_of(name) and reads_code(name):
                     wanted.setdefault(arch, []).append(symbol)
         jobs = [(binary, arch, symbols) for arch, symbols in wanted.items()]
         with ThreadPoolExecutor(2) as pool:
