@@ -24,6 +24,7 @@ CHOSEN = {
     EFFICIENT: BACKENDS.EFFICIENT_ATTENTION,
     CUDNN: BACKENDS.CUDNN_ATTENTION,
 }
+BACKWARD_OF = {"_flash_attention_forward": "_flash_attention_backward"}
 # Both sides of a comparison round to bfloat16 and float16.
 TOLERANCE = {torch.float16: 6e-3, torch.bfloat16: 5e-2, torch.float32: 2e-4}
 
@@ -56,12 +57,14 @@ def drawn(
     ]
 
 
-def stock_and_ours(function: Any, tensors: list[Any]) -> list[tuple[Any, ...]]:
+def stock_and_ours(
+    function: Any, tensors: list[Any], gradients_of: Any = "auto"
+) -> list[tuple[Any, ...]]:
     """out and gradients of torch, then of dlattn."""
     results = []
     for activated in (False, True):
         if activated:
-            dlattn.torch.activate()
+            dlattn.torch.activate(gradients_of)
         out = function(*tensors)
         gradients: tuple[Any, ...] = ()
         if tensors[0].requires_grad:
@@ -72,7 +75,13 @@ def stock_and_ours(function: Any, tensors: list[Any]) -> list[tuple[Any, ...]]:
     return results
 
 
-def compare(function: Any, tensors: list[Any], operator: str) -> None:
+def compare(
+    function: Any,
+    tensors: list[Any],
+    operator: str,
+    gradients_of: str = "auto",
+    ours_backward: bool = False,
+) -> None:
     """By the operator, if torch can take it; without, the test is skipped."""
 
     def chosen(*arguments: Any) -> Any:
@@ -85,9 +94,12 @@ def compare(function: Any, tensors: list[Any], operator: str) -> None:
         chosen(*tensors)
     except RuntimeError as error:
         pytest.skip(f"torch has no such kernel for it: {error}")
-    want, found = stock_and_ours(chosen, tensors)
+    want, found = stock_and_ours(chosen, tensors, gradients_of)
     stats = dlattn.torch.stats(reset=True)
-    assert (stats.served, stats.refused) == ({operator: 1}, {})
+    served = {operator: 1}
+    if ours_backward or (gradients_of == "dlattn" and tensors[0].requires_grad):
+        served[BACKWARD_OF.get(operator, f"{operator}_backward")] = 1
+    assert (stats.served, stats.refused) == (served, {})
     assert found[0].stride() == want[0].stride()
     tolerance = TOLERANCE[tensors[0].dtype]
     for a, b in zip(found, want, strict=True):
@@ -98,23 +110,32 @@ def compare(function: Any, tensors: list[Any], operator: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("dim", [64, 128, 256, 72])
 @pytest.mark.parametrize("causal", [False, True])
-def test_dense(operator: str, dtype: Any, dim: int, causal: bool) -> None:
+@pytest.mark.parametrize("gradients_of", ["auto", "dlattn"])
+def test_dense(operator: str, dtype: Any, dim: int, causal: bool, gradients_of: str) -> None:
     tensors = drawn(dim=dim, dtype=dtype)
-    compare(lambda *x: F.scaled_dot_product_attention(*x, is_causal=causal), tensors, operator)
+    compare(
+        lambda *x: F.scaled_dot_product_attention(*x, is_causal=causal),
+        tensors,
+        operator,
+        gradients_of,
+    )
 
 
 @pytest.mark.parametrize("operator", [FLASH, CUDNN])
 @pytest.mark.parametrize("grad", [False, True])
-def test_grouped_heads(operator: str, grad: bool) -> None:
+@pytest.mark.parametrize("gradients_of", ["auto", "dlattn"])
+def test_grouped_heads(operator: str, grad: bool, gradients_of: str) -> None:
     tensors = drawn(heads=8, heads_kv=2, grad=grad)
     compare(
         lambda *x: F.scaled_dot_product_attention(*x, is_causal=True, enable_gqa=True),
         tensors,
         operator,
+        gradients_of,
     )
 
 
-def test_a_mask_alone_that_requires_grad() -> None:
+@pytest.mark.parametrize("gradients_of", ["auto", "dlattn"])
+def test_a_mask_alone_that_requires_grad(gradients_of: Any) -> None:
     """torch asks for no log-sum-exp there, and its own backward kernel fails without it."""
     tensors = drawn(seqlen_q=128, grad=False)
     mask = torch.randn(128, 128, device="cuda", dtype=torch.float16).requires_grad_()
@@ -123,9 +144,11 @@ def test_a_mask_alone_that_requires_grad() -> None:
         out = F.scaled_dot_product_attention(*inputs, attn_mask=bias)
         return torch.autograd.grad(out.float().square().sum(), mask)[0].float()
 
-    with dlattn.torch.active(), torch.nn.attention.sdpa_kernel(BACKENDS.EFFICIENT_ATTENTION):
+    efficient = torch.nn.attention.sdpa_kernel(BACKENDS.EFFICIENT_ATTENTION)
+    with dlattn.torch.active(gradients_of), efficient:
         found = gradient(tensors, mask)
-    assert dlattn.torch.stats().served == {EFFICIENT: 1}
+    ours = {f"{EFFICIENT}_backward": 1} if gradients_of == "dlattn" else {}
+    assert dlattn.torch.stats().served == {EFFICIENT: 1, **ours}
     with torch.nn.attention.sdpa_kernel(BACKENDS.MATH):
         want = gradient([x.float() for x in tensors], mask.float())
     torch.testing.assert_close(found, want, rtol=2e-2, atol=2e-2 * want.abs().max().item())
@@ -142,14 +165,50 @@ def test_strides(operator: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", [(130, 130), (2, 1, 1, 130), (2, 4, 130, 130)])
 @pytest.mark.parametrize("kind", ["bool", "bias"])
-def test_with_a_mask(operator: str, dtype: Any, shape: tuple[int, ...], kind: str) -> None:
+@pytest.mark.parametrize("gradients_of", ["auto", "dlattn"])
+def test_with_a_mask(
+    operator: str, dtype: Any, shape: tuple[int, ...], kind: str, gradients_of: str
+) -> None:
     tensors = drawn(dtype=dtype)
     generator = torch.Generator("cuda").manual_seed(1)
     mask = torch.randn(shape, device="cuda", generator=generator).to(dtype)
     if kind == "bool":
         mask = mask > -0.3
         mask[..., 0] = True
-    compare(lambda *x: F.scaled_dot_product_attention(*x, attn_mask=mask), tensors, operator)
+    compare(
+        lambda *x: F.scaled_dot_product_attention(*x, attn_mask=mask),
+        tensors,
+        operator,
+        gradients_of,
+        ours_backward=operator == CUDNN,
+    )
+
+
+@pytest.mark.parametrize("operator", [EFFICIENT, CUDNN])
+@pytest.mark.parametrize("gradients_of", ["auto", "dlattn"])
+def test_float32_masks_and_rows_that_see_nothing(operator: str, gradients_of: Any) -> None:
+    """cuDNN as torch calls it has NaN for both."""
+    tensors = drawn(dtype=torch.bfloat16)
+    generator = torch.Generator("cuda").manual_seed(1)
+    mask = torch.randn(130, 130, device="cuda", generator=generator)
+    mask[5] = -torch.inf
+
+    def gradients(inputs: list[Any], bias: Any) -> Any:
+        out = F.scaled_dot_product_attention(*inputs, attn_mask=bias)
+        return torch.autograd.grad(out.float().square().sum(), inputs)
+
+    with dlattn.torch.active(gradients_of), torch.nn.attention.sdpa_kernel(CHOSEN[operator]):
+        try:
+            found = gradients(tensors, mask)
+        except RuntimeError as error:
+            pytest.skip(f"torch has no such kernel for it: {error}")
+    with torch.nn.attention.sdpa_kernel(BACKENDS.MATH):
+        doubles = [x.detach().double().requires_grad_() for x in tensors]
+        want = gradients(doubles, mask.double())
+    assert (found[0][:, :, 5] == 0).all()
+    for a, b in zip(found, want, strict=True):
+        b = b.nan_to_num(0.0)
+        torch.testing.assert_close(a.double(), b, rtol=5e-2, atol=5e-2 * b.abs().max().item())
 
 
 def test_whatever_torch_takes_is_served() -> None:
@@ -197,7 +256,8 @@ def test_dropout_goes_to_torch() -> None:
         torch.testing.assert_close(found, want)
 
 
-def test_varlen() -> None:
+@pytest.mark.parametrize("gradients_of", ["auto", "dlattn"])
+def test_varlen(gradients_of: str) -> None:
     varlen = pytest.importorskip("torch.nn.attention.varlen")
     starts = torch.tensor([0, 100, 100, 230], dtype=torch.int32, device="cuda")
     tensors = [
@@ -210,6 +270,7 @@ def test_varlen() -> None:
         lambda *x: varlen.varlen_attn(*x, starts, starts, 130, 130, **causal),
         tensors,
         "_flash_attention_forward",
+        gradients_of,
     )
 
 

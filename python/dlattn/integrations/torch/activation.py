@@ -1,10 +1,11 @@
 """torch's own scaled_dot_product_attention by dlattn: its kernels are replaced, nothing above them.
 
 `activate()` puts dlattn's kernels where torch keeps flash-attention, memory-efficient attention and
-cuDNN's (CUDA) and flash-attention for the CPU. All that leads there is served:
-F.scaled_dot_product_attention, nn.MultiheadAttention, varlen_attn, compiled graphs. Which of these
-operators it is torch decides as before, and so whose backward kernel computes gradients: it gets
-out and the logarithms of the softmax's denominators as torch's own forward has them.
+cuDNN's (CUDA) and flash-attention for the CPU, and of their backward operators. All that leads
+there is served: F.scaled_dot_product_attention, nn.MultiheadAttention, varlen_attn, compiled
+graphs. Which of these operators it is torch decides as before. Forward and backward meet in out and
+the logarithms of the softmax's denominators alone, which mean the same to torch's kernels and to
+dlattn's: whose they are is decided for each call.
 
 What dlattn does not serve goes to the kernel that was there, and is counted with the reason.
 
@@ -18,13 +19,17 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch.nn import attention as torch_attention
 
-from dlattn.integrations.torch.sdpa import KERNELS, Refused
+import dlattn
+from dlattn.integrations.torch import sdpa, sdpa_backward
+from dlattn.integrations.torch.sdpa import Refused
 from dlattn.integrations.torch.sdpa_stats import count_refused, count_served
+
+Gradients = Literal["auto", "dlattn", "torch"]
 
 NAME = "dlattn"
 _HAS_REGISTRY = hasattr(torch_attention, "activate_flash_attention_impl")
@@ -34,28 +39,51 @@ class _State:
     """The state of dlattn in torch's dispatcher; `changing` is held to change it.
 
     Attributes:
-        installed: The kernels are there. They stay: other threads may be calling them.
+        library: Holds the kernels. They stay: other threads may be calling them.
+        installed: The names of those that are there.
         serving: They compute. Otherwise they hand every call on to what was there before.
+        gradients: Whose backward kernels compute while they do.
         blocks: How many blocks of `active()` are open.
-        then_serving: Whether dlattn stays active when the last of them ends, and else ...
+        then_serving: Whether dlattn stays active when the last of them ends, ...
+        then_gradients: ... with whose backward kernels, and else ...
         then_other: ... which other implementation of torch's registry is to be active.
     """
 
     def __init__(self) -> None:
         self.changing = threading.RLock()
-        self.installed: Any = None
+        self.library: Any = torch.library.Library("aten", "IMPL")
+        self.installed: set[str] = set()
         self.serving = False
+        self.gradients: Gradients = "auto"
         self.blocks = 0
         self.then_serving = False
+        self.then_gradients: Gradients = "auto"
         self.then_other: str | None = None
 
 
 _state = _State()
 
 
-def _with_fallback(name: str, kernel: Callable[..., Any], before: Any) -> Callable[..., Any]:
+def _always(*_: Any, **__: Any) -> bool:
+    return True
+
+
+def _where_gradients_are_ours(name: str) -> Callable[..., bool]:
+    preferred = sdpa_backward.PREFERRED.get(name)
+
+    def ours(*arguments: Any, **options: Any) -> bool:
+        if _state.gradients != "auto":
+            return _state.gradients == "dlattn"
+        return preferred is not None and preferred(*arguments, **options)
+
+    return ours
+
+
+def _with_fallback(
+    name: str, kernel: Callable[..., Any], before: Any, ours: Callable[..., bool]
+) -> Callable[..., Any]:
     def serve(keys: Any, *arguments: Any, **options: Any) -> Any:
-        if _state.serving:
+        if _state.serving and (ours is _always or ours(*arguments, **options)):
             try:
                 results = kernel(*arguments, **options)
             except Refused as refusal:
@@ -68,25 +96,29 @@ def _with_fallback(name: str, kernel: Callable[..., Any], before: Any) -> Callab
     return serve
 
 
-def _install() -> None:
-    """Put dlattn's kernels into torch's dispatcher, once."""
-    if _state.installed is not None:
-        return
-    library: Any = torch.library.Library("aten", "IMPL")
-    backends = ["CPU", *(["CUDA"] if torch.version.cuda else [])]
+def _install(all_gradients: bool) -> None:
+    """Put dlattn's kernels into torch's dispatcher, each once.
+
+    Without `all_gradients` a backward operator none of whose calls dlattn would take is left alone.
+    """
     # The kernels that were there must be asked for before anything is put in their place.
     replaced = []
-    for backend in backends:
-        for name, kernel in KERNELS[backend].items():
+    for backend in ("CPU", *(["CUDA"] if torch.version.cuda else [])):
+        backward = sdpa_backward.KERNELS[backend]
+        for name, kernel in (sdpa.KERNELS[backend] | backward).items():
+            is_wanted = all_gradients or name not in backward or name in sdpa_backward.PREFERRED
             packet = getattr(torch.ops.aten, name, None)
-            if packet is not None:
-                before = torch.library.get_kernel(packet.default, backend)
-                replaced.append((packet.default, backend, _with_fallback(name, kernel, before)))
+            if packet is None or not is_wanted or name in _state.installed:
+                continue
+            before = torch.library.get_kernel(packet.default, backend)
+            ours = _where_gradients_are_ours(name) if name in backward else _always
+            serve = _with_fallback(name, kernel, before, ours)
+            replaced.append((name, packet.default, backend, serve))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*previously registered kernel")
-        for operator, backend, function in replaced:
-            library.impl(operator, function, backend, with_keyset=True, allow_override=True)
-    _state.installed = library
+        for name, operator, backend, function in replaced:
+            _state.library.impl(operator, function, backend, with_keyset=True, allow_override=True)
+            _state.installed.add(name)
 
 
 class _Active:
@@ -94,35 +126,55 @@ class _Active:
 
     def __init__(self) -> None:
         with _state.changing:
-            _install()
+            _install(_state.gradients == "dlattn")
             _state.serving = True
 
     def remove(self) -> None:
-        _state.serving = False
+        _state.serving, _state.gradients = False, "auto"
 
 
-def activate() -> None:
+def activate(gradients: Gradients = "auto") -> None:
     """Let torch's attention be computed by dlattn, in all of the process, until `deactivate()`.
+
+    Args:
+        gradients: Whose kernels compute gradients. "dlattn": dlattn's, of all calls they serve.
+            "torch": torch's own. "auto": dlattn's for a call of cuDNN's operator with a mask, whose
+            own gradients are NaN where a row sees nothing or a float32 mask is beside 16-bit
+            tensors, and on the CPU for 16-bit tensors of 32 to 128 queries, at most 128 keys and
+            head_dim at most 128, which torch's kernel takes longer for; else torch's.
 
     In torch's registry dlattn is the flash-attention implementation "dlattn"
     (`torch.nn.attention.activate_flash_attention_impl("dlattn")` is the same); another that is
     active is restored to torch's own first. Graphs that were compiled before are served too: they
     call the same operators.
 
-    The first time, kernels are put into torch's dispatcher, which no other thread may be calling
-    meanwhile. They stay there, and from then on any thread may activate and deactivate.
+    The first time, and the first time with "dlattn", kernels are put into torch's dispatcher, which
+    no other thread may be calling meanwhile. They stay there, and from then on any thread may
+    activate and deactivate.
 
     Raises:
+        UnsupportedError: `gradients` is none of these.
         RuntimeError: torch is older than 2.9, which has no way to call a kernel that is replaced.
     """
+    _check_gradients(gradients)
     with _state.changing:
-        _serve()
-        _state.then_serving = True
+        _serve(gradients)
+        _state.then_serving, _state.then_gradients = True, gradients
 
 
-def _serve() -> None:
+def _check_gradients(gradients: Any) -> None:
+    if gradients not in get_args(Gradients):
+        raise dlattn.UnsupportedError(
+            f"gradients is {gradients!r}; accepted: 'auto', 'dlattn', 'torch'"
+        )
+
+
+def _serve(gradients: Gradients) -> None:
     if not hasattr(torch.library, "get_kernel"):
         raise RuntimeError(f"torch is {torch.__version__}; accepted: 2.9 or later")
+    _state.gradients = gradients
+    if is_active():
+        _install(gradients == "dlattn")
     if not _HAS_REGISTRY:
         _Active()
     elif torch_attention.current_flash_attention_impl() != NAME:
@@ -144,7 +196,7 @@ def deactivate() -> None:
 
 def _stop_serving() -> None:
     if not _HAS_REGISTRY:
-        _state.serving = False
+        _state.serving, _state.gradients = False, "auto"
     elif torch_attention.current_flash_attention_impl() == NAME:
         _restore()
 
@@ -165,25 +217,28 @@ def is_active() -> bool:
 
 
 @contextmanager
-def active() -> Iterator[None]:
+def active(gradients: Gradients = "auto") -> Iterator[None]:
     """`activate()` for a block of code; what was active before is so again behind it.
 
     Blocks may be nested and overlap, in threads too: the last one that ends restores what the first
-    one found.
+    one found. `gradients` is as for `activate`, and holds for all of the process.
     """
+    _check_gradients(gradients)
     with _state.changing:
         if _state.blocks == 0:
-            _state.then_serving = is_active()
+            _state.then_serving, _state.then_gradients = is_active(), _state.gradients
             _state.then_other = (
                 torch_attention.current_flash_attention_impl() if _HAS_REGISTRY else None
             )
-        _serve()
+        before = _state.gradients
+        _serve(gradients)
         _state.blocks += 1
     try:
         yield
     finally:
         with _state.changing:
             _state.blocks -= 1
+            _state.gradients = before if _state.blocks else _state.then_gradients
             if _state.blocks == 0 and is_active() and not _state.then_serving:
                 _stop_serving()
                 if _state.then_other is not None:

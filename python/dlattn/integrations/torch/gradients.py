@@ -208,7 +208,7 @@ class _Attention(torch.autograd.function._SingleLevelFunction):
         given = {**ctx.settings, **dict(zip(ctx.tensors, saved, strict=True))}
         found = backward_operator(operator.name)(
             **given,
-            dout=_as_out(dout, out),
+            dout=with_rows_side_by_side(dout, out),
             out=out,
             lse=lse,
             dlse=None if dlse is None else dlse.to(torch.float32),
@@ -232,7 +232,7 @@ def _is_tensor(x: Any) -> bool:
     return isinstance(x, torch.Tensor)
 
 
-def _as_out(dout: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor | None:
+def with_rows_side_by_side(dout: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor | None:
     """dout in out's dtype, its rows contiguous: those of x.expand() may not be."""
     if dout is None:
         return None

@@ -26,13 +26,13 @@ class Refused(Exception):
     """Why dlattn leaves a call to torch."""
 
 
-def _compute(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+def compute(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Call dlattn below autograd, where tensors that require grad are as good as others."""
     enabled = torch.is_grad_enabled()
     if enabled:
         torch._C._set_grad_enabled(False)
     try:
-        return function(*arguments, return_lse=True, **options)
+        return function(*arguments, **options)
     except (dlattn.UnsupportedError, TypeError) as error:  # before anything was launched
         raise Refused(str(error)) from error
     finally:
@@ -40,7 +40,11 @@ def _compute(function: Callable[..., Any], *arguments: Any, **options: Any) -> A
             torch._C._set_grad_enabled(True)
 
 
-def _check_dense(dropout_p: float, return_debug_mask: bool = False) -> None:
+def _compute(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    return compute(function, *arguments, return_lse=True, **options)
+
+
+def check_dense(dropout_p: float, return_debug_mask: bool = False) -> None:
     if dropout_p >= _LEAST_DROPOUT:
         raise Refused("dropout_p is above 0")
     if not dropout_p >= 0.0:  # NaN too
@@ -89,7 +93,7 @@ def _flash(
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    _check_dense(dropout_p, return_debug_mask)
+    check_dense(dropout_p, return_debug_mask)
     out = torch.empty_like(query)
     _, lse = _compute(
         dlattn.attention,
@@ -119,7 +123,7 @@ def _efficient(
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    _check_dense(dropout_p)
+    check_dense(dropout_p)
     batch, heads, rows, _ = query.shape
     out = query.new_empty(batch, rows, heads, value.shape[3]).transpose(1, 2)
     _, found = _compute(
@@ -156,7 +160,7 @@ def _cudnn(
     scale: float | None = None,
 ) -> tuple[Any, ...]:
     del compute_log_sumexp  # it is returned in any case
-    _check_dense(dropout_p, return_debug_mask)
+    check_dense(dropout_p, return_debug_mask)
     out = _in_the_order_of(query, value.shape[3])
     _, lse = _compute(
         dlattn.attention,
@@ -217,7 +221,7 @@ def _for_cpu(
     return out, lse.copy_(_for_backward(found, attn_mask is not None or key.shape[2] == 0))
 
 
-def _window(left: int | None, right: int | None) -> tuple[int | None, int | None]:
+def flash_window(left: int | None, right: int | None) -> tuple[int | None, int | None]:
     """dlattn's for flash-attention's, in which None and negative numbers are no limit."""
     return (
         None if left is None or left < 0 else left,
@@ -247,13 +251,13 @@ def _flash_forward_into(
     num_splits: int | None = None,
 ) -> torch.Tensor:
     del num_splits  # how the work is shared out
-    _check_dense(dropout_p, return_debug_mask)
+    check_dense(dropout_p, return_debug_mask)
     if block_table is not None:
         raise Refused("block_table is not None: pages are left to torch")
     options: dict[str, Any] = {
         "causal": is_causal,
         "softmax_scale": scale,
-        "window": _window(window_size_left, window_size_right),
+        "window": flash_window(window_size_left, window_size_right),
         "alibi_slopes": alibi_slopes,
         "out": out,
     }
