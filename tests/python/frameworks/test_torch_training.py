@@ -1,4 +1,6 @@
-"""DistributedDataParallel and fully_shard over dlattn's attention, in two processes on the CPU."""
+"""Attention of models that two processes train: DistributedDataParallel, fully_shard and
+context_parallel, on the CPU.
+"""
 
 from __future__ import annotations
 
