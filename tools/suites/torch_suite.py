@@ -54,6 +54,7 @@ class Settings:
     jobs: int = 1
     timeout: float = 3600.0  # of all
     patience: float = 300.0  # of one test
+    gradients: str = "auto"  # of dlattn.torch.activate()
 
 
 @dataclass
@@ -136,7 +137,7 @@ def _finish_share(
     command = [sys.executable, str(WORKER), str(settings.path), str(records)]
     command += ["--pattern", settings.pattern, "--cases", str(settings.cases)]
     command += ["--shard", str(share[0]), str(share[1]), "--patience", str(settings.patience)]
-    command += ["--dlattn"] if way == "dlattn" else []
+    command += ["--dlattn", settings.gradients] if way == "dlattn" else []
     command += ["--only", str(only)] if only else []
     environment = {
         **threads_of(settings.jobs),
@@ -237,6 +238,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes, half of them each way")
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds of all")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds of one test")
+    parser.add_argument(
+        "--gradients", choices=("auto", "dlattn", "torch"), default="auto", help="of activate()"
+    )
     parser.add_argument("--commit", help="of dlattn, where this is no checkout of it")
     args = parser.parse_args()
     index, count = (int(number) for number in args.shard.split("/"))
@@ -248,6 +252,7 @@ def main() -> int:
         jobs=args.jobs,
         timeout=args.timeout,
         patience=args.patience,
+        gradients=args.gradients,
     )
     git = git_state(args.commit)  # as it was when the processes began
     start = time.monotonic()

@@ -77,10 +77,13 @@ def chosen(tests: Iterable[str], functions: list[str], pattern: str, cases: int)
 class Recorder(unittest.TestResult):
     """Writes what becomes of each test, and what dlattn had to do with it."""
 
-    def __init__(self, records: Path, dlattn: Any, patience: float) -> None:
+    def __init__(
+        self, records: Path, dlattn: Any, patience: float, gradients: str | None = None
+    ) -> None:
         super().__init__()
         self._file = records.open("a")
         self._dlattn = dlattn
+        self._gradients = gradients
         self._patience = patience
         self._outcome, self._message = "passed", ""
         self._started = 0.0
@@ -95,7 +98,7 @@ class Recorder(unittest.TestResult):
         self._outcome, self._message = "passed", ""
         self._started = time.monotonic()
         if self._dlattn is not None:
-            self._dlattn.activate()
+            self._dlattn.activate(self._gradients)
             self._dlattn.stats(reset=True)
         faulthandler.dump_traceback_later(self._patience, exit=True)
 
@@ -154,7 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("path", type=Path)
     parser.add_argument("records", type=Path)
-    parser.add_argument("--dlattn", action="store_true")
+    parser.add_argument("--dlattn", help="whose gradients: an argument of dlattn.torch.activate()")
     parser.add_argument("--pattern", default="")
     parser.add_argument("--cases", type=int, default=0)
     parser.add_argument("--shard", type=int, nargs=2, default=(0, 1))
@@ -165,7 +168,7 @@ def main() -> None:
     if args.dlattn:
         import dlattn.torch as dlattn
 
-        dlattn.activate()  # before the file asks torch anything
+        dlattn.activate(args.dlattn)  # before the file asks torch anything
     path = args.path.resolve()
     tests = tests_of(load_beside(path))
     names = chosen(tests, functions_of(path), args.pattern, args.cases)
@@ -174,7 +177,7 @@ def main() -> None:
         names = [name for name in names if name in only]
     names = names[args.shard[0] :: args.shard[1]]
     done = ended(args.records)
-    recorder = Recorder(args.records, dlattn, args.patience)
+    recorder = Recorder(args.records, dlattn, args.patience, args.dlattn)
     recorder.write(chosen=names, cuda=torch.cuda.is_available())
     left = [name for name in names if name not in done]
     unittest.TestSuite(tests[name](name.split(".")[1]) for name in left).run(recorder)
