@@ -10,9 +10,13 @@ first two have gradients, by dlattn's own backward pass. `torch.ops.dlattn.atten
 `attention_varlen`, `attention_with_kvcache` and `merge_states` are the operators themselves, and
 `operators()` tells what runs those but `attention_with_kvcache`, which Python does. Importing this
 registers them, and changes nothing of torch.
+
+`ring_attention` computes attention over sequences that the processes of a group share.
 """
 
 import dlattn.integrations.torch.backward  # noqa: F401  registers operators
+from dlattn.integrations.ring.attention import ring_attention
+from dlattn.integrations.ring.sharding import shard_sequence, unshard_sequence
 from dlattn.integrations.torch.activation import activate, active, deactivate, is_active
 from dlattn.integrations.torch.kvcache import attention_with_kvcache
 from dlattn.integrations.torch.ops import attention, attention_varlen, operators
@@ -28,5 +32,8 @@ __all__ = [
     "deactivate",
     "is_active",
     "operators",
+    "ring_attention",
+    "shard_sequence",
     "stats",
+    "unshard_sequence",
 ]

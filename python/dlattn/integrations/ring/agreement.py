@@ -1,0 +1,93 @@
+"""That the processes of a group call `ring_attention` for the same: compared before messages are.
+
+A process that refuses its arguments still takes part, so that the others raise with it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+
+from dlattn._errors import UnsupportedError
+from dlattn.integrations.ring.arguments import DTYPES
+from dlattn.integrations.ring.communication import Group
+
+# The numbers that every process gives, in their order. Rows may differ.
+_NAMES = (
+    "rows",
+    "batch",
+    "num_heads",
+    "num_heads_kv",
+    "head_dim",
+    "head_dim of v",
+    "dtype",
+    "requires_grad of an input",
+    "a digest of masks, scores, layout, order, mode, deterministic and cu_seqlens",
+)
+
+
+def description(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor | None,
+    alibi_slopes: torch.Tensor | None,
+    layout: str,
+    settings: tuple[Any, ...],
+) -> list[int]:
+    row, head = (-3, -2) if layout == "bshd" else (-2, -3)
+    optional = tuple(x is not None for x in (sinks, alibi_slopes))
+    trained = any(x is not None and x.requires_grad for x in (q, k, v, sinks))
+    return [
+        q.shape[row],
+        q.shape[0] if q.dim() == 4 else 1,
+        q.shape[head],
+        k.shape[head],
+        q.shape[-1],
+        v.shape[-1],
+        DTYPES.index(q.dtype),
+        int(trained and torch.is_grad_enabled()),
+        zlib.crc32(repr((*settings, optional)).encode()),
+    ]
+
+
+_MET: set[str] = set()  # the names of groups whose processes have compared a call
+
+
+def agreed(
+    group: Group, said: list[int], refused: Exception | None, q: Any, check: bool
+) -> list[int | None]:
+    """The rows of every process, None where they are not known; raises if the calls differ.
+
+    NCCL wants all processes at the first messages of a group, which is one more reason to compare
+    at the first call.
+    """
+    if group.n == 1 or (not check and group.group.group_name in _MET):
+        if refused is not None:
+            raise refused
+        return [said[0] if rank == group.rank else None for rank in range(group.n)]
+    device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
+    given = said if refused is None else [0] * len(_NAMES)
+    found = group.all_numbers([int(refused is None), *given], device)
+    if refused is not None:
+        raise refused
+    for rank, (accepted, *theirs) in enumerate(found):
+        if not accepted:
+            raise UnsupportedError(
+                f"process {rank} of the group refused its arguments, with an error of its own; "
+                "accepted: arguments that every process accepts"
+            )
+        for name, ours, other in list(zip(_NAMES, said, theirs, strict=True))[1:]:
+            if ours != other:
+                raise UnsupportedError(
+                    f"{name} is {_shown(name, ours)} on this process, {group.rank}, and "
+                    f"{_shown(name, other)} on process {rank}; accepted: the same on all processes"
+                )
+    _MET.add(group.group.group_name)
+    return [numbers[1] for numbers in found]
+
+
+def _shown(name: str, number: int) -> str:
+    return str(DTYPES[number]) if name == "dtype" else str(number)

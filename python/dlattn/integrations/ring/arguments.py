@@ -1,0 +1,86 @@
+"""The checks of what one process gives `ring_attention`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dlattn._errors import UnsupportedError
+from dlattn.integrations.ring.schedule import Mask
+from dlattn.integrations.ring.shards import check_order
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def check_words(causal: object, layout: object, order: object, mode: object) -> None:
+    if causal not in (False, True, "bottom_right", "top_left"):
+        raise UnsupportedError(
+            f"causal is {causal!r}; accepted: False, True, 'bottom_right', 'top_left'"
+        )
+    if layout not in ("bshd", "bhsd"):
+        raise UnsupportedError(f"layout is {layout!r}; accepted: 'bshd', 'bhsd'")
+    if mode not in ("ring", "all_to_all"):
+        raise UnsupportedError(f"mode is {mode!r}; accepted: 'ring', 'all_to_all'")
+    check_order(order)
+
+
+def mask_of(causal: object, window: Any, distances: bool) -> Mask:
+    sides = (None, None) if window is None else tuple(window)
+    if len(sides) != 2 or not all(x is None or (type(x) is int and x >= 0) for x in sides):
+        raise UnsupportedError(
+            f"window is {window!r}; accepted: None or (left, right), each None or an int from 0 on"
+        )
+    return Mask(sides[0], 0 if causal else sides[1], distances)
+
+
+def check_tensors(
+    q: Any, k: Any, v: Any, sinks: Any, alibi_slopes: Any, packed: bool, layout: str
+) -> None:
+    dims = 3 if packed else 4
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}; accepted: a torch.Tensor")
+        if x.dim() != dims:
+            given = "with" if packed else "without"
+            raise UnsupportedError(
+                f"{name} has {x.dim()} dimensions; accepted {given} cu_seqlens: {dims}"
+            )
+        if x.dtype not in DTYPES or x.dtype != q.dtype:
+            raise UnsupportedError(
+                f"{name}: dtype is {x.dtype} and q's is {q.dtype}; accepted: one of float16, "
+                "bfloat16, float32, float64 for q, k and v"
+            )
+        if x.device != q.device:
+            raise UnsupportedError(f"{name} is on {x.device}; accepted: q's device, {q.device}")
+    head = dims - 2 if layout == "bshd" else dims - 3
+    heads, heads_kv = q.shape[head], k.shape[head]
+    if not heads_kv or heads % heads_kv:
+        raise UnsupportedError(f"num_heads is {heads}; accepted: multiples of k's {heads_kv}")
+    for name, x, dim in (("k", k, q.shape[-1]), ("v", v, v.shape[-1])):
+        shape = [*q.shape[:-1], dim]
+        shape[head] = heads_kv
+        if list(x.shape) != shape:
+            raise UnsupportedError(
+                f"{name} has the shape {tuple(x.shape)}; accepted beside this q: {tuple(shape)}"
+            )
+    by_batch = [] if packed else [(q.shape[0], heads)]
+    _check_of_heads("sinks", sinks, [(heads,)], q)
+    _check_of_heads("alibi_slopes", alibi_slopes, [(heads,), *by_batch], q)
+    if alibi_slopes is not None and alibi_slopes.requires_grad and torch.is_grad_enabled():
+        raise UnsupportedError(
+            "alibi_slopes requires grad, and ring_attention has no gradient of it; accepted: "
+            "alibi_slopes.detach()"
+        )
+
+
+def _check_of_heads(name: str, x: Any, shapes: list[tuple[int, ...]], q: torch.Tensor) -> None:
+    if x is None:
+        return
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}; accepted: a torch.Tensor")
+    if x.dtype != torch.float32 or tuple(x.shape) not in shapes or x.device != q.device:
+        raise UnsupportedError(
+            f"{name} is {x.dtype} of shape {tuple(x.shape)} on {x.device}; accepted: float32 of "
+            f"shape {' or '.join(str(shape) for shape in shapes)} on {q.device}"
+        )

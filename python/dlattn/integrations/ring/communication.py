@@ -1,0 +1,76 @@
+"""The messages of processes: rows of keys, gradients, and once a call its description.
+
+Messages between two processes are matched by their order, which is the same on both sides. NCCL's
+groups run on a stream of their own, which waits by events for what the current stream had been
+given when a message was started, and for which the current stream waits in `Messages.wait`: what is
+enqueued in between overlaps with the messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dlattn._errors import UnsupportedError
+
+
+class Group:
+    """A process group, as this process sees it."""
+
+    def __init__(self, group: Any) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise UnsupportedError(
+                "group: torch.distributed is not initialised; accepted: a process group, or None "
+                "for all processes, after torch.distributed.init_process_group()"
+            )
+        found = dist.group.WORLD if group is None else group
+        if not isinstance(found, dist.ProcessGroup):
+            raise TypeError(
+                f"group is a {type(group).__name__}; accepted: a torch.distributed.ProcessGroup "
+                "that this process belongs to, or None for all processes"
+            )
+        self.group: Any = found
+        self.n = dist.get_world_size(self.group)
+        self.rank = dist.get_rank(self.group)
+
+    def start(
+        self,
+        sends: Sequence[tuple[int, torch.Tensor]],
+        receives: Sequence[tuple[int, torch.Tensor]],
+    ) -> Messages:
+        """Start to exchange contiguous tensors, each with the rank that it goes to or comes from.
+
+        Both sides leave out tensors without elements.
+        """
+        operations = [
+            dist.P2POp(kind, x, dist.get_global_rank(self.group, rank), self.group)
+            for kind, ends in ((dist.isend, sends), (dist.irecv, receives))
+            for rank, x in ends
+            if x.numel()
+        ]
+        return Messages(operations)
+
+    def all_numbers(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
+        """The numbers of every process. The host waits, for a GPU only without a CPU backend."""
+        kinds = {kind.type for kind in self.group._device_types}
+        own = torch.tensor(numbers, device="cpu" if "cpu" in kinds else device)
+        found = [torch.empty_like(own) for _ in range(self.n)]
+        dist.all_gather(found, own, group=self.group)
+        return [x.tolist() for x in found]
+
+
+class Messages:
+    """Messages on their way. They keep their tensors."""
+
+    def __init__(self, operations: list[dist.P2POp]) -> None:
+        self._operations = operations
+        self._works = dist.batch_isend_irecv(operations) if operations else []
+
+    def wait(self) -> None:
+        """Order all that follows behind them: the host waits for a CPU's, a stream for a GPU's."""
+        for work in self._works:
+            work.wait()
+        self._works, self._operations = [], []

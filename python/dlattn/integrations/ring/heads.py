@@ -1,0 +1,116 @@
+"""All positions of some heads, in place of some positions of all heads, and back.
+
+Source: Jacobs et al. DeepSpeed Ulysses. arXiv:2309.14509, 2023.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dlattn._errors import UnsupportedError
+from dlattn.integrations.ring import shards
+from dlattn.integrations.ring.calls import Problem
+from dlattn.integrations.torch import ops
+from dlattn.integrations.torch.gradients import deterministic_gradients
+
+
+class _AllToAll(torch.autograd.Function):
+    """Elements sent[r] of a flat tensor go to process r, received[r] come from it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, sent: list[int], received: list[int], group: Any
+    ) -> torch.Tensor:
+        ctx.settings = received, sent, group
+        result = x.new_empty(sum(received))
+        dist.all_to_all_single(result, x.contiguous(), received, sent, group=group)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _AllToAll.apply(gradients[0], *ctx.settings), None, None, None
+
+
+class _Exchange:
+    """Between a process's rows of all heads, and all rows of its heads."""
+
+    def __init__(self, problem: Problem) -> None:
+        group = problem.group
+        self.n, self.group, self.rank = group.n, group.group, group.rank
+        self.row_dim = problem.row_dim
+        self.head_dim = problem.row_dim + (1 if problem.layout == "bshd" else -1)
+        each = [shards.rows(problem.lengths, self.n, r, problem.order) for r in range(self.n)]
+        self.counts = [shards.count(rows) for rows in each]
+        # The positions in the order in which the processes have them, and the way back.
+        order = [i for rows in each for a, b in rows for i in range(a, b)]
+        self.by_process = torch.tensor(order, dtype=torch.long)
+        self.by_position = self.by_process.argsort()
+
+    def _shape(self, x: torch.Tensor, rows: int, heads: int) -> list[int]:
+        shape = list(x.shape)
+        shape[self.row_dim], shape[self.head_dim] = rows, heads
+        return shape
+
+    def _exchanged(self, parts: list[torch.Tensor], shapes: list[list[int]]) -> list[torch.Tensor]:
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+        flat = torch.cat([x.reshape(-1) for x in parts])
+        found: Any = _AllToAll.apply(flat, [x.numel() for x in parts], sizes, self.group)
+        return [x.view(shape) for x, shape in zip(found.split(sizes), shapes, strict=True)]
+
+    def to_heads(self, x: torch.Tensor) -> torch.Tensor:
+        parts = list(x.chunk(self.n, self.head_dim))
+        heads = x.shape[self.head_dim] // self.n
+        found = self._exchanged(parts, [self._shape(x, rows, heads) for rows in self.counts])
+        index = self.by_position.to(x.device)
+        return torch.cat(found, self.row_dim).index_select(self.row_dim, index)
+
+    def to_rows(self, x: torch.Tensor) -> torch.Tensor:
+        ordered = x.index_select(self.row_dim, self.by_process.to(x.device))
+        shape = self._shape(x, self.counts[self.rank], x.shape[self.head_dim])
+        found = self._exchanged(list(ordered.split(self.counts, self.row_dim)), [shape] * self.n)
+        return torch.cat(found, self.head_dim)
+
+    def own(self, x: torch.Tensor | None) -> torch.Tensor | None:
+        """The part of sinks or slopes that belongs to this process's heads."""
+        return None if x is None else x.chunk(self.n, -1)[self.rank]
+
+
+def attention(
+    problem: Problem,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor | None,
+    slopes: torch.Tensor | None,
+) -> torch.Tensor:
+    """out of this process's rows, by attention of its heads to whole sequences."""
+    n = problem.group.n
+    exchange = _Exchange(problem)
+    for name, x in (("num_heads", q), ("num_heads_kv", k)):
+        if x.shape[exchange.head_dim] % n:
+            raise UnsupportedError(
+                f"mode is 'all_to_all' and {name} is {x.shape[exchange.head_dim]}; accepted: "
+                f"multiples of the {n} processes of the group. mode='ring' takes any number"
+            )
+    mask = problem.mask
+    options: dict[str, Any] = {
+        "causal": mask.right == 0,
+        "window": (mask.left, None if mask.right == 0 else mask.right),
+        "softmax_scale": problem.softmax_scale,
+        "softcap": problem.softcap,
+        "sinks": exchange.own(sinks),
+        "alibi_slopes": exchange.own(slopes),
+        "layout": problem.layout,
+    }
+    q, k, v = (exchange.to_heads(x) for x in (q, k, v))
+    with deterministic_gradients(problem.deterministic):
+        if problem.packed:
+            starts = torch.tensor([0, *problem.lengths]).cumsum(0).int().to(q.device)
+            most = max(problem.lengths)
+            out = ops.attention_varlen(q, k, v, starts, starts, most, most, **options)
+        else:
+            out = ops.attention(q, k, v, **options)
+    return exchange.to_rows(out)

@@ -1,0 +1,134 @@
+"""The schedule of a ring: every score once, no key that nobody reads, equal work. No process."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from dlattn._errors import UnsupportedError
+from dlattn.integrations.ring import shards
+from dlattn.integrations.ring.schedule import Call, Mask, Step, band_pair, steps
+
+
+def scores_of(
+    call: Call, step: Step, q_position: list[tuple[int, int]], k_position: list[tuple[int, int]]
+) -> list[tuple[int, int, int]]:
+    """(sequence, query, key) of what a call computes, by the meaning of its window."""
+    travelled = [k_position[i] for a, b in step.rows for i in range(a, b)]
+    found = []
+    left, right = call.window
+    for pair in call.pairs:
+        assert (pair.left, pair.right) == (left, right)
+        shift = (pair.k[1] - pair.k[0]) - (pair.q[1] - pair.q[0])
+        for i in range(pair.q[1] - pair.q[0]):
+            for j in range(pair.k[1] - pair.k[0]):
+                low = left is None or j >= i + shift - left
+                if low and (right is None or j <= i + shift + right):
+                    (b, p), (c, x) = q_position[pair.q[0] + i], travelled[pair.k[0] + j]
+                    assert b == c
+                    found.append((b, p, x))
+    return found
+
+
+def positions_of(lengths: tuple[int, ...], n: int, rank: int, order: str) -> list[tuple[int, int]]:
+    return [
+        (b, p)
+        for b, length in enumerate(lengths)
+        for begin, end in shards.positions(length, n, rank, order)
+        for p in range(begin, end)
+    ]
+
+
+def test_every_score_is_computed_once() -> None:
+    draw = random.Random(5)
+    for _ in range(150):
+        lengths = tuple(draw.randrange(18) for _ in range(draw.choice([1, 1, 3])))
+        n, order = draw.choice([1, 2, 3, 4]), draw.choice(shards.ORDERS)
+        sides = [draw.choice([None, None, 0, 1, 3, 8, 40]) for _ in range(2)]
+        mask = Mask(*sides, distances=draw.random() < 0.3)
+        left, right = (100 if side is None else side for side in sides)
+        want = {
+            (b, p, x)
+            for b, length in enumerate(lengths)
+            for p in range(length)
+            for x in range(max(0, p - left), min(length, p + right + 1))
+        }
+        found: list[tuple[int, int, int]] = []
+        for rank in range(n):
+            queries = positions_of(lengths, n, rank, order)
+            for step in steps(lengths, n, rank, order, mask):
+                keys = positions_of(lengths, n, step.source, order)
+                for call in step.calls:
+                    found += scores_of(call, step, queries, keys)
+                    assert all(p.k[1] <= step.num_rows for p in call.pairs)
+                    for a, b in pairwise(call.pairs):  # rows increase, and none is in two pairs
+                        assert a.q[1] <= b.q[0] and a.k[1] <= b.k[0]
+                read = {i for call in step.calls for p in call.pairs for i in range(*p.k)}
+                assert len(read) == step.num_rows  # no key travels for nothing
+        assert len(found) == len(set(found)) and set(found) == want, (lengths, n, order, mask)
+
+
+def test_pairs_for_distances_have_one_side() -> None:
+    draw = random.Random(6)
+    for _ in range(100):
+        length, n = draw.randrange(1, 60), draw.choice([2, 3, 4])
+        mask = Mask(draw.choice([None, 5]), draw.choice([None, 0, 7]), True)
+        for rank in range(n):
+            for step in steps((length,), n, rank, "zigzag", mask):
+                for pair in (p for call in step.calls for p in call.pairs):
+                    below = pair.offset >= pair.k[1] - pair.k[0]
+                    above = pair.offset + pair.q[1] - pair.q[0] <= 0
+                    assert pair.is_square or below or above
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("lengths", [(4096,), (512, 96, 2048, 1440)])
+def test_zigzag_balances_causal_work(n: int, lengths: tuple[int, ...]) -> None:
+    work = np.array(
+        [
+            [
+                sum(pair.scores for call in step.calls for pair in call.pairs)
+                for step in steps(lengths, n, rank, "zigzag", Mask(None, 0))
+            ]
+            for rank in range(n)
+        ]
+    )
+    assert work.max(axis=0).sum() <= 1.02 * work.sum() / n  # each step waits for the slowest
+    calls = steps(lengths, n, 0, "zigzag", Mask(None, 0))
+    assert [len(step.calls) for step in calls] == [1] * n
+
+
+def test_causal_zigzag_sends_half_of_the_keys_to_ranks_before() -> None:
+    sent = [step.num_rows for step in steps((64,), 4, 2, "zigzag", Mask(None, 0))]
+    assert sent == [16, 8, 8, 16]  # from ranks 2, 1, 0 and 3
+
+
+def test_window_leaves_steps_out() -> None:
+    for rank in range(8):
+        found = steps((800,), 8, rank, "contiguous", Mask(100, 0))
+        assert [step.source for step in found if step.calls] == [rank, *([rank - 1] * (rank > 0))]
+        assert sum(step.num_rows for step in found[1:]) == (100 if rank else 0)
+
+
+def test_gradients_are_summed_where_two_calls_share_a_key() -> None:
+    assert not any(step.sums for step in steps((64,), 4, 1, "zigzag", Mask(None, 0)))
+    assert any(step.sums for step in steps((64,), 4, 1, "zigzag", Mask(20, 20)))
+
+
+def test_bands_beyond_the_rows() -> None:
+    assert band_pair(0, (0, 4), 4, (0, 4), Mask(None, 0)) is None
+    assert band_pair(8, (0, 4), 0, (0, 4), Mask(4, None)) is None
+    pair = band_pair(8, (0, 4), 0, (0, 4), Mask(6, None))
+    assert pair is not None and (pair.q, pair.k) == ((0, 2), (2, 4))
+    assert (pair.left, pair.right) == (0, None)
+
+
+def test_orders() -> None:
+    with pytest.raises(UnsupportedError, match="order is 'striped'; accepted: 'zigzag', 'conti"):
+        shards.check_order("striped")
+    assert shards.positions(16, 2, 1, "zigzag") == ((4, 12),)
+    assert shards.positions(16, 2, 0, "zigzag") == ((0, 4), (12, 16))
+    assert shards.rows((4, 8), 2, 1, "contiguous") == ((2, 4), (8, 12))
