@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -339,6 +340,44 @@ def test_gradients_example() -> None:
     exec(compile(example("gradients")[0], "example gradients", "exec"), scope)
     assert all(scope[name].grad.isfinite().all() for name in ("q", "k", "v", "sinks"))
     assert scope["sinks"].grad.abs().max() > 0
+
+
+_TWO_PROCESSES = """
+import os, sys
+import torch
+code = compile(sys.argv[1], "example ring", "exec")
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[2], "WORLD_SIZE": "2"}
+child = os.fork()
+os.environ |= {"RANK": str(int(child == 0)), "LOCAL_RANK": str(int(child == 0))}
+scope = {}
+exec(code, scope)
+want = torch.nn.functional.scaled_dot_product_attention(
+    *scope["whole"].transpose(2, 3), is_causal=True
+)
+assert torch.allclose(scope["result"], want.transpose(1, 2), atol=1e-5)
+if child == 0:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print("passed")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+def test_ring_example() -> None:
+    torch = pytest.importorskip("torch")
+    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+        pytest.skip("torch has no gloo")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    done = subprocess.run(
+        [sys.executable, "-c", _TWO_PROCESSES, example("ring")[0], str(port)],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.endswith("passed\n"), done.stderr
 
 
 def test_transformers_example() -> None:
