@@ -1,0 +1,210 @@
+"""Attention over several GPUs beside the ideal: one GPU's time for the whole, over their number.
+
+    for n in 2 4; do
+        torchrun --nproc-per-node $n research/ring.py --json research/steps/ring-$n.json
+        torchrun --nproc-per-node $n research/ring.py --only causal --profile ring-$n.json.gz
+    done
+    torchrun --nproc-per-node 2 research/ring.py --device cpu --rows 256 --repeats 2
+
+Forward and backward in bfloat16, batch 1, head_dim 128, `--rows` positions a GPU. A figure is the
+slowest process's median; efficiency is the ideal over it. The ideal is measured on process 0 in the
+same run, and where the whole is longer than `--whole` rows, for that many and scaled by operations.
+The profile is process 0's trace of one call, in which NCCL's kernels are to lie beside those of
+attention; `peak_bytes` is what a call adds to the memory that its inputs take.
+
+Unproven, as it has run on CPUs with gloo alone: that NCCL's messages overlap with attention and do
+not take too many of its SMs; that kernels for a GPU take each call of the ring (a key's bias for
+ALiBi in the backward pass, sequences without queries or without keys); all figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import dlattn.torch
+from dlattn.torch import ring_attention, shard_sequence
+
+HEAD_DIM = 128
+# name: (num_heads, num_heads_kv), options of ring_attention, parts of a packed whole in 16ths
+CASES: dict[str, tuple[tuple[int, int], dict[str, Any], tuple[int, ...]]] = {
+    "causal": ((32, 8), {"causal": True}, ()),
+    "causal_mha": ((8, 8), {"causal": True}, ()),
+    "full": ((32, 8), {}, ()),
+    "full_mha": ((8, 8), {}, ()),
+    "deterministic": ((32, 8), {"causal": True, "deterministic": True}, ()),
+    "packed": ((32, 8), {"causal": True}, (1, 5, 2, 8)),
+    "packed_short": ((32, 8), {"causal": True}, (1,) * 16),
+    "window": ((32, 8), {"causal": True, "window": (4096, 0), "order": "contiguous"}, ()),
+    "all_to_all": ((32, 8), {"causal": True, "mode": "all_to_all"}, ()),
+    "all_to_all_packed": ((32, 8), {"causal": True, "mode": "all_to_all"}, (1, 5, 2, 8)),
+}
+
+
+def inputs(rows: int, heads: tuple[int, int], device: Any) -> list[torch.Tensor]:
+    """q, k and v of packed sequences: (rows, heads, head_dim)."""
+    torch.manual_seed(1)
+    sizes = (heads[0], heads[1], heads[1])
+    dtype = torch.bfloat16
+    return [torch.randn(rows, h, HEAD_DIM, device=device, dtype=dtype) for h in sizes]
+
+
+def milliseconds(function: Callable[[], Any], repeats: int, device: Any) -> float:
+    """The median of calls, each between two events of the GPU or two times of the host."""
+    times = []
+    for i in range(repeats + 2):
+        if dist.get_world_size() > 1:
+            dist.barrier()
+        if device.type == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            function()
+            end.record()
+            end.synchronize()
+            took = begin.elapsed_time(end)
+        else:
+            start = time.perf_counter()
+            function()
+            took = 1e3 * (time.perf_counter() - start)
+        times += [took] if i >= 2 else []
+    return statistics.median(times)
+
+
+def starts_of(rows: int, parts: tuple[int, ...]) -> list[int]:
+    return [0] + [rows * sum(parts[: i + 1]) // sum(parts) for i in range(len(parts))]
+
+
+def step(attention: Callable[..., Any], x: list[torch.Tensor], **options: Any) -> Callable[[], Any]:
+    leaves = [t.detach().requires_grad_() for t in x]
+    dout = torch.ones_like(leaves[0])
+
+    def call() -> Any:
+        return torch.autograd.grad(attention(*leaves, **options), leaves, dout)
+
+    return call
+
+
+def whole_attention(
+    q: Any, k: Any, v: Any, starts: list[int], deterministic: bool = False, **options: Any
+) -> Any:
+    from dlattn.integrations.torch.gradients import deterministic_gradients
+
+    with deterministic_gradients(deterministic):
+        if len(starts) == 2:
+            out = dlattn.torch.attention(q[None], k[None], v[None], **options)
+            return out[0]
+        cu = torch.tensor(starts, dtype=torch.int32, device=q.device)
+        most = max(b - a for a, b in pairwise(starts))
+        return dlattn.torch.attention_varlen(q, k, v, cu, cu, most, most, **options)
+
+
+def operations(starts: list[int], options: dict[str, Any]) -> float:
+    """Scores that are computed, but for a factor that all cases share."""
+    left = options.get("window", (None, None))[0]
+    total = 0.0
+    for begin, end in pairwise(starts):
+        rows = end - begin
+        seen = min(rows, rows if left is None else left + 1)
+        causal = seen * (seen + 1) / 2 + (rows - seen) * seen
+        total += causal if options.get("causal") else rows * rows
+    return total
+
+
+def measure(name: str, arguments: argparse.Namespace, device: Any) -> dict[str, Any]:
+    n, rank = dist.get_world_size(), dist.get_rank()
+    heads, options, parts = CASES[name]
+    parts = parts or (1,)
+    rows = arguments.rows * n
+    starts = starts_of(rows, parts)
+    order = options.get("order", "zigzag")
+    cut = {"dim": 0, "order": order, "cu_seqlens": starts}
+    own = [shard_sequence(x, **cut) for x in inputs(rows, heads, device)]
+    given = {**options, "check": False}
+    if len(starts) > 2:
+        given["cu_seqlens"] = starts
+    else:
+        own = [x[None] for x in own]
+    call = step(ring_attention, own, **given)
+    call()
+    before = 0
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    call()
+    peak = torch.cuda.max_memory_allocated() - before if device.type == "cuda" else 0
+    times = torch.tensor(milliseconds(call, arguments.repeats, device), device=device)
+    slowest = times.clone()
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    if arguments.profile and rank == 0:
+        with torch.profiler.profile() as profile:
+            call()
+        profile.export_chrome_trace(str(arguments.profile))
+    elif arguments.profile:
+        call()
+    del own, call
+    # The ideal: every process computes it, so that the barriers of `milliseconds` are met.
+    fitting = min(rows, arguments.whole)
+    whole = {x: y for x, y in options.items() if x not in ("mode", "order")}
+    one_starts = starts_of(fitting, parts)
+    one = step(whole_attention, inputs(fitting, heads, device), starts=one_starts, **whole)
+    took = milliseconds(one, arguments.repeats, device)
+    took *= operations(starts, whole) / operations(one_starts, whole)
+    return {
+        "case": name,
+        "num_heads": heads[0],
+        "num_heads_kv": heads[1],
+        "rows_per_process": arguments.rows,
+        "options": {**options, "cu_seqlens": starts},
+        "ms": float(slowest),
+        "ideal_ms": took / n,
+        "efficiency": took / n / float(slowest),
+        "ideal_measured_rows": fitting,
+        "peak_bytes": peak,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--rows", type=int, default=32768, help="positions a process has")
+    parser.add_argument("--whole", type=int, default=131072, help="rows that one GPU can compute")
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--profile", type=Path, help="where process 0 writes a trace")
+    arguments = parser.parse_args()
+    rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cpu" if arguments.device == "cpu" else f"cuda:{rank}")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+    results = []
+    for name in arguments.only:
+        results.append(measure(name, arguments, device))
+        if rank == 0:
+            print({x: y for x, y in results[-1].items() if x != "options"}, flush=True)
+    if rank == 0 and arguments.json:
+        device_name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+        head = {
+            "device": device_name,
+            "processes": dist.get_world_size(),
+            "torch": torch.__version__,
+            "dlattn": dlattn.__version__,
+        }
+        arguments.json.write_text(json.dumps({**head, "results": results}, indent=1) + "\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
