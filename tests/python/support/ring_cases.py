@@ -146,11 +146,11 @@ def whole_gradients(case: Case, given: dict[str, Any], dtype: Any, function: Any
     """out, dq, dk, dv and dsinks of the whole, in one process."""
     import torch
 
-    names = ("q", "k", "v", "sinks")
-    own = [given[x] for x in names]
-    leaves = [None if x is None else x.detach().to(dtype).requires_grad_() for x in own]
-    slopes = given["alibi_slopes"]
-    out = function(case, *leaves, None if slopes is None else slopes.to(dtype))
+    of_sinks = dtype if dtype == torch.float64 else torch.float32
+    dtypes = {"q": dtype, "k": dtype, "v": dtype, "sinks": of_sinks}
+    own = [None if given[name] is None else given[name].to(x) for name, x in dtypes.items()]
+    leaves = [None if x is None else x.detach().clone().requires_grad_() for x in own]
+    out = function(case, *leaves, given["alibi_slopes"])
     wanted = [x for x in leaves if x is not None]
     return [out.detach(), *torch.autograd.grad(out, wanted, given["dout"].to(dtype))]
 
@@ -165,8 +165,8 @@ def by_one_process(case: Case, q: Any, k: Any, v: Any, sinks: Any, slopes: Any) 
         causal=case.causal,
         window=case.window or (None, None),
         softcap=case.softcap,
-        sinks=None if sinks is None else sinks.float(),
-        alibi_slopes=None if slopes is None else slopes.float(),
+        sinks=sinks,
+        alibi_slopes=slopes,
     )
 
 
