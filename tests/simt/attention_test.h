@@ -17,6 +17,7 @@
 
 #include "../cpp/devices.h"
 #include "attention_case.h"
+#include "compare.h"
 #include "core/plan/plan.h"
 #include "core/validate/validate.h"
 #include "cuda/plan/launch_shape.h"
@@ -120,34 +121,6 @@ void with_instance(int head_dim_tile, Run run) {
   die("no instance for head_dim_tile %d", head_dim_tile);
 }
 
-struct Errors {
-  double out = 0.0, plain_out = 0.0, lse = 0.0, plain_lse = 0.0;
-  // In a random problem: one rounding of the largest sum of weighted magnitudes. The plain
-  // computation of a few rows may be exact by luck, and nothing can be held to that.
-  double rounding = 0.0;
-  // In extremes whose rows are each one key's: the error of lse, in its distance to the next
-  // number.
-  double lse_ulps = 0.0;
-};
-
-// |a - b|; a NaN counts as infinite, equal infinities as none.
-inline double distance(double a, double b) {
-  if (a == b) return 0.0;
-  const double d = std::abs(a - b);
-  return std::isnan(d) ? INFINITY : d;
-}
-
-template <typename T>
-double rounding_of(reference::Problem problem) {
-  for (double& x : problem.v) x = std::abs(x);
-  double largest = 0.0;
-  for (const double x : reference::attention(problem).out) largest = std::max(largest, x);
-  return largest * (sizeof(T) == 4              ? 0x1p-24
-                    : sizeof(T) == 1            ? 0x1p-4
-                    : std::is_same_v<T, __half> ? 0x1p-11
-                                                : 0x1p-8);
-}
-
 // As the plain computation rounds. 8-bit probabilities have their full range, up to `largest`.
 template <typename T, typename Out>
 reference::Rounding plain_rounding(float largest) {
@@ -162,37 +135,8 @@ Errors compare(const Case& c, const Tensors<T, Out>& t, const reference::Roundin
                ProblemOf problem_of) {
   Errors e;
   for (int batch = 0; batch < c.batch_size; ++batch) {
-    const int at = c.batch_index(batch), start = c.start_q(batch);
-    for (int head = 0; head < c.num_heads; ++head) {
-      const reference::Problem problem = problem_of(batch, head);
-      const reference::Result exact = reference::attention(problem);
-      const reference::Result plain = reference::plain_attention(problem, rounding);
-      const bool one_key = c.extreme && c.extreme->one_key;
-      if ((c.seed || c.extreme) && !one_key)
-        e.rounding = std::max(e.rounding, rounding_of<T>(problem));
-      for (int row = 0; row < problem.seqlen_q; ++row) {
-        if (c.varlen() && c.owners(start + row) > 1) continue;  // the last one's to be written
-        for (int d = 0; d < c.dim_v(); ++d) {
-          const std::size_t i = static_cast<std::size_t>(row) * c.dim_v() + d;
-          const float out = static_cast<float>(t.out.at(at, start + row, head, d));
-          e.out = std::max(e.out, distance(out, exact.out[i]));
-          e.plain_out = std::max(e.plain_out, distance(plain.out[i], exact.out[i]));
-        }
-        if (!c.lse) continue;
-        const float lse = t.lse.at(at, head, start + row, 0);
-        constexpr double kLarge = 1e3;  // else it is q.k that rounds it
-        if (one_key && std::abs(exact.lse[row]) > kLarge) {
-          const float exact_lse = std::abs(static_cast<float>(exact.lse[row]));
-          const double ulp = std::nextafter(exact_lse, INFINITY) - exact_lse;
-          e.lse_ulps = std::max(e.lse_ulps, distance(lse, exact.lse[row]) / ulp);
-        }
-        // Errors of extremes are relative to lse: a large one must not excuse the others.
-        const double size = std::abs(exact.lse[row]);
-        const double unit = c.extreme && std::isfinite(size) ? std::max(1.0, size) : 1.0;
-        e.lse = std::max(e.lse, distance(lse, exact.lse[row]) / unit);
-        e.plain_lse = std::max(e.plain_lse, distance(plain.lse[row], exact.lse[row]) / unit);
-      }
-    }
+    for (int head = 0; head < c.num_heads; ++head)
+      compare_head(c, t, batch, head, problem_of(batch, head), rounding, &e);
   }
   return e;
 }

@@ -150,9 +150,9 @@ AllGradients empty_gradients(const Case& c, const BackwardTensors<T>& t) {
 
 // Adds the gradients of one head of one sequence, computed in Real. `round`: what becomes of
 // probabilities and of gradients of scores, which are factors of products.
-template <typename Real, typename T, typename Round>
+template <typename Real, typename T>
 void add_gradients(const Case& c, const Wanted& w, const BackwardTensors<T>& t, int b, int h,
-                   Round round, AllGradients* g) {
+                   Real (*round)(Real), AllGradients* g) {
   const reference::Problem p = make_problem(c, t.forward, b, h);
   const int at = c.batch_index(b), row0 = c.start_q(b), key0 = c.start_k(b);
   const int head_kv = h / (c.num_heads / c.num_heads_kv), dim = c.head_dim, dim_v = c.dim_v();
@@ -198,11 +198,12 @@ void add_gradients(const Case& c, const Wanted& w, const BackwardTensors<T>& t, 
   }
 }
 
-template <typename Real, typename T, typename Round>
-AllGradients gradients(const Case& c, const Wanted& w, const BackwardTensors<T>& t, Round round) {
+template <typename Real, typename T>
+AllGradients gradients(const Case& c, const Wanted& w, const BackwardTensors<T>& t,
+                       Real (*round)(Real)) {
   AllGradients g = empty_gradients(c, t);
   for (int b = 0; b < c.batch_size; ++b) {
-    for (int h = 0; h < c.num_heads; ++h) add_gradients<Real>(c, w, t, b, h, round, &g);
+    for (int h = 0; h < c.num_heads; ++h) add_gradients<Real, T>(c, w, t, b, h, round, &g);
   }
   return g;
 }
@@ -234,5 +235,21 @@ GradientError compare_gradient(const Tensor<Element>& ours, const Tensor<double>
   }
   return error;
 }
+
+// In host.cpp, as compare.h says.
+#define SIMT_HOST_BACKWARD(declared, T)                                                           \
+  declared template BackwardTensors<T> make_backward_tensors(const Case&, const Wanted&);         \
+  declared template AllGradients gradients(const Case&, const Wanted&, const BackwardTensors<T>&, \
+                                           double (*)(double));                                   \
+  declared template AllGradients gradients(const Case&, const Wanted&, const BackwardTensors<T>&, \
+                                           float (*)(float));                                     \
+  declared template GradientError compare_gradient(const Tensor<T>&, const Tensor<double>&,       \
+                                                   const Tensor<double>&);
+#define SIMT_HOST_BACKWARD_TYPES(declared)    \
+  declared template class Tensor<double>;     \
+  SIMT_HOST_BACKWARD(declared, __half)        \
+  SIMT_HOST_BACKWARD(declared, __nv_bfloat16) \
+  SIMT_HOST_BACKWARD(declared, float)
+SIMT_HOST_BACKWARD_TYPES(extern)
 
 }  // namespace simt
