@@ -5,6 +5,7 @@ A process that refuses its arguments still takes part, so that the others raise 
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from typing import Any
 
@@ -53,7 +54,7 @@ def description(
     ]
 
 
-_MET: set[str] = set()  # the names of groups whose processes have compared a call
+_MET: weakref.WeakSet[Any] = weakref.WeakSet()  # groups whose processes have compared a call
 
 
 def agreed(
@@ -64,7 +65,7 @@ def agreed(
     NCCL wants all processes at the first messages of a group, which is one more reason to compare
     at the first call.
     """
-    if group.n == 1 or (not check and group.group.group_name in _MET):
+    if group.n == 1 or (not check and group.group in _MET):
         if refused is not None:
             raise refused
         return [said[0] if rank == group.rank else None for rank in range(group.n)]
@@ -85,7 +86,7 @@ def agreed(
                     f"{name} is {_shown(name, ours)} on this process, {group.rank}, and "
                     f"{_shown(name, other)} on process {rank}; accepted: the same on all processes"
                 )
-    _MET.add(group.group.group_name)
+    _MET.add(group.group)
     return [numbers[1] for numbers in found]
 
 
