@@ -14,13 +14,19 @@ registers them, and changes nothing of torch.
 `ring_attention` computes attention over sequences that the processes of a group share.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import dlattn.integrations.torch.backward  # noqa: F401  registers operators
-from dlattn.integrations.ring.attention import ring_attention
-from dlattn.integrations.ring.sharding import shard_sequence, unshard_sequence
 from dlattn.integrations.torch.activation import activate, active, deactivate, is_active
 from dlattn.integrations.torch.kvcache import attention_with_kvcache
 from dlattn.integrations.torch.ops import attention, attention_varlen, operators
 from dlattn.integrations.torch.sdpa_stats import Stats, stats
+
+if TYPE_CHECKING:
+    from dlattn.integrations.ring.attention import ring_attention
+    from dlattn.integrations.ring.sharding import shard_sequence, unshard_sequence
 
 __all__ = [
     "Stats",
@@ -37,3 +43,17 @@ __all__ = [
     "stats",
     "unshard_sequence",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Attention over processes on first use: it needs torch's compiler, which loads slowly."""
+    if name == "ring_attention":
+        from dlattn.integrations.ring.attention import ring_attention as found
+    elif name in ("shard_sequence", "unshard_sequence"):
+        from dlattn.integrations.ring import sharding
+
+        found = getattr(sharding, name)
+    else:
+        raise AttributeError(f"module 'dlattn.torch' has no attribute {name!r}")
+    globals()[name] = found
+    return found
