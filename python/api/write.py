@@ -1,5 +1,8 @@
 """Write _attention.py, _backward.py and _plan.py from their templates and the declared arguments.
 
+And what type checkers read: _attention.pyi, by which the result has q's type, and
+_kernel_names.pyi, the names of kernels. The interpreter loads neither.
+
 python python/api/write.py           # write them
 python python/api/write.py --check   # exit 1 if they are not what would be written
 
@@ -15,6 +18,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import stubs
 from arguments import ALL, ARGUMENTS, BACKWARD, Argument
 
 API = Path(__file__).resolve().parent
@@ -25,12 +29,19 @@ _WIDTH = 100
 
 def outputs() -> dict[Path, str]:
     """The generated files with what they should contain."""
-    return {
+    written = {
         PACKAGE / f"_{template.name.removesuffix('.in')}": (
             _HEAD.format(template.name) + fill(template.read_text(encoding="utf-8"))
         )
         for template in sorted(API.glob("*.py.in"))
     }
+    functions = {
+        function: list(_signature([a for a in ARGUMENTS if function in a.functions], function, 4))
+        for function in ("attention", "attention_varlen", "attention_with_kvcache")
+    }
+    written[PACKAGE / "_attention.pyi"] = _HEAD.format("stubs.py") + stubs.overloads(functions)
+    written[PACKAGE / "_kernel_names.pyi"] = stubs.KERNELS_HEAD + stubs.kernel_names(API.parents[1])
+    return written
 
 
 def fill(template: str, arguments: Iterable[Argument] = ARGUMENTS) -> str:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from dlattn._kernel_names import Kernel as Kernel
+else:
+    Kernel: TypeAlias = str  # the names are a stub, which costs an import nothing
 
 Tensor: TypeAlias = Any
 """A torch, CuPy, JAX or NumPy array, or any object with __dlpack__ or __cuda_array_interface__."""
@@ -12,7 +17,6 @@ Causal: TypeAlias = bool | Literal["bottom_right", "top_left"]
 Window: TypeAlias = tuple[int | None, int | None]
 Layout: TypeAlias = Literal["bshd", "bhsd"]
 OutDType: TypeAlias = Literal["bfloat16", "float16", "float32", "float64"]
-Kernel: TypeAlias = str
 Gradient: TypeAlias = Literal["dq", "dk", "dv", "dbias", "dalibi_slopes", "dsinks"]
 Precision: TypeAlias = Literal["int8_fp8", "int8_fp16", "fp8"]
 

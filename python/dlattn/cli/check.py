@@ -191,7 +191,7 @@ def _gpu(float8: bool, remarks: list[str]) -> tuple[Device, bool]:
     return find_gpu(), False
 
 
-def _supports(gpu: Device, kernel: str, dtype: str) -> dlattn.Support:
+def _supports(gpu: Device, kernel: Any, dtype: str) -> dlattn.Support:
     x = gpu.put(np.ones((1, 16, 1, 64), _numpy_dtype(dtype)))
     return dlattn.supported(x, x, x, kernel=kernel)
 

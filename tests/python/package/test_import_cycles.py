@@ -13,8 +13,8 @@ Graph = dict[str, set[str]]
 
 
 def modules_in(package: Path) -> dict[str, Path]:
-    """Files of a package by the names of their modules."""
-    files = [*package.rglob("*.py"), *package.rglob("*.pyi")]
+    """Files of a package by the names of their modules: a stub where there is nothing else."""
+    files = [*package.rglob("*.pyi"), *package.rglob("*.py")]
     modules = {}
     for file in files:
         parts = file.relative_to(package.parent).with_suffix("").parts
