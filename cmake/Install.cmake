@@ -24,3 +24,19 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/dlattnConfigVersion.cmake
   COMPATIBILITY SameMinorVersion)  # before 1.0, a minor version may change the API
 install(FILES ${PROJECT_BINARY_DIR}/dlattnConfig.cmake ${PROJECT_BINARY_DIR}/dlattnConfigVersion.cmake
   DESTINATION ${_package_dir})
+
+# For builds without CMake. The prefix is found from where the file lies, so that it can be moved:
+# with folders that are not below the prefix there is no such file.
+if(NOT IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}" AND NOT IS_ABSOLUTE "${CMAKE_INSTALL_INCLUDEDIR}")
+  file(RELATIVE_PATH _to_prefix "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
+  string(REGEX REPLACE "/$" "" DLATTN_PC_PREFIX "\${pcfiledir}/${_to_prefix}")
+  set(DLATTN_PC_LIBS_PRIVATE "")
+  if(NOT BUILD_SHARED_LIBS)
+    set(DLATTN_PC_LIBS_PRIVATE "-lstdc++ -lm -pthread -ldl")
+    if(DLATTN_CUDA)
+      string(PREPEND DLATTN_PC_LIBS_PRIVATE "-lcudart_static -lrt ")
+    endif()
+  endif()
+  configure_file(${PROJECT_SOURCE_DIR}/cmake/dlattn.pc.in ${PROJECT_BINARY_DIR}/dlattn.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/dlattn.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endif()

@@ -17,6 +17,7 @@ from cpp_builds import (
     build_folder,
     check_c_compiler,
     check_consumer,
+    check_pkg_config,
     compile_and_install,
     run,
     skip_without_tools,
@@ -45,6 +46,13 @@ def test_consumer_of_installed_shared_library(shared_library: Path, tmp_path: Pa
 @pytest.mark.slow
 def test_consumer_by_the_c_compiler_alone(shared_library: Path, tmp_path: Path) -> None:
     check_c_compiler(shared_library, tmp_path / "c")
+
+
+@pytest.mark.slow
+def test_consumer_by_pkg_config(shared_library: Path, tmp_path: Path) -> None:
+    if not shutil.which("pkg-config"):
+        pytest.skip("not found: pkg-config")
+    check_pkg_config(shared_library, tmp_path)
 
 
 @pytest.mark.slow

@@ -76,6 +76,19 @@ def check_c_compiler(prefix: Path, build: Path) -> None:
     check_output(run(build / "consumer_c"))
 
 
+def check_pkg_config(prefix: Path, build: Path) -> None:
+    """Builds the consumer in C with the flags of pkg-config, from a prefix that was moved."""
+    moved = build / "moved"
+    shutil.copytree(prefix, moved, symlinks=True)
+    package = next(moved.glob("lib*/pkgconfig/dlattn.pc"))
+    flags = run("pkg-config", "--cflags", "--libs", package).split()
+    run(
+        *("cc", "-std=c99", CONSUMER / "main.c", "-o", build / "consumer_pc", *flags, "-lm"),
+        f"-Wl,-rpath,{package.parents[1]}",
+    )
+    check_output(run(build / "consumer_pc"))
+
+
 def skip_without_tools() -> None:
     missing = [
         tool for tool in ("cmake", "ninja", "cc", "c++") if not shutil.which(tool, path=PATH)
