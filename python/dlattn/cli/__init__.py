@@ -1,4 +1,4 @@
-"""The command line: `python -m dlattn info | check | run | bench`."""
+"""The command line: `dlattn info | check | run | bench`, or `python -m dlattn`."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _complain(message: object, exit_code: int) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m dlattn",
+        prog="dlattn" if Path(sys.argv[0]).name == "dlattn" else "python -m dlattn",
         description="Attention with a streaming softmax on tensor cores.",
         epilog=_EPILOG,
     )

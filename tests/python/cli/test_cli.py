@@ -33,6 +33,15 @@ def test_without_a_command() -> None:
     assert "usage: python -m dlattn" in done.stderr
 
 
+def test_the_command_that_pip_installs(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    project = (Path(__file__).resolve().parents[3] / "pyproject.toml").read_text()
+    assert '[project.scripts]\ndlattn = "dlattn.cli:main"\n' in project
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/dlattn"])
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert capsys.readouterr().out.startswith("usage: dlattn [-h]")
+
+
 def test_folders_of_the_cpp_package() -> None:
     package = Path(dlattn.__file__).parent
     assert Path(program("--cmake-dir").stdout.strip()) == package / "lib" / "cmake" / "dlattn"

@@ -107,12 +107,16 @@ def test_contents(distribution: importlib.metadata.Distribution) -> None:
         "dlattn/lib/libdlattn.so",
         "dlattn/lib/cmake/dlattn/dlattnConfig.cmake",
         "dlattn/lib/cmake/dlattn/dlattnConfigVersion.cmake",
+        "dlattn/lib/pkgconfig/dlattn.pc",
+        "dlattn/_attention.pyi",
+        "dlattn/_kernel_names.pyi",
         *(f"dlattn/include/dlattn/{header.name}" for header in HEADERS),
     }
     assert wanted <= files, sorted(wanted - files)
     assert any(file.endswith("licenses/LICENSE") for file in files)
     allowed = re.compile(
-        r"dlattn/.*\.(py|pyi|typed|h|cmake|so|pyc)|dlattn/py.typed|dlattn-[\d.]+\.dist-info/.*"
+        r"dlattn/.*\.(py|pyi|typed|h|cmake|pc|so|pyc)|dlattn/py.typed|dlattn-[\d.]+\.dist-info/.*"
+        r"|(\.\./)+bin/dlattn"
     )
     assert not {file for file in files if not allowed.fullmatch(file)}
     assert {Path(f).name for f in files if f.endswith(".so")} == {"_core.abi3.so", "libdlattn.so"}
