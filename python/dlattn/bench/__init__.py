@@ -12,6 +12,7 @@ from typing import Any
 
 import dlattn
 from dlattn.bench import (
+    compare,
     decode,
     eight_bit,
     environment,
@@ -86,11 +87,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="short windows: a first impression")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it (.png, .svg, .pdf)")
+    parser.add_argument(
+        "--compare",
+        nargs=2,
+        type=Path,
+        metavar=("A", "B"),
+        help="measure nothing: compare what --json wrote twice",
+    )
     parser.add_argument("--commit", metavar="SHA", help="to record; default: ask git, here")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 1 if one of our kernels is wrong."""
+    if args.compare is not None:
+        print(compare.text(args.compare))
+        return 0
     device = args.device or ("cpu" if gpu_status() else "cuda")
     outputs = {"--json": args.json, "--plot": args.plot}
     for option, path in outputs.items():
