@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +126,32 @@ def test_mistakes_are_found(file: str, old: str, new: str, found: str) -> None:
     assert any(found in mistake for mistake in mistakes(text.replace(old, new, 1)))
 
 
+def test_a_tag_publishes_what_was_tested() -> None:
+    document = load((GITHUB / "workflows" / "wheels.yml").read_text())
+    publish = document["jobs"]["publish"]
+    assert "refs/tags/v" in publish["if"] and document[True]["push"] == {"tags": ["v*"]}
+    taken = {
+        step["with"]["name"]
+        for step in publish["steps"]
+        if step.get("uses", "").startswith("actions/download-artifact@")
+    }
+    assert "test" in publish["needs"] and taken == {*publish["needs"]} - {"test"}
+    actions = [step.get("uses", "").partition("@")[0] for step in publish["steps"]]
+    assert actions[-2:] == ["actions/attest-build-provenance", "pypa/gh-action-pypi-publish"]
+    assert publish["permissions"]["id-token"] == "write"
+    check = publish["steps"][3]["run"]
+    for name, expected in (("0.1.0", 0), ("0.1", 1), ("0.1.0.1", 1)):
+        done = subprocess.run(
+            [
+                "bash",
+                "-c",
+                f"cd $(mktemp -d) && mkdir dist && touch dist/dlattn-{name}.tar.gz && {check}",
+            ],
+            env={**os.environ, "GITHUB_REF_NAME": "v0.1.0"},
+        )
+        assert done.returncode == expected, name
+
+
 def test_a_key_that_is_there_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="twice"):
         load("a: 1\na: 2\n")
@@ -146,7 +174,7 @@ def test_what_was_never_run_is_named() -> None:
         for job in load(path.read_text())["jobs"].values()
         if "not run yet" in job.get("name", "")
     ]
-    assert len(names) == 6
+    assert len(names) == 7
     told = (ROOT / "CONTRIBUTING.md").read_text()
     assert all(word in told for word in ('"not run yet"', "CUDA 12", "aarch64", "Windows"))
 
