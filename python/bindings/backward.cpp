@@ -6,6 +6,7 @@
 #include "attention.h"
 #include "errors.h"
 #include "gil.h"
+#include "options.h"
 
 namespace dlattn::python {
 namespace {
@@ -267,6 +268,8 @@ class BackwardProblem {
 
 nb::object attention_backward(const BackwardCall& call) {
   const bool varlen = call.options.contains("cu_seqlens_q");
+  Options options;  // for its error, which names the kernels of a backward pass
+  parse_kernel(call.options["kernel"], backward_kernel_names(), &options);
   const AttentionCall forward =
       call_of(varlen ? Function::kVarlen : Function::kAttention, call.options);
   BackwardProblem problem(call, forward, read_options(forward));

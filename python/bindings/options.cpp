@@ -79,8 +79,7 @@ Causal parse_causal(nb::handle value) {
   unsupported("causal is ", repr_text(value), "; accepted: ", kCausals);
 }
 
-void parse_kernel(nb::handle value, Options* options) {
-  const std::vector<std::string_view>& names = kernel_names();
+void parse_kernel(nb::handle value, const std::vector<std::string_view>& names, Options* options) {
   for (const std::string_view name : names) {
     if (is_text(value, name.data())) {  // a literal
       options->kernel = name;

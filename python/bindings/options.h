@@ -3,6 +3,8 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <string_view>
+#include <vector>
 
 #include "dlattn/attention.h"
 
@@ -20,8 +22,9 @@ constexpr char kPrecisions[] =
 
 Layout parse_layout(nb::handle value);
 Causal parse_causal(nb::handle value);
-// "wmma", or "wmma:narrow": a kernel and one of its variants, whose name is borrowed from `value`.
-void parse_kernel(nb::handle value, Options* options);
+// "wmma", or "wmma:narrow": one of `names`, which are those of an operation, and one of its
+// variants, whose name is borrowed from `value`.
+void parse_kernel(nb::handle value, const std::vector<std::string_view>& names, Options* options);
 // One of the dtypes that out may have; with kFloat8E4M3 for None.
 DType parse_out_dtype(nb::handle value, const char* name);
 // "int8_fp8", "int8_fp16", "fp8"; kInputs for None.

@@ -287,7 +287,8 @@ constexpr Argument kBehindTensors[] = {
     setting("return_lse",
             [](H x, const char* name, Problem* p) { p->return_lse = parse_flag(x, name); }),
     by_name("stream", &AttentionCall::stream),
-    setting("kernel", [](H x, const char*, Problem* p) { parse_kernel(x, &p->options); }),
+    setting("kernel",
+            [](H x, const char*, Problem* p) { parse_kernel(x, kernel_names(), &p->options); }),
     setting("batch_invariant",
             [](H x, const char* name, Problem* p) {
               p->options.batch_invariant = parse_flag(x, name);

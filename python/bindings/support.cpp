@@ -144,7 +144,7 @@ std::string refusal(nb::handle kernel, const std::string& dtype, std::int64_t he
   AttentionParams params = made_up_problem(parse_dtype(dtype), head_dim);
   add_feature(feature, &params);
   Options options;
-  parse_kernel(kernel, &options);
+  parse_kernel(kernel, kernel_names(), &options);
   const DeviceInfo device = made_up_device(compute_capability);
   params.device.type = device.type;
   const Support support = supported(params, device, options);

@@ -81,13 +81,25 @@ DLATTN_OPERATIONS(DLATTN_FAMILIES)
 
 namespace dlattn {
 
-const std::vector<std::string_view>& kernel_names() {
+namespace {
+
+template <typename Params>
+const std::vector<std::string_view>& names_of_families() {
   static std::atomic<const std::vector<std::string_view>*> names{nullptr};
   return core::published(names, [] {
     std::vector<std::string_view> all = {core::kAuto, core::kCpu};
-    for (const auto& family : core::families<AttentionParams>()) all.push_back(family.record->name);
+    for (const auto& family : core::families<Params>()) all.push_back(family.record->name);
     return all;
   });
+}
+
+}  // namespace
+
+const std::vector<std::string_view>& kernel_names() {
+  return names_of_families<AttentionParams>();
+}
+const std::vector<std::string_view>& backward_kernel_names() {
+  return names_of_families<BackwardParams>();
 }
 
 }  // namespace dlattn
