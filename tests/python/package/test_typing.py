@@ -65,7 +65,11 @@ def test_mypy_strict(tmp_path: Path) -> None:
     (tmp_path / "torch.pyi").write_text(TORCH)
     (tmp_path / "mypy.ini").write_text(CONFIG)
     (tmp_path / "uses.py").write_text(USES)
-    paths = os.pathsep.join([str(tmp_path), str(PACKAGE)])
+    # mypy finds an installed package itself, and refuses to be told of its folder.
+    folders = (
+        [tmp_path] if PACKAGE.name in ("site-packages", "dist-packages") else [tmp_path, PACKAGE]
+    )
+    paths = os.pathsep.join(map(str, folders))
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "uses.py"],
         cwd=tmp_path,
