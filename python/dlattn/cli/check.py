@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dlattn
+from dlattn.cli.check_features import FeatureResult, check_features
 from dlattn.console.devices import (
     CPU_KERNELS,
     FLOAT8,
@@ -115,9 +116,10 @@ def main(args: argparse.Namespace) -> int:
     plans, remarks = _what_to_check(args.kernel, args.device)
     _say_where(plans, remarks)
     results = list(_check(plans))
+    features = [x for device, _ in plans for x in check_features(device, args.kernel)]
     if args.json is not None:
-        _write_json(args.json, plans, results)
-    return _report(results)
+        _write_json(args.json, plans, results, features)
+    return _report(results, features)
 
 
 def draw(sizes: tuple[int, int, int, int], dtype: str, seed: int) -> dict[str, Any]:
@@ -299,7 +301,24 @@ def _run(
     return *errors, seconds, ""
 
 
-def _report(results: list[Result]) -> int:
+def _report_features(features: list[FeatureResult]) -> None:
+    """A row for each feature and dtype, with the kernels that serve it."""
+    groups: dict[tuple[str, str, bool], list[FeatureResult]] = {}
+    for result in features:
+        on_cpu = result.kernel in CPU_KERNELS
+        groups.setdefault((result.feature, result.dtype, on_cpu), []).append(result)
+    rows = []
+    for (feature, dtype, _), group in groups.items():
+        worst = max(result.error_over_bound for result in group)
+        verdict = "PASS" if all(result.passed for result in group) else "FAIL"
+        kernels = ", ".join(result.kernel for result in group)
+        rows.append([feature, dtype, f"{worst:.2f}", verdict, kernels])
+    if rows:
+        headers = ["feature", "dtype", "error / bound", "", "kernels"]
+        print("\n" + table(headers, rows, right=(2,)))
+
+
+def _report(results: list[Result], features: list[FeatureResult]) -> int:
     groups: dict[tuple[str, str, str, str], list[Result]] = {}
     for result in results:
         key = (result.kernel, result.dtype, result.case, result.mask)
@@ -329,23 +348,30 @@ def _report(results: list[Result]) -> int:
     headers = ["kernel", "dtype", "case", "(B,H,S,D)", "mask", "seeds", "max error", "bound"]
     headers += ["lse error", "bound", "latency", ""]
     print(table(headers, rows, right=(5, 6, 7, 8, 9, 10)))
+    _report_features(features)
     print("\nErrors are absolute, against float64; of several seeds the worst is shown.")
     print("Bound: twice the error of a plain same-dtype computation, plus a tiny absolute term.")
     for result in failures:
         if result.failure:
             where = f"{result.kernel} {result.dtype} {result.case} {result.mask}"
             print(f"{where} seed {result.seed}: {result.failure}")
-    verdict = f"FAIL: {len(failures)} of" if failures else "PASS:"
-    print(f"\n{verdict} {len(results)} problems")
-    return 1 if failures else 0
+    for feature in (x for x in features if x.failure):
+        print(f"{feature.kernel} {feature.dtype} {feature.feature}: {feature.failure}")
+    failed = len(failures) + sum(not feature.passed for feature in features)
+    verdict = f"FAIL: {failed} of" if failed else "PASS:"
+    print(f"\n{verdict} {len(results) + len(features)} problems")
+    return 1 if failed else 0
 
 
-def _write_json(path: Path, plans: list[Plan], results: list[Result]) -> None:
+def _write_json(
+    path: Path, plans: list[Plan], results: list[Result], features: list[FeatureResult]
+) -> None:
     document = {
         "dlattn": dlattn.__version__,
         "devices": [device.label for device, _ in plans],
-        "passed": all(result.passed for result in results),
+        "passed": all(x.passed for x in results) and all(x.passed for x in features),
         "results": [_entry(result) for result in results],
+        "features": [feature.entry() for feature in features],
     }
     write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
 

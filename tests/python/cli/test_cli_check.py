@@ -13,7 +13,7 @@ import pytest
 from command_line import Captured, refuses
 
 import dlattn
-from dlattn.cli import check, main
+from dlattn.cli import check, check_features, main
 from dlattn.console import devices
 
 SMALL = (
@@ -25,6 +25,7 @@ SMALL = (
 @pytest.fixture
 def small_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "CASES", SMALL)
+    monkeypatch.setattr(check_features, "FEATURES", {})
 
 
 @pytest.mark.usefixtures("small_check")
@@ -70,6 +71,38 @@ def test_check_fails_on_a_wrong_result(capsys: Captured, monkeypatch: Any, chang
     printed = capsys.readouterr().out
     assert "FAIL: 9 of 9 problems" in printed
     assert "PASS" not in printed
+
+
+def test_check_has_every_feature(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("ml_dtypes")
+    monkeypatch.setattr(check, "CASES", ())
+    report = tmp_path / "check.json"
+    assert main(["check", "--kernel", "cpu", "--json", str(report)]) == 0
+    printed = capsys.readouterr().out
+    for feature in ("KV cache in pages", "varlen", "backward", "bias and mask"):
+        assert re.search(rf"{feature} +bfloat16 +0\.\d\d +PASS +cpu", printed)
+    results = json.loads(report.read_text())["features"]
+    assert len(results) == 2 * len(check_features.FEATURES)
+    assert all(0.0 < result["error_over_bound"] <= 1.0 for result in results)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_check_fails_on_a_wrong_gradient(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, which: int
+) -> None:
+    backward = dlattn.attention_backward
+
+    def wrong(**options: Any) -> Any:
+        gradients = backward(**options)
+        gradients[which][0, 5] *= 1.2
+        return gradients
+
+    monkeypatch.setattr(check, "CASES", ())
+    monkeypatch.setattr(dlattn, "attention_backward", wrong)
+    assert main(["check", "--kernel", "cpu"]) == 1
+    assert re.search(r"backward +float32 +\d+\.\d\d +FAIL +cpu", capsys.readouterr().out)
 
 
 @pytest.mark.usefixtures("small_check")
