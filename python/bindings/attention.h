@@ -40,6 +40,8 @@ struct BackwardCall {
   nb::dict options;
 };
 nb::object attention_backward(const BackwardCall& call);  // a tuple of the six, None for the others
+nb::object supported_backward(const BackwardCall& call);  // (ok, reasons)
+nb::object plan_backward(const BackwardCall& call);       // a dict as plan()'s
 
 // The results of a computation.
 struct Outcome {

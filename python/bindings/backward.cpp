@@ -7,6 +7,7 @@
 #include "errors.h"
 #include "gil.h"
 #include "options.h"
+#include "report.h"
 
 namespace dlattn::python {
 namespace {
@@ -45,15 +46,16 @@ class BackwardProblem {
 
   bool wants(int i) const { return wanted_[i]; }
 
+  const BackwardParams& params() const { return params_; }
+  const Options& options() const { return problem_.options; }
+
+  // The problem of a call that is only asked about: no gradient is allocated.
+  void plan(const Target& target) { take_in(target, nullptr); }
+
   Gradients compute(const Target& target, Held* held) {
-    num_tensors_ = problem_.num_tensors = 0;  // JAX may run it again
-    read_tensors(forward_, target, &problem_);
-    read_results(target);
     Gradients results;
     std::optional<Allocation> made[kNumGradients];
-    for (int i = 0; i < kNumGradients; ++i) place(i, target, &made[i]);
-    if (!call_.workspace.is_none()) read_workspace(call_.workspace, target, &problem_);
-    params_.forward = problem_.params;
+    take_in(target, made);
     run(target);
     for (int i = 0; i < kNumGradients; ++i) {
       if (!wants(i)) continue;
@@ -67,6 +69,19 @@ class BackwardProblem {
   }
 
  private:
+  // The tensors of a call, and where its gradients go: to those of the caller's, else to new ones,
+  // or without `made` to memory that there is not.
+  void take_in(const Target& target, std::optional<Allocation>* made) {
+    num_tensors_ = problem_.num_tensors = 0;  // JAX may run it again
+    read_tensors(forward_, target, &problem_);
+    read_results(target);
+    for (int i = 0; i < kNumGradients; ++i) {
+      if (wants(i)) place(i, target, made ? &made[i] : nullptr);
+    }
+    if (!call_.workspace.is_none()) read_workspace(call_.workspace, target, &problem_);
+    params_.forward = problem_.params;
+  }
+
   // Which gradients to compute. None: of all that the call is given.
   void read_needs() {
     const nb::handle needs = call_.needs;
@@ -159,11 +174,14 @@ class BackwardProblem {
 
   // Where a gradient goes: the caller's tensor, or a new one.
   void place(int i, const Target& target, std::optional<Allocation>* made) {
-    if (!wants(i)) return;
     const Tensor& of = input(i);
     const bool is_float32 = i > 3;
     const DType dtype = is_float32 ? DType::kFloat32 : to_dtype(of, "that of q, or float32");
     const nb::handle given = this->given(i);
+    if (given.is_none() && !made) {
+      set(i, stand_in(kGradients[i], i, shape_of(of), to_dlpack(dtype), target.device), dtype);
+      return;
+    }
     if (given.is_none()) {
       made->emplace(allocate(target, kGradients[i], of.shape, of.ndim, dtype));
       set(i, (*made)->tensor, dtype);
@@ -176,11 +194,15 @@ class BackwardProblem {
     if (tensor.read_only)
       unsupported(kGradients[i], " is read-only; accepted: a tensor that can be written");
     check_dtype(tensor, to_dlpack(dtype));
-    Shape shape;
-    shape.ndim = of.ndim;
-    for (int n = 0; n < of.ndim; ++n) shape.sizes[n] = of.shape[n];
-    check_shape(tensor, shape, concat("that of ", kInputs[i]).c_str());
+    check_shape(tensor, shape_of(of), concat("that of ", kInputs[i]).c_str());
     set(i, tensor, dtype);
+  }
+
+  static Shape shape_of(const Tensor& tensor) {
+    Shape shape;
+    shape.ndim = tensor.ndim;
+    for (int n = 0; n < tensor.ndim; ++n) shape.sizes[n] = tensor.shape[n];
+    return shape;
   }
 
   void set(int i, const Tensor& tensor, DType dtype) {
@@ -264,14 +286,46 @@ class BackwardProblem {
   nb::object memory_;  // the workspace that the framework gave
 };
 
-}  // namespace
-
-nb::object attention_backward(const BackwardCall& call) {
-  const bool varlen = call.options.contains("cu_seqlens_q");
+// The forward call of a backward call.
+AttentionCall forward_of(const BackwardCall& call) {
   Options options;  // for its error, which names the kernels of a backward pass
   parse_kernel(call.options["kernel"], backward_kernel_names(), &options);
-  const AttentionCall forward =
-      call_of(varlen ? Function::kVarlen : Function::kAttention, call.options);
+  const bool varlen = call.options.contains("cu_seqlens_q");
+  return call_of(varlen ? Function::kVarlen : Function::kAttention, call.options);
+}
+
+// use(problem) with the problem of a call that is only asked about.
+template <typename Use>
+auto with_planned_problem(const BackwardCall& call, const Use& use) {
+  const AttentionCall forward = forward_of(call);
+  BackwardProblem problem(call, forward, read_options(forward));
+  Target target = make_target(forward.q, "q");
+  set_stream(forward.stream, &target);
+  problem.plan(target);
+  return use(problem.params(), device_info(problem.params().forward.device), problem.options());
+}
+
+}  // namespace
+
+nb::object supported_backward(const BackwardCall& call) {
+  return support_tuple([&] {
+    return with_planned_problem(call, [](const auto&... problem) { return supported(problem...); });
+  });
+}
+
+nb::object plan_backward(const BackwardCall& call) {
+  return with_planned_problem(
+      call,
+      [](const BackwardParams& params, const DeviceInfo& device,
+         const Options& options) -> nb::object {
+        const Plan chosen = plan(params, device, options);
+        return plan_fields(chosen, params.forward.device,
+                           passed_over(params, device, options, chosen, backward_kernel_names()));
+      });
+}
+
+nb::object attention_backward(const BackwardCall& call) {
+  const AttentionCall forward = forward_of(call);
   BackwardProblem problem(call, forward, read_options(forward));
   Target target = make_target(forward.q, "q");
   const nb::object outputs = run_on(target, forward.stream, [&](const Target& settled, Held* held) {

@@ -24,6 +24,20 @@ void check_interpreter() {
       "dlattn is imported in a sub-interpreter; accepted: Python's main interpreter");
 }
 
+void def_backward(nb::module_& m, const char* name, nb::object (*function)(const BackwardCall&)) {
+  m.def(
+      name,
+      [function](nb::handle dout, nb::handle out, nb::handle lse, nb::handle dlse,
+                 nb::dict gradients, nb::handle needs, nb::handle deterministic,
+                 nb::handle workspace, nb::dict options) {
+        return function(
+            {dout, out, lse, dlse, gradients, needs, deterministic, workspace, options});
+      },
+      nb::arg("dout").none(), nb::arg("out").none(), nb::arg("lse").none(), nb::arg("dlse").none(),
+      nb::arg("gradients"), nb::arg("needs").none(), nb::arg("deterministic").none(),
+      nb::arg("workspace").none(), nb::arg("options"));
+}
+
 }  // namespace
 }  // namespace dlattn::python
 
@@ -52,16 +66,9 @@ NB_MODULE(_core, m) {
       nb::arg("k").none(), nb::arg("v").none(), nb::arg("seqused_k").none(),
       nb::arg("rotary_cos").none(), nb::arg("rotary_sin").none(),
       nb::arg("rotary_interleaved").none(), nb::arg("leftpad_k").none(), nb::arg("options"));
-  m.def(
-      "attention_backward",
-      [](nb::handle dout, nb::handle out, nb::handle lse, nb::handle dlse, nb::dict gradients,
-         nb::handle needs, nb::handle deterministic, nb::handle workspace, nb::dict options) {
-        return attention_backward(
-            {dout, out, lse, dlse, gradients, needs, deterministic, workspace, options});
-      },
-      nb::arg("dout").none(), nb::arg("out").none(), nb::arg("lse").none(), nb::arg("dlse").none(),
-      nb::arg("gradients"), nb::arg("needs").none(), nb::arg("deterministic").none(),
-      nb::arg("workspace").none(), nb::arg("options"));
+  def_backward(m, "attention_backward", attention_backward);
+  def_backward(m, "supported_backward", supported_backward);
+  def_backward(m, "plan_backward", plan_backward);
   def_call(m, "supported", "supported_varlen", "supported_with_kvcache", supported);
   def_call(m, "plan", "plan_varlen", "plan_with_kvcache", plan);
   def_call(m, "xla_call", "xla_call_varlen", nullptr, xla_call);

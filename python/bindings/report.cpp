@@ -1,17 +1,37 @@
 // Answers questions without computing anything: supported, plan, info, inspect.
+#include "report.h"
+
 #include <string>
 #include <vector>
 
 #include "attention.h"
-#include "errors.h"
 
 namespace dlattn::python {
-namespace {
 
-// Stand for memory that is not allocated yet, at addresses where no memory is and far from each
-// other; nothing is launched on it.
-constexpr std::uintptr_t kUnallocatedOut = std::uintptr_t{1} << 62;
-constexpr std::uintptr_t kUnallocatedLse = std::uintptr_t{1} << 63;
+Tensor stand_in(const char* name, int number, const Shape& shape, dlpack::DLDataType dtype,
+                Device device) {
+  Tensor tensor;
+  tensor.name = name;
+  tensor.data = reinterpret_cast<void*>(unallocated(number));
+  tensor.dtype = dtype;
+  tensor.device = device;
+  tensor.ndim = shape.ndim;
+  std::int64_t stride = 1;
+  for (int i = shape.ndim - 1; i >= 0; --i) {
+    tensor.shape[i] = shape.sizes[i];
+    tensor.strides[i] = stride;
+    stride *= shape.sizes[i];
+  }
+  return tensor;
+}
+
+nb::tuple to_tuple(const std::vector<std::string>& lines) {
+  nb::list list;
+  for (const std::string& line : lines) list.append(nb::str(line.c_str()));
+  return nb::tuple(list);
+}
+
+namespace {
 
 // The problem of a call, with outputs as attention() would allocate them.
 Problem planned_problem(const AttentionCall& call) {
@@ -19,39 +39,19 @@ Problem planned_problem(const AttentionCall& call) {
   Target target = make_target(call.q, "q");
   set_stream(call.stream, &target);
   read_tensors(call, target, &problem);
-  const auto stand_in = [&](const char* name, std::uintptr_t address, const Shape& shape,
-                            dlpack::DLDataType dtype) {
-    Tensor tensor;
-    tensor.name = name;
-    tensor.data = reinterpret_cast<void*>(address);
-    tensor.dtype = dtype;
-    tensor.device = target.device;
-    tensor.ndim = shape.ndim;
-    std::int64_t stride = 1;
-    for (int i = shape.ndim - 1; i >= 0; --i) {
-      tensor.shape[i] = shape.sizes[i];
-      tensor.strides[i] = stride;
-      stride *= shape.sizes[i];
-    }
-    return tensor;
-  };
   if (call.out.is_none()) {
-    set_out(stand_in("out", kUnallocatedOut, problem.out, to_dlpack(problem.params.out.dtype)),
-            &problem);
+    const dlpack::DLDataType dtype = to_dlpack(problem.params.out.dtype);
+    set_out(stand_in("out", 0, problem.out, dtype, target.device), &problem);
   } else {
     set_out(import_tensor_to_write(call.out, "out", target, &problem), &problem);
   }
-  if (problem.return_lse)
-    set_lse(stand_in("lse", kUnallocatedLse, problem.lse, to_dlpack(DType::kFloat32)), &problem);
+  if (problem.return_lse) {
+    const dlpack::DLDataType dtype = to_dlpack(DType::kFloat32);
+    set_lse(stand_in("lse", 1, problem.lse, dtype, target.device), &problem);
+  }
   if (call.workspace.is_valid() && !call.workspace.is_none())
     read_workspace(call.workspace, target, &problem);
   return problem;
-}
-
-nb::tuple to_tuple(const std::vector<std::string>& lines) {
-  nb::list list;
-  for (const std::string& line : lines) list.append(nb::str(line.c_str()));
-  return nb::tuple(list);
 }
 
 nb::dict device_dict(const DeviceInfo& device) {
@@ -72,39 +72,27 @@ nb::dict device_dict(const DeviceInfo& device) {
 }  // namespace
 
 nb::object supported(const AttentionCall& call) {
-  try {
+  return support_tuple([&] {
     const Problem problem = planned_problem(call);
-    const Support support =
-        dlattn::supported(problem.params, device_info(problem.params.device), problem.options);
-    return nb::make_tuple(support.ok, to_tuple(support.reasons));
-  } catch (const Error& error) {  // neither of its kinds is a mistake in how the question was put
-    return nb::make_tuple(false, to_tuple({error.what()}));
-  } catch (const nb::python_error& error) {
-    if (!is_own(error)) throw;
-    return nb::make_tuple(false, to_tuple({text(error.value())}));
-  }
+    return dlattn::supported(problem.params, device_info(problem.params.device), problem.options);
+  });
 }
 
 nb::object plan(const AttentionCall& call) {
   const Problem problem = planned_problem(call);
   const DeviceInfo& device = device_info(problem.params.device);
   const Plan chosen = dlattn::plan(problem.params, device, problem.options);
+  return plan_fields(chosen, problem.params.device,
+                     passed_over(problem.params, device, problem.options, chosen, kernel_names()));
+}
 
-  std::vector<std::string> passed_over;  // why the other kernels of this device cannot run it
-  if (device.type == DeviceType::kCuda) {
-    for (const std::string_view kernel : kernel_names()) {
-      if (kernel == "auto" || kernel == "cpu" || kernel == chosen.kernel) continue;
-      Options forced = problem.options;
-      forced.kernel = kernel, forced.variant = nullptr;
-      const Support support = dlattn::supported(problem.params, device, forced);
-      passed_over.insert(passed_over.end(), support.reasons.begin(), support.reasons.end());
-    }
-  }
+nb::dict plan_fields(const Plan& chosen, Device device,
+                     const std::vector<std::string>& passed_over) {
   nb::dict fields;
   fields["kernel"] = nb::str(chosen.kernel.data(), chosen.kernel.size());
   fields["variant"] = chosen.variant_name;
   fields["dtype"] = to_string(chosen.dtype);
-  fields["device"] = nb::str(device_text(problem.params.device).c_str());
+  fields["device"] = nb::str(device_text(device).c_str());
   fields["head_dim_tile"] = chosen.head_dim_tile;
   fields["packed_heads"] = chosen.packed_heads;
   fields["block_m"] = chosen.block_m;

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 from dlattn._api import info, merge_states
 from dlattn._append import append_kv
 from dlattn._attention import attention, attention_varlen, attention_with_kvcache
-from dlattn._backward import Gradients, attention_backward, attention_varlen_backward
+from dlattn._backward import (
+    Gradients,
+    attention_backward,
+    attention_varlen_backward,
+    plan_backward,
+    supported_backward,
+)
 from dlattn._core import __version__
 from dlattn._errors import DeviceError, UnsupportedError
 from dlattn._pages import page_table_from_csr
@@ -46,10 +52,12 @@ __all__ = [
     "merge_states",
     "page_table_from_csr",
     "plan",
+    "plan_backward",
     "quantize_kv",
     "sageattention",
     "scaled_dot_product_attention",
     "supported",
+    "supported_backward",
 ]
 
 

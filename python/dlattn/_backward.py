@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dlattn import _core
-from dlattn._types import Causal, Gradient, Kernel, Layout, Tensor, Window
+from dlattn._errors import UnsupportedError
+from dlattn._types import Causal, Gradient, Kernel, Layout, Plan, Support, Tensor, Window
 
 
 class Gradients(NamedTuple):
@@ -208,3 +209,164 @@ def attention_varlen_backward(
             },
         )
     )
+
+
+def supported_backward(
+    dout: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    dlse: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    causal: Causal = False,
+    softmax_scale: float | None = None,
+    window: Window = (None, None),
+    softcap: float = 0.0,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    layout: Layout = "bshd",
+    stream: Any = None,
+    kernel: Kernel = "auto",
+    dq: Tensor | None = None,
+    dk: Tensor | None = None,
+    dv: Tensor | None = None,
+    needs: Sequence[Gradient] | None = None,
+    deterministic: bool = False,
+    workspace: Tensor | None = None,
+) -> Support:
+    """Tell whether `attention_backward` would run with these arguments, and if not, why.
+
+    Takes the arguments of `attention_backward` or, with cu_seqlens_q, of
+    `attention_varlen_backward`. Nothing is launched, and no device memory is allocated.
+
+    Returns:
+        A `Support`: true or false in a condition, with the reasons why the call would not run, one
+        for each kernel or mistake. A problem that is merely unsupported raises nothing.
+
+    Raises:
+        TypeError: An argument is not the kind of object that is accepted, as in the call itself.
+    """
+    gradients = {"dq": dq, "dk": dk, "dv": dv}
+    given = (dout, out, lse, dlse, gradients, needs, deterministic, workspace)
+    options = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+        "seqused_k": seqused_k,
+        "causal": causal,
+        "softmax_scale": softmax_scale,
+        "window": window,
+        "softcap": softcap,
+        "bias": bias,
+        "mask": mask,
+        "alibi_slopes": alibi_slopes,
+        "sinks": sinks,
+        "layout": layout,
+        "stream": stream,
+        "kernel": kernel,
+    }
+    reason = _only_varlen(options)
+    if reason:
+        return Support(False, (reason,))
+    return Support(*_core.supported_backward(*given, options))
+
+
+def plan_backward(
+    dout: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    dlse: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    causal: Causal = False,
+    softmax_scale: float | None = None,
+    window: Window = (None, None),
+    softcap: float = 0.0,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    layout: Layout = "bshd",
+    stream: Any = None,
+    kernel: Kernel = "auto",
+    dq: Tensor | None = None,
+    dk: Tensor | None = None,
+    dv: Tensor | None = None,
+    needs: Sequence[Gradient] | None = None,
+    deterministic: bool = False,
+    workspace: Tensor | None = None,
+) -> Plan:
+    """Tell how `attention_backward` would compute this: kernel, launches, workspace.
+
+    Takes the arguments of `attention_backward` or, with cu_seqlens_q, of
+    `attention_varlen_backward`. Nothing is launched, and no device memory is allocated:
+    `workspace_bytes` is the size of the `workspace` that a call takes. DLATTN_PRINT_PLAN=1 in the
+    environment prints the plan of every call.
+
+    Returns:
+        A `Plan`, which prints readably.
+
+    Raises:
+        UnsupportedError, TypeError, DeviceError: As the call itself would, but for the size of a
+            workspace, which the plan tells.
+    """
+    gradients = {"dq": dq, "dk": dk, "dv": dv}
+    given = (dout, out, lse, dlse, gradients, needs, deterministic, workspace)
+    options = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+        "seqused_k": seqused_k,
+        "causal": causal,
+        "softmax_scale": softmax_scale,
+        "window": window,
+        "softcap": softcap,
+        "bias": bias,
+        "mask": mask,
+        "alibi_slopes": alibi_slopes,
+        "sinks": sinks,
+        "layout": layout,
+        "stream": stream,
+        "kernel": kernel,
+    }
+    reason = _only_varlen(options)
+    if reason:
+        raise UnsupportedError(reason)
+    return Plan(**_core.plan_backward(*given, options))
+
+
+def _only_varlen(options: dict[str, Any]) -> str:
+    """Leave the arguments of varlen calls out of those of another one. Why it has one of them, or
+    ""."""
+    names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+    if any(options[name] is not None for name in names):
+        return ""
+    if options["seqused_k"] is not None:
+        return "seqused_k is given; accepted: None, as attention_backward does not take it"
+    for name in (*names, "seqused_k"):
+        del options[name]
+    return ""

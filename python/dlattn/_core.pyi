@@ -56,6 +56,28 @@ def attention_backward(
     workspace: Any,
     options: dict[str, Any],
 ) -> tuple[Any, ...]: ...
+def supported_backward(
+    dout: Any,
+    out: Any,
+    lse: Any,
+    dlse: Any,
+    gradients: dict[str, Any],
+    needs: Any,
+    deterministic: Any,
+    workspace: Any,
+    options: dict[str, Any],
+) -> tuple[bool, tuple[str, ...]]: ...
+def plan_backward(
+    dout: Any,
+    out: Any,
+    lse: Any,
+    dlse: Any,
+    gradients: dict[str, Any],
+    needs: Any,
+    deterministic: Any,
+    workspace: Any,
+    options: dict[str, Any],
+) -> dict[str, Any]: ...
 
 # attention's and attention_varlen's arguments, with pairs (dtype, shape) as tensors: what XLA's
 # handlers are called with. Returns their attributes, dtype and shape of out, the shape of lse and

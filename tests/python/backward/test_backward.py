@@ -248,6 +248,37 @@ def test_wrong_calls(changed, message):
         dlattn.attention_backward(**given)
 
 
+@pytest.mark.parametrize("varlen", [False, True])
+def test_plan(varlen):
+    problem = (varlen_problem if varlen else random_problem)(17, "float32", features=("bias",))
+    problem.forward()
+    given = {**problem.inputs, **problem.lengths, "out": problem.out, "lse": problem.lse}
+    given |= {"dout": problem.dout, **problem.options}
+    assert dlattn.supported_backward(**given)
+    plan = dlattn.plan_backward(**given)
+    assert (plan.kernel, plan.dtype, plan.passed_over) == ("cpu", "float32", ())
+    assert str(plan).startswith("operation: backward")
+
+
+def test_plans_of_wrong_calls():
+    _, given = problem_for_errors()
+    for wrong, message in (
+        ({"kernel": "wmma"}, "wmma: the tensors are on the CPU"),
+        ({"kernel": "decode"}, "kernel is 'decode'"),
+        ({"needs": ["dbias"]}, "needs has dbias and bias is None"),
+        ({"dq": np.empty_like(given["q"])[:, 1:]}, "dq: shape is"),
+        ({"seqused_k": np.ones(1, np.int32)}, "seqused_k is given; accepted: None"),
+        ({"cu_seqlens_q": np.zeros(2, np.int32)}, "max_seqlen_q is of type NoneType"),
+    ):
+        with pytest.raises((dlattn.UnsupportedError, TypeError), match=message):
+            dlattn.plan_backward(**{**given, **wrong})
+        if "cu_seqlens_q" not in wrong:
+            support = dlattn.supported_backward(**{**given, **wrong})
+            assert not support and message in "; ".join(support.reasons)
+    with pytest.raises(TypeError, match="needs"):
+        dlattn.supported_backward(**given, needs=3)
+
+
 def test_wrong_kinds_of_objects():
     _, given = problem_for_errors()
     for name in ("out", "lse", "q"):

@@ -101,6 +101,24 @@ def test_the_family_that_is_chosen(dtype: str, seed: int) -> None:
 
 
 @every_family
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_workspace_of_the_plan(kernel: str, dtype: str, deterministic: bool) -> None:
+    problem = random_problem(18, dtype, DEVICE, most=100, features=("causal",), dims=(64,))
+    problem.forward()
+    given = {**problem.inputs, **problem.options, "out": problem.out, "lse": problem.lse}
+    given |= {"dout": problem.dout, "kernel": kernel, "deterministic": deterministic}
+    if not dlattn.supported_backward(**given):
+        assert (kernel, deterministic) == ("sm90", True)
+        return
+    plan = dlattn.plan_backward(**given)
+    assert plan.kernel == kernel and plan.num_launches == len(plan.launches) > 1
+    memory = torch.full((plan.workspace_bytes,), 255, dtype=torch.uint8, device=DEVICE)
+    check(problem, kernel=kernel, deterministic=deterministic, workspace=memory)
+    with pytest.raises(dlattn.UnsupportedError, match="workspace has"):
+        problem.gradients(kernel=kernel, deterministic=deterministic, workspace=memory[:-256])
+
+
+@every_family
 @pytest.mark.parametrize("factor", [1e-4, 1e3])
 def test_dout_of_any_size(kernel: str, dtype: str, factor: float, memory: Any) -> None:
     problem = random_problem(5, dtype, DEVICE, most=100, features=("causal",), dims=(64,))
