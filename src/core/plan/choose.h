@@ -1,6 +1,5 @@
 #pragma once
 
-#include <limits>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -141,7 +140,6 @@ bool fastest_plan(const Params& p, const DeviceInfo& device, const Options& opti
     known = true;
     start_over(&plan);
     plan.copy_bytes = bytes;
-    plan.predicted_ns = found ? best->predicted_ns : std::numeric_limits<double>::infinity();
     if (!plan_on(family, p, device, options, &plan, why)) {
       if (reasons) reasons->push_back(concat(family.record->name, ": ", text));
     } else if (!found || plan.predicted_ns < best->predicted_ns) {

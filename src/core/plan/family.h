@@ -22,9 +22,9 @@ struct Family {
   // Whether the family can run a valid problem as `options` ask, on a GPU that the build has
   // kernels for, of a dtype and head dims that it has an instance of. If so, `plan`, whose
   // operation, kernel, dtype, head_dim_tile and copy_bytes are set, is how, with predicted_ns; if
-  // not, `why` says why not, without the family's name, unless it is null. At first predicted_ns is
-  // what the fastest of the families before was predicted to take: one that is not faster may
-  // refuse for that. A family may list launches of other operations after its own (Plan::after).
+  // not, `why` says why not, without the family's name, unless it is null. Of several variants it
+  // is the one that is predicted to be the fastest. A family may list launches of other operations
+  // after its own (Plan::after).
   bool (*plan)(const Params& params, const DeviceInfo& device, const Options& options, Plan* plan,
                std::string* why);
   bool reads_caches = false;  // whether it takes keys in a cache (is_cache())

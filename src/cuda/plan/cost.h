@@ -142,15 +142,11 @@ inline void set_tile(const AttentionParams& p, const TileConfig& config, Plan* p
   plan->grid = m_blocks * (p.num_heads / plan->packed_heads) * p.batch_size;
 }
 
-// The plan of a family with one tile shape, of whose blocks an SM is taken to hold one, or a
-// refusal if it cannot be the fastest.
-inline bool plan_one_shape(const AttentionParams& p, const DeviceInfo& device,
-                           const TileConfig& config, const Speed& speed, Plan* plan,
-                           std::string* why) {
-  if (speed.fixed > plan->predicted_ns) return core::refuse(why, "is not faster");
+// The plan of a family with one tile shape, of whose blocks an SM is taken to hold one.
+inline void plan_one_shape(const AttentionParams& p, const DeviceInfo& device,
+                           const TileConfig& config, const Speed& speed, Plan* plan) {
   set_tile(p, config, plan);
   plan->predicted_ns = rounds_ns(walk(p, plan->block_m, 1), speed, device.num_sms, 1.0);
-  return true;
 }
 
 // The times of a thread block that has an SM to itself, in nanoseconds.

@@ -13,16 +13,19 @@ cost::Speed speed(int head_dim_tile) {
 }
 
 bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Options&, Plan* plan,
-                  std::string* why) {
+                  std::string*) {
   const int tile = plan->head_dim_tile;
   const TileConfig config = tile_config(static_cast<int>(size_of(p.q.dtype)), tile, p.seqlen_k);
-  if (!is_cache(p)) return cost::plan_one_shape(p, device, config, speed(tile), plan, why);
+  if (!is_cache(p)) {
+    cost::plan_one_shape(p, device, config, speed(tile), plan);
+    return true;
+  }
   // As decode predicts, which takes every sequence for as long as the cache has room and no key
   // for hidden; and twice as long, for rows are looked up one by one: where both serve, tensor
   // cores are to be taken.
   AttentionParams whole = p;
   whole.causal = Causal::kNone, whole.window_left = whole.window_right = -1;
-  if (!cost::plan_one_shape(whole, device, config, speed(tile), plan, why)) return false;
+  cost::plan_one_shape(whole, device, config, speed(tile), plan);
   plan->predicted_ns *= 2.0;
   return true;
 }

@@ -230,7 +230,6 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
     if (short_ns < ns) ns = short_ns, variant = Variant::kShort;
   }
   ns = std::max(ns, least);
-  if (ns > plan->predicted_ns) return refuse(why, "is not faster");
   if (!accepts_tensors(p, variant, why) || !accepts_scores(p, why)) return false;
   if (p.seqlen_k > tile::kMostKeys)
     return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", tile::kMostKeys);

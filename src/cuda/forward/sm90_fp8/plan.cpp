@@ -47,8 +47,6 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
     return refuse(why, "needs code for 90a, which this build does not have");
   if (const char* feature = core::score_feature(p))
     return refuse(why, "does not implement ", feature);
-  const double ns = predicted_ns(p, device, tile);
-  if (ns > plan->predicted_ns) return refuse(why, "is not faster");
   if (p.precision == Precision::kInputs && !accepts_tensors(p, tile, why)) return false;
   if (p.seqlen_k > kMostKeys)
     return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", kMostKeys);
@@ -56,7 +54,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   const TileShape shape = tile_shape(tile);
   plan->grid = cuda::num_blocks(p, device, num_work_tiles(p, tile), block_m(shape),
                                 shape.query_stages > 1 ? 1024 : 512);
-  plan->predicted_ns = ns;
+  plan->predicted_ns = predicted_ns(p, device, tile);
   return true;
 }
 
