@@ -3,6 +3,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "core/operations/operation.h"
@@ -134,18 +135,21 @@ bool fastest_plan(const Params& p, const DeviceInfo& device, const Options& opti
   const bool any = options.kernel == kAuto;
   bool found = false, known = any;
   const int bytes = copy_bytes(p);
-  Plan plan;
+  Plan other;
+  Plan *plan = best, *least = &other;  // taken in turn, as a Plan is long to copy
   for (const ListedFamily<Params>& family : families<Params>()) {
     if (any ? !is_for(*family.record, device) : options.kernel != family.record->name) continue;
     known = true;
-    start_over(&plan);
-    plan.copy_bytes = bytes;
-    if (!plan_on(family, p, device, options, &plan, why)) {
+    start_over(plan);
+    plan->copy_bytes = bytes;
+    if (!plan_on(family, p, device, options, plan, why)) {
       if (reasons) reasons->push_back(concat(family.record->name, ": ", text));
-    } else if (!found || plan.predicted_ns < best->predicted_ns) {
-      *best = plan, found = true;
+    } else if (!found || plan->predicted_ns < least->predicted_ns) {
+      std::swap(plan, least);
+      found = true;
     }
   }
+  if (found && least != best) *best = *least;
   if (!known && reasons) {
     std::vector<std::string_view> names = {kAuto, kCpu};
     for (const ListedFamily<Params>& family : families<Params>())

@@ -34,16 +34,19 @@ std::string join(const std::vector<std::string>& lines) {
 }
 
 bool can_launch(const Launch& launch, const DeviceInfo& device, std::string* why) {
-  if (launch.smem_bytes > device.max_smem_per_block) {
-    return refuse(why, "needs ", launch.smem_bytes, " bytes of shared memory per block; ",
-                  device.name, " has ", device.max_smem_per_block);
-  }
+  if (!has_shared_memory(device, launch.smem_bytes, why)) return false;
   if (launch.grid > kMaxGrid)
     return refuse(why, "needs ", launch.grid, " thread blocks; accepted: up to ", kMaxGrid);
   return true;
 }
 
 }  // namespace
+
+bool has_shared_memory(const DeviceInfo& device, std::int64_t bytes, std::string* why) {
+  return bytes <= device.max_smem_per_block ||
+         refuse(why, "needs ", bytes, " bytes of shared memory per block; ", device.name, " has ",
+                device.max_smem_per_block);
+}
 
 bool can_launch(const Plan& plan, const DeviceInfo& device, std::string* why) {
   for (int i = 0; i < plan.num_launches(); ++i) {

@@ -42,6 +42,9 @@ std::vector<std::string> refusals(const BackwardParams& params, const DeviceInfo
 // not.
 bool can_launch(const Plan& plan, const DeviceInfo& device, std::string* why);
 
+// The same of a block's shared memory alone.
+bool has_shared_memory(const DeviceInfo& device, std::int64_t bytes, std::string* why);
+
 bool refuse_variant(const char* variant, std::string* why);  // of a family without variants
 std::string unknown_kernel(std::string_view kernel, const std::vector<std::string_view>& names);
 // That q may have.

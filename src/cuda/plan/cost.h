@@ -113,6 +113,8 @@ inline double keys_ns(const AttentionParams& p, const DeviceInfo& device) {
       static_cast<double>(p.head_dim * size_of(p.k.dtype) + p.head_dim_v * size_of(p.v.dtype));
   return keys * bytes / memory_rate(device);
 }
+// The factor by which blocks that have all keys of their rows stay behind that.
+constexpr double kBehindMemory = 1.06;
 
 // The factor by which kernels whose blocks have all keys of a sequence are taken to be slower than
 // predicted where a cache's keys are for few queries. The lengths are on the device; where they

@@ -208,9 +208,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   if (options.batch_invariant && options.kernel == core::kAuto && (p.bias.data || p.mask.data))
     return refuse(why, "does not implement ", p.mask.data ? "mask" : "bias",
                   " of varlen batches with batch_invariant");
-  // The keys of few queries come at nearly the memory's rate.
-  constexpr double kMemory = 1.06;
-  const double least = kMemory * cost::keys_ns(p, device);
+  const double least = cost::kBehindMemory * cost::keys_ns(p, device);
   const std::optional<Variant> asked = variant_named(options.variant ? options.variant : "");
   if (options.variant && !asked)
     return refuse(why, "variant is ", options.variant, "; accepted: ", accepted_variants());
