@@ -1,14 +1,13 @@
 #include "core/plan/plan.h"
 
-#include <algorithm>
 #include <limits>
+#include <string>
 #include <string_view>
 
-#include "core/plan/code.h"
 #include "core/plan/family.h"
 #include "core/problem/limits.h"
-#include "core/util/ceil_div.h"
 #include "core/util/concat.h"
+#include "cuda/forward/decode/choices.h"
 #include "cuda/forward/decode/params.h"
 #include "cuda/plan/cost.h"
 #include "cuda/tile/accumulation_limits.h"
@@ -16,198 +15,7 @@
 namespace dlattn::decode {
 namespace {
 
-using core::ceil_div;
 using core::refuse;
-
-// The times of a tile shape, in nanoseconds. Measured on an H200
-// (research/steps/h200-choices-blocks.json).
-struct Times {
-  double first;    // of a block, launch and first copies
-  double next;     // of each further row block, which begins with empty stages
-  double per_key;  // of a block, alone on its SM or beside another
-};
-// The time that adding up the parts in the workspace takes; the time that it takes more if that
-// kernel must read lengths first; and the time that clusters of four blocks and more cost where
-// they have more than half of the SMs. The last two were seen on an H100 (research/LOG.md,
-// 2026-11-26).
-constexpr double kCombine = 1000.0, kCombineOfLengths = 1600.0;
-constexpr double kOfManyClusters = 1000.0;
-
-// The factor by which modified scores make a key slower.
-double modified(const AttentionParams& p) {
-  return p.mask.data ? 2.7 : is_general(p) ? 1.3 : 1.0;
-}
-
-Times times(const AttentionParams& p, int head_dim_tile, int variant) {
-  const double of_bytes = is_8_bit_cache(p) ? 0.65 : 1.0;
-  const double of_rows = variant == kRows16 ? 11.0 : 12.0;
-  const double per_key = of_bytes * of_rows * head_dim_tile / 128.0 * modified(p);
-  return head_dim_tile <= 128 ? Times{4250.0, 5700.0, per_key} : Times{8200.0, 3950.0, per_key};
-}
-
-int key_bytes(const AttentionParams& p) {
-  return static_cast<int>(size_of(p.k.dtype));
-}
-
-// How many blocks an SM holds; registers leave room for two of 16 rows, and one of 32.
-std::int64_t resident_blocks(const TileConfig& config, const DeviceInfo& device, int variant) {
-  constexpr std::int64_t kReservedSmem = 1024;  // bytes per block that CUDA takes for itself
-  const std::int64_t by_smem = device.smem_per_sm / (config.smem_bytes + kReservedSmem);
-  return std::clamp<std::int64_t>(by_smem, 1, variant == kRows16 ? 2 : 1);
-}
-
-// How the keys of a row block are divided among thread blocks.
-struct Division {
-  bool whole = true;  // not at all
-  int num_splits = 0;
-  std::int64_t split_size = 0;  // as the options ask; neither: evenly
-};
-
-struct Choice {
-  int variant;
-  Division division;
-  std::int64_t num_splits;  // of a row block, at most
-  std::int64_t grid;
-  double ns;
-  int cluster_size = 1;
-};
-
-// The part of the row blocks that there is for queries of variable length over a cache, of which
-// other families may take many: a step that mixes a prompt with single tokens has few.
-double used_row_blocks(const AttentionParams& p, int block_m) {
-  if (!is_cache(p) || !p.cu_seqlens_q) return 1.0;
-  const std::int64_t rows = p.total_q * (p.num_heads / p.num_heads_kv);
-  const std::int64_t most = (rows / block_m + p.batch_size) * p.num_heads_kv;
-  const std::int64_t all = std::max<std::int64_t>(num_row_blocks(p, block_m), 1);
-  return std::min(static_cast<double>(most) / static_cast<double>(all), 1.0);
-}
-
-// How a problem is dealt to the blocks of a shape, and what that takes.
-class WorkPartition {
- public:
-  WorkPartition(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile, int variant)
-      : variant_(variant),
-        config_(tile_config(head_dim_tile, variant, key_bytes(p))),
-        times_(times(p, head_dim_tile, variant)) {
-    const std::int64_t group = p.num_heads / p.num_heads_kv;
-    row_blocks_ = num_row_blocks(p, config_.block_m);
-    used_ = used_row_blocks(p, config_.block_m);
-    heads_ = std::max<std::int64_t>(1, p.batch_size * p.num_heads_kv);
-    // Every row block has the tiles that a row of its sequence sees.
-    const cost::Walk walk = cost::walk(p, config_.block_m, static_cast<int>(group));
-    keys_ = std::max(std::min(cost::mean_seqlen_k(p), walk.longest), 1.0);
-    tiles_ = ceil_div(p.seqlen_k, config_.block_n);
-    lengths_known_ = !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_k && !p.leftpad_k;
-    // Else every block reads the lengths of all sequences, a warp's at a time, and then looks for
-    // its own among them.
-    constexpr double kOfLengths = 600.0;
-    if (!lengths_known_)
-      times_.first += kOfLengths * static_cast<double>(ceil_div(p.batch_size, 32));
-    num_sms_ = std::max(device.num_sms, 1);
-    slots_ = resident_blocks(config_, device, variant) * num_sms_;
-    one_sequence_ = p.batch_size == 1;
-    has_clusters_ = device.compute_major == 9 && core::has_code(device, 90, nullptr);
-    // Every row block reads its keys, all but the first from L2: some 43 bytes a nanosecond and SM.
-    constexpr double kL2Rate = 43.0;
-    const double reads = keys_ * used_ *
-                         static_cast<double>(row_blocks_ * (p.head_dim + p.head_dim_v)) *
-                         key_bytes(p);
-    // Tensor cores are fed by too few warps to be more than a quarter busy, which is enough for
-    // memory.
-    constexpr double kBusy = 0.26;
-    const double products = 4.0 * keys_ * head_dim_tile * modified(p) * used_ *
-                            static_cast<double>(row_blocks_ * config_.block_m);
-    memory_ns_ = cost::keys_ns(p, device);
-    busy_ns_ = std::max(reads / kL2Rate, products / (kBusy * cost::tensor_rate(device)));
-  }
-
-  // The units as kernels count them, at most: tiles, and what it takes to begin (schedule.cuh).
-  double most_units() const {
-    return static_cast<double>(row_blocks_) *
-           static_cast<double>(tiles_ + fixed_overhead_tiles(config_.block_n));
-  }
-
-  // Keys are dealt evenly, to as many blocks as the device holds.
-  Choice in_parts() const {
-    constexpr std::int64_t kLeastTiles = 2;  // of a block
-    const std::int64_t units = row_blocks_ * tiles_;
-    const std::int64_t grid = std::clamp<std::int64_t>(ceil_div(units, kLeastTiles), 1, slots_);
-    const double row_blocks = static_cast<double>(row_blocks_) / static_cast<double>(grid);
-    const std::int64_t splits = std::max<std::int64_t>(2, grid / heads_);
-    return {variant_, {false}, splits, grid, ns(row_blocks, std::ceil(row_blocks)) + combine_ns()};
-  }
-  // Whether one sequence may have many keys and the others few, for all that the host knows: then
-  // a block with its whole row block goes on long after the others, and the model of either way,
-  // for which all are as long as they can be, does not tell. Up to some 400 keys that costs less
-  // than to add up parts.
-  bool may_be_uneven() const {
-    constexpr double kLittle = 4400.0;
-    return !lengths_known_ && keys_ * times_.per_key > kLittle;
-  }
-  // Parts of so many keys or of such a number, a block for each, in rounds.
-  Choice split(const Division& division) const {
-    const std::int64_t splits = parts_of(division), parts = row_blocks_ * splits;
-    const std::int64_t grid = std::clamp<std::int64_t>(parts, 1, slots_);
-    const double rounds = static_cast<double>(ceil_div(parts, grid));
-    const double share = 1.0 / static_cast<double>(splits);
-    return {variant_, division, splits, grid, ns(rounds * share, rounds) + combine_ns()};
-  }
-  // The most parts that a row block can have.
-  std::int64_t parts_of(const Division& division) const {
-    const std::int64_t tiles = std::max<std::int64_t>(tiles_, 1);
-    if (division.num_splits > 0) return std::min<std::int64_t>(division.num_splits, tiles);
-    return ceil_div(tiles, division.split_size / config_.block_n);
-  }
-
-  // A cluster of so many blocks for each row block, with a part of its keys each. They add it up in
-  // shared memory, which takes no time to speak of: there is no workspace and no second kernel.
-  Choice in_clusters(int size) const {
-    const std::int64_t grid = std::max<std::int64_t>(row_blocks_, 1) * size;
-    const bool many = size > 2 && 2 * grid > num_sms_;
-    const double time = ns(1.0 / static_cast<double>(size), 1.0, grid);
-    return {variant_, {}, size, grid, time + (many ? kOfManyClusters : 0.0), size};
-  }
-  // Whether there are clusters of that size, an SM for each of their blocks, and tiles for all of
-  // these. A cluster's blocks are in one group of some 16 SMs, so a few SMs are left over.
-  bool has_clusters(int size) const {
-    return has_clusters_ && size <= tiles_ && row_blocks_ * size <= num_sms_ / size * size;
-  }
-  // Whether they may be taken: not where one sequence may be long and the others short, for a row
-  // block's keys are one cluster's.
-  bool may_be_clusters(int size) const {
-    return has_clusters(size) && (lengths_known_ || one_sequence_);
-  }
-
-  // Whole row blocks: a block for each, in rounds of as many as the device holds, or with lengths
-  // on the device no more blocks than that, each of which looks for its sequences once.
-  Choice whole() const {
-    const std::int64_t most = lengths_known_ ? core::kMaxGrid : slots_;
-    const std::int64_t grid = std::min<std::int64_t>(row_blocks_, most);
-    const auto rounds =
-        static_cast<double>(ceil_div(std::max<std::int64_t>(row_blocks_, 1), slots_));
-    return {variant_, {}, 1, grid, ns(rounds, rounds)};
-  }
-
- private:
-  double combine_ns() const { return kCombine + (lengths_known_ ? 0.0 : kCombineOfLengths); }
-
-  // The time of a block with the keys of so many row blocks, which begins so many, in a grid of
-  // that size or one that leaves no SM idle.
-  double ns(double row_blocks, double begun,
-            std::int64_t grid = std::numeric_limits<std::int64_t>::max()) const {
-    const double least =
-        std::max(memory_ns_, busy_ns_ / static_cast<double>(std::min(grid, num_sms_)));
-    return times_.first + times_.next * std::max(used_ * begun - 1.0, 0.0) +
-           std::max(used_ * row_blocks * keys_ * times_.per_key, least);
-  }
-
-  int variant_;
-  TileConfig config_;
-  Times times_;
-  std::int64_t row_blocks_, heads_, tiles_, slots_, num_sms_;
-  double used_, keys_, memory_ns_, busy_ns_;
-  bool lengths_known_, one_sequence_, has_clusters_;
-};
 
 int requested_variant(const char* name) {
   for (int i = 0; i < kNumVariants; ++i) {
@@ -276,33 +84,32 @@ Division asked_division(const Options& options) {
   return {};
 }
 
-constexpr int kClusterSizes[] = {2, 4, 8};
-
-// Chooses the partition for one shape.
-Choice choose(const WorkPartition& partition, const Options& options) {
+// The fastest of the ways to divide the keys on one shape that the options admit.
+Choice fastest(const WorkPartition& partition, const Options& options) {
+  Choice best;
+  const auto consider = [&best](const Choice& choice) {
+    if (choice.ns < best.ns) best = choice;
+  };
   const Division asked = asked_division(options);
   const bool invariant = options.batch_invariant || asked.split_size > 0;
-  Choice choice = partition.whole();
-  choice.division.split_size = asked.split_size;
-  // A row block that is one part has the same bits either way.
-  const bool split = !asked.whole && partition.parts_of(asked) > 1;
-  if (split) {
-    choice = partition.split(asked);
-  } else if (invariant || options.num_splits > 0) {
-    return choice;
-  } else if (options.allow_workspace) {
-    const Choice parts = partition.in_parts();
-    if (partition.may_be_uneven() || parts.ns < choice.ns) choice = parts;
+  if (!asked.whole && partition.parts_of(asked) > 1) {
+    const bool clusters = !invariant && partition.has_clusters(asked.num_splits);
+    // Without clusters a plan says what workspace it needs, though there is none.
+    if (options.allow_workspace || !clusters) consider(partition.split(asked));
+    if (clusters) consider(partition.in_clusters(asked.num_splits));
+    return best;
   }
-  if (invariant) return choice;
+  if (invariant || options.num_splits > 0) {
+    consider(partition.whole());  // a row block that is one part has the same bits either way
+    best.division.split_size = asked.split_size;
+    return best;
+  }
+  if (!options.allow_workspace || !partition.may_be_uneven()) consider(partition.whole());
+  if (options.allow_workspace) consider(partition.in_parts());
   for (const int size : kClusterSizes) {
-    const bool may_be = split ? size == asked.num_splits && partition.has_clusters(size)
-                              : partition.may_be_clusters(size);
-    if (!may_be) continue;
-    const Choice clusters = partition.in_clusters(size);
-    if (clusters.ns < choice.ns || (split && !options.allow_workspace)) choice = clusters;
+    if (partition.may_be_clusters(size)) consider(partition.in_clusters(size));
   }
-  return choice;
+  return best;
 }
 
 // The launch that adds up the parts in the workspace.
@@ -329,16 +136,16 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   if (requested >= 0 && !has_variant(tile, requested))
     return refuse(why, "variant ", options.variant, " has no instance for this head_dim");
   if (!accepts(p, device, options, *plan, why)) return false;
-  Choice best{-1, {}, 1, 0, std::numeric_limits<double>::infinity()};
+  Choice best;
   for (int variant = 0; variant < kNumVariants; ++variant) {
     if (!has_variant(tile, variant) || (requested >= 0 && variant != requested)) continue;
     if (tile_config(tile, variant, key_bytes(p)).smem_bytes > device.max_smem_per_block) continue;
     const WorkPartition partition(p, device, tile, variant);
     if (partition.most_units() >= static_cast<double>(core::kMaxGrid)) continue;
-    const Choice choice = choose(partition, options);
+    const Choice choice = fastest(partition, options);
     if (choice.ns < best.ns) best = choice;
   }
-  if (best.variant < 0)
+  if (best.ns == std::numeric_limits<double>::infinity())
     return refuse(why, "needs more shared memory than ", device.name,
                   " has, or has 2^31 tiles of keys");
   const TileConfig config = tile_config(tile, best.variant, key_bytes(p));
