@@ -113,8 +113,46 @@ void modified_scores() {
   CHECK(dlattn::plan(p, h200, invariant).kernel != "decode");
   p.batch_size = 64;
   CHECK(dlattn::plan(p, h200).kernel == "sm90");
+  // With 1024 rows this takes 14.0 us and sm90 37.7; one more row makes no difference.
   p.batch_size = 1, p.seqlen_q = p.seqlen_k = 1025;
+  CHECK(dlattn::plan(p, h200).kernel == "decode");
+  p.seqlen_q = p.seqlen_k = 2048;
   CHECK(dlattn::plan(p, h200).kernel == "sm90");
+}
+
+// Many rows whose grids leave the others most of the device idle, with what was measured on an H200
+// (h200-choices-blocks.json), and such that are alike but for others.
+void many_rows() {
+  const auto plain = [](std::int64_t heads, std::int64_t heads_kv, std::int64_t seqlen_q,
+                        std::int64_t seqlen_k, std::int64_t head_dim) {
+    AttentionParams p = problem(1, seqlen_q, seqlen_k, head_dim, heads, heads_kv);
+    p.causal = Causal::kNone;
+    return p;
+  };
+  // 11.9 us, sm90 19.8, wmma 19.3; 9.2, 13.7, 12.9.
+  CHECK(dlattn::plan(plain(32, 4, 16, 2048, 128), h200).kernel == "decode");
+  CHECK(dlattn::plan(plain(32, 4, 16, 2048, 64), h200).kernel == "decode");
+  AttentionParams p = plain(1, 1, 2048, 2048, 128);
+  CHECK(dlattn::plan(p, h200).kernel != "decode");
+  p.softcap = 20.0;  // 26.8, sm90 64.0
+  CHECK(dlattn::plan(p, h200).kernel == "decode");
+  // 11.0, wmma 7.9; 17.2, wmma 13.3; 16.5, sm90 14.5.
+  CHECK(dlattn::plan(plain(1, 1, 768, 768, 96), h200).kernel == "wmma");
+  CHECK(dlattn::plan(plain(1, 1, 2048, 2048, 64), h200).kernel == "wmma");
+  CHECK(dlattn::plan(plain(128, 16, 16, 2048, 64), h200).kernel == "sm90");
+  // Elsewhere, or with windows, nobody has measured: others are taken wherever they serve.
+  p = plain(32, 4, 16, 2048, 128);
+  const DeviceInfo l4 = test::gpu("NVIDIA L4", 8, 9, 58, 101376);
+  CHECK(dlattn::plan(p, l4).kernel == "wmma");
+  p.window_left = 2048;
+  CHECK(dlattn::plan(p, h200).kernel != "decode");
+  Options rows16;
+  rows16.variant = "rows16";
+  CHECK(dlattn::plan(p, l4, rows16).kernel == "decode");
+  // A row more is no other problem, by name neither.
+  const double few = dlattn::plan(problem(1, 16, 1024), h200, force("decode")).predicted_ns;
+  const double more = dlattn::plan(problem(1, 17, 1024), h200, force("decode")).predicted_ns;
+  CHECK(more > few && more < 2 * few);
 }
 
 void without_a_workspace() {
@@ -394,6 +432,7 @@ int main() {
   lengths_on_the_device();
   varlen_queries_over_caches();
   modified_scores();
+  many_rows();
   without_a_workspace();
   workspace_of_the_call();
   clusters();

@@ -91,6 +91,36 @@ void one_choice() {
   CHECK(matters > 500);
 }
 
+// Without it, the kernel taken is the one of those that serve a problem which is predicted to be
+// the fastest, with its margin, whatever the problem.
+void least_of_all() {
+  int problems = 0, with_choice = 0;
+  for (unsigned seed = 0; seed < 1500; ++seed) {
+    Random random(seed);
+    Features f = random_features(random);
+    set_alignment(random, &f.params);
+    f.options.batch_invariant = false, f.options.kernel = core::kAuto;
+    f.options.variant = nullptr;
+    const AttentionParams p = random_problem(random, f, seed % 2 == 1);
+    Plan taken, other;
+    const bool served = core::find_plan(p, f.device, f.options, &taken);
+    int kernels = 0;
+    for (const std::string_view name : kernel_names()) {
+      if (name == core::kAuto) continue;
+      f.options.kernel = name;
+      if (!core::find_plan(p, f.device, f.options, &other)) continue;
+      ++kernels;
+      CHECK_FOR(
+          served && taken.margin * taken.predicted_ns <= other.margin * other.predicted_ns,
+          "seed " + std::to_string(seed) + ": " + describe_problem(p) + ": " + std::string(name));
+    }
+    CHECK(served == (kernels > 0));
+    problems += served, with_choice += kernels > 1;
+  }
+  CHECK(problems > 1000);
+  CHECK(with_choice > 700);
+}
+
 Options invariant() {
   Options options;
   options.batch_invariant = true;
@@ -171,6 +201,7 @@ void beyond_limits() {
 
 int main() {
   one_choice();
+  least_of_all();
   few_rows_with_softcap();
   beyond_limits();
   return test::summary();

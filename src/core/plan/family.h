@@ -23,8 +23,8 @@ struct Family {
   // kernels for, of a dtype and head dims that it has an instance of. If so, `plan`, whose
   // operation, kernel, dtype, head_dim_tile and copy_bytes are set, is how, with predicted_ns; if
   // not, `why` says why not, without the family's name, unless it is null. Of several variants it
-  // is the one that is predicted to be the fastest. A family may list launches of other operations
-  // after its own (Plan::after).
+  // is the one that is predicted to be the fastest. Core compares the times of families. A family
+  // may list launches of other operations after its own (Plan::after).
   bool (*plan)(const Params& params, const DeviceInfo& device, const Options& options, Plan* plan,
                std::string* why);
   bool reads_caches = false;  // whether it takes keys in a cache (is_cache())

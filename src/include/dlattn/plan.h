@@ -109,6 +109,8 @@ struct Plan : Launch {
   int num_threads = 0;        // CPU threads
   const char* isa = "";       // CPU instruction set
   double predicted_ns = 0.0;  // GPU time by the family's cost model, nanoseconds; 0: unknown
+  // The factor of it by which kernels are compared, above 1 where the model has not been tested.
+  double margin = 1.0;
 };
 
 struct Support {

@@ -32,19 +32,27 @@ std::string request_of(const Plan& plan) {
   return plan.variant_name;
 }
 
-constexpr std::int64_t kFewRows = 64;  // of queries, of a KV head
-
-// Up to how many rows the family may be the fastest: modified scores cost the others more, whose
-// blocks have all keys. The model knows less of those beyond kFewRows, so they have a margin.
-constexpr double kMargin = 1.2;
-std::int64_t few_rows(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile) {
-  constexpr std::int64_t kFewModifiedRows = 1024;
-  const bool measured = device.compute_major == 9 && head_dim_tile <= 128;
-  return measured && is_general(p) ? kFewModifiedRows : kFewRows;
+// Plan::margin of many rows of queries, as the model was fitted to few. So much less than another
+// kernel's its prediction must be for this one to have been the faster one on an H200
+// (research/steps/h200-choices-blocks.json); where nobody has measured, others are taken if any
+// serves.
+double margin(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile) {
+  constexpr std::int64_t kFewRows = 64, kFewModifiedRows = 1024;  // of a KV head
+  constexpr double kOfModified = 1.2, kMeasured = 1.5;
+  constexpr double kUnmeasured = std::numeric_limits<double>::infinity();
+  constexpr std::int64_t kMostKeys = 8192;
+  const std::int64_t rows = p.seqlen_q * (p.num_heads / p.num_heads_kv);
+  if (rows <= kFewRows || is_cache(p)) return 1.0;
+  if (device.compute_major != 9) return kUnmeasured;
+  if (is_general(p) && head_dim_tile <= 128 && rows <= kFewModifiedRows) return kOfModified;
+  const bool all_keys = p.window_left < 0 && p.window_right < 0 && p.causal != Causal::kTopLeft;
+  const bool fixed_length = !p.cu_seqlens_q && !p.cu_seqlens_k;
+  const bool is_measured =
+      all_keys && fixed_length && p.seqlen_k <= kMostKeys && head_dim_tile >= 64;
+  return is_measured ? kMeasured : kUnmeasured;
 }
 
-bool accepts(const AttentionParams& p, const DeviceInfo& device, const Options& options,
-             const Plan& plan, std::string* why) {
+bool accepts(const AttentionParams& p, const Plan& plan, std::string* why) {
   if (p.bias.data) return refuse(why, "does not implement bias");
   if (plan.copy_bytes < 16) {
     return refuse(why, "rows of q, k and v are aligned to ", plan.copy_bytes,
@@ -55,11 +63,6 @@ bool accepts(const AttentionParams& p, const DeviceInfo& device, const Options& 
   const std::int64_t most = shape.key_groups * tile::kMostKeys;
   if (p.seqlen_k > most) return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", most);
   const std::int64_t rows = p.seqlen_q * (p.num_heads / p.num_heads_kv);
-  // Where the keys are to be split, no other family can be taken, whatever the rows are.
-  const bool others_serve = !is_cache(p) && options.split_size == 0 && options.num_splits <= 1;
-  if (options.kernel == core::kAuto && others_serve &&
-      rows > few_rows(p, device, plan.head_dim_tile))
-    return refuse(why, "is for few queries");
   if (rows > core::kMaxSeqlen) {
     return refuse(why, "seqlen_q x heads of a group is ", rows, "; accepted: up to ",
                   core::kMaxSeqlen);
@@ -135,7 +138,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
     return refuse(why, "variant is ", options.variant, "; accepted: ", accepted_variants());
   if (requested >= 0 && !has_variant(tile, requested))
     return refuse(why, "variant ", options.variant, " has no instance for this head_dim");
-  if (!accepts(p, device, options, *plan, why)) return false;
+  if (!accepts(p, *plan, why)) return false;
   Choice best;
   for (int variant = 0; variant < kNumVariants; ++variant) {
     if (!has_variant(tile, variant) || (requested >= 0 && variant != requested)) continue;
@@ -156,8 +159,8 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   const bool empty = p.batch_size == 0 || p.seqlen_q == 0 || (p.cu_seqlens_q && p.total_q == 0);
   plan->grid = empty ? 0 : best.grid;
   plan->cluster_size = best.cluster_size;
-  const bool many_rows = p.seqlen_q * plan->packed_heads > kFewRows;
-  plan->predicted_ns = best.ns * (many_rows && !is_cache(p) ? kMargin : 1.0);
+  plan->predicted_ns = best.ns;
+  plan->margin = margin(p, device, tile);
   plan->fixed_splits = options.num_splits > 0;
   plan->split_size = best.division.split_size;
   plan->num_splits = static_cast<int>(best.num_splits);
