@@ -181,17 +181,16 @@ std::string request_of(const Plan& plan) {
 inline bool invariant_plan(const AttentionParams& p, const DeviceInfo& device,
                            const Options& options, Plan* best, std::vector<std::string>* reasons) {
   const AttentionParams choice = problem_for_choice(p);
-  Plan chosen;
-  if (!fastest_plan(choice, device, options, &chosen, nullptr)) {
+  if (!fastest_plan(choice, device, options, best, nullptr)) {
     // A tile shape that the caller names is no choice: the real problem alone decides. Otherwise it
     // has the reasons, which name the real tensors, unless it would be served.
     const bool found = fastest_plan(p, device, options, best, reasons);
     if (!found || options.variant) return found;
-    return fastest_plan(choice, device, options, &chosen, reasons);
+    return fastest_plan(choice, device, options, best, reasons);
   }
-  const std::string request = request_of<AttentionParams>(chosen);
+  const std::string request = request_of<AttentionParams>(*best);
   Options as_chosen = options;
-  as_chosen.kernel = chosen.kernel;
+  as_chosen.kernel = best->kernel;
   as_chosen.variant = request.empty() ? nullptr : request.c_str();
   if (fastest_plan(p, device, as_chosen, best, reasons)) return true;
   if (reasons && !options.variant) {
