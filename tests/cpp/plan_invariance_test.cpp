@@ -2,8 +2,10 @@
 // same whatever the lengths, the batch and the numbers of heads are. Needs no GPU and no CUDA.
 #include <algorithm>
 #include <cstdio>
+#include <set>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "check.h"
 #include "core/plan/plan.h"
@@ -149,6 +151,25 @@ void few_rows_with_softcap() {
   }
 }
 
+// A refusal has each family's reason once, though more than one problem is planned.
+void reasons_once() {
+  int refused = 0;
+  for (unsigned seed = 0; seed < 3000; ++seed) {
+    Random random(seed);
+    Features f = random_features(random);
+    set_alignment(random, &f.params);
+    f.options.batch_invariant = true, f.options.kernel = core::kAuto;
+    f.options.variant = nullptr;
+    const AttentionParams p = random_problem(random, f, false);
+    const std::vector<std::string> reasons = core::refusals(p, f.device, f.options);
+    const std::set<std::string> different(reasons.begin(), reasons.end());
+    CHECK_FOR(different.size() == reasons.size(),
+              "seed " + std::to_string(seed) + ": " + describe_problem(p));
+    refused += !reasons.empty();
+  }
+  CHECK(refused > 20);
+}
+
 // Beyond the limits of the kernel that is taken for all lengths there is no other one.
 void beyond_limits() {
   const DeviceInfo h200 = test::gpu("H200", 9, 0, 132, 232448);
@@ -203,6 +224,7 @@ int main() {
   one_choice();
   least_of_all();
   few_rows_with_softcap();
+  reasons_once();
   beyond_limits();
   return test::summary();
 }

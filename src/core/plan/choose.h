@@ -186,6 +186,7 @@ inline bool invariant_plan(const AttentionParams& p, const DeviceInfo& device,
     // has the reasons, which name the real tensors, unless it would be served.
     const bool found = fastest_plan(p, device, options, best, reasons);
     if (!found || options.variant) return found;
+    if (reasons) reasons->clear();  // of those that do not serve the real problem either
     return fastest_plan(choice, device, options, best, reasons);
   }
   const std::string request = request_of<AttentionParams>(*best);
