@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 import vllm.envs as envs
+from vllm.platforms import current_platform
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -59,8 +60,13 @@ class DlattnBackend(AttentionBackend):
         return head_size % 8 == 0 and 8 <= head_size <= 256
 
     @classmethod
+    def supports_dtype(cls, dtype: torch.dtype) -> bool:
+        on_cpu = dtype == torch.float32 and current_platform.is_cpu()
+        return on_cpu or super().supports_dtype(dtype)
+
+    @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
-        return bool(capability.major >= 8)
+        return capability is None or bool(capability.major >= 8)  # CPUs have none
 
     @classmethod
     def supports_sink(cls) -> bool:

@@ -16,7 +16,7 @@ NAME = "DLATTN"
 @log_errors("vllm", "vllm 0.33")
 def register() -> None:
     """Tell vLLM of the backend; once is enough, more do no harm."""
-    _member()
+    _be_chosen_on_cpus(_member())
 
 
 def _member() -> Any:
@@ -34,3 +34,30 @@ def _member() -> Any:
     member: Any = AttentionBackendEnum.__members__[NAME]
     member.__reduce_ex__ = lambda protocol: (_member, ())
     return member
+
+
+def _be_chosen_on_cpus(member: Any) -> None:
+    """Let vLLM's platform for CPUs take the backend that is asked for, if it is this one.
+
+    That platform takes its own backend for whatever is asked, and logs that it does.
+    """
+    from vllm.platforms import current_platform
+
+    platform = type(current_platform)
+    theirs = platform.get_attn_backend_cls
+    if not current_platform.is_cpu() or hasattr(theirs, "dlattn"):
+        return
+
+    def get_attn_backend_cls(
+        cls: Any, selected_backend: Any, attn_selector_config: Any, *others: Any, **options: Any
+    ) -> Any:
+        if selected_backend is not member:
+            return theirs(selected_backend, attn_selector_config, *others, **options)
+        asked = attn_selector_config._asdict()
+        reasons = member.get_class().validate_configuration(device_capability=None, **asked)
+        if reasons:
+            raise ValueError(f"attention backend {NAME}: {', '.join(reasons)}")
+        return member.get_path()
+
+    get_attn_backend_cls.dlattn = True  # type: ignore[attr-defined]
+    platform.get_attn_backend_cls = classmethod(get_attn_backend_cls)

@@ -61,6 +61,44 @@ def test_registering() -> None:
     assert Backend.get_builder_cls() is dlattn.vllm.DlattnMetadataBuilder
 
 
+class Config(SimpleNamespace):
+    """The questions of vLLM to a backend, as the named tuple that it hands to a platform."""
+
+    def _asdict(self) -> dict[str, Any]:
+        return vars(self)
+
+
+def test_being_chosen_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else `--attention-backend DLATTN` runs vLLM's own backend there, and one line of a log."""
+    platforms = importlib.import_module("vllm.platforms")
+    registry = importlib.import_module("vllm.v1.attention.backends.registry")
+
+    class Platform(vllm_stub.CpuPlatform):
+        pass
+
+    monkeypatch.setattr(platforms, "current_platform", Platform())
+    monkeypatch.setattr(integration, "current_platform", Platform())
+    for _ in range(2):
+        dlattn.vllm.register()
+    member = registry.AttentionBackendEnum[Backend.get_name()]
+    config = Config(**asking(dtype=torch.float32))
+    chosen = Platform.get_attn_backend_cls(member, attn_selector_config=config, num_heads=4)
+    assert chosen == "dlattn.vllm.DlattnBackend"
+    for other in (None, registry.AttentionBackendEnum.FLASH_ATTN):
+        path = Platform.get_attn_backend_cls(other, attn_selector_config=config, num_heads=4)
+        assert path.endswith(".CPUAttentionBackend")
+    config = Config(**asking(use_mla=True, head_size=260))
+    with pytest.raises(ValueError, match=r"attention backend DLATTN: head_size .*MLA not supp"):
+        Platform.get_attn_backend_cls(member, attn_selector_config=config, num_heads=4)
+
+
+def test_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for platform, in_32_bits in ((vllm_stub.CpuPlatform(), True), (vllm_stub.GpuPlatform(), False)):
+        monkeypatch.setattr(integration, "current_platform", platform)
+        assert Backend.supports_dtype(torch.float32) is in_32_bits
+        assert Backend.supports_dtype(torch.bfloat16) and not Backend.supports_dtype(torch.float64)
+
+
 def test_the_entry_point() -> None:
     text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     found = re.search(r'"vllm\.general_plugins"\]\ndlattn = "([\w.]+):(\w+)"\n', text)
@@ -155,7 +193,8 @@ def test_signatures_are_those_of_vllm(cls: Any) -> None:
     assert compared >= 2
 
 
-def asked(**changes: Any) -> list[str]:
+def asking(**changes: Any) -> dict[str, Any]:
+    """The questions of vLLM to a backend, but for the GPU."""
     given = {
         "head_size": 128,
         "dtype": torch.bfloat16,
@@ -166,13 +205,17 @@ def asked(**changes: Any) -> list[str]:
         "use_sparse": False,
         "use_mm_prefix": False,
         "use_per_head_quant_scales": False,
-        "device_capability": vllm_stub.DeviceCapability(9, 0),
         "attn_type": "decoder",
         "has_sliding_window": True,
         "use_non_causal": True,
         "use_batch_invariant": True,
     }
-    reasons: list[str] = Backend.validate_configuration(**(given | changes))
+    return given | changes
+
+
+def asked(**changes: Any) -> list[str]:
+    given = {"device_capability": vllm_stub.DeviceCapability(9, 0), **asking(**changes)}
+    reasons: list[str] = Backend.validate_configuration(**given)
     return reasons
 
 
@@ -185,12 +228,13 @@ def asked(**changes: Any) -> list[str]:
         ({"device_capability": vllm_stub.DeviceCapability(12, 0)}, ""),
         ({"head_size": 100}, "head_size"),
         ({"head_size": 264}, "head_size"),
-        ({"dtype": torch.float32}, "dtype"),
+        ({"dtype": torch.float64}, "dtype"),
         ({"kv_cache_dtype": "fp8"}, ""),
         ({"kv_cache_dtype": "fp8_e4m3"}, ""),
         ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype"),
         ({"kv_cache_dtype": "int8_per_token_head"}, "kv_cache_dtype"),
         ({"device_capability": vllm_stub.DeviceCapability(7, 5)}, "compute capability"),
+        ({"device_capability": None}, ""),
         ({"attn_type": "encoder_only"}, "attention type"),
         ({"use_mla": True}, "MLA"),
         ({"use_mm_prefix": True}, "multimodal"),

@@ -252,14 +252,37 @@ class AttentionBackendEnum(enum.Enum):
         cls._member_names_.append(name)
         return member
 
+    def get_path(self) -> str:
+        return self.value
+
     def get_class(self) -> Any:
-        module, _, name = self.value.rpartition(".")
+        module, _, name = self.get_path().rpartition(".")
         return getattr(importlib.import_module(module), name)
 
 
 def register_backend(backend: Any, class_path: str | None = None, is_mamba: bool = False) -> Any:
     AttentionBackendEnum.register(backend, class_path or "")
     return lambda x: x
+
+
+class GpuPlatform:
+    @classmethod
+    def is_cpu(cls) -> bool:
+        return False
+
+
+class CpuPlatform:
+    """Takes its own backend for whatever is asked, as vLLM's does."""
+
+    @classmethod
+    def is_cpu(cls) -> bool:
+        return True
+
+    @classmethod
+    def get_attn_backend_cls(
+        cls, selected_backend: Any, attn_selector_config: Any, num_heads: Any = None
+    ) -> str:
+        return "vllm.v1.attention.backends.cpu_attn.CPUAttentionBackend"
 
 
 BACKEND = (
@@ -275,6 +298,7 @@ BACKEND = (
 MODULES: dict[str, dict[str, Any]] = {
     "vllm": {},
     "vllm.envs": {"VLLM_BATCH_INVARIANT": False},
+    "vllm.platforms": {"current_platform": GpuPlatform()},
     "vllm.v1": {},
     "vllm.v1.attention": {},
     "vllm.v1.attention.backend": {cls.__name__: cls for cls in BACKEND},
