@@ -9,4 +9,8 @@ void plan(const AttentionParams&, const DeviceInfo&, const Options&, Plan*) {
   std::abort();
 }
 
+void plan(const BackwardParams&, const DeviceInfo&, const Options&, Plan*) {
+  std::abort();
+}
+
 }  // namespace dlattn::cpu
