@@ -65,6 +65,23 @@ class DlattnBackend(AttentionBackend):
         return on_cpu or super().supports_dtype(dtype)
 
     @classmethod
+    def supports_combination(
+        cls,
+        head_size: int,
+        dtype: torch.dtype,
+        kv_cache_dtype: Any,
+        block_size: int | None,
+        use_mla: bool,
+        has_sink: bool,
+        use_sparse: bool,
+        use_mm_prefix: bool,
+        device_capability: Any,
+    ) -> str | None:
+        if dtype == torch.float32 and kv_cache_dtype in _8_BIT_DTYPES:
+            return f"kv_cache_dtype {kv_cache_dtype} not supported with float32"
+        return None
+
+    @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
         return capability is None or bool(capability.major >= 8)  # CPUs have none
 

@@ -87,6 +87,9 @@ def test_being_chosen_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     for other in (None, registry.AttentionBackendEnum.FLASH_ATTN):
         path = Platform.get_attn_backend_cls(other, attn_selector_config=config, num_heads=4)
         assert path.endswith(".CPUAttentionBackend")
+    config = Config(**asking(dtype=torch.float32, kv_cache_dtype="fp8"))
+    with pytest.raises(ValueError, match=r"DLATTN: kv_cache_dtype fp8 not supported with float32"):
+        Platform.get_attn_backend_cls(member, attn_selector_config=config, num_heads=4)
     config = Config(**asking(use_mla=True, head_size=260))
     with pytest.raises(ValueError, match=r"attention backend DLATTN: head_size .*MLA not supp"):
         Platform.get_attn_backend_cls(member, attn_selector_config=config, num_heads=4)

@@ -103,6 +103,21 @@ class AttentionBackend(ABC):
         return True
 
     @classmethod
+    def supports_combination(
+        cls,
+        head_size: int,
+        dtype: Any,
+        kv_cache_dtype: Any,
+        block_size: Any,
+        use_mla: bool,
+        has_sink: bool,
+        use_sparse: bool,
+        use_mm_prefix: bool,
+        device_capability: Any,
+    ) -> str | None:
+        return None
+
+    @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
         return attn_type == AttentionType.DECODER
 
@@ -146,7 +161,19 @@ class AttentionBackend(ABC):
             "non-causal": not use_non_causal or cls.supports_non_causal(),
             "batch invariance": not use_batch_invariant or cls.supports_batch_invariance(),
         }
-        return [f"{name} not supported" for name, ok in answers.items() if not ok]
+        reasons = [f"{name} not supported" for name, ok in answers.items() if not ok]
+        together = cls.supports_combination(
+            head_size,
+            dtype,
+            kv_cache_dtype,
+            block_size,
+            use_mla,
+            has_sink,
+            use_sparse,
+            use_mm_prefix,
+            device_capability,
+        )
+        return reasons if together is None else [*reasons, together]
 
 
 def _no(cls: type) -> bool:
