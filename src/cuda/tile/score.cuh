@@ -31,6 +31,13 @@ __device__ __forceinline__ float tanh(float x) {
   return fabsf(x) < 0.55f ? near_zero : beyond;
 }
 
+// A natural score less the natural lse of its row. No score exceeds it but by rounding, which at
+// -1e9 is by 64.
+__device__ __forceinline__ float less_lse(float score, float lse) {
+  const float power = score - lse;
+  return power > 0.0f ? 0.0f : power;
+}
+
 // The score modification of one head, as core/problem/score.h defines it: softcap, ALiBi, bias, and
 // the caller's mask.
 template <typename T>

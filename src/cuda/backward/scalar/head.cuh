@@ -192,9 +192,7 @@ __device__ __forceinline__ void compute_gradients(Gradients& g, const Head& head
     if (has_cap) tile::load(factor, staged + at);
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      // No score exceeds lse but by rounding, which at -1e9 is by 64.
-      const float power = score[c] > lse ? 0.0f : score[c] - lse;
-      const float p = ptx::exp2(power * tile::kLog2e);
+      const float p = ptx::exp2(tile::less_lse(score[c], lse) * tile::kLog2e);
       g.p[r][c] = p;
       // Where nothing is seen, dout . v does not count, whatever it is.
       g.ds[r][c] = p == 0.0f || !wants_ds ? 0.0f : p * (g.ds[r][c] - delta);

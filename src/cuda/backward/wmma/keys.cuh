@@ -174,7 +174,7 @@ struct KeyBlock {
 #pragma unroll
         for (int k = 0; k < kKeyTiles; ++k) {
 #pragma unroll
-          for (int e = 0; e < 4; ++e) x[k][j][e] = mod.less_lse(x[k][j][e], rLse[e % 2]);
+          for (int e = 0; e < 4; ++e) x[k][j][e] = tile::less_lse(x[k][j][e], rLse[e % 2]);
         }
       }
     }

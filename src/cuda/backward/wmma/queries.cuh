@@ -143,7 +143,7 @@ struct QueryBlock {
 #pragma unroll
       for (int j = 0; j < kWarpKeys / 8; ++j) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) s[0][j][e] = mod.less_lse(s[0][j][e], lse[e / 2]);
+        for (int e = 0; e < 4; ++e) s[0][j][e] = tile::less_lse(s[0][j][e], lse[e / 2]);
       }
     }
 #pragma unroll

@@ -69,13 +69,7 @@ struct ScoreMod {
     hide_masked(visit);
   }
 
-  // A natural score less the natural lse of its row, where the workspace has that; exp2 then takes
-  // no lse any more. No score exceeds the row's lse but by rounding, which at -1e9 is by 64.
-  __device__ __forceinline__ static float less_lse(float x, float lse) {
-    const float power = x - lse;
-    return power > 0.0f ? 0.0f : power;
-  }
-  // The lse that exp2 takes.
+  // The lse that exp2 takes: none where the natural one has been subtracted (tile::less_lse).
   __device__ __forceinline__ float lse_log2(float lse) const {
     return shape.natural_lse ? 0.0f : lse;
   }
