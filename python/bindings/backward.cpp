@@ -6,7 +6,6 @@
 #include "attention.h"
 #include "errors.h"
 #include "gil.h"
-#include "options.h"
 #include "report.h"
 
 namespace dlattn::python {
@@ -288,8 +287,6 @@ class BackwardProblem {
 
 // The forward call of a backward call.
 AttentionCall forward_of(const BackwardCall& call) {
-  Options options;  // for its error, which names the kernels of a backward pass
-  parse_kernel(call.options["kernel"], backward_kernel_names(), &options);
   const bool varlen = call.options.contains("cu_seqlens_q");
   return call_of(varlen ? Function::kVarlen : Function::kAttention, call.options);
 }
@@ -298,7 +295,7 @@ AttentionCall forward_of(const BackwardCall& call) {
 template <typename Use>
 auto with_planned_problem(const BackwardCall& call, const Use& use) {
   const AttentionCall forward = forward_of(call);
-  BackwardProblem problem(call, forward, read_options(forward));
+  BackwardProblem problem(call, forward, read_options(forward, backward_kernel_names()));
   Target target = make_target(forward.q, "q");
   set_stream(forward.stream, &target);
   problem.plan(target);
@@ -326,7 +323,7 @@ nb::object plan_backward(const BackwardCall& call) {
 
 nb::object attention_backward(const BackwardCall& call) {
   const AttentionCall forward = forward_of(call);
-  BackwardProblem problem(call, forward, read_options(forward));
+  BackwardProblem problem(call, forward, read_options(forward, backward_kernel_names()));
   Target target = make_target(forward.q, "q");
   const nb::object outputs = run_on(target, forward.stream, [&](const Target& settled, Held* held) {
     return problem.compute(settled, held);

@@ -288,7 +288,7 @@ constexpr Argument kBehindTensors[] = {
             [](H x, const char* name, Problem* p) { p->return_lse = parse_flag(x, name); }),
     by_name("stream", &AttentionCall::stream),
     setting("kernel",
-            [](H x, const char*, Problem* p) { parse_kernel(x, kernel_names(), &p->options); }),
+            [](H x, const char*, Problem* p) { parse_kernel(x, *p->kernels, &p->options); }),
     setting("batch_invariant",
             [](H x, const char* name, Problem* p) {
               p->options.batch_invariant = parse_flag(x, name);
@@ -474,8 +474,9 @@ AttentionCall call_of(Function function, const nb::dict& arguments) {
   return call;
 }
 
-Problem read_options(const AttentionCall& call) {
+Problem read_options(const AttentionCall& call, const std::vector<std::string_view>& kernels) {
   Problem problem;
+  problem.kernels = &kernels;
   for_each_argument<kArguments>([&](auto i) {
     constexpr Argument kArgument = kArguments[i];
     if constexpr (kArgument.read != nullptr) {

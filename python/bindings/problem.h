@@ -58,6 +58,7 @@ struct Problem {
 
   AttentionParams params;
   Options options;
+  const std::vector<std::string_view>* kernels = nullptr;  // that may be asked for
   Layout layout = Layout::kBshd;
   bool return_lse = false;
   DType out_dtype =
@@ -72,7 +73,9 @@ struct Problem {
 
 // In this order, with make_target between them: numbers may be of any class, whose code runs as
 // they are read.
-Problem read_options(const AttentionCall& call);
+// `kernels`: those that may be asked for, of the operation.
+Problem read_options(const AttentionCall& call,
+                     const std::vector<std::string_view>& kernels = kernel_names());
 void read_tensors(const AttentionCall& call, const Target& target, Problem* problem);
 
 // 1 / sqrt(head_dim).
