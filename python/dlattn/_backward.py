@@ -255,33 +255,10 @@ def supported_backward(
     Raises:
         TypeError: An argument is not the kind of object that is accepted, as in the call itself.
     """
-    gradients = {"dq": dq, "dk": dk, "dv": dv}
-    given = (dout, out, lse, dlse, gradients, needs, deterministic, workspace)
-    options = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "max_seqlen_q": max_seqlen_q,
-        "max_seqlen_k": max_seqlen_k,
-        "seqused_k": seqused_k,
-        "causal": causal,
-        "softmax_scale": softmax_scale,
-        "window": window,
-        "softcap": softcap,
-        "bias": bias,
-        "mask": mask,
-        "alibi_slopes": alibi_slopes,
-        "sinks": sinks,
-        "layout": layout,
-        "stream": stream,
-        "kernel": kernel,
-    }
-    reason = _only_varlen(options)
-    if reason:
-        return Support(False, (reason,))
-    return Support(*_core.supported_backward(*given, options))
+    try:
+        return Support(*_core.supported_backward(*_native(locals())))
+    except UnsupportedError as error:
+        return Support(False, (str(error),))
 
 
 def plan_backward(
@@ -330,43 +307,20 @@ def plan_backward(
         UnsupportedError, TypeError, DeviceError: As the call itself would, but for the size of a
             workspace, which the plan tells.
     """
-    gradients = {"dq": dq, "dk": dk, "dv": dv}
-    given = (dout, out, lse, dlse, gradients, needs, deterministic, workspace)
-    options = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "max_seqlen_q": max_seqlen_q,
-        "max_seqlen_k": max_seqlen_k,
-        "seqused_k": seqused_k,
-        "causal": causal,
-        "softmax_scale": softmax_scale,
-        "window": window,
-        "softcap": softcap,
-        "bias": bias,
-        "mask": mask,
-        "alibi_slopes": alibi_slopes,
-        "sinks": sinks,
-        "layout": layout,
-        "stream": stream,
-        "kernel": kernel,
-    }
-    reason = _only_varlen(options)
-    if reason:
-        raise UnsupportedError(reason)
-    return Plan(**_core.plan_backward(*given, options))
+    return Plan(**_core.plan_backward(*_native(locals())))
 
 
-def _only_varlen(options: dict[str, Any]) -> str:
-    """Leave the arguments of varlen calls out of those of another one. Why it has one of them, or
-    ""."""
-    names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
-    if any(options[name] is not None for name in names):
-        return ""
-    if options["seqused_k"] is not None:
-        return "seqused_k is given; accepted: None, as attention_backward does not take it"
-    for name in (*names, "seqused_k"):
-        del options[name]
-    return ""
+def _native(options: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments of `supported_backward` and `plan_backward` as the native module takes them."""
+    lengths = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+    if all(options[name] is None for name in lengths):
+        if options["seqused_k"] is not None:
+            raise UnsupportedError(
+                "seqused_k is given; accepted: None, as attention_backward does not take it"
+            )
+        for name in (*lengths, "seqused_k"):
+            del options[name]
+    gradients = {name: options.pop(name) for name in ("dq", "dk", "dv")}
+    results = [options.pop(name) for name in ("dout", "out", "lse", "dlse")]
+    asked = [options.pop(name) for name in ("needs", "deterministic", "workspace")]
+    return (*results, gradients, *asked, options)
