@@ -23,7 +23,7 @@ from typing import Any
 
 import differential
 import numpy as np
-from differential import ROUNDING
+from differential import ROUNDING, Run
 from random_problems import Draw, Placed, Problem, contiguous
 
 import dlattn
@@ -48,6 +48,7 @@ OF = {
     "dalibi_slopes": "alibi_slopes",
     "dsinks": "sinks",
 }
+LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seqused_k")
 LARGEST_LSE = 2.0**10
 LARGEST_WORKSPACE = 1 << 25  # in float32 numbers
 
@@ -56,27 +57,13 @@ _attention_backward = dlattn.attention_backward
 _attention_varlen_backward = dlattn.attention_varlen_backward
 
 
-class BackwardRun:
+class BackwardRun(Run):
     """One problem on every kernel that computes its gradients."""
 
     def __init__(self, arrays: Any, problem: Problem) -> None:
-        self.arrays, self.problem = arrays, problem
         self.random = random.Random(problem.seed)
-        self.inputs = {
-            name: arrays.make(values, place, self._dtype(name))
-            for name, (values, place) in problem.tensors.items()
-        }
-        given = ("return_lse", "batch_invariant")
-        self.options = {n: x for n, x in problem.options.items() if n not in given}
-        present = [name for name, of in OF.items() if of in self.inputs]
-        self.needs = None
-        if self.random.random() < 0.3:
-            self.needs = self.random.sample(present, self.random.randint(1, len(present)))
-        self.wanted = present if self.needs is None else self.needs
         self.deterministic = arrays.device == "cpu" or self.random.random() < 0.3
-        self._forward()
-        self._draw_gradients()
-        self._expect()
+        super().__init__(arrays, problem)
 
     def features(self) -> list[str]:
         """Those of the problem, and of its gradients."""
@@ -90,14 +77,9 @@ class BackwardRun:
         return own + [name for name, used in kinds.items() if used]
 
     def served(self, kernel: str) -> bool:
-        """Whether the kernel computes these gradients, and refuses them before it begins if not."""
-        try:
-            self._results(kernel)
-        except dlattn.UnsupportedError:
-            return False
-        except Exception:
-            return True  # `check` meets it again
-        return True
+        """Whether the kernel computes these gradients."""
+        arguments, options, _ = self._backward_call(kernel)
+        return bool(dlattn.supported_backward(*arguments, **options))
 
     def check(self, kernel: str) -> tuple[float, float, str]:
         """The largest error over its bound, and what else is wrong."""
@@ -115,40 +97,59 @@ class BackwardRun:
                 worst, which = error, name
         return worst, 0.0, which if not worst <= 1 else ""
 
-    def _dtype(self, name: str) -> str:
-        problem = self.problem
-        if name == "mask":
-            return "bool"
-        own = name in ("alibi_slopes", "sinks") or (name == "bias" and problem.seed % 2)
-        return "float32" if own else problem.dtype
-
-    def _lengths(self) -> dict[str, Any]:
-        problem = self.problem
-        if not problem.varlen:
-            return {}
-        starts = {
-            f"cu_seqlens_{x}": self.arrays.ints(np.cumsum([0, *lengths]).tolist())
-            for x, lengths in (("q", problem.lengths_q), ("k", problem.lengths_k))
-        }
-        longest = {"max_seqlen_q": problem.max_seqlen_q, "max_seqlen_k": problem.max_seqlen_k}
-        used = {"seqused_k": self.arrays.ints(problem.seqused_k)} if problem.seqused_k else {}
-        return {**starts, **longest, **used}
-
-    def _laid_out(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """Tensors of rows and heads in the problem's layout."""
-        if self.problem.layout == "bshd":
-            return tensors
-        rows = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
-        return {
-            name: self.arrays.swap_heads(x) if name in rows and x is not None else x
-            for name, x in tensors.items()
-        }
-
-    def _forward(self) -> None:
+    def _expect(self) -> None:
+        """out and lse, gradients of them, and what the problem's gradients should be."""
+        arguments, options = self._call(None)
+        self.tensors = dict(zip("qkv", self.inputs, strict=True)) | self.special
+        present = [name for name, of in OF.items() if of in self.tensors]
+        self.needs = None
+        if self.random.random() < 0.3:
+            self.needs = self.random.sample(present, self.random.randint(1, len(present)))
+        self.wanted = present if self.needs is None else self.needs
         function = dlattn.attention_varlen if self.problem.varlen else dlattn.attention
-        given = {**self._laid_out(self.inputs), **self._lengths(), **self.options}
-        out, self.lse = function(**given, layout=self.problem.layout, return_lse=True)
-        self.out = self._laid_out({"out": out})["out"]
+        out, self.lse = function(*arguments, **{**options, "return_lse": True})
+        self.out = self._swapped(out)
+        self._draw_gradients()
+        self._expect_gradients()
+
+    def _backward_call(self, kernel: str) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
+        """The arguments of a backward pass into poisoned memory, and the blocks of that."""
+        (q, k, v, *lengths), options = self._call(None)
+        for name in ("return_lse", "batch_invariant"):
+            del options[name]
+        draw = Draw(self.problem.seed + 3, ("float32",), 1)
+        blocks = {}
+        for name in ("dq", "dk", "dv"):
+            if name in self.wanted:
+                place = draw._place(tuple(self.tensors[OF[name]].shape), "out")
+                view, block = self.arrays.poisoned(place, self.problem.dtype)
+                blocks[name] = (view, block, place)
+                options[name] = self._swapped(view)
+        if self.arrays.device == "cuda":
+            memory = Placed.of((LARGEST_WORKSPACE,), (1,))
+            options["workspace"] = self.arrays.poisoned(memory, "float32")[0]
+        options |= {"dlse": self.dlse, "needs": self.needs, "kernel": kernel}
+        options["deterministic"] = self.deterministic
+        dout = None if self.dout is None else self._swapped(self.dout)
+        return [dout, q, k, v, self._swapped(self.out), self.lse, *lengths], options, blocks
+
+    def _swapped(self, x: Any) -> Any:
+        """Rows and heads as the problem's layout has them, from "bshd", or back."""
+        return self.arrays.swap_heads(x) if self.problem.layout == "bhsd" else x
+
+    def _results(self, kernel: str) -> tuple[dict[str, Any], str]:
+        """The gradients, and what is wrong beside their values."""
+        arguments, options, blocks = self._backward_call(kernel)
+        function = _attention_varlen_backward if self.problem.varlen else _attention_backward
+        found = function(*arguments, **options)
+        for name in OF:
+            if (getattr(found, name) is not None) != (name in self.wanted):
+                return {}, f"{name} is there, or not, and should not be so"
+        for name, (_, block, place) in blocks.items():
+            if not self.arrays.untouched(block, place):
+                return {}, f"a write beside {name}"
+        views = {name: view for name, (view, _, _) in blocks.items()}
+        return {name: getattr(found, name) for name in self.wanted} | views, ""
 
     def _draw_gradients(self) -> None:
         """dout and dlse: none, small or large, anywhere, and zero in rows of huge scores."""
@@ -172,47 +173,16 @@ class BackwardRun:
             strides = tuple(s * step for s in contiguous(lse.shape))
             self.dlse = self.arrays.make(values, Placed.of(lse.shape, strides), "float32")
 
-    def _results(self, kernel: str) -> tuple[dict[str, Any], str]:
-        """The gradients, computed into poisoned memory, and what is wrong beside their values."""
-        arrays, problem = self.arrays, self.problem
-        views, blocks = {}, {}
-        draw = Draw(problem.seed + 3, ("float32",), 1)
-        for name in ("dq", "dk", "dv"):
-            if name in self.wanted:
-                place = draw._place(tuple(self.inputs[OF[name]].shape), "out")
-                views[name], block = arrays.poisoned(place, problem.dtype)
-                blocks[name] = (block, place)
-        given = self._laid_out({**self.inputs, **views, "out": self.out, "dout": self.dout})
-        if arrays.device == "cuda":
-            memory = Placed.of((LARGEST_WORKSPACE,), (1,))
-            given["workspace"] = arrays.poisoned(memory, "float32")[0]
-        function = _attention_varlen_backward if problem.varlen else _attention_backward
-        found = function(
-            **given,
-            **self._lengths(),
-            **self.options,
-            lse=self.lse,
-            dlse=self.dlse,
-            layout=problem.layout,
-            needs=self.needs,
-            deterministic=self.deterministic,
-            kernel=kernel,
-        )
-        for name in OF:
-            if (getattr(found, name) is not None) != (name in self.wanted):
-                return {}, f"{name} is there, or not, and should not be so"
-        for name, (block, place) in blocks.items():
-            if not arrays.untouched(block, place):
-                return {}, f"a write beside {name}"
-        results = {name: getattr(found, name) for name in self.wanted}
-        return {**results, **views}, ""
-
-    def _expect(self) -> None:
+    def _expect_gradients(self) -> None:
         """The exact gradients and their bounds."""
-        tensors = {name: _host(x) for name, x in self.inputs.items()}
-        given = {**tensors, **{name: _host(x) for name, x in self._lengths().items()}}
-        given |= {**self.options, "dout": _host(self.dout), "dlse": _host(self.dlse)}
-        given |= {"out": _host(self.out), "lse": _host(self.lse)}
+        (_, _, _, *lengths), options = self._call(None)
+        if "seqused_k" in options:
+            lengths.append(options["seqused_k"])
+        not_of_gradients = ("return_lse", "batch_invariant")
+        given = {n: x for n, x in self.problem.options.items() if n not in not_of_gradients}
+        results = {"out": self.out, "lse": self.lse, "dout": self.dout, "dlse": self.dlse}
+        tensors = self.tensors | results | dict(zip(LENGTHS, lengths, strict=False))
+        given |= {name: _host(x) for name, x in tensors.items()}
         dtype = self.problem.dtype
         if self.problem.varlen:
             backward = attention_varlen_backward_reference
@@ -226,7 +196,7 @@ class BackwardRun:
         self.exact = {name: getattr(exact, name) for name in self.wanted}
         self.bounds = {}
         for name in self.wanted:
-            own = dtype_name(self.inputs[OF[name]])
+            own = dtype_name(self.tensors[OF[name]])
             rough = max_error(round_to(getattr(plain, name), own), self.exact[name])
             if not math.isfinite(rough):
                 raise ValueError(f"{name} is not finite in a plain computation")
@@ -237,7 +207,7 @@ class BackwardRun:
     def _score_size(self, given: dict[str, Any]) -> float:
         """At least the magnitude of the scores that count, and of their products of q and k."""
         q, k = (np.nan_to_num(given[name]) for name in "qk")
-        scale = self.options["softmax_scale"] or q.shape[-1] ** -0.5
+        scale = given["softmax_scale"] or q.shape[-1] ** -0.5
         longest = (np.max(np.linalg.norm(x, axis=-1), initial=0.0) for x in (q, k))
         lse = np.abs(given["lse"])
         counted = lse[np.isfinite(lse) & (lse <= LARGEST_LSE)]
@@ -267,7 +237,7 @@ class BackwardRun:
         others = {"dout": dout, "dlse": least, "out": np.zeros_like(out), "v": np.abs(v)}
         found = backward(**{**given, **others, "bias": bias})
         ds = found.dbias
-        scale = self.options["softmax_scale"] or q.shape[-1] ** -0.5
+        scale = given["softmax_scale"] or q.shape[-1] ** -0.5
         group = q.shape[-2] // k.shape[-2]
         by_kv_head = ds.reshape(batch, k.shape[-2], group, *sizes).sum(axis=(2, 3))
         largest = {name: np.max(np.abs(np.nan_to_num(given[name])), initial=0.0) for name in "qk"}

@@ -38,7 +38,7 @@ def test_wrong_gradients_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def attention_backward(*arguments: Any, **options: Any) -> Any:
         found = dlattn.attention_backward(*arguments, **options)
         there = [name for name in found._fields if getattr(found, name) is not None]
-        name = there[sum(options["q"].shape) % len(there)]
+        name = there[sum(arguments[1].shape) % len(there)]
         gradient = getattr(found, name)
         gradient *= 1.2
         if (gradient != 0).any():
