@@ -10,7 +10,16 @@ import pytest
 
 from dlattn._errors import UnsupportedError
 from dlattn.integrations.ring import shards
-from dlattn.integrations.ring.schedule import Call, Mask, Step, band_pair, steps
+from dlattn.integrations.ring.schedule import Call, Mask, Pair, Step, band_pair, steps
+
+
+def work_of(pair: Pair) -> int:
+    """How many scores the mask leaves."""
+    m, keys = pair.q[1] - pair.q[0], pair.k[1] - pair.k[0]
+    left = keys + m if pair.left is None else pair.left
+    right = keys + m if pair.right is None else pair.right
+    at = np.arange(m) + keys - m  # where the queries stand among the keys
+    return int(np.maximum(np.minimum(keys, at + right + 1) - np.maximum(0, at - left), 0).sum())
 
 
 def scores_of(
@@ -90,7 +99,7 @@ def test_zigzag_balances_causal_work(n: int, lengths: tuple[int, ...]) -> None:
     work = np.array(
         [
             [
-                sum(pair.scores for call in step.calls for pair in call.pairs)
+                sum(work_of(pair) for call in step.calls for pair in call.pairs)
                 for step in steps(lengths, n, rank, "zigzag", Mask(None, 0))
             ]
             for rank in range(n)

@@ -46,6 +46,16 @@ class Problem:
     def steps_of(self, rank: int) -> tuple[Step, ...]:
         return steps(self.lengths, self.group.n, rank, self.order, self.mask)
 
+    def options(self, left: int | None, right: int | None) -> dict[str, Any]:
+        """Those of a call of attention with a window."""
+        return {
+            "causal": right == 0,
+            "window": (left, None if right == 0 else right),
+            "softmax_scale": self.softmax_scale,
+            "softcap": self.softcap,
+            "layout": self.layout,
+        }
+
     def rows(self, x: torch.Tensor, rows: Range) -> torch.Tensor:
         return x.narrow(self.row_dim, rows[0], rows[1] - rows[0])
 
@@ -127,15 +137,8 @@ def _operands(
     problem: Problem, call: Call, q: torch.Tensor, slopes: torch.Tensor | None
 ) -> _Operands:
     q_rows, k_rows = _span(call)
-    left, right = call.window
     varlen = _varlen(call, q.device) if problem.packed else {}
-    options: dict[str, Any] = {
-        "causal": right == 0,
-        "window": (left, None if right == 0 else right),
-        "softmax_scale": problem.softmax_scale,
-        "softcap": problem.softcap,
-        "layout": problem.layout,
-    }
+    options = problem.options(*call.window)
     offset = None
     if slopes is not None:
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32

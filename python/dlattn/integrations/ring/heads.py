@@ -5,6 +5,7 @@ Source: Jacobs et al. DeepSpeed Ulysses. arXiv:2309.14509, 2023.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -34,6 +35,17 @@ class _AllToAll(torch.autograd.Function):
         return _AllToAll.apply(gradients[0], *ctx.settings), None, None, None
 
 
+@lru_cache(maxsize=64)
+def _orders(
+    lengths: tuple[int, ...], n: int, order: str, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The positions in the order in which the processes have them, and the way back."""
+    each = [shards.rows(lengths, n, rank, order) for rank in range(n)]
+    parts = [torch.arange(a, b, device=device) for rows in each for a, b in rows]
+    by_process = torch.cat(parts) if parts else torch.arange(0, device=device)
+    return by_process, by_process.argsort()
+
+
 class _Exchange:
     """Between a process's rows of all heads, and all rows of its heads."""
 
@@ -44,10 +56,7 @@ class _Exchange:
         self.head_dim = problem.row_dim + (1 if problem.layout == "bshd" else -1)
         each = [shards.rows(problem.lengths, self.n, r, problem.order) for r in range(self.n)]
         self.counts = [shards.count(rows) for rows in each]
-        # The positions in the order in which the processes have them, and the way back.
-        order = [i for rows in each for a, b in rows for i in range(a, b)]
-        self.by_process = torch.tensor(order, dtype=torch.long)
-        self.by_position = self.by_process.argsort()
+        self.settings = problem.lengths, self.n, problem.order
 
     def _shape(self, x: torch.Tensor, rows: int, heads: int) -> list[int]:
         shape = list(x.shape)
@@ -64,11 +73,12 @@ class _Exchange:
         parts = list(x.chunk(self.n, self.head_dim))
         heads = x.shape[self.head_dim] // self.n
         found = self._exchanged(parts, [self._shape(x, rows, heads) for rows in self.counts])
-        index = self.by_position.to(x.device)
-        return torch.cat(found, self.row_dim).index_select(self.row_dim, index)
+        _, by_position = _orders(*self.settings, x.device)
+        return torch.cat(found, self.row_dim).index_select(self.row_dim, by_position)
 
     def to_rows(self, x: torch.Tensor) -> torch.Tensor:
-        ordered = x.index_select(self.row_dim, self.by_process.to(x.device))
+        by_process, _ = _orders(*self.settings, x.device)
+        ordered = x.index_select(self.row_dim, by_process)
         shape = self._shape(x, self.counts[self.rank], x.shape[self.head_dim])
         found = self._exchanged(list(ordered.split(self.counts, self.row_dim)), [shape] * self.n)
         return torch.cat(found, self.head_dim)
@@ -95,16 +105,8 @@ def attention(
                 f"mode is 'all_to_all' and {name} is {x.shape[exchange.head_dim]}; accepted: "
                 f"multiples of the {n} processes of the group. mode='ring' takes any number"
             )
-    mask = problem.mask
-    options: dict[str, Any] = {
-        "causal": mask.right == 0,
-        "window": (mask.left, None if mask.right == 0 else mask.right),
-        "softmax_scale": problem.softmax_scale,
-        "softcap": problem.softcap,
-        "sinks": exchange.own(sinks),
-        "alibi_slopes": exchange.own(slopes),
-        "layout": problem.layout,
-    }
+    options = problem.options(problem.mask.left, problem.mask.right)
+    options |= {"sinks": exchange.own(sinks), "alibi_slopes": exchange.own(slopes)}
     q, k, v = (exchange.to_heads(x) for x in (q, k, v))
     with deterministic_gradients(problem.deterministic):
         if problem.packed:

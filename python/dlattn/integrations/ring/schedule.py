@@ -49,16 +49,6 @@ class Pair(NamedTuple):
         """Whether queries and keys have the same positions."""
         return self.offset == 0 and self.q[1] - self.q[0] == self.k[1] - self.k[0]
 
-    @property
-    def scores(self) -> int:
-        """How many scores the mask leaves."""
-        m, keys = self.q[1] - self.q[0], self.k[1] - self.k[0]
-        shift = keys - m
-        left = _FAR if self.left is None else self.left
-        right = _FAR if self.right is None else self.right
-        seen = (min(keys, i + shift + right + 1) - max(0, i + shift - left) for i in range(m))
-        return sum(max(0, x) for x in seen)
-
 
 @dataclass(frozen=True)
 class Call:
