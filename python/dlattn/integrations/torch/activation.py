@@ -64,10 +64,6 @@ class _State:
 _state = _State()
 
 
-def _always(*_: Any, **__: Any) -> bool:
-    return True
-
-
 def _where_gradients_are_ours(name: str) -> Callable[..., bool]:
     preferred = sdpa_backward.PREFERRED.get(name)
 
@@ -80,10 +76,12 @@ def _where_gradients_are_ours(name: str) -> Callable[..., bool]:
 
 
 def _with_fallback(
-    name: str, kernel: Callable[..., Any], before: Any, ours: Callable[..., bool]
+    name: str, kernel: Callable[..., Any], before: Any, ours: Callable[..., bool] | None
 ) -> Callable[..., Any]:
+    """`ours` tells which calls the kernel is for; None: all."""
+
     def serve(keys: Any, *arguments: Any, **options: Any) -> Any:
-        if _state.serving and (ours is _always or ours(*arguments, **options)):
+        if _state.serving and (ours is None or ours(*arguments, **options)):
             try:
                 results = kernel(*arguments, **options)
             except Refused as refusal:
@@ -111,7 +109,7 @@ def _install(all_gradients: bool) -> None:
             if packet is None or not is_wanted or name in _state.installed:
                 continue
             before = torch.library.get_kernel(packet.default, backend)
-            ours = _where_gradients_are_ours(name) if name in backward else _always
+            ours = _where_gradients_are_ours(name) if name in backward else None
             serve = _with_fallback(name, kernel, before, ours)
             replaced.append((name, packet.default, backend, serve))
     with warnings.catch_warnings():

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import dlattn
+from dlattn._types import Causal
 
 # Rows of the log-sum-exp that memory-efficient attention's backward reads at a time.
 _EFFICIENT_ROWS = 32
@@ -42,6 +43,11 @@ def compute(function: Callable[..., Any], *arguments: Any, **options: Any) -> An
 
 def _compute(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     return compute(function, *arguments, return_lse=True, **options)
+
+
+def top_left(is_causal: bool) -> Causal:
+    """The mask of operators for which is_causal counts from the first query and key."""
+    return "top_left" if is_causal else False
 
 
 def check_dense(dropout_p: float, return_debug_mask: bool = False) -> None:
@@ -131,7 +137,7 @@ def _efficient(
         query,
         key,
         value,
-        causal="top_left" if is_causal else False,
+        causal=top_left(is_causal),
         softmax_scale=scale,
         bias=attn_bias,
         layout="bhsd",
@@ -167,7 +173,7 @@ def _cudnn(
         query,
         key,
         value,
-        causal="top_left" if is_causal else False,
+        causal=top_left(is_causal),
         softmax_scale=scale,
         bias=attn_bias,
         layout="bhsd",
@@ -211,7 +217,7 @@ def _for_cpu(
         query,
         key,
         value,
-        causal="top_left" if is_causal else False,
+        causal=top_left(is_causal),
         softmax_scale=scale,
         bias=attn_mask,
         layout="bhsd",

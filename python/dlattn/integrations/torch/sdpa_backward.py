@@ -18,7 +18,13 @@ import torch
 
 import dlattn
 from dlattn.integrations.torch.gradients import with_rows_side_by_side
-from dlattn.integrations.torch.sdpa import Refused, check_dense, compute, flash_window
+from dlattn.integrations.torch.sdpa import (
+    Refused,
+    check_dense,
+    compute,
+    flash_window,
+    top_left,
+)
 
 # Elements to which torch pads the rows of a bias' gradient.
 _BIAS_COLUMNS = 16
@@ -134,7 +140,7 @@ def efficient(
             logsumexp[..., :rows],
             results,
             needs,
-            causal="top_left" if is_causal else False,
+            causal=top_left(is_causal),
             softmax_scale=scale,
             bias=attn_bias,
         ).dbias
@@ -183,7 +189,7 @@ def cudnn(
         out,
         logsumexp.squeeze(-1) if logsumexp.dim() == 4 else logsumexp,
         results,
-        causal="top_left" if is_causal else False,
+        causal=top_left(is_causal),
         softmax_scale=scale,
         bias=attn_bias,
     )
@@ -215,7 +221,7 @@ def for_cpu(
         out,
         logsumexp,
         results,
-        causal="top_left" if is_causal else False,
+        causal=top_left(is_causal),
         softmax_scale=scale,
         bias=attn_mask,
     )
