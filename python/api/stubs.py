@@ -77,14 +77,15 @@ def _names(root: Path) -> Iterator[str]:
         yield family
         folder = root / "src" / "cuda" / "forward" / family
         plan = folder / "plan.cpp"
-        if not plan.is_file() or "accepted_variants()" not in plan.read_text(encoding="utf-8"):
+        text = plan.read_text(encoding="utf-8") if plan.is_file() else ""
+        if "accepted_variants()" not in text:
             continue
         traits = (folder / "traits.h").read_text(encoding="utf-8")
         table = re.search(r"kVariantNames\[\w*\] = \{([^}]*)\}", traits)
         if table is None:
             raise SystemExit(f"{folder}/traits.h has no kVariantNames")
         variants = re.findall(r'"(\w+)"', table[1])
-        packing = ("packed", "unpacked") if '"unpacked"' in plan.read_text("utf-8") else ()
+        packing = ("packed", "unpacked") if '"unpacked"' in text else ()
         for variant in variants:
             yield f"{family}:{variant}"
             yield from (f"{family}:{variant}+{word}" for word in packing)

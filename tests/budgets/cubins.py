@@ -459,7 +459,8 @@ def _code(binary: Path, wanted: dict[str, set[str]]) -> Iterator[tuple[str, str]
                 (cubin, symbols)
                 for arch, symbols in wanted.items()
                 for cubin in Path(temporary).glob(f"*.{arch}.cubin")
-                if any(symbol.encode() in cubin.read_bytes() for symbol in symbols)
+                for content in [cubin.read_bytes()]
+                if any(symbol.encode() in content for symbol in symbols)
             ]
         with ThreadPoolExecutor(2) as pool:
             texts = pool.map(lambda job: _run(tool("nvdisasm"), "-c", str(job[0])), cubins)

@@ -28,6 +28,7 @@ from dlattn.console.devices import (
 from dlattn.console.errors import CommandError
 from dlattn.console.text import Progress, duration, shape, table
 from dlattn.console.writing import check_writable, write_text
+from dlattn.frameworks.base import numpy_dtype
 from dlattn.reference import Bound, attention_reference, error_bound, max_error
 
 Array = NDArray[Any]
@@ -137,16 +138,8 @@ def draw(sizes: tuple[int, int, int, int], dtype: str, seed: int) -> dict[str, A
             descale = np.max(np.abs(values), axis=(1, 3)) / np.float32(LARGEST_FLOAT8)
             values = values / descale[:, None, :, None]
             inputs[f"{name}_descale"] = descale
-        inputs[name] = values.astype(_numpy_dtype(dtype))
+        inputs[name] = values.astype(numpy_dtype(np, dtype))
     return inputs
-
-
-def _numpy_dtype(dtype: str) -> Any:
-    if dtype != FLOAT8:
-        return np.dtype(dtype)
-    import ml_dtypes
-
-    return np.dtype(ml_dtypes.float8_e4m3fn)
 
 
 def _what_to_check(kernel: str | None, device: str | None) -> tuple[list[Plan], list[str]]:
@@ -194,7 +187,7 @@ def _gpu(float8: bool, remarks: list[str]) -> tuple[Device, bool]:
 
 
 def _supports(gpu: Device, kernel: Any, dtype: str) -> dlattn.Support:
-    x = gpu.put(np.ones((1, 16, 1, 64), _numpy_dtype(dtype)))
+    x = gpu.put(np.ones((1, 16, 1, 64), numpy_dtype(np, dtype)))
     return dlattn.supported(x, x, x, kernel=kernel)
 
 

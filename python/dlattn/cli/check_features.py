@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 import dlattn
 from dlattn.console.devices import CPU_KERNELS, GPU_KERNELS, Device
+from dlattn.frameworks.base import numpy_dtype
 from dlattn.reference import (
     ABSOLUTE_TERM,
     attention_backward_reference,
@@ -74,15 +75,7 @@ def _draw(dtype: str, *shapes: tuple[int, ...]) -> Iterator[Array]:
     rng = np.random.default_rng(0)
     for shape in shapes:
         values = rng.standard_normal(shape, dtype=np.float32) + np.float32(0.25)
-        yield values.astype(_numpy_dtype(dtype))
-
-
-def _numpy_dtype(dtype: str) -> Any:
-    if dtype != "bfloat16":
-        return np.dtype(dtype)
-    import ml_dtypes
-
-    return np.dtype(ml_dtypes.bfloat16)
+        yield values.astype(numpy_dtype(np, dtype))
 
 
 def _qkv(dtype: str) -> dict[str, Any]:
@@ -175,7 +168,7 @@ def _kvcache(dtype: str) -> Trial:
 def _backward(dtype: str) -> Trial:
     given = _qkv(dtype)
     out, lse = attention_reference(**given, causal=True)
-    out, lse = out.astype(_numpy_dtype(dtype)), lse.astype(np.float32)
+    out, lse = out.astype(numpy_dtype(np, dtype)), lse.astype(np.float32)
     (dout,) = _draw(dtype, given["q"].shape)
     given |= {"out": out, "lse": lse, "dout": dout}
     want = attention_backward_reference(**given, causal=True)[:3]

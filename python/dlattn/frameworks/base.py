@@ -72,9 +72,9 @@ def type_text(kind: type) -> str:
 
 
 def numpy_dtype(np: Any, dtype: str) -> Any:
-    if dtype == "bfloat16":
+    if dtype in ("bfloat16", "float8_e4m3fn"):
         # The caller's bfloat16 and float8 arrays are its.
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(getattr(ml_dtypes, dtype))
     return np.dtype(dtype)
