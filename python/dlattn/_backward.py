@@ -79,7 +79,7 @@ def attention_backward(
         needs: The names of the gradients to compute, of "dq", "dk", "dv", "dbias", "dalibi_slopes"
             and "dsinks"; only these are computed. None: those of all inputs that are given.
         deterministic: On a GPU: give the same bits at every call, at some cost. On the CPU they
-            always are the same.
+            always are the same; with this, a sequence has the same ones in any batch.
         workspace: Memory on q's device that the plan needs beside the tensors: contiguous, of any
             dtype, aligned to 256 bytes, apart from the tensors. None: q's framework allocates it.
             The CPU needs none.

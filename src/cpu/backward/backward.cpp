@@ -22,8 +22,7 @@ std::int64_t compute_bytes(const AttentionParams& p) {
   return p.q.dtype == DType::kFloat64 ? 8 : 4;
 }
 
-// Bytes of the numbers that each thread's scratch memory, and all threads together, need: one a row
-// of q, and one a tile of queries for dalibi_slopes.
+// Bytes of the numbers that all threads share: one a row of q.
 std::int64_t delta_bytes(const AttentionParams& p) {
   const core::TensorSizes rows = core::query_sizes(p);
   return ceil_div(rows.batch * rows.rows * rows.heads * compute_bytes(p), 64) * 64;
@@ -79,6 +78,27 @@ class Blocks {
   std::vector<std::int64_t> ends_;  // behind the last block of each sequence
 };
 
+// The number of tasks from which on the threads of most machines are busy.
+constexpr std::int64_t kManyTasks = 16;
+
+// Into how many parts the queries that share a KV head are divided, each of which has sums for dk
+// and dv of its own. By the shape alone, whatever the threads, so that the bits do not depend on
+// them; and one where they must not depend on the batch either.
+std::int64_t num_parts(const BackwardParams& b, const Options& options, std::int64_t block_m) {
+  const AttentionParams& p = b.forward;
+  if (options.batch_invariant || b.deterministic) return 1;
+  const std::int64_t heads = std::max<std::int64_t>(1, p.batch_size * p.num_heads_kv);
+  const std::int64_t tiles = ceil_div(p.seqlen_q, block_m) * (p.num_heads / p.num_heads_kv);
+  return std::clamp<std::int64_t>(ceil_div(kManyTasks, heads), 1, std::max<std::int64_t>(1, tiles));
+}
+
+// Whether dq, dk and dv are computed together, by tasks that own a part of a head.
+bool owns_heads(const BackwardParams& b, std::int64_t parts) {
+  const AttentionParams& p = b.forward;
+  return b.dq.data && (b.dk.data || b.dv.data) && !b.dalibi_slopes.data &&
+         (parts > 1 || p.batch_size * p.num_heads_kv >= kManyTasks);
+}
+
 // dbias has one element along a dimension of stride 0.
 BiasDims dims_of(const BackwardParams& b) {
   const AttentionParams& p = b.forward;
@@ -94,42 +114,65 @@ class Backward {
         p_(params.forward),
         kernels_(backward_kernels_for(plan.isa, p_.q.dtype)),
         threads_(plan.num_threads),
+        parts_(plan.parts_per_head),
         poll_(poll),
         sequences_(sequences_of(p_)),
         queries_(sequences_, p_.num_heads, kernels_.block_m, &SequenceRows::len_q),
         keys_(sequences_, p_.num_heads_kv, kernels_.block_n, &SequenceRows::len_k),
         scratch_bytes_(kernels_.scratch_bytes(params)),
+        sums_bytes_(owns_heads(b_, parts_) ? kernels_.sums_bytes(b_, longest()) : 0),
         memory_(static_cast<char*>(std::aligned_alloc(
-                    64, static_cast<std::size_t>(delta_bytes(p_) + threads_ * scratch_bytes_))),
+                    64, static_cast<std::size_t>(delta_bytes(p_) + threads_ * scratch_bytes_ +
+                                                 num_sums(p_, parts_, threads_) * sums_bytes_))),
                 std::free) {
     if (!memory_) throw std::bad_alloc();
+  }
+
+  // How many heads, or parts of them, have sums for dk and dv at a time.
+  static std::int64_t num_sums(const AttentionParams& p, std::int64_t parts, int threads) {
+    return parts > 1 ? p.batch_size * p.num_heads_kv * parts : threads;
   }
 
   void run() {
     if (p_.cu_seqlens_q || p_.cu_seqlens_k) clear_rows();
     compute_delta();
     if (b_.dsinks.data) compute_sinks();
-    if (b_.dk.data || b_.dv.data) {
-      each(keys_.count(), [&](std::int64_t index, char* scratch) {
-        kernels_.keys(b_, keys_.task(index), delta(), scratch);
-      });
+    if (owns_heads(b_, parts_)) {
+      compute_heads();
+    } else {
+      if (b_.dk.data || b_.dv.data) compute_keys();
+      if (b_.dq.data || b_.dalibi_slopes.data) compute_queries();
     }
-    if (b_.dq.data || b_.dalibi_slopes.data) compute_queries();
     if (b_.dbias.data) compute_bias();
   }
 
  private:
   template <typename Function>
   void each(std::int64_t count, const Function& function) {
+    each_of_worker(count,
+                   [&](std::int64_t index, int, char* scratch) { function(index, scratch); });
+  }
+
+  template <typename Function>
+  void each_of_worker(std::int64_t count, const Function& function) {
     parallel_for(
         count, threads_,
         [&](std::int64_t index, int worker) {
-          function(index, memory_.get() + delta_bytes(p_) + worker * scratch_bytes_);
+          function(index, worker, memory_.get() + delta_bytes(p_) + worker * scratch_bytes_);
         },
         poll_);
   }
 
   const void* delta() const { return memory_.get(); }
+  char* sums(std::int64_t index) const {
+    return memory_.get() + delta_bytes(p_) + threads_ * scratch_bytes_ + index * sums_bytes_;
+  }
+
+  std::int64_t longest() const {
+    std::int64_t keys = 0;
+    for (const SequenceRows& one : sequences_) keys = std::max(keys, one.len_k);
+    return keys;
+  }
 
   // With variable length there may be rows that no sequence has.
   void clear_rows() {
@@ -191,6 +234,33 @@ class Backward {
     });
   }
 
+  void compute_keys() {
+    each(keys_.count(), [&](std::int64_t index, char* scratch) {
+      kernels_.keys(b_, keys_.task(index), static_cast<int>(parts_), delta(), scratch);
+    });
+  }
+
+  void compute_heads() {
+    const std::int64_t count = static_cast<std::int64_t>(sequences_.size()) * p_.num_heads_kv;
+    each_of_worker(count * parts_, [&](std::int64_t index, int worker, char* scratch) {
+      HeadTask task;
+      task.part = static_cast<int>(index % parts_), task.num_parts = static_cast<int>(parts_);
+      task.head = index / parts_ % p_.num_heads_kv;
+      task.sequence = sequences_[static_cast<std::size_t>(index / parts_ / p_.num_heads_kv)];
+      if (parts_ > 1) return kernels_.head(b_, task, delta(), scratch, sums(index));
+      kernels_.head(b_, task, delta(), scratch, sums(worker));
+      for (std::int64_t key = 0; key < task.sequence.len_k; key += kernels_.block_n)
+        kernels_.finish(b_, {task.sequence, task.head, key}, 1, scratch, sums(worker), sums_bytes_);
+    });
+    if (parts_ == 1) return;
+    each(keys_.count(), [&](std::int64_t index, char* scratch) {
+      const BackwardTask task = keys_.task(index);
+      const std::int64_t head = task.sequence.batch * p_.num_heads_kv + task.head;
+      kernels_.finish(b_, task, static_cast<int>(parts_), scratch, sums(head * parts_),
+                      sums_bytes_);
+    });
+  }
+
   void compute_queries() {
     std::vector<double> parts(b_.dalibi_slopes.data ? static_cast<std::size_t>(queries_.count())
                                                     : 0);
@@ -241,10 +311,11 @@ class Backward {
   const AttentionParams& p_;
   const BackwardKernels& kernels_;
   const int threads_;
+  const std::int64_t parts_;
   const Poll poll_;
   const std::vector<SequenceRows> sequences_;
   const Blocks queries_, keys_;
-  const std::int64_t scratch_bytes_;
+  const std::int64_t scratch_bytes_, sums_bytes_;
   const std::unique_ptr<char, void (*)(void*)> memory_;
 };
 
@@ -263,7 +334,12 @@ void plan(const BackwardParams& params, const DeviceInfo& device, const Options&
   plan->grid = std::max<std::int64_t>({by_keys, by_queries, 1});
   const int most = options.num_threads > 0 ? options.num_threads : device.num_threads;
   plan->num_threads = static_cast<int>(std::min<std::int64_t>(most, plan->grid));
+  plan->parts_per_head = num_parts(params, options, plan->block_m);
   plan->workspace_bytes = delta_bytes(p) + plan->num_threads * kernels.scratch_bytes(params);
+  if (owns_heads(params, plan->parts_per_head)) {
+    plan->workspace_bytes += Backward::num_sums(p, plan->parts_per_head, plan->num_threads) *
+                             kernels.sums_bytes(params, p.seqlen_k);
+  }
 }
 
 void backward(const BackwardParams& given, const Plan& plan, Poll poll) {

@@ -2,6 +2,7 @@
 
 #include <math.h>
 
+#include "cpu/backward/key_sums.h"
 #include "cpu/backward/rows.h"
 #include "cpu/backward/task.h"
 #include "cpu/outer_product.h"
@@ -11,24 +12,16 @@
 // S^T = K Q^T and dP^T = V dO^T, with keys in rows and queries in lanes, from which follow
 //   P^T = exp(S^T - lse)  and  dS^T = P^T (dP^T - delta).
 // Who owns keys adds P^T dO to dv and dS^T Q to dk, over all queries that see them; who owns
-// queries adds dS K to dq, over all keys that they see; who owns a tile of dbias adds dS^T over the
-// dimensions that dbias lacks. So nobody writes to what another one writes to, and all sums have an
-// order of their own, whatever the threads do. It costs 7 products where 5 would do.
+// queries adds dS K to dq, over all keys that they see; who owns a head does both for each tile,
+// 5 products where the other two need 7; who owns a tile of dbias adds dS^T over the dimensions
+// that dbias lacks. So nobody writes to what another one writes to, and all sums have an order of
+// their own, whatever the threads do, and whichever of the owners computes them.
 namespace dlattn::cpu::DLATTN_CPU_ISA {
 
 template <typename T>
 constexpr int kBackwardM = sizeof(T) == 4 ? 64 : 32;
 template <typename T>
 constexpr int kBackwardN = sizeof(T) == 4 ? 96 : 48;
-
-// Columns of a head as lanes of a product.
-template <typename T>
-DLATTN_INLINE std::int64_t padded_columns(std::int64_t columns) {
-  if (columns <= kWidth<T>) return kWidth<T>;
-  if (columns <= 2 * kWidth<T>) return 2 * kWidth<T>;
-  constexpr std::int64_t kStep = kMaxCols * kWidth<T>;
-  return (columns + kStep - 1) / kStep * kStep;
-}
 
 template <typename T>
 class BackwardKernel {
@@ -42,10 +35,10 @@ class BackwardKernel {
     dout_t_ = arena_.take<T>(dim_v * kM);
     q_ = arena_.take<T>(padded_columns<T>(dim) * kM);
     dout_ = arena_.take<T>(padded_columns<T>(dim_v) * kM);
-    k_ = arena_.take<T>(padded_columns<T>(dim) * kN);
-    v_ = arena_.take<T>(padded_columns<T>(dim_v) * kN);
-    dk_ = arena_.take<T>(padded_columns<T>(dim) * kN);
-    dv_ = arena_.take<T>(padded_columns<T>(dim_v) * kN);
+    k_ = arena_.take<T>(dim * kN);
+    v_ = arena_.take<T>(dim_v * kN);
+    part_ = KeySums<T>(p_, kN, &arena_);
+    total_ = KeySums<T>(p_, kN, &arena_);
     dq_t_ = arena_.take<T>(dim * kM);
     s_t_ = arena_.take<T>(kN * kM);
     dp_t_ = arena_.take<T>(kN * kM);
@@ -65,58 +58,75 @@ class BackwardKernel {
 
   std::int64_t scratch_bytes() const { return arena_.used(); }
 
-  void keys(const BackwardTask& task) {
+  void keys(const BackwardTask& task, int num_parts) {
     const SequenceRows& sequence = task.sequence;
     const std::int64_t count = min_int(kN, sequence.len_k - task.begin);
     load_keys(sequence, task.head, task.begin, count);
-    fill(dk_, padded_columns<T>(p_.head_dim) * count, T(0));
-    fill(dv_, padded_columns<T>(p_.head_dim_v) * count, T(0));
-    const std::int64_t group = p_.num_heads / p_.num_heads_kv;
     const PositionMask<std::int64_t> mask = mask_of(sequence);
     const std::int64_t begin = max_int(0, mask.column(task.begin).begin);
     const std::int64_t end = min_int(sequence.len_q, mask.column(task.begin + count - 1).end);
-    for (std::int64_t head = task.head * group; head < (task.head + 1) * group; ++head) {
-      for (std::int64_t i = begin / kM * kM; i < end; i += kM) {
+    for (int part = 0; part < num_parts; ++part) {
+      const KeySums<T>& sums = part == 0 ? total_ : part_;
+      sums.clear(count);
+      const auto add_tile = [&](std::int64_t head, std::int64_t i) {
+        if (i + kM <= begin || i >= end) return;
         ScoreTile<T> scores = load_queries(sequence, head, i);
         tile(&scores, task.begin, count);
-        if (b_.dv.data) add_to_keys(s_t_, dout_, p_.head_dim_v, count, dv_);
-        if (b_.dk.data) add_to_keys(dp_t_, q_, p_.head_dim, count, dk_);
-      }
+        add_to_keys(count, sums);
+      };
+      for_each_query_tile({sequence, task.head, part, num_parts}, add_tile);
+      if (part > 0) total_.add(part_, count);
     }
-    const T scale = static_cast<T>(p_.softmax_scale);
-    for (std::int64_t n = 0; n < count; ++n) {
-      const std::int64_t at = sequence.first_k + task.begin + n;
-      const std::int64_t entry = p_.cu_seqlens_k ? 0 : sequence.batch;
-      if (b_.dv.data)
-        write_row(b_.dv, entry, at, task.head, p_.head_dim_v,
-                  dv_ + n * padded_columns<T>(p_.head_dim_v));
-      if (!b_.dk.data) continue;
-      T* const row = dk_ + n * padded_columns<T>(p_.head_dim);
-      for (std::int64_t d = 0; d < p_.head_dim; ++d) row[d] *= scale;
-      write_row(b_.dk, entry, at, task.head, p_.head_dim, row);
-    }
+    write_keys(task, count, total_);
   }
 
   double queries(const BackwardTask& task) {
     const SequenceRows& sequence = task.sequence;
-    const std::int64_t head_kv = task.head / (p_.num_heads / p_.num_heads_kv);
     ScoreTile<T> scores = load_queries(sequence, task.head, task.begin);
-    fill(dq_t_, p_.head_dim * kM, T(0));
+    fill(dq_t_, p_.head_dim * lanes_, T(0));
     const Range<std::int64_t> keys = scores.keys();
     double slope = 0.0;
     for (std::int64_t j = keys.begin; j < keys.end; j += kN) {
       const std::int64_t count = min_int(kN, keys.end - j);
-      load_keys(sequence, head_kv, j, count);
+      load_keys(sequence, task.head / group(), j, count);
       tile(&scores, j, count, b_.dalibi_slopes.data ? &slope : nullptr);
-      if (!b_.dq.data) continue;
-      ProductArgs<T> args;
-      args.left = k_, args.left_stride = padded_columns<T>(p_.head_dim);
-      args.right = dp_t_, args.depth = count;
-      args.result = dq_t_, args.rescale = ones_, args.block_m = kM;
-      multiply<T, Product::kOutput>(p_.head_dim, args);
+      if (b_.dq.data) add_to_queries(count);
     }
     if (b_.dq.data) write_queries(sequence, task.head, task.begin);
     return slope;
+  }
+
+  // Writes dq of a part of the queries that share the head, and leaves in `sums` what they add to
+  // dk and dv of all its keys.
+  void head(const HeadTask& task, const KeySums<T>& sums) {
+    sums.clear(task.sequence.len_k);
+    for_each_query_tile(task, [&](std::int64_t head, std::int64_t i) {
+      ScoreTile<T> scores = load_queries(task.sequence, head, i);
+      fill(dq_t_, p_.head_dim * lanes_, T(0));
+      const Range<std::int64_t> keys = scores.keys();
+      for (std::int64_t j = keys.begin; j < keys.end; j += kN) {
+        const std::int64_t count = min_int(kN, keys.end - j);
+        load_keys(task.sequence, task.head, j, count);
+        tile(&scores, j, count);
+        add_to_keys(count, sums.from_key(j));
+        add_to_queries(count);
+      }
+      write_queries(task.sequence, head, i);
+    });
+  }
+
+  // Writes dk and dv of kN keys from the sums of all parts of their head, which are `stride`
+  // numbers apart.
+  void finish(const BackwardTask& task, const KeySums<T>& sums, int num_parts,
+              std::int64_t stride) {
+    const std::int64_t count = min_int(kN, task.sequence.len_k - task.begin);
+    const KeySums<T> first = sums.from_key(task.begin);
+    KeySums<T> other = first;
+    for (int part = 1; part < num_parts; ++part) {
+      other.dk += stride, other.dv += stride;
+      first.add(other, count);
+    }
+    write_keys(task, count, first);
   }
 
   void bias(const BiasTask& task, const BiasDims& dims, const SequenceRows* sequences) {
@@ -150,34 +160,65 @@ class BackwardKernel {
     for (std::int64_t i = 0; i < count; ++i) to[i] = value;
   }
 
+  static void add_lanes(Vec<T> value, T* to) { store(to, load(to) + value); }
+
   PositionMask<std::int64_t> mask_of(const SequenceRows& sequence) const {
     return {window_of<std::int64_t>(p_), position_shift(p_.causal, sequence.len_q, sequence.len_k),
             sequence.len_k};
   }
 
-  void load_keys(const SequenceRows& sequence, std::int64_t head, std::int64_t j,
-                 std::int64_t count) {
-    const std::int64_t entry = p_.cu_seqlens_k ? 0 : sequence.batch;
+  std::int64_t group() const { return p_.num_heads / p_.num_heads_kv; }
+
+  // The tiles of queries of a part, over the query heads that share a KV head: every num_parts-th,
+  // so that with causality all parts have about as many keys.
+  template <typename Function>
+  void for_each_query_tile(const HeadTask& task, const Function& function) {
+    const std::int64_t tiles = (task.sequence.len_q + kM - 1) / kM;
+    for (std::int64_t tile = task.part; tile < group() * tiles; tile += task.num_parts)
+      function(task.head * group() + tile / tiles, tile % tiles * kM);
+  }
+
+  void write_keys(const BackwardTask& task, std::int64_t count, const KeySums<T>& sums) {
+    const T scale = static_cast<T>(p_.softmax_scale);
+    const std::int64_t entry = p_.cu_seqlens_k ? 0 : task.sequence.batch;
     for (std::int64_t n = 0; n < count; ++n) {
-      const std::int64_t row = sequence.first_k + j + n;
-      read_row(p_.k, entry, row, head, p_.head_dim, k_ + n * padded_columns<T>(p_.head_dim));
-      read_row(p_.v, entry, row, head, p_.head_dim_v, v_ + n * padded_columns<T>(p_.head_dim_v));
+      const std::int64_t at = task.sequence.first_k + task.begin + n;
+      const KeySums<T> row = sums.from_key(n);
+      if (b_.dv.data) write_row(b_.dv, entry, at, task.head, p_.head_dim_v, row.dv);
+      if (!b_.dk.data) continue;
+      for (std::int64_t d = 0; d < p_.head_dim; ++d) row_[d] = row.dk[d] * scale;
+      write_row(b_.dk, entry, at, task.head, p_.head_dim, row_);
     }
   }
 
-  // Takes queries i .. i + kM - 1 of a head. Lanes behind the last one repeat it, so that no tile
-  // is visited for them, with an lse by which they have no probability.
+  void load_keys(const SequenceRows& sequence, std::int64_t head, std::int64_t j,
+                 std::int64_t count) {
+    const std::int64_t entry = p_.cu_seqlens_k ? 0 : sequence.batch;
+    const auto load_rows = [&](const TensorView& view, std::int64_t columns, T* to) {
+      const char* const from =
+          static_cast<const char*>(view.data) + row_offset(view, entry, sequence.first_k + j, head);
+      read_elements(view.dtype, from, count, view.row_stride, columns, to);
+    };
+    load_rows(p_.k, p_.head_dim, k_);
+    load_rows(p_.v, p_.head_dim_v, v_);
+  }
+
+  // Takes queries i .. i + kM - 1 of a head, in as few lanes as hold those that there are. Lanes
+  // behind the last one repeat it, so that no tile is visited for them, with an lse by which they
+  // have no probability.
   ScoreTile<T> load_queries(const SequenceRows& sequence, std::int64_t head, std::int64_t i) {
-    Arena memory(scratch_ + score_memory_);
-    ScoreTile<T> scores(p_, sequence.batch, sequence.len_q, sequence.len_k, kM, &memory);
     num_rows_ = min_int(kM, sequence.len_q - i);
+    lanes_ = kWidth<T>;
+    while (lanes_ < num_rows_) lanes_ *= 2;
+    Arena memory(scratch_ + score_memory_);
+    ScoreTile<T> scores(p_, sequence.batch, sequence.len_q, sequence.len_k, lanes_, &memory);
     const std::int64_t entry = p_.cu_seqlens_q ? 0 : sequence.batch;
     const std::int64_t rows = p_.cu_seqlens_q ? p_.total_q : p_.seqlen_q;
     const T* const delta = all_deltas_ + (entry * p_.num_heads + head) * rows;
     const std::int64_t columns = padded_columns<T>(p_.head_dim);
     const std::int64_t columns_v = padded_columns<T>(p_.head_dim_v);
-    fill(q_, columns * kM, T(0)), fill(dout_, columns_v * kM, T(0));
-    for (std::int64_t r = 0; r < kM; ++r) {
+    fill(q_, columns * lanes_, T(0)), fill(dout_, columns_v * lanes_, T(0));
+    for (std::int64_t r = 0; r < lanes_; ++r) {
       scores.set_lane(r, i + min_int(r, num_rows_ - 1), head);
       lse_[r] = static_cast<T>(INFINITY), delta_[r] = T(0);
       if (r >= num_rows_) continue;
@@ -193,9 +234,9 @@ class BackwardKernel {
     return scores;
   }
 
-  static void transpose(const T* from, std::int64_t stride, std::int64_t columns, T* to) {
+  void transpose(const T* from, std::int64_t stride, std::int64_t columns, T* to) const {
     for (std::int64_t d = 0; d < columns; ++d) {
-      for (std::int64_t r = 0; r < kM; ++r) to[d * kM + r] = from[r * stride + d];
+      for (std::int64_t r = 0; r < lanes_; ++r) to[d * lanes_ + r] = from[r * stride + d];
     }
   }
 
@@ -211,14 +252,14 @@ class BackwardKernel {
     const T unit = scores->adjusts() ? T(1) : static_cast<T>(p_.softmax_scale);
     constexpr T kLog2E = MathConstants<T>::kLog2E;
     double total = 0.0;
-    for (std::int64_t lane = 0; lane < kM; lane += kWidth<T>) {
+    for (std::int64_t lane = 0; lane < lanes_; lane += kWidth<T>) {
       const Vec<T> lse = load(lse_ + lane), delta = load(delta_ + lane);
       Vec<T> distance = {}, sum = {};
       for (int c = 0; c < kWidth<T>; ++c) {
         distance[c] = static_cast<T>(scores->mask().position(scores->query(lane + c)) - j);
       }
       for (std::int64_t n = 0; n < count; ++n) {
-        const std::int64_t at = n * kM + lane;
+        const std::int64_t at = n * lanes_ + lane;
         const Vec<T> power = (load(s_t_ + at) * unit - lse) * kLog2E;
         // No score exceeds lse but by rounding, which at -1e9 is by 64.
         const Vec<T> p = exp2<T>(-max(broadcast(T(0)), -power));
@@ -227,7 +268,7 @@ class BackwardKernel {
           const Vec<T> keys = distance - static_cast<T>(n);
           sum += ds * (keys < T(0) ? -keys : keys);
         }
-        if (adds_bias) store(sums_ + at, load(sums_ + at) + ds);
+        if (adds_bias) add_lanes(ds, sums_ + n * kM + lane);
         if (capped) ds *= load(slopes_ + at);
         store(s_t_ + at, p);
         store(dp_t_ + at, ds);
@@ -238,28 +279,41 @@ class BackwardKernel {
   }
 
   // S^T = K Q^T, or dP^T = V dO^T.
-  static void product(const T* left, const T* right, std::int64_t depth, std::int64_t count,
-                      T* result) {
+  void product(const T* left, const T* right, std::int64_t depth, std::int64_t count,
+               T* result) const {
     ProductArgs<T> args;
-    args.left = left, args.left_stride = padded_columns<T>(depth);
+    args.left = left, args.left_stride = depth;
     args.right = right, args.depth = depth;
-    args.result = result, args.block_m = kM;
+    args.result = result, args.block_m = lanes_;
     multiply<T, Product::kScores>(count, args);
   }
 
-  static void add_to_keys(const T* left, const T* right, std::int64_t columns, std::int64_t count,
-                          T* result) {
+  // dV += P^T dO and dK += dS^T Q.
+  void add_to_keys(std::int64_t count, const KeySums<T>& sums) const {
+    const auto add = [&](const T* left, const T* right, std::int64_t columns, T* result) {
+      ProductArgs<T> args;
+      args.left = left, args.left_stride = lanes_;
+      args.right = right, args.depth = num_rows_;
+      args.result = result, args.block_m = padded_columns<T>(columns);
+      multiply<T, Product::kGradient>(count, args);
+    };
+    if (b_.dv.data) add(s_t_, dout_, p_.head_dim_v, sums.dv);
+    if (b_.dk.data) add(dp_t_, q_, p_.head_dim, sums.dk);
+  }
+
+  // dQ^T += K^T dS^T.
+  void add_to_queries(std::int64_t count) const {
     ProductArgs<T> args;
-    args.left = left, args.left_stride = kM;
-    args.right = right, args.depth = kM;
-    args.result = result, args.block_m = padded_columns<T>(columns);
-    multiply<T, Product::kGradient>(count, args);
+    args.left = k_, args.left_stride = p_.head_dim;
+    args.right = dp_t_, args.depth = count;
+    args.result = dq_t_, args.rescale = ones_, args.block_m = lanes_;
+    multiply<T, Product::kOutput>(p_.head_dim, args);
   }
 
   void write_queries(const SequenceRows& sequence, std::int64_t head, std::int64_t i) {
     const T scale = static_cast<T>(p_.softmax_scale);
     for (std::int64_t r = 0; r < num_rows_; ++r) {
-      for (std::int64_t d = 0; d < p_.head_dim; ++d) row_[d] = dq_t_[d * kM + r] * scale;
+      for (std::int64_t d = 0; d < p_.head_dim; ++d) row_[d] = dq_t_[d * lanes_ + r] * scale;
       write_row(b_.dq, p_.cu_seqlens_q ? 0 : sequence.batch, sequence.first_q + i + r, head,
                 p_.head_dim, row_);
     }
@@ -272,7 +326,7 @@ class BackwardKernel {
     for (std::int64_t j = all.begin; j < all.end; j += kN) {
       const std::int64_t count = min_int(kN, all.end - j);
       if (j >= seen.end || j + count <= seen.begin) continue;
-      load_keys(sequence, head / (p_.num_heads / p_.num_heads_kv), j, count);
+      load_keys(sequence, head / group(), j, count);
       tile(&scores, j, count, nullptr, true);
     }
   }
@@ -315,12 +369,15 @@ class BackwardKernel {
   Arena arena_;
   char* scratch_;
   std::int64_t score_memory_;
-  std::int64_t num_rows_ = 0;
+  std::int64_t num_rows_ = 0, lanes_ = kM;  // of the queries at hand
 
-  // Queries: [head_dim, kM] and [kM, columns]. Keys: [kN, columns].
-  T *q_t_, *dout_t_, *q_, *dout_, *k_, *v_, *dk_, *dv_, *dq_t_;
-  T *s_t_, *dp_t_, *slopes_, *sums_;  // [kN, kM]
-  T *lse_, *delta_, *ones_;           // [kM]
+  T *q_t_, *dout_t_, *dq_t_;  // [head_dim or head_dim_v, lanes]
+  T *q_, *dout_;              // [lanes, columns]
+  T *k_, *v_;                 // [kN, head_dim or head_dim_v]
+  T *s_t_, *dp_t_, *slopes_;  // [kN, lanes]
+  T* sums_;                   // [kN, kM]
+  T *lse_, *delta_, *ones_;   // [lanes]
+  KeySums<T> part_, total_;   // of kN keys
   T* row_;
 };
 

@@ -39,9 +39,33 @@ static void backward_delta(const BackwardParams& b, std::int64_t batch, std::int
 }
 
 template <typename T>
-static void backward_keys(const BackwardParams& params, const BackwardTask& task, const void* delta,
-                          void* scratch) {
-  BackwardKernel<T>(params, static_cast<const T*>(delta), scratch).keys(task);
+static void backward_keys(const BackwardParams& params, const BackwardTask& task, int num_parts,
+                          const void* delta, void* scratch) {
+  BackwardKernel<T>(params, static_cast<const T*>(delta), scratch).keys(task, num_parts);
+}
+
+template <typename T>
+static std::int64_t backward_sums_bytes(const BackwardParams& params, std::int64_t keys) {
+  Arena sizes(nullptr);
+  KeySums<T>(params.forward, keys, &sizes);
+  return sizes.used();
+}
+
+template <typename T>
+static void backward_head(const BackwardParams& params, const HeadTask& task, const void* delta,
+                          void* scratch, void* sums) {
+  Arena memory(sums);
+  BackwardKernel<T>(params, static_cast<const T*>(delta), scratch)
+      .head(task, KeySums<T>(params.forward, task.sequence.len_k, &memory));
+}
+
+template <typename T>
+static void backward_finish(const BackwardParams& params, const BackwardTask& task, int num_parts,
+                            void* scratch, void* sums, std::int64_t part_bytes) {
+  Arena memory(sums);
+  BackwardKernel<T>(params, nullptr, scratch)
+      .finish(task, KeySums<T>(params.forward, task.sequence.len_k, &memory), num_parts,
+              part_bytes / static_cast<std::int64_t>(sizeof(T)));
 }
 
 template <typename T>
@@ -58,8 +82,9 @@ static void backward_bias(const BackwardParams& params, const BiasTask& task, co
 
 template <typename T>
 static const BackwardKernels kBackwardKernels = {
-    kBackwardM<T>,    kBackwardN<T>,       backward_scratch_bytes<T>, backward_delta<T>,
-    backward_keys<T>, backward_queries<T>, backward_bias<T>};
+    kBackwardM<T>,       kBackwardN<T>,          backward_scratch_bytes<T>, backward_delta<T>,
+    backward_keys<T>,    backward_sums_bytes<T>, backward_head<T>,          backward_finish<T>,
+    backward_queries<T>, backward_bias<T>};
 
 static const BackwardKernels& backward_kernels(bool is_double) {
   return is_double ? kBackwardKernels<double> : kBackwardKernels<float>;

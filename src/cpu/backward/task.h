@@ -16,11 +16,17 @@ struct SequenceRows {
 };
 
 // Each task of a launch owns keys of a KV head, for dk and dv; queries of a head, for dq and a part
-// of dalibi_slopes; or a tile of dbias.
+// of dalibi_slopes; a part of the queries of a KV head, for dq and sums for dk and dv; or a tile of
+// dbias.
 struct BackwardTask {
   SequenceRows sequence;
   std::int64_t head = 0;   // for keys, that of k
   std::int64_t begin = 0;  // the first key or query
+};
+struct HeadTask {
+  SequenceRows sequence;
+  std::int64_t head = 0;  // of k
+  int part = 0, num_parts = 1;
 };
 struct BiasTask {
   std::int64_t batch = 0, head = 0;  // of dbias
@@ -40,9 +46,17 @@ struct BackwardKernels {
   // rowsum(dout * out) - dlse of `count` rows of a head, from row `begin` of the tensors on.
   void (*delta)(const BackwardParams& params, std::int64_t batch, std::int64_t head,
                 std::int64_t begin, std::int64_t count, void* scratch, void* delta) = nullptr;
-  // `delta`: [batch or 1, num_heads, rows of q], of the type that is computed with.
-  void (*keys)(const BackwardParams& params, const BackwardTask& task, const void* delta,
-               void* scratch) = nullptr;
+  // `delta`: [batch or 1, num_heads, rows of q], of the type that is computed with. Sums over
+  // queries are those of num_parts parts, added up in order.
+  void (*keys)(const BackwardParams& params, const BackwardTask& task, int num_parts,
+               const void* delta, void* scratch) = nullptr;
+  // dq, dk and dv at once: `head` leaves sums for all keys of its head in `sums`; `finish` adds up
+  // those of the parts, each in part_bytes behind the one before, and writes block_n keys.
+  std::int64_t (*sums_bytes)(const BackwardParams& params, std::int64_t keys) = nullptr;
+  void (*head)(const BackwardParams& params, const HeadTask& task, const void* delta, void* scratch,
+               void* sums) = nullptr;
+  void (*finish)(const BackwardParams& params, const BackwardTask& task, int num_parts,
+                 void* scratch, void* sums, std::int64_t part_bytes) = nullptr;
   // Returns the task's part of dalibi_slopes.
   double (*queries)(const BackwardParams& params, const BackwardTask& task, const void* delta,
                     void* scratch) = nullptr;

@@ -40,7 +40,8 @@ struct BackwardParams {
   BasicTensorView<float> dalibi_slopes;
   BasicTensorView<float> dsinks;  // [num_heads]
 
-  // On a GPU: the same bits at every call, whatever else runs. On the CPU they are always.
+  // On a GPU: the same bits at every call, whatever else runs. On the CPU they are always, and with
+  // this a sequence has the same ones in any batch.
   bool deterministic = false;
 };
 

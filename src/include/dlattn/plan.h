@@ -103,7 +103,8 @@ struct Plan : Launch {
   // On the CPU, bytes that the call itself allocates and frees.
   std::int64_t workspace_bytes = 0;
   // Bytes at the workspace's end that backward's first launch sets to zero, and partial sums of a
-  // head's slope of ALiBi that its last one adds up.
+  // head's slope of ALiBi that its last one adds up. On the CPU, parts of the queries that share a
+  // KV head, whose sums for dk and dv are added up in order.
   std::int64_t cleared_bytes = 0;
   std::int64_t parts_per_head = 0;
   int num_threads = 0;        // CPU threads
