@@ -74,7 +74,7 @@ AttentionParams made_up_problem(DType dtype, std::int64_t head_dim) {
 }
 
 void set_head_dim_v(AttentionParams* p) {
-  p->head_dim_v = 2 * p->head_dim;
+  p->head_dim_v = (p->head_dim + 1) / 2;
   p->v.row_stride = p->out.row_stride = kHeads * p->head_dim_v;
   p->v.head_stride = p->out.head_stride = p->head_dim_v;
   p->v.batch_stride = p->out.batch_stride = kSeqlen * kHeads * p->head_dim_v;

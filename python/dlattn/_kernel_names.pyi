@@ -38,6 +38,7 @@ Kernel: TypeAlias = Literal[
     "decode:rows32",
     "sm90_fp8",
     "wmma8",
+    "wmma_halves",
     "wmma_smem",
     "wmma_qk",
     "scalar",

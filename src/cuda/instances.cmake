@@ -33,6 +33,10 @@ dlattn_family(forward wmma8)
 dlattn_instance(forward wmma8 float8_e4m3fn 64 128 256)
 dlattn_instance(forward wmma8 int8 64 128)
 
+dlattn_family(forward wmma_halves)
+dlattn_instance(forward wmma_halves float16 512)
+dlattn_instance(forward wmma_halves bfloat16 512)
+
 dlattn_family(forward wmma_smem)
 dlattn_instance(forward wmma_smem float16 32 64 96 128)
 dlattn_instance(forward wmma_smem bfloat16 32 64 96 128)

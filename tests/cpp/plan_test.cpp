@@ -12,6 +12,7 @@
 #include "core/plan/family.h"
 #include "cuda/forward/scalar/traits.h"
 #include "cuda/forward/wmma/traits.h"
+#include "cuda/forward/wmma_halves/traits.h"
 #include "cuda/forward/wmma_qk/traits.h"
 #include "cuda/forward/wmma_smem/traits.h"
 #include "plan_problems.h"
@@ -95,6 +96,7 @@ void shared_memory_of_every_instance() {
     CHECK(wmma_qk::tile_config(tile, tile::kMostKeys).smem_bytes <= 101376);
     CHECK(wmma_smem::tile_config(tile).smem_bytes <= 101376);
   }
+  CHECK(wmma_halves::tile_config(512).smem_bytes <= 101376);
   for (const int tile : {32, 64, 96, 128, 192, 256}) {
     for (int variant = 0; variant < wmma::kNumVariants; ++variant) {
       if (!wmma::has_variant(tile, variant)) continue;
@@ -175,6 +177,11 @@ void forced_kernels() {
         {"wmma", DType::kFloat32, 64, "wmma: dtype is float32; accepted: float16, bfloat16"},
         {"wmma", DType::kFloat16, 257, "wmma: head_dim is 257; accepted: 1 to 256"},
         {"scalar", DType::kFloat16, 257, "scalar: head_dim is 257; accepted: 1 to 256"},
+        {"wmma_halves", DType::kFloat32, 512,
+         "wmma_halves: dtype is float32; accepted: float16, bfloat16"},
+        {"wmma_halves", DType::kFloat16, 513, "wmma_halves: head_dim is 513; accepted: 1 to 512"},
+        {"wmma_halves", DType::kFloat16, 256,
+         "wmma_halves: head_dim is 256 and head_dim of v 256; accepted: one of them above 256"},
         {"cpu", DType::kFloat16, 64, "cpu: the tensors are on a CUDA device"},
     };
     for (const auto& r : refused) {
@@ -257,14 +264,66 @@ void never_the_ladder() {
   }
 }
 
+// Head dims above 256: one family has them, with all features but keys in a cache.
+void large_heads() {
+  alignas(16) static const float numbers[64] = {};
+  alignas(16) static const std::uint8_t bools[64] = {};
+  static const std::int32_t list[2] = {};
+  for (const DeviceInfo& device : gpus()) {
+    for (const DType dtype : kHalves) {
+      for (const int head_dim : {257, 320, 512}) {
+        AttentionParams p = problem(dtype, head_dim);
+        const Plan plain = dlattn::plan(p, device);
+        CHECK(plain.kernel == "wmma_halves");
+        CHECK_EQ(plain.head_dim_tile, 512);
+        CHECK_EQ(plain.grid, 2048 / plain.block_m * 8 * 2);
+        CHECK_EQ(plain.num_warps, 8);
+        CHECK_EQ(plain.num_launches(), 1);
+        CHECK(plain.predicted_ns > 0.0);
+        p.causal = Causal::kBottomRight, p.window_left = 300, p.softcap = 30.0;
+        p.bias.data = numbers, p.bias.dtype = DType::kFloat32, p.mask.data = bools;
+        p.alibi_slopes.data = p.sinks.data = numbers;
+        p.cu_seqlens_q = p.cu_seqlens_k = list, p.total_q = p.total_k = 4096;
+        p.q.data = memory + 2;
+        CHECK(dlattn::plan(p, device).kernel == "wmma_halves");
+        CHECK(dlattn::plan(p, device).predicted_ns < plain.predicted_ns);
+      }
+    }
+    // One of the two head dims is enough.
+    for (const bool of_v : {false, true}) {
+      AttentionParams p = problem(DType::kFloat16, 320);
+      (of_v ? p.head_dim : p.head_dim_v) = 64;
+      CHECK(dlattn::plan(p, device).kernel == "wmma_halves");
+    }
+    // Rows of many keys leave pairs of columns in out.
+    AttentionParams p = problem(DType::kFloat16, 512);
+    p.q.batch_stride = p.k.batch_stride = p.v.batch_stride = 0;
+    p.seqlen_k = 1 << 20;
+    CHECK(dlattn::plan(p, device).kernel == "wmma_halves");
+    p.out.data = static_cast<char*>(p.out.data) + 2;
+    CHECK_THROWS(
+        dlattn::plan(p, device, force("wmma_halves")), UnsupportedError,
+        "no kernel can run this: wmma_halves: seqlen_k is 1048576; accepted where pairs of "
+        "out's columns are not aligned to 4 bytes: up to 131072");
+    p.seqlen_k = 131072;
+    CHECK(dlattn::plan(p, device).kernel == "wmma_halves");
+    AttentionParams cached = problem(DType::kFloat16, 512);
+    cached.seqused_k = list;
+    CHECK_THROWS(dlattn::plan(cached, device, force("wmma_halves")), UnsupportedError,
+                 "no kernel can run this: wmma_halves: does not read keys in a cache: seqused_k is "
+                 "given");
+  }
+}
+
 // With no kernel left, the message names every family's reason.
 void all_reasons() {
-  const Support support = supported(problem(DType::kFloat16, 300), gpus()[0]);
-  CHECK_EQ(support.reasons.size(), 6u);
+  const Support support = supported(problem(DType::kFloat16, 520), gpus()[0]);
+  CHECK_EQ(support.reasons.size(), 7u);
   CHECK_THROWS(dlattn::plan(problem(DType::kFloat64, 64), gpus()[0]), UnsupportedError,
                "no kernel can run this: wmma: dtype is float64; accepted: float16, bfloat16; "
                "decode: dtype is float64; accepted: float16, bfloat16; "
                "wmma8: dtype is float64; accepted: float8_e4m3fn; "
+               "wmma_halves: dtype is float64; accepted: float16, bfloat16; "
                "wmma_smem: dtype is float64; accepted: float16, bfloat16; "
                "wmma_qk: dtype is float64; accepted: float16, bfloat16; "
                "scalar: dtype is float64; accepted: float16, bfloat16, float32");
@@ -343,7 +402,7 @@ void unserved_devices() {
   turing.unserved = "Tesla T4 has compute capability 7.5; this build serves 8.0 and later";
   const Support support = supported(problem(DType::kFloat16, 64), turing);
   CHECK(!support.ok);
-  CHECK_EQ(support.reasons.size(), 6u);
+  CHECK_EQ(support.reasons.size(), 7u);
   CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), turing, force("scalar")),
                UnsupportedError,
                "no kernel can run this: scalar: Tesla T4 has compute capability 7.5; this build "
@@ -373,7 +432,7 @@ void unknown_names() {
   CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), gpus()[0], force("flash")),
                UnsupportedError,
                "no kernel can run this: kernel is flash; accepted: auto, cpu, wmma, sm90, decode, "
-               "sm90_fp8, wmma8, wmma_smem, wmma_qk, scalar");
+               "sm90_fp8, wmma8, wmma_halves, wmma_smem, wmma_qk, scalar");
 }
 
 void registry() {
@@ -424,9 +483,9 @@ void descriptions() {
 void names() {
   CHECK_EQ(std::string(to_string(DType::kBFloat16)) == "bfloat16", true);
   CHECK_EQ(std::string(to_string(DeviceType::kCuda)) == "cuda", true);
-  const std::vector<std::string_view> kernels = {"auto",    "cpu",      "wmma",  "sm90",
-                                                 "decode",  "sm90_fp8", "wmma8", "wmma_smem",
-                                                 "wmma_qk", "scalar"};
+  const std::vector<std::string_view> kernels = {"auto",      "cpu",      "wmma",  "sm90",
+                                                 "decode",    "sm90_fp8", "wmma8", "wmma_halves",
+                                                 "wmma_smem", "wmma_qk",  "scalar"};
   CHECK(kernel_names() == kernels);
   CHECK_EQ(size_of(DType::kFloat16), 2);
   CHECK_EQ(size_of(DType::kBFloat16), 2);
@@ -442,6 +501,7 @@ int main() {
   batch_invariance();
   forced_kernels();
   features();
+  large_heads();
   all_reasons();
   never_the_ladder();
   copy_bytes();

@@ -92,8 +92,8 @@ inline Features random_features(Random& random) {
   const DType dtype = random.chance(75) ? kTypes[random.below(2)] : random.one_of(kTypes);
   p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = dtype;
   if (dtype == DType::kFloat8E4M3) p.out.dtype = DType::kBFloat16;
-  constexpr std::int64_t kDims[] = {16, 32, 64, 64, 80, 96, 128, 128, 192, 256};
-  p.head_dim = random.chance(85) ? random.one_of(kDims) : 1 + random.below(256);
+  constexpr std::int64_t kDims[] = {16, 32, 64, 64, 80, 96, 128, 128, 192, 256, 512};
+  p.head_dim = random.chance(85) ? random.one_of(kDims) : 1 + random.below(300);
   p.head_dim_v = random.chance(85) ? p.head_dim : random.one_of(kDims);
   constexpr std::int64_t kGroups[] = {1, 1, 2, 4, 7, 8, 16, 71, 128, 600};
   f.group = random.one_of(kGroups);

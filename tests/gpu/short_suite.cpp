@@ -147,6 +147,14 @@ std::vector<Spec> scalar_specs(DType dtype) {
   return specs;
 }
 
+// Head dims that one family has.
+std::vector<Spec> large_specs(DType dtype) {
+  std::vector<Spec> specs = scalar_specs(dtype);
+  for (Spec& spec : specs) spec.head_dim += 256;
+  specs.back().head_dim_v = 300;
+  return specs;
+}
+
 void merge(DType dtype) {
   constexpr std::int64_t kRows = 9, kHeads = 3, kDim = 40;
   std::mt19937 random(5);
@@ -219,9 +227,13 @@ int main() {
       for (const Spec& spec : plain_specs(dtype)) run(spec, kernel);
     }
     for (const Spec& spec : scalar_specs(dtype)) run(spec, "scalar");
+    if (dtype != DType::kFloat32) {
+      for (const Spec& spec : large_specs(dtype)) run(spec, "wmma_halves");
+    }
     merge(dtype);
   }
-  for (const char* const kernel : {"scalar", "wmma_qk", "wmma_smem", "wmma", "decode"})
+  for (const char* const kernel :
+       {"scalar", "wmma_qk", "wmma_smem", "wmma_halves", "wmma", "decode"})
     CHECK_FOR(served.count(kernel) == 1, std::string(kernel) + " has served nothing");
   test::run_decode();
   test::run_append();

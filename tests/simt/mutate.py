@@ -46,6 +46,7 @@ FAMILIES = {
     "scalar": "forward/scalar/kernel.cuh",
     "wmma_qk": "forward/wmma_qk/kernel.cuh",
     "wmma_smem": "forward/wmma_smem/kernel.cuh",
+    "wmma_halves": "forward/wmma_halves/kernel.cuh",
     "wmma": "forward/wmma/kernel.cuh",
     "wmma_split": "forward/wmma/split.cuh",
     "wmma_general": "forward/wmma/general.cuh",
@@ -145,6 +146,7 @@ SLOW_TO_SHOW = {
 # far less time to compile than all.
 ONE_TILE = " 64"
 OWN_TILE = {
+    "wmma_halves": "512",
     "sm90_fp8": "128",
     "sm90_fp8_scaled": "128",
 }  # of families most of whose cases have another tile

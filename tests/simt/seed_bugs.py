@@ -13,6 +13,7 @@ SM90 = ("sm90",)
 SM90_FP8 = ("sm90_fp8",)
 SM90_FP8_SCALED = ("sm90_fp8_scaled",)
 HOPPER = SM90 + SM90_FP8
+HALVES = ("wmma_halves",)
 GENERAL = ("wmma_general",)
 WMMA8 = ("wmma8",)
 WMMA8_INT8 = ("wmma8_int8",)
@@ -610,4 +611,16 @@ SEED_BUGS = (
     SeedBug(
         "stores wider than aligned", WMMA8_INT8, "store-bytes", "shape.store_bytes = 16;", asan=True
     ),
+    # Pairs of warps with one half of the columns each.
+    SeedBug(
+        "accumulator not rescaled",
+        HALVES,
+        "rescale-output",
+        "",
+        part="acc_o[0][j][e] *= factors[e / 2]",
+    ),
+    SeedBug("scores of one half of the columns", HALVES, "add-parts", ";"),
+    SeedBug("half of the columns counted twice", HALVES, "modified-rest", ";"),
+    SeedBug("sum not broadcast", HALVES, "row-sum", ";"),
+    SeedBug("accumulators set aside are not taken back", HALVES, "flushed-results", ";", asan=True),
 )

@@ -97,7 +97,7 @@ inline std::vector<Case> far_key_cases() {
 
 inline std::vector<Case> value_cases() {
   std::vector<Case> cases;
-  for (const int head_dim : {64, 96, 128, 192, 256}) {
+  for (const int head_dim : {64, 96, 128, 192, 256, 512}) {
     const bool all = head_dim == 64 || head_dim == 128;
     append(&cases, value_cases_of({20, 200, head_dim, kFull, 2, 1}, all));
   }

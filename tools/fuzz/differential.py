@@ -56,6 +56,7 @@ KERNELS = {
         "wmma:persistent",
         "wmma:general",
         "wmma:packed",
+        "wmma_halves",
         "wmma_smem",
         "wmma_qk",
         "decode:rows16",

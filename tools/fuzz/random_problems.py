@@ -17,6 +17,7 @@ import numpy as np
 
 EDGES = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257)
 HEAD_DIMS = (8, 16, 24, 32, 40, 64, 64, 72, 80, 96, 104, 120, 128, 128, 160, 192, 256)
+LARGE_HEAD_DIMS = (257, 264, 320, 384, 512)  # of attention without caches
 
 # The largest finite values.
 FINITE = {
@@ -334,6 +335,14 @@ def contiguous(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+class ForwardDraw(Draw):
+    """Problems of attention alone, some with head dims that no GPU has caches or gradients of."""
+
+    def _head_dim(self) -> int:
+        large = self._random.random() < 0.1
+        return self._random.choice(LARGE_HEAD_DIMS) if large else super()._head_dim()
+
+
 def draw(seed: int, dtypes: Sequence[str], most_scores: int) -> Problem:
     """The problem of a seed; its batch has at most about `most_scores` scores."""
-    return Draw(seed, dtypes, most_scores).problem()
+    return ForwardDraw(seed, dtypes, most_scores).problem()

@@ -15,6 +15,7 @@ KERNELS = tuple(name for name in _core.kernel_names if name != "auto")
 _CPU = 0
 _CAPABILITIES = (80, 86, 89, 90, 100, 120)
 _MOST_HEAD_DIM = 512  # as far as is asked
+_COMMON_HEAD_DIMS = (64, 512)  # each kernel that serves a dtype serves one of them
 # Labels of features; others read as they are.
 _LABELS = {"gqa": "GQA/MQA", "head_dim_v": "head_dim of v differs", "kvcache": "KV cache"}
 _HEADERS = ("kernel", "runs on", "dtype", "head_dim", "features")
@@ -31,7 +32,7 @@ def support_rows() -> list[list[str]]:
             if not dims:
                 continue
             place = "CPU" if kernel == "cpu" else _capabilities_text(capabilities)
-            features = ", ".join(_features(kernel, dtype, capabilities))
+            features = ", ".join(_features(kernel, dtype, dims, capabilities))
             groups.setdefault((place, _ranges(dims), features), []).append(dtype)
         for (place, dims_text, features), dtypes in groups.items():
             rows.append([kernel, place, ", ".join(dtypes), dims_text, features])
@@ -57,14 +58,19 @@ def head_dims(kernel: str, dtype: str, capabilities: Iterable[int]) -> list[int]
 
 def _where(kernel: str, dtype: str) -> list[int]:
     """The compute capabilities on which a kernel runs a common size."""
-    return [c for c in _CAPABILITIES if _accepts(kernel, dtype, 64, "", [c])]
+    return [
+        c
+        for c in _CAPABILITIES
+        if any(_accepts(kernel, dtype, head_dim, "", [c]) for head_dim in _COMMON_HEAD_DIMS)
+    ]
 
 
-def _features(kernel: str, dtype: str, capabilities: list[int]) -> list[str]:
+def _features(kernel: str, dtype: str, dims: list[int], capabilities: list[int]) -> list[str]:
+    common = next(head_dim for head_dim in _COMMON_HEAD_DIMS if head_dim in dims)
     return [
         _LABELS.get(feature, feature)
         for feature in _core.feature_names
-        if _accepts(kernel, dtype, 64, feature, capabilities)
+        if _accepts(kernel, dtype, common, feature, capabilities)
     ]
 
 

@@ -24,6 +24,7 @@ GPU_KERNELS = [
             ("scalar", 64),
             ("wmma_qk", 64),
             ("wmma_smem", 64),
+            ("wmma_halves", 320),
             ("wmma:wide", 64),
             ("wmma:wide", 128),
             ("wmma:narrow", 64),

@@ -143,9 +143,9 @@ def test_the_whole_acceptance_table() -> None:
     done = program("check", "--device", "cpu")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("cpu ")]
-    assert len(rows) == 33  # 11 problems, float32, float16 and float8_e4m3fn
+    assert len(rows) == 36  # 12 problems, float32, float16 and float8_e4m3fn
     assert all(row.endswith("PASS") for row in rows)
-    assert "PASS: 99 problems" in done.stdout  # and 9 features in two dtypes
+    assert "PASS: 102 problems" in done.stdout  # and 9 features in two dtypes
 
 
 def test_commands_import_no_framework() -> None:
@@ -180,7 +180,7 @@ def test_support_table(capsys: Captured) -> None:
     lines = capsys.readouterr().out.splitlines()
     by_kernel = {line.split()[0]: line for line in lines[2:]}
     ladder = {"scalar", "wmma_qk", "wmma_smem"}
-    kernels = {"cpu", *ladder, "wmma", "decode", "wmma8", "sm90", "sm90_fp8"}
+    kernels = {"cpu", *ladder, "wmma", "wmma_halves", "decode", "wmma8", "sm90", "sm90_fp8"}
     assert set(by_kernel) == kernels
     assert "float8_e4m3fn" in by_kernel["cpu"] and "float8_e4m3fn" in by_kernel["sm90_fp8"]
     assert "multiples of 16 up to 256" in by_kernel["sm90_fp8"]
@@ -196,6 +196,9 @@ def test_support_table(capsys: Captured) -> None:
     for kernel in ("wmma_qk", "sm90"):
         assert "KV cache" not in by_kernel[kernel]
     assert "alibi_slopes" in by_kernel["wmma"]
+    halves = by_kernel["wmma_halves"]
+    assert "257 to 512" in halves and "sm_80" in halves and "KV cache" not in halves
+    assert "softcap, bias, mask, alibi_slopes, sinks, varlen" in halves
     assert "multiples of 8 up to 256" in by_kernel["sm90"] and " sm_90 " in by_kernel["sm90"]
 
 
@@ -219,6 +222,7 @@ def test_support_table_agrees_with_supported() -> None:
     [
         ([64], "64"),
         (list(range(1, 257)), "1 to 256"),
+        (list(range(257, 513)), "257 to 512"),
         (list(range(1, 513)), "any"),
         (list(range(16, 129, 16)), "multiples of 16 up to 128"),
         ([64, 128], "multiples of 64 up to 128"),

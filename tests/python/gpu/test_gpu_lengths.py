@@ -31,6 +31,7 @@ KERNELS = [
             ("scalar", 64),
             ("wmma_qk", 64),
             ("wmma_smem", 64),
+            ("wmma_halves", 320),
             ("wmma:wide", 64),
             ("wmma:wide", 128),
             ("wmma:narrow+unpacked", 64),
