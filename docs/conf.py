@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import dlattn
 
+sys.path.insert(0, str(Path(__file__).parent))  # for header_reference
+
 project = "dlattn"
 author = "the dlattn developers"
 version = release = dlattn.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "header_reference"]
 root_doc = "docs/index"
 include_patterns = [
     "*.md",
@@ -52,6 +55,7 @@ autodoc_member_order = "bysource"
 html_theme = "furo"
 html_title = f"dlattn {release}"
 html_copy_source = False
+highlight_language = "text"  # of blocks that name none: commands
 smartquotes = False  # values are quoted to be copied
 
 _HEADS = "Args|Attributes|Raises|References|Returns|Source"

@@ -18,9 +18,8 @@ namespace dlattn {
 // other; q has the same rows.
 //
 //   position  of row i of sequence b: seqused_k[b] + i, counted from the first key in the cache
-//   rotation  of a pair (x0, x1) of columns, by row p of the tables, in fp32 (in float64 for
-//   float64
-//             inputs), each step rounded once, before the rounding to the cache's or q's dtype:
+//   rotation  of a pair (x0, x1) of columns, by row p of the tables, in fp32 (float64 inputs: in
+//             float64), each step rounded once, before the rounding to the cache's or q's dtype:
 //               (x0 cos - x1 sin, x1 cos + x0 sin)
 //             p is the row's position, less leftpad_k[b], at least 0
 //   8 bits    x / scale, to the nearest number, of two the even one. Beyond int8's -128 to 127 and

@@ -59,7 +59,8 @@ def test_site_has_every_page(site: Path) -> None:
     for path in [ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.glob("*.md")]:
         assert (site / path.relative_to(ROOT)).with_suffix(".html").is_file(), path
     menu = (site / "docs" / "index.html").read_text()
-    for page in ("install", "usage", "errors", "semantics", "torch", "jax", "c", "api/dlattn"):
+    pages = ["install", "usage", "errors", "semantics", "torch", "jax", "c"]
+    for page in (*pages, "api/dlattn", "api/c", "api/cpp"):
         assert f'href="{page}.html"' in menu, page
 
 
@@ -96,6 +97,50 @@ def test_site_has_the_faces_that_can_be_imported(
     if page.is_file():
         text = text_of(page)
         assert not [mark for mark in marks if mark not in text]
+
+
+@pytest.mark.slow
+def test_site_has_the_headers(site: Path) -> None:
+    for name, marks in {
+        "c": ["dlattn_attention", "DLATTN_OK", "DlattnTensor", "dlattn_quantize_kv"],
+        "cpp": ["AttentionParams", "forward", "backward-plan", "Options", "kMaxSoftcap", "size_of"],
+    }.items():
+        html = (site / "docs" / "api" / f"{name}.html").read_text()
+        assert not [mark for mark in marks if f'id="{mark}"' not in html]
+        assert "DLATTN_API" not in html
+
+
+HEADERS = sorted((ROOT / "src" / "include" / "dlattn").glob("*.h"))
+
+
+def test_reference_has_every_header() -> None:
+    """But for export.h, whose macro no user needs, and attention.h, which includes the rest."""
+    text = "".join((DOCS / "api" / f"{name}.md").read_text() for name in ("c", "cpp"))
+    shown = " ".join(re.findall(r"```\{header\} (.*)", text)).split()
+    assert sorted([*shown, "attention.h", "export.h"]) == [path.name for path in HEADERS]
+
+
+@pytest.mark.parametrize("path", [p for p in HEADERS if p.stem != "export"], ids=lambda p: p.stem)
+def test_reference_leaves_nothing_of_a_header_out(path: Path) -> None:
+    pytest.importorskip("sphinx")
+    text = path.read_text()
+    items = load(DOCS / "header_reference.py").parse(text)
+    declared = r"^(?:DLATTN_API|inline) .*?(\w+)\(|^(?:struct|enum class) (\w+)|^\} (\w+);"
+    wanted = {name for names in re.findall(declared, text, re.MULTILINE) for name in names if name}
+    assert wanted <= {name for item in items for name in item.names}
+    # Its own lines, in their order, but for includes and what opens and closes a namespace.
+    kept = [x for item in items for x in (*(f"// {c}".rstrip() for c in item.comment), *item.code)]
+    frame = r"#pragma.*|#include.*|namespace.*|\}  // .*|#ifdef __cplusplus|#endif|extern.*"
+    lines = [line for line in text.splitlines() if line and not re.fullmatch(frame, line)]
+    assert [line for line in kept if line] == lines
+
+
+def test_reference_refuses_a_line_that_it_does_not_know() -> None:
+    pytest.importorskip("sphinx")
+    parse = load(DOCS / "header_reference.py").parse
+    assert parse("// A.\nstruct A {\n  int x;  // {\n\n};\n\nint f();\n")[0].names == ["A"]
+    with pytest.raises(ValueError, match=r"line 2 is neither a comment nor a declaration: '#if 1'"):
+        parse("// A.\n#if 1\n")
 
 
 def test_docstrings_become_rst() -> None:
