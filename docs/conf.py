@@ -22,7 +22,13 @@ project = "dlattn"
 author = "the dlattn developers"
 version = release = dlattn.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "header_reference"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "header_reference",
+]
 root_doc = "docs/index"
 include_patterns = [
     "*.md",
@@ -46,6 +52,7 @@ exclude_patterns += [
     if not all(map(importlib.util.find_spec, needed))
 ]
 
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4  # as GitHub has them
 nitpicky = True
 autodoc_typehints = "none"  # docstrings tell dtypes and shapes, which types do not
@@ -55,6 +62,8 @@ autodoc_member_order = "bysource"
 html_theme = "furo"
 html_title = f"dlattn {release}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 highlight_language = "text"  # of blocks that name none: commands
 smartquotes = False  # values are quoted to be copied
 

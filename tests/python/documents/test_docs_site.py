@@ -29,7 +29,7 @@ def load(path: Path) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    for name in ("sphinx", "myst_parser", "furo"):
+    for name in ("sphinx", "myst_parser", "furo", "sphinx_copybutton", "sphinx_design"):
         pytest.importorskip(name)
     if not (ROOT / "research").exists():
         pytest.skip("no research/, which some pages lead to; it is not in the sdist")
@@ -62,6 +62,8 @@ def test_site_has_every_page(site: Path) -> None:
     pages = ["install", "usage", "errors", "semantics", "torch", "jax", "c"]
     for page in (*pages, "api/dlattn", "api/c", "api/cpp"):
         assert f'href="{page}.html"' in menu, page
+    assert menu.count('class="sd-tab-label"') == 6 and "copybutton.js" in menu
+    assert "_static/site.css" in menu and (site / "_static" / "site.css").is_file()
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import DOCUMENTS, ROOT, example, package_as_installed
 
 import dlattn
 from dlattn.cli import _parser
@@ -28,24 +29,12 @@ from dlattn.reference import (
     max_error,
 )
 
-ROOT = Path(__file__).resolve().parents[3]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 GENERATED = [ROOT / "README.md", ROOT / "docs" / "kernels.md"]
 PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
 
 
-def example(name: str) -> tuple[str, list[str]]:
-    """An example's source, and the words behind its name."""
-    pattern = rf"<!-- example: {name}( \w+)* -->\n```\w+\n(.*?)\n```"
-    found = [
-        match for path in DOCUMENTS for match in re.findall(pattern, path.read_text(), re.DOTALL)
-    ]
-    assert len(found) == 1, f"README.md and docs have {len(found)} examples named {name}"
-    return found[0][1], found[0][0].split()
-
-
 def test_every_example_is_run() -> None:
-    here = Path(__file__).read_text()
+    here = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     text = "".join(path.read_text() for path in DOCUMENTS)
     names = re.findall(r"<!-- example: (\w+)", text)
     languages = sum(text.count(f"\n```{language}\n") for language in ("python", "cpp", "c"))
@@ -247,30 +236,6 @@ def test_sageattention_example() -> None:
     expected, lse = attention_reference(*arrays, causal="top_left", layout="bhsd")
     assert 0.01 < relative_error(scope["out"], expected) < MOST_OF_8_BITS
     assert np.abs(scope["lse"] - lse).max() < 0.1
-
-
-def loaded_library() -> Path:
-    code = (
-        "import ctypes, dlattn._core as core; ctypes.CDLL(core.__file__)\n"
-        "maps = open('/proc/self/maps').read().split()\n"
-        "print(next(path for path in maps if '/libdlattn.so' in path))"
-    )
-    command = [sys.executable, "-c", code]
-    return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout[:-1])
-
-
-def package_as_installed(folder: Path) -> Path:
-    """The package's folder, or one like it where it is imported from a build folder."""
-    package = Path(dlattn._core.__file__).parent
-    if (package / "include" / "dlattn" / "c.h").is_file():
-        return package
-    (folder / "lib").mkdir(parents=True)
-    (folder / "include").symlink_to(ROOT / "src" / "include")
-    library = loaded_library()
-    soname = re.sub(r"(\.so\.\d+).*", r"\1", library.name)
-    for name in {"libdlattn.so", soname}:
-        (folder / "lib" / name).symlink_to(library)
-    return folder
 
 
 def test_c_example(tmp_path: Path) -> None:
