@@ -152,6 +152,33 @@ def test_a_tag_publishes_what_was_tested() -> None:
         assert done.returncode == expected, name
 
 
+def test_wheels_of_two_cudas_are_told_apart() -> None:
+    """The one for CUDA 12 by its version, which PyPI refuses and the release's job attaches."""
+    jobs = load((GITHUB / "workflows" / "wheels.yml").read_text())["jobs"]
+    settings = jobs["wheel-cuda12"]["steps"][1]["env"]
+    local = re.findall(r"DLATTN_LOCAL_VERSION=(\w+)", settings["CIBW_ENVIRONMENT_LINUX"])
+    compiler = re.findall(
+        r"CUDACXX=/usr/local/cuda-(12)\.(\d)/", settings["CIBW_ENVIRONMENT_LINUX"]
+    )
+    assert local == ["cu" + "".join(compiler[0])]
+    assert f'"^build: CUDA {".".join(compiler[0])},"' in settings["CIBW_TEST_COMMAND"]
+    wheel = f"dlattn-0.1.0+{local[0]}-cp310-abi3-manylinux_2_28_x86_64.whl"
+    make = f"cd $(mktemp -d) && mkdir dist && touch 'dist/{wheel}' && gh() {{ echo \"$@\"; }} && "
+    steps = [jobs["publish"]["steps"][3], jobs["release"]["steps"][1]]
+    refused, attached = (
+        subprocess.run(
+            ["bash", "-c", make + step["run"]],
+            env={**os.environ, "GITHUB_REF_NAME": "v0.1.0"},
+            capture_output=True,
+            text=True,
+        )
+        for step in steps
+    )
+    assert refused.returncode == 1 and "wheel-cuda12" not in jobs["publish"]["needs"]
+    assert attached.stdout == f"release create v0.1.0 --verify-tag --generate-notes dist/{wheel}\n"
+    assert "DLATTN_LOCAL_VERSION" not in str({**jobs, "wheel-cuda12": None})
+
+
 def test_a_key_that_is_there_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="twice"):
         load("a: 1\na: 2\n")
@@ -174,7 +201,7 @@ def test_what_was_never_run_is_named() -> None:
         for job in load(path.read_text())["jobs"].values()
         if "not run yet" in job.get("name", "")
     ]
-    assert len(names) == 7
+    assert len(names) == 8
     told = (ROOT / "CONTRIBUTING.md").read_text()
     assert all(word in told for word in ('"not run yet"', "CUDA 12", "aarch64", "Windows"))
 
