@@ -89,3 +89,23 @@ def test_wheel_of_another_cuda_has_a_local_version(
     assert fields["Author"] == ", ".join(authors)
     assert fields["Description-Content-Type"] == "text/markdown"
     assert f"{REPOSITORY}/raw/" in fields.get_payload(decode=True).decode()
+
+
+def test_manifest_of_the_comfyui_node() -> None:
+    """By the rules of docs.comfy.org/registry/specifications, but for what its publisher adds."""
+    tomllib = pytest.importorskip("tomllib")
+    manifest = tomllib.loads((ROOT / "examples" / "comfyui" / "pyproject.toml").read_text())
+    project, comfy = manifest["project"], manifest["tool"]["comfy"]
+    # A name of letters, digits, single separators, that begins with a letter and is not ComfyUI's.
+    assert re.fullmatch(r"[a-z][a-z0-9]*([-_.][a-z0-9]+)*", project["name"])
+    assert "comfyui" not in project["name"].lower()
+    assert re.fullmatch(r"\d+\.\d+\.\d+", project["version"])
+    assert project["version"] == dlattn.__version__
+    assert project["dependencies"] == [f"dlattn>={dlattn.__version__}"]
+    ours = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["license"] == {"text": ours["license"]}
+    assert project["requires-python"] == ours["requires-python"]
+    assert set(project["classifiers"]) <= set(ours["classifiers"])  # the registry reads these two
+    assert comfy == {"DisplayName": "Attention by dlattn"} and "urls" not in project
+    node = (ROOT / "examples" / "comfyui" / "__init__.py").read_text()
+    assert f'"{comfy["DisplayName"]}"' in node
