@@ -42,7 +42,7 @@ TOO_LARGE = ("99999999,999999,99999,9999", "1,1,1," + "9" * 5000)
 
 @pytest.mark.parametrize("text", [*WRONG, *TOO_LARGE], ids=lambda text: text[:20])
 def test_wrong_shapes(text: str) -> None:
-    accepted = "basic, sweep, small, features, scores, eight_bit, decode, or B,H,S,D"
+    accepted = "basic, sweep, small, features, scores, eight_bit, decode, backward, or B,H,S,D"
     with pytest.raises(CommandError, match=f"accepted: {accepted}"):
         parse_shapes(text, "cpu")
 

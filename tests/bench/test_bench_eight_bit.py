@@ -547,7 +547,8 @@ def test_the_set() -> None:
         "varlen": 0,
         "quantize": 1,
     }
-    assert [x.name for x in eight_bit.peers(context).wide] == ["torch-cudnn", "comfy-int8"]
+    wide = ["torch-cudnn", "comfy-int8", "sageattention"]
+    assert [x.name for x in eight_bit.peers(context).wide] == wide
 
 
 def panels_of(document: dict[str, Any], path: Any) -> list[set[str]]:

@@ -13,6 +13,10 @@ BASIC: tuple[Sizes, ...] = ((1, 8, 512, 64), (2, 8, 2048, 64), (2, 8, 2048, 128)
 
 FLOAT8 = "float8_e4m3fn"
 
+FORWARD, BACKWARD, BOTH = "forward", "backward", "forward+backward"
+# The backward pass has five products where the forward pass has two.
+_FLOPS_OF_FORWARD = {FORWARD: 1.0, BACKWARD: 2.5, BOTH: 3.5}
+
 _TOO_MANY_ELEMENTS = 1 << 48  # for any memory
 
 
@@ -25,6 +29,7 @@ class Case:
     dtype: str
     num_heads_kv: int = 0  # 0: num_heads
     variant: str = ""  # further demands, in words
+    passes: str = FORWARD  # that a call makes
 
     @property
     def heads_kv(self) -> int:
@@ -44,10 +49,20 @@ class Case:
         return "causal" if self.causal else "full"
 
     @property
+    def kind(self) -> str:
+        """The mask in words, and the passes if they are not the forward pass alone."""
+        return self.mask if self.passes == FORWARD else f"{self.mask} {self.passes}"
+
+    @property
     def flops(self) -> float:
-        """Both products; half of them when causal, as the field counts."""
+        """All products; half of them when causal, as the field counts."""
         batch_size, num_heads, seqlen, head_dim = self.sizes
-        return 4.0 * batch_size * num_heads * seqlen**2 * head_dim * (0.5 if self.causal else 1.0)
+        return self.flops_of(batch_size * seqlen**2, num_heads, head_dim)
+
+    def flops_of(self, pairs: float, num_heads: int, head_dim: int) -> float:
+        """The same of so many pairs of a query and a key, masked ones included, in each head."""
+        forward = 4.0 * pairs * num_heads * head_dim * (0.5 if self.causal else 1.0)
+        return forward * _FLOPS_OF_FORWARD[self.passes]
 
 
 def sweep(device: str) -> tuple[Sizes, ...]:
@@ -80,5 +95,5 @@ def parse_shapes(text: str, device: str) -> tuple[Sizes, ...]:
             return (sizes,)
     raise CommandError(
         f"--shape is {text!r}; accepted: basic, sweep, small, features, scores, eight_bit, decode, "
-        "or B,H,S,D such as 2,8,2048,64"
+        "backward, or B,H,S,D such as 2,8,2048,64"
     )

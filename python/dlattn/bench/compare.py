@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
 
-from dlattn.bench import load, report
+from dlattn.bench import load, record, report
 from dlattn.bench.report import Result
-from dlattn.console.errors import CommandError, first_line
-from dlattn.console.text import duration, shape, table
+from dlattn.console.errors import CommandError
+from dlattn.console.text import duration, table
 
 _Key = tuple[Any, str]
 
@@ -36,7 +35,7 @@ def text(paths: list[Path]) -> str:
     only = [len(first) - len(shared), len(second) - len(shared)]
     if any(only):
         lines.append(f"left out: {only[0]} times of the first alone, {only[1]} of the second")
-    machines = [_machine(document) for document, _ in documents]
+    machines = [record.card(document) for document, _ in documents]
     if machines[0] != machines[1]:
         lines.append(f"WARNING: not the same machine: {machines[0]}; {machines[1]}")
     for name, (document, _) in zip(("first", "second"), documents, strict=True):
@@ -46,22 +45,12 @@ def text(paths: list[Path]) -> str:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[Result]]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        return document, report.from_json(document)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CommandError(
-            f"--compare: {path} is no result of bench --json: {first_line(error)}"
-        ) from error
+    document = record.read(path, "--compare")
+    return document, report.from_json(document)
 
 
 def _key(result: Result) -> _Key:
     return result.case, result.contestant
-
-
-def _machine(document: dict[str, Any]) -> str:
-    machine = document.get("machine", {})
-    return str(machine.get("gpu") or machine.get("cpu") or "unknown")
 
 
 def _speed(first: Result, second: Result) -> float:
@@ -76,10 +65,9 @@ def _row(first: Result, second: Result) -> list[str]:
     if abs(medians[0] - medians[1]) < spread:
         notes.insert(0, "within noise")
     case = first.case
-    mask = "causal" if case.causal else "full"
     return [
-        shape(case.sizes),
-        f"{mask} {case.variant}".rstrip(),
+        case.label,
+        f"{case.kind} {case.variant}".rstrip(),
         case.dtype,
         first.contestant,
         *map(duration, medians),

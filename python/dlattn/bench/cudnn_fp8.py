@@ -13,7 +13,7 @@ import importlib
 import math
 from typing import Any
 
-from dlattn.bench import tensors
+from dlattn.bench import cudnn_library, tensors
 from dlattn.bench.cases import FLOAT8
 from dlattn.bench.peers import Bound, Contestant, Problem, UnavailableError
 from dlattn.console.errors import first_line
@@ -178,10 +178,14 @@ def _module() -> Any:
     """The frontend, which finds the cuDNN that torch has loaded: so torch comes first."""
     tensors.torch_module()
     try:
-        return importlib.import_module("cudnn")
+        module = importlib.import_module("cudnn")
     except ImportError as error:
         text = f"nvidia-cudnn-frontend is not installed: {first_line(error)}"
         raise UnavailableError(text) from error
+    named = cudnn_library.handle()
+    if named is not None:  # it looks for a package of cuDNN first, whatever is loaded
+        module._pybind_module._set_dlhandle_cudnn(named)
+    return module
 
 
 @functools.cache

@@ -21,7 +21,15 @@ from dlattn.bench import accuracy, tensors
 from dlattn.bench.cases import FLOAT8, Case, Sizes
 from dlattn.bench.cudnn_fp8 import CUDNN_FP8
 from dlattn.bench.features import Context
-from dlattn.bench.peers import COMFY_INT8, TORCH_PEERS, TORCH_SDPA, Contestant, Problem, Varlen
+from dlattn.bench.peers import (
+    COMFY_INT8,
+    SAGE,
+    TORCH_PEERS,
+    TORCH_SDPA,
+    Contestant,
+    Problem,
+    Varlen,
+)
 from dlattn.bench.precision import (
     ALONE,
     KEPT,
@@ -98,7 +106,8 @@ def peers(context: Context) -> Peers:
     """All, or those asked for. Raises CommandError for a name that is none of them."""
     wide = [TORCH_SDPA]
     if context.device == "cuda":
-        wide = [Contestant("torch-cudnn", False, TORCH_PEERS["torch-cudnn"]), COMFY_INT8]
+        cudnn = Contestant("torch-cudnn", False, TORCH_PEERS["torch-cudnn"])
+        wide = [cudnn, COMFY_INT8, SAGE]
     names = [peer.name for peer in (CUDNN_FP8, *wide)]
     for name in context.peers or ():
         if name not in names:

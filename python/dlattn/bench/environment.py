@@ -183,6 +183,9 @@ def _versions(device: str) -> dict[str, Any]:
     names["comfy_kitchen"] = ("comfy-kitchen",)
     names["flashinfer"] = ("flashinfer-python",)
     names["flash_attn"] = ("flash-attn",)
+    names["fa3"] = ("flash-attn-3", "fa3-fwd")
+    names["xformers"] = ("xformers",)
+    names["sageattention"] = ("sageattention",)
     for name, distributions in names.items():
         for distribution in distributions:
             try:

@@ -123,7 +123,7 @@ def grouped(context: Context, causal: bool) -> list[Entrant]:
     sizes, heads_kv = context.scale.grouped
     case = Case(sizes, causal, context.dtype, heads_kv)
     problem = Problem(case, *tensors.draw(case, context.device))
-    names = ("torch-flash", "torch-cudnn", "fa4") if context.device == "cuda" else ("torch",)
+    names = ("torch-flash", "torch-cudnn", "fa3", "fa4") if context.device == "cuda" else ("torch",)
     peers = [Entrant(peer, problem) for name in names for peer in context.peer(name)]
     against = peers[0] if peers else None
     return [*(Entrant(own, problem, against) for own in context.ours), *peers]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dlattn.bench import eight_bit, load, plot
+from dlattn.bench.cases import FORWARD
 from dlattn.bench.decode import report as decode_report
 from dlattn.bench.report import Result, best_peer, ceiling_text, from_json, summary_lines
 from dlattn.console.text import duration, markdown_table, rate
@@ -69,7 +70,9 @@ def _section(path: Path, root: Path) -> str:
     elif any(result.baseline for result in results):
         tables, headline = _comparisons(results), ""
     else:
-        tables, headline = _table(results), "\n".join(f"- {x}" for x in summary_lines(results))
+        backward = any(result.case.passes != FORWARD for result in results)
+        tables = _rates(results) if backward else _table(results)
+        headline = "\n".join(f"- {x}" for x in summary_lines(results))
     rows = tables.count("\n") - 1
     if rows > _MOST_ROWS:
         parts += [headline, f"<details><summary>All {rows} rows</summary>", tables, "</details>"]
@@ -94,6 +97,23 @@ def _table(results: Sequence[Result]) -> str:
         cells = [duration(seconds[name]) if name in seconds else "" for name in names]
         rows.append([case.label, case.mask, case.dtype, *cells, ratio])
     headers = ["(B,H,S,D)", "mask", "dtype", *names, "best peer / best of ours"]
+    return markdown_table(headers, rows)
+
+
+def _rates(results: Sequence[Result]) -> str:
+    """The same in TFLOP/s, for cases whose passes and variants differ."""
+    names = list(dict.fromkeys(result.contestant for result in results))
+    rows = []
+    for case in dict.fromkeys(result.case for result in results):
+        group = {r.contestant: r for r in results if r.case == case}
+        rates = {name: r.tflops for name, r in group.items() if r.tflops is not None}
+        ours = max((rate for name, rate in rates.items() if group[name].ours), default=None)
+        right = [x for name, x in rates.items() if not (group[name].ours or group[name].wrong)]
+        ratio = f"{ours / max(right):.2f}" if ours is not None and right else ""
+        what = ", ".join(part for part in (case.kind, case.variant) if part)
+        cells = [f"{rates[name]:.0f}" if name in rates else "" for name in names]
+        rows.append([case.label, what, case.dtype, *cells, ratio])
+    headers = ["TFLOP/s at (B,H,S,D)", "what", "dtype", *names, "ours / best"]
     return markdown_table(headers, rows)
 
 

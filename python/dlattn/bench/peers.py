@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +20,7 @@ from dlattn.console.devices import CPU_KERNELS, GPU_KERNELS
 from dlattn.console.errors import first_line
 
 if TYPE_CHECKING:
+    from dlattn.bench.backward import BackwardInputs
     from dlattn.bench.decode.caches import Caches
 
 Array = NDArray[Any]
@@ -49,6 +50,7 @@ class Problem:
     options: Mapping[str, Any] = field(default_factory=dict)  # of dlattn.attention, causal apart
     varlen: Varlen | None = None
     caches: Caches | None = None  # of decoding: q, k and v are laid out as it says
+    backward: BackwardInputs | None = None  # where gradients are computed
 
 
 @dataclass(frozen=True)
@@ -162,23 +164,72 @@ def _sdpa(backend: str | None) -> Callable[[Problem], Bound]:
 
 def _flash_4(problem: Problem) -> Bound:
     """FlashAttention-4, which compiles its kernel for a problem in the first call."""
-    try:
-        module: Any = importlib.import_module("flash_attn.cute")
-    except ImportError as error:
-        raise UnavailableError(f"flash-attn-4 is not installed: {first_line(error)}") from error
-    if problem.options or problem.varlen is not None:
-        raise UnavailableError("is timed on plain problems only")
-    q, k, v = (x.transpose(1, 2) for x in (problem.q, problem.k, problem.v))
-    causal = problem.case.causal
-
-    def once() -> Any:
-        result = module.flash_attn_func(q, k, v, causal=causal)
-        return (result[0] if isinstance(result, tuple) else result).transpose(1, 2)
-
+    bound = _flash_attn(problem, ("flash_attn.cute",), "flash-attn-4")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its compiler warns about the package's own code
-        once()
-    return Bound(once)
+        bound.call()
+    return bound
+
+
+def _flash_3(problem: Problem) -> Bound:
+    """FlashAttention-3: the whole of it as built from its repository, or the forward pass alone."""
+    return _flash_attn(problem, ("flash_attn_interface", "fa3_fwd_interface"), "fa3-fwd")
+
+
+def _flash_attn(problem: Problem, modules: Sequence[str], package: str) -> Bound:
+    """The functions for dense and varlen tensors of the first module that is there."""
+    if problem.options:
+        raise UnavailableError("is timed on plain problems only")
+    module = _first_of(modules, package)
+    q, k, v, causal = problem.q, problem.k, problem.v, problem.case.causal
+
+    def first(result: Any) -> Any:
+        return result[0] if isinstance(result, tuple) else result
+
+    if problem.varlen is not None:
+        cu_seqlens, longest = problem.varlen.cu_seqlens, max(problem.varlen.lengths)
+        asked = {
+            "cu_seqlens_q": cu_seqlens,
+            "cu_seqlens_k": cu_seqlens,
+            "max_seqlen_q": longest,
+            "max_seqlen_k": longest,
+            "causal": causal,
+        }
+        return Bound(lambda: first(module.flash_attn_varlen_func(q, k, v, **asked)))
+    rows = [x.transpose(1, 2) for x in (q, k, v)]
+    return Bound(lambda: first(module.flash_attn_func(*rows, causal=causal)).transpose(1, 2))
+
+
+def _first_of(modules: Sequence[str], package: str) -> Any:
+    """The first of these modules that can be imported; `package` has the last one."""
+    reason = ""
+    for name in modules:
+        try:
+            return importlib.import_module(name)
+        except (ImportError, OSError) as error:  # its library may not fit torch's
+            reason = first_line(error)
+    raise UnavailableError(f"{package} is not installed: {reason}")
+
+
+def _xformers(problem: Problem) -> Bound:
+    """xFormers' memory_efficient_attention, which takes the fastest of the kernels that it has."""
+    if problem.options or problem.varlen is not None or problem.case.num_heads_kv:
+        raise UnavailableError("is timed on plain problems with as many heads of keys only")
+    module = _first_of(("xformers.ops",), "xformers")
+    rows = [x.transpose(1, 2) for x in (problem.q, problem.k, problem.v)]
+    mask = module.LowerTriangularMask() if problem.case.causal else None
+    attend = module.memory_efficient_attention
+    return Bound(lambda: attend(*rows, attn_bias=mask).transpose(1, 2))
+
+
+def _sage(problem: Problem) -> Bound:
+    """SageAttention: 16-bit tensors, quantised in the call as its version does it."""
+    if problem.options or problem.varlen is not None:
+        raise UnavailableError("is timed on plain problems only")
+    module = _first_of(("sageattention",), "sageattention")
+    q, v, causal = problem.q, problem.v, problem.case.causal
+    k = problem.k.clone()  # version 1 takes the mean of k away in place
+    return Bound(lambda: module.sageattn(q, k, v, tensor_layout="HND", is_causal=causal))
 
 
 def _flash_varlen(problem: Problem) -> Bound:
@@ -211,11 +262,14 @@ TORCH_PEERS: dict[str, Callable[[Problem], Bound]] = {
     "torch-cudnn": _sdpa("CUDNN_ATTENTION"),
     "torch-efficient": _sdpa("EFFICIENT_ATTENTION"),
     "torch-math": _sdpa("MATH"),
+    "fa3": _flash_3,
     "fa4": _flash_4,
+    "xformers": _xformers,
 }
 TORCH_FLASH_VARLEN = Contestant("torch-flash varlen", False, _flash_varlen)
 TORCH_SDPA = Contestant("torch", False, _sdpa(None))
 COMFY_INT8 = Contestant("comfy-int8", False, _comfy_int8)
+SAGE = Contestant("sageattention", False, _sage)
 
 
 def gpu_problem(case: Case, q: Any, k: Any, v: Any) -> Problem:

@@ -10,7 +10,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from dlattn.bench.cases import FLOAT8, Case
+from dlattn.bench.backward import plot as backward_plot
+from dlattn.bench.cases import FLOAT8, FORWARD, Case
 from dlattn.bench.decode import plot as decode_plot
 from dlattn.bench.load import BUSY
 from dlattn.bench.report import Result, ceiling_text, from_json
@@ -86,6 +87,12 @@ def _figures(pyplot: Any, document: dict[str, Any], results: Sequence[Result]) -
             yield figure
     elif "eight_bit" in document and _of_several_lengths(results):
         yield _eight_bit(pyplot, results, document["eight_bit"])
+    elif any(result.case.passes != FORWARD for result in results):
+        for figure in backward_plot.bars(
+            pyplot, results, _colours(results), _WIDTH, _TOP + _BOTTOM
+        ):
+            _reserve(figure, _BOTTOM)
+            yield figure
     elif any(result.vs_baseline is not None for result in results):
         yield _ratios(pyplot, results)
     elif _is_sweep(results):
@@ -373,7 +380,9 @@ def _title(document: dict[str, Any]) -> str:
     machine = document["machine"]
     dtypes = dict.fromkeys(result["dtype"] for result in document["results"])
     dtype = " and ".join(dtypes) if "eight_bit" in document else next(iter(dtypes))
-    what = "Decoding" if "decode" in document else "Attention forward"
+    backward = any(result.get("passes", FORWARD) != FORWARD for result in document["results"])
+    what = "Attention backward" if backward else "Attention forward"
+    what = "Decoding" if "decode" in document else what
     busy = f", {BUSY}" if document.get("busy") else ""
     return f"{what}, {dtype}: {machine.get('gpu') or machine['cpu']}{busy}"
 

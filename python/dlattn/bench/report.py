@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dlattn.bench.cases import FLOAT8, Case
+from dlattn.bench.cases import FLOAT8, FORWARD, Case
 from dlattn.bench.load import BUSY
 from dlattn.console.text import duration, rate, table
 
@@ -87,7 +87,7 @@ def print_results(results: Sequence[Result], ceiling: dict[str, Any]) -> str:
         if compared
         else "vs best peer: above 1 is faster.",
         "error/bound: largest error against float64, over twice that of a plain same-dtype "
-        "computation.",
+        "computation (gradients: three times).",
     ]
     if not compared:
         lines += summary_lines(results)
@@ -110,12 +110,15 @@ def ceiling_text(ceiling: dict[str, Any]) -> str:
 def summary(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Our speed relative to each peer, and to the best of them, over the cases that both did.
 
-    All cases together, then those of each head_dim if there are several.
+    All cases of the same passes together, then those of each head_dim if there are several.
     """
-    lines = _summary(results, None)
-    head_dims = sorted({result.case.sizes[3] for result in results})
-    for head_dim in head_dims if len(head_dims) > 1 else ():
-        lines += _summary([r for r in results if r.case.sizes[3] == head_dim], head_dim)
+    lines = []
+    for passes in dict.fromkeys(result.case.passes for result in results):
+        same = [result for result in results if result.case.passes == passes]
+        lines += _summary(same, None)
+        head_dims = sorted({result.case.sizes[3] for result in same})
+        for head_dim in head_dims if len(head_dims) > 1 else ():
+            lines += _summary([r for r in same if r.case.sizes[3] == head_dim], head_dim)
     return lines
 
 
@@ -145,10 +148,11 @@ def _summary(results: Sequence[Result], head_dim: int | None) -> list[dict[str, 
                         "contestant": name,
                         "peer": peer,
                         "head_dim": head_dim,
+                        "passes": results[0].case.passes,
                         "cases": len(ratios),
                         "geometric_mean": statistics.geometric_mean(ratios.values()),
                         "least": ratios[least],
-                        "least_case": f"{least.label} {least.mask} {least.dtype}",
+                        "least_case": f"{least.label} {least.kind} {least.dtype}",
                         "below_1": sum(ratio < 1.0 for ratio in ratios.values()),
                     }
                 )
@@ -162,6 +166,7 @@ def summary_lines(results: Sequence[Result]) -> list[str]:
         (f"On a {BUSY}: " if busy else "")
         + f"{line['contestant']} is {line['geometric_mean']:.3f} times as fast as {line['peer']} "
         + (f"at head_dim {line['head_dim']} " if line["head_dim"] else "")
+        + (f"in {line['passes']} " if line["passes"] != FORWARD else "")
         + f"(geometric mean of {line['cases']} cases; least {line['least']:.3f}, at "
         f"{line['least_case']}; {line['below_1']} below 1)."
         for line in summary(results)
@@ -205,6 +210,7 @@ def to_json(
                 "dtype": result.case.dtype,
                 "num_heads_kv": result.case.heads_kv,
                 "variant": result.case.variant,
+                "passes": result.case.passes,
                 "contestant": result.contestant,
                 "ours": result.ours,
                 "plan": result.plan,
@@ -251,7 +257,7 @@ def from_json(document: dict[str, Any]) -> list[Result]:
 
 
 def _case_of(entry: dict[str, Any]) -> Case:
-    """Older documents have neither grouped heads nor variants."""
+    """Older documents have neither grouped heads nor variants, and are of the forward pass."""
     sizes = tuple(entry["shape"])
     heads_kv = entry.get("num_heads_kv", sizes[1])
     return Case(
@@ -260,6 +266,7 @@ def _case_of(entry: dict[str, Any]) -> Case:
         entry["dtype"],
         0 if heads_kv == sizes[1] else heads_kv,
         entry.get("variant", ""),
+        entry.get("passes", FORWARD),
     )
 
 
@@ -272,7 +279,7 @@ def _case_cells(result: Result) -> list[str]:
     case = result.case
     name = f"{result.contestant}, {case.variant}" if case.variant else result.contestant
     chosen = result.plan and f"dlattn {result.plan}" != result.contestant
-    return [case.label, case.mask, case.dtype, f"{name} ({result.plan})" if chosen else name]
+    return [case.label, case.kind, case.dtype, f"{name} ({result.plan})" if chosen else name]
 
 
 def _figures(

@@ -178,6 +178,8 @@ class Session:
 def _expect(problem: Problem) -> Any:
     if problem.caches is not None:
         return problem.caches.inputs.expected
+    if problem.backward is not None:
+        return problem.backward.expected
     if isinstance(problem.q, np.ndarray):
         return correctness.Expectations(problem.case, problem.q, problem.k, problem.v)
     options = {k: v for k, v in problem.options.items() if k != "return_lse"}
@@ -189,7 +191,9 @@ def _expect(problem: Problem) -> Any:
 
 
 def _as_of(problem: Problem, out: Any) -> Any:
-    """A result as the kind of array that the problem's inputs are."""
+    """A result, or each of several, as the kind of array that the problem's inputs are."""
+    if isinstance(out, (tuple, list)):
+        return [_as_of(problem, each) for each in out]
     torch_result = hasattr(out, "detach")
     if isinstance(problem.q, np.ndarray):
         return out.float().numpy() if torch_result else np.asarray(out)
