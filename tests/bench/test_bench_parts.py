@@ -179,14 +179,14 @@ def test_sections_of_a_study_are_made_again(
 ) -> None:
     pytest.importorskip("torch")
     groups = eight_bit.groups
-    some = ("varlen", "quantize")
+    some = ("varlen",)
     monkeypatch.setattr(
         eight_bit, "groups", lambda context: {name: groups(context)[name] for name in some}
     )
     checks = {name: lambda name=name: [{name: 1.0}] for name in ("mean_of_v", "distributions")}
     monkeypatch.setattr(eight_bit, "checks", lambda _: checks)
     monkeypatch.setattr(eight_bit, "text", lambda _: "")
-    asked = ("--shape", "eight_bit", "--full", "--commit", "abc", "--peers")
+    asked = ("--shape", "eight_bit", "--commit", "abc", "--peers")
     whole = run_to_json(tmp_path, *asked)
     found = {}
     for number in (1, 2):
