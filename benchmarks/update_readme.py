@@ -1,4 +1,4 @@
-"""Fill README.md's sweep and docs/kernels.md's support table, and write RESULTS.md.
+"""Fill README.md's figures and docs/kernels.md's support table, and write RESULTS.md.
 
 python benchmarks/update_readme.py           # write them
 python benchmarks/update_readme.py --check   # exit 1 if they are not what would be written
@@ -12,13 +12,19 @@ import sys
 import textwrap
 from pathlib import Path
 
-from dlattn.bench.figures import decode_markdown, figures_markdown, sweep_markdown
+from dlattn.bench.figures import (
+    backward_markdown,
+    decode_markdown,
+    figures_markdown,
+    sweep_markdown,
+)
 from dlattn.cli.support import support_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 KERNELS = ROOT / "docs" / "kernels.md"
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
+CARDS = ("h100", "h200")
 _HEAD = """\
 # Results
 
@@ -39,12 +45,19 @@ def parts() -> dict[Path, tuple[str, str]]:
 
 
 def figures(results: Path) -> str:
-    """README's figures: the sweep, and decoding once it has been measured."""
-    parts = [sweep_markdown(results / "h200-sweep.json", ROOT)]
+    """README's figures: the sweep, and gradients and decoding once they have been measured."""
+    parts = [sweep_markdown(measured(results, "sweep"), ROOT)]
+    if gradients := measured(results, "backward"):
+        parts.append(backward_markdown(gradients, ROOT))
     decode = results / "h100-decode.json"
     if decode.is_file():
         parts.append(decode_markdown(decode, ROOT))
     return wrapped("\n\n".join(parts))
+
+
+def measured(results: Path, name: str) -> list[Path]:
+    """The files of a set on the cards that README shows, whole or in parts."""
+    return sorted(path for card in CARDS for path in results.glob(f"{card}-{name}.*json"))
 
 
 def fill(path: Path, text: str) -> str:

@@ -287,7 +287,8 @@ def test_readme_has_decoding_once_it_is_measured(
 ) -> None:
     generator = load_generator()
     monkeypatch.setattr(generator, "ROOT", tmp_path)
-    monkeypatch.setattr(generator, "sweep_markdown", lambda path, root: f"sweep {path.name}")
+    monkeypatch.setattr(generator, "sweep_markdown", lambda paths, root: f"sweep {paths[0].name}")
+    (tmp_path / "h200-sweep.json").touch()
     assert generator.figures(tmp_path) == "sweep h200-sweep.json"
     (tmp_path / "h100-decode.json").write_text(json.dumps(example()))
     text = generator.figures(tmp_path)

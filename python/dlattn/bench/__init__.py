@@ -139,6 +139,9 @@ def main(args: argparse.Namespace) -> int:
     done = {step for document in earlier for step in record.measured(document)}
     todo = [name for name in part.of(list(steps)) if name not in done]
     _print_head(found.about, session, protocol["method"], watch.reasons())
+    if not todo:
+        print("Nothing is left to measure.")
+        return 0
 
     progress = Progress(len(todo) + 2)
     progress.step("ceilings: matrix product, copy")

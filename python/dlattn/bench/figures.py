@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
-from dlattn.bench import eight_bit, load, plot
-from dlattn.bench.cases import FORWARD
+from dlattn.bench import eight_bit, load, plot, record
+from dlattn.bench.cases import BACKWARD, FORWARD, Case
 from dlattn.bench.decode import report as decode_report
 from dlattn.bench.report import Result, best_peer, ceiling_text, from_json, summary_lines
 from dlattn.console.text import duration, markdown_table, rate
@@ -17,38 +17,121 @@ from dlattn.console.text import duration, markdown_table, rate
 _MOST_ROWS = 12  # of a table that is shown without being asked
 _TOKENS = (1024, 4096, 16384)  # of the README's table
 _OURS = "dlattn auto"
-_PEERS = {"torch-flash": "FlashAttention-2", "torch-cudnn": "cuDNN", "fa4": "FlashAttention-4"}
+_LONG = 4096  # tokens, from which on README shows gradients
+_PEERS = {
+    "torch-flash": "FlashAttention-2",
+    "torch-cudnn": "cuDNN",
+    "torch-efficient": "memory-efficient",
+    "fa3": "FlashAttention-3",
+    "fa4": "FlashAttention-4",
+}
 
 
 def figures_markdown(paths: Sequence[Path], root: Path) -> str:
-    """A section for each results file; links are relative to `root`."""
+    """A section for each set on each machine, of one file or of its parts; links are relative to
+    `root`."""
     if not paths:
         return "No results are committed yet."
-    return "\n\n".join(_section(path, root) for path in sorted(paths))
+    documents = record.gathered(paths)
+    sections = []
+    for name, document in sorted(documents.items()):
+        files = sorted(path for path in paths if record.stem(path) == name)
+        sections.append(_section(document, files, root))
+    return "\n\n".join(sections)
 
 
-def sweep_markdown(path: Path, root: Path) -> str:
-    """The sweep in a plot and a row for each head_dim and mask; links are relative to `root`."""
-    document = json.loads(path.read_text())
-    results = from_json(document)
+def sweep_markdown(paths: Sequence[Path], root: Path) -> str:
+    """The sweep in a plot for each card, and a row for each head_dim and mask, cards side by side;
+    links are relative to `root`."""
+    documents = record.gathered(paths)
+    first = from_json(next(iter(documents.values())))
+    keys = list(dict.fromkeys((r.case.sizes[3], r.case.mask) for r in first))
     rows = []
-    for head_dim in dict.fromkeys(result.case.sizes[3] for result in results):
-        for mask in dict.fromkeys(result.case.mask for result in results):
-            group = [r for r in results if (r.case.sizes[3], r.case.mask) == (head_dim, mask)]
-            cells = []
-            for tokens in _TOKENS:
-                timed = [r for r in group if r.case.sizes[2] == tokens]
-                rates = {r.contestant: r.tflops for r in timed if r.tflops is not None}
-                peer = max((name for name in rates if name in _PEERS), key=rates.__getitem__)
-                cells.append(f"{rates[_OURS]:.0f} ({rates[peer]:.0f}, {_PEERS[peer]})")
-            rows.append([str(head_dim), mask, *cells])
-    headers = ["head_dim", "mask", *(f"{tokens} tokens" for tokens in _TOKENS)]
-    image = path.with_suffix(".png").relative_to(root).as_posix()
-    return (
-        f"![{_where(document)}: the sweep]({image})\n\n"
-        f"{_where(document)}, float16, TFLOP/s, the fastest of the others in parentheses "
-        f"([{path.name}]({path.relative_to(root).as_posix()})):\n\n{markdown_table(headers, rows)}"
-    )
+    for head_dim, mask in keys:
+        cells = []
+        for document in documents.values():
+            timed = [r for r in from_json(document) if r.case.sizes[3] == head_dim]
+            timed = [r for r in timed if r.case.mask == mask]
+            cells += [_beside_best([r for r in timed if r.case.sizes[2] == n]) for n in _TOKENS]
+        rows.append([str(head_dim), mask, *cells])
+    headers = ["head_dim", "mask"]
+    for document in documents.values():
+        name = f", {short_card(document)}" if len(documents) > 1 else ""
+        headers += [f"{tokens} tokens{name}" for tokens in _TOKENS]
+    images = _images(documents, paths, root)
+    return f"{images}{_sources(documents, paths, root)}:\n\n{markdown_table(headers, rows)}"
+
+
+def backward_markdown(paths: Sequence[Path], root: Path) -> str:
+    """The gradients of some long problems, cards side by side; links are relative to `root`."""
+    documents = record.gathered(paths)
+    of_cards = [
+        [r for r in from_json(document) if r.case.passes == BACKWARD and _is_plain(r.case)]
+        for document in documents.values()
+    ]
+    cases = list(dict.fromkeys(r.case for results in of_cards for r in results))
+    rows = []
+    for case in cases:
+        cells = [_beside_best([r for r in results if r.case == case]) for results in of_cards]
+        rows.append([case.label, case.mask, *cells])
+    headers = ["(B,H,S,D)", "mask", *(short_card(document) for document in documents.values())]
+    return f"Gradients: {_sources(documents, paths, root)}:\n\n{markdown_table(headers, rows)}"
+
+
+def _is_plain(case: Case) -> bool:
+    return not case.variant and not case.num_heads_kv and case.sizes[2] >= _LONG
+
+
+def _beside_best(results: Sequence[Result]) -> str:
+    """TFLOP/s of ours, and in parentheses those of the fastest other, with its name."""
+    rates = {r.contestant: r.tflops for r in results if r.tflops is not None and not r.wrong}
+    theirs = {r.contestant for r in results if not r.ours} & set(rates)
+    if _OURS not in rates:
+        return "-"
+    if not theirs:
+        return f"{rates[_OURS]:.0f}"
+    peer = max(sorted(theirs), key=lambda name: rates[name])
+    return f"{rates[_OURS]:.0f} ({rates[peer]:.0f}, {_PEERS.get(peer, peer)})"
+
+
+def _images(documents: Mapping[str, Any], paths: Sequence[Path], root: Path) -> str:
+    """The plots that are there, each a paragraph."""
+    text = ""
+    for name, document in documents.items():
+        image = paths[0].parent / f"{name}.png"
+        if image.is_file():
+            link = image.relative_to(root).as_posix()
+            text += f"![{_where(document)}: the sweep]({link})\n\n"
+    return text
+
+
+def _sources(documents: Mapping[str, Any], paths: Sequence[Path], root: Path) -> str:
+    """Cards, dtype, unit, versions of peers and files: the head of a table."""
+    parts = []
+    for name, document in documents.items():
+        files = sorted(path for path in paths if record.stem(path) == name)
+        links = ", ".join(f"[{p.name}]({p.relative_to(root).as_posix()})" for p in files)
+        known = document["versions"]
+        names = [name for name in ("torch", "fa3", "fa4") if name in known]
+        versions = [f"{_PEERS.get(name, name)} {known[name]}" for name in names]
+        if "cudnn" in known:
+            versions.append(f"cuDNN {cudnn_version(known['cudnn'])}")
+        parts.append(f"{_where(document)} with {', '.join(versions)} ({links})")
+    dtypes = {r["dtype"] for document in documents.values() for r in document["results"]}
+    told = f"{' and '.join(sorted(dtypes))}, TFLOP/s, the fastest of the others in parentheses"
+    return f"{'; '.join(parts)}, {told}"
+
+
+def cudnn_version(number: int) -> str:
+    """The version that cuDNN tells as 92801: 9.28.1."""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def short_card(document: Mapping[str, Any]) -> str:
+    """H100 of "NVIDIA H100 80GB HBM3"."""
+    words = [w for w in record.card(dict(document)).split() if w not in ("NVIDIA", "GeForce")]
+    ends = [i for i, word in enumerate(words) if any(c.isdigit() for c in word)]
+    return " ".join(words[: ends[0] + 1]).partition("-")[0] if ends else " ".join(words)
 
 
 def decode_markdown(path: Path, root: Path) -> str:
@@ -58,11 +141,12 @@ def decode_markdown(path: Path, root: Path) -> str:
     return decode_report.readme(document, from_json(document), link, _where(document))
 
 
-def _section(path: Path, root: Path) -> str:
-    document = json.loads(path.read_text())
+def _section(document: dict[str, Any], paths: Sequence[Path], root: Path) -> str:
     results = [result for result in from_json(document) if result.seconds is not None]
-    parts = [f"**{_where(document)}** ([{path.name}]({path.relative_to(root).as_posix()}))"]
-    files = (plot.part(path.with_suffix(".png"), number) for number in count(1))
+    links = ", ".join(f"[{p.name}]({p.relative_to(root).as_posix()})" for p in paths)
+    parts = [f"**{_where(document)}** ({links})"]
+    whole = paths[0].with_name(f"{record.stem(paths[0])}.png")
+    files = (plot.part(whole, number) for number in count(1))
     for image in takewhile(Path.is_file, files):
         parts.append(f"![{_where(document)}]({image.relative_to(root).as_posix()})")
     if "decode" in document:
@@ -81,6 +165,8 @@ def _section(path: Path, root: Path) -> str:
     if "eight_bit" in document:
         parts += [markdown_table(*found) for found in eight_bit.tables(document)]
     busy = load.warning(document.get("busy", []))
+    if not record.is_whole(document):
+        parts.append("Not all of the set has been measured.")
     parts += [busy, _host_line(document), _small_print(document)]
     return "\n\n".join(part for part in parts if part)
 

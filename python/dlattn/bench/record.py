@@ -70,6 +70,21 @@ def read(path: Path, option: str) -> dict[str, Any]:
     return document
 
 
+def gathered(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """A document for each set on each card: `h200-sweep` of h200-sweep.json, or of its parts
+    h200-sweep.1.json and so on. Raises CommandError for parts that do not belong together."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for path in sorted(paths):
+        document = read(path, str(path.parent))
+        found.setdefault(stem(path), {})[path.name] = document
+    return {name: merged(of_set) for name, of_set in found.items()}
+
+
+def stem(path: Path) -> str:
+    """The name that the parts of one set share."""
+    return path.name.partition(".")[0]
+
+
 def card(document: dict[str, Any]) -> str:
     """The name of what a document was measured on."""
     machine = document.get("machine", {})
@@ -144,6 +159,12 @@ def merged(named: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def measured(document: dict[str, Any]) -> list[str]:
     """The names of the steps that a document has."""
     return [step["name"] for step in document.get("steps", {}).get("measured", ())]
+
+
+def is_whole(document: dict[str, Any]) -> bool:
+    """Whether all of its set was measured, whichever part of it a run was asked for."""
+    asked = document.get("steps", {}).get("asked", ())
+    return bool(document.get("complete", True)) and set(measured(document)) >= set(asked)
 
 
 def _by_step(document: dict[str, Any]) -> dict[str, list[Result]]:
