@@ -171,6 +171,7 @@ def everybody(monkeypatch: pytest.MonkeyPatch) -> None:
         "flashinfer.decode": SimpleNamespace(trtllm_batch_decode_with_kv_cache=trtllm),
         "flash_attn": flash_attn,
         "flash_attn.cute": SimpleNamespace(flash_attn_func=flash_4),
+        "fa3_fwd_interface": SimpleNamespace(flash_attn_with_kvcache=flash_attn_with_kvcache),
     }
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -212,6 +213,8 @@ def bind(name: str, case: DecodeCase, dtype: str = "float32") -> tuple[Any, Any]
         ("flash-attn", EVEN, ""),
         ("flash-attn", DRAFTS, ""),
         ("flash-attn", replace(PAGED, page_size=256), ""),
+        ("fa3", EVEN, ""),
+        ("fa3", DRAFTS, ""),
         ("fa4", DRAFTS, ""),
         ("fa4", LENGTHS, "the host knows the lengths"),
     ],
@@ -244,7 +247,7 @@ def test_who_takes_which_case() -> None:
                    and (group != "contiguous" or c.label == "(8,32/8,4096,128)")}  # fmt: skip
         return {peer.name for peer in study.peers if peer.takes(case)}
 
-    sdpa = {"torch-cudnn", "torch-flash", "fa4"}
+    sdpa = {"torch-cudnn", "torch-flash", "fa3", "fa4"}
     paged = {"flashinfer", "flashinfer-trtllm"}
     assert takers("contiguous", "1 query") == sdpa | paged | {"flash-attn"}
     assert takers("drafts", "8 queries") == sdpa | {"flash-attn"}
@@ -266,12 +269,13 @@ def test_peers_can_be_chosen() -> None:
 
 @pytest.mark.usefixtures("everybody")
 def test_what_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("flashinfer", "flashinfer.decode", "flash_attn.cute"):
+    for name in ("flashinfer", "flashinfer.decode", "flash_attn.cute", "fa3_fwd_interface"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(__path__=[]))
     study = decode.study(Context("cuda", "bfloat16", [], None))
     assert [p.name for p in study.peers] == ["torch-cudnn", "torch-flash", "torch-flash varlen"]
-    assert set(study.left_out) == {"flashinfer", "flashinfer-trtllm", "flash-attn", "fa4"}
+    missing = {"flashinfer", "flashinfer-trtllm", "flash-attn", "fa3", "fa4"}
+    assert set(study.left_out) == missing
     assert study.left_out["flashinfer"].startswith("flashinfer is not installed: ")
     assert study.left_out["flash-attn"] == "flash_attn has no flash_attn_with_kvcache"
     assert study.about()["left_out"] is study.left_out

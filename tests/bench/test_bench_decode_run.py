@@ -304,6 +304,14 @@ def test_readme_has_decoding_once_it_is_measured(
     (tmp_path / "h100-decode.json").write_text(json.dumps(example(only="mixes")))
     assert "| (1,32/8,8192,128) | - | - | - |" in generator.figures(tmp_path)
 
+    document = example()
+    for entry in document["results"]:
+        entry["contestant"] = entry["contestant"].replace("torch-flash", "fa3")
+    (tmp_path / "h100-decode.json").write_text(json.dumps(document))
+    text = generator.figures(tmp_path)
+    assert "| dlattn | cuDNN | FlashAttention-2 | FlashAttention-3 |" in text
+    assert "| (1,32/8,8192,128) | 8.4 | 8.0 | - | 11.2 |" in text
+
 
 def test_plot(tmp_path: Path) -> None:
     pyplot = pytest.importorskip("matplotlib.pyplot")

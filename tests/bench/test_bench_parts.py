@@ -54,7 +54,7 @@ def test_wrong_limits(text: str, capsys: Captured) -> None:
     assert "accepted: seconds above 0" in capsys.readouterr().err
 
 
-def test_a_step_begins_if_one_as_long_as_the_longest_would_end_in_time() -> None:
+def test_a_step_begins_if_one_as_long_as_the_last_few_would_end_in_time() -> None:
     now = [100.0]
     deadline = parts.Deadline(60.0, lambda: now[0])
     assert deadline.allows()
@@ -63,6 +63,10 @@ def test_a_step_begins_if_one_as_long_as_the_longest_would_end_in_time() -> None
         deadline.took(seconds)
         # 25 seconds for the step, 10 to close.
         assert deadline.allows() is more
+    deadline.took(5.0)
+    assert not deadline.allows()
+    deadline.took(5.0)  # the first one is forgotten
+    assert deadline.allows()
     assert parts.Deadline(None, lambda: 1e9).allows()
     assert not parts.Deadline(5.0, lambda: now[0]).allows()  # not even time to close
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -10,7 +11,8 @@ from typing import TypeVar
 from dlattn.console.errors import CommandError
 
 _CLOSING_SECONDS = 10.0  # for host times, a last look at the machine and a plot
-_MARGIN = 1.25  # by which a step may take longer than all before it
+_MARGIN = 1.25  # by which a step may take longer than those before it
+_RECENT = 4  # steps that tell how long the next takes: the first may compile a peer's kernels
 
 Step = TypeVar("Step")
 
@@ -41,18 +43,18 @@ def parse_part(text: str) -> Part:
 
 
 class Deadline:
-    """Tells whether a step as long as the longest so far would end before a time limit."""
+    """Tells whether a step as long as the last few would end before a time limit."""
 
     def __init__(self, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         """From now on; None: there is no limit."""
         self._clock = clock
         self._started = clock()
         self._seconds = seconds
-        self._longest = 0.0
+        self._recent: deque[float] = deque(maxlen=_RECENT)
 
     def took(self, seconds: float) -> None:
         """Note how long a step took."""
-        self._longest = max(self._longest, seconds)
+        self._recent.append(seconds)
 
     def now(self) -> float:
         """Seconds since the beginning."""
@@ -62,7 +64,8 @@ class Deadline:
         """Whether there is time for one more."""
         if self._seconds is None:
             return True
-        return self.now() + _MARGIN * self._longest + _CLOSING_SECONDS <= self._seconds
+        longest = max(self._recent, default=0.0)
+        return self.now() + _MARGIN * longest + _CLOSING_SECONDS <= self._seconds
 
 
 def seconds_of(text: str) -> float:

@@ -271,6 +271,13 @@ def _flash_attn(function: Any, caches: Caches) -> Bound:
     return _in_turn(caches, lambda k, v: function(inputs.q, k, v, **asked))
 
 
+def _flash_3(function: Any, caches: Caches) -> Bound:
+    """FlashAttention-3's function for caches, which is built without pages."""
+    inputs = caches.inputs
+    asked = {"cache_seqlens": inputs.seqused_k, "causal": True}
+    return _in_turn(caches, lambda k, v: function(inputs.q, k, v, **asked))
+
+
 def _flash_4(function: Any, caches: Caches) -> Bound:
     """FlashAttention-4, which compiles its kernel for a problem in the first call."""
     q = caches.inputs.q
@@ -328,6 +335,7 @@ PEERS = {
             lambda case: not case.cache_dtype and case.page_size % 256 == 0,
             _flash_attn,
         ),
+        Peer("fa3", ("fa3_fwd_interface", "flash_attn_with_kvcache"), _plain, _flash_3),
         Peer("fa4", ("flash_attn.cute", "flash_attn_func"), _plain, _flash_4),
     ),
     "cpu": (Peer("torch", _SDPA, _plain, _torch_sdpa("")),),

@@ -29,6 +29,7 @@ _README_NAMES = {
     "torch-cudnn": "cuDNN",
     "torch-flash": "FlashAttention-2",
 }
+_README_MORE = {"fa3": "FlashAttention-3"}  # where it took part
 
 
 @dataclass
@@ -187,12 +188,14 @@ def markdown(document: Mapping[str, Any], results: Sequence[Result]) -> str:
 
 
 def readme(document: Mapping[str, Any], results: Sequence[Result], link: str, where: str) -> str:
-    """A row for each of some cases, cold, of ours and two peers; `link` leads to the JSON."""
+    """A row for each of some cases, cold, of ours and some peers; `link` leads to the JSON."""
     everybody = [row for row in rows(results) if row.group == "contiguous"]
+    present = {row.contestant for row in everybody}
+    names = _README_NAMES | {key: name for key, name in _README_MORE.items() if key in present}
     lines = []
     for label in _README_CASES:
         cells = []
-        for name in _README_NAMES:
+        for name in names:
             seconds = [
                 row.seconds(COLD)
                 for row in everybody
@@ -200,7 +203,7 @@ def readme(document: Mapping[str, Any], results: Sequence[Result], link: str, wh
             ]
             cells.append("-" if not seconds or seconds[0] is None else f"{1e6 * seconds[0]:.1f}")
         lines.append([label, *cells])
-    headers = ["(B,H,keys,D)", *_README_NAMES.values()]
+    headers = ["(B,H,keys,D)", *names.values()]
     dtype = results[0].case.dtype
     return (
         f"Decoding, one query of each sequence: {where}, {dtype}, microseconds a call, keys and "
