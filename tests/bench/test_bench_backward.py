@@ -116,6 +116,24 @@ def test_varlen_gradients_are_those_of_each_sequence() -> None:
     assert entrant.operations == 2.5 * 2 * pairs * 2 * 16  # causal: half of the products
 
 
+def test_varlen_gradients_of_shared_heads() -> None:
+    """The second head of keys is shared by the last two heads of queries."""
+    lengths = (5, 12, 7)
+    case = Case((3, 4, 12, 16), True, "float32", 2, passes=BACKWARD)
+    drawn = tensors.draw(replace(case, sizes=(1, 4, 24, 16)), "cpu")
+    q, k, v = (x[0].transpose(0, 1).contiguous() for x in drawn)
+    starts = torch.tensor([0, 5, 17, 24], dtype=torch.int32)
+    asked = peers.Problem(case, q, k, v, varlen=peers.Varlen(lengths, starts))
+    asked = replace(asked, backward=backward.BackwardInputs(asked, normal(24, 4, 16, seed=7)))
+    assert asked.backward is not None
+    found = list(contestants.ours(peers.ours_with("cpu"), False).bind(asked).call())
+    assert asked.backward.expected.errors(found)[1] <= 1
+    for i, head in ((0, 3), (1, 1), (2, 1)):
+        broken = [x.clone() for x in found]
+        broken[i][20, head, 3] += 0.1
+        assert asked.backward.expected.errors(broken)[1] > 1, i
+
+
 def context(**more: Any) -> backward.Context:
     own = [peers.ours_with("auto")]
     return backward.Context("cpu", "float32", own, None, **more)
