@@ -428,7 +428,7 @@ def test_nothing_that_dlattn_served_proves_nothing(tmp_path: Path) -> None:
     assert status == 1 and results["outcomes"] == {"passed without dlattn": 1}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # it waits
 def test_a_case_that_hangs(tmp_path: Path) -> None:
     sleeps = FLASH_ATTN_2.replace("os._exit(5)", "__import__('time').sleep(600)")
     status, results, _ = run(

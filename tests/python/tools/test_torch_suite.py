@@ -156,7 +156,7 @@ def test_nothing_that_dlattn_served_proves_nothing(tmp_path: Path) -> None:
     assert results["lost"] == [] and results["compared"] == 25 and results["served"] == {}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # it waits for the time to end
 def test_time_that_ends(tmp_path: Path) -> None:
     sleeps = "import time\n" + SUITE.replace('self.skipTest("always")', "time.sleep(600)")
     _, results, _ = run(tmp_path, "-k", "test_skips|serves", "--timeout", "30", text=sleeps)
@@ -165,7 +165,7 @@ def test_time_that_ends(tmp_path: Path) -> None:
         assert results[way]["not run"] >= 1 and results[way].keys() <= {"passed", "not run"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # it waits, and starts programs anew
 def test_a_test_that_hangs(tmp_path: Path) -> None:
     sleeps = "import time\n" + SUITE.replace("os._exit(5)", "time.sleep(600)")
     _, results, _ = run(tmp_path, "-k", "dies|serves", "--patience", "2", text=sleeps)
