@@ -75,7 +75,10 @@ def test_what_lies_behind_the_keys_is_not_read(name: str, monkeypatch: Any) -> N
     assert torch.equal(found, want)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
+# torch takes 20 seconds and more to compile a model.
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(x, marks=pytest.mark.nightly) for x in ("llama", "gemma2")), "gpt_oss"]
+)
 def test_steps_compiled_as_one_graph(name: str, monkeypatch: Any) -> None:
     """As generate compiles them: with masks that it makes outside of the graph of a step."""
     torch._dynamo.reset()
