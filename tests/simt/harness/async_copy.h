@@ -22,6 +22,7 @@ struct AsyncCopy {
 struct AsyncState {
   std::vector<AsyncCopy> copies;  // in flight, oldest first
   int groups = 0;                 // committed so far
+  bool has_promised = false;      // whether an mbarrier was to wait for copies
   // Whose completion an mbarrier waits for, by the mbarrier's number. Its phases order the accesses
   // of different threads to them.
   std::vector<AsyncCopy> promised[kMaxMbarriers];
@@ -60,6 +61,7 @@ inline void promise_async_copies(void* mbarrier) {
   touch(mbarrier, 8);
   AsyncState& state = async_state();
   if (state.copies.empty()) return mbarrier_arrive(mbarrier);
+  state.has_promised = true;
   state.promised[mbarrier_number(mbarrier)].swap(state.copies);
   mbarrier_promise(mbarrier);
 }
@@ -92,13 +94,15 @@ inline void finish_async_copies() {
   if (!state.copies.empty()) {
     die("the thread ends with %zu cp.async copies that it never waited for", state.copies.size());
   }
-  for (const std::vector<AsyncCopy>& promised : state.promised) {
+  for (int i = 0; i < kMaxMbarriers && state.has_promised; ++i) {
+    const std::vector<AsyncCopy>& promised = state.promised[i];
     if (!promised.empty()) {
       die("the thread ends with %zu cp.async copies whose mbarrier nobody waited for",
           promised.size());
     }
   }
   state.groups = 0;
+  state.has_promised = false;
 }
 
 }  // namespace simt

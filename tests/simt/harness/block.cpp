@@ -42,6 +42,7 @@ int num_masks[kMaxWarps];
 int openings[kMaxWarps][kNumBarriers];
 int arrived[kNumBarriers][kMaxWarps];
 int arrived_count[kMaxWarps][kNumBarriers];
+int num_at_mbarriers = 0;      // threads that wait
 bool came_to_barrier = false;  // a thread, since it was last looked which of them may open
 
 Fiber host;
@@ -68,31 +69,43 @@ struct Random {
   }
 };
 
-void to_host() {
-  Worker* me = current;
+// Lanes that have their turn one after the other, each handing over to the next.
+struct Turn {
+  const int* lanes;  // of a warp, in order
+  int first_thread;  // of the warp
+  int next;
+} turn;
+
+// The next lane that can go on, which runs from here on; null: none, and the host runs.
+Worker* take_turn() {
   current = nullptr;
-  switch_fiber(&me->fiber, &host);
+  while (turn.next < kWarpSize && !current) {
+    const int thread = turn.first_thread + turn.lanes[turn.next++];
+    if (thread < num_threads && workers[thread].state == State::kReady) current = &workers[thread];
+  }
+  if (current) block = current->block;
+  return current;
+}
+
+void hand_over() {
+  Worker* me = current;
+  Worker* next = take_turn();
+  switch_fiber(&me->fiber, next ? &next->fiber : &host);
 }
 
 void fiber_entry() {
-  finish_first_switch(&host);
+  finish_first_switch();
   for (;;) {
     tsan_acquire(&launch_begin);
     thread_body(thread_context);
     tsan_release(&launch_end);
     current->state = State::kDone;
-    to_host();
+    hand_over();
   }
 }
 
-void resume(Worker* worker) {
-  current = worker;
-  block = worker->block;
-  switch_fiber(&host, &worker->fiber);
-}
-
 void ahead_entry() {
-  finish_first_switch(&host);
+  finish_first_switch();
   for (;;) {
     tsan_acquire(&launch_begin);
     shape.grid_ahead(shape.grid_ahead_context);
@@ -234,26 +247,24 @@ bool complete_barriers() {
 // Lets the threads of a warp go on that wait for a phase which is complete, or which they complete.
 bool pass_mbarriers(int warp) {
   bool progress = false;
+  if (num_at_mbarriers == 0) return progress;
   for (int i = warp * kWarpSize; i < num_threads && i < (warp + 1) * kWarpSize; ++i) {
     Worker& w = workers[i];
     if (w.state != State::kAtMbarrier) continue;
     const Mbarrier& m = mbarriers[w.mbarrier];
     if (!phase_complete(m, w.parity) && !lacks_promises_alone(m)) continue;
     w.state = State::kReady;
+    --num_at_mbarriers;
     progress = true;
   }
   return progress;
 }
 
 bool run_lanes(int warp, const int* lane_order) {
-  bool progress = false;
-  for (int i = 0; i < kWarpSize; ++i) {
-    const int thread = warp * kWarpSize + lane_order[i];
-    if (thread >= num_threads || workers[thread].state != State::kReady) continue;
-    resume(&workers[thread]);
-    progress = true;
-  }
-  return progress;
+  turn = {lane_order, warp * kWarpSize, 0};
+  Worker* first = take_turn();
+  if (first) switch_fiber(&host, &first->fiber);
+  return first != nullptr;
 }
 
 // Runs all threads until each has ended or waits at a barrier.
@@ -463,7 +474,8 @@ namespace internal {
 void wait(State state, const char* name) {
   current->state = state;
   current->name = name;
-  to_host();
+  if (state == State::kAtMbarrier) ++num_at_mbarriers;
+  hand_over();
 }
 
 }  // namespace internal

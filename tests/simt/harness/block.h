@@ -114,6 +114,7 @@ void fence_mbarrier_init();
 // read. Bulk copies write both views; what threads store appears in it by a fence alone.
 void fence_async_proxy();
 const unsigned char* async_view(const void* smem);
+bool same_in_async_view(const void* chunk);  // of 16 bytes; the sanitizers do not see the read
 void write_async_view(void* smem, const void* from, std::size_t bytes);
 
 constexpr int kMaxRank = 5;
@@ -204,13 +205,23 @@ struct Gather {
 void combine_gather(void* const (&operands)[kWarpSize], unsigned mask);
 
 // d += a b of 16 x 16 and 16 x 8 matrices; who holds what is as the PTX manual has it
-// (src/cuda/ptx/mma.cuh). The inputs are given as numbers.
+// (src/cuda/ptx/mma.cuh).
 struct SmallProduct {
-  float a[8];
-  float b[4];
+  std::uint32_t a[4];
+  std::uint32_t b[2];
   float d[4];
 };
-void combine_small_product(void* const (&operands)[kWarpSize], unsigned mask);
+void combine_half_product(void* const (&operands)[kWarpSize], unsigned mask);
+void combine_bfloat16_product(void* const (&operands)[kWarpSize], unsigned mask);
+
+// ldmatrix of four matrices of 8 x 8 elements of 16 bits: lane i gives row i % 8 of matrix i / 8,
+// and gets two elements of each matrix.
+struct MatrixRow {
+  std::uint64_t row[2];
+  std::uint32_t registers[4];
+};
+void combine_ldmatrix(void* const (&operands)[kWarpSize], unsigned mask);
+void combine_ldmatrix_trans(void* const (&operands)[kWarpSize], unsigned mask);
 
 // d += a b of 16 x 32 and 32 x 8 bytes, in registers as the PTX manual has it
 // (src/cuda/ptx/mma8.cuh); d are the bits of fp32 or 32-bit numbers, or of pairs of fp16 ones.

@@ -149,7 +149,7 @@ inline void issue_bulk_store(const TensorMap& map, unsigned char* smem, const in
     if (coordinates[i] < 0) die("a bulk store at a coordinate of %d", coordinates[i]);
   }
   for_each_chunk(map, smem, coordinates, [](const BoxChunk& chunk) {
-    if (chunk.global && std::memcmp(chunk.smem, async_view(chunk.smem), 16) != 0)
+    if (chunk.global && !same_in_async_view(chunk.smem))
       die("a bulk store of what threads wrote without fence.proxy.async");
   });
   copy.group = bulk_state().groups;

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "block.h"
+#include "convert.h"
 #include "e4m3_sum.h"
 
 namespace simt {
@@ -138,12 +139,19 @@ void combine_s8_product(void* const (&operands)[kWarpSize], unsigned) {
   });
 }
 
-void combine_small_product(void* const (&operands)[kWarpSize], unsigned) {
+namespace {
+
+template <float (*kConvert)(std::uint16_t)>
+void multiply_small(void* const (&operands)[kWarpSize]) {
+  const auto element = [](const std::uint32_t* registers, int e) {
+    return kConvert(static_cast<std::uint16_t>(registers[e / 2] >> e % 2 * 16));
+  };
   float a[16][16], b[16][8], d[16][8];
   for (int i = 0; i < kWarpSize; ++i) {
     const SmallProduct& lane = *static_cast<SmallProduct*>(operands[i]);
-    for (int e = 0; e < 8; ++e) a[i / 4 + e / 2 % 2 * 8][i % 4 * 2 + e % 2 + e / 4 * 8] = lane.a[e];
-    for (int e = 0; e < 4; ++e) b[i % 4 * 2 + e % 2 + e / 2 * 8][i / 4] = lane.b[e];
+    for (int e = 0; e < 8; ++e)
+      a[i / 4 + e / 2 % 2 * 8][i % 4 * 2 + e % 2 + e / 4 * 8] = element(lane.a, e);
+    for (int e = 0; e < 4; ++e) b[i % 4 * 2 + e % 2 + e / 2 * 8][i / 4] = element(lane.b, e);
     for (int e = 0; e < 4; ++e) d[i / 4 + e / 2 * 8][i % 4 * 2 + e % 2] = lane.d[e];
   }
   for (int row = 0; row < 16; ++row) {
@@ -155,6 +163,40 @@ void combine_small_product(void* const (&operands)[kWarpSize], unsigned) {
     SmallProduct& lane = *static_cast<SmallProduct*>(operands[i]);
     for (int e = 0; e < 4; ++e) lane.d[e] = d[i / 4 + e / 2 * 8][i % 4 * 2 + e % 2];
   }
+}
+
+template <bool kTransposed>
+void distribute_rows(void* const (&operands)[kWarpSize]) {
+  std::uint16_t elements[4][8][8];  // matrix, row, column
+  for (int i = 0; i < kWarpSize; ++i)
+    std::memcpy(elements[i / 8][i % 8], static_cast<MatrixRow*>(operands[i])->row, 16);
+  for (int i = 0; i < kWarpSize; ++i) {
+    const int row = i / 4, column = i % 4 * 2;
+    for (int m = 0; m < 4; ++m) {
+      const auto& of = elements[m];
+      const std::uint32_t low = kTransposed ? of[column][row] : of[row][column];
+      const std::uint32_t high = kTransposed ? of[column + 1][row] : of[row][column + 1];
+      static_cast<MatrixRow*>(operands[i])->registers[m] = high << 16 | low;
+    }
+  }
+}
+
+}  // namespace
+
+void combine_half_product(void* const (&operands)[kWarpSize], unsigned) {
+  multiply_small<from_half>(operands);
+}
+
+void combine_bfloat16_product(void* const (&operands)[kWarpSize], unsigned) {
+  multiply_small<from_bfloat16>(operands);
+}
+
+void combine_ldmatrix(void* const (&operands)[kWarpSize], unsigned) {
+  distribute_rows<false>(operands);
+}
+
+void combine_ldmatrix_trans(void* const (&operands)[kWarpSize], unsigned) {
+  distribute_rows<true>(operands);
 }
 
 }  // namespace simt

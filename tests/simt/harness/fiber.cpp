@@ -28,6 +28,10 @@ namespace {
 constexpr std::size_t kStackBytes = 256 << 10;
 constexpr std::size_t kGuardBytes = 4096;
 
+#if defined(SIMT_ASAN)
+Fiber* left = nullptr;  // by the last switch
+#endif
+
 char* allocate_stack() {
   void* memory = mmap(nullptr, kStackBytes + kGuardBytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -84,13 +88,18 @@ void swap(Fiber* from, Fiber* to) {
   simt_switch(&from->stack_pointer, to->stack_pointer);
 }
 
-// Below what the ABI lets a function use under its stack pointer. Not by memset, which sanitizers
+// Below what the ABI lets a function use under its stack pointer: as far down as the fiber has been
+// at its switches, and what functions in between may have used. Not by memset, which sanitizers
 // take for an access of the scheduler's.
 void poison(Fiber* fiber) {
-  constexpr std::size_t kRedZone = 128, kBytes = 16 << 10;
-  char* const end = static_cast<char*>(fiber->stack_pointer) - kRedZone;
-  for (std::size_t i = sizeof(std::uint64_t); i <= kBytes; i += sizeof(std::uint64_t))
-    *reinterpret_cast<volatile std::uint64_t*>(end - i) = ~std::uint64_t{0};
+  constexpr std::size_t kRedZone = 128, kBetween = 4 << 10, kMost = 16 << 10;
+  char* const top = static_cast<char*>(fiber->stack_pointer);
+  const std::size_t used = fiber->lowest ? top - static_cast<char*>(fiber->lowest) : kMost;
+  const std::size_t bytes = used + kBetween < kMost ? used + kBetween : kMost;
+  fiber->lowest = top;
+  void* to = top - kRedZone - bytes;
+  std::size_t words = bytes / sizeof(std::uint64_t);
+  asm volatile("rep stosq" : "+D"(to), "+c"(words) : "a"(~std::uint64_t{0}) : "memory");
 }
 
 }  // namespace
@@ -144,26 +153,26 @@ void poison_stack(Fiber* fiber) {
   poison(fiber);
 }
 
-void finish_first_switch(Fiber* from) {
+void finish_first_switch() {
 #if defined(SIMT_ASAN)
   const void* bottom = nullptr;
   std::size_t bytes = 0;
   __sanitizer_finish_switch_fiber(nullptr, &bottom, &bytes);
-  from->stack = const_cast<char*>(static_cast<const char*>(bottom));
-  from->stack_bytes = bytes;
-#else
-  (void)from;
+  left->stack = const_cast<char*>(static_cast<const char*>(bottom));
+  left->stack_bytes = bytes;
 #endif
 }
 
 void switch_fiber(Fiber* from, Fiber* to) {
 #if defined(SIMT_ASAN)
+  left = from;
   __sanitizer_start_switch_fiber(&from->asan_fake_stack, to->stack, to->stack_bytes);
 #endif
 #if defined(SIMT_TSAN)
   __tsan_switch_to_fiber(to->tsan_fiber, __tsan_switch_to_fiber_no_sync);
 #endif
   swap(from, to);
+  if (from->stack_pointer < from->lowest) from->lowest = from->stack_pointer;
 #if defined(SIMT_ASAN)
   __sanitizer_finish_switch_fiber(from->asan_fake_stack, nullptr, nullptr);
 #endif

@@ -8,6 +8,8 @@ namespace simt {
 
 struct Fiber {
   void* stack_pointer = nullptr;
+  void* lowest =
+      nullptr;            // stack pointer at a switch since its stack was poisoned; null: all of it
   char* stack = nullptr;  // lowest address
   std::size_t stack_bytes = 0;
   void* asan_fake_stack = nullptr;
@@ -25,7 +27,7 @@ void make_fiber(Fiber* fiber, void (*entry)());
 void poison_stack(Fiber* fiber);
 
 // The first thing that `entry` does: completes the switch that led to it.
-void finish_first_switch(Fiber* from);
+void finish_first_switch();
 
 // Saves the running fiber in `from` and runs `to`. Returns when somebody switches back to `from`.
 void switch_fiber(Fiber* from, Fiber* to);

@@ -33,7 +33,7 @@ struct CopyJob {
 } copy_job;
 
 void tma_entry() {
-  finish_first_switch(&current->fiber);
+  finish_first_switch();
   for (;;) {
     const int i = copy_job.mbarrier;
     tsan_acquire(&block->sync->tma_units[i]);
@@ -115,6 +115,10 @@ void fence_mbarrier_init() {
 
 const unsigned char* async_view(const void* smem) {
   return block->async_view + (static_cast<const unsigned char*>(smem) - dynamic_smem());
+}
+
+bool same_in_async_view(const void* chunk) {
+  return std::memcmp(chunk, async_view(chunk), 16) == 0;
 }
 
 // Not by memcpy, which ThreadSanitizer sees.

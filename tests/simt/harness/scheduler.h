@@ -26,18 +26,19 @@ enum class State {
 
 struct Block;
 
-struct Worker {  // the scheduler's state of a thread
+// The scheduler's state of a thread: first what it looks at for every collective.
+struct alignas(64) Worker {
+  State state = State::kDone;
+  unsigned mask = 0;
+  const char* name = "";  // of the barrier or collective it waits at
+  void* operand = nullptr;
   Fiber fiber;
   Thread thread;
   Block* block = nullptr;
   int rank = 0;  // of its block in the cluster
-  State state = State::kDone;
-  const char* name = "";  // of the barrier or collective it waits at
   const char* file = "";
   int line = 0;
-  unsigned mask = 0;
   Combine combine = nullptr;
-  void* operand = nullptr;
   int barrier_id = 0;  // of the bar.sync it waits at, and the number of threads it waits for
   int barrier_count = 0;
   int mbarrier = 0;  // that it waits at, and the parity

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "block.h"
+#include "convert.h"
 #include "e4m3_sum.h"
 
 namespace simt {
@@ -12,23 +13,6 @@ namespace {
 
 constexpr int kDepth = 16;  // k
 constexpr int kMaxN = 256;
-
-float from_bits(std::uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
-float from_bfloat16(std::uint16_t bits) {
-  return from_bits(std::uint32_t{bits} << 16);
-}
-
-float from_half(std::uint16_t bits) {
-  const std::uint32_t sign = std::uint32_t{bits} >> 15 << 31, rest = bits & 0x7FFFu;
-  if (rest >= 0x7C00u) return from_bits(sign | 0x7F800000u | (rest & 0x3FFu) << 13);
-  const float magnitude = from_bits(rest << 13) * 0x1p112f;  // the exponents' biases differ
-  return sign ? -magnitude : magnitude;
-}
 
 using Convert = float (*)(std::uint16_t);
 
