@@ -303,15 +303,9 @@ void fill_row(const Tensor<T>& tensor, int row, T value) {
   }
 }
 
-// Factors of both sizes.
-inline void make_descales(const Case& c, Tensor<float>* descales, int heads, std::mt19937* random) {
-  descales->allocate({c.batch_size, heads, 1, 1}, {heads, 1, 0, 0});
-  std::uniform_real_distribution<float> exponent(-1.0f, 1.0f);
-  descales->for_each([&](float& x) { x = std::exp2(exponent(*random)); });
-}
-
+// Without values: all that a plan asks for.
 template <typename T, typename Out = T>
-Tensors<T, Out> make_tensors(const Case& c) {
+Tensors<T, Out> allocate_tensors(const Case& c) {
   Tensors<T, Out> t;
   const int batch = c.varlen() ? 1 : c.batch_size;
   const int rows_q = c.varlen() ? c.total_q : c.seqlen_q;
@@ -322,6 +316,24 @@ Tensors<T, Out> make_tensors(const Case& c) {
   allocate(&t.v, c.layout, batch, rows_k, c.num_heads_kv, c.dim_v());
   allocate(&t.out, layout_q, batch, rows_q, c.num_heads, c.dim_v());
   allocate(&t.lse, Layout::kBshd, batch, c.num_heads, rows_q, 1);
+  if (c.sinks) t.sinks.allocate({1, c.num_heads, 1, 1}, {0, 1, 0, 0});
+  if (c.alibi) t.alibi.allocate({c.batch_size, c.num_heads, 1, 1}, {0, 1, 0, 0});
+  if (c.bias == Bias::kOwnDType) allocate_scores(&t.bias, c, true, false);
+  if (c.bias == Bias::kFloat32) allocate_scores(&t.bias_float32, c, false, true);
+  if (c.mask) allocate_scores(&t.mask, c, true, true);
+  if (c.descales) {
+    const int heads_q = c.q_descale_by_kv_head ? c.num_heads_kv : c.num_heads;
+    t.q_descale.allocate({c.batch_size, heads_q, 1, 1}, {heads_q, 1, 0, 0});
+    for (Tensor<float>* descale : {&t.k_descale, &t.v_descale})
+      descale->allocate({c.batch_size, c.num_heads_kv, 1, 1}, {c.num_heads_kv, 1, 0, 0});
+  }
+  // Copies, whose blocks end where they do.
+  t.cu_seqlens_q = c.cu_seqlens_q, t.cu_seqlens_k = c.cu_seqlens_k, t.seqused_k = c.seqused_k;
+  return t;
+}
+
+template <typename T, typename Out>
+void fill_tensors(const Case& c, const Tensors<T, Out>& t) {
   std::mt19937 random(7 * c.seqlen_q + c.seqlen_k + 1000 * c.head_dim);
   // Wide scores: the maximum of a row keeps rising from tile to tile, and some keys weigh much more
   // than others.
@@ -348,11 +360,6 @@ Tensors<T, Out> make_tensors(const Case& c) {
     if (in_use) continue;
     fill_row(t.k, row, static_cast<T>(NAN)), fill_row(t.v, row, static_cast<T>(NAN));
   }
-  if (c.sinks) t.sinks.allocate({1, c.num_heads, 1, 1}, {0, 1, 0, 0});
-  if (c.alibi) t.alibi.allocate({c.batch_size, c.num_heads, 1, 1}, {0, 1, 0, 0});
-  if (c.bias == Bias::kOwnDType) allocate_scores(&t.bias, c, true, false);
-  if (c.bias == Bias::kFloat32) allocate_scores(&t.bias_float32, c, false, true);
-  if (c.mask) allocate_scores(&t.mask, c, true, true);
   t.sinks.fill(&random, 1.0, 1.0);
   t.alibi.fill(&random, 0.05, 0.25);
   t.bias.fill(&random, 1.0, 0.5);
@@ -360,18 +367,21 @@ Tensors<T, Out> make_tensors(const Case& c) {
   if (c.bias_rise != 0.0) raise_bias(c, t.bias), raise_bias(c, t.bias_float32);
   t.mask.for_each([&](std::uint8_t& m) { m = random() % 4 ? 1 + random() % 255 : 0; });
   if (c.extreme) set_extremes(c, t);
-  if (c.descales) {
-    make_descales(c, &t.q_descale, c.q_descale_by_kv_head ? c.num_heads_kv : c.num_heads, &random);
-    make_descales(c, &t.k_descale, c.num_heads_kv, &random);
-    make_descales(c, &t.v_descale, c.num_heads_kv, &random);
-    if (c.k_descale) t.k_descale.for_each([&](float& x) { x = *c.k_descale; });
-  }
+  // Factors of both sizes.
+  std::uniform_real_distribution<float> exponent(-1.0f, 1.0f);
+  for (const Tensor<float>* descale : {&t.q_descale, &t.k_descale, &t.v_descale})
+    descale->for_each([&](float& x) { x = std::exp2(exponent(random)); });
+  if (c.k_descale) t.k_descale.for_each([&](float& x) { x = *c.k_descale; });
   // One row sees nothing, some see nothing in whole tiles.
   for (int i = 0; t.mask.data() && i < std::min(c.seqlen_q, 4); ++i) {
     for (int j = i == 0 ? 0 : 5; j < c.seqlen_k; ++j) t.mask.at(0, 0, i, j) = 0;
   }
-  // Copies, whose blocks end where they do.
-  t.cu_seqlens_q = c.cu_seqlens_q, t.cu_seqlens_k = c.cu_seqlens_k, t.seqused_k = c.seqused_k;
+}
+
+template <typename T, typename Out = T>
+Tensors<T, Out> make_tensors(const Case& c) {
+  Tensors<T, Out> t = allocate_tensors<T, Out>(c);
+  fill_tensors(c, t);
   return t;
 }
 

@@ -80,7 +80,8 @@ void compare_head(const Case& c, const Tensors<T, Out>& t, int batch, int head,
 // The host works on tensors in functions that host.cpp has, without sanitizers: these are
 // for the kernels, and take most of their time here.
 #define SIMT_HOST(declared, T, Out)                                                           \
-  declared template Tensors<T, Out> make_tensors(const Case&);                                \
+  declared template Tensors<T, Out> allocate_tensors(const Case&);                            \
+  declared template void fill_tensors(const Case&, const Tensors<T, Out>&);                   \
   declared template reference::Problem make_problem(const Case&, const Tensors<T, Out>&, int, \
                                                     int);                                     \
   declared template void compare_head(const Case&, const Tensors<T, Out>&, int, int,          \

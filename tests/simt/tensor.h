@@ -43,7 +43,7 @@ class Tensor {
   std::int64_t stride(int dim) const { return strides_[dim]; }
 
   // Normally distributed numbers, off zero by `offset`.
-  void fill(std::mt19937* random, double deviation, double offset) {
+  void fill(std::mt19937* random, double deviation, double offset) const {
     std::normal_distribution<double> normal(offset, deviation);
     for_each([&](T& x) { x = static_cast<T>(static_cast<float>(normal(*random))); });
   }

@@ -86,6 +86,16 @@ constexpr bool is_built(int tile) {
 #endif
 }
 
+// The same of the tile of a case, before there are tensors for a plan.
+template <typename KV>
+bool is_built_for(const Case& c) {
+  int tile = 256;
+  for (const int smaller : {128, 64}) {
+    if (std::max(c.head_dim, c.dim_v()) <= smaller) tile = smaller;
+  }
+  return is_built<KV>(tile);
+}
+
 // Whether there are kernels for a case's keys as elements of KV.
 template <typename KV>
 bool has_keys_of(const DecodeCase& d) {
@@ -110,6 +120,7 @@ void run(simt::Tests& tests, const DecodeCase& d, int variant, int blocks, int c
       (d.split_size ? " split_size " + std::to_string(d.split_size) : "");
   if (name.find(filter) == std::string::npos) return;
   if (std::is_same_v<T, __half> && std::abs(c.rise) > 1000.0) return;  // beyond float16
+  if (!is_built_for<KV>(c)) return;
   simt::Tensors<T> t = simt::make_tensors<T>(c);
   if (d.narrow_out)
     simt::allocate(&t.out, Layout::kAlign2, c.batch_size, c.seqlen_q, c.num_heads, c.dim_v());
