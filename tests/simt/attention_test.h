@@ -87,16 +87,25 @@ struct DTypeOf<float> {
   static constexpr dlattn::DType value = dlattn::DType::kFloat32;
 };
 
-// Whether this build has the instance of a dtype and a tile of head_dim. Most of the tests' time is
-// compilation, so each build has a tile in one 16-bit dtype alone: where that is float16 under
-// AddressSanitizer it is bfloat16 in the others. SIMT_ALL_INSTANCES leaves all of them, SIMT_TILE a
-// single tile.
+// The largest tile of head_dim that builds with a sanitizer have, whose compilation and runs are
+// most of the tests' time. Larger ones differ in lengths of loops and numbers of stages; they are
+// for SIMT_ALL_TILES, of the nightly run. A test of which most cases have a larger one says so.
+#if !defined(SIMT_SANITIZED_TILE)
+#define SIMT_SANITIZED_TILE 96
+#endif
+
+// Whether this build has the instance of a dtype and a tile of head_dim. Each has a tile in one
+// 16-bit dtype alone: where that is float16 under AddressSanitizer it is bfloat16 in the others.
+// SIMT_ALL_INSTANCES leaves all of them, SIMT_TILE a single tile.
 constexpr bool is_built([[maybe_unused]] dlattn::DType dtype, [[maybe_unused]] int tile) {
 #if defined(SIMT_TILE)
   return dtype != dlattn::DType::kBFloat16 && dtype != dlattn::DType::kFloat32 && tile == SIMT_TILE;
 #elif defined(SIMT_ALL_INSTANCES)
   return true;
 #else
+#if (defined(SIMT_ASAN) || defined(SIMT_TSAN)) && !defined(SIMT_ALL_TILES)
+  if (tile > SIMT_SANITIZED_TILE) return false;
+#endif
 #if defined(SIMT_ASAN)
   const bool in_float16 = tile / 64 % 2 == 1;
 #else

@@ -1,3 +1,5 @@
+#define SIMT_SANITIZED_TILE 128
+
 #include <initializer_list>
 #include <vector>
 

@@ -1,4 +1,6 @@
 // sm90_fp8 on 16-bit inputs that were quantised: tiles of k and v have scales of their own.
+#define SIMT_SANITIZED_TILE 128
+
 #include <cmath>
 
 #include "cuda/forward/sm90_fp8/kernel.cuh"
