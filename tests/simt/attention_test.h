@@ -52,7 +52,7 @@ inline std::vector<Schedule> schedules() {
 #elif defined(SIMT_ALL_ORDERS)
   return {0, 1, 2, 3};
 #else
-  return {0, 1, 3};
+  return {0, 1};
 #endif
 }
 

@@ -95,10 +95,17 @@ inline std::vector<Case> far_key_cases() {
   return cases;
 }
 
+// Scores are made in the same way at every head_dim: one has every value, others a few of them.
+#if defined(SIMT_ALL_INSTANCES)
+constexpr bool kEveryValue = true;
+#else
+constexpr bool kEveryValue = false;
+#endif
+
 inline std::vector<Case> value_cases() {
   std::vector<Case> cases;
   for (const int head_dim : {64, 96, 128, 192, 256, 512}) {
-    const bool all = head_dim == 64 || head_dim == 128;
+    const bool all = head_dim == 64 || (kEveryValue && head_dim == 128);
     append(&cases, value_cases_of({20, 200, head_dim, kFull, 2, 1}, all));
   }
   append(&cases, value_cases_of({40, 136, 192, kCausal, 1, 1, Layout::kBshd, 128}, false));
