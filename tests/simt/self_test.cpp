@@ -244,6 +244,25 @@ void uninitialised_smem() {
   if (std::isnan(out)) fail("shared memory that nobody wrote");
 }
 
+// An element of an array that the compiler takes for written.
+__attribute__((noinline)) float element_of_local(bool write) {
+  float x[64];
+  asm volatile("" : "=m"(x));
+  for (int i = 0; write && i < 64; ++i) x[i] = 1.0f;
+  asm volatile("" : : "m"(x));
+  return x[7];
+}
+
+// The array of the second block lies where that of the first one did.
+void uninitialised_local() {
+  float out = 0.0f;
+  simt::launch({dim3(2), dim3(kThreads), 0, 0}, [&] {
+    const float x = element_of_local(blockIdx.x == 0);
+    if (blockIdx.x == 1 && threadIdx.x == 0) out = x;
+  });
+  if (std::isnan(out)) fail("a local variable that nobody wrote");
+}
+
 void divergent_barrier() {
   simt::launch(one_block(0), [&] {
     if (threadIdx.x < 32) __syncthreads();
@@ -576,6 +595,7 @@ const std::vector<Case> kCases = {
     {"shared memory past its end", [] { smem_bounds(1); },
      kAsan ? "AddressSanitizer: use-after-poison" : "outside the 252 bytes"},
     {"shared memory before it is written", uninitialised_smem, kWrong},
+    {"a local variable before it is written", uninitialised_local, kWrong},
     {"divergent __syncthreads", divergent_barrier, "different __syncthreads"},
     {"exit before __syncthreads", exit_before_barrier,
      "after some threads of the block have ended"},
