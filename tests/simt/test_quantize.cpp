@@ -234,6 +234,14 @@ void run(simt::Tests* tests, const std::string& filter, const QuantizeCase& c,
   tests->report(name, {}, simt::DTypeOf<T>::value, trouble);
 }
 
+// Races depend neither on values nor on the dtype: ThreadSanitizer's build has each case in one of
+// both, unless it has every tile.
+#if defined(SIMT_TSAN) && !defined(SIMT_ALL_TILES)
+constexpr bool kRacesAlone = true;
+#else
+constexpr bool kRacesAlone = false;
+#endif
+
 QuantizeCase fixed(int batch, int seqlen, int heads, int head_dim, int head_dim_v = 0,
                    Layout layout = Layout::kBshd, Values values = Values::kUsual) {
   QuantizeCase c;
@@ -336,10 +344,13 @@ void run_queries(simt::Tests* tests, const std::string& filter, const Case& c) {
 int main(int argc, char** argv) {
   const std::string filter = argc > 1 ? argv[1] : "";
   simt::Tests tests("quantize", "");
+  int number = 0;
   for (const QuantizeCase& c : cases()) {
+    if (kRacesAlone && c.values != Values::kUsual) continue;
     for (const Precision precision : {Precision::kInt8Fp8, Precision::kFp8, Precision::kInt8Fp16}) {
-      run<half>(&tests, filter, c, precision);
-      run<__nv_bfloat16>(&tests, filter, c, precision);
+      const bool in_half = ++number % 2 == 0;
+      if (!kRacesAlone || in_half) run<half>(&tests, filter, c, precision);
+      if (!kRacesAlone || !in_half) run<__nv_bfloat16>(&tests, filter, c, precision);
     }
   }
   const Case packed = {1, 1, 64, simt::kFull, 4, 2};
