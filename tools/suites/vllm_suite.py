@@ -12,8 +12,9 @@ cache has 8.
 Every token must be the one that vLLM's own backend chooses, and its logarithmic probability close.
 Where two tokens are as likely, the rest of that request is not compared; such ties are counted.
 `vllm_suite_plugin`, a plug-in of the server's processes, compares every call of dlattn with float64
-attention over the values that the cache holds. It also rounds what vLLM's own backend for CPUs
-writes to a cache of 8 bits as dlattn does, to the nearest: that backend rounds towards zero.
+attention over the values that the cache holds: twice a plain computation's error is allowed. It
+also rounds what vLLM's own backend for CPUs writes to a cache of 8 bits as dlattn does, to the
+nearest: that backend rounds towards zero.
 
 A run has failed without calls of each kind of step, or where vLLM found no prefix in its cache.
 The seconds printed include starting up, of whatever vLLM compiles at its first steps.
@@ -55,7 +56,9 @@ BLOCK = 32  # tokens of a block of the cache; vLLM's caches of 8 bits on CPUs ha
 TOKENS = 24  # that each request gets
 VOCABULARY = 512
 TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 0.1}  # of a logarithmic probability
-ERROR = 4.0  # units in the last place of the largest value: of a call's output
+# Where two runs differ in the last place, a key may be rounded to another value of 8 bits.
+TOLERANCE_8_BITS = 0.1
+ERROR = 2.0  # times a plain computation's, of a call's output
 LOG = 300  # characters of a line that a server printed, the last ones
 KINDS = ("single tokens alone", "single tokens beside prompts", "chunks behind others")
 
@@ -194,7 +197,7 @@ def server(
 
 def told(log: Path) -> str:
     """A server's first lines that name an error, which the last ones only refer to."""
-    lines = [line for line in log.read_text().splitlines() if re.search(r"Error\b.*: ", line)]
+    lines = [line for line in log.read_text().splitlines() if re.search(r"ERROR.*Error: ", line)]
     return "\n".join(line[-LOG:] for line in lines[:3])
 
 
@@ -288,13 +291,14 @@ def run_case(name: str, cache: str, dtype: str, folder: Path, patience: float) -
             with server(folder / name, backend, cache, dtype, calls, path, patience) as address:
                 runs[backend or "default"] = serve(address)
         except RuntimeError as error:
-            return {"dtype": dtype, "equal": 0, "wrong": [str(error)]}
+            return {"dtype": dtype, "equal": 0, "wrong": [f"{backend or 'default'}: {error}"]}
         records[backend] = list(read(calls))
     kinds = Counter(kind for record in records["DLATTN"] for kind in record["kinds"])
     error = max((record["error"] for record in records["DLATTN"]), default=0.0)
+    tolerance = TOLERANCES[dtype] if cache == "auto" else max(TOLERANCES[dtype], TOLERANCE_8_BITS)
     row = {
         "dtype": dtype,
-        **compare(*(run.pop("completions") for run in runs.values()), TOLERANCES[dtype]),
+        **compare(*(run.pop("completions") for run in runs.values()), tolerance),
         "calls": len(records["DLATTN"]),
         "kinds": dict(kinds),
         "largest_error": round(error, 3),
@@ -303,7 +307,7 @@ def run_case(name: str, cache: str, dtype: str, folder: Path, patience: float) -
     if records[None]:
         row["wrong"].append("dlattn was called without being asked for")
     if not error <= ERROR:
-        row["wrong"].append(f"a call's error is {error:.3g} units, more than {ERROR}")
+        row["wrong"].append(f"a call's error is {error:.3g} times a plain one's, more than {ERROR}")
     row["wrong"] += [f"no call of {kind}" for kind in KINDS if not kinds[kind]]
     row["wrong"] += [f"{who} found no prefix" for who, run in runs.items() if not run["prefix"]]
     return row
