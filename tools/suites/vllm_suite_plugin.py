@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 import dlattn
-from dlattn.reference import attention_reference, same_dtype_reference
+from dlattn.reference import attention_reference, error_bound, max_error
 
 SCORES = ("causal", "softmax_scale", "window", "softcap", "alibi_slopes", "sinks")
 _attend = dlattn.attention_varlen
@@ -29,14 +29,11 @@ def kinds(new: list[int], keys: list[int]) -> list[str]:
 
 
 def error(arguments: Any, options: Any) -> float:
-    """The largest error of a call's output, in those of a plain computation in the queries' dtype.
+    """The largest error of a call's output, relative to `error_bound`: twice a plain computation's.
 
-    Half a unit in the last place of the largest value is added to what a plain one errs by.
     Keys and values are read from the pages and multiplied by their factors, so that neither the
     rounding of a cache in 8 bits nor who wrote it counts.
     """
-    import torch
-
     q, out = arguments[0].cpu(), options["out"].cpu()
     starts, lengths = arguments[3].tolist(), options["seqused_k"].tolist()
     shared = {
@@ -54,11 +51,10 @@ def error(arguments: Any, options: Any) -> float:
             for cache, factor in zip(arguments[1:3], ("k_descale", "v_descale"), strict=True)
         )
         given = (q[None, rows], k[None], v[None])
-        want = torch.as_tensor(attention_reference(*given, **shared)[0])
         dtype = str(q.dtype).removeprefix("torch.")
-        plain = torch.as_tensor(same_dtype_reference(*given, dtype=dtype, **shared)[0])
-        allowed = (plain - want).abs().max() + torch.finfo(q.dtype).eps / 2 * v.abs().max()
-        found = float((out[rows].double() - want[0]).abs().max() / allowed)
+        expected = attention_reference(*given, **shared)
+        allowed = error_bound(*given, dtype=dtype, expected=expected, **shared).out
+        found = max_error(out[None, rows], expected[0]) / allowed
         largest = max(largest, found if found == found else float("inf"))
     return largest
 

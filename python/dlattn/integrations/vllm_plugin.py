@@ -25,11 +25,14 @@ def _member() -> Any:
     A process that vLLM spawns unpickles its configuration before it loads any plug-in, and would
     find no such member: so a pickle of it has the name of this function.
     """
+    from vllm.v1.attention.backends import registry
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     if NAME not in AttentionBackendEnum.__members__:
         register_backend(NAME, "dlattn.vllm.DlattnBackend")
         if NAME not in AttentionBackendEnum.__members__:
+            # Earlier registries keep whatever they get, as a key of what overrides members.
+            getattr(registry, "_ATTN_OVERRIDES", {}).pop(NAME, None)
             raise RuntimeError("register_backend adds no member for a name")
     member: Any = AttentionBackendEnum.__members__[NAME]
     member.__reduce_ex__ = lambda protocol: (_member, ())
@@ -48,12 +51,13 @@ def _be_chosen_on_cpus(member: Any) -> None:
     if not current_platform.is_cpu() or hasattr(theirs, "dlattn"):
         return
 
-    def get_attn_backend_cls(
-        cls: Any, selected_backend: Any, attn_selector_config: Any, *others: Any, **options: Any
-    ) -> Any:
-        if selected_backend is not member:
-            return theirs(selected_backend, attn_selector_config, *others, **options)
-        asked = attn_selector_config._asdict()
+    def get_attn_backend_cls(cls: Any, *given: Any, **options: Any) -> Any:
+        names = ("selected_backend", "attn_selector_config")
+        named = dict(zip(names, given, strict=False)) | options
+        chosen: Any = named.get("selected_backend")
+        if chosen is not member:
+            return theirs(*given, **options)  # another version's arguments too
+        asked = named["attn_selector_config"]._asdict()
         reasons = member.get_class().validate_configuration(device_capability=None, **asked)
         if reasons:
             raise ValueError(f"attention backend {NAME}: {', '.join(reasons)}")
