@@ -42,6 +42,7 @@ exclude_patterns = ["build", "dist", ".venv", "**/.*"]
 # The pages of frameworks need them: what is documented is what was imported.
 _FRAMEWORKS = {
     "torch": ["torch"],
+    "flash_attn_interface": ["torch"],
     "transformers": ["torch", "transformers"],
     "diffusers": ["torch", "diffusers"],
     "jax": ["jax"],

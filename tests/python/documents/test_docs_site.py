@@ -84,6 +84,7 @@ def test_site_has_the_docstrings(site: Path) -> None:
     ("name", "needed", "marks"),
     [
         ("flash_attn", [], ["flash_attn_varlen_func", "alibi_slopes"]),
+        ("flash_attn_interface", ["torch"], ["_flash_attn_varlen_backward", "softmax_d"]),
         ("sageattention", [], ["sageattn_varlen", "tensor_layout"]),
         ("torch", ["torch"], ["activate", "deactivate", "stats"]),
         ("transformers", ["torch", "transformers"], ["attention_forward"]),

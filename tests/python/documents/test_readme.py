@@ -125,6 +125,20 @@ def test_switching_example(name: str, options: dict[str, Any]) -> None:
     assert max_error(out, expected[0]) <= bound.out
 
 
+def test_replacing_flash_attn_example() -> None:
+    pytest.importorskip("torch")
+    more = """
+from flash_attn import __version__, flash_attn_func
+from flash_attn.flash_attn_interface import _flash_attn_varlen_backward, flash_attn_func as same
+
+assert flash_attn_func is same is dlattn.flash_attn.flash_attn_func
+assert _flash_attn_backward.__module__.startswith("dlattn.")
+assert "2.7" < __version__ < "2.9"
+"""
+    code = example("replace_flash_attn")[0] + more
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_float8_example() -> None:
     pytest.importorskip("torch")
     scope: dict[str, Any] = {}

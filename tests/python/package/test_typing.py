@@ -45,7 +45,7 @@ CONFIG = """
 [mypy]
 strict = True
 python_version = 3.12
-[mypy-dlattn.integrations.*,dlattn.flash_attn,dlattn.sageattention,dlattn._sdpa,dlattn.reference.*]
+[mypy-dlattn.integrations.*,dlattn.flash_attn.*,dlattn.sageattention,dlattn._sdpa,dlattn.reference.*]
 follow_imports = skip
 """
 

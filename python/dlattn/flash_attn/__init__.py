@@ -43,6 +43,11 @@ softmax_lse; here softmax_lse is that of the scores as described.
 All functions raise UnsupportedError, TypeError and DeviceError as `attention` does, among others
 for dropout_p other than 0.
 
+The passes that training code calls itself, `_flash_attn_forward` and `_flash_attn_backward`, are in
+`dlattn.flash_attn.flash_attn_interface`, as in flash-attn; with
+sys.modules["flash_attn"] = dlattn.flash_attn code that imports flash-attn finds them there.
+__version__ is that of the flash-attn whose signatures these are.
+
 Source: Dao. FlashAttention-2. arXiv:2307.08691, 2023; https://github.com/Dao-AILab/flash-attention.
 """
 
@@ -75,6 +80,8 @@ __all__ = [
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
 ]
+
+__version__ = "2.8.3"
 
 
 def flash_attn_func(
