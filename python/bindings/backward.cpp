@@ -4,18 +4,13 @@
 #include <string>
 
 #include "attention.h"
+#include "backward_tensors.h"
 #include "errors.h"
 #include "gil.h"
 #include "report.h"
 
 namespace dlattn::python {
 namespace {
-
-// The gradients, in the order in which they are returned.
-constexpr int kNumGradients = 6;
-constexpr const char* kGradients[kNumGradients] = {"dq",    "dk", "dv", "dbias", "dalibi_slopes",
-                                                   "dsinks"};
-constexpr const char* kInputs[kNumGradients] = {"q", "k", "v", "bias", "alibi_slopes", "sinks"};
 
 // The results: each a tensor, or null where it is not wanted.
 struct Gradients {
@@ -144,24 +139,8 @@ class BackwardProblem {
     const Tensor& lse = import(call_.lse, "lse", target);
     check_dtype(lse, kFloat32);
     set_lse(lse, &problem_);
-    const Dims at = dims_of(problem_.layout);
-    const bool listed = problem_.out.ndim == 3;
-    if (!call_.dout.is_none()) {
-      const Tensor& dout = import(call_.dout, "dout", target);
-      check_shape(dout, problem_.out, "that of out");
-      check_dtype(dout, to_dlpack(problem_.params.out.dtype));
-      check_last_stride(dout);
-      set_view(dout, at, listed, &params_.dout);
-      params_.dout.data = dout.data, params_.dout.dtype = problem_.params.out.dtype;
-    }
-    if (call_.dlse.is_none()) return;
-    const Tensor& dlse = import(call_.dlse, "dlse", target);
-    check_dtype(dlse, kFloat32);
-    check_shape(dlse, problem_.lse, "that of lse");
-    params_.dlse.data = static_cast<const float*>(dlse.data);
-    params_.dlse.batch_stride = dlse.ndim == 3 ? dlse.strides[0] : 0;
-    params_.dlse.head_stride = dlse.strides[dlse.ndim - 2];
-    params_.dlse.row_stride = dlse.strides[dlse.ndim - 1];
+    if (!call_.dout.is_none()) set_dout(import(call_.dout, "dout", target), problem_, &params_);
+    if (!call_.dlse.is_none()) set_dlse(import(call_.dlse, "dlse", target), problem_, &params_);
   }
 
   // The tensor that came in as the input of a gradient.
@@ -174,16 +153,16 @@ class BackwardProblem {
   // Where a gradient goes: the caller's tensor, or a new one.
   void place(int i, const Target& target, std::optional<Allocation>* made) {
     const Tensor& of = input(i);
-    const bool is_float32 = i > 3;
-    const DType dtype = is_float32 ? DType::kFloat32 : to_dtype(of, "that of q, or float32");
     const nb::handle given = this->given(i);
-    if (given.is_none() && !made) {
-      set(i, stand_in(kGradients[i], i, shape_of(of), to_dlpack(dtype), target.device), dtype);
-      return;
-    }
     if (given.is_none()) {
-      made->emplace(allocate(target, kGradients[i], of.shape, of.ndim, dtype));
-      set(i, (*made)->tensor, dtype);
+      const DType dtype = gradient_dtype(i, of);
+      if (made) {
+        made->emplace(allocate(target, kGradients[i], of.shape, of.ndim, dtype));
+        set_gradient(i, (*made)->tensor, of, problem_, &params_);
+        return;
+      }
+      const Tensor none = stand_in(kGradients[i], i, shape_of(of), to_dlpack(dtype), target.device);
+      set_gradient(i, none, of, problem_, &params_);
       return;
     }
     if (target.type->deferred)
@@ -192,43 +171,7 @@ class BackwardProblem {
     tensor = import_tensor(given, kGradients[i], target, true);
     if (tensor.read_only)
       unsupported(kGradients[i], " is read-only; accepted: a tensor that can be written");
-    check_dtype(tensor, to_dlpack(dtype));
-    check_shape(tensor, shape_of(of), concat("that of ", kInputs[i]).c_str());
-    set(i, tensor, dtype);
-  }
-
-  static Shape shape_of(const Tensor& tensor) {
-    Shape shape;
-    shape.ndim = tensor.ndim;
-    for (int n = 0; n < tensor.ndim; ++n) shape.sizes[n] = tensor.shape[n];
-    return shape;
-  }
-
-  void set(int i, const Tensor& tensor, DType dtype) {
-    const AttentionParams& p = problem_.params;
-    if (i < 3) {
-      MutableTensorView* const views[] = {&params_.dq, &params_.dk, &params_.dv};
-      check_last_stride(tensor);
-      set_view(tensor, dims_of(problem_.layout), tensor.ndim == 3, views[i]);
-      views[i]->dtype = dtype;
-      return;
-    }
-    TensorView view;
-    if (i == 3) {
-      read_scores(tensor, p, &view);
-      params_.dbias.batch_stride = view.batch_stride, params_.dbias.head_stride = view.head_stride;
-      params_.dbias.row_stride = view.row_stride, params_.dbias.col_stride = view.col_stride;
-      params_.dbias.data = tensor.data, params_.dbias.dtype = dtype;
-      return;
-    }
-    if (i == 4) {
-      read_by_head(tensor, p, &view);
-    } else {
-      view.head_stride = tensor.strides[0];
-    }
-    BasicTensorView<float>& gradient = i == 4 ? params_.dalibi_slopes : params_.dsinks;
-    gradient.data = static_cast<float*>(tensor.data);
-    gradient.batch_stride = view.batch_stride, gradient.head_stride = view.head_stride;
+    set_gradient(i, tensor, of, problem_, &params_);
   }
 
   struct Workspace {

@@ -51,6 +51,13 @@ struct Shape {
   std::int64_t sizes[4] = {};
 };
 
+inline Shape shape_of(const Tensor& tensor) {  // of up to 4 dimensions
+  Shape shape;
+  shape.ndim = tensor.ndim;
+  for (int i = 0; i < tensor.ndim; ++i) shape.sizes[i] = tensor.shape[i];
+  return shape;
+}
+
 // An AttentionCall with its tensors taken in and its arguments checked against each other; what is
 // left for dlattn::forward to check are the values in `params`.
 struct Problem {
