@@ -73,6 +73,8 @@ NB_MODULE(_core, m) {
   def_call(m, "plan", "plan_varlen", "plan_with_kvcache", plan);
   def_call(m, "xla_call", "xla_call_varlen", nullptr, xla_call);
   m.def("xla_handlers", xla_handlers);
+  m.def("xla_call_backward", xla_call_backward);
+  m.def("xla_backward_handlers", xla_backward_handlers);
   m.def("merge_states", merge_states, nb::arg("outs").none(), nb::arg("lses").none(),
         nb::arg("layout").none(), nb::arg("stream").none());
   m.def("quantize_kv", quantize_kv, nb::arg("k").none(), nb::arg("v").none(),

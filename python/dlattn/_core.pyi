@@ -89,6 +89,16 @@ def xla_call_varlen(
     *args: Any,
 ) -> tuple[dict[str, int | float | str], tuple[str, tuple[int, ...]], tuple[int, ...], int]: ...
 def xla_handlers() -> dict[str, Any]: ...  # by platform, capsules
+
+# The same of the gradients, in the order of `needs`, of a call whose arguments `options` has by
+# their names. Returns attributes, dtypes and shapes of them, and the bytes of workspace.
+def xla_call_backward(
+    options: dict[str, Any],
+    results: dict[str, Any],  # out, lse, and dout, dlse or both
+    needs: str,  # names, with spaces between them
+    deterministic: bool,
+) -> tuple[dict[str, int | float | str], tuple[tuple[str, tuple[int, ...]], ...], int]: ...
+def xla_backward_handlers() -> dict[str, Any]: ...
 def merge_states(outs: Any, lses: Any, layout: Any, stream: Any) -> tuple[Any, Any]: ...
 def quantize_kv(
     k: Any,

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arrays import assert_attention, qkv
+from arrays import assert_attention, normal, qkv
 
+import dlattn
 from dlattn import UnsupportedError, _core
 
 I32, I64, SIZE, POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_size_t, ctypes.c_void_p
@@ -73,8 +74,8 @@ class Metadata(ctypes.Structure):
 class Caller:
     """Stands for XLA: calls a handler, and keeps what it answered."""
 
-    def __init__(self, platform: str) -> None:
-        address = CAPSULE_POINTER(_core.xla_handlers()[platform], None)
+    def __init__(self, platform: str, handlers: Any = _core.xla_handlers) -> None:
+        address = CAPSULE_POINTER(handlers()[platform], None)
         self.handler: Callable[..., Any] = Function(address)
         self.kept: list[Any] = []
         self.error: tuple[int, str] | None = None
@@ -193,15 +194,16 @@ def test_nothing_is_computed_before_its_stage(stage: int) -> None:
     assert np.isnan(results[0]).all()
 
 
+@pytest.mark.parametrize("handlers", [_core.xla_handlers, _core.xla_backward_handlers])
 @pytest.mark.parametrize(("platform", "traits"), [("cpu", 0), ("CUDA", 1)])
-def test_metadata(platform: str, traits: int) -> None:
+def test_metadata(platform: str, traits: int, handlers: Any) -> None:
     """Version 0.1, and whether XLA may put the call into a CUDA graph."""
     metadata = Metadata(ctypes.sizeof(Metadata))
     metadata.version.major, metadata.traits = 9, 9
     extension = Extension(ctypes.sizeof(Extension), 1, None, ctypes.addressof(metadata))
     unknown = Extension(ctypes.sizeof(Extension), 77, ctypes.addressof(extension), None)
     frame = Frame(ctypes.sizeof(Frame), ctypes.addressof(unknown))
-    assert Caller(platform).handler(ctypes.addressof(frame)) is None
+    assert Caller(platform, handlers).handler(ctypes.addressof(frame)) is None
     version = metadata.version
     assert (version.major, version.minor, metadata.traits) == (0, 1, traits)
     assert version.struct_size == ctypes.sizeof(Version)
@@ -265,12 +267,80 @@ def test_wrong_buffers() -> None:
 
 def test_a_gpu_is_named_by_xla() -> None:
     """Which there is none of, with this number."""
-    caller = Caller("CUDA")
-    assert caller.call(INPUTS, empty(), described()[0]) == 1
-    assert caller.error is not None and caller.error[0] == INTERNAL
-    assert caller.asked == ["ordinal", "stream"]
+    _, attributes, _ = described_backward("dq")
+    for caller, inputs, results, given in (
+        (Caller("CUDA"), INPUTS, empty(), described()[0]),
+        (Caller("CUDA", _core.xla_backward_handlers), BACKWARD, [nan(INPUTS[0])], attributes),
+    ):
+        assert caller.call(inputs, results, given) == 1
+        assert caller.error is not None and caller.error[0] == INTERNAL
+        assert caller.asked == ["ordinal", "stream"]
     caller = Caller("CUDA")
     caller.api_size -= 8
     assert caller.call(INPUTS, empty(), described()[0]) == 1
     words = "this jaxlib does not tell on which GPU a call runs; accepted: that of JAX 0.8 or later"
     assert caller.error == (INTERNAL, words) and not caller.asked
+
+
+BIAS, SINKS = normal(4, 1, 13, seed=7), normal(4, seed=8)
+OUT, LSE = dlattn.attention(*INPUTS, bias=BIAS, sinks=SINKS, causal=True, return_lse=True)
+RESULTS = {"out": OUT, "lse": LSE, "dout": normal(*OUT.shape, seed=9)}
+BACKWARD = [*INPUTS, BIAS, SINKS, *RESULTS.values()]
+
+
+def nan(like: np.ndarray) -> np.ndarray:
+    return np.full_like(like, np.nan)
+
+
+def described_backward(needs: str, **changes: Any) -> Any:
+    tensors = dict(zip("qkv", INPUTS, strict=True)) | {"bias": BIAS, "sinks": SINKS}
+    specs = {name: (str(x.dtype), x.shape) for name, x in tensors.items()}
+    options = {"causal": True, "window": (None, None), "softcap": 0.0, "layout": "bshd"}
+    options |= {"precision": None, "out_dtype": None, "return_lse": True}
+    options |= {"kernel": "auto", "batch_invariant": False, **specs, **changes}
+    results = {name: (str(x.dtype), x.shape) for name, x in RESULTS.items()}
+    attributes, made, workspace_bytes = _core.xla_call_backward(options, results, needs, True)
+    return made, attributes, workspace_bytes
+
+
+@pytest.mark.parametrize("needs", ["dq", "dk dv", "dbias", "dsinks", "dq dk dv dbias dsinks"])
+def test_a_backward_call(needs: str) -> None:
+    """Those that are asked for, and the same bits as outside of XLA."""
+    names = needs.split()
+    made, attributes, _ = described_backward(needs)
+    assert attributes["operands"] == "q k v bias sinks out lse dout"
+    assert attributes["needs"] == needs and attributes["deterministic"] == 1
+    results = [np.full(shape, np.nan, dtype) for dtype, shape in made]
+    caller = Caller("cpu", _core.xla_backward_handlers)
+    assert caller.call(BACKWARD, results, attributes) is None
+    given = {**RESULTS, **dict(zip("qkv", INPUTS, strict=True)), "bias": BIAS, "sinks": SINKS}
+    want = dlattn.attention_backward(given.pop("dout"), **given, causal=True, needs=names)
+    for name, got in zip(names, results, strict=True):
+        assert np.abs(got).max() > 0.01
+        np.testing.assert_array_equal(got, getattr(want, name), err_msg=name)
+
+
+def test_wrong_backward_calls() -> None:
+    _, attributes, _ = described_backward("dq dbias")
+    right = [nan(INPUTS[0]), nan(BIAS)]
+    without_lse = {**attributes, "operands": "q k v bias sinks out dout"}
+    for inputs, results, given, words in (
+        (BACKWARD, right, {**attributes, "needs": 1}, "attribute needs is missing; accepted: what"),
+        (BACKWARD, right, {**attributes, "needs": "dq dq"}, "needs has dq; accepted: dq, dk, dv, "),
+        (BACKWARD, right, {**attributes, "needs": "dp"}, "needs has dp; accepted: dq, dk, dv, "),
+        (BACKWARD, right, {**attributes, "deterministic": 2}, "attribute deterministic is 2; acc"),
+        (BACKWARD, right, {**attributes, "precision": 1}, "precision is int8_fp8; accepted: inp"),
+        (BACKWARD, right[:1], attributes, "result 1 is missing"),
+        (BACKWARD, [right[0], right[0]], attributes, "dbias: shape is (2, 9, 4, 16); accepted: (4"),
+        (BACKWARD[:6] + BACKWARD[7:], right, without_lse, "lse is missing; accepted: one, in a b"),
+        (BACKWARD[:7], right, attributes, "dout and dlse are null; accepted: at least one of"),
+    ):
+        caller = Caller("cpu", _core.xla_backward_handlers)
+        assert caller.call(inputs, results, given) == 1, words
+        assert caller.error is not None and caller.error[0] == INVALID_ARGUMENT
+        assert caller.error[1].startswith(words), caller.error
+        assert all(np.isnan(x).all() for x in results)
+    with pytest.raises(UnsupportedError, match=r"^kernel is 'decode'; accepted: "):
+        described_backward("dq", kernel="decode")
+    with pytest.raises(UnsupportedError, match=r"^alibi_slopes is missing; accepted: one, in a "):
+        described_backward("dalibi_slopes")
