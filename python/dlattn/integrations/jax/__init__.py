@@ -20,7 +20,7 @@ from dlattn._types import QuantizedKV
 if jax.__version_info__ < (0, 8):
     raise ImportError(f"this is JAX {jax.__version__}; accepted: 0.8 or later, in dlattn.jax")
 
-from dlattn.integrations.jax import _call
+from dlattn.integrations.jax import _call, _launch
 from dlattn.integrations.jax._operands import NAMES
 
 __all__ = ["attention", "dot_product_attention"]
@@ -44,7 +44,7 @@ def _array(x: Any, name: str) -> Any:
         array = jnp.asarray(x)
     except TypeError as error:  # of text, or objects
         raise TypeError(f"{name} is of dtype {x.dtype}; accepted: numbers, or bool") from error
-    _call.check_sizes(name, array)
+    _launch.check_sizes(name, array)
     return array
 
 
@@ -60,25 +60,27 @@ def _attend(given: dict[str, Any]) -> Any:
         if name in ("q", "k", "v") or given.get(name) is not None
     }
     options = {name: _hashable(value) for name, value in given.items() if name not in NAMES}
-    _call.describe(options, {name: x for name, x in operands.items() if name != "seqused_k"})
+    _launch.describe(options, {name: x for name, x in operands.items() if name != "seqused_k"})
     settings = tuple(sorted(options.items()))
     result = _call.differentiable(settings, tuple(operands))(*operands.values())
     return result if options["return_lse"] else result[0]
 
 
 def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
-    bound = _call.SIGNATURE.bind(q, k, v, **options)
+    bound = _launch.SIGNATURE.bind(q, k, v, **options)
     bound.apply_defaults()
     return _attend(bound.arguments)
 
 
-attention.__signature__ = _call.SIGNATURE  # type: ignore[attr-defined]
+attention.__signature__ = _launch.SIGNATURE  # type: ignore[attr-defined]
 attention.__doc__ = f"""`dlattn.attention` for JAX's transformations, with the same keywords.
 
     What shapes, dtypes and options tell is checked when the function is traced, and raises as
     `dlattn.attention` does; what is left is raised by XLA, in the same words. `out` and `stream`
-    stay None, and k is no `QuantizedKV`. Gradients, of q, k, v, bias, alibi_slopes and sinks, are
-    those of the definition in jax.numpy, which holds the scores in memory; 8-bit inputs have none.
+    stay None, and k is no `QuantizedKV`. Gradients, of q, k, v, bias, alibi_slopes, sinks and
+    lse, are those of `dlattn.attention_backward`; with precision, and where a GPU has no kernel for
+    them, those of the definition in jax.numpy, which holds the scores in memory. 8-bit inputs have
+    none.
 
     {(_attention.__doc__ or "").partition("    Args:")[2].join(["Args:", ""])}"""
 
@@ -164,7 +166,7 @@ def dot_product_attention(
         "mask": mask,
         "return_lse": return_residual,
     }
-    bound = _call.SIGNATURE.bind(q, k, v, **options)
+    bound = _launch.SIGNATURE.bind(q, k, v, **options)
     bound.apply_defaults()
     if used is not None and k.ndim == 4:
         bound.arguments["seqused_k"] = jnp.clip(used, 0, k.shape[1])

@@ -1,4 +1,5 @@
-"""The definition of attention in plain jax.numpy, for gradients: XLA differentiates it.
+"""The definition of attention in plain jax.numpy, for gradients that no backward pass of dlattn
+computes: XLA differentiates it.
 
 It holds all scores at once, (batch, num_heads, seqlen_q, seqlen_k). jax.nn.dot_product_attention
 would not do: it has no softcap, ALiBi slopes, sinks or descales, no head_dim_v of its own, and
@@ -8,7 +9,7 @@ where every key of a row is hidden it gives the mean of v, which dlattn gives 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -20,10 +21,14 @@ from dlattn.reference.definition import LARGEST_SLOPE
 _DEFINED = {"q", "k", "v", "bias", "mask", "alibi_slopes", "sinks", "seqused_k"}
 
 
+def check_defined(operands: Iterable[str]) -> None:
+    """Raise UnsupportedError for an operand, by name, that has no place in the definition."""
+    for name in sorted(set(operands) - _DEFINED):
+        raise UnsupportedError(f"{name} is given and a gradient is asked for; accepted: None")
+
+
 def attention(options: Mapping[str, Any], operands: Mapping[str, Any]) -> tuple[Any, Any]:
     """`out` and `lse`, as `dlattn.attention` defines them."""
-    for name in operands.keys() - _DEFINED:
-        raise UnsupportedError(f"{name} is given and a gradient is asked for; accepted: None")
     q, k, v = (operands[name] for name in "qkv")
     if options["layout"] == "bhsd":
         q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))

@@ -18,9 +18,11 @@ _DIMS = {
     if "attention" in functions
 } | {"seqused_k": "b"}
 _LAYOUTS = {
-    "bshd": {"q": "bshd", "k": "btgd", "v": "btge", "out": "bshe", "lse": "bhs"},
-    "bhsd": {"q": "bhsd", "k": "bgtd", "v": "bgte", "out": "bhse", "lse": "bhs"},
+    "bshd": {"q": "bshd", "k": "btgd", "v": "btge", "out": "bshe", "dout": "bshe"},
+    "bhsd": {"q": "bhsd", "k": "bgtd", "v": "bgte", "out": "bhse", "dout": "bhse"},
 }
+for _dims in _LAYOUTS.values():
+    _dims |= {"lse": "bhs", "dlse": "bhs"}
 NAMES = ("q", "k", "v", *_DIMS)
 _ALONE = ("s", "t", "d", "e")  # a device needs all of them
 
@@ -46,14 +48,20 @@ def folds(name: str) -> bool:
     return "b" in dims(name, "bshd")
 
 
-def fold(name: str, x: Any, axis_size: int, batched: bool, batch_size: int, layout: str) -> Any:
-    """The operand with the mapped dimension, its first if it is `batched`, taken into the batch."""
+def fold(
+    name: str, x: Any, axis_size: int, batched: bool, batch_size: int, layout: str, each: bool
+) -> Any:
+    """The operand with the mapped dimension, its first if it is `batched`, taken into the batch.
+
+    With `each` it has elements of its own for each sequence.
+    """
     whole = len(dims(name, layout))
     if not batched:
-        if x.ndim < whole or not folds(name):
-            return x  # broadcasts to any batch
-        if batch_size == 1 and name not in ("q", "k", "v", "seqused_k"):
-            return x[0]
+        if not each:
+            if x.ndim < whole or not folds(name):
+                return x  # broadcasts to any batch
+            if batch_size == 1 and name in _DIMS and name != "seqused_k":
+                return x[0]
         x = jnp.broadcast_to(x, (axis_size, *x.shape))
     own = x.shape[1:]
     own = (*(1,) * (whole - len(own)), *own)
@@ -73,13 +81,23 @@ def splits(q_spec: Any, mesh_shape: Any, num_heads_kv: int, layout: str) -> dict
     return {"b": batch, "h": heads, "g": heads if num_heads_kv > 1 else None}
 
 
+def axes_of(spec: Iterable[Any]) -> tuple[Any, ...]:
+    """The axes of a mesh that a sharding names, each once."""
+    parts = (x if isinstance(x, tuple) else (x,) for x in spec if x is not None)
+    return tuple(dict.fromkeys(axis for part in parts for axis in part))
+
+
 def sharding_rule(
-    names: Iterable[str], shapes: Iterable[tuple[int, ...]], results: Iterable[str], layout: str
+    names: Iterable[str],
+    shapes: Iterable[tuple[int, ...]],
+    results: Iterable[tuple[str, tuple[int, ...] | None]],
+    layout: str,
 ) -> tuple[str, dict[str, Any]]:
     """Shardy's rule: batch and heads may be split over devices, each with its own KV heads.
 
     Query heads are KV heads times the queries of each, the factors g and r; a split of r would
-    leave two devices with the same KV heads, which their queries could not tell apart.
+    leave two devices with the same KV heads, which their queries could not tell apart. A result has
+    the shape that is given, or all of its dimensions.
     """
     operands = list(zip(names, shapes, strict=True))
     num_heads = operands[0][1][dims("q", layout).index("h")]
@@ -103,7 +121,7 @@ def sharding_rule(
     def side(entries: Iterable[tuple[str, str, tuple[int, ...]]]) -> str:
         return ", ".join(
             " ".join(
-                factor(letter, size, name in ("q", "k", "v", "out", "lse"))
+                factor(letter, size, name not in _DIMS)
                 for letter, size in zip(letters, shape, strict=True)
             )
             for name, letters, shape in entries
@@ -113,9 +131,12 @@ def sharding_rule(
         (name, last_dims(dims(name, layout), len(shape)), shape) for name, shape in operands
     )
     sizes = {"b": operands[0][1][0], "h": num_heads}
+    full = [(name, dims(name, layout), shape) for name, shape in results]
     right = side(
         (name, letters, tuple(sizes.get(letter, 0) for letter in letters))
-        for name, letters in ((name, dims(name, layout)) for name in results)
+        if shape is None
+        else (name, last_dims(letters, len(shape)), shape)
+        for name, letters, shape in full
     )
     alone = tuple(x for x in seen if x in (*_ALONE, "r"))
     options: dict[str, Any] = {"need_replication_factors": alone}

@@ -1,0 +1,241 @@
+"""What stands between JAX's transformations and a custom call: vmap, sharding, shard_map.
+
+From the outside: `mappable` takes what vmap maps over into the batch, `partitionable` tells XLA how
+to split it over devices, and `Call.launch` calls the handler with the shapes that one device has.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
+
+from dlattn.integrations.jax import _launch
+from dlattn.integrations.jax._launch import Names, Options, Result
+from dlattn.integrations.jax._operands import (
+    axes_of,
+    dims,
+    fold,
+    folds,
+    last_dims,
+    sharding_rule,
+    size_of,
+    splits,
+)
+
+
+class Call(NamedTuple):
+    """A custom call of `names`, its operands: the first are q, k and v."""
+
+    options: Options
+    names: Names
+    needs: Names = ()  # the operands whose gradients are the results; without any they are out, lse
+
+    @property
+    def layout(self) -> str:
+        layout: str = dict(self.options)["layout"]
+        return layout
+
+    @property
+    def results(self) -> Names:
+        """The names of what each result is split and mapped as."""
+        return self.needs or (("out", "lse") if dict(self.options)["return_lse"] else ("out",))
+
+    def launch(self, values: Sequence[Any]) -> Result:
+        operands = dict(zip(self.names, values, strict=True))
+        if self.needs:
+            return _launch.backward(dict(self.options), operands, self.needs)
+        return _launch.forward(dict(self.options), operands)
+
+    def specs(self, q_spec: Any, operands: Sequence[Any], mesh: Any) -> Result:
+        """The shardings of the results, from that of q and the types of the operands."""
+        if self.needs:
+            given = dict(zip(self.names, operands, strict=True))
+            return tuple(spec_of(given[name]) for name in self.needs)
+        num_heads_kv = size_of("g", "k", operands[1], self.layout)
+        split = splits(q_spec, mesh.shape, num_heads_kv, self.layout)
+        return tuple(
+            PartitionSpec(*map(split.get, dims(name, self.layout))) for name in self.results
+        )
+
+
+@functools.lru_cache(maxsize=1024)
+def partitionable(call: Call, shapes: tuple[tuple[int, ...], ...]) -> Callable[..., Result]:
+    layout = call.layout
+    shape_of = dict(zip(call.names, shapes, strict=True))
+    of_results = [(name, shape_of[name] if call.needs else None) for name in call.results]
+    num_heads_kv = shapes[1][dims("k", layout).index("g")]
+
+    @custom_partitioning
+    def function(*operands: Any) -> Result:
+        return call.launch(operands)
+
+    def shardings(q: Any) -> tuple[Result, Result, list[tuple[Any, ...]]]:
+        """Those of all operands and results, from that of q; and the axes over which each result is
+        a sum, as its own dimensions are not split over them."""
+        mesh = q.sharding.mesh
+        split = splits(q.sharding.spec, mesh.shape, num_heads_kv, layout)
+
+        def sharding(name: str, shape: tuple[int, ...] | None) -> NamedSharding:
+            letters = dims(name, layout)
+            if shape is None:
+                return NamedSharding(mesh, PartitionSpec(*(split.get(x) for x in letters)))
+            letters = last_dims(letters, len(shape))
+            parts = (split.get(x) if n != 1 else None for x, n in zip(letters, shape, strict=True))
+            return NamedSharding(mesh, PartitionSpec(*parts))
+
+        own = tuple(sharding(name, shape_of[name]) for name in call.names)
+        made = tuple(sharding(name, shape) for name, shape in of_results)
+        all_axes = axes_of(split.values())
+        sums = [tuple(x for x in all_axes if x not in axes_of(one.spec)) for one in made]
+        return own, made, sums
+
+    def infer(mesh: Any, operands: Any, result: Any) -> Any:
+        return shardings(operands[0])[1]
+
+    def partition(mesh: Any, operands: Any, result: Any) -> Any:
+        own, made, sums = shardings(operands[0])
+
+        def part(*values: Any) -> Result:
+            return tuple(map(_sum_over, call.launch(values), sums))
+
+        return own[0].mesh, part, made, own
+
+    rule, factors = sharding_rule(call.names, shapes, of_results, layout)
+    function.def_partition(
+        partition, infer_sharding_from_operands=infer, sharding_rule=rule, **factors
+    )
+    return function
+
+
+def _sum_over(x: Any, axes: tuple[Any, ...]) -> Any:
+    if not axes:
+        return x
+    compute = jnp.promote_types(x.dtype, jnp.float32)  # rounded once
+    return jax.lax.psum(x.astype(compute), axes).astype(x.dtype)
+
+
+def _varying_axes(x: Any) -> frozenset[Any]:
+    """The axes of shard_map's mesh along which devices have values of their own."""
+    kind: Any = jax.typeof(x) if hasattr(jax, "typeof") else None
+    if hasattr(kind, "vma"):  # before JAX 0.10
+        return frozenset(kind.vma)
+    return frozenset(kind.mat.varying if hasattr(kind, "mat") else ())
+
+
+def vary(values: Sequence[Any], like: Sequence[Any]) -> Result:
+    """The values as they are in shard_map where devices have their own of any of `like`.
+
+    Results differ between devices if operands do; custom_partitioning forgets.
+    """
+    axes = frozenset[Any]().union(*map(_varying_axes, like))
+
+    def varying(x: Any) -> Any:
+        missing = tuple(axes - _varying_axes(x))
+        if not missing:
+            return x
+        if hasattr(jax.lax, "pcast"):
+            return jax.lax.pcast(x, missing, to="varying")
+        return jax.lax.pvary(x, missing)  # type: ignore[attr-defined]  # of older ones
+
+    return tuple(map(varying, values))
+
+
+def with_automatic_axes(function: Callable[..., Any], arguments: Any, specs: Any) -> Any:
+    """function(*arguments), where arrays may have their sharding in their types.
+
+    jax.make_mesh has such axes unless it is told otherwise. Within, XLA splits what it computes;
+    the results get types with `specs(mesh)`, of q's mesh, or of the first that has one.
+    """
+    meshes = [x.sharding.mesh for x in map(jax.typeof, jax.tree.leaves(arguments))]
+    explicit = [mesh for mesh in meshes if mesh.explicit_axes]
+    if not explicit:
+        return function(*arguments)
+    mesh = explicit[0]
+    call = jax.sharding.auto_axes(function, axes=mesh.explicit_axes, out_sharding=specs(mesh))
+    if not jax.sharding.get_abstract_mesh().empty:
+        return call(*arguments)
+    with jax.sharding.use_abstract_mesh(mesh):  # which JAX before 0.10 asks for
+        return call(*arguments)
+
+
+def spec_of(x: Any) -> Any:
+    return jax.typeof(x).sharding.spec
+
+
+@functools.lru_cache(maxsize=1024)
+def mappable(call: Call) -> Callable[..., Result]:
+    names, layout = call.names, call.layout
+
+    @jax.custom_batching.custom_vmap
+    def function(*operands: Any) -> Result:
+        shapes = tuple(tuple(x.shape) for x in operands)
+        return vary(partitionable(call, shapes)(*operands), operands)
+
+    @function.def_vmap
+    def _(axis_size: int, batched: list[bool], *operands: Any) -> tuple[Result, Any]:
+        mapped = dict(zip(names, batched, strict=True))
+        alone = [name for name in names if mapped[name] or name in call.needs]
+        if not all(map(folds, alone)):
+            # Sinks are the same for the whole batch, so each of theirs has a call of its own.
+            result = _one_by_one(function, operands, batched)
+            return result, (True,) * len(result)
+        batch_size = size_of("b", "q", operands[0], layout)
+
+        def run(*operands: Any) -> Result:
+            # Each of those mapped over has a gradient of its own.
+            result = function(
+                *(
+                    fold(name, x, axis_size, mapped[name], batch_size, layout, name in call.needs)
+                    for name, x in zip(names, operands, strict=True)
+                )
+            )
+            parts = [x.reshape(axis_size, batch_size, *x.shape[1:]) for x in result]
+            if not call.needs:
+                return tuple(parts)
+            given = dict(zip(names, operands, strict=True))
+            shapes = [given[name].shape[mapped[name] :] for name in call.needs]
+            return tuple(map(_sum_to, parts, shapes))
+
+        def specs(mesh: Any) -> Result:
+            of_q = (*spec_of(operands[0]), *(None,) * operands[0].ndim)
+            lead = spec_of(next(x for x, moves in zip(operands, batched, strict=True) if moves))
+            own = call.specs(of_q[1:] if batched[0] else of_q, operands, mesh)
+            moves = [call.needs != () and mapped[name] for name in call.results]
+            return tuple(
+                spec if has_lead else PartitionSpec(lead[0], *spec)
+                for spec, has_lead in zip(own, moves, strict=True)
+            )
+
+        result = with_automatic_axes(run, operands, specs)
+        return result, (True,) * len(result)
+
+    return function
+
+
+def _one_by_one(
+    function: Callable[..., Result], operands: Sequence[Any], batched: list[bool]
+) -> Result:
+    def one(moving: list[Any]) -> Result:
+        rest = iter(moving)
+        pairs = zip(operands, batched, strict=True)
+        return function(*(next(rest) if is_mapped else x for x, is_mapped in pairs))
+
+    moving = [x for x, is_mapped in zip(operands, batched, strict=True) if is_mapped]
+    result: Result = jax.lax.map(one, moving)
+    return result
+
+
+def _sum_to(x: Any, shape: tuple[int, ...]) -> Any:
+    """Gradients of (mapped, batch, ...) as those of an operand of this shape, mapped."""
+    size = 1
+    for count in (x.shape[0], *shape):
+        size *= count
+    if x.size != size:
+        x = x.sum(axis=1)
+    return x.reshape(x.shape[0], *shape)
