@@ -74,6 +74,18 @@ nb::object call_method(nb::handle object, const char* name, const Arguments&... 
 
 struct Interrupted {};  // a Python exception is set
 
+// Runs code() with the GIL, on a thread that need not be one of Python's; not at all once Python
+// has ended. `code` calls Python's C API, leaves no exception and owns nothing.
+template <typename Code>
+void with_gil_on_any_thread(Code&& code) noexcept {
+  guarded([&] {
+    if (!Py_IsInitialized()) return;
+    const PyGILState_STATE state = PyGILState_Ensure();
+    code();
+    PyGILState_Release(state);
+  });
+}
+
 // Gives up the GIL for its lifetime.
 class Unlocked {
  public:

@@ -11,7 +11,9 @@
 #include "names.h"
 #include "quantized.h"
 #include "support.h"
+#include "torch_kernel.h"
 #include "torch_ops.h"
+#include "torch_sdpa.h"
 #include "xla.h"
 
 namespace dlattn::python {
@@ -88,6 +90,11 @@ NB_MODULE(_core, m) {
         nb::arg("schemas"));
   m.def("unregister_torch_ops", unregister_torch_ops);
   m.def("torch_ops_failure", torch_ops_failure);
+  m.def("register_torch_sdpa", register_torch_sdpa, nb::arg("folder"), nb::arg("backend"),
+        nb::arg("schemas"), nb::arg("count_refused"));
+  m.def("unregister_torch_sdpa", unregister_torch_sdpa);
+  m.def("serve_torch_sdpa", serve_torch_sdpa, nb::arg("serving"), nb::arg("gradients"));
+  m.def("torch_sdpa_served", torch_sdpa_served, nb::arg("reset"));
   m.def("info", info);
   m.def("inspect", inspect, nb::arg("tensor").none(),
         "How a tensor comes in: pointer, strides, device.");

@@ -67,6 +67,20 @@ struct Functions {
   // Null where this torch lacks them.
   Error (*delete_value)(Value* value);  // torch 2.13; before that, `delete`
   const char* (*last_error)();          // torch 2.13
+  Error (*is_defined)(Tensor tensor, bool* defined);
+  Error (*new_handle)(Tensor tensor, Tensor* other);  // of the same tensor
+  Error (*copy)(Tensor to, Tensor from, std::int32_t non_blocking);
+  // Calls an operator: takes its arguments off the stack and puts its results there.
+  Error (*call)(const char* name, const char* overload, Value* stack, std::uint64_t version);
+  // torch's own kernels of attention, whatever the dispatcher has in their places; of
+  // torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h. Null stands for no mask and no scale.
+  Error (*attention_for_cpu)(Tensor query, Tensor key, Tensor value, double dropout_p,
+                             std::int32_t is_causal, Tensor* attn_mask, double* scale, Tensor* out,
+                             Tensor* lse);
+  Error (*attention_for_cpu_backward)(Tensor grad_out, Tensor query, Tensor key, Tensor value,
+                                      Tensor out, Tensor lse, double dropout_p,
+                                      std::int32_t is_causal, Tensor* attn_mask, double* scale,
+                                      Tensor* dq, Tensor* dk, Tensor* dv);
   Error (*get_current_cuda_stream)(std::int32_t device_index, void** stream);  // torch with CUDA
 };
 

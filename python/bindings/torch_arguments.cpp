@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "errors.h"
+
 namespace dlattn::python {
 namespace {
 
@@ -51,6 +53,15 @@ void delete_owned(Kind kind, Value value) {
 }
 
 }  // namespace
+
+bool same_arguments(const Signature& signature, nb::handle schema) {
+  if (nb::len(schema) != static_cast<std::size_t>(signature.count)) return false;
+  for (int i = 0; i < signature.count; ++i) {
+    const Signature::Argument& argument = signature.arguments[i];
+    if (text(nb::object(schema[i])) != concat(argument.type, " ", argument.name)) return false;
+  }
+  return true;
+}
 
 Arguments::Arguments(const Signature& signature, const Value* stack) : signature_(signature) {
   for (int i = 0; i < signature.count; ++i) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <nanobind/nanobind.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -9,6 +11,8 @@
 
 // The arguments that torch passes to an operator's kernel.
 namespace dlattn::python {
+
+namespace nb = nanobind;
 
 // The kind of an argument on the stack, which the kernel owns.
 enum class Kind : std::uint8_t {
@@ -57,6 +61,9 @@ struct Signature {
     return -1;
   }
 };
+
+// Whether they are those of a schema: a tuple of texts, as in "Optional[Tensor] bias".
+bool same_arguments(const Signature& signature, nb::handle schema);
 
 // Takes the arguments off a stack and owns them. Needs no GIL.
 class Arguments {

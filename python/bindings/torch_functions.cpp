@@ -54,6 +54,14 @@ constexpr Symbol kSymbols[] = {
     {"aoti_torch_device_type_cuda", offsetof(TorchFunctions, cuda_type)},
     {"torch_delete_stable_ivalue", offsetof(TorchFunctions, delete_value), true},
     {"torch_exception_get_what_without_backtrace", offsetof(TorchFunctions, last_error), true},
+    {"aoti_torch_is_defined", offsetof(TorchFunctions, is_defined), true},
+    {"aoti_torch_new_tensor_handle", offsetof(TorchFunctions, new_handle), true},
+    {"aoti_torch_copy_", offsetof(TorchFunctions, copy), true},
+    {"torch_call_dispatcher", offsetof(TorchFunctions, call), true},
+    {"aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu",
+     offsetof(TorchFunctions, attention_for_cpu), true},
+    {"aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu_backward",
+     offsetof(TorchFunctions, attention_for_cpu_backward), true},
 };
 
 constexpr std::uint8_t small_float(int index) {
@@ -188,13 +196,26 @@ Tensor describe(torch_abi::Tensor from, const char* name, bool to_write) {
 
 OwnedTensor empty_tensor(const char* name, const std::int64_t* sizes, int ndim, DType dtype,
                          Device device) {
-  const TorchFunctions& torch = torch_functions;
+  int order[kMaxDims];
+  for (int i = 0; i < ndim; ++i) order[i] = i;
+  return empty_tensor(name, sizes, order, ndim, dtype, device);
+}
+
+OwnedTensor empty_tensor(const char* name, const std::int64_t* sizes, const int* order, int ndim,
+                         DType dtype, Device device) {
   std::int64_t strides[kMaxDims];
   std::int64_t stride = 1;
   for (int i = ndim - 1; i >= 0; --i) {  // as torch counts where a size is 0
-    strides[i] = stride;
-    stride *= sizes[i] > 1 ? sizes[i] : 1;
+    const int dim = order[i];
+    strides[dim] = stride;
+    stride *= sizes[dim] > 1 ? sizes[dim] : 1;
   }
+  return empty_strided(name, sizes, strides, ndim, dtype, device);
+}
+
+OwnedTensor empty_strided(const char* name, const std::int64_t* sizes, const std::int64_t* strides,
+                          int ndim, DType dtype, Device device) {
+  const TorchFunctions& torch = torch_functions;
   const bool cuda = device.type == DeviceType::kCuda;
   torch_abi::Tensor made = nullptr;
   const torch_abi::Error error = torch.empty_strided(

@@ -36,9 +36,14 @@ class OwnedTensor {
 // Describes a tensor of torch's, which stays its owner's. `to_write`: its memory will be written.
 Tensor describe(torch_abi::Tensor tensor, const char* name, bool to_write = false);
 
-// A new contiguous tensor.
+// A new contiguous tensor; and one whose dimensions lie in memory in an order, the last one's
+// elements side by side.
 OwnedTensor empty_tensor(const char* name, const std::int64_t* sizes, int ndim, DType dtype,
                          Device device);
+OwnedTensor empty_tensor(const char* name, const std::int64_t* sizes, const int* order, int ndim,
+                         DType dtype, Device device);
+OwnedTensor empty_strided(const char* name, const std::int64_t* sizes, const std::int64_t* strides,
+                          int ndim, DType dtype, Device device);
 
 void* current_cuda_stream(Device device);
 

@@ -1,11 +1,6 @@
 #include "torch_ops.h"
 
 #include <algorithm>
-#include <cstring>
-#include <exception>
-#include <new>
-#include <string_view>
-#include <type_traits>
 #include <vector>
 
 #include "errors.h"
@@ -13,14 +8,12 @@
 #include "problem.h"
 #include "torch_arguments.h"
 #include "torch_functions.h"
+#include "torch_kernel.h"
 
 namespace dlattn::python {
 namespace {
 
 using torch_abi::Value;
-
-// Torch runs its operators without the GIL, on any thread: nothing below that serves them touches
-// Python.
 
 // The operators' arguments, which must be those of the schemas in dlattn/integrations/torch/ops.py.
 constexpr Signature signature(bool varlen, bool with_out) {
@@ -131,28 +124,6 @@ std::vector<Tensor> describe_tensors(const AttentionOperator& op, const Argument
   return tensors;
 }
 
-// Gives a plan the memory of torch's that it asks for. It may be let go of when the work is
-// enqueued: what gets it next runs behind that, on the same stream.
-struct Workspace {
-  Device device;
-  OwnedTensor memory;
-
-  WorkspaceAllocator allocator() {
-    return {[](void* self, std::int64_t bytes) {
-              auto& workspace = *static_cast<Workspace*>(self);
-              const std::int64_t floats = bytes / size_of(DType::kFloat32);
-              workspace.memory =
-                  empty_tensor("workspace", &floats, 1, DType::kFloat32, workspace.device);
-              return describe(workspace.memory.get(), "workspace", true).data;
-            },
-            this};
-  }
-};
-
-void* stream_of(Device device) {
-  return device.type == DeviceType::kCuda ? current_cuda_stream(device) : nullptr;
-}
-
 // Runs an operator of attention: its results are out and lse, or lse alone if out is given.
 void run(const AttentionOperator& op, Value* stack) {
   const Arguments arguments(op.signature, stack);
@@ -177,7 +148,7 @@ void run(const AttentionOperator& op, Value* stack) {
   OwnedTensor lse =
       empty_tensor("lse", problem.lse.sizes, problem.lse.ndim, DType::kFloat32, p.device);
   set_lse(describe(lse.get(), "lse", true), &problem);
-  Workspace workspace{p.device, {}};
+  TorchWorkspace workspace{p.device, {}};
   problem.options.workspace = workspace.allocator();
   forward(p, stream_of(p.device), problem.options);
 
@@ -212,47 +183,6 @@ void run_merge(const Signature& signature, Value* stack) {
   stack[1] = reinterpret_cast<Value>(lse.release());
 }
 
-// An array, not a std::string: a thread that ends destroys nothing, so that operators can be called
-// until the process has ended.
-struct Failure {
-  const char* kind = nullptr;  // of the exception's class in Python
-  char message[4096] = "";     // cut off where it ends
-
-  void set(const char* name, std::string_view text) {
-    kind = name;
-    message[text.copy(message, sizeof message - 1)] = '\0';
-  }
-};
-thread_local Failure failure;
-static_assert(std::is_trivially_destructible_v<Failure>);
-
-// Keeps the failure, if `code` throws.
-template <typename Code>
-void catch_failure(Code&& code) noexcept {
-  failure.kind = nullptr;
-  try {
-    code();
-  } catch (const UnsupportedError& error) {
-    failure.set("UnsupportedError", error.what());
-  } catch (const DeviceError& error) {
-    failure.set("DeviceError", error.what());
-  } catch (const nb::builtin_exception& error) {  // thrown by wrong_type
-    failure.set("TypeError", error.what());
-  } catch (const std::bad_alloc&) {
-    failure.set("MemoryError", "out of memory");
-  } catch (const std::exception& error) {
-    failure.set("RuntimeError", error.what());
-  }
-}
-
-// Torch throws the exception that leaves this, and no object of this module's is alive then: its
-// C++ runtime and this module's need not be the same.
-template <typename Code>
-void run_or_throw(Code&& code) {
-  catch_failure(code);
-  if (failure.kind) torch_functions.check(false, "dlattn", "torch_ops.cpp", 0, failure.message);
-}
-
 template <bool kVarlen, bool kWithOut>
 constexpr AttentionOperator kAttention(kVarlen, kWithOut);
 constexpr Signature kMergeSignature = merge_signature();
@@ -278,15 +208,6 @@ constexpr Operator kOperators[] = {
     {"attention_varlen_out", attention_kernel<true, true>, kAttention<true, true>.signature},
     {"merge_states", merge_kernel, kMergeSignature},
 };
-
-bool same_arguments(const Signature& signature, nb::handle schema) {
-  if (nb::len(schema) != static_cast<std::size_t>(signature.count)) return false;
-  for (int i = 0; i < signature.count; ++i) {
-    const Signature::Argument& argument = signature.arguments[i];
-    if (text(nb::object(schema[i])) != concat(argument.type, " ", argument.name)) return false;
-  }
-  return true;
-}
 
 // Those that are registered. Never deleted when the process ends: torch may be gone by then.
 auto& libraries = *new std::vector<torch_abi::Library>;
@@ -322,14 +243,6 @@ nb::str register_torch_ops(nb::handle folder, nb::handle backend, const nb::dict
 void unregister_torch_ops() {
   for (const torch_abi::Library library : libraries) torch_functions.delete_library(library);
   libraries.clear();
-}
-
-nb::object torch_ops_failure() {
-  if (!failure.kind) return nb::none();
-  const nb::object message = nb::steal<nb::object>(PyUnicode_DecodeUTF8(
-      failure.message, static_cast<Py_ssize_t>(std::strlen(failure.message)), "backslashreplace"));
-  if (!message.is_valid()) throw nb::python_error();
-  return nb::make_tuple(failure.kind, message);
 }
 
 }  // namespace dlattn::python

@@ -13,8 +13,4 @@ nb::str register_torch_ops(nb::handle folder, nb::handle backend, const nb::dict
 // Takes them out of the dispatcher again. For tests.
 void unregister_torch_ops();
 
-// Returns the failure of this thread's last call of such a kernel, or None: the name of the
-// exception's class, and its message. Torch's RuntimeError has the message alone.
-nb::object torch_ops_failure();
-
 }  // namespace dlattn::python

@@ -25,7 +25,7 @@ import torch
 from torch.nn import attention as torch_attention
 
 import dlattn
-from dlattn.integrations.torch import sdpa, sdpa_backward
+from dlattn.integrations.torch import sdpa, sdpa_backward, sdpa_native
 from dlattn.integrations.torch.sdpa import Refused
 from dlattn.integrations.torch.sdpa_stats import count_refused, count_served
 
@@ -59,6 +59,10 @@ class _State:
         self.then_serving = False
         self.then_gradients: Gradients = "auto"
         self.then_other: str | None = None
+
+    def serve(self, serving: bool, gradients: Gradients) -> None:
+        self.serving, self.gradients = serving, gradients
+        sdpa_native.serve(serving, gradients)
 
 
 _state = _State()
@@ -112,11 +116,13 @@ def _install(all_gradients: bool) -> None:
             ours = _where_gradients_are_ours(name) if name in backward else None
             serve = _with_fallback(name, kernel, before, ours)
             replaced.append((name, packet.default, backend, serve))
+    native = sdpa_native.replaceable(set(sdpa_native.NATIVE) - _state.installed)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*previously registered kernel")
         for name, operator, backend, function in replaced:
             _state.library.impl(operator, function, backend, with_keyset=True, allow_override=True)
             _state.installed.add(name)
+    sdpa_native.register([name for name, *_ in replaced if name in native])
 
 
 class _Active:
@@ -125,10 +131,11 @@ class _Active:
     def __init__(self) -> None:
         with _state.changing:
             _install(_state.gradients == "dlattn")
-            _state.serving = True
+            _state.serve(True, _state.gradients)
 
     def remove(self) -> None:
-        _state.serving, _state.gradients = False, "auto"
+        with _state.changing:
+            _state.serve(False, "auto")
 
 
 def activate(gradients: Gradients = "auto") -> None:
@@ -170,7 +177,7 @@ def _check_gradients(gradients: Any) -> None:
 def _serve(gradients: Gradients) -> None:
     if not hasattr(torch.library, "get_kernel"):
         raise RuntimeError(f"torch is {torch.__version__}; accepted: 2.9 or later")
-    _state.gradients = gradients
+    _state.serve(_state.serving, gradients)
     if is_active():
         _install(gradients == "dlattn")
     if not _HAS_REGISTRY:
@@ -182,8 +189,9 @@ def _serve(gradients: Gradients) -> None:
 def deactivate() -> None:
     """Let torch's own kernels compute again; nothing happens where dlattn is not active.
 
-    They are called through Python then, which takes some microseconds a call. Blocks of `active()`
-    keep dlattn active until the last of them ends.
+    They are called through dlattn's kernels then: on the CPU by native ones (torch 2.13 and later),
+    else through Python, which takes some microseconds a call. Blocks of `active()` keep dlattn
+    active until the last of them ends.
     """
     with _state.changing:
         if _state.blocks:
@@ -194,7 +202,7 @@ def deactivate() -> None:
 
 def _stop_serving() -> None:
     if not _HAS_REGISTRY:
-        _state.serving, _state.gradients = False, "auto"
+        _state.serve(False, "auto")
     elif torch_attention.current_flash_attention_impl() == NAME:
         _restore()
 
@@ -236,7 +244,8 @@ def active(gradients: Gradients = "auto") -> Iterator[None]:
     finally:
         with _state.changing:
             _state.blocks -= 1
-            _state.gradients = before if _state.blocks else _state.then_gradients
+            gradients = before if _state.blocks else _state.then_gradients
+            _state.serve(_state.serving, gradients)
             if _state.blocks == 0 and is_active() and not _state.then_serving:
                 _stop_serving()
                 if _state.then_other is not None:

@@ -7,6 +7,8 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 
+from dlattn import _core
+
 
 @dataclass
 class Stats:
@@ -38,7 +40,9 @@ def stats(reset: bool = False) -> Stats:
         reset: Begin to count anew.
     """
     with _counting:
-        found = Stats(dict(_served), {_first[kind]: count for kind, count in _refused.items()})
+        # Native kernels count for themselves what they serve.
+        served = _served + Counter(_core.torch_sdpa_served(reset))
+        found = Stats(dict(served), {_first[kind]: count for kind, count in _refused.items()})
         if reset:
             for counted in (_served, _refused, _first):
                 counted.clear()
