@@ -22,11 +22,13 @@ torch = pytest.importorskip("torch")
 import sglang_stub  # noqa: E402
 from module_stubs import installed  # noqa: E402
 from programs import HERE  # noqa: E402
+from sglang_binaries import define_operators  # noqa: E402
 
 import dlattn  # noqa: E402
 from dlattn.reference import attention_reference  # noqa: E402
 
-with installed(sglang_stub.MODULES):
+define_operators()
+with installed(sglang_stub.MODULES) as STUBBED:
     import dlattn.sglang
 
     Mode = importlib.import_module("sglang.srt.model_executor.forward_batch_info").ForwardMode
@@ -308,6 +310,42 @@ def test_pools_of_8_bits(page_size: int, factors: Any) -> None:
         want = server.want(requests, new, q.half(), causal=True, softmax_scale=0.3)
         torch.testing.assert_close(found.float(), want, rtol=2e-3, atol=2e-3)
         server.keys = exact
+
+
+@pytest.mark.skipif(STUBBED, reason="SGLang is not installed: it has the pool")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_the_pool_of_sglang(page_size: int, dtype: Any) -> None:
+    """Keys and values as SGLang's own pool keeps them, and its class of where they are written."""
+    pool = importlib.import_module("sglang.srt.mem_cache.memory_pool").MHATokenToKVPool(
+        size=96,
+        page_size=page_size,
+        dtype=dtype,
+        head_num=HEADS_KV,
+        head_dim=DIM,
+        v_head_dim=DIM_V,
+        layer_num=1,
+        device="cpu",
+        enable_memory_saver=False,
+        start_layer=3,
+    )
+    server = Server(page_size, token_to_kv_pool=pool, kv_cache_dtype=dtype)
+    backend = Backend(server.runner)
+    for requests, new, mode in (
+        ([2, 0, 3], [5, 9, 1], Mode.EXTEND),
+        ([3, 0, 2], [1, 1, 1], Mode.DECODE),
+    ):
+        batch, q, k, v = server.batch(requests, new, mode)
+        backend.init_forward_metadata(batch)
+        given = torch.float16 if dtype.itemsize == 1 else dtype
+        q, k, v = (x.to(given) for x in (q, k, v))
+        found = backend.forward(q, k, v, layer(), batch)
+        server.keys = {
+            r: tuple(x.to(given).to(dtype).float() for x in pair) for r, pair in server.keys.items()
+        }
+        want = server.want(requests, new, q, causal=True, softmax_scale=0.3)
+        tolerance = 2e-3 if dtype.itemsize == 1 else 1e-5
+        torch.testing.assert_close(found.float(), want, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
