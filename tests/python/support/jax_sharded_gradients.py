@@ -78,7 +78,9 @@ def split(name: str, mesh: Any, given: dict[str, np.ndarray], specs: dict[str, A
              if f" {word}" in text]  # fmt: skip
     print(name, *moved)
     check(name, found, expected(given))
-    assert "dlattn_attention_backward" in text and set(moved) <= {"all-reduce"}, (name, moved)
+    assert set(moved) <= {"all-reduce"}, (name, moved)
+    if jax.__version_info__ >= (0, 10) or not mesh.explicit_axes:  # else by the formula
+        assert "dlattn_attention_backward" in text, name
 
 
 SHAPES: dict[str, tuple[int, ...]] = {"alibi_slopes": (4,), "sinks": (4,)}

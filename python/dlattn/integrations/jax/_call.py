@@ -18,7 +18,14 @@ from jax.custom_derivatives import SymbolicZero
 from dlattn._errors import UnsupportedError
 from dlattn.integrations.jax import _formula, _launch
 from dlattn.integrations.jax._launch import Names, Options, Result
-from dlattn.integrations.jax._layers import Call, mappable, spec_of, vary, with_automatic_axes
+from dlattn.integrations.jax._layers import (
+    Call,
+    can_sum,
+    mappable,
+    spec_of,
+    vary,
+    with_automatic_axes,
+)
 
 
 def _call(call: Call, operands: tuple[Any, ...]) -> Result:
@@ -121,8 +128,9 @@ def differentiable(options: Options, names: Names) -> Callable[..., Result]:
         pairs = zip(("dout", "dlse"), cotangents, strict=False)
         given = {name: x for name, x in pairs if not isinstance(x, SymbolicZero)}
         if not needs or not given:
-            return (None,) * len(names)
-        if settings["precision"] is None and _launch.has_backward(settings, operands, needs):
+            return _gradients_as(values, names, {})
+        own = settings["precision"] is None and can_sum(values)
+        if own and _launch.has_backward(settings, operands, needs):
             function = _gradients(options, names, tuple(given), needs)
             found = function(*values, *saved, *given.values())
         else:
@@ -135,7 +143,7 @@ def differentiable(options: Options, names: Names) -> Callable[..., Result]:
 
             found = with_automatic_axes(gradients, (operands, given), specs)
         by_name = dict(zip(needs, found, strict=True))
-        return tuple(by_name.get(name) for name in names)
+        return _gradients_as(values, names, by_name)
 
     attention.defvjp(forward, backward, symbolic_zeros=True)
 
@@ -145,6 +153,16 @@ def differentiable(options: Options, names: Names) -> Callable[..., Result]:
 
     compiled: Callable[..., Result] = jax.jit(dlattn_attention)
     return compiled
+
+
+def _gradients_as(values: Result, names: Names, found: dict[str, Any]) -> tuple[Any, ...]:
+    """Those that were found and zeros for the others: JAX before 0.10 asks for one structure."""
+
+    def zero(x: Any) -> Any:
+        return SymbolicZero(jax.typeof(x).to_tangent_aval()) if _is_floating(x) else None
+
+    pairs = zip(names, values, strict=True)
+    return tuple(found[name] if name in found else zero(x) for name, x in pairs)
 
 
 def _bits(flags: list[bool]) -> Any:

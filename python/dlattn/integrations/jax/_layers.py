@@ -120,6 +120,13 @@ def _sum_over(x: Any, axes: tuple[Any, ...]) -> Any:
     return jax.lax.psum(x.astype(compute), axes).astype(x.dtype)
 
 
+def can_sum(arguments: Any) -> bool:
+    """Whether `_sum_over` works: not over explicit axes of a mesh before JAX 0.10."""
+    if jax.__version_info__ >= (0, 10):
+        return True
+    return not any(jax.typeof(x).sharding.mesh.explicit_axes for x in jax.tree.leaves(arguments))
+
+
 def _varying_axes(x: Any) -> frozenset[Any]:
     """The axes of shard_map's mesh along which devices have values of their own."""
     kind: Any = jax.typeof(x) if hasattr(jax, "typeof") else None
