@@ -1,3 +1,5 @@
+#define SIMT_SANITIZED_TILE 512
+
 #include "attention_test.h"
 #include "cuda/forward/wmma_halves/kernel.cuh"
 #include "feature_cases.h"
