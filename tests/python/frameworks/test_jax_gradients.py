@@ -74,7 +74,7 @@ def test_lengths() -> None:
 
 
 def asked_of(function: Any, *arguments: Any) -> list[tuple[str, str]]:
-    """What each custom call of the backward pass is given, and which gradients it computes."""
+    """The inputs of each custom call of the backward pass, and the gradients that it computes."""
     text = jax.jit(function).lower(*arguments).as_text()
     calls = re.findall(rf"custom_call @{TARGET}\(.*", text)
     return [
@@ -213,7 +213,7 @@ def test_two_maps_of_a_bias_of_each_sequence() -> None:
 
 
 def test_gradients_of_gradients() -> None:
-    """Of slopes, sinks and the lse too, and of part of the gradients."""
+    """The gradient of a part of the gradients, of slopes, sinks and the lse too."""
     given, _ = mapped_problem()
     given = {name: x[0] if name in "qv" else x for name, x in given.items()}
     settings = {**DEFAULTS, "causal": True, "layout": "bshd"}
@@ -240,7 +240,7 @@ def test_gradients_of_gradients() -> None:
 
 
 def test_calls_without_a_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the gradients of the formula."""
+    """They have the gradients of the formula."""
     given, _ = mapped_problem()
     given = {name: x[0] if name in "qv" else x for name, x in given.items()}
     own = jax.jit(jax.grad(weighted))(given)

@@ -63,7 +63,7 @@ def _describe_backward(
 ) -> tuple[dict[str, Any], Any, int]:
     specs = {name: _spec(name, x) for name, x in operands.items()}
     results = {name: specs.pop(name) for name in _RESULTS if name in specs}
-    # What is asked of the forward pass alone is none of the backward pass's.
+    # The backward pass takes none of these from the forward pass.
     own = {**options, "kernel": "auto", "batch_invariant": False, "return_lse": True}
     asked = " ".join(f"d{name}" for name in needs)
     return _core.xla_call_backward({**own, **specs}, results, asked, _deterministic())

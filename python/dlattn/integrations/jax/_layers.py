@@ -1,4 +1,4 @@
-"""What stands between JAX's transformations and a custom call: vmap, sharding, shard_map.
+"""The layers between JAX's transformations and a custom call: vmap, sharding, shard_map.
 
 From the outside: `mappable` takes what vmap maps over into the batch, `partitionable` tells XLA how
 to split it over devices, and `Call.launch` calls the handler with the shapes that one device has.
