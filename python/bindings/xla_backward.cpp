@@ -52,7 +52,7 @@ void for_each_gradient(const std::vector<std::string>& needs, const std::vector<
 }
 
 // The results of a call are the gradients that it needs, and the workspace.
-void run(const xla::CallFrame& frame, DeviceType type) {
+void run_backward(const xla::CallFrame& frame, DeviceType type) {
   XlaCall call(frame, type);
   BackwardParams params;
   read_inputs(call.tensors, &call.problem, &params);
@@ -69,7 +69,7 @@ void run(const xla::CallFrame& frame, DeviceType type) {
 }  // namespace
 
 nb::dict xla_backward_handlers() {
-  return handlers_of<run>();
+  return handlers_of<run_backward>();
 }
 
 nb::object xla_call_backward(const nb::dict& options, const nb::dict& results, nb::handle needs,
