@@ -210,12 +210,20 @@ void plans() {
   CHECK_EQ(one.num_launches(), 1);
   CHECK(one.workspace_bytes > 0);
   CHECK(describe(one).find("operation: backward\n") != std::string::npos);
-  // Memory is linear in the lengths.
+  // Memory is linear in the lengths, up to that of sums for dk and dv.
+  const auto bytes = [&](std::int64_t length) {
+    b.forward.seqlen_q = b.forward.seqlen_k = length;
+    return plan(b, cpu).workspace_bytes;
+  };
   b.forward.batch_size = 1;
-  b.forward.seqlen_q = b.forward.seqlen_k = 1 << 11;
-  const std::int64_t before = plan(b, cpu).workspace_bytes;
-  b.forward.seqlen_q = b.forward.seqlen_k = 1 << 12;
-  CHECK_EQ(plan(b, cpu).workspace_bytes - before, (std::int64_t{1} << 11) * 4 * 4);
+  CHECK_EQ(bytes(4096) - bytes(2048), 2 * (bytes(2048) - bytes(1024)));
+  const std::int64_t rows = std::int64_t{1} << 20;
+  AttentionParams& p = b.forward;
+  p.q.data = place(1 << 10), p.k.data = place(2 << 10), p.v.data = place(3 << 10);
+  p.out.data = place(4 << 10), p.lse.data = floats(5 << 10), b.dout.data = place(6 << 10);
+  b.dq.data = place(7 << 10), b.dk.data = place(8 << 10), b.dv.data = place(9 << 10);
+  CHECK(bytes(2 * rows) - bytes(rows) == rows * 4 * 4);
+  CHECK(bytes(rows) < (std::int64_t{1} << 28) + rows * 4 * 4);
 
   const DeviceInfo device = test::gpu("RTX 4090", 8, 9, 128, 101376);
   BackwardParams on_gpu = good();

@@ -81,22 +81,38 @@ class Blocks {
 // The number of tasks from which on the threads of most machines are busy.
 constexpr std::int64_t kManyTasks = 16;
 
+// The KV heads of all batch entries; where there are kManyTasks or more, any number of these.
+std::int64_t heads_up_to_many(const AttentionParams& p) {
+  return std::min(p.batch_size, kManyTasks) * std::min(p.num_heads_kv, kManyTasks);
+}
+
 // Into how many parts the queries that share a KV head are divided, each of which has sums for dk
 // and dv of its own. By the shape alone, whatever the threads, so that the bits do not depend on
 // them; and one where they must not depend on the batch either.
 std::int64_t num_parts(const BackwardParams& b, const Options& options, std::int64_t block_m) {
   const AttentionParams& p = b.forward;
   if (options.batch_invariant || b.deterministic) return 1;
-  const std::int64_t heads = std::max<std::int64_t>(1, p.batch_size * p.num_heads_kv);
+  const std::int64_t heads = std::max<std::int64_t>(1, heads_up_to_many(p));
   const std::int64_t tiles = ceil_div(p.seqlen_q, block_m) * (p.num_heads / p.num_heads_kv);
   return std::clamp<std::int64_t>(ceil_div(kManyTasks, heads), 1, std::max<std::int64_t>(1, tiles));
 }
 
-// Whether dq, dk and dv are computed together, by tasks that own a part of a head.
-bool owns_heads(const BackwardParams& b, std::int64_t parts) {
-  const AttentionParams& p = b.forward;
-  return b.dq.data && (b.dk.data || b.dv.data) && !b.dalibi_slopes.data &&
-         (parts > 1 || p.batch_size * p.num_heads_kv >= kManyTasks);
+// Sums of dk and dv take at most this much memory: 32,768 keys of 16 heads at head_dim 64.
+constexpr std::int64_t kMostSumBytes = std::int64_t{1} << 28;
+
+// The sums of dk and dv, for all keys of a head each, if dq, dk and dv are computed together, by
+// tasks that own a head or a part of one. None: by other tasks, with the same bits.
+struct Sums {
+  std::int64_t count = 0;
+  std::int64_t bytes = 0;  // of each
+};
+Sums sums_of(const BackwardParams& b, const BackwardKernels& kernels, std::int64_t parts,
+             int threads, std::int64_t keys) {
+  const std::int64_t heads = heads_up_to_many(b.forward);
+  const bool wanted = b.dq.data && (b.dk.data || b.dv.data) && !b.dalibi_slopes.data;
+  if (!wanted || heads == 0 || (parts == 1 && heads < kManyTasks)) return {};
+  const Sums sums{parts > 1 ? heads * parts : threads, kernels.sums_bytes(b, keys)};
+  return sums.bytes > kMostSumBytes / sums.count ? Sums{} : sums;
 }
 
 // dbias has one element along a dimension of stride 0.
@@ -120,24 +136,19 @@ class Backward {
         queries_(sequences_, p_.num_heads, kernels_.block_m, &SequenceRows::len_q),
         keys_(sequences_, p_.num_heads_kv, kernels_.block_n, &SequenceRows::len_k),
         scratch_bytes_(kernels_.scratch_bytes(params)),
-        sums_bytes_(owns_heads(b_, parts_) ? kernels_.sums_bytes(b_, longest()) : 0),
+        sums_(sums_of(b_, kernels_, parts_, threads_, longest())),
         memory_(static_cast<char*>(std::aligned_alloc(
                     64, static_cast<std::size_t>(delta_bytes(p_) + threads_ * scratch_bytes_ +
-                                                 num_sums(p_, parts_, threads_) * sums_bytes_))),
+                                                 sums_.count * sums_.bytes))),
                 std::free) {
     if (!memory_) throw std::bad_alloc();
-  }
-
-  // How many heads, or parts of them, have sums for dk and dv at a time.
-  static std::int64_t num_sums(const AttentionParams& p, std::int64_t parts, int threads) {
-    return parts > 1 ? p.batch_size * p.num_heads_kv * parts : threads;
   }
 
   void run() {
     if (p_.cu_seqlens_q || p_.cu_seqlens_k) clear_rows();
     compute_delta();
     if (b_.dsinks.data) compute_sinks();
-    if (owns_heads(b_, parts_)) {
+    if (sums_.count > 0) {
       compute_heads();
     } else {
       if (b_.dk.data || b_.dv.data) compute_keys();
@@ -165,7 +176,7 @@ class Backward {
 
   const void* delta() const { return memory_.get(); }
   char* sums(std::int64_t index) const {
-    return memory_.get() + delta_bytes(p_) + threads_ * scratch_bytes_ + index * sums_bytes_;
+    return memory_.get() + delta_bytes(p_) + threads_ * scratch_bytes_ + index * sums_.bytes;
   }
 
   std::int64_t longest() const {
@@ -250,14 +261,14 @@ class Backward {
       if (parts_ > 1) return kernels_.head(b_, task, delta(), scratch, sums(index));
       kernels_.head(b_, task, delta(), scratch, sums(worker));
       for (std::int64_t key = 0; key < task.sequence.len_k; key += kernels_.block_n)
-        kernels_.finish(b_, {task.sequence, task.head, key}, 1, scratch, sums(worker), sums_bytes_);
+        kernels_.finish(b_, {task.sequence, task.head, key}, 1, scratch, sums(worker), sums_.bytes);
     });
     if (parts_ == 1) return;
     each(keys_.count(), [&](std::int64_t index, char* scratch) {
       const BackwardTask task = keys_.task(index);
       const std::int64_t head = task.sequence.batch * p_.num_heads_kv + task.head;
       kernels_.finish(b_, task, static_cast<int>(parts_), scratch, sums(head * parts_),
-                      sums_bytes_);
+                      sums_.bytes);
     });
   }
 
@@ -315,7 +326,8 @@ class Backward {
   const Poll poll_;
   const std::vector<SequenceRows> sequences_;
   const Blocks queries_, keys_;
-  const std::int64_t scratch_bytes_, sums_bytes_;
+  const std::int64_t scratch_bytes_;
+  const Sums sums_;
   const std::unique_ptr<char, void (*)(void*)> memory_;
 };
 
@@ -336,10 +348,8 @@ void plan(const BackwardParams& params, const DeviceInfo& device, const Options&
   plan->num_threads = static_cast<int>(std::min<std::int64_t>(most, plan->grid));
   plan->parts_per_head = num_parts(params, options, plan->block_m);
   plan->workspace_bytes = delta_bytes(p) + plan->num_threads * kernels.scratch_bytes(params);
-  if (owns_heads(params, plan->parts_per_head)) {
-    plan->workspace_bytes += Backward::num_sums(p, plan->parts_per_head, plan->num_threads) *
-                             kernels.sums_bytes(params, p.seqlen_k);
-  }
+  const Sums sums = sums_of(params, kernels, plan->parts_per_head, plan->num_threads, p.seqlen_k);
+  plan->workspace_bytes += sums.count * sums.bytes;
 }
 
 void backward(const BackwardParams& given, const Plan& plan, Poll poll) {
