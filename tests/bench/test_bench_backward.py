@@ -196,14 +196,10 @@ def test_the_forward_pass_runs_on_the_stream_that_is_captured(
 
 def test_ours_in_its_deterministic_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = problem()
-    with pytest.raises(peers.UnavailableError, match="always deterministic"):
-        contestants.ours(peers.ours_with("cpu"), True).bind(asked)
-
-    plan_backward, given = dlattn.plan_backward, []
+    plan_backward, given, variants = dlattn.plan_backward, [], {True: "", False: ""}
 
     def plan(*arguments: Any, deterministic: bool = False, **options: Any) -> Any:
-        found = plan_backward(*arguments, **options)
-        return replace(found, variant="ordered") if deterministic else found
+        return replace(plan_backward(*arguments, **options), variant=variants[deterministic])
 
     def gradients_of(*arguments: Any, deterministic: bool, **options: Any) -> Any:
         given.append(deterministic)
@@ -212,6 +208,9 @@ def test_ours_in_its_deterministic_mode(monkeypatch: pytest.MonkeyPatch) -> None
     attention_backward = dlattn.attention_backward
     monkeypatch.setattr(dlattn, "plan_backward", plan)
     monkeypatch.setattr(dlattn, "attention_backward", gradients_of)
+    with pytest.raises(peers.UnavailableError, match="always deterministic"):
+        contestants.ours(peers.ours_with("cpu"), True).bind(asked)
+    variants[True] = "ordered"
     bound = contestants.ours(peers.ours_with("cpu"), True).bind(asked)
     assert (bound.plan, given) == ("cpu:ordered", [])
     assert asked.backward is not None and bound.checked is not None
