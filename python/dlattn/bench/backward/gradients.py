@@ -113,6 +113,15 @@ class ExpectedGradients:
         return max(worst), max(ratios)
 
 
+def _sharing(head_kv: int, group: int) -> Callable[[int], slice]:
+    """The heads of the i-th gradient that share a head of keys.
+
+    The second and the third are of keys, a fourth is a bias of the query heads.
+    """
+    of_queries, of_keys = slice(head_kv * group, (head_kv + 1) * group), slice(head_kv, head_kv + 1)
+    return lambda i: of_keys if i in (1, 2) else of_queries
+
+
 def _of_heads(problem: Problem) -> Iterator[Pick]:
     """All heads of keys, with the query heads that share them, or the first and the last of many.
 
@@ -127,19 +136,10 @@ def _of_heads(problem: Problem) -> Iterator[Pick]:
     group = num_heads // num_heads_kv
     for b, h in sorted({(0, 0), (batch_size - 1, num_heads_kv - 1)}):
         batch = whole if "bias" in problem.options else slice(b, b + 1)
-        heads, heads_kv = slice(h * group, (h + 1) * group), slice(h, h + 1)
 
-        def pick(
-            found: Sequence[Tensor],
-            batch: slice = batch,
-            heads: slice = heads,
-            heads_kv: slice = heads_kv,
-        ) -> list[Tensor]:
-            # The second and the third are of keys, a fourth is a bias of the query heads.
-            return [
-                x[batch if x.shape[0] > 1 else whole, heads_kv if i in (1, 2) else heads]
-                for i, x in enumerate(found)
-            ]
+        def pick(found: Sequence[Tensor], batch: slice = batch, h: int = h) -> list[Tensor]:
+            heads = _sharing(h, group)
+            return [x[batch if x.shape[0] > 1 else whole, heads(i)] for i, x in enumerate(found)]
 
         yield pick
 
@@ -154,17 +154,9 @@ def _of_varlen(problem: Problem) -> Iterator[Pick]:
     for b, h in ((b, h) for b in sorted(chosen) for h in sorted({0, num_heads_kv - 1})):
         start = sum(lengths[:b])
         rows = slice(start, start + lengths[b])
-        heads, heads_kv = slice(h * group, (h + 1) * group), slice(h, h + 1)
 
-        def pick(
-            found: Sequence[Tensor],
-            rows: slice = rows,
-            heads: slice = heads,
-            heads_kv: slice = heads_kv,
-        ) -> list[Tensor]:
-            return [
-                x[rows, heads_kv if i in (1, 2) else heads].transpose(0, 1)[None]
-                for i, x in enumerate(found)
-            ]
+        def pick(found: Sequence[Tensor], rows: slice = rows, h: int = h) -> list[Tensor]:
+            heads = _sharing(h, group)
+            return [x[rows, heads(i)].transpose(0, 1)[None] for i, x in enumerate(found)]
 
         yield pick
