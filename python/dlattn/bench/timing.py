@@ -89,14 +89,17 @@ class GpuClock:
         with torch.cuda.stream(stream):
             launches()
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, stream=stream):
-                launches()
-        except Exception:  # whatever a peer raises when it cannot be captured
-            torch.cuda.synchronize()
-            return Prepared(launches, calls, "not captured: eager launches")
-        return Prepared(graph.replay, calls)
+        for _ in range(2):  # a process's first capture of autograd's threads may fail
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(graph, stream=stream):
+                    launches()
+            except Exception as error:  # whatever a peer raises when it cannot be captured
+                torch.cuda.synchronize()
+                reason = str(error).partition("\n")[0]
+            else:
+                return Prepared(graph.replay, calls)
+        return Prepared(launches, calls, f"not captured: eager launches ({reason})")
 
     def window(self, prepared: Prepared, windows: Windows) -> list[float]:
         """Replay for the warm-up, then measure each replay."""
