@@ -8,12 +8,14 @@
 // nearly 1% that way, of 65,536 0.05%.
 namespace dlattn::tile {
 
-// After so many keys the accumulators are set aside (accumulator_flush.cuh). DLATTN_FLUSH_KEYS is
-// for tests on rows that are not so long.
+// After so many keys the accumulators are set aside (accumulator_flush.cuh): before the loss is a
+// rounding to float16, half of 2^-10. DLATTN_FLUSH_KEYS is for tests on rows that are not so long.
 #ifdef DLATTN_FLUSH_KEYS
 constexpr int kFlushKeys = DLATTN_FLUSH_KEYS;
+constexpr bool kShortRuns = true;
 #else
-constexpr int kFlushKeys = 65536;
+constexpr int kFlushKeys = 16384;
+constexpr bool kShortRuns = false;
 #endif
 
 // The same in tiles of so many keys, a power of two.
@@ -30,13 +32,13 @@ constexpr std::int64_t kMostKeys = 131072;
 // same: P and V are constant. Their kernels add up rows of more keys than this in runs
 // (totals.cuh), earlier where float32 would show it.
 constexpr int one_run_keys(int element_bytes) {
-  if (kFlushKeys < 65536) return 128;
+  if (kShortRuns) return 128;
   return element_bytes == 4 ? 512 : 16384;
 }
 
 // The keys of a run, a power of two: so many that the runs of a row are not many more.
 constexpr int run_keys(int seqlen_k) {
-  if (kFlushKeys < 65536) return 64;
+  if (kShortRuns) return 64;
   return seqlen_k > 65536 ? 1024 : 256;
 }
 

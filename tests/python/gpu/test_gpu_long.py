@@ -103,6 +103,14 @@ def test_constant_p_and_v(kernel: str, dtype: str, dim: int, seqlen_k: int) -> N
     check(kernel, q, k, v)
 
 
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_constant_v_of_accumulators_set_aside(dim: int) -> None:
+    """A tensor core's sum cuts off less than a rounding to float16 before it is set aside."""
+    q, k = (normal(1, n, 1, dim, dtype="float16", seed=n) for n in (20, 200_000))
+    v = normal(1, 1, 1, dim, dtype="float16", seed=2, offset=1.0)
+    check("wmma:general", q, k, v.expand(1, 200_000, 1, dim))
+
+
 @pytest.mark.parametrize("dtype", ["float32", *HALF])
 def test_constant_p_and_v_of_wide_heads(dtype: str) -> None:
     test_constant_p_and_v("scalar", dtype, 256, 131_073)
