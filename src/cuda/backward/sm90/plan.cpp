@@ -42,14 +42,23 @@ bool accepts_tensors(const BackwardParams& b, int head_dim_tile, std::string* wh
   return true;
 }
 
-// Nanoseconds. A step is a tile of queries with a block's keys, at the rate of an H200.
+// Operations of an SM per nanosecond, and a block's nanoseconds beside them; of an H200.
+struct Speed {
+  double rate, block;
+};
+Speed speed(int head_dim_tile) {
+  if (head_dim_tile <= 64) return {3700.0, 5000.0};
+  return head_dim_tile <= 128 ? Speed{4000.0, 8000.0} : Speed{2950.0, 8000.0};
+}
+
+// Nanoseconds. A step is a tile of queries with a block's keys.
 double predicted_ns(const BackwardParams& b, const Plan& plan, const DeviceInfo& device) {
-  constexpr double kLaunches = 9000.0, kBlock = 3000.0;
-  constexpr double kRate = 4100.0;  // operations of an SM per nanosecond
+  constexpr double kLaunches = 9000.0;
+  const auto [rate, block] = speed(plan.head_dim_tile);
   const AttentionParams& p = b.forward;
   const cost::Walk walk = cost::walk(p, 64, 1);
   const double pairs = walk.blocks * walk.mean * 64.0;  // of a query and a key
-  const double per_pair = 10.0 * plan.head_dim_tile / kRate * (p.softcap != 0.0 ? 1.5 : 1.0);
+  const double per_pair = 10.0 * plan.head_dim_tile / rate * (p.softcap != 0.0 ? 1.5 : 1.0);
   const double sms = std::max(static_cast<double>(device.num_sms), 1.0);
   const double group = static_cast<double>(p.num_heads) /
                        static_cast<double>(std::max<std::int64_t>(p.num_heads_kv, 1));
@@ -60,7 +69,7 @@ double predicted_ns(const BackwardParams& b, const Plan& plan, const DeviceInfo&
   const double rounds = std::ceil(blocks / sms);
   const double most =
       walk.longest > walk.mean ? std::max(longest, pairs / sms + mean / 2.0) : rounds * mean;
-  return kLaunches + rounds * kBlock + most * per_pair;
+  return kLaunches + rounds * block + most * per_pair;
 }
 
 bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Options&, Plan* plan,

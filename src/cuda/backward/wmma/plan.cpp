@@ -30,21 +30,28 @@ void set_launch(const BackwardParams& b, Kernel kernel, int head_dim_tile, Launc
   launch->grid = std::max<std::int64_t>(num_blocks(b, kernel, head_dim_tile), 1);
 }
 
+// The share of what mma.sync reaches by itself, on an H200.
+double efficiency(int head_dim_tile) {
+  if (head_dim_tile <= 64) return 0.36;
+  return head_dim_tile <= 128 ? 0.42 : 0.29;
+}
+
 // Nanoseconds of `products` matrix products over all pairs of a query and a key that sees it, by
 // `blocks` thread blocks, one per SM.
 double products_ns(const BackwardParams& b, const DeviceInfo& device, int head_dim_tile,
                    double products, double blocks) {
-  constexpr double kEfficiency = 0.6;  // of what mma.sync reaches by itself
-  constexpr double kFixed = 8000.0;    // a launch, and its first copies and last stores
+  constexpr double kFixed = 8000.0;  // a launch, and its first copies and last stores
   const cost::Walk walk = cost::walk(b.forward, kNumWarps * 16, 1);
   const double pairs = walk.blocks * kNumWarps * 16 * walk.mean;
   const double sms = std::max(static_cast<double>(device.num_sms), 1.0);
-  const double share = std::max(blocks, 1.0) / sms;
-  // Blocks of different lengths fill the SMs evenly.
-  const double idle =
-      walk.longest > walk.mean ? std::max(1.0, 1.0 / share) : std::ceil(share) / share;
-  const double operations = 2.0 * products * head_dim_tile * pairs;
-  return kFixed + operations * idle / (cost::tensor_rate(device) * sms * kEfficiency);
+  const double mean = pairs / std::max(blocks, 1.0);
+  // Blocks of one length run in rounds; of different ones, the last SM ends with a part of one, and
+  // the longest has an SM to itself.
+  const double most = walk.longest > walk.mean
+                          ? std::max(mean * walk.longest / walk.mean, pairs / sms + mean / 2.0)
+                          : std::ceil(blocks / sms) * mean;
+  const double operations = 2.0 * products * head_dim_tile * most;
+  return kFixed + operations / (cost::tensor_rate(device) * efficiency(head_dim_tile));
 }
 
 std::string refusal(const BackwardParams& b) {
