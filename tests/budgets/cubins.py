@@ -32,7 +32,7 @@ SM_90A = "sm_90a"
 # The kernels of each family of backward that its tiles have. They take any dtype in scalar, which
 # has one beside for all tiles.
 _BACKWARD = {
-    "sm90": ("plain", "softcap", "convert"),
+    "sm90": ("plain", "softcap", "deterministic", "deterministic_softcap", "convert"),
     "wmma": ("keys", "queries", "convert", "bias"),
     "scalar": ("keys", "queries"),
 }
@@ -125,7 +125,7 @@ _QUANTIZE = re.compile(
     r"LNS_9PrecisionE([123])ELi(64|128)ELb([01])EEEv\w+"
 )
 _BACKWARD_KERNEL = re.compile(
-    r"_ZN6dlattn\d+backward_([a-z]+(?:\d\d)?)\d+([a-z]+)_kernel"
+    r"_ZN6dlattn\d+backward_([a-z]+(?:\d\d)?)\d+([a-z_]+)_kernel"
     r"I(6__half|13__nv_bfloat16)?(?:Li(\d+)E)?(?:L\w\w?E)*EEv\w+"
 )
 _BESIDE_BACKWARD_KERNEL = re.compile(

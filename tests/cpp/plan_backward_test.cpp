@@ -1,5 +1,5 @@
-// The plans of backward passes by scalar, which serves all: only launches that are wanted, with
-// those that all families share before and after them.
+// The plans of backward passes: by scalar, which serves all, only launches that are wanted, with
+// those that all families share before and after them; by sm90, deterministic sums.
 #include <string>
 #include <vector>
 
@@ -137,9 +137,39 @@ void padded_rows_hold_every_sequence() {
   CHECK(map.own == 2 * 4 * p.num_heads * padded_rows(p));
 }
 
+// On Hopper sm90 has deterministic sums too, in memory that grows with the lengths alone; wmma
+// those of problems that sm90 does not serve.
+void deterministic_on_hopper() {
+  const DeviceInfo h200 = test::gpu("NVIDIA H200", 9, 0, 132, 232448);
+  for (const Causal causal : {Causal::kNone, Causal::kBottomRight}) {
+    BackwardParams b = backward_problem();
+    b.forward.causal = causal;
+    want(&b.dq, 6, b.forward.q), want(&b.dk, 7, b.forward.k), want(&b.dv, 8, b.forward.v);
+    const Plan fast = plan(b, h200);
+    CHECK(fast.kernel == "sm90" && std::string(fast.variant_name) == "plain");
+    b.deterministic = true;
+    const Plan one = plan(b, h200);
+    CHECK(one.kernel == "sm90" && std::string(one.variant_name) == "deterministic");
+    CHECK_EQ(one.grid, fast.grid);
+    CHECK(one.predicted_ns > fast.predicted_ns && one.predicted_ns < 1.5 * fast.predicted_ns);
+    // A counter of 4 bytes for 64 queries, and the tickets.
+    CHECK_EQ(one.cleared_bytes, fast.cleared_bytes + 2 * 8 * 2048 / 64 * 4 + 128);
+    CHECK_EQ(one.workspace_bytes - one.cleared_bytes, fast.workspace_bytes - fast.cleared_bytes);
+    b.forward.softcap = 5.0;
+    CHECK(std::string(plan(b, h200, force("sm90")).variant_name) == "deterministic_softcap");
+    want_slopes_and_sinks(&b, true, false);
+    b.dalibi_slopes.data = nullptr;
+    CHECK(plan(b, h200).kernel == "wmma");
+    b.dq.data = nullptr, b.forward.alibi_slopes.data = nullptr, b.forward.softcap = 0.0;
+    // dk and dv always are.
+    CHECK(std::string(plan(b, h200, force("sm90")).variant_name) == "plain");
+  }
+}
+
 }  // namespace
 
 int main() {
+  deterministic_on_hopper();
   what_is_wanted_is_launched();
   causal_grids_of_one_wave();
   the_name_of_a_plan_may_be_asked_for();

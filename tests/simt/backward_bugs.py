@@ -22,6 +22,8 @@ PRODUCER = "backward/sm90/producer.cuh"
 SCORES = "backward/sm90/scores.cuh"
 SETUP = "backward/sm90/setup.cuh"
 PRODUCTS = "backward/sm90/products.cuh"
+TURNS = "backward/sm90/turns.cuh"
+SM90_KERNEL = "backward/sm90/kernel.cuh"
 
 
 def _sm90(kind: str, file: str, part: str, replace: str, asan: bool = False) -> SeedBug:
@@ -103,6 +105,26 @@ BACKWARD_BUGS = (
     ),
     _sm90("stage filled before it is free", PRODUCER, "shared.queries.wait_empty(use);", ""),
     _sm90("stage full without its rows' numbers", SETUP, "1 + 32", "1"),
+    # Turns of deterministic sums.
+    _sm90(
+        "no wait for the turn of a tile",
+        TURNS,
+        "if (tile::contains(before, m)) ptx::wait_for_counter(counter, turn);",
+        "",
+    ),
+    _sm90("a turn not passed on", TURNS, "ptx::raise_counter(counter, turn + 1);", ""),
+    _sm90("a turn passed on too early", TURNS, "shared.wait_added(use);", ""),
+    _sm90("the next turn before this one is over", TURNS, "shared.turns.wait_empty(use);", ""),
+    _sm90("turns of other tiles", TURNS, "step(use, counters + m, m)", "step(use, counters, m)"),
+    _sm90("turns of other heads", TURNS, "counters += static_cast", "counters += 0 * static_cast"),
+    _sm90("sums without a turn", CONSUMER, "shared.turns.wait_full(use - 1);", ""),
+    _sm90("sums without a turn in wide heads", WIDE_CONSUMER, "shared.turns.wait_full(done);", ""),
+    _sm90(
+        "blocks by number instead of by ticket",
+        SM90_KERNEL,
+        "kInTurns ? ptx::take_ticket(problem.tickets) : blockIdx.x",
+        "blockIdx.x",
+    ),
     _sm90("delta added", SCORES, "(x - pair.delta[i % 2])", "(x + pair.delta[i % 2])"),
     _sm90("softcap's slope forgotten", SCORES, "* fmaf(-x, x, 1.0f)", ""),
     _sm90("edge of a walk taken for whole", SETUP, "m < whole.begin || m >= whole.end", "false"),

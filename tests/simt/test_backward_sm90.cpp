@@ -32,17 +32,22 @@ void run_launch(const dlattn::BackwardParams& p, const dlattn::Plan& plan,
   }
   if (launch.variant == sm90::kConvert)
     return sm90::convert_kernel<T, kTile>(sm90::query_problem(p, kTile));
-  if (launch.variant == sm90::kSoftcap)
-    return sm90::softcap_kernel<T, kTile>(sm90::key_problem(p, kTile), maps);
-  sm90::plain_kernel<T, kTile>(sm90::key_problem(p, kTile), maps);
+  const sm90::Problem problem = sm90::key_problem(p, kTile);
+  if (launch.variant == sm90::kSoftcap) return sm90::softcap_kernel<T, kTile>(problem, maps);
+  if (launch.variant == sm90::kDeterministic)
+    return sm90::deterministic_kernel<T, kTile>(problem, maps);
+  if (launch.variant == sm90::kDeterministicSoftcap)
+    return sm90::deterministic_softcap_kernel<T, kTile>(problem, maps);
+  sm90::plain_kernel<T, kTile>(problem, maps);
 }
 
 template <typename T, int kTile>
 class Run {
  public:
-  Run(const Case& c, const Wanted& w)
+  Run(const Case& c, const Wanted& w, bool deterministic)
       : case_(c), wanted_(w), tensors_(simt::make_backward_tensors<T>(c, w)) {
     params_ = simt::make_backward_params(c, w, tensors_);
+    params_.deterministic = deterministic;
     dlattn::Options options;
     options.kernel = "sm90";
     std::vector<std::string> reasons;
@@ -58,14 +63,14 @@ class Run {
   bool operator()(const std::string& name) {
     std::string trouble;
     std::vector<unsigned char> first;
-    for (const simt::Schedule schedule : simt::schedules()) {
+    for (const Order& order : orders()) {
       for_each_result([](auto& tensor, int) { tensor.poison(); });
       tensors_.workspace.poison();
-      launch_all(schedule);
+      launch_all(order);
       std::vector<unsigned char> bytes;
       for_each_result([&](auto& tensor, int which) {
         if (!tensor.gaps_intact()) trouble = "a write outside a gradient";
-        if (which == simt::kDq) return;  // added in any order
+        if (which == simt::kDq && !params_.deterministic) return;  // added in any order
         const std::vector<unsigned char> own = tensor.bytes();
         bytes.insert(bytes.end(), own.begin(), own.end());
       });
@@ -77,20 +82,38 @@ class Run {
   }
 
  private:
+  // The order of threads, and how many of the backward kernel's blocks run at once.
+  struct Order {
+    simt::Schedule schedule;
+    unsigned blocks;
+  };
+  // With two blocks ThreadSanitizer sees additions that nothing orders.
+  std::vector<Order> orders() const {
+    if (params_.deterministic) return {{simt::schedules()[0], 1}, {1, 2}, {3, 2}};
+    std::vector<Order> orders;
+    for (const simt::Schedule schedule : simt::schedules()) orders.push_back({schedule, 1});
+    return orders;
+  }
+
   template <typename Visit>
   void for_each_result(Visit visit) {
     visit(tensors_.dq, simt::kDq), visit(tensors_.dk, simt::kDk), visit(tensors_.dv, simt::kDv);
     visit(tensors_.dsinks, simt::kDsinks);
   }
 
-  void launch_all(simt::Schedule schedule) {
+  void launch_all(const Order& order) {
     const sm90::TensorBoxes boxes = sm90::tensor_boxes(params_, kTile);
     const sm90::TensorMaps maps = {simt::encode(boxes.q), simt::encode(boxes.k),
                                    simt::encode(boxes.v), simt::encode(boxes.dout)};
     for (int i = 0; i < plan_.num_launches(); ++i) {
       const dlattn::Launch& launch = plan_.launch(i);
       simt::Launch threads{dim3(static_cast<unsigned>(launch.grid)), dim3(launch.num_warps * 32),
-                           static_cast<std::size_t>(launch.smem_bytes), schedule};
+                           static_cast<std::size_t>(launch.smem_bytes), order.schedule};
+      if (launch.operation == dlattn::Operation::kBackward && launch.variant != sm90::kConvert) {
+        // In the harness blocks that run at once are a cluster. There may be one too many.
+        threads.cluster_size = order.blocks;
+        threads.grid.x = (threads.grid.x + order.blocks - 1) / order.blocks * order.blocks;
+      }
       simt::start_early(&threads, tensors_);
       simt::launch(threads, [&] { run_launch<T, kTile>(params_, plan_, maps, launch); });
     }
@@ -164,8 +187,45 @@ std::vector<Case> cases(int head_dim) {
   return cases;
 }
 
+// Several blocks that add to a tile, of which some see it and some do not, for `keys` keys a block.
+std::vector<Case> deterministic_cases(int head_dim) {
+  const int keys = sm90::block_n(head_dim);
+  const Case base = {keys + 9, 3 * keys + 40, head_dim, kFull, 1, 1};
+  std::vector<Case> cases = {base};
+  const auto with = [&](auto set) { cases.push_back(simt::with(base, set)); };
+  with([](Case& c) { c.causal = kCausal, c.num_heads = 2; });
+  with([](Case& c) { c.causal = kTopLeft, c.softcap = 2.0, c.sinks = true; });
+  with([&](Case& c) { c.window_left = keys / 2, c.window_right = keys / 4; });
+  with([&](Case& c) {
+    c.seqlen_q = 30, c.seqlen_k = keys + 20, c.num_heads = c.num_heads_kv = 9, c.causal = kCausal;
+  });
+  cases.push_back(simt::with(
+      simt::varlen(base, {keys, 70, 0, 130}, {3 * keys + 5, 31, 20, 2 * keys + 1}),
+      [&](Case& c) { c.causal = kCausal, c.seqused_k = {2 * keys + 3, 31, 5, 2 * keys + 1}; }));
+  if (head_dim == 64)
+    simt::append(&cases, simt::hostile_length_cases({1, 1, head_dim, kCausal, 1, 1}));
+  return cases;
+}
+
+template <typename T, int kTile>
+void run_deterministic(const simt::Arguments& arguments, int* passed, int* failed) {
+  if constexpr (simt::is_built(simt::DTypeOf<T>::value, kTile)) {
+    for (const Case& c : deterministic_cases(kTile)) {
+      const std::string name = std::string("backward sm90 deterministic ") +
+                               dlattn::to_string(simt::DTypeOf<T>::value) + " " + c.name();
+      if (simt::kThreadSanitizer && c.sequences_overlap()) continue;
+      if (name.find(arguments.filter()) == std::string::npos) continue;
+      const simt::HangGuard guard(name);
+      const bool ok = Run<T, kTile>(c, Wanted(), true)(name);
+      ++*(ok ? passed : failed);
+      if (!ok && std::getenv("SIMT_STOP_AT_FAILURE")) std::_Exit(1);
+    }
+  }
+}
+
 template <typename T, int kTile>
 void run(const simt::Arguments& arguments, int* passed, int* failed) {
+  run_deterministic<T, kTile>(arguments, passed, failed);
   if constexpr (simt::is_built(simt::DTypeOf<T>::value, kTile)) {
     int number = 0;
     for (const Case& c : cases(kTile)) {
@@ -184,7 +244,7 @@ void run(const simt::Arguments& arguments, int* passed, int* failed) {
       if (simt::kThreadSanitizer && c.sequences_overlap()) continue;
       if (name.find(arguments.filter()) == std::string::npos) continue;
       const simt::HangGuard guard(name);
-      const bool ok = Run<T, kTile>(c, w)(name);
+      const bool ok = Run<T, kTile>(c, w, false)(name);
       ++*(ok ? passed : failed);
       if (!ok && std::getenv("SIMT_STOP_AT_FAILURE")) std::_Exit(1);
     }

@@ -15,4 +15,9 @@ __device__ __forceinline__ void reduce_add(float* to, const Float4& x) {
                : "memory");
 }
 
+// The same, where barriers see to it that no other thread adds to these numbers meanwhile.
+__device__ __forceinline__ void reduce_add_alone(float* to, const Float4& x) {
+  reduce_add(to, x);
+}
+
 }  // namespace dlattn::ptx

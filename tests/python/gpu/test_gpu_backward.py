@@ -6,10 +6,11 @@ The workspace and the gradients' memory are poisoned with NaN before each call.
 from __future__ import annotations
 
 import random
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
-from gpu_checks import DEVICE, HALF, HOPPER, torch
+from gpu_checks import DEVICE, HALF, HOPPER, attend, normal, qkv, torch
 from gradients import (
     FEATURES,
     NAMES,
@@ -107,9 +108,6 @@ def test_a_workspace_of_the_plan(kernel: str, dtype: str, deterministic: bool) -
     problem.forward()
     given = {**problem.inputs, **problem.options, "out": problem.out, "lse": problem.lse}
     given |= {"dout": problem.dout, "kernel": kernel, "deterministic": deterministic}
-    if not dlattn.supported_backward(**given):
-        assert (kernel, deterministic) == ("sm90", True)
-        return
     plan = dlattn.plan_backward(**given)
     assert plan.kernel == kernel and plan.num_launches == len(plan.launches) > 1
     memory = torch.full((plan.workspace_bytes,), 255, dtype=torch.uint8, device=DEVICE)
@@ -158,7 +156,7 @@ def test_rows_that_see_nothing(kernel: str, dtype: str, memory: Any) -> None:
     assert (found.dq[:, blind] == 0).all() and (found.dq[:, 0] != 0).any()
 
 
-@pytest.mark.parametrize("kernel", ["auto", "scalar", "wmma"])
+@pytest.mark.parametrize("kernel", ["auto", *dict.fromkeys(kernel for kernel, _ in SERVED)])
 def test_the_same_bits_each_time(kernel: str, memory: Any) -> None:
     problem = random_problem(12, "float16", DEVICE, most=400, features=("causal",), dims=(64,))
     problem.forward()
@@ -171,6 +169,86 @@ def test_the_same_bits_each_time(kernel: str, memory: Any) -> None:
     for _ in range(20):
         again = gradients()
         assert all(torch.equal(x, y) for x, y in zip(first[:3], again[:3], strict=True))
+
+
+# Calls with more thread blocks than the GPU has SMs: lengths of sequences, or one of a batch of 2,
+# heads and what else there is.
+FULL_GRIDS = {
+    "full": (2048, 16, {}),
+    "causal": (2048, 16, {"causal": True}),
+    "window": (2048, 16, {"window": (300, 100)}),
+    "softcap": (1024, 16, {"causal": True, "softcap": 2.0}),
+    "grouped": (2048, 8, {"causal": True}),
+    "varlen": ([1500, 40, 0, 777, 2048], 4, {"causal": True}),
+}
+
+
+def exact_gradients(inputs: Any, dout: Any, lengths: Any, **options: Any) -> Any:
+    """In float64, sequence by sequence where there are lengths."""
+    leaves = [x.double().requires_grad_() for x in inputs]
+    parts = [(slice(None), slice(None))]
+    if lengths is not None:
+        starts = [0, *accumulate(lengths)]
+        parts = [(slice(None), slice(*x)) for x in pairwise(starts)]
+    for part in parts:
+        q, k, v = (x[part] for x in leaves)
+        if q.shape[1] == 0:
+            continue
+        out, _ = attend(q, k, v, torch.float64, **options)
+        (out * dout[part].double()).sum().backward()
+    return [x.grad for x in leaves]
+
+
+@pytest.mark.skipif(not HOPPER, reason="sm90 runs on compute capability 9.0")
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("case", FULL_GRIDS)
+def test_sums_in_turns_on_a_busy_gpu(case: str, dim: int) -> None:
+    """50 times the same bits, beside another stream, and as near to float64 as the fast sums."""
+    given, heads_kv, options = FULL_GRIDS[case]
+    lengths = given if isinstance(given, list) else None
+    rows, batch = (sum(lengths), 1) if lengths else (given, 2)
+    dtype = "bfloat16" if case == "grouped" else "float16"
+    q, k, v = qkv(dtype, rows, rows, batch=batch, heads=16, heads_kv=heads_kv, dim=dim)
+    dout = normal(*q.shape, dtype=dtype, seed=9)
+    forward, backward, more = dlattn.attention, dlattn.attention_backward, dict(options)
+    if lengths:
+        starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=DEVICE)
+        q, k, v, dout = (x[0] for x in (q, k, v, dout))
+        forward, backward = dlattn.attention_varlen, dlattn.attention_varlen_backward
+        more |= {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
+        more |= {"max_seqlen_q": max(lengths), "max_seqlen_k": max(lengths)}
+    out, lse = forward(q, k, v, return_lse=True, **more)
+    results = {name: torch.empty_like(x) for name, x in (("dq", q), ("dk", k), ("dv", v))}
+    plan = dlattn.plan_backward(
+        dout, q, k, v, out, lse, kernel="sm90", deterministic=True, **results, **more
+    )
+    assert plan.grid > torch.cuda.get_device_properties(0).multi_processor_count
+    memory = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=DEVICE)
+
+    def run(deterministic: bool) -> Any:
+        memory.fill_(255)
+        for x in results.values():
+            x.fill_(torch.nan)
+        more_here = {**results, **more, "workspace": memory, "deterministic": deterministic}
+        backward(dout, q, k, v, out, lse, kernel="sm90", **more_here)
+        return [x.clone() for x in results.values()]
+
+    first, fast = run(True), run(False)
+    other, noise = torch.cuda.Stream(), torch.randn(3072, 3072, device=DEVICE)
+    for i in range(50):
+        with torch.cuda.stream(other):
+            torch.mm(noise[: 64 + 60 * i], noise)
+        again = run(True)
+        assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True)), i
+    other.synchronize()
+    inputs = [x[None] if lengths else x for x in (q, k, v)]
+    exact = exact_gradients(inputs, dout[None] if lengths else dout, lengths, **options)
+    for name, ours, theirs, want in zip(results, first, fast, exact, strict=True):
+        want = want.reshape(ours.shape)
+        error, of_fast = ((x.double() - want).abs().max() for x in (ours, theirs))
+        largest = want.abs().max()
+        assert largest > 0 and error <= 0.05 * largest, (name, error, largest)
+        assert error <= 1.2 * of_fast + 1e-4 * largest, (name, error, of_fast)
 
 
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(0, 5), (5, 0)])

@@ -42,7 +42,8 @@ int num_masks[kMaxWarps];
 int openings[kMaxWarps][kNumBarriers];
 int arrived[kNumBarriers][kMaxWarps];
 int arrived_count[kMaxWarps][kNumBarriers];
-int num_at_mbarriers = 0;      // threads that wait
+int num_at_mbarriers = 0;  // threads that wait
+int num_at_counters = 0;
 bool came_to_barrier = false;  // a thread, since it was last looked which of them may open
 
 Fiber host;
@@ -138,6 +139,8 @@ void describe(const Worker& w) {
       if (m.expected != 0 || m.started != 0)
         std::fprintf(stderr, ", lacks %ld bytes, %ld on their way", m.expected, m.started);
     }
+    if (w.state == State::kAtCounter)
+      std::fprintf(stderr, " to be %u, which is %u", w.least, *w.counter);
     std::fprintf(stderr, "\n");
   }
 }
@@ -152,6 +155,7 @@ bool same_place(const Worker& a, const Worker& b) {
   if (a.state == State::kAtNamedBarrier)
     return a.barrier_id == b.barrier_id && a.barrier_count == b.barrier_count;
   if (a.state == State::kAtMbarrier) return a.mbarrier == b.mbarrier && a.parity == b.parity;
+  if (a.state == State::kAtCounter) return a.counter == b.counter && a.least == b.least;
   if (a.state == State::kAtCollective) return a.mask == b.mask && same_text(a.name, b.name);
   return true;
 }
@@ -260,6 +264,20 @@ bool pass_mbarriers(int warp) {
   return progress;
 }
 
+// Lets the threads of a warp go on that wait for a counter which is as high as they ask for.
+bool pass_counters(int warp) {
+  bool progress = false;
+  if (num_at_counters == 0) return progress;
+  for (int i = warp * kWarpSize; i < num_threads && i < (warp + 1) * kWarpSize; ++i) {
+    Worker& w = workers[i];
+    if (w.state != State::kAtCounter || *w.counter < w.least) continue;
+    w.state = State::kReady;
+    --num_at_counters;
+    progress = true;
+  }
+  return progress;
+}
+
 bool run_lanes(int warp, const int* lane_order) {
   turn = {lane_order, warp * kWarpSize, 0};
   Worker* first = take_turn();
@@ -281,6 +299,7 @@ void run_to_barrier(Random* random) {
       for (bool again = true; again;) {
         if (shuffled) random->shuffle(lane_order, kWarpSize);
         again = pass_mbarriers(warp_order[i]);
+        again |= pass_counters(warp_order[i]);
         again |= run_lanes(warp_order[i], lane_order);
         again |= complete_collectives(warp_order[i]);
         again |= complete_barriers();
@@ -475,6 +494,7 @@ void wait(State state, const char* name) {
   current->state = state;
   current->name = name;
   if (state == State::kAtMbarrier) ++num_at_mbarriers;
+  if (state == State::kAtCounter) ++num_at_counters;
   hand_over();
 }
 
@@ -575,6 +595,12 @@ void check_global_access() {
 void let_next_grid_start() {
   if (!current->grids_ahead_over)
     die("griddepcontrol.launch_dependents before griddepcontrol.wait");
+}
+
+void wait_for_counter(const unsigned* counter, unsigned least) {
+  current->counter = counter;
+  current->least = least;
+  wait(State::kAtCounter, "a counter");
 }
 
 void set_max_registers(int count, bool increase) {

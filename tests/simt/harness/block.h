@@ -88,6 +88,10 @@ void check_global_access();  // that the caller may
 // griddepcontrol.launch_dependents, after the wait alone: so at most two grids overlap.
 void let_next_grid_start();
 
+// Waits until a number in global memory is at least `least`. It orders no memory: whoever waits so
+// acquires afterwards.
+void wait_for_counter(const unsigned* counter, unsigned least);
+
 // mbarriers, by the address of their 8 bytes of shared memory. Arrivals release, waits acquire.
 constexpr int kMaxMbarriers = 64;  // of a block
 

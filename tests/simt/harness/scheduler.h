@@ -19,6 +19,7 @@ enum class State {
   kAtBarrier,
   kAtNamedBarrier,
   kAtMbarrier,
+  kAtCounter,
   kAtCollective,
   kAtClusterBarrier,
   kDone
@@ -43,6 +44,8 @@ struct alignas(64) Worker {
   int barrier_count = 0;
   int mbarrier = 0;  // that it waits at, and the parity
   int parity = 0;
+  const unsigned* counter = nullptr;  // that it waits for, and the least number
+  unsigned least = 0;
   int barriers = 0;  // passed so far
   int cluster_barriers = 0;
   int warp_syncs[kMaxMasks];      // passed so far, by index of the mask

@@ -153,7 +153,7 @@ void end_wgmma_log(int issued) {
   if (issued != log.count)
     die("the warps of a warpgroup issue different numbers of wgmma operations");
   const int warps = num_block_threads() / kWarpSize;
-  const int first = this_thread().warp / kWarpgroup * kWarpgroup;
+  const int first = this_thread().warp % warps / kWarpgroup * kWarpgroup;  // within its block
   const int members = warps - first < kWarpgroup ? warps - first : kWarpgroup;
   if (++log.warps_ended == members) log.count = log.warps_ended = 0;
 }

@@ -5,7 +5,6 @@
 #include "cuda/backward/sm90/setup.cuh"
 #include "cuda/backward/sm90/store.cuh"
 #include "cuda/ptx/barrier.cuh"
-#include "cuda/ptx/reduce_vector.cuh"
 #include "cuda/ptx/tma.cuh"
 
 namespace dlattn::backward_sm90 {
@@ -14,7 +13,7 @@ namespace dlattn::backward_sm90 {
 // keys give. Scores are transposed, with keys as rows: so P^T and dS^T are, packed, the operands in
 // registers of dV += P^T dO and dK += dS^T Q, and dS alone goes through shared memory, for dQ. A
 // step ends by starting the scores of the next one, which run while dQ is added.
-template <typename T, int kHeadDim, bool kSoftcap>
+template <typename T, int kHeadDim, bool kSoftcap, bool kInTurns>
 struct Consumer {
   static constexpr int kBlockM = block_m(kHeadDim, kSoftcap);
   static constexpr int kDqNumbers = kBlockM * kHeadDim / (kNumConsumers * kWarpgroupThreads);
@@ -119,7 +118,11 @@ struct Consumer {
     ++use;
     if constexpr (kHasNext) start_products();
     ptx::wgmma_wait<kHasNext ? 1 : 0>();
-    if (problem.dq_sum) add_dq(head, m);
+    if (problem.dq_sum) {
+      if constexpr (kInTurns) shared.turns.wait_full(use - 1);
+      add_dq(head, m);
+      if constexpr (kInTurns) shared.end_adding(use - 1);
+    }
     if constexpr (kHasNext) {
       start_gradients();
       finish_scores(next);
@@ -141,8 +144,8 @@ struct Consumer {
                       (consumer * kDqNumbers * kWarpgroupThreads + thread * 4);
 #pragma unroll
     for (int i = 0; i < kDqNumbers; i += 4)
-      ptx::reduce_add(to + i * kWarpgroupThreads,
-                      {acc_dq[i], acc_dq[i + 1], acc_dq[i + 2], acc_dq[i + 3]});
+      add<kInTurns>(to + i * kWarpgroupThreads,
+                    {acc_dq[i], acc_dq[i + 1], acc_dq[i + 2], acc_dq[i + 3]});
   }
 
   __device__ __forceinline__ void store_key_gradients() const {

@@ -8,31 +8,43 @@
 // dK and dV of 64 keys from start to end, or of half of their columns. It walks the tiles of
 // queries that see the keys, of all query heads that share them. Each tile's dQ is added to a sum
 // in global memory, in fp32 and in the order of the consumers' registers; convert.cuh finishes it.
+// In deterministic kernels blocks add in turns (turns.cuh).
 // Shared memory: SmemMap, in swizzled tiles. Barriers: an mbarrier "full" and one "empty" for each
 // stage of Q and dO (Ring), one for K and V; a named barrier of the consumers for dS.
 
 #include "cuda/backward/sm90/consumer.cuh"
 #include "cuda/backward/sm90/producer.cuh"
+#include "cuda/backward/sm90/turns.cuh"
 #include "cuda/backward/sm90/wide_consumer.cuh"
 #include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/ptx/registers.cuh"
 
 namespace dlattn::backward_sm90 {
 
-template <typename T, int kHeadDim, bool kSoftcap>
+template <typename T, int kHeadDim, bool kSoftcap, bool kInTurns>
 __device__ __forceinline__ void run_block(const Problem& problem, const TensorMaps& maps) {
   const Shared<kHeadDim, kSoftcap> shared(ptx::smem_address(ptx::dynamic_smem()));
-  if (threadIdx.x == 0) shared.init();
+  if (threadIdx.x == 0) {
+    if (kInTurns) shared.init_turns();
+    shared.init();
+  }
   ptx::wait_for_grids_ahead();
   ptx::let_next_grid_start();
   if (blockIdx.x >= problem.num_blocks) return;
-  if (threadIdx.x == 0)
-    shared.work() = typename Shared<kHeadDim, kSoftcap>::BlockWork(problem, blockIdx.x);
+  if (threadIdx.x == 0) {
+    const unsigned index = kInTurns ? ptx::take_ticket(problem.tickets) : blockIdx.x;
+    shared.work() = typename Shared<kHeadDim, kSoftcap>::BlockWork(problem, index, kInTurns);
+  }
   __syncthreads();
   if (!shared.work().has_rows()) return;
   if (threadIdx.x < kWarpgroupThreads) {
     ptx::lower_registers<kProducerRegisters>();
-    if (threadIdx.x >= 32) return;
+    if (threadIdx.x >= 32) {
+      if (!kInTurns || threadIdx.x % 32 != 0) return;
+      if (threadIdx.x == 32) wait_for_turns(problem, shared);
+      if (threadIdx.x == 64) pass_turns(problem, shared);
+      return;
+    }
     if (problem.cu_seqlens_q) {
       produce<true>(problem, maps, shared);
     } else {
@@ -43,8 +55,8 @@ __device__ __forceinline__ void run_block(const Problem& problem, const TensorMa
     // The same in all lanes, and by this the compiler knows.
     const int warpgroup =
         __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
-    using Own = std::conditional_t<is_wide(kHeadDim), WideConsumer<T, kHeadDim, kSoftcap>,
-                                   Consumer<T, kHeadDim, kSoftcap>>;
+    using Own = std::conditional_t<is_wide(kHeadDim), WideConsumer<T, kHeadDim, kSoftcap, kInTurns>,
+                                   Consumer<T, kHeadDim, kSoftcap, kInTurns>>;
     Own(problem, shared, warpgroup - 1).run();
   }
 }
@@ -52,14 +64,28 @@ __device__ __forceinline__ void run_block(const Problem& problem, const TensorMa
 template <typename T, int kHeadDim>
 __global__ void __launch_bounds__(kNumThreads, 1)
     plain_kernel(const __grid_constant__ Problem problem, const __grid_constant__ TensorMaps maps) {
-  run_block<T, kHeadDim, false>(problem, maps);
+  run_block<T, kHeadDim, false, false>(problem, maps);
 }
 
 template <typename T, int kHeadDim>
 __global__ void __launch_bounds__(kNumThreads, 1)
     softcap_kernel(const __grid_constant__ Problem problem,
                    const __grid_constant__ TensorMaps maps) {
-  run_block<T, kHeadDim, true>(problem, maps);
+  run_block<T, kHeadDim, true, false>(problem, maps);
+}
+
+template <typename T, int kHeadDim>
+__global__ void __launch_bounds__(kNumThreads, 1)
+    deterministic_kernel(const __grid_constant__ Problem problem,
+                         const __grid_constant__ TensorMaps maps) {
+  run_block<T, kHeadDim, false, true>(problem, maps);
+}
+
+template <typename T, int kHeadDim>
+__global__ void __launch_bounds__(kNumThreads, 1)
+    deterministic_softcap_kernel(const __grid_constant__ Problem problem,
+                                 const __grid_constant__ TensorMaps maps) {
+  run_block<T, kHeadDim, true, true>(problem, maps);
 }
 
 }  // namespace dlattn::backward_sm90

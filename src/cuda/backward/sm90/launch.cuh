@@ -1,5 +1,7 @@
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/backward/sm90/convert.cuh"
 #include "cuda/backward/sm90/kernel.cuh"
 #include "cuda/backward/sm90/shape.h"
@@ -7,6 +9,14 @@
 #include "cuda/tensor_map.h"
 
 namespace dlattn::backward_sm90 {
+
+template <typename T, int kTile>
+constexpr auto kernel_of(int variant) {
+  if (variant == kPlain) return plain_kernel<T, kTile>;
+  if (variant == kSoftcap) return softcap_kernel<T, kTile>;
+  return variant == kDeterministic ? deterministic_kernel<T, kTile>
+                                   : deterministic_softcap_kernel<T, kTile>;
+}
 
 template <DType dtype, int kTile>
 void launch(const BackwardParams& params, const Plan&, const dlattn::Launch& launch, void* stream) {
@@ -24,12 +34,20 @@ void launch(const BackwardParams& params, const Plan&, const dlattn::Launch& lau
                            cuda::encode_tensor_map(device, boxes.v, dtype),
                            cuda::encode_tensor_map(device, boxes.dout, dtype)};
   const Problem problem = key_problem(params, kTile);
-  if (launch.variant == kSoftcap) {
-    cuda::launch_kernel<softcap_kernel<T, kTile>>(device, launch.grid, num_threads,
-                                                  launch.smem_bytes, stream, problem, maps);
-  } else {
-    cuda::launch_kernel<plain_kernel<T, kTile>>(device, launch.grid, num_threads, launch.smem_bytes,
-                                                stream, problem, maps);
+  const auto launch_as = [&](auto variant) {
+    constexpr auto kKernel = kernel_of<T, kTile>(variant);
+    cuda::launch_kernel<kKernel>(device, launch.grid, num_threads, launch.smem_bytes, stream,
+                                 problem, maps);
+  };
+  switch (launch.variant) {
+    case kPlain:
+      return launch_as(std::integral_constant<int, kPlain>());
+    case kSoftcap:
+      return launch_as(std::integral_constant<int, kSoftcap>());
+    case kDeterministic:
+      return launch_as(std::integral_constant<int, kDeterministic>());
+    default:
+      return launch_as(std::integral_constant<int, kDeterministicSoftcap>());
   }
 }
 

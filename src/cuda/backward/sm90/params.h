@@ -38,6 +38,10 @@ struct Problem {
   const float *lse_log2, *delta;
   float* dq_sum;                 // head_dim_tile numbers a row (traits.h); null: dq is not wanted
   MutableTensorView dq, dk, dv;  // null: not wanted
+
+  // For sums of dQ in a fixed order (turns.cuh), zero at first: a counter of thread blocks, and one
+  // for each tile of queries.
+  unsigned *tickets, *turns;
 };
 
 }  // namespace dlattn::backward_sm90

@@ -15,7 +15,6 @@ using core::refuse;
 
 // Names the first feature of a problem that the family lacks; null if there is none.
 const char* missing_feature(const BackwardParams& b) {
-  if (b.deterministic && b.dq.data) return "deterministic";
   if (b.forward.bias.data) return "bias";
   if (b.forward.mask.data) return "mask";
   return b.forward.alibi_slopes.data ? "alibi_slopes" : nullptr;
@@ -51,9 +50,22 @@ Speed speed(int head_dim_tile) {
   return head_dim_tile <= 128 ? Speed{4000.0, 8000.0} : Speed{2950.0, 8000.0};
 }
 
+// For how long blocks that start together wait until each has its turn. Under causality they reach
+// a tile one after another by themselves.
+double turns_ns(const BackwardParams& b, const Plan& plan, const cost::Walk& walk, double sms) {
+  constexpr double kTurn = 2000.0;  // from a block's additions to the next one's
+  if (!is_in_turns(b) || walk.longest > walk.mean) return 0.0;
+  const AttentionParams& p = b.forward;
+  const double heads = static_cast<double>(p.num_heads_kv * p.batch_size);
+  const double of_head = static_cast<double>(plan.grid) / std::max(heads, 1.0);
+  const double together = std::min<double>(kHeadsTogether, std::max(heads, 1.0));
+  return kTurn * std::min(of_head, sms / together);
+}
+
 // Nanoseconds. A step is a tile of queries with a block's keys.
 double predicted_ns(const BackwardParams& b, const Plan& plan, const DeviceInfo& device) {
   constexpr double kLaunches = 9000.0;
+  constexpr double kWithTurns = 1.15;
   const auto [rate, block] = speed(plan.head_dim_tile);
   const AttentionParams& p = b.forward;
   const cost::Walk walk = cost::walk(p, 64, 1);
@@ -69,7 +81,11 @@ double predicted_ns(const BackwardParams& b, const Plan& plan, const DeviceInfo&
   const double rounds = std::ceil(blocks / sms);
   const double most =
       walk.longest > walk.mean ? std::max(longest, pairs / sms + mean / 2.0) : rounds * mean;
-  return kLaunches + rounds * block + most * per_pair;
+  const double ns = kLaunches + rounds * block + most * per_pair;
+  if (!is_in_turns(b)) return ns;
+  // The longest blocks come last.
+  const double tail = walk.longest > walk.mean ? longest / 2.0 * per_pair : 0.0;
+  return kWithTurns * ns + tail + turns_ns(b, plan, walk, sms);
 }
 
 bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Options&, Plan* plan,
@@ -83,6 +99,7 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
     return refuse(why, "computes dq, dk and dv, of which none is wanted");
   if (!accepts_tensors(b, tile, why)) return false;
   plan->variant = softcap ? kSoftcap : kPlain;
+  if (is_in_turns(b)) plan->variant = softcap ? kDeterministicSoftcap : kDeterministic;
   plan->variant_name = kKernelNames[plan->variant];
   plan->block_m = block_m(p, tile);
   plan->block_n = block_n(tile);
@@ -92,6 +109,7 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
   plan->grid = std::max<std::int64_t>(num_key_blocks(p, tile), 1);
   plan->predicted_ns = predicted_ns(b, *plan, device);
   plan->cleared_bytes = b.dq.data ? dq_sum_bytes(p, tile) : 0;
+  if (is_in_turns(b)) plan->cleared_bytes += turns_bytes(p);
   plan->workspace_bytes = backward_workspace(b, 0).own + plan->cleared_bytes;
   add_delta(b, plan);
   if (b.dq.data) {

@@ -50,13 +50,16 @@ struct Work {
   tile::Range tiles;  // of queries, that see at least one key
   tile::Range whole;  // of queries, that see all of the block's keys
 
-  __device__ __forceinline__ explicit Work(const Problem& p, unsigned index) : mask(p, 0, 0) {
+  // `last_first`: the last keys of a few heads, then those before them.
+  __device__ __forceinline__ explicit Work(const Problem& p, unsigned index, bool last_first)
+      : mask(p, 0, 0) {
     const tile::WorkTile place = tile::scheduled_tile(p, index);
     head_kv = place.head;
     batch = place.batch;
     // Under causality it is the first keys that most queries see.
     const int n_blocks = static_cast<int>(p.num_m_blocks.divisor());
-    n0 = (p.longest_first ? n_blocks - 1 - place.m_block : place.m_block) * kBlockN;
+    const bool reversed = p.longest_first && !last_first;
+    n0 = (reversed ? n_blocks - 1 - place.m_block : place.m_block) * kBlockN;
     start_q = start_k = 0;
     seqlen_q = static_cast<int>(p.seqlen_q);
     seqlen_k = rows_k = static_cast<int>(p.seqlen_k);
@@ -73,13 +76,22 @@ struct Work {
         backward_sm90::first_row(p, static_cast<int>(p.num_heads.divisor()) * p.heads_per_kv_head,
                                  batch, head_kv * p.heads_per_kv_head, start_q);
     mask = tile::Mask(p, position_shift(p.causal, seqlen_q, seqlen_k), seqlen_k);
-    const int last = min(n0 + kBlockN, seqlen_k) - 1;
-    tile::Range seen = {max(mask.column(n0).begin, 0), min(mask.column(last).end, seqlen_q)};
-    if (last < n0) seen.end = seen.begin;
-    tiles = tiles_of(seen, kBlockM);
+    const int last = last_key(n0);
+    tiles = tiles_of_keys(n0, last);
     whole = {0, 0};
     if (last == n0 + kBlockN - 1)
       whole = whole_tiles_of({mask.column(last).begin, mask.column(n0).end}, kBlockM);
+  }
+
+  // Of the keys of a block that begins with `first`.
+  __device__ __forceinline__ int last_key(int first) const {
+    return min(first + kBlockN, seqlen_k) - 1;
+  }
+  // The tiles of queries that see one of the keys `first` to `last`.
+  __device__ __forceinline__ tile::Range tiles_of_keys(int first, int last) const {
+    tile::Range seen = {max(mask.column(first).begin, 0), min(mask.column(last).end, seqlen_q)};
+    if (last < first) seen.end = seen.begin;
+    return tiles_of(seen, kBlockM);
   }
 
   __device__ __forceinline__ bool has_rows() const { return n0 < rows_k; }
@@ -99,11 +111,17 @@ struct Shared {
   ptx::SmemAddress base;
   tile::Ring<kNumStages> queries;  // of Q, dO and their rows' numbers
   ptx::SmemAddress keys_full;      // of K and V
+  // Of deterministic kernels: full while the block may add to a step's dQ, and what says that all
+  // warps of the consumers have.
+  tile::Ring<kNumStages> turns;
+  ptx::SmemAddress added;
 
   __device__ __forceinline__ explicit Shared(ptx::SmemAddress base)
       : base(base),
         queries(base + kMap.mbarriers),
-        keys_full(base + kMap.mbarriers + queries.kBytes) {}
+        keys_full(base + kMap.mbarriers + queries.kBytes),
+        turns(base + kMap.turns),
+        added(base + kMap.turns + turns.kBytes) {}
 
   __device__ __forceinline__ ptx::SmemAddress k() const { return base + kMap.k; }
   __device__ __forceinline__ ptx::SmemAddress v() const { return base + kMap.v; }
@@ -133,6 +151,23 @@ struct Shared {
     queries.init(kNumConsumers * 4, 1 + 32);
     ptx::mbarrier_init(keys_full, 1);
     ptx::fence_mbarrier_init();
+  }
+  __device__ __forceinline__ void init_turns() const {
+    turns.init(1);
+#pragma unroll
+    for (int i = 0; i < kNumStages; ++i)
+      ptx::mbarrier_init(added + i * ptx::kMbarrierBytes, kNumConsumers * 4);
+  }
+
+  // A warp of the consumers has added its part of a step's dQ.
+  __device__ __forceinline__ void end_adding(unsigned use) const {
+    __syncwarp();
+    if (ThreadIndex().lane == 0)
+      ptx::mbarrier_arrive(added + turns.stage(use) * ptx::kMbarrierBytes);
+  }
+  __device__ __forceinline__ void wait_added(unsigned use) const {
+    ptx::mbarrier_sleep(added + turns.stage(use) * ptx::kMbarrierBytes,
+                        static_cast<int>(use / kNumStages % 2));
   }
 };
 

@@ -17,10 +17,22 @@ inline std::int64_t num_row_blocks(std::int64_t rows, int block_rows) {
   return (rows + block_rows - 1) / block_rows;
 }
 
-// Bytes of the sum of dQ in the workspace.
-inline std::int64_t dq_sum_bytes(const AttentionParams& p, int head_dim_tile) {
+// Rows of the sum of dQ in the workspace, and its bytes.
+inline std::int64_t dq_sum_rows(const AttentionParams& p) {
   const std::int64_t entries = p.cu_seqlens_q ? 1 : p.batch_size;
-  return entries * p.num_heads * padded_rows(p) * head_dim_tile * 4;
+  return entries * p.num_heads * padded_rows(p);
+}
+inline std::int64_t dq_sum_bytes(const AttentionParams& p, int head_dim_tile) {
+  return dq_sum_rows(p) * head_dim_tile * 4;
+}
+
+// Whether blocks add to it in turns (turns.cuh), and the bytes of their counters, which lie behind
+// it: the tickets', and one for each tile of queries.
+inline bool is_in_turns(const BackwardParams& b) {
+  return b.deterministic && b.dq.data;
+}
+inline std::int64_t turns_bytes(const AttentionParams& p) {
+  return (4 + dq_sum_rows(p) / kWarpgroupRows * 4 + 127) / 128 * 128;
 }
 
 inline std::int64_t num_key_blocks(const AttentionParams& p, int head_dim_tile) {
@@ -81,7 +93,16 @@ inline Problem make_problem(const BackwardParams& b, std::int64_t rows, int bloc
 }
 
 inline Problem key_problem(const BackwardParams& b, int head_dim_tile) {
-  return make_problem(b, b.forward.seqlen_k, block_n(head_dim_tile), b.forward.num_heads_kv);
+  const AttentionParams& p = b.forward;
+  Problem problem = make_problem(b, p.seqlen_k, block_n(head_dim_tile), p.num_heads_kv);
+  if (is_in_turns(b)) {
+    // A few heads together, so that blocks that start at a time seldom add to one head's tiles.
+    problem.longest_first = true;
+    const std::int64_t counters = backward_workspace(b, 0).own + dq_sum_bytes(p, head_dim_tile);
+    problem.tickets = workspace_at<unsigned>(b, counters);
+    problem.turns = problem.tickets + 1;
+  }
+  return problem;
 }
 inline Problem query_problem(const BackwardParams& b, int head_dim_tile) {
   const AttentionParams& p = b.forward;

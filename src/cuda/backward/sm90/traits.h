@@ -11,8 +11,9 @@ using tile::wgmma::kWarpgroupRows;
 using tile::wgmma::kWarpgroupThreads;
 
 // The family's kernels, as variants of launches.
-enum Kernel { kPlain, kSoftcap, kConvert };
-constexpr const char* kKernelNames[] = {"plain", "softcap", "convert"};
+enum Kernel { kPlain, kSoftcap, kDeterministic, kDeterministicSoftcap, kConvert };
+constexpr const char* kKernelNames[] = {"plain", "softcap", "deterministic",
+                                        "deterministic_softcap", "convert"};
 
 constexpr int kBlockColumns = 64;  // tiles lie in shared memory in blocks of as many columns
 
@@ -73,7 +74,8 @@ struct SmemMap {
   int ds;         // [kNumStages] tiles of dS, block_m by block_n; the wide ones' P before each
   int row_stats;  // [kNumStages][block_m] of kRowStatsBytes
   int mbarriers;
-  int work;  // the block's keys
+  int work;   // the block's keys
+  int turns;  // mbarriers of deterministic kernels
   int total;
 };
 
@@ -87,7 +89,8 @@ constexpr SmemMap smem_map(int head_dim_tile, bool softcap) {
   map.row_stats = map.ds + kNumStages * score_bytes(head_dim_tile, softcap);
   map.mbarriers = map.row_stats + kNumStages * rows * kRowStatsBytes;
   map.work = map.mbarriers + (2 * kNumStages + 2) * 8;
-  map.total = map.work + kWorkBytes;
+  map.turns = map.work + kWorkBytes;
+  map.total = map.turns + 3 * kNumStages * 8;
   return map;
 }
 

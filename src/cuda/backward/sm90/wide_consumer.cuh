@@ -5,7 +5,6 @@
 #include "cuda/backward/sm90/setup.cuh"
 #include "cuda/backward/sm90/store.cuh"
 #include "cuda/ptx/barrier.cuh"
-#include "cuda/ptx/reduce_vector.cuh"
 #include "cuda/ptx/tma.cuh"
 
 namespace dlattn::backward_sm90 {
@@ -13,7 +12,7 @@ namespace dlattn::backward_sm90 {
 // A consumer warpgroup where head_dim is so wide that it has half of the columns of dK, dV and dQ.
 // It computes the scores of all 64 keys with half of a step's queries; P and dS go through shared
 // memory, for both. dQ's columns are added in two parts, for registers.
-template <typename T, int kHeadDim, bool kSoftcap>
+template <typename T, int kHeadDim, bool kSoftcap, bool kInTurns>
 struct WideConsumer {
   static constexpr int kBlockM = block_m(kHeadDim, kSoftcap), kBlockN = block_n(kHeadDim);
   static constexpr int kQueries = kBlockM / kNumConsumers;
@@ -123,14 +122,20 @@ struct WideConsumer {
     if constexpr (kHasNext) start_products();
     ptx::wgmma_wait<kHasNext ? 2 : 0>();  // dV, dK and the first part of dQ
     if (ThreadIndex().lane == 0) shared.queries.release(done);
-    if (problem.dq_sum) add_dq(head, m, 0);
+    if (problem.dq_sum) {
+      if constexpr (kInTurns) shared.turns.wait_full(done);
+      add_dq(head, m, 0);
+    }
     start_wide_dq<T, kBlockN>(acc_dq, own_ds, columns(shared.k(), 1));
     if constexpr (kHasNext) {
       ptx::wgmma_wait<1>();
       finish_scores(next);
     }
     ptx::wgmma_wait<0>();
-    if (problem.dq_sum) add_dq(head, m, 1);
+    if (problem.dq_sum) {
+      add_dq(head, m, 1);
+      if constexpr (kInTurns) shared.end_adding(done);
+    }
   }
 
   __device__ __forceinline__ VisibleQueries visible_queries_of(int m) const {
@@ -151,8 +156,8 @@ struct WideConsumer {
         (consumer * (kColumns / 2) + block * kNumbers) * kWarpgroupThreads + thread * 4;
 #pragma unroll
     for (int i = 0; i < kNumbers; i += 4)
-      ptx::reduce_add(to + i * kWarpgroupThreads,
-                      {acc_dq[i], acc_dq[i + 1], acc_dq[i + 2], acc_dq[i + 3]});
+      add<kInTurns>(to + i * kWarpgroupThreads,
+                    {acc_dq[i], acc_dq[i + 1], acc_dq[i + 2], acc_dq[i + 3]});
   }
 
   __device__ __forceinline__ void store_key_gradients() const {

@@ -30,4 +30,12 @@ inline void reduce_add(float* to, const Float4& numbers) {
   }
 }
 
+// Not atomic: whoever adds at the same time is a race.
+inline void reduce_add_alone(float* to, const Float4& numbers) {
+  if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0)
+    simt::die("red.v4 at %p, which is not a multiple of 16", static_cast<void*>(to));
+  simt::check_global_access();
+  for (int i = 0; i < 4; ++i) to[i] += numbers.x[i];
+}
+
 }  // namespace dlattn::ptx
