@@ -105,6 +105,9 @@ BACKWARD_BUGS = (
     ),
     _sm90("stage filled before it is free", PRODUCER, "shared.queries.wait_empty(use);", ""),
     _sm90("stage full without its rows' numbers", SETUP, "1 + 32", "1"),
+    _sm90(
+        "dQ written before it is sent", CONSUMER, "dq_part().wait_until_sent();\n    ptx::", "ptx::"
+    ),
     # Turns of deterministic sums.
     _sm90(
         "no wait for the turn of a tile",

@@ -2,7 +2,7 @@
 
 namespace dlattn::ptx {
 
-struct Float4 {
+struct alignas(16) Float4 {
   float x[4];
 };
 

@@ -66,6 +66,16 @@ __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
+// PTX ISA, "Data Movement and Conversion Instructions: cp.reduce.async.bulk". Adds `bytes` of fp32
+// numbers in shared memory to those in global memory, each by itself, in the thread's current bulk
+// group; both at multiples of 16 bytes, of which there is a multiple too.
+__device__ __forceinline__ void bulk_reduce_add(float* to, SmemAddress src, int bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+      "r"(src), "r"(bytes)
+      : "memory");
+}
+
 // PTX ISA, "Data Movement and Conversion Instructions: prefetch". A hint.
 __device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");

@@ -9,7 +9,8 @@
 
 // Bulk copies of tensor tiles (TMA). The destination of a load holds NaNs from its issue until
 // somebody waits for it at its mbarrier, and the content then. A store reads its source until the
-// issuing thread's wait, and is done there: the source must still be what it was at the issue.
+// issuing thread's wait, and is done there: the source must still be what it was at the issue. So
+// is an addition to global memory.
 namespace simt {
 
 // The encoding's demands, then those of this model.
@@ -78,9 +79,18 @@ void for_each_chunk(const TensorMap& map, unsigned char* smem, const int* coordi
   }
 }
 
+// Of fp32 numbers, without a tensor map.
+struct BulkAddition {
+  float* to;
+  unsigned char* smem;
+  int bytes, group;
+  std::uint64_t checksum;
+};
+
 struct BulkState {
   std::vector<BulkCopy> stores;  // in flight, oldest first
-  int groups = 0;                // committed so far
+  std::vector<BulkAddition> additions;
+  int groups = 0;  // committed so far
 };
 
 inline BulkState bulk_states[kMaxThreads];
@@ -157,6 +167,43 @@ inline void issue_bulk_store(const TensorMap& map, unsigned char* smem, const in
   bulk_state().stores.push_back(copy);
 }
 
+inline std::uint64_t checksum_of_source(const BulkAddition& addition) {
+  std::uint64_t sum = 0;
+  for (int b = 0; b < addition.bytes; b += 16) sum = sum * 31 + checksum(addition.smem + b);
+  return sum;
+}
+
+inline void issue_bulk_addition(float* to, unsigned char* smem, int bytes) {
+  const auto offset = smem - dynamic_smem();
+  if (offset % 16 != 0 || bytes % 16 != 0 || reinterpret_cast<std::uintptr_t>(to) % 16 != 0)
+    die("a bulk addition of %d bytes from shared memory's byte %td to %p", bytes, offset,
+        static_cast<void*>(to));
+  if (!in_dynamic_smem(smem, bytes)) die("a bulk addition from beyond shared memory");
+  check_global_access();
+  touch(to, bytes);
+  for (int b = 0; b < bytes; b += 16) {
+    if (!same_in_async_view(smem + b))
+      die("a bulk addition of what threads wrote without fence.proxy.async");
+  }
+  BulkAddition addition{to, smem, bytes, bulk_state().groups, 0};
+  addition.checksum = checksum_of_source(addition);
+  bulk_state().additions.push_back(addition);
+}
+
+// Atomic, as ThreadSanitizer sees it: additions of several threads are no race, others' plain
+// accesses beside them are.
+inline void add_atomically(float* to, float number) {
+  auto* bits = reinterpret_cast<std::uint32_t*>(to);
+  std::uint32_t before = __atomic_load_n(bits, __ATOMIC_RELAXED), after;
+  do {
+    float sum;
+    std::memcpy(&sum, &before, sizeof sum);
+    sum += number;
+    std::memcpy(&after, &sum, sizeof after);
+  } while (!__atomic_compare_exchange_n(bits, &before, after, false, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED));
+}
+
 inline void commit_bulk_stores() {
   ++bulk_state().groups;
 }
@@ -177,10 +224,26 @@ inline void wait_bulk_stores(int pending_groups) {
     });
   }
   state.stores.erase(state.stores.begin(), state.stores.begin() + done);
+  std::size_t added = 0;
+  for (; added < state.additions.size(); ++added) {
+    const BulkAddition& addition = state.additions[added];
+    if (addition.group >= state.groups - pending_groups) break;
+    if (checksum_of_source(addition) != addition.checksum)
+      die("the source of a bulk addition changed before it was waited for");
+    for (int b = 0; b < addition.bytes; b += 4) {
+      float number;
+      std::memcpy(&number, addition.smem + b, sizeof number);
+      add_atomically(addition.to + b / 4, number);
+    }
+  }
+  state.additions.erase(state.additions.begin(), state.additions.begin() + added);
 }
 
 // At a thread's end: a store would read shared memory that the block no longer owns.
 inline void finish_bulk_stores() {
+  if (!bulk_state().additions.empty())
+    die("the thread ends with %zu bulk additions that it never waited for",
+        bulk_state().additions.size());
   if (!bulk_state().stores.empty())
     die("the thread ends with %zu bulk stores that it never waited for",
         bulk_state().stores.size());

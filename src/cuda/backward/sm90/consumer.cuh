@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/backward/sm90/dq_part.cuh"
 #include "cuda/backward/sm90/products.cuh"
 #include "cuda/backward/sm90/scores.cuh"
 #include "cuda/backward/sm90/setup.cuh"
@@ -45,6 +46,7 @@ struct Consumer {
       step<false>(head, m, m);
     }
     store_key_gradients();
+    if constexpr (!kInTurns) dq_part().wait_until_sent();
   }
 
  private:
@@ -111,6 +113,7 @@ struct Consumer {
     store_ds<kBlockM>(rDS, shared.ds(use) + consumer * kBlockM * kBlockRowBytes, thread.warp,
                       thread.lane);
     ptx::fence_proxy_async();
+    if constexpr (!kInTurns) dq_part().wait_until_sent();
     ptx::barrier_sync(kScoresBarrier, kNumConsumers * kWarpgroupThreads);
     start_dq<T, kHeadDim, kSoftcap>(acc_dq, shared.ds(use), shared.k(), consumer);
     ptx::wgmma_wait<1>();  // dK and dV
@@ -119,14 +122,19 @@ struct Consumer {
     if constexpr (kHasNext) start_products();
     ptx::wgmma_wait<kHasNext ? 1 : 0>();
     if (problem.dq_sum) {
-      if constexpr (kInTurns) shared.turns.wait_full(use - 1);
-      add_dq(head, m);
-      if constexpr (kInTurns) shared.end_adding(use - 1);
+      if constexpr (kInTurns) {
+        shared.turns.wait_full(use - 1);
+        add_dq(head, m);
+        shared.end_adding(use - 1);
+      } else {
+        dq_part().leave(acc_dq);
+      }
     }
-    if constexpr (kHasNext) {
-      start_gradients();
-      finish_scores(next);
+    if constexpr (kHasNext) start_gradients();
+    if constexpr (!kInTurns) {
+      if (problem.dq_sum) dq_part().send(dq_sum(head, m));
     }
+    if constexpr (kHasNext) finish_scores(next);
   }
 
   __device__ __forceinline__ VisibleQueries visible_queries_of(int m) const {
@@ -135,13 +143,19 @@ struct Consumer {
     return visible_queries<kBlockM>(work.mask, key, m * kBlockM + thread.lane % 4 * 2);
   }
 
+  __device__ __forceinline__ DqPart<kHeadDim, kSoftcap> dq_part() const {
+    return {shared, consumer};
+  }
+
+  // The sum of tile m of a head. Computed anew rather than kept: registers are scarce.
+  __device__ __forceinline__ float* dq_sum(int head, int m) const {
+    return problem.dq_sum + (work.first_row + head * problem.padded_rows + m * kBlockM) * kHeadDim;
+  }
+
   __device__ __forceinline__ void add_dq(int head, int m) const {
-    // Computed anew rather than kept: registers are scarce.
     const int all = static_cast<int>(ptx::reread_thread_index()) - kWarpgroupThreads;
     const int consumer = all / kWarpgroupThreads, thread = all % kWarpgroupThreads;
-    float* const to = problem.dq_sum +
-                      (work.first_row + head * problem.padded_rows + m * kBlockM) * kHeadDim +
-                      (consumer * kDqNumbers * kWarpgroupThreads + thread * 4);
+    float* const to = dq_sum(head, m) + (consumer * kDqNumbers * kWarpgroupThreads + thread * 4);
 #pragma unroll
     for (int i = 0; i < kDqNumbers; i += 4)
       add<kInTurns>(to + i * kWarpgroupThreads,

@@ -7,7 +7,8 @@
 // the keys and then the queries that see them, and two consumer warpgroups, each of which computes
 // dK and dV of 64 keys from start to end, or of half of their columns. It walks the tiles of
 // queries that see the keys, of all query heads that share them. Each tile's dQ is added to a sum
-// in global memory, in fp32 and in the order of the consumers' registers; convert.cuh finishes it.
+// in global memory, in fp32 and in the order of the consumers' registers (dq_part.cuh); convert.cuh
+// finishes it.
 // In deterministic kernels blocks add in turns (turns.cuh).
 // Shared memory: SmemMap, in swizzled tiles. Barriers: an mbarrier "full" and one "empty" for each
 // stage of Q and dO (Ring), one for K and V; a named barrier of the consumers for dS.

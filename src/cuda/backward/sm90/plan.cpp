@@ -46,8 +46,8 @@ struct Speed {
   double rate, block;
 };
 Speed speed(int head_dim_tile) {
-  if (head_dim_tile <= 64) return {3700.0, 5000.0};
-  return head_dim_tile <= 128 ? Speed{4000.0, 8000.0} : Speed{2950.0, 8000.0};
+  if (head_dim_tile <= 64) return {3800.0, 5000.0};
+  return head_dim_tile <= 128 ? Speed{4550.0, 8000.0} : Speed{2950.0, 8000.0};
 }
 
 // For how long blocks that start together wait until each has its turn. Under causality they reach

@@ -19,6 +19,7 @@ namespace dlattn::backward_sm90 {
 using tile::wgmma::ThreadIndex;
 
 constexpr int kScoresBarrier = 1;  // of both consumers: dS of a step is complete
+constexpr int kDqBarrier = 2;      // and the next: of a consumer: its part of dQ is complete
 
 struct TensorMaps {
   // One box: 64 columns of a step's rows of q and dout, or of a block's keys.

@@ -76,6 +76,7 @@ struct SmemMap {
   int mbarriers;
   int work;   // the block's keys
   int turns;  // mbarriers of deterministic kernels
+  int dq;     // the consumers' parts of a step's dQ, in the order of registers; not of wide heads
   int total;
 };
 
@@ -91,6 +92,10 @@ constexpr SmemMap smem_map(int head_dim_tile, bool softcap) {
   map.work = map.mbarriers + (2 * kNumStages + 2) * 8;
   map.turns = map.work + kWorkBytes;
   map.total = map.turns + 3 * kNumStages * 8;
+  if (!is_wide(head_dim_tile)) {
+    map.dq = (map.total + 127) / 128 * 128;
+    map.total = map.dq + rows * head_dim_tile * 4;
+  }
   return map;
 }
 

@@ -40,6 +40,10 @@ inline void tma_store_wait_read() {
   simt::wait_bulk_stores(0);
 }
 
+inline void bulk_reduce_add(float* to, SmemAddress src, int bytes) {
+  simt::issue_bulk_addition(to, at_smem_address(src), bytes);
+}
+
 inline void prefetch_tensor_map(const TensorMap&) {}
 
 inline void fence_proxy_async() {
