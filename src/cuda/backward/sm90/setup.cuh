@@ -51,7 +51,7 @@ struct Work {
   tile::Range tiles;  // of queries, that see at least one key
   tile::Range whole;  // of queries, that see all of the block's keys
 
-  // `last_first`: the last keys of a few heads, then those before them.
+  // `last_first`: the last keys of a head or of a few, then those before them.
   __device__ __forceinline__ explicit Work(const Problem& p, unsigned index, bool last_first)
       : mask(p, 0, 0) {
     const tile::WorkTile place = tile::scheduled_tile(p, index);
@@ -59,7 +59,7 @@ struct Work {
     batch = place.batch;
     // Under causality it is the first keys that most queries see.
     const int n_blocks = static_cast<int>(p.num_m_blocks.divisor());
-    const bool reversed = p.longest_first && !last_first;
+    const bool reversed = p.longest_first != last_first;
     n0 = (reversed ? n_blocks - 1 - place.m_block : place.m_block) * kBlockN;
     start_q = start_k = 0;
     seqlen_q = static_cast<int>(p.seqlen_q);

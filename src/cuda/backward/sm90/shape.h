@@ -97,7 +97,8 @@ inline Problem key_problem(const BackwardParams& b, int head_dim_tile) {
   Problem problem = make_problem(b, p.seqlen_k, block_n(head_dim_tile), p.num_heads_kv);
   if (is_in_turns(b)) {
     // A few heads together, so that blocks that start at a time seldom add to one head's tiles.
-    problem.longest_first = true;
+    // Under causality they do not: one head at a time, whose tiles of queries stay in L2.
+    problem.longest_first = p.causal == Causal::kNone;
     const std::int64_t counters = backward_workspace(b, 0).own + dq_sum_bytes(p, head_dim_tile);
     problem.tickets = workspace_at<unsigned>(b, counters);
     problem.turns = problem.tickets + 1;
