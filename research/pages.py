@@ -2,10 +2,10 @@
 
     python research/pages.py --json research/steps/h200-pages.json
 
-Each case is timed over contiguous keys (`attention`), over a cache without pages and over pages of
-16, 64 and 256 keys in random order (`attention_with_kvcache`), and with the kernel `decode` over
-pages of 64, in turns, by replays of CUDA graphs. A ratio is the time over contiguous keys divided
-by that over pages: 1 says that pages cost nothing. Needs a GPU and torch.
+Each case is timed over contiguous keys (`attention`), and by each kernel asked for over a cache
+without pages and over pages of 16, 64 and 256 keys in random order (`attention_with_kvcache`), in
+turns, by replays of CUDA graphs. `decode` has pages of 64 alone. A ratio is the time over
+contiguous keys divided by that over pages: 1 says that pages cost nothing. Needs a GPU and torch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def paged(x: torch.Tensor, page_size: int, order: torch.Tensor) -> torch.Tensor:
     return pool
 
 
-def calls(sizes: tuple[int, ...], causal: bool, kernel: str) -> dict[str, Callable[[], Any]]:
+def calls(sizes: tuple[int, ...], causal: bool, kernels: list[str]) -> dict[str, Callable[[], Any]]:
     """The contestants by name, once their results agree."""
     batch_size, num_heads, num_heads_kv, seqlen_q, seqlen_k, head_dim = sizes
     torch.manual_seed(0)
@@ -53,38 +53,39 @@ def calls(sizes: tuple[int, ...], causal: bool, kernel: str) -> dict[str, Callab
     q = torch.randn(batch_size, seqlen_q, num_heads, head_dim, **draw)
     k, v = (torch.randn(batch_size, seqlen_k, num_heads_kv, head_dim, **draw) for _ in "kv")
     used = torch.full((batch_size,), seqlen_k, dtype=torch.int32, device="cuda")
-    options: dict[str, Any] = {"causal": causal, "kernel": kernel}
     made: dict[str, Callable[[], Any]] = {
-        "contiguous": lambda: dlattn.attention(q, k, v, **options),
-        "entries": lambda: dlattn.attention_with_kvcache(q, k, v, seqused_k=used, **options),
+        "contiguous": lambda: dlattn.attention(q, k, v, causal=causal)
     }
+    caches: dict[str, tuple[Any, Any, dict[str, Any]]] = {"entries": (k, v, {})}
     for page_size in PAGE_SIZES:
         count = batch_size * seqlen_k // page_size
         order = torch.randperm(count, device="cuda").to(torch.int32).reshape(batch_size, -1)
-        pools = [paged(x, page_size, order) for x in (k, v)]
-        given = {"page_table": order, "seqused_k": used}
-
-        def call(pools: Any = pools, given: Any = given, **changed: Any) -> Any:
-            return dlattn.attention_with_kvcache(q, *pools, **given, **{**options, **changed})
-
-        made[f"pages of {page_size}"] = call
-        if page_size == 64:
-            made["decode, pages of 64"] = lambda call=call: call(kernel="decode")
+        pools = (paged(x, page_size, order) for x in (k, v))
+        caches[f"pages of {page_size}"] = (*pools, {"page_table": order})
+    for kernel in kernels:
+        for name, (k_cache, v_cache, given) in caches.items():
+            if kernel == "decode" and name != "pages of 64":
+                continue
+            options = {**given, "seqused_k": used, "causal": causal, "kernel": kernel}
+            made[f"{kernel}, {name}"] = lambda k=k_cache, v=v_cache, options=options: (
+                dlattn.attention_with_kvcache(q, k, v, **options)
+            )
+            if name == "pages of 64":
+                plan = dlattn.plan(q, k_cache, v_cache, **options)
+                print(sizes, "causal" if causal else "full", plan, flush=True)
     expected = made["contiguous"]().float()
     for name, run in made.items():
         worst = (run().float() - expected).abs().max().item()
         if not worst < 0.05:
             raise SystemExit(f"{sizes} {name}: off by {worst}")
-    plan = dlattn.plan(q, *pools, **given, **options)
-    print(sizes, "causal" if causal else "full", plan, flush=True)
     return made
 
 
 def measure(
-    sizes: tuple[int, ...], causal: bool, kernel: str, clock: timing.GpuClock
+    sizes: tuple[int, ...], causal: bool, kernels: list[str], clock: timing.GpuClock
 ) -> dict[str, Any]:
     """Microseconds of each contestant, and the ratios."""
-    prepared = {name: clock.prepare(call) for name, call in calls(sizes, causal, kernel).items()}
+    prepared = {name: clock.prepare(call) for name, call in calls(sizes, causal, kernels).items()}
     seconds: dict[str, list[float]] = {name: [] for name in prepared}
     for _ in range(timing.SUSTAINED.rounds):
         for name, call in prepared.items():
@@ -97,7 +98,9 @@ def measure(
 def main() -> None:
     """Parse arguments, measure, sum up."""
     parser = argparse.ArgumentParser(description="Chunked prefill over pages.")
-    parser.add_argument("--kernel", default="auto", help="of all but decode's: auto, wmma")
+    parser.add_argument(
+        "--kernels", nargs="+", default=["auto", "sm90", "wmma", "decode"], help="those over caches"
+    )
     parser.add_argument("--cases", type=int, default=len(CASES), help="only the first so many")
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--commit", help="of the build, where there is no git")
@@ -106,12 +109,12 @@ def main() -> None:
     rows = []
     for sizes in CASES[: arguments.cases]:
         for causal in (True, False):
-            rows.append(measure(sizes, causal, arguments.kernel, clock))
+            rows.append(measure(sizes, causal, arguments.kernels, clock))
             print(rows[-1]["us"], rows[-1]["ratios"], flush=True)
     least = {name: min(row["ratios"][name] for row in rows[:4]) for name in rows[0]["ratios"]}
     print("least ratios of the first two shapes:", least)
     if arguments.json:
-        document = {**describe("cuda", arguments.commit), "kernel": arguments.kernel}
+        document = {**describe("cuda", arguments.commit), "kernels": arguments.kernels}
         document |= {"method": clock.method, "least": least, "cases": rows}
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")
 

@@ -104,13 +104,13 @@ _TWINS = {
     **{("sm90_fp8", variant): "varlen" for variant in ("", "scaled")},
 }
 # Kernels of which there is another for keys in a cache, in these tiles.
-_CACHED = {("wmma", "narrow"): (64, 128)}
+_CACHED = dict.fromkeys((("wmma", "narrow"), ("sm90", ""), ("sm90", "short")), (64, 128))
 _KERNEL = re.compile(
     r"_ZN6dlattn\d+(sm90|sm90_fp8|wmma8|[a-z_]+?)(?:12row_per_warp|10token_rows)?"
     r"(?:6|\d\d(split|general|persistent|int8|cached)_)"
     r"kernelI(6__half|13__nv_bfloat16|f)?"
     r"(?:Li(\d+)E)?(?:Li(\d+)E)?(?:Lb([01])E)?(?:Lb([01])E)?"
-    r"(?:LNS0_7VariantE([0-3])ELb([01])E)?(?:LNS_9PrecisionE(\d)E)?EEv\w+"
+    r"(?:LNS0_7VariantE([0-3])E(?:Lb([01])E)?)?(?:LNS_9PrecisionE(\d)E)?EEv\w+"
 )
 # decode: by the dtypes of what is multiplied and of the keys (S2_: the same), tile and shape.
 _DECODE_KERNEL = re.compile(
@@ -276,7 +276,8 @@ def name_of(symbol: str) -> str | None:
 def _parsed_name(match: re.Match[str]) -> str:
     family, name, element, tile, variant, twin, scaled, mod, varlen, precision = match.groups()
     if name == "cached":
-        return kernel_name(family, _TYPES[element], tile, variants(family)[int(variant)], name)
+        shape = _SM90[int(mod)] if family == "sm90" else variants(family)[int(variant)]
+        return kernel_name(family, _TYPES[element], tile, shape, name)
     if family == "sm90":
         name, twin = (
             (f"v{variant}" if variant != tile else "") + _SM90[int(mod)],

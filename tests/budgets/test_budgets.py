@@ -137,7 +137,8 @@ def test_tensor_cores_are_fed_by_ldmatrix(kernels: cubins.Kernels, kernel: str) 
 
 
 @pytest.mark.parametrize(
-    "kernel", [name for name in kernels_read("sm90") if re.fullmatch(r"sm90_\w+16_64_short", name)]
+    "kernel",
+    [n for n in kernels_read("sm90") if re.fullmatch(r"sm90_\w+16_64_short(_cached)?", n)],
 )
 def test_consumers_that_share_rows_wait_at_the_same_instructions(
     kernels: cubins.Kernels, kernel: str
@@ -168,7 +169,7 @@ def test_wgmma_runs_asynchronously(kernels: cubins.Kernels, kernel: str) -> None
     assert count(opcodes, r"UTMALDG\.")
     # Results of the narrow tiles go by way of shared memory, of the others and of 8-bit inputs 16
     # bytes a lane.
-    plain = re.sub("_(varlen|short)$", "", kernel)
+    plain = re.sub("(_varlen|_short|_cached)+$", "", kernel)
     by_tma = "float8" not in kernel and not plain.endswith(("_128", "_192", "_v128", "_256"))
     assert bool(count(opcodes, r"UTMASTG\.")) == by_tma
     assert bool(count(opcodes, r"STG\.E\.128\b")) != by_tma

@@ -1,4 +1,4 @@
-// Plans of wmma, a kernel for prefill, over keys in a cache.
+// Plans of the kernels for prefill, sm90 and wmma, over keys in a cache.
 #include <cstdint>
 #include <string>
 
@@ -46,7 +46,7 @@ void refuses(const char* kernel, const char* variant, const AttentionParams& p,
                "no kernel can run this: " + std::string(kernel) + ": " + why);
 }
 
-// By their predicted times: chunks of prompts have wmma, a few tokens decode.
+// By their predicted times: chunks of prompts have the kernels for prefill, a few tokens decode.
 void automatic_choice() {
   for (const int head_dim : {64, 128}) {
     for (const bool in_pages : {true, false}) {
@@ -55,8 +55,8 @@ void automatic_choice() {
         const AttentionParams p = paged(batch_size, seqlen_q, seqlen_k, head_dim);
         return std::string(dlattn::plan(in_pages ? p : entries(p), device).kernel);
       };
-      CHECK(kernel(1, 512, 8192, h200) == "wmma" && kernel(1, 512, 8192, l4) == "wmma");
-      CHECK(kernel(4, 2048, 2048, h200) == "wmma" && kernel(4, 2048, 2048, l4) == "wmma");
+      CHECK(kernel(1, 512, 8192, h200) == "sm90" && kernel(1, 512, 8192, l4) == "wmma");
+      CHECK(kernel(4, 2048, 2048, h200) == "sm90" && kernel(4, 2048, 2048, l4) == "wmma");
       for (const std::int64_t batch_size : {1, 4, 128}) {
         for (const std::int64_t seqlen_k : {512, 65536}) {
           CHECK(kernel(batch_size, 1, seqlen_k, h200) == "decode");
@@ -66,22 +66,24 @@ void automatic_choice() {
     }
   }
   AttentionParams p = paged(1, 512, 8192);
-  for (const DeviceInfo& device : {h200, l4}) {
-    const Plan plan = dlattn::plan(p, device);
-    CHECK_EQ(plan.grid, 8 * 32);
-    CHECK(plan.variant_name == std::string("narrow"));
-    CHECK_EQ(plan.packed_heads, 1);
-  }
-  // Queries of variable length have a tile of each sequence.
+  CHECK_EQ(dlattn::plan(p, h200).grid, 4 * 32);
+  CHECK(dlattn::plan(p, h200).variant_name == std::string("short"));
+  CHECK_EQ(dlattn::plan(p, l4).grid, 8 * 32);
+  CHECK(dlattn::plan(p, l4).variant_name == std::string("narrow"));
+  CHECK_EQ(dlattn::plan(p, l4).packed_heads, 1);
+  // Queries of variable length have short blocks too, and a tile of each sequence in wmma.
   p.cu_seqlens_q = numbers, p.total_q = 512, p.batch_size = 3;
+  Options options = force("sm90");
+  options.variant = "short";
+  CHECK(dlattn::plan(p, h200, options).variant_name == std::string("short"));
   CHECK(dlattn::plan(p, l4, force("wmma")).grid == 3 * 8 * 32);
   // A step that mixes a part of a prompt with single tokens has few rows.
   p = paged(101, 512, 4096);
   p.cu_seqlens_q = numbers, p.total_q = 512 + 100;
   CHECK(dlattn::plan(p, h200).kernel == "decode" && dlattn::plan(p, l4).kernel == "decode");
   p.batch_size = 20, p.total_q = 20 * 512;
-  CHECK(dlattn::plan(p, h200).kernel == "wmma" && dlattn::plan(p, l4).kernel == "wmma");
-  // Others have what it lacks.
+  CHECK(dlattn::plan(p, h200).kernel == "sm90" && dlattn::plan(p, l4).kernel == "wmma");
+  // Others have what these lack.
   p = paged(1, 512, 8192);
   p.softcap = 5.0;
   CHECK(dlattn::plan(p, h200).kernel == "decode");
@@ -100,21 +102,43 @@ void batch_invariance() {
     Options options;
     options.batch_invariant = true;
     CHECK(dlattn::plan(p, device, options).kernel == "decode");
-    options.kernel = "wmma";
+    options.kernel = device.compute_major == 9 ? "sm90" : "wmma";
     const Plan plan = dlattn::plan(p, device, options);
-    CHECK(plan.kernel == options.kernel);
+    CHECK(plan.kernel == options.kernel && plan.variant_name != std::string("short"));
   }
 }
 
 void refused() {
   AttentionParams p = paged(1, 512, 8192);
-  refuses("sm90", nullptr, p, h200, "does not read keys in a cache: page_table is given");
-  refuses("sm90", "short", entries(p), h200,
-          "does not read keys in a cache: cache_batch_idx is given");
+  p.page_size = 12;
+  refuses("sm90", nullptr, p, h200, "page_size is 12; accepted: multiples of 8");
+  // TMA counts the rows of all pages, from one to the next.
+  p = paged(1, 512, 8192);
+  p.k.batch_stride += 8;
+  refuses("sm90", nullptr, p, h200,
+          "k has a batch stride of 65544 elements; accepted: multiples of its row stride, 1024");
+  p.num_pages = 1;  // of which there is no next one
+  CHECK(dlattn::plan(p, h200, force("sm90")).kernel == "sm90");
+  p = entries(paged(2, 512, 8192));
+  p.v.row_stride = 0;
+  refuses("sm90", nullptr, p, h200,
+          "v has a batch stride of 65536 elements; accepted: multiples of its row stride, 0");
+  p = paged(1, 512, 8192);
+  p.num_pages = std::int64_t{1} << 25;
+  refuses("sm90", nullptr, p, h200,
+          "k has 33554432 pages or entries, 64 rows apart; accepted: up to 2147483647 rows");
+  p.num_pages -= 1;
+  CHECK(dlattn::plan(p, h200, force("sm90")).kernel == "sm90");
+  p = paged(1, 512, 8192);
+  p.leftpad_k = numbers;
+  refuses("sm90", nullptr, p, h200, "does not implement leftpad_k");
+  p = paged(1, 512, 8192);
   p.softcap = 5.0;
+  refuses("sm90", nullptr, p, h200, "does not implement softcap with keys in a cache");
   refuses("wmma", nullptr, p, l4, "with keys in a cache: does not implement softcap");
   for (const int head_dim : {96, 256}) {
     const AttentionParams other = paged(1, 512, 8192, head_dim);
+    refuses("sm90", nullptr, other, h200, "has no instance for this head_dim with keys in a cache");
     refuses("wmma", nullptr, other, l4, "has no instance for this head_dim with keys in a cache");
   }
   p = paged(1, 512, 8192);
@@ -125,6 +149,12 @@ void refused() {
           "packed: does not read keys in a cache: page_table is given");
   p.seqlen_k = 131073;
   refuses("wmma", nullptr, p, l4, "variant narrow: seqlen_k is 131073; accepted: up to 131072");
+  refuses("sm90", nullptr, p, h200, "seqlen_k is 131073; accepted: up to 131072");
+  p = paged(1, 512, 8192);
+  p.v.row_stride = std::int64_t{1} << 33, p.v.batch_stride = 64 * p.v.row_stride;
+  refuses("sm90", nullptr, p, h200,
+          "v has a row stride of 17179869184 bytes; accepted: multiples of 16 from 0 to "
+          "17179869168");
 }
 
 }  // namespace

@@ -164,12 +164,13 @@ inline Case varlen_queries(Case c, const std::vector<int>& queries) {
 }
 
 // Many queries of each sequence: lengths at the edges of pages and tiles and beyond what there is,
-// pages and entries that there are not, windows that hide whole pages, padding, pages of any size.
-inline std::vector<CachedCase> many_query_cases() {
+// pages and entries that there are not, windows that hide whole pages. kAnyRows: padding and pages
+// of any size too.
+inline std::vector<CachedCase> many_query_cases(bool any_rows) {
   const auto window = [](int left, int right) {
     return [=](Case& c) { c.window_left = left, c.window_right = right; };
   };
-  return {
+  std::vector<CachedCase> cases = {
       {{130, 200, 64, kCausal, 2, 1, Layout::kBshd, 0, 3}, {{200, 17, 0}, 16}},
       {{40, 300, 128, kCausal, 4, 2, Layout::kBhsd, 0, 2}, {{300, 129}, 64}},
       {{70, 270, 128, kFull, 2, 1, Layout::kBshd, 0, 2}, {{270, 100}, 256}},
@@ -186,11 +187,17 @@ inline std::vector<CachedCase> many_query_cases() {
        {{260, 30}, 0, {1, 0}}},
       // Row maxima that outgrow those before them.
       {with({20, 600, 128, kFull}, [](Case& c) { c.rise = 1.0; }), {{600}, 16}},
-      {{40, 150, 64, kCausal, 2, 1, Layout::kBshd, 0, 2}, {{150, 61}, 7}},
-      {with({20, 150, 128, kCausal, 1, 1, Layout::kBshd, 0, 2}, window(30, -1)), {{150, 99}, 1}},
-      {{40, 100, 64, kCausal, 2, 1, Layout::kBshd, 0, 3}, {{100, 60, 9}, 16, {}, {33, 0, 20}}},
-      {{9, 70, 128, kFull, 2, 1, Layout::kBshd, 0, 2}, {{70, 70}, 0, {}, {65, INT32_MIN}, false}},
   };
+  if (any_rows) {
+    const std::vector<CachedCase> more = {
+        {{40, 150, 64, kCausal, 2, 1, Layout::kBshd, 0, 2}, {{150, 61}, 7}},
+        {with({20, 150, 128, kCausal, 1, 1, Layout::kBshd, 0, 2}, window(30, -1)), {{150, 99}, 1}},
+        {{40, 100, 64, kCausal, 2, 1, Layout::kBshd, 0, 3}, {{100, 60, 9}, 16, {}, {33, 0, 20}}},
+        {{9, 70, 128, kFull, 2, 1, Layout::kBshd, 0, 2}, {{70, 70}, 0, {}, {65, INT32_MIN}, false}},
+    };
+    cases.insert(cases.end(), more.begin(), more.end());
+  }
+  return cases;
 }
 
 // One head of one sequence of a case, with the keys that its cache has.

@@ -5,11 +5,23 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <random>
 #include <vector>
 
 namespace simt {
+
+// The heap blocks of all tensors, by where they begin, with where they end.
+inline std::map<const unsigned char*, const unsigned char*> tensor_blocks;
+
+// Whether an address lies within a tensor's memory.
+inline bool is_in_a_tensor(const void* address) {
+  const auto* const byte = static_cast<const unsigned char*>(address);
+  const auto behind = tensor_blocks.upper_bound(byte);
+  return behind != tensor_blocks.begin() && byte < std::prev(behind)->second;
+}
 
 // A tensor of four dimensions in a heap block that ends where the tensor ends, so that
 // AddressSanitizer sees the first element too far. Every byte that is no element stays 0xFF (a
@@ -28,6 +40,7 @@ class Tensor {
     for (int i = 0; i < 4; ++i) last += (sizes[i] - 1) * strides[i];
     bytes_ = static_cast<std::size_t>(last + 1) * sizeof(T);
     block_.reset(static_cast<unsigned char*>(std::malloc(bytes_)));
+    tensor_blocks[block_.get()] = block_.get() + bytes_;
     poison();
   }
 
@@ -77,7 +90,10 @@ class Tensor {
 
  private:
   struct Free {
-    void operator()(unsigned char* p) const { std::free(p); }
+    void operator()(unsigned char* p) const {
+      tensor_blocks.erase(p);
+      std::free(p);
+    }
   };
   Dims sizes_ = {};
   Dims strides_ = {};

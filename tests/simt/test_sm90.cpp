@@ -1,5 +1,7 @@
 #include "attention_test.h"
+#include "cached_test.h"
 #include "cuda/forward/sm90/boxes.h"
+#include "cuda/forward/sm90/cached_kernel.cuh"
 #include "cuda/forward/sm90/kernel.cuh"
 #include "feature_cases.h"
 #include "length_cases.h"
@@ -17,21 +19,27 @@ using simt::Layout;
 
 using dlattn::sm90::Variant;
 
+dlattn::sm90::KernelArgs kernel_args(const dlattn::AttentionParams& params, int tile,
+                                     Variant variant) {
+  const dlattn::sm90::TensorBoxes boxes = dlattn::sm90::tensor_boxes(params, tile, variant);
+  return {simt::encode(boxes.q),
+          simt::encode(boxes.k),
+          simt::encode(boxes.v),
+          simt::encode(boxes.out),
+          static_cast<unsigned>(dlattn::sm90::num_work_tiles(params, tile, variant)),
+          dlattn::sm90::score_params(params, tile),
+          simt::encode(boxes.bias),
+          simt::encode(boxes.mask),
+          boxes.k_page_rows,
+          boxes.v_page_rows};
+}
+
 template <typename T, bool kShort = false>
 void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
                 const dlattn::LaunchShape& shape) {
   const Variant variant = kShort ? Variant::kShort : dlattn::sm90::variant_of(params);
   simt::with_instance<kFamily, T>(head_dim_tile, [&](auto tile) {
-    const dlattn::sm90::TensorBoxes boxes = dlattn::sm90::tensor_boxes(params, tile, variant);
-    const dlattn::sm90::KernelArgs args = {
-        simt::encode(boxes.q),
-        simt::encode(boxes.k),
-        simt::encode(boxes.v),
-        simt::encode(boxes.out),
-        static_cast<unsigned>(dlattn::sm90::num_work_tiles(params, tile, variant)),
-        dlattn::sm90::score_params(params, tile),
-        simt::encode(boxes.bias),
-        simt::encode(boxes.mask)};
+    const dlattn::sm90::KernelArgs args = kernel_args(params, tile, variant);
     dlattn::sm90::with_head_dim_v_tile<tile>(params.head_dim_v, [&](auto tile_v) {
       const bool is_varlen = params.cu_seqlens_q != nullptr;
       dlattn::sm90::with_kernel<tile>(variant, is_varlen, [&](auto constant, auto varlen) {
@@ -39,6 +47,22 @@ void run_kernel(int head_dim_tile, const dlattn::AttentionParams& params,
       });
     });
   });
+}
+
+template <typename T>
+void run_cached(simt::Tests& tests, Variant variant, std::int64_t most_blocks,
+                const simt::CachedCase& c, const char* filter) {
+  const auto run = [variant](int head_dim_tile, const dlattn::AttentionParams& params,
+                             const dlattn::LaunchShape& shape) {
+    simt::with_instance<kFamily, T>(head_dim_tile, [&](auto tile) {
+      const dlattn::sm90::KernelArgs args = kernel_args(params, tile, variant);
+      dlattn::sm90::with_cached_kernel<tile>(variant, [&](auto constant) {
+        dlattn::sm90::cached_kernel<T, tile, tile, constant>(params, shape, args);
+      });
+    });
+  };
+  simt::run_cached<T>(tests, kFamily, dlattn::sm90::name_of(variant), simt::hopper(), most_blocks,
+                      c, filter, run);
 }
 
 // Tiles are 64, 96 or 128 keys by 128 or 256 rows, 64 rows a warpgroup.
@@ -207,6 +231,12 @@ int main(int argc, char** argv) {
     // Problems that it does not refuse.
     if (fits_half) tests.run<half>(kFamily, c, run_kernel<half, true>, "short");
     tests.run<__nv_bfloat16>(kFamily, c, run_kernel<__nv_bfloat16, true>, "short");
+  }
+  for (const simt::CachedCase& c : simt::many_query_cases(false)) {
+    for (const Variant variant : {Variant::kTall, Variant::kShort}) {
+      run_cached<half>(tests, variant, kBlocks, c, arguments.filter());
+      run_cached<__nv_bfloat16>(tests, variant, kBlocks, c, arguments.filter());
+    }
   }
   return tests.finish();
 }

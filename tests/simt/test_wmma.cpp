@@ -134,7 +134,7 @@ int main(int argc, char** argv) {
                                "narrow+packed");
     }
   }
-  for (const simt::CachedCase& c : simt::many_query_cases()) {
+  for (const simt::CachedCase& c : simt::many_query_cases(true)) {
     run_cached<half>(tests, c, arguments.filter());
     run_cached<__nv_bfloat16>(tests, c, arguments.filter());
   }

@@ -1,5 +1,7 @@
 #include "cuda/plan/tensor_box.h"
 
+#include <limits>
+
 #include "core/util/concat.h"
 
 namespace dlattn::cuda {
@@ -25,6 +27,20 @@ std::string tma_refusal(const TensorBox& box) {
     }
   }
   return {};
+}
+
+std::string page_refusal(const char* name, std::int64_t batch_stride, std::int64_t row_stride,
+                         std::int64_t rows, std::int64_t pages) {
+  if (pages <= 1 || batch_stride == 0) return {};
+  if (row_stride <= 0 || batch_stride < 0 || batch_stride % row_stride != 0) {
+    return core::concat(name, " has a batch stride of ", batch_stride,
+                        " elements; accepted: ", "multiples of its row stride, ", row_stride);
+  }
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();  // of a coordinate
+  const std::int64_t page_rows = batch_stride / row_stride;
+  if (rows <= kMost && page_rows <= (kMost - rows) / (pages - 1)) return {};
+  return core::concat(name, " has ", pages, " pages or entries, ", page_rows,
+                      " rows apart; accepted: up to ", kMost, " rows");
 }
 
 }  // namespace dlattn::cuda

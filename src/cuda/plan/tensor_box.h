@@ -5,6 +5,8 @@
 #include <string>
 
 #include "core/problem/limits.h"
+#include "core/util/inline.h"
+#include "dlattn/forward.h"
 #include "dlattn/tensor.h"
 
 // How tensors are described to TMA, as plain host code: a plan asks whether TMA accepts them, and a
@@ -68,6 +70,36 @@ TensorBox varlen_box(const char* name, const BasicTensorView<T>& x, std::int64_t
   box.strides[3] = box.strides[1];
   box.strides[4] = kVarlenWrap - box.strides[1];
   return box;
+}
+
+// How many rows lie between the first rows of two neighbouring pages or entries of a cache.
+template <typename T>
+std::int64_t page_rows(const BasicTensorView<T>& x, std::int64_t pages) {
+  return pages > 1 && x.row_stride != 0 ? x.batch_stride / x.row_stride : 0;
+}
+
+// Rows of the pages or entries of a cache, as those of one varlen tensor, in which a page is a
+// sequence: so a box ends where the keys of a sequence end within its page, and TMA is told the
+// pool's own address. One before it would need fewer dimensions, but the driver and TMA may read
+// where they are told that a tensor begins, and before a pool there may be no memory.
+template <typename T>
+TensorBox page_box(const char* name, const BasicTensorView<T>& x, std::int64_t columns,
+                   std::int64_t rows, std::int64_t heads, std::int64_t pages, int box_rows,
+                   int element_bytes = 2) {
+  const std::int64_t all_rows = std::max<std::int64_t>(pages - 1, 0) * page_rows(x, pages) + rows;
+  return varlen_box(name, x, columns, all_rows, heads, box_rows, element_bytes);
+}
+
+// Says why page_box() does not describe a cache of such strides; empty if it does.
+std::string page_refusal(const char* name, std::int64_t batch_stride, std::int64_t row_stride,
+                         std::int64_t rows, std::int64_t pages);
+
+// The rows of a box of keys in a cache for tiles of `block_n`, a power of two: as many as a tile's
+// and a page's first rows have between them at least.
+DLATTN_SHARED int page_box_rows(const AttentionParams& p, int block_n) {
+  if (!p.page_table.data) return block_n;
+  const std::int64_t even = p.page_size & -p.page_size;
+  return even < block_n ? static_cast<int>(even) : block_n;
 }
 
 // Says why TMA cannot read a tensor; empty if it can.

@@ -2,6 +2,8 @@
 
 #include "cuda/plan/tensor_box.h"
 #include "cuda/ptx/tma.cuh"
+#include "cuda/tile/cache_source.cuh"
+#include "cuda/tile/mask.cuh"
 
 // Where TMA finds the rows of one head of a sequence, in tensors that plan/tensor_box.h describes.
 // A caller that loads or stores a box names a row of the sequence and a column.
@@ -21,7 +23,8 @@ struct StridedBoxes {
   }
 };
 
-// Varlen: `length` rows from `start` on, of a tensor described by varlen_box().
+// Varlen: `length` rows from `start` on, of a tensor described by varlen_box(). A box of none of
+// them is zeros.
 struct VarlenBoxes {
   int head, start, length;
 
@@ -42,6 +45,18 @@ struct VarlenBoxes {
   }
 };
 
+// The box of keys `first` to first + rows - 1 of a cache, which are in one page: rows of a tensor
+// described by page_box(), whose pages are `page_rows` rows apart. `seen`: the keys that a row sees
+// by position. Of a box without them nothing is read, nor of the table; it is zeros, as are the
+// rows behind the sequence's last key.
+__device__ __forceinline__ VarlenBoxes page_box_of(const CacheSource& source, const Range& seen,
+                                                   int head, int seqlen_k, int first, int rows,
+                                                   int page_rows) {
+  if (first >= seen.end || first + rows <= seen.begin) return {head, 0, 0};
+  const CacheRow at = source.find(first);
+  return {head, at.index * page_rows + at.row, min(rows, seqlen_k - first)};
+}
+
 // The boxes of a sequence whose rows of this tensor begin at `start` and are `length`.
 template <bool kVarlen>
 __device__ __forceinline__ auto box_source(int head, int batch, int start, int length) {
@@ -49,6 +64,17 @@ __device__ __forceinline__ auto box_source(int head, int batch, int start, int l
     return VarlenBoxes{head, start, length};
   } else {
     return StridedBoxes{head, batch};
+  }
+}
+
+// Calls use(boxes) with those of a work tile's rows of q or out, of fixed or of variable length.
+template <typename Tile, typename Use>
+__device__ __forceinline__ void with_query_boxes(const AttentionParams& params, const Tile& work,
+                                                 Use use) {
+  if (params.cu_seqlens_q) {
+    use(VarlenBoxes{work.head, work.start_q, work.seqlen_q});
+  } else {
+    use(StridedBoxes{work.head, work.batch});
   }
 }
 

@@ -40,6 +40,9 @@ struct Ring {
     ptx::mbarrier_arrive_expect_tx(mbarrier, bytes);
     return mbarrier;
   }
+  __device__ __forceinline__ ptx::SmemAddress full_barrier(unsigned use) const {
+    return full + stage(use) * ptx::kMbarrierBytes;
+  }
   // For producers that write the stage themselves.
   __device__ __forceinline__ void end_fill(unsigned use) const {
     ptx::mbarrier_arrive(full + stage(use) * ptx::kMbarrierBytes);

@@ -45,7 +45,8 @@ __device__ __forceinline__ int find_sequence(const AttentionParams& params, int 
 
 // Tile `index`, and its sequence's first row of K and V. In the order of scheduled_tile within a
 // sequence. There is none before the first sequence, after the last, or, in a sequence, after its
-// own.
+// own. kKeys: whether keys are of variable length too; else their number is left 0.
+template <bool kKeys = true>
 __device__ __forceinline__ SequenceTile varlen_tile(const AttentionParams& params,
                                                     const LaunchShape& shape, int block_m,
                                                     unsigned index, int* start_k) {
@@ -53,10 +54,12 @@ __device__ __forceinline__ SequenceTile varlen_tile(const AttentionParams& param
   SequenceTile tile{};
   tile.batch = find_sequence(params, num_heads, block_m, index);
   const SequenceRows queries = query_rows(params, tile.batch);
-  const SequenceRows keys = key_rows(params, tile.batch);
   tile.start_q = queries.start;
-  tile.seqlen_k = keys.count;
-  *start_k = keys.start;
+  if constexpr (kKeys) {
+    const SequenceRows keys = key_rows(params, tile.batch);
+    tile.seqlen_k = keys.count;
+    *start_k = keys.start;
+  }
 
   const int m_blocks = (queries.count + block_m - 1) / block_m;
   // Before the sequence's first tile it wraps.

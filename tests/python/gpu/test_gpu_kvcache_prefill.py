@@ -1,5 +1,5 @@
-"""Many new queries of each sequence over keys in a cache, by `wmma`, the kernel for prefill that
-reads them there. Memory that no key uses holds NaN."""
+"""Many new queries of each sequence over keys in a cache, by the kernels for prefill: `sm90`, whose
+TMA copies page by page, and `wmma`. Memory that no key uses holds NaN."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dlattn.reference import attention_varlen_reference, max_error
 
 pytestmark = pytest.mark.gpu
 
-KERNELS = ["auto", "wmma:narrow"]
+KERNELS = ["auto", "sm90:tall", "sm90:short", "wmma:narrow"]
 
 
 @pytest.fixture(params=KERNELS)
@@ -95,6 +95,7 @@ def test_many_work_tiles(page_size: int, kernel: str) -> None:
 
 @pytest.mark.parametrize("page_size", [1, 7, 48])
 def test_odd_pages(page_size: int) -> None:
+    """Those that TMA does not take have another kernel."""
     cache = Cache((260, 33), page_size, 120, capacity=300, dtype="float16")
     run(Problem(cache), causal=True)
     if "wmma" in dlattn.info().kernels:
@@ -130,21 +131,23 @@ def test_varlen_queries(layout: str, page_size: int, kernel: str) -> None:
 @pytest.mark.parametrize("page_size", [8, 16, 64, 256])
 @pytest.mark.parametrize("dim", [64, 128])
 def test_a_pool_that_fills_its_memory(dim: int, page_size: int, kernel: str) -> None:
-    """No address before the first page or behind the last one is used: a fault would be seen, and
-    compute-sanitizer sees more."""
+    """No address before the first page or behind the last one is used, where memory is given back:
+    a fault would be seen, and compute-sanitizer sees more."""
     size = 32 * 2**20 // (page_size * 8 * dim * 2)
     problem = Problem(
         Cache((page_size + 5, 2 * page_size), page_size, 70, 8, 8, dim, dim, dtype="float16")
     )
     count = len(problem.buffers[0])
     arrays = problem.arrays(convert)
-    torch.cuda.empty_cache()
     table = arrays["page_table"]
     arrays["page_table"] = torch.where(table >= count // 2, table + size - count, table)
-    for name, buffer in zip(("k_cache", "v_cache"), problem.buffers, strict=True):
-        pool = torch.full(
-            (size, *buffer.shape[1:]), float("nan"), device=DEVICE, dtype=torch.float16
-        )
+    shape = (size, *problem.buffers[0].shape[1:])
+    torch.cuda.empty_cache()
+    blocks = [torch.full(shape, float("nan"), device=DEVICE, dtype=torch.float16) for _ in range(5)]
+    pools = blocks[1::2]
+    del blocks
+    torch.cuda.empty_cache()  # gives back what lies before, between and behind
+    for name, buffer, pool in zip(("k_cache", "v_cache"), problem.buffers, pools, strict=True):
         half = convert(buffer, "float16")
         pool[: count // 2], pool[size - count + count // 2 :] = (
             half[: count // 2],
@@ -153,6 +156,19 @@ def test_a_pool_that_fills_its_memory(dim: int, page_size: int, kernel: str) -> 
         arrays[name] = pool
     out, lse = dlattn.attention_with_kvcache(**arrays, causal=True, kernel=kernel, return_lse=True)
     torch.cuda.synchronize()
+    problem.check(out.cpu(), lse.cpu(), causal=True)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_pools_that_are_parts_of_one(layout: str, kernel: str) -> None:
+    """A page's K is followed by its V, as engines have them: a page begins two pages' rows behind
+    the one before."""
+    cache = Cache((150, 0, 333), 16, 100, capacity=352, dtype="float16", layout=layout)
+    problem = Problem(cache)
+    arrays = problem.arrays(convert)
+    both = torch.stack([arrays["k_cache"], arrays["v_cache"]], dim=1)
+    arrays["k_cache"], arrays["v_cache"] = both.unbind(dim=1)
+    out, lse = dlattn.attention_with_kvcache(**arrays, causal=True, kernel=kernel, return_lse=True)
     problem.check(out.cpu(), lse.cpu(), causal=True)
 
 
@@ -261,10 +277,11 @@ def test_bits_do_not_depend_on_the_batch(page_size: int, kernel: str) -> None:
         assert torch.equal(alone, whole[b : b + 1])
 
 
-def test_auto_takes_wmma_for_many_queries() -> None:
-    if "wmma" not in dlattn.info().kernels:
-        pytest.skip("this build has no kernel wmma")
-    for seqlen_q, expected in ((1, "decode"), (512, "wmma")):
+def test_auto_takes_them_for_many_queries() -> None:
+    family = "sm90" if torch.cuda.get_device_capability() == (9, 0) else "wmma"
+    if family not in dlattn.info().kernels:
+        pytest.skip(f"this build has no kernel {family}")
+    for seqlen_q, expected in ((1, "decode"), (512, family)):
         problem = Problem(Cache((600,), 64, seqlen_q, 32, 8, 128, 128, dtype="float16"))
         arrays = problem.arrays(convert)
         asked = {name.removesuffix("_cache"): value for name, value in arrays.items()}

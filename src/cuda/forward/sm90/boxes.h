@@ -15,7 +15,8 @@ namespace dlattn::sm90 {
 
 struct TensorBoxes {
   cuda::TensorBox q, k, v, out;
-  cuda::TensorBox bias, mask;  // without data if there is none
+  cuda::TensorBox bias, mask;            // without data if there is none
+  int k_page_rows = 0, v_page_rows = 0;  // of keys in a cache (cuda::page_rows())
 };
 
 // The shape that a problem has in the instance of a tile.
@@ -28,6 +29,22 @@ inline TensorBoxes tensor_boxes(const AttentionParams& p, int head_dim_tile, Var
   const std::int64_t rows_k = core::key_sizes(p).rows;
   TensorView k = p.k, v = p.v;
   if (rows_k == 0) k.data = v.data = p.q.data;  // without keys there may be no address
+  if (is_cache(p)) {
+    AttentionParams queries = p;  // whose own boxes are those of other problems
+    queries.seqused_k = queries.cache_batch_idx = queries.leftpad_k = nullptr;
+    queries.page_table.data = nullptr;
+    TensorBoxes boxes = tensor_boxes(queries, head_dim_tile, variant);
+    const core::TensorSizes sizes = core::key_sizes(p);
+    const auto keys = [&](const char* name, const TensorView& x, std::int64_t columns) {
+      return cuda::page_box(name, x, columns, sizes.rows, sizes.heads, sizes.batch,
+                            cuda::page_box_rows(p, block_n));
+    };
+    boxes.k = keys("k", k, p.head_dim);
+    boxes.v = keys("v", v, p.head_dim_v);
+    boxes.k_page_rows = static_cast<int>(cuda::page_rows(k, sizes.batch));
+    boxes.v_page_rows = static_cast<int>(cuda::page_rows(v, sizes.batch));
+    return boxes;
+  }
   if (p.cu_seqlens_q) {
     return {cuda::varlen_box("q", p.q, p.head_dim, p.total_q, p.num_heads, kWarpgroupRows),
             cuda::varlen_box("k", k, p.head_dim, rows_k, p.num_heads_kv, block_n),

@@ -16,8 +16,10 @@ namespace dlattn::sm90 {
 // starts S = Q K^T of the next key tile, then O += P V of this one, and computes the next tile's
 // probabilities while P V runs. Without kPipelined it finishes P V first, which takes fewer
 // registers. With two groups of keys it takes every other tile of keys, and its results are merged
-// with those of the consumer that takes the others.
-template <typename T, bool kVarlen, int kHeadDim, int kHeadDimV, Variant kVariant>
+// with those of the consumer that takes the others. kVarlen: the producer tells it the work tiles;
+// kCached: so it does where keys lie in a cache.
+template <typename T, bool kVarlen, int kHeadDim, int kHeadDimV, Variant kVariant,
+          bool kCached = false>
 struct Consumer {
   using SharedParts = Shared<kHeadDim, kHeadDimV, kVariant>;
 
@@ -290,9 +292,9 @@ struct Consumer {
     if constexpr (kFromRegisters) {
       store_from_registers<T, kHeadDimV>(params, result, work, walk.first_row, scales, acc_o);
     } else {
-      const bool stored =
-          store_results<T, kHeadDimV, kVarlen>(params, args, work, walk.first_row, row_group,
-                                               shared.q(query_use, row_group), scales, acc_o);
+      const bool stored = store_results<T, kHeadDimV, kVarlen, kCached>(
+          params, args, work, walk.first_row, row_group, shared.q(query_use, row_group), scales,
+          acc_o);
       if (stored) shared.queries.release(query_use);
     }
   }

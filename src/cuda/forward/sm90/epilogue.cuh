@@ -30,7 +30,8 @@ __device__ __forceinline__ void finish_rows(const tile::ResultRows<T>& result,
 
 // Stores a consumer's rows, by way of its rows of Q's shared memory `sO`, which TMA has read
 // when this returns: the thread for which it returns true may release them.
-template <typename T, int kHeadDim, bool kVarlen>
+// kCached: only the parameters tell whether queries are of variable length.
+template <typename T, int kHeadDim, bool kVarlen, bool kCached>
 __device__ __forceinline__ bool store_results(const AttentionParams& params, const KernelArgs& args,
                                               const tile::SequenceTile& work, int first_row,
                                               int consumer, ptx::SmemAddress sO,
@@ -55,10 +56,16 @@ __device__ __forceinline__ bool store_results(const AttentionParams& params, con
   ptx::barrier_sync(kWarpgroupBarrier + consumer, kWarpgroupThreads);
   if (thread.index != 0) return false;
   if (first_row < work.seqlen_q) {
-    const auto rows = tile::box_source<kVarlen>(work.head, work.batch, work.start_q, work.seqlen_q);
+    const auto store = [&](const auto& rows) {
 #pragma unroll
-    for (int d = 0; d < kHeadDim; d += kBlockColumns) {
-      if (d < params.head_dim_v) rows.store(args.out, sO + d * kBlockRowBytes, d, first_row);
+      for (int d = 0; d < kHeadDim; d += kBlockColumns) {
+        if (d < params.head_dim_v) rows.store(args.out, sO + d * kBlockRowBytes, d, first_row);
+      }
+    };
+    if constexpr (kCached) {
+      tile::with_query_boxes(params, work, store);
+    } else {
+      store(tile::box_source<kVarlen>(work.head, work.batch, work.start_q, work.seqlen_q));
     }
     ptx::tma_store_commit();
     ptx::tma_store_wait_read();

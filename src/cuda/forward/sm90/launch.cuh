@@ -1,13 +1,25 @@
 #pragma once
 
 #include "cuda/forward/sm90/boxes.h"
+#include "cuda/forward/sm90/cached_kernel.cuh"
 #include "cuda/forward/sm90/kernel.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/tensor_map.h"
 
 namespace dlattn::sm90 {
 
-template <DType dtype, int kHeadDim, int kHeadDimV, Variant kVariant, bool kVarlen>
+// The kernel for keys that lie as kKeys says.
+enum class Keys { kFixed, kVarlen, kCached };
+template <typename T, int kHeadDim, int kHeadDimV, Variant kVariant, Keys kKeys>
+constexpr auto kernel_of() {
+  if constexpr (kKeys == Keys::kCached) {
+    return cached_kernel<T, kHeadDim, kHeadDimV, kVariant>;
+  } else {
+    return kernel<T, kHeadDim, kHeadDimV, kVariant, kKeys == Keys::kVarlen>;
+  }
+}
+
+template <DType dtype, int kHeadDim, int kHeadDimV, Variant kVariant, Keys kKeys>
 void launch_tile(const AttentionParams& params, const Plan& plan, void* stream) {
   const cuda::DeviceGuard device(params.device.index, "sm90");
   const TensorBoxes boxes = tensor_boxes(params, kHeadDim, kVariant);
@@ -18,20 +30,28 @@ void launch_tile(const AttentionParams& params, const Plan& plan, void* stream) 
                            static_cast<unsigned>(num_work_tiles(params, kHeadDim, kVariant)),
                            score_params(params, kHeadDim),
                            cuda::encode_tensor_map(device, boxes.bias, dtype),
-                           cuda::encode_tensor_map(device, boxes.mask, dtype)};
+                           cuda::encode_tensor_map(device, boxes.mask, dtype),
+                           boxes.k_page_rows,
+                           boxes.v_page_rows};
   constexpr int kMostSmem = kVariant == Variant::kLoaded ? kMaxSmem : 0;
-  cuda::launch_kernel<kernel<cuda::Element<dtype>, kHeadDim, kHeadDimV, kVariant, kVarlen>,
-                      kMostSmem>(device, plan.grid, plan.num_warps * 32, plan.smem_bytes, stream,
-                                 params, make_launch_shape(params, plan), args);
+  constexpr auto kKernel = kernel_of<cuda::Element<dtype>, kHeadDim, kHeadDimV, kVariant, kKeys>();
+  cuda::launch_kernel<kKernel, kMostSmem>(device, plan.grid, plan.num_warps * 32, plan.smem_bytes,
+                                          stream, params, make_launch_shape(params, plan), args);
 }
 
 template <DType dtype, int kTile>
 void launch(const AttentionParams& params, const Plan& plan, const dlattn::Launch&, void* stream) {
+  const Variant planned = static_cast<Variant>(plan.variant);
   with_head_dim_v_tile<kTile>(params.head_dim_v, [&](auto tile_v) {
-    with_kernel<kTile>(static_cast<Variant>(plan.variant), params.cu_seqlens_q != nullptr,
-                       [&](auto variant, auto varlen) {
-                         launch_tile<dtype, kTile, tile_v, variant, varlen>(params, plan, stream);
-                       });
+    if (is_cache(params)) {
+      return with_cached_kernel<kTile>(planned, [&](auto variant) {
+        launch_tile<dtype, kTile, tile_v, variant, Keys::kCached>(params, plan, stream);
+      });
+    }
+    with_kernel<kTile>(planned, params.cu_seqlens_q != nullptr, [&](auto variant, auto varlen) {
+      constexpr Keys kKeys = varlen ? Keys::kVarlen : Keys::kFixed;
+      launch_tile<dtype, kTile, tile_v, variant, kKeys>(params, plan, stream);
+    });
   });
 }
 

@@ -10,6 +10,7 @@
 #include "core/plan/family.h"
 #include "core/problem/limits.h"
 #include "core/problem/positions.h"
+#include "core/util/concat.h"
 #include "cuda/forward/sm90/boxes.h"
 #include "cuda/forward/sm90/score_params.h"
 #include "cuda/plan/cost.h"
@@ -47,6 +48,36 @@ const char* fixed_length_feature(const AttentionParams& p) {
   if (!p.cu_seqlens_q) return nullptr;
   if (p.mask.data) return "mask with cu_seqlens_q";
   return p.bias.data ? "bias with cu_seqlens_q" : nullptr;
+}
+
+// Why the family does not read the cache that a problem's keys lie in; empty if it does, or if
+// there is none.
+std::string cache_refusal(const AttentionParams& p, int head_dim_tile) {
+  if (!is_cache(p)) return {};
+  if (const char* feature = core::score_feature(p))
+    return core::concat("does not implement ", feature, " with keys in a cache");
+  if (!reads_caches(head_dim_tile, Variant::kTall))
+    return "has no instance for this head_dim with keys in a cache";
+  if (p.leftpad_k) return "does not implement leftpad_k";
+  if (p.page_table.data && p.page_size % 8 != 0)  // the swizzle has a period of 8 rows
+    return core::concat("page_size is ", p.page_size, "; accepted: multiples of 8");
+  const core::TensorSizes keys = core::key_sizes(p);
+  const auto refusal = [&](const char* name, const TensorView& x) {
+    return cuda::page_refusal(name, x.batch_stride, x.row_stride, keys.rows, keys.batch);
+  };
+  const std::string of_k = refusal("k", p.k);
+  return of_k.empty() ? refusal("v", p.v) : of_k;
+}
+
+// Whether `auto` takes the family for keys in a cache where it is predicted to be the fastest;
+// else it takes the next one, and those who name the family have it all the same.
+constexpr bool kAutoReadsCaches = true;
+
+// The factor of the time of a key in a cache, by the boxes that its pages take; an estimate.
+double page_factor(const AttentionParams& p, int block_n) {
+  if (!is_cache(p)) return 1.0;
+  const int rows = cuda::page_box_rows(p, block_n);
+  return rows >= 64 ? 1.02 : rows >= 32 ? 1.05 : rows >= 16 ? 1.12 : 1.5;
 }
 
 // Whether TMA can be told of a problem's tensors.
@@ -159,7 +190,8 @@ double predicted_ns(const AttentionParams& p, const DeviceInfo& device, int head
   const bool alike = walk.mean == walk.longest;
   walk.longest = std::ceil(walk.longest / shape.block_n) * shape.block_n;
   if (alike) walk.mean = walk.longest;
-  const double per_key = s.of_key(cost::mean_seqlen_q(p), block_m(shape), kWarpgroupRows);
+  const double per_key = page_factor(p, shape.block_n) *
+                         s.of_key(cost::mean_seqlen_q(p), block_m(shape), kWarpgroupRows);
   // Persistent blocks hide a part of what lies between two tiles, where walks are short.
   constexpr double kManyRounds = 7, kShortWalk = 1024;
   const bool persistent = std::ceil(walk.blocks / std::max(device.num_sms, 1)) >= kManyRounds &&
@@ -191,7 +223,7 @@ std::int64_t grid_of(const AttentionParams& params, const DeviceInfo& device, in
 // Names what short blocks lack for a problem or its options; null if they serve it.
 const char* short_blocks_lack(const AttentionParams& p, const Options& options, int head_dim_tile) {
   if (score_mod_of(p) != ScoreMod::kNone) return "score terms";
-  if (p.cu_seqlens_q) return "cu_seqlens_q";
+  if (p.cu_seqlens_q && !is_cache(p)) return "cu_seqlens_q";
   if (!has_short_blocks(head_dim_tile)) return "head dims above 128";
   // A sequence of a batch has the bits of one of a varlen batch then.
   return options.batch_invariant ? "batch_invariant" : nullptr;
@@ -202,6 +234,13 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   const int tile = plan->head_dim_tile;
   if (!device.arch_specific_code)
     return refuse(why, "needs code for 90a, which this build does not have");
+  if (const char* const feature = cost::feature_of_invariant_cache(p, options))
+    return refuse(why, "does not read keys in a cache with batch_invariant: ", feature,
+                  " is given");
+  if (!kAutoReadsCaches && options.kernel == core::kAuto && is_cache(p))
+    return refuse(why, "does not read keys in a cache unless it is named");
+  if (const std::string refusal = cache_refusal(p, tile); !refusal.empty())
+    return refuse(why, refusal);
   if (const char* feature = fixed_length_feature(p))
     return refuse(why, "does not implement ", feature);
   // Varlen sequences, whose bias and mask it does not take, would get other bits.
@@ -227,7 +266,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
     const double short_ns = predicted_ns(p, device, tile, Variant::kShort);
     if (short_ns < ns) ns = short_ns, variant = Variant::kShort;
   }
-  ns = std::max(ns, least);
+  ns = std::max(ns, least) * cost::few_rows_of_cache(p);
   if (!accepts_tensors(p, variant, why) || !accepts_scores(p, why)) return false;
   if (p.seqlen_k > tile::kMostKeys)
     return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", tile::kMostKeys);
@@ -245,7 +284,7 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
 }  // namespace
 
 extern const core::ForwardFamily kFamily;
-const core::ForwardFamily kFamily = {"sm90",       90,    8,         accepted_variants,
-                                     plan_forward, false, request_of};
+const core::ForwardFamily kFamily = {"sm90",       90,   8,         accepted_variants,
+                                     plan_forward, true, request_of};
 
 }  // namespace dlattn::sm90

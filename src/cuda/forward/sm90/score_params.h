@@ -46,6 +46,15 @@ void with_kernel(Variant variant, bool varlen, Run run) {
   }
 }
 
+// The same for the kernels of keys in a cache: run(variant).
+template <int kHeadDim, typename Run>
+void with_cached_kernel(Variant variant, Run run) {
+  if constexpr (reads_caches(kHeadDim, Variant::kTall)) {
+    if (variant == Variant::kShort) return run(std::integral_constant<Variant, Variant::kShort>{});
+    run(std::integral_constant<Variant, Variant::kTall>{});
+  }
+}
+
 // tanh(x) / x of x = score / cap where x is small: a polynomial in w = score^2 + offset. `offset`
 // is a power of two, whose exponent w shares unless x is too large (score.cuh).
 template <int kDegree>

@@ -20,7 +20,8 @@ struct KernelArgs {
   ptx::TensorMap q, k, v, out;
   unsigned num_work_tiles;  // of the whole problem
   ScoreParams score;
-  ptx::TensorMap bias, mask;  // one box: a consumer's tile, of fp32 half of one
+  ptx::TensorMap bias, mask;     // one box: a consumer's tile, of fp32 half of one
+  int k_page_rows, v_page_rows;  // from one page of a cache to the next (plan/tensor_box.h)
 };
 
 template <int kHeadDim, int kHeadDimV, Variant kVariant>

@@ -40,6 +40,11 @@ constexpr bool has_short_blocks(int head_dim_tile) {
   return head_dim_tile <= 128;
 }
 
+// Whether a variant has a kernel for keys in a cache too (cached_kernel.cuh).
+constexpr bool reads_caches(int head_dim_tile, Variant variant) {
+  return (head_dim_tile == 64 || head_dim_tile == 128) && score_mod_of(variant) == ScoreMod::kNone;
+}
+
 constexpr int kMaxSmem = 227 * 1024;  // of a block, with opt-in
 
 // A consumer's tiles of bias and mask, and how many there are barriers for.
@@ -155,6 +160,16 @@ constexpr TileShape tile_shape(int head_dim_tile, int head_dim_v_tile,
   if (variant == Variant::kComputed) return computed_shape(head_dim_tile, head_dim_v_tile);
   if (variant == Variant::kShort) return short_shape(head_dim_tile, head_dim_v_tile);
   return plain_shape(head_dim_tile, head_dim_v_tile);
+}
+
+// The same for keys in a cache, whose pages the producer looks up, which takes more registers: what
+// is left of the block's, or else some of two consumers'.
+constexpr TileShape cached_shape(int head_dim_tile, int head_dim_v_tile, Variant variant) {
+  TileShape shape = tile_shape(head_dim_tile, head_dim_v_tile, variant);
+  const bool is_left = shape.num_consumers > 2;
+  shape.producer_registers += is_left ? 8 : 16;
+  shape.consumer_registers -= is_left ? 0 : 8;
+  return shape;
 }
 
 // Whether results go from registers to global memory, so that Q's stage is free after its last
