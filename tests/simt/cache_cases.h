@@ -171,7 +171,7 @@ inline std::vector<CachedCase> many_query_cases(bool any_rows) {
     return [=](Case& c) { c.window_left = left, c.window_right = right; };
   };
   std::vector<CachedCase> cases = {
-      {{130, 200, 64, kCausal, 2, 1, Layout::kBshd, 0, 3}, {{200, 17, 0}, 16}},
+      {{130, 200, 64, kCausal, 2, 1, Layout::kBshd, 0, 3}, {{17, 0, 200}, 16}},
       {{40, 300, 128, kCausal, 4, 2, Layout::kBhsd, 0, 2}, {{300, 129}, 64}},
       {{70, 270, 128, kFull, 2, 1, Layout::kBshd, 0, 2}, {{270, 100}, 256}},
       {{5, 90, 64, kFull, 2, 1, Layout::kBshd, 0, 2}, {{90, 33}, 16, {}, {}, true, true}},

@@ -48,11 +48,12 @@ struct VarlenBoxes {
 // The box of keys `first` to first + rows - 1 of a cache, which are in one page: rows of a tensor
 // described by page_box(), whose pages are `page_rows` rows apart. `seen`: the keys that a row sees
 // by position. Of a box without them nothing is read, nor of the table; it is zeros, as are the
-// rows behind the sequence's last key.
+// rows behind the sequence's last key. It begins behind the pool's first row: before that row,
+// where its end would lie otherwise, there may be no memory.
 __device__ __forceinline__ VarlenBoxes page_box_of(const CacheSource& source, const Range& seen,
                                                    int head, int seqlen_k, int first, int rows,
                                                    int page_rows) {
-  if (first >= seen.end || first + rows <= seen.begin) return {head, 0, 0};
+  if (first >= seen.end || first + rows <= seen.begin) return {head, 1, 0};
   const CacheRow at = source.find(first);
   return {head, at.index * page_rows + at.row, min(rows, seqlen_k - first)};
 }

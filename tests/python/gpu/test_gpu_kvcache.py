@@ -238,8 +238,7 @@ def test_a_pool_that_ends_where_its_memory_ends(kernel: str) -> None:
     problem.check(out.cpu(), lse.cpu(), causal=True)
 
 
-@pytest.mark.parametrize("paged", [True, False], ids=["pages", "entries"])
-def test_offsets_beyond_32_bits(paged: bool, kernel: str) -> None:
+def check_offsets_beyond_32_bits(paged: bool, kernel: str) -> None:
     """Pages, or entries, 2^30 elements apart."""
     apart, count = 2**30, 5
     if torch.cuda.mem_get_info()[0] < 10 * 2**30:
@@ -264,6 +263,11 @@ def test_offsets_beyond_32_bits(paged: bool, kernel: str) -> None:
     arrays["k_cache"], arrays["v_cache"] = pools
     out, lse = dlattn.attention_with_kvcache(**arrays, causal=True, kernel=kernel, return_lse=True)
     problem.check(out.cpu(), lse.cpu(), causal=True)
+
+
+@pytest.mark.parametrize("paged", [True, False], ids=["pages", "entries"])
+def test_offsets_beyond_32_bits(paged: bool, kernel: str) -> None:
+    check_offsets_beyond_32_bits(paged, kernel)
 
 
 @pytest.mark.parametrize("page_size", [0, 16])

@@ -11,7 +11,7 @@ import pytest
 from arrays import normal
 from gpu_checks import DEVICE, torch
 from kvcaches import Cache, Problem
-from test_gpu_kvcache import MOST, convert, poisoned, run
+from test_gpu_kvcache import MOST, check_offsets_beyond_32_bits, convert, poisoned, run
 
 import dlattn
 from dlattn.reference import attention_varlen_reference, max_error
@@ -157,6 +157,11 @@ def test_a_pool_that_fills_its_memory(dim: int, page_size: int, kernel: str) -> 
     out, lse = dlattn.attention_with_kvcache(**arrays, causal=True, kernel=kernel, return_lse=True)
     torch.cuda.synchronize()
     problem.check(out.cpu(), lse.cpu(), causal=True)
+
+
+@pytest.mark.parametrize("paged", [True, False], ids=["pages", "entries"])
+def test_offsets_beyond_32_bits(paged: bool, kernel: str) -> None:
+    check_offsets_beyond_32_bits(paged, kernel)
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
