@@ -90,8 +90,9 @@ NB_MODULE(_core, m) {
         nb::arg("schemas"));
   m.def("unregister_torch_ops", unregister_torch_ops);
   m.def("torch_ops_failure", torch_ops_failure);
-  m.def("register_torch_sdpa", register_torch_sdpa, nb::arg("folder"), nb::arg("backend"),
+  m.def("register_torch_sdpa", register_torch_sdpa, nb::arg("folder"), nb::arg("key"),
         nb::arg("schemas"), nb::arg("count_refused"));
+  m.def("register_torch_raise", register_torch_raise, nb::arg("folder"), nb::arg("exception"));
   m.def("unregister_torch_sdpa", unregister_torch_sdpa);
   m.def("serve_torch_sdpa", serve_torch_sdpa, nb::arg("serving"), nb::arg("gradients"));
   m.def("torch_sdpa_served", torch_sdpa_served, nb::arg("reset"));

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <Python.h>
+
 #include <cstddef>
 #include <cstdint>
 
@@ -30,6 +32,12 @@ using Kernel = void(Value* stack, std::uint64_t num_arguments, std::uint64_t num
 
 // The version of the above that this module speaks: that of torch 2.10, which later ones know.
 constexpr std::uint64_t kVersion = std::uint64_t{2} << 56 | std::uint64_t{10} << 48;
+
+// As large as c10::Scalar at least, and like it returned in memory.
+struct Scalar {
+  alignas(16) unsigned char bytes[128];
+  ~Scalar() {}
+};
 
 struct Functions {
   // Libraries of kernels. Deleting one takes its kernels out of the dispatcher.
@@ -67,13 +75,18 @@ struct Functions {
   // Null where this torch lacks them.
   Error (*delete_value)(Value* value);  // torch 2.13; before that, `delete`
   const char* (*last_error)();          // torch 2.13
+  Error (*new_value)(Value** value);    // torch 2.13; before that, `new`
   Error (*is_defined)(Tensor tensor, bool* defined);
+  Error (*new_undefined)(Tensor* tensor);
   Error (*new_handle)(Tensor tensor, Tensor* other);  // of the same tensor
   Error (*copy)(Tensor to, Tensor from, std::int32_t non_blocking);
   // Calls an operator: takes its arguments off the stack and puts its results there.
   Error (*call)(const char* name, const char* overload, Value* stack, std::uint64_t version);
+  Error (*fill)(Tensor tensor, double number);
+  bool (*is_grad_enabled)();
   // torch's own kernels of attention, whatever the dispatcher has in their places; of
-  // torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h. Null stands for no mask and no scale.
+  // torch/csrc/inductor/aoti_torch/generated/c_shim_{cpu,cuda}.h. Null stands for no mask and
+  // no scale.
   Error (*attention_for_cpu)(Tensor query, Tensor key, Tensor value, double dropout_p,
                              std::int32_t is_causal, Tensor* attn_mask, double* scale, Tensor* out,
                              Tensor* lse);
@@ -81,7 +94,20 @@ struct Functions {
                                       Tensor out, Tensor lse, double dropout_p,
                                       std::int32_t is_causal, Tensor* attn_mask, double* scale,
                                       Tensor* dq, Tensor* dk, Tensor* dv);
+  Error (*cudnn_attention_backward)(Tensor grad_out, Tensor query, Tensor key, Tensor value,
+                                    Tensor out, Tensor lse, Tensor philox_seed,
+                                    Tensor philox_offset, Tensor attn_bias, Tensor cum_seq_q,
+                                    Tensor cum_seq_k, std::int64_t max_q, std::int64_t max_k,
+                                    double dropout_p, std::int32_t is_causal, double* scale,
+                                    Tensor* dq, Tensor* dk, Tensor* dv);       // torch with CUDA
   Error (*get_current_cuda_stream)(std::int32_t device_index, void** stream);  // torch with CUDA
+
+  // C++ functions, by their names in the Itanium C++ ABI: the C ABI has none for this.
+  void* (*context)();  // at::globalContext()
+  bool (*are_algorithms_deterministic)(const void* context);
+  // torch::PythonArgs::scalar_slow: the number of a Python object. Throws torch's own exception of
+  // what its __float__ raises.
+  Scalar (*to_scalar)(void* unused, PyObject* object);
 };
 
 }  // namespace dlattn::python::torch_abi

@@ -41,6 +41,9 @@ void delete_owned(Kind kind, Value value) {
     case Kind::kOptionalTensor:
       torch_functions.delete_tensor(reinterpret_cast<torch_abi::Tensor>(value));
       return;
+    case Kind::kBools:
+      torch_functions.delete_list(list_of(value));
+      return;
     case Kind::kTensors:
       for (std::size_t i = size_of(list_of(value)); i-- > 0;)
         torch_functions.delete_tensor(item_of(list_of(value), i));
@@ -65,20 +68,22 @@ bool same_arguments(const Signature& signature, nb::handle schema) {
 
 Arguments::Arguments(const Signature& signature, const Value* stack) : signature_(signature) {
   for (int i = 0; i < signature.count; ++i) {
-    values_[i] = stack[i];
+    values_[i] = on_stack_[i] = stack[i];
     given_[i] = true;
-    if (signature.arguments[i].kind < Kind::kOptionalTensor) continue;
+    if (!is_optional(signature.arguments[i].kind)) continue;
     auto* const optional = reinterpret_cast<Value*>(stack[i]);
     given_[i] = optional;
     if (!optional) continue;
     values_[i] = *optional;
-    delete_value(optional);
   }
 }
 
 Arguments::~Arguments() {
+  if (given_back_) return;
   for (int i = 0; i < signature_.count; ++i) {
-    if (given_[i]) delete_owned(signature_.arguments[i].kind, values_[i]);
+    const Kind kind = signature_.arguments[i].kind;
+    if (given_[i]) delete_owned(kind, values_[i]);
+    if (given_[i] && is_optional(kind)) delete_value(reinterpret_cast<Value*>(on_stack_[i]));
   }
 }
 
@@ -86,6 +91,16 @@ std::vector<torch_abi::Tensor> Arguments::tensors(int i) const {
   std::vector<torch_abi::Tensor> tensors(size_of(list_of(values_[i])));
   for (std::size_t n = 0; n < tensors.size(); ++n) tensors[n] = item_of(list_of(values_[i]), n);
   return tensors;
+}
+
+void Arguments::flags(int i, bool* flags, std::size_t count) const {
+  const torch_abi::List list = list_of(values_[i]);
+  if (size_of(list) != count) unsupported("a list of flags has another length");
+  for (std::size_t n = 0; n < count; ++n) {
+    Value item = 0;
+    check_torch_error(torch_functions.get_item(list, n, &item), "reading a list");
+    flags[n] = (item & 0xFF) != 0;
+  }
 }
 
 double Arguments::number(int i) const {

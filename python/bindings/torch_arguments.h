@@ -19,6 +19,7 @@ enum class Kind : std::uint8_t {
   kNumber,  // a bool or int, or a float
   kTensor,
   kTensors,
+  kBools,
   kOptionalTensor,
   kOptionalFloat,
   kOptionalText,
@@ -28,10 +29,15 @@ enum class Kind : std::uint8_t {
 constexpr Kind kind_of(std::string_view type) {
   return type == "Tensor"             ? Kind::kTensor
          : type == "List[Tensor]"     ? Kind::kTensors
+         : type == "List[bool]"       ? Kind::kBools
          : type == "Optional[Tensor]" ? Kind::kOptionalTensor
          : type == "Optional[float]"  ? Kind::kOptionalFloat
          : type == "Optional[str]"    ? Kind::kOptionalText
                                       : Kind::kNumber;
+}
+
+constexpr bool is_optional(Kind kind) {
+  return kind >= Kind::kOptionalTensor;
 }
 
 // An operator's arguments, in the order of its schema.
@@ -73,6 +79,9 @@ class Arguments {
   Arguments(const Arguments&) = delete;
   Arguments& operator=(const Arguments&) = delete;
 
+  // Leaves the arguments to what takes them off the same stack next.
+  void give_back() { given_back_ = true; }
+
   bool given(int i) const { return given_[i]; }  // false: None
   torch_abi::Tensor tensor(int i) const { return reinterpret_cast<torch_abi::Tensor>(values_[i]); }
   std::vector<torch_abi::Tensor> tensors(int i) const;
@@ -80,11 +89,14 @@ class Arguments {
   bool flag(int i) const { return (values_[i] & 0xFF) != 0; }
   double number(int i) const;
   std::string text(int i) const;
+  void flags(int i, bool* flags, std::size_t count) const;  // of a list of bools
 
  private:
   const Signature& signature_;
-  torch_abi::Value values_[Signature::kMaxArguments];
+  torch_abi::Value on_stack_[Signature::kMaxArguments];
+  torch_abi::Value values_[Signature::kMaxArguments];  // what is optional is not its address
   bool given_[Signature::kMaxArguments];
+  bool given_back_ = false;
 };
 
 }  // namespace dlattn::python

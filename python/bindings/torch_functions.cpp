@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstring>
 #include <iterator>
+#include <limits>
+#include <stdexcept>
 
 #include "errors.h"
 
@@ -53,11 +55,18 @@ constexpr Symbol kSymbols[] = {
     {"aoti_torch_device_type_cpu", offsetof(TorchFunctions, cpu_type)},
     {"aoti_torch_device_type_cuda", offsetof(TorchFunctions, cuda_type)},
     {"torch_delete_stable_ivalue", offsetof(TorchFunctions, delete_value), true},
+    {"torch_new_stable_ivalue", offsetof(TorchFunctions, new_value), true},
     {"torch_exception_get_what_without_backtrace", offsetof(TorchFunctions, last_error), true},
     {"aoti_torch_is_defined", offsetof(TorchFunctions, is_defined), true},
+    {"aoti_torch_new_uninitialized_tensor", offsetof(TorchFunctions, new_undefined), true},
     {"aoti_torch_new_tensor_handle", offsetof(TorchFunctions, new_handle), true},
     {"aoti_torch_copy_", offsetof(TorchFunctions, copy), true},
     {"torch_call_dispatcher", offsetof(TorchFunctions, call), true},
+    {"aoti_torch_aten_fill__Scalar", offsetof(TorchFunctions, fill), true},
+    {"aoti_torch_grad_mode_is_enabled", offsetof(TorchFunctions, is_grad_enabled), true},
+    {"_ZN2at13globalContextEv", offsetof(TorchFunctions, context), true},
+    {"_ZNK2at7Context23deterministicAlgorithmsEv",
+     offsetof(TorchFunctions, are_algorithms_deterministic), true},
     {"aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu",
      offsetof(TorchFunctions, attention_for_cpu), true},
     {"aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu_backward",
@@ -113,6 +122,20 @@ dlpack::DLDataType dtype_of(const char* name, std::int32_t number) {
               "; accepted: float16, bfloat16, float32, float64, float8_e4m3fn");
 }
 
+// Whether every address from the first element to the last is that of one element.
+bool is_dense(const Tensor& tensor) {
+  if (tensor.num_elements() == 0) return false;
+  std::int64_t reached = 1;
+  for (bool found = true; found;) {
+    found = false;
+    for (int i = 0; i < tensor.ndim && !found; ++i) {
+      found = tensor.shape[i] > 1 && tensor.strides[i] == reached;
+      if (found) reached *= tensor.shape[i];
+    }
+  }
+  return reached == tensor.num_elements();
+}
+
 }  // namespace
 
 std::string load_torch(const std::string& folder) {
@@ -134,7 +157,11 @@ std::string load_torch(const std::string& folder) {
   }
   if (void* const cuda = open("libtorch_cuda")) {
     look_up(cuda, "aoti_torch_get_current_cuda_stream", &found.get_current_cuda_stream);
+    look_up(cuda, "aoti_torch_cuda__scaled_dot_product_cudnn_attention_backward",
+            &found.cudnn_attention_backward);
   }
+  if (void* const python = open("libtorch_python"))
+    look_up(python, "_ZN5torch10PythonArgs11scalar_slowEP7_object", &found.to_scalar);
   if (torch_functions.check) return {};  // loaded before, and kernels may be running
   for (std::size_t i = 0; i < std::size(kKnownDTypes); ++i) {
     const std::string name = std::string("aoti_torch_dtype_") + kKnownDTypes[i].name;
@@ -215,14 +242,67 @@ OwnedTensor empty_tensor(const char* name, const std::int64_t* sizes, const int*
 
 OwnedTensor empty_strided(const char* name, const std::int64_t* sizes, const std::int64_t* strides,
                           int ndim, DType dtype, Device device) {
+  return empty_strided(name, sizes, strides, ndim, to_dlpack(dtype), device);
+}
+
+OwnedTensor empty_strided(const char* name, const std::int64_t* sizes, const std::int64_t* strides,
+                          int ndim, dlpack::DLDataType dtype, Device device) {
   const TorchFunctions& torch = torch_functions;
   const bool cuda = device.type == DeviceType::kCuda;
   torch_abi::Tensor made = nullptr;
-  const torch_abi::Error error = torch.empty_strided(
-      ndim, sizes, strides, number_of(to_dlpack(dtype)),
-      cuda ? torch.cuda_type() : torch.cpu_type(), cuda ? device.index : -1, &made);
+  const torch_abi::Error error = torch.empty_strided(ndim, sizes, strides, number_of(dtype),
+                                                     cuda ? torch.cuda_type() : torch.cpu_type(),
+                                                     cuda ? device.index : -1, &made);
   if (error) check_torch_error(error, concat("allocating ", name).c_str());
   return OwnedTensor(made);
+}
+
+OwnedTensor empty_like(const char* name, torch_abi::Tensor like) {
+  const Tensor tensor = describe(like, name);
+  if (is_dense(tensor)) {
+    return empty_strided(name, tensor.shape, tensor.strides, tensor.ndim, tensor.dtype,
+                         tensor.device);
+  }
+  torch_abi::Tensor handle = nullptr;
+  check_torch_error(torch_functions.new_handle(like, &handle), "taking a tensor");
+  torch_abi::Value stack[6] = {
+      reinterpret_cast<torch_abi::Value>(handle)};  // and no dtype, layout, device and others
+  const torch_abi::Error error =
+      torch_functions.call("aten::empty_like", "", stack, torch_abi::kVersion);
+  if (error) check_torch_error(error, concat("allocating ", name).c_str());
+  return OwnedTensor(reinterpret_cast<torch_abi::Tensor>(stack[0]));
+}
+
+OwnedTensor undefined_tensor() {
+  torch_abi::Tensor made = nullptr;
+  check_torch_error(torch_functions.new_undefined(&made), "making a tensor");
+  return OwnedTensor(made);
+}
+
+void fill(const OwnedTensor& tensor, double number) {
+  check_torch_error(torch_functions.fill(tensor.get(), number), "filling a tensor");
+}
+
+void make_infinities_positive(const OwnedTensor& tensor) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  torch_abi::Tensor handle = nullptr;
+  check_torch_error(torch_functions.new_handle(tensor.get(), &handle), "taking a tensor");
+  torch_abi::Value stack[4] = {reinterpret_cast<torch_abi::Value>(handle)};
+  const double numbers[3] = {kNan, kInfinity, kInfinity};
+  for (int i = 0; i < 3; ++i) {
+    torch_abi::Value* number = nullptr;
+    if (torch_functions.new_value) {
+      check_torch_error(torch_functions.new_value(&number), "making a number");
+    } else {
+      number = new torch_abi::Value;
+    }
+    std::memcpy(number, &numbers[i], sizeof *number);
+    stack[1 + i] = reinterpret_cast<torch_abi::Value>(number);
+  }
+  check_torch_error(torch_functions.call("aten::nan_to_num_", "", stack, torch_abi::kVersion),
+                    "writing a tensor");
+  const OwnedTensor same_tensor(reinterpret_cast<torch_abi::Tensor>(stack[0]));
 }
 
 void* current_cuda_stream(Device device) {
@@ -230,6 +310,25 @@ void* current_cuda_stream(Device device) {
   check_torch_error(torch_functions.get_current_cuda_stream(device.index, &stream),
                     "asking for the current stream");
   return stream;
+}
+
+bool is_capturing(void* stream) {
+  using IsCapturing = int(void* stream, int* status);
+  static IsCapturing* const of_driver = [] {  // which torch loads with its first tensor of a GPU
+    void* const driver = dlopen("libcuda.so.1", RTLD_LAZY);
+    return driver ? reinterpret_cast<IsCapturing*>(dlsym(driver, "cuStreamIsCapturing")) : nullptr;
+  }();
+  int status = 0;
+  if (!of_driver || of_driver(stream, &status)) throw std::runtime_error("no cuStreamIsCapturing");
+  return status != 0;
+}
+
+bool are_deterministic_algorithms_enabled() {
+  return torch_functions.are_algorithms_deterministic(torch_functions.context());
+}
+
+void throw_from_python(PyObject* raise) {
+  torch_functions.to_scalar(nullptr, raise);
 }
 
 }  // namespace dlattn::python

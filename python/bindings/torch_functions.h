@@ -42,9 +42,27 @@ OwnedTensor empty_tensor(const char* name, const std::int64_t* sizes, int ndim, 
                          Device device);
 OwnedTensor empty_tensor(const char* name, const std::int64_t* sizes, const int* order, int ndim,
                          DType dtype, Device device);
+// And one with these strides.
 OwnedTensor empty_strided(const char* name, const std::int64_t* sizes, const std::int64_t* strides,
                           int ndim, DType dtype, Device device);
+OwnedTensor empty_strided(const char* name, const std::int64_t* sizes, const std::int64_t* strides,
+                          int ndim, dlpack::DLDataType dtype, Device device);
+
+// As torch.empty_like: dimensions lie in memory in the order of those of `like`.
+OwnedTensor empty_like(const char* name, torch_abi::Tensor like);
+OwnedTensor undefined_tensor();
+
+void fill(const OwnedTensor& tensor, double number);
+// tensor.nan_to_num_(nan=nan, posinf=inf, neginf=inf)
+void make_infinities_positive(const OwnedTensor& tensor);
 
 void* current_cuda_stream(Device device);
+// Whether the stream's work is captured in a graph.
+bool is_capturing(void* stream);
+
+bool are_deterministic_algorithms_enabled();  // torch's
+
+// Throws the exception that `raise.__float__()` raises, as torch's own. The GIL is held.
+void throw_from_python(PyObject* raise);
 
 }  // namespace dlattn::python

@@ -116,13 +116,13 @@ def _install(all_gradients: bool) -> None:
             ours = _where_gradients_are_ours(name) if name in backward else None
             serve = _with_fallback(name, kernel, before, ours)
             replaced.append((name, packet.default, backend, serve))
-    native = sdpa_native.replaceable(set(sdpa_native.NATIVE) - _state.installed)
+    native = sdpa_native.replaceable(name for name, *_ in replaced if name in sdpa_native.NATIVE)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*previously registered kernel")
         for name, operator, backend, function in replaced:
             _state.library.impl(operator, function, backend, with_keyset=True, allow_override=True)
             _state.installed.add(name)
-    sdpa_native.register([name for name, *_ in replaced if name in native])
+    sdpa_native.register({name: serve for name, *_, serve in replaced if name in native})
 
 
 class _Active:

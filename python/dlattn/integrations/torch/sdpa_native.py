@@ -1,16 +1,22 @@
 """Native kernels in the place of torch's attention, which run without Python and the GIL.
 
-They lie above Python's (`activation`), which serve where there is no native one. What dlattn does
-not serve they hand on to torch's own kernel, which they call by its function in torch's C ABI: so
-they are put only where torch's own kernel is, and no other one that somebody put there.
+They lie above Python's (`activation`), which serve where there is no native one. Calls that dlattn
+does not serve the CPU's hand on to torch's own kernel, which they call by its function in torch's C
+ABI: so they are put only where torch's own kernel is, and no other one that somebody put there.
+That function turns every exception into a RuntimeError, and torch.OutOfMemoryError is to stay one:
+so CUDA's leave such calls, and those whose memory is not to be had, to the kernel in Python, by an
+operator of the same name in `torch.ops.dlattn`. What that raises they let torch raise again.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -18,45 +24,113 @@ from torch.utils._python_dispatch import _disable_current_modes
 from dlattn import _core
 from dlattn.integrations.torch.sdpa_stats import count_refused
 
+Kernel = Callable[..., Any]  # in Python, of a set of dispatch keys and an operator's arguments
+
 _FOR_CPU = "_scaled_dot_product_flash_attention_for_cpu"
+_FOR_CUDA = [f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")]
+
+# Whether CUDA's kernels are native. If not, Python's serve.
+ON_CUDA = True
 
 # The operators with native kernels, and the key of torch's dispatcher that these are for.
-NATIVE = {_FOR_CPU: "CPU", f"{_FOR_CPU}_backward": "CPU"}
+NATIVE = {_FOR_CPU: "CPU", f"{_FOR_CPU}_backward": "CPU"} | {
+    name: "CUDA" for forward in _FOR_CUDA for name in (forward, f"{forward}_backward")
+}
 
 # Why an operator's kernel is not native; empty if it is.
 why: dict[str, str] = {}
 
+_FOLDER = str(Path(torch.__file__).parent / "lib")
+_library: Any = torch.library.Library("dlattn", "FRAGMENT")
 
-def replaceable(names: Collection[str]) -> set[str]:
+
+def replaceable(names: Iterable[str]) -> set[str]:
     """Those of the operators in NATIVE for which the dispatcher has torch's own kernel now."""
     found = set()
     for name in names:
         own = re.compile(rf"^{NATIVE[name]}: registered at .*Register{NATIVE[name]}\w*\.cpp:", re.M)
-        if own.search(torch._C._dispatch_dump(f"aten::{name}")):
+        if NATIVE[name] == "CUDA" and not ON_CUDA:
+            why[name] = "it is switched off"
+        elif own.search(torch._C._dispatch_dump(f"aten::{name}")):
             found.add(name)
         else:
             why[name] = "it was replaced before"
     return found
 
 
-def register(names: Collection[str]) -> None:
-    """Put native kernels into torch's dispatcher, above any that are there, while none serves."""
-    why.update(_register(names))
-    if any(not why[name] and not _is_reached(name) for name in names):
+def register(kernels: dict[str, Kernel]) -> None:
+    """Put native kernels into torch's dispatcher, above Python's `kernels`, while none serves."""
+    for name, kernel in kernels.items():
+        if NATIVE[name] == "CUDA":
+            leave_calls_to(kernel, name, "CUDA")
+    why.update(_register(kernels))
+    if any(not why[name] and not _is_reached(name) for name in kernels if NATIVE[name] == "CPU"):
         _core.unregister_torch_sdpa()
-        why.update(dict.fromkeys(names, "torch's own kernel is not reached by its function"))
+        why.update(dict.fromkeys(kernels, "torch's own kernel is not reached by its function"))
 
 
-def _register(names: Collection[str]) -> dict[str, str]:
-    folder = str(Path(torch.__file__).parent / "lib")
-    found = {}
-    for name in names:
-        schema = getattr(torch.ops.aten, name).default._schema
-        arguments = tuple(f"{argument.type} {argument.name}" for argument in schema.arguments)
-        found[name] = _core.register_torch_sdpa(
-            folder, NATIVE[name], {name: arguments}, count_refused
-        )
-    return found
+def _register(names: Iterable[str]) -> dict[str, str]:
+    return {name: _register_for(NATIVE[name], name) for name in names}
+
+
+def _register_for(key: str, name: str) -> str:
+    if NATIVE[name] == "CUDA" and (reason := _why_exceptions_are_lost()):
+        return reason
+    arguments = getattr(torch.ops.aten, name).default._schema.arguments
+    schemas = {name: tuple(f"{argument.type} {argument.name}" for argument in arguments)}
+    return _core.register_torch_sdpa(_FOLDER, key, schemas, count_refused)
+
+
+class _Raised(threading.local):
+    """What a kernel in Python raised last on this thread; raised again by float()."""
+
+    error: BaseException | None = None
+
+    def __float__(self) -> float:
+        error, self.error = self.error, None
+        try:
+            raise error or RuntimeError("torch did not call a kernel of dlattn's")
+        finally:
+            del error
+
+
+_raised = _Raised()
+
+
+def leave_calls_to(kernel: Kernel, name: str, key: str) -> None:
+    """Give the operator of this name in torch.ops.dlattn the kernel."""
+    schema = getattr(torch.ops.aten, name).default._schema
+    nothing = tuple(0 if str(result.type) == "int" else None for result in schema.returns)
+
+    def keep_what_is_raised(*arguments: Any, **options: Any) -> Any:
+        try:
+            return kernel(*arguments, **options)
+        except BaseException as error:
+            _raised.error = error
+            return nothing
+
+    if not hasattr(torch.ops.dlattn, name):
+        _library.define(str(schema).removeprefix("aten::"))
+    _library.impl(name, keep_what_is_raised, key, with_keyset=True)
+
+
+class _Probe(BaseException):
+    pass
+
+
+@cache
+def _why_exceptions_are_lost() -> str:
+    """Empty if torch raises what a kernel in Python raised when a native one asks for it."""
+    _library.define("_raise(Tensor x) -> Tensor")
+    if reason := _core.register_torch_raise(_FOLDER, _raised):
+        return reason
+    with _disable_current_modes():
+        _raised.error = probe = _Probe()
+        try:
+            torch.ops.dlattn._raise(torch.empty(0, device="cpu"))
+        except BaseException as error:
+            return "" if error is probe else f"torch raises {error!r} instead of an exception"
+    return "torch raises no exception"
 
 
 def _is_reached(name: str) -> bool:

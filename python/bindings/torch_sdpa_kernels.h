@@ -1,0 +1,104 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "dlattn/backward.h"
+#include "problem.h"
+#include "torch_arguments.h"
+#include "torch_functions.h"
+
+// The native kernels in the place of torch's attention. They have the arguments and results of
+// torch's operators, as those in dlattn/integrations/torch/sdpa.py and sdpa_backward.py, which say
+// what is served and why.
+namespace dlattn::python {
+
+// A result of an operator: a tensor, which may be undefined, or a number.
+struct SdpaResult {
+  OwnedTensor tensor;
+  std::int64_t number = 0;  // where there is no tensor
+
+  torch_abi::Value release() {
+    return tensor.get() ? reinterpret_cast<torch_abi::Value>(tensor.release())
+                        : static_cast<torch_abi::Value>(number);
+  }
+};
+constexpr int kMaxSdpaResults = 9;
+using SdpaResults = SdpaResult[kMaxSdpaResults];
+
+// An operator of attention, with where its arguments stand; -1: it has none of that name.
+struct SdpaOperator {
+  Signature signature;
+  int grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale,
+      compute_log_sumexp, return_debug_mask, grad_input_mask, cum_seq_q, cum_seq_k;
+
+  constexpr explicit SdpaOperator(const Signature& signature)
+      : signature(signature),
+        grad_out(index("grad_out", "grad_out_")),
+        query(signature.index("query")),
+        key(signature.index("key")),
+        value(signature.index("value")),
+        out(signature.index("out")),
+        logsumexp(signature.index("logsumexp")),
+        dropout_p(signature.index("dropout_p")),
+        is_causal(signature.index("is_causal")),
+        attn_mask(index("attn_mask", "attn_bias")),
+        scale(signature.index("scale")),
+        compute_log_sumexp(signature.index("compute_log_sumexp")),
+        return_debug_mask(signature.index("return_debug_mask")),
+        grad_input_mask(signature.index("grad_input_mask")),
+        cum_seq_q(signature.index("cum_seq_q")),
+        cum_seq_k(signature.index("cum_seq_k")) {}
+
+ private:
+  // Torch has two names for some.
+  constexpr int index(const char* one, const char* other) const {
+    const int found = signature.index(one);
+    return found >= 0 ? found : signature.index(other);
+  }
+};
+
+// One of them.
+struct SdpaKernel {
+  const char* name;
+  const char* backend;  // "CPU" or "CUDA"
+  const SdpaOperator& op;
+  int num_results;
+  // Whether gradients="auto" gives dlattn a backward call. Null: a forward operator, all of whose
+  // calls it gets.
+  bool (*prefers_dlattn)(const Arguments& arguments);
+  // Throws where it cannot serve the call; UnsupportedError before anything is launched.
+  void (*compute)(const Arguments& arguments, SdpaResults& results);
+  // Calls torch's own kernel. CUDA's: that of a call which is not for dlattn; where it throws, or
+  // is null, the call goes to the kernel in Python.
+  void (*own)(const Arguments& arguments, SdpaResults& results);
+};
+inline bool is_of_cuda(const SdpaKernel& kernel) {
+  return std::string_view(kernel.backend) == "CUDA";
+}
+extern const SdpaKernel kSdpaForCpu, kSdpaForCpuBackward;
+extern const SdpaKernel kSdpaFlash, kSdpaEfficient, kSdpaCudnn;
+extern const SdpaKernel kSdpaFlashBackward, kSdpaEfficientBackward, kSdpaCudnnBackward;
+
+// Throws torch's own error, in torch's words.
+void check_own_error(torch_abi::Error error);
+
+// The parts of a call that several kernels share.
+
+// Whether an argument is a tensor: autograd passes a mask that was not given as one that is none.
+bool is_tensor(const Arguments& arguments, int i);
+// Throws where the call has dropout or wants its mask.
+void check_dense(const SdpaOperator& op, const Arguments& arguments);
+// Takes in the tensors of a forward call and its scale; `causal` is what is_causal means. out and
+// lse are left.
+void read_forward(const SdpaOperator& op, const Arguments& arguments, Causal causal,
+                  Problem* problem);
+// Lets dout be in out's dtype, its rows side by side: those of x.expand() may not be. Returns the
+// tensor to keep, if it had to be copied.
+OwnedTensor read_dout(torch_abi::Tensor given, const Problem& problem, BackwardParams* params);
+// A new tensor as a gradient of `input` (0: q, 1: k, 2: v). With `rows_first` the heads of a row
+// lie side by side, else it is torch.empty_like(input).
+OwnedTensor new_gradient(int i, torch_abi::Tensor input, bool rows_first, const Problem& problem,
+                         BackwardParams* params);
+
+}  // namespace dlattn::python
