@@ -108,6 +108,16 @@ def test_jax_example(name: str, options: dict[str, Any]) -> None:
     assert scope.get("gradient", q).shape == q.shape
 
 
+def test_jax_ring_example() -> None:
+    pytest.importorskip("jax")
+    scope: dict[str, Any] = {}
+    exec(compile(example("jax_ring")[0], "example jax_ring", "exec"), scope)
+    expected = attention_reference(*scope["whole"], causal=True)
+    bound = error_bound(*scope["whole"], expected=expected, causal=True)
+    assert max_error(scope["result"], expected[0]) <= bound.out
+    assert scope["gradient"].shape == scope["q"].shape
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -9,21 +9,30 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dlattn import _views
 from dlattn._attention import attention as _attention
 from dlattn._errors import UnsupportedError
 from dlattn._numbers import integer
-from dlattn._types import QuantizedKV
 
 if jax.__version_info__ < (0, 8):
     raise ImportError(f"this is JAX {jax.__version__}; accepted: 0.8 or later, in dlattn.jax")
 
 from dlattn.integrations.jax import _call, _launch
 from dlattn.integrations.jax._operands import NAMES
+from dlattn.integrations.jax._ring_attention import (
+    ring_attention,
+    shard_sequence,
+    unshard_sequence,
+)
 
-__all__ = ["attention", "dot_product_attention"]
+__all__ = [
+    "attention",
+    "dot_product_attention",
+    "ring_attention",
+    "shard_sequence",
+    "unshard_sequence",
+]
 
 _RENAMED = {
     "q": "query",
@@ -34,20 +43,6 @@ _RENAMED = {
 }
 
 
-def _array(x: Any, name: str) -> Any:
-    if isinstance(x, QuantizedKV):
-        raise TypeError(f"{name} is of type dlattn.QuantizedKV; accepted: an array, in dlattn.jax")
-    if not isinstance(x, (jax.Array, np.ndarray, np.generic)):
-        kind = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
-        raise TypeError(f"{name} is of type {kind}; accepted: an array of JAX or NumPy")
-    try:
-        array = jnp.asarray(x)
-    except TypeError as error:  # of text, or objects
-        raise TypeError(f"{name} is of dtype {x.dtype}; accepted: numbers, or bool") from error
-    _launch.check_sizes(name, array)
-    return array
-
-
 def _hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
@@ -55,7 +50,7 @@ def _hashable(value: Any) -> Any:
 def _attend(given: dict[str, Any]) -> Any:
     """`given` has all arguments of `attention` by name, and seqused_k if need be."""
     operands = {
-        name: _array(given[name], name)
+        name: _launch.array(given[name], name)
         for name in NAMES
         if name in ("q", "k", "v") or given.get(name) is not None
     }
@@ -138,7 +133,7 @@ def dot_product_attention(
         "key_value_seq_lengths": key_value_seq_lengths,
     }
     given = {
-        name: _array(x, name)
+        name: _launch.array(x, name)
         for name, x in {**arrays, **lengths}.items()
         if x is not None or name in ("query", "key", "value")
     }

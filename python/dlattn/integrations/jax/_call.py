@@ -28,7 +28,7 @@ from dlattn.integrations.jax._layers import (
 )
 
 
-def _call(call: Call, operands: tuple[Any, ...]) -> Result:
+def launch(call: Call, operands: tuple[Any, ...]) -> Result:
     def specs(mesh: Any) -> Result:
         return call.specs(spec_of(operands[0]), operands, mesh)
 
@@ -66,7 +66,7 @@ def _gradients(options: Options, names: Names, given: Names, needs: Names) -> Ca
 
     @jax.custom_vjp
     def dlattn_attention_backward(*values: Any) -> Result:
-        return _call(call, values)
+        return launch(call, values)
 
     def forward(*values: Any) -> tuple[Result, Any]:
         return dlattn_attention_backward(*values), values
@@ -104,7 +104,7 @@ def differentiable(options: Options, names: Names) -> Callable[..., Result]:
 
     @jax.custom_vjp
     def attention(*operands: Any) -> Result:
-        return _call(Call(options, names), operands)
+        return launch(Call(options, names), operands)
 
     def forward(*primals: Any) -> tuple[Result, Any]:
         values = tuple(x.value for x in primals)
@@ -128,7 +128,7 @@ def differentiable(options: Options, names: Names) -> Callable[..., Result]:
         pairs = zip(("dout", "dlse"), cotangents, strict=False)
         given = {name: x for name, x in pairs if not isinstance(x, SymbolicZero)}
         if not needs or not given:
-            return _gradients_as(values, names, {})
+            return gradients_as(values, names, {})
         own = settings["precision"] is None and can_sum(values)
         if own and _launch.has_backward(settings, operands, needs):
             function = _gradients(options, names, tuple(given), needs)
@@ -143,7 +143,7 @@ def differentiable(options: Options, names: Names) -> Callable[..., Result]:
 
             found = with_automatic_axes(gradients, (operands, given), specs)
         by_name = dict(zip(needs, found, strict=True))
-        return _gradients_as(values, names, by_name)
+        return gradients_as(values, names, by_name)
 
     attention.defvjp(forward, backward, symbolic_zeros=True)
 
@@ -155,7 +155,7 @@ def differentiable(options: Options, names: Names) -> Callable[..., Result]:
     return compiled
 
 
-def _gradients_as(values: Result, names: Names, found: dict[str, Any]) -> tuple[Any, ...]:
+def gradients_as(values: Result, names: Names, found: dict[str, Any]) -> tuple[Any, ...]:
     """Those that were found and zeros for the others: JAX before 0.10 asks for one structure."""
 
     def zero(x: Any) -> Any:

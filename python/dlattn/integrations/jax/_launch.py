@@ -14,6 +14,7 @@ from dlattn import _core
 from dlattn._attention import attention as _attention
 from dlattn._attention import attention_varlen as _attention_varlen
 from dlattn._errors import UnsupportedError
+from dlattn._types import QuantizedKV
 
 SIGNATURE = inspect.signature(_attention)
 _VARLEN = inspect.signature(_attention_varlen)
@@ -42,6 +43,21 @@ def check_sizes(name: str, x: Any) -> None:
         )
 
 
+def array(x: Any, name: str) -> Any:
+    """x as an array of JAX. Raises TypeError for what is none."""
+    if isinstance(x, QuantizedKV):
+        raise TypeError(f"{name} is of type dlattn.QuantizedKV; accepted: an array, in dlattn.jax")
+    if not isinstance(x, (jax.Array, np.ndarray, np.generic)):
+        kind = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
+        raise TypeError(f"{name} is of type {kind}; accepted: an array of JAX or NumPy")
+    try:
+        array = jnp.asarray(x)
+    except TypeError as error:  # of text, or objects
+        raise TypeError(f"{name} is of dtype {x.dtype}; accepted: numbers, or bool") from error
+    check_sizes(name, array)
+    return array
+
+
 def _spec(name: str, x: Any) -> tuple[str, tuple[int, ...]]:
     check_sizes(name, x)
     return str(x.dtype), tuple(x.shape)
@@ -65,8 +81,9 @@ def _describe_backward(
     results = {name: specs.pop(name) for name in _RESULTS if name in specs}
     # The backward pass takes none of these from the forward pass.
     own = {**options, "kernel": "auto", "batch_invariant": False, "return_lse": True}
+    deterministic = own.pop("deterministic", False) or _deterministic()
     asked = " ".join(f"d{name}" for name in needs)
-    return _core.xla_call_backward({**own, **specs}, results, asked, _deterministic())
+    return _core.xla_call_backward({**own, **specs}, results, asked, deterministic)
 
 
 def _deterministic() -> bool:

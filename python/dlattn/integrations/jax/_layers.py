@@ -127,6 +127,15 @@ def can_sum(arguments: Any) -> bool:
     return not any(jax.typeof(x).sharding.mesh.explicit_axes for x in jax.tree.leaves(arguments))
 
 
+def _is_partly_manual() -> bool:
+    """Whether this is in a shard_map over some of a mesh's axes.
+
+    JAX does not tell custom_partitioning the mesh there, and XLA gathers what the others split.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    return 0 < len(mesh.manual_axes) < len(mesh.axis_names)
+
+
 def _varying_axes(x: Any) -> frozenset[Any]:
     """The axes of shard_map's mesh along which devices have values of their own."""
     kind: Any = jax.typeof(x) if hasattr(jax, "typeof") else None
@@ -181,6 +190,8 @@ def mappable(call: Call) -> Callable[..., Result]:
 
     @jax.custom_batching.custom_vmap
     def function(*operands: Any) -> Result:
+        if _is_partly_manual():
+            return vary(call.launch(operands), operands)
         shapes = tuple(tuple(x.shape) for x in operands)
         return vary(partitionable(call, shapes)(*operands), operands)
 
