@@ -43,20 +43,18 @@ class Products {
   // in_e4m3: as tensor cores add up products of e4m3.
   Products(const Problem& p, bool in_e4m3) : p_(p) {
     if (!in_e4m3) return;
-    q_ = bytes(p.q), k_ = bytes(p.k);
+    q_ = groups(p.q), k_ = groups(p.k);
   }
 
   Real operator()(long i, long j) const {
-    const long q = i * p_.head_dim, k = j * p_.head_dim;
     if (!q_.empty()) {
-      constexpr int kTogether = 16;
+      const long count = groups_of_row();
       float dot = 0.0f;
-      for (int d = 0; d < p_.head_dim; d += kTogether) {
-        const int count = std::min(kTogether, p_.head_dim - d);
-        dot = simt::add_e4m3_products(dot, &q_[q + d], &k_[k + d], count);
-      }
+      for (long x = 0; x < count; ++x)
+        dot = simt::add_e4m3_products(dot, q_[i * count + x], k_[j * count + x]);
       return dot;
     }
+    const long q = i * p_.head_dim, k = j * p_.head_dim;
     Real dot = 0;
     for (long d = 0; d < p_.head_dim; ++d)
       dot += static_cast<Real>(p_.q[q + d]) * static_cast<Real>(p_.k[k + d]);
@@ -64,15 +62,24 @@ class Products {
   }
 
  private:
-  static std::vector<std::uint8_t> bytes(const std::vector<double>& numbers) {
+  static constexpr int kTogether = 16;
+  long groups_of_row() const { return (p_.head_dim + kTogether - 1) / kTogether; }
+
+  // Each row's numbers, as many in a group as tensor cores add up together.
+  std::vector<simt::E4m3Numbers> groups(const std::vector<double>& numbers) const {
     std::vector<std::uint8_t> bytes;
     for (const double x : numbers)
       bytes.push_back(__nv_cvt_double_to_fp8(x, __NV_SATFINITE, __NV_E4M3));
-    return bytes;
+    std::vector<simt::E4m3Numbers> groups;
+    for (std::size_t row = 0; row < bytes.size(); row += p_.head_dim) {
+      for (int d = 0; d < p_.head_dim; d += kTogether)
+        groups.emplace_back(&bytes[row + d], std::min(kTogether, p_.head_dim - d));
+    }
+    return groups;
   }
 
   const Problem& p_;
-  std::vector<std::uint8_t> q_, k_;
+  std::vector<simt::E4m3Numbers> q_, k_;
 };
 
 // Real is the type of scores, probabilities and sums.

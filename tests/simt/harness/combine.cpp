@@ -110,7 +110,7 @@ void combine_e4m3_product(void* const (&operands)[kWarpSize], unsigned) {
                          float d;
                          std::memcpy(&d, &bits, sizeof d);
                          for (int k = 0; k < 32; k += 16)
-                           d = add_e4m3_products(d, a + k, b + k, 16);
+                           d = add_e4m3_products(d, {a + k, 16}, {b + k, 16});
                          std::memcpy(&bits, &d, sizeof d);
                          return bits;
                        });
@@ -123,7 +123,7 @@ void combine_e4m3_half_product(void* const (&operands)[kWarpSize], unsigned) {
                                raw.x = static_cast<unsigned short>(bits);
                                float d = __half2float(raw);
                                for (int k = 0; k < 32; k += 16)
-                                 d = add_e4m3_products_to_half(d, a + k, b + k, 16);
+                                 d = add_e4m3_products_to_half(d, {a + k, 16}, {b + k, 16});
                                raw = __float2half_rn(d);
                                return static_cast<std::uint32_t>(raw.x);
                              });

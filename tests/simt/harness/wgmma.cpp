@@ -68,11 +68,14 @@ void multiply_bytes(const WgmmaOperations* const (&lanes)[kWarpSize], int index,
   }
   if (!first.a_in_registers) read_byte_operand(a, first.descriptor_a, warp * 16, 16);
   read_byte_operand(b, first.descriptor_b, 0, first.n);
+  static E4m3Numbers rows[16], columns[kMaxN];
+  for (int row = 0; row < 16; ++row) rows[row] = E4m3Numbers(a[row], kByteDepth);
+  for (int n = 0; n < first.n; ++n) columns[n] = E4m3Numbers(b[n], kByteDepth);
   for (int lane = 0; lane < kWarpSize; ++lane) {
     float* const d = lanes[lane]->operations[index].accumulators;
     for (int e = 0; e < first.n / 2; ++e) {
-      d[e] = add_e4m3_products(first.accumulate ? d[e] : 0.0f, a[row_of(lane, e)],
-                               b[column_of(lane, e)], kByteDepth);
+      d[e] = add_e4m3_products(first.accumulate ? d[e] : 0.0f, rows[row_of(lane, e)],
+                               columns[column_of(lane, e)]);
     }
   }
 }
