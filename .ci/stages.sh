@@ -1,5 +1,5 @@
-# Shared by .ci/run and .ci/nightly: folders, an environment, the cache, CUDA, and stages whose
-# times are printed. Sourced.
+# Shared by .ci/run and .ci/nightly: folders, an environment, the cache, CUDA, the frameworks, and
+# stages whose times are printed. Sourced.
 set -euo pipefail
 exec </dev/null
 
@@ -90,4 +90,76 @@ find_cuda() {
   fi
   export CUDACXX=$nvcc PATH=${nvcc%/*}:$PATH
   echo "$nvcc: $("$nvcc" --version | tail -1)"
+}
+
+# The frameworks whose tensors the tests pass. Where one is not installed, its tests skip.
+frameworks=(sphinx myst_parser furo sphinx_copybutton sphinx_design yaml)  # that are installed; these always are
+install_frameworks() {
+  if python -m pip install -q jax; then
+    frameworks+=(jax)
+  else
+    echo "no jax here: its tests will skip"
+  fi
+  case ${DLATTN_CI_TORCH:-0} in
+    no) torch=() ;;
+    0) find_cpu_torch ;;
+    *) torch=("$torch_version") ;;
+  esac
+  if [ ${#torch[@]} -eq 0 ]; then
+    echo "no CPU build of $torch_version: its tests will skip (DLATTN_CI_TORCH=1 installs the default build)"
+    return 0
+  fi
+  python -m pip install -q "${torch[@]}"
+  frameworks+=(torch)
+  # The files that call attention on torch's tensors.
+  local package
+  for package in transformers diffusers; do
+    if python -m pip install -q "$package"; then
+      frameworks+=("$package")
+    else
+      echo "no $package here: its tests will skip"
+    fi
+  done
+}
+
+# Sets torch to the requirement by which pip installs a CPU build of torch, to nothing where the indexes that pip knows
+# have none. The default build fetches gigabytes of CUDA libraries.
+torch_version="torch==2.13.0"
+find_cpu_torch() {
+  local status=0
+  torch=()
+  resolve_torch || status=$?
+  if [ $status -ne 0 ] && ! grep -q 'No matching distribution' "$work/torch.log"; then
+    cat "$work/torch.log"
+    echo "pip could not tell which build of torch there is (exit status $status); DLATTN_CI_TORCH=no goes without"
+    return 1
+  fi
+  if is_cpu_torch; then
+    torch=("$torch_version")
+  else
+    tail -2 "$work/torch.log"
+  fi
+}
+resolve_torch() {  # what pip would install
+  timeout 300 python -m pip install --dry-run --ignore-installed --no-deps --report "$work/torch.json" "$torch_version" \
+    >"$work/torch.log" 2>&1
+}
+is_cpu_torch() { grep -q '"version": "[^"]*+cpu"' "$work/torch.json" 2>/dev/null; }
+
+# No test of those logged in tests.log may skip for lack of a framework that is installed.
+check_skips() {
+  local framework lines failed=0
+  for framework in torch jax transformers diffusers sphinx myst_parser furo sphinx_copybutton sphinx_design yaml; do
+    lines=$(grep -c "could not import '$framework['.]" "$work/tests.log") || true
+    if [ "$lines" -gt 0 ]; then
+      if [[ " ${frameworks[*]-} " == *" $framework "* ]]; then
+        echo "$framework is installed, and yet tests skipped for lack of it:"
+        grep "could not import '$framework['.]" "$work/tests.log"
+        failed=1
+      else
+        echo "no $framework: $lines places in the tests skipped"
+      fi
+    fi
+  done
+  return $failed
 }

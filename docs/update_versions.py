@@ -40,7 +40,7 @@ def versions_markdown() -> str:
     (torch,) = _find(
         r"torch is \{torch.__version__\}; accepted: ([\d.]+)", f"{faces}/torch/activation.py"
     )
-    (torch_ci,) = _find(r'^torch_version="torch==([\d.]+)"', ".ci/run")
+    (torch_ci,) = _find(r'^torch_version="torch==([\d.]+)"', ".ci/stages.sh")
     (jax,) = _find(r"accepted: ([\d.]+) or later, in dlattn.jax", f"{faces}/jax/__init__.py")
     (jax_tested,) = _find(r"or later; tested with ([\d. and]+)\.", "docs/jax.md")
     (transformers,) = _find(
