@@ -9,7 +9,10 @@
 //   O^T[d][query]    = O^T[d][query] * rescale[query] + sum_key V[key][d] * P^T[key][query]
 // The backward pass has a third one, with the columns of a head in the lanes:
 //   dV[key][d]       = dV[key][d] + sum_query P^T[key][query] * dO[query][d]
-// The sum over a tile's keys begins at 0, so that its terms are not rounded to the size of O^T.
+// The sum over a tile's keys begins at 0, so that its terms are not rounded to the size of O^T. A
+// score is the sum of sums over kChain elements of head_dim each: one sum over 64 elements or more
+// has two to four times the error of a plain computation, which adds up lane by lane, and large
+// scores hand theirs on to the probabilities. dP^T = V dO^T is computed in the same way.
 // All are sums of outer products of a column of the left operand with a row of the right one. One
 // call below keeps kRows x kCols vectors of the result in registers; that many independent sums
 // hide the latency of the multiply-adds, and one load serves several of them.
@@ -17,6 +20,7 @@ namespace dlattn::cpu::DLATTN_CPU_ISA {
 
 constexpr int kMaxCols = kNumRegisters == 32 ? 4 : 2;
 constexpr int kMaxRows = 12;
+constexpr std::int64_t kChain = 16;
 
 // Rows of results that fit the registers beside kCols vectors of the right operand and one of the
 // left.
@@ -61,51 +65,57 @@ void product_block(const ProductArgs<T>& args) {
   const std::int64_t ld = args.block_m;
   const std::int64_t row_step = kOutput ? 1 : args.left_stride;
   const std::int64_t depth_step = kOutput ? args.left_stride : 1;
-  Vec<T> sum[kRows][kCols];
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < kCols; ++c) sum[r][c] = Vec<T>{};
-  }
   T* const result = args.result;
   const T* left = args.left;
   const T* right = args.right;
-  for (std::int64_t x = 0; x < args.depth; ++x) {
-    Vec<T> row[kCols];
-#pragma GCC unroll 4
-    for (int c = 0; c < kCols; ++c) row[c] = load(right + c * kWidth<T>);
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      const Vec<T> factor = broadcast(left[r * row_step]);
-#pragma GCC unroll 4
-      for (int c = 0; c < kCols; ++c) sum[r][c] += factor * row[c];
-    }
-    left += depth_step;
-    right += ld;
-  }
-  if constexpr (kProduct == Product::kGradient) {
+  std::int64_t begin = 0;
+  do {
+    const std::int64_t to_come = args.depth - begin;
+    const std::int64_t chain = kProduct == Product::kScores && to_come > kChain ? kChain : to_come;
+    Vec<T> sum[kRows][kCols];
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-      for (int c = 0; c < kCols; ++c) sum[r][c] += load(result + r * ld + c * kWidth<T>);
+      for (int c = 0; c < kCols; ++c) sum[r][c] = Vec<T>{};
     }
-  }
-  if constexpr (kOutput) {
-    Vec<T> rescale[kCols];
+    for (std::int64_t x = 0; x < chain; ++x) {
+      Vec<T> row[kCols];
 #pragma GCC unroll 4
-    for (int c = 0; c < kCols; ++c) rescale[c] = load(args.rescale + c * kWidth<T>);
+      for (int c = 0; c < kCols; ++c) row[c] = load(right + c * kWidth<T>);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        const Vec<T> factor = broadcast(left[r * row_step]);
+#pragma GCC unroll 4
+        for (int c = 0; c < kCols; ++c) sum[r][c] += factor * row[c];
+      }
+      left += depth_step;
+      right += ld;
+    }
+    if (kProduct == Product::kGradient || begin > 0) {
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+        for (int c = 0; c < kCols; ++c) sum[r][c] += load(result + r * ld + c * kWidth<T>);
+      }
+    }
+    if constexpr (kOutput) {
+      Vec<T> rescale[kCols];
+#pragma GCC unroll 4
+      for (int c = 0; c < kCols; ++c) rescale[c] = load(args.rescale + c * kWidth<T>);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+        for (int c = 0; c < kCols; ++c)
+          sum[r][c] += load(result + r * ld + c * kWidth<T>) * rescale[c];
+      }
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-      for (int c = 0; c < kCols; ++c)
-        sum[r][c] += load(result + r * ld + c * kWidth<T>) * rescale[c];
+      for (int c = 0; c < kCols; ++c) store(result + r * ld + c * kWidth<T>, sum[r][c]);
     }
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < kCols; ++c) store(result + r * ld + c * kWidth<T>, sum[r][c]);
-  }
+    begin += chain;
+  } while (kProduct == Product::kScores && begin < args.depth);
 }
 
 // product_block for 1 .. kRowsFor<kCols> rows.
