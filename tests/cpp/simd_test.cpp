@@ -1,5 +1,5 @@
-// exp2, tanh and the conversions of cpu/simd*.h, for the instruction set that this file is compiled
-// for.
+// exp2, tanh, the conversions of cpu/simd*.h and the transposition of cpu/columns.h, for the
+// instruction set that this file is compiled for.
 #if defined(__AVX512F__)
 #define DLATTN_CPU_ISA avx512
 #elif defined(__AVX2__)
@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "check.h"
+#include "cpu/columns.h"
 #include "cpu/simd_math.h"
 
 namespace simd = dlattn::cpu::DLATTN_CPU_ISA;
@@ -133,6 +134,27 @@ void conversions() {
   CHECK_EQ(wrong_rounded, 0);
 }
 
+// Of rows that lie apart; whole vectors of them, and any number of columns.
+template <typename T>
+void transpositions() {
+  constexpr int kRows = 2 * simd::kWidth<T>, kStride = 15, kLongRow = kRows + simd::kWidth<T>;
+  static T from[kRows * kStride];
+  alignas(64) static T to[kStride * kLongRow];
+  for (int i = 0; i < kRows * kStride; ++i) from[i] = static_cast<T>(i + 1);
+  for (const int columns : {1, 7, 11}) {
+    for (T& x : to) x = T(-1);
+    simd::transpose(from, kStride, kRows, columns, to, kLongRow);
+    int wrong = 0;
+    for (int c = 0; c < kStride; ++c) {
+      for (int r = 0; r < kLongRow; ++r) {
+        const bool written = c < columns && r < kRows;
+        wrong += to[c * kLongRow + r] != (written ? from[r * kStride + c] : T(-1));
+      }
+    }
+    CHECK_EQ(wrong, 0);
+  }
+}
+
 template <typename In>
 std::uint16_t rounded(float value) {
   In result;
@@ -175,6 +197,8 @@ int main() {
   functions<double>(-1022.0);
   conversions<dlattn::cpu::Half>();
   conversions<dlattn::cpu::BFloat16>();
+  transpositions<float>();
+  transpositions<double>();
   rounding();
   return test::summary();
 }

@@ -50,7 +50,7 @@ class BackwardKernel {
     row_ = arena_.take<T>(padded_columns<T>(max_int(dim, dim_v)));
     score_memory_ = arena_.used();
     Arena sizes(nullptr);
-    ScoreTile<T>(p_, 0, 0, 0, kM, &sizes);
+    ScoreTile<T>(p_, 0, 0, 0, kM, kN, &sizes);
     arena_.take<char>(sizes.used());
     scratch_ = static_cast<char*>(scratch);
     if (scratch) fill(ones_, kM, T(1));
@@ -211,7 +211,8 @@ class BackwardKernel {
     lanes_ = kWidth<T>;
     while (lanes_ < num_rows_) lanes_ *= 2;
     Arena memory(scratch_ + score_memory_);
-    ScoreTile<T> scores(p_, sequence.batch, sequence.len_q, sequence.len_k, lanes_, &memory);
+    ScoreTile<T> scores(p_, sequence.batch, sequence.len_q, sequence.len_k, lanes_, kN,
+                        &memory);
     const std::int64_t entry = p_.cu_seqlens_q ? 0 : sequence.batch;
     const std::int64_t rows = p_.cu_seqlens_q ? p_.total_q : p_.seqlen_q;
     const T* const delta = all_deltas_ + (entry * p_.num_heads + head) * rows;

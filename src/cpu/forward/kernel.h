@@ -5,6 +5,7 @@
 
 #include "core/problem/descales.h"
 #include "cpu/elements.h"
+#include "cpu/forward/few_rows.h"
 #include "cpu/forward/key_rows.h"
 #include "cpu/forward/scratch.h"
 #include "cpu/forward/softmax.h"
@@ -51,13 +52,14 @@ class TaskKernel {
         states_(static_cast<char*>(states)),
         state_(part(task.split)),
         softmax_(state_, ld_, params.head_dim_v, has_totals(params.seqlen_k), &arena_),
-        scores_(params, task.batch, task.len_q, task.len_k, ld_, &arena_) {
+        scores_(params, task.batch, task.len_q, task.len_k, ld_, block_n_, &arena_) {
     q_t_ = arena_.take<T>(p_.head_dim * ld_);
     s_t_ = arena_.take<T>(block_n_ * ld_);
     const bool copies = converts() || KeyRows::has_pages(p_);
-    k_tile_ = arena_.take<T>(copies ? block_n_ * p_.head_dim : 0);
+    k_tile_ = arena_.take<T>((copies ? block_n_ : kWidth<T>)*p_.head_dim);
     v_tile_ = arena_.take<T>(copies ? block_n_ * p_.head_dim_v : 0);
     row_ = arena_.take<T>(max_int(p_.head_dim, p_.head_dim_v));
+    o_ = arena_.take<T>(kFewRows<T> * p_.head_dim_v);
   }
 
   std::int64_t scratch_bytes() const { return arena_.used(); }
@@ -74,8 +76,15 @@ class TaskKernel {
       begin += t_.split * keys;
       end = min_int(end, begin + keys);
     }
-    for (std::int64_t j = begin; j < end; j += block_n_)
-      tile(j, min_int(block_n_, end - j), min_int(block_n_, max_int(0, end - j - block_n_)));
+    for (std::int64_t j = begin; j < end; j += block_n_) {
+      const std::int64_t count = min_int(block_n_, end - j);
+      const std::int64_t next = min_int(block_n_, max_int(0, end - j - block_n_));
+      if (!has_few_rows()) {
+        tile(j, count, next);
+        continue;
+      }
+      with_rows<T>(t_.num_rows, [&](auto rows) { few_rows_tile<rows.kNumRows>(j, count, next); });
+    }
     softmax_.end_keys();
     if (t_.num_splits == 1) finish();
   }
@@ -99,6 +108,12 @@ class TaskKernel {
     State<T>(p_, ld_, &sizes);
     Arena memory(states_ + split * sizes.used());
     return State<T>(p_, ld_, &memory);
+  }
+
+  // Whether keys stand in the lanes, and not queries. The bits are the same.
+  bool has_few_rows() const {
+    return t_.num_rows <= kFewRows<T> && ld_ == kWidth<T> && p_.head_dim % kColumns<T> == 0 &&
+           p_.head_dim_v >= kWidth<T>;
   }
 
   bool has_totals(std::int64_t keys) const { return keys > kTilesPerRun * block_n_; }
@@ -196,6 +211,61 @@ class TaskKernel {
     softmax_.end_tile();
   }
 
+  // With so little to compute, asking for rows side by side, which the processor does by itself,
+  // costs more than it saves.
+  static Upcoming scattered(const Upcoming& rows) {
+    return rows.stride == rows.row_bytes ? Upcoming() : rows;
+  }
+
+  // tile() with keys in the lanes of scores and the columns of V in those of the output.
+  template <int kRows>
+  void few_rows_tile(std::int64_t j, std::int64_t count, std::int64_t next) {
+    ProductArgs<T> keys;
+    set_left(k_rows(), j, count, k_tile_, &keys);
+    FewRowsArgs<T> args;
+    args.left = keys.left, args.left_stride = keys.left_stride;
+    args.right = q_t_, args.ld_right = ld_;
+    args.columns = p_.head_dim;
+    args.result = s_t_, args.ld_result = block_n_;
+    args.num_keys = count / kWidth<T> * kWidth<T>;
+    args.upcoming = scattered(upcoming(v_rows(), j, count));
+    few_rows_scores<T, kRows>(args);
+    if (const std::int64_t rest = count - args.num_keys) {
+      // A last vector: of a copy, as there may be nothing behind the last key.
+      const T* const from = args.left + args.num_keys * args.left_stride;
+      args.result += args.num_keys;
+      args.left = from, args.num_keys = kWidth<T>;
+      if (keys.left != k_tile_) {
+        for (std::int64_t n = 0; n < rest; ++n)
+          convert_row(from + n * args.left_stride, p_.head_dim, k_tile_ + n * p_.head_dim);
+        args.left = k_tile_, args.left_stride = p_.head_dim;
+      }
+      args.upcoming = {};
+      few_rows_scores<T, kRows>(args);
+    }
+
+    for (std::int64_t r = 0; r < kRows; ++r) {
+      T* const s = s_t_ + r * block_n_;
+      if (scores_.adjusts()) scores_.adjust_row(s, r, j, count);
+      scores_.hide_row(s, r, j, count);
+    }
+    softmax_.step_rows(s_t_, block_n_, kRows, count);
+
+    ProductArgs<T> values;
+    set_left(v_rows(), j, count, v_tile_, &values);
+    args.left = values.left, args.left_stride = values.left_stride;
+    args.right = s_t_, args.ld_right = block_n_;
+    args.columns = p_.head_dim_v, args.num_keys = count;
+    args.result = o_, args.ld_result = p_.head_dim_v;
+    T row_sum[kRows];
+    args.row_sum = row_sum;
+    if (next > 0) args.upcoming = scattered(upcoming(k_rows(), j + count, next));
+    few_rows_output<T, kRows>(args);
+    for (std::int64_t r = 0; r < kRows; ++r)
+      softmax_.add_sums(r, row_sum[r], o_ + r * p_.head_dim_v);
+    softmax_.end_tile();
+  }
+
   void finish() {
     for (std::int64_t r = 0; r < t_.num_rows; ++r) {
       const double sink =
@@ -243,6 +313,7 @@ class TaskKernel {
 
   T *q_t_, *s_t_;               // [head_dim, block_m], [block_n, block_m]
   T *k_tile_, *v_tile_, *row_;  // [block_n, head_dim], [block_n, head_dim_v], [either head dim]
+  T* o_;                        // [kFewRows, head_dim_v]
 };
 
 }  // namespace dlattn::cpu::DLATTN_CPU_ISA

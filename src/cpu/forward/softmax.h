@@ -75,6 +75,40 @@ class RunningSoftmax {
     }
   }
 
+  // The same of up to kWidth rows whose scores have keys in the lanes, S [num_rows][ld], in whole
+  // vectors. Their sums are add_sums()'s to add.
+  void step_rows(T* s, std::int64_t ld, std::int64_t num_rows, std::int64_t count) {
+    fill(rescale_, kWidth<T>, -static_cast<T>(INFINITY));
+    for (std::int64_t r = 0; r < num_rows; ++r) {
+      Vec<T> largest = broadcast(-static_cast<T>(INFINITY));
+      for (std::int64_t n = 0; n < count; n += kWidth<T>)
+        largest = max(load(s + r * ld + n), largest);
+      for (int c = 0; c < kWidth<T>; ++c)
+        rescale_[r] = largest[c] > rescale_[r] ? largest[c] : rescale_[r];
+    }
+    const Vec<T> old_max = load(state_.row_max);
+    const Vec<T> row_max = max(load(rescale_), old_max);
+    store(state_.row_max, row_max);
+    const Vec<T> top = zero_if_nothing_seen(row_max);
+    store(rescale_, exp2<T>((old_max - top) * to_log2_));
+    for (std::int64_t r = 0; r < num_rows; ++r) {
+      const T row_top = state_.row_max[r] == -static_cast<T>(INFINITY) ? T(0) : state_.row_max[r];
+      for (std::int64_t n = 0; n < count; n += kWidth<T>) {
+        T* const at = s + r * ld + n;
+        store(at, exp2<T, kShift>((load(at) - row_top) * to_log2_));
+      }
+    }
+  }
+
+  // Adds what step_rows()'s tile adds to the sums of row r: of its probabilities, and O.
+  void add_sums(std::int64_t r, T row_sum, const T* o) {
+    const T rescale = rescale_[r];
+    state_.row_sum[r] = state_.row_sum[r] * rescale + row_sum;
+    const std::int64_t head_dim_v = size_ / ld_;
+    T* const o_t = state_.o_t + r;
+    for (std::int64_t d = 0; d < head_dim_v; ++d) o_t[d * ld_] = o_t[d * ld_] * rescale + o[d];
+  }
+
   const T* rescale() const { return rescale_; }
 
   // After the tile's P V has been added to the output.
