@@ -139,14 +139,13 @@ class TaskKernel {
   void load_queries() {
     if (t_.num_rows < ld_)
       std::memset(q_t_, 0, static_cast<std::size_t>(p_.head_dim * ld_) * sizeof(T));
-    with_element<T>(p_.q.dtype, [&](auto zero) {
-      const auto* const q = static_cast<const decltype(zero)*>(p_.q.data);
-      for (std::int64_t r = 0; r < t_.num_rows; ++r) {
-        convert_row(q + place(p_.q, r), p_.head_dim, row_);
-        const T factor = has_descales() ? static_cast<T>(descales(r).scores) : T(1);
-        for (std::int64_t d = 0; d < p_.head_dim; ++d) q_t_[d * ld_ + r] = row_[d] * factor;
-      }
-    });
+    for (std::int64_t r = 0; r < t_.num_rows; ++r) {
+      const char* const from =
+          static_cast<const char*>(p_.q.data) + place(p_.q, r) * size_of(p_.q.dtype);
+      read_elements(p_.q.dtype, from, 1, 0, p_.head_dim, row_);
+      const T factor = has_descales() ? static_cast<T>(descales(r).scores) : T(1);
+      for (std::int64_t d = 0; d < p_.head_dim; ++d) q_t_[d * ld_ + r] = row_[d] * factor;
+    }
   }
 
   // Where the row begins in q or out.
@@ -287,16 +286,12 @@ class TaskKernel {
     return static_cast<float>(lse);
   }
 
-  void write_rows() {  // no result has 8 bits
-    with_element<T>(p_.out.dtype, [&](auto zero) {
-      if constexpr (sizeof(zero) > 1) {
-        auto* const out = static_cast<decltype(zero)*>(p_.out.data);
-        for (std::int64_t r = 0; r < t_.num_rows; ++r) {
-          softmax_.copy_row(r, has_descales() ? static_cast<T>(descales(r).v) : T(1), row_);
-          convert_row(row_, p_.head_dim_v, out + place(p_.out, r));
-        }
-      }
-    });
+  void write_rows() {
+    for (std::int64_t r = 0; r < t_.num_rows; ++r) {
+      softmax_.copy_row(r, has_descales() ? static_cast<T>(descales(r).v) : T(1), row_);
+      write_elements(p_.out.dtype, row_, p_.head_dim_v,
+                     static_cast<char*>(p_.out.data) + place(p_.out, r) * size_of(p_.out.dtype));
+    }
   }
 
   const AttentionParams& p_;
