@@ -134,7 +134,7 @@ void conversions() {
   CHECK_EQ(wrong_rounded, 0);
 }
 
-// Of rows that lie apart; whole vectors of them, and any number of columns.
+// Rows that lie apart; whole vectors of them, and any number of columns.
 template <typename T>
 void transpositions() {
   constexpr int kRows = 2 * simd::kWidth<T>, kStride = 15, kLongRow = kRows + simd::kWidth<T>;

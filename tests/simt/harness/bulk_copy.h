@@ -79,7 +79,7 @@ void for_each_chunk(const TensorMap& map, unsigned char* smem, const int* coordi
   }
 }
 
-// Of fp32 numbers, without a tensor map.
+// An addition of fp32 numbers, without a tensor map.
 struct BulkAddition {
   float* to;
   unsigned char* smem;

@@ -84,7 +84,7 @@ struct Work {
       whole = whole_tiles_of({mask.column(last).begin, mask.column(n0).end}, kBlockM);
   }
 
-  // Of the keys of a block that begins with `first`.
+  // The last key of a block that begins with `first`.
   __device__ __forceinline__ int last_key(int first) const {
     return min(first + kBlockN, seqlen_k) - 1;
   }
@@ -112,7 +112,7 @@ struct Shared {
   ptx::SmemAddress base;
   tile::Ring<kNumStages> queries;  // of Q, dO and their rows' numbers
   ptx::SmemAddress keys_full;      // of K and V
-  // Of deterministic kernels: full while the block may add to a step's dQ, and what says that all
+  // In deterministic kernels, full while the block may add to a step's dQ, and what says that all
   // warps of the consumers have.
   tile::Ring<kNumStages> turns;
   ptx::SmemAddress added;
