@@ -83,7 +83,7 @@ def measure(device: str) -> dict[str, float | None]:
         for with_mask in (False, True):
             if with_mask and backend == "flash" and device == "cuda":
                 continue
-            for shape in SHAPES:
+            for shape in SHAPES if device == "cuda" else SHAPES[:1]:  # where the host computes too
                 for name, call in cases(shape, device, with_mask).items():
                     key = f"{backend}{' mask' if with_mask else ''} {shape} {name}"
                     with torch.nn.attention.sdpa_kernel(pinned):

@@ -5,7 +5,9 @@
 #include <cstring>
 
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/counter.cuh"
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/reduce_vector.cuh"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/ptx/smem.cuh"
 #include "cuda/ptx/stmatrix.cuh"
@@ -47,6 +49,8 @@ enum class Bug {
   kStoreBeforeTensor,
   kLoadOffItsAtom,
   kLoadAtOddColumn,
+  kNoWaitForTurn,
+  kTurnNotPassedOn,
 };
 
 ptx::TensorMap tile_map(half* data, int rows, int rows_of_tensor) {
@@ -221,7 +225,31 @@ void share_registers(bool one_warp_only) {
   });
 }
 
+// Blocks, two at once, add to one number in turns.
+void add_in_turns(Bug bug, simt::Schedule schedule = 0) {
+  alignas(16) static float sum[4];
+  static unsigned tickets, turns;
+  tickets = turns = 0, sum[0] = 0.0f;
+  simt::Launch launch{dim3(6), dim3(32), 0, schedule};
+  launch.cluster_size = 2;
+  simt::launch(launch, [&] {
+    if (threadIdx.x != 0) return;
+    const unsigned ticket = ptx::take_ticket(&tickets);
+    if (bug != Bug::kNoWaitForTurn) ptx::wait_for_counter(&turns, ticket);
+    ptx::reduce_add_alone(sum, {static_cast<float>(ticket + 1)});
+    if (bug != Bug::kTurnNotPassedOn) ptx::raise_counter(&turns, ticket + 1);
+  });
+  if (sum[0] != 21.0f) fail("a sum in turns");
+}
+
 const std::vector<Case> kCases = {
+    {"sum in turns",
+     [] {
+       for (int s = 0; s < 4; ++s) add_in_turns(Bug::kNone, s);
+     },
+     nullptr},
+    {"no wait for a turn", [] { add_in_turns(Bug::kNoWaitForTurn); }, kRace, kTsan},
+    {"a turn that is not passed on", [] { add_in_turns(Bug::kTurnNotPassedOn); }, "never reach"},
     {"product of tiles",
      [] {
        for (int s = 0; s < (kTsan ? 2 : 5); ++s) multiply(Bug::kNone, s);

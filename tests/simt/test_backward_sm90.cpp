@@ -89,7 +89,8 @@ class Run {
   };
   // With two blocks ThreadSanitizer sees additions that nothing orders.
   std::vector<Order> orders() const {
-    if (params_.deterministic) return {{simt::schedules()[0], 1}, {1, 2}, {3, 2}};
+    if (params_.deterministic && simt::kThreadSanitizer) return {{3, 2}};
+    if (params_.deterministic) return {{simt::schedules()[0], 1}, {3, 2}};
     std::vector<Order> orders;
     for (const simt::Schedule schedule : simt::schedules()) orders.push_back({schedule, 1});
     return orders;
@@ -194,6 +195,7 @@ std::vector<Case> deterministic_cases(int head_dim) {
   std::vector<Case> cases = {base};
   const auto with = [&](auto set) { cases.push_back(simt::with(base, set)); };
   with([](Case& c) { c.causal = kCausal, c.num_heads = 2; });
+  if (head_dim == 128) return cases;  // as 64, but for the queries of a step
   with([](Case& c) { c.causal = kTopLeft, c.softcap = 2.0, c.sinks = true; });
   with([&](Case& c) { c.window_left = keys / 2, c.window_right = keys / 4; });
   with([&](Case& c) {
