@@ -35,6 +35,8 @@ class Cache:
     layout: str = "bshd"
     one_row: bool = False
     """K and V of a key are parts of one row."""
+    latent: bool = False
+    """V is the first columns of K, as the same memory."""
     chosen: bool = False
     """Entries by cache_batch_idx, of more than there are sequences."""
     leftpads: tuple[int, ...] | None = None
@@ -76,11 +78,12 @@ class Problem:
         elif cache.chosen:
             entries = batch + 3
             self.cache_batch_idx = self._random.permutation(entries)[:batch].astype(np.int32)
-        widths = [sum(dims)] if cache.one_row else dims
+        widths = [sum(dims)] if cache.one_row else dims[: 1 if cache.latent else 2]
         heads = cache.num_heads_kv
         scales = [self.k_descale, self.v_descale]
         if cache.one_row:
             scales = [np.repeat(np.stack(scales, axis=-1), dims, axis=-1)]
+        scales = scales[: len(widths)]
         self.buffers = [
             self._fill(entries, rows, heads, width, scale)
             for width, scale in zip(widths, scales, strict=True)
@@ -138,6 +141,8 @@ class Problem:
         if self.cache.one_row:
             at = self.cache.head_dim
             buffers = [buffers[0][..., :at], buffers[0][..., at:]]
+        elif self.cache.latent:
+            buffers.append(buffers[0][..., : self.cache.head_dim_v])
         made = {"q": convert(self.q, dtype), "k_cache": buffers[0], "v_cache": buffers[1]}
         for name in ("seqused_k", "page_table", "cache_batch_idx", "leftpad_k"):
             values = getattr(self, name)
