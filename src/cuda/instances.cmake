@@ -21,8 +21,8 @@ dlattn_instance(forward sm90 float16 64 96 128 192 256)
 dlattn_instance(forward sm90 bfloat16 64 96 128 192 256)
 
 dlattn_family(forward decode TILES_PER_FILE 1 THEN combine)
-dlattn_instance(forward decode float16 64 128 256)
-dlattn_instance(forward decode bfloat16 64 128 256)
+dlattn_instance(forward decode float16 64 128 256 576)
+dlattn_instance(forward decode bfloat16 64 128 256 576)
 dlattn_instance(forward decode float8_e4m3fn 64 128 256)  # of k and v, beside q of either
 dlattn_instance(forward decode int8 64 128 256)
 

@@ -88,12 +88,13 @@ _VARIANTS = {
     },
     "wmma8": {"": _ALL, "general": range(1, 129)},
     "sm90_fp8": {"": _ALL, "scaled": range(1, 129)},
-    "decode": {"rows16": _ALL, "rows32": range(1, 129)},
+    "decode": {"rows16": (*_ALL, 576), "rows32": (*range(1, 129), 576)},
 }
 # Each tile shape of decode has these kernels, by the dtype of the keys, and those that add up parts
 # by that of out: after kernels for keys of as many bytes, and of one.
 _DECODE = ("", "general", "paged", "paged_general")
 _DECODE_SUMS = {"2": "combine", "1": "combine_of_bytes"}
+_WIDE = 576  # the tile of decode with one kernel a shape, for keys of 16 bits
 _DECODE_KEYS = {"a": "int8", "13__nv_fp8_e4m3": "float8_e4m3fn"}
 # Kernels of which there is another beside: those that pack heads, those for packed sequences, those
 # for keys in a cache.
@@ -117,6 +118,9 @@ _DECODE_KERNEL = re.compile(
     r"_ZN6dlattn6decode(?:6kernel|14combine_kernel)"
     r"I(6__half|13__nv_bfloat16)(S2_|a|13__nv_fp8_e4m3)?Li(\d+)ELi([01])E"
     r"(?:Lb([01])ELb([01])E|Li([12])E)EEv\w+"
+)
+_WIDE_KERNEL = re.compile(
+    r"_ZN6dlattn6decode11wide_kernelI(6__half|13__nv_bfloat16)Li([01])EEEv\w+"
 )
 # key_blocks, which quantises: by the dtype of its inputs, its precision, its columns, and whether
 # it is q's.
@@ -211,6 +215,8 @@ def names(family: str, variant: str, dtype: str = "", tile: int | None = None) -
     """Those of the kernels of a tile shape, apart from family, dtype and tile."""
     if family == "scalar" and dtype in _DECODE_KEYS.values():
         return []  # 8-bit caches are for the kernels of q's dtype
+    if family == "decode" and tile == _WIDE:
+        return [variant, f"{variant}_{_DECODE_SUMS['2']}"]
     if family == "decode":
         sums = () if dtype in _DECODE_KEYS.values() else _DECODE_SUMS.values()
         return [f"{variant}_{kernel}".rstrip("_") for kernel in (*_DECODE, *sums)]
@@ -262,6 +268,9 @@ def name_of(symbol: str) -> str | None:
         dtype = _DECODE_KEYS.get(keys or "", _TYPES[element])
         kernel = _DECODE_SUMS[key_bytes] if key_bytes else _DECODE[2 * int(paged) + int(general)]
         return kernel_name("decode", dtype, tile, variants("decode")[int(variant)], kernel)
+    if match := _WIDE_KERNEL.fullmatch(symbol):
+        element, variant = match.groups()
+        return kernel_name("decode", _TYPES[element], _WIDE, variants("decode")[int(variant)])
     if match := _BESIDE_BACKWARD_KERNEL.fullmatch(symbol):
         operation, element = match.groups()
         return kernel_name(operation, _TYPES[element], None)

@@ -20,6 +20,7 @@ struct Cache {
   std::vector<int> leftpad = {};
   bool lengths = true;  // whether kernels are told `used`, which else is all that there is room for
   bool stray = false;  // whether the table has pages that there are not, for the first and the last
+  bool latent = false;  // whether V is the first columns of K, as the same memory
 
   bool any() const { return !used.empty(); }
   std::string name() const {
@@ -28,6 +29,7 @@ struct Cache {
     if (page_size) text += (stray ? " stray pages of " : " pages of ") + std::to_string(page_size);
     if (!entries.empty()) text += " entries";
     if (!leftpad.empty()) text += " leftpad";
+    if (latent) text += " latent";
     return text;
   }
 };
@@ -112,7 +114,10 @@ struct Pool {
           for (int d = 0; d < c.head_dim; ++d)
             set(&k.at(entry, j % rows, h, d), &t.k.at(c.batch_index(b), c.start_k(b) + j, h, d),
                 of_k);
-          for (int d = 0; d < c.dim_v(); ++d)
+          for (int d = 0; d < c.dim_v() && cache.latent; ++d)
+            t.v.at(c.batch_index(b), c.start_k(b) + j, h, d) =
+                t.k.at(c.batch_index(b), c.start_k(b) + j, h, d);
+          for (int d = 0; d < c.dim_v() && !cache.latent; ++d)
             set(&v.at(entry, j % rows, h, d), &t.v.at(c.batch_index(b), c.start_k(b) + j, h, d),
                 of_v);
         }
@@ -137,7 +142,7 @@ struct Pool {
       view->batch_stride = tensor.stride(0), view->row_stride = tensor.stride(1);
       view->head_stride = tensor.stride(2);
     };
-    set(&p->k, k), set(&p->v, v);
+    set(&p->k, k), set(&p->v, cache.latent ? k : v);
     if (sizeof(KV) == 1) {
       p->k_descale.data = k_descale.data(), p->v_descale.data = v_descale.data();
       p->k_descale.batch_stride = p->v_descale.batch_stride = p->num_heads_kv;

@@ -11,10 +11,15 @@ from __future__ import annotations
 from seed_bugs import SeedBug
 
 DECODE = ("decode",)
+WIDE = ("decode_wide",)
 
 
 def _decode(kind: str, file: str, part: str, replace: str) -> SeedBug:
     return SeedBug(kind, DECODE, "", replace, part=part, file=f"forward/decode/{file}")
+
+
+def _wide(kind: str, file: str, part: str, replace: str) -> SeedBug:
+    return SeedBug(kind, WIDE, "", replace, part=part, file=f"forward/decode/wide_{file}")
 
 
 def _mask(kind: str, part: str, replace: str) -> SeedBug:
@@ -462,5 +467,36 @@ DECODE_BUGS = (
         "consumer.cuh",
         "kOfPair = kBytes ? 4 : 2",
         "kOfPair = 2",
+    ),
+    # Wide heads.
+    _wide("pages as they stand", "producer.cuh", PAGE, "pages[at]"),
+    _wide(
+        "keys that nobody sees copied",
+        "producer.cuh",
+        "i < segment.count && n >= begin && n < end",
+        "i < segment.count && n >= begin",
+    ),
+    _wide("columns that there are not copied", "producer.cuh", "column < columns", "columns > 0"),
+    _wide("first row of a varlen sequence", "producer.cuh", "first_row + n", "n"),
+    _wide("V of its own not copied", "producer.cuh", "if (!shape.latent)", "if (false)"),
+    _wide(
+        "scores of one warp's columns",
+        "consumer.cuh",
+        "acc_s[0][j][e] += x[e];",
+        "acc_s[0][j][e] = x[e];",
+    ),
+    _wide("parts of modified scores kept", "consumer.cuh", "part[j][lane_idx].x[e] = 0.0f;", ""),
+    _wide(
+        "output not rescaled",
+        "consumer.cuh",
+        "rows.acc_o[i][e / 4][e % 4] *= factors[e / 2 % 2];",
+        "",
+    ),
+    _wide("slices taken for the next ones", "producer.cuh", "(segment.tile + i)", "(i)"),
+    _wide(
+        "parts without their statistics",
+        "consumer.cuh",
+        "static_cast<PartStats*>(shape.stats)[at] = {row_max, softmax.row_sum * factor};",
+        ";",
     ),
 )

@@ -41,7 +41,7 @@ from decode_bugs import DECODE_BUGS
 from markers import marked
 from seed_bugs import SEED_BUGS, SeedBug
 
-# Each with its kernel's file; test_<name>.cpp tests it.
+# Each with its kernel's files; test_<name>.cpp tests it.
 FAMILIES = {
     "scalar": "forward/scalar/kernel.cuh",
     "wmma_qk": "forward/wmma_qk/kernel.cuh",
@@ -56,7 +56,8 @@ FAMILIES = {
     "sm90": "forward/sm90/kernel.cuh",
     "sm90_fp8": "forward/sm90_fp8/kernel.cuh",
     "sm90_fp8_scaled": "forward/sm90_fp8/kernel.cuh",
-    "decode": "forward/decode/launch.cuh",
+    "decode": "forward/decode/kernel.cuh forward/decode/combine.cuh",
+    "decode_wide": "forward/decode/wide_kernel.cuh",
     "merge": "merge/row_per_warp/kernel.cuh",
     "quantize": "quantize/key_blocks/kernel.cuh",
     "append": "append/token_rows/kernel.cuh",
@@ -148,6 +149,7 @@ SLOW_TO_SHOW = {
 ONE_TILE = " 64"
 OWN_TILE = {
     "wmma_halves": "512",
+    "decode_wide": "576",
     "sm90_fp8": "128",
     "sm90_fp8_scaled": "128",
 }  # of families most of whose cases have another tile
@@ -197,7 +199,8 @@ def included(cuda: Path, file: str, seen: set[str]) -> None:
 def sources(cuda: Path, family: str) -> dict[str, str]:
     """The files that make up a family's kernel, without the wrappers of instructions."""
     files: set[str] = set()
-    included(cuda, FAMILIES[family], files)
+    for file in FAMILIES[family].split():
+        included(cuda, file, files)
     return {f: (cuda / f).read_text() for f in sorted(files) if not f.startswith("ptx/")}
 
 

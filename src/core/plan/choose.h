@@ -59,7 +59,9 @@ const Instance* instance_of(const ListedFamily<Params>& family, const Params& p,
     return nullptr;
   }
   int largest = 0;
-  for (const Instance& each : family.instances) largest = std::max(largest, each.head_dim_tile);
+  for (const Instance& each : family.instances) {
+    if (each.dtype == dtype) largest = std::max(largest, each.head_dim_tile);
+  }
   const bool first_fits = dims.first.value <= largest && fits_step(dims.first);
   const NamedSize& wrong = first_fits ? dims.second : dims.first;
   refuse(why, wrong.name, " is ", wrong.value,

@@ -186,6 +186,12 @@ def test_kvcache_examples() -> None:
     np.testing.assert_array_equal(scope["mask"][0, 0, :, 32:], tree)
     check(scope["out"], scope["q"], *own, mask=scope["mask"])
 
+    run("kvcache_latents")
+    for b, (pages, length) in enumerate((([4, 1], 70), ([2], 5))):
+        keys = scope["latents"][pages].flatten(0, 1)[None, :length]
+        asked = {"dtype": "bfloat16", "softmax_scale": (128 + 64) ** -0.5}
+        check(scope["out"][b : b + 1], scope["q"][b : b + 1], keys, keys[..., :512], **asked)
+
     run("kvcache_varlen")
     for rows, pages, length in ((slice(20), [4, 1, 6], 41), (slice(20, 21), [2], 5)):
         caches = (scope[x][pages].reshape(-1, 2, 64) for x in ("k_cache", "v_cache"))

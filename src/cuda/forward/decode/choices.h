@@ -11,6 +11,7 @@
 #include "core/util/ceil_div.h"
 #include "cuda/forward/decode/params.h"
 #include "cuda/plan/cost.h"
+#include "cuda/tile/accumulation_limits.h"
 #include "dlattn/attention.h"
 
 // The ways to divide keys among thread blocks, and the model of their times, as plain host code for
@@ -37,6 +38,9 @@ inline double modified(const AttentionParams& p) {
 }
 
 inline Times times(const AttentionParams& p, int head_dim_tile, int variant) {
+  // Not measured: some 700 clocks for the 16 keys of a slice, 900 with 32 rows.
+  if (is_wide(head_dim_tile))
+    return {5000.0, 6000.0, (variant == kRows16 ? 26.0 : 34.0) * modified(p)};
   const double of_bytes = is_8_bit_cache(p) ? 0.65 : 1.0;
   const double of_rows = variant == kRows16 ? 11.0 : 12.0;
   const double per_key = of_bytes * of_rows * head_dim_tile / 128.0 * modified(p);
@@ -45,6 +49,12 @@ inline Times times(const AttentionParams& p, int head_dim_tile, int variant) {
 
 inline int key_bytes(const AttentionParams& p) {
   return static_cast<int>(size_of(p.k.dtype));
+}
+
+// The bytes of a key that are read.
+inline std::int64_t bytes_of_key(const AttentionParams& p, int head_dim_tile) {
+  const bool once = is_wide(head_dim_tile) && is_latent(p);
+  return (p.head_dim + (once ? 0 : p.head_dim_v)) * key_bytes(p);
 }
 
 // How many blocks an SM holds; registers leave room for two of 16 rows, and one of 32.
@@ -90,7 +100,8 @@ class WorkPartition {
   WorkPartition(const AttentionParams& p, const DeviceInfo& device, int head_dim_tile, int variant)
       : variant_(variant),
         config_(tile_config(head_dim_tile, variant, key_bytes(p))),
-        times_(times(p, head_dim_tile, variant)) {
+        times_(times(p, head_dim_tile, variant)),
+        is_wide_(is_wide(head_dim_tile)) {
     row_blocks_ = num_row_blocks(p, config_.block_m);
     used_ = used_row_blocks(p, config_.block_m);
     heads_ = std::max<std::int64_t>(1, p.batch_size * p.num_heads_kv);
@@ -108,19 +119,20 @@ class WorkPartition {
     num_sms_ = std::max(device.num_sms, 1);
     slots_ = resident_blocks(config_, device, variant) * num_sms_;
     one_sequence_ = p.batch_size == 1;
-    has_clusters_ = device.compute_major == 9 && core::has_code(device, 90, nullptr);
+    has_clusters_ = !is_wide_ && device.compute_major == 9 && core::has_code(device, 90, nullptr);
     // Every row block reads its keys, all but the first from L2: some 43 bytes a nanosecond and SM.
     constexpr double kL2Rate = 43.0;
-    const double reads = keys_ * used_ *
-                         static_cast<double>(row_blocks_ * (p.head_dim + p.head_dim_v)) *
-                         key_bytes(p);
+    const std::int64_t bytes = bytes_of_key(p, head_dim_tile);
+    const double reads = keys_ * used_ * static_cast<double>(row_blocks_ * bytes);
     // Tensor cores are fed by too few warps to be more than a quarter busy, which is enough for
-    // memory.
-    constexpr double kBusy = 0.26;
+    // memory; those of wide heads by shared memory, which is estimated, not measured.
+    const double busy = is_wide_ ? 0.48 : 0.26;
     const double products = 4.0 * keys_ * head_dim_tile * modified(p) * used_ *
-                            static_cast<double>(row_blocks_ * config_.block_m);
+                            static_cast<double>(row_blocks_ * rows_of_block(p));
     memory_ns_ = cost::keys_ns(p, device);
-    busy_ns_ = std::max(reads / kL2Rate, products / (kBusy * cost::tensor_rate(device)));
+    const std::int64_t of_both = (p.head_dim + p.head_dim_v) * key_bytes(p);
+    if (bytes != of_both) memory_ns_ *= static_cast<double>(bytes) / static_cast<double>(of_both);
+    busy_ns_ = std::max(reads / kL2Rate, products / (busy * cost::tensor_rate(device)));
   }
 
   // The units as kernels count them, at most: tiles, and what it takes to begin (schedule.cuh).
@@ -131,14 +143,12 @@ class WorkPartition {
 
   // Keys are dealt evenly, to as many blocks as the device holds.
   Choice in_parts() const {
-    constexpr std::int64_t kLeastTiles = 2;  // of a block
-    const std::int64_t units = row_blocks_ * tiles_;
-    const std::int64_t grid =
-        std::clamp<std::int64_t>(core::ceil_div(units, kLeastTiles), 1, slots_);
+    const std::int64_t grid = blocks_of_parts();
     const double row_blocks = static_cast<double>(row_blocks_) / static_cast<double>(grid);
     const std::int64_t splits = std::max<std::int64_t>(2, grid / heads_);
     Division evenly;
     evenly.whole = false;
+    if (!adds_up(most_keys_dealt())) return {};
     return choice(evenly, splits, grid, ns(row_blocks, std::ceil(row_blocks)) + combine_ns());
   }
   // Whether one sequence may have many keys and the others few, for all that the host knows: then
@@ -152,6 +162,10 @@ class WorkPartition {
   // Parts of so many keys or of such a number, a block for each, in rounds.
   Choice split(const Division& division) const {
     const std::int64_t splits = parts_of(division), parts = row_blocks_ * splits;
+    const std::int64_t each = division.split_size > 0
+                                  ? division.split_size
+                                  : core::ceil_div(tiles_, splits) * config_.block_n;
+    if (!adds_up(std::min(each, tiles_ * config_.block_n))) return {};
     const std::int64_t grid = std::clamp<std::int64_t>(parts, 1, slots_);
     const double rounds = static_cast<double>(core::ceil_div(parts, grid));
     const double share = 1.0 / static_cast<double>(splits);
@@ -190,6 +204,7 @@ class WorkPartition {
   // Whole row blocks: a block for each, in rounds of as many as the device holds, or with lengths
   // on the device no more blocks than that, each of which looks for its sequences once.
   Choice whole() const {
+    if (!adds_up(tiles_ * config_.block_n)) return {};
     const std::int64_t most = lengths_known_ ? core::kMaxGrid : slots_;
     const std::int64_t grid = std::min<std::int64_t>(row_blocks_, most);
     const auto rounds =
@@ -198,6 +213,26 @@ class WorkPartition {
   }
 
  private:
+  // Whether a block of wide heads, which has one accumulator for its keys, may add up so many of a
+  // row block (tile/accumulation_limits.h).
+  bool adds_up(std::int64_t keys) const { return !is_wide_ || keys <= tile::kMostKeys; }
+  // The blocks to which tiles are dealt evenly.
+  std::int64_t blocks_of_parts() const {
+    const std::int64_t least = is_wide_ ? 4 : 2;  // tiles of a block
+    return std::clamp<std::int64_t>(core::ceil_div(row_blocks_ * tiles_, least), 1, slots_);
+  }
+  // The most keys of a row block that one of them may get, by work_partition.h.
+  std::int64_t most_keys_dealt() const {
+    const std::int64_t units = row_blocks_ * (tiles_ + fixed_overhead_tiles(config_.block_n));
+    const std::int64_t dealt = core::ceil_div(units, blocks_of_parts());
+    return std::min(tiles_, dealt + dealt / 15 + 1) * config_.block_n;
+  }
+  // Those of a block that cost products: with wide heads 16 rows that do not exist cost none.
+  std::int64_t rows_of_block(const AttentionParams& p) const {
+    if (!is_wide_) return config_.block_m;
+    const std::int64_t rows = p.seqlen_q * (p.num_heads / p.num_heads_kv);
+    return std::min<std::int64_t>(config_.block_m, core::ceil_div(rows, 16) * 16);
+  }
   Choice choice(const Division& division, std::int64_t num_splits, std::int64_t grid,
                 double ns) const {
     Choice choice;
@@ -224,6 +259,7 @@ class WorkPartition {
   int variant_;
   TileConfig config_;
   Times times_;
+  bool is_wide_;
   std::int64_t row_blocks_, heads_, tiles_, slots_, num_sms_;
   double used_, keys_, memory_ns_, busy_ns_;
   bool lengths_known_, one_sequence_, has_clusters_;

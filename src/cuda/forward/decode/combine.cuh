@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kCombineThreads, kCombineBlocks)
     for (int i = 0; i < kAtOnce; ++i) {
       const std::int64_t at = parts.at<kBlockM>(min(part + i * kGroups, parts.end - 1));
       stats[i] = static_cast<const PartStats*>(shape.stats)[at];
-      tile::load(x[i], shape.outs + at * kHeadDim + column);
+      tile::load(x[i], shape.outs + at * out_columns(kHeadDim) + column);
     }
     sum.add(stats, x, static_cast<int>((parts.end - part + kGroups - 1) / kGroups));
   }

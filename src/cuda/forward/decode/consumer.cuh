@@ -7,7 +7,6 @@
 #include "cuda/forward/decode/parts.cuh"
 #include "cuda/forward/decode/producer.cuh"
 #include "cuda/ptx/barrier.cuh"
-#include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/tile/mma/mask.cuh"
 #include "cuda/tile/mma/partial_output.cuh"
 #include "cuda/tile/mma/products.cuh"
@@ -15,13 +14,6 @@
 #include "cuda/tile/score.cuh"
 
 namespace dlattn::decode {
-
-// Before a block's first access to global memory; again it does nothing. Compute everything that
-// needs no global memory first.
-__device__ __forceinline__ void begin_access() {
-  ptx::wait_for_grids_ahead();
-  ptx::let_next_grid_start();
-}
 
 // 16 rows in one group's warp: its share of the output, of the group's keys alone. Apart from the
 // consumer, so that nvcc splits it into registers.
@@ -117,15 +109,9 @@ struct Consumer {
   }
 
  private:
-  // Where a row of Q lies.
   template <typename Q = T>
   __device__ __forceinline__ const Q* query_row(int row) const {
-    const int heads = static_cast<int>(shape.packed_heads.divisor()), query = mask.query(row);
-    const int head = segment.head_kv * heads + row - query * heads;
-    const Q* const q = static_cast<const Q*>(params.q.data) + head * params.q.head_stride;
-    if (!params.cu_seqlens_q)
-      return q + segment.sequence * params.q.batch_stride + query * params.q.row_stride;
-    return q + (tile::query_rows(params, segment.sequence).start + query) * params.q.row_stride;
+    return decode::query_row<Q>(params, shape, segment, mask, row);
   }
 
   // Q straight to the lanes that multiply it: few rows are read once.

@@ -5,32 +5,37 @@
 #include "core/operations/operation.h"
 #include "cuda/forward/decode/combine.cuh"
 #include "cuda/forward/decode/kernel.cuh"
+#include "cuda/forward/decode/wide_kernel.cuh"
 #include "cuda/launch.cuh"
 
 namespace dlattn::decode {
 
 template <typename T, typename KV, int kTile, int kVariant>
 void launch_variant(const AttentionParams& params, const Plan& plan, void* stream) {
-  constexpr int kKeyBytes = sizeof(KV);
-  constexpr int kMaxSmem = tile_config(kTile, kVariant, kKeyBytes).smem_bytes;
+  constexpr int kMaxSmem = tile_config(kTile, kVariant, sizeof(KV)).smem_bytes;
   const DecodeShape shape = make_decode_shape(params, plan);
   const cuda::DeviceGuard device(params.device.index, "decode");
-  const auto launch_as = [&](auto paged, auto general) {
-    cuda::launch_clusters<kernel<T, KV, kTile, kVariant, paged, general>, kMaxSmem>(
-        device, plan.grid, plan.cluster_size, plan.num_warps * 32, plan.smem_bytes, stream, params,
-        shape);
-  };
-  const auto launch_with = [&](auto paged) {
-    if (is_general(params)) {
-      launch_as(paged, std::true_type());
-    } else {
-      launch_as(paged, std::false_type());
-    }
-  };
-  if (params.page_table.data) {
-    launch_with(std::true_type());
+  if constexpr (is_wide(kTile)) {
+    cuda::launch_kernel<wide_kernel<T, kVariant>, kMaxSmem>(device, plan.grid, plan.num_warps * 32,
+                                                            plan.smem_bytes, stream, params, shape);
   } else {
-    launch_with(std::false_type());
+    const auto launch_as = [&](auto paged, auto general) {
+      cuda::launch_clusters<kernel<T, KV, kTile, kVariant, paged, general>, kMaxSmem>(
+          device, plan.grid, plan.cluster_size, plan.num_warps * 32, plan.smem_bytes, stream,
+          params, shape);
+    };
+    const auto launch_with = [&](auto paged) {
+      if (is_general(params)) {
+        launch_as(paged, std::true_type());
+      } else {
+        launch_as(paged, std::false_type());
+      }
+    };
+    if (params.page_table.data) {
+      launch_with(std::true_type());
+    } else {
+      launch_with(std::false_type());
+    }
   }
 }
 

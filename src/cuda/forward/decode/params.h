@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/problem/positions.h"
+#include "core/problem/tensor_sizes.h"
 #include "cuda/forward/decode/traits.h"
 #include "cuda/forward/decode/work_partition.h"
 #include "cuda/plan/launch_shape.h"
@@ -24,6 +25,7 @@ struct DecodeShape : LaunchShape {
   bool is_bfloat16;  // q and out, with 8-bit keys
   // All sequences have as many queries and keys, and the host knows how many.
   bool uniform;
+  bool latent;        // is_latent()
   Divider page_size;  // 1 without pages
   std::uint32_t* starts;
   void* stats;
@@ -59,6 +61,19 @@ inline int part_tiles_of(const AttentionParams& p, const Plan& plan) {
                     each > 0 ? blocks : 0, blocks * each, each);
 }
 
+// Whether V is the first columns of K's rows, as the latents of MLA are, which kernels for wide
+// heads copy once.
+inline bool is_latent(const AttentionParams& p) {
+  const core::TensorSizes keys = core::key_sizes(p);
+  const auto same = [](std::int64_t size, std::int64_t k, std::int64_t v) {
+    return size <= 1 || k == v;
+  };
+  return p.v.data == p.k.data && p.head_dim_v <= p.head_dim &&
+         same(keys.batch, p.k.batch_stride, p.v.batch_stride) &&
+         same(keys.rows, p.k.row_stride, p.v.row_stride) &&
+         same(keys.heads, p.k.head_stride, p.v.head_stride);
+}
+
 // Whether scores are modified between q.k and the softmax.
 inline bool is_general(const AttentionParams& p) {
   return p.softcap != 0.0 || p.mask.data || p.alibi_slopes.data;
@@ -74,6 +89,7 @@ inline DecodeShape make_decode_shape(const AttentionParams& p, const Plan& plan)
   shape.num_splits = plan.fixed_splits && !shape.whole ? plan.num_splits : 0;
   shape.is_bfloat16 = p.q.dtype == DType::kBFloat16;
   shape.uniform = !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_k && !p.leftpad_k;
+  shape.latent = is_latent(p);
   shape.part_tiles = shape.uniform && !shape.whole ? part_tiles_of(p, plan) : 0;
   shape.page_size = Divider(p.page_table.data ? static_cast<std::uint32_t>(p.page_size) : 1);
   if (shape.whole) return shape;

@@ -42,7 +42,9 @@ double margin(const AttentionParams& p, const DeviceInfo& device, int head_dim_t
   constexpr double kUnmeasured = std::numeric_limits<double>::infinity();
   constexpr std::int64_t kMostKeys = 8192;
   const std::int64_t rows = p.seqlen_q * (p.num_heads / p.num_heads_kv);
-  if (rows <= kFewRows || is_cache(p)) return 1.0;
+  if (is_cache(p)) return 1.0;
+  if (is_wide(head_dim_tile)) return kUnmeasured;
+  if (rows <= kFewRows) return 1.0;
   if (device.compute_major != 9) return kUnmeasured;
   if (is_general(p) && head_dim_tile <= 128 && rows <= kFewModifiedRows) return kOfModified;
   const bool all_keys = p.window_left < 0 && p.window_right < 0 && p.causal != Causal::kTopLeft;
@@ -58,10 +60,16 @@ bool accepts(const AttentionParams& p, const Plan& plan, std::string* why) {
     return refuse(why, "rows of q, k and v are aligned to ", plan.copy_bytes,
                   " bytes; accepted: 16");
   }
-  // Each group of warps adds up its own.
-  const Shape shape = shape_of(plan.head_dim_tile, kRows16, key_bytes(p));
-  const std::int64_t most = shape.key_groups * tile::kMostKeys;
-  if (p.seqlen_k > most) return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", most);
+  if (is_wide(plan.head_dim_tile)) {
+    if (p.head_dim_v > kWideValues)
+      return refuse(why, "head_dim of v is ", p.head_dim_v, "; accepted: up to ", kWideValues);
+  } else {
+    // Each group of warps adds up its own.
+    const Shape shape = shape_of(plan.head_dim_tile, kRows16, key_bytes(p));
+    const std::int64_t most = shape.key_groups * tile::kMostKeys;
+    if (p.seqlen_k > most)
+      return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", most);
+  }
   const std::int64_t rows = p.seqlen_q * (p.num_heads / p.num_heads_kv);
   if (rows > core::kMaxSeqlen) {
     return refuse(why, "seqlen_q x heads of a group is ", rows, "; accepted: up to ",
@@ -112,6 +120,9 @@ Choice fastest(const WorkPartition& partition, const Options& options) {
   for (const int size : kClusterSizes) {
     if (partition.may_be_clusters(size)) consider(partition.in_clusters(size));
   }
+  // Where a thread block may get more keys than it adds up.
+  const bool none = best.ns == std::numeric_limits<double>::infinity();
+  if (none && options.allow_workspace) consider(partition.split({false, 0, tile::kMostKeys}));
   return best;
 }
 
@@ -148,7 +159,11 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
     const Choice choice = fastest(partition, options);
     if (choice.ns < best.ns) best = choice;
   }
-  if (best.ns == std::numeric_limits<double>::infinity())
+  const bool none = best.ns == std::numeric_limits<double>::infinity();
+  if (none && is_wide(tile) && p.seqlen_k > tile::kMostKeys)
+    return refuse(why, "seqlen_k is ", p.seqlen_k, "; accepted: up to ", tile::kMostKeys,
+                  " in a part");
+  if (none)
     return refuse(why, "needs more shared memory than ", device.name,
                   " has, or has 2^31 tiles of keys");
   const TileConfig config = tile_config(tile, best.variant, key_bytes(p));

@@ -2,6 +2,7 @@
 
 #include "cuda/forward/decode/sequence.cuh"
 #include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/grid_dependency.cuh"
 #include "cuda/tile/warp.cuh"
 
 // How the work is dealt. A row block is kBlockM rows of a KV head of a sequence, with the tiles of
@@ -16,6 +17,13 @@
 //   a tile              else: thread blocks end together whatever the lengths are. Before its tiles
 //                       a row block has units for what it takes to begin one.
 namespace dlattn::decode {
+
+// Before a block's first access to global memory; again it does nothing. Compute everything that
+// needs no global memory first.
+__device__ __forceinline__ void begin_access() {
+  ptx::wait_for_grids_ahead();
+  ptx::let_next_grid_start();
+}
 
 // Whether units are parts that the caller asks for.
 __device__ __forceinline__ bool is_split(const DecodeShape& shape) {
@@ -81,6 +89,18 @@ struct Segment {
   __device__ __forceinline__ bool is_none() const { return sequence < 0; }
   __device__ __forceinline__ bool is_complete() const { return part < 0; }
 };
+
+// Where a row of Q lies.
+template <typename Q>
+__device__ __forceinline__ const Q* query_row(const AttentionParams& p, const DecodeShape& shape,
+                                              const Segment& segment, const KeyMask& mask,
+                                              int row) {
+  const int heads = static_cast<int>(shape.packed_heads.divisor()), query = mask.query(row);
+  const int head = segment.head_kv * heads + row - query * heads;
+  const Q* const q = static_cast<const Q*>(p.q.data) + head * p.q.head_stride;
+  if (!p.cu_seqlens_q) return q + segment.sequence * p.q.batch_stride + query * p.q.row_stride;
+  return q + (tile::query_rows(p, segment.sequence).start + query) * p.q.row_stride;
+}
 
 // Which cluster of the grid the caller is in, or which block where there are none, and which block
 // of its cluster it is.

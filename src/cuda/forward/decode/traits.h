@@ -10,17 +10,26 @@ namespace dlattn::decode {
 constexpr int kElementBytes = 2;     // of q and out, and of what is multiplied: float16 or bfloat16
 constexpr int kKeyBytes[] = {2, 1};  // that elements of k and v may have: as q, int8 or e4m3
 
-// Query rows of a KV head that a thread block computes: 16 or 32.
+// Heads of more columns than a warp's registers hold have kernels of their own (wide_kernel.cuh),
+// in one tile of so many columns, of which V and out have at most kWideValues.
+constexpr int kWideTile = 576;
+constexpr int kWideValues = 512;
+constexpr bool is_wide(int head_dim_tile) {
+  return head_dim_tile > 256;
+}
+
+// Query rows of a KV head that a thread block computes.
 enum Variant { kRows16, kRows32 };
 constexpr int kNumVariants = 2;
 constexpr const char* kVariantNames[kNumVariants] = {"rows16", "rows32"};
 
 constexpr bool has_variant(int head_dim_tile, int variant) {
-  return variant == kRows16 || head_dim_tile <= 128;  // registers are scarce beyond
+  // Registers are scarce at 256.
+  return variant == kRows16 || head_dim_tile <= 128 || is_wide(head_dim_tile);
 }
 
-// A block's warps form key_groups groups of row_groups warps: a group has keys of its own, in each
-// tile `slice` of them, and a warp of it 16 of the rows.
+// A block's warps form key_groups groups of row_groups x column_warps warps: a group has keys of
+// its own, in each tile `slice` of them, and each column_warps warps of it have 16 of the rows.
 struct Shape {
   int row_groups;
   int key_groups;
@@ -28,6 +37,7 @@ struct Shape {
   int stages;            // of a group, a slice of K and V each
   bool queries_in_smem;  // or in registers, where there is room
   int key_bytes;         // of an element of K and V
+  int column_warps = 1;  // with wide heads a warp has some of the columns
 };
 
 // With 8-bit keys queries are in shared memory, in the order that their products want
@@ -35,6 +45,7 @@ struct Shape {
 // their way.
 constexpr Shape shape_of(int head_dim_tile, int variant, int key_bytes) {
   const int row_groups = variant == kRows16 ? 1 : 2;
+  if (is_wide(head_dim_tile)) return {row_groups, 1, 16, 4, false, key_bytes, 4};
   if (key_bytes == 1) {
     if (head_dim_tile <= 64) return {row_groups, 4, 32, 5, true, key_bytes};
     if (head_dim_tile <= 128) return {row_groups, 4, 32, 2, true, key_bytes};
@@ -45,7 +56,7 @@ constexpr Shape shape_of(int head_dim_tile, int variant, int key_bytes) {
   return {row_groups, 2, 16, 2, true, key_bytes};
 }
 constexpr int num_warps(const Shape& shape) {
-  return shape.row_groups * shape.key_groups;
+  return shape.row_groups * shape.key_groups * shape.column_warps;
 }
 constexpr int block_m(const Shape& shape) {
   return shape.row_groups * 16;
@@ -75,10 +86,26 @@ constexpr SmemMap smem_map(int head_dim_tile, const Shape& shape) {
   return map;
 }
 
+// The same of kernels for wide heads.
+struct WideSmemMap {
+  int tensor;  // bytes of a slice of K or V
+  int parts;   // behind the stages: fp32 [num_warps][16][slice], the scores by a warp's columns
+  int total;
+};
+
+constexpr WideSmemMap wide_smem_map(const Shape& shape) {
+  WideSmemMap map{};
+  map.tensor = shape.slice * kWideTile * kElementBytes;
+  map.parts = shape.stages * map.tensor;
+  map.total = map.parts + num_warps(shape) * 16 * shape.slice * 4;
+  return map;
+}
+
 constexpr TileConfig tile_config(int head_dim_tile, int variant, int key_bytes) {
   const Shape shape = shape_of(head_dim_tile, variant, key_bytes);
-  return {block_m(shape), block_n(shape), num_warps(shape), shape.stages,
-          smem_map(head_dim_tile, shape).total};
+  const int smem_bytes =
+      is_wide(head_dim_tile) ? wide_smem_map(shape).total : smem_map(head_dim_tile, shape).total;
+  return {block_m(shape), block_n(shape), num_warps(shape), shape.stages, smem_bytes};
 }
 
 // A block that adds up the parts of some columns of a row of out. Threads and registers (64, by so
@@ -86,11 +113,14 @@ constexpr TileConfig tile_config(int head_dim_tile, int variant, int key_bytes) 
 // blocks of the kernel before: it is launched early.
 constexpr int kCombineThreads = 128;
 constexpr int kCombineBlocks = 8;
+constexpr int out_columns(int head_dim_tile) {  // of a row of a part
+  return is_wide(head_dim_tile) ? kWideValues : head_dim_tile;
+}
 constexpr int combine_columns(int head_dim_tile) {
   return head_dim_tile < 128 ? head_dim_tile : 128;
 }
 constexpr int combine_blocks(int head_dim_tile) {  // of a row
-  return head_dim_tile / combine_columns(head_dim_tile);
+  return out_columns(head_dim_tile) / combine_columns(head_dim_tile);
 }
 constexpr int combine_smem_bytes() {
   return kCombineThreads * (4 * 4 + 8);  // of each thread four sums, of each group PartStats
@@ -100,7 +130,7 @@ constexpr int combine_smem_bytes() {
 struct WorkspaceMap {
   std::int64_t starts;  // [batch_size + 2] std::uint32_t, the last one part_tiles
   std::int64_t stats;   // [parts][block_m] PartStats
-  std::int64_t outs;    // [parts][block_m][head_dim_tile] float
+  std::int64_t outs;    // [parts][block_m][out_columns] float
   std::int64_t total;
 };
 
@@ -111,7 +141,7 @@ constexpr WorkspaceMap workspace_map(std::int64_t batch_size, std::int64_t parts
   map.starts = 0;
   map.stats = aligned((batch_size + 2) * 4);
   map.outs = map.stats + aligned(parts * block_m * 8);
-  map.total = map.outs + parts * block_m * head_dim_tile * 4;
+  map.total = map.outs + parts * block_m * out_columns(head_dim_tile) * 4;
   return map;
 }
 
