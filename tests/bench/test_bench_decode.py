@@ -54,10 +54,11 @@ def test_the_set() -> None:
         "skewed": 1,
         "mixes": 9,
         "traces": 8,
+        "latents": 9,
     }
     assert not study.left_out
     found = {(case.label, case.what) for case in all_of("cuda")}
-    assert len(found) == len(all_of("cuda")) == 36
+    assert len(found) == len(all_of("cuda")) == 45
     for label, what in (
         ("(1,32/8,131072,128)", "1 query"),
         ("(16,32,4096,128)", "1 query"),
@@ -67,6 +68,7 @@ def test_the_set() -> None:
         ("(8,32/8,32768,128)", "int8 cache, lengths on the device"),
         ("(32,32/8,131072,128)", "31x4k+1x128k, page 16"),
         ("(16,32/8,16384,128)", "1x16k+15x64, page 16"),
+        ("(64,128/1,4096,576)", "latents, V of 512, page 64"),
     ):
         assert (label, what) in found
     variants = [c.as_case("bfloat16", t).variant for c in all_of("cuda") for t in (COLD, WARM)]

@@ -364,6 +364,7 @@ def test_run_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         mixes=("2x128+2x1k",),
         batches=(1, 8),
         longest=4096,
+        latents=((2, 16, 512, 1),),
     )
     monkeypatch.setitem(SCALES, "cuda", small)
     path = tmp_path / "bench.json"

@@ -92,11 +92,15 @@ class Study:
     def _memory(self, case: DecodeCase) -> int:
         """Bytes of all copies, and of those without pages if a peer reads them."""
         size = case.cache_bytes(self.context.dtype)
-        packs = any(peer.packs and peer.takes(case) for peer in self.peers)
+        packs = any(peer.packs for peer in self._peers(case))
         return size * buffers(size, l2_bytes(self.context.device)) * (2 if packs else 1)
 
+    def _peers(self, case: DecodeCase) -> list[Peer]:
+        """Those that take a case. None of these functions has V in the memory of K."""
+        return [peer for peer in self.peers if peer.takes(case) and not case.latent]
+
     def _contestants(self, case: DecodeCase) -> list[Contestant]:
-        theirs = [peer.contestant() for peer in self.peers if peer.takes(case)]
+        theirs = [peer.contestant() for peer in self._peers(case)]
         return [*(ours(own) for own in self.context.ours), *theirs]
 
     def _entrants(self, together: tuple[DecodeCase, ...]) -> list[Entrant]:

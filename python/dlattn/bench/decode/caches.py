@@ -92,13 +92,18 @@ def draw(case: DecodeCase, dtype: str, device: str, count: int, seed: int = 0) -
             table[b, : counts[b]] = pages
     elif len(set(case.lengths)) > 1:
         raise ValueError(f"lengths are {case.lengths}; accepted without pages: equal ones")
-    k, v = (normal(*rows, case.num_heads_kv, case.head_dim) for _ in range(2))
+    used = torch.tensor(case.lengths, dtype=torch.int32, device=device)
+    k = normal(*rows, case.num_heads_kv, case.head_dim)
+    if case.latent:
+        latents = [k, *(k.clone() for _ in range(count - 1))]
+        pairs = [(x, x[..., : case.latent]) for x in latents]
+        return Inputs(case, q, tuple(pairs), used, table)
+    v = normal(*rows, case.num_heads_kv, case.head_dim)
     scales = None
     if case.cache_dtype:
         (k, k_scale), (v, v_scale) = (_quantised(x, case.cache_dtype) for x in (k, v))
         scales = (k_scale, v_scale)
     pairs = [(k, v), *((k.clone(), v.clone()) for _ in range(count - 1))]
-    used = torch.tensor(case.lengths, dtype=torch.int32, device=device)
     return Inputs(case, q, tuple(pairs), used, table, scales)
 
 

@@ -32,11 +32,14 @@ class DecodeCase:
     on_device: bool = False  # lengths are read on the device; with pages they always are
     cache_dtype: str = ""  # "": that of the queries
     name: str = ""  # of the lengths
+    latent: int = 0  # columns of V, which are K's first ones, as the same memory; 0: V has its own
 
     @property
     def what(self) -> str:
         """The difference from other cases of its sizes, in words."""
         parts = [self.name] if self.name else []
+        if self.latent:
+            parts.append(f"latents, V of {self.latent}")
         if self.queries > 1:
             parts.append(f"{self.queries} queries")
         if self.cache_dtype:
@@ -55,12 +58,14 @@ class DecodeCase:
     @property
     def operations(self) -> float:
         """Both products."""
-        return 4.0 * self.num_heads * self.head_dim * self.queries * sum(self.lengths)
+        columns = self.head_dim + (self.latent or self.head_dim)
+        return 2.0 * self.num_heads * columns * self.queries * sum(self.lengths)
 
     def cache_bytes(self, dtype: str) -> int:
         """The bytes of the keys and values that are in use, beside queries of `dtype`."""
         item = _ITEM_BYTES[self.cache_dtype or dtype]
-        return 2 * sum(self.lengths) * self.num_heads_kv * self.head_dim * item
+        tensors = 1 if self.latent else 2
+        return tensors * sum(self.lengths) * self.num_heads_kv * self.head_dim * item
 
     def as_case(self, dtype: str, temperature: str) -> Case:
         """As the benchmark's other sets have it."""
@@ -105,9 +110,11 @@ class Scale:
     batches: tuple[int, ...]  # of traces
     longest: int  # to which traces' lengths are cut
     host: tuple[int, int, int, int, int]
+    latents: tuple[tuple[int, int, int, int], ...] = ()  # batch, heads, keys, queries
 
 
 DRAFTS = 8
+LATENT, LATENT_V, LATENT_PAGE = 576, 512, 64  # columns of K and V, keys of a page, as DeepSeek-V3
 PAGE = 16  # of sequences of several lengths
 SCALES = {
     "cuda": Scale(
@@ -127,6 +134,17 @@ SCALES = {
         pages=(8, 32, 8, 4096, 128),
         page_sizes=(256, 16, 1),
         eight_bit=(8, 32, 8, 32768, 128),
+        latents=(
+            (1, 16, 8192, 1),
+            (1, 16, 131072, 1),
+            (8, 8, 8192, 1),
+            (8, 16, 8192, 1),
+            (64, 16, 4096, 1),
+            (64, 32, 4096, 1),
+            (64, 64, 4096, 1),
+            (64, 128, 4096, 1),
+            (64, 16, 4096, 2),
+        ),
         heads=(32, 8, 128),
         skewed="31x4k+1x128k",
         mixes=(
@@ -150,6 +168,7 @@ SCALES = {
         pages=(2, 4, 2, 64, 16),
         page_sizes=(16, 1),
         eight_bit=(2, 4, 2, 64, 16),
+        latents=((2, 4, 40, 1),),
         heads=(4, 2, 16),
         skewed="3x16+1x200",
         mixes=("2x32+2x100",),
@@ -180,6 +199,9 @@ def turn_groups(scale: Scale) -> Iterator[tuple[DecodeCase, ...]]:
         for batch_size in scale.batches:
             chosen = tuple(min(n, scale.longest) for n in trace.lengths[:batch_size])
             yield (_uneven("traces", scale, chosen, f"{trace.name}, batch of {batch_size}"),)
+    for batch_size, heads, keys, queries in scale.latents:
+        case = _even("latents", (batch_size, heads, 1, keys, LATENT), queries)
+        yield (replace(case, latent=LATENT_V, page_size=LATENT_PAGE),)
 
 
 def on_device(

@@ -77,7 +77,8 @@ def ours(own: Contestant) -> Contestant:
             return function(inputs.q, k, v, **options, **more)
 
         def checked() -> Any:
-            return attend(*caches.pairs[-1], out=_nan_like(inputs.q))
+            out = _nan_like(inputs.q[..., : case.latent or case.head_dim])
+            return attend(*caches.pairs[-1], out=out)
 
         return _in_turn(caches, attend, checked, plan)
 
