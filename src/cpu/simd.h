@@ -7,6 +7,8 @@
 
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 // SIMD vectors, as wide as the instruction set that this file is compiled for allows. They are the
@@ -133,6 +135,11 @@ DLATTN_INLINE void convert_row(const Half* from, std::int64_t count, float* to) 
     _mm256_storeu_ps(to + i,
                      _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
   }
+#elif defined(__aarch64__)
+  for (; i + 4 <= count; i += 4) {
+    const uint16x4_t bits = vld1_u16(reinterpret_cast<const std::uint16_t*>(from + i));
+    vst1q_f32(to + i, vcvt_f32_f16(vreinterpret_f16_u16(bits)));
+  }
 #endif
   for (; i < count; ++i) to[i] = to_float(from[i]);
 }
@@ -190,6 +197,11 @@ DLATTN_INLINE void convert_row(const float* from, std::int64_t count, Half* to) 
   for (; i + 8 <= count; i += 8) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i),
                      _mm256_cvtps_ph(_mm256_loadu_ps(from + i), 0));
+  }
+#elif defined(__aarch64__)
+  for (; i + 4 <= count; i += 4) {
+    const float16x4_t halves = vcvt_f16_f32(vld1q_f32(from + i));
+    vst1_u16(reinterpret_cast<std::uint16_t*>(to + i), vreinterpret_u16_f16(halves));
   }
 #endif
   for (; i < count; ++i) from_float(from[i], &to[i]);

@@ -1,5 +1,5 @@
-// Calls from destructors of static and of thread-local objects and from exit handlers. The test
-// runs itself, as what comes after main() can only be seen from outside.
+// Calls from destructors of static and of thread-local objects and from exit handlers. Each runs in
+// a child process, as what comes after main() can only be seen from outside.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -130,12 +130,9 @@ int run(const std::string& threads, const std::string& first) {
   return 0;
 }
 
-std::string run_itself(const char* program, const char* threads, const char* first) {
-  const pid_t child = fork();
-  if (child == 0) {
-    execl(program, program, threads, first, static_cast<char*>(nullptr));
-    _exit(127);
-  }
+std::string run_in_child(const char* threads, const char* first) {
+  const pid_t child = fork();  // of a process that has called nothing of the library
+  if (child == 0) std::exit(run(threads, first));
   int status = 0;
   if (child < 0 || waitpid(child, &status, 0) != child) return "no child";
   if (WIFSIGNALED(status)) return "signal " + std::to_string(WTERMSIG(status));
@@ -144,13 +141,12 @@ std::string run_itself(const char* program, const char* threads, const char* fir
 
 }  // namespace
 
-int main(int count, char** arguments) {
-  if (count == 3) return run(arguments[1], arguments[2]);
+int main() {
   constexpr int kTimes = 8;
   for (const char* threads : {"1", "2"}) {
     for (const char* first : {"main", "end"}) {  // where the first call is
       for (int i = 0; i < kTimes; ++i) {
-        const std::string what = run_itself(arguments[0], threads, first);
+        const std::string what = run_in_child(threads, first);
         CHECK_FOR(what.empty(),
                   std::string(threads) + " thread(s), first call in " + first + ": " + what);
       }
