@@ -277,3 +277,15 @@ def test_flags_of_cmakes_own_list(flags: Callable[[bool, str], list[str]]) -> No
         "120f,code=sm_120f",
         "120f,code=compute_120f",
     ]
+
+
+def test_windows_is_refused(tmp_path: Path) -> None:
+    cmake = shutil.which("cmake", path=PATH)
+    if not cmake:
+        pytest.skip("no cmake")
+    system = ["-DCMAKE_SYSTEM_NAME=Windows", "-DCMAKE_CXX_COMPILER_FORCED=ON"]
+    command = [cmake, "-S", str(ROOT), "-B", str(tmp_path), *system]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    told = " ".join(done.stderr.split())
+    assert done.returncode != 0
+    assert "dlattn: Windows is not supported" in told and "Accepted: Linux, also in WSL 2." in told
