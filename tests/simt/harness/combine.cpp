@@ -75,8 +75,8 @@ void combine_gather(void* const (&operands)[kWarpSize], unsigned) {
 namespace {
 
 // multiply(d, row of a, column of b) for every element of d, whose bits it gets and returns.
-// kPairs: of 16 bits, two a register.
-template <bool kPairs = false, typename Multiply>
+// kPairs: of 16 bits, two a register. Row: made of the bytes of one of a's rows or b's columns.
+template <typename Row, bool kPairs = false, typename Multiply>
 void combine_byte_product(void* const (&operands)[kWarpSize], Multiply multiply) {
   constexpr int kDepth = 32;
   std::uint8_t a[16][kDepth], b[8][kDepth];
@@ -86,10 +86,13 @@ void combine_byte_product(void* const (&operands)[kWarpSize], Multiply multiply)
       a[i / 4 + e / 4 % 2 * 8][i % 4 * 4 + e % 4 + e / 8 * 16] = lane.a[e];
     for (int e = 0; e < 8; ++e) b[i / 4][i % 4 * 4 + e % 4 + e / 4 * 16] = lane.b[e];
   }
+  Row rows[16], columns[8];
+  for (int i = 0; i < 16; ++i) rows[i] = Row(a[i]);
+  for (int i = 0; i < 8; ++i) columns[i] = Row(b[i]);
   for (int i = 0; i < kWarpSize; ++i) {
     ByteProduct& lane = *static_cast<ByteProduct*>(operands[i]);
     for (int e = 0; e < 4; ++e) {
-      const std::uint8_t *row = a[i / 4 + e / 2 * 8], *column = b[i % 4 * 2 + e % 2];
+      const Row &row = rows[i / 4 + e / 2 * 8], &column = columns[i % 4 * 2 + e % 2];
       if constexpr (kPairs) {
         const int shift = e % 2 * 16;
         std::uint32_t& pair = lane.d[e / 2];
@@ -102,35 +105,45 @@ void combine_byte_product(void* const (&operands)[kWarpSize], Multiply multiply)
   }
 }
 
+// Tensor cores of 8.9 add up 16 products at a time.
+struct E4m3Row {
+  E4m3Numbers halves[2];
+
+  E4m3Row() = default;
+  explicit E4m3Row(const std::uint8_t* bytes) : halves{{bytes, 16}, {bytes + 16, 16}} {}
+};
+
+using S8Row = const std::uint8_t*;
+
 }  // namespace
 
 void combine_e4m3_product(void* const (&operands)[kWarpSize], unsigned) {
-  combine_byte_product(operands,
-                       [](std::uint32_t bits, const std::uint8_t* a, const std::uint8_t* b) {
-                         float d;
-                         std::memcpy(&d, &bits, sizeof d);
-                         for (int k = 0; k < 32; k += 16)
-                           d = add_e4m3_products(d, {a + k, 16}, {b + k, 16});
-                         std::memcpy(&bits, &d, sizeof d);
-                         return bits;
-                       });
+  combine_byte_product<E4m3Row>(operands,
+                                [](std::uint32_t bits, const E4m3Row& a, const E4m3Row& b) {
+                                  float d;
+                                  std::memcpy(&d, &bits, sizeof d);
+                                  for (int half = 0; half < 2; ++half)
+                                    d = add_e4m3_products(d, a.halves[half], b.halves[half]);
+                                  std::memcpy(&bits, &d, sizeof d);
+                                  return bits;
+                                });
 }
 
 void combine_e4m3_half_product(void* const (&operands)[kWarpSize], unsigned) {
-  combine_byte_product<true>(operands,
-                             [](std::uint32_t bits, const std::uint8_t* a, const std::uint8_t* b) {
-                               __half_raw raw;
-                               raw.x = static_cast<unsigned short>(bits);
-                               float d = __half2float(raw);
-                               for (int k = 0; k < 32; k += 16)
-                                 d = add_e4m3_products_to_half(d, {a + k, 16}, {b + k, 16});
-                               raw = __float2half_rn(d);
-                               return static_cast<std::uint32_t>(raw.x);
-                             });
+  combine_byte_product<E4m3Row, true>(
+      operands, [](std::uint32_t bits, const E4m3Row& a, const E4m3Row& b) {
+        __half_raw raw;
+        raw.x = static_cast<unsigned short>(bits);
+        float d = __half2float(raw);
+        for (int half = 0; half < 2; ++half)
+          d = add_e4m3_products_to_half(d, a.halves[half], b.halves[half]);
+        raw = __float2half_rn(d);
+        return static_cast<std::uint32_t>(raw.x);
+      });
 }
 
 void combine_s8_product(void* const (&operands)[kWarpSize], unsigned) {
-  combine_byte_product(operands, [](std::uint32_t d, const std::uint8_t* a, const std::uint8_t* b) {
+  combine_byte_product<S8Row>(operands, [](std::uint32_t d, S8Row a, S8Row b) {
     for (int k = 0; k < 32; ++k) {
       const int product = static_cast<std::int8_t>(a[k]) * static_cast<std::int8_t>(b[k]);
       d += static_cast<std::uint32_t>(product);

@@ -124,9 +124,11 @@ bool same_in_async_view(const void* chunk) {
 // Not by memcpy, which ThreadSanitizer sees.
 void write_async_view(void* smem, const void* from, std::size_t bytes) {
   unsigned char* to = const_cast<unsigned char*>(async_view(smem));
-  const auto* words = static_cast<const volatile std::uint64_t*>(from);
+  typedef std::uint64_t Words __attribute__((vector_size(16), aligned(8), may_alias));
+  const auto* words = static_cast<const volatile Words*>(from);
   std::size_t i = 0;
-  for (; i + 8 <= bytes; i += 8) *reinterpret_cast<std::uint64_t*>(to + i) = words[i / 8];
+  for (; i + sizeof(Words) <= bytes; i += sizeof(Words))
+    *reinterpret_cast<Words*>(to + i) = words[i / sizeof(Words)];
   for (; i < bytes; ++i) to[i] = static_cast<const volatile unsigned char*>(from)[i];
 }
 
