@@ -210,8 +210,8 @@ int find_kernel(const std::string& name, const std::string& key) {
   return -1;
 }
 
-std::string register_kernels(const std::string& folder, const std::string& key,
-                             const nb::dict& schemas) {
+std::string register_sdpa_kernels(const std::string& folder, const std::string& key,
+                                  const nb::dict& schemas) {
   for (const auto [name, schema] : schemas) {
     const int which = find_kernel(text(name), key);
     if (which < 0) return "an operator has no native kernel";
@@ -250,7 +250,7 @@ void check_own_error(torch_abi::Error error) {
 nb::str register_torch_sdpa(nb::handle folder, nb::handle key, const nb::dict& schemas,
                             nb::handle count_refused) {
   if (!count_refused_in_python) count_refused_in_python = count_refused.inc_ref().ptr();
-  const std::string why = register_kernels(text(folder), text(key), schemas);
+  const std::string why = register_sdpa_kernels(text(folder), text(key), schemas);
   return nb::str(why.data(), why.size());
 }
 
