@@ -231,6 +231,7 @@ std::vector<DecodeCase> cases() {
     all.push_back({{40, 7, 64}, 64, page_size, 2, 64, 64, {}, {3, 7, kMost}});
     all.push_back({{40, 9, 64}, 64, page_size, 1, 256, 256, {}, {kLeast, -1, 63}, true});
     all.push_back({{300, 1}, 300, page_size, 4, 64, 64, {}, {}, true});
+    all.push_back({{40, 0, 64}, 64, page_size, 2, 576, 512});
   }
   all.push_back({{20, 40, 64}, 64, 0, 1, 64, 64, {2, 0, 1}});
   all.push_back({{20, 40, 64}, 64, 0, 3, 128, 128, {kMost, kLeast, 1}, {}, true});

@@ -7,12 +7,6 @@
 // The copies of a group of warps: its slices of K and V, into its own stages.
 namespace dlattn::decode {
 
-// The entry of the batch, or of the cache, that has the keys of a sequence.
-__device__ __forceinline__ int entry_of(const AttentionParams& p, int sequence) {
-  const int last = max(static_cast<int>(p.cache_batch_size) - 1, 0);
-  return p.cache_batch_idx ? min(max(p.cache_batch_idx[sequence], 0), last) : sequence;
-}
-
 // Where the keys of a KV head of a sequence lie.
 template <typename KV, bool kPaged>
 struct KeyRows {
@@ -26,7 +20,9 @@ struct KeyRows {
       const int start = tile::key_rows(p, sequence).start;
       k += start * p.k.row_stride, v += start * p.v.row_stride;
     } else {
-      const int entry = entry_of(p, sequence);
+      const int last = max(static_cast<int>(p.cache_batch_size) - 1, 0);
+      const int entry =
+          p.cache_batch_idx ? min(max(p.cache_batch_idx[sequence], 0), last) : sequence;
       k += entry * p.k.batch_stride, v += entry * p.v.batch_stride;
     }
   }

@@ -90,18 +90,6 @@ struct Segment {
   __device__ __forceinline__ bool is_complete() const { return part < 0; }
 };
 
-// Where a row of Q lies.
-template <typename Q>
-__device__ __forceinline__ const Q* query_row(const AttentionParams& p, const DecodeShape& shape,
-                                              const Segment& segment, const KeyMask& mask,
-                                              int row) {
-  const int heads = static_cast<int>(shape.packed_heads.divisor()), query = mask.query(row);
-  const int head = segment.head_kv * heads + row - query * heads;
-  const Q* const q = static_cast<const Q*>(p.q.data) + head * p.q.head_stride;
-  if (!p.cu_seqlens_q) return q + segment.sequence * p.q.batch_stride + query * p.q.row_stride;
-  return q + (tile::query_rows(p, segment.sequence).start + query) * p.q.row_stride;
-}
-
 // Which cluster of the grid the caller is in, or which block where there are none, and which block
 // of its cluster it is.
 __device__ __forceinline__ unsigned cluster_or_block(const DecodeShape& shape) {

@@ -10,6 +10,18 @@
 
 namespace dlattn::decode {
 
+// Where a row of Q lies.
+template <typename Q>
+__device__ __forceinline__ const Q* query_row(const AttentionParams& p, const DecodeShape& shape,
+                                              const Segment& segment, const KeyMask& mask,
+                                              int row) {
+  const int heads = static_cast<int>(shape.packed_heads.divisor()), query = mask.query(row);
+  const int head = segment.head_kv * heads + row - query * heads;
+  const Q* const q = static_cast<const Q*>(p.q.data) + head * p.q.head_stride;
+  if (!p.cu_seqlens_q) return q + segment.sequence * p.q.batch_stride + query * p.q.row_stride;
+  return q + (tile::query_rows(p, segment.sequence).start + query) * p.q.row_stride;
+}
+
 // The columns of one of the four warps that share rows: in each segment of 64 columns of a row 16,
 // so that where they lie differs from warp to warp by one XOR.
 namespace warp_columns {

@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "cuda/tile/accumulator_flush.cuh"
-#include "cuda/tile/mma/plain_softmax.cuh"
 #include "cuda/tile/mma/products.cuh"
+#include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/quad_rows.cuh"
 #include "cuda/tile/seqlen.cuh"
 #include "cuda/tile/vec.cuh"
@@ -66,8 +66,7 @@ struct WarpRows {
                                          ptx::SmemAddress sV, GetOutRows out_rows) {
     float factors[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
-      factors[h] = tile::mma::make_probabilities(softmax[h], acc_s[0], h, scale_log2);
+    for (int h = 0; h < 2; ++h) factors[h] = make_probabilities(acc_s[0], h, scale_log2);
     if (__any_sync(tile::kFullMask, factors[0] != 1.0f || factors[1] != 1.0f)) {
       if (__builtin_expect(is_flushed, 0)) restore(out_rows());
 #pragma unroll
@@ -122,6 +121,26 @@ struct WarpRows {
   }
 
  private:
+  // Returns the factor that the row's accumulators must be multiplied with.
+  template <int kGroups>
+  __device__ __forceinline__ float make_probabilities(float (&x)[kGroups][4], int h,
+                                                      float scale_log2) {
+    float tile_max = -INFINITY;
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j)
+      tile_max = fmaxf(tile_max, fmaxf(x[j][2 * h], x[j][2 * h + 1]));
+    const float factor = softmax[h].raise_max(tile::reduce_max<4>(tile_max), scale_log2);
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+#pragma unroll
+      for (int e = 2 * h; e < 2 * h + 2; ++e) {
+        x[j][e] = softmax[h].probability(x[j][e], scale_log2);
+        softmax[h].row_sum += x[j][e];
+      }
+    }
+    return factor;
+  }
+
   template <typename Move>
   __device__ __forceinline__ void move(const OutRows<T>& rows, Move move) {
     const int column = lane % 4 * 2;
