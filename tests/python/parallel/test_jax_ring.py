@@ -75,6 +75,7 @@ def test_few_ways_and_few_rows() -> None:
     causal = steps(8192, 8, "zigzag", Mask(None, 0))
     assert [len(step.kinds) for step in causal] == [1, *[2] * 7]
     assert not any(step.sums for step in causal)
+    assert any(step.sums for step in steps(64, 4, "zigzag", Mask(20, 20)))
     near = steps(8192, 8, "contiguous", Mask(100, 0))
     assert [(step.shift, step.rows) for step in near] == [(0, (0, 1024)), (1, (924, 1024))]
     assert near[1].receivers == tuple(range(1, 8))
@@ -132,7 +133,7 @@ def test_gradients_that_there_are_not() -> None:
 @pytest.mark.parametrize("order", shards.ORDERS)
 def test_sequences_in_the_order_of_devices(order: str) -> None:
     x = np.arange(2 * 24).reshape(2, 24)
-    for n in (1, 2, 3, 8):
+    for n in (1, 3):
         found = face.shard_sequence(x, n, order=order)
         rows = [p for rank in range(n) for p in positions_of(24, n, rank, order)]
         np.testing.assert_array_equal(found, x[:, rows])

@@ -16,19 +16,19 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from dlattn._errors import UnsupportedError
-from dlattn.integrations.jax import _formula, _launch
+from dlattn.integrations.jax import _formula, _launch, _sequences
+from dlattn.integrations.jax._calls import Call, spec_of, vary
 from dlattn.integrations.jax._launch import Names, Options, Result
 from dlattn.integrations.jax._layers import (
-    Call,
     can_sum,
     mappable,
-    spec_of,
-    vary,
     with_automatic_axes,
 )
 
 
 def launch(call: Call, operands: tuple[Any, ...]) -> Result:
+    call = call._replace(ring=can_sum(operands) and _sequences.may_be_split(call, operands))
+
     def specs(mesh: Any) -> Result:
         return call.specs(spec_of(operands[0]), operands, mesh)
 

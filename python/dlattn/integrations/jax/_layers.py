@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dlattn.integrations.jax import _launch
-from dlattn.integrations.jax._launch import Names, Options, Result
+from dlattn.integrations.jax import _sequences
+from dlattn.integrations.jax._calls import Call, spec_of, vary
+from dlattn.integrations.jax._launch import Result
 from dlattn.integrations.jax._operands import (
     axes_of,
     dims,
@@ -25,43 +26,7 @@ from dlattn.integrations.jax._operands import (
     last_dims,
     sharding_rule,
     size_of,
-    splits,
 )
-
-
-class Call(NamedTuple):
-    """A custom call of `names`, its operands: the first are q, k and v."""
-
-    options: Options
-    names: Names
-    needs: Names = ()  # the operands whose gradients are the results; without any they are out, lse
-
-    @property
-    def layout(self) -> str:
-        layout: str = dict(self.options)["layout"]
-        return layout
-
-    @property
-    def results(self) -> Names:
-        """The names of what each result is split and mapped as."""
-        return self.needs or (("out", "lse") if dict(self.options)["return_lse"] else ("out",))
-
-    def launch(self, values: Sequence[Any]) -> Result:
-        operands = dict(zip(self.names, values, strict=True))
-        if self.needs:
-            return _launch.backward(dict(self.options), operands, self.needs)
-        return _launch.forward(dict(self.options), operands)
-
-    def specs(self, q_spec: Any, operands: Sequence[Any], mesh: Any) -> Result:
-        """The shardings of the results, from that of q and the types of the operands."""
-        if self.needs:
-            given = dict(zip(self.names, operands, strict=True))
-            return tuple(spec_of(given[name]) for name in self.needs)
-        num_heads_kv = size_of("g", "k", operands[1], self.layout)
-        split = splits(q_spec, mesh.shape, num_heads_kv, self.layout)
-        return tuple(
-            PartitionSpec(*map(split.get, dims(name, self.layout))) for name in self.results
-        )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -70,16 +35,19 @@ def partitionable(call: Call, shapes: tuple[tuple[int, ...], ...]) -> Callable[.
     shape_of = dict(zip(call.names, shapes, strict=True))
     of_results = [(name, shape_of[name] if call.needs else None) for name in call.results]
     num_heads_kv = shapes[1][dims("k", layout).index("g")]
+    length = shapes[0][dims("q", layout).index("s")]
 
     @custom_partitioning
     def function(*operands: Any) -> Result:
         return call.launch(operands)
 
+    def split_as(q: Any) -> dict[str, Any]:
+        return call.splits(q.sharding.spec, q.sharding.mesh, num_heads_kv, length)
+
     def shardings(q: Any) -> tuple[Result, Result, list[tuple[Any, ...]]]:
         """Those of all operands and results, from that of q; and the axes over which each result is
         a sum, as its own dimensions are not split over them."""
-        mesh = q.sharding.mesh
-        split = splits(q.sharding.spec, mesh.shape, num_heads_kv, layout)
+        mesh, split = q.sharding.mesh, split_as(q)
 
         def sharding(name: str, shape: tuple[int, ...] | None) -> NamedSharding:
             letters = dims(name, layout)
@@ -100,13 +68,16 @@ def partitionable(call: Call, shapes: tuple[tuple[int, ...], ...]) -> Callable[.
 
     def partition(mesh: Any, operands: Any, result: Any) -> Any:
         own, made, sums = shardings(operands[0])
+        mesh = own[0].mesh
+        axes = axes_of((split_as(operands[0])["s"],))
 
         def part(*values: Any) -> Result:
-            return tuple(map(_sum_over, call.launch(values), sums))
+            results = _sequences.launch(call, values, axes, mesh) if axes else call.launch(values)
+            return tuple(map(_sum_over, results, sums))
 
-        return own[0].mesh, part, made, own
+        return mesh, part, made, own
 
-    rule, factors = sharding_rule(call.names, shapes, of_results, layout)
+    rule, factors = sharding_rule(call.names, shapes, of_results, layout, call.ring)
     function.def_partition(
         partition, infer_sharding_from_operands=infer, sharding_rule=rule, **factors
     )
@@ -136,32 +107,6 @@ def _is_partly_manual() -> bool:
     return 0 < len(mesh.manual_axes) < len(mesh.axis_names)
 
 
-def _varying_axes(x: Any) -> frozenset[Any]:
-    """The axes of shard_map's mesh along which devices have values of their own."""
-    kind: Any = jax.typeof(x) if hasattr(jax, "typeof") else None
-    if hasattr(kind, "vma"):  # before JAX 0.10
-        return frozenset(kind.vma)
-    return frozenset(kind.mat.varying if hasattr(kind, "mat") else ())
-
-
-def vary(values: Sequence[Any], like: Sequence[Any]) -> Result:
-    """The values as they are in shard_map where devices have their own of any of `like`.
-
-    Results differ between devices if operands do; custom_partitioning forgets.
-    """
-    axes = frozenset[Any]().union(*map(_varying_axes, like))
-
-    def varying(x: Any) -> Any:
-        missing = tuple(axes - _varying_axes(x))
-        if not missing:
-            return x
-        if hasattr(jax.lax, "pcast"):
-            return jax.lax.pcast(x, missing, to="varying")
-        return jax.lax.pvary(x, missing)  # type: ignore[attr-defined]  # of older ones
-
-    return tuple(map(varying, values))
-
-
 def with_automatic_axes(function: Callable[..., Any], arguments: Any, specs: Any) -> Any:
     """function(*arguments), where arrays may have their sharding in their types.
 
@@ -178,10 +123,6 @@ def with_automatic_axes(function: Callable[..., Any], arguments: Any, specs: Any
         return call(*arguments)
     with jax.sharding.use_abstract_mesh(mesh):  # which JAX before 0.10 asks for
         return call(*arguments)
-
-
-def spec_of(x: Any) -> Any:
-    return jax.typeof(x).sharding.spec
 
 
 @functools.lru_cache(maxsize=1024)

@@ -24,7 +24,7 @@ _LAYOUTS = {
 for _dims in _LAYOUTS.values():
     _dims |= {"lse": "bhs", "dlse": "bhs"}
 NAMES = ("q", "k", "v", *_DIMS)
-_ALONE = ("s", "t", "d", "e")  # a device needs all of them
+_ROWS, _HEAD_DIMS = ("s", "t"), ("d", "e")
 
 
 def dims(name: str, layout: str) -> str:
@@ -71,14 +71,24 @@ def fold(
     return x.reshape(axis_size * batch_size, *own[1:])
 
 
-def splits(q_spec: Any, mesh_shape: Any, num_heads_kv: int, layout: str) -> dict[str, Any]:
-    """The axes of a mesh over which each of the dimensions is split, as q is."""
+def splits(
+    q_spec: Any, mesh_shape: Any, num_heads_kv: int, layout: str, length: int
+) -> dict[str, Any]:
+    """The axes of a mesh over which each of the dimensions is split, as q is.
+
+    `length` is that of sequences that may be split, or 0.
+    """
     spec = (*q_spec, *(None,) * 4)
-    batch, heads = (spec[dims("q", layout).index(letter)] for letter in "bh")
-    axes = heads if isinstance(heads, tuple) else (heads,) if heads else ()
-    if num_heads_kv > 1 and num_heads_kv % math.prod(mesh_shape[axis] for axis in axes):
+    batch, heads, rows = (spec[dims("q", layout).index(letter)] for letter in "bhs")
+
+    def devices(part: Any) -> int:
+        return math.prod(mesh_shape[axis] for axis in axes_of((part,)))
+
+    if num_heads_kv > 1 and num_heads_kv % devices(heads):
         heads = None  # a device would have queries of a part of a KV head
-    return {"b": batch, "h": heads, "g": heads if num_heads_kv > 1 else None}
+    if not length or length % devices(rows):
+        rows = None
+    return {"b": batch, "h": heads, "g": heads if num_heads_kv > 1 else None, "s": rows, "t": rows}
 
 
 def axes_of(spec: Iterable[Any]) -> tuple[Any, ...]:
@@ -92,8 +102,11 @@ def sharding_rule(
     shapes: Iterable[tuple[int, ...]],
     results: Iterable[tuple[str, tuple[int, ...] | None]],
     layout: str,
+    ring: bool,
 ) -> tuple[str, dict[str, Any]]:
     """Shardy's rule: batch and heads may be split over devices, each with its own KV heads.
+
+    With `ring` sequences may be split too, those of q as those of k and v.
 
     Query heads are KV heads times the queries of each, the factors g and r; a split of r would
     leave two devices with the same KV heads, which their queries could not tell apart. A result has
@@ -111,6 +124,8 @@ def sharding_rule(
         nonlocal count
         if letter == "h" and size == num_heads_kv != num_heads:
             letter = "g"  # a q_descale of KV heads
+        if letter == "t" and ring:
+            letter = "s"
         if size == 1 and not full:
             count += 1
             return f"u{count}"
@@ -138,7 +153,8 @@ def sharding_rule(
         else (name, last_dims(letters, len(shape)), shape)
         for name, letters, shape in full
     )
-    alone = tuple(x for x in seen if x in (*_ALONE, "r"))
+    whole = _HEAD_DIMS if ring else (*_ROWS, *_HEAD_DIMS)
+    alone = tuple(x for x in seen if x in (*whole, "r"))
     options: dict[str, Any] = {"need_replication_factors": alone}
     if heads == "(g r)":
         options["r"] = group

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dlattn.integrations.jax._calls import Call, vary
 from dlattn.integrations.jax._launch import Names, Options, Result
-from dlattn.integrations.jax._layers import Call, vary
 from dlattn.integrations.jax._operands import dims
 from dlattn.integrations.ring.programs import Part, Step, steps
 from dlattn.integrations.ring.schedule import Mask
@@ -76,6 +76,9 @@ class Ring(NamedTuple):
             return part
         return jax.lax.dynamic_update_slice_in_dim(x, part, rows[0], axis)
 
+    def joined(self, name: str, parts: Sequence[Any]) -> Any:
+        return jnp.concatenate(list(parts), self._row_axis(name))
+
     def _row_axis(self, name: str) -> int:
         letters = dims(name, self.layout)
         return letters.index("t" if "t" in letters else "s")
@@ -112,11 +115,13 @@ def _pipelined(
     """
     each = ring.steps
     arriving = ring.arriving(each[0], operands) if each else ()
-    for step, following in zip(each, (*each[1:], None), strict=True):
+    for s, step in enumerate(each):
         keys = arriving
-        if following is not None:
-            own, sums = jax.lax.optimization_barrier(((operands["k"], operands["v"]), sums))
-            arriving = ring.arriving(following, dict(zip("kv", own, strict=True)))
+        if step is not each[-1]:
+            own = operands["k"], operands["v"]
+            if s > 0:
+                own, sums = jax.lax.optimization_barrier((own, sums))
+            arriving = ring.arriving(each[s + 1], dict(zip("kv", own, strict=True)))
         sums = compute(step, keys, sums)
     return sums
 

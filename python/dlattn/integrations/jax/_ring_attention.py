@@ -14,8 +14,9 @@ from jax.sharding import PartitionSpec
 from dlattn._errors import UnsupportedError
 from dlattn._types import Causal, Layout, Window
 from dlattn.integrations.jax import _call, _launch, _ring
+from dlattn.integrations.jax._calls import spec_of, vary
 from dlattn.integrations.jax._launch import Names, Result
-from dlattn.integrations.jax._layers import spec_of, vary, with_automatic_axes
+from dlattn.integrations.jax._layers import with_automatic_axes
 from dlattn.integrations.jax._operands import NAMES, dims
 from dlattn.integrations.ring import shards
 from dlattn.integrations.ring.schedule import Mask
