@@ -32,9 +32,6 @@ struct Family {
   std::string (*request_of)(const Plan& plan) = nullptr;
 };
 using ForwardFamily = Family<AttentionParams>;
-using MergeFamily = Family<MergeParams>;
-using QuantizeFamily = Family<QuantizeTask>;
-using AppendFamily = Family<AppendParams>;
 using BackwardFamily = Family<BackwardParams>;
 
 // For what returns whether it accepts: false, and why, if anybody asks.

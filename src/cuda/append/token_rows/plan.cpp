@@ -15,7 +15,7 @@ bool plan_append(const AppendParams& p, const DeviceInfo&, const Options&, Plan*
 
 }  // namespace
 
-extern const core::AppendFamily kFamily;
-const core::AppendFamily kFamily = {"token_rows", 0, 1, nullptr, plan_append};
+extern const core::Family<AppendParams> kFamily;
+const core::Family<AppendParams> kFamily = {"token_rows", 0, 1, nullptr, plan_append};
 
 }  // namespace dlattn::append::token_rows

@@ -18,7 +18,7 @@ bool plan_merge(const MergeParams& p, const DeviceInfo&, const Options&, Plan* p
 
 }  // namespace
 
-extern const core::MergeFamily kFamily;
-const core::MergeFamily kFamily = {"row_per_warp", 0, 1, nullptr, plan_merge};
+extern const core::Family<MergeParams> kFamily;
+const core::Family<MergeParams> kFamily = {"row_per_warp", 0, 1, nullptr, plan_merge};
 
 }  // namespace dlattn::merge::row_per_warp

@@ -45,7 +45,7 @@ bool plan_quantize(const QuantizeTask& task, const DeviceInfo& device, const Opt
 
 }  // namespace
 
-extern const core::QuantizeFamily kFamily;
-const core::QuantizeFamily kFamily = {"key_blocks", 0, 1, nullptr, plan_quantize};
+extern const core::Family<QuantizeTask> kFamily;
+const core::Family<QuantizeTask> kFamily = {"key_blocks", 0, 1, nullptr, plan_quantize};
 
 }  // namespace dlattn::quantize::key_blocks
