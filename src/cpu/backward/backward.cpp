@@ -123,6 +123,15 @@ BiasDims dims_of(const BackwardParams& b) {
           has(b.dbias.row_stride, p.seqlen_q), has(b.dbias.col_stride, p.seqlen_k)};
 }
 
+// Whether the owners of queries, who meet each score once, write dbias: an element for each.
+bool owners_write_bias(const BackwardParams& b, bool has_rows) {
+  if (!b.dbias.data || !has_rows || !(b.dq.data || b.dalibi_slopes.data)) return false;
+  const BiasDims dims = dims_of(b);
+  const AttentionParams& p = b.forward;
+  return dims.batches && dims.heads && dims.queries && dims.keys && !p.cu_seqlens_q &&
+         !p.cu_seqlens_k && !p.seqused_k;
+}
+
 class Backward {
  public:
   Backward(const BackwardParams& params, const Plan& plan, Poll poll)
@@ -137,6 +146,7 @@ class Backward {
         keys_(sequences_, p_.num_heads_kv, kernels_.block_n, &SequenceRows::len_k),
         scratch_bytes_(kernels_.scratch_bytes(params)),
         sums_(sums_of(b_, kernels_, parts_, threads_, longest())),
+        writes_bias_(owners_write_bias(b_, !sequences_.empty())),
         memory_(static_cast<char*>(std::aligned_alloc(
                     64, static_cast<std::size_t>(delta_bytes(p_) + threads_ * scratch_bytes_ +
                                                  sums_.count * sums_.bytes))),
@@ -154,7 +164,7 @@ class Backward {
       if (b_.dk.data || b_.dv.data) compute_keys();
       if (b_.dq.data || b_.dalibi_slopes.data) compute_queries();
     }
-    if (b_.dbias.data) compute_bias();
+    if (b_.dbias.data && !writes_bias_) compute_bias();
   }
 
  private:
@@ -258,8 +268,8 @@ class Backward {
       task.part = static_cast<int>(index % parts_), task.num_parts = static_cast<int>(parts_);
       task.head = index / parts_ % p_.num_heads_kv;
       task.sequence = sequences_[static_cast<std::size_t>(index / parts_ / p_.num_heads_kv)];
-      if (parts_ > 1) return kernels_.head(b_, task, delta(), scratch, sums(index));
-      kernels_.head(b_, task, delta(), scratch, sums(worker));
+      if (parts_ > 1) return kernels_.head(b_, task, writes_bias_, delta(), scratch, sums(index));
+      kernels_.head(b_, task, writes_bias_, delta(), scratch, sums(worker));
       for (std::int64_t key = 0; key < task.sequence.len_k; key += kernels_.block_n)
         kernels_.finish(b_, {task.sequence, task.head, key}, 1, scratch, sums(worker), sums_.bytes);
     });
@@ -276,7 +286,8 @@ class Backward {
     std::vector<double> parts(b_.dalibi_slopes.data ? static_cast<std::size_t>(queries_.count())
                                                     : 0);
     each(queries_.count(), [&](std::int64_t index, char* scratch) {
-      const double part = kernels_.queries(b_, queries_.task(index), delta(), scratch);
+      const double part =
+          kernels_.queries(b_, queries_.task(index), writes_bias_, delta(), scratch);
       if (!parts.empty()) parts[static_cast<std::size_t>(index)] = part;
     });
     if (b_.dalibi_slopes.data) add_slopes(parts);
@@ -328,6 +339,7 @@ class Backward {
   const Blocks queries_, keys_;
   const std::int64_t scratch_bytes_;
   const Sums sums_;
+  const bool writes_bias_;  // beside dq; else by tasks of its own
   const std::unique_ptr<char, void (*)(void*)> memory_;
 };
 

@@ -39,11 +39,12 @@ class BackwardKernel {
     v_ = arena_.take<T>(dim_v * kN);
     part_ = KeySums<T>(p_, kN, &arena_);
     total_ = KeySums<T>(p_, kN, &arena_);
-    dq_t_ = arena_.take<T>(dim * kM);
+    dq_t_ = arena_.take<T>(padded_columns<T>(dim) * kM);
     s_t_ = arena_.take<T>(kN * kM);
     dp_t_ = arena_.take<T>(kN * kM);
     slopes_ = arena_.take<T>(kN * kM);
     sums_ = arena_.take<T>(kN * kM);
+    bias_rows_ = arena_.take<T>(kN * kM);
     lse_ = arena_.take<T>(kM);
     delta_ = arena_.take<T>(kM);
     ones_ = arena_.take<T>(kM);
@@ -80,7 +81,8 @@ class BackwardKernel {
     write_keys(task, count, total_);
   }
 
-  double queries(const BackwardTask& task) {
+  // With `writes_bias` dbias has an element for each score, and its rows are written as well.
+  double queries(const BackwardTask& task, bool writes_bias) {
     const SequenceRows& sequence = task.sequence;
     ScoreTile<T> scores = load_queries(sequence, task.head, task.begin);
     fill(dq_t_, p_.head_dim * lanes_, T(0));
@@ -89,16 +91,19 @@ class BackwardKernel {
     for (std::int64_t j = keys.begin; j < keys.end; j += kN) {
       const std::int64_t count = min_int(kN, keys.end - j);
       load_keys(sequence, task.head / group(), j, count);
-      tile(&scores, j, count, b_.dalibi_slopes.data ? &slope : nullptr);
+      tile(&scores, j, count, b_.dalibi_slopes.data ? &slope : nullptr,
+           writes_bias ? Bias::kStore : Bias::kNone);
       if (b_.dq.data) add_to_queries(count);
+      if (writes_bias) write_bias_tile(sequence.batch, task.head, task.begin, j, count);
     }
+    if (writes_bias) clear_bias(sequence.batch, task.head, task.begin, keys);
     if (b_.dq.data) write_queries(sequence, task.head, task.begin);
     return slope;
   }
 
   // Writes dq of a part of the queries that share the head, and leaves in `sums` what they add to
-  // dk and dv of all its keys.
-  void head(const HeadTask& task, const KeySums<T>& sums) {
+  // dk and dv of all its keys. `writes_bias`: as of queries().
+  void head(const HeadTask& task, bool writes_bias, const KeySums<T>& sums) {
     sums.clear(task.sequence.len_k);
     for_each_query_tile(task, [&](std::int64_t head, std::int64_t i) {
       ScoreTile<T> scores = load_queries(task.sequence, head, i);
@@ -107,10 +112,12 @@ class BackwardKernel {
       for (std::int64_t j = keys.begin; j < keys.end; j += kN) {
         const std::int64_t count = min_int(kN, keys.end - j);
         load_keys(task.sequence, task.head, j, count);
-        tile(&scores, j, count);
+        tile(&scores, j, count, nullptr, writes_bias ? Bias::kStore : Bias::kNone);
         add_to_keys(count, sums.from_key(j));
         add_to_queries(count);
+        if (writes_bias) write_bias_tile(task.sequence.batch, head, i, j, count);
       }
+      if (writes_bias) clear_bias(task.sequence.batch, head, i, keys);
       write_queries(task.sequence, head, i);
     });
   }
@@ -155,6 +162,14 @@ class BackwardKernel {
   }
 
  private:
+  enum class Bias { kNone, kAdd, kStore };
+
+  // Rows of k or v: in place, or converted to T.
+  struct Left {
+    const T* rows = nullptr;
+    std::int64_t stride = 0;
+  };
+
   template <typename U>
   static void fill(U* to, std::int64_t count, U value) {
     for (std::int64_t i = 0; i < count; ++i) to[i] = value;
@@ -194,13 +209,16 @@ class BackwardKernel {
   void load_keys(const SequenceRows& sequence, std::int64_t head, std::int64_t j,
                  std::int64_t count) {
     const std::int64_t entry = p_.cu_seqlens_k ? 0 : sequence.batch;
-    const auto load_rows = [&](const TensorView& view, std::int64_t columns, T* to) {
+    const auto load_rows = [&](const TensorView& view, std::int64_t columns, T* to) -> Left {
       const char* const from =
           static_cast<const char*>(view.data) + row_offset(view, entry, sequence.first_k + j, head);
+      if (size_of(view.dtype) == static_cast<std::int64_t>(sizeof(T)))
+        return {reinterpret_cast<const T*>(from), count > 1 ? view.row_stride : 0};
       read_elements(view.dtype, from, count, view.row_stride, columns, to);
+      return {to, columns};
     };
-    load_rows(p_.k, p_.head_dim, k_);
-    load_rows(p_.v, p_.head_dim_v, v_);
+    keys_ = load_rows(p_.k, p_.head_dim, k_);
+    values_ = load_rows(p_.v, p_.head_dim_v, v_);
   }
 
   // Takes queries i .. i + kM - 1 of a head, in as few lanes as hold those that there are. Lanes
@@ -211,14 +229,15 @@ class BackwardKernel {
     lanes_ = kWidth<T>;
     while (lanes_ < num_rows_) lanes_ *= 2;
     Arena memory(scratch_ + score_memory_);
-    ScoreTile<T> scores(p_, sequence.batch, sequence.len_q, sequence.len_k, lanes_, kN,
-                        &memory);
+    ScoreTile<T> scores(p_, sequence.batch, sequence.len_q, sequence.len_k, lanes_, kN, &memory);
     const std::int64_t entry = p_.cu_seqlens_q ? 0 : sequence.batch;
     const std::int64_t rows = p_.cu_seqlens_q ? p_.total_q : p_.seqlen_q;
     const T* const delta = all_deltas_ + (entry * p_.num_heads + head) * rows;
     const std::int64_t columns = padded_columns<T>(p_.head_dim);
     const std::int64_t columns_v = padded_columns<T>(p_.head_dim_v);
-    fill(q_, columns * lanes_, T(0)), fill(dout_, columns_v * lanes_, T(0));
+    if (num_rows_ < lanes_ || columns > p_.head_dim) fill(q_, columns * lanes_, T(0));
+    if (num_rows_ < lanes_ || columns_v > p_.head_dim_v || !b_.dout.data)
+      fill(dout_, columns_v * lanes_, T(0));
     for (std::int64_t r = 0; r < lanes_; ++r) {
       scores.set_lane(r, i + min_int(r, num_rows_ - 1), head);
       lse_[r] = static_cast<T>(INFINITY), delta_[r] = T(0);
@@ -230,23 +249,17 @@ class BackwardKernel {
       if (lse == -INFINITY) continue;  // it sees nothing
       lse_[r] = static_cast<T>(lse), delta_[r] = delta[row];
     }
-    transpose(q_, columns, p_.head_dim, q_t_);
-    transpose(dout_, columns_v, p_.head_dim_v, dout_t_);
+    transpose(q_, columns, lanes_, p_.head_dim, q_t_, lanes_);
+    transpose(dout_, columns_v, lanes_, p_.head_dim_v, dout_t_, lanes_);
     return scores;
   }
 
-  void transpose(const T* from, std::int64_t stride, std::int64_t columns, T* to) const {
-    for (std::int64_t d = 0; d < columns; ++d) {
-      for (std::int64_t r = 0; r < lanes_; ++r) to[d * lanes_ + r] = from[r * stride + d];
-    }
-  }
-
   // Leaves P^T in s_t_ and dS^T, times the derivative of the softcap, in dp_t_. Adds to `slope`
-  // what dalibi_slopes gains, and dS^T to sums_, if they are wanted.
+  // what dalibi_slopes gains, if it is wanted, and does with dS^T and sums_ as `bias` says.
   void tile(ScoreTile<T>* scores, std::int64_t j, std::int64_t count, double* slope = nullptr,
-            bool adds_bias = false) {
-    product(k_, q_t_, p_.head_dim, count, s_t_);
-    product(v_, dout_t_, p_.head_dim_v, count, dp_t_);
+            Bias bias = Bias::kNone) {
+    product(keys_, q_t_, p_.head_dim, count, s_t_);
+    product(values_, dout_t_, p_.head_dim_v, count, dp_t_);
     const bool capped = p_.softcap > 0;
     if (scores->adjusts()) scores->adjust(s_t_, j, count, num_rows_, capped ? slopes_ : nullptr);
     scores->hide(s_t_, j, count);
@@ -269,7 +282,8 @@ class BackwardKernel {
           const Vec<T> keys = distance - static_cast<T>(n);
           sum += ds * (keys < T(0) ? -keys : keys);
         }
-        if (adds_bias) add_lanes(ds, sums_ + n * kM + lane);
+        if (bias == Bias::kAdd) add_lanes(ds, sums_ + n * kM + lane);
+        if (bias == Bias::kStore) store(sums_ + n * kM + lane, ds);
         if (capped) ds *= load(slopes_ + at);
         store(s_t_ + at, p);
         store(dp_t_ + at, ds);
@@ -280,10 +294,10 @@ class BackwardKernel {
   }
 
   // S^T = K Q^T, or dP^T = V dO^T.
-  void product(const T* left, const T* right, std::int64_t depth, std::int64_t count,
+  void product(const Left& left, const T* right, std::int64_t depth, std::int64_t count,
                T* result) const {
     ProductArgs<T> args;
-    args.left = left, args.left_stride = depth;
+    args.left = left.rows, args.left_stride = left.stride;
     args.right = right, args.depth = depth;
     args.result = result, args.block_m = lanes_;
     multiply<T, Product::kScores>(count, args);
@@ -305,18 +319,22 @@ class BackwardKernel {
   // dQ^T += K^T dS^T.
   void add_to_queries(std::int64_t count) const {
     ProductArgs<T> args;
-    args.left = k_, args.left_stride = p_.head_dim;
+    args.left = keys_.rows, args.left_stride = keys_.stride;
     args.right = dp_t_, args.depth = count;
     args.result = dq_t_, args.rescale = ones_, args.block_m = lanes_;
     multiply<T, Product::kOutput>(p_.head_dim, args);
   }
 
+  // q_ has dq in the place of q then.
   void write_queries(const SequenceRows& sequence, std::int64_t head, std::int64_t i) {
     const T scale = static_cast<T>(p_.softmax_scale);
+    const std::int64_t columns = padded_columns<T>(p_.head_dim);
+    transpose(dq_t_, lanes_, p_.head_dim, num_rows_, q_, columns);
     for (std::int64_t r = 0; r < num_rows_; ++r) {
-      for (std::int64_t d = 0; d < p_.head_dim; ++d) row_[d] = dq_t_[d * lanes_ + r] * scale;
+      T* const row = q_ + r * columns;
+      for (std::int64_t d = 0; d < p_.head_dim; ++d) row[d] *= scale;
       write_row(b_.dq, p_.cu_seqlens_q ? 0 : sequence.batch, sequence.first_q + i + r, head,
-                p_.head_dim, row_);
+                p_.head_dim, row);
     }
   }
 
@@ -328,7 +346,7 @@ class BackwardKernel {
       const std::int64_t count = min_int(kN, all.end - j);
       if (j >= seen.end || j + count <= seen.begin) continue;
       load_keys(sequence, head / group(), j, count);
-      tile(&scores, j, count, nullptr, true);
+      tile(&scores, j, count, nullptr, Bias::kAdd);
     }
   }
 
@@ -338,6 +356,10 @@ class BackwardKernel {
     const std::int64_t j = dims.keys ? task.key_tile * kN : 0;
     const std::int64_t rows = dims.queries ? min_int(kM, p_.seqlen_q - i) : 1;
     const std::int64_t columns = dims.keys ? min_int(kN, p_.seqlen_k - j) : 1;
+    if (dims.queries && dims.keys) {
+      num_rows_ = rows;
+      return write_bias_tile(task.batch, task.head, i, j, columns);
+    }
     for (std::int64_t r = 0; r < rows; ++r) {
       for (std::int64_t n = 0; n < columns; ++n) {
         double sum = 0.0;
@@ -345,23 +367,34 @@ class BackwardKernel {
           for (std::int64_t y = dims.queries ? r : 0; y < (dims.queries ? r + 1 : kM); ++y)
             sum += static_cast<double>(sums_[x * kM + y]);
         }
-        const T value = static_cast<T>(sum);
-        MutableTensorView element = b_.dbias;
-        element.data = static_cast<char*>(element.data) +
-                       (n + j) * b_.dbias.col_stride * size_of(b_.dbias.dtype);
-        write_element(element, task.batch, i + r, task.head, value);
+        bias_rows_[n] = static_cast<T>(sum);
       }
+      write_columns(b_.dbias, task.batch, i + r, task.head, j, columns, bias_rows_);
     }
   }
 
-  static void write_element(const MutableTensorView& view, std::int64_t batch, std::int64_t row,
-                            std::int64_t head, T value) {
-    if (view.dtype == DType::kFloat32) {
-      const float as_float = static_cast<float>(value);
-      write_row(view, batch, row, head, 1, &as_float);
-    } else {
-      write_row(view, batch, row, head, 1, &value);
-    }
+  // dbias of the queries at hand, from i on, and keys [j, j + count): what stands in sums_.
+  void write_bias_tile(std::int64_t batch, std::int64_t head, std::int64_t i, std::int64_t j,
+                       std::int64_t count) {
+    transpose(sums_, kM, count, num_rows_, bias_rows_, kN);
+    for (std::int64_t r = 0; r < num_rows_; ++r)
+      write_columns(b_.dbias, batch, i + r, head, j, count, bias_rows_ + r * kN);
+  }
+
+  // 0 for the keys outside of `seen`, which the queries at hand, from i on, do not see.
+  void clear_bias(std::int64_t batch, std::int64_t head, std::int64_t i,
+                  const Range<std::int64_t>& seen) {
+    const std::int64_t begin = clamp_int(seen.begin, 0, p_.seqlen_k);
+    const std::int64_t end = clamp_int(seen.end, begin, p_.seqlen_k);
+    fill(bias_rows_, kN, T(0));
+    const auto clear = [&](std::int64_t first, std::int64_t last) {
+      for (std::int64_t j = first; j < last; j += kN) {
+        for (std::int64_t r = 0; r < num_rows_; ++r)
+          write_columns(b_.dbias, batch, i + r, head, j, min_int(kN, last - j), bias_rows_);
+      }
+    };
+    clear(0, begin);
+    clear(end, p_.seqlen_k);
   }
 
   const BackwardParams& b_;
@@ -375,8 +408,9 @@ class BackwardKernel {
   T *q_t_, *dout_t_, *dq_t_;  // [head_dim or head_dim_v, lanes]
   T *q_, *dout_;              // [lanes, columns]
   T *k_, *v_;                 // [kN, head_dim or head_dim_v]
+  Left keys_, values_;        // at hand
   T *s_t_, *dp_t_, *slopes_;  // [kN, lanes]
-  T* sums_;                   // [kN, kM]
+  T *sums_, *bias_rows_;      // of dbias: [kN, kM], [kM, kN]
   T *lse_, *delta_, *ones_;   // [lanes]
   KeySums<T> part_, total_;   // of kN keys
   T* row_;

@@ -11,6 +11,24 @@ static std::int64_t backward_scratch_bytes(const BackwardParams& params) {
   return BackwardKernel<T>(params, nullptr, nullptr).scratch_bytes();
 }
 
+// In double, by several sums at once, as each waits for its last addition.
+template <typename T>
+static double dot(const T* x, const T* y, std::int64_t count) {
+  constexpr int kSums = 16;
+  double sums[kSums] = {};
+  std::int64_t i = 0;
+  for (; i + kSums <= count; i += kSums) {
+    for (int c = 0; c < kSums; ++c)
+      sums[c] += static_cast<double>(x[i + c]) * static_cast<double>(y[i + c]);
+  }
+  for (int c = 0; i < count; ++i, ++c)
+    sums[c] += static_cast<double>(x[i]) * static_cast<double>(y[i]);
+  for (int step = kSums / 2; step > 0; step /= 2) {
+    for (int c = 0; c < step; ++c) sums[c] += sums[c + step];
+  }
+  return sums[0];
+}
+
 template <typename T>
 static void backward_delta(const BackwardParams& b, std::int64_t batch, std::int64_t head,
                            std::int64_t begin, std::int64_t count, void* scratch, void* delta) {
@@ -27,8 +45,7 @@ static void backward_delta(const BackwardParams& b, std::int64_t batch, std::int
       results.head_stride = p.out.head_stride;
       read_row(b.dout, batch, row, head, columns, dout);
       read_row(results, batch, row, head, columns, out);
-      for (std::int64_t d = 0; d < columns; ++d)
-        sum += static_cast<double>(dout[d]) * static_cast<double>(out[d]);
+      sum = dot(dout, out, columns);
     }
     if (b.dlse.data) {
       sum -= b.dlse.data[batch * b.dlse.batch_stride + head * b.dlse.head_stride +
@@ -52,11 +69,11 @@ static std::int64_t backward_sums_bytes(const BackwardParams& params, std::int64
 }
 
 template <typename T>
-static void backward_head(const BackwardParams& params, const HeadTask& task, const void* delta,
-                          void* scratch, void* sums) {
+static void backward_head(const BackwardParams& params, const HeadTask& task, bool writes_bias,
+                          const void* delta, void* scratch, void* sums) {
   Arena memory(sums);
   BackwardKernel<T>(params, static_cast<const T*>(delta), scratch)
-      .head(task, KeySums<T>(params.forward, task.sequence.len_k, &memory));
+      .head(task, writes_bias, KeySums<T>(params.forward, task.sequence.len_k, &memory));
 }
 
 template <typename T>
@@ -70,8 +87,9 @@ static void backward_finish(const BackwardParams& params, const BackwardTask& ta
 
 template <typename T>
 static double backward_queries(const BackwardParams& params, const BackwardTask& task,
-                               const void* delta, void* scratch) {
-  return BackwardKernel<T>(params, static_cast<const T*>(delta), scratch).queries(task);
+                               bool writes_bias, const void* delta, void* scratch) {
+  return BackwardKernel<T>(params, static_cast<const T*>(delta), scratch)
+      .queries(task, writes_bias);
 }
 
 template <typename T>

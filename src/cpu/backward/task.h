@@ -17,7 +17,7 @@ struct SequenceRows {
 
 // Each task of a launch owns keys of a KV head, for dk and dv; queries of a head, for dq and a part
 // of dalibi_slopes; a part of the queries of a KV head, for dq and sums for dk and dv; or a tile of
-// dbias.
+// dbias. Owners of queries write dbias too where it has an element for each score.
 struct BackwardTask {
   SequenceRows sequence;
   std::int64_t head = 0;   // for keys, that of k
@@ -51,15 +51,16 @@ struct BackwardKernels {
   void (*keys)(const BackwardParams& params, const BackwardTask& task, int num_parts,
                const void* delta, void* scratch) = nullptr;
   // dq, dk and dv at once: `head` leaves sums for all keys of its head in `sums`; `finish` adds up
-  // those of the parts, each in part_bytes behind the one before, and writes block_n keys.
+  // those of the parts, each in part_bytes behind the one before, and writes block_n keys. With
+  // writes_bias dbias has an element for each score, which is written as well.
   std::int64_t (*sums_bytes)(const BackwardParams& params, std::int64_t keys) = nullptr;
-  void (*head)(const BackwardParams& params, const HeadTask& task, const void* delta, void* scratch,
-               void* sums) = nullptr;
+  void (*head)(const BackwardParams& params, const HeadTask& task, bool writes_bias,
+               const void* delta, void* scratch, void* sums) = nullptr;
   void (*finish)(const BackwardParams& params, const BackwardTask& task, int num_parts,
                  void* scratch, void* sums, std::int64_t part_bytes) = nullptr;
-  // Returns the task's part of dalibi_slopes.
-  double (*queries)(const BackwardParams& params, const BackwardTask& task, const void* delta,
-                    void* scratch) = nullptr;
+  // Returns the task's part of dalibi_slopes. `writes_bias`: as above.
+  double (*queries)(const BackwardParams& params, const BackwardTask& task, bool writes_bias,
+                    const void* delta, void* scratch) = nullptr;
   // `sequences`: [batch_size]; null: none has rows.
   void (*bias)(const BackwardParams& params, const BiasTask& task, const BiasDims& dims,
                const SequenceRows* sequences, const void* delta, void* scratch) = nullptr;
