@@ -34,6 +34,21 @@ Captured = pytest.CaptureFixture[str]
 pytestmark = pytest.mark.usefixtures("instant")
 
 
+@pytest.fixture(autouse=True)
+def small_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a CPU, in an instant."""
+    small = replace(
+        backward.SCALES["cpu"],
+        square=((1, 2, 96, 16), (1, 2, 80, 32)),
+        short=((2, 2, 24, 16),),
+        varlen={"long": (5, 1, 60)},
+        varlen_heads=(2, 16),
+        gqa=(((1, 4, 64, 16), 2),),
+        bias=(2, 2, 48, 16),
+    )
+    monkeypatch.setitem(backward.SCALES, "cpu", small)
+
+
 def normal(*sizes: int, seed: int) -> Any:
     return torch.randn(sizes, generator=torch.Generator().manual_seed(seed)) + 0.25
 
