@@ -1,12 +1,15 @@
-#include "cpu/device.h"
-
 #include <cstdlib>
 #include <cstring>
 #include <string>
 #include <thread>
 
+#include "cpu/device.h"
+
 #if defined(__linux__)
 #include <sched.h>
+#endif
+#if defined(__unix__) || defined(__APPLE__)
+#include <unistd.h>
 #endif
 
 #include "core/backend.h"
@@ -94,6 +97,14 @@ void check_num_threads(int num_threads) {
   if (num_threads >= 0 && num_threads <= 4096) return;
   throw UnsupportedError("num_threads is " + std::to_string(num_threads) +
                          "; accepted: 1 to 4096, or 0 for the default");
+}
+
+std::int64_t machine_memory() {
+#if defined(_SC_PHYS_PAGES)
+  const std::int64_t pages = sysconf(_SC_PHYS_PAGES), bytes = sysconf(_SC_PAGESIZE);
+  if (pages > 0 && bytes > 0) return pages * bytes;
+#endif
+  return std::int64_t{1} << 48;
 }
 
 }  // namespace dlattn::cpu

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <string>
 #include <vector>
 
 #include "core/backend.h"
@@ -26,6 +27,25 @@ std::int64_t compute_bytes(const AttentionParams& p) {
 std::int64_t delta_bytes(const AttentionParams& p) {
   const core::TensorSizes rows = core::query_sizes(p);
   return ceil_div(rows.batch * rows.rows * rows.heads * compute_bytes(p), 64) * 64;
+}
+
+// Tensors that repeat one element may have more rows than any machine has memory for: what a call
+// keeps of each sequence and of each row of a head is refused before the rest is worked out.
+void check_memory(const AttentionParams& p) {
+  const core::TensorSizes rows = core::query_sizes(p);
+  if (rows.rows == 0 && core::key_sizes(p).rows == 0) return;
+  const double elements = static_cast<double>(rows.batch) * static_cast<double>(rows.rows) *
+                          static_cast<double>(rows.heads);
+  const double bytes = elements * static_cast<double>(compute_bytes(p)) +
+                       static_cast<double>(p.batch_size) * sizeof(SequenceRows);
+  const std::int64_t most = machine_memory();
+  if (bytes <= static_cast<double>(most)) return;
+  throw UnsupportedError("batch_size is " + std::to_string(p.batch_size) + ", num_heads " +
+                         std::to_string(p.num_heads) + ", and q has " + std::to_string(rows.rows) +
+                         " rows; accepted: as many as a backward pass has memory for, a number "
+                         "for each row of a head and " +
+                         std::to_string(sizeof(SequenceRows)) + " bytes for each sequence, in " +
+                         std::to_string(most) + " bytes");
 }
 
 std::vector<SequenceRows> sequences_of(const AttentionParams& p) {
@@ -349,6 +369,7 @@ void plan(const BackwardParams& params, const DeviceInfo& device, const Options&
           Plan* plan) {
   const AttentionParams& p = params.forward;
   check_num_threads(options.num_threads);
+  check_memory(p);
   const BackwardKernels& kernels = backward_kernels_for(device.isa, p.q.dtype);
   plan->isa = device.isa;
   plan->block_m = kernels.block_m;

@@ -264,6 +264,21 @@ def test_wrong_calls(changed, message):
         dlattn.attention_backward(**given)
 
 
+def test_more_rows_than_a_machine_has_memory_for():
+    """Tensors repeat one element here, so that the call alone would need memory."""
+    rows = np.broadcast_to(np.ones(8, np.float32), (2**31 - 1, 1, 2**16, 8))
+    given = {
+        **dict.fromkeys(("dout", "q", "k", "v", "out"), rows),
+        "lse": np.broadcast_to(np.ones((1, 1, 1), np.float32), (2**31 - 1, 2**16, 1)),
+        "sinks": np.ones(2**16, np.float32),
+        "needs": ["dsinks"],
+    }
+    message = r"batch_size is 2147483647, num_heads 65536, and q has 1 rows; accepted: as many as"
+    with pytest.raises(dlattn.UnsupportedError, match=message):
+        dlattn.attention_backward(**given)
+    assert not dlattn.supported_backward(**given)
+
+
 @pytest.mark.parametrize("varlen", [False, True])
 def test_plan(varlen):
     problem = (varlen_problem if varlen else random_problem)(17, "float32", features=("bias",))
