@@ -100,6 +100,7 @@ struct Functions {
                                     Tensor cum_seq_k, std::int64_t max_q, std::int64_t max_k,
                                     double dropout_p, std::int32_t is_causal, double* scale,
                                     Tensor* dq, Tensor* dk, Tensor* dv);       // torch with CUDA
+  Error (*get_num_threads)(std::uint32_t* count);  // of torch.set_num_threads()
   Error (*get_current_cuda_stream)(std::int32_t device_index, void** stream);  // torch with CUDA
 
   // C++ functions, by their names in the Itanium C++ ABI: the C ABI has none for this.

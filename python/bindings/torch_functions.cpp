@@ -2,12 +2,14 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 #include <iterator>
 #include <limits>
 #include <stdexcept>
 
+#include "dlattn/device.h"
 #include "errors.h"
 
 namespace dlattn::python {
@@ -71,6 +73,7 @@ constexpr Symbol kSymbols[] = {
      offsetof(TorchFunctions, attention_for_cpu), true},
     {"aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu_backward",
      offsetof(TorchFunctions, attention_for_cpu_backward), true},
+    {"torch_get_num_threads", offsetof(TorchFunctions, get_num_threads), true},
 };
 
 constexpr std::uint8_t small_float(int index) {
@@ -314,10 +317,15 @@ void* current_cuda_stream(Device device) {
 
 bool is_capturing(void* stream) {
   using IsCapturing = int(void* stream, int* status);
-  static IsCapturing* const of_driver = [] {  // which torch loads with its first tensor of a GPU
+  // Of the driver, which torch loads with its first tensor of a GPU. Threads that look for it at
+  // the same time find the same.
+  static std::atomic<IsCapturing*> known{nullptr};
+  IsCapturing* of_driver = known.load();
+  if (!of_driver) {
     void* const driver = dlopen("libcuda.so.1", RTLD_LAZY);
-    return driver ? reinterpret_cast<IsCapturing*>(dlsym(driver, "cuStreamIsCapturing")) : nullptr;
-  }();
+    if (driver) of_driver = reinterpret_cast<IsCapturing*>(dlsym(driver, "cuStreamIsCapturing"));
+    known = of_driver;
+  }
   int status = 0;
   if (!of_driver || of_driver(stream, &status)) throw std::runtime_error("no cuStreamIsCapturing");
   return status != 0;
@@ -329,6 +337,13 @@ bool are_deterministic_algorithms_enabled() {
 
 void throw_from_python(PyObject* raise) {
   torch_functions.to_scalar(nullptr, raise);
+}
+
+int cpu_threads_of_torch() {
+  const int own = device_info({DeviceType::kCpu, 0}).num_threads;
+  std::uint32_t count = 0;
+  if (!torch_functions.get_num_threads || torch_functions.get_num_threads(&count)) return own;
+  return count < static_cast<std::uint32_t>(own) ? static_cast<int>(count) : own;
 }
 
 }  // namespace dlattn::python

@@ -65,4 +65,7 @@ bool are_deterministic_algorithms_enabled();  // torch's
 // Throws the exception that `raise.__float__()` raises, as torch's own. The GIL is held.
 void throw_from_python(PyObject* raise);
 
+// Threads of a call on the CPU: no more than torch's own kernel would have, nor than dlattn's.
+int cpu_threads_of_torch();
+
 }  // namespace dlattn::python

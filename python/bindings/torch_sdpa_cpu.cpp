@@ -69,6 +69,7 @@ void compute_for_cpu(const Arguments& arguments, SdpaResults& results) {
   p.lse.data = lse.get();
   p.lse.batch_stride = p.num_heads * p.seqlen_q;
   p.lse.head_stride = p.seqlen_q;
+  problem.options.num_threads = cpu_threads_of_torch();
   forward(p, nullptr, problem.options);
   results[1].tensor = log_sum_exp_by_row(lse.get(), p);
 }
@@ -110,6 +111,7 @@ void compute_for_cpu_backward(const Arguments& arguments, SdpaResults& results) 
   for (int i = 0; i < 3; ++i)
     results[i].tensor = new_gradient(i, arguments.tensor(inputs[i]), true, problem, &params);
   params.forward = problem.params;
+  problem.options.num_threads = cpu_threads_of_torch();
   backward(params, nullptr, problem.options);
 }
 

@@ -1,10 +1,9 @@
+#include "cpu/device.h"
+
 #include <cstdlib>
 #include <cstring>
 #include <string>
 #include <thread>
-
-#include "cpu/device.h"
-
 #if defined(__linux__)
 #include <sched.h>
 #endif
@@ -16,6 +15,8 @@
 
 namespace dlattn::cpu {
 namespace {
+
+constexpr int kMostThreads = 4096;
 
 struct Isa {
   const char* name;
@@ -64,14 +65,26 @@ int cores_of_process() {
   return count > 0 ? static_cast<int>(count) : 1;
 }
 
-int default_num_threads() {
-  const char* value = std::getenv("DLATTN_NUM_THREADS");
-  if (!value || !*value) return cores_of_process();
+// The first number of OMP_NUM_THREADS, by which users, and launchers that start a process for each
+// device, limit the threads of all libraries; else `cores`. What is no number is OpenMP's to
+// refuse.
+int threads_of_openmp(int cores) {
+  const char* value = std::getenv("OMP_NUM_THREADS");
+  if (!value) return cores;
   char* end = nullptr;
   const long count = std::strtol(value, &end, 10);
-  if (*end != '\0' || count < 1 || count > 4096) {
-    throw UnsupportedError(std::string("DLATTN_NUM_THREADS is \"") + value +
-                           "\"; accepted: 1 to 4096");
+  const bool is_number = end != value && (*end == '\0' || *end == ',' || *end == ' ');
+  return is_number && count >= 1 && count <= kMostThreads ? static_cast<int>(count) : cores;
+}
+
+int default_num_threads() {
+  const char* value = std::getenv("DLATTN_NUM_THREADS");
+  if (!value || !*value) return threads_of_openmp(cores_of_process());
+  char* end = nullptr;
+  const long count = std::strtol(value, &end, 10);
+  if (*end != '\0' || count < 1 || count > kMostThreads) {
+    throw UnsupportedError(std::string("DLATTN_NUM_THREADS is \"") + value + "\"; accepted: 1 to " +
+                           std::to_string(kMostThreads));
   }
   return static_cast<int>(count);
 }
@@ -94,9 +107,9 @@ bool has_isa(const char* isa) {
 }
 
 void check_num_threads(int num_threads) {
-  if (num_threads >= 0 && num_threads <= 4096) return;
-  throw UnsupportedError("num_threads is " + std::to_string(num_threads) +
-                         "; accepted: 1 to 4096, or 0 for the default");
+  if (num_threads >= 0 && num_threads <= kMostThreads) return;
+  throw UnsupportedError("num_threads is " + std::to_string(num_threads) + "; accepted: 1 to " +
+                         std::to_string(kMostThreads) + ", or 0 for the default");
 }
 
 std::int64_t machine_memory() {

@@ -32,7 +32,8 @@ struct DeviceInfo {
   // Whether there is code for this compute capability alone as well, as 90a is.
   bool arch_specific_code = false;
   // CPU
-  int num_threads = 0;   // DLATTN_NUM_THREADS, else the cores this process may run on
+  // DLATTN_NUM_THREADS, else OMP_NUM_THREADS, else the cores this process may run on.
+  int num_threads = 0;
   const char* isa = "";  // "avx512", "avx2" or "portable"; empty: what this processor has
 };
 

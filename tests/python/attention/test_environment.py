@@ -51,3 +51,22 @@ except dlattn.UnsupportedError as error:
     done = run(code, **{name: b"\xff4\xed\xa0\x80"})
     assert done.stderr == ""
     assert rf'{name} is "\xff4\xed\xa0\x80"; {accepted}' in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("variables", "threads"),
+    [
+        ({"OMP_NUM_THREADS": "3"}, 3),
+        ({"OMP_NUM_THREADS": "5,2"}, 5),
+        ({"OMP_NUM_THREADS": "3", "DLATTN_NUM_THREADS": "7"}, 7),
+        ({"OMP_NUM_THREADS": "many"}, 0),
+        ({"OMP_NUM_THREADS": "0"}, 0),
+    ],
+)
+def test_threads(variables, threads):
+    """0: those of a process without either variable."""
+    code = "import dlattn; print(dlattn.info().cpu_threads)"
+    if threads == 0:
+        threads = int(run(code, OMP_NUM_THREADS="", DLATTN_NUM_THREADS="").stdout)
+    done = run(code, **{"DLATTN_NUM_THREADS": "", **variables})
+    assert (done.stdout, done.stderr) == (f"{threads}\n", "")

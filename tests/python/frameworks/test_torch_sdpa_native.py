@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -247,3 +250,27 @@ def test_a_torch_whose_function_leads_elsewhere(name: str, monkeypatch: pytest.M
     library._destroy()
     assert removed == [True]
     assert sdpa_native.why == {name: "torch's own kernel is not reached by its function"}
+
+
+THREADS = """
+import torch, dlattn.torch
+q, k, v = (torch.randn(8, 4, 40, 16, requires_grad=True) for _ in range(3))
+for threads in (2, 8):
+    torch.set_num_threads(threads)
+    with dlattn.torch.active(gradients="dlattn"):
+        torch.nn.functional.scaled_dot_product_attention(q, k, v).sum().backward()
+"""
+
+
+def test_threads_are_no_more_than_torchs() -> None:
+    """And no more than dlattn's own."""
+    variables = {"DLATTN_NUM_THREADS": "3", "DLATTN_PRINT_PLAN": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    told = [line.split(",")[0] for line in done.stderr.splitlines() if "threads: " in line]
+    assert told == ["threads: 2"] * 2 + ["threads: 3"] * 2
