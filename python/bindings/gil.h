@@ -86,6 +86,24 @@ void with_gil_on_any_thread(Code&& code) noexcept {
   });
 }
 
+// Holds the GIL for its lifetime, on a thread that need not be one of Python's. An exception that
+// is set lies in the thread's state of Python's, which therefore stays where there was none.
+class LockedOnAnyThread {
+ public:
+  LockedOnAnyThread() {
+    guarded([&] {
+      if (!PyGILState_GetThisThreadState()) PyGILState_Ensure();
+      state_ = PyGILState_Ensure();
+    });
+  }
+  ~LockedOnAnyThread() { PyGILState_Release(state_); }
+  LockedOnAnyThread(const LockedOnAnyThread&) = delete;
+  LockedOnAnyThread& operator=(const LockedOnAnyThread&) = delete;
+
+ private:
+  PyGILState_STATE state_;
+};
+
 // Gives up the GIL for its lifetime.
 class Unlocked {
  public:

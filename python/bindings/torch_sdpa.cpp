@@ -119,17 +119,7 @@ PyObject* raise_in_python = nullptr;  // as count_refused_in_python
 // Throws torch's own exception of what a kernel in Python raised last on this thread. No object of
 // this module's but the guard is alive then, as in run_or_throw.
 void throw_what_python_raised() {
-  struct Guard {
-    PyGILState_STATE state;
-    Guard() {
-      guarded([&] {
-        // The exception lies in this thread's state of Python's, which must outlive the guard.
-        if (!PyGILState_GetThisThreadState()) PyGILState_Ensure();
-        state = PyGILState_Ensure();
-      });
-    }
-    ~Guard() { PyGILState_Release(state); }
-  } const guard;
+  const LockedOnAnyThread guard;
   throw_from_python(raise_in_python);
 }
 

@@ -155,13 +155,16 @@ void own_for_cpu_backward(const Arguments& arguments, SdpaResults& results) {
   for (int i = 0; i < 3; ++i) results[i].tensor = OwnedTensor(made[i]);
 }
 
-// Short sequences in 16 bits: for others torch's kernel was as fast or faster.
+// Short sequences in 16 bits and causal ones in float32 that are not short: for others torch's
+// kernel was as fast or faster.
 bool prefers_for_cpu(const Arguments& arguments) {
   const Tensor q = describe(arguments.tensor(kForCpuBackward.query), "q");
   const Tensor k = describe(arguments.tensor(kForCpuBackward.key), "k");
   if (q.ndim != 4 || k.ndim != 4) return false;
-  return q.dtype.bits == 16 && q.shape[2] >= 32 && q.shape[2] <= 128 && k.shape[2] <= 128 &&
-         q.shape[3] <= 128;
+  const std::int64_t rows = q.shape[2], keys = k.shape[2], columns = q.shape[3];
+  if (q.dtype.bits == 16) return rows >= 32 && rows <= 128 && keys <= 128 && columns <= 128;
+  return q.dtype.bits == 32 && arguments.flag(kForCpuBackward.is_causal) && rows >= 128 &&
+         keys >= 128 && columns <= 256;
 }
 
 }  // namespace

@@ -163,6 +163,11 @@ def test_whose_gradients() -> None:
                 gradients(F.scaled_dot_product_attention(*inputs), inputs)
             served.append(dlattn.torch.stats(reset=True).served.get(BACKWARD, 0))
     assert served == [0, 0, 0, 1, 1, 1, 0, 1, 0]
+    for rows, causal, wanted in ((128, True, 1), (128, False, 0), (127, True, 0)):
+        inputs = drawn((2, 4, rows, 16), *[(2, 4, 128, 16)] * 2)
+        with dlattn.torch.active():
+            gradients(F.scaled_dot_product_attention(*inputs, is_causal=causal), inputs)
+        assert dlattn.torch.stats(reset=True).served.get(BACKWARD, 0) == wanted
     preferred = sdpa_backward.PREFERRED[f"{CUDNN}_backward"]
     assert not preferred(*[None] * 15) and preferred(*[None] * 8, torch.zeros(1), *[None] * 6)
     with pytest.raises(dlattn.UnsupportedError, match="gradients is 'ours'; accepted: 'auto', "):

@@ -281,12 +281,19 @@ KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
 }
 
 
-def _preferred_on_cpu(
-    grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *_: Any, **__: Any
-) -> bool:
-    """Short sequences in 16 bits: for others torch's kernel was as fast or faster."""
+def _preferred_on_cpu(*given: Any, **_: Any) -> bool:
+    """Short sequences in 16 bits, causal ones in float32 that are not short.
+
+    For others torch's kernel was as fast or faster.
+    """
+    query, key, is_causal = given[1], given[2], given[7]
     rows, columns = query.shape[2:]
-    return query.itemsize == 2 and 32 <= rows <= 128 and key.shape[2] <= 128 and columns <= 128
+    keys = key.shape[2]
+    if query.itemsize == 2:
+        return bool(32 <= rows <= 128 and keys <= 128 and columns <= 128)
+    return bool(
+        query.itemsize == 4 and is_causal and rows >= 128 and keys >= 128 and columns <= 256
+    )
 
 
 def _preferred_to_cudnn(*given: Any, **_: Any) -> bool:
