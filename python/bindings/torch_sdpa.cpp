@@ -94,8 +94,8 @@ void serve_or_call_torch(int which, Value* stack) {
   });
 }
 
-// Whatever the reason is, the kernel in Python meets it too, and raises what torch's callers expect
-// or computes: so the arguments stay on the stack where this returns false.
+// Returns false where the arguments stay on the stack: the kernel in Python meets the reason too,
+// and computes, or raises what torch's callers expect.
 bool serve_or_leave(int which, Value* stack) noexcept {
   const SdpaKernel& kernel = *kSdpaKernels[which];
   Arguments arguments(kernel.op.signature, stack);
