@@ -34,6 +34,7 @@ from dlattn.reference import attention_backward_reference, attention_reference
 from dlattn.reference.gradients import same_dtype_gradients
 
 AUTO, EXPLICIT = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
+IN_TYPES = EXPLICIT if jax.__version_info__ >= (0, 10) else AUTO  # where they may be split
 ON_CPU = jax.default_backend() == "cpu"
 
 
@@ -248,7 +249,7 @@ class Split(NamedTuple):
 SPLITS = {
     "jit, causal": Split({"causal": True}, (4,), P(None, "x")),
     "jit, batch, window, sinks": Split(
-        {"window": (20, None), "causal": "top_left"}, (2, 2), P("y", "x"), EXPLICIT, ("sinks",)
+        {"window": (20, None), "causal": "top_left"}, (2, 2), P("y", "x"), IN_TYPES, ("sinks",)
     ),
     "jit, bias": Split({}, (2,), P(None, "x"), tensors=("bias",), gathers=True),
 }

@@ -72,8 +72,10 @@ def partitionable(call: Call, shapes: tuple[tuple[int, ...], ...]) -> Callable[.
         axes = axes_of((split_as(operands[0])["s"],))
 
         def part(*values: Any) -> Result:
-            results = _sequences.launch(call, values, axes, mesh) if axes else call.launch(values)
-            return tuple(map(_sum_over, results, sums))
+            # In a mesh of explicit axes that is set, each array would get a sharding in its type.
+            with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+                one = _sequences.launch(call, values, axes, mesh) if axes else call.launch(values)
+                return tuple(map(_sum_over, one, sums))
 
         return mesh, part, made, own
 
