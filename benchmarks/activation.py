@@ -3,7 +3,7 @@
 dlattn's kernels in torch's dispatcher are native, or Python's where they cannot be; both are
 measured. The tensors are small, so that the host is what takes the time:
 
-    python benchmarks/activation.py --json activation.json
+    DLATTN_NATIVE_ON_CUDA=1 python benchmarks/activation.py --json activation.json
     python benchmarks/activation.py --device cpu
 
 A time is the least of several windows, in each of which calls follow each other without waiting for

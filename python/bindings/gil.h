@@ -86,19 +86,22 @@ void with_gil_on_any_thread(Code&& code) noexcept {
   });
 }
 
-// Holds the GIL for its lifetime, on a thread that need not be one of Python's. An exception that
-// is set lies in the thread's state of Python's, which therefore stays where there was none.
-class LockedOnAnyThread {
+// Holds the GIL for its lifetime, on a thread that need not be one of Python's. An exception of
+// Python's that is set then stays so: it lies in the thread's state, which outlives this.
+class GilOnAnyThread {
  public:
-  LockedOnAnyThread() {
+  GilOnAnyThread() {
     guarded([&] {
-      if (!PyGILState_GetThisThreadState()) PyGILState_Ensure();
+      if (!PyGILState_GetThisThreadState()) {  // makes a state that stays
+        PyGILState_Ensure();
+        PyEval_SaveThread();
+      }
       state_ = PyGILState_Ensure();
     });
   }
-  ~LockedOnAnyThread() { PyGILState_Release(state_); }
-  LockedOnAnyThread(const LockedOnAnyThread&) = delete;
-  LockedOnAnyThread& operator=(const LockedOnAnyThread&) = delete;
+  ~GilOnAnyThread() { PyGILState_Release(state_); }
+  GilOnAnyThread(const GilOnAnyThread&) = delete;
+  GilOnAnyThread& operator=(const GilOnAnyThread&) = delete;
 
  private:
   PyGILState_STATE state_;

@@ -99,7 +99,7 @@ struct Functions {
                                     Tensor philox_offset, Tensor attn_bias, Tensor cum_seq_q,
                                     Tensor cum_seq_k, std::int64_t max_q, std::int64_t max_k,
                                     double dropout_p, std::int32_t is_causal, double* scale,
-                                    Tensor* dq, Tensor* dk, Tensor* dv);       // torch with CUDA
+                                    Tensor* dq, Tensor* dk, Tensor* dv);  // torch with CUDA
   Error (*get_num_threads)(std::uint32_t* count);  // of torch.set_num_threads()
   Error (*get_current_cuda_stream)(std::int32_t device_index, void** stream);  // torch with CUDA
 

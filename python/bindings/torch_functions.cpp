@@ -317,7 +317,7 @@ void* current_cuda_stream(Device device) {
 
 bool is_capturing(void* stream) {
   using IsCapturing = int(void* stream, int* status);
-  // Of the driver, which torch loads with its first tensor of a GPU. Threads that look for it at
+  // The driver's, which torch loads with its first tensor of a GPU. Threads that look for it at
   // the same time find the same.
   static std::atomic<IsCapturing*> known{nullptr};
   IsCapturing* of_driver = known.load();

@@ -117,9 +117,9 @@ bool serve_or_leave(int which, Value* stack) noexcept {
 PyObject* raise_in_python = nullptr;  // as count_refused_in_python
 
 // Throws torch's own exception of what a kernel in Python raised last on this thread. No object of
-// this module's but the guard is alive then, as in run_or_throw.
+// this module's but that of the GIL is alive then, as in run_or_throw.
 void throw_what_python_raised() {
-  const LockedOnAnyThread guard;
+  const GilOnAnyThread gil;
   throw_from_python(raise_in_python);
 }
 

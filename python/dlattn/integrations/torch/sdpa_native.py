@@ -10,6 +10,7 @@ operator of the same name in `torch.ops.dlattn`. What that raises they let torch
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -30,7 +31,7 @@ _FOR_CPU = "_scaled_dot_product_flash_attention_for_cpu"
 _FOR_CUDA = [f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")]
 
 # Whether CUDA's kernels are native. If not, Python's serve.
-ON_CUDA = True
+ON_CUDA = os.environ.get("DLATTN_NATIVE_ON_CUDA") == "1"
 
 # The operators with native kernels, and the key of torch's dispatcher that these are for.
 NATIVE = {_FOR_CPU: "CPU", f"{_FOR_CPU}_backward": "CPU"} | {
@@ -82,7 +83,7 @@ def _register_for(key: str, name: str) -> str:
 
 
 class _Raised(threading.local):
-    """What a kernel in Python raised last on this thread; raised again by float()."""
+    """The last exception of a kernel in Python on this thread; float() raises it again."""
 
     error: BaseException | None = None
 
