@@ -33,19 +33,24 @@ void few_rows_scores(FewRowsArgs<T> args) {
   const std::int64_t rows = args.upcoming.num_rows, count = args.num_keys;
   for (std::int64_t n = 0; n < count; n += kWidth<T>) {
     args.upcoming.prefetch(rows * n / count, rows * (n + kWidth<T>) / count);
-    Vec<T> sum[kRows] = {};
-    for (std::int64_t d = 0; d < args.columns; d += kColumns<T>) {
-      Vec<T> column[kColumns<T>];
-      load_columns(args.left + n * args.left_stride + d, args.left_stride, column);
+    Vec<T> total[kRows] = {};
+    for (std::int64_t begin = 0; begin < args.columns; begin += kChain) {
+      Vec<T> sum[kRows] = {};
+      for (std::int64_t d = begin; d < min_int(begin + kChain, args.columns); d += kColumns<T>) {
+        Vec<T> column[kColumns<T>];
+        load_columns(args.left + n * args.left_stride + d, args.left_stride, column);
 #pragma GCC unroll 4
-      for (int c = 0; c < kColumns<T>; ++c) {
+        for (int c = 0; c < kColumns<T>; ++c) {
 #pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r)
-          sum[r] += column[c] * broadcast(args.right[(d + c) * args.ld_right + r]);
+          for (int r = 0; r < kRows; ++r)
+            sum[r] += column[c] * broadcast(args.right[(d + c) * args.ld_right + r]);
+        }
       }
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) total[r] = begin > 0 ? total[r] + sum[r] : sum[r];
     }
 #pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) store(args.result + r * args.ld_result + n, sum[r]);
+    for (int r = 0; r < kRows; ++r) store(args.result + r * args.ld_result + n, total[r]);
   }
 }
 
