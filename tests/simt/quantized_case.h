@@ -56,7 +56,7 @@ struct QuantizedProblem {
   const Tensors<T, T>& tensors;
   dlattn::AttentionParams params;
   using Memory = std::unique_ptr<void, void (*)(void*)>;
-  Memory kept{nullptr, std::free}, workspace{nullptr, std::free};
+  Memory kept{nullptr, give_up}, workspace{nullptr, give_up};
   dlattn::QuantizedLayout layout;
   dlattn::QuantizedView keys;
 
@@ -85,11 +85,18 @@ struct QuantizedProblem {
     if (layout.rows > 0 && c.batch_size > 0) dlattn::cpu::quantize_kv(task, 1);
   }
 
+  // Tensor maps may begin there.
   static Memory poisoned(std::int64_t size) {
     const auto bytes = static_cast<std::size_t>(size);
-    Memory memory(std::aligned_alloc(dlattn::kWorkspaceAlignment, bytes), std::free);
+    Memory memory(std::aligned_alloc(dlattn::kWorkspaceAlignment, bytes), give_up);
     std::memset(memory.get(), 0x7f, bytes);
+    const auto* const first = static_cast<const unsigned char*>(memory.get());
+    tensor_blocks[first] = first + bytes;
     return memory;
+  }
+  static void give_up(void* memory) {
+    tensor_blocks.erase(static_cast<const unsigned char*>(memory));
+    std::free(memory);
   }
 
   // The reference on what the 8-bit numbers stand for. k is without what it was stored without,
