@@ -15,8 +15,8 @@ extern "C" __attribute__((visibility("default"))) int launch(
                                                HEAD_DIM, softmax_scale, causal, device);
   const Plan plan = plan_of("sm90", p, HEAD_DIM, sm90::tile_config(HEAD_DIM, HEAD_DIM), grid);
   try {
-    sm90::launch_tile<DType::kFloat16, HEAD_DIM, HEAD_DIM, sm90::Variant::kTall, false>(p, plan,
-                                                                                        stream);
+    sm90::launch_tile<DType::kFloat16, HEAD_DIM, HEAD_DIM, sm90::Variant::kTall,
+                      sm90::Keys::kFixed>(p, plan, stream);
   } catch (const Error&) {
     return 1;
   }
