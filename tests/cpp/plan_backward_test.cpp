@@ -1,5 +1,6 @@
 // The plans of backward passes: by scalar, which serves all, only launches that are wanted, with
 // those that all families share before and after them; by sm90, deterministic sums.
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -98,6 +99,17 @@ void causal_grids_of_one_wave() {
   CHECK(other.predicted_ns > 1.5 * chosen.predicted_ns);
 }
 
+// Lists may say that sequences of up to so many keys have none at all.
+void packs_without_keys_have_a_time() {
+  BackwardParams b = backward_problem();
+  AttentionParams& p = b.forward;
+  const std::int32_t starts[] = {0, 0, 0};
+  p.cu_seqlens_q = p.cu_seqlens_k = starts, p.total_q = 100, p.total_k = 0;
+  want(&b.dq, 6, p.q), want(&b.dk, 7, p.k), want(&b.dv, 8, p.v);
+  for (const char* kernel : {"wmma", "sm90", "scalar"})
+    CHECK_FOR(std::isfinite(dlattn::plan(b, gpus().back(), force(kernel)).predicted_ns), kernel);
+}
+
 void the_name_of_a_plan_may_be_asked_for() {
   BackwardParams b = backward_problem();
   want(&b.dq, 6, b.forward.q), want(&b.dk, 7, b.forward.k);
@@ -172,6 +184,7 @@ int main() {
   deterministic_on_hopper();
   what_is_wanted_is_launched();
   causal_grids_of_one_wave();
+  packs_without_keys_have_a_time();
   the_name_of_a_plan_may_be_asked_for();
   empty_problems_have_launches();
   padded_rows_hold_every_sequence();

@@ -76,11 +76,8 @@ double predicted_ns(const BackwardParams& b, const Plan& plan, const DeviceInfo&
                        static_cast<double>(std::max<std::int64_t>(p.num_heads_kv, 1));
   const double longest = cost::mean_seqlen_q(p) * plan.block_n * group;
   const double blocks = static_cast<double>(plan.grid);
-  // Blocks of one length run in rounds; of different ones, the last SM ends with a part of one.
-  const double mean = pairs / std::max(blocks, 1.0);
+  const double most = cost::busiest_share(walk, pairs, blocks, longest, sms);
   const double rounds = std::ceil(blocks / sms);
-  const double most =
-      walk.longest > walk.mean ? std::max(longest, pairs / sms + mean / 2.0) : rounds * mean;
   const double ns = kLaunches + rounds * block + most * per_pair;
   if (!is_in_turns(b)) return ns;
   // The longest blocks come last.

@@ -44,12 +44,9 @@ double products_ns(const BackwardParams& b, const DeviceInfo& device, int head_d
   const cost::Walk walk = cost::walk(b.forward, kNumWarps * 16, 1);
   const double pairs = walk.blocks * kNumWarps * 16 * walk.mean;
   const double sms = std::max(static_cast<double>(device.num_sms), 1.0);
-  const double mean = pairs / std::max(blocks, 1.0);
-  // Blocks of one length run in rounds; of different ones, the last SM ends with a part of one, and
-  // the longest has an SM to itself.
-  const double most = walk.longest > walk.mean
-                          ? std::max(mean * walk.longest / walk.mean, pairs / sms + mean / 2.0)
-                          : std::ceil(blocks / sms) * mean;
+  const double keys = walk.mean > 0.0 ? walk.longest / walk.mean : 0.0;  // of the longest block
+  const double longest = pairs / std::max(blocks, 1.0) * keys;
+  const double most = cost::busiest_share(walk, pairs, blocks, longest, sms);
   const double operations = 2.0 * products * head_dim_tile * most;
   return kFixed + operations / (cost::tensor_rate(device) * efficiency(head_dim_tile));
 }
