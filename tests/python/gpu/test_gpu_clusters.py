@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import normal as normal_array
-from gpu_checks import DEVICE, HALF, check, normal, qkv, torch
+from gpu_checks import DEVICE, HALF, captured, check, normal, qkv, torch
 from kvcaches import FEATURES, Cache, Problem
 from test_gpu_kvcache import convert, on_device, poisoned
 
@@ -116,13 +116,7 @@ def test_a_graph_serves_other_lengths() -> None:
     def call() -> Any:
         return dlattn.attention_with_kvcache(**static, causal=True, out=out, return_lse=True)
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        lse = call()[1]
+    graph, (_, lse) = captured(call)
     for problem in [*problems, *problems[::-1]]:
         for name, tensor in problem.arrays(convert).items():
             if name != "layout":

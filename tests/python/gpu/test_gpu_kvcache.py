@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import normal
-from gpu_checks import DEVICE, HALF, torch
+from gpu_checks import DEVICE, HALF, captured, torch
 from kvcaches import FEATURES, PAGES, Cache, Problem, draft_tree, lengths_about
 
 import dlattn
@@ -194,14 +194,7 @@ def test_a_graph_serves_other_lengths_and_tables(kernel: str) -> None:
             **static, causal=True, kernel=kernel, out=out, return_lse=True
         )
 
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        lse = call()[1]
+    graph, (_, lse) = captured(call)
     for problem in [*problems, *problems[::-1]]:
         given = problem.arrays(convert)
         given["k_cache"], given["v_cache"] = pooled(problem, pages)
@@ -347,14 +340,7 @@ def test_tokens_of_one_graph(dtype: str) -> None:
         used.add_(1)
         return result
 
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        out, lse = step()
+    graph, (out, lse) = captured(step)
     for pool in caches:
         pool[:] = float("nan")
     for b, count in enumerate(counts):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import normal
-from gpu_checks import DEVICE, HALF, torch
+from gpu_checks import DEVICE, HALF, captured, torch
 from kvcaches import FEATURES, Cache, Problem, draft_tree, lengths_about
 from test_gpu_kvcache import KERNELS, convert, run
 
@@ -160,13 +160,7 @@ def test_a_graph_of_splits_serves_other_lengths() -> None:
     def call() -> Any:
         return dlattn.attention_with_kvcache(**static, **options, out=out, return_lse=True)[1]
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        lse = call()
+    graph, lse = captured(call)
     for problem in problems:
         for name, tensor in problem.arrays(convert).items():
             if name != "layout":

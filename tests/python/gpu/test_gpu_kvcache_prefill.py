@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import normal
-from gpu_checks import DEVICE, torch
+from gpu_checks import DEVICE, captured, torch
 from kvcaches import Cache, Problem
 from test_gpu_kvcache import MOST, check_offsets_beyond_32_bits, convert, poisoned, run
 
@@ -225,14 +225,7 @@ def test_a_graph_serves_other_lengths_and_tables(kernel: str) -> None:
             **static, causal=True, kernel=kernel, out=out, return_lse=True
         )
 
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        lse = call()[1]
+    graph, (_, lse) = captured(call)
     for problem in [*problems, *problems[::-1]]:
         given = problem.arrays(convert)
         given["k_cache"], given["v_cache"] = pools(problem)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import normal
-from gpu_checks import DEVICE, HALF, torch
+from gpu_checks import DEVICE, HALF, captured, torch
 from kvcaches import Cache, Problem
 
 import dlattn
@@ -127,14 +127,7 @@ def test_a_graph_serves_other_lengths_and_tables() -> None:
     def call() -> Any:
         return dlattn.attention_with_kvcache(**static, causal=True, out=out, return_lse=True)
 
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        lse = call()[1]
+    graph, (_, lse) = captured(call)
     for problem in [*problems, *problems[::-1]]:
         given = problem.arrays(convert)
         for name in ("q", "seqused_k", "page_table"):

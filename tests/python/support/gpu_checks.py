@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -197,3 +198,16 @@ def padded(x: Any, pad: int, start: int = 0) -> Any:
     view = flat[start:].view(shape)[..., : x.shape[3]]
     view.copy_(x)
     return view
+
+
+def captured(call: Callable[[], Any]) -> tuple[Any, Any]:
+    """A CUDA graph of a call, which has run once before, and the call's result in it."""
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        result = call()
+    return graph, result
