@@ -123,16 +123,19 @@ void throw_what_python_raised() {
   throw_from_python(raise_in_python);
 }
 
-// Whether a kernel in Python failed: it returns nothing then, as torch before 2.13 prints what goes
-// through its C ABI.
-bool has_failed(const SdpaKernel& kernel, Value* stack) {
+// Takes the results of a kernel in Python, whose order is that of in_passing_order() in
+// sdpa_native.py. Returns false if it failed: it returns nothing then, as torch before 2.13 prints
+// what goes through its C ABI.
+bool take_results(const SdpaKernel& kernel, Value* stack) {
+  const bool has_numbers = kernel.num_results == kMaxSdpaResults;
+  if (has_numbers) std::swap(stack[3], stack[4]);
   bool defined = false;
   torch_functions.is_defined(reinterpret_cast<torch_abi::Tensor>(stack[0]), &defined);
   for (int i = 0; !defined && i < kernel.num_results; ++i) {
-    const bool is_number = kernel.num_results == kMaxSdpaResults && (i == 4 || i == 5);
+    const bool is_number = has_numbers && (i == 4 || i == 5);
     if (!is_number) torch_functions.delete_tensor(reinterpret_cast<torch_abi::Tensor>(stack[i]));
   }
-  return !defined;
+  return defined;
 }
 
 void serve_or_call_python(int which, Value* stack) {
@@ -140,7 +143,7 @@ void serve_or_call_python(int which, Value* stack) {
   const SdpaKernel& kernel = *kSdpaKernels[which];
   char name[128] = "dlattn::";  // an operator of the same name
   std::strncat(name, kernel.name, sizeof name - std::strlen(name) - 1);
-  if (torch_functions.call(name, "", stack, torch_abi::kVersion) || has_failed(kernel, stack))
+  if (torch_functions.call(name, "", stack, torch_abi::kVersion) || !take_results(kernel, stack))
     throw_what_python_raised();
 }
 

@@ -242,6 +242,25 @@ def test_what_is_refused_is_left_to_python(left: Left, reason: str) -> None:
     assert left.calls == [name] and dlattn.torch.stats().served == {}
 
 
+@pytest.mark.parametrize("operator", [FLASH, EFFICIENT, CUDNN])
+def test_results_come_from_python_as_they_are(left: Left, operator: str) -> None:
+    """Numbers and tensors that are none among them."""
+    sdpa_native.serve(False, "dlattn")
+    inputs, attn_bias = WITH_BIAS["padded"](torch.float32)
+    more = [] if operator == FLASH else [attn_bias, True]
+    results = getattr(torch.ops.aten, operator)(*inputs, *more)
+    same(results, PYTHON[operator](*inputs, *more))
+    out, lse, *_ = results
+    given = {
+        FLASH: (out, *inputs, out, lse, *NONE_YET, 0.0, False, *SEEDS),
+        EFFICIENT: (out, *inputs, attn_bias, out, lse, *SEEDS, 0.0, [True] * 4),
+        CUDNN: (out, *inputs, out, lse, *SEEDS, attn_bias, *NONE_YET, 0.0, False),
+    }[operator]
+    backward = f"{operator}_backward"
+    same(getattr(torch.ops.aten, backward)(*given), PYTHON[backward](*given))
+    assert left.calls == [operator, backward] and dlattn.torch.stats().served == {}
+
+
 def test_a_bias_that_may_require_grad_and_strides_of_lse_are_left_to_python(left: Left) -> None:
     inputs, attn_bias = WITH_BIAS["padded"](torch.float32)
     call = torch.ops.aten._scaled_dot_product_efficient_attention

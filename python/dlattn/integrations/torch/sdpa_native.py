@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -98,20 +98,34 @@ class _Raised(threading.local):
 _raised = _Raised()
 
 
+def in_passing_order(results: Sequence[Any]) -> list[Any]:
+    """Results of an operator, or their types, as a native kernel gets them from one in Python.
+
+    torch's C function that calls an operator gives the last result the type of the first, and so
+    on, so the types must read the same both ways. Of nine results the fifth and sixth are numbers
+    and the others are tensors: the fourth and fifth change places.
+    """
+    if len(results) != 9:
+        return list(results)
+    return [*results[:3], results[4], results[3], *results[5:]]
+
+
 def leave_calls_to(kernel: Kernel, name: str, key: str) -> None:
     """Give the operator of this name in torch.ops.dlattn the kernel."""
     schema = getattr(torch.ops.aten, name).default._schema
-    nothing = tuple(0 if str(result.type) == "int" else None for result in schema.returns)
+    types = in_passing_order([str(result.type) for result in schema.returns])
+    nothing = tuple(0 if kind == "int" else None for kind in types)
 
     def keep_what_is_raised(*arguments: Any, **options: Any) -> Any:
         try:
-            return kernel(*arguments, **options)
+            return tuple(in_passing_order(kernel(*arguments, **options)))
         except BaseException as error:
             _raised.error = error
             return nothing
 
     if not hasattr(torch.ops.dlattn, name):
-        _library.define(str(schema).removeprefix("aten::"))
+        arguments = str(schema).removeprefix("aten::").rpartition(" -> ")[0]
+        _library.define(f"{arguments} -> ({', '.join(types)})")
     _library.impl(name, keep_what_is_raised, key, with_keyset=True)
 
 
