@@ -18,7 +18,7 @@ VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(VERSION < (2, 11), reason="torch's C ABI lacks what they need"),
-    pytest.mark.skipif(not sdpa_native.ON_CUDA, reason="DLATTN_NATIVE_ON_CUDA is not 1"),
+    pytest.mark.skipif(not sdpa_native.ON_CUDA, reason="DLATTN_NATIVE_ON_CUDA is 0"),
 ]
 
 FLASH, EFFICIENT, CUDNN = (

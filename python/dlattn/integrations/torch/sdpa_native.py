@@ -30,8 +30,8 @@ Kernel = Callable[..., Any]  # in Python, of a set of dispatch keys and an opera
 _FOR_CPU = "_scaled_dot_product_flash_attention_for_cpu"
 _FOR_CUDA = [f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")]
 
-# Whether CUDA's kernels are native. If not, Python's serve.
-ON_CUDA = os.environ.get("DLATTN_NATIVE_ON_CUDA") == "1"
+# Whether CUDA's kernels are native where they can be. If not, Python's serve.
+ON_CUDA = os.environ.get("DLATTN_NATIVE_ON_CUDA") != "0"
 
 # The operators with native kernels, and the key of torch's dispatcher that these are for.
 NATIVE = {_FOR_CPU: "CPU", f"{_FOR_CPU}_backward": "CPU"} | {
