@@ -65,6 +65,8 @@ struct Functions {
   Error (*get_size)(List list, std::size_t* size);
   Error (*get_item)(List list, std::size_t index, Value* item);  // as it lies in the list
   Error (*delete_list)(List list);                               // not its items
+  Error (*new_list)(std::size_t capacity, List* list);
+  Error (*append)(List list, Value item);
 
   // Throws torch's own exception, which becomes a RuntimeError, if `condition` is false.
   void (*check)(bool condition, const char* function, const char* file, std::uint32_t line,

@@ -53,6 +53,8 @@ constexpr Symbol kSymbols[] = {
     {"torch_list_size", offsetof(TorchFunctions, get_size)},
     {"torch_list_get_item", offsetof(TorchFunctions, get_item)},
     {"torch_delete_list", offsetof(TorchFunctions, delete_list)},
+    {"torch_new_list_reserve_size", offsetof(TorchFunctions, new_list)},
+    {"torch_list_push_back", offsetof(TorchFunctions, append)},
     {"aoti_torch_check", offsetof(TorchFunctions, check)},
     {"aoti_torch_device_type_cpu", offsetof(TorchFunctions, cpu_type)},
     {"aoti_torch_device_type_cuda", offsetof(TorchFunctions, cuda_type)},
@@ -175,10 +177,17 @@ std::string load_torch(const std::string& folder) {
   return {};
 }
 
-void check_torch_error(torch_abi::Error error, const char* what) {
-  if (error == 0) return;
+namespace {
+
+std::string failure_of(const char* what) {
   const char* const why = torch_functions.last_error ? torch_functions.last_error() : nullptr;
-  throw std::runtime_error(concat(what, " failed", why ? ": " : "", why ? why : ""));
+  return concat(what, " failed", why ? ": " : "", why ? why : "");
+}
+
+}  // namespace
+
+void check_torch_error(torch_abi::Error error, const char* what) {
+  if (error) throw std::runtime_error(failure_of(what));
 }
 
 OwnedTensor& OwnedTensor::operator=(OwnedTensor&& other) noexcept {
@@ -256,7 +265,7 @@ OwnedTensor empty_strided(const char* name, const std::int64_t* sizes, const std
   const torch_abi::Error error = torch.empty_strided(ndim, sizes, strides, number_of(dtype),
                                                      cuda ? torch.cuda_type() : torch.cpu_type(),
                                                      cuda ? device.index : -1, &made);
-  if (error) check_torch_error(error, concat("allocating ", name).c_str());
+  if (error) throw AllocationError(failure_of(concat("allocating ", name).c_str()));
   return OwnedTensor(made);
 }
 

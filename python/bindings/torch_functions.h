@@ -1,5 +1,6 @@
 #pragma once
 
+#include <stdexcept>
 #include <string>
 
 #include "tensor.h"
@@ -16,6 +17,11 @@ std::string load_torch(const std::string& folder);
 
 // Throws if a function of torch's failed to do `what`.
 void check_torch_error(torch_abi::Error error, const char* what);
+
+// Torch did not give the memory of a tensor.
+struct AllocationError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 // A tensor that is deleted when this goes.
 class OwnedTensor {
@@ -36,8 +42,8 @@ class OwnedTensor {
 // Describes a tensor of torch's, which stays its owner's. `to_write`: its memory will be written.
 Tensor describe(torch_abi::Tensor tensor, const char* name, bool to_write = false);
 
-// A new contiguous tensor; and one whose dimensions lie in memory in an order, the last one's
-// elements side by side.
+// Throw AllocationError: a new contiguous tensor; and one whose dimensions lie in memory in an
+// order, the last one's elements side by side.
 OwnedTensor empty_tensor(const char* name, const std::int64_t* sizes, int ndim, DType dtype,
                          Device device);
 OwnedTensor empty_tensor(const char* name, const std::int64_t* sizes, const int* order, int ndim,

@@ -42,6 +42,8 @@ void keep_failure() noexcept {
     torch_failure.set("TypeError", error.what());
   } catch (const std::bad_alloc&) {
     torch_failure.set("MemoryError", "out of memory");
+  } catch (const AllocationError& error) {
+    torch_failure.set("AllocationError", error.what());
   } catch (const std::exception& error) {
     torch_failure.set("RuntimeError", error.what());
   }

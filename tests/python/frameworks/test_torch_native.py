@@ -16,7 +16,8 @@ torch = pytest.importorskip("torch")
 
 import dlattn.torch  # noqa: E402
 from dlattn import _core  # noqa: E402
-from dlattn.integrations.torch.kernels import _arguments, own_error  # noqa: E402
+from dlattn.integrations.torch import gradients  # noqa: E402
+from dlattn.integrations.torch.kernels import IN_PYTHON, _arguments, own_error  # noqa: E402
 from dlattn.integrations.torch.ops import KERNELS  # noqa: E402
 
 OPS = torch.ops.dlattn
@@ -113,7 +114,22 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "a part's dtype": lambda: OPS.merge_states([q, q.half()], [LSE, LSE]),
     "a part's lse": lambda: OPS.merge_states([q, q], [LSE, LSE.double()]),
     "seqused_k": lambda: OPS.attention_varlen(*FLAT, *CU, seqused_k=starts(1)),
+    "no bias": lambda: backward(needs=[True] * 4 + [False] * 2),
+    "nothing wanted": lambda: backward(needs=[False] * 6),
+    "dout's shape": lambda: backward(dout=q),
+    "dout's dtype": lambda: backward(dout=torch.ones(2, 8, 4, 8).half()),
+    "lse's dtype": lambda: backward(lse=torch.ones(2, 4, 8).double()),
+    "dlse's shape": lambda: backward(dlse=torch.ones(2, 8, 4)),
+    "out's columns": lambda: backward(out=q),
+    "backward's causal": lambda: backward(causal=3),
 }
+
+
+def backward(**options: Any) -> list[Any]:
+    ones = torch.ones(2, 8, 4, 8)
+    given = {"dout": ones, "q": q, "k": k, "v": v, "out": ones, "lse": torch.ones(2, 4, 8)}
+    asked = {"dlse": None, "needs": [True] * 3 + [False] * 3}
+    return list(OPS.attention_backward(**{**given, **asked, **options}))
 
 
 def raised(call: Callable[[], Any]) -> tuple[type[BaseException], str]:
@@ -154,6 +170,51 @@ def test_errors_in_inference_mode_are_torchs_with_dlattns_words() -> None:
 
 
 @native_only
+@pytest.mark.parametrize("bhsd", [False, True])
+@pytest.mark.parametrize("varlen", [False, True])
+def test_gradients_are_those_of_the_kernels_in_python(varlen: bool, bhsd: bool) -> None:
+    bias, slopes, sinks = drawn((1, 4, 8, 9), (2, 4), (4,))
+    tensors, lengths = [q, k, v], []
+    if varlen:
+        tensors, lengths, bias = [*FLAT], [*CU], bias[:, :1]
+        lengths.append(starts(9, 5))
+    if bhsd:
+        tensors = [x.transpose(-3, -2).contiguous() for x in tensors]
+    scores = [bias, None, slopes, sinks, 1, 0.3, 5, -1, 2.0]
+    name = "attention_varlen" if varlen else "attention"
+    forward, of_gradients = getattr(OPS, name), getattr(OPS, f"{name}_backward")
+    out, lse = forward(*tensors, *lengths, *scores, None, bhsd)
+    dout = torch.linspace(-1, 2, out.numel()).reshape(out.shape)
+    for dlse in (None, lse * 0.1):
+        for needs in ([True] * 6, [False, True, False, True, False, False]):
+            given = (dout, *tensors, out, lse, dlse, *lengths, *scores, bhsd)
+            found = of_gradients(*given, needs=needs, deterministic=True)
+            with KERNELS.in_python():
+                want = of_gradients(*given, needs=needs, deterministic=True)
+            assert len(found) == len(want) == sum(needs)
+            for x, y in zip(found, want, strict=True):
+                assert (x.dtype, x.stride()) == (y.dtype, y.stride()) and torch.equal(x, y)
+
+
+@native_only
+def test_gradients_that_lack_memory_raise_torchs_own_exception(monkeypatch: Any) -> None:
+    calls = []
+
+    def in_python(*given: Any, **_: Any) -> None:
+        calls.append(given)
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setitem(IN_PYTHON, "attention_backward", in_python)
+    many = [x[:1, :1].expand(-1, 1 << 46, -1, -1) for x in (k, v)]
+    out, lse = torch.ones(1, 8, 4, 8), torch.ones(1, 4, 8)
+    scores = [*[None] * 4, 0, None, -1, -1, 0.0, False]
+    given = (out, q[:1], *many, out, lse, None, *scores)
+    with torch.no_grad(), pytest.raises(torch.OutOfMemoryError):
+        gradients._gradients("attention", given, [True] * 3 + [False] * 3, False)
+    assert len(calls) == 1
+
+
+@native_only
 def test_memory_that_torch_cannot_give() -> None:
     many = q[:1, :1].expand(-1, 1 << 46, -1, -1)
     with pytest.raises(RuntimeError, match="allocating out failed"):
@@ -191,6 +252,8 @@ def test_tensors_are_let_go_of_once() -> None:
             ):
                 raised(call)
         raised(lambda: OPS.attention(q, k[:1], v, **options))
+        backward(dlse=LSE)
+        raised(lambda: backward(dout=q))
         OPS.merge_states([q, q, q], [LSE, LSE, LSE])
         raised(lambda: OPS.merge_states([q, k], [LSE, LSE]))
     assert counts(held) == before

@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import dlattn.torch  # noqa: E402
+from dlattn.integrations.torch.gradients import deterministic_gradients  # noqa: E402
 from dlattn.integrations.torch.ops import KERNELS  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -58,6 +59,42 @@ def test_the_operators_are_the_functions(dtype: Any) -> None:
     ]
     want = dlattn.attention_varlen(*packed, *starts, 130, 140, causal=True, return_lse=True)
     equal(OPS.attention_varlen(*packed, *starts, 130, 140, causal=1), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_are_those_of_the_function(dtype: Any) -> None:
+    q, k, v = inputs(dtype)
+    bias = drawn((1, 4, 130, 140), dtype=dtype)[0]
+    tensors = [x.clone().requires_grad_() for x in (q, k, v, bias)]
+    with deterministic_gradients(True):
+        out, lse = OPS.attention(*tensors, causal=1, window_left=100)
+    dout, dlse = (torch.linspace(-1, 2, x.numel(), device="cuda") for x in (out, lse))
+    given = [dout.reshape(out.shape).to(dtype), dlse.reshape(lse.shape)]
+    found = torch.autograd.grad((out, lse), tensors, given)  # on autograd's thread
+    want = dlattn.attention_backward(
+        given[0],
+        *(q, k, v, out.detach(), lse.detach()),
+        dlse=given[1],
+        bias=bias,
+        causal=True,
+        window=(100, None),
+        deterministic=True,
+    )
+    equal(found, want[:4])
+
+
+def test_gradients_that_lack_memory_raise_torchs_own_exception() -> None:
+    tensors = [x.requires_grad_() for x in drawn(*[(1, 16384, 8, 64)] * 3)]
+    out = OPS.attention(*tensors)[0]
+    dout = torch.ones_like(out)
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(1e-6)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.autograd.grad(out, tensors, dout, retain_graph=True)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert all(x.isfinite().all() for x in torch.autograd.grad(out, tensors, dout))
 
 
 @pytest.mark.parametrize("precision", ["int8_fp8", "int8_fp16"])

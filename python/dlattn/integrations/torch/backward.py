@@ -1,6 +1,6 @@
 """`torch.ops.dlattn.attention_backward` and `attention_varlen_backward`, for code that is traced.
 
-Their kernels are Python's. They return the gradients that `needs` asks for, in the order of q, k,
+They return the gradients that `needs` asks for, in the order of q, k,
 v, bias, alibi_slopes and sinks.
 """
 
@@ -86,8 +86,7 @@ def _register() -> None:
         schema = _SCHEMAS[forward]
         name = f"{forward}_backward"
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-        for backend in ("CPU", "CUDA"):
-            _LIBRARY.impl(name, ops.by_name(schema, _kernel(function)), backend)
+        ops.KERNELS.add({name: ops.by_name(schema, _kernel(function))})
         _LIBRARY.impl(name, backward_only_once(name), "Autograd")
         torch.library.register_fake(f"dlattn::{name}", ops.by_name(schema, _fake), lib=_LIBRARY)
         rule = _mapped(name, ops.argument_names(name), ops.by_name(schema, dict))

@@ -17,7 +17,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 import dlattn
-from dlattn.integrations.torch.kernels import own_error
+from dlattn.integrations.torch.kernels import IN_PYTHON, lacked_memory, own_error
 
 # The inputs of an operator that may require grad, in the order of their gradients.
 WITH_GRADIENTS = ("q", "k", "v", "bias", "alibi_slopes", "sinks")
@@ -142,26 +142,41 @@ class _Once(torch.autograd.function._SingleLevelFunction):
 
 
 class Differentiable:
-    """An operator with gradients: `torch.ops.dlattn.attention` or `attention_varlen`."""
+    """An operator with gradients: `torch.ops.dlattn.attention` or `attention_varlen`.
+
+    Attributes:
+        call_below: It, as it is called below autograd.
+        names: Its arguments.
+        places: Where WITH_GRADIENTS stand among them, ...
+        tensors: ... all tensors, ...
+        kept: ... and what its backward operator takes too, in the same order: q, k, v, then what
+            stands behind out, lse and dlse there.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.call = getattr(torch.ops.dlattn, name).default
+        self.call_below = getattr(self.call, "_op", self.call)
         arguments = self.call._schema.arguments
         self.names = [a.name for a in arguments]
-        self._defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+        self._defaults = tuple(a.default_value for a in arguments)
         self.places = [self.names.index(x) for x in WITH_GRADIENTS]
+        self.tensors = [i for i, a in enumerate(arguments) if "Tensor" in str(a.type)]
+        self.kept = [i for i, name in enumerate(self.names) if name not in _FORWARD_ALONE]
+        self._precision = self.names.index("precision")
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        given = {**self._defaults, **dict(zip(self.names, arguments, strict=False)), **named}
-        if given["precision"] is not None:
+        given = [*arguments, *self._defaults[len(arguments) :]]
+        for name, value in named.items():
+            given[self.names.index(name)] = value
+        if given[self._precision] is not None:
             raise dlattn.UnsupportedError(
-                f"precision is {given['precision']!r} and an input requires grad; accepted: None, "
-                "as 8-bit products have no gradients"
+                f"precision is {given[self._precision]!r} and an input requires grad; accepted: "
+                "None, as 8-bit products have no gradients"
             )
         function: Any = _Attention
         with enable_single_level_autograd_function():
-            return function.apply(self, *(given[name] for name in self.names))
+            return function.apply(self, given, *(given[place] for place in self.places))
 
 
 _ASKED = threading.local()
@@ -179,57 +194,71 @@ def deterministic_gradients(deterministic: bool) -> Iterator[None]:
 
 
 class _Attention(torch.autograd.function._SingleLevelFunction):
+    """Gets all arguments in one list, and beside it those that may require grad."""
+
     @staticmethod
-    def forward(operator: Differentiable, *given: Any) -> Any:
-        return _call_below(operator.call, *given)
+    def forward(operator: Differentiable, given: list[Any], *_: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():
+            return _call_below(operator.call, *given)
+        try:
+            with torch._C._AutoDispatchBelowAutograd():
+                return operator.call_below(*given)
+        except RuntimeError as error:
+            raise own_error(error) from None
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        operator, *given = inputs
+        operator, given = inputs[:2]
         ctx.set_materialize_grads(False)
         ctx.operator = operator
         ctx.deterministic = getattr(_ASKED, "deterministic", False)
-        ctx.tensors = [n for n, x in zip(operator.names, given, strict=True) if _is_tensor(x)]
-        ctx.save_for_backward(*(x for x in given if _is_tensor(x)), *output)
-        ctx.settings = {
-            name: x
-            for name, x in zip(operator.names, given, strict=True)
-            if not _is_tensor(x) and name not in _FORWARD_ALONE
-        }
+        ctx.save_for_backward(*[given[i] for i in operator.tensors], *output)
+        ctx.settings = [None if i in operator.tensors else x for i, x in enumerate(given)]
 
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
-        operator = ctx.operator
-        wanted = [ctx.needs_input_grad[1 + place] for place in operator.places]
-        results: list[Any] = [None] * (1 + len(operator.names))
+        wanted = list(ctx.needs_input_grad[2:])
         if (dout is None and dlse is None) or not any(wanted):
-            return tuple(results)
+            return (None,) * (2 + len(wanted))
+        operator = ctx.operator
         *saved, out, lse = ctx.saved_tensors
-        given = {**ctx.settings, **dict(zip(ctx.tensors, saved, strict=True))}
-        found = backward_operator(operator.name)(
-            **given,
-            dout=with_rows_side_by_side(dout, out),
-            out=out,
-            lse=lse,
-            dlse=None if dlse is None else dlse.to(torch.float32),
-            needs=wanted,
-            deterministic=ctx.deterministic or torch.are_deterministic_algorithms_enabled(),
+        given = list(ctx.settings)
+        for place, tensor in zip(operator.tensors, saved, strict=True):
+            given[place] = tensor
+        q, k, v, *others = [given[i] for i in operator.kept]
+        found = _gradients(
+            operator.name,
+            (
+                *(with_rows_side_by_side(dout, out), q, k, v, out, lse),
+                None if dlse is None else dlse.to(torch.float32),
+                *others,
+            ),
+            wanted,
+            ctx.deterministic or torch.are_deterministic_algorithms_enabled(),
         )
         left = iter(found)
-        for place, is_wanted in zip(operator.places, wanted, strict=True):
-            if is_wanted:
-                results[1 + place] = next(left)
-        return tuple(results)
+        return (None, None, *[next(left) if is_wanted else None for is_wanted in wanted])
+
+
+def _gradients(name: str, given: Any, needs: list[bool], deterministic: bool) -> Any:
+    """Call a backward operator: below autograd, unless gradients of gradients may be asked for."""
+    call = backward_operator(name)
+    if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        return call(*given, needs=needs, deterministic=deterministic)
+    try:
+        with torch._C._AutoDispatchBelowAutograd():
+            call = getattr(call, "_op", call)
+            return call(*given, needs=needs, deterministic=deterministic)
+    except RuntimeError as error:
+        if not lacked_memory():
+            raise own_error(error) from None
+    return IN_PYTHON[f"{name}_backward"](*given, needs=needs, deterministic=deterministic)
 
 
 def backward_operator(name: str) -> Callable[..., Any]:
     """`torch.ops.dlattn.attention_backward` or `attention_varlen_backward`, of backward.py."""
-    operator: Callable[..., Any] = getattr(torch.ops.dlattn, f"{name}_backward")
+    operator: Callable[..., Any] = getattr(torch.ops.dlattn, f"{name}_backward").default
     return operator
-
-
-def _is_tensor(x: Any) -> bool:
-    return isinstance(x, torch.Tensor)
 
 
 def with_rows_side_by_side(dout: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor | None:

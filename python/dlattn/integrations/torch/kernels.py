@@ -29,6 +29,10 @@ _ERRORS: dict[str, type[Exception]] = {
 }
 
 
+# By an operator's name, its kernel in Python.
+IN_PYTHON: dict[str, Kernel] = {}
+
+
 class Kernels:
     """The kernels of the operators, by backend.
 
@@ -40,25 +44,36 @@ class Kernels:
 
     def __init__(self, python: dict[str, Kernel]) -> None:
         self.python = python
+        IN_PYTHON.update(python)
         self.why: dict[str, str] = {}
         self.native = False
         self._libraries: list[Any] = []
 
     def register(self, native: bool = True) -> None:
         """Put kernels into torch's dispatcher, native ones if `native` is true and they exist."""
-        folder = str(Path(torch.__file__).parent / "lib")
-        schemas = {name: _arguments(name) for name in self.python}
-        for backend in BACKENDS:
-            why = "they were not asked for"
-            if native:
-                why = _core.register_torch_ops(folder, backend, schemas)
-            self.why[backend] = why
-            if why:
-                self._implement(self.python, backend)
+        self.why.clear()
+        self._register(self.python, native)
         self.native = not self.why["CPU"]
         if self.native:
             writing = {n: _counting_writes(n) for n in self.python if n.endswith("_out")}
             self._implement(writing, "ADInplaceOrView")
+
+    def add(self, python: dict[str, Kernel]) -> None:
+        """Register more operators, with these kernels in Python."""
+        self.python |= python
+        IN_PYTHON.update(python)
+        self._register(python, native=True)
+
+    def _register(self, python: dict[str, Kernel], native: bool) -> None:
+        folder = str(Path(torch.__file__).parent / "lib")
+        schemas = {name: _arguments(name) for name in python}
+        for backend in BACKENDS:
+            why = "they were not asked for"
+            if native:
+                why = _core.register_torch_ops(folder, backend, schemas)
+            self.why[backend] = self.why.get(backend) or why
+            if why:
+                self._implement(python, backend)
 
     def _implement(self, kernels: dict[str, Kernel], key: str) -> None:
         library = torch.library.Library("dlattn", "IMPL")
@@ -119,3 +134,9 @@ def own_error(error: RuntimeError) -> Exception:
         return error
     kind = _ERRORS.get(failure[0])
     return kind(failure[1]) if kind else error
+
+
+def lacked_memory() -> bool:
+    """Whether torch gave a native kernel no memory: one in Python raises torch's own exception."""
+    failure = _core.torch_ops_failure()
+    return failure is not None and failure[0] == "AllocationError"
