@@ -1,6 +1,6 @@
 """The host's time of a call of torch's attention: torch's own, and by dlattn after `activate()`.
 
-    python benchmarks/activation.py --json benchmarks/results/h200-activation.json
+    python benchmarks/activation.py --json h200-activation.json
     python benchmarks/activation.py --device cpu
 
 The tensors are small, so that the host is what takes the time. Each contestant is a process of its

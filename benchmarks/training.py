@@ -1,6 +1,6 @@
 """Trains a model of GPT-2's size with torch's attention and with dlattn's, and compares the two.
 
-    python benchmarks/training.py --json benchmarks/results/h200-training.json
+    python benchmarks/training.py --json h200-training.json
     python benchmarks/training.py --quick         # half as many steps: a minute of an H200
     python benchmarks/training.py --device cpu --tiny
 
