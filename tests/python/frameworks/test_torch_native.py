@@ -197,28 +197,34 @@ def test_gradients_are_those_of_the_kernels_in_python(varlen: bool, bhsd: bool) 
 
 
 @native_only
-def test_gradients_that_lack_memory_raise_torchs_own_exception(monkeypatch: Any) -> None:
+@pytest.mark.parametrize("name", ["attention", "attention_backward"])
+def test_memory_that_torch_cannot_give_is_pythons_to_ask_for(name: str, monkeypatch: Any) -> None:
+    """Whose exceptions keep their class."""
+    many = [x[:1, :1].expand(-1, 1 << 46, -1, -1) for x in (q, k, v)]
+
+    def call() -> None:
+        scores = [*[None] * 4, 0, None, -1, -1, 0.0]
+        if name == "attention":
+            dlattn.torch.attention(many[0], k[:1], v[:1])
+        else:
+            out, lse = torch.ones(1, 8, 4, 8), torch.ones(1, 4, 8)
+            given = (out, q[:1], *many[1:], out, lse, None, *scores, False)
+            gradients._gradients("attention", given, [True] * 3 + [False] * 3, False)
+
+    with torch.no_grad(), pytest.raises(RuntimeError, match="can't allocate memory"):
+        call()
     calls = []
 
     def in_python(*given: Any, **_: Any) -> None:
         calls.append(given)
         raise torch.OutOfMemoryError
 
-    monkeypatch.setitem(IN_PYTHON, "attention_backward", in_python)
-    many = [x[:1, :1].expand(-1, 1 << 46, -1, -1) for x in (k, v)]
-    out, lse = torch.ones(1, 8, 4, 8), torch.ones(1, 4, 8)
-    scores = [*[None] * 4, 0, None, -1, -1, 0.0, False]
-    given = (out, q[:1], *many, out, lse, None, *scores)
+    monkeypatch.setitem(IN_PYTHON, name, in_python)
     with torch.no_grad(), pytest.raises(torch.OutOfMemoryError):
-        gradients._gradients("attention", given, [True] * 3 + [False] * 3, False)
+        call()
     assert len(calls) == 1
-
-
-@native_only
-def test_memory_that_torch_cannot_give() -> None:
-    many = q[:1, :1].expand(-1, 1 << 46, -1, -1)
-    with pytest.raises(RuntimeError, match="allocating out failed"):
-        OPS.attention(many, k[:1], v[:1])
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="allocating out failed"):
+        OPS.attention(many[0], k[:1], v[:1])
 
 
 def counts(tensors: list[Any]) -> list[int]:

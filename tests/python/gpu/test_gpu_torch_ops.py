@@ -83,14 +83,17 @@ def test_gradients_are_those_of_the_function(dtype: Any) -> None:
     equal(found, want[:4])
 
 
-def test_gradients_that_lack_memory_raise_torchs_own_exception() -> None:
+def test_out_of_memory_is_torchs_error() -> None:
     tensors = [x.requires_grad_() for x in drawn(*[(1, 16384, 8, 64)] * 3)]
     out = OPS.attention(*tensors)[0]
     dout = torch.ones_like(out)
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(1e-6)
     try:
-        with pytest.raises(torch.OutOfMemoryError):
+        for enabled in (False, True):
+            with torch.set_grad_enabled(enabled), pytest.raises(torch.OutOfMemoryError):
+                dlattn.torch.attention(*tensors)
+        with pytest.raises(torch.OutOfMemoryError):  # on autograd's thread
             torch.autograd.grad(out, tensors, dout, retain_graph=True)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -17,7 +17,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 import dlattn
-from dlattn.integrations.torch.kernels import IN_PYTHON, lacked_memory, own_error
+from dlattn.integrations.torch.kernels import run
 
 # The inputs of an operator that may require grad, in the order of their gradients.
 WITH_GRADIENTS = ("q", "k", "v", "bias", "alibi_slopes", "sinks")
@@ -59,11 +59,8 @@ def autograd_kernel(
             _refuse_tangents(name, (*arguments, *named.values()))
         if grad_enabled() and any_requires_grad(*arguments, **named):
             return wanted(*arguments, **named)
-        try:
-            with below():
-                result = call(*arguments, **named)
-        except RuntimeError as error:
-            raise own_error(error) from None
+        with below():
+            result = run(name, call, arguments, named)
         if written is not None:
             written(named["out"])
         return result
@@ -200,11 +197,8 @@ class _Attention(torch.autograd.function._SingleLevelFunction):
     def forward(operator: Differentiable, given: list[Any], *_: Any) -> Any:
         if torch._C._are_functorch_transforms_active():
             return _call_below(operator.call, *given)
-        try:
-            with torch._C._AutoDispatchBelowAutograd():
-                return operator.call_below(*given)
-        except RuntimeError as error:
-            raise own_error(error) from None
+        with torch._C._AutoDispatchBelowAutograd():
+            return run(operator.name, operator.call_below, given, {})
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -243,16 +237,11 @@ class _Attention(torch.autograd.function._SingleLevelFunction):
 def _gradients(name: str, given: Any, needs: list[bool], deterministic: bool) -> Any:
     """Call a backward operator: below autograd, unless gradients of gradients may be asked for."""
     call = backward_operator(name)
+    asked = {"needs": needs, "deterministic": deterministic}
     if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-        return call(*given, needs=needs, deterministic=deterministic)
-    try:
-        with torch._C._AutoDispatchBelowAutograd():
-            call = getattr(call, "_op", call)
-            return call(*given, needs=needs, deterministic=deterministic)
-    except RuntimeError as error:
-        if not lacked_memory():
-            raise own_error(error) from None
-    return IN_PYTHON[f"{name}_backward"](*given, needs=needs, deterministic=deterministic)
+        return call(*given, **asked)
+    with torch._C._AutoDispatchBelowAutograd():
+        return run(f"{name}_backward", getattr(call, "_op", call), given, asked)
 
 
 def backward_operator(name: str) -> Callable[..., Any]:

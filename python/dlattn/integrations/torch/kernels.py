@@ -136,7 +136,24 @@ def own_error(error: RuntimeError) -> Exception:
     return kind(failure[1]) if kind else error
 
 
-def lacked_memory() -> bool:
-    """Whether torch gave a native kernel no memory: one in Python raises torch's own exception."""
+def run(name: str, call: Kernel, arguments: Any, named: Any) -> Any:
+    """Call an operator below autograd; what it raises is dlattn's exception.
+
+    A native kernel that lacked memory leaves the call to the one in Python, which asks torch again:
+    what torch raises then keeps its class, as torch.OutOfMemoryError.
+    """
+    try:
+        return call(*arguments, **named)
+    except RuntimeError as error:
+        if not _lacked_memory(error):
+            raise own_error(error) from None
+    return IN_PYTHON[name](*arguments, **named)
+
+
+def _lacked_memory(error: RuntimeError) -> bool:
     failure = _core.torch_ops_failure()
-    return failure is not None and failure[0] == "AllocationError"
+    return (
+        failure is not None
+        and failure[0] == "AllocationError"
+        and str(error).startswith(failure[1])
+    )
