@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -145,9 +146,10 @@ class Differentiable:
         call_below: It, as it is called below autograd.
         names: Its arguments.
         places: Where WITH_GRADIENTS stand among them, ...
-        tensors: ... all tensors, ...
-        kept: ... and what its backward operator takes too, in the same order: q, k, v, then what
-            stands behind out, lse and dlse there.
+        tensors: ... all tensors, q, k and v first, ...
+        settings: ... and what else its backward operator takes.
+        behind: What that takes behind out, lse and dlse, as places among these tensors and
+            settings.
     """
 
     def __init__(self, name: str) -> None:
@@ -159,7 +161,10 @@ class Differentiable:
         self._defaults = tuple(a.default_value for a in arguments)
         self.places = [self.names.index(x) for x in WITH_GRADIENTS]
         self.tensors = [i for i, a in enumerate(arguments) if "Tensor" in str(a.type)]
-        self.kept = [i for i, name in enumerate(self.names) if name not in _FORWARD_ALONE]
+        kept = [i for i, name in enumerate(self.names) if name not in _FORWARD_ALONE]
+        self.settings = [i for i in kept if i not in self.tensors]
+        saved = [*self.tensors, *self.settings]
+        self.behind = [saved.index(i) for i in kept[3:]]
         self._precision = self.names.index("precision")
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -207,7 +212,7 @@ class _Attention(torch.autograd.function._SingleLevelFunction):
         ctx.operator = operator
         ctx.deterministic = getattr(_ASKED, "deterministic", False)
         ctx.save_for_backward(*[given[i] for i in operator.tensors], *output)
-        ctx.settings = [None if i in operator.tensors else x for i, x in enumerate(given)]
+        ctx.settings = [given[i] for i in operator.settings]
 
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
@@ -216,16 +221,14 @@ class _Attention(torch.autograd.function._SingleLevelFunction):
             return (None,) * (2 + len(wanted))
         operator = ctx.operator
         *saved, out, lse = ctx.saved_tensors
-        given = list(ctx.settings)
-        for place, tensor in zip(operator.tensors, saved, strict=True):
-            given[place] = tensor
-        q, k, v, *others = [given[i] for i in operator.kept]
+        given = [*saved, *ctx.settings]
         found = _gradients(
             operator.name,
             (
-                *(with_rows_side_by_side(dout, out), q, k, v, out, lse),
+                with_rows_side_by_side(dout, out),
+                *(*saved[:3], out, lse),
                 None if dlse is None else dlse.to(torch.float32),
-                *others,
+                *[given[i] for i in operator.behind],
             ),
             wanted,
             ctx.deterministic or torch.are_deterministic_algorithms_enabled(),
@@ -244,6 +247,7 @@ def _gradients(name: str, given: Any, needs: list[bool], deterministic: bool) ->
         return run(f"{name}_backward", getattr(call, "_op", call), given, asked)
 
 
+@cache
 def backward_operator(name: str) -> Callable[..., Any]:
     """`torch.ops.dlattn.attention_backward` or `attention_varlen_backward`, of backward.py."""
     operator: Callable[..., Any] = getattr(torch.ops.dlattn, f"{name}_backward").default
