@@ -38,6 +38,28 @@ def _any_requires_grad(*arguments: Any, **named: Any) -> bool:
     return any(x.requires_grad for x in tensors_among((*arguments, *named.values())))
 
 
+any_requires_grad = getattr(torch._C, "_any_requires_grad", _any_requires_grad)
+
+
+def called_eagerly(*tensors: Any) -> bool:
+    """Whether torch's dispatcher has nothing to do for a call but autograd and a kernel.
+
+    There its way through autograd's kernel in Python is left out.
+    """
+    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+        return False
+    for x in tensors:
+        if x is not None and type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
+            return False
+    return not (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._is_any_autocast_enabled()
+        or torch._C._get_tracing_state()
+    )
+
+
 def autograd_kernel(
     name: str, wanted: Callable[..., Any], written: Callable[[Any], None] | None = None
 ) -> Callable[..., Any]:
@@ -50,7 +72,6 @@ def autograd_kernel(
     overload = getattr(torch.ops.dlattn, name).default
     call = getattr(overload, "_op", overload)
     grad_enabled = torch.is_grad_enabled
-    any_requires_grad = getattr(torch._C, "_any_requires_grad", _any_requires_grad)
     below = torch._C._AutoDispatchBelowAutograd
     if written is not None:  # both keys at once, where this torch can
         below = getattr(torch._C, "_AutoDispatchBelowADInplaceOrView", below)
@@ -166,6 +187,13 @@ class Differentiable:
         saved = [*self.tensors, *self.settings]
         self.behind = [saved.index(i) for i in kept[3:]]
         self._precision = self.names.index("precision")
+
+    def eagerly(self, given: list[Any]) -> Any:
+        """The operator for all of its arguments, where `called_eagerly`."""
+        if torch.is_grad_enabled() and any_requires_grad(*given):
+            return self(*given)
+        with torch._C._AutoDispatchBelowAutograd():
+            return run(self.name, self.call_below, given, {})
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         given = [*arguments, *self._defaults[len(arguments) :]]

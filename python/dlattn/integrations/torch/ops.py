@@ -23,7 +23,12 @@ import dlattn
 from dlattn import _core
 from dlattn._types import Causal, Precision, Window
 from dlattn.integrations.torch import autocast, flops, vmap
-from dlattn.integrations.torch.gradients import Differentiable, autograd_kernel, forward_only
+from dlattn.integrations.torch.gradients import (
+    Differentiable,
+    autograd_kernel,
+    called_eagerly,
+    forward_only,
+)
 from dlattn.integrations.torch.kernels import Kernels, count_write, own_error
 
 # Alignments of the causal mask as the operators have them.
@@ -46,6 +51,8 @@ LENGTHS = (
 )
 _VARLEN = _QKV + LENGTHS
 _LIBRARY = torch.library.Library("dlattn", "DEF")
+# The operators with gradients.
+DIFFERENTIABLE: dict[str, Differentiable] = {}
 
 
 def attention(
@@ -74,23 +81,27 @@ def attention(
     `precision` is refused.
     """
     check_words(causal, layout)
+    given = [
+        q,
+        k,
+        v,
+        bias,
+        mask,
+        alibi_slopes,
+        sinks,
+        CAUSAL[causal],
+        softmax_scale,
+        *(-1 if side is None else side for side in window),
+        softcap,
+        precision,
+        layout == "bhsd",
+        batch_invariant,
+    ]
     try:
-        out, lse = torch.ops.dlattn.attention(
-            q,
-            k,
-            v,
-            bias,
-            mask,
-            alibi_slopes,
-            sinks,
-            CAUSAL[causal],
-            softmax_scale,
-            *(-1 if side is None else side for side in window),
-            softcap,
-            precision,
-            layout == "bhsd",
-            batch_invariant,
-        )
+        if called_eagerly(q, k, v, bias, mask, alibi_slopes, sinks):
+            out, lse = DIFFERENTIABLE["attention"].eagerly(given)
+        else:
+            out, lse = torch.ops.dlattn.attention(*given)
     except RuntimeError as error:
         raise own_error(error) from None
     return (out, lse) if return_lse else out
@@ -121,28 +132,32 @@ def attention_varlen(
 ) -> Any:
     """`dlattn.attention_varlen` as an operator, as `attention` is that of `dlattn.attention`."""
     check_words(causal, layout)
+    given = [
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        seqused_k,
+        bias,
+        mask,
+        alibi_slopes,
+        sinks,
+        CAUSAL[causal],
+        softmax_scale,
+        *(-1 if side is None else side for side in window),
+        softcap,
+        precision,
+        layout == "bhsd",
+        batch_invariant,
+    ]
     try:
-        out, lse = torch.ops.dlattn.attention_varlen(
-            q,
-            k,
-            v,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            max_seqlen_q,
-            max_seqlen_k,
-            seqused_k,
-            bias,
-            mask,
-            alibi_slopes,
-            sinks,
-            CAUSAL[causal],
-            softmax_scale,
-            *(-1 if side is None else side for side in window),
-            softcap,
-            precision,
-            layout == "bhsd",
-            batch_invariant,
-        )
+        if called_eagerly(*given[:5], *given[7:12]):
+            out, lse = DIFFERENTIABLE["attention_varlen"].eagerly(given)
+        else:
+            out, lse = torch.ops.dlattn.attention_varlen(*given)
     except RuntimeError as error:
         raise own_error(error) from None
     return (out, lse) if return_lse else out
@@ -313,7 +328,8 @@ def _register() -> Kernels:
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         kernels[name] = by_name(schema, function)
         if name in ("attention", "attention_varlen"):
-            autograd = autograd_kernel(name, Differentiable(name))
+            DIFFERENTIABLE[name] = Differentiable(name)
+            autograd = autograd_kernel(name, DIFFERENTIABLE[name])
         else:
             autograd = forward_only(name, _written if name.endswith("_out") else None)
         _LIBRARY.impl(name, autograd, "Autograd")
