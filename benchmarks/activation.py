@@ -104,8 +104,8 @@ def contest(name: str, device: str, calls: int, orders: Any) -> None:
     while (case := orders.recv()) is not None:
         kind, shape, step = case
         with torch.nn.attention.sdpa_kernel(kinds[kind]):
-            call = call_of(kind, shape, step, device, name == OPERATOR)
             try:
+                call = call_of(kind, shape, step, device, name == OPERATOR)
                 window(call, WARM_UP, device)
                 orders.send("")
             except RuntimeError as error:
@@ -125,6 +125,7 @@ def measure(names: list[str], args: argparse.Namespace) -> tuple[dict[str, Any],
         given = (name, args.device, args.calls, theirs)
         running.append(processes.Process(target=contest, args=given, daemon=True))
         running[-1].start()
+        theirs.close()  # so that a process that ends ends its pipe
     found: dict[str, Any] = {}
     shapes = SHAPES if args.device == "cuda" else SHAPES[:1]  # where the host computes too
     for kind in CUDA if args.device == "cuda" else CPU:

@@ -190,7 +190,7 @@ def deactivate() -> None:
     """Let torch's own kernels compute again; nothing happens where dlattn is not active.
 
     They are called through dlattn's kernels then: on the CPU by native ones (torch 2.13 and later),
-    else through Python, which takes some microseconds a call. Blocks of `active()` keep dlattn
+    else through Python, which takes some tens of microseconds. Blocks of `active()` keep dlattn
     active until the last of them ends.
     """
     with _state.changing:
