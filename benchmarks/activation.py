@@ -175,8 +175,8 @@ def ratios(times: dict[str, list[float]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"))
-    parser.add_argument("--windows", type=int, default=15)
-    parser.add_argument("--calls", type=int, default=50, help="of a window")
+    parser.add_argument("--windows", type=int, default=41)
+    parser.add_argument("--calls", type=int, default=30, help="of a window")
     parser.add_argument("--quick", action="store_true", help="without Python's kernels")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--commit", metavar="SHA", help="to record; default: ask git, here")
