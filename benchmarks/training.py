@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import sysconfig
 import time
@@ -39,6 +40,7 @@ from dlattn.bench import load
 from dlattn.bench.environment import describe
 
 BLOCK = 20  # steps of one contestant before it is the next one's turn
+LAYER_BLOCK = 5  # the same of a layer's
 SEEDS = 5
 LAST = 20  # steps whose mean is a run's last loss
 STOCK = "stock"
@@ -294,12 +296,15 @@ def layer_steps(args: argparse.Namespace, watch: load.Watch) -> list[dict[str, A
 
         contestants = {STOCK: nullcontext, **OURS, **FLASH}
         times: dict[str, list[float]] = {name: [] for name in contestants}
-        for number in range(args.layer_steps + 2):
-            for name, attention in contestants.items():
-                with attention():
-                    taken = step()
-                if number >= 2:  # the first ones warm up
-                    times[name].append(taken)
+        # A step's clocks depend on what the step before it drew: each contestant's first one in a
+        # block is not counted, and blocks follow each other in any order.
+        order = random.Random(0)
+        for block in range(args.layer_blocks + 1):
+            for name in order.sample(list(contestants), len(contestants)):
+                with contestants[name]():
+                    taken = [step() for _ in range(LAYER_BLOCK)]
+                if block > 0:  # the first one warms up
+                    times[name] += taken[1:]
             watch.during()
         medians = {name: statistics.median(each) for name, each in times.items()}
         ratios = {name: median / medians[STOCK] for name, median in medians.items()}
@@ -316,7 +321,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seqlen", type=int, default=1024)
-    parser.add_argument("--layer-steps", type=int, default=20)
+    parser.add_argument("--layer-blocks", type=int, default=6)
     parser.add_argument("--layer-seqlens", type=int, nargs="*", default=[4096, 16384])
     parser.add_argument("--quick", action="store_true", help="100 steps")
     parser.add_argument("--tiny", action="store_true", help="small sizes, for a look on the CPU")
@@ -330,7 +335,7 @@ def main() -> int:
     if args.tiny:
         args.gpt, args.llama = Gpt(layers=2, heads=2, width=64), Llama(4, 2, 32, 128)
         args.steps, args.batch, args.seqlen = 40, 2, 128
-        args.layer_seqlens, args.layer_steps = [64, 256], 3
+        args.layer_seqlens, args.layer_blocks = [64, 256], 1
     watch = load.Watch(args.device)
     watch.before()
     layers = layer_steps(args, watch)

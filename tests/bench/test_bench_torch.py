@@ -90,8 +90,9 @@ def test_training_compares_losses_and_seeds(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_layer_of_llamas() -> None:
     training = script("training")
     sizes = training.Llama(heads=4, heads_kv=2, head_dim=8, hidden=16)
-    args = Namespace(llama=sizes, device="cpu", layer_seqlens=[6, 9], layer_steps=2)
+    args = Namespace(llama=sizes, device="cpu", layer_seqlens=[6, 9], layer_blocks=2)
     found = training.layer_steps(args, Unwatched())
     assert [x["seqlen"] for x in found] == [6, 9]
     assert all(x["ratios_to_stock"][training.STOCK] == 1.0 for x in found)
-    assert all(len(each) == 2 for x in found for each in x["step_seconds"].values())
+    counted = 2 * (training.LAYER_BLOCK - 1)
+    assert all(len(each) == counted for x in found for each in x["step_seconds"].values())
