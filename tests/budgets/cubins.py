@@ -32,10 +32,11 @@ SM_90A = "sm_90a"
 # The kernels of each family of backward that its tiles have. They take any dtype in scalar, which
 # has one beside for all tiles.
 _BACKWARD = {
-    "sm90": ("plain", "softcap", "deterministic", "deterministic_softcap", "convert"),
+    "sm90": ("plain", "softcap", "deterministic", "deterministic_softcap", "score_mod", "convert"),
     "wmma": ("keys", "queries", "convert", "bias"),
     "scalar": ("keys", "queries"),
 }
+_BACKWARD_SOME_TILES = {("sm90", "score_mod"): (64, 128)}
 _BACKWARD_ANY_TILE = {"scalar": ("bias",)}
 _BACKWARD_ANY_DTYPE = ("scalar",)
 # Kernels that a backward pass launches beside a family's own.
@@ -231,6 +232,8 @@ def backward_kernels() -> list[str]:
     for family, dtype, tile in instances("backward"):
         named = "" if family in _BACKWARD_ANY_DTYPE else dtype
         for kernel in _BACKWARD[family]:
+            if tile not in _BACKWARD_SOME_TILES.get((family, kernel), (tile,)):
+                continue
             found[kernel_name(f"backward_{family}", named, tile, kernel)] = None
         for kernel in _BACKWARD_ANY_TILE.get(family, ()):
             found[kernel_name(f"backward_{family}", named, None, kernel)] = None

@@ -178,9 +178,48 @@ void deterministic_on_hopper() {
   }
 }
 
+// On Hopper sm90 modifies scores too, but for what others compute of them or have beside.
+void score_mod_on_hopper() {
+  const DeviceInfo h200 = test::gpu("NVIDIA H200", 9, 0, 132, 232448);
+  BackwardParams b = backward_problem();
+  AttentionParams& p = b.forward;
+  want(&b.dq, 6, p.q), want(&b.dk, 7, p.k), want(&b.dv, 8, p.v);
+  p.bias.data = at(11), p.bias.dtype = DType::kFloat16, p.bias.row_stride = 2048;
+  const auto check = [&](const char* kernel, int smem_bytes) {
+    const Plan chosen = plan(b, h200);
+    CHECK_FOR(chosen.kernel == kernel, describe(chosen));
+    if (smem_bytes) CHECK_EQ(chosen.smem_bytes, smem_bytes);
+  };
+  const auto refused = [&](const std::string& reason) {
+    check("wmma", 0);
+    std::string text;
+    try {
+      plan(b, h200, force("sm90"));
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    CHECK_FOR(text.find("has no " + reason) != std::string::npos, text);
+  };
+  check("sm90", 198912);
+  CHECK(std::string(plan(b, h200).variant_name) == "score_mod");
+  p.mask.data = reinterpret_cast<const std::uint8_t*>(at(12));
+  check("sm90", 198912 + 128 * 128);
+  b.deterministic = true, refused("bias in deterministic kernels");
+  b.deterministic = false, p.softcap = 5.0, refused("bias with softcap");
+  p.softcap = 0.0, p.bias.dtype = DType::kFloat32, refused("bias of float32");
+  p.bias.dtype = DType::kFloat16, b.dbias.data = at(13), b.dbias.dtype = DType::kFloat16;
+  b.dbias.row_stride = 2048, refused("dbias");
+  b.dbias.data = nullptr, p.bias.data = nullptr;
+  want_slopes_and_sinks(&b, true, false);
+  refused("dalibi_slopes");
+  b.dalibi_slopes.data = nullptr;
+  check("sm90", 198912 + 128 * 128);
+}
+
 }  // namespace
 
 int main() {
+  score_mod_on_hopper();
   deterministic_on_hopper();
   what_is_wanted_is_launched();
   causal_grids_of_one_wave();

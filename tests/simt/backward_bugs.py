@@ -22,6 +22,7 @@ PRODUCER = "backward/sm90/producer.cuh"
 SCORES = "backward/sm90/scores.cuh"
 SETUP = "backward/sm90/setup.cuh"
 PRODUCTS = "backward/sm90/products.cuh"
+SCORE_TILES = "backward/sm90/score_tiles.cuh"
 TURNS = "backward/sm90/turns.cuh"
 SM90_KERNEL = "backward/sm90/kernel.cuh"
 
@@ -127,6 +128,20 @@ BACKWARD_BUGS = (
         SM90_KERNEL,
         "kInTurns ? ptx::take_ticket(problem.tickets) : blockIdx.x",
         "blockIdx.x",
+    ),
+    # ALiBi, bias and mask.
+    _sm90("bias over dS", SCORE_TILES, "shared.score_tiles.wait_empty(use);", ""),
+    _sm90(
+        "the first head's bias for all", SCORE_TILES, "heads_per_kv_head + own", "heads_per_kv_head"
+    ),
+    _sm90("keys behind the last one", SCORE_TILES, "e < count ?", "true ?"),
+    _sm90("a mask's tile that is the bias's", SCORE_TILES, "copier.hide(use);", ""),
+    _sm90("one distance for all", SCORES, "distance + further", "distance"),
+    _sm90(
+        "a score above its row's lse",
+        SCORES,
+        "tile::less_lse(x, pair.lse[i % 2])",
+        "(x - pair.lse[i % 2])",
     ),
     _sm90("delta added", SCORES, "(x - pair.delta[i % 2])", "(x + pair.delta[i % 2])"),
     _sm90("softcap's slope forgotten", SCORES, "* fmaf(-x, x, 1.0f)", ""),

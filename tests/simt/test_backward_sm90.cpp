@@ -38,6 +38,9 @@ void run_launch(const dlattn::BackwardParams& p, const dlattn::Plan& plan,
     return sm90::deterministic_kernel<T, kTile>(problem, maps);
   if (launch.variant == sm90::kDeterministicSoftcap)
     return sm90::deterministic_softcap_kernel<T, kTile>(problem, maps);
+  if constexpr (sm90::has_score_mod_kernel(kTile)) {
+    if (launch.variant == sm90::kScoreMod) return sm90::score_mod_kernel<T, kTile>(problem, maps);
+  }
   sm90::plain_kernel<T, kTile>(problem, maps);
 }
 
@@ -57,6 +60,7 @@ class Run {
     tensors_.workspace.allocate({1, 1, 1, size}, {size, size, size, 1});
     params_.forward.workspace = tensors_.workspace.data();
     params_.forward.workspace_bytes = plan_.workspace_bytes;
+    poison_hidden_bias();
   }
 
   // Returns whether all is right.
@@ -82,6 +86,31 @@ class Run {
   }
 
  private:
+  // Bias that no head's row may see.
+  void poison_hidden_bias() {
+    const Case& c = case_;
+    if (!tensors_.forward.bias.data() || tensors_.forward.bias.stride(2) <= 1) return;
+    for (int b = 0; b < c.batch_size; ++b) {
+      std::vector<bool> seen(static_cast<std::size_t>(c.seqlen_q) * c.seqlen_k);
+      for (int h = 0; h < c.num_heads; ++h) {
+        const auto p = simt::make_problem(c, tensors_.forward, b, h);
+        for (int i = 0; i < p.seqlen_q; ++i) {
+          for (int j = 0; j < p.seqlen_k; ++j) {
+            if (dlattn::contains<std::int64_t>(p.positions.row(i), j) &&
+                (p.mask.empty() || p.mask[static_cast<std::size_t>(i) * p.seqlen_k + j]))
+              seen[static_cast<std::size_t>(i) * c.seqlen_k + j] = true;
+          }
+        }
+      }
+      for (int i = 0; i < c.seqlen_q; ++i) {
+        for (int j = 0; j < c.seqlen_k; ++j) {
+          if (!seen[static_cast<std::size_t>(i) * c.seqlen_k + j])
+            tensors_.forward.bias.at(b, 0, i, j) = static_cast<T>(NAN);
+        }
+      }
+    }
+  }
+
   // The order of threads, and how many of the backward kernel's blocks run at once.
   struct Order {
     simt::Schedule schedule;
@@ -188,6 +217,45 @@ std::vector<Case> cases(int head_dim) {
   return cases;
 }
 
+// ALiBi, bias and mask, by themselves and together: edges of tiles, in rows that are copied by
+// chunks and that are not, with steps of 0 and of other signs, grouped heads, rows and tiles that
+// are hidden.
+std::vector<Case> score_mod_cases(int head_dim) {
+  const Case base = {150, 264, head_dim, kCausal, 2, 1, Layout::kBshd, 0, 2};
+  std::vector<Case> cases;
+  const auto with = [&](auto set) { cases.push_back(simt::with(base, set)); };
+  with([](Case& c) { c.alibi = true; });
+  with([](Case& c) { c.bias = simt::Bias::kOwnDType; });
+  with([](Case& c) {
+    c.mask = true, c.causal = kFull, c.score_layout = simt::ScoreLayout::kAligned;
+  });
+  with([](Case& c) {
+    c.bias = simt::Bias::kOwnDType, c.mask = true, c.alibi = true, c.sinks = true;
+    c.score_layout = simt::ScoreLayout::kAligned;
+  });
+  with([](Case& c) { c.mask = true, c.seqlen_k = 261, c.window_left = 70; });
+  with([](Case& c) {
+    c.bias = simt::Bias::kOwnDType, c.score_layout = simt::ScoreLayout::kOneRow, c.causal = kFull;
+  });
+  with([](Case& c) {
+    c.bias = simt::Bias::kOwnDType, c.mask = true, c.score_layout = simt::ScoreLayout::kOneKey;
+  });
+  with([](Case& c) {
+    c.bias = simt::Bias::kOwnDType, c.mask = true, c.score_layout = simt::ScoreLayout::kColumns;
+  });
+  // Rows, and a tile of keys, that have the lowest number.
+  for (const auto where : {simt::Extreme::Where::kOddRows, simt::Extreme::Where::kTile}) {
+    with([where](Case& c) {
+      c.bias = simt::Bias::kOwnDType, c.seqlen_q = 70;
+      c.extreme.emplace().where = where, c.extreme->bias = -3.4028235e38;
+    });
+  }
+  cases.push_back(simt::with(simt::varlen(base, {9, 70, 0, 133}, {133, 90, 20, 300}), [](Case& c) {
+    c.bias = simt::Bias::kOwnDType, c.mask = true, c.alibi = true, c.seqused_k = {129, 20, 20, 300};
+  }));
+  return cases;
+}
+
 // Several blocks that add to a tile, of which some see it and some do not, for `keys` keys a block.
 std::vector<Case> deterministic_cases(int head_dim) {
   const int keys = sm90::block_n(head_dim);
@@ -210,24 +278,37 @@ std::vector<Case> deterministic_cases(int head_dim) {
 }
 
 template <typename T, int kTile>
-void run_deterministic(const simt::Arguments& arguments, int* passed, int* failed) {
+void run_all(const simt::Arguments& arguments, const std::string& kind,
+             const std::vector<Case>& cases, const Wanted& wanted, bool deterministic, int* passed,
+             int* failed) {
+  for (const Case& c : cases) {
+    const std::string name =
+        "backward sm90 " + kind + " " + dlattn::to_string(simt::DTypeOf<T>::value) + " " + c.name();
+    if (simt::kThreadSanitizer && c.sequences_overlap()) continue;
+    if (name.find(arguments.filter()) == std::string::npos) continue;
+    const simt::HangGuard guard(name);
+    const bool ok = Run<T, kTile>(c, wanted, deterministic)(name);
+    ++*(ok ? passed : failed);
+    if (!ok && std::getenv("SIMT_STOP_AT_FAILURE")) std::_Exit(1);
+  }
+}
+
+template <typename T, int kTile>
+void run_special(const simt::Arguments& arguments, int* passed, int* failed) {
   if constexpr (simt::is_built(simt::DTypeOf<T>::value, kTile)) {
-    for (const Case& c : deterministic_cases(kTile)) {
-      const std::string name = std::string("backward sm90 deterministic ") +
-                               dlattn::to_string(simt::DTypeOf<T>::value) + " " + c.name();
-      if (simt::kThreadSanitizer && c.sequences_overlap()) continue;
-      if (name.find(arguments.filter()) == std::string::npos) continue;
-      const simt::HangGuard guard(name);
-      const bool ok = Run<T, kTile>(c, Wanted(), true)(name);
-      ++*(ok ? passed : failed);
-      if (!ok && std::getenv("SIMT_STOP_AT_FAILURE")) std::_Exit(1);
-    }
+    run_all<T, kTile>(arguments, "deterministic", deterministic_cases(kTile), Wanted(), true,
+                      passed, failed);
+    if (!sm90::has_score_mod_kernel(kTile)) return;
+    Wanted wanted;
+    wanted.dbias = wanted.dslopes = false;
+    run_all<T, kTile>(arguments, "score_mod", score_mod_cases(kTile), wanted, false, passed,
+                      failed);
   }
 }
 
 template <typename T, int kTile>
 void run(const simt::Arguments& arguments, int* passed, int* failed) {
-  run_deterministic<T, kTile>(arguments, passed, failed);
+  run_special<T, kTile>(arguments, passed, failed);
   if constexpr (simt::is_built(simt::DTypeOf<T>::value, kTile)) {
     int number = 0;
     for (const Case& c : cases(kTile)) {

@@ -27,7 +27,8 @@ from dlattn.reference import to_float64
 
 pytestmark = pytest.mark.gpu
 
-# The features that are tested of each family: sm90 has no bias, mask and slopes.
+# The features that are tested of each family. Bias, mask and slopes have tests of their own for
+# sm90 (test_gpu_backward_score_mod.py).
 FEATURES_OF = {
     "scalar": FEATURES,
     "wmma": FEATURES,

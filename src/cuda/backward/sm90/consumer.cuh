@@ -14,7 +14,7 @@ namespace dlattn::backward_sm90 {
 // keys give. Scores are transposed, with keys as rows: so P^T and dS^T are, packed, the operands in
 // registers of dV += P^T dO and dK += dS^T Q, and dS alone goes through shared memory, for dQ. A
 // step ends by starting the scores of the next one, which run while dQ is added.
-template <typename T, int kHeadDim, bool kSoftcap, bool kInTurns>
+template <typename T, int kHeadDim, bool kSoftcap, bool kInTurns, bool kScoreMod>
 struct Consumer {
   static constexpr int kBlockM = block_m(kHeadDim, kSoftcap);
   static constexpr int kDqNumbers = kBlockM * kHeadDim / (kNumConsumers * kWarpgroupThreads);
@@ -34,7 +34,7 @@ struct Consumer {
       int head = 0, m = work.tiles.begin;  // of the heads of q that share the keys
       start_products();
       start_gradients();
-      finish_scores(m);
+      finish_scores(head, m);
       int left = tiles * problem.heads_per_kv_head;
 #pragma unroll 1
       while (--left > 0) {
@@ -79,13 +79,39 @@ struct Consumer {
     start_scores<T, kHeadDim, kBlockM>(acc_dp, own_rows(shared.v()), shared.dout(use));
   }
 
-  // Probabilities of tile m, of which both products are in flight.
-  __device__ __forceinline__ void finish_scores(int m) {
+  // From q.k of tile m to scores: scale, ALiBi, bias and mask.
+  __device__ __forceinline__ void modify_scores(int head, int m) {
+    const ScoreMod& mod = problem.score_mod;
+    const ThreadIndex thread;
+    float scale = problem.scale_log2;
+    if (mod.alibi_slopes.data) {
+      const float slope =
+          limited_slope(mod.alibi_slopes.data[work.batch * mod.alibi_slopes.batch_stride +
+                                              (work.head_kv * problem.heads_per_kv_head + head) *
+                                                  mod.alibi_slopes.head_stride]);
+      const int key = work.n0 + consumer * kWarpgroupRows + thread.warp * 16 + thread.lane / 4;
+      const int query = m * kBlockM + thread.lane % 4 * 2;
+      add_alibi(acc_s, scale, slope, static_cast<float>(work.mask.position(query) - key));
+      scale = 1.0f;
+    }
+    if (!mod.has_tiles()) return;
+    shared.score_tiles.wait_full(use);
+    add_score_tile<T, kBlockM>(acc_s, scale, shared.ds(use) + consumer * kBlockM * kBlockRowBytes,
+                               thread.warp, thread.lane);
+  }
+
+  // Probabilities of tile m of a head's queries, of which both products are in flight.
+  __device__ __forceinline__ void finish_scores(int head, int m) {
     ptx::wgmma_wait<1>();
     if constexpr (kSoftcap) {
       to_tanh(acc_s, problem.scale_log2);
     } else {
-      to_probabilities(acc_s, problem.scale_log2, stats());
+      if constexpr (kScoreMod) {
+        modify_scores(head, m);
+        to_probabilities_by_difference(acc_s, problem.score_mod.to_log2, stats());
+      } else {
+        to_probabilities(acc_s, problem.scale_log2, stats());
+      }
       if (work.is_edge(m)) hide(acc_s, visible_queries_of(m));
       if constexpr (kEarlyValues) tile::wgmma::pack_probabilities<T>(rP, acc_s);
     }
@@ -121,6 +147,9 @@ struct Consumer {
     ++use;
     if constexpr (kHasNext) start_products();
     ptx::wgmma_wait<kHasNext ? 1 : 0>();
+    if constexpr (kScoreMod) {
+      if (thread.lane == 0 && problem.score_mod.has_tiles()) shared.score_tiles.release(use - 1);
+    }
     if (problem.dq_sum) {
       if constexpr (kInTurns) {
         shared.turns.wait_full(use - 1);
@@ -134,7 +163,7 @@ struct Consumer {
     if constexpr (!kInTurns) {
       if (problem.dq_sum) dq_part().send(dq_sum(head, m));
     }
-    if constexpr (kHasNext) finish_scores(next);
+    if constexpr (kHasNext) finish_scores(next <= m ? head + 1 : head, next);
   }
 
   __device__ __forceinline__ VisibleQueries visible_queries_of(int m) const {

@@ -9,12 +9,14 @@
 // queries that see the keys, of all query heads that share them. Each tile's dQ is added to a sum
 // in global memory, in fp32 and in the order of the consumers' registers (dq_part.cuh); convert.cuh
 // finishes it.
-// In deterministic kernels blocks add in turns (turns.cuh).
+// In deterministic kernels blocks add in turns (turns.cuh). With a bias or a mask the idle warps of
+// the producer's warpgroup bring their tiles (score_tiles.cuh).
 // Shared memory: SmemMap, in swizzled tiles. Barriers: an mbarrier "full" and one "empty" for each
 // stage of Q and dO (Ring), one for K and V; a named barrier of the consumers for dS.
 
 #include "cuda/backward/sm90/consumer.cuh"
 #include "cuda/backward/sm90/producer.cuh"
+#include "cuda/backward/sm90/score_tiles.cuh"
 #include "cuda/backward/sm90/turns.cuh"
 #include "cuda/backward/sm90/wide_consumer.cuh"
 #include "cuda/ptx/grid_dependency.cuh"
@@ -22,11 +24,12 @@
 
 namespace dlattn::backward_sm90 {
 
-template <typename T, int kHeadDim, bool kSoftcap, bool kInTurns>
+template <typename T, int kHeadDim, bool kSoftcap, bool kInTurns, bool kScoreMod = false>
 __device__ __forceinline__ void run_block(const Problem& problem, const TensorMaps& maps) {
   const Shared<kHeadDim, kSoftcap> shared(ptx::smem_address(ptx::dynamic_smem()));
   if (threadIdx.x == 0) {
     if (kInTurns) shared.init_turns();
+    if (kScoreMod) shared.init_score_tiles(kNumCopiers);
     shared.init();
   }
   ptx::wait_for_grids_ahead();
@@ -41,6 +44,7 @@ __device__ __forceinline__ void run_block(const Problem& problem, const TensorMa
   if (threadIdx.x < kWarpgroupThreads) {
     ptx::lower_registers<kProducerRegisters>();
     if (threadIdx.x >= 32) {
+      if constexpr (kScoreMod) copy_score_tiles<T>(problem, shared);
       if (!kInTurns || threadIdx.x % 32 != 0) return;
       if (threadIdx.x == 32) wait_for_turns(problem, shared);
       if (threadIdx.x == 64) pass_turns(problem, shared);
@@ -57,7 +61,7 @@ __device__ __forceinline__ void run_block(const Problem& problem, const TensorMa
     const int warpgroup =
         __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
     using Own = std::conditional_t<is_wide(kHeadDim), WideConsumer<T, kHeadDim, kSoftcap, kInTurns>,
-                                   Consumer<T, kHeadDim, kSoftcap, kInTurns>>;
+                                   Consumer<T, kHeadDim, kSoftcap, kInTurns, kScoreMod>>;
     Own(problem, shared, warpgroup - 1).run();
   }
 }
@@ -87,6 +91,13 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     deterministic_softcap_kernel(const __grid_constant__ Problem problem,
                                  const __grid_constant__ TensorMaps maps) {
   run_block<T, kHeadDim, true, true>(problem, maps);
+}
+
+template <typename T, int kHeadDim>
+__global__ void __launch_bounds__(kNumThreads, 1)
+    score_mod_kernel(const __grid_constant__ Problem problem,
+                     const __grid_constant__ TensorMaps maps) {
+  run_block<T, kHeadDim, false, false, true>(problem, maps);
 }
 
 }  // namespace dlattn::backward_sm90

@@ -14,6 +14,9 @@ template <typename T, int kTile>
 constexpr auto kernel_of(int variant) {
   if (variant == kPlain) return plain_kernel<T, kTile>;
   if (variant == kSoftcap) return softcap_kernel<T, kTile>;
+  if constexpr (has_score_mod_kernel(kTile)) {
+    if (variant == kScoreMod) return score_mod_kernel<T, kTile>;
+  }
   return variant == kDeterministic ? deterministic_kernel<T, kTile>
                                    : deterministic_softcap_kernel<T, kTile>;
 }
@@ -46,6 +49,8 @@ void launch(const BackwardParams& params, const Plan&, const dlattn::Launch& lau
       return launch_as(std::integral_constant<int, kSoftcap>());
     case kDeterministic:
       return launch_as(std::integral_constant<int, kDeterministic>());
+    case kScoreMod:
+      return launch_as(std::integral_constant<int, kScoreMod>());
     default:
       return launch_as(std::integral_constant<int, kDeterministicSoftcap>());
   }

@@ -3,12 +3,23 @@
 #include <cstdint>
 
 #include "core/problem/positions.h"
+#include "core/util/inline.h"
 #include "cuda/tile/divider.h"
 #include "dlattn/forward.h"
 
 // The parameters of the kernels, plain C++: a launcher fills them, and the tests that run kernels
 // on the CPU do.
 namespace dlattn::backward_sm90 {
+
+// The score modification beside softcap. Views without data: there is none.
+struct ScoreMod {
+  BasicTensorView<const float> alibi_slopes;  // [batch][heads]
+  TensorView bias;                            // [batch][heads][queries][keys], in q's dtype
+  BasicTensorView<const std::uint8_t> mask;
+  float to_log2;  // log2(e) where scores are natural, else 1
+
+  DLATTN_SHARED bool has_tiles() const { return bias.data || mask.data; }
+};
 
 struct Problem {
   // As in AttentionParams.
@@ -32,6 +43,9 @@ struct Problem {
   float softmax_scale;
   float scale_log2;    // from q.k to scores in base 2, with softcap to tanh's argument
   float softcap_log2;  // softcap times log2(e)
+  // For the kernel that has it. With a bias or slopes scores are natural (has_natural_lse()), and
+  // scale_log2 is softmax_scale.
+  ScoreMod score_mod;
 
   // In the workspace, all of whose heads have padded_rows queries (cuda/plan/backward_workspace.h).
   std::int64_t padded_rows;

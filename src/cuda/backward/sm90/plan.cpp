@@ -13,11 +13,17 @@ namespace {
 
 using core::refuse;
 
-// Names the first feature of a problem that the family lacks; null if there is none.
-const char* missing_feature(const BackwardParams& b) {
-  if (b.forward.bias.data) return "bias";
-  if (b.forward.mask.data) return "mask";
-  return b.forward.alibi_slopes.data ? "alibi_slopes" : nullptr;
+// Names what the family lacks of a problem; empty if there is nothing.
+std::string missing_feature(const BackwardParams& b, int head_dim_tile) {
+  const AttentionParams& p = b.forward;
+  if (!has_score_mod(p)) return {};
+  if (b.dbias.data) return "dbias";
+  if (b.dalibi_slopes.data) return "dalibi_slopes";
+  if (p.bias.data && p.bias.dtype == DType::kFloat32) return "bias of float32";
+  const char* const name = p.bias.data ? "bias" : p.mask.data ? "mask" : "alibi_slopes";
+  if (!has_score_mod_kernel(head_dim_tile)) return core::concat(name, " with a head_dim above 128");
+  if (p.softcap != 0.0) return core::concat(name, " with softcap");
+  return is_in_turns(b) ? core::concat(name, " in deterministic kernels") : std::string();
 }
 
 // Whether tensors lie as the kernels read and write them.
@@ -50,6 +56,14 @@ Speed speed(int head_dim_tile) {
   return head_dim_tile <= 128 ? Speed{4550.0, 8000.0} : Speed{2950.0, 8000.0};
 }
 
+// By how much ALiBi, and tiles of bias and mask, lengthen a step.
+double score_mod_factor(const AttentionParams& p) {
+  double factor = 1.0;
+  if (p.alibi_slopes.data) factor += 0.1;
+  if (p.bias.data) factor += 0.15;
+  return p.mask.data ? factor + 0.25 : factor;
+}
+
 // For how long blocks that start together wait until each has its turn. Under causality they reach
 // a tile one after another by themselves.
 double turns_ns(const BackwardParams& b, const Plan& plan, const cost::Walk& walk, double sms) {
@@ -70,7 +84,8 @@ double predicted_ns(const BackwardParams& b, const Plan& plan, const DeviceInfo&
   const AttentionParams& p = b.forward;
   const cost::Walk walk = cost::walk(p, 64, 1);
   const double pairs = walk.blocks * walk.mean * 64.0;  // of a query and a key
-  const double per_pair = 10.0 * plan.head_dim_tile / rate * (p.softcap != 0.0 ? 1.5 : 1.0);
+  const double per_pair =
+      10.0 * plan.head_dim_tile / rate * (p.softcap != 0.0 ? 1.5 : 1.0) * score_mod_factor(p);
   const double sms = std::max(static_cast<double>(device.num_sms), 1.0);
   const double group = static_cast<double>(p.num_heads) /
                        static_cast<double>(std::max<std::int64_t>(p.num_heads_kv, 1));
@@ -90,19 +105,20 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
   const AttentionParams& p = b.forward;
   const int tile = plan->head_dim_tile;
   const bool softcap = p.softcap != 0.0;
-  if (const char* feature = missing_feature(b)) return refuse(why, "has no ", feature);
+  const std::string feature = missing_feature(b, tile);
+  if (!feature.empty()) return refuse(why, "has no ", feature);
   if (!b.dout.data && p.out.data) return refuse(why, "needs dout");
   if (b.dsinks.data && !b.dq.data && !b.dk.data && !b.dv.data)
     return refuse(why, "computes dq, dk and dv, of which none is wanted");
   if (!accepts_tensors(b, tile, why)) return false;
-  plan->variant = softcap ? kSoftcap : kPlain;
+  plan->variant = softcap ? kSoftcap : has_score_mod(p) ? kScoreMod : kPlain;
   if (is_in_turns(b)) plan->variant = softcap ? kDeterministicSoftcap : kDeterministic;
   plan->variant_name = kKernelNames[plan->variant];
   plan->block_m = block_m(p, tile);
   plan->block_n = block_n(tile);
   plan->num_warps = kNumThreads / 32;
   plan->num_stages = kNumStages;
-  plan->smem_bytes = smem_map(tile, softcap).total;
+  plan->smem_bytes = smem_bytes(p, tile);
   plan->grid = std::max<std::int64_t>(num_key_blocks(p, tile), 1);
   plan->predicted_ns = predicted_ns(b, *plan, device);
   plan->cleared_bytes = b.dq.data ? dq_sum_bytes(p, tile) : 0;

@@ -61,13 +61,19 @@ __device__ __forceinline__ void start_dq(float (&acc)[part_columns(kHeadDim, kSo
   ptx::wgmma_commit();
 }
 
-// Stores a consumer's dS^T in rows of queries: it has the 64 columns of one block.
+// The row of queries that a lane gives to instructions which exchange a warp's 16 keys of scores
+// with a consumer's block of them: it has the 64 columns of one.
+__device__ __forceinline__ ptx::SmemAddress score_row(ptx::SmemAddress block, int warp, int lane) {
+  const int query = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
+  return block + query * kBlockRowBytes +
+         (chunk ^ (lane % 8)) * 16;  // rows 8 apart are swizzled alike
+}
+
+// Stores a consumer's dS^T in rows of queries.
 template <int kBlockM>
 __device__ __forceinline__ void store_ds(const std::uint32_t (&ds)[kBlockM / 16][4],
                                          ptx::SmemAddress block, int warp, int lane) {
-  const int query = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
-  const ptx::SmemAddress row = block + query * kBlockRowBytes +
-                               (chunk ^ (lane % 8)) * 16;  // rows 8 apart are swizzled alike
+  const ptx::SmemAddress row = score_row(block, warp, lane);
 #pragma unroll
   for (int m = 0; m < kBlockM; m += 16)
     ptx::stmatrix_x4_trans(row + m * kBlockRowBytes, ds[m / 16]);

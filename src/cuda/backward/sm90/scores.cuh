@@ -1,8 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
+#include "cuda/backward/sm90/products.cuh"
 #include "cuda/backward/sm90/setup.cuh"
+#include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/score.cuh"
 #include "cuda/tile/wgmma/accumulators.cuh"
@@ -23,6 +26,53 @@ __device__ __forceinline__ void to_probabilities(float (&acc_s)[kScores], float 
     for (int i = 0; i < 4; ++i) {
       float& x = acc_s[4 * j + i];
       x = ptx::exp2(fmaf(x, scale_log2, -pair.lse[i % 2]));
+    }
+  }
+}
+
+// The same from scores that are modified. `to_log2`: their unit's and lse's in base 2.
+template <int kScores>
+__device__ __forceinline__ void to_probabilities_by_difference(float (&acc_s)[kScores],
+                                                               float to_log2,
+                                                               const RowStatsPair* stats) {
+#pragma unroll
+  for (int j = 0; j < kScores / 4; ++j) {
+    const RowStatsPair pair = stats[4 * j];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float& x = acc_s[4 * j + i];
+      x = ptx::exp2(tile::less_lse(x, pair.lse[i % 2]) * to_log2);
+    }
+  }
+}
+
+// Scales q.k and takes ALiBi's penalties. `distance`: of the lane's first query from its first key.
+template <int kScores>
+__device__ __forceinline__ void add_alibi(float (&acc_s)[kScores], float scale, float slope,
+                                          float distance) {
+#pragma unroll
+  for (int i = 0; i < kScores; ++i) {
+    const auto further = static_cast<float>(i / 4 * 8 + i % 2 - i / 2 % 2 * 8);
+    acc_s[i] = __fadd_rn(acc_s[i] * scale, -alibi_penalty(slope, distance + further));
+  }
+}
+
+// acc_s = acc_s * scale + a tile of numbers of T, in a consumer's block as dS^T is.
+template <typename T, int kBlockM>
+__device__ __forceinline__ void add_score_tile(float (&acc_s)[kBlockM / 2], float scale,
+                                               ptx::SmemAddress block, int warp, int lane) {
+  const ptx::SmemAddress row = score_row(block, warp, lane);
+#pragma unroll
+  for (int m = 0; m < kBlockM; m += 16) {
+    std::uint32_t pairs[4];
+    ptx::ldmatrix_x4_trans(pairs, row + m * kBlockRowBytes);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      T pair[2];
+      memcpy(static_cast<void*>(pair), &pairs[e], sizeof pair);  // T has constructors
+      float* const s = acc_s + m / 2 + 2 * e;
+      s[0] = fmaf(s[0], scale, tile::to_float(pair[0]));
+      s[1] = fmaf(s[1], scale, tile::to_float(pair[1]));
     }
   }
 }

@@ -116,13 +116,15 @@ struct Shared {
   // warps of the consumers have.
   tile::Ring<kNumStages> turns;
   ptx::SmemAddress added;
+  tile::Ring<kNumStages> score_tiles;  // of bias and mask, where dS will be (score_tiles.cuh)
 
   __device__ __forceinline__ explicit Shared(ptx::SmemAddress base)
       : base(base),
         queries(base + kMap.mbarriers),
         keys_full(base + kMap.mbarriers + queries.kBytes),
         turns(base + kMap.turns),
-        added(base + kMap.turns + turns.kBytes) {}
+        added(base + kMap.turns + turns.kBytes),
+        score_tiles(base + kMap.score_tiles) {}
 
   __device__ __forceinline__ ptx::SmemAddress k() const { return base + kMap.k; }
   __device__ __forceinline__ ptx::SmemAddress v() const { return base + kMap.v; }
@@ -152,6 +154,10 @@ struct Shared {
     queries.init(kNumConsumers * 4, 1 + 32);
     ptx::mbarrier_init(keys_full, 1);
     ptx::fence_mbarrier_init();
+  }
+  // `copiers`: threads that bring bias and mask.
+  __device__ __forceinline__ void init_score_tiles(int copiers) const {
+    score_tiles.init(kNumConsumers * 4, copiers);
   }
   __device__ __forceinline__ void init_turns() const {
     turns.init(1);

@@ -35,6 +35,15 @@ inline std::int64_t turns_bytes(const AttentionParams& p) {
   return (4 + dq_sum_rows(p) / kWarpgroupRows * 4 + 127) / 128 * 128;
 }
 
+// Whether scores are modified beside softcap.
+inline bool has_score_mod(const AttentionParams& p) {
+  return p.bias.data || p.mask.data || p.alibi_slopes.data;
+}
+inline int smem_bytes(const AttentionParams& p, int head_dim_tile) {
+  if (p.mask.data) return mask_offset(head_dim_tile) + mask_bytes(head_dim_tile);
+  return smem_map(head_dim_tile, p.softcap != 0.0).total;
+}
+
 inline std::int64_t num_key_blocks(const AttentionParams& p, int head_dim_tile) {
   return num_row_blocks(p.seqlen_k, block_n(head_dim_tile)) * p.num_heads_kv * p.batch_size;
 }
@@ -81,6 +90,9 @@ inline Problem make_problem(const BackwardParams& b, std::int64_t rows, int bloc
   problem.scale_log2 =
       static_cast<float>(capped ? p.softmax_scale / p.softcap : p.softmax_scale * kLog2e);
   problem.softcap_log2 = static_cast<float>(p.softcap * kLog2e);
+  if (has_natural_lse(p)) problem.scale_log2 = problem.softmax_scale;
+  problem.score_mod = {p.alibi_slopes, p.bias, p.mask,
+                       has_natural_lse(p) ? static_cast<float>(kLog2e) : 1.0f};
   const BackwardWorkspace map = backward_workspace(b, 0);
   problem.padded_rows = padded_rows(p);
   problem.lse_log2 = workspace_at<const float>(b, map.lse);

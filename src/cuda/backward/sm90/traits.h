@@ -11,9 +11,16 @@ using tile::wgmma::kWarpgroupRows;
 using tile::wgmma::kWarpgroupThreads;
 
 // The family's kernels, as variants of launches.
-enum Kernel { kPlain, kSoftcap, kDeterministic, kDeterministicSoftcap, kConvert };
-constexpr const char* kKernelNames[] = {"plain", "softcap", "deterministic",
-                                        "deterministic_softcap", "convert"};
+enum Kernel {
+  kPlain,
+  kSoftcap,
+  kDeterministic,
+  kDeterministicSoftcap,
+  kScoreMod,  // ALiBi, bias and mask
+  kConvert
+};
+constexpr const char* kKernelNames[] = {
+    "plain", "softcap", "deterministic", "deterministic_softcap", "score_mod", "convert"};
 
 constexpr int kBlockColumns = 64;  // tiles lie in shared memory in blocks of as many columns
 
@@ -22,6 +29,11 @@ constexpr int kNumThreads = (kNumConsumers + 1) * kWarpgroupThreads;
 constexpr int kNumStages = 2;  // tiles of Q and dO, and tiles of dS
 // Per thread; together no more than the block has at launch.
 constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+
+// Whether there is a kernel with ALiBi, bias and mask.
+constexpr bool has_score_mod_kernel(int head_dim_tile) {
+  return head_dim_tile <= 128;
+}
 
 // Keys per thread block. Consumers have 64 each, or all of them and half of the columns of their
 // gradients each: with 256 columns a consumer's registers hold no more.
@@ -74,9 +86,10 @@ struct SmemMap {
   int ds;         // [kNumStages] tiles of dS, block_m by block_n; the wide ones' P before each
   int row_stats;  // [kNumStages][block_m] of kRowStatsBytes
   int mbarriers;
-  int work;   // the block's keys
-  int turns;  // mbarriers of deterministic kernels
-  int dq;     // the consumers' parts of a step's dQ, in the order of registers; not of wide heads
+  int work;         // the block's keys
+  int turns;        // mbarriers of deterministic kernels
+  int score_tiles;  // and of those with bias or mask
+  int dq;  // the consumers' parts of a step's dQ, in the order of registers; not of wide heads
   int total;
 };
 
@@ -91,7 +104,8 @@ constexpr SmemMap smem_map(int head_dim_tile, bool softcap) {
   map.mbarriers = map.row_stats + kNumStages * rows * kRowStatsBytes;
   map.work = map.mbarriers + (2 * kNumStages + 2) * 8;
   map.turns = map.work + kWorkBytes;
-  map.total = map.turns + 3 * kNumStages * 8;
+  map.score_tiles = map.turns + 3 * kNumStages * 8;
+  map.total = map.score_tiles + 2 * kNumStages * 8;
   if (!is_wide(head_dim_tile)) {
     map.dq = (map.total + 127) / 128 * 128;
     map.total = map.dq + rows * head_dim_tile * 4;
@@ -99,7 +113,19 @@ constexpr SmemMap smem_map(int head_dim_tile, bool softcap) {
   return map;
 }
 
+// Behind it the kernel with a mask has the next tile's bytes of it, as they are in memory.
+constexpr int mask_bytes(int head_dim_tile) {
+  return block_m(head_dim_tile, false) * block_n(head_dim_tile);
+}
+constexpr int mask_offset(int head_dim_tile) {
+  return (smem_map(head_dim_tile, false).total + 127) / 128 * 128;
+}
+
 // The most that a kernel of the family takes.
 constexpr int kSmemBytes = smem_map(256, false).total;
+constexpr int kMostSmem = 227 * 1024;
+static_assert(kSmemBytes <= kMostSmem && mask_offset(64) + mask_bytes(64) <= kMostSmem &&
+                  mask_offset(128) + mask_bytes(128) <= kMostSmem,
+              "");
 
 }  // namespace dlattn::backward_sm90
