@@ -208,7 +208,19 @@ void score_mod_on_hopper() {
   b.deterministic = false, p.softcap = 5.0, refused("bias with softcap");
   p.softcap = 0.0, p.bias.dtype = DType::kFloat32, refused("bias of float32");
   p.bias.dtype = DType::kFloat16, b.dbias.data = at(13), b.dbias.dtype = DType::kFloat16;
-  b.dbias.row_stride = 2048, refused("dbias");
+  const auto dbias = [&](std::int64_t batch, std::int64_t head, std::int64_t row) {
+    b.dbias.batch_stride = batch, b.dbias.head_stride = head, b.dbias.row_stride = row;
+  };
+  dbias(8 << 22, 1 << 22, 2048);
+  check("sm90", 198912 + 128 * 128);
+  const std::int64_t grid = plan(b, h200).grid;
+  dbias(0, 1 << 22, 2048);
+  check("sm90", 198912 + 128 * 128);
+  CHECK_EQ(plan(b, h200).grid, grid / 2);  // a block walks both entries of the batch
+  dbias(1 << 22, 0, 2048), refused("dbias that is a sum over heads, queries or keys");
+  dbias(8 * 2048, 2048, 0), refused("dbias that is a sum over heads, queries or keys");
+  dbias(8 * 2052 * 2048, 2052 * 2048, 2052);
+  refused("dbias whose rows are not multiples of 16 bytes");
   b.dbias.data = nullptr, p.bias.data = nullptr;
   want_slopes_and_sinks(&b, true, false);
   refused("dalibi_slopes");

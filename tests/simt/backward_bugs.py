@@ -136,6 +136,8 @@ BACKWARD_BUGS = (
     ),
     _sm90("keys behind the last one", SCORE_TILES, "e < count ?", "true ?"),
     _sm90("a mask's tile that is the bias's", SCORE_TILES, "copier.hide(use);", ""),
+    _sm90("one entry of the batch in dbias", SCORE_TILES, "if (adds) {", "if (false) {"),
+    _sm90("dbias as it was where nobody sees", SCORE_TILES, "copier.clear_dbias();", ""),
     _sm90("one distance for all", SCORES, "distance + further", "distance"),
     _sm90(
         "a score above its row's lse",

@@ -128,7 +128,7 @@ class Run {
   template <typename Visit>
   void for_each_result(Visit visit) {
     visit(tensors_.dq, simt::kDq), visit(tensors_.dk, simt::kDk), visit(tensors_.dv, simt::kDv);
-    visit(tensors_.dsinks, simt::kDsinks);
+    visit(tensors_.dbias, simt::kDbias), visit(tensors_.dsinks, simt::kDsinks);
   }
 
   void launch_all(const Order& order) {
@@ -256,6 +256,19 @@ std::vector<Case> score_mod_cases(int head_dim) {
   return cases;
 }
 
+// dbias of all of a bias, and summed over the batch: tiles that no query sees, rows that are
+// hidden, grouped heads, fewer queries than a tile.
+std::vector<Case> dbias_cases(int head_dim) {
+  const Case base = simt::with({150, 264, head_dim, kCausal, 4, 2, Layout::kBshd, 0, 2},
+                               [](Case& c) { c.bias = simt::Bias::kOwnDType; });
+  std::vector<Case> cases = {base};
+  const auto with = [&](auto set) { cases.push_back(simt::with(base, set)); };
+  with([](Case& c) { c.mask = true, c.causal = kFull, c.num_heads = 2, c.seqlen_q = 30; });
+  with([](Case& c) { c.window_left = 40, c.alibi = true, c.seqlen_q = 264, c.sinks = true; });
+  with([](Case& c) { c.batch_size = 1, c.causal = kTopLeft, c.seqlen_k = 400, c.seqlen_q = 140; });
+  return cases;
+}
+
 // Several blocks that add to a tile, of which some see it and some do not, for `keys` keys a block.
 std::vector<Case> deterministic_cases(int head_dim) {
   const int keys = sm90::block_n(head_dim);
@@ -303,6 +316,10 @@ void run_special(const simt::Arguments& arguments, int* passed, int* failed) {
     wanted.dbias = wanted.dslopes = false;
     run_all<T, kTile>(arguments, "score_mod", score_mod_cases(kTile), wanted, false, passed,
                       failed);
+    wanted.dbias = true;
+    run_all<T, kTile>(arguments, "dbias", dbias_cases(kTile), wanted, false, passed, failed);
+    wanted.per[0] = false;
+    run_all<T, kTile>(arguments, "shared dbias", dbias_cases(kTile), wanted, false, passed, failed);
   }
 }
 

@@ -26,11 +26,35 @@ struct Consumer {
       : problem(problem), shared(shared), work(shared.work()), consumer(consumer) {}
 
   __device__ __forceinline__ void run() {
+    if constexpr (kScoreMod) {
+#pragma unroll 1
+      for (pass = 0; pass < problem.passes; ++pass) walk();
+    } else {
+      walk();
+    }
+    if constexpr (!kInTurns) dq_part().wait_until_sent();
+  }
+
+ private:
+  const Problem& problem;
+  const Shared<kHeadDim, kSoftcap>& shared;
+  const typename Shared<kHeadDim, kSoftcap>::BlockWork& work;
+  const int consumer;
+  unsigned use = 0;
+  int pass = 0;
+
+  float acc_dk[kHeadDim / 2], acc_dv[kHeadDim / 2];
+  float acc_s[kBlockM / 2], acc_dp[kBlockM / 2];
+  float acc_dq[kDqNumbers];
+  std::uint32_t rP[kBlockM / 16][4], rDS[kBlockM / 16][4];
+
+  // All tiles of queries that see the keys, of all heads of a batch entry.
+  __device__ __forceinline__ void walk() {
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) acc_dk[i] = acc_dv[i] = 0.0f;
     const int tiles = work.tiles.end - work.tiles.begin;
     if (tiles > 0) {
-      ptx::mbarrier_sleep(shared.keys_full, 0);
+      ptx::mbarrier_sleep(shared.keys_full, kScoreMod ? pass % 2 : 0);
       int head = 0, m = work.tiles.begin;  // of the heads of q that share the keys
       start_products();
       start_gradients();
@@ -44,22 +68,12 @@ struct Consumer {
         m = next;
       }
       step<false>(head, m, m);
+      if constexpr (kScoreMod) {
+        if (ThreadIndex().lane == 0) ptx::mbarrier_arrive(shared.keys_empty);
+      }
     }
     store_key_gradients();
-    if constexpr (!kInTurns) dq_part().wait_until_sent();
   }
-
- private:
-  const Problem& problem;
-  const Shared<kHeadDim, kSoftcap>& shared;
-  const typename Shared<kHeadDim, kSoftcap>::BlockWork& work;
-  const int consumer;
-  unsigned use = 0;
-
-  float acc_dk[kHeadDim / 2], acc_dv[kHeadDim / 2];
-  float acc_s[kBlockM / 2], acc_dp[kBlockM / 2];
-  float acc_dq[kDqNumbers];
-  std::uint32_t rP[kBlockM / 16][4], rDS[kBlockM / 16][4];
 
   __device__ __forceinline__ ptx::SmemAddress own_rows(ptx::SmemAddress keys) const {
     // Read anew, so that descriptors are not kept in registers from step to step.
@@ -139,6 +153,12 @@ struct Consumer {
     store_ds<kBlockM>(rDS, shared.ds(use) + consumer * kBlockM * kBlockRowBytes, thread.warp,
                       thread.lane);
     ptx::fence_proxy_async();
+    if constexpr (kScoreMod) {
+      if (problem.score_mod.dbias.data) {
+        __syncwarp();
+        if (thread.lane == 0) shared.score_gradients.end_fill(use);
+      }
+    }
     if constexpr (!kInTurns) dq_part().wait_until_sent();
     ptx::barrier_sync(kScoresBarrier, kNumConsumers * kWarpgroupThreads);
     start_dq<T, kHeadDim, kSoftcap>(acc_dq, shared.ds(use), shared.k(), consumer);
@@ -178,6 +198,7 @@ struct Consumer {
 
   // The sum of tile m of a head. Computed anew rather than kept: registers are scarce.
   __device__ __forceinline__ float* dq_sum(int head, int m) const {
+    if constexpr (kScoreMod) head += pass * problem.heads_per_entry;
     return problem.dq_sum + (work.first_row + head * problem.padded_rows + m * kBlockM) * kHeadDim;
   }
 
@@ -193,7 +214,7 @@ struct Consumer {
 
   __device__ __forceinline__ void store_key_gradients() const {
     const tile::SequenceRows rows = {work.start_k, work.rows_k};
-    const int entry = problem.cu_seqlens_q ? 0 : work.batch;
+    const int entry = problem.cu_seqlens_q ? 0 : work.batch + (kScoreMod ? pass : 0);
     const int first = work.n0 + consumer * kWarpgroupRows;
     store_rows<T, kHeadDim>(problem.dk, entry, work.head_kv, rows, first, problem.head_dim,
                             problem.softmax_scale, acc_dk);

@@ -26,6 +26,7 @@ namespace dlattn::backward_sm90 {
 
 template <typename T, int kHeadDim, bool kSoftcap, bool kInTurns, bool kScoreMod = false>
 __device__ __forceinline__ void run_block(const Problem& problem, const TensorMaps& maps) {
+  constexpr Registers kRegisters = registers_of(kHeadDim, kScoreMod);
   const Shared<kHeadDim, kSoftcap> shared(ptx::smem_address(ptx::dynamic_smem()));
   if (threadIdx.x == 0) {
     if (kInTurns) shared.init_turns();
@@ -42,7 +43,7 @@ __device__ __forceinline__ void run_block(const Problem& problem, const TensorMa
   __syncthreads();
   if (!shared.work().has_rows()) return;
   if (threadIdx.x < kWarpgroupThreads) {
-    ptx::lower_registers<kProducerRegisters>();
+    ptx::lower_registers<kRegisters.producer>();
     if (threadIdx.x >= 32) {
       if constexpr (kScoreMod) copy_score_tiles<T>(problem, shared);
       if (!kInTurns || threadIdx.x % 32 != 0) return;
@@ -51,12 +52,12 @@ __device__ __forceinline__ void run_block(const Problem& problem, const TensorMa
       return;
     }
     if (problem.cu_seqlens_q) {
-      produce<true>(problem, maps, shared);
+      produce<true, false>(problem, maps, shared);
     } else {
-      produce<false>(problem, maps, shared);
+      produce<false, kScoreMod>(problem, maps, shared);
     }
   } else {
-    ptx::raise_registers<kConsumerRegisters>();
+    ptx::raise_registers<kRegisters.consumer>();
     // The same in all lanes, and by this the compiler knows.
     const int warpgroup =
         __shfl_sync(tile::kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);

@@ -16,6 +16,7 @@ struct ScoreMod {
   BasicTensorView<const float> alibi_slopes;  // [batch][heads]
   TensorView bias;                            // [batch][heads][queries][keys], in q's dtype
   BasicTensorView<const std::uint8_t> mask;
+  MutableTensorView dbias;
   float to_log2;  // log2(e) where scores are natural, else 1
 
   DLATTN_SHARED bool has_tiles() const { return bias.data || mask.data; }
@@ -39,10 +40,14 @@ struct Problem {
   unsigned num_blocks;  // there may be one more thread block
 
   int heads_per_kv_head;
+  int heads_per_entry;  // of the batch: heads of q
   Window<int> window;
   float softmax_scale;
   float scale_log2;    // from q.k to scores in base 2, with softcap to tanh's argument
   float softcap_log2;  // softcap times log2(e)
+  // Batch entries that a block walks, from its own on, with their own keys: more than one where
+  // they share a bias whose gradient is wanted.
+  int passes;
   // For the kernel that has it. With a bias or slopes scores are natural (has_natural_lse()), and
   // scale_log2 is softmax_scale.
   ScoreMod score_mod;

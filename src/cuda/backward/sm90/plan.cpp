@@ -17,13 +17,35 @@ using core::refuse;
 std::string missing_feature(const BackwardParams& b, int head_dim_tile) {
   const AttentionParams& p = b.forward;
   if (!has_score_mod(p)) return {};
-  if (b.dbias.data) return "dbias";
   if (b.dalibi_slopes.data) return "dalibi_slopes";
   if (p.bias.data && p.bias.dtype == DType::kFloat32) return "bias of float32";
   const char* const name = p.bias.data ? "bias" : p.mask.data ? "mask" : "alibi_slopes";
   if (!has_score_mod_kernel(head_dim_tile)) return core::concat(name, " with a head_dim above 128");
   if (p.softcap != 0.0) return core::concat(name, " with softcap");
   return is_in_turns(b) ? core::concat(name, " in deterministic kernels") : std::string();
+}
+
+// Says which dbias the family lacks; empty if there is none. It is rounded once for each batch
+// entry that it is a sum over.
+std::string dbias_refusal(const BackwardParams& b) {
+  constexpr std::int64_t kMostEntries = 2;
+  const AttentionParams& p = b.forward;
+  const MutableTensorView& x = b.dbias;
+  if (!x.data) return {};
+  if (p.cu_seqlens_q) return "dbias with cu_seqlens_q";
+  const auto is_summed = [](std::int64_t stride, std::int64_t size) {
+    return stride == 0 && size > 1;
+  };
+  if (is_summed(x.row_stride, p.seqlen_q) || is_summed(x.col_stride, p.seqlen_k) ||
+      is_summed(x.head_stride, p.num_heads))
+    return "dbias that is a sum over heads, queries or keys";
+  if (is_summed(x.batch_stride, p.batch_size) && p.batch_size > kMostEntries)
+    return core::concat("dbias that is a sum over more than ", kMostEntries, " batch entries");
+  const std::uint64_t bits =
+      reinterpret_cast<std::uintptr_t>(x.data) / 2 |
+      static_cast<std::uint64_t>(p.seqlen_k | x.row_stride | x.head_stride | x.batch_stride);
+  if (x.col_stride != 1 || bits % 8 != 0) return "dbias whose rows are not multiples of 16 bytes";
+  return {};
 }
 
 // Whether tensors lie as the kernels read and write them.
@@ -57,10 +79,12 @@ Speed speed(int head_dim_tile) {
 }
 
 // By how much ALiBi, and tiles of bias and mask, lengthen a step.
-double score_mod_factor(const AttentionParams& p) {
+double score_mod_factor(const BackwardParams& b) {
+  const AttentionParams& p = b.forward;
   double factor = 1.0;
   if (p.alibi_slopes.data) factor += 0.1;
   if (p.bias.data) factor += 0.15;
+  if (b.dbias.data) factor += 0.2;
   return p.mask.data ? factor + 0.25 : factor;
 }
 
@@ -85,15 +109,16 @@ double predicted_ns(const BackwardParams& b, const Plan& plan, const DeviceInfo&
   const cost::Walk walk = cost::walk(p, 64, 1);
   const double pairs = walk.blocks * walk.mean * 64.0;  // of a query and a key
   const double per_pair =
-      10.0 * plan.head_dim_tile / rate * (p.softcap != 0.0 ? 1.5 : 1.0) * score_mod_factor(p);
+      10.0 * plan.head_dim_tile / rate * (p.softcap != 0.0 ? 1.5 : 1.0) * score_mod_factor(b);
   const double sms = std::max(static_cast<double>(device.num_sms), 1.0);
   const double group = static_cast<double>(p.num_heads) /
                        static_cast<double>(std::max<std::int64_t>(p.num_heads_kv, 1));
-  const double longest = cost::mean_seqlen_q(p) * plan.block_n * group;
+  const auto passes = static_cast<double>(num_passes(b));
+  const double longest = cost::mean_seqlen_q(p) * plan.block_n * group * passes;
   const double blocks = static_cast<double>(plan.grid);
   const double most = cost::busiest_share(walk, pairs, blocks, longest, sms);
   const double rounds = std::ceil(blocks / sms);
-  const double ns = kLaunches + rounds * block + most * per_pair;
+  const double ns = kLaunches + rounds * passes * block + most * per_pair;
   if (!is_in_turns(b)) return ns;
   // The longest blocks come last.
   const double tail = walk.longest > walk.mean ? longest / 2.0 * per_pair : 0.0;
@@ -105,7 +130,8 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
   const AttentionParams& p = b.forward;
   const int tile = plan->head_dim_tile;
   const bool softcap = p.softcap != 0.0;
-  const std::string feature = missing_feature(b, tile);
+  std::string feature = missing_feature(b, tile);
+  if (feature.empty()) feature = dbias_refusal(b);
   if (!feature.empty()) return refuse(why, "has no ", feature);
   if (!b.dout.data && p.out.data) return refuse(why, "needs dout");
   if (b.dsinks.data && !b.dq.data && !b.dk.data && !b.dv.data)
@@ -119,7 +145,7 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
   plan->num_warps = kNumThreads / 32;
   plan->num_stages = kNumStages;
   plan->smem_bytes = smem_bytes(p, tile);
-  plan->grid = std::max<std::int64_t>(num_key_blocks(p, tile), 1);
+  plan->grid = std::max<std::int64_t>(num_key_blocks(b, tile), 1);
   plan->predicted_ns = predicted_ns(b, *plan, device);
   plan->cleared_bytes = b.dq.data ? dq_sum_bytes(p, tile) : 0;
   if (is_in_turns(b)) plan->cleared_bytes += turns_bytes(p);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "cuda/backward/sm90/setup.cuh"
@@ -13,8 +14,12 @@
 // hides a key. It lies where dS of the same tile will, in the same order: each warp of the
 // consumers reads its numbers and then writes its dS over them.
 //
-//   copiers     mask(i + 1)          | bias(i), -inf    mask(i + 2)          | ...
-//   consumers   dQ(i - 2) |empty(i)                     | P(i)   dS(i)   dQ(i) |empty(i + 2)
+//   copiers     mask(i)    |empty(i)  bias(i), -inf |full(i)    mask(i + 1) ...
+//   consumers   dQ(i - 2) |empty(i)                 |full(i)    P(i)   dS(i)   dQ(i) |empty(i + 2)
+//
+// With dbias wanted they also store dS of a tile, as it lies there rounded, before they bring the
+// tile that takes its place. A bias that the batch shares has one block for all its entries, which
+// walks them in passes: each thread adds to what it has stored itself.
 //
 // All copies are asynchronous where 8 keys are neighbours in memory, at a multiple of their bytes,
 // and exist; a mask's bytes wait behind the other shared memory for the bias that they change. A
@@ -23,8 +28,8 @@ namespace dlattn::backward_sm90 {
 
 constexpr int kNumCopiers = kWarpgroupThreads - 32;
 
-// A bias or mask of one head of queries. Strides stay in the kernel's parameters: these warps have
-// few registers.
+// A bias, its gradient or a mask of one head of queries. Strides stay in the kernel's parameters:
+// these warps have few registers.
 template <typename Number, typename View>
 struct ScoreRows {
   const View& view;
@@ -48,65 +53,83 @@ struct ScoreRows {
 template <typename T, int kHeadDim>
 struct ScoreTileCopier {
   using Bits = std::uint16_t;  // a bias is copied as it is
+  using Words = tile::Vec<std::uint32_t, 4>;
   static constexpr int kBlockM = block_m(kHeadDim, false), kBlockN = block_n(kHeadDim);
   static constexpr int kChunkKeys = 8, kRowChunks = kBlockN / kChunkKeys;
-  static constexpr int kChunks = kBlockM * kRowChunks;
+  static constexpr int kRowsTogether = kNumCopiers / kRowChunks;
+  static_assert(kNumCopiers % kRowChunks == 0, "a thread has the same keys of each row");
   static constexpr std::uint32_t kHidden =  // -inf twice
       std::is_same_v<T, __nv_bfloat16> ? 0xff80ff80u : 0xfc00fc00u;
 
   const Problem& problem;
   const Shared<kHeadDim, false>& shared;
-  int group_head;  // of those of q that share the keys
-
-  // Calls use(chunk) with the thread's chunks of a tile.
-  template <typename Use>
-  __device__ __forceinline__ void for_each_chunk(Use use) const {
-#pragma unroll 1
-    for (int i = static_cast<int>(ptx::reread_thread_index()) - 32; i < kChunks; i += kNumCopiers)
-      use(i);
+  // The thread's chunks of a tile: those of rows row() and every kRowsTogether-th after it.
+  __device__ __forceinline__ static int thread() {
+    return static_cast<int>(ptx::reread_thread_index()) - 32;
   }
+  __device__ __forceinline__ static int row() { return thread() / kRowChunks; }
+  __device__ __forceinline__ static int column() { return thread() % kRowChunks; }
 
-  // Copies tile m of a head's rows. `to(chunk)`: where to.
-  template <typename Number, typename View, typename To>
-  __device__ __forceinline__ void copy(const View& view, int m, To to) const {
+  // Where the tile of a use stands. Computed anew from its number: registers are scarce.
+  struct Place {
+    int batch, head;  // of q
+    int query;        // the tile's first one
+    int key;          // the thread's
+  };
+  __device__ __forceinline__ unsigned tiles_per_head() const {
+    return static_cast<unsigned>(shared.work().tiles.end - shared.work().tiles.begin);
+  }
+  __device__ __forceinline__ Place place(unsigned use) const {
     const auto& work = shared.work();
-    // Computed anew for each tile: registers are scarce.
-    const auto own = static_cast<int>(ptx::reread(static_cast<unsigned>(group_head)));
-    const ScoreRows<Number, View> rows(view, work.batch,
-                                       work.head_kv * problem.heads_per_kv_head + own);
-    const bool has_chunks = rows.has_chunks();
-    for_each_chunk([&](int chunk) {
-      const int query = m * kBlockM + chunk / kRowChunks;
-      const int key = work.n0 + chunk % kRowChunks * kChunkKeys;
-      const int count = query < work.seqlen_q ? min(work.seqlen_k - key, kChunkKeys) : 0;
-      const Number* const from = rows.at(query, key);
-      if (has_chunks && count == kChunkKeys) {
-        ptx::cp_async<kChunkKeys* static_cast<int>(sizeof(Number))>(to(chunk), from, true);
-        return;
-      }
-      // One by one; those that do not exist are 0.
+    const unsigned heads = use / tiles_per_head();
+    const unsigned pass = heads / static_cast<unsigned>(problem.heads_per_kv_head);
+    const int own = static_cast<int>(heads) - static_cast<int>(pass) * problem.heads_per_kv_head;
+    const int m = work.tiles.begin + static_cast<int>(use - heads * tiles_per_head());
+    return {work.batch + static_cast<int>(pass), work.head_kv * problem.heads_per_kv_head + own,
+            m * kBlockM, work.n0 + column() * kChunkKeys};
+  }
+  __device__ __forceinline__ int keys_from(int key) const {
+    return min(shared.work().seqlen_k - key, kChunkKeys);
+  }
+
+  // Copies the tile of a use. `to(row)`: where the thread's chunk of a row goes.
+  template <typename Number, typename View, typename To>
+  __device__ __forceinline__ void copy(const View& view, unsigned use, To to) const {
+    const Place at = place(use);
+    const ScoreRows<Number, View> rows(view, at.batch, at.head);
+    const int keys = keys_from(at.key), queries = shared.work().seqlen_q - at.query;
+    const bool is_chunk = rows.has_chunks() && keys == kChunkKeys;
+    const Number* from = rows.at(at.query + row(), at.key);
 #pragma unroll 1
-      for (int e = 0; e < kChunkKeys; ++e)
-        reinterpret_cast<Number*>(to(chunk))[e] = e < count ? from[e * view.col_stride] : Number{0};
-    });
+    for (int i = row(); i < kBlockM; i += kRowsTogether) {
+      if (is_chunk && i < queries) {
+        ptx::cp_async<kChunkKeys* static_cast<int>(sizeof(Number))>(to(i), from, true);
+      } else {
+        // One by one; those that do not exist are 0.
+        auto* const numbers = reinterpret_cast<Number*>(to(i));
+#pragma unroll 1
+        for (int e = 0; e < kChunkKeys; ++e)
+          numbers[e] = i < queries && e < keys ? from[e * view.col_stride] : Number{0};
+      }
+      from += kRowsTogether * view.row_stride;
+    }
   }
 
-  __device__ __forceinline__ static unsigned char* mask_chunk(int chunk) {
-    return ptx::dynamic_smem() + mask_offset(kHeadDim) + chunk * kChunkKeys;
+  __device__ __forceinline__ unsigned char* mask_chunk(int row) const {
+    return ptx::dynamic_smem() + mask_offset(kHeadDim) + (row * kRowChunks + column()) * kChunkKeys;
   }
-  __device__ __forceinline__ unsigned char* score_chunk(unsigned use, int chunk) const {
-    const int row = chunk / kRowChunks, column = chunk % kRowChunks;
+  __device__ __forceinline__ unsigned char* score_chunk(unsigned use, int row) const {
     return ptx::dynamic_smem() + (shared.ds(use) - shared.base) +
-           (column / 8 * kBlockM + row) * kBlockRowBytes + (column ^ row) % 8 * 16;
+           (column() / 8 * kBlockM + row) * kBlockRowBytes + (column() ^ row) % 8 * 16;
   }
 
-  __device__ __forceinline__ void copy_bias(unsigned use, int m) const {
-    if (problem.score_mod.bias.data)
-      copy<Bits>(problem.score_mod.bias, m, [&](int chunk) { return score_chunk(use, chunk); });
+  __device__ __forceinline__ void copy_bias(unsigned use) const {
+    const TensorView& bias = problem.score_mod.bias;
+    if (bias.data) copy<Bits>(bias, use, [&](int row) { return score_chunk(use, row); });
   }
-  __device__ __forceinline__ void copy_mask(int m) const {
-    if (problem.score_mod.mask.data)
-      copy<std::uint8_t>(problem.score_mod.mask, m, [](int chunk) { return mask_chunk(chunk); });
+  __device__ __forceinline__ void copy_mask(unsigned use) const {
+    const auto& mask = problem.score_mod.mask;
+    if (mask.data) copy<std::uint8_t>(mask, use, [&](int row) { return mask_chunk(row); });
   }
 
   // Two of a mask's bytes as halves of a word: ones where they are 0.
@@ -121,10 +144,10 @@ struct ScoreTileCopier {
 
   // Once a tile's mask is in: -inf over its bias, or over zeros.
   __device__ __forceinline__ void hide(unsigned use) const {
-    using Words = tile::Vec<std::uint32_t, 4>;
-    for_each_chunk([&](int chunk) {
-      const auto bytes = *reinterpret_cast<const tile::Vec<std::uint32_t, 2>*>(mask_chunk(chunk));
-      auto* const to = reinterpret_cast<Words*>(score_chunk(use, chunk));
+#pragma unroll 1
+    for (int i = row(); i < kBlockM; i += kRowsTogether) {
+      const auto bytes = *reinterpret_cast<const tile::Vec<std::uint32_t, 2>*>(mask_chunk(i));
+      auto* const to = reinterpret_cast<Words*>(score_chunk(use, i));
       Words words = {};
       if (problem.score_mod.bias.data) words = *to;
 #pragma unroll
@@ -138,35 +161,88 @@ struct ScoreTileCopier {
         }
       }
       *to = words;
-    });
+    }
+  }
+
+  // The sum of two pairs of numbers of T.
+  __device__ __forceinline__ static std::uint32_t sum(std::uint32_t x, std::uint32_t y) {
+    T a[2], b[2];
+    memcpy(static_cast<void*>(a), &x, sizeof a);  // T has constructors
+    memcpy(static_cast<void*>(b), &y, sizeof b);
+    return tile::pack<T>(tile::to_float(a[0]) + tile::to_float(b[0]),
+                         tile::to_float(a[1]) + tile::to_float(b[1]));
+  }
+
+  // The thread's first number of dbias in the tile of a use. Its rows are whole chunks.
+  __device__ __forceinline__ Bits* dbias_at(const Place& at) const {
+    const ScoreRows<Bits, MutableTensorView> rows(problem.score_mod.dbias, at.batch, at.head);
+    return const_cast<Bits*>(rows.at(at.query + row(), at.key));
+  }
+
+  // Stores dS of a use, which consumers have written, as dbias, or adds it to what the thread has
+  // stored in an earlier pass.
+  __device__ __forceinline__ void store_dbias(unsigned use) const {
+    shared.score_gradients.wait_full(use);
+    const Place at = place(use);
+    if (at.key >= shared.work().seqlen_k) return;
+    const int rows = min(kBlockM, shared.work().seqlen_q - at.query);
+    const bool adds = at.batch != shared.work().batch;
+    Bits* to = dbias_at(at);
+#pragma unroll 1
+    for (int i = row(); i < rows; i += kRowsTogether) {
+      Words words = *reinterpret_cast<const Words*>(score_chunk(use, i));
+      if (adds) {
+        const Words before = *reinterpret_cast<const Words*>(to);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) words.x[e] = sum(words.x[e], before.x[e]);
+      }
+      *reinterpret_cast<Words*>(to) = words;
+      to += kRowsTogether * problem.score_mod.dbias.row_stride;
+    }
+  }
+
+  // Zeros in dbias where no query of a tile sees the block's keys.
+  __device__ __forceinline__ void clear_dbias() const {
+    const auto& work = shared.work();
+    const int key = work.n0 + column() * kChunkKeys;
+    if (key >= work.seqlen_k) return;
+#pragma unroll 1
+    for (int h = 0; h < problem.heads_per_kv_head; ++h) {
+      Bits* to = dbias_at({work.batch, work.head_kv * problem.heads_per_kv_head + h, 0, key});
+#pragma unroll 1
+      for (int query = row(); query < work.seqlen_q; query += kRowsTogether) {
+        if (!tile::contains(work.tiles, query / kBlockM)) *reinterpret_cast<Words*>(to) = Words{};
+        to += kRowsTogether * problem.score_mod.dbias.row_stride;
+      }
+    }
   }
 };
 
-// By all lanes of the idle warps: brings the tiles that the block walks, in its order.
+// By all lanes of the idle warps: brings the tiles that the block walks, in its order, and takes
+// dbias away.
 template <typename T, int kHeadDim>
 __device__ __forceinline__ void copy_score_tiles(const Problem& p,
                                                  const Shared<kHeadDim, false>& shared) {
-  const auto& work = shared.work();
   if (!p.score_mod.has_tiles()) return;
-  unsigned use = 0;
+  const ScoreTileCopier<T, kHeadDim> copier = {p, shared};
+  const unsigned tiles =
+      shared.work().tiles.end > shared.work().tiles.begin
+          ? copier.tiles_per_head() * static_cast<unsigned>(p.heads_per_kv_head * p.passes)
+          : 0;
+  if (p.score_mod.dbias.data) copier.clear_dbias();
+  const unsigned end = tiles > 0 && p.score_mod.dbias.data ? tiles + kNumStages : tiles;
 #pragma unroll 1
-  for (int h = 0; h < p.heads_per_kv_head; ++h) {
-    const ScoreTileCopier<T, kHeadDim> copier = {p, shared, h};
-    int m = work.tiles.begin;
-    if (m < work.tiles.end) copier.copy_mask(m);
-#pragma unroll 1
-    while (m < work.tiles.end) {
-      shared.score_tiles.wait_empty(use);
-      copier.copy_bias(use, m);
-      ptx::cp_async_commit();
-      ptx::cp_async_wait<0>();
-      ++m;
-      if (p.score_mod.mask.data) {
-        copier.hide(use);
-        if (m < work.tiles.end) copier.copy_mask(m);
-      }
-      shared.score_tiles.end_fill(use++);
-    }
+  for (unsigned use = 0; use < end; ++use) {
+    if (use < tiles) copier.copy_mask(use);
+    if (p.score_mod.dbias.data && use >= kNumStages && use - kNumStages < tiles)
+      copier.store_dbias(use - kNumStages);
+    if (use >= tiles) continue;
+    shared.score_tiles.wait_empty(use);
+    copier.copy_bias(use);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    if (p.score_mod.mask.data) copier.hide(use);
+    shared.score_tiles.end_fill(use);
   }
 }
 

@@ -116,7 +116,9 @@ struct Shared {
   // warps of the consumers have.
   tile::Ring<kNumStages> turns;
   ptx::SmemAddress added;
-  tile::Ring<kNumStages> score_tiles;  // of bias and mask, where dS will be (score_tiles.cuh)
+  // Where dS will be, bias and mask, and then dS itself, which copiers read too (score_tiles.cuh).
+  tile::Ring<kNumStages> score_tiles, score_gradients;
+  ptx::SmemAddress keys_empty;  // K and V of a pass have been read
 
   __device__ __forceinline__ explicit Shared(ptx::SmemAddress base)
       : base(base),
@@ -124,7 +126,9 @@ struct Shared {
         keys_full(base + kMap.mbarriers + queries.kBytes),
         turns(base + kMap.turns),
         added(base + kMap.turns + turns.kBytes),
-        score_tiles(base + kMap.score_tiles) {}
+        score_tiles(base + kMap.score_tiles),
+        score_gradients(base + kMap.score_tiles + score_tiles.kBytes),
+        keys_empty(base + kMap.score_tiles + 2 * score_tiles.kBytes) {}
 
   __device__ __forceinline__ ptx::SmemAddress k() const { return base + kMap.k; }
   __device__ __forceinline__ ptx::SmemAddress v() const { return base + kMap.v; }
@@ -158,6 +162,8 @@ struct Shared {
   // `copiers`: threads that bring bias and mask.
   __device__ __forceinline__ void init_score_tiles(int copiers) const {
     score_tiles.init(kNumConsumers * 4, copiers);
+    score_gradients.init(1, kNumConsumers * 4);
+    ptx::mbarrier_init(keys_empty, kNumConsumers * 4);
   }
   __device__ __forceinline__ void init_turns() const {
     turns.init(1);

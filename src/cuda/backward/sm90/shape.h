@@ -44,8 +44,15 @@ inline int smem_bytes(const AttentionParams& p, int head_dim_tile) {
   return smem_map(head_dim_tile, p.softcap != 0.0).total;
 }
 
-inline std::int64_t num_key_blocks(const AttentionParams& p, int head_dim_tile) {
-  return num_row_blocks(p.seqlen_k, block_n(head_dim_tile)) * p.num_heads_kv * p.batch_size;
+// Batch entries that a block walks: all of them where they share a bias whose gradient is wanted.
+inline std::int64_t num_passes(const BackwardParams& b) {
+  return b.dbias.data && b.dbias.batch_stride == 0 ? b.forward.batch_size : 1;
+}
+
+inline std::int64_t num_key_blocks(const BackwardParams& b, int head_dim_tile) {
+  const AttentionParams& p = b.forward;
+  const std::int64_t blocks = num_row_blocks(p.seqlen_k, block_n(head_dim_tile));
+  return blocks * p.num_heads_kv * (p.batch_size / std::max<std::int64_t>(num_passes(b), 1));
 }
 inline int block_m(const AttentionParams& p, int head_dim_tile) {
   return block_m(head_dim_tile, p.softcap != 0.0);
@@ -54,9 +61,9 @@ inline std::int64_t num_query_blocks(const AttentionParams& p, int head_dim_tile
   return num_row_blocks(p.seqlen_q, block_m(head_dim_tile, false)) * p.num_heads * p.batch_size;
 }
 
-// For a grid with a block for each `block_rows` of `rows`, of `heads`.
+// For a grid with a block for each `block_rows` of `rows`, of `heads` of each of `entries`.
 inline Problem make_problem(const BackwardParams& b, std::int64_t rows, int block_rows,
-                            std::int64_t heads) {
+                            std::int64_t heads, std::int64_t entries) {
   const AttentionParams& p = b.forward;
   constexpr double kLog2e = 1.4426950408889634;
   const auto divider = [](std::int64_t n) {
@@ -76,14 +83,14 @@ inline Problem make_problem(const BackwardParams& b, std::int64_t rows, int bloc
   problem.num_m_blocks = divider(num_row_blocks(rows, block_rows));
   problem.num_heads = divider(heads);
   problem.longest_first = p.causal != Causal::kNone;
-  const auto all_heads = static_cast<std::uint32_t>(heads * p.batch_size);
+  const auto all_heads = static_cast<std::uint32_t>(heads * entries);
   const std::uint32_t left = all_heads % kHeadsTogether;
   problem.heads_in_groups = all_heads - left;
   problem.heads_left = divider(left);
-  problem.num_blocks =
-      static_cast<unsigned>(num_row_blocks(rows, block_rows) * heads * p.batch_size);
+  problem.num_blocks = static_cast<unsigned>(num_row_blocks(rows, block_rows) * heads * entries);
   problem.heads_per_kv_head =
       static_cast<int>(p.num_heads / std::max<std::int64_t>(p.num_heads_kv, 1));
+  problem.heads_per_entry = static_cast<int>(p.num_heads);
   problem.window = window_of<int>(p);
   problem.softmax_scale = static_cast<float>(p.softmax_scale);
   const bool capped = p.softcap != 0.0;
@@ -91,7 +98,8 @@ inline Problem make_problem(const BackwardParams& b, std::int64_t rows, int bloc
       static_cast<float>(capped ? p.softmax_scale / p.softcap : p.softmax_scale * kLog2e);
   problem.softcap_log2 = static_cast<float>(p.softcap * kLog2e);
   if (has_natural_lse(p)) problem.scale_log2 = problem.softmax_scale;
-  problem.score_mod = {p.alibi_slopes, p.bias, p.mask,
+  problem.passes = 1;
+  problem.score_mod = {p.alibi_slopes, p.bias, p.mask, b.dbias,
                        has_natural_lse(p) ? static_cast<float>(kLog2e) : 1.0f};
   const BackwardWorkspace map = backward_workspace(b, 0);
   problem.padded_rows = padded_rows(p);
@@ -106,7 +114,10 @@ inline Problem make_problem(const BackwardParams& b, std::int64_t rows, int bloc
 
 inline Problem key_problem(const BackwardParams& b, int head_dim_tile) {
   const AttentionParams& p = b.forward;
-  Problem problem = make_problem(b, p.seqlen_k, block_n(head_dim_tile), p.num_heads_kv);
+  const std::int64_t passes = std::max<std::int64_t>(num_passes(b), 1);
+  Problem problem =
+      make_problem(b, p.seqlen_k, block_n(head_dim_tile), p.num_heads_kv, p.batch_size / passes);
+  problem.passes = static_cast<int>(passes);
   if (is_in_turns(b)) {
     // A few heads together, so that blocks that start at a time seldom add to one head's tiles.
     // Under causality they do not: one head at a time, whose tiles of queries stay in L2.
@@ -119,7 +130,7 @@ inline Problem key_problem(const BackwardParams& b, int head_dim_tile) {
 }
 inline Problem query_problem(const BackwardParams& b, int head_dim_tile) {
   const AttentionParams& p = b.forward;
-  return make_problem(b, p.seqlen_q, block_m(head_dim_tile, false), p.num_heads);
+  return make_problem(b, p.seqlen_q, block_m(head_dim_tile, false), p.num_heads, p.batch_size);
 }
 
 struct TensorBoxes {

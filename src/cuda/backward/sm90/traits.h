@@ -27,8 +27,14 @@ constexpr int kBlockColumns = 64;  // tiles lie in shared memory in blocks of as
 constexpr int kNumConsumers = 2;  // warpgroups beside the producer's
 constexpr int kNumThreads = (kNumConsumers + 1) * kWarpgroupThreads;
 constexpr int kNumStages = 2;  // tiles of Q and dO, and tiles of dS
-// Per thread; together no more than the block has at launch.
-constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+// Per thread; together no more than the block has at launch. Warps that bring bias and mask take
+// more where consumers can do with less.
+struct Registers {
+  int producer, consumer;
+};
+constexpr Registers registers_of(int head_dim_tile, bool score_mod) {
+  return score_mod && head_dim_tile <= 64 ? Registers{40, 232} : Registers{24, 240};
+}
 
 // Whether there is a kernel with ALiBi, bias and mask.
 constexpr bool has_score_mod_kernel(int head_dim_tile) {
@@ -105,7 +111,7 @@ constexpr SmemMap smem_map(int head_dim_tile, bool softcap) {
   map.work = map.mbarriers + (2 * kNumStages + 2) * 8;
   map.turns = map.work + kWorkBytes;
   map.score_tiles = map.turns + 3 * kNumStages * 8;
-  map.total = map.score_tiles + 2 * kNumStages * 8;
+  map.total = map.score_tiles + (2 * 2 * kNumStages + 2) * 8;
   if (!is_wide(head_dim_tile)) {
     map.dq = (map.total + 127) / 128 * 128;
     map.total = map.dq + rows * head_dim_tile * 4;
