@@ -180,6 +180,7 @@ void deterministic_on_hopper() {
 
 // On Hopper sm90 modifies scores too, but for what others compute of them or have beside.
 void score_mod_on_hopper() {
+  using Names = std::vector<std::string>;
   const DeviceInfo h200 = test::gpu("NVIDIA H200", 9, 0, 132, 232448);
   BackwardParams b = backward_problem();
   AttentionParams& p = b.forward;
@@ -217,10 +218,17 @@ void score_mod_on_hopper() {
   dbias(0, 1 << 22, 2048);
   check("sm90", 198912 + 128 * 128);
   CHECK_EQ(plan(b, h200).grid, grid / 2);  // a block walks both entries of the batch
-  dbias(1 << 22, 0, 2048), refused("dbias that is a sum over heads, queries or keys");
-  dbias(8 * 2048, 2048, 0), refused("dbias that is a sum over heads, queries or keys");
-  dbias(8 * 2052 * 2048, 2052 * 2048, 2052);
-  refused("dbias whose rows are not multiples of 16 bytes");
+  CHECK((launches_of(plan(b, h200)) == Names{"delta", "score_mod", "convert"}));
+  // Other sums, and rows of no multiple of 16 bytes, by products of their own.
+  const std::int64_t others[][3] = {
+      {1 << 22, 0, 2048}, {8 * 2048, 2048, 0}, {8 * 2052 * 2048, 2052 * 2048, 2052}};
+  for (const auto& strides : others) {
+    dbias(strides[0], strides[1], strides[2]);
+    const Plan other = plan(b, h200);
+    CHECK_FOR(other.kernel == "sm90", describe(other));
+    CHECK((launches_of(other) == Names{"delta", "score_mod", "convert", "bias"}));
+    CHECK(other.after[1].kernel == "wmma" && other.grid == grid);
+  }
   b.dbias.data = nullptr, p.bias.data = nullptr;
   want_slopes_and_sinks(&b, true, false);
   refused("dalibi_slopes");

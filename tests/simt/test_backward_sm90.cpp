@@ -3,6 +3,8 @@
 #include "cuda/backward/sm90/convert.cuh"
 #include "cuda/backward/sm90/kernel.cuh"
 #include "cuda/backward/sm90/shape.h"
+#include "cuda/backward/wmma/bias.cuh"
+#include "cuda/backward/wmma/shape.h"
 #include "cuda/delta/row_blocks/kernel.cuh"
 #include "cuda/reduce/partial_sums/kernel.cuh"
 #include "feature_cases.h"
@@ -30,6 +32,9 @@ void run_launch(const dlattn::BackwardParams& p, const dlattn::Plan& plan,
     return dlattn::reduce::partial_sums::reduce_kernel<float>(
         p, dlattn::reduce::partial_sums::make_shape(p, plan.parts_per_head));
   }
+  if (launch.kernel == "wmma")
+    return dlattn::backward_wmma::bias_kernel<T, kTile>(
+        p, dlattn::backward_wmma::planned_shape(p, plan, dlattn::backward_wmma::kBias, kTile));
   if (launch.variant == sm90::kConvert)
     return sm90::convert_kernel<T, kTile>(sm90::query_problem(p, kTile));
   const sm90::Problem problem = sm90::key_problem(p, kTile);
@@ -139,7 +144,7 @@ class Run {
       const dlattn::Launch& launch = plan_.launch(i);
       simt::Launch threads{dim3(static_cast<unsigned>(launch.grid)), dim3(launch.num_warps * 32),
                            static_cast<std::size_t>(launch.smem_bytes), order.schedule};
-      if (launch.operation == dlattn::Operation::kBackward && launch.variant != sm90::kConvert) {
+      if (launch.kernel == "sm90" && launch.variant != sm90::kConvert) {
         // In the harness blocks that run at once are a cluster. There may be one too many.
         threads.cluster_size = order.blocks;
         threads.grid.x = (threads.grid.x + order.blocks - 1) / order.blocks * order.blocks;
@@ -320,6 +325,9 @@ void run_special(const simt::Arguments& arguments, int* passed, int* failed) {
     run_all<T, kTile>(arguments, "dbias", dbias_cases(kTile), wanted, false, passed, failed);
     wanted.per[0] = false;
     run_all<T, kTile>(arguments, "shared dbias", dbias_cases(kTile), wanted, false, passed, failed);
+    wanted.per[1] = false;
+    run_all<T, kTile>(arguments, "summed dbias", {dbias_cases(kTile)[0]}, wanted, false, passed,
+                      failed);
   }
 }
 

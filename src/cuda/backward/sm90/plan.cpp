@@ -6,6 +6,7 @@
 #include "cuda/backward/sm90/shape.h"
 #include "cuda/plan/backward_launches.h"
 #include "cuda/plan/cost.h"
+#include "cuda/plan/dbias_launch.h"
 #include "cuda/plan/tensor_box.h"
 
 namespace dlattn::backward_sm90 {
@@ -23,29 +24,6 @@ std::string missing_feature(const BackwardParams& b, int head_dim_tile) {
   if (!has_score_mod_kernel(head_dim_tile)) return core::concat(name, " with a head_dim above 128");
   if (p.softcap != 0.0) return core::concat(name, " with softcap");
   return is_in_turns(b) ? core::concat(name, " in deterministic kernels") : std::string();
-}
-
-// Says which dbias the family lacks; empty if there is none. It is rounded once for each batch
-// entry that it is a sum over.
-std::string dbias_refusal(const BackwardParams& b) {
-  constexpr std::int64_t kMostEntries = 2;
-  const AttentionParams& p = b.forward;
-  const MutableTensorView& x = b.dbias;
-  if (!x.data) return {};
-  if (p.cu_seqlens_q) return "dbias with cu_seqlens_q";
-  const auto is_summed = [](std::int64_t stride, std::int64_t size) {
-    return stride == 0 && size > 1;
-  };
-  if (is_summed(x.row_stride, p.seqlen_q) || is_summed(x.col_stride, p.seqlen_k) ||
-      is_summed(x.head_stride, p.num_heads))
-    return "dbias that is a sum over heads, queries or keys";
-  if (is_summed(x.batch_stride, p.batch_size) && p.batch_size > kMostEntries)
-    return core::concat("dbias that is a sum over more than ", kMostEntries, " batch entries");
-  const std::uint64_t bits =
-      reinterpret_cast<std::uintptr_t>(x.data) / 2 |
-      static_cast<std::uint64_t>(p.seqlen_k | x.row_stride | x.head_stride | x.batch_stride);
-  if (x.col_stride != 1 || bits % 8 != 0) return "dbias whose rows are not multiples of 16 bytes";
-  return {};
 }
 
 // Whether tensors lie as the kernels read and write them.
@@ -84,7 +62,7 @@ double score_mod_factor(const BackwardParams& b) {
   double factor = 1.0;
   if (p.alibi_slopes.data) factor += 0.1;
   if (p.bias.data) factor += 0.15;
-  if (b.dbias.data) factor += 0.2;
+  if (stores_dbias(b)) factor += 0.2;
   return p.mask.data ? factor + 0.25 : factor;
 }
 
@@ -130,8 +108,7 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
   const AttentionParams& p = b.forward;
   const int tile = plan->head_dim_tile;
   const bool softcap = p.softcap != 0.0;
-  std::string feature = missing_feature(b, tile);
-  if (feature.empty()) feature = dbias_refusal(b);
+  const std::string feature = missing_feature(b, tile);
   if (!feature.empty()) return refuse(why, "has no ", feature);
   if (!b.dout.data && p.out.data) return refuse(why, "needs dout");
   if (b.dsinks.data && !b.dq.data && !b.dk.data && !b.dv.data)
@@ -159,6 +136,10 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
     convert.num_warps = kNumConsumers * kWarpgroupThreads / 32;
     convert.smem_bytes = 0;
     convert.grid = std::max<std::int64_t>(num_query_blocks(p, tile), 1);
+  }
+  if (b.dbias.data && !stores_dbias(b)) {
+    add_dbias(b, plan);
+    plan->predicted_ns += bias_ns(b, device, tile);
   }
   add_reduce(b, plan);
   return true;

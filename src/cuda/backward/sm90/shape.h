@@ -44,9 +44,31 @@ inline int smem_bytes(const AttentionParams& p, int head_dim_tile) {
   return smem_map(head_dim_tile, p.softcap != 0.0).total;
 }
 
-// Batch entries that a block walks: all of them where they share a bias whose gradient is wanted.
+// Whether dbias is dS as the kernel has it in shared memory, rounded: of all queries, keys and
+// heads, and of each entry of the batch or a sum over a pair of them. The launch of
+// cuda/plan/dbias_launch.h computes others.
+inline bool stores_dbias(const BackwardParams& b) {
+  constexpr std::int64_t kMostEntries = 2;  // each rounds once
+  const AttentionParams& p = b.forward;
+  const MutableTensorView& x = b.dbias;
+  if (!x.data || p.cu_seqlens_q) return false;
+  const auto is_summed = [](std::int64_t stride, std::int64_t size) {
+    return stride == 0 && size > 1;
+  };
+  if (is_summed(x.row_stride, p.seqlen_q) || is_summed(x.col_stride, p.seqlen_k) ||
+      is_summed(x.head_stride, p.num_heads))
+    return false;
+  if (is_summed(x.batch_stride, p.batch_size) && p.batch_size > kMostEntries) return false;
+  // Rows are copied by 8 numbers.
+  const std::uint64_t bits =
+      reinterpret_cast<std::uintptr_t>(x.data) / 2 |
+      static_cast<std::uint64_t>(p.seqlen_k | x.row_stride | x.head_stride | x.batch_stride);
+  return x.col_stride == 1 && bits % 8 == 0;
+}
+
+// Batch entries that a block walks: all of them where they share a bias whose gradient it stores.
 inline std::int64_t num_passes(const BackwardParams& b) {
-  return b.dbias.data && b.dbias.batch_stride == 0 ? b.forward.batch_size : 1;
+  return stores_dbias(b) && b.dbias.batch_stride == 0 ? b.forward.batch_size : 1;
 }
 
 inline std::int64_t num_key_blocks(const BackwardParams& b, int head_dim_tile) {
@@ -99,7 +121,8 @@ inline Problem make_problem(const BackwardParams& b, std::int64_t rows, int bloc
   problem.softcap_log2 = static_cast<float>(p.softcap * kLog2e);
   if (has_natural_lse(p)) problem.scale_log2 = problem.softmax_scale;
   problem.passes = 1;
-  problem.score_mod = {p.alibi_slopes, p.bias, p.mask, b.dbias,
+  problem.score_mod = {p.alibi_slopes, p.bias, p.mask,
+                       stores_dbias(b) ? b.dbias : MutableTensorView(),
                        has_natural_lse(p) ? static_cast<float>(kLog2e) : 1.0f};
   const BackwardWorkspace map = backward_workspace(b, 0);
   problem.padded_rows = padded_rows(p);

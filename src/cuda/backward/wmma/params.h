@@ -4,18 +4,12 @@
 
 #include "core/problem/positions.h"
 #include "core/util/inline.h"
+#include "cuda/plan/bias_grid.h"
 #include "cuda/tile/divider.h"
 #include "dlattn/backward.h"
 
 // The arguments of the kernels beside BackwardParams, plain C++.
 namespace dlattn::backward_wmma {
-
-// The numbers that dbias has; it is the sum over the rest. A block makes a tile of it.
-struct BiasGrid {
-  bool per_query, per_key;
-  int query_tiles, key_tiles;  // of dbias
-  int heads, batches;
-};
 
 // Numbers that the host computes once per launch. The first five are what tile::scheduled_tile
 // takes; its row blocks are blocks of queries, or of keys.

@@ -1,11 +1,10 @@
 #include <algorithm>
-#include <cmath>
 #include <string>
 
 #include "core/plan/family.h"
 #include "cuda/backward/wmma/shape.h"
 #include "cuda/plan/backward_launches.h"
-#include "cuda/plan/cost.h"
+#include "cuda/plan/mma_products.h"
 
 namespace dlattn::backward_wmma {
 namespace {
@@ -28,27 +27,6 @@ void set_launch(const BackwardParams& b, Kernel kernel, int head_dim_tile, Launc
     launch->block_n = 0;
   }
   launch->grid = std::max<std::int64_t>(num_blocks(b, kernel, head_dim_tile), 1);
-}
-
-// The share of what mma.sync reaches by itself, on an H200.
-double efficiency(int head_dim_tile) {
-  if (head_dim_tile <= 64) return 0.36;
-  return head_dim_tile <= 128 ? 0.42 : 0.29;
-}
-
-// Nanoseconds of `products` matrix products over all pairs of a query and a key that sees it, by
-// `blocks` thread blocks, one per SM.
-double products_ns(const BackwardParams& b, const DeviceInfo& device, int head_dim_tile,
-                   double products, double blocks) {
-  constexpr double kFixed = 8000.0;  // a launch, and its first copies and last stores
-  const cost::Walk walk = cost::walk(b.forward, kNumWarps * 16, 1);
-  const double pairs = walk.blocks * kNumWarps * 16 * walk.mean;
-  const double sms = std::max(static_cast<double>(device.num_sms), 1.0);
-  const double keys = walk.mean > 0.0 ? walk.longest / walk.mean : 0.0;  // of the longest block
-  const double longest = pairs / std::max(blocks, 1.0) * keys;
-  const double most = cost::busiest_share(walk, pairs, blocks, longest, sms);
-  const double operations = 2.0 * products * head_dim_tile * most;
-  return kFixed + operations / (cost::tensor_rate(device) * efficiency(head_dim_tile));
 }
 
 std::string refusal(const BackwardParams& b) {
@@ -87,7 +65,7 @@ bool plan_backward(const BackwardParams& b, const DeviceInfo& device, const Opti
     }
     is_first = false;
     set_launch(b, kernel, tile, launch);
-    ns += products_ns(b, device, tile, products, static_cast<double>(launch->grid));
+    ns += cost::mma_products_ns(p, device, tile, products, static_cast<double>(launch->grid));
   };
   if (b.dk.data || b.dv.data || b.dalibi_slopes.data) add(kKeys, sums_dq(b) ? 5.0 : 4.0);
   if (sums_dq(b)) {

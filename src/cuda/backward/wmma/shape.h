@@ -46,23 +46,6 @@ inline Shape make_shape(const AttentionParams& p, std::int64_t seqlen, int rows,
   return shape;
 }
 
-inline BiasGrid bias_grid(const BackwardParams& b, int head_dim_tile) {
-  const AttentionParams& p = b.forward;
-  const QueryTile tile = query_tile(head_dim_tile);
-  const auto has = [](std::int64_t stride, std::int64_t size) { return stride != 0 || size == 1; };
-  BiasGrid grid{};
-  grid.per_query = has(b.dbias.row_stride, p.seqlen_q);
-  grid.per_key = has(b.dbias.col_stride, p.seqlen_k);
-  const auto tiles = [](bool has_all, std::int64_t seqlen, int rows) {
-    return has_all ? static_cast<int>(num_row_blocks(seqlen, rows)) : 1;
-  };
-  grid.query_tiles = tiles(grid.per_query, p.seqlen_q, tile.block_m);
-  grid.key_tiles = tiles(grid.per_key, p.seqlen_k, tile.block_n);
-  grid.heads = has(b.dbias.head_stride, p.num_heads) ? static_cast<int>(p.num_heads) : 1;
-  grid.batches = has(b.dbias.batch_stride, p.batch_size) ? static_cast<int>(p.batch_size) : 1;
-  return grid;
-}
-
 // Thread blocks of a launch.
 inline std::int64_t num_blocks(const BackwardParams& b, Kernel kernel, int head_dim_tile) {
   const AttentionParams& p = b.forward;
@@ -79,8 +62,7 @@ inline std::int64_t num_blocks(const BackwardParams& b, Kernel kernel, int head_
     case kBias:
       break;
   }
-  const BiasGrid grid = bias_grid(b, head_dim_tile);
-  return std::int64_t{grid.query_tiles} * grid.key_tiles * grid.heads * grid.batches;
+  return bias_grid(b, head_dim_tile).count();
 }
 
 inline Shape make_shape(const BackwardParams& b, Kernel kernel, int head_dim_tile,

@@ -1,11 +1,13 @@
 #pragma once
 
+#include "cuda/plan/bias_grid.h"
+
 // The tiles of the backward kernels of mma.sync, as plain constexpr host code.
 namespace dlattn::backward_wmma {
 
 // The launches of a plan, as variants of the family.
 enum Kernel : int { kKeys, kQueries, kConvert, kBias };
-constexpr const char* kKernelNames[] = {"keys", "queries", "convert", "bias"};
+constexpr const char* kKernelNames[] = {"keys", "queries", "convert", kBiasName};
 
 constexpr int kNumWarps = 8;
 constexpr int kNumThreads = kNumWarps * 32;
@@ -97,6 +99,16 @@ constexpr int smem_bytes(int head_dim_tile, int kernel) {
   if (kernel == kConvert) return 0;
   return kernel == kKeys ? key_smem(head_dim_tile).total : query_smem(head_dim_tile).total;
 }
+
+// Other families launch the kernel of dbias by what cuda/plan/bias_grid.h has of it.
+constexpr bool is_bias_launch(int head_dim_tile) {
+  const QueryTile own = query_tile(head_dim_tile);
+  const BiasTile known = bias_tile(head_dim_tile);
+  return own.block_m == known.block_m && own.block_n == known.block_n &&
+         query_smem(head_dim_tile).total == bias_smem_bytes(head_dim_tile);
+}
+static_assert(kBias == kBiasVariant && kNumWarps == kBiasWarps && is_bias_launch(64) &&
+              is_bias_launch(128) && is_bias_launch(256));
 
 constexpr int kMostSmem = 99 * 1024;
 static_assert(key_smem(64).total <= kMostSmem && query_smem(64).total <= kMostSmem);
