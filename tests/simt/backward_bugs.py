@@ -139,7 +139,7 @@ BACKWARD_BUGS = (
     _sm90(
         "the first head's bias for all", SCORE_TILES, "heads_per_kv_head + own", "heads_per_kv_head"
     ),
-    _sm90("keys behind the last one", SCORE_TILES, "i < queries && e < keys ?", "true ?"),
+    _sm90("keys behind the last one", SCORE_TILES, "e < keys ? *rows", "true ? *rows"),
     _sm90("a mask's tile that is the bias's", SCORE_TILES, "copier.hide(use);", ""),
     _sm90("one entry of the batch in dbias", SCORE_TILES, "if (adds) {", "if (false) {"),
     _sm90("dbias as it was where nobody sees", SCORE_TILES, "copier.clear_dbias();", ""),

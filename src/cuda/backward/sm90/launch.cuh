@@ -39,8 +39,10 @@ void launch(const BackwardParams& params, const Plan&, const dlattn::Launch& lau
   const Problem problem = key_problem(params, kTile);
   const auto launch_as = [&](auto variant) {
     constexpr auto kKernel = kernel_of<T, kTile>(variant);
-    cuda::launch_kernel<kKernel>(device, launch.grid, num_threads, launch.smem_bytes, stream,
-                                 problem, maps);
+    // A mask takes memory of its own.
+    constexpr int kMaxSmem = variant == kScoreMod ? mask_offset(kTile) + mask_bytes(kTile) : 0;
+    cuda::launch_kernel<kKernel, kMaxSmem>(device, launch.grid, num_threads, launch.smem_bytes,
+                                           stream, problem, maps);
   };
   switch (launch.variant) {
     case kPlain:

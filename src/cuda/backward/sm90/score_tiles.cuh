@@ -1,12 +1,12 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 #include "cuda/backward/sm90/setup.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/permute.cuh"
+#include "cuda/ptx/reduce_vector.cuh"
 #include "cuda/tile/vec.cuh"
 
 // Bias and mask. The idle warps of the producer's warpgroup bring them, for each tile of queries
@@ -64,11 +64,10 @@ struct ScoreTileCopier {
   const Problem& problem;
   const Shared<kHeadDim, false>& shared;
   // The thread's chunks of a tile: those of rows row() and every kRowsTogether-th after it.
-  __device__ __forceinline__ static int thread() {
-    return static_cast<int>(ptx::reread_thread_index()) - 32;
-  }
-  __device__ __forceinline__ static int row() { return thread() / kRowChunks; }
-  __device__ __forceinline__ static int column() { return thread() % kRowChunks; }
+  // Unsigned, so that its shares are bits.
+  __device__ __forceinline__ static unsigned thread() { return ptx::reread_thread_index() - 32; }
+  __device__ __forceinline__ static int row() { return static_cast<int>(thread() / kRowChunks); }
+  __device__ __forceinline__ static unsigned column() { return thread() % kRowChunks; }
 
   // Where the tile of a use stands. Computed anew from its number: registers are scarce.
   struct Place {
@@ -79,6 +78,9 @@ struct ScoreTileCopier {
   __device__ __forceinline__ unsigned tiles_per_head() const {
     return static_cast<unsigned>(shared.work().tiles.end - shared.work().tiles.begin);
   }
+  __device__ __forceinline__ unsigned num_tiles() const {
+    return tiles_per_head() * static_cast<unsigned>(problem.heads_per_kv_head * problem.passes);
+  }
   __device__ __forceinline__ Place place(unsigned use) const {
     const auto& work = shared.work();
     const unsigned heads = use / tiles_per_head();
@@ -86,10 +88,25 @@ struct ScoreTileCopier {
     const int own = static_cast<int>(heads) - static_cast<int>(pass) * problem.heads_per_kv_head;
     const int m = work.tiles.begin + static_cast<int>(use - heads * tiles_per_head());
     return {work.batch + static_cast<int>(pass), work.head_kv * problem.heads_per_kv_head + own,
-            m * kBlockM, work.n0 + column() * kChunkKeys};
+            m * kBlockM, work.n0 + static_cast<int>(column()) * kChunkKeys};
   }
   __device__ __forceinline__ int keys_from(int key) const {
     return min(shared.work().seqlen_k - key, kChunkKeys);
+  }
+
+  // Where the thread's chunk of row 0 of a tile is, and that of another row.
+  __device__ __forceinline__ unsigned char* mask_row() const {
+    return ptx::dynamic_smem() + mask_offset(kHeadDim) + column() * kChunkKeys;
+  }
+  __device__ __forceinline__ static unsigned char* mask_chunk(unsigned char* mask, int row) {
+    return mask + row * (kRowChunks * kChunkKeys);
+  }
+  __device__ __forceinline__ unsigned char* score_rows(unsigned use) const {
+    return ptx::dynamic_smem() + (shared.ds(use) - shared.base) +
+           column() / 8 * (kBlockM * kBlockRowBytes);
+  }
+  __device__ __forceinline__ static unsigned char* score_chunk(unsigned char* scores, int row) {
+    return scores + row * kBlockRowBytes + (thread() ^ static_cast<unsigned>(row)) % 8 * 16;
   }
 
   // Copies the tile of a use. `to(row)`: where the thread's chunk of a row goes.
@@ -97,39 +114,44 @@ struct ScoreTileCopier {
   __device__ __forceinline__ void copy(const View& view, unsigned use, To to) const {
     const Place at = place(use);
     const ScoreRows<Number, View> rows(view, at.batch, at.head);
-    const int keys = keys_from(at.key), queries = shared.work().seqlen_q - at.query;
-    const bool is_chunk = rows.has_chunks() && keys == kChunkKeys;
-    const Number* from = rows.at(at.query + row(), at.key);
+    const int queries = min(shared.work().seqlen_q - at.query, kBlockM);
+    int i = row();
+    if (rows.has_chunks() && keys_from(at.key) == kChunkKeys) {
+      const Number* from = rows.at(at.query + i, at.key);
 #pragma unroll 1
-    for (int i = row(); i < kBlockM; i += kRowsTogether) {
-      if (is_chunk && i < queries) {
+      for (; i < queries; i += kRowsTogether) {
         ptx::cp_async<kChunkKeys* static_cast<int>(sizeof(Number))>(to(i), from, true);
-      } else {
-        // One by one; those that do not exist are 0.
-        auto* const numbers = reinterpret_cast<Number*>(to(i));
-#pragma unroll 1
-        for (int e = 0; e < kChunkKeys; ++e)
-          numbers[e] = i < queries && e < keys ? from[e * view.col_stride] : Number{0};
+        from += kRowsTogether * view.row_stride;
       }
-      from += kRowsTogether * view.row_stride;
     }
+#pragma unroll 1
+    for (; i < kBlockM; i += kRowsTogether)
+      copy_numbers<Number>(view, ptx::reread(use), i, reinterpret_cast<Number*>(to(i)));
   }
 
-  __device__ __forceinline__ unsigned char* mask_chunk(int row) const {
-    return ptx::dynamic_smem() + mask_offset(kHeadDim) + (row * kRowChunks + column()) * kChunkKeys;
-  }
-  __device__ __forceinline__ unsigned char* score_chunk(unsigned use, int row) const {
-    return ptx::dynamic_smem() + (shared.ds(use) - shared.base) +
-           (column() / 8 * kBlockM + row) * kBlockRowBytes + (column() ^ row) % 8 * 16;
+  // A row's, one by one; those that do not exist are 0.
+  template <typename Number, typename View>
+  __device__ __forceinline__ void copy_numbers(const View& view, unsigned use, int row,
+                                               Number* to) const {
+    const Place at = place(use);
+    const ScoreRows<Number, View> rows(view, at.batch, at.head);
+    const int query = at.query + row;
+    const int keys = query < shared.work().seqlen_q ? keys_from(at.key) : 0;
+#pragma unroll 1
+    for (int e = 0; e < kChunkKeys; ++e) to[e] = e < keys ? *rows.at(query, at.key + e) : Number{0};
   }
 
   __device__ __forceinline__ void copy_bias(unsigned use) const {
     const TensorView& bias = problem.score_mod.bias;
-    if (bias.data) copy<Bits>(bias, use, [&](int row) { return score_chunk(use, row); });
+    if (!bias.data) return;
+    unsigned char* const scores = score_rows(use);
+    copy<Bits>(bias, use, [=](int row) { return score_chunk(scores, row); });
   }
   __device__ __forceinline__ void copy_mask(unsigned use) const {
     const auto& mask = problem.score_mod.mask;
-    if (mask.data) copy<std::uint8_t>(mask, use, [&](int row) { return mask_chunk(row); });
+    if (!mask.data) return;
+    unsigned char* const bytes = mask_row();
+    copy<std::uint8_t>(mask, use, [=](int row) { return mask_chunk(bytes, row); });
   }
 
   // Two of a mask's bytes as halves of a word: ones where they are 0.
@@ -144,10 +166,11 @@ struct ScoreTileCopier {
 
   // Once a tile's mask is in: -inf over its bias, or over zeros.
   __device__ __forceinline__ void hide(unsigned use) const {
+    unsigned char *const scores = score_rows(use), *const mask = mask_row();
 #pragma unroll 1
     for (int i = row(); i < kBlockM; i += kRowsTogether) {
-      const auto bytes = *reinterpret_cast<const tile::Vec<std::uint32_t, 2>*>(mask_chunk(i));
-      auto* const to = reinterpret_cast<Words*>(score_chunk(use, i));
+      const auto bytes = *reinterpret_cast<const tile::Vec<std::uint32_t, 2>*>(mask_chunk(mask, i));
+      auto* const to = reinterpret_cast<Words*>(score_chunk(scores, i));
       Words words = {};
       if (problem.score_mod.bias.data) words = *to;
 #pragma unroll
@@ -164,15 +187,6 @@ struct ScoreTileCopier {
     }
   }
 
-  // The sum of two pairs of numbers of T.
-  __device__ __forceinline__ static std::uint32_t sum(std::uint32_t x, std::uint32_t y) {
-    T a[2], b[2];
-    memcpy(static_cast<void*>(a), &x, sizeof a);  // T has constructors
-    memcpy(static_cast<void*>(b), &y, sizeof b);
-    return tile::pack<T>(tile::to_float(a[0]) + tile::to_float(b[0]),
-                         tile::to_float(a[1]) + tile::to_float(b[1]));
-  }
-
   // The thread's first number of dbias in the tile of a use. Its rows are whole chunks.
   __device__ __forceinline__ Bits* dbias_at(const Place& at) const {
     const ScoreRows<Bits, MutableTensorView> rows(problem.score_mod.dbias, at.batch, at.head);
@@ -185,26 +199,27 @@ struct ScoreTileCopier {
     shared.score_gradients.wait_full(use);
     const Place at = place(use);
     if (at.key >= shared.work().seqlen_k) return;
-    const int rows = min(kBlockM, shared.work().seqlen_q - at.query);
+    const int queries = min(shared.work().seqlen_q - at.query, kBlockM);
     const bool adds = at.batch != shared.work().batch;
+    const std::int64_t step = kRowsTogether * problem.score_mod.dbias.row_stride;
+    unsigned char* const scores = score_rows(use);
     Bits* to = dbias_at(at);
 #pragma unroll 1
-    for (int i = row(); i < rows; i += kRowsTogether) {
-      Words words = *reinterpret_cast<const Words*>(score_chunk(use, i));
+    for (int i = row(); i < queries; i += kRowsTogether) {
+      const Words words = *reinterpret_cast<const Words*>(score_chunk(scores, i));
       if (adds) {
-        const Words before = *reinterpret_cast<const Words*>(to);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) words.x[e] = sum(words.x[e], before.x[e]);
+        ptx::reduce_add_alone(reinterpret_cast<T*>(to), words.x);
+      } else {
+        *reinterpret_cast<Words*>(to) = words;
       }
-      *reinterpret_cast<Words*>(to) = words;
-      to += kRowsTogether * problem.score_mod.dbias.row_stride;
+      to += step;
     }
   }
 
   // Zeros in dbias where no query of a tile sees the block's keys.
   __device__ __forceinline__ void clear_dbias() const {
     const auto& work = shared.work();
-    const int key = work.n0 + column() * kChunkKeys;
+    const int key = work.n0 + static_cast<int>(column()) * kChunkKeys;
     if (key >= work.seqlen_k) return;
 #pragma unroll 1
     for (int h = 0; h < problem.heads_per_kv_head; ++h) {
@@ -225,24 +240,22 @@ __device__ __forceinline__ void copy_score_tiles(const Problem& p,
                                                  const Shared<kHeadDim, false>& shared) {
   if (!p.score_mod.has_tiles()) return;
   const ScoreTileCopier<T, kHeadDim> copier = {p, shared};
-  const unsigned tiles =
-      shared.work().tiles.end > shared.work().tiles.begin
-          ? copier.tiles_per_head() * static_cast<unsigned>(p.heads_per_kv_head * p.passes)
-          : 0;
   if (p.score_mod.dbias.data) copier.clear_dbias();
-  const unsigned end = tiles > 0 && p.score_mod.dbias.data ? tiles + kNumStages : tiles;
+  if (shared.work().tiles.begin >= shared.work().tiles.end) return;
 #pragma unroll 1
-  for (unsigned use = 0; use < end; ++use) {
-    if (use < tiles) copier.copy_mask(use);
-    if (p.score_mod.dbias.data && use >= kNumStages && use - kNumStages < tiles)
-      copier.store_dbias(use - kNumStages);
-    if (use >= tiles) continue;
-    shared.score_tiles.wait_empty(use);
-    copier.copy_bias(use);
-    ptx::cp_async_commit();
-    ptx::cp_async_wait<0>();
-    if (p.score_mod.mask.data) copier.hide(use);
-    shared.score_tiles.end_fill(use);
+  for (unsigned use = 0;; ++use) {
+    const bool brings = use < copier.num_tiles();
+    if (brings) copier.copy_mask(use);
+    if (p.score_mod.dbias.data && use >= kNumStages) copier.store_dbias(use - kNumStages);
+    if (brings) {
+      shared.score_tiles.wait_empty(use);
+      copier.copy_bias(use);
+      ptx::cp_async_commit();
+      ptx::cp_async_wait<0>();
+      if (p.score_mod.mask.data) copier.hide(use);
+      shared.score_tiles.end_fill(use);
+    }
+    if (use + 1 >= copier.num_tiles() + (p.score_mod.dbias.data ? kNumStages : 0)) return;
   }
 }
 
