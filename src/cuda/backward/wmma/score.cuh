@@ -8,6 +8,7 @@
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/score.cuh"
 #include "cuda/tile/vec.cuh"
+#include "cuda/tile/warp.cuh"
 
 namespace dlattn::backward_wmma {
 
@@ -57,14 +58,13 @@ struct ScoreMod {
       });
     }
     if (params.bias.data) {
-      visit([&](float& x, int query, int key) {
-        if (query >= seq.seqlen_q || key >= seq.seqlen_k) return;
-        const std::int64_t at =
-            bias_start + query * params.bias.row_stride + key * params.bias.col_stride;
-        x += params.bias.dtype == DType::kFloat32
-                 ? static_cast<const float*>(params.bias.data)[at]
-                 : tile::to_float(static_cast<const T*>(params.bias.data)[at]);
-      });
+      if (!all_exist(visit)) {
+        add_bias<false, float>(visit);
+      } else if (params.bias.dtype == DType::kFloat32) {
+        add_bias<true, float>(visit);
+      } else {
+        add_bias<true, T>(visit);
+      }
     }
     hide_masked(visit);
   }
@@ -75,6 +75,30 @@ struct ScoreMod {
   }
 
  private:
+  // Whether the warp's elements are all of queries and keys that exist.
+  template <typename Visit>
+  __device__ __forceinline__ bool all_exist(Visit visit) const {
+    int last_query = 0, last_key = 0;
+    visit([&](float&, int query, int key) {
+      last_query = max(last_query, query), last_key = max(last_key, key);
+    });
+    return __all_sync(tile::kFullMask, last_query < seq.seqlen_q && last_key < seq.seqlen_k);
+  }
+
+  // kAll: all elements exist, and the bias is of Number. Then nothing branches, and loads are in
+  // flight together.
+  template <bool kAll, typename Number, typename Visit>
+  __device__ __forceinline__ void add_bias(Visit visit) const {
+    visit([&](float& x, int query, int key) {
+      if (!kAll && (query >= seq.seqlen_q || key >= seq.seqlen_k)) return;
+      const std::int64_t at =
+          bias_start + query * params.bias.row_stride + key * params.bias.col_stride;
+      x += kAll || params.bias.dtype == DType::kFloat32
+               ? tile::to_float(static_cast<const Number*>(params.bias.data)[at])
+               : tile::to_float(static_cast<const T*>(params.bias.data)[at]);
+    });
+  }
+
   template <typename Visit>
   __device__ __forceinline__ void hide_masked(Visit visit) const {
     if (!params.mask.data) return;
