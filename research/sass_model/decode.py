@@ -156,7 +156,7 @@ def plans(calls: Sequence[tuple[Device, Call]]) -> list[Plan]:
             std::printf("refused: %s\\n", error.what());
           }"""
     parameters = "batch, heads, kv, queries, keys, dim, key_bytes, on_device"
-    header = "cuda/forward/decode/params.h"
+    header = "cuda/forward/decode/choices.h"
     lines = run_planner("decode", parameters, asked, problem, show, header)
     found = []
     for (device, call), line in zip(calls, lines, strict=True):

@@ -12,10 +12,16 @@ from seed_bugs import SeedBug
 
 DECODE = ("decode",)
 WIDE = ("decode_wide",)
+# Files of what sm90_latent has in common with decode.
+SHARED = ("sequence.cuh", "schedule.cuh", "parts.cuh", "combine.cuh")
+
+
+def _path(file: str) -> str:
+    return f"tile/key_parts/{file}" if file in SHARED else f"forward/decode/{file}"
 
 
 def _decode(kind: str, file: str, part: str, replace: str) -> SeedBug:
-    return SeedBug(kind, DECODE, "", replace, part=part, file=f"forward/decode/{file}")
+    return SeedBug(kind, DECODE, "", replace, part=part, file=_path(file))
 
 
 def _wide(kind: str, file: str, part: str, replace: str) -> SeedBug:
@@ -29,7 +35,7 @@ def _mask(kind: str, part: str, replace: str) -> SeedBug:
 def _read_or_write(kind: str, file: str, part: str, replace: str) -> SeedBug:
     """A change whose fault is no wrong number: an access beyond memory or off its alignment, an
     overflow."""
-    return SeedBug(kind, DECODE, "", replace, part=part, file=f"forward/decode/{file}", asan=True)
+    return SeedBug(kind, DECODE, "", replace, part=part, file=_path(file), asan=True)
 
 
 PAGE = "min(max(pages[at], 0), static_cast<int>(params.num_pages) - 1)"

@@ -9,9 +9,10 @@
 #include "core/plan/code.h"
 #include "core/problem/limits.h"
 #include "core/util/ceil_div.h"
-#include "cuda/forward/decode/params.h"
+#include "cuda/forward/decode/traits.h"
 #include "cuda/plan/cost.h"
 #include "cuda/tile/accumulation_limits.h"
+#include "cuda/tile/key_parts/shape.h"
 #include "dlattn/attention.h"
 
 // The ways to divide keys among thread blocks, and the model of their times, as plain host code for

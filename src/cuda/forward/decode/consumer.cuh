@@ -4,9 +4,9 @@
 
 #include "cuda/forward/decode/byte_products.cuh"
 #include "cuda/forward/decode/byte_queries.cuh"
-#include "cuda/forward/decode/parts.cuh"
 #include "cuda/forward/decode/producer.cuh"
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/tile/key_parts/parts.cuh"
 #include "cuda/tile/mma/mask.cuh"
 #include "cuda/tile/mma/partial_output.cuh"
 #include "cuda/tile/mma/products.cuh"

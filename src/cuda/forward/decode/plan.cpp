@@ -8,9 +8,9 @@
 #include "core/problem/limits.h"
 #include "core/util/concat.h"
 #include "cuda/forward/decode/choices.h"
-#include "cuda/forward/decode/params.h"
 #include "cuda/plan/cost.h"
 #include "cuda/tile/accumulation_limits.h"
+#include "cuda/tile/key_parts/shape.h"
 
 namespace dlattn::decode {
 namespace {

@@ -1,7 +1,8 @@
 #pragma once
 
-#include "cuda/forward/decode/schedule.cuh"
+#include "cuda/forward/decode/traits.h"
 #include "cuda/ptx/cp_async.cuh"
+#include "cuda/tile/key_parts/schedule.cuh"
 #include "cuda/tile/swizzle.cuh"
 
 // The copies of a group of warps: its slices of K and V, into its own stages.

@@ -1,26 +1,14 @@
 #pragma once
 
-#include "cuda/forward/decode/parts.cuh"
 #include "cuda/forward/decode/wide_producer.cuh"
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/tile/key_parts/parts.cuh"
 #include "cuda/tile/mma/mask.cuh"
 #include "cuda/tile/mma/plain_softmax.cuh"
 #include "cuda/tile/mma/products.cuh"
 #include "cuda/tile/score.cuh"
 
 namespace dlattn::decode {
-
-// Where a row of Q lies.
-template <typename Q>
-__device__ __forceinline__ const Q* query_row(const AttentionParams& p, const DecodeShape& shape,
-                                              const Segment& segment, const KeyMask& mask,
-                                              int row) {
-  const int heads = static_cast<int>(shape.packed_heads.divisor()), query = mask.query(row);
-  const int head = segment.head_kv * heads + row - query * heads;
-  const Q* const q = static_cast<const Q*>(p.q.data) + head * p.q.head_stride;
-  if (!p.cu_seqlens_q) return q + segment.sequence * p.q.batch_stride + query * p.q.row_stride;
-  return q + (tile::query_rows(p, segment.sequence).start + query) * p.q.row_stride;
-}
 
 // The columns of one of the four warps that share rows: in each segment of 64 columns of a row 16,
 // so that where they lie differs from warp to warp by one XOR.
@@ -127,7 +115,8 @@ struct WideConsumer {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = first_row + 8 * h + lane_idx / 4;
-      const T* const q = query_row<T>(params, shape, segment, mask, min(row, num_rows - 1));
+      const T* const q = query_row<T>(params, shape, segment.sequence, segment.head_kv, mask,
+                                      min(row, num_rows - 1));
 #pragma unroll
       for (int i = 0; i < warp_columns::kKeyBlocks; ++i) {
 #pragma unroll
@@ -290,12 +279,6 @@ struct WideConsumer {
         });
       }
     }
-  }
-  // Times this, what is relative to a row max is relative to the row max scaled and rounded, up to
-  // where that is a factor of 2^4 (SpeculativeSoftmax::scaled_part()).
-  __device__ __forceinline__ static float unrounded(float row_max, float scale) {
-    const float rounded = row_max * scale;
-    return fabsf(rounded) < 0x1p26f ? ptx::exp2(fmaf(row_max, scale, -rounded)) : 1.0f;
   }
   // Calls store_pair(column, low, high) for each two neighbouring columns of row h that this lane
   // has.

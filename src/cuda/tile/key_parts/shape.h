@@ -5,12 +5,12 @@
 
 #include "core/problem/positions.h"
 #include "core/problem/tensor_sizes.h"
-#include "cuda/forward/decode/traits.h"
-#include "cuda/forward/decode/work_partition.h"
 #include "cuda/plan/launch_shape.h"
+#include "cuda/tile/key_parts/work_partition.h"
+#include "cuda/tile/key_parts/workspace.h"
 
 // Numbers that the host computes once per launch.
-namespace dlattn::decode {
+namespace dlattn::tile::key_parts {
 
 struct DecodeShape : LaunchShape {
   unsigned num_blocks;  // of the kernel that walks the keys; clusters, where it has them
@@ -52,7 +52,7 @@ inline std::int64_t num_parts(const AttentionParams& p, const Plan& plan) {
 inline int part_tiles_of(const AttentionParams& p, const Plan& plan) {
   const PositionMask<std::int64_t> mask(
       window_of<std::int64_t>(p), position_shift(p.causal, p.seqlen_q, p.seqlen_k), p.seqlen_k);
-  const Range<std::int64_t> tiles = tiles_of<std::int64_t>(
+  const dlattn::Range<std::int64_t> tiles = tiles_of<std::int64_t>(
       mask.any_row(0, std::max<std::int64_t>(p.seqlen_q - 1, 0)), plan.block_n);
   const auto each = static_cast<unsigned>(std::max<std::int64_t>(tiles.end - tiles.begin, 0));
   const auto blocks = static_cast<unsigned>(num_row_blocks(p, plan.block_m));
@@ -102,4 +102,4 @@ inline DecodeShape make_decode_shape(const AttentionParams& p, const Plan& plan)
   return shape;
 }
 
-}  // namespace dlattn::decode
+}  // namespace dlattn::tile::key_parts

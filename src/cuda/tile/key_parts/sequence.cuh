@@ -1,12 +1,12 @@
 #pragma once
 
-#include "cuda/forward/decode/params.h"
+#include "cuda/tile/key_parts/shape.h"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/seqlen.cuh"
 
 // The lengths of a sequence, and which keys its rows see. Rows are those of all query heads of a KV
 // head: row r is query r / packed_heads of the (r mod packed_heads)-th of them.
-namespace dlattn::decode {
+namespace dlattn::tile::key_parts {
 
 using KeyMask = tile::PaddedMask<tile::PackedMask>;
 
@@ -36,4 +36,16 @@ struct Lengths {
   }
 };
 
-}  // namespace dlattn::decode
+// Where a row of the KV head's rows of Q lies.
+template <typename Q>
+__device__ __forceinline__ const Q* query_row(const AttentionParams& p, const DecodeShape& shape,
+                                              int sequence, int head_kv, const KeyMask& mask,
+                                              int row) {
+  const int heads = static_cast<int>(shape.packed_heads.divisor()), query = mask.query(row);
+  const int head = head_kv * heads + row - query * heads;
+  const Q* const q = static_cast<const Q*>(p.q.data) + head * p.q.head_stride;
+  if (!p.cu_seqlens_q) return q + sequence * p.q.batch_stride + query * p.q.row_stride;
+  return q + (tile::query_rows(p, sequence).start + query) * p.q.row_stride;
+}
+
+}  // namespace dlattn::tile::key_parts

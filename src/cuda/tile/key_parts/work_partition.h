@@ -4,7 +4,7 @@
 
 // How row blocks are divided among thread blocks, decided by the host where it knows all lengths,
 // else by every thread block alike.
-namespace dlattn::decode {
+namespace dlattn::tile::key_parts {
 
 // The tiles' time that it takes to begin a row block, some 256 keys'.
 constexpr int fixed_overhead_tiles(int block_n) {
@@ -37,4 +37,4 @@ DLATTN_SHARED int part_tiles(unsigned num_blocks, unsigned begin, unsigned row_b
              : 0;
 }
 
-}  // namespace dlattn::decode
+}  // namespace dlattn::tile::key_parts

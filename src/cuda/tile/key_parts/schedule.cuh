@@ -1,8 +1,8 @@
 #pragma once
 
-#include "cuda/forward/decode/sequence.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/grid_dependency.cuh"
+#include "cuda/tile/key_parts/sequence.cuh"
 #include "cuda/tile/warp.cuh"
 
 // How the work is dealt. A row block is kBlockM rows of a KV head of a sequence, with the tiles of
@@ -16,7 +16,7 @@
 //                       each, end soonest (work_partition.h): each unit leaves a part of its own;
 //   a tile              else: thread blocks end together whatever the lengths are. Before its tiles
 //                       a row block has units for what it takes to begin one.
-namespace dlattn::decode {
+namespace dlattn::tile::key_parts {
 
 // Before a block's first access to global memory; again it does nothing. Compute everything that
 // needs no global memory first.
@@ -324,4 +324,4 @@ class DecodeSchedule {
   RowBlocks blocks_{};   // of the sequence; of all if they are alike
 };
 
-}  // namespace dlattn::decode
+}  // namespace dlattn::tile::key_parts

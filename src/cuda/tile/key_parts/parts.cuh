@@ -1,7 +1,7 @@
 #pragma once
 
 #include "core/problem/descales.h"
-#include "cuda/forward/decode/params.h"
+#include "cuda/tile/key_parts/shape.h"
 #include "cuda/tile/mma/partial_output.cuh"
 #include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/seqlen.cuh"
@@ -9,7 +9,7 @@
 
 // Parts of rows of out, over some of their keys each, and how they are added up: those of a block's
 // groups of warps in shared memory, and those of several blocks in the workspace.
-namespace dlattn::decode {
+namespace dlattn::tile::key_parts {
 
 using tile::mma::PartStats;
 
@@ -40,6 +40,13 @@ struct RunningSum {
     }
   }
 };
+
+// Times this, what is relative to a row max is relative to the row max scaled and rounded, up to
+// where that is a factor of 2^4 (SpeculativeSoftmax::scaled_part()).
+__device__ __forceinline__ float unrounded(float row_max, float scale) {
+  const float rounded = row_max * scale;
+  return fabsf(rounded) < 0x1p26f ? ptx::exp2(fmaf(row_max, scale, -rounded)) : 1.0f;
+}
 
 // The factor of the 8-bit values of a KV head; 1 for other types.
 template <int kKeyBytes>
@@ -107,4 +114,4 @@ __device__ __forceinline__ void with_query_type(const DecodeShape& shape, Functi
   }
 }
 
-}  // namespace dlattn::decode
+}  // namespace dlattn::tile::key_parts

@@ -1,0 +1,137 @@
+#pragma once
+
+// Adds up the parts of rows of out that several thread blocks have left in the workspace.
+//
+// A thread block per row of out, or per 128 columns of it. Its threads form groups, each of which
+// has these columns, four a thread, of every so many-th part; at the end the groups' sums are added
+// up in shared memory. Rows that one thread block had all keys of are done already, and rows that
+// see no key get their result here.
+
+#include "cuda/ptx/grid_dependency.cuh"
+#include "cuda/ptx/smem.cuh"
+#include "cuda/tile/key_parts/parts.cuh"
+#include "cuda/tile/key_parts/schedule.cuh"
+
+namespace dlattn::tile::key_parts {
+
+// Which rows those of a block are: of all query heads of a sequence, head by head.
+struct CombinedRow {
+  int sequence, head, query;
+
+  __device__ __forceinline__ CombinedRow(const AttentionParams& p, unsigned index) {
+    const auto queries = static_cast<unsigned>(p.seqlen_q);
+    const unsigned of_all = index / queries;
+    query = static_cast<int>(index - of_all * queries);
+    sequence = static_cast<int>(of_all / static_cast<unsigned>(p.num_heads));
+    head = static_cast<int>(of_all - sequence * static_cast<unsigned>(p.num_heads));
+  }
+};
+
+// Where the parts of a row are.
+struct PartsOfRow {
+  bool is_done = false;         // none, and nothing is left to do
+  bool own = false;             // each unit's is at its own number
+  unsigned first = 0, end = 0;  // by thread block, or by unit if own
+  unsigned per = 1, start = 0;  // as part_of() counts
+  int row_of_block = 0;
+
+  template <int kBlockM, int kBlockN>
+  __device__ __forceinline__ static PartsOfRow of(const AttentionParams& params,
+                                                  const DecodeShape& shape,
+                                                  const CombinedRow& row) {
+    constexpr int kBegin = fixed_overhead_tiles(kBlockN);
+    PartsOfRow parts;
+    WrittenSchedule dealt(params, shape, row.sequence);
+    const RowBlocks blocks = RowBlocks::of<kBlockM, kBlockN>(params, shape, row.sequence);
+    if (row.query >= Lengths(params, row.sequence).seqlen_q) {
+      parts.is_done = true;
+    } else if (blocks.tiles > 0) {
+      const int heads = static_cast<int>(shape.packed_heads.divisor());
+      const int head_kv = row.head / heads;
+      const int row_of_head = row.query * heads + row.head - head_kv * heads;
+      const int row_block = row_of_head / kBlockM;
+      dealt.set_blocks(params, shape, blocks, row.sequence, kBegin);
+      parts.own = by_parts(shape, dealt.part_tiles);
+      parts.per = parts.own ? 1 : per_block(dealt.total, shape.num_blocks);
+      const unsigned begin =
+          dealt.before +
+          static_cast<unsigned>(head_kv * blocks.of_head + row_block) * dealt.of_block;
+      parts.start = parts.own ? begin : begin + kBegin;
+      parts.first = parts.start / parts.per;
+      parts.end = (begin + dealt.of_block - 1) / parts.per + 1;
+      parts.is_done = parts.end - parts.first == 1;
+      parts.row_of_block = row_of_head % kBlockM;
+    }
+    return parts;
+  }
+  // The index of a row among the parts in the workspace.
+  template <int kBlockM>
+  __device__ __forceinline__ std::int64_t at(unsigned i) const {
+    const unsigned part = own ? i : part_of(i, per, start);
+    return std::int64_t{part} * kBlockM + row_of_block;
+  }
+};
+
+// The kernel of a family whose thread blocks have row blocks of kBlockM rows and tiles of kBlockN
+// keys, of elements of kKeyBytes.
+template <typename T, int kHeadDim, int kBlockM, int kBlockN, int kKeyBytes>
+__device__ __forceinline__ void combine_row(const AttentionParams& params,
+                                            const DecodeShape& shape) {
+  constexpr int kColumns = combine_columns(kHeadDim);
+  constexpr int kLanes = kColumns / 4, kGroups = kCombineThreads / kLanes, kAtOnce = 8;
+  constexpr unsigned kBlocks = combine_blocks(kHeadDim);
+  ptx::let_next_grid_start_before_wait();
+  const CombinedRow row(params, blockIdx.x / kBlocks);
+  const int group = static_cast<int>(threadIdx.x) / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int column = static_cast<int>(blockIdx.x % kBlocks) * kColumns + lane * 4;
+  // Lengths may be what the grid ahead of both computes, and how they were dealt is the kernel's.
+  if (!shape.uniform) ptx::wait_for_grids_ahead();
+  const PartsOfRow parts = PartsOfRow::of<kBlockM, kBlockN>(params, shape, row);
+  if (shape.uniform) ptx::wait_for_grids_ahead();
+  if (parts.is_done) return;
+
+  RunningSum sum;
+  // Several at a time, so that their loads are on their way together.
+#pragma unroll 1
+  for (unsigned part = parts.first + group; part < parts.end; part += kAtOnce * kGroups) {
+    PartStats stats[kAtOnce];
+    float x[kAtOnce][4];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const std::int64_t at = parts.at<kBlockM>(min(part + i * kGroups, parts.end - 1));
+      stats[i] = static_cast<const PartStats*>(shape.stats)[at];
+      tile::load(x[i], shape.outs + at * out_columns(kHeadDim) + column);
+    }
+    sum.add(stats, x, static_cast<int>((parts.end - part + kGroups - 1) / kGroups));
+  }
+  // [kGroups][kLanes] of four sums, then [kGroups] of statistics.
+  auto* const sums = reinterpret_cast<tile::Vec<float, 4>*>(ptx::dynamic_smem());
+  auto* const stats = reinterpret_cast<PartStats*>(sums + kCombineThreads);
+  tile::store(sums[threadIdx.x].x, sum.acc);
+  if (lane == 0) stats[group] = {sum.row.row_max, sum.row.row_sum};
+  __syncthreads();
+  if (group > 0) return;
+  PartStats of_groups[kGroups];
+  float x[kGroups][4];
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    of_groups[g] = stats[g];
+    tile::load(x[g], sums[g * kLanes + lane].x);
+  }
+  RunningSum all;
+  all.add(of_groups, x, kGroups);
+  const ResultRow<T> to(params, row.sequence, row.head, row.query);
+  const float of_values = value_scale<kKeyBytes>(
+      params, row.sequence, row.head / static_cast<int>(shape.packed_heads.divisor()));
+  const tile::RowResult result = finalize({all.row.row_max, all.row.row_sum}, to.sink, of_values);
+  if (to.lse && column == 0) *to.lse = result.lse;
+#pragma unroll
+  for (int e = 0; e < 4; e += 2) {
+    store_pair(to.out, column + e, tile::scaled(all.acc[e], result.scale),
+               tile::scaled(all.acc[e + 1], result.scale), static_cast<int>(params.head_dim_v),
+               shape.store_bytes);
+  }
+}
+
+}  // namespace dlattn::tile::key_parts
