@@ -36,6 +36,7 @@ Kernel: TypeAlias = Literal[
     "decode",
     "decode:rows16",
     "decode:rows32",
+    "sm90_latent",
     "sm90_fp8",
     "wmma8",
     "wmma_halves",

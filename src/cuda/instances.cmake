@@ -26,6 +26,10 @@ dlattn_instance(forward decode bfloat16 64 128 256 576)
 dlattn_instance(forward decode float8_e4m3fn 64 128 256)  # of k and v, beside q of either
 dlattn_instance(forward decode int8 64 128 256)
 
+dlattn_family(forward sm90_latent ARCH 90a THEN combine)
+dlattn_instance(forward sm90_latent float16 576)
+dlattn_instance(forward sm90_latent bfloat16 576)
+
 dlattn_family(forward sm90_fp8 ARCH 90a)
 dlattn_instance(forward sm90_fp8 float8_e4m3fn 64 128 192 256)
 

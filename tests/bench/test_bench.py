@@ -222,7 +222,7 @@ def test_run_on_a_gpu(tmp_path: Path) -> None:
         if kernel == "sm90" and results["dlattn sm90", False]["seconds"] is None:
             assert "sm90: needs " in results["dlattn sm90", False]["note"]  # not for this GPU
             continue
-        if kernel in ("sm90_fp8", "wmma8"):  # of other tensors
+        if kernel in ("sm90_latent", "sm90_fp8", "wmma8"):  # of other tensors
             assert results[f"dlattn {kernel}", False]["seconds"] is None
             continue
         for causal in (False, True):

@@ -96,6 +96,8 @@ _VARIANTS = {
 _DECODE = ("", "general", "paged", "paged_general")
 _DECODE_SUMS = {"2": "combine", "1": "combine_of_bytes"}
 _WIDE = 576  # the tile of decode with one kernel a shape, for keys of 16 bits
+# The kernels of sm90_latent, which has one shape.
+_LATENT = ("", "combine")
 _DECODE_KEYS = {"a": "int8", "13__nv_fp8_e4m3": "float8_e4m3fn"}
 # Kernels of which there is another beside: those that pack heads, those for packed sequences, those
 # for keys in a cache.
@@ -119,6 +121,9 @@ _DECODE_KERNEL = re.compile(
     r"_ZN6dlattn6decode(?:6kernel|14combine_kernel)"
     r"I(6__half|13__nv_bfloat16)(S2_|a|13__nv_fp8_e4m3)?Li(\d+)ELi([01])E"
     r"(?:Lb([01])ELb([01])E|Li([12])E)EEv\w+"
+)
+_LATENT_KERNEL = re.compile(
+    r"_ZN6dlattn11sm90_latent(?:6|14(combine)_)kernelI(6__half|13__nv_bfloat16)EEv\w+"
 )
 _WIDE_KERNEL = re.compile(
     r"_ZN6dlattn6decode11wide_kernelI(6__half|13__nv_bfloat16)Li([01])EEEv\w+"
@@ -216,6 +221,8 @@ def names(family: str, variant: str, dtype: str = "", tile: int | None = None) -
     """Those of the kernels of a tile shape, apart from family, dtype and tile."""
     if family == "scalar" and dtype in _DECODE_KEYS.values():
         return []  # 8-bit caches are for the kernels of q's dtype
+    if family == "sm90_latent":
+        return list(_LATENT)
     if family == "decode" and tile == _WIDE:
         return [variant, f"{variant}_{_DECODE_SUMS['2']}"]
     if family == "decode":
@@ -271,6 +278,8 @@ def name_of(symbol: str) -> str | None:
         dtype = _DECODE_KEYS.get(keys or "", _TYPES[element])
         kernel = _DECODE_SUMS[key_bytes] if key_bytes else _DECODE[2 * int(paged) + int(general)]
         return kernel_name("decode", dtype, tile, variants("decode")[int(variant)], kernel)
+    if match := _LATENT_KERNEL.fullmatch(symbol):
+        return kernel_name("sm90_latent", _TYPES[match[2]], _WIDE, match[1] or "")
     if match := _WIDE_KERNEL.fullmatch(symbol):
         element, variant = match.groups()
         return kernel_name("decode", _TYPES[element], _WIDE, variants("decode")[int(variant)])
@@ -554,8 +563,8 @@ def dynamic_smem() -> dict[str, int]:
             for name in names(family, variant, dtype, tile):
                 whole = kernel_name(family, dtype, tile, name)
                 bytes_ = f"{config}.smem_bytes"
-                if "_combine" in name:
-                    bytes_ = "dlattn::decode::combine_smem_bytes()"
+                if "combine" in name.split("_"):
+                    bytes_ = "dlattn::tile::key_parts::combine_smem_bytes()"
                 lines.append(f'std::printf("{whole} %d\\n", {bytes_});')
             if whole.startswith(_INT8):
                 halves = config.replace(f"({tile})", f"({tile}, 2)")

@@ -432,7 +432,7 @@ void unknown_names() {
   CHECK_THROWS(dlattn::plan(problem(DType::kFloat16, 64), gpus()[0], force("flash")),
                UnsupportedError,
                "no kernel can run this: kernel is flash; accepted: auto, cpu, wmma, sm90, decode, "
-               "sm90_fp8, wmma8, wmma_halves, wmma_smem, wmma_qk, scalar");
+               "sm90_latent, sm90_fp8, wmma8, wmma_halves, wmma_smem, wmma_qk, scalar");
 }
 
 void registry() {
@@ -483,9 +483,9 @@ void descriptions() {
 void names() {
   CHECK_EQ(std::string(to_string(DType::kBFloat16)) == "bfloat16", true);
   CHECK_EQ(std::string(to_string(DeviceType::kCuda)) == "cuda", true);
-  const std::vector<std::string_view> kernels = {"auto",      "cpu",      "wmma",  "sm90",
-                                                 "decode",    "sm90_fp8", "wmma8", "wmma_halves",
-                                                 "wmma_smem", "wmma_qk",  "scalar"};
+  const std::vector<std::string_view> kernels = {
+      "auto",     "cpu",   "wmma",        "sm90",      "decode",  "sm90_latent",
+      "sm90_fp8", "wmma8", "wmma_halves", "wmma_smem", "wmma_qk", "scalar"};
   CHECK(kernel_names() == kernels);
   CHECK_EQ(size_of(DType::kFloat16), 2);
   CHECK_EQ(size_of(DType::kBFloat16), 2);

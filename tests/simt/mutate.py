@@ -56,8 +56,9 @@ FAMILIES = {
     "sm90": "forward/sm90/kernel.cuh",
     "sm90_fp8": "forward/sm90_fp8/kernel.cuh",
     "sm90_fp8_scaled": "forward/sm90_fp8/kernel.cuh",
-    "decode": "forward/decode/kernel.cuh forward/decode/combine.cuh",
+    "decode": "forward/decode/kernel.cuh tile/key_parts/combine.cuh",
     "decode_wide": "forward/decode/wide_kernel.cuh",
+    "sm90_latent": "forward/sm90_latent/kernel.cuh",
     "merge": "merge/row_per_warp/kernel.cuh",
     "quantize": "quantize/key_blocks/kernel.cuh",
     "append": "append/token_rows/kernel.cuh",
@@ -150,6 +151,7 @@ ONE_TILE = " 64"
 OWN_TILE = {
     "wmma_halves": "512",
     "decode_wide": "576",
+    "sm90_latent": "576",
     "sm90_fp8": "128",
     "sm90_fp8_scaled": "128",
 }  # of families most of whose cases have another tile

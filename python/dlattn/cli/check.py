@@ -193,8 +193,9 @@ def _supports(
 ) -> dlattn.Support:
     """Whether a kernel serves a dtype with one of these head dims; if not, why not the last."""
     for head_dim in head_dims:
-        x = device.put(np.ones((1, 16, 1, head_dim), numpy_dtype(np, dtype)))
-        support = dlattn.supported(x, x, x, kernel=kernel)
+        ones = np.ones((1, 16, 1, head_dim), numpy_dtype(np, dtype))
+        x, v = device.put(ones), device.put(ones.copy())  # v is not the same memory as k
+        support = dlattn.supported(x, x, v, kernel=kernel)
         if support:
             break
     return support

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import normal
-from gpu_checks import DEVICE, HALF, captured, torch
+from gpu_checks import DEVICE, HALF, HOPPER, captured, torch
 from kvcaches import Cache, Problem
 
 import dlattn
@@ -16,7 +16,11 @@ import dlattn
 pytestmark = pytest.mark.gpu
 
 KERNELS = ["auto", "decode:rows16", "decode:rows32"]
-LENGTHS = (0, 1, 15, 64, 65, 130, 300)
+# Those for latents alone, in pages of multiples of 8 keys, without what modifies scores.
+PLAIN = [*KERNELS, *(["sm90_latent"] if HOPPER else [])]
+LENGTHS = (0, 1, 15, 63, 64, 65, 130, 300)
+
+hopper = pytest.mark.skipif(not HOPPER, reason="sm90_latent is for compute capability 9.0")
 
 
 def convert(values: Any, dtype: str) -> Any:
@@ -49,15 +53,15 @@ def run(problem: Problem, kernel: str = "auto", **options: Any) -> Any:
     return got
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", PLAIN)
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("page_size", [16, 64])
+@pytest.mark.parametrize("page_size", [0, 16, 64])
 @pytest.mark.parametrize("heads", [8, 16, 128])
 def test_latents(heads: int, page_size: int, dtype: str, kernel: str) -> None:
     run(latents(heads, page_size=page_size, dtype=dtype), kernel, causal=True)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", PLAIN)
 @pytest.mark.parametrize("seqlen_q", [2, 5, 40])
 def test_drafts(seqlen_q: int, kernel: str) -> None:
     run(latents(10, seqlen_q=seqlen_q, dtype="float16"), kernel, causal=True)
@@ -66,7 +70,7 @@ def test_drafts(seqlen_q: int, kernel: str) -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_entries_and_padding(kernel: str) -> None:
-    problem = latents(page_size=0, chosen=True, leftpads=(0, 1, 9, 0, 64, 129, 200))
+    problem = latents(page_size=0, chosen=True, leftpads=(0, 1, 9, 0, 64, 65, 129, 200))
     run(problem, kernel, causal=True)
 
 
@@ -92,7 +96,7 @@ def test_features(kernel: str) -> None:
     run(problem, kernel, mask=normal(4, 20, 3, 300, seed=3) > 0.0, max_seqlen_k=300)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", PLAIN)
 @pytest.mark.parametrize(
     "options", [{"num_splits": 5}, {"split_size": 1024}, {"batch_invariant": True}]
 )
@@ -109,7 +113,15 @@ def test_splits(options: dict[str, Any], kernel: str) -> None:
         assert torch.equal(alone, got[0][3:])
 
 
-def test_a_graph_serves_other_lengths_and_tables() -> None:
+@pytest.mark.parametrize("kernel", PLAIN)
+def test_entries_windows_and_sinks(kernel: str) -> None:
+    run(latents(page_size=0, chosen=True), kernel, causal=True)
+    problem = latents(20, lengths=(0, 9, 50, 300), seqlen_q=3, dtype="float16")
+    run(problem, kernel, causal=True, window=(40, None), sinks=normal(20, seed=8))
+
+
+@pytest.mark.parametrize("kernel", ["auto", *PLAIN[len(KERNELS) :]])
+def test_a_graph_serves_other_lengths_and_tables(kernel: str) -> None:
     cases = [(900, 3, 0, 64), (1, 1000, 16, 700), (0, 0, 0, 0), (17, 16, 15, 1000)]
     problems = [latents(lengths=x, capacity=1024, seqlen_q=2) for x in cases]
     first, pages = problems[0], 80
@@ -125,7 +137,9 @@ def test_a_graph_serves_other_lengths_and_tables() -> None:
     out = poisoned(first)
 
     def call() -> Any:
-        return dlattn.attention_with_kvcache(**static, causal=True, out=out, return_lse=True)
+        return dlattn.attention_with_kvcache(
+            **static, causal=True, out=out, return_lse=True, kernel=kernel
+        )
 
     graph, (_, lse) = captured(call)
     for problem in [*problems, *problems[::-1]]:
@@ -140,10 +154,77 @@ def test_a_graph_serves_other_lengths_and_tables() -> None:
         problem.check(out.cpu(), lse.cpu(), causal=True)
 
 
-def test_many_sequences_and_keys() -> None:
+@pytest.mark.parametrize("kernel", ["auto", *PLAIN[len(KERNELS) :]])
+def test_many_sequences_and_keys(kernel: str) -> None:
     """More row blocks than thread blocks, and sequences that several of these share."""
-    run(latents(16, lengths=tuple(37 * i % 400 for i in range(200)), page_size=16), causal=True)
-    run(latents(40, lengths=(4000, 64)), causal=True)
+    lengths = tuple(37 * i % 400 for i in range(200))
+    run(latents(16, lengths=lengths, page_size=16), kernel, causal=True)
+    run(latents(128, lengths=(900, 0, 333, 64)), kernel, causal=True)
+    run(latents(40, lengths=(4000, 64)), kernel, causal=True)
+
+
+@hopper
+def test_lengths_beyond_the_table() -> None:
+    """They count as what the table has room for."""
+    problem = latents(16, lengths=(128, 70, 128))
+    arrays = problem.arrays(convert)
+    arrays["seqused_k"] = convert(np.array([2**31 - 1, 70, 129]), "int32")
+    got = dlattn.attention_with_kvcache(
+        **arrays, kernel="sm90_latent", causal=True, out=poisoned(problem), return_lse=True
+    )
+    problem.check(*(x.cpu() for x in got), causal=True)
+
+
+@hopper
+def test_pages_far_apart() -> None:
+    """Beyond element 2^32 of the pool."""
+    problem = latents(16, lengths=(200, 64, 1))
+    arrays = problem.arrays(convert)
+    few, far = arrays["k_cache"], 2**32 // (64 * 576) + 5
+    pool = torch.empty(far + len(few), *few.shape[1:], dtype=few.dtype, device=DEVICE)
+    pool[far:] = few
+    arrays["k_cache"], arrays["v_cache"] = pool, pool[..., :512]
+    arrays["page_table"] = arrays["page_table"] + far * (arrays["page_table"] >= 0)
+    arrays["page_table"] = arrays["page_table"].to(torch.int32)
+    got = dlattn.attention_with_kvcache(
+        **arrays, kernel="sm90_latent", causal=True, out=poisoned(problem), return_lse=True
+    )
+    problem.check(*(x.cpu() for x in got), causal=True)
+
+
+@hopper
+def test_two_streams_at_once() -> None:
+    """Each with a workspace of its own."""
+    problem = latents(128, lengths=(3000, 1, 700))
+    arrays = problem.arrays(convert)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    results = []
+    for stream in [*streams, *streams]:
+        with torch.cuda.stream(stream):
+            results.append(
+                dlattn.attention_with_kvcache(**arrays, kernel="sm90_latent", causal=True)
+            )
+    torch.cuda.synchronize()
+    expected = run(problem, "sm90_latent", causal=True)[0]
+    assert all(torch.equal(out, expected) for out in results)
+
+
+@hopper
+def test_rows_that_tma_cannot_read() -> None:
+    """Refused by name; another kernel has them."""
+    problem = latents(16, lengths=(100, 64))
+    arrays = problem.arrays(convert)
+    few = arrays["k_cache"]
+    wider = torch.full((*few.shape[:3], 580), float("nan"), dtype=few.dtype, device=DEVICE)
+    wider[..., :576] = few
+    arrays["k_cache"], arrays["v_cache"] = wider[..., :576], wider[..., :512]
+    with pytest.raises(dlattn.UnsupportedError, match="k has a row stride of 1160 bytes"):
+        dlattn.attention_with_kvcache(**arrays, kernel="sm90_latent")
+    got = dlattn.attention_with_kvcache(
+        **arrays, causal=True, out=poisoned(problem), return_lse=True
+    )
+    problem.check(*(x.cpu() for x in got), causal=True)
 
 
 def test_what_is_refused() -> None:

@@ -39,10 +39,10 @@ __device__ __forceinline__ int scores_before(int key) {
   return static_cast<int>(within / 8 * 2 + min(within % 8, 2u));
 }
 
-// Scores of keys that their rows do not see become -inf. `first_row` is the
-// consumer's, `n0` the tile's first key.
-template <int kScores>
-__device__ __forceinline__ void apply_mask(float (&acc_s)[kScores], const tile::Mask& mask,
+// Scores of keys that their rows do not see become -inf. `mask`: a tile::Mask, or what is made of
+// one. `first_row` is the consumer's, `n0` the tile's first key.
+template <int kScores, typename RowMask>
+__device__ __forceinline__ void apply_mask(float (&acc_s)[kScores], const RowMask& mask,
                                            int first_row, int n0) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {

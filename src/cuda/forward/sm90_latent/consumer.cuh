@@ -1,0 +1,231 @@
+#pragma once
+
+#include "cuda/forward/sm90_latent/products.cuh"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/tile/key_parts/parts.cuh"
+#include "cuda/tile/quad_rows.cuh"
+#include "cuda/tile/wgmma/accumulators.cuh"
+#include "cuda/tile/wgmma/mask.cuh"
+#include "cuda/tile/wgmma/thread_index.cuh"
+
+namespace dlattn::sm90_latent {
+
+// A consumer warpgroup: 64 rows of a KV head, and half of the columns of out. It computes the
+// probabilities of every other tile of keys, its own, and adds up the values of all tiles in their
+// order, so that both consumers have the same row maxima all the time.
+template <typename T>
+struct Consumer {
+  const AttentionParams& params;
+  const DecodeShape& shape;
+  const Shared shared;
+  const int consumer;
+  unsigned use = 0;
+
+  float acc_o[kHalf / 2];
+  float acc_s[kBlockN / 2];
+  std::uint32_t rP[kBlockN / 16][4];
+  tile::OnlineSoftmax softmax[2];  // of rows lane / 4 and lane / 4 + 8 of the warp's
+
+  __device__ __forceinline__ Consumer(const AttentionParams& params, const DecodeShape& shape,
+                                      const Shared& shared, int consumer)
+      : params(params), shape(shape), shared(shared), consumer(consumer) {}
+
+  __device__ __forceinline__ void run() {
+    Schedule units(params, shape);
+    for (;;) {
+      const Segment segment = units.next();
+      if (segment.is_none()) break;
+      const Lengths lengths(params, segment.sequence);
+      const KeyMask mask = lengths.mask(params, shape);
+      const int num_rows = lengths.rows(shape);
+      load_queries(segment, mask, num_rows);
+      attend(segment, mask, num_rows);
+      store(segment, mask, num_rows);
+    }
+  }
+
+ private:
+  static constexpr float kSlack = 8.0f;
+
+  // Both consumers together: the row block's rows of Q to shared memory. Rows and columns that
+  // there are not are zeros.
+  __device__ __forceinline__ void load_queries(const Segment& segment, const KeyMask& mask,
+                                               int num_rows) const {
+    constexpr int kRows = kConsumers * kWarpgroupThreads / 8;  // at a time, 8 lanes each
+    const int thread = consumer * kWarpgroupThreads + tile::wgmma::ThreadIndex().index;
+    const int chunk = thread % 8;
+#pragma unroll 1
+    for (int i = thread / 8; i < kBlockM; i += kRows) {
+      const int row = segment.row_block * kBlockM + i;
+      const T* const q = query_row<T>(params, shape, segment.sequence, segment.head_kv, mask,
+                                      min(row, num_rows - 1));
+      const ptx::SmemAddress to = shared.q() + i * kBlockRowBytes + (chunk ^ (i % 8)) * 16;
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        const int column = block * kBlockColumns + chunk * 8;
+        const bool exists = row < num_rows && column < params.head_dim;
+        ptx::cp_async<16>(to + block * kBlockBytes, q + (exists ? column : 0), exists);
+      }
+    }
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    ptx::fence_proxy_async();
+    ptx::barrier_sync(kBothBarrier, kConsumers * kWarpgroupThreads);
+  }
+
+  // All tiles of a segment. A stage is released before the next one is waited for: it may be that
+  // one's, whose copies the other consumer waits for too.
+  __device__ __forceinline__ void attend(const Segment& segment, const KeyMask& mask,
+                                         int num_rows) {
+#pragma unroll
+    for (float& x : acc_o) x = 0.0f;
+    softmax[0] = softmax[1] = tile::OnlineSoftmax();
+    const unsigned begin = use, end = use + static_cast<unsigned>(segment.count);
+#pragma unroll 1
+    while (use < end) {
+      if (Shared::owner(use) != consumer) {
+        start_other();
+        ptx::wgmma_wait<0>();
+        release(1 - consumer);
+        if (++use == end) break;
+      }
+      start_scores<T>(acc_s, shared, consumer, use);
+      ptx::wgmma_wait<0>();
+      finish_own(mask, segment.row_block * kBlockM, num_rows,
+                 (segment.tile + static_cast<int>(use - begin)) * kBlockN);
+      ++use;
+    }
+  }
+
+  // O += P V of a tile of the other consumer's.
+  __device__ __forceinline__ void start_other() {
+    const int owner = 1 - consumer;
+#pragma unroll
+    for (int i = 0; i < kOwnBlocks; ++i) shared.wait_full(owner, use, consumer * kOwnBlocks + i);
+    ptx::barrier_sync(kReadyBarrier + owner, kConsumers * kWarpgroupThreads);
+    float factors[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      factors[h] = softmax[h].raise_max(Shared::row_max(owner)[row_of_block(h)], scale());
+    rescale(factors);
+    start_other_values<T>(acc_o, shared, consumer);
+  }
+
+  // P of an own tile, from its scores, and O += P V. `n0`: its first key.
+  __device__ __forceinline__ void finish_own(const KeyMask& mask, int m0, int num_rows, int n0) {
+    if (!tile::contains_all(mask.every_row(m0, min(m0 + kBlockM, num_rows) - 1), n0, kBlockN))
+      tile::wgmma::apply_mask(acc_s, mask, m0, n0);
+    float factors[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) factors[h] = make_probabilities(h);
+    tile::wgmma::pack_probabilities<T>(rP, acc_s);
+    // All four warps have their scores, whose product has read the rest block.
+    ptx::barrier_sync(kOwnBarrier + consumer, kWarpgroupThreads);
+    const tile::wgmma::ThreadIndex thread;
+    store_probabilities(rP, shared, consumer, thread.warp, thread.lane);
+    if (thread.lane % 4 == 0) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) Shared::row_max(consumer)[row_of_block(h)] = softmax[h].row_max;
+    }
+    ptx::fence_proxy_async();
+    ptx::barrier_arrive(kReadyBarrier + consumer, kConsumers * kWarpgroupThreads);
+    rescale(factors);
+    start_own_values<T>(acc_o, rP, shared, consumer);
+    ptx::wgmma_wait<0>();
+    release(consumer);
+  }
+
+  // Turns the scores of row h into probabilities relative to a row max that they exceed by at most
+  // 2^kSlack: it is raised to theirs beyond that, so that out is seldom scaled. Returns the factor
+  // of what the row has accumulated. All lanes call it.
+  __device__ __forceinline__ float make_probabilities(int h) {
+    float tile_max = -INFINITY;
+#pragma unroll
+    for (int j = 0; j < kBlockN / 8; ++j)
+      tile_max = fmaxf(tile_max, fmaxf(acc_s[4 * j + 2 * h], acc_s[4 * j + 2 * h + 1]));
+    tile_max = tile::reduce_max<4>(tile_max);
+    if (!((tile_max - softmax[h].row_max) * scale() > kSlack)) tile_max = softmax[h].row_max;
+    const float factor = softmax[h].raise_max(tile_max, scale());
+    float sums[2] = {};
+#pragma unroll
+    for (int j = 0; j < kBlockN / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = acc_s[4 * j + 2 * h + e];
+        x = softmax[h].probability(x, scale());
+        sums[e] += x;
+      }
+    }
+    softmax[h].row_sum += sums[0] + sums[1];
+    return factor;
+  }
+
+  __device__ __forceinline__ void rescale(const float (&factors)[2]) {
+    if (__any_sync(tile::kFullMask, factors[0] != 1.0f || factors[1] != 1.0f))
+      tile::wgmma::rescale(acc_o, factors);
+  }
+
+  __device__ __forceinline__ void release(int owner) const {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(shared.empty(owner, consumer));
+  }
+
+  // Stores the rows' results, or where they are of some keys alone, leaves them in the workspace,
+  // relative to row maxima in base 2.
+  __device__ __forceinline__ void store(const Segment& segment, const KeyMask& mask, int num_rows) {
+    add_sums();
+    const tile::wgmma::ThreadIndex thread;
+    const bool is_first = consumer == 0 && thread.lane % 4 == 0;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = segment.row_block * kBlockM + row_of_block(h);
+      const bool exists = row < num_rows;
+      if (segment.is_complete()) {
+        const int heads = static_cast<int>(shape.packed_heads.divisor());
+        const int last = min(row, num_rows - 1), query = mask.query(last);
+        const ResultRow<T> to(params, segment.sequence,
+                              segment.head_kv * heads + last - query * heads, query);
+        const tile::RowResult result = softmax[h].finalize(scale(), to.sink);
+        if (to.lse && is_first && exists) *to.lse = result.lse;
+        const int first = consumer * kHalf + thread.lane % 4 * 8;
+        const int columns = exists ? static_cast<int>(params.head_dim_v) - first : 0;
+        tile::store_quad_row<T, kHalf>(to.out + first, columns, result.scale, thread.lane,
+                                       [&](int j) { return acc_o + 4 * j + 2 * h; });
+      } else if (exists) {
+        const std::int64_t at = std::int64_t{segment.part} * kBlockM + row_of_block(h);
+        const float row_max = softmax[h].row_max * scale();
+        const float factor = unrounded(softmax[h].row_max, scale());
+        if (is_first)
+          static_cast<PartStats*>(shape.stats)[at] = {row_max, softmax[h].row_sum * factor};
+        float* const out = shape.outs + at * kWideValues + consumer * kHalf + thread.lane % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < kHalf / 8; ++j) {
+          const float pair[2] = {acc_o[4 * j + 2 * h] * factor, acc_o[4 * j + 2 * h + 1] * factor};
+          tile::store(out + 8 * j, pair);
+        }
+      }
+    }
+  }
+
+  // Makes row_sum that of all tiles, the same in both consumers.
+  __device__ __forceinline__ void add_sums() {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      softmax[h].row_sum = tile::reduce_sum<4>(softmax[h].row_sum);
+      if (threadIdx.x % 4 == 0) Shared::row_sum(consumer)[row_of_block(h)] = softmax[h].row_sum;
+    }
+    ptx::barrier_sync(kBothBarrier, kConsumers * kWarpgroupThreads);
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      softmax[h].row_sum += Shared::row_sum(1 - consumer)[row_of_block(h)];
+  }
+
+  __device__ __forceinline__ float scale() const { return shape.scale_log2; }
+  // This lane's row h, counted from the row block's first.
+  __device__ __forceinline__ static int row_of_block(int h) {
+    const tile::wgmma::ThreadIndex thread;
+    return thread.warp * 16 + 8 * h + thread.lane / 4;
+  }
+};
+
+}  // namespace dlattn::sm90_latent

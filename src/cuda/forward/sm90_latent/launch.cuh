@@ -1,0 +1,34 @@
+#pragma once
+
+#include "core/operations/operation.h"
+#include "cuda/forward/sm90_latent/boxes.h"
+#include "cuda/forward/sm90_latent/kernel.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/tensor_map.h"
+
+namespace dlattn::sm90_latent {
+
+template <DType dtype, int>
+void launch(const AttentionParams& params, const Plan& plan, const dlattn::Launch&, void* stream) {
+  const cuda::DeviceGuard device(params.device.index, "sm90_latent");
+  const KeyBoxes boxes = key_boxes(params);
+  const KernelArgs args = {cuda::encode_tensor_map(device, boxes.box, dtype), boxes.page_rows};
+  cuda::launch_kernel<kernel<cuda::Element<dtype>>>(device, plan.grid, plan.num_warps * 32,
+                                                    plan.smem_bytes, stream, params,
+                                                    make_decode_shape(params, plan), args);
+}
+
+}  // namespace dlattn::sm90_latent
+
+namespace dlattn::sm90_latent::combine {
+
+template <DType dtype, int>
+void launch(const CombineTask& task, const Plan& plan, const Launch& launch, void* stream) {
+  const AttentionParams& params = task;
+  const cuda::DeviceGuard device(params.device.index, "sm90_latent");
+  cuda::launch_kernel<combine_kernel<cuda::Element<dtype>>>(
+      device, launch.grid, launch.num_warps * 32, launch.smem_bytes, stream, params,
+      make_decode_shape(params, plan));
+}
+
+}  // namespace dlattn::sm90_latent::combine

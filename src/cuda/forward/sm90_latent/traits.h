@@ -1,0 +1,59 @@
+#pragma once
+
+#include "cuda/plan/tile_config.h"
+#include "cuda/tile/key_parts/workspace.h"
+#include "cuda/tile/wgmma/warpgroup.h"
+
+// The one tile shape: latents of up to 576 columns, of which the first ones, up to 512, are V.
+namespace dlattn::sm90_latent {
+
+using namespace tile::key_parts;  // how the keys are dealt, and parts added up
+using tile::wgmma::kBlockRowBytes;
+using tile::wgmma::kWarpgroupThreads;
+
+constexpr int kElementBytes = 2;                      // float16 or bfloat16
+constexpr int kBlockM = tile::wgmma::kWarpgroupRows;  // rows of a KV head, of all its query heads
+constexpr int kBlockN = 64;                           // keys of a tile
+constexpr int kStages = 2;
+constexpr int kConsumers = 2;  // warpgroups, each of which has half of the columns of out
+constexpr int kHalf = kWideValues / kConsumers;
+constexpr int kNumThreads = (1 + kConsumers) * kWarpgroupThreads;
+// Per thread; together no more than the block has at launch.
+constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+
+// Tiles lie in shared memory in blocks of 64 rows by so many columns.
+constexpr int kBlockColumns = 64;
+constexpr int kBlocks = kWideTile / kBlockColumns;
+constexpr int kBlockBytes = 64 * kBlockRowBytes;
+constexpr int kTileBytes = kBlocks * kBlockBytes;
+constexpr int kOwnBlocks = kHalf / kBlockColumns;  // that a consumer has values of
+// The columns behind V's, which are no value's: after the scores the probabilities lie there.
+constexpr int kRestBlock = kWideValues / kBlockColumns;
+static_assert(kBlocks == kRestBlock + 1 && kBlockM == 64 && kBlockN == 64);
+
+// Byte offsets into dynamic shared memory.
+struct SmemMap {
+  int stages;   // behind Q
+  int full;     // mbarriers [kStages][kBlocks]: the block's columns are there
+  int empty;    // mbarriers [kStages][kConsumers]: the consumer's columns may be overwritten
+  int row_max;  // [kConsumers][kBlockM] floats
+  int row_sum;  // the same
+  int total;
+};
+
+constexpr SmemMap smem_map() {
+  SmemMap map{};
+  map.stages = kTileBytes;
+  map.full = map.stages + kStages * kTileBytes;
+  map.empty = map.full + kStages * kBlocks * 8;
+  map.row_max = map.empty + kStages * kConsumers * 8;
+  map.row_sum = map.row_max + kConsumers * kBlockM * 4;
+  map.total = map.row_sum + kConsumers * kBlockM * 4;
+  return map;
+}
+
+constexpr TileConfig tile_config(int) {
+  return {kBlockM, kBlockN, kNumThreads / 32, kStages, smem_map().total};
+}
+
+}  // namespace dlattn::sm90_latent

@@ -1,0 +1,123 @@
+// Plans of sm90_latent.
+#include <string>
+
+#include "check.h"
+#include "core/plan/plan.h"
+#include "cuda/forward/sm90_latent/traits.h"
+#include "cuda/tile/accumulation_limits.h"
+#include "plan_problems.h"
+
+using namespace dlattn;
+using test::force;
+using test::gpus;
+
+namespace {
+
+const DeviceInfo h200 = gpus()[3];
+alignas(16) const std::int32_t numbers[64] = {};
+
+// Latents of 576 columns in pages of 64 keys, of which the first 512 are V.
+AttentionParams latents(std::int64_t batch, std::int64_t keys, std::int64_t heads) {
+  AttentionParams p = test::problem(DType::kBFloat16, 576);
+  p.head_dim_v = 512, p.batch_size = batch, p.num_heads = heads, p.num_heads_kv = 1;
+  p.seqlen_q = 1, p.seqlen_k = keys;
+  p.q.row_stride = p.q.batch_stride = heads * 576, p.q.head_stride = 576;
+  p.out.row_stride = p.out.batch_stride = heads * 512, p.out.head_stride = 512;
+  p.k.row_stride = p.k.head_stride = 576, p.k.batch_stride = 64 * 576;
+  p.v = p.k;
+  p.page_table.data = numbers, p.page_table.batch_stride = keys / 64, p.page_size = 64;
+  p.num_pages = batch * keys / 64;
+  p.seqused_k = numbers;
+  return p;
+}
+
+void refused(const AttentionParams& p, const std::string& why, Options options = {}) {
+  options.kernel = "sm90_latent";
+  CHECK_THROWS(dlattn::plan(p, h200, options), UnsupportedError,
+               "no kernel can run this: sm90_latent: " + why);
+}
+
+void served() {
+  for (const DeviceInfo& device : gpus()) {
+    CHECK_EQ(supported(latents(8, 4096, 16), device, force("sm90_latent")).ok,
+             device.compute_major == 9);
+  }
+  const Plan plan = dlattn::plan(latents(8, 4096, 128), h200, force("sm90_latent"));
+  CHECK_EQ(plan.head_dim_tile, 576);
+  const TileConfig config = sm90_latent::tile_config(576);
+  CHECK_EQ(plan.block_m, config.block_m);
+  CHECK_EQ(plan.block_n, config.block_n);
+  CHECK_EQ(plan.num_warps, config.num_warps);
+  CHECK_EQ(plan.smem_bytes, config.smem_bytes);
+  CHECK(plan.smem_bytes <= h200.max_smem_per_block);
+  CHECK_EQ(plan.packed_heads, 128);
+  // Sequences may be of any lengths: keys are dealt to all SMs, and parts are added up.
+  CHECK_EQ(plan.grid, h200.num_sms);
+  CHECK_EQ(plan.num_after, 1);
+  CHECK_EQ(plan.after[0].grid, 8 * 128 * 4);
+  CHECK_EQ(plan.workspace_bytes,
+           sm90_latent::workspace_map(8, 2 * plan.grid, plan.block_m, 576).total);
+  AttentionParams p = latents(66, 4096, 128);
+  p.seqused_k = nullptr;  // all are as long as the table
+  CHECK_EQ(dlattn::plan(p, h200, force("sm90_latent")).workspace_bytes, 0);
+  CHECK_EQ(dlattn::plan(p, h200, force("sm90_latent")).grid, 2 * 66);
+}
+
+void divisions() {
+  Options options = force("sm90_latent");
+  options.allow_workspace = false;
+  const Plan whole = dlattn::plan(latents(8, 4096, 128), h200, options);
+  CHECK_EQ(whole.grid, 16);
+  CHECK_EQ(whole.num_splits, 1);
+  options.allow_workspace = true, options.num_splits = 3;
+  const Plan three = dlattn::plan(latents(8, 4096, 16), h200, options);
+  CHECK(three.fixed_splits);
+  CHECK_EQ(three.num_splits, 3);
+  options.num_splits = 0, options.batch_invariant = true;
+  const Plan invariant = dlattn::plan(latents(8, 4096, 16), h200, options);
+  CHECK_EQ(invariant.split_size, 1024);
+  CHECK_EQ(invariant.num_splits, 4);
+  // A thread block adds up at most so many keys of a row block, whatever the lengths are.
+  const std::int64_t most = tile::kMostKeys;
+  options = force("sm90_latent");
+  CHECK_EQ(dlattn::plan(latents(1, 8 * most, 16), h200, options).split_size, 0);
+  CHECK_EQ(dlattn::plan(latents(512, 2 * most, 16), h200, options).split_size, most);
+  options.num_splits = 2;
+  refused(latents(1, 4 * most, 16), "seqlen_k is 524288; accepted: up to 131072 in a part",
+          options);
+}
+
+void refusals() {
+  AttentionParams p = latents(2, 4096, 16);
+  p.v.data = static_cast<const char*>(p.v.data) + 128;
+  refused(p, "does not read v unless it is the first columns of k");
+  p = latents(2, 4096, 16), p.head_dim_v = 520;
+  p.out.row_stride = p.out.batch_stride = 16 * 520, p.out.head_stride = 520;
+  refused(p, "head_dim of v is 520; accepted: up to 512");
+  p = latents(2, 4096, 16), p.head_dim = 256, p.head_dim_v = 128;
+  refused(p, "head_dim is 256; accepted: from 264");
+  p = latents(2, 4096, 16), p.page_size = 4;
+  refused(p, "page_size is 4; accepted: multiples of 8");
+  p = latents(2, 4096, 16), p.k.row_stride = p.v.row_stride = 580;
+  refused(p, "k has a batch stride of 36864 elements; accepted: multiples of its row stride, 580");
+  p = latents(2, 4096, 16), p.k.row_stride = p.v.row_stride = 580;
+  p.k.batch_stride = p.v.batch_stride = 64 * 580;
+  refused(p, "k has a row stride of 1160 bytes; accepted: multiples of 16 from 0 to 17179869168");
+  p = latents(2, 4096, 16), p.out.head_stride = 516;
+  p.out.row_stride = p.out.batch_stride = 16 * 516;
+  refused(p, "rows of out are aligned to 8 bytes; accepted: 16");
+  p = latents(2, 4096, 16), p.softcap = 5.0;
+  refused(p, "does not implement softcap");
+  p = latents(2, 4096, 16), p.leftpad_k = numbers;
+  p.page_table.data = nullptr;
+  refused(p, "does not implement leftpad_k");
+}
+
+}  // namespace
+
+int main() {
+  served();
+  divisions();
+  refusals();
+  return test::summary();
+}

@@ -1,0 +1,171 @@
+// The kernels of sm90_latent.
+#define SIMT_SANITIZED_TILE 576
+
+#include "attention_test.h"
+#include "cache_cases.h"
+#include "cuda/forward/sm90_latent/boxes.h"
+#include "cuda/forward/sm90_latent/kernel.cuh"
+#include "tensor_maps.h"
+
+namespace {
+
+using simt::Cache;
+using simt::Case;
+using simt::kCausal;
+using simt::kFull;
+using simt::Layout;
+namespace latent = dlattn::sm90_latent;
+
+struct LatentCase {
+  Case sizes;
+  Cache cache = {};
+  // Thread blocks; 0: a row block has one, whatever there is.
+  std::vector<int> blocks = {0, 3};
+  // How the keys are split, with thread blocks.
+  int num_splits = 0;
+  int split_size = 0;
+};
+
+struct FreeMemory {
+  void operator()(unsigned char* memory) const { std::free(memory); }
+};
+using Memory = std::unique_ptr<unsigned char, FreeMemory>;
+
+// As the launcher does.
+template <typename T>
+void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan,
+                 const simt::Tensors<T>& tensors, simt::Schedule schedule) {
+  const latent::DecodeShape shape = latent::make_decode_shape(params, plan);
+  const latent::KeyBoxes boxes = latent::key_boxes(params);
+  const latent::KernelArgs args = {simt::encode(boxes.box), boxes.page_rows};
+  simt::Launch threads{dim3(static_cast<unsigned>(plan.grid)), dim3(plan.num_warps * 32),
+                       static_cast<std::size_t>(plan.smem_bytes), schedule};
+  simt::start_early(&threads, tensors);
+  simt::launch(threads, [&] { latent::kernel<T>(params, shape, args); });
+  if (shape.whole) return;
+  const std::int64_t grid = params.batch_size * params.num_heads * params.seqlen_q *
+                            latent::combine_blocks(latent::kWideTile);
+  simt::Launch rows{dim3(static_cast<unsigned>(grid)), dim3(latent::kCombineThreads),
+                    static_cast<std::size_t>(latent::combine_smem_bytes()), schedule};
+  simt::start_early(&rows, tensors);
+  simt::launch(rows, [&] { latent::combine_kernel<T>(params, shape); });
+}
+
+template <typename T>
+void run(simt::Tests& tests, const LatentCase& d, int blocks, const char* filter) {
+  const Case& c = d.sizes;
+  constexpr dlattn::DType kDType = simt::DTypeOf<T>::value;
+  if (!simt::is_built(kDType, latent::kWideTile)) return;
+  if (blocks == 0 && (d.num_splits || d.split_size)) return;
+  const std::string name = "sm90_latent " + std::string(dlattn::to_string(kDType)) + " " +
+                           c.name() + d.cache.name() + " blocks " + std::to_string(blocks) +
+                           (d.num_splits ? " splits " + std::to_string(d.num_splits) : "") +
+                           (d.split_size ? " split_size " + std::to_string(d.split_size) : "");
+  if (name.find(filter) == std::string::npos) return;
+  simt::Tensors<T> t = simt::make_tensors<T>(c);
+  dlattn::AttentionParams params = simt::make_params(c, t, kDType, kDType);
+  const simt::Pool<T, T> pool(c, d.cache, t);
+  pool.describe(d.cache, &params);
+  dlattn::Options options;
+  options.kernel = "sm90_latent";
+  options.batch_invariant = blocks == 0;
+  options.allow_workspace = blocks != 0;
+  options.num_splits = d.num_splits;
+  options.split_size = d.split_size;
+  const std::vector<std::string> refusals = dlattn::core::refusals(params, simt::hopper(), options);
+  if (!refusals.empty()) simt::die("%s: %s", name.c_str(), refusals[0].c_str());
+  dlattn::Plan plan = dlattn::core::make_plan(params, simt::hopper(), options);
+  plan.grid = blocks ? blocks : std::min<std::int64_t>(plan.grid, 2);
+  if (d.num_splits == 0 && d.split_size == 0) plan.num_splits = blocks ? 2 : 1;
+  const std::int64_t bytes =
+      latent::workspace_map(params.batch_size, latent::num_parts(params, plan), plan.block_m,
+                            plan.head_dim_tile)
+          .total;
+  const Memory workspace(
+      static_cast<unsigned char*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256)));
+  params.workspace = blocks ? workspace.get() : nullptr;
+  const simt::HangGuard guard(name);
+  std::string trouble;
+  std::vector<unsigned char> first_out;
+  for (const simt::Schedule schedule : simt::schedules()) {
+    t.out.poison(), t.lse.poison();
+    std::memset(workspace.get(), 0xFF, bytes);
+    run_kernels<T>(params, plan, t, schedule);
+    const std::vector<unsigned char> out = t.out.bytes();
+    if (first_out.empty()) first_out = out;
+    if (out != first_out) trouble = "out depends on the order of threads";
+    if (!t.out.gaps_intact() || !t.lse.gaps_intact()) trouble = "a write outside out or lse";
+    if (!simt::other_rows_intact(c, t)) trouble = "a write to rows of no sequence";
+  }
+  const auto problem_of = [&](int batch, int head) {
+    return simt::cached_problem(c, d.cache, t, batch, head);
+  };
+  tests.report(name, simt::compare(c, t, simt::plain_rounding<T, T>(0.0f), problem_of), kDType,
+               trouble);
+}
+
+Case wide(Case c, int head_dim_v = 512, const std::function<void(Case&)>& set = {}) {
+  c.head_dim_v = head_dim_v;
+  if (set) set(c);
+  return c;
+}
+
+// Lengths of 0, of one key, at the edges of pages and tiles, beyond what there is; fewer rows than
+// a row block has and more, pages that there are not, entries, smaller heads, splits, windows.
+std::vector<LatentCase> cases() {
+  const auto latents = [](Cache cache) {
+    cache.latent = true;
+    return cache;
+  };
+  return {
+      {wide({1, 270, 576, kCausal, 20, 1, Layout::kBshd, 0, 5}),
+       latents({{0, 1, 63, 65, 300}, 64}),
+       {0, 1, 5}},
+      {wide({2, 140, 576, kCausal, 35, 1, Layout::kBshd, 0, 2}),
+       latents({{140, 64}, 16, {}, {}, true, true}),
+       {0, 3}},
+      // More tiles than stages, an odd number of them for each row block, and several KV heads.
+      {wide({3, 310, 576, kFull, 4, 2, Layout::kBhsd, 0, 2}), latents({{310, 97}, 8}), {2}},
+      // Entries, and smaller heads.
+      {wide({3, 90, 328, kCausal, 4, 1, Layout::kBshd, 0, 2}, 264),
+       latents({{90, 40}, 0, {-5, 7}})},
+      {wide({1, 130, 520, kFull, 2, 1, Layout::kBshd, 0, 2}, 8),
+       latents({{130, 128}, 128}),
+       {0, 2}},
+      // Queries of variable length.
+      {simt::varlen(wide({1, 150, 576, kCausal, 8, 1}), {3, 0, 11}, {150, 150, 150}),
+       latents({{150, 20, 129}, 64}),
+       {2}},
+      // Keys split as the caller asks.
+      {wide({1, 300, 576, kFull, 4, 1, Layout::kBshd, 0, 2}), latents({{300, 0}, 16}), {3}, 3},
+      {wide({1, 300, 576, kFull, 70, 1, Layout::kBshd, 0, 2}),
+       latents({{300, 129}, 64}),
+       {2},
+       0,
+       128},
+      // Windows and sinks, row maxima that rise from key to key.
+      {wide({2, 200, 576, kCausal, 4, 1, Layout::kBshd, 0, 2}, 512,
+            [](Case& c) { c.window_left = 40, c.sinks = true; }),
+       latents({{200, 77}, 16})},
+      {wide({1, 200, 576, kFull, 2, 1, Layout::kBshd, 0, 1}, 512, [](Case& c) { c.rise = 4.0; }),
+       latents({{200}, 64})},
+      {wide({1, 120, 576, kFull, 2, 1, Layout::kBshd, 0, 1}, 512, [](Case& c) { c.rise = -1e9; }),
+       latents({{120}, 64})},
+  };
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const simt::Arguments arguments(argc, argv);
+  simt::Tests tests("sm90_latent", arguments);
+  for (const LatentCase& c : cases()) {
+    for (const int blocks : c.blocks) {
+      if (simt::kThreadSanitizer && blocks != c.blocks.back()) continue;  // it is slow
+      if (std::abs(c.sizes.rise) < 1000.0)                                // beyond float16
+        run<__half>(tests, c, blocks, arguments.filter());
+      run<__nv_bfloat16>(tests, c, blocks, arguments.filter());
+    }
+  }
+  return tests.finish();
+}
