@@ -54,7 +54,7 @@ void served() {
   // Sequences may be of any lengths: keys are dealt to all SMs, and parts are added up.
   CHECK_EQ(plan.grid, h200.num_sms);
   CHECK_EQ(plan.num_after, 1);
-  CHECK_EQ(plan.after[0].grid, 8 * 128 * 4);
+  CHECK_EQ(plan.after[0].grid, 2048);
   CHECK_EQ(plan.workspace_bytes,
            sm90_latent::workspace_map(8, 2 * plan.grid, plan.block_m, 576).total);
   AttentionParams p = latents(66, 4096, 128);

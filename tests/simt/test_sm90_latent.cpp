@@ -43,12 +43,12 @@ void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan
   simt::start_early(&threads, tensors);
   simt::launch(threads, [&] { latent::kernel<T>(params, shape, args); });
   if (shape.whole) return;
-  const std::int64_t grid = params.batch_size * params.num_heads * params.seqlen_q *
-                            latent::combine_blocks(latent::kWideTile);
-  simt::Launch rows{dim3(static_cast<unsigned>(grid)), dim3(latent::kCombineThreads),
+  const latent::CombineGrid grid = latent::combine_grid(params, plan);
+  simt::Launch rows{dim3(static_cast<unsigned>(grid.row_blocks * grid.slices)),
+                    dim3(latent::kCombineThreads),
                     static_cast<std::size_t>(latent::combine_smem_bytes()), schedule};
   simt::start_early(&rows, tensors);
-  simt::launch(rows, [&] { latent::combine_kernel<T>(params, shape); });
+  simt::launch(rows, [&] { latent::combine_kernel<T>(params, shape, grid); });
 }
 
 template <typename T>
@@ -143,6 +143,8 @@ std::vector<LatentCase> cases() {
        {2},
        0,
        128},
+      // So many parts that groups of threads share them.
+      {wide({1, 600, 576, kFull, 3, 1, Layout::kBshd, 0, 1}), latents({{600}, 64}), {10}},
       // Windows and sinks, row maxima that rise from key to key.
       {wide({2, 200, 576, kCausal, 4, 1, Layout::kBshd, 0, 2}, 512,
             [](Case& c) { c.window_left = 40, c.sinks = true; }),

@@ -1,11 +1,15 @@
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+
 #include "core/problem/tensor_sizes.h"
 #include "cuda/forward/sm90_latent/traits.h"
 #include "cuda/plan/tensor_box.h"
+#include "cuda/tile/key_parts/shape.h"
 
-// How the keys are described to TMA, as plain host code: the plan asks whether they can be, the
-// launch does it.
+// How the keys are described to TMA, and the thread blocks that add up parts, as plain host code:
+// the plan asks for it as well as the launch.
 namespace dlattn::sm90_latent {
 
 struct KeyBoxes {
@@ -21,6 +25,17 @@ inline KeyBoxes key_boxes(const AttentionParams& p) {
   return {cuda::page_box("k", k, p.head_dim, sizes.rows, sizes.heads, sizes.batch,
                          cuda::page_box_rows(p, kBlockN)),
           static_cast<int>(cuda::page_rows(k, sizes.batch))};
+}
+
+// How many thread blocks of the combine kernel share a row block: so many that the device is full,
+// each of which has some columns of a row at least.
+inline CombineGrid combine_grid(const AttentionParams& p, const Plan& plan) {
+  constexpr std::int64_t kWanted = 2048;
+  const std::int64_t row_blocks = num_row_blocks(p, kBlockM);
+  const std::int64_t rows = std::min<std::int64_t>(p.seqlen_q * plan.packed_heads, kBlockM);
+  const std::int64_t most = std::max<std::int64_t>(rows * combine_blocks(kWideTile), 1);
+  const std::int64_t wanted = kWanted / std::max<std::int64_t>(row_blocks, 1);
+  return {row_blocks, static_cast<int>(std::clamp<std::int64_t>(wanted, 1, most))};
 }
 
 }  // namespace dlattn::sm90_latent

@@ -38,10 +38,11 @@ __global__ void __launch_bounds__(kNumThreads, 1)
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kCombineThreads, kCombineBlocks)
+__global__ void __launch_bounds__(kCombineThreads, kResidentCombineBlocks)
     combine_kernel(const __grid_constant__ AttentionParams params,
-                   const __grid_constant__ DecodeShape shape) {
-  combine_row<T, kWideTile, kBlockM, kBlockN, kElementBytes>(params, shape);
+                   const __grid_constant__ DecodeShape shape,
+                   const __grid_constant__ CombineGrid grid) {
+  combine_row_block<T, kWideTile, kBlockM, kBlockN, kElementBytes>(params, shape, grid.slices);
 }
 
 }  // namespace dlattn::sm90_latent

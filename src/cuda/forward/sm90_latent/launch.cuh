@@ -28,7 +28,7 @@ void launch(const CombineTask& task, const Plan& plan, const Launch& launch, voi
   const cuda::DeviceGuard device(params.device.index, "sm90_latent");
   cuda::launch_kernel<combine_kernel<cuda::Element<dtype>>>(
       device, launch.grid, launch.num_warps * 32, launch.smem_bytes, stream, params,
-      make_decode_shape(params, plan));
+      make_decode_shape(params, plan), combine_grid(params, plan));
 }
 
 }  // namespace dlattn::sm90_latent::combine

@@ -176,7 +176,8 @@ Launch combine_launch(const AttentionParams& p, const Plan& plan) {
   launch.head_dim_tile = plan.head_dim_tile;
   launch.block_m = 1;
   launch.num_warps = kCombineThreads / 32;
-  launch.grid = p.batch_size * p.num_heads * p.seqlen_q * combine_blocks(plan.head_dim_tile);
+  const CombineGrid grid = combine_grid(p, plan);
+  launch.grid = grid.row_blocks * grid.slices;
   launch.smem_bytes = combine_smem_bytes();
   return launch;
 }
@@ -209,9 +210,6 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
   plan->split_size = options.split_size > 0 ? options.split_size : choice.split_size;
   if (choice.num_splits == 1) return true;
   plan->workspace_bytes = workspace_map(p.batch_size, num_parts(p, *plan), kBlockM, tile).total;
-  const std::int64_t most_rows = core::kMaxGrid / combine_blocks(tile);
-  if (p.batch_size * p.num_heads * p.seqlen_q > most_rows)
-    return refuse(why, "batch_size x num_heads x seqlen_q is more than ", most_rows);
   plan->after[plan->num_after++] = combine_launch(p, *plan);
   return true;
 }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 #include "cuda/plan/tile_config.h"
 #include "cuda/tile/key_parts/workspace.h"
 #include "cuda/tile/wgmma/warpgroup.h"
@@ -51,6 +53,14 @@ constexpr SmemMap smem_map() {
   map.total = map.row_sum + kConsumers * kBlockM * 4;
   return map;
 }
+
+// The thread blocks of the combine kernel: `slices` for each row block. An SM holds so many, with
+// registers for either way to add up.
+constexpr int kResidentCombineBlocks = 6;
+struct CombineGrid {
+  std::int64_t row_blocks;
+  int slices;
+};
 
 constexpr TileConfig tile_config(int) {
   return {kBlockM, kBlockN, kNumThreads / 32, kStages, smem_map().total};

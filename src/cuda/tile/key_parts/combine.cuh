@@ -18,6 +18,8 @@ namespace dlattn::tile::key_parts {
 struct CombinedRow {
   int sequence, head, query;
 
+  __device__ __forceinline__ CombinedRow(int sequence, int head, int query)
+      : sequence(sequence), head(head), query(query) {}
   __device__ __forceinline__ CombinedRow(const AttentionParams& p, unsigned index) {
     const auto queries = static_cast<unsigned>(p.seqlen_q);
     const unsigned of_all = index / queries;
@@ -72,25 +74,16 @@ struct PartsOfRow {
   }
 };
 
-// The kernel of a family whose thread blocks have row blocks of kBlockM rows and tiles of kBlockN
-// keys, of elements of kKeyBytes.
-template <typename T, int kHeadDim, int kBlockM, int kBlockN, int kKeyBytes>
-__device__ __forceinline__ void combine_row(const AttentionParams& params,
-                                            const DecodeShape& shape) {
-  constexpr int kColumns = combine_columns(kHeadDim);
-  constexpr int kLanes = kColumns / 4, kGroups = kCombineThreads / kLanes, kAtOnce = 8;
-  constexpr unsigned kBlocks = combine_blocks(kHeadDim);
-  ptx::let_next_grid_start_before_wait();
-  const CombinedRow row(params, blockIdx.x / kBlocks);
+// Adds up the parts of a row, in columns from `first_column` on, four a lane: a thread block has
+// kLanes lanes a group, and each group every so many-th part.
+template <typename T, int kHeadDim, int kBlockM, int kKeyBytes, int kLanes>
+__device__ __forceinline__ void add_up_row(const AttentionParams& params, const DecodeShape& shape,
+                                           const CombinedRow& row, const PartsOfRow& parts,
+                                           int first_column) {
+  constexpr int kGroups = kCombineThreads / kLanes, kAtOnce = 8;
   const int group = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int column = static_cast<int>(blockIdx.x % kBlocks) * kColumns + lane * 4;
-  // Lengths may be what the grid ahead of both computes, and how they were dealt is the kernel's.
-  if (!shape.uniform) ptx::wait_for_grids_ahead();
-  const PartsOfRow parts = PartsOfRow::of<kBlockM, kBlockN>(params, shape, row);
-  if (shape.uniform) ptx::wait_for_grids_ahead();
-  if (parts.is_done) return;
-
+  const int column = first_column + lane * 4;
   RunningSum sum;
   // Several at a time, so that their loads are on their way together.
 #pragma unroll 1
@@ -105,22 +98,25 @@ __device__ __forceinline__ void combine_row(const AttentionParams& params,
     }
     sum.add(stats, x, static_cast<int>((parts.end - part + kGroups - 1) / kGroups));
   }
-  // [kGroups][kLanes] of four sums, then [kGroups] of statistics.
-  auto* const sums = reinterpret_cast<tile::Vec<float, 4>*>(ptx::dynamic_smem());
-  auto* const stats = reinterpret_cast<PartStats*>(sums + kCombineThreads);
-  tile::store(sums[threadIdx.x].x, sum.acc);
-  if (lane == 0) stats[group] = {sum.row.row_max, sum.row.row_sum};
-  __syncthreads();
-  if (group > 0) return;
-  PartStats of_groups[kGroups];
-  float x[kGroups][4];
+  RunningSum all = sum;
+  if constexpr (kGroups > 1) {
+    // [kGroups][kLanes] of four sums, then [kGroups] of statistics.
+    auto* const sums = reinterpret_cast<tile::Vec<float, 4>*>(ptx::dynamic_smem());
+    auto* const stats = reinterpret_cast<PartStats*>(sums + kCombineThreads);
+    tile::store(sums[threadIdx.x].x, sum.acc);
+    if (lane == 0) stats[group] = {sum.row.row_max, sum.row.row_sum};
+    __syncthreads();
+    if (group > 0) return;
+    PartStats of_groups[kGroups];
+    float x[kGroups][4];
 #pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-    of_groups[g] = stats[g];
-    tile::load(x[g], sums[g * kLanes + lane].x);
+    for (int g = 0; g < kGroups; ++g) {
+      of_groups[g] = stats[g];
+      tile::load(x[g], sums[g * kLanes + lane].x);
+    }
+    all = RunningSum();
+    all.add(of_groups, x, kGroups);
   }
-  RunningSum all;
-  all.add(of_groups, x, kGroups);
   const ResultRow<T> to(params, row.sequence, row.head, row.query);
   const float of_values = value_scale<kKeyBytes>(
       params, row.sequence, row.head / static_cast<int>(shape.packed_heads.divisor()));
@@ -131,6 +127,69 @@ __device__ __forceinline__ void combine_row(const AttentionParams& params,
     store_pair(to.out, column + e, tile::scaled(all.acc[e], result.scale),
                tile::scaled(all.acc[e + 1], result.scale), static_cast<int>(params.head_dim_v),
                shape.store_bytes);
+  }
+}
+
+// The kernel of a family whose thread blocks have row blocks of kBlockM rows and tiles of kBlockN
+// keys, of elements of kKeyBytes.
+template <typename T, int kHeadDim, int kBlockM, int kBlockN, int kKeyBytes>
+__device__ __forceinline__ void combine_row(const AttentionParams& params,
+                                            const DecodeShape& shape) {
+  constexpr int kColumns = combine_columns(kHeadDim);
+  constexpr unsigned kBlocks = combine_blocks(kHeadDim);
+  ptx::let_next_grid_start_before_wait();
+  const CombinedRow row(params, blockIdx.x / kBlocks);
+  // Lengths may be what the grid ahead of both computes, and how they were dealt is the kernel's.
+  if (!shape.uniform) ptx::wait_for_grids_ahead();
+  const PartsOfRow parts = PartsOfRow::of<kBlockM, kBlockN>(params, shape, row);
+  if (shape.uniform) ptx::wait_for_grids_ahead();
+  if (parts.is_done) return;
+  add_up_row<T, kHeadDim, kBlockM, kKeyBytes, kColumns / 4>(
+      params, shape, row, parts, static_cast<int>(blockIdx.x % kBlocks) * kColumns);
+}
+
+// The same where a KV head has many rows, and row blocks of which one thread block had all keys are
+// to be passed over at once: `slices` thread blocks share each of as many row blocks as there are
+// where all sequences are as long as the problem says. Where rows have few parts a thread block has
+// all columns of a row, else some of them, in groups.
+template <typename T, int kHeadDim, int kBlockM, int kBlockN, int kKeyBytes>
+__device__ __forceinline__ void combine_row_block(const AttentionParams& params,
+                                                  const DecodeShape& shape, int slices) {
+  constexpr int kColumns = combine_columns(kHeadDim), kChunks = combine_blocks(kHeadDim);
+  constexpr unsigned kFewParts = 8;
+  static_assert(out_columns(kHeadDim) == 4 * kCombineThreads);
+  ptx::let_next_grid_start_before_wait();
+  const int heads = static_cast<int>(shape.packed_heads.divisor());
+  const int block = static_cast<int>(blockIdx.x) / slices;
+  const int slice = static_cast<int>(blockIdx.x) - block * slices;
+  const int of_head = (static_cast<int>(params.seqlen_q) * heads + kBlockM - 1) / kBlockM;
+  const int of_all = block / of_head, sequence = of_all / static_cast<int>(params.num_heads_kv);
+  const int first_head = (of_all - sequence * static_cast<int>(params.num_heads_kv)) * heads;
+  const int first_row = (block - of_all * of_head) * kBlockM;
+  const auto row = [&](int i) {
+    const auto at = static_cast<unsigned>(first_row + i);
+    const auto query = static_cast<int>(shape.packed_heads.quotient(at));
+    return CombinedRow(sequence, first_head + first_row + i - query * heads, query);
+  };
+  if (!shape.uniform) ptx::wait_for_grids_ahead();
+  PartsOfRow parts = PartsOfRow::of<kBlockM, kBlockN>(params, shape, row(0));
+  if (shape.uniform) ptx::wait_for_grids_ahead();
+  if (parts.is_done) return;
+  const int num_rows = min(Lengths(params, sequence).rows(shape) - first_row, kBlockM);
+  if (parts.end - parts.first <= kFewParts) {
+#pragma unroll 1
+    for (int i = slice; i < num_rows; i += slices) {
+      parts.row_of_block = i;
+      add_up_row<T, kHeadDim, kBlockM, kKeyBytes, kCombineThreads>(params, shape, row(i), parts, 0);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = slice; i < num_rows * kChunks; i += slices) {
+    parts.row_of_block = i / kChunks;
+    add_up_row<T, kHeadDim, kBlockM, kKeyBytes, kColumns / 4>(params, shape, row(i / kChunks),
+                                                              parts, i % kChunks * kColumns);
+    __syncthreads();  // the next one's sums come to the same memory
   }
 }
 
