@@ -43,7 +43,8 @@ void run_kernels(const dlattn::AttentionParams& params, const dlattn::Plan& plan
   simt::start_early(&threads, tensors);
   simt::launch(threads, [&] { latent::kernel<T>(params, shape, args); });
   if (shape.whole) return;
-  const latent::CombineGrid grid = latent::combine_grid(params, plan);
+  latent::CombineGrid grid = latent::combine_grid(params, plan);
+  grid.slices = std::min(grid.slices, 5);  // each has several rows, or parts of one
   simt::Launch rows{dim3(static_cast<unsigned>(grid.row_blocks * grid.slices)),
                     dim3(latent::kCombineThreads),
                     static_cast<std::size_t>(latent::combine_smem_bytes()), schedule};

@@ -85,12 +85,17 @@ struct Consumer {
 #pragma unroll 1
     while (use < end) {
       if (Shared::owner(use) != consumer) {
+        const bool is_last = use + 1 == end;
+        if (!is_last) start_scores<T, 0, kOwnBlocks>(acc_s, shared, consumer, use + 1);
         start_other();
         ptx::wgmma_wait<0>();
         release(1 - consumer);
-        if (++use == end) break;
+        ++use;
+        if (is_last) break;
+      } else {
+        start_scores<T, 0, kOwnBlocks>(acc_s, shared, consumer, use);
       }
-      start_scores<T>(acc_s, shared, consumer, use);
+      start_scores<T, kOwnBlocks, kBlocks>(acc_s, shared, consumer, use);
       ptx::wgmma_wait<0>();
       finish_own(mask, segment.row_block * kBlockM, num_rows,
                  (segment.tile + static_cast<int>(use - begin)) * kBlockN);
@@ -104,11 +109,9 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < kOwnBlocks; ++i) shared.wait_full(owner, use, consumer * kOwnBlocks + i);
     ptx::barrier_sync(kReadyBarrier + owner, kConsumers * kWarpgroupThreads);
-    float factors[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-      factors[h] = softmax[h].raise_max(Shared::row_max(owner)[row_of_block(h)], scale());
-    rescale(factors);
+    const float maxima[2] = {Shared::row_max(owner)[row_of_block(0)],
+                             Shared::row_max(owner)[row_of_block(1)]};
+    raise(maxima);
     start_other_values<T>(acc_o, shared, consumer);
   }
 
@@ -116,9 +119,10 @@ struct Consumer {
   __device__ __forceinline__ void finish_own(const KeyMask& mask, int m0, int num_rows, int n0) {
     if (!tile::contains_all(mask.every_row(m0, min(m0 + kBlockM, num_rows) - 1), n0, kBlockN))
       tile::wgmma::apply_mask(acc_s, mask, m0, n0);
-    float factors[2];
+    float maxima[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) factors[h] = make_probabilities(h);
+    for (int h = 0; h < 2; ++h) maxima[h] = raised_max(h);
+    make_probabilities(maxima);
     tile::wgmma::pack_probabilities<T>(rP, acc_s);
     // All four warps have their scores, whose product has read the rest block.
     ptx::barrier_sync(kOwnBarrier + consumer, kWarpgroupThreads);
@@ -126,44 +130,64 @@ struct Consumer {
     store_probabilities(rP, shared, consumer, thread.warp, thread.lane);
     if (thread.lane % 4 == 0) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) Shared::row_max(consumer)[row_of_block(h)] = softmax[h].row_max;
+      for (int h = 0; h < 2; ++h) Shared::row_max(consumer)[row_of_block(h)] = maxima[h];
     }
     ptx::fence_proxy_async();
     ptx::barrier_arrive(kReadyBarrier + consumer, kConsumers * kWarpgroupThreads);
-    rescale(factors);
+    raise(maxima);
     start_own_values<T>(acc_o, rP, shared, consumer);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) softmax[h].row_sum += sum_of_row(h);
     ptx::wgmma_wait<0>();
     release(consumer);
   }
 
-  // Turns the scores of row h into probabilities relative to a row max that they exceed by at most
-  // 2^kSlack: it is raised to theirs beyond that, so that out is seldom scaled. Returns the factor
-  // of what the row has accumulated. All lanes call it.
-  __device__ __forceinline__ float make_probabilities(int h) {
+  // The max of row h that the tile's scores exceed by at most 2^kSlack: beyond that it is raised to
+  // theirs, so that out is seldom scaled. All lanes call it.
+  __device__ __forceinline__ float raised_max(int h) const {
     float tile_max = -INFINITY;
 #pragma unroll
     for (int j = 0; j < kBlockN / 8; ++j)
       tile_max = fmaxf(tile_max, fmaxf(acc_s[4 * j + 2 * h], acc_s[4 * j + 2 * h + 1]));
     tile_max = tile::reduce_max<4>(tile_max);
-    if (!((tile_max - softmax[h].row_max) * scale() > kSlack)) tile_max = softmax[h].row_max;
-    const float factor = softmax[h].raise_max(tile_max, scale());
+    const float old = softmax[h].row_max;
+    return (tile_max - old) * scale() > kSlack ? tile_max : old;
+  }
+
+  // Turns scores into probabilities relative to these row maxima, by one FFMA each where their
+  // rounding does not matter (tile/DESIGN.md).
+  __device__ __forceinline__ void make_probabilities(const float (&maxima)[2]) {
+    const float bases[2] = {maxima[0] == -INFINITY ? 0.0f : maxima[0],
+                            maxima[1] == -INFINITY ? 0.0f : maxima[1]};
+    const float negs[2] = {-bases[0] * scale(), -bases[1] * scale()};
+    if (fmaxf(fabsf(negs[0]), fabsf(negs[1])) < tile::kMostScaled) {
+#pragma unroll
+      for (int i = 0; i < kBlockN / 2; ++i)
+        acc_s[i] = ptx::exp2(fmaf(acc_s[i], scale(), negs[i / 2 % 2]));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kBlockN / 2; ++i)
+        acc_s[i] = ptx::exp2((acc_s[i] - bases[i / 2 % 2]) * scale());
+    }
+  }
+
+  __device__ __forceinline__ float sum_of_row(int h) const {
     float sums[2] = {};
 #pragma unroll
     for (int j = 0; j < kBlockN / 8; ++j) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& x = acc_s[4 * j + 2 * h + e];
-        x = softmax[h].probability(x, scale());
-        sums[e] += x;
-      }
+      sums[0] += acc_s[4 * j + 2 * h];
+      sums[1] += acc_s[4 * j + 2 * h + 1];
     }
-    softmax[h].row_sum += sums[0] + sums[1];
-    return factor;
+    return sums[0] + sums[1];
   }
 
-  __device__ __forceinline__ void rescale(const float (&factors)[2]) {
-    if (__any_sync(tile::kFullMask, factors[0] != 1.0f || factors[1] != 1.0f))
-      tile::wgmma::rescale(acc_o, factors);
+  // Raises row maxima, and scales what the rows have accumulated, if any of the warp's has changed.
+  __device__ __forceinline__ void raise(const float (&maxima)[2]) {
+    const bool rises = maxima[0] != softmax[0].row_max || maxima[1] != softmax[1].row_max;
+    if (!__any_sync(tile::kFullMask, rises)) return;
+    const float factors[2] = {softmax[0].raise_max(maxima[0], scale()),
+                              softmax[1].raise_max(maxima[1], scale())};
+    tile::wgmma::rescale(acc_o, factors);
   }
 
   __device__ __forceinline__ void release(int owner) const {

@@ -189,9 +189,9 @@ bool plan_forward(const AttentionParams& p, const DeviceInfo& device, const Opti
     return refuse(why, "needs code for 90a, which this build does not have");
   if (!kAutoTakes && options.kernel == core::kAuto)
     return refuse(why, "does not run unless it is named");
-  if (const char* const feature = cost::feature_of_invariant_cache(p, options))
-    return refuse(why, "does not read keys in a cache with batch_invariant: ", feature,
-                  " is given");
+  // Latents of other strides, and packed ones, would get other bits.
+  if (options.batch_invariant && options.kernel == core::kAuto)
+    return refuse(why, "does not run with batch_invariant unless it is named");
   if (!accepts(p, *plan, why)) return false;
   const WorkPartition partition(p, device);
   const Choice choice = fastest(partition, options);
