@@ -434,12 +434,14 @@ void wide_heads() {
     CHECK_EQ(few.head_dim_tile, 576);
     CHECK(few.variant_name == std::string("rows16"));
   }
-  CHECK(dlattn::plan(latents(8, 4096, 128), h200).variant_name == std::string("rows32"));
-  const Plan latent = dlattn::plan(latents(1, 65536, 16), h200);
+  const Plan many = dlattn::plan(latents(8, 4096, 128), h200, force("decode"));
+  CHECK(many.variant_name == std::string("rows32"));
+  CHECK(dlattn::plan(latents(8, 4096, 128), h200).kernel == "sm90_latent");
+  const Plan latent = dlattn::plan(latents(1, 65536, 16), h200, force("decode"));
   CHECK_EQ(latent.workspace_bytes, decode::workspace_map(1, 2 * latent.grid, 16, 512).total);
   AttentionParams p = latents(1, 65536, 16);
   p.v.batch_stride *= 2;
-  CHECK(dlattn::plan(p, h200).predicted_ns > 1.5 * latent.predicted_ns);
+  CHECK(dlattn::plan(p, h200, force("decode")).predicted_ns > 1.5 * latent.predicted_ns);
   p = latents(1, 4096, 16), p.head_dim_v = 520;
   CHECK_THROWS(dlattn::plan(p, h200, force("decode")), UnsupportedError,
                "no kernel can run this: decode: head_dim of v is 520; accepted: up to 512");

@@ -22,7 +22,7 @@ using core::refuse;
 
 // Whether `auto` takes the family where it is predicted to be the fastest; else it takes the next
 // one, and those who name the family have it all the same.
-constexpr bool kAutoTakes = false;
+constexpr bool kAutoTakes = true;
 
 constexpr std::int64_t kInvariantSplit = 1024;  // keys of a part with batch_invariant, as decode's
 
@@ -135,14 +135,16 @@ class WorkPartition {
   }
 
  private:
-  // In nanoseconds, estimated: of a block's begin, of each further row block's, of a key where its
-  // columns are there, and of the kernel that adds up.
-  static constexpr double kFirst = 6000.0, kNext = 3000.0, kPerKey = 28.0, kCombine = 2500.0;
+  // In nanoseconds, on an H200: of a block's begin, of each further row block's, of a key where its
+  // columns are in L2, and of the kernel that adds up; and by how much keys come more slowly from
+  // memory than it could give them.
+  static constexpr double kFirst = 8000.0, kNext = 3000.0, kPerKey = 36.0, kCombine = 4000.0;
+  static constexpr double kBehindMemory = 1.35;
 
   // The time of a block with the keys of so many row blocks, which begins so many.
   double ns(double row_blocks, double begun) const {
     return kFirst + kNext * std::max(begun - 1.0, 0.0) +
-           std::max(row_blocks * keys_ * kPerKey, memory_ns_);
+           std::max(row_blocks * keys_ * kPerKey, kBehindMemory * memory_ns_);
   }
 
   std::int64_t row_blocks_, heads_, tiles_, slots_;
