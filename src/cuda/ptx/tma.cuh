@@ -76,12 +76,6 @@ __device__ __forceinline__ void bulk_reduce_add(float* to, SmemAddress src, int 
       : "memory");
 }
 
-// PTX ISA, "Data Movement and Conversion Instructions: cp.async.bulk.prefetch". A hint to bring
-// `bytes`, a multiple of 16, from an address that is one to L2.
-__device__ __forceinline__ void prefetch_to_l2(const void* from, int bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-
 // PTX ISA, "Data Movement and Conversion Instructions: prefetch". A hint.
 __device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");

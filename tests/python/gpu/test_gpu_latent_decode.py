@@ -211,15 +211,16 @@ def test_two_streams_at_once() -> None:
 
 
 @hopper
-def test_rows_that_tma_cannot_read() -> None:
+def test_pages_that_tma_cannot_find() -> None:
     """Refused by name; another kernel has them."""
     problem = latents(16, lengths=(100, 64))
     arrays = problem.arrays(convert)
-    few = arrays["k_cache"]
-    wider = torch.full((*few.shape[:3], 580), float("nan"), dtype=few.dtype, device=DEVICE)
-    wider[..., :576] = few
-    arrays["k_cache"], arrays["v_cache"] = wider[..., :576], wider[..., :512]
-    with pytest.raises(dlattn.UnsupportedError, match=r"k(_cache)? has a row stride of 1160 bytes"):
+    few, page = arrays["k_cache"], 64 * 576
+    gaps = torch.full((len(few), page + 64), float("nan"), dtype=few.dtype, device=DEVICE)
+    gaps[:, :page] = few.reshape(len(few), page)
+    k_cache = gaps.as_strided(few.shape, (page + 64, 576, 576, 1))
+    arrays["k_cache"], arrays["v_cache"] = k_cache, k_cache[..., :512]
+    with pytest.raises(dlattn.UnsupportedError, match="has a batch stride of 36928 elements"):
         dlattn.attention_with_kvcache(**arrays, kernel="sm90_latent")
     got = dlattn.attention_with_kvcache(
         **arrays, causal=True, out=poisoned(problem), return_lse=True

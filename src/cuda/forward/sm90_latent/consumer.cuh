@@ -82,23 +82,21 @@ struct Consumer {
     for (float& x : acc_o) x = 0.0f;
     softmax[0] = softmax[1] = tile::OnlineSoftmax();
     const unsigned begin = use, end = use + static_cast<unsigned>(segment.count);
+    const int m0 = segment.row_block * kBlockM;
+    const tile::Range whole = mask.every_row(m0, min(m0 + kBlockM, num_rows) - 1);
 #pragma unroll 1
     while (use < end) {
       if (Shared::owner(use) != consumer) {
-        const bool is_last = use + 1 == end;
-        if (!is_last) start_scores<T, 0, kOwnBlocks>(acc_s, shared, consumer, use + 1);
         start_other();
         ptx::wgmma_wait<0>();
         release(1 - consumer);
-        ++use;
-        if (is_last) break;
-      } else {
-        start_scores<T, 0, kOwnBlocks>(acc_s, shared, consumer, use);
+        if (++use == end) break;
       }
-      start_scores<T, kOwnBlocks, kBlocks>(acc_s, shared, consumer, use);
+      start_scores<T>(acc_s, shared, consumer, use);
       ptx::wgmma_wait<0>();
-      finish_own(mask, segment.row_block * kBlockM, num_rows,
-                 (segment.tile + static_cast<int>(use - begin)) * kBlockN);
+      const int n0 = (segment.tile + static_cast<int>(use - begin)) * kBlockN;
+      if (!tile::contains_all(whole, n0, kBlockN)) tile::wgmma::apply_mask(acc_s, mask, m0, n0);
+      finish_own();
       ++use;
     }
   }
@@ -115,15 +113,14 @@ struct Consumer {
     start_other_values<T>(acc_o, shared, consumer);
   }
 
-  // P of an own tile, from its scores, and O += P V. `n0`: its first key.
-  __device__ __forceinline__ void finish_own(const KeyMask& mask, int m0, int num_rows, int n0) {
-    if (!tile::contains_all(mask.every_row(m0, min(m0 + kBlockM, num_rows) - 1), n0, kBlockN))
-      tile::wgmma::apply_mask(acc_s, mask, m0, n0);
-    float maxima[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) maxima[h] = raised_max(h);
+  // P of an own tile, from its scores, and O += P V, which begins before the other consumer gets P:
+  // then its product does not have to share the tensor cores.
+  __device__ __forceinline__ void finish_own() {
+    const float maxima[2] = {raised_max(0), raised_max(1)};
+    raise(maxima);
     make_probabilities(maxima);
     tile::wgmma::pack_probabilities<T>(rP, acc_s);
+    start_own_values<T>(acc_o, rP, shared, consumer);
     // All four warps have their scores, whose product has read the rest block.
     ptx::barrier_sync(kOwnBarrier + consumer, kWarpgroupThreads);
     const tile::wgmma::ThreadIndex thread;
@@ -134,8 +131,6 @@ struct Consumer {
     }
     ptx::fence_proxy_async();
     ptx::barrier_arrive(kReadyBarrier + consumer, kConsumers * kWarpgroupThreads);
-    raise(maxima);
-    start_own_values<T>(acc_o, rP, shared, consumer);
 #pragma unroll
     for (int h = 0; h < 2; ++h) softmax[h].row_sum += sum_of_row(h);
     ptx::wgmma_wait<0>();

@@ -40,34 +40,17 @@ struct Producer {
     const int first = segment.row_block * kBlockM;
     const tile::Range seen =
         lengths.mask(params, shape).any_row(first, min(first + kBlockM, lengths.rows(shape)) - 1);
-    const auto box_of = [&](int i) {
-      if (i >= segment.count || lane_row >= kBlockN)
-        return tile::VarlenBoxes{segment.head_kv, 1, 0};
-      const int key = (segment.tile + i) * kBlockN + lane_row;
-      return tile::page_box_of(source, seen, segment.head_kv, lengths.seqlen_k, key, box_rows,
-                               args.page_rows);
-    };
-    tile::VarlenBoxes box = box_of(0), next = box_of(1);
 #pragma unroll 1
     for (int i = 0; i < segment.count; ++i, ++use) {
-      const tile::VarlenBoxes later = box_of(i + kStages);
-      prefetch(later);
+      tile::VarlenBoxes box{};
+      if (lane_row < kBlockN) {
+        const int key = (segment.tile + i) * kBlockN + lane_row;
+        box = tile::page_box_of(source, seen, segment.head_kv, lengths.seqlen_k, key, box_rows,
+                                args.page_rows);
+      }
 #pragma unroll
       for (int c = 0; c < kConsumers; ++c) copy_columns(box, c);
-      box = next, next = later;
     }
-  }
-
-  // Has the rows of a box, for which there is no stage yet, come to L2: the stages alone are too
-  // little to have on its way from memory.
-  __device__ __forceinline__ void prefetch(const tile::VarlenBoxes& box) const {
-    if (box.length <= 0 || params.k.row_stride != params.head_dim) return;
-    const auto* const row =
-        static_cast<const char*>(params.k.data) +
-        (std::int64_t{box.start} * params.k.row_stride + box.head * params.k.head_stride) *
-            kElementBytes;
-    const int rows = min(box.length, box_rows);
-    ptx::prefetch_to_l2(row, rows * static_cast<int>(params.head_dim) * kElementBytes);
   }
 
   // The lane's box of the columns that a consumer has freed.

@@ -7,15 +7,14 @@
 // Both matrix products of a consumer. Started here, in flight until the consumer waits for them.
 namespace dlattn::sm90_latent {
 
-// S = Q K^T of the consumer's own tile, of blocks of columns from kFirst to kEnd - 1, as they
-// arrive.
-template <typename T, int kFirst, int kEnd>
+// S = Q K^T of the consumer's own tile, as its columns arrive.
+template <typename T>
 __device__ __forceinline__ void start_scores(float (&acc_s)[kBlockN / 2], const Shared& shared,
                                              int consumer, unsigned use) {
   const std::uint64_t q = ptx::wgmma_descriptor(shared.q(), 0);
   const std::uint64_t k = ptx::wgmma_descriptor(shared.block(consumer, 0), 0);
 #pragma unroll
-  for (int block = kFirst; block < kEnd; ++block) {
+  for (int block = 0; block < kBlocks; ++block) {
     shared.wait_full(consumer, use, block);
     ptx::wgmma_fence();
 #pragma unroll

@@ -46,14 +46,6 @@ inline void bulk_reduce_add(float* to, SmemAddress src, int bytes) {
 
 inline void prefetch_tensor_map(const TensorMap&) {}
 
-// Nothing happens but that the memory must be there.
-inline void prefetch_to_l2(const void* from, int bytes) {
-  if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0 || bytes % 16 != 0)
-    simt::die("a prefetch of %d bytes, or from an address, off 16 bytes", bytes);
-  const auto* const memory = static_cast<const volatile unsigned char*>(from);
-  for (int i = 0; i < bytes; i += 16) static_cast<void>(memory[i]);
-}
-
 inline void fence_proxy_async() {
   simt::fence_async_proxy();
 }
